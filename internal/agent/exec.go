@@ -1,0 +1,141 @@
+// Package agent is a slot's buildkite-agent as a process: installed, started
+// with the slot's user and token, its hooks, and the job that it runs.
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// tokenVar is the variable that the agent reads its registration token from,
+// and the name that the token file gives it.
+const tokenVar = "BUILDKITE_AGENT_TOKEN"
+
+// maxToken bounds a token file in bytes.
+const maxToken = 64 << 10
+
+// ParseToken finds the token in the text of a token file: a line
+// BUILDKITE_AGENT_TOKEN=…, or a file that is nothing but the token.
+func ParseToken(text []byte) (string, error) {
+	var bare []string
+	sc := bufio.NewScanner(bytes.NewReader(text))
+	for sc.Scan() {
+		line := strings.TrimSpace(sc.Text())
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if v, ok := strings.CutPrefix(strings.TrimPrefix(line, "export "), tokenVar+"="); ok {
+			return checkToken(strings.Trim(v, `"'`))
+		}
+		bare = append(bare, line)
+	}
+	if len(bare) == 1 && !strings.Contains(bare[0], "=") {
+		return checkToken(bare[0])
+	}
+	return "", fmt.Errorf("no agent token found; write a line %s=… with the token from Buildkite (Agents, Agent Tokens)", tokenVar)
+}
+
+// checkToken refuses what cannot be a token, without repeating it.
+func checkToken(t string) (string, error) {
+	bad := strings.ContainsFunc(t, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"'\$`, r) })
+	if len(t) < 6 || len(t) > 1024 || bad {
+		return "", errors.New("the agent token is malformed (a token has 6 to 1024 letters, digits and '-', '_', '.'); copy it anew from Buildkite (Agents, Agent Tokens)")
+	}
+	return t, nil
+}
+
+// ReadToken reads a token file.
+func ReadToken(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("read agent token: %w", err)
+	}
+	defer f.Close()
+	text := make([]byte, maxToken)
+	n, err := f.Read(text)
+	if err != nil && n == 0 {
+		return "", fmt.Errorf("read agent token %s: %w", path, err)
+	}
+	t, err := ParseToken(text[:n])
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	return t, nil
+}
+
+// RenderToken is the content of plan.TokenPath for a token.
+func RenderToken(token string) string {
+	return "# " + plan.Marker + "\n" + tokenVar + "=" + token + "\n"
+}
+
+// Exec replaces this process with the agent of slot k. It starts as root, in
+// the agent's unit, and gives up root for the slot's user: so the credential
+// that holds the token stays with root. binary must be one that the user may
+// execute and not read, which keeps /proc/<pid>/environ from the user's other
+// processes.
+func Exec(k int, binary string) error {
+	token, err := ReadToken(filepath.Join(os.Getenv("CREDENTIALS_DIRECTORY"), "token"))
+	if err != nil {
+		return err
+	}
+	if err := undumpable(binary); err != nil {
+		return err
+	}
+	u, err := user.Lookup(plan.UserName(k))
+	if err != nil {
+		return fmt.Errorf("look up user of slot %s: %w", plan.SlotName(k), err)
+	}
+	uid, err1 := strconv.Atoi(u.Uid)
+	gid, err2 := strconv.Atoi(u.Gid)
+	if err := errors.Join(err1, err2); err != nil {
+		return fmt.Errorf("read ids of user %s: %w", u.Username, err)
+	}
+	env := childEnv(os.Environ(), k, u.Username, token)
+	if err := os.Chdir(plan.WorkDir(k)); err != nil {
+		return fmt.Errorf("enter work directory: %w", err)
+	}
+	syscall.Umask(0o022)
+	if err := errors.Join(syscall.Setgroups([]int{gid}), syscall.Setgid(gid), syscall.Setuid(uid)); err != nil {
+		return fmt.Errorf("become user %s: %w", u.Username, err)
+	}
+	argv := []string{"buildkite-agent", "start", "--config", plan.AgentDir(k) + "/buildkite-agent.cfg"}
+	if err := syscall.Exec(binary, argv, env); err != nil {
+		return fmt.Errorf("execute %s: %w", binary, err)
+	}
+	return nil
+}
+
+// undumpable refuses an agent that its user could read: the kernel would then
+// let every process of that user read the agent's environment.
+func undumpable(binary string) error {
+	fi, err := os.Stat(binary)
+	if err != nil {
+		return fmt.Errorf("find agent: %w", err)
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || st.Uid != 0 || fi.Mode().Perm()&0o066 != 0 {
+		return fmt.Errorf("%s must belong to root with mode 0711, so that no job reads the token from the agent; run kbnode reconcile", binary)
+	}
+	return nil
+}
+
+// childEnv is the agent's environment: the unit's, less what is systemd's, with
+// the user's own and the token.
+func childEnv(env []string, k int, userName, token string) []string {
+	drop := []string{"CREDENTIALS_DIRECTORY", "INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE", "SYSTEMD_EXEC_PID", "LISTEN_FDS", "LISTEN_PID", "HOME", "USER", "LOGNAME", "SHELL", tokenVar}
+	env = slices.DeleteFunc(slices.Clone(env), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.Contains(drop, name)
+	})
+	return append(env, "HOME="+plan.WorkDir(k), "USER="+userName, "LOGNAME="+userName, tokenVar+"="+token)
+}

@@ -1,0 +1,125 @@
+// Package config is /etc/kbnode/config.yaml: parsed strictly, defaulted and
+// validated. It is pure: files and the environment come in as arguments.
+package config
+
+// Config is what the operator wants. The zero value of a field means "decide
+// for me", and its comment says what is then decided.
+type Config struct {
+	// Queue is a Buildkite queue, or a template with {vendor}, {gpu}, {index}
+	// and {node} that gives each slot its own. Default: from the GPU's model.
+	Queue string `yaml:"queue,omitempty"`
+	// Node names this machine in agent names and tags. Default: the host name.
+	Node string `yaml:"node,omitempty"`
+	// GPUs chooses the GPUs that become slots. Default: all.
+	GPUs GPUs `yaml:"gpus,omitempty"`
+	// CPUsPerSlot is in hardware threads. Default: an even share.
+	CPUsPerSlot int `yaml:"cpus_per_slot,omitempty"`
+	// MemoryPerSlot is in bytes. Default: an even share.
+	MemoryPerSlot Size    `yaml:"memory_per_slot,omitempty"`
+	Reserve       Reserve `yaml:"reserve,omitempty"`
+	Agent         Agent   `yaml:"agent,omitempty"`
+	Job           Job     `yaml:"job,omitempty"`
+	Docker        Docker  `yaml:"docker,omitempty"`
+}
+
+// Reserve is what stays with the system, at least.
+type Reserve struct {
+	CPUs   int  `yaml:"cpus,omitempty"`   // hardware threads
+	Memory Size `yaml:"memory,omitempty"` // bytes
+}
+
+// Agent is how the Buildkite agents run.
+type Agent struct {
+	// Binary is the buildkite-agent to use. Default: the one that is installed.
+	Binary string `yaml:"binary,omitempty"`
+	// Endpoint is Buildkite's agent API. Default: DefaultEndpoint.
+	Endpoint string `yaml:"endpoint,omitempty"`
+	// DownloadURL is where the pinned agent is fetched from when none is
+	// installed. Default: Buildkite's release archive.
+	DownloadURL string `yaml:"download_url,omitempty"`
+	// DownloadSHA256 is the archive's checksum, for an own DownloadURL.
+	DownloadSHA256 string `yaml:"download_sha256,omitempty"`
+	// Tags are added to those that kbnode sets.
+	Tags []string `yaml:"tags,omitempty"`
+	// AllowedRepositories are regular expressions. Default: DefaultRepositories.
+	AllowedRepositories []string `yaml:"allowed_repositories,omitempty"`
+	// AllowedPlugins are regular expressions. Default: DefaultPlugins.
+	AllowedPlugins []string `yaml:"allowed_plugins,omitempty"`
+	// AllowedEnvironment are regular expressions of variable names that a build
+	// may set, besides Buildkite's own. Default: DefaultEnvironment.
+	AllowedEnvironment []string `yaml:"allowed_environment,omitempty"`
+}
+
+// Job is what a job may use and how long it may take.
+type Job struct {
+	// MaxMinutes is how long a stopping agent may go on with its job. Default:
+	// DefaultJobMinutes.
+	MaxMinutes int `yaml:"max_minutes,omitempty"`
+	// TasksMax bounds the processes and threads of a slot. Default: DefaultTasksMax.
+	TasksMax int64 `yaml:"tasks_max,omitempty"`
+	// ShmSize is /dev/shm of a container, part of the slot's memory. Default:
+	// a quarter of it, 8 GiB at most.
+	ShmSize Size `yaml:"shm_size,omitempty"`
+	// CPUQuota also sets cpu.max, which only adds throttling to the cpuset.
+	CPUQuota bool `yaml:"cpu_quota,omitempty"`
+}
+
+// Docker is the engine that runs the jobs.
+type Docker struct {
+	// Socket is the engine's own socket. Default: DefaultDockerSocket.
+	Socket string `yaml:"socket,omitempty"`
+}
+
+// What an empty field means.
+const (
+	DefaultEndpoint     = "https://agent.buildkite.com/v3"
+	DefaultDockerSocket = "/var/run/docker.sock"
+	DefaultJobMinutes   = 60
+	DefaultTasksMax     = 8192
+)
+
+// DefaultRepositories are the repositories that kernelbot's pipelines use, by
+// HTTPS or SSH; git rewrites the latter.
+var DefaultRepositories = []string{
+	`^(https://github\.com/|git@github\.com:|ssh://git@github\.com/)gpu-mode/[A-Za-z0-9._-]+$`,
+}
+
+// DefaultPlugins is the docker plugin in the forms that pipelines write.
+var DefaultPlugins = []string{
+	`^((https://)?github\.com/buildkite-plugins/)?docker(-buildkite-plugin)?(\.git)?(#v[0-9][0-9.]*)?$`,
+}
+
+// DefaultEnvironment are the variables of kernelbot's launchers.
+var DefaultEnvironment = []string{
+	`^KERNELBOT_[A-Z0-9_]+$`, `^SUBMISSION_PAYLOAD$`, `^GPU_QUEUE$`,
+	`^(NVIDIA|CUDA|HIP|ROCR)_VISIBLE_DEVICES$`,
+}
+
+// or returns v, or the default when v is its zero value.
+func or[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}
+
+func orList(v, def []string) []string {
+	if len(v) == 0 {
+		return def
+	}
+	return v
+}
+
+// WithDefaults returns c with every field set whose default does not depend on
+// the machine.
+func (c Config) WithDefaults() Config {
+	c.Agent.Endpoint = or(c.Agent.Endpoint, DefaultEndpoint)
+	c.Agent.AllowedRepositories = orList(c.Agent.AllowedRepositories, DefaultRepositories)
+	c.Agent.AllowedPlugins = orList(c.Agent.AllowedPlugins, DefaultPlugins)
+	c.Agent.AllowedEnvironment = orList(c.Agent.AllowedEnvironment, DefaultEnvironment)
+	c.Job.MaxMinutes = or(c.Job.MaxMinutes, DefaultJobMinutes)
+	c.Job.TasksMax = or(c.Job.TasksMax, DefaultTasksMax)
+	c.Docker.Socket = or(c.Docker.Socket, DefaultDockerSocket)
+	return c
+}

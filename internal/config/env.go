@@ -1,0 +1,74 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// FromEnv reads the variables of the scripts that kbnode replaces. get is
+// os.Getenv or a stand-in for it.
+func FromEnv(get func(string) string) (Config, error) {
+	var c Config
+	var errs []error
+	number := func(name string) int {
+		s := strings.TrimSpace(get(name))
+		if s == "" {
+			return 0
+		}
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 1 {
+			errs = append(errs, fmt.Errorf("%s=%s is not a number above 0; write one or unset it", name, s))
+		}
+		return n
+	}
+	c.Queue = get("GPU_TYPE")
+	c.Node = get("NODE_NAME")
+	c.GPUs.Count = number("GPU_COUNT")
+	c.CPUsPerSlot = number("CPUS_PER_GPU")
+	if s := strings.TrimSpace(get("RAM_PER_GPU")); s != "" {
+		if _, err := strconv.Atoi(s); err == nil {
+			s += "GiB" // the old scripts' figure is in GB without a unit
+		}
+		size, err := ParseSize(s)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("RAM_PER_GPU: %w", err))
+		}
+		c.MemoryPerSlot = size
+	}
+	if len(errs) > 0 {
+		return Config{}, errors.Join(errs...)
+	}
+	for _, p := range Validate(c) {
+		errs = append(errs, fmt.Errorf("%s: %s", map[string]string{"queue": "GPU_TYPE", "node": "NODE_NAME"}[p.Key], p.Text))
+	}
+	return c, errors.Join(errs...)
+}
+
+// Merge returns base with every field that over sets.
+func Merge(base, over Config) Config {
+	base.Queue = or(over.Queue, base.Queue)
+	base.Node = or(over.Node, base.Node)
+	if !over.GPUs.IsZero() {
+		base.GPUs = over.GPUs
+	}
+	base.CPUsPerSlot = or(over.CPUsPerSlot, base.CPUsPerSlot)
+	base.MemoryPerSlot = or(over.MemoryPerSlot, base.MemoryPerSlot)
+	base.Reserve.CPUs = or(over.Reserve.CPUs, base.Reserve.CPUs)
+	base.Reserve.Memory = or(over.Reserve.Memory, base.Reserve.Memory)
+	base.Agent.Binary = or(over.Agent.Binary, base.Agent.Binary)
+	base.Agent.Endpoint = or(over.Agent.Endpoint, base.Agent.Endpoint)
+	base.Agent.DownloadURL = or(over.Agent.DownloadURL, base.Agent.DownloadURL)
+	base.Agent.DownloadSHA256 = or(over.Agent.DownloadSHA256, base.Agent.DownloadSHA256)
+	base.Agent.Tags = orList(over.Agent.Tags, base.Agent.Tags)
+	base.Agent.AllowedRepositories = orList(over.Agent.AllowedRepositories, base.Agent.AllowedRepositories)
+	base.Agent.AllowedPlugins = orList(over.Agent.AllowedPlugins, base.Agent.AllowedPlugins)
+	base.Agent.AllowedEnvironment = orList(over.Agent.AllowedEnvironment, base.Agent.AllowedEnvironment)
+	base.Job.MaxMinutes = or(over.Job.MaxMinutes, base.Job.MaxMinutes)
+	base.Job.TasksMax = or(over.Job.TasksMax, base.Job.TasksMax)
+	base.Job.ShmSize = or(over.Job.ShmSize, base.Job.ShmSize)
+	base.Job.CPUQuota = or(over.Job.CPUQuota, base.Job.CPUQuota)
+	base.Docker.Socket = or(over.Docker.Socket, base.Docker.Socket)
+	return base
+}

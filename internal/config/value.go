@@ -1,0 +1,165 @@
+package config
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// GPUs chooses GPUs: the first Count, those in List by index, UUID or PCI
+// address, or, with neither, all.
+type GPUs struct {
+	Count int
+	List  []string
+}
+
+var gpuName = regexp.MustCompile(`^(\d{1,4}|GPU-[0-9a-fA-F-]{1,64}|([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])$`)
+
+// ParseGPUs reads "all" or a comma-separated list.
+func ParseGPUs(s string) (GPUs, error) {
+	s = strings.TrimSpace(s)
+	if s == "all" {
+		return GPUs{}, nil
+	}
+	var g GPUs
+	for part := range strings.SplitSeq(s, ",") {
+		part = strings.TrimSpace(part)
+		if !gpuName.MatchString(part) {
+			return GPUs{}, fmt.Errorf("%q names no GPU; write all, or indices, UUIDs or PCI addresses such as 0,2,5", part)
+		}
+		if slices.Contains(g.List, part) {
+			return GPUs{}, fmt.Errorf("GPU %s is named twice; name each once", part)
+		}
+		g.List = append(g.List, part)
+	}
+	return g, nil
+}
+
+// Size is a number of bytes, written as 32GiB, 32G or 34359738368.
+type Size int64
+
+var sizeForm = regexp.MustCompile(`^(\d{1,19}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)(i?[bB]?)$`)
+
+// ParseSize reads a size. Units are powers of 1024, as systemd and Docker read
+// them; "GB", which says something else, is refused.
+func ParseSize(s string) (Size, error) {
+	s = strings.TrimSpace(s)
+	m := sizeForm.FindStringSubmatch(s)
+	if m == nil {
+		return 0, fmt.Errorf("%q is not a size; write one such as 32GiB", s)
+	}
+	unit := strings.ToUpper(m[2])
+	if strings.EqualFold(m[3], "b") && unit != "" {
+		return 0, fmt.Errorf("%q is not a size; write %q", s, m[1]+unit+"iB")
+	}
+	v, err := strconv.ParseFloat(m[1], 64)
+	v *= math.Pow(1024, float64(strings.Index("KMGT", unit)+1)*float64(min(len(unit), 1)))
+	if err != nil || v >= math.MaxInt64 || v < 1 {
+		return 0, fmt.Errorf("%q is out of range; write a size such as 32GiB", s)
+	}
+	return Size(v), nil
+}
+
+// String writes the size with the largest unit that is exact.
+func (s Size) String() string {
+	v, unit := int64(s), 0
+	units := []string{"", "KiB", "MiB", "GiB", "TiB"}
+	for unit < len(units)-1 && v != 0 && v%1024 == 0 {
+		v /= 1024
+		unit++
+	}
+	return strconv.FormatInt(v, 10) + units[unit]
+}
+
+// Problem is a value that cannot be used. Key is its dotted path in the file.
+type Problem struct {
+	Key  string
+	Text string
+}
+
+var (
+	queueForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
+	field     = regexp.MustCompile(`\{[^{}]*\}`)
+	nodeForm  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$`)
+	tagForm   = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}=[^\s,"=]{1,200}$`)
+	sumForm   = regexp.MustCompile(`^[0-9a-f]{64}$`)
+)
+
+// QueueFields are the names that a queue template may use.
+var QueueFields = []string{"vendor", "gpu", "index", "node"}
+
+// Validate checks what can be checked without a machine.
+func Validate(c Config) []Problem {
+	var ps []Problem
+	bad := func(key, format string, args ...any) {
+		ps = append(ps, Problem{Key: key, Text: fmt.Sprintf(format, args...)})
+	}
+	if c.Queue != "" {
+		for _, f := range field.FindAllString(c.Queue, -1) {
+			if !slices.Contains(QueueFields, strings.Trim(f, "{}")) {
+				bad("queue", "%s is no field; write {%s}", f, strings.Join(QueueFields, "}, {"))
+			}
+		}
+		if !queueForm.MatchString(field.ReplaceAllString(c.Queue, "x")) {
+			bad("queue", "%q is not a queue name; use letters, digits, '-', '_' and '.', such as b200 or nvidia-h100-{index}", c.Queue)
+		}
+	}
+	if c.Node != "" && !nodeForm.MatchString(c.Node) {
+		bad("node", "%q is not a node name; use letters, digits, '-' and '.', 63 at most", c.Node)
+	}
+	for key, n := range map[string]int64{
+		"cpus_per_slot": int64(c.CPUsPerSlot), "reserve.cpus": int64(c.Reserve.CPUs),
+		"job.max_minutes": int64(c.Job.MaxMinutes), "job.tasks_max": c.Job.TasksMax,
+	} {
+		if n < 0 {
+			bad(key, "%d is negative; write a number above 0 or leave the key out", n)
+		}
+	}
+	if c.Job.TasksMax > 0 && c.Job.TasksMax < 64 {
+		bad("job.tasks_max", "%d is too few for an agent and a job; write 64 or more", c.Job.TasksMax)
+	}
+	for _, t := range c.Agent.Tags {
+		if !tagForm.MatchString(t) {
+			bad("agent.tags", "%q is not a tag; write key=value without blanks, commas and quotes", t)
+		} else if key, _, _ := strings.Cut(t, "="); slices.Contains(ownTags, key) {
+			bad("agent.tags", "the tag %q is set by kbnode; choose another key", key)
+		}
+	}
+	for key, list := range map[string][]string{
+		"agent.allowed_repositories": c.Agent.AllowedRepositories,
+		"agent.allowed_plugins":      c.Agent.AllowedPlugins,
+		"agent.allowed_environment":  c.Agent.AllowedEnvironment,
+	} {
+		for _, re := range list {
+			if _, err := regexp.Compile(re); err != nil {
+				bad(key, "%q is not a regular expression: %v", re, err)
+			} else if strings.ContainsAny(re, ",\n\"") {
+				bad(key, "%q has a comma, quote or line break, which the agent's list cannot carry; write it without", re)
+			} else if !strings.HasPrefix(re, "^") || !strings.HasSuffix(re, "$") {
+				bad(key, "%q matches anywhere in a name; write %q", re, "^"+strings.Trim(re, "^$")+"$")
+			}
+		}
+	}
+	if e := c.Agent.Endpoint; e != "" && !regexp.MustCompile(`^https?://[^\s"]+$`).MatchString(e) {
+		bad("agent.endpoint", "%q is not an address; write one such as %s", e, DefaultEndpoint)
+	}
+	if s := c.Agent.DownloadSHA256; s != "" && !sumForm.MatchString(s) {
+		bad("agent.download_sha256", "%q is not a SHA-256; write its 64 hex digits", s)
+	}
+	if c.Agent.DownloadURL != "" && c.Agent.DownloadSHA256 == "" {
+		bad("agent.download_url", "has no agent.download_sha256 beside it; add the archive's checksum")
+	}
+	for key, path := range map[string]string{"agent.binary": c.Agent.Binary, "docker.socket": c.Docker.Socket} {
+		if path != "" && !strings.HasPrefix(path, "/") {
+			bad(key, "%q is not an absolute path; write one that begins with /", path)
+		}
+	}
+	slices.SortFunc(ps, func(a, b Problem) int { return strings.Compare(a.Key, b.Key) })
+	return ps
+}
+
+// ownTags are the agent tags that kbnode sets itself.
+var ownTags = []string{"queue", "gpu", "gpu-index", "node", "gpu-uuid", "gpu-model", "numa", "kbnode"}

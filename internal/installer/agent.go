@@ -1,0 +1,176 @@
+// Package installer brings the software that kbnode builds on to a machine:
+// the buildkite-agent from its release archive, and distribution packages. It
+// runs only when the operator asked for it or nothing is installed.
+package installer
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/google/renameio/v2"
+)
+
+// AgentPath is where Agent puts the binary: kbnode's own directory, so that no
+// package manager's file is touched.
+const AgentPath = "/usr/local/libexec/kbnode/dist/buildkite-agent"
+
+// Bounds of a download, in bytes and time. A release archive has about 20 MB.
+const (
+	maxArchive = 256 << 20
+	maxSums    = 1 << 20
+	fetchLimit = 10 * time.Minute
+)
+
+// AgentRelease says which agent to fetch and from where.
+type AgentRelease struct {
+	Version string // "3.76.2"
+	Arch    string // as in GOARCH
+	URL     string // of the archive; "" is Buildkite's release archive
+	SHA256  string // of the archive; "" asks the release's own list of checksums
+}
+
+const releases = "https://github.com/buildkite/agent/releases/download"
+
+func (r AgentRelease) archiveURL() string {
+	if r.URL != "" {
+		return strings.NewReplacer("{version}", r.Version, "{arch}", r.Arch).Replace(r.URL)
+	}
+	return fmt.Sprintf("%s/v%s/buildkite-agent-linux-%s-%s.tar.gz", releases, r.Version, r.Arch, r.Version)
+}
+
+// Agent downloads a release, checks its SHA-256 before anything of it is
+// unpacked, and puts the binary at root+AgentPath, whole or not at all.
+func Agent(ctx context.Context, root string, r AgentRelease) error {
+	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
+	defer cancel()
+	url, want := r.archiveURL(), r.SHA256
+	if want == "" {
+		var err error
+		sums := fmt.Sprintf("%s/v%s/buildkite-agent-%s.SHA256SUMS", releases, r.Version, r.Version)
+		if want, err = fetchSum(ctx, sums, path.Base(url)); err != nil {
+			return offline(err)
+		}
+	}
+	archive, err := os.CreateTemp("", "kbnode-agent-*.tar.gz")
+	if err != nil {
+		return fmt.Errorf("create download file: %w", err)
+	}
+	defer func() { _ = archive.Close(); _ = os.Remove(archive.Name()) }()
+	sum := sha256.New()
+	if err := fetch(ctx, url, maxArchive, io.MultiWriter(archive, sum)); err != nil {
+		return offline(err)
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); got != want {
+		return fmt.Errorf("the archive %s has SHA-256 %s and %s was expected; nothing was installed, fetch it by hand and give it with --agent-binary", url, got, want)
+	}
+	if _, err := archive.Seek(0, io.SeekStart); err != nil {
+		return fmt.Errorf("read download: %w", err)
+	}
+	return unpackAgent(archive, filepath.Join(root, AgentPath))
+}
+
+// offline adds what to do on a machine that reaches no release archive.
+func offline(err error) error {
+	return fmt.Errorf("install buildkite-agent: %w; on a machine without internet, give a binary with --agent-binary PATH or a mirror with agent.download_url and agent.download_sha256", err)
+}
+
+func fetchSum(ctx context.Context, url, name string) (string, error) {
+	var b strings.Builder
+	if err := fetch(ctx, url, maxSums, &b); err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(b.String()) {
+		if f := strings.Fields(line); len(f) == 2 && strings.TrimPrefix(f[1], "*") == name && len(f[0]) == 64 {
+			return strings.ToLower(f[0]), nil
+		}
+	}
+	return "", fmt.Errorf("%s has no checksum of %s", url, name)
+}
+
+func fetch(ctx context.Context, url string, limit int64, w io.Writer) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return fmt.Errorf("fetch %s: %w", url, err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return fmt.Errorf("fetch: %w", err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("fetch %s: %s", url, resp.Status)
+	}
+	n, err := io.Copy(w, io.LimitReader(resp.Body, limit+1))
+	if err != nil {
+		return fmt.Errorf("fetch %s: %w", url, err)
+	}
+	if n > limit {
+		return fmt.Errorf("fetch %s: larger than %d bytes", url, limit)
+	}
+	return nil
+}
+
+// unpackAgent takes the one file named buildkite-agent out of a release
+// archive.
+func unpackAgent(r io.Reader, dest string) error {
+	gz, err := gzip.NewReader(r)
+	if err != nil {
+		return fmt.Errorf("unpack agent archive: %w", err)
+	}
+	tr := tar.NewReader(gz)
+	for {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return errors.New("unpack agent archive: it holds no file named buildkite-agent")
+		}
+		if err != nil {
+			return fmt.Errorf("unpack agent archive: %w", err)
+		}
+		if h.Typeflag == tar.TypeReg && path.Base(h.Name) == "buildkite-agent" {
+			return place(io.LimitReader(tr, maxArchive), dest)
+		}
+	}
+}
+
+func place(r io.Reader, dest string) error {
+	if err := os.MkdirAll(filepath.Dir(dest), 0o755); err != nil { //nolint:gosec // programs are world-readable
+		return fmt.Errorf("install agent: %w", err)
+	}
+	f, err := renameio.NewPendingFile(dest, renameio.WithPermissions(0o755))
+	if err != nil {
+		return fmt.Errorf("install agent: %w", err)
+	}
+	defer func() { _ = f.Cleanup() }()
+	if _, err := io.Copy(f, r); err != nil {
+		return fmt.Errorf("install agent: %w", err)
+	}
+	if err := f.CloseAtomicallyReplace(); err != nil {
+		return fmt.Errorf("install agent: %w", err)
+	}
+	return nil
+}
+
+// CopyAgent installs a given binary as the agent.
+func CopyAgent(root, from string) error {
+	src, err := os.Open(from)
+	if err != nil {
+		return fmt.Errorf("install agent: %w", err)
+	}
+	defer func() { _ = src.Close() }()
+	if fi, err := src.Stat(); err != nil || !fi.Mode().IsRegular() || fi.Mode().Perm()&0o111 == 0 {
+		return fmt.Errorf("%s is not an executable file; give the buildkite-agent binary itself with --agent-binary", from)
+	}
+	return place(src, filepath.Join(root, AgentPath))
+}

@@ -1,0 +1,114 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// agentKey is one key of buildkite-agent.cfg. The agent ignores keys that it
+// does not know without a word, so each is checked against what the installed
+// one lists.
+type agentKey struct {
+	name  string
+	value func(config.Config, Slot) string
+	// must is set where the slot would be open without the key.
+	must bool
+}
+
+func fixed(v string) func(config.Config, Slot) string {
+	return func(config.Config, Slot) string { return v }
+}
+
+func fromSlot(f func(Slot) string) func(config.Config, Slot) string {
+	return func(_ config.Config, s Slot) string { return f(s) }
+}
+
+func fromConfig(f func(config.Config) string) func(config.Config, Slot) string {
+	return func(c config.Config, _ Slot) string { return f(c) }
+}
+
+// Seconds that a cancelled job has to end, and in all before it is killed: the
+// runner writes a result.json, and Docker stops the container.
+const (
+	cancelSignalSeconds = 25
+	cancelGraceSeconds  = 30
+)
+
+var agentKeys = []agentKey{
+	{name: "name", value: fromSlot(func(s Slot) string { return s.Agent }), must: true},
+	{name: "tags", value: fromSlot(func(s Slot) string { return strings.Join(s.Tags, ",") }), must: true},
+	{name: "spawn", value: fixed("1")},
+	{name: "endpoint", value: fromConfig(func(c config.Config) string { return c.Agent.Endpoint }), must: true},
+	{name: "build-path", value: fromSlot(func(s Slot) string { return WorkDir(s.Index) + "/builds" }), must: true},
+	{name: "plugins-path", value: fromSlot(func(s Slot) string { return WorkDir(s.Index) + "/plugins" }), must: true},
+	{name: "hooks-path", value: fixed(HooksDir), must: true},
+	{name: "sockets-path", value: fromSlot(func(s Slot) string { return RunDir(s.Index) + "/agent" }), must: true},
+
+	{name: "no-local-hooks", value: fixed("true"), must: true},
+	// no-local-hooks turns plugins off unless they are asked for.
+	{name: "no-plugins", value: fixed("false"), must: true},
+	{name: "no-ssh-keyscan", value: fixed("true"), must: true},
+	{name: "no-git-submodules", value: fixed("true"), must: true},
+	{name: "strict-single-hooks", value: fixed("true")},
+	{name: "allowed-repositories", value: fromConfig(func(c config.Config) string { return strings.Join(c.Agent.AllowedRepositories, ",") }), must: true},
+	{name: "allowed-plugins", value: fromConfig(func(c config.Config) string { return strings.Join(c.Agent.AllowedPlugins, ",") }), must: true},
+	{name: "enable-environment-variable-allowlist", value: fixed("true"), must: true},
+	{name: "allowed-environment-variables", value: fromConfig(func(c config.Config) string { return strings.Join(c.Agent.AllowedEnvironment, ",") }), must: true},
+
+	// Major version 3 knows the first two, 4 the others.
+	{name: "cancel-grace-period", value: fixed(strconv.Itoa(cancelGraceSeconds))},
+	{name: "signal-grace-period-seconds", value: fixed(strconv.Itoa(cancelSignalSeconds))},
+	{name: "cancel-signal-timeout", value: fixed(strconv.Itoa(cancelSignalSeconds) + "s")},
+	{name: "cancel-cleanup-timeout", value: fixed(strconv.Itoa(cancelGraceSeconds-cancelSignalSeconds) + "s")},
+}
+
+// agentKeysFor chooses the keys that the installed agent understands. Without
+// an installed agent they are those of major version 3, which install fetches.
+func agentKeysFor(agent inventory.Agent) ([]agentKey, error) {
+	known := func(name string) bool { return slices.Contains(agent.Keys, name) }
+	if len(agent.Keys) == 0 {
+		v4 := strings.HasPrefix(agent.Version, "4.")
+		known = func(name string) bool {
+			switch name {
+			case "cancel-grace-period", "signal-grace-period-seconds":
+				return !v4
+			case "cancel-signal-timeout", "cancel-cleanup-timeout":
+				return v4
+			}
+			return true
+		}
+	}
+	var keys []agentKey
+	var missing []string
+	for _, k := range agentKeys {
+		switch {
+		case known(k.name):
+			keys = append(keys, k)
+		case k.must:
+			missing = append(missing, k.name)
+		}
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("buildkite-agent %s at %s does not know %s, without which a slot is not closed; upgrade it to %s or newer, or move it away and let kbnode install it",
+			agent.Version, agent.Path, strings.Join(missing, ", "), PinnedAgentVersion)
+	}
+	return keys, nil
+}
+
+// PinnedAgentVersion is the agent that install fetches where there is none.
+const PinnedAgentVersion = "3.76.2"
+
+func renderAgentConfig(keys []agentKey, cfg config.Config, s Slot) string {
+	var b strings.Builder
+	b.WriteString(header)
+	b.WriteString("# The token is not here: the unit hands it over as a systemd credential.\n")
+	for _, k := range keys {
+		b.WriteString(k.name + `="` + k.value(cfg, s) + "\"\n") // the agent has no escapes
+	}
+	return b.String()
+}

@@ -1,0 +1,185 @@
+package plan
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// What a slot should have at least, from the vendors' guide.
+const (
+	minSlotMemory = 16 << 30 // bytes
+	minSlotCores  = 8
+)
+
+// Build computes what should be true of a machine. An error is a refusal that
+// says what to change.
+func Build(in Input) (*Plan, error) {
+	inv, cfg := in.Inventory, in.Config.WithDefaults()
+	slots, warnings, err := bind(inv.GPUs, cfg.GPUs, in.Bindings)
+	if err != nil {
+		return nil, err
+	}
+	node := cmp.Or(cfg.Node, inv.Hostname, "node")
+	split, err := split(splitInputOf(inv, cfg, slots))
+	if err != nil {
+		return nil, err
+	}
+	p := &Plan{
+		Schema:   Schema,
+		Node:     safeName(node),
+		Warnings: append(warnings, split.Warnings...),
+		Reserved: Reserved{CPUs: split.ReservedCPUs.String(), MemoryBytes: split.ReservedMemory},
+	}
+	if cfg.Queue == "" {
+		cfg.Queue = gpuKey(slots[0].Model)
+		p.Warnings = append(p.Warnings, fmt.Sprintf("no queue is given; %q is taken from the GPU's model, --queue sets another", cfg.Queue))
+	}
+	keys, err := agentKeysFor(inv.Software.Agent)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.addNode(in); err != nil {
+		return nil, err
+	}
+	var all cpuset.Set
+	for i, b := range slots {
+		blk := split.Blocks[i]
+		all = all.Union(blk.CPUs)
+		s := newSlot(b, blk, cfg, p.Node, in.Version)
+		p.Slots = append(p.Slots, s)
+		if err := p.addSlot(in, cfg, keys, s); err != nil {
+			return nil, err
+		}
+	}
+	if err := p.addParent(all); err != nil {
+		return nil, err
+	}
+	if err := p.addBindings(slots); err != nil {
+		return nil, err
+	}
+	p.Warnings = append(p.Warnings, smallSlots(inv, p.Slots)...)
+	p.sort()
+	return p, nil
+}
+
+func splitInputOf(inv *inventory.Inventory, cfg config.Config, slots []bound) splitInput {
+	in := splitInput{
+		CPU: inv.CPU, Memory: inv.Memory,
+		CPUsPerSlot: cfg.CPUsPerSlot, MemoryPerSlot: int64(cfg.MemoryPerSlot),
+		ReserveCPUs: cfg.Reserve.CPUs, ReserveMemory: int64(cfg.Reserve.Memory),
+		Virt: inv.OS.Virt,
+	}
+	for _, s := range slots {
+		in.GPUs = append(in.GPUs, splitGPU{NUMANode: s.NUMANode, MemoryNode: s.MemoryNode, Name: "slot " + SlotName(s.Slot)})
+	}
+	return in
+}
+
+func newSlot(b bound, blk block, cfg config.Config, node, version string) Slot {
+	queue := queueName(cfg.Queue, b, node)
+	return Slot{
+		Index: b.Slot, Name: SlotName(b.Slot), Queue: queue,
+		GPUs: []SlotGPU{{
+			UUID: b.UUID, PCI: b.PCI, Vendor: b.Vendor, Model: b.Model,
+			NUMANode: b.NUMANode, Devices: gpuNodes(b),
+		}},
+		CPUs: blk.CPUs.String(), MemoryNodes: blk.MemoryNodes.String(), MemoryBytes: blk.MemoryBytes,
+		Agent:  node + "-" + SlotName(b.Slot),
+		Tags:   agentTags(b, queue, node, version, cfg.Agent.Tags),
+		User:   UserName(b.Slot),
+		Parked: b.parked,
+	}
+}
+
+// gpuNodes are the device nodes that a job of this GPU opens.
+func gpuNodes(b bound) []string {
+	if b.gpu == nil {
+		return []string{}
+	}
+	var nodes []string
+	if b.Vendor == "amd" {
+		nodes = append(nodes, "/dev/kfd")
+	} else if b.gpu.Minor >= 0 {
+		nodes = append(nodes, fmt.Sprintf("/dev/nvidia%d", b.gpu.Minor), "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+	}
+	if b.gpu.RenderMinor >= 0 {
+		nodes = append(nodes, fmt.Sprintf("/dev/dri/renderD%d", b.gpu.RenderMinor))
+	}
+	return nodes
+}
+
+// sliceDevices is the device policy of a slot's slice. A container makes its
+// device nodes with mknod, which gives nothing without the right to open them.
+func sliceDevices(nodes []string) []Device {
+	devices := []Device{{"char-*", "m"}, {"block-*", "m"}}
+	for _, n := range nodes {
+		devices = append(devices, Device{n, "rwm"})
+	}
+	return devices
+}
+
+func smallSlots(inv *inventory.Inventory, slots []Slot) []string {
+	var warnings []string
+	s := slots[0]
+	cpus, _ := cpuset.Parse(s.CPUs)
+	cores := map[int]bool{}
+	for _, c := range inv.CPU.List {
+		if cpus.Contains(c.ID) {
+			cores[c.Core] = true
+		}
+	}
+	if len(cores) < minSlotCores {
+		warnings = append(warnings, fmt.Sprintf("each slot has %d cores; %d are the minimum for fair timings", len(cores), minSlotCores))
+	}
+	if s.MemoryBytes < minSlotMemory {
+		warnings = append(warnings, fmt.Sprintf("each slot has %s of memory; %s are the minimum", config.Size(s.MemoryBytes), config.Size(minSlotMemory)))
+	}
+	return warnings
+}
+
+// bindingsFile is the content of BindingsPath.
+type bindingsFile struct {
+	WrittenBy string    `json:"written_by"`
+	Schema    int       `json:"schema"`
+	Slots     []Binding `json:"slots"`
+}
+
+func (p *Plan) addBindings(slots []bound) error {
+	f := bindingsFile{WrittenBy: "kbnode", Schema: Schema}
+	for _, s := range slots {
+		f.Slots = append(f.Slots, s.Binding)
+	}
+	return p.addJSON(BindingsPath, 0o644, -1, f)
+}
+
+// ParseBindings reads the content of BindingsPath.
+func ParseBindings(text []byte) ([]Binding, error) {
+	var f bindingsFile
+	if err := json.Unmarshal(text, &f); err != nil {
+		return nil, fmt.Errorf("read slot bindings %s: %w", BindingsPath, err)
+	}
+	if f.Schema != Schema {
+		return nil, errors.New("the slot bindings in " + BindingsPath + " were written by another version of kbnode; move the file away to bind the GPUs anew")
+	}
+	seen := map[int]bool{}
+	for _, b := range f.Slots {
+		if b.Slot < 0 || b.Slot > 4095 || seen[b.Slot] {
+			return nil, fmt.Errorf("the slot bindings in %s name slot %d twice or out of range; move the file away to bind the GPUs anew", BindingsPath, b.Slot)
+		}
+		seen[b.Slot] = true
+	}
+	return f.Slots, nil
+}
+
+func (p *Plan) sort() {
+	slices.SortFunc(p.Files, func(a, b File) int { return cmp.Compare(a.Path, b.Path) })
+	slices.SortStableFunc(p.Slices, func(a, b Slice) int { return a.Slot - b.Slot })
+	slices.SortStableFunc(p.Units, func(a, b Unit) int { return a.Slot - b.Slot })
+}

@@ -1,0 +1,141 @@
+// Package plan thinks: from what a machine has and what its operator wants it
+// computes everything that should be true. It is pure: no file, clock,
+// environment or log is read or written here.
+package plan
+
+import (
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// Schema is the version of the JSON that Plan marshals to.
+const Schema = 1
+
+// Input is everything that Build depends on.
+type Input struct {
+	Inventory *inventory.Inventory
+	Config    *config.Config
+	Bindings  []Binding // as kept on the machine; nil on a new one
+	Binary    string    // absolute path of kbnode on the machine
+	Version   string    // of kbnode
+	// ConfigText is the configuration file to write; "" leaves the operator's.
+	ConfigText string
+}
+
+// Plan is everything that should be true of a machine.
+type Plan struct {
+	Schema   int      `json:"schema"`
+	Node     string   `json:"node"`
+	Slots    []Slot   `json:"slots"`
+	Reserved Reserved `json:"reserved"`
+	Warnings []string `json:"warnings"`
+
+	Users  []User  `json:"users"`
+	Dirs   []Dir   `json:"dirs"`
+	Files  []File  `json:"files"`
+	Slices []Slice `json:"slices"`
+	Units  []Unit  `json:"units"`
+}
+
+// Slot is one GPU with its CPUs, memory and the one Buildkite agent that may
+// use them.
+type Slot struct {
+	Index       int       `json:"index"`
+	Name        string    `json:"name"` // "gpu0"
+	Queue       string    `json:"queue"`
+	GPUs        []SlotGPU `json:"gpus"`
+	CPUs        string    `json:"cpus"`         // Linux list format
+	MemoryNodes string    `json:"memory_nodes"` // Linux list format
+	MemoryBytes int64     `json:"memory_bytes"`
+	Agent       string    `json:"agent"` // the agent's name in Buildkite
+	Tags        []string  `json:"tags"`  // key=value
+	User        string    `json:"user"`
+	Parked      string    `json:"parked,omitempty"` // why this slot takes no jobs; "" when it does
+}
+
+// SlotGPU is the GPU of a slot.
+type SlotGPU struct {
+	UUID     string   `json:"uuid"`
+	PCI      string   `json:"pci"`
+	Vendor   string   `json:"vendor"`
+	Model    string   `json:"model"`
+	NUMANode int      `json:"numa_node"`
+	Devices  []string `json:"devices"` // device nodes a job may open, by path
+}
+
+// Reserved is what no slot gets.
+type Reserved struct {
+	CPUs        string `json:"cpus"` // Linux list format
+	MemoryBytes int64  `json:"memory_bytes"`
+}
+
+// Binding says which GPU a slot keeps, with the facts that the split needs
+// while the GPU is away. They live in /var/lib/kbnode/slots.json.
+type Binding struct {
+	Slot       int    `json:"slot"`
+	UUID       string `json:"uuid"`
+	PCI        string `json:"pci"`
+	Vendor     string `json:"vendor"`
+	Model      string `json:"model"`
+	Partition  int    `json:"partition,omitempty"`
+	NUMANode   int    `json:"numa_node"`
+	MemoryNode int    `json:"memory_node"`
+}
+
+// User is a system user with a group of the same name and no login.
+type User struct {
+	Name string `json:"name"`
+	Home string `json:"home"`
+}
+
+// Dir is a directory that must exist.
+type Dir struct {
+	Path  string `json:"path"`
+	Mode  uint32 `json:"mode"`
+	Owner string `json:"owner"` // a user of the plan or "root"; the group is the same
+	// Keep says that uninstall leaves the directory when something else is in it.
+	Keep bool `json:"keep,omitempty"`
+}
+
+// File is a file that must exist with this content. Its first or second line
+// says that kbnode wrote it, or it is JSON with "written_by": "kbnode".
+type File struct {
+	Path    string `json:"path"`
+	Mode    uint32 `json:"mode"`
+	Owner   string `json:"owner"`
+	Content string `json:"content,omitempty"`
+	// Source makes the file a copy of that file of the machine, instead of
+	// Content. Copies keep the modification time: same size and time, same file.
+	Source string `json:"source,omitempty"`
+	Slot   int    `json:"slot"` // the slot it belongs to; -1 for the node's own
+}
+
+// Slice is a systemd slice and the limits that its cgroup must show.
+type Slice struct {
+	Unit        string   `json:"unit"`
+	Slot        int      `json:"slot"`         // -1 for the parent of all
+	CPUs        string   `json:"cpus"`         // AllowedCPUs; "" sets none
+	MemoryNodes string   `json:"memory_nodes"` // AllowedMemoryNodes; "" sets none
+	MemoryBytes int64    `json:"memory_bytes"` // MemoryMax; 0 sets none. MemorySwapMax is 0 with it
+	TasksMax    int64    `json:"tasks_max"`    // 0 sets none
+	Devices     []Device `json:"devices"`      // with DevicePolicy=closed; empty leaves all open
+	Partition   bool     `json:"partition"`    // make it a cpuset partition where the kernel can
+}
+
+// Device is one line of a slice's device policy.
+type Device struct {
+	Path string `json:"path"` // a device node, or "char-<driver>" as systemd has it
+	Perm string `json:"perm"` // of "rwm"
+}
+
+// Unit is the wanted state of a systemd unit.
+type Unit struct {
+	Name    string `json:"name"`
+	Slot    int    `json:"slot"` // -1 for the node's own
+	Enabled bool   `json:"enabled"`
+	Active  bool   `json:"active"`
+	// Generation names what the unit's processes were started with: they carry
+	// it in KBNODE_GENERATION, and a running unit with another one needs a
+	// restart. "" never asks for one.
+	Generation string `json:"generation,omitempty"`
+}

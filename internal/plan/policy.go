@@ -1,0 +1,38 @@
+package plan
+
+// JobPolicy is what the containers of one slot are made with, whatever the
+// pipeline asks for. It is the content of SlotPolicyPath(k), written by root
+// and read by the slot's guard.
+type JobPolicy struct {
+	WrittenBy   string `json:"written_by"` // "kbnode"; marks the file as ours
+	Slot        int    `json:"slot"`
+	Name        string `json:"name"`  // "gpu0"
+	User        string `json:"user"`  // who may use the socket, by its group
+	Slice       string `json:"slice"` // cgroup parent: "buildkite-gpu0.slice"
+	CPUs        string `json:"cpus"`
+	MemoryNodes string `json:"memory_nodes"`
+	MemoryBytes int64  `json:"memory_bytes"` // of the slice; containers share it
+	PidsLimit   int64  `json:"pids_limit"`
+	ShmBytes    int64  `json:"shm_bytes"`
+
+	Vendor string `json:"vendor"` // "nvidia", "amd"
+	UUID   string `json:"uuid"`
+	// CDIDevice is the one device name to ask the engine for, such as
+	// nvidia.com/gpu=GPU-…; "" where the engine has no CDI for it.
+	CDIDevice string `json:"cdi_device"`
+	// DeviceRequest is the UUID to ask the engine's NVIDIA runtime for where
+	// there is no CDI; "" otherwise.
+	DeviceRequest string `json:"device_request"`
+	// DeviceNodes are given by path where neither of the two is set.
+	DeviceNodes []string `json:"device_nodes"`
+
+	Env          []string `json:"env"`       // NAME=value, set in every container
+	DropEnv      []string `json:"drop_env"`  // names (or prefixes that end in *) that no container gets
+	WorkRoot     string   `json:"work_root"` // mounts must lie below it
+	Binary       string   `json:"binary"`    // mounted read-only at its own path and at ContainerBinary
+	DockerSocket string   `json:"docker_socket"`
+	Socket       string   `json:"socket"` // where the guard listens
+}
+
+// ContainerBinary is where a job's container finds kbnode.
+const ContainerBinary = "/usr/local/bin/kbnode"

@@ -1,0 +1,293 @@
+package plan
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+
+	"github.com/gpu-mode/kbnode/hooks"
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/systemd"
+)
+
+const header = "# " + Marker + ". Changes are overwritten; edit " + ConfigPath + ".\n"
+
+// AgentCopy is the agent that slots run: a copy that its users may execute but
+// not read, which makes the process undumpable, so that no job reads the token
+// out of /proc/<pid>/environ.
+const AgentCopy = "/usr/local/libexec/kbnode/buildkite-agent"
+
+// gitConfig makes git use HTTPS for GitHub, for the slots' users only.
+const gitConfig = header + `[url "https://github.com/"]
+	insteadOf = git@github.com:
+	insteadOf = ssh://git@github.com/
+[advice]
+	detachedHead = false
+`
+
+func (p *Plan) addFile(path string, mode uint32, slot int, content string) {
+	p.Files = append(p.Files, File{Path: path, Mode: mode, Owner: "root", Content: content, Slot: slot})
+}
+
+func (p *Plan) addJSON(path string, mode uint32, slot int, v any) error {
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("render %s: %w", path, err)
+	}
+	p.addFile(path, mode, slot, string(text)+"\n")
+	return nil
+}
+
+// addUnit renders a unit from its template.
+func (p *Plan) addUnit(name, tmpl string, slot int, data any) error {
+	t, err := template.New(tmpl).Option("missingkey=error").ParseFS(systemd.Templates, tmpl)
+	if err != nil {
+		return fmt.Errorf("parse unit template: %w", err)
+	}
+	var b bytes.Buffer
+	if err := t.Execute(&b, data); err != nil {
+		return fmt.Errorf("render unit %s: %w", name, err)
+	}
+	p.addFile(UnitDir+"/"+name, 0o644, slot, b.String())
+	return nil
+}
+
+// addNode adds what belongs to the node and to no slot.
+func (p *Plan) addNode(in Input) error {
+	for _, d := range []string{"/etc/kbnode", "/etc/kbnode/slots", "/etc/buildkite-agent", HooksDir, "/var/lib/kbnode", "/var/lib/buildkite-agent", "/usr/local/libexec/kbnode"} {
+		p.Dirs = append(p.Dirs, Dir{Path: d, Mode: 0o755, Owner: "root", Keep: true})
+	}
+	if in.ConfigText != "" {
+		p.addFile(ConfigPath, 0o644, -1, in.ConfigText)
+	}
+	p.addFile(GitConfigPath, 0o644, -1, gitConfig)
+	if src := in.Inventory.Software.Agent.Path; src != "" {
+		p.Files = append(p.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", Source: src, Slot: -1})
+	}
+	scripts, err := hooks.Scripts.ReadDir(".")
+	if err != nil {
+		return fmt.Errorf("list hooks: %w", err)
+	}
+	for _, e := range scripts {
+		text, err := hooks.Scripts.ReadFile(e.Name())
+		if err != nil {
+			return fmt.Errorf("read hook %s: %w", e.Name(), err)
+		}
+		p.addFile(HooksDir+"/"+e.Name(), 0o755, -1, string(text))
+	}
+	data := struct{ Binary string }{in.Binary}
+	for name, tmpl := range map[string]string{NodeService: "kbnode.service.tmpl", NodeTimer: "kbnode.timer.tmpl"} {
+		if err := p.addUnit(name, tmpl, -1, data); err != nil {
+			return err
+		}
+	}
+	p.Units = append(p.Units,
+		Unit{Name: NodeService, Slot: -1, Enabled: true},
+		Unit{Name: NodeTimer, Slot: -1, Enabled: true, Active: true})
+	return nil
+}
+
+func (p *Plan) addParent(all cpuset.Set) error {
+	s := Slice{Unit: ParentSlice, Slot: -1, CPUs: all.String(), Partition: true, Devices: []Device{}}
+	p.Slices = append(p.Slices, s)
+	return p.addUnit(s.Unit, "parent.slice.tmpl", -1, s)
+}
+
+// slotUnits is what the slot templates see.
+type slotUnits struct {
+	Slot                         Slot
+	Slice                        Slice
+	Binary, AgentBinary          string
+	Dir, Work, Run, Token, Guard string
+	Generation                   string
+	CPUQuota                     string
+	StopSeconds                  int
+}
+
+func (p *Plan) addSlot(in Input, cfg config.Config, keys []agentKey, s Slot) error {
+	k := s.Index
+	p.Users = append(p.Users, User{Name: s.User, Home: WorkDir(k)})
+	p.Dirs = append(p.Dirs,
+		Dir{Path: AgentDir(k), Mode: 0o755, Owner: "root"},
+		Dir{Path: WorkDir(k), Mode: 0o700, Owner: s.User})
+	slice := Slice{
+		Unit: SliceName(k), Slot: k, CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
+		TasksMax: cfg.Job.TasksMax, Devices: sliceDevices(s.GPUs[0].Devices),
+	}
+	p.Slices = append(p.Slices, slice)
+
+	cfgText := renderAgentConfig(keys, cfg, s)
+	envText := renderEnvironment(s)
+	policy := jobPolicy(in, cfg, s)
+	p.addFile(AgentDir(k)+"/buildkite-agent.cfg", 0o644, k, cfgText)
+	p.addFile(AgentDir(k)+"/environment", 0o644, k, envText)
+	if err := p.addJSON(SlotPolicyPath(k), 0o644, k, policy); err != nil {
+		return err
+	}
+	data := slotUnits{
+		Slot: s, Slice: slice, Binary: in.Binary, AgentBinary: AgentCopy,
+		Dir: AgentDir(k), Work: WorkDir(k), Run: RunDir(k), Token: TokenPath, Guard: GuardUnit(k),
+		StopSeconds: (cfg.Job.MaxMinutes + 1) * 60,
+	}
+	if cfg.Job.CPUQuota {
+		set, err := cpuset.Parse(s.CPUs)
+		if err != nil {
+			return fmt.Errorf("read CPUs of slot %s: %w", s.Name, err)
+		}
+		data.CPUQuota = strconv.Itoa(set.Len()*100) + "%"
+	}
+	if err := p.addUnit(slice.Unit, "slot.slice.tmpl", k, data); err != nil {
+		return err
+	}
+	active := s.Parked == ""
+	for _, u := range []struct{ name, tmpl, input string }{
+		// The generation covers what the unit's process reads when it starts.
+		{GuardUnit(k), "guard.service.tmpl", in.Version + mustJSON(policy)},
+		{AgentUnit(k), "agent.service.tmpl", in.Inventory.Software.Agent.Version + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds)},
+	} {
+		data.Generation = generation(u.input, in.Binary)
+		if err := p.addUnit(u.name, u.tmpl, k, data); err != nil {
+			return err
+		}
+		p.Units = append(p.Units, Unit{Name: u.name, Slot: k, Active: active, Generation: data.Generation})
+	}
+	return nil
+}
+
+func generation(parts ...string) string {
+	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
+	return hex.EncodeToString(sum[:6])
+}
+
+func mustJSON(p JobPolicy) string {
+	text, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // a struct of strings, numbers and lists of them
+	}
+	return string(text)
+}
+
+// renderEnvironment is what a slot's hooks export and its agent starts with.
+// The values need no quoting in a shell or in systemd.
+func renderEnvironment(s Slot) string {
+	var b strings.Builder
+	b.WriteString(header)
+	for _, kv := range slotEnv(s) {
+		b.WriteString(kv + "\n")
+	}
+	fmt.Fprintf(&b, "DOCKER_HOST=unix://%s\n", SocketPath(s.Index))
+	fmt.Fprintf(&b, "GIT_CONFIG_GLOBAL=%s\n", GitConfigPath)
+	return b.String()
+}
+
+// slotEnv is the job environment of the contracts: NAME=value.
+func slotEnv(s Slot) []string {
+	set, _ := cpuset.Parse(s.CPUs)
+	env := []string{
+		"KERNELBOT_GPU_INDEX=" + strconv.Itoa(s.Index),
+		"KERNELBOT_CPUSET=" + s.CPUs,
+		"KERNELBOT_CPUS=" + strconv.Itoa(set.Len()),
+		"KERNELBOT_MEMORY=" + strconv.FormatInt(s.MemoryBytes>>20, 10) + "m",
+	}
+	// UUIDs are valid on the host and in a container with one GPU; there an
+	// index above 0 would mean no GPU at all.
+	switch g := s.GPUs[0]; {
+	case g.Vendor == "amd":
+		return append(env, "ROCR_VISIBLE_DEVICES="+cmp.Or(g.UUID, "0"), "HIP_VISIBLE_DEVICES=0")
+	case g.UUID != "":
+		return append(env, "NVIDIA_VISIBLE_DEVICES="+g.UUID, "CUDA_VISIBLE_DEVICES="+g.UUID)
+	default:
+		return append(env, "NVIDIA_VISIBLE_DEVICES=void")
+	}
+}
+
+func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
+	g := s.GPUs[0]
+	pol := JobPolicy{
+		WrittenBy: "kbnode", Slot: s.Index, Name: s.Name, User: s.User, Slice: SliceName(s.Index),
+		CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
+		PidsLimit: cfg.Job.TasksMax, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
+		Vendor: g.Vendor, UUID: g.UUID,
+		Env: slotEnv(s),
+		DropEnv: []string{
+			"NVIDIA_*", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
+			"LD_*", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN", "BUILDKITE_AGENT_JOB_API_*", "DOCKER_HOST", "KBNODE_*",
+		},
+		WorkRoot: WorkDir(s.Index), Binary: in.Binary, DockerSocket: cfg.Docker.Socket, Socket: SocketPath(s.Index),
+		DeviceNodes: []string{},
+	}
+	d := in.Inventory.Software.Docker
+	switch name := "nvidia.com/gpu=" + g.UUID; {
+	case g.Vendor == "nvidia" && g.UUID != "" && d.CDI && slices.Contains(d.CDIDevices, name):
+		pol.CDIDevice = name
+	case g.Vendor == "nvidia" && g.UUID != "" && slices.Contains(d.Runtimes, "nvidia"):
+		pol.DeviceRequest = g.UUID
+	default:
+		pol.DeviceNodes = g.Devices
+	}
+	return pol
+}
+
+// Preflight lists what keeps this machine from being a node, each with what to
+// type. It looks at what Build does not need.
+func Preflight(inv *inventory.Inventory) []string {
+	var missing []string
+	say := func(format string, args ...any) { missing = append(missing, fmt.Sprintf(format, args...)) }
+	sw := inv.Software
+	if sw.Systemd == "" {
+		say("this machine does not run systemd as its first process; kbnode needs it, so run it on the host and not in a container")
+	} else if v, err := strconv.Atoi(strings.TrimFunc(strings.SplitN(sw.Systemd, ".", 2)[0], func(r rune) bool { return r < '0' || r > '9' })); err == nil && v < 249 {
+		say("systemd is version %s; kbnode needs 249 or newer (Ubuntu 22.04, Debian 12, RHEL 9)", sw.Systemd)
+	}
+	if !sw.CgroupV2 {
+		say("cgroup v1 is mounted at /sys/fs/cgroup; boot with systemd.unified_cgroup_hierarchy=1 on the kernel command line")
+	}
+	if sw.Docker.Version == "" {
+		say("Docker does not answer; %s", dockerHint(inv.OS.ID))
+	} else if sw.Docker.CgroupDriver != "systemd" {
+		say("Docker uses the %s cgroup driver, under which no slice limits a container; put {\"exec-opts\": [\"native.cgroupdriver=systemd\"]} into /etc/docker/daemon.json and run systemctl restart docker", cmp.Or(sw.Docker.CgroupDriver, "unknown"))
+	}
+	if sw.Git == "" {
+		say("git is not installed; %s", packageHint(inv.OS.ID, "git"))
+	}
+	if inv.NVIDIA != nil && sw.Docker.Version != "" && !hasGPUAccess(sw.Docker) {
+		say("Docker can give no NVIDIA GPU to a container; %s", toolkitHint(inv.OS.ID))
+	}
+	return missing
+}
+
+func hasGPUAccess(d inventory.Docker) bool {
+	return slices.Contains(d.Runtimes, "nvidia") ||
+		d.CDI && slices.ContainsFunc(d.CDIDevices, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=") })
+}
+
+func usesDNF(id string) bool {
+	return slices.Contains([]string{"rhel", "centos", "rocky", "almalinux", "fedora", "ol", "amzn"}, id)
+}
+
+func packageHint(osID, pkg string) string {
+	if usesDNF(osID) {
+		return "run: sudo dnf install -y " + pkg
+	}
+	return "run: sudo apt-get install -y " + pkg
+}
+
+func dockerHint(osID string) string {
+	if usesDNF(osID) {
+		return "run: sudo dnf install -y docker-ce && sudo systemctl enable --now docker (or kbnode install --install-deps)"
+	}
+	return "run: sudo apt-get install -y docker.io && sudo systemctl enable --now docker (or kbnode install --install-deps)"
+}
+
+func toolkitHint(osID string) string {
+	return packageHint(osID, "nvidia-container-toolkit") + " && sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml (or kbnode install --install-deps)"
+}
