@@ -1,0 +1,189 @@
+package agent
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Bounds on what a job's processes can make their readers read.
+const (
+	maxProcs    = 4096      // processes of a unit that are looked at
+	maxEnviron  = 4 << 20   // bytes; Linux limits arguments and environment to 6 MiB at most
+	maxProcFile = 256 << 10 // bytes of any other file of /proc or /sys/fs/cgroup
+	maxField    = 512       // bytes of a value that is shown
+)
+
+// userHz is the unit of process start times in /proc, the same on every
+// architecture that kbnode runs on (proc_pid_stat(5), sysconf(_SC_CLK_TCK)).
+const userHz = 100
+
+// Job is what an agent runs at the moment. All but PID and Since are what the
+// job's environment says, so good for show and for nothing else.
+type Job struct {
+	ID       string    `json:"id"`
+	Build    string    `json:"build,omitempty"` // number
+	BuildURL string    `json:"build_url,omitempty"`
+	Pipeline string    `json:"pipeline,omitempty"`
+	Since    time.Time `json:"since,omitzero"`
+	PID      int       `json:"pid"` // the process that runs it
+}
+
+// CurrentJob finds the job that an agent runs: the oldest process in the cgroup
+// of its unit, other than the agent itself, that has a BUILDKITE_JOB_ID. nil
+// means that there is none. The cgroup is a path as systemd's ControlGroup has
+// it.
+func CurrentJob(root, cgroup string, mainPID int) (*Job, error) {
+	procs, err := readBounded(filepath.Join(root, "sys/fs/cgroup", cgroup, "cgroup.procs"), maxProcFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // the unit is not running
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read processes of %s: %w", cgroup, err)
+	}
+	var job *Job
+	var oldest uint64
+	for i, field := range strings.Fields(string(procs)) {
+		pid, err := strconv.Atoi(field)
+		if err != nil || pid <= 0 || pid == mainPID {
+			continue
+		}
+		if i >= maxProcs {
+			break
+		}
+		env, err := Environ(root, pid)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // gone meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		start, err := startTicks(root, pid)
+		if err != nil || env["BUILDKITE_JOB_ID"] == "" {
+			continue
+		}
+		if job == nil || start < oldest {
+			oldest = start
+			job = &Job{
+				ID:       env["BUILDKITE_JOB_ID"],
+				Build:    env["BUILDKITE_BUILD_NUMBER"],
+				BuildURL: env["BUILDKITE_BUILD_URL"],
+				Pipeline: env["BUILDKITE_PIPELINE_SLUG"],
+				PID:      pid,
+			}
+		}
+	}
+	if job != nil {
+		job.Since = sinceBoot(root, oldest)
+	}
+	return job, nil
+}
+
+// Containers are the Docker containers that live in a slice: the names of the
+// docker-*.scope cgroups in it that have processes.
+func Containers(root, slice string) ([]string, error) {
+	dir := filepath.Join(root, "sys/fs/cgroup", slice)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list cgroup %s: %w", slice, err)
+	}
+	var found []string
+	for _, e := range entries {
+		if ok, _ := path.Match("docker-*.scope", e.Name()); !ok || !e.IsDir() {
+			continue
+		}
+		events, err := readBounded(filepath.Join(dir, e.Name(), "cgroup.events"), maxProcFile)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read state of container %s: %w", e.Name(), err)
+		}
+		if slices.Contains(strings.Split(string(events), "\n"), "populated 1") {
+			found = append(found, e.Name())
+		}
+	}
+	return found, nil
+}
+
+// Environ are the variables that a process was started with, values cut to what
+// can be shown and free of control characters. Names beginning with BUILDKITE
+// and KBNODE are kept, no others, and no token.
+func Environ(root string, pid int) (map[string]string, error) {
+	data, err := readBounded(filepath.Join(root, "proc", strconv.Itoa(pid), "environ"), maxEnviron)
+	if err != nil {
+		return nil, fmt.Errorf("read environment of process %d: %w", pid, err)
+	}
+	env := map[string]string{}
+	for v := range bytes.SplitSeq(data, []byte{0}) {
+		name, value, ok := strings.Cut(string(v[:min(len(v), maxField)]), "=")
+		if !ok || strings.Contains(name, "TOKEN") {
+			continue
+		}
+		if strings.HasPrefix(name, "BUILDKITE_") || strings.HasPrefix(name, "KBNODE_") {
+			env[name] = strings.Map(printable, value)
+		}
+	}
+	return env, nil
+}
+
+// printable drops what could drive a terminal.
+func printable(r rune) rune {
+	if r < ' ' || r > '~' {
+		return -1
+	}
+	return r
+}
+
+// startTicks is when a process was started, in ticks after boot.
+func startTicks(root string, pid int) (uint64, error) {
+	stat, err := readBounded(filepath.Join(root, "proc", strconv.Itoa(pid), "stat"), maxProcFile)
+	if err != nil {
+		return 0, fmt.Errorf("read start time of process %d: %w", pid, err)
+	}
+	// The name of the program is in parentheses and may contain anything, so
+	// fields are counted after the last one. The start time is field 22.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 20 {
+		return 0, fmt.Errorf("read start time of process %d: %d fields in its stat file", pid, len(fields))
+	}
+	return strconv.ParseUint(fields[19], 10, 64)
+}
+
+func sinceBoot(root string, ticks uint64) time.Time {
+	stat, err := readBounded(filepath.Join(root, "proc/stat"), 4<<20)
+	if err != nil {
+		return time.Time{}
+	}
+	for line := range strings.Lines(string(stat)) {
+		if text, ok := strings.CutPrefix(line, "btime "); ok {
+			boot, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+			if err != nil {
+				return time.Time{}
+			}
+			return time.Unix(boot+int64(ticks/userHz), int64(ticks%userHz)*int64(time.Second/userHz)).UTC()
+		}
+	}
+	return time.Time{}
+}
+
+func readBounded(name string, limit int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, limit))
+}

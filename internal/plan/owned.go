@@ -1,0 +1,98 @@
+package plan
+
+import (
+	"path"
+	"strconv"
+	"strings"
+)
+
+// slotNumber is how a pattern below spells the number of a slot.
+const slotNumber = "[0-9]*"
+
+// Owned are the files that kbnode may write, overwrite and delete, as patterns
+// of path.Match in which [0-9]* stands for the number of a slot. A file is
+// kbnode's own if its path matches and it carries Marker: operators' files
+// beside them, and drop-in directories, never do both. One that matches, is
+// marked and is in no plan any more is deleted.
+var Owned = []string{
+	UnitDir + "/" + ParentSlice,
+	UnitDir + "/buildkite-gpu[0-9]*.slice",
+	UnitDir + "/buildkite-agent-gpu[0-9]*.service",
+	UnitDir + "/kbnode-guard-gpu[0-9]*.service",
+	UnitDir + "/" + NodeService,
+	UnitDir + "/" + NodeTimer,
+	UnitDir + "/kbnode-image.service",
+	UnitDir + "/kbnode-image.timer",
+	"/etc/buildkite-agent/agent-[0-9]*/*",
+	"/etc/buildkite-agent/gitconfig",
+	HooksDir + "/*",
+	"/etc/kbnode/slots/gpu[0-9]*.json",
+	"/etc/cron.d/kbnode",
+}
+
+// OwnedInputs are files that kbnode may have written but reads as well. They
+// carry Marker then, and only uninstall deletes them.
+var OwnedInputs = []string{
+	ConfigPath,
+	TokenPath,
+	BindingsPath,
+}
+
+// OwnedDir is a directory that kbnode may have made.
+type OwnedDir struct {
+	Pattern string // as in Owned
+	All     bool   // delete with all that is in it; else only when it is empty
+}
+
+// OwnedDirs are the directories that kbnode may have made, inner ones first.
+var OwnedDirs = []OwnedDir{
+	{"/etc/buildkite-agent/agent-[0-9]*", false},
+	{HooksDir, false},
+	{"/etc/buildkite-agent", false},
+	{"/etc/kbnode/slots", false},
+	{"/etc/kbnode", false},
+	{"/run/kbnode/gpu[0-9]*", true},
+	{"/run/kbnode", true},
+	{"/var/lib/buildkite-agent/gpu-[0-9]*", true},
+	{"/var/lib/buildkite-agent", false},
+	{"/var/lib/kbnode", true},
+}
+
+// Owns says whether a path matches one of Owned or OwnedInputs exactly, and
+// which slot it belongs to: -1 for the node's own.
+func Owns(file string) (slot int, ok bool) {
+	for _, list := range [][]string{Owned, OwnedInputs} {
+		for _, pattern := range list {
+			if slot, ok = MatchOwned(pattern, file); ok {
+				return slot, true
+			}
+		}
+	}
+	return -1, false
+}
+
+// OwnsUnit is Owns for the name of a systemd unit.
+func OwnsUnit(name string) (slot int, ok bool) { return Owns(UnitDir + "/" + name) }
+
+// MatchOwned matches a path against one pattern of Owned or OwnedDirs, more
+// strictly than path.Match does: the number of a slot is digits only.
+func MatchOwned(pattern, file string) (slot int, ok bool) {
+	before, after, numbered := strings.Cut(pattern, slotNumber)
+	if !numbered {
+		ok, err := path.Match(pattern, file)
+		return -1, ok && err == nil
+	}
+	rest, ok := strings.CutPrefix(file, before)
+	if !ok {
+		return -1, false
+	}
+	digits := len(rest) - len(strings.TrimLeft(rest, "0123456789"))
+	slot, err := strconv.Atoi(rest[:digits])
+	if err != nil || strconv.Itoa(slot) != rest[:digits] {
+		return -1, false
+	}
+	if ok, err := path.Match(after, rest[digits:]); !ok || err != nil {
+		return -1, false
+	}
+	return slot, true
+}

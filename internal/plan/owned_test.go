@@ -1,0 +1,37 @@
+package plan
+
+import "testing"
+
+func TestOwns(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, path string
+		slot       int
+		ok         bool
+	}{
+		{"the parent slice", "/etc/systemd/system/buildkite.slice", -1, true},
+		{"a slot's slice", UnitDir + "/" + SliceName(3), 3, true},
+		{"a slot's agent", UnitDir + "/" + AgentUnit(12), 12, true},
+		{"a slot's guard", UnitDir + "/" + GuardUnit(0), 0, true},
+		{"a slot's policy", SlotPolicyPath(7), 7, true},
+		{"an agent's configuration", AgentDir(5) + "/buildkite-agent.cfg", 5, true},
+		{"a hook", HooksDir + "/environment", -1, true},
+		{"the kept bindings", BindingsPath, -1, true},
+		{"a drop-in of an operator", UnitDir + "/" + AgentUnit(0) + ".d/50-mine.conf", -1, false},
+		{"a slice with a word after its number", UnitDir + "/buildkite-gpu0x.slice", -1, false},
+		{"a number with a leading zero", UnitDir + "/buildkite-gpu00.slice", -1, false},
+		{"a number too large", UnitDir + "/buildkite-gpu99999999999999999999.slice", -1, false},
+		{"no number", UnitDir + "/buildkite-gpu.slice", -1, false},
+		{"a file deeper in an agent's directory", AgentDir(5) + "/a/b", -1, false},
+		{"an agent's directory itself", AgentDir(5), -1, false},
+		{"an old script's configuration", "/etc/buildkite-agent/buildkite-agent-gpu0.cfg", -1, false},
+		{"another program's unit", UnitDir + "/docker.service", -1, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if slot, ok := Owns(tt.path); slot != tt.slot || ok != tt.ok {
+				t.Errorf("Owns(%s) = %d, %v; want %d, %v", tt.path, slot, ok, tt.slot, tt.ok)
+			}
+		})
+	}
+}

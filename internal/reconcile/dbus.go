@@ -1,0 +1,252 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	sddbus "github.com/coreos/go-systemd/v22/dbus"
+	"github.com/godbus/dbus/v5"
+)
+
+// callTimeout bounds one question to systemd. jobTimeout bounds the start of a
+// unit; it is above systemd's own default of 90 s, so that systemd's verdict is
+// what is reported.
+const (
+	callTimeout = 25 * time.Second
+	jobTimeout  = 100 * time.Second
+)
+
+// Bus is systemd of this machine over D-Bus.
+type Bus struct{ conn *sddbus.Conn }
+
+// Connect opens a connection to systemd, which ends when ctx does.
+func Connect(ctx context.Context) (*Bus, error) {
+	conn, err := sddbus.NewWithContext(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("connect to systemd: %w", err)
+	}
+	// Without a subscriber systemd sends no signal when a job is done.
+	if err := conn.Subscribe(); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("subscribe to systemd: %w", err)
+	}
+	return &Bus{conn: conn}, nil
+}
+
+// Close ends the connection.
+func (b *Bus) Close() { b.conn.Close() }
+
+// Units implements Systemd.
+func (b *Bus) Units(ctx context.Context, names ...string) ([]UnitState, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	units := make([]UnitState, len(names))
+	for i, name := range names {
+		// The empty interface is all interfaces: one call for what the unit
+		// and its type have.
+		props, err := b.conn.GetAllPropertiesContext(ctx, name)
+		if err != nil {
+			return nil, fmt.Errorf("read unit %s: %w", name, err)
+		}
+		state := text(props, "UnitFileState")
+		units[i] = UnitState{
+			Name: name, Load: text(props, "LoadState"), Active: text(props, "ActiveState"), Sub: text(props, "SubState"),
+			Enabled:    state == "enabled" || state == "enabled-runtime",
+			MainPID:    int(number(props, "MainPID")),
+			Restarts:   int(number(props, "NRestarts")),
+			Result:     text(props, "Result"),
+			ExitStatus: int(number(props, "ExecMainStatus")),
+			Cgroup:     text(props, "ControlGroup"),
+		}
+		units[i].NeedReload, _ = props["NeedDaemonReload"].(bool)
+		if usec := number(props, "StateChangeTimestamp"); usec > 0 {
+			units[i].Since = time.UnixMicro(usec).UTC()
+		}
+	}
+	return units, nil
+}
+
+func text(props map[string]any, name string) string {
+	s, _ := props[name].(string)
+	return s
+}
+
+func number(props map[string]any, name string) int64 {
+	switch n := props[name].(type) {
+	case uint32:
+		return int64(n)
+	case int32:
+		return int64(n)
+	case uint64:
+		return int64(n)
+	}
+	return 0
+}
+
+// Loaded implements Systemd.
+func (b *Bus) Loaded(ctx context.Context, patterns ...string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	units, err := b.conn.ListUnitsByPatternsContext(ctx, nil, patterns)
+	if err != nil {
+		return nil, fmt.Errorf("list units: %w", err)
+	}
+	names := make([]string, len(units))
+	for i, u := range units {
+		names[i] = u.Name
+	}
+	return names, nil
+}
+
+// Reload implements Systemd.
+func (b *Bus) Reload(ctx context.Context) error {
+	// A reload runs all generators, which takes its time on a busy machine.
+	ctx, cancel := context.WithTimeout(ctx, jobTimeout)
+	defer cancel()
+	return wrap(b.conn.ReloadContext(ctx), "reload systemd")
+}
+
+// Start implements Systemd.
+func (b *Bus) Start(ctx context.Context, names ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, jobTimeout)
+	defer cancel()
+	return b.jobs(ctx, "start", b.conn.StartUnitContext, names)
+}
+
+// Restart implements Systemd.
+func (b *Bus) Restart(ctx context.Context, names ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, jobTimeout)
+	defer cancel()
+	return b.jobs(ctx, "restart", b.conn.RestartUnitContext, names)
+}
+
+// Stop implements Systemd. How long it may take is the caller's business.
+func (b *Bus) Stop(ctx context.Context, names ...string) error {
+	return b.jobs(ctx, "stop", b.conn.StopUnitContext, names)
+}
+
+// jobs queues one job per unit and waits for all of them, so that units which
+// take their time do so side by side.
+func (b *Bus) jobs(ctx context.Context, verb string, queue func(context.Context, string, string, chan<- string) (int, error), names []string) error {
+	var errs []error
+	done := make([]chan string, len(names))
+	for i, name := range names {
+		done[i] = make(chan string, 1) // buffered: the connection must not wait for us
+		if _, err := queue(ctx, name, "replace", done[i]); err != nil {
+			errs = append(errs, fmt.Errorf("%s %s: %w", verb, name, err))
+			done[i] = nil
+		}
+	}
+	for i, name := range names {
+		if done[i] == nil {
+			continue
+		}
+		select {
+		case result := <-done[i]:
+			if result != "done" && result != "skipped" {
+				errs = append(errs, fmt.Errorf("%s %s: job %s%s", verb, name, result, b.why(ctx, name)))
+			}
+		case <-ctx.Done():
+			errs = append(errs, fmt.Errorf("%s %s: %w", verb, name, ctx.Err()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// why adds what a service ended with to the result of its job.
+func (b *Bus) why(ctx context.Context, name string) string {
+	units, err := b.Units(ctx, name)
+	if err != nil || units[0].Result == "" || units[0].Result == "success" {
+		return ""
+	}
+	return fmt.Sprintf(" (%s, exit status %d); see journalctl -u %s", units[0].Result, units[0].ExitStatus, name)
+}
+
+// Drain implements Systemd.
+func (b *Bus) Drain(ctx context.Context, names ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var errs []error
+	for _, name := range names {
+		_, err := b.conn.StopUnitContext(ctx, name, "replace", nil)
+		errs = append(errs, wrap(err, "stop "+name))
+	}
+	return errors.Join(errs...)
+}
+
+// Kill implements Systemd. A unit without processes is no error.
+func (b *Bus) Kill(ctx context.Context, name string, all bool, signal syscall.Signal) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	who := sddbus.Main
+	if all {
+		who = sddbus.All
+	}
+	err := b.conn.KillUnitWithTarget(ctx, name, who, int32(signal))
+	if isBusError(err, "org.freedesktop.systemd1.NoSuchProcess", "org.freedesktop.DBus.Error.UnixProcessIdUnknown", "org.freedesktop.systemd1.NoSuchUnit") {
+		return nil
+	}
+	return wrap(err, "kill "+name)
+}
+
+// ResetFailed implements Systemd.
+func (b *Bus) ResetFailed(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := b.conn.ResetFailedUnitContext(ctx, name)
+	if isBusError(err, "org.freedesktop.systemd1.NoSuchUnit") {
+		return nil // unloaded meanwhile
+	}
+	return wrap(err, "reset "+name)
+}
+
+// Enable implements Systemd.
+func (b *Bus) Enable(ctx context.Context, names ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	_, _, err := b.conn.EnableUnitFilesContext(ctx, names, false, true)
+	return wrap(err, "enable "+strings.Join(names, " "))
+}
+
+// Disable implements Systemd.
+func (b *Bus) Disable(ctx context.Context, names ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	_, err := b.conn.DisableUnitFilesContext(ctx, names, false)
+	return wrap(err, "disable "+strings.Join(names, " "))
+}
+
+// SetProperties implements Systemd.
+func (b *Bus) SetProperties(ctx context.Context, name string, properties ...Property) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	props := make([]sddbus.Property, len(properties))
+	for i, p := range properties {
+		props[i] = sddbus.Property{Name: p.Name, Value: dbus.MakeVariant(p.Value)}
+	}
+	return wrap(b.conn.SetUnitPropertiesContext(ctx, name, true, props...), "set properties of "+name)
+}
+
+func wrap(err error, doing string) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}
+
+func isBusError(err error, names ...string) bool {
+	var bus dbus.Error
+	if !errors.As(err, &bus) {
+		return false
+	}
+	for _, name := range names {
+		if bus.Name == name {
+			return true
+		}
+	}
+	return false
+}
