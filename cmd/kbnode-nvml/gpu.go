@@ -1,0 +1,353 @@
+//go:build cgo && linux
+
+package main
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+// readGPU asks everything about the GPU with this NVML index.
+func readGPU(index int) probe.GPU {
+	g := probe.GPU{Index: index}
+	h, ret := nvml.DeviceGetHandleByIndex(index)
+	d := &device{Device: h, out: &g}
+	if ret != nvml.SUCCESS {
+		d.fail("nvmlDeviceGetHandleByIndex", ret)
+		return g
+	}
+	d.identity()
+	d.modes()
+	d.errors()
+	d.speed()
+	d.links()
+	d.processes()
+	d.mig()
+	return g
+}
+
+func (d *device) identity() {
+	g := d.out
+	// The address first: it is kept by the driver and names even a lost GPU.
+	if pci, ret := d.GetPciInfo(); ret == nvml.SUCCESS {
+		// The function is missing in Bus and Device, and always 0 for a GPU.
+		g.PCI = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
+		g.PCIID = fmt.Sprintf("%04x:%04x", pci.PciDeviceId&0xffff, pci.PciDeviceId>>16)
+		g.Subsystem = fmt.Sprintf("%04x:%04x", pci.PciSubSystemId&0xffff, pci.PciSubSystemId>>16)
+	} else {
+		d.fail("nvmlDeviceGetPciInfo", ret)
+	}
+	g.UUID = need(d, "nvmlDeviceGetUUID", d.GetUUID)
+	g.Name = need(d, "nvmlDeviceGetName", d.GetName)
+	g.Minor = ask(d, "nvmlDeviceGetMinorNumber", d.GetMinorNumber)
+	g.Serial = value(ask(d, "nvmlDeviceGetSerial", d.GetSerial))
+	g.ModuleID = ask(d, "nvmlDeviceGetModuleId", d.GetModuleId)
+	g.MemoryNode = ask(d, "nvmlDeviceGetNumaNodeId", d.GetNumaNodeId)
+	if a := ask(d, "nvmlDeviceGetArchitecture", d.GetArchitecture); a != nil {
+		g.Architecture = architecture(*a)
+	}
+	g.Compute = value(ask(d, "nvmlDeviceGetCudaComputeCapability", func() (string, nvml.Return) {
+		major, minor, ret := d.GetCudaComputeCapability()
+		return fmt.Sprintf("%d.%d", major, minor), ret
+	}))
+	g.VBIOS = value(ask(d, "nvmlDeviceGetVbiosVersion", d.GetVbiosVersion))
+	g.GSP = value(ask(d, "nvmlDeviceGetGspFirmwareVersion", d.GetGspFirmwareVersion))
+	g.Memory = ask(d, "nvmlDeviceGetMemoryInfo_v2", func() (probe.Memory, nvml.Return) {
+		m, ret := d.GetMemoryInfo_v2()
+		return probe.Memory{TotalBytes: m.Total, UsedBytes: m.Used, FreeBytes: m.Free, ReservedBytes: m.Reserved}, ret
+	})
+	if g.Memory == nil {
+		g.Memory = ask(d, "nvmlDeviceGetMemoryInfo", func() (probe.Memory, nvml.Return) {
+			m, ret := d.GetMemoryInfo()
+			return probe.Memory{TotalBytes: m.Total, UsedBytes: m.Used, FreeBytes: m.Free}, ret
+		})
+	}
+}
+
+func (d *device) modes() {
+	g := d.out
+	g.Persistence = value(ask(d, "nvmlDeviceGetPersistenceMode", func() (string, nvml.Return) {
+		s, ret := d.GetPersistenceMode()
+		return onOff(s == nvml.FEATURE_ENABLED), ret
+	}))
+	g.ComputeMode = value(ask(d, "nvmlDeviceGetComputeMode", func() (string, nvml.Return) {
+		m, ret := d.GetComputeMode()
+		return computeMode(m), ret
+	}))
+	g.MIGMode = ask(d, "nvmlDeviceGetMigMode", func() (probe.Mode, nvml.Return) {
+		now, next, ret := d.GetMigMode()
+		return probe.Mode{Current: onOff(now == nvml.DEVICE_MIG_ENABLE), Pending: onOff(next == nvml.DEVICE_MIG_ENABLE)}, ret
+	})
+	g.ECCMode = ask(d, "nvmlDeviceGetEccMode", func() (probe.Mode, nvml.Return) {
+		now, next, ret := d.GetEccMode()
+		return probe.Mode{Current: onOff(now == nvml.FEATURE_ENABLED), Pending: onOff(next == nvml.FEATURE_ENABLED)}, ret
+	})
+}
+
+// errors reads what health is judged by.
+func (d *device) errors() {
+	g := d.out
+	count := func(kind nvml.MemoryErrorType, since nvml.EccCounterType) *uint64 {
+		return ask(d, "nvmlDeviceGetTotalEccErrors", func() (uint64, nvml.Return) { return d.GetTotalEccErrors(kind, since) })
+	}
+	ecc := probe.ECC{
+		VolatileCorrected:    count(nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.VOLATILE_ECC),
+		VolatileUncorrected:  count(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC),
+		AggregateCorrected:   count(nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.AGGREGATE_ECC),
+		AggregateUncorrected: count(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.AGGREGATE_ECC),
+		SRAMThreshold: ask(d, "nvmlDeviceGetSramEccErrorStatus", func() (bool, nvml.Return) {
+			s, ret := d.GetSramEccErrorStatus()
+			return s.BThresholdExceeded != 0, ret
+		}),
+	}
+	g.ECC = given(ecc)
+	g.RemappedRows = ask(d, "nvmlDeviceGetRemappedRows", func() (r probe.Remapped, ret nvml.Return) {
+		r.Correctable, r.Uncorrectable, r.Pending, r.Failed, ret = d.GetRemappedRows()
+		return r, ret
+	})
+	if g.RemappedRows != nil {
+		g.RemappedRows.Banks = ask(d, "nvmlDeviceGetRowRemapperHistogram", func() (probe.Banks, nvml.Return) {
+			h, ret := d.GetRowRemapperHistogram()
+			return probe.Banks{Max: h.Max, High: h.High, Partial: h.Partial, Low: h.Low, None: h.None}, ret
+		})
+	} else {
+		d.retired()
+	}
+	g.RecoveryAction = d.field(nvml.FI_DEV_GET_GPU_RECOVERY_ACTION)
+}
+
+func (d *device) retired() {
+	pages := func(cause nvml.PageRetirementCause) *int {
+		return ask(d, "nvmlDeviceGetRetiredPages", func() (int, nvml.Return) {
+			p, ret := d.GetRetiredPages(cause)
+			return len(p), ret
+		})
+	}
+	single := pages(nvml.PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS)
+	double := pages(nvml.PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)
+	if single == nil || double == nil {
+		return
+	}
+	pending := ask(d, "nvmlDeviceGetRetiredPagesPendingStatus", d.GetRetiredPagesPendingStatus)
+	d.out.RetiredPages = &probe.Retired{SingleBit: *single, DoubleBit: *double, Pending: value(pending) == nvml.FEATURE_ENABLED}
+}
+
+// speed reads clocks, power and heat.
+func (d *device) speed() {
+	g := d.out
+	clock := func(of nvml.ClockType) *uint32 {
+		return ask(d, "nvmlDeviceGetClockInfo", func() (uint32, nvml.Return) { return d.GetClockInfo(of) })
+	}
+	top := func(of nvml.ClockType) *uint32 {
+		return ask(d, "nvmlDeviceGetMaxClockInfo", func() (uint32, nvml.Return) { return d.GetMaxClockInfo(of) })
+	}
+	g.Clocks = given(probe.Clocks{
+		SM: clock(nvml.CLOCK_SM), Memory: clock(nvml.CLOCK_MEM), MaxSM: top(nvml.CLOCK_SM), MaxMemory: top(nvml.CLOCK_MEM),
+	})
+	// Drivers before 535 have the older name only.
+	if has("nvmlDeviceGetCurrentClocksEventReasons") {
+		g.ClockReasons = ask(d, "nvmlDeviceGetCurrentClocksEventReasons", d.GetCurrentClocksEventReasons)
+	} else {
+		g.ClockReasons = ask(d, "nvmlDeviceGetCurrentClocksThrottleReasons", d.GetCurrentClocksThrottleReasons)
+	}
+	power := probe.Power{
+		Usage:    ask(d, "nvmlDeviceGetPowerUsage", d.GetPowerUsage),
+		Limit:    ask(d, "nvmlDeviceGetPowerManagementLimit", d.GetPowerManagementLimit),
+		Enforced: ask(d, "nvmlDeviceGetEnforcedPowerLimit", d.GetEnforcedPowerLimit),
+		Default:  ask(d, "nvmlDeviceGetPowerManagementDefaultLimit", d.GetPowerManagementDefaultLimit),
+	}
+	if l := ask(d, "nvmlDeviceGetPowerManagementLimitConstraints", func() ([2]uint32, nvml.Return) {
+		low, high, ret := d.GetPowerManagementLimitConstraints()
+		return [2]uint32{low, high}, ret
+	}); l != nil {
+		power.Min, power.Max = &l[0], &l[1]
+	}
+	g.Power = given(power)
+
+	threshold := func(t nvml.TemperatureThresholds) *uint32 {
+		return ask(d, "nvmlDeviceGetTemperatureThreshold", func() (uint32, nvml.Return) { return d.GetTemperatureThreshold(t) })
+	}
+	g.Temperature = given(probe.Temperature{
+		GPU: ask(d, "nvmlDeviceGetTemperature", func() (uint32, nvml.Return) { return d.GetTemperature(nvml.TEMPERATURE_GPU) }),
+		Margin: ask(d, "nvmlDeviceGetMarginTemperature", func() (int32, nvml.Return) {
+			m, ret := d.GetMarginTemperature()
+			return m.MarginTemperature, ret
+		}),
+		Slowdown: threshold(nvml.TEMPERATURE_THRESHOLD_SLOWDOWN),
+		Shutdown: threshold(nvml.TEMPERATURE_THRESHOLD_SHUTDOWN),
+	})
+}
+
+// links reads PCIe, NVLink and the NVSwitch fabric.
+func (d *device) links() {
+	g := d.out
+	g.PCIe = given(probe.PCIe{
+		Gen:      ask(d, "nvmlDeviceGetCurrPcieLinkGeneration", d.GetCurrPcieLinkGeneration),
+		MaxGen:   ask(d, "nvmlDeviceGetMaxPcieLinkGeneration", d.GetMaxPcieLinkGeneration),
+		Width:    ask(d, "nvmlDeviceGetCurrPcieLinkWidth", d.GetCurrPcieLinkWidth),
+		MaxWidth: ask(d, "nvmlDeviceGetMaxPcieLinkWidth", d.GetMaxPcieLinkWidth),
+		Replays:  ask(d, "nvmlDeviceGetPcieReplayCounter", d.GetPcieReplayCounter),
+	})
+	g.NVLinks = d.field(nvml.FI_DEV_NVLINK_LINK_COUNT)
+	if n := value(g.NVLinks); n > 0 {
+		up := 0
+		for i := range min(int(n), nvml.NVLINK_MAX_LINKS) {
+			s := ask(d, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) { return d.GetNvLinkState(i) })
+			if s != nil && *s == nvml.FEATURE_ENABLED {
+				up++
+			}
+		}
+		g.NVLinksUp = &up
+	}
+	g.Fabric = ask(d, "nvmlDeviceGetGpuFabricInfoV", func() (probe.Fabric, nvml.Return) {
+		f, ret := d.GetGpuFabricInfoV().V2()
+		return probe.Fabric{
+			State: fabricState(f.State), Status: int(f.Status), Clique: f.CliqueId, Cluster: uuid(f.ClusterUuid), HealthMask: f.HealthMask,
+		}, ret
+	})
+	if g.Fabric == nil {
+		g.Fabric = ask(d, "nvmlDeviceGetGpuFabricInfo", func() (probe.Fabric, nvml.Return) {
+			f, ret := d.GetGpuFabricInfo() //nolint:staticcheck // all that drivers before 545 have
+			return probe.Fabric{State: fabricState(f.State), Status: int(f.Status), Clique: f.CliqueId, Cluster: uuid(f.ClusterUuid)}, ret
+		})
+	}
+}
+
+// field reads one number of nvmlDeviceGetFieldValues.
+func (d *device) field(id uint32) *int64 {
+	return ask(d, "nvmlDeviceGetFieldValues", func() (int64, nvml.Return) {
+		f := []nvml.FieldValue{{FieldId: id}}
+		if ret := d.GetFieldValues(f); ret != nvml.SUCCESS {
+			return 0, ret
+		}
+		v := binary.NativeEndian.Uint64(f[0].Value[:])
+		switch nvml.ValueType(f[0].ValueType) {
+		case nvml.VALUE_TYPE_UNSIGNED_INT:
+			v = uint64(binary.NativeEndian.Uint32(f[0].Value[:]))
+		case nvml.VALUE_TYPE_SIGNED_INT:
+			v = uint64(int64(int32(binary.NativeEndian.Uint32(f[0].Value[:]))))
+		case nvml.VALUE_TYPE_UNSIGNED_SHORT:
+			v = uint64(binary.NativeEndian.Uint16(f[0].Value[:]))
+		case nvml.VALUE_TYPE_DOUBLE:
+			return 0, nvml.ERROR_NOT_SUPPORTED
+		}
+		return int64(v), nvml.Return(f[0].NvmlReturn)
+	})
+}
+
+func (d *device) processes() {
+	for _, symbol := range []string{
+		"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses",
+	} {
+		if !has(symbol) {
+			continue
+		}
+		for _, p := range value(ask(d, symbol, d.GetComputeRunningProcesses)) {
+			q := probe.Process{PID: p.Pid, UsedBytes: p.UsedGpuMemory, GPUInstance: instance(p.GpuInstanceId), ComputeInstance: instance(p.ComputeInstanceId)}
+			if q.UsedBytes == ^uint64(0) { // NVML_VALUE_NOT_AVAILABLE
+				q.UsedBytes = 0
+			}
+			d.out.Processes = append(d.out.Processes, q)
+		}
+		return
+	}
+}
+
+// mig reads the MIG devices; indices have holes.
+func (d *device) mig() {
+	if d.out.MIGMode == nil || d.out.MIGMode.Current != "on" {
+		return
+	}
+	for i := range value(ask(d, "nvmlDeviceGetMaxMigDeviceCount", d.GetMaxMigDeviceCount)) {
+		h := ask(d, "nvmlDeviceGetMigDeviceHandleByIndex", func() (nvml.Device, nvml.Return) { return d.GetMigDeviceHandleByIndex(i) })
+		if h == nil {
+			continue
+		}
+		m := &device{Device: *h, out: &probe.GPU{Index: i}}
+		g := probe.MIG{UUID: need(m, "nvmlDeviceGetUUID", m.GetUUID)}
+		g.GPUInstance = need(m, "nvmlDeviceGetGpuInstanceId", m.GetGpuInstanceId)
+		g.ComputeInstance = need(m, "nvmlDeviceGetComputeInstanceId", m.GetComputeInstanceId)
+		g.Name = value(ask(m, "nvmlDeviceGetName", m.GetName))
+		if a := ask(m, "nvmlDeviceGetAttributes_v2", m.GetAttributes); a != nil {
+			g.Slices, g.ComputeSlices = int(a.GpuInstanceSliceCount), int(a.ComputeInstanceSliceCount)
+			g.Multiprocessors, g.MemoryBytes = int(a.MultiprocessorCount), int64(a.MemorySizeMB)<<20
+		}
+		if g.Error = m.out.Error; g.Error == "" {
+			d.placement(&g)
+		}
+		d.out.MIG = append(d.out.MIG, g)
+	}
+}
+
+// placement reads where an instance lies on its parent; that and the profile
+// stay the same when the instance is made anew, and its UUID does not.
+func (d *device) placement(m *probe.MIG) {
+	if !has("nvmlGpuInstanceGetInfo") {
+		return
+	}
+	gi := ask(d, "nvmlDeviceGetGpuInstanceById", func() (nvml.GpuInstance, nvml.Return) { return d.GetGpuInstanceById(m.GPUInstance) })
+	if gi == nil {
+		return
+	}
+	if info := ask(d, "nvmlGpuInstanceGetInfo", (*gi).GetInfo); info != nil {
+		profile, start, size := int(info.ProfileId), int(info.Placement.Start), int(info.Placement.Size)
+		m.Profile, m.Start, m.Size = &profile, &start, &size
+	}
+}
+
+// given is a pointer to v, nil when nothing in it is set.
+func given[T comparable](v T) *T {
+	var none T
+	if v == none {
+		return nil
+	}
+	return &v
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+func instance(id uint32) int { return int(int32(id)) } // 0xffffffff without MIG
+
+func uuid(b [16]uint8) string {
+	if b == [16]uint8{} {
+		return ""
+	}
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+func computeMode(m nvml.ComputeMode) string {
+	names := []string{"default", "exclusive-thread", "prohibited", "exclusive-process"}
+	if int(m) < len(names) {
+		return names[m]
+	}
+	return fmt.Sprintf("mode %d", m)
+}
+
+func fabricState(s uint8) string {
+	names := []string{"not supported", "not started", "in progress", "completed"}
+	if int(s) < len(names) {
+		return names[s]
+	}
+	return fmt.Sprintf("state %d", s)
+}
+
+func architecture(a nvml.DeviceArchitecture) string {
+	names := strings.Fields("? ? kepler maxwell pascal volta turing ampere ada hopper blackwell")
+	if n := int(a); n >= 2 && n < len(names) {
+		return names[n]
+	}
+	if a == nvml.DEVICE_ARCH_UNKNOWN {
+		return ""
+	}
+	return fmt.Sprintf("architecture %d", a)
+}

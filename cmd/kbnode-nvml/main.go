@@ -1,0 +1,131 @@
+//go:build cgo && linux
+
+// Command kbnode-nvml prints what NVML says of this machine's GPUs as one JSON
+// object and exits. It changes nothing and keeps no handle: an open one blocks
+// driver upgrades and GPU resets.
+//
+// It exits 0 when NVML could be initialised, whatever the single GPUs answered,
+// and 3 when not. Link it with -Wl,-z,lazy: go-nvml leaves every function
+// unresolved that the installed driver may lack.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/dl"
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+const library = "libnvidia-ml.so.1"
+
+func main() {
+	r := read()
+	out := json.NewEncoder(os.Stdout)
+	out.SetIndent("", "  ")
+	if err := out.Encode(r); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	if !r.OK {
+		os.Exit(3)
+	}
+}
+
+// read makes the whole report.
+func read() *probe.Report {
+	r := &probe.Report{Schema: probe.Schema, GPUs: []probe.GPU{}}
+	// nvml.Init answers "library not found" to whatever dlopen did not like, so
+	// dlopen is asked first: no driver is one thing, a broken one another.
+	lib := dl.New(library, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
+	if err := lib.Open(); err != nil {
+		r.Code = int(nvml.ERROR_LIBRARY_NOT_FOUND)
+		r.Error = err.Error()
+		r.Absent = strings.HasPrefix(r.Error, library+": cannot open shared object file: No such file")
+		return r
+	}
+	if ret := nvml.Init(); ret != nvml.SUCCESS {
+		r.Code, r.Error = int(ret), ret.String()
+		return r
+	}
+	defer nvml.Shutdown()
+
+	count, ret := nvml.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		r.Code, r.Error = int(ret), "count the GPUs: "+ret.String()
+		return r
+	}
+	r.OK = true
+	r.Driver, _ = nvml.SystemGetDriverVersion()
+	r.NVML, _ = nvml.SystemGetNVMLVersion()
+	if has("nvmlSystemGetCudaDriverVersion_v2") {
+		if v, ret := nvml.SystemGetCudaDriverVersion_v2(); ret == nvml.SUCCESS {
+			r.CUDA = fmt.Sprintf("%d.%d", v/1000, v%1000/10)
+		}
+	}
+	for i := range count {
+		r.GPUs = append(r.GPUs, readGPU(i))
+	}
+	return r
+}
+
+// has tells whether the installed driver knows a function. Calling one that it
+// lacks ends the process in the dynamic loader, with no chance to recover.
+func has(symbol string) bool {
+	return nvml.Extensions().LookupSymbol(symbol) == nil
+}
+
+// device asks one GPU, and remembers what went wrong.
+type device struct {
+	nvml.Device
+	out *probe.GPU
+}
+
+// ask calls one NVML function and returns its value, nil when there is none.
+// Only what a healthy GPU would not answer is remembered; once the GPU is lost
+// nothing more is asked, since each call may take seconds.
+func ask[T any](d *device, symbol string, call func() (T, nvml.Return)) *T {
+	if d.out.Error != "" || !has(symbol) {
+		return nil
+	}
+	v, ret := call()
+	switch ret {
+	case nvml.SUCCESS:
+		return &v
+	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NO_DATA, nvml.ERROR_NOT_FOUND,
+		nvml.ERROR_NO_PERMISSION, nvml.ERROR_ARGUMENT_VERSION_MISMATCH, nvml.ERROR_DEPRECATED, nvml.ERROR_INVALID_ARGUMENT:
+	case nvml.ERROR_GPU_IS_LOST, nvml.ERROR_RESET_REQUIRED:
+		d.fail(symbol, ret)
+	default:
+		d.out.Unread = append(d.out.Unread, symbol+": "+ret.String())
+	}
+	return nil
+}
+
+// need is ask for what every GPU answers: without it the GPU counts as broken.
+func need[T any](d *device, symbol string, call func() (T, nvml.Return)) (v T) {
+	if d.out.Error != "" {
+		return v
+	}
+	v, ret := call()
+	if ret != nvml.SUCCESS {
+		d.fail(symbol, ret)
+	}
+	return v
+}
+
+func (d *device) fail(symbol string, ret nvml.Return) {
+	d.out.Error, d.out.Code = symbol+": "+ret.String(), int(ret)
+}
+
+// value is what p points to, or the zero value.
+func value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}

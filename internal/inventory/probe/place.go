@@ -1,0 +1,187 @@
+package probe
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	runDir   = "/run/kbnode"
+	lockName = "nvml.lock"
+	maxImage = 64 << 20
+)
+
+// place is somewhere to run the probe from. prepare returns a path to execute
+// and what to call once that has happened.
+type place struct {
+	name    string
+	prepare func() (path string, done func(), err error)
+}
+
+// image is the embedded probe, unpacked.
+func image() ([]byte, error) {
+	packed, err := embedded.ReadFile("bin/" + runtime.GOARCH + "/kbnode-nvml.gz")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrNotEmbedded
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded NVML probe: %w", err)
+	}
+	z, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, fmt.Errorf("unpack the embedded NVML probe: %w", err)
+	}
+	elf, err := io.ReadAll(io.LimitReader(z, maxImage+1))
+	if err != nil {
+		return nil, fmt.Errorf("unpack the embedded NVML probe: %w", err)
+	}
+	if len(elf) > maxImage {
+		return nil, fmt.Errorf("unpack the embedded NVML probe: more than %d bytes", maxImage)
+	}
+	return elf, nil
+}
+
+// places lists where to run the probe from, best first. Packages install it as
+// a file, which hosts with SELinux or fapolicyd allow; an anonymous file needs
+// no disk and works with noexec mounts; the last is for vm.memfd_noexec=2.
+func places(elf []byte) []place {
+	var all []place
+	for _, path := range []string{"/usr/local/libexec/kbnode/kbnode-nvml", "/usr/libexec/kbnode/kbnode-nvml"} {
+		all = append(all, place{path, installed(path, sha256.Sum256(elf))})
+	}
+	return append(all, place{"memfd", inMemory(elf)}, place{runDir, inDir(runDir, elf)})
+}
+
+func atPath(path string) func() (string, func(), error) {
+	return func() (string, func(), error) { return path, func() {}, nil }
+}
+
+// installed is the file that a package put there, if it is this very probe and
+// only root can change it.
+func installed(path string, want [sha256.Size]byte) func() (string, func(), error) {
+	return func() (string, func(), error) {
+		f, err := os.Open(path)
+		if err != nil {
+			return "", nil, err
+		}
+		defer f.Close() //nolint:errcheck // only read
+		st, err := f.Stat()
+		if err != nil {
+			return "", nil, err
+		}
+		if sys, ok := st.Sys().(*syscall.Stat_t); !ok || !st.Mode().IsRegular() || st.Mode().Perm()&0o022 != 0 ||
+			(sys.Uid != 0 && int(sys.Uid) != os.Geteuid()) {
+			return "", nil, errors.New("not a regular file that only root can write")
+		}
+		sum := sha256.New()
+		if _, err := io.Copy(sum, io.LimitReader(f, maxImage+1)); err != nil {
+			return "", nil, err
+		}
+		if [sha256.Size]byte(sum.Sum(nil)) != want {
+			return "", nil, errors.New("another version")
+		}
+		return path, func() {}, nil
+	}
+}
+
+// inMemory is a sealed anonymous file. Kernels before 6.3 do not know MFD_EXEC,
+// newer ones may refuse execution without it.
+func inMemory(elf []byte) func() (string, func(), error) {
+	return func() (string, func(), error) {
+		const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+		fd, err := unix.MemfdCreate("kbnode-nvml", flags|unix.MFD_EXEC)
+		if errors.Is(err, unix.EINVAL) {
+			fd, err = unix.MemfdCreate("kbnode-nvml", flags)
+		}
+		if err != nil {
+			return "", nil, fmt.Errorf("memfd_create: %w", err)
+		}
+		f := os.NewFile(uintptr(fd), "kbnode-nvml")
+		if _, err := f.Write(elf); err != nil {
+			return "", nil, errors.Join(err, f.Close())
+		}
+		const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+			return "", nil, errors.Join(fmt.Errorf("seal memfd: %w", err), f.Close())
+		}
+		return fmt.Sprintf("/proc/self/fd/%d", fd), func() { _ = f.Close() }, nil
+	}
+}
+
+// inDir is a file that only its owner can read or run, removed once it runs.
+func inDir(dir string, elf []byte) func() (string, func(), error) {
+	return func() (string, func(), error) {
+		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // jobs' sockets live below
+			return "", nil, err
+		}
+		// A process forked meanwhile would hold the file open for writing, and
+		// Linux executes no such file.
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
+		f, err := os.CreateTemp(dir, "kbnode-nvml-*")
+		if err != nil {
+			return "", nil, err
+		}
+		remove := func() { _ = os.Remove(f.Name()) }
+		_, err = f.Write(elf)
+		if err == nil {
+			err = f.Chmod(0o700)
+		}
+		if err = errors.Join(err, f.Close()); err != nil {
+			remove()
+			return "", nil, err
+		}
+		return f.Name(), remove, nil
+	}
+}
+
+// running holds a token for the probe that this process has under way.
+var running = make(chan struct{}, 1)
+
+// acquire waits for the turn to run a probe. The lock file also keeps other
+// kbnode processes from it; it is nil for an ordinary user, and where nothing
+// is installed yet that had to make /run/kbnode.
+func acquire(ctx context.Context) (release func(), lock *os.File, err error) {
+	busy := func() error {
+		return fmt.Errorf("another NVML probe is still running; a GPU may hang in the driver: %w", ctx.Err())
+	}
+	select {
+	case running <- struct{}{}:
+	case <-ctx.Done():
+		return nil, nil, busy()
+	}
+	f, err := os.OpenFile(filepath.Join(runDir, lockName), os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return func() { <-running }, nil, nil //nolint:nilerr // best effort
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close(); <-running }, f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			_ = f.Close()
+			return func() { <-running }, nil, nil
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			_ = f.Close()
+			<-running
+			return nil, nil, busy()
+		}
+	}
+}

@@ -1,0 +1,254 @@
+// Package probe runs kbnode-nvml, the one-shot program that asks NVIDIA's
+// library about the GPUs, and defines its answer; it loads no driver code into
+// the process that calls it.
+package probe
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	timeout   = 20 * time.Second // eight GPUs without persistence take several seconds
+	killGrace = 2 * time.Second  // after SIGKILL; a process that a driver holds does not die
+	maxOutput = 8 << 20
+	maxErrors = 64 << 10
+)
+
+// ErrNotEmbedded says that this kbnode was built without the probe.
+var ErrNotEmbedded = errors.New("this kbnode was built without the NVML probe")
+
+// ErrNoLoader says that the machine has no glibc, which NVML itself needs.
+var ErrNoLoader = errors.New("NVML is not available: this machine has no glibc loader (ld-linux)")
+
+// Error is NVML's own refusal to start.
+type Error struct {
+	Code   int    // of nvml.h: 9 driver not loaded, 12 library not usable, 18 version mismatch
+	Text   string // as NVML or the loader says it
+	Absent bool   // no libnvidia-ml.so.1 on this machine
+}
+
+func (e *Error) Error() string {
+	switch {
+	case e.Absent:
+		return "NVML: there is no NVIDIA driver library (libnvidia-ml.so.1) on this machine"
+	case e.Code == 9:
+		return "NVML: the NVIDIA driver is not loaded; try modprobe nvidia"
+	case e.Code == 18:
+		return "NVML: the driver was upgraded while the old kernel module is loaded; reboot, or reload the nvidia modules"
+	default:
+		return fmt.Sprintf("NVML: %s (code %d)", e.Text, e.Code)
+	}
+}
+
+// Options change how the probe is run; the zero value is right on a machine.
+type Options struct {
+	Path    string        // this binary, not the embedded one
+	Env     []string      // NAME=value, on top of the clean environment
+	Timeout time.Duration // 0 is 20 s
+}
+
+// Run asks NVML about this machine. When NVML cannot start it returns the
+// report that says so and an *Error. It runs one probe at a time, machine-wide
+// where it may write /run/kbnode: a GPU that hangs in the driver must not
+// gather processes that cannot be killed.
+func Run(ctx context.Context, opts Options) (*Report, error) {
+	if opts.Timeout <= 0 {
+		opts.Timeout = timeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, opts.Timeout)
+	defer cancel()
+
+	if opts.Path != "" {
+		return runAny(ctx, opts, []place{{name: opts.Path, prepare: atPath(opts.Path)}})
+	}
+	elf, err := image()
+	if err != nil {
+		return nil, err
+	}
+	return runAny(ctx, opts, places(elf))
+}
+
+// runAny runs the probe from the first place that the machine lets it run from.
+func runAny(ctx context.Context, opts Options, from []place) (*Report, error) {
+	release, lock, err := acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var refused []error
+	for _, p := range from {
+		path, done, err := p.prepare()
+		if err != nil {
+			refused = append(refused, fmt.Errorf("%s: %w", p.name, err))
+			continue
+		}
+		c := start(path, opts.Env, lock, release)
+		err = <-c.started
+		done()
+		switch {
+		case err == nil:
+			return c.wait(ctx)
+		case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+			// A noexec mount, SELinux or fapolicyd: another place may do.
+			refused = append(refused, fmt.Errorf("%s: %w", p.name, err))
+		case errors.Is(err, syscall.ENOENT) && opts.Path == "":
+			release()
+			return nil, ErrNoLoader
+		default:
+			release()
+			return nil, fmt.Errorf("start the NVML probe: %w", err)
+		}
+	}
+	release()
+	return nil, fmt.Errorf("start the NVML probe: %w", errors.Join(refused...))
+}
+
+// child is one probe process, from fork to reaping.
+type child struct {
+	cmd            *exec.Cmd
+	stdout, stderr bounded
+	started        chan error
+	exited         chan error
+}
+
+// start runs the probe on a thread of its own, which lives as long as the
+// probe: the kernel sends Pdeathsig when the thread that forked ends. The lock
+// goes along into the child and is free only when that has really gone.
+func start(path string, env []string, lock *os.File, release func()) *child {
+	cmd := exec.Command(path)
+	c := &child{cmd: cmd, started: make(chan error, 1), exited: make(chan error, 1)}
+	c.stdout.limit, c.stderr.limit = maxOutput, maxErrors
+	cmd.Dir = "/"
+	// Nothing of ours: LD_BIND_NOW=1 alone would kill it before main.
+	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}, env...)
+	cmd.Stdout, cmd.Stderr = &c.stdout, &c.stderr
+	cmd.WaitDelay = killGrace
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if lock != nil {
+		cmd.ExtraFiles = []*os.File{lock}
+	}
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		c.started <- err
+		if err != nil {
+			return
+		}
+		err = cmd.Wait()
+		release()
+		c.exited <- err
+	}()
+	return c
+}
+
+// wait returns the child's report, or kills its process group when ctx ends.
+func (c *child) wait(ctx context.Context) (*Report, error) {
+	select {
+	case err := <-c.exited:
+		return c.report(err)
+	case <-ctx.Done():
+	}
+	pid := c.cmd.Process.Pid
+	_ = syscall.Kill(-pid, syscall.SIGKILL) // gone already is as good
+	select {
+	case <-c.exited:
+		return nil, fmt.Errorf("the NVML probe did not answer and was killed: %w", ctx.Err())
+	case <-time.After(killGrace):
+		return nil, fmt.Errorf("the NVML probe (process %d) does not even die: a GPU hangs in the driver: %w", pid, ctx.Err())
+	}
+}
+
+// report makes a report of what an ended probe has left.
+func (c *child) report(exit error) (*Report, error) {
+	if c.stdout.full {
+		return nil, fmt.Errorf("the NVML probe printed more than %d bytes", maxOutput)
+	}
+	var status *exec.ExitError
+	code := 0
+	if errors.As(exit, &status) {
+		code = status.ExitCode()
+	} else if exit != nil {
+		return nil, fmt.Errorf("run the NVML probe: %w", exit)
+	}
+	if code != 0 && code != 3 {
+		return nil, fmt.Errorf("the NVML probe crashed: %s", c.lastWords(status))
+	}
+	r, err := Parse(c.stdout.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	if r.OK != (code == 0) {
+		return nil, fmt.Errorf("the NVML probe ended with %d but reports ok=%t", code, r.OK)
+	}
+	if !r.OK {
+		return r, &Error{Code: r.Code, Text: r.Error, Absent: r.Absent}
+	}
+	return r, nil
+}
+
+// lastWords is the first line that a crashed probe wrote: the loader's "symbol
+// lookup error" or Go's name for a signal. Without one, how it ended.
+func (c *child) lastWords(status *exec.ExitError) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(c.stderr.String()), "\n")
+	line = strings.ReplaceAll(line, c.cmd.Path+": ", "")
+	if line == "" {
+		return status.Error()
+	}
+	return fmt.Sprintf("%s (%s)", Printable(line, 300), status.Error())
+}
+
+// Parse reads a report, from a probe or from a captured machine.
+func Parse(data []byte) (*Report, error) {
+	if len(data) > maxOutput {
+		return nil, fmt.Errorf("read NVML report: more than %d bytes", maxOutput)
+	}
+	var r Report
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("read NVML report: %w", err)
+	}
+	if r.Schema != Schema {
+		return nil, fmt.Errorf("read NVML report: it has schema %d, this kbnode reads %d", r.Schema, Schema)
+	}
+	return &r, nil
+}
+
+// Printable is s without control characters and cut to n bytes: what a driver
+// or a file says ends up on terminals.
+func Printable(s string, n int) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r == '\uFFFD' {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(s, ""))
+	if len(s) > n {
+		s = strings.ToValidUTF8(s[:n], "")
+	}
+	return strings.TrimSpace(s)
+}
+
+// bounded keeps what is written to it up to a limit; beyond, the writer is
+// refused, which closes the pipe and ends the process behind it.
+type bounded struct {
+	bytes.Buffer
+	limit int
+	full  bool
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.Len()+len(p) > b.limit {
+		b.full = true
+		return 0, fmt.Errorf("more than %d bytes", b.limit)
+	}
+	return b.Buffer.Write(p)
+}

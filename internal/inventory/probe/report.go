@@ -1,0 +1,194 @@
+package probe
+
+// Schema is the version of the JSON that the probe prints. It rises when a
+// field changes its meaning or goes away, not when one is added.
+const Schema = 1
+
+// Report is what NVML says of a machine. A value that the driver does not give
+// for a GPU is absent (nil, "" or an empty list), never a made-up zero.
+type Report struct {
+	Schema int    `json:"schema"`
+	OK     bool   `json:"ok"`               // NVML was initialised; single GPUs may still have failed
+	Error  string `json:"error,omitempty"`  // why not OK
+	Code   int    `json:"code,omitempty"`   // NVML's return code for Error, of nvml.h
+	Absent bool   `json:"absent,omitempty"` // there is no libnvidia-ml.so.1 on this machine
+	Driver string `json:"driver,omitempty"` // "580.95.05"
+	NVML   string `json:"nvml,omitempty"`   // version of the library
+	CUDA   string `json:"cuda,omitempty"`   // newest CUDA that the driver supports: "13.0"
+	GPUs   []GPU  `json:"gpus"`             // by NVML index
+}
+
+// GPU is one physical GPU. Error is set when it does not answer; the fields
+// that were read before are kept.
+type GPU struct {
+	Index int    `json:"index"` // NVML's; no identity, it may change at every boot
+	Error string `json:"error,omitempty"`
+	Code  int    `json:"code,omitempty"` // NVML's return code for Error; 15 is lost, 16 needs a reset
+
+	UUID       string `json:"uuid,omitempty"`
+	PCI        string `json:"pci,omitempty"`       // dddd:bb:dd.f, lower case
+	PCIID      string `json:"pci_id,omitempty"`    // vendor:device, four hex digits each
+	Subsystem  string `json:"subsystem,omitempty"` // vendor:device of the board
+	Name       string `json:"name,omitempty"`
+	Serial     string `json:"serial,omitempty"`
+	Minor      *int   `json:"minor,omitempty"` // /dev/nvidia<minor>
+	ModuleID   *int   `json:"module_id,omitempty"`
+	MemoryNode *int   `json:"memory_node,omitempty"` // NUMA node that is the GPU's memory (Grace); not the node of its CPUs
+
+	Architecture string `json:"architecture,omitempty"`       // "hopper"
+	Compute      string `json:"compute_capability,omitempty"` // "9.0"
+	VBIOS        string `json:"vbios,omitempty"`
+	GSP          string `json:"gsp,omitempty"` // firmware version; "" where it is off
+
+	Memory      *Memory `json:"memory,omitempty"`
+	Persistence string  `json:"persistence,omitempty"` // "on", "off"
+	ComputeMode string  `json:"compute_mode,omitempty"`
+	MIGMode     *Mode   `json:"mig_mode,omitempty"`
+	MIG         []MIG   `json:"mig,omitempty"`
+
+	ECCMode      *Mode     `json:"ecc_mode,omitempty"`
+	ECC          *ECC      `json:"ecc,omitempty"`
+	RemappedRows *Remapped `json:"remapped_rows,omitempty"`
+	RetiredPages *Retired  `json:"retired_pages,omitempty"`
+	// RecoveryAction is what the driver wants done: 0 nothing, 1 reset,
+	// 2 reboot, 3 drain P2P, 4 drain and reset (NVML_GPU_RECOVERY_ACTION_*).
+	RecoveryAction *int64 `json:"recovery_action,omitempty"`
+
+	Clocks *Clocks `json:"clocks,omitempty"`
+	// ClockReasons says why the clocks are not higher, as a bit set
+	// (nvmlClocksEventReason*): 0x4 power cap, 0x8 hardware slowdown, 0x20 and
+	// 0x40 heat, 0x80 power brake.
+	ClockReasons *uint64      `json:"clock_reasons,omitempty"`
+	Power        *Power       `json:"power,omitempty"`
+	Temperature  *Temperature `json:"temperature,omitempty"`
+	PCIe         *PCIe        `json:"pcie,omitempty"`
+	Fabric       *Fabric      `json:"fabric,omitempty"`
+	NVLinks      *int64       `json:"nvlinks,omitempty"`        // that the GPU has
+	NVLinksUp    *int         `json:"nvlinks_active,omitempty"` // of them
+
+	Processes []Process `json:"processes,omitempty"` // that compute on it
+	// Unread names the queries that failed in a way that a healthy GPU does not
+	// show: "nvmlDeviceGetEccMode: Unknown Error".
+	Unread []string `json:"unread,omitempty"`
+}
+
+// Mode is a switch that takes effect at the next reset or reboot: "on" or "off".
+type Mode struct {
+	Current string `json:"current"`
+	Pending string `json:"pending"`
+}
+
+// Memory is device memory in bytes. Reserved is the driver's and firmware's,
+// and not part of Used; it is 0 with drivers that do not tell them apart.
+type Memory struct {
+	TotalBytes    uint64 `json:"total_bytes"`
+	UsedBytes     uint64 `json:"used_bytes"`
+	FreeBytes     uint64 `json:"free_bytes"`
+	ReservedBytes uint64 `json:"reserved_bytes"`
+}
+
+// MIG is one MIG device. Its UUID changes when the instance is made anew;
+// Start, Size and Profile of the parent do not.
+type MIG struct {
+	UUID            string `json:"uuid"`
+	Name            string `json:"name,omitempty"`
+	GPUInstance     int    `json:"gpu_instance"`
+	ComputeInstance int    `json:"compute_instance"`
+	Profile         *int   `json:"profile,omitempty"` // of the GPU instance
+	Start           *int   `json:"start,omitempty"`   // first memory slice
+	Size            *int   `json:"size,omitempty"`    // memory slices
+	Slices          int    `json:"slices,omitempty"`  // compute slices of the GPU instance
+	ComputeSlices   int    `json:"compute_slices,omitempty"`
+	Multiprocessors int    `json:"multiprocessors,omitempty"`
+	MemoryBytes     int64  `json:"memory_bytes,omitempty"`
+	Error           string `json:"error,omitempty"`
+}
+
+// ECC counts memory errors: volatile since the driver was loaded, aggregate
+// over the life of the board.
+type ECC struct {
+	VolatileCorrected    *uint64 `json:"volatile_corrected,omitempty"`
+	VolatileUncorrected  *uint64 `json:"volatile_uncorrected,omitempty"`
+	AggregateCorrected   *uint64 `json:"aggregate_corrected,omitempty"`
+	AggregateUncorrected *uint64 `json:"aggregate_uncorrected,omitempty"`
+	SRAMThreshold        *bool   `json:"sram_threshold_exceeded,omitempty"`
+}
+
+// Remapped is the state of row remapping (Ampere and newer). Pending needs a
+// reset; Failed means that the board wants replacing.
+type Remapped struct {
+	Correctable   int  `json:"correctable"`
+	Uncorrectable int  `json:"uncorrectable"`
+	Pending       bool `json:"pending"`
+	Failed        bool `json:"failed"`
+	// Banks counts memory banks by the spare rows they have left.
+	Banks *Banks `json:"banks,omitempty"`
+}
+
+// Banks is the row remapper's histogram.
+type Banks struct {
+	Max     uint32 `json:"max"`
+	High    uint32 `json:"high"`
+	Partial uint32 `json:"partial"`
+	Low     uint32 `json:"low"`
+	None    uint32 `json:"none"`
+}
+
+// Retired counts retired memory pages (before Ampere).
+type Retired struct {
+	SingleBit int  `json:"single_bit"`
+	DoubleBit int  `json:"double_bit"`
+	Pending   bool `json:"pending"`
+}
+
+// Clocks are in MHz.
+type Clocks struct {
+	SM        *uint32 `json:"sm,omitempty"`
+	Memory    *uint32 `json:"memory,omitempty"`
+	MaxSM     *uint32 `json:"max_sm,omitempty"`
+	MaxMemory *uint32 `json:"max_memory,omitempty"`
+}
+
+// Power is in milliwatts.
+type Power struct {
+	Usage    *uint32 `json:"usage,omitempty"`
+	Limit    *uint32 `json:"limit,omitempty"`
+	Enforced *uint32 `json:"enforced,omitempty"`
+	Default  *uint32 `json:"default,omitempty"`
+	Min      *uint32 `json:"min,omitempty"`
+	Max      *uint32 `json:"max,omitempty"`
+}
+
+// Temperature is in degrees Celsius; Margin is what is left to slowing down.
+type Temperature struct {
+	GPU      *uint32 `json:"gpu,omitempty"`
+	Margin   *int32  `json:"margin,omitempty"`
+	Slowdown *uint32 `json:"slowdown,omitempty"`
+	Shutdown *uint32 `json:"shutdown,omitempty"`
+}
+
+// PCIe is the link of the GPU: generation, lanes and replayed packets.
+type PCIe struct {
+	Gen      *int `json:"gen,omitempty"`
+	MaxGen   *int `json:"max_gen,omitempty"`
+	Width    *int `json:"width,omitempty"`
+	MaxWidth *int `json:"max_width,omitempty"`
+	Replays  *int `json:"replays,omitempty"`
+}
+
+// Fabric is the GPU's registration with the NVSwitch fabric.
+type Fabric struct {
+	State      string `json:"state"`            // "not supported", "not started", "in progress", "completed"
+	Status     int    `json:"status,omitempty"` // NVML return code, meaningful when completed
+	Clique     uint32 `json:"clique"`
+	Cluster    string `json:"cluster,omitempty"`     // UUID
+	HealthMask uint32 `json:"health_mask,omitempty"` // NVML_GPU_FABRIC_HEALTH_MASK_*; 0 with drivers that do not tell
+}
+
+// Process is one compute process. The instances are -1 without MIG.
+type Process struct {
+	PID             uint32 `json:"pid"`
+	UsedBytes       uint64 `json:"used_bytes,omitempty"` // 0 where the driver does not tell
+	GPUInstance     int    `json:"gpu_instance"`
+	ComputeInstance int    `json:"compute_instance"`
+}
