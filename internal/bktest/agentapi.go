@@ -1,0 +1,291 @@
+package bktest
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/rand"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const maxJSON = 4 << 20 // bytes of a JSON body; a build's environment fits
+
+// agentRoutes are the calls of buildkite-agent 3 (its package api). An answer
+// other than 2xx, 429 or 5xx to ping or heartbeat makes the agent stop.
+func (s *Server) agentRoutes() {
+	s.handle("POST /v3/register", 64<<10, s.byRegistration, s.register)
+	s.handle("GET /v3/metrics", 0, s.byRegistration, s.metrics)
+	s.handle("POST /v3/connect", 64, s.byAgent, s.connect)
+	s.handle("POST /v3/disconnect", 64, s.byAgent, s.disconnect)
+	s.handle("POST /v3/heartbeat", 4<<10, s.byAgent, s.heartbeat)
+	s.handle("GET /v3/ping", 0, s.byAgent, s.ping)
+	s.handle("PUT /v3/jobs/{job}/accept", 64, s.byAgent, s.accept)
+	s.handle("PUT /v3/jobs/{job}/acquire", 64, s.byAgent, s.acquire)
+	s.handle("GET /v3/jobs/{job}", 0, s.byJob, s.jobState)
+	s.handle("PUT /v3/jobs/{job}/start", 4<<10, s.byJob, s.start)
+	s.handle("PUT /v3/jobs/{job}/finish", 4<<10, s.byJob, s.finished)
+	s.handle("POST /v3/jobs/{job}/chunks", 2*maxChunk, s.byJob, s.saveChunk)
+	s.handle("POST /v3/jobs/{job}/header_times", 256<<10, s.byJob, ok)
+	s.dataRoutes()
+}
+
+func ok(*call) reply { return reply{} }
+
+// unauthorized is the answer to every wrong token:
+// https://github.com/buildkite/agent/issues/743
+func unauthorized() (reply, bool) {
+	return refuse(http.StatusUnauthorized, "Invalid access token"), false
+}
+
+func (s *Server) byRegistration(c *call) (reply, bool) {
+	if !same(credentials(c.Request, "Token"), s.opts.AgentToken) {
+		return unauthorized()
+	}
+	return reply{}, true
+}
+
+func (s *Server) byAgent(c *call) (reply, bool) {
+	token := credentials(c.Request, "Token")
+	i := slices.IndexFunc(s.agents, func(a *agent) bool { return a.live() && same(token, a.token) })
+	if i < 0 {
+		return unauthorized()
+	}
+	c.agent = s.agents[i]
+	c.agent.seen = s.opts.Now()
+	return reply{}, true
+}
+
+// byJob lets in the agent that has the job, and who has the job's own token
+// while it runs.
+func (s *Server) byJob(c *call) (reply, bool) {
+	j := s.job(c.PathValue("job"))
+	if j == nil || j.agent == nil {
+		return unauthorized()
+	}
+	token := credentials(c.Request, "Token")
+	if !(same(token, j.token) && j.open()) && !(same(token, j.agent.token) && j.agent.live()) {
+		return unauthorized()
+	}
+	c.job, c.agent = j, j.agent
+	c.agent.seen = s.opts.Now()
+	return reply{}, true
+}
+
+func (s *Server) job(id string) *job {
+	for _, b := range s.builds {
+		for _, j := range b.jobs {
+			if j.ID == id {
+				return j
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Server) register(c *call) reply {
+	var req struct {
+		Name     string   `json:"name"`
+		Hostname string   `json:"hostname"`
+		Priority string   `json:"priority"`
+		Version  string   `json:"version"`
+		PID      int      `json:"pid"`
+		Tags     []string `json:"meta_data"`
+	}
+	if err := c.decode(&req); err != nil {
+		return refuse(http.StatusBadRequest, "register: %v", err)
+	}
+	for _, t := range req.Tags {
+		q, isQueue := strings.CutPrefix(t, "queue=")
+		if isQueue && s.opts.Queues == nil {
+			s.addQueue(q, "")
+		}
+		if isQueue && s.queue(q) == nil {
+			return refuse(http.StatusUnprocessableEntity, "No queue named %q in this cluster; create it first", q)
+		}
+	}
+	if !s.room() {
+		return refuse(http.StatusUnprocessableEntity, "%d agents are connected already", maxAgents)
+	}
+	a := &agent{token: "agent-" + rand.Text(), seen: s.opts.Now()}
+	name := strings.NewReplacer("%hostname", req.Hostname, "%pid", strconv.Itoa(req.PID), "%random", rand.Text()[:6]).Replace(req.Name)
+	prio, _ := strconv.Atoi(req.Priority) // "" and anything odd is 0
+	ip, _, _ := net.SplitHostPort(c.RemoteAddr)
+	a.Agent = Agent{
+		ID: newID(), Name: name, ConnectionState: "never_connected", Hostname: req.Hostname, IPAddress: ip,
+		UserAgent: c.UserAgent(), Version: req.Version, CreatedAt: s.now(), Priority: prio, MetaData: req.Tags,
+	}
+	s.agents = append(s.agents, a)
+	return reply{body: map[string]any{
+		"id": a.ID, "name": a.Name, "access_token": a.token, "meta_data": a.MetaData,
+		"ping_interval": s.opts.PingSeconds, "job_status_interval": s.opts.PingSeconds, "heartbeat_interval": 10,
+	}}
+}
+
+// room forgets the oldest agent that is gone when there are too many.
+func (s *Server) room() bool {
+	if len(s.agents) < maxAgents {
+		return true
+	}
+	i := slices.IndexFunc(s.agents, func(a *agent) bool { return !a.live() })
+	if i >= 0 {
+		s.agents = slices.Delete(s.agents, i, i+1)
+	}
+	return i >= 0
+}
+
+func (s *Server) connect(c *call) reply {
+	c.agent.ConnectionState = "connected"
+	s.changed()
+	return reply{}
+}
+
+func (s *Server) disconnect(c *call) reply {
+	c.agent.ConnectionState = "disconnected"
+	s.release(c.agent, "agent_stop")
+	s.changed()
+	return reply{}
+}
+
+func (s *Server) heartbeat(c *call) reply {
+	var hb map[string]any
+	if err := c.decode(&hb); err != nil {
+		return refuse(http.StatusBadRequest, "heartbeat: %v", err)
+	}
+	return reply{body: map[string]any{"sent_at": hb["sent_at"], "received_at": s.now()}}
+}
+
+func (s *Server) ping(c *call) reply {
+	a := c.agent
+	switch {
+	case a.stop != "":
+		return reply{body: map[string]string{"action": "disconnect", "message": a.stop}}
+	case a.Paused: // agents before 3.93 know no pause and see that there is no job
+		return reply{body: map[string]string{"action": "pause", "message": a.PausedNote}}
+	case a.job == nil:
+		if a.job = s.next(a); a.job != nil {
+			a.job.State, a.job.agent = "assigned", a
+			s.changed()
+		}
+	}
+	if a.job == nil || a.job.State != "assigned" {
+		return reply{}
+	}
+	return reply{body: map[string]any{"job": map[string]string{"id": a.job.ID, "state": "assigned"}}}
+}
+
+func (s *Server) accept(c *call) reply {
+	j := s.job(c.PathValue("job"))
+	if j == nil || j.agent != c.agent || j.State != "assigned" {
+		return refuse(http.StatusUnprocessableEntity, "The job is not offered to this agent any more")
+	}
+	return s.take(c, j)
+}
+
+// acquire is how an agent takes a job by its id (--acquire-job).
+func (s *Server) acquire(c *call) reply {
+	j := s.job(c.PathValue("job"))
+	if j == nil || !matches(queueRules(j.step.rules), c.agent.MetaData) {
+		return refuse(http.StatusNotFound, "No such job")
+	}
+	if j.State != "scheduled" || c.agent.job != nil {
+		return refuse(http.StatusUnprocessableEntity, "The job cannot be acquired: it is %s", j.State)
+	}
+	j.agent, c.agent.job = c.agent, j
+	return s.take(c, j)
+}
+
+func queueRules(rules []string) []string {
+	return slices.DeleteFunc(slices.Clone(rules), func(r string) bool { return !strings.HasPrefix(r, "queue=") })
+}
+
+func (s *Server) take(c *call, j *job) reply {
+	j.State = "accepted"
+	s.settle(j.build)
+	st := map[string]any{"command": j.step.command}
+	if j.step.plugins != nil {
+		st["plugins"] = j.step.plugins
+	}
+	return reply{body: map[string]any{
+		"id": j.ID, "state": "accepted", "env": s.jobEnv(j, base(c.Request)), "step": st, "token": j.token,
+		"chunks_max_size_bytes": maxChunk, "log_max_size_bytes": maxLog, "runnable_at": j.RunnableAt,
+	}}
+}
+
+// jobState is what a running agent polls; it knows one word for being stopped.
+func (s *Server) jobState(c *call) reply {
+	state := c.job.State
+	if state == "timing_out" {
+		state = "canceling"
+	}
+	return reply{body: map[string]string{"id": c.job.ID, "state": state}}
+}
+
+func (s *Server) start(c *call) reply {
+	j := c.job
+	if !j.begun() {
+		return refuse(http.StatusUnprocessableEntity, "The job cannot start: it is %s", j.State)
+	}
+	j.StartedAt = s.now()
+	if j.State == "accepted" {
+		j.State = "running"
+	}
+	if j.step.timeout > 0 {
+		j.deadline = s.opts.Now().Add(time.Duration(j.step.timeout) * s.opts.Minute)
+	}
+	s.settle(j.build)
+	return reply{}
+}
+
+func (s *Server) finished(c *call) reply {
+	var req struct {
+		ExitStatus   string `json:"exit_status"`
+		Signal       string `json:"signal"`
+		SignalReason string `json:"signal_reason"`
+	}
+	if err := c.decode(&req); err != nil {
+		return refuse(http.StatusBadRequest, "finish: %v", err)
+	}
+	status, err := strconv.Atoi(req.ExitStatus)
+	if err != nil {
+		return refuse(http.StatusUnprocessableEntity, "finish: exit_status %q is not a number", req.ExitStatus)
+	}
+	if !c.job.begun() {
+		return refuse(http.StatusUnprocessableEntity, "The job is not running: it is %s", c.job.State)
+	}
+	c.job.Signal, c.job.SignalReason = req.Signal, req.SignalReason
+	s.finish(c.job, status)
+	return reply{}
+}
+
+// saveChunk keeps a piece of a log; one that is sent again replaces the first.
+func (s *Server) saveChunk(c *call) reply {
+	seq, err1 := strconv.ParseUint(c.URL.Query().Get("sequence"), 10, 64)
+	offset, err2 := strconv.ParseUint(c.URL.Query().Get("offset"), 10, 64)
+	if err1 != nil || err2 != nil || offset > maxLog {
+		return refuse(http.StatusUnprocessableEntity, "chunk: sequence and offset must be numbers within the log")
+	}
+	var data io.Reader = bytes.NewReader(c.body)
+	if c.Header.Get("Content-Encoding") == "gzip" {
+		z, err := gzip.NewReader(data)
+		if err != nil {
+			return refuse(http.StatusBadRequest, "chunk: %v", err)
+		}
+		data = z
+	}
+	text, err := io.ReadAll(io.LimitReader(data, maxChunk+1))
+	if err != nil || len(text) > maxChunk {
+		return refuse(http.StatusBadRequest, "chunk: not at most %d bytes of text", maxChunk)
+	}
+	size := c.job.logSize - len(c.job.chunks[seq].data) + len(text)
+	if size > maxLog || len(c.job.chunks) > maxLog/64 {
+		return refuse(http.StatusRequestEntityTooLarge, "The log is longer than %d bytes", maxLog)
+	}
+	c.job.logSize = size
+	c.job.chunks[seq] = chunk{offset: offset, data: text}
+	return reply{}
+}

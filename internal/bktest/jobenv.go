@@ -1,0 +1,95 @@
+package bktest
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// buildEnv are the variables that every job of a build has and that
+// interpolation knows.
+func (s *Server) buildEnv(b *build) map[string]string {
+	return map[string]string{
+		"BUILDKITE": "true", "CI": "true",
+		"BUILDKITE_ORGANIZATION_SLUG":        s.opts.Org,
+		"BUILDKITE_PIPELINE_SLUG":            b.pipeline.Slug,
+		"BUILDKITE_PIPELINE_NAME":            b.pipeline.Slug,
+		"BUILDKITE_PIPELINE_PROVIDER":        "git",
+		"BUILDKITE_PIPELINE_DEFAULT_BRANCH":  "main",
+		"BUILDKITE_BUILD_ID":                 b.ID,
+		"BUILDKITE_BUILD_NUMBER":             strconv.Itoa(b.Number),
+		"BUILDKITE_BUILD_AUTHOR":             "bktest",
+		"BUILDKITE_BUILD_AUTHOR_EMAIL":       "bktest@example.com",
+		"BUILDKITE_BUILD_CREATOR":            "bktest",
+		"BUILDKITE_BUILD_CREATOR_EMAIL":      "bktest@example.com",
+		"BUILDKITE_BRANCH":                   b.Branch,
+		"BUILDKITE_COMMIT":                   b.Commit,
+		"BUILDKITE_MESSAGE":                  b.Message,
+		"BUILDKITE_SOURCE":                   b.Source,
+		"BUILDKITE_TAG":                      "",
+		"BUILDKITE_PULL_REQUEST":             "false", // "" makes the agent fetch refs/pull//head
+		"BUILDKITE_PULL_REQUEST_REPO":        "",
+		"BUILDKITE_PULL_REQUEST_BASE_BRANCH": "",
+	}
+}
+
+func (s *Server) interpolationEnv(b *build) map[string]string {
+	env := s.buildEnv(b)
+	maps.Copy(env, b.Env)
+	return env
+}
+
+var notName = regexp.MustCompile(`[^A-Z0-9]+`)
+
+// jobEnv is the environment that an agent gets with a job. Later sources win:
+// pipeline, build, step, and what the server itself says
+// (https://buildkite.com/docs/pipelines/configure/environment-variables). The
+// tags of the agent are variables because the server makes them so.
+func (s *Server) jobEnv(j *job, base string) map[string]string {
+	b, a := j.build, j.agent
+	env := maps.Clone(b.own)
+	if env == nil {
+		env = map[string]string{}
+	}
+	maps.Copy(env, b.Env)
+	maps.Copy(env, j.step.env)
+	maps.Copy(env, s.buildEnv(b))
+	repo := b.pipeline.Repo
+	if repo == "" {
+		repo = base + "/git/" + b.pipeline.Slug + ".git"
+	}
+	maps.Copy(env, map[string]string{
+		"BUILDKITE_REPO":           repo,
+		"BUILDKITE_BUILD_URL":      webURL(base, s.opts.Org, b),
+		"BUILDKITE_JOB_ID":         j.ID,
+		"BUILDKITE_LABEL":          j.step.label,
+		"BUILDKITE_STEP_KEY":       j.step.key,
+		"BUILDKITE_STEP_ID":        j.ID,
+		"BUILDKITE_COMMAND":        j.step.command,
+		"BUILDKITE_SCRIPT_PATH":    j.step.command,
+		"BUILDKITE_ARTIFACT_PATHS": j.step.artifactPaths,
+		"BUILDKITE_RETRY_COUNT":    strconv.Itoa(j.RetriesCount),
+		"BUILDKITE_TIMEOUT":        "false",
+		"BUILDKITE_AGENT_ID":       a.ID,
+		"BUILDKITE_AGENT_NAME":     a.Name,
+	})
+	if j.step.timeout > 0 {
+		env["BUILDKITE_TIMEOUT"] = strconv.Itoa(j.step.timeout)
+	}
+	if len(j.step.plugins) > 0 {
+		plugins, _ := json.Marshal(j.step.plugins) // marshalled once before, in pluginList
+		env["BUILDKITE_PLUGINS"] = string(plugins)
+	}
+	for _, tag := range a.MetaData {
+		k, v, _ := strings.Cut(tag, "=")
+		env["BUILDKITE_AGENT_META_DATA_"+notName.ReplaceAllString(strings.ToUpper(k), "_")] = v
+	}
+	return env
+}
+
+func webURL(base, org string, b *build) string {
+	return fmt.Sprintf("%s/%s/%s/builds/%d", base, org, b.pipeline.Slug, b.Number)
+}

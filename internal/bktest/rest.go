@@ -1,0 +1,311 @@
+package bktest
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const restPipeline = "/v2/organizations/{org}/pipelines/{pipeline}"
+
+// restRoutes are the calls of REST API version 2 that there are.
+func (s *Server) restRoutes() {
+	get := func(p string, h handler) { s.handle("GET "+p, 0, s.byAPI, s.limited(h)) }
+	get("/v2/access-token", func(*call) reply {
+		return reply{body: map[string]any{"uuid": newID(), "scopes": []string{"read_agents", "write_agents", "read_builds",
+			"write_builds", "read_artifacts", "read_build_logs", "read_clusters", "write_clusters"}}}
+	})
+	get("/v2/builds", s.listBuilds)
+	get("/v2/organizations/{org}/builds", s.listBuilds)
+	get(restPipeline+"/builds", s.listBuilds)
+	get(restPipeline+"/builds/{number}", s.withBuild(func(c *call, b *build) reply {
+		return reply{body: s.render(c, b)}
+	}))
+	s.handle("POST "+restPipeline+"/builds", maxJSON, s.byAPI, s.limited(s.createBuild))
+	s.handle("PUT "+restPipeline+"/builds/{number}/cancel", 64<<10, s.byAPI, s.limited(s.withBuild(s.cancelBuild)))
+	get(restPipeline+"/builds/{number}/jobs/{id}/log", s.withJob(s.jobLog))
+	get(restPipeline+"/builds/{number}/jobs/{id}/log.txt", s.withJob(func(_ *call, j *job) reply {
+		return reply{text: j.log(), header: map[string]string{"Content-Type": "text/plain"}}
+	}))
+	get(restPipeline+"/builds/{number}/artifacts", s.withBuild(func(c *call, b *build) reply {
+		return s.listArtifacts(c, b.jobs)
+	}))
+	get(restPipeline+"/builds/{number}/jobs/{id}/artifacts", s.withJob(func(c *call, j *job) reply {
+		return s.listArtifacts(c, []*job{j})
+	}))
+	get(restPipeline+"/builds/{number}/jobs/{id}/artifacts/{artifact}", s.withJob(s.getArtifact))
+	get(restPipeline+"/builds/{number}/jobs/{id}/artifacts/{artifact}/download", s.withJob(s.downloadArtifact))
+	s.nodeRoutes(get)
+}
+
+// byAPI checks the API token, and the organization of paths that name one.
+func (s *Server) byAPI(c *call) (reply, bool) {
+	if !same(credentials(c.Request, "Bearer"), s.opts.APIToken) {
+		return refuse(http.StatusUnauthorized, "Authentication required. Please supply a valid API Access Token: https://buildkite.com/docs/apis/rest-api#authentication"), false
+	}
+	if org := c.PathValue("org"); org != "" && org != s.opts.Org {
+		return refuse(http.StatusNotFound, "No organization found"), false
+	}
+	return reply{}, true
+}
+
+// limited counts a request against the rate limit and says so in the headers:
+// https://buildkite.com/docs/apis/rest-api/rate-limits
+func (s *Server) limited(h handler) handler {
+	return func(c *call) reply {
+		now := s.opts.Now()
+		if now.Sub(s.window) >= time.Minute {
+			s.window, s.used = now, 0
+		}
+		s.used++
+		limit, reset := s.opts.RateLimit, int(time.Minute-now.Sub(s.window)+time.Second-1)/int(time.Second)
+		if limit == 0 {
+			limit = max(200, s.used+1)
+		}
+		a := reply{}
+		if s.used > limit {
+			a = reply{status: http.StatusTooManyRequests, body: map[string]any{
+				"message": "You have exceeded your API rate limit. Please wait before making more requests.",
+				"scope":   "rest", "limit": limit, "current": s.used, "reset": reset,
+			}}
+		} else {
+			a = h(c)
+		}
+		if a.header == nil {
+			a.header = map[string]string{}
+		}
+		for _, prefix := range []string{"RateLimit-", "RateLimit-User-"} {
+			a.header[prefix+"Limit"] = strconv.Itoa(limit)
+			a.header[prefix+"Remaining"] = strconv.Itoa(max(limit-s.used, 0))
+			a.header[prefix+"Reset"] = strconv.Itoa(reset)
+		}
+		a.header["RateLimit-Scope"] = "rest"
+		return a
+	}
+}
+
+func (s *Server) withBuild(h func(*call, *build) reply) handler {
+	return func(c *call) reply {
+		for _, b := range s.builds {
+			if strconv.Itoa(b.Number) == c.PathValue("number") && b.pipeline.Slug == c.PathValue("pipeline") {
+				return h(c, b)
+			}
+		}
+		return refuse(http.StatusNotFound, "No build found")
+	}
+}
+
+func (s *Server) withJob(h func(*call, *job) reply) handler {
+	return s.withBuild(func(c *call, b *build) reply {
+		for _, j := range b.jobs {
+			if j.ID == c.PathValue("id") {
+				return h(c, j)
+			}
+		}
+		return refuse(http.StatusNotFound, "No job found")
+	})
+}
+
+func (s *Server) createBuild(c *call) reply {
+	var nb NewBuild
+	if err := c.decode(&nb); err != nil {
+		return refuse(http.StatusBadRequest, "There was a problem parsing your JSON: %v", err)
+	}
+	nb.Pipeline = c.PathValue("pipeline")
+	if s.pipeline(nb.Pipeline) == nil {
+		return refuse(http.StatusNotFound, "No pipeline found")
+	}
+	if nb.Commit == "" || nb.Branch == "" {
+		return refuse(http.StatusUnprocessableEntity, "Commit and branch are required")
+	}
+	b, err := s.create(nb)
+	if err != nil {
+		return refuse(http.StatusUnprocessableEntity, "%v", err)
+	}
+	return reply{status: http.StatusCreated, body: s.render(c, b)}
+}
+
+func (s *Server) cancelBuild(c *call, b *build) reply {
+	if b.Finished() {
+		return refuse(http.StatusUnprocessableEntity, "Build can't be canceled because it's already finished.")
+	}
+	s.cancel(b)
+	return reply{body: s.render(c, b)}
+}
+
+var metaFilter = regexp.MustCompile(`^meta_data\[(.+)\]$`)
+
+func (s *Server) listBuilds(c *call) reply {
+	q := c.URL.Query()
+	var found []*build
+	for _, b := range slices.Backward(s.builds) {
+		keep := true
+		for k, want := range q {
+			var have string
+			switch m := metaFilter.FindStringSubmatch(k); {
+			case m != nil:
+				have = b.MetaData[m[1]]
+			case k == "state" || k == "state[]":
+				have = b.State
+			case k == "branch" || k == "branch[]":
+				have = b.Branch
+			case k == "commit":
+				have = b.Commit
+			default:
+				continue
+			}
+			keep = keep && slices.Contains(want, have)
+		}
+		if p := c.PathValue("pipeline"); keep && (p == "" || p == b.pipeline.Slug) {
+			found = append(found, b)
+		}
+	}
+	page, links := paginate(c, found)
+	out := make([]Build, len(page))
+	for i, b := range page {
+		out[i] = s.render(c, b)
+	}
+	return reply{body: out, header: links}
+}
+
+// render is the build as the query of c wants to see it.
+func (s *Server) render(c *call, b *build) Build {
+	q := c.URL.Query()
+	out := s.view(b, base(c.Request), q.Get("include_retried_jobs") == "true")
+	if q.Get("exclude_jobs") == "true" {
+		out.Jobs = nil
+	}
+	if q.Get("exclude_pipeline") == "true" {
+		out.Pipeline = nil
+	}
+	return out
+}
+
+// view copies a build out of the state, with links below base.
+func (s *Server) view(b *build, base string, retried bool) Build {
+	out := b.Build
+	out.Env, out.MetaData = maps.Clone(b.Env), maps.Clone(b.MetaData)
+	out.URL = fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds/%d", base, s.opts.Org, b.pipeline.Slug, b.Number)
+	out.WebURL = webURL(base, s.opts.Org, b)
+	out.Pipeline = &PipelineRef{ID: b.pipeline.Slug, Slug: b.pipeline.Slug, Name: b.pipeline.Slug, Repository: b.pipeline.Repo}
+	out.JobStateCounts = map[string]int{}
+	for _, j := range b.jobs {
+		out.JobStateCounts[j.State]++
+		if !j.Retried || retried {
+			out.Jobs = append(out.Jobs, s.viewJob(j, out.URL, base))
+		}
+	}
+	return out
+}
+
+func (s *Server) viewJob(j *job, buildURL, base string) Job {
+	out := j.Job
+	out.AgentQueryRules = slices.Clone(j.AgentQueryRules)
+	out.WebURL = webURL(base, s.opts.Org, j.build) + "#" + j.ID
+	out.LogURL = buildURL + "/jobs/" + j.ID + "/log"
+	out.RawLogURL = out.LogURL + ".txt"
+	out.ArtifactsURL = buildURL + "/jobs/" + j.ID + "/artifacts"
+	if j.agent != nil {
+		a := s.viewAgent(j.agent, base)
+		a.Job = nil
+		out.Agent = &a
+	}
+	return out
+}
+
+func (s *Server) jobLog(c *call, j *job) reply {
+	text := j.log()
+	return reply{body: map[string]any{"url": base(c.Request) + c.URL.Path, "content": string(text), "size": len(text), "header_times": []int64{}}}
+}
+
+func (s *Server) viewArtifact(c *call, a *artifact) Artifact {
+	out := a.Artifact
+	out.URL = fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds/%d/jobs/%s/artifacts/%s",
+		base(c.Request), s.opts.Org, a.job.build.pipeline.Slug, a.job.build.Number, a.JobID, a.ID)
+	out.DownloadURL = out.URL + "/download"
+	return out
+}
+
+func (s *Server) listArtifacts(c *call, jobs []*job) reply {
+	q := c.URL.Query()
+	var found []Artifact
+	for _, j := range jobs {
+		for _, f := range j.files {
+			if (q.Get("path") == "" || globMatch(q.Get("path"), f.Path)) && (q.Get("state") == "" || q.Get("state") == f.State) {
+				found = append(found, s.viewArtifact(c, f))
+			}
+		}
+	}
+	page, links := paginate(c, found)
+	return reply{body: page, header: links}
+}
+
+func (j *job) file(id string) *artifact {
+	i := slices.IndexFunc(j.files, func(a *artifact) bool { return a.ID == id })
+	if i < 0 {
+		return nil
+	}
+	return j.files[i]
+}
+
+func (s *Server) getArtifact(c *call, j *job) reply {
+	f := j.file(c.PathValue("artifact"))
+	if f == nil {
+		return refuse(http.StatusNotFound, "No artifact found")
+	}
+	return reply{body: s.viewArtifact(c, f)}
+}
+
+// downloadArtifact sends the client on to the store.
+func (s *Server) downloadArtifact(c *call, j *job) reply {
+	f := j.file(c.PathValue("artifact"))
+	if f == nil || f.State != "finished" {
+		return refuse(http.StatusNotFound, "No artifact found")
+	}
+	link := s.signedURL(c.Request, f.key)
+	return reply{status: http.StatusFound, body: map[string]string{"url": link}, header: map[string]string{"Location": link}}
+}
+
+// paginate cuts the page that the client asked for, with the Link header that
+// leads to the others.
+func paginate[T any](c *call, all []T) ([]T, map[string]string) {
+	q := c.URL.Query()
+	per, err := strconv.Atoi(q.Get("per_page"))
+	if err != nil || per < 1 {
+		per = 30
+	}
+	per = min(per, 100)
+	last := max(1, (len(all)+per-1)/per)
+	page, err := strconv.Atoi(q.Get("page"))
+	if err != nil || page < 1 {
+		page = 1
+	}
+	var links []string
+	link := func(rel string, n int) {
+		v := maps.Clone(q)
+		v["page"], v["per_page"] = []string{strconv.Itoa(n)}, []string{strconv.Itoa(per)}
+		links = append(links, fmt.Sprintf("<%s%s?%s>; rel=%q", base(c.Request), c.URL.Path, url.Values(v).Encode(), rel))
+	}
+	if page > 1 {
+		link("prev", page-1)
+		link("first", 1)
+	}
+	if page < last {
+		link("next", page+1)
+		link("last", last)
+	}
+	if page > last {
+		return []T{}, nil
+	}
+	out := slices.Concat([]T{}, all[(page-1)*per:min(page*per, len(all))])
+	if links == nil {
+		return out, nil
+	}
+	return out, map[string]string{"Link": strings.Join(links, ", ")}
+}

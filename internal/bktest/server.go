@@ -1,0 +1,326 @@
+// Package bktest is a stand-in for Buildkite's servers, for tests and for a
+// machine without a network: the agent API that a real buildkite-agent
+// registers with, as much of REST as a client of builds, agents and artifacts
+// needs, and the artifact store. Its state is in memory, and it knows only
+// command steps.
+package bktest
+
+import (
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Options say what a Server is like; the zero value of each is sensible.
+type Options struct {
+	Org         string        // organization slug; "" is "kbnode"
+	AgentToken  string        // registers agents; "" is DefaultAgentToken
+	APIToken    string        // for REST; "" is DefaultAPIToken
+	Pipelines   []Pipeline    // nil is one named kernelbot, for builds with their own steps
+	Queues      []string      // of the cluster; nil lets whoever names a queue first create it
+	PingSeconds int           // ping and job status interval of agents; 0 is 1
+	Minute      time.Duration // a minute of timeout_in_minutes; 0 is a minute
+	LostAfter   time.Duration // silence after which an agent is lost; 0 is three minutes
+	LinkTTL     time.Duration // validity of a link to the store; 0 is Buildkite's minute
+	RateLimit   int           // REST requests a minute and token; 0 refuses none
+	Now         func() time.Time
+	Log         *slog.Logger // requests and refusals; nil discards
+}
+
+// The tokens of a Server that was given none.
+const (
+	DefaultAgentToken = "bktest-agent-token"
+	DefaultAPIToken   = "bktest-api-token"
+)
+
+// Server is the stand-in. Its methods may be called from any goroutine.
+type Server struct {
+	opts   Options
+	mux    *http.ServeMux
+	secret []byte // signs links to the store
+
+	url, storePort string
+	servers        []*http.Server
+
+	mu       sync.Mutex // guards everything below
+	number   int
+	builds   []*build
+	agents   []*agent
+	queues   []*Queue
+	blobs    map[string][]byte
+	stored   int
+	repos    map[string]map[string][]byte // slug, path, content
+	faults   []Fault
+	requests map[string]int
+	window   time.Time // start of the rate limit's minute
+	used     int
+	wake     chan struct{}
+}
+
+// New makes a server that is reached through ServeHTTP, or through a network
+// after Listen.
+func New(o Options) *Server {
+	def := func(s *string, d string) {
+		if *s == "" {
+			*s = d
+		}
+	}
+	def(&o.Org, "kbnode")
+	def(&o.AgentToken, DefaultAgentToken)
+	def(&o.APIToken, DefaultAPIToken)
+	if len(o.Pipelines) == 0 {
+		o.Pipelines = []Pipeline{{Slug: "kernelbot"}}
+	}
+	if o.PingSeconds <= 0 {
+		o.PingSeconds = 1
+	}
+	dur := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	dur(&o.Minute, time.Minute)
+	dur(&o.LostAfter, 3*time.Minute)
+	dur(&o.LinkTTL, time.Minute)
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{
+		opts: o, mux: http.NewServeMux(), secret: []byte(rand.Text()),
+		blobs: map[string][]byte{}, repos: map[string]map[string][]byte{},
+		requests: map[string]int{}, wake: make(chan struct{}),
+	}
+	for _, q := range o.Queues {
+		s.addQueue(q, "")
+	}
+	s.agentRoutes()
+	s.restRoutes()
+	s.storeRoutes()
+	return s
+}
+
+// Listen serves the APIs on addr and the store on storeAddr too, so that its
+// links lead to another port as they do in reality; "" serves it on addr only.
+// Port 0 is any free one.
+func (s *Server) Listen(addr, storeAddr string) error {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return fmt.Errorf("serve Buildkite's APIs: %w", err)
+	}
+	if storeAddr != "" {
+		sl, err := net.Listen("tcp", storeAddr)
+		if err != nil {
+			return errors.Join(fmt.Errorf("serve the artifact store: %w", err), l.Close())
+		}
+		_, s.storePort, _ = net.SplitHostPort(sl.Addr().String())
+		s.serve(sl)
+	}
+	s.url = "http://" + l.Addr().String()
+	s.serve(l)
+	return nil
+}
+
+func (s *Server) serve(l net.Listener) {
+	srv := &http.Server{Handler: s, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 5 * time.Minute}
+	s.servers = append(s.servers, srv)
+	go func() {
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			s.opts.Log.Error("server stopped", "err", err)
+		}
+	}()
+}
+
+// Close stops listening and drops all connections.
+func (s *Server) Close() error {
+	var errs []error
+	for _, srv := range s.servers {
+		errs = append(errs, srv.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// URL is where Listen listens, without a slash at the end.
+func (s *Server) URL() string { return s.url }
+
+// Endpoint is what an agent is configured with.
+func (s *Server) Endpoint() string { return s.url + "/v3" }
+
+// Fault makes requests of one route go wrong, for tests of clients.
+type Fault struct {
+	Route   string      // as Requests names it, or "" for all
+	Status  int         // what to answer; 0 drops the connection
+	Message string      // of the answer
+	Header  http.Header // of the answer
+	Perform bool        // do what was asked for first, and lose only the answer
+	Times   int         // how many requests; 0 is one, negative is all
+}
+
+// Inject adds a fault. Faults of a route take turns in the order they came.
+func (s *Server) Inject(f Fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults = append(s.faults, f)
+}
+
+// Requests counts the requests so far by route, such as "GET /v3/ping";
+// requests for anything else are under "".
+func (s *Server) Requests() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.requests)
+}
+
+func (s *Server) takeFault(route string) (Fault, bool) {
+	i := slices.IndexFunc(s.faults, func(f Fault) bool { return f.Route == "" || f.Route == route })
+	if i < 0 {
+		return Fault{}, false
+	}
+	f := s.faults[i]
+	switch {
+	case f.Times > 1:
+		s.faults[i].Times--
+	case f.Times >= 0:
+		s.faults = slices.Delete(s.faults, i, i+1)
+	}
+	return f, true
+}
+
+// ServeHTTP counts the request, lets a fault have its way and answers.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	_, route := s.mux.Handler(r)
+	s.mu.Lock()
+	s.requests[route]++
+	f, broken := s.takeFault(route)
+	s.mu.Unlock()
+	if !broken {
+		s.mux.ServeHTTP(w, r)
+		return
+	}
+	if f.Perform {
+		s.mux.ServeHTTP(&nowhere{header: http.Header{}}, r)
+	}
+	s.opts.Log.Info("fault injected", "route", route, "status", f.Status)
+	if f.Status == 0 {
+		panic(http.ErrAbortHandler) // net/http drops the connection
+	}
+	maps.Copy(w.Header(), f.Header)
+	writeJSON(w, f.Status, map[string]string{"message": f.Message})
+}
+
+// nowhere takes an answer that gets lost.
+type nowhere struct{ header http.Header }
+
+func (n *nowhere) Header() http.Header         { return n.header }
+func (n *nowhere) Write(p []byte) (int, error) { return len(p), nil }
+func (n *nowhere) WriteHeader(int)             {}
+
+// call is a request whose body was read and whose sender is known.
+type call struct {
+	*http.Request
+	body  []byte
+	agent *agent // set on routes for agents
+	job   *job   // set on routes that name a job of an agent
+}
+
+// reply is an answer: body goes out as JSON unless text is set.
+type reply struct {
+	status int // 0 is 200
+	body   any
+	text   []byte
+	header map[string]string
+}
+
+func refuse(status int, format string, args ...any) reply {
+	return reply{status: status, body: map[string]string{"message": fmt.Sprintf(format, args...)}}
+}
+
+// handler answers with the server's lock held.
+type handler func(c *call) reply
+
+// handle routes a pattern of http.ServeMux to h, with at most limit bytes of
+// body. allow finds out who sent the request; it refuses with ok false.
+func (s *Server) handle(pattern string, limit int64, allow func(c *call) (reply, bool), h handler) {
+	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+		if err != nil {
+			writeJSON(w, http.StatusRequestEntityTooLarge, map[string]string{"message": err.Error()})
+			return
+		}
+		a := s.answer(&call{Request: r, body: body}, allow, h)
+		if a.status == 0 {
+			a.status = http.StatusOK
+		}
+		s.opts.Log.Debug("request answered", "route", pattern, "path", r.URL.Path, "status", a.status)
+		for k, v := range a.header {
+			w.Header().Set(k, v)
+		}
+		switch {
+		case a.text != nil:
+			w.WriteHeader(a.status)
+			_, _ = w.Write(a.text) // a client that hung up loses only its own answer
+		case a.status == http.StatusNoContent:
+			w.WriteHeader(a.status)
+		default:
+			if a.body == nil {
+				a.body = struct{}{}
+			}
+			writeJSON(w, a.status, a.body)
+		}
+	})
+}
+
+func (s *Server) answer(c *call, allow func(c *call) (reply, bool), h handler) reply {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sweep()
+	if no, ok := allow(c); !ok {
+		return no
+	}
+	return h(c)
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	out, err := json.Marshal(v)
+	if err != nil {
+		status, out = http.StatusInternalServerError, []byte(`{"message":"an answer that is no JSON"}`)
+	}
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write(append(out, '\n')) // a client that hung up loses only its own answer
+}
+
+// decode reads the body into v; an empty one leaves v alone.
+func (c *call) decode(v any) error {
+	if len(c.body) == 0 {
+		return nil
+	}
+	return json.Unmarshal(c.body, v)
+}
+
+// credentials returns what follows the scheme in Authorization.
+func credentials(r *http.Request, scheme string) string {
+	have, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(have, scheme) {
+		return ""
+	}
+	return token
+}
+
+func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
+
+// base is the address that the client used, for the links in an answer.
+func base(r *http.Request) string { return "http://" + r.Host }

@@ -1,0 +1,344 @@
+package bktest
+
+import (
+	"cmp"
+	"crypto/rand"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Limits of what is kept, so that no client can fill the memory.
+const (
+	maxBuilds    = 1000
+	maxAgents    = 1000
+	maxLog       = 16 << 20 // bytes of a job
+	maxChunk     = 100 << 10
+	maxArtifact  = 64 << 20  // bytes of a file
+	maxStored    = 512 << 20 // bytes of all files
+	maxArtifacts = 5000      // of a job: Buildkite's own limit
+	maxMetaValue = 100 << 10
+	maxMetaKeys  = 1000
+)
+
+type build struct {
+	Build
+	pipeline *Pipeline
+	own      map[string]string // the pipeline document's env
+	jobs     []*job
+	canceled bool // somebody asked
+	uploads  map[string]string
+}
+
+type job struct {
+	Job
+	step     step
+	build    *build
+	agent    *agent // who has it now, or had it last
+	token    string
+	deadline time.Time // zero is none
+	chunks   map[uint64]chunk
+	logSize  int
+	files    []*artifact
+}
+
+type chunk struct {
+	offset uint64
+	data   []byte
+}
+
+type agent struct {
+	Agent
+	token string
+	seen  time.Time
+	job   *job // assigned to it or run by it
+	stop  string
+}
+
+type artifact struct {
+	Artifact
+	job *job
+	key string // in the store
+}
+
+// open reports whether the job has not ended.
+func (j *job) open() bool { return j.FinishedAt == nil }
+
+// begun reports whether an agent has taken the job up.
+func (j *job) begun() bool { return j.open() && j.State != "scheduled" && j.State != "assigned" }
+
+// live reports whether the agent's token still works.
+func (a *agent) live() bool {
+	return a.ConnectionState != "disconnected" && a.ConnectionState != "lost"
+}
+
+func (s *Server) now() *time.Time {
+	t := s.opts.Now().UTC().Truncate(time.Millisecond)
+	return &t
+}
+
+// changed wakes everybody who waits for a build.
+func (s *Server) changed() {
+	close(s.wake)
+	s.wake = make(chan struct{})
+}
+
+// create makes a build and its jobs.
+func (s *Server) create(nb NewBuild) (*build, error) {
+	p := s.pipeline(nb.Pipeline)
+	if p == nil {
+		return nil, fmt.Errorf("no pipeline named %q", nb.Pipeline)
+	}
+	for k, v := range nb.MetaData {
+		if len(v) > maxMetaValue {
+			return nil, fmt.Errorf("meta_data %s is longer than %d bytes", k, maxMetaValue)
+		}
+	}
+	if err := s.forget(); err != nil {
+		return nil, err
+	}
+	doc := nb.Steps
+	if doc == nil {
+		doc = p.Steps
+	}
+	if text, ok := doc.(string); ok {
+		var err error
+		if doc, err = parseYAML(text); err != nil {
+			return nil, err
+		}
+	}
+	b := &build{pipeline: p, uploads: map[string]string{}}
+	b.Build = Build{
+		ID: newID(), Number: s.number + 1, State: "scheduled", Source: "api",
+		Message: nb.Message, Commit: nb.Commit, Branch: nb.Branch,
+		Env: maps.Clone(nb.Env), MetaData: maps.Clone(nb.MetaData), CreatedAt: s.now(), ScheduledAt: s.now(),
+	}
+	if b.Env == nil {
+		b.Env = map[string]string{}
+	}
+	if b.MetaData == nil {
+		b.MetaData = map[string]string{}
+	}
+	doc, own, err := expandPipeline(doc, s.interpolationEnv(b))
+	if err != nil {
+		return nil, err
+	}
+	b.own = own
+	steps, err := parseSteps(doc)
+	if err != nil {
+		return nil, err
+	}
+	s.number++
+	s.builds = append(s.builds, b)
+	for _, st := range steps {
+		s.addJob(b, st)
+	}
+	s.changed()
+	return b, nil
+}
+
+func (s *Server) pipeline(slug string) *Pipeline {
+	if slug == "" && len(s.opts.Pipelines) == 1 {
+		return &s.opts.Pipelines[0]
+	}
+	i := slices.IndexFunc(s.opts.Pipelines, func(p Pipeline) bool { return p.Slug == slug })
+	if i < 0 {
+		return nil
+	}
+	return &s.opts.Pipelines[i]
+}
+
+// forget drops the oldest finished build when there are too many.
+func (s *Server) forget() error {
+	if len(s.builds) < maxBuilds {
+		return nil
+	}
+	i := slices.IndexFunc(s.builds, func(b *build) bool { return b.Finished() })
+	if i < 0 {
+		return fmt.Errorf("%d builds are under way already", maxBuilds)
+	}
+	for _, j := range s.builds[i].jobs {
+		for _, f := range j.files {
+			s.stored -= len(s.blobs[f.key])
+			delete(s.blobs, f.key)
+		}
+	}
+	s.builds = slices.Delete(s.builds, i, i+1)
+	return nil
+}
+
+func (s *Server) addJob(b *build, st step) *job {
+	for _, r := range st.rules {
+		if q, ok := strings.CutPrefix(r, "queue="); ok && s.opts.Queues == nil {
+			s.addQueue(q, "")
+		}
+	}
+	j := &job{step: st, build: b, token: "job-" + rand.Text(), chunks: map[uint64]chunk{}}
+	j.Job = Job{
+		ID: newID(), Type: "script", Name: st.label, StepKey: st.key, State: "scheduled", Command: st.command,
+		ArtifactPaths: st.artifactPaths, AgentQueryRules: slices.Clone(st.rules),
+		CreatedAt: s.now(), ScheduledAt: s.now(), RunnableAt: s.now(),
+	}
+	b.jobs = append(b.jobs, j)
+	return j
+}
+
+// next picks the job that an idle agent gets, or nil.
+func (s *Server) next(a *agent) *job {
+	var best *job
+	for _, b := range s.builds {
+		for _, j := range b.jobs {
+			if j.State == "scheduled" && matches(j.step.rules, a.MetaData) && !s.queuePaused(j.step.rules) &&
+				(best == nil || j.step.priority > best.step.priority) {
+				best = j
+			}
+		}
+	}
+	return best
+}
+
+// sweep does what a real server does by the clock: it lets jobs time out and
+// gives up agents that went silent. Every request and every waiter calls it.
+func (s *Server) sweep() {
+	now := s.opts.Now()
+	for _, a := range s.agents {
+		if a.live() && now.Sub(a.seen) > s.opts.LostAfter {
+			a.ConnectionState = "lost"
+			s.release(a, "agent_lost")
+			s.changed()
+		}
+	}
+	for _, b := range s.builds {
+		for _, j := range b.jobs {
+			if j.State == "running" && !j.deadline.IsZero() && now.After(j.deadline) {
+				j.State = "timing_out"
+				s.changed()
+			}
+		}
+	}
+}
+
+// release takes an agent's job away from it: one that was not taken up goes
+// back into the queue, any other has failed.
+func (s *Server) release(a *agent, reason string) {
+	j := a.job
+	a.job = nil
+	if j == nil || !j.open() {
+		return
+	}
+	if j.State == "assigned" {
+		j.State, j.agent = "scheduled", nil
+		return
+	}
+	j.SignalReason = reason
+	s.finish(j, -1)
+}
+
+// finish ends a job with the exit status that its agent gave.
+func (s *Server) finish(j *job, status int) {
+	j.FinishedAt, j.ExitStatus = s.now(), &status
+	if a := j.agent; a != nil {
+		a.LastJobFinishedAt = j.FinishedAt
+		if a.job == j {
+			a.job = nil
+		}
+	}
+	text := fmt.Sprint(status)
+	switch {
+	case j.State == "canceling":
+		j.State = "canceled"
+	case j.State == "timing_out":
+		j.State = "timed_out"
+	case status == 0:
+		j.State = "passed"
+	default:
+		j.State = "failed"
+		j.SoftFailed = statusMatches(j.step.softFail, text)
+		for _, r := range j.step.retry {
+			if statusMatches(r.status, text) && (r.signal == "" || r.signal == "*" || r.signal == j.SignalReason) {
+				if j.RetriesCount < r.limit && !j.build.canceled {
+					again := s.addJob(j.build, j.step)
+					again.RetriesCount, again.RetryType = j.RetriesCount+1, "automatic"
+					j.Retried, j.RetriedInJobID = true, again.ID
+				}
+				break
+			}
+		}
+	}
+	s.settle(j.build)
+}
+
+// cancel ends the jobs that nobody runs and asks the agents of the others to
+// stop.
+func (s *Server) cancel(b *build) {
+	b.canceled = true
+	for _, j := range b.jobs {
+		s.cancelJob(j)
+	}
+	s.settle(b)
+}
+
+func (s *Server) cancelJob(j *job) {
+	switch {
+	case j.begun() && j.State != "timing_out":
+		j.State = "canceling"
+	case j.open() && !j.begun():
+		j.State, j.FinishedAt = "canceled", s.now()
+		if a := j.agent; a != nil && a.job == j {
+			a.job = nil
+		}
+	}
+}
+
+// settle works a build's state out from its jobs'.
+func (s *Server) settle(b *build) {
+	defer s.changed()
+	var open, begun, failed bool
+	for _, j := range b.jobs {
+		open = open || j.open()
+		begun = begun || j.begun() || j.StartedAt != nil
+		failed = failed || !j.open() && !j.Retried && !j.SoftFailed && j.State != "passed"
+	}
+	switch {
+	case open && b.canceled:
+		b.State = "canceling"
+	case open && failed:
+		b.State = "failing"
+	case open && begun:
+		b.State = "running"
+	case open:
+		b.State = "scheduled"
+	case b.canceled:
+		b.State = "canceled"
+	case failed:
+		b.State = "failed"
+	default:
+		b.State = "passed"
+	}
+	if begun && b.StartedAt == nil {
+		b.StartedAt = s.now()
+	}
+	if !open && b.FinishedAt == nil {
+		b.FinishedAt = s.now()
+	}
+}
+
+// log puts a job's output together.
+func (j *job) log() []byte {
+	chunks := slices.SortedFunc(maps.Values(j.chunks), func(a, b chunk) int { return cmp.Compare(a.offset, b.offset) })
+	out := make([]byte, 0, j.logSize)
+	for _, c := range chunks {
+		out = append(out, c.data...)
+	}
+	return out
+}
+
+// newID is a random UUID.
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
