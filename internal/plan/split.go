@@ -1,0 +1,325 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+const (
+	// maxSlots bounds the work of a split; the largest machines known have 64.
+	maxSlots = 256
+	// minLocalCores is how small a slot may get, in cores, so that its CPUs stay
+	// on the package of its GPU.
+	minLocalCores = 2
+)
+
+// splitInput is what the split of a machine depends on. A request of 0 means
+// "decide".
+type splitInput struct {
+	CPU           inventory.CPU
+	Memory        inventory.Memory
+	GPUs          []splitGPU // one per slot, in the order of the slots
+	CPUsPerSlot   int        // hardware threads
+	MemoryPerSlot int64      // bytes
+	ReserveCPUs   int        // hardware threads that the system keeps, at least
+	ReserveMemory int64      // bytes that the system keeps, at least
+	Virt          bool       // the topology is what a hypervisor shows
+}
+
+type splitGPU struct {
+	NUMANode   int    // of the PCI device; -1 if unknown
+	MemoryNode int    // the node that is the GPU's own memory; -1 if none
+	Name       string // for messages: "slot gpu3"
+}
+
+// block is what one slot gets.
+type block struct {
+	CPUs, MemoryNodes cpuset.Set
+	MemoryBytes       int64 // whole MiB
+}
+
+// splitResult is the split: blocks that are disjoint, of one size, of whole
+// cores, each within one package; and what no slot gets.
+type splitResult struct {
+	Blocks         []block // in the order of the GPUs
+	ReservedCPUs   cpuset.Set
+	ReservedMemory int64 // bytes
+	Warnings       []string
+}
+
+// split gives every GPU the same number of cores, as near to it as the machine
+// allows. It depends on its input only, not on the input's order, so a machine
+// that did not change gets the same split again. An error is a refusal that
+// says what to change.
+func split(in splitInput) (splitResult, error) {
+	t, err := newTopology(in)
+	if err != nil {
+		return splitResult{}, err
+	}
+	s := &splitter{topology: t, in: in}
+	if len(in.GPUs) > 0 {
+		if err := s.run(); err != nil {
+			return splitResult{}, err
+		}
+	}
+	res := splitResult{Blocks: make([]block, len(in.GPUs)), ReservedCPUs: t.allowed}
+	for i, cores := range s.cores {
+		var cpus []int
+		for _, c := range cores {
+			cpus = append(cpus, c.cpus...)
+		}
+		res.Blocks[i].CPUs = cpuset.Of(cpus...)
+		res.ReservedCPUs = res.ReservedCPUs.Difference(res.Blocks[i].CPUs)
+	}
+	if err := s.shareMemory(&res); err != nil {
+		return splitResult{}, err
+	}
+	s.warnReserve(res.ReservedCPUs.Len())
+	res.Warnings = s.warnings
+	return res, nil
+}
+
+// splitter is one run of the split. where and cores are its result.
+type splitter struct {
+	*topology
+	in    splitInput
+	homes [][]bool // [gpu][package]: the package is the GPU's own
+	away  [][]int  // [gpu][package]: NUMA distance
+	where []int    // [gpu]: index of its package
+	cores [][]physCore
+}
+
+func (s *splitter) run() error {
+	gpus := len(s.in.GPUs)
+	switch {
+	case gpus > maxSlots:
+		return fmt.Errorf("%d GPUs are more than kbnode can split a machine for; choose at most %d with --gpus (gpus)", gpus, maxSlots)
+	case gpus > s.total:
+		return fmt.Errorf("%d GPUs but only %s that a slot can have, and every slot needs a core of its own; choose at most %d GPUs with --gpus (gpus)",
+			gpus, s.describe(s.total), s.total)
+	}
+	s.findHomes()
+	k, least, err := s.chooseSize()
+	if err != nil {
+		return err
+	}
+
+	// A package whose caches or nodes hold slightly fewer cores per slot sets
+	// the size for all.
+	slots := make([][]int, len(s.packages))
+	for i, p := range s.where {
+		slots[p] = append(slots[p], i)
+	}
+	size := k
+	for p, list := range slots {
+		if len(list) > 0 {
+			_, n := s.packages[p].shape(len(list), k, least)
+			size = min(size, n)
+		}
+	}
+	s.cores = make([][]physCore, gpus)
+	for p, list := range slots {
+		if len(list) > 0 {
+			s.place(&s.packages[p], list, size)
+		}
+	}
+	return nil
+}
+
+// chooseSize decides how many cores a slot gets and on which package, and how
+// few it may get for the sake of a better place.
+func (s *splitter) chooseSize() (k, least int, err error) {
+	gpus := len(s.in.GPUs)
+	spare := s.total - gpus // cores that need not go to a slot
+	reserve := s.coresFor(s.in.ReserveCPUs)
+	switch {
+	case reserve > spare:
+		return 0, 0, fmt.Errorf("reserve.cpus: %d of %d CPUs leave too few for %s with a core (%d CPUs) each; write at most %d (--reserve-cpus), or choose fewer GPUs with --gpus (gpus)",
+			s.in.ReserveCPUs, s.allowed.Len(), slotCount(gpus), s.width, s.unusable()+spare*s.width)
+	case s.in.ReserveCPUs <= 0:
+		reserve = min(s.coresFor(s.defaultReserve()), spare)
+	}
+	if s.in.CPUsPerSlot <= 0 {
+		k, keep, local := s.largestSize(reserve)
+		if k == 0 && s.unpair() {
+			k, keep, local = s.largestSize(reserve)
+		}
+		if k == 0 {
+			return 0, 0, errors.New("the CPUs cannot be split into equal blocks; choose fewer GPUs with --gpus (gpus)")
+		}
+		s.assignPackages(k, keep, local)
+		return k, (3*k + 3) / 4, nil
+	}
+
+	if k, err = s.wholeCores(s.in.CPUsPerSlot); err != nil {
+		return 0, 0, err
+	}
+	if s.in.ReserveCPUs <= 0 { // the default gives way to a request, down to one core
+		reserve = min(reserve, max(s.total-gpus*k, min(s.coresFor(1), spare)))
+	}
+	for {
+		for _, local := range []bool{true, false} {
+			for keep := 1; keep >= 0; keep-- {
+				if s.fits(k, keep, reserve, local) {
+					s.assignPackages(k, keep, local)
+					return k, k, nil
+				}
+			}
+		}
+		if !s.unpair() {
+			break
+		}
+	}
+	most := sort.Search(k, func(n int) bool { return !s.fits(n+1, 0, reserve, false) })
+	return 0, 0, fmt.Errorf("cpus_per_slot: %d CPUs for each of %s do not fit on this machine's %s in %s with %d CPUs for the system; write at most %d (--cpus-per-slot), lower reserve.cpus (--reserve-cpus) or choose fewer GPUs with --gpus (gpus)",
+		s.in.CPUsPerSlot, slotCount(gpus), s.describe(s.total), counted(len(s.packages), s.packageWord()), max(s.in.ReserveCPUs, reserve*s.width), most*s.width)
+}
+
+// largestSize finds the most cores that every slot can get. Slots stay on their
+// GPUs' packages unless that makes them very small; keep is the number of cores
+// per package that no slot gets, which interrupts are served on, unless that
+// costs a slot more than a quarter.
+func (s *splitter) largestSize(reserve int) (k, keep int, local bool) {
+	try := func(local bool) (int, int) {
+		most := func(keep int) int {
+			return sort.Search(s.total/len(s.in.GPUs), func(n int) bool { return !s.fits(n+1, keep, reserve, local) })
+		}
+		with, without := most(1), most(0)
+		if 4*with < 3*without {
+			return without, 0
+		}
+		return with, 1
+	}
+	k, keep = try(true)
+	if k >= minLocalCores {
+		return k, keep, true
+	}
+	if far, farKeep := try(false); far > k {
+		return far, farKeep, false
+	}
+	return k, keep, true
+}
+
+// fits tells whether every slot can have k cores within a package, its own
+// package if local, with keep cores left over on each package and reserve in all.
+func (s *splitter) fits(k, keep, reserve int, local bool) bool {
+	if s.total-k*len(s.in.GPUs) < reserve {
+		return false
+	}
+	room := s.room(k, keep)
+	if !local {
+		sum := 0
+		for _, n := range room {
+			sum += n
+		}
+		return sum >= len(s.in.GPUs)
+	}
+	// Each GPU takes a place on one of its packages; where all are taken, one
+	// that sits there moves to another package of its own, if it has one.
+	taken := make([][]int, len(room))
+	var seat func(gpu int, tried []bool) bool
+	seat = func(gpu int, tried []bool) bool {
+		for p := range room {
+			if !s.homes[gpu][p] || tried[p] {
+				continue
+			}
+			tried[p] = true
+			if len(taken[p]) < room[p] {
+				taken[p] = append(taken[p], gpu)
+				return true
+			}
+			for i, other := range taken[p] {
+				if seat(other, tried) {
+					taken[p][i] = gpu
+					return true
+				}
+			}
+		}
+		return false
+	}
+	for gpu := range s.in.GPUs {
+		if !seat(gpu, make([]bool, len(room))) {
+			return false
+		}
+	}
+	return true
+}
+
+// room is how many blocks of k cores each package holds.
+func (s *splitter) room(k, keep int) []int {
+	out := make([]int, len(s.packages))
+	for i := range s.packages {
+		cores := s.packages[i].cores
+		out[i] = min((len(cores)-keep)/k, countCarved(cores, k))
+	}
+	return out
+}
+
+// wholeCores refuses a number of CPUs that would split a core.
+func (s *splitter) wholeCores(cpus int) (int, error) {
+	k, rest := cpus/s.width, cpus%s.width
+	switch {
+	case rest == 0:
+		return k, nil
+	case k == 0:
+		return 0, fmt.Errorf("cpus_per_slot: %d is less than the %d threads of a core; write %d (--cpus-per-slot)", cpus, s.width, s.width)
+	}
+	return 0, fmt.Errorf("cpus_per_slot: %d is not a multiple of the %d threads of a core; write %d or %d (--cpus-per-slot)",
+		cpus, s.width, k*s.width, (k+1)*s.width)
+}
+
+// coresFor is how many cores must stay free so that the system has this many
+// CPUs; the CPUs that no slot can have count for it.
+func (s *splitter) coresFor(cpus int) int {
+	return (max(0, cpus-s.unusable()) + s.width - 1) / s.width
+}
+
+// unusable is the number of CPUs that only the system can have.
+func (s *splitter) unusable() int { return s.allowed.Len() - s.total*s.width }
+
+// defaultReserve is one core in 16, at least 2 and at most 8, in CPUs.
+func (s *splitter) defaultReserve() int { return min(max(s.total/16, 2), 8) * s.width }
+
+func (s *splitter) warnReserve(left int) {
+	want := s.defaultReserve()
+	switch {
+	case left >= want || s.in.ReserveCPUs > 0 || len(s.in.GPUs) == 0:
+	case left == 0:
+		s.warn("the slots take every CPU and the system has to run on theirs; choose fewer GPUs with --gpus (gpus)")
+	default:
+		s.warn("only %s left for the system, %d are advised; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)",
+			plural(left, "CPU is", "CPUs are"), want)
+	}
+}
+
+// describe says how much k cores are: "48 cores (96 CPUs)".
+func (s *splitter) describe(k int) string {
+	return fmt.Sprintf("%s (%s)", counted(k, "core"), counted(k*s.width, "CPU"))
+}
+
+func slotCount(n int) string { return counted(n, "slot") }
+
+func counted(n int, word string) string { return plural(n, word, word+"s") }
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+// names lists GPUs for a message.
+func (s *splitter) names(gpus []int) string {
+	var out []string
+	for _, i := range gpus {
+		out = append(out, s.in.GPUs[i].Name)
+	}
+	slices.Sort(out)
+	return strings.Join(slices.Compact(out), ", ")
+}

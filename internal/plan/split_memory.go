@@ -1,0 +1,268 @@
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+const (
+	mib = 1 << 20
+	// minMemory is the least that an agent and a container start in.
+	minMemory = 128 * mib
+)
+
+// ramNode is a NUMA node whose memory slots can have.
+type ramNode struct {
+	id    int
+	bytes int64 // all of it
+	free  int64 // MiB that are not huge pages; after reserveMemory, what slots share
+}
+
+// ramNodes are the nodes with both CPUs and memory. A node without CPUs is a
+// GPU's memory, or slow memory that would make timings depend on luck.
+func ramNodes(m inventory.Memory, cpus []inventory.LogicalCPU) []ramNode {
+	withCPUs := map[int]bool{}
+	for _, c := range cpus {
+		if c.NUMANode >= 0 {
+			withCPUs[c.NUMANode] = true
+		}
+	}
+	const most = 1 << 48 // keeps sums over all nodes within an int64
+	var out []ramNode
+	told := false
+	for id := range withCPUs {
+		n := ramNode{id: id}
+		for _, node := range m.Nodes {
+			if node.ID == id {
+				n.bytes = min(max(node.MemoryBytes, 0), most)
+				n.free = max(n.bytes-max(node.HugepagesBytes, 0), 0) / mib
+			}
+		}
+		told = told || n.bytes > 0
+		out = append(out, n)
+	}
+	if !told { // only the sum is known
+		for i := range out {
+			out[i].bytes = min(max(m.TotalBytes, 0), most) / int64(len(out))
+			out[i].free = out[i].bytes / mib
+		}
+	}
+	out = slices.DeleteFunc(out, func(n ramNode) bool { return n.bytes == 0 })
+	slices.SortFunc(out, func(a, b ramNode) int { return a.id - b.id })
+	return out
+}
+
+// reserveMemory takes the system's memory off the nodes, from each in
+// proportion to what it has.
+func (s *splitter) reserveMemory() error {
+	var all int64
+	for _, n := range s.ram {
+		all += n.free
+	}
+	reserve := (max(s.in.ReserveMemory, 0) + mib - 1) / mib
+	switch {
+	case reserve == 0:
+		reserve = min(max(2<<10, all/20), all/4)
+	case reserve >= all:
+		return fmt.Errorf("reserve.memory: %s leave nothing of the machine's %s for slots; write less (--reserve-memory)",
+			config.Size(s.in.ReserveMemory), readable(all))
+	}
+	for i := range s.ram {
+		s.ram[i].free -= share(reserve, s.ram[i].free, all, true)
+	}
+	return nil
+}
+
+// shareMemory gives every slot the same memory, from the nodes of its cores. A
+// node's memory is shared in proportion to the cores that slots have on it;
+// what the slots may use of a node together is never more than it has free.
+func (s *splitter) shareMemory(res *splitResult) error {
+	for _, n := range s.ram {
+		res.ReservedMemory += n.bytes
+	}
+	if len(s.in.GPUs) == 0 {
+		return nil
+	}
+	if len(s.ram) == 0 {
+		return errors.New("the machine does not tell how much memory it has; look at /proc/meminfo and /sys/devices/system/node/node*/meminfo")
+	}
+	if err := s.reserveMemory(); err != nil {
+		return err
+	}
+	weights := make([][]int64, len(s.cores))
+	for i, cores := range s.cores {
+		weights[i] = make([]int64, len(s.ram))
+		for _, c := range cores {
+			weights[i][s.nearestRAM(c.node)]++
+		}
+	}
+	want := s.in.MemoryPerSlot / mib
+	fair := s.fairShare()
+	for _, p := range slices.Compact(slices.Sorted(slices.Values(s.where))) {
+		weights = s.widen(p, weights, max(want, fair*45/100), res)
+	}
+	shares := s.entitlements(weights)
+	least := slices.Min(shares)
+	poor := slices.Index(shares, least)
+	perSlot := least
+	switch {
+	case want > least:
+		return fmt.Errorf("memory_per_slot: %s for each of %s do not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
+			config.Size(s.in.MemoryPerSlot), slotCount(len(shares)), s.in.GPUs[poor].Name, readable(least),
+			s.nodesOf(weights[poor]), readable(least))
+	case want > 0 || s.in.MemoryPerSlot > 0:
+		if perSlot = want; want*mib < minMemory {
+			return fmt.Errorf("memory_per_slot: %s are too little for a job; write at least %s (--memory-per-slot)",
+				config.Size(s.in.MemoryPerSlot), config.Size(minMemory))
+		}
+	case least*mib < minMemory:
+		return fmt.Errorf("the memory of NUMA node %s gives each of %s %s, and a job needs at least %s; choose fewer GPUs with --gpus (gpus) or lower reserve.memory (--reserve-memory)",
+			s.nodesOf(weights[poor]), slotCount(len(shares)), readable(least), config.Size(minMemory))
+	case least < fair*45/100:
+		s.warn("each slot has %s of memory, an even share would be %s: NUMA node %s, where the CPUs of %s are, has no more",
+			readable(least), readable(fair), s.nodesOf(weights[poor]), s.in.GPUs[poor].Name)
+	}
+	for i := range res.Blocks {
+		b := &res.Blocks[i]
+		b.MemoryBytes = perSlot * mib
+		b.MemoryNodes = s.nodesOf(weights[i])
+		if own := s.in.GPUs[i].MemoryNode; s.hasMemory(own) {
+			b.MemoryNodes = b.MemoryNodes.Union(cpuset.Of(own))
+		}
+		res.ReservedMemory -= b.MemoryBytes
+	}
+	return nil
+}
+
+// widen lets the slots of a package use the memory of all its nodes where the
+// nodes of their own cores give one of them less than enough.
+func (s *splitter) widen(p int, weights [][]int64, enough int64, res *splitResult) [][]int64 {
+	least := func(w [][]int64) int64 {
+		out := int64(-1)
+		for i, n := range s.entitlements(w) {
+			if s.where[i] == p && (out < 0 || n < out) {
+				out = n
+			}
+		}
+		return out
+	}
+	narrow := least(weights)
+	if narrow >= enough {
+		return weights
+	}
+	all := make([]int64, len(s.ram))
+	for _, node := range s.packages[p].nodes {
+		all[s.nearestRAM(node)] = int64(len(s.cores[0]))
+	}
+	wide := slices.Clone(weights)
+	var slots []int
+	for i := range wide {
+		if s.where[i] == p {
+			wide[i] = all
+			slots = append(slots, i)
+		}
+	}
+	if least(wide) <= narrow {
+		return weights
+	}
+	s.warn("%s may use the memory of NUMA nodes %s: the nodes of their own CPUs have too little", s.names(slots), s.nodesOf(all))
+	return wide
+}
+
+// entitlements is the memory, in MiB, that each slot gets of its nodes.
+func (s *splitter) entitlements(weights [][]int64) []int64 {
+	sum := make([]int64, len(s.ram))
+	for _, w := range weights {
+		for n := range w {
+			sum[n] += w[n]
+		}
+	}
+	out := make([]int64, len(weights))
+	for i, w := range weights {
+		for n := range w {
+			if w[n] > 0 {
+				out[i] += share(s.ram[n].free, w[n], sum[n], false)
+			}
+		}
+	}
+	return out
+}
+
+// fairShare is what a slot would get, in MiB, if the memory of the packages
+// with slots were shared regardless of nodes.
+func (s *splitter) fairShare() int64 {
+	used := map[int]bool{}
+	for _, p := range s.where {
+		for _, node := range s.packages[p].nodes {
+			used[s.nearestRAM(node)] = true
+		}
+	}
+	var sum int64
+	for n := range used {
+		sum += s.ram[n].free
+	}
+	return sum / int64(len(s.where))
+}
+
+// nearestRAM is the index of the node that a core's memory comes from: its own
+// if that has any.
+func (s *splitter) nearestRAM(node int) int {
+	if at, ok := slices.BinarySearchFunc(s.ram, node, func(n ramNode, id int) int { return n.id - id }); ok {
+		return at
+	}
+	best := 0
+	for i, n := range s.ram {
+		if cmp.Or(s.distance(node, n.id)-s.distance(node, s.ram[best].id), i-best) < 0 {
+			best = i
+		}
+	}
+	return best
+}
+
+func (s *splitter) nodesOf(weights []int64) cpuset.Set {
+	var ids []int
+	for n, w := range weights {
+		if w > 0 {
+			ids = append(ids, s.ram[n].id)
+		}
+	}
+	return cpuset.Of(ids...)
+}
+
+// hasMemory tells whether a NUMA node exists and has memory: the kernel takes
+// no other into a cpuset.
+func (s *splitter) hasMemory(node int) bool {
+	return slices.ContainsFunc(s.in.Memory.Nodes, func(n inventory.NUMANode) bool {
+		return n.ID == node && n.MemoryBytes > 0
+	})
+}
+
+// share is amount × part / whole, rounded down, or up if asked; part is at most
+// whole.
+func share(amount, part, whole int64, up bool) int64 {
+	if whole == 0 {
+		return 0
+	}
+	hi, lo := bits.Mul64(uint64(amount), uint64(part))
+	q, rest := bits.Div64(hi, lo, uint64(whole))
+	if up && rest > 0 {
+		q++
+	}
+	return int64(q)
+}
+
+// readable is a number of MiB for a message, rounded down to GiB where that
+// loses little.
+func readable(n int64) config.Size {
+	if n >= 4<<10 {
+		n &^= 1<<10 - 1
+	}
+	return config.Size(n * mib)
+}

@@ -1,0 +1,351 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// machine describes a regular machine; input makes it into what inventory
+// would read.
+type machine struct {
+	packages, nodesPerPackage, coresPerNode, smt int
+	coresPerL3                                   int   // 0: one cache per package
+	numbering                                    int   // of the CPUs: see id
+	nodeIDs                                      []int // of the nodes, by package; nil counts up
+	nodeGiB                                      int64 // 0: 64
+	gpuNodes                                     []int
+	virt                                         bool
+}
+
+const (
+	siblingsApart    = iota // all first threads, then all second threads
+	siblingsAdjacent        // 0,1 are one core
+	packagesInTurn          // 0 on package 0, 1 on package 1, …, then the second threads
+)
+
+func (m machine) id(core, thread int) int {
+	cores := m.packages * m.nodesPerPackage * m.coresPerNode
+	switch m.numbering {
+	case siblingsAdjacent:
+		return core*m.smt + thread
+	case packagesInTurn:
+		perPackage := cores / m.packages
+		return thread*cores + core%perPackage*m.packages + core/perPackage
+	}
+	return thread*cores + core
+}
+
+func (m machine) input() splitInput {
+	in := splitInput{Virt: m.virt}
+	nodes := m.packages * m.nodesPerPackage
+	byID := map[int]inventory.LogicalCPU{}
+	for n := range nodes {
+		id := n
+		if m.nodeIDs != nil {
+			id = m.nodeIDs[n]
+		}
+		var members []int
+		for c := n * m.coresPerNode; c < (n+1)*m.coresPerNode; c++ {
+			pkg := n / m.nodesPerPackage
+			var siblings []int
+			for t := range m.smt {
+				siblings = append(siblings, m.id(c, t))
+			}
+			firstOfL3 := pkg * m.nodesPerPackage * m.coresPerNode
+			if m.coresPerL3 > 0 {
+				firstOfL3 = c / m.coresPerL3 * m.coresPerL3
+			}
+			for _, cpu := range siblings {
+				byID[cpu] = inventory.LogicalCPU{
+					ID: cpu, Package: pkg, L3: m.id(firstOfL3, 0), Core: siblings[0], Siblings: siblings,
+					Threads: m.smt, NUMANode: id, Allowed: true,
+				}
+			}
+			members = append(members, siblings...)
+		}
+		in.Memory.Nodes = append(in.Memory.Nodes, inventory.NUMANode{
+			ID: id, CPUs: cpuset.Of(members...).String(), MemoryBytes: max(m.nodeGiB, 64*min(1, 64-m.nodeGiB)) << 30,
+		})
+	}
+	for i := range in.Memory.Nodes {
+		in.Memory.TotalBytes += in.Memory.Nodes[i].MemoryBytes
+		for j := range in.Memory.Nodes {
+			d := 32
+			if i == j {
+				d = 10
+			} else if i/m.nodesPerPackage == j/m.nodesPerPackage {
+				d = 12
+			}
+			in.Memory.Nodes[i].Distances = append(in.Memory.Nodes[i].Distances, d)
+		}
+	}
+	for id := range len(byID) {
+		in.CPU.List = append(in.CPU.List, byID[id])
+	}
+	in.GPUs = gpusOn(m.gpuNodes...)
+	return in
+}
+
+func gpusOn(nodes ...int) []splitGPU {
+	var out []splitGPU
+	for i, n := range nodes {
+		out = append(out, splitGPU{NUMANode: n, MemoryNode: -1, Name: fmt.Sprintf("slot gpu%d", i)})
+	}
+	return out
+}
+
+// published are machines as their owners describe them, with what the split
+// makes of them.
+var published = []struct {
+	name         string
+	machine      machine
+	cores        int // per slot
+	local        int // slots with CPUs on their GPU's package
+	onNode       int // slots with all CPUs on their GPU's node
+	sharedCaches int // level-3 caches that two slots have cores of
+	nodes        int // memory nodes of a slot
+}{
+	{
+		name:    "DGX A100, 2 EPYC 7742 with four nodes each",
+		machine: machine{packages: 2, nodesPerPackage: 4, coresPerNode: 16, smt: 2, coresPerL3: 4, gpuNodes: []int{3, 3, 1, 1, 7, 7, 5, 5}},
+		cores:   15, local: 8, onNode: 4, sharedCaches: 0, nodes: 1,
+	},
+	{
+		name:    "HGX H100, 2 Xeons of 56 cores",
+		machine: machine{packages: 2, nodesPerPackage: 1, coresPerNode: 56, smt: 2, gpuNodes: []int{0, 0, 0, 0, 1, 1, 1, 1}},
+		cores:   13, local: 8, onNode: 8, sharedCaches: 2, nodes: 1,
+	},
+	{
+		name:    "MI350X, 2 EPYC of 96 cores",
+		machine: machine{packages: 2, nodesPerPackage: 1, coresPerNode: 96, smt: 2, coresPerL3: 8, gpuNodes: []int{0, 0, 0, 0, 1, 1, 1, 1}},
+		cores:   23, local: 8, onNode: 8, sharedCaches: 0, nodes: 1,
+	},
+	{
+		name:    "2 Xeon 6230 with two nodes each and CPUs numbered in turn",
+		machine: machine{packages: 2, nodesPerPackage: 2, coresPerNode: 10, smt: 2, numbering: packagesInTurn, gpuNodes: []int{0, 0, 1, 1, 2, 2, 3, 3}},
+		cores:   4, local: 8, onNode: 8, sharedCaches: 2, nodes: 1,
+	},
+	{
+		name:    "2 EPYC 7451 with 4 GPUs",
+		machine: machine{packages: 2, nodesPerPackage: 4, coresPerNode: 6, smt: 2, coresPerL3: 3, gpuNodes: []int{1, 3, 5, 7}},
+		cores:   11, local: 4, onNode: 0, sharedCaches: 0, nodes: 2,
+	},
+	{
+		name:    "NDv4 with 96 virtual CPUs",
+		machine: machine{packages: 2, nodesPerPackage: 2, coresPerNode: 24, smt: 1, coresPerL3: 4, gpuNodes: []int{1, 1, 0, 0, 3, 3, 2, 2}, virt: true},
+		cores:   11, local: 8, onNode: 8, sharedCaches: 0, nodes: 1,
+	},
+	{
+		name:    "8 GPUs in the reverse order of the nodes",
+		machine: machine{packages: 2, nodesPerPackage: 4, coresPerNode: 16, smt: 1, coresPerL3: 8, gpuNodes: []int{7, 6, 5, 4, 3, 2, 1, 0}},
+		cores:   15, local: 8, onNode: 8, sharedCaches: 0, nodes: 1,
+	},
+	{
+		name:    "8 accelerators that all sit on one node",
+		machine: machine{packages: 2, nodesPerPackage: 1, coresPerNode: 8, smt: 2, gpuNodes: []int{0, 0, 0, 0, 0, 0, 0, 0}},
+		cores:   1, local: 8, onNode: 8, sharedCaches: 1, nodes: 1,
+	},
+	{
+		name:    "6 GPUs, 4 and 2, on 2 Xeons of 24 cores",
+		machine: machine{packages: 2, nodesPerPackage: 1, coresPerNode: 24, smt: 2, gpuNodes: []int{0, 0, 0, 0, 1, 1}},
+		cores:   5, local: 6, onNode: 6, sharedCaches: 2, nodes: 1,
+	},
+	{
+		name:    "GB200, 2 Grace with 4 GPUs",
+		machine: machine{packages: 2, nodesPerPackage: 1, coresPerNode: 72, smt: 1, gpuNodes: []int{0, 0, 1, 1}},
+		cores:   34, local: 4, onNode: 4, sharedCaches: 2, nodes: 1,
+	},
+	{
+		name:    "1 GPU on 2 packages",
+		machine: machine{packages: 2, nodesPerPackage: 1, coresPerNode: 32, smt: 2, gpuNodes: []int{1}},
+		cores:   31, local: 1, onNode: 1, sharedCaches: 0, nodes: 1,
+	},
+	{
+		name:    "64 partitions of 8 GPUs on 2 EPYC of 96 cores",
+		machine: machine{packages: 2, nodesPerPackage: 1, coresPerNode: 96, smt: 2, coresPerL3: 8, gpuNodes: partitions(64, 2)},
+		cores:   2, local: 64, onNode: 64, sharedCaches: 16, nodes: 1,
+	},
+}
+
+func partitions(n, nodes int) []int {
+	var out []int
+	for i := range n {
+		out = append(out, i*nodes/n)
+	}
+	return out
+}
+
+func TestSplitPublished(t *testing.T) {
+	t.Parallel()
+	for _, tt := range published {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			in := tt.machine.input()
+			got := mustSplit(t, in)
+			checkInvariants(t, in, got)
+			type figures struct{ Cores, Local, OnNode, SharedCaches, Nodes int }
+			var have figures
+			byID := map[int]inventory.LogicalCPU{}
+			for _, c := range in.CPU.List {
+				byID[c.ID] = c
+			}
+			users := map[int]int{}
+			for i, b := range got.Blocks {
+				ids := b.CPUs.Ints()
+				have.Cores = len(ids) / tt.machine.smt
+				have.Nodes = max(have.Nodes, b.MemoryNodes.Len())
+				gpu := in.GPUs[i].NUMANode
+				if byID[ids[0]].Package == gpu/tt.machine.nodesPerPackage {
+					have.Local++
+				}
+				onNode, caches := true, map[int]bool{}
+				for _, id := range ids {
+					onNode = onNode && byID[id].NUMANode == gpu
+					caches[byID[id].L3] = true
+				}
+				if onNode {
+					have.OnNode++
+				}
+				for l3 := range caches {
+					users[l3]++
+				}
+			}
+			for _, n := range users {
+				if n > 1 {
+					have.SharedCaches++
+				}
+			}
+			if diff := cmp.Diff(figures{tt.cores, tt.local, tt.onNode, tt.sharedCaches, tt.nodes}, have); diff != "" {
+				t.Errorf("%s\n%s", diff, render(got))
+			}
+		})
+	}
+}
+
+func mustSplit(t *testing.T, in splitInput) splitResult {
+	t.Helper()
+	got, err := split(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func render(r splitResult) string {
+	var b strings.Builder
+	for i, blk := range r.Blocks {
+		fmt.Fprintf(&b, "%d: cpus %s mems %s memory %d MiB\n", i, blk.CPUs, blk.MemoryNodes, blk.MemoryBytes>>20)
+	}
+	fmt.Fprintf(&b, "reserved %s, %d MiB\n", r.ReservedCPUs, r.ReservedMemory>>20)
+	for _, w := range r.Warnings {
+		fmt.Fprintf(&b, "warning: %s\n", w)
+	}
+	return b.String()
+}
+
+// checkInvariants checks what holds for every split of every machine.
+func checkInvariants(t *testing.T, in splitInput, r splitResult) {
+	t.Helper()
+	if len(r.Blocks) != len(in.GPUs) {
+		t.Fatalf("%d blocks for %d GPUs", len(r.Blocks), len(in.GPUs))
+	}
+	byID := map[int]inventory.LogicalCPU{}
+	var allowed []int
+	for _, c := range in.CPU.List {
+		byID[c.ID] = c
+		if c.Allowed {
+			allowed = append(allowed, c.ID)
+		}
+	}
+	type reach struct {
+		nodes cpuset.Set
+		bytes int64
+	}
+	var taken cpuset.Set
+	var demands []reach
+	for i, b := range r.Blocks {
+		if !taken.Disjoint(b.CPUs) {
+			t.Errorf("slot %d shares CPUs %s", i, taken.Intersect(b.CPUs))
+		}
+		taken = taken.Union(b.CPUs)
+		if b.CPUs.Len() == 0 || b.CPUs.Len() != r.Blocks[0].CPUs.Len() || b.MemoryBytes != r.Blocks[0].MemoryBytes {
+			t.Errorf("slot %d is not of the size of slot 0", i)
+		}
+		if b.MemoryBytes < minMemory || b.MemoryBytes%mib != 0 {
+			t.Errorf("slot %d has %d bytes", i, b.MemoryBytes)
+		}
+		if b.MemoryNodes.Len() == 0 {
+			t.Errorf("slot %d has no memory node", i)
+		}
+		packages := map[int]bool{}
+		for _, id := range b.CPUs.Ints() {
+			c := byID[id]
+			packages[c.Package] = true
+			if !c.Allowed || c.Threads > len(c.Siblings) {
+				t.Errorf("slot %d has CPU %d, whose core is not whole or not allowed", i, id)
+			}
+			for _, s := range c.Siblings {
+				if !b.CPUs.Contains(s) {
+					t.Errorf("slot %d has CPU %d without its sibling %d", i, id, s)
+				}
+			}
+		}
+		if len(packages) != 1 && !in.Virt {
+			t.Errorf("slot %d is on packages %v", i, packages)
+		}
+		own := cpuset.Of(in.GPUs[i].MemoryNode)
+		demands = append(demands, reach{b.MemoryNodes.Difference(own), b.MemoryBytes})
+	}
+	if want := cpuset.Of(allowed...).Difference(taken); !want.Equal(r.ReservedCPUs) {
+		t.Errorf("reserved %s, want %s", r.ReservedCPUs, want)
+	}
+	if r.ReservedCPUs.Len() < in.ReserveCPUs {
+		t.Errorf("reserved %s, want %d CPUs", r.ReservedCPUs, in.ReserveCPUs)
+	}
+	if in.CPUsPerSlot > 0 && r.Blocks[0].CPUs.Len() != in.CPUsPerSlot {
+		t.Errorf("slots have %d CPUs, %d were asked for", r.Blocks[0].CPUs.Len(), in.CPUsPerSlot)
+	}
+
+	// The slots that are bound to a set of nodes fit on it together, for the
+	// node sets of every slot and of every two slots.
+	room := map[int]int64{}
+	var all int64
+	for _, n := range in.Memory.Nodes {
+		if n.CPUs != "" {
+			room[n.ID] = n.MemoryBytes - n.HugepagesBytes
+			all += room[n.ID]
+		}
+	}
+	if r.ReservedMemory < in.ReserveMemory {
+		t.Errorf("%d bytes are reserved, want %d", r.ReservedMemory, in.ReserveMemory)
+	}
+	for i := range demands {
+		for j := i; j < len(demands); j++ {
+			within := demands[i].nodes.Union(demands[j].nodes)
+			var need, has int64
+			for _, d := range demands {
+				if d.nodes.Difference(within).Len() == 0 {
+					need += d.bytes
+				}
+			}
+			for _, n := range within.Ints() {
+				if room[n] == 0 {
+					t.Errorf("slots are bound to node %d, which has no memory for them", n)
+				}
+				has += room[n]
+			}
+			if in.ReserveMemory > 0 {
+				has -= int64(float64(in.ReserveMemory) * float64(has) / float64(all) * 0.999)
+			}
+			if need > has {
+				t.Errorf("slots on nodes %s may use %d bytes of %d", within, need, has)
+			}
+		}
+	}
+}

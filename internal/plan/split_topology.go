@@ -1,0 +1,299 @@
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// physCore is a core that a slot can have, with all its threads.
+type physCore struct {
+	cpus               []int // ascending
+	pkg, node, die, l3 int   // -1 where unknown
+	// pair is shared by cores that must not go to two slots: the lowest CPU of
+	// the core, or of the two CPUs that a hypervisor may have put on one core.
+	pair int
+}
+
+// cpuPackage is a package (a NUMA node where packages are unknown) with at
+// least one core, sorted so that what shares a cache or a node is together.
+type cpuPackage struct {
+	id    int
+	cores []physCore
+	nodes []int // of the cores, ascending
+}
+
+// topology is the machine in the terms of the split.
+type topology struct {
+	packages []cpuPackage // by id
+	total    int          // cores in all packages
+	width    int          // threads of a core
+	paired   bool         // some cores share a pair
+	byNode   bool         // the packages are NUMA nodes
+	allowed  cpuset.Set   // every CPU that slots and system share
+	ram      []ramNode    // NUMA nodes with CPUs and memory, by ID
+	present  map[int]bool // NUMA nodes that CPUs or memory are on
+	beside   map[int][]int
+	distance func(a, b int) int
+	warnings []string
+}
+
+// coreKind tells apart cores that would make slots unequal.
+type coreKind struct{ capacity, width int }
+
+func (t *topology) warn(format string, args ...any) {
+	t.warnings = append(t.warnings, fmt.Sprintf(format, args...))
+}
+
+func newTopology(in splitInput) (*topology, error) {
+	t := &topology{distance: distances(in.Memory.Nodes), present: map[int]bool{}, beside: map[int][]int{}}
+	cpus := cleanCPUs(in)
+	t.ram = ramNodes(in.Memory, cpus)
+	for _, n := range in.Memory.Nodes {
+		t.present[n.ID] = true
+	}
+	var allowed []int
+	for _, c := range cpus {
+		if c.NUMANode >= 0 {
+			t.present[c.NUMANode] = true
+		}
+		if c.Allowed {
+			allowed = append(allowed, c.ID)
+		}
+	}
+	t.allowed = cpuset.Of(allowed...)
+	cores := t.wholeCoresOf(cpus)
+	if len(cores) == 0 {
+		return nil, errors.New("no core has all its threads online and allowed; bring CPUs online (/sys/devices/system/cpu/cpu*/online) or widen the root cgroup's cpuset")
+	}
+	t.byNode = packagesUnknown(cores, in.Virt)
+	packageOf := func(pkg, node int) int {
+		if t.byNode {
+			return node
+		}
+		return pkg
+	}
+	for i := range cores {
+		cores[i].pkg = packageOf(cores[i].pkg, cores[i].node)
+	}
+	if in.Virt && t.width == 1 {
+		t.paired = pairUp(cores)
+	}
+	slices.SortFunc(cores, func(a, b physCore) int {
+		return cmp.Or(a.pkg-b.pkg, a.node-b.node, a.die-b.die, a.l3-b.l3, a.cpus[0]-b.cpus[0])
+	})
+	t.total = len(cores)
+	for _, run := range runs(cores, func(c physCore) [2]int { return [2]int{c.pkg} }) {
+		p := cpuPackage{id: run[0].pkg, cores: run}
+		for _, c := range run {
+			p.nodes = append(p.nodes, c.node)
+		}
+		p.nodes = slices.Compact(p.nodes)
+		t.packages = append(t.packages, p)
+	}
+	// Where a node's own CPUs are all taken, its package may still have others.
+	for _, c := range cpus {
+		at, ok := slices.BinarySearchFunc(t.packages, packageOf(c.Package, c.NUMANode), func(p cpuPackage, id int) int { return p.id - id })
+		if ok && !slices.Contains(t.beside[c.NUMANode], at) {
+			t.beside[c.NUMANode] = append(t.beside[c.NUMANode], at)
+		}
+	}
+	return t, nil
+}
+
+// cleanCPUs are the CPUs by ID, each once, with their NUMA node where any part
+// of the inventory knows it.
+func cleanCPUs(in splitInput) []inventory.LogicalCPU {
+	cpus := slices.DeleteFunc(slices.Clone(in.CPU.List), func(c inventory.LogicalCPU) bool { return c.ID < 0 || c.ID >= cpuset.Max })
+	slices.SortStableFunc(cpus, func(a, b inventory.LogicalCPU) int { return a.ID - b.ID })
+	cpus = slices.CompactFunc(cpus, func(a, b inventory.LogicalCPU) bool { return a.ID == b.ID })
+	node := map[int]int{}
+	for _, n := range in.Memory.Nodes {
+		set, err := cpuset.Parse(n.CPUs)
+		if err != nil {
+			continue
+		}
+		for _, id := range set.Ints() {
+			node[id] = n.ID
+		}
+	}
+	for i := range cpus {
+		c := &cpus[i]
+		if n, ok := node[c.ID]; ok && c.NUMANode < 0 {
+			c.NUMANode = n
+		}
+		if c.NUMANode < 0 && len(in.Memory.Nodes) <= 1 {
+			c.NUMANode = 0
+			if len(in.Memory.Nodes) == 1 {
+				c.NUMANode = in.Memory.Nodes[0].ID
+			}
+		}
+		c.Package, c.Die, c.L3 = max(c.Package, -1), max(c.Die, -1), max(c.L3, -1)
+	}
+	return cpus
+}
+
+// wholeCoresOf are the cores that can go to slots: complete, and of the most
+// common kind. It sets the width.
+func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU) []physCore {
+	groups := map[int][]inventory.LogicalCPU{}
+	for _, c := range cpus {
+		key := c.ID
+		if c.Core >= 0 {
+			key = c.Core
+		}
+		groups[key] = append(groups[key], c)
+	}
+	kinds := map[coreKind][]physCore{}
+	var broken, other []int
+	for _, c := range cpus {
+		threads, ok := groups[c.ID]
+		if c.Core >= 0 {
+			threads, ok = groups[c.Core]
+		}
+		if !ok || threads[0].ID != c.ID {
+			continue // once per core
+		}
+		core := physCore{pkg: c.Package, node: c.NUMANode, die: c.Die, l3: c.L3, pair: c.ID}
+		for _, thread := range threads {
+			core.cpus = append(core.cpus, thread.ID)
+		}
+		if !complete(threads, core.cpus) {
+			for _, thread := range threads {
+				if thread.Allowed {
+					broken = append(broken, thread.ID)
+				}
+			}
+			continue
+		}
+		kind := coreKind{c.Capacity, len(threads)}
+		kinds[kind] = append(kinds[kind], core)
+	}
+	var best coreKind
+	for kind, cores := range kinds {
+		if cmp.Or(len(cores)-len(kinds[best]), kind.capacity-best.capacity, kind.width-best.width) > 0 {
+			best = kind
+		}
+	}
+	for kind, cores := range kinds {
+		for _, c := range cores {
+			if kind != best {
+				other = append(other, c.cpus...)
+			}
+		}
+	}
+	if len(broken) > 0 {
+		t.warn("CPUs %s stay with the system: another thread of their core is offline or not allowed", cpuset.Of(broken...))
+	}
+	if len(other) > 0 {
+		t.warn("CPUs %s stay with the system: their cores are of another kind than most", cpuset.Of(other...))
+	}
+	t.width = max(best.width, 1)
+	return kinds[best]
+}
+
+// complete tells whether these are all threads of a core and all allowed.
+func complete(threads []inventory.LogicalCPU, ids []int) bool {
+	for _, c := range threads {
+		if !c.Allowed || c.Threads > len(threads) {
+			return false
+		}
+		for _, sibling := range c.Siblings {
+			if _, ok := slices.BinarySearch(ids, sibling); !ok {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// packagesUnknown tells whether NUMA nodes have to stand for packages: the
+// kernel does not number them, or a hypervisor shows each core as one.
+func packagesUnknown(cores []physCore, virt bool) bool {
+	seen := map[int]bool{}
+	for _, c := range cores {
+		if c.pkg < 0 {
+			return true
+		}
+		seen[c.pkg] = true
+	}
+	return virt && len(cores) > 1 && len(seen) == len(cores)
+}
+
+// pairUp makes the CPUs 2i and 2i+1 a pair: hypervisors that hide SMT number
+// the siblings next to each other.
+func pairUp(cores []physCore) bool {
+	at := map[int]int{}
+	for i, c := range cores {
+		at[c.cpus[0]] = i
+	}
+	paired := false
+	for i := range cores {
+		c := &cores[i]
+		j, ok := at[c.cpus[0]-1]
+		if !ok || c.cpus[0]%2 == 0 {
+			continue
+		}
+		if o := cores[j]; o.pkg == c.pkg && o.node == c.node && o.die == c.die && o.l3 == c.l3 {
+			c.pair, paired = o.pair, true
+		}
+	}
+	return paired
+}
+
+// unpair gives up the guess of pairUp, for machines too small for it.
+func (t *topology) unpair() bool {
+	was := t.paired
+	for _, p := range t.packages {
+		for i := range p.cores {
+			p.cores[i].pair = p.cores[i].cpus[0]
+		}
+	}
+	t.paired = false
+	return was
+}
+
+// distances looks up the NUMA distance of two nodes; 10 is the distance to
+// itself, and 20 is assumed where the firmware does not tell.
+func distances(nodes []inventory.NUMANode) func(a, b int) int {
+	at := map[int]int{}
+	for i, n := range nodes {
+		at[n.ID] = i
+	}
+	return func(a, b int) int {
+		if a == b {
+			return 10
+		}
+		i, ok := at[a]
+		j, ok2 := at[b]
+		if ok && ok2 && j < len(nodes[i].Distances) && nodes[i].Distances[j] > 0 {
+			return min(nodes[i].Distances[j], 1000)
+		}
+		return 20
+	}
+}
+
+// runs cuts a list of cores where key changes.
+func runs(cores []physCore, key func(physCore) [2]int) [][]physCore {
+	var out [][]physCore
+	for start := 0; start < len(cores); {
+		end := start + 1
+		for end < len(cores) && key(cores[end]) == key(cores[start]) {
+			end++
+		}
+		out = append(out, cores[start:end:end])
+		start = end
+	}
+	return out
+}
+
+func (t *topology) packageWord() string {
+	if t.byNode {
+		return "NUMA node"
+	}
+	return "package"
+}
