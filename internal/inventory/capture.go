@@ -1,0 +1,223 @@
+package inventory
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/txtar"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+// Bounds of an archive. A machine with 512 CPUs makes 2,000 files, 200 KiB.
+const (
+	maxArchive      = 64 << 20
+	maxArchiveFiles = 50_000
+	maxArchivePath  = 512
+)
+
+const archiveComment = `A machine as kbnode inventory --capture saw it. Read it with --root FILE, for
+example: kbnode plan --root FILE
+`
+
+// nvidiaFiles are what the reader of NVIDIA's GPUs may look at.
+var nvidiaFiles = []string{
+	"proc/devices", "proc/driver/nvidia/version", "proc/driver/nvidia/gpus/*/information",
+	"proc/driver/nvidia/gpus/*/numa_status", "sys/module/nvidia/version",
+	"proc/driver/nvidia-caps/mig-minors",
+}
+
+// nvidiaPCIFiles are the same, of a PCI device.
+var nvidiaPCIFiles = []string{
+	"vendor", "device", "class", "revision", "numa_node", "local_cpulist", "local_cpus", "uevent", "enable",
+}
+
+// Capture writes a machine as a text archive (txtar) of the files that Read
+// looks at, with what it asked of drivers and daemons in kbnode/live.json and
+// kbnode/nvml.json. Reading the archive gives what reading the machine gives,
+// without the host name and serial numbers unless opts.KeepNames asks for them:
+// captures go into bug reports.
+func Capture(ctx context.Context, opts Options, w io.Writer) error {
+	t, err := openTree(opts.Root)
+	if err != nil {
+		return err
+	}
+	defer t.close() //nolint:errcheck // nothing was written
+	t.seen = map[string]string{}
+	inv, _ := readFiles(t)
+	if len(inv.CPU.List) == 0 {
+		return fmt.Errorf("capture machine: no CPU below %s/%s", strings.TrimSuffix(t.root, "/"), cpuDir)
+	}
+	// Not every GPU's own file names its node.
+	placeGPUs(t, &Inventory{GPUs: inv.GPUs, Memory: inv.Memory})
+	readNVIDIAFiles(t)
+	live := readLive(ctx, t, opts)
+	if !opts.KeepNames {
+		live.Hostname = ""
+		delete(t.seen, "etc/hostname")
+	}
+	// One CPU is as good as all of them, and 500 take a megabyte.
+	if text, ok := t.seen["proc/cpuinfo"]; ok {
+		t.seen["proc/cpuinfo"], _, _ = strings.Cut(text, "\n\n")
+	}
+	delete(t.seen, livePath)
+	if t.live() || live.Schema != 0 {
+		live.Schema = Schema
+		text, err := json.MarshalIndent(live, "", "\t")
+		if err != nil {
+			return fmt.Errorf("capture machine: %w", err)
+		}
+		t.seen[livePath] = string(text)
+	}
+	if err := captureNVML(ctx, t, opts.KeepNames); err != nil {
+		return err
+	}
+	return writeArchive(w, t.seen)
+}
+
+// readNVIDIAFiles reads the NVIDIA driver's files for their record.
+func readNVIDIAFiles(t tree) {
+	for _, pattern := range nvidiaFiles {
+		before, after, found := strings.Cut(pattern, "*")
+		if !found {
+			t.text(pattern)
+			continue
+		}
+		for _, name := range t.names(before) {
+			t.text(before + name + after)
+		}
+	}
+	for _, pci := range t.names(pciDir) {
+		dir := path.Join(pciDir, pci)
+		vendor := t.text(dir + "/vendor")
+		if vendor != "0x10de" && vendor != amdVendor && !strings.HasPrefix(t.text(dir+"/class"), "0x03") {
+			delete(t.seen, dir+"/vendor") // of a network card and the like
+			delete(t.seen, dir+"/class")
+			continue
+		}
+		for _, file := range nvidiaPCIFiles {
+			t.text(dir + "/" + file)
+		}
+	}
+}
+
+// captureNVML adds what NVML says, or what it said when the tree was captured.
+// A machine without NVML has none of it.
+func captureNVML(ctx context.Context, t tree, keepNames bool) error {
+	var report *probe.Report
+	if t.live() {
+		report, _ = probe.Run(ctx, probe.Options{}) // a refusal is in the report
+	} else if text, err := t.read(nvmlPath); !errors.Is(err, fs.ErrNotExist) {
+		if report, err = probe.Parse([]byte(text)); err != nil {
+			return fmt.Errorf("capture %s: %w", nvmlPath, err)
+		}
+	}
+	delete(t.seen, nvmlPath)
+	if report == nil {
+		return nil
+	}
+	if !keepNames {
+		for i := range report.GPUs {
+			report.GPUs[i].Serial = ""
+		}
+	}
+	text, err := json.MarshalIndent(report, "", "\t")
+	if err != nil {
+		return fmt.Errorf("capture %s: %w", nvmlPath, err)
+	}
+	t.seen[nvmlPath] = string(text)
+	return nil
+}
+
+func writeArchive(w io.Writer, files map[string]string) error {
+	archive := txtar.Archive{Comment: []byte(archiveComment)}
+	full := map[string]bool{} // directories of which something was read
+	for name := range files {
+		if !strings.HasSuffix(name, dirMark) {
+			for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+				full[dir] = true
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if dir, mark := strings.CutSuffix(name, dirMark); mark && full[dir] {
+			continue
+		}
+		text := files[name]
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "-- ") && strings.HasSuffix(strings.TrimSpace(line), " --") {
+				return fmt.Errorf("capture %s: it holds a line that an archive cannot: %q", name, strings.TrimSpace(line))
+			}
+		}
+		if strings.ContainsAny(name, "\r\n") {
+			return fmt.Errorf("capture %q: an archive cannot hold a file of this name", name)
+		}
+		archive.Files = append(archive.Files, txtar.File{Name: name, Data: []byte(text)})
+	}
+	if _, err := w.Write(txtar.Format(&archive)); err != nil {
+		return fmt.Errorf("write captured machine: %w", err)
+	}
+	return nil
+}
+
+// Open makes a root for Read of what --root names: a directory as it is, or a
+// captured machine, unpacked into a temporary directory that close removes.
+func Open(name string) (root string, closeRoot func() error, err error) {
+	info, err := os.Stat(name)
+	if err != nil {
+		return "", nil, fmt.Errorf("open machine: %w", err)
+	}
+	if info.IsDir() {
+		return name, func() error { return nil }, nil
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxArchive {
+		return "", nil, fmt.Errorf("open machine %s: neither a directory nor an archive of at most %d MiB", name, maxArchive>>20)
+	}
+	archive, err := txtar.ParseFile(name)
+	if err != nil {
+		return "", nil, fmt.Errorf("open machine: %w", err)
+	}
+	if len(archive.Files) == 0 || len(archive.Files) > maxArchiveFiles {
+		return "", nil, fmt.Errorf("open machine %s: %d files in it; give a directory, or a file made by kbnode inventory --capture", name, len(archive.Files))
+	}
+	dir, err := os.MkdirTemp("", "kbnode-machine-")
+	if err != nil {
+		return "", nil, fmt.Errorf("unpack machine: %w", err)
+	}
+	closeRoot = func() error { return os.RemoveAll(dir) }
+	if err := unpack(archive, dir); err != nil {
+		return "", nil, errors.Join(fmt.Errorf("unpack machine %s: %w", name, err), closeRoot())
+	}
+	return dir, closeRoot, nil
+}
+
+// unpack writes an archive's files below dir and nowhere else.
+func unpack(archive *txtar.Archive, dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // every file in it was closed
+	for _, f := range archive.Files {
+		if !filepath.IsLocal(f.Name) || path.Clean(f.Name) != f.Name || len(f.Name) > maxArchivePath {
+			return fmt.Errorf("%.80q is not a path within a machine", f.Name)
+		}
+		if err := root.MkdirAll(path.Dir(f.Name), 0o700); err != nil {
+			return err
+		}
+		if err := root.WriteFile(f.Name, f.Data, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,230 @@
+package inventory
+
+import (
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+)
+
+const cpuDir = "sys/devices/system/cpu"
+
+// readCPU reads the processor topology. NUMA nodes are filled in by readMemory.
+func readCPU(t tree, cpuinfo string) (CPU, []Problem) {
+	present, online := cpuLists(t)
+	allowed, problems := allowedCPUs(t, online)
+	c := CPU{
+		Model:   cpuModel(cpuinfo),
+		Present: present.String(),
+		Online:  online.String(),
+		Allowed: allowed.String(),
+	}
+
+	classes := coreClasses(t)
+	hasCapacity := false
+	ids := online.Ints()
+	c.List = make([]LogicalCPU, len(ids))
+	index := make(map[int]int, len(ids))
+	for i, id := range ids {
+		c.List[i] = LogicalCPU{ID: id, Package: -1, Die: -1, L3: -1, Core: -1, NUMANode: -1, Allowed: allowed.Contains(id)}
+		index[id] = i
+		hasCapacity = hasCapacity || i == 0 && t.exists(cpuPath(id, "cpu_capacity"))
+	}
+	// What one CPU says of its core or cache holds for all that share it, so
+	// each core and each cache is read once.
+	for i := range c.List {
+		cpu := &c.List[i]
+		if cpu.Core < 0 {
+			readCore(t, c.List, index, cpu.ID, online)
+		}
+		if cpu.L3 < 0 {
+			sharing := l3CPUs(t, cpu.ID).Intersect(online).Ints()
+			for _, id := range sharing {
+				c.List[index[id]].L3 = sharing[0]
+			}
+		}
+		if hasCapacity {
+			cpu.Capacity = max(0, t.id(cpuPath(cpu.ID, "cpu_capacity")))
+		} else {
+			cpu.Capacity = classes[cpu.ID]
+		}
+	}
+	countThreads(c.List, present.Equal(online))
+	return c, problems
+}
+
+// cpuLists are the CPUs that the machine has and those that run. An online file
+// of a CPU that says 0 wins over the list, and a missing one means online: CPUs
+// that cannot be switched off have none.
+func cpuLists(t tree) (present, online cpuset.Set) {
+	dirs := cpuset.Of(t.numbered(cpuDir, "cpu")...)
+	present, ok := t.cpus(path.Join(cpuDir, "present"))
+	if !ok {
+		present = dirs
+	}
+	online, ok = t.cpus(path.Join(cpuDir, "online"))
+	if !ok {
+		online = present
+	}
+	if dirs.Len() > 0 {
+		online = online.Intersect(dirs)
+	}
+	var off []int
+	for _, id := range online.Ints() {
+		if t.text(cpuPath(id, "online")) == "0" {
+			off = append(off, id)
+		}
+	}
+	online = online.Difference(cpuset.Of(off...))
+	return present.Union(online), online
+}
+
+// allowedCPUs is what the machine's own cpuset leaves of the online CPUs. Only
+// the root's cpuset counts: the one of the process that reads would change with
+// where kbnode is started. CPUs that buildkite.slice holds as a partition of
+// its own are missing in the root's set although they are kbnode's to give out.
+func allowedCPUs(t tree, online cpuset.Set) (cpuset.Set, []Problem) {
+	const root, slice = "sys/fs/cgroup", "sys/fs/cgroup/buildkite.slice"
+	set, ok := t.cpus(path.Join(root, "cpuset.cpus.effective"))
+	if ok && t.text(path.Join(slice, "cpuset.cpus.partition")) == "root" {
+		own, _ := t.cpus(path.Join(slice, "cpuset.cpus"))
+		set = set.Union(own)
+	}
+	if !ok {
+		set, ok = t.cpus(path.Join(root, "cpuset/cpuset.effective_cpus"), "dev/cpuset/cpus")
+	}
+	if !ok && !t.live() {
+		// A tree recorded from inside a cpuset of version 1, without the root's
+		// file: what the recorder was confined to is all that is known.
+		own := strings.Trim(t.text("proc/self/cpuset"), "/")
+		set, ok = t.cpus(path.Join("dev/cpuset", own, "cpus"))
+	}
+	if !ok {
+		return online, nil
+	}
+	allowed := set.Intersect(online)
+	if allowed.Len() == 0 {
+		return online, []Problem{{"cpuset", "the root cgroup's cpuset " + set.String() + " has no CPU that is online; it is not heeded"}}
+	}
+	return allowed, nil
+}
+
+// readCore fills in the core that a CPU belongs to, for all its siblings.
+func readCore(t tree, list []LogicalCPU, index map[int]int, id int, online cpuset.Set) {
+	siblings, _ := t.cpus(
+		cpuPath(id, "topology/core_cpus_list"), cpuPath(id, "topology/thread_siblings_list"),
+		cpuPath(id, "topology/core_cpus"), cpuPath(id, "topology/thread_siblings"))
+	siblings = siblings.Union(cpuset.Of(id)).Intersect(online)
+	pkg, die := t.id(cpuPath(id, "topology/physical_package_id")), t.id(cpuPath(id, "topology/die_id"))
+	ids := siblings.Ints()
+	for _, s := range ids {
+		cpu := &list[index[s]]
+		cpu.Package, cpu.Die, cpu.Core, cpu.Siblings = pkg, die, ids[0], ids
+	}
+}
+
+// l3CPUs are the CPUs that share a CPU's level-3 cache, none if it has none.
+func l3CPUs(t tree, id int) cpuset.Set {
+	shared := func(index string) cpuset.Set {
+		set, _ := t.cpus(cpuPath(id, "cache/"+index+"/shared_cpu_list"), cpuPath(id, "cache/"+index+"/shared_cpu_map"))
+		return set
+	}
+	// Nearly always there, which saves reading a directory for each cache.
+	if t.text(cpuPath(id, "cache/index3/level")) == "3" {
+		return shared("index3")
+	}
+	for _, index := range t.names(cpuPath(id, "cache")) {
+		if strings.HasPrefix(index, "index") && t.text(cpuPath(id, "cache/"+index+"/level")) == "3" {
+			return shared(index)
+		}
+	}
+	return cpuset.Set{}
+}
+
+// Capacities of the two kinds of cores of a hybrid x86 processor, whose kernel
+// driver names the kinds but does not rate them. They rank, they do not measure.
+const (
+	performanceCore = 1024
+	efficiencyCore  = 512
+)
+
+func coreClasses(t tree) map[int]int {
+	classes := map[int]int{}
+	for file, class := range map[string]int{"sys/devices/cpu_core/cpus": performanceCore, "sys/devices/cpu_atom/cpus": efficiencyCore} {
+		set, _ := t.cpus(file)
+		for _, id := range set.Ints() {
+			classes[id] = class
+		}
+	}
+	return classes
+}
+
+// countThreads fills in Threads. The kernel takes an offline CPU out of its
+// siblings' lists, so while some CPU is offline only the widest cores are known
+// to be complete.
+func countThreads(list []LogicalCPU, complete bool) {
+	widest := 0
+	for i := range list {
+		widest = max(widest, len(list[i].Siblings))
+	}
+	for i := range list {
+		if n := len(list[i].Siblings); complete || n == widest {
+			list[i].Threads = n
+		}
+	}
+}
+
+// cpuModel is the name of the first CPU in /proc/cpuinfo. Arm prints numbers in
+// place of a name; the ones of server cores are known here.
+func cpuModel(cpuinfo string) string {
+	for _, key := range []string{"model name", "cpu"} {
+		if model := cpuinfoField(cpuinfo, key); model != "" {
+			return model
+		}
+	}
+	implementer, part := cpuinfoField(cpuinfo, "CPU implementer"), cpuinfoField(cpuinfo, "CPU part")
+	switch implementer + " " + part {
+	case "0x41 0xd0c":
+		return "Arm Neoverse-N1"
+	case "0x41 0xd40":
+		return "Arm Neoverse-V1"
+	case "0x41 0xd49":
+		return "Arm Neoverse-N2"
+	case "0x41 0xd4f":
+		return "Arm Neoverse-V2"
+	case "0x41 0xd84":
+		return "Arm Neoverse-V3"
+	case " ":
+		return ""
+	}
+	return "Arm " + implementer + " " + part
+}
+
+func cpuinfoField(cpuinfo, key string) string {
+	for line := range strings.Lines(cpuinfo) {
+		name, value, ok := strings.Cut(line, ":")
+		if ok && strings.TrimSpace(name) == key {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// cpuArch guesses the architecture, in GOARCH's words, of a tree that does not
+// name it, from what only one architecture's /proc/cpuinfo has.
+func cpuArch(cpuinfo string) string {
+	switch {
+	case cpuinfoField(cpuinfo, "CPU implementer") != "":
+		return "arm64"
+	case cpuinfoField(cpuinfo, "vendor_id") != "":
+		return "amd64"
+	case strings.HasPrefix(cpuinfoField(cpuinfo, "cpu"), "POWER"):
+		return "ppc64le"
+	}
+	return ""
+}
+
+func cpuPath(id int, file string) string {
+	return cpuDir + "/cpu" + strconv.Itoa(id) + "/" + file
+}

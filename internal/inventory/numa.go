@@ -1,0 +1,154 @@
+package inventory
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+)
+
+const nodeDir = "sys/devices/system/node"
+
+// readMemory reads the NUMA nodes and tells each CPU its node.
+func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
+	var problems []Problem
+	online, _ := cpuset.Parse(cpu.Online) // as readCPU printed it
+	memory := Memory{TotalBytes: kibibytes(fields(t.text("proc/meminfo"))["MemTotal"])}
+
+	ids := t.numbered(nodeDir, "node")
+	if set, ok := t.cpus(nodeDir + "/online"); ok {
+		ids = slices.DeleteFunc(ids, func(id int) bool { return !set.Contains(id) })
+	}
+	of := map[int]int{}
+	var sum int64
+	for _, id := range ids {
+		node := readNode(t, id, online)
+		if len(node.Distances) != len(ids) {
+			if len(node.Distances) > 0 {
+				problems = append(problems, Problem{fmt.Sprintf("numa node %d", id), fmt.Sprintf("has %d distances for %d nodes", len(node.Distances), len(ids))})
+			}
+			node.Distances = nil
+		}
+		cpus, _ := cpuset.Parse(node.CPUs) // as readNode printed it
+		for _, c := range cpus.Ints() {
+			of[c] = id
+		}
+		sum += node.MemoryBytes
+		memory.Nodes = append(memory.Nodes, node)
+	}
+	if memory.TotalBytes == 0 {
+		memory.TotalBytes = sum
+	}
+	if memory.TotalBytes == 0 {
+		problems = append(problems, Problem{"memory", "neither /proc/meminfo nor a NUMA node says how much there is"})
+	}
+
+	if len(memory.Nodes) == 0 {
+		memory.Nodes = []NUMANode{{
+			CPUs: cpu.Online, MemoryBytes: memory.TotalBytes, Distances: []int{10},
+			HugepagesBytes: hugepages(t, "sys/kernel/mm/hugepages"),
+		}}
+		for _, c := range online.Ints() {
+			of[c] = 0
+		}
+	}
+	for i := range cpu.List {
+		if node, ok := of[cpu.List[i].ID]; ok {
+			cpu.List[i].NUMANode = node
+		}
+	}
+	return memory, problems
+}
+
+func readNode(t tree, id int, online cpuset.Set) NUMANode {
+	dir := nodeDir + "/node" + strconv.Itoa(id)
+	// A list may name CPUs that the machine could have but has not.
+	cpus, _ := t.cpus(dir+"/cpulist", dir+"/cpumap")
+	node := NUMANode{ID: id, CPUs: cpus.Intersect(online).String(), HugepagesBytes: hugepages(t, dir+"/hugepages")}
+	for line := range strings.Lines(t.text(dir + "/meminfo")) {
+		if _, value, ok := strings.Cut(line, "MemTotal:"); ok {
+			node.MemoryBytes = kibibytes(value)
+		}
+	}
+	for field := range strings.FieldsSeq(t.text(dir + "/distance")) {
+		distance, err := strconv.Atoi(field)
+		if err != nil {
+			return node
+		}
+		node.Distances = append(node.Distances, distance)
+	}
+	return node
+}
+
+// hugepages is what all sizes of huge pages together keep, in bytes.
+func hugepages(t tree, dir string) int64 {
+	var sum int64
+	for _, name := range t.names(dir) {
+		size, ok := strings.CutPrefix(name, "hugepages-")
+		if !ok {
+			continue
+		}
+		kib, err := strconv.ParseInt(strings.TrimSuffix(size, "kB"), 10, 64)
+		if count, ok := t.number(dir + "/" + name + "/nr_hugepages"); ok && err == nil {
+			sum += count * kib << 10
+		}
+	}
+	return sum
+}
+
+// kibibytes reads meminfo's "131072 kB" as bytes.
+func kibibytes(text string) int64 {
+	n, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(text), "kB")), 10, 64)
+	if err != nil || n < 0 || n > 1<<43 {
+		return 0
+	}
+	return n << 10
+}
+
+// placeGPUs ties GPUs and NUMA nodes together: a GPU whose PCI device does not
+// name its node gets the one that holds the CPUs near it, and a node that is a
+// GPU's memory gets the GPU's address and is no longer counted as RAM.
+func placeGPUs(t tree, inv *Inventory) {
+	nodes := inv.Memory.Nodes
+	for i := range inv.GPUs {
+		gpu := &inv.GPUs[i]
+		if gpu.NUMANode < 0 && len(nodes) > 1 {
+			gpu.NUMANode = nearNode(t, gpu.PCI, nodes)
+		}
+		if gpu.MemoryNode < 0 {
+			continue
+		}
+		at := slices.IndexFunc(nodes, func(n NUMANode) bool { return n.ID == gpu.MemoryNode })
+		switch {
+		case at < 0:
+			gpu.MemoryNode = -1 // announced but not online: nothing can be bound to it
+		case nodes[at].GPU == "":
+			nodes[at].GPU = gpu.PCI
+			inv.Memory.TotalBytes = max(0, inv.Memory.TotalBytes-nodes[at].MemoryBytes)
+		}
+	}
+}
+
+// nearNode is the one node that holds all CPUs near a PCI device, -1 if there
+// is no such node.
+func nearNode(t tree, pci string, nodes []NUMANode) int {
+	dir := "sys/bus/pci/devices/" + pci
+	near, ok := t.cpus(dir+"/local_cpulist", dir+"/local_cpus")
+	if !ok || near.Len() == 0 {
+		return -1
+	}
+	found := -1
+	for _, node := range nodes {
+		cpus, _ := cpuset.Parse(node.CPUs) // as readNode printed it
+		if cpus.Disjoint(near) {
+			continue
+		}
+		if found >= 0 {
+			return -1
+		}
+		found = node.ID
+	}
+	return found
+}

@@ -1,0 +1,171 @@
+package inventory
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Options say which machine to read and how. The zero value reads this one.
+type Options struct {
+	// Root is "/" or "" for this machine. Any other directory is a tree of
+	// files that describes a machine, its GPUs included: then nothing is asked
+	// of this machine's drivers or daemons.
+	Root         string
+	AgentPath    string       // buildkite-agent; "" looks where packages put it, then in PATH
+	DockerSocket string       // "" is /run/docker.sock
+	KeepNames    bool         // Capture writes the host name and serial numbers, too
+	Log          *slog.Logger // nil logs nothing
+}
+
+// livePath and nvmlPath hold, in a captured tree, what is no file on a machine.
+const (
+	livePath = "kbnode/live.json"
+	nvmlPath = "kbnode/nvml.json"
+)
+
+// Live is the part of an Inventory that comes from asking programs and the
+// kernel rather than from files. A captured machine has it in kbnode/live.json.
+type Live struct {
+	Schema   int        `json:"schema"`
+	Hostname string     `json:"hostname,omitempty"` // left out of a capture unless asked for
+	Arch     string     `json:"arch"`
+	Software Software   `json:"software"`
+	Disks    []DiskFree `json:"disks,omitempty"`
+	Problems []Problem  `json:"problems,omitempty"` // of what is in here
+}
+
+// Read reads a machine. What cannot be read is left out and named in Problems;
+// the error is for a tree that holds no machine at all.
+func Read(ctx context.Context, opts Options) (*Inventory, error) {
+	t, err := openTree(opts.Root)
+	if err != nil {
+		return nil, err
+	}
+	defer t.close() //nolint:errcheck // nothing was written
+	log := opts.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	start := time.Now()
+
+	// Daemons and drivers answer slowly; the files are read meanwhile.
+	var wait sync.WaitGroup
+	var live Live
+	var nvidia struct {
+		gpus     []GPU
+		driver   *NVIDIA
+		problems []Problem
+	}
+	wait.Go(func() { nvidia.gpus, nvidia.driver, nvidia.problems = readNVIDIA(ctx, t.root, t.live()) })
+	wait.Go(func() { live = readLive(ctx, t, opts) })
+	inv, problems := readFiles(t)
+	wait.Wait()
+	if len(inv.CPU.List) == 0 {
+		return nil, fmt.Errorf("read machine: no CPU below %s/%s; give a directory with a machine's /sys and /proc, or a file made by kbnode inventory --capture",
+			strings.TrimSuffix(t.root, "/"), cpuDir)
+	}
+
+	if live.Arch != "" {
+		inv.Arch = live.Arch
+	}
+	if live.Hostname != "" {
+		inv.Hostname = live.Hostname
+	}
+	inv.Software, inv.Disks = live.Software, live.Disks
+	inv.NVIDIA = nvidia.driver
+	inv.GPUs = append(append([]GPU{}, nvidia.gpus...), inv.GPUs...) // never nil: JSON has a list
+	sortGPUs(inv.GPUs)
+	placeGPUs(t, inv)
+	inv.Problems = append(append(problems, nvidia.problems...), live.Problems...)
+	log.Debug("inventory read", "path", t.root, "cpus", len(inv.CPU.List), "gpus", len(inv.GPUs), "took", time.Since(start))
+	return inv, nil
+}
+
+// readFiles reads what is in files on every machine.
+func readFiles(t tree) (*Inventory, []Problem) {
+	cpuinfo := t.text("proc/cpuinfo")
+	inv := &Inventory{Schema: Schema, Arch: cpuArch(cpuinfo), Kernel: kernelRelease(t), OS: readOS(t, cpuinfo)}
+	inv.Hostname = firstWord(t.text("etc/hostname"))
+	var problems, more []Problem
+	inv.CPU, problems = readCPU(t, cpuinfo)
+	inv.Memory, more = readMemory(t, &inv.CPU)
+	problems = append(problems, more...)
+	inv.GPUs, inv.AMD, more = readAMD(t)
+	return inv, append(problems, more...)
+}
+
+// readLive asks this machine, or reads what a captured one answered. A tree
+// that is no capture tells at least which programs are there.
+func readLive(ctx context.Context, t tree, opts Options) Live {
+	if t.live() {
+		live := Live{Schema: Schema, Arch: runtime.GOARCH}
+		var err error
+		if live.Hostname, err = os.Hostname(); err != nil {
+			live.Problems = append(live.Problems, Problem{"hostname", err.Error()})
+		}
+		askSoftware(ctx, t, opts, &live)
+		return live
+	}
+	text, err := t.read(livePath)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Live{Software: installed(t)}
+	}
+	var live Live
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &live)
+	}
+	if err == nil && live.Schema != Schema {
+		err = fmt.Errorf("it has schema %d, this kbnode reads %d", live.Schema, Schema)
+	}
+	if err != nil {
+		return Live{Software: installed(t), Problems: []Problem{{livePath, err.Error()}}}
+	}
+	return live
+}
+
+// readOS reads os-release and whether a hypervisor runs the machine.
+func readOS(t tree, cpuinfo string) OS {
+	text := t.text("etc/os-release")
+	if text == "" {
+		text = t.text("usr/lib/os-release")
+	}
+	values := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
+			values[name] = strings.Trim(value, `"'`)
+		}
+	}
+	os := OS{ID: values["ID"], VersionID: values["VERSION_ID"], PrettyName: values["PRETTY_NAME"]}
+	for flag := range strings.FieldsSeq(cpuinfoField(cpuinfo, "flags")) {
+		os.Virt = os.Virt || flag == "hypervisor"
+	}
+	return os
+}
+
+// kernelRelease is what uname -r prints.
+func kernelRelease(t tree) string {
+	if release := t.text("proc/sys/kernel/osrelease"); release != "" {
+		return release
+	}
+	words := strings.Fields(t.text("proc/version")) // Linux version 6.1.0-…
+	if len(words) > 2 {
+		return words[2]
+	}
+	return ""
+}
+
+func firstWord(text string) string {
+	for word := range strings.FieldsSeq(text) {
+		return word
+	}
+	return ""
+}

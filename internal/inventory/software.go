@@ -1,0 +1,199 @@
+package inventory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+)
+
+const (
+	systemdDeadline = 2 * time.Second
+	agentDeadline   = 10 * time.Second // a cold disk; it answers in 0.05 s
+	maxAgentOutput  = 1 << 20
+	agentWorkDir    = "/var/lib/buildkite-agent"
+)
+
+// installed is what the files of a tree tell of its software.
+func installed(t tree) Software {
+	return Software{
+		CgroupV2: t.exists("sys/fs/cgroup/cgroup.controllers"), // only version 2's root has it
+		Toolkit:  findProgram(t, "nvidia-ctk"),
+		Git:      findProgram(t, "git"),
+		Cron:     t.exists("etc/cron.d"),
+	}
+}
+
+// askSoftware asks this machine's daemons and programs, side by side.
+func askSoftware(ctx context.Context, t tree, opts Options, live *Live) {
+	s := installed(t)
+	var wait sync.WaitGroup
+	var systemd, engine, agent error
+	wait.Go(func() { s.Systemd, systemd = systemdVersion(ctx) })
+	wait.Go(func() { s.Docker, engine = askDocker(ctx, t, opts.DockerSocket) })
+	wait.Go(func() { s.Agent, agent = askAgent(ctx, t, opts.AgentPath) })
+	wait.Wait()
+	for _, p := range []struct {
+		subject string
+		err     error
+	}{{"systemd", systemd}, {"docker", engine}, {"buildkite-agent", agent}} {
+		if p.err != nil {
+			live.Problems = append(live.Problems, Problem{p.subject, p.err.Error()})
+		}
+	}
+	live.Software = s
+	paths := []string{agentWorkDir}
+	if s.Docker.RootDir != "" {
+		paths = append(paths, s.Docker.RootDir)
+	}
+	for _, path := range paths {
+		disk, err := diskFree(path)
+		if err != nil {
+			live.Problems = append(live.Problems, Problem{"disk " + path, err.Error()})
+			continue
+		}
+		live.Disks = append(live.Disks, disk)
+	}
+}
+
+// findProgram is where a program is installed, "" if it is not. On this machine
+// PATH is searched after the directories that packages use.
+func findProgram(t tree, name string) string {
+	for _, dir := range []string{"/usr/bin", "/usr/local/bin", "/bin", "/usr/sbin", "/usr/local/sbin"} {
+		if path := dir + "/" + name; t.exists(path[1:]) {
+			return path
+		}
+	}
+	if t.live() {
+		if path, err := exec.LookPath(name); err == nil && filepath.IsAbs(path) {
+			return path
+		}
+	}
+	return ""
+}
+
+// systemdVersion asks systemd for its version, "257" of "257.9-1~deb13u1". Root
+// asks it directly, which works while the bus is down; others over the bus.
+func systemdVersion(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, systemdDeadline)
+	defer cancel()
+	if _, err := os.Stat("/run/systemd/system"); err != nil {
+		return "", errors.New("this machine was not booted with systemd")
+	}
+	private := os.Geteuid() == 0
+	address := "unix:path=/run/dbus/system_bus_socket"
+	if private {
+		address = "unix:path=/run/systemd/private"
+	}
+	conn, err := dbus.Dial(address, dbus.WithContext(ctx))
+	if err != nil {
+		return "", fmt.Errorf("ask systemd for its version: %w", err)
+	}
+	defer conn.Close() //nolint:errcheck // only asked
+	if err := conn.Auth(nil); err != nil {
+		return "", fmt.Errorf("ask systemd for its version: %w", err)
+	}
+	if !private {
+		if err := conn.Hello(); err != nil {
+			return "", fmt.Errorf("ask systemd for its version: %w", err)
+		}
+	}
+	var value dbus.Variant
+	err = conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").CallWithContext(ctx,
+		"org.freedesktop.DBus.Properties.Get", 0, "org.freedesktop.systemd1.Manager", "Version").Store(&value)
+	if err != nil {
+		return "", fmt.Errorf("ask systemd for its version: %w", err)
+	}
+	version, _ := value.Value().(string)
+	return majorVersion(version), nil
+}
+
+// majorVersion is the leading number of "257.9-1", "v255" or "252".
+func majorVersion(version string) string {
+	version = strings.TrimPrefix(version, "v")
+	end := strings.IndexFunc(version, func(r rune) bool { return r < '0' || r > '9' })
+	if end < 0 {
+		return version
+	}
+	return version[:end]
+}
+
+// askAgent asks the installed buildkite-agent for its version and for the
+// configuration keys it knows: it ignores unknown ones without a word. No agent
+// is no error.
+func askAgent(ctx context.Context, t tree, path string) (Agent, error) {
+	if path == "" {
+		path = findProgram(t, "buildkite-agent")
+	}
+	if path == "" {
+		return Agent{}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentDeadline)
+	defer cancel()
+	agent := Agent{Path: path}
+	version, err := runAgent(ctx, path, "--version")
+	if err != nil {
+		return agent, err
+	}
+	if agent.Version = agentVersion(version); agent.Version == "" {
+		return agent, fmt.Errorf("%s --version does not print an agent's version", path)
+	}
+	help, err := runAgent(ctx, path, "start", "--help")
+	if err != nil {
+		return agent, err
+	}
+	agent.Keys = agentKeys(help)
+	return agent, nil
+}
+
+// runAgent runs the agent in an empty environment: the caller's may hold a
+// token or settings that change what it prints.
+func runAgent(ctx context.Context, path string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Dir = "/"
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/", "LC_ALL=C"}
+	cmd.WaitDelay = time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	var out limited
+	cmd.Stdout = &out
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return "", fmt.Errorf("run %s %s: %w", path, strings.Join(args, " "), err)
+	}
+	return out.String(), nil
+}
+
+// limited keeps the first MiB and drops the rest.
+type limited struct{ strings.Builder }
+
+func (l *limited) Write(p []byte) (int, error) {
+	l.Builder.Write(p[:min(len(p), maxAgentOutput-l.Len())])
+	return len(p), nil
+}
+
+func diskFree(path string) (DiskFree, error) {
+	at := path
+	for {
+		var st syscall.Statfs_t
+		err := syscall.Statfs(at, &st)
+		if err == nil {
+			size := st.Frsize
+			return DiskFree{Path: path, TotalBytes: int64(st.Blocks) * size, FreeBytes: int64(st.Bavail) * size}, nil //nolint:gosec // below 2^63
+		}
+		if !errors.Is(err, os.ErrNotExist) || at == "/" {
+			return DiskFree{}, fmt.Errorf("statfs %s: %w", at, err)
+		}
+		at = filepath.Dir(at) // where it will be made
+	}
+}

@@ -1,0 +1,211 @@
+package inventory
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+)
+
+// maxFile bounds what is read of one file. The largest that is read in full is
+// /proc/cpuinfo, 1.5 KiB for each CPU.
+const maxFile = 4 << 20
+
+// tree is a machine's files below one root, by paths relative to it. Below "/"
+// they are opened as they are. Below any other root nothing outside of it is
+// opened, whatever links it holds: a recorded tree comes from somebody else.
+type tree struct {
+	root string
+	dir  *os.Root // nil for "/"
+	// seen, where it is not nil, gathers what was read, by path: a tree of just
+	// these files reads the same. A directory is in it as path + dirMark.
+	seen map[string]string
+}
+
+// dirMark is an empty file that stands for a directory of which nothing else
+// was read; an archive of files has no other way to say that it exists.
+const dirMark = "/.kbnode"
+
+func openTree(root string) (tree, error) {
+	if root == "" || filepath.Clean(root) == "/" {
+		return tree{root: "/"}, nil
+	}
+	dir, err := os.OpenRoot(root)
+	if err != nil {
+		return tree{}, fmt.Errorf("open machine tree: %w", err)
+	}
+	return tree{root: root, dir: dir}, nil
+}
+
+// live tells whether the tree is the machine that this runs on.
+func (t tree) live() bool { return t.dir == nil }
+
+func (t tree) close() error {
+	if t.dir == nil {
+		return nil
+	}
+	return t.dir.Close()
+}
+
+func (t tree) open(path string) (*os.File, error) {
+	if t.dir == nil {
+		return os.Open(filepath.Join("/", path))
+	}
+	return t.dir.Open(path)
+}
+
+// read is the text of a file without blanks around it and without the NUL that
+// files copied out of sysfs often end in.
+func (t tree) read(path string) (string, error) {
+	f, err := t.open(path)
+	if err != nil {
+		return "", err
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFile))
+	_ = f.Close() // nothing was written
+	if err != nil {
+		return "", err
+	}
+	text, _, _ := strings.Cut(string(data), "\x00")
+	text = strings.TrimSpace(text)
+	if t.seen != nil {
+		t.seen[path] = text
+	}
+	return text, nil
+}
+
+// text is the text of a file, "" if there is none.
+func (t tree) text(path string) string {
+	text, err := t.read(path)
+	if err != nil {
+		return ""
+	}
+	return text
+}
+
+// number is the number that a file holds, decimal or with 0x.
+func (t tree) number(path string) (int64, bool) {
+	n, err := strconv.ParseInt(t.text(path), 0, 64)
+	return n, err == nil
+}
+
+// id is the number that a file holds, -1 if it holds none or a negative one,
+// which is how the kernel says that it does not know.
+func (t tree) id(path string) int {
+	n, ok := t.number(path)
+	if !ok || n < 0 || n > 1<<20 {
+		return -1
+	}
+	return int(n)
+}
+
+// names are the entries of a directory in the order of the alphabet.
+func (t tree) names(path string) []string {
+	f, err := t.open(path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	entries, err := f.ReadDir(maxEntries)
+	if err != nil && len(entries) == 0 {
+		return nil
+	}
+	names := make([]string, 0, len(entries))
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	slices.Sort(names)
+	return names
+}
+
+// maxEntries bounds one directory; a machine has at most 8192 CPUs and far
+// fewer PCI devices.
+const maxEntries = 32 << 10
+
+// numbered are the numbers N of the entries prefix+N of a directory, ascending.
+func (t tree) numbered(path, prefix string) []int {
+	var ids []int
+	for _, name := range t.names(path) {
+		if rest, ok := strings.CutPrefix(name, prefix); ok {
+			if id, err := strconv.Atoi(rest); err == nil && id >= 0 {
+				ids = append(ids, id)
+				if t.seen != nil {
+					t.seen[path+"/"+name+dirMark] = ""
+				}
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func (t tree) exists(path string) bool {
+	var info os.FileInfo
+	var err error
+	if t.dir == nil {
+		info, err = os.Stat(filepath.Join("/", path))
+	} else {
+		info, err = t.dir.Stat(path)
+	}
+	if err == nil && t.seen != nil && info.IsDir() {
+		t.seen[path+dirMark] = ""
+	}
+	return err == nil
+}
+
+// cpus is the set that the first readable one of these files holds. Files whose
+// name ends in list or is online, present and the like hold lists, others
+// masks; recorded trees mix them up, so what the text looks like decides.
+func (t tree) cpus(paths ...string) (cpuset.Set, bool) {
+	for _, path := range paths {
+		text, err := t.read(path)
+		if err != nil {
+			continue
+		}
+		parse := cpuset.Parse
+		if isMask(path, text) {
+			parse = cpuset.ParseMask
+		}
+		if set, err := parse(text); err == nil {
+			return set, true
+		}
+	}
+	return cpuset.Set{}, false
+}
+
+// isMask tells a hexadecimal mask from a list of numbers. A list has at most
+// four digits in a row; a mask is printed in groups of eight, of which only the
+// first may be shorter.
+func isMask(path, text string) bool {
+	switch filepath.Base(path) {
+	case "cpumap", "local_cpus", "shared_cpu_map", "thread_siblings", "core_cpus", "core_siblings", "package_cpus":
+		return true
+	}
+	if strings.ContainsAny(text, "-:") {
+		return false
+	}
+	for group := range strings.SplitSeq(text, ",") {
+		if len(group) >= 8 || strings.ContainsAny(group, "abcdefABCDEF") {
+			return true
+		}
+	}
+	return false
+}
+
+// fields are the "name value" or "name: value" lines of a file, as in meminfo
+// and KFD's properties.
+func fields(text string) map[string]string {
+	out := map[string]string{}
+	for line := range strings.Lines(text) {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if ok {
+			out[strings.TrimSuffix(name, ":")] = strings.TrimSpace(value)
+		}
+	}
+	return out
+}
