@@ -1,0 +1,322 @@
+// Package vm is the virtual machine rig: a booted Debian with Docker, the real
+// buildkite-agent and eight simulated GPUs, which a test forks in about a
+// second. It drives QEMU under software emulation and knows nothing of kbnode.
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpu-mode/kbnode/test/vm/wire"
+)
+
+// The machine that the rig emulates, and that tests may count on.
+const (
+	CPUs        = 16 // 2 sockets, 4 cores each, 2 threads each; siblings are k and k+8
+	NUMANodes   = 2  // CPUs 0-3,8-11 and 4-7,12-15
+	GPUs        = 8  // four on each node
+	nodeMemory  = 2 << 30
+	qemuBinary  = "qemu-system-x86_64"
+	kernelWords = "root=/dev/vda console=ttyS0 panic=1 quiet loglevel=4 systemd.show_status=0 " +
+		"mitigations=off random.trust_cpu=on nowatchdog audit=0 tsc=reliable"
+)
+
+// firmware is what QEMU is started with besides memory and disk.
+type firmware struct{ kernel, initrd string }
+
+// memory says which files back the guest's RAM; shared memory is what a
+// template leaves behind, private memory is what a fork maps on top.
+type memory struct {
+	dir    string
+	shared bool
+}
+
+// qemuArgs is the whole machine. Source and destination of a migration must
+// agree on all devices, so the template and its forks differ only in words.
+func qemuArgs(fw firmware, mem memory, disk, extra string) []string {
+	share := "off"
+	if mem.shared {
+		share = "on"
+	}
+	args := []string{
+		"-nodefaults", "-no-user-config", "-display", "none", "-nic", "none",
+		"-machine", "q35", "-accel", "tcg,thread=multi,tb-size=512",
+		// Intel's way of telling the topology needs no feature that TCG lacks.
+		"-cpu", "max,vendor=GenuineIntel,la57=off,svm=off",
+		"-smp", "16,sockets=2,dies=1,cores=4,threads=2",
+		"-m", fmt.Sprint(NUMANodes * nodeMemory >> 20),
+		"-rtc", "base=utc",
+		"-kernel", fw.kernel, "-initrd", fw.initrd, "-append", kernelWords + extra,
+		"-qmp", "unix:qmp.sock,server=on,wait=off",
+		"-chardev", "file,id=console,path=serial.log", "-serial", "chardev:console",
+		"-device", "virtio-serial-pci,max_ports=4",
+		"-chardev", "socket,id=ctl,path=ctl.sock,server=on,wait=off",
+		"-device", "virtserialport,chardev=ctl,name=" + wire.PortName,
+	}
+	for node := range NUMANodes {
+		args = append(args,
+			"-object", fmt.Sprintf("memory-backend-file,id=ram%d,size=%d,mem-path=%s,share=%s",
+				node, nodeMemory, filepath.Join(mem.dir, fmt.Sprintf("ram%d", node)), share),
+			"-numa", fmt.Sprintf("node,nodeid=%d,memdev=ram%d", node, node),
+			"-numa", fmt.Sprintf("cpu,node-id=%d,socket-id=%d", node, node))
+	}
+	args = append(args, "-numa", "dist,src=0,dst=1,val=21")
+	if disk != "" {
+		args = append(args,
+			"-drive", "if=none,id=disk,format=qcow2,cache=unsafe,discard=unmap,file="+disk,
+			"-device", "virtio-blk-pci,drive=disk,num-queues=2")
+	}
+	// A host bridge on each node, with the places of four GPUs behind it.
+	for gpu := range GPUs {
+		node, place := gpu/4, gpu%4
+		if place == 0 {
+			args = append(args, "-device",
+				fmt.Sprintf("pxb-pcie,id=host%d,bus=pcie.0,bus_nr=%d,numa_node=%d", node, 0x20+0x60*node, node))
+		}
+		args = append(args,
+			"-device", fmt.Sprintf("pcie-root-port,id=port%d,bus=host%d,addr=%d,chassis=%d,slot=%d,io-reserve=0",
+				gpu, node, place, 1+gpu, 1+gpu),
+			"-device", fmt.Sprintf("pci-testdev,bus=port%d", gpu))
+	}
+	return args
+}
+
+// VM is one running machine.
+type VM struct {
+	// Dir holds the sockets, the disk's differences, serial.log and qemu.log.
+	Dir string
+
+	proc  *os.Process
+	ended chan struct{} // closed when QEMU has ended
+	lock  *os.File
+	qmp   *qmp
+	guest *guest
+	boot  string
+}
+
+// start runs QEMU in a fresh directory, which prepare may fill. It dies with
+// this process.
+func start(args []string, prepare func(dir string) error) (*VM, error) {
+	dir, lock, err := newRunDir()
+	if err != nil {
+		return nil, err
+	}
+	m := &VM{Dir: dir, lock: lock, ended: make(chan struct{})}
+	if prepare != nil {
+		if err := prepare(dir); err != nil {
+			return nil, errors.Join(err, m.Close())
+		}
+	}
+	logFile, err := os.Create(filepath.Join(dir, "qemu.log"))
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	defer func() { _ = logFile.Close() }()
+	cmd := exec.Command(qemuBinary, args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, logFile, logFile
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	started := make(chan error)
+	go func() {
+		// The death signal is tied to the thread that started the process.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+			close(m.ended)
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, errors.Join(fmt.Errorf("start QEMU: %w", err), m.Close())
+	}
+	m.proc = cmd.Process
+	return m, nil
+}
+
+// connect opens both sockets. The guest may still be booting.
+func (m *VM) connect(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-m.ended:
+			cancel(fmt.Errorf("QEMU ended:\n%s", m.Log("qemu.log")))
+		case <-ctx.Done():
+		}
+	}()
+	var err error
+	if m.qmp, err = dialQMP(ctx, filepath.Join(m.Dir, "qmp.sock")); err == nil {
+		m.guest, err = dialGuest(ctx, filepath.Join(m.Dir, "ctl.sock"))
+	}
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// Ready waits for the command channel; not for the boot to be complete.
+func (m *VM) Ready(ctx context.Context) (err error) {
+	m.boot, err = m.guest.hello(ctx, "")
+	return err
+}
+
+// Run runs a command as root in the guest. An error means that there is no
+// exit status: the command was not found, ctx ended, or the machine went away.
+func (m *VM) Run(ctx context.Context, stdin io.Reader, argv ...string) (Result, error) {
+	return m.guest.run(ctx, stdin, wire.Command{Argv: argv})
+}
+
+// Put writes a file in the guest, atomically, and its missing directories.
+func (m *VM) Put(ctx context.Context, path string, mode os.FileMode, content io.Reader) error {
+	const script = `mkdir -p "$(dirname "$1")" && cat >"$1.put~" && chmod "$2" "$1.put~" && mv "$1.put~" "$1"`
+	r, err := m.Run(ctx, content, "sh", "-c", script, "sh", path, fmt.Sprintf("%o", mode.Perm()))
+	if err == nil && r.Code != 0 {
+		err = errors.New(strings.TrimSpace(r.Stderr))
+	}
+	if err != nil {
+		return fmt.Errorf("put %s: %w", path, err)
+	}
+	return nil
+}
+
+// Get reads a file in the guest.
+func (m *VM) Get(ctx context.Context, path string) ([]byte, error) {
+	r, err := m.Run(ctx, nil, "cat", path)
+	if err == nil && r.Code != 0 {
+		err = errors.New(strings.TrimSpace(r.Stderr))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get %s: %w", path, err)
+	}
+	return []byte(r.Stdout), nil
+}
+
+// Booted waits until systemd has started everything, and refuses if a unit failed.
+func (m *VM) Booted(ctx context.Context) error {
+	r, err := m.Run(ctx, nil, "systemctl", "is-system-running", "--wait")
+	if err != nil {
+		return err
+	}
+	if state := strings.TrimSpace(r.Stdout); state != "running" {
+		failed, _ := m.Run(ctx, nil, "systemctl", "--no-legend", "--plain", "--failed")
+		return fmt.Errorf("the guest is %s:\n%s", state, failed.Stdout)
+	}
+	return nil
+}
+
+// Reboot restarts the guest the orderly way and waits for its command channel.
+func (m *VM) Reboot(ctx context.Context) error {
+	if _, err := m.Run(ctx, nil, "systemctl", "--no-block", "reboot"); err != nil {
+		return fmt.Errorf("reboot: %w", err)
+	}
+	return m.comeBack(ctx)
+}
+
+// Reset is the reset button: nothing in the guest gets to finish.
+func (m *VM) Reset(ctx context.Context) error {
+	if _, err := m.qmp.call(ctx, "system_reset", nil); err != nil {
+		return err
+	}
+	return m.comeBack(ctx)
+}
+
+func (m *VM) comeBack(ctx context.Context) error {
+	boot, err := m.guest.hello(ctx, m.boot)
+	if err != nil {
+		return fmt.Errorf("come back from a reboot: %w", err)
+	}
+	m.boot = boot
+	m.guest.drop(errRebooted)
+	return nil
+}
+
+// Close ends the machine and removes its directory.
+func (m *VM) Close() error {
+	if m.proc != nil {
+		_ = m.proc.Kill()
+		<-m.ended
+	}
+	if m.guest != nil {
+		_ = m.guest.conn.Close()
+	}
+	if m.qmp != nil {
+		_ = m.qmp.conn.Close()
+	}
+	err := os.RemoveAll(m.Dir)
+	return errors.Join(err, m.lock.Close())
+}
+
+// Log returns the end of a log file of the machine: "serial.log" or "qemu.log".
+func (m *VM) Log(name string) string {
+	b, err := os.ReadFile(filepath.Join(m.Dir, name))
+	if err != nil {
+		return err.Error()
+	}
+	const most = 16 << 10
+	return string(b[max(0, len(b)-most):])
+}
+
+const runDirPattern = "kbvm-"
+
+// newRunDir makes a directory, short enough for socket names, that is locked
+// while its owner lives, and removes those whose owner was killed.
+func newRunDir() (string, *os.File, error) {
+	old, err := filepath.Glob(filepath.Join(os.TempDir(), runDirPattern+"*"))
+	if err != nil {
+		return "", nil, err
+	}
+	for _, dir := range old {
+		lock, err := os.Open(filepath.Join(dir, "lock"))
+		if err != nil {
+			continue // not ours, or being removed
+		}
+		if st, err := lock.Stat(); err != nil || time.Since(st.ModTime()) < time.Minute {
+			_ = lock.Close()
+			continue // perhaps made and not yet locked
+		}
+		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+			_ = os.RemoveAll(dir)
+		}
+		_ = lock.Close()
+	}
+	dir, err := os.MkdirTemp("", runDirPattern)
+	if err != nil {
+		return "", nil, err
+	}
+	lock, err := lockFile(context.Background(), filepath.Join(dir, "lock"))
+	return dir, lock, err
+}
+
+// lockFile makes a file and waits for its lock, which ends with the process.
+func lockFile(ctx context.Context, path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			_ = f.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		select {
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, ctx.Err())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
