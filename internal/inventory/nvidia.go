@@ -1,0 +1,236 @@
+package inventory
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+// readNVIDIA reads NVIDIA's GPUs: from this machine's NVML when live, else from
+// what a captured tree says that NVML answered; both are joined with the PCI
+// devices in sysfs, so that a GPU which NVML has lost is reported, too. Without
+// NVML, sysfs and /proc/driver/nvidia have to do. The result is nil on a machine
+// that has neither a GPU nor the driver.
+func readNVIDIA(ctx context.Context, root string, live bool) ([]GPU, *NVIDIA, []Problem) {
+	t, err := openTree(root)
+	if err != nil {
+		return nil, nil, []Problem{{"nvml", err.Error()}}
+	}
+	defer t.close() //nolint:errcheck // nothing was written
+	var report *probe.Report
+	if live {
+		report, err = probe.Run(ctx, probe.Options{})
+	} else {
+		report, err = capturedNVML(t)
+	}
+	return nvidiaGPUs(t, report, err)
+}
+
+// capturedNVML is what NVML answered when a tree was captured; nil in a tree
+// that was not.
+func capturedNVML(t tree) (*probe.Report, error) {
+	text, err := t.read(nvmlPath)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", nvmlPath, err)
+	}
+	r, err := probe.Parse([]byte(text))
+	if err == nil && !r.OK {
+		err = &probe.Error{Code: r.Code, Text: r.Error, Absent: r.Absent}
+	}
+	return r, err
+}
+
+// nvidiaGPUs joins NVML's report, if there is one, with what files say. refusal
+// is why NVML did not answer.
+func nvidiaGPUs(t tree, report *probe.Report, refusal error) ([]GPU, *NVIDIA, []Problem) {
+	devices := nvidiaDevices(t)
+	nv := nvidiaDriver(t)
+	answered := refusal == nil && report != nil
+	if len(devices) == 0 && nv.DriverVersion == "" && !answered {
+		return nil, nil, nil // no such hardware here: that NVML is missing is no news
+	}
+
+	var gpus []GPU
+	var problems []Problem
+	if answered {
+		nv.Source, nv.CUDAVersion, nv.NVMLVersion = "nvml", printable(report.CUDA), printable(report.NVML)
+		nv.DriverVersion = cmp.Or(nv.DriverVersion, printable(report.Driver))
+		gpus, problems = joinNVML(t, report, devices)
+	} else {
+		nv.Source = "pci"
+		for _, d := range devices {
+			if d.listed {
+				nv.Source = "proc"
+			}
+		}
+		gpus = withoutNVML(t, nv, devices)
+		if refusal != nil {
+			from := map[string]string{"proc": "/proc/driver/nvidia", "pci": "the PCI devices in sysfs"}[nv.Source]
+			problems = append(problems, Problem{"nvml", fmt.Sprintf("%v; the GPUs were read from %s", refusal, from)})
+		}
+	}
+	sortGPUs(gpus)
+	for _, g := range gpus {
+		if g.Error != "" {
+			problems = append(problems, Problem{"gpu " + g.PCI, g.Error})
+		}
+		if g.NVML != nil && len(g.NVML.Unread) > 0 {
+			problems = append(problems, Problem{"gpu " + g.PCI, printable(strings.Join(g.NVML.Unread, "; "))})
+		}
+	}
+	return gpus, nv, problems
+}
+
+// withoutNVML makes GPUs of what files say.
+func withoutNVML(t tree, nv *NVIDIA, devices map[string]nvidiaDevice) []GPU {
+	var listed, onBus bool
+	for _, d := range devices {
+		listed, onBus = listed || d.listed, onBus || d.onBus
+	}
+	// A tree of sysfs alone may well come from a machine with the driver.
+	known := t.live() || t.exists(livePath)
+	var gpus []GPU
+	for _, d := range devices {
+		g := d.gpu()
+		switch {
+		case g.Error != "":
+		case listed && !d.listed:
+			g.Error = "the NVIDIA driver does not list it"
+		case onBus && !d.onBus:
+			g.Error = "it is gone from the PCI bus"
+		case known && nv.DriverVersion == "":
+			g.Error = "the NVIDIA driver is not loaded"
+		}
+		g.Healthy = g.Error == ""
+		gpus = append(gpus, g)
+	}
+	return gpus
+}
+
+// joinNVML makes GPUs of NVML's report. A GPU that has fallen off the bus may
+// be an entry without an address, or none at all; its PCI device is still there.
+func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]GPU, []Problem) {
+	var gpus []GPU
+	var problems []Problem
+	var nameless []probe.GPU
+	missing := maps.Clone(devices)
+	seen := map[string]bool{}
+	for _, n := range report.GPUs {
+		pci, ok := pciAddress(n.PCI)
+		switch {
+		case !ok && n.PCI == "" && n.Error != "":
+			nameless = append(nameless, n)
+			continue
+		case !ok || seen[pci]:
+			problems = append(problems, Problem{"nvml", fmt.Sprintf("GPU %d has the PCI address %q", n.Index, printable(n.PCI))})
+			continue
+		}
+		seen[pci] = true
+		delete(missing, pci)
+		d, ok := devices[pci]
+		if !ok {
+			d = nvidiaAt(t, pci, pciDir+"/"+pci) // not NVIDIA's by its vendor, or no sysfs at all
+		}
+		gpus = append(gpus, nvmlGPU(d, n))
+	}
+	// NVML numbers GPUs by address, so as many without an entry as entries
+	// without an address are the same ones in the same order.
+	lost := slices.SortedFunc(maps.Values(missing), func(a, b nvidiaDevice) int { return comparePCI(a.pci, b.pci) })
+	for i, d := range lost {
+		g := d.gpu()
+		switch {
+		case g.Error != "":
+		case len(nameless) == len(lost):
+			g = nvmlGPU(d, nameless[i])
+		default:
+			g.Error = "NVML does not show it; it may have fallen off the bus"
+		}
+		g.Healthy = false
+		gpus = append(gpus, g)
+	}
+	if len(nameless) != len(lost) {
+		for _, n := range nameless {
+			problems = append(problems, Problem{"nvml", fmt.Sprintf("GPU %d: %s", n.Index, printable(n.Error))})
+		}
+	}
+	return gpus, problems
+}
+
+// nvmlGPU is a GPU of which NVML says n and files say d.
+func nvmlGPU(d nvidiaDevice, n probe.GPU) GPU {
+	g := d.gpu()
+	g.NVML, g.Index = &n, n.Index
+	g.Error = printable(n.Error)
+	if g.Error == "" && !validUUID(n.UUID) {
+		g.Error = "NVML gives no UUID"
+	}
+	g.Healthy = g.Error == ""
+	if validUUID(n.UUID) {
+		g.UUID = n.UUID
+	}
+	g.Model = cmp.Or(printable(n.Name), g.Model)
+	g.PCIID = cmp.Or(printable(n.PCIID), g.PCIID)
+	g.Serial = printable(n.Serial)
+	if n.Minor != nil && *n.Minor >= 0 {
+		g.Minor = *n.Minor
+	}
+	if g.MemoryNode < 0 && n.MemoryNode != nil && *n.MemoryNode >= 0 && d.memoryOnly(*n.MemoryNode) {
+		g.MemoryNode = *n.MemoryNode
+	}
+	if n.Compute != "" {
+		g.Arch = "sm_" + strings.ReplaceAll(printable(n.Compute), ".", "")
+	}
+	if n.Memory != nil {
+		g.MemoryBytes, g.MemoryUsedBytes = byteCount(n.Memory.TotalBytes), byteCount(n.Memory.UsedBytes)
+	}
+	g.PersistenceMode, g.ComputeMode = printable(n.Persistence), printable(n.ComputeMode)
+	if n.ECCMode != nil {
+		g.ECCMode = printable(n.ECCMode.Current)
+	}
+	if n.MIGMode != nil {
+		g.MIGMode = printable(n.MIGMode.Current)
+	}
+	if n.Power != nil && n.Power.Limit != nil {
+		g.PowerLimitMilliwatts = int64(*n.Power.Limit)
+	}
+	if n.Clocks != nil && n.Clocks.MaxSM != nil {
+		g.MaxSMClockMHz = int64(*n.Clocks.MaxSM)
+	}
+	g.Processes = len(n.Processes)
+	for _, m := range n.MIG {
+		if !validUUID(m.UUID) {
+			continue
+		}
+		mig := MIG{
+			UUID: m.UUID, Name: printable(m.Name), GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance,
+			MemoryBytes: m.MemoryBytes, Slices: m.Slices, Start: -1,
+		}
+		if m.Start != nil && m.Size != nil {
+			mig.Start, mig.MemorySlices = *m.Start, *m.Size
+		}
+		g.MIG = append(g.MIG, mig)
+	}
+	return g
+}
+
+// uuidForm is what a UUID may look like. The driver writes question marks as
+// long as a GPU has not been started; MIG-GPU-…/1/0 is the form before 470.
+var uuidForm = regexp.MustCompile(`^(GPU|MIG)-[0-9A-Za-z/-]{1,90}$`)
+
+func validUUID(s string) bool { return uuidForm.MatchString(s) }
+
+func printable(s string) string { return probe.Printable(s, 300) }
+
+// byteCount is n as it fits into an Inventory.
+func byteCount(n uint64) int64 { return int64(min(n, 1<<62)) }

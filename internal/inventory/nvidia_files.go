@@ -1,0 +1,242 @@
+package inventory
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+const (
+	nvidiaProc   = "proc/driver/nvidia"
+	nvidiaVendor = "0x10de"
+	// A recorded tree may have the devices but not the directory of links.
+	pciRoots = "sys/devices"
+)
+
+// nvidiaDevice is what files say of one GPU.
+type nvidiaDevice struct {
+	t      tree
+	pci    string
+	onBus  bool   // sysfs has it
+	id     string // "10de:2901"
+	node   int    // NUMA node, -1 if the firmware does not tell
+	driver string // that is bound to it, "" if sysfs does not tell
+
+	listed     bool // the NVIDIA driver has it
+	excluded   bool // and was told to leave it alone
+	model      string
+	uuid       string
+	minor      int
+	memoryNode int
+	memory     int64 // bytes; known only where it is a NUMA node
+}
+
+// nvidiaDevices finds the GPUs among the PCI devices and in the driver's own
+// directory, by address. On a machine that lost one it may be in one of them
+// only, and recorded trees may have either.
+func nvidiaDevices(t tree) map[string]nvidiaDevice {
+	dirs := pciDirs(t)
+	devices := map[string]nvidiaDevice{}
+	for pci, dir := range dirs {
+		// Function 0: the others are sound, USB or virtual functions.
+		if !strings.HasSuffix(pci, ".0") || t.text(dir+"/vendor") != nvidiaVendor {
+			continue
+		}
+		if class := t.text(dir + "/class"); strings.HasPrefix(class, "0x0302") || strings.HasPrefix(class, "0x0300") {
+			devices[pci] = nvidiaAt(t, pci, dir)
+		}
+	}
+	for _, name := range t.names(nvidiaProc + "/gpus") {
+		pci, ok := pciAddress(name)
+		if !ok {
+			continue
+		}
+		d, ok := devices[pci]
+		if !ok {
+			d = nvidiaAt(t, pci, cmp.Or(dirs[pci], pciDir+"/"+pci))
+		}
+		d.readProc(t, nvidiaProc+"/gpus/"+name)
+		devices[pci] = d
+	}
+	return devices
+}
+
+// pciDirs are the directories of the PCI devices by address.
+func pciDirs(t tree) map[string]string {
+	dirs := map[string]string{}
+	for _, name := range t.names(pciDir) {
+		if pci, ok := pciAddress(name); ok {
+			dirs[pci] = pciDir + "/" + name
+		}
+	}
+	if len(dirs) > 0 {
+		return dirs
+	}
+	var walk func(dir string, depth int)
+	walk = func(dir string, depth int) {
+		for _, name := range t.names(dir) {
+			if pci, ok := pciAddress(name); ok && depth > 0 && len(dirs) < maxEntries {
+				dirs[pci] = dir + "/" + name
+				walk(dir+"/"+name, depth-1)
+			}
+		}
+	}
+	for _, name := range t.names(pciRoots) {
+		if strings.HasPrefix(name, "pci") {
+			walk(pciRoots+"/"+name, 16) // more bridges in a row there are not
+		}
+	}
+	return dirs
+}
+
+// nvidiaAt reads one PCI device.
+func nvidiaAt(t tree, pci, dir string) nvidiaDevice {
+	d := nvidiaDevice{t: t, pci: pci, onBus: t.exists(dir), node: t.id(dir + "/numa_node"), minor: -1, memoryNode: -1}
+	d.driver = printable(ueventField(t.text(dir+"/uevent"), "DRIVER"))
+	vendor, device := pciID(t.text(dir+"/vendor")), pciID(t.text(dir+"/device"))
+	if vendor != "" && device != "" {
+		d.id = vendor + ":" + device
+	}
+	return d
+}
+
+// readProc reads what the driver says of a GPU.
+func (d *nvidiaDevice) readProc(t tree, dir string) {
+	d.listed = true
+	for line := range strings.Lines(t.text(dir + "/information")) {
+		name, value, _ := strings.Cut(line, ":")
+		value = printable(value)
+		switch strings.TrimSpace(name) {
+		case "Model":
+			d.model = value
+		case "GPU UUID":
+			if validUUID(value) { // not so while the GPU has not been started
+				d.uuid = value
+			}
+		case "Device Minor":
+			if n, err := strconv.Atoi(value); err == nil && n >= 0 && n < 1<<20 {
+				d.minor = n
+			}
+		case "GPU Excluded":
+			d.excluded = value == "Yes"
+		}
+	}
+	status := fields(t.text(dir + "/numa_status"))
+	node, err := strconv.Atoi(status["Node"])
+	if err != nil || node < 0 || node > 1<<20 || !d.memoryOnly(node) {
+		return
+	}
+	d.memoryNode = node
+	if size, err := strconv.ParseInt(status["Size"], 16, 64); err == nil && size > 0 {
+		d.memory = size
+	}
+}
+
+// memoryOnly tells whether a NUMA node has no CPUs. A GPU's own memory has
+// none; believing a driver that names another one would take RAM away.
+func (d *nvidiaDevice) memoryOnly(node int) bool {
+	dir := nodeDir + "/node" + strconv.Itoa(node)
+	cpus, _ := d.t.cpus(dir+"/cpulist", dir+"/cpumap")
+	return cpus.Len() == 0
+}
+
+// gpu is d as an Inventory has it. Error says why it cannot be used, as far as
+// one device's files tell.
+func (d *nvidiaDevice) gpu() GPU {
+	known := nvidiaModels[strings.TrimPrefix(d.id, "10de:")]
+	g := GPU{
+		Vendor: "nvidia", UUID: d.uuid, PCI: d.pci, Index: -1, Model: cmp.Or(d.model, known.model), PCIID: d.id,
+		MemoryBytes: d.memory, NUMANode: d.node, MemoryNode: d.memoryNode, Minor: d.minor, RenderMinor: -1, Arch: known.arch,
+	}
+	if g.Model == "" {
+		g.Model = strings.TrimSpace("NVIDIA device " + d.id)
+	}
+	switch {
+	case d.excluded:
+		g.Error = "the NVIDIA driver was told to exclude it (NVreg_ExcludedGpus)"
+	case d.driver != "" && d.driver != "nvidia" && !d.listed && strings.HasPrefix(d.id, "10de:"):
+		g.Error = fmt.Sprintf("it is bound to the driver %s, not nvidia", d.driver)
+	}
+	return g
+}
+
+// nvidiaModels names GPUs as their driver would, by PCI device ID, for when
+// there is none. The IDs are from pci.ids.
+var nvidiaModels = map[string]struct{ model, arch string }{
+	"20b0": {"NVIDIA A100-SXM4-40GB", "sm_80"},
+	"20b2": {"NVIDIA A100-SXM4-80GB", "sm_80"},
+	"20b5": {"NVIDIA A100 80GB PCIe", "sm_80"},
+	"2330": {"NVIDIA H100 80GB HBM3", "sm_90"},
+	"2331": {"NVIDIA H100 PCIe", "sm_90"},
+	"2335": {"NVIDIA H200", "sm_90"},
+	"2342": {"NVIDIA GH200 480GB", "sm_90"},
+	"26b9": {"NVIDIA L40S", "sm_89"},
+	"27b8": {"NVIDIA L4", "sm_89"},
+	"2901": {"NVIDIA B200", "sm_100"},
+	"2941": {"NVIDIA GB200", "sm_100"},
+	"3182": {"NVIDIA B300 SXM6 AC", "sm_103"},
+}
+
+// driverVersion finds 580.95.05 in the driver's line about itself.
+var driverVersion = regexp.MustCompile(`\b\d{3,4}\.\d{1,3}(\.\d{1,3})?\b`)
+
+// nvidiaDriver is what files say of the loaded driver.
+func nvidiaDriver(t tree) *NVIDIA {
+	nv := &NVIDIA{}
+	if line, ok := strings.CutPrefix(t.text(nvidiaProc+"/version"), "NVRM version:"); ok {
+		line, _, _ = strings.Cut(line, "\n")
+		nv.DriverVersion = driverVersion.FindString(line)
+	}
+	if nv.DriverVersion == "" {
+		nv.DriverVersion = driverVersion.FindString(t.text("sys/module/nvidia/version"))
+	}
+	characters, _, _ := strings.Cut(t.text("proc/devices"), "Block devices:")
+	for line := range strings.Lines(characters) {
+		words := strings.Fields(line)
+		if len(words) != 2 {
+			continue
+		}
+		major, err := strconv.Atoi(words[0])
+		switch {
+		case err != nil || major <= 0:
+		case words[1] == "nvidia-uvm":
+			nv.UVMMajor = major
+		case words[1] == "nvidia-caps":
+			nv.CapsMajor = major
+		}
+	}
+	return nv
+}
+
+// pciID is a vendor or device file's number as four digits, "" if it is none.
+func pciID(text string) string {
+	n, err := strconv.ParseUint(text, 0, 16)
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%04x", n)
+}
+
+// pciForm is an address as sysfs, NVML (eight digits, capitals) and the kernel's
+// log (no function) write it.
+var pciForm = regexp.MustCompile(`^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?$`)
+
+// pciAddress writes an address as sysfs does: dddd:bb:dd.f in lower case.
+func pciAddress(s string) (string, bool) {
+	m := pciForm.FindStringSubmatch(s)
+	if m == nil {
+		return "", false
+	}
+	domain, err := strconv.ParseUint(m[1], 16, 32)
+	if err != nil {
+		return "", false
+	}
+	return fmt.Sprintf("%04x:%s:%s.%s", domain, strings.ToLower(m[2]), strings.ToLower(m[3]), cmp.Or(m[4], "0")), true
+}
+
+// comparePCI orders addresses as the bus does; a domain may have five digits.
+func comparePCI(a, b string) int {
+	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
+}
