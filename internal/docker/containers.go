@@ -1,0 +1,173 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+)
+
+const (
+	// stopSeconds is what a container has to end by itself: killing it in the
+	// middle of a kernel leaks GPU memory on ROCm.
+	stopSeconds = 10
+	// removeDeadline bounds the removal of one container, its stop included.
+	removeDeadline = time.Minute
+	// atOnce is how many containers are inspected or removed side by side.
+	atOnce = 8
+)
+
+// Container is a container of the engine, running or not.
+type Container struct {
+	ID           string // 64 hexadecimal digits
+	Name         string // without the leading slash
+	State        string // "created", "running", "exited", …
+	CgroupParent string // a slice, such as "buildkite-gpu0.slice"; "" for the engine's own
+	Labels       map[string]string
+	BindSources  []string // paths on the host
+}
+
+// Filter selects containers. Zero fields select everything.
+type Filter struct {
+	Slice string // the cgroup parent
+	Label string // "name" or "name=value"
+}
+
+// Containers lists what matches, running or not. A container that goes away
+// meanwhile is left out.
+func (e *Engine) Containers(ctx context.Context, f Filter) ([]Container, error) {
+	opts := client.ContainerListOptions{All: true}
+	if f.Label != "" {
+		opts.Filters = client.Filters{}.Add("label", f.Label)
+	}
+	list, err := e.api.ContainerList(ctx, opts)
+	if err != nil {
+		return nil, e.wrap("list containers", err)
+	}
+	// The list does not tell the cgroup parent.
+	found := make([]*Container, len(list.Items))
+	err = each(len(list.Items), func(i int) error {
+		c, err := e.inspect(ctx, list.Items[i].ID)
+		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if f.Slice == "" || c.CgroupParent == f.Slice {
+			found[i] = &c
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	var out []Container
+	for _, c := range found {
+		if c != nil {
+			out = append(out, *c)
+		}
+	}
+	return out, nil
+}
+
+func (e *Engine) inspect(ctx context.Context, id string) (Container, error) {
+	res, err := e.api.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	if err != nil {
+		return Container{}, e.wrap("inspect container "+id, err)
+	}
+	in := res.Container
+	c := Container{ID: in.ID, Name: strings.TrimPrefix(in.Name, "/")}
+	if in.State != nil {
+		c.State = string(in.State.Status)
+	}
+	if in.Config != nil {
+		c.Labels = in.Config.Labels
+	}
+	if in.HostConfig != nil {
+		c.CgroupParent = in.HostConfig.CgroupParent
+	}
+	for _, m := range in.Mounts {
+		if m.Type == "bind" {
+			c.BindSources = append(c.BindSources, m.Source)
+		}
+	}
+	return c, nil
+}
+
+// CleanSlot removes every container whose cgroup parent is this slice, with
+// its anonymous volumes, and tells how many there were. Each has ten seconds to
+// end by itself. Containers of others are never touched.
+func (e *Engine) CleanSlot(ctx context.Context, slice string) (int, error) {
+	if !strings.HasSuffix(slice, ".slice") || strings.Contains(slice, "/") {
+		return 0, fmt.Errorf("clean slot: %q is not the name of a slice", slice)
+	}
+	list, err := e.Containers(ctx, Filter{Slice: slice})
+	if err != nil {
+		return 0, fmt.Errorf("clean %s: %w", slice, err)
+	}
+	err = each(len(list), func(i int) error { return e.remove(ctx, list[i].ID) })
+	if err != nil {
+		return len(list), fmt.Errorf("clean %s: %w", slice, err)
+	}
+	return len(list), nil
+}
+
+// remove stops, kills and removes one container. That it is gone already, or
+// on its way out because it was run with --rm, is what was wanted.
+func (e *Engine) remove(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, removeDeadline)
+	defer cancel()
+	seconds := stopSeconds
+	_, stopErr := e.api.ContainerStop(ctx, id, client.ContainerStopOptions{Timeout: &seconds})
+	if errdefs.IsNotFound(stopErr) {
+		return nil
+	}
+	_, err := e.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{RemoveVolumes: true, Force: true})
+	switch {
+	case err == nil, errdefs.IsNotFound(err):
+		return nil
+	case errdefs.IsConflict(err):
+		return e.gone(ctx, id)
+	}
+	// The stop's own error is worth reading only if the removal did not work.
+	return errors.Join(e.wrap("remove container "+id, err), stopErr)
+}
+
+// gone waits until a removal that somebody else began is through.
+func (e *Engine) gone(ctx context.Context, id string) error {
+	wait := e.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
+	select {
+	case err := <-wait.Error:
+		if err == nil || errdefs.IsNotFound(err) {
+			return nil
+		}
+		return e.wrap("wait until container "+id+" is removed", err)
+	case <-wait.Result:
+		return nil
+	case <-ctx.Done():
+		return e.wrap("wait until container "+id+" is removed", ctx.Err())
+	}
+}
+
+// each calls do for 0 to n-1, a few side by side, and joins the errors.
+func each(n int, do func(int) error) error {
+	errs := make([]error, n)
+	slots := make(chan struct{}, atOnce)
+	var group sync.WaitGroup
+	for i := range n {
+		slots <- struct{}{}
+		group.Go(func() {
+			defer func() { <-slots }()
+			errs[i] = do(i)
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,118 @@
+// Package docker is the one door to the Docker engine: what it is, which
+// containers and images it has, and the removal of a slot's containers. It
+// decides nothing about what a job may do; that is package guard.
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/client"
+)
+
+// infoDeadline bounds Info: an engine that is there answers in milliseconds,
+// and one that hangs must not hang an inventory or a reconcile.
+const infoDeadline = 5 * time.Second
+
+// ErrAbsent says that no engine answers on the socket: there is no such file,
+// or nobody listens on it.
+var ErrAbsent = errors.New("no Docker engine answers")
+
+// ErrNotFound says that the engine has no such image or container.
+var ErrNotFound = errors.New("not found")
+
+// Engine is a Docker engine behind a unix socket. It speaks every API version
+// from 1.40 on (Docker 19.03), as the engine and the client agree on the first
+// request. It is safe for concurrent use.
+type Engine struct {
+	socket string
+	api    *client.Client
+}
+
+// Info is what the engine says of itself.
+type Info struct {
+	Version        string   // "26.1.5"
+	APIVersion     string   // the newest it speaks, or the newest the client does: "1.45"
+	CgroupDriver   string   // "systemd" or "cgroupfs"
+	CgroupVersion  string   // "2"
+	StorageDriver  string   // "overlay2"
+	RootDir        string   // "/var/lib/docker"
+	Runtimes       []string // names, sorted
+	DefaultRuntime string   // "runc"
+	CDISpecDirs    []string // nil before Docker 25, and where CDI is switched off
+	CDIDevices     []string // "nvidia.com/gpu=GPU-…", sorted; nil before Docker 28.2
+}
+
+// New is the engine behind the unix socket at this path. Nothing is sent yet.
+func New(socket string) (*Engine, error) {
+	api, err := client.New(client.WithHost("unix://"+socket), client.WithUserAgent("kbnode"))
+	if err != nil {
+		return nil, fmt.Errorf("connect to Docker at %s: %w", socket, err)
+	}
+	return &Engine{socket: socket, api: api}, nil
+}
+
+// Close drops the idle connections.
+func (e *Engine) Close() error { return e.api.Close() }
+
+// Info asks the engine what it is, for at most five seconds.
+func (e *Engine) Info(ctx context.Context) (Info, error) {
+	ctx, cancel := context.WithTimeout(ctx, infoDeadline)
+	defer cancel()
+	res, err := e.api.Info(ctx, client.InfoOptions{})
+	if err != nil {
+		return Info{}, e.wrap("ask Docker for its info", err)
+	}
+	in := res.Info
+	info := Info{
+		Version:        in.ServerVersion,
+		APIVersion:     e.api.ClientVersion(),
+		CgroupDriver:   in.CgroupDriver,
+		CgroupVersion:  in.CgroupVersion,
+		StorageDriver:  in.Driver,
+		RootDir:        in.DockerRootDir,
+		Runtimes:       slices.Sorted(maps.Keys(in.Runtimes)),
+		DefaultRuntime: in.DefaultRuntime,
+		CDISpecDirs:    in.CDISpecDirs,
+	}
+	for _, d := range in.DiscoveredDevices {
+		if d.Source == "cdi" {
+			info.CDIDevices = append(info.CDIDevices, d.ID)
+		}
+	}
+	slices.Sort(info.CDIDevices)
+	return info, nil
+}
+
+// Image is an image that the engine has.
+type Image struct {
+	ID      string   // "sha256:…", of the configuration
+	Digests []string // "name@sha256:…"; empty for an image that was built here
+	Size    int64    // bytes
+}
+
+// Image is the engine's image of this name, digest or ID. The error is
+// ErrNotFound where it has none.
+func (e *Engine) Image(ctx context.Context, ref string) (Image, error) {
+	res, err := e.api.ImageInspect(ctx, ref)
+	if err != nil {
+		return Image{}, e.wrap("look up image "+ref, err)
+	}
+	return Image{ID: res.ID, Digests: res.RepoDigests, Size: res.Size}, nil
+}
+
+// wrap says what was being done and turns the client's errors into ours.
+func (e *Engine) wrap(doing string, err error) error {
+	switch {
+	case client.IsErrConnectionFailed(err):
+		return fmt.Errorf("%s: %w on %s: %w", doing, ErrAbsent, e.socket, err)
+	case errdefs.IsNotFound(err):
+		return fmt.Errorf("%s: %w: %w", doing, ErrNotFound, err)
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}

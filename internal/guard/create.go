@@ -1,0 +1,353 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// slotLabel marks the containers of a slot. Only the guard can set it on a
+// container below the slot's slice, and it trusts no other.
+const slotLabel = "kbnode.slot"
+
+// jobLabels are the labels that a job may set: the agent's hooks find their
+// containers by them.
+const jobLabels = "com.buildkite."
+
+// Limits of what a job may choose.
+const (
+	maxFiles       = 1 << 20 // open files
+	maxStopSeconds = 60
+)
+
+var (
+	hostnameForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,62})$`)
+	userForm     = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$`)
+	groupForm    = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
+	signalForm   = regexp.MustCompile(`^[A-Za-z0-9+-]{1,16}$`)
+	pathForm     = regexp.MustCompile(`^/`)
+	capForm      = regexp.MustCompile(`^[A-Za-z_]{1,40}$`)
+	// imageForm admits names, tags, digests and IDs. No component starts with a
+	// dot, so that an image is never a way through the engine's paths.
+	imageForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9_][A-Za-z0-9._:-]*)*(@sha256:[a-f0-9]{64})?$`)
+)
+
+// facts are what a new request depends on besides policy and wish. Both are
+// functions, so that rebuilding touches no machine.
+type facts struct {
+	resolve func(path string) (string, error) // the real path of a file or directory below the work root, or a sentence
+	gids    func(nodes []string) []string     // the groups that own these device nodes, numeric
+}
+
+// rebuild makes the container-create request that the engine gets from a job's.
+// It begins with an empty one: policy fills it, and only what a rule takes is
+// added. The error is a sentence for the job's log.
+func rebuild(p plan.JobPolicy, f facts, body []byte) (*container.CreateRequest, error) {
+	obj, err := parse(body)
+	if err != nil {
+		return nil, err
+	}
+	b := &builder{policy: p, facts: f}
+	b.conf.Labels = map[string]string{}
+	b.memory, b.pids, b.shm = p.MemoryBytes, p.PidsLimit, p.ShmBytes
+	// The agent's job API socket is known by the variable beside it.
+	b.jobAPI = jobAPISocket(obj["Env"])
+	if err := judge("", obj, b.configRules()); err != nil {
+		return nil, err
+	}
+	if b.conf.Image == "" {
+		return nil, errors.New("a container needs an Image")
+	}
+	return b.request()
+}
+
+type builder struct {
+	policy plan.JobPolicy
+	facts  facts
+	jobAPI string
+
+	conf              container.Config
+	host              container.HostConfig
+	memory, pids, shm int64
+	init              bool
+	mounts            []mount.Mount
+	env               []string
+}
+
+func (b *builder) configRules() map[string]rule {
+	c := &b.conf
+	return map[string]rule{
+		"Image":        takeString(&c.Image, imageForm),
+		"Cmd":          takeStrings(&c.Cmd),
+		"Entrypoint":   takeStrings(&c.Entrypoint),
+		"WorkingDir":   takeString(&c.WorkingDir, pathForm),
+		"Env":          b.takeEnv,
+		"Labels":       b.takeLabels,
+		"User":         takeString(&c.User, userForm),
+		"Hostname":     takeString(&c.Hostname, hostnameForm),
+		"StopSignal":   takeString(&c.StopSignal, signalForm),
+		"StopTimeout":  b.takeStopTimeout,
+		"Tty":          takeBool(&c.Tty),
+		"OpenStdin":    takeBool(&c.OpenStdin),
+		"StdinOnce":    takeBool(&c.StdinOnce),
+		"AttachStdin":  takeBool(&c.AttachStdin),
+		"AttachStdout": takeBool(&c.AttachStdout),
+		"AttachStderr": takeBool(&c.AttachStderr),
+		"ExposedPorts": ignore, // means nothing as long as no port is published
+		"Volumes":      never("a job has no volumes; mount a directory of the checkout, or a tmpfs"),
+		"HostConfig":   func(v any) error { return judge("HostConfig", v, b.hostRules()) },
+		"NetworkingConfig": func(v any) error {
+			return judge("NetworkingConfig", v, map[string]rule{"EndpointsConfig": endpoints})
+		},
+	}
+}
+
+func (b *builder) hostRules() map[string]rule {
+	h := &b.host
+	const (
+		namespace = "a job does not share a namespace with anyone; leave it out"
+		ports     = "a job publishes no ports; leave it out"
+	)
+	return map[string]rule{
+		// What a job may choose, or lower.
+		"AutoRemove":     takeBool(&h.AutoRemove),
+		"ReadonlyRootfs": takeBool(&h.ReadonlyRootfs),
+		"Init":           takeBool(&b.init),
+		"Memory":         atMost(&b.memory),
+		"PidsLimit":      atMost(&b.pids),
+		"ShmSize":        atMost(&b.shm),
+		"Ulimits":        b.takeUlimits,
+		"CapDrop":        b.takeCapDrop,
+		"GroupAdd":       b.takeGroups,
+		"Binds":          b.takeBinds,
+		"Mounts":         b.takeMounts,
+		"Tmpfs":          b.takeTmpfs,
+		"NetworkMode":    b.takeNetwork,
+
+		// What the slot decides, whatever was asked.
+		"CgroupParent": ignore, "CpusetCpus": ignore, "CpusetMems": ignore,
+		"NanoCpus": ignore, "CpuShares": ignore, "CpuPeriod": ignore, "CpuQuota": ignore,
+		"CpuRealtimePeriod": ignore, "CpuRealtimeRuntime": ignore,
+		"MemoryReservation": ignore, "MemorySwap": ignore, "MemorySwappiness": ignore,
+		"OomScoreAdj": ignore, "BlkioWeight": ignore,
+		"Devices": ignore, "DeviceRequests": ignore, "Runtime": ignore,
+		"LogConfig": ignore, "RestartPolicy": ignore, "ContainerIDFile": ignore, "ConsoleSize": ignore,
+		"MaskedPaths": ignore, "ReadonlyPaths": ignore, // the engine's own lists stay
+
+		// What no job gets.
+		"Privileged":        never("a job's container is never privileged; leave it out"),
+		"CapAdd":            never("a job gets no more capabilities; leave it out"),
+		"SecurityOpt":       securityOpt,
+		"DeviceCgroupRules": never("a job opens its own GPU only; leave it out"),
+		"VolumesFrom":       never("a job mounts nothing from other containers; leave it out"),
+		"VolumeDriver":      oneOf("a job has no volumes; leave it out", "local"),
+		"PidMode":           never(namespace),
+		"UTSMode":           never(namespace),
+		"UsernsMode":        never(namespace),
+		"IpcMode":           oneOf(namespace, "private"),
+		"CgroupnsMode":      oneOf(namespace, "private"),
+		"Cgroup":            never(namespace),
+		"PortBindings":      never(ports),
+		"PublishAllPorts":   never(ports),
+		"Links":             never("a job is linked to no other container; leave it out"),
+		"Sysctls":           never("a job sets no kernel parameters; leave it out"),
+		"StorageOpt":        never("a job sets no storage options; leave it out"),
+		"OomKillDisable":    never("a job that runs out of memory is killed; leave it out"),
+		"Isolation":         oneOf("this is Linux; leave it out", "default"),
+	}
+}
+
+// request puts policy and what was taken together.
+func (b *builder) request() (*container.CreateRequest, error) {
+	p, h := b.policy, &b.host
+	b.conf.Env = append(b.env, p.Env...)
+	b.conf.Labels[slotLabel] = strconv.Itoa(p.Slot)
+
+	h.CgroupParent = p.Slice
+	h.CpusetCpus, h.CpusetMems = p.CPUs, p.MemoryNodes
+	h.Memory, h.MemorySwap = b.memory, b.memory // equal: no swap
+	h.ShmSize = b.shm
+	if b.pids > 0 {
+		h.PidsLimit = &b.pids
+	}
+	if b.init {
+		h.Init = &b.init
+	}
+	h.CgroupnsMode, h.IpcMode = "private", "private"
+	h.RestartPolicy.Name = "no"
+	// The default seccomp and AppArmor profiles stay because nothing else is said.
+	h.SecurityOpt = []string{"no-new-privileges"}
+	// A device node made in the checkout, or forged packets on the bridge that
+	// all slots share, would reach the neighbour.
+	h.CapDrop = slices.Compact(slices.Sorted(slices.Values(append(h.CapDrop, "MKNOD", "NET_RAW"))))
+	h.LogConfig = container.LogConfig{Type: "local", Config: map[string]string{"max-size": "32m", "max-file": "2"}}
+	// By name: where the engine's default is NVIDIA's runtime, the environment
+	// of an image would choose the GPUs.
+	h.Runtime = "runc"
+	if h.NetworkMode == "" {
+		h.NetworkMode = "bridge"
+	}
+	if !slices.ContainsFunc(h.Ulimits, func(u *container.Ulimit) bool { return u.Name == "core" }) {
+		h.Ulimits = append(h.Ulimits, &container.Ulimit{Name: "core"})
+	}
+	if err := b.gpu(); err != nil {
+		return nil, err
+	}
+	for _, target := range slices.Compact([]string{p.Binary, plan.ContainerBinary}) {
+		if p.Binary != "" {
+			b.mounts = append(b.mounts, bind(p.Binary, target, true))
+		}
+	}
+	h.Mounts = b.mounts
+	return &container.CreateRequest{Config: &b.conf, HostConfig: h}, nil
+}
+
+// gpu gives the container its slot's GPU in the one way that policy names, and
+// fails closed: a container without a GPU would only look isolated.
+func (b *builder) gpu() error {
+	p, h := b.policy, &b.host
+	switch {
+	case p.CDIDevice != "":
+		h.DeviceRequests = []container.DeviceRequest{{Driver: "cdi", DeviceIDs: []string{p.CDIDevice}}}
+	case p.DeviceRequest != "":
+		h.DeviceRequests = []container.DeviceRequest{{Driver: "nvidia", DeviceIDs: []string{p.DeviceRequest}, Capabilities: [][]string{{"gpu"}}}}
+	case len(p.DeviceNodes) > 0:
+		for _, node := range p.DeviceNodes {
+			h.Devices = append(h.Devices, container.DeviceMapping{PathOnHost: node, PathInContainer: node, CgroupPermissions: "rw"})
+		}
+		h.GroupAdd = append(h.GroupAdd, b.facts.gids(p.DeviceNodes)...)
+	default:
+		return fmt.Errorf("slot %s has no GPU in its policy: run kbnode reconcile on the node", p.Name)
+	}
+	return nil
+}
+
+func (b *builder) takeLabels(v any) error {
+	labels, err := stringMap(v)
+	for name, value := range labels {
+		if strings.HasPrefix(name, jobLabels) {
+			b.conf.Labels[name] = value
+		}
+	}
+	return err
+}
+
+func (b *builder) takeStopTimeout(v any) error {
+	n, err := number(v)
+	if v != nil && err == nil {
+		seconds := int(min(max(n, 0), maxStopSeconds))
+		b.conf.StopTimeout = &seconds
+	}
+	return err
+}
+
+func (b *builder) takeNetwork(v any) error {
+	switch v {
+	case nil, "", "default", "bridge":
+	case "none":
+		b.host.NetworkMode = "none"
+	default:
+		return errors.New(`a job's network is "bridge" or "none"`)
+	}
+	return nil
+}
+
+// endpoints lets a client name the default network, as Docker's command line
+// does, and set nothing about it.
+func endpoints(v any) error {
+	rules := map[string]rule{}
+	for _, name := range []string{"default", "bridge", "none"} {
+		rules[name] = never("a job sets no address or alias; leave it out")
+	}
+	obj, ok := v.(map[string]any)
+	if v != nil && !ok {
+		return errors.New("not an object")
+	}
+	for name := range maps.Keys(obj) {
+		if _, ok := rules[name]; !ok {
+			return fmt.Errorf(`%.40q: a job's network is "bridge" or "none"`, name)
+		}
+	}
+	return judge("", v, rules)
+}
+
+func (b *builder) takeCapDrop(v any) error {
+	list, err := stringList(v)
+	for _, name := range list {
+		if !capForm.MatchString(name) {
+			return fmt.Errorf("%.40q is not a capability", name)
+		}
+		b.host.CapDrop = append(b.host.CapDrop, strings.TrimPrefix(strings.ToUpper(name), "CAP_"))
+	}
+	return err
+}
+
+func (b *builder) takeGroups(v any) error {
+	list, err := stringList(v)
+	for _, name := range list {
+		if !groupForm.MatchString(name) {
+			return fmt.Errorf("%.40q is not a group", name)
+		}
+	}
+	b.host.GroupAdd = list
+	return err
+}
+
+func securityOpt(v any) error {
+	list, err := stringList(v)
+	for _, opt := range list {
+		if !slices.Contains([]string{"no-new-privileges", "no-new-privileges=true", "no-new-privileges:true"}, opt) {
+			return fmt.Errorf("%.60q: a job keeps the engine's seccomp and AppArmor profiles; leave it out", opt)
+		}
+	}
+	return err
+}
+
+// takeUlimits lowers what is above the bound. What memory, CPUs or processes
+// bound anyway is free.
+func (b *builder) takeUlimits(v any) error {
+	list, ok := v.([]any)
+	if !ok && v != nil {
+		return errors.New("not a list")
+	}
+	bounds := map[string]int64{"nofile": maxFiles, "core": 0}
+	for _, e := range list {
+		var name string
+		var soft, hard int64
+		err := judge("", e, map[string]rule{
+			"Name": takeString(&name, groupForm),
+			"Soft": func(v any) (err error) { soft, err = number(v); return err },
+			"Hard": func(v any) (err error) { hard, err = number(v); return err },
+		})
+		if err != nil {
+			return err
+		}
+		bound, bounded := bounds[name]
+		free := slices.Contains([]string{"memlock", "stack", "fsize", "nproc", "cpu", "data", "as", "rss"}, name)
+		switch {
+		case bounded:
+			// -1 stands for unlimited.
+			soft, hard = lower(soft, bound), lower(hard, bound)
+		case !free:
+			return fmt.Errorf("%.40q is not a limit that a job may set; leave it out", name)
+		}
+		b.host.Ulimits = append(b.host.Ulimits, &container.Ulimit{Name: name, Soft: soft, Hard: hard})
+	}
+	return nil
+}
+
+func lower(n, bound int64) int64 {
+	if n < 0 {
+		return bound
+	}
+	return min(n, bound)
+}

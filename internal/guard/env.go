@@ -1,0 +1,63 @@
+package guard
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// agentSecrets are variables that let a job act as the agent, which runs hooks
+// on the host. Existing pipelines send them without wanting to.
+var agentSecrets = []string{"BUILDKITE_AGENT_JOB_API_*", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN"}
+
+const jobAPIVariable = "BUILDKITE_AGENT_JOB_API_SOCKET="
+
+// takeEnv takes what policy neither sets itself nor drops.
+func (b *builder) takeEnv(v any) error {
+	list, err := stringList(v)
+	if err != nil {
+		return err
+	}
+	drop := slices.Concat(agentSecrets, b.policy.DropEnv)
+	for _, e := range b.policy.Env {
+		name, _, _ := strings.Cut(e, "=")
+		drop = append(drop, name)
+	}
+	for _, e := range list {
+		// Without "=" it takes the variable away that the image sets.
+		name, _, _ := strings.Cut(e, "=")
+		if name == "" {
+			return fmt.Errorf("%.40q has no name", e)
+		}
+		if !matches(drop, name) {
+			b.env = append(b.env, e)
+		}
+	}
+	return nil
+}
+
+// matches tells whether a name is in a list of names and of prefixes that end
+// in a star.
+func matches(list []string, name string) bool {
+	for _, pattern := range list {
+		prefix, isPrefix := strings.CutSuffix(pattern, "*")
+		if name == pattern || (isPrefix && strings.HasPrefix(name, prefix)) {
+			return true
+		}
+	}
+	return false
+}
+
+// jobAPISocket is the socket that the environment says is the agent's job API.
+func jobAPISocket(env any) string {
+	list, err := stringList(env)
+	if err != nil {
+		return ""
+	}
+	for _, e := range list {
+		if path, ok := strings.CutPrefix(e, jobAPIVariable); ok {
+			return path
+		}
+	}
+	return ""
+}

@@ -1,0 +1,193 @@
+package guard
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// rule judges the value of one field: it takes it into the new request, leaves
+// it out, or says in a sentence why not.
+type rule func(v any) error
+
+// judge walks one object by its rules, the keys sorted so that the answer to a
+// request is always the same. A key that only differs in case from a known one
+// is refused, since the engine would take it for that one; a key that nobody
+// here knows may only say nothing.
+func judge(path string, v any, rules map[string]rule) error {
+	if v == nil {
+		return nil
+	}
+	obj, ok := v.(map[string]any)
+	if !ok {
+		return fmt.Errorf("%s is not an object", path)
+	}
+	if path != "" {
+		path += "."
+	}
+	var errs []error
+	for _, key := range slices.Sorted(maps.Keys(obj)) {
+		known, ok := rules[key]
+		switch {
+		case ok:
+			if err := known(obj[key]); err != nil {
+				errs = append(errs, fmt.Errorf("%s%s: %w", path, key, err))
+			}
+		case variant(key, rules) != "":
+			errs = append(errs, fmt.Errorf("%s%.40s: write %s", path, key, variant(key, rules)))
+		case !zero(obj[key]):
+			errs = append(errs, fmt.Errorf("%s%.40s: not an option that a job may set; leave it out", path, key))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// variant is the known key that the engine would take this one for.
+func variant(key string, rules map[string]rule) string {
+	for name := range rules {
+		if strings.EqualFold(name, key) {
+			return name
+		}
+	}
+	return ""
+}
+
+// ignore is for what policy decides, whatever was asked: existing pipelines ask
+// for all GPUs and a number of CPUs, and get their slot's.
+func ignore(any) error { return nil }
+
+// never is for what no job gets.
+func never(why string) rule {
+	return func(v any) error {
+		if zero(v) {
+			return nil
+		}
+		return errors.New(why)
+	}
+}
+
+// oneOf is for words of which only some are harmless. The new request does not
+// take them over.
+func oneOf(why string, words ...string) rule {
+	return func(v any) error {
+		if s, ok := v.(string); zero(v) || (ok && slices.Contains(words, s)) {
+			return nil
+		}
+		return errors.New(why)
+	}
+}
+
+// maxString bounds a single value, in bytes: the longest is a path.
+const maxString = 4096
+
+func takeBool(dst *bool) rule {
+	return func(v any) error {
+		if v == nil {
+			return nil
+		}
+		b, ok := v.(bool)
+		if !ok {
+			return errors.New("not true or false")
+		}
+		*dst = b
+		return nil
+	}
+}
+
+func takeString(dst *string, form *regexp.Regexp) rule {
+	return func(v any) error {
+		if v == nil {
+			return nil
+		}
+		s, ok := v.(string)
+		if !ok {
+			return errors.New("not a string")
+		}
+		if s != "" && (len(s) > maxString || !form.MatchString(s)) {
+			return fmt.Errorf("%.80q does not look like one", s)
+		}
+		*dst = s
+		return nil
+	}
+}
+
+// takeStrings takes a list of strings, or one string, which the engine also
+// understands where there is a command. nil and an empty list stay apart: an
+// empty one replaces the image's.
+func takeStrings(dst *[]string) rule {
+	return func(v any) error {
+		list, err := stringList(v)
+		*dst = list
+		return err
+	}
+}
+
+func stringList(v any) ([]string, error) {
+	switch v := v.(type) {
+	case nil:
+		return nil, nil
+	case string:
+		return []string{v}, nil
+	case []any:
+		list := make([]string, len(v))
+		for i, e := range v {
+			s, ok := e.(string)
+			if !ok {
+				return nil, errors.New("not a list of strings")
+			}
+			list[i] = s
+		}
+		return list, nil
+	}
+	return nil, errors.New("not a list of strings")
+}
+
+func stringMap(v any) (map[string]string, error) {
+	if v == nil {
+		return nil, nil
+	}
+	obj, ok := v.(map[string]any)
+	if !ok {
+		return nil, errors.New("not an object of strings")
+	}
+	m := make(map[string]string, len(obj))
+	for k, e := range obj {
+		s, ok := e.(string)
+		if !ok {
+			return nil, errors.New("not an object of strings")
+		}
+		m[k] = s
+	}
+	return m, nil
+}
+
+func number(v any) (int64, error) {
+	if v == nil {
+		return 0, nil
+	}
+	n, ok := v.(json.Number)
+	if !ok {
+		return 0, errors.New("not a number")
+	}
+	i, err := n.Int64()
+	if err != nil {
+		return 0, errors.New("not a whole number of 64 bits")
+	}
+	return i, nil
+}
+
+// atMost takes the smaller of what policy allows and what was asked; zero and
+// less ask for nothing.
+func atMost(dst *int64) rule {
+	return func(v any) error {
+		n, err := number(v)
+		if n > 0 {
+			*dst = min(*dst, n)
+		}
+		return err
+	}
+}

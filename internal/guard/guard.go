@@ -1,0 +1,178 @@
+// Package guard is the Docker socket that the jobs of one slot see: it lets
+// them run and tend their own containers, each made anew from the slot's policy
+// and the little that a job may choose, and refuses everything else. It keeps
+// nothing on disk and changes nothing but its run directory and containers.
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// Bounds on what clients can hold open.
+const (
+	maxConnections = 128
+	maxHeader      = 64 << 10 // bytes
+	headerDeadline = 10 * time.Second
+	idleDeadline   = 2 * time.Minute
+)
+
+// Config is what a guard needs.
+type Config struct {
+	Policy     plan.JobPolicy
+	Listener   *net.UnixListener // nil makes the run directory and listens on Policy.Socket
+	CgroupRoot string            // "" is /sys/fs/cgroup
+	Log        *slog.Logger
+}
+
+// Serve answers on the slot's socket until ctx is done, and then until no
+// request is in flight: a job whose output is being read is not cut off. It
+// tells systemd when it is ready.
+func Serve(ctx context.Context, c Config) error {
+	if err := checkPolicy(c.Policy); err != nil {
+		return err
+	}
+	engine, err := docker.New(c.Policy.DockerSocket)
+	if err != nil {
+		return err
+	}
+	defer hangUp(engine)
+	g := newGuard(c, engine)
+	defer g.up.transport.CloseIdleConnections()
+
+	uid, gid, err := lookupUser(c.Policy.User)
+	if err != nil {
+		return err
+	}
+	listener := c.Listener
+	if listener == nil {
+		if listener, err = listen(c.Policy.Socket, uid, gid); err != nil {
+			return err
+		}
+	}
+	server := &http.Server{
+		Handler:           &g.inFlight,
+		ReadHeaderTimeout: headerDeadline,
+		IdleTimeout:       idleDeadline,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),
+	}
+	g.inFlight.next = http.HandlerFunc(g.serve)
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		g.notify(daemon.SdNotifyStopping)
+		g.inFlight.wait()
+		if err := server.Close(); err != nil {
+			g.log.Debug("server closed", "err", err)
+		}
+	})
+	g.log.Info("guard ready", "path", listener.Addr().String())
+	g.notify(daemon.SdNotifyReady)
+	err = server.Serve(&peers{UnixListener: listener, allowed: []int{0, uid}, slots: make(chan struct{}, maxConnections), log: g.log})
+	if !stop() {
+		<-stopped
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+}
+
+// guard is one slot's.
+type guard struct {
+	policy     plan.JobPolicy
+	facts      facts
+	cgroupRoot string
+	log        *slog.Logger
+	table      []route
+	own        owners
+	up         *upstream
+	engine     engineCheck
+	inFlight   inFlight
+}
+
+func newGuard(c Config, engine *docker.Engine) *guard {
+	p := c.Policy
+	g := &guard{
+		policy:     p,
+		facts:      facts{resolve: resolver(p.WorkRoot), gids: nodeGroups},
+		cgroupRoot: c.CgroupRoot,
+		log:        c.Log.With("slot", p.Slot),
+		up:         newUpstream(p.DockerSocket),
+		engine:     engineCheck{ask: engine.Info},
+	}
+	if g.cgroupRoot == "" {
+		g.cgroupRoot = "/sys/fs/cgroup"
+	}
+	g.own.prefix = "kbnode-" + p.Name + "-"
+	g.own.list = func(ctx context.Context) ([]docker.Container, error) {
+		return engine.Containers(ctx, docker.Filter{Slice: p.Slice, Label: slotLabel + "=" + strconv.Itoa(p.Slot)})
+	}
+	g.table = g.routes()
+	return g
+}
+
+func (g *guard) notify(state string) {
+	// Outside systemd there is nobody to tell.
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		g.log.Warn("systemd not notified", "err", err)
+	}
+}
+
+func cpuCount(p plan.JobPolicy) int {
+	set, err := cpuset.Parse(p.CPUs)
+	if err != nil {
+		return 0
+	}
+	return set.Len()
+}
+
+// inFlight counts requests, attached streams among them.
+type inFlight struct {
+	next http.Handler
+	mu   sync.Mutex
+	n    int
+	idle chan struct{} // closed when n falls to 0; nil as long as nobody waits
+}
+
+func (f *inFlight) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	f.n++
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.n--; f.n == 0 && f.idle != nil {
+			close(f.idle)
+			f.idle = nil
+		}
+	}()
+	f.next.ServeHTTP(w, r)
+}
+
+// wait returns as soon as there was a moment without a request.
+func (f *inFlight) wait() {
+	f.mu.Lock()
+	if f.n == 0 {
+		f.mu.Unlock()
+		return
+	}
+	f.idle = make(chan struct{})
+	idle := f.idle
+	f.mu.Unlock()
+	<-idle
+}

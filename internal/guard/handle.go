@@ -1,0 +1,318 @@
+package guard
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+const (
+	// bodyDeadline is for a client to send the body of a request.
+	bodyDeadline = 30 * time.Second
+	// maxAuth bounds a registry's credentials, in bytes.
+	maxAuth = 8 << 10
+)
+
+// pass asks the engine the same and relays its answer.
+func (g *guard) pass(c *call) error {
+	resp, err := g.up.ask(c, nil)
+	if err != nil {
+		return err
+	}
+	defer hangUp(resp.Body)
+	relay(c.w, resp)
+	return nil
+}
+
+// create makes a container from policy and the few wishes of a job.
+func (g *guard) create(c *call) error {
+	rc := http.NewResponseController(c.w)
+	if err := rc.SetReadDeadline(time.Now().Add(bodyDeadline)); err != nil {
+		return fmt.Errorf("read the request: %w", err)
+	}
+	body, err := io.ReadAll(io.LimitReader(c.r.Body, maxBody+1))
+	if err != nil {
+		return refusal{http.StatusBadRequest, "kbnode: the body did not arrive: " + err.Error()}
+	}
+	if err := rc.SetReadDeadline(time.Time{}); err != nil {
+		return fmt.Errorf("read the request: %w", err)
+	}
+	wanted, err := rebuild(g.policy, g.facts, body)
+	if err != nil {
+		return forbid("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	if err := g.ready(c); err != nil {
+		return err
+	}
+	name := c.query.Get("name")
+	if name != "" {
+		c.query.Set("name", g.own.engineName(name))
+	}
+	data, err := json.Marshal(wanted)
+	if err != nil {
+		return fmt.Errorf("write the request: %w", err)
+	}
+	resp, err := g.up.ask(c, bytes.NewReader(data))
+	if err != nil {
+		return err
+	}
+	defer hangUp(resp.Body)
+	answerBody, err := readAll(resp)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode == http.StatusCreated {
+		var made struct {
+			ID string `json:"Id"`
+		}
+		if err := json.Unmarshal(answerBody, &made); err != nil || made.ID == "" {
+			return errors.New("the Docker engine did not tell the new container's ID")
+		}
+		binds := []string{}
+		for _, m := range wanted.HostConfig.Mounts {
+			binds = append(binds, m.Source)
+		}
+		g.own.add(made.ID, owned{name: name, binds: binds})
+		g.log.Info("container created", "id", made.ID, "image", wanted.Image)
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(answerBody))
+	relay(c.w, resp)
+	return nil
+}
+
+// start looks again at what may have changed since the container was made: the
+// slot's limits, and links on the way to what is mounted.
+func (g *guard) start(c *call) error {
+	if err := g.ready(c); err != nil {
+		return err
+	}
+	for _, source := range c.own.binds {
+		if source == g.policy.Binary {
+			continue
+		}
+		if real, err := g.facts.resolve(source); err != nil || real != source {
+			return forbid("%.80q is not what it was when the container was created; create it again", source)
+		}
+	}
+	return g.pass(c)
+}
+
+// ready says why no container of the slot may run now.
+func (g *guard) ready(c *call) error {
+	if err := checkSlice(g.cgroupRoot, g.policy); err != nil {
+		return refusal{http.StatusServiceUnavailable, "kbnode: " + strings.ReplaceAll(err.Error(), "\n", "; ")}
+	}
+	if err := g.engine.ok(c.r.Context(), time.Now()); err != nil {
+		return refusal{http.StatusServiceUnavailable, "kbnode: " + err.Error()}
+	}
+	return nil
+}
+
+// stop bounds the time that a container may take to end: -1 would be for ever.
+func (g *guard) stop(c *call) error {
+	if t := c.query.Get("t"); t != "" {
+		if n, err := strconv.Atoi(t); err != nil || n < 0 || n > maxStopSeconds {
+			c.query.Set("t", strconv.Itoa(maxStopSeconds))
+		}
+	}
+	return g.pass(c)
+}
+
+func (g *guard) remove(c *call) error {
+	resp, err := g.up.ask(c, nil)
+	if err != nil {
+		return err
+	}
+	defer hangUp(resp.Body)
+	if resp.StatusCode == http.StatusNoContent {
+		g.own.forget(c.id)
+	}
+	relay(c.w, resp)
+	return nil
+}
+
+// pull fetches one image. The registry's credentials are the only header of a
+// client that the engine gets to see.
+func (g *guard) pull(c *call) error {
+	image, tag := c.query.Get("fromImage"), c.query.Get("tag")
+	switch {
+	case image == "":
+		return forbid("POST /images/create: a job pulls images and imports none; say fromImage")
+	case tag == "" && !strings.Contains(image, "@") && !strings.Contains(filepath.Base(image), ":"):
+		return forbid("POST /images/create: say which tag of %s; a job does not pull all of them", image)
+	}
+	if c.auth = c.r.Header.Get("X-Registry-Auth"); len(c.auth) > maxAuth {
+		return forbid("X-Registry-Auth is larger than %d bytes", maxAuth)
+	}
+	return g.pass(c)
+}
+
+// listFilters are what a list may be narrowed by. Others, like "before", take a
+// container's name and would tell whether somebody else has it.
+var listFilters = []string{"label", "status", "name", "id", "ancestor", "exited", "health", "is-task"}
+
+// list shows the slot's containers only: the engine is asked for those with the
+// slot's label, and what it says is compared with what is known.
+func (g *guard) list(c *call) error {
+	filters, err := parseFilters(c.query.Get("filters"), listFilters)
+	if err != nil {
+		return err
+	}
+	filters["label"] = append(filters["label"], slotLabel+"="+strconv.Itoa(g.policy.Slot))
+	data, err := json.Marshal(filters)
+	if err != nil {
+		return fmt.Errorf("write the filters: %w", err)
+	}
+	c.query.Set("filters", string(data))
+	resp, err := g.up.ask(c, nil)
+	if err != nil {
+		return err
+	}
+	defer hangUp(resp.Body)
+	if resp.StatusCode != http.StatusOK {
+		relay(c.w, resp)
+		return nil
+	}
+	body, err := readAll(resp)
+	if err != nil {
+		return err
+	}
+	var all []json.RawMessage
+	if err := json.Unmarshal(body, &all); err != nil {
+		return fmt.Errorf("read Docker's list of containers: %w", err)
+	}
+	reloaded := false
+	own := []json.RawMessage{}
+	for _, raw := range all {
+		var item struct {
+			ID string `json:"Id"`
+		}
+		if err := json.Unmarshal(raw, &item); err != nil {
+			return fmt.Errorf("read Docker's list of containers: %w", err)
+		}
+		if !g.own.has(item.ID) && !reloaded {
+			if err := g.own.reload(c.r.Context()); err != nil {
+				return err
+			}
+			reloaded = true
+		}
+		if g.own.has(item.ID) {
+			own = append(own, raw)
+		}
+	}
+	return answer(c.w, http.StatusOK, own)
+}
+
+// parseFilters reads both forms of filters: lists, and objects whose keys count
+// where the value is true. Each name must be in allowed.
+func parseFilters(text string, allowed []string) (map[string][]string, error) {
+	filters := map[string][]string{}
+	if text == "" {
+		return filters, nil
+	}
+	obj, err := parse([]byte(text))
+	if err != nil {
+		return nil, refusal{http.StatusBadRequest, "kbnode: filters: " + err.Error()}
+	}
+	for name, v := range obj {
+		if !slices.Contains(allowed, name) {
+			return nil, forbid("filters: %.40q is none that a job may use; use one of %s", name, strings.Join(allowed, ", "))
+		}
+		list, err := stringList(v)
+		if set, ok := v.(map[string]any); ok {
+			list, err = nil, nil
+			for _, key := range slices.Sorted(maps.Keys(set)) {
+				if set[key] == true {
+					list = append(list, key)
+				}
+			}
+		}
+		if err != nil {
+			return nil, refusal{http.StatusBadRequest, "kbnode: filters: " + name + " is " + err.Error()}
+		}
+		filters[name] = list
+	}
+	return filters, nil
+}
+
+// infoFields are what a job learns of the engine; the rest is about the node and
+// its other slots.
+var infoFields = []string{"ServerVersion", "OSType", "Architecture", "OperatingSystem", "KernelVersion",
+	"CgroupDriver", "CgroupVersion", "Driver", "DefaultRuntime", "IndexServerAddress"}
+
+func (g *guard) info(c *call) error {
+	resp, err := g.up.ask(c, nil)
+	if err != nil {
+		return err
+	}
+	defer hangUp(resp.Body)
+	if resp.StatusCode != http.StatusOK {
+		relay(c.w, resp)
+		return nil
+	}
+	body, err := readAll(resp)
+	if err != nil {
+		return err
+	}
+	var all map[string]any
+	if err := json.Unmarshal(body, &all); err != nil {
+		return fmt.Errorf("read Docker's info: %w", err)
+	}
+	shown := map[string]any{"Name": g.policy.Name, "NCPU": cpuCount(g.policy), "MemTotal": g.policy.MemoryBytes}
+	for _, name := range infoFields {
+		if v, ok := all[name]; ok {
+			shown[name] = v
+		}
+	}
+	return answer(c.w, http.StatusOK, shown)
+}
+
+// networks lists the two networks that a job may choose. The docker plugin looks
+// a network up by name before it runs a container on it.
+func networks(c *call) error {
+	filters, err := parseFilters(c.query.Get("filters"), []string{"name", "driver", "scope", "type", "dangling", "id", "label"})
+	if err != nil {
+		return err
+	}
+	list := []map[string]any{}
+	for _, n := range []struct{ name, driver string }{{"bridge", "bridge"}, {"none", "null"}} {
+		names := filters["name"]
+		if len(names) == 0 || slices.ContainsFunc(names, func(s string) bool { return strings.Trim(s, "^$") == n.name }) {
+			list = append(list, map[string]any{"Name": n.name, "Id": n.name, "Driver": n.driver, "Scope": "local"})
+		}
+	}
+	return answer(c.w, http.StatusOK, list)
+}
+
+// checkPolicy says what a policy lacks. Zero would mean "no limit" to the engine.
+func checkPolicy(p plan.JobPolicy) error {
+	var errs []error
+	lack := func(missing bool, what string) {
+		if missing {
+			errs = append(errs, fmt.Errorf("the policy of slot %s has no %s", p.Name, what))
+		}
+	}
+	lack(p.Name == "", "name")
+	lack(p.User == "", "user")
+	lack(!strings.HasSuffix(p.Slice, ".slice") || strings.Contains(p.Slice, "/"), "slice")
+	lack(p.CPUs == "", "cpus")
+	lack(p.MemoryNodes == "", "memory_nodes")
+	lack(p.MemoryBytes <= pageSlack, "memory_bytes")
+	lack(p.PidsLimit <= 0, "pids_limit")
+	lack(p.ShmBytes <= 0, "shm_bytes")
+	lack(!filepath.IsAbs(p.WorkRoot) || filepath.Clean(p.WorkRoot) == "/", "work_root")
+	lack(!filepath.IsAbs(p.DockerSocket), "docker_socket")
+	lack(!filepath.IsAbs(p.Socket), "socket")
+	return errors.Join(errs...)
+}

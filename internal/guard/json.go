@@ -1,0 +1,150 @@
+package guard
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+)
+
+// Bounds of a request's JSON. Docker's own command line stays below depth 6
+// and a thousand values.
+const (
+	maxBody  = 1 << 20 // bytes
+	maxDepth = 12
+	maxNodes = 50_000
+)
+
+// parse reads one JSON object into maps, slices, strings, json.Number, bool and
+// nil. The engine's own decoder takes the last of two equal keys, replaces bytes
+// that are not UTF-8 and ignores what follows the object: whatever could be read
+// in two ways is refused here.
+func parse(body []byte) (map[string]any, error) {
+	if len(body) > maxBody {
+		return nil, fmt.Errorf("the body is larger than %d bytes", maxBody)
+	}
+	if !utf8.Valid(body) {
+		return nil, errors.New("the body is not UTF-8")
+	}
+	p := parser{dec: json.NewDecoder(bytes.NewReader(body))}
+	p.dec.UseNumber()
+	tok, err := p.dec.Token()
+	if err != nil {
+		return nil, fmt.Errorf("the body is not JSON: %w", err)
+	}
+	if tok != json.Delim('{') {
+		return nil, errors.New("the body is not a JSON object")
+	}
+	obj, err := p.object(1)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := p.dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("something follows the JSON object")
+	}
+	return obj, nil
+}
+
+type parser struct {
+	dec   *json.Decoder
+	nodes int
+}
+
+func (p *parser) object(depth int) (map[string]any, error) {
+	obj := map[string]any{}
+	for p.dec.More() {
+		tok, err := p.dec.Token()
+		if err != nil {
+			return nil, fmt.Errorf("the body is not JSON: %w", err)
+		}
+		key, _ := tok.(string)
+		if strings.ContainsRune(key, 0) {
+			return nil, errors.New("a key has a NUL in it")
+		}
+		if _, twice := obj[key]; twice {
+			return nil, fmt.Errorf("the key %.40q comes twice", key)
+		}
+		if obj[key], err = p.value(depth); err != nil {
+			return nil, err
+		}
+	}
+	return obj, p.closing()
+}
+
+func (p *parser) array(depth int) ([]any, error) {
+	list := []any{}
+	for p.dec.More() {
+		v, err := p.value(depth)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, v)
+	}
+	return list, p.closing()
+}
+
+func (p *parser) closing() error {
+	if _, err := p.dec.Token(); err != nil {
+		return fmt.Errorf("the body is not JSON: %w", err)
+	}
+	return nil
+}
+
+func (p *parser) value(depth int) (any, error) {
+	if p.nodes++; p.nodes > maxNodes {
+		return nil, fmt.Errorf("the body has more than %d values", maxNodes)
+	}
+	tok, err := p.dec.Token()
+	if err != nil {
+		return nil, fmt.Errorf("the body is not JSON: %w", err)
+	}
+	switch t := tok.(type) {
+	case json.Delim:
+		if depth >= maxDepth {
+			return nil, fmt.Errorf("the body is nested more than %d deep", maxDepth)
+		}
+		if t == '{' {
+			return p.object(depth + 1)
+		}
+		return p.array(depth + 1)
+	case string:
+		if strings.ContainsRune(t, 0) {
+			return nil, errors.New("a string has a NUL in it")
+		}
+	}
+	return tok, nil
+}
+
+// zero tells whether v says nothing: clients send every field they know, most
+// of them so.
+func zero(v any) bool {
+	switch v := v.(type) {
+	case nil:
+		return true
+	case bool:
+		return !v
+	case string:
+		return v == ""
+	case json.Number:
+		f, err := v.Float64()
+		return err == nil && f == 0
+	case []any:
+		for _, e := range v {
+			if !zero(e) {
+				return false
+			}
+		}
+		return true
+	case map[string]any:
+		for _, e := range v {
+			if !zero(e) {
+				return false
+			}
+		}
+		return true
+	}
+	return false
+}

@@ -1,0 +1,146 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// AgentDir is the directory beside the socket that belongs to the slot's user.
+const AgentDir = "agent"
+
+func lookupUser(name string) (uid, gid int, err error) {
+	u, err := user.Lookup(name)
+	if err != nil {
+		return 0, 0, fmt.Errorf("look up the slot's user: %w; run kbnode reconcile", err)
+	}
+	if uid, err = strconv.Atoi(u.Uid); err != nil {
+		return 0, 0, fmt.Errorf("look up the slot's user %s: %w", name, err)
+	}
+	if gid, err = strconv.Atoi(u.Gid); err != nil {
+		return 0, 0, fmt.Errorf("look up the slot's user %s: %w", name, err)
+	}
+	return uid, gid, nil
+}
+
+// listen makes the slot's run directory, which only root and the slot's group
+// can enter, the agent's directory in it, and the socket.
+func listen(path string, uid, gid int) (*net.UnixListener, error) {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil { //nolint:gosec // the parent of all slots' directories holds no secret
+		return nil, fmt.Errorf("make the run directory: %w", err)
+	}
+	err := errors.Join(
+		ownDir(dir, 0o750, 0, gid),
+		ownDir(filepath.Join(dir, AgentDir), 0o700, uid, gid),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("make the run directory: %w", err)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
+		return nil, fmt.Errorf("listen on %s: there is something that is no socket; remove it", path)
+	}
+	// A guard that was killed leaves its socket behind.
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	if err := errors.Join(os.Chmod(path, 0o660), chown(path, 0, gid)); err != nil { //nolint:gosec // the slot's group is who it is for
+		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, err), l.Close())
+	}
+	return l, nil
+}
+
+// ownDir makes a directory, or puts one that is there right.
+func ownDir(path string, mode fs.FileMode, uid, gid int) error {
+	if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%s is not a directory; remove it", path)
+	}
+	return errors.Join(os.Chmod(path, mode), chown(path, uid, gid))
+}
+
+// chown does nothing where one is not root, as in tests.
+func chown(path string, uid, gid int) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	return os.Lchown(path, uid, gid)
+}
+
+// peers accepts connections of root and the slot's user, so many at a time. The
+// socket's mode says the same; a group that somebody joined later would not.
+type peers struct {
+	*net.UnixListener
+	allowed []int
+	slots   chan struct{}
+	log     *slog.Logger
+}
+
+// Accept waits for a connection that may be served.
+func (l *peers) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		cred, err := peer(conn)
+		if err == nil && slices.Contains(l.allowed, int(cred.Uid)) {
+			// Waiting here leaves further clients in the kernel's queue.
+			l.slots <- struct{}{}
+			return &peerConn{UnixConn: conn, release: sync.OnceFunc(func() { <-l.slots })}, nil
+		}
+		if err != nil {
+			l.log.Warn("connection refused", "err", err)
+		} else {
+			l.log.Warn("connection refused", "uid", cred.Uid, "pid", cred.Pid)
+		}
+		if err := conn.Close(); err != nil {
+			l.log.Debug("connection closed", "err", err)
+		}
+	}
+}
+
+// peer is who opened a connection, as the kernel noted it.
+func peer(conn *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return nil, err
+	}
+	return cred, credErr
+}
+
+// peerConn gives its place back when it is closed.
+type peerConn struct {
+	*net.UnixConn
+	release func()
+}
+
+func (c *peerConn) Close() error {
+	defer c.release()
+	return c.UnixConn.Close()
+}

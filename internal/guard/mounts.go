@@ -1,0 +1,253 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/moby/moby/api/types/mount"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// tmpfsForm admits the options that shape a tmpfs and nothing that another
+// file system would understand.
+var tmpfsForm = regexp.MustCompile(`^(rw|ro|exec|noexec|suid|nosuid|dev|nodev|sync|async|noatime|(size|nr_inodes)=[0-9]{1,15}[kKmMgG%]?|mode=[0-7]{1,4}|(uid|gid)=[0-9]{1,10})$`)
+
+// bind is a mount of a host path. As a Mount it has no colons to misread, and
+// the engine makes no directory where the source is missing.
+func bind(source, target string, readOnly bool) mount.Mount {
+	return mount.Mount{
+		Type: mount.TypeBind, Source: source, Target: target, ReadOnly: readOnly,
+		BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate},
+	}
+}
+
+// addBind judges one mount of a host path. The agent's job API socket and
+// kbnode itself are left out: a job must not have the one, and has the other.
+func (b *builder) addBind(source, target string, readOnly bool) error {
+	if !filepath.IsAbs(source) {
+		return fmt.Errorf("%.80q: a job has no volumes; mount a directory of the checkout by its absolute path", source)
+	}
+	if slices.Contains(strings.Split(source, "/"), "..") {
+		return fmt.Errorf("%.80q: write the path without .. in it", source)
+	}
+	source = filepath.Clean(source)
+	if source == b.jobAPI || (strings.Contains(source, "/job-api/") && strings.HasSuffix(source, ".sock")) {
+		return nil
+	}
+	target, err := mountTarget(target)
+	if err != nil {
+		return err
+	}
+	if target == plan.ContainerBinary || target == b.policy.Binary {
+		if source == b.policy.Binary {
+			return nil
+		}
+		return fmt.Errorf("%s: kbnode is mounted there; choose another place", target)
+	}
+	if source == b.policy.Binary {
+		b.mounts = append(b.mounts, bind(source, target, true))
+		return nil
+	}
+	real, err := b.facts.resolve(source)
+	if err != nil {
+		return err
+	}
+	b.mounts = append(b.mounts, bind(real, target, readOnly))
+	return nil
+}
+
+// mountTarget is where a mount may go inside the container.
+func mountTarget(target string) (string, error) {
+	if !pathForm.MatchString(target) || len(target) > maxString || slices.Contains(strings.Split(target, "/"), "..") {
+		return "", fmt.Errorf("%.80q: the place in the container is an absolute path with no .. in it", target)
+	}
+	target = filepath.Clean(target)
+	for _, kernel := range []string{"/proc", "/sys", "/dev"} {
+		if target == kernel || (strings.HasPrefix(target, kernel+"/") && !strings.HasPrefix(target, "/dev/shm/")) {
+			return "", fmt.Errorf("%.80q: a job mounts nothing over %s", target, kernel)
+		}
+	}
+	if target == "/" {
+		return "", errors.New("a job mounts nothing over the container's root")
+	}
+	return target, nil
+}
+
+// takeBinds reads "source:target" with an optional ":mode".
+func (b *builder) takeBinds(v any) error {
+	list, err := stringList(v)
+	if err != nil {
+		return err
+	}
+	for _, spec := range list {
+		parts := strings.Split(spec, ":")
+		if len(parts) < 2 || len(parts) > 3 {
+			return fmt.Errorf("%.80q is not source:target or source:target:mode", spec)
+		}
+		readOnly := false
+		for mode := range strings.SplitSeq(strings.Join(parts[2:], ""), ",") {
+			switch mode {
+			case "", "rw", "z", "Z", "cached", "delegated", "consistent", "private", "rprivate":
+			case "ro":
+				readOnly = true
+			default:
+				return fmt.Errorf(`%.80q: the mode is "ro" or "rw"`, spec)
+			}
+		}
+		if err := b.addBind(parts[0], parts[1], readOnly); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeMounts reads the long form of mounts.
+func (b *builder) takeMounts(v any) error {
+	list, ok := v.([]any)
+	if !ok && v != nil {
+		return errors.New("not a list")
+	}
+	for _, e := range list {
+		if err := b.takeMount(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *builder) takeMount(v any) error {
+	var kind, source, target, propagation string
+	var readOnly bool
+	var size, mode int64
+	anything := regexp.MustCompile(`.`)
+	err := judge("", v, map[string]rule{
+		"Type":        takeString(&kind, anything),
+		"Source":      takeString(&source, anything),
+		"Target":      takeString(&target, anything),
+		"ReadOnly":    takeBool(&readOnly),
+		"Consistency": ignore, // for Docker Desktop
+		"BindOptions": func(v any) error {
+			return judge("BindOptions", v, map[string]rule{
+				"Propagation":            takeString(&propagation, anything),
+				"NonRecursive":           ignore,
+				"ReadOnlyNonRecursive":   ignore,
+				"ReadOnlyForceRecursive": ignore,
+				"CreateMountpoint":       ignore, // the source must be there
+			})
+		},
+		"TmpfsOptions": func(v any) error {
+			return judge("TmpfsOptions", v, map[string]rule{
+				"SizeBytes": func(v any) (err error) { size, err = number(v); return err },
+				"Mode":      func(v any) (err error) { mode, err = number(v); return err },
+			})
+		},
+	})
+	switch {
+	case err != nil:
+		return err
+	case kind == "bind" && slices.Contains([]string{"", "private", "rprivate"}, propagation):
+		return b.addBind(source, target, readOnly)
+	case kind == "bind":
+		return fmt.Errorf("BindOptions.Propagation: %.20q would share mounts with the host; leave it out", propagation)
+	case kind == "tmpfs":
+		var opts []string
+		if size > 0 {
+			opts = append(opts, "size="+strconv.FormatInt(size, 10))
+		}
+		if mode > 0 {
+			opts = append(opts, "mode="+strconv.FormatInt(mode&0o7777, 8))
+		}
+		if readOnly {
+			opts = append(opts, "ro")
+		}
+		return b.addTmpfs(target, strings.Join(opts, ","))
+	}
+	return fmt.Errorf(`%.20q is not a kind of mount that a job may have; "bind" and "tmpfs" are`, kind)
+}
+
+func (b *builder) takeTmpfs(v any) error {
+	m, err := stringMap(v)
+	if err != nil {
+		return err
+	}
+	for target, opts := range m {
+		if err := b.addTmpfs(target, opts); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addTmpfs needs no bound of its own: what is in it counts as the slot's memory.
+func (b *builder) addTmpfs(target, opts string) error {
+	target, err := mountTarget(target)
+	if err != nil {
+		return err
+	}
+	if opts != "" {
+		for opt := range strings.SplitSeq(opts, ",") {
+			if !tmpfsForm.MatchString(opt) {
+				return fmt.Errorf("%.40q is not an option of a tmpfs that a job may set", opt)
+			}
+		}
+	}
+	if b.host.Tmpfs == nil {
+		b.host.Tmpfs = map[string]string{}
+	}
+	b.host.Tmpfs[target] = opts
+	return nil
+}
+
+// resolver finds the real path of what a job wants mounted and refuses all that
+// does not lie below the work root, whatever links lead there.
+func resolver(workRoot string) func(string) (string, error) {
+	return func(path string) (string, error) {
+		outside := fmt.Errorf("%.80q: a job mounts only what lies below %s; leave it out", path, workRoot)
+		root, err := filepath.EvalSymlinks(workRoot)
+		if err != nil {
+			return "", fmt.Errorf("the work root %s cannot be looked at: %w", workRoot, err)
+		}
+		real, err := filepath.EvalSymlinks(path)
+		if err != nil {
+			// Whether a path outside exists is none of the job's business.
+			if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(path, workRoot+"/") {
+				return "", fmt.Errorf("%.80q does not exist; make it before it is mounted", path)
+			}
+			return "", outside
+		}
+		if !strings.HasPrefix(real, root+"/") {
+			return "", outside
+		}
+		info, err := os.Lstat(real)
+		if err != nil || (!info.IsDir() && !info.Mode().IsRegular()) {
+			return "", fmt.Errorf("%.80q is neither a directory nor a file; leave it out", path)
+		}
+		return real, nil
+	}
+}
+
+// nodeGroups are the groups that may open these device nodes, so that a
+// container that does not run as root can.
+func nodeGroups(nodes []string) []string {
+	var gids []string
+	for _, node := range nodes {
+		info, err := os.Stat(node)
+		if err != nil {
+			continue // the engine says which node is missing
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Gid != 0 {
+			gids = append(gids, strconv.FormatUint(uint64(st.Gid), 10))
+		}
+	}
+	slices.Sort(gids)
+	return slices.Compact(gids)
+}

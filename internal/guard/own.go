@@ -1,0 +1,123 @@
+package guard
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+)
+
+// owned is a container that was made through this guard.
+type owned struct {
+	name  string   // as the job gave it; "" if the engine made one up
+	binds []string // the real paths of its mounts
+}
+
+// owners knows the containers of the slot. It is a copy of what the engine
+// has: a container is the slot's if it is below the slot's slice and has the
+// slot's label, and only the guard can make one so. A name or ID that is not
+// known is looked up once in the engine before it is refused, which is also how
+// a guard that was restarted finds its containers again.
+type owners struct {
+	prefix string // of names in the engine, so that slots do not take each other's
+	list   func(context.Context) ([]docker.Container, error)
+
+	mu   sync.Mutex
+	byID map[string]owned
+
+	reloading sync.Mutex // one look into the engine at a time
+}
+
+var refForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
+
+// engineName is the name in the engine of a container that a job calls name.
+func (o *owners) engineName(name string) string { return o.prefix + name }
+
+func (o *owners) add(id string, c owned) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.byID == nil {
+		o.byID = map[string]owned{}
+	}
+	o.byID[id] = c
+}
+
+func (o *owners) forget(id string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.byID, id)
+}
+
+// resolve finds the one container of the slot that has this ID, name or
+// beginning of an ID, in the order that the engine does. For any other it
+// answers as the engine does where there is none.
+func (o *owners) resolve(ctx context.Context, ref string) (id string, c owned, err error) {
+	if !refForm.MatchString(ref) {
+		return "", owned{}, noSuchContainer(ref)
+	}
+	if id, c, err := o.find(ref); id != "" || err != nil {
+		return id, c, err
+	}
+	if err := o.reload(ctx); err != nil {
+		return "", owned{}, err
+	}
+	if id, c, err = o.find(ref); id == "" && err == nil {
+		err = noSuchContainer(ref)
+	}
+	return id, c, err
+}
+
+func (o *owners) find(ref string) (id string, c owned, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if c, ok := o.byID[ref]; ok {
+		return ref, c, nil
+	}
+	matches := 0
+	for full, c := range o.byID {
+		if c.name == ref || (c.name != "" && o.prefix+c.name == ref) {
+			return full, c, nil
+		}
+		if strings.HasPrefix(full, ref) {
+			matches, id = matches+1, full
+		}
+	}
+	if matches > 1 {
+		return "", owned{}, refusal{http.StatusBadRequest, "multiple IDs found with provided prefix: " + ref}
+	}
+	return id, o.byID[id], nil
+}
+
+// has tells whether a full ID is the slot's, without asking the engine.
+func (o *owners) has(id string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, ok := o.byID[id]
+	return ok
+}
+
+func (o *owners) reload(ctx context.Context) error {
+	o.reloading.Lock()
+	defer o.reloading.Unlock()
+	list, err := o.list(ctx)
+	if err != nil {
+		return fmt.Errorf("list the slot's containers: %w", err)
+	}
+	byID := make(map[string]owned, len(list))
+	for _, c := range list {
+		// A name that the engine made up has no prefix and is good as it is.
+		byID[c.ID] = owned{name: strings.TrimPrefix(c.Name, o.prefix), binds: c.BindSources}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.byID = byID
+	return nil
+}
+
+func noSuchContainer(ref string) error {
+	return refusal{http.StatusNotFound, fmt.Sprintf("No such container: %.128s", ref)}
+}

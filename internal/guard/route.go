@@ -1,0 +1,204 @@
+package guard
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// minVersion is the oldest minor API version that is understood, Docker 20.10.
+// What a request means below it differs from what is checked here.
+const minVersion = 41
+
+// refusal is an answer that the engine is not asked for, in Docker's shape.
+type refusal struct {
+	status   int
+	sentence string
+}
+
+func (r refusal) Error() string { return r.sentence }
+
+// forbid refuses by policy.
+func forbid(format string, args ...any) error {
+	return refusal{http.StatusForbidden, "kbnode: " + fmt.Sprintf(format, args...)}
+}
+
+// call is one request that a route has accepted.
+type call struct {
+	w       http.ResponseWriter
+	r       *http.Request
+	version string // "v1.45", or "" where the client named none
+	path    string // for the engine, without the version
+	id      string // the full ID of the container, where the path names one
+	own     owned
+	auth    string     // credentials for the registry
+	query   url.Values // only what the route knows, and nothing that is empty
+}
+
+// route is one request that a job may send. What no route describes is refused.
+type route struct {
+	method string
+	path   string                    // "{id}" is a container of the slot, "{image}" an image's name
+	params map[string]*regexp.Regexp // what the query may say
+	handle func(*call) error
+}
+
+var (
+	flagForm     = regexp.MustCompile(`^(?i:0|1|true|false)$`)
+	offForm      = regexp.MustCompile(`^(?i:0|false)$`)
+	intForm      = regexp.MustCompile(`^-?[0-9]{1,9}$`)
+	timeForm     = regexp.MustCompile(`^[0-9A-Za-z:.+-]{1,40}$`)
+	tailForm     = regexp.MustCompile(`^(all|[0-9]{1,9})$`)
+	tagForm      = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}$`)
+	platformForm = regexp.MustCompile(`^[a-z0-9][a-z0-9/._-]{0,63}$`)
+	keysForm     = regexp.MustCompile(`^[A-Za-z0-9@^\[\],_-]{1,64}$`)
+	waitForm     = regexp.MustCompile(`^(not-running|next-exit|removed)$`)
+	filterForm   = regexp.MustCompile(`^\{.*\}$`)
+	versionForm  = regexp.MustCompile(`^v1\.([0-9]{1,2})$`)
+)
+
+type params = map[string]*regexp.Regexp
+
+func (g *guard) routes() []route {
+	return []route{
+		{"HEAD", "_ping", nil, g.pass},
+		{"GET", "_ping", nil, g.pass},
+		{"GET", "version", nil, g.pass},
+		{"GET", "info", nil, g.info},
+		{"GET", "networks", params{"filters": filterForm}, networks},
+
+		{"POST", "images/create", params{"fromImage": imageForm, "tag": tagForm, "platform": platformForm}, g.pull},
+		{"GET", "images/{image}/json", params{"manifests": flagForm, "platform": filterForm}, g.pass},
+
+		{"GET", "containers/json", params{"all": flagForm, "limit": intForm, "size": flagForm, "filters": filterForm}, g.list},
+		{"POST", "containers/create", params{"name": refForm, "platform": platformForm}, g.create},
+		{"GET", "containers/{id}/json", params{"size": flagForm}, g.pass},
+		{"GET", "containers/{id}/logs", params{"follow": flagForm, "stdout": flagForm, "stderr": flagForm, "timestamps": flagForm,
+			"details": flagForm, "since": timeForm, "until": timeForm, "tail": tailForm}, g.pass},
+		{"POST", "containers/{id}/attach", params{"logs": flagForm, "stream": flagForm, "stdin": flagForm, "stdout": flagForm,
+			"stderr": flagForm, "detachKeys": keysForm}, g.attach},
+		{"POST", "containers/{id}/start", params{"detachKeys": keysForm}, g.start},
+		{"POST", "containers/{id}/wait", params{"condition": waitForm}, g.pass},
+		{"POST", "containers/{id}/resize", params{"h": intForm, "w": intForm}, g.pass},
+		{"POST", "containers/{id}/kill", params{"signal": signalForm}, g.pass},
+		{"POST", "containers/{id}/stop", params{"t": intForm, "signal": signalForm}, g.stop},
+		{"DELETE", "containers/{id}", params{"force": flagForm, "v": flagForm, "link": offForm}, g.remove},
+	}
+}
+
+// serve finds the route of a request and answers it.
+func (g *guard) serve(w http.ResponseWriter, r *http.Request) {
+	err := g.dispatch(w, r)
+	if err == nil {
+		return
+	}
+	var no refusal
+	if !errors.As(err, &no) {
+		no = refusal{http.StatusBadGateway, "kbnode: " + err.Error()}
+	}
+	g.log.Info("request refused", "method", r.Method, "path", shorten(r.URL.Path), "status", no.status, "err", no.sentence)
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(no.status)
+	if r.Method != http.MethodHead {
+		// The client reads the sentence or is gone.
+		_ = json.NewEncoder(w).Encode(map[string]string{"message": no.sentence})
+	}
+}
+
+func (g *guard) dispatch(w http.ResponseWriter, r *http.Request) error {
+	c := &call{w: w, r: r}
+	segments := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if m := versionForm.FindStringSubmatch(segments[0]); m != nil {
+		if minor, _ := strconv.Atoi(m[1]); minor < minVersion {
+			return refusal{http.StatusBadRequest, fmt.Sprintf("kbnode: client version 1.%d is too old; the oldest that is understood is 1.%d (Docker 20.10)", minor, minVersion)}
+		}
+		c.version, segments = segments[0], segments[1:]
+	}
+	for _, rt := range g.table {
+		ref, image, ok := match(rt, r.Method, segments)
+		if !ok {
+			continue
+		}
+		if image != "" && !imageForm.MatchString(image) {
+			return forbid("%.80q is not the name of an image", image)
+		}
+		var err error
+		if ref != "" {
+			if c.id, c.own, err = g.own.resolve(r.Context(), ref); err != nil {
+				return err
+			}
+		}
+		c.path = strings.NewReplacer("{id}", c.id, "{image}", image).Replace(rt.path)
+		if c.query, err = query(rt, r.URL.RawQuery); err != nil {
+			return err
+		}
+		return rt.handle(c)
+	}
+	return forbid("%s %s is nothing that a job may ask of Docker; it may pull images, and run, list, attach to, stop and remove its own containers",
+		r.Method, shorten(r.URL.Path))
+}
+
+// match compares a path with a route's. An image's name may have slashes in it.
+func match(rt route, method string, segments []string) (ref, image string, ok bool) {
+	want := strings.Split(rt.path, "/")
+	if method != rt.method || len(segments) < len(want) {
+		return "", "", false
+	}
+	last := len(want) - 1
+	for i, w := range want {
+		switch {
+		case w == "{image}":
+			end := len(segments) - (last - i)
+			image = strings.Join(segments[i:end], "/")
+			if image == "" {
+				return "", "", false
+			}
+			segments = append(append([]string{}, segments[:i+1]...), segments[end:]...)
+		case w == "{id}":
+			ref = segments[i]
+			if ref == "" {
+				return "", "", false
+			}
+		case w != segments[i]:
+			return "", "", false
+		}
+	}
+	return ref, image, len(segments) == len(want)
+}
+
+// query keeps what the route knows. Parameters that say nothing are left out;
+// any other is refused, and so is one that comes twice.
+func query(rt route, raw string) (url.Values, error) {
+	sent, err := url.ParseQuery(raw)
+	if err != nil {
+		return nil, refusal{http.StatusBadRequest, "kbnode: the query is malformed"}
+	}
+	kept := url.Values{}
+	for name, values := range sent {
+		form, known := rt.params[name]
+		switch {
+		case len(values) != 1:
+			return nil, forbid("the parameter %.40q comes twice", name)
+		case values[0] == "":
+		case !known:
+			return nil, forbid("%s %s: the parameter %.40q is none that a job may set; leave it out", rt.method, rt.path, name)
+		case !form.MatchString(values[0]):
+			return nil, forbid("%s %s: the parameter %s cannot be %.80q", rt.method, rt.path, name, values[0])
+		default:
+			kept.Set(name, values[0])
+		}
+	}
+	return kept, nil
+}
+
+func shorten(path string) string {
+	if len(path) > 200 {
+		return path[:200] + "…"
+	}
+	return path
+}

@@ -1,0 +1,122 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// slicePath is a slice's directory below the cgroup root. A dash in its name
+// means a parent: buildkite-gpu0.slice lies in buildkite.slice.
+func slicePath(slice string) string {
+	name := strings.TrimSuffix(slice, ".slice")
+	var dirs []string
+	for i, r := range name {
+		if r == '-' {
+			dirs = append(dirs, name[:i]+".slice")
+		}
+	}
+	return filepath.Join(append(dirs, name+".slice")...)
+}
+
+// pageSlack is how much below the wanted limit the kernel may round one: to a
+// page, which is at most 64 KiB.
+const pageSlack = 64 << 10
+
+// checkSlice compares what the kernel enforces on the slice with the policy.
+// The engine starts containers below a slice that does not exist, and systemd
+// then makes one without any limit, so this is asked before every container.
+func checkSlice(cgroupRoot string, p plan.JobPolicy) error {
+	dir := filepath.Join(cgroupRoot, slicePath(p.Slice))
+	err := errors.Join(
+		checkSet(dir, "cpuset.cpus.effective", p.CPUs),
+		checkSet(dir, "cpuset.mems.effective", p.MemoryNodes),
+		checkBytes(dir, "memory.max", p.MemoryBytes-pageSlack+1, p.MemoryBytes),
+		checkBytes(dir, "memory.swap.max", 0, 0),
+	)
+	if err != nil {
+		return fmt.Errorf("slot %s does not have its limits, so no job may run; run kbnode reconcile on the node: %w", p.Name, err)
+	}
+	return nil
+}
+
+func checkSet(dir, file, want string) error {
+	text, err := readLine(dir, file)
+	if err != nil {
+		return err
+	}
+	has, err := cpuset.Parse(text)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", file, err)
+	}
+	planned, err := cpuset.Parse(want)
+	if err != nil {
+		return fmt.Errorf("read the policy: %w", err)
+	}
+	if !has.Equal(planned) {
+		return fmt.Errorf("%s of %s is %q, planned is %q", file, filepath.Base(dir), has, planned)
+	}
+	return nil
+}
+
+func checkBytes(dir, file string, low, high int64) error {
+	text, err := readLine(dir, file)
+	if err != nil {
+		// Without swap in the kernel there is none to limit.
+		if file == "memory.swap.max" && errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < low || n > high {
+		return fmt.Errorf("%s of %s is %s, planned is %d", file, filepath.Base(dir), text, high)
+	}
+	return nil
+}
+
+func readLine(dir, file string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(dir, file))
+	return strings.TrimSpace(string(data)), err
+}
+
+// engineFresh is how long the engine's answer about its cgroup driver is
+// believed: it changes with a restart of the engine only.
+const engineFresh = 30 * time.Second
+
+// engineCheck remembers that the engine puts containers where it is told to.
+type engineCheck struct {
+	ask func(context.Context) (docker.Info, error)
+
+	mu    sync.Mutex
+	until time.Time // good until then
+}
+
+// ok says in a sentence why containers would not land below the slot's slice:
+// with the cgroupfs driver they run in the engine's own cgroup.
+func (c *engineCheck) ok(ctx context.Context, now time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now.Before(c.until) {
+		return nil
+	}
+	info, err := c.ask(ctx)
+	if err != nil {
+		return err
+	}
+	if info.CgroupDriver != "systemd" || info.CgroupVersion != "2" {
+		return fmt.Errorf(`the Docker engine uses the cgroup driver %q with cgroup version %q, so a job would have no limits; it must be "systemd" and "2"`, info.CgroupDriver, info.CgroupVersion)
+	}
+	c.until = now.Add(engineFresh)
+	return nil
+}

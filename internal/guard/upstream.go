@@ -1,0 +1,244 @@
+package guard
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// maxAnswer bounds the answers that are read whole, in bytes.
+const maxAnswer = 8 << 20
+
+// upstream is the engine's socket. Every request to it is made anew; nothing
+// of the client's is forwarded that is not named.
+type upstream struct {
+	socket    string
+	transport *http.Transport
+}
+
+func newUpstream(socket string) *upstream {
+	u := &upstream{socket: socket}
+	u.transport = &http.Transport{
+		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return u.dial(ctx) },
+		DisableCompression:  true,
+		MaxIdleConnsPerHost: 4,
+		IdleConnTimeout:     30 * time.Second,
+	}
+	return u
+}
+
+func (u *upstream) dial(ctx context.Context) (net.Conn, error) {
+	d := net.Dialer{Timeout: 5 * time.Second}
+	return d.DialContext(ctx, "unix", u.socket)
+}
+
+// request is a request to the engine for what c asks. The path is the route's
+// with what was checked in it, never the client's text.
+func (u *upstream) request(c *call, body io.Reader) (*http.Request, error) {
+	path := "/" + c.path
+	if c.version != "" {
+		path = "/" + c.version + path
+	}
+	target := url.URL{Scheme: "http", Host: "docker", Path: path, RawQuery: c.query.Encode()}
+	req, err := http.NewRequestWithContext(c.r.Context(), c.r.Method, target.String(), body)
+	if err != nil {
+		return nil, fmt.Errorf("ask Docker: %w", err)
+	}
+	req.Header.Set("User-Agent", "kbnode-guard")
+	if c.auth != "" {
+		req.Header.Set("X-Registry-Auth", c.auth)
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	return req, nil
+}
+
+// ask sends what c asks to the engine. The caller closes the answer's body.
+func (u *upstream) ask(c *call, body io.Reader) (*http.Response, error) {
+	req, err := u.request(c, body)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := u.transport.RoundTrip(req)
+	if err != nil {
+		return nil, fmt.Errorf("the Docker engine does not answer: %w", err)
+	}
+	return resp, nil
+}
+
+// hangUp closes what was read to its end or is given up: that it cannot be
+// closed changes nothing any more.
+func hangUp(c io.Closer) { _ = c.Close() }
+
+// hopByHop are headers of one connection, not of the answer.
+var hopByHop = []string{"Connection", "Keep-Alive", "Transfer-Encoding", "Upgrade", "Trailer", "Te", "Proxy-Connection"}
+
+// relay gives the engine's answer to the client as it comes: first the headers,
+// which `docker run` waits for before it starts the container, then each piece
+// of the body.
+func relay(w http.ResponseWriter, resp *http.Response) {
+	maps.Copy(w.Header(), resp.Header)
+	for _, name := range hopByHop {
+		w.Header().Del(name)
+	}
+	w.WriteHeader(resp.StatusCode)
+	out := flusher{w, http.NewResponseController(w)}
+	err := out.rc.Flush()
+	if err == nil {
+		_, err = io.Copy(out, resp.Body)
+	}
+	if err != nil {
+		// Half an answer must not look like a whole one.
+		panic(http.ErrAbortHandler)
+	}
+}
+
+type flusher struct {
+	w  io.Writer
+	rc *http.ResponseController
+}
+
+func (f flusher) Write(p []byte) (int, error) {
+	n, err := f.w.Write(p)
+	if err == nil {
+		err = f.rc.Flush()
+	}
+	return n, err
+}
+
+// answer writes a JSON answer of the guard's own.
+func answer(w http.ResponseWriter, status int, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("write the answer: %w", err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(data) // the client reads it or is gone
+	return nil
+}
+
+// readAll reads an answer of the engine whole.
+func readAll(resp *http.Response) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	if err != nil {
+		return nil, fmt.Errorf("read Docker's answer: %w", err)
+	}
+	if len(data) > maxAnswer {
+		return nil, fmt.Errorf("read Docker's answer: it is larger than %d bytes", maxAnswer)
+	}
+	return data, nil
+}
+
+const (
+	// upgradeDeadline is for the engine to take up an attached stream.
+	upgradeDeadline = time.Minute
+	// linger is for the client to see the end of the stream and hang up.
+	linger = 2 * time.Second
+)
+
+// attach joins the client with a container's standard streams. Once the engine
+// has switched protocols the two connections are copied into each other; a slow
+// reader on one side holds up the writer on the other.
+func (g *guard) attach(c *call) error {
+	if !strings.EqualFold(c.r.Header.Get("Upgrade"), "tcp") {
+		return refusal{http.StatusBadRequest, "kbnode: attach needs the headers Connection: Upgrade and Upgrade: tcp"}
+	}
+	req, err := g.up.request(c, nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", "tcp")
+	conn, err := g.up.dial(c.r.Context())
+	if err != nil {
+		return fmt.Errorf("the Docker engine does not answer: %w", err)
+	}
+	defer hangUp(conn)
+	if err := conn.SetDeadline(time.Now().Add(upgradeDeadline)); err != nil {
+		return fmt.Errorf("attach: %w", err)
+	}
+	if err := req.Write(conn); err != nil {
+		return fmt.Errorf("attach: %w", err)
+	}
+	upReader := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(upReader, req)
+	if err != nil {
+		return fmt.Errorf("attach: %w", err)
+	}
+	defer hangUp(resp.Body)
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		relay(c.w, resp)
+		return nil
+	}
+	if err := conn.SetDeadline(time.Time{}); err != nil {
+		return fmt.Errorf("attach: %w", err)
+	}
+	client, clientBuf, err := http.NewResponseController(c.w).Hijack()
+	if err != nil {
+		return fmt.Errorf("attach: %w", err)
+	}
+	defer hangUp(client)
+	if err := switchProtocols(client, resp); err != nil {
+		return nil //nolint:nilerr // the client is gone, and its connection is ours now
+	}
+	join(client, clientBuf.Reader, conn, upReader)
+	return nil
+}
+
+func switchProtocols(client net.Conn, resp *http.Response) error {
+	if err := client.SetDeadline(time.Time{}); err != nil {
+		return err
+	}
+	var head strings.Builder
+	head.WriteString("HTTP/1.1 101 UPGRADED\r\n")
+	if err := resp.Header.Write(&head); err != nil {
+		return err
+	}
+	head.WriteString("\r\n")
+	_, err := io.WriteString(client, head.String())
+	return err
+}
+
+// join copies both ways until the engine has no more to say. The client closing
+// its writing half only ends the container's standard input.
+func join(client net.Conn, clientReader *bufio.Reader, engine net.Conn, engineReader *bufio.Reader) {
+	input := make(chan struct{})
+	go func() {
+		defer close(input)
+		if err := pump(engine, client, clientReader); err != nil {
+			// What nobody takes any more is read away: closing a socket with
+			// unread data would reset it and lose the last output.
+			_, _ = io.Copy(io.Discard, client)
+		}
+	}()
+	// The stream ends here for either side, whether the copy broke or not.
+	_ = pump(client, engine, engineReader)
+	_ = client.SetReadDeadline(time.Now().Add(linger))
+	_ = engine.Close()
+	<-input
+}
+
+// pump copies what was read ahead, then the connection itself, then says that
+// no more comes.
+func pump(dst, src net.Conn, ahead *bufio.Reader) error {
+	if _, err := io.CopyN(dst, ahead, int64(ahead.Buffered())); err != nil {
+		return err
+	}
+	if _, err := io.CopyBuffer(struct{ io.Writer }{dst}, struct{ io.Reader }{src}, make([]byte, 64<<10)); err != nil {
+		return err
+	}
+	if half, ok := dst.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return nil
+}
