@@ -180,6 +180,9 @@ func (g GPUs) MarshalYAML() (any, error) {
 	if g.Count > 0 {
 		return g.Count, nil
 	}
+	if len(g.List) == 0 {
+		return "all", nil
+	}
 	n := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
 	for _, s := range g.List {
 		tag := "!!str"
@@ -191,8 +194,8 @@ func (g GPUs) MarshalYAML() (any, error) {
 	return n, nil
 }
 
-// IsZero says that nothing was chosen, which means all GPUs.
-func (g GPUs) IsZero() bool { return g.Count == 0 && len(g.List) == 0 }
+// IsZero says that nothing was said, which means all GPUs.
+func (g GPUs) IsZero() bool { return !g.All && g.Count == 0 && len(g.List) == 0 }
 
 // UnmarshalYAML reads a size such as 32GiB.
 func (s *Size) UnmarshalYAML(n *yaml.Node) error {

@@ -10,8 +10,9 @@ import (
 )
 
 // GPUs chooses GPUs: the first Count, those in List by index, UUID or PCI
-// address, or, with neither, all.
+// address, or all. At most one of its fields is set, and none means all.
 type GPUs struct {
+	All   bool // said in so many words, which sets aside what a lower layer chose
 	Count int
 	List  []string
 }
@@ -22,7 +23,7 @@ var gpuName = regexp.MustCompile(`^(\d{1,4}|GPU-[0-9a-fA-F-]{1,64}|([0-9a-fA-F]{
 func ParseGPUs(s string) (GPUs, error) {
 	s = strings.TrimSpace(s)
 	if s == "all" {
-		return GPUs{}, nil
+		return GPUs{All: true}, nil
 	}
 	var g GPUs
 	for part := range strings.SplitSeq(s, ",") {

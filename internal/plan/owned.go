@@ -38,6 +38,12 @@ var OwnedInputs = []string{
 	BindingsPath,
 }
 
+// OwnedCopies are files that carry no marker and are kbnode's own by their
+// place: copies of other files of the machine. Only uninstall deletes them.
+var OwnedCopies = []string{
+	"/usr/local/libexec/kbnode/buildkite-agent",
+}
+
 // OwnedDir is a directory that kbnode may have made.
 type OwnedDir struct {
 	Pattern string // as in Owned
@@ -56,12 +62,13 @@ var OwnedDirs = []OwnedDir{
 	{"/var/lib/buildkite-agent/gpu-[0-9]*", true},
 	{"/var/lib/buildkite-agent", false},
 	{"/var/lib/kbnode", true},
+	{"/usr/local/libexec/kbnode/dist", true}, // what install downloaded
+	{"/usr/local/libexec/kbnode", false},
 }
 
-// Owns says whether a path matches one of Owned or OwnedInputs exactly, and
-// which slot it belongs to: -1 for the node's own.
+// Owns says whether a path matches one of the patterns above exactly, and which slot it belongs to: -1 for the node's own.
 func Owns(file string) (slot int, ok bool) {
-	for _, list := range [][]string{Owned, OwnedInputs} {
+	for _, list := range [][]string{Owned, OwnedInputs, OwnedCopies} {
 		for _, pattern := range list {
 			if slot, ok = MatchOwned(pattern, file); ok {
 				return slot, true

@@ -141,7 +141,7 @@ func (s *splitter) chooseSize() (k, least int, err error) {
 	switch {
 	case reserve > spare:
 		return 0, 0, fmt.Errorf("reserve.cpus: %d of %d CPUs leave too few for %s with a core (%d CPUs) each; write at most %d (--reserve-cpus), or choose fewer GPUs with --gpus (gpus)",
-			s.in.ReserveCPUs, s.allowed.Len(), slotCount(gpus), s.width, s.unusable()+spare*s.width)
+			s.in.ReserveCPUs, s.allowed.Len(), counted(gpus, "slot"), s.width, s.unusable()+spare*s.width)
 	case s.in.ReserveCPUs <= 0:
 		reserve = min(s.coresFor(s.defaultReserve()), spare)
 	}
@@ -157,28 +157,59 @@ func (s *splitter) chooseSize() (k, least int, err error) {
 		return k, (3*k + 3) / 4, nil
 	}
 
-	if k, err = s.wholeCores(s.in.CPUsPerSlot); err != nil {
+	// The default reserve gives way to a request for CPUs, down to one core.
+	reserveFor := func(k int) int {
+		if s.in.ReserveCPUs > 0 {
+			return reserve
+		}
+		return min(reserve, max(s.total-gpus*k, min(s.coresFor(1), spare)))
+	}
+	k, err = s.wantedCores(func(k int) bool { return s.fits(k, 0, reserveFor(k), false) })
+	if err != nil {
 		return 0, 0, err
 	}
-	if s.in.ReserveCPUs <= 0 { // the default gives way to a request, down to one core
-		reserve = min(reserve, max(s.total-gpus*k, min(s.coresFor(1), spare)))
-	}
-	for {
-		for _, local := range []bool{true, false} {
-			for keep := 1; keep >= 0; keep-- {
-				if s.fits(k, keep, reserve, local) {
-					s.assignPackages(k, keep, local)
-					return k, k, nil
-				}
+	for _, local := range []bool{true, false} {
+		for keep := 1; keep >= 0; keep-- {
+			if s.fits(k, keep, reserveFor(k), local) {
+				s.assignPackages(k, keep, local)
+				return k, k, nil
 			}
 		}
-		if !s.unpair() {
-			break
-		}
 	}
-	most := sort.Search(k, func(n int) bool { return !s.fits(n+1, 0, reserve, false) })
-	return 0, 0, fmt.Errorf("cpus_per_slot: %d CPUs for each of %s do not fit on this machine's %s in %s with %d CPUs for the system; write at most %d (--cpus-per-slot), lower reserve.cpus (--reserve-cpus) or choose fewer GPUs with --gpus (gpus)",
-		s.in.CPUsPerSlot, slotCount(gpus), s.describe(s.total), counted(len(s.packages), s.packageWord()), max(s.in.ReserveCPUs, reserve*s.width), most*s.width)
+	return 0, 0, s.tooMany(s.total / gpus)
+}
+
+// wantedCores is the requested size of a slot in cores, if the machine has it.
+func (s *splitter) wantedCores(fits func(k int) bool) (int, error) {
+	largest := func() int {
+		return sort.Search(s.total/len(s.in.GPUs), func(n int) bool { return !fits(n + 1) })
+	}
+	most, cpus := largest(), s.in.CPUsPerSlot
+	if cpus > most*s.width && s.unpair() {
+		most = largest()
+	}
+	k := cpus / s.width
+	switch {
+	case cpus > most*s.width:
+		return 0, s.tooMany(most)
+	case k == 0:
+		return 0, fmt.Errorf("cpus_per_slot: %d is less than the %d threads of a core; write %d (--cpus-per-slot)", cpus, s.width, s.width)
+	case cpus%s.width != 0:
+		return 0, fmt.Errorf("cpus_per_slot: %d is not a multiple of the %d threads of a core; write %d or %d (--cpus-per-slot)",
+			cpus, s.width, k*s.width, (k+1)*s.width)
+	}
+	return k, nil
+}
+
+// tooMany refuses a request for more CPUs than slots of most cores have.
+func (s *splitter) tooMany(most int) error {
+	besides, lower := "", ""
+	if s.in.ReserveCPUs > 0 {
+		besides = fmt.Sprintf(" besides the reserve of %d CPUs", s.in.ReserveCPUs)
+		lower = ", lower reserve.cpus (--reserve-cpus)"
+	}
+	return fmt.Errorf("cpus_per_slot: %d CPUs for each of %s do not fit on %s of %s%s; write at most %d (--cpus-per-slot)%s or choose fewer GPUs with --gpus (gpus)",
+		s.in.CPUsPerSlot, counted(len(s.in.GPUs), "slot"), s.describe(s.total), counted(len(s.packages), s.packageWord()), besides, most*s.width, lower)
 }
 
 // largestSize finds the most cores that every slot can get. Slots stay on their
@@ -261,19 +292,6 @@ func (s *splitter) room(k, keep int) []int {
 	return out
 }
 
-// wholeCores refuses a number of CPUs that would split a core.
-func (s *splitter) wholeCores(cpus int) (int, error) {
-	k, rest := cpus/s.width, cpus%s.width
-	switch {
-	case rest == 0:
-		return k, nil
-	case k == 0:
-		return 0, fmt.Errorf("cpus_per_slot: %d is less than the %d threads of a core; write %d (--cpus-per-slot)", cpus, s.width, s.width)
-	}
-	return 0, fmt.Errorf("cpus_per_slot: %d is not a multiple of the %d threads of a core; write %d or %d (--cpus-per-slot)",
-		cpus, s.width, k*s.width, (k+1)*s.width)
-}
-
 // coresFor is how many cores must stay free so that the system has this many
 // CPUs; the CPUs that no slot can have count for it.
 func (s *splitter) coresFor(cpus int) int {
@@ -302,8 +320,6 @@ func (s *splitter) warnReserve(left int) {
 func (s *splitter) describe(k int) string {
 	return fmt.Sprintf("%s (%s)", counted(k, "core"), counted(k*s.width, "CPU"))
 }
-
-func slotCount(n int) string { return counted(n, "slot") }
 
 func counted(n int, word string) string { return plural(n, word, word+"s") }
 

@@ -106,7 +106,7 @@ func (s *splitter) shareMemory(res *splitResult) error {
 	want := s.in.MemoryPerSlot / mib
 	fair := s.fairShare()
 	for _, p := range slices.Compact(slices.Sorted(slices.Values(s.where))) {
-		weights = s.widen(p, weights, max(want, fair*45/100), res)
+		weights = s.widen(p, weights, max(want, fair*45/100))
 	}
 	shares := s.entitlements(weights)
 	least := slices.Min(shares)
@@ -115,7 +115,7 @@ func (s *splitter) shareMemory(res *splitResult) error {
 	switch {
 	case want > least:
 		return fmt.Errorf("memory_per_slot: %s for each of %s do not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
-			config.Size(s.in.MemoryPerSlot), slotCount(len(shares)), s.in.GPUs[poor].Name, readable(least),
+			config.Size(s.in.MemoryPerSlot), counted(len(shares), "slot"), s.in.GPUs[poor].Name, readable(least),
 			s.nodesOf(weights[poor]), readable(least))
 	case want > 0 || s.in.MemoryPerSlot > 0:
 		if perSlot = want; want*mib < minMemory {
@@ -124,7 +124,7 @@ func (s *splitter) shareMemory(res *splitResult) error {
 		}
 	case least*mib < minMemory:
 		return fmt.Errorf("the memory of NUMA node %s gives each of %s %s, and a job needs at least %s; choose fewer GPUs with --gpus (gpus) or lower reserve.memory (--reserve-memory)",
-			s.nodesOf(weights[poor]), slotCount(len(shares)), readable(least), config.Size(minMemory))
+			s.nodesOf(weights[poor]), counted(len(shares), "slot"), readable(least), config.Size(minMemory))
 	case least < fair*45/100:
 		s.warn("each slot has %s of memory, an even share would be %s: NUMA node %s, where the CPUs of %s are, has no more",
 			readable(least), readable(fair), s.nodesOf(weights[poor]), s.in.GPUs[poor].Name)
@@ -143,7 +143,7 @@ func (s *splitter) shareMemory(res *splitResult) error {
 
 // widen lets the slots of a package use the memory of all its nodes where the
 // nodes of their own cores give one of them less than enough.
-func (s *splitter) widen(p int, weights [][]int64, enough int64, res *splitResult) [][]int64 {
+func (s *splitter) widen(p int, weights [][]int64, enough int64) [][]int64 {
 	least := func(w [][]int64) int64 {
 		out := int64(-1)
 		for i, n := range s.entitlements(w) {

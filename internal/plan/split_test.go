@@ -1,11 +1,13 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -70,7 +72,7 @@ func (m machine) input() splitInput {
 			members = append(members, siblings...)
 		}
 		in.Memory.Nodes = append(in.Memory.Nodes, inventory.NUMANode{
-			ID: id, CPUs: cpuset.Of(members...).String(), MemoryBytes: max(m.nodeGiB, 64*min(1, 64-m.nodeGiB)) << 30,
+			ID: id, CPUs: cpuset.Of(members...).String(), MemoryBytes: cmp.Or(m.nodeGiB, 64) << 30,
 		})
 	}
 	for i := range in.Memory.Nodes {
@@ -221,7 +223,7 @@ func TestSplitPublished(t *testing.T) {
 					have.SharedCaches++
 				}
 			}
-			if diff := cmp.Diff(figures{tt.cores, tt.local, tt.onNode, tt.sharedCaches, tt.nodes}, have); diff != "" {
+			if diff := gocmp.Diff(figures{tt.cores, tt.local, tt.onNode, tt.sharedCaches, tt.nodes}, have); diff != "" {
 				t.Errorf("%s\n%s", diff, render(got))
 			}
 		})
@@ -249,6 +251,26 @@ func render(r splitResult) string {
 	return b.String()
 }
 
+// packagesOn are the packages with a CPU that is allowed, and whose siblings
+// all are, on a node.
+func packagesOn(in splitInput, node int) map[int]bool {
+	allowed := map[int]bool{}
+	for _, c := range in.CPU.List {
+		allowed[c.ID] = c.Allowed
+	}
+	out := map[int]bool{}
+	for _, c := range in.CPU.List {
+		whole := c.Threads == len(c.Siblings)
+		for _, s := range c.Siblings {
+			whole = whole && allowed[s]
+		}
+		if whole && c.NUMANode == node {
+			out[c.Package] = true
+		}
+	}
+	return out
+}
+
 // checkInvariants checks what holds for every split of every machine.
 func checkInvariants(t *testing.T, in splitInput, r splitResult) {
 	t.Helper()
@@ -267,6 +289,7 @@ func checkInvariants(t *testing.T, in splitInput, r splitResult) {
 		nodes cpuset.Set
 		bytes int64
 	}
+	told := slices.ContainsFunc(r.Warnings, func(w string) bool { return strings.Contains(w, "than its GPU") })
 	var taken cpuset.Set
 	var demands []reach
 	for i, b := range r.Blocks {
@@ -299,6 +322,9 @@ func checkInvariants(t *testing.T, in splitInput, r splitResult) {
 		if len(packages) != 1 && !in.Virt {
 			t.Errorf("slot %d is on packages %v", i, packages)
 		}
+		if home := packagesOn(in, in.GPUs[i].NUMANode); !told && !in.Virt && len(home) > 0 && !home[byID[b.CPUs.Ints()[0]].Package] {
+			t.Errorf("slot %d is not on its GPU's package, and no warning says so", i)
+		}
 		own := cpuset.Of(in.GPUs[i].MemoryNode)
 		demands = append(demands, reach{b.MemoryNodes.Difference(own), b.MemoryBytes})
 	}
@@ -315,11 +341,19 @@ func checkInvariants(t *testing.T, in splitInput, r splitResult) {
 	// The slots that are bound to a set of nodes fit on it together, for the
 	// node sets of every slot and of every two slots.
 	room := map[int]int64{}
-	var all int64
+	var all, nodes int64
 	for _, n := range in.Memory.Nodes {
 		if n.CPUs != "" {
 			room[n.ID] = n.MemoryBytes - n.HugepagesBytes
-			all += room[n.ID]
+			all, nodes = all+room[n.ID], nodes+1
+		}
+	}
+	if all == 0 { // only the sum is told
+		for _, n := range in.Memory.Nodes {
+			if n.CPUs != "" {
+				room[n.ID] = in.Memory.TotalBytes / nodes
+				all += room[n.ID]
+			}
 		}
 	}
 	if r.ReservedMemory < in.ReserveMemory {

@@ -1,0 +1,118 @@
+# kbnode. `make help` lists what there is; nothing needs to be set up by hand.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+HOST_ARCH := $(shell go env GOHOSTARCH 2>/dev/null)
+CACHE     := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kbnode
+TOOLS     := $(CACHE)/tools
+
+LINT_VERSION  := 2.15.0
+AGENT_VERSION := 3.76.2
+LINT  := $(TOOLS)/golangci-lint-$(LINT_VERSION)/golangci-lint
+AGENT := $(TOOLS)/agent-$(AGENT_VERSION)/agent
+
+VERSION ?= $(shell git describe --tags --always --match 'v*' 2>/dev/null | sed 's/^v//')
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
+DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
+CLI     := github.com/gpu-mode/kbnode/internal/cli
+LDFLAGS := -s -w -X $(CLI).version=$(VERSION) -X $(CLI).commit=$(COMMIT) -X $(CLI).date=$(DATE)
+
+BIN    := build/kbnode-linux-$(HOST_ARCH)
+BKSTUB := build/bkstub
+PROBE  := internal/inventory/probe/bin
+
+CC_amd64 := $(if $(filter amd64,$(HOST_ARCH)),gcc,x86_64-linux-gnu-gcc)
+CC_arm64 := $(if $(filter arm64,$(HOST_ARCH)),gcc,aarch64-linux-gnu-gcc)
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+include test/vm/vm.mk
+
+# ---- build ----------------------------------------------------------------
+
+.PHONY: build
+build: build/kbnode-linux-amd64 build/kbnode-linux-arm64 ## static binaries for amd64 and arm64, in build/
+	@ln -sf kbnode-linux-$(HOST_ARCH) build/kbnode
+	@file build/kbnode-linux-* 2>/dev/null || true
+
+SOURCES := $(shell git ls-files -co --exclude-standard -- '*.go' go.mod go.sum 'hooks/*' 'systemd/*' 2>/dev/null)
+
+# The NVML probe is the one cgo program; kbnode carries it inside, compressed.
+# -z lazy: go-nvml leaves symbols open that an older driver does not have.
+$(PROBE)/%/kbnode-nvml.gz: $(wildcard cmd/kbnode-nvml/*.go internal/inventory/probe/*.go) go.mod | deps-build
+	mkdir -p build/probe
+	CGO_ENABLED=1 GOOS=linux GOARCH=$* CC=$(CC_$*) go build -trimpath -ldflags '-s -w -extldflags=-Wl,-z,lazy' -o build/probe/kbnode-nvml-$* ./cmd/kbnode-nvml
+	gzip -9 -n -c build/probe/kbnode-nvml-$* >$@
+
+build/kbnode-linux-%: $(PROBE)/%/kbnode-nvml.gz $(SOURCES)
+	CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/kbnode
+
+$(BKSTUB): $(SOURCES)
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $@ ./test/bkstub
+
+# ---- test -----------------------------------------------------------------
+
+.PHONY: test
+test: check test-vm ## everything: check, then the scenarios in the virtual machine
+
+.PHONY: check
+check: lint hooks-lint unit ## lint, unit tests under the race detector
+
+.PHONY: lint
+lint: $(LINT)
+	$(LINT) run ./...
+
+.PHONY: hooks-lint
+hooks-lint: | deps-check
+	shellcheck -x hooks/environment hooks/pre-exit hooks/agent-startup .ci/run $$(git ls-files -co --exclude-standard -- '*.sh')
+
+.PHONY: unit
+unit: $(AGENT) | deps-build
+	KBNODE_TEST_AGENT=$(AGENT) go test -race ./...
+
+.PHONY: bench
+bench: ## speed: split, inventory, no-op reconcile for 1, 8 and 64 slots
+	go test -run '^$$' -bench . -benchmem ./internal/...
+
+.PHONY: golden
+golden: ## write the golden files of the plan anew; review the diff
+	go test ./internal/plan -update
+
+.PHONY: fuzz
+fuzz: ## fuzz what reads hostile input, a minute each
+	go test ./internal/config -fuzz FuzzParse -fuzztime 60s
+	go test ./internal/cpuset -fuzz FuzzParse -fuzztime 60s
+	go test ./internal/guard -fuzz FuzzCreate -fuzztime 60s
+	go test ./internal/payload -fuzz FuzzDecode -fuzztime 60s
+
+# ---- tools ----------------------------------------------------------------
+
+$(LINT):
+	GOBIN=$(@D) CGO_ENABLED=0 go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(LINT_VERSION)
+
+$(AGENT):
+	GOBIN=$(@D) CGO_ENABLED=0 go install -ldflags='-s -w' github.com/buildkite/agent/v3@v$(AGENT_VERSION)
+
+# need COMMAND, PACKAGES: install packages where a command is missing.
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+define need
+	@command -v $(1) >/dev/null || { $(SUDO) apt-get update -qq; DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $(2) >/dev/null; }
+endef
+
+.PHONY: deps-build
+deps-build:
+	$(call need,$(CC_$(HOST_ARCH)),gcc libc6-dev)
+	$(if $(filter amd64,$(HOST_ARCH)),$(call need,aarch64-linux-gnu-gcc,gcc-aarch64-linux-gnu libc6-dev-arm64-cross))
+
+.PHONY: deps-check
+deps-check:
+	$(call need,shellcheck,shellcheck)
+
+.PHONY: clean
+clean: ## remove what was built here (caches in $(CACHE) stay)
+	rm -rf build dist $(PROBE)/*/*.gz

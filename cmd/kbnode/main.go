@@ -1,0 +1,13 @@
+// Command kbnode turns a GPU server into isolated Buildkite agents, one per
+// GPU.
+package main
+
+import (
+	"os"
+
+	"github.com/gpu-mode/kbnode/internal/cli"
+)
+
+func main() {
+	os.Exit(cli.Main(os.Args[1:], cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}))
+}

@@ -1,0 +1,161 @@
+// Package cli is kbnode's commands: flags, output and exit codes. It decides
+// nothing that another package could.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+// Exit codes of every command.
+const (
+	exitDone  = 0
+	exitNo    = 1
+	exitUsage = 2
+)
+
+// Streams are a command's standard streams: Out carries the answer and Err
+// everything else.
+type Streams struct {
+	In       io.Reader
+	Out, Err io.Writer
+}
+
+// exitError ends a command with an exit code of its own. Its message is printed
+// unless it is empty, which says that all was printed already.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return ""
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// usage makes an error one of usage.
+func usage(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &exitError{code: exitUsage, err: err}
+}
+
+func usagef(format string, args ...any) error { return usage(fmt.Errorf(format, args...)) }
+
+// Main runs one command line and returns its exit code.
+func Main(args []string, s Streams) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	return run(ctx, args, s)
+}
+
+func run(ctx context.Context, args []string, s Streams) int {
+	root := newRoot(s)
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitDone
+	}
+	code := exitNo
+	var exit *exitError
+	if errors.As(err, &exit) {
+		code = exit.code
+	} else if isUsage(err) {
+		code = exitUsage
+	}
+	if msg := err.Error(); msg != "" {
+		for line := range strings.Lines(msg) {
+			fmt.Fprintf(s.Err, "kbnode: %s\n", strings.TrimRight(line, "\n"))
+		}
+	}
+	return code
+}
+
+// isUsage recognises cobra's own complaints about the command line, which have
+// no type.
+func isUsage(err error) bool {
+	msg := err.Error()
+	for _, prefix := range []string{"unknown command", "accepts ", "requires ", "invalid argument"} {
+		if strings.HasPrefix(msg, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+func newRoot(s Streams) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "kbnode",
+		Short: "Turn a GPU server into isolated Buildkite agents, one per GPU",
+		Long: `kbnode turns a GPU server into isolated Buildkite agents, one per GPU, each
+with its even share of CPUs and memory.
+
+  sudo kbnode install --queue b200     set the node up, or bring it up to date
+  kbnode status                        what runs on it now
+  sudo kbnode uninstall                give it back as it was`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetIn(s.In)
+	root.SetOut(s.Out)
+	root.SetErr(s.Err)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usagef("%w; %s --help lists the flags", err, cmd.CommandPath())
+	})
+	root.AddCommand(
+		newInventory(s), newPlan(s), newInstall(s), newReconcile(s), newUninstall(s), newStatus(s),
+		newRunner(s), newVersion(s),
+		newAgentExec(s), newGuard(s), newHook(s),
+	)
+	return root
+}
+
+// logger writes to Err; in a unit the journal adds the time itself.
+func (s Streams) logger() *slog.Logger {
+	opts := &slog.HandlerOptions{}
+	if os.Getenv("JOURNAL_STREAM") != "" {
+		opts.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
+			if len(groups) == 0 && a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		}
+	}
+	return slog.New(slog.NewTextHandler(s.Err, opts))
+}
+
+// terminal says whether w is one, and how wide.
+func terminal(w io.Writer) (width int, ok bool) {
+	f, isFile := w.(*os.File)
+	if !isFile || !term.IsTerminal(int(f.Fd())) {
+		return 0, false
+	}
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil || width <= 0 {
+		width = 80
+	}
+	return width, true
+}
+
+// colour says whether to colour what goes to w.
+func colour(w io.Writer) bool {
+	_, ok := terminal(w)
+	return ok && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+}

@@ -1,0 +1,152 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/google/renameio/v2"
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+func newInventory(s Streams) *cobra.Command {
+	var root, capture string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "inventory",
+		Short: "Show what GPUs, CPUs, memory and software this machine has",
+		Example: `  kbnode inventory
+  kbnode inventory --capture node.txtar     for a bug report
+  kbnode inventory --root node.txtar        read one`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if capture != "" {
+				return captureMachine(cmd.Context(), s, root, capture)
+			}
+			dir, closeRoot, err := inventory.Open(root)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = closeRoot() }()
+			inv, err := inventory.Read(cmd.Context(), inventory.Options{Root: dir})
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(s.Out, inv)
+			}
+			return printInventory(s, inv)
+		},
+	}
+	rootFlag(cmd, &root)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().StringVar(&capture, "capture", "", "write the machine to this file, as text that tests and bug reports can replay")
+	return cmd
+}
+
+// rootFlag adds --root to a command that only reads.
+func rootFlag(cmd *cobra.Command, root *string) {
+	cmd.Flags().StringVar(root, "root", "/", "read the machine in this directory or captured file, and nothing of this one")
+}
+
+func captureMachine(ctx context.Context, s Streams, root, file string) error {
+	var b bytes.Buffer
+	if err := inventory.Capture(ctx, inventory.Options{Root: root}, &b); err != nil {
+		return err
+	}
+	if file == "-" {
+		_, err := s.Out.Write(b.Bytes())
+		return err
+	}
+	if err := renameio.WriteFile(file, b.Bytes(), os.FileMode(0o644)); err != nil {
+		return fmt.Errorf("write capture: %w", err)
+	}
+	fmt.Fprintf(s.Err, "wrote %s (%s); it holds no host name and no serial number, GPU UUIDs stand in it\n", file, bytesText(int64(b.Len())))
+	return nil
+}
+
+func printInventory(s Streams, inv *inventory.Inventory) error {
+	w := s.Out
+	fmt.Fprintf(w, "%s  %s  kernel %s  %s\n", cmp.Or(inv.Hostname, "(no host name)"), cmp.Or(inv.OS.PrettyName, inv.OS.ID, "unknown system"), cmp.Or(inv.Kernel, "unknown"), inv.Arch)
+	cores := map[int]bool{}
+	packages := map[int]bool{}
+	for _, c := range inv.CPU.List {
+		cores[c.Core], packages[c.Package] = true, true
+	}
+	fmt.Fprintf(w, "CPU     %s: %d packages, %d cores, %d threads online (%s)", cmp.Or(inv.CPU.Model, "unknown model"), len(packages), len(cores), len(inv.CPU.List), inv.CPU.Online)
+	if inv.CPU.Allowed != inv.CPU.Online {
+		fmt.Fprintf(w, ", allowed %s", inv.CPU.Allowed)
+	}
+	fmt.Fprintf(w, "\nMemory  %s\n", bytesText(inv.Memory.TotalBytes))
+	for _, n := range inv.Memory.Nodes {
+		fmt.Fprintf(w, "  NUMA node %d: %s, CPUs %s%s\n", n.ID, bytesText(n.MemoryBytes), cmp.Or(n.CPUs, "none"), suffix(", memory of GPU ", n.GPU))
+	}
+	if n := inv.NVIDIA; n != nil {
+		fmt.Fprintf(w, "NVIDIA  driver %s, CUDA %s, read from %s\n", cmp.Or(n.DriverVersion, "not loaded"), cmp.Or(n.CUDAVersion, "unknown"), n.Source)
+	}
+	if a := inv.AMD; a != nil {
+		fmt.Fprintf(w, "AMD     driver %s, KFD %s\n", cmp.Or(a.DriverVersion, "of the kernel"), map[bool]string{true: "present", false: "absent"}[a.KFD])
+	}
+	sw := inv.Software
+	fmt.Fprintf(w, "systemd %s, cgroup %s, Docker %s%s, buildkite-agent %s, git %s\n",
+		cmp.Or(sw.Systemd, "none"), map[bool]string{true: "v2", false: "v1 or none"}[sw.CgroupV2],
+		cmp.Or(sw.Docker.Version, "none"), dockerDetail(sw.Docker), cmp.Or(sw.Agent.Version, "none"), cmp.Or(sw.Git, "none"))
+	fmt.Fprintln(w)
+	if len(inv.GPUs) == 0 {
+		fmt.Fprintln(w, "no GPU")
+	} else {
+		t := newTable(w, "GPU", "Model", "PCI", "UUID", "Memory", "NUMA", "State")
+		for i, g := range inv.GPUs {
+			t.AppendRow([]any{i, g.Model, g.PCI, cmp.Or(g.UUID, "-"), bytesText(g.MemoryBytes), nodeText(g.NUMANode), gpuState(g)})
+		}
+		t.Render()
+	}
+	for _, p := range inv.Problems {
+		fmt.Fprintf(s.Err, "kbnode: %s: %s\n", p.Subject, p.Detail)
+	}
+	return nil
+}
+
+func suffix(before, s string) string {
+	if s == "" {
+		return ""
+	}
+	return before + s
+}
+
+func nodeText(n int) string {
+	if n < 0 {
+		return "-"
+	}
+	return fmt.Sprint(n)
+}
+
+func dockerDetail(d inventory.Docker) string {
+	if d.Version == "" {
+		return ""
+	}
+	detail := []string{"cgroup driver " + d.CgroupDriver}
+	if d.CDI {
+		detail = append(detail, "CDI")
+	}
+	return " (" + strings.Join(detail, ", ") + ")"
+}
+
+func gpuState(g inventory.GPU) string {
+	if !g.Healthy {
+		return "dead: " + g.Error
+	}
+	state := []string{"ok"}
+	if g.MIGMode == "on" {
+		state = append(state, fmt.Sprintf("MIG, %d instances", len(g.MIG)))
+	}
+	if g.ComputePartition != "" {
+		state = append(state, g.ComputePartition)
+	}
+	return strings.Join(state, ", ")
+}

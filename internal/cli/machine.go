@@ -1,0 +1,171 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/installer"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// unitBinary is kbnode's path in the units of a tree that is not this machine.
+const unitBinary = "/usr/local/bin/kbnode"
+
+// wishes are the flags that say the same as the configuration file.
+type wishes struct {
+	cfg           config.Config
+	gpus          string
+	memory        string
+	reserveMemory string
+}
+
+func (w *wishes) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&w.cfg.Queue, "queue", "", "Buildkite queue, or a template with {vendor}, {gpu}, {index}, {node}")
+	f.StringVar(&w.cfg.Node, "node", "", "name of this node (default: the host name)")
+	f.StringVar(&w.gpus, "gpus", "", "GPUs to use: all, or indices, UUIDs or PCI addresses such as 0,2,5")
+	f.IntVar(&w.cfg.CPUsPerSlot, "cpus-per-slot", 0, "hardware threads of each slot (default: an even share)")
+	f.StringVar(&w.memory, "memory-per-slot", "", "memory of each slot, such as 32GiB (default: an even share)")
+	f.IntVar(&w.cfg.Reserve.CPUs, "reserve-cpus", 0, "hardware threads that stay with the system, at least")
+	f.StringVar(&w.reserveMemory, "reserve-memory", "", "memory that stays with the system, at least")
+	f.StringVar(&w.cfg.Agent.Endpoint, "endpoint", "", "Buildkite's agent API (default: "+config.DefaultEndpoint+")")
+}
+
+// config is what the flags set.
+func (w *wishes) config() (config.Config, error) {
+	c := w.cfg
+	var errs []error
+	size := func(flag, text string, to *config.Size) {
+		if text == "" {
+			return
+		}
+		v, err := config.ParseSize(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", flag, err))
+		}
+		*to = v
+	}
+	size("--memory-per-slot", w.memory, &c.MemoryPerSlot)
+	size("--reserve-memory", w.reserveMemory, &c.Reserve.Memory)
+	if w.gpus != "" {
+		g, err := config.ParseGPUs(w.gpus)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--gpus: %w", err))
+		}
+		c.GPUs = g
+	}
+	for _, p := range config.Validate(c) {
+		flag := strings.NewReplacer("reserve.", "reserve-", "agent.", "", "_", "-").Replace(p.Key)
+		errs = append(errs, fmt.Errorf("--%s: %s", flag, p.Text))
+	}
+	return c, usage(errors.Join(errs...))
+}
+
+// machine is how far a command has come down the pipe: read, then thought.
+type machine struct {
+	root    string
+	inv     *inventory.Inventory
+	cfg     config.Config
+	plan    *plan.Plan
+	managed bool // the configuration file is kbnode's own, or there is none
+}
+
+func (m *machine) live() bool { return m.root == "/" }
+
+// path is a path of the machine as this process sees it.
+func (m *machine) path(p string) string { return filepath.Join(m.root, p) }
+
+// loadConfig reads the configuration file and puts over it, in this order, the
+// environment's variables (of this machine only) and the flags.
+func (m *machine) loadConfig(w *wishes, env func(string) string) error {
+	file := m.path(plan.ConfigPath)
+	text, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read configuration: %w", err)
+	}
+	m.managed = err != nil || strings.Contains(firstLines(string(text), 3), plan.Marker)
+	base, err := config.Parse(file, text)
+	if err != nil {
+		return usage(err)
+	}
+	over, err := config.FromEnv(env)
+	if err != nil {
+		return usage(err)
+	}
+	flags, err := w.config()
+	if err != nil {
+		return err
+	}
+	m.cfg = config.Merge(config.Merge(base, over), flags)
+	if !m.managed && !reflect.DeepEqual(m.cfg, base) {
+		return usagef("%s was written by hand and says otherwise than the flags or variables given; change the file, or leave them out", plan.ConfigPath)
+	}
+	return nil
+}
+
+func firstLines(text string, n int) string {
+	lines := strings.SplitAfterN(text, "\n", n+1)
+	return strings.Join(lines[:min(n, len(lines))], "")
+}
+
+// read reads the machine below root.
+func (m *machine) read(ctx context.Context, log *slog.Logger) error {
+	agentPath := m.cfg.Agent.Binary
+	if agentPath == "" {
+		if _, err := os.Stat(m.path(installer.AgentPath)); err == nil {
+			agentPath = installer.AgentPath
+		}
+	}
+	inv, err := inventory.Read(ctx, inventory.Options{
+		Root: m.root, AgentPath: agentPath, DockerSocket: m.cfg.Docker.Socket, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	m.inv = inv
+	return nil
+}
+
+// think builds the plan.
+func (m *machine) think() error {
+	var bindings []plan.Binding
+	switch text, err := os.ReadFile(m.path(plan.BindingsPath)); {
+	case err == nil:
+		if bindings, err = plan.ParseBindings(text); err != nil {
+			return err
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("read slot bindings: %w", err)
+	}
+	in := plan.Input{Inventory: m.inv, Config: &m.cfg, Bindings: bindings, Binary: unitBinary, Version: Version()}
+	if m.live() {
+		exe, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("find kbnode's own path: %w", err)
+		}
+		in.Binary = exe
+	}
+	if m.managed {
+		var err error
+		if in.ConfigText, err = config.Render(m.cfg, plan.Marker+". Flags of kbnode install end up here; to own the file, edit it and delete this line."); err != nil {
+			return err
+		}
+	}
+	p, err := plan.Build(in)
+	if err != nil {
+		return err
+	}
+	m.plan = p
+	return nil
+}

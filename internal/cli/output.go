@@ -1,0 +1,59 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+)
+
+func printJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
+		return fmt.Errorf("write JSON: %w", err)
+	}
+	return nil
+}
+
+// newTable is a plain table without lines: it is read, and cut with awk.
+func newTable(w io.Writer, header ...any) table.Writer {
+	t := table.NewWriter()
+	t.SetOutputMirror(w)
+	style := table.StyleDefault
+	style.Options = table.OptionsNoBordersAndSeparators
+	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
+	style.Format.Header = text.FormatUpper
+	t.SetStyle(style)
+	t.AppendHeader(header)
+	t.SuppressTrailingSpaces()
+	return t
+}
+
+// paint colours a word on a terminal.
+func paint(w io.Writer, c text.Color, word string) string {
+	if !colour(w) {
+		return word
+	}
+	return c.Sprint(word)
+}
+
+// bytesText writes a size as people compare them: "180 GiB", "512 MiB".
+func bytesText(n int64) string {
+	const unit = 1024
+	switch {
+	case n <= 0:
+		return "-"
+	case n < unit*unit:
+		return fmt.Sprintf("%d KiB", n/unit)
+	case n < unit*unit*unit:
+		return fmt.Sprintf("%d MiB", n/(unit*unit))
+	case n < 10*unit*unit*unit:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(unit*unit*unit))
+	default:
+		return fmt.Sprintf("%d GiB", n/(unit*unit*unit))
+	}
+}

@@ -1,0 +1,100 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// The commands of this file are started by units and hooks, not by people.
+
+func slotFlag(cmd *cobra.Command, k *int) {
+	cmd.Flags().IntVar(k, "slot", -1, "number of the slot")
+	_ = cmd.MarkFlagRequired("slot")
+}
+
+func newAgentExec(s Streams) *cobra.Command {
+	var k int
+	var binary string
+	cmd := &cobra.Command{
+		Use:    "agent-exec",
+		Short:  "Become the agent of a slot (started by its unit)",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			pol, err := readPolicy(k)
+			if err != nil {
+				return err
+			}
+			// A slice without its unit limits nothing, so an agent that came up
+			// outside of its plan must not take a job.
+			if err := guard.CheckSlice("/sys/fs/cgroup", pol); err != nil {
+				return err
+			}
+			if err := agent.RemoveContainers(cmd.Context(), pol.DockerSocket, k, s.logger()); err != nil {
+				return err
+			}
+			return agent.Exec(k, binary)
+		},
+	}
+	slotFlag(cmd, &k)
+	cmd.Flags().StringVar(&binary, "agent", plan.AgentCopy, "the buildkite-agent to run")
+	return cmd
+}
+
+func newGuard(s Streams) *cobra.Command {
+	var k int
+	cmd := &cobra.Command{
+		Use:    "guard",
+		Short:  "Serve the Docker socket of a slot (started by its unit)",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			pol, err := readPolicy(k)
+			if err != nil {
+				return err
+			}
+			return guard.Serve(cmd.Context(), guard.Config{Policy: pol, Log: s.logger()})
+		},
+	}
+	slotFlag(cmd, &k)
+	return cmd
+}
+
+func readPolicy(k int) (plan.JobPolicy, error) {
+	var pol plan.JobPolicy
+	text, err := os.ReadFile(plan.SlotPolicyPath(k))
+	if err != nil {
+		return pol, fmt.Errorf("read policy of slot %s: %w", plan.SlotName(k), err)
+	}
+	if err := json.Unmarshal(text, &pol); err != nil {
+		return pol, fmt.Errorf("read policy %s: %w", plan.SlotPolicyPath(k), err)
+	}
+	if pol.Slot != k {
+		return pol, fmt.Errorf("policy %s is of slot %d; run kbnode reconcile", plan.SlotPolicyPath(k), pol.Slot)
+	}
+	return pol, nil
+}
+
+func newHook(s Streams) *cobra.Command {
+	return &cobra.Command{
+		Use:    "hook NAME",
+		Short:  "Run a Buildkite hook of a slot (started by the hook's script)",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			k, err := strconv.Atoi(os.Getenv("KBNODE_SLOT"))
+			if err != nil || k < 0 {
+				return usagef("KBNODE_SLOT is not set; this runs in a hook of an agent that kbnode started")
+			}
+			return agent.Hook(cmd.Context(), args[0], k, s.logger())
+		},
+	}
+}

@@ -1,0 +1,55 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+// version, commit and date are set by the linker (Makefile).
+var version, commit, date string
+
+type versionInfo struct {
+	Version string `json:"version"`
+	Commit  string `json:"commit"`
+	Date    string `json:"date"`
+	Go      string `json:"go"`
+	Arch    string `json:"arch"`
+}
+
+// Version is kbnode's own: "1.2.3", or "0.0.0-dev" for a build without one.
+func Version() string { return cmp.Or(version, "0.0.0-dev") }
+
+func readVersion() versionInfo {
+	v := versionInfo{Version: Version(), Commit: commit, Date: date, Go: runtime.Version(), Arch: runtime.GOARCH}
+	if info, ok := debug.ReadBuildInfo(); ok && v.Commit == "" {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				v.Commit = s.Value
+			}
+		}
+	}
+	return v
+}
+
+func newVersion(s Streams) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of kbnode",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			v := readVersion()
+			if asJSON {
+				return printJSON(s.Out, v)
+			}
+			_, err := fmt.Fprintf(s.Out, "kbnode %s (%s, %s)\n", v.Version, cmp.Or(v.Commit, "unknown commit"), v.Arch)
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}

@@ -1,0 +1,197 @@
+package config
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParse(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, text string
+		want       Config
+		err        string
+	}{
+		{name: "empty file", text: "", want: Config{}},
+		{name: "comments only", text: "# nothing\n", want: Config{}},
+		{
+			name: "everything people write",
+			text: "queue: nvidia-h100-{index}\nnode: box1\ngpus: [0, 2, 5]\ncpus_per_slot: 16\nmemory_per_slot: 32GiB\nreserve:\n  cpus: 4\n  memory: 16G\n",
+			want: Config{Queue: "nvidia-h100-{index}", Node: "box1", GPUs: GPUs{List: []string{"0", "2", "5"}}, CPUsPerSlot: 16, MemoryPerSlot: 32 << 30, Reserve: Reserve{CPUs: 4, Memory: 16 << 30}},
+		},
+		{name: "all GPUs", text: "gpus: all\n", want: Config{GPUs: GPUs{All: true}}},
+		{name: "a number of GPUs", text: "gpus: 4\n", want: Config{GPUs: GPUs{Count: 4}}},
+		{name: "one GPU in a list", text: "gpus: [4]\n", want: Config{GPUs: GPUs{List: []string{"4"}}}},
+		{name: "unknown key", text: "queue: a\nqueues: b\n", err: `f.yaml:2: unknown key "queues"; write "queue"`},
+		{name: "unknown nested key", text: "reserve:\n  mem: 1G\n", err: `f.yaml:2: unknown key "mem"; known here: cpus, memory`},
+		{name: "hyphens for underscores", text: "cpus-per-slot: 4\n", err: `f.yaml:1: unknown key "cpus-per-slot"; write "cpus_per_slot"`},
+		{name: "ambiguous unit", text: "\nreserve:\n  memory: 8GB\n", err: `f.yaml:3: "8GB" is not a size; write "8GiB"`},
+		{name: "not a number", text: "cpus_per_slot: many\n", err: `f.yaml:1: "many" is not a whole number`},
+		{name: "group for a text", text: "queue: [a]\n", err: "f.yaml:1: this is not a text"},
+		{name: "queue with a comma", text: "node: a\nqueue: b200,h100\n", err: `f.yaml:2: queue: "b200,h100" is not a queue name; use letters`},
+		{name: "queue with a blank", text: "queue: b 200\n", err: `f.yaml:1: queue: "b 200" is not a queue name`},
+		{name: "unknown field in a template", text: "queue: x-{gpus}\n", err: "queue: {gpus} is no field; write {vendor}, {gpu}, {index}, {node}"},
+		{name: "key twice", text: "queue: a\nqueue: b\n", err: `f.yaml:2: key "queue" stands here a second time, first in line 1`},
+		{name: "two documents", text: "queue: a\n---\nqueue: b\n", err: "more than one YAML document"},
+		{name: "not YAML", text: "queue: [\n", err: "f.yaml:"},
+		{name: "GPU twice", text: "gpus: [1, 1]\n", err: "f.yaml:1: gpus: GPU 1 is named twice"},
+		{name: "no GPU", text: "gpus: [x]\n", err: `f.yaml:1: gpus: "x" names no GPU`},
+		{name: "zero GPUs", text: "gpus: 0\n", err: "f.yaml:1: gpus: 0 is not a number of GPUs"},
+		{name: "negative", text: "cpus_per_slot: -1\n", err: "f.yaml:1: cpus_per_slot: -1 is negative"},
+		{name: "unanchored pattern", text: "agent:\n  allowed_repositories: ['github.com/x']\n", err: `f.yaml:2: agent.allowed_repositories: "github.com/x" matches anywhere in a name; write "^github.com/x$"`},
+		{name: "pattern with a comma", text: "agent:\n  allowed_plugins: ['^a{1,2}$']\n", err: "has a comma"},
+		{name: "own tag", text: "agent:\n  tags: [queue=x]\n", err: `the tag "queue" is set by kbnode`},
+		{name: "download without checksum", text: "agent:\n  download_url: https://mirror.example/a.tgz\n", err: "has no agent.download_sha256"},
+		{name: "all errors at once", text: "queue: a b\ncpus_per_slot: -1\n", err: "f.yaml:1: queue: \"a b\" is not a queue name; use letters, digits, '-', '_' and '.', such as b200 or nvidia-h100-{index}"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			got, err := Parse("f.yaml", []byte(tt.text))
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Fatalf("error is %v, want %q in it", err, tt.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestSizes(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]Size{
+		"32GiB": 32 << 30, "32G": 32 << 30, "32g": 32 << 30, "512MiB": 512 << 20, "1T": 1 << 40,
+		"34359738368": 32 << 30, "1.5GiB": 3 << 29, "64 GiB": 64 << 30, "100B": 100,
+	} {
+		got, err := ParseSize(in)
+		if err != nil || got != want {
+			t.Errorf("ParseSize(%q) = %d, %v; want %d", in, got, err, want)
+		}
+		again, err := ParseSize(got.String())
+		if err != nil || again != got {
+			t.Errorf("%d is written as %q, which reads as %d, %v", got, got, again, err)
+		}
+	}
+	for _, in := range []string{"", "GiB", "-1G", "8GB", "0", "1e9", "99999999999999999999", "9999999999T", "1 G iB"} {
+		if got, err := ParseSize(in); err == nil {
+			t.Errorf("ParseSize(%q) = %d; want a refusal", in, got)
+		}
+	}
+}
+
+func TestFromEnv(t *testing.T) {
+	t.Parallel()
+	env := map[string]string{"GPU_TYPE": "b200", "NODE_NAME": "box", "GPU_COUNT": "4", "CPUS_PER_GPU": "16", "RAM_PER_GPU": "144"}
+	got, err := FromEnv(func(k string) string { return env[k] })
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Config{Queue: "b200", Node: "box", GPUs: GPUs{Count: 4}, CPUsPerSlot: 16, MemoryPerSlot: 144 << 30}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	for name, value := range map[string]string{"GPU_COUNT": "x", "CPUS_PER_GPU": "0", "RAM_PER_GPU": "lots", "GPU_TYPE": "a,b"} {
+		_, err := FromEnv(func(k string) string {
+			if k == name {
+				return value
+			}
+			return ""
+		})
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s=%s: error is %v; want one that names the variable", name, value, err)
+		}
+	}
+}
+
+// fill sets every field below v to something that is not its zero value.
+func fill(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			fill(v.Field(i))
+		}
+	case reflect.String:
+		v.SetString("x")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int64:
+		v.SetInt(7 << 20)
+	case reflect.Slice:
+		v.Set(reflect.Append(v, reflect.ValueOf("x")))
+	}
+}
+
+func TestMergeTakesEveryField(t *testing.T) {
+	t.Parallel()
+	var full Config
+	fill(reflect.ValueOf(&full).Elem())
+	if diff := cmp.Diff(full, Merge(Config{}, full)); diff != "" {
+		t.Errorf("set over unset: %s", diff)
+	}
+	if diff := cmp.Diff(full, Merge(full, Config{})); diff != "" {
+		t.Errorf("unset over set: %s", diff)
+	}
+}
+
+func TestRenderIsReadBack(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]Config{
+		"empty": {},
+		"list":  {Queue: "b200", GPUs: GPUs{List: []string{"0", "GPU-1f", "0000:1a:00.0"}}, MemoryPerSlot: 32 << 30},
+		"count": {GPUs: GPUs{Count: 3}, Agent: Agent{Tags: []string{"a=b"}}},
+		"all":   {GPUs: GPUs{All: true}, Job: Job{ShmSize: 1 << 30, CPUQuota: true}},
+	} {
+		text, err := Render(c, "Written by a test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(text, "# Written by a test\n") {
+			t.Errorf("%s: %q does not open with the marker", name, text)
+		}
+		got, err := Parse("x", []byte(text))
+		if err != nil {
+			t.Errorf("%s: %v in\n%s", name, err, text)
+		}
+		if diff := cmp.Diff(c, got); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+func TestDefaultsAreValid(t *testing.T) {
+	t.Parallel()
+	if ps := Validate(Config{}.WithDefaults()); len(ps) > 0 {
+		t.Errorf("defaults are refused: %v", ps)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("queue: a\ngpus: [0, 1]\nreserve: {memory: 8GiB}\n")
+	f.Add("a: &a [*a]\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		c, err := Parse("f", []byte(text))
+		if err != nil {
+			return
+		}
+		out, err := Render(c, "m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := Parse("f", []byte(out))
+		if err != nil {
+			t.Fatalf("%v in %q from %q", err, out, text)
+		}
+		if diff := cmp.Diff(c, again); diff != "" {
+			t.Errorf("%q: %s", text, diff)
+		}
+	})
+}

@@ -1,0 +1,403 @@
+package plan
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/coreos/go-systemd/v22/unit"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func readMachine(t testing.TB, m machinetest.Machine) *inventory.Inventory {
+	t.Helper()
+	dir := t.TempDir()
+	m.Write(t, dir)
+	inv, err := inventory.Read(t.Context(), inventory.Options{Root: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inv
+}
+
+func input(inv *inventory.Inventory, cfg config.Config) Input {
+	return Input{Inventory: inv, Config: &cfg, Binary: "/usr/local/bin/kbnode", Version: "1.2.3", ConfigText: "# " + Marker + "\nqueue: x\n"}
+}
+
+// TestGoldenMachines holds the plan of each published machine: the split in
+// full, the node's files and those of the first slot.
+func TestGoldenMachines(t *testing.T) {
+	t.Parallel()
+	for _, m := range machinetest.Published() {
+		t.Run(m.Name, func(t *testing.T) {
+			t.Parallel()
+			p, err := Build(input(readMachine(t, m), config.Config{Node: "node1"}))
+			got := []byte{}
+			if err != nil {
+				got = fmt.Appendf(nil, "refused: %v\n", err)
+			} else {
+				got = txtar.Format(goldenText(p))
+			}
+			file := filepath.Join("testdata", m.Name+".plan.txtar")
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Errorf("plan differs from %s (-want +got); run make golden and review:\n%s", file, diff)
+			}
+		})
+	}
+}
+
+func goldenText(p *Plan) *txtar.Archive {
+	var b strings.Builder
+	for _, s := range p.Slots {
+		fmt.Fprintf(&b, "%s queue=%s gpu=%s node=%d cpus=%s mems=%s memory=%s %s\n", s.Name, s.Queue, s.GPUs[0].PCI, s.GPUs[0].NUMANode, s.CPUs, s.MemoryNodes, config.Size(s.MemoryBytes), s.Parked)
+	}
+	fmt.Fprintf(&b, "reserved cpus=%s memory=%s\n", p.Reserved.CPUs, config.Size(p.Reserved.MemoryBytes))
+	for _, w := range p.Warnings {
+		fmt.Fprintf(&b, "warning: %s\n", w)
+	}
+	for _, u := range p.Units {
+		if u.Slot < 1 {
+			fmt.Fprintf(&b, "unit %s enabled=%t active=%t\n", u.Name, u.Enabled, u.Active)
+		}
+	}
+	a := &txtar.Archive{Comment: []byte(b.String())}
+	for _, f := range p.Files {
+		if f.Slot <= p.Slots[0].Index {
+			a.Files = append(a.Files, txtar.File{Name: fmt.Sprintf("%s %04o %s", f.Path, f.Mode, f.Source), Data: []byte(f.Content)})
+		}
+	}
+	return a
+}
+
+// TestPlanHolds checks on every published machine what must be true of any
+// plan.
+func TestPlanHolds(t *testing.T) {
+	t.Parallel()
+	for _, m := range machinetest.Published() {
+		t.Run(m.Name, func(t *testing.T) {
+			t.Parallel()
+			inv := readMachine(t, m)
+			p, err := Build(input(inv, config.Config{}))
+			if err != nil {
+				return // the golden file holds the refusal
+			}
+			var all cpuset.Set
+			for _, s := range p.Slots {
+				set, err := cpuset.Parse(s.CPUs)
+				if err != nil || set.Len() == 0 {
+					t.Errorf("slot %s has CPUs %q: %v", s.Name, s.CPUs, err)
+				}
+				if !all.Disjoint(set) {
+					t.Errorf("slot %s shares CPUs", s.Name)
+				}
+				all = all.Union(set)
+			}
+			reserved, err := cpuset.Parse(p.Reserved.CPUs)
+			if err != nil || !reserved.Disjoint(all) || reserved.Len() == 0 {
+				t.Errorf("reserved %q (%v) is empty or shared", p.Reserved.CPUs, err)
+			}
+			seen := map[string]bool{}
+			for _, f := range p.Files {
+				if _, ok := Owns(f.Path); !ok && f.Path != AgentCopy {
+					t.Errorf("%s is written and not owned: it would never be removed", f.Path)
+				}
+				if seen[f.Path] {
+					t.Errorf("%s is planned twice", f.Path)
+				}
+				seen[f.Path] = true
+				marked := strings.Contains(f.Content, Marker) || strings.Contains(f.Content, `"written_by": "kbnode"`)
+				if f.Source == "" && !marked {
+					t.Errorf("%s does not say that kbnode wrote it", f.Path)
+				}
+				if path.Dir(f.Path) == UnitDir {
+					if _, err := unit.DeserializeSections(strings.NewReader(f.Content)); err != nil {
+						t.Errorf("unit %s: %v", f.Path, err)
+					}
+				}
+				if f.Mode&0o022 != 0 || f.Owner != "root" {
+					t.Errorf("%s has mode %o and owner %s: a job could change it", f.Path, f.Mode, f.Owner)
+				}
+			}
+			again, err := Build(input(inv, config.Config{}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(p, again); diff != "" {
+				t.Errorf("the second plan differs: %s", diff)
+			}
+		})
+	}
+}
+
+func bindingsOf(t *testing.T, p *Plan) []Binding {
+	t.Helper()
+	i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == BindingsPath })
+	kept, err := ParseBindings([]byte(p.Files[i].Content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kept
+}
+
+func TestLostGPUParksItsSlotAndNoOther(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	before, err := Build(input(inv, config.Config{Queue: "b200"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, lost := range []int{0, 3, 7} {
+		gone := *inv
+		gone.GPUs = slices.Delete(slices.Clone(inv.GPUs), lost, lost+1)
+		in := input(&gone, config.Config{Queue: "b200"})
+		in.Bindings = bindingsOf(t, before)
+		after, err := Build(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(after.Slots) != 8 {
+			t.Fatalf("%d slots, want 8", len(after.Slots))
+		}
+		for i, s := range after.Slots {
+			if i == lost {
+				if !strings.Contains(s.Parked, "is missing") {
+					t.Errorf("slot %s is not parked: %q", s.Name, s.Parked)
+				}
+				continue
+			}
+			if diff := cmp.Diff(before.Slots[i], s); diff != "" {
+				t.Errorf("slot %s changed: %s", s.Name, diff)
+			}
+		}
+		for _, u := range after.Units {
+			if u.Slot >= 0 && u.Active == (u.Slot == lost) {
+				t.Errorf("unit %s of slot %d is wanted active=%t with GPU %d gone", u.Name, u.Slot, u.Active, lost)
+			}
+		}
+		// It comes back to its own slot, and so does the whole plan.
+		in.Inventory, in.Bindings = inv, bindingsOf(t, after)
+		back, err := Build(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before, back); diff != "" {
+			t.Errorf("the plan with GPU %d back differs: %s", lost, diff)
+		}
+	}
+}
+
+func TestBindings(t *testing.T) {
+	t.Parallel()
+	gpu := func(uuid, pci string) inventory.GPU {
+		return inventory.GPU{Vendor: "nvidia", UUID: uuid, PCI: pci, Healthy: true, NUMANode: 0, MemoryNode: -1}
+	}
+	kept := func(slot int, uuid, pci string) Binding {
+		return Binding{Slot: slot, UUID: uuid, PCI: pci, Vendor: "nvidia", MemoryNode: -1}
+	}
+	for _, tt := range []struct {
+		name string
+		gpus []inventory.GPU
+		kept []Binding
+		want config.GPUs
+		is   string // slot=uuid, parked slots in brackets
+		err  string
+	}{
+		{name: "new machine", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, is: "0=A 1=B"},
+		{name: "moved to another address", gpus: []inventory.GPU{gpu("B", "0"), gpu("A", "1")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, is: "0=A 1=B"},
+		{name: "new GPU takes the next free slot", gpus: []inventory.GPU{gpu("N", "0"), gpu("A", "1")}, kept: []Binding{kept(0, "A", "1")}, is: "0=A 1=N"},
+		{name: "missing GPU keeps its slot", gpus: []inventory.GPU{gpu("B", "1")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, is: "[0=A] 1=B"},
+		{name: "all GPUs missing", kept: []Binding{kept(0, "A", "0")}, is: "[0=A]"},
+		{name: "replaced card keeps the slot", gpus: []inventory.GPU{gpu("C", "0"), gpu("B", "1")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, is: "0=C 1=B"},
+		{name: "UUID unreadable now", gpus: []inventory.GPU{{Vendor: "nvidia", PCI: "0", Error: "lost"}, gpu("B", "1")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, is: "[0=A] 1=B"},
+		{name: "dead from the start", gpus: []inventory.GPU{{Vendor: "nvidia", PCI: "0", Error: "lost"}, gpu("B", "1")}, is: "[0=] 1=B"},
+		{name: "chosen by index", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1"), gpu("C", "2")}, want: config.GPUs{List: []string{"2", "0"}}, is: "0=A 2=C"},
+		{name: "an index does not shift", gpus: []inventory.GPU{gpu("A", "0"), gpu("C", "2")}, kept: []Binding{kept(0, "A", "0"), kept(2, "C", "2")}, want: config.GPUs{List: []string{"0", "2"}}, is: "0=A 2=C"},
+		{name: "chosen by UUID and address", gpus: []inventory.GPU{gpu("A", "0000:01:00.0"), gpu("B", "0000:02:00.0"), gpu("C", "0000:03:00.0")}, want: config.GPUs{List: []string{"b", "03:00.0"}}, is: "1=B 2=C"},
+		{name: "the first two", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1"), gpu("C", "2")}, want: config.GPUs{Count: 2}, is: "0=A 1=B"},
+		{name: "no such index", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, want: config.GPUs{List: []string{"9"}}, err: "GPU 9 does not exist: this machine has GPUs 0 to 1"},
+		{name: "too many", gpus: []inventory.GPU{gpu("A", "0")}, want: config.GPUs{Count: 2}, err: "2 GPUs are asked for and this machine has 1"},
+		{name: "one GPU named twice", gpus: []inventory.GPU{gpu("A", "0")}, want: config.GPUs{List: []string{"0", "A"}}, err: "GPU A is chosen twice"},
+		{name: "no GPU", err: "no GPU that kbnode can see"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			slots, _, err := bind(tt.gpus, tt.want, tt.kept)
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Fatalf("error is %v, want %q in it", err, tt.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var is []string
+			for _, s := range slots {
+				text := fmt.Sprintf("%d=%s", s.Slot, s.UUID)
+				if s.parked != "" {
+					text = "[" + text + "]"
+				}
+				is = append(is, text)
+			}
+			if got := strings.Join(is, " "); got != tt.is {
+				t.Errorf("slots are %s, want %s", got, tt.is)
+			}
+		})
+	}
+}
+
+func TestGPUKey(t *testing.T) {
+	t.Parallel()
+	for model, want := range map[string]string{
+		"NVIDIA B200": "b200", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA L40S": "l40s", "Tesla V100-SXM2-16GB": "v100",
+		"NVIDIA A100-SXM4-80GB": "a100", "NVIDIA GH200 480GB": "gh200", "NVIDIA GB200": "gb200", "AMD Instinct MI300X": "mi300",
+		"AMD Instinct MI355X": "mi355", "AMD Instinct MI210": "mi210", "NVIDIA GeForce RTX 4090": "rtx-4090", "Tesla T4": "t4",
+		"NVIDIA device 10de:ffff": "device-10de-ffff", "": "unknown",
+	} {
+		if got := gpuKey(model); got != want {
+			t.Errorf("gpuKey(%q) = %q, want %q", model, got, want)
+		}
+	}
+}
+
+func TestQueueTemplate(t *testing.T) {
+	t.Parallel()
+	p, err := Build(input(readMachine(t, machinetest.HGXH100()), config.Config{Queue: "{vendor}-{gpu}-{index}", Node: "box"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := p.Slots[3].Queue; got != "nvidia-h100-3" {
+		t.Errorf("queue of slot 3 is %q", got)
+	}
+	if got := p.Slots[3].Tags; !slices.Contains(got, "queue=nvidia-h100-3") || !slices.Contains(got, "gpu-index=3") || !slices.Contains(got, "node=box") {
+		t.Errorf("tags are %v", got)
+	}
+}
+
+// TestAgentConfigKnowsTheAgent holds the configuration to what each major
+// version of the agent understands: it ignores every other key silently.
+func TestAgentConfigKnowsTheAgent(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.VM())
+	render := func(a inventory.Agent) (string, error) {
+		keys, err := agentKeysFor(a)
+		if err != nil {
+			return "", err
+		}
+		p, err := Build(input(inv, config.Config{Queue: "test"}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return renderAgentConfig(keys, config.Config{}.WithDefaults(), p.Slots[0]), nil
+	}
+	v3 := inventory.Agent{Version: "3.76.2", Keys: machinetest.AgentKeys()}
+	text, err := render(v3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(text) {
+		if key, _, ok := strings.Cut(line, "="); ok && !strings.HasPrefix(line, "#") && !slices.Contains(v3.Keys, key) {
+			t.Errorf("key %s is not known to the agent", key)
+		}
+	}
+	v4 := inventory.Agent{Version: "4.0.0", Keys: append(slices.DeleteFunc(machinetest.AgentKeys(), func(k string) bool {
+		return k == "cancel-grace-period" || k == "signal-grace-period-seconds"
+	}), "cancel-signal-timeout", "cancel-cleanup-timeout")}
+	text, err = render(v4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(text, `cancel-signal-timeout="25s"`) || strings.Contains(text, "cancel-grace-period") {
+		t.Errorf("configuration for version 4 is\n%s", text)
+	}
+	old := inventory.Agent{Path: "/usr/bin/buildkite-agent", Version: "3.20.0", Keys: []string{"name", "tags", "build-path"}}
+	if _, err = render(old); err == nil || !strings.Contains(err.Error(), "does not know") || !strings.Contains(err.Error(), "allowed-repositories") {
+		t.Errorf("an agent without the hardening keys: %v", err)
+	}
+}
+
+func TestJobPolicyChoosesTheGPU(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	uuid := inv.GPUs[0].UUID
+	for _, tt := range []struct {
+		name   string
+		docker inventory.Docker
+		want   func(JobPolicy) bool
+	}{
+		{"CDI names the GPU", inventory.Docker{CDI: true, CDIDevices: []string{"nvidia.com/gpu=" + uuid}, Runtimes: []string{"nvidia"}}, func(p JobPolicy) bool { return p.CDIDevice == "nvidia.com/gpu="+uuid && p.DeviceRequest == "" }},
+		{"CDI is off", inventory.Docker{CDIDevices: []string{"nvidia.com/gpu=" + uuid}, Runtimes: []string{"nvidia"}}, func(p JobPolicy) bool { return p.DeviceRequest == uuid && p.CDIDevice == "" }},
+		{"CDI does not know this GPU", inventory.Docker{CDI: true, CDIDevices: []string{"nvidia.com/gpu=0"}, Runtimes: []string{"nvidia"}}, func(p JobPolicy) bool { return p.DeviceRequest == uuid }},
+		{"neither", inventory.Docker{}, func(p JobPolicy) bool { return slices.Contains(p.DeviceNodes, "/dev/nvidia0") }},
+	} {
+		one := *inv
+		one.Software.Docker = tt.docker
+		p, err := Build(input(&one, config.Config{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == SlotPolicyPath(0) })
+		var pol JobPolicy
+		if err := json.Unmarshal([]byte(p.Files[i].Content), &pol); err != nil {
+			t.Fatal(err)
+		}
+		if !tt.want(pol) {
+			t.Errorf("%s: policy is %+v", tt.name, pol)
+		}
+	}
+}
+
+func TestPreflight(t *testing.T) {
+	t.Parallel()
+	good := func() *inventory.Inventory {
+		inv := readMachine(t, machinetest.B200x8())
+		inv.OS.ID = "debian"
+		inv.Software = inventory.Software{Systemd: "257", CgroupV2: true, Git: "/usr/bin/git", Docker: inventory.Docker{Version: "26.1", CgroupDriver: "systemd", Runtimes: []string{"nvidia"}}}
+		return inv
+	}
+	if m := Preflight(good()); len(m) > 0 {
+		t.Errorf("a good machine lacks %v", m)
+	}
+	for name, tt := range map[string]struct {
+		spoil func(*inventory.Inventory)
+		want  string
+	}{
+		"no systemd":      {func(i *inventory.Inventory) { i.Software.Systemd = "" }, "does not run systemd"},
+		"old systemd":     {func(i *inventory.Inventory) { i.Software.Systemd = "245.4-4ubuntu3" }, "needs 249"},
+		"cgroup v1":       {func(i *inventory.Inventory) { i.Software.CgroupV2 = false }, "systemd.unified_cgroup_hierarchy=1"},
+		"no Docker":       {func(i *inventory.Inventory) { i.Software.Docker = inventory.Docker{} }, "apt-get install -y docker.io"},
+		"no Docker, RHEL": {func(i *inventory.Inventory) { i.Software.Docker = inventory.Docker{}; i.OS.ID = "rhel" }, "dnf install -y docker-ce"},
+		"cgroupfs":        {func(i *inventory.Inventory) { i.Software.Docker.CgroupDriver = "cgroupfs" }, "native.cgroupdriver=systemd"},
+		"no git":          {func(i *inventory.Inventory) { i.Software.Git = "" }, "apt-get install -y git"},
+		"no toolkit":      {func(i *inventory.Inventory) { i.Software.Docker.Runtimes = nil }, "nvidia-container-toolkit"},
+	} {
+		inv := good()
+		tt.spoil(inv)
+		if m := Preflight(inv); len(m) != 1 || !strings.Contains(m[0], tt.want) {
+			t.Errorf("%s: %v, want one sentence with %q", name, m, tt.want)
+		}
+	}
+}

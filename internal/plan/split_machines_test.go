@@ -1,0 +1,323 @@
+package plan
+
+import (
+	"archive/tar"
+	"compress/bzip2"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// randomMachine makes any machine that a server could be, with what breaks on
+// servers: CPUs offline or taken away, GPUs anywhere, memory uneven or missing.
+func randomMachine(r *rand.Rand) splitInput {
+	pick := func(n ...int) int { return n[r.IntN(len(n))] }
+	m := machine{
+		packages: 1 + r.IntN(8), nodesPerPackage: pick(1, 1, 1, 2, 4), coresPerNode: 1 + r.IntN(24),
+		smt: pick(1, 2, 2, 4), coresPerL3: pick(0, 0, 2, 3, 4, 8), numbering: r.IntN(3),
+		virt: r.IntN(4) == 0, nodeGiB: int64(pick(1, 4, 64, 1024)),
+	}
+	nodes := m.packages * m.nodesPerPackage
+	if r.IntN(3) == 0 {
+		for id := r.IntN(3); len(m.nodeIDs) < nodes; id += 1 + r.IntN(9) {
+			m.nodeIDs = append(m.nodeIDs, id)
+		}
+		r.Shuffle(nodes, func(i, j int) { m.nodeIDs[i], m.nodeIDs[j] = m.nodeIDs[j], m.nodeIDs[i] })
+	}
+	for range 1 + r.IntN(pick(1, 8, 8, 16)) {
+		node := r.IntN(nodes + 1)
+		switch {
+		case node == nodes || r.IntN(8) == 0:
+			node = -1
+		case m.nodeIDs != nil:
+			node = m.nodeIDs[node]
+		}
+		m.gpuNodes = append(m.gpuNodes, node)
+	}
+	in := m.input()
+
+	for range pick(0, 0, 1, 1+r.IntN(len(in.CPU.List))) { // CPUs that are not allowed
+		in.CPU.List[r.IntN(len(in.CPU.List))].Allowed = false
+	}
+	for range pick(0, 0, 1, 5) { // CPUs that are offline
+		if len(in.CPU.List) > 1 {
+			takeOffline(&in, in.CPU.List[r.IntN(len(in.CPU.List))].ID)
+		}
+	}
+	for i := range in.Memory.Nodes {
+		n := &in.Memory.Nodes[i]
+		switch r.IntN(12) {
+		case 0:
+			n.MemoryBytes = 0
+		case 1:
+			n.MemoryBytes /= 8
+		case 2:
+			n.HugepagesBytes = n.MemoryBytes / 4
+		}
+	}
+	if r.IntN(4) == 0 { // memory of GPUs and of nobody
+		top := slices.MaxFunc(in.Memory.Nodes, func(a, b inventory.NUMANode) int { return a.ID - b.ID }).ID
+		for i := range in.GPUs {
+			in.GPUs[i].MemoryNode = top + 1 + i
+			in.Memory.Nodes = append(in.Memory.Nodes, inventory.NUMANode{ID: top + 1 + i, MemoryBytes: 96 << 30, GPU: "0000:01:00.0"})
+		}
+		in.Memory.Nodes = append(in.Memory.Nodes, inventory.NUMANode{ID: top + 99, MemoryBytes: 512 << 30})
+	}
+	if r.IntN(4) == 0 {
+		in.CPUsPerSlot = 1 + r.IntN(12)
+	}
+	if r.IntN(4) == 0 {
+		in.ReserveCPUs = 1 + r.IntN(12)
+	}
+	if r.IntN(6) == 0 {
+		in.ReserveMemory = 1 + r.Int64N(in.Memory.TotalBytes)
+	}
+	if r.IntN(6) == 0 {
+		in.MemoryPerSlot = 1 + r.Int64N(in.Memory.TotalBytes/int64(len(in.GPUs)))
+	}
+	return in
+}
+
+// takeOffline removes a CPU the way the kernel does: its siblings forget it.
+func takeOffline(in *splitInput, id int) {
+	in.CPU.List = slices.DeleteFunc(in.CPU.List, func(c inventory.LogicalCPU) bool { return c.ID == id })
+	for i := range in.CPU.List {
+		c := &in.CPU.List[i]
+		left := slices.DeleteFunc(slices.Clone(c.Siblings), func(s int) bool { return s == id })
+		if len(left) < len(c.Siblings) {
+			c.Siblings, c.Core = left, left[0]
+		}
+	}
+}
+
+func shuffled(r *rand.Rand, in splitInput) splitInput {
+	in.CPU.List = slices.Clone(in.CPU.List)
+	r.Shuffle(len(in.CPU.List), func(i, j int) { in.CPU.List[i], in.CPU.List[j] = in.CPU.List[j], in.CPU.List[i] })
+	order := r.Perm(len(in.Memory.Nodes))
+	nodes := make([]inventory.NUMANode, len(order))
+	for i, from := range order {
+		nodes[i] = in.Memory.Nodes[from]
+		if len(nodes[i].Distances) == 0 {
+			continue
+		}
+		nodes[i].Distances = make([]int, len(order))
+		for j, to := range order {
+			if to < len(in.Memory.Nodes[from].Distances) {
+				nodes[i].Distances[j] = in.Memory.Nodes[from].Distances[to]
+			}
+		}
+	}
+	in.Memory.Nodes = nodes
+	return in
+}
+
+func TestSplitRandomMachines(t *testing.T) {
+	t.Parallel()
+	done, refused := 0, map[string]int{}
+	for seed := range uint64(2000) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		in := randomMachine(r)
+		got, err := split(in)
+		again, err2 := split(shuffled(r, in))
+		if diff := cmp.Diff(got, again); diff != "" || (err == nil) != (err2 == nil) || err != nil && err.Error() != err2.Error() {
+			t.Fatalf("seed %d: another order of the input gives another split: %v, %v\n%s", seed, err, err2, diff)
+		}
+		if err != nil {
+			checkRefusal(t, in, err)
+			refused[strings.SplitN(err.Error(), " ", 2)[0]]++
+			continue
+		}
+		done++
+		checkInvariants(t, in, got)
+		if t.Failed() {
+			t.Fatalf("seed %d:\n%s", seed, render(got))
+		}
+	}
+	t.Logf("%d split, refused %v", done, refused)
+	if done < 700 {
+		t.Errorf("only %d machines were split: the generator tests too little", done)
+	}
+}
+
+// checkRefusal checks that a machine is refused for a reason and with advice.
+func checkRefusal(t *testing.T, in splitInput, err error) {
+	t.Helper()
+	for _, advice := range []string{"--gpus", "--cpus-per-slot", "--memory-per-slot", "--reserve-memory", "bring CPUs online", "look at /proc/meminfo"} {
+		if strings.Contains(err.Error(), advice) {
+			return
+		}
+	}
+	t.Errorf("%d GPUs: the refusal gives no advice: %v", len(in.GPUs), err)
+}
+
+// TestSplitAdvice follows the advice of refusals, which must then be accepted.
+func TestSplitAdvice(t *testing.T) {
+	t.Parallel()
+	followed := 0
+	for seed := range uint64(2000) {
+		in := randomMachine(rand.New(rand.NewPCG(seed, 2)))
+		in.MemoryPerSlot, in.ReserveMemory = 0, 0
+		_, err := split(in)
+		if err == nil {
+			continue
+		}
+		fixed := in
+		switch n, kind := advised(err.Error()); kind {
+		case "cpus":
+			fixed.CPUsPerSlot = n
+		case "reserve":
+			fixed.ReserveCPUs = n
+		case "gpus":
+			fixed.GPUs = in.GPUs[:n]
+		default:
+			continue
+		}
+		followed++
+		if _, err2 := split(fixed); err2 != nil && sameKind(err, err2) {
+			t.Errorf("seed %d: %v\nafter that: %v", seed, err, err2)
+		}
+	}
+	if followed < 30 {
+		t.Errorf("only %d pieces of advice were followed", followed)
+	}
+}
+
+func sameKind(a, b error) bool {
+	_, ka := advised(a.Error())
+	_, kb := advised(b.Error())
+	return ka == kb
+}
+
+// advised finds the value that a refusal proposes.
+func advised(text string) (n int, kind string) {
+	for _, form := range []struct{ before, after, kind string }{
+		{"write at most ", " (--cpus-per-slot)", "cpus"},
+		{"write ", " (--cpus-per-slot)", "cpus"},
+		{"write at most ", " (--reserve-cpus)", "reserve"},
+		{"choose at most ", " GPUs with --gpus", "gpus"},
+	} {
+		_, rest, ok := strings.Cut(text, form.before)
+		if number, _, found := strings.Cut(rest, form.after); ok && found {
+			number, _, _ = strings.Cut(number, " or ")
+			n := 0
+			for _, c := range number {
+				if c < '0' || c > '9' {
+					return 0, ""
+				}
+				n = n*10 + int(c-'0')
+			}
+			return n, form.kind
+		}
+	}
+	return 0, ""
+}
+
+// recorded are the machines of shared/topologies, with GPUs added where the
+// machine has none that is known.
+var recorded = []struct {
+	archive string
+	gpus    []int // nodes; nil takes the GPUs that the inventory finds
+	want    []string
+	refusal string
+}{
+	{archive: "nvidiagpunumanodes"},
+	{archive: "32intel64-2p8co2t+8ve", gpus: []int{0, 0, 0, 0, 0, 0, 0, 0}},
+	{archive: "16amd64-8n2c-cpusets", gpus: []int{0, 3}},
+	{archive: "fakememinitiators-1np2c+1npp+gi", gpus: []int{0, 0}},
+}
+
+// TestSplitRecorded splits machines recorded by others, where they are at hand.
+func TestSplitRecorded(t *testing.T) {
+	t.Parallel()
+	for _, tt := range recorded {
+		t.Run(tt.archive, func(t *testing.T) {
+			t.Parallel()
+			root := unpack(t, filepath.Join("..", "..", "..", "shared", "topologies", tt.archive+".tar.bz2"))
+			inv, err := inventory.Read(t.Context(), inventory.Options{Root: filepath.Join(root, tt.archive)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			in := splitInput{CPU: inv.CPU, Memory: inv.Memory, Virt: inv.OS.Virt, GPUs: gpusOn(tt.gpus...)}
+			if tt.gpus == nil {
+				for i, g := range inv.GPUs {
+					in.GPUs = append(in.GPUs, splitGPU{NUMANode: g.NUMANode, MemoryNode: g.MemoryNode, Name: fmt.Sprintf("slot gpu%d", i)})
+				}
+			}
+			got := mustSplit(t, in)
+			checkInvariants(t, in, got)
+			t.Log(render(got))
+		})
+	}
+}
+
+// unpack writes the regular files of a tar.bz2 into a new directory.
+func unpack(t *testing.T, archive string) string {
+	t.Helper()
+	f, err := os.Open(archive)
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skip("no recorded machines here")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	dir := t.TempDir()
+	for r := tar.NewReader(bzip2.NewReader(f)); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return dir
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := filepath.Join(dir, filepath.FromSlash(h.Name))
+		if !filepath.IsLocal(h.Name) {
+			t.Fatalf("archive names %s", h.Name)
+		}
+		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		switch h.Typeflag {
+		case tar.TypeReg:
+			text, err := io.ReadAll(io.LimitReader(r, 1<<20))
+			if err == nil {
+				err = os.WriteFile(name, text, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		case tar.TypeSymlink:
+			if err := os.Symlink(h.Linkname, name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func BenchmarkSplit(b *testing.B) {
+	for _, bench := range []struct {
+		name  string
+		slots int
+	}{{"1 slot", 1}, {"8 slots", 8}, {"64 slots", 64}} {
+		b.Run(bench.name, func(b *testing.B) {
+			in := machine{packages: 2, nodesPerPackage: 4, coresPerNode: 24, smt: 2, coresPerL3: 8, gpuNodes: partitions(bench.slots, 8)}.input()
+			for b.Loop() {
+				if _, err := split(in); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
