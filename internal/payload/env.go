@@ -1,0 +1,92 @@
+package payload
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Names of the environment variables that carry a payload. Numbered ones
+// (KERNELBOT_PAYLOAD_0, _1, …) are pieces of one text, because Linux limits one
+// environment string to 128 KiB.
+const (
+	Var       = "KERNELBOT_PAYLOAD"
+	OldVar    = "SUBMISSION_PAYLOAD"
+	piecePref = Var + "_"
+)
+
+// pieceSize keeps one variable, name included, under Linux's limit of 131 072
+// bytes for an environment string with room to spare.
+const pieceSize = 100_000
+
+// maxPieces bounds how far FromEnv counts; execve's own limit for the whole
+// environment is 6 MiB at most.
+const maxPieces = 100
+
+// IsVar says whether an environment variable carries (a piece of) a payload,
+// which must not reach the submission.
+func IsVar(name string) bool {
+	if name == Var || name == OldVar {
+		return true
+	}
+	digits, ok := strings.CutPrefix(name, piecePref)
+	return ok && digits != "" && strings.Trim(digits, "0123456789") == ""
+}
+
+// FromEnv returns the encoded payload and the name of the variable that holds
+// it. Without one, both are empty. Variables without a value do not count.
+func FromEnv(env []string) (text, name string, err error) {
+	vars := map[string]string{}
+	for _, kv := range env {
+		if k, v, ok := strings.Cut(kv, "="); ok && v != "" && IsVar(k) {
+			vars[k] = v
+		}
+	}
+	for _, k := range []string{Var, OldVar} {
+		if v, ok := vars[k]; ok {
+			return v, k, nil
+		}
+	}
+	if len(vars) == 0 {
+		return "", "", nil
+	}
+	if len(vars) > maxPieces {
+		return "", "", fmt.Errorf("the payload is in more than %d pieces; send fewer and larger ones", maxPieces)
+	}
+	var b strings.Builder
+	for i := range len(vars) {
+		k := piecePref + strconv.Itoa(i)
+		v, ok := vars[k]
+		if !ok {
+			return "", "", fmt.Errorf("%s is not set although %d pieces of the payload are; number them from 0 without a gap", k, len(vars))
+		}
+		b.WriteString(v)
+	}
+	return b.String(), piecePref + "0", nil
+}
+
+// Environ returns an encoded payload as environment strings (NAME=VALUE): one
+// variable when it fits, else numbered pieces.
+func Environ(text string) []string {
+	if len(text) <= pieceSize {
+		return []string{Var + "=" + text}
+	}
+	var env []string
+	for i, piece := range slices.Collect(slices.Chunk([]byte(text), pieceSize)) {
+		env = append(env, piecePref+strconv.Itoa(i)+"="+string(piece))
+	}
+	return env
+}
+
+// Read reads an encoded payload from a file or standard input.
+func Read(r io.Reader, lim Limits) (string, error) {
+	lim = lim.orDefault()
+	b, err := io.ReadAll(io.LimitReader(r, int64(lim.Encoded)+1))
+	if err != nil {
+		return "", fmt.Errorf("read payload: %w", err)
+	}
+	// One byte over the limit is enough for Inflate to refuse it.
+	return string(b), nil
+}

@@ -1,0 +1,126 @@
+package runner
+
+import (
+	"bytes"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+const (
+	textLimit  = 16384 // characters of stdout and of stderr in result.json
+	textMargin = 100   // room that the limit leaves for the note on omitted lines
+
+	// headLimit is how much of an output is kept. The text limit falls into it
+	// whatever the output is: a character takes at most 4 bytes.
+	headLimit = 8 * textLimit
+
+	// popcornLimit and popcornKeys bound what a program may report.
+	popcornLimit = 8 << 20
+	popcornKeys  = 1 << 16
+)
+
+// capture takes in an output of any length and keeps what its truncated text
+// depends on: the beginning and the number of lines.
+type capture struct {
+	head []byte
+	size int64
+	lf   int  // "\n"
+	cr   int  // "\r", those before a "\n" too
+	crlf int  // "\r\n"
+	last byte // of what came so far
+}
+
+// Write never fails.
+func (c *capture) Write(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if room := headLimit - len(c.head); room > 0 {
+		c.head = append(c.head, p[:min(room, len(p))]...)
+	}
+	c.size += int64(len(p))
+	c.lf += bytes.Count(p, []byte{'\n'})
+	if cr := bytes.Count(p, []byte{'\r'}); cr > 0 {
+		c.cr += cr
+		c.crlf += bytes.Count(p, []byte("\r\n"))
+	}
+	if c.last == '\r' && p[0] == '\n' {
+		c.crlf++
+	}
+	c.last = p[len(p)-1]
+	return len(p), nil
+}
+
+// text returns the output, decoded and truncated. The Python engine translates
+// newlines except when the program ran into its limit.
+func (c *capture) text(translate bool) string {
+	s, pieces := decode(c.head), c.lf+1
+	if translate {
+		s, pieces = newlines(s), pieces+c.cr-c.crlf
+	}
+	return truncate(s, pieces)
+}
+
+// truncate cuts a text before the first line with which it has more than
+// textLimit-textMargin characters, newlines included, and says how many of its
+// pieces (lines, split at "\n" only) are missing.
+func truncate(s string, pieces int) string {
+	size, start := 0, 0
+	for i := 0; start <= len(s); i++ {
+		end := strings.IndexByte(s[start:], '\n')
+		if end < 0 {
+			end = len(s)
+		} else {
+			end += start
+		}
+		size += utf8.RuneCountInString(s[start:end]) + 1
+		if size+textMargin > textLimit {
+			return s[:start] + "[...] " + strconv.Itoa(pieces-i) + " lines omitted"
+		}
+		start = end + 1
+	}
+	return s
+}
+
+// bounded keeps up to a limit of bytes and remembers whether there were more.
+type bounded struct {
+	buf   []byte
+	limit int
+	over  bool
+}
+
+// Write never fails, so that the program at the other end is not held up.
+func (b *bounded) Write(p []byte) (int, error) {
+	room := b.limit - len(b.buf)
+	b.over = b.over || len(p) > room
+	b.buf = append(b.buf, p[:min(room, len(p))]...)
+	return len(p), nil
+}
+
+// parsePopcorn reads what a program wrote to POPCORN_FD: one "key: value" a
+// line. The last of equal keys counts. It says whether it left keys out.
+func parsePopcorn(b []byte) (result Pairs[string], over bool) {
+	at := map[string]int{}
+	for _, line := range splitLines(newlines(decode(b))) {
+		if r, n := utf8.DecodeLastRuneInString(line); isBoundary(r) {
+			line = line[:len(line)-n]
+		}
+		k, v, _ := strings.Cut(line, ":")
+		if k == "" && v == "" {
+			continue
+		}
+		k, v = strip(k), strip(v)
+		if i, ok := at[k]; ok {
+			result[i].Value = v
+			continue
+		}
+		if len(result) == popcornKeys {
+			over = true
+			continue
+		}
+		at[k] = len(result)
+		result = append(result, Pair[string]{k, v})
+	}
+	return result, over
+}

@@ -1,0 +1,232 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// config is a payload whose values have been checked, as far as the engine
+// reads them. Lines and texts are as they go to the program.
+type config struct {
+	lang       string
+	mode       string
+	main       string
+	sources    Pairs[string]
+	tests      string
+	benchmarks string
+	last       bool   // only the last benchmark line counts
+	seed       string // POPCORN_SEED, if hasSeed
+	hasSeed    bool
+	multiGPU   bool
+	test       limit
+	benchmark  limit
+	ranked     limit
+}
+
+// limit is a program's time limit.
+type limit struct {
+	seconds float64 // +Inf for none
+	text    string  // as the payload has it, for the duration in the result
+}
+
+// limits of the Python engine, in seconds, where the payload names none.
+const (
+	defaultLimit = 180
+	preRunLimit  = 120
+	toolLimit    = 10
+)
+
+func seconds(n int) limit { return limit{float64(n), strconv.Itoa(n)} }
+
+// fields reads members of the payload and collects what is wrong with them.
+type fields struct {
+	*payload.Object
+	errs []error
+}
+
+func (f *fields) refuse(format string, args ...any) {
+	f.errs = append(f.errs, fmt.Errorf(format, args...))
+}
+
+// parseConfig checks the payload whole before anything is touched. All that is
+// wrong with it is in the one error.
+func parseConfig(o *payload.Object) (*config, error) {
+	f := &fields{Object: o}
+	c := &config{
+		lang: f.choice("lang", "py", "cu"),
+		mode: f.choice("mode", "test", "benchmark", "leaderboard", "private", "profile"),
+		last: true,
+	}
+	c.sources = f.texts("sources")
+	c.tests = f.lines("tests")
+	c.benchmarks = f.lines("benchmarks")
+	c.test, c.benchmark, c.ranked = f.limit("test_timeout"), f.limit("benchmark_timeout"), f.limit("ranked_timeout")
+	if v, ok := f.Get("ranking_by"); ok {
+		c.last = v == "last"
+	}
+	if v, _ := f.Get("seed"); v != nil {
+		c.seed, c.hasSeed = payload.Str(v), true
+		if strings.Contains(c.seed, "\x00") || payload.HasSurrogate(c.seed) {
+			f.refuse("seed: holds a character that an environment variable cannot hold")
+		}
+	}
+	v, _ := f.Get("multi_gpu")
+	c.multiGPU = payload.Truth(v)
+	if c.lang == "py" {
+		c.main = f.text("main")
+		if c.main != "" && !c.sources.has(c.main) {
+			f.refuse("main: %q is not among the sources; add it there or name another", c.main)
+		}
+	}
+	if c.last && c.benchmarks == "" && c.mode != "test" && c.mode != "profile" && len(f.errs) == 0 {
+		f.refuse(`benchmarks: mode %s with ranking_by "last" needs one at least`, c.mode)
+	}
+	if len(f.errs) > 0 {
+		return nil, errors.Join(f.errs...)
+	}
+	if c.lang != "py" || c.mode == "profile" {
+		return nil, fmt.Errorf("lang %q with mode %q is not supported by this version of kbnode; it runs lang \"py\" with modes test, benchmark, leaderboard and private", c.lang, c.mode)
+	}
+	return c, nil
+}
+
+func (p Pairs[T]) has(key string) bool {
+	for _, m := range p {
+		if m.Key == key {
+			return true
+		}
+	}
+	return false
+}
+
+// member returns a member that must be there.
+func (f *fields) member(key string) (payload.Value, bool) {
+	v, ok := f.Get(key)
+	if !ok {
+		f.refuse("%s: is missing", key)
+	}
+	return v, ok
+}
+
+func (f *fields) text(key string) string {
+	v, ok := f.member(key)
+	if !ok {
+		return ""
+	}
+	s, ok := v.(string)
+	switch {
+	case !ok:
+		f.refuse("%s: is a %s; it must be a string", key, payload.TypeName(v))
+	case s == "":
+		f.refuse("%s: is empty", key)
+	}
+	return s
+}
+
+func (f *fields) choice(key string, words ...string) string {
+	v, ok := f.member(key)
+	if !ok {
+		return ""
+	}
+	for _, w := range words {
+		if v == w {
+			return w
+		}
+	}
+	f.refuse("%s: is %.100s; it must be one of %s", key, payload.Repr(v), strings.Join(words, ", "))
+	return ""
+}
+
+// texts returns an object of names and file contents.
+func (f *fields) texts(key string) Pairs[string] {
+	v, ok := f.member(key)
+	if !ok {
+		return nil
+	}
+	o, ok := v.(*payload.Object)
+	if !ok {
+		f.refuse("%s: is a %s; it must be an object of file names and texts", key, payload.TypeName(v))
+		return nil
+	}
+	var files Pairs[string]
+	for name, v := range o.All() {
+		text, ok := v.(string)
+		switch {
+		case !ok:
+			f.refuse("%s: %q is a %s; it must be a string", key, name, payload.TypeName(v))
+		case payload.HasSurrogate(name):
+			f.refuse("%s: the name %q holds half of a surrogate pair", key, name)
+		case payload.HasSurrogate(text):
+			f.refuse("%s: %q holds half of a surrogate pair", key, name)
+		}
+		files = append(files, Pair[string]{name, text})
+	}
+	return files
+}
+
+// lines renders a list of test cases, one line each: "key: value; key: value".
+func (f *fields) lines(key string) string {
+	v, ok := f.Get(key)
+	if !ok {
+		return ""
+	}
+	list, ok := v.([]payload.Value)
+	if !ok {
+		f.refuse("%s: is a %s; it must be a list of objects", key, payload.TypeName(v))
+		return ""
+	}
+	var b strings.Builder
+	for i, e := range list {
+		o, ok := e.(*payload.Object)
+		if !ok {
+			f.refuse("%s[%d]: is a %s; it must be an object", key, i, payload.TypeName(e))
+			continue
+		}
+		sep := ""
+		for k, v := range o.All() {
+			b.WriteString(sep + k + ": " + payload.Str(v))
+			sep = "; "
+		}
+		b.WriteByte('\n')
+	}
+	if payload.HasSurrogate(b.String()) {
+		f.refuse("%s: a text holds half of a surrogate pair", key)
+	}
+	return b.String()
+}
+
+func (f *fields) limit(key string) limit {
+	v, ok := f.Get(key)
+	if !ok {
+		return seconds(defaultLimit)
+	}
+	switch v := v.(type) {
+	case nil:
+		return limit{seconds: math.Inf(1)}
+	case payload.Int:
+		n, err := strconv.ParseFloat(string(v), 64)
+		if err == nil || errors.Is(err, strconv.ErrRange) {
+			return limit{n, string(v)}
+		}
+	case payload.Float:
+		if !math.IsNaN(float64(v)) && !math.IsInf(float64(v), -1) {
+			return limit{float64(v), payload.Repr(v)}
+		}
+	}
+	f.refuse("%s: is %.100s; it must be a number of seconds or null", key, payload.Repr(v))
+	return limit{}
+}
+
+// benchmarkLines returns what ranking_by "last" leaves of the benchmark lines.
+func (c *config) benchmarkLines() string {
+	if !c.last {
+		return c.benchmarks
+	}
+	lines := splitLines(c.benchmarks)
+	return lines[len(lines)-1]
+}

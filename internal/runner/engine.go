@@ -1,0 +1,223 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Exit codes of the protocol between the engine and a task's program.
+const (
+	exitValidate = 112 // the submission's results are wrong
+	exitTimeout  = 114 // the program ran into its limit
+)
+
+// preRunProgram is run once before the task's program, so that what it compiles
+// on import is compiled.
+const preRunProgram = "submission.py"
+
+// engine carries out the evaluations of one job.
+type engine struct {
+	*config
+	src   *sources
+	dir   string
+	env   []string // of every program, without POPCORN_ variables
+	stdin *os.File
+	gpus  int // GPUs that torch would count
+	note  func(format string, args ...any)
+
+	before map[string]string // modules in the directory before any program ran
+}
+
+// step is one evaluation: a mode of the task's program, its cases, its limit.
+type step struct {
+	mode  string
+	cases string
+	limit limit
+}
+
+func (e *engine) steps() []step {
+	test := step{"test", e.tests, e.test}
+	if e.mode == "test" {
+		return []step{test}
+	}
+	lines := e.benchmarkLines()
+	benchmark := step{"benchmark", lines, e.benchmark}
+	if e.mode == "benchmark" {
+		return []step{benchmark}
+	}
+	return []step{test, benchmark, {"leaderboard", lines, e.ranked}}
+}
+
+// runAll reports every evaluation to done, in order. The first that does not
+// pass is the last.
+func (e *engine) runAll(ctx context.Context, done func(name string, ev *Evaluation)) error {
+	for _, s := range e.steps() {
+		ev, err := e.evaluate(ctx, s)
+		if ev != nil && ev.Run != nil {
+			done(s.mode, ev)
+		}
+		if err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return cancelled(ctx)
+		}
+		if ev.Run == nil || !ev.Run.Passed {
+			return nil
+		}
+	}
+	return nil
+}
+
+// evaluate is complete in itself: it writes the files and removes them.
+func (e *engine) evaluate(ctx context.Context, s step) (ev *Evaluation, err error) {
+	start := time.Now()
+	ev = &Evaluation{Start: localTime(start)}
+	defer func() {
+		// A failed clean-up must not cost the result.
+		if err := e.src.remove(); err != nil {
+			e.note("%v", err)
+		}
+	}()
+	if err := e.src.put(); err != nil {
+		return nil, err
+	}
+	if e.before == nil {
+		e.before = e.src.modules(e.main)
+	}
+	if ev.Compilation, err = e.preRun(ctx); err != nil || ctx.Err() != nil {
+		return nil, err
+	}
+	// The pre-run has run the submission's code. What it left in the place of a
+	// source, or in front of one, must not judge the submission.
+	if err := e.unshadow(ctx); err != nil {
+		return nil, err
+	}
+	if err := e.src.put(); err != nil {
+		return nil, err
+	}
+	if ev.Run, err = e.run(ctx, s); err != nil {
+		return nil, err
+	}
+	// By the monotonic clock, so that the end is not before the start.
+	ev.End = localTime(start.Add(max(time.Since(start), time.Microsecond)))
+	return ev, nil
+}
+
+// preRun runs the submission by itself. Its failure is its own affair; it is in
+// the result only if it compiled an extension.
+func (e *engine) preRun(ctx context.Context) (*Compilation, error) {
+	p := program{
+		argv: []string{"python3", preRunProgram}, env: setenv(e.env, "POPCORN_SEED", "1"),
+		dir: e.dir, stdin: e.stdin, limit: seconds(preRunLimit), popcorn: true,
+	}
+	o, err := p.run(ctx)
+	if err != nil {
+		return nil, hint(err)
+	}
+	stdout, stderr := o.stdout.text(!o.timedOut), o.stderr.text(!o.timedOut)
+	if !strings.Contains(stdout, "-DTORCH_EXTENSION_NAME") {
+		return nil, nil
+	}
+	if o.timedOut {
+		o.exitCode = exitTimeout
+	}
+	return &Compilation{
+		NvccFound: true, Success: true, Command: quote(p.argv),
+		Stdout: stdout, Stderr: stderr, ExitCode: o.exitCode,
+	}, nil
+}
+
+func (e *engine) run(ctx context.Context, s step) (*Run, error) {
+	cases, err := e.writeCases(s.cases)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err := ignoreMissing(os.Remove(cases)); err != nil {
+			e.note("remove cases: %v", err)
+		}
+	}()
+	env := e.env
+	if e.hasSeed {
+		env = setenv(env, "POPCORN_SEED", e.seed)
+	}
+	if e.multiGPU {
+		env = setenv(env, "POPCORN_GPUS", strconv.Itoa(e.gpus))
+	}
+	p := program{
+		argv: []string{"python3", e.main, s.mode, cases}, env: env,
+		dir: e.dir, stdin: e.stdin, limit: s.limit, popcorn: true,
+	}
+	o, err := p.run(ctx)
+	if err != nil {
+		return nil, hint(err)
+	}
+	return e.report(p, o), nil
+}
+
+// report turns a program's end into what the result says of it.
+func (e *engine) report(p program, o *outcome) *Run {
+	run := &Run{
+		Command: quote(p.argv), ExitCode: o.exitCode,
+		Stdout: o.stdout.text(!o.timedOut), Stderr: o.stderr.text(!o.timedOut),
+		Duration: json.Number(strconv.FormatFloat(o.duration.Seconds(), 'f', -1, 64)),
+	}
+	if o.timedOut {
+		run.ExitCode, run.Duration = exitTimeout, json.Number(p.limit.text)
+		return run
+	}
+	if o.cancelled {
+		return run
+	}
+	result, over := parsePopcorn(o.popcorn.buf)
+	run.Result = result
+	run.Success = o.exitCode == 0 || o.exitCode == exitValidate
+	run.Passed = result.get("check") == "pass"
+	if over || o.popcorn.over {
+		// What is missing may take the check back.
+		run.Passed = false
+		e.note("the program reported more than %d bytes or %d keys; the rest is left out and it does not pass", popcornLimit, popcornKeys)
+	}
+	return run
+}
+
+// hint adds what to do about a program that is not there.
+func hint(err error) error {
+	if errors.Is(err, errNoProgram) {
+		return fmt.Errorf("%w; install it in the job's image", err)
+	}
+	return err
+}
+
+// writeCases writes the test lines to a temporary file, as Python's tempfile
+// would: where TMPDIR says, else in one of the usual places.
+func (e *engine) writeCases(lines string) (string, error) {
+	var errs []error
+	for _, dir := range []string{getenv(e.env, "TMPDIR"), getenv(e.env, "TEMP"), getenv(e.env, "TMP"), "/tmp", "/var/tmp", "/usr/tmp", e.dir} {
+		if dir == "" {
+			continue
+		}
+		if !filepath.IsAbs(dir) {
+			dir = filepath.Join(e.dir, dir)
+		}
+		f, err := os.CreateTemp(dir, "tmp*")
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		_, err = f.WriteString(lines)
+		if err = errors.Join(err, f.Close()); err != nil {
+			return "", errors.Join(fmt.Errorf("write cases: %w", err), os.Remove(f.Name()))
+		}
+		return f.Name(), nil
+	}
+	return "", fmt.Errorf("write cases: %w", errors.Join(errs...))
+}

@@ -1,0 +1,153 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// sources are the files of a task in the job's directory. All access goes
+// through the os.Root, so that no name and no link planted by a program leads
+// out of it.
+type sources struct {
+	root  *os.Root
+	files Pairs[string] // by name in root
+}
+
+// newSources refuses every name that does not lead to a file in the directory,
+// before anything is written.
+func newSources(root *os.Root, files Pairs[string]) (*sources, error) {
+	s := &sources{root: root}
+	var errs []error
+	for _, f := range files {
+		name, err := s.check(f.Key)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sources: %q %w", f.Key, err))
+		}
+		s.files = append(s.files, Pair[string]{name, f.Value})
+	}
+	return s, errors.Join(errs...)
+}
+
+var errOutside = errors.New("leads out of the job's directory; give a name inside of it")
+
+// check returns the name relative to the directory.
+func (s *sources) check(name string) (string, error) {
+	if filepath.IsAbs(name) {
+		rel, ok := strings.CutPrefix(name, s.root.Name()+"/")
+		if !ok {
+			return "", errOutside
+		}
+		name = rel
+	}
+	if name == "" || strings.HasSuffix(name, "/") || strings.Contains(name, "\x00") {
+		return "", errors.New("is not a file name")
+	}
+	if !filepath.IsLocal(name) {
+		return "", errOutside
+	}
+	// Not filepath.Dir, which would cut a link and a ".." after it.
+	if i := strings.LastIndexByte(name, '/'); i > 0 {
+		info, err := s.root.Stat(name[:i])
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+			return "", errors.New("is in a directory that does not exist; directories are not created")
+		}
+		if err != nil {
+			return "", fmt.Errorf("leads out of the job's directory or cannot be reached (%w)", err)
+		}
+	}
+	info, err := s.root.Lstat(name)
+	if err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		info, err = s.root.Stat(name)
+		if err != nil {
+			return "", fmt.Errorf("is a link that leads out of the job's directory or nowhere (%w)", err)
+		}
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return name, nil
+	case err != nil:
+		return "", fmt.Errorf("cannot be written (%w)", err)
+	case !info.Mode().IsRegular():
+		return "", fmt.Errorf("is not a file but a %s in the job's directory; remove that", kind(info))
+	}
+	return name, nil
+}
+
+func kind(info fs.FileInfo) string {
+	if info.IsDir() {
+		return "directory"
+	}
+	return "special file"
+}
+
+// put makes the directory hold exactly these texts under their names: at first
+// in place of files that were there, later in place of what a program made of
+// them. Files that are as they should be keep their times, so that a build that
+// depends on them is not repeated.
+func (s *sources) put() error {
+	for _, f := range s.files {
+		if s.intact(f.Key, f.Value) {
+			continue
+		}
+		err := s.root.RemoveAll(f.Key)
+		if err == nil {
+			err = writeFile(s.root, f.Key, []byte(f.Value), 0o666)
+		}
+		if err != nil {
+			return fmt.Errorf("write source: %w", err)
+		}
+	}
+	return s.dropCaches()
+}
+
+func (s *sources) intact(name, text string) bool {
+	// Nothing that a program put there may be followed or block.
+	f, err := s.root.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() || info.Size() != int64(len(text)) {
+		return false
+	}
+	got, err := io.ReadAll(io.LimitReader(f, int64(len(text))+1))
+	return err == nil && string(got) == text
+}
+
+// dropCaches removes Python's byte code beside the sources: it can be planted
+// to take the place of a source.
+func (s *sources) dropCaches() error {
+	var errs []error
+	done := map[string]bool{}
+	for _, f := range s.files {
+		dir := filepath.Join(filepath.Dir(f.Key), "__pycache__")
+		if !done[dir] {
+			errs = append(errs, ignoreMissing(s.root.RemoveAll(dir)))
+		}
+		done[dir] = true
+	}
+	return errors.Join(errs...)
+}
+
+// remove removes the files by name, and the byte code made of them. A directory
+// that a program put in a file's place stays.
+func (s *sources) remove() error {
+	var errs []error
+	for _, f := range s.files {
+		if info, err := s.root.Lstat(f.Key); err == nil && !info.IsDir() {
+			errs = append(errs, ignoreMissing(s.root.Remove(f.Key)))
+		}
+	}
+	if err := errors.Join(append(errs, s.dropCaches())...); err != nil {
+		return fmt.Errorf("remove sources: %w", err)
+	}
+	return nil
+}

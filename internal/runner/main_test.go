@@ -1,0 +1,187 @@
+package runner
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// TestMain lets the test binary stand in for `kbnode runner`, which takes over
+// the process that it runs in.
+func TestMain(m *testing.M) {
+	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
+		o := Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+		if len(os.Args) > 1 {
+			o.Payload = os.Args[1]
+		}
+		os.Exit(Main(context.Background(), o))
+	}
+	os.Exit(m.Run())
+}
+
+// pythonDir finds the interpreter behind a python3 that may be a slow script.
+var pythonDir = sync.OnceValues(func() (string, error) {
+	out, err := exec.Command("python3", "-c", "import sys; print(sys.executable)").Output()
+	return filepath.Dir(strings.TrimSpace(string(out))), err
+})
+
+// job is one run of the runner in a directory of its own.
+type job struct {
+	dir    string
+	cmd    *exec.Cmd
+	stdout bytes.Buffer
+	stderr bytes.Buffer
+}
+
+func newJob(t *testing.T, env ...string) *job {
+	t.Helper()
+	python, err := pythonDir()
+	if err != nil {
+		t.Skip("python3 cannot be run: ", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tools, err := filepath.Abs("testdata/bin") // a stand-in nvidia-smi
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := &job{dir: dir, cmd: exec.CommandContext(t.Context(), self)}
+	j.cmd.Dir = filepath.Join(dir, "work")
+	tmp := filepath.Join(dir, "tmp")
+	for _, d := range []string{j.cmd.Dir, tmp} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j.cmd.Env = append(os.Environ(), "KBNODE_TEST_RUNNER=1", "TMPDIR="+tmp,
+		"PATH="+tools+":"+python+":"+os.Getenv("PATH"), "BUILDKITE=")
+	j.cmd.Env = append(j.cmd.Env, env...)
+	j.cmd.Stdout, j.cmd.Stderr = &j.stdout, &j.stderr
+	return j
+}
+
+// run returns the exit code and result.json, nil if there is none.
+func (j *job) run(t *testing.T) (int, map[string]any) {
+	t.Helper()
+	if err := j.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return j.wait(t)
+}
+
+func (j *job) wait(t *testing.T) (int, map[string]any) {
+	t.Helper()
+	err := j.cmd.Wait()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(j.cmd.Dir, ResultFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return j.cmd.ProcessState.ExitCode(), nil
+	}
+	var result map[string]any
+	if err == nil {
+		err = json.Unmarshal(text, &result)
+	}
+	if err != nil {
+		t.Fatalf("result.json: %v\n%s\n%s", err, text, j.stderr.String())
+	}
+	return j.cmd.ProcessState.ExitCode(), result
+}
+
+// runPy runs a job in test mode with this program as main file.
+func runPy(t *testing.T, sources map[string]string, env ...string) (*job, map[string]any) {
+	t.Helper()
+	if sources["submission.py"] == "" {
+		sources["submission.py"] = "pass\n"
+	}
+	return runConfig(t, map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": sources}, env...)
+}
+
+func runConfig(t *testing.T, config map[string]any, env ...string) (*job, map[string]any) {
+	t.Helper()
+	text, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := newJob(t, append(env, "KERNELBOT_PAYLOAD="+payload.Encode(text))...)
+	if code, result := j.run(t); code != 0 || result == nil {
+		t.Fatalf("exit code %d, result %v\n%s", code, result, j.stderr.String())
+	}
+	var result map[string]any
+	raw, err := os.ReadFile(filepath.Join(j.cmd.Dir, ResultFile))
+	if err == nil {
+		err = json.Unmarshal(raw, &result)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j, result
+}
+
+// at walks down a decoded JSON document: at(result, "runs", "test", "run").
+func at(v any, path ...string) any {
+	for _, key := range path {
+		m, _ := v.(map[string]any)
+		v = m[key]
+	}
+	return v
+}
+
+// differences compares a result with a case's, where "*" stands for anything
+// and <CASES> and <BASE> for what differs from run to run.
+func differences(path string, want, got any, replace *strings.Replacer) []string {
+	switch want := want.(type) {
+	case map[string]any:
+		g, ok := got.(map[string]any)
+		if !ok {
+			return []string{fmt.Sprintf("%s: want an object, got %v", path, got)}
+		}
+		var diffs []string
+		for k, w := range want {
+			if v, ok := g[k]; ok {
+				diffs = append(diffs, differences(path+"."+k, w, v, replace)...)
+			} else {
+				diffs = append(diffs, path+"."+k+" is missing")
+			}
+		}
+		for k := range g {
+			if _, ok := want[k]; !ok {
+				diffs = append(diffs, path+"."+k+" is too much")
+			}
+		}
+		return diffs
+	case string:
+		if want == "*" {
+			return nil
+		}
+		if g, ok := got.(string); ok {
+			got = replace.Replace(g)
+		}
+		if want != got {
+			return []string{fmt.Sprintf("%s:\nwant %q\ngot  %q", path, want, got)}
+		}
+		return nil
+	default:
+		if want != got {
+			return []string{fmt.Sprintf("%s: want %v, got %v", path, want, got)}
+		}
+		return nil
+	}
+}

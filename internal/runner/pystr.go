@@ -1,0 +1,119 @@
+package runner
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// decode turns a program's bytes into text as Python's
+// bytes.decode("utf-8", "replace") does: one U+FFFD for each longest piece that
+// could have begun a character, where Go would give one for each byte.
+func decode(b []byte) string {
+	if utf8.Valid(b) {
+		return string(b)
+	}
+	var out strings.Builder
+	out.Grow(len(b) + 16)
+	for len(b) > 0 {
+		r, n := utf8.DecodeRune(b)
+		if r == utf8.RuneError && n <= 1 {
+			n = invalidPrefix(b)
+			out.WriteRune(utf8.RuneError)
+		} else {
+			out.Write(b[:n])
+		}
+		b = b[n:]
+	}
+	return out.String()
+}
+
+// invalidPrefix returns the length of the longest beginning of b that is the
+// beginning of a character without being one, at least 1.
+func invalidPrefix(b []byte) int {
+	need, lo, hi := 0, byte(0x80), byte(0xBF)
+	switch c := b[0]; {
+	case c >= 0xC2 && c <= 0xDF:
+		need = 1
+	case c >= 0xE0 && c <= 0xEF:
+		need = 2
+		if c == 0xE0 {
+			lo = 0xA0
+		} else if c == 0xED {
+			hi = 0x9F
+		}
+	case c >= 0xF0 && c <= 0xF4:
+		need = 3
+		if c == 0xF0 {
+			lo = 0x90
+		} else if c == 0xF4 {
+			hi = 0x8F
+		}
+	}
+	n := 1
+	for n <= need && n < len(b) && b[n] >= lo && b[n] <= hi {
+		lo, hi = 0x80, 0xBF
+		n++
+	}
+	return n
+}
+
+// newlines is Python's universal newline translation.
+func newlines(s string) string {
+	if !strings.Contains(s, "\r") {
+		return s
+	}
+	return strings.ReplaceAll(strings.ReplaceAll(s, "\r\n", "\n"), "\r", "\n")
+}
+
+// splitLines is str.splitlines(keepends=True): it splits after every line
+// boundary of Python and leaves no empty last piece.
+func splitLines(s string) []string {
+	var lines []string
+	start := 0
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		i += n
+		if !isBoundary(r) {
+			continue
+		}
+		if r == '\r' && strings.HasPrefix(s[i:], "\n") {
+			i++
+		}
+		lines = append(lines, s[start:i])
+		start = i
+	}
+	if start < len(s) {
+		lines = append(lines, s[start:])
+	}
+	return lines
+}
+
+func isBoundary(r rune) bool {
+	switch r {
+	case '\n', '\v', '\f', '\r', 0x1c, 0x1d, 0x1e, 0x85, 0x2028, 0x2029:
+		return true
+	}
+	return false
+}
+
+// strip is str.strip(): White_Space as in strings.TrimSpace, plus the four
+// information separators.
+func strip(s string) string {
+	return strings.TrimFunc(s, func(r rune) bool { return unicode.IsSpace(r) || r >= 0x1c && r <= 0x1f })
+}
+
+// quote is shlex.join.
+func quote(argv []string) string {
+	safe := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_@%+=:,./-", r)
+	}
+	quoted := make([]string, len(argv))
+	for i, a := range argv {
+		if a == "" || strings.TrimFunc(a, safe) != "" {
+			a = "'" + strings.ReplaceAll(a, "'", `'"'"'`) + "'"
+		}
+		quoted[i] = a
+	}
+	return strings.Join(quoted, " ")
+}

@@ -1,0 +1,191 @@
+package runner
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+)
+
+// ResultFile is the name of the file that holds the Result.
+const ResultFile = "result.json"
+
+// Result is what result.json holds; docs/result.md describes every field. No
+// field may be added below System, Runs, Compilation, Run and Profile: the
+// consumers refuse keys they do not know.
+type Result struct {
+	Success bool               `json:"success"`
+	Error   string             `json:"error"`
+	System  *System            `json:"system"`
+	Runs    Pairs[*Evaluation] `json:"runs"`
+}
+
+// System describes the machine as the job saw it.
+type System struct {
+	GPU         string `json:"gpu"`
+	DeviceCount int    `json:"device_count"`
+	CPU         string `json:"cpu"`
+	Runtime     string `json:"runtime"` // CUDA, ROCm or empty
+	Platform    string `json:"platform"`
+	Torch       string `json:"torch"`
+	Hostname    string `json:"hostname"`
+}
+
+// Evaluation is one run of the task's program and what preceded it.
+type Evaluation struct {
+	Start       localTime    `json:"start"`
+	End         localTime    `json:"end"`
+	Compilation *Compilation `json:"compilation"`
+	Run         *Run         `json:"run"`
+	Profile     *Profile     `json:"profile"`
+}
+
+// Compilation reports a compiler's run, or a pre-run that compiled something.
+type Compilation struct {
+	NvccFound   bool   `json:"nvcc_found"`
+	NvccVersion string `json:"nvcc_version"`
+	Success     bool   `json:"success"`
+	Command     string `json:"command"`
+	Stdout      string `json:"stdout"`
+	Stderr      string `json:"stderr"`
+	ExitCode    int    `json:"exit_code"`
+}
+
+// Run reports the run of the task's program. Success says that it ran to an end
+// that the protocol knows, Passed that the task found the submission correct.
+type Run struct {
+	Success  bool          `json:"success"`
+	Passed   bool          `json:"passed"`
+	Command  string        `json:"command"`
+	Stdout   string        `json:"stdout"`
+	Stderr   string        `json:"stderr"`
+	ExitCode int           `json:"exit_code"`
+	Duration json.Number   `json:"duration"` // seconds
+	Result   Pairs[string] `json:"result"`
+}
+
+// Profile is a profiler's output.
+type Profile struct {
+	Profiler    string  `json:"profiler"`
+	Trace       string  `json:"trace"` // base64 of a zip archive
+	DownloadURL *string `json:"download_url"`
+}
+
+// Pair is one member of a Pairs.
+type Pair[T any] struct {
+	Key   string
+	Value T
+}
+
+// Pairs is a JSON object whose members keep their order.
+type Pairs[T any] []Pair[T]
+
+// MarshalJSON writes the members in order; nil is an empty object.
+func (p Pairs[T]) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for i, m := range p {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		for _, v := range []any{m.Key, m.Value} {
+			text, err := marshal(v)
+			if err != nil {
+				return nil, err
+			}
+			b.Write(text)
+			b.WriteByte(':')
+		}
+		b.Truncate(b.Len() - 1)
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+// get returns the value of a key, or the zero value.
+func (p Pairs[T]) get(key string) (v T) {
+	for _, m := range p {
+		if m.Key == key {
+			return m.Value
+		}
+	}
+	return v
+}
+
+// localTime is a point in time that is written as Python's naive
+// datetime.isoformat: local time without a zone.
+type localTime time.Time
+
+// MarshalJSON writes the fraction with six digits, or none when it is zero.
+func (t localTime) MarshalJSON() ([]byte, error) {
+	layout := "2006-01-02T15:04:05.000000"
+	if time.Time(t).Nanosecond()/1000 == 0 {
+		layout = "2006-01-02T15:04:05"
+	}
+	return json.Marshal(time.Time(t).Local().Format(layout))
+}
+
+// MarshalJSON writes no system information as an empty object.
+func (r *Result) MarshalJSON() ([]byte, error) {
+	type plain Result
+	if r.System != nil {
+		return marshal((*plain)(r))
+	}
+	return marshal(struct {
+		*plain
+		System struct{} `json:"system"`
+	}{plain: (*plain)(r)})
+}
+
+// marshal is json.Marshal without escapes for HTML.
+func marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+// write puts the result into the directory in one step. What a program left
+// under that name, a directory or a link too, is replaced.
+func (r *Result) write(root *os.Root) error {
+	text, err := marshal(r)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", ResultFile, err)
+	}
+	tmp := "." + ResultFile + "." + rand.Text()
+	err = writeFile(root, tmp, append(text, '\n'), 0o644)
+	if err == nil {
+		if info, lerr := root.Lstat(ResultFile); lerr == nil && info.IsDir() {
+			err = root.RemoveAll(ResultFile)
+		}
+		err = errors.Join(err, root.Rename(tmp, ResultFile))
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", ResultFile, err), ignoreMissing(root.Remove(tmp)))
+	}
+	return nil
+}
+
+// writeFile makes a new file; one that exists, even as a link, is an error.
+func writeFile(root *os.Root, name string, text []byte, mode fs.FileMode) error {
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	return errors.Join(err, f.Close())
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,108 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// endLimit is how long processes may take to die of SIGKILL. Longer means that
+// one hangs in the kernel, as with a GPU driver that has stopped.
+const endLimit = 10 * time.Second
+
+// adopt makes this process the parent of every orphan among its descendants, so
+// that none gets out of its sight, and makes its own memory and environment
+// unreadable for them.
+func adopt() error {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become subreaper: %w", err)
+	}
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("hide own memory: %w", err)
+	}
+	return nil
+}
+
+// endTree kills and reaps every descendant. As a process that double-forks
+// falls to the subreaper, having no child left means having no descendant left;
+// the usual case, none, costs one system call.
+func endTree() error {
+	deadline := time.Now().Add(endLimit)
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		for {
+			pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+			if errors.Is(err, unix.ECHILD) {
+				return nil
+			}
+			if err != nil && !errors.Is(err, unix.EINTR) {
+				return fmt.Errorf("reap processes: %w", err)
+			}
+			if err == nil && pid == 0 {
+				break
+			}
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("end processes: some are alive %s after SIGKILL: %v", endLimit, descendants())
+		}
+		killDescendants()
+		time.Sleep(pause)
+	}
+}
+
+// killDescendants sends SIGKILL to all descendants there are now. A process may
+// fork meanwhile: call it until none is left.
+func killDescendants() {
+	for _, pid := range descendants() {
+		// Gone already, or not ours to kill: the caller sees who is left.
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+}
+
+// descendants lists the processes below this one, parents before children.
+func descendants() []int {
+	proc, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer proc.Close() //nolint:errcheck // opened for reading
+	names, err := proc.Readdirnames(-1)
+	if err != nil {
+		return nil
+	}
+	children := map[int][]int{}
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if parent, ok := parentOf(pid); ok {
+			children[parent] = append(children[parent], pid)
+		}
+	}
+	list := children[os.Getpid()]
+	for i := 0; i < len(list); i++ {
+		list = append(list, children[list[i]]...)
+	}
+	return list
+}
+
+// parentOf reads the parent's id from /proc/PID/stat: "PID (NAME) STATE PPID …",
+// where NAME may hold anything.
+func parentOf(pid int) (int, bool) {
+	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0, false
+	}
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	if len(fields) < 2 {
+		return 0, false
+	}
+	parent, err := strconv.Atoi(fields[1])
+	return parent, err == nil
+}
