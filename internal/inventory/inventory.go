@@ -2,6 +2,8 @@
 // software that kbnode builds on. It reports facts and decides nothing.
 package inventory
 
+import "github.com/gpu-mode/kbnode/internal/inventory/probe"
+
 // Schema is the version of the JSON that Inventory marshals to. It rises when
 // a field changes its meaning or goes away, not when one is added.
 const Schema = 1
@@ -112,6 +114,8 @@ type GPU struct {
 	ComputeMode          string `json:"compute_mode,omitempty"`
 	Processes            int    `json:"processes,omitempty"` // compute processes seen
 	MemoryUsedBytes      int64  `json:"memory_used_bytes,omitempty"`
+
+	NVML *probe.GPU `json:"nvml,omitempty"` // NVIDIA: all that NVML said; nil without it
 }
 
 // MIG is one MIG instance of a GPU.
@@ -123,6 +127,7 @@ type MIG struct {
 	MemoryBytes     int64  `json:"memory_bytes"`
 	Slices          int    `json:"slices"`
 	MemorySlices    int    `json:"memory_slices"` // of the parent, 0 if unknown
+	Start           int    `json:"start"`         // first memory slice, -1 if unknown; with the slices it names the instance for good
 }
 
 // NVIDIA is what the NVIDIA driver says of itself.
