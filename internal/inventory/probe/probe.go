@@ -183,7 +183,7 @@ func (c *child) report(exit error) (*Report, error) {
 	if code != 0 && code != 3 {
 		return nil, fmt.Errorf("the NVML probe crashed: %s", c.lastWords(status))
 	}
-	r, err := Parse(c.stdout.Bytes())
+	r, err := Parse(c.stdout.buf.Bytes())
 	if err != nil {
 		return nil, err
 	}
@@ -199,7 +199,7 @@ func (c *child) report(exit error) (*Report, error) {
 // lastWords is the first line that a crashed probe wrote: the loader's "symbol
 // lookup error" or Go's name for a signal. Without one, how it ended.
 func (c *child) lastWords(status *exec.ExitError) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(c.stderr.String()), "\n")
+	line, _, _ := strings.Cut(strings.TrimSpace(c.stderr.buf.String()), "\n")
 	line = strings.ReplaceAll(line, c.cmd.Path+": ", "")
 	if line == "" {
 		return status.Error()
@@ -238,17 +238,18 @@ func Printable(s string, n int) string {
 }
 
 // bounded keeps what is written to it up to a limit; beyond, the writer is
-// refused, which closes the pipe and ends the process behind it.
+// refused, which closes the pipe and ends the process behind it. The buffer is
+// not embedded: its ReadFrom would go round the limit.
 type bounded struct {
-	bytes.Buffer
+	buf   bytes.Buffer
 	limit int
 	full  bool
 }
 
 func (b *bounded) Write(p []byte) (int, error) {
-	if b.Len()+len(p) > b.limit {
+	if b.buf.Len()+len(p) > b.limit {
 		b.full = true
 		return 0, fmt.Errorf("more than %d bytes", b.limit)
 	}
-	return b.Buffer.Write(p)
+	return b.buf.Write(p)
 }

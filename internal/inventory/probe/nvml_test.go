@@ -1,0 +1,290 @@
+package probe
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestEightGPUs(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	report, err := Run(t.Context(), r.options(t, "driver", `
+driver = 580.82.07
+gpu.0.uuid = GPU-b2000000-0000-4000-8000-000000000000
+gpu.0.pci = 00000000:1A:00.0
+gpu.0.serial = 1650224000123
+gpu.0.persistence = 0
+gpu.0.memory_node = 4
+gpu.0.ecc_volatile_corrected = 3
+gpu.0.ecc_aggregate_uncorrected = 4294967297
+gpu.0.remap_pending = 1
+gpu.0.recovery_action = 4
+gpu.0.clock_reasons = 0x44
+gpu.0.mig_pending = 1
+gpu.0.nvlinks_up = 17
+gpu.0.processes = 4711:1073741824 4712:18446744073709551615
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.Driver != "580.82.07" || report.CUDA != "13.0" || len(report.GPUs) != 8 {
+		t.Fatalf("driver %q, CUDA %q, %d GPUs", report.Driver, report.CUDA, len(report.GPUs))
+	}
+	u64, u32 := func(n uint64) *uint64 { return &n }, func(n uint32) *uint32 { return &n }
+	num, i64, no := func(n int) *int { return &n }, func(n int64) *int64 { return &n }, false
+	margin := int32(54)
+	want := GPU{
+		UUID: "GPU-b2000000-0000-4000-8000-000000000000", PCI: "0000:1a:00.0", PCIID: "10de:2901", Subsystem: "10de:1999",
+		Name: "NVIDIA B200", Serial: "1650224000123", Minor: num(0), ModuleID: num(1), MemoryNode: num(4),
+		Architecture: "blackwell", Compute: "10.0", VBIOS: "97.00.88.00.0F", GSP: "580.82.07",
+		Memory:      &Memory{TotalBytes: 183359 << 20, FreeBytes: (183359 - 585) << 20, ReservedBytes: 585 << 20},
+		Persistence: "off", ComputeMode: "default",
+		MIGMode: &Mode{Current: "off", Pending: "on"}, ECCMode: &Mode{Current: "on", Pending: "on"},
+		ECC: &ECC{
+			VolatileCorrected: u64(3), VolatileUncorrected: u64(0), AggregateCorrected: u64(0),
+			AggregateUncorrected: u64(1<<32 + 1), SRAMThreshold: &no,
+		},
+		RemappedRows:   &Remapped{Pending: true, Banks: &Banks{Max: 5120}},
+		RecoveryAction: i64(4),
+		Clocks:         &Clocks{SM: u32(120), Memory: u32(3996), MaxSM: u32(1965), MaxMemory: u32(3996)},
+		ClockReasons:   u64(0x44),
+		Power: &Power{
+			Usage: u32(142_000), Limit: u32(1_000_000), Enforced: u32(1_000_000), Default: u32(1_000_000), Min: u32(200_000), Max: u32(1_000_000),
+		},
+		Temperature: &Temperature{GPU: u32(31), Margin: &margin, Slowdown: u32(90), Shutdown: u32(95)},
+		PCIe:        &PCIe{Gen: num(5), MaxGen: num(5), Width: num(16), MaxWidth: num(16), Replays: num(0)},
+		Fabric:      &Fabric{State: "completed"},
+		NVLinks:     i64(18), NVLinksUp: num(17),
+		Processes: []Process{
+			{PID: 4711, UsedBytes: 1 << 30, GPUInstance: -1, ComputeInstance: -1},
+			{PID: 4712, GPUInstance: -1, ComputeInstance: -1},
+		},
+	}
+	if diff := cmp.Diff(want, report.GPUs[0]); diff != "" {
+		t.Errorf("GPU 0 (-want +got):\n%s", diff)
+	}
+	for i, g := range report.GPUs[1:] {
+		if g.Error != "" || g.UUID != fmt.Sprintf("GPU-00000000-0000-4000-8000-%012x", i+1) || *g.Minor != i+1 {
+			t.Errorf("GPU %d: %+v", i+1, g)
+		}
+	}
+}
+
+func TestBrokenGPU(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	for _, row := range []struct {
+		name, config string
+		want         GPU // of the GPU with index 3
+		unread       []string
+	}{
+		{
+			name: "lost before it is opened", config: "gpu.3.handle = 15",
+			want: GPU{Index: 3, Error: "nvmlDeviceGetHandleByIndex: GPU is lost", Code: 15},
+		},
+		{
+			name: "lost after it was opened", config: "gpu.3.error = 15",
+			want: GPU{
+				Index: 3, Error: "nvmlDeviceGetUUID: GPU is lost", Code: 15,
+				PCI: "0000:13:00.0", PCIID: "10de:2901", Subsystem: "10de:1999",
+			},
+		},
+		{
+			name: "lost while it is read", config: "gpu.3.fail.nvmlDeviceGetMinorNumber = 15",
+			want: GPU{
+				Index: 3, Error: "nvmlDeviceGetMinorNumber: GPU is lost", Code: 15,
+				PCI: "0000:13:00.0", PCIID: "10de:2901", Subsystem: "10de:1999",
+				UUID: "GPU-00000000-0000-4000-8000-000000000003", Name: "NVIDIA B200",
+			},
+		},
+		{
+			name: "needs a reset", config: "gpu.3.handle = 16",
+			want: GPU{Index: 3, Error: "nvmlDeviceGetHandleByIndex: GPU requires reset", Code: 16},
+		},
+		{
+			name: "one query fails", config: "gpu.3.fail.nvmlDeviceGetEccMode = 999\ngpu.3.fail.nvmlDeviceGetSerial = 3",
+			unread: []string{"nvmlDeviceGetEccMode: Unknown Error"},
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			report, err := Run(t.Context(), r.options(t, "driver", row.config))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(report.GPUs) != 8 {
+				t.Fatalf("%d GPUs, want 8", len(report.GPUs))
+			}
+			for i, g := range report.GPUs {
+				if i != 3 && (g.Error != "" || g.UUID == "" || g.Unread != nil) {
+					t.Errorf("healthy GPU %d: %+v", i, g)
+				}
+			}
+			got := report.GPUs[3]
+			if row.unread == nil {
+				if diff := cmp.Diff(row.want, got); diff != "" {
+					t.Errorf("-want +got:\n%s", diff)
+				}
+			} else if diff := cmp.Diff(row.unread, got.Unread); diff != "" || got.Error != "" || got.ECCMode != nil || got.Clocks == nil {
+				t.Errorf("unread (-want +got):\n%s\n%+v", diff, got)
+			}
+		})
+	}
+}
+
+func TestMIG(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	report, err := Run(t.Context(), r.options(t, "driver", `
+count = 2
+gpu.0.mig = 1
+gpu.0.mig.0 = MIG-11111111-2222-5333-8444-555555555555 1 0 0 4 3 60 89000 9 NVIDIA B200 MIG 3g.90gb
+gpu.0.mig.2 = MIG-11111111-2222-5333-8444-666666666666 5 0 4 2 2 30 44000 14 NVIDIA B200 MIG 2g.45gb
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	num := func(n int) *int { return &n }
+	want := []MIG{
+		{
+			UUID: "MIG-11111111-2222-5333-8444-555555555555", Name: "NVIDIA B200 MIG 3g.90gb", GPUInstance: 1,
+			Profile: num(9), Start: num(0), Size: num(4), Slices: 3, ComputeSlices: 3, Multiprocessors: 60, MemoryBytes: 89000 << 20,
+		},
+		{
+			UUID: "MIG-11111111-2222-5333-8444-666666666666", Name: "NVIDIA B200 MIG 2g.45gb", GPUInstance: 5,
+			Profile: num(14), Start: num(4), Size: num(2), Slices: 2, ComputeSlices: 2, Multiprocessors: 30, MemoryBytes: 44000 << 20,
+		},
+	}
+	if diff := cmp.Diff(want, report.GPUs[0].MIG); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if g := report.GPUs[0]; g.MIGMode.Current != "on" || g.Name != "NVIDIA B200" || g.Error != "" || report.GPUs[1].MIG != nil {
+		t.Errorf("parent %+v, other GPU's instances %v", g, report.GPUs[1].MIG)
+	}
+}
+
+// An old driver lacks functions; calling one would end the probe.
+func TestOldDriver(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	report, err := Run(t.Context(), r.options(t, "nosym", "count = 2\nretired_double = 2\nused_mib = 100\nprocesses = 7:5"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.GPUs) != 2 {
+		t.Fatalf("%d GPUs, want 2", len(report.GPUs))
+	}
+	g := report.GPUs[1]
+	if g.Error != "" || g.Unread != nil || g.Architecture != "" || g.MIGMode != nil || g.RemappedRows != nil || g.Fabric != nil || g.NVLinks != nil {
+		t.Errorf("got %+v", g)
+	}
+	if g.UUID == "" || g.ClockReasons == nil || len(g.Processes) != 1 {
+		t.Errorf("what the old driver has is missing: %+v", g)
+	}
+	if diff := cmp.Diff(&Retired{DoubleBit: 2}, g.RetiredPages); diff != "" {
+		t.Errorf("retired pages (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(&Memory{TotalBytes: 183359 << 20, UsedBytes: 685 << 20, FreeBytes: (183359 - 685) << 20}, g.Memory); diff != "" {
+		t.Errorf("memory (-want +got):\n%s", diff)
+	}
+}
+
+func TestNoNVML(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	garbage := t.TempDir()
+	if err := os.WriteFile(filepath.Join(garbage, "libnvidia-ml.so.1"), []byte("not a library"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		name, config string
+		library      string // directory; "" is the stand-in
+		want         Error
+		says         string
+	}{
+		{name: "driver not loaded", config: "init = 9", want: Error{Code: 9, Text: "Driver Not Loaded"}, says: "modprobe nvidia"},
+		{
+			name: "driver upgraded, module not", config: "init = 18",
+			want: Error{Code: 18, Text: "Driver/library version mismatch"}, says: "reboot",
+		},
+		{name: "another refusal", config: "init = 999", want: Error{Code: 999, Text: "Unknown Error"}, says: "Unknown Error (code 999)"},
+		{
+			name: "no library", library: t.TempDir(),
+			want: Error{Code: 12, Text: "libnvidia-ml.so.1: cannot open shared object file: No such file or directory", Absent: true},
+			says: "no NVIDIA driver library",
+		},
+		{
+			name: "a library that is none", library: garbage,
+			want: Error{Code: 12, Text: garbage + "/libnvidia-ml.so.1: file too short"}, says: "file too short",
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			opts := r.options(t, "driver", row.config)
+			if row.library != "" {
+				opts.Env = []string{"LD_LIBRARY_PATH=" + row.library}
+			}
+			report, err := Run(t.Context(), opts)
+			var refusal *Error
+			if !errors.As(err, &refusal) {
+				if err == nil && row.want.Absent {
+					t.Skip("this machine has a driver")
+				}
+				t.Fatalf("got error %v", err)
+			}
+			if diff := cmp.Diff(row.want, *refusal); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+			if !strings.Contains(err.Error(), row.says) {
+				t.Errorf("%q does not say %q", err, row.says)
+			}
+			if report == nil || report.OK || report.Code != row.want.Code {
+				t.Errorf("report %+v", report)
+			}
+		})
+	}
+}
+
+func TestHang(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	for _, row := range []struct{ name, variant, config string }{
+		{"in nvmlInit", "hang", ""},
+		{"at one GPU", "driver", "gpu.5.hang_gpu = 3600"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			opts := r.options(t, row.variant, row.config)
+			opts.Timeout = 500 * time.Millisecond
+			if report, err := Run(t.Context(), opts); report != nil || err == nil {
+				t.Fatalf("got %+v, %v", report, err)
+			}
+			// The next one has its turn: nothing is left of the first.
+			if _, err := Run(t.Context(), r.options(t, "hang", "hang = 0")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// The caller's LD_BIND_NOW would end the probe in the dynamic loader.
+func TestEnvironmentIsClean(t *testing.T) {
+	r := needRig(t)
+	t.Setenv("LD_BIND_NOW", "1")
+	if _, err := Run(t.Context(), r.options(t, "driver", "")); err != nil {
+		t.Error(err)
+	}
+	opts := r.options(t, "driver", "")
+	opts.Env = append(opts.Env, "LD_BIND_NOW=1")
+	_, err := Run(t.Context(), opts)
+	if err == nil || !strings.HasPrefix(err.Error(), "the NVML probe crashed: symbol lookup error: undefined symbol: nvml") {
+		t.Errorf("with LD_BIND_NOW: %v", err)
+	}
+}

@@ -1,0 +1,203 @@
+package probe
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const empty = `{"schema":1,"ok":true,"gpus":[]}`
+
+func TestWhatAProbeMayDo(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name, script string
+		want         string // in the error; "" is none
+	}{
+		{"answers", "echo '" + empty + "'", ""},
+		{
+			"calls a function that the driver lacks",
+			"echo \"$0: symbol lookup error: $0: undefined symbol: nvmlNew\" >&2; echo more >&2; exit 127",
+			"the NVML probe crashed: symbol lookup error: undefined symbol: nvmlNew (exit status 127)",
+		},
+		{"needs a newer glibc", "echo \"$0: version 'GLIBC_2.34' not found\" >&2; exit 1", "crashed: version 'GLIBC_2.34' not found"},
+		{"dies of a signal", "kill -SEGV $$", "the NVML probe crashed: signal: segmentation fault"},
+		{"fails without a word", "exit 5", "the NVML probe crashed: exit status 5"},
+		{"writes escape sequences", `printf 'a\033[31mb\n' >&2; exit 2`, "crashed: a[31mb ("},
+		{"prints nothing", "true", "read NVML report: unexpected end of JSON input"},
+		{"prints garbage", "echo oops", "read NVML report: invalid character"},
+		{"speaks another schema", `echo '{"schema":2,"ok":true}'`, "it has schema 2, this kbnode reads 1"},
+		{"contradicts itself", `echo '{"schema":1,"ok":false}'`, "ended with 0 but reports ok=false"},
+		{"refuses", `echo '{"schema":1,"ok":false,"code":9,"error":"x"}'; exit 3`, "the NVIDIA driver is not loaded"},
+		{"prints without end", "exec yes", "printed more than 8388608 bytes"},
+		{"complains without end", "yes >&2; echo '" + empty + "'", "run the NVML probe: more than 65536 bytes"},
+		{"has a clean environment", `[ "$(env | grep -c '^LD_')" = 0 ] && [ -z "$HOME" ] && echo '` + empty + "'", ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			_, err := Run(t.Context(), Options{Path: script(t, row.script)})
+			switch {
+			case row.want == "" && err != nil:
+				t.Error(err)
+			case row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)):
+				t.Errorf("error %v, want %q in it", err, row.want)
+			}
+		})
+	}
+}
+
+// The driver's library starts programs of its own; they end with the probe.
+func TestDeadlineEndsTheWholeGroup(t *testing.T) {
+	t.Parallel()
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := os.OpenFile(fifo, os.O_RDWR, 0) // not to block
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close() //nolint:errcheck // only read
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	path := script(t, "exec 9>"+fifo+"; (echo up >&9; exec sleep 1000) & wait")
+	go func() {
+		_, err := Run(ctx, Options{Path: path, Timeout: time.Minute})
+		done <- err
+	}()
+	// Our own end would keep the other from ending: read through another one.
+	reader, err := os.OpenFile(fifo, os.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close() //nolint:errcheck // only read
+	up := make([]byte, 3)
+	if _, err := io.ReadFull(reader, up); err != nil {
+		t.Fatal(err)
+	}
+	_ = r.Close()
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := io.ReadAll(reader); err != nil { // blocks for as long as the sleep lives
+		t.Error(err)
+	}
+}
+
+func TestOneAtATime(t *testing.T) {
+	t.Parallel()
+	busy := filepath.Join(t.TempDir(), "busy")
+	path := script(t, "mkdir "+busy+" || exit 9; sleep 0.05; rmdir "+busy+"; echo '"+empty+"'")
+	var wait sync.WaitGroup
+	for range 4 {
+		wait.Go(func() {
+			if _, err := Run(t.Context(), Options{Path: path, Timeout: time.Minute}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+}
+
+func TestPlaces(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	elf, err := os.ReadFile(r.probe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(elf)
+	file := func(name string, mode os.FileMode, data []byte) string {
+		path := filepath.Join(t.TempDir(), name)
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	dir := t.TempDir()
+	memory := place{"memfd", inMemory(elf)}
+	for _, row := range []struct {
+		name string
+		from []place
+		want string // in the error; "" is none
+	}{
+		{"installed", []place{{"libexec", installed(file("probe", 0o755, elf), sum)}}, ""},
+		{"installed is another version", []place{{"libexec", installed(file("probe", 0o755, elf[1:]), sum)}}, "libexec: another version"},
+		{"anybody can write what is installed", []place{{"libexec", installed(file("probe", 0o777, elf), sum)}}, "libexec: not a regular file that only root can write"},
+		{"nothing is installed", []place{{"libexec", installed(dir+"/none", sum)}, memory}, ""},
+		{"memory", []place{memory}, ""},
+		{"a directory", []place{{"run", inDir(dir, elf)}}, ""},
+		{"a directory that cannot be made", []place{{"run", inDir(file("f", 0o600, nil)+"/d", elf)}}, "run: mkdir"},
+		{"execution is forbidden in the first place", []place{{"noexec", atPath(file("probe", 0o600, elf))}, memory}, ""},
+		{"execution is forbidden everywhere", []place{{"noexec", atPath(file("probe", 0o600, elf))}}, "noexec: fork/exec"},
+		{
+			"no glibc", []place{{"memfd", inMemory(bytes.ReplaceAll(bytes.ReplaceAll(elf,
+				[]byte("/ld-linux-x86-64.so.2\x00"), []byte("/ld-linux-x86-64.so.X\x00")),
+				[]byte("/ld-linux-aarch64.so.1\x00"), []byte("/ld-linux-aarch64.so.X\x00")))}},
+			ErrNoLoader.Error(),
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			opts := r.options(t, "driver", "")
+			opts.Path = ""
+			report, err := runAny(t.Context(), opts, row.from)
+			switch {
+			case row.want == "" && err != nil:
+				t.Error(err)
+			case row.want == "" && len(report.GPUs) != 8:
+				t.Errorf("%d GPUs, want 8", len(report.GPUs))
+			case row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)):
+				t.Errorf("error %v, want %q in it", err, row.want)
+			}
+		})
+	}
+	t.Cleanup(func() {
+		if left, _ := os.ReadDir(dir); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	})
+}
+
+func TestImage(t *testing.T) {
+	t.Parallel()
+	elf, err := image()
+	if errors.Is(err, ErrNotEmbedded) {
+		if _, err := Run(t.Context(), Options{}); !errors.Is(err, ErrNotEmbedded) {
+			t.Errorf("run without a probe: %v", err)
+		}
+		return
+	}
+	if err != nil || !bytes.HasPrefix(elf, []byte("\x7fELF")) {
+		t.Errorf("the embedded probe is no program: %v", err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(empty))
+	f.Add([]byte(`{"schema":1,"ok":true,"gpus":[{"index":1,"minor":null,"mig":[{}]}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := Parse(data)
+		if (r == nil) == (err == nil) {
+			t.Errorf("report %v, error %v", r, err)
+		}
+		if p := Printable(string(data), 40); len(p) > 40 || strings.ContainsAny(p, "\x00\x1b\n\r") {
+			t.Errorf("%q is not printable", p)
+		}
+	})
+}
