@@ -266,7 +266,12 @@ func (b *builder) takeNetwork(v any) error {
 func endpoints(v any) error {
 	rules := map[string]rule{}
 	for _, name := range []string{"default", "bridge", "none"} {
-		rules[name] = never("a job sets no address or alias; leave it out")
+		rules[name] = func(v any) error {
+			if zero(v) {
+				return nil
+			}
+			return errors.New("a job sets no address or alias; leave it out")
+		}
 	}
 	obj, ok := v.(map[string]any)
 	if v != nil && !ok {

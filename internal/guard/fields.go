@@ -63,7 +63,7 @@ func ignore(any) error { return nil }
 // never is for what no job gets.
 func never(why string) rule {
 	return func(v any) error {
-		if zero(v) {
+		if empty(v) {
 			return nil
 		}
 		return errors.New(why)

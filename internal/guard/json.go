@@ -118,8 +118,17 @@ func (p *parser) value(depth int) (any, error) {
 	return tok, nil
 }
 
-// zero tells whether v says nothing: clients send every field they know, most
-// of them so.
+// empty tells whether v asks for nothing. An object with a key in it asks for
+// something, since the key may be the wish.
+func empty(v any) bool {
+	if obj, ok := v.(map[string]any); ok {
+		return len(obj) == 0
+	}
+	return zero(v)
+}
+
+// zero tells whether v is nothing but zero values: clients send every field
+// they know, most of them so.
 func zero(v any) bool {
 	switch v := v.(type) {
 	case nil:

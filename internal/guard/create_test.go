@@ -1,0 +1,266 @@
+package guard
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+const checkout = "/var/lib/buildkite-agent/gpu-0/builds/node-gpu0/org/eval"
+
+func testPolicy() plan.JobPolicy {
+	return plan.JobPolicy{
+		WrittenBy: "kbnode", Slot: 0, Name: "gpu0", User: "kbnode-gpu0", Slice: "buildkite-gpu0.slice",
+		CPUs: "2-3,10-11", MemoryNodes: "0", MemoryBytes: 32 << 30, PidsLimit: 4096, ShmBytes: 8 << 30,
+		Vendor: "nvidia", UUID: "GPU-11111111-2222-3333-4444-555555555555",
+		CDIDevice:    "nvidia.com/gpu=GPU-11111111-2222-3333-4444-555555555555",
+		Env:          []string{"KERNELBOT_GPU_INDEX=0", "NVIDIA_VISIBLE_DEVICES=GPU-11111111-2222-3333-4444-555555555555"},
+		DropEnv:      []string{"LD_*", "CUDA_VISIBLE_DEVICES"},
+		WorkRoot:     "/var/lib/buildkite-agent/gpu-0",
+		Binary:       "/usr/bin/kbnode",
+		DockerSocket: "/var/run/docker.sock",
+		Socket:       "/run/kbnode/gpu0/docker.sock",
+	}
+}
+
+// testFacts resolve without a file system: what is below the work root is there.
+func testFacts() facts {
+	return facts{
+		resolve: func(path string) (string, error) {
+			if !strings.HasPrefix(path, testPolicy().WorkRoot+"/") {
+				return "", fmt.Errorf("%q: a job mounts only what lies below the work root", path)
+			}
+			return path, nil
+		},
+		gids: func([]string) []string { return []string{"44", "993"} },
+	}
+}
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// TestRebuild compares what the engine gets with testdata/create/*.txtar: the
+// policy's changes, the request and the rebuilt request of each case.
+func TestRebuild(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("testdata/create/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no golden files: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			t.Parallel()
+			archive, err := txtar.ParseFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			policy := testPolicy()
+			var request []byte
+			want := map[string]string{}
+			for _, f := range archive.Files {
+				switch f.Name {
+				case "policy.json":
+					if err := json.Unmarshal(f.Data, &policy); err != nil {
+						t.Fatal(err)
+					}
+				case "request.json":
+					request = f.Data
+				default:
+					want[f.Name] = string(f.Data)
+				}
+			}
+			got, err := rebuild(policy, testFacts(), request)
+			if err != nil {
+				t.Fatalf("refused: %v", err)
+			}
+			var text bytes.Buffer
+			enc := json.NewEncoder(&text)
+			enc.SetIndent("", "  ")
+			enc.SetEscapeHTML(false)
+			if err := enc.Encode(got); err != nil {
+				t.Fatal(err)
+			}
+			if *update {
+				archive.Files = append(archive.Files[:len(archive.Files)-len(want)], txtar.File{Name: "engine.json", Data: text.Bytes()})
+				if err := os.WriteFile(file, txtar.Format(archive), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if diff := cmp.Diff(want["engine.json"], text.String()); diff != "" {
+				t.Errorf("the engine gets something else (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestRebuildRefuses(t *testing.T) {
+	t.Parallel()
+	host := func(fields string) string { return `{"Image":"i","HostConfig":{` + fields + `}}` }
+	for name, row := range map[string]struct{ body, want string }{
+		"no image":                    {`{"Cmd":["true"]}`, "a container needs an Image"},
+		"an image that is a path":     {`{"Image":"../../containers/x"}`, "Image: "},
+		"an image with a hidden path": {`{"Image":"a/../../info"}`, "Image: "},
+		"privileged":                  {host(`"Privileged":true`), "HostConfig.Privileged: a job's container is never privileged"},
+		"privileged as a number":      {host(`"Privileged":1`), "HostConfig.Privileged"},
+		"lower-case host config": {`{"Image":"i","HostConfig":{"Privileged":false},"hostconfig":{"Privileged":true}}`,
+			"hostconfig: write HostConfig"},
+		"lower-case field":              {host(`"privileged":true`), "HostConfig.privileged: write Privileged"},
+		"lower-case field of no value":  {host(`"privileged":false`), "HostConfig.privileged: write Privileged"},
+		"field in letters that fold":    {host(`"Moun` + "t\u017f" + `":[]`), "write Mounts"},
+		"field twice":                   {host(`"Privileged":false,"Privileged":true`), `the key "Privileged" comes twice`},
+		"field twice by escape":         {host(`"Privileged":false,"Privil\u0065ged":true`), `the key "Privileged" comes twice`},
+		"label twice":                   {`{"Image":"i","Labels":{"a":"1","a":"2"}}`, `the key "a" comes twice`},
+		"unknown field":                 {host(`"Teleport":"host"`), "HostConfig.Teleport: not an option that a job may set"},
+		"unknown field at the top":      {`{"Image":"i","Healthcheck":{"Test":["CMD","x"]}}`, "Healthcheck: not an option"},
+		"unknown nested value":          {host(`"Teleport":{"a":[0,{"b":"x"}]}`), "HostConfig.Teleport"},
+		"capabilities":                  {host(`"CapAdd":["SYS_ADMIN"]`), "HostConfig.CapAdd"},
+		"unconfined seccomp":            {host(`"SecurityOpt":["seccomp=unconfined"]`), "HostConfig.SecurityOpt"},
+		"new privileges":                {host(`"SecurityOpt":["no-new-privileges:false"]`), "HostConfig.SecurityOpt"},
+		"host PID namespace":            {host(`"PidMode":"host"`), "HostConfig.PidMode: a job does not share a namespace"},
+		"neighbour's PID namespace":     {host(`"PidMode":"container:abc"`), "HostConfig.PidMode"},
+		"host IPC namespace":            {host(`"IpcMode":"host"`), "HostConfig.IpcMode"},
+		"shareable IPC namespace":       {host(`"IpcMode":"shareable"`), "HostConfig.IpcMode"},
+		"host UTS namespace":            {host(`"UTSMode":"host"`), "HostConfig.UTSMode"},
+		"host user namespace":           {host(`"UsernsMode":"host"`), "HostConfig.UsernsMode"},
+		"host cgroup namespace":         {host(`"CgroupnsMode":"host"`), "HostConfig.CgroupnsMode"},
+		"host network":                  {host(`"NetworkMode":"host"`), `HostConfig.NetworkMode: a job's network is "bridge" or "none"`},
+		"neighbour's network":           {host(`"NetworkMode":"container:abc"`), "HostConfig.NetworkMode"},
+		"network as a list":             {host(`"NetworkMode":["host"]`), "HostConfig.NetworkMode"},
+		"network by endpoint":           {`{"Image":"i","NetworkingConfig":{"EndpointsConfig":{"other":{}}}}`, "EndpointsConfig"},
+		"address on the bridge":         {`{"Image":"i","NetworkingConfig":{"EndpointsConfig":{"bridge":{"IPAMConfig":{"IPv4Address":"172.17.0.9"}}}}}`, "sets no address"},
+		"device rules":                  {host(`"DeviceCgroupRules":["a *:* rwm"]`), "HostConfig.DeviceCgroupRules"},
+		"volumes of others":             {host(`"VolumesFrom":["abc"]`), "HostConfig.VolumesFrom"},
+		"volume driver":                 {host(`"VolumeDriver":"nfs"`), "HostConfig.VolumeDriver"},
+		"anonymous volume":              {`{"Image":"i","Volumes":{"/data":{}}}`, "Volumes: a job has no volumes"},
+		"sysctls":                       {host(`"Sysctls":{"net.ipv4.ip_forward":"1"}`), "HostConfig.Sysctls"},
+		"storage options":               {host(`"StorageOpt":{"size":"1T"}`), "HostConfig.StorageOpt"},
+		"ports":                         {host(`"PortBindings":{"80/tcp":[{"HostPort":"80"}]}`), "HostConfig.PortBindings"},
+		"all ports":                     {host(`"PublishAllPorts":true`), "HostConfig.PublishAllPorts"},
+		"links":                         {host(`"Links":["abc:x"]`), "HostConfig.Links"},
+		"no OOM killer":                 {host(`"OomKillDisable":true`), "HostConfig.OomKillDisable"},
+		"real-time priority":            {host(`"Ulimits":[{"Name":"rtprio","Soft":99,"Hard":99}]`), "rtprio"},
+		"a limit of another shape":      {host(`"Ulimits":["nofile=1"]`), "not an object"},
+		"annotations":                   {host(`"Annotations":{"a":"b"}`), "HostConfig.Annotations"},
+		"named volume":                  {host(`"Binds":["data:/data"]`), "a job has no volumes"},
+		"bind of the host's root":       {host(`"Binds":["/:/host"]`), "a job mounts only what lies below"},
+		"bind of the engine's socket":   {host(`"Binds":["/var/run/docker.sock:/var/run/docker.sock"]`), "a job mounts only what lies below"},
+		"bind of the work root itself":  {host(`"Binds":["/var/lib/buildkite-agent/gpu-0:/x"]`), "a job mounts only what lies below"},
+		"bind with dots":                {host(`"Binds":["` + checkout + `/../../../../gpu-1:/x"]`), "without .. in it"},
+		"bind to dots":                  {host(`"Binds":["` + checkout + `:/x/../proc"]`), "no .. in it"},
+		"bind over kbnode":              {host(`"Binds":["` + checkout + `/fake:/usr/local/bin/kbnode"]`), "kbnode is mounted there"},
+		"bind over /proc":               {host(`"Binds":["` + checkout + `:/proc/sys"]`), "mounts nothing over /proc"},
+		"bind over the root":            {host(`"Binds":["` + checkout + `:/"]`), "over the container's root"},
+		"bind with shared propagation":  {host(`"Binds":["` + checkout + `:/x:rshared"]`), `the mode is "ro" or "rw"`},
+		"bind with too many colons":     {host(`"Binds":["` + checkout + `:/x:ro:/y"]`), "is not source:target"},
+		"mount of the host's root":      {host(`"Mounts":[{"Type":"bind","Source":"/","Target":"/x"}]`), "a job mounts only what lies below"},
+		"mount with shared propagation": {host(`"Mounts":[{"Type":"bind","Source":"` + checkout + `","Target":"/x","BindOptions":{"Propagation":"rshared"}}]`), "share mounts"},
+		"mount of a volume":             {host(`"Mounts":[{"Type":"volume","Source":"v","Target":"/x"}]`), "not a kind of mount"},
+		"mount of a volume with a device": {host(`"Mounts":[{"Type":"volume","Target":"/x","VolumeOptions":{"DriverConfig":{"Options":{"type":"ext4","device":"/dev/sda1"}}}}]`),
+			"VolumeOptions: not an option"},
+		"mount of an image":           {host(`"Mounts":[{"Type":"image","Source":"i","Target":"/x"}]`), "not a kind of mount"},
+		"mount with two types":        {host(`"Mounts":[{"Type":"tmpfs","type":"bind","Source":"/","Target":"/x"}]`), "type: write Type"},
+		"tmpfs over /dev":             {host(`"Tmpfs":{"/dev":""}`), "mounts nothing over /dev"},
+		"tmpfs with foreign options":  {host(`"Tmpfs":{"/x":"size=1g,uid=0,lowerdir=/"}`), "not an option of a tmpfs"},
+		"environment without a name":  {`{"Image":"i","Env":["=x"]}`, "has no name"},
+		"environment of numbers":      {`{"Image":"i","Env":[1]}`, "not a list of strings"},
+		"memory as a word":            {host(`"Memory":"1g"`), "not a number"},
+		"memory beyond 64 bits":       {host(`"Memory":1e400`), "whole number"},
+		"NUL in a command":            {`{"Image":"i","Cmd":["a\u0000b"]}`, "NUL"},
+		"nested deeply":               {`{"Image":"i","X":` + strings.Repeat("[", 5000) + strings.Repeat("]", 5000) + `}`, "nested more than"},
+		"many values":                 {`{"Image":"i","Cmd":[` + strings.Repeat(`"",`, 60000) + `""]}`, "more than 50000 values"},
+		"larger than a megabyte":      {`{"Image":"i","Cmd":["` + strings.Repeat("a", 1<<20) + `"]}`, "larger than"},
+		"a list":                      {`[]`, "not a JSON object"},
+		"nothing":                     {``, "not JSON"},
+		"two objects":                 {`{"Image":"i"}{"HostConfig":{"Privileged":true}}`, "something follows"},
+		"not UTF-8":                   {"{\"Image\":\"i\",\"Cmd\":[\"\xff\"]}", "not UTF-8"},
+		"an end that is missing":      {`{"Image":"i"`, "not JSON"},
+		"host config that is a list":  {`{"Image":"i","HostConfig":[]}`, "HostConfig is not an object"},
+		"a group with a path":         {host(`"GroupAdd":["../x"]`), "not a group"},
+		"a user with a newline":       {`{"Image":"i","User":"root\nx"}`, "User: "},
+		"a stop signal with a blank":  {`{"Image":"i","StopSignal":"TERM x"}`, "StopSignal: "},
+		"a relative work dir":         {`{"Image":"i","WorkingDir":"x"}`, "WorkingDir: "},
+		"a capability that is a path": {host(`"CapDrop":["/x"]`), "not a capability"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := rebuild(testPolicy(), testFacts(), []byte(row.body))
+			if err == nil {
+				t.Fatalf("allowed: %+v", got)
+			}
+			if !strings.Contains(err.Error(), row.want) {
+				t.Errorf("refused with %q, want %q in it", err, row.want)
+			}
+		})
+	}
+}
+
+func TestRebuildWithoutGPU(t *testing.T) {
+	t.Parallel()
+	policy := testPolicy()
+	policy.CDIDevice = ""
+	if got, err := rebuild(policy, testFacts(), []byte(`{"Image":"i"}`)); err == nil {
+		t.Errorf("a slot without a GPU made a container: %+v", got.HostConfig)
+	}
+}
+
+// FuzzRebuild looks for a request that gets more than its slot's.
+func FuzzRebuild(f *testing.F) {
+	files, err := filepath.Glob("testdata/create/*.txtar")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, file := range files {
+		archive, err := txtar.ParseFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, a := range archive.Files {
+			if a.Name == "request.json" {
+				f.Add(a.Data)
+			}
+		}
+	}
+	f.Add([]byte(`{"Image":"i","HostConfig":{"Privileged":true,"Binds":["/:/x"],"Mounts":[{"Type":"bind"}]}}`))
+	policy := testPolicy()
+	f.Fuzz(func(t *testing.T, body []byte) {
+		got, err := rebuild(policy, testFacts(), body)
+		if err != nil {
+			return
+		}
+		h := got.HostConfig
+		if h.Privileged || len(h.CapAdd) > 0 || len(h.DeviceCgroupRules) > 0 || len(h.Devices) > 0 || len(h.Binds) > 0 || len(h.VolumesFrom) > 0 ||
+			h.PidMode != "" || h.UTSMode != "" || h.UsernsMode != "" || h.IpcMode != "private" || h.CgroupnsMode != "private" || h.Runtime != "runc" {
+			t.Errorf("more than a slot's: %+v", h)
+		}
+		if h.CgroupParent != policy.Slice || h.CpusetCpus != policy.CPUs || h.Memory <= 0 || h.Memory > policy.MemoryBytes || h.MemorySwap != h.Memory {
+			t.Errorf("not the slot's limits: %+v", h.Resources)
+		}
+		if diff := cmp.Diff([]string{"no-new-privileges"}, h.SecurityOpt); diff != "" {
+			t.Error(diff)
+		}
+		if len(h.DeviceRequests) != 1 || len(h.DeviceRequests[0].DeviceIDs) != 1 || h.DeviceRequests[0].DeviceIDs[0] != policy.CDIDevice {
+			t.Errorf("not the slot's GPU: %+v", h.DeviceRequests)
+		}
+		for _, m := range h.Mounts {
+			if m.Source != policy.Binary && (!strings.HasPrefix(m.Source, policy.WorkRoot+"/") || strings.Contains(m.Source, "/../")) {
+				t.Errorf("mounts %s", m.Source)
+			}
+			if m.Source == policy.Binary && !m.ReadOnly {
+				t.Error("kbnode can be written to")
+			}
+		}
+		if _, err := json.Marshal(got); err != nil {
+			t.Error(err)
+		}
+	})
+}
