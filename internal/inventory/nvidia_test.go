@@ -1,0 +1,410 @@
+package inventory
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+// nvidiaTree is the tree with the files of text archives; later ones win.
+func nvidiaTree(tb testing.TB, archives ...string) tree {
+	tb.Helper()
+	dir := tb.TempDir()
+	for _, archive := range archives {
+		for _, f := range txtar.Parse([]byte(archive)).Files {
+			path := filepath.Join(dir, f.Name)
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				tb.Fatal(err)
+			}
+			if err := os.WriteFile(path, f.Data, 0o600); err != nil {
+				tb.Fatal(err)
+			}
+		}
+	}
+	t, err := openTree(dir)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = t.close() })
+	return t
+}
+
+// pciGPU are the files of a GPU's PCI device.
+func pciGPU(pci, device, node string) string {
+	dir := "-- sys/bus/pci/devices/" + pci + "/"
+	return dir + "vendor --\n0x10de\n" + dir + "device --\n0x" + device + "\n" + dir + "class --\n0x030200\n" +
+		dir + "numa_node --\n" + node + "\n" + dir + "uevent --\nDRIVER=nvidia\nPCI_CLASS=30200\n"
+}
+
+// procGPU is what the driver says of a GPU.
+func procGPU(pci, uuid, minor string) string {
+	return "-- proc/driver/nvidia/gpus/" + pci + "/information --\nModel: \t\t NVIDIA B200\nIRQ:   \t\t 512\nGPU UUID: \t " + uuid +
+		"\nBus Type: \t PCIe\nBus Location: \t " + pci + "\nDevice Minor: \t " + minor + "\nGPU Excluded:\t No\n"
+}
+
+const procDriver = `
+-- proc/driver/nvidia/version --
+NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)  Tue Sep 23 10:11:16 UTC 2025
+GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)
+-- proc/devices --
+Character devices:
+  1 mem
+195 nvidia
+195 nvidia-modeset
+195 nvidiactl
+237 nvidia-caps
+238 nvidia-caps-imex-channels
+511 nvidia-uvm
+
+Block devices:
+  8 sd
+509 nvidia-uvm
+`
+
+// summary is one line for each GPU, and one for each problem.
+func summary(gpus []GPU, problems []Problem) string {
+	var b strings.Builder
+	for _, g := range gpus {
+		health := "healthy"
+		if !g.Healthy {
+			health = "broken"
+		}
+		fmt.Fprintf(&b, "%s %s %s [%s] %s node %d/%d minor %d %s\n",
+			health, g.PCI, g.UUID, g.Model, g.PCIID, g.NUMANode, g.MemoryNode, g.Minor, g.Arch)
+	}
+	for _, p := range problems {
+		fmt.Fprintf(&b, "%s: %s\n", p.Subject, p.Detail)
+	}
+	return b.String()
+}
+
+func TestNVIDIAWithoutNVML(t *testing.T) {
+	t.Parallel()
+	const u0, u1 = "GPU-b2000000-0000-4000-8000-000000000000", "GPU-b2000000-0000-4000-8000-000000000001"
+	two := pciGPU("0000:1a:00.0", "2901", "0") + pciGPU("0000:9a:00.0", "2901", "1")
+	for _, row := range []struct {
+		name, files, source, want string
+	}{
+		{
+			name: "the driver has both", files: two + procDriver + procGPU("0000:1a:00.0", u0, "0") + procGPU("0000:9a:00.0", u1, "1"),
+			source: "proc",
+			want: `healthy 0000:1a:00.0 GPU-b2000000-0000-4000-8000-000000000000 [NVIDIA B200] 10de:2901 node 0/-1 minor 0 sm_100
+healthy 0000:9a:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200] 10de:2901 node 1/-1 minor 1 sm_100
+`,
+		},
+		{
+			name: "the driver lacks one", files: two + procDriver + procGPU("0000:9a:00.0", u1, "1"), source: "proc",
+			want: `broken 0000:1a:00.0  [NVIDIA B200] 10de:2901 node 0/-1 minor -1 sm_100
+healthy 0000:9a:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200] 10de:2901 node 1/-1 minor 1 sm_100
+gpu 0000:1a:00.0: the NVIDIA driver does not list it
+`,
+		},
+		{
+			name:   "the bus lacks one",
+			files:  pciGPU("0000:1a:00.0", "2901", "0") + procDriver + procGPU("0000:1a:00.0", u0, "0") + procGPU("0000:9a:00.0", u1, "1"),
+			source: "proc",
+			want: `healthy 0000:1a:00.0 GPU-b2000000-0000-4000-8000-000000000000 [NVIDIA B200] 10de:2901 node 0/-1 minor 0 sm_100
+broken 0000:9a:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200]  node -1/-1 minor 1 
+gpu 0000:9a:00.0: it is gone from the PCI bus
+`,
+		},
+		{
+			name: "no sysfs", files: procDriver + procGPU("0000:1a:00.0", u0, "0"), source: "proc",
+			want: "healthy 0000:1a:00.0 GPU-b2000000-0000-4000-8000-000000000000 [NVIDIA B200]  node -1/-1 minor 0 \n",
+		},
+		{
+			name: "not started yet", files: pciGPU("0000:1a:00.0", "2901", "-1") + procDriver +
+				procGPU("0000:1a:00.0", "GPU-????????-????-????-????-????????????", "0"),
+			source: "proc",
+			want:   "healthy 0000:1a:00.0  [NVIDIA B200] 10de:2901 node -1/-1 minor 0 sm_100\n",
+		},
+		{
+			name: "excluded", files: pciGPU("0000:1a:00.0", "2901", "0") + procDriver +
+				"-- proc/driver/nvidia/gpus/0000:1a:00.0/information --\nModel: NVIDIA B200\nGPU Excluded:\t Yes\n",
+			source: "proc",
+			want: `broken 0000:1a:00.0  [NVIDIA B200] 10de:2901 node 0/-1 minor -1 sm_100
+gpu 0000:1a:00.0: the NVIDIA driver was told to exclude it (NVreg_ExcludedGpus)
+`,
+		},
+		{
+			name: "a tree of PCI devices", files: pciGPU("0000:1a:00.0", "2330", "0") + pciGPU("0000:1b:00.0", "abcd", "0"), source: "pci",
+			want: `healthy 0000:1a:00.0  [NVIDIA H100 80GB HBM3] 10de:2330 node 0/-1 minor -1 sm_90
+healthy 0000:1b:00.0  [NVIDIA device 10de:abcd] 10de:abcd node 0/-1 minor -1 
+`,
+		},
+		{
+			name: "a captured machine without the driver", files: pciGPU("0000:1a:00.0", "2330", "0") + "-- kbnode/live.json --\n{}\n", source: "pci",
+			want: `broken 0000:1a:00.0  [NVIDIA H100 80GB HBM3] 10de:2330 node 0/-1 minor -1 sm_90
+gpu 0000:1a:00.0: the NVIDIA driver is not loaded
+`,
+		},
+		{
+			name:   "given to a virtual machine",
+			files:  pciGPU("0000:1a:00.0", "2330", "0") + "-- sys/bus/pci/devices/0000:1a:00.0/uevent --\nDRIVER=vfio-pci\n",
+			source: "pci",
+			want: `broken 0000:1a:00.0  [NVIDIA H100 80GB HBM3] 10de:2330 node 0/-1 minor -1 sm_90
+gpu 0000:1a:00.0: it is bound to the driver vfio-pci, not nvidia
+`,
+		},
+		{
+			name: "sound, switches and virtual functions are no GPUs", source: "pci",
+			files: pciGPU("0000:1a:00.0", "27b8", "0") + pciGPU("0000:1a:00.4", "27b8", "0") +
+				pciGPU("0000:05:00.0", "22a3", "0") + "-- sys/bus/pci/devices/0000:05:00.0/class --\n0x068000\n" +
+				pciGPU("0000:06:00.0", "2901", "0") + "-- sys/bus/pci/devices/0000:06:00.0/vendor --\n0x1002\n",
+			want: "healthy 0000:1a:00.0  [NVIDIA L4] 10de:27b8 node 0/-1 minor -1 sm_89\n",
+		},
+		{
+			name: "a tree without the directory of links", source: "pci",
+			files: strings.ReplaceAll(pciGPU("0001:1a:00.0", "2335", "3"), "sys/bus/pci/devices/", "sys/devices/pci0001:00/0001:00:01.0/"),
+			want:  "healthy 0001:1a:00.0  [NVIDIA H200] 10de:2335 node 3/-1 minor -1 sm_90\n",
+		},
+		{
+			name: "a GPU's memory is a NUMA node", source: "proc", // POWER9, as hwloc recorded one: no vendor, no numa_node
+			files: `
+-- sys/bus/pci/devices/0035:04:00.0/class --
+0x030000
+-- sys/bus/pci/devices/0035:04:00.0/local_cpus --
+0000,ff000000,00000000
+-- proc/driver/nvidia/gpus/0035:04:00.0/numa_status --
+Node:      251
+Status:    online
+Address:   40000000000
+Size:      3f0000000
+-- sys/devices/system/node/node251/cpumap --
+0000,00000000,00000000
+`,
+			want: "healthy 0035:04:00.0  [NVIDIA device]  node -1/251 minor -1 \n",
+		},
+		{
+			name: "a node that has CPUs is no GPU's memory", source: "proc",
+			files: procGPU("0035:04:00.0", u0, "0") +
+				"-- proc/driver/nvidia/gpus/0035:04:00.0/numa_status --\nNode: 0\n-- sys/devices/system/node/node0/cpulist --\n0-7\n",
+			want: "healthy 0035:04:00.0 GPU-b2000000-0000-4000-8000-000000000000 [NVIDIA B200]  node -1/-1 minor 0 \n",
+		},
+		{
+			name: "garbage", source: "proc",
+			files: "-- proc/driver/nvidia/version --\nNVRM version: none\x00\n-- proc/devices --\n511\nx nvidia-uvm\n-1 nvidia-caps\n" +
+				"-- proc/driver/nvidia/gpus/readme/information --\nModel: x\n" +
+				"-- proc/driver/nvidia/gpus/0000:1a:00.0/information --\nModel:\t\x1b[31mred\nGPU UUID: GPU-$(reboot)\nDevice Minor: 99999999999999999999\nGPU Ex",
+			want: "healthy 0000:1a:00.0  [[31mred]  node -1/-1 minor -1 \n",
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			gpus, nv, problems := nvidiaGPUs(nvidiaTree(t, row.files), nil, nil)
+			if diff := cmp.Diff(row.want, summary(gpus, problems)); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+			if nv == nil || nv.Source != row.source {
+				t.Errorf("source: got %+v, want %s", nv, row.source)
+			}
+		})
+	}
+}
+
+func TestNVIDIADriver(t *testing.T) {
+	t.Parallel()
+	gpus, got, problems := nvidiaGPUs(nvidiaTree(t, procDriver), nil, &probe.Error{Code: 18})
+	want := &NVIDIA{Source: "pci", DriverVersion: "580.95.05", UVMMajor: 511, CapsMajor: 237}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if len(gpus) != 0 || len(problems) != 1 || !strings.Contains(problems[0].Detail, "reboot") {
+		t.Errorf("got %v, %v", gpus, problems)
+	}
+	for _, refusal := range []error{nil, probe.ErrNotEmbedded, &probe.Error{Absent: true}} {
+		if gpus, nv, problems := nvidiaGPUs(nvidiaTree(t), nil, refusal); gpus != nil || nv != nil || problems != nil {
+			t.Errorf("without hardware and with %v: %v, %v, %v", refusal, gpus, nv, problems)
+		}
+	}
+}
+
+func TestNVIDIAWithNVML(t *testing.T) {
+	t.Parallel()
+	num := func(n int) *int { return &n }
+	answer := func(i int, pci string) probe.GPU {
+		return probe.GPU{
+			Index: i, PCI: pci, PCIID: "10de:2901", UUID: fmt.Sprintf("GPU-b2000000-0000-4000-8000-%012d", i), Name: "NVIDIA B200",
+			Minor: num(i), Compute: "10.0",
+		}
+	}
+	files := pciGPU("0000:1a:00.0", "2901", "0") + pciGPU("0000:3b:00.0", "2901", "0") + pciGPU("0000:9a:00.0", "2901", "1") + procDriver
+	const healthy = `healthy 0000:1a:00.0 GPU-b2000000-0000-4000-8000-000000000000 [NVIDIA B200] 10de:2901 node 0/-1 minor 0 sm_100
+healthy 0000:9a:00.0 GPU-b2000000-0000-4000-8000-000000000002 [NVIDIA B200] 10de:2901 node 1/-1 minor 2 sm_100
+`
+	lost := func(rest string) string { return strings.Replace(healthy, "\n", "\n"+rest+"\n", 1) }
+	for _, row := range []struct {
+		name, files string
+		gpus        []probe.GPU
+		want        string
+	}{
+		{
+			name: "nodes come from sysfs", files: files,
+			gpus: []probe.GPU{answer(0, "00000000:1A:00.0"), answer(1, "0000:3b:00.0"), answer(2, "0000:9a:00.0")},
+			want: lost("healthy 0000:3b:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200] 10de:2901 node 0/-1 minor 1 sm_100"),
+		},
+		{
+			name: "a lost GPU has an address", files: files + procGPU("0000:3b:00.0", "GPU-b2000000-0000-4000-8000-000000000001", "1"),
+			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), {Index: 1, PCI: "0000:3b:00.0", Error: "GPU is lost", Code: 15}, answer(2, "0000:9a:00.0")},
+			want: lost("broken 0000:3b:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200] 10de:2901 node 0/-1 minor 1 sm_100") +
+				"gpu 0000:3b:00.0: GPU is lost\n",
+		},
+		{
+			name: "a lost GPU has no address", files: files,
+			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), {Index: 1, Error: "GPU is lost", Code: 15}, answer(2, "0000:9a:00.0")},
+			want: lost("broken 0000:3b:00.0  [NVIDIA B200] 10de:2901 node 0/-1 minor -1 sm_100") + "gpu 0000:3b:00.0: GPU is lost\n",
+		},
+		{
+			name: "NVML forgot a lost GPU", files: files,
+			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), answer(2, "0000:9a:00.0")},
+			want: lost("broken 0000:3b:00.0  [NVIDIA B200] 10de:2901 node 0/-1 minor -1 sm_100") +
+				"gpu 0000:3b:00.0: NVML does not show it; it may have fallen off the bus\n",
+		},
+		{
+			name: "a lost GPU has neither address nor PCI device", files: pciGPU("0000:1a:00.0", "2901", "0") + pciGPU("0000:9a:00.0", "2901", "1"),
+			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), {Index: 1, Error: "GPU is lost", Code: 15}, answer(2, "0000:9a:00.0")},
+			want: healthy + "nvml: GPU 1: GPU is lost\n",
+		},
+		{
+			name: "the same address twice, and no address", files: files,
+			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), answer(2, "0000:9a:00.0"), answer(2, "0000:9a:00.0"), answer(1, "../etc"), answer(1, "0000:3b:00.0")},
+			want: lost("healthy 0000:3b:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200] 10de:2901 node 0/-1 minor 1 sm_100") +
+				"nvml: GPU 2 has the PCI address \"0000:9a:00.0\"\nnvml: GPU 1 has the PCI address \"../etc\"\n",
+		},
+		{
+			// The machine of the tests: NVML's addresses are those of other devices.
+			name: "sysfs has another vendor there", files: strings.NewReplacer("0x10de", "0x1b36", "0x2901", "0x0005").Replace(files),
+			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), answer(2, "0000:9a:00.0")}, want: healthy,
+		},
+		{
+			name: "memory nodes of Grace", gpus: []probe.GPU{
+				{PCI: "0000:1a:00.0", UUID: "GPU-1", Name: "NVIDIA GB200", MemoryNode: num(2)},
+				{PCI: "0000:1b:00.0", UUID: "GPU-2", Name: "NVIDIA GB200", MemoryNode: num(0)},
+			},
+			files: "-- sys/devices/system/node/node0/cpulist --\n0-71\n-- sys/devices/system/node/node2/cpulist --\n\n",
+			want: `healthy 0000:1a:00.0 GPU-1 [NVIDIA GB200]  node -1/2 minor -1 
+healthy 0000:1b:00.0 GPU-2 [NVIDIA GB200]  node -1/-1 minor -1 
+`,
+		},
+		{
+			name: "hostile names", gpus: []probe.GPU{{PCI: "0000:1a:00.0", UUID: "GPU-1\nx", Name: "a\x1b]0;b\x07c"}},
+			want: "broken 0000:1a:00.0  [a]0;bc]  node -1/-1 minor -1 \ngpu 0000:1a:00.0: NVML gives no UUID\n",
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			report := &probe.Report{Schema: probe.Schema, OK: true, Driver: "580.95.05", NVML: "13.580.95.05", CUDA: "13.0", GPUs: row.gpus}
+			gpus, nv, problems := nvidiaGPUs(nvidiaTree(t, row.files), report, nil)
+			if diff := cmp.Diff(row.want, summary(gpus, problems)); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+			if nv.Source != "nvml" || nv.CUDAVersion != "13.0" || nv.DriverVersion != "580.95.05" {
+				t.Errorf("driver: %+v", nv)
+			}
+		})
+	}
+}
+
+func TestNVMLFacts(t *testing.T) {
+	t.Parallel()
+	num := func(n int) *int { return &n }
+	u32 := func(n uint32) *uint32 { return &n }
+	n := probe.GPU{
+		Index: 4, PCI: "0000:1a:00.0", UUID: "GPU-1", Name: "NVIDIA H100 80GB HBM3", Serial: "165", Compute: "9.0",
+		Memory: &probe.Memory{TotalBytes: 80 << 30, UsedBytes: 1 << 30}, Persistence: "on", ComputeMode: "default",
+		ECCMode: &probe.Mode{Current: "on", Pending: "off"}, MIGMode: &probe.Mode{Current: "on", Pending: "on"},
+		Power: &probe.Power{Limit: u32(700_000)}, Clocks: &probe.Clocks{MaxSM: u32(1980)},
+		Processes: []probe.Process{{PID: 1}, {PID: 2}},
+		Unread:    []string{"nvmlDeviceGetSerial: Unknown Error"},
+		MIG: []probe.MIG{
+			{UUID: "MIG-1", Name: "NVIDIA H100 MIG 3g.40gb", GPUInstance: 1, Slices: 3, MemoryBytes: 40 << 30, Start: num(4), Size: num(4)},
+			{UUID: "MIG-2", GPUInstance: 2},
+			{UUID: ""},
+		},
+	}
+	gpus, _, problems := nvidiaGPUs(nvidiaTree(t), &probe.Report{OK: true, GPUs: []probe.GPU{n}}, nil)
+	want := []GPU{{
+		Vendor: "nvidia", UUID: "GPU-1", PCI: "0000:1a:00.0", Index: 4, Model: "NVIDIA H100 80GB HBM3", MemoryBytes: 80 << 30,
+		NUMANode: -1, MemoryNode: -1, Minor: -1, RenderMinor: -1, Arch: "sm_90", Healthy: true, Serial: "165",
+		PersistenceMode: "on", ECCMode: "on", MIGMode: "on", PowerLimitMilliwatts: 700_000, MaxSMClockMHz: 1980,
+		ComputeMode: "default", Processes: 2, MemoryUsedBytes: 1 << 30,
+		MIG: []MIG{
+			{UUID: "MIG-1", Name: "NVIDIA H100 MIG 3g.40gb", GPUInstance: 1, Slices: 3, MemoryBytes: 40 << 30, Start: 4, MemorySlices: 4},
+			{UUID: "MIG-2", GPUInstance: 2, Start: -1},
+		},
+		NVML: &n,
+	}}
+	if diff := cmp.Diff(want, gpus); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if diff := cmp.Diff([]Problem{{"gpu 0000:1a:00.0", "nvmlDeviceGetSerial: Unknown Error"}}, problems); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+}
+
+func TestCapturedNVML(t *testing.T) {
+	t.Parallel()
+	pci := pciGPU("0000:1a:00.0", "2901", "0")
+	for _, row := range []struct{ name, report, source, problem string }{
+		{"answered", `{"schema":1,"ok":true,"gpus":[{"index":0,"pci":"0000:1a:00.0","uuid":"GPU-1"}]}`, "nvml", ""},
+		{"refused", `{"schema":1,"ok":false,"code":9,"error":"Driver Not Loaded","gpus":[]}`, "pci", "the NVIDIA driver is not loaded"},
+		{"another schema", `{"schema":7,"ok":true}`, "pci", "it has schema 7"},
+		{"cut short", `{"schema":1,"ok":true,"gp`, "pci", "read NVML report"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			root := nvidiaTree(t, pci+"-- kbnode/nvml.json --\n"+row.report+"\n").root
+			gpus, nv, problems := readNVIDIA(t.Context(), root, false)
+			if len(gpus) != 1 || nv.Source != row.source {
+				t.Fatalf("%d GPUs, driver %+v", len(gpus), nv)
+			}
+			if got := summary(nil, problems); (row.problem == "") != (got == "") || !strings.Contains(got, row.problem) {
+				t.Errorf("problems %q, want %q", got, row.problem)
+			}
+		})
+	}
+}
+
+func FuzzNVIDIAFiles(f *testing.F) {
+	f.Add("Model: NVIDIA B200\nGPU UUID: GPU-1\nDevice Minor: 0\n", "NVRM version: NVIDIA 580.95.05", "195 nvidia", "Node: 250\nSize: 3f0000000", "0x030200", "1\x00")
+	f.Add("Model", "NVRM version:", "\x00\x00", "Node: -1", "0x10de", "")
+	f.Fuzz(func(t *testing.T, information, version, majors, status, class, node string) {
+		dir := t.TempDir()
+		for name, text := range map[string]string{
+			"proc/driver/nvidia/gpus/0000:1a:00.0/information": information,
+			"proc/driver/nvidia/gpus/0000:1a:00.0/numa_status": status,
+			"proc/driver/nvidia/version":                       version,
+			"proc/devices":                                     majors,
+			"sys/bus/pci/devices/0000:1a:00.0/class":           class,
+			"sys/bus/pci/devices/0000:1a:00.0/vendor":          "0x10de",
+			"sys/bus/pci/devices/0000:1a:00.0/device":          class,
+			"sys/bus/pci/devices/0000:1a:00.0/numa_node":       node,
+			"sys/bus/pci/devices/0000:1a:00.0/uevent":          information,
+		} {
+			if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		gpus, nv, problems := readNVIDIA(t.Context(), dir, false)
+		if len(gpus) != 1 || nv == nil {
+			t.Fatalf("%d GPUs, driver %v", len(gpus), nv)
+		}
+		g := gpus[0]
+		if g.Minor < -1 || g.NUMANode < -1 || g.MemoryNode < -1 || g.MemoryBytes < 0 || g.Healthy != (g.Error == "") {
+			t.Errorf("%+v", g)
+		}
+		if strings.ContainsFunc(g.UUID+g.Model+g.PCIID+nv.DriverVersion+summary(nil, problems[:0]), func(r rune) bool { return r < ' ' || r == 0x7f }) {
+			t.Errorf("not printable: %+v, %+v", g, nv)
+		}
+	})
+}
