@@ -137,7 +137,7 @@ func (b *Bus) jobs(ctx context.Context, verb string, queue func(context.Context,
 	for i, name := range names {
 		done[i] = make(chan string, 1) // buffered: the connection must not wait for us
 		if _, err := queue(ctx, name, "replace", done[i]); err != nil {
-			errs = append(errs, fmt.Errorf("%s %s: %w", verb, name, err))
+			errs = append(errs, &UnitError{name, verb, err})
 			done[i] = nil
 		}
 	}
@@ -148,10 +148,10 @@ func (b *Bus) jobs(ctx context.Context, verb string, queue func(context.Context,
 		select {
 		case result := <-done[i]:
 			if result != "done" && result != "skipped" {
-				errs = append(errs, fmt.Errorf("%s %s: job %s%s", verb, name, result, b.why(ctx, name)))
+				errs = append(errs, &UnitError{name, verb, fmt.Errorf("job %s%s", result, b.why(ctx, name))})
 			}
 		case <-ctx.Done():
-			errs = append(errs, fmt.Errorf("%s %s: %w", verb, name, ctx.Err()))
+			errs = append(errs, &UnitError{name, verb, ctx.Err()})
 		}
 	}
 	return errors.Join(errs...)

@@ -1,0 +1,417 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// Result is what Apply did.
+type Result struct {
+	Applied  []Change `json:"applied"`
+	Deferred []Change `json:"deferred"` // and why, in Change.Deferred
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// Apply makes the changes that Diff found, in their order. A write that fails
+// ends it: nothing else is changed, and the next run goes on from there. A unit
+// that does not start ends it for its slot only.
+func (h *Host) Apply(ctx context.Context, p *plan.Plan, s *State, changes []Change) (Result, error) {
+	a := &applier{h: h, differ: newDiffer(p, s), failed: map[int]bool{}, late: map[int]string{}}
+	if err := a.refuse(changes); err != nil {
+		return a.result, err
+	}
+	for i := 0; i < len(changes); {
+		if err := ctx.Err(); err != nil {
+			return a.result, errors.Join(append(a.errs, err)...)
+		}
+		n := together(changes[i:])
+		err := a.change(ctx, changes[i:i+n])
+		if err != nil {
+			a.errs = append(a.errs, err)
+			if changes[i].phase == phaseDelete || changes[i].phase == phaseWrite || changes[i].phase == phaseReload {
+				break
+			}
+		}
+		i += n
+	}
+	return a.result, errors.Join(a.errs...)
+}
+
+type applier struct {
+	*differ
+	h      *Host
+	result Result
+	errs   []error
+	failed map[int]bool   // slots with a unit that did not do what it should
+	late   map[int]string // slots whose agent took a job meanwhile, and why that waits
+}
+
+// refuse reports, before anything is changed, all files in the way.
+func (a *applier) refuse(changes []Change) error {
+	var conflict ConflictError
+	for _, c := range changes {
+		if c.Kind == Adopt && !a.h.Adopt && !c.agreed {
+			conflict.Paths = append(conflict.Paths, c.Subject)
+		}
+	}
+	if len(conflict.Paths) > 0 {
+		return &conflict
+	}
+	return nil
+}
+
+// together is how many of the next changes systemd can do side by side: starts
+// of the same kind of unit.
+func together(changes []Change) int {
+	first := changes[0]
+	if first.Kind != Start || isSlice(first.Subject) || first.Deferred != "" {
+		return 1
+	}
+	n := 1
+	for n < len(changes) && changes[n].Kind == Start && changes[n].Deferred == "" &&
+		isAgent(changes[n].Subject, changes[n].Slot) == isAgent(first.Subject, first.Slot) &&
+		(changes[n].Slot < 0) == (first.Slot < 0) {
+		n++
+	}
+	return n
+}
+
+// change makes one change, or several starts at once, and logs each.
+func (a *applier) change(ctx context.Context, group []Change) error {
+	var do []Change
+	for _, c := range group {
+		c.Deferred = a.wait(c)
+		switch {
+		case c.Deferred != "":
+			a.result.Deferred = append(a.result.Deferred, c)
+			a.h.log().Debug("change deferred", "kind", c.Kind, "unit", c.Subject, "slot", c.Slot, "why", c.Deferred)
+			if c.Kind == Adopt && !c.agreed && a.h.Adopt {
+				// It was agreed to now, so a later run may go on without
+				// being asked: the backup stands for that.
+				if err := a.h.backup(c.Subject, a.s.backups[c.Subject]); err != nil {
+					return fmt.Errorf("back up %s: %w", c.Subject, err)
+				}
+			}
+		case c.Slot >= 0 && a.failed[c.Slot]: // the error says why
+		default:
+			do = append(do, c)
+		}
+	}
+	if len(do) == 0 {
+		return nil
+	}
+	began := time.Now()
+	for _, c := range do {
+		if a.h.Progress != nil {
+			a.h.Progress(c)
+		}
+	}
+	err := a.apply(ctx, do)
+	if errors.Is(err, errLate) {
+		a.result.Deferred = append(a.result.Deferred, do...)
+		return nil
+	}
+	bad := failedUnits(err)
+	for _, c := range do {
+		if err != nil && (len(bad) == 0 || slices.Contains(bad, c.Subject)) {
+			a.failed[c.Slot] = true
+			continue
+		}
+		a.result.Applied = append(a.result.Applied, c)
+		a.h.log().Info("changed", "kind", c.Kind, "subject", c.Subject, "slot", c.Slot, "why", c.Why, "took", time.Since(began).Round(time.Millisecond))
+	}
+	return err
+}
+
+// wait says why a change has to wait; "" when it has not.
+func (a *applier) wait(c Change) string {
+	if c.Deferred != "" {
+		return c.Deferred
+	}
+	if a.h.Systemd == nil && c.phase != phaseDelete && c.phase != phaseWrite {
+		return "waits for systemd, which does not run in this tree"
+	}
+	if c.Slot < 0 {
+		return ""
+	}
+	if why := a.late[c.Slot]; why != "" {
+		return why
+	}
+	mine, _ := cpuset.Parse(a.wantSlices[plan.SliceName(c.Slot)].CPUs)
+	for slot, why := range a.late {
+		theirs, _ := cpuset.Parse(a.s.Slices[plan.SliceName(slot)].Files[fileCPUs])
+		if a.s.Slices[plan.SliceName(slot)].Files[fileOwnCPUs] != "" && !mine.Disjoint(theirs) {
+			return why
+		}
+	}
+	return ""
+}
+
+// failedUnits are the units that a joined error of Start is about.
+func failedUnits(err error) []string {
+	var units []string
+	var one *UnitError
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // each of the joined ones is looked at
+		for _, e := range joined.Unwrap() {
+			units = append(units, failedUnits(e)...)
+		}
+	} else if errors.As(err, &one) {
+		units = append(units, one.Unit)
+	}
+	return units
+}
+
+// UnitError says what a unit did instead of what it was asked to do.
+type UnitError struct {
+	Unit string
+	Verb string // "start", "restart", "stop"
+	Err  error
+}
+
+func (e *UnitError) Error() string { return e.Verb + " " + e.Unit + ": " + e.Err.Error() }
+func (e *UnitError) Unwrap() error { return e.Err }
+
+// apply makes a change. More than one are starts.
+func (a *applier) apply(ctx context.Context, group []Change) error {
+	c := group[0]
+	h, subject := a.h, strings.TrimSuffix(c.Subject, "/")
+	isDir := subject != c.Subject
+	var err error
+	switch c.Kind {
+	case Create, Update, Chmod:
+		if isDir {
+			return wrap(a.makeDir(subject), "make directory "+subject)
+		}
+		return wrap(a.writeFile(c), "write "+subject)
+	case Adopt:
+		if !c.agreed {
+			if err := h.backup(subject, a.s.backups[subject]); err != nil {
+				return fmt.Errorf("back up %s: %w", subject, err)
+			}
+		}
+		if isDir {
+			err = errors.Join(h.remove(subject, false), a.makeDir(subject))
+		} else {
+			err = a.writeFile(c)
+		}
+		return wrap(err, "replace "+subject)
+	case Delete:
+		if err = h.remove(subject, isDir && a.s.paths[subject].owned.All); err == nil && a.s.paths[subject].kind == runtime {
+			err = h.remove(path.Dir(subject), false) // the directory, when it was the last
+		}
+		return wrap(err, "delete "+subject)
+	case Restore:
+		return wrap(h.restore(subject, a.s.backups[subject], a.s.paths[subject].marked), "restore "+subject)
+	case AddUser:
+		return a.addUser(ctx, subject)
+	case DelUser:
+		err = errors.Join(h.before("deluser", subject))
+		if err == nil {
+			err = h.Users.Remove(ctx, subject)
+		}
+		return wrap(err, "delete user "+subject)
+	case Partition:
+		return a.partition(subject)
+	case Start, Restart, Stop, Drain, Set, Reload, Enable, Disable:
+		return a.systemd(ctx, group)
+	}
+	return fmt.Errorf("unknown change %s", c)
+}
+
+// systemd says the word to systemd that a change stands for.
+func (a *applier) systemd(ctx context.Context, group []Change) error {
+	c, sd := group[0], a.h.Systemd
+	names := make([]string, len(group))
+	for i, g := range group {
+		names[i] = g.Subject
+	}
+	if err := a.h.before(append([]string{string(c.Kind)}, names...)...); err != nil {
+		return err
+	}
+	switch c.Kind {
+	case Start:
+		return sd.Start(ctx, names...)
+	case Restart:
+		return sd.Restart(ctx, names...)
+	case Drain:
+		return sd.Drain(ctx, names...)
+	case Reload:
+		return sd.Reload(ctx)
+	case Enable:
+		return sd.Enable(ctx, names...)
+	case Disable:
+		return a.disable(ctx, c)
+	case Stop:
+		return a.stop(ctx, c)
+	case Set:
+		return a.set(ctx, a.wantSlices[c.Subject])
+	}
+	return fmt.Errorf("unknown word %s", c)
+}
+
+func (a *applier) makeDir(name string) error {
+	i := slices.IndexFunc(a.p.Dirs, func(d plan.Dir) bool { return d.Path == name })
+	if i < 0 {
+		return errors.New("no plan has it")
+	}
+	own, err := wantedOwner(a.s.users, a.p.Dirs[i].Owner)
+	if err != nil {
+		return err
+	}
+	return a.h.mkdir(name, a.p.Dirs[i].Mode, own)
+}
+
+func (a *applier) writeFile(c Change) error {
+	if c.text != "" { // an agent of the old scripts, on its way out
+		return a.h.write(c.Subject, 0o644, owner{0, 0}, strings.NewReader(c.text), nil)
+	}
+	f, ok := a.wantFiles[c.Subject]
+	if !ok {
+		return errors.New("no plan has it")
+	}
+	own, err := wantedOwner(a.s.users, f.Owner)
+	if err != nil {
+		return err
+	}
+	if c.Kind == Chmod {
+		return a.h.chmod(f.Path, f.Mode, own)
+	}
+	if err := os.MkdirAll(a.h.path(path.Dir(f.Path)), 0o755); err != nil { //nolint:gosec // system directories are for all to read
+		return err
+	}
+	if f.Source == "" {
+		return a.h.write(f.Path, f.Mode, own, strings.NewReader(f.Content), nil)
+	}
+	src, err := os.Open(a.h.path(f.Source))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = src.Close() }()
+	info, err := src.Stat()
+	if err != nil {
+		return err
+	}
+	return a.h.write(f.Path, f.Mode, own, src, info)
+}
+
+func (a *applier) addUser(ctx context.Context, name string) error {
+	i := slices.IndexFunc(a.p.Users, func(u plan.User) bool { return u.Name == name })
+	if i < 0 {
+		return fmt.Errorf("add user %s: no plan has it", name)
+	}
+	if err := a.h.before("adduser", name); err != nil {
+		return err
+	}
+	if err := a.h.Users.Add(ctx, a.p.Users[i]); err != nil {
+		return fmt.Errorf("add user %s: %w", name, err)
+	}
+	users, err := a.h.Users.All()
+	if err != nil {
+		return err
+	}
+	a.s.users = users
+	return nil
+}
+
+// disable takes a unit out of the boot. Links that somebody else made for it
+// are kept as backups, so that uninstall can put them back.
+func (a *applier) disable(ctx context.Context, c Change) error {
+	if a.s.backups[plan.UnitDir+"/"+c.Subject] > 0 || a.adopts(c.Subject) {
+		entries, err := os.ReadDir(a.h.path(plan.UnitDir))
+		if err != nil {
+			return fmt.Errorf("disable %s: %w", c.Subject, err)
+		}
+		for _, e := range entries {
+			link := path.Join(plan.UnitDir, e.Name(), c.Subject)
+			if strings.HasSuffix(e.Name(), ".wants") {
+				if err := a.h.backup(link, a.s.backups[link]); err != nil {
+					return fmt.Errorf("disable %s: %w", c.Subject, err)
+				}
+			}
+		}
+	}
+	return a.h.Systemd.Disable(ctx, c.Subject)
+}
+
+// adopts says whether this run replaced a unit of somebody else.
+func (a *applier) adopts(unit string) bool {
+	return slices.ContainsFunc(a.result.Applied, func(c Change) bool {
+		return c.Kind == Adopt && c.Subject == plan.UnitDir+"/"+unit
+	})
+}
+
+// errLate says that an agent took a job after it was seen idle.
+var errLate = errors.New("took a job meanwhile")
+
+// stop stops a unit. An agent that takes longer than one without a job would is
+// left to finish it.
+func (a *applier) stop(ctx context.Context, c Change) error {
+	if !isAgent(c.Subject, c.Slot) {
+		stopCtx, cancel := context.WithTimeout(ctx, jobTimeout)
+		defer cancel()
+		err := a.h.Systemd.Stop(stopCtx, c.Subject)
+		return errors.Join(err, a.forget(ctx, c.Subject))
+	}
+	if a.h.Now {
+		return a.kill(ctx, c.Subject)
+	}
+	stopCtx, cancel := context.WithTimeout(ctx, orDefault(a.h.StopTimeout, 15*time.Second))
+	defer cancel()
+	err := a.h.Systemd.Stop(stopCtx, c.Subject)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		a.late[c.Slot] = fmt.Sprintf("waits for the agent of slot %s to stop", plan.SlotName(c.Slot))
+		return errLate
+	}
+	return errors.Join(err, a.forget(ctx, c.Subject))
+}
+
+// kill ends an agent with its job: SIGQUIT makes it cancel the job and report
+// that, and what does not end then is killed.
+func (a *applier) kill(ctx context.Context, unit string) error {
+	sd := a.h.Systemd
+	if err := errors.Join(sd.Drain(ctx, unit), sd.Kill(ctx, unit, false, syscall.SIGQUIT)); err != nil {
+		return err
+	}
+	stopCtx, cancel := context.WithTimeout(ctx, orDefault(a.h.KillTimeout, time.Minute))
+	defer cancel()
+	err := sd.Stop(stopCtx, unit)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		if err := sd.Kill(ctx, unit, true, syscall.SIGKILL); err != nil {
+			return err
+		}
+		killCtx, cancel := context.WithTimeout(ctx, jobTimeout)
+		defer cancel()
+		err = sd.Stop(killCtx, unit)
+	}
+	return errors.Join(err, a.forget(ctx, unit))
+}
+
+// forget clears the failure of a unit that no plan has, which systemd would
+// show until the next boot.
+func (a *applier) forget(ctx context.Context, unit string) error {
+	if _, planned := a.wantUnits[unit]; planned || isSlice(unit) {
+		return nil
+	}
+	units, err := a.h.Systemd.Units(ctx, unit)
+	if err != nil || units[0].Active != "failed" {
+		return err
+	}
+	return a.h.Systemd.ResetFailed(ctx, unit)
+}
+
+func orDefault(d, otherwise time.Duration) time.Duration {
+	if d == 0 {
+		return otherwise
+	}
+	return d
+}

@@ -1,0 +1,271 @@
+package reconcile
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// Diff lists what has to change for a machine to be as planned, in the order of
+// application. It is pure. An empty plan asks for everything of kbnode's to go
+// away. Changes that would touch a running job are Deferred.
+func Diff(p *plan.Plan, s *State) []Change {
+	d := newDiffer(p, s)
+	d.retire()
+	d.files()
+	d.removals()
+	d.stops()
+	d.slices()
+	d.starts()
+	d.enables()
+	d.postpone()
+	d.reload()
+	slices.SortStableFunc(d.out, func(a, b Change) int { return cmp.Compare(a.phase, b.phase) })
+	return d.out
+}
+
+// empty says that a plan wants nothing at all.
+func empty(p *plan.Plan) bool {
+	return len(p.Files)+len(p.Dirs)+len(p.Users)+len(p.Units)+len(p.Slices) == 0
+}
+
+type differ struct {
+	p          *plan.Plan
+	s          *State
+	uninstall  bool
+	wantFiles  map[string]plan.File  // planned, by path
+	wantDirs   map[string]bool       // planned, and those above planned files
+	wantUnits  map[string]plan.Unit  // planned, by name
+	wantSlices map[string]plan.Slice // planned, by unit
+	written    map[string]bool       // unit files that are written
+	gone       map[string]bool       // paths that are deleted
+	out        []Change
+}
+
+func newDiffer(p *plan.Plan, s *State) *differ {
+	d := &differ{
+		p: p, s: s, uninstall: empty(p),
+		wantFiles: map[string]plan.File{}, wantDirs: map[string]bool{},
+		wantUnits: map[string]plan.Unit{}, wantSlices: map[string]plan.Slice{},
+		written: map[string]bool{}, gone: map[string]bool{},
+	}
+	for _, f := range p.Files {
+		d.wantFiles[f.Path] = f
+		d.wantDirs[path.Dir(f.Path)] = true
+	}
+	for _, dir := range p.Dirs {
+		d.wantDirs[dir.Path] = true
+	}
+	for _, u := range p.Units {
+		d.wantUnits[u.Name] = u
+	}
+	for _, sl := range p.Slices {
+		d.wantSlices[sl.Unit] = sl
+	}
+	return d
+}
+
+func (d *differ) add(phase phase, c Change) {
+	c.phase = phase
+	d.out = append(d.out, c)
+}
+
+func isAgent(unit string, slot int) bool { return slot >= 0 && unit == plan.AgentUnit(slot) }
+
+func isSlice(unit string) bool { return strings.HasSuffix(unit, ".slice") }
+
+// retire stops and disables units of ours that no plan has: the node's own
+// first, so that the timer starts nothing again, then agents, guards, slices
+// and the parent of all.
+func (d *differ) retire() {
+	var stale []string
+	for _, name := range slices.Sorted(maps.Keys(d.s.Units)) {
+		_, unit := d.wantUnits[name]
+		_, slice := d.wantSlices[name]
+		if !unit && !slice && d.retires(name) {
+			stale = append(stale, name)
+		}
+	}
+	rank := func(name string) int {
+		slot, _ := plan.OwnsUnit(name)
+		switch {
+		case slot < 0 && !isSlice(name):
+			return 0
+		case isAgent(name, slot):
+			return 1
+		case !isSlice(name):
+			return 2
+		case slot >= 0:
+			return 3
+		}
+		return 4
+	}
+	slices.SortStableFunc(stale, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
+	for _, name := range stale {
+		u := d.s.Units[name]
+		slot, _ := plan.OwnsUnit(name)
+		why := "not planned any more"
+		if d.uninstall {
+			why = "" // that is what was asked for
+		}
+		if u.Enabled {
+			d.add(phaseRetire, Change{Kind: Disable, Subject: name, Slot: slot, Why: why, inert: true})
+		}
+		if u.Running() || u.Active == "failed" {
+			d.add(phaseRetire, Change{Kind: Stop, Subject: name, Slot: slot, Why: why})
+		}
+	}
+}
+
+// retires says whether a unit that is not planned is ours to stop: its file is
+// ours, or it has none and only the name is left.
+func (d *differ) retires(name string) bool {
+	file, ok := d.s.paths[plan.UnitDir+"/"+name]
+	if ok {
+		return file.marked
+	}
+	return !d.s.Units[name].Exists() || d.s.Units[name].NeedReload
+}
+
+// stops ask agents to stop that are to run something else, or nothing, and stop
+// the other units of parked slots. It is after the reload, so that systemd
+// stops a unit of the old scripts in the new, graceful way.
+func (d *differ) stops() {
+	for _, w := range d.planned() {
+		u := d.s.Units[w.Name]
+		if w.Slot < 0 || !u.Running() || u.Stopping() {
+			continue
+		}
+		switch {
+		case !w.Active:
+			d.add(phaseStop, Change{Kind: Stop, Subject: w.Name, Slot: w.Slot, Why: "slot takes no jobs"})
+		case isAgent(w.Name, w.Slot) && outdated(w, u):
+			d.add(phaseStop, Change{Kind: Stop, Subject: w.Name, Slot: w.Slot, Why: "its configuration changed"})
+		}
+	}
+}
+
+// planned are the units in the order in which they start: guards, agents, the
+// node's own.
+func (d *differ) planned() []plan.Unit {
+	rank := func(u plan.Unit) int {
+		switch {
+		case u.Slot < 0:
+			return 2
+		case isAgent(u.Name, u.Slot):
+			return 1
+		}
+		return 0
+	}
+	return slices.SortedStableFunc(slices.Values(d.p.Units), func(a, b plan.Unit) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Name, b.Name))
+	})
+}
+
+// outdated says that a running unit was started with something else than what
+// is planned now.
+func outdated(w plan.Unit, u UnitState) bool {
+	return w.Generation != "" && u.MainPID > 0 && u.Generation != w.Generation
+}
+
+func (d *differ) slices() {
+	planned := slices.SortedFunc(slices.Values(d.p.Slices), func(a, b plan.Slice) int {
+		return cmp.Or(cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Unit, b.Unit))
+	})
+	for _, w := range planned {
+		got, running := d.s.Slices[w.Unit], d.s.Units[w.Unit].Running()
+		why := ""
+		switch mismatches := Compare(w, got); {
+		case !running:
+			d.add(phaseSlice, Change{Kind: Start, Subject: w.Unit, Slot: w.Slot})
+			why = "after its start"
+		case len(mismatches) > 0:
+			why = mismatches[0].String()
+		case d.written[w.Unit]:
+			why = "its unit file changed"
+		case !sameDevices(w, got):
+			why = "the device policy that was set is not the planned one"
+		default:
+			continue
+		}
+		d.add(phaseSlice, Change{Kind: Set, Subject: w.Unit, Slot: w.Slot, Why: why})
+	}
+	for _, w := range planned {
+		now, has := d.s.Slices[w.Unit].Files[filePartition]
+		running := d.s.Units[w.Unit].Running()
+		if w.Partition && w.CPUs != "" && d.s.refused != w.CPUs && (!running || has && !strings.HasPrefix(now, "root")) {
+			d.add(phaseSlice, Change{Kind: Partition, Subject: w.Unit, Slot: w.Slot, Why: "keeps everything else off CPUs " + w.CPUs})
+		}
+	}
+}
+
+func (d *differ) starts() {
+	for _, w := range d.planned() {
+		u := d.s.Units[w.Name]
+		c := Change{Kind: Start, Subject: w.Name, Slot: w.Slot}
+		switch {
+		case !w.Active:
+			continue
+		case !u.Running():
+			if u.Active == "failed" {
+				c.Why = "it failed: " + cmp.Or(u.Result, "unknown reason")
+			}
+		case w.Slot >= 0 && u.Stopping():
+			c.Why = "it is stopping"
+		case isAgent(w.Name, w.Slot) && outdated(w, u):
+			c.Why = "its configuration changed"
+		case outdated(w, u):
+			c.Kind, c.Why = Restart, "its configuration changed"
+		default:
+			continue
+		}
+		d.add(phaseStart, c)
+	}
+}
+
+func (d *differ) enables() {
+	for _, w := range d.planned() {
+		switch u := d.s.Units[w.Name]; {
+		case w.Enabled && !u.Enabled:
+			d.add(phaseEnable, Change{Kind: Enable, Subject: w.Name, Slot: w.Slot, inert: true})
+		case !w.Enabled && u.Enabled:
+			d.add(phaseEnable, Change{Kind: Disable, Subject: w.Name, Slot: w.Slot, Why: "kbnode starts it", inert: true})
+		}
+	}
+}
+
+// reload asks systemd to read its unit files once, if any changes or changed
+// without its knowing.
+func (d *differ) reload() {
+	why := ""
+	for _, name := range slices.Sorted(maps.Keys(d.s.Units)) {
+		if d.s.Units[name].NeedReload {
+			why = name + " changed on disk"
+		}
+	}
+	changed := 0
+	for _, c := range d.out {
+		if c.Deferred == "" && (c.phase == phaseDelete || c.phase == phaseWrite) && isUnitFile(c.Subject) && c.Kind != Chmod {
+			changed++
+		}
+	}
+	if changed > 0 {
+		why = strconv.Itoa(changed) + " unit files change"
+	}
+	if why != "" && !d.s.Offline {
+		d.add(phaseReload, Change{Kind: Reload, Subject: "systemd", Slot: -1, Why: why})
+	}
+}
+
+func isUnitFile(name string) bool {
+	return strings.HasPrefix(name, plan.UnitDir+"/") && !strings.HasPrefix(path.Base(name), ".") || strings.HasPrefix(name, runtimeDir+"/")
+}
+
+// describe is a mode and owner as a person reads them.
+func describe(mode uint32, owner string) string { return fmt.Sprintf("%04o %s", mode, owner) }

@@ -1,0 +1,227 @@
+package reconcile
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// files brings users, directories and files to their planned state: users
+// first, because they own the rest, and unit files last, because they name the
+// rest.
+func (d *differ) files() {
+	for _, u := range slices.SortedFunc(slices.Values(d.p.Users), func(a, b plan.User) int {
+		return cmp.Or(cmp.Compare(slotOf(a.Home), slotOf(b.Home)), cmp.Compare(a.Name, b.Name))
+	}) {
+		if _, ok := d.s.users[u.Name]; !ok {
+			d.add(phaseWrite, Change{Kind: AddUser, Subject: u.Name, Slot: slotOf(u.Home), inert: true})
+		}
+	}
+	for _, dir := range slices.SortedFunc(slices.Values(d.p.Dirs), func(a, b plan.Dir) int { return cmp.Compare(a.Path, b.Path) }) {
+		d.dir(dir)
+	}
+	for _, f := range slices.SortedFunc(slices.Values(d.p.Files), func(a, b plan.File) int {
+		unitA, unitB := path.Dir(a.Path) == plan.UnitDir, path.Dir(b.Path) == plan.UnitDir
+		if unitA != unitB {
+			if unitA {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Or(cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Path, b.Path))
+	}) {
+		d.file(f)
+	}
+	d.takeOver()
+}
+
+func (d *differ) dir(w plan.Dir) {
+	c := Change{Kind: Create, Subject: w.Path + "/", Slot: slotOf(w.Path), inert: true}
+	switch got, ok := d.s.paths[w.Path]; {
+	case !ok:
+		c.Diff = describe(w.Mode, w.Owner)
+	case got.kind != directory:
+		c.Kind, c.Why, c.agreed, c.inert = Adopt, "something else is in the way", false, false
+	case d.differs(got, w.Mode, w.Owner):
+		c.Kind, c.inert = Chmod, false
+		c.Diff = d.modes(got, w.Mode, w.Owner)
+	default:
+		return
+	}
+	d.add(phaseWrite, c)
+}
+
+func (d *differ) differs(got pathState, mode uint32, owner string) bool {
+	uid, gid := d.owner(owner)
+	return got.mode != mode || d.s.chown && (got.uid != uid || got.gid != gid)
+}
+
+// owner is -1 for a user that does not exist yet.
+func (d *differ) owner(name string) (uid, gid int) {
+	if name == "root" || name == "" {
+		return 0, 0
+	}
+	if u, ok := d.s.users[name]; ok {
+		return u.UID, u.GID
+	}
+	return -1, -1
+}
+
+func (d *differ) modes(got pathState, mode uint32, owner string) string {
+	had := strconv.Itoa(got.uid) + ":" + strconv.Itoa(got.gid)
+	for _, u := range d.s.users {
+		if u.UID == got.uid && u.GID == got.gid {
+			had = u.Name
+		}
+	}
+	return describe(got.mode, had) + " -> " + describe(mode, cmp.Or(owner, "root"))
+}
+
+func (d *differ) file(f plan.File) {
+	c := Change{Subject: f.Path, Slot: f.Slot, inert: f.Slot >= 0 && inert(f.Path, f.Slot)}
+	got, ok := d.s.paths[f.Path]
+	same := got.kind == regular && got.content == f.Content
+	if f.Source != "" {
+		same = got.kind == regular && got.copied
+	}
+	switch {
+	case !ok:
+		c.Kind = Create
+		c.Diff = lineDiff("", f.Content)
+	case got.kind != regular, !got.marked && !same && f.Source == "":
+		// What somebody else wrote may hold a secret: it is not shown.
+		c.Kind, c.Why, c.agreed = Adopt, "not written by kbnode", got.backedUp
+		c.Diff = lineDiff("", f.Content)
+	case !same:
+		c.Kind = Update
+		c.Diff = lineDiff(got.content, f.Content)
+	case d.differs(got, f.Mode, f.Owner):
+		c.Kind = Chmod
+		c.Diff = d.modes(got, f.Mode, f.Owner)
+	default:
+		return
+	}
+	if f.Source != "" {
+		c.Diff = "copy of " + f.Source + "\n"
+	}
+	if path.Dir(f.Path) == plan.UnitDir && c.Kind != Chmod {
+		d.written[path.Base(f.Path)] = true
+	}
+	d.add(phaseWrite, c)
+}
+
+// inert says whether a file of a slot can be written while the slot runs a job:
+// the agent has read its configuration, and a new unit file of a service binds
+// nothing that runs. (A new slice file does, on systemd 252.)
+func inert(file string, slot int) bool {
+	return path.Dir(file) == plan.AgentDir(slot) || file == plan.UnitDir+"/"+plan.AgentUnit(slot)
+}
+
+// takeOver makes agents of the old scripts stop gracefully whose slots are not
+// planned: their unit files become ours, with the one change that SIGTERM only
+// reaches the agent. The next run finds units that no plan has.
+func (d *differ) takeOver() {
+	if d.uninstall || !d.s.adopt {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.s.paths)) {
+		got := d.s.paths[name]
+		if _, planned := d.wantFiles[name]; planned || got.marked || got.kind != regular || got.slot < 0 || name != plan.UnitDir+"/"+plan.AgentUnit(got.slot) {
+			continue
+		}
+		d.add(phaseWrite, Change{
+			Kind: Adopt, Subject: name, Slot: got.slot, Why: "no slot is planned for it", inert: true,
+			text: "# " + plan.Marker + ", to stop this agent when its job is done.\n" + strings.TrimRight(got.content, "\n") +
+				"\n\n[Service]\nKillMode=mixed\nTimeoutStopSec=infinity\n",
+		})
+	}
+}
+
+// removals deletes what is ours and in no plan: files, what systemd keeps of
+// SetProperties, temporary files, directories and users. Uninstall also puts
+// back what was adopted.
+func (d *differ) removals() {
+	names := slices.Sorted(maps.Keys(d.s.paths))
+	for _, name := range names {
+		got := d.s.paths[name]
+		_, planned := d.wantFiles[name]
+		slice := strings.TrimSuffix(path.Base(path.Dir(name)), ".d")
+		_, running := d.wantSlices[slice]
+		c := Change{Kind: Delete, Subject: name, Slot: got.slot}
+		switch {
+		case planned:
+			continue
+		case got.kind == leftover:
+			c.Why, c.inert = "left by an interrupted run", true
+		case got.kind == runtime && !running:
+		case got.kind == input && got.marked && d.uninstall:
+		case got.kind == regular && got.marked && d.s.backups[name] > 0 && d.uninstall:
+			continue // restored
+		case got.kind == regular && got.marked:
+			c.Diff = lineDiff(got.content, "")
+		default:
+			continue
+		}
+		if !d.uninstall && c.Why == "" {
+			c.Why = "not planned any more"
+		}
+		d.gone[name] = true
+		d.add(phaseDelete, c)
+	}
+	if d.uninstall {
+		for _, name := range slices.Sorted(maps.Keys(d.s.backups)) {
+			slot, _ := plan.Owns(name)
+			d.add(phaseDelete, Change{Kind: Restore, Subject: name, Slot: slot, Why: fmt.Sprintf("%d backups", d.s.backups[name])})
+		}
+	}
+	d.removeDirs(names)
+	for _, name := range slices.Sorted(maps.Keys(d.s.users)) {
+		slot, ok := plan.MatchOwned(userPattern, name)
+		if ok && !slices.ContainsFunc(d.p.Users, func(u plan.User) bool { return u.Name == name }) {
+			d.add(phaseDelete, Change{Kind: DelUser, Subject: name, Slot: slot})
+		}
+	}
+}
+
+// userPattern is plan.UserName as plan.MatchOwned has patterns.
+const userPattern = "kbnode-gpu[0-9]*"
+
+// removeDirs deletes directories of slots that are not planned, and at
+// uninstall the node's own: inner ones first, and those that others may use
+// only when nothing of others is in them.
+func (d *differ) removeDirs(names []string) {
+	for _, owned := range plan.OwnedDirs {
+		for _, name := range names {
+			got := d.s.paths[name]
+			if got.kind != directory || got.owned != owned || d.wantDirs[name] || got.slot < 0 && !d.uninstall {
+				continue
+			}
+			if owned.All && got.slot >= 0 && d.s.chown && got.uid != 0 {
+				if u, ok := d.s.users[plan.UserName(got.slot)]; !ok || u.UID != got.uid {
+					continue // somebody else's
+				}
+			}
+			if !owned.All && slices.ContainsFunc(got.entries, func(e string) bool { return !d.gone[e] }) || d.restoresBelow(name) {
+				continue
+			}
+			d.gone[name] = true
+			d.add(phaseDelete, Change{Kind: Delete, Subject: name + "/", Slot: got.slot})
+		}
+	}
+}
+
+// restoresBelow says whether a backup will be put back in a directory.
+func (d *differ) restoresBelow(dir string) bool {
+	for name := range d.s.backups {
+		if d.uninstall && strings.HasPrefix(name, dir+"/") {
+			return true
+		}
+	}
+	return false
+}

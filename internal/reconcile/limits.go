@@ -1,0 +1,78 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// set gives a running slice all its limits and reads back what the kernel made
+// of them.
+func (a *applier) set(ctx context.Context, w plan.Slice) error {
+	props, err := properties(w)
+	if err != nil {
+		return err
+	}
+	if err := a.h.Systemd.SetProperties(ctx, w.Unit, props...); err != nil {
+		return err
+	}
+	// The answer to this comes from systemd's next turn, before which it writes
+	// to the cgroup what it was told in the last one.
+	units, err := a.h.Systemd.Units(ctx, w.Unit)
+	if err != nil {
+		return err
+	}
+	got, err := a.h.readSlice(w.Unit, units[0].Cgroup)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, m := range Compare(w, got) {
+		errs = append(errs, fmt.Errorf("slice %s: %s, although it was set", w.Unit, m))
+	}
+	if got.Cgroup == "" {
+		errs = append(errs, fmt.Errorf("slice %s has no cgroup, although it was started", w.Unit))
+	}
+	a.s.Slices[w.Unit] = got
+	return errors.Join(errs...)
+}
+
+// partition makes a slice a cpuset partition: the kernel then keeps everything
+// outside of it off its CPUs. Where it cannot, that is a warning, given once
+// per boot and plan. systemd knows nothing of this file, so nothing of it is
+// undone.
+func (a *applier) partition(unit string) error {
+	w, got := a.wantSlices[unit], a.s.Slices[unit]
+	if got.Cgroup == "" { // did not start; the error says so
+		return nil
+	}
+	name := a.h.path("/sys/fs/cgroup", got.Cgroup, filePartition)
+	why := ""
+	if _, ok := got.Files[filePartition]; !ok {
+		why = "this kernel has no " + filePartition
+	} else if err := a.h.before("partition", unit); err != nil {
+		return err
+	} else if err := os.WriteFile(name, []byte("root"), 0o600); err != nil {
+		var pathErr *fs.PathError
+		if why = err.Error(); errors.As(err, &pathErr) {
+			why = filePartition + ": " + pathErr.Err.Error()
+		}
+	} else if now, err := readSmall(name); err != nil {
+		return fmt.Errorf("read partition of %s: %w", unit, err)
+	} else if state := strings.TrimSpace(string(now)); state != "root" {
+		why = filePartition + " is " + state
+	}
+	if why == "" {
+		return nil
+	}
+	a.result.Warnings = append(a.result.Warnings, fmt.Sprintf("no cpuset partition for %s: %s; other programs can run on the slots' CPUs", unit, why))
+	if err := os.MkdirAll(a.h.path("/run/kbnode"), 0o755); err != nil { //nolint:gosec // sockets of slots are below it
+		return err
+	}
+	return wrap(a.h.write(refusedPath, 0o644, owner{0, 0}, strings.NewReader(w.CPUs+"\n"+why+"\n"), nil), "write "+refusedPath)
+}

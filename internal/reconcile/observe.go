@@ -1,0 +1,402 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+const (
+	backupDir = "/var/lib/kbnode/backup"
+	// refusedPath holds the CPUs for which the kernel refused a cpuset
+	// partition, so that it is asked once per boot and plan, not every 30 s.
+	refusedPath = "/run/kbnode/partition-refused"
+)
+
+// unitPatterns are the names of plan.Owned's units for fnmatch(3).
+var unitPatterns = []string{
+	plan.ParentSlice, "buildkite-gpu*.slice", "buildkite-agent-gpu*.service",
+	"kbnode-guard-gpu*.service", plan.NodeService, plan.NodeTimer, "kbnode-image.*",
+}
+
+// Observe reads everything that a plan says something about, and everything of
+// kbnode's that is in no plan any more. It changes nothing.
+func (h *Host) Observe(ctx context.Context, p *plan.Plan) (*State, error) {
+	o := &observer{h: h, p: p, s: &State{
+		Offline: h.Systemd == nil,
+		Units:   map[string]UnitState{},
+		Slices:  map[string]SliceState{},
+		paths:   map[string]pathState{},
+		backups: map[string]int{},
+		chown:   canChown(),
+		adopt:   h.Adopt,
+		now:     h.Now,
+	}, dirs: map[string][]os.DirEntry{}}
+	for _, step := range []func(context.Context) error{o.users, o.backups, o.files, o.directories, o.units, o.slots} {
+		if err := step(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return o.s, nil
+}
+
+type observer struct {
+	h    *Host
+	p    *plan.Plan
+	s    *State
+	dirs map[string][]os.DirEntry // directories that were listed
+}
+
+func (o *observer) users(context.Context) (err error) {
+	o.s.users, err = o.h.Users.All()
+	return err
+}
+
+// list lists a directory once. One that is absent or a link has no entries.
+func (o *observer) list(dir string) ([]os.DirEntry, error) {
+	if entries, ok := o.dirs[dir]; ok {
+		return entries, nil
+	}
+	var entries []os.DirEntry
+	info, err := os.Lstat(o.h.path(dir))
+	if err == nil && info.IsDir() {
+		entries, err = os.ReadDir(o.h.path(dir))
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
+		return nil, fmt.Errorf("list %s: %w", dir, err)
+	}
+	o.dirs[dir] = entries
+	return entries, nil
+}
+
+// match lists the paths that match a pattern of package plan, and the temporary
+// files that were left beside such paths.
+func (o *observer) match(pattern string, found func(name string, slot int, leftover bool)) error {
+	parents := []string{path.Dir(pattern)}
+	if strings.ContainsRune(parents[0], '*') {
+		above := parents[0]
+		parents = nil
+		if err := o.match(above, func(name string, _ int, left bool) {
+			if !left {
+				parents = append(parents, name)
+			}
+		}); err != nil {
+			return err
+		}
+	}
+	for _, dir := range parents {
+		entries, err := o.list(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			name := path.Join(dir, e.Name())
+			// renameio writes to .NAME<digits> before it renames.
+			if written, ok := strings.CutPrefix(strings.TrimRight(e.Name(), "0123456789"), "."); ok && len(written)+1 < len(e.Name()) {
+				if slot, ok := plan.MatchOwned(pattern, path.Join(dir, written)); ok {
+					found(name, slot, true)
+					continue
+				}
+			}
+			if strings.HasPrefix(e.Name(), ".") {
+				continue
+			}
+			if slot, ok := plan.MatchOwned(pattern, name); ok {
+				found(name, slot, false)
+			}
+		}
+	}
+	return nil
+}
+
+// files reads planned files and those that kbnode may have written.
+func (o *observer) files(context.Context) error {
+	var errs []error
+	for _, f := range o.p.Files {
+		if f.Source != "" {
+			errs = append(errs, o.copy(f))
+		} else {
+			errs = append(errs, o.file(f.Path, f.Slot, regular))
+		}
+	}
+	for _, pattern := range plan.Owned {
+		errs = append(errs, o.match(pattern, func(name string, slot int, left bool) {
+			kind := regular
+			if left {
+				kind = leftover
+			}
+			errs = append(errs, o.file(name, slot, kind))
+		}))
+	}
+	for _, name := range slices.Concat(plan.OwnedInputs, plan.OwnedCopies) {
+		errs = append(errs, o.file(name, -1, input), o.match(name, func(found string, slot int, left bool) {
+			if left {
+				errs = append(errs, o.file(found, slot, leftover))
+			}
+		}))
+	}
+	dropIns, err := o.list(runtimeDir)
+	errs = append(errs, err)
+	for _, d := range dropIns {
+		unit := strings.TrimSuffix(d.Name(), ".d")
+		slot, ok := plan.OwnsUnit(unit)
+		if !ok || !strings.HasSuffix(unit, ".slice") {
+			continue
+		}
+		for _, property := range runtimeNames {
+			errs = append(errs, o.file(runtimeFile(unit, property), slot, runtime))
+		}
+	}
+	refused, err := readSmall(o.h.path(refusedPath))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, fmt.Errorf("read %s: %w", refusedPath, err))
+	}
+	cpus, why, _ := strings.Cut(strings.TrimSpace(string(refused)), "\n")
+	if o.s.refused = cpus; why != "" {
+		o.s.Warnings = append(o.s.Warnings, "no cpuset partition: "+why)
+	}
+	return errors.Join(errs...)
+}
+
+func (o *observer) file(name string, slot int, kind pathKind) error {
+	if _, done := o.s.paths[name]; done {
+		return nil
+	}
+	state, err := o.stat(name)
+	if err != nil || state == nil {
+		return err
+	}
+	state.slot = slot
+	switch {
+	case state.kind == regular && slices.Contains(plan.OwnedCopies, name):
+		state.marked, state.kind = true, kind
+	case state.kind == regular:
+		data, err := readSmall(o.h.path(name))
+		if err != nil {
+			return fmt.Errorf("read %s: %w", name, err)
+		}
+		state.content, state.marked, state.kind = string(data), ours(name, string(data)), kind
+		if kind == input {
+			state.content = "" // may be a secret
+		}
+		if n := o.s.backups[name]; n > 0 && !state.marked {
+			kept, err := readSmall(o.h.path(backupPath(name, n)))
+			state.backedUp = err == nil && string(kept) == string(data)
+		}
+	}
+	o.s.paths[name] = *state
+	return nil
+}
+
+// copy compares a planned copy with its source by size and time.
+func (o *observer) copy(f plan.File) error {
+	state, err := o.stat(f.Path)
+	if err != nil || state == nil {
+		return err
+	}
+	state.slot = f.Slot
+	a, errA := os.Stat(o.h.path(f.Source))
+	b, errB := os.Lstat(o.h.path(f.Path))
+	if err := errors.Join(errA, errB); err != nil {
+		return fmt.Errorf("compare %s with its source: %w", f.Path, err)
+	}
+	state.copied = a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
+	o.s.paths[f.Path] = *state
+	return nil
+}
+
+// stat is nil for a path where nothing is.
+func (o *observer) stat(name string) (*pathState, error) {
+	info, err := os.Lstat(o.h.path(name))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return nil, nil //nolint:nilnil // nothing there is an answer
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look at %s: %w", name, err)
+	}
+	state := &pathState{kind: other, mode: modeBits(info.Mode()), slot: -1}
+	switch {
+	case info.Mode().IsRegular():
+		state.kind = regular
+	case info.IsDir():
+		state.kind = directory
+	}
+	if sys, ok := info.Sys().(*syscall.Stat_t); ok {
+		state.uid, state.gid = int(sys.Uid), int(sys.Gid)
+	}
+	return state, nil
+}
+
+// modeBits are the mode as chmod(2) has it.
+func modeBits(m fs.FileMode) uint32 {
+	bits := uint32(m.Perm())
+	for _, b := range []struct {
+		from fs.FileMode
+		to   uint32
+	}{{fs.ModeSetuid, 0o4000}, {fs.ModeSetgid, 0o2000}, {fs.ModeSticky, 0o1000}} {
+		if m&b.from != 0 {
+			bits |= b.to
+		}
+	}
+	return bits
+}
+
+// directories reads planned directories and those that kbnode may have made.
+func (o *observer) directories(context.Context) error {
+	var errs []error
+	add := func(name string, slot int, owned plan.OwnedDir) {
+		state, err := o.stat(name)
+		if err != nil || state == nil {
+			errs = append(errs, err)
+			return
+		}
+		state.slot, state.owned = slot, owned
+		if owned.Pattern != "" && !owned.All && state.kind == directory {
+			entries, err := o.list(name)
+			errs = append(errs, err)
+			for _, e := range entries {
+				state.entries = append(state.entries, path.Join(name, e.Name()))
+			}
+		}
+		o.s.paths[name] = *state
+	}
+	for _, d := range o.p.Dirs {
+		add(d.Path, slotOf(d.Path), plan.OwnedDir{})
+	}
+	for _, d := range plan.OwnedDirs {
+		errs = append(errs, o.match(d.Pattern, func(name string, slot int, left bool) {
+			if !left {
+				add(name, slot, d)
+			}
+		}))
+	}
+	return errors.Join(errs...)
+}
+
+// slotOf is the slot that a directory belongs to, by its name or that of a
+// directory above it.
+func slotOf(dir string) int {
+	for ; dir != "/" && dir != "."; dir = path.Dir(dir) {
+		for _, d := range plan.OwnedDirs {
+			if slot, ok := plan.MatchOwned(d.Pattern, dir); ok && slot >= 0 {
+				return slot
+			}
+		}
+	}
+	return -1
+}
+
+// backups counts the backups of files that were adopted.
+func (o *observer) backups(context.Context) error {
+	top := o.h.path(backupDir)
+	err := fs.WalkDir(os.DirFS(top), ".", func(name string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		original, n := backupOf("/" + name)
+		if n > 0 {
+			o.s.backups[original] = max(o.s.backups[original], n)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read backups: %w", err)
+	}
+	return nil
+}
+
+// units asks systemd about planned units and about all that have names of
+// kbnode's.
+func (o *observer) units(ctx context.Context) error {
+	if o.s.Offline {
+		return nil
+	}
+	names := map[string]bool{}
+	for _, u := range o.p.Units {
+		names[u.Name] = true
+	}
+	for _, sl := range o.p.Slices {
+		names[sl.Unit] = true
+	}
+	for name := range o.s.paths {
+		if path.Dir(name) == plan.UnitDir {
+			if _, ok := plan.Owns(name); ok && o.s.paths[name].kind != leftover {
+				names[path.Base(name)] = true
+			}
+		}
+	}
+	loaded, err := o.h.Systemd.Loaded(ctx, unitPatterns...)
+	if err != nil {
+		return err
+	}
+	for _, name := range loaded {
+		if _, ok := plan.OwnsUnit(name); ok {
+			names[name] = true
+		}
+	}
+	units, err := o.h.Systemd.Units(ctx, slices.Sorted(maps.Keys(names))...)
+	if err != nil {
+		return err
+	}
+	for _, u := range units {
+		if u.MainPID > 0 {
+			env, err := agent.Environ(o.h.Root, u.MainPID)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH) {
+				return err
+			}
+			u.Generation = env["KBNODE_GENERATION"]
+		}
+		o.s.Units[u.Name] = u
+		if strings.HasSuffix(u.Name, ".slice") {
+			if o.s.Slices[u.Name], err = o.h.readSlice(u.Name, u.Cgroup); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// slots finds out what each slot runs.
+func (o *observer) slots(context.Context) error {
+	indexes := map[int]bool{}
+	for _, sl := range o.p.Slots {
+		indexes[sl.Index] = true
+	}
+	for name := range o.s.Units {
+		if slot, ok := plan.OwnsUnit(name); ok && slot >= 0 {
+			indexes[slot] = true
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(indexes)) {
+		slot := SlotState{
+			Index: k, Name: plan.SlotName(k),
+			Agent: o.s.Units[plan.AgentUnit(k)],
+			Guard: o.s.Units[plan.GuardUnit(k)],
+			Slice: o.s.Slices[plan.SliceName(k)],
+		}
+		var err, errC error
+		if slot.Agent.Cgroup != "" {
+			slot.Job, err = agent.CurrentJob(o.h.Root, slot.Agent.Cgroup, slot.Agent.MainPID)
+		}
+		if slot.Slice.Cgroup != "" {
+			slot.Containers, errC = agent.Containers(o.h.Root, slot.Slice.Cgroup)
+		}
+		if err := errors.Join(err, errC); err != nil {
+			// What cannot be seen may be a job, and a job is not touched.
+			slot.Job = &agent.Job{ID: "unknown"}
+			o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("slot %s is taken as busy: %v", slot.Name, err))
+		}
+		o.s.Slots = append(o.s.Slots, slot)
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// postpone defers what would touch a running job. Of a busy slot only inert
+// files are written; if anything else has to change, its agent is asked to
+// finish its job and take no more, and the rest waits. A slot that is to get
+// CPUs which a busy slot still has waits with it.
+func (d *differ) postpone() {
+	waits := map[int]string{}    // why, by slot
+	held := map[int]cpuset.Set{} // CPUs of busy slots
+	outside := ""                // a job that no slice of ours holds
+	for _, slot := range d.s.Slots {
+		busy := slot.Busy()
+		if busy == "" && slot.Agent.Stopping() {
+			busy = fmt.Sprintf("the agent of slot %s to stop", slot.Name)
+		}
+		if busy == "" || d.s.now {
+			continue
+		}
+		waits[slot.Index] = "waits for " + busy
+		if slot.Slice.Files[fileOwnCPUs] != "" {
+			held[slot.Index], _ = cpuset.Parse(slot.Slice.Files[fileCPUs])
+		}
+		if slot.Job != nil && !strings.HasPrefix(slot.Agent.Cgroup, "/"+plan.ParentSlice+"/") {
+			outside = waits[slot.Index]
+		}
+	}
+	if len(waits) == 0 {
+		return
+	}
+	for _, slot := range d.s.Slots {
+		if waits[slot.Index] != "" {
+			d.postponeBusy(slot, waits[slot.Index])
+		}
+	}
+	d.postponeNode(waits, held, outside)
+	for _, w := range d.p.Slices {
+		if w.Slot < 0 || waits[w.Slot] != "" {
+			continue
+		}
+		cpus, _ := cpuset.Parse(w.CPUs)
+		for _, k := range slices.Sorted(maps.Keys(held)) {
+			if !cpus.Disjoint(held[k]) {
+				d.deferSlot(w.Slot, waits[k])
+			}
+		}
+	}
+}
+
+// postponeBusy defers the changes of one busy slot.
+func (d *differ) postponeBusy(slot SlotState, why string) {
+	mine := func(c Change) bool { return c.Slot == slot.Index && !c.inert }
+	if !slices.ContainsFunc(d.out, func(c Change) bool { return mine(c) && c.Kind != Start }) {
+		// Nothing changes but that something does not run: an agent that was
+		// killed may start again beside what is left of its job, because it
+		// clears that away first. One that stops cannot start yet.
+		if slot.Agent.Stopping() {
+			d.deferSlot(slot.Index, why)
+		}
+		return
+	}
+	d.deferSlot(slot.Index, why)
+	// The agent's own stop is now a request without waiting.
+	d.out = slices.DeleteFunc(d.out, func(c Change) bool { return c.Kind == Stop && c.Subject == slot.Agent.Name })
+	if slot.Agent.Running() && !slot.Agent.Stopping() {
+		d.add(phaseStop, Change{
+			Kind: Drain, Subject: slot.Agent.Name, Slot: slot.Index, inert: true,
+			Why: "other changes wait until it has finished its job",
+		})
+	}
+}
+
+// deferSlot defers all changes of a slot that matter to a job. A slot that
+// waits for another one has no job, and keeps its files as they are too: its
+// agent would read them at its next start and disagree with its limits.
+func (d *differ) deferSlot(slot int, why string) {
+	idle := !slices.ContainsFunc(d.s.Slots, func(s SlotState) bool {
+		return s.Index == slot && (s.Busy() != "" || s.Agent.Stopping())
+	})
+	for i := range d.out {
+		if c := &d.out[i]; c.Slot == slot && c.Deferred == "" && (!c.inert || idle) {
+			c.Deferred = why
+		}
+	}
+}
+
+// postponeNode defers changes of the node itself: of the slice above all slots
+// when it would take CPUs from a busy one, of the partition while a job runs
+// outside of it, and at uninstall of all that jobs use.
+func (d *differ) postponeNode(waits map[int]string, held map[int]cpuset.Set, outside string) {
+	first := waits[slices.Min(slices.Collect(maps.Keys(waits)))]
+	if d.uninstall {
+		for i := range d.out {
+			if c := &d.out[i]; c.Slot < 0 && (c.phase != phaseRetire || isSlice(c.Subject)) {
+				c.Deferred = first
+			}
+		}
+		return
+	}
+	parent, ok := d.wantSlices[plan.ParentSlice]
+	if !ok || parent.CPUs == "" {
+		return
+	}
+	planned, _ := cpuset.Parse(parent.CPUs)
+	narrows := ""
+	for _, k := range slices.Sorted(maps.Keys(held)) {
+		if held[k].Difference(planned).Len() > 0 {
+			narrows = waits[k]
+		}
+	}
+	for i := range d.out {
+		c := &d.out[i]
+		of := c.Subject == plan.ParentSlice || c.Subject == plan.UnitDir+"/"+plan.ParentSlice
+		if of && narrows != "" {
+			c.Deferred = narrows
+		} else if c.Kind == Partition && outside != "" {
+			c.Deferred = outside
+		}
+	}
+	// What the parent does not have, no slot below it can get.
+	now, _ := cpuset.Parse(d.s.Slices[plan.ParentSlice].Files[fileOwnCPUs])
+	if narrows == "" || now.Len() == 0 {
+		return
+	}
+	for _, w := range d.p.Slices {
+		if cpus, _ := cpuset.Parse(w.CPUs); w.Slot >= 0 && cpus.Difference(now).Len() > 0 {
+			d.deferSlot(w.Slot, narrows)
+		}
+	}
+}

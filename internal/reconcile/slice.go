@@ -1,0 +1,228 @@
+package reconcile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// The files of a slice's cgroup that are read. What they say is what holds:
+// systemd's own idea of a limit may differ from the kernel's (after a
+// daemon-reload systemd 257 shows the new one and applies nothing).
+const (
+	fileCPUs      = "cpuset.cpus.effective"
+	fileOwnCPUs   = "cpuset.cpus" // empty where the slice sets none itself
+	fileNodes     = "cpuset.mems.effective"
+	fileMemory    = "memory.max"
+	fileSwap      = "memory.swap.max"
+	filePids      = "pids.max"
+	filePartition = "cpuset.cpus.partition"
+)
+
+var sliceFiles = []string{fileCPUs, fileOwnCPUs, fileNodes, fileMemory, fileSwap, filePids, filePartition, "memory.current", "pids.current"}
+
+// runtimeDir is where systemd keeps what SetProperties set until the next boot.
+const runtimeDir = "/run/systemd/system.control"
+
+// runtimeNames are the properties that kbnode sets on a slice.
+var runtimeNames = []string{"AllowedCPUs", "AllowedMemoryNodes", "MemoryMax", "MemorySwapMax", "TasksMax", "DevicePolicy", "DeviceAllow"}
+
+// SliceState is a slice as the kernel has it.
+type SliceState struct {
+	Unit   string `json:"unit"`
+	Slot   int    `json:"slot"` // -1 for the parent of all
+	Cgroup string `json:"cgroup,omitempty"`
+	// Files are files of the cgroup and what they say, without the newline. A
+	// file that the kernel does not have is left out.
+	Files map[string]string `json:"files"`
+	// Devices is the device policy that was last set on the running slice, the
+	// policy first and then sorted lines. The kernel's own copy is a program
+	// that cannot be read back.
+	Devices []string `json:"devices"`
+}
+
+// Mismatch is a limit that differs from the plan.
+type Mismatch struct {
+	File      string `json:"file"` // below /sys, or "DeviceAllow"
+	Planned   string `json:"planned"`
+	Effective string `json:"effective"`
+}
+
+func (m Mismatch) String() string {
+	if m.Effective == "" {
+		return fmt.Sprintf("%s does not exist, planned is %s", m.File, m.Planned)
+	}
+	return fmt.Sprintf("%s is %s, planned is %s", m.File, m.Effective, m.Planned)
+}
+
+// Compare lists where a slice differs from its plan, as far as the kernel's
+// files tell.
+func Compare(want plan.Slice, got SliceState) []Mismatch {
+	var out []Mismatch
+	add := func(file, planned string, same func(string) bool) {
+		if value := got.Files[file]; !same(value) {
+			out = append(out, Mismatch{File: path.Join("/sys/fs/cgroup", got.Cgroup, file), Planned: planned, Effective: value})
+		}
+	}
+	if want.CPUs != "" {
+		add(fileCPUs, want.CPUs, sameSet(want.CPUs))
+	}
+	if want.MemoryNodes != "" {
+		add(fileNodes, want.MemoryNodes, sameSet(want.MemoryNodes))
+	}
+	if want.MemoryBytes > 0 {
+		planned := strconv.FormatInt(want.MemoryBytes, 10)
+		add(fileMemory, planned, func(value string) bool {
+			n, err := strconv.ParseInt(value, 10, 64)
+			// The kernel rounds down to its page size, 64 KiB at most.
+			return err == nil && n <= want.MemoryBytes && want.MemoryBytes-n < 64<<10
+		})
+		if _, ok := got.Files[fileSwap]; ok { // absent without swap accounting
+			add(fileSwap, "0", func(value string) bool { return value == "0" })
+		}
+	}
+	if want.TasksMax > 0 {
+		planned := strconv.FormatInt(want.TasksMax, 10)
+		add(filePids, planned, func(value string) bool { return value == planned })
+	}
+	return out
+}
+
+func sameSet(planned string) func(string) bool {
+	return func(value string) bool {
+		if value == "" {
+			return false
+		}
+		a, errA := cpuset.Parse(planned)
+		b, errB := cpuset.Parse(value)
+		return errA == nil && errB == nil && a.Equal(b)
+	}
+}
+
+// sameDevices says whether the device policy that was last set is the planned
+// one. A slice without one needs none set.
+func sameDevices(want plan.Slice, got SliceState) bool {
+	if len(want.Devices) == 0 {
+		return len(got.Devices) == 0 || slices.Equal(got.Devices, []string{"auto"})
+	}
+	return slices.Equal(deviceLines(want), got.Devices)
+}
+
+func deviceLines(want plan.Slice) []string {
+	var lines []string
+	for _, d := range want.Devices {
+		lines = append(lines, d.Path+" "+permissions(d.Perm))
+	}
+	slices.Sort(lines)
+	return append([]string{"closed"}, slices.Compact(lines)...)
+}
+
+// permissions are in the order in which systemd writes them.
+func permissions(perm string) string {
+	out := ""
+	for _, c := range "rwm" {
+		if strings.ContainsRune(perm, c) {
+			out += string(c)
+		}
+	}
+	return out
+}
+
+// properties are everything that holds for a slice. The full set is sent each
+// time: what is left out would keep the value of an older plan.
+func properties(want plan.Slice) ([]Property, error) {
+	var props []Property
+	for _, set := range []struct{ name, list string }{{"AllowedCPUs", want.CPUs}, {"AllowedMemoryNodes", want.MemoryNodes}} {
+		if set.list == "" {
+			continue // an empty value clears nothing in the kernel (systemd#43846)
+		}
+		s, err := cpuset.Parse(set.list)
+		if err != nil {
+			return nil, fmt.Errorf("%s of %s: %w", set.name, want.Unit, err)
+		}
+		props = append(props, Property{set.name, s.Bytes()})
+	}
+	memory, swap, tasks := uint64(math.MaxUint64), uint64(math.MaxUint64), uint64(math.MaxUint64)
+	if want.MemoryBytes > 0 {
+		memory, swap = uint64(want.MemoryBytes), 0
+	}
+	if want.TasksMax > 0 {
+		tasks = uint64(want.TasksMax)
+	}
+	policy, allow := "auto", []DeviceAllow{}
+	for _, d := range want.Devices {
+		policy = "closed"
+		allow = append(allow, DeviceAllow{d.Path, permissions(d.Perm)})
+	}
+	props = append(props,
+		Property{"MemoryMax", memory}, Property{"MemorySwapMax", swap}, Property{"TasksMax", tasks},
+		Property{"DevicePolicy", policy},
+		// Lines are added to those that are there; the empty list clears them.
+		Property{"DeviceAllow", []DeviceAllow{}},
+	)
+	if len(allow) > 0 {
+		props = append(props, Property{"DeviceAllow", allow})
+	}
+	return props, nil
+}
+
+// readSlice reads the cgroup of a slice and what was set on it at run time.
+func (h *Host) readSlice(unit, cgroup string) (SliceState, error) {
+	slot, _ := plan.OwnsUnit(unit)
+	s := SliceState{Unit: unit, Slot: slot, Cgroup: cgroup, Files: map[string]string{}}
+	if cgroup != "" {
+		for _, name := range sliceFiles {
+			data, err := readSmall(h.path("/sys/fs/cgroup", cgroup, name))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return s, fmt.Errorf("read limits of %s: %w", unit, err)
+			}
+			s.Files[name] = strings.TrimSpace(string(data))
+		}
+	}
+	for _, name := range []string{"DevicePolicy", "DeviceAllow"} {
+		data, err := readSmall(h.path(runtimeFile(unit, name)))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return s, fmt.Errorf("read device policy of %s: %w", unit, err)
+		}
+		var lines []string
+		for line := range strings.Lines(string(data)) {
+			if value, ok := strings.CutPrefix(strings.TrimSpace(line), name+"="); ok && value != "" {
+				lines = append(lines, value)
+			}
+		}
+		slices.Sort(lines)
+		s.Devices = append(s.Devices, slices.Compact(lines)...)
+	}
+	return s, nil
+}
+
+// runtimeFile is the drop-in that systemd writes for one property.
+func runtimeFile(unit, property string) string {
+	return runtimeDir + "/" + unit + ".d/50-" + property + ".conf"
+}
+
+// readSmall reads a file of which no more than 1 MiB is of interest.
+func readSmall(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, 1<<20))
+}

@@ -1,0 +1,91 @@
+package reconcile
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// State is what a machine is like, as far as a plan could want it otherwise.
+type State struct {
+	Offline  bool                  `json:"offline,omitempty"` // a tree without a running system
+	Slots    []SlotState           `json:"slots"`             // planned and left over, by index
+	Units    map[string]UnitState  `json:"units"`             // planned and left over, by name
+	Slices   map[string]SliceState `json:"slices"`            // by unit
+	Warnings []string              `json:"warnings,omitempty"`
+
+	users   map[string]UserState // by name
+	paths   map[string]pathState // planned or owned, by absolute path
+	backups map[string]int       // how many backups there are, by path of the original
+	// refused are the CPUs for which the kernel made no cpuset partition.
+	refused string
+	chown   bool // owners are compared
+	adopt   bool // Host.Adopt
+	now     bool // Host.Now
+}
+
+// SlotState is one slot: its units, its limits and what it runs.
+type SlotState struct {
+	Index      int        `json:"index"`
+	Name       string     `json:"name"`
+	Agent      UnitState  `json:"agent"`
+	Guard      UnitState  `json:"guard"`
+	Slice      SliceState `json:"slice"`
+	Job        *agent.Job `json:"job,omitempty"`
+	Containers []string   `json:"containers,omitempty"` // running below the slice
+}
+
+// Busy says what a slot is busy with, as in "waits for …"; "" when it is idle.
+func (s SlotState) Busy() string {
+	switch {
+	case s.Job != nil:
+		return fmt.Sprintf("job %s of slot %s", s.Job.ID, s.Name)
+	case len(s.Containers) > 0:
+		return fmt.Sprintf("container %s of slot %s", s.Containers[0], s.Name)
+	}
+	return ""
+}
+
+// pathState is what is at a path.
+type pathState struct {
+	kind     pathKind
+	mode     uint32 // permission and sticky bits
+	uid, gid int
+	content  string // of a regular file, up to 1 MiB; not kept of an input
+	marked   bool   // kbnode wrote it
+	copied   bool   // same size and time as the source of a planned copy
+	backedUp bool   // the newest backup has the same content: replacing it was agreed to
+	slot     int    // that it belongs to by its name; -1 for the node's own
+	entries  []string
+	owned    plan.OwnedDir // of a directory
+}
+
+type pathKind int
+
+const (
+	regular pathKind = iota
+	directory
+	other    // a link, device or socket
+	leftover // a temporary file of an interrupted write
+	runtime  // what systemd keeps of SetProperties
+	input    // one of plan.OwnedInputs or plan.OwnedCopies that is not planned
+)
+
+// ours says whether kbnode wrote a file, by its content.
+func ours(name, content string) bool {
+	if strings.HasSuffix(name, ".json") {
+		var mark struct {
+			WrittenBy string `json:"written_by"`
+		}
+		return json.Unmarshal([]byte(content), &mark) == nil && mark.WrittenBy == "kbnode"
+	}
+	for i, line := range strings.SplitN(content, "\n", 4) {
+		if i < 3 && strings.Contains(line, plan.Marker) {
+			return true
+		}
+	}
+	return false
+}

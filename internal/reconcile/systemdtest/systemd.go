@@ -1,0 +1,417 @@
+// Package systemdtest is a systemd for tests: it records the words that are
+// said to it and keeps the unit files, cgroup files and processes of a
+// directory tree as systemd and the kernel would. It runs nothing.
+package systemdtest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// Systemd is a recording reconcile.Systemd for one tree.
+type Systemd struct {
+	Root string
+	// ReloadApplies makes a reload apply changed slice files to running slices,
+	// as systemd 252 does; without it none are, as with systemd 257.
+	ReloadApplies bool
+	// Hook, where set, is called with each word before it takes effect.
+	Hook func(word string) error
+
+	mu     sync.Mutex
+	words  []string
+	killed []string
+	units  map[string]*unit // those that run, stop or failed
+	pid    int
+}
+
+type unit struct {
+	text   string // of its file, when it was loaded
+	active string
+	pid    int
+	cgroup string
+	job    bool // runs a job
+	jobPID int
+}
+
+// New makes a tree with CPUs (in list format) and memory nodes, and a systemd
+// for it.
+func New(root, cpus, nodes string) (*Systemd, error) {
+	s := &Systemd{Root: root, units: map[string]*unit{}, pid: 100}
+	files := map[string]string{
+		"sys/fs/cgroup/cpuset.cpus.effective": cpus,
+		"sys/fs/cgroup/cpuset.mems.effective": nodes,
+		"proc/stat":                           "btime 1700000000",
+		"etc/passwd":                          "root:x:0:0::/root:/bin/sh",
+		"etc/group":                           "root:x:0:",
+	}
+	for name, text := range files {
+		if err := s.put(name, text+"\n"); err != nil {
+			return nil, err
+		}
+	}
+	return s, os.MkdirAll(filepath.Join(root, plan.UnitDir), 0o750)
+}
+
+// Words are the words that changed something, since the last call.
+func (s *Systemd) Words() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	words := s.words
+	s.words = nil
+	return words
+}
+
+// Killed are the units whose job was killed.
+func (s *Systemd) Killed() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.killed)
+}
+
+// say records a word. The caller holds mu.
+func (s *Systemd) say(parts ...string) error {
+	word := strings.Join(parts, " ")
+	if s.Hook != nil {
+		if err := s.Hook(word); err != nil {
+			return err
+		}
+	}
+	s.words = append(s.words, word)
+	return nil
+}
+
+func (s *Systemd) put(name, text string) error {
+	name = filepath.Join(s.Root, name)
+	if err := os.MkdirAll(filepath.Dir(name), 0o750); err != nil {
+		return err
+	}
+	return os.WriteFile(name, []byte(text), 0o600)
+}
+
+func (s *Systemd) get(elem ...string) string {
+	data, _ := os.ReadFile(filepath.Join(append([]string{s.Root}, elem...)...)) //nolint:errcheck // absent is empty
+	return strings.TrimSpace(string(data))
+}
+
+// file is the text of a unit file as it is on disk now.
+func (s *Systemd) file(name string) (string, bool) {
+	data, err := os.ReadFile(filepath.Join(s.Root, plan.UnitDir, name))
+	return string(data), err == nil
+}
+
+// setting is the last value of a setting in a unit file; all of them with all.
+func settings(text, name string) []string {
+	var values []string
+	for line := range strings.Lines(text) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), name+"="); ok {
+			values = append(values, v)
+		}
+	}
+	return values
+}
+
+func setting(text, name string) string {
+	values := settings(text, name)
+	if len(values) == 0 {
+		return ""
+	}
+	return values[len(values)-1]
+}
+
+// Units implements reconcile.Systemd.
+func (s *Systemd) Units(_ context.Context, names ...string) ([]reconcile.UnitState, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]reconcile.UnitState, len(names))
+	for i, name := range names {
+		text, onDisk := s.file(name)
+		state := reconcile.UnitState{Name: name, Load: "not-found", Active: "inactive", Sub: "dead"}
+		if onDisk {
+			state.Load = "loaded"
+		}
+		links, err := filepath.Glob(filepath.Join(s.Root, plan.UnitDir, "*.wants", name))
+		if err != nil {
+			return nil, err
+		}
+		state.Enabled = onDisk && len(links) > 0
+		if u := s.units[name]; u != nil {
+			state.Active, state.MainPID, state.Cgroup = u.active, u.pid, u.cgroup
+			state.NeedReload = u.text != text
+			state.Sub, state.Result = "running", "success"
+		}
+		out[i] = state
+	}
+	return out, nil
+}
+
+// Loaded implements reconcile.Systemd.
+func (s *Systemd) Loaded(_ context.Context, patterns ...string) ([]string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(s.units)) {
+		if slices.ContainsFunc(patterns, func(p string) bool { ok, _ := path.Match(p, name); return ok }) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// Reload implements reconcile.Systemd.
+func (s *Systemd) Reload(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.say("reload"); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.units)) {
+		u := s.units[name]
+		u.text, _ = s.file(name)
+		if s.ReloadApplies && u.text != "" && strings.HasSuffix(name, ".slice") {
+			if err := s.limit(u.cgroup, s.sliceSettings(name, u.text)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Start implements reconcile.Systemd.
+func (s *Systemd) Start(_ context.Context, names ...string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.say(append([]string{"start"}, names...)...); err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := s.start(name); err != nil {
+			return &reconcile.UnitError{Unit: name, Verb: "start", Err: err}
+		}
+	}
+	return nil
+}
+
+func (s *Systemd) start(name string) error {
+	if u := s.units[name]; u != nil && u.active == "active" {
+		return nil
+	}
+	text, ok := s.file(name)
+	isSlice := strings.HasSuffix(name, ".slice")
+	if !ok && !isSlice {
+		return fmt.Errorf("unit %s not found", name)
+	}
+	u := &unit{text: text, active: "active"}
+	if isSlice {
+		parent := ""
+		if i := strings.LastIndex(strings.TrimSuffix(name, ".slice"), "-"); i > 0 {
+			above := name[:i] + ".slice"
+			if err := s.start(above); err != nil {
+				return err
+			}
+			parent = s.units[above].cgroup
+		}
+		u.cgroup = parent + "/" + name
+		if err := os.MkdirAll(filepath.Join(s.Root, "sys/fs/cgroup", u.cgroup), 0o750); err != nil {
+			return err
+		}
+		s.units[name] = u
+		return s.limit(u.cgroup, s.sliceSettings(name, text))
+	}
+	slice := setting(text, "Slice")
+	if slice == "" {
+		slice = "system.slice"
+	}
+	if err := s.start(slice); err != nil {
+		return err
+	}
+	s.pid++
+	u.pid, u.cgroup = s.pid, s.units[slice].cgroup+"/"+name
+	s.units[name] = u
+	env := strings.Join(settings(text, "Environment"), "\x00") + "\x00"
+	return s.process(u, u.pid, env)
+}
+
+// process adds a process to the cgroup of a unit.
+func (s *Systemd) process(u *unit, pid int, env string) error {
+	dir := "proc/" + strconv.Itoa(pid)
+	if err := s.put(dir+"/environ", env); err != nil {
+		return err
+	}
+	if err := s.put(dir+"/stat", fmt.Sprintf("%d (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 9 0 %d 1\n", pid, pid)); err != nil {
+		return err
+	}
+	procs := s.get("sys/fs/cgroup", u.cgroup, "cgroup.procs")
+	return s.put("sys/fs/cgroup"+u.cgroup+"/cgroup.procs", strings.TrimSpace(procs+"\n"+strconv.Itoa(pid))+"\n")
+}
+
+// Restart implements reconcile.Systemd.
+func (s *Systemd) Restart(_ context.Context, names ...string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.say(append([]string{"restart"}, names...)...); err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := s.end(name); err != nil {
+			return err
+		}
+		if err := s.start(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stop implements reconcile.Systemd. The stop of an agent with a job ends with
+// the deadline at once.
+func (s *Systemd) Stop(_ context.Context, names ...string) error {
+	return s.stop("stop", names)
+}
+
+// Drain implements reconcile.Systemd.
+func (s *Systemd) Drain(_ context.Context, names ...string) error {
+	return s.stop("drain", names)
+}
+
+func (s *Systemd) stop(verb string, names []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.say(append([]string{verb}, names...)...); err != nil {
+		return err
+	}
+	for _, name := range names {
+		u := s.units[name]
+		if u == nil {
+			continue
+		}
+		if u.job && setting(u.text, "KillMode") != "mixed" {
+			s.killed = append(s.killed, name)
+		} else if u.job {
+			u.active = "deactivating"
+			if verb == "stop" {
+				return &reconcile.UnitError{Unit: name, Verb: verb, Err: context.DeadlineExceeded}
+			}
+			continue
+		}
+		if err := s.end(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end removes what runs in a unit, and all units below a slice.
+func (s *Systemd) end(name string) error {
+	u := s.units[name]
+	if u == nil {
+		return nil
+	}
+	for _, other := range slices.Sorted(maps.Keys(s.units)) {
+		if v := s.units[other]; v != nil && strings.HasPrefix(v.cgroup, u.cgroup+"/") {
+			if v.job {
+				s.killed = append(s.killed, other)
+			}
+			if err := s.end(other); err != nil {
+				return err
+			}
+		}
+	}
+	delete(s.units, name)
+	for _, pid := range []int{u.pid, u.jobPID} {
+		if pid > 0 {
+			if err := os.RemoveAll(filepath.Join(s.Root, "proc", strconv.Itoa(pid))); err != nil {
+				return err
+			}
+		}
+	}
+	return os.RemoveAll(filepath.Join(s.Root, "sys/fs/cgroup", u.cgroup))
+}
+
+// Kill implements reconcile.Systemd. SIGQUIT and SIGKILL end an agent with its
+// job.
+func (s *Systemd) Kill(_ context.Context, name string, all bool, signal syscall.Signal) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	who := "main"
+	if all {
+		who = "all"
+	}
+	if err := s.say("kill", name, who, signal.String()); err != nil {
+		return err
+	}
+	if u := s.units[name]; u != nil && u.job {
+		s.killed = append(s.killed, name)
+		u.job = false
+		return s.end(name)
+	}
+	return nil
+}
+
+// ResetFailed implements reconcile.Systemd.
+func (s *Systemd) ResetFailed(_ context.Context, name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.say("reset-failed", name); err != nil {
+		return err
+	}
+	if u := s.units[name]; u != nil && u.active == "failed" {
+		delete(s.units, name)
+	}
+	return nil
+}
+
+// Enable implements reconcile.Systemd.
+func (s *Systemd) Enable(_ context.Context, names ...string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.say(append([]string{"enable"}, names...)...); err != nil {
+		return err
+	}
+	for _, name := range names {
+		text, _ := s.file(name)
+		for _, target := range settings(text, "WantedBy") {
+			dir := filepath.Join(s.Root, plan.UnitDir, target+".wants")
+			if err := os.MkdirAll(dir, 0o750); err != nil {
+				return err
+			}
+			if err := os.Symlink(path.Join(plan.UnitDir, name), filepath.Join(dir, name)); err != nil && !os.IsExist(err) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Disable implements reconcile.Systemd.
+func (s *Systemd) Disable(_ context.Context, names ...string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.say(append([]string{"disable"}, names...)...); err != nil {
+		return err
+	}
+	for _, name := range names {
+		links, err := filepath.Glob(filepath.Join(s.Root, plan.UnitDir, "*.wants", name))
+		if err != nil {
+			return err
+		}
+		for _, l := range links {
+			if err := os.Remove(l); err != nil {
+				return err
+			}
+			_ = os.Remove(filepath.Dir(l)) // when it was the last
+		}
+	}
+	return nil
+}

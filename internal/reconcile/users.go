@@ -1,0 +1,109 @@
+package reconcile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// userTimeout bounds useradd and userdel, which wait for each other's locks.
+const userTimeout = 60 * time.Second
+
+// UserState is a system user and its group.
+type UserState struct {
+	Name string `json:"name"`
+	UID  int    `json:"uid"`
+	GID  int    `json:"gid"`
+}
+
+// Users reads and changes the users of a machine.
+type Users interface {
+	// All are the users by name.
+	All() (map[string]UserState, error)
+	// Add makes a system user with a group of its own and no login.
+	Add(ctx context.Context, u plan.User) error
+	// Remove deletes a user and its group, and no file.
+	Remove(ctx context.Context, name string) error
+}
+
+// SystemUsers are the users in a tree's /etc/passwd, changed by useradd and
+// userdel.
+type SystemUsers struct{ Root string }
+
+// All implements Users.
+func (s SystemUsers) All() (map[string]UserState, error) { return ReadUsers(s.Root) }
+
+// ReadUsers reads a tree's /etc/passwd. A tree without one has no users.
+func ReadUsers(root string) (map[string]UserState, error) {
+	data, err := readSmall((&Host{Root: root}).path("/etc/passwd"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return map[string]UserState{}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read users: %w", err)
+	}
+	users := map[string]UserState{}
+	for line := range strings.Lines(string(data)) {
+		f := strings.Split(strings.TrimSpace(line), ":")
+		if len(f) < 4 {
+			continue
+		}
+		uid, errU := strconv.Atoi(f[2])
+		gid, errG := strconv.Atoi(f[3])
+		if errU == nil && errG == nil {
+			users[f[0]] = UserState{Name: f[0], UID: uid, GID: gid}
+		}
+	}
+	return users, nil
+}
+
+// Add implements Users.
+func (s SystemUsers) Add(ctx context.Context, u plan.User) error {
+	group := []string{"--user-group"}
+	if s.hasGroup(u.Name) { // left by an interrupted run
+		group = []string{"--gid", u.Name}
+	}
+	args := append(group, "--system", "--no-create-home", "--home-dir", u.Home, "--shell", "/usr/sbin/nologin", u.Name)
+	return s.run(ctx, "useradd", args...)
+}
+
+// Remove implements Users.
+func (s SystemUsers) Remove(ctx context.Context, name string) error {
+	if err := s.run(ctx, "userdel", name); err != nil {
+		return err
+	}
+	if s.hasGroup(name) { // userdel leaves it where login.defs says so
+		return s.run(ctx, "groupdel", name)
+	}
+	return nil
+}
+
+func (s SystemUsers) hasGroup(name string) bool {
+	data, err := readSmall((&Host{Root: s.Root}).path("/etc/group"))
+	return err == nil && bytes.Contains(append([]byte("\n"), data...), []byte("\n"+name+":"))
+}
+
+func (s SystemUsers) run(ctx context.Context, program string, args ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, userTimeout)
+	defer cancel()
+	if s.Root != "/" {
+		args = append([]string{"--root", s.Root}, args...)
+	}
+	path, err := exec.LookPath(program)
+	if err != nil { // sudo and cron may leave sbin out of PATH
+		path = "/usr/sbin/" + program
+	}
+	out, err := exec.CommandContext(ctx, path, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", program, err, bytes.TrimSpace(out))
+	}
+	return nil
+}
