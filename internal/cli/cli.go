@@ -159,3 +159,19 @@ func colour(w io.Writer) bool {
 	_, ok := terminal(w)
 	return ok && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }
+
+// isTerminal says whether a person types at r.
+func isTerminal(r io.Reader) bool {
+	f, ok := r.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// progress is a line about work under way.
+func (s Streams) progress(format string, args ...any) {
+	fmt.Fprintf(s.Err, "  "+format+"\n", args...)
+}
+
+// warn is a line about something that did not stop the work.
+func (s Streams) warn(format string, args ...any) {
+	fmt.Fprintf(s.Err, "kbnode: warning: "+format+"\n", args...)
+}

@@ -110,7 +110,7 @@ func (g *guard) start(c *call) error {
 
 // ready says why no container of the slot may run now.
 func (g *guard) ready(c *call) error {
-	if err := checkSlice(g.cgroupRoot, g.policy); err != nil {
+	if err := CheckSlice(g.cgroupRoot, g.policy); err != nil {
 		return refusal{http.StatusServiceUnavailable, "kbnode: " + strings.ReplaceAll(err.Error(), "\n", "; ")}
 	}
 	if err := g.engine.ok(c.r.Context(), time.Now()); err != nil {

@@ -33,10 +33,10 @@ func slicePath(slice string) string {
 // page, which is at most 64 KiB.
 const pageSlack = 64 << 10
 
-// checkSlice compares what the kernel enforces on the slice with the policy.
+// CheckSlice compares what the kernel enforces on the slice with the policy.
 // The engine starts containers below a slice that does not exist, and systemd
 // then makes one without any limit, so this is asked before every container.
-func checkSlice(cgroupRoot string, p plan.JobPolicy) error {
+func CheckSlice(cgroupRoot string, p plan.JobPolicy) error {
 	dir := filepath.Join(cgroupRoot, slicePath(p.Slice))
 	err := errors.Join(
 		checkSet(dir, "cpuset.cpus.effective", p.CPUs),

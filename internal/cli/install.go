@@ -1,0 +1,361 @@
+package cli
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/installer"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+type installFlags struct {
+	wishes
+	tokenFile, agentBinary          string
+	dryRun, yes, adopt, installDeps bool
+}
+
+func newInstall(s Streams) *cobra.Command {
+	var f installFlags
+	cmd := &cobra.Command{
+		Use:   "install --queue NAME",
+		Short: "Make this machine a node: one Buildkite agent for each GPU",
+		Long: `Make this machine a node: one Buildkite agent for each GPU, with its share of
+CPUs and memory. Run it again to change something or to repair: what is right
+already is left alone, and a slot that runs a job is changed when it is done.
+
+The agent token comes from --token-file, BUILDKITE_AGENT_TOKEN, or the token file
+of an earlier install (` + plan.TokenPath + `). GPU_TYPE, NODE_NAME, GPU_COUNT,
+CPUS_PER_GPU and RAM_PER_GPU are read from the environment, as the setup scripts
+before kbnode did.`,
+		Example: `  sudo kbnode install --queue b200 --token-file token.txt
+  sudo BUILDKITE_AGENT_TOKEN=… kbnode install --queue 'nvidia-h100-{index}'
+  sudo kbnode install --queue b200 --gpus 0,2,5 --dry-run`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return install(cmd.Context(), s, &f) },
+	}
+	f.register(cmd)
+	fl := cmd.Flags()
+	fl.StringVar(&f.tokenFile, "token-file", "", "file with the Buildkite agent token")
+	fl.StringVar(&f.agentBinary, "agent-binary", "", "buildkite-agent to use, for machines without internet")
+	fl.BoolVar(&f.installDeps, "install-deps", false, "install missing packages (Docker, git, container toolkit) with apt or dnf")
+	fl.BoolVar(&f.adopt, "adopt", false, "replace files of an earlier setup that kbnode did not write, keeping backups")
+	fl.BoolVar(&f.dryRun, "dry-run", false, "show what would change, and change nothing")
+	fl.BoolVarP(&f.yes, "yes", "y", false, "do not ask before replacing files with --adopt")
+	return cmd
+}
+
+func install(ctx context.Context, s Streams, f *installFlags) error {
+	if err := needRoot("install"); err != nil {
+		return err
+	}
+	m := &machine{root: "/"}
+	if err := m.loadConfig(&f.wishes, os.Getenv); err != nil {
+		return err
+	}
+	if m.cfg.Queue == "" {
+		return usagef("no queue is given; name the Buildkite queue of these GPUs, such as --queue b200 (or set GPU_TYPE)")
+	}
+	host, closeHost, err := openHost(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer closeHost()
+	host.Adopt = f.adopt
+	release, err := host.Lock()
+	if err != nil {
+		return err
+	}
+	defer release()
+
+	s.progress("reading the machine")
+	if err := m.read(ctx, s.logger()); err != nil {
+		return err
+	}
+	if err := installPackages(ctx, s, m, f); err != nil {
+		return err
+	}
+	if missing := plan.Preflight(m.inv); len(missing) > 0 {
+		return errors.New(strings.Join(missing, "\n"))
+	}
+	// Everything that can be refused is refused before anything is written.
+	if err := m.think(); err != nil {
+		return err
+	}
+	if err := usableBinary(f.dryRun); err != nil {
+		return err
+	}
+	token, err := findToken(f)
+	if err != nil {
+		return err
+	}
+	s.progress("asking Buildkite about the token")
+	endpoint := m.cfg.WithDefaults().Agent.Endpoint
+	if err := agent.CheckToken(ctx, endpoint, token); errors.Is(err, agent.ErrTokenRefused) {
+		return err
+	} else if err != nil {
+		s.warn("%v; going on, the agents will keep trying", err)
+	}
+	if err := installAgent(ctx, s, m, f); err != nil {
+		return err
+	}
+	return applyInstall(ctx, s, m, host, f, token)
+}
+
+func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Host, f *installFlags, token string) error {
+	state, err := host.Observe(ctx, m.plan)
+	if err != nil {
+		return err
+	}
+	changes := reconcile.Diff(m.plan, state)
+	printSlots(s.Err, m.plan)
+	for _, warning := range m.plan.Warnings {
+		s.warn("%s", warning)
+	}
+	if f.dryRun {
+		for _, c := range changes {
+			printChange(s.Out, c)
+		}
+		_, err := fmt.Fprintf(s.Out, "%d changes would be made; nothing was changed\n", len(changes))
+		return err
+	}
+	if err := confirmAdopt(s, f, changes); err != nil {
+		return err
+	}
+	wrote, err := writeToken(host, token, f.adopt)
+	if err != nil {
+		return err
+	}
+	showProgress(s, host)
+	result, err := host.Apply(ctx, m.plan, state, changes)
+	if err != nil {
+		return fmt.Errorf("%w\nnothing else was changed; mend this and run kbnode install again, which goes on from here", err)
+	}
+	if err := waitRegistered(ctx, s, m.plan, host); err != nil {
+		return err
+	}
+	return nextSteps(s, m.plan, result, wrote)
+}
+
+// needRoot refuses to go on as anybody else.
+func needRoot(command string) error {
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("%s changes the system and must run as root; type sudo kbnode %s", command, command)
+	}
+	return nil
+}
+
+// openHost is this machine, ready to be changed.
+func openHost(ctx context.Context, s Streams) (*reconcile.Host, func(), error) {
+	bus, err := reconcile.Connect(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("this machine does not run systemd, or it does not answer; kbnode runs on the host and not in a container: %w", err)
+	}
+	return &reconcile.Host{Root: "/", Systemd: bus, Users: reconcile.SystemUsers{Root: "/"}, Log: s.logger()}, bus.Close, nil
+}
+
+// usableBinary refuses to write units that start a kbnode which others could
+// replace or which is gone tomorrow.
+func usableBinary(dryRun bool) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find kbnode's own path: %w", err)
+	}
+	for dir := exe; ; dir = filepath.Dir(dir) {
+		fi, err := os.Stat(dir)
+		if err != nil {
+			return fmt.Errorf("look at kbnode's own path: %w", err)
+		}
+		st, ok := fi.Sys().(*syscall.Stat_t)
+		if temporary := slices.Contains([]string{"/tmp", "/var/tmp", "/home", "/root", "/run", "/dev/shm"}, dir); !ok || st.Uid != 0 || fi.Mode().Perm()&0o022 != 0 || temporary {
+			if dryRun {
+				return nil
+			}
+			return fmt.Errorf("kbnode runs from %s, and units need one that stays and that only root can change; type sudo install -m 755 %s %s, then sudo kbnode install again", exe, exe, unitBinary)
+		}
+		if dir == "/" {
+			return nil
+		}
+	}
+}
+
+func findToken(f *installFlags) (string, error) {
+	if f.tokenFile != "" {
+		return agent.ReadToken(f.tokenFile)
+	}
+	if v := os.Getenv("BUILDKITE_AGENT_TOKEN"); v != "" {
+		return agent.ParseToken([]byte(v))
+	}
+	files := []string{plan.TokenPath}
+	if f.adopt {
+		old, _ := filepath.Glob("/etc/buildkite-agent/buildkite-agent*.cfg")
+		older, _ := filepath.Glob("/etc/buildkite-agent/agent-*/buildkite-agent.cfg")
+		files = append(append(files, old...), older...)
+	}
+	for _, file := range files {
+		token, err := agent.ReadToken(file)
+		if err == nil {
+			return token, nil
+		}
+		if file == plan.TokenPath && !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+	}
+	return "", usagef("no agent token is given; write the token from Buildkite (Agents, Agent Tokens) to a file and add --token-file FILE, or set BUILDKITE_AGENT_TOKEN")
+}
+
+func installPackages(ctx context.Context, s Streams, m *machine, f *installFlags) error {
+	if !f.installDeps {
+		return nil
+	}
+	steps, err := installer.Packages(m.inv)
+	if err != nil || len(steps) == 0 {
+		return err
+	}
+	for _, step := range steps {
+		s.progress("%s: %s", step.Why, step)
+	}
+	if f.dryRun {
+		return nil
+	}
+	if err := installer.Run(ctx, steps, s.Err); err != nil {
+		return err
+	}
+	return m.read(ctx, s.logger())
+}
+
+// installAgent makes sure that there is a buildkite-agent, and plans again with
+// what it understands.
+func installAgent(ctx context.Context, s Streams, m *machine, f *installFlags) error {
+	switch {
+	case f.dryRun:
+		return nil
+	case f.agentBinary != "":
+		if err := installer.CopyAgent("/", f.agentBinary); err != nil {
+			return err
+		}
+	case m.inv.Software.Agent.Path != "":
+		return nil
+	default:
+		s.progress("fetching buildkite-agent %s", plan.PinnedAgentVersion)
+		release := installer.AgentRelease{
+			Version: plan.PinnedAgentVersion, Arch: runtime.GOARCH,
+			URL: m.cfg.Agent.DownloadURL, SHA256: m.cfg.Agent.DownloadSHA256,
+		}
+		if err := installer.Agent(ctx, "/", release); err != nil {
+			return err
+		}
+	}
+	if err := m.read(ctx, s.logger()); err != nil {
+		return err
+	}
+	if m.inv.Software.Agent.Version == "" {
+		return fmt.Errorf("%s does not say its version; give a buildkite-agent for this machine (%s) with --agent-binary", installer.AgentPath, runtime.GOARCH)
+	}
+	return m.think()
+}
+
+// writeToken puts the token where the agents' units read it. A token file that
+// an operator wrote stays as it is when it says the same.
+func writeToken(host *reconcile.Host, token string, adopt bool) (wrote bool, err error) {
+	switch have, err := agent.ReadToken(plan.TokenPath); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err == nil && have == token:
+		if err := os.Chmod(plan.TokenPath, 0o600); err != nil {
+			return false, fmt.Errorf("close token file: %w", err)
+		}
+		return false, nil
+	case !adopt && !ownsToken():
+		return false, fmt.Errorf("%s holds another token and was not written by kbnode; delete it, or use --adopt to replace it", plan.TokenPath)
+	}
+	return true, host.WriteInput(plan.TokenPath, agent.RenderToken(token))
+}
+
+func ownsToken() bool {
+	text, err := os.ReadFile(plan.TokenPath)
+	return err == nil && strings.Contains(firstLines(string(text), 3), plan.Marker)
+}
+
+// showProgress prints each change as it is made, in place of the log.
+func showProgress(s Streams, host *reconcile.Host) {
+	host.Log = nil
+	host.Progress = func(c reconcile.Change) { s.progress("%s", c.String()) }
+}
+
+// confirmAdopt asks before somebody else's files are replaced.
+func confirmAdopt(s Streams, f *installFlags, changes []reconcile.Change) error {
+	adopts := slices.DeleteFunc(slices.Clone(changes), func(c reconcile.Change) bool { return c.Kind != reconcile.Adopt })
+	if len(adopts) > 0 && !f.adopt {
+		var conflict reconcile.ConflictError
+		for _, c := range adopts {
+			conflict.Paths = append(conflict.Paths, c.Subject)
+		}
+		return &conflict
+	}
+	if len(adopts) == 0 || f.yes {
+		return nil
+	}
+	for _, c := range adopts {
+		printChange(s.Err, c)
+	}
+	if !isTerminal(s.In) {
+		return usagef("%d files of an earlier setup would be replaced, with backups; add --yes to agree", len(adopts))
+	}
+	fmt.Fprintf(s.Err, "Replace these %d files and keep backups? [y/N] ", len(adopts))
+	answer, _ := bufio.NewReader(s.In).ReadString('\n')
+	if a := strings.ToLower(strings.TrimSpace(answer)); a != "y" && a != "yes" {
+		return errors.New("nothing was changed")
+	}
+	return nil
+}
+
+// nextSteps says what was done and what is left to a person.
+func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool) error {
+	var queues []string
+	running := 0
+	for _, slot := range p.Slots {
+		if !slices.Contains(queues, slot.Queue) {
+			queues = append(queues, slot.Queue)
+		}
+		if slot.Parked == "" {
+			running++
+		}
+	}
+	w := s.Out
+	if len(result.Applied) == 0 && !wroteToken {
+		fmt.Fprintf(w, "Nothing to change: node %s has %d slots.\n", p.Node, len(p.Slots))
+	} else {
+		fmt.Fprintf(w, "Node %s has %d slots, %d with an agent; %d changes were made.\n", p.Node, len(p.Slots), running, len(result.Applied))
+	}
+	for _, c := range result.Deferred {
+		fmt.Fprintf(w, "  later: %s\n", c)
+	}
+	fmt.Fprintf(w, `
+Next:
+  The agents serve %s %s. In Buildkite, under Agents and the cluster's Queues,
+  %s must exist as self-hosted, or no job is sent.
+  kbnode status      shows the slots
+  kbnode uninstall   gives the machine back as it was
+`, plural(len(queues), "queue", "queues"), strings.Join(queues, ", "), cmp.Or(map[bool]string{true: "it"}[len(queues) == 1], "they"))
+	return nil
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
+}

@@ -1,0 +1,156 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// exitChanges is what --detailed-exit-code ends with when changes are pending.
+const exitChanges = 3
+
+// planOutput is the JSON of kbnode plan; docs/plan.md describes it.
+type planOutput struct {
+	*plan.Plan
+	Changes []reconcile.Change `json:"changes"`
+}
+
+func newPlan(s Streams) *cobra.Command {
+	var root string
+	var asJSON, detailed bool
+	var w wishes
+	cmd := &cobra.Command{
+		Use:   "plan",
+		Short: "Show the slots this machine should have, and what would change",
+		Long: `Show the slots this machine should have, and what would change.
+
+Exit code 0 when a plan could be made, 1 when not. With --detailed-exit-code it
+is 3 when changes are pending. Nothing is written.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			p, changes, err := makePlan(cmd.Context(), s, root, &w)
+			if err != nil {
+				var exit *exitError
+				if asJSON && !errors.As(err, &exit) {
+					if err := printJSON(s.Out, map[string]string{"error": err.Error()}); err != nil {
+						return err
+					}
+					return &exitError{code: exitNo}
+				}
+				return err
+			}
+			if changes == nil {
+				changes = []reconcile.Change{}
+			}
+			if asJSON {
+				err = printJSON(s.Out, planOutput{p, changes})
+			} else {
+				err = printPlan(s.Out, p, changes)
+			}
+			if err == nil && detailed && len(changes) > 0 {
+				return &exitError{code: exitChanges}
+			}
+			return err
+		},
+	}
+	rootFlag(cmd, &root)
+	w.register(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&detailed, "detailed-exit-code", false, "exit with 3 when changes are pending")
+	return cmd
+}
+
+func makePlan(ctx context.Context, s Streams, root string, w *wishes) (*plan.Plan, []reconcile.Change, error) {
+	dir, closeRoot, err := inventory.Open(root)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { _ = closeRoot() }()
+	m := &machine{root: dir}
+	env := os.Getenv
+	if !m.live() {
+		env = func(string) string { return "" } // variables are of this machine
+	}
+	if err := m.loadConfig(w, env); err != nil {
+		return nil, nil, err
+	}
+	if err := m.read(ctx, s.logger()); err != nil {
+		return nil, nil, err
+	}
+	if err := m.think(); err != nil {
+		return nil, nil, err
+	}
+	host := &reconcile.Host{Root: dir, Users: reconcile.SystemUsers{Root: dir}}
+	if m.live() {
+		conn, err := reconcile.Connect(ctx)
+		if err == nil {
+			defer conn.Close()
+			host.Systemd = conn
+		}
+	}
+	state, err := host.Observe(ctx, m.plan)
+	if err != nil {
+		return nil, nil, err
+	}
+	return m.plan, reconcile.Diff(m.plan, state), nil
+}
+
+func printPlan(w io.Writer, p *plan.Plan, changes []reconcile.Change) error {
+	printSlots(w, p)
+	for _, warning := range p.Warnings {
+		fmt.Fprintf(w, "%s %s\n", paint(w, text.FgYellow, "warning:"), warning)
+	}
+	if len(changes) == 0 {
+		_, err := fmt.Fprintln(w, "\nNothing to change.")
+		return err
+	}
+	fmt.Fprintf(w, "\n%d changes:\n", len(changes))
+	for _, c := range changes {
+		printChange(w, c)
+	}
+	return nil
+}
+
+func printSlots(w io.Writer, p *plan.Plan) {
+	t := newTable(w, "Slot", "GPU", "PCI", "NUMA", "Queue", "CPUs", "Memory nodes", "Memory")
+	for _, s := range p.Slots {
+		g := s.GPUs[0]
+		t.AppendRow([]any{s.Name, g.Model, g.PCI, nodeText(g.NUMANode), s.Queue, s.CPUs, s.MemoryNodes, bytesText(s.MemoryBytes)})
+	}
+	t.AppendRow([]any{"system", "", "", "", "", cmp.Or(p.Reserved.CPUs, "-"), "", bytesText(p.Reserved.MemoryBytes)})
+	t.Render()
+}
+
+// marks shows a kind of change at a glance.
+var marks = map[reconcile.Kind]struct {
+	sign string
+	c    text.Color
+}{
+	reconcile.Create: {"+", text.FgGreen}, reconcile.AddUser: {"+", text.FgGreen}, reconcile.Start: {"+", text.FgGreen}, reconcile.Enable: {"+", text.FgGreen},
+	reconcile.Delete: {"-", text.FgRed}, reconcile.DelUser: {"-", text.FgRed}, reconcile.Stop: {"-", text.FgRed}, reconcile.Disable: {"-", text.FgRed}, reconcile.Drain: {"-", text.FgRed},
+}
+
+func printChange(w io.Writer, c reconcile.Change) {
+	m, ok := marks[c.Kind]
+	if !ok {
+		m.sign, m.c = "~", text.FgYellow
+	}
+	fmt.Fprintf(w, "%s %-9s %s%s%s\n", paint(w, m.c, m.sign), c.Kind, c.Subject, suffix(": ", c.Why), suffix("; waits: ", c.Deferred))
+	// A new file's content is the plan itself; what changes is worth reading.
+	if c.Kind == reconcile.Update || c.Kind == reconcile.Adopt {
+		for line := range strings.Lines(c.Diff) {
+			fmt.Fprintf(w, "    %s\n", strings.TrimRight(line, "\n"))
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+func newReconcile(s Streams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "reconcile",
+		Short: "Bring this node to its planned state once (its service does, at boot and on a timer)",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return reconcileOnce(cmd.Context(), s) },
+	}
+}
+
+func reconcileOnce(ctx context.Context, s Streams) error {
+	if err := needRoot("reconcile"); err != nil {
+		return err
+	}
+	if _, err := os.Stat(plan.BindingsPath); errors.Is(err, fs.ErrNotExist) {
+		return errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
+	}
+	m := &machine{root: "/"}
+	if err := m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
+		return err
+	}
+	host, closeHost, err := openHost(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer closeHost()
+	release, err := host.Lock()
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := m.read(ctx, s.logger()); err != nil {
+		return err
+	}
+	// What is missing now may be back in a moment, and a plan made without it
+	// would take things away that running jobs need.
+	if missing := plan.Preflight(m.inv); len(missing) > 0 {
+		return fmt.Errorf("nothing was changed: %s", strings.Join(missing, "\n"))
+	}
+	if err := m.think(); err != nil {
+		return err
+	}
+	state, err := host.Observe(ctx, m.plan)
+	if err != nil {
+		return err
+	}
+	result, err := host.Apply(ctx, m.plan, state, reconcile.Diff(m.plan, state))
+	if err != nil {
+		return err
+	}
+	if len(result.Applied) == 0 && len(result.Deferred) == 0 {
+		_, err = fmt.Fprintln(s.Out, "Nothing to change.")
+		return err
+	}
+	fmt.Fprintf(s.Out, "%d changes were made.\n", len(result.Applied))
+	for _, c := range result.Deferred {
+		fmt.Fprintf(s.Out, "  later: %s\n", c)
+	}
+	return nil
+}
+
+func newUninstall(s Streams) *cobra.Command {
+	var now, dryRun bool
+	cmd := &cobra.Command{
+		Use:   "uninstall",
+		Short: "Remove everything that kbnode set up, and give the machine back as it was",
+		Long: `Remove everything that kbnode set up: agents, slices, users, files, and restore
+what install --adopt replaced. Agents finish their jobs first, unless --now.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return uninstall(cmd.Context(), s, now, dryRun)
+		},
+	}
+	cmd.Flags().BoolVar(&now, "now", false, "end running jobs instead of waiting for them")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "show what would be removed, and remove nothing")
+	cmd.Flags().BoolP("yes", "y", false, "accepted for scripts; uninstall does not ask")
+	return cmd
+}
+
+func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
+	if err := needRoot("uninstall"); err != nil {
+		return err
+	}
+	host, closeHost, err := openHost(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer closeHost()
+	host.Now = now
+	release, err := host.Lock()
+	if err != nil {
+		return err
+	}
+	defer release()
+	if dryRun {
+		nothing := &plan.Plan{}
+		state, err := host.Observe(ctx, nothing)
+		if err != nil {
+			return err
+		}
+		changes := reconcile.Diff(nothing, state)
+		for _, c := range changes {
+			printChange(s.Out, c)
+		}
+		_, err = fmt.Fprintf(s.Out, "%d changes would be made; nothing was changed\n", len(changes))
+		return err
+	}
+	showProgress(s, host)
+	result, err := host.Uninstall(ctx, func(jobs []string) {
+		s.progress("waiting for %s; kbnode uninstall --now ends it", strings.Join(jobs, ", "))
+	})
+	if err != nil {
+		return fmt.Errorf("%w\nmend this and run kbnode uninstall again, which goes on from here", err)
+	}
+	if len(result.Applied) == 0 {
+		_, err = fmt.Fprintln(s.Out, "Nothing to remove: kbnode has set up nothing here.")
+		return err
+	}
+	_, err = fmt.Fprintf(s.Out, "Removed: %d changes were made. The binary %s stays; delete it by hand.\n", len(result.Applied), unitBinary)
+	return err
+}

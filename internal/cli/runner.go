@@ -1,0 +1,35 @@
+package cli
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/runner"
+)
+
+func newRunner(s Streams) *cobra.Command {
+	var o runner.Options
+	cmd := &cobra.Command{
+		Use:   "runner",
+		Short: "Evaluate a submission in a job's container, and leave result.json",
+		Long: `Evaluate a submission in a job's container, and leave result.json.
+
+The payload is read from KERNELBOT_PAYLOAD or SUBMISSION_PAYLOAD, from
+KERNELBOT_PAYLOAD_0, _1, … where it is larger than one variable may be, or from
+--payload. Exit code 0 when the evaluation was done, whatever its tests gave, and
+1 otherwise; result.json is left in both cases.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.Stdout, o.Stderr = s.Out, s.Err
+			o.Stdin, _ = s.In.(*os.File)
+			if code := runner.Main(cmd.Context(), o); code != exitDone {
+				return &exitError{code: code}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&o.Payload, "payload", "", `file with an encoded payload, "-" for standard input`)
+	cmd.Flags().StringVar(&o.Dir, "workdir", "", "where the program runs and result.json is left (default: here)")
+	return cmd
+}

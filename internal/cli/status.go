@@ -1,0 +1,236 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// watchPeriod is how often --watch looks.
+const watchPeriod = 2 * time.Second
+
+// slotStatus is one slot in the JSON of kbnode status.
+type slotStatus struct {
+	Slot        string     `json:"slot"`
+	Index       int        `json:"index"`
+	GPU         string     `json:"gpu"`
+	UUID        string     `json:"uuid"`
+	PCI         string     `json:"pci"`
+	Queue       string     `json:"queue"`
+	CPUs        string     `json:"cpus"`
+	MemoryBytes int64      `json:"memory_bytes"`
+	Agent       string     `json:"agent"` // idle, busy, starting, stopping, failed, down, parked
+	Since       time.Time  `json:"since,omitzero"`
+	Job         *agent.Job `json:"job,omitempty"`
+	Problems    []string   `json:"problems"` // what disagrees with the plan
+}
+
+// nodeStatus is the JSON of kbnode status.
+type nodeStatus struct {
+	Node     string             `json:"node"`
+	Slots    []slotStatus       `json:"slots"`
+	Warnings []string           `json:"warnings"`
+	Changes  []reconcile.Change `json:"changes"`
+}
+
+func newStatus(s Streams) *cobra.Command {
+	var asJSON, watch bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show each slot, its agent and job, and what disagrees with the plan",
+		Long: `Show each slot, its agent and job, and what disagrees with the plan.
+
+Exit code 0 when every slot is as planned, 1 when something disagrees or this
+machine is not installed.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for {
+				st, err := readStatus(cmd.Context(), s)
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					err = printJSON(s.Out, st)
+				} else {
+					if watch {
+						fmt.Fprint(s.Out, "\x1b[H\x1b[2J")
+					}
+					printStatus(s.Out, st, time.Now())
+				}
+				if err != nil || !watch {
+					if err == nil && st.disagrees() {
+						return &exitError{code: exitNo}
+					}
+					return err
+				}
+				select {
+				case <-cmd.Context().Done():
+					return nil
+				case <-time.After(watchPeriod):
+				}
+			}
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&watch, "watch", false, "show it again every two seconds, until interrupted")
+	return cmd
+}
+
+func (st nodeStatus) disagrees() bool {
+	for _, s := range st.Slots {
+		if len(s.Problems) > 0 {
+			return true
+		}
+	}
+	return len(st.Changes) > 0
+}
+
+func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
+	if os.Geteuid() != 0 {
+		return nodeStatus{}, errors.New("status reads what jobs run, which only root may; type sudo kbnode status")
+	}
+	m := &machine{root: "/"}
+	if _, err := os.Stat(plan.BindingsPath); errors.Is(err, fs.ErrNotExist) {
+		return nodeStatus{}, errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
+	}
+	if err := m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
+		return nodeStatus{}, err
+	}
+	if err := m.read(ctx, s.logger()); err != nil {
+		return nodeStatus{}, err
+	}
+	if err := m.think(); err != nil {
+		return nodeStatus{}, err
+	}
+	host, closeHost, err := openHost(ctx, s)
+	if err != nil {
+		return nodeStatus{}, err
+	}
+	defer closeHost()
+	state, err := host.Observe(ctx, m.plan)
+	if err != nil {
+		return nodeStatus{}, err
+	}
+	return statusOf(m.plan, state, reconcile.Diff(m.plan, state)), nil
+}
+
+func statusOf(p *plan.Plan, state *reconcile.State, changes []reconcile.Change) nodeStatus {
+	st := nodeStatus{Node: p.Node, Warnings: append([]string{}, state.Warnings...), Changes: append([]reconcile.Change{}, changes...)}
+	at := map[int]reconcile.SlotState{}
+	for _, ss := range state.Slots {
+		at[ss.Index] = ss
+	}
+	for _, s := range p.Slots {
+		g, ss := s.GPUs[0], at[s.Index]
+		row := slotStatus{
+			Slot: s.Name, Index: s.Index, GPU: g.Model, UUID: g.UUID, PCI: g.PCI, Queue: s.Queue,
+			CPUs: s.CPUs, MemoryBytes: s.MemoryBytes,
+			Agent: agentWord(s, ss), Since: ss.Agent.Since, Job: ss.Job, Problems: []string{},
+		}
+		if ss.Job != nil {
+			row.Since = ss.Job.Since
+		}
+		if s.Parked != "" {
+			row.Problems = append(row.Problems, s.Parked)
+		}
+		for _, c := range changes {
+			if c.Slot == s.Index {
+				row.Problems = append(row.Problems, c.String())
+			}
+		}
+		st.Slots = append(st.Slots, row)
+	}
+	for _, c := range changes {
+		if c.Slot < 0 {
+			st.Warnings = append(st.Warnings, c.String())
+		}
+	}
+	return st
+}
+
+// agentWord is the state of a slot in one word.
+func agentWord(s plan.Slot, ss reconcile.SlotState) string {
+	switch {
+	case ss.Job != nil && ss.Agent.Stopping():
+		return "draining"
+	case ss.Job != nil:
+		return "busy"
+	case s.Parked != "":
+		return "parked"
+	case ss.Agent.Stopping():
+		return "stopping"
+	case ss.Agent.Sub == "auto-restart" || ss.Agent.Active == "failed":
+		return "failed"
+	case ss.Agent.Active == "active":
+		return "idle"
+	case ss.Agent.Running():
+		return "starting"
+	default:
+		return "down"
+	}
+}
+
+func printStatus(w io.Writer, st nodeStatus, now time.Time) {
+	t := newTable(w, "Slot", "GPU", "Queue", "CPUs", "Memory", "Agent", "Job", "Since", "Problem")
+	for _, s := range st.Slots {
+		job := "-"
+		if s.Job != nil {
+			job = cmp.Or(s.Job.Pipeline, s.Job.ID)
+			if s.Job.Build != "" {
+				job += "#" + s.Job.Build
+			}
+		}
+		problem := "-"
+		if len(s.Problems) > 0 {
+			problem = s.Problems[0]
+			if n := len(s.Problems) - 1; n > 0 {
+				problem += fmt.Sprintf(" (and %d more)", n)
+			}
+		}
+		t.AppendRow([]any{s.Slot, s.GPU, s.Queue, s.CPUs, bytesText(s.MemoryBytes), paintAgent(w, s.Agent), job, ago(s.Since, now), problem})
+	}
+	t.Render()
+	for _, warning := range st.Warnings {
+		fmt.Fprintf(w, "%s %s\n", paint(w, text.FgYellow, "warning:"), warning)
+	}
+}
+
+func paintAgent(w io.Writer, word string) string {
+	switch word {
+	case "idle":
+		return paint(w, text.FgGreen, word)
+	case "busy", "draining", "starting", "stopping":
+		return paint(w, text.FgYellow, word)
+	default:
+		return paint(w, text.FgRed, word)
+	}
+}
+
+// ago is a time as people say it: "3m", "2h10m", "5d".
+func ago(t, now time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	switch d := max(0, now.Sub(t)); {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	default:
+		return fmt.Sprintf("%dd", int(d.Hours()/24))
+	}
+}

@@ -1,0 +1,116 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// registerTime is how long install waits for the agents to register, while
+// none of them was refused.
+const registerTime = 90 * time.Second
+
+// waitRegistered waits until Buildkite has taken every agent that should run.
+// One that was refused is shown with its own words.
+func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcile.Host) error {
+	var wait []plan.Slot
+	for _, slot := range p.Slots {
+		if slot.Parked == "" {
+			wait = append(wait, slot)
+		}
+	}
+	total, told := len(wait), -1
+	deadline := time.Now().Add(registerTime)
+	for len(wait) > 0 {
+		state, err := host.Observe(ctx, p)
+		if err != nil {
+			return err
+		}
+		var refused []error
+		wait = slices.DeleteFunc(wait, func(slot plan.Slot) bool {
+			ss := slotState(state, slot.Index)
+			if failedToStart(ss) {
+				refused = append(refused, agentFailure(ctx, slot))
+			}
+			return registered(slot.Index, ss)
+		})
+		if len(refused) > 0 {
+			return errors.Join(refused...)
+		}
+		if done := total - len(wait); done != told {
+			s.progress("%d of %d agents registered", done, total)
+			told = done
+		}
+		if len(wait) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			s.warn("%s not registered yet; kbnode status and journalctl -u %s tell more", slotNames(wait), plan.AgentUnit(wait[0].Index))
+			return &exitError{code: exitNo}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(300 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+func slotState(state *reconcile.State, index int) reconcile.SlotState {
+	for _, ss := range state.Slots {
+		if ss.Index == index {
+			return ss
+		}
+	}
+	return reconcile.SlotState{}
+}
+
+// registered says that the agent that runs now has registered, or will when it
+// has finished its job.
+func registered(k int, ss reconcile.SlotState) bool {
+	if ss.Agent.Stopping() || ss.Job != nil {
+		return true
+	}
+	fi, err := os.Stat(agent.RegisteredMarker(k))
+	return err == nil && ss.Agent.Active == "active" && !fi.ModTime().Before(ss.Agent.Since.Add(-time.Second))
+}
+
+func failedToStart(ss reconcile.SlotState) bool {
+	return ss.Agent.Active == "failed" || ss.Agent.Sub == "auto-restart" && ss.Agent.ExitStatus != 0
+}
+
+// agentFailure is what an agent that gave up has said last.
+func agentFailure(ctx context.Context, slot plan.Slot) error {
+	unit := plan.AgentUnit(slot.Index)
+	lines, err := agent.Journal(ctx, unit, 40)
+	if err != nil {
+		return fmt.Errorf("agent of slot %s ended at once; journalctl -u %s shows why", slot.Name, unit)
+	}
+	last := ""
+	for _, l := range lines {
+		if strings.Contains(strings.ToLower(l), "fatal") || strings.Contains(strings.ToLower(l), "error") || strings.Contains(l, "kbnode:") {
+			last = l
+		}
+	}
+	if last == "" && len(lines) > 0 {
+		last = lines[len(lines)-1]
+	}
+	return fmt.Errorf("agent of slot %s ended at once: %s; journalctl -u %s shows more", slot.Name, strings.TrimSpace(last), unit)
+}
+
+func slotNames(slots []plan.Slot) string {
+	names := make([]string, len(slots))
+	for i, s := range slots {
+		names[i] = s.Name
+	}
+	return strings.Join(names, ", ")
+}
