@@ -1,0 +1,173 @@
+package payload
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os/exec"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+func TestRepr(t *testing.T) {
+	t.Parallel()
+	for doc, want := range map[string]string{
+		`1`: "1", `-0`: "0", `-0.0`: "-0.0", `1E3`: "1000.0", `1e15`: "1000000000000000.0", `1e16`: "1e+16",
+		`0.0001`: "0.0001", `0.00001`: "1e-05", `5e-324`: "5e-324", `1e999`: "inf", `-1e999`: "-inf", `1e-999`: "0.0",
+		`NaN`: "nan", `Infinity`: "inf", `-Infinity`: "-inf", `1.5e300`: "1.5e+300",
+		`123456789012345678901234567890`: "123456789012345678901234567890",
+		`true`:                           "True", `null`: "None", `[]`: "[]", `{}`: "{}", `[1, "a", null]`: "[1, 'a', None]",
+		`"it's"`: `"it's"`, `"'\""`: `'\'"'`, `"\u0000\u001f\u007f"`: `'\x00\x1f\x7f'`, `"\u00a0\u2028"`: `'\xa0\u2028'`,
+		`"\ud83d\ude00 \ud83d \ude00\ud83d"`: `'😀 \ud83d \ude00\ud83d'`, `"\udbff\udfff"`: `'\U0010ffff'`, `"é\ufffd"`: "'é\ufffd'",
+	} {
+		o, err := ParseObject(`{"v": `+doc+`}`, Limits{})
+		if err != nil {
+			t.Errorf("%s: %v", doc, err)
+			continue
+		}
+		v, _ := o.Get("v")
+		if got := Repr(v); got != want {
+			t.Errorf("%s: got %s, want %s", doc, got, want)
+		}
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	t.Parallel()
+	for _, doc := range []string{
+		``, `{`, `{"a"}`, `{"a":}`, `{"a":1,}`, `{a:1}`, `{'a':1}`, `{"a":01}`, `{"a":1.}`, `{"a":.5}`, `{"a":+1}`, `{"a":-}`,
+		`{"a":1e}`, `{"a":[1,]}`, `{"a":[1 2]}`, `{"a":"`, `{"a":"\x"}`, `{"a":"\u12"}`, `{"a":"\u+123"}`, "{\"a\":\"\n\"}",
+		`{"a":nul}`, `{"a":-infinity}`, `{"a":1}x`, "{\"a\":\u00a01}",
+	} {
+		if o, err := ParseObject(doc, Limits{}); err == nil {
+			t.Errorf("%s: accepted as %s", doc, Repr(o))
+		}
+	}
+}
+
+// askPython gives one document a line to a Python expression in x and returns
+// an answer each.
+func askPython(t *testing.T, expr string, docs []string) []string {
+	t.Helper()
+	script := `import sys, json, base64, unicodedata
+for line in sys.stdin:
+    x = json.loads(line)
+    try:
+        r = ` + expr + `
+    except Exception as e:
+        r = "refused"
+    print(json.dumps(r))`
+	cmd := exec.CommandContext(t.Context(), "python3", "-c", script)
+	var in strings.Builder
+	for _, d := range docs {
+		text, err := json.Marshal(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in.Write(append(text, '\n'))
+	}
+	cmd.Stdin = strings.NewReader(in.String())
+	out, err := cmd.Output()
+	if err != nil {
+		t.Skip("python3 cannot be asked: ", err)
+	}
+	var answers []string
+	for line := range strings.Lines(string(out)) {
+		var s string
+		if err := json.Unmarshal([]byte(line), &s); err != nil {
+			t.Fatal(err)
+		}
+		answers = append(answers, s)
+	}
+	if len(answers) != len(docs) {
+		t.Fatalf("%d answers to %d questions", len(answers), len(docs))
+	}
+	return answers
+}
+
+// What is random here has a fixed seed: a difference shows again.
+func TestAgreesWithPython(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test's numbers
+	var docs, texts []string
+	for range 3000 {
+		f := math.Float64frombits(r.Uint64())
+		docs = append(docs, fmt.Sprintf("%g", f), fmt.Sprint(r.NormFloat64()*math.Pow(10, float64(r.IntN(40)-20))))
+		docs = append(docs, scramble(r, `0123456789.eE+-`, 8), scramble(r, `{}[],:" 1-aN\u00d8\ud83d\ude00null`, 12))
+		texts = append(texts, scramble(r, "ABCD=+/xyz01 \n-_", 12))
+	}
+	for i, want := range askPython(t, "repr(json.loads(x))", docs) {
+		got := "refused"
+		if o, err := ParseObject(`{"v": `+docs[i]+`}`, Limits{}); err == nil && o.Len() == 1 {
+			v, _ := o.Get("v")
+			got = Repr(v)
+		}
+		if got != want {
+			t.Errorf("%s: got %s, want %s", docs[i], got, want)
+		}
+	}
+	for i, want := range askPython(t, "base64.b64decode(x).hex()", texts) {
+		got := "refused"
+		if b, err := decodeBase64(texts[i]); err == nil {
+			got = fmt.Sprintf("%x", b)
+		}
+		if got != want {
+			t.Errorf("%q: got %s, want %s", texts[i], got, want)
+		}
+	}
+}
+
+func scramble(r *rand.Rand, letters string, n int) string {
+	var b strings.Builder
+	for range r.IntN(n) + 1 {
+		b.WriteByte(letters[r.IntN(len(letters))])
+	}
+	return b.String()
+}
+
+// TestPrintable compares characters that both Unicode tables know: those of the
+// first planes all, of the rest a part.
+func TestPrintable(t *testing.T) {
+	t.Parallel()
+	var chars []string
+	for r := rune(1); r <= unicode.MaxRune; r++ {
+		if (r < 0xD800 || r > 0xDFFF) && (r < 0x4000 || r%17 == 0) {
+			chars = append(chars, string(r))
+		}
+	}
+	for i, want := range askPython(t, `repr(x) if unicodedata.category(x) != "Cn" else ""`, chars) {
+		if r := []rune(chars[i])[0]; want != "" && Repr(chars[i]) != want {
+			t.Errorf("%U: got %s, want %s", r, Repr(chars[i]), want)
+		}
+	}
+}
+
+func FuzzInflate(f *testing.F) {
+	f.Add(Encode([]byte(`{"a": 1}`)))
+	f.Add("H4sIAAAAAAAA")
+	f.Add("eJyrVkpUsjKsBQAIJQJF====x")
+	f.Fuzz(func(t *testing.T, text string) {
+		doc, err := Inflate(text, Limits{JSON: 1 << 16})
+		if err == nil && len(doc) > 1<<16 {
+			t.Errorf("%d bytes were accepted", len(doc))
+		}
+	})
+}
+
+func FuzzParseObject(f *testing.F) {
+	for _, doc := range []string{`{"a": [1, -0.5e7, "\ud83d\ude00"], "a": null}`, `{"\u0000": NaN}`, `{"a":{"b":{}}}`} {
+		f.Add(doc)
+	}
+	f.Fuzz(func(t *testing.T, doc string) {
+		o, err := ParseObject(doc, Limits{Depth: 50, Values: 1000})
+		var std map[string]any
+		if json.Unmarshal([]byte(doc), &std) == nil && err != nil && !strings.Contains(err.Error(), "more than") && !strings.Contains(err.Error(), "deeper") {
+			t.Errorf("refused what encoding/json accepts: %v", err)
+		}
+		if err == nil && strings.ContainsAny(Repr(o), "\n\r\x00") {
+			t.Errorf("repr holds a control character: %q", Repr(o))
+		}
+	})
+}

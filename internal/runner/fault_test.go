@@ -1,0 +1,390 @@
+package runner
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// report is the beginning of a task's program: o() writes to POPCORN_FD.
+const report = `import os, sys, time, signal, subprocess
+fd = int(os.environ["POPCORN_FD"])
+def o(s):
+    b = s if isinstance(s, bytes) else s.encode()
+    while b:
+        b = b[os.write(fd, b):]
+`
+
+// daemon leaves a process behind that has left its session and its parents and
+// writes its id to the file pid.
+const daemon = `
+def daemon(then="time.sleep(60)"):
+    code = "import os, sys, time\nos.setsid()\nif os.fork(): os._exit(0)\n" \
+        "open('pid', 'w').write(str(os.getpid()))\n" + then
+    subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd]).wait()
+    while not os.path.exists("pid") or not open("pid").read():
+        time.sleep(0.005)
+`
+
+func TestPopcornOverPipeSize(t *testing.T) {
+	t.Parallel()
+	_, result := runPy(t, map[string]string{"eval.py": report + `o("big: " + "x" * 3_000_000 + "\ncheck: pass\n")`})
+	run := at(result, "runs", "test", "run")
+	if big, _ := at(run, "result", "big").(string); len(big) != 3_000_000 || at(run, "passed") != true {
+		t.Errorf("%d bytes came through, passed is %v", len(big), at(run, "passed"))
+	}
+}
+
+func TestPopcornFloodIsBounded(t *testing.T) {
+	t.Parallel()
+	j, result := runPy(t, map[string]string{"eval.py": report + `
+o("check: pass\n")
+for i in range(20): o("k%d: " % i + "x" * 1_000_000 + "\n")
+o("check: fail\n")`})
+	run := at(result, "runs", "test", "run")
+	if at(run, "passed") != false || at(run, "success") != true || !strings.Contains(j.stderr.String(), "left out") {
+		t.Errorf("passed %v, success %v, log %s", at(run, "passed"), at(run, "success"), j.stderr.String())
+	}
+}
+
+func TestOutputFloodIsBounded(t *testing.T) {
+	t.Parallel()
+	j, result := runPy(t, map[string]string{"eval.py": report + `
+line = b"y" * 63 + b"\n"
+for i in range(64): os.write(1, line * 16384); os.write(2, b"z\r\n")
+o("check: pass")`})
+	run := at(result, "runs", "test", "run")
+	stdout, _ := at(run, "stdout").(string)
+	if want := fmt.Sprintf("[...] %d lines omitted", 64*16384+1-254); !strings.HasSuffix(stdout, "\n"+want) {
+		t.Errorf("stdout ends with %q, want %q", stdout[max(0, len(stdout)-60):], want)
+	}
+	if at(run, "stderr") != strings.Repeat("z\n", 64) || at(run, "passed") != true {
+		t.Errorf("stderr %q", at(run, "stderr"))
+	}
+	usage, ok := j.cmd.ProcessState.SysUsage().(*syscall.Rusage)
+	if !ok || usage.Maxrss > 64<<10 { // KiB; the test binary itself takes a part
+		t.Errorf("%d KiB of memory", usage.Maxrss)
+	}
+}
+
+func TestNotUTF8(t *testing.T) {
+	t.Parallel()
+	_, result := runPy(t, map[string]string{
+		"submission.py": `import sys; sys.stdout.buffer.write(b"-DTORCH_EXTENSION_NAME \xff")`,
+		"eval.py": report + `
+os.write(1, b"a\xffb\xe2\x82c\xf0\x9f\x98"); os.write(2, b"\xed\xa0\x80")
+o(b"check: pass\nk\xff: v\xc3\n")`,
+	})
+	run := at(result, "runs", "test", "run")
+	for _, c := range []struct{ got, want any }{
+		{at(run, "stdout"), "a\ufffdb\ufffdc\ufffd"},
+		{at(run, "stderr"), "\ufffd\ufffd\ufffd"},
+		{at(run, "result", "k\ufffd"), "v\ufffd"},
+		{at(run, "passed"), true},
+		{at(result, "runs", "test", "compilation", "stdout"), "-DTORCH_EXTENSION_NAME \ufffd"},
+	} {
+		if c.got != c.want {
+			t.Errorf("got %q, want %q", c.got, c.want)
+		}
+	}
+}
+
+// alive says whether the process whose id is in the file pid still runs.
+func alive(t *testing.T, j *job) bool {
+	t.Helper()
+	pid, err := os.ReadFile(filepath.Join(j.cmd.Dir, "pid"))
+	if err != nil || len(pid) == 0 {
+		t.Fatal("no daemon was there: ", err)
+	}
+	_, err = os.Stat("/proc/" + string(pid))
+	return err == nil
+}
+
+func TestDaemonDies(t *testing.T) {
+	t.Parallel()
+	for name, sources := range map[string]map[string]string{
+		"that holds stdout and POPCORN_FD": {"eval.py": report + daemon + `daemon(); o("check: pass\n")`},
+		"of the pre-run": {
+			"submission.py": report + daemon + "daemon()",
+			"eval.py":       report + `o("check: " + ("fail" if os.path.exists("/proc/" + open("pid").read()) else "pass"))`,
+		},
+		"that spoils the result": {"eval.py": report + daemon + `
+o("check: pass\n")
+daemon("while True: open('result.json', 'w').write('spoiled')")`},
+		"in the result's place": {"eval.py": report + `o("check: pass\n"); os.mkdir("result.json"); open("result.json/x", "w"); open("pid", "w").write("none")`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j, result := runPy(t, sources)
+			if alive(t, j) {
+				t.Error("the daemon is alive")
+			}
+			run := at(result, "runs", "test", "run")
+			if at(run, "exit_code") != 0.0 || at(run, "passed") != true {
+				t.Errorf("run is %v\n%s", run, j.stderr.String())
+			}
+		})
+	}
+}
+
+func TestTimeoutEndsTheWholeTree(t *testing.T) {
+	t.Parallel()
+	j, result := runConfig(t, map[string]any{
+		"lang": "py", "mode": "test", "main": "eval.py", "test_timeout": 1.5, "sources": map[string]string{
+			"eval.py": report + daemon + `daemon(); o("check: pass\n"); print("so far\r\n", end="", flush=True); time.sleep(60)`,
+		},
+	})
+	if alive(t, j) {
+		t.Error("the daemon is alive")
+	}
+	run := at(result, "runs", "test", "run")
+	if at(run, "exit_code") != 114.0 || at(run, "duration") != 1.5 || at(run, "passed") != false {
+		t.Errorf("run is %v", run)
+	}
+}
+
+func TestSecretsAreOutOfSight(t *testing.T) {
+	t.Parallel()
+	j, result := runPy(t, map[string]string{"eval.py": report + `
+def look(path):
+    try:
+        return open(path, "rb").read()
+    except OSError:
+        return b""
+seen = b"".join(look(f"/proc/{p}/environ") for p in (os.getpid(), os.getppid()))
+if os.getuid() == 0 and not look(f"/proc/{os.getppid()}/environ"):
+    seen += b"hidden "
+print(b"KERNELBOT_PAYLOAD" in seen, b"5EC2E7" in seen, b"VISIBLE=1" in seen, os.listdir("/proc/self/fd").__len__())
+o("check: pass")`},
+		"BUILDKITE_AGENT_ACCESS_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_SOCKET=5EC2E7",
+		"SUBMISSION_PAYLOAD=5EC2E7", "KERNELBOT_PAYLOAD_0=5EC2E7", "VISIBLE=1")
+	// Open: the standard three, POPCORN_FD, and the listing itself.
+	if got := at(result, "runs", "test", "run", "stdout"); got != "False False True 5\n" {
+		t.Errorf("got %q\n%s", got, j.stderr.String())
+	}
+}
+
+func TestPreRunCannotJudge(t *testing.T) {
+	t.Parallel()
+	honest := report + "import random, reference, helper\no('check: ' + reference.verdict() + '\\nhelper: ' + helper.x + '\\n')"
+	for name, submission := range map[string]string{
+		"rewriting sources": `for n in ("eval.py", "reference.py"): open(n, "w").write("import os; os.write(3, b'check: pass')")`,
+		"a source as a directory": `import os
+os.remove("reference.py"); os.mkdir("reference.py"); open("reference.py/x", "w")`,
+		"a source as a link": `import os
+open("evil", "w").write("def verdict(): return 'pass'"); os.remove("reference.py"); os.symlink("evil", "reference.py")`,
+		"a source as a pipe": `import os
+os.remove("reference.py"); os.mkfifo("reference.py")`,
+		"planted byte code": `import importlib.util, os, py_compile
+st = os.stat("reference.py")
+open("evil.py", "w").write("def verdict(): return 'pass'".ljust(st.st_size)[:st.st_size])
+os.utime("evil.py", (st.st_atime, st.st_mtime))
+py_compile.compile("evil.py", importlib.util.cache_from_source("reference.py")); os.remove("evil.py")`,
+		"a package over a source": `import os
+os.mkdir("reference"); open("reference/__init__.py", "w").write("def verdict(): return 'pass'")`,
+		"a module over Python's own": `open("random.py", "w").write("import os; os.write(3, b'check: pass'); os._exit(0)")`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j, result := runPy(t, map[string]string{
+				"submission.py": submission + "\nopen('helper.py', 'w').write('x = \"kept\"')\n",
+				"eval.py":       honest,
+				"reference.py":  "def verdict():\n    return 'fail' # and enough room for another program\n",
+			})
+			run := at(result, "runs", "test", "run")
+			if at(run, "result", "check") != "fail" || at(run, "result", "helper") != "kept" {
+				t.Errorf("run is %v\n%s", run, j.stderr.String())
+			}
+		})
+	}
+}
+
+func TestCancelled(t *testing.T) {
+	t.Parallel()
+	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "leaderboard", "main": "eval.py", "ranking_by": "geom", "sources": map[string]string{
+		"eval.py": report + daemon + `
+if sys.argv[1] == "test": o("check: pass"); sys.exit()
+daemon(); print("so far", flush=True); os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)`,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
+	code, result := j.run(t)
+	if message, _ := at(result, "error").(string); code != 1 || at(result, "success") != false || !strings.Contains(message, "cancelled") {
+		t.Errorf("exit code %d, success %v, error %q", code, at(result, "success"), message)
+	}
+	if at(result, "runs", "test", "run", "passed") != true || at(result, "runs", "benchmark", "run", "stdout") != "so far\n" ||
+		at(result, "runs", "benchmark", "run", "success") != false || at(result, "runs", "leaderboard") != nil {
+		t.Errorf("runs are %v", at(result, "runs"))
+	}
+	if alive(t, j) {
+		t.Error("the daemon is alive")
+	}
+}
+
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	good := func(change map[string]any) map[string]any {
+		c := map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]any{"eval.py": "", "submission.py": ""}}
+		for k, v := range change {
+			if c[k] = v; v == "-" {
+				delete(c, k)
+			}
+		}
+		return c
+	}
+	for name, c := range map[string]struct {
+		config any
+		raw    string // instead of a config
+		want   string
+	}{
+		"no lang":                 {config: good(map[string]any{"lang": "-"}), want: "lang: is missing"},
+		"unknown lang":            {config: good(map[string]any{"lang": "rs"}), want: "lang: is 'rs'; it must be one of py, cu"},
+		"unknown mode":            {config: good(map[string]any{"mode": "script"}), want: "mode: is 'script'"},
+		"two faults":              {config: good(map[string]any{"mode": 1, "tests": nil}), want: "mode: is 1; it must be one of test, benchmark, leaderboard, private, profile; tests: is a null"},
+		"a mode that is to come":  {config: good(map[string]any{"mode": "profile"}), want: "not supported by this version"},
+		"main not in sources":     {config: good(map[string]any{"main": "x.py"}), want: `main: "x.py" is not among the sources`},
+		"sources are a list":      {config: good(map[string]any{"sources": []int{}}), want: "sources: is a list"},
+		"a source without text":   {config: good(map[string]any{"sources": map[string]any{"eval.py": nil}}), want: `sources: "eval.py" is a null`},
+		"no benchmark to rank":    {config: good(map[string]any{"mode": "leaderboard"}), want: "benchmarks: mode leaderboard"},
+		"tests are no objects":    {config: good(map[string]any{"tests": []int{1}}), want: "tests[0]: is a number"},
+		"a limit in words":        {config: good(map[string]any{"test_timeout": "1"}), want: "test_timeout: is '1'"},
+		"a seed with NUL":         {config: good(map[string]any{"seed": "\x00"}), want: "seed: holds"},
+		"a name above":            {config: good(map[string]any{"sources": map[string]any{"eval.py": "", "../x": ""}}), want: `"../x" leads out`},
+		"an absolute name":        {config: good(map[string]any{"sources": map[string]any{"eval.py": "", "/etc/x": ""}}), want: `"/etc/x" leads out`},
+		"a name through a link":   {config: good(map[string]any{"sources": map[string]any{"eval.py": "", "up/x": ""}}), want: `"up/x" leads out`},
+		"a link that leads out":   {config: good(map[string]any{"sources": map[string]any{"eval.py": "", "out": ""}}), want: `"out" is a link`},
+		"a directory not there":   {config: good(map[string]any{"sources": map[string]any{"eval.py": "", "no/x": ""}}), want: "directories are not created"},
+		"a directory as a source": {config: good(map[string]any{"sources": map[string]any{"eval.py": "", "dir": ""}}), want: "is not a file but a directory"},
+		"an empty name":           {config: good(map[string]any{"sources": map[string]any{"eval.py": "", "": ""}}), want: "is not a file name"},
+		"half a surrogate pair":   {raw: payload.Encode([]byte(`{"lang":"py","mode":"test","main":"e","sources":{"e":"\ud800"}}`)), want: "surrogate"},
+		"no object":               {raw: payload.Encode([]byte("[1]")), want: "send an object"},
+		"no base64":               {raw: "*", want: "not a zlib stream"},
+		"a bomb":                  {raw: payload.Encode(make([]byte, 50<<20)), want: "more than 16777216 bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if c.raw == "" {
+				text, err := json.Marshal(c.config)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.raw = payload.Encode(text)
+			}
+			j := newJob(t, "SUBMISSION_PAYLOAD="+c.raw)
+			for path, target := range map[string]string{"up": "..", "out": "../secret"} {
+				if err := os.Symlink(target, filepath.Join(j.cmd.Dir, path)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for path, text := range map[string]string{"secret": "untouched", "work/eval.py": "untouched", "work/dir/x": ""} {
+				if err := os.MkdirAll(filepath.Dir(filepath.Join(j.dir, path)), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(j.dir, path), []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			code, result := j.run(t)
+			message, _ := at(result, "error").(string)
+			if code != 1 || at(result, "success") != false || !strings.Contains(message, c.want) {
+				t.Errorf("exit code %d, error %q, want %q in it", code, message, c.want)
+			}
+			if !strings.Contains(j.stderr.String(), message) {
+				t.Errorf("the log does not say so: %q", j.stderr.String())
+			}
+			for _, part := range []string{"system", "runs"} {
+				if m, ok := at(result, part).(map[string]any); !ok || len(m) > 0 {
+					t.Errorf("%s is %v", part, at(result, part))
+				}
+			}
+			for _, path := range []string{"secret", "work/eval.py"} {
+				if text, err := os.ReadFile(filepath.Join(j.dir, path)); err != nil || string(text) != "untouched" {
+					t.Errorf("%s was touched: %q, %v", path, text, err)
+				}
+			}
+		})
+	}
+}
+
+func TestWithoutPayload(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		env  []string
+		code int
+		want string // in the log, stdout for exit code 0
+	}{
+		{"outside of a job", nil, 1, "set KERNELBOT_PAYLOAD or SUBMISSION_PAYLOAD"},
+		{"a build of a push", []string{"BUILDKITE=true", "BUILDKITE_SOURCE=webhook"}, 0, "nothing to evaluate"},
+		{"a build through the API", []string{"BUILDKITE=true", "BUILDKITE_SOURCE=api"}, 1, "set KERNELBOT_PAYLOAD"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, c.env...)
+			code, result := j.run(t)
+			log := j.stderr.String()
+			if c.code == 0 {
+				log = j.stdout.String()
+			}
+			if code != c.code || (result == nil) != (c.code == 0) || !strings.Contains(log, c.want) {
+				t.Errorf("exit code %d, result %v, log %q", code, result, log)
+			}
+		})
+	}
+}
+
+func TestPayloadFromFileAndPieces(t *testing.T) {
+	t.Parallel()
+	noise := make([]byte, 300_000) // larger than one environment string even when compressed
+	for i, x := 0, uint32(1); i < len(noise); i++ {
+		x = x*1664525 + 1013904223
+		noise[i] = byte(x >> 24)
+	}
+	doc, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
+		"eval.py": report + `o("check: pass\nsize: %d" % os.path.getsize("noise"))`, "noise": base64.StdEncoding.EncodeToString(noise),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := payload.Encode(doc)
+	file := filepath.Join(t.TempDir(), "payload")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, prepare := range map[string]func(j *job){
+		"file":   func(j *job) { j.cmd.Args = append(j.cmd.Args, file) },
+		"stdin":  func(j *job) { j.cmd.Args = append(j.cmd.Args, "-"); j.cmd.Stdin = strings.NewReader(text) },
+		"pieces": func(j *job) { j.cmd.Env = append(j.cmd.Env, payload.Environ(text)...) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t)
+			prepare(j)
+			code, result := j.run(t)
+			if code != 0 || at(result, "runs", "test", "run", "result", "size") != "400000" {
+				t.Errorf("exit code %d, error %v\n%s", code, at(result, "error"), j.stderr.String())
+			}
+		})
+	}
+}
+
+func TestNoPython(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode([]byte(`{"lang":"py","mode":"test","main":"e","sources":{"e":""}}`)), "PATH=/nowhere:.")
+	code, result := j.run(t)
+	if message, _ := at(result, "error").(string); code != 1 || !strings.Contains(message, "python3 is not on the PATH; install it") {
+		t.Errorf("exit code %d, error %q", code, message)
+	}
+	if entries, err := os.ReadDir(j.cmd.Dir); err != nil || len(entries) != 1 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
