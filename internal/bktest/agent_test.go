@@ -36,7 +36,7 @@ func realAgent(t *testing.T, s *bktest.Server, token, tags string) *agentProcess
 		t.Fatal(err)
 	}
 	// Not CommandContext: an agent is stopped by asking it, in Cleanup.
-	p := &agentProcess{cmd: exec.Command(filepath.Join(bin, "buildkite-agent"), "start", //nolint:noctx // as above
+	p := &agentProcess{cmd: exec.Command(filepath.Join(bin, "buildkite-agent"), "start",
 		"--endpoint", s.Endpoint(), "--name", "node-gpu3", "--tags", tags, "--no-color",
 		"--build-path", filepath.Join(dir, "builds"), "--hooks-path", filepath.Join(dir, "hooks"),
 		"--plugins-path", filepath.Join(dir, "plugins"), "--sockets-path", filepath.Join(dir, "s")), exited: make(chan struct{})}

@@ -68,7 +68,9 @@ func (s *Server) byJob(c *call) (reply, bool) {
 		return unauthorized()
 	}
 	token := credentials(c.Request, "Token")
-	if !(same(token, j.token) && j.open()) && !(same(token, j.agent.token) && j.agent.live()) {
+	its := same(token, j.token) && j.open()
+	theirs := same(token, j.agent.token) && j.agent.live()
+	if !its && !theirs {
 		return unauthorized()
 	}
 	c.job, c.agent = j, j.agent

@@ -49,7 +49,9 @@ type retryRule struct {
 func parseYAML(text string) (any, error) {
 	dec := yaml.NewDecoder(strings.NewReader(text))
 	var v any
-	if err := dec.Decode(&v); err != nil {
+	if err := dec.Decode(&v); errors.Is(err, io.EOF) {
+		return nil, nil // an empty pipeline: parseSteps says so
+	} else if err != nil {
 		return nil, fmt.Errorf("parse pipeline: %w", err)
 	}
 	if err := dec.Decode(new(any)); !errors.Is(err, io.EOF) {

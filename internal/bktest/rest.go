@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -290,7 +289,7 @@ func paginate[T any](c *call, all []T) ([]T, map[string]string) {
 	link := func(rel string, n int) {
 		v := maps.Clone(q)
 		v["page"], v["per_page"] = []string{strconv.Itoa(n)}, []string{strconv.Itoa(per)}
-		links = append(links, fmt.Sprintf("<%s%s?%s>; rel=%q", base(c.Request), c.URL.Path, url.Values(v).Encode(), rel))
+		links = append(links, fmt.Sprintf("<%s%s?%s>; rel=%q", base(c.Request), c.URL.Path, v.Encode(), rel))
 	}
 	if page > 1 {
 		link("prev", page-1)

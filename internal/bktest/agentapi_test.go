@@ -1,0 +1,333 @@
+package bktest_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+)
+
+func TestJobFromPingToFinish(t *testing.T) {
+	t.Parallel()
+	s := listen(t, bktest.Options{Pipelines: []bktest.Pipeline{{Slug: "kernelbot", Steps: `
+env: {KERNELBOT_IMAGE: "own:1", SHARED: pipeline}
+steps:
+  - label: Evaluate
+    command: kbnode runner
+    agents: {queue: "${KERNELBOT_QUEUE}"}
+    env: {SHARED: step}
+    timeout_in_minutes: 15
+    artifact_paths: [result.json, "profile_data/**"]
+    plugins:
+      - docker#v5.11.0: {image: "${KERNELBOT_IMAGE}", gpus: all, environment: [KERNELBOT_PAYLOAD]}
+`}}})
+	a := register(t, s, "n-gpu3", "queue=b200", "gpu-index=3", "gpu-uuid=GPU-1")
+	b := mustSubmit(t, s, bktest.NewBuild{Env: map[string]string{"KERNELBOT_QUEUE": "b200", "SHARED": "build", "BUILDKITE_REPO": "evil"}})
+	id, accepted := a.begin()
+
+	want := map[string]string{
+		"BUILDKITE": "true", "CI": "true", "SHARED": "step", "KERNELBOT_IMAGE": "own:1", "KERNELBOT_QUEUE": "b200",
+		"BUILDKITE_REPO":         s.URL() + "/git/kernelbot.git", // a build cannot change what the server says
+		"BUILDKITE_PULL_REQUEST": "false", "BUILDKITE_PIPELINE_PROVIDER": "git", "BUILDKITE_ORGANIZATION_SLUG": "kbnode",
+		"BUILDKITE_PIPELINE_SLUG": "kernelbot", "BUILDKITE_COMMIT": "HEAD", "BUILDKITE_BRANCH": "main",
+		"BUILDKITE_AGENT_NAME": "n-gpu3", "BUILDKITE_AGENT_ID": a.id, "BUILDKITE_JOB_ID": id, "BUILDKITE_BUILD_ID": b.ID,
+		"BUILDKITE_BUILD_NUMBER": "1", "BUILDKITE_SOURCE": "api", "BUILDKITE_COMMAND": "kbnode runner",
+		"BUILDKITE_TIMEOUT": "15", "BUILDKITE_LABEL": "Evaluate", "BUILDKITE_RETRY_COUNT": "0",
+		"BUILDKITE_ARTIFACT_PATHS":            "result.json;profile_data/**",
+		"BUILDKITE_AGENT_META_DATA_QUEUE":     "b200",
+		"BUILDKITE_AGENT_META_DATA_GPU_INDEX": "3",
+		"BUILDKITE_AGENT_META_DATA_GPU_UUID":  "GPU-1",
+		"BUILDKITE_PLUGINS":                   `[{"github.com/buildkite-plugins/docker-buildkite-plugin#v5.11.0":{"environment":["KERNELBOT_PAYLOAD"],"gpus":"all","image":"own:1"}}]`,
+	}
+	for k, v := range want {
+		if got := accepted.text(t, "env", k); got != v {
+			t.Errorf("%s is %q; want %q", k, got, v)
+		}
+	}
+	// Without a chunk size the agent sends no log and never finishes the job.
+	if n, _ := accepted.get(t, "chunks_max_size_bytes").(float64); n <= 0 {
+		t.Error("chunks_max_size_bytes is missing")
+	}
+
+	// The job's own token opens what is about the job, and nothing else.
+	job := *a
+	job.token = accepted.text(t, "token")
+	job.do("POST", "/jobs/"+id+"/data/set", map[string]string{"key": "k", "value": "v"}, http.StatusOK)
+	if got := job.do("POST", "/jobs/"+id+"/data/get", map[string]string{"key": "k"}, http.StatusOK).text(t, "value"); got != "v" {
+		t.Errorf("meta-data k is %q", got)
+	}
+	job.do("POST", "/jobs/"+id+"/data/get", map[string]string{"key": "absent"}, http.StatusNotFound)
+	if got := job.do("POST", "/builds/"+b.ID+"/data/keys", nil, http.StatusOK).get(t, 0); got != "k" {
+		t.Errorf("first key is %v", got)
+	}
+	job.do("POST", "/jobs/"+id+"/annotations", map[string]string{"body": "hi"}, http.StatusOK)
+	job.do("POST", "/jobs/"+id+"/oidc/tokens", map[string]string{}, http.StatusUnprocessableEntity)
+	job.do("GET", "/ping", nil, http.StatusUnauthorized)
+
+	// Chunks may come in any order, and twice.
+	for _, c := range []struct {
+		sequence, offset int
+		text             string
+	}{{2, 6, "world\n"}, {1, 0, "hallo "}, {1, 0, "hello "}} {
+		if got := a.chunk(id, c.sequence, c.offset, c.text); got.status != http.StatusOK {
+			t.Fatalf("chunk %d: %d %s", c.sequence, got.status, got.body)
+		}
+	}
+	if got := a.chunk(id, 3, 12, strings.Repeat("x", 1<<20)); got.status != http.StatusBadRequest {
+		t.Errorf("a megabyte of zeros as one chunk: %d", got.status)
+	}
+	if got := s.Log(id); got != "hello world\n" {
+		t.Errorf("log is %q", got)
+	}
+	if got := a.upload(id, "profile_data/../a b.bin", "trace", ""); got.status != http.StatusNoContent {
+		t.Errorf("upload: %d %s", got.status, got.body)
+	}
+	a.finish(id, 0)
+	if got, err := s.Artifact(b.Number, "profile_data/../a b.bin"); err != nil || string(got) != "trace" {
+		t.Errorf("artifact: %q, %v", got, err)
+	}
+	if got := s.Builds()[0]; got.State != "passed" || got.StartedAt == nil || got.FinishedAt == nil {
+		t.Errorf("build is %+v", got)
+	}
+	job.do("POST", "/jobs/"+id+"/data/keys", nil, http.StatusUnauthorized)
+	a.do("PUT", "/jobs/"+id+"/finish", map[string]string{"exit_status": "0"}, http.StatusUnprocessableEntity)
+	if n := s.Requests()["PUT /v3/jobs/{job}/finish"]; n != 2 {
+		t.Errorf("%d finish requests counted", n)
+	}
+}
+
+func TestWrongTokens(t *testing.T) {
+	t.Parallel()
+	s := listen(t, bktest.Options{})
+	a := register(t, s, "a", "queue=q")
+	b := mustSubmit(t, s, bktest.NewBuild{Steps: []any{map[string]any{"command": "x", "agents": map[string]any{"queue": "q"}}}})
+	id, _ := a.begin()
+	other := register(t, s, "b", "queue=q")
+	for name, r := range map[string]struct{ method, path, auth string }{
+		"registration":                   {"POST", "/v3/register", "Token wrong"},
+		"registration without a token":   {"POST", "/v3/register", ""},
+		"registration by access token":   {"POST", "/v3/register", "Token " + a.token},
+		"metrics":                        {"GET", "/v3/metrics", "Token wrong"},
+		"ping by registration token":     {"GET", "/v3/ping", "Token " + bktest.DefaultAgentToken},
+		"job of another agent":           {"GET", "/v3/jobs/" + id, "Token " + other.token},
+		"meta-data of another's build":   {"POST", "/v3/builds/" + b.ID + "/data/keys", "Token " + other.token},
+		"REST with the agents' token":    {"GET", "/v2/organizations/kbnode/agents", "Bearer " + bktest.DefaultAgentToken},
+		"REST with the agents' scheme":   {"GET", "/v2/organizations/kbnode/agents", "Token " + bktest.DefaultAPIToken},
+		"REST in an organization of all": {"GET", "/v2/builds", ""},
+	} {
+		if got := send(t, r.method, s.URL()+r.path, r.auth, nil); got.status != http.StatusUnauthorized || got.text(t, "message") == "" {
+			t.Errorf("%s: %d %s", name, got.status, got.body)
+		}
+	}
+	if got := send(t, "GET", s.URL()+"/v3/metrics", "Token "+bktest.DefaultAgentToken, nil); got.get(t, "agents", "queues", "q", "busy") != 1.0 {
+		t.Errorf("metrics: %s", got.body)
+	}
+}
+
+func TestDispatch(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		agents any
+		tags   []string
+		want   bool
+	}{
+		"the queue":                      {map[string]any{"queue": "b200"}, []string{"queue=b200"}, true},
+		"another queue":                  {map[string]any{"queue": "b200"}, []string{"queue=h100"}, false},
+		"no queue is default":            {nil, nil, true},
+		"default is not any":             {nil, []string{"queue=b200"}, false},
+		"one more tag":                   {map[string]any{"queue": "b200", "gpu-index": 3}, []string{"gpu-index=3", "queue=b200"}, true},
+		"one more tag that is different": {map[string]any{"queue": "b200", "gpu-index": 3}, []string{"gpu-index=2", "queue=b200"}, false},
+		"one more tag that is missing":   {map[string]any{"queue": "b200", "gpu-index": 3}, []string{"queue=b200"}, false},
+		"any value":                      {[]any{"queue=b200", "gpu=*"}, []string{"queue=b200", "gpu=x"}, true},
+		"any value of a missing tag":     {[]any{"queue=b200", "gpu=*"}, []string{"queue=b200"}, false},
+		"two queues":                     {map[string]any{"queue": "b"}, []string{"queue=a", "queue=b"}, true},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := listen(t, bktest.Options{})
+			step := map[string]any{"command": "true"}
+			if tt.agents != nil {
+				step["agents"] = tt.agents
+			}
+			mustSubmit(t, s, bktest.NewBuild{Steps: []any{step}})
+			a := register(t, s, "a", tt.tags...)
+			if got := a.offered() != ""; got != tt.want {
+				t.Errorf("offered: %v; want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestOneJobGoesToOneAgent(t *testing.T) {
+	t.Parallel()
+	s := listen(t, bktest.Options{})
+	steps := `steps: [{command: low, priority: -1}, {command: first}, {command: second}]`
+	b := mustSubmit(t, s, bktest.NewBuild{Steps: steps})
+	first, second, third := register(t, s, "1"), register(t, s, "2"), register(t, s, "3")
+	got := []string{first.offered(), second.offered(), third.offered()}
+	if diff := cmp.Diff([]string{b.Jobs[1].ID, b.Jobs[2].ID, b.Jobs[0].ID}, got); diff != "" {
+		t.Errorf("offers: %s", diff)
+	}
+	if again := first.offered(); again != got[0] {
+		t.Errorf("an offer that was not accepted is %q the next time; want %q", again, got[0])
+	}
+	second.do("PUT", "/jobs/"+got[0]+"/accept", nil, http.StatusUnprocessableEntity)
+	// An agent that leaves gives back what it did not take up.
+	first.do("POST", "/disconnect", nil, http.StatusOK)
+	first.do("GET", "/ping", nil, http.StatusUnauthorized)
+	fourth := register(t, s, "4")
+	if back := fourth.offered(); back != got[0] {
+		t.Errorf("offered %q; want the job given back", back)
+	}
+}
+
+func TestOutcomes(t *testing.T) {
+	t.Parallel()
+	type states struct{ Build, Job string }
+	tests := map[string]struct {
+		step     string
+		statuses []int // of each try
+		want     states
+		retries  int
+	}{
+		"passes":                         {``, []int{0}, states{"passed", "passed"}, 0},
+		"fails":                          {``, []int{1}, states{"failed", "failed"}, 0},
+		"fails softly":                   {`, soft_fail: true`, []int{7}, states{"passed", "failed"}, 0},
+		"fails softly with this status":  {`, soft_fail: [{exit_status: 7}]`, []int{7}, states{"passed", "failed"}, 0},
+		"fails softly with another":      {`, soft_fail: [{exit_status: 8}]`, []int{7}, states{"failed", "failed"}, 0},
+		"passes the second time":         {`, retry: {automatic: {exit_status: -1, limit: 1}}`, []int{-1, 0}, states{"passed", "passed"}, 1},
+		"fails as often as it may":       {`, retry: {automatic: [{exit_status: "*", limit: 2}]}`, []int{1, 1, 1}, states{"failed", "failed"}, 2},
+		"is not retried for this status": {`, retry: {automatic: [{exit_status: -1, limit: 2}]}`, []int{1}, states{"failed", "failed"}, 0},
+		"is retried twice by default":    {`, retry: {automatic: true}`, []int{1, 2, 3}, states{"failed", "failed"}, 2},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := listen(t, bktest.Options{})
+			b := mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x` + tt.step + `}]`})
+			a := register(t, s, "a")
+			for i, status := range tt.statuses {
+				id, accepted := a.begin()
+				if got := accepted.text(t, "env", "BUILDKITE_RETRY_COUNT"); got != string(rune('0'+i)) {
+					t.Errorf("BUILDKITE_RETRY_COUNT is %s at try %d", got, i)
+				}
+				a.finish(id, status)
+			}
+			b, err := s.WaitBuild(t.Context(), b.Number)
+			if err != nil {
+				t.Fatal(err)
+			}
+			last := b.Jobs[len(b.Jobs)-1]
+			if diff := cmp.Diff(tt.want, states{b.State, last.State}); diff != "" || last.RetriesCount != tt.retries || len(b.Jobs) != tt.retries+1 {
+				t.Errorf("%d jobs, %d retries: %s", len(b.Jobs), last.RetriesCount, diff)
+			}
+			if shown := rest(t, s, "GET", "/pipelines/kernelbot/builds/1", nil); len(shown.get(t, "jobs").([]any)) != 1 {
+				t.Errorf("REST shows retried jobs without being asked: %s", shown.body)
+			}
+		})
+	}
+}
+
+func TestTheClock(t *testing.T) {
+	t.Parallel()
+	c := newClock()
+	s := listen(t, bktest.Options{Now: c.now})
+	a := register(t, s, "a")
+	b := mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x, timeout_in_minutes: 2}, {command: y}]`})
+	id, _ := a.begin()
+	c.pass(time.Minute)
+	if got := a.do("GET", "/jobs/"+id, nil, http.StatusOK).text(t, "state"); got != "running" {
+		t.Errorf("after a minute the job is %s", got)
+	}
+	c.pass(61 * time.Second)
+	if got := a.do("GET", "/jobs/"+id, nil, http.StatusOK).text(t, "state"); got != "canceling" {
+		t.Errorf("after its time the job is %s", got)
+	}
+	a.finish(id, -1)
+	if got := s.Builds()[0].Jobs[0].State; got != "timed_out" {
+		t.Errorf("the job is %s", got)
+	}
+
+	id, _ = a.begin()
+	c.pass(2 * time.Minute)
+	a.do("POST", "/heartbeat", map[string]string{"sent_at": "now"}, http.StatusOK)
+	c.pass(2 * time.Minute)
+	if got := s.Agents()[0].ConnectionState; got != "connected" {
+		t.Errorf("two minutes after a heartbeat the agent is %s", got)
+	}
+	c.pass(2 * time.Minute)
+	if got := s.Agents()[0].ConnectionState; got != "lost" {
+		t.Errorf("four minutes after a heartbeat the agent is %s", got)
+	}
+	a.do("POST", "/heartbeat", map[string]string{"sent_at": "now"}, http.StatusUnauthorized)
+	b, err := s.WaitBuild(t.Context(), b.Number)
+	if j := b.Jobs[1]; err != nil || j.ID != id || j.State != "failed" || *j.ExitStatus != -1 || j.SignalReason != "agent_lost" {
+		t.Errorf("the job of a lost agent is %+v (%v)", j, err)
+	}
+}
+
+func TestQueuesThatMustExist(t *testing.T) {
+	t.Parallel()
+	s := listen(t, bktest.Options{Queues: []string{"b200"}})
+	reg := func(q string) answer {
+		return send(t, "POST", s.Endpoint()+"/register", "Token "+bktest.DefaultAgentToken, map[string]any{"name": "a", "meta_data": []string{"queue=" + q}})
+	}
+	if got := reg("h100"); got.status != http.StatusUnprocessableEntity || !strings.Contains(got.text(t, "message"), "h100") {
+		t.Errorf("register in no queue: %d %s", got.status, got.body)
+	}
+	clusters := rest(t, s, "GET", "/clusters", nil)
+	queues := "/clusters/" + clusters.text(t, 0, "id") + "/queues"
+	if got := rest(t, s, "POST", queues, map[string]string{"key": "h100"}); got.status != http.StatusCreated {
+		t.Errorf("create queue: %d %s", got.status, got.body)
+	}
+	if got := rest(t, s, "POST", queues, map[string]string{"key": "h100"}); got.status != http.StatusUnprocessableEntity {
+		t.Errorf("create queue again: %d %s", got.status, got.body)
+	}
+	if got := reg("h100"); got.status != http.StatusOK {
+		t.Errorf("register: %d %s", got.status, got.body)
+	}
+	a := register(t, s, "b", "queue=b200")
+	mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x, agents: {queue: b200}}]`})
+	id := rest(t, s, "GET", queues, nil).text(t, 0, "id")
+	rest(t, s, "POST", queues+"/"+id+"/pause_dispatch", nil)
+	if got := a.offered(); got != "" {
+		t.Error("a paused queue dispatches")
+	}
+	rest(t, s, "POST", queues+"/"+id+"/resume_dispatch", nil)
+	if got := a.offered(); got == "" {
+		t.Error("a resumed queue dispatches nothing")
+	}
+}
+
+func TestUploadedPipeline(t *testing.T) {
+	t.Parallel()
+	s := listen(t, bktest.Options{})
+	a := register(t, s, "a")
+	b := mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: buildkite-agent pipeline upload}]`})
+	id, _ := a.begin()
+	up := map[string]any{"uuid": "u1", "pipeline": map[string]any{"steps": []any{map[string]any{"command": "echo $HOME"}}}}
+	for range 2 { // a retry of the agent does not add the steps twice
+		got := a.do("POST", "/jobs/"+id+"/pipelines?async=true", up, http.StatusAccepted)
+		if state := send(t, "GET", got.header.Get("Location"), "Token "+a.token, nil).text(t, "state"); state != "applied" {
+			t.Errorf("upload is %q", state)
+		}
+	}
+	up = map[string]any{"uuid": "u2", "pipeline": map[string]any{"steps": []any{"wait"}}}
+	if got := a.do("POST", "/jobs/"+id+"/pipelines?async=true", up, http.StatusUnprocessableEntity).text(t, "message"); !strings.Contains(got, "step 1: wait") {
+		t.Errorf("refusal: %s", got)
+	}
+	a.finish(id, 0)
+	next, accepted := a.begin()
+	if got := accepted.text(t, "env", "BUILDKITE_COMMAND"); got != "echo $HOME" {
+		t.Errorf("command is %q; the agent interpolates, not the server", got)
+	}
+	a.finish(next, 0)
+	if b, err := s.WaitBuild(t.Context(), b.Number); err != nil || b.State != "passed" || len(b.Jobs) != 2 {
+		t.Errorf("build is %s with %d jobs (%v)", b.State, len(b.Jobs), err)
+	}
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+)
+
+func serve(ctx context.Context, c *cli, args []string) error {
+	var o bktest.Options
+	var files, queues list
+	f := c.flags
+	addr := f.String("addr", "127.0.0.1:8899", "address of the APIs")
+	storeAddr := f.String("store-addr", "", "address of the artifact store (default: the next port)")
+	f.StringVar(&o.AgentToken, "agent-token", bktest.DefaultAgentToken, "token that agents register with")
+	f.StringVar(&o.APIToken, "api-token", bktest.DefaultAPIToken, "token for REST")
+	f.StringVar(&o.Org, "org", "kbnode", "organization")
+	f.Var(&files, "pipeline", "`FILE.yml` of a pipeline, which is named like the file; may be repeated (default: a built-in one, kernelbot)")
+	f.Var(&queues, "queue", "a queue that exists; may be repeated (default: those that somebody names)")
+	repo := f.String("repo", "", "repository of the pipelines (default: one that bkstub serves)")
+	f.IntVar(&o.PingSeconds, "ping", 1, "seconds between two pings of an agent")
+	f.DurationVar(&o.Minute, "minute", time.Minute, "how long a minute of timeout_in_minutes takes")
+	f.DurationVar(&o.LostAfter, "lost-after", 3*time.Minute, "silence after which an agent is lost")
+	f.IntVar(&o.RateLimit, "rate-limit", 0, "REST requests a minute; 0 refuses none")
+	verbose := f.Bool("verbose", false, "log every request")
+	if _, err := c.parse(args, 0); err != nil {
+		return err
+	}
+	level := slog.LevelInfo
+	if *verbose {
+		level = slog.LevelDebug
+	}
+	o.Log = slog.New(slog.NewTextHandler(c.stderr, &slog.HandlerOptions{Level: level}))
+	o.Queues = queues
+	if len(files) == 0 {
+		o.Pipelines = []bktest.Pipeline{{Slug: "kernelbot", Repo: *repo, Steps: samplePipeline}}
+	}
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		slug := strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
+		o.Pipelines = append(o.Pipelines, bktest.Pipeline{Slug: slug, Repo: *repo, Steps: string(text)})
+	}
+	if *storeAddr == "" {
+		next, err := nextPort(*addr)
+		if err != nil {
+			return usageError{err}
+		}
+		*storeAddr = next
+	}
+	s := bktest.New(o)
+	if err := s.Listen(*addr, *storeAddr); err != nil {
+		return err
+	}
+	c.sayf("serving %s; the endpoint of agents is %s\n", s.URL(), s.Endpoint())
+	<-ctx.Done()
+	return s.Close()
+}
+
+// nextPort is addr with the port after its own; port 0 stays.
+func nextPort(addr string) (string, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return "", fmt.Errorf("--addr %s: %w; write HOST:PORT", addr, err)
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 65535 {
+		return "", fmt.Errorf("--addr %s: the port is no number below 65535", addr)
+	}
+	if n > 0 {
+		n++
+	}
+	return net.JoinHostPort(host, strconv.FormatUint(n, 10)), nil
+}
