@@ -82,7 +82,7 @@ func (s *splitter) assignPackages(k, keep int, local bool) {
 		}
 	}
 	if len(remote) > 0 {
-		s.warn("%s has CPUs on another %s than its GPU, which slows copies to it: the GPU's own has too few cores; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)",
+		s.warn("%s: the CPUs are on another %s than its GPU, which slows copies to it, because there are too few cores beside it; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)",
 			s.names(remote), s.packageWord())
 	}
 }
@@ -217,10 +217,16 @@ func countCarved(cores []physCore, k int) int {
 
 // assign picks a column for each row so that the sum of costs is least (the
 // Hungarian method, rows² × columns). There are at least as many columns as
-// rows. Rows that are alike get their columns in ascending order.
+// rows. Rows that are alike but for a constant, which changes nothing, get their
+// columns in ascending order.
 func assign(cost [][]int64) []int {
-	n := len(cost)
-	m := len(cost[0])
+	n, m := len(cost), len(cost[0])
+	for _, row := range cost {
+		least := slices.Min(row)
+		for j := range row {
+			row[j] -= least
+		}
+	}
 	rowPrice, colPrice := make([]int64, n+1), make([]int64, m+1)
 	rowOf, from := make([]int, m+1), make([]int, m+1) // 1-based; 0 is none
 	for row := 1; row <= n; row++ {
