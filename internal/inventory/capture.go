@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -30,18 +29,6 @@ const archiveComment = `A machine as kbnode inventory --capture saw it. Read it 
 example: kbnode plan --root FILE
 `
 
-// nvidiaFiles are what the reader of NVIDIA's GPUs may look at.
-var nvidiaFiles = []string{
-	"proc/devices", "proc/driver/nvidia/version", "proc/driver/nvidia/gpus/*/information",
-	"proc/driver/nvidia/gpus/*/numa_status", "sys/module/nvidia/version",
-	"proc/driver/nvidia-caps/mig-minors",
-}
-
-// nvidiaPCIFiles are the same, of a PCI device.
-var nvidiaPCIFiles = []string{
-	"vendor", "device", "class", "revision", "numa_node", "local_cpulist", "local_cpus", "uevent", "enable",
-}
-
 // Capture writes a machine as a text archive (txtar) of the files that Read
 // looks at, with what it asked of drivers and daemons in kbnode/live.json and
 // kbnode/nvml.json. Reading the archive gives what reading the machine gives,
@@ -58,9 +45,10 @@ func Capture(ctx context.Context, opts Options, w io.Writer) error {
 	if len(inv.CPU.List) == 0 {
 		return fmt.Errorf("capture machine: no CPU below %s/%s", strings.TrimSuffix(t.root, "/"), cpuDir)
 	}
-	// Not every GPU's own file names its node.
-	placeGPUs(t, &Inventory{GPUs: inv.GPUs, Memory: inv.Memory})
-	readNVIDIAFiles(t)
+	if err := captureNVML(ctx, t, inv, opts.KeepNames); err != nil {
+		return err
+	}
+	placeGPUs(t, inv) // some GPUs' nodes are in yet other files
 	live := readLive(ctx, t, opts)
 	if !opts.KeepNames {
 		live.Hostname = ""
@@ -79,50 +67,30 @@ func Capture(ctx context.Context, opts Options, w io.Writer) error {
 		}
 		t.seen[livePath] = string(text)
 	}
-	if err := captureNVML(ctx, t, opts.KeepNames); err != nil {
-		return err
+	for name, text := range t.seen { // of network cards and the like
+		if path.Base(name) == "vendor" && text != nvidiaVendor && text != amdVendor {
+			delete(t.seen, name)
+		}
 	}
 	return writeArchive(w, t.seen)
 }
 
-// readNVIDIAFiles reads the NVIDIA driver's files for their record.
-func readNVIDIAFiles(t tree) {
-	for _, pattern := range nvidiaFiles {
-		before, after, found := strings.Cut(pattern, "*")
-		if !found {
-			t.text(pattern)
-			continue
-		}
-		for _, name := range t.names(before) {
-			t.text(before + name + after)
-		}
-	}
-	for _, pci := range t.names(pciDir) {
-		dir := path.Join(pciDir, pci)
-		vendor := t.text(dir + "/vendor")
-		if vendor != "0x10de" && vendor != amdVendor && !strings.HasPrefix(t.text(dir+"/class"), "0x03") {
-			delete(t.seen, dir+"/vendor") // of a network card and the like
-			delete(t.seen, dir+"/class")
-			continue
-		}
-		for _, file := range nvidiaPCIFiles {
-			t.text(dir + "/" + file)
-		}
-	}
-}
-
-// captureNVML adds what NVML says, or what it said when the tree was captured.
-// A machine without NVML has none of it.
-func captureNVML(ctx context.Context, t tree, keepNames bool) error {
+// captureNVML adds what NVML says, or what it said when the tree was captured,
+// and the files that are read beside it. A machine without NVML has only those.
+func captureNVML(ctx context.Context, t tree, inv *Inventory, keepNames bool) error {
 	var report *probe.Report
+	var err error
 	if t.live() {
-		report, _ = probe.Run(ctx, probe.Options{}) // a refusal is in the report
-	} else if text, err := t.read(nvmlPath); !errors.Is(err, fs.ErrNotExist) {
-		if report, err = probe.Parse([]byte(text)); err != nil {
-			return fmt.Errorf("capture %s: %w", nvmlPath, err)
-		}
+		report, err = probe.Run(ctx, probe.Options{})
+	} else {
+		report, err = capturedNVML(t)
 	}
 	delete(t.seen, nvmlPath)
+	gpus, _, _ := nvidiaGPUs(t, report, err)
+	inv.GPUs = append(inv.GPUs, gpus...)
+	if report == nil && err != nil && len(gpus) > 0 {
+		report = &probe.Report{Schema: probe.Schema, Error: err.Error()} // why there is none
+	}
 	if report == nil {
 		return nil
 	}

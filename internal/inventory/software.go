@@ -189,7 +189,7 @@ func diskFree(path string) (DiskFree, error) {
 		err := syscall.Statfs(at, &st)
 		if err == nil {
 			size := st.Frsize
-			return DiskFree{Path: path, TotalBytes: int64(st.Blocks) * size, FreeBytes: int64(st.Bavail) * size}, nil //nolint:gosec // below 2^63
+			return DiskFree{Path: path, TotalBytes: int64(st.Blocks) * size, FreeBytes: int64(st.Bavail) * size}, nil
 		}
 		if !errors.Is(err, os.ErrNotExist) || at == "/" {
 			return DiskFree{}, fmt.Errorf("statfs %s: %w", at, err)

@@ -6,6 +6,7 @@ package machinetest
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -99,14 +100,12 @@ type AMD struct {
 func (m Machine) Write(tb testing.TB, dir string) {
 	tb.Helper()
 	files := m.files()
-	for name, text := range m.Files {
-		files[name] = text
-	}
+	maps.Copy(files, m.Files)
 	made := map[string]bool{}
 	for name, text := range files {
 		path := filepath.Join(dir, name)
 		if parent := filepath.Dir(path); !made[parent] {
-			if err := os.MkdirAll(parent, 0o755); err != nil {
+			if err := os.MkdirAll(parent, 0o750); err != nil {
 				tb.Fatal(err)
 			}
 			made[parent] = true
@@ -114,7 +113,7 @@ func (m Machine) Write(tb testing.TB, dir string) {
 		if text != "" && !strings.HasSuffix(text, "\n") {
 			text += "\n"
 		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			tb.Fatal(err)
 		}
 	}

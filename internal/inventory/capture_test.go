@@ -1,0 +1,169 @@
+package inventory_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+)
+
+// capture is a machine's archive.
+func capture(t *testing.T, opts inventory.Options) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := inventory.Capture(t.Context(), opts, &b); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// opened is the root that Open makes of an archive.
+func opened(t *testing.T, archive string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "machine.txtar")
+	if err := os.WriteFile(file, []byte(archive), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	root, closeRoot, err := inventory.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := closeRoot(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(root); err == nil {
+			t.Errorf("%s is still there after closing it", root)
+		}
+	})
+	return root
+}
+
+// recaptured is a machine after a trip through an archive.
+func recaptured(t *testing.T, opts inventory.Options) *inventory.Inventory {
+	t.Helper()
+	return read(t, opened(t, capture(t, opts)))
+}
+
+// This machine, too, reads from its capture as it does in place.
+func TestCaptureThisMachine(t *testing.T) {
+	t.Parallel()
+	machine, back := read(t, "/"), recaptured(t, inventory.Options{KeepNames: true})
+	ignore := cmp.Options{
+		cmpopts.IgnoreFields(inventory.DiskFree{}, "FreeBytes"),
+		cmpopts.IgnoreFields(inventory.GPU{}, "NVML", "MemoryUsedBytes", "Processes"),
+	}
+	if diff := cmp.Diff(machine, back, ignore); diff != "" {
+		t.Errorf("captured and read back differs from the machine (-machine +capture):\n%s", diff)
+	}
+}
+
+func TestCaptureKeepsNamesOut(t *testing.T) {
+	t.Parallel()
+	m := machinetest.VM()
+	m.Files = map[string]string{
+		"etc/hostname":     "secret-host",
+		"kbnode/live.json": `{"schema": 1, "hostname": "secret-host", "arch": "amd64"}`,
+		"kbnode/nvml.json": `{"schema": 1, "ok": true, "gpus": [{"index": 0, "uuid": "GPU-1", "pci": "0000:06:00.0", "serial": "165012345"}]}`,
+	}
+	dir := written(t, m)
+	archive := capture(t, inventory.Options{Root: dir})
+	for _, secret := range []string{"secret-host", "165012345"} {
+		if strings.Contains(archive, secret) {
+			t.Errorf("%q is in the archive", secret)
+		}
+	}
+	kept := recaptured(t, inventory.Options{Root: dir, KeepNames: true})
+	if kept.Hostname != "secret-host" || kept.GPUs[0].Serial != "165012345" {
+		t.Errorf("host name %q, serial %q; want both kept on request", kept.Hostname, kept.GPUs[0].Serial)
+	}
+}
+
+func TestCaptureRefusesMarkers(t *testing.T) {
+	t.Parallel()
+	m := machinetest.NoGPU()
+	m.Files = map[string]string{"etc/os-release": "ID=x\n-- sys/devices/system/cpu/online --\n0-99\n"}
+	err := inventory.Capture(t.Context(), inventory.Options{Root: written(t, m)}, &bytes.Buffer{})
+	if err == nil || !strings.Contains(err.Error(), "etc/os-release") {
+		t.Errorf("got %v, want a refusal that names etc/os-release", err)
+	}
+}
+
+func TestOpenDirectory(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	root, closeRoot, err := inventory.Open(dir)
+	if err != nil || root != dir {
+		t.Fatalf("got %q, %v; want the directory itself", root, err)
+	}
+	if err := closeRoot(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dir); err != nil {
+		t.Error("closing removed a directory that is not ours:", err)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	t.Parallel()
+	var many strings.Builder
+	for i := range 50_001 {
+		fmt.Fprintf(&many, "-- f%d --\n", i)
+	}
+	for name, archive := range map[string]string{
+		"text that is no archive":      "hello\n",
+		"a path that climbs out":       "-- ../../etc/cron.d/x --\n* * * * * root true\n",
+		"a path that climbs midway":    "-- sys/../../x --\n1\n",
+		"an absolute path":             "-- /etc/cron.d/x --\n1\n",
+		"a path that is not clean":     "-- sys//x --\n1\n",
+		"a file as a directory":        "-- sys --\n1\n-- sys/x --\n1\n",
+		"a path of very many letters":  "-- " + strings.Repeat("a/", 400) + "x --\n1\n",
+		"more files than a machine":    many.String(),
+		"an empty file":                "",
+		"the directory itself as file": "-- . --\n1\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(t.TempDir(), "machine.txtar")
+			if err := os.WriteFile(file, []byte(archive), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if root, _, err := inventory.Open(file); err == nil {
+				t.Errorf("opened as %s, want an error", root)
+			}
+		})
+	}
+	t.Run("no such file", func(t *testing.T) {
+		t.Parallel()
+		if _, _, err := inventory.Open(filepath.Join(t.TempDir(), "absent")); err == nil {
+			t.Error("opened, want an error")
+		}
+	})
+	t.Run("a device", func(t *testing.T) {
+		t.Parallel()
+		if _, _, err := inventory.Open("/dev/zero"); err == nil {
+			t.Error("opened, want an error")
+		}
+	})
+	t.Run("a file larger than any machine", func(t *testing.T) {
+		t.Parallel()
+		file := filepath.Join(t.TempDir(), "machine.txtar")
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(file, 1<<40); err != nil {
+			t.Skip("no sparse files here:", err)
+		}
+		if _, _, err := inventory.Open(file); err == nil {
+			t.Error("opened, want an error")
+		}
+	})
+}

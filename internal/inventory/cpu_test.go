@@ -1,0 +1,253 @@
+package inventory_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+)
+
+func TestReadCPU(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name string
+		tree string
+		want []string // the lines of summary from present on, without memory
+	}{
+		{
+			name: "masks instead of lists",
+			tree: `
+-- sys/devices/system/cpu/online --
+0-1,32-33
+-- sys/devices/system/cpu/cpu0/topology/thread_siblings --
+00000001,00000001
+-- sys/devices/system/cpu/cpu0/topology/physical_package_id --
+0
+-- sys/devices/system/cpu/cpu1/topology/thread_siblings_list --
+00000002,00000002
+-- sys/devices/system/cpu/cpu1/topology/physical_package_id --
+1
+-- sys/devices/system/cpu/cpu32/topology/physical_package_id --
+0
+-- sys/devices/system/cpu/cpu33/topology/physical_package_id --
+1
+-- sys/devices/system/cpu/cpu0/cache/index2/level --
+3
+-- sys/devices/system/cpu/cpu0/cache/index2/shared_cpu_map --
+ff,000000ff
+-- sys/devices/system/node/node0/cpumap --
+00000001,00000001
+-- sys/devices/system/node/node1/cpumap --
+00000002,00000002
+`,
+			want: []string{
+				"present 0-1,32-33", "online 0-1,32-33", "allowed 0-1,32-33",
+				"core [0 32] and on: package 0 die -1 l3 0 node 0 capacity 0 allowed true, 2 threads online of 2",
+				"core [1 33] and on: package 1 die -1 l3 0 node 1 capacity 0 allowed true, 2 threads online of 2",
+			},
+		},
+		{
+			name: "NULs at the end, sparse numbers, no online files",
+			tree: strings.ReplaceAll(`
+-- sys/devices/system/cpu/present --
+0,88-89
+NUL
+-- sys/devices/system/cpu/online --
+0,88-89
+NUL
+-- sys/devices/system/cpu/cpu0/topology/thread_siblings_list --
+0
+NUL
+-- sys/devices/system/cpu/cpu88/topology/thread_siblings_list --
+88-89
+NUL
+-- sys/devices/system/cpu/cpu89/topology/thread_siblings_list --
+88-89
+NUL
+`, "NUL", "\x00"),
+			want: []string{
+				"present 0,88-89", "online 0,88-89", "allowed 0,88-89",
+				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed true, 1 threads online of 1",
+				"core [88 89] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed true, 2 threads online of 2",
+			},
+		},
+		{
+			name: "no lists at all, one CPU switched off by its own file",
+			tree: `
+-- sys/devices/system/cpu/cpu0/topology/core_cpus_list --
+0
+-- sys/devices/system/cpu/cpu1/online --
+0
+-- sys/devices/system/cpu/cpu2/online --
+1
+-- sys/devices/system/cpu/cpufreq/boost --
+1
+`,
+			want: []string{
+				"present 0-2", "online 0,2", "allowed 0,2",
+				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed true, 1 threads online of 1",
+			},
+		},
+		{
+			name: "a hybrid processor",
+			tree: `
+-- sys/devices/system/cpu/online --
+0-3
+-- sys/devices/system/cpu/cpu0/topology/core_cpus_list --
+0-1
+-- sys/devices/system/cpu/cpu1/topology/core_cpus_list --
+0-1
+-- sys/devices/system/cpu/cpu2/topology/core_cpus_list --
+2
+-- sys/devices/system/cpu/cpu3/topology/core_cpus_list --
+3
+-- sys/devices/cpu_core/cpus --
+0-1
+-- sys/devices/cpu_atom/cpus --
+2-3
+`,
+			want: []string{
+				"present 0-3", "online 0-3", "allowed 0-3",
+				"core [0 1] and on: package -1 die -1 l3 -1 node 0 capacity 1024 allowed true, 2 threads online of 2",
+				"core [2] and on: package -1 die -1 l3 -1 node 0 capacity 512 allowed true, 1 threads online of 1",
+			},
+		},
+		{
+			name: "Arm with capacities",
+			tree: `
+-- proc/cpuinfo --
+processor	: 0
+CPU implementer	: 0x41
+CPU part	: 0xd0c
+-- sys/devices/system/cpu/online --
+0-1
+-- sys/devices/system/cpu/cpu0/cpu_capacity --
+446
+-- sys/devices/system/cpu/cpu1/cpu_capacity --
+1024
+`,
+			want: []string{
+				"present 0-1", "online 0-1", "allowed 0-1",
+				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 446 allowed true, 1 threads online of 1",
+				"core [1] and on: package -1 die -1 l3 -1 node 0 capacity 1024 allowed true, 1 threads online of 1",
+			},
+		},
+		{
+			name: "the root cgroup's cpuset",
+			tree: `
+-- sys/devices/system/cpu/online --
+0-3
+-- sys/fs/cgroup/cpuset.cpus.effective --
+1-2
+`,
+			want: []string{
+				"present 0-3", "online 0-3", "allowed 1-2",
+				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed false, 1 threads online of 1",
+				"core [1] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed true, 1 threads online of 1",
+				"core [3] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed false, 1 threads online of 1",
+			},
+		},
+		{
+			// Else the second plan of a machine would differ from the first.
+			name: "kbnode's own partition took CPUs out of the root's cpuset",
+			tree: `
+-- sys/devices/system/cpu/online --
+0-3
+-- sys/fs/cgroup/cpuset.cpus.effective --
+3
+-- sys/fs/cgroup/buildkite.slice/cpuset.cpus.partition --
+root
+-- sys/fs/cgroup/buildkite.slice/cpuset.cpus --
+0-1
+`,
+			want: []string{
+				"present 0-3", "online 0-3", "allowed 0-1,3",
+				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed true, 1 threads online of 1",
+				"core [2] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed false, 1 threads online of 1",
+				"core [3] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed true, 1 threads online of 1",
+			},
+		},
+		{
+			name: "an invalid partition holds nothing",
+			tree: `
+-- sys/devices/system/cpu/online --
+0-1
+-- sys/fs/cgroup/cpuset.cpus.effective --
+1
+-- sys/fs/cgroup/buildkite.slice/cpuset.cpus.partition --
+root invalid (Cpu list in cpuset.cpus not exclusive)
+-- sys/fs/cgroup/buildkite.slice/cpuset.cpus --
+0
+`,
+			want: []string{
+				"present 0-1", "online 0-1", "allowed 1",
+				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed false, 1 threads online of 1",
+				"core [1] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed true, 1 threads online of 1",
+			},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			var got []string
+			for line := range strings.Lines(summary(read(t, tree(t, tt.tree)))) {
+				line = strings.TrimSpace(line)
+				switch word, _, _ := strings.Cut(line, " "); word {
+				case "present", "online", "allowed", "core":
+					got = append(got, line)
+				}
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("CPUs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestOfflineSiblings(t *testing.T) {
+	t.Parallel()
+	m := machinetest.NoGPU() // 16 cores of 2 threads: i and i+16
+	m.Offline = []int{17, 3, 19}
+	inv := read(t, written(t, m))
+	if inv.CPU.Present != "0-31" || inv.CPU.Online != "0-2,4-16,18,20-31" {
+		t.Errorf("present %s, online %s", inv.CPU.Present, inv.CPU.Online)
+	}
+	for _, c := range inv.CPU.List {
+		want := fmt.Sprint([]int{c.ID % 16, c.ID%16 + 16}, 2)
+		if c.ID == 1 {
+			want = fmt.Sprint([]int{1}, 0) // its sibling is off, and the kernel hides it
+		}
+		if got := fmt.Sprint(c.Siblings, c.Threads); got != want {
+			t.Errorf("cpu %d: siblings and threads %s, want %s", c.ID, got, want)
+		}
+	}
+}
+
+func TestReadMemory(t *testing.T) {
+	t.Parallel()
+	m := machinetest.HGXH100()
+	m.Hugepages = 16
+	m.NodeOrder = []int{8, 0} // neither node 1 nor the order of the CPUs
+	m.MemoryOnly = []machinetest.MemoryNode{{ID: 250, Bytes: 64 << 30}}
+	m.NVIDIA = nil
+	inv := read(t, written(t, m))
+	got := summary(inv)
+	for _, want := range []string{
+		"memory 2162688 MiB\n",
+		`node 0: cpus "56-111,168-223", 1048576 MiB, huge pages 16384 MiB, distances [10 32 80]` + "\n",
+		`node 8: cpus "0-55,112-167", 1048576 MiB, huge pages 16384 MiB, distances [32 10 80]` + "\n",
+		`node 250: cpus "", 65536 MiB, huge pages 0 MiB, distances [80 80 10]` + "\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in:\n%s", want, got)
+		}
+	}
+	for _, c := range inv.CPU.List {
+		if want := 8 - 8*c.Package; c.NUMANode != want {
+			t.Errorf("cpu %d of package %d is on node %d, want %d", c.ID, c.Package, c.NUMANode, want)
+		}
+	}
+}

@@ -1,0 +1,225 @@
+package inventory_test
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// read reads the tree of a machine.
+func read(tb testing.TB, root string) *inventory.Inventory {
+	tb.Helper()
+	inv, err := inventory.Read(context.Background(), inventory.Options{Root: root})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return inv
+}
+
+// written is a directory with the machine's tree.
+func written(tb testing.TB, m machinetest.Machine) string {
+	tb.Helper()
+	dir := tb.TempDir()
+	m.Write(tb, dir)
+	return dir
+}
+
+// tree is a directory with the files of a text archive.
+func tree(tb testing.TB, archive string) string {
+	tb.Helper()
+	m := map[string]string{}
+	for _, f := range txtar.Parse([]byte(archive)).Files {
+		m[f.Name] = string(f.Data)
+	}
+	dir := tb.TempDir()
+	for name, text := range m {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			tb.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// golden compares text with a file under testdata.
+func golden(t *testing.T, name, text string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("%v; make it with: go test ./internal/inventory -update", err)
+	}
+	if diff := cmp.Diff(string(want), text); diff != "" {
+		t.Errorf("%s differs (-want +got):\n%s", path, diff)
+	}
+}
+
+// summary is an inventory for reading: cores that sit alike are one line.
+func summary(inv *inventory.Inventory) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "machine %q %q %q virt=%t\n", inv.Arch, inv.OS.PrettyName, inv.Kernel, inv.OS.Virt)
+	fmt.Fprintf(&b, "cpu %q\n  present %s\n  online %s\n  allowed %s\n", inv.CPU.Model, inv.CPU.Present, inv.CPU.Online, inv.CPU.Allowed)
+	last := ""
+	for _, c := range inv.CPU.List {
+		if c.Core != c.ID {
+			continue
+		}
+		place := fmt.Sprintf("package %d die %d l3 %d node %d capacity %d allowed %t, %d threads online of %d",
+			c.Package, c.Die, c.L3, c.NUMANode, c.Capacity, c.Allowed, len(c.Siblings), c.Threads)
+		if place != last {
+			fmt.Fprintf(&b, "  core %v and on: %s\n", c.Siblings, place)
+			last = place
+		}
+	}
+	fmt.Fprintf(&b, "memory %d MiB\n", inv.Memory.TotalBytes>>20)
+	for _, n := range inv.Memory.Nodes {
+		fmt.Fprintf(&b, "  node %d: cpus %q, %d MiB, huge pages %d MiB, distances %v", n.ID, n.CPUs, n.MemoryBytes>>20, n.HugepagesBytes>>20, n.Distances)
+		if n.GPU != "" {
+			fmt.Fprintf(&b, ", memory of %s", n.GPU)
+		}
+		b.WriteByte('\n')
+	}
+	if inv.NVIDIA != nil {
+		fmt.Fprintf(&b, "nvidia %+v\n", *inv.NVIDIA)
+	}
+	if inv.AMD != nil {
+		fmt.Fprintf(&b, "amd %+v\n", *inv.AMD)
+	}
+	for _, g := range inv.GPUs {
+		fmt.Fprintf(&b, "gpu %s/%d %s %s %q %q index %d node %d memory node %d minor %d render %d arch %q %d MiB %s/%s",
+			g.PCI, g.Partition, g.Vendor, g.PCIID, g.Model, g.UUID, g.Index, g.NUMANode, g.MemoryNode, g.Minor, g.RenderMinor,
+			g.Arch, g.MemoryBytes>>20, g.ComputePartition, g.MemoryPartition)
+		if !g.Healthy {
+			fmt.Fprintf(&b, " UNHEALTHY: %s", g.Error)
+		}
+		b.WriteByte('\n')
+	}
+	for _, p := range inv.Problems {
+		fmt.Fprintf(&b, "problem %s: %s\n", p.Subject, p.Detail)
+	}
+	return b.String()
+}
+
+func TestReadPublished(t *testing.T) {
+	t.Parallel()
+	for _, m := range machinetest.Published() {
+		t.Run(m.Name, func(t *testing.T) {
+			t.Parallel()
+			dir := written(t, m)
+			inv := read(t, dir)
+			golden(t, m.Name+".golden", summary(inv))
+			if inv.Software.Docker.Version != "28.5.2" || inv.Software.Agent.Version != "3.76.2" || len(inv.Disks) != 2 {
+				t.Errorf("software %+v, disks %v; want what kbnode/live.json says", inv.Software, inv.Disks)
+			}
+			if diff := cmp.Diff(inv, recaptured(t, inventory.Options{Root: dir})); diff != "" {
+				t.Errorf("captured and read back differs from the machine (-machine +capture):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	t.Parallel()
+	for name, root := range map[string]string{
+		"an empty directory":     t.TempDir(),
+		"a directory not there":  filepath.Join(t.TempDir(), "absent"),
+		"a tree without any CPU": tree(t, "-- proc/meminfo --\nMemTotal: 1024 kB\n"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if inv, err := inventory.Read(t.Context(), inventory.Options{Root: root}); err == nil {
+				t.Errorf("read %+v, want an error", inv)
+			}
+			if err := inventory.Capture(t.Context(), inventory.Options{Root: root}, &bytes.Buffer{}); err == nil {
+				t.Error("captured, want an error")
+			}
+		})
+	}
+}
+
+// A tree comes from somebody else and must not make kbnode read other files.
+func TestReadStaysInTree(t *testing.T) {
+	t.Parallel()
+	dir := tree(t, "-- sys/devices/system/cpu/online --\n0-1\n-- etc/keep --\n")
+	secret := filepath.Join(t.TempDir(), "os-release")
+	if err := os.WriteFile(secret, []byte("ID=secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(secret, filepath.Join(dir, "etc/os-release")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("keep", filepath.Join(dir, "etc/hostname")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "etc/keep"), []byte("node7\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	inv := read(t, dir)
+	if inv.OS.ID != "" || inv.Hostname != "node7" {
+		t.Errorf("OS %q, host name %q; want none from outside the tree, and node7 through the link inside it", inv.OS.ID, inv.Hostname)
+	}
+}
+
+func TestReadWithoutLive(t *testing.T) {
+	t.Parallel()
+	m := machinetest.NoGPU()
+	m.Live = nil
+	m.Files = map[string]string{"usr/bin/nvidia-ctk": ""}
+	inv := read(t, written(t, m))
+	want := inventory.Software{CgroupV2: true, Toolkit: "/usr/bin/nvidia-ctk", Git: "/usr/bin/git", Cron: true}
+	if diff := cmp.Diff(want, inv.Software); diff != "" {
+		t.Errorf("software (-want +got):\n%s", diff)
+	}
+}
+
+func TestReadBrokenLive(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"not JSON":       "{",
+		"a newer schema": `{"schema": 99}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := machinetest.NoGPU()
+			m.Files = map[string]string{"kbnode/live.json": text}
+			inv := read(t, written(t, m))
+			if len(inv.Problems) != 1 || inv.Problems[0].Subject != "kbnode/live.json" {
+				t.Errorf("problems %v, want one of kbnode/live.json", inv.Problems)
+			}
+			if inv.Software.Git == "" {
+				t.Error("the files of the tree were not read instead")
+			}
+		})
+	}
+}
+
+func BenchmarkRead(b *testing.B) {
+	dir := written(b, machinetest.HGXH100())
+	for b.Loop() {
+		read(b, dir)
+	}
+}

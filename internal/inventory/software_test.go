@@ -1,0 +1,274 @@
+package inventory
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestAgentVersion(t *testing.T) {
+	t.Parallel()
+	for output, want := range map[string]string{
+		"buildkite-agent version 3.76.2+x..dirty\n":        "3.76.2",
+		"buildkite-agent version 3.95.1+10220.aabbcc\n":    "3.95.1",
+		"buildkite-agent version 4.0.0-beta.2+11000.abc\n": "4.0.0-beta.2",
+		"buildkite-agent version 3.10.0, build 2856\n":     "3.10.0",
+		"usage: something else":                            "",
+		"":                                                 "",
+	} {
+		if got := agentVersion(output); got != want {
+			t.Errorf("agentVersion(%q) = %q, want %q", output, got, want)
+		}
+	}
+}
+
+func TestAgentKeys(t *testing.T) {
+	t.Parallel()
+	help := `Usage:
+
+    buildkite-agent start [options...]
+
+Example:
+
+    $ buildkite-agent start --token xxx
+
+Options:
+
+  --name value                 The name of the agent [$BUILDKITE_AGENT_NAME]
+  --no-http2                   Disable HTTP2, see also --endpoint
+  --queue value, -q value      The queue
+  -d, --debug                  Enable debug mode
+  --name value                 Twice
+  --help, -h                   show help
+  --version, -v                print the version
+`
+	want := []string{"debug", "name", "no-http2", "queue"}
+	if diff := cmp.Diff(want, agentKeys(help)); diff != "" {
+		t.Errorf("keys (-want +got):\n%s", diff)
+	}
+}
+
+// script is a program for tests. It is to be made before t.Parallel: a program
+// cannot be run while another test's fork still holds it open for writing.
+func script(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "buildkite-agent")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestAskAgent(t *testing.T) {
+	path := script(t, `case "$1" in
+--version) echo "buildkite-agent version 3.76.2+1" ;;
+start) echo "  --name value  The name"; env | grep -c BUILDKITE | sed 's/^/  --inherited-/' ;;
+esac`)
+	t.Parallel()
+	agent, err := askAgent(t.Context(), tree{root: "/"}, path)
+	want := Agent{Path: path, Version: "3.76.2", Keys: []string{"inherited-0", "name"}}
+	if diff := cmp.Diff(want, agent); diff != "" || err != nil {
+		t.Errorf("err %v, agent (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestAskAgentFails(t *testing.T) {
+	failing, other, hanging := script(t, "exit 3"), script(t, "echo hello"), script(t, "sleep 600 & wait")
+	t.Parallel()
+	t.Run("it ends with an error", func(t *testing.T) {
+		t.Parallel()
+		agent, err := askAgent(t.Context(), tree{root: "/"}, failing)
+		if err == nil || agent.Path != failing || agent.Version != "" {
+			t.Errorf("got %+v, %v; want the path and an error", agent, err)
+		}
+	})
+	t.Run("it is another program", func(t *testing.T) {
+		t.Parallel()
+		if agent, err := askAgent(t.Context(), tree{root: "/"}, other); err == nil {
+			t.Errorf("got %+v, want an error", agent)
+		}
+	})
+	t.Run("it hangs", func(t *testing.T) {
+		t.Parallel()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := askAgent(ctx, tree{root: "/"}, hanging)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want the deadline", err)
+		}
+	})
+	t.Run("it never ends printing", func(t *testing.T) {
+		t.Parallel()
+		var out limited
+		for range 3 {
+			if n, err := out.Write(make([]byte, maxAgentOutput/2+1)); err != nil || n != maxAgentOutput/2+1 {
+				t.Fatalf("wrote %d, %v; the writer must not notice", n, err)
+			}
+		}
+		if out.Len() != maxAgentOutput {
+			t.Errorf("kept %d bytes, want %d", out.Len(), maxAgentOutput)
+		}
+	})
+}
+
+func TestMajorVersion(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]string{
+		"257.9-1~deb13u1": "257", "v255": "255", "252": "252", "249.11-0ubuntu3.16": "249", "": "", "git": "",
+	} {
+		if got := majorVersion(version); got != want {
+			t.Errorf("majorVersion(%q) = %q, want %q", version, got, want)
+		}
+	}
+}
+
+func TestCDIByVersion(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name, version, config string
+		want                  bool
+	}{
+		{"on by default", "28.2.0", ``, true},
+		{"on by default in later majors", "29.0.1", `{}`, true},
+		{"switched off", "28.5.2", `{"features": {"cdi": false}}`, false},
+		{"not yet on by default", "28.1.1", `{"features": {}}`, false},
+		{"switched on", "26.1.5+dfsg1", `{"features": {"cdi": true}}`, true},
+		{"before CDI", "20.10.24+dfsg1", `{"features": {"cdi": true}}`, false},
+		{"a broken configuration", "28.5.2", `{"features": `, true},
+		{"no version", "", ``, false},
+		{"a version of another kind", "master", ``, false},
+	}
+	for _, tt := range tests {
+		on, set := cdiFeature(tt.config)
+		if got := cdiByVersion(tt.version, on, set); got != tt.want {
+			t.Errorf("%s: got %t, want %t", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestCDIDevices(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"etc/cdi/amd.json":        `{"cdiVersion": "0.6.0", "kind": "amd.com/gpu", "devices": [{"name": "0", "containerEdits": {}}, {"name": "all"}]}`,
+		"etc/cdi/broken.yaml":     "kind: [",
+		"etc/cdi/README":          "kind: not.a/spec",
+		"var/run/cdi/nvidia.yaml": "---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: \"0\"\n  containerEdits: {}\n- name: GPU-1\n",
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	in, err := openTree(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := cdiDevices(in, []string{"/etc/cdi", "/var/run/cdi", "/nowhere"})
+	want := []string{"amd.com/gpu=0", "amd.com/gpu=all", "nvidia.com/gpu=0", "nvidia.com/gpu=GPU-1"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+	if err == nil || !strings.Contains(err.Error(), "/etc/cdi/broken.yaml") {
+		t.Errorf("got %v, want an error about /etc/cdi/broken.yaml", err)
+	}
+}
+
+// engine serves a Docker engine's info on a unix socket.
+func engine(t *testing.T, info map[string]any) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "docker.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Api-Version", "1.45")
+		if strings.HasSuffix(r.URL.Path, "/info") {
+			w.Header().Set("Content-Type", "application/json")
+			if err := json.NewEncoder(w).Encode(info); err != nil {
+				t.Error(err)
+			}
+		}
+	})}
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+	return socket
+}
+
+func TestAskDocker(t *testing.T) {
+	t.Parallel()
+	socket := engine(t, map[string]any{
+		"ServerVersion": "28.5.2", "CgroupDriver": "systemd", "CgroupVersion": "2", "Driver": "overlay2",
+		"DockerRootDir": "/srv/docker", "DefaultRuntime": "runc", "Runtimes": map[string]any{"runc": map[string]any{}, "nvidia": map[string]any{}},
+		"CDISpecDirs":       []string{"/etc/cdi"},
+		"DiscoveredDevices": []map[string]string{{"Source": "cdi", "ID": "nvidia.com/gpu=0"}},
+	})
+	got, err := askDocker(t.Context(), tree{root: "/"}, socket)
+	want := Docker{
+		Version: "28.5.2", APIVersion: "1.45", CgroupDriver: "systemd", CgroupVersion: "2", StorageDriver: "overlay2",
+		RootDir: "/srv/docker", CDI: true, CDIDirs: []string{"/etc/cdi"}, CDIDevices: []string{"nvidia.com/gpu=0"},
+		Runtimes: []string{"nvidia", "runc"}, DefaultRuntime: "runc",
+	}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("err %v, docker (-want +got):\n%s", err, diff)
+	}
+}
+
+// The engine before 28.2 does not list CDI devices: the files do.
+func TestAskDockerReadsCDIFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte("kind: nvidia.com/gpu\ndevices:\n- name: GPU-1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	socket := engine(t, map[string]any{"ServerVersion": "26.1.5", "CDISpecDirs": []string{dir}})
+	got, err := askDocker(t.Context(), tree{root: "/"}, socket)
+	if err != nil || !got.CDI || !cmp.Equal(got.CDIDevices, []string{"nvidia.com/gpu=GPU-1"}) {
+		t.Errorf("got %+v, %v; want CDI with GPU-1", got, err)
+	}
+}
+
+func TestAskDockerWithoutEngine(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "docker.sock")
+	if err := os.WriteFile(socket, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := askDocker(t.Context(), tree{root: "/"}, socket); err == nil {
+		t.Errorf("got %+v of a socket that nobody serves, want an error", got)
+	}
+}
+
+func TestDiskFree(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	want, err := diskFree(dir)
+	if err != nil || want.TotalBytes <= 0 {
+		t.Fatalf("got %+v, %v", want, err)
+	}
+	got, err := diskFree(dir + "/not/yet/there")
+	if err != nil || got.TotalBytes != want.TotalBytes || got.Path != dir+"/not/yet/there" {
+		t.Errorf("got %+v, %v; want the file system that it will be on", got, err)
+	}
+}
