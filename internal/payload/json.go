@@ -282,7 +282,7 @@ func (p *parser) hex(at int) (rune, bool) {
 		return 0, false
 	}
 	n, err := strconv.ParseUint(p.in[at+2:at+6], 16, 16) // takes hex digits only
-	return rune(n), err == nil                           //nolint:gosec // 16 bits
+	return rune(n), err == nil
 }
 
 func isHigh(r rune) bool { return r >= 0xD800 && r < 0xDC00 }

@@ -139,7 +139,7 @@ func decodeBase64(text string) ([]byte, error) {
 		}
 		pads = 0
 		count++
-		group = group<<6 | uint32(v) //nolint:gosec // an index into 64 characters
+		group = group<<6 | uint32(v)
 		if have++; have == 4 {
 			out = append(out, byte(group>>16), byte(group>>8), byte(group))
 			group, have = 0, 0

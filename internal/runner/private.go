@@ -65,7 +65,7 @@ func shed(env []string) (public, private []string, err error) {
 	}
 	fd, err := unix.MemfdCreate("kbnode-runner", 0)
 	if err == nil {
-		f := os.NewFile(uintptr(fd), "memfd") //nolint:gosec // not negative
+		f := os.NewFile(uintptr(fd), "memfd")
 		_, err = io.WriteString(f, strings.Join(private, "\x00"))
 	}
 	if err == nil {
@@ -80,7 +80,7 @@ func readPrivate(number string) ([]string, error) {
 	if err != nil || fd <= 2 {
 		return nil, fmt.Errorf("read private environment: %s=%s is not a file's number; unset it", privateFD, number)
 	}
-	f := os.NewFile(uintptr(fd), "private environment") //nolint:gosec // not negative
+	f := os.NewFile(uintptr(fd), "private environment")
 	if f == nil {
 		return nil, fmt.Errorf("read private environment: no file %d; unset %s", fd, privateFD)
 	}

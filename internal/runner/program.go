@@ -173,7 +173,7 @@ func (p *pipes) add(w io.Writer) {
 func (p *pipes) childEnds() []uintptr {
 	var fds []uintptr
 	for _, fd := range p.child {
-		fds = append(fds, uintptr(fd)) //nolint:gosec // not negative
+		fds = append(fds, uintptr(fd))
 	}
 	return fds
 }

@@ -59,7 +59,7 @@ func Main(ctx context.Context, o Options) int {
 		root, err = os.OpenRoot(dir)
 	}
 	if err != nil {
-		fmt.Fprintf(o.Stderr, "kbnode runner: open the job's directory: %v\n", err)
+		o.note("open the job's directory: %v", err)
 		return 1
 	}
 	defer root.Close() //nolint:errcheck // a directory
@@ -67,7 +67,7 @@ func Main(ctx context.Context, o Options) int {
 	r := &Result{}
 	err = o.evaluate(ctx, root, r)
 	if errors.Is(err, errNoJob) {
-		fmt.Fprintln(o.Stdout, "kbnode runner:", err)
+		say(o.Stdout, "kbnode runner: %v", err)
 		return 0
 	}
 	if err == nil && ctx.Err() != nil {
@@ -77,10 +77,10 @@ func Main(ctx context.Context, o Options) int {
 	if r.Success = err == nil; err != nil {
 		r.Error = strings.ReplaceAll(err.Error(), "\n", "; ")
 		// With the build failed, its log is all that some readers see.
-		fmt.Fprintln(o.Stderr, "kbnode runner:", r.Error)
+		o.note("%s", r.Error)
 	}
 	if err := r.write(root); err != nil {
-		fmt.Fprintln(o.Stderr, "kbnode runner:", err)
+		o.note("%v", err)
 		return 1
 	}
 	if !r.Success {
@@ -88,6 +88,12 @@ func Main(ctx context.Context, o Options) int {
 	}
 	return 0
 }
+
+// note writes a line to the build's log.
+func (o *Options) note(format string, args ...any) { say(o.Stderr, "kbnode runner: "+format, args...) }
+
+// say writes a line; a log that cannot be written must not cost the result.
+func say(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
 
 // errNoJob means that there is nothing to do, which is not a failure.
 var errNoJob = errors.New("no payload, and this build was not started through the API: nothing to evaluate")
@@ -133,15 +139,12 @@ func (o *Options) evaluate(ctx context.Context, root *os.Root, r *Result) (err e
 		return err
 	}
 	e := &engine{
-		config: c, src: src, dir: root.Name(), env: childEnv(public), stdin: o.Stdin,
-		note: func(format string, args ...any) {
-			fmt.Fprintf(o.Stderr, "kbnode runner: "+format+"\n", args...)
-		},
+		config: c, src: src, dir: root.Name(), env: childEnv(public), stdin: o.Stdin, note: o.note,
 	}
 	r.System, e.gpus = e.system(ctx)
 	return e.runAll(ctx, func(name string, ev *Evaluation) {
 		r.Runs = append(r.Runs, Pair[*Evaluation]{name, ev})
-		fmt.Fprintln(o.Stdout, summary(name, ev))
+		say(o.Stdout, "%s", summary(name, ev))
 	})
 }
 

@@ -90,7 +90,7 @@ func (e *engine) unshadow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, module := range strings.Fields(string(o.stdout.head)) {
+	for module := range strings.FieldsSeq(string(o.stdout.head)) {
 		hidden[module] = true
 	}
 	for module := range hidden {

@@ -129,9 +129,7 @@ func (e *engine) findTorch(ctx context.Context) (torchVersion, bool) {
 	}
 	dirs, sure := pythonDirs(e.env, python)
 	for _, dir := range dirs {
-		if f, err := os.Open(filepath.Join(dir, "torch", "version.py")); err == nil {
-			v := readTorchVersion(f)
-			_ = f.Close()
+		if v, ok := torchIn(dir); ok {
 			return v, true
 		}
 	}
@@ -147,20 +145,21 @@ print(s and s.origin and os.path.dirname(s.origin) or "")`
 	if out = strings.TrimSpace(out); !ok || out == "" {
 		return torchVersion{}, false
 	}
-	f, err := os.Open(filepath.Join(out, "version.py"))
+	return torchIn(filepath.Dir(out))
+}
+
+// torchIn reads torch/version.py in a directory of modules: assignments of
+// string literals such as
+//
+//	cuda: Optional[str] = '12.4'
+func torchIn(dir string) (torchVersion, bool) {
+	f, err := os.Open(filepath.Join(dir, "torch", "version.py"))
 	if err != nil {
 		return torchVersion{}, false
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
-	return readTorchVersion(f), true
-}
-
-// readTorchVersion reads assignments of string literals:
-//
-//	cuda: Optional[str] = '12.4'
-func readTorchVersion(r io.Reader) torchVersion {
 	values := map[string]string{}
-	for lines := bufio.NewScanner(io.LimitReader(r, 64<<10)); lines.Scan(); {
+	for lines := bufio.NewScanner(io.LimitReader(f, 64<<10)); lines.Scan(); {
 		left, right, ok := strings.Cut(lines.Text(), "=")
 		if !ok {
 			continue
@@ -172,7 +171,7 @@ func readTorchVersion(r io.Reader) torchVersion {
 			}
 		}
 	}
-	return torchVersion{values["__version__"], values["cuda"], values["hip"]}
+	return torchVersion{values["__version__"], values["cuda"], values["hip"]}, true
 }
 
 // pythonDirs lists the directories that an interpreter imports installed modules

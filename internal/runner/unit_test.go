@@ -1,0 +1,223 @@
+package runner
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestTruncate(t *testing.T) {
+	t.Parallel()
+	line := strings.Repeat("é", 16283)
+	for _, c := range []struct {
+		name      string
+		in        string
+		translate bool
+		want      string
+	}{
+		{"nothing", "", true, ""},
+		{"the longest line", line, true, line},
+		{"one character more", line + "é", true, "[...] 1 lines omitted"},
+		{"the longest line and its end", line + "\n", true, line + "\n[...] 1 lines omitted"},
+		{"astral characters count once", strings.Repeat("😀", 16283), true, strings.Repeat("😀", 16283)},
+		{"short lines", strings.Repeat("a\n", 8142), true, strings.Repeat("a\n", 8142) + "[...] 1 lines omitted"},
+		{"carriage returns are lines", strings.Repeat("a\r", 9000), true, strings.Repeat("a\n", 8142) + "[...] 859 lines omitted"},
+		{"but not after a time-out", strings.Repeat("a\r", 8141), false, strings.Repeat("a\r", 8141)},
+		{"pairs count once", strings.Repeat("a\r\n", 200_000), true, strings.Repeat("a\n", 8142) + "[...] 191859 lines omitted"},
+		{"other separators are text", "a\x0bb\u2028c", true, "a\x0bb\u2028c"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			for _, size := range []int{1, 7, 1 << 20} { // how the output is cut into reads must not matter
+				var out capture
+				for in := []byte(c.in); len(in) > 0; {
+					n := min(size, len(in))
+					if _, err := out.Write(in[:n]); err != nil {
+						t.Fatal(err)
+					}
+					in = in[n:]
+				}
+				if got := out.text(c.translate); got != c.want {
+					t.Fatalf("reads of %d: got %d bytes, …%q", size, len(got), got[max(0, len(got)-40):])
+				}
+			}
+		})
+	}
+}
+
+func TestQuote(t *testing.T) {
+	t.Parallel()
+	got := quote([]string{"python3", "", "it's", "a b", "A-z_0@%+=:,./", "é", "$x"})
+	if want := `python3 '' 'it'"'"'s' 'a b' A-z_0@%+=:,./ 'é' '$x'`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestChildEnv(t *testing.T) {
+	t.Parallel()
+	for env, want := range map[string]bool{
+		"": true, "LANG=C": true, "LANG=POSIX": true, "LANG=de_DE.UTF-8": false, "LC_ALL=C": false,
+		"LC_CTYPE=de_DE.UTF-8": false, "LC_CTYPE=C": true, "PYTHONCOERCECLOCALE=0": false,
+	} {
+		if got := getenv(childEnv([]string{env}), "LC_CTYPE") == "C.UTF-8"; got != want {
+			t.Errorf("%q: coerced is %v", env, got)
+		}
+	}
+}
+
+func TestVisibleGPUs(t *testing.T) {
+	t.Parallel()
+	gpus := []nvidiaGPU{{"A", "GPU-aa"}, {"B", "GPU-bb"}}
+	for visible, want := range map[string]string{
+		"0,1": "A B", "1": "B", "GPU-b": "B", "": "", "-1": "", "1,7,0": "B", "MIG-123": "A", "GPU-x,0": "",
+	} {
+		if got := strings.Join(visibleGPUs(gpus, visible, true), " "); got != want {
+			t.Errorf("%q: got %q, want %q", visible, got, want)
+		}
+	}
+	if got := visibleGPUs(gpus, "", false); len(got) != 2 {
+		t.Errorf("without the variable: %v", got)
+	}
+}
+
+func TestTorchIsFoundWithoutImport(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		write(t, filepath.Join(root, name), text)
+	}
+	write("usr/bin/python3.12", "")
+	write("usr/lib/python3.12/os.py", "")
+	write("usr/lib/python3.12/site-packages/torch/version.py", `from typing import Optional
+__version__ = '2.5.1+cu124'
+debug = False
+cuda: Optional[str] = '12.4'
+hip: Optional[str] = None
+`)
+	write("venv/pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = false\n")
+	write("both/pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = true\n")
+	for _, dir := range []string{"venv", "both"} {
+		link(t, filepath.Join(root, "usr/bin/python3.12"), filepath.Join(root, dir, "bin/python3"))
+	}
+	link(t, "python3.12", filepath.Join(root, "usr/bin/python3"))
+	write("shim/python3", "#!/bin/sh\nexit 1\n")
+	for dir, want := range map[string]torchVersion{
+		"usr/bin": {"2.5.1+cu124", "12.4", ""}, "both/bin": {"2.5.1+cu124", "12.4", ""}, "venv/bin": {}, "shim": {},
+	} {
+		dirs, sure := pythonDirs(nil, filepath.Join(root, dir, "python3"))
+		if sure == (dir == "shim") {
+			t.Errorf("%s: sure is %v", dir, sure)
+		}
+		var got torchVersion
+		for _, d := range dirs {
+			if v, ok := torchIn(d); ok {
+				got = v
+				break
+			}
+		}
+		if got != want {
+			t.Errorf("%s: got %v, want %v", dir, got, want)
+		}
+	}
+}
+
+func TestPlatformAgreesWithPython(t *testing.T) {
+	t.Parallel()
+	out, err := exec.CommandContext(t.Context(), "python3", "-c", "import platform; print(platform.platform())").Output()
+	if err != nil {
+		t.Skip("python3 cannot be asked: ", err)
+	}
+	if got := platform(); got != strings.TrimSpace(string(out)) {
+		t.Errorf("got %s, want %s", got, out)
+	}
+}
+
+func TestCPUModel(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"processor\t: 0\nmodel name\t: First\n\nprocessor\t: 1\nmodel name\t: Last one @ 2.0: GHz\n": "Last one @ 2.0: GHz",
+		"vendor_id\t: GenuineIntel\nmodel name\t: unknown\n":                                         "GenuineIntel",
+		"processor\t: 0\nBogoMIPS\t: 50.00\n":                                                        "",
+	} {
+		path := filepath.Join(t.TempDir(), "cpuinfo")
+		write(t, path, text)
+		if got := cpuModel(path); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func FuzzParsePopcorn(f *testing.F) {
+	f.Add([]byte("check: pass\r\nk: v\x1ca:\xff\n:\n\u2028"))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		result, _ := parsePopcorn(in)
+		seen := map[string]bool{}
+		for _, p := range result {
+			if seen[p.Key] || strip(p.Key) != p.Key || strip(p.Value) != p.Value {
+				t.Errorf("%q: %q", p.Key, p.Value)
+			}
+			seen[p.Key] = true
+		}
+	})
+}
+
+func FuzzCapture(f *testing.F) {
+	f.Add([]byte("a\r\nb\r"), 1, true)
+	f.Add([]byte(strings.Repeat("x\xf0\x9f", 9000)), 3, false)
+	f.Fuzz(func(t *testing.T, in []byte, cut int, translate bool) {
+		var whole, parts capture
+		cut = min(max(cut, 0), len(in))
+		_, _ = whole.Write(in)
+		_, _ = parts.Write(in[:cut])
+		_, _ = parts.Write(in[cut:])
+		if d := cmp.Diff(whole.text(translate), parts.text(translate)); d != "" {
+			t.Error(d)
+		}
+		text := decode(in)
+		if translate {
+			text = newlines(text)
+		}
+		if want := truncate(text, strings.Count(text, "\n")+1); want != whole.text(translate) {
+			t.Error("the whole output gives another text")
+		}
+	})
+}
+
+// FuzzDecode holds decode to what ranges over text: same characters, and as
+// many replacements or fewer.
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte("a\xe2\x82b\xed\xa0\x80\xf4\x90\x80"))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		got, want := decode(in), string([]rune(string(in)))
+		if len(got) > len(want) || strings.ReplaceAll(got, "\ufffd", "") != strings.ReplaceAll(want, "\ufffd", "") {
+			t.Errorf("%q became %q", in, got)
+		}
+	})
+}
+
+func TestDecodeAgreesWithPython(t *testing.T) {
+	t.Parallel()
+	script := `import itertools
+for b in itertools.product((0x41, 0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf, 0xc1, 0xc2, 0xe0, 0xe2, 0xed, 0xef, 0xf0, 0xf1, 0xf4, 0xf5, 0xff), repeat=3):
+    b = bytes(b) + b"\x80Z"
+    print(b.hex(), b.decode("utf-8", "replace"))`
+	out, err := exec.CommandContext(t.Context(), "python3", "-X", "utf8", "-c", script).Output()
+	if err != nil {
+		t.Skip("python3 cannot be asked: ", err)
+	}
+	for line := range strings.Lines(string(out)) {
+		var in []byte
+		code, want, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		if _, err := fmt.Sscanf(code, "%x", &in); err != nil {
+			t.Fatal(err)
+		}
+		if got := decode(in); got != want {
+			t.Errorf("%x: got %q, want %q", in, got, want)
+		}
+	}
+}
