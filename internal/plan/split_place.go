@@ -127,8 +127,13 @@ func (s *splitter) place(p *cpuPackage, slots []int, k int) {
 // node, blocks that straddle.
 func (p *cpuPackage) shape(n, k, least int) (blocks [][]physCore, size int) {
 	caches := runs(p.cores, cacheKey)
-	best := 0
-	for m := 1; m <= len(caches)/n && best < k; m++ {
+	best, largest := 0, 0
+	for _, c := range caches {
+		largest = max(largest, len(c))
+	}
+	// From the fewest caches that could hold k cores, or as many as there are.
+	fewest := max(1, min((k+largest-1)/largest, len(caches)/n))
+	for m := fewest; m <= len(caches)/n && best < k; m++ {
 		groups := groupCaches(caches, m, n)
 		var sizes []int
 		for _, g := range groups {
