@@ -212,7 +212,7 @@ func (d *device) links() {
 	})
 	if g.Fabric == nil {
 		g.Fabric = ask(d, "nvmlDeviceGetGpuFabricInfo", func() (probe.Fabric, nvml.Return) {
-			f, ret := d.GetGpuFabricInfo() //nolint:staticcheck // all that drivers before 545 have
+			f, ret := d.GetGpuFabricInfo() // all that drivers before 545 have
 			return probe.Fabric{State: fabricState(f.State), Status: int(f.Status), Clique: f.CliqueId, Cluster: uuid(f.ClusterUuid)}, ret
 		})
 	}

@@ -52,7 +52,7 @@ func read() *probe.Report {
 		r.Code, r.Error = int(ret), ret.String()
 		return r
 	}
-	defer nvml.Shutdown()
+	defer func() { _ = nvml.Shutdown() }() // the process ends anyway
 
 	count, ret := nvml.DeviceGetCount()
 	if ret != nvml.SUCCESS {

@@ -57,12 +57,12 @@ func image() ([]byte, error) {
 // places lists where to run the probe from, best first. Packages install it as
 // a file, which hosts with SELinux or fapolicyd allow; an anonymous file needs
 // no disk and works with noexec mounts; the last is for vm.memfd_noexec=2.
-func places(elf []byte) []place {
+func places(elf []byte, dir string) []place {
 	var all []place
 	for _, path := range []string{"/usr/local/libexec/kbnode/kbnode-nvml", "/usr/libexec/kbnode/kbnode-nvml"} {
 		all = append(all, place{path, installed(path, sha256.Sum256(elf))})
 	}
-	return append(all, place{"memfd", inMemory(elf)}, place{runDir, inDir(runDir, elf)})
+	return append(all, place{"memfd", inMemory(elf)}, place{dir, inDir(dir, elf)})
 }
 
 func atPath(path string) func() (string, func(), error) {
@@ -154,7 +154,7 @@ var running = make(chan struct{}, 1)
 // acquire waits for the turn to run a probe. The lock file also keeps other
 // kbnode processes from it; it is nil for an ordinary user, and where nothing
 // is installed yet that had to make /run/kbnode.
-func acquire(ctx context.Context) (release func(), lock *os.File, err error) {
+func acquire(ctx context.Context, dir string) (release func(), lock *os.File, err error) {
 	busy := func() error {
 		return fmt.Errorf("another NVML probe is still running; a GPU may hang in the driver: %w", ctx.Err())
 	}
@@ -163,7 +163,7 @@ func acquire(ctx context.Context) (release func(), lock *os.File, err error) {
 	case <-ctx.Done():
 		return nil, nil, busy()
 	}
-	f, err := os.OpenFile(filepath.Join(runDir, lockName), os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return func() { <-running }, nil, nil //nolint:nilerr // best effort
 	}

@@ -5,6 +5,7 @@ package probe
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -55,6 +56,7 @@ type Options struct {
 	Path    string        // this binary, not the embedded one
 	Env     []string      // NAME=value, on top of the clean environment
 	Timeout time.Duration // 0 is 20 s
+	runDir  string        // "" is /run/kbnode; for tests
 }
 
 // Run asks NVML about this machine. When NVML cannot start it returns the
@@ -65,6 +67,7 @@ func Run(ctx context.Context, opts Options) (*Report, error) {
 	if opts.Timeout <= 0 {
 		opts.Timeout = timeout
 	}
+	opts.runDir = cmp.Or(opts.runDir, runDir)
 	ctx, cancel := context.WithTimeout(ctx, opts.Timeout)
 	defer cancel()
 
@@ -75,12 +78,12 @@ func Run(ctx context.Context, opts Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	return runAny(ctx, opts, places(elf))
+	return runAny(ctx, opts, places(elf, opts.runDir))
 }
 
 // runAny runs the probe from the first place that the machine lets it run from.
 func runAny(ctx context.Context, opts Options, from []place) (*Report, error) {
-	release, lock, err := acquire(ctx)
+	release, lock, err := acquire(ctx, opts.runDir)
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +164,10 @@ func (c *child) wait(ctx context.Context) (*Report, error) {
 	pid := c.cmd.Process.Pid
 	_ = syscall.Kill(-pid, syscall.SIGKILL) // gone already is as good
 	select {
-	case <-c.exited:
+	case err := <-c.exited:
+		if err == nil {
+			return c.report(nil) // it had just finished
+		}
 		return nil, fmt.Errorf("the NVML probe did not answer and was killed: %w", ctx.Err())
 	case <-time.After(killGrace):
 		return nil, fmt.Errorf("the NVML probe (process %d) does not even die: a GPU hangs in the driver: %w", pid, ctx.Err())

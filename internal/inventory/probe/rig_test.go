@@ -91,7 +91,7 @@ func script(t *testing.T, text string) string {
 	path := filepath.Join(t.TempDir(), "probe")
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700); err != nil { //nolint:gosec // it is a program
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return path

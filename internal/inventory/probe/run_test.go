@@ -109,6 +109,35 @@ func TestOneAtATime(t *testing.T) {
 	wait.Wait()
 }
 
+// A probe that a driver holds keeps the lock, whoever started it and even when
+// that is gone.
+func TestLock(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := script(t, "echo '"+empty+"'")
+	held, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Flock(int(held.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Run(t.Context(), Options{Path: path, Timeout: 200 * time.Millisecond, runDir: dir})
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "another NVML probe is still running") {
+		t.Errorf("while another one runs: %v", err)
+	}
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// The child has the lock itself: its own attempt at it fails.
+	path = script(t, "flock -n "+dir+"/"+lockName+" true && exit 9; flock -n 3 || exit 8; echo '"+empty+"'")
+	for range 2 { // and it is free again afterwards
+		if _, err := Run(t.Context(), Options{Path: path, Timeout: time.Minute, runDir: dir}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
@@ -155,7 +184,7 @@ func TestPlaces(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			opts := r.options(t, "driver", "")
-			opts.Path = ""
+			opts.Path, opts.runDir = "", t.TempDir()
 			report, err := runAny(t.Context(), opts, row.from)
 			switch {
 			case row.want == "" && err != nil:
