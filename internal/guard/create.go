@@ -61,7 +61,7 @@ func rebuild(p plan.JobPolicy, f facts, body []byte) (*container.CreateRequest, 
 	b.memory, b.pids, b.shm = p.MemoryBytes, p.PidsLimit, p.ShmBytes
 	// The agent's job API socket is known by the variable beside it.
 	b.jobAPI = jobAPISocket(obj["Env"])
-	if err := judge("", obj, b.configRules()); err != nil {
+	if err := judge(obj, b.configRules()); err != nil {
 		return nil, err
 	}
 	if b.conf.Image == "" {
@@ -104,9 +104,9 @@ func (b *builder) configRules() map[string]rule {
 		"AttachStderr": takeBool(&c.AttachStderr),
 		"ExposedPorts": ignore, // means nothing as long as no port is published
 		"Volumes":      never("a job has no volumes; mount a directory of the checkout, or a tmpfs"),
-		"HostConfig":   func(v any) error { return judge("HostConfig", v, b.hostRules()) },
+		"HostConfig":   func(v any) error { return judge(v, b.hostRules()) },
 		"NetworkingConfig": func(v any) error {
-			return judge("NetworkingConfig", v, map[string]rule{"EndpointsConfig": endpoints})
+			return judge(v, map[string]rule{"EndpointsConfig": endpoints})
 		},
 	}
 }
@@ -282,7 +282,7 @@ func endpoints(v any) error {
 			return fmt.Errorf(`%.40q: a job's network is "bridge" or "none"`, name)
 		}
 	}
-	return judge("", v, rules)
+	return judge(v, rules)
 }
 
 func (b *builder) takeCapDrop(v any) error {
@@ -328,7 +328,7 @@ func (b *builder) takeUlimits(v any) error {
 	for _, e := range list {
 		var name string
 		var soft, hard int64
-		err := judge("", e, map[string]rule{
+		err := judge(e, map[string]rule{
 			"Name": takeString(&name, groupForm),
 			"Soft": func(v any) (err error) { soft, err = number(v); return err },
 			"Hard": func(v any) (err error) { hard, err = number(v); return err },

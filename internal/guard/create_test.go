@@ -184,7 +184,7 @@ func TestRebuildRefuses(t *testing.T) {
 		"two objects":                 {`{"Image":"i"}{"HostConfig":{"Privileged":true}}`, "something follows"},
 		"not UTF-8":                   {"{\"Image\":\"i\",\"Cmd\":[\"\xff\"]}", "not UTF-8"},
 		"an end that is missing":      {`{"Image":"i"`, "not JSON"},
-		"host config that is a list":  {`{"Image":"i","HostConfig":[]}`, "HostConfig is not an object"},
+		"host config that is a list":  {`{"Image":"i","HostConfig":[]}`, "HostConfig: not an object"},
 		"a group with a path":         {host(`"GroupAdd":["../x"]`), "not a group"},
 		"a user with a newline":       {`{"Image":"i","User":"root\nx"}`, "User: "},
 		"a stop signal with a blank":  {`{"Image":"i","StopSignal":"TERM x"}`, "StopSignal: "},

@@ -18,32 +18,50 @@ type rule func(v any) error
 // request is always the same. A key that only differs in case from a known one
 // is refused, since the engine would take it for that one; a key that nobody
 // here knows may only say nothing.
-func judge(path string, v any, rules map[string]rule) error {
+func judge(v any, rules map[string]rule) error {
 	if v == nil {
 		return nil
 	}
 	obj, ok := v.(map[string]any)
 	if !ok {
-		return fmt.Errorf("%s is not an object", path)
+		return errors.New("not an object")
 	}
-	if path != "" {
-		path += "."
-	}
-	var errs []error
+	var found faults
 	for _, key := range slices.Sorted(maps.Keys(obj)) {
 		known, ok := rules[key]
 		switch {
 		case ok:
-			if err := known(obj[key]); err != nil {
-				errs = append(errs, fmt.Errorf("%s%s: %w", path, key, err))
+			err := known(obj[key])
+			if inner, ok := errors.AsType[faults](err); ok {
+				for _, f := range inner {
+					found = append(found, key+"."+f)
+				}
+			} else if err != nil {
+				found = append(found, key+": "+err.Error())
 			}
 		case variant(key, rules) != "":
-			errs = append(errs, fmt.Errorf("%s%.40s: write %s", path, key, variant(key, rules)))
+			found = append(found, fmt.Sprintf("%.40s: write %s", key, variant(key, rules)))
 		case !zero(obj[key]):
-			errs = append(errs, fmt.Errorf("%s%.40s: not an option that a job may set; leave it out", path, key))
+			found = append(found, fmt.Sprintf("%.40s: not an option that a job may set; leave it out", key))
 		}
 	}
-	return errors.Join(errs...)
+	if len(found) == 0 {
+		return nil
+	}
+	return found
+}
+
+// faults are everything that is wrong with an object, each beginning with the
+// path of its field.
+type faults []string
+
+// Error names the first few: a hostile request may have thousands.
+func (f faults) Error() string {
+	const shown = 8
+	if len(f) > shown {
+		return strings.Join(f[:shown], "; ") + fmt.Sprintf("; and %d more", len(f)-shown)
+	}
+	return strings.Join(f, "; ")
 }
 
 // variant is the known key that the engine would take this one for.

@@ -50,7 +50,7 @@ func (g *guard) create(c *call) error {
 	}
 	wanted, err := rebuild(g.policy, g.facts, body)
 	if err != nil {
-		return forbid("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		return forbid("%s", err)
 	}
 	if err := g.ready(c); err != nil {
 		return err
@@ -101,7 +101,7 @@ func (g *guard) start(c *call) error {
 		if source == g.policy.Binary {
 			continue
 		}
-		if real, err := g.facts.resolve(source); err != nil || real != source {
+		if resolved, err := g.facts.resolve(source); err != nil || resolved != source {
 			return forbid("%.80q is not what it was when the container was created; create it again", source)
 		}
 	}

@@ -3,7 +3,6 @@ package guard
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -57,11 +56,11 @@ func (b *builder) addBind(source, target string, readOnly bool) error {
 		b.mounts = append(b.mounts, bind(source, target, true))
 		return nil
 	}
-	real, err := b.facts.resolve(source)
+	resolved, err := b.facts.resolve(source)
 	if err != nil {
 		return err
 	}
-	b.mounts = append(b.mounts, bind(real, target, readOnly))
+	b.mounts = append(b.mounts, bind(resolved, target, readOnly))
 	return nil
 }
 
@@ -129,14 +128,14 @@ func (b *builder) takeMount(v any) error {
 	var readOnly bool
 	var size, mode int64
 	anything := regexp.MustCompile(`.`)
-	err := judge("", v, map[string]rule{
+	err := judge(v, map[string]rule{
 		"Type":        takeString(&kind, anything),
 		"Source":      takeString(&source, anything),
 		"Target":      takeString(&target, anything),
 		"ReadOnly":    takeBool(&readOnly),
 		"Consistency": ignore, // for Docker Desktop
 		"BindOptions": func(v any) error {
-			return judge("BindOptions", v, map[string]rule{
+			return judge(v, map[string]rule{
 				"Propagation":            takeString(&propagation, anything),
 				"NonRecursive":           ignore,
 				"ReadOnlyNonRecursive":   ignore,
@@ -145,7 +144,7 @@ func (b *builder) takeMount(v any) error {
 			})
 		},
 		"TmpfsOptions": func(v any) error {
-			return judge("TmpfsOptions", v, map[string]rule{
+			return judge(v, map[string]rule{
 				"SizeBytes": func(v any) (err error) { size, err = number(v); return err },
 				"Mode":      func(v any) (err error) { mode, err = number(v); return err },
 			})
@@ -208,30 +207,24 @@ func (b *builder) addTmpfs(target, opts string) error {
 }
 
 // resolver finds the real path of what a job wants mounted and refuses all that
-// does not lie below the work root, whatever links lead there.
+// does not lie below the work root, whatever links lead there. There is one
+// sentence for all that is refused: it must not tell what the node has elsewhere.
 func resolver(workRoot string) func(string) (string, error) {
 	return func(path string) (string, error) {
-		outside := fmt.Errorf("%.80q: a job mounts only what lies below %s; leave it out", path, workRoot)
+		no := fmt.Errorf("%.80q: a job mounts only directories and files that are there below %s; leave it out", path, workRoot)
 		root, err := filepath.EvalSymlinks(workRoot)
 		if err != nil {
-			return "", fmt.Errorf("the work root %s cannot be looked at: %w", workRoot, err)
+			return "", no
 		}
-		real, err := filepath.EvalSymlinks(path)
-		if err != nil {
-			// Whether a path outside exists is none of the job's business.
-			if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(path, workRoot+"/") {
-				return "", fmt.Errorf("%.80q does not exist; make it before it is mounted", path)
-			}
-			return "", outside
+		resolved, err := filepath.EvalSymlinks(path)
+		if err != nil || !strings.HasPrefix(resolved, root+"/") {
+			return "", no
 		}
-		if !strings.HasPrefix(real, root+"/") {
-			return "", outside
-		}
-		info, err := os.Lstat(real)
+		info, err := os.Lstat(resolved)
 		if err != nil || (!info.IsDir() && !info.Mode().IsRegular()) {
-			return "", fmt.Errorf("%.80q is neither a directory nor a file; leave it out", path)
+			return "", no
 		}
-		return real, nil
+		return resolved, nil
 	}
 }
 

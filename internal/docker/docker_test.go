@@ -1,0 +1,205 @@
+package docker
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// engine is a recorded Docker engine of one API version.
+type engine struct {
+	version string
+
+	mu         sync.Mutex
+	requests   []string
+	containers map[string]string // ID to cgroup parent
+	// removing are containers whose removal somebody else has begun: it is over
+	// when it is waited for.
+	removing map[string]bool
+}
+
+func serve(t *testing.T, e *engine) *Engine {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "docker.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: e}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(func() { _ = server.Close() })
+	d, err := New(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	w.Header().Set("Api-Version", e.version)
+	w.Header().Set("Content-Type", "application/json")
+	if r.URL.Path == "/_ping" {
+		return
+	}
+	path, ok := strings.CutPrefix(r.URL.Path, "/v"+e.version)
+	if !ok {
+		http.Error(w, `{"message":"client version is too new"}`, http.StatusBadRequest)
+		return
+	}
+	if r.Method != http.MethodGet {
+		e.requests = append(e.requests, r.Method+" "+path+"?"+r.URL.RawQuery)
+	}
+	reply := func(status int, v any) {
+		w.WriteHeader(status)
+		_ = json.NewEncoder(w).Encode(v)
+	}
+	gone := func(what string) { reply(http.StatusNotFound, map[string]string{"message": "No such " + what}) }
+	switch {
+	case path == "/info":
+		info := map[string]any{"ServerVersion": "x", "CgroupDriver": "systemd", "CgroupVersion": "2", "Driver": "overlay2", "DockerRootDir": "/var/lib/docker",
+			"DefaultRuntime": "runc", "Runtimes": map[string]any{"runc": map[string]string{}, "io.containerd.runc.v2": map[string]string{}}}
+		if e.version == "1.50" {
+			info["CDISpecDirs"] = []string{"/etc/cdi", "/var/run/cdi"}
+			info["DiscoveredDevices"] = []map[string]string{{"Source": "cdi", "ID": "nvidia.com/gpu=1"}, {"Source": "cdi", "ID": "nvidia.com/gpu=0"}, {"Source": "x", "ID": "y"}}
+		}
+		reply(http.StatusOK, info)
+	case path == "/containers/json":
+		list := []map[string]string{{"Id": "vanished"}}
+		for id := range e.containers {
+			list = append(list, map[string]string{"Id": id})
+		}
+		reply(http.StatusOK, list)
+	case path == "/images/there/json":
+		reply(http.StatusOK, map[string]any{"Id": "sha256:1", "RepoDigests": []string{"there@sha256:2"}, "Size": 3})
+	case strings.HasPrefix(path, "/images/"):
+		gone("image")
+	default:
+		parts := strings.Split(path, "/")
+		id := parts[2]
+		parent, ok := e.containers[id]
+		switch verb := parts[len(parts)-1]; {
+		case !ok:
+			gone("container")
+		case verb == "json":
+			reply(http.StatusOK, map[string]any{"Id": id, "Name": "/name-" + id, "State": map[string]string{"Status": "running"},
+				"Config": map[string]any{"Labels": map[string]string{"a": "b"}}, "HostConfig": map[string]string{"CgroupParent": parent},
+				"Mounts": []map[string]string{{"Type": "bind", "Source": "/x"}, {"Type": "volume", "Source": "/y"}}})
+		case verb == "wait":
+			delete(e.containers, id)
+			reply(http.StatusOK, map[string]int{"StatusCode": 0})
+		case r.Method == http.MethodDelete && e.removing[id]:
+			reply(http.StatusConflict, map[string]string{"message": "removal of container " + id + " is already in progress"})
+		case r.Method == http.MethodDelete:
+			delete(e.containers, id)
+			w.WriteHeader(http.StatusNoContent)
+		default:
+			w.WriteHeader(http.StatusNoContent)
+		}
+	}
+}
+
+// TestInfo speaks to the engines of Debian 12 (20.10, API 1.41), Debian 13
+// (26.1, API 1.45) and one with CDI in its info (28.2, API 1.50).
+func TestInfo(t *testing.T) {
+	t.Parallel()
+	for _, version := range []string{"1.41", "1.45", "1.50"} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			want := Info{Version: "x", APIVersion: version, CgroupDriver: "systemd", CgroupVersion: "2", StorageDriver: "overlay2",
+				RootDir: "/var/lib/docker", Runtimes: []string{"io.containerd.runc.v2", "runc"}, DefaultRuntime: "runc"}
+			if version == "1.50" {
+				want.CDISpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
+				want.CDIDevices = []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1"}
+			}
+			got, err := serve(t, &engine{version: version}).Info(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestAbsent(t *testing.T) {
+	t.Parallel()
+	e, err := New(filepath.Join(t.TempDir(), "docker.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Info(t.Context()); !errors.Is(err, ErrAbsent) {
+		t.Errorf("Info: %v, want ErrAbsent", err)
+	}
+	if _, err := e.CleanSlot(t.Context(), "buildkite-gpu0.slice"); !errors.Is(err, ErrAbsent) {
+		t.Errorf("CleanSlot: %v, want ErrAbsent", err)
+	}
+}
+
+func TestImage(t *testing.T) {
+	t.Parallel()
+	e := serve(t, &engine{version: "1.45"})
+	got, err := e.Image(t.Context(), "there")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Image{ID: "sha256:1", Digests: []string{"there@sha256:2"}, Size: 3}, got); diff != "" {
+		t.Error(diff)
+	}
+	if _, err := e.Image(t.Context(), "nowhere"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("%v, want ErrNotFound", err)
+	}
+}
+
+func TestContainers(t *testing.T) {
+	t.Parallel()
+	e := serve(t, &engine{version: "1.41", containers: map[string]string{"a": "buildkite-gpu0.slice", "b": "buildkite-gpu1.slice", "c": ""}})
+	got, err := e.Containers(t.Context(), Filter{Slice: "buildkite-gpu1.slice", Label: "a=b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Container{{ID: "b", Name: "name-b", State: "running", CgroupParent: "buildkite-gpu1.slice", Labels: map[string]string{"a": "b"}, BindSources: []string{"/x"}}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestCleanSlot removes the slot's containers and asks nothing of any other.
+func TestCleanSlot(t *testing.T) {
+	t.Parallel()
+	fake := &engine{version: "1.45", removing: map[string]bool{"d": true},
+		containers: map[string]string{"a": "buildkite-gpu0.slice", "b": "buildkite-gpu1.slice", "c": "", "d": "buildkite-gpu0.slice"}}
+	e := serve(t, fake)
+	n, err := e.CleanSlot(t.Context(), "buildkite-gpu0.slice")
+	if err != nil || n != 2 {
+		t.Fatalf("%d, %v", n, err)
+	}
+	slices.Sort(fake.requests)
+	want := []string{
+		"DELETE /containers/a?force=1&v=1", "DELETE /containers/d?force=1&v=1",
+		"POST /containers/a/stop?t=10", "POST /containers/d/stop?t=10",
+		"POST /containers/d/wait?condition=removed",
+	}
+	if diff := cmp.Diff(want, fake.requests); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(map[string]string{"b": "buildkite-gpu1.slice", "c": ""}, fake.containers); diff != "" {
+		t.Errorf("what is left:\n%s", diff)
+	}
+	for _, slice := range []string{"", "buildkite-gpu0", "/x.slice"} {
+		if _, err := e.CleanSlot(t.Context(), slice); err == nil {
+			t.Errorf("cleaned %q", slice)
+		}
+	}
+}

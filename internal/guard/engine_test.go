@@ -1,0 +1,203 @@
+package guard
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/moby/moby/api/types/container"
+)
+
+// fakeEngine is a Docker engine with made-up containers, on a unix socket. It
+// records what it was asked.
+type fakeEngine struct {
+	socket string
+	driver string        // cgroup driver
+	exit   chan struct{} // closed: containers have exited
+
+	mu         sync.Mutex
+	requests   []string
+	created    []container.CreateRequest
+	auth       string
+	containers map[string]*fakeContainer
+	// attached gets the engine's end of an attached stream, and what was read
+	// of it so far.
+	attached chan stream
+}
+
+type fakeContainer struct {
+	ID     string `json:"Id"`
+	Name   string
+	State  struct{ Status string }
+	Config struct {
+		Image  string
+		Labels map[string]string
+	}
+	HostConfig struct{ CgroupParent string }
+	Mounts     []map[string]string
+}
+
+type stream struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func newFakeEngine(t *testing.T) *fakeEngine {
+	t.Helper()
+	e := &fakeEngine{
+		socket: filepath.Join(t.TempDir(), "engine.sock"), driver: "systemd",
+		exit: make(chan struct{}), containers: map[string]*fakeContainer{}, attached: make(chan stream, 8),
+	}
+	l, err := net.Listen("unix", e.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/_ping", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+	mux.HandleFunc("GET /info", func(w http.ResponseWriter, _ *http.Request) {
+		reply(w, http.StatusOK, map[string]any{"CgroupDriver": e.driver, "CgroupVersion": "2", "ServerVersion": "26.1.5",
+			"Name": "secret-host", "NCPU": 224, "Runtimes": map[string]any{"runc": map[string]string{"path": "runc"}}})
+	})
+	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
+		reply(w, http.StatusOK, map[string]string{"Version": "26.1.5", "ApiVersion": "1.45", "MinAPIVersion": "1.24", "Os": "linux", "Arch": "amd64"})
+	})
+	mux.HandleFunc("GET /images/", func(w http.ResponseWriter, r *http.Request) {
+		reply(w, http.StatusOK, map[string]string{"Id": "sha256:" + strings.Repeat("1", 64), "path": r.URL.Path})
+	})
+	mux.HandleFunc("POST /images/create", func(w http.ResponseWriter, r *http.Request) {
+		e.mu.Lock()
+		e.auth = r.Header.Get("X-Registry-Auth")
+		e.mu.Unlock()
+		reply(w, http.StatusOK, map[string]string{"status": "Pulled"})
+	})
+	mux.HandleFunc("POST /containers/create", e.create)
+	mux.HandleFunc("GET /containers/json", e.list)
+	mux.HandleFunc("GET /containers/{id}/json", e.with(func(w http.ResponseWriter, _ *http.Request, c *fakeContainer) { reply(w, http.StatusOK, c) }))
+	mux.HandleFunc("POST /containers/{id}/attach", e.with(e.attach))
+	mux.HandleFunc("POST /containers/{id}/wait", e.with(func(w http.ResponseWriter, r *http.Request, _ *fakeContainer) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-e.exit:
+			_, _ = io.WriteString(w, `{"StatusCode":7}`)
+		case <-r.Context().Done():
+		}
+	}))
+	mux.HandleFunc("GET /containers/{id}/logs", e.with(func(w http.ResponseWriter, _ *http.Request, _ *fakeContainer) { _, _ = io.WriteString(w, "logged\n") }))
+	mux.HandleFunc("POST /containers/{id}/{verb}", e.with(func(w http.ResponseWriter, _ *http.Request, _ *fakeContainer) { w.WriteHeader(http.StatusNoContent) }))
+	mux.HandleFunc("DELETE /containers/{id}", e.with(func(w http.ResponseWriter, _ *http.Request, c *fakeContainer) {
+		e.mu.Lock()
+		delete(e.containers, c.ID)
+		e.mu.Unlock()
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		e.mu.Lock()
+		e.requests = append(e.requests, r.Method+" "+r.URL.RequestURI())
+		e.mu.Unlock()
+		w.Header().Set("Api-Version", "1.45")
+		if first, rest, ok := strings.Cut(r.URL.Path[1:], "/"); ok && strings.HasPrefix(first, "v1.") {
+			r.URL.Path = "/" + rest
+		}
+		mux.ServeHTTP(w, r)
+	})}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(func() { _ = server.Close() })
+	return e
+}
+
+func reply(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+func (e *fakeEngine) with(next func(http.ResponseWriter, *http.Request, *fakeContainer)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		e.mu.Lock()
+		c := e.containers[r.PathValue("id")]
+		e.mu.Unlock()
+		if c == nil {
+			reply(w, http.StatusNotFound, map[string]string{"message": "engine: no such container"})
+			return
+		}
+		next(w, r, c)
+	}
+}
+
+// add puts a container into the engine as somebody else would.
+func (e *fakeEngine) add(id, name, slice, slot string) {
+	c := &fakeContainer{ID: id, Name: "/" + name}
+	c.State.Status = "running"
+	c.HostConfig.CgroupParent = slice
+	c.Config.Labels = map[string]string{slotLabel: slot}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.containers[id] = c
+}
+
+func (e *fakeEngine) create(w http.ResponseWriter, r *http.Request) {
+	var req container.CreateRequest
+	if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
+		reply(w, http.StatusBadRequest, map[string]string{"message": err.Error()})
+		return
+	}
+	if req.Image == "missing" {
+		reply(w, http.StatusNotFound, map[string]string{"message": "No such image: missing"})
+		return
+	}
+	e.mu.Lock()
+	e.created = append(e.created, req)
+	id := fmt.Sprintf("%064x", 0xa0+len(e.created))
+	e.mu.Unlock()
+	name := r.URL.Query().Get("name")
+	if name == "" {
+		name = fmt.Sprintf("quirky_name%d", len(id))
+	}
+	e.add(id, name, req.HostConfig.CgroupParent, req.Labels[slotLabel])
+	reply(w, http.StatusCreated, map[string]any{"Id": id, "Warnings": []string{}})
+}
+
+func (e *fakeEngine) list(w http.ResponseWriter, r *http.Request) {
+	var filters map[string]json.RawMessage
+	_ = json.Unmarshal([]byte(r.URL.Query().Get("filters")), &filters)
+	// The client sends {"label":{"a=b":true}}, the guard {"label":["a=b"]}.
+	asked := string(filters["label"])
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	list := []map[string]any{}
+	for _, c := range e.containers {
+		if strings.Contains(asked, `"`+slotLabel+"="+c.Config.Labels[slotLabel]+`"`) {
+			list = append(list, map[string]any{"Id": c.ID, "Names": []string{c.Name}, "Image": "img", "Labels": c.Config.Labels})
+		}
+	}
+	reply(w, http.StatusOK, list)
+}
+
+func (e *fakeEngine) attach(w http.ResponseWriter, _ *http.Request, _ *fakeContainer) {
+	conn, buf, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	// The first words of the container come in one piece with the headers.
+	_, _ = io.WriteString(conn, "HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"+frame("hello\n"))
+	e.attached <- stream{conn, buf.Reader}
+}
+
+// frame is output of a container without a terminal.
+func frame(s string) string { return "\x01\x00\x00\x00\x00\x00\x00" + string(rune(len(s))) + s }
+
+func (e *fakeEngine) seen(request string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.ContainsFunc(e.requests, func(s string) bool { return strings.HasPrefix(s, request) })
+}

@@ -1,0 +1,472 @@
+package guard
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// rig is a guard in front of a fake engine, with the slice's cgroup files.
+type rig struct {
+	engine *fakeEngine
+	policy plan.JobPolicy
+	cgroup string // directory of the slice
+	socket string
+	stop   context.CancelFunc
+	done   chan error
+	client *http.Client
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	me, err := user.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	r := &rig{engine: newFakeEngine(t), policy: testPolicy(), done: make(chan error, 1)}
+	r.policy.User = me.Username
+	r.policy.DockerSocket = r.engine.socket
+	r.policy.WorkRoot = filepath.Join(dir, "work")
+	r.policy.Socket = filepath.Join(dir, "run", "gpu0", "docker.sock")
+	r.socket = r.policy.Socket
+	r.cgroup = filepath.Join(dir, "cgroup", "buildkite.slice", "buildkite-gpu0.slice")
+	if err := os.MkdirAll(filepath.Join(r.policy.WorkRoot, "checkout"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(r.cgroup, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r.limit(t, "cpuset.cpus.effective", r.policy.CPUs)
+	r.limit(t, "cpuset.mems.effective", r.policy.MemoryNodes)
+	r.limit(t, "memory.max", "34359738368")
+	r.limit(t, "memory.swap.max", "0")
+	r.client = &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", r.socket) }}}
+	r.serve(t, filepath.Join(dir, "cgroup"))
+	return r
+}
+
+// serve starts a guard and waits until it answers.
+func (r *rig) serve(t *testing.T, cgroupRoot string) {
+	t.Helper()
+	me, err := user.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid, gid, err := lookupUser(me.Username)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := listen(r.socket, uid, gid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	r.stop = cancel
+	go func() {
+		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler)})
+	}()
+	t.Cleanup(cancel)
+}
+
+func (r *rig) limit(t *testing.T, file, value string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(r.cgroup, file), []byte(value+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ask sends one request and gives the status and the body, or the message of
+// an error.
+func (r *rig) ask(t *testing.T, method, path, body string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://docker"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("X-Registry-Auth", "e30=")
+	resp, err := r.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hangUp(resp.Body)
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode >= 400 {
+		var no struct{ Message string }
+		if err := json.Unmarshal(data, &no); err != nil || no.Message == "" {
+			t.Fatalf("%s %s: %d without a message: %s", method, path, resp.StatusCode, data)
+		}
+		return resp.StatusCode, no.Message
+	}
+	return resp.StatusCode, string(data)
+}
+
+func (r *rig) create(t *testing.T, name string) string {
+	t.Helper()
+	path := "/v1.45/containers/create"
+	if name != "" {
+		path += "?name=" + name
+	}
+	status, body := r.ask(t, "POST", path, `{"Image":"img"}`)
+	var made struct {
+		ID string `json:"Id"`
+	}
+	if err := json.Unmarshal([]byte(body), &made); status != http.StatusCreated || err != nil {
+		t.Fatalf("create: %d %s", status, body)
+	}
+	return made.ID
+}
+
+const (
+	neighbour = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+	forged    = "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
+	earlier   = "dddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd"
+)
+
+func TestRequests(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.engine.add(neighbour, "kbnode-gpu1-job", "buildkite-gpu1.slice", "1")
+	// A label alone makes nobody an owner: an image may carry it.
+	r.engine.add(forged, "forged", "", "0")
+	r.engine.add(earlier, "kbnode-gpu0-earlier", "buildkite-gpu0.slice", "0")
+	own := r.create(t, "job")
+	for name, row := range map[string]struct {
+		method, path, body string
+		status             int
+		want               string // in the answer
+		engine             string // what the engine must have been asked; "" for nothing new
+	}{
+		"ping":                           {"GET", "/_ping", "", 200, "", "GET /_ping"},
+		"ping of a version":              {"GET", "/v1.41/_ping", "", 200, "", "GET /v1.41/_ping"},
+		"version":                        {"GET", "/v1.50/version", "", 200, "26.1.5", "GET /v1.50/version"},
+		"info tells of the slot only":    {"GET", "/v1.45/info", "", 200, `"NCPU":4,"Name":"gpu0"`, "GET /v1.45/info"},
+		"a version of long ago":          {"GET", "/v1.24/containers/json", "", 400, "too old", ""},
+		"a version that is none":         {"GET", "/v2.0/info", "", 403, "nothing that a job may ask", ""},
+		"pull":                           {"POST", "/v1.45/images/create?fromImage=docker.io%2Flibrary%2Fimg&tag=1", "", 200, "Pulled", "POST /v1.45/images/create?fromImage=docker.io%2Flibrary%2Fimg&tag=1"},
+		"pull of all tags":               {"POST", "/images/create?fromImage=a.b:5000/img", "", 403, "say which tag", ""},
+		"import":                         {"POST", "/images/create?fromSrc=http://x/y.tar", "", 403, `"fromSrc"`, ""},
+		"import by an empty pull":        {"POST", "/images/create", "", 403, "say fromImage", ""},
+		"image of a long name":           {"GET", "/v1.45/images/ghcr.io/a/b:1/json", "", 200, "sha256:", "GET /v1.45/images/ghcr.io/a/b:1/json"},
+		"image that is a way elsewhere":  {"GET", "/images/../containers/" + neighbour + "/json", "", 403, "not the name of an image", ""},
+		"image with an encoded way":      {"GET", "/images/a%2f..%2f..%2finfo/json", "", 403, "not the name of an image", ""},
+		"own container":                  {"GET", "/v1.45/containers/" + own + "/json", "", 200, own, "GET /v1.45/containers/" + own + "/json"},
+		"own container by name":          {"GET", "/v1.45/containers/job/json", "", 200, own, "GET /v1.45/containers/" + own + "/json"},
+		"own container by short ID":      {"POST", "/v1.45/containers/" + own[:63] + "/kill?signal=TERM", "", 204, "", "POST /v1.45/containers/" + own + "/kill?signal=TERM"},
+		"container of an earlier guard":  {"POST", "/v1.45/containers/earlier/resize?h=1&w=2", "", 204, "", "POST /v1.45/containers/" + earlier + "/resize?h=1&w=2"},
+		"neighbour's container":          {"GET", "/containers/" + neighbour + "/json", "", 404, "No such container: " + neighbour, ""},
+		"neighbour's container by name":  {"POST", "/containers/kbnode-gpu1-job/stop", "", 404, "No such container: kbnode-gpu1-job", ""},
+		"neighbour's container by short": {"POST", "/containers/bbbb/kill", "", 404, "No such container: bbbb", ""},
+		"neighbour's logs":               {"GET", "/containers/" + neighbour + "/logs?stdout=1", "", 404, "No such container", ""},
+		"neighbour removed":              {"DELETE", "/containers/" + neighbour + "?force=1", "", 404, "No such container", ""},
+		"container with a forged label":  {"DELETE", "/containers/" + forged + "?force=1", "", 404, "No such container", ""},
+		"container that is a way":        {"GET", "/containers/..%2fimages/json", "", 403, "nothing that a job may ask", ""},
+		"container of no name":           {"DELETE", "/containers/", "", 403, "nothing that a job may ask", ""},
+		"long stop":                      {"POST", "/v1.45/containers/job/stop?t=-1", "", 204, "", "POST /v1.45/containers/" + own + "/stop?t=60"},
+		"logs":                           {"GET", "/v1.45/containers/job/logs?follow=1&stdout=1&tail=all", "", 200, "logged", "GET /v1.45/containers/" + own + "/logs?follow=1&stdout=1&tail=all"},
+		"start":                          {"POST", "/v1.45/containers/job/start", "", 204, "", "POST /v1.45/containers/" + own + "/start"},
+		"an unknown parameter":           {"POST", "/containers/job/start?checkpoint=x", "", 403, `"checkpoint"`, ""},
+		"a parameter twice":              {"POST", "/containers/job/kill?signal=TERM&signal=KILL", "", 403, "comes twice", ""},
+		"a parameter of another shape":   {"POST", "/containers/job/kill?signal=TERM%20x", "", 403, "cannot be", ""},
+		"a malformed query":              {"POST", "/containers/job/kill?signal=%zz", "", 400, "malformed", ""},
+		"attach without an upgrade":      {"POST", "/containers/job/attach?stream=1", "", 400, "Upgrade: tcp", ""},
+		"exec":                           {"POST", "/containers/job/exec", `{"Cmd":["sh"],"Privileged":true}`, 403, "nothing that a job may ask", ""},
+		"update":                         {"POST", "/containers/job/update", `{"CpusetCpus":"0-63"}`, 403, "nothing that a job may ask", ""},
+		"upload of an archive":           {"PUT", "/containers/job/archive?path=/", "", 403, "nothing that a job may ask", ""},
+		"download of an archive":         {"GET", "/containers/job/archive?path=/", "", 403, "nothing that a job may ask", ""},
+		"commit":                         {"POST", "/commit?container=job", "", 403, "nothing that a job may ask", ""},
+		"build":                          {"POST", "/build", "", 403, "nothing that a job may ask", ""},
+		"load":                           {"POST", "/images/load", "", 403, "nothing that a job may ask", ""},
+		"removal of an image":            {"DELETE", "/images/img", "", 403, "nothing that a job may ask", ""},
+		"prune":                          {"POST", "/containers/prune", "", 403, "nothing that a job may ask", ""},
+		"volume":                         {"POST", "/volumes/create", "{}", 403, "nothing that a job may ask", ""},
+		"new network":                    {"POST", "/networks/create", "{}", 403, "nothing that a job may ask", ""},
+		"plugins":                        {"GET", "/plugins", "", 403, "nothing that a job may ask", ""},
+		"swarm":                          {"POST", "/swarm/init", "{}", 403, "nothing that a job may ask", ""},
+		"events":                         {"GET", "/events", "", 403, "nothing that a job may ask", ""},
+		"system":                         {"GET", "/system/df", "", 403, "nothing that a job may ask", ""},
+		"a session":                      {"POST", "/session", "", 403, "nothing that a job may ask", ""},
+		"networks":                       {"GET", `/networks?filters=%7B%22name%22%3A%7B%22%5Enone%24%22%3Atrue%7D%7D`, "", 200, `[{"Driver":"null","Id":"none"`, ""},
+		"networks that are not there":    {"GET", `/networks?filters=%7B%22name%22%3A%5B%22foo%22%5D%7D`, "", 200, `[]`, ""},
+		"a list by somebody's container": {"GET", `/containers/json?filters=%7B%22before%22%3A%5B%22` + neighbour + `%22%5D%7D`, "", 403, `"before"`, ""},
+		"a list with a filter twice":     {"GET", `/containers/json?filters=%7B%22label%22%3A%5B%5D%2C%22label%22%3A%5B%5D%7D`, "", 400, "comes twice", ""},
+		"privileged container":           {"POST", "/v1.45/containers/create", `{"Image":"img","HostConfig":{"Privileged":true}}`, 403, "kbnode: HostConfig.Privileged: a job's container is never privileged", ""},
+		"image that is not there":        {"POST", "/v1.44/containers/create", `{"Image":"missing"}`, 404, "No such image", "POST /v1.44/containers/create"},
+		"name that is a way":             {"POST", "/containers/create?name=..%2fx", `{"Image":"img"}`, 403, "cannot be", ""},
+		"a body of two megabytes":        {"POST", "/containers/create", strings.Repeat(" ", 2<<20), 403, "larger than", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.engine.mu.Lock()
+			r.engine.requests = nil
+			r.engine.mu.Unlock()
+			status, answer := r.ask(t, row.method, row.path, row.body)
+			if status != row.status || !strings.Contains(answer, row.want) {
+				t.Errorf("answers %d %s, want %d with %q", status, answer, row.status, row.want)
+			}
+			if row.engine != "" && !r.engine.seen(row.engine) {
+				t.Errorf("the engine was asked %q, want %q", r.engine.requests, row.engine)
+			}
+			for _, asked := range r.engine.requests {
+				// Looking for a container means listing and inspecting the slot's.
+				looking := strings.HasPrefix(asked, "GET ") || strings.HasPrefix(asked, "HEAD /_ping")
+				if row.engine == "" && !looking {
+					t.Errorf("the engine was asked %q", asked)
+				}
+			}
+		})
+	}
+	t.Run("the list shows the slot's containers only", func(t *testing.T) {
+		status, answer := r.ask(t, "GET", `/v1.45/containers/json?all=1&filters=%7B%22label%22%3A%7B%22com.buildkite.job-id%22%3Atrue%7D%7D`, "")
+		var list []struct {
+			ID string `json:"Id"`
+		}
+		if err := json.Unmarshal([]byte(answer), &list); err != nil || status != 200 {
+			t.Fatalf("%d %s", status, answer)
+		}
+		got := map[string]bool{}
+		for _, c := range list {
+			got[c.ID] = true
+		}
+		if diff := cmp.Diff(map[string]bool{own: true, earlier: true}, got); diff != "" {
+			t.Error(diff)
+		}
+	})
+	t.Run("a name is the slot's own in the engine", func(t *testing.T) {
+		if got := r.engine.containers[own].Name; got != "/kbnode-gpu0-job" {
+			t.Errorf("the engine calls it %s", got)
+		}
+	})
+	if r.engine.auth != "e30=" {
+		t.Errorf("the registry's credentials did not arrive: %q", r.engine.auth)
+	}
+}
+
+func TestNoContainerWithoutLimits(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		spoil func(*testing.T, *rig)
+		want  string
+	}{
+		"other CPUs":      {func(t *testing.T, r *rig) { r.limit(t, "cpuset.cpus.effective", "0-15") }, `cpuset.cpus.effective of buildkite-gpu0.slice is "0-15", planned is "2-3,10-11"`},
+		"other memory":    {func(t *testing.T, r *rig) { r.limit(t, "cpuset.mems.effective", "0-1") }, "cpuset.mems.effective"},
+		"no memory limit": {func(t *testing.T, r *rig) { r.limit(t, "memory.max", "max") }, "memory.max of buildkite-gpu0.slice is max"},
+		"swap":            {func(t *testing.T, r *rig) { r.limit(t, "memory.swap.max", "max") }, "memory.swap.max"},
+		"no slice": {func(t *testing.T, r *rig) {
+			if err := os.RemoveAll(r.cgroup); err != nil {
+				t.Fatal(err)
+			}
+		}, "no such file"},
+		"the cgroupfs driver": {func(_ *testing.T, r *rig) { r.engine.driver = "cgroupfs" }, `cgroup driver "cgroupfs"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			row.spoil(t, r)
+			status, answer := r.ask(t, "POST", "/containers/create", `{"Image":"img"}`)
+			if status != http.StatusServiceUnavailable || !strings.Contains(answer, row.want) {
+				t.Errorf("answers %d %s, want %q", status, answer, row.want)
+			}
+			if len(r.engine.created) != 0 {
+				t.Error("a container was created")
+			}
+		})
+	}
+}
+
+// TestStartLooksAgain swaps what is mounted for a link between create and start.
+func TestStartLooksAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	dir := filepath.Join(r.policy.WorkRoot, "checkout")
+	status, answer := r.ask(t, "POST", "/containers/create?name=job", `{"Image":"img","HostConfig":{"Binds":["`+dir+`:/workdir"]}}`)
+	if status != http.StatusCreated {
+		t.Fatal(answer)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/etc", dir); err != nil {
+		t.Fatal(err)
+	}
+	if status, answer = r.ask(t, "POST", "/containers/job/start", ""); status != http.StatusForbidden || !strings.Contains(answer, "not what it was") {
+		t.Errorf("answers %d %s", status, answer)
+	}
+}
+
+// attach opens a container's streams as Docker's command line does.
+func attach(t *testing.T, r *rig, ref, early string) (*net.UnixConn, *bufio.Reader) {
+	t.Helper()
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	// What is typed early comes in one piece with the request.
+	if _, err := io.WriteString(conn, "POST /v1.45/containers/"+ref+"/attach?stream=1&stdin=1&stdout=1 HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"+early); err != nil {
+		t.Fatal(err)
+	}
+	br := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(br, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != http.StatusSwitchingProtocols || resp.Header.Get("Content-Type") != "application/vnd.docker.raw-stream" {
+		t.Fatalf("answers %s %v", resp.Status, resp.Header)
+	}
+	return conn, br
+}
+
+func TestAttach(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.create(t, "job")
+	client, out := attach(t, r, "job", "early ")
+	engine := <-r.engine.attached
+	if err := engine.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	// The client says its last word and closes its half; the container hears all
+	// of it and answers with more than the sockets hold.
+	if _, err := io.WriteString(client, "late"); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	heard, err := io.ReadAll(engine.r)
+	if err != nil || string(heard) != "early late" {
+		t.Fatalf("the container heard %q, %v", heard, err)
+	}
+	long := bytes.Repeat([]byte("0123456789abcdef"), 1<<17)
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := engine.Write(long)
+		wrote <- err
+		_ = engine.Close()
+	}()
+	got, err := io.ReadAll(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := <-wrote; err != nil {
+		t.Fatal(err)
+	}
+	if want := append([]byte(frame("hello\n")), long...); !bytes.Equal(got, want) {
+		t.Errorf("the client got %d bytes, want %d", len(got), len(want))
+	}
+}
+
+// TestAttachEnds checks that the end of the container reaches a client that is
+// still typing, with the last output and without a reset.
+func TestAttachEnds(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.create(t, "job")
+	client, out := attach(t, r, "job", "")
+	engine := <-r.engine.attached
+	if _, err := io.WriteString(client, "typed\n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := engine.r.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(engine, "bye"); err != nil {
+		t.Fatal(err)
+	}
+	if err := engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(out); err != nil || string(got) != frame("hello\n")+"bye" {
+		t.Errorf("the client got %q, %v", got, err)
+	}
+}
+
+func TestWaitAnswersHeadersFirst(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.create(t, "job")
+	req, err := http.NewRequestWithContext(t.Context(), "POST", "http://docker/v1.45/containers/job/wait?condition=removed", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := r.client.Do(req) // returns with the headers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hangUp(resp.Body)
+	close(r.engine.exit)
+	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != `{"StatusCode":7}` {
+		t.Errorf("got %q, %v", body, err)
+	}
+}
+
+// TestStopLetsStreamsEnd checks that a guard that is told to stop does not cut
+// a job's output.
+func TestStopLetsStreamsEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.create(t, "job")
+	client, out := attach(t, r, "job", "")
+	engine := <-r.engine.attached
+	r.stop()
+	if status, answer := r.ask(t, "POST", "/containers/job/kill?signal=TERM", ""); status != http.StatusNoContent {
+		t.Errorf("a stopping guard with a job answers %d %s", status, answer)
+	}
+	if _, err := io.WriteString(engine, "bye"); err != nil {
+		t.Fatal(err)
+	}
+	if err := engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(out); err != nil || !strings.HasSuffix(string(got), "bye") {
+		t.Errorf("the client got %q, %v", got, err)
+	}
+	if err := client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-r.done; err != nil {
+		t.Errorf("stopped with %v", err)
+	}
+}
+
+func TestEngineAway(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	if err := os.Remove(r.engine.socket); err != nil {
+		t.Fatal(err)
+	}
+	if status, answer := r.ask(t, "GET", "/_ping", ""); status != http.StatusBadGateway || !strings.Contains(answer, "the Docker engine does not answer") {
+		t.Errorf("answers %d %s", status, answer)
+	}
+}
+
+func TestServeRefusesPolicy(t *testing.T) {
+	t.Parallel()
+	err := Serve(t.Context(), Config{Policy: plan.JobPolicy{Name: "gpu0", Slice: "a/b.slice", WorkRoot: "/"}, Log: slog.New(slog.DiscardHandler)})
+	for _, want := range []string{"no slice", "no cpus", "no memory_bytes", "no pids_limit", "no work_root", "no socket"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: want %q in it", err, want)
+		}
+	}
+}
