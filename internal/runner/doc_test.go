@@ -55,8 +55,7 @@ func TestResultDocument(t *testing.T) {
 
 // collect lists the JSON fields of a type with their paths and JSON types.
 func collect(typ reflect.Type, path string, list *[]string) {
-	for i := range typ.NumField() {
-		f := typ.Field(i)
+	for f := range typ.Fields() {
 		name := path + f.Tag.Get("json")
 		*list = append(*list, name+" "+jsonType(f.Type))
 		inner := f.Type

@@ -137,7 +137,7 @@ daemon("while True: open('result.json', 'w').write('spoiled')")`},
 func TestTimeoutEndsTheWholeTree(t *testing.T) {
 	t.Parallel()
 	j, result := runConfig(t, map[string]any{
-		"lang": "py", "mode": "test", "main": "eval.py", "test_timeout": 1.5, "sources": map[string]string{
+		"lang": "py", "mode": "test", "main": "eval.py", "test_timeout": 2.5, "sources": map[string]string{
 			"eval.py": report + daemon + `daemon(); o("check: pass\n"); print("so far\r\n", end="", flush=True); time.sleep(60)`,
 		},
 	})
@@ -145,7 +145,7 @@ func TestTimeoutEndsTheWholeTree(t *testing.T) {
 		t.Error("the daemon is alive")
 	}
 	run := at(result, "runs", "test", "run")
-	if at(run, "exit_code") != 114.0 || at(run, "duration") != 1.5 || at(run, "passed") != false {
+	if at(run, "exit_code") != 114.0 || at(run, "duration") != 2.5 || at(run, "passed") != false {
 		t.Errorf("run is %v", run)
 	}
 }

@@ -25,9 +25,18 @@ func adopt() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become subreaper: %w", err)
 	}
+	if err := closeOnExec(); err != nil {
+		return err
+	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("hide own memory: %w", err)
 	}
+	return nil
+}
+
+// closeOnExec keeps every file but the standard ones from children. It comes
+// before hiding: an unprivileged process that hides cannot list its files.
+func closeOnExec() error {
 	if unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return nil
 	}
