@@ -34,7 +34,7 @@ type kfdGPU struct {
 func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 	devices := amdDevices(t)
 	nodes, kfd := readKFD(t, devices)
-	version := t.text("sys/module/amdgpu/version")
+	version := printable(t.text("sys/module/amdgpu/version"))
 	if len(devices) == 0 && len(nodes) == 0 && version == "" && !t.exists("sys/module/amdgpu") {
 		return nil, nil, nil
 	}
@@ -84,7 +84,7 @@ func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 // tell, and gets the benefit of the doubt.
 func amdWithoutKFD(t tree, pci string, kfd bool) (healthy bool, reason string) {
 	uevent, err := t.read(pciDir + "/" + pci + "/uevent")
-	driver := ueventField(uevent, "DRIVER")
+	driver := printable(ueventField(uevent, "DRIVER"))
 	switch {
 	case kfd:
 		return false, "has no node in the compute driver's topology (KFD); see the kernel log for amdgpu"
@@ -101,7 +101,7 @@ func amdWithoutKFD(t tree, pci string, kfd bool) (healthy bool, reason string) {
 func amdDevices(t tree) []string {
 	var out []string
 	for _, pci := range t.names(pciDir) {
-		if t.text(pciDir+"/"+pci+"/vendor") != amdVendor {
+		if form, ok := pciAddress(pci); !ok || form != pci || t.text(pciDir+"/"+pci+"/vendor") != amdVendor {
 			continue
 		}
 		class := t.text(pciDir + "/" + pci + "/class")
@@ -117,16 +117,16 @@ func amdDevices(t tree) []string {
 // amdDevice is what the PCI device says of a GPU.
 func amdDevice(t tree, pci string) GPU {
 	dir := pciDir + "/" + pci
-	device := strings.TrimPrefix(t.text(dir+"/device"), "0x")
+	device := pciID(t.text(dir + "/device"))
 	gpu := GPU{
 		Vendor: "amd", PCI: pci, Index: -1, Minor: -1, MemoryNode: -1,
 		NUMANode: t.id(dir + "/numa_node"), RenderMinor: renderMinor(t, pci),
-		Model:            amdModel(device, t.text(dir+"/product_name")),
-		ComputePartition: t.text(dir + "/current_compute_partition"),
-		MemoryPartition:  t.text(dir + "/current_memory_partition"),
+		Model:            amdModel(device, printable(t.text(dir+"/product_name"))),
+		ComputePartition: printable(t.text(dir + "/current_compute_partition")),
+		MemoryPartition:  printable(t.text(dir + "/current_memory_partition")),
 	}
 	if device != "" {
-		gpu.PCIID = strings.TrimPrefix(amdVendor, "0x") + ":" + device
+		gpu.PCIID = pciID(amdVendor) + ":" + device
 	}
 	if unique, err := strconv.ParseUint(strings.TrimPrefix(t.text(dir+"/unique_id"), "0x"), 16, 64); err == nil {
 		gpu.UUID = amdUUID(unique)
@@ -239,7 +239,7 @@ func amdModel(device, product string) string {
 
 func sortGPUs(gpus []GPU) {
 	slices.SortStableFunc(gpus, func(a, b GPU) int {
-		return cmp.Or(strings.Compare(a.PCI, b.PCI), cmp.Compare(a.Partition, b.Partition))
+		return cmp.Or(comparePCI(a.PCI, b.PCI), cmp.Compare(a.Partition, b.Partition))
 	})
 }
 

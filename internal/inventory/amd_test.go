@@ -126,7 +126,7 @@ func TestReadAMD(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			var got []string
-			for line := range strings.Lines(summary(read(t, written(t, tt.machine())))) {
+			for line := range strings.Lines(summary(read(t, tt.machine().Dir(t)))) {
 				switch word, _, _ := strings.Cut(line, " "); word {
 				case "amd", "gpu", "problem":
 					got = append(got, strings.TrimSpace(line))

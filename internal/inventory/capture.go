@@ -176,12 +176,16 @@ func unpack(archive *txtar.Archive, dir string) error {
 		return err
 	}
 	defer root.Close() //nolint:errcheck // every file in it was closed
+	made := map[string]bool{}
 	for _, f := range archive.Files {
 		if !filepath.IsLocal(f.Name) || path.Clean(f.Name) != f.Name || len(f.Name) > maxArchivePath {
 			return fmt.Errorf("%.80q is not a path within a machine", f.Name)
 		}
-		if err := root.MkdirAll(path.Dir(f.Name), 0o700); err != nil {
-			return err
+		if parent := path.Dir(f.Name); !made[parent] {
+			if err := root.MkdirAll(parent, 0o700); err != nil {
+				return err
+			}
+			made[parent] = true
 		}
 		if err := root.WriteFile(f.Name, f.Data, 0o600); err != nil {
 			return err

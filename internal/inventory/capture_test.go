@@ -74,7 +74,7 @@ func TestCaptureKeepsNamesOut(t *testing.T) {
 		"kbnode/live.json": `{"schema": 1, "hostname": "secret-host", "arch": "amd64"}`,
 		"kbnode/nvml.json": `{"schema": 1, "ok": true, "gpus": [{"index": 0, "uuid": "GPU-1", "pci": "0000:06:00.0", "serial": "165012345"}]}`,
 	}
-	dir := written(t, m)
+	dir := m.Dir(t)
 	archive := capture(t, inventory.Options{Root: dir})
 	for _, secret := range []string{"secret-host", "165012345"} {
 		if strings.Contains(archive, secret) {
@@ -91,7 +91,7 @@ func TestCaptureRefusesMarkers(t *testing.T) {
 	t.Parallel()
 	m := machinetest.NoGPU()
 	m.Files = map[string]string{"etc/os-release": "ID=x\n-- sys/devices/system/cpu/online --\n0-99\n"}
-	err := inventory.Capture(t.Context(), inventory.Options{Root: written(t, m)}, &bytes.Buffer{})
+	err := inventory.Capture(t.Context(), inventory.Options{Root: m.Dir(t)}, &bytes.Buffer{})
 	if err == nil || !strings.Contains(err.Error(), "etc/os-release") {
 		t.Errorf("got %v, want a refusal that names etc/os-release", err)
 	}

@@ -180,7 +180,7 @@ func countThreads(list []LogicalCPU, complete bool) {
 func cpuModel(cpuinfo string) string {
 	for _, key := range []string{"model name", "cpu"} {
 		if model := cpuinfoField(cpuinfo, key); model != "" {
-			return model
+			return printable(model)
 		}
 	}
 	implementer, part := cpuinfoField(cpuinfo, "CPU implementer"), cpuinfoField(cpuinfo, "CPU part")
@@ -198,7 +198,7 @@ func cpuModel(cpuinfo string) string {
 	case " ":
 		return ""
 	}
-	return "Arm " + implementer + " " + part
+	return printable("Arm " + implementer + " " + part)
 }
 
 func cpuinfoField(cpuinfo, key string) string {

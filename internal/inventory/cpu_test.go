@@ -211,7 +211,7 @@ func TestOfflineSiblings(t *testing.T) {
 	t.Parallel()
 	m := machinetest.NoGPU() // 16 cores of 2 threads: i and i+16
 	m.Offline = []int{17, 3, 19}
-	inv := read(t, written(t, m))
+	inv := read(t, m.Dir(t))
 	if inv.CPU.Present != "0-31" || inv.CPU.Online != "0-2,4-16,18,20-31" {
 		t.Errorf("present %s, online %s", inv.CPU.Present, inv.CPU.Online)
 	}
@@ -233,7 +233,7 @@ func TestReadMemory(t *testing.T) {
 	m.NodeOrder = []int{8, 0} // neither node 1 nor the order of the CPUs
 	m.MemoryOnly = []machinetest.MemoryNode{{ID: 250, Bytes: 64 << 30}}
 	m.NVIDIA = nil
-	inv := read(t, written(t, m))
+	inv := read(t, m.Dir(t))
 	got := summary(inv)
 	for _, want := range []string{
 		"memory 2162688 MiB\n",

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -94,7 +95,7 @@ func Read(ctx context.Context, opts Options) (*Inventory, error) {
 func readFiles(t tree) (*Inventory, []Problem) {
 	cpuinfo := t.text("proc/cpuinfo")
 	inv := &Inventory{Schema: Schema, Arch: cpuArch(cpuinfo), Kernel: kernelRelease(t), OS: readOS(t, cpuinfo)}
-	inv.Hostname = firstWord(t.text("etc/hostname"))
+	inv.Hostname = firstWord(printable(t.text("etc/hostname")))
 	var problems, more []Problem
 	inv.CPU, problems = readCPU(t, cpuinfo)
 	inv.Memory, more = readMemory(t, &inv.CPU)
@@ -123,6 +124,9 @@ func readLive(ctx context.Context, t tree, opts Options) Live {
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &live)
 	}
+	if err == nil && controls.MatchString(text) {
+		err = errors.New("it holds control characters")
+	}
 	if err == nil && live.Schema != Schema {
 		err = fmt.Errorf("it has schema %d, this kbnode reads %d", live.Schema, Schema)
 	}
@@ -131,6 +135,10 @@ func readLive(ctx context.Context, t tree, opts Options) Live {
 	}
 	return live
 }
+
+// controls are characters, as JSON may write them, that a terminal acts on. A
+// capture comes from somebody else, and what it says is printed.
+var controls = regexp.MustCompile(`(?i)\\u00[01]|\\u007f|\\u00[89]|[\x7f\x{80}-\x{9f}]`)
 
 // readOS reads os-release and whether a hypervisor runs the machine.
 func readOS(t tree, cpuinfo string) OS {
@@ -141,7 +149,7 @@ func readOS(t tree, cpuinfo string) OS {
 	values := map[string]string{}
 	for line := range strings.Lines(text) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
-			values[name] = strings.Trim(value, `"'`)
+			values[name] = printable(strings.Trim(value, `"'`))
 		}
 	}
 	os := OS{ID: values["ID"], VersionID: values["VERSION_ID"], PrettyName: values["PRETTY_NAME"]}
@@ -153,10 +161,10 @@ func readOS(t tree, cpuinfo string) OS {
 
 // kernelRelease is what uname -r prints.
 func kernelRelease(t tree) string {
-	if release := t.text("proc/sys/kernel/osrelease"); release != "" {
+	if release := printable(t.text("proc/sys/kernel/osrelease")); release != "" {
 		return release
 	}
-	words := strings.Fields(t.text("proc/version")) // Linux version 6.1.0-…
+	words := strings.Fields(printable(t.text("proc/version"))) // Linux version 6.1.0-…
 	if len(words) > 2 {
 		return words[2]
 	}

@@ -29,14 +29,6 @@ func read(tb testing.TB, root string) *inventory.Inventory {
 	return inv
 }
 
-// written is a directory with the machine's tree.
-func written(tb testing.TB, m machinetest.Machine) string {
-	tb.Helper()
-	dir := tb.TempDir()
-	m.Write(tb, dir)
-	return dir
-}
-
 // tree is a directory with the files of a text archive.
 func tree(tb testing.TB, archive string) string {
 	tb.Helper()
@@ -129,7 +121,7 @@ func TestReadPublished(t *testing.T) {
 	for _, m := range machinetest.Published() {
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
-			dir := written(t, m)
+			dir := m.Dir(t)
 			inv := read(t, dir)
 			golden(t, m.Name+".golden", summary(inv))
 			if inv.Software.Docker.Version != "28.5.2" || inv.Software.Agent.Version != "3.76.2" || len(inv.Disks) != 2 {
@@ -189,7 +181,7 @@ func TestReadWithoutLive(t *testing.T) {
 	m := machinetest.NoGPU()
 	m.Live = nil
 	m.Files = map[string]string{"usr/bin/nvidia-ctk": ""}
-	inv := read(t, written(t, m))
+	inv := read(t, m.Dir(t))
 	want := inventory.Software{CgroupV2: true, Toolkit: "/usr/bin/nvidia-ctk", Git: "/usr/bin/git", Cron: true}
 	if diff := cmp.Diff(want, inv.Software); diff != "" {
 		t.Errorf("software (-want +got):\n%s", diff)
@@ -199,18 +191,19 @@ func TestReadWithoutLive(t *testing.T) {
 func TestReadBrokenLive(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
-		"not JSON":       "{",
-		"a newer schema": `{"schema": 99}`,
+		"not JSON":                     "{",
+		"a newer schema":               `{"schema": 99}`,
+		"a terminal's escape sequence": `{"schema": 1, "software": {"systemd": "\u001b[2J"}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := machinetest.NoGPU()
 			m.Files = map[string]string{"kbnode/live.json": text}
-			inv := read(t, written(t, m))
+			inv := read(t, m.Dir(t))
 			if len(inv.Problems) != 1 || inv.Problems[0].Subject != "kbnode/live.json" {
 				t.Errorf("problems %v, want one of kbnode/live.json", inv.Problems)
 			}
-			if inv.Software.Git == "" {
+			if inv.Software.Git == "" || inv.Software.Systemd != "" {
 				t.Error("the files of the tree were not read instead")
 			}
 		})
@@ -218,7 +211,7 @@ func TestReadBrokenLive(t *testing.T) {
 }
 
 func BenchmarkRead(b *testing.B) {
-	dir := written(b, machinetest.HGXH100())
+	dir := machinetest.HGXH100().Dir(b)
 	for b.Loop() {
 		read(b, dir)
 	}

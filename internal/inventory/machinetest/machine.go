@@ -96,6 +96,23 @@ type AMD struct {
 	Dead       bool // no KFD node
 }
 
+// Dir writes the machine's files into a new directory that goes away with the
+// test. It is in memory where it can be: a machine is thousands of files.
+func (m Machine) Dir(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "kbnode-machine-") //nolint:usetesting // its directory is on a disk
+	if err != nil {
+		dir = tb.TempDir()
+	}
+	tb.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			tb.Error(err)
+		}
+	})
+	m.Write(tb, dir)
+	return dir
+}
+
 // Write writes the machine's files below dir.
 func (m Machine) Write(tb testing.TB, dir string) {
 	tb.Helper()
