@@ -2,9 +2,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
+.SECONDARY:
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
 
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 HOST_ARCH := $(shell go env GOHOSTARCH 2>/dev/null)
 CACHE     := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kbnode
 TOOLS     := $(CACHE)/tools
@@ -99,7 +101,7 @@ $(AGENT):
 	GOBIN=$(@D) CGO_ENABLED=0 go install -ldflags='-s -w' github.com/buildkite/agent/v3@v$(AGENT_VERSION)
 
 # need COMMAND, PACKAGES: install packages where a command is missing.
-SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+
 define need
 	@command -v $(1) >/dev/null || { $(SUDO) apt-get update -qq; DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $(2) >/dev/null; }
 endef

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -75,7 +76,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	}
 	defer closeHost()
 	host.Adopt = f.adopt
-	release, err := host.Lock()
+	release, err := lock(ctx, s, host)
 	if err != nil {
 		return err
 	}
@@ -165,6 +166,30 @@ func openHost(ctx context.Context, s Streams) (*reconcile.Host, func(), error) {
 		return nil, nil, fmt.Errorf("this machine does not run systemd, or it does not answer; kbnode runs on the host and not in a container: %w", err)
 	}
 	return &reconcile.Host{Root: "/", Systemd: bus, Users: reconcile.SystemUsers{Root: "/"}, Log: s.logger()}, bus.Close, nil
+}
+
+// lockTime is how long a command waits for another one: the timer's reconcile
+// takes seconds, an uninstall that waits for jobs may take an hour.
+const lockTime = 30 * time.Second
+
+func lock(ctx context.Context, s Streams, host *reconcile.Host) (release func(), err error) {
+	told := false
+	for deadline := time.Now().Add(lockTime); ; {
+		release, err := host.Lock()
+		var locked *reconcile.LockedError
+		if !errors.As(err, &locked) || time.Now().After(deadline) {
+			return release, err
+		}
+		if !told {
+			s.progress("waiting for another kbnode (pid %s)", locked.PID)
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
 }
 
 // usableBinary refuses to write units that start a kbnode which others could

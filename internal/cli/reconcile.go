@@ -39,7 +39,7 @@ func reconcileOnce(ctx context.Context, s Streams) error {
 		return err
 	}
 	defer closeHost()
-	release, err := host.Lock()
+	release, err := lock(ctx, s, host)
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 	}
 	defer closeHost()
 	host.Now = now
-	release, err := host.Lock()
+	release, err := lock(ctx, s, host)
 	if err != nil {
 		return err
 	}

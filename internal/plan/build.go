@@ -136,7 +136,7 @@ func smallSlots(inv *inventory.Inventory, slots []Slot) []string {
 		}
 	}
 	if len(cores) < minSlotCores {
-		warnings = append(warnings, fmt.Sprintf("each slot has %d cores; %d are the minimum for fair timings", len(cores), minSlotCores))
+		warnings = append(warnings, fmt.Sprintf("each slot has %d %s; %d are the minimum for fair timings", len(cores), map[bool]string{true: "core", false: "cores"}[len(cores) == 1], minSlotCores))
 	}
 	if s.MemoryBytes < minSlotMemory {
 		warnings = append(warnings, fmt.Sprintf("each slot has %s of memory; %s are the minimum", config.Size(s.MemoryBytes), config.Size(minSlotMemory)))
