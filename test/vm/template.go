@@ -234,8 +234,8 @@ func (b *builder) make(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := asRoot(ctx, []string{"AGENT=" + b.agent, "GUESTD=" + b.guestd},
-		filepath.Join(src, "disk.sh"), trees, src, tmp); err != nil {
+	if err := asRoot(ctx, "AGENT="+b.agent, "GUESTD="+b.guestd,
+		"sh", filepath.Join(src, "disk.sh"), trees, src, tmp); err != nil {
 		return err
 	}
 	if err := os.RemoveAll(src); err != nil {
@@ -274,7 +274,7 @@ func (b *builder) trees(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := asRoot(ctx, nil, filepath.Join(src, "rootfs.sh"), tmp); err != nil {
+	if err := asRoot(ctx, "sh", filepath.Join(src, "rootfs.sh"), tmp); err != nil {
 		return "", err
 	}
 	return dir, errors.Join(os.RemoveAll(src), os.Rename(tmp, dir))
@@ -388,8 +388,8 @@ func (b *builder) prepare(ctx context.Context, m *VM, state string) error {
 	if err := m.Ready(ctx); err != nil {
 		return err
 	}
-	if err := m.Booted(ctx); err != nil {
-		return err
+	if state, err := m.Booted(ctx); err != nil || state != "running" {
+		return errors.Join(err, fmt.Errorf("the guest is %s", state))
 	}
 	b.log.Info("machine being warmed up")
 	r, err := m.Run(ctx, strings.NewReader(warmUp), "bash", "-eux")
@@ -409,7 +409,7 @@ func (b *builder) clean() error {
 		return err
 	}
 	for _, dir := range old {
-		if err := asRoot(context.Background(), nil, "rm", "-rf", dir); err != nil {
+		if err := asRoot(context.Background(), "rm", "-rf", dir); err != nil {
 			return err
 		}
 	}
@@ -446,15 +446,10 @@ func (b *builder) prune() error {
 	return nil
 }
 
-// asRoot runs a program as root, through sudo where this is somebody else, and
-// gives what it made in the working directory's tree to the caller.
-func asRoot(ctx context.Context, env []string, argv ...string) error {
-	if strings.HasSuffix(argv[0], ".sh") {
-		argv = append([]string{"sh"}, argv...)
-	}
-	if len(env) > 0 {
-		argv = slices.Concat([]string{"env"}, env, argv)
-	}
+// asRoot runs a program as root, through sudo where this is somebody else. The
+// scripts give what they make to OWNER.
+func asRoot(ctx context.Context, argv ...string) error {
+	argv = append([]string{"env", fmt.Sprintf("OWNER=%d:%d", os.Getuid(), os.Getgid())}, argv...)
 	if os.Geteuid() != 0 {
 		argv = append([]string{"sudo"}, argv...)
 	}

@@ -176,6 +176,39 @@ func (m *VM) Run(ctx context.Context, stdin io.Reader, argv ...string) (Result, 
 	return m.guest.run(ctx, stdin, wire.Command{Argv: argv})
 }
 
+// Stream is Run with the output as it comes.
+func (m *VM) Stream(ctx context.Context, stdout, stderr io.Writer, argv ...string) (code int, err error) {
+	s, err := m.guest.start(wire.Command{Argv: argv}, stdout, stderr)
+	if err == nil {
+		err = s.input(strings.NewReader(""))
+	}
+	if err != nil {
+		return -1, err
+	}
+	st, err := s.wait(ctx)
+	return st.Code, err
+}
+
+// Terminal runs a command on a terminal of its own in the guest. Sizes are
+// rows and columns; the first is expected at once.
+func (m *VM) Terminal(ctx context.Context, stdin io.Reader, stdout io.Writer, sizes <-chan [2]uint16, argv ...string) (code int, err error) {
+	size := <-sizes
+	s, err := m.guest.start(wire.Command{Argv: argv, TTY: true, Rows: size[0], Cols: size[1]}, stdout, io.Discard)
+	if err != nil {
+		return -1, err
+	}
+	go func() { _ = s.input(stdin) }()
+	go func() {
+		for size := range sizes {
+			if s.resize(size[0], size[1]) != nil {
+				return
+			}
+		}
+	}()
+	st, err := s.wait(ctx)
+	return st.Code, err
+}
+
 // Put writes a file in the guest, atomically, and its missing directories.
 func (m *VM) Put(ctx context.Context, path string, mode os.FileMode, content io.Reader) error {
 	const script = `mkdir -p "$(dirname "$1")" && cat >"$1.put~" && chmod "$2" "$1.put~" && mv "$1.put~" "$1"`
@@ -201,17 +234,19 @@ func (m *VM) Get(ctx context.Context, path string) ([]byte, error) {
 	return []byte(r.Stdout), nil
 }
 
-// Booted waits until systemd has started everything, and refuses if a unit failed.
-func (m *VM) Booted(ctx context.Context) error {
+// Booted waits until systemd has started everything and returns its verdict:
+// "running", or "degraded" with the units that failed.
+func (m *VM) Booted(ctx context.Context) (string, error) {
 	r, err := m.Run(ctx, nil, "systemctl", "is-system-running", "--wait")
 	if err != nil {
-		return err
+		return "", fmt.Errorf("wait for the boot: %w", err)
 	}
-	if state := strings.TrimSpace(r.Stdout); state != "running" {
-		failed, _ := m.Run(ctx, nil, "systemctl", "--no-legend", "--plain", "--failed")
-		return fmt.Errorf("the guest is %s:\n%s", state, failed.Stdout)
+	state := strings.TrimSpace(r.Stdout)
+	if state != "running" {
+		r, err = m.Run(ctx, nil, "systemctl", "--no-legend", "--plain", "--failed")
+		state += "\n" + r.Stdout
 	}
-	return nil
+	return state, err
 }
 
 // Reboot restarts the guest the orderly way and waits for its command channel.

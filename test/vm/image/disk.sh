@@ -1,8 +1,8 @@
 #!/bin/sh
 # Makes the guest's disk out of the trees of rootfs.sh: $1 holds rootfs.tar and
 # job.tar, $2 this directory, $3 the result: disk.raw, vmlinuz and boot/, the
-# files of the initramfs. AGENT and GUESTD name two static binaries. Runs as
-# root and mounts nothing.
+# files of the initramfs. AGENT and GUESTD name two static binaries, OWNER whom
+# the result is given to. Runs as root and mounts nothing.
 set -eu
 trees=$1 src=$2 out=$3
 root=$out/root
@@ -26,7 +26,7 @@ printf '/dev/vda / ext4 noatime,noinit_itable 0 0\n' >"$root/etc/fstab"
 echo 0123456789abcdef0123456789abcdef >"$root/etc/machine-id"
 in_guest passwd -q -d root
 
-in_guest systemctl -q enable guestd.service sim-gpus.service docker.service cron.service
+in_guest systemctl -q enable guestd.service sim-gpus.service docker.service cron.service bkstub.service
 in_guest systemctl -q mask apt-daily.timer apt-daily-upgrade.timer fstrim.timer \
 	logrotate.timer e2scrub_all.timer e2scrub_reap.service dpkg-db-backup.timer \
 	systemd-tmpfiles-clean.timer getty@tty1.service serial-getty@ttyS0.service \
@@ -37,6 +37,7 @@ repository() { # NAME TREE TAG
 	mkdir -p "$root/srv/git" "$root/tmp/$1"
 	cp -R --no-preserve=ownership "$2/." "$root/tmp/$1/"
 	if [ -d "$root/tmp/$1/hooks" ]; then chmod 0755 "$root/tmp/$1"/hooks/*; fi
+	# shellcheck disable=SC2016
 	in_guest env HOME=/root GIT_AUTHOR_NAME=rig GIT_AUTHOR_EMAIL=rig@localhost \
 		GIT_COMMITTER_NAME=rig GIT_COMMITTER_EMAIL=rig@localhost \
 		GIT_AUTHOR_DATE=2026-01-01T00:00:00Z GIT_COMMITTER_DATE=2026-01-01T00:00:00Z \
@@ -70,8 +71,9 @@ cp "$src/initramfs/init" "$out/boot/init"
 for module in $(in_guest modprobe -S "$kernel" --show-depends virtio_blk | sed -n 's/^insmod //p'); do
 	xz -dc "$root$module" >"$out/boot/$(basename "$module" .xz)"
 done
-rm -rf "$root"/boot/* "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/usr/lib/systemd/boot
+rm -rf "${root:?}"/boot/* "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/*
 
 mkfs.ext4 -q -F -L root -i 65536 \
 	-E lazy_itable_init=1,root_owner=0:0 -d "$root" "$out/disk.raw" 64G
 rm -rf "$root" "$job" "$out/box"
+chown -R "$OWNER" "$out"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the two Debian trees of the rig, from the package mirror that
 # mmdebstrap knows: $1/rootfs.tar, the guest, and $1/job.tar, the small root of
-# the job image. Runs as root.
+# the job image, given to OWNER. Runs as root.
 set -eu
 out=$1
 suite=trixie
@@ -30,3 +30,4 @@ lean --variant=extract \
 	--dpkgopt='path-exclude=/usr/share/zoneinfo/*' \
 	--dpkgopt='path-exclude=/usr/lib/*/gconv/*' \
 	"$suite" "$out/job.tar"
+chown -R "$OWNER" "$out"

@@ -3,30 +3,75 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
 
+	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	if err := run(ctx, log, os.Args[1:]); err != nil {
+	code, err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "kbvm:", err)
-		os.Exit(1)
+		code = 1
 	}
+	os.Exit(code)
 }
 
-func run(ctx context.Context, log *slog.Logger, args []string) error {
-	t, err := vm.Ensure(ctx, log)
-	if err != nil {
-		return err
+func run(ctx context.Context, args []string) (code int, err error) {
+	commands := map[string]func(context.Context, *vm.VM) (int, error){
+		"image": nil,
+		"shell": shell,
+		"demo":  demo,
 	}
-	_ = t
-	return nil
+	if len(args) != 1 {
+		return 2, errors.New("say image, shell or demo")
+	}
+	command, ok := commands[args[0]]
+	if !ok {
+		return 2, fmt.Errorf("there is no %q; say image, shell or demo", args[0])
+	}
+	t, err := vm.Ensure(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	if err != nil || command == nil {
+		return 0, err
+	}
+	m, err := t.Fork(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	if err := m.InstallTools(ctx); err != nil {
+		return 0, err
+	}
+	return command(ctx, m)
+}
+
+// installCommand is what a vendor's engineer types, and where the stand-in is.
+const installCommand = "BUILDKITE_AGENT_TOKEN=" + bktest.DefaultAgentToken +
+	" kbnode install --queue b200 --endpoint http://127.0.0.1:8899/v3"
+
+// demo is the whole way of one job.
+func demo(ctx context.Context, m *vm.VM) (int, error) {
+	for _, command := range []string{
+		"kbnode inventory",
+		installCommand,
+		"bkstub wait-agents --count 8 --timeout 5m",
+		"kbnode status",
+		"bkstub submit --queue b200 --wait",
+		"kbnode status",
+	} {
+		fmt.Printf("\n# %s\n", command)
+		code, err := m.Stream(ctx, os.Stdout, os.Stderr, "bash", "-c", command)
+		if err != nil || code != 0 {
+			return code, err
+		}
+	}
+	return 0, nil
 }

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/term"
+
+	"github.com/gpu-mode/kbnode/test/vm"
+)
+
+// shell installs kbnode in the machine and opens a prompt on the terminal. If
+// standard input is none, it is run as a bash script.
+func shell(ctx context.Context, m *vm.VM) (int, error) {
+	fmt.Fprintf(os.Stderr, "# %s\n", installCommand)
+	code, err := m.Stream(ctx, os.Stderr, os.Stderr, "bash", "-c", installCommand)
+	if err != nil {
+		return code, err
+	}
+	if code != 0 {
+		fmt.Fprintf(os.Stderr, "exit status %d\n", code)
+	}
+	fd := int(os.Stdin.Fd())
+	if !term.IsTerminal(fd) {
+		r, err := m.Run(ctx, os.Stdin, "bash")
+		fmt.Fprint(os.Stderr, r.Stderr)
+		fmt.Print(r.Stdout)
+		return r.Code, err
+	}
+	fmt.Fprintln(os.Stderr, "A machine of your own; exit ends it. Try kbnode status, bkstub submit --queue b200 --wait, sim-gpu lose 3.")
+	before, err := term.MakeRaw(fd)
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, term.Restore(fd, before)) }()
+	return m.Terminal(ctx, os.Stdin, os.Stdout, sizes(ctx, fd), "bash", "--login")
+}
+
+// sizes tells the size of the terminal now and whenever it changes.
+func sizes(ctx context.Context, fd int) <-chan [2]uint16 {
+	changed := make(chan os.Signal, 1)
+	signal.Notify(changed, syscall.SIGWINCH)
+	out := make(chan [2]uint16, 1)
+	go func() {
+		defer close(out)
+		defer signal.Stop(changed)
+		for {
+			cols, rows, err := term.GetSize(fd)
+			if err != nil {
+				cols, rows = 80, 24
+			}
+			out <- [2]uint16{uint16(rows), uint16(cols)}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return out
+}

@@ -1,0 +1,272 @@
+package vm
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/test/vm/wire"
+)
+
+// Patience is how long the helpers of Machine wait for one thing. Emulated, on
+// a host that also compiles, a boot takes two minutes and Docker ten seconds.
+const Patience = 6 * time.Minute
+
+// Machine is a fork that belongs to a test, which fails where it cannot reach
+// it. All of its methods run as root in the guest.
+type Machine struct {
+	VM *VM
+	t  testing.TB
+}
+
+var template = sync.OnceValues(func() (*Template, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Minute)
+	defer cancel()
+	return Ensure(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+})
+
+// Fork returns a fresh machine that is up, with the tools of InstallTools in it and
+// the stand-in for Buildkite serving on the guest's loopback. It ends with the
+// test; if that failed, its logs are kept.
+func Fork(t testing.TB) *Machine {
+	t.Helper()
+	tpl, err := template()
+	if err != nil {
+		t.Fatalf("no virtual machine: %v", err)
+	}
+	v, err := tpl.Fork(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &Machine{VM: v, t: t}
+	t.Cleanup(m.end)
+	if err := v.InstallTools(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// InstallTools puts into the guest what is built from this source tree, and so
+// is not part of the template: KBNODE_BIN, BKSTUB_BIN and NVML_LIB name the
+// files on the host. One that is not set is left out.
+func (m *VM) InstallTools(ctx context.Context) error {
+	for _, f := range []struct{ env, path string }{
+		{"KBNODE_BIN", "/usr/local/bin/kbnode"},
+		{"BKSTUB_BIN", "/usr/local/bin/bkstub"},
+		{"NVML_LIB", "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"},
+	} {
+		name := os.Getenv(f.env)
+		if name == "" {
+			continue
+		}
+		file, err := os.Open(name)
+		if err != nil {
+			return fmt.Errorf("%s: %w", f.env, err)
+		}
+		err = m.Put(ctx, f.path, 0o755, file)
+		_ = file.Close()
+		if err != nil {
+			return err
+		}
+	}
+	r, err := m.Run(ctx, nil, "systemctl", "start", "bkstub.service")
+	if err == nil && r.Code != 0 {
+		err = fmt.Errorf("start the stand-in for Buildkite: %s", r.Stderr)
+	}
+	return err
+}
+
+// Run runs one command and returns what came of it, whatever that is.
+func (m *Machine) Run(ctx context.Context, argv ...string) Result {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	r, err := m.VM.Run(ctx, nil, argv...)
+	if err != nil {
+		m.t.Fatalf("%s: %v\n%s%s", strings.Join(argv, " "), err, r.Stdout, r.Stderr)
+	}
+	return r
+}
+
+// Try runs a bash script and returns what came of it.
+func (m *Machine) Try(script string) Result {
+	m.t.Helper()
+	return m.Run(m.t.Context(), "bash", "-euo", "pipefail", "-c", script)
+}
+
+// Sh runs a bash script that must succeed, and returns its standard output
+// without the last line break.
+func (m *Machine) Sh(script string) string {
+	m.t.Helper()
+	r := m.Try(script)
+	if r.Code != 0 {
+		m.t.Fatalf("exit %d from\n%s\n%s%s", r.Code, script, r.Stdout, r.Stderr)
+	}
+	return strings.TrimSuffix(r.Stdout, "\n")
+}
+
+// Wait runs a bash script until it succeeds; what says what is waited for.
+func (m *Machine) Wait(what, script string) {
+	m.t.Helper()
+	for deadline := time.Now().Add(Patience); ; {
+		r := m.Try(script)
+		if r.Code == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			m.t.Fatalf("waited %s for %s; at last: exit %d\n%s%s", Patience, what, r.Code, r.Stdout, r.Stderr)
+		}
+		select {
+		case <-m.t.Context().Done():
+			m.t.Fatalf("stopped waiting for %s", what)
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+// Put writes a file with its directories.
+func (m *Machine) Put(path string, mode os.FileMode, content string) {
+	m.t.Helper()
+	if err := m.VM.Put(m.t.Context(), path, mode, strings.NewReader(content)); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// Get reads a file.
+func (m *Machine) Get(path string) string {
+	m.t.Helper()
+	b, err := m.VM.Get(m.t.Context(), path)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return string(b)
+}
+
+// Process is a command that runs while the test goes on.
+type Process struct {
+	m              *Machine
+	session        *session
+	stdout, stderr *buffer
+}
+
+// Start starts a command without waiting for it.
+func (m *Machine) Start(argv ...string) *Process {
+	m.t.Helper()
+	p := &Process{m: m, stdout: &buffer{}, stderr: &buffer{}}
+	var err error
+	p.session, err = m.VM.guest.start(wire.Command{Argv: argv}, p.stdout, p.stderr)
+	if err == nil {
+		err = p.session.input(strings.NewReader(""))
+	}
+	if err != nil {
+		m.t.Fatalf("start %s: %v", strings.Join(argv, " "), err)
+	}
+	return p
+}
+
+// Signal reaches the command and those of its children that did not leave its
+// process group.
+func (p *Process) Signal(sig syscall.Signal) {
+	p.m.t.Helper()
+	if err := p.session.signal(sig); err != nil {
+		p.m.t.Fatal(err)
+	}
+}
+
+// Output is what the command has said so far.
+func (p *Process) Output() (stdout, stderr string) { return p.stdout.String(), p.stderr.String() }
+
+// Wait waits for the command's end.
+func (p *Process) Wait() Result {
+	p.m.t.Helper()
+	ctx, cancel := context.WithTimeout(p.m.t.Context(), Patience)
+	defer cancel()
+	st, err := p.session.wait(ctx)
+	if err != nil {
+		p.m.t.Fatalf("%v\n%s%s", err, p.stdout, p.stderr)
+	}
+	return Result{p.stdout.String(), p.stderr.String(), st.Code}
+}
+
+// Reboot restarts the guest the orderly way and waits until it is up again;
+// units that failed to start are the test's business.
+func (m *Machine) Reboot() {
+	m.t.Helper()
+	m.back(m.VM.Reboot)
+}
+
+// Reset cuts the power and waits until the guest is up again: nothing in it
+// gets to finish or to write what it holds in memory.
+func (m *Machine) Reset() {
+	m.t.Helper()
+	m.back(m.VM.Reset)
+}
+
+func (m *Machine) back(how func(context.Context) error) {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(m.t.Context(), 2*Patience)
+	defer cancel()
+	err := how(ctx)
+	if err == nil {
+		_, err = m.VM.Booted(ctx)
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// Kill ends the machine before the test does.
+func (m *Machine) Kill() {
+	m.t.Helper()
+	if err := m.VM.Close(); err != nil {
+		m.t.Error(err)
+	}
+	m.VM = nil
+}
+
+// end closes the machine, after it wrote the logs of a failed test to
+// $KBNODE_VM_LOGS (else the system's directory for temporary files).
+func (m *Machine) end() {
+	if m.VM == nil {
+		return
+	}
+	if m.t.Failed() {
+		dir := os.Getenv("KBNODE_VM_LOGS")
+		if dir == "" {
+			dir = filepath.Join(os.TempDir(), "kbnode-vm-logs")
+		}
+		dir = filepath.Join(dir, strings.ReplaceAll(m.t.Name(), "/", "-"))
+		if err := m.keepLogs(dir); err != nil {
+			m.t.Log(err)
+		}
+		m.t.Logf("logs of the machine are in %s", dir)
+	}
+	if err := m.VM.Close(); err != nil {
+		m.t.Error(err)
+	}
+}
+
+func (m *Machine) keepLogs(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, name := range []string{"serial.log", "qemu.log"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(m.VM.Log(name)), 0o644); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // the test's own has ended
+	defer cancel()
+	r, err := m.VM.Run(ctx, nil, "journalctl", "--no-pager", "--boot")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "journal.log"), []byte(r.Stdout), 0o644)
+}

@@ -1,0 +1,200 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/test/vm"
+)
+
+// The rig's own promises: what the scenarios take for granted.
+
+func TestRigTopology(t *testing.T) {
+	t.Parallel()
+	m := vm.Fork(t)
+	var want, got []string
+	for cpu := range vm.CPUs {
+		core := cpu % 8
+		want = append(want, fmt.Sprintf("%d,%d package %d", core, core+8, core/4))
+		got = append(got, m.Sh(fmt.Sprintf(`cd /sys/devices/system/cpu/cpu%d/topology
+			echo "$(cat thread_siblings_list) package $(cat physical_package_id)"`, cpu)))
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("cores:\n%s", diff)
+	}
+	nodes := m.Sh(`cd /sys/devices/system/node; grep -H . node*/cpulist node*/distance`)
+	wantNodes := "node0/cpulist:0-3,8-11\nnode1/cpulist:4-7,12-15\nnode0/distance:10 21\nnode1/distance:21 10"
+	if diff := cmp.Diff(wantNodes, nodes); diff != "" {
+		t.Errorf("NUMA nodes:\n%s", diff)
+	}
+	for _, line := range strings.Split(m.Sh("sim-gpu list"), "\n") {
+		var k int
+		var address, uuid, state string
+		if _, err := fmt.Sscan(line, &k, &address, &uuid, &state); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if got, want := m.Sh("cat /sys/bus/pci/devices/"+address+"/numa_node"), fmt.Sprint(k/4); got != want {
+			t.Errorf("GPU %d at %s is on node %s, want %s", k, address, got, want)
+		}
+	}
+}
+
+func TestRigForksAreClean(t *testing.T) {
+	t.Parallel()
+	a := vm.Fork(t)
+	a.Put("/root/dir/mark", 0o640, "a")
+	if got := a.Get("/root/dir/mark"); got != "a" {
+		t.Errorf("the file holds %q", got)
+	}
+	if got := a.Sh("stat -c %a /root/dir/mark"); got != "640" {
+		t.Errorf("the file's mode is %s", got)
+	}
+	b := vm.Fork(t)
+	if r := b.Try("cat /root/dir/mark"); r.Code == 0 {
+		t.Error("a file of one fork is in the next")
+	}
+}
+
+func TestRigCommands(t *testing.T) {
+	t.Parallel()
+	m := vm.Fork(t)
+	if diff := cmp.Diff(vm.Result{Stdout: "out\n", Stderr: "err\n", Code: 3}, m.Try("echo out; echo err >&2; exit 3")); diff != "" {
+		t.Error(diff)
+	}
+	long := strings.Repeat("0123456789abcdef", 1<<16)
+	m.Put("/tmp/long", 0o600, long)
+	if m.Get("/tmp/long") != long {
+		t.Error("a megabyte did not come back as it went")
+	}
+	p := m.Start("sh", "-c", "echo begun; sleep 1000")
+	m.Wait("the sleeper", "pgrep -x sleep")
+	p.Signal(syscall.SIGKILL)
+	if r := p.Wait(); r.Code != 137 || r.Stdout != "begun\n" {
+		t.Errorf("a killed command gave %+v", r)
+	}
+	if r := m.Try("pgrep -x sleep"); r.Code == 0 {
+		t.Error("the killed command's child lives")
+	}
+}
+
+func TestRigSimulatedGPUs(t *testing.T) {
+	t.Parallel()
+	m := vm.Fork(t)
+	open := func(k int) string { return m.Try(fmt.Sprintf("exec 3<>/dev/nvidia%d", k)).Stderr }
+	if got := open(0); !strings.Contains(got, "No such device or address") {
+		t.Errorf("opening a GPU without a driver says %q, want ENXIO", got)
+	}
+	if got := m.Sh("grep -c nvidia /proc/devices"); got != "5" {
+		t.Errorf("/proc/devices has %s lines of the driver", got)
+	}
+	before := m.Sh("sim-gpu list; cat /etc/fake-nvml.conf; lspci | grep Test")
+	m.Sh("sim-gpu lose 3")
+	if r := m.Try("ls /dev/nvidia3 /proc/driver/nvidia/gpus/0000:24:00.0 /sys/bus/pci/devices/0000:24:00.0"); r.Stdout != "" {
+		t.Errorf("of a lost GPU there is left: %s", r.Stdout)
+	}
+	if got := m.Sh("grep count /etc/fake-nvml.conf"); got != "count = 7" {
+		t.Errorf("NVML would say %q", got)
+	}
+	m.Sh("sim-gpu restore 3; sim-gpu fail 5; grep -q handle /etc/fake-nvml.conf; sim-gpu restore 5")
+	if diff := cmp.Diff(before, m.Sh("sim-gpu list; cat /etc/fake-nvml.conf; lspci | grep Test")); diff != "" {
+		t.Errorf("after lose and restore:\n%s", diff)
+	}
+	if got := m.Sh("cat /sys/bus/pci/devices/0000:24:00.0/numa_node"); got != "0" {
+		t.Errorf("the restored GPU is on node %s", got)
+	}
+}
+
+func TestRigDockerUnderSlice(t *testing.T) {
+	t.Parallel()
+	m := vm.Fork(t)
+	m.Put("/etc/systemd/system/buildkite-gpu0.slice", 0o644, `[Slice]
+AllowedCPUs=1-2
+MemoryMax=256M
+DevicePolicy=closed
+DeviceAllow=/dev/nvidia0 rw
+DeviceAllow=/dev/nvidiactl rw
+DeviceAllow=char-pts rw
+`)
+	m.Sh("systemctl daemon-reload; systemctl start buildkite-gpu0.slice")
+	run := func(args string) string {
+		r := m.Try("docker run --rm --cgroup-parent buildkite-gpu0.slice " + args)
+		return r.Stdout + r.Stderr
+	}
+	if got := run("busybox:test grep Cpus_allowed_list /proc/self/status"); !strings.Contains(got, "1-2") {
+		t.Errorf("CPUs of the container: %s", got)
+	}
+	m.Sh("docker run -d --name j --cgroup-parent buildkite-gpu0.slice busybox:test sleep 1000")
+	path := m.Sh(`cut -d: -f3 "/proc/$(docker inspect -f '{{.State.Pid}}' j)/cgroup"`)
+	if !strings.HasPrefix(path, "/buildkite.slice/buildkite-gpu0.slice/docker-") {
+		t.Errorf("the container is in %s", path)
+	}
+	uuid := m.Sh("sim-gpu list | awk '$1 == 0 {print $3}'")
+	if got := run("--device nvidia.com/gpu=" + uuid + " busybox:test sh -c 'exec 3<>/dev/nvidia0'"); !strings.Contains(got, "No such device or address") {
+		t.Errorf("opening the slot's GPU says %q, want ENXIO", got)
+	}
+	if got := run("--device nvidia.com/gpu=all busybox:test sh -c 'exec 3<>/dev/nvidia1'"); !strings.Contains(got, "not permitted") {
+		t.Errorf("opening another GPU says %q, want EPERM", got)
+	}
+	if r := m.Try("docker run --rm --device nvidia.com/gpu=9 busybox:test true"); r.Code != 125 {
+		t.Errorf("a GPU that does not exist: exit %d, %s", r.Code, r.Stderr)
+	}
+}
+
+func TestRigAgentRunsDockerJob(t *testing.T) {
+	t.Parallel()
+	m := vm.Fork(t)
+	m.Put("/root/agent.cfg", 0o600, `name="rig"
+tags="queue=rig"
+endpoint="http://127.0.0.1:8899/v3"
+build-path="/var/tmp/builds"
+plugins-path="/var/tmp/plugins"
+hooks-path="/var/tmp/hooks"
+`)
+	m.Put("/root/steps.yml", 0o600, `steps:
+  - command: echo "seen from inside: $$(cat /workdir/README.md | wc -l) line, $$COLOUR"
+    agents: {queue: rig}
+    plugins:
+      - docker#v5.11.0:
+          image: busybox:test
+          propagate-environment: true
+          environment: [SHADE=dark]
+`)
+	m.Sh(`mkdir -p /var/tmp/hooks
+		systemd-run -q --unit rig-agent -E HOME=/root -E BUILDKITE_AGENT_TOKEN=` + bktest.DefaultAgentToken + ` \
+			buildkite-agent start --config /root/agent.cfg
+		bkstub wait-agents --count 1 --timeout 5m`)
+	r := m.Try("bkstub submit --queue rig --steps /root/steps.yml --env COLOUR=green --wait")
+	if r.Code != 0 || !strings.Contains(r.Stdout, "seen from inside: 1 line, green") {
+		t.Errorf("exit %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+	}
+}
+
+func TestRigReboot(t *testing.T) {
+	t.Parallel()
+	m := vm.Fork(t)
+	boot := m.Sh("cat /proc/sys/kernel/random/boot_id")
+	m.Sh("echo kept >/root/kept; sim-gpu lose 7")
+	m.Reboot()
+	if m.Sh("cat /proc/sys/kernel/random/boot_id") == boot {
+		t.Error("the boot ID did not change")
+	}
+	if got := m.Get("/root/kept"); got != "kept\n" {
+		t.Errorf("the disk has %q", got)
+	}
+	if got := m.Sh("ls -d /dev/nvidia[0-9]* | wc -l; cat /sys/devices/system/cpu/cpu1/topology/thread_siblings_list"); got != "7\n1,9" {
+		t.Errorf("GPUs and siblings after a reboot: %q", got)
+	}
+	m.Sh("docker run --rm busybox:test true")
+	m.Sh("sync")
+	m.Reset()
+	if got := m.Get("/root/kept"); got != "kept\n" {
+		t.Errorf("the disk has %q after a reset", got)
+	}
+}

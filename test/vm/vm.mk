@@ -1,0 +1,47 @@
+# The virtual machine rig; included by the top Makefile, which says what BIN,
+# BKSTUB, AGENT and SUDO are. test/vm/README.md tells more.
+
+VM_RUN      ?= $(or $(RUN),.)
+VM_TIMEOUT  ?= 180m
+VM_PARALLEL ?= $(shell n=$$(( $$(nproc) / 2 )); echo $$(( n > 1 ? n : 1 )))
+VM_NVML     := build/libnvidia-ml.so.1
+
+VM_ENV = AGENT=$(abspath $(AGENT)) KBNODE_BIN=$(abspath $(BIN)) BKSTUB_BIN=$(abspath $(BKSTUB)) \
+	NVML_LIB=$(abspath $(VM_NVML)) KBNODE_VM_LOGS=$(abspath build/vm-logs)
+
+$(VM_NVML): $(wildcard test/nvml/*) go.mod | deps-build
+	@mkdir -p $(@D)
+	test/nvml/build.sh $@
+
+# What tests and people need: the machine's own packages, and what goes into it.
+.PHONY: vm-ready
+vm-ready: $(AGENT) $(BIN) $(BKSTUB) $(VM_NVML) | vm-deps
+
+.PHONY: vm-deps
+vm-deps:
+	@for need in qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils mmdebstrap:mmdebstrap mkfs.ext4:e2fsprogs xz:xz-utils \
+		/usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring; do \
+		PATH=$$PATH:/usr/sbin:/sbin; \
+		command -v "$${need%%:*}" >/dev/null || [ -r "$${need%%:*}" ] || missing="$${missing-} $${need#*:}"; \
+	done; \
+	if [ -n "$${missing-}" ]; then \
+		echo "installing$$missing"; \
+		$(SUDO) apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	fi
+
+.PHONY: test-vm
+test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of them
+	$(VM_ENV) go test -tags vm -count=1 -v -timeout $(VM_TIMEOUT) -parallel $(VM_PARALLEL) -run '$(VM_RUN)' ./test/vm
+
+.PHONY: vm-image
+vm-image: vm-ready ## make the virtual machine's template, if it is not cached
+	$(VM_ENV) go run ./test/vm/kbvm image
+
+.PHONY: vm-shell
+vm-shell: vm-ready ## a prompt in a virtual machine with kbnode installed
+	@$(VM_ENV) go run ./test/vm/kbvm shell
+
+.PHONY: demo
+demo: vm-ready ## build, boot, install, run a job, show status and result
+	@$(VM_ENV) go run ./test/vm/kbvm demo
