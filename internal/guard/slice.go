@@ -33,7 +33,8 @@ func slicePath(slice string) string {
 // page, which is at most 64 KiB.
 const pageSlack = 64 << 10
 
-// CheckSlice compares what the kernel enforces on the slice with the policy.
+// CheckSlice compares what the kernel enforces on the slot's slice below this
+// cgroup root with the policy; the error is a sentence with what to type.
 // The engine starts containers below a slice that does not exist, and systemd
 // then makes one without any limit, so this is asked before every container.
 func CheckSlice(cgroupRoot string, p plan.JobPolicy) error {
