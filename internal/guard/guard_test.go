@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -447,6 +448,27 @@ func TestStopLetsStreamsEnd(t *testing.T) {
 	}
 	if err := <-r.done; err != nil {
 		t.Errorf("stopped with %v", err)
+	}
+}
+
+// TestCleanSlotThroughGuard is what the hooks do after a job: they run as the
+// slot's user, who has no other socket.
+func TestCleanSlotThroughGuard(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.engine.add(neighbour, "kbnode-gpu1-job", "buildkite-gpu1.slice", "1")
+	r.create(t, "")
+	r.create(t, "job")
+	engine, err := docker.New(r.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { hangUp(engine) })
+	if n, err := engine.CleanSlot(t.Context(), r.policy.Slice); n != 2 || err != nil {
+		t.Errorf("removed %d, %v", n, err)
+	}
+	if _, there := r.engine.containers[neighbour]; !there || len(r.engine.containers) != 1 {
+		t.Errorf("left are %v", r.engine.containers)
 	}
 }
 
