@@ -37,7 +37,7 @@ func askSoftware(ctx context.Context, t tree, opts Options, live *Live) {
 	s := installed(t)
 	var wait sync.WaitGroup
 	var systemd, engine, agent error
-	wait.Go(func() { s.Systemd, systemd = systemdVersion(ctx) })
+	wait.Go(func() { s.Systemd, systemd = askSystemd(ctx) })
 	wait.Go(func() { s.Docker, engine = askDocker(ctx, t, opts.DockerSocket) })
 	wait.Go(func() { s.Agent, agent = askAgent(ctx, t, opts.AgentPath) })
 	wait.Wait()
@@ -80,39 +80,51 @@ func findProgram(t tree, name string) string {
 	return ""
 }
 
-// systemdVersion asks systemd for its version, "257" of "257.9-1~deb13u1". Root
-// asks it directly, which works while the bus is down; others over the bus.
-func systemdVersion(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, systemdDeadline)
-	defer cancel()
+// askSystemd asks systemd for its version. Root asks it directly, which works
+// while the bus is down; others over the bus.
+func askSystemd(ctx context.Context) (string, error) {
 	if _, err := os.Stat("/run/systemd/system"); err != nil {
 		return "", errors.New("this machine was not booted with systemd")
 	}
-	private := os.Geteuid() == 0
-	address := "unix:path=/run/dbus/system_bus_socket"
-	if private {
-		address = "unix:path=/run/systemd/private"
+	address, bus := "unix:path=/run/systemd/private", false
+	if os.Geteuid() != 0 {
+		address, bus = "unix:path=/run/dbus/system_bus_socket", true
 	}
-	conn, err := dbus.Dial(address, dbus.WithContext(ctx))
+	version, err := systemdVersion(ctx, address, bus)
 	if err != nil {
 		return "", fmt.Errorf("ask systemd for its version: %w", err)
 	}
+	return version, nil
+}
+
+// systemdVersion is the version, "257" of "257.9-1~deb13u1", of the systemd
+// behind a D-Bus address. A bus wants a greeting, systemd itself knows none.
+func systemdVersion(ctx context.Context, address string, bus bool) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, systemdDeadline)
+	defer cancel()
+	conn, err := dbus.Dial(address, dbus.WithContext(ctx))
+	if err != nil {
+		return "", err
+	}
 	defer conn.Close() //nolint:errcheck // only asked
 	if err := conn.Auth(nil); err != nil {
-		return "", fmt.Errorf("ask systemd for its version: %w", err)
+		return "", err
 	}
-	if !private {
+	if bus {
 		if err := conn.Hello(); err != nil {
-			return "", fmt.Errorf("ask systemd for its version: %w", err)
+			return "", err
 		}
 	}
 	var value dbus.Variant
 	err = conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").CallWithContext(ctx,
 		"org.freedesktop.DBus.Properties.Get", 0, "org.freedesktop.systemd1.Manager", "Version").Store(&value)
 	if err != nil {
-		return "", fmt.Errorf("ask systemd for its version: %w", err)
+		return "", err
 	}
-	version, _ := value.Value().(string)
+	version, ok := value.Value().(string)
+	if !ok || majorVersion(version) == "" {
+		return "", fmt.Errorf("%s is not a version", value)
+	}
 	return majorVersion(version), nil
 }
 
