@@ -11,7 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -53,7 +52,7 @@ type applier struct {
 	result Result
 	errs   []error
 	failed map[int]bool   // slots with a unit that did not do what it should
-	late   map[int]string // slots whose agent took a job meanwhile, and why that waits
+	late   map[int]string // what waits for agents that took a job meanwhile, by slot
 }
 
 // refuse reports, before anything is changed, all files in the way.
@@ -118,6 +117,7 @@ func (a *applier) change(ctx context.Context, group []Change) error {
 	}
 	err := a.apply(ctx, do)
 	if errors.Is(err, errLate) {
+		do[0].Deferred = a.late[do[0].Slot]
 		a.result.Deferred = append(a.result.Deferred, do...)
 		return nil
 	}
@@ -141,31 +141,17 @@ func (a *applier) wait(c Change) string {
 	if a.h.Systemd == nil && c.phase != phaseDelete && c.phase != phaseWrite {
 		return "waits for systemd, which does not run in this tree"
 	}
-	if c.Slot < 0 {
-		return ""
-	}
-	if why := a.late[c.Slot]; why != "" {
-		return why
-	}
-	mine, _ := cpuset.Parse(a.wantSlices[plan.SliceName(c.Slot)].CPUs)
-	for slot, why := range a.late {
-		theirs, _ := cpuset.Parse(a.s.Slices[plan.SliceName(slot)].Files[fileCPUs])
-		if a.s.Slices[plan.SliceName(slot)].Files[fileOwnCPUs] != "" && !mine.Disjoint(theirs) {
-			return why
-		}
-	}
-	return ""
+	return a.late[c.Slot]
 }
 
 // failedUnits are the units that a joined error of Start is about.
 func failedUnits(err error) []string {
 	var units []string
-	var one *UnitError
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // each of the joined ones is looked at
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
 			units = append(units, failedUnits(e)...)
 		}
-	} else if errors.As(err, &one) {
+	} else if one, ok := errors.AsType[*UnitError](err); ok {
 		units = append(units, one.Unit)
 	}
 	return units
@@ -206,10 +192,7 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 		}
 		return wrap(err, "replace "+subject)
 	case Delete:
-		if err = h.remove(subject, isDir && a.s.paths[subject].owned.All); err == nil && a.s.paths[subject].kind == runtime {
-			err = h.remove(path.Dir(subject), false) // the directory, when it was the last
-		}
-		return wrap(err, "delete "+subject)
+		return wrap(h.remove(subject, isDir && a.s.paths[subject].owned.All), "delete "+subject)
 	case Restore:
 		return wrap(h.restore(subject, a.s.backups[subject], a.s.paths[subject].marked), "restore "+subject)
 	case AddUser:
@@ -370,6 +353,7 @@ func (a *applier) stop(ctx context.Context, c Change) error {
 	err := a.h.Systemd.Stop(stopCtx, c.Subject)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		a.late[c.Slot] = fmt.Sprintf("waits for the agent of slot %s to stop", plan.SlotName(c.Slot))
+		a.spread(a.late)
 		return errLate
 	}
 	return errors.Join(err, a.forget(ctx, c.Subject))

@@ -53,6 +53,7 @@ const (
 	phaseDelete
 	phaseWrite
 	phaseReload
+	phaseDrain
 	phaseStop
 	phaseSlice
 	phaseStart

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -239,14 +240,6 @@ func wrap(err error, doing string) error {
 }
 
 func isBusError(err error, names ...string) bool {
-	var bus dbus.Error
-	if !errors.As(err, &bus) {
-		return false
-	}
-	for _, name := range names {
-		if bus.Name == name {
-			return true
-		}
-	}
-	return false
+	bus, ok := errors.AsType[dbus.Error](err)
+	return ok && slices.Contains(names, bus.Name)
 }

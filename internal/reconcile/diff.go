@@ -171,7 +171,7 @@ func (d *differ) planned() []plan.Unit {
 // outdated says that a running unit was started with something else than what
 // is planned now.
 func outdated(w plan.Unit, u UnitState) bool {
-	return w.Generation != "" && u.MainPID > 0 && u.Generation != w.Generation
+	return w.Generation != "" && u.MainPID > 0 && u.Generation != w.Generation && u.Generation != unknown
 }
 
 func (d *differ) slices() {

@@ -196,10 +196,13 @@ const userPattern = "kbnode-gpu[0-9]*"
 // uninstall the node's own: inner ones first, and those that others may use
 // only when nothing of others is in them.
 func (d *differ) removeDirs(names []string) {
-	for _, owned := range plan.OwnedDirs {
+	for _, owned := range append([]plan.OwnedDir{runtimeDirs}, plan.OwnedDirs...) {
 		for _, name := range names {
 			got := d.s.paths[name]
 			if got.kind != directory || got.owned != owned || d.wantDirs[name] || got.slot < 0 && !d.uninstall {
+				continue
+			}
+			if _, planned := d.wantSlices[strings.TrimSuffix(path.Base(name), ".d")]; planned {
 				continue
 			}
 			if owned.All && got.slot >= 0 && d.s.chown && got.uid != 0 {

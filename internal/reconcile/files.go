@@ -209,14 +209,25 @@ func (h *Host) backup(name string, have int) error {
 				return nil
 			}
 		}
-		if err := h.before("symlink", to); err != nil {
-			return err
-		}
-		return renameio.Symlink(target, h.path(to))
+		return h.copyLink(name, to)
 	case info.Mode().IsRegular():
 		return h.copyFile(name, to)
 	}
 	return fmt.Errorf("%s is neither a file nor a link; move it away", name)
+}
+
+func (h *Host) copyLink(from, to string) error {
+	target, err := os.Readlink(h.path(from))
+	if err != nil {
+		return err
+	}
+	if err := h.before("symlink", to); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(h.path(path.Dir(to)), 0o755); err != nil { //nolint:gosec // as it was
+		return err
+	}
+	return renameio.Symlink(target, h.path(to))
 }
 
 // copyFile copies a file with its mode, owner and time.
@@ -253,12 +264,9 @@ func (h *Host) restore(name string, n int, ours bool) error {
 			return err
 		}
 		if info.Mode()&fs.ModeSymlink != 0 {
-			var target string
-			if target, err = os.Readlink(h.path(from)); err == nil {
-				err = errors.Join(h.before("symlink", to), renameio.Symlink(target, h.path(to)))
-			}
-		} else {
-			err = errors.Join(os.MkdirAll(h.path(path.Dir(to)), 0o755), h.copyFile(from, to)) //nolint:gosec // as it was
+			err = h.copyLink(from, to)
+		} else if err = os.MkdirAll(h.path(path.Dir(to)), 0o755); err == nil { //nolint:gosec // as it was
+			err = h.copyFile(from, to)
 		}
 		if err != nil {
 			return err

@@ -23,6 +23,12 @@ const (
 	refusedPath = "/run/kbnode/partition-refused"
 )
 
+// unknown is the generation of a process whose environment only root can read.
+const unknown = "unknown"
+
+// runtimeDirs are where systemd keeps what SetProperties set, one per slice.
+var runtimeDirs = plan.OwnedDir{Pattern: runtimeDir + "/*.slice.d"}
+
 // unitPatterns are the names of plan.Owned's units for fnmatch(3).
 var unitPatterns = []string{
 	plan.ParentSlice, "buildkite-gpu*.slice", "buildkite-agent-gpu*.service",
@@ -156,6 +162,7 @@ func (o *observer) files(context.Context) error {
 		for _, property := range runtimeNames {
 			errs = append(errs, o.file(runtimeFile(unit, property), slot, runtime))
 		}
+		errs = append(errs, o.dir(path.Join(runtimeDir, d.Name()), slot, runtimeDirs))
 	}
 	refused, err := readSmall(o.h.path(refusedPath))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -182,6 +189,9 @@ func (o *observer) file(name string, slot int, kind pathKind) error {
 		state.marked, state.kind = true, kind
 	case state.kind == regular:
 		data, err := readSmall(o.h.path(name))
+		if errors.Is(err, fs.ErrPermission) && kind == input {
+			return nil // the token is root's, and a plan can be shown to others
+		}
 		if err != nil {
 			return fmt.Errorf("read %s: %w", name, err)
 		}
@@ -254,33 +264,36 @@ func modeBits(m fs.FileMode) uint32 {
 // directories reads planned directories and those that kbnode may have made.
 func (o *observer) directories(context.Context) error {
 	var errs []error
-	add := func(name string, slot int, owned plan.OwnedDir) {
-		state, err := o.stat(name)
-		if err != nil || state == nil {
-			errs = append(errs, err)
-			return
-		}
-		state.slot, state.owned = slot, owned
-		if owned.Pattern != "" && !owned.All && state.kind == directory {
-			entries, err := o.list(name)
-			errs = append(errs, err)
-			for _, e := range entries {
-				state.entries = append(state.entries, path.Join(name, e.Name()))
-			}
-		}
-		o.s.paths[name] = *state
-	}
 	for _, d := range o.p.Dirs {
-		add(d.Path, slotOf(d.Path), plan.OwnedDir{})
+		errs = append(errs, o.dir(d.Path, slotOf(d.Path), plan.OwnedDir{}))
 	}
 	for _, d := range plan.OwnedDirs {
 		errs = append(errs, o.match(d.Pattern, func(name string, slot int, left bool) {
 			if !left {
-				add(name, slot, d)
+				errs = append(errs, o.dir(name, slot, d))
 			}
 		}))
 	}
 	return errors.Join(errs...)
+}
+
+func (o *observer) dir(name string, slot int, owned plan.OwnedDir) error {
+	state, err := o.stat(name)
+	if err != nil || state == nil {
+		return err
+	}
+	state.slot, state.owned = slot, owned
+	if owned.Pattern != "" && !owned.All && state.kind == directory {
+		entries, err := o.list(name)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			state.entries = append(state.entries, path.Join(name, e.Name()))
+		}
+	}
+	o.s.paths[name] = *state
+	return nil
 }
 
 // slotOf is the slot that a directory belongs to, by its name or that of a
@@ -351,15 +364,22 @@ func (o *observer) units(ctx context.Context) error {
 	for _, u := range units {
 		if u.MainPID > 0 {
 			env, err := agent.Environ(o.h.Root, u.MainPID)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH) {
+			switch u.Generation = env["KBNODE_GENERATION"]; {
+			case errors.Is(err, fs.ErrPermission):
+				u.Generation = unknown
+			case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH):
 				return err
 			}
-			u.Generation = env["KBNODE_GENERATION"]
 		}
 		o.s.Units[u.Name] = u
 		if strings.HasSuffix(u.Name, ".slice") {
-			if o.s.Slices[u.Name], err = o.h.readSlice(u.Name, u.Cgroup); err != nil {
+			got, err := o.h.readSlice(u.Name, u.Cgroup)
+			if err != nil {
 				return err
+			}
+			o.s.Slices[u.Name] = got
+			if p := got.Files[filePartition]; strings.Contains(p, "invalid") {
+				o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("the cpuset partition of %s is %s; other programs can run on the slots' CPUs", u.Name, p))
 			}
 		}
 	}

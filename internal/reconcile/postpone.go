@@ -15,9 +15,8 @@ import (
 // finish its job and take no more, and the rest waits. A slot that is to get
 // CPUs which a busy slot still has waits with it.
 func (d *differ) postpone() {
-	waits := map[int]string{}    // why, by slot
-	held := map[int]cpuset.Set{} // CPUs of busy slots
-	outside := ""                // a job that no slice of ours holds
+	waits := map[int]string{} // why, by slot
+	outside := ""             // a job that no slice of ours holds
 	for _, slot := range d.s.Slots {
 		busy := slot.Busy()
 		if busy == "" && slot.Agent.Stopping() {
@@ -27,9 +26,6 @@ func (d *differ) postpone() {
 			continue
 		}
 		waits[slot.Index] = "waits for " + busy
-		if slot.Slice.Files[fileOwnCPUs] != "" {
-			held[slot.Index], _ = cpuset.Parse(slot.Slice.Files[fileCPUs])
-		}
 		if slot.Job != nil && !strings.HasPrefix(slot.Agent.Cgroup, "/"+plan.ParentSlice+"/") {
 			outside = waits[slot.Index]
 		}
@@ -37,20 +33,43 @@ func (d *differ) postpone() {
 	if len(waits) == 0 {
 		return
 	}
+	busy := maps.Clone(waits)
 	for _, slot := range d.s.Slots {
-		if waits[slot.Index] != "" {
-			d.postponeBusy(slot, waits[slot.Index])
+		if why := busy[slot.Index]; why != "" {
+			d.postponeBusy(slot, why)
 		}
 	}
-	d.postponeNode(waits, held, outside)
-	for _, w := range d.p.Slices {
-		if w.Slot < 0 || waits[w.Slot] != "" {
-			continue
+	d.postponeNode(waits, outside)
+	d.spread(waits)
+	for slot, why := range waits {
+		if busy[slot] == "" {
+			d.deferSlot(slot, why)
 		}
-		cpus, _ := cpuset.Parse(w.CPUs)
-		for _, k := range slices.Sorted(maps.Keys(held)) {
-			if !cpus.Disjoint(held[k]) {
-				d.deferSlot(w.Slot, waits[k])
+	}
+}
+
+// holds are the CPUs that a slot has now by limits of its own.
+func (d *differ) holds(slot int) cpuset.Set {
+	files := d.s.Slices[plan.SliceName(slot)].Files
+	if files[fileOwnCPUs] == "" {
+		return cpuset.Set{}
+	}
+	held, _ := cpuset.Parse(files[fileCPUs])
+	return held
+}
+
+// spread makes slots wait that are to get CPUs of a slot that waits, and those
+// that are to get theirs.
+func (d *differ) spread(waits map[int]string) {
+	for again := true; again; {
+		again = false
+		for _, k := range slices.Sorted(maps.Keys(waits)) {
+			held := d.holds(k)
+			for _, w := range d.p.Slices {
+				cpus, _ := cpuset.Parse(w.CPUs)
+				if w.Slot >= 0 && waits[w.Slot] == "" && !cpus.Disjoint(held) {
+					waits[w.Slot], again = waits[k], true
+				}
 			}
 		}
 	}
@@ -72,7 +91,7 @@ func (d *differ) postponeBusy(slot SlotState, why string) {
 	// The agent's own stop is now a request without waiting.
 	d.out = slices.DeleteFunc(d.out, func(c Change) bool { return c.Kind == Stop && c.Subject == slot.Agent.Name })
 	if slot.Agent.Running() && !slot.Agent.Stopping() {
-		d.add(phaseStop, Change{
+		d.add(phaseDrain, Change{
 			Kind: Drain, Subject: slot.Agent.Name, Slot: slot.Index, inert: true,
 			Why: "other changes wait until it has finished its job",
 		})
@@ -95,13 +114,14 @@ func (d *differ) deferSlot(slot int, why string) {
 
 // postponeNode defers changes of the node itself: of the slice above all slots
 // when it would take CPUs from a busy one, of the partition while a job runs
-// outside of it, and at uninstall of all that jobs use.
-func (d *differ) postponeNode(waits map[int]string, held map[int]cpuset.Set, outside string) {
-	first := waits[slices.Min(slices.Collect(maps.Keys(waits)))]
+// outside of it, and at uninstall of all that jobs use. Slots that cannot get
+// their CPUs because of it are added to those that wait.
+func (d *differ) postponeNode(waits map[int]string, outside string) {
+	busy := slices.Sorted(maps.Keys(waits))
 	if d.uninstall {
 		for i := range d.out {
 			if c := &d.out[i]; c.Slot < 0 && (c.phase != phaseRetire || isSlice(c.Subject)) {
-				c.Deferred = first
+				c.Deferred = waits[busy[0]]
 			}
 		}
 		return
@@ -112,8 +132,8 @@ func (d *differ) postponeNode(waits map[int]string, held map[int]cpuset.Set, out
 	}
 	planned, _ := cpuset.Parse(parent.CPUs)
 	narrows := ""
-	for _, k := range slices.Sorted(maps.Keys(held)) {
-		if held[k].Difference(planned).Len() > 0 {
+	for _, k := range busy {
+		if d.holds(k).Difference(planned).Len() > 0 {
 			narrows = waits[k]
 		}
 	}
@@ -126,14 +146,13 @@ func (d *differ) postponeNode(waits map[int]string, held map[int]cpuset.Set, out
 			c.Deferred = outside
 		}
 	}
-	// What the parent does not have, no slot below it can get.
 	now, _ := cpuset.Parse(d.s.Slices[plan.ParentSlice].Files[fileOwnCPUs])
 	if narrows == "" || now.Len() == 0 {
 		return
 	}
 	for _, w := range d.p.Slices {
-		if cpus, _ := cpuset.Parse(w.CPUs); w.Slot >= 0 && cpus.Difference(now).Len() > 0 {
-			d.deferSlot(w.Slot, narrows)
+		if cpus, _ := cpuset.Parse(w.CPUs); w.Slot >= 0 && waits[w.Slot] == "" && cpus.Difference(now).Len() > 0 {
+			waits[w.Slot] = narrows
 		}
 	}
 }

@@ -129,13 +129,12 @@ func deviceLines(want plan.Slice) []string {
 
 // permissions are in the order in which systemd writes them.
 func permissions(perm string) string {
-	out := ""
-	for _, c := range "rwm" {
+	return strings.Map(func(c rune) rune {
 		if strings.ContainsRune(perm, c) {
-			out += string(c)
+			return c
 		}
-	}
-	return out
+		return -1
+	}, "rwm")
 }
 
 // properties are everything that holds for a slice. The full set is sent each

@@ -49,15 +49,14 @@ type unit struct {
 // for it.
 func New(root, cpus, nodes string) (*Systemd, error) {
 	s := &Systemd{Root: root, units: map[string]*unit{}, pid: 100}
-	files := map[string]string{
-		"sys/fs/cgroup/cpuset.cpus.effective": cpus,
-		"sys/fs/cgroup/cpuset.mems.effective": nodes,
-		"proc/stat":                           "btime 1700000000",
-		"etc/passwd":                          "root:x:0:0::/root:/bin/sh",
-		"etc/group":                           "root:x:0:",
-	}
-	for name, text := range files {
-		if err := s.put(name, text+"\n"); err != nil {
+	for _, f := range [][2]string{
+		{"sys/fs/cgroup/cpuset.cpus.effective", cpus},
+		{"sys/fs/cgroup/cpuset.mems.effective", nodes},
+		{"proc/stat", "btime 1700000000"},
+		{"etc/passwd", "root:x:0:0::/root:/bin/sh"},
+		{"etc/group", "root:x:0:"},
+	} {
+		if err := s.put(f[0], f[1]+"\n"); err != nil {
 			return nil, err
 		}
 	}
@@ -101,7 +100,7 @@ func (s *Systemd) put(name, text string) error {
 }
 
 func (s *Systemd) get(elem ...string) string {
-	data, _ := os.ReadFile(filepath.Join(append([]string{s.Root}, elem...)...)) //nolint:errcheck // absent is empty
+	data, _ := os.ReadFile(filepath.Join(append([]string{s.Root}, elem...)...)) // absent is empty
 	return strings.TrimSpace(string(data))
 }
 
@@ -111,7 +110,7 @@ func (s *Systemd) file(name string) (string, bool) {
 	return string(data), err == nil
 }
 
-// setting is the last value of a setting in a unit file; all of them with all.
+// settings are the values of a setting in a unit file.
 func settings(text, name string) []string {
 	var values []string
 	for line := range strings.Lines(text) {
@@ -122,6 +121,7 @@ func settings(text, name string) []string {
 	return values
 }
 
+// setting is the last one of settings, which is the one that holds.
 func setting(text, name string) string {
 	values := settings(text, name)
 	if len(values) == 0 {
@@ -316,6 +316,10 @@ func (s *Systemd) stop(verb string, names []string) error {
 func (s *Systemd) end(name string) error {
 	u := s.units[name]
 	if u == nil {
+		return nil
+	}
+	if u.cgroup == "" { // failed
+		delete(s.units, name)
 		return nil
 	}
 	for _, other := range slices.Sorted(maps.Keys(s.units)) {

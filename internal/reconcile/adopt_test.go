@@ -1,0 +1,189 @@
+package reconcile_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+const oldUnit = "[Unit]\nDescription=Buildkite Agent\n[Service]\nUser=buildkite-agent\n[Install]\nWantedBy=multi-user.target\n"
+
+// oldNode is a machine of the old scripts with n agents that run.
+func oldNode(t *testing.T, n int) *machine {
+	t.Helper()
+	m := newMachine(t)
+	for k := range n {
+		m.write(plan.UnitDir+"/"+plan.AgentUnit(k), oldUnit)
+		m.write("/etc/buildkite-agent/buildkite-agent-"+plan.SlotName(k)+".cfg", "token=\"s3cret\"\n")
+		if err := m.sd.Start(t.Context(), plan.AgentUnit(k)); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.sd.Enable(t.Context(), plan.AgentUnit(k)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.write(plan.HooksDir+"/environment", "export OLD=1\n")
+	m.write(plan.AgentDir(0)+"/buildkite-agent.cfg", "token=\"s3cret\"\n")
+	m.sd.Words()
+	return m
+}
+
+func TestConflict(t *testing.T) {
+	t.Parallel()
+	m := oldNode(t, 1)
+	before := m.tree()
+	p := slots(1).plan(t)
+	err := m.try(p)
+	var conflict *reconcile.ConflictError
+	if !errors.As(err, &conflict) {
+		t.Fatalf("error is %v", err)
+	}
+	equal(t, "paths", []string{
+		plan.HooksDir + "/environment",
+		plan.AgentDir(0) + "/buildkite-agent.cfg",
+		plan.UnitDir + "/" + plan.AgentUnit(0),
+	}, conflict.Paths)
+	if !strings.Contains(err.Error(), "--adopt") {
+		t.Errorf("error is %v", err)
+	}
+	equal(t, "tree", before, m.tree())
+	_, changes := m.diff(p)
+	for _, c := range changes {
+		if strings.Contains(c.Diff, "s3cret") {
+			t.Errorf("the diff of %s shows the token", c.Subject)
+		}
+	}
+}
+
+func TestLinkInTheWayIsNotFollowed(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.write("/etc/passwd-like", "keep me\n")
+	m.write(plan.HooksDir+"/x", "")
+	if err := os.Symlink("/etc/passwd-like", filepath.Join(m.h.Root, plan.HooksDir, "environment")); err != nil {
+		t.Fatal(err)
+	}
+	p := slots(1).plan(t)
+	if err := m.try(p); err == nil || !strings.Contains(err.Error(), plan.HooksDir+"/environment: not written by kbnode") {
+		t.Errorf("error is %v", err)
+	}
+	m.h.Adopt = true
+	m.apply(p)
+	equal(t, "target of the link", "keep me", m.read("/etc/passwd-like"))
+	equal(t, "hook", true, strings.Contains(m.read(plan.HooksDir+"/environment"), plan.Marker))
+	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if target, err := os.Readlink(filepath.Join(m.h.Root, plan.HooksDir, "environment")); target != "/etc/passwd-like" {
+		t.Errorf("the link is not back: %q, %v", target, err)
+	}
+}
+
+func TestAdoptIdle(t *testing.T) {
+	t.Parallel()
+	m := oldNode(t, 1)
+	before := m.tree()
+	m.h.Adopt = true
+	p := slots(1).plan(t)
+	_, words := m.apply(p)
+	equal(t, "words", []string{
+		"reload",
+		"stop buildkite-agent-gpu0.service",
+		"start buildkite.slice",
+		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
+		"start buildkite-gpu0.slice",
+		setWord(0, "2-3", 1<<30),
+		"start kbnode-guard-gpu0.service",
+		"start buildkite-agent-gpu0.service",
+		"start kbnode.timer",
+		"disable buildkite-agent-gpu0.service",
+		"enable kbnode.service",
+		"enable kbnode.timer",
+	}, words)
+	m.h.Adopt = false
+	_, changes := m.diff(p)
+	equal(t, "changes of the next run", nil, changes)
+
+	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	after := m.tree()
+	for name, was := range before {
+		if !strings.HasPrefix(name, "/sys/") && !strings.HasSuffix(name, "/") && after[name] != was {
+			t.Errorf("%s is %q after uninstall, was %q", name, after[name], was)
+		}
+	}
+	if m.exists("/var/lib/kbnode") {
+		t.Error("backups are left")
+	}
+}
+
+func TestAdoptBusy(t *testing.T) {
+	t.Parallel()
+	m := oldNode(t, 2)
+	m.run(0)
+	m.run(1)
+	m.write(plan.UnitDir+"/"+plan.SliceName(0), "[Slice]\nMemoryMax=1G\n") // deferred, because slot 0 is busy
+	m.h.Adopt = true
+	p := slots(1).plan(t) // the old node had one slot more
+	r, words := m.apply(p)
+	equal(t, "words", []string{
+		"reload",
+		"drain buildkite-agent-gpu0.service",
+		"start buildkite.slice",
+		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
+		"start kbnode.timer",
+		"disable buildkite-agent-gpu0.service",
+		"enable kbnode.service",
+		"enable kbnode.timer",
+	}, words)
+	equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, 0))
+
+	// What was agreed to once needs no --adopt in the timer's runs.
+	m.h.Adopt = false
+	_, words = m.apply(p)
+	equal(t, "words of the timer's run", []string{"disable buildkite-agent-gpu1.service", "drain buildkite-agent-gpu1.service"}, words)
+	_, words = m.apply(p)
+	equal(t, "words while the jobs run on", nil, words)
+	m.finish(0)
+	m.finish(1)
+	m.apply(p)
+	_, changes := m.diff(p)
+	equal(t, "changes at the end", nil, changes)
+	equal(t, "jobs killed", nil, m.sd.Killed())
+	if m.exists(plan.UnitDir + "/" + plan.AgentUnit(1)) {
+		t.Error("the unit of the slot that is not planned is left")
+	}
+
+	m.h.Sleep = func(context.Context, time.Duration) error { return errors.New("nothing runs") }
+	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	for k := range 2 {
+		equal(t, "old unit after uninstall", strings.TrimSpace(oldUnit), m.read(plan.UnitDir+"/"+plan.AgentUnit(k)))
+	}
+}
+
+func TestAdoptTwiceKeepsBoth(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.h.Adopt = true
+	hook := plan.HooksDir + "/environment"
+	p := slots(1).plan(t)
+	for _, text := range []string{"first\n", "second\n"} {
+		m.write(hook, text)
+		m.apply(p)
+	}
+	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "hook", "first", m.read(hook))
+	equal(t, "later hook", "second", m.read(hook+".kbnode-backup-2"))
+}

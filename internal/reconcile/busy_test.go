@@ -1,0 +1,346 @@
+package reconcile_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+func (m *machine) run(slot int) {
+	m.t.Helper()
+	if err := m.sd.RunJob(slot, "job-"+plan.SlotName(slot)); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *machine) finish(slot int) {
+	m.t.Helper()
+	if err := m.sd.FinishJob(slot); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// deferred is why the changes of a slot wait.
+func deferred(changes []reconcile.Change, slot int) map[string]bool {
+	why := map[string]bool{}
+	for _, c := range changes {
+		if c.Slot == slot && c.Deferred != "" {
+			why[c.Deferred] = true
+		}
+	}
+	return why
+}
+
+func TestBusySlotWaits(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(2).plan(t))
+	m.run(0)
+	before := m.tree()
+	next := slots(2)
+	next.memory, next.generation = 2<<30, "g2"
+	p := next.plan(t)
+
+	r, words := m.apply(p)
+	equal(t, "words", []string{
+		"reload",
+		"drain buildkite-agent-gpu0.service",
+		"stop buildkite-agent-gpu1.service",
+		setWord(1, "4-5", 2<<30),
+		"restart kbnode-guard-gpu1.service",
+		"start buildkite-agent-gpu1.service",
+	}, words)
+	equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, 0))
+	equal(t, "deferred", []string{
+		"update /etc/kbnode/slots/gpu0.json",
+		"update /etc/systemd/system/buildkite-gpu0.slice",
+		"update /etc/systemd/system/kbnode-guard-gpu0.service",
+		"set buildkite-gpu0.slice",
+		"restart kbnode-guard-gpu0.service",
+		"start buildkite-agent-gpu0.service",
+	}, brief(r.Deferred))
+	after := m.tree()
+	for name, was := range before {
+		touches := strings.Contains(name, "gpu0") && !strings.HasSuffix(name, plan.AgentUnit(0))
+		if touches && after[name] != was {
+			t.Errorf("%s of the busy slot changed", name)
+		}
+	}
+
+	_, words = m.apply(p)
+	equal(t, "words while the job runs on", nil, words)
+	m.finish(0)
+	_, words = m.apply(p)
+	equal(t, "words after the job", []string{
+		"reload",
+		setWord(0, "2-3", 2<<30),
+		"restart kbnode-guard-gpu0.service",
+		"start buildkite-agent-gpu0.service",
+	}, words)
+	_, changes := m.diff(p)
+	equal(t, "changes at the end", nil, changes)
+	equal(t, "jobs killed", nil, m.sd.Killed())
+}
+
+func TestBusySlotWithoutChangesIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	p := slots(2).plan(t)
+	m.apply(p)
+	m.run(1)
+	s, changes := m.diff(p)
+	equal(t, "changes", nil, changes)
+	job := s.Slots[1].Job
+	if job == nil || job.ID != "job-gpu1" || s.Slots[0].Job != nil {
+		t.Errorf("jobs are %+v and %+v", s.Slots[0].Job, job)
+	}
+}
+
+func TestContainerMakesASlotBusy(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(1).plan(t))
+	m.write("/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/docker-1234.scope/cgroup.events", "populated 1\n")
+	next := slots(1)
+	next.memory = 2 << 30
+	r, words := m.apply(next.plan(t))
+	equal(t, "words", []string{"drain buildkite-agent-gpu0.service"}, words)
+	equal(t, "reasons", map[string]bool{"waits for container docker-1234.scope of slot gpu0": true}, deferred(r.Deferred, 0))
+
+	// What is left of a job does not keep an agent that died from starting.
+	if err := m.sd.Fail(plan.AgentUnit(0)); err != nil {
+		t.Fatal(err)
+	}
+	m.write("/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/docker-1234.scope/cgroup.events", "populated 1\n")
+	_, words = m.apply(slots(1).plan(t))
+	equal(t, "words", []string{"start buildkite-agent-gpu0.service"}, words)
+}
+
+// A slot gets no CPU that a job of another slot still has.
+func TestIdleSlotWaitsForCPUsOfABusyOne(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(3).plan(t)) // 2-3, 4-5, 6-7
+	m.run(0)
+	next := slots(3)
+	next.first, next.generation = 0, "g2" // 0-1, 2-3, 4-5
+	p := next.plan(t)
+	r, words := m.apply(p)
+	equal(t, "words", []string{
+		"reload",
+		"drain buildkite-agent-gpu0.service",
+		"set buildkite.slice AllowedCPUs=0-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
+	}, words)
+	for k := 1; k <= 2; k++ { // slot 1 keeps 4-5 then, which slot 2 is to get
+		equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, k))
+	}
+	equal(t, "CPUs of slot 1", "4-5", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus"))
+	equal(t, "configuration of slot 1", true, strings.HasSuffix(m.read(plan.AgentDir(1)+"/buildkite-agent.cfg"), "g1"))
+	m.finish(0)
+	m.apply(p)
+	_, changes := m.diff(p)
+	equal(t, "changes at the end", nil, changes)
+}
+
+// The slice above all slots keeps the CPUs of a running job.
+func TestParentDoesNotTakeCPUsFromAJob(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(2).plan(t)) // 2-5
+	m.run(0)
+	next := slots(2)
+	next.first, next.generation = 4, "g2" // 4-7: not 2-3 any more
+	p := next.plan(t)
+	_, words := m.apply(p)
+	equal(t, "words", []string{"reload", "drain buildkite-agent-gpu0.service"}, words)
+	equal(t, "CPUs of the job", "2-3", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/cpuset.cpus.effective"))
+	m.finish(0)
+	m.apply(p)
+	_, changes := m.diff(p)
+	equal(t, "changes at the end", nil, changes)
+}
+
+func TestBusySlotThatIsNotPlannedAnyMore(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(2).plan(t))
+	m.run(1)
+	p := slots(1).plan(t)
+	_, words := m.apply(p)
+	equal(t, "words", []string{"drain buildkite-agent-gpu1.service"}, words)
+	if !m.exists(plan.WorkDir(1)) || !m.exists(plan.UnitDir+"/"+plan.SliceName(1)) {
+		t.Error("something of the busy slot is gone")
+	}
+	m.finish(1)
+	m.apply(p)
+	_, changes := m.diff(p)
+	equal(t, "changes at the end", nil, changes)
+	if m.exists(plan.WorkDir(1)) {
+		t.Error("the directory of the slot is left")
+	}
+}
+
+// A job may begin between the look at a slot and the stop of its agent.
+func TestJobThatBeginsMeanwhile(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(2).plan(t))
+	next := slots(2)
+	next.memory, next.generation = 2<<30, "g2"
+	p := next.plan(t)
+	s, changes := m.diff(p)
+	m.run(0)
+	r, err := m.h.Apply(t.Context(), p, s, changes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "reasons", map[string]bool{"waits for the agent of slot gpu0 to stop": true}, deferred(r.Deferred, 0))
+	words := m.sd.Words()
+	if slices.ContainsFunc(words, func(w string) bool {
+		return strings.HasPrefix(w, "set buildkite-gpu0") || strings.Contains(w, "guard-gpu0")
+	}) {
+		t.Errorf("the job was touched: %v", words)
+	}
+	m.finish(0)
+	m.apply(p)
+	_, changes = m.diff(p)
+	equal(t, "changes at the end", nil, changes)
+	equal(t, "jobs killed", nil, m.sd.Killed())
+}
+
+func TestNowStopsTheJob(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(1).plan(t))
+	m.run(0)
+	next := slots(1)
+	next.generation = "g2"
+	m.h.Now = true
+	_, words := m.apply(next.plan(t))
+	equal(t, "words", []string{
+		"reload",
+		"drain buildkite-agent-gpu0.service",
+		"kill buildkite-agent-gpu0.service main quit",
+		"stop buildkite-agent-gpu0.service",
+		"restart kbnode-guard-gpu0.service",
+		"start buildkite-agent-gpu0.service",
+	}, words)
+	equal(t, "jobs killed", []string{"buildkite-agent-gpu0.service"}, m.sd.Killed())
+}
+
+func TestUninstall(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.write(plan.ConfigPath, "queue: b200 # of the operator\n")
+	m.write("/etc/systemd/system/docker.service.d/mine.conf", "[Service]\n")
+	before := m.tree()
+	m.apply(slots(2).plan(t))
+	if err := m.h.WriteInput(plan.TokenPath, "# Written by kbnode\nBUILDKITE_AGENT_TOKEN=s3cret\n"); err != nil {
+		t.Fatal(err)
+	}
+	m.write(plan.WorkDir(0)+"/builds/a", "of a job")
+	m.write(plan.SocketPath(0), "")
+	r, err := m.h.Uninstall(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "words", []string{
+		"disable kbnode.service",
+		"disable kbnode.timer",
+		"stop kbnode.timer",
+		"stop buildkite-agent-gpu0.service",
+		"stop buildkite-agent-gpu1.service",
+		"stop kbnode-guard-gpu0.service",
+		"stop kbnode-guard-gpu1.service",
+		"stop buildkite-gpu0.slice",
+		"stop buildkite-gpu1.slice",
+		"stop buildkite.slice",
+		"reload",
+	}, m.sd.Words())
+	// Directories above ours that a bare tree did not have, and a system does.
+	after := m.tree()
+	for _, dir := range []string{"/run/", "/run/systemd/", "/run/systemd/system.control/", "/usr/", "/usr/local/", "/usr/local/libexec/", "/var/", "/var/lib/", "/sys/fs/cgroup/system.slice/"} {
+		delete(after, dir)
+	}
+	for name := range after {
+		if strings.HasPrefix(name, "/sys/fs/cgroup/system.slice/") {
+			delete(after, name)
+		}
+	}
+	equal(t, "tree", before, after)
+	if len(r.Deferred) > 0 {
+		t.Errorf("deferred: %v", r.Deferred)
+	}
+}
+
+func TestUninstallWaitsForJobs(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(2).plan(t))
+	m.run(1)
+	var told []string
+	sleeps := 0
+	m.h.Sleep = func(context.Context, time.Duration) error {
+		if sleeps++; sleeps == 2 {
+			m.finish(1)
+		}
+		if !m.exists(plan.UnitDir+"/"+plan.SliceName(1)) && sleeps <= 2 {
+			t.Error("the slice of a job is gone")
+		}
+		if m.exists(plan.UnitDir + "/" + plan.SliceName(0)) {
+			t.Error("the idle slot is still there")
+		}
+		return nil
+	}
+	if _, err := m.h.Uninstall(t.Context(), func(jobs []string) { told = append(told, jobs...) }); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "told", []string{"job job-gpu1 of slot gpu1"}, told)
+	equal(t, "jobs killed", nil, m.sd.Killed())
+	if m.exists("/var/lib/kbnode") || m.exists("/sys/fs/cgroup/buildkite.slice") {
+		t.Error("something is left")
+	}
+
+	m = newMachine(t)
+	m.apply(slots(1).plan(t))
+	m.run(0)
+	m.h.Sleep = func(context.Context, time.Duration) error { return context.DeadlineExceeded }
+	if _, err := m.h.Uninstall(t.Context(), nil); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "--now") {
+		t.Errorf("error is %v", err)
+	}
+}
+
+func TestInterruptedUninstall(t *testing.T) {
+	t.Parallel()
+	steps := 0
+	prepare := func() *machine {
+		m := newMachine(t)
+		m.apply(slots(1).plan(t))
+		return m
+	}
+	m := prepare()
+	m.h.OnStep(func(string) error { steps++; return nil })
+	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	clean := m.tree()
+	for n := range steps {
+		m := prepare()
+		interrupt(t, m, &plan.Plan{}, "killed", n)
+		m.h.OnStep(nil)
+		if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
+			t.Fatalf("after step %d: %v", n, err)
+		}
+		if diff := cmp.Diff(clean, m.tree()); diff != "" {
+			t.Fatalf("after step %d (-want +got):\n%s", n, diff)
+		}
+	}
+}

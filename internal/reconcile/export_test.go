@@ -1,0 +1,5 @@
+package reconcile
+
+// OnStep makes a host call f before each change of the machine; an error of f
+// is returned as if the change had failed.
+func (h *Host) OnStep(f func(words string) error) { h.step = f }

@@ -1,0 +1,215 @@
+package reconcile_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
+)
+
+// want is what a test plans: slots of width CPUs each, from CPU first on.
+type want struct {
+	slots      int
+	first      int
+	width      int
+	memory     int64
+	generation string
+	parked     int // the slot that takes no jobs; -1 for none
+}
+
+func slots(n int) want {
+	return want{slots: n, first: 2, width: 2, memory: 1 << 30, generation: "g1", parked: -1}
+}
+
+const header = "# Written by kbnode. Changes are overwritten; edit /etc/kbnode/config.yaml.\n"
+
+// plan makes the plan of a node, small but with everything that a real one has.
+func (w want) plan(t testing.TB) *plan.Plan {
+	t.Helper()
+	p := &plan.Plan{Schema: plan.Schema, Node: "node"}
+	file := func(slot int, mode uint32, name, text string) {
+		p.Files = append(p.Files, plan.File{Path: name, Mode: mode, Owner: "root", Content: text, Slot: slot})
+	}
+	for _, d := range []string{"/etc/kbnode", "/etc/kbnode/slots", "/etc/buildkite-agent", plan.HooksDir, "/var/lib/kbnode", "/var/lib/buildkite-agent"} {
+		p.Dirs = append(p.Dirs, plan.Dir{Path: d, Mode: 0o755, Owner: "root", Keep: true})
+	}
+	file(-1, 0o755, plan.HooksDir+"/environment", "#!/bin/sh\n"+header+"exit 0\n")
+	file(-1, 0o644, plan.BindingsPath, "{\"written_by\": \"kbnode\"}\n")
+	all := fmt.Sprintf("%d-%d", w.first, w.first+w.slots*w.width-1)
+	p.Slices = append(p.Slices, plan.Slice{Unit: plan.ParentSlice, Slot: -1, CPUs: all, Partition: true})
+	file(-1, 0o644, plan.UnitDir+"/"+plan.ParentSlice, header+"[Slice]\nAllowedCPUs="+all+"\n")
+	file(-1, 0o644, plan.UnitDir+"/"+plan.NodeService, header+"[Service]\nType=oneshot\n[Install]\nWantedBy=multi-user.target\n")
+	file(-1, 0o644, plan.UnitDir+"/"+plan.NodeTimer, header+"[Timer]\n[Install]\nWantedBy=timers.target\n")
+	p.Units = append(p.Units,
+		plan.Unit{Name: plan.NodeService, Slot: -1, Enabled: true},
+		plan.Unit{Name: plan.NodeTimer, Slot: -1, Enabled: true, Active: true})
+	for k := range w.slots {
+		cpus := fmt.Sprintf("%d-%d", w.first+k*w.width, w.first+(k+1)*w.width-1)
+		user := plan.UserName(k)
+		p.Slots = append(p.Slots, plan.Slot{Index: k, Name: plan.SlotName(k), CPUs: cpus, User: user})
+		p.Users = append(p.Users, plan.User{Name: user, Home: plan.WorkDir(k)})
+		p.Dirs = append(p.Dirs,
+			plan.Dir{Path: plan.AgentDir(k), Mode: 0o755, Owner: "root"},
+			plan.Dir{Path: plan.WorkDir(k), Mode: 0o700, Owner: user})
+		s := plan.Slice{
+			Unit: plan.SliceName(k), Slot: k, CPUs: cpus, MemoryNodes: "0", MemoryBytes: w.memory, TasksMax: 8192,
+			Devices: []plan.Device{{Path: "/dev/nvidia" + strconv.Itoa(k), Perm: "rw"}, {Path: "char-*", Perm: "m"}},
+		}
+		p.Slices = append(p.Slices, s)
+		policy, err := json.Marshal(plan.JobPolicy{WrittenBy: "kbnode", Slot: k, CPUs: cpus, MemoryBytes: w.memory})
+		if err != nil {
+			t.Fatal(err)
+		}
+		file(k, 0o644, plan.SlotPolicyPath(k), string(policy)+"\n")
+		file(k, 0o644, plan.AgentDir(k)+"/buildkite-agent.cfg", header+"name=\"node-"+plan.SlotName(k)+"\"\n# "+w.generation+"\n")
+		file(k, 0o644, plan.UnitDir+"/"+s.Unit, fmt.Sprintf("%s[Slice]\nAllowedCPUs=%s\nAllowedMemoryNodes=0\nMemoryMax=%d\nMemorySwapMax=0\nTasksMax=8192\n", header, cpus, w.memory))
+		for _, u := range []string{plan.GuardUnit(k), plan.AgentUnit(k)} {
+			text := header + "[Service]\nEnvironment=KBNODE_GENERATION=" + w.generation + "\n"
+			if u == plan.AgentUnit(k) {
+				text += "Slice=" + s.Unit + "\nKillMode=mixed\n"
+			}
+			file(k, 0o644, plan.UnitDir+"/"+u, text)
+			p.Units = append(p.Units, plan.Unit{Name: u, Slot: k, Active: k != w.parked, Generation: w.generation})
+		}
+	}
+	return p
+}
+
+// machine is a tree with a systemd in it, and a host that changes it.
+type machine struct {
+	t  testing.TB
+	sd *systemdtest.Systemd
+	h  *reconcile.Host
+}
+
+// tempDir is in memory where it can be: hundreds of machines are written, and
+// each of their files is synced.
+func tempDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "kbnode-reconcile-") //nolint:usetesting // t.TempDir is on a disk
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func newMachine(t testing.TB) *machine {
+	t.Helper()
+	root := tempDir(t)
+	sd, err := systemdtest.New(root, "0-127", "0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &machine{t: t, sd: sd, h: &reconcile.Host{Root: root, Systemd: sd, Users: systemdtest.Users{Root: root}}}
+}
+
+// diff is what has to change.
+func (m *machine) diff(p *plan.Plan) (*reconcile.State, []reconcile.Change) {
+	m.t.Helper()
+	s, err := m.h.Observe(m.t.Context(), p)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return s, reconcile.Diff(p, s)
+}
+
+// apply makes the machine as planned and returns what was said to systemd.
+func (m *machine) apply(p *plan.Plan) (reconcile.Result, []string) {
+	m.t.Helper()
+	s, changes := m.diff(p)
+	r, err := m.h.Apply(m.t.Context(), p, s, changes)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return r, m.sd.Words()
+}
+
+// try is apply for a run that fails.
+func (m *machine) try(p *plan.Plan) error {
+	m.t.Helper()
+	s, err := m.h.Observe(m.t.Context(), p)
+	if err != nil {
+		return err
+	}
+	_, err = m.h.Apply(m.t.Context(), p, s, reconcile.Diff(p, s))
+	return err
+}
+
+func (m *machine) write(name, text string) {
+	m.t.Helper()
+	name = filepath.Join(m.h.Root, name)
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *machine) read(name string) string {
+	m.t.Helper()
+	data, err := os.ReadFile(filepath.Join(m.h.Root, name))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return strings.TrimSpace(string(data))
+}
+
+func (m *machine) exists(name string) bool {
+	_, err := os.Lstat(filepath.Join(m.h.Root, name))
+	return err == nil
+}
+
+// tree is everything on the machine: contents, modes and links by path, without
+// what differs from one process to the next.
+func (m *machine) tree() map[string]string {
+	m.t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(m.h.Root, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel := strings.TrimPrefix(name, m.h.Root)
+		info, err := d.Info()
+		if err != nil || strings.HasPrefix(rel, "/proc") || strings.HasPrefix(rel, "/run/systemd/system.control/buildkite.slice.d") || d.Name() == "cgroup.procs" {
+			return err
+		}
+		switch {
+		case d.IsDir():
+			out[rel+"/"] = info.Mode().String()
+		case info.Mode()&fs.ModeSymlink != 0:
+			out[rel], err = os.Readlink(name)
+		default:
+			var data []byte
+			data, err = os.ReadFile(name)
+			out[rel] = info.Mode().String() + " " + string(data)
+		}
+		return err
+	})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return out
+}
+
+// brief is a change as tests name it.
+func brief(changes []reconcile.Change) []string {
+	out := []string{}
+	for _, c := range changes {
+		out = append(out, string(c.Kind)+" "+c.Subject)
+	}
+	return out
+}

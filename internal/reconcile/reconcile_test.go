@@ -1,0 +1,315 @@
+package reconcile_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+func setWord(k int, cpus string, memory int64) string {
+	return fmt.Sprintf("set buildkite-gpu%d.slice AllowedCPUs=%s AllowedMemoryNodes=0 MemoryMax=%d MemorySwapMax=0 TasksMax=8192 DevicePolicy=closed DeviceAllow=/dev/nvidia%d rw DeviceAllow=char-* m", k, cpus, memory, k)
+}
+
+func equal[T any](t *testing.T, what string, want, got T) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Fatalf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func TestFirstInstall(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	p := slots(2).plan(t)
+	r, words := m.apply(p)
+	equal(t, "words", []string{
+		"reload",
+		"start buildkite.slice",
+		"set buildkite.slice AllowedCPUs=2-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
+		"start buildkite-gpu0.slice",
+		setWord(0, "2-3", 1<<30),
+		"start buildkite-gpu1.slice",
+		setWord(1, "4-5", 1<<30),
+		"start kbnode-guard-gpu0.service kbnode-guard-gpu1.service",
+		"start buildkite-agent-gpu0.service buildkite-agent-gpu1.service",
+		"start kbnode.timer",
+		"enable kbnode.service",
+		"enable kbnode.timer",
+	}, words)
+	equal(t, "deferred", nil, r.Deferred)
+	equal(t, "first changes", []string{"adduser kbnode-gpu0", "adduser kbnode-gpu1", "create /etc/buildkite-agent/"}, brief(r.Applied)[:3])
+	equal(t, "partition", "root", m.read("/sys/fs/cgroup/buildkite.slice/cpuset.cpus.partition"))
+	equal(t, "memory", "1073741824", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/memory.max"))
+
+	before := m.tree()
+	_, changes := m.diff(p)
+	equal(t, "changes of the second run", nil, changes)
+	_, words = m.apply(p)
+	equal(t, "words of the second run", nil, words)
+	equal(t, "tree after the second run", before, m.tree())
+}
+
+func TestReboot(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	p := slots(1).plan(t)
+	m.apply(p)
+	before := m.tree()
+	if err := m.sd.Reboot(); err != nil {
+		t.Fatal(err)
+	}
+	_, words := m.apply(p)
+	equal(t, "words", []string{
+		"start buildkite.slice",
+		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
+		"start buildkite-gpu0.slice",
+		setWord(0, "2-3", 1<<30),
+		"start kbnode-guard-gpu0.service",
+		"start buildkite-agent-gpu0.service",
+		"start kbnode.timer",
+	}, words)
+	equal(t, "tree", before, m.tree())
+}
+
+// A run that is killed anywhere, or whose disk is full, leaves each file old or
+// new, and the next run ends with the same machine.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	was, is := slots(3), slots(2)
+	is.memory, is.generation = 2<<30, "g2"
+	for _, way := range []string{"killed", "full disk"} {
+		for _, from := range []string{"nothing", "an older plan"} {
+			t.Run(way+" from "+from, func(t *testing.T) {
+				t.Parallel()
+				prepare := func(t *testing.T) *machine {
+					m := newMachine(t)
+					if from != "nothing" {
+						m.apply(was.plan(t))
+					}
+					return m
+				}
+				p := is.plan(t)
+				whole, steps := prepare(t), 0
+				whole.h.OnStep(func(string) error { steps++; return nil })
+				whole.apply(p)
+				if steps < 20 {
+					t.Fatalf("only %d steps to interrupt", steps)
+				}
+				for n := range steps {
+					m := prepare(t)
+					interrupt(t, m, p, way, n)
+					m.h.OnStep(nil)
+					m.apply(p)
+					if diff := cmp.Diff(whole.tree(), m.tree()); diff != "" {
+						t.Fatalf("interrupted at step %d (-want +got):\n%s", n, diff)
+					}
+					if _, changes := m.diff(p); len(changes) > 0 {
+						t.Fatalf("interrupted at step %d: changes are left: %v", n, changes)
+					}
+				}
+			})
+		}
+	}
+}
+
+// interrupt applies a plan until the n-th step.
+func interrupt(t *testing.T, m *machine, p *plan.Plan, way string, n int) {
+	t.Helper()
+	type killed struct{}
+	defer func() {
+		if r := recover(); r != nil && r != (killed{}) {
+			panic(r)
+		}
+	}()
+	step := 0
+	m.h.OnStep(func(string) error {
+		if step++; step <= n {
+			return nil
+		}
+		if way == "killed" {
+			panic(killed{}) // nothing after this runs, as with kill -9
+		}
+		return syscall.ENOSPC
+	})
+	if err := m.try(p); err == nil {
+		t.Fatalf("step %d did not fail", n)
+	}
+}
+
+func TestFullDiskChangesNothingElse(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	was, is := slots(2), slots(2)
+	is.memory, is.generation = 2<<30, "g2"
+	m.apply(was.plan(t))
+	before := m.tree()
+	m.h.OnStep(func(words string) error {
+		if strings.HasPrefix(words, "rename ") {
+			return syscall.ENOSPC
+		}
+		return nil
+	})
+	err := m.try(is.plan(t))
+	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "write /etc/buildkite-agent/agent-0/buildkite-agent.cfg: ") {
+		t.Errorf("error is %v", err)
+	}
+	equal(t, "tree", before, m.tree())
+	equal(t, "words", nil, m.sd.Words())
+}
+
+func TestChanges(t *testing.T) {
+	t.Parallel()
+	const agent, guard = "buildkite-agent-gpu0.service", "kbnode-guard-gpu0.service"
+	more := slots(1)
+	more.memory, more.generation = 2<<30, "g2"
+	onlyMemory := slots(1)
+	onlyMemory.memory = 2 << 30
+	restarted := slots(1)
+	restarted.generation = "g2"
+	parked := slots(1)
+	parked.parked = 0
+	for _, tt := range []struct {
+		name   string
+		before func(m *machine) // after the install of one slot
+		plan   want
+		words  []string
+	}{
+		{"a new generation restarts the agent and the guard", nil, restarted, []string{
+			"reload", "stop " + agent, "restart " + guard, "start " + agent,
+		}},
+		{"new limits are set while the agent runs", nil, onlyMemory, []string{
+			"reload", setWord(0, "2-3", 2<<30),
+		}},
+		{"new limits and a new generation: limits first", nil, more, []string{
+			"reload", "stop " + agent, setWord(0, "2-3", 2<<30), "restart " + guard, "start " + agent,
+		}},
+		{"a limit that somebody changed is set again", func(m *machine) {
+			m.write("/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/memory.max", "max\n")
+		}, slots(1), []string{setWord(0, "2-3", 1<<30)}},
+		{"a device that somebody added is taken away", func(m *machine) {
+			m.write("/run/systemd/system.control/buildkite-gpu0.slice.d/50-DeviceAllow.conf", "[Slice]\nDeviceAllow=\nDeviceAllow=/dev/nvidia1 rw\n")
+		}, slots(1), []string{setWord(0, "2-3", 1<<30)}},
+		{"an agent that failed starts again", func(m *machine) {
+			if err := m.sd.Fail(agent); err != nil {
+				m.t.Fatal(err)
+			}
+		}, slots(1), []string{"start " + agent}},
+		{"a mode that somebody changed needs no word", func(m *machine) {
+			p := slots(1).plan(m.t)
+			p.Files[0].Mode = 0o700
+			m.apply(p)
+		}, slots(1), nil},
+		{"a unit file that somebody edited is loaded again", func(m *machine) {
+			m.write(plan.UnitDir+"/"+guard, header+"[Service]\nExecStart=/bin/evil\n")
+		}, slots(1), []string{"reload"}},
+		{"a drop-in of an operator stays", func(m *machine) {
+			m.write(plan.UnitDir+"/"+agent+".d/50-mine.conf", "[Service]\nNice=5\n")
+		}, slots(1), nil},
+		{"a parked slot stops", nil, parked, []string{"stop " + guard, "stop " + agent}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			m.apply(slots(1).plan(t))
+			if tt.before != nil {
+				tt.before(m)
+				m.sd.Words()
+			}
+			_, words := m.apply(tt.plan.plan(t))
+			equal(t, "words", tt.words, words)
+			if _, changes := m.diff(tt.plan.plan(t)); len(changes) > 0 {
+				t.Errorf("changes are left: %v", changes)
+			}
+			if m.exists(plan.UnitDir+"/"+agent+".d/50-mine.conf") != (tt.name == "a drop-in of an operator stays") {
+				t.Error("the operator's drop-in is gone")
+			}
+		})
+	}
+}
+
+func TestLimitThatTheKernelDoesNotTake(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	w := slots(2)
+	w.first = 125 // the machine ends at 127
+	err := m.try(w.plan(t))
+	if err == nil || !strings.Contains(err.Error(), "slice buildkite-gpu1.slice: /sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus.effective is 127, planned is 127-128, although it was set") {
+		t.Errorf("error is %v", err)
+	}
+	words := m.sd.Words()
+	if !slices.Contains(words, "start buildkite-agent-gpu0.service") {
+		t.Error("the slot that has its limits does not run")
+	}
+	if slices.ContainsFunc(words, func(w string) bool { return strings.Contains(w, "agent-gpu1") }) {
+		t.Errorf("an agent was started in a slot without its limits: %v", words)
+	}
+}
+
+func TestStaleSlotIsRemoved(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(1).plan(t))
+	want := m.tree()
+	m = newMachine(t)
+	m.apply(slots(1).plan(t))
+	two := slots(2)
+	m.apply(two.plan(t))
+	m.write(plan.WorkDir(1)+"/builds/a", "of a job")
+	_, words := m.apply(slots(1).plan(t))
+	equal(t, "words", []string{
+		"stop buildkite-agent-gpu1.service",
+		"stop kbnode-guard-gpu1.service",
+		"stop buildkite-gpu1.slice",
+		"reload",
+		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
+	}, words)
+	equal(t, "tree", want, m.tree())
+}
+
+func TestTwoAtOnce(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	release, err := m.h.Lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = m.h.Lock()
+	var locked *reconcile.LockedError
+	if !errors.As(err, &locked) || locked.PID == "" {
+		t.Errorf("second lock: %v", err)
+	}
+	release()
+	if m.exists(plan.LockPath) {
+		t.Error("the lock file is left")
+	}
+	release, err = m.h.Lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+}
+
+func TestOfflineTree(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.h.Systemd = nil
+	p := slots(1).plan(t)
+	r, words := m.apply(p)
+	equal(t, "words", nil, words)
+	if !m.exists(plan.UnitDir + "/buildkite-gpu0.slice") {
+		t.Error("files are not written")
+	}
+	want := []string{
+		"start buildkite.slice", "set buildkite.slice", "start buildkite-gpu0.slice", "set buildkite-gpu0.slice", "partition buildkite.slice",
+		"start kbnode-guard-gpu0.service", "start buildkite-agent-gpu0.service", "start kbnode.timer", "enable kbnode.service", "enable kbnode.timer",
+	}
+	equal(t, "deferred", want, brief(r.Deferred))
+}
