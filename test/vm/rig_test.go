@@ -130,8 +130,8 @@ DeviceAllow=char-pts rw
 	if got := run("busybox:test grep Cpus_allowed_list /proc/self/status"); !strings.Contains(got, "1-2") {
 		t.Errorf("CPUs of the container: %s", got)
 	}
-	m.Sh("docker run -d --name j --cgroup-parent buildkite-gpu0.slice busybox:test sleep 1000")
-	path := m.Sh(`cut -d: -f3 "/proc/$(docker inspect -f '{{.State.Pid}}' j)/cgroup"`)
+	m.Sh("docker run -d --name job --cgroup-parent buildkite-gpu0.slice busybox:test sleep 1000")
+	path := m.Sh(`cut -d: -f3 "/proc/$(docker inspect -f '{{.State.Pid}}' job)/cgroup"`)
 	if !strings.HasPrefix(path, "/buildkite.slice/buildkite-gpu0.slice/docker-") {
 		t.Errorf("the container is in %s", path)
 	}
@@ -158,7 +158,7 @@ plugins-path="/var/tmp/plugins"
 hooks-path="/var/tmp/hooks"
 `)
 	m.Put("/root/steps.yml", 0o600, `steps:
-  - command: echo "seen from inside: $$(cat /workdir/README.md | wc -l) line, $$COLOUR"
+  - command: 'echo "seen from inside; $$(wc -l <README.md) line, $$COLOUR, $$SHADE"'
     agents: {queue: rig}
     plugins:
       - docker#v5.11.0:
@@ -171,7 +171,7 @@ hooks-path="/var/tmp/hooks"
 			buildkite-agent start --config /root/agent.cfg
 		bkstub wait-agents --count 1 --timeout 5m`)
 	r := m.Try("bkstub submit --queue rig --steps /root/steps.yml --env COLOUR=green --wait")
-	if r.Code != 0 || !strings.Contains(r.Stdout, "seen from inside: 1 line, green") {
+	if r.Code != 0 || !strings.Contains(r.Stdout, "seen from inside; 1 line, green, dark") {
 		t.Errorf("exit %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 	}
 }

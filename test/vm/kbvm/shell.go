@@ -15,9 +15,9 @@ import (
 
 // shell installs kbnode in the machine and opens a prompt on the terminal. If
 // standard input is none, it is run as a bash script.
-func shell(ctx context.Context, m *vm.VM) (int, error) {
+func shell(ctx context.Context, m *vm.VM) (code int, err error) {
 	fmt.Fprintf(os.Stderr, "# %s\n", installCommand)
-	code, err := m.Stream(ctx, os.Stderr, os.Stderr, "bash", "-c", installCommand)
+	code, err = m.Stream(ctx, os.Stderr, os.Stderr, "bash", "-c", installCommand)
 	if err != nil {
 		return code, err
 	}
