@@ -72,7 +72,7 @@ func (g *guest) hello(ctx context.Context, not string) (boot string, err error) 
 		}
 		err := g.out.JSON(wire.Hello, 0, wire.Greeting{Nonce: nonce, UnixNano: time.Now().UnixNano()})
 		var timeout net.Error
-		if err != nil && !(errors.As(err, &timeout) && timeout.Timeout()) {
+		if err != nil && (!errors.As(err, &timeout) || !timeout.Timeout()) {
 			return "", fmt.Errorf("greet the guest: %w", err)
 		}
 		if err := g.conn.SetWriteDeadline(time.Time{}); err != nil {

@@ -34,7 +34,7 @@ func TestRigTopology(t *testing.T) {
 	if diff := cmp.Diff(wantNodes, nodes); diff != "" {
 		t.Errorf("NUMA nodes:\n%s", diff)
 	}
-	for _, line := range strings.Split(m.Sh("sim-gpu list"), "\n") {
+	for line := range strings.SplitSeq(m.Sh("sim-gpu list"), "\n") {
 		var k int
 		var address, uuid, state string
 		if _, err := fmt.Sscan(line, &k, &address, &uuid, &state); err != nil {

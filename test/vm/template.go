@@ -190,7 +190,9 @@ func (b *builder) key(ctx context.Context) (string, error) {
 			return err
 		}
 		content, err := imageFS.ReadFile(path)
-		fmt.Fprintf(h, "%s %x\n", path, sha256.Sum256(content))
+		if err == nil {
+			_, err = fmt.Fprintf(h, "%s %x\n", path, sha256.Sum256(content))
+		}
 		return err
 	})
 	if err != nil {
@@ -205,7 +207,9 @@ func (b *builder) key(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("run QEMU: %w; make vm-deps installs it", err)
 	}
-	fmt.Fprintf(h, "%s %q %s", version, qemuArgs(firmware{}, memory{}, "disk", ""), warmUp)
+	if _, err := fmt.Fprintf(h, "%s %q %s", version, qemuArgs(firmware{}, memory{}, "disk", ""), warmUp); err != nil {
+		return "", err
+	}
 	return hex.EncodeToString(h.Sum(nil))[:16], nil
 }
 
