@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .SECONDARY:
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
+# go-nvml wraps functions that nvml.h calls deprecated.
+export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 HOST_ARCH := $(shell go env GOHOSTARCH 2>/dev/null)

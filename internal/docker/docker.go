@@ -16,8 +16,8 @@ import (
 )
 
 // infoDeadline bounds Info: an engine that is there answers in milliseconds,
-// and one that hangs must not hang an inventory or a reconcile.
-const infoDeadline = 5 * time.Second
+// under heavy load in seconds, and one that hangs must not hang an inventory or a reconcile.
+const infoDeadline = 20 * time.Second
 
 // ErrAbsent says that no engine answers on the socket: there is no such file,
 // or nobody listens on it.
@@ -60,7 +60,7 @@ func New(socket string) (*Engine, error) {
 // Close drops the idle connections.
 func (e *Engine) Close() error { return e.api.Close() }
 
-// Info asks the engine what it is, for at most five seconds.
+// Info asks the engine what it is, for at most twenty seconds.
 func (e *Engine) Info(ctx context.Context) (Info, error) {
 	ctx, cancel := context.WithTimeout(ctx, infoDeadline)
 	defer cancel()

@@ -33,15 +33,15 @@ func lookupUser(name string) (uid, gid int, err error) {
 	return uid, gid, nil
 }
 
-// listen makes the slot's run directory, which only root and the slot's group
-// can enter, the agent's directory in it, and the socket.
+// listen makes the slot's run directory, the agent's directory in it, which only
+// the slot's user can enter, and the socket, which only its group can use.
 func listen(path string, uid, gid int) (*net.UnixListener, error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil { //nolint:gosec // the parent of all slots' directories holds no secret
 		return nil, fmt.Errorf("make the run directory: %w", err)
 	}
 	err := errors.Join(
-		ownDir(dir, 0o750, 0, gid),
+		ownDir(dir, 0o711, 0, 0),
 		ownDir(filepath.Join(dir, AgentDir), 0o700, uid, gid),
 	)
 	if err != nil {

@@ -106,7 +106,7 @@ func TestListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	for file, want := range map[string]fs.FileMode{
-		filepath.Dir(path):                          fs.ModeDir | 0o750,
+		filepath.Dir(path):                          fs.ModeDir | 0o711,
 		filepath.Join(filepath.Dir(path), AgentDir): fs.ModeDir | 0o700,
 		path: fs.ModeSocket | 0o660,
 	} {

@@ -44,7 +44,7 @@ var agentKeys = []agentKey{
 	{name: "tags", value: fromSlot(func(s Slot) string { return strings.Join(s.Tags, ",") }), must: true},
 	{name: "spawn", value: fixed("1")},
 	{name: "endpoint", value: fromConfig(func(c config.Config) string { return c.Agent.Endpoint }), must: true},
-	{name: "build-path", value: fromSlot(func(s Slot) string { return WorkDir(s.Index) + "/builds" }), must: true},
+	{name: "build-path", value: fromSlot(func(s Slot) string { return BuildsDir(s.Index) }), must: true},
 	{name: "plugins-path", value: fromSlot(func(s Slot) string { return WorkDir(s.Index) + "/plugins" }), must: true},
 	{name: "hooks-path", value: fixed(HooksDir), must: true},
 	{name: "sockets-path", value: fromSlot(func(s Slot) string { return RunDir(s.Index) + "/agent" }), must: true},

@@ -21,13 +21,37 @@ const (
 // allows it to overwrite or delete the file later.
 const Marker = "Written by kbnode"
 
-func SlotName(k int) string       { return "gpu" + strconv.Itoa(k) }
-func SliceName(k int) string      { return "buildkite-" + SlotName(k) + ".slice" }
-func AgentUnit(k int) string      { return "buildkite-agent-" + SlotName(k) + ".service" }
-func GuardUnit(k int) string      { return "kbnode-guard-" + SlotName(k) + ".service" }
-func UserName(k int) string       { return "kbnode-" + SlotName(k) }
-func AgentDir(k int) string       { return "/etc/buildkite-agent/agent-" + strconv.Itoa(k) }
-func WorkDir(k int) string        { return "/var/lib/buildkite-agent/gpu-" + strconv.Itoa(k) }
-func RunDir(k int) string         { return "/run/kbnode/" + SlotName(k) }
-func SocketPath(k int) string     { return RunDir(k) + "/docker.sock" }
+// Names and paths of slot k.
+
+// SlotName is what people call it: gpu0.
+func SlotName(k int) string { return "gpu" + strconv.Itoa(k) }
+
+// SliceName is its slice, nested below ParentSlice by systemd's rule for dashes.
+func SliceName(k int) string { return "buildkite-" + SlotName(k) + ".slice" }
+
+// AgentUnit runs its buildkite-agent.
+func AgentUnit(k int) string { return "buildkite-agent-" + SlotName(k) + ".service" }
+
+// GuardUnit serves its Docker socket.
+func GuardUnit(k int) string { return "kbnode-guard-" + SlotName(k) + ".service" }
+
+// UserName is who its agent and host commands run as.
+func UserName(k int) string { return "kbnode-" + SlotName(k) }
+
+// AgentDir holds its agent's configuration, root's own.
+func AgentDir(k int) string { return "/etc/buildkite-agent/agent-" + strconv.Itoa(k) }
+
+// WorkDir is its user's home, with checkouts and plugins.
+func WorkDir(k int) string { return "/var/lib/buildkite-agent/gpu-" + strconv.Itoa(k) }
+
+// BuildsDir holds its checkouts, the only part of WorkDir that containers see.
+func BuildsDir(k int) string { return WorkDir(k) + "/builds" }
+
+// RunDir holds its socket, and agent/ which is its user's.
+func RunDir(k int) string { return "/run/kbnode/" + SlotName(k) }
+
+// SocketPath is the Docker socket that its jobs see.
+func SocketPath(k int) string { return RunDir(k) + "/docker.sock" }
+
+// SlotPolicyPath is its JobPolicy.
 func SlotPolicyPath(k int) string { return "/etc/kbnode/slots/" + SlotName(k) + ".json" }

@@ -28,7 +28,7 @@ type JobPolicy struct {
 
 	Env          []string `json:"env"`       // NAME=value, set in every container
 	DropEnv      []string `json:"drop_env"`  // names (or prefixes that end in *) that no container gets
-	WorkRoot     string   `json:"work_root"` // mounts must lie below it
+	WorkRoot     string   `json:"work_root"` // mounts must lie below it: the checkouts, not the plugins that run on the host
 	Binary       string   `json:"binary"`    // mounted read-only at its own path and at ContainerBinary
 	DockerSocket string   `json:"docker_socket"`
 	Socket       string   `json:"socket"` // where the guard listens

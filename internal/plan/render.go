@@ -97,7 +97,8 @@ func (p *Plan) addNode(in Input) error {
 }
 
 func (p *Plan) addParent(all cpuset.Set) error {
-	s := Slice{Unit: ParentSlice, Slot: -1, CPUs: all.String(), Partition: true, Devices: []Device{}}
+	// A partition leaves its CPUs to nobody else, so the system needs its own.
+	s := Slice{Unit: ParentSlice, Slot: -1, CPUs: all.String(), Partition: p.Reserved.CPUs != "", Devices: []Device{}}
 	p.Slices = append(p.Slices, s)
 	return p.addUnit(s.Unit, "parent.slice.tmpl", -1, s)
 }
@@ -118,7 +119,11 @@ func (p *Plan) addSlot(in Input, cfg config.Config, keys []agentKey, s Slot) err
 	p.Users = append(p.Users, User{Name: s.User, Home: WorkDir(k)})
 	p.Dirs = append(p.Dirs,
 		Dir{Path: AgentDir(k), Mode: 0o755, Owner: "root"},
-		Dir{Path: WorkDir(k), Mode: 0o700, Owner: s.User})
+		Dir{Path: WorkDir(k), Mode: 0o700, Owner: s.User},
+		Dir{Path: BuildsDir(k), Mode: 0o755, Owner: s.User},
+		// The guard makes these two as well, so that it can start without us.
+		Dir{Path: RunDir(k), Mode: 0o711, Owner: "root"},
+		Dir{Path: RunDir(k) + "/agent", Mode: 0o700, Owner: s.User})
 	slice := Slice{
 		Unit: SliceName(k), Slot: k, CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
 		TasksMax: cfg.Job.TasksMax, Devices: sliceDevices(s.GPUs[0].Devices),
@@ -222,7 +227,7 @@ func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
 			"NVIDIA_*", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
 			"LD_*", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN", "BUILDKITE_AGENT_JOB_API_*", "DOCKER_HOST", "KBNODE_*",
 		},
-		WorkRoot: WorkDir(s.Index), Binary: in.Binary, DockerSocket: cfg.Docker.Socket, Socket: SocketPath(s.Index),
+		WorkRoot: BuildsDir(s.Index), Binary: in.Binary, DockerSocket: cfg.Docker.Socket, Socket: SocketPath(s.Index),
 		DeviceNodes: []string{},
 	}
 	d := in.Inventory.Software.Docker
