@@ -120,11 +120,15 @@ func Containers(root, slice string) ([]string, error) {
 
 // Environ are the variables that a process was started with, values cut to what
 // can be shown and free of control characters. Names beginning with BUILDKITE
-// and KBNODE are kept, no others, and no token.
+// and KBNODE are kept, no others, and no token. A process that is about to run
+// its program has none, and its map is nil.
 func Environ(root string, pid int) (map[string]string, error) {
 	data, err := readBounded(filepath.Join(root, "proc", strconv.Itoa(pid), "environ"), maxEnviron)
 	if err != nil {
 		return nil, fmt.Errorf("read environment of process %d: %w", pid, err)
+	}
+	if len(data) == 0 {
+		return nil, nil //nolint:nilnil // no environment yet
 	}
 	env := map[string]string{}
 	for v := range bytes.SplitSeq(data, []byte{0}) {

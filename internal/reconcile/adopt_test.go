@@ -94,6 +94,9 @@ func TestAdoptIdle(t *testing.T) {
 	p := slots(1).plan(t)
 	_, words := m.apply(p)
 	equal(t, "words", []string{
+		"disable buildkite-agent-gpu0.service",
+		"enable kbnode.service",
+		"enable kbnode.timer",
 		"reload",
 		"stop buildkite-agent-gpu0.service",
 		"start buildkite.slice",
@@ -103,9 +106,6 @@ func TestAdoptIdle(t *testing.T) {
 		"start kbnode-guard-gpu0.service",
 		"start buildkite-agent-gpu0.service",
 		"start kbnode.timer",
-		"disable buildkite-agent-gpu0.service",
-		"enable kbnode.service",
-		"enable kbnode.timer",
 	}, words)
 	m.h.Adopt = false
 	_, changes := m.diff(p)
@@ -135,21 +135,21 @@ func TestAdoptBusy(t *testing.T) {
 	p := slots(1).plan(t) // the old node had one slot more
 	r, words := m.apply(p)
 	equal(t, "words", []string{
+		"disable buildkite-agent-gpu0.service",
+		"enable kbnode.service",
+		"enable kbnode.timer",
 		"reload",
 		"drain buildkite-agent-gpu0.service",
 		"start buildkite.slice",
 		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
 		"start kbnode.timer",
-		"disable buildkite-agent-gpu0.service",
-		"enable kbnode.service",
-		"enable kbnode.timer",
 	}, words)
 	equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, 0))
 
 	// What was agreed to once needs no --adopt in the timer's runs.
 	m.h.Adopt = false
 	_, words = m.apply(p)
-	equal(t, "words of the timer's run", []string{"disable buildkite-agent-gpu1.service", "drain buildkite-agent-gpu1.service"}, words)
+	equal(t, "words of the timer's run", []string{"disable buildkite-agent-gpu1.service", "reload", "drain buildkite-agent-gpu1.service"}, words)
 	_, words = m.apply(p)
 	equal(t, "words while the jobs run on", nil, words)
 	m.finish(0)

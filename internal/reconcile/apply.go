@@ -26,8 +26,8 @@ type Result struct {
 // that does not start ends it for its slot only.
 func (h *Host) Apply(ctx context.Context, p *plan.Plan, s *State, changes []Change) (Result, error) {
 	a := &applier{h: h, differ: newDiffer(p, s), failed: map[int]bool{}, late: map[int]string{}}
-	if err := a.refuse(changes); err != nil {
-		return a.result, err
+	if paths := Conflicts(changes); len(paths) > 0 && !h.Adopt {
+		return a.result, &ConflictError{Paths: paths}
 	}
 	for i := 0; i < len(changes); {
 		if err := ctx.Err(); err != nil {
@@ -53,20 +53,6 @@ type applier struct {
 	errs   []error
 	failed map[int]bool   // slots with a unit that did not do what it should
 	late   map[int]string // what waits for agents that took a job meanwhile, by slot
-}
-
-// refuse reports, before anything is changed, all files in the way.
-func (a *applier) refuse(changes []Change) error {
-	var conflict ConflictError
-	for _, c := range changes {
-		if c.Kind == Adopt && !a.h.Adopt && !c.agreed {
-			conflict.Paths = append(conflict.Paths, c.Subject)
-		}
-	}
-	if len(conflict.Paths) > 0 {
-		return &conflict
-	}
-	return nil
 }
 
 // together is how many of the next changes systemd can do side by side: starts
@@ -192,7 +178,15 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 		}
 		return wrap(err, "replace "+subject)
 	case Delete:
-		return wrap(h.remove(subject, isDir && a.s.paths[subject].owned.All), "delete "+subject)
+		for _, entry := range a.s.paths[subject].entries {
+			if isRuntime(entry) {
+				err = errors.Join(err, h.remove(entry, false))
+			}
+		}
+		if err == nil {
+			err = h.remove(subject, isDir && a.s.paths[subject].owned.All)
+		}
+		return wrap(err, "delete "+subject)
 	case Restore:
 		return wrap(h.restore(subject, a.s.backups[subject], a.s.paths[subject].marked), "restore "+subject)
 	case AddUser:

@@ -52,12 +52,12 @@ const (
 	phaseRetire phase = iota // stop and disable what no plan has
 	phaseDelete
 	phaseWrite
+	phaseEnable // before the reload: to systemd its units are out of date after it
 	phaseReload
 	phaseDrain
 	phaseStop
 	phaseSlice
 	phaseStart
-	phaseEnable
 )
 
 func (c Change) String() string {
@@ -69,6 +69,18 @@ func (c Change) String() string {
 		s += ", " + c.Deferred
 	}
 	return s
+}
+
+// Conflicts are the files that Apply refuses to replace unless Host.Adopt is
+// set: those that kbnode did not write and that no earlier run adopted.
+func Conflicts(changes []Change) []string {
+	var paths []string
+	for _, c := range changes {
+		if c.Kind == Adopt && !c.agreed {
+			paths = append(paths, c.Subject)
+		}
+	}
+	return paths
 }
 
 // ConflictError is a refusal to replace files that kbnode did not write.

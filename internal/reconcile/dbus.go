@@ -41,51 +41,66 @@ func Connect(ctx context.Context) (*Bus, error) {
 // Close ends the connection.
 func (b *Bus) Close() { b.conn.Close() }
 
-// Units implements Systemd.
+// Units implements Systemd. Properties are asked for one by one: a service has
+// some 300, and systemd searches directories for a few of them.
 func (b *Bus) Units(ctx context.Context, names ...string) ([]UnitState, error) {
+	if len(names) == 0 {
+		return nil, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	listed, err := b.conn.ListUnitsByNamesContext(ctx, names)
+	if err != nil {
+		return nil, fmt.Errorf("read units: %w", err)
+	}
 	units := make([]UnitState, len(names))
 	for i, name := range names {
-		// The empty interface is all interfaces: one call for what the unit
-		// and its type have.
-		props, err := b.conn.GetAllPropertiesContext(ctx, name)
-		if err != nil {
-			return nil, fmt.Errorf("read unit %s: %w", name, err)
+		units[i] = UnitState{Name: name, Load: "not-found", Active: "inactive", Sub: "dead"}
+		at := slices.IndexFunc(listed, func(l sddbus.UnitStatus) bool { return l.Name == name })
+		if at < 0 {
+			continue
 		}
-		state := text(props, "UnitFileState")
-		units[i] = UnitState{
-			Name: name, Load: text(props, "LoadState"), Active: text(props, "ActiveState"), Sub: text(props, "SubState"),
-			Enabled:    state == "enabled" || state == "enabled-runtime",
-			MainPID:    int(number(props, "MainPID")),
-			Restarts:   int(number(props, "NRestarts")),
-			Result:     text(props, "Result"),
-			ExitStatus: int(number(props, "ExecMainStatus")),
-			Cgroup:     text(props, "ControlGroup"),
-		}
-		units[i].NeedReload, _ = props["NeedDaemonReload"].(bool)
-		if usec := number(props, "StateChangeTimestamp"); usec > 0 {
-			units[i].Since = time.UnixMicro(usec).UTC()
+		u := &units[i]
+		u.Load, u.Active, u.Sub = listed[at].LoadState, listed[at].ActiveState, listed[at].SubState
+		if err := b.details(ctx, u); err != nil {
+			return nil, err
 		}
 	}
 	return units, nil
 }
 
-func text(props map[string]any, name string) string {
-	s, _ := props[name].(string)
-	return s
-}
-
-func number(props map[string]any, name string) int64 {
-	switch n := props[name].(type) {
-	case uint32:
-		return int64(n)
-	case int32:
-		return int64(n)
-	case uint64:
-		return int64(n)
+// details adds what the list of units does not tell.
+func (b *Bus) details(ctx context.Context, u *UnitState) error {
+	var errs []error
+	get := func(kind, property string) any {
+		p, err := b.conn.GetUnitTypePropertyContext(ctx, u.Name, kind, property)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("read %s of unit %s: %w", property, u.Name, err))
+			return nil
+		}
+		return p.Value.Value()
 	}
-	return 0
+	if u.Load != "not-found" || u.Active != "inactive" {
+		u.NeedReload, _ = get("Unit", "NeedDaemonReload").(bool)
+	}
+	if u.Active == "inactive" {
+		return errors.Join(errs...)
+	}
+	if usec, _ := get("Unit", "StateChangeTimestamp").(uint64); usec > 0 {
+		u.Since = time.UnixMicro(int64(usec)).UTC()
+	}
+	switch {
+	case strings.HasSuffix(u.Name, ".slice"):
+		u.Cgroup, _ = get("Slice", "ControlGroup").(string)
+	case strings.HasSuffix(u.Name, ".service"):
+		u.Cgroup, _ = get("Service", "ControlGroup").(string)
+		pid, _ := get("Service", "MainPID").(uint32)
+		restarts, _ := get("Service", "NRestarts").(uint32)
+		status, _ := get("Service", "ExecMainStatus").(int32)
+		u.MainPID, u.Restarts, u.ExitStatus = int(pid), int(restarts), int(status)
+		u.Result, _ = get("Service", "Result").(string)
+	}
+	return errors.Join(errs...)
 }
 
 // Loaded implements Systemd.

@@ -251,8 +251,13 @@ func (d *differ) reload() {
 	}
 	changed := 0
 	for _, c := range d.out {
-		if c.Deferred == "" && (c.phase == phaseDelete || c.phase == phaseWrite) && isUnitFile(c.Subject) && c.Kind != Chmod {
+		if c.Deferred != "" {
+			continue
+		}
+		if (c.phase == phaseDelete || c.phase == phaseWrite) && isUnitFile(c.Subject) && c.Kind != Chmod {
 			changed++
+		} else if c.Kind == Enable || c.Kind == Disable {
+			why = c.Subject + " is " + string(c.Kind) + "d"
 		}
 	}
 	if changed > 0 {

@@ -151,15 +151,12 @@ func (d *differ) removals() {
 	for _, name := range names {
 		got := d.s.paths[name]
 		_, planned := d.wantFiles[name]
-		slice := strings.TrimSuffix(path.Base(path.Dir(name)), ".d")
-		_, running := d.wantSlices[slice]
 		c := Change{Kind: Delete, Subject: name, Slot: got.slot}
 		switch {
 		case planned:
 			continue
 		case got.kind == leftover:
 			c.Why, c.inert = "left by an interrupted run", true
-		case got.kind == runtime && !running:
 		case got.kind == input && got.marked && d.uninstall:
 		case got.kind == regular && got.marked && d.s.backups[name] > 0 && d.uninstall:
 			continue // restored
@@ -210,13 +207,20 @@ func (d *differ) removeDirs(names []string) {
 					continue // somebody else's
 				}
 			}
-			if !owned.All && slices.ContainsFunc(got.entries, func(e string) bool { return !d.gone[e] }) || d.restoresBelow(name) {
+			if !owned.All && slices.ContainsFunc(got.entries, func(e string) bool { return !d.gone[e] && !isRuntime(e) }) || d.restoresBelow(name) {
 				continue
 			}
 			d.gone[name] = true
 			d.add(phaseDelete, Change{Kind: Delete, Subject: name + "/", Slot: got.slot})
 		}
 	}
+}
+
+// isRuntime says that a file is what systemd keeps of SetProperties. It goes
+// with its directory.
+func isRuntime(name string) bool {
+	unit := strings.TrimSuffix(path.Base(path.Dir(name)), ".d")
+	return slices.ContainsFunc(runtimeNames, func(property string) bool { return runtimeFile(unit, property) == name })
 }
 
 // restoresBelow says whether a backup will be put back in a directory.

@@ -23,7 +23,8 @@ const (
 	refusedPath = "/run/kbnode/partition-refused"
 )
 
-// unknown is the generation of a process whose environment only root can read.
+// unknown is the generation of a process whose environment cannot be read:
+// because only root can, or because the process has just called exec.
 const unknown = "unknown"
 
 // runtimeDirs are where systemd keeps what SetProperties set, one per slice.
@@ -158,9 +159,6 @@ func (o *observer) files(context.Context) error {
 		slot, ok := plan.OwnsUnit(unit)
 		if !ok || !strings.HasSuffix(unit, ".slice") {
 			continue
-		}
-		for _, property := range runtimeNames {
-			errs = append(errs, o.file(runtimeFile(unit, property), slot, runtime))
 		}
 		errs = append(errs, o.dir(path.Join(runtimeDir, d.Name()), slot, runtimeDirs))
 	}
@@ -357,6 +355,10 @@ func (o *observer) units(ctx context.Context) error {
 			names[name] = true
 		}
 	}
+	enabled, err := o.enabled()
+	if err != nil {
+		return err
+	}
 	units, err := o.h.Systemd.Units(ctx, slices.Sorted(maps.Keys(names))...)
 	if err != nil {
 		return err
@@ -365,12 +367,13 @@ func (o *observer) units(ctx context.Context) error {
 		if u.MainPID > 0 {
 			env, err := agent.Environ(o.h.Root, u.MainPID)
 			switch u.Generation = env["KBNODE_GENERATION"]; {
-			case errors.Is(err, fs.ErrPermission):
+			case errors.Is(err, fs.ErrPermission), err == nil && env == nil:
 				u.Generation = unknown
 			case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH):
 				return err
 			}
 		}
+		u.Enabled = enabled[u.Name]
 		o.s.Units[u.Name] = u
 		if strings.HasSuffix(u.Name, ".slice") {
 			got, err := o.h.readSlice(u.Name, u.Cgroup)
@@ -384,6 +387,28 @@ func (o *observer) units(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// enabled are the units that a target in /etc pulls in at boot. systemd takes
+// long to tell, because it looks at every unit file for it.
+func (o *observer) enabled() (map[string]bool, error) {
+	units := map[string]bool{}
+	entries, err := o.list(plan.UnitDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), ".wants") || strings.HasSuffix(e.Name(), ".requires") {
+			links, err := o.list(path.Join(plan.UnitDir, e.Name()))
+			if err != nil {
+				return nil, err
+			}
+			for _, l := range links {
+				units[l.Name()] = true
+			}
+		}
+	}
+	return units, nil
 }
 
 // slots finds out what each slot runs.

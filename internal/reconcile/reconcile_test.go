@@ -31,6 +31,8 @@ func TestFirstInstall(t *testing.T) {
 	p := slots(2).plan(t)
 	r, words := m.apply(p)
 	equal(t, "words", []string{
+		"enable kbnode.service",
+		"enable kbnode.timer",
 		"reload",
 		"start buildkite.slice",
 		"set buildkite.slice AllowedCPUs=2-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
@@ -41,8 +43,6 @@ func TestFirstInstall(t *testing.T) {
 		"start kbnode-guard-gpu0.service kbnode-guard-gpu1.service",
 		"start buildkite-agent-gpu0.service buildkite-agent-gpu1.service",
 		"start kbnode.timer",
-		"enable kbnode.service",
-		"enable kbnode.timer",
 	}, words)
 	equal(t, "deferred", nil, r.Deferred)
 	equal(t, "first changes", []string{"adduser kbnode-gpu0", "adduser kbnode-gpu1", "create /etc/buildkite-agent/"}, brief(r.Applied)[:3])
@@ -308,8 +308,8 @@ func TestOfflineTree(t *testing.T) {
 		t.Error("files are not written")
 	}
 	want := []string{
-		"start buildkite.slice", "set buildkite.slice", "start buildkite-gpu0.slice", "set buildkite-gpu0.slice", "partition buildkite.slice",
-		"start kbnode-guard-gpu0.service", "start buildkite-agent-gpu0.service", "start kbnode.timer", "enable kbnode.service", "enable kbnode.timer",
+		"enable kbnode.service", "enable kbnode.timer", "start buildkite.slice", "set buildkite.slice", "start buildkite-gpu0.slice", "set buildkite-gpu0.slice", "partition buildkite.slice",
+		"start kbnode-guard-gpu0.service", "start buildkite-agent-gpu0.service", "start kbnode.timer",
 	}
 	equal(t, "deferred", want, brief(r.Deferred))
 }

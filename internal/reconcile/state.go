@@ -70,7 +70,6 @@ const (
 	directory
 	other    // a link, device or socket
 	leftover // a temporary file of an interrupted write
-	runtime  // what systemd keeps of SetProperties
 	input    // one of plan.OwnedInputs or plan.OwnedCopies that is not planned
 )
 

@@ -53,10 +53,10 @@ type DeviceAllow struct {
 // UnitState is a systemd unit as the manager reports it.
 type UnitState struct {
 	Name       string    `json:"name"`
-	Load       string    `json:"load"`   // "loaded", "not-found", "masked", …
-	Active     string    `json:"active"` // "active", "activating", "deactivating", "inactive", "failed"
-	Sub        string    `json:"sub"`    // "running", "auto-restart", …
-	Enabled    bool      `json:"enabled"`
+	Load       string    `json:"load"`           // "loaded", "not-found", "masked", …
+	Active     string    `json:"active"`         // "active", "activating", "deactivating", "inactive", "failed"
+	Sub        string    `json:"sub"`            // "running", "auto-restart", …
+	Enabled    bool      `json:"enabled"`        // linked from a target in /etc
 	Since      time.Time `json:"since,omitzero"` // of the present Active
 	MainPID    int       `json:"main_pid,omitempty"`
 	Restarts   int       `json:"restarts,omitempty"`   // by Restart=, since it was started

@@ -34,6 +34,9 @@ type Systemd struct {
 	killed []string
 	units  map[string]*unit // those that run, stop or failed
 	pid    int
+	// outdated is set by Enable and Disable: systemd then says of all units
+	// that they need a reload.
+	outdated bool
 }
 
 type unit struct {
@@ -141,14 +144,9 @@ func (s *Systemd) Units(_ context.Context, names ...string) ([]reconcile.UnitSta
 		if onDisk {
 			state.Load = "loaded"
 		}
-		links, err := filepath.Glob(filepath.Join(s.Root, plan.UnitDir, "*.wants", name))
-		if err != nil {
-			return nil, err
-		}
-		state.Enabled = onDisk && len(links) > 0
 		if u := s.units[name]; u != nil {
 			state.Active, state.MainPID, state.Cgroup = u.active, u.pid, u.cgroup
-			state.NeedReload = u.text != text
+			state.NeedReload = u.text != text || s.outdated
 			state.Sub, state.Result = "running", "success"
 		}
 		out[i] = state
@@ -176,6 +174,7 @@ func (s *Systemd) Reload(context.Context) error {
 	if err := s.say("reload"); err != nil {
 		return err
 	}
+	s.outdated = false
 	for _, name := range slices.Sorted(maps.Keys(s.units)) {
 		u := s.units[name]
 		u.text, _ = s.file(name)
@@ -383,6 +382,7 @@ func (s *Systemd) Enable(_ context.Context, names ...string) error {
 	if err := s.say(append([]string{"enable"}, names...)...); err != nil {
 		return err
 	}
+	s.outdated = true
 	for _, name := range names {
 		text, _ := s.file(name)
 		for _, target := range settings(text, "WantedBy") {
@@ -405,6 +405,7 @@ func (s *Systemd) Disable(_ context.Context, names ...string) error {
 	if err := s.say(append([]string{"disable"}, names...)...); err != nil {
 		return err
 	}
+	s.outdated = true
 	for _, name := range names {
 		links, err := filepath.Glob(filepath.Join(s.Root, plan.UnitDir, "*.wants", name))
 		if err != nil {
