@@ -142,7 +142,7 @@ func (s *Systemd) Units(_ context.Context, names ...string) ([]reconcile.UnitSta
 		text, onDisk := s.file(name)
 		state := reconcile.UnitState{Name: name, Load: "not-found", Active: "inactive", Sub: "dead"}
 		if onDisk {
-			state.Load = "loaded"
+			state.Load, state.NeedReload = "loaded", s.outdated
 		}
 		if u := s.units[name]; u != nil {
 			state.Active, state.MainPID, state.Cgroup = u.active, u.pid, u.cgroup
