@@ -140,8 +140,9 @@ func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Ho
 	if err != nil {
 		return err
 	}
-	showProgress(s, host)
+	end := showProgress(s, host)
 	result, err := host.Apply(ctx, m.plan, state, changes)
+	end()
 	if err != nil {
 		return fmt.Errorf("%w\nnothing else was changed; mend this and run kbnode install again, which goes on from here", err)
 	}
@@ -312,12 +313,6 @@ func writeToken(host *reconcile.Host, token string, adopt bool) (wrote bool, err
 func ownsToken() bool {
 	text, err := os.ReadFile(plan.TokenPath)
 	return err == nil && strings.Contains(firstLines(string(text), 3), plan.Marker)
-}
-
-// showProgress prints each change as it is made, in place of the log.
-func showProgress(s Streams, host *reconcile.Host) {
-	host.Log = nil
-	host.Progress = func(c reconcile.Change) { s.progress("%s", c.String()) }
 }
 
 // confirmAdopt asks before somebody else's files are replaced.

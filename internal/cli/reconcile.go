@@ -120,10 +120,12 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 		_, err = fmt.Fprintf(s.Out, "%d changes would be made; nothing was changed\n", len(changes))
 		return err
 	}
-	showProgress(s, host)
+	end := showProgress(s, host)
 	result, err := host.Uninstall(ctx, func(jobs []string) {
+		end()
 		s.progress("waiting for %s; kbnode uninstall --now ends it", strings.Join(jobs, ", "))
 	})
+	end()
 	if err != nil {
 		return fmt.Errorf("%w\nmend this and run kbnode uninstall again, which goes on from here", err)
 	}

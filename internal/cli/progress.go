@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// doing names the work of each kind of change for people who wait for it.
+var doing = map[reconcile.Kind]string{
+	reconcile.Create: "writing files", reconcile.Update: "writing files", reconcile.Adopt: "writing files", reconcile.Chmod: "writing files",
+	reconcile.Delete: "deleting files", reconcile.Restore: "restoring files",
+	reconcile.AddUser: "adding users", reconcile.DelUser: "removing users",
+	reconcile.Reload: "reloading systemd", reconcile.Start: "starting units", reconcile.Stop: "stopping units",
+	reconcile.Restart: "restarting units", reconcile.Drain: "asking agents to stop after their job",
+	reconcile.Set: "setting limits", reconcile.Partition: "setting limits",
+	reconcile.Enable: "enabling units", reconcile.Disable: "disabling units",
+}
+
+// changeProgress shows changes as they are made: on a terminal one line for
+// each sort of work, with what is under way; else one line when the sort
+// changes. The full list is what plan and --dry-run print.
+type changeProgress struct {
+	s     Streams
+	width int // of the terminal; 0 without one
+	work  string
+	count int
+}
+
+func newChangeProgress(s Streams) *changeProgress {
+	width, _ := terminal(s.Err)
+	return &changeProgress{s: s, width: width}
+}
+
+// show is told of a change before it is made.
+func (p *changeProgress) show(c reconcile.Change) {
+	work := doing[c.Kind]
+	if work != p.work {
+		p.end()
+		p.work, p.count = work, 0
+		if p.width == 0 {
+			p.s.progress("%s", work)
+		}
+	}
+	p.count++
+	if p.width > 0 {
+		p.line(fmt.Sprintf("  %s: %d, %s", work, p.count, c.Subject))
+	}
+}
+
+// end leaves the line of the work that is done, with its count.
+func (p *changeProgress) end() {
+	if p.width > 0 && p.work != "" {
+		p.line(fmt.Sprintf("  %s: %d", p.work, p.count))
+		fmt.Fprintln(p.s.Err)
+	}
+	p.work = ""
+}
+
+// line replaces the terminal's current line.
+func (p *changeProgress) line(text string) {
+	if r := []rune(text); len(r) >= p.width {
+		text = string(r[:max(0, p.width-1)])
+	}
+	fmt.Fprint(p.s.Err, "\r\x1b[K"+strings.TrimRight(text, " "))
+}
+
+// showProgress prints changes as they are made, in place of the log.
+func showProgress(s Streams, host *reconcile.Host) (end func()) {
+	p := newChangeProgress(s)
+	host.Log = nil
+	host.Progress = p.show
+	return p.end
+}
