@@ -2,7 +2,6 @@ package vm
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"embed"
@@ -74,8 +73,7 @@ func Ensure(ctx context.Context, log *slog.Logger) (*Template, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	now := time.Now()
-	if err := os.Chtimes(dir, now, now); err != nil {
+	if err := touch(dir); err != nil {
 		return nil, err
 	}
 	use, err := os.Open(filepath.Join(dir, "state"))
@@ -267,7 +265,7 @@ func (b *builder) trees(ctx context.Context) (string, error) {
 	sum := sha256.Sum256(script)
 	dir := filepath.Join(b.cache, "trees-"+hex.EncodeToString(sum[:8]))
 	if _, err := os.Stat(dir); err == nil {
-		return dir, nil
+		return dir, touch(dir)
 	}
 	tmp, err := os.MkdirTemp(b.cache, "tmp-")
 	if err != nil {
@@ -420,34 +418,51 @@ func (b *builder) clean() error {
 	return nil
 }
 
-// prune keeps the three templates used last, and those in use.
+// prune keeps the templates and trees used last, and those in use: work on the
+// image must not fill the disk.
 func (b *builder) prune() error {
-	dirs, err := filepath.Glob(filepath.Join(b.cache, "template-*"))
-	if err != nil {
-		return err
-	}
-	age := map[string]time.Time{}
-	for _, dir := range dirs {
-		st, err := os.Stat(dir)
+	const keep = 3
+	for _, pattern := range []string{"template-*", "trees-*"} {
+		dirs, err := filepath.Glob(filepath.Join(b.cache, pattern))
 		if err != nil {
 			return err
 		}
-		age[dir] = st.ModTime()
-	}
-	slices.SortFunc(dirs, func(a, b string) int { return cmp.Compare(age[b].UnixNano(), age[a].UnixNano()) })
-	for _, dir := range dirs[min(3, len(dirs)):] {
-		f, err := os.Open(filepath.Join(dir, "state"))
-		if err != nil {
-			return err
+		used := map[string]time.Time{}
+		for _, dir := range dirs {
+			st, err := os.Stat(dir)
+			if err != nil {
+				return err
+			}
+			used[dir] = st.ModTime()
 		}
-		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
-			err = os.RemoveAll(dir)
-		}
-		if err := errors.Join(err, f.Close()); err != nil {
-			return err
+		slices.SortFunc(dirs, func(a, b string) int { return used[b].Compare(used[a]) })
+		for _, dir := range dirs[min(keep, len(dirs)):] {
+			if err := removeUnused(dir); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// touch notes that a directory is used.
+func touch(dir string) error {
+	now := time.Now()
+	return os.Chtimes(dir, now, now)
+}
+
+func removeUnused(dir string) error {
+	f, err := os.Open(filepath.Join(dir, "state"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return os.RemoveAll(dir) // trees: whoever uses them holds the cache's lock
+	}
+	if err != nil {
+		return err
+	}
+	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+		err = os.RemoveAll(dir)
+	}
+	return errors.Join(err, f.Close())
 }
 
 // asRoot runs a program as root, through sudo where this is somebody else. The

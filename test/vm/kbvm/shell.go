@@ -37,7 +37,8 @@ func shell(ctx context.Context, m *vm.VM) (code int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, term.Restore(fd, before)) }()
-	return m.Terminal(ctx, os.Stdin, os.Stdout, sizes(ctx, fd), "bash", "--login")
+	_, err = m.Terminal(ctx, os.Stdin, os.Stdout, sizes(ctx, fd), "bash", "--login")
+	return 0, err // with what the last command ended is nobody's concern
 }
 
 // sizes tells the size of the terminal now and whenever it changes.
