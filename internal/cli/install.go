@@ -317,17 +317,14 @@ func ownsToken() bool {
 
 // confirmAdopt asks before somebody else's files are replaced.
 func confirmAdopt(s Streams, f *installFlags, changes []reconcile.Change) error {
-	adopts := slices.DeleteFunc(slices.Clone(changes), func(c reconcile.Change) bool { return c.Kind != reconcile.Adopt })
-	if len(adopts) > 0 && !f.adopt {
-		var conflict reconcile.ConflictError
-		for _, c := range adopts {
-			conflict.Paths = append(conflict.Paths, c.Subject)
-		}
-		return &conflict
+	paths := reconcile.Conflicts(changes)
+	if len(paths) > 0 && !f.adopt {
+		return &reconcile.ConflictError{Paths: paths}
 	}
-	if len(adopts) == 0 || f.yes {
+	if len(paths) == 0 || f.yes {
 		return nil
 	}
+	adopts := slices.DeleteFunc(slices.Clone(changes), func(c reconcile.Change) bool { return c.Kind != reconcile.Adopt })
 	for _, c := range adopts {
 		printChange(s.Err, c)
 	}

@@ -36,6 +36,9 @@ func newChangeProgress(s Streams) *changeProgress {
 // show is told of a change before it is made.
 func (p *changeProgress) show(c reconcile.Change) {
 	work := doing[c.Kind]
+	if strings.HasSuffix(c.Subject, ".slice") && (c.Kind == reconcile.Start || c.Kind == reconcile.Set) {
+		work = doing[reconcile.Partition] // a slice does nothing but limit
+	}
 	if work != p.work {
 		p.end()
 		p.work, p.count = work, 0

@@ -25,13 +25,12 @@ const installCommand = "kbnode install --queue b200 --token-file /root/token --e
 // looking is a job that shows what it sees from inside of its container.
 const looking = `steps:
   - command: |
-      cat /proc/self/cgroup /proc/self/status
-      for k in 0 1 2 3 4 5 6 7; do
-        mknod /tmp/gpu$$k c 195 $$k 2>/dev/null
-        (exec 3<>/tmp/gpu$$k) 2>&1 | sed "s/^/open gpu$$k: /"
-      done
+      cat /proc/self/status
+      mknod /gpu0 c 195 0 2>&1 || true
+      (exec 3<>/dev/nvidia5) 2>&1 || true
       ls /dev/nvidia*
       env
+      sleep 20
     agents: {queue: b200, gpu-index: "%d"}
     plugins:
       - docker#v5.11.0:
@@ -144,22 +143,26 @@ func TestInstallServes(t *testing.T) {
 	t.Run("job sees its share", func(t *testing.T) {
 		s := p.Slots[5]
 		m.Put("/root/look.yml", 0o600, fmt.Sprintf(looking, 5))
-		log := m.Sh("bkstub submit --queue b200 --steps /root/look.yml --wait")
+		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/look.yml --wait")
+		m.Wait("the job's container", "docker ps -q | grep -q .")
+		cgroup := m.Sh(`cut -d: -f3 "/proc/$(docker inspect -f '{{.State.Pid}}' $(docker ps -q))/cgroup"`)
+		if !strings.HasPrefix(cgroup, "/buildkite.slice/buildkite-gpu5.slice/docker-") {
+			t.Errorf("the job's container is in %s", cgroup)
+		}
+		if got, want := m.Sh("cd /sys/fs/cgroup"+cgroup+"; cat cpuset.cpus.effective cpuset.mems.effective memory.max"), fmt.Sprintf("%s\n%s\n%d", s.CPUs, s.MemoryNodes, s.MemoryBytes); got != want {
+			t.Errorf("the container's limits are %q, want %q", got, want)
+		}
+		log := job.Wait().Stdout
 		for _, want := range []string{
-			"/buildkite.slice/buildkite-gpu5.slice/docker-",
 			"Cpus_allowed_list:\t" + s.CPUs,
 			"Mems_allowed_list:\t" + s.MemoryNodes,
-			"open gpu5: ", "No such device or address", // ENXIO: it may, and there is no driver
+			"mknod: /gpu0: Operation not permitted",
+			"/dev/nvidia5: No such device or address", // ENXIO: it may, and there is no driver
 			"CUDA_VISIBLE_DEVICES=" + s.GPUs[0].UUID,
 			"KERNELBOT_GPU_INDEX=5", "KERNELBOT_CPUSET=" + s.CPUs,
 		} {
 			if !strings.Contains(log, want) {
 				t.Errorf("the job did not see %q", want)
-			}
-		}
-		for k := range 8 {
-			if got := regexp.MustCompile(fmt.Sprintf("open gpu%d:.*not permitted", k)).MatchString(log); got != (k != 5) {
-				t.Errorf("opening GPU %d is refused: %t", k, got)
 			}
 		}
 		for _, leak := range []string{"BUILDKITE_AGENT_ACCESS_TOKEN=", "BUILDKITE_AGENT_JOB_API_TOKEN=", "bktest-agent-token", "/dev/nvidia0"} {
@@ -169,6 +172,21 @@ func TestInstallServes(t *testing.T) {
 		}
 		if t.Failed() {
 			t.Log(log)
+		}
+	})
+	t.Run("the slice refuses other GPUs to anything in it", func(t *testing.T) {
+		log := m.Try(`docker run --rm --privileged --cgroup-parent buildkite-gpu5.slice busybox:test sh -c '
+			for k in 0 1 2 3 4 5 6 7; do mknod /gpu$k c 195 $k; (exec 3<>/gpu$k) 2>&1; done'`).Stdout
+		for k := range 8 {
+			says := regexp.MustCompile(fmt.Sprintf(`/gpu%d: (.*)`, k)).FindString(log)
+			if want := map[bool]string{true: "No such device or address", false: "Operation not permitted"}[k == 5]; !strings.Contains(says, want) {
+				t.Errorf("opening GPU %d in a privileged container of slot 5 says %q, want %q", k, says, want)
+			}
+		}
+	})
+	t.Run("nobody else uses the slots' CPUs", func(t *testing.T) {
+		if got := m.Sh("cat /sys/fs/cgroup/system.slice/cpuset.cpus.effective"); got != p.Reserved.CPUs {
+			t.Errorf("system.slice has CPUs %s, want %s", got, p.Reserved.CPUs)
 		}
 	})
 	t.Run("second install changes nothing", func(t *testing.T) {

@@ -21,8 +21,8 @@ func TestRigTopology(t *testing.T) {
 	m := vm.Fork(t)
 	var want, got []string
 	for cpu := range vm.CPUs {
-		core := cpu % 8
-		want = append(want, fmt.Sprintf("%d,%d package %d", core, core+8, core/4))
+		core := cpu % 10
+		want = append(want, fmt.Sprintf("%d,%d package %d", core, core+10, core/5))
 		got = append(got, m.Sh(fmt.Sprintf(`cd /sys/devices/system/cpu/cpu%d/topology
 			echo "$(cat thread_siblings_list) package $(cat physical_package_id)"`, cpu)))
 	}
@@ -30,7 +30,7 @@ func TestRigTopology(t *testing.T) {
 		t.Errorf("cores:\n%s", diff)
 	}
 	nodes := m.Sh(`cd /sys/devices/system/node; grep -H . node*/cpulist node*/distance`)
-	wantNodes := "node0/cpulist:0-3,8-11\nnode1/cpulist:4-7,12-15\nnode0/distance:10 21\nnode1/distance:21 10"
+	wantNodes := "node0/cpulist:0-4,10-14\nnode1/cpulist:5-9,15-19\nnode0/distance:10 21\nnode1/distance:21 10"
 	if diff := cmp.Diff(wantNodes, nodes); diff != "" {
 		t.Errorf("NUMA nodes:\n%s", diff)
 	}
@@ -188,7 +188,7 @@ func TestRigReboot(t *testing.T) {
 	if got := m.Get("/root/kept"); got != "kept\n" {
 		t.Errorf("the disk has %q", got)
 	}
-	if got := m.Sh("ls -d /dev/nvidia[0-9]* | wc -l; cat /sys/devices/system/cpu/cpu1/topology/thread_siblings_list"); got != "7\n1,9" {
+	if got := m.Sh("ls -d /dev/nvidia[0-9]* | wc -l; cat /sys/devices/system/cpu/cpu1/topology/thread_siblings_list"); got != "7\n1,11" {
 		t.Errorf("GPUs and siblings after a reboot: %q", got)
 	}
 	m.Sh("docker run --rm busybox:test true")

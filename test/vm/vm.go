@@ -21,8 +21,8 @@ import (
 
 // The machine that the rig emulates, and that tests may count on.
 const (
-	CPUs        = 16 // 2 sockets, 4 cores each, 2 threads each; siblings are k and k+8
-	NUMANodes   = 2  // CPUs 0-3,8-11 and 4-7,12-15
+	CPUs        = 20 // 2 sockets, 5 cores each, 2 threads each; siblings are k and k+10
+	NUMANodes   = 2  // CPUs 0-4,10-14 and 5-9,15-19
 	GPUs        = 8  // four on each node
 	nodeMemory  = 2 << 30
 	qemuBinary  = "qemu-system-x86_64"
@@ -52,7 +52,7 @@ func qemuArgs(fw firmware, mem memory, disk, extra string) []string {
 		"-machine", "q35", "-accel", "tcg,thread=multi,tb-size=512",
 		// Intel's way of telling the topology needs no feature that TCG lacks.
 		"-cpu", "max,vendor=GenuineIntel,la57=off,svm=off",
-		"-smp", "16,sockets=2,dies=1,cores=4,threads=2",
+		"-smp", fmt.Sprintf("%d,sockets=2,dies=1,cores=5,threads=2", CPUs),
 		"-m", fmt.Sprint(NUMANodes * nodeMemory >> 20),
 		"-rtc", "base=utc",
 		"-kernel", fw.kernel, "-initrd", fw.initrd, "-append", kernelWords + extra,
