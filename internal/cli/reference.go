@@ -1,0 +1,55 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// Reference is docs/cli.md: every command that people type, with its flags, and
+// the names of those that units and hooks start.
+func Reference() string {
+	var b strings.Builder
+	b.WriteString("# Commands\n\n" +
+		"Standard output is the answer, standard error everything else. Exit codes: 0 done, 1 no,\n" +
+		"2 wrong usage. `kbnode COMMAND --help` says the same as this page, which\n" +
+		"`go test ./internal -update` writes.\n")
+	root := newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard})
+	root.InitDefaultCompletionCmd()
+	var hidden []string
+	for _, cmd := range root.Commands() {
+		if cmd.Hidden {
+			hidden = append(hidden, fmt.Sprintf("- `%s`: %s\n", cmd.UseLine(), cmd.Short))
+			continue
+		}
+		writeReference(&b, cmd)
+	}
+	b.WriteString("\n## Not for people\n\nUnits and hooks start these.\n\n" + strings.Join(hidden, ""))
+	return b.String()
+}
+
+func writeReference(b *strings.Builder, cmd *cobra.Command) {
+	text := cmd.Long
+	if text == "" {
+		text = cmd.Short + "."
+	}
+	fmt.Fprintf(b, "\n## %s\n\n%s\n", cmd.CommandPath(), strings.TrimSpace(text))
+	if cmd.HasAvailableSubCommands() {
+		b.WriteString("\n")
+		for _, sub := range cmd.Commands() {
+			fmt.Fprintf(b, "- `%s`: %s\n", sub.CommandPath(), sub.Short)
+		}
+	}
+	if cmd.Example != "" {
+		fmt.Fprintf(b, "\n```\n%s\n```\n", cmd.Example)
+	}
+	cmd.InitDefaultHelpFlag()
+	if f := cmd.Flags().Lookup("help"); f != nil {
+		f.Hidden = true // every command has it
+	}
+	if flags := cmd.LocalFlags(); flags.HasAvailableFlags() {
+		fmt.Fprintf(b, "\n```\n%s```\n", flags.FlagUsages())
+	}
+}

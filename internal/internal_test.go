@@ -1,0 +1,363 @@
+// Package internal_test holds the repository to its own conventions: what the
+// documentation says is there, and what is there is in the documentation.
+package internal_test
+
+import (
+	"flag"
+	"go/build"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/cli"
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+var update = flag.Bool("update", false, "write docs/cli.md anew")
+
+// root is the repository, seen from this directory.
+const root = ".."
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// files are all files below a directory of the repository, by slashed path.
+func files(t *testing.T, dir string) []string {
+	t.Helper()
+	var found []string
+	err := filepath.WalkDir(filepath.Join(root, dir), func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if !d.IsDir() {
+			rel, err := filepath.Rel(root, name)
+			found = append(found, filepath.ToSlash(rel))
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// pages are what people read: the Markdown files.
+func pages(t *testing.T) []string {
+	t.Helper()
+	list := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+	for _, dir := range []string{"docs", "test"} {
+		for _, f := range files(t, dir) {
+			if path.Ext(f) == ".md" {
+				list = append(list, f)
+			}
+		}
+	}
+	return list
+}
+
+func TestPackageComments(t *testing.T) {
+	t.Parallel()
+	// Of files for either of two cases, those with cgo and for the rig count.
+	with := build.Default
+	with.GOOS, with.CgoEnabled, with.BuildTags = "linux", true, []string{"vm"}
+	comments := map[string][]string{} // by directory
+	for _, dir := range []string{"internal", "cmd", "test", "systemd", "hooks"} {
+		for _, f := range files(t, dir) {
+			if path.Ext(f) != ".go" || strings.HasSuffix(f, "_test.go") || strings.Contains(f, "/testdata/") {
+				continue
+			}
+			pkg := path.Dir(f)
+			if used, err := with.MatchFile(filepath.Join(root, pkg), path.Base(f)); err != nil || !used {
+				continue
+			}
+			parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, f), nil, parser.PackageClauseOnly|parser.ParseComments)
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			if parsed.Doc == nil {
+				comments[pkg] = append(comments[pkg], []string{}...) // seen, and without
+				continue
+			}
+			want := "Package " + parsed.Name.Name + " "
+			if parsed.Name.Name == "main" {
+				want = "Command " + path.Base(pkg) + " "
+			}
+			if text := parsed.Doc.Text(); !strings.HasPrefix(text, want) {
+				t.Errorf("%s: the package comment begins %.30q, want %q", f, text, want)
+			}
+			comments[pkg] = append(comments[pkg], f)
+		}
+	}
+	for pkg, in := range comments {
+		if len(in) != 1 {
+			t.Errorf("package %s has %d package comments, want one: %q", pkg, len(in), in)
+		}
+	}
+}
+
+// keys are all keys of the configuration by their dotted path.
+func keys(t reflect.Type, prefix string) []string {
+	var list []string
+	for f := range t.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if f.Type.Kind() == reflect.Struct && f.Type.Field(0).Tag.Get("yaml") != "" {
+			list = append(list, keys(f.Type, prefix+name+".")...)
+		} else {
+			list = append(list, prefix+name)
+		}
+	}
+	return list
+}
+
+// commentedKey is a line of packaging/config.yaml that a key or value stands in;
+// text has exactly one blank after its comment mark.
+var commentedKey = regexp.MustCompile(`(?m)^#((?:  )*(?:[a-z0-9_]+:|- ).*)$`)
+
+func TestConfigurationFile(t *testing.T) {
+	t.Parallel()
+	const name = "packaging/config.yaml"
+	text := read(t, name)
+	got, err := config.Parse(name, []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(config.Config{}, got); diff != "" {
+		t.Errorf("%s sets something as it is: %s", name, diff)
+	}
+	if strings.Contains(text, plan.Marker) {
+		t.Errorf("%s has %q in it, so kbnode would overwrite what an operator writes there", name, plan.Marker)
+	}
+	full, err := config.Parse(name, []byte(commentedKey.ReplaceAllString(text, "$1")))
+	if err != nil {
+		t.Fatalf("without the comment marks of keys: %v", err)
+	}
+	// What it says is a default must be it.
+	if diff := cmp.Diff(full.WithDefaults(), config.Merge(full, config.Config{}.WithDefaults())); diff != "" {
+		t.Errorf("defaults differ from those of package config: %s", diff)
+	}
+
+	var in []string
+	var above string
+	for _, m := range commentedKey.FindAllStringSubmatch(text, -1) {
+		line := strings.TrimLeft(m[1], " ")
+		key, _, isKey := strings.Cut(line, ":")
+		switch indent := len(m[1]) - len(line); {
+		case !isKey || strings.HasPrefix(line, "- "):
+		case indent == 0:
+			above = key
+			in = append(in, key)
+		default:
+			in = append(in, above+"."+key)
+		}
+	}
+	for _, key := range keys(reflect.TypeFor[config.Config](), "") {
+		if !slices.Contains(in, key) {
+			t.Errorf("%s does not have the key %s", name, key)
+		}
+	}
+}
+
+func TestConfigurationPage(t *testing.T) {
+	t.Parallel()
+	page := read(t, "docs/configuration.md")
+	known := keys(reflect.TypeFor[config.Config](), "")
+	for _, key := range known {
+		if !strings.Contains(page, "| `"+key+"` |") {
+			t.Errorf("docs/configuration.md has no row for %s", key)
+		}
+	}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_.]+)` \\|").FindAllStringSubmatch(page, -1) {
+		if !slices.Contains(known, m[1]) {
+			t.Errorf("docs/configuration.md has a row for %s, which is no key", m[1])
+		}
+	}
+	for _, list := range [][]string{config.DefaultRepositories, config.DefaultPlugins, config.DefaultEnvironment} {
+		for _, re := range list {
+			if !strings.Contains(page, re) {
+				t.Errorf("docs/configuration.md does not show the default %s", re)
+			}
+		}
+	}
+	for _, m := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page, -1) {
+		if _, err := config.Parse("docs/configuration.md", []byte(m[1])); err != nil {
+			t.Errorf("an example does not parse: %v", err)
+		}
+	}
+}
+
+func TestCommandPage(t *testing.T) {
+	t.Parallel()
+	const name = "docs/cli.md"
+	want := cli.Reference()
+	if *update {
+		if err := os.WriteFile(filepath.Join(root, name), []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(want, read(t, name)); diff != "" {
+		t.Errorf("%s is not what the commands say; run go test ./internal -update: %s", name, diff)
+	}
+}
+
+// code finds code in a page: blocks and spans.
+var code = regexp.MustCompile("(?s)```[a-z]*\n.*?```|`[^`\n]+`")
+
+// command is kbnode with a command, where somebody would type it.
+var command = regexp.MustCompile("(?m)(?:^|[`=;|&] *|sudo (?:[A-Z_]+=\\S+ )*|command: |# )kbnode ([a-z][a-z-]*)([^\n`|;]*)")
+
+// TestCommandsExist keeps the documentation from telling people to type what
+// does not exist.
+func TestCommandsExist(t *testing.T) {
+	t.Parallel()
+	flags := map[string][]string{} // by command
+	for section := range strings.SplitSeq(cli.Reference(), "\n## ") {
+		title, body, _ := strings.Cut(section, "\n")
+		if name, ok := strings.CutPrefix(title, "kbnode "); ok {
+			flags[name] = regexp.MustCompile(`--[a-z][a-z-]*`).FindAllString(body, -1)
+		}
+		for _, m := range regexp.MustCompile("(?m)^- `kbnode ([a-z-]+)(?: |`)").FindAllStringSubmatch(body, -1) {
+			flags[m[1]] = append(flags[m[1]], "--slot", "--agent")
+		}
+	}
+	seen := map[string]bool{}
+	for _, page := range pages(t) {
+		if page == "docs/cli.md" {
+			continue
+		}
+		for _, block := range code.FindAllString(read(t, page), -1) {
+			for _, m := range command.FindAllStringSubmatch(block, -1) {
+				known, ok := flags[m[1]]
+				if !ok {
+					t.Errorf("%s: there is no command kbnode %s", page, m[1])
+					continue
+				}
+				seen[m[1]] = true
+				for _, f := range regexp.MustCompile(`--[a-z][a-z-]*`).FindAllString(m[2], -1) {
+					if f != "--help" && !slices.Contains(known, f) {
+						t.Errorf("%s: kbnode %s has no flag %s", page, m[1], f)
+					}
+				}
+			}
+		}
+	}
+	for _, name := range []string{"install", "uninstall", "status", "plan", "inventory", "runner"} {
+		if !seen[name] {
+			t.Errorf("no page shows kbnode %s: %v", name, slices.Sorted(maps.Keys(seen)))
+		}
+	}
+}
+
+var link = regexp.MustCompile(`\]\(([^()\s]+)\)`)
+
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	linked := map[string]bool{}
+	for _, page := range pages(t) {
+		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(read(t, page), ""), -1) {
+			target, anchor, _ := strings.Cut(m[1], "#")
+			if strings.Contains(target, "://") {
+				continue
+			}
+			file := page
+			if target != "" {
+				file = path.Join(path.Dir(page), target)
+			}
+			linked[file] = linked[file] || file != page
+			info, err := os.Stat(filepath.Join(root, file))
+			if err != nil {
+				t.Errorf("%s links to %s, which is not there", page, m[1])
+				continue
+			}
+			if anchor != "" && !info.IsDir() && !slices.Contains(anchors(read(t, file)), anchor) {
+				t.Errorf("%s links to %s, and that page has no such heading", page, m[1])
+			}
+		}
+	}
+	for _, f := range files(t, "docs") {
+		if !linked[f] && !linked[path.Dir(f)] {
+			t.Errorf("no page links to %s", f)
+		}
+	}
+}
+
+// anchors are the headings of a page as links name them.
+func anchors(text string) []string {
+	var list []string
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(text, -1) {
+		heading := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(m[1]), "")
+		list = append(list, strings.ReplaceAll(heading, " ", "-"))
+	}
+	return list
+}
+
+func TestHooks(t *testing.T) {
+	t.Parallel()
+	hooks := files(t, "hooks")
+	if len(hooks) < 3 {
+		t.Fatalf("hooks are %q", hooks)
+	}
+	for _, f := range hooks {
+		if path.Ext(f) == ".go" {
+			continue
+		}
+		lines := strings.SplitN(read(t, f), "\n", 3)
+		if lines[0] != "#!/bin/bash" {
+			t.Errorf("%s begins with %q, want #!/bin/bash", f, lines[0])
+		}
+		if !strings.HasPrefix(lines[1], "# "+plan.Marker) {
+			t.Errorf("%s does not say %q in its second line", f, plan.Marker)
+		}
+		if info, err := os.Stat(filepath.Join(root, f)); err != nil || info.Mode().Perm() != 0o755 {
+			t.Errorf("%s has mode %v (%v), want 0755", f, info.Mode(), err)
+		}
+	}
+}
+
+// TestTextIsForEverybody looks through all tracked text for what only means
+// something where it was written.
+func TestTextIsForEverybody(t *testing.T) {
+	t.Parallel()
+	out, err := exec.CommandContext(t.Context(), "git", "-C", root, "ls-files", "-z").Output()
+	if err != nil {
+		t.Skipf("not a git checkout: %v", err)
+	}
+	list := strings.Split(strings.Trim(string(out), "\x00"), "\x00")
+	// Package registries, spelled so that this file does not name them.
+	never := regexp.MustCompile(`(?i)\b(py` + `pi\.org|python` + `hosted\.org|registry\.npm` + `js|static\.crates\.|proxy\.go` + `lang\.org|deb\.deb` + `ian\.org|archive\.ubun` + `tu\.com)` +
+		`|(^|[\s"'=:(` + "`" + `])/wor` + `k/(main|shared)` +
+		`|(?-i:\b(TO` + `DO|FIX` + `ME)\b)`)
+	if len(list) < 100 {
+		t.Fatalf("git lists %d files", len(list))
+	}
+	for _, f := range list {
+		text, err := os.ReadFile(filepath.Join(root, f))
+		if err != nil || !utf8.Valid(text) || path.Base(f) == "go.sum" {
+			continue // deleted in the working tree, or not text
+		}
+		if m := never.Find(text); m != nil {
+			t.Errorf("%s has %q in it", f, m)
+		}
+	}
+}
