@@ -221,11 +221,11 @@ func TestCommandPage(t *testing.T) {
 	}
 }
 
-// code finds code in a page: blocks and spans.
-var code = regexp.MustCompile("(?s)```[a-z]*\n.*?```|`[^`\n]+`")
+// code finds code in a page: fenced and indented blocks, and spans.
+var code = regexp.MustCompile("(?s)```[a-z]*\n.*?```|`[^`\n]+`|(?m:^    .*$)")
 
 // command is kbnode with a command, where somebody would type it.
-var command = regexp.MustCompile("(?m)(?:^|[`=;|&] *|sudo (?:[A-Z_]+=\\S+ )*|command: |# )kbnode ([a-z][a-z-]*)([^\n`|;]*)")
+var command = regexp.MustCompile("(?m)(?:^ *|[`=;|&] *|sudo (?:[A-Z_]+=\\S+ )*|command: |# )kbnode ([a-z][a-z-]*)([^\n`|;]*)")
 
 // TestCommandsExist keeps the documentation from telling people to type what
 // does not exist.
