@@ -222,7 +222,7 @@ func TestCommandPage(t *testing.T) {
 }
 
 // code finds code in a page: fenced and indented blocks, and spans.
-var code = regexp.MustCompile("(?s)```[a-z]*\n.*?```|`[^`\n]+`|(?m:^    .*$)")
+var code = regexp.MustCompile("(?s)```[a-z]*\n.*?```|`[^`\n]+`|(?m:^    [^\n]*$)")
 
 // command is kbnode with a command, where somebody would type it.
 var command = regexp.MustCompile("(?m)(?:^ *|[`=;|&] *|sudo (?:[A-Z_]+=\\S+ )*|command: |# )kbnode ([a-z][a-z-]*)([^\n`|;]*)")
