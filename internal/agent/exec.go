@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -26,7 +27,8 @@ const tokenVar = "BUILDKITE_AGENT_TOKEN"
 const maxToken = 64 << 10
 
 // ParseToken finds the token in the text of a token file: a line
-// BUILDKITE_AGENT_TOKEN=…, or a file that is nothing but the token.
+// BUILDKITE_AGENT_TOKEN=…, a line token=… of an agent's configuration, or a file
+// that is nothing but the token.
 func ParseToken(text []byte) (string, error) {
 	var bare []string
 	sc := bufio.NewScanner(bytes.NewReader(text))
@@ -35,8 +37,9 @@ func ParseToken(text []byte) (string, error) {
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
-		if v, ok := strings.CutPrefix(strings.TrimPrefix(line, "export "), tokenVar+"="); ok {
-			return checkToken(strings.Trim(v, `"'`))
+		name, v, _ := strings.Cut(strings.TrimPrefix(line, "export "), "=")
+		if name = strings.TrimSpace(name); name == tokenVar || name == "token" {
+			return checkToken(strings.Trim(strings.TrimSpace(v), `"'`))
 		}
 		bare = append(bare, line)
 	}
@@ -61,13 +64,12 @@ func ReadToken(path string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read agent token: %w", err)
 	}
-	defer f.Close()
-	text := make([]byte, maxToken)
-	n, err := f.Read(text)
-	if err != nil && n == 0 {
+	defer func() { _ = f.Close() }()
+	text, err := io.ReadAll(io.LimitReader(f, maxToken))
+	if err != nil {
 		return "", fmt.Errorf("read agent token %s: %w", path, err)
 	}
-	t, err := ParseToken(text[:n])
+	t, err := ParseToken(text)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", path, err)
 	}

@@ -43,7 +43,8 @@ func cleanUp(ctx context.Context, k int, log *slog.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, 25*time.Second)
 	defer cancel()
 	err := RemoveContainers(ctx, plan.SocketPath(k), k, log)
-	killed, kerr := killOthers("/proc", os.Getuid(), os.Getpid())
+	kill := func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }
+	killed, kerr := killOthers("/proc", os.Getuid(), os.Getpid(), kill)
 	if killed > 0 {
 		log.Info("processes ended", "slot", plan.SlotName(k), "count", killed)
 	}
@@ -70,7 +71,7 @@ func RemoveContainers(ctx context.Context, socket string, k int, log *slog.Logge
 
 // killOthers kills every process of uid but pid and its ancestors, again until
 // none is left, since one that forks may outrun a single pass.
-func killOthers(proc string, uid, pid int) (int, error) {
+func killOthers(proc string, uid, pid int, kill func(pid int) error) (int, error) {
 	if uid == 0 {
 		return 0, errors.New("end leftover processes: refuse as root; this hook runs as a slot's user")
 	}
@@ -91,7 +92,7 @@ func killOthers(proc string, uid, pid int) (int, error) {
 			if err != nil || keep[p] || !ownedBy(filepath.Join(proc, e.Name()), uid) {
 				continue
 			}
-			if syscall.Kill(p, syscall.SIGKILL) == nil {
+			if kill(p) == nil {
 				found++
 			}
 		}

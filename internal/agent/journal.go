@@ -19,5 +19,17 @@ func Journal(ctx context.Context, unit string, lines int) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read journal of %s: %w", unit, err)
 	}
-	return strings.Split(strings.TrimSpace(string(out)), "\n"), nil
+	return journalLines(string(out)), nil
+}
+
+// journalLines are the lines of a log, without what could drive a terminal:
+// what an agent logs may come from a job or the network.
+func journalLines(text string) []string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(strings.Map(printable, line)); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return lines
 }

@@ -1,0 +1,92 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestChildEnv(t *testing.T) {
+	t.Parallel()
+	unit := []string{
+		"PATH=/usr/bin", "LANG=C.UTF-8", "KBNODE_SLOT=3", "KBNODE_GENERATION=abc", "DOCKER_HOST=unix:///run/kbnode/gpu3/docker.sock",
+		"CREDENTIALS_DIRECTORY=/run/credentials/x", "INVOCATION_ID=1", "JOURNAL_STREAM=8:1", "NOTIFY_SOCKET=/run/n", "SYSTEMD_EXEC_PID=7",
+		"MEMORY_PRESSURE_WATCH=/sys", "MEMORY_PRESSURE_WRITE=x", "LISTEN_FDS=1", "LISTEN_PID=1",
+		"HOME=/root", "USER=root", "LOGNAME=root", "SHELL=/bin/sh", "BUILDKITE_AGENT_TOKEN=another",
+	}
+	before := strings.Join(unit, "\n")
+	want := []string{
+		"PATH=/usr/bin", "LANG=C.UTF-8", "KBNODE_SLOT=3", "KBNODE_GENERATION=abc", "DOCKER_HOST=unix:///run/kbnode/gpu3/docker.sock",
+		"HOME=/var/lib/buildkite-agent/gpu-3", "USER=kbnode-gpu3", "LOGNAME=kbnode-gpu3", "BUILDKITE_AGENT_TOKEN=s3cret",
+	}
+	if diff := cmp.Diff(want, childEnv(unit, 3, "kbnode-gpu3", "s3cret")); diff != "" {
+		t.Error(diff)
+	}
+	if strings.Join(unit, "\n") != before {
+		t.Error("the caller's environment was changed")
+	}
+}
+
+func TestUndumpable(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("makes files of root")
+	}
+	file := filepath.Join(t.TempDir(), "buildkite-agent")
+	if err := undumpable(file); err == nil || !strings.Contains(err.Error(), "find agent") {
+		t.Errorf("no agent: %v", err)
+	}
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		mode os.FileMode
+		uid  int
+		ok   bool
+	}{
+		{"execute only", 0o711, 0, true},
+		{"for root alone", 0o700, 0, true},
+		{"readable by all", 0o755, 0, false},
+		{"readable by the group", 0o751, 0, false},
+		{"writable by others", 0o713, 0, false},
+		{"of another user", 0o711, 12345, false},
+	} {
+		if err := os.Chmod(file, tt.mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(file, tt.uid, -1); err != nil {
+			t.Fatal(err)
+		}
+		err := undumpable(file)
+		if (err == nil) != tt.ok {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if err != nil && !strings.Contains(err.Error(), "mode 0711") {
+			t.Errorf("%s: %q does not say what to do", tt.name, err)
+		}
+	}
+}
+
+// TestExecWithoutToken: the first thing that fails is said, before anything of
+// the process is changed.
+func TestExecWithoutToken(t *testing.T) {
+	t.Setenv("CREDENTIALS_DIRECTORY", t.TempDir())
+	if err := Exec(0, "/nowhere"); err == nil || !strings.Contains(err.Error(), "read agent token") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestJournalLines(t *testing.T) {
+	t.Parallel()
+	if got := journalLines("\n"); got != nil {
+		t.Errorf("an empty journal has lines %q", got)
+	}
+	want := []string{"[31mfatal: no", "second"}
+	if diff := cmp.Diff(want, journalLines("\x1b[31mfatal: no\a\r\n\n  second")); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,165 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+func TestParseToken(t *testing.T) {
+	t.Parallel()
+	const token = "bkct_abc-DEF.123_xyz"
+	for _, tt := range []struct {
+		name, text string
+		err        string
+	}{
+		{name: "nothing but the token", text: token},
+		{name: "with a newline", text: token + "\n"},
+		{name: "from a machine with other newlines", text: "\r\n" + token + "\r\n"},
+		{name: "below a comment", text: "# from Buildkite\n\n" + token + "\n"},
+		{name: "as a variable", text: "BUILDKITE_AGENT_TOKEN=" + token + "\n"},
+		{name: "as a shell has it", text: "export BUILDKITE_AGENT_TOKEN='" + token + "'\nexport OTHER=1\n"},
+		{name: "quoted among others", text: "A=1\nBUILDKITE_AGENT_TOKEN=\"" + token + "\"\n"},
+		{name: "as an agent's configuration has it", text: "name=\"x\"\ntoken=\"" + token + "\"\ntags=\"queue=a\"\n"},
+		{name: "with blanks around the sign", text: "token = " + token + "\n"},
+		{name: "as kbnode writes it", text: RenderToken(token)},
+		{name: "empty", text: "", err: "no agent token found"},
+		{name: "comments only", text: "# " + token + "\n", err: "no agent token found"},
+		{name: "another variable", text: "BUILDKITE_TOKEN=" + token + "\n", err: "no agent token found"},
+		{name: "two tokens", text: token + "\n" + token + "\n", err: "no agent token found"},
+		{name: "no value", text: "BUILDKITE_AGENT_TOKEN=\n", err: "malformed"},
+		{name: "as the package leaves it", text: "token=\"xxx\"\n", err: "malformed"},
+		{name: "two words", text: token + " " + token + "\n", err: "malformed"},
+		{name: "a variable within", text: "BUILDKITE_AGENT_TOKEN=$" + token + "\n", err: "malformed"},
+		{name: "an escape sequence", text: token + "\x1b[2J", err: "malformed"},
+		{name: "another script's letters", text: token + "ä", err: "malformed"},
+		{name: "too long", text: strings.Repeat(token, 60), err: "malformed"},
+		{name: "a line longer than any token", text: strings.Repeat(token, 10_000), err: "no agent token found"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			got, err := ParseToken([]byte(tt.text))
+			if tt.err == "" {
+				if got != token || err != nil {
+					t.Errorf("got %q, %v", got, err)
+				}
+				return
+			}
+			if got != "" || err == nil || !strings.Contains(err.Error(), tt.err) {
+				t.Fatalf("got %q, %v; want %q", got, err, tt.err)
+			}
+			if strings.Contains(err.Error(), token) {
+				t.Errorf("the error tells the token: %v", err)
+			}
+		})
+	}
+}
+
+func TestReadToken(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "token")
+	if _, err := ReadToken(file); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+	for text, want := range map[string]string{
+		"":                          file + ": no agent token found; write a line BUILDKITE_AGENT_TOKEN=…",
+		strings.Repeat("\n", 1<<17): file + ": no agent token found",
+		"a b":                       file + ": the agent token is malformed",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ReadToken(file); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.10q: %v; want %q", text, err, want)
+		}
+	}
+	if _, err := ReadToken(filepath.Dir(file)); err == nil {
+		t.Error("a directory is read as a token")
+	}
+}
+
+func TestCheckToken(t *testing.T) {
+	t.Parallel()
+	bk := bktest.New(bktest.Options{})
+	if err := bk.Listen("127.0.0.1:0", ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = bk.Close() })
+	if err := CheckToken(t.Context(), bk.Endpoint()+"/", bktest.DefaultAgentToken); err != nil {
+		t.Errorf("right token: %v", err)
+	}
+	const wrong = "wrong-token"
+	err := CheckToken(t.Context(), bk.Endpoint(), wrong)
+	if !errors.Is(err, ErrTokenRefused) || !strings.Contains(err.Error(), "401 Unauthorized") || !strings.Contains(err.Error(), "--token-file") || strings.Contains(err.Error(), wrong) {
+		t.Errorf("wrong token: %v", err)
+	}
+	if n := len(bk.Agents()); n > 0 {
+		t.Errorf("asking registered %d agents", n)
+	}
+}
+
+func TestCheckTokenLeavesTheQuestionOpen(t *testing.T) {
+	t.Parallel()
+	told := make(chan string, 1)
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		told <- r.Header.Get("Authorization")
+	}))
+	t.Cleanup(elsewhere.Close)
+	status := func(code int) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Location", elsewhere.URL)
+			w.WriteHeader(code)
+		}))
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	closed := httptest.NewServer(nil)
+	closed.Close()
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, tt := range []struct {
+		name, endpoint, err string
+		ctx                 context.Context
+	}{
+		{name: "no such call", endpoint: status(http.StatusNotFound), err: "404 Not Found"},
+		{name: "server in trouble", endpoint: status(http.StatusBadGateway), err: "502 Bad Gateway"},
+		{name: "sent elsewhere", endpoint: status(http.StatusTemporaryRedirect), err: "307 Temporary Redirect"},
+		{name: "nobody listens", endpoint: closed.URL, err: "connection refused"},
+		{name: "no URL", endpoint: "agent.buildkite.com", err: "unsupported protocol scheme"},
+		{name: "interrupted", endpoint: elsewhere.URL, err: "context canceled", ctx: cancelled},
+	} {
+		ctx := tt.ctx
+		if ctx == nil {
+			ctx = t.Context()
+		}
+		err := CheckToken(ctx, tt.endpoint, "the-token")
+		if err == nil || errors.Is(err, ErrTokenRefused) || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "the-token") {
+			t.Errorf("%s: %v; want %q and no verdict", tt.name, err, tt.err)
+		}
+	}
+	select {
+	case header := <-told:
+		t.Errorf("the token followed a redirect: %q", header)
+	default:
+	}
+	for _, code := range []int{http.StatusUnauthorized, http.StatusForbidden} {
+		if err := CheckToken(t.Context(), status(code), "the-token"); !errors.Is(err, ErrTokenRefused) {
+			t.Errorf("status %d: %v", code, err)
+		}
+	}
+}
+
+func TestRenderedTokenIsOurs(t *testing.T) {
+	t.Parallel()
+	if text := RenderToken("abcdef"); !strings.HasPrefix(text, "# "+plan.Marker+"\n") {
+		t.Errorf("%q does not open with the marker", text)
+	}
+}
