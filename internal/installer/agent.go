@@ -5,6 +5,7 @@ package installer
 
 import (
 	"archive/tar"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
@@ -39,15 +40,19 @@ type AgentRelease struct {
 	Arch    string // as in GOARCH
 	URL     string // of the archive; "" is Buildkite's release archive
 	SHA256  string // of the archive; "" asks the release's own list of checksums
+	Base    string // of the release archive; "" is Buildkite's
 }
 
 const releases = "https://github.com/buildkite/agent/releases/download"
+
+// release is where the archives of a version are.
+func (r AgentRelease) release() string { return cmp.Or(r.Base, releases) + "/v" + r.Version }
 
 func (r AgentRelease) archiveURL() string {
 	if r.URL != "" {
 		return strings.NewReplacer("{version}", r.Version, "{arch}", r.Arch).Replace(r.URL)
 	}
-	return fmt.Sprintf("%s/v%s/buildkite-agent-linux-%s-%s.tar.gz", releases, r.Version, r.Arch, r.Version)
+	return fmt.Sprintf("%s/buildkite-agent-linux-%s-%s.tar.gz", r.release(), r.Arch, r.Version)
 }
 
 // Agent downloads a release, checks its SHA-256 before anything of it is
@@ -58,7 +63,7 @@ func Agent(ctx context.Context, root string, r AgentRelease) error {
 	url, want := r.archiveURL(), r.SHA256
 	if want == "" {
 		var err error
-		sums := fmt.Sprintf("%s/v%s/buildkite-agent-%s.SHA256SUMS", releases, r.Version, r.Version)
+		sums := fmt.Sprintf("%s/buildkite-agent-%s.SHA256SUMS", r.release(), r.Version)
 		if want, err = fetchSum(ctx, sums, path.Base(url)); err != nil {
 			return offline(err)
 		}
@@ -139,7 +144,10 @@ func unpackAgent(r io.Reader, dest string) error {
 			return fmt.Errorf("unpack agent archive: %w", err)
 		}
 		if h.Typeflag == tar.TypeReg && path.Base(h.Name) == "buildkite-agent" {
-			return place(io.LimitReader(tr, maxArchive), dest)
+			if h.Size > maxArchive {
+				return fmt.Errorf("unpack agent archive: %s is larger than %d bytes", h.Name, maxArchive)
+			}
+			return place(tr, dest)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -22,61 +23,75 @@ type Step struct {
 // String is the command as a person would type it.
 func (s Step) String() string { return strings.Join(s.Args, " ") }
 
-// Packages lists the commands that install what is missing, on distributions
-// with apt or dnf.
-func Packages(inv *inventory.Inventory) ([]Step, error) {
+// Manager is the package manager of this machine that Packages knows: "apt-get",
+// "dnf", or "" without one.
+func Manager() string {
+	for _, program := range []string{"apt-get", "dnf"} {
+		if _, err := exec.LookPath(program); err == nil {
+			return program
+		}
+	}
+	return ""
+}
+
+// Packages lists the commands that install what is missing, with the package
+// manager "apt-get" or "dnf".
+func Packages(inv *inventory.Inventory, manager string) ([]Step, error) {
 	sw := inv.Software
-	toolkit := inv.NVIDIA != nil && sw.Toolkit == "" && !slices.Contains(sw.Docker.Runtimes, "nvidia") && len(sw.Docker.CDIDevices) == 0
+	gpus := inv.NVIDIA != nil && !givesGPUs(sw.Docker)
 	var names []string
 	if sw.Docker.Version == "" {
-		names = append(names, "docker")
+		names = append(names, dockerPackages(inv.OS, manager)...)
 	}
 	if sw.Git == "" {
 		names = append(names, "git")
 	}
-	if toolkit {
+	if gpus && sw.Toolkit == "" {
 		names = append(names, "nvidia-container-toolkit")
 	}
-	if len(names) == 0 {
-		return nil, nil
-	}
 	var steps []Step
-	switch {
-	case have("apt-get"):
-		for i, n := range names {
-			if n == "docker" {
-				names[i] = "docker.io"
-			}
+	add := func(why string, args ...string) { steps = append(steps, Step{Args: args, Why: why}) }
+	if len(names) > 0 {
+		why := "install " + strings.Join(names, ", ")
+		switch manager {
+		case "apt-get":
+			add("read the package lists", "apt-get", "update")
+			add(why, append([]string{"apt-get", "install", "-y", "--no-install-recommends"}, names...)...)
+		case "dnf":
+			add(why, append([]string{"dnf", "install", "-y"}, names...)...)
+		default:
+			return nil, fmt.Errorf("not installed: %s; this machine has neither apt-get nor dnf, so install it by hand", strings.Join(names, ", "))
 		}
-		if slices.Contains(names, "docker.io") && inv.OS.ID == "debian" && inv.OS.VersionID >= "13" {
-			names = append(names, "docker-cli") // a package of its own there
-		}
-		steps = []Step{
-			{Args: []string{"apt-get", "update"}, Why: "read the package lists"},
-			{Args: append([]string{"apt-get", "install", "-y", "--no-install-recommends"}, names...), Why: "install " + strings.Join(names, ", ")},
-		}
-	case have("dnf"):
-		for i, n := range names {
-			if n == "docker" {
-				names[i] = "docker-ce"
-			}
-		}
-		steps = []Step{{Args: append([]string{"dnf", "install", "-y"}, names...), Why: "install " + strings.Join(names, ", ")}}
-	default:
-		return nil, fmt.Errorf("%s are missing and this machine has neither apt-get nor dnf; install them by hand", strings.Join(names, ", "))
 	}
 	if sw.Docker.Version == "" {
-		steps = append(steps, Step{Args: []string{"systemctl", "enable", "--now", "docker"}, Why: "start Docker"})
+		add("start Docker", "systemctl", "enable", "--now", "docker")
 	}
-	if toolkit {
-		steps = append(steps, Step{Args: []string{"nvidia-ctk", "cdi", "generate", "--output=/etc/cdi/nvidia.yaml"}, Why: "describe the GPUs to Docker"})
+	switch {
+	case gpus && sw.Docker.CDI:
+		add("describe the GPUs to Docker", "nvidia-ctk", "cdi", "generate", "--output=/etc/cdi/nvidia.yaml")
+	case gpus: // engines before 28 have no CDI unless asked, and every one has runtimes
+		add("give Docker the NVIDIA runtime", "nvidia-ctk", "runtime", "configure", "--runtime=docker")
+		add("make Docker read its configuration", "systemctl", "reload", "docker")
 	}
 	return steps, nil
 }
 
-func have(program string) bool {
-	_, err := exec.LookPath(program)
-	return err == nil
+// givesGPUs says whether an engine can give an NVIDIA GPU to a container.
+func givesGPUs(d inventory.Docker) bool {
+	return slices.Contains(d.Runtimes, "nvidia") ||
+		d.CDI && slices.ContainsFunc(d.CDIDevices, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=") })
+}
+
+// dockerPackages are the engine and its command line.
+func dockerPackages(os inventory.OS, manager string) []string {
+	if manager == "dnf" {
+		return []string{"docker-ce"}
+	}
+	// In Debian 13 the command line became a package of its own.
+	if v, err := strconv.Atoi(os.VersionID); os.ID == "debian" && (err != nil || v >= 13) {
+		return []string{"docker.io", "docker-cli"}
+	}
+	return []string{"docker.io"}
 }
 
 // Run runs the steps in order, their output to w, and stops at the first that
@@ -87,8 +102,7 @@ func Run(ctx context.Context, steps []Step, w io.Writer) error {
 		cmd.Stdout, cmd.Stderr = w, w
 		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
 		if err := cmd.Run(); err != nil {
-			var exit *exec.ExitError
-			if errors.As(err, &exit) {
+			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 				return fmt.Errorf("%s: %s: exit %d; run it by hand to see why, then kbnode install again", s.Why, s, exit.ExitCode())
 			}
 			return fmt.Errorf("%s: %w", s.Why, err)

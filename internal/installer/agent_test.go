@@ -1,0 +1,260 @@
+package installer
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const binary = "\x7fELF a buildkite-agent"
+
+// entry is a file of an archive.
+type entry struct {
+	name, text string
+	link       string // of a symbolic link
+	size       int64  // that the header claims; 0 is the text's
+}
+
+// archive is a release as tar.gz.
+func archive(t *testing.T, entries ...entry) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	gz := gzip.NewWriter(&b)
+	tw := tar.NewWriter(gz)
+	lies := false
+	for _, e := range entries {
+		h := &tar.Header{Name: e.name, Mode: 0o777, Size: int64(len(e.text)), Typeflag: tar.TypeReg, Linkname: e.link}
+		if e.link != "" {
+			h.Typeflag = tar.TypeSymlink
+		}
+		if e.size > 0 {
+			h.Size, lies = e.size, true
+		}
+		if err := tw.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tw.Write([]byte(e.text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tw.Close(); err != nil && !lies {
+		t.Fatal(err)
+	}
+	if err := gz.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func sumOf(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
+// mirror serves files by path and says which were asked for.
+func mirror(t *testing.T, files map[string][]byte) (url string, asked *[]string) {
+	t.Helper()
+	asked = &[]string{}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		*asked = append(*asked, r.URL.Path)
+		data, ok := files[r.URL.Path]
+		if !ok {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = w.Write(data)
+	}))
+	t.Cleanup(s.Close)
+	return s.URL, asked
+}
+
+// left are the files below a root, with their modes.
+func left(t *testing.T, root string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			found[strings.TrimPrefix(name, root)] = info.Mode().String()
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func TestAgentFromTheReleaseArchive(t *testing.T) {
+	t.Parallel()
+	good := archive(t, entry{name: "README.md", text: "x"}, entry{name: "./buildkite-agent", text: binary})
+	const (
+		name = "buildkite-agent-linux-amd64-3.76.2.tar.gz"
+		dir  = "/v3.76.2/"
+	)
+	for _, tt := range []struct {
+		name string
+		sums string
+		err  string
+	}{
+		{name: "right sum", sums: sumOf([]byte("other")) + "  buildkite-agent-linux-arm64-3.76.2.tar.gz\n" + sumOf(good) + "  " + name + "\n"},
+		{name: "sum of a binary file, in capitals", sums: strings.ToUpper(sumOf(good)) + " *" + name + "\n"},
+		{name: "wrong sum", sums: sumOf([]byte("other")) + "  " + name + "\n", err: "has SHA-256 " + sumOf(good) + " and " + sumOf([]byte("other")) + " was expected; nothing was installed"},
+		{name: "no sum of this archive", sums: sumOf(good) + "  x" + name + "\n", err: "has no checksum of " + name},
+		{name: "no list", err: "404 Not Found; on a machine without internet, give a binary with --agent-binary PATH"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			files := map[string][]byte{dir + name: good}
+			if tt.sums != "" {
+				files[dir+"buildkite-agent-3.76.2.SHA256SUMS"] = []byte(tt.sums)
+			}
+			base, _ := mirror(t, files)
+			root := t.TempDir()
+			err := Agent(t.Context(), root, AgentRelease{Version: "3.76.2", Arch: "amd64", Base: base})
+			want := map[string]string{AgentPath: "-rwxr-xr-x"}
+			if tt.err != "" {
+				want = map[string]string{}
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("%v; want %q", err, tt.err)
+				}
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, left(t, root)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestAgentFromAMirror(t *testing.T) {
+	t.Parallel()
+	good := archive(t, entry{name: "buildkite-agent", text: binary})
+	base, asked := mirror(t, map[string][]byte{"/bk/3.76.2/arm64.tgz": good})
+	root := t.TempDir()
+	release := AgentRelease{Version: "3.76.2", Arch: "arm64", URL: base + "/bk/{version}/{arch}.tgz", SHA256: sumOf(good), Base: "http://127.0.0.1:1"}
+	if err := Agent(t.Context(), root, release); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(root, AgentPath))
+	if string(text) != binary || err != nil {
+		t.Errorf("installed %q, %v", text, err)
+	}
+	if diff := cmp.Diff([]string{"/bk/3.76.2/arm64.tgz"}, *asked); diff != "" {
+		t.Error(diff)
+	}
+	// A second one that is wrong leaves the first.
+	release.SHA256 = sumOf(nil)
+	if err := Agent(t.Context(), root, release); err == nil {
+		t.Error("a wrong sum is taken")
+	}
+	if diff := cmp.Diff(map[string]string{AgentPath: "-rwxr-xr-x"}, left(t, root)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestFetchIsBounded(t *testing.T) {
+	t.Parallel()
+	base, _ := mirror(t, map[string][]byte{"/a": bytes.Repeat([]byte("x"), 1001)})
+	var b bytes.Buffer
+	if err := fetch(t.Context(), base+"/a", 1000, &b); err == nil || !strings.Contains(err.Error(), "larger than 1000 bytes") {
+		t.Errorf("%v", err)
+	}
+	b.Reset()
+	if err := fetch(t.Context(), base+"/a", 1001, &b); err != nil || b.Len() != 1001 {
+		t.Errorf("%d bytes, %v", b.Len(), err)
+	}
+}
+
+func TestUnpackAgent(t *testing.T) {
+	t.Parallel()
+	good := entry{name: "buildkite-agent", text: binary}
+	for _, tt := range []struct {
+		name string
+		data []byte
+		err  string
+	}{
+		{name: "among others", data: archive(t, entry{name: "a/b", text: "x"}, good, entry{name: "c", text: "y"})},
+		{name: "a path that leads out", data: archive(t, entry{name: "../../../../etc/passwd", text: "x"}, entry{name: "../../bin/buildkite-agent", text: binary})},
+		{name: "an absolute path", data: archive(t, entry{name: "/usr/bin/buildkite-agent", text: binary})},
+		{name: "a link of its name", data: archive(t, entry{name: "buildkite-agent", link: "/bin/sh"}, good)},
+		{name: "nothing but a link", data: archive(t, entry{name: "buildkite-agent", link: "/bin/sh"}), err: "it holds no file named buildkite-agent"},
+		{name: "another program", data: archive(t, entry{name: "buildkite-agent.sh", text: binary}), err: "it holds no file named buildkite-agent"},
+		{name: "empty", data: archive(t), err: "it holds no file named buildkite-agent"},
+		{name: "too large", data: archive(t, entry{name: "buildkite-agent", text: "x", size: maxArchive + 1}), err: "is larger than"},
+		{name: "cut off", data: archive(t, entry{name: "buildkite-agent", text: "x", size: 100}), err: "unexpected EOF"},
+		{name: "not compressed", data: []byte("<html>"), err: "unpack agent archive"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			root := t.TempDir()
+			err := unpackAgent(bytes.NewReader(tt.data), filepath.Join(root, AgentPath))
+			want := map[string]string{AgentPath: "-rwxr-xr-x"}
+			if tt.err != "" {
+				want = map[string]string{}
+			}
+			if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("%v; want %q", err, tt.err)
+			}
+			if diff := cmp.Diff(want, left(t, root)); diff != "" {
+				t.Error(diff)
+			}
+			if text, err := os.ReadFile(filepath.Join(root, AgentPath)); tt.err == "" && (err != nil || string(text) != binary) {
+				t.Errorf("installed %q, %v", text, err)
+			}
+		})
+	}
+}
+
+func TestCopyAgent(t *testing.T) {
+	t.Parallel()
+	dir, root := t.TempDir(), t.TempDir()
+	from := filepath.Join(dir, "agent")
+	for _, tt := range []struct {
+		name string
+		mode os.FileMode
+		ok   bool
+	}{{"a text file", 0o644, false}, {"a program", 0o755, true}} {
+		if err := os.WriteFile(from, []byte(binary), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(from, tt.mode); err != nil {
+			t.Fatal(err)
+		}
+		err := CopyAgent(root, from)
+		if (err == nil) != tt.ok || err != nil && !strings.Contains(err.Error(), "is not an executable file; give the buildkite-agent binary itself") {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+	if diff := cmp.Diff(map[string]string{AgentPath: "-rwxr-xr-x"}, left(t, root)); diff != "" {
+		t.Error(diff)
+	}
+	if err := CopyAgent(root, dir); err == nil || !strings.Contains(err.Error(), "not an executable file") {
+		t.Errorf("a directory: %v", err)
+	}
+	if err := CopyAgent(root, from+"-gone"); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("nothing: %v", err)
+	}
+	// The installed agent may be given as its own replacement.
+	if err := CopyAgent(root, filepath.Join(root, AgentPath)); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(filepath.Join(root, AgentPath)); err != nil || string(text) != binary {
+		t.Errorf("installed %q, %v", text, err)
+	}
+}

@@ -1,0 +1,90 @@
+package installer
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// machine is one with NVIDIA GPUs; with says what it has.
+func machine(id, version string, with inventory.Software) *inventory.Inventory {
+	return &inventory.Inventory{OS: inventory.OS{ID: id, VersionID: version}, NVIDIA: &inventory.NVIDIA{}, Software: with}
+}
+
+func TestPackages(t *testing.T) {
+	t.Parallel()
+	const (
+		aptUpdate = "apt-get update"
+		apt       = "apt-get install -y --no-install-recommends "
+		start     = "systemctl enable --now docker"
+		runtime   = "nvidia-ctk runtime configure --runtime=docker"
+		reload    = "systemctl reload docker"
+		cdi       = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+	)
+	engine := inventory.Docker{Version: "29.0.0", CDI: true}
+	described := engine
+	described.CDIDevices = []string{"nvidia.com/gpu=all"}
+	for _, tt := range []struct {
+		name    string
+		inv     *inventory.Inventory
+		manager string
+		want    []string
+		err     string
+	}{
+		{name: "nothing missing", inv: machine("debian", "13", inventory.Software{Docker: described, Git: "/usr/bin/git", Toolkit: "/usr/bin/nvidia-ctk"}), manager: "apt-get"},
+		{name: "nothing missing, by the runtime", inv: machine("rhel", "9.5", inventory.Software{Docker: inventory.Docker{Version: "20.10", Runtimes: []string{"nvidia"}}, Git: "/usr/bin/git"}), manager: "dnf"},
+		{name: "nothing missing and no package manager", inv: machine("arch", "", inventory.Software{Docker: described, Git: "/usr/bin/git"})},
+		{name: "no NVIDIA GPU", inv: &inventory.Inventory{Software: inventory.Software{Docker: engine, Git: "/usr/bin/git"}}, manager: "apt-get"},
+		{name: "bare Debian 12", inv: machine("debian", "12", inventory.Software{}), manager: "apt-get", want: []string{aptUpdate, apt + "docker.io git nvidia-container-toolkit", start, runtime, reload}},
+		{name: "bare Debian 13", inv: machine("debian", "13", inventory.Software{}), manager: "apt-get", want: []string{aptUpdate, apt + "docker.io docker-cli git nvidia-container-toolkit", start, runtime, reload}},
+		{name: "Debian before 10", inv: machine("debian", "9", inventory.Software{Git: "/usr/bin/git", Toolkit: "/usr/bin/nvidia-ctk"}), manager: "apt-get", want: []string{aptUpdate, apt + "docker.io", start, runtime, reload}},
+		{name: "Debian testing", inv: &inventory.Inventory{OS: inventory.OS{ID: "debian"}, Software: inventory.Software{Git: "/usr/bin/git"}}, manager: "apt-get", want: []string{aptUpdate, apt + "docker.io docker-cli", start}},
+		{name: "bare Ubuntu", inv: machine("ubuntu", "24.04", inventory.Software{}), manager: "apt-get", want: []string{aptUpdate, apt + "docker.io git nvidia-container-toolkit", start, runtime, reload}},
+		{name: "bare RHEL", inv: machine("rhel", "9.5", inventory.Software{}), manager: "dnf", want: []string{"dnf install -y docker-ce git nvidia-container-toolkit", start, runtime, reload}},
+		{name: "Git only", inv: machine("ubuntu", "24.04", inventory.Software{Docker: described}), manager: "apt-get", want: []string{aptUpdate, apt + "git"}},
+		{name: "toolkit only", inv: machine("ubuntu", "24.04", inventory.Software{Docker: engine, Git: "/usr/bin/git"}), manager: "apt-get", want: []string{aptUpdate, apt + "nvidia-container-toolkit", cdi}},
+		{name: "GPUs not described to an engine with CDI", inv: machine("arch", "", inventory.Software{Docker: engine, Git: "/usr/bin/git", Toolkit: "/usr/bin/nvidia-ctk"}), want: []string{cdi}},
+		{name: "GPUs described to an engine without CDI", inv: machine("debian", "12", inventory.Software{Docker: inventory.Docker{Version: "20.10", CDIDevices: described.CDIDevices}, Git: "/usr/bin/git", Toolkit: "/usr/bin/nvidia-ctk"}), manager: "apt-get", want: []string{runtime, reload}},
+		{name: "no package manager", inv: machine("arch", "", inventory.Software{Docker: described}), err: "not installed: git; this machine has neither apt-get nor dnf"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			steps, err := Packages(tt.inv, tt.manager)
+			if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+				t.Fatalf("%v; want %q", err, tt.err)
+			}
+			var got []string
+			for _, s := range steps {
+				got = append(got, s.String())
+				if s.Why == "" {
+					t.Errorf("%s does not say why", s)
+				}
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestRunStopsAtTheFirstThatFails(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	err := Run(t.Context(), []Step{
+		{Args: []string{"sh", "-c", "echo one; echo $DEBIAN_FRONTEND"}, Why: "say"},
+		{Args: []string{"sh", "-c", "echo two >&2; exit 7"}, Why: "break"},
+		{Args: []string{"sh", "-c", "echo three"}, Why: "go on"},
+	}, &out)
+	if err == nil || !strings.HasPrefix(err.Error(), "break: sh -c ") || !strings.Contains(err.Error(), "exit 7; run it by hand") {
+		t.Errorf("%v", err)
+	}
+	if diff := cmp.Diff("one\nnoninteractive\ntwo\n", out.String()); diff != "" {
+		t.Error(diff)
+	}
+	if err := Run(t.Context(), []Step{{Args: []string{"kbnode-no-such-program"}, Why: "start"}}, &out); err == nil || !strings.Contains(err.Error(), "start: ") {
+		t.Errorf("%v", err)
+	}
+}
