@@ -65,37 +65,51 @@ func Main(args []string, s Streams) int {
 }
 
 func run(ctx context.Context, args []string, s Streams) int {
+	out := &answer{to: s.Out}
+	s.Out = out
 	root := newRoot(s)
-	root.SetArgs(args)
+	root.SetArgs(append([]string{}, args...)) // nil would be this process's own
 	err := root.ExecuteContext(ctx)
+	if err == nil && out.err != nil {
+		err = fmt.Errorf("write output: %w", out.err)
+	}
 	if err == nil {
 		return exitDone
 	}
 	code := exitNo
-	var exit *exitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exitError](err); ok {
 		code = exit.code
 	} else if isUsage(err) {
 		code = exitUsage
 	}
 	if msg := err.Error(); msg != "" {
 		for line := range strings.Lines(msg) {
-			fmt.Fprintf(s.Err, "kbnode: %s\n", strings.TrimRight(line, "\n"))
+			printf(s.Err, "kbnode: %s\n", strings.TrimRight(line, "\n"))
 		}
 	}
 	return code
 }
 
-// isUsage recognises cobra's own complaints about the command line, which have
-// no type.
-func isUsage(err error) bool {
-	msg := err.Error()
-	for _, prefix := range []string{"unknown command", "accepts ", "requires ", "invalid argument"} {
-		if strings.HasPrefix(msg, prefix) {
-			return true
+// isUsage recognises cobra's complaint about a flag that is not there, which
+// has no type.
+func isUsage(err error) bool { return strings.HasPrefix(err.Error(), "required flag") }
+
+// checkArgs makes what a command says of its arguments an error of usage, with
+// what to type instead.
+func checkArgs(cmd *cobra.Command) {
+	check := cmd.Args
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		err := check(cmd, args)
+		if err == nil {
+			return nil
 		}
+		if len(args) > 0 {
+			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+				return usagef("%w; write %s %s", err, cmd.CommandPath(), near[0])
+			}
+		}
+		return usagef("%w; %s --help shows what it takes", err, cmd.CommandPath())
 	}
-	return false
 }
 
 func newRoot(s Streams) *cobra.Command {
@@ -124,6 +138,11 @@ with its even share of CPUs and memory.
 		newRunner(s), newVersion(s),
 		newAgentExec(s), newGuard(s), newHook(s),
 	)
+	root.SuggestionsMinimumDistance = 2
+	checkArgs(root)
+	for _, cmd := range root.Commands() {
+		checkArgs(cmd)
+	}
 	return root
 }
 
@@ -143,6 +162,9 @@ func (s Streams) logger() *slog.Logger {
 
 // terminal says whether w is one, and how wide.
 func terminal(w io.Writer) (width int, ok bool) {
+	if a, ok := w.(*answer); ok {
+		w = a.to
+	}
 	f, isFile := w.(*os.File)
 	if !isFile || !term.IsTerminal(int(f.Fd())) {
 		return 0, false
@@ -168,10 +190,10 @@ func isTerminal(r io.Reader) bool {
 
 // progress is a line about work under way.
 func (s Streams) progress(format string, args ...any) {
-	fmt.Fprintf(s.Err, "  "+format+"\n", args...)
+	printf(s.Err, "  "+format+"\n", args...)
 }
 
 // warn is a line about something that did not stop the work.
 func (s Streams) warn(format string, args ...any) {
-	fmt.Fprintf(s.Err, "kbnode: warning: "+format+"\n", args...)
+	printf(s.Err, "kbnode: warning: "+format+"\n", args...)
 }

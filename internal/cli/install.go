@@ -96,10 +96,12 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if err := m.think(); err != nil {
 		return err
 	}
-	if err := usableBinary(f.dryRun); err != nil {
+	if exe, err := os.Executable(); err != nil {
+		return fmt.Errorf("find kbnode's own path: %w", err)
+	} else if err := usableBinary(exe); err != nil && !f.dryRun {
 		return err
 	}
-	token, err := findToken(f)
+	token, err := findToken("/", os.Getenv, f)
 	if err != nil {
 		return err
 	}
@@ -130,7 +132,7 @@ func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Ho
 		for _, c := range changes {
 			printChange(s.Out, c)
 		}
-		_, err := fmt.Fprintf(s.Out, "%d changes would be made; nothing was changed\n", len(changes))
+		_, err := fmt.Fprintf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
 		return err
 	}
 	if err := confirmAdopt(s, f, changes); err != nil {
@@ -195,11 +197,7 @@ func lock(ctx context.Context, s Streams, host *reconcile.Host) (release func(),
 
 // usableBinary refuses to write units that start a kbnode which others could
 // replace or which is gone tomorrow.
-func usableBinary(dryRun bool) error {
-	exe, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find kbnode's own path: %w", err)
-	}
+func usableBinary(exe string) error {
 	for dir := exe; ; dir = filepath.Dir(dir) {
 		fi, err := os.Stat(dir)
 		if err != nil {
@@ -207,9 +205,6 @@ func usableBinary(dryRun bool) error {
 		}
 		st, ok := fi.Sys().(*syscall.Stat_t)
 		if temporary := slices.Contains([]string{"/tmp", "/var/tmp", "/home", "/root", "/run", "/dev/shm"}, dir); !ok || st.Uid != 0 || fi.Mode().Perm()&0o022 != 0 || temporary {
-			if dryRun {
-				return nil
-			}
 			return fmt.Errorf("kbnode runs from %s, and units need one that stays and that only root can change; type sudo install -m 755 %s %s, then sudo kbnode install again", exe, exe, unitBinary)
 		}
 		if dir == "/" {
@@ -218,26 +213,26 @@ func usableBinary(dryRun bool) error {
 	}
 }
 
-func findToken(f *installFlags) (string, error) {
+// findToken is the token of --token-file, else of the environment, else of an
+// earlier install, else of what --adopt takes over.
+func findToken(root string, env func(string) string, f *installFlags) (string, error) {
 	if f.tokenFile != "" {
 		return agent.ReadToken(f.tokenFile)
 	}
-	if v := os.Getenv("BUILDKITE_AGENT_TOKEN"); v != "" {
+	if v := env("BUILDKITE_AGENT_TOKEN"); v != "" {
 		return agent.ParseToken([]byte(v))
 	}
-	files := []string{plan.TokenPath}
-	if f.adopt {
-		old, _ := filepath.Glob("/etc/buildkite-agent/buildkite-agent*.cfg")
-		older, _ := filepath.Glob("/etc/buildkite-agent/agent-*/buildkite-agent.cfg")
-		files = append(append(files, old...), older...)
+	token, err := agent.ReadToken(filepath.Join(root, plan.TokenPath))
+	if err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return token, err
 	}
-	for _, file := range files {
-		token, err := agent.ReadToken(file)
-		if err == nil {
-			return token, nil
-		}
-		if file == plan.TokenPath && !errors.Is(err, fs.ErrNotExist) {
-			return "", err
+	if f.adopt {
+		old, _ := filepath.Glob(filepath.Join(root, "/etc/buildkite-agent/buildkite-agent*.cfg"))
+		older, _ := filepath.Glob(filepath.Join(root, "/etc/buildkite-agent/agent-*/buildkite-agent.cfg"))
+		for _, file := range append(old, older...) {
+			if token, err := agent.ReadToken(file); err == nil {
+				return token, nil
+			}
 		}
 	}
 	return "", usagef("no agent token is given; write the token from Buildkite (Agents, Agent Tokens) to a file and add --token-file FILE, or set BUILDKITE_AGENT_TOKEN")
@@ -247,7 +242,7 @@ func installPackages(ctx context.Context, s Streams, m *machine, f *installFlags
 	if !f.installDeps {
 		return nil
 	}
-	steps, err := installer.Packages(m.inv)
+	steps, err := installer.Packages(m.inv, installer.Manager())
 	if err != nil || len(steps) == 0 {
 		return err
 	}
@@ -297,21 +292,22 @@ func installAgent(ctx context.Context, s Streams, m *machine, f *installFlags) e
 // writeToken puts the token where the agents' units read it. A token file that
 // an operator wrote stays as it is when it says the same.
 func writeToken(host *reconcile.Host, token string, adopt bool) (wrote bool, err error) {
-	switch have, err := agent.ReadToken(plan.TokenPath); {
+	file := filepath.Join(host.Root, plan.TokenPath)
+	switch have, err := agent.ReadToken(file); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err == nil && have == token:
-		if err := os.Chmod(plan.TokenPath, 0o600); err != nil {
+		if err := os.Chmod(file, 0o600); err != nil {
 			return false, fmt.Errorf("close token file: %w", err)
 		}
 		return false, nil
-	case !adopt && !ownsToken():
+	case !adopt && !ownsToken(file):
 		return false, fmt.Errorf("%s holds another token and was not written by kbnode; delete it, or use --adopt to replace it", plan.TokenPath)
 	}
 	return true, host.WriteInput(plan.TokenPath, agent.RenderToken(token))
 }
 
-func ownsToken() bool {
-	text, err := os.ReadFile(plan.TokenPath)
+func ownsToken(file string) bool {
+	text, err := os.ReadFile(file)
 	return err == nil && strings.Contains(firstLines(string(text), 3), plan.Marker)
 }
 
@@ -329,9 +325,9 @@ func confirmAdopt(s Streams, f *installFlags, changes []reconcile.Change) error 
 		printChange(s.Err, c)
 	}
 	if !isTerminal(s.In) {
-		return usagef("%d files of an earlier setup would be replaced, with backups; add --yes to agree", len(adopts))
+		return usagef("%d %s of an earlier setup would be replaced, with backups; add --yes to agree", len(adopts), plural(len(adopts), "file", "files"))
 	}
-	fmt.Fprintf(s.Err, "Replace these %d files and keep backups? [y/N] ", len(adopts))
+	printf(s.Err, "Replace %d %s and keep backups? [y/N] ", len(adopts), plural(len(adopts), "file", "files"))
 	answer, _ := bufio.NewReader(s.In).ReadString('\n')
 	if a := strings.ToLower(strings.TrimSpace(answer)); a != "y" && a != "yes" {
 		return errors.New("nothing was changed")
@@ -353,14 +349,14 @@ func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool
 	}
 	w := s.Out
 	if len(result.Applied) == 0 && !wroteToken {
-		fmt.Fprintf(w, "Nothing to change: node %s has %d slots.\n", p.Node, len(p.Slots))
+		printf(w, "Nothing to change: node %s has %d slots.\n", p.Node, len(p.Slots))
 	} else {
-		fmt.Fprintf(w, "Node %s has %d slots, %d with an agent; %d changes were made.\n", p.Node, len(p.Slots), running, len(result.Applied))
+		printf(w, "Node %s has %d slots, %d with an agent; %s made.\n", p.Node, len(p.Slots), running, changesWere(len(result.Applied)))
 	}
 	for _, c := range result.Deferred {
-		fmt.Fprintf(w, "  later: %s\n", c)
+		printf(w, "  later: %s\n", c)
 	}
-	fmt.Fprintf(w, `
+	printf(w, `
 Next:
   The agents serve %s %s. In Buildkite, under Agents and the cluster's Queues,
   %s must exist as self-hosted, or no job is sent.
@@ -369,6 +365,10 @@ Next:
 `, plural(len(queues), "queue", "queues"), strings.Join(queues, ", "), cmp.Or(map[bool]string{true: "it"}[len(queues) == 1], "they"))
 	return nil
 }
+
+func changeCount(n int) string { return fmt.Sprintf("%d %s", n, plural(n, "change", "changes")) }
+
+func changesWere(n int) string { return changeCount(n) + plural(n, " was", " were") }
 
 func plural(n int, one, many string) string {
 	if n == 1 {

@@ -25,14 +25,14 @@ func newInventory(s Streams) *cobra.Command {
   kbnode inventory --root node.txtar        read one`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if capture != "" {
-				return captureMachine(cmd.Context(), s, root, capture)
-			}
 			dir, closeRoot, err := inventory.Open(root)
 			if err != nil {
 				return err
 			}
 			defer func() { _ = closeRoot() }()
+			if capture != "" {
+				return captureMachine(cmd.Context(), s, dir, capture)
+			}
 			inv, err := inventory.Read(cmd.Context(), inventory.Options{Root: dir})
 			if err != nil {
 				return err
@@ -66,39 +66,39 @@ func captureMachine(ctx context.Context, s Streams, root, file string) error {
 	if err := renameio.WriteFile(file, b.Bytes(), os.FileMode(0o644)); err != nil {
 		return fmt.Errorf("write capture: %w", err)
 	}
-	fmt.Fprintf(s.Err, "wrote %s (%s); it holds no host name and no serial number, GPU UUIDs stand in it\n", file, bytesText(int64(b.Len())))
+	printf(s.Err, "wrote %s (%s); it holds no host name and no serial number, GPU UUIDs stand in it\n", file, bytesText(int64(b.Len())))
 	return nil
 }
 
 func printInventory(s Streams, inv *inventory.Inventory) error {
 	w := s.Out
-	fmt.Fprintf(w, "%s  %s  kernel %s  %s\n", cmp.Or(inv.Hostname, "(no host name)"), cmp.Or(inv.OS.PrettyName, inv.OS.ID, "unknown system"), cmp.Or(inv.Kernel, "unknown"), inv.Arch)
+	printf(w, "%s  %s  kernel %s  %s\n", cmp.Or(inv.Hostname, "(no host name)"), cmp.Or(inv.OS.PrettyName, inv.OS.ID, "unknown system"), cmp.Or(inv.Kernel, "unknown"), inv.Arch)
 	cores := map[int]bool{}
 	packages := map[int]bool{}
 	for _, c := range inv.CPU.List {
 		cores[c.Core], packages[c.Package] = true, true
 	}
-	fmt.Fprintf(w, "CPU     %s: %d packages, %d cores, %d threads online (%s)", cmp.Or(inv.CPU.Model, "unknown model"), len(packages), len(cores), len(inv.CPU.List), inv.CPU.Online)
+	printf(w, "CPU     %s: %d packages, %d cores, %d threads online (%s)", cmp.Or(inv.CPU.Model, "unknown model"), len(packages), len(cores), len(inv.CPU.List), inv.CPU.Online)
 	if inv.CPU.Allowed != inv.CPU.Online {
-		fmt.Fprintf(w, ", allowed %s", inv.CPU.Allowed)
+		printf(w, ", allowed %s", inv.CPU.Allowed)
 	}
-	fmt.Fprintf(w, "\nMemory  %s\n", bytesText(inv.Memory.TotalBytes))
+	printf(w, "\nMemory  %s\n", bytesText(inv.Memory.TotalBytes))
 	for _, n := range inv.Memory.Nodes {
-		fmt.Fprintf(w, "  NUMA node %d: %s, CPUs %s%s\n", n.ID, bytesText(n.MemoryBytes), cmp.Or(n.CPUs, "none"), suffix(", memory of GPU ", n.GPU))
+		printf(w, "  NUMA node %d: %s, CPUs %s%s\n", n.ID, bytesText(n.MemoryBytes), cmp.Or(n.CPUs, "none"), suffix(", memory of GPU ", n.GPU))
 	}
 	if n := inv.NVIDIA; n != nil {
-		fmt.Fprintf(w, "NVIDIA  driver %s, CUDA %s, read from %s\n", cmp.Or(n.DriverVersion, "not loaded"), cmp.Or(n.CUDAVersion, "unknown"), n.Source)
+		printf(w, "NVIDIA  driver %s, CUDA %s, read from %s\n", cmp.Or(n.DriverVersion, "not loaded"), cmp.Or(n.CUDAVersion, "unknown"), n.Source)
 	}
 	if a := inv.AMD; a != nil {
-		fmt.Fprintf(w, "AMD     driver %s, KFD %s\n", cmp.Or(a.DriverVersion, "of the kernel"), map[bool]string{true: "present", false: "absent"}[a.KFD])
+		printf(w, "AMD     driver %s, KFD %s\n", cmp.Or(a.DriverVersion, "of the kernel"), map[bool]string{true: "present", false: "absent"}[a.KFD])
 	}
 	sw := inv.Software
-	fmt.Fprintf(w, "systemd %s, cgroup %s, Docker %s%s, buildkite-agent %s, git %s\n",
+	printf(w, "systemd %s, cgroup %s, Docker %s%s, buildkite-agent %s, git %s\n",
 		cmp.Or(sw.Systemd, "none"), map[bool]string{true: "v2", false: "v1 or none"}[sw.CgroupV2],
 		cmp.Or(sw.Docker.Version, "none"), dockerDetail(sw.Docker), cmp.Or(sw.Agent.Version, "none"), cmp.Or(sw.Git, "none"))
-	fmt.Fprintln(w)
+	printf(w, "\n")
 	if len(inv.GPUs) == 0 {
-		fmt.Fprintln(w, "no GPU")
+		printf(w, "no GPU\n")
 	} else {
 		t := newTable(w, "GPU", "Model", "PCI", "UUID", "Memory", "NUMA", "State")
 		for i, g := range inv.GPUs {
@@ -107,7 +107,7 @@ func printInventory(s Streams, inv *inventory.Inventory) error {
 		t.Render()
 	}
 	for _, p := range inv.Problems {
-		fmt.Fprintf(s.Err, "kbnode: %s: %s\n", p.Subject, p.Detail)
+		printf(s.Err, "kbnode: %s: %s\n", p.Subject, p.Detail)
 	}
 	return nil
 }

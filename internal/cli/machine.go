@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -75,6 +77,7 @@ func (w *wishes) config() (config.Config, error) {
 // machine is how far a command has come down the pipe: read, then thought.
 type machine struct {
 	root    string
+	name    string // of the root, in messages; "" is root itself
 	inv     *inventory.Inventory
 	cfg     config.Config
 	plan    *plan.Plan
@@ -83,14 +86,32 @@ type machine struct {
 
 func (m *machine) live() bool { return m.root == "/" }
 
-// path is a path of the machine as this process sees it.
-func (m *machine) path(p string) string { return filepath.Join(m.root, p) }
+// open opens a file of the machine. Below any root but "/" it opens nothing
+// outside of it, whatever links the tree holds.
+func (m *machine) open(path string) (*os.File, error) {
+	if m.live() {
+		return os.Open(path)
+	}
+	return os.OpenInRoot(m.root, strings.TrimPrefix(path, "/"))
+}
+
+// maxInput bounds a file that the plan is made from, in bytes.
+const maxInput = 4 << 20
+
+func (m *machine) readFile(path string) ([]byte, error) {
+	f, err := m.open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, maxInput))
+}
 
 // loadConfig reads the configuration file and puts over it, in this order, the
 // environment's variables (of this machine only) and the flags.
 func (m *machine) loadConfig(w *wishes, env func(string) string) error {
-	file := m.path(plan.ConfigPath)
-	text, err := os.ReadFile(file)
+	file := filepath.Join(cmp.Or(m.name, m.root), plan.ConfigPath)
+	text, err := m.readFile(plan.ConfigPath)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read configuration: %w", err)
 	}
@@ -123,7 +144,8 @@ func firstLines(text string, n int) string {
 func (m *machine) read(ctx context.Context, log *slog.Logger) error {
 	agentPath := m.cfg.Agent.Binary
 	if agentPath == "" {
-		if _, err := os.Stat(m.path(installer.AgentPath)); err == nil {
+		if f, err := m.open(installer.AgentPath); err == nil {
+			_ = f.Close()
 			agentPath = installer.AgentPath
 		}
 	}
@@ -140,7 +162,7 @@ func (m *machine) read(ctx context.Context, log *slog.Logger) error {
 // think builds the plan.
 func (m *machine) think() error {
 	var bindings []plan.Binding
-	switch text, err := os.ReadFile(m.path(plan.BindingsPath)); {
+	switch text, err := m.readFile(plan.BindingsPath); {
 	case err == nil:
 		if bindings, err = plan.ParseBindings(text); err != nil {
 			return err

@@ -9,6 +9,25 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 )
 
+// answer is a command's standard output. It keeps the first error, so that
+// nobody takes a table that was cut off by a full disk for the whole.
+type answer struct {
+	to  io.Writer
+	err error
+}
+
+func (a *answer) Write(p []byte) (int, error) {
+	n, err := a.to.Write(p)
+	if a.err == nil {
+		a.err = err
+	}
+	return n, err
+}
+
+// printf writes text for people. An answer keeps its errors, and what goes to
+// standard error has nowhere else to go.
+func printf(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
+
 func printJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)

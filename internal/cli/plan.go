@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/text"
@@ -50,18 +51,7 @@ is 3 when changes are pending. Nothing is written.`,
 				}
 				return err
 			}
-			if changes == nil {
-				changes = []reconcile.Change{}
-			}
-			if asJSON {
-				err = printJSON(s.Out, planOutput{p, changes})
-			} else {
-				err = printPlan(s.Out, p, changes)
-			}
-			if err == nil && detailed && len(changes) > 0 {
-				return &exitError{code: exitChanges}
-			}
-			return err
+			return showPlan(s, p, changes, asJSON, detailed)
 		},
 	}
 	rootFlag(cmd, &root)
@@ -71,13 +61,26 @@ is 3 when changes are pending. Nothing is written.`,
 	return cmd
 }
 
+func showPlan(s Streams, p *plan.Plan, changes []reconcile.Change, asJSON, detailed bool) error {
+	var err error
+	if asJSON {
+		err = printJSON(s.Out, planOutput{p, append([]reconcile.Change{}, changes...)}) // a list, also when empty
+	} else {
+		err = printPlan(s.Out, p, changes)
+	}
+	if err == nil && detailed && len(changes) > 0 {
+		return &exitError{code: exitChanges}
+	}
+	return err
+}
+
 func makePlan(ctx context.Context, s Streams, root string, w *wishes) (*plan.Plan, []reconcile.Change, error) {
 	dir, closeRoot, err := inventory.Open(root)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() { _ = closeRoot() }()
-	m := &machine{root: dir}
+	m := &machine{root: filepath.Clean(dir), name: root}
 	env := os.Getenv
 	if !m.live() {
 		env = func(string) string { return "" } // variables are of this machine
@@ -91,7 +94,7 @@ func makePlan(ctx context.Context, s Streams, root string, w *wishes) (*plan.Pla
 	if err := m.think(); err != nil {
 		return nil, nil, err
 	}
-	host := &reconcile.Host{Root: dir, Users: reconcile.SystemUsers{Root: dir}}
+	host := &reconcile.Host{Root: m.root, Users: reconcile.SystemUsers{Root: m.root}}
 	if m.live() {
 		conn, err := reconcile.Connect(ctx)
 		if err == nil {
@@ -109,13 +112,13 @@ func makePlan(ctx context.Context, s Streams, root string, w *wishes) (*plan.Pla
 func printPlan(w io.Writer, p *plan.Plan, changes []reconcile.Change) error {
 	printSlots(w, p)
 	for _, warning := range p.Warnings {
-		fmt.Fprintf(w, "%s %s\n", paint(w, text.FgYellow, "warning:"), warning)
+		printf(w, "%s %s\n", paint(w, text.FgYellow, "warning:"), warning)
 	}
 	if len(changes) == 0 {
 		_, err := fmt.Fprintln(w, "\nNothing to change.")
 		return err
 	}
-	fmt.Fprintf(w, "\n%d changes:\n", len(changes))
+	printf(w, "\n%s:\n", changeCount(len(changes)))
 	for _, c := range changes {
 		printChange(w, c)
 	}
@@ -146,11 +149,11 @@ func printChange(w io.Writer, c reconcile.Change) {
 	if !ok {
 		m.sign, m.c = "~", text.FgYellow
 	}
-	fmt.Fprintf(w, "%s %-9s %s%s%s\n", paint(w, m.c, m.sign), c.Kind, c.Subject, suffix(": ", c.Why), suffix("; waits: ", c.Deferred))
+	printf(w, "%s %-9s %s%s%s\n", paint(w, m.c, m.sign), c.Kind, c.Subject, suffix(": ", c.Why), suffix("; ", c.Deferred))
 	// A new file's content is the plan itself; what changes is worth reading.
 	if c.Kind == reconcile.Update || c.Kind == reconcile.Adopt {
 		for line := range strings.Lines(c.Diff) {
-			fmt.Fprintf(w, "    %s\n", strings.TrimRight(line, "\n"))
+			printf(w, "    %s\n", strings.TrimRight(line, "\n"))
 		}
 	}
 }

@@ -56,7 +56,7 @@ func (p *changeProgress) show(c reconcile.Change) {
 func (p *changeProgress) end() {
 	if p.width > 0 && p.work != "" {
 		p.line(fmt.Sprintf("  %s: %d", p.work, p.count))
-		fmt.Fprintln(p.s.Err)
+		printf(p.s.Err, "\n")
 	}
 	p.work = ""
 }
@@ -66,7 +66,7 @@ func (p *changeProgress) line(text string) {
 	if r := []rune(text); len(r) >= p.width {
 		text = string(r[:max(0, p.width-1)])
 	}
-	fmt.Fprint(p.s.Err, "\r\x1b[K"+strings.TrimRight(text, " "))
+	printf(p.s.Err, "\r\x1b[K%s", strings.TrimRight(text, " "))
 }
 
 // showProgress prints changes as they are made, in place of the log.

@@ -67,9 +67,9 @@ func reconcileOnce(ctx context.Context, s Streams) error {
 		_, err = fmt.Fprintln(s.Out, "Nothing to change.")
 		return err
 	}
-	fmt.Fprintf(s.Out, "%d changes were made.\n", len(result.Applied))
+	printf(s.Out, "%s made.\n", changesWere(len(result.Applied)))
 	for _, c := range result.Deferred {
-		fmt.Fprintf(s.Out, "  later: %s\n", c)
+		printf(s.Out, "  later: %s\n", c)
 	}
 	return nil
 }
@@ -117,7 +117,7 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 		for _, c := range changes {
 			printChange(s.Out, c)
 		}
-		_, err = fmt.Fprintf(s.Out, "%d changes would be made; nothing was changed\n", len(changes))
+		_, err = fmt.Fprintf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
 		return err
 	}
 	end := showProgress(s, host)
@@ -133,6 +133,6 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 		_, err = fmt.Fprintln(s.Out, "Nothing to remove: kbnode has set up nothing here.")
 		return err
 	}
-	_, err = fmt.Fprintf(s.Out, "Removed: %d changes were made. The binary %s stays; delete it by hand.\n", len(result.Applied), unitBinary)
+	_, err = fmt.Fprintf(s.Out, "Removed: %s made. The binary %s stays; delete it by hand.\n", changesWere(len(result.Applied)), unitBinary)
 	return err
 }

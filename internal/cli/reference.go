@@ -35,21 +35,21 @@ func writeReference(b *strings.Builder, cmd *cobra.Command) {
 	if text == "" {
 		text = cmd.Short + "."
 	}
-	fmt.Fprintf(b, "\n## %s\n\n%s\n", cmd.CommandPath(), strings.TrimSpace(text))
+	printf(b, "\n## %s\n\n%s\n", cmd.CommandPath(), strings.TrimSpace(text))
 	if cmd.HasAvailableSubCommands() {
 		b.WriteString("\n")
 		for _, sub := range cmd.Commands() {
-			fmt.Fprintf(b, "- `%s`: %s\n", sub.CommandPath(), sub.Short)
+			printf(b, "- `%s`: %s\n", sub.CommandPath(), sub.Short)
 		}
 	}
 	if cmd.Example != "" {
-		fmt.Fprintf(b, "\n```\n%s\n```\n", cmd.Example)
+		printf(b, "\n```\n%s\n```\n", cmd.Example)
 	}
 	cmd.InitDefaultHelpFlag()
 	if f := cmd.Flags().Lookup("help"); f != nil {
 		f.Hidden = true // every command has it
 	}
 	if flags := cmd.LocalFlags(); flags.HasAvailableFlags() {
-		fmt.Fprintf(b, "\n```\n%s```\n", flags.FlagUsages())
+		printf(b, "\n```\n%s```\n", flags.FlagUsages())
 	}
 }

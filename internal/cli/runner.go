@@ -22,6 +22,9 @@ KERNELBOT_PAYLOAD_0, _1, … where it is larger than one variable may be, or fro
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Stdout, o.Stderr = s.Out, s.Err
+			if a, ok := s.Out.(*answer); ok {
+				o.Stdout = a.to // its answer is result.json, whoever reads the summary
+			}
 			o.Stdin, _ = s.In.(*os.File)
 			if code := runner.Main(cmd.Context(), o); code != exitDone {
 				return &exitError{code: code}

@@ -31,7 +31,7 @@ type slotStatus struct {
 	Queue       string     `json:"queue"`
 	CPUs        string     `json:"cpus"`
 	MemoryBytes int64      `json:"memory_bytes"`
-	Agent       string     `json:"agent"` // idle, busy, starting, stopping, failed, down, parked
+	Agent       string     `json:"agent"` // as agentWord says
 	Since       time.Time  `json:"since,omitzero"`
 	Job         *agent.Job `json:"job,omitempty"`
 	Problems    []string   `json:"problems"` // what disagrees with the plan
@@ -65,7 +65,7 @@ machine is not installed.`,
 					err = printJSON(s.Out, st)
 				} else {
 					if watch {
-						fmt.Fprint(s.Out, "\x1b[H\x1b[2J")
+						printf(s.Out, "\x1b[H\x1b[2J")
 					}
 					printStatus(s.Out, st, time.Now())
 				}
@@ -127,7 +127,7 @@ func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
 }
 
 func statusOf(p *plan.Plan, state *reconcile.State, changes []reconcile.Change) nodeStatus {
-	st := nodeStatus{Node: p.Node, Warnings: append([]string{}, state.Warnings...), Changes: append([]reconcile.Change{}, changes...)}
+	st := nodeStatus{Node: p.Node, Slots: []slotStatus{}, Warnings: append([]string{}, state.Warnings...), Changes: append([]reconcile.Change{}, changes...)}
 	at := map[int]reconcile.SlotState{}
 	for _, ss := range state.Slots {
 		at[ss.Index] = ss
@@ -203,7 +203,7 @@ func printStatus(w io.Writer, st nodeStatus, now time.Time) {
 	}
 	t.Render()
 	for _, warning := range st.Warnings {
-		fmt.Fprintf(w, "%s %s\n", paint(w, text.FgYellow, "warning:"), warning)
+		printf(w, "%s %s\n", paint(w, text.FgYellow, "warning:"), warning)
 	}
 }
 

@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -40,7 +42,7 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 			if failedToStart(ss) {
 				refused = append(refused, agentFailure(ctx, slot))
 			}
-			return registered(slot.Index, ss)
+			return registered(host.Root, slot.Index, ss)
 		})
 		if len(refused) > 0 {
 			return errors.Join(refused...)
@@ -76,11 +78,11 @@ func slotState(state *reconcile.State, index int) reconcile.SlotState {
 
 // registered says that the agent that runs now has registered, or will when it
 // has finished its job.
-func registered(k int, ss reconcile.SlotState) bool {
+func registered(root string, k int, ss reconcile.SlotState) bool {
 	if ss.Agent.Stopping() || ss.Job != nil {
 		return true
 	}
-	fi, err := os.Stat(agent.RegisteredMarker(k))
+	fi, err := os.Stat(filepath.Join(root, agent.RegisteredMarker(k)))
 	return err == nil && ss.Agent.Active == "active" && !fi.ModTime().Before(ss.Agent.Since.Add(-time.Second))
 }
 
@@ -95,16 +97,21 @@ func agentFailure(ctx context.Context, slot plan.Slot) error {
 	if err != nil {
 		return fmt.Errorf("agent of slot %s ended at once; journalctl -u %s shows why", slot.Name, unit)
 	}
+	return fmt.Errorf("agent of slot %s ended at once: %s; journalctl -u %s shows more", slot.Name, cmp.Or(lastWords(lines), "it said nothing"), unit)
+}
+
+// lastWords is the last line of a log that tells of an error, else its last.
+func lastWords(lines []string) string {
 	last := ""
-	for _, l := range lines {
-		if strings.Contains(strings.ToLower(l), "fatal") || strings.Contains(strings.ToLower(l), "error") || strings.Contains(l, "kbnode:") {
-			last = l
+	for _, l := range slices.Backward(lines) {
+		l = strings.TrimSpace(l)
+		low := strings.ToLower(l)
+		if strings.Contains(low, "fatal") || strings.Contains(low, "error") || strings.Contains(l, "kbnode:") {
+			return l
 		}
+		last = cmp.Or(last, l)
 	}
-	if last == "" && len(lines) > 0 {
-		last = lines[len(lines)-1]
-	}
-	return fmt.Errorf("agent of slot %s ended at once: %s; journalctl -u %s shows more", slot.Name, strings.TrimSpace(last), unit)
+	return last
 }
 
 func slotNames(slots []plan.Slot) string {

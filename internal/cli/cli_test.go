@@ -1,0 +1,149 @@
+package cli
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// result is what a command line left.
+type result struct {
+	code     int
+	out, err string
+}
+
+// kbnode runs a command line.
+func kbnode(t testing.TB, args ...string) result {
+	t.Helper()
+	var out, err bytes.Buffer
+	code := run(t.Context(), args, Streams{In: strings.NewReader(""), Out: &out, Err: &err})
+	return result{code, out.String(), err.String()}
+}
+
+// golden compares a text with a file in testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("output differs from %s (-want +got); run go test ./internal/cli -update and review:\n%s", file, diff)
+	}
+}
+
+// put writes a file below a machine's root.
+func put(t testing.TB, root, name, text string) string {
+	t.Helper()
+	file := filepath.Join(root, name)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// TestRefusals holds the exit code and the sentence of each wrong command line,
+// and that nothing is answered on standard output.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	root := machinetest.B200x8().Dir(t)
+	noGPU := machinetest.NoGPU().Dir(t)
+	for _, tt := range []struct {
+		name string
+		args []string
+		code int
+		err  string
+	}{
+		{"unknown command", []string{"foo"}, 2, `kbnode: unknown command "foo" for "kbnode"; kbnode --help shows what it takes`},
+		{"mistyped command", []string{"statsu"}, 2, `kbnode: unknown command "statsu" for "kbnode"; write kbnode status`},
+		{"argument of a command that has none", []string{"plan", "b200"}, 2, `kbnode: unknown command "b200" for "kbnode plan"; kbnode plan --help shows what it takes`},
+		{"unknown flag", []string{"plan", "--slots", "3"}, 2, "kbnode: unknown flag: --slots; kbnode plan --help lists the flags"},
+		{"number that is none", []string{"plan", "--cpus-per-slot", "many"}, 2, `kbnode: invalid argument "many" for "--cpus-per-slot" flag`},
+		{"guard without a slot", []string{"guard"}, 2, `kbnode: required flag(s) "slot" not set`},
+		{"hook without a name", []string{"hook"}, 2, "kbnode: accepts 1 arg(s), received 0; kbnode hook --help shows what it takes"},
+		{"queue with a comma", []string{"plan", "--root", root, "--queue", "b200,h100"}, 2, `kbnode: --queue: "b200,h100" is not a queue name; use letters, digits`},
+		{"queue with a blank", []string{"plan", "--root", root, "--queue", "b 200"}, 2, `kbnode: --queue: "b 200" is not a queue name`},
+		{"unknown field of a queue", []string{"plan", "--root", root, "--queue", "x-{gpus}"}, 2, "--queue: {gpus} is no field; write {vendor}, {gpu}, {index}, {node}"},
+		{"ambiguous size", []string{"plan", "--root", root, "--memory-per-slot", "32GB"}, 2, `--memory-per-slot: "32GB" is not a size; write "32GiB"`},
+		{"negative reserve", []string{"plan", "--root", root, "--reserve-cpus", "-1"}, 2, "--reserve-cpus: -1 is negative"},
+		{"two wrong flags", []string{"plan", "--root", root, "--reserve-memory", "lots", "--gpus", "first"}, 2, "kbnode: --gpus: \"first\" names no GPU"},
+		{"usage with --json", []string{"plan", "--root", root, "--json", "--queue", "a,b"}, 2, "kbnode: --queue:"},
+		{"GPU that is not there", []string{"plan", "--root", root, "--gpus", "0,99"}, 1, "kbnode: GPU 99 does not exist: this machine has GPUs 0 to 7; name one of them with --gpus"},
+		{"memory that does not fit", []string{"plan", "--root", root, "--memory-per-slot", "900GiB"}, 1, "--memory-per-slot"},
+		{"no GPU at all", []string{"plan", "--root", noGPU}, 1, "kbnode: this machine has no GPU that kbnode can see"},
+		{"root that is not there", []string{"plan", "--root", root + "/absent"}, 1, "kbnode: open machine: stat " + root + "/absent: no such file or directory"},
+		{"root that holds no machine", []string{"inventory", "--root", t.TempDir()}, 1, "kbnode inventory --capture"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			got := kbnode(t, tt.args...)
+			if got.code != tt.code || got.out != "" || !strings.Contains(got.err, tt.err) {
+				t.Errorf("code %d, out %q, err %q; want code %d, no output and %q", got.code, got.out, got.err, tt.code, tt.err)
+			}
+			for line := range strings.Lines(got.err) {
+				if !strings.HasPrefix(line, "kbnode: ") {
+					t.Errorf("line %q does not say who speaks", line)
+				}
+			}
+		})
+	}
+}
+
+func TestHelpAndVersion(t *testing.T) {
+	t.Parallel()
+	help := kbnode(t)
+	for _, word := range []string{"install", "plan", "status", "uninstall", "inventory", "reconcile"} {
+		if help.code != 0 || !strings.Contains(help.out, "\n  "+word+" ") {
+			t.Errorf("help (code %d) does not list %s:\n%s", help.code, word, help.out)
+		}
+	}
+	for _, hidden := range []string{"agent-exec", "guard"} {
+		if strings.Contains(help.out, "\n  "+hidden) {
+			t.Errorf("help lists %s, which only units start", hidden)
+		}
+	}
+	if v := kbnode(t, "version"); v.code != 0 || !strings.HasPrefix(v.out, "kbnode "+Version()) {
+		t.Errorf("version: %+v", v)
+	}
+	if v := kbnode(t, "version", "--json"); !strings.Contains(v.out, `"version": "`+Version()+`"`) {
+		t.Errorf("version --json: %+v", v)
+	}
+}
+
+// full is a disk without room.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+func TestOutputThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	root := machinetest.VM().Dir(t)
+	for _, args := range [][]string{
+		{"version"}, {"plan", "--root", root}, {"plan", "--root", root, "--json"}, {"inventory", "--root", root}, {"inventory", "--root", root, "--json"},
+	} {
+		var err bytes.Buffer
+		code := run(t.Context(), args, Streams{Out: full{}, Err: &err})
+		if code != 1 || !strings.Contains(err.String(), "no space left on device") {
+			t.Errorf("%v: code %d, err %q", args, code, err.String())
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package cli
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+)
+
+func TestInventoryText(t *testing.T) {
+	t.Parallel()
+	m := machinetest.HGXH100()
+	m.NVIDIA[2].Dead = true
+	got := kbnode(t, "inventory", "--root", m.Dir(t))
+	if got.code != 0 || !strings.Contains(got.err, "kbnode: gpu 0000:3a:00.0: ") {
+		t.Errorf("code %d, err %q; want the dead GPU named", got.code, got.err)
+	}
+	golden(t, "hgx-h100.inventory.txt", got.out)
+}
+
+func TestInventoryWithoutGPU(t *testing.T) {
+	t.Parallel()
+	got := kbnode(t, "inventory", "--root", machinetest.NoGPU().Dir(t))
+	if got.code != 0 || !strings.HasSuffix(got.out, "\nno GPU\n") || strings.Contains(got.out, "NVIDIA") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestInventoryJSON(t *testing.T) {
+	t.Parallel()
+	for _, m := range machinetest.Published() {
+		t.Run(m.Name, func(t *testing.T) {
+			t.Parallel()
+			root := m.Dir(t)
+			want, err := inventory.Read(t.Context(), inventory.Options{Root: root})
+			if err != nil {
+				t.Fatal(err)
+			}
+			result := kbnode(t, "inventory", "--json", "--root", root)
+			var got inventory.Inventory
+			if err := json.Unmarshal([]byte(result.out), &got); err != nil || result.code != 0 {
+				t.Fatalf("code %d, err %q: %v", result.code, result.err, err)
+			}
+			// JSON keeps no difference between an empty list and none.
+			text, err := json.Marshal(want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want = &inventory.Inventory{}
+			if err := json.Unmarshal(text, want); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, &got); diff != "" {
+				t.Error(diff)
+			}
+			if strings.Contains(result.out, `"gpus": null`) {
+				t.Error("gpus is null; want a list")
+			}
+		})
+	}
+}
+
+func TestBytesText(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int64]string{
+		-1: "-", 0: "-", 2048: "2 KiB", 512 << 20: "512 MiB", 3 << 29: "1.5 GiB", 180 << 30: "180 GiB", 2 << 40: "2048 GiB",
+	} {
+		if got := bytesText(n); got != want {
+			t.Errorf("bytesText(%d) = %q, want %q", n, got, want)
+		}
+	}
+}

@@ -1,0 +1,259 @@
+package cli
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+func TestPlanText(t *testing.T) {
+	t.Parallel()
+	got := kbnode(t, "plan", "--root", machinetest.B200x8().Dir(t), "--queue", "b200", "--node", "node1")
+	if got.code != 0 || got.err != "" {
+		t.Fatalf("code %d, err %q", got.code, got.err)
+	}
+	golden(t, "b200x8.plan.txt", got.out)
+}
+
+// contract is what programs that read the plan rely on, written down apart from
+// the types that make it.
+type contract struct {
+	Slots []struct {
+		Index int    `json:"index"`
+		Name  string `json:"name"`
+		Queue string `json:"queue"`
+		GPUs  []struct {
+			UUID     string `json:"uuid"`
+			PCI      string `json:"pci"`
+			Vendor   string `json:"vendor"`
+			Model    string `json:"model"`
+			NUMANode *int   `json:"numa_node"`
+		} `json:"gpus"`
+		CPUs        string `json:"cpus"`
+		MemoryNodes string `json:"memory_nodes"`
+		MemoryBytes int64  `json:"memory_bytes"`
+	} `json:"slots"`
+	Reserved struct {
+		CPUs        string `json:"cpus"`
+		MemoryBytes int64  `json:"memory_bytes"`
+	} `json:"reserved"`
+	Warnings []string `json:"warnings"`
+	Changes  []struct {
+		Kind    string `json:"kind"`
+		Subject string `json:"subject"`
+	} `json:"changes"`
+}
+
+func TestPlanJSON(t *testing.T) {
+	t.Parallel()
+	for _, m := range machinetest.Published() {
+		t.Run(m.Name, func(t *testing.T) {
+			t.Parallel()
+			got := kbnode(t, "plan", "--json", "--root", m.Dir(t))
+			if gpus := len(m.NVIDIA) + len(m.AMD); gpus == 0 {
+				var refusal map[string]string
+				if err := json.Unmarshal([]byte(got.out), &refusal); err != nil || got.code != 1 || got.err != "" {
+					t.Fatalf("refusal: code %d, out %q, err %q: %v", got.code, got.out, got.err, err)
+				}
+				if len(refusal) != 1 || !strings.Contains(refusal["error"], "no GPU that kbnode can see") {
+					t.Errorf("refusal is %v; want its error and nothing else", refusal)
+				}
+				return
+			}
+			var p contract
+			if err := json.Unmarshal([]byte(got.out), &p); err != nil || got.code != 0 || got.err != "" {
+				t.Fatalf("code %d, err %q: %v", got.code, got.err, err)
+			}
+			if len(p.Slots) == 0 || p.Warnings == nil || len(p.Changes) == 0 {
+				t.Fatalf("slots %d, warnings %v, changes %d", len(p.Slots), p.Warnings, len(p.Changes))
+			}
+			taken, err := cpuset.Parse(p.Reserved.CPUs)
+			if err != nil || p.Reserved.MemoryBytes <= 0 {
+				t.Errorf("reserved: %+v, %v", p.Reserved, err)
+			}
+			for i, s := range p.Slots {
+				g := s.GPUs[0]
+				if s.Index != i || s.Name != plan.SlotName(i) || s.Queue == "" || s.MemoryBytes <= 0 ||
+					g.UUID == "" || g.PCI == "" || g.Model == "" || g.NUMANode == nil || (g.Vendor != "nvidia" && g.Vendor != "amd") {
+					t.Errorf("slot %d misses something: %+v", i, s)
+				}
+				cpus, err := cpuset.Parse(s.CPUs)
+				if err != nil || cpus.Len() == 0 || cpus.Intersect(taken).Len() > 0 {
+					t.Errorf("slot %d: CPUs %q, %v; others have %s", i, s.CPUs, err, taken)
+				}
+				taken = taken.Union(cpus)
+				if nodes, err := cpuset.Parse(s.MemoryNodes); err != nil || nodes.Len() == 0 {
+					t.Errorf("slot %d: memory nodes %q, %v", i, s.MemoryNodes, err)
+				}
+			}
+			for i, c := range p.Changes {
+				if c.Kind == "" || c.Subject == "" {
+					t.Errorf("change %d is %+v", i, c)
+				}
+			}
+		})
+	}
+}
+
+func TestPlanExitCodes(t *testing.T) {
+	t.Parallel()
+	root := machinetest.VM().Dir(t)
+	if got := kbnode(t, "plan", "--root", root, "--detailed-exit-code"); got.code != 3 || got.err != "" {
+		t.Errorf("with changes: code %d, err %q; want 3 and no words", got.code, got.err)
+	}
+	if got := kbnode(t, "plan", "--root", root); got.code != 0 {
+		t.Errorf("without --detailed-exit-code: %d", got.code)
+	}
+	for _, asJSON := range []bool{true, false} {
+		var out strings.Builder
+		if err := showPlan(Streams{Out: &out}, &plan.Plan{}, nil, asJSON, true); err != nil {
+			t.Errorf("without changes: %v", err)
+		}
+		want := map[bool]string{true: `"changes": []`, false: "Nothing to change."}[asJSON]
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("without changes: %q does not say %q", out.String(), want)
+		}
+	}
+}
+
+// TestPlanReadsOnlyItsRoot gives this process everything that must not reach the
+// plan of another machine.
+func TestPlanReadsOnlyItsRoot(t *testing.T) {
+	root := machinetest.VM().Dir(t)
+	want := kbnode(t, "plan", "--json", "--root", root)
+	for name, value := range map[string]string{
+		"GPU_TYPE": "leak", "NODE_NAME": "leak", "GPU_COUNT": "7", "CPUS_PER_GPU": "2", "RAM_PER_GPU": "20", "BUILDKITE_AGENT_TOKEN": "leak-leak",
+	} {
+		t.Setenv(name, value)
+	}
+	got := kbnode(t, "plan", "--json", "--root", root)
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" {
+		t.Errorf("the environment changes the plan of a tree: %s", diff)
+	}
+	if strings.Contains(got.out, "leak") {
+		t.Error("the plan of a tree holds a variable of this process")
+	}
+	// A link out of the tree leads nowhere.
+	outside := put(t, t.TempDir(), "config.yaml", "queue: leak\n")
+	if err := os.MkdirAll(filepath.Join(root, "etc/kbnode"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, filepath.Join(root, plan.ConfigPath)); err != nil {
+		t.Fatal(err)
+	}
+	if got := kbnode(t, "plan", "--root", root); got.code != 1 || !strings.Contains(got.err, "read configuration: ") || strings.Contains(got.out, "leak") {
+		t.Errorf("a link out of the tree: %+v", got)
+	}
+}
+
+func TestPlanOfCapture(t *testing.T) {
+	t.Parallel()
+	root := machinetest.MI300X().Dir(t)
+	put(t, root, "etc/hostname", "secret-name\n")
+	file := filepath.Join(t.TempDir(), "node.txtar")
+	if got := kbnode(t, "inventory", "--root", root, "--capture", file); got.code != 0 || got.out != "" || !strings.Contains(got.err, "wrote "+file) {
+		t.Fatalf("capture: %+v", got)
+	}
+	want, got := kbnode(t, "plan", "--json", "--root", root, "--node", "n"), kbnode(t, "plan", "--json", "--root", file, "--node", "n")
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" || got.code != 0 {
+		t.Errorf("the plan of a capture is not that of its machine: %s", diff)
+	}
+	// A capture of a capture is the same capture, also on standard output.
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := kbnode(t, "inventory", "--root", file, "--capture", "-"); again.out != string(text) {
+		t.Errorf("captured again (code %d, err %q): %s", again.code, again.err, cmp.Diff(string(text), again.out))
+	}
+	if strings.Contains(string(text), "secret-name") {
+		t.Error("the capture holds the host's name")
+	}
+}
+
+func TestConfigFileOfATree(t *testing.T) {
+	t.Parallel()
+	ours := "# " + plan.Marker + "\n"
+	for _, tt := range []struct {
+		name, text string
+		args       []string
+		code       int
+		out, err   string
+	}{
+		{name: "taken", text: "queue: from-file\ngpus: [1]\n", out: `"queue": "from-file"`},
+		{name: "kbnode's own gives way to flags", text: ours + "queue: from-file\n", args: []string{"--queue", "from-flag"}, out: `"queue": "from-flag"`},
+		{name: "kbnode's own keeps what no flag says", text: ours + "queue: from-file\nnode: n9\n", args: []string{"--cpus-per-slot", "4"}, out: `"agent": "n9-gpu0"`},
+		{name: "an operator's that agrees", text: "queue: from-file\n", args: []string{"--queue", "from-file"}, out: `"queue": "from-file"`},
+		{name: "an operator's that disagrees", text: "queue: from-file\n", args: []string{"--queue", "from-flag"}, code: 2, err: plan.ConfigPath + " was written by hand and says otherwise"},
+		{name: "unknown key", text: "\nqueue: a\nqueues: b\n", code: 2, err: plan.ConfigPath + `:3: unknown key "queues"; write "queue"`},
+		{name: "two errors", text: "cpus_per_slot: -1\nmemory_per_slot: 8GB\n", code: 2, err: plan.ConfigPath + `:2: "8GB" is not a size`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			root := machinetest.B200x8().Dir(t)
+			put(t, root, plan.ConfigPath, tt.text)
+			got := kbnode(t, append([]string{"plan", "--json", "--root", root}, tt.args...)...)
+			if got.code != tt.code || !strings.Contains(got.out, tt.out) || !strings.Contains(got.err, tt.err) || tt.code != 0 && got.out != "" {
+				t.Errorf("code %d, err %q; want code %d with %q or %q", got.code, got.err, tt.code, tt.out, tt.err)
+			}
+			if tt.code == 2 && strings.Contains(tt.err, ":") && !strings.Contains(tt.err, "by hand") && !strings.HasPrefix(got.err, "kbnode: "+root) {
+				t.Errorf("%q does not name the file as the user can open it", got.err)
+			}
+		})
+	}
+}
+
+func TestKeptBindings(t *testing.T) {
+	t.Parallel()
+	root := machinetest.B200x8().Dir(t)
+	for _, tt := range []struct{ name, text, err string }{
+		{"not JSON", "{", "read slot bindings"},
+		{"of another version", `{"written_by": "kbnode", "schema": 99}`, "written by another version"},
+		{"slot twice", `{"schema": 1, "slots": [{"slot": 1}, {"slot": 1}]}`, "name slot 1 twice"},
+	} {
+		put(t, root, plan.BindingsPath, tt.text)
+		var refusal map[string]string
+		got := kbnode(t, "plan", "--json", "--root", root)
+		if err := json.Unmarshal([]byte(got.out), &refusal); err != nil || got.code != 1 || !strings.Contains(refusal["error"], tt.err) {
+			t.Errorf("%s: code %d, %v, %v; want %q", tt.name, got.code, refusal, err, tt.err)
+		}
+	}
+	// The first slot keeps the last GPU.
+	put(t, root, plan.BindingsPath, `{"written_by": "kbnode", "schema": 1, "slots": [{"slot": 0, "uuid": "GPU-29010000-0000-4000-8000-000000000008", "pci": "0000:df:00.0", "vendor": "nvidia", "model": "NVIDIA B200", "numa_node": 1, "memory_node": -1}]}`)
+	var p contract
+	if err := json.Unmarshal([]byte(kbnode(t, "plan", "--json", "--root", root).out), &p); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.Slots[0].GPUs[0].PCI; got != "0000:df:00.0" {
+		t.Errorf("slot 0 has GPU %s; want the one it was bound to", got)
+	}
+}
+
+func TestChangeLines(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		c    reconcile.Change
+		want string
+	}{
+		{"new file without its content", reconcile.Change{Kind: reconcile.Create, Subject: "/etc/a", Diff: "+x\n"}, "+ create    /etc/a\n"},
+		{"changed file with what changes", reconcile.Change{Kind: reconcile.Update, Subject: "/etc/a", Diff: "-x\n+y\n"}, "~ update    /etc/a\n    -x\n    +y\n"},
+		{"deferred", reconcile.Change{Kind: reconcile.Restart, Subject: "a.service", Why: "its unit changed", Deferred: "waits for job 7"}, "~ restart   a.service: its unit changed; waits for job 7\n"},
+		{"stopped", reconcile.Change{Kind: reconcile.Drain, Subject: "a.service"}, "- drain     a.service\n"},
+	} {
+		var b strings.Builder
+		printChange(&b, tt.c)
+		if diff := cmp.Diff(tt.want, b.String()); diff != "" {
+			t.Errorf("%s: %s", tt.name, diff)
+		}
+	}
+}

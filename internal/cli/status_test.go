@@ -1,0 +1,142 @@
+package cli
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+var (
+	started = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	taken   = started.Add(time.Hour)
+)
+
+func agentAt(active, sub string) reconcile.UnitState {
+	return reconcile.UnitState{Load: "loaded", Active: active, Sub: sub, Since: started}
+}
+
+// wantedSlots are the slots of a plan with one GPU each.
+func wantedSlots(n int) []plan.Slot {
+	var slots []plan.Slot
+	for k := range n {
+		slots = append(slots, plan.Slot{
+			Index: k, Name: plan.SlotName(k), Queue: "b200", CPUs: "4-7", MemoryNodes: "0", MemoryBytes: 64 << 30,
+			GPUs: []plan.SlotGPU{{UUID: "GPU-1", PCI: "0000:1b:00.0", Vendor: "nvidia", Model: "NVIDIA B200"}},
+		})
+	}
+	return slots
+}
+
+func TestAgentWords(t *testing.T) {
+	t.Parallel()
+	job := &agent.Job{ID: "0190", Since: taken}
+	for _, tt := range []struct {
+		name   string
+		parked string
+		state  reconcile.SlotState
+		want   string
+		since  time.Time
+	}{
+		{"waits for a job", "", reconcile.SlotState{Agent: agentAt("active", "running")}, "idle", started},
+		{"runs a job", "", reconcile.SlotState{Agent: agentAt("active", "running"), Job: job}, "busy", taken},
+		{"finishes its job and stops", "", reconcile.SlotState{Agent: agentAt("deactivating", "stop-sigterm"), Job: job}, "draining", taken},
+		{"stops without a job", "", reconcile.SlotState{Agent: agentAt("deactivating", "stop-sigterm")}, "stopping", started},
+		{"comes up", "", reconcile.SlotState{Agent: agentAt("activating", "start")}, "starting", started},
+		{"gave up", "", reconcile.SlotState{Agent: agentAt("failed", "failed")}, "failed", started},
+		{"ends again and again", "", reconcile.SlotState{Agent: agentAt("activating", "auto-restart")}, "failed", started},
+		{"stopped", "", reconcile.SlotState{Agent: agentAt("inactive", "dead")}, "down", started},
+		{"systemd knows nothing of it", "", reconcile.SlotState{}, "down", time.Time{}},
+		{"its GPU is away", "its GPU is away", reconcile.SlotState{Agent: agentAt("inactive", "dead")}, "parked", started},
+		{"its GPU went away under a job", "its GPU is away", reconcile.SlotState{Agent: agentAt("active", "running"), Job: job}, "busy", taken},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			slots := wantedSlots(2)
+			slots[1].Parked = tt.parked
+			tt.state.Index = 1
+			st := statusOf(&plan.Plan{Node: "n", Slots: slots}, &reconcile.State{Slots: []reconcile.SlotState{tt.state}}, nil)
+			got := st.Slots[1]
+			if got.Agent != tt.want || !got.Since.Equal(tt.since) || got.Job != tt.state.Job {
+				t.Errorf("agent %s since %s with job %v; want %s since %s", got.Agent, got.Since, got.Job, tt.want, tt.since)
+			}
+			if disagrees := tt.parked != ""; st.disagrees() != disagrees {
+				t.Errorf("disagrees: %t, want %t", st.disagrees(), disagrees)
+			}
+		})
+	}
+}
+
+func TestStatusProblems(t *testing.T) {
+	t.Parallel()
+	changes := []reconcile.Change{
+		{Kind: reconcile.Set, Subject: "buildkite-gpu1.slice", Slot: 1, Why: "MemoryMax is 1"},
+		{Kind: reconcile.Restart, Subject: "buildkite-agent-gpu1.service", Slot: 1, Deferred: "waits for job 7 of slot gpu1"},
+		{Kind: reconcile.Update, Subject: "/etc/buildkite-agent/gitconfig", Slot: -1},
+	}
+	st := statusOf(&plan.Plan{Node: "n", Slots: wantedSlots(2)}, &reconcile.State{Warnings: []string{"the kernel made no partition"}}, changes)
+	if diff := cmp.Diff([]string{}, st.Slots[0].Problems); diff != "" {
+		t.Error(diff)
+	}
+	want := []string{"set buildkite-gpu1.slice (MemoryMax is 1)", "restart buildkite-agent-gpu1.service, waits for job 7 of slot gpu1"}
+	if diff := cmp.Diff(want, st.Slots[1].Problems); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"the kernel made no partition", "update /etc/buildkite-agent/gitconfig"}, st.Warnings); diff != "" {
+		t.Error(diff)
+	}
+	if !st.disagrees() {
+		t.Error("changes are pending, and the status says that all is as planned")
+	}
+}
+
+func TestStatusJSONHasLists(t *testing.T) {
+	t.Parallel()
+	text, err := json.Marshal(statusOf(&plan.Plan{}, &reconcile.State{}, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := `{"node":"","slots":[],"warnings":[],"changes":[]}`; string(text) != want {
+		t.Errorf("empty status is %s, want %s", text, want)
+	}
+}
+
+func TestStatusTable(t *testing.T) {
+	t.Parallel()
+	slots := wantedSlots(4)
+	slots[3].Parked = "its GPU is away"
+	state := &reconcile.State{Warnings: []string{"the kernel made no partition"}, Slots: []reconcile.SlotState{
+		{Index: 0, Agent: agentAt("active", "running")},
+		{Index: 1, Agent: agentAt("active", "running"), Job: &agent.Job{ID: "0190-aa", Pipeline: "kernelbot", Build: "7", Since: taken}},
+		{Index: 2, Agent: agentAt("failed", "failed"), Job: nil},
+		{Index: 3, Agent: agentAt("inactive", "dead")},
+	}}
+	changes := []reconcile.Change{
+		{Kind: reconcile.Start, Subject: "buildkite-agent-gpu2.service", Slot: 2},
+		{Kind: reconcile.Set, Subject: "buildkite-gpu2.slice", Slot: 2},
+	}
+	var b strings.Builder
+	printStatus(&b, statusOf(&plan.Plan{Slots: slots}, state, changes), taken.Add(90*time.Second))
+	golden(t, "status.txt", b.String())
+}
+
+func TestAgo(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[time.Duration]string{
+		-time.Minute: "0s", 0: "0s", 59 * time.Second: "59s", time.Minute: "1m", 59*time.Minute + 59*time.Second: "59m",
+		time.Hour: "1h00m", 130 * time.Minute: "2h10m", 24 * time.Hour: "1d", 130 * time.Hour: "5d",
+	} {
+		if got := ago(started, started.Add(d)); got != want {
+			t.Errorf("%s ago is %q, want %q", d, got, want)
+		}
+	}
+	if got := ago(time.Time{}, started); got != "-" {
+		t.Errorf("no time is %q", got)
+	}
+}
