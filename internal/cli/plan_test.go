@@ -55,10 +55,12 @@ type contract struct {
 
 func TestPlanJSON(t *testing.T) {
 	t.Parallel()
-	for _, m := range machinetest.Published() {
+	noDriver := machinetest.B200x8()
+	noDriver.Name, noDriver.NVIDIADriver = "b200x8-without-driver", ""
+	for _, m := range append(machinetest.Published(), noDriver) {
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
-			got := kbnode(t, "plan", "--json", "--root", m.Dir(t))
+			got := kbnode(t, "plan", "--json", "--root", m.Dir(t), "--queue", "q")
 			if gpus := len(m.NVIDIA) + len(m.AMD); gpus == 0 {
 				var refusal map[string]string
 				if err := json.Unmarshal([]byte(got.out), &refusal); err != nil || got.code != 1 || got.err != "" {
@@ -73,6 +75,9 @@ func TestPlanJSON(t *testing.T) {
 			if err := json.Unmarshal([]byte(got.out), &p); err != nil || got.code != 0 || got.err != "" {
 				t.Fatalf("code %d, err %q: %v", got.code, got.err, err)
 			}
+			if strings.Contains(got.out, "null") {
+				t.Error("something is null; want lists that may be empty")
+			}
 			if len(p.Slots) == 0 || p.Warnings == nil || len(p.Changes) == 0 {
 				t.Fatalf("slots %d, warnings %v, changes %d", len(p.Slots), p.Warnings, len(p.Changes))
 			}
@@ -83,7 +88,7 @@ func TestPlanJSON(t *testing.T) {
 			for i, s := range p.Slots {
 				g := s.GPUs[0]
 				if s.Index != i || s.Name != plan.SlotName(i) || s.Queue == "" || s.MemoryBytes <= 0 ||
-					g.UUID == "" || g.PCI == "" || g.Model == "" || g.NUMANode == nil || (g.Vendor != "nvidia" && g.Vendor != "amd") {
+					(g.UUID == "") != (m.Name == noDriver.Name) || g.PCI == "" || g.Model == "" || g.NUMANode == nil || (g.Vendor != "nvidia" && g.Vendor != "amd") {
 					t.Errorf("slot %d misses something: %+v", i, s)
 				}
 				cpus, err := cpuset.Parse(s.CPUs)

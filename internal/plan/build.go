@@ -34,7 +34,7 @@ func Build(in Input) (*Plan, error) {
 	p := &Plan{
 		Schema:   Schema,
 		Node:     safeName(node),
-		Warnings: append(warnings, split.Warnings...),
+		Warnings: append(append([]string{}, warnings...), split.Warnings...), // never nil: JSON has a list
 		Reserved: Reserved{CPUs: split.ReservedCPUs.String(), MemoryBytes: split.ReservedMemory},
 	}
 	if cfg.Queue == "" {
@@ -103,7 +103,7 @@ func gpuNodes(b bound) []string {
 	if b.gpu == nil {
 		return []string{}
 	}
-	var nodes []string
+	nodes := []string{}
 	if b.Vendor == "amd" {
 		nodes = append(nodes, "/dev/kfd")
 	} else if b.gpu.Minor >= 0 {
