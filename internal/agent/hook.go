@@ -37,12 +37,12 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 }
 
 // cleanUp ends what a job left behind: its containers, through the slot's own
-// Docker socket, then every other process of the slot's user but those that
+// Docker socket, the owner of what they left in the checkout, then every other process of the slot's user but those that
 // this hook descends from.
 func cleanUp(ctx context.Context, k int, log *slog.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, 25*time.Second)
 	defer cancel()
-	err := RemoveContainers(ctx, plan.SocketPath(k), k, log)
+	err := errors.Join(RemoveContainers(ctx, plan.SocketPath(k), k, log), reclaim(ctx, plan.SocketPath(k)))
 	kill := func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }
 	killed, kerr := killOthers("/proc", os.Getuid(), os.Getpid(), kill)
 	if killed > 0 {

@@ -120,7 +120,7 @@ func newRoot(s Streams) *cobra.Command {
 with its even share of CPUs and memory.
 
   sudo kbnode install --queue b200     set the node up, or bring it up to date
-  kbnode status                        what runs on it now
+  sudo kbnode status                   what runs on it now
   sudo kbnode uninstall                give it back as it was`,
 		SilenceErrors: true,
 		SilenceUsage:  true,

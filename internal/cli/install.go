@@ -112,13 +112,6 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	} else if err != nil {
 		s.warn("%v; going on, the agents will keep trying", err)
 	}
-	if err := installAgent(ctx, s, m, f); err != nil {
-		return err
-	}
-	return applyInstall(ctx, s, m, host, f, token)
-}
-
-func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Host, f *installFlags, token string) error {
 	state, err := host.Observe(ctx, m.plan)
 	if err != nil {
 		return err
@@ -138,7 +131,19 @@ func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Ho
 	if err := confirmAdopt(s, f, changes); err != nil {
 		return err
 	}
-	wrote, err := writeToken(host, token, f.adopt)
+	if fetched, err := installAgent(ctx, s, m, f); err != nil {
+		return err
+	} else if fetched {
+		if state, err = host.Observe(ctx, m.plan); err != nil {
+			return err
+		}
+		changes = reconcile.Diff(m.plan, state)
+	}
+	return applyInstall(ctx, s, m, host, state, changes, token)
+}
+
+func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Host, state *reconcile.State, changes []reconcile.Change, token string) error {
+	wrote, err := writeToken(host, token)
 	if err != nil {
 		return err
 	}
@@ -258,40 +263,36 @@ func installPackages(ctx context.Context, s Streams, m *machine, f *installFlags
 	return m.read(ctx, s.logger())
 }
 
-// installAgent makes sure that there is a buildkite-agent, and plans again with
-// what it understands.
-func installAgent(ctx context.Context, s Streams, m *machine, f *installFlags) error {
+// installAgent makes sure that there is a buildkite-agent. Where it had to fetch
+// one, the machine is read and planned again with what that understands.
+func installAgent(ctx context.Context, s Streams, m *machine, f *installFlags) (fetched bool, err error) {
 	switch {
-	case f.dryRun:
-		return nil
 	case f.agentBinary != "":
-		if err := installer.CopyAgent("/", f.agentBinary); err != nil {
-			return err
-		}
+		err = installer.CopyAgent("/", f.agentBinary)
 	case m.inv.Software.Agent.Path != "":
-		return nil
+		return false, nil
 	default:
 		s.progress("fetching buildkite-agent %s", plan.PinnedAgentVersion)
-		release := installer.AgentRelease{
+		err = installer.Agent(ctx, "/", installer.AgentRelease{
 			Version: plan.PinnedAgentVersion, Arch: runtime.GOARCH,
 			URL: m.cfg.Agent.DownloadURL, SHA256: m.cfg.Agent.DownloadSHA256,
-		}
-		if err := installer.Agent(ctx, "/", release); err != nil {
-			return err
-		}
+		})
 	}
-	if err := m.read(ctx, s.logger()); err != nil {
-		return err
+	if err == nil {
+		err = m.read(ctx, s.logger())
+	}
+	if err != nil {
+		return false, err
 	}
 	if m.inv.Software.Agent.Version == "" {
-		return fmt.Errorf("%s does not say its version; give a buildkite-agent for this machine (%s) with --agent-binary", installer.AgentPath, runtime.GOARCH)
+		return false, fmt.Errorf("%s does not say its version; give a buildkite-agent for this machine (%s) with --agent-binary", installer.AgentPath, runtime.GOARCH)
 	}
-	return m.think()
+	return true, m.think()
 }
 
 // writeToken puts the token where the agents' units read it. A token file that
 // an operator wrote stays as it is when it says the same.
-func writeToken(host *reconcile.Host, token string, adopt bool) (wrote bool, err error) {
+func writeToken(host *reconcile.Host, token string) (wrote bool, err error) {
 	file := filepath.Join(host.Root, plan.TokenPath)
 	switch have, err := agent.ReadToken(file); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -300,7 +301,7 @@ func writeToken(host *reconcile.Host, token string, adopt bool) (wrote bool, err
 			return false, fmt.Errorf("close token file: %w", err)
 		}
 		return false, nil
-	case !adopt && !ownsToken(file):
+	case !host.Adopt && !ownsToken(file):
 		return false, fmt.Errorf("%s holds another token and was not written by kbnode; delete it, or use --adopt to replace it", plan.TokenPath)
 	}
 	return true, host.WriteInput(plan.TokenPath, agent.RenderToken(token))
@@ -335,6 +336,9 @@ func confirmAdopt(s Streams, f *installFlags, changes []reconcile.Change) error 
 	return nil
 }
 
+// fewChanges is how many changes are worth a line each.
+const fewChanges = 12
+
 // nextSteps says what was done and what is left to a person.
 func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool) error {
 	var queues []string
@@ -353,6 +357,11 @@ func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool
 	} else {
 		printf(w, "Node %s has %d slots, %d with an agent; %s made.\n", p.Node, len(p.Slots), running, changesWere(len(result.Applied)))
 	}
+	if len(result.Applied) <= fewChanges {
+		for _, c := range result.Applied {
+			printf(w, "  %s\n", c)
+		}
+	}
 	for _, c := range result.Deferred {
 		printf(w, "  later: %s\n", c)
 	}
@@ -360,8 +369,8 @@ func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool
 Next:
   The agents serve %s %s. In Buildkite, under Agents and the cluster's Queues,
   %s must exist as self-hosted, or no job is sent.
-  kbnode status      shows the slots
-  kbnode uninstall   gives the machine back as it was
+  sudo kbnode status      shows the slots
+  sudo kbnode uninstall   gives the machine back as it was
 `, plural(len(queues), "queue", "queues"), strings.Join(queues, ", "), cmp.Or(map[bool]string{true: "it"}[len(queues) == 1], "they"))
 	return nil
 }

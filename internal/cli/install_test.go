@@ -114,7 +114,7 @@ func TestWriteToken(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			wrote, err := writeToken(&reconcile.Host{Root: root}, token, tt.adopt)
+			wrote, err := writeToken(&reconcile.Host{Root: root, Adopt: tt.adopt}, token)
 			if wrote != tt.wrote || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("wrote %t, %v; want %t, %q", wrote, err, tt.wrote, tt.err)
 			}

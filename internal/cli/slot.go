@@ -41,6 +41,9 @@ func newAgentExec(s Streams) *cobra.Command {
 			if err := agent.RemoveContainers(cmd.Context(), pol.DockerSocket, k, s.logger()); err != nil {
 				return err
 			}
+			if err := guard.Reclaim(cmd.Context(), pol); err != nil {
+				return err
+			}
 			return agent.Exec(k, binary)
 		},
 	}

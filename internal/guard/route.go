@@ -88,6 +88,8 @@ func (g *guard) routes() []route {
 		{"POST", "containers/{id}/kill", params{"signal": signalForm}, g.pass},
 		{"POST", "containers/{id}/stop", params{"t": intForm, "signal": signalForm}, g.stop},
 		{"DELETE", "containers/{id}", params{"force": flagForm, "v": flagForm, "link": offForm}, g.remove},
+
+		{"POST", strings.TrimPrefix(ReclaimPath, "/"), nil, g.reclaim},
 	}
 }
 

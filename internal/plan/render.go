@@ -108,7 +108,7 @@ type slotUnits struct {
 	Slot                         Slot
 	Slice                        Slice
 	Binary, AgentBinary          string
-	Dir, Work, Run, Token, Guard string
+	Dir, Work, Builds, Run, Token, Guard string
 	Generation                   string
 	CPUQuota                     string
 	StopSeconds                  int
@@ -140,7 +140,7 @@ func (p *Plan) addSlot(in Input, cfg config.Config, keys []agentKey, s Slot) err
 	}
 	data := slotUnits{
 		Slot: s, Slice: slice, Binary: in.Binary, AgentBinary: AgentCopy,
-		Dir: AgentDir(k), Work: WorkDir(k), Run: RunDir(k), Token: TokenPath, Guard: GuardUnit(k),
+		Dir: AgentDir(k), Work: WorkDir(k), Builds: BuildsDir(k), Run: RunDir(k), Token: TokenPath, Guard: GuardUnit(k),
 		StopSeconds: (cfg.Job.MaxMinutes + 1) * 60,
 	}
 	if cfg.Job.CPUQuota {

@@ -23,8 +23,10 @@ import (
 const installCommand = "kbnode install --queue b200 --token-file /root/token --endpoint http://127.0.0.1:8899/v3"
 
 // looking is a job that shows what it sees from inside of its container.
+// It also leaves what the next job's checkout could not remove by itself.
 const looking = `steps:
   - command: |
+      mkdir -p left/deep; touch left/deep/file; chmod 0 left
       cat /proc/self/status
       mknod /gpu0 c 195 0 2>&1 || true
       (exec 3<>/dev/nvidia5) 2>&1 || true
@@ -48,10 +50,17 @@ const sleeping = `steps:
       - docker#v5.11.0: {image: "busybox:test", gpus: all}
 `
 
-func installed(t *testing.T) *vm.Machine {
+// forked is a machine on which nothing is installed yet, with a token file.
+func forked(t *testing.T) *vm.Machine {
 	t.Helper()
 	m := vm.Fork(t)
 	m.Put("/root/token", 0o600, "BUILDKITE_AGENT_TOKEN=bktest-agent-token\n")
+	return m
+}
+
+func installed(t *testing.T) *vm.Machine {
+	t.Helper()
+	m := forked(t)
 	m.Sh(installCommand)
 	m.Sh("bkstub wait-agents --count 8 --timeout 5m")
 	return m
@@ -130,7 +139,7 @@ func TestInstallServes(t *testing.T) {
 				t.Errorf("the slot's user reads the token from %s: %s", what, r.Stdout)
 			}
 		}
-		if got := m.Sh("grep -rl bktest-agent-token /etc /run/systemd /var/lib/kbnode /var/lib/buildkite-agent 2>/dev/null; journalctl -b | grep -c bktest-agent-token || true; ps axww | grep -c '[b]ktest-agent-token' || true"); got != "/etc/buildkite-agent/token\n0\n0" {
+		if got := m.Sh("t=bktest; t=$t-agent-token; grep -rl $t /etc /run/systemd /var/lib/kbnode /var/lib/buildkite-agent 2>/dev/null; journalctl -b | grep -c $t || true; cat /proc/[0-9]*/cmdline 2>/dev/null | grep -c $t || true"); got != "/etc/buildkite-agent/token\n0\n0" {
 			t.Errorf("the token stands in: %s", got)
 		}
 	})
@@ -173,6 +182,10 @@ func TestInstallServes(t *testing.T) {
 		if t.Failed() {
 			t.Log(log)
 		}
+		if got := m.Sh("find /var/lib/buildkite-agent/gpu-5/builds ! -user kbnode-gpu5"); got != "" {
+			t.Errorf("the job left files of others: %s", got)
+		}
+		m.Sh("bkstub submit --queue b200 --steps /root/look.yml --wait")
 	})
 	t.Run("the slice refuses other GPUs to anything in it", func(t *testing.T) {
 		log := m.Try(`docker run --rm --privileged --cgroup-parent buildkite-gpu5.slice busybox:test sh -c '
@@ -237,7 +250,7 @@ func TestInstallLeavesJobsAlone(t *testing.T) {
 	m.Wait("the job's container", "docker ps -q | grep -q .")
 	before := m.Sh("docker ps -q; systemctl show -P MainPID buildkite-agent-gpu2")
 
-	if out := m.Sh(installCommand); !strings.Contains(out, "Nothing to change") {
+	if out := m.Sh(installCommand + " 2>&1"); !strings.Contains(out, "Nothing to change") {
 		t.Errorf("reinstall during a job says %s", out)
 	}
 	out := m.Sh(strings.Replace(installCommand, "b200", "other", 1))
@@ -265,8 +278,7 @@ func TestInstallLeavesJobsAlone(t *testing.T) {
 // TestInstallSurvivesKill kills install at random moments.
 func TestInstallSurvivesKill(t *testing.T) {
 	t.Parallel()
-	m := vm.Fork(t)
-	m.Put("/root/token", 0o600, "BUILDKITE_AGENT_TOKEN=bktest-agent-token\n")
+	m := forked(t)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -297,16 +309,15 @@ const machineState = `find /etc /usr/local /var/lib /run /root /home /opt /srv -
 		-not -path '/var/lib/docker*' -not -path '/var/lib/containerd*' -not -path '/run/docker*' -not -path '/run/containerd*' \
 		-not -path '/run/log/*' -not -path '/run/systemd/*' -not -path '/var/lib/systemd/*' -not -path '/run/udev/*' -not -path '/var/lib/dbus/*' \
 		-not -name '*-' -not -name '.updated' -not -path '/run/credentials*' -not -path '/run/user*' -printf '%p %m %u\n' | sort
-	cat /etc/passwd /etc/group /etc/shadow | cut -d: -f1,3
+	cut -d: -f1,3 /etc/passwd /etc/group; cut -d: -f1 /etc/shadow
 	find /sys/fs/cgroup -maxdepth 2 -type d -name '*buildkite*'
 	systemctl list-units --all --plain --no-legend '*kbnode*' '*buildkite*'
-	ls /run/systemd/system.control /run/systemd/transient 2>/dev/null
+	ls /run/systemd/system.control /run/systemd/transient 2>/dev/null || true
 	docker ps -aq`
 
 func TestUninstallLeavesNothing(t *testing.T) {
 	t.Parallel()
-	m := vm.Fork(t)
-	m.Put("/root/token", 0o600, "BUILDKITE_AGENT_TOKEN=bktest-agent-token\n")
+	m := forked(t)
 	before := m.Sh(machineState)
 	m.Sh(installCommand)
 	m.Sh("bkstub wait-agents --count 8 --timeout 5m; bkstub submit --queue b200 --wait")
@@ -332,8 +343,7 @@ func TestUninstallLeavesNothing(t *testing.T) {
 // nothing.
 func TestInstallRefuses(t *testing.T) {
 	t.Parallel()
-	m := vm.Fork(t)
-	m.Put("/root/token", 0o600, "BUILDKITE_AGENT_TOKEN=bktest-agent-token\n")
+	m := forked(t)
 	m.Put("/root/wrong", 0o600, "BUILDKITE_AGENT_TOKEN=not-the-agent-token\n")
 	m.Put("/root/empty", 0o600, "")
 	before := m.Sh(machineState)
