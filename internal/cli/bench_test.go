@@ -1,0 +1,71 @@
+package cli
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+)
+
+// The sizes of node that benchmarks compare: one GPU, a usual server, and more
+// than any server has.
+var slotCounts = []int{1, 8, 64}
+
+// BenchmarkInstall is an install on a new machine until all its agents are
+// connected: reading, planning, every file with its sync (to memory), the
+// answers of a recording systemd, and Buildkite's agent API over HTTP.
+func BenchmarkInstall(b *testing.B) {
+	for _, slots := range slotCounts {
+		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				n := newNode(b, slots)
+				f, bk := n.serve(b)
+				b.StartTimer()
+				if err := n.install(b.Context(), bk.Endpoint(), bktest.DefaultAgentToken); err != nil {
+					b.Fatal(err)
+				}
+				connected, err := f.connected(bk)
+				b.StopTimer()
+				if connected != slots || err != nil {
+					b.Fatalf("%d agents connected, want %d: %v", connected, slots, err)
+				}
+				if err := bk.Close(); err != nil {
+					b.Fatal(err)
+				}
+				n.remove(b)
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/float64(slots), "µs/slot")
+		})
+	}
+}
+
+// BenchmarkNoop is what the timer's reconcile costs on a node that is as
+// planned: all of it, from the first file of /sys to the empty list of changes.
+// The target is 100 ms for 8 slots, and no more than linear growth.
+func BenchmarkNoop(b *testing.B) {
+	for _, slots := range slotCounts {
+		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
+			n := newNode(b, slots)
+			defer n.remove(b)
+			if err := n.install(b.Context(), "http://127.0.0.1:1/v3", "the-token"); err != nil {
+				b.Fatal(err)
+			}
+			n.sd.Words()
+			for b.Loop() {
+				_, _, changes, err := n.think(b.Context(), wishes{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if len(changes) > 0 {
+					b.Fatalf("%d changes: %v", len(changes), changes)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/float64(slots), "µs/slot")
+			if words := n.sd.Words(); len(words) > 0 {
+				b.Fatalf("words were said: %v", words)
+			}
+		})
+	}
+}
