@@ -105,6 +105,9 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if err != nil {
 		return err
 	}
+	if err := mayWriteToken(host, token); err != nil {
+		return err
+	}
 	s.progress("asking Buildkite about the token")
 	endpoint := m.cfg.WithDefaults().Agent.Endpoint
 	if err := agent.CheckToken(ctx, endpoint, token); errors.Is(err, agent.ErrTokenRefused) {
@@ -293,23 +296,29 @@ func installAgent(ctx context.Context, s Streams, m *machine, f *installFlags) (
 // writeToken puts the token where the agents' units read it. A token file that
 // an operator wrote stays as it is when it says the same.
 func writeToken(host *reconcile.Host, token string) (wrote bool, err error) {
-	file := filepath.Join(host.Root, plan.TokenPath)
-	switch have, err := agent.ReadToken(file); {
-	case errors.Is(err, fs.ErrNotExist):
-	case err == nil && have == token:
-		if err := os.Chmod(file, 0o600); err != nil {
-			return false, fmt.Errorf("close token file: %w", err)
-		}
-		return false, nil
-	case !host.Adopt && !ownsToken(file):
-		return false, fmt.Errorf("%s holds another token and was not written by kbnode; delete it, or use --adopt to replace it", plan.TokenPath)
+	if err := mayWriteToken(host, token); err != nil {
+		return false, err
 	}
-	return true, host.WriteInput(plan.TokenPath, agent.RenderToken(token))
+	file := filepath.Join(host.Root, plan.TokenPath)
+	if have, err := agent.ReadToken(file); err != nil || have != token {
+		return true, host.WriteInput(plan.TokenPath, agent.RenderToken(token))
+	}
+	if err := os.Chmod(file, 0o600); err != nil {
+		return false, fmt.Errorf("close token file: %w", err)
+	}
+	return false, nil
 }
 
-func ownsToken(file string) bool {
-	text, err := os.ReadFile(file)
-	return err == nil && strings.Contains(firstLines(string(text), 3), plan.Marker)
+// mayWriteToken refuses to replace an operator's token file that says otherwise.
+func mayWriteToken(host *reconcile.Host, token string) error {
+	text, err := os.ReadFile(filepath.Join(host.Root, plan.TokenPath))
+	if errors.Is(err, fs.ErrNotExist) || host.Adopt || strings.Contains(firstLines(string(text), 3), plan.Marker) {
+		return nil
+	}
+	if have, err := agent.ParseToken(text); err == nil && have == token {
+		return nil
+	}
+	return fmt.Errorf("%s holds another token and was not written by kbnode; delete it, or use --adopt to replace it", plan.TokenPath)
 }
 
 // confirmAdopt asks before somebody else's files are replaced.
