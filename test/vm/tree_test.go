@@ -1,0 +1,45 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// TestInstallPlansAnotherMachine reads an AMD machine on one with NVIDIA GPUs:
+// nothing of the latter may show.
+func TestInstallPlansAnotherMachine(t *testing.T) {
+	t.Parallel()
+	m := forked(t)
+	var b bytes.Buffer
+	if err := inventory.Capture(t.Context(), inventory.Options{Root: machinetest.MI300X().Dir(t)}, &b); err != nil {
+		t.Fatal(err)
+	}
+	m.Put("/root/mi300x.txtar", 0o644, b.String())
+	out := m.Sh("GPU_TYPE=b200 kbnode plan --root /root/mi300x.txtar --json")
+	var p plan.Plan
+	if err := json.Unmarshal([]byte(out), &p); err != nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	if len(p.Slots) != 8 || p.Slots[0].GPUs[0].Vendor != "amd" || p.Slots[0].Queue != "mi300" {
+		t.Errorf("slots are %+v", p.Slots)
+	}
+	if strings.Contains(strings.ToLower(out), "nvidia") {
+		t.Error("the plan of an AMD machine names NVIDIA")
+	}
+	if r := m.Try("kbnode plan --root /root/mi300x.txtar --gpus 9 --json"); r.Code != 1 || !strings.HasPrefix(strings.TrimSpace(r.Stdout), `{`) || !strings.Contains(r.Stdout, `"error": "GPU 9 does not exist`) {
+		t.Errorf("a refusal: exit %d, %s", r.Code, r.Stdout)
+	}
+	// The machine's own capture gives the same slots as the machine.
+	m.Sh("kbnode inventory --capture /root/own.txtar")
+	if got, want := m.Sh("kbnode plan --queue b200 --root /root/own.txtar | sed '/changes:/,$d'"), m.Sh("kbnode plan --queue b200 | sed '/changes:/,$d'"); got != want {
+		t.Errorf("the capture plans\n%s\nand the machine\n%s", got, want)
+	}
+}
