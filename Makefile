@@ -80,19 +80,22 @@ unit: $(AGENT) | deps-build
 	KBNODE_TEST_AGENT=$(AGENT) go test -race ./...
 
 .PHONY: bench
-bench: ## speed: split, inventory, no-op reconcile for 1, 8 and 64 slots
+bench: ## speed: split, inventory, install and no-op reconcile for 1, 8 and 64 slots
 	go test -run '^$$' -bench . -benchmem ./internal/...
 
 .PHONY: golden
-golden: ## write the golden files of the plan anew; review the diff
+golden: ## write the golden files anew; review the diff
 	go test ./internal/plan -update
+	go test ./internal/cli -update
+	go test ./internal/guard -update
+	go test ./internal -update
 
 .PHONY: fuzz
 fuzz: ## fuzz what reads hostile input, a minute each
 	go test ./internal/config -fuzz FuzzParse -fuzztime 60s
 	go test ./internal/cpuset -fuzz FuzzParse -fuzztime 60s
-	go test ./internal/guard -fuzz FuzzCreate -fuzztime 60s
-	go test ./internal/payload -fuzz FuzzDecode -fuzztime 60s
+	go test ./internal/guard -fuzz FuzzRebuild -fuzztime 60s -fuzzminimizetime 5x
+	go test ./internal/payload -fuzz FuzzParseObject -fuzztime 60s
 
 # ---- tools ----------------------------------------------------------------
 

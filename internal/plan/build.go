@@ -54,6 +54,9 @@ func Build(in Input) (*Plan, error) {
 		all = all.Union(blk.CPUs)
 		s := newSlot(b, blk, cfg, p.Node, in.Version)
 		p.Slots = append(p.Slots, s)
+		if s.Parked == "" && b.UUID == "" {
+			p.Warnings = append(p.Warnings, fmt.Sprintf("slot %s: no driver names the GPU at %s, so it is known by its address only", s.Name, b.PCI))
+		}
 		if err := p.addSlot(in, cfg, keys, s); err != nil {
 			return nil, err
 		}

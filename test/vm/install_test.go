@@ -311,16 +311,16 @@ const machineState = `find /etc /usr/local /var/lib /run /root /home /opt /srv -
 	cut -d: -f1,3 /etc/passwd /etc/group; cut -d: -f1 /etc/shadow
 	find /sys/fs/cgroup -maxdepth 2 -type d -name '*buildkite*'
 	systemctl list-units --all --plain --no-legend '*kbnode*' '*buildkite*'
-	ls /run/systemd/system.control /run/systemd/transient 2>/dev/null || true
+	find /run/systemd/system.control /run/systemd/transient -mindepth 1 2>/dev/null || true
 	docker ps -aq`
 
 func TestUninstallLeavesNothing(t *testing.T) {
 	t.Parallel()
 	m := forked(t)
+	m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 60, 6))
 	before := m.Sh(machineState)
 	m.Sh(installCommand)
 	m.Sh("bkstub wait-agents --count 8 --timeout 5m; bkstub submit --queue b200 --wait")
-	m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 60, 6))
 	job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
 	m.Wait("the job's container", "docker ps -q | grep -q .")
 	out := m.Sh("kbnode uninstall 2>&1")
