@@ -116,8 +116,8 @@ func TestFromEnv(t *testing.T) {
 func fill(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
-		for i := range v.NumField() {
-			fill(v.Field(i))
+		for _, f := range v.Fields() {
+			fill(f)
 		}
 	case reflect.String:
 		v.SetString("x")

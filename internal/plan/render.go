@@ -105,13 +105,13 @@ func (p *Plan) addParent(all cpuset.Set) error {
 
 // slotUnits is what the slot templates see.
 type slotUnits struct {
-	Slot                         Slot
-	Slice                        Slice
-	Binary, AgentBinary          string
+	Slot                                 Slot
+	Slice                                Slice
+	Binary, AgentBinary                  string
 	Dir, Work, Builds, Run, Token, Guard string
-	Generation                   string
-	CPUQuota                     string
-	StopSeconds                  int
+	Generation                           string
+	CPUQuota                             string
+	StopSeconds                          int
 }
 
 func (p *Plan) addSlot(in Input, cfg config.Config, keys []agentKey, s Slot) error {
