@@ -44,6 +44,32 @@ var OwnedCopies = []string{
 	"/usr/local/libexec/kbnode/buildkite-agent",
 }
 
+// EarlierFile is a file of a setup before kbnode's that is in the way although
+// no plan writes it.
+type EarlierFile struct {
+	Pattern string // as in Owned
+	Why     string // what it does to jobs where it stays
+}
+
+// EarlierFiles are what kbnode does not work beside, wherever it comes from.
+var EarlierFiles = append([]EarlierFile{
+	{"/etc/buildkite-agent/buildkite-agent-gpu[0-9]*.cfg", "holds the registration token where jobs may read it"},
+	{"/etc/cron.d/kernelbot-update", "restarts agents under running jobs"},
+}, earlierHooks()...)
+
+// earlierHooks are the hooks that buildkite-agent runs, by their exact names:
+// what else lies in its hooks directory, such as *.sample, runs never.
+func earlierHooks() []EarlierFile {
+	var hooks []EarlierFile
+	for _, name := range []string{
+		"environment", "pre-checkout", "checkout", "post-checkout", "pre-command", "command", "post-command",
+		"pre-artifact", "post-artifact", "pre-exit", "pre-bootstrap", "agent-startup", "agent-shutdown",
+	} {
+		hooks = append(hooks, EarlierFile{HooksDir + "/" + name, "runs in every slot"})
+	}
+	return hooks
+}
+
 // OwnedDir is a directory that kbnode may have made.
 type OwnedDir struct {
 	Pattern string // as in Owned

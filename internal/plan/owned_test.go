@@ -35,3 +35,34 @@ func TestOwns(t *testing.T) {
 		})
 	}
 }
+
+func TestEarlierFiles(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, path string
+		slot       int
+		ok         bool
+	}{
+		{"an agent's configuration with its token", "/etc/buildkite-agent/buildkite-agent-gpu12.cfg", 12, true},
+		{"that of an agent without a GPU", "/etc/buildkite-agent/buildkite-agent.cfg", -1, false},
+		{"a copy that an editor left", "/etc/buildkite-agent/buildkite-agent-gpu0.cfg~", -1, false},
+		{"the job that updates images", "/etc/cron.d/kernelbot-update", -1, true},
+		{"another cron job", "/etc/cron.d/kernelbot", -1, false},
+		{"a hook", HooksDir + "/pre-command", -1, true},
+		{"an example of a hook", HooksDir + "/pre-command.sample", -1, false},
+		{"what a hook reads", HooksDir + "/lib.sh", -1, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			slot, ok := -1, false
+			for _, e := range EarlierFiles {
+				if k, matches := MatchOwned(e.Pattern, tt.path); matches {
+					slot, ok = k, true
+				}
+			}
+			if slot != tt.slot || ok != tt.ok {
+				t.Errorf("%s matches as %d, %v; want %d, %v", tt.path, slot, ok, tt.slot, tt.ok)
+			}
+		})
+	}
+}

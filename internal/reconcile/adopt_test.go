@@ -30,6 +30,9 @@ func oldNode(t *testing.T, n int) *machine {
 		}
 	}
 	m.write(plan.HooksDir+"/environment", "export OLD=1\n")
+	m.write(plan.HooksDir+"/pre-command", "echo old\n")
+	m.write(plan.HooksDir+"/command.sample", "echo an example\n")
+	m.write("/etc/cron.d/kernelbot-update", "0 3 * * * root update-image.sh --auto\n")
 	m.write(plan.AgentDir(0)+"/buildkite-agent.cfg", "token=\"s3cret\"\n")
 	m.sd.Words()
 	return m
@@ -46,9 +49,12 @@ func TestConflict(t *testing.T) {
 		t.Fatalf("error is %v", err)
 	}
 	equal(t, "paths", []string{
-		plan.HooksDir + "/environment",
 		plan.AgentDir(0) + "/buildkite-agent.cfg",
 		plan.UnitDir + "/" + plan.AgentUnit(0),
+		plan.HooksDir + "/environment",
+		"/etc/buildkite-agent/buildkite-agent-gpu0.cfg",
+		plan.HooksDir + "/pre-command",
+		"/etc/cron.d/kernelbot-update",
 	}, conflict.Paths)
 	if !strings.Contains(err.Error(), "--adopt") {
 		t.Errorf("error is %v", err)

@@ -37,7 +37,7 @@ func (h *Host) Apply(ctx context.Context, p *plan.Plan, s *State, changes []Chan
 		err := a.change(ctx, changes[i:i+n])
 		if err != nil {
 			a.errs = append(a.errs, err)
-			if changes[i].phase == phaseDelete || changes[i].phase == phaseWrite || changes[i].phase == phaseReload {
+			if changes[i].files() || changes[i].phase == phaseReload {
 				break
 			}
 		}
@@ -80,12 +80,10 @@ func (a *applier) change(ctx context.Context, group []Change) error {
 		case c.Deferred != "":
 			a.result.Deferred = append(a.result.Deferred, c)
 			a.h.log().Debug("change deferred", "kind", c.Kind, "unit", c.Subject, "slot", c.Slot, "why", c.Deferred)
-			if c.Kind == Adopt && !c.agreed && a.h.Adopt {
-				// It was agreed to now, so a later run may go on without
-				// being asked: the backup stands for that.
-				if err := a.h.backup(c.Subject, a.s.backups[c.Subject]); err != nil {
-					return fmt.Errorf("back up %s: %w", c.Subject, err)
-				}
+			// What was agreed to now a later run may do without being asked:
+			// the backup stands for that.
+			if err := a.backup(c); err != nil {
+				return err
 			}
 		case c.Slot >= 0 && a.failed[c.Slot]: // the error says why
 		default:
@@ -124,10 +122,24 @@ func (a *applier) wait(c Change) string {
 	if c.Deferred != "" {
 		return c.Deferred
 	}
-	if a.h.Systemd == nil && c.phase != phaseDelete && c.phase != phaseWrite {
+	if a.h.Systemd == nil && !c.files() {
 		return "waits for systemd, which does not run in this tree"
 	}
 	return a.late[c.Slot]
+}
+
+// files says that a change is of files and directories, and of users.
+func (c Change) files() bool {
+	return c.phase == phaseDelete || c.phase == phaseWrite || c.phase == phaseHooks
+}
+
+// backup keeps a backup of what a change is about to replace, once.
+func (a *applier) backup(c Change) error {
+	if !c.keep && (c.Kind != Adopt || c.agreed || !a.h.Adopt) {
+		return nil
+	}
+	subject := strings.TrimSuffix(c.Subject, "/")
+	return wrap(a.h.backup(subject, a.s.backups[subject]), "back up "+subject)
 }
 
 // failedUnits are the units that a joined error of Start is about.
@@ -158,22 +170,23 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 	c := group[0]
 	h, subject := a.h, strings.TrimSuffix(c.Subject, "/")
 	isDir := subject != c.Subject
-	var err error
+	err := a.backup(c)
+	if err != nil {
+		return err
+	}
 	switch c.Kind {
 	case Create, Update, Chmod:
 		if isDir {
-			return wrap(a.makeDir(subject), "make directory "+subject)
+			return wrap(a.makeDir(c), "make directory "+subject)
 		}
 		return wrap(a.writeFile(c), "write "+subject)
 	case Adopt:
-		if !c.agreed {
-			if err := h.backup(subject, a.s.backups[subject]); err != nil {
-				return fmt.Errorf("back up %s: %w", subject, err)
-			}
-		}
-		if isDir {
-			err = errors.Join(h.remove(subject, false), a.makeDir(subject))
-		} else {
+		switch {
+		case c.away:
+			return wrap(h.remove(subject, false), "remove "+subject)
+		case isDir:
+			err = errors.Join(h.remove(subject, false), a.makeDir(c))
+		default:
 			err = a.writeFile(c)
 		}
 		return wrap(err, "replace "+subject)
@@ -236,7 +249,8 @@ func (a *applier) systemd(ctx context.Context, group []Change) error {
 	return fmt.Errorf("unknown word %s", c)
 }
 
-func (a *applier) makeDir(name string) error {
+func (a *applier) makeDir(c Change) error {
+	name := strings.TrimSuffix(c.Subject, "/")
 	i := slices.IndexFunc(a.p.Dirs, func(d plan.Dir) bool { return d.Path == name })
 	if i < 0 {
 		return errors.New("no plan has it")
@@ -244,6 +258,9 @@ func (a *applier) makeDir(name string) error {
 	own, err := wantedOwner(a.s.users, a.p.Dirs[i].Owner)
 	if err != nil {
 		return err
+	}
+	if c.mode {
+		own = owner{-1, -1}
 	}
 	return a.h.mkdir(name, a.p.Dirs[i].Mode, own)
 }
@@ -310,7 +327,7 @@ func (a *applier) disable(ctx context.Context, c Change) error {
 		}
 		for _, e := range entries {
 			link := path.Join(plan.UnitDir, e.Name(), c.Subject)
-			if strings.HasSuffix(e.Name(), ".wants") {
+			if strings.HasSuffix(e.Name(), ".wants") || strings.HasSuffix(e.Name(), ".requires") {
 				if err := a.h.backup(link, a.s.backups[link]); err != nil {
 					return fmt.Errorf("disable %s: %w", c.Subject, err)
 				}

@@ -12,7 +12,7 @@ type Kind string
 const (
 	Create    Kind = "create"  // a file or directory
 	Update    Kind = "update"  // a file of ours
-	Adopt     Kind = "adopt"   // a file of somebody else: keep a backup, then write ours
+	Adopt     Kind = "adopt"   // a file of somebody else: keep a backup, then write ours or remove it
 	Chmod     Kind = "chmod"   // mode or owner
 	Delete    Kind = "delete"  // a file or directory of ours
 	Restore   Kind = "restore" // what was adopted, from its backup
@@ -43,6 +43,10 @@ type Change struct {
 	inert  bool   // harmless to a running job
 	agreed bool   // to an Adopt, earlier
 	text   string // content of an Adopt that no plan has
+	away   bool   // an Adopt that only removes
+	keep   bool   // a Chmod that keeps a backup of mode and owner
+	owner  bool   // a Chmod of which only the owner differs
+	mode   bool   // a Chmod that leaves the owner as it is
 }
 
 // phase orders the changes of different subjects.
@@ -56,6 +60,7 @@ const (
 	phaseReload
 	phaseDrain
 	phaseStop
+	phaseHooks // what agents of an earlier setup read: they have stopped, or finish their last job
 	phaseSlice
 	phaseStart
 )
@@ -71,7 +76,7 @@ func (c Change) String() string {
 	return s
 }
 
-// Conflicts are the files that Apply refuses to replace unless Host.Adopt is
+// Conflicts are the files that Apply refuses to touch unless Host.Adopt is
 // set: those that kbnode did not write and that no earlier run adopted.
 func Conflicts(changes []Change) []string {
 	var paths []string

@@ -19,6 +19,7 @@ func Diff(p *plan.Plan, s *State) []Change {
 	d := newDiffer(p, s)
 	d.retire()
 	d.files()
+	d.earlier()
 	d.removals()
 	d.stops()
 	d.slices()

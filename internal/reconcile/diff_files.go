@@ -51,11 +51,19 @@ func (d *differ) dir(w plan.Dir) {
 	case d.differs(got, w.Mode, w.Owner):
 		c.Kind, c.inert = Chmod, false
 		c.Diff = d.modes(got, w.Mode, w.Owner)
+		// Empty, root's and 0700 is how an interrupted run leaves it.
+		half := len(got.entries) == 0 && got.uid == 0 && got.mode == 0o700
+		c.keep = !d.installed() && !half && got.owned.Pattern != "" && !got.owned.All
+		c.owner = got.mode == w.Mode
 	default:
 		return
 	}
 	d.add(phaseWrite, c)
 }
+
+// installed says whether an earlier run wrote the node's own files: directories
+// that differ since were not there before kbnode.
+func (d *differ) installed() bool { return d.s.paths[plan.UnitDir+"/"+plan.NodeService].marked }
 
 func (d *differ) differs(got pathState, mode uint32, owner string) bool {
 	uid, gid := d.owner(owner)
@@ -113,6 +121,10 @@ func (d *differ) file(f plan.File) {
 	if path.Dir(f.Path) == plan.UnitDir && c.Kind != Chmod {
 		d.written[path.Base(f.Path)] = true
 	}
+	if path.Dir(f.Path) == plan.HooksDir && slices.ContainsFunc(d.s.Slots, func(s SlotState) bool { return earlierAgent(s.Agent) }) {
+		d.add(phaseHooks, c) // an agent without a slot cannot run them
+		return
+	}
 	d.add(phaseWrite, c)
 }
 
@@ -125,7 +137,8 @@ func inert(file string, slot int) bool {
 
 // takeOver makes agents of the old scripts stop gracefully whose slots are not
 // planned: their unit files become ours, with the one change that SIGTERM only
-// reaches the agent. The next run finds units that no plan has.
+// reaches the agent, and that it does not start again: its configuration goes. The
+// next run finds units that no plan has.
 func (d *differ) takeOver() {
 	if d.uninstall || !d.s.adopt {
 		return
@@ -138,8 +151,31 @@ func (d *differ) takeOver() {
 		d.add(phaseWrite, Change{
 			Kind: Adopt, Subject: name, Slot: got.slot, Why: "no slot is planned for it", inert: true,
 			text: "# " + plan.Marker + ", to stop this agent when its job is done.\n" + strings.TrimRight(got.content, "\n") +
-				"\n\n[Service]\nKillMode=mixed\nTimeoutStopSec=infinity\n",
+				"\n\n[Service]\nKillMode=mixed\nTimeoutStopSec=infinity\nRestart=no\n",
 		})
+	}
+}
+
+// earlier removes, with a backup, what an earlier setup left and no plan writes
+// over. It is late: until systemd has read the new unit of an agent it may start
+// the old one again, which reads its configuration then.
+func (d *differ) earlier() {
+	if d.uninstall {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.s.paths)) {
+		got := d.s.paths[name]
+		if _, planned := d.wantFiles[name]; planned || got.marked || got.kind == directory || got.kind == leftover {
+			continue
+		}
+		for _, e := range plan.EarlierFiles {
+			if slot, ok := plan.MatchOwned(e.Pattern, name); ok {
+				d.add(phaseHooks, Change{
+					Kind: Adopt, Subject: name, Slot: slot, Why: e.Why + ", so it is removed",
+					away: true, agreed: got.backedUp, inert: slot >= 0,
+				})
+			}
+		}
 	}
 }
 
@@ -157,9 +193,9 @@ func (d *differ) removals() {
 			continue
 		case got.kind == leftover:
 			c.Why, c.inert = "left by an interrupted run", true
-		case got.kind == input && got.marked && d.uninstall:
-		case got.kind == regular && got.marked && d.s.backups[name] > 0 && d.uninstall:
+		case got.marked && d.s.backups[name] > 0 && d.uninstall:
 			continue // restored
+		case got.kind == input && got.marked && d.uninstall:
 		case got.kind == regular && got.marked:
 			c.Diff = lineDiff(got.content, "")
 		default:
@@ -172,10 +208,7 @@ func (d *differ) removals() {
 		d.add(phaseDelete, c)
 	}
 	if d.uninstall {
-		for _, name := range slices.Sorted(maps.Keys(d.s.backups)) {
-			slot, _ := plan.Owns(name)
-			d.add(phaseDelete, Change{Kind: Restore, Subject: name, Slot: slot, Why: fmt.Sprintf("%d backups", d.s.backups[name])})
-		}
+		d.restores()
 	}
 	d.removeDirs(names)
 	for _, name := range slices.Sorted(maps.Keys(d.s.users)) {
@@ -183,6 +216,28 @@ func (d *differ) removals() {
 		if ok && !slices.ContainsFunc(d.p.Users, func(u plan.User) bool { return u.Name == name }) {
 			d.add(phaseDelete, Change{Kind: DelUser, Subject: name, Slot: slot})
 		}
+	}
+}
+
+// restores puts back what was adopted: files first, and then their directories,
+// so that those are root's while it writes there.
+func (d *differ) restores() {
+	var dirs []Change
+	for _, name := range slices.Sorted(maps.Keys(d.s.backups)) {
+		slot, _ := plan.Owns(name)
+		c := Change{Kind: Restore, Subject: name, Slot: slot}
+		if d.s.backups[name] > 1 {
+			c.Why = fmt.Sprintf("%d backups", d.s.backups[name])
+		}
+		if got := d.s.paths[name]; got.kind == directory {
+			c.Subject, c.Slot, c.Why = name+"/", slotOf(name), "mode and owner"
+			dirs = append(dirs, c)
+			continue
+		}
+		d.add(phaseDelete, c)
+	}
+	for _, c := range dirs {
+		d.add(phaseDelete, c)
 	}
 }
 
@@ -196,7 +251,7 @@ func (d *differ) removeDirs(names []string) {
 	for _, owned := range append([]plan.OwnedDir{runtimeDirs}, plan.OwnedDirs...) {
 		for _, name := range names {
 			got := d.s.paths[name]
-			if got.kind != directory || got.owned != owned || d.wantDirs[name] || got.slot < 0 && !d.uninstall {
+			if got.kind != directory || got.owned != owned || d.wantDirs[name] || d.s.kept[name] || got.slot < 0 && !d.uninstall {
 				continue
 			}
 			if _, planned := d.wantSlices[strings.TrimSuffix(path.Base(name), ".d")]; planned {
@@ -223,10 +278,10 @@ func isRuntime(name string) bool {
 	return slices.ContainsFunc(runtimeNames, func(property string) bool { return runtimeFile(unit, property) == name })
 }
 
-// restoresBelow says whether a backup will be put back in a directory.
+// restoresBelow says whether a backup of or in a directory will be put back.
 func (d *differ) restoresBelow(dir string) bool {
 	for name := range d.s.backups {
-		if d.uninstall && strings.HasPrefix(name, dir+"/") {
+		if d.uninstall && (name == dir || strings.HasPrefix(name, dir+"/")) {
 			return true
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -173,8 +174,21 @@ func (m *machine) exists(name string) bool {
 	return err == nil
 }
 
-// tree is everything on the machine: contents, modes and links by path, without
-// what differs from one process to the next.
+// chown gives directories to somebody, where the test may.
+func (m *machine) chown(uid int, names ...string) {
+	m.t.Helper()
+	if os.Geteuid() != 0 {
+		return
+	}
+	for _, name := range names {
+		if err := os.Chown(filepath.Join(m.h.Root, name), uid, uid); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+}
+
+// tree is everything on the machine: contents, modes, owners and links by path,
+// without what differs from one process to the next.
 func (m *machine) tree() map[string]string {
 	m.t.Helper()
 	out := map[string]string{}
@@ -187,15 +201,19 @@ func (m *machine) tree() map[string]string {
 		if err != nil || strings.HasPrefix(rel, "/proc") || strings.HasPrefix(rel, "/run/systemd/system.control/buildkite.slice.d") || d.Name() == "cgroup.procs" {
 			return err
 		}
+		owner := ""
+		if sys, ok := info.Sys().(*syscall.Stat_t); ok && sys.Uid > 0 {
+			owner = fmt.Sprintf(" of %d:%d", sys.Uid, sys.Gid)
+		}
 		switch {
 		case d.IsDir():
-			out[rel+"/"] = info.Mode().String()
+			out[rel+"/"] = info.Mode().String() + owner
 		case info.Mode()&fs.ModeSymlink != 0:
 			out[rel], err = os.Readlink(name)
 		default:
 			var data []byte
 			data, err = os.ReadFile(name)
-			out[rel] = info.Mode().String() + " " + string(data)
+			out[rel] = info.Mode().String() + owner + " " + string(data)
 		}
 		return err
 	})

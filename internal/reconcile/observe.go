@@ -5,36 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path"
 	"slices"
 	"strings"
 	"syscall"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-const (
-	backupDir = "/var/lib/kbnode/backup"
-	// refusedPath holds the CPUs for which the kernel refused a cpuset
-	// partition, so that it is asked once per boot and plan, not every 30 s.
-	refusedPath = "/run/kbnode/partition-refused"
-)
-
-// unknown is the generation of a process whose environment cannot be read:
-// because only root can, or because the process has just called exec.
-const unknown = "unknown"
+// refusedPath holds the CPUs for which the kernel refused a cpuset partition, so
+// that it is asked once per boot and plan, not every 30 s.
+const refusedPath = "/run/kbnode/partition-refused"
 
 // runtimeDirs are where systemd keeps what SetProperties set, one per slice.
 var runtimeDirs = plan.OwnedDir{Pattern: runtimeDir + "/*.slice.d"}
-
-// unitPatterns are the names of plan.Owned's units for fnmatch(3).
-var unitPatterns = []string{
-	plan.ParentSlice, "buildkite-gpu*.slice", "buildkite-agent-gpu*.service",
-	"kbnode-guard-gpu*.service", plan.NodeService, plan.NodeTimer, "kbnode-image.*",
-}
 
 // Observe reads everything that a plan says something about, and everything of
 // kbnode's that is in no plan any more. It changes nothing.
@@ -152,6 +137,15 @@ func (o *observer) files(context.Context) error {
 			}
 		}))
 	}
+	for _, earlier := range plan.EarlierFiles {
+		errs = append(errs, o.match(earlier.Pattern, func(name string, slot int, left bool) {
+			kind := foreign
+			if left {
+				kind = leftover
+			}
+			errs = append(errs, o.file(name, slot, kind))
+		}))
+	}
 	dropIns, err := o.list(runtimeDir)
 	errs = append(errs, err)
 	for _, d := range dropIns {
@@ -187,20 +181,19 @@ func (o *observer) file(name string, slot int, kind pathKind) error {
 		state.marked, state.kind = true, kind
 	case state.kind == regular:
 		data, err := readSmall(o.h.path(name))
-		if errors.Is(err, fs.ErrPermission) && kind == input {
+		switch secret := errors.Is(err, fs.ErrPermission); {
+		case secret && kind == input:
 			return nil // the token is root's, and a plan can be shown to others
-		}
-		if err != nil {
+		case err != nil && (!secret || kind != foreign):
 			return fmt.Errorf("read %s: %w", name, err)
 		}
 		state.content, state.marked, state.kind = string(data), ours(name, string(data)), kind
-		if kind == input {
-			state.content = "" // may be a secret
+		if kind == input || kind == foreign {
+			state.content = ""
 		}
-		if n := o.s.backups[name]; n > 0 && !state.marked {
-			kept, err := readSmall(o.h.path(backupPath(name, n)))
-			state.backedUp = err == nil && string(kept) == string(data)
-		}
+	}
+	if n := o.s.backups[name]; n > 0 && !state.marked && state.kind != directory {
+		state.backedUp = o.h.same(name, backupPath(name, n))
 	}
 	o.s.paths[name] = *state
 	return nil
@@ -305,143 +298,4 @@ func slotOf(dir string) int {
 		}
 	}
 	return -1
-}
-
-// backups counts the backups of files that were adopted.
-func (o *observer) backups(context.Context) error {
-	top := o.h.path(backupDir)
-	err := fs.WalkDir(os.DirFS(top), ".", func(name string, _ fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		original, n := backupOf("/" + name)
-		if n > 0 {
-			o.s.backups[original] = max(o.s.backups[original], n)
-		}
-		return nil
-	})
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("read backups: %w", err)
-	}
-	return nil
-}
-
-// units asks systemd about planned units and about all that have names of
-// kbnode's.
-func (o *observer) units(ctx context.Context) error {
-	if o.s.Offline {
-		return nil
-	}
-	names := map[string]bool{}
-	for _, u := range o.p.Units {
-		names[u.Name] = true
-	}
-	for _, sl := range o.p.Slices {
-		names[sl.Unit] = true
-	}
-	for name := range o.s.paths {
-		if path.Dir(name) == plan.UnitDir {
-			if _, ok := plan.Owns(name); ok && o.s.paths[name].kind != leftover {
-				names[path.Base(name)] = true
-			}
-		}
-	}
-	loaded, err := o.h.Systemd.Loaded(ctx, unitPatterns...)
-	if err != nil {
-		return err
-	}
-	for _, name := range loaded {
-		if _, ok := plan.OwnsUnit(name); ok {
-			names[name] = true
-		}
-	}
-	enabled, err := o.enabled()
-	if err != nil {
-		return err
-	}
-	units, err := o.h.Systemd.Units(ctx, slices.Sorted(maps.Keys(names))...)
-	if err != nil {
-		return err
-	}
-	for _, u := range units {
-		if u.MainPID > 0 {
-			env, err := agent.Environ(o.h.Root, u.MainPID)
-			switch u.Generation = env["KBNODE_GENERATION"]; {
-			case errors.Is(err, fs.ErrPermission), err == nil && env == nil:
-				u.Generation = unknown
-			case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH):
-				return err
-			}
-		}
-		u.Enabled = enabled[u.Name]
-		o.s.Units[u.Name] = u
-		if strings.HasSuffix(u.Name, ".slice") {
-			got, err := o.h.readSlice(u.Name, u.Cgroup)
-			if err != nil {
-				return err
-			}
-			o.s.Slices[u.Name] = got
-			if p := got.Files[filePartition]; strings.Contains(p, "invalid") {
-				o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("the cpuset partition of %s is %s; other programs can run on the slots' CPUs", u.Name, p))
-			}
-		}
-	}
-	return nil
-}
-
-// enabled are the units that a target in /etc pulls in at boot. systemd takes
-// long to tell, because it looks at every unit file for it.
-func (o *observer) enabled() (map[string]bool, error) {
-	units := map[string]bool{}
-	entries, err := o.list(plan.UnitDir)
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), ".wants") || strings.HasSuffix(e.Name(), ".requires") {
-			links, err := o.list(path.Join(plan.UnitDir, e.Name()))
-			if err != nil {
-				return nil, err
-			}
-			for _, l := range links {
-				units[l.Name()] = true
-			}
-		}
-	}
-	return units, nil
-}
-
-// slots finds out what each slot runs.
-func (o *observer) slots(context.Context) error {
-	indexes := map[int]bool{}
-	for _, sl := range o.p.Slots {
-		indexes[sl.Index] = true
-	}
-	for name := range o.s.Units {
-		if slot, ok := plan.OwnsUnit(name); ok && slot >= 0 {
-			indexes[slot] = true
-		}
-	}
-	for _, k := range slices.Sorted(maps.Keys(indexes)) {
-		slot := SlotState{
-			Index: k, Name: plan.SlotName(k),
-			Agent: o.s.Units[plan.AgentUnit(k)],
-			Guard: o.s.Units[plan.GuardUnit(k)],
-			Slice: o.s.Slices[plan.SliceName(k)],
-		}
-		var err, errC error
-		if slot.Agent.Cgroup != "" {
-			slot.Job, err = agent.CurrentJob(o.h.Root, slot.Agent.Cgroup, slot.Agent.MainPID)
-		}
-		if slot.Slice.Cgroup != "" {
-			slot.Containers, errC = agent.Containers(o.h.Root, slot.Slice.Cgroup)
-		}
-		if err := errors.Join(err, errC); err != nil {
-			// What cannot be seen may be a job, and a job is not touched.
-			slot.Job = &agent.Job{ID: "unknown"}
-			o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("slot %s is taken as busy: %v", slot.Name, err))
-		}
-		o.s.Slots = append(o.s.Slots, slot)
-	}
-	return nil
 }

@@ -17,6 +17,7 @@ import (
 func (d *differ) postpone() {
 	waits := map[int]string{} // why, by slot
 	outside := ""             // a job that no slice of ours holds
+	old := ""                 // a job of an earlier setup
 	for _, slot := range d.s.Slots {
 		busy := slot.Busy()
 		if busy == "" && slot.Agent.Stopping() {
@@ -29,6 +30,9 @@ func (d *differ) postpone() {
 		if slot.Job != nil && !strings.HasPrefix(slot.Agent.Cgroup, "/"+plan.ParentSlice+"/") {
 			outside = waits[slot.Index]
 		}
+		if earlierAgent(slot.Agent) {
+			old = waits[slot.Index]
+		}
 	}
 	if len(waits) == 0 {
 		return
@@ -39,6 +43,7 @@ func (d *differ) postpone() {
 			d.postponeBusy(slot, why)
 		}
 	}
+	d.postponeOwners(old)
 	d.postponeNode(waits, outside)
 	d.spread(waits)
 	for slot, why := range waits {
@@ -98,17 +103,43 @@ func (d *differ) postponeBusy(slot SlotState, why string) {
 	}
 }
 
+// earlierAgent says that an agent runs which no kbnode started.
+func earlierAgent(u UnitState) bool { return u.Running() && u.MainPID > 0 && u.Generation == "" }
+
+// postponeOwners leaves the node's directories to the user of an earlier setup
+// while a job of it runs: one of them is its home, where jobs write. Their modes
+// change at once, because slots have directories below.
+func (d *differ) postponeOwners(why string) {
+	for i := range d.out {
+		c := &d.out[i]
+		if why == "" || c.Kind != Chmod || c.Slot >= 0 || !strings.HasSuffix(c.Subject, "/") {
+			continue
+		}
+		if c.owner {
+			c.Deferred = why
+		} else {
+			c.mode, c.Why = true, "its owner "+why
+		}
+	}
+}
+
 // deferSlot defers all changes of a slot that matter to a job. A slot that
 // waits for another one has no job, and keeps its files as they are too: its
-// agent would read them at its next start and disagree with its limits.
+// agent would read them at its next start and disagree with its limits. An
+// agent of an earlier setup stops nevertheless: the node's hooks are not for it.
 func (d *differ) deferSlot(slot int, why string) {
-	idle := !slices.ContainsFunc(d.s.Slots, func(s SlotState) bool {
-		return s.Index == slot && (s.Busy() != "" || s.Agent.Stopping())
-	})
-	for i := range d.out {
-		if c := &d.out[i]; c.Slot == slot && c.Deferred == "" && (!c.inert || idle) {
-			c.Deferred = why
+	idle, old := true, false
+	for _, s := range d.s.Slots {
+		if s.Index == slot {
+			idle, old = s.Busy() == "" && !s.Agent.Stopping(), earlierAgent(s.Agent)
 		}
+	}
+	for i := range d.out {
+		c := &d.out[i]
+		if c.Slot != slot || c.Deferred != "" || c.inert && (!idle || old) || c.Kind == Stop && idle && old {
+			continue
+		}
+		c.Deferred = why
 	}
 }
 

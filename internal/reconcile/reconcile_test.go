@@ -86,10 +86,16 @@ func TestInterrupted(t *testing.T) {
 	was, is := slots(3), slots(2)
 	is.memory, is.generation = 2<<30, "g2"
 	for _, way := range []string{"killed", "full disk"} {
-		for _, from := range []string{"nothing", "an older plan"} {
+		for _, from := range []string{"nothing", "an older plan", "the old scripts"} {
 			t.Run(way+" from "+from, func(t *testing.T) {
 				t.Parallel()
 				prepare := func(t *testing.T) *machine {
+					if from == "the old scripts" {
+						m := oldNode(t, 2)
+						m.chown(4242, "/etc/buildkite-agent", plan.HooksDir)
+						m.h.Adopt = true
+						return m
+					}
 					m := newMachine(t)
 					if from != "nothing" {
 						m.apply(was.plan(t))

@@ -22,9 +22,12 @@ type State struct {
 	backups map[string]int       // how many backups there are, by path of the original
 	// refused are the CPUs for which the kernel made no cpuset partition.
 	refused string
-	chown   bool // owners are compared
-	adopt   bool // Host.Adopt
-	now     bool // Host.Now
+	// kept are directories that this uninstall has put back, so that it does
+	// not delete them as its own when they are empty.
+	kept  map[string]bool
+	chown bool // owners are compared
+	adopt bool // Host.Adopt
+	now   bool // Host.Now
 }
 
 // SlotState is one slot: its units, its limits and what it runs.
@@ -54,7 +57,7 @@ type pathState struct {
 	kind     pathKind
 	mode     uint32 // permission and sticky bits
 	uid, gid int
-	content  string // of a regular file, up to 1 MiB; not kept of an input
+	content  string // of a regular file, up to 1 MiB; not kept of an input or foreign file
 	marked   bool   // kbnode wrote it
 	copied   bool   // same size and time as the source of a planned copy
 	backedUp bool   // the newest backup has the same content: replacing it was agreed to
@@ -71,6 +74,7 @@ const (
 	other    // a link, device or socket
 	leftover // a temporary file of an interrupted write
 	input    // one of plan.OwnedInputs or plan.OwnedCopies that is not planned
+	foreign  // one of plan.EarlierFiles
 )
 
 // ours says whether kbnode wrote a file, by its content.

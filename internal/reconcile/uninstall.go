@@ -19,12 +19,13 @@ const pollJobs = 2 * time.Second
 func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Result, error) {
 	nothing := &plan.Plan{}
 	var all Result
-	told := ""
+	told, kept := "", map[string]bool{}
 	for {
 		s, err := h.Observe(ctx, nothing)
 		if err != nil {
 			return all, err
 		}
+		s.kept = kept
 		changes := Diff(nothing, s)
 		if len(changes) == 0 {
 			return all, nil
@@ -32,6 +33,11 @@ func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Resu
 		r, err := h.Apply(ctx, nothing, s, changes)
 		all.Applied = append(all.Applied, r.Applied...)
 		all.Deferred = r.Deferred
+		for _, c := range r.Applied {
+			if dir, ok := strings.CutSuffix(c.Subject, "/"); ok && c.Kind == Restore {
+				kept[dir] = true
+			}
+		}
 		if err != nil {
 			return all, err
 		}

@@ -1,0 +1,316 @@
+package reconcile_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// oldDirs are what the old scripts gave to the user of all agents.
+var oldDirs = []string{"/etc/buildkite-agent", plan.HooksDir, plan.AgentDir(0), "/var/lib/buildkite-agent"}
+
+const oldConfig = "/etc/buildkite-agent/buildkite-agent-gpu0.cfg"
+
+// wholeOldNode is an old node with one slot as the scripts leave it: owners,
+// modes, a token file, a hook that is a link and a directory that is empty.
+func wholeOldNode(t *testing.T) *machine {
+	t.Helper()
+	m := oldNode(t, 1)
+	m.write(plan.TokenPath, "s3cret\n")
+	m.write("/opt/hook", "echo linked\n")
+	if err := os.Symlink("/opt/hook", filepath.Join(m.h.Root, plan.HooksDir, "post-checkout")); err != nil {
+		t.Fatal(err)
+	}
+	for name, mode := range map[string]os.FileMode{oldConfig: 0o640, plan.HooksDir: 0o775, "/var/lib/buildkite-agent/": 0o750, "/etc/kbnode/slots/": 0o700} {
+		if strings.HasSuffix(name, "/") {
+			if err := os.MkdirAll(filepath.Join(m.h.Root, name), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Chmod(filepath.Join(m.h.Root, name), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.chown(4242, append(oldDirs, oldConfig, plan.HooksDir+"/pre-command", "/etc/kbnode/slots")...)
+	m.h.Adopt = true
+	return m
+}
+
+// adopt adopts a node with another token and forgets what was said.
+func (m *machine) adopt(p *plan.Plan) {
+	m.t.Helper()
+	if err := m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nother\n"); err != nil {
+		m.t.Fatal(err)
+	}
+	m.apply(p)
+}
+
+// still is what uninstall has to leave as it was: all but what runs and what
+// only systemd makes.
+func still(tree map[string]string) map[string]string {
+	out := map[string]string{}
+	for name, was := range tree {
+		if !strings.HasPrefix(name, "/sys/") && !strings.HasPrefix(name, "/run/") && !strings.HasSuffix(name, ".wants/") {
+			out[name] = was
+		}
+	}
+	return out
+}
+
+func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
+	t.Parallel()
+	m := wholeOldNode(t)
+	before := still(m.tree())
+	p := slots(1).plan(t)
+	var steps []string
+	m.h.OnStep(func(words string) error { steps = append(steps, words); return nil })
+	m.adopt(p)
+	m.h.OnStep(nil)
+	if at := slices.Index(steps, "remove "+oldConfig); at < slices.Index(steps, "reload systemd") || at < slices.Index(steps, "stop "+plan.AgentUnit(0)) {
+		t.Errorf("the agent's configuration was removed before its unit was replaced, loaded and stopped: %v", steps)
+	}
+	if slices.Index(steps, "remove "+plan.HooksDir+"/pre-command") > slices.Index(steps, "start "+plan.AgentUnit(0)) {
+		t.Errorf("a hook was there when the new agent started: %v", steps)
+	}
+	after := m.tree()
+	for _, name := range []string{oldConfig, plan.HooksDir + "/pre-command", plan.HooksDir + "/post-checkout", "/etc/cron.d/kernelbot-update"} {
+		if _, ok := after[name]; ok {
+			t.Errorf("%s is left", name)
+		}
+		if kept := after["/var/lib/kbnode/backup"+name+".1"]; kept != before[name] {
+			t.Errorf("the backup of %s is %q, the file was %q", name, kept, before[name])
+		}
+	}
+	equal(t, "example of a hook", before[plan.HooksDir+"/command.sample"], after[plan.HooksDir+"/command.sample"])
+	equal(t, "backups", "drwx------", after["/var/lib/kbnode/backup/"])
+	for _, dir := range []string{"/etc/buildkite-agent/", plan.HooksDir + "/", "/var/lib/buildkite-agent/", plan.AgentDir(0) + "/"} {
+		equal(t, dir, "drwxr-xr-x", after[dir])
+	}
+
+	m.h.Adopt = false
+	m.sd.Words()
+	_, words := m.apply(p)
+	equal(t, "words of the second run", nil, words)
+	equal(t, "tree after the second run", after, m.tree())
+
+	// The same file again was agreed to; another one was not.
+	m.write(plan.HooksDir+"/pre-command", "echo old\n")
+	m.apply(p)
+	if m.exists(plan.HooksDir + "/pre-command") {
+		t.Error("the hook that came back stayed")
+	}
+	m.write(plan.HooksDir+"/pre-command", "echo new\n")
+	if err := m.try(p); err == nil || !strings.HasPrefix(err.Error(), plan.HooksDir+"/pre-command: not written by kbnode") {
+		t.Errorf("a hook that somebody added: %v", err)
+	}
+	if err := os.Remove(filepath.Join(m.h.Root, plan.HooksDir, "pre-command")); err != nil {
+		t.Fatal(err)
+	}
+
+	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "tree after uninstall", before, still(m.tree()))
+}
+
+// Without --adopt nothing is changed, and nothing of a secret is shown.
+func TestWholeOldNodeConflicts(t *testing.T) {
+	t.Parallel()
+	m := wholeOldNode(t)
+	m.h.Adopt = false
+	before := m.tree()
+	p := slots(1).plan(t)
+	var conflict *reconcile.ConflictError
+	if err := m.try(p); !errors.As(err, &conflict) || !slices.Contains(conflict.Paths, oldConfig) || !slices.Contains(conflict.Paths, plan.HooksDir+"/post-checkout") {
+		t.Errorf("error is %v", err)
+	}
+	equal(t, "tree", before, m.tree())
+	_, changes := m.diff(p)
+	for _, c := range changes {
+		if strings.Contains(c.Diff+c.Why, "s3cret") || c.Subject == oldConfig && c.Diff != "" {
+			t.Errorf("the diff of %s shows %q", c.Subject, c.Diff)
+		}
+	}
+}
+
+// Uninstall may be killed anywhere as well.
+func TestInterruptedUninstallOfAdopted(t *testing.T) {
+	t.Parallel()
+	prepare := func(t *testing.T) (*machine, map[string]string) {
+		m := wholeOldNode(t)
+		// An empty directory is known as somebody else's only until its backup is gone.
+		if err := os.Remove(filepath.Join(m.h.Root, "/etc/kbnode/slots")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(filepath.Join(m.h.Root, "/etc/kbnode")); err != nil {
+			t.Fatal(err)
+		}
+		m.write("/var/lib/buildkite-agent/builds/old", "a checkout\n")
+		before := still(m.tree())
+		m.adopt(slots(1).plan(t))
+		return m, before
+	}
+	type killed struct{}
+	for n := 0; ; n++ {
+		m, before := prepare(t)
+		step := 0
+		m.h.OnStep(func(string) error {
+			if step++; step > n {
+				panic(killed{})
+			}
+			return nil
+		})
+		ended := func() (ended bool) {
+			defer func() {
+				if r := recover(); r != nil && r != (killed{}) {
+					panic(r)
+				}
+			}()
+			if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+			return true
+		}()
+		m.h.OnStep(nil)
+		if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before, still(m.tree())); diff != "" {
+			t.Fatalf("interrupted at step %d (-want +got):\n%s", n, diff)
+		}
+		if ended {
+			if n < 20 {
+				t.Errorf("only %d steps to interrupt", n)
+			}
+			return
+		}
+	}
+}
+
+// While a job of the old setup runs, its home stays its user's, but others can
+// look for their own below.
+func TestAdoptLeavesHomeOfRunningJob(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for owners")
+	}
+	m := wholeOldNode(t)
+	before := still(m.tree())
+	m.run(0)
+	p := slots(1).plan(t)
+	for range 3 {
+		m.adopt(p)
+		m.h.Adopt = false
+		equal(t, "home", "drwxr-xr-x of 4242:4242", m.tree()["/var/lib/buildkite-agent/"])
+		if m.exists(oldConfig) {
+			t.Error("the configuration is left, although the agent has read it")
+		}
+	}
+	_, changes := m.diff(p)
+	i := slices.IndexFunc(changes, func(c reconcile.Change) bool { return c.Subject == "/var/lib/buildkite-agent/" })
+	if i < 0 || changes[i].Deferred != "waits for job job-gpu0 of slot gpu0" {
+		t.Errorf("the home's owner does not wait: %v", changes)
+	}
+	m.finish(0)
+	m.apply(p)
+	_, changes = m.diff(p)
+	equal(t, "changes at the end", nil, changes)
+	equal(t, "home", "drwxr-xr-x", m.tree()["/var/lib/buildkite-agent/"])
+	equal(t, "jobs killed", nil, m.sd.Killed())
+	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "tree after uninstall", before, still(m.tree()))
+}
+
+// An idle agent of the old setup whose slot waits for CPUs would run its jobs
+// with hooks that are not for it: it stops at once.
+func TestAdoptStopsIdleAgentThatWaits(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	for k, cpus := range []string{"4-5", "6-7"} { // slot 0 holds what slot 1 gets
+		m.write(plan.UnitDir+"/"+plan.SliceName(k), "[Slice]\nAllowedCPUs="+cpus+"\n")
+		m.write(plan.UnitDir+"/"+plan.AgentUnit(k), oldUnit+"[Service]\nSlice="+plan.SliceName(k)+"\n")
+		m.write("/etc/buildkite-agent/buildkite-agent-"+plan.SlotName(k)+".cfg", "token=\"s3cret\"\n")
+		if err := m.sd.Start(t.Context(), plan.AgentUnit(k)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.sd.Words()
+	m.run(0)
+	m.h.Adopt = true
+	p := slots(2).plan(t)
+	r, words := m.apply(p)
+	equal(t, "words", []string{
+		"enable kbnode.service",
+		"enable kbnode.timer",
+		"reload",
+		"drain buildkite-agent-gpu0.service",
+		"stop buildkite-agent-gpu1.service",
+		"set buildkite.slice AllowedCPUs=2-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
+		"start kbnode.timer",
+	}, words)
+	equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, 1))
+	m.h.Adopt = false
+	_, words = m.apply(p)
+	equal(t, "words while the job runs on", nil, words)
+	m.finish(0)
+	m.apply(p)
+	_, changes := m.diff(p)
+	equal(t, "changes at the end", nil, changes)
+	equal(t, "jobs killed", nil, m.sd.Killed())
+}
+
+func TestWriteInputKeepsBackup(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.write(plan.TokenPath, "theirs\n")
+	if err := os.Chmod(filepath.Join(m.h.Root, plan.TokenPath), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	before := still(m.tree())
+	for step := range 2 { // the second is refused between backup and write, and done again
+		m.h.OnStep(func(words string) error {
+			if step == 0 && words == "write "+plan.TokenPath {
+				return syscall.ENOSPC
+			}
+			return nil
+		})
+		if err := m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nours\n"); (err == nil) != (step == 1) {
+			t.Fatalf("try %d: %v", step, err)
+		}
+	}
+	m.h.OnStep(nil)
+	for range 2 { // of our own there is none
+		if err := m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nnext\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tree := m.tree()
+	equal(t, "token", "-rw------- # "+plan.Marker+"\nnext\n", tree[plan.TokenPath])
+	equal(t, "backup", "-rw-r----- theirs\n", tree["/var/lib/kbnode/backup"+plan.TokenPath+".1"])
+	if m.exists("/var/lib/kbnode/backup" + plan.TokenPath + ".2") {
+		t.Error("there are two backups")
+	}
+	m.h.Sleep = func(context.Context, time.Duration) error { return errors.New("nothing runs") }
+	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	after := still(m.tree())
+	equal(t, "tree after uninstall", before[plan.TokenPath], after[plan.TokenPath])
+	if m.exists(path.Dir("/var/lib/kbnode/backup")) {
+		t.Error("backups are left")
+	}
+}

@@ -1,0 +1,206 @@
+package reconcile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
+)
+
+// backupDir holds what was adopted, by its path: outside of all directories that
+// systemd, cron or the agent read, and for root alone, since secrets are in it.
+const backupDir = "/var/lib/kbnode/backup"
+
+// backupPath is where the n-th backup of a path lies.
+func backupPath(name string, n int) string { return backupDir + name + "." + strconv.Itoa(n) }
+
+// backupOf is the reverse of backupPath below backupDir; n is 0 for another
+// file, such as the temporary one of an interrupted write.
+func backupOf(name string) (original string, n int) {
+	dot := strings.LastIndexByte(name, '.')
+	if dot < 0 || strings.HasPrefix(path.Base(name), ".") {
+		return name, 0
+	}
+	n, err := strconv.Atoi(name[dot+1:])
+	if err != nil || n < 1 {
+		return name, 0
+	}
+	return name[:dot], n
+}
+
+// backups counts the backups of what was adopted.
+func (o *observer) backups(context.Context) error {
+	top := o.h.path(backupDir)
+	err := fs.WalkDir(os.DirFS(top), ".", func(name string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if base := path.Base(name); base != "." && strings.HasPrefix(base, ".") {
+			o.s.paths[path.Join(backupDir, name)] = pathState{kind: leftover, slot: -1}
+		}
+		original, n := backupOf("/" + name)
+		if n > 0 {
+			o.s.backups[original] = max(o.s.backups[original], n)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read backups: %w", err)
+	}
+	return nil
+}
+
+// backup keeps what is at a path, of which have backups are there: a file with
+// its mode, owner and time, a link as a link, and of a directory its mode and
+// owner, as an empty one. The newest backup is not repeated, nor a directory's.
+func (h *Host) backup(name string, have int) error {
+	info, err := os.Lstat(h.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if have > 0 && (info.IsDir() || h.same(name, backupPath(name, have))) {
+		return nil
+	}
+	to := backupPath(name, have+1)
+	if err := h.mkdir(backupDir, 0o700, owner{0, 0}); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(h.path(path.Dir(to)), 0o700); err != nil {
+		return err
+	}
+	switch {
+	case info.Mode()&fs.ModeSymlink != 0:
+		return h.copyLink(name, to)
+	case info.IsDir():
+		half := path.Join(path.Dir(to), "."+path.Base(to))
+		if err := h.mkdir(half, modeBits(info.Mode()), ownerOf(info)); err != nil {
+			return err
+		}
+		return errors.Join(os.Rename(h.path(half), h.path(to)), syncDir(h.path(path.Dir(to))))
+	case info.Mode().IsRegular():
+		return h.copyFile(name, to)
+	}
+	return fmt.Errorf("%s is neither a file nor a link; move it away", name)
+}
+
+// same says whether two files have the same content, or two links the same
+// target.
+func (h *Host) same(a, b string) bool {
+	if target, err := os.Readlink(h.path(a)); err == nil {
+		other, err := os.Readlink(h.path(b))
+		return err == nil && other == target
+	}
+	textA, errA := readSmall(h.path(a))
+	textB, errB := readSmall(h.path(b))
+	return errA == nil && errB == nil && bytes.Equal(textA, textB)
+}
+
+func ownerOf(info fs.FileInfo) owner {
+	if sys, ok := info.Sys().(*syscall.Stat_t); ok {
+		return owner{int(sys.Uid), int(sys.Gid)}
+	}
+	return owner{-1, -1}
+}
+
+func (h *Host) copyLink(from, to string) error {
+	target, err := os.Readlink(h.path(from))
+	if err != nil {
+		return err
+	}
+	if err := h.before("symlink", to); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(h.path(path.Dir(to)), 0o755); err != nil { //nolint:gosec // as it was
+		return err
+	}
+	return renameio.Symlink(target, h.path(to))
+}
+
+// copyFile copies a file with its mode, owner and time.
+func (h *Host) copyFile(from, to string) error {
+	// Whoever the directory belongs to may have put something else there since.
+	f, err := os.OpenFile(h.path(from), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is not a file any more", from)
+	}
+	return h.write(to, modeBits(info.Mode()), ownerOf(info), f, info)
+}
+
+// restore puts back what was adopted: the oldest backup at its path, later ones
+// beside it. A file that somebody put there since stays, and a directory keeps
+// what is in it.
+func (h *Host) restore(name string, n int, ours bool) error {
+	for i := n; i >= 1; i-- {
+		from, to := backupPath(name, i), name
+		info, err := os.Lstat(h.path(from))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // put back by a run that was interrupted
+		}
+		if err != nil {
+			return err
+		}
+		if !info.IsDir() && (i > 1 || !ours && exists(h.path(name)) && !h.same(name, from)) {
+			to = name + ".kbnode-backup-" + strconv.Itoa(i)
+		}
+		switch {
+		case info.IsDir():
+			err = h.mkdir(to, modeBits(info.Mode()), ownerOf(info))
+		case info.Mode()&fs.ModeSymlink != 0:
+			err = h.copyLink(from, to)
+		default:
+			if err = os.MkdirAll(h.path(path.Dir(to)), 0o755); err == nil { //nolint:gosec // as it was
+				err = h.copyFile(from, to)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if err := h.remove(from, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// WriteInput writes a file that kbnode also reads, such as the token, readable
+// by root alone. Its text carries plan.Marker, by which uninstall knows it. Of
+// somebody else's file there it keeps a backup, which uninstall puts back.
+func (h *Host) WriteInput(name, text string) error {
+	had, err := readSmall(h.path(name))
+	if err == nil && !ours(name, string(had)) {
+		have := 0
+		for exists(h.path(backupPath(name, have+1))) {
+			have++
+		}
+		if err := h.backup(name, have); err != nil {
+			return fmt.Errorf("back up %s: %w", name, err)
+		}
+	}
+	if err := os.MkdirAll(h.path(path.Dir(name)), 0o755); err != nil { //nolint:gosec // the file itself is not for all to read
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	if err := h.write(name, 0o600, owner{0, 0}, strings.NewReader(text), nil); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,146 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// unknown is the generation of a process whose environment cannot be read:
+// because only root can, or because the process has just called exec.
+const unknown = "unknown"
+
+// unitPatterns are the names of plan.Owned's units for fnmatch(3).
+var unitPatterns = []string{
+	plan.ParentSlice, "buildkite-gpu*.slice", "buildkite-agent-gpu*.service",
+	"kbnode-guard-gpu*.service", plan.NodeService, plan.NodeTimer, "kbnode-image.*",
+}
+
+// units asks systemd about planned units and about all that have names of
+// kbnode's.
+func (o *observer) units(ctx context.Context) error {
+	if o.s.Offline {
+		return nil
+	}
+	names := map[string]bool{}
+	for _, u := range o.p.Units {
+		names[u.Name] = true
+	}
+	for _, sl := range o.p.Slices {
+		names[sl.Unit] = true
+	}
+	for name := range o.s.paths {
+		if path.Dir(name) == plan.UnitDir {
+			if _, ok := plan.Owns(name); ok && o.s.paths[name].kind != leftover {
+				names[path.Base(name)] = true
+			}
+		}
+	}
+	loaded, err := o.h.Systemd.Loaded(ctx, unitPatterns...)
+	if err != nil {
+		return err
+	}
+	for _, name := range loaded {
+		if _, ok := plan.OwnsUnit(name); ok {
+			names[name] = true
+		}
+	}
+	enabled, err := o.enabled()
+	if err != nil {
+		return err
+	}
+	units, err := o.h.Systemd.Units(ctx, slices.Sorted(maps.Keys(names))...)
+	if err != nil {
+		return err
+	}
+	for _, u := range units {
+		if u.MainPID > 0 {
+			env, err := agent.Environ(o.h.Root, u.MainPID)
+			switch u.Generation = env["KBNODE_GENERATION"]; {
+			case errors.Is(err, fs.ErrPermission), err == nil && env == nil:
+				u.Generation = unknown
+			case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH):
+				return err
+			}
+		}
+		u.Enabled = enabled[u.Name]
+		o.s.Units[u.Name] = u
+		if strings.HasSuffix(u.Name, ".slice") {
+			got, err := o.h.readSlice(u.Name, u.Cgroup)
+			if err != nil {
+				return err
+			}
+			o.s.Slices[u.Name] = got
+			if p := got.Files[filePartition]; strings.Contains(p, "invalid") {
+				o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("the cpuset partition of %s is %s; other programs can run on the slots' CPUs", u.Name, p))
+			}
+		}
+	}
+	return nil
+}
+
+// enabled are the units that a target in /etc pulls in at boot. systemd takes
+// long to tell, because it looks at every unit file for it.
+func (o *observer) enabled() (map[string]bool, error) {
+	units := map[string]bool{}
+	entries, err := o.list(plan.UnitDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), ".wants") || strings.HasSuffix(e.Name(), ".requires") {
+			links, err := o.list(path.Join(plan.UnitDir, e.Name()))
+			if err != nil {
+				return nil, err
+			}
+			for _, l := range links {
+				units[l.Name()] = true
+			}
+		}
+	}
+	return units, nil
+}
+
+// slots finds out what each slot runs.
+func (o *observer) slots(context.Context) error {
+	indexes := map[int]bool{}
+	for _, sl := range o.p.Slots {
+		indexes[sl.Index] = true
+	}
+	for name := range o.s.Units {
+		if slot, ok := plan.OwnsUnit(name); ok && slot >= 0 {
+			indexes[slot] = true
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(indexes)) {
+		slot := SlotState{
+			Index: k, Name: plan.SlotName(k),
+			Agent: o.s.Units[plan.AgentUnit(k)],
+			Guard: o.s.Units[plan.GuardUnit(k)],
+			Slice: o.s.Slices[plan.SliceName(k)],
+		}
+		var err, errC error
+		if slot.Agent.Cgroup != "" {
+			slot.Job, err = agent.CurrentJob(o.h.Root, slot.Agent.Cgroup, slot.Agent.MainPID)
+		}
+		if slot.Slice.Cgroup != "" {
+			slot.Containers, errC = agent.Containers(o.h.Root, slot.Slice.Cgroup)
+		}
+		if err := errors.Join(err, errC); err != nil {
+			// What cannot be seen may be a job, and a job is not touched.
+			slot.Job = &agent.Job{ID: "unknown"}
+			o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("slot %s is taken as busy: %v", slot.Name, err))
+		}
+		o.s.Slots = append(o.s.Slots, slot)
+	}
+	return nil
+}
