@@ -18,7 +18,7 @@ import (
 
 // registerTime is how long install waits for the agents to register, while
 // none of them was refused.
-const registerTime = 90 * time.Second
+const registerTime = 2 * time.Minute
 
 // waitRegistered waits until Buildkite has taken every agent that should run.
 // One that was refused is shown with its own words.

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	systemdDeadline = 2 * time.Second
-	agentDeadline   = 10 * time.Second // a cold disk; it answers in 0.05 s
+	systemdDeadline = 25 * time.Second // as its own tools wait; a loaded machine needs seconds
+	agentDeadline   = 30 * time.Second // a cold disk; it answers in 0.05 s
 	maxAgentOutput  = 1 << 20
 	agentWorkDir    = "/var/lib/buildkite-agent"
 )

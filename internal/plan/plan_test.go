@@ -385,7 +385,7 @@ func TestPreflight(t *testing.T) {
 		spoil func(*inventory.Inventory)
 		want  string
 	}{
-		"no systemd":      {func(i *inventory.Inventory) { i.Software.Systemd = "" }, "does not run systemd"},
+		"no systemd":      {func(i *inventory.Inventory) { i.Software.Systemd = "" }, "systemd does not say its version"},
 		"old systemd":     {func(i *inventory.Inventory) { i.Software.Systemd = "245.4-4ubuntu3" }, "needs 249"},
 		"cgroup v1":       {func(i *inventory.Inventory) { i.Software.CgroupV2 = false }, "systemd.unified_cgroup_hierarchy=1"},
 		"no Docker":       {func(i *inventory.Inventory) { i.Software.Docker = inventory.Docker{} }, "apt-get install -y docker.io"},

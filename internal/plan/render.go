@@ -249,7 +249,7 @@ func Preflight(inv *inventory.Inventory) []string {
 	say := func(format string, args ...any) { missing = append(missing, fmt.Sprintf(format, args...)) }
 	sw := inv.Software
 	if sw.Systemd == "" {
-		say("this machine does not run systemd as its first process; kbnode needs it, so run it on the host and not in a container")
+		say("systemd does not say its version (%s); kbnode needs it, so run it on the host and not in a container", problem(inv, "systemd"))
 	} else if v, err := strconv.Atoi(strings.TrimFunc(strings.SplitN(sw.Systemd, ".", 2)[0], func(r rune) bool { return r < '0' || r > '9' })); err == nil && v < 249 {
 		say("systemd is version %s; kbnode needs 249 or newer (Ubuntu 22.04, Debian 12, RHEL 9)", sw.Systemd)
 	}
@@ -257,7 +257,7 @@ func Preflight(inv *inventory.Inventory) []string {
 		say("cgroup v1 is mounted at /sys/fs/cgroup; boot with systemd.unified_cgroup_hierarchy=1 on the kernel command line")
 	}
 	if sw.Docker.Version == "" {
-		say("Docker does not answer; %s", dockerHint(inv.OS.ID))
+		say("Docker does not answer (%s); %s", problem(inv, "docker"), dockerHint(inv.OS.ID))
 	} else if sw.Docker.CgroupDriver != "systemd" {
 		say("Docker uses the %s cgroup driver, under which no slice limits a container; put {\"exec-opts\": [\"native.cgroupdriver=systemd\"]} into /etc/docker/daemon.json and run systemctl restart docker", cmp.Or(sw.Docker.CgroupDriver, "unknown"))
 	}
@@ -268,6 +268,16 @@ func Preflight(inv *inventory.Inventory) []string {
 		say("Docker can give no NVIDIA GPU to a container; %s", toolkitHint(inv.OS.ID))
 	}
 	return missing
+}
+
+// problem is what the inventory says of a subject that it could not read.
+func problem(inv *inventory.Inventory, subject string) string {
+	for _, p := range inv.Problems {
+		if p.Subject == subject {
+			return p.Detail
+		}
+	}
+	return "it is not there"
 }
 
 func hasGPUAccess(d inventory.Docker) bool {

@@ -214,14 +214,19 @@ func TestInstallServes(t *testing.T) {
 			t.Errorf("exit %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}
 	})
-	t.Run("lost GPU", func(t *testing.T) {
-		m.Sh("sim-gpu lose 3; kbnode reconcile")
+	t.Run("lost and dead GPUs", func(t *testing.T) {
+		m.Sh("sim-gpu lose 3; sim-gpu fail 6; kbnode reconcile")
 		for i, s := range status(t, m).Slots {
-			if want := map[bool]string{true: "parked", false: "idle"}[i == 3]; s.Agent != want {
+			if want := map[bool]string{true: "parked", false: "idle"}[i == 3 || i == 6]; s.Agent != want {
 				t.Errorf("agent of slot %d is %s, want %s (%v)", i, s.Agent, want, s.Problems)
 			}
 		}
-		m.Sh("sim-gpu restore 3; kbnode reconcile; bkstub wait-agents --count 8 --timeout 3m")
+		m.Sh("sim-gpu restore 3; sim-gpu restore 6; kbnode reconcile; bkstub wait-agents --count 8 --timeout 3m")
+	})
+	t.Run("units are sound", func(t *testing.T) {
+		if r := m.Try("systemd-analyze verify /etc/systemd/system/*kbnode* /etc/systemd/system/buildkite* 2>&1"); r.Code != 0 || r.Stdout != "" {
+			t.Errorf("exit %d: %s", r.Code, r.Stdout)
+		}
 	})
 	t.Run("drift is mended", func(t *testing.T) {
 		m.Sh("echo '# changed' >>/etc/systemd/system/buildkite-gpu1.slice; echo 1G >/sys/fs/cgroup/buildkite.slice/buildkite-gpu2.slice/memory.max; rm /etc/buildkite-agent/hooks/pre-exit; kbnode reconcile")
@@ -335,6 +340,19 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	}
 	if out := m.Sh("kbnode uninstall"); !strings.Contains(out, "Nothing to remove") {
 		t.Errorf("the second uninstall says %s", out)
+	}
+
+	// With --now a job is ended, by its agent, so that Buildkite knows.
+	m.Sh(installCommand)
+	m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 3600, 6))
+	job = m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
+	m.Wait("the job's container", "docker ps -q | grep -q .")
+	m.Sh("kbnode uninstall --now")
+	if r := job.Wait(); r.Code != 1 {
+		t.Errorf("the job that uninstall --now ended: exit %d\n%s", r.Code, r.Stderr)
+	}
+	if diff := cmp.Diff(before, m.Sh(machineState)); diff != "" {
+		t.Errorf("uninstall --now left: %s", diff)
 	}
 }
 
