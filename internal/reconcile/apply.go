@@ -8,7 +8,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -128,11 +127,6 @@ func (a *applier) wait(c Change) string {
 	return a.late[c.Slot]
 }
 
-// files says that a change is of files and directories, and of users.
-func (c Change) files() bool {
-	return c.phase == phaseDelete || c.phase == phaseWrite || c.phase == phaseHooks
-}
-
 // backup keeps a backup of what a change is about to replace, once.
 func (a *applier) backup(c Change) error {
 	if !c.keep && (c.Kind != Adopt || c.agreed || !a.h.Adopt) {
@@ -218,37 +212,6 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 	return fmt.Errorf("unknown change %s", c)
 }
 
-// systemd says the word to systemd that a change stands for.
-func (a *applier) systemd(ctx context.Context, group []Change) error {
-	c, sd := group[0], a.h.Systemd
-	names := make([]string, len(group))
-	for i, g := range group {
-		names[i] = g.Subject
-	}
-	if err := a.h.before(append([]string{string(c.Kind)}, names...)...); err != nil {
-		return err
-	}
-	switch c.Kind {
-	case Start:
-		return sd.Start(ctx, names...)
-	case Restart:
-		return sd.Restart(ctx, names...)
-	case Drain:
-		return sd.Drain(ctx, names...)
-	case Reload:
-		return sd.Reload(ctx)
-	case Enable:
-		return sd.Enable(ctx, names...)
-	case Disable:
-		return a.disable(ctx, c)
-	case Stop:
-		return a.stop(ctx, c)
-	case Set:
-		return a.set(ctx, a.wantSlices[c.Subject])
-	}
-	return fmt.Errorf("unknown word %s", c)
-}
-
 func (a *applier) makeDir(c Change) error {
 	name := strings.TrimSuffix(c.Subject, "/")
 	i := slices.IndexFunc(a.p.Dirs, func(d plan.Dir) bool { return d.Path == name })
@@ -315,98 +278,4 @@ func (a *applier) addUser(ctx context.Context, name string) error {
 	}
 	a.s.users = users
 	return nil
-}
-
-// disable takes a unit out of the boot. Links that somebody else made for it
-// are kept as backups, so that uninstall can put them back.
-func (a *applier) disable(ctx context.Context, c Change) error {
-	if a.s.backups[plan.UnitDir+"/"+c.Subject] > 0 || a.adopts(c.Subject) {
-		entries, err := os.ReadDir(a.h.path(plan.UnitDir))
-		if err != nil {
-			return fmt.Errorf("disable %s: %w", c.Subject, err)
-		}
-		for _, e := range entries {
-			link := path.Join(plan.UnitDir, e.Name(), c.Subject)
-			if strings.HasSuffix(e.Name(), ".wants") || strings.HasSuffix(e.Name(), ".requires") {
-				if err := a.h.backup(link, a.s.backups[link]); err != nil {
-					return fmt.Errorf("disable %s: %w", c.Subject, err)
-				}
-			}
-		}
-	}
-	return a.h.Systemd.Disable(ctx, c.Subject)
-}
-
-// adopts says whether this run replaced a unit of somebody else.
-func (a *applier) adopts(unit string) bool {
-	return slices.ContainsFunc(a.result.Applied, func(c Change) bool {
-		return c.Kind == Adopt && c.Subject == plan.UnitDir+"/"+unit
-	})
-}
-
-// errLate says that an agent took a job after it was seen idle.
-var errLate = errors.New("took a job meanwhile")
-
-// stop stops a unit. An agent that takes longer than one without a job would is
-// left to finish it.
-func (a *applier) stop(ctx context.Context, c Change) error {
-	if !isAgent(c.Subject, c.Slot) {
-		stopCtx, cancel := context.WithTimeout(ctx, jobTimeout)
-		defer cancel()
-		err := a.h.Systemd.Stop(stopCtx, c.Subject)
-		return errors.Join(err, a.forget(ctx, c.Subject))
-	}
-	if a.h.Now {
-		return a.kill(ctx, c.Subject)
-	}
-	stopCtx, cancel := context.WithTimeout(ctx, orDefault(a.h.StopTimeout, 15*time.Second))
-	defer cancel()
-	err := a.h.Systemd.Stop(stopCtx, c.Subject)
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		a.late[c.Slot] = fmt.Sprintf("waits for the agent of slot %s to stop", plan.SlotName(c.Slot))
-		a.spread(a.late)
-		return errLate
-	}
-	return errors.Join(err, a.forget(ctx, c.Subject))
-}
-
-// kill ends an agent with its job: SIGQUIT makes it cancel the job and report
-// that, and what does not end then is killed.
-func (a *applier) kill(ctx context.Context, unit string) error {
-	sd := a.h.Systemd
-	if err := errors.Join(sd.Drain(ctx, unit), sd.Kill(ctx, unit, false, syscall.SIGQUIT)); err != nil {
-		return err
-	}
-	stopCtx, cancel := context.WithTimeout(ctx, orDefault(a.h.KillTimeout, time.Minute))
-	defer cancel()
-	err := sd.Stop(stopCtx, unit)
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		if err := sd.Kill(ctx, unit, true, syscall.SIGKILL); err != nil {
-			return err
-		}
-		killCtx, cancel := context.WithTimeout(ctx, jobTimeout)
-		defer cancel()
-		err = sd.Stop(killCtx, unit)
-	}
-	return errors.Join(err, a.forget(ctx, unit))
-}
-
-// forget clears the failure of a unit that no plan has, which systemd would
-// show until the next boot.
-func (a *applier) forget(ctx context.Context, unit string) error {
-	if _, planned := a.wantUnits[unit]; planned || isSlice(unit) {
-		return nil
-	}
-	units, err := a.h.Systemd.Units(ctx, unit)
-	if err != nil || units[0].Active != "failed" {
-		return err
-	}
-	return a.h.Systemd.ResetFailed(ctx, unit)
-}
-
-func orDefault(d, otherwise time.Duration) time.Duration {
-	if d == 0 {
-		return otherwise
-	}
-	return d
 }

@@ -65,6 +65,11 @@ const (
 	phaseStart
 )
 
+// files says that a change is of files and directories, and of users.
+func (c Change) files() bool {
+	return c.phase == phaseDelete || c.phase == phaseWrite || c.phase == phaseHooks
+}
+
 func (c Change) String() string {
 	s := string(c.Kind) + " " + c.Subject
 	if c.Why != "" {
