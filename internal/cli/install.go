@@ -156,7 +156,7 @@ func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Ho
 	if err != nil {
 		return fmt.Errorf("%w\nnothing else was changed; mend this and run kbnode install again, which goes on from here", err)
 	}
-	if err := waitRegistered(ctx, s, m.plan, host); err != nil {
+	if err := waitRegistered(ctx, s, m.plan, host, result.Deferred); err != nil {
 		return err
 	}
 	return nextSteps(s, m.plan, result, wrote)

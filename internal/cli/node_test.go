@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -249,7 +250,7 @@ func TestInstallOnATree(t *testing.T) {
 	if st := statusOf(p, state, changes); st.disagrees() || st.Slots[3].Agent != "idle" {
 		t.Errorf("status: %+v", st)
 	}
-	if err := waitRegistered(t.Context(), Streams{Err: &said}, p, n.host); err != nil || said.String() != "  4 of 4 agents registered\n" {
+	if err := waitRegistered(t.Context(), Streams{Err: &said}, p, n.host, nil); err != nil || said.String() != "  4 of 4 agents registered\n" {
 		t.Errorf("registered: %v, said %q", err, said.String())
 	}
 
@@ -258,7 +259,11 @@ func TestInstallOnATree(t *testing.T) {
 	if err := n.sd.Fail(plan.AgentUnit(2)); err != nil {
 		t.Fatal(err)
 	}
-	if err := waitRegistered(t.Context(), Streams{Err: &said}, p, n.host); err == nil || !strings.Contains(err.Error(), "agent of slot gpu2 ended at once") || strings.Contains(err.Error(), "gpu1") {
+	waits := []reconcile.Change{{Kind: reconcile.Start, Slot: 2, Deferred: "waits for job 7 of slot gpu1"}}
+	if err := waitRegistered(t.Context(), Streams{Err: io.Discard}, p, n.host, waits); err != nil {
+		t.Errorf("a slot that waits for a job is waited for: %v", err)
+	}
+	if err := waitRegistered(t.Context(), Streams{Err: &said}, p, n.host, nil); err == nil || !strings.Contains(err.Error(), "agent of slot gpu2 ended at once") || strings.Contains(err.Error(), "gpu1") {
 		t.Errorf("refused: %v", err)
 	}
 	if err := errors.Join(n.sd.Start(t.Context(), plan.AgentUnit(2)), os.Remove(filepath.Join(n.root, agent.RegisteredMarker(1)))); err != nil {
@@ -269,7 +274,7 @@ func TestInstallOnATree(t *testing.T) {
 	err = waitRegistered(ctx, Streams{Err: writerFunc(func(p []byte) (int, error) {
 		cancel()
 		return said.Write(p)
-	})}, p, n.host)
+	})}, p, n.host, nil)
 	if !errors.Is(err, context.Canceled) || said.String() != "  3 of 4 agents registered\n" {
 		t.Errorf("one silent: %v, said %q", err, said.String())
 	}

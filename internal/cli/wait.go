@@ -20,12 +20,14 @@ import (
 // none of them was refused.
 const registerTime = 2 * time.Minute
 
-// waitRegistered waits until Buildkite has taken every agent that should run.
-// One that was refused is shown with its own words.
-func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcile.Host) error {
+// waitRegistered waits until Buildkite has taken every agent that should run,
+// but for those of slots that wait for a job. One that was refused is shown with
+// its own words.
+func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change) error {
 	var wait []plan.Slot
 	for _, slot := range p.Slots {
-		if slot.Parked == "" {
+		later := slices.ContainsFunc(deferred, func(c reconcile.Change) bool { return c.Slot == slot.Index })
+		if slot.Parked == "" && !later {
 			wait = append(wait, slot)
 		}
 	}
