@@ -76,7 +76,7 @@ hooks-lint: | deps-check
 	shellcheck -x hooks/environment hooks/pre-exit hooks/agent-startup .ci/run $$(git ls-files -co --exclude-standard -- '*.sh')
 
 .PHONY: unit
-unit: $(AGENT) | deps-build
+unit: $(AGENT) | deps-build deps-check
 	KBNODE_TEST_AGENT=$(AGENT) go test -race ./...
 
 .PHONY: bench
@@ -120,6 +120,7 @@ deps-build:
 .PHONY: deps-check
 deps-check:
 	$(call need,shellcheck,shellcheck)
+	$(call need,python3,python3)
 
 .PHONY: clean
 clean: ## remove what was built here (caches in $(CACHE) stay)
