@@ -93,8 +93,6 @@ type Dir struct {
 	Path  string `json:"path"`
 	Mode  uint32 `json:"mode"`
 	Owner string `json:"owner"` // a user of the plan or "root"; the group is the same
-	// Keep says that uninstall leaves the directory when something else is in it.
-	Keep bool `json:"keep,omitempty"`
 }
 
 // File is a file that must exist with this content. Its first or second line

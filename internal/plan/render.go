@@ -64,7 +64,7 @@ func (p *Plan) addUnit(name, tmpl string, slot int, data any) error {
 // addNode adds what belongs to the node and to no slot.
 func (p *Plan) addNode(in Input) error {
 	for _, d := range []string{"/etc/kbnode", "/etc/kbnode/slots", "/etc/buildkite-agent", HooksDir, "/var/lib/kbnode", "/var/lib/buildkite-agent", "/usr/local/libexec/kbnode"} {
-		p.Dirs = append(p.Dirs, Dir{Path: d, Mode: 0o755, Owner: "root", Keep: true})
+		p.Dirs = append(p.Dirs, Dir{Path: d, Mode: 0o755, Owner: "root"})
 	}
 	if in.ConfigText != "" {
 		p.addFile(ConfigPath, 0o644, -1, in.ConfigText)

@@ -40,7 +40,7 @@ func (w want) plan(t testing.TB) *plan.Plan {
 		p.Files = append(p.Files, plan.File{Path: name, Mode: mode, Owner: "root", Content: text, Slot: slot})
 	}
 	for _, d := range []string{"/etc/kbnode", "/etc/kbnode/slots", "/etc/buildkite-agent", plan.HooksDir, "/var/lib/kbnode", "/var/lib/buildkite-agent"} {
-		p.Dirs = append(p.Dirs, plan.Dir{Path: d, Mode: 0o755, Owner: "root", Keep: true})
+		p.Dirs = append(p.Dirs, plan.Dir{Path: d, Mode: 0o755, Owner: "root"})
 	}
 	file(-1, 0o755, plan.HooksDir+"/environment", "#!/bin/sh\n"+header+"exit 0\n")
 	file(-1, 0o644, plan.BindingsPath, "{\"written_by\": \"kbnode\"}\n")
