@@ -26,6 +26,9 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(Main(context.Background(), o))
 	}
+	if memory := os.Getenv("KBNODE_TEST_SHED"); memory != "" {
+		os.Exit(showShed(memory))
+	}
 	os.Exit(m.Run())
 }
 

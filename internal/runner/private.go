@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -15,8 +16,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// privateFD names the variable that carries, over the re-execution, the number
-// of the file that holds the private part of the environment.
+// privateFD names the variable that tells the successor of a process that could
+// not hide its environment the number of the file that holds the private part.
 const privateFD = "KBNODE_RUNNER_PRIVATE_FD"
 
 // privateLimit bounds that file; execve accepts 6 MiB of environment at most.
@@ -50,19 +51,87 @@ func splitEnv(env []string) (public, private []string) {
 }
 
 // shed splits the environment and sees to it that the private part is not in
-// /proc/PID/environ either, which holds what the process was started with: it
-// puts that part into an anonymous file and executes itself again without it.
-// So shed returns in the second process, or where nothing is private.
-func shed(env []string) (public, private []string, err error) {
+// /proc/PID/environ either, which shows what the process was started with: it
+// overwrites that, through memory, which is /proc/self/mem. Where the system does
+// not let it, the process is replaced, and shed returns in its successor.
+func shed(env []string, memory string) (public, private []string, err error) {
 	if fd := getenv(env, privateFD); fd != "" {
 		public, _ = splitEnv(env)
 		private, err = readPrivate(fd)
 		return public, private, err
 	}
 	public, private = splitEnv(env)
-	if len(private) == 0 {
+	if len(private) == 0 || overwriteInitial(memory) == nil {
 		return public, private, nil
 	}
+	return public, private, replaceProcess(public, private)
+}
+
+// overwriteInitial blanks the private variables of the environment that the
+// process was started with. Go works on a copy of it, made at the start.
+func overwriteInitial(memory string) error {
+	start, size, err := initialEnv()
+	if err != nil {
+		return err
+	}
+	env, after := make([]byte, size), make([]byte, size)
+	if err := readAll("/proc/self/environ", env); err != nil {
+		return err
+	}
+	for kv := range bytes.SplitSeq(env, []byte{0}) {
+		if name, _, _ := bytes.Cut(kv, []byte("=")); isPrivate(string(name)) {
+			clear(kv)
+		}
+	}
+	f, err := os.OpenFile(memory, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(env, start)
+	if err = errors.Join(err, f.Close(), readAll("/proc/self/environ", after)); err != nil {
+		return err
+	}
+	if !bytes.Equal(env, after) {
+		return errors.New("overwrite environment: it did not change")
+	}
+	return nil
+}
+
+func readAll(path string, buf []byte) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	_, err = io.ReadFull(f, buf)
+	return errors.Join(err, f.Close())
+}
+
+// initialEnv says where in this process's memory the kernel put its environment:
+// env_start and env_end are the fields 50 and 51 of /proc/PID/stat, proc_pid_stat(5).
+func initialEnv() (start, size int64, err error) {
+	const first, envStart = 3, 50 // the first field after the name, which may hold anything
+	stat, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		return 0, 0, err
+	}
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < envStart-first+2 {
+		return 0, 0, errors.New("read /proc/self/stat: fields are missing")
+	}
+	start, err = strconv.ParseInt(string(fields[envStart-first]), 10, 64)
+	if err != nil {
+		return 0, 0, err
+	}
+	end, err := strconv.ParseInt(string(fields[envStart-first+1]), 10, 64)
+	if size = end - start; start <= 0 || size < 0 || size > privateLimit {
+		return 0, 0, errors.Join(err, errors.New("read /proc/self/stat: the environment's place is not told"))
+	}
+	return start, size, err
+}
+
+// replaceProcess puts the private part into an anonymous file and executes this
+// program again without it. It returns only if that cannot be done.
+func replaceProcess(public, private []string) error {
 	fd, err := unix.MemfdCreate("kbnode-runner", 0)
 	if err == nil {
 		f := os.NewFile(uintptr(fd), "memfd")
@@ -72,7 +141,7 @@ func shed(env []string) (public, private []string, err error) {
 		env := append(slices.Clone(public), privateFD+"="+strconv.Itoa(fd))
 		err = syscall.Exec("/proc/self/exe", os.Args, env) //nolint:gosec // this very program, with the arguments that it was given
 	}
-	return public, private, fmt.Errorf("hide the payload from the submission: %w", err)
+	return fmt.Errorf("hide the payload from the submission: %w", err)
 }
 
 func readPrivate(number string) ([]string, error) {

@@ -31,8 +31,9 @@ type Options struct {
 
 // Main evaluates a payload and returns the process's exit code: 0 when
 // result.json says success, whatever the tests gave, and 1 otherwise. It
-// executes the program again (os.Args) when the environment holds secrets, and
-// it kills and reaps every child of the process: call it last, and once.
+// overwrites secrets in the process's initial environment, or executes the
+// program again (os.Args) without them, and it kills and reaps every child of
+// the process: call it last, and once.
 func Main(ctx context.Context, o Options) int {
 	if o.Env == nil {
 		o.Env = os.Environ()
@@ -111,7 +112,7 @@ func (o *Options) evaluate(ctx context.Context, root *os.Root, r *Result) (err e
 			_, _ = o.Stderr.Write(debug.Stack())
 		}
 	}()
-	public, private, err := shed(o.Env)
+	public, private, err := shed(o.Env, "/proc/self/mem")
 	if err != nil {
 		return err
 	}
