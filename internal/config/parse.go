@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -70,27 +69,27 @@ func keyLines(n *yaml.Node, prefix string, lines map[string]int) {
 }
 
 var (
-	yamlLine    = regexp.MustCompile(`^(?:yaml: )?line (\d+): (.*)$`)
-	yamlUnknown = regexp.MustCompile(`^field (\S+) not found in type config\.(\w+)$`)
-	yamlType    = regexp.MustCompile("^cannot unmarshal !!(\\w+)(?: `(.*)`)? into (\\S+)$")
-	yamlTwice   = regexp.MustCompile(`^mapping key "(.*)" already defined at line (\d+)$`)
+	yamlLine    = lazily(`^(?:yaml: )?line (\d+): (.*)$`)
+	yamlUnknown = lazily(`^field (\S+) not found in type config\.(\w+)$`)
+	yamlType    = lazily("^cannot unmarshal !!(\\w+)(?: `(.*)`)? into (\\S+)$")
+	yamlTwice   = lazily(`^mapping key "(.*)" already defined at line (\d+)$`)
 )
 
 // yamlMessage turns the library's message into "LINE: sentence".
 func yamlMessage(msg string) string {
-	m := yamlLine.FindStringSubmatch(strings.TrimSpace(msg))
+	m := yamlLine().FindStringSubmatch(strings.TrimSpace(msg))
 	if m == nil {
 		return " " + strings.TrimPrefix(msg, "yaml: ")
 	}
 	line, text := m[1], m[2]
-	if u := yamlUnknown.FindStringSubmatch(text); u != nil {
+	if u := yamlUnknown().FindStringSubmatch(text); u != nil {
 		text = fmt.Sprintf("unknown key %q; %s", u[1], suggest(u[1], keysOf(u[2])))
-	} else if t := yamlType.FindStringSubmatch(text); t != nil {
+	} else if t := yamlType().FindStringSubmatch(text); t != nil {
 		text = fmt.Sprintf("%q is not %s", t[2], kindName(t[3]))
 		if t[2] == "" {
 			text = "this is not " + kindName(t[3])
 		}
-	} else if t := yamlTwice.FindStringSubmatch(text); t != nil {
+	} else if t := yamlTwice().FindStringSubmatch(text); t != nil {
 		text = fmt.Sprintf("key %q stands here a second time, first in line %s", t[1], t[2])
 	}
 	return line + ": " + text

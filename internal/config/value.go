@@ -7,7 +7,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
+
+// lazily compiles a regular expression when it is needed first: this program
+// also starts for every evaluation of a submission, which reads no config.
+func lazily(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
+}
 
 // GPUs chooses GPUs: the first Count, those in List by index, UUID or PCI
 // address, or all. At most one of its fields is set, and none means all.
@@ -17,7 +24,7 @@ type GPUs struct {
 	List  []string
 }
 
-var gpuName = regexp.MustCompile(`^(\d{1,4}|GPU-[0-9a-fA-F-]{1,64}|([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])$`)
+var gpuName = lazily(`^(\d{1,4}|GPU-[0-9a-fA-F-]{1,64}|([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])$`)
 
 // ParseGPUs reads "all" or a comma-separated list.
 func ParseGPUs(s string) (GPUs, error) {
@@ -28,7 +35,7 @@ func ParseGPUs(s string) (GPUs, error) {
 	var g GPUs
 	for part := range strings.SplitSeq(s, ",") {
 		part = strings.TrimSpace(part)
-		if !gpuName.MatchString(part) {
+		if !gpuName().MatchString(part) {
 			return GPUs{}, fmt.Errorf("%q names no GPU; write all, or indices, UUIDs or PCI addresses such as 0,2,5", part)
 		}
 		if slices.Contains(g.List, part) {
@@ -42,13 +49,13 @@ func ParseGPUs(s string) (GPUs, error) {
 // Size is a number of bytes, written as 32GiB, 32G or 34359738368.
 type Size int64
 
-var sizeForm = regexp.MustCompile(`^(\d{1,19}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)(i?[bB]?)$`)
+var sizeForm = lazily(`^(\d{1,19}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)(i?[bB]?)$`)
 
 // ParseSize reads a size. Units are powers of 1024, as systemd and Docker read
 // them; "GB", which says something else, is refused.
 func ParseSize(s string) (Size, error) {
 	s = strings.TrimSpace(s)
-	m := sizeForm.FindStringSubmatch(s)
+	m := sizeForm().FindStringSubmatch(s)
 	if m == nil {
 		return 0, fmt.Errorf("%q is not a size; write one such as 32GiB", s)
 	}
@@ -82,11 +89,11 @@ type Problem struct {
 }
 
 var (
-	queueForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
-	field     = regexp.MustCompile(`\{[^{}]*\}`)
-	nodeForm  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$`)
-	tagForm   = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}=[^\s,"=]{1,200}$`)
-	sumForm   = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	queueForm = lazily(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
+	field     = lazily(`\{[^{}]*\}`)
+	nodeForm  = lazily(`^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$`)
+	tagForm   = lazily(`^[A-Za-z0-9_.-]{1,64}=[^\s,"=]{1,200}$`)
+	sumForm   = lazily(`^[0-9a-f]{64}$`)
 )
 
 // QueueFields are the names that a queue template may use.
@@ -99,16 +106,16 @@ func Validate(c Config) []Problem {
 		ps = append(ps, Problem{Key: key, Text: fmt.Sprintf(format, args...)})
 	}
 	if c.Queue != "" {
-		for _, f := range field.FindAllString(c.Queue, -1) {
+		for _, f := range field().FindAllString(c.Queue, -1) {
 			if !slices.Contains(QueueFields, strings.Trim(f, "{}")) {
 				bad("queue", "%s is no field; write {%s}", f, strings.Join(QueueFields, "}, {"))
 			}
 		}
-		if !queueForm.MatchString(field.ReplaceAllString(c.Queue, "x")) {
+		if !queueForm().MatchString(field().ReplaceAllString(c.Queue, "x")) {
 			bad("queue", "%q is not a queue name; use letters, digits, '-', '_' and '.', such as b200 or nvidia-h100-{index}", c.Queue)
 		}
 	}
-	if c.Node != "" && !nodeForm.MatchString(c.Node) {
+	if c.Node != "" && !nodeForm().MatchString(c.Node) {
 		bad("node", "%q is not a node name; use letters, digits, '-' and '.', 63 at most", c.Node)
 	}
 	for key, n := range map[string]int64{
@@ -123,7 +130,7 @@ func Validate(c Config) []Problem {
 		bad("job.tasks_max", "%d is too few for an agent and a job; write 64 or more", c.Job.TasksMax)
 	}
 	for _, t := range c.Agent.Tags {
-		if !tagForm.MatchString(t) {
+		if !tagForm().MatchString(t) {
 			bad("agent.tags", "%q is not a tag; write key=value without blanks, commas and quotes", t)
 		} else if key, _, _ := strings.Cut(t, "="); slices.Contains(ownTags, key) {
 			bad("agent.tags", "the tag %q is set by kbnode; choose another key", key)
@@ -147,7 +154,7 @@ func Validate(c Config) []Problem {
 	if e := c.Agent.Endpoint; e != "" && !regexp.MustCompile(`^https?://[^\s"]+$`).MatchString(e) {
 		bad("agent.endpoint", "%q is not an address; write one such as %s", e, DefaultEndpoint)
 	}
-	if s := c.Agent.DownloadSHA256; s != "" && !sumForm.MatchString(s) {
+	if s := c.Agent.DownloadSHA256; s != "" && !sumForm().MatchString(s) {
 		bad("agent.download_sha256", "%q is not a SHA-256; write its 64 hex digits", s)
 	}
 	if c.Agent.DownloadURL != "" && c.Agent.DownloadSHA256 == "" {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,15 +29,15 @@ const (
 )
 
 var (
-	hostnameForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,62})$`)
-	userForm     = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$`)
-	groupForm    = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
-	signalForm   = regexp.MustCompile(`^[A-Za-z0-9+-]{1,16}$`)
-	pathForm     = regexp.MustCompile(`^/`)
-	capForm      = regexp.MustCompile(`^[A-Za-z_]{1,40}$`)
+	hostnameForm = lazily(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,62})$`)
+	userForm     = lazily(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$`)
+	groupForm    = lazily(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
+	signalForm   = lazily(`^[A-Za-z0-9+-]{1,16}$`)
+	pathForm     = lazily(`^/`)
+	capForm      = lazily(`^[A-Za-z_]{1,40}$`)
 	// imageForm admits names, tags, digests and IDs. No component starts with a
 	// dot, so that an image is never a way through the engine's paths.
-	imageForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9_][A-Za-z0-9._:-]*)*(@sha256:[a-f0-9]{64})?$`)
+	imageForm = lazily(`^[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9_][A-Za-z0-9._:-]*)*(@sha256:[a-f0-9]{64})?$`)
 )
 
 // facts are what a new request depends on besides policy and wish. Both are

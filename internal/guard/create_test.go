@@ -264,3 +264,23 @@ func FuzzRebuild(f *testing.F) {
 		}
 	})
 }
+
+// Forms are compiled when they are needed first. One that is malformed must not
+// wait for a job to find it.
+func TestFormsCompile(t *testing.T) {
+	t.Parallel()
+	for _, f := range []form{
+		hostnameForm, userForm, groupForm, signalForm, pathForm, capForm, imageForm, tmpfsForm, anything, refForm, versionForm,
+	} {
+		if f.MatchString("\n") {
+			t.Errorf("%s admits a line break", f())
+		}
+	}
+	for _, rt := range (&guard{}).routes() {
+		for name, f := range rt.params {
+			if f.MatchString("\n") {
+				t.Errorf("%s %s: %s admits a line break", rt.method, rt.path, name)
+			}
+		}
+	}
+}

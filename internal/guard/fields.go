@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // rule judges the value of one field: it takes it into the new request, leaves
@@ -116,7 +117,18 @@ func takeBool(dst *bool) rule {
 	}
 }
 
-func takeString(dst *string, form *regexp.Regexp) rule {
+// form is what a text must match. It is compiled when it is needed first: this
+// program also starts for every evaluation of a submission, which needs none.
+type form func() *regexp.Regexp
+
+func lazily(expr string) form {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
+}
+
+// MatchString says whether a text has the form.
+func (f form) MatchString(s string) bool { return f().MatchString(s) }
+
+func takeString(dst *string, form form) rule {
 	return func(v any) error {
 		if v == nil {
 			return nil

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,9 +15,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
+// anything that is said at all; what it may be depends on the kind of mount.
+var anything = lazily(`.`)
+
 // tmpfsForm admits the options that shape a tmpfs and nothing that another
 // file system would understand.
-var tmpfsForm = regexp.MustCompile(`^(rw|ro|exec|noexec|suid|nosuid|dev|nodev|sync|async|noatime|(size|nr_inodes)=[0-9]{1,15}[kKmMgG%]?|mode=[0-7]{1,4}|(uid|gid)=[0-9]{1,10})$`)
+var tmpfsForm = lazily(`^(rw|ro|exec|noexec|suid|nosuid|dev|nodev|sync|async|noatime|(size|nr_inodes)=[0-9]{1,15}[kKmMgG%]?|mode=[0-7]{1,4}|(uid|gid)=[0-9]{1,10})$`)
 
 // bind is a mount of a host path. As a Mount it has no colons to misread, and
 // the engine makes no directory where the source is missing.
@@ -127,7 +129,6 @@ func (b *builder) takeMount(v any) error {
 	var kind, source, target, propagation string
 	var readOnly bool
 	var size, mode int64
-	anything := regexp.MustCompile(`.`)
 	err := judge(v, map[string]rule{
 		"Type":        takeString(&kind, anything),
 		"Source":      takeString(&source, anything),

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"regexp"
 	"strings"
 	"sync"
 
@@ -32,7 +31,7 @@ type owners struct {
 	reloading sync.Mutex // one look into the engine at a time
 }
 
-var refForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
+var refForm = lazily(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 
 // engineName is the name in the engine of a container that a job calls name.
 func (o *owners) engineName(name string) string { return o.prefix + name }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 )
@@ -43,26 +42,26 @@ type call struct {
 // route is one request that a job may send. What no route describes is refused.
 type route struct {
 	method string
-	path   string                    // "{id}" is a container of the slot, "{image}" an image's name
-	params map[string]*regexp.Regexp // what the query may say
+	path   string // "{id}" is a container of the slot, "{image}" an image's name
+	params params // what the query may say
 	handle func(*call) error
 }
 
 var (
-	flagForm     = regexp.MustCompile(`^(?i:0|1|true|false)$`)
-	offForm      = regexp.MustCompile(`^(?i:0|false)$`)
-	intForm      = regexp.MustCompile(`^-?[0-9]{1,9}$`)
-	timeForm     = regexp.MustCompile(`^[0-9A-Za-z:.+-]{1,40}$`)
-	tailForm     = regexp.MustCompile(`^(all|[0-9]{1,9})$`)
-	tagForm      = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}$`)
-	platformForm = regexp.MustCompile(`^[a-z0-9][a-z0-9/._-]{0,63}$`)
-	keysForm     = regexp.MustCompile(`^[A-Za-z0-9@^\[\],_-]{1,64}$`)
-	waitForm     = regexp.MustCompile(`^(not-running|next-exit|removed)$`)
-	filterForm   = regexp.MustCompile(`^\{.*\}$`)
-	versionForm  = regexp.MustCompile(`^v1\.([0-9]{1,2})$`)
+	flagForm     = lazily(`^(?i:0|1|true|false)$`)
+	offForm      = lazily(`^(?i:0|false)$`)
+	intForm      = lazily(`^-?[0-9]{1,9}$`)
+	timeForm     = lazily(`^[0-9A-Za-z:.+-]{1,40}$`)
+	tailForm     = lazily(`^(all|[0-9]{1,9})$`)
+	tagForm      = lazily(`^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}$`)
+	platformForm = lazily(`^[a-z0-9][a-z0-9/._-]{0,63}$`)
+	keysForm     = lazily(`^[A-Za-z0-9@^\[\],_-]{1,64}$`)
+	waitForm     = lazily(`^(not-running|next-exit|removed)$`)
+	filterForm   = lazily(`^\{.*\}$`)
+	versionForm  = lazily(`^v1\.([0-9]{1,2})$`)
 )
 
-type params = map[string]*regexp.Regexp
+type params map[string]form
 
 func (g *guard) routes() []route {
 	return []route{
@@ -115,7 +114,7 @@ func (g *guard) serve(w http.ResponseWriter, r *http.Request) {
 func (g *guard) dispatch(w http.ResponseWriter, r *http.Request) error {
 	c := &call{w: w, r: r}
 	segments := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
-	if m := versionForm.FindStringSubmatch(segments[0]); m != nil {
+	if m := versionForm().FindStringSubmatch(segments[0]); m != nil {
 		if minor, _ := strconv.Atoi(m[1]); minor < minVersion {
 			return refusal{http.StatusBadRequest, fmt.Sprintf("kbnode: client version 1.%d is too old; the oldest that is understood is 1.%d (Docker 20.10)", minor, minVersion)}
 		}

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
@@ -226,9 +227,11 @@ func nvmlGPU(d nvidiaDevice, n probe.GPU) GPU {
 
 // uuidForm is what a UUID may look like. The driver writes question marks as
 // long as a GPU has not been started; MIG-GPU-…/1/0 is the form before 470.
-var uuidForm = regexp.MustCompile(`^(GPU|MIG)-[0-9A-Za-z/-]{1,90}$`)
+var uuidForm = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(GPU|MIG)-[0-9A-Za-z/-]{1,90}$`)
+})
 
-func validUUID(s string) bool { return uuidForm.MatchString(s) }
+func validUUID(s string) bool { return uuidForm().MatchString(s) }
 
 func printable(s string) string { return probe.Printable(s, 300) }
 

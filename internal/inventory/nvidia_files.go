@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 const (
@@ -180,17 +181,19 @@ var nvidiaModels = map[string]struct{ model, arch string }{
 }
 
 // driverVersion finds 580.95.05 in the driver's line about itself.
-var driverVersion = regexp.MustCompile(`\b\d{3,4}\.\d{1,3}(\.\d{1,3})?\b`)
+var driverVersion = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`\b\d{3,4}\.\d{1,3}(\.\d{1,3})?\b`)
+})
 
 // nvidiaDriver is what files say of the loaded driver.
 func nvidiaDriver(t tree) *NVIDIA {
 	nv := &NVIDIA{}
 	if line, ok := strings.CutPrefix(t.text(nvidiaProc+"/version"), "NVRM version:"); ok {
 		line, _, _ = strings.Cut(line, "\n")
-		nv.DriverVersion = driverVersion.FindString(line)
+		nv.DriverVersion = driverVersion().FindString(line)
 	}
 	if nv.DriverVersion == "" {
-		nv.DriverVersion = driverVersion.FindString(t.text("sys/module/nvidia/version"))
+		nv.DriverVersion = driverVersion().FindString(t.text("sys/module/nvidia/version"))
 	}
 	characters, _, _ := strings.Cut(t.text("proc/devices"), "Block devices:")
 	for line := range strings.Lines(characters) {
@@ -221,11 +224,13 @@ func pciID(text string) string {
 
 // pciForm is an address as sysfs, NVML (eight digits, capitals) and the kernel's
 // log (no function) write it.
-var pciForm = regexp.MustCompile(`^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?$`)
+var pciForm = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?$`)
+})
 
 // pciAddress writes an address as sysfs does: dddd:bb:dd.f in lower case.
 func pciAddress(s string) (string, bool) {
-	m := pciForm.FindStringSubmatch(s)
+	m := pciForm().FindStringSubmatch(s)
 	if m == nil {
 		return "", false
 	}

@@ -124,7 +124,7 @@ func readLive(ctx context.Context, t tree, opts Options) Live {
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &live)
 	}
-	if err == nil && controls.MatchString(text) {
+	if err == nil && controls().MatchString(text) {
 		err = errors.New("it holds control characters")
 	}
 	if err == nil && live.Schema != Schema {
@@ -138,7 +138,9 @@ func readLive(ctx context.Context, t tree, opts Options) Live {
 
 // controls are characters, as JSON may write them, that a terminal acts on. A
 // capture comes from somebody else, and what it says is printed.
-var controls = regexp.MustCompile(`(?i)\\u00[01]|\\u007f|\\u00[89]|[\x7f\x{80}-\x{9f}]`)
+var controls = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?i)\\u00[01]|\\u007f|\\u00[89]|[\x7f\x{80}-\x{9f}]`)
+})
 
 // readOS reads os-release and whether a hypervisor runs the machine.
 func readOS(t tree, cpuinfo string) OS {

@@ -5,16 +5,19 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // modelName finds the model in a marketing name: "NVIDIA H100 80GB HBM3" → H100,
 // "NVIDIA GeForce RTX 4090" → RTX 4090, "AMD Instinct MI300X" → MI300X.
-var modelName = regexp.MustCompile(`(?i)\b((?:RTX(?: PRO)?|GTX|TITAN|Quadro) ?[A-Z]?\d{3,5}|(?:GB|GH|MI|[ABHLPTV])\d{1,4}[A-Z]?)\b`)
+var modelName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?i)\b((?:RTX(?: PRO)?|GTX|TITAN|Quadro) ?[A-Z]?\d{3,5}|(?:GB|GH|MI|[ABHLPTV])\d{1,4}[A-Z]?)\b`)
+})
 
 // gpuKey is the short name of a GPU model in queue templates and tags: "b200",
 // "h100", "mi300". The contracts' GPU types use the same.
 func gpuKey(model string) string {
-	m := modelName.FindString(model)
+	m := modelName().FindString(model)
 	if m == "" {
 		m = strings.TrimPrefix(strings.TrimPrefix(model, "NVIDIA "), "AMD ")
 	}
@@ -25,11 +28,13 @@ func gpuKey(model string) string {
 	return safeName(key)
 }
 
-var unsafeName = regexp.MustCompile(`[^A-Za-z0-9._-]+`)
+var unsafeName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`[^A-Za-z0-9._-]+`)
+})
 
 // safeName makes a text fit for a queue name or a tag's value.
 func safeName(s string) string {
-	s = strings.Trim(unsafeName.ReplaceAllString(s, "-"), "-.")
+	s = strings.Trim(unsafeName().ReplaceAllString(s, "-"), "-.")
 	if len(s) > 63 {
 		s = s[:63]
 	}
