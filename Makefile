@@ -36,6 +36,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 include test/vm/vm.mk
+include test/nvcc/nvcc.mk
 
 # ---- build ----------------------------------------------------------------
 

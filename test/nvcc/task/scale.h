@@ -1,0 +1,3 @@
+#pragma once
+
+#define HEADER_SAYS "header found"
