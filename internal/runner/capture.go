@@ -52,8 +52,7 @@ func (c *capture) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// text returns the output, decoded and truncated. The Python engine translates
-// newlines except when the program ran into its limit.
+// text returns the output, decoded and truncated, its newlines translated or not.
 func (c *capture) text(translate bool) string {
 	s, pieces := decode(c.head), c.lf+1
 	if translate {
@@ -103,10 +102,7 @@ func (b *bounded) Write(p []byte) (int, error) {
 func parsePopcorn(b []byte) (result Pairs[string], over bool) {
 	at := map[string]int{}
 	for _, line := range splitLines(newlines(decode(b))) {
-		if r, n := utf8.DecodeLastRuneInString(line); isBoundary(r) {
-			line = line[:len(line)-n]
-		}
-		k, v, _ := strings.Cut(line, ":")
+		k, v, _ := strings.Cut(chomp(line), ":")
 		if k == "" && v == "" {
 			continue
 		}

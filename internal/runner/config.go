@@ -15,8 +15,12 @@ import (
 type config struct {
 	lang       string
 	mode       string
-	main       string
-	sources    Pairs[string]
+	main       string        // py: the program
+	sources    Pairs[string] // cu: in the order in which they are compiled
+	headers    Pairs[string] // cu: written, not compiled
+	flags      []string      // cu: of the compiler, after its own
+	includes   []string      // cu: directories that have to be there
+	arch       string        // cu: the flag that names the architecture
 	tests      string
 	benchmarks string
 	last       bool   // only the last benchmark line counts
@@ -34,11 +38,13 @@ type limit struct {
 	text    string  // as the payload has it, for the duration in the result
 }
 
-// limits of the Python engine, in seconds, where the payload names none.
+// limits in seconds: of the Python engine where the payload names none, and of
+// what it ran without one.
 const (
 	defaultLimit = 180
-	preRunLimit  = 120
+	compileLimit = 120 // of the compiler, and of the pre-run that stands for it
 	toolLimit    = 10
+	reportLimit  = 60 // of ncu, to print what it has recorded
 )
 
 func seconds(n int) limit { return limit{float64(n), strconv.Itoa(n)} }
@@ -62,7 +68,9 @@ func parseConfig(o *payload.Object) (*config, error) {
 		mode: f.choice("mode", "test", "benchmark", "leaderboard", "private", "profile"),
 		last: true,
 	}
-	c.sources = f.texts("sources")
+	if v, ok := f.member("sources"); ok {
+		c.sources = f.texts("sources", v)
+	}
 	c.tests = f.lines("tests")
 	c.benchmarks = f.lines("benchmarks")
 	c.test, c.benchmark, c.ranked = f.limit("test_timeout"), f.limit("benchmark_timeout"), f.limit("ranked_timeout")
@@ -77,7 +85,10 @@ func parseConfig(o *payload.Object) (*config, error) {
 	}
 	v, _ := f.Get("multi_gpu")
 	c.multiGPU = payload.Truth(v)
-	if c.lang == "py" {
+	switch c.lang {
+	case "cu":
+		f.cuda(c)
+	case "py":
 		c.main = f.text("main")
 		if c.main != "" && !c.sources.has(c.main) {
 			f.refuse("main: %q is not among the sources; add it there or name another", c.main)
@@ -88,9 +99,6 @@ func parseConfig(o *payload.Object) (*config, error) {
 	}
 	if len(f.errs) > 0 {
 		return nil, errors.Join(f.errs...)
-	}
-	if c.lang != "py" || c.mode == "profile" {
-		return nil, fmt.Errorf("lang %q with mode %q is not supported by this version of kbnode; it runs lang \"py\" with modes test, benchmark, leaderboard and private", c.lang, c.mode)
 	}
 	return c, nil
 }
@@ -143,11 +151,7 @@ func (f *fields) choice(key string, words ...string) string {
 }
 
 // texts returns an object of names and file contents.
-func (f *fields) texts(key string) Pairs[string] {
-	v, ok := f.member(key)
-	if !ok {
-		return nil
-	}
+func (f *fields) texts(key string, v payload.Value) Pairs[string] {
 	o, ok := v.(*payload.Object)
 	if !ok {
 		f.refuse("%s: is a %s; it must be an object of file names and texts", key, payload.TypeName(v))
@@ -228,5 +232,5 @@ func (c *config) benchmarkLines() string {
 		return c.benchmarks
 	}
 	lines := splitLines(c.benchmarks)
-	return lines[len(lines)-1]
+	return lines[len(lines)-1] // parseConfig has seen that there is one
 }

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,43 +26,61 @@ const preRunProgram = "submission.py"
 // engine carries out the evaluations of one job.
 type engine struct {
 	*config
-	src   *sources
-	dir   string
-	env   []string // of every program, without POPCORN_ variables
-	stdin *os.File
-	gpus  int // GPUs that torch would count
-	note  func(format string, args ...any)
+	src     *sources
+	dir     string
+	env     []string // of every program, without POPCORN_ variables
+	stdin   *os.File
+	gpus    int    // GPUs that torch would count
+	runtime string // CUDA, ROCm or empty
+	compile limit  // of the compiler and of the pre-run
+	note    func(format string, args ...any)
+	begin   func(what, name string) // told before each step: "compile" or "run"
 
-	before map[string]string // modules in the directory before any program ran
+	before   map[string]string // modules in the directory before any program ran
+	recorded []recording       // what profilers left, to be delivered
 }
 
-// step is one evaluation: a mode of the task's program, its cases, its limit.
+// step is one evaluation: its name, the mode of the task's program, its cases,
+// its limit.
 type step struct {
+	name  string
 	mode  string
 	cases string
 	limit limit
 }
 
 func (e *engine) steps() []step {
-	test := step{"test", e.tests, e.test}
-	if e.mode == "test" {
+	test := step{"test", "test", e.tests, e.test}
+	switch e.mode {
+	case "test":
 		return []step{test}
+	case "profile":
+		var steps []step
+		for i, line := range splitLines(e.benchmarks) {
+			steps = append(steps, step{"profile." + strconv.Itoa(i), "profile", chomp(line), e.benchmark})
+		}
+		return steps
 	}
 	lines := e.benchmarkLines()
-	benchmark := step{"benchmark", lines, e.benchmark}
+	benchmark := step{"benchmark", "benchmark", lines, e.benchmark}
 	if e.mode == "benchmark" {
 		return []step{benchmark}
 	}
-	return []step{test, benchmark, {"leaderboard", lines, e.ranked}}
+	return []step{test, benchmark, {"leaderboard", "leaderboard", lines, e.ranked}}
 }
 
 // runAll reports every evaluation to done, in order. The first that does not
-// pass is the last.
+// pass is the last, except for profiles, which do not depend on each other.
 func (e *engine) runAll(ctx context.Context, done func(name string, ev *Evaluation)) error {
-	for _, s := range e.steps() {
+	steps := e.steps()
+	if err := e.check(steps); err != nil {
+		return err
+	}
+	defer e.claimProfileData()()
+	for _, s := range steps {
 		ev, err := e.evaluate(ctx, s)
-		if ev != nil && ev.Run != nil {
-			done(s.mode, ev)
+		if ev != nil {
+			done(s.name, ev)
 		}
 		if err != nil {
 			return err
@@ -69,41 +88,50 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *Evaluati
 		if ctx.Err() != nil {
 			return cancelled(ctx)
 		}
-		if ev.Run == nil || !ev.Run.Passed {
+		if s.mode != "profile" && (ev.Run == nil || !ev.Run.Passed) {
 			return nil
 		}
 	}
 	return nil
 }
 
-// evaluate is complete in itself: it writes the files and removes them.
-func (e *engine) evaluate(ctx context.Context, s step) (ev *Evaluation, err error) {
+// check refuses what cannot be done here, before anything is touched.
+func (e *engine) check(steps []step) error {
+	err := e.checkIncludes()
+	if e.mode == "profile" && len(steps) > 0 {
+		err = errors.Join(err, e.checkProfiler())
+	}
+	return err
+}
+
+// evaluate is complete in itself: it writes the files and removes them. Without
+// an evaluation there is an error, or the job was cancelled before the task's
+// program ran.
+func (e *engine) evaluate(ctx context.Context, s step) (*Evaluation, error) {
 	start := time.Now()
-	ev = &Evaluation{Start: localTime(start)}
-	defer func() {
-		// A failed clean-up must not cost the result.
-		if err := e.src.remove(); err != nil {
-			e.note("%v", err)
+	ev := &Evaluation{Start: localTime(start)}
+	var err error
+	call, ok := []string{"./" + evalProgram}, true
+	e.begin("compile", s.name)
+	if e.lang == "cu" {
+		ev.Compilation, ok, err = e.compileCUDA(ctx)
+	} else {
+		call = []string{"python3", e.main}
+		defer e.removeSources()
+		ev.Compilation, err = e.preparePython(ctx)
+	}
+	if err != nil || ctx.Err() != nil {
+		return nil, err
+	}
+	if ok {
+		e.begin("run", s.name)
+		ev.Run, ev.Profile, err = e.run(ctx, s, call)
+		if err != nil && e.lang == "cu" && cannotExecute(err) {
+			ev.Compilation.fail("what the compiler left cannot be executed (" + err.Error() + ")")
+			err = nil
 		}
-	}()
-	if err := e.src.put(); err != nil {
-		return nil, err
 	}
-	if e.before == nil {
-		e.before = e.src.modules(e.main)
-	}
-	if ev.Compilation, err = e.preRun(ctx); err != nil || ctx.Err() != nil {
-		return nil, err
-	}
-	// The pre-run has run the submission's code. What it left in the place of a
-	// source, or in front of one, must not judge the submission.
-	if err := e.unshadow(ctx); err != nil {
-		return nil, err
-	}
-	if err := e.src.put(); err != nil {
-		return nil, err
-	}
-	if ev.Run, err = e.run(ctx, s); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	// By the monotonic clock, so that the end is not before the start.
@@ -111,18 +139,46 @@ func (e *engine) evaluate(ctx context.Context, s step) (ev *Evaluation, err erro
 	return ev, nil
 }
 
+// removeSources removes the files that were written. Its failure must not cost
+// the result.
+func (e *engine) removeSources() {
+	if err := e.src.remove(); err != nil {
+		e.note("%v", err)
+	}
+}
+
+// preparePython writes the files and runs the submission once by itself.
+func (e *engine) preparePython(ctx context.Context) (*Compilation, error) {
+	if err := e.src.put(); err != nil {
+		return nil, err
+	}
+	if e.before == nil {
+		e.before = e.src.modules(e.main)
+	}
+	c, err := e.preRun(ctx)
+	if err != nil || ctx.Err() != nil {
+		return nil, err
+	}
+	// The pre-run has run the submission's code. What it left in the place of a
+	// source, or in front of one, must not judge the submission.
+	if err := e.unshadow(ctx); err != nil {
+		return nil, err
+	}
+	return c, e.src.put()
+}
+
 // preRun runs the submission by itself. Its failure is its own affair; it is in
 // the result only if it compiled an extension.
 func (e *engine) preRun(ctx context.Context) (*Compilation, error) {
 	p := program{
 		argv: []string{"python3", preRunProgram}, env: setenv(e.env, "POPCORN_SEED", "1"),
-		dir: e.dir, stdin: e.stdin, limit: seconds(preRunLimit), popcorn: true,
+		dir: e.dir, stdin: e.stdin, limit: e.compile, popcorn: true,
 	}
 	o, err := p.run(ctx)
 	if err != nil {
 		return nil, hint(err)
 	}
-	stdout, stderr := o.stdout.text(!o.timedOut), o.stderr.text(!o.timedOut)
+	stdout, stderr := o.texts()
 	if !strings.Contains(stdout, "-DTORCH_EXTENSION_NAME") {
 		return nil, nil
 	}
@@ -135,10 +191,11 @@ func (e *engine) preRun(ctx context.Context) (*Compilation, error) {
 	}, nil
 }
 
-func (e *engine) run(ctx context.Context, s step) (*Run, error) {
+// run runs the task's program, under a profiler in mode profile.
+func (e *engine) run(ctx context.Context, s step, call []string) (*Run, *Profile, error) {
 	cases, err := e.writeCases(s.cases)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer func() {
 		if err := ignoreMissing(os.Remove(cases)); err != nil {
@@ -153,23 +210,26 @@ func (e *engine) run(ctx context.Context, s step) (*Run, error) {
 		env = setenv(env, "POPCORN_GPUS", strconv.Itoa(e.gpus))
 	}
 	p := program{
-		argv: []string{"python3", e.main, s.mode, cases}, env: env,
+		argv: append(call, s.mode, cases), env: env,
 		dir: e.dir, stdin: e.stdin, limit: s.limit, popcorn: true,
+	}
+	if s.mode == "profile" {
+		return e.profile(ctx, s.name, p)
 	}
 	o, err := p.run(ctx)
 	if err != nil {
-		return nil, hint(err)
+		return nil, nil, hint(err)
 	}
-	return e.report(p, o), nil
+	return e.report(p, o), nil, nil
 }
 
 // report turns a program's end into what the result says of it.
 func (e *engine) report(p program, o *outcome) *Run {
 	run := &Run{
 		Command: quote(p.argv), ExitCode: o.exitCode,
-		Stdout: o.stdout.text(!o.timedOut), Stderr: o.stderr.text(!o.timedOut),
 		Duration: json.Number(strconv.FormatFloat(o.duration.Seconds(), 'f', -1, 64)),
 	}
+	run.Stdout, run.Stderr = o.texts()
 	if o.timedOut {
 		run.ExitCode, run.Duration = exitTimeout, json.Number(p.limit.text)
 		return run
@@ -208,7 +268,7 @@ func (e *engine) writeCases(lines string) (string, error) {
 		if !filepath.IsAbs(dir) {
 			dir = filepath.Join(e.dir, dir)
 		}
-		f, err := os.CreateTemp(dir, "tmp*")
+		f, err := os.OpenFile(filepath.Join(dir, tempName()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -220,4 +280,9 @@ func (e *engine) writeCases(lines string) (string, error) {
 		return f.Name(), nil
 	}
 	return "", fmt.Errorf("write cases: %w", errors.Join(errs...))
+}
+
+// tempName returns a name as Python's tempfile makes them.
+func tempName() string {
+	return "tmp" + strings.ToLower(rand.Text()[:8])
 }

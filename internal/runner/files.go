@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -22,17 +23,23 @@ type sources struct {
 
 // newSources refuses every name that does not lead to a file in the directory,
 // before anything is written.
-func newSources(root *os.Root, files Pairs[string]) (*sources, error) {
+func newSources(root *os.Root, c *config) (*sources, error) {
 	s := &sources{root: root}
+	return s, errors.Join(s.add("sources", c.sources), s.add("headers", c.headers))
+}
+
+func (s *sources) add(key string, files Pairs[string]) error {
 	var errs []error
 	for _, f := range files {
 		name, err := s.check(f.Key)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("sources: %q %w", f.Key, err))
+			errs = append(errs, fmt.Errorf("%s: %q %w", key, f.Key, err))
 		}
+		// Of two texts under one name the later is the one that is there.
+		s.files = slices.DeleteFunc(s.files, func(old Pair[string]) bool { return old.Key == name })
 		s.files = append(s.files, Pair[string]{name, f.Value})
 	}
-	return s, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 var errOutside = errors.New("leads out of the job's directory; give a name inside of it")

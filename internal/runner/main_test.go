@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +22,7 @@ import (
 func TestMain(m *testing.M) {
 	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
 		o := Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+		o.Compile, _ = strconv.ParseFloat(os.Getenv("KBNODE_TEST_COMPILE"), 64)
 		if len(os.Args) > 1 {
 			o.Payload = os.Args[1]
 		}

@@ -26,7 +26,8 @@ type program struct {
 	dir     string
 	stdin   *os.File // nil for /dev/null
 	limit   limit
-	popcorn bool // give it a POPCORN_FD
+	popcorn bool      // give it a POPCORN_FD
+	stdout  io.Writer // takes the output in place of the outcome's, if not nil
 }
 
 // outcome is how a program ended. When it was cancelled or ran into its limit
@@ -41,6 +42,12 @@ type outcome struct {
 	duration  time.Duration
 }
 
+// texts returns stdout and stderr as they are in the result. The Python engine
+// translates newlines except when the program ran into its limit.
+func (o *outcome) texts() (stdout, stderr string) {
+	return o.stdout.text(!o.timedOut), o.stderr.text(!o.timedOut)
+}
+
 // errNoProgram means that the program to run is not installed.
 var errNoProgram = errors.New("is not on the PATH")
 
@@ -52,7 +59,11 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 		return nil, err
 	}
 	o := &outcome{popcorn: bounded{limit: popcornLimit}}
-	pipes := newPipes(&o.stdout, &o.stderr)
+	stdout := p.stdout
+	if stdout == nil {
+		stdout = &o.stdout
+	}
+	pipes := newPipes(stdout, &o.stderr)
 	defer pipes.close()
 	stdin := p.stdin
 	if stdin == nil {

@@ -91,6 +91,17 @@ func splitLines(s string) []string {
 	return lines
 }
 
+// chomp removes the line boundary at the end of a line.
+func chomp(line string) string {
+	if s, ok := strings.CutSuffix(line, "\r\n"); ok {
+		return s
+	}
+	if r, n := utf8.DecodeLastRuneInString(line); isBoundary(r) {
+		return line[:len(line)-n]
+	}
+	return line
+}
+
 func isBoundary(r rune) bool {
 	switch r {
 	case '\n', '\v', '\f', '\r', 0x1c, 0x1d, 0x1e, 0x85, 0x2028, 0x2029:

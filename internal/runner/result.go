@@ -116,6 +116,17 @@ func (p Pairs[T]) get(key string) (v T) {
 	return v
 }
 
+// set gives a key a value.
+func (p *Pairs[T]) set(key string, v T) {
+	for i := range *p {
+		if (*p)[i].Key == key {
+			(*p)[i].Value = v
+			return
+		}
+	}
+	*p = append(*p, Pair[T]{key, v})
+}
+
 // localTime is a point in time that is written as Python's naive
 // datetime.isoformat: local time without a zone.
 type localTime time.Time

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -27,6 +28,7 @@ type Options struct {
 	Stdout  io.Writer // the summary; nil drops it
 	Stderr  io.Writer // what went wrong; nil drops it
 	Limits  payload.Limits
+	Compile float64 // seconds for the compiler and for the pre-run; 0 means 120
 }
 
 // Main evaluates a payload and returns the process's exit code: 0 when
@@ -132,7 +134,7 @@ func (o *Options) evaluate(ctx context.Context, root *os.Root, r *Result) (err e
 	if err != nil {
 		return err
 	}
-	src, err := newSources(root, c.sources)
+	src, err := newSources(root, c)
 	if err != nil {
 		return err
 	}
@@ -141,8 +143,13 @@ func (o *Options) evaluate(ctx context.Context, root *os.Root, r *Result) (err e
 	}
 	e := &engine{
 		config: c, src: src, dir: root.Name(), env: childEnv(public), stdin: o.Stdin, note: o.note,
+		compile: seconds(compileLimit), begin: func(string, string) {},
+	}
+	if o.Compile > 0 {
+		e.compile = limit{o.Compile, strconv.FormatFloat(o.Compile, 'f', -1, 64)}
 	}
 	r.System, e.gpus = e.system(ctx)
+	e.runtime = r.System.Runtime
 	return e.runAll(ctx, func(name string, ev *Evaluation) {
 		r.Runs = append(r.Runs, Pair[*Evaluation]{name, ev})
 		say(o.Stdout, "%s", summary(name, ev))

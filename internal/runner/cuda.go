@@ -1,0 +1,228 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// evalProgram is what the sources of a task in lang cu are compiled to.
+const evalProgram = "eval.out"
+
+// cudaFlags are what every task is compiled with.
+var cudaFlags = []string{
+	"--std=c++20", "-DNDEBUG", "-Xcompiler=-Wno-psabi", "-Xcompiler=-fno-strict-aliasing",
+	"--expt-extended-lambda", "--expt-relaxed-constexpr", "-forward-unknown-to-host-compiler",
+	"-O3", "-Xnvlink=--verbose", "-Xptxas=--verbose", "-Xptxas=--warn-on-spills",
+}
+
+// cuda reads what only lang cu has. Values that are no strings are written as
+// Python would write them.
+func (f *fields) cuda(c *config) {
+	if v, _ := f.Get("headers"); v != nil {
+		c.headers = f.texts("headers", v)
+	}
+	c.arch = "-arch=native"
+	if v, _ := f.Get("arch"); v != nil {
+		arch := payload.Str(v)
+		c.arch = "-gencode=arch=compute_" + arch + ",code=sm_" + arch
+	}
+	c.flags = f.words("compile_flags")
+	for _, flag := range c.flags {
+		if !strings.HasPrefix(flag, "-") {
+			f.refuse("compile_flags: %.100q does not begin with a dash; give one flag a string", flag)
+		}
+	}
+	c.includes = f.words("include_dirs")
+	for _, dir := range c.includes {
+		c.flags = append(c.flags, "-I"+dir)
+	}
+	for _, lib := range f.words("libraries") {
+		c.flags = append(c.flags, "-l"+lib)
+	}
+	f.defines(c)
+	for _, s := range c.sources {
+		if strings.HasPrefix(s.Key, "-") {
+			f.refuse("sources: %.100q begins with a dash and would be an option of the compiler; name it otherwise", s.Key)
+		}
+	}
+	for _, arg := range append(slices.Clone(c.flags), c.arch) {
+		if strings.Contains(arg, "\x00") || payload.HasSurrogate(arg) {
+			f.refuse("the compiler's argument %.100q holds a character that an argument cannot hold", arg)
+		}
+	}
+}
+
+// words returns a list of texts; null is an empty one.
+func (f *fields) words(key string) []string {
+	v, _ := f.Get(key)
+	if v == nil {
+		return nil
+	}
+	list, ok := v.([]payload.Value)
+	if !ok {
+		f.refuse("%s: is a %s; it must be a list of strings", key, payload.TypeName(v))
+	}
+	var words []string
+	for i, e := range list {
+		word, ok := e.(string)
+		if !ok {
+			f.refuse("%s[%d]: is a %s; it must be a string", key, i, payload.TypeName(e))
+		}
+		words = append(words, word)
+	}
+	return words
+}
+
+func (f *fields) defines(c *config) {
+	v, _ := f.Get("defines")
+	if v == nil {
+		return
+	}
+	o, ok := v.(*payload.Object)
+	if !ok {
+		f.refuse("defines: is a %s; it must be an object of names and texts", payload.TypeName(v))
+		return
+	}
+	for name, v := range o.All() {
+		if !isIdentifier(name) {
+			f.refuse("defines: %.100q is not a name; use letters, digits and _, no digit first", name)
+		}
+		flag := "-D" + name
+		if v != nil {
+			flag += "=" + payload.Str(v)
+		}
+		c.flags = append(c.flags, flag)
+	}
+}
+
+// isIdentifier is str.isidentifier: Unicode's XID_Start and XID_Continue, and
+// "_". The exceptions are the characters whose compatibility forms (NFKC) are no
+// identifiers (Unicode Standard Annex 31, section 5.1).
+func isIdentifier(s string) bool {
+	first := true
+	for _, r := range s {
+		start := r == '_' || unicode.In(r, unicode.L, unicode.Nl, unicode.Other_ID_Start) && !unicode.Is(noXIDStart, r)
+		if !start && (first || !unicode.In(r, unicode.L, unicode.Nl, unicode.Mn, unicode.Mc, unicode.Nd, unicode.Pc, unicode.Other_ID_Start, unicode.Other_ID_Continue) ||
+			unicode.Is(noXIDContinue, r)) {
+			return false
+		}
+		if unicode.In(r, unicode.Pattern_Syntax, unicode.Pattern_White_Space) && r != '_' {
+			return false
+		}
+		first = false
+	}
+	return !first
+}
+
+var (
+	noXIDContinue = &unicode.RangeTable{R16: []unicode.Range16{
+		{Lo: 0x037a, Hi: 0x037a, Stride: 1}, {Lo: 0x309b, Hi: 0x309c, Stride: 1},
+		{Lo: 0xfc5e, Hi: 0xfc63, Stride: 1}, {Lo: 0xfdfa, Hi: 0xfdfb, Stride: 1}, {Lo: 0xfe70, Hi: 0xfe7e, Stride: 2},
+	}}
+	noXIDStart = &unicode.RangeTable{R16: []unicode.Range16{
+		{Lo: 0x037a, Hi: 0x037a, Stride: 1}, {Lo: 0x0e33, Hi: 0x0e33, Stride: 1}, {Lo: 0x0eb3, Hi: 0x0eb3, Stride: 1},
+		{Lo: 0x309b, Hi: 0x309c, Stride: 1}, {Lo: 0xfc5e, Hi: 0xfc63, Stride: 1}, {Lo: 0xfdfa, Hi: 0xfdfb, Stride: 1},
+		{Lo: 0xfe70, Hi: 0xfe7e, Stride: 2}, {Lo: 0xff9e, Hi: 0xff9f, Stride: 1},
+	}}
+)
+
+// checkIncludes refuses directories that are not there.
+func (e *engine) checkIncludes() error {
+	var errs []error
+	for _, dir := range e.includes {
+		path := dir
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(e.dir, path)
+		}
+		if info, err := os.Stat(path); err != nil {
+			errs = append(errs, fmt.Errorf("include_dirs: %q is not there (%w); correct it, or add the directory to the job's image", dir, err))
+		} else if !info.IsDir() {
+			errs = append(errs, fmt.Errorf("include_dirs: %q is not a directory", dir))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// compileCUDA writes the sources, compiles them and removes them, so that the
+// program has nothing to read there. Without a program (false) the report says
+// why.
+func (e *engine) compileCUDA(ctx context.Context) (c *Compilation, ok bool, err error) {
+	// A program of an earlier run must not be taken for this one's.
+	if err := ignoreMissing(e.src.root.RemoveAll(evalProgram)); err != nil {
+		return nil, false, fmt.Errorf("remove old %s: %w", evalProgram, err)
+	}
+	defer e.removeSources()
+	if err := e.src.put(); err != nil {
+		return nil, false, err
+	}
+	nvcc, err := lookPath(e.env, "nvcc")
+	if err != nil {
+		return &Compilation{Command: "which nvcc", ExitCode: 1}, false, nil
+	}
+	version, o, err := e.compiler(ctx, seconds(toolLimit), "nvcc", "--version")
+	if err != nil || version.ExitCode != 0 {
+		return version, false, err
+	}
+	argv := slices.Concat([]string{nvcc}, cudaFlags, e.flags)
+	for _, s := range e.sources {
+		argv = append(argv, s.Key)
+	}
+	c, _, err = e.compiler(ctx, e.compile, append(argv, e.arch, "-o", evalProgram)...)
+	if err != nil {
+		return nil, false, err
+	}
+	c.NvccFound, c.NvccVersion = true, newlines(decode(o.stdout.head))
+	if c.Success = c.ExitCode == 0; !c.Success {
+		return c, false, nil
+	}
+	if info, err := e.src.root.Lstat(evalProgram); err != nil || !info.Mode().IsRegular() {
+		c.fail("the compiler left no program (" + evalProgram + ")")
+		return c, false, nil
+	}
+	return c, true, nil
+}
+
+// compiler runs a compiler and reports how it ended.
+func (e *engine) compiler(ctx context.Context, l limit, argv ...string) (*Compilation, *outcome, error) {
+	o, err := program{argv: argv, env: e.env, dir: e.dir, stdin: e.stdin, limit: l}.run(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if o.cancelled {
+		return nil, nil, cancelled(ctx)
+	}
+	c := &Compilation{Command: quote(argv), ExitCode: o.exitCode}
+	c.Stdout, c.Stderr = o.texts()
+	if o.timedOut {
+		c.ExitCode = exitTimeout
+		c.fail("stopped after its limit of " + l.text + " s")
+	}
+	return c, o, nil
+}
+
+// fail turns a compiler's success into the contrary and says why.
+func (c *Compilation) fail(why string) {
+	c.Success = false
+	if c.Stderr != "" && !strings.HasSuffix(c.Stderr, "\n") {
+		c.Stderr += "\n"
+	}
+	c.Stderr += "kbnode: " + why + "\n"
+}
+
+// cannotExecute says whether a program could not even be started for what the
+// compiler had made of it.
+func cannotExecute(err error) bool {
+	return errors.Is(err, unix.ENOEXEC) || errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) ||
+		errors.Is(err, unix.ELIBBAD) || errors.Is(err, unix.EINVAL)
+}

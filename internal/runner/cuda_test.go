@@ -1,0 +1,169 @@
+package runner
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// standIn puts a program of shell text on a job's PATH, before all others.
+func (j *job) standIn(t *testing.T, name, text string) {
+	t.Helper()
+	dir := filepath.Join(j.dir, "bin")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for i, kv := range j.cmd.Env {
+		if rest, ok := strings.CutPrefix(kv, "PATH="); ok && !strings.HasPrefix(rest, dir) {
+			j.cmd.Env[i] = "PATH=" + dir + ":" + rest
+		}
+	}
+}
+
+// nvcc is a compiler whose programs are shell scripts: it joins the sources.
+const nvcc = `[ "$1" = --version ] && { echo "stand-in 1"; exit 0; }
+for a; do case "$a" in *.cu) set -- "$a";; esac; done
+echo compiling; echo "ptxas info" >&2
+{ echo "#!/bin/sh"; cat *.cu; } >eval.out && chmod +x eval.out
+`
+
+func newCUDAJob(t *testing.T, extra map[string]any) *job {
+	t.Helper()
+	config := map[string]any{
+		"lang": "cu", "mode": "test", "arch": "90a",
+		"sources": map[string]string{"eval.cu": `echo "check: pass" >&$POPCORN_FD; ls *.cu *.h 2>/dev/null; exit 0`},
+	}
+	maps.Copy(config, extra)
+	text, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
+}
+
+func TestCUDA(t *testing.T) {
+	t.Parallel()
+	j := newCUDAJob(t, map[string]any{
+		"headers": map[string]string{"a.h": "x"}, "include_dirs": []string{"/usr"}, "libraries": []string{"cublas"},
+		"compile_flags": []string{"-lineinfo"}, "defines": map[string]any{"N": 4}, "mode": "leaderboard",
+		"benchmarks": []any{map[string]any{"size": 1}},
+	})
+	j.standIn(t, "nvcc", nvcc)
+	code, result := j.run(t)
+	if code != 0 {
+		t.Fatalf("exit code %d\n%s", code, j.stderr.String())
+	}
+	want := filepath.Join(j.dir, "bin/nvcc") + " --std=c++20 -DNDEBUG -Xcompiler=-Wno-psabi -Xcompiler=-fno-strict-aliasing" +
+		" --expt-extended-lambda --expt-relaxed-constexpr -forward-unknown-to-host-compiler -O3 -Xnvlink=--verbose" +
+		" -Xptxas=--verbose -Xptxas=--warn-on-spills -lineinfo -I/usr -lcublas -DN=4 eval.cu" +
+		" -gencode=arch=compute_90a,code=sm_90a -o eval.out"
+	for _, name := range []string{"test", "benchmark", "leaderboard"} {
+		ev := at(result, "runs", name)
+		if c := at(ev, "compilation"); at(c, "command") != want || at(c, "success") != true || at(c, "nvcc_version") != "stand-in 1\n" || at(c, "stderr") != "ptxas info\n" {
+			t.Errorf("%s: compilation is %v", name, c)
+		}
+		if run := at(ev, "run"); at(run, "passed") != true || at(run, "stdout") != "" {
+			t.Errorf("%s: run is %v; its sources should be gone", name, run)
+		}
+	}
+}
+
+func TestCUDADoesNotRun(t *testing.T) {
+	t.Parallel()
+	const version = `[ "$1" = --version ] && { echo v; exit 0; }
+`
+	for name, c := range map[string]struct {
+		nvcc    string
+		env     []string
+		found   bool
+		code    float64
+		command string // its beginning
+		stderr  string // in it
+	}{
+		"no compiler":             {command: "which nvcc", code: 1},
+		"a compiler that is ill":  {nvcc: "echo sick; echo why >&2; exit 3", command: "nvcc --version", code: 3},
+		"an error in a source":    {nvcc: version + "echo oh >&2; exit 2", found: true, code: 2, command: "/", stderr: "oh\n"},
+		"nothing to show":         {nvcc: version + "exit 0", found: true, command: "/", stderr: "the compiler left no program"},
+		"what is no program":      {nvcc: version + "echo rubbish >eval.out; chmod +x eval.out", found: true, command: "/", stderr: "cannot be executed"},
+		"what must not be run":    {nvcc: version + "echo rubbish >eval.out", found: true, command: "/", stderr: "cannot be executed"},
+		"a compiler without end":  {nvcc: version + "echo begun >&2; sleep 60", env: []string{"KBNODE_TEST_COMPILE=0.5"}, found: true, code: 114, command: "/", stderr: "begun\nkbnode: stopped after its limit of 0.5 s\n"},
+		"a directory for program": {nvcc: version + "mkdir eval.out", found: true, command: "/", stderr: "the compiler left no program"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := newCUDAJob(t, nil)
+			j.cmd.Env = append(j.cmd.Env, c.env...)
+			if c.nvcc != "" {
+				j.standIn(t, "nvcc", c.nvcc)
+			}
+			old := filepath.Join(j.cmd.Dir, evalProgram)
+			if err := os.WriteFile(old, []byte("#!/bin/sh\necho 'check: pass' >&$POPCORN_FD\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			code, result := j.run(t)
+			ev := at(result, "runs", "test")
+			comp := at(ev, "compilation")
+			command, _ := at(comp, "command").(string)
+			stderr, _ := at(comp, "stderr").(string)
+			if code != 0 || at(ev, "run") != nil || at(comp, "success") != false || at(comp, "nvcc_found") != c.found ||
+				at(comp, "exit_code") != c.code || !strings.HasPrefix(command, c.command) || !strings.Contains(stderr, c.stderr) {
+				t.Errorf("exit code %d, evaluation %v\n%s", code, ev, j.stderr.String())
+			}
+			if _, err := os.Lstat(filepath.Join(j.cmd.Dir, "eval.cu")); err == nil {
+				t.Error("the source is still there")
+			}
+		})
+	}
+}
+
+func TestCUDARefused(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		config map[string]any
+		want   string
+	}{
+		"a define with a blank":   {map[string]any{"defines": map[string]any{"A B": 1}}, `defines: "A B" is not a name`},
+		"defines in a list":       {map[string]any{"defines": []string{"A"}}, "defines: is a list"},
+		"no include directory":    {map[string]any{"include_dirs": []string{"/nowhere"}}, `include_dirs: "/nowhere" is not there`},
+		"an include file":         {map[string]any{"include_dirs": []string{"/etc/passwd"}}, "is not a directory"},
+		"a header outside":        {map[string]any{"headers": map[string]string{"../a.h": ""}}, `headers: "../a.h" leads out of the job's directory`},
+		"a header without a text": {map[string]any{"headers": map[string]any{"a.h": 1}}, `headers: "a.h" is a number`},
+		"an option as a source":   {map[string]any{"sources": map[string]string{"-o": ""}}, "begins with a dash"},
+		"a flag without a dash":   {map[string]any{"compile_flags": []string{"x"}}, "does not begin with a dash"},
+		"a flag with a NUL":       {map[string]any{"arch": "\x00"}, "cannot hold"},
+		"libraries of numbers":    {map[string]any{"libraries": []int{1}}, "libraries[0]: is a number"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := newCUDAJob(t, c.config)
+			j.standIn(t, "nvcc", nvcc)
+			code, result := j.run(t)
+			if message, _ := at(result, "error").(string); code != 1 || !strings.Contains(message, c.want) {
+				t.Errorf("exit code %d, error %q, want %q in it", code, message, c.want)
+			}
+			if entries, err := os.ReadDir(j.cmd.Dir); err != nil || len(entries) != 1 {
+				t.Errorf("left behind: %v, %v", entries, err)
+			}
+		})
+	}
+}
+
+func TestIdentifier(t *testing.T) {
+	t.Parallel()
+	for s, want := range map[string]bool{
+		"A": true, "_": true, "a1": true, "größe": true, "变量": true, "℘": true, "a·": true, "ªº": true,
+		"": false, "1a": false, "a-b": false, "a b": false, "a\u037a": false, "\u0e33": false, "a\u0e33": true, "€": false, "a\u2028": false, "ⸯ": false,
+	} {
+		if got := isIdentifier(s); got != want {
+			t.Errorf("%q: %v, want %v", s, got, want)
+		}
+	}
+}

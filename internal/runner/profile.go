@@ -1,0 +1,325 @@
+package runner
+
+import (
+	"archive/zip"
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ProfileDir is the directory beside result.json in which the files of the
+// profiler are left for the upload of artifacts.
+const ProfileDir = "profile_data"
+
+const (
+	profileLimit = 1 << 30  // bytes in ProfileDir
+	profileFiles = 1 << 12  // files in it
+	traceLimit   = 32 << 20 // bytes of a zip archive that goes into result.json
+	ncuReport    = "profile.ncu-rep"
+	ncuTextLimit = 16 << 20 // bytes of what ncu prints of its report
+)
+
+// recording is a directory with what a profiler left of one evaluation.
+type recording struct {
+	name string // of the evaluation
+	tmp  string // relative to the job's directory; ProfileDir is in it
+}
+
+func (r recording) dir() string { return path.Join(r.tmp, ProfileDir) }
+
+// checkProfiler refuses a profile that cannot be made here.
+func (e *engine) checkProfiler() error {
+	tool := map[string]string{runtimeCUDA: "ncu", runtimeROCm: "rocprofv3"}[e.runtime]
+	switch {
+	case tool == "":
+		return errors.New(`mode "profile" needs a GPU, and none is seen here; run it in a slot with one`)
+	case e.runtime == runtimeCUDA && e.multiGPU:
+		return errors.New(`mode "profile" with multi_gpu is not possible under ncu; profile one GPU`)
+	}
+	if _, err := lookPath(e.env, tool); err != nil {
+		return hint(err)
+	}
+	return nil
+}
+
+// profile runs the task's program under the vendor's profiler.
+func (e *engine) profile(ctx context.Context, name string, p program) (*Run, *Profile, error) {
+	r := recording{name, tempName()}
+	e.recorded = append(e.recorded, r)
+	root := e.src.root
+	if err := errors.Join(root.Mkdir(r.tmp, 0o700), root.Mkdir(r.dir(), 0o777)); err != nil {
+		return nil, nil, fmt.Errorf("make directory for the profile: %w", err)
+	}
+	if e.runtime == runtimeROCm {
+		return e.rocprof(ctx, r, p)
+	}
+	return e.ncu(ctx, r, p)
+}
+
+func (e *engine) ncu(ctx context.Context, r recording, p program) (*Run, *Profile, error) {
+	file := path.Join(r.dir(), ncuReport)
+	p.argv = append([]string{"ncu", "--set", "full", "--nvtx", "--nvtx-include", "custom_kernel/",
+		"--import-source", "1", "-c", "10", "-o", file, "--"}, p.argv...)
+	p.env = setenv(p.env, "POPCORN_NCU", "1")
+	o, err := p.run(ctx)
+	if err != nil {
+		return nil, nil, hint(err)
+	}
+	run := e.report(p, o)
+	if o.cancelled {
+		return run, nil, nil
+	}
+	text := &bounded{limit: ncuTextLimit}
+	printed, err := program{
+		argv: []string{"ncu", "--import", file, "--print-details", "body"},
+		env:  e.env, dir: e.dir, limit: seconds(reportLimit), stdout: text,
+	}.run(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if printed.exitCode == 0 && !printed.timedOut && !printed.cancelled {
+		report := filterReport(newlines(decode(text.buf)))
+		run.Result.set("benchmark.0.report", base64.StdEncoding.EncodeToString([]byte(report)))
+	}
+	if !run.Success {
+		return run, nil, nil
+	}
+	return run, e.trace(r, "Nsight-Compute"), nil
+}
+
+func (e *engine) rocprof(ctx context.Context, r recording, p program) (*Run, *Profile, error) {
+	p.argv = append([]string{"rocprofv3", "--log-level", "fatal", "--hip-trace", "--kernel-trace", "--rccl-trace",
+		"--marker-trace", "--hip-trace", "--memory-copy-trace", "--scratch-memory-trace",
+		"--output-format", "pftrace", "csv", "-d", r.dir(), "-o", "%pid%", "--"}, p.argv...)
+	p.env = setenv(p.env, "GPU_DUMP_CODE_OBJECT", "1")
+	o, err := p.run(ctx)
+	if err != nil {
+		return nil, nil, hint(err)
+	}
+	run := e.report(p, o)
+	if !run.Success {
+		return run, nil, nil
+	}
+	// A profile that is not complete must not cost the result.
+	if err := errors.Join(e.combine(r), e.takeCodeObjects(r)); err != nil {
+		e.note("%v", err)
+	}
+	return run, e.trace(r, "rocPROF"), nil
+}
+
+// combine joins the traces, one of each process, to one that a viewer shows as
+// a whole.
+func (e *engine) combine(r recording) error {
+	const combined = "combined.pftrace"
+	root, tmp := e.src.root, path.Join(r.tmp, combined)
+	out, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return fmt.Errorf("combine traces: %w", err)
+	}
+	traces, err := fs.Glob(root.FS(), r.dir()+"/*.pftrace")
+	room := int64(profileLimit)
+	for _, name := range traces {
+		n, cerr := e.copyFile(out, name, room)
+		room -= n
+		err = errors.Join(err, cerr, root.RemoveAll(name))
+	}
+	if err = errors.Join(err, out.Close(), root.Rename(tmp, path.Join(r.dir(), combined))); err != nil {
+		return fmt.Errorf("combine traces: %w", err)
+	}
+	return nil
+}
+
+// takeCodeObjects moves what the ROCm runtime dumped into the job's directory.
+func (e *engine) takeCodeObjects(r recording) error {
+	names, err := fs.Glob(e.src.root.FS(), "_code_object*.o")
+	for _, name := range names {
+		err = errors.Join(err, e.src.root.Rename(name, path.Join(r.dir(), name)))
+	}
+	if err != nil {
+		return fmt.Errorf("take code objects: %w", err)
+	}
+	return nil
+}
+
+// copyFile appends a regular file to a writer, no more than limit bytes of it.
+func (e *engine) copyFile(w io.Writer, name string, limit int64) (int64, error) {
+	// Nothing that a program put there may be followed or block.
+	f, err := e.src.root.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return 0, errors.Join(err, fmt.Errorf("%s is not a file", name))
+	}
+	n, err := io.Copy(w, io.LimitReader(f, limit+1))
+	if err == nil && n > limit {
+		err = errFull
+	}
+	return n, err
+}
+
+var errFull = errors.New("is over the limit")
+
+// trace packs what a profiler left into the result, if there is room for it.
+func (e *engine) trace(r recording, profiler string) *Profile {
+	archive := &bounded{limit: traceLimit}
+	z := zip.NewWriter(archive)
+	err := e.regular(r.dir(), func(name string, _ int64) error {
+		w, err := z.Create(name)
+		if err == nil {
+			_, err = e.copyFile(w, path.Join(r.dir(), name), profileLimit)
+		}
+		if err == nil && archive.over {
+			err = errFull
+		}
+		return err
+	})
+	p := &Profile{Profiler: profiler}
+	if err = errors.Join(err, z.Close()); err != nil || archive.over {
+		e.note("%s: the profile is not in %s, only in %s: it is over %d bytes or cannot be read (%v)", r.name, ResultFile, ProfileDir, traceLimit, err)
+		return p
+	}
+	p.Trace = base64.StdEncoding.EncodeToString(archive.buf)
+	return p
+}
+
+// regular calls f for the regular files below a directory, in the order of
+// their names.
+func (e *engine) regular(dir string, f func(name string, size int64) error) error {
+	n := 0
+	return fs.WalkDir(e.src.root.FS(), dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if n++; n > profileFiles {
+			return fmt.Errorf("%s holds more than %d files", dir, profileFiles)
+		}
+		return f(strings.TrimPrefix(name, dir+"/"), info.Size())
+	})
+}
+
+// claimProfileData returns what has to be done at the job's end: put the files
+// of the profilers, and nothing else, into ProfileDir. A directory of that name
+// which a submission made goes away, as its contents would be uploaded.
+func (e *engine) claimProfileData() func() {
+	_, err := e.src.root.Lstat(ProfileDir)
+	if e.mode != "profile" && err == nil {
+		return func() {} // not this job's
+	}
+	return func() {
+		// Nothing of the submission may be left that could interfere.
+		err := errors.Join(endTree(), e.src.root.RemoveAll(ProfileDir))
+		if err == nil && len(e.recorded) > 0 {
+			err = e.src.root.Mkdir(ProfileDir, 0o777)
+		}
+		room := int64(profileLimit)
+		for _, r := range e.recorded {
+			if err == nil {
+				room, err = e.deliver(r, room)
+			}
+			err = errors.Join(err, e.src.root.RemoveAll(r.tmp))
+		}
+		if err != nil {
+			e.note("deliver profile: %v", err) // the verdicts are there
+		}
+	}
+}
+
+// deliver moves the files of one evaluation and returns the room that is left.
+// They lie flat, as an artifact path such as "profile_data/*" expects; with
+// several evaluations they begin with its name.
+func (e *engine) deliver(r recording, room int64) (int64, error) {
+	type file struct {
+		from, to string
+		size     int64
+	}
+	var files []file
+	err := e.regular(r.dir(), func(name string, size int64) error {
+		to := strings.ReplaceAll(name, "/", "-")
+		if len(e.recorded) > 1 {
+			to = r.name + "-" + to
+		}
+		files = append(files, file{path.Join(r.dir(), name), path.Join(ProfileDir, to), size})
+		return nil
+	})
+	for _, f := range files {
+		if f.size > room {
+			e.note("%s is left out: %s holds %d bytes at most", filepath.Base(f.to), ProfileDir, profileLimit)
+			continue
+		}
+		room -= f.size
+		err = errors.Join(err, e.src.root.Rename(f.from, f.to))
+	}
+	return room, err
+}
+
+// reportTables are the tables of ncu's report that a submitter is shown.
+var reportTables = []string{"GPU Throughput", "Pipe Utilization (% of active cycles)", "Warp State (All Cycles)"}
+
+// filterReport cuts what ncu prints down to the kernels' names and, for the
+// first two, the tables that tell most.
+func filterReport(text string) string {
+	const (
+		mark     = "Table Name :"
+		maxLines = 101
+		more     = "Please check the .ncu-rep file for more details.\n"
+	)
+	var out bytes.Buffer
+	kernels, lines, collect := 0, 0, false
+	for _, line := range splitLines(text) {
+		line = chomp(line)
+		if startsKernel(line) {
+			if kernels++; kernels > 1 {
+				out.WriteByte('\n')
+			}
+			if kernels == 3 {
+				out.WriteString("\nAdditional kernel launches follow. " + more)
+			}
+			out.WriteString(line + "\n")
+		}
+		if kernels > 2 {
+			continue
+		}
+		if _, name, ok := strings.Cut(line, mark); ok && strings.HasPrefix(name, " ") {
+			if collect = slices.Contains(reportTables, strip(name)); collect {
+				out.WriteByte('\n')
+			}
+		}
+		if strip(line) == "" {
+			collect = false
+		}
+		if !collect {
+			continue
+		}
+		out.WriteString(line + "\n")
+		if lines++; lines == maxLines {
+			out.WriteString("\n[...]\nReport has been truncated. " + more)
+			break
+		}
+	}
+	return out.String()
+}
+
+// startsKernel says whether a line names a kernel: it is indented less than
+// what is said of the kernel.
+func startsKernel(line string) bool {
+	// Characters, not bytes.
+	r := []rune(line[:min(len(line), 12)])
+	return len(r) >= 3 && r[1] == ' ' && r[2] != ' '
+}

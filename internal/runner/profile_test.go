@@ -1,0 +1,257 @@
+package runner
+
+import (
+	"archive/zip"
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+const (
+	// ncu stands for NVIDIA's profiler: it records the program's name.
+	ncu = `if [ "$1" = --import ]; then echo "report of $2" >&2; cat "$2"; exit 0; fi
+while [ "$1" != -- ]; do [ "$1" = -o ] && out=$2; shift; done; shift
+printf '  kernel (1,1)\n    Table Name : GPU Throughput\n    %s\n' "$2" >"$out"
+ln -s /etc/passwd "${out%/*}/link"; mkfifo "${out%/*}/fifo"
+"$@"
+`
+	// rocprof stands for AMD's: it leaves two traces and a table.
+	rocprof = `while [ "$1" != -- ]; do [ "$1" = -d ] && out=$2; shift; done; shift
+"$@"; code=$?
+printf one >"$out/1.pftrace"; printf two >"$out/2.pftrace"; echo a,b >"$out/1_kernel.csv"
+[ "$GPU_DUMP_CODE_OBJECT" = 1 ] && echo code >_code_object1.o
+exit $code
+`
+)
+
+func newProfileJob(t *testing.T, benchmarks int, more string) *job {
+	t.Helper()
+	config := map[string]any{
+		"lang": "py", "mode": "profile", "main": "eval.py", "seed": 7, "ranking_by": "mean",
+		"sources": map[string]string{"submission.py": "", "eval.py": report + `
+print(sys.argv[1], open(sys.argv[2]).read(), os.environ.get("POPCORN_NCU"), os.environ["POPCORN_SEED"], end="")
+o("check: pass\nbenchmark.0.report: own\n")
+` + more},
+	}
+	list := []any{}
+	for i := range benchmarks {
+		list = append(list, map[string]any{"size": i})
+	}
+	config["benchmarks"] = list
+	text, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
+}
+
+// unzip returns the files of a trace.
+func unzip(t *testing.T, trace any) map[string]string {
+	t.Helper()
+	text, _ := trace.(string)
+	archive, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	z, err := zip.NewReader(bytes.NewReader(archive), int64(len(archive)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for _, f := range z.File {
+		r, err := f.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[f.Name] = string(content)
+	}
+	return files
+}
+
+// files returns what is in a directory, with the texts.
+func files(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]string{}
+	for _, e := range entries {
+		text := e.Type().String()
+		if e.Type().IsRegular() {
+			b, err := os.ReadFile(filepath.Join(dir, e.Name()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = string(b)
+		}
+		found[e.Name()] = text
+	}
+	return found
+}
+
+func TestProfileNCU(t *testing.T) {
+	t.Parallel()
+	j := newProfileJob(t, 12, `
+if not os.path.exists("profile_data"): os.mkdir("profile_data")
+open("profile_data/planted", "w").write("x")
+`)
+	j.standIn(t, "ncu", ncu)
+	code, result := j.run(t)
+	if code != 0 {
+		t.Fatalf("exit code %d\n%s", code, j.stderr.String())
+	}
+	delivered := map[string]string{}
+	for i := range 12 {
+		name := fmt.Sprintf("profile.%d", i)
+		ev := at(result, "runs", name)
+		recorded := "  kernel (1,1)\n    Table Name : GPU Throughput\n    eval.py\n"
+		text, err := base64.StdEncoding.DecodeString(at(ev, "run", "result", "benchmark.0.report").(string))
+		if want := "  kernel (1,1)\n\n    Table Name : GPU Throughput\n    eval.py\n"; err != nil || string(text) != want {
+			t.Errorf("%s: report %q, %v", name, text, err)
+		}
+		if want := fmt.Sprintf("profile size: %d 1 7", i); at(ev, "run", "stdout") != want {
+			t.Errorf("%s: the program said %q, want %q", name, at(ev, "run", "stdout"), want)
+		}
+		command, _ := at(ev, "run", "command").(string)
+		if !strings.HasPrefix(command, "ncu --set full --nvtx --nvtx-include custom_kernel/ --import-source 1 -c 10 -o tmp") ||
+			!strings.Contains(command, "/profile_data/profile.ncu-rep -- python3 eval.py profile /") {
+			t.Errorf("%s: command %q", name, command)
+		}
+		if diff := cmp.Diff(map[string]string{"profile.ncu-rep": recorded}, unzip(t, at(ev, "profile", "trace"))); diff != "" {
+			t.Errorf("%s: trace (-want +got):\n%s", name, diff)
+		}
+		if at(ev, "profile", "profiler") != "Nsight-Compute" || at(ev, "profile", "download_url") != nil {
+			t.Errorf("%s: profile is %v", name, at(ev, "profile"))
+		}
+		delivered[name+"-profile.ncu-rep"] = recorded
+	}
+	if diff := cmp.Diff(delivered, files(t, filepath.Join(j.cmd.Dir, ProfileDir))); diff != "" {
+		t.Errorf("delivered (-want +got):\n%s", diff)
+	}
+	text, err := os.ReadFile(filepath.Join(j.cmd.Dir, ResultFile))
+	if err != nil || bytes.Index(text, []byte(`"profile.10"`)) < bytes.Index(text, []byte(`"profile.9"`)) {
+		t.Error("profile.10 comes before profile.9")
+	}
+	if entries, err := os.ReadDir(j.cmd.Dir); err != nil || len(entries) != 2 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
+
+func TestProfileNCUFails(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		ncu, eval string
+		code      float64
+		report    any
+	}{
+		"to start the program": {ncu: "exit 9", code: 9, report: nil},
+		"to print its report":  {ncu: `[ "$1" = --import ] && exit 1` + "\n" + ncu, code: 0, report: "own"},
+		"as the program does":  {ncu: ncu, eval: "sys.exit(1)", code: 1, report: "ICBrZXJuZWw="},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := newProfileJob(t, 1, c.eval)
+			j.standIn(t, "ncu", strings.Replace(c.ncu, `'  kernel (1,1)\n    Table Name : GPU Throughput\n    %s\n' "$2"`, `'  kernel'`, 1))
+			code, result := j.run(t)
+			ev := at(result, "runs", "profile.0")
+			if code != 0 || at(ev, "run", "exit_code") != c.code || (at(ev, "profile") == nil) != (c.code != 0) {
+				t.Errorf("exit code %d, evaluation %v\n%s", code, ev, j.stderr.String())
+			}
+			if got, _ := at(ev, "run", "result", "benchmark.0.report").(string); c.report == nil && got != "" || c.report != nil && got != c.report && got != "ICBrZXJuZWwK" {
+				t.Errorf("report %q, want %v", got, c.report)
+			}
+		})
+	}
+}
+
+func TestProfileROCm(t *testing.T) {
+	t.Parallel()
+	j := newProfileJob(t, 1, "")
+	j.standIn(t, "nvidia-smi", "exit 9")
+	j.standIn(t, "rocm-smi", `echo '{"card0": {"Card Series": "Test MI"}}'`)
+	j.standIn(t, "rocprofv3", rocprof)
+	code, result := j.run(t)
+	ev := at(result, "runs", "profile.0")
+	if code != 0 || at(ev, "run", "passed") != true || at(ev, "run", "result", "benchmark.0.report") != "own" || at(ev, "profile", "profiler") != "rocPROF" {
+		t.Fatalf("exit code %d, evaluation %v\n%s", code, ev, j.stderr.String())
+	}
+	want := map[string]string{"combined.pftrace": "onetwo", "1_kernel.csv": "a,b\n", "_code_object1.o": "code\n"}
+	if diff := cmp.Diff(want, unzip(t, at(ev, "profile", "trace"))); diff != "" {
+		t.Errorf("trace (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(want, files(t, filepath.Join(j.cmd.Dir, ProfileDir))); diff != "" {
+		t.Errorf("delivered (-want +got):\n%s", diff)
+	}
+}
+
+func TestProfileRefused(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		smi  string
+		want string
+	}{
+		"without a GPU":      {"exit 9", "needs a GPU"},
+		"without a profiler": {"echo GPU", "ncu is not on the PATH; install it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := newProfileJob(t, 1, "")
+			j.standIn(t, "nvidia-smi", c.smi)
+			code, result := j.run(t)
+			if message, _ := at(result, "error").(string); code != 1 || !strings.Contains(message, c.want) {
+				t.Errorf("exit code %d, error %q, want %q in it", code, message, c.want)
+			}
+		})
+	}
+	j := newProfileJob(t, 0, "")
+	j.standIn(t, "nvidia-smi", "exit 9")
+	if code, result := j.run(t); code != 0 || len(at(result, "runs").(map[string]any)) != 0 {
+		t.Errorf("without benchmarks: exit code %d, result %v", code, result)
+	}
+}
+
+func TestPlantedProfileDataIsNotDelivered(t *testing.T) {
+	t.Parallel()
+	j, _ := runPy(t, map[string]string{"eval.py": report + `os.mkdir("profile_data"); open("profile_data/big", "w").write("x"); o("check: pass")`})
+	if _, err := os.Lstat(filepath.Join(j.cmd.Dir, ProfileDir)); err == nil {
+		t.Error("what the submission planted would be uploaded")
+	}
+}
+
+func TestFilterReport(t *testing.T) {
+	t.Parallel()
+	table := func(name string, n int) string {
+		return "    Table Name : " + name + "\n" + strings.Repeat("    ----\n", n)
+	}
+	const more = "Please check the .ncu-rep file for more details.\n"
+	for name, c := range map[string]struct{ text, want string }{
+		"nothing":               {"", ""},
+		"only chosen tables":    {"  k\n" + table("Other", 2) + table("GPU Throughput", 1) + "\n    after\n", "  k\n\n" + table("GPU Throughput", 1)},
+		"another table ends it": {table("Warp State (All Cycles)", 1) + table("Other", 1), "\n" + table("Warp State (All Cycles)", 1)},
+		"three kernels": {
+			"  a\n" + table("GPU Throughput", 0) + "  b\n\n  c\n" + table("GPU Throughput", 1) + "  d\n",
+			"  a\n\n" + table("GPU Throughput", 0) + "\n  b\n  b\n" + "\n\nAdditional kernel launches follow. " + more + "  c\n\n  d\n",
+		},
+		"too many lines":  {table("GPU Throughput", 150), "\n" + table("GPU Throughput", 100) + "\n[...]\nReport has been truncated. " + more},
+		"wide characters": {"é k\n   k\né  k\n", "é k\n"},
+	} {
+		if diff := cmp.Diff(c.want, filterReport(c.text)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
