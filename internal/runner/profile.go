@@ -198,6 +198,10 @@ func (e *engine) trace(r recording, profiler string) *Profile {
 // regular calls f for the regular files below a directory, in the order of
 // their names.
 func (e *engine) regular(dir string, f func(name string, size int64) error) error {
+	// A link in its place would lead to files that no profiler made.
+	if info, err := e.src.root.Lstat(dir); err != nil || !info.IsDir() {
+		return errors.Join(err, fmt.Errorf("%s is no longer a directory", dir))
+	}
 	n := 0
 	return fs.WalkDir(e.src.root.FS(), dir, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
