@@ -17,10 +17,26 @@ func newRunner(s Streams) *cobra.Command {
 
 The payload is read from KERNELBOT_PAYLOAD or SUBMISSION_PAYLOAD, from
 KERNELBOT_PAYLOAD_0, _1, … where it is larger than one variable may be, or from
---payload. Exit code 0 when the evaluation was done, whatever its tests gave, and
-1 otherwise; result.json is left in both cases.`,
+--payload. With --config it is JSON text that is not encoded.
+
+Exit code 0 when the evaluation was done, whatever its tests gave, and 1
+otherwise; result.json is left in both cases.`,
+		Example: `  kbnode runner                               as a job's command
+  kbnode runner --config task.json            on the command line
+  kbnode payload decode | kbnode runner --config - --workdir /tmp/job`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, flag := range []string{"payload", "config"} {
+				if f := cmd.Flags().Lookup(flag); f.Changed && f.Value.String() == "" {
+					return usagef("--%s names no file; give one, or - for standard input", flag)
+				}
+			}
+			if o.Payload != "" && o.Config != "" {
+				return usagef("--payload and --config are two payloads; give one of them")
+			}
+			if (o.Payload == "-" || o.Config == "-") && isTerminal(s.In) {
+				printf(s.Err, "reading the payload from the terminal; end it with Ctrl-D\n")
+			}
 			o.Stdout, o.Stderr = s.Out, s.Err
 			if a, ok := s.Out.(*answer); ok {
 				o.Stdout = a.to // its answer is result.json, whoever reads the summary
@@ -33,6 +49,8 @@ KERNELBOT_PAYLOAD_0, _1, … where it is larger than one variable may be, or fro
 		},
 	}
 	cmd.Flags().StringVar(&o.Payload, "payload", "", `file with an encoded payload, "-" for standard input`)
+	cmd.Flags().StringVar(&o.Config, "config", "", `file with a payload as JSON text, "-" for standard input`)
 	cmd.Flags().StringVar(&o.Dir, "workdir", "", "where the program runs and result.json is left (default: here)")
+	cmd.Flags().BoolVar(&o.Annotate, "annotate", false, "put the summary on the Buildkite build's page too, if the job has the agent's access token")
 	return cmd
 }

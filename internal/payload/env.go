@@ -1,11 +1,13 @@
 package payload
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Names of the environment variables that carry a payload. Numbered ones
@@ -88,5 +90,20 @@ func Read(r io.Reader, lim Limits) (string, error) {
 		return "", fmt.Errorf("read payload: %w", err)
 	}
 	// One byte over the limit is enough for Inflate to refuse it.
+	return string(b), nil
+}
+
+// ReadJSON reads a payload that is not encoded: UTF-8 of at most lim.JSON bytes.
+func ReadJSON(r io.Reader, lim Limits) (string, error) {
+	lim = lim.orDefault()
+	b, err := io.ReadAll(io.LimitReader(r, int64(lim.JSON)+1))
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("read payload: %w", err)
+	case len(b) > lim.JSON:
+		return "", fmt.Errorf("the payload is over %d bytes of JSON; send a smaller submission", lim.JSON)
+	case !utf8.Valid(b):
+		return "", errors.New("the payload's JSON is not UTF-8; encode it as UTF-8")
+	}
 	return string(b), nil
 }

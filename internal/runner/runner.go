@@ -16,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
@@ -24,11 +26,15 @@ type Options struct {
 	Env     []string  // NAME=VALUE; nil means the process's own
 	Dir     string    // where the program runs and result.json is left; "" is the current directory
 	Payload string    // file with an encoded payload, "-" for Stdin; "" means that Env has it
-	Stdin   *os.File  // what programs inherit; nil means /dev/null
-	Stdout  io.Writer // the summary; nil drops it
+	Config  string    // file with a payload that is not encoded, "-" for Stdin; goes before Payload
+	Stdin   *os.File  // what programs inherit, unless it is read here; nil means /dev/null
+	Stdout  io.Writer // the log and the summary; nil drops them
 	Stderr  io.Writer // what went wrong; nil drops it
 	Limits  payload.Limits
 	Compile float64 // seconds for the compiler and for the pre-run; 0 means 120
+	// Annotate also puts the summary on the Buildkite build's page, when the job
+	// has the agent's access token. It changes nothing else.
+	Annotate bool
 }
 
 // Main evaluates a payload and returns the process's exit code: 0 when
@@ -48,11 +54,17 @@ func Main(ctx context.Context, o Options) int {
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	// A log that nobody reads any more must not end the job: with this, writing
+	// it is an error instead of a signal.
+	broken := make(chan os.Signal, 1)
+	signal.Notify(broken, syscall.SIGPIPE)
+	defer signal.Stop(broken)
 	// The kernel ends children together with the thread that started them, so
 	// that none is left should this process be killed.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
+	s := &session{Options: o, log: &buildLog{out: o.Stdout, err: o.Stderr, groups: getenv(o.Env, "BUILDKITE") == "true"}}
 	dir, err := filepath.Abs(o.Dir)
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
@@ -62,15 +74,15 @@ func Main(ctx context.Context, o Options) int {
 		root, err = os.OpenRoot(dir)
 	}
 	if err != nil {
-		o.note("open the job's directory: %v", err)
+		s.log.note("open the job's directory: %v", err)
 		return 1
 	}
 	defer root.Close() //nolint:errcheck // a directory
 
 	r := &Result{}
-	err = o.evaluate(ctx, root, r)
+	err = s.evaluate(ctx, root, r)
 	if errors.Is(err, errNoJob) {
-		say(o.Stdout, "kbnode runner: %v", err)
+		s.log.line("kbnode runner: %v", err)
 		return 0
 	}
 	if err == nil && ctx.Err() != nil {
@@ -78,12 +90,12 @@ func Main(ctx context.Context, o Options) int {
 	}
 	err = errors.Join(err, endTree())
 	if r.Success = err == nil; err != nil {
-		r.Error = strings.ReplaceAll(err.Error(), "\n", "; ")
-		// With the build failed, its log is all that some readers see.
-		o.note("%s", r.Error)
+		r.Error = oneLine(strings.ReplaceAll(err.Error(), "\n", "; "), errorLimit)
 	}
-	if err := r.write(root); err != nil {
-		o.note("%v", err)
+	werr := r.write(root)
+	s.tell(ctx, r)
+	if werr != nil {
+		s.log.note("%v", werr)
 		return 1
 	}
 	if !r.Success {
@@ -92,11 +104,29 @@ func Main(ctx context.Context, o Options) int {
 	return 0
 }
 
-// note writes a line to the build's log.
-func (o *Options) note(format string, args ...any) { say(o.Stderr, "kbnode runner: "+format, args...) }
+// session is one run of Main.
+type session struct {
+	Options
+	log  *buildLog
+	api  agentAPI
+	told []*evalSummary
+}
 
-// say writes a line; a log that cannot be written must not cost the result.
-func say(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
+// tell ends the log, and annotates the build if that is wanted.
+func (s *session) tell(ctx context.Context, r *Result) {
+	s.log.end(r, s.told)
+	if !r.Success {
+		// With the build failed, its log is all that some readers see.
+		s.log.note("%s", r.Error)
+	}
+	if !s.Annotate || ctx.Err() != nil { // once cancelled, there is no time
+		return
+	}
+	body, style := annotation(r, s.told)
+	if err := s.api.annotate(ctx, body, style); err != nil {
+		s.log.note("no annotation: %v", err)
+	}
+}
 
 // errNoJob means that there is nothing to do, which is not a failure.
 var errNoJob = errors.New("no payload, and this build was not started through the API: nothing to evaluate")
@@ -107,26 +137,28 @@ func cancelled(ctx context.Context) error {
 }
 
 // evaluate fills in the result as far as it comes.
-func (o *Options) evaluate(ctx context.Context, root *os.Root, r *Result) (err error) {
+func (s *session) evaluate(ctx context.Context, root *os.Root, r *Result) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("kbnode has a fault, please report it: %v", p)
-			_, _ = o.Stderr.Write(debug.Stack())
+			_, _ = s.Stderr.Write(debug.Stack())
 		}
 	}()
-	public, private, err := shed(o.Env, "/proc/self/mem")
+	public, private, err := shed(s.Env, "/proc/self/mem")
 	if err != nil {
 		return err
 	}
-	text, err := o.payload(public, private)
-	if err != nil {
+	if s.Annotate {
+		s.api = newAgentAPI(public, private)
+	}
+	object, err := s.object(public, private)
+	if errors.Is(err, errNoJob) {
 		return err
 	}
 	// A result of an earlier job must not be taken for this one's.
-	if err := ignoreMissing(root.RemoveAll(ResultFile)); err != nil {
-		return fmt.Errorf("remove old %s: %w", ResultFile, err)
+	if rerr := ignoreMissing(root.RemoveAll(ResultFile)); rerr != nil {
+		err = errors.Join(err, fmt.Errorf("remove old %s: %w", ResultFile, rerr))
 	}
-	object, err := payload.Decode(text, o.Limits)
 	if err != nil {
 		return err
 	}
@@ -142,55 +174,69 @@ func (o *Options) evaluate(ctx context.Context, root *os.Root, r *Result) (err e
 		return err
 	}
 	e := &engine{
-		config: c, src: src, dir: root.Name(), env: childEnv(public), stdin: o.Stdin, note: o.note,
-		compile: seconds(compileLimit), begin: func(string, string) {},
+		config: c, src: src, dir: root.Name(), env: childEnv(public), stdin: s.Stdin, note: s.log.note,
+		compile: seconds(compileLimit), begin: s.log.begin,
 	}
-	if o.Compile > 0 {
-		e.compile = limit{o.Compile, strconv.FormatFloat(o.Compile, 'f', -1, 64)}
+	if s.Compile > 0 {
+		e.compile = limit{s.Compile, strconv.FormatFloat(s.Compile, 'f', -1, 64)}
 	}
 	r.System, e.gpus = e.system(ctx)
 	e.runtime = r.System.Runtime
 	return e.runAll(ctx, func(name string, ev *Evaluation) {
 		r.Runs = append(r.Runs, Pair[*Evaluation]{name, ev})
-		say(o.Stdout, "%s", summary(name, ev))
+		sum := summarise(ctx, name, ev)
+		s.told = append(s.told, sum)
+		s.log.done(sum, ev)
 	})
 }
 
-// payload returns the encoded payload.
-func (o *Options) payload(public, private []string) (string, error) {
-	if o.Payload == "-" && o.Stdin != nil {
-		return payload.Read(o.Stdin, o.Limits)
+// object returns the payload, from wherever it comes.
+func (s *session) object(public, private []string) (*payload.Object, error) {
+	var text string
+	var err error
+	switch {
+	case s.Config != "":
+		text, err = s.read(s.Config, payload.ReadJSON)
+		if err != nil {
+			return nil, err
+		}
+		return payload.ParseObject(text, s.Limits)
+	case s.Payload != "":
+		text, err = s.read(s.Payload, payload.Read)
+	default:
+		text, _, err = payload.FromEnv(private)
 	}
-	if o.Payload != "" {
-		f, err := os.Open(o.Payload)
+	if err != nil {
+		return nil, err
+	}
+	if text != "" || s.Payload != "" {
+		return payload.Decode(text, s.Limits)
+	}
+	if getenv(public, "BUILDKITE") == "true" && getenv(public, "BUILDKITE_SOURCE") != "api" {
+		return nil, errNoJob
+	}
+	return nil, fmt.Errorf("no payload; set %s or %s (or %s_0, _1, …), or name a file with --payload or --config",
+		payload.Var, payload.OldVar, payload.Var)
+}
+
+// read reads a file, or standard input, which is then empty for the programs
+// too: a file that it came from could be read again.
+func (s *session) read(name string, read func(io.Reader, payload.Limits) (string, error)) (string, error) {
+	if name != "-" || s.Stdin == nil {
+		f, err := os.Open(name)
 		if err != nil {
 			return "", fmt.Errorf("read payload: %w", err)
 		}
 		defer f.Close() //nolint:errcheck // opened for reading
-		return payload.Read(f, o.Limits)
+		return read(f, s.Limits)
 	}
-	text, _, err := payload.FromEnv(private)
-	if err != nil || text != "" {
-		return text, err
+	text, err := read(s.Stdin, s.Limits)
+	null, nerr := os.Open(os.DevNull)
+	if nerr == nil {
+		nerr = errors.Join(unix.Dup3(int(null.Fd()), int(s.Stdin.Fd()), 0), null.Close())
 	}
-	if getenv(public, "BUILDKITE") == "true" && getenv(public, "BUILDKITE_SOURCE") != "api" {
-		return "", errNoJob
+	if nerr != nil {
+		return "", fmt.Errorf("hide standard input from the submission: %w", nerr)
 	}
-	return "", fmt.Errorf("no payload; set %s or %s (or %s_0, _1, …), or name a file with --payload",
-		payload.Var, payload.OldVar, payload.Var)
-}
-
-// summary says in a line how an evaluation went, for the build's log.
-func summary(name string, ev *Evaluation) string {
-	run := ev.Run
-	verdict := "not passed"
-	switch {
-	case run == nil:
-		return name + ": not run, as the compilation did not succeed"
-	case run.Passed:
-		verdict = "passed"
-	case run.ExitCode == exitTimeout && len(run.Result) == 0:
-		verdict = "out of time"
-	}
-	return fmt.Sprintf("%s: %s (exit code %d, %s s)", name, verdict, run.ExitCode, run.Duration)
+	return text, err
 }

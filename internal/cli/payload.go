@@ -1,0 +1,158 @@
+package cli
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+func newPayload(s Streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "payload",
+		Short: "Encode and decode what a job is sent, for debugging",
+		Long: `Encode and decode what a job is sent, for debugging.
+
+A payload is the base64 text of the zlib stream of a JSON object, the task and the
+submission. kbnode runner reads it.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	encode, decode := newPayloadEncode(s), newPayloadDecode(s)
+	checkArgs(encode)
+	checkArgs(decode)
+	cmd.AddCommand(encode, decode)
+	return cmd
+}
+
+func newPayloadEncode(s Streams) *cobra.Command {
+	var env bool
+	cmd := &cobra.Command{
+		Use:   "encode [FILE]",
+		Short: "Print the payload of a JSON file, or of standard input",
+		Long: `Print the payload of a JSON file, or of standard input.
+
+What kbnode runner would refuse to decode is refused here, with the reason.`,
+		Example: `  kbnode payload encode task.json >payload
+  kbnode payload encode --env task.json >job.env        for docker run --env-file
+  kbnode payload encode task.json | kbnode runner --payload -`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			in, err := s.input(args)
+			if err != nil {
+				return err
+			}
+			if in == nil {
+				return usagef("there is nothing to encode; name a JSON file, or pipe it in")
+			}
+			defer in.Close() //nolint:errcheck // opened for reading
+			doc, err := payload.ReadJSON(in, payload.Limits{})
+			if err != nil {
+				return err
+			}
+			if _, err := payload.ParseObject(doc, payload.Limits{}); err != nil {
+				return err
+			}
+			text := payload.Encode([]byte(doc))
+			if !env {
+				printf(s.Out, "%s\n", text)
+				return nil
+			}
+			for _, kv := range payload.Environ(text) {
+				printf(s.Out, "%s\n", kv)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&env, "env", false, "print environment variables, one a line; in numbered pieces where one would be too long")
+	return cmd
+}
+
+func newPayloadDecode(s Streams) *cobra.Command {
+	var indent bool
+	cmd := &cobra.Command{
+		Use:   "decode [FILE]",
+		Short: "Print the JSON text of a payload",
+		Long: `Print the JSON text of a payload: of a file, of standard input, or, when nothing is
+piped in, of the environment, where kbnode runner finds it.`,
+		Example: `  kbnode payload decode --indent                        in a job
+  kbnode payload decode payload >task.json
+  kbnode payload decode <payload | python3 -m json.tool`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			text, err := s.encoded(args)
+			if err != nil {
+				return err
+			}
+			doc, err := payload.Inflate(text, payload.Limits{})
+			if err != nil {
+				return err
+			}
+			if _, err := payload.ParseObject(doc, payload.Limits{}); err != nil {
+				return err
+			}
+			w := bufio.NewWriter(s.Out)
+			if _, ok := terminal(s.Out); ok {
+				doc = payload.EscapeInvisible(doc)
+			}
+			if indent {
+				err = payload.Indent(w, doc)
+			} else {
+				_, err = w.WriteString(strings.TrimRight(doc, " \t\r\n") + "\n")
+			}
+			if err = errors.Join(err, w.Flush()); err != nil {
+				return fmt.Errorf("write output: %w", err)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&indent, "indent", false, "spread it over lines, to be read")
+	return cmd
+}
+
+// input opens the file that is named, or standard input. It is nil when none is
+// named and nobody pipes anything in.
+func (s Streams) input(args []string) (io.ReadCloser, error) {
+	if len(args) > 0 && args[0] != "-" {
+		f, err := os.Open(args[0])
+		if err != nil {
+			return nil, fmt.Errorf("read payload: %w", err)
+		}
+		return f, nil
+	}
+	if f, ok := s.In.(*os.File); ok && len(args) == 0 {
+		// A terminal, /dev/null, or closed.
+		if info, err := f.Stat(); err != nil || info.Mode()&os.ModeCharDevice != 0 {
+			return nil, nil
+		}
+	}
+	return io.NopCloser(s.In), nil
+}
+
+// encoded returns an encoded payload from the command's input, else from the
+// environment.
+func (s Streams) encoded(args []string) (string, error) {
+	in, err := s.input(args)
+	if err != nil {
+		return "", err
+	}
+	text := ""
+	if in != nil {
+		defer in.Close() //nolint:errcheck // opened for reading
+		text, err = payload.Read(in, payload.Limits{})
+		if err != nil || len(args) > 0 || strings.TrimSpace(text) != "" {
+			return text, err
+		}
+	}
+	text, _, err = payload.FromEnv(os.Environ())
+	if err == nil && text == "" {
+		err = usagef("there is nothing to decode; name a file, pipe a payload in, or set %s", payload.Var)
+	}
+	return text, err
+}

@@ -1,0 +1,221 @@
+package runner
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+	"unicode"
+)
+
+const (
+	// annotationLimit is far below Buildkite's limit of 1 MiB for a body: what is
+	// longer nobody reads on a build's page.
+	annotationLimit = 60 << 10
+	annotationTime  = 10 * time.Second // in all
+	annotationTry   = 4 * time.Second  // for one of two attempts
+)
+
+// agentAPI is where a job reaches Buildkite: the agent's own API, with the token
+// that the agent gave the job.
+type agentAPI struct {
+	endpoint string // as the agent has it: https://agent.buildkite.com/v3
+	jobID    string
+	token    string
+	pause    time.Duration // before the second attempt
+}
+
+// newAgentAPI takes what a job's environment has of the API. What is missing is
+// an error of annotate.
+func newAgentAPI(public, private []string) agentAPI {
+	return agentAPI{
+		endpoint: getenv(public, "BUILDKITE_AGENT_ENDPOINT"), jobID: getenv(public, "BUILDKITE_JOB_ID"),
+		// A copy, so that the token does not keep the payload beside it in memory.
+		token: strings.Clone(getenv(private, "BUILDKITE_AGENT_ACCESS_TOKEN")), pause: time.Second,
+	}
+}
+
+// annotate puts a text on the build's page. Jobs of one build do not overwrite
+// each other's.
+func (a agentAPI) annotate(ctx context.Context, body, style string) error {
+	for name, value := range map[string]string{
+		"BUILDKITE_AGENT_ACCESS_TOKEN": a.token, "BUILDKITE_AGENT_ENDPOINT": a.endpoint, "BUILDKITE_JOB_ID": a.jobID,
+	} {
+		if value == "" {
+			return fmt.Errorf("%s is not set in this job; kbnode's nodes keep the token out of containers", name)
+		}
+	}
+	base, err := url.Parse(a.endpoint)
+	if err != nil || base.Host == "" || base.Scheme != "https" && base.Scheme != "http" {
+		return errors.New("BUILDKITE_AGENT_ENDPOINT is not an address of HTTP")
+	}
+	doc, err := json.Marshal(map[string]any{"body": body, "style": style, "context": "kbnode-" + a.jobID, "append": false})
+	if err != nil {
+		return fmt.Errorf("encode annotation: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, annotationTime)
+	defer cancel()
+	target := base.JoinPath("jobs", url.PathEscape(a.jobID), "annotations").String()
+	again, err := a.post(ctx, target, doc)
+	if !again {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return err
+	case <-time.After(a.pause):
+	}
+	_, err = a.post(ctx, target, doc)
+	return err
+}
+
+// post makes one attempt and says whether another makes sense: what is sent
+// replaces what an earlier attempt may have left.
+func (a agentAPI) post(ctx context.Context, target string, doc []byte) (again bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, annotationTry)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(doc))
+	if err != nil {
+		return false, fmt.Errorf("ask agent API: %w", err)
+	}
+	req.Header.Set("Authorization", "Token "+a.token)
+	req.Header.Set("Content-Type", "application/json")
+	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse // the token is for this address only
+	}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return true, fmt.Errorf("ask agent API: %w", err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // read as far as it is wanted
+	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
+		return false, nil
+	}
+	var answer struct{ Message string }
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	if err != nil || json.Unmarshal(text, &answer) != nil {
+		answer.Message = ""
+	}
+	again = resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500
+	return again, fmt.Errorf("ask agent API: it answered %s", oneLine(strings.TrimSpace(resp.Status+" "+answer.Message), lineRunes))
+}
+
+// markdown writes an annotation, as far as there is room.
+type markdown struct {
+	strings.Builder
+	left int // blocks that found no room
+}
+
+// add writes a block whole or not at all, and says which.
+func (m *markdown) add(block string) bool {
+	if m.left > 0 || m.Len()+len(block) > annotationLimit {
+		m.left++
+		return false
+	}
+	m.WriteString(block)
+	return true
+}
+
+// annotation renders a result as Markdown with the style of its frame.
+func annotation(r *Result, list []*evalSummary) (body, style string) {
+	sentence, ok := verdictOf(r, list)
+	style = "warning" // the submission's fault
+	switch {
+	case ok:
+		style = "success"
+	case !r.Success:
+		style = "error"
+	}
+	m := &markdown{}
+	m.add("**" + plain(sentence) + "**\n")
+	if text := machine(r.System); text != "" {
+		m.add("\non " + plain(text) + "\n")
+	}
+	if len(list) > 0 {
+		m.add("\n| evaluation | verdict | | time |\n|---|---|---|---:|\n")
+	}
+	for _, s := range list {
+		m.add(tableRow(plain(s.name), plain(s.verdict), plain(firstOf(s.counts, s.reason)), plain(s.seconds)))
+	}
+	for _, s := range list {
+		m.timings(s)
+		for _, c := range s.failed {
+			m.add("\n" + code(c.title()) + "\n" + codeBlock(c.message))
+		}
+		m.more(s.failedMore, "failed")
+	}
+	if m.left > 0 {
+		m.WriteString("\n… and more; result.json has all\n")
+	}
+	return m.String(), style
+}
+
+func (m *markdown) timings(s *evalSummary) {
+	if len(s.timings) == 0 {
+		return
+	}
+	m.add("\n| " + plain(s.name) + " | mean ± error | best | worst |\n|---|---:|---:|---:|\n")
+	for _, c := range s.timings {
+		if c.failed {
+			m.add(tableRow(code(c.spec), "failed", "", ""))
+		} else {
+			m.add(tableRow(code(c.spec), plain(c.mean), plain(c.best), plain(c.worst)))
+		}
+	}
+	m.more(s.timingsMore, "benchmarks")
+}
+
+func (m *markdown) more(n int, what string) {
+	if n > 0 {
+		m.add(fmt.Sprintf("\n… and %d more %s\n", n, what))
+	}
+}
+
+func tableRow(cells ...string) string { return "| " + strings.Join(cells, " | ") + " |\n" }
+
+func firstOf(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// plain writes a line so that Markdown, HTML and Buildkite's emoji see nothing
+// in it: a character reference is text and never structure (CommonMark 0.31,
+// section 2.5), and inside of a table a bar would even end a code span.
+func plain(s string) string {
+	var b strings.Builder
+	for _, r := range oneLine(s, lineRunes) {
+		if r < unicode.MaxASCII && r != ' ' && (unicode.IsPunct(r) || unicode.IsSymbol(r)) {
+			fmt.Fprintf(&b, "&#%d;", r)
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+// code shows a line in the type of code.
+func code(s string) string { return "<code>" + plain(s) + "</code>" }
+
+// codeBlock shows a text as it is, between fences that are longer than any in it.
+func codeBlock(s string) string {
+	s, cut := bound(clean(s), messageRunes, messageLines)
+	if s = strings.TrimRight(s, " \t\n"); s == "" {
+		return ""
+	}
+	if cut {
+		s += "\n[…]"
+	}
+	fence := "```"
+	for strings.Contains(s, fence) {
+		fence += "`"
+	}
+	return "\n" + fence + "\n" + s + "\n" + fence + "\n"
+}

@@ -1,0 +1,225 @@
+package runner
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Bounds, in characters, of what the log shows of texts that others wrote.
+const (
+	outputRunes  = textLimit // stdout, stderr: as much as result.json holds
+	messageRunes = 2000      // what a test says went wrong
+	messageLines = 30
+	lineRunes    = 200 // a text that has to fit on a line of ours
+	maxRows      = 50  // tests or benchmarks in one list
+
+	// errorLimit bounds an error, in result.json too; a payload may have thousands
+	// of faults.
+	errorLimit = 8192
+)
+
+// buildLog is what people read of a job. In a Buildkite job its steps are
+// groups: the build's page folds what stands below a line that begins with
+// "---", and opens it below "+++". What programs wrote is cleaned and indented,
+// so that it cannot look like such a line.
+type buildLog struct {
+	out, err io.Writer
+	groups   bool // in a Buildkite job
+}
+
+// line writes a line; a log that cannot be written must not cost the result.
+func (l *buildLog) line(format string, args ...any) {
+	_, _ = fmt.Fprintf(l.out, format+"\n", args...)
+}
+
+// note writes a line about something that is wrong.
+func (l *buildLog) note(format string, args ...any) {
+	_, _ = fmt.Fprintf(l.err, "kbnode runner: %s\n", oneLine(fmt.Sprintf(format, args...), errorLimit))
+}
+
+// group opens a group. Outside of Buildkite its title is a line as others are.
+func (l *buildLog) group(fold, icon, title string) {
+	if l.groups {
+		title = fold + " " + icon + " " + title
+	}
+	l.line("%s", title)
+}
+
+// begin opens the group of a step: what is "compile" or "run", name that of the
+// evaluation.
+func (l *buildLog) begin(what, name string) {
+	icon := ":compile:"
+	if what != "compile" {
+		kind, _, _ := strings.Cut(name, ".")
+		switch kind {
+		case "benchmark":
+			icon = ":stopwatch:"
+		case "leaderboard":
+			icon = ":trophy:"
+		case "profile":
+			icon = ":mag:"
+		default:
+			icon = ":test_tube:"
+		}
+	}
+	l.group("---", icon, name+": "+what)
+}
+
+// done tells how an evaluation ended, and all about it if it did not pass.
+func (l *buildLog) done(s *evalSummary, ev *Evaluation) {
+	run, comp := ev.Run, ev.Compilation
+	if s.verdict == passed {
+		l.line("%s: %s", s.name, s.outcome())
+		l.text("Standard output", run.Stdout, outputRunes)
+		l.text("Standard error", run.Stderr, outputRunes)
+		return
+	}
+	l.group("+++", ":x:", s.name+": "+s.reason)
+	if run == nil || comp != nil && comp.ExitCode != 0 {
+		l.compilation(comp)
+	}
+	if run == nil {
+		return
+	}
+	l.line("The command was: %s", oneLine(run.Command, lineRunes))
+	l.line("It ended with exit code %d after %s.", run.ExitCode, s.seconds)
+	for _, c := range s.failed {
+		l.line("Failed: %s", c.title())
+		l.quote(c.message, messageRunes, messageLines)
+	}
+	l.more(s.failedMore, "failed")
+	l.text("Standard error", run.Stderr, outputRunes)
+	l.text("Standard output", run.Stdout, outputRunes)
+}
+
+func (l *buildLog) compilation(c *Compilation) {
+	if c == nil {
+		return
+	}
+	l.line("Compiled with: %s", oneLine(c.Command, 4*lineRunes))
+	l.line("It ended with exit code %d.", c.ExitCode)
+	l.text("Standard error of the compilation", c.Stderr, outputRunes)
+	l.text("Standard output of the compilation", c.Stdout, outputRunes)
+}
+
+// more says that a list goes on.
+func (l *buildLog) more(n int, what string) {
+	if n > 0 {
+		l.line("… and %d more %s; result.json has all", n, what)
+	}
+}
+
+// text shows a program's text under a title, if there is any.
+func (l *buildLog) text(title, s string, runes int) {
+	if strings.TrimSpace(s) != "" {
+		l.line("%s:", title)
+		l.quote(s, runes, runes)
+	}
+}
+
+// quote shows a program's text, bounded, each of its lines indented.
+func (l *buildLog) quote(s string, runes, lines int) {
+	most := min(len(s), 64*runes)
+	text, cut := bound(clean(s[:most]), runes, lines)
+	var b strings.Builder
+	for line := range strings.Lines(strings.TrimRight(text, "\n")) {
+		b.WriteString("  " + strings.TrimRight(line, " \t\n") + "\n")
+	}
+	if cut || most < len(s) {
+		b.WriteString("  […] cut here; result.json has the whole\n")
+	}
+	_, _ = io.WriteString(l.out, b.String())
+}
+
+// bound cuts a text to so many characters and lines.
+func bound(s string, runes, lines int) (text string, cut bool) {
+	for i, r := range s {
+		if runes == 0 || lines == 0 {
+			return s[:i], true
+		}
+		if runes--; r == '\n' {
+			lines--
+		}
+	}
+	return s, false
+}
+
+// oneLine makes one line of a program's text, cut to so many characters.
+func oneLine(s string, runes int) string {
+	// A text of megabytes is cut before it is looked at.
+	most := min(len(s), 64*runes)
+	line := strings.Join(strings.Fields(clean(s[:most])), " ")
+	if most < len(s) || utf8.RuneCountInString(line) > runes {
+		line, _ = bound(line, runes-1, 1)
+		return line + "…"
+	}
+	return line
+}
+
+// clean removes from a program's text what a terminal or a browser would act
+// on: escape sequences, control characters but newline and tab, and characters
+// that are not seen, such as those that turn the direction of writing.
+func clean(s string) string {
+	var b strings.Builder
+	b.Grow(len(s))
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == 0x1b || r >= 0x80 && r < 0xa0:
+			n = escapeLen(s[i:])
+		case r == '\r':
+			if !strings.HasPrefix(s[i+n:], "\n") {
+				b.WriteByte('\n')
+			}
+		case r == '\n' || r == '\t' || unicode.IsGraphic(r):
+			b.WriteRune(r)
+		}
+		i += n
+	}
+	return b.String()
+}
+
+// escapeLen returns the length of the escape sequence that a text begins with,
+// as ECMA-48 has them: ESC or a control character of the second set, then
+// parameters up to a final byte, or a string up to its terminator. A sequence
+// that does not end on its line is its introducer only.
+func escapeLen(s string) int {
+	intro, n := utf8.DecodeRuneInString(s)
+	final := byte(0x40) // the least of the bytes that end the sequence
+	if intro == 0x1b {
+		if n == len(s) || s[n] < 0x20 || s[n] > 0x7e {
+			return n
+		}
+		if intro = rune(s[n]) + 0x40; s[n] < 0x30 { // ESC [ is another way to write U+009B
+			intro, final = 0x9b, 0x30
+		}
+		n++
+	}
+	switch intro {
+	case 0x9b:
+		for i := n; i < len(s) && s[i] >= 0x20 && s[i] <= 0x7e; i++ {
+			if s[i] >= final {
+				return i + 1
+			}
+		}
+	case 0x90, 0x98, 0x9d, 0x9e, 0x9f: // device control, links, titles, and Buildkite's timestamps
+		for i, r := range s[n:] {
+			switch {
+			case r == '\n':
+				return n
+			case r == '\a':
+				return n + i + 1
+			case r == 0x1b && strings.HasPrefix(s[n+i+1:], `\`):
+				return n + i + 2
+			case r == 0x9c:
+				return n + i + utf8.RuneLen(r)
+			case r == 0x1b || r >= 0x80 && r < 0xa0:
+				return n + i // the next sequence ends the string
+			}
+		}
+	}
+	return n
+}
