@@ -113,7 +113,7 @@ func config(t *testing.T, change map[string]any) []byte {
 		"headers":      map[string]string{"task.h": text(t, "task.h")},
 		"defines":      map[string]any{"CHECKED": nil, "FACTOR": "3"},
 		"include_dirs": []string{"include"},
-		"libraries":    []string{"m"},
+		"libraries":    []string{"m"}, "compile_flags": []string{"-lineinfo"},
 		"tests":        []any{map[string]int{"size": 16}, map[string]int{"size": 1024}},
 		"benchmarks":   []any{map[string]int{"size": 4096}},
 	}
@@ -185,11 +185,11 @@ func compiles(t *testing.T, change map[string]any, archFlag string) evaluation {
 	if !strings.Contains(c.NvccVersion, "release 12.4") || !strings.HasPrefix(c.NvccVersion, "nvcc: NVIDIA (R) Cuda compiler driver\n") {
 		t.Errorf("nvcc's version is %q", c.NvccVersion)
 	}
-	want := "/usr/bin/nvcc " + flags + " -Iinclude -lm -DCHECKED -DFACTOR=3 eval.cu submission.cu " + archFlag + " -o eval.out"
+	want := "/usr/bin/nvcc " + flags + " -lineinfo -Iinclude -lm -DCHECKED -DFACTOR=3 eval.cu submission.cu " + archFlag + " -o eval.out"
 	if diff := cmp.Diff(want, c.Command); diff != "" {
 		t.Errorf("command: %s", diff)
 	}
-	for _, line := range []string{"ptxas info    : Compiling entry function '_Z12scale_kernelPfi' for", "bytes stack frame,", "registers,", "nvlink info"} {
+	for _, line := range []string{"ptxas info    : Compiling entry function '_Z12scale_kernelPfi' for", "bytes stack frame,", "ptxas info    : Used ", "nvlink info"} {
 		if !strings.Contains(c.Stdout+c.Stderr, line) {
 			t.Errorf("nvcc did not say %q", line)
 		}
