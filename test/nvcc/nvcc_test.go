@@ -67,7 +67,7 @@ type job struct {
 
 func newJob(t *testing.T) job {
 	t.Helper()
-	host, err := os.MkdirTemp(filepath.Join(tree(t), "tmp"), "job-")
+	host, err := os.MkdirTemp(filepath.Join(tree(t), "tmp"), "job-") //nolint:usetesting // it must lie in the tree
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,8 +114,8 @@ func config(t *testing.T, change map[string]any) []byte {
 		"defines":      map[string]any{"CHECKED": nil, "FACTOR": "3"},
 		"include_dirs": []string{"include"},
 		"libraries":    []string{"m"}, "compile_flags": []string{"-lineinfo"},
-		"tests":        []any{map[string]int{"size": 16}, map[string]int{"size": 1024}},
-		"benchmarks":   []any{map[string]int{"size": 4096}},
+		"tests":      []any{map[string]int{"size": 16}, map[string]int{"size": 1024}},
+		"benchmarks": []any{map[string]int{"size": 4096}},
 	}
 	maps.Copy(c, change)
 	b, err := json.Marshal(c)
