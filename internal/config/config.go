@@ -52,6 +52,14 @@ type Agent struct {
 
 // Job is what a job may use and how long it may take.
 type Job struct {
+	// Profile is how closed a job's container is. Default: ProfileCompatible.
+	Profile string `yaml:"profile,omitempty"`
+	// Network is what a job's container is connected to, NetworkBridge or
+	// NetworkNone. Default: by the profile.
+	Network string `yaml:"network,omitempty"`
+	// AllowedImages are regular expressions of the images that a job may run.
+	// Default: all.
+	AllowedImages []string `yaml:"allowed_images,omitempty"`
 	// MaxMinutes is how long a stopping agent may go on with its job. Default:
 	// DefaultJobMinutes.
 	MaxMinutes int `yaml:"max_minutes,omitempty"`
@@ -76,6 +84,18 @@ const (
 	DefaultDockerSocket = "/var/run/docker.sock"
 	DefaultJobMinutes   = 60
 	DefaultTasksMax     = 8192
+)
+
+// Profiles of a job's container, and the networks that one may have.
+const (
+	// ProfileCompatible runs pipelines that install packages as root.
+	ProfileCompatible = "compatible"
+	// ProfileStrict has no root, no capability, no network and nothing to write
+	// to but the checkout and tmpfs.
+	ProfileStrict = "strict"
+
+	NetworkBridge = "bridge"
+	NetworkNone   = "none"
 )
 
 // DefaultRepositories are the repositories that kernelbot's pipelines use, by
@@ -120,6 +140,9 @@ func (c Config) WithDefaults() Config {
 	c.Agent.AllowedEnvironment = orList(c.Agent.AllowedEnvironment, DefaultEnvironment)
 	c.Job.MaxMinutes = or(c.Job.MaxMinutes, DefaultJobMinutes)
 	c.Job.TasksMax = or(c.Job.TasksMax, DefaultTasksMax)
+	c.Job.Profile = or(c.Job.Profile, ProfileCompatible)
+	c.Job.Network = or(c.Job.Network, map[string]string{ProfileStrict: NetworkNone}[c.Job.Profile])
+	c.Job.Network = or(c.Job.Network, NetworkBridge)
 	c.Docker.Socket = or(c.Docker.Socket, DefaultDockerSocket)
 	return c
 }

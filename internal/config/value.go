@@ -140,6 +140,7 @@ func Validate(c Config) []Problem {
 		"agent.allowed_repositories": c.Agent.AllowedRepositories,
 		"agent.allowed_plugins":      c.Agent.AllowedPlugins,
 		"agent.allowed_environment":  c.Agent.AllowedEnvironment,
+		"job.allowed_images":         c.Job.AllowedImages,
 	} {
 		for _, re := range list {
 			if _, err := regexp.Compile(re); err != nil {
@@ -160,6 +161,13 @@ func Validate(c Config) []Problem {
 	if c.Agent.DownloadURL != "" && c.Agent.DownloadSHA256 == "" {
 		bad("agent.download_url", "has no agent.download_sha256 beside it; add the archive's checksum")
 	}
+	choice := func(key, v string, words ...string) {
+		if v != "" && !slices.Contains(words, v) {
+			bad(key, "%q is not known; write %s", v, strings.Join(words, " or "))
+		}
+	}
+	choice("job.profile", c.Job.Profile, ProfileCompatible, ProfileStrict)
+	choice("job.network", c.Job.Network, NetworkBridge, NetworkNone)
 	for key, path := range map[string]string{"agent.binary": c.Agent.Binary, "docker.socket": c.Docker.Socket} {
 		if path != "" && !strings.HasPrefix(path, "/") {
 			bad(key, "%q is not an absolute path; write one that begins with /", path)

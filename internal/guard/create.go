@@ -11,6 +11,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -45,6 +46,7 @@ var (
 type facts struct {
 	resolve func(path string) (string, error) // the real path of a file or directory below the work root, or a sentence
 	gids    func(nodes []string) []string     // the groups that own these device nodes, numeric
+	user    string                            // the slot's user, "UID:GID"
 }
 
 // rebuild makes the container-create request that the engine gets from a job's.
@@ -65,6 +67,9 @@ func rebuild(p plan.JobPolicy, f facts, body []byte) (*container.CreateRequest, 
 	}
 	if b.conf.Image == "" {
 		return nil, errors.New("a container needs an Image")
+	}
+	if err := allowImage(p, b.conf.Image); err != nil {
+		return nil, err
 	}
 	return b.request()
 }
@@ -195,8 +200,16 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	if h.NetworkMode == "" {
 		h.NetworkMode = "bridge"
 	}
+	if p.Network == config.NetworkNone {
+		h.NetworkMode = "none"
+	}
 	if !slices.ContainsFunc(h.Ulimits, func(u *container.Ulimit) bool { return u.Name == "core" }) {
 		h.Ulimits = append(h.Ulimits, &container.Ulimit{Name: "core"})
+	}
+	if p.Profile == config.ProfileStrict {
+		if err := b.strict(); err != nil {
+			return nil, err
+		}
 	}
 	if err := b.gpu(); err != nil {
 		return nil, err

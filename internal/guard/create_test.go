@@ -43,6 +43,7 @@ func testFacts() facts {
 			return path, nil
 		},
 		gids: func([]string) []string { return []string{"44", "993"} },
+		user: "990:980",
 	}
 }
 
@@ -201,6 +202,44 @@ func TestRebuildRefuses(t *testing.T) {
 				t.Errorf("refused with %q, want %q in it", err, row.want)
 			}
 		})
+	}
+}
+
+func TestAllowedImages(t *testing.T) {
+	t.Parallel()
+	policy := testPolicy()
+	digest := "sha256:" + strings.Repeat("a", 64)
+	policy.Images = []string{`^ghcr\.io/gpu-mode/eval(:[a-z0-9]+)?(@sha256:[0-9a-f]{64})?$`, `^python:3\.11$`, `^alpine:latest$`, `a|b`}
+	for image, want := range map[string]bool{
+		"ghcr.io/gpu-mode/eval":                       true,
+		"ghcr.io/gpu-mode/eval:v1@" + digest:          true,
+		reference("ghcr.io/gpu-mode/eval", digest):    true,
+		reference("docker.io/library/python", "3.11"): true,
+		"python:3.11":                true,
+		"alpine":                     true, // means latest
+		"b":                          true,
+		"ghcr.io/gpu-mode/eval2":     false,
+		"x/ghcr.io/gpu-mode/eval":    false,
+		"python":                     false,
+		"python:3.11-slim":           false,
+		"python:3x11":                false,
+		"docker.io/evil/python:3.11": false,
+		digest:                       false,
+		"bb":                         false,
+	} {
+		_, err := rebuild(policy, testFacts(), []byte(`{"Image":"`+image+`"}`))
+		if (err == nil) != want || err != nil && !strings.Contains(err.Error(), "job.allowed_images") {
+			t.Errorf("%s: %v", image, err)
+		}
+	}
+}
+
+func TestStrictNeedsUser(t *testing.T) {
+	t.Parallel()
+	policy, f := testPolicy(), testFacts()
+	policy.Profile, f.user = "strict", ""
+	if got, err := rebuild(policy, f, []byte(`{"Image":"i"}`)); err == nil {
+		t.Errorf("a strict container would run as root: %+v", got.Config)
 	}
 }
 

@@ -57,6 +57,7 @@ func Serve(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	g.facts.user = fmt.Sprintf("%d:%d", uid, gid)
 	listener := c.Listener
 	if listener == nil {
 		if listener, err = listen(c.Policy.Socket, uid, gid); err != nil {

@@ -152,6 +152,9 @@ func (g *guard) pull(c *call) error {
 	case tag == "" && !strings.Contains(image, "@") && !strings.Contains(filepath.Base(image), ":"):
 		return forbid("POST /images/create: say which tag of %s; a job does not pull all of them", image)
 	}
+	if err := allowImage(g.policy, reference(image, tag)); err != nil {
+		return forbid("%s", err)
+	}
 	if c.auth = c.r.Header.Get("X-Registry-Auth"); len(c.auth) > maxAuth {
 		return forbid("X-Registry-Auth is larger than %d bytes", maxAuth)
 	}

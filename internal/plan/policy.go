@@ -15,6 +15,10 @@ type JobPolicy struct {
 	PidsLimit   int64  `json:"pids_limit"`
 	ShmBytes    int64  `json:"shm_bytes"`
 
+	Profile string   `json:"profile"`          // config.ProfileCompatible or ProfileStrict
+	Network string   `json:"network"`          // config.NetworkBridge, from which a job may step down, or NetworkNone
+	Images  []string `json:"images,omitempty"` // regular expressions; none means all
+
 	Vendor string `json:"vendor"` // "nvidia", "amd"
 	UUID   string `json:"uuid"`
 	// CDIDevice is the one device name to ask the engine for, such as

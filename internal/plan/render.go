@@ -221,6 +221,7 @@ func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
 		WrittenBy: "kbnode", Slot: s.Index, Name: s.Name, User: s.User, Slice: SliceName(s.Index),
 		CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
 		PidsLimit: cfg.Job.TasksMax, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
+		Profile: cfg.Job.Profile, Network: cfg.Job.Network, Images: cfg.Job.AllowedImages,
 		Vendor: g.Vendor, UUID: g.UUID,
 		Env: slotEnv(s),
 		DropEnv: []string{

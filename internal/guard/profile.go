@@ -1,0 +1,96 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/moby/api/types/mount"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// scratch are the work areas of a strict container, tmpfs that programs may be
+// run from: compilers of kernels put them there.
+var scratch = []string{"/tmp", "/var/tmp", "/run"}
+
+// scratchInodes bounds the files in each.
+const scratchInodes = 1 << 20
+
+// strict closes what the compatible profile leaves to the pipeline. The user is
+// the slot's, to whom the checkout belongs, so that result.json can be written.
+func (b *builder) strict() error {
+	h := &b.host
+	if b.facts.user == "" { // it would be root
+		return errors.New("the slot's user is not known: run kbnode reconcile on the node")
+	}
+	b.conf.User = b.facts.user
+	h.GroupAdd = nil // those of the GPU's nodes follow
+	h.ReadonlyRootfs = true
+	h.CapDrop = []string{"ALL"}
+	yes := true
+	h.Init = &yes
+	size := strconv.FormatInt(b.policy.MemoryBytes/4, 10)
+	if h.Tmpfs == nil {
+		h.Tmpfs = map[string]string{}
+	}
+	for _, dir := range scratch {
+		if slices.ContainsFunc(b.mounts, func(m mount.Mount) bool { return m.Target == dir }) {
+			continue // the checkout is there
+		}
+		h.Tmpfs[dir] = "rw,exec,nosuid,nodev,mode=1777,size=" + size + ",nr_inodes=" + strconv.Itoa(scratchInodes)
+	}
+	b.conf.Env = append(b.conf.Env, "HOME=/tmp")
+	return nil
+}
+
+// allowImage refuses an image that the node's configuration does not list. What
+// a pipeline writes is what counts: a job can give no image another name.
+func allowImage(p plan.JobPolicy, image string) error {
+	if len(p.Images) == 0 {
+		return nil
+	}
+	for _, name := range names(image) {
+		for _, expr := range p.Images {
+			if ok, err := regexp.MatchString(`^(?:`+expr+`)$`, name); err != nil {
+				return fmt.Errorf("read job.allowed_images: %w", err)
+			} else if ok {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("Image: %.120q is not among the images that this node runs; use one that job.allowed_images lists", image)
+}
+
+// names are an image's name as it was written, as Docker shortens it, and with
+// the tag that it has when none is written.
+func names(image string) []string {
+	list := []string{image}
+	for _, hub := range []string{"docker.io/library/", "docker.io/", "index.docker.io/library/", "index.docker.io/"} {
+		if short, ok := strings.CutPrefix(image, hub); ok && (strings.HasSuffix(hub, "library/") || strings.Contains(short, "/")) {
+			list = append(list, short)
+			break
+		}
+	}
+	for _, name := range list {
+		if last := name[strings.LastIndexByte(name, '/')+1:]; !strings.ContainsAny(last, ":@") {
+			list = append(list, name+":latest")
+		}
+	}
+	return list
+}
+
+// reference puts an image's name and its tag or digest together, as a pull
+// names them apart.
+func reference(image, tag string) string {
+	switch {
+	case tag == "":
+		return image
+	case strings.HasPrefix(tag, "sha256:"):
+		return image + "@" + tag
+	}
+	return image + ":" + tag
+}
