@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -39,20 +40,24 @@ func (e *engine) system(ctx context.Context) (*System, int) {
 // cpuModel returns the model name of the last processor, empty where the kernel
 // gives none (ARM).
 func cpuModel(path string) string {
-	text, err := os.ReadFile(path)
+	f, err := os.Open(path)
 	if err != nil {
 		return ""
 	}
-	last := map[string]string{}
-	for line := range strings.Lines(string(text)) {
-		if k, v, ok := strings.Cut(line, ":"); ok {
-			last[strings.TrimSpace(k)] = strings.TrimSpace(v)
+	defer f.Close() //nolint:errcheck // opened for reading
+	var model, vendor string
+	for lines := bufio.NewScanner(f); lines.Scan(); { // a machine with many processors has 1 MB of it
+		switch k, v, _ := strings.Cut(lines.Text(), ":"); strings.TrimSpace(k) {
+		case "model name":
+			model = strings.TrimSpace(v)
+		case "vendor_id":
+			vendor = strings.TrimSpace(v)
 		}
 	}
-	if last["model name"] == "unknown" {
-		return last["vendor_id"]
+	if model == "unknown" {
+		return vendor
 	}
-	return last["model name"]
+	return model
 }
 
 // platform is Python's platform.platform(): system, release, machine, libc.
@@ -85,26 +90,27 @@ func glibcVersion(machine string) string {
 	return ""
 }
 
-// banner reads "GNU C Library (…) stable release version 2.36." in pieces: the
-// library has 2 MiB, and keeping it would count as ours.
-func banner(r io.Reader) string {
-	const mark, longest = "GNU C Library", 256
-	buf := make([]byte, 0, 64<<10)
-	for {
-		n, err := io.ReadFull(r, buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		if i := bytes.Index(buf, []byte(mark)); i >= 0 && (len(buf)-i >= longest || err != nil) {
-			_, after, ok := strings.Cut(string(buf[i:]), " version ")
-			if !ok {
-				return ""
-			}
-			return strings.TrimRight(after[:len(after)-len(strings.TrimLeft(after, "0123456789."))], ".")
-		}
-		if err != nil {
+// banner finds "GNU C Library (…) stable release version 2.36.", which is among
+// the constants, near the end of the library's 2 MiB.
+func banner(library *os.File) string {
+	const piece, longest = 16 << 10, 256
+	info, err := library.Stat()
+	if err != nil {
+		return ""
+	}
+	buf := make([]byte, piece+longest)
+	for at := info.Size(); at > 0; {
+		at = max(at-piece, 0)
+		n, err := library.ReadAt(buf, at)
+		if err != nil && !errors.Is(err, io.EOF) {
 			return ""
 		}
-		buf = buf[:copy(buf, buf[len(buf)-longest:])]
+		if i := bytes.Index(buf[:n], []byte("GNU C Library")); i >= 0 {
+			_, after, _ := strings.Cut(string(buf[i:min(i+longest, n)]), " version ")
+			return strings.TrimRight(after[:len(after)-len(strings.TrimLeft(after, "0123456789."))], ".")
+		}
 	}
+	return ""
 }
 
 // tool runs a program that describes the machine. One that is missing, fails or
@@ -187,11 +193,11 @@ func pythonDirs(env []string, python string) (dirs []string, sure bool) {
 		return dirs, false
 	}
 	base := filepath.Dir(filepath.Dir(real))
-	libs, _ := filepath.Glob(filepath.Join(base, "lib*", filepath.Base(real)))
-	if _, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(real), "python3.")); err != nil || len(libs) == 0 {
+	version := filepath.Base(real)
+	if _, err := strconv.Atoi(strings.TrimPrefix(version, "python3.")); err != nil ||
+		!isDir(filepath.Join(base, "lib", version)) && !isDir(filepath.Join(base, "lib64", version)) {
 		return dirs, false
 	}
-	version := filepath.Base(real)
 	site := func(prefix string) {
 		for _, lib := range []string{"lib", "lib64"} {
 			for _, kind := range []string{"site-packages", "dist-packages"} {
@@ -216,4 +222,9 @@ func pythonDirs(env []string, python string) (dirs []string, sure bool) {
 		dirs = append(dirs, "/usr/lib/python3/dist-packages")
 	}
 	return dirs, true
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }

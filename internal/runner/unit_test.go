@@ -2,6 +2,7 @@ package runner
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -134,6 +135,31 @@ func TestPlatformAgreesWithPython(t *testing.T) {
 	}
 	if got := platform(); got != strings.TrimSpace(string(out)) {
 		t.Errorf("got %s, want %s", got, out)
+	}
+}
+
+func TestBanner(t *testing.T) {
+	t.Parallel()
+	const text = "GNU C Library (Debian GLIBC 2.36-9+deb12u10) stable release version 2.36.\nCopyright"
+	for name, c := range map[string]struct{ library, want string }{
+		"at the end":           {strings.Repeat("x", 100_000) + text, "2.36"},
+		"at the beginning":     {text + strings.Repeat("x", 100_000), "2.36"},
+		"over a piece's limit": {strings.Repeat("x", 50_000) + text + strings.Repeat("x", 16<<10-20), "2.36"},
+		"alone":                {text, "2.36"},
+		"cut off":              {strings.Repeat("x", 100_000) + text[:20], ""},
+		"none":                 {strings.Repeat("x", 100_000), ""},
+		"empty":                {"", ""},
+	} {
+		path := filepath.Join(t.TempDir(), "libc.so.6")
+		write(t, path, c.library)
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := banner(f); got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+		_ = f.Close()
 	}
 }
 
