@@ -312,6 +312,29 @@ func TestStartLooksAgain(t *testing.T) {
 	}
 }
 
+func TestStartEndsTogether(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	id := r.create(t, "job")
+	file := filepath.Join(r.cgroup, "docker-"+id+".scope", "memory.oom.group")
+	// A container that has ended already has none.
+	if status, answer := r.ask(t, "POST", "/containers/job/start", ""); status != http.StatusNoContent {
+		t.Fatalf("answers %d %s", status, answer)
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if status, answer := r.ask(t, "POST", "/containers/job/start", ""); status != http.StatusNoContent {
+		t.Fatalf("answers %d %s", status, answer)
+	}
+	if got, err := os.ReadFile(file); err != nil || string(got) != "1" {
+		t.Errorf("memory.oom.group is %q, %v", got, err)
+	}
+}
+
 // attach opens a container's streams as Docker's command line does.
 func attach(t *testing.T, r *rig, ref, early string) (*net.UnixConn, *bufio.Reader) {
 	t.Helper()

@@ -105,7 +105,18 @@ func (g *guard) start(c *call) error {
 			return forbid("%.80q is not what it was when the container was created; create it again", source)
 		}
 	}
-	return g.pass(c)
+	resp, err := g.up.ask(c, nil)
+	if err != nil {
+		return err
+	}
+	defer hangUp(resp.Body)
+	if resp.StatusCode == http.StatusNoContent {
+		if err := endTogether(g.cgroupRoot, g.policy.Slice, c.id); err != nil {
+			g.log.Warn("container may outlive its memory limit", "id", c.id, "err", err)
+		}
+	}
+	relay(c.w, resp)
+	return nil
 }
 
 // ready says why no container of the slot may run now.

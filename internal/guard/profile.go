@@ -62,7 +62,7 @@ func allowImage(p plan.JobPolicy, image string) error {
 			}
 		}
 	}
-	return fmt.Errorf("Image: %.120q is not among the images that this node runs; use one that job.allowed_images lists", image)
+	return fmt.Errorf("image %.120q is not among the images that this node runs; use one that job.allowed_images lists", image)
 }
 
 // names are an image's name as it was written, as Docker shortens it, and with

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -89,6 +91,22 @@ func checkBytes(dir, file string, low, high int64) error {
 func readLine(dir, file string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(dir, file))
 	return strings.TrimSpace(string(data)), err
+}
+
+// endTogether makes the kernel end all of a container's processes when its slot
+// is out of memory. Otherwise the largest one dies and the rest go on, wrongly.
+// Docker has no option for it. A container that has ended already is fine.
+func endTogether(cgroupRoot, slice, id string) error {
+	file := filepath.Join(cgroupRoot, slicePath(slice), "docker-"+id+".scope", "memory.oom.group")
+	f, err := os.OpenFile(file, os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteString("1")
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("write memory.oom.group: %w", err)
+	}
+	return nil
 }
 
 // engineFresh is how long the engine's answer about its cgroup driver is
