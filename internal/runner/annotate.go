@@ -141,7 +141,7 @@ func annotation(r *Result, list []*evalSummary) (body, style string) {
 		m.add("\n| evaluation | verdict | | time |\n|---|---|---|---:|\n")
 	}
 	for _, s := range list {
-		m.add(tableRow(plain(s.name), plain(s.verdict), plain(firstOf(s.counts, s.reason)), plain(s.seconds)))
+		m.add(tableRow(plain(s.name), plain(s.verdict), plain(s.numbers()), plain(s.seconds)))
 	}
 	for _, s := range list {
 		m.timings(s)
@@ -179,30 +179,39 @@ func (m *markdown) more(n int, what string) {
 
 func tableRow(cells ...string) string { return "| " + strings.Join(cells, " | ") + " |\n" }
 
-func firstOf(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
-}
-
 // plain writes a line so that Markdown, HTML and Buildkite's emoji see nothing
-// in it: a character reference is text and never structure (CommonMark 0.31,
-// section 2.5), and inside of a table a bar would even end a code span.
+// in it: as it is, if it is made of letters, figures and harmless signs, else as
+// code.
 func plain(s string) string {
-	var b strings.Builder
-	for _, r := range oneLine(s, lineRunes) {
-		if r < unicode.MaxASCII && r != ' ' && (unicode.IsPunct(r) || unicode.IsSymbol(r)) {
-			fmt.Fprintf(&b, "&#%d;", r)
-		} else {
-			b.WriteRune(r)
+	s = oneLine(s, lineRunes)
+	for i, r := range s {
+		colon := r == ':' && (i+1 == len(s) || s[i+1] == ' ') // not one of an emoji's or an address's
+		if !colon && !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune(` .,;%/=+-±×…()'"`, r) {
+			return code(s)
 		}
 	}
-	return b.String()
+	if strings.Contains(strings.ToLower(s), "www.") {
+		return code(s)
+	}
+	return s
 }
 
-// code shows a line in the type of code.
-func code(s string) string { return "<code>" + plain(s) + "</code>" }
+// code writes a line as a code span, which ends at its own number of backquotes
+// only, or, in a table, at a bar: that is why there is none in it.
+func code(s string) string {
+	s = strings.ReplaceAll(oneLine(s, lineRunes), "|", "¦")
+	if s == "" {
+		return ""
+	}
+	fence := "`"
+	for strings.Contains(s, fence) {
+		fence += "`"
+	}
+	if len(fence) > 1 {
+		s = " " + s + " " // not shown, and keeps backquotes at the ends apart
+	}
+	return fence + s + fence
+}
 
 // codeBlock shows a text as it is, between fences that are longer than any in it.
 func codeBlock(s string) string {

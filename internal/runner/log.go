@@ -84,8 +84,8 @@ func (l *buildLog) done(s *evalSummary, ev *Evaluation) {
 	if run == nil {
 		return
 	}
-	l.line("The command was: %s", oneLine(run.Command, lineRunes))
-	l.line("It ended with exit code %d after %s.", run.ExitCode, s.seconds)
+	l.line("Command: %s", oneLine(run.Command, lineRunes))
+	l.line("Exit code %d after %s", run.ExitCode, s.seconds)
 	for _, c := range s.failed {
 		l.line("Failed: %s", c.title())
 		l.quote(c.message, messageRunes, messageLines)
@@ -99,10 +99,10 @@ func (l *buildLog) compilation(c *Compilation) {
 	if c == nil {
 		return
 	}
-	l.line("Compiled with: %s", oneLine(c.Command, 4*lineRunes))
-	l.line("It ended with exit code %d.", c.ExitCode)
-	l.text("Standard error of the compilation", c.Stderr, outputRunes)
-	l.text("Standard output of the compilation", c.Stdout, outputRunes)
+	l.line("Compilation: %s", oneLine(c.Command, 5*lineRunes))
+	l.line("Exit code %d", c.ExitCode)
+	l.text("Standard error", c.Stderr, outputRunes)
+	l.text("Standard output", c.Stdout, outputRunes)
 }
 
 // more says that a list goes on.
@@ -154,7 +154,7 @@ func oneLine(s string, runes int) string {
 	line := strings.Join(strings.Fields(clean(s[:most])), " ")
 	if most < len(s) || utf8.RuneCountInString(line) > runes {
 		line, _ = bound(line, runes-1, 1)
-		return line + "…"
+		return strings.TrimRight(line, " ") + "…"
 	}
 	return line
 }

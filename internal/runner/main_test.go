@@ -23,6 +23,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
 		o := Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 		o.Compile, _ = strconv.ParseFloat(os.Getenv("KBNODE_TEST_COMPILE"), 64)
+		o.Config, o.Annotate = os.Getenv("KBNODE_TEST_CONFIG"), os.Getenv("KBNODE_TEST_ANNOTATE") != ""
 		if len(os.Args) > 1 {
 			o.Payload = os.Args[1]
 		}

@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -61,6 +60,14 @@ func (s *evalSummary) outcome() string {
 	return strings.Join(parts, ", ")
 }
 
+// numbers says how many cases passed, or else what the verdict does not say.
+func (s *evalSummary) numbers() string {
+	if s.counts == "" && s.verdict != outOfTime && s.verdict != wasCancelled {
+		return s.reason
+	}
+	return s.counts
+}
+
 // summarise reads what an evaluation left. The program's report follows the
 // task's protocol as far as the program liked.
 func summarise(ctx context.Context, name string, ev *Evaluation) *evalSummary {
@@ -88,9 +95,9 @@ func summarise(ctx context.Context, name string, ev *Evaluation) *evalSummary {
 	case ctx.Err() != nil && signalled:
 		s.verdict, s.reason = wasCancelled, "the job was cancelled"
 	case run.ExitCode == exitTimeout && len(run.Result) == 0:
-		s.verdict, s.reason = outOfTime, "ran into its time limit of "+s.seconds
+		s.verdict, s.reason = outOfTime, "ran into its time limit of "+oneLine(string(run.Duration), 16)+" s"
 	case signalled:
-		s.reason = "was ended by " + name
+		s.reason = "ended by " + name
 	case check == "pass":
 		s.reason = "reported more than a program may"
 	case failures != "":
@@ -307,7 +314,7 @@ func (l *buildLog) end(r *Result, list []*evalSummary) {
 	}
 	var rows [][]string
 	for _, s := range list {
-		rows = append(rows, []string{s.name, s.verdict, cmp.Or(s.counts, s.reason), s.seconds})
+		rows = append(rows, []string{s.name, s.verdict, s.numbers(), s.seconds})
 	}
 	if len(rows) > 0 {
 		l.line("")

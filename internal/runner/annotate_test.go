@@ -1,0 +1,283 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// annotations is the part of the agent's API that takes them.
+type annotations struct {
+	*httptest.Server
+	mu      sync.Mutex
+	answers []int // status of each request to come; 200 when there are none
+	got     []map[string]any
+	seen    func(*http.Request)
+}
+
+func newAnnotations(t *testing.T, answers ...int) *annotations {
+	t.Helper()
+	a := &annotations{answers: answers}
+	a.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		var doc map[string]any
+		if err := json.NewDecoder(io.LimitReader(req.Body, 1<<20)).Decode(&doc); err != nil {
+			t.Errorf("body: %v", err)
+		}
+		a.got = append(a.got, doc)
+		if req.Method != http.MethodPost || req.URL.Path != "/v3/jobs/0190-job/annotations" ||
+			req.Header.Get("Authorization") != "Token bkaj-123456789" || req.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("asked %s %s with %v", req.Method, req.URL, req.Header)
+		}
+		if a.seen != nil {
+			a.seen(req)
+		}
+		if len(a.answers) == 0 {
+			return
+		}
+		if a.answers[0] == http.StatusFound {
+			w.Header().Set("Location", "/elsewhere")
+		}
+		w.WriteHeader(a.answers[0])
+		_, _ = io.WriteString(w, `{"message": "the server's\u001b[31m words"}`)
+		a.answers = a.answers[1:]
+	}))
+	t.Cleanup(a.Close)
+	return a
+}
+
+func (a *annotations) api() agentAPI {
+	return agentAPI{endpoint: a.URL + "/v3", jobID: "0190-job", token: "bkaj-123456789"}
+}
+
+func (a *annotations) requests() []map[string]any {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.got
+}
+
+func TestAnnotate(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name     string
+		answers  []int
+		requests int
+		want     string // error
+	}{
+		{"taken", nil, 1, ""},
+		{"taken the second time", []int{503}, 2, ""},
+		{"busy twice", []int{429, 500, 500}, 2, "it answered 500 Internal Server Error the server's words"},
+		{"refused", []int{401}, 1, "it answered 401 Unauthorized the server's words"},
+		{"sent elsewhere", []int{302}, 1, "it answered 302 Found the server's words"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			a := newAnnotations(t, c.answers...)
+			err := a.api().annotate(t.Context(), "body", "success")
+			if (err == nil) != (c.want == "") || err != nil && !strings.HasSuffix(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+			got := a.requests()
+			if len(got) != c.requests {
+				t.Errorf("%d requests", len(got))
+			}
+			want := map[string]any{"body": "body", "style": "success", "context": "kbnode-0190-job", "append": false}
+			if d := cmp.Diff(want, got[0]); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+	closed := newAnnotations(t)
+	closed.Close()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	whole := closed.api()
+	for _, c := range []struct {
+		name string
+		ctx  context.Context
+		api  agentAPI
+		want string
+	}{
+		{"nobody listens", t.Context(), whole, "connection refused"},
+		{"no time", ended, agentAPI{whole.endpoint, whole.jobID, whole.token, time.Hour}, "context canceled"},
+		{"no token", t.Context(), agentAPI{endpoint: whole.endpoint, jobID: whole.jobID}, "BUILDKITE_AGENT_ACCESS_TOKEN is not set"},
+		{"no endpoint", t.Context(), agentAPI{jobID: whole.jobID, token: whole.token}, "BUILDKITE_AGENT_ENDPOINT is not set"},
+		{"no job", t.Context(), agentAPI{endpoint: whole.endpoint, token: whole.token}, "BUILDKITE_JOB_ID is not set"},
+		{"a file", t.Context(), agentAPI{endpoint: "file:///etc", jobID: whole.jobID, token: whole.token}, "not an address of HTTP"},
+	} {
+		err := c.api.annotate(c.ctx, "body", "success")
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q in it", c.name, err, c.want)
+		} else if strings.Contains(err.Error(), whole.token) {
+			t.Errorf("%s: the token is in %v", c.name, err)
+		}
+	}
+}
+
+// A job annotates its build once its result is there, and its submission does
+// not see the token.
+func TestAnnotateInJob(t *testing.T) {
+	t.Parallel()
+	look := report + `
+o("test-count: 1\ntest.0.status: pass\ncheck: pass\ntoken: %s\n" % ("BUILDKITE_AGENT_ACCESS_TOKEN" in os.environ))`
+	a := newAnnotations(t)
+	env := []string{"KBNODE_TEST_ANNOTATE=1", "BUILDKITE=true", "BUILDKITE_AGENT_ENDPOINT=" + a.URL + "/v3",
+		"BUILDKITE_JOB_ID=0190-job", "BUILDKITE_AGENT_ACCESS_TOKEN=bkaj-123456789"}
+	dir := t.TempDir()
+	a.seen = func(*http.Request) {
+		if _, err := os.Stat(filepath.Join(dir, ResultFile)); err != nil {
+			t.Errorf("asked before the result was there: %v", err)
+		}
+	}
+	config := filepath.Join(t.TempDir(), "task.json")
+	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{"eval.py": look}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, config, string(text))
+	for _, c := range []struct {
+		name, style, body string
+		code              int
+		answers           []int
+		config            string
+	}{
+		{"passed", "success", "**Passed: test**\n", 0, nil, config},
+		{"refused by the server", "success", "**Passed: test**\n", 0, []int{401}, config},
+		{"no payload", "error", "**No verdict: read payload: open", 1, nil, config + ".gone"},
+	} {
+		j := newJob(t, append(env, "KBNODE_TEST_CONFIG="+c.config)...)
+		j.cmd.Dir = dir
+		a.mu.Lock()
+		a.got, a.answers = nil, c.answers
+		a.mu.Unlock()
+		code, result := j.run(t)
+		got := a.requests()
+		if code != c.code || len(got) != 1 || got[0]["style"] != c.style || !strings.HasPrefix(got[0]["body"].(string), c.body) {
+			t.Errorf("%s: exit code %d, asked %v\n%s", c.name, code, got, j.stderr.String())
+		}
+		if c.code == 0 && at(result, "runs", "test", "run", "result", "token") != "False" {
+			t.Errorf("%s: result %v", c.name, result)
+		}
+		if said := strings.Contains(j.stderr.String(), "kbnode runner: no annotation: "); said != (len(c.answers) > 0) {
+			t.Errorf("%s: the log says %q", c.name, j.stderr.String())
+		}
+	}
+}
+
+func TestAnnotation(t *testing.T) {
+	t.Parallel()
+	r := &Result{Success: true, System: &System{GPU: "NVIDIA B200", DeviceCount: 1, Runtime: "CUDA"}, Runs: Pairs[*Evaluation]{
+		{"test", &Evaluation{Run: &Run{Passed: true, Duration: "12.071", Result: result(t, "test-count: 1", "test.0.status: pass")}}},
+		{"benchmark", &Evaluation{Run: &Run{ExitCode: 112, Duration: "1.5", Result: result(t, "benchmark-count: 2",
+			"benchmark.0.spec: size: 1024", "benchmark.0.mean: 4096000.0", "benchmark.0.err: 256000.0", "benchmark.0.best: 4000000", "benchmark.0.worst: 5000000",
+			"benchmark.1.spec: size: 1", "benchmark.1.status: fail", "benchmark.1.error: got 3")}}},
+	}}
+	list := told(t, &buildLog{out: io.Discard}, r)
+	body, style := annotation(r, list)
+	want := strings.ReplaceAll(`**Not passed: benchmark: 1 of 2 benchmarks failed**
+
+on NVIDIA B200, CUDA
+
+| evaluation | verdict | | time |
+|---|---|---|---:|
+| test | passed | 1 of 1 test | 12.07 s |
+| benchmark | not passed | 1 of 2 benchmarks | 1.50 s |
+
+| benchmark | mean ± error | best | worst |
+|---|---:|---:|---:|
+| 'size: 1024' | 4.096 ms ± 256 µs | 4.000 ms | 5.000 ms |
+| 'size: 1' | failed |  |  |
+
+'benchmark 1: size: 1'
+
+'''
+got 3
+'''
+`, "'", "`")
+	if d := cmp.Diff(want, body); d != "" || style != "warning" {
+		t.Errorf("style %s (-want +got):\n%s", style, d)
+	}
+}
+
+// What programs say cannot leave its place: with any words the Markdown has the
+// same lines and cells, and nothing outside of code that means something.
+func TestAnnotationCannotBeForged(t *testing.T) {
+	t.Parallel()
+	var tables [2]string
+	for i, text := range []string{"harmless words that are as long as the others", "</code>|`x``|\\| <b>\n--- [a](javascript:1) :x: @all **b** &lt;"} {
+		r := &Result{Success: true, System: &System{GPU: text, Torch: text, Runtime: text}, Runs: Pairs[*Evaluation]{
+			{"test", &Evaluation{Run: &Run{Passed: true, Duration: "1", Result: result(t, "check: "+text, "benchmark-count: 2",
+				"benchmark.0.spec: "+text, "benchmark.0.mean: "+text, "benchmark.0.err: "+text, "benchmark.0.best: "+text, "benchmark.0.worst: "+text,
+				"benchmark.1.status: fail", "benchmark.1.spec: "+text)}}},
+			{"benchmark", &Evaluation{Run: &Run{Duration: "1", Result: result(t, "check: "+text)}}},
+		}}
+		list := told(t, &buildLog{out: io.Discard}, r)
+		body, _ := annotation(r, list)
+		for line := range strings.Lines(body) {
+			tables[i] += strings.Repeat("|", strings.Count(line, "|")) + "\n"
+			if strings.HasPrefix(line, "|---") {
+				continue
+			}
+			// Without its code spans, a line has our own signs only.
+			if rest := codeSpan.ReplaceAllString(line, ""); strings.ContainsAny(strings.ReplaceAll(rest, "**", ""), "<>`[]\\*&@") || strings.Contains(rest, ":x") {
+				t.Errorf("%s", line)
+			}
+		}
+	}
+	if d := cmp.Diff(tables[0], tables[1]); d != "" {
+		t.Errorf("other lines or cells: %s", d)
+	}
+}
+
+// codeSpan is one of up to three backquotes.
+var codeSpan = regexp.MustCompile("```[^`].*?[^`]```|``[^`].*?[^`]``|`[^`]+`")
+
+func TestMarkdown(t *testing.T) {
+	t.Parallel()
+	for _, s := range []string{"", "12.50 s", "1.024 ms ± 64.0 µs", `main: "gone.py" is not there; add it`, "torch 2.9.0+cu130 (CUDA)"} {
+		if got := plain(s); got != s {
+			t.Errorf("%q became %q", s, got)
+		}
+	}
+	for in, want := range map[string]string{
+		"a|b": "`a¦b`", "`": "`` ` ``", "a``b`": "``` a``b` ```", "a\nb<": "`a b<`", "https://x.example": "`https://x.example`",
+		"www.x": "`www.x`", ":x:": "`:x:`", "a_b": "`a_b`", "\x1b[1m*": "`*`",
+	} {
+		if got := plain(in); got != want {
+			t.Errorf("%q: got %s, want %s", in, got, want)
+		}
+	}
+	block := codeBlock("a\n```\n</code>\n````x\n~~~\n")
+	if want := "\n`````\na\n```\n</code>\n````x\n~~~\n`````\n"; block != want {
+		t.Errorf("got %s", block)
+	}
+	if got := codeBlock(" \n"); got != "" {
+		t.Errorf("nothing became %s", got)
+	}
+}
+
+func TestAnnotationIsBounded(t *testing.T) {
+	t.Parallel()
+	r := &Result{Success: true, System: &System{}}
+	for i := range 200 {
+		name := "profile." + strings.Repeat("9", i)
+		r.Runs = append(r.Runs, Pair[*Evaluation]{name, &Evaluation{Run: &Run{Duration: "1", Result: result(t, timings(100, strings.Repeat("|", 500)+"%d")...)}}})
+	}
+	list := told(t, &buildLog{out: io.Discard}, r)
+	body, _ := annotation(r, list)
+	if len(body) > 64<<10 || !strings.HasSuffix(body, "\n… and more; result.json has all\n") {
+		t.Errorf("%d bytes, ending in %q", len(body), body[max(0, len(body)-100):])
+	}
+}

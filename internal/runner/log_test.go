@@ -1,0 +1,306 @@
+package runner
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+func TestClean(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, in, want string }{
+		{"plain text", "naïve\t→ 3\n", "naïve\t→ 3\n"},
+		{"colours", "\x1b[1;31mred\x1b[0m", "red"},
+		{"colours by one character", "\u009b31mred", "red"},
+		{"a link, ended by ST", "\x1b]8;;http://x\x1b\\text\x1b]8;;\x1b\\", "text"},
+		{"Buildkite's timestamp", "\x1b_bk;t=1700000000000\x07text", "text"},
+		{"Buildkite's image", "a\x1b]1338;url='x'\ab", "ab"},
+		{"a title that does not end", "\x1b]0;title\nnext", "0;title\nnext"},
+		{"a string that another sequence ends", "\x1b]0;\x1b[mtext", "text"},
+		{"a character set", "\x1b(0text", "text"},
+		{"a lone escape", "a\x1b", "a"},
+		{"an escape before a newline", "a\x1b\nb", "a\nb"},
+		{"carriage returns", "a\r\nb\rc", "a\nb\nc"},
+		{"bells, backspaces, NUL, DEL", "a\a\b\x00\x7fb", "ab"},
+		{"turned writing", "a\u202eb\u2066c\u200b", "abc"},
+		{"line separators", "a\u2028--- b", "a--- b"},
+		{"bytes that are not UTF-8", "a\xffb", "a\ufffdb"},
+	} {
+		if got := clean(c.in); got != c.want {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func FuzzClean(f *testing.F) {
+	for _, s := range []string{"\x1b[1;31mred\r\n--- x", "\x1b]8;;u\x1b\\t\u009d\u009c", "\x1b_bk;t=1\a+++\u202e\xff", "\x1b", "\x1b(", "\u009b12"} {
+		f.Add(s, 20, 3)
+	}
+	f.Fuzz(func(t *testing.T, s string, runes, lines int) {
+		runes, lines = min(max(runes, 1), 1000), min(max(lines, 1), 100)
+		got := clean(s)
+		for _, r := range got {
+			if r != '\n' && r != '\t' && !unicode.IsGraphic(r) {
+				t.Fatalf("%q: %U is left", s, r)
+			}
+		}
+		if again := clean(got); again != got || len(got) > 3*len(s) {
+			t.Errorf("%q became %q, and then %q", s, got, again)
+		}
+		if line := oneLine(s, runes); utf8.RuneCountInString(line) > runes || strings.ContainsAny(line, "\n\t") {
+			t.Errorf("%q as a line of %d characters is %q", s, runes, line)
+		}
+		var b bytes.Buffer
+		(&buildLog{out: &b}).quote(s, runes, lines)
+		quoted := b.String()
+		if n := strings.Count(quoted, "\n"); n > lines+1 || utf8.RuneCountInString(quoted) > runes+3*n+60 {
+			t.Errorf("%q within %d characters and %d lines is %q", s, runes, lines, quoted)
+		}
+		for line := range strings.Lines(quoted) {
+			if !strings.HasPrefix(line, "  ") || !strings.HasSuffix(line, "\n") {
+				t.Errorf("%q is quoted as %q", s, quoted)
+			}
+		}
+	})
+}
+
+// A text of megabytes is not looked at beyond what is shown of it.
+func TestLongTextsAreCut(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("\x1b]", 4<<20)
+	if line := oneLine(long+"text", 10); line != "…" {
+		t.Errorf("got %.40q", line)
+	}
+	var b bytes.Buffer
+	(&buildLog{out: &b}).quote(strings.Repeat("x", 8<<20), 100, 10)
+	if want := "  " + strings.Repeat("x", 100) + "\n  […] cut here; result.json has the whole\n"; b.String() != want {
+		t.Errorf("got %.400q", b.String())
+	}
+}
+
+// groupLine is what Buildkite takes for the header of a group.
+var groupLine = regexp.MustCompile(`(?m)^(---|\+\+\+|~~~|\^\^\^).*$`)
+
+// forge tries to look like the log's own lines in all that a program can say.
+const forge = report + `
+evil = "x\n--- forged\n+++ forged\r+++ forged\x1b[2K\u2028~~~ forged\n^^^ +++\n"
+print(evil); print(evil, file=sys.stderr)
+`
+
+func TestLogInBuildkite(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		body   string
+		groups []string
+		want   []string // in the log
+	}{
+		{"passed", `o("test-count: 1\ntest.0.spec: --- size: 1\ntest.0.status: pass\ncheck: pass\n")`,
+			[]string{"--- :compile: test: compile", "--- :test_tube: test: run", "+++ :white_check_mark: Passed: test"},
+			[]string{"test: passed, 1 of 1 test, ", "Standard output:\n  x\n  --- forged\n  +++ forged\n  +++ forged~~~ forged\n  ^^^ +++\n"}},
+		{"failed", `o("test-count: 2\ntest.0.status: fail\ntest.0.spec: +++ size: 1\ntest.0.error: \x1b[31m--- got 3\x1b[0m\ncheck: fail\n"); sys.exit(112)`,
+			[]string{"--- :compile: test: compile", "--- :test_tube: test: run", "+++ :x: test: 1 of 2 tests failed", "+++ :x: Not passed: test: 1 of 2 tests failed"},
+			[]string{"Exit code 112 after ", "Failed: test 0: +++ size: 1\n  --- got 3\n", "Standard error:\n  x\n  --- forged\n", "  test  not passed  0 of 2 tests  "}},
+		{"ended", `os.kill(os.getpid(), 11)`,
+			[]string{"--- :compile: test: compile", "--- :test_tube: test: run", "+++ :x: test: ended by SIGSEGV", "+++ :x: Not passed: test: ended by SIGSEGV"},
+			[]string{"Exit code -11 after "}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			j, _ := runPy(t, map[string]string{"eval.py": forge + c.body}, "BUILDKITE=true")
+			log := j.stdout.String()
+			if d := cmp.Diff(c.groups, groupLine.FindAllString(log, -1)); d != "" {
+				t.Errorf("groups differ (-want +got):\n%s", d)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(log, want) {
+					t.Errorf("%q is not in the log", want)
+				}
+			}
+			if t.Failed() {
+				t.Logf("%s\n%s", log, j.stderr.String())
+			}
+		})
+	}
+}
+
+func TestLogOfAnError(t *testing.T) {
+	t.Parallel()
+	config := map[string]any{"lang": "py", "mode": "test", "main": "gone.py", "sources": map[string]any{"eval.py": ""}}
+	text, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const sentence = `main: "gone.py" is not among the sources; add it there or name another`
+	for env, want := range map[string]string{"BUILDKITE=": "", "BUILDKITE=true": "+++ :x: No verdict: " + sentence + "\n"} {
+		j := newJob(t, env, "KERNELBOT_PAYLOAD="+payload.Encode(text))
+		if code, _ := j.run(t); code != 1 || j.stdout.String() != want || j.stderr.String() != "kbnode runner: "+sentence+"\n" {
+			t.Errorf("%s: exit code %d, log %q, errors %q", env, code, j.stdout.String(), j.stderr.String())
+		}
+	}
+}
+
+// Of the payload the log shows nothing but what the result holds.
+func TestLogKeepsThePayload(t *testing.T) {
+	t.Parallel()
+	cases := []map[string]any{{"seed": 271828182}}
+	j, _ := runConfig(t, map[string]any{
+		"lang": "py", "mode": "private", "main": "eval.py", "seed": 314159265, "tests": cases, "benchmarks": cases,
+		"sources": map[string]any{"submission.py": "secret = 161803398\n", "eval.py": report + `o("test-count: 1\ncheck: pass\n")`},
+	}, "BUILDKITE=true", "BUILDKITE_AGENT_ACCESS_TOKEN=bkaj-123456789")
+	log := j.stdout.String() + j.stderr.String()
+	if !strings.Contains(log, "Passed: test, benchmark and leaderboard") {
+		t.Errorf("the log is %s", log)
+	}
+	for _, secret := range []string{"314159265", "271828182", "161803398", "bkaj-123456789"} {
+		if strings.Contains(log, secret) {
+			t.Errorf("%s is in the log:\n%s", secret, log)
+		}
+	}
+}
+
+// A job is not lost with its log.
+func TestLogIsClosed(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode([]byte(
+		`{"lang": "py", "mode": "test", "main": "eval.py", "sources": {"eval.py": "import os; os.write(int(os.environ['POPCORN_FD']), b'check: pass')"}}`)))
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	j.cmd.Stdout, j.cmd.Stderr = w, w
+	code, result := j.run(t)
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if code != 0 || at(result, "runs", "test", "run", "passed") != true {
+		t.Errorf("exit code %d, result %v", code, result)
+	}
+}
+
+func TestLogOfCompilation(t *testing.T) {
+	t.Parallel()
+	stderr := "a.cu(1): error: --- expected a \x1b[31m;\x1b[0m\n+++ more\n"
+	for _, c := range []struct {
+		name string
+		ev   Evaluation
+		want string
+	}{
+		{"does not compile", Evaluation{Compilation: &Compilation{NvccFound: true, Command: "nvcc a.cu", ExitCode: 2, Stderr: stderr}},
+			"+++ :x: test: does not compile\nCompilation: nvcc a.cu\nExit code 2\nStandard error:\n  a.cu(1): error: --- expected a ;\n  +++ more\n"},
+		{"no compiler", Evaluation{Compilation: &Compilation{Command: "which nvcc", ExitCode: 1}},
+			"+++ :x: test: no compiler, as nvcc was not found\nCompilation: which nvcc\nExit code 1\n"},
+		{"an extension that did not compile", Evaluation{
+			Compilation: &Compilation{NvccFound: true, Success: true, Command: "python3 submission.py", ExitCode: 1, Stdout: "broken"},
+			Run:         &Run{ExitCode: 1, Duration: "2.5", Command: "python3 eval.py", Stderr: "ImportError"},
+		}, "+++ :x: test: ended with exit code 1\nCompilation: python3 submission.py\nExit code 1\nStandard output:\n  broken\n" +
+			"Command: python3 eval.py\nExit code 1 after 2.50 s\nStandard error:\n  ImportError\n"},
+	} {
+		var b bytes.Buffer
+		l := &buildLog{out: &b, err: &b, groups: true}
+		l.done(summarise(context.Background(), "test", &c.ev), &c.ev)
+		if d := cmp.Diff(c.want, b.String()); d != "" {
+			t.Errorf("%s (-want +got):\n%s", c.name, d)
+		}
+	}
+}
+
+func TestBeginNamesEveryStep(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	l := &buildLog{out: &b, groups: true}
+	for _, name := range []string{"test", "benchmark", "leaderboard", "profile.10"} {
+		l.begin("run", name)
+	}
+	l.begin("compile", "profile.0")
+	l.groups = false
+	l.begin("run", "test")
+	want := "--- :test_tube: test: run\n--- :stopwatch: benchmark: run\n--- :trophy: leaderboard: run\n--- :mag: profile.10: run\n" +
+		"--- :compile: profile.0: compile\ntest: run\n"
+	if d := cmp.Diff(want, b.String()); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	const doc = `{"lang": "py", "mode": "test", "main": "eval.py", "seed": 314159265, "sources": {"eval.py": "EVAL", "submission.py": ""}}`
+	// It looks for the payload wherever a descendant of the runner could.
+	look := report + `
+found = []
+for path in ["/proc/self/fd/0", "/proc/%d/fd/0" % os.getppid()]:
+    try: found.append(open(path).read())
+    except OSError: pass
+o("check: pass\nstdin: %s\nseed: %s\n" % (any(found), os.environ["POPCORN_SEED"]))`
+	quoted, err := json.Marshal(look)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := strings.Replace(doc, `"EVAL"`, string(quoted), 1)
+	file := filepath.Join(t.TempDir(), "task.json")
+	write(t, file, config)
+	write(t, file+".payload", payload.Encode([]byte(config)))
+	for name, prepare := range map[string]func(j *job){
+		"file": func(j *job) { j.cmd.Env = append(j.cmd.Env, "KBNODE_TEST_CONFIG="+file, "KERNELBOT_PAYLOAD=other") },
+		"pipe": func(j *job) {
+			j.cmd.Env, j.cmd.Stdin = append(j.cmd.Env, "KBNODE_TEST_CONFIG=-"), strings.NewReader(config)
+		},
+		"redirected file":            func(j *job) { j.cmd.Env, j.cmd.Stdin = append(j.cmd.Env, "KBNODE_TEST_CONFIG=-"), open(t, file) },
+		"redirected encoded payload": func(j *job) { j.cmd.Args, j.cmd.Stdin = append(j.cmd.Args, "-"), open(t, file+".payload") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t)
+			prepare(j)
+			code, result := j.run(t)
+			run := at(result, "runs", "test", "run", "result")
+			if code != 0 || at(run, "seed") != "314159265" || at(run, "stdin") != "False" {
+				t.Errorf("exit code %d, run %v\n%s%s", code, run, j.stdout.String(), j.stderr.String())
+			}
+		})
+	}
+	for name, c := range map[string]struct{ config, want string }{
+		"no file":       {"", "read payload: open"},
+		"not JSON":      {"{", "the payload is not JSON: line 1, byte 1"},
+		"not UTF-8":     {"{\"a\": \"\xff\"}", "is not UTF-8"},
+		"not an object": {"[]", "is a JSON list; send an object"},
+		"too large":     {strings.Repeat(" ", 16<<20+1), "over 16777216 bytes of JSON"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(t.TempDir(), "task.json")
+			if c.config != "" {
+				write(t, file, c.config)
+			}
+			j := newJob(t, "KBNODE_TEST_CONFIG="+file)
+			code, result := j.run(t)
+			if message, _ := at(result, "error").(string); code != 1 || !strings.Contains(message, c.want) {
+				t.Errorf("exit code %d, error %q, want %q in it", code, message, c.want)
+			}
+		})
+	}
+}
+
+func open(t *testing.T, path string) *os.File {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}

@@ -1,0 +1,192 @@
+package runner
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// result makes a program's report of lines.
+func result(t *testing.T, lines ...string) Pairs[string] {
+	t.Helper()
+	p, over := parsePopcorn([]byte(strings.Join(lines, "\n")))
+	if over {
+		t.Fatal("the report is too long")
+	}
+	return p
+}
+
+// timings is a report of n benchmarks.
+func timings(n int, spec string) []string {
+	lines := []string{fmt.Sprintf("benchmark-count: %d", n), "check: pass"}
+	for i := range n {
+		p := fmt.Sprintf("benchmark.%d.", i)
+		lines = append(lines, p+"spec: "+fmt.Sprintf(spec, i), p+"mean: 1024000.5", p+"err: 0.0", p+"best: 999999.0", p+"worst: 12345678901.0")
+	}
+	return lines
+}
+
+func TestSummarise(t *testing.T) {
+	t.Parallel()
+	cancelled, cancel := context.WithCancelCause(context.Background())
+	cancel(errors.New("told to"))
+	tests := []string{"test-count: 3", "test.0.status: pass", "test.1.status: fail", "test.1.error: bad", "test.2.status: pass"}
+	for _, c := range []struct {
+		name   string
+		ctx    context.Context
+		run    *Run
+		report []string
+		want   string // verdict | reason | counts | seconds
+	}{
+		{"passed", nil, &Run{Passed: true, Duration: "0.0712"}, []string{"test-count: 1", "test.0.status: pass"}, "passed||1 of 1 test|0.07 s"},
+		{"wrong results", nil, &Run{ExitCode: 112, Duration: "1"}, tests, "not passed|1 of 3 tests failed|2 of 3 tests|1.00 s"},
+		{"a crash after a wrong result", nil, &Run{ExitCode: -6, Duration: "1"}, tests, "not passed|ended by SIGABRT|2 of 3 tests|1.00 s"},
+		{"a signal without a name", nil, &Run{ExitCode: -40, Duration: "1"}, nil, "not passed|ended by signal 40||1.00 s"},
+		{"a limit", nil, &Run{ExitCode: 114, Duration: "180"}, nil, "out of time|ran into its time limit of 180 s||180.00 s"},
+		{"an own 114", nil, &Run{ExitCode: 114, Duration: "3"}, []string{"check: fail"}, "not passed|ended with exit code 114||3.00 s"},
+		{"cancelled", cancelled, &Run{ExitCode: -9, Duration: "3"}, nil, "cancelled|the job was cancelled||3.00 s"},
+		{"too much reported", nil, &Run{Duration: "3"}, []string{"check: pass"}, "not passed|reported more than a program may||3.00 s"},
+		{"CUDA failed", nil, &Run{ExitCode: 110, Duration: "3"}, nil, "not passed|CUDA reported an error (exit code 110)||3.00 s"},
+		{"no report", nil, &Run{ExitCode: 111, Duration: "3"}, nil, "not passed|could not write its report (exit code 111)||3.00 s"},
+		{"wrong, not said where", nil, &Run{ExitCode: 112, Duration: "3"}, nil, "not passed|the results are wrong (exit code 112)||3.00 s"},
+		{"tests not understood", nil, &Run{ExitCode: 113, Duration: "3"}, nil, "not passed|could not read the tests (exit code 113)||3.00 s"},
+		{"no verdict", nil, &Run{Duration: "3"}, nil, "not passed|reported no verdict||3.00 s"},
+		{"another verdict", nil, &Run{Duration: "3"}, []string{"check: \x1b[1mmaybe"}, "not passed|reported check: maybe||3.00 s"},
+		{"benchmarks", nil, &Run{Passed: true, Duration: "3"}, timings(2, "size: %d"), "passed||2 of 2 benchmarks|3.00 s"},
+		{"a failed benchmark", nil, &Run{ExitCode: 112, Duration: "3"}, []string{"benchmark-count: 2", "benchmark.0.status: fail", "benchmark.1.mean: 5"},
+			"not passed|1 of 2 benchmarks failed|1 of 2 benchmarks|3.00 s"},
+		{"a profile", nil, &Run{Passed: true, Duration: "3"}, []string{"benchmark-count: 1", "benchmark.0.spec: size: 3"}, "passed||size: 3|3.00 s"},
+		{"a count that is none", nil, &Run{Passed: true, Duration: "3"}, []string{"test-count: 1e9", "benchmark-count: -4"}, "passed|||3.00 s"},
+		{"a count without end", nil, &Run{Passed: true, Duration: "3"}, []string{"test-count: 2000000000"}, "passed||0 of 2000000000 tests|3.00 s"},
+		{"a limit that is no time", nil, &Run{ExitCode: 114, Duration: "12345678901234567890"}, nil,
+			"out of time|ran into its time limit of 123456789012345… s||123456789012345… s"},
+		{"not compiled", nil, nil, nil, "compile error|does not compile||"},
+	} {
+		ev := &Evaluation{Run: c.run, Compilation: &Compilation{NvccFound: true}}
+		if c.run != nil {
+			c.run.Result = result(t, c.report...)
+		}
+		ctx := c.ctx
+		if ctx == nil {
+			ctx = context.Background()
+		}
+		s := summarise(ctx, "test", ev)
+		if got := strings.Join([]string{s.verdict, s.reason, s.counts, s.seconds}, "|"); got != c.want {
+			t.Errorf("%s: got %s, want %s", c.name, got, c.want)
+		}
+	}
+}
+
+func TestTimeText(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"0": "0 ns", "0.0": "0 ns", "0.25": "0.250 ns", "1": "1.000 ns", "12.3456": "12.35 ns", "123.456": "123.5 ns", "999.94": "999.9 ns",
+		"999.96": "1.000 µs", "999999.9": "1.000 ms", "1024000.0": "1.024 ms", "4.2e10": "42.00 s", "1234567890123456": "1235000 s",
+		"-1": "-1", "nan": "nan", "inf": "inf", "": "", "fast": "fast", "1e300": "1e300",
+		"\x1b[31m" + strings.Repeat("9", 400) + "x": "999999999999999…",
+	} {
+		if got := timeText(in, 4); got != want {
+			t.Errorf("%.30q: got %q, want %q", in, got, want)
+		}
+	}
+	if got := timeText("256000.0", 3) + timeText("64000", 3) + timeText("1234567", 3); got != "256 µs64.0 µs1.23 ms" {
+		t.Errorf("three digits: %s", got)
+	}
+}
+
+// told summarises a job of these evaluations.
+func told(t *testing.T, l *buildLog, r *Result) (list []*evalSummary) {
+	t.Helper()
+	for _, p := range r.Runs {
+		list = append(list, summarise(context.Background(), p.Key, p.Value))
+	}
+	l.end(r, list)
+	return list
+}
+
+func TestSummary(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		groups bool
+		r      *Result
+		want   string
+	}{
+		{"a leaderboard run", true, &Result{
+			Success: true, System: &System{GPU: "NVIDIA B200\nNVIDIA B200\n", DeviceCount: 2, Runtime: "CUDA", Torch: "2.9.0+cu130"},
+			Runs: Pairs[*Evaluation]{
+				{"test", &Evaluation{Run: &Run{Passed: true, Duration: "12.071", Result: result(t, "test-count: 1", "test.0.status: pass")}}},
+				{"benchmark", &Evaluation{Run: &Run{Passed: true, Duration: "1.5", Result: result(t, timings(1, "size: %d; seed: 6256")...)}}},
+				{"leaderboard", &Evaluation{Run: &Run{Passed: true, Duration: "3", Result: result(t,
+					"benchmark-count: 2", "benchmark.0.spec: batch: 128; heads: 32; sequence: 4096; dimension: 128; causal: yes; seed: 54352",
+					"benchmark.0.mean: 4096000.0", "benchmark.0.err: 256000.0", "benchmark.0.best: 4000000", "benchmark.0.worst: 5000000",
+					"benchmark.1.spec: size: 1", "benchmark.1.status: fail", "benchmark.1.error: got 3, want 4, at the index 17 of 4096 of them")}}},
+			},
+		}, `+++ :white_check_mark: Passed: test, benchmark and leaderboard
+on 2 × NVIDIA B200, CUDA, torch 2.9.0+cu130
+
+  test         passed  1 of 1 test        12.07 s
+  benchmark    passed  1 of 1 benchmark    1.50 s
+  leaderboard  passed  1 of 2 benchmarks   3.00 s
+
+  benchmark               mean ± error      best    worst
+  size: 0; seed: 6256  1.024 ms ± 0 ns  1.000 ms  12.35 s
+
+  leaderboard                              mean ± error      best     worst
+  batch: 128; heads: 32; sequence:    4.096 ms ± 256 µs  4.000 ms  5.000 ms
+  4096; dimension: 128; causal: yes;
+  seed: 54352
+  size: 1                             failed: got 3, want 4, at the index 17…
+`},
+		{"a failed test on the command line", false, &Result{Success: true, System: &System{DeviceCount: 1}, Runs: Pairs[*Evaluation]{
+			{"test", &Evaluation{Run: &Run{ExitCode: 112, Duration: "0.5", Result: result(t, "test-count: 1", "test.0.status: fail")}}},
+		}}, "\nNot passed: test: 1 of 1 test failed\non no GPU\n\n  test  not passed  0 of 1 test  0.50 s\n"},
+		{"no evaluation to be done", true, &Result{Success: true, System: &System{}},
+			"+++ :white_check_mark: Nothing was run, as the task has no benchmarks\non no GPU\n"},
+		{"an error after the tests", false, &Result{Error: "the disk is full", Runs: Pairs[*Evaluation]{
+			{"test", &Evaluation{Run: &Run{Passed: true, Duration: "0.5"}}},
+		}}, "\nWhat was done before the error:\n\n  test  passed    0.50 s\n"},
+		{"an error at once", false, &Result{Error: "no payload"}, ""},
+		{"an error at once, in Buildkite", true, &Result{Error: "no payload"}, "+++ :x: No verdict: no payload\n"},
+	} {
+		var b bytes.Buffer
+		told(t, &buildLog{out: &b, groups: c.groups}, c.r)
+		if d := cmp.Diff(c.want, b.String()); d != "" {
+			t.Errorf("%s (-want +got):\n%s", c.name, d)
+		}
+		for line := range strings.Lines(b.String()) {
+			if n := utf8.RuneCountInString(line); n > 81 {
+				t.Errorf("%s: %d columns: %s", c.name, n, line)
+			}
+		}
+	}
+}
+
+func TestSummaryIsBounded(t *testing.T) {
+	t.Parallel()
+	var lines []string
+	for i := range 1000 {
+		lines = append(lines, fmt.Sprintf("test.%d.status: fail", i), fmt.Sprintf("test.%d.error: %s", i, strings.Repeat("+++ ", 1000)))
+	}
+	lines = append(append(lines, "test-count: 1000"), timings(1000, "size: %d")...)
+	ev := &Evaluation{Run: &Run{ExitCode: 112, Duration: "1", Result: result(t, lines...)}}
+	var b bytes.Buffer
+	l := &buildLog{out: &b, groups: true}
+	s := summarise(context.Background(), "test", ev)
+	l.done(s, ev)
+	l.end(&Result{Success: true}, []*evalSummary{s})
+	for _, want := range []string{"… and 950 more failed; result.json has all\n", "… and 950 more benchmarks; result.json has all\n"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("%q is not in the log", want)
+		}
+	}
+	if n := strings.Count(b.String(), "\n"); n > 400 || b.Len() > 256<<10 {
+		t.Errorf("the log has %d lines and %d bytes", n, b.Len())
+	}
+}
