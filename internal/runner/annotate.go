@@ -108,18 +108,16 @@ func (a agentAPI) post(ctx context.Context, target string, doc []byte) (again bo
 
 // markdown writes an annotation, as far as there is room.
 type markdown struct {
-	strings.Builder
-	left int // blocks that found no room
+	text []byte
+	over bool
 }
 
-// add writes a block whole or not at all, and says which.
-func (m *markdown) add(block string) bool {
-	if m.left > 0 || m.Len()+len(block) > annotationLimit {
-		m.left++
-		return false
+// add writes a block, whole or not at all, and nothing behind one that found no
+// room.
+func (m *markdown) add(block string) {
+	if m.over = m.over || len(m.text)+len(block) > annotationLimit; !m.over {
+		m.text = append(m.text, block...)
 	}
-	m.WriteString(block)
-	return true
 }
 
 // annotation renders a result as Markdown with the style of its frame.
@@ -150,10 +148,10 @@ func annotation(r *Result, list []*evalSummary) (body, style string) {
 		}
 		m.more(s.failedMore, "failed")
 	}
-	if m.left > 0 {
-		m.WriteString("\n… and more; result.json has all\n")
+	if m.over {
+		m.text = append(m.text, "\n… and more; result.json has all\n"...)
 	}
-	return m.String(), style
+	return string(m.text), style
 }
 
 func (m *markdown) timings(s *evalSummary) {

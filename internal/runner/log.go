@@ -73,8 +73,8 @@ func (l *buildLog) done(s *evalSummary, ev *Evaluation) {
 	run, comp := ev.Run, ev.Compilation
 	if s.verdict == passed {
 		l.line("%s: %s", s.name, s.outcome())
-		l.text("Standard output", run.Stdout, outputRunes)
-		l.text("Standard error", run.Stderr, outputRunes)
+		l.text("Standard output", run.Stdout)
+		l.text("Standard error", run.Stderr)
 		return
 	}
 	l.group("+++", ":x:", s.name+": "+s.reason)
@@ -91,8 +91,8 @@ func (l *buildLog) done(s *evalSummary, ev *Evaluation) {
 		l.quote(c.message, messageRunes, messageLines)
 	}
 	l.more(s.failedMore, "failed")
-	l.text("Standard error", run.Stderr, outputRunes)
-	l.text("Standard output", run.Stdout, outputRunes)
+	l.text("Standard error", run.Stderr)
+	l.text("Standard output", run.Stdout)
 }
 
 func (l *buildLog) compilation(c *Compilation) {
@@ -101,8 +101,8 @@ func (l *buildLog) compilation(c *Compilation) {
 	}
 	l.line("Compilation: %s", oneLine(c.Command, 5*lineRunes))
 	l.line("Exit code %d", c.ExitCode)
-	l.text("Standard error", c.Stderr, outputRunes)
-	l.text("Standard output", c.Stdout, outputRunes)
+	l.text("Standard error", c.Stderr)
+	l.text("Standard output", c.Stdout)
 }
 
 // more says that a list goes on.
@@ -113,10 +113,10 @@ func (l *buildLog) more(n int, what string) {
 }
 
 // text shows a program's text under a title, if there is any.
-func (l *buildLog) text(title, s string, runes int) {
+func (l *buildLog) text(title, s string) {
 	if strings.TrimSpace(s) != "" {
 		l.line("%s:", title)
-		l.quote(s, runes, runes)
+		l.quote(s, outputRunes, outputRunes)
 	}
 }
 
