@@ -29,10 +29,12 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 			return fmt.Errorf("note registration: %w", err)
 		}
 		return nil
+	case "pre-bootstrap":
+		return admit(os.Getenv("BUILDKITE_ENV_FILE"))
 	case "pre-exit":
 		return cleanUp(ctx, k, log)
 	default:
-		return fmt.Errorf("%q is no hook; kbnode has agent-startup and pre-exit", name)
+		return fmt.Errorf("%q is no hook; kbnode has agent-startup, pre-bootstrap and pre-exit", name)
 	}
 }
 
