@@ -25,6 +25,12 @@ func Reference() string {
 			continue
 		}
 		writeReference(&b, cmd)
+		if cmd.Name() == "completion" {
+			continue // its four say the same of four shells
+		}
+		for _, sub := range cmd.Commands() {
+			writeReference(&b, sub)
+		}
 	}
 	b.WriteString("\n## Not for people\n\nUnits and hooks start these.\n\n" + strings.Join(hidden, ""))
 	return b.String()

@@ -70,13 +70,16 @@ func Inflate(text string, lim Limits) (string, error) {
 		return "", fmt.Errorf("the payload is over %d bytes of base64 text; send a smaller submission", lim.Encoded)
 	}
 	packed, err := decodeBase64(text)
-	if err != nil {
-		return "", err
+	var size int64
+	if err == nil {
+		// The first pass only counts, so that a bomb costs time up to the limit
+		// and no memory.
+		size, err = inflate(io.Discard, packed, lim.JSON)
 	}
-	// The first pass only counts, so that a bomb costs time up to the limit
-	// and no memory.
-	size, err := inflate(io.Discard, packed, lim.JSON)
 	if err != nil {
+		if strings.HasPrefix(strings.TrimLeft(text, " \t\r\n"), "{") {
+			err = errors.New("the payload is JSON text; encode it with kbnode payload encode, or give it to kbnode runner with --config")
+		}
 		return "", err
 	}
 	var doc strings.Builder

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,7 +36,8 @@ type agentAPI struct {
 // an error of annotate.
 func newAgentAPI(public, private []string) agentAPI {
 	return agentAPI{
-		endpoint: getenv(public, "BUILDKITE_AGENT_ENDPOINT"), jobID: getenv(public, "BUILDKITE_JOB_ID"),
+		// The agent's own default; not every container is given the variable.
+		endpoint: cmp.Or(getenv(public, "BUILDKITE_AGENT_ENDPOINT"), "https://agent.buildkite.com/v3"), jobID: getenv(public, "BUILDKITE_JOB_ID"),
 		// A copy, so that the token does not keep the payload beside it in memory.
 		token: strings.Clone(getenv(private, "BUILDKITE_AGENT_ACCESS_TOKEN")), pause: time.Second,
 	}
@@ -44,12 +46,11 @@ func newAgentAPI(public, private []string) agentAPI {
 // annotate puts a text on the build's page. Jobs of one build do not overwrite
 // each other's.
 func (a agentAPI) annotate(ctx context.Context, body, style string) error {
-	for name, value := range map[string]string{
-		"BUILDKITE_AGENT_ACCESS_TOKEN": a.token, "BUILDKITE_AGENT_ENDPOINT": a.endpoint, "BUILDKITE_JOB_ID": a.jobID,
-	} {
-		if value == "" {
-			return fmt.Errorf("%s is not set in this job; kbnode's nodes keep the token out of containers", name)
-		}
+	switch {
+	case a.token == "":
+		return errors.New("BUILDKITE_AGENT_ACCESS_TOKEN is not set here; kbnode's nodes keep it out of containers")
+	case a.jobID == "":
+		return errors.New("BUILDKITE_JOB_ID is not set here; pass it to the container")
 	}
 	base, err := url.Parse(a.endpoint)
 	if err != nil || base.Host == "" || base.Scheme != "https" && base.Scheme != "http" {

@@ -113,7 +113,7 @@ func TestAnnotate(t *testing.T) {
 		{"nobody listens", t.Context(), whole, "connection refused"},
 		{"no time", ended, agentAPI{whole.endpoint, whole.jobID, whole.token, time.Hour}, "context canceled"},
 		{"no token", t.Context(), agentAPI{endpoint: whole.endpoint, jobID: whole.jobID}, "BUILDKITE_AGENT_ACCESS_TOKEN is not set"},
-		{"no endpoint", t.Context(), agentAPI{jobID: whole.jobID, token: whole.token}, "BUILDKITE_AGENT_ENDPOINT is not set"},
+		{"no endpoint", t.Context(), agentAPI{jobID: whole.jobID, token: whole.token}, "not an address of HTTP"},
 		{"no job", t.Context(), agentAPI{endpoint: whole.endpoint, token: whole.token}, "BUILDKITE_JOB_ID is not set"},
 		{"a file", t.Context(), agentAPI{endpoint: "file:///etc", jobID: whole.jobID, token: whole.token}, "not an address of HTTP"},
 	} {
@@ -123,6 +123,15 @@ func TestAnnotate(t *testing.T) {
 		} else if strings.Contains(err.Error(), whole.token) {
 			t.Errorf("%s: the token is in %v", c.name, err)
 		}
+	}
+}
+
+func TestAgentAPIOfTheEnvironment(t *testing.T) {
+	t.Parallel()
+	got := newAgentAPI([]string{"BUILDKITE_JOB_ID=0190-job"}, []string{"BUILDKITE_AGENT_ACCESS_TOKEN=bkaj-123456789"})
+	want := agentAPI{"https://agent.buildkite.com/v3", "0190-job", "bkaj-123456789", time.Second}
+	if got != want {
+		t.Errorf("got %v", got)
 	}
 }
 

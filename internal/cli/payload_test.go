@@ -1,0 +1,169 @@
+package cli
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// fed runs a command line with a standard input.
+func fed(t *testing.T, in io.Reader, args ...string) result {
+	t.Helper()
+	var out, err bytes.Buffer
+	code := run(t.Context(), args, Streams{In: in, Out: &out, Err: &err})
+	return result{code, out.String(), err.String()}
+}
+
+// task has what encoding/json would not give back: the order of keys, a key that
+// comes twice, numbers of Python's.
+const task = `{"mode": "test", "lang": "py", "sources": {"b.py": "", "a.py": "é\u0041"}, "tests": [], "seed": 1E3, "x": NaN, "seed": 12345678901234567890123}`
+
+func TestPayloadThereAndBack(t *testing.T) {
+	t.Parallel()
+	file := put(t, t.TempDir(), "task.json", task)
+	want := result{out: payload.Encode([]byte(task)) + "\n"}
+	encoded := put(t, t.TempDir(), "payload", want.out)
+	for name, got := range map[string]result{
+		"file":           kbnode(t, "payload", "encode", file),
+		"standard input": fed(t, strings.NewReader(task), "payload", "encode"),
+		"a dash":         fed(t, strings.NewReader(task), "payload", "encode", "-"),
+	} {
+		if d := cmp.Diff(want, got, cmp.AllowUnexported(result{})); d != "" {
+			t.Errorf("encode, %s: %s", name, d)
+		}
+	}
+	for name, got := range map[string]result{
+		"file":           kbnode(t, "payload", "decode", encoded),
+		"standard input": fed(t, strings.NewReader("  "+want.out), "payload", "decode"),
+		"a dash":         fed(t, strings.NewReader(want.out), "payload", "decode", "-"),
+	} {
+		if d := cmp.Diff(result{out: task + "\n"}, got, cmp.AllowUnexported(result{})); d != "" {
+			t.Errorf("decode, %s: %s", name, d)
+		}
+	}
+	got := kbnode(t, "payload", "decode", "--indent", encoded)
+	indented := `{
+  "mode": "test",
+  "lang": "py",
+  "sources": {
+    "b.py": "",
+    "a.py": "é\u0041"
+  },
+  "tests": [],
+  "seed": 1E3,
+  "x": NaN,
+  "seed": 12345678901234567890123
+}
+`
+	if d := cmp.Diff(result{out: indented}, got, cmp.AllowUnexported(result{})); d != "" {
+		t.Error(d)
+	}
+}
+
+// Not parallel: it sets the environment.
+func TestPayloadOfTheEnvironment(t *testing.T) {
+	for _, kv := range os.Environ() {
+		if name, _, _ := strings.Cut(kv, "="); payload.IsVar(name) {
+			t.Setenv(name, "")
+		}
+	}
+	const nothing = "kbnode: there is nothing to decode; name a file, pipe a payload in, or set KERNELBOT_PAYLOAD\n"
+	if got := kbnode(t, "payload", "decode"); got.code != 2 || got.err != nothing {
+		t.Errorf("without a payload: %+v", got)
+	}
+	// Noise does not compress, so it takes more than one variable.
+	noise := make([]byte, 0, 300_000)
+	for x := uint32(1); len(noise) < cap(noise); {
+		x = x*1664525 + 1013904223
+		noise = append(noise, 'a'+byte(x>>27)%26)
+	}
+	doc := `{"a": "` + string(noise) + `"}`
+	env := fed(t, strings.NewReader(doc), "payload", "encode", "--env")
+	lines := strings.Split(strings.TrimSuffix(env.out, "\n"), "\n")
+	if env.code != 0 || len(lines) < 2 {
+		t.Fatalf("encode --env: code %d, %d lines, %s", env.code, len(lines), env.err)
+	}
+	for _, kv := range lines {
+		name, value, _ := strings.Cut(kv, "=")
+		t.Setenv(name, value)
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = null.Close() })
+	for name, in := range map[string]io.Reader{"nothing piped in": strings.NewReader("\n"), "/dev/null": null} {
+		if got := fed(t, in, "payload", "decode"); got.out != doc+"\n" {
+			t.Errorf("%s: code %d, %d bytes, %s", name, got.code, len(got.out), got.err)
+		}
+	}
+	if got := fed(t, strings.NewReader(payload.Encode([]byte("{}"))), "payload", "decode"); got.out != "{}\n" {
+		t.Errorf("what is piped in goes before: %+v", got)
+	}
+	if one := fed(t, strings.NewReader("{}"), "payload", "encode", "--env"); one.out != "KERNELBOT_PAYLOAD="+payload.Encode([]byte("{}"))+"\n" {
+		t.Errorf("one variable: %+v", one)
+	}
+	if got := fed(t, null, "payload", "encode"); got.code != 2 || !strings.Contains(got.err, "there is nothing to encode; name a JSON file") {
+		t.Errorf("nothing to encode: %+v", got)
+	}
+}
+
+func TestPayloadRefuses(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, c := range []struct {
+		name, in string
+		args     []string
+		code     int
+		want     string
+	}{
+		{"broken JSON", `{"a": 1,}`, []string{"encode"}, 1, "the payload is not JSON: line 1, byte 8: a key in double quotes is missing"},
+		{"a list", `[]`, []string{"encode"}, 1, "is a JSON list; send an object"},
+		{"bytes", "{\"\xff\": 1}", []string{"encode"}, 1, "not UTF-8"},
+		{"too much", strings.Repeat(" ", 16<<20+1), []string{"encode"}, 1, "over 16777216 bytes"},
+		{"no file", "", []string{"encode", dir + "/absent"}, 1, "read payload: open " + dir + "/absent: no such file"},
+		{"two files", "", []string{"encode", "a", "b"}, 2, "accepts at most 1 arg(s), received 2; kbnode payload encode --help shows"},
+		{"a file of nothing", "", []string{"decode", "-"}, 1, "not a zlib stream"},
+		{"a cut payload", payload.Encode([]byte(task))[:20], []string{"decode"}, 1, "send it whole"},
+		{"JSON itself", task, []string{"decode"}, 1, "the payload is JSON text; encode it with kbnode payload encode"},
+		{"no JSON inside", payload.Encode([]byte("text")), []string{"decode"}, 1, "is not JSON"},
+		{"a bomb", payload.Encode(make([]byte, 17<<20)), []string{"decode"}, 1, "more than 16777216 bytes"},
+		{"a mistyped command", "", []string{"decod"}, 2, `unknown command "decod" for "kbnode payload"; write kbnode payload decode`},
+	} {
+		got := fed(t, strings.NewReader(c.in), append([]string{"payload"}, c.args...)...)
+		if got.code != c.code || got.out != "" || !strings.Contains(got.err, c.want) {
+			t.Errorf("%s: %+v, want code %d and %q", c.name, got, c.code, c.want)
+		}
+	}
+	for _, args := range [][]string{{"encode"}, {"decode"}} {
+		var stderr bytes.Buffer
+		in := task
+		if args[0] == "decode" {
+			in = payload.Encode([]byte(task))
+		}
+		code := run(t.Context(), append([]string{"payload"}, args...), Streams{In: strings.NewReader(in), Out: full{}, Err: &stderr})
+		if code != 1 || !strings.Contains(stderr.String(), "no space left on device") {
+			t.Errorf("%v to a full disk: code %d, %s", args, code, stderr.String())
+		}
+	}
+}
+
+func TestRunnerRefuses(t *testing.T) {
+	t.Parallel()
+	for want, args := range map[string][]string{
+		"kbnode: --payload and --config are two payloads; give one of them\n":  {"--payload", "a", "--config", "-"},
+		"kbnode: --config names no file; give one, or - for standard input\n":  {"--config", ""},
+		"kbnode: --payload names no file; give one, or - for standard input\n": {"--payload="},
+		"kbnode: unknown flag: --seed; kbnode runner --help lists the flags\n": {"--seed", "3"},
+	} {
+		if got := kbnode(t, append([]string{"runner"}, args...)...); got.code != 2 || got.err != want || got.out != "" {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+}
