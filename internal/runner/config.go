@@ -179,6 +179,9 @@ func (f *fields) lines(key string) string {
 	if !ok {
 		return ""
 	}
+	if none, ok := v.(*payload.Object); v == "" || ok && none.Len() == 0 {
+		return "" // what Python iterates over without a word
+	}
 	list, ok := v.([]payload.Value)
 	if !ok {
 		f.refuse("%s: is a %s; it must be a list of objects", key, payload.TypeName(v))
@@ -212,6 +215,11 @@ func (f *fields) limit(key string) limit {
 	switch v := v.(type) {
 	case nil:
 		return limit{seconds: math.Inf(1)}
+	case bool:
+		if v {
+			return seconds(1)
+		}
+		return seconds(0)
 	case payload.Int:
 		n, err := strconv.ParseFloat(string(v), 64)
 		if err == nil || errors.Is(err, strconv.ErrRange) {

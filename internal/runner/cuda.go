@@ -172,6 +172,9 @@ func (e *engine) compileCUDA(ctx context.Context) (c *Compilation, ok bool, err 
 	}
 	version, o, err := e.compiler(ctx, seconds(toolLimit), "nvcc", "--version")
 	if err != nil || version.ExitCode != 0 {
+		if version != nil && !o.timedOut {
+			version.Stderr = "" // only a compilation's is reported
+		}
 		return version, false, err
 	}
 	argv := slices.Concat([]string{nvcc}, cudaFlags, e.flags)
@@ -191,6 +194,14 @@ func (e *engine) compileCUDA(ctx context.Context) (c *Compilation, ok bool, err 
 		return c, false, nil
 	}
 	return c, true, nil
+}
+
+// removeProgram removes what was compiled: it is of no use to anyone after its
+// run.
+func (e *engine) removeProgram() {
+	if err := ignoreMissing(e.src.root.RemoveAll(evalProgram)); err != nil {
+		e.note("remove program: %v", err)
+	}
 }
 
 // compiler runs a compiler and reports how it ended.

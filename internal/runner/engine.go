@@ -114,6 +114,7 @@ func (e *engine) evaluate(ctx context.Context, s step) (*Evaluation, error) {
 	call, ok := []string{"./" + evalProgram}, true
 	e.begin("compile", s.name)
 	if e.lang == "cu" {
+		defer e.removeProgram()
 		ev.Compilation, ok, err = e.compileCUDA(ctx)
 	} else {
 		call = []string{"python3", e.main}

@@ -22,8 +22,8 @@ func (e *engine) gpusWithoutTorch(ctx context.Context) (gpu string, count int, r
 	if out, ok := e.tool(ctx, "nvidia-smi", "--query-gpu=name", "--format=csv,noheader"); ok {
 		return out, strings.Count(out, "\n"), runtimeCUDA
 	}
-	if names := e.rocmNames(ctx); len(names) > 0 {
-		return names[0], len(names), runtimeROCm
+	if names, ok := e.rocmNames(ctx); ok {
+		return strings.Join(names[:min(1, len(names))], ""), len(names), runtimeROCm
 	}
 	return "", 1, ""
 }
@@ -33,7 +33,8 @@ func (e *engine) gpusWithoutTorch(ctx context.Context) (gpu string, count int, r
 func (e *engine) gpusOfTorch(ctx context.Context, t torchVersion) (names []string, runtime string) {
 	switch {
 	case t.hip != "":
-		return e.rocmNames(ctx), runtimeROCm
+		names, _ := e.rocmNames(ctx)
+		return names, runtimeROCm
 	case t.cuda != "":
 		visible, limited := lookupEnv(e.env, "CUDA_VISIBLE_DEVICES")
 		return visibleGPUs(e.nvidiaGPUs(ctx), visible, limited), runtimeCUDA
@@ -102,28 +103,37 @@ func visibleGPUs(gpus []nvidiaGPU, visible string, limited bool) []string {
 	return names
 }
 
-// rocmNames reads rocm-smi's JSON: {"card0": {"Card Series": NAME, …}, …}. Its
-// versions spell the key differently.
-func (e *engine) rocmNames(ctx context.Context) []string {
+// rocmNames names the GPUs that rocm-smi lists: {"card0": {"Card Series": NAME,
+// …}, …, "system": …}, or the cards as a list. Versions spell the key
+// differently; a card without it has an empty name. Without an answer ok is
+// false.
+func (e *engine) rocmNames(ctx context.Context) (names []string, ok bool) {
 	out, ok := e.tool(ctx, "rocm-smi", "--showproductname", "--json")
-	if !ok {
-		return nil
+	var answer any
+	if !ok || json.Unmarshal([]byte(out), &answer) != nil {
+		return nil, false
 	}
-	var cards map[string]map[string]any
-	if err := json.Unmarshal([]byte(out), &cards); err != nil {
-		return nil
-	}
-	var names []string
-	for _, card := range slices.SortedFunc(maps.Keys(cards), func(a, b string) int { return cardNumber(a) - cardNumber(b) }) {
-		for key, v := range cards[card] {
-			if name, ok := v.(string); ok && strings.EqualFold(key, "card series") {
-				names = append(names, name)
-			}
+	list, _ := answer.([]any)
+	cards, _ := answer.(map[string]any)
+	for _, key := range slices.SortedFunc(maps.Keys(cards), func(a, b string) int { return cardNumber(a) - cardNumber(b) }) {
+		if cardNumber(key) >= 0 {
+			list = append(list, cards[key])
 		}
 	}
-	return names
+	for _, card := range list {
+		name := ""
+		about, _ := card.(map[string]any)
+		for key, v := range about {
+			if s, ok := v.(string); ok && strings.EqualFold(key, "card series") {
+				name = s
+			}
+		}
+		names = append(names, name)
+	}
+	return names, true
 }
 
+// cardNumber returns the number in card0, card1, …, -1 for other keys.
 func cardNumber(name string) int {
 	n, err := strconv.Atoi(strings.TrimPrefix(name, "card"))
 	if err != nil {

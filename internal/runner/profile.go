@@ -176,9 +176,9 @@ var errFull = errors.New("is over the limit")
 func (e *engine) trace(r recording, profiler string) *Profile {
 	archive := &bounded{limit: traceLimit}
 	z := zip.NewWriter(archive)
-	err := e.regular(r.dir(), func(name string, _ int64) error {
+	err := e.walk(r.dir(), func(name string, _ int64) error {
 		w, err := z.Create(name)
-		if err == nil {
+		if err == nil && !strings.HasSuffix(name, "/") {
 			_, err = e.copyFile(w, path.Join(r.dir(), name), profileLimit)
 		}
 		if err == nil && archive.over {
@@ -195,17 +195,20 @@ func (e *engine) trace(r recording, profiler string) *Profile {
 	return p
 }
 
-// regular calls f for the regular files below a directory, in the order of
-// their names.
-func (e *engine) regular(dir string, f func(name string, size int64) error) error {
+// walk calls f for the regular files and the directories (their names end with
+// a slash) below a directory, in the order of their names.
+func (e *engine) walk(dir string, f func(name string, size int64) error) error {
 	// A link in its place would lead to files that no profiler made.
 	if info, err := e.src.root.Lstat(dir); err != nil || !info.IsDir() {
 		return errors.Join(err, fmt.Errorf("%s is no longer a directory", dir))
 	}
 	n := 0
 	return fs.WalkDir(e.src.root.FS(), dir, func(name string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
+		if err != nil || name == dir || !d.Type().IsRegular() && !d.IsDir() {
 			return err
+		}
+		if d.IsDir() {
+			return f(strings.TrimPrefix(name, dir+"/")+"/", 0)
 		}
 		info, err := d.Info()
 		if err != nil {
@@ -254,7 +257,10 @@ func (e *engine) deliver(r recording, room int64) (int64, error) {
 		size     int64
 	}
 	var files []file
-	err := e.regular(r.dir(), func(name string, size int64) error {
+	err := e.walk(r.dir(), func(name string, size int64) error {
+		if strings.HasSuffix(name, "/") {
+			return nil
+		}
 		to := strings.ReplaceAll(name, "/", "-")
 		if len(e.recorded) > 1 {
 			to = r.name + "-" + to
@@ -300,7 +306,8 @@ func filterReport(text string) string {
 		if kernels > 2 {
 			continue
 		}
-		if _, name, ok := strings.Cut(line, mark); ok && strings.HasPrefix(name, " ") {
+		if strings.Contains(line, mark+" ") {
+			_, name, _ := strings.Cut(line, mark)
 			if collect = slices.Contains(reportTables, strip(name)); collect {
 				out.WriteByte('\n')
 			}

@@ -254,10 +254,10 @@ func lookPath(env []string, name string) (string, error) {
 		return name, nil
 	}
 	for _, dir := range filepath.SplitList(getenv(env, "PATH")) {
-		path := filepath.Join(dir, name)
-		if !filepath.IsAbs(path) {
+		if !filepath.IsAbs(dir) {
 			continue
 		}
+		path := dir + "/" + name // as which prints it
 		if info, err := os.Stat(path); err == nil && !info.IsDir() && unix.Access(path, unix.X_OK) == nil {
 			return path, nil
 		}

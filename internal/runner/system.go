@@ -120,7 +120,7 @@ func (e *engine) tool(ctx context.Context, argv ...string) (stdout string, ok bo
 	if err != nil || o.timedOut || o.cancelled || o.exitCode != 0 {
 		return "", false
 	}
-	return decode(o.stdout.head), true
+	return newlines(decode(o.stdout.head)), true
 }
 
 // torchVersion is what torch/version.py says; an empty runtime version means
