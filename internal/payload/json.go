@@ -127,8 +127,10 @@ type parser struct {
 }
 
 func (p *parser) space() {
-	for p.pos < len(p.in) && strings.IndexByte(" \t\n\r", p.in[p.pos]) >= 0 {
-		p.pos++
+	for ; p.pos < len(p.in); p.pos++ {
+		if c := p.in[p.pos]; c > ' ' || c != ' ' && c != '\t' && c != '\n' && c != '\r' {
+			return
+		}
 	}
 }
 
@@ -156,18 +158,33 @@ func (p *parser) value(depth int) (Value, error) {
 	case p.next('"'):
 		return p.str()
 	}
-	for word, v := range words {
-		if strings.HasPrefix(p.in[p.pos:], word) {
-			p.pos += len(word)
-			return v, nil
-		}
+	if p.pos < len(p.in) && p.in[p.pos] >= '0' && p.in[p.pos] <= '9' {
+		return p.number()
+	}
+	switch {
+	case p.word("null"):
+		return nil, nil
+	case p.word("true"):
+		return true, nil
+	case p.word("false"):
+		return false, nil
+	case p.word("NaN"):
+		return Float(math.NaN()), nil
+	case p.word("Infinity"):
+		return Float(math.Inf(1)), nil
+	case p.word("-Infinity"):
+		return Float(math.Inf(-1)), nil
 	}
 	return p.number()
 }
 
-var words = map[string]Value{
-	"null": nil, "true": true, "false": false,
-	"NaN": Float(math.NaN()), "Infinity": Float(math.Inf(1)), "-Infinity": Float(math.Inf(-1)),
+// word consumes a word if it comes next.
+func (p *parser) word(w string) bool {
+	if !strings.HasPrefix(p.in[p.pos:], w) {
+		return false
+	}
+	p.pos += len(w)
+	return true
 }
 
 func (p *parser) object(depth int) (Value, error) {
