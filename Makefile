@@ -81,7 +81,7 @@ unit: $(AGENT) | deps-build deps-check
 	KBNODE_TEST_AGENT=$(AGENT) go test -race ./...
 
 .PHONY: bench
-bench: ## speed: split, inventory, install and no-op reconcile for 1, 8 and 64 slots
+bench: ## speed: split, inventory, install and no-op reconcile for 1, 8 and 64 slots; what the runner costs
 	go test -run '^$$' -bench . -benchmem ./internal/...
 
 .PHONY: golden

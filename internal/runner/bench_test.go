@@ -1,0 +1,171 @@
+package runner
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// benchProgram is a task's program: it prints MB, then reports how much memory
+// its parent has held so far, in KiB.
+const benchProgram = `import os
+line = b"x" * 1023 + b"\n"
+for _ in range(%d): os.write(1, line * 1024)
+status = open("/proc/%%d/status" %% os.getppid()).read()
+peak = status.partition("VmHWM:")[2].split()[0]
+os.write(int(os.environ["POPCORN_FD"]), b"check: pass\npeak: %%s\n" %% peak.encode())
+`
+
+// BenchmarkOwnCost is what the runner adds to a trivial job: the time of the
+// whole less that of its two programs run by themselves, and its memory. Beside
+// it is the same for an engine in Python that does as little as it can. The three
+// take turns, so that whatever else the machine does meets them alike, and the
+// least time of each counts, which is the one that was disturbed least.
+func BenchmarkOwnCost(b *testing.B) {
+	binary := filepath.Join(b.TempDir(), "kbnode")
+	build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "../../cmd/kbnode")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		b.Fatalf("build kbnode: %v\n%s", err, out)
+	}
+	floor, err := filepath.Abs("testdata/floor.py")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, c := range []struct {
+		name   string
+		rounds int
+		stdout int // MB
+		torch  bool
+	}{
+		{name: "trivial", rounds: 40},
+		{name: "torch", rounds: 40, torch: true},
+		{name: "stdout=64MB", rounds: 8, stdout: 64},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			j := newBenchJob(b, c.stdout, c.torch)
+			var whole, python, program, preRun least
+			for b.Loop() {
+				for range c.rounds {
+					python.add(j.run(b, "python3", floor))
+					program.add(j.run(b, "python3", "program.py"))
+					preRun.add(j.run(b, "python3", "pass.py"))
+					whole.add(j.run(b, binary, "runner"))
+				}
+			}
+			own := whole.wall - program.wall - preRun.wall
+			pythonOwn := python.wall - program.wall - preRun.wall
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(own, "own-ms")
+			b.ReportMetric(whole.cpu-program.cpu-preRun.cpu, "own-cpu-ms")
+			b.ReportMetric(pythonOwn, "python-own-ms")
+			b.ReportMetric(own/pythonOwn, "ratio")
+			b.ReportMetric(j.peak(b), "own-MiB")
+		})
+	}
+}
+
+// benchJob is a job that can be run again and again.
+type benchJob struct {
+	dir, bin string
+	env      []string
+}
+
+func newBenchJob(b *testing.B, stdout int, torch bool) *benchJob {
+	b.Helper()
+	python, err := pythonDir()
+	if err != nil {
+		b.Skip("python3 cannot be run: ", err)
+	}
+	j := &benchJob{dir: b.TempDir(), bin: b.TempDir()} // no vendor's tool is on the PATH
+	program := fmt.Sprintf(benchProgram, stdout)
+	config, err := json.Marshal(map[string]any{
+		"lang": "py", "mode": "test", "main": "eval.py", "tests": []map[string]int{{"a": 1}},
+		"sources": map[string]string{"eval.py": program, "submission.py": "pass\n"},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	modules := b.TempDir()
+	j.env = []string{
+		"PATH=" + j.bin, "LANG=C.UTF-8", "PYTHONPATH=" + modules, "POPCORN_FD=1",
+		"KERNELBOT_PAYLOAD=" + payload.Encode(config),
+	}
+	files := map[string]string{filepath.Join(j.dir, "program.py"): program, filepath.Join(j.dir, "pass.py"): "pass\n"}
+	if torch {
+		files[filepath.Join(modules, "torch", "version.py")] = "from typing import Optional\n__version__ = '2.9.0'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
+	}
+	for path, text := range files {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			b.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := os.Symlink(filepath.Join(python, "python3"), filepath.Join(j.bin, "python3")); err != nil {
+		b.Fatal(err)
+	}
+	return j
+}
+
+// run runs a command in the job's directory and environment to a good end.
+func (j *benchJob) run(b *testing.B, argv ...string) cost {
+	b.Helper()
+	if argv[0] == "python3" {
+		argv[0] = filepath.Join(j.bin, "python3")
+	}
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(b.Context(), argv[0], argv[1:]...)
+	cmd.Dir, cmd.Env, cmd.Stderr = j.dir, j.env, &stderr
+	start := time.Now()
+	err := cmd.Run()
+	took := time.Since(start)
+	if err != nil {
+		b.Fatalf("%s: %v\n%s", argv, err, &stderr)
+	}
+	return cost{took, cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()}
+}
+
+// cost is what a process, and those that it waited for, took.
+type cost struct{ wall, cpu time.Duration }
+
+// least is the least of several costs, in ms.
+type least struct{ wall, cpu float64 }
+
+func (l *least) add(c cost) {
+	lower := func(l *float64, d time.Duration) {
+		if ms := float64(d) / float64(time.Millisecond); *l == 0 || ms < *l {
+			*l = ms
+		}
+	}
+	lower(&l.wall, c.wall)
+	lower(&l.cpu, c.cpu)
+}
+
+// peak is the most memory that the last engine held, in MiB, as its program saw it.
+func (j *benchJob) peak(b *testing.B) float64 {
+	b.Helper()
+	text, err := os.ReadFile(filepath.Join(j.dir, ResultFile))
+	if err != nil {
+		b.Fatal(err)
+	}
+	var result map[string]any
+	if err := json.Unmarshal(text, &result); err != nil {
+		b.Fatal(err)
+	}
+	reported, _ := at(result, "runs", "test", "run", "result", "peak").(string)
+	kib, err := strconv.ParseFloat(reported, 64)
+	if err != nil || at(result, "runs", "test", "run", "passed") != true {
+		b.Fatalf("the job did not pass: %s", text)
+	}
+	return kib / 1024
+}
