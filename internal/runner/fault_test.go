@@ -200,6 +200,8 @@ os.utime("evil.py", (st.st_atime, st.st_mtime))
 py_compile.compile("evil.py", importlib.util.cache_from_source("reference.py")); os.remove("evil.py")`,
 		"a package over a source": `import os
 os.mkdir("reference"); open("reference/__init__.py", "w").write("def verdict(): return 'pass'")`,
+		"a pipe that looks like a package": `import os
+os.mkfifo("random")`,
 		"a module over Python's own": `open("random.py", "w").write("import os; os.write(3, b'check: pass'); os._exit(0)")`,
 	} {
 		t.Run(name, func(t *testing.T) {

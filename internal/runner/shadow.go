@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // modules lists what Python could import from the directory of the main file,
@@ -14,14 +16,7 @@ import (
 func (s *sources) modules(main string) map[string]string {
 	found := map[string]string{} // entry, relative to the root: module
 	dir := filepath.Dir(strings.TrimPrefix(main, s.root.Name()+"/"))
-	f, err := s.root.Open(dir)
-	if err != nil {
-		return found
-	}
-	defer f.Close() //nolint:errcheck // opened for reading
-	entries, _ := f.ReadDir(-1)
-	for _, e := range entries {
-		name := e.Name()
+	for _, name := range s.list(dir) {
 		module, _, dotted := strings.Cut(name, ".")
 		switch {
 		case dotted && slices.Contains([]string{".py", ".pyc", ".so"}, filepath.Ext(name)):
@@ -37,13 +32,19 @@ func (s *sources) modules(main string) map[string]string {
 // isPackage says whether a directory takes precedence over modules of its name:
 // one without an __init__ does not.
 func (s *sources) isPackage(dir string) bool {
-	f, err := s.root.Open(dir)
+	return slices.ContainsFunc(s.list(dir), func(n string) bool { return strings.HasPrefix(n, "__init__.") })
+}
+
+// list returns the names in a directory, none if it is not one. A program may
+// have put there what blocks when it is opened, a pipe.
+func (s *sources) list(dir string) []string {
+	f, err := s.root.OpenFile(dir, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return false
+		return nil
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
 	names, _ := f.Readdirnames(-1)
-	return slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, "__init__.") })
+	return names
 }
 
 // findElsewhere prints those of its arguments that are modules of Python itself
