@@ -80,6 +80,13 @@ hooks-lint: | deps-check
 unit: $(AGENT) | deps-build deps-check
 	KBNODE_TEST_AGENT=$(AGENT) go test -race ./...
 
+# Cases of the evaluation engine: those in the repository, the shared ones where
+# they lie beside it, and those in the directory that KBNODE_RUNNER_CASES names.
+.PHONY: test-runner
+test-runner: | deps-check ## the evaluation engine against recorded runs of the Python one
+	KBNODE_RUNNER_CASES=$(if $(KBNODE_RUNNER_CASES),$(abspath $(KBNODE_RUNNER_CASES))) go test -count=1 -v -run 'Cases$$' ./internal/runner | \
+		awk '/^ *=== /{next} /^    --- PASS/{n++; next} /^--- PASS/{next} /^    --- FAIL/{bad++} {print} END{print n+bad " cases, " bad+0 " failed"}'
+
 .PHONY: bench
 bench: ## speed: split, inventory, install and no-op reconcile for 1, 8 and 64 slots; what the runner costs
 	go test -run '^$$' -bench . -benchmem ./internal/...
@@ -97,7 +104,10 @@ fuzz: ## fuzz what reads hostile input, a minute each
 	go test ./internal/config -fuzz FuzzParse -fuzztime 60s
 	go test ./internal/cpuset -fuzz FuzzParse -fuzztime 60s
 	go test ./internal/guard -fuzz FuzzRebuild -fuzztime 60s -fuzzminimizetime 5x
-	go test ./internal/payload -fuzz FuzzParseObject -fuzztime 60s
+	for f in FuzzInflate FuzzParseObject; do \
+	  go test ./internal/payload -run '^$$' -fuzz "$$f$$" -fuzztime 60s -fuzzminimizetime 5x; done
+	for f in FuzzParsePopcorn FuzzCapture FuzzDecode FuzzClean FuzzMarkdown; do \
+	  go test ./internal/runner -run '^$$' -fuzz "$$f$$" -fuzztime 60s -fuzzminimizetime 5x; done
 
 # ---- tools ----------------------------------------------------------------
 

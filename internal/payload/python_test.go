@@ -143,31 +143,3 @@ func TestPrintable(t *testing.T) {
 		}
 	}
 }
-
-func FuzzInflate(f *testing.F) {
-	f.Add(Encode([]byte(`{"a": 1}`)))
-	f.Add("H4sIAAAAAAAA")
-	f.Add("eJyrVkpUsjKsBQAIJQJF====x")
-	f.Fuzz(func(t *testing.T, text string) {
-		doc, err := Inflate(text, Limits{JSON: 1 << 16})
-		if err == nil && len(doc) > 1<<16 {
-			t.Errorf("%d bytes were accepted", len(doc))
-		}
-	})
-}
-
-func FuzzParseObject(f *testing.F) {
-	for _, doc := range []string{`{"a": [1, -0.5e7, "\ud83d\ude00"], "a": null}`, `{"\u0000": NaN}`, `{"a":{"b":{}}}`} {
-		f.Add(doc)
-	}
-	f.Fuzz(func(t *testing.T, doc string) {
-		o, err := ParseObject(doc, Limits{Depth: 50, Values: 1000})
-		var std map[string]any
-		if json.Unmarshal([]byte(doc), &std) == nil && err != nil && !strings.Contains(err.Error(), "more than") && !strings.Contains(err.Error(), "deeper") {
-			t.Errorf("refused what encoding/json accepts: %v", err)
-		}
-		if err == nil && strings.ContainsAny(Repr(o), "\n\r\x00") {
-			t.Errorf("repr holds a control character: %q", Repr(o))
-		}
-	})
-}

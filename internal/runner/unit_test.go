@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 func TestTruncate(t *testing.T) {
@@ -55,18 +53,6 @@ func TestQuote(t *testing.T) {
 	got := quote([]string{"python3", "", "it's", "a b", "A-z_0@%+=:,./", "é", "$x"})
 	if want := `python3 '' 'it'"'"'s' 'a b' A-z_0@%+=:,./ 'é' '$x'`; got != want {
 		t.Errorf("got %s, want %s", got, want)
-	}
-}
-
-func TestChildEnv(t *testing.T) {
-	t.Parallel()
-	for env, want := range map[string]bool{
-		"": true, "LANG=C": true, "LANG=POSIX": true, "LANG=de_DE.UTF-8": false, "LC_ALL=C": false,
-		"LC_CTYPE=de_DE.UTF-8": false, "LC_CTYPE=C": true, "PYTHONCOERCECLOCALE=0": false,
-	} {
-		if got := getenv(childEnv([]string{env}), "LC_CTYPE") == "C.UTF-8"; got != want {
-			t.Errorf("%q: coerced is %v", env, got)
-		}
 	}
 }
 
@@ -176,54 +162,6 @@ func TestCPUModel(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-}
-
-func FuzzParsePopcorn(f *testing.F) {
-	f.Add([]byte("check: pass\r\nk: v\x1ca:\xff\n:\n\u2028"))
-	f.Fuzz(func(t *testing.T, in []byte) {
-		result, _ := parsePopcorn(in)
-		seen := map[string]bool{}
-		for _, p := range result {
-			if seen[p.Key] || strip(p.Key) != p.Key || strip(p.Value) != p.Value {
-				t.Errorf("%q: %q", p.Key, p.Value)
-			}
-			seen[p.Key] = true
-		}
-	})
-}
-
-func FuzzCapture(f *testing.F) {
-	f.Add([]byte("a\r\nb\r"), 1, true)
-	f.Add([]byte(strings.Repeat("x\xf0\x9f", 9000)), 3, false)
-	f.Fuzz(func(t *testing.T, in []byte, cut int, translate bool) {
-		var whole, parts capture
-		cut = min(max(cut, 0), len(in))
-		_, _ = whole.Write(in)
-		_, _ = parts.Write(in[:cut])
-		_, _ = parts.Write(in[cut:])
-		if d := cmp.Diff(whole.text(translate), parts.text(translate)); d != "" {
-			t.Error(d)
-		}
-		text := decode(in)
-		if translate {
-			text = newlines(text)
-		}
-		if want := truncate(text, strings.Count(text, "\n")+1); want != whole.text(translate) {
-			t.Error("the whole output gives another text")
-		}
-	})
-}
-
-// FuzzDecode holds decode to what ranges over text: same characters, and as
-// many replacements or fewer.
-func FuzzDecode(f *testing.F) {
-	f.Add([]byte("a\xe2\x82b\xed\xa0\x80\xf4\x90\x80"))
-	f.Fuzz(func(t *testing.T, in []byte) {
-		got, want := decode(in), string([]rune(string(in)))
-		if len(got) > len(want) || strings.ReplaceAll(got, "\ufffd", "") != strings.ReplaceAll(want, "\ufffd", "") {
-			t.Errorf("%q became %q", in, got)
-		}
-	})
 }
 
 func TestDecodeAgreesWithPython(t *testing.T) {
