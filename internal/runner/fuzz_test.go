@@ -3,6 +3,7 @@ package runner
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -44,7 +45,7 @@ func plainPopcorn(text string) Pairs[string] {
 	}
 	var keys []string
 	values := map[string]string{}
-	for _, line := range strings.Split(text, "\n") {
+	for line := range strings.SplitSeq(text, "\n") {
 		key, value, _ := strings.Cut(line, ":")
 		if key == "" && value == "" {
 			continue
@@ -181,7 +182,7 @@ func couldBegin(b []byte) bool {
 		return true
 	}
 	for _, next := range []byte{0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf} { // the ends of all ranges of second bytes
-		if couldBegin(append(b[:len(b):len(b)], next)) {
+		if couldBegin(append(slices.Clip(b), next)) {
 			return true
 		}
 	}
