@@ -1,62 +1,93 @@
 package runner
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
+// caseLimit is how long one case may take.
+const caseLimit = time.Minute
+
 // engineCase is a run of the Python engine: the payload and what came of it.
+// <BASE> stands for the directory that holds the job's.
 type engineCase struct {
-	Name    string            `json:"name"`
 	Config  json.RawMessage   `json:"config"`
 	Payload *engineCoding     `json:"payload"` // where the encoding is the point
 	Env     map[string]string `json:"env"`
 	Files   map[string]string `json:"files"`
+	Tools   map[string]string `json:"tools"`  // executable, first on the PATH
+	Leaves  []string          `json:"leaves"` // what the programs make and nobody removes
 	Python  struct {
-		ExitCode int            `json:"exit_code"`
-		Result   map[string]any `json:"result"`
+		ExitCode int             `json:"exit_code"`
+		Result   json.RawMessage `json:"result"` // null: it crashed, an error is wanted
 	} `json:"python"`
 }
 
 type engineCoding struct {
-	Kind string `json:"kind"` // json_text: Text instead of config; wrapped: with line breaks and blanks
+	Kind string `json:"kind"` // json_text: Text instead of config; wrapped: with line breaks and blanks; raw: Text is encoded
 	Text string `json:"text"`
 }
 
-func TestCases(t *testing.T) {
+// placeholders are texts that many cases share.
+var placeholders = map[string]string{
+	`"<EVAL>"`: "testdata/eval.py", `"<NVCC>"`: "testdata/tools/nvcc", `"<NCU>"`: "testdata/tools/ncu", `"<ROCPROF>"`: "testdata/tools/rocprofv3",
+}
+
+func TestOwnCases(t *testing.T) {
 	t.Parallel()
-	runCases(t, "testdata/cases/*.json")
+	runCases(t, "testdata/cases")
 }
 
 // TestSpecCases runs the project's shared cases where they lie beside the
 // repository.
 func TestSpecCases(t *testing.T) {
 	t.Parallel()
-	runCases(t, "../../../shared/spec/cases/*.json")
+	runCases(t, "../../../shared/spec/cases")
 }
 
-func runCases(t *testing.T, pattern string) {
+// TestGivenCases runs cases of the same form from another directory.
+func TestGivenCases(t *testing.T) {
+	t.Parallel()
+	dir := os.Getenv("KBNODE_RUNNER_CASES")
+	if dir == "" {
+		t.Skip("KBNODE_RUNNER_CASES names no directory")
+	}
+	runCases(t, dir)
+}
+
+func runCases(t *testing.T, dir string) {
 	t.Helper()
-	files, err := filepath.Glob(pattern)
+	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(files) == 0 {
-		t.Skip("no cases at", pattern)
+		t.Skip("no cases in", dir)
 	}
-	eval, err := os.ReadFile("testdata/eval.py")
-	if err != nil {
-		t.Fatal(err)
-	}
-	evalJSON, err := json.Marshal(string(eval))
-	if err != nil {
-		t.Fatal(err)
+	var texts []string
+	for mark, file := range placeholders {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		quoted, err := json.Marshal(string(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, mark, string(quoted))
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".json"), func(t *testing.T) {
@@ -65,71 +96,174 @@ func runCases(t *testing.T, pattern string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var c engineCase
-			if err := json.Unmarshal([]byte(strings.ReplaceAll(string(text), `"<EVAL>"`, string(evalJSON))), &c); err != nil {
-				t.Fatal(err)
-			}
-			c.run(t)
+			runCase(t, strings.NewReplacer(texts...).Replace(string(text)))
 		})
 	}
 }
 
-func (c *engineCase) run(t *testing.T) {
-	doc := []byte(c.Config)
-	if c.Payload != nil && c.Payload.Kind == "json_text" {
-		doc = []byte(c.Payload.Text)
+func runCase(t *testing.T, text string) {
+	j := newJob(t, "PYTHONDONTWRITEBYTECODE=")
+	var c, wanted engineCase
+	err := json.Unmarshal([]byte(strings.ReplaceAll(text, "<BASE>", j.dir)), &c)
+	if err = errors.Join(err, json.Unmarshal([]byte(text), &wanted)); err != nil {
+		t.Fatal(err)
 	}
-	var kind struct{ Lang, Mode string }
-	if err := json.Unmarshal(doc, &kind); err == nil && (kind.Lang != "py" || kind.Mode == "profile") {
-		t.Skipf("lang %s, mode %s is not supported yet", kind.Lang, kind.Mode)
-	}
-	text := payload.Encode(doc)
-	if c.Payload != nil && c.Payload.Kind == "wrapped" {
-		text = regexp.MustCompile(".{1,76}").ReplaceAllString(text, "$0 \n")
-	}
-	env := []string{"KERNELBOT_PAYLOAD=" + text, "PYTHONDONTWRITEBYTECODE="}
+	c.Python = wanted.Python // in which <BASE> stays
+	j.cmd.Env = append(j.cmd.Env, "PATH="+filepath.Join(j.dir, "bin")+":"+getenvLast(j.cmd.Env, "PATH"), "KERNELBOT_PAYLOAD="+c.encoded(t))
 	for k, v := range c.Env {
-		env = append(env, k+"="+v)
+		j.cmd.Env = append(j.cmd.Env, k+"="+v)
 	}
-	j := newJob(t, env...)
-	for name, content := range c.Files {
-		if err := os.WriteFile(filepath.Join(j.cmd.Dir, name), []byte(content), 0o644); err != nil {
+	write := func(path, content string, mode fs.FileMode) {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), mode); err != nil {
 			t.Fatal(err)
 		}
 	}
+	for name, content := range c.Files {
+		write(filepath.Join(j.cmd.Dir, name), content, 0o644)
+	}
+	for name, content := range c.Tools {
+		write(filepath.Join(j.dir, "bin", name), content, 0o755)
+	}
+	before := j.files(t)
+
+	timer := time.AfterFunc(caseLimit, func() { _ = j.cmd.Process.Kill() })
 	code, result := j.run(t)
+	if !timer.Stop() {
+		t.Errorf("did not end within %s", caseLimit)
+	}
+	c.compare(t, j, code, result)
+
+	var kind struct{ Mode string }
+	_ = json.Unmarshal(c.Config, &kind) // the config may be what is wrong
+	left := slices.DeleteFunc(j.files(t), func(name string) bool {
+		return name == ResultFile || slices.Contains(before, name) || slices.Contains(c.Leaves, name) ||
+			kind.Mode == "profile" && (name == ProfileDir || strings.HasPrefix(name, ProfileDir+"/"))
+	})
+	if len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+	if pids := j.processes(t); len(pids) > 0 {
+		t.Errorf("left alive: %q", pids)
+	}
+}
+
+// getenvLast returns a variable's value as os/exec passes it on: the last one.
+func getenvLast(env []string, name string) string {
+	env = slices.Clone(env)
+	slices.Reverse(env)
+	return getenv(env, name)
+}
+
+// encoded returns the payload as the job is given it.
+func (c *engineCase) encoded(t *testing.T) string {
+	if c.Payload == nil {
+		return payload.Encode(c.Config)
+	}
+	switch c.Payload.Kind {
+	case "json_text":
+		return payload.Encode([]byte(c.Payload.Text))
+	case "raw":
+		return c.Payload.Text
+	case "wrapped":
+		return regexp.MustCompile(".{1,76}").ReplaceAllString(payload.Encode(c.Config), "$0 \n")
+	}
+	t.Fatalf("payload kind %q is not known", c.Payload.Kind)
+	return ""
+}
+
+func (c *engineCase) compare(t *testing.T, j *job, code int, result map[string]any) {
+	if bytes.Equal(c.Python.Result, []byte("null")) || len(c.Python.Result) == 0 {
+		if message, _ := at(result, "error").(string); code != 1 || at(result, "success") != false || message == "" {
+			t.Errorf("exit code %d, result %v; want an error", code, result)
+		}
+		return
+	}
 	if code != c.Python.ExitCode {
 		t.Errorf("exit code %d, want %d\n%s", code, c.Python.ExitCode, j.stderr.String())
 	}
-	want := c.Python.Result
-	runs, _ := at(result, "runs").(map[string]any)
+	var want map[string]any
+	if err := json.Unmarshal(c.Python.Result, &want); err != nil {
+		t.Fatal(err)
+	}
 	pairs := []string{j.dir, "<BASE>"}
+	runs, _ := at(result, "runs").(map[string]any)
 	for name, ev := range runs {
 		command, _ := at(ev, "run", "command").(string)
-		if path := regexp.MustCompile(regexp.QuoteMeta(j.dir) + `/tmp/\S+$`).FindString(command); path != "" {
+		if path := regexp.MustCompile(`/\S*/tmp[a-z0-9_]{8}$`).FindString(command); path != "" {
 			pairs = append([]string{path, "<CASES>"}, pairs...)
+		}
+		if path := regexp.MustCompile(`\btmp[a-z0-9_]{8}/` + ProfileDir).FindString(command); path != "" {
+			pairs = append([]string{path, "<DIR>/" + ProfileDir}, pairs...)
 		}
 		// A program's own exit code 114 has a duration that the case could not know.
 		if w, ok := at(want, "runs", name, "run").(map[string]any); ok && len(at(w, "result").(map[string]any)) > 0 {
 			w["duration"] = "*"
 		}
+		// An archive is given by its files.
+		if _, ok := at(want, "runs", name, "profile", "trace").(map[string]any); ok {
+			trace := map[string]any{}
+			for file, text := range unzip(t, at(ev, "profile", "trace")) {
+				trace[file] = text
+			}
+			at(ev, "profile").(map[string]any)["trace"] = trace
+		}
 	}
 	for _, d := range differences("result", want, any(result), strings.NewReplacer(pairs...)) {
 		t.Error(d)
 	}
-	left := []string{}
+	text, err := os.ReadFile(filepath.Join(j.cmd.Dir, ResultFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(runNames(t, string(c.Python.Result)), runNames(t, string(text))); diff != "" {
+		t.Errorf("order of runs (-want +got):\n%s", diff)
+	}
+}
+
+// runNames returns the names of the runs in their order.
+func runNames(t *testing.T, result string) (names []string) {
+	o, err := payload.ParseObject(result, payload.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs, _ := o.Get("runs")
+	object, _ := runs.(*payload.Object)
+	for name := range object.All() {
+		names = append(names, name)
+	}
+	return names
+}
+
+// files lists what lies in the job's directory, and in the one for temporary
+// files, with names that begin with "../tmp".
+func (j *job) files(t *testing.T) (names []string) {
 	for _, dir := range []string{j.cmd.Dir, filepath.Join(j.dir, "tmp")} {
-		entries, err := os.ReadDir(dir)
+		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+			if name, rerr := filepath.Rel(j.cmd.Dir, path); rerr == nil && path != dir {
+				names = append(names, name)
+			}
+			return err
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, e := range entries {
-			if _, given := c.Files[e.Name()]; !given && e.Name() != ResultFile {
-				left = append(left, e.Name())
-			}
+	}
+	return names
+}
+
+// processes lists those that have the job's directory in their environment.
+func (j *job) processes(t *testing.T) (pids []string) {
+	all, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range all {
+		if env, err := os.ReadFile(path); err == nil && bytes.Contains(env, []byte("TMPDIR="+j.dir+"/")) {
+			pids = append(pids, filepath.Base(filepath.Dir(path)))
 		}
 	}
-	if len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	return pids
 }

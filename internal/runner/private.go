@@ -163,19 +163,3 @@ func readPrivate(number string) ([]string, error) {
 	}
 	return strings.Split(string(text), "\x00"), nil
 }
-
-// childEnv completes the environment of programs as the Python engine's own
-// start did: in the C locale, CPython sets LC_CTYPE and its children inherit it.
-func childEnv(public []string) []string {
-	switch locale := getenv(public, "LC_CTYPE"); {
-	case getenv(public, "LC_ALL") != "" || getenv(public, "PYTHONCOERCECLOCALE") == "0":
-		return public
-	case locale != "" && locale != "C" && locale != "POSIX":
-		return public
-	case locale == "":
-		if lang := getenv(public, "LANG"); lang != "" && lang != "C" && lang != "POSIX" {
-			return public
-		}
-	}
-	return setenv(public, "LC_CTYPE", "C.UTF-8")
-}

@@ -174,7 +174,7 @@ func (s *session) evaluate(ctx context.Context, root *os.Root, r *Result) (err e
 		return err
 	}
 	e := &engine{
-		config: c, src: src, dir: root.Name(), env: childEnv(public), stdin: s.Stdin, note: s.log.note,
+		config: c, src: src, dir: root.Name(), env: childEnv(public, localeDir), stdin: s.Stdin, note: s.log.note,
 		compile: seconds(compileLimit), begin: s.log.begin,
 	}
 	if s.Compile > 0 {
