@@ -203,7 +203,7 @@ func TestLogOfCompilation(t *testing.T) {
 		{"does not compile", Evaluation{Compilation: &Compilation{NvccFound: true, Command: "nvcc a.cu", ExitCode: 2, Stderr: stderr}},
 			"+++ :x: test: does not compile\nCompilation: nvcc a.cu\nExit code 2\nStandard error:\n  a.cu(1): error: --- expected a ;\n  +++ more\n"},
 		{"no compiler", Evaluation{Compilation: &Compilation{Command: "which nvcc", ExitCode: 1}},
-			"+++ :x: test: no compiler, as nvcc was not found\nCompilation: which nvcc\nExit code 1\n"},
+			"+++ :x: test: nvcc was not found\nCompilation: which nvcc\nExit code 1\n"},
 		{"an extension that did not compile", Evaluation{
 			Compilation: &Compilation{NvccFound: true, Success: true, Command: "python3 submission.py", ExitCode: 1, Stdout: "broken"},
 			Run:         &Run{ExitCode: 1, Duration: "2.5", Command: "python3 eval.py", Stderr: "ImportError"},

@@ -18,6 +18,7 @@ const (
 	passed       = "passed"
 	notPassed    = "not passed"
 	compileError = "compile error"
+	noCompiler   = "no compiler"
 	outOfTime    = "out of time"
 	wasCancelled = "cancelled"
 )
@@ -62,7 +63,7 @@ func (s *evalSummary) outcome() string {
 
 // numbers says how many cases passed, or else what the verdict does not say.
 func (s *evalSummary) numbers() string {
-	if s.counts == "" && s.verdict != outOfTime && s.verdict != wasCancelled {
+	if s.counts == "" && s.verdict == notPassed {
 		return s.reason
 	}
 	return s.counts
@@ -76,7 +77,7 @@ func summarise(ctx context.Context, name string, ev *Evaluation) *evalSummary {
 	if run == nil {
 		s.verdict, s.reason = compileError, "does not compile"
 		if c := ev.Compilation; c != nil && !c.NvccFound {
-			s.reason = "no compiler, as nvcc was not found"
+			s.verdict, s.reason = noCompiler, "nvcc was not found"
 		}
 		return s
 	}

@@ -67,8 +67,9 @@ func TestSummarise(t *testing.T) {
 		{"a limit that is no time", nil, &Run{ExitCode: 114, Duration: "12345678901234567890"}, nil,
 			"out of time|ran into its time limit of 123456789012345… s||123456789012345… s"},
 		{"not compiled", nil, nil, nil, "compile error|does not compile||"},
+		{"no compiler", nil, nil, nil, "no compiler|nvcc was not found||"},
 	} {
-		ev := &Evaluation{Run: c.run, Compilation: &Compilation{NvccFound: true}}
+		ev := &Evaluation{Run: c.run, Compilation: &Compilation{NvccFound: c.name != "no compiler"}}
 		if c.run != nil {
 			c.run.Result = result(t, c.report...)
 		}
