@@ -179,7 +179,7 @@ func TestRebuildRefuses(t *testing.T) {
 		"NUL in a command":            {`{"Image":"i","Cmd":["a\u0000b"]}`, "NUL"},
 		"nested deeply":               {`{"Image":"i","X":` + strings.Repeat("[", 5000) + strings.Repeat("]", 5000) + `}`, "nested more than"},
 		"many values":                 {`{"Image":"i","Cmd":[` + strings.Repeat(`"",`, 60000) + `""]}`, "more than 50000 values"},
-		"larger than a megabyte":      {`{"Image":"i","Cmd":["` + strings.Repeat("a", 1<<20) + `"]}`, "larger than"},
+		"larger than three megabytes": {`{"Image":"i","Cmd":["` + strings.Repeat("a", 3<<20) + `"]}`, "larger than"},
 		"a list":                      {`[]`, "not a JSON object"},
 		"nothing":                     {``, "not JSON"},
 		"two objects":                 {`{"Image":"i"}{"HostConfig":{"Privileged":true}}`, "something follows"},

@@ -11,9 +11,10 @@ import (
 )
 
 // Bounds of a request's JSON. Docker's own command line stays below depth 6
-// and a thousand values.
+// and a thousand values, and its environment, which may hold a submission, below
+// the 2 MiB that Linux allows.
 const (
-	maxBody  = 1 << 20 // bytes
+	maxBody  = 3 << 20 // bytes
 	maxDepth = 12
 	maxNodes = 50_000
 )
