@@ -200,7 +200,13 @@ func (s *session) object(public, private []string) (*payload.Object, error) {
 		if err != nil {
 			return nil, err
 		}
-		return payload.ParseObject(text, s.Limits)
+		object, err := payload.ParseObject(text, s.Limits)
+		if err != nil && !strings.Contains(text, "{") {
+			if _, derr := payload.Decode(text, s.Limits); derr == nil {
+				err = errors.New("the payload is encoded; give it with --payload instead of --config")
+			}
+		}
+		return object, err
 	case s.Payload != "":
 		text, err = s.read(s.Payload, payload.Read)
 	default:
