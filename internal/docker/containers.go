@@ -30,7 +30,6 @@ type Container struct {
 	State        string // "created", "running", "exited", …
 	CgroupParent string // a slice, such as "buildkite-gpu0.slice"; "" for the engine's own
 	Labels       map[string]string
-	BindSources  []string // paths on the host
 }
 
 // Filter selects containers. Zero fields select everything.
@@ -92,11 +91,6 @@ func (e *Engine) inspect(ctx context.Context, id string) (Container, error) {
 	}
 	if in.HostConfig != nil {
 		c.CgroupParent = in.HostConfig.CgroupParent
-	}
-	for _, m := range in.Mounts {
-		if m.Type == "bind" {
-			c.BindSources = append(c.BindSources, m.Source)
-		}
 	}
 	return c, nil
 }

@@ -22,6 +22,8 @@ type fakeEngine struct {
 	socket string
 	driver string        // cgroup driver
 	exit   chan struct{} // closed: containers have exited
+	// onStart is called while a container starts, if not nil.
+	onStart func()
 
 	mu         sync.Mutex
 	requests   []string
@@ -93,7 +95,12 @@ func newFakeEngine(t *testing.T) *fakeEngine {
 		}
 	}))
 	mux.HandleFunc("GET /containers/{id}/logs", e.with(func(w http.ResponseWriter, _ *http.Request, _ *fakeContainer) { _, _ = io.WriteString(w, "logged\n") }))
-	mux.HandleFunc("POST /containers/{id}/{verb}", e.with(func(w http.ResponseWriter, _ *http.Request, _ *fakeContainer) { w.WriteHeader(http.StatusNoContent) }))
+	mux.HandleFunc("POST /containers/{id}/{verb}", e.with(func(w http.ResponseWriter, r *http.Request, _ *fakeContainer) {
+		if r.PathValue("verb") == "start" && e.onStart != nil {
+			e.onStart()
+		}
+		w.WriteHeader(http.StatusNoContent)
+	}))
 	mux.HandleFunc("DELETE /containers/{id}", e.with(func(w http.ResponseWriter, _ *http.Request, c *fakeContainer) {
 		e.mu.Lock()
 		delete(e.containers, c.ID)

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"time"
@@ -36,6 +37,8 @@ type Config struct {
 	Listener   *net.UnixListener // nil makes the run directory and listens on Policy.Socket
 	CgroupRoot string            // "" is /sys/fs/cgroup
 	Log        *slog.Logger
+
+	binder *binder // nil makes real mounts
 }
 
 // Serve answers on the slot's socket until ctx is done, and then until no
@@ -63,6 +66,9 @@ func Serve(ctx context.Context, c Config) error {
 		if listener, err = listen(c.Policy.Socket, uid, gid); err != nil {
 			return err
 		}
+	}
+	if err := g.binder.clear(); err != nil {
+		return err
 	}
 	server := &http.Server{
 		Handler:           &g.inFlight,
@@ -101,6 +107,7 @@ type guard struct {
 	log        *slog.Logger
 	table      []route
 	own        owners
+	binder     *binder
 	up         *upstream
 	engine     engineCheck
 	inFlight   inFlight
@@ -113,8 +120,12 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		facts:      facts{resolve: resolver(p.WorkRoot), gids: nodeGroups},
 		cgroupRoot: c.CgroupRoot,
 		log:        c.Log.With("slot", p.Slot),
+		binder:     newBinder(filepath.Dir(p.Socket)),
 		up:         newUpstream(p.DockerSocket),
 		engine:     engineCheck{ask: engine.Info},
+	}
+	if c.binder != nil {
+		g.binder = c.binder
 	}
 	if g.cgroupRoot == "" {
 		g.cgroupRoot = "/sys/fs/cgroup"

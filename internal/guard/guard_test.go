@@ -7,12 +7,15 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/user"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,6 +31,9 @@ type rig struct {
 	policy plan.JobPolicy
 	cgroup string // directory of the slice
 	socket string
+	mounts *binder
+	mu     sync.Mutex
+	held   map[string]string // what is mounted now, by held path
 	stop   context.CancelFunc
 	done   chan error
 	client *http.Client
@@ -58,6 +64,26 @@ func newRig(t *testing.T) *rig {
 	r.limit(t, "memory.max", "34359738368")
 	r.limit(t, "memory.swap.max", "0")
 	r.client = &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", r.socket) }}}
+	r.held = map[string]string{}
+	r.mounts = &binder{
+		dir: filepath.Join(filepath.Dir(r.socket), mountsDir),
+		mount: func(source, held string) error {
+			fd, err := openExact(source)
+			if err != nil {
+				return err
+			}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.held[held] = source
+			return syscall.Close(fd)
+		},
+		unmount: func(held string) error {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			delete(r.held, held)
+			return nil
+		},
+	}
 	r.serve(t, filepath.Join(dir, "cgroup"))
 	return r
 }
@@ -80,7 +106,7 @@ func (r *rig) serve(t *testing.T, cgroupRoot string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
 	go func() {
-		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler)})
+		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts})
 	}()
 	t.Cleanup(cancel)
 }
@@ -310,6 +336,10 @@ func TestStartLooksAgain(t *testing.T) {
 	if status, answer = r.ask(t, "POST", "/containers/job/start", ""); status != http.StatusForbidden || !strings.Contains(answer, "not what it was") {
 		t.Errorf("answers %d %s", status, answer)
 	}
+	// docker run --rm waits for the container to be removed.
+	if len(r.engine.containers) != 0 {
+		t.Errorf("left behind: %v", r.engine.containers)
+	}
 }
 
 func TestStartEndsTogether(t *testing.T) {
@@ -332,6 +362,49 @@ func TestStartEndsTogether(t *testing.T) {
 	}
 	if got, err := os.ReadFile(file); err != nil || string(got) != "1" {
 		t.Errorf("memory.oom.group is %q, %v", got, err)
+	}
+}
+
+// TestBinds sees what the engine gets of a mount, and when it is there.
+func TestBinds(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	dir := filepath.Join(r.policy.WorkRoot, "checkout")
+	file := filepath.Join(dir, "task.json")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	started := map[string]string{}
+	r.engine.onStart = func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		maps.Copy(started, r.held)
+	}
+	body := `{"Image":"img","HostConfig":{"Binds":["` + dir + `:/workdir","` + file + `:/task.json:ro"]}}`
+	for _, name := range []string{"job", "other"} {
+		if status, answer := r.ask(t, "POST", "/containers/create?name="+name, body); status != http.StatusCreated {
+			t.Fatal(answer)
+		}
+	}
+	want := map[string]string{}
+	for i, m := range r.engine.created[0].HostConfig.Mounts[:2] {
+		info, err := os.Lstat(m.Source)
+		if filepath.Dir(m.Source) != r.mounts.dir || err != nil || info.IsDir() != (i == 0) {
+			t.Errorf("the engine gets %s (%v)", m.Source, err)
+		}
+		want[m.Source] = []string{dir, file}[i]
+	}
+	if status, answer := r.ask(t, "POST", "/containers/job/start", ""); status != http.StatusNoContent {
+		t.Fatal(answer)
+	}
+	if diff := cmp.Diff(want, started); diff != "" {
+		t.Errorf("mounted while the engine started it (-want +got):\n%s", diff)
+	}
+	if status, answer := r.ask(t, "DELETE", "/containers/other", ""); status != http.StatusNoContent {
+		t.Fatal(answer)
+	}
+	if left, err := os.ReadDir(r.mounts.dir); err != nil || len(left) != 0 || len(r.held) != 0 {
+		t.Errorf("left behind: %v, %v, %v", left, r.held, err)
 	}
 }
 
@@ -423,6 +496,36 @@ func TestAttachEnds(t *testing.T) {
 	}
 	if got, err := io.ReadAll(out); err != nil || string(got) != frame("hello\n")+"bye" {
 		t.Errorf("the client got %q, %v", got, err)
+	}
+}
+
+// TestAttachOfClientThatIsGone ends the stream of a container that says nothing,
+// so that it does not hold up the guard's end.
+func TestAttachOfClientThatIsGone(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.create(t, "job")
+	conn, _ := attach(t, r, "job", "")
+	engine := <-r.engine.attached
+	if err := conn.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadAll(engine.r); err != nil {
+		t.Fatal(err)
+	}
+	// Only its input has ended: output still comes through.
+	if _, err := io.WriteString(engine, "output"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(conn, make([]byte, len("output"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.stop()
+	if err := <-r.done; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -8,11 +8,15 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -59,6 +63,16 @@ func (g *guard) create(c *call) error {
 	if name != "" {
 		c.query.Set("name", g.own.engineName(name))
 	}
+	binds, err := g.hold(wanted)
+	made := false
+	defer func() {
+		if !made {
+			g.release(binds)
+		}
+	}()
+	if err != nil {
+		return err
+	}
 	data, err := json.Marshal(wanted)
 	if err != nil {
 		return fmt.Errorf("write the request: %w", err)
@@ -73,37 +87,55 @@ func (g *guard) create(c *call) error {
 		return err
 	}
 	if resp.StatusCode == http.StatusCreated {
-		var made struct {
+		var created struct {
 			ID string `json:"Id"`
 		}
-		if err := json.Unmarshal(answerBody, &made); err != nil || made.ID == "" {
+		if err := json.Unmarshal(answerBody, &created); err != nil || created.ID == "" {
 			return errors.New("the Docker engine did not tell the new container's ID")
 		}
-		binds := []string{}
-		for _, m := range wanted.HostConfig.Mounts {
-			binds = append(binds, m.Source)
-		}
-		g.own.add(made.ID, owned{name: name, binds: binds})
-		g.log.Info("container created", "id", made.ID, "image", wanted.Image)
+		made = true
+		g.own.add(created.ID, owned{name: name, binds: binds})
+		g.log.Info("container created", "id", created.ID, "image", wanted.Image)
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(answerBody))
 	relay(c.w, resp)
 	return nil
 }
 
+// hold puts the slot user's paths in a request out of that user's reach.
+func (g *guard) hold(wanted *container.CreateRequest) ([]bound, error) {
+	var binds []bound
+	mounts := wanted.HostConfig.Mounts
+	for i, m := range mounts {
+		if m.Type != mount.TypeBind || m.Source == g.policy.Binary {
+			continue
+		}
+		b, err := g.binder.hold(m.Source)
+		if err != nil {
+			return binds, err
+		}
+		binds = append(binds, b)
+		mounts[i].Source = b.held
+	}
+	return binds, nil
+}
+
+func (g *guard) release(binds []bound) {
+	if err := g.binder.release(binds...); err != nil {
+		g.log.Warn("mount left behind", "err", err)
+	}
+}
+
 // start looks again at what may have changed since the container was made: the
 // slot's limits, and links on the way to what is mounted.
 func (g *guard) start(c *call) error {
-	if err := g.ready(c); err != nil {
+	binds := g.own.take(c.id)
+	defer g.release(binds)
+	if err := g.mayStart(c, binds); err != nil {
+		// The engine removes a container that cannot start if it is to be removed
+		// at its end, and `docker run --rm` waits for that.
+		g.discard(c)
 		return err
-	}
-	for _, source := range c.own.binds {
-		if source == g.policy.Binary {
-			continue
-		}
-		if resolved, err := g.facts.resolve(source); err != nil || resolved != source {
-			return forbid("%.80q is not what it was when the container was created; create it again", source)
-		}
 	}
 	resp, err := g.up.ask(c, nil)
 	if err != nil {
@@ -117,6 +149,34 @@ func (g *guard) start(c *call) error {
 	}
 	relay(c.w, resp)
 	return nil
+}
+
+func (g *guard) mayStart(c *call, binds []bound) error {
+	if err := g.ready(c); err != nil {
+		return err
+	}
+	for _, b := range binds {
+		if err := g.binder.mount(b.source, b.held); err != nil {
+			g.log.Warn("mount refused", "id", c.id, "err", err)
+			return forbid("%.80q is not what it was when the container was created; create it again", b.source)
+		}
+	}
+	return nil
+}
+
+// discard removes a container that is not started.
+func (g *guard) discard(c *call) {
+	req := *c
+	req.method, req.path, req.query = http.MethodDelete, "containers/"+c.id, url.Values{"v": {"1"}}
+	resp, err := g.up.ask(&req, nil)
+	if err != nil {
+		g.log.Warn("container left behind", "id", c.id, "err", err)
+		return
+	}
+	hangUp(resp.Body)
+	if resp.StatusCode == http.StatusNoContent {
+		g.own.forget(c.id)
+	}
 }
 
 // ready says why no container of the slot may run now.
@@ -147,6 +207,7 @@ func (g *guard) remove(c *call) error {
 	}
 	defer hangUp(resp.Body)
 	if resp.StatusCode == http.StatusNoContent {
+		g.release(g.own.take(c.id))
 		g.own.forget(c.id)
 	}
 	relay(c.w, resp)

@@ -12,8 +12,8 @@ import (
 
 // owned is a container that was made through this guard.
 type owned struct {
-	name  string   // as the job gave it; "" if the engine made one up
-	binds []string // the real paths of its mounts
+	name  string  // as the job gave it; "" if the engine made one up
+	binds []bound // what it mounts, until it is started
 }
 
 // owners knows the containers of the slot. It is a copy of what the engine
@@ -43,6 +43,18 @@ func (o *owners) add(id string, c owned) {
 		o.byID = map[string]owned{}
 	}
 	o.byID[id] = c
+}
+
+// take returns what a container mounts, once: after its start it needs none of
+// it on the host.
+func (o *owners) take(id string) []bound {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	c, ok := o.byID[id]
+	if ok {
+		o.byID[id] = owned{name: c.name}
+	}
+	return c.binds
 }
 
 func (o *owners) forget(id string) {
@@ -107,12 +119,18 @@ func (o *owners) reload(ctx context.Context) error {
 		return fmt.Errorf("list the slot's containers: %w", err)
 	}
 	byID := make(map[string]owned, len(list))
-	for _, c := range list {
-		// A name that the engine made up has no prefix and is good as it is.
-		byID[c.ID] = owned{name: strings.TrimPrefix(c.Name, o.prefix), binds: c.BindSources}
-	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	for _, c := range list {
+		// A name that the engine made up has no prefix and is good as it is.
+		byID[c.ID] = owned{name: strings.TrimPrefix(c.Name, o.prefix), binds: o.byID[c.ID].binds}
+	}
+	for id, c := range o.byID {
+		// It was created while the engine made its list.
+		if _, ok := byID[id]; !ok && len(c.binds) > 0 {
+			byID[id] = c
+		}
+	}
 	o.byID = byID
 	return nil
 }

@@ -32,6 +32,7 @@ type call struct {
 	w       http.ResponseWriter
 	r       *http.Request
 	version string // "v1.45", or "" where the client named none
+	method  string // for the engine
 	path    string // for the engine, without the version
 	id      string // the full ID of the container, where the path names one
 	own     owned
@@ -112,7 +113,7 @@ func (g *guard) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 func (g *guard) dispatch(w http.ResponseWriter, r *http.Request) error {
-	c := &call{w: w, r: r}
+	c := &call{w: w, r: r, method: r.Method}
 	segments := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	if m := versionForm().FindStringSubmatch(segments[0]); m != nil {
 		if minor, _ := strconv.Atoi(m[1]); minor < minVersion {

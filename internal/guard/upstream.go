@@ -11,7 +11,10 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // maxAnswer bounds the answers that are read whole, in bytes.
@@ -48,7 +51,7 @@ func (u *upstream) request(c *call, body io.Reader) (*http.Request, error) {
 		path = "/" + c.version + path
 	}
 	target := url.URL{Scheme: "http", Host: "docker", Path: path, RawQuery: c.query.Encode()}
-	req, err := http.NewRequestWithContext(c.r.Context(), c.r.Method, target.String(), body)
+	req, err := http.NewRequestWithContext(c.r.Context(), c.method, target.String(), body)
 	if err != nil {
 		return nil, fmt.Errorf("ask Docker: %w", err)
 	}
@@ -144,6 +147,9 @@ const (
 	upgradeDeadline = time.Minute
 	// linger is for the client to see the end of the stream and hang up.
 	linger = 2 * time.Second
+	// hangupPoll is how often a stream is looked at that only gives output; the
+	// kernel tells of a client that is gone at once.
+	hangupPoll = time.Second
 )
 
 // attach joins the client with a container's standard streams. Once the engine
@@ -209,10 +215,11 @@ func switchProtocols(client net.Conn, resp *http.Response) error {
 	return err
 }
 
-// join copies both ways until the engine has no more to say. The client closing
-// its writing half only ends the container's standard input.
+// join copies both ways until the engine has no more to say, or the client is
+// gone. The client closing its writing half only ends the container's standard
+// input.
 func join(client net.Conn, clientReader *bufio.Reader, engine net.Conn, engineReader *bufio.Reader) {
-	input := make(chan struct{})
+	input, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(input)
 		if err := pump(engine, client, clientReader); err != nil {
@@ -220,12 +227,44 @@ func join(client net.Conn, clientReader *bufio.Reader, engine net.Conn, engineRe
 			// unread data would reset it and lose the last output.
 			_, _ = io.Copy(io.Discard, client)
 		}
+		// The engine keeps the stream of a container that never starts open.
+		if awaitHangup(client, ended) {
+			_ = engine.Close()
+		}
 	}()
 	// The stream ends here for either side, whether the copy broke or not.
 	_ = pump(client, engine, engineReader)
+	close(ended)
 	_ = client.SetReadDeadline(time.Now().Add(linger))
 	_ = engine.Close()
 	<-input
+}
+
+// awaitHangup waits until the other end of a connection has closed both halves,
+// and says whether that came before ended.
+func awaitHangup(conn net.Conn, ended <-chan struct{}) bool {
+	c, ok := conn.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := c.SyscallConn()
+	for err == nil {
+		var hup bool
+		err = raw.Control(func(fd uintptr) {
+			fds := []unix.PollFd{{Fd: int32(fd)}} //nolint:gosec // a file's number
+			_, _ = unix.Poll(fds, int(hangupPoll.Milliseconds()))
+			hup = fds[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0
+		})
+		select {
+		case <-ended:
+			return false
+		default:
+		}
+		if hup {
+			return true
+		}
+	}
+	return false
 }
 
 // pump copies what was read ahead, then the connection itself, then says that

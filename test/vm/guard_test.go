@@ -1,0 +1,146 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/test/vm"
+)
+
+// step is a job in an image on one slot, with options of the docker plugin.
+func step(slot int, image, command, options string) string {
+	return fmt.Sprintf(`steps:
+  - command: |
+      %s
+    agents: {queue: b200, gpu-index: "%d"}
+    plugins:
+      - docker#v5.11.0: {image: "%s", gpus: all, propagate-environment: true%s}
+`, strings.ReplaceAll(command, "\n", "\n      "), slot, image, options)
+}
+
+// runStep runs a step to its end and returns what bkstub printed, the log too.
+func runStep(m *vm.Machine, slot int, steps string, flags ...string) vm.Result {
+	file := fmt.Sprintf("/root/steps-%d.yml", slot)
+	m.Put(file, 0o600, steps)
+	return m.Try("bkstub submit --queue b200 --wait --steps " + file + " " + strings.Join(flags, " ") + " 2>&1")
+}
+
+// idle says that a slot has no container and takes jobs.
+func idle(t *testing.T, m *vm.Machine, slot int) {
+	t.Helper()
+	if got := m.Sh(fmt.Sprintf("ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu%d.slice/docker-* 2>/dev/null || true; ls /run/kbnode/gpu%d/mounts 2>/dev/null || true", slot, slot)); got != "" {
+		t.Errorf("slot %d is not clean: %s", slot, got)
+	}
+	if r := runStep(m, slot, step(slot, "busybox:test", "echo next job", "")); r.Code != 0 || !strings.Contains(r.Stdout, "next job") {
+		t.Errorf("slot %d does not take the next job: %s", slot, r.Stdout)
+	}
+}
+
+// TestGuard sends hostile and careless jobs to a node whose operator narrowed
+// what they may do, and looks at what came of them.
+func TestGuard(t *testing.T) {
+	t.Parallel()
+	m := installed(t)
+
+	t.Run("a job out of memory ends as a whole", func(t *testing.T) {
+		// The shell would go on if the kernel only ended the largest process.
+		r := runStep(m, 1, step(1, "busybox:test", "tail /dev/zero\necho went on", `, memory: 64m`))
+		if r.Code == 0 || strings.Contains(r.Stdout, "went on") {
+			t.Errorf("exit code %d\n%s", r.Code, r.Stdout)
+		}
+		idle(t, m, 1)
+	})
+
+	t.Run("variables that reach for the host", func(t *testing.T) {
+		m.Sh("mkdir -p /var/lib/buildkite-agent/gpu-3/builds/precious; chown -R kbnode-gpu3: /var/lib/buildkite-agent/gpu-3/builds")
+		for _, env := range []string{
+			"BUILDKITE_BUILD_CHECKOUT_PATH=/var/lib/buildkite-agent/gpu-3/builds/precious",
+			"BASH_ENV=/tmp/evil", "BUILDKITE_BOOTSTRAP_PHASES=command", "LD_PRELOAD=/tmp/evil.so", "BUILDKITE_GIT_SUBMODULE_CLONE_CONFIG=core.fsmonitor=id",
+		} {
+			r := runStep(m, 2, step(2, "busybox:test", "echo it ran", ""), "--env", env)
+			if r.Code == 0 || strings.Contains(r.Stdout, "it ran") {
+				t.Errorf("%s: exit code %d\n%s", env, r.Code, r.Stdout)
+			}
+		}
+		if r := runStep(m, 2, step(2, "busybox:test", "echo it ran", "")+"    artifact_paths: [/etc/passwd]\n"); r.Code == 0 || strings.Contains(r.Stdout, "it ran") {
+			t.Errorf("artifacts from outside: exit code %d\n%s", r.Code, r.Stdout)
+		}
+		if got := m.Sh("journalctl -b -o cat -u buildkite-agent-gpu2 | grep -c 'changes what runs on the host' || true"); got == "0" {
+			t.Error("the journal does not say why")
+		}
+		m.Sh("test -d /var/lib/buildkite-agent/gpu-3/builds/precious")
+		idle(t, m, 2)
+	})
+
+	t.Run("a mount that turns into a link", func(t *testing.T) {
+		as := func(script string) vm.Result {
+			return m.Try("runuser -u kbnode-gpu4 -- env DOCKER_HOST=unix:///run/kbnode/gpu4/docker.sock HOME=/tmp bash -c 'cd /var/lib/buildkite-agent/gpu-4/builds; " + script + "' 2>&1")
+		}
+		out := as(`mkdir -p race/dir; echo harmless >race/dir/shadow
+			docker create --name slow -v $PWD/race/dir:/mnt busybox:test cat /mnt/shadow && mv race/dir race/away && ln -s /etc race/dir && docker start -a slow; docker ps -aq; rm race/dir; mv race/away race/dir`).Stdout
+		if strings.Contains(out, "root:") || !strings.Contains(out, "not what it was") {
+			t.Errorf("a link to /etc: %s", out)
+		}
+		// Faster than any look at it before the mount.
+		out = as(`touch race/go; (while [ -e race/go ]; do mv race/dir race/away; ln -s /etc race/dir; rm race/dir; mv race/away race/dir; done) 2>/dev/null &
+			for i in 1 2 3 4 5 6 7 8 9 10; do timeout 60 docker run --rm -v $PWD/race/dir:/mnt busybox:test cat /mnt/shadow; done; rm race/go; wait`).Stdout
+		if strings.Contains(out, "root:") {
+			t.Errorf("a container saw the host's files: %s", out)
+		}
+		m.Sh("rm -rf /var/lib/buildkite-agent/gpu-4/builds/race")
+		idle(t, m, 4)
+	})
+
+	t.Run("a guard that is killed", func(t *testing.T) {
+		file := "/root/steps-6.yml"
+		m.Put(file, 0o600, step(6, "busybox:test", "sleep 15; echo done well", ""))
+		job := m.Start("bash", "-c", "bkstub submit --queue b200 --wait --steps "+file)
+		m.Wait("the job's container", "docker ps -q | grep -q .")
+		m.Sh("systemctl kill -s KILL kbnode-guard-gpu6")
+		// The stream that it carried breaks, and with it the job; nothing is left.
+		job.Wait()
+		m.Wait("the slot", "! docker ps -q | grep -q . && systemctl is-active kbnode-guard-gpu6")
+		idle(t, m, 6)
+	})
+
+	m.Sh(`printf 'job:\n  profile: strict\n  allowed_images: ["^kernelbot-test:latest$", "^busybox:test$"]\n' >>/etc/kbnode/config.yaml; kbnode reconcile`)
+	m.Sh("bkstub wait-agents --count 8 --timeout 3m")
+
+	t.Run("strict", func(t *testing.T) {
+		out := runStep(m, 5, step(5, "busybox:test", `id; grep -E "^(CapEff|CapBnd|NoNewPrivs)" /proc/self/status
+ls /sys/class/net
+touch /anywhere || echo root is read-only
+cp /bin/busybox /tmp/echo && /tmp/echo runs from tmp
+echo "{}" >result.json && echo checkout is writable
+echo HOME is $$HOME`, `, user: root, privileged: false`)).Stdout
+		for _, want := range []string{
+			"uid=" + m.Sh("id -u kbnode-gpu5") + " ", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1",
+			"root is read-only", "runs from tmp", "checkout is writable", "HOME is /tmp",
+		} {
+			if !strings.Contains(out, want) {
+				t.Errorf("the job did not see %q", want)
+			}
+		}
+		if strings.Contains(out, "eth0") {
+			t.Error("the job has a network")
+		}
+		if t.Failed() {
+			t.Log(out)
+		}
+		if out := m.Sh("bkstub submit --queue b200 --wait --json"); !strings.Contains(out, `"success":true`) && !strings.Contains(out, `"success": true`) {
+			t.Errorf("an evaluation in the strict profile: %s", out)
+		}
+	})
+
+	t.Run("an image that is not on the list", func(t *testing.T) {
+		for _, image := range []string{"evil:latest", "docker.io/library/busybox:other"} {
+			if out := runStep(m, 7, step(7, image, "echo it ran", "")).Stdout; !strings.Contains(out, "job.allowed_images") || strings.Contains(out, "it ran\r\n") {
+				t.Errorf("%s: %s", image, out)
+			}
+		}
+		idle(t, m, 7)
+	})
+}
