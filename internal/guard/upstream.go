@@ -251,7 +251,7 @@ func awaitHangup(conn net.Conn, ended <-chan struct{}) bool {
 	for err == nil {
 		var hup bool
 		err = raw.Control(func(fd uintptr) {
-			fds := []unix.PollFd{{Fd: int32(fd)}} //nolint:gosec // a file's number
+			fds := []unix.PollFd{{Fd: int32(fd)}}
 			_, _ = unix.Poll(fds, int(hangupPoll.Milliseconds()))
 			hup = fds[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0
 		})
