@@ -55,8 +55,16 @@ type fields struct {
 	errs []error
 }
 
+// maxFaults is how many of a payload's faults are told; it may have a million.
+const maxFaults = 20
+
 func (f *fields) refuse(format string, args ...any) {
-	f.errs = append(f.errs, fmt.Errorf(format, args...))
+	switch {
+	case len(f.errs) < maxFaults:
+		f.errs = append(f.errs, fmt.Errorf(format, args...))
+	case len(f.errs) == maxFaults:
+		f.errs = append(f.errs, errors.New("and more"))
+	}
 }
 
 // parseConfig checks the payload whole before anything is touched. All that is

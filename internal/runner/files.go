@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -18,13 +17,14 @@ import (
 // out of it.
 type sources struct {
 	root  *os.Root
-	files Pairs[string] // by name in root
+	files Pairs[string]  // by name in root
+	at    map[string]int // where in files a name is
 }
 
 // newSources refuses every name that does not lead to a file in the directory,
 // before anything is written.
 func newSources(root *os.Root, c *config) (*sources, error) {
-	s := &sources{root: root}
+	s := &sources{root: root, at: map[string]int{}}
 	return s, errors.Join(s.add("sources", c.sources), s.add("headers", c.headers))
 }
 
@@ -33,10 +33,15 @@ func (s *sources) add(key string, files Pairs[string]) error {
 	for _, f := range files {
 		name, err := s.check(f.Key)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %q %w", key, f.Key, err))
+			if errs = append(errs, fmt.Errorf("%s: %q %w", key, f.Key, err)); len(errs) == maxFaults {
+				break
+			}
 		}
-		// Of two texts under one name the later is the one that is there.
-		s.files = slices.DeleteFunc(s.files, func(old Pair[string]) bool { return old.Key == name })
+		if i, ok := s.at[name]; ok {
+			s.files[i].Value = f.Value // of two texts under one name the later is there
+			continue
+		}
+		s.at[name] = len(s.files)
 		s.files = append(s.files, Pair[string]{name, f.Value})
 	}
 	return errors.Join(errs...)
