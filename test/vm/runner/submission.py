@@ -1,0 +1,2 @@
+def double(numbers):
+    return [2 * n for n in numbers]
