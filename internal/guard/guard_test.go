@@ -238,7 +238,7 @@ func TestRequests(t *testing.T) {
 		"privileged container":           {"POST", "/v1.45/containers/create", `{"Image":"img","HostConfig":{"Privileged":true}}`, 403, "kbnode: HostConfig.Privileged: a job's container is never privileged", ""},
 		"image that is not there":        {"POST", "/v1.44/containers/create", `{"Image":"missing"}`, 404, "No such image", "POST /v1.44/containers/create"},
 		"name that is a way":             {"POST", "/containers/create?name=..%2fx", `{"Image":"img"}`, 403, "cannot be", ""},
-		"a body of two megabytes":        {"POST", "/containers/create", strings.Repeat(" ", 2<<20), 403, "larger than", ""},
+		"a body of four megabytes":       {"POST", "/containers/create", strings.Repeat(" ", 4<<20), 403, "larger than", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r.engine.mu.Lock()
