@@ -145,7 +145,8 @@ type result struct {
 
 func (j job) run(t *testing.T, change map[string]any) result {
 	t.Helper()
-	env := append([]string{"KERNELBOT_PAYLOAD=" + payload.Encode(config(t, change))}, path...)
+	// nvcc names its files by its process id, which another job's may have too.
+	env := append([]string{"TMPDIR=" + filepath.Dir(j.kbnode), "KERNELBOT_PAYLOAD=" + payload.Encode(config(t, change))}, path...)
 	stdout, stderr, code := inside(t, j.dir, env, j.kbnode, "runner")
 	if code != 0 {
 		t.Errorf("kbnode runner: exit code %d", code)
