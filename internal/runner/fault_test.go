@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -158,6 +159,56 @@ func TestTimeoutEndsTheWholeTree(t *testing.T) {
 	run := at(result, "runs", "test", "run")
 	if at(run, "exit_code") != 114.0 || at(run, "duration") != 2.5 || at(run, "passed") != false {
 		t.Errorf("run is %v", run)
+	}
+}
+
+// mayProfile says whether this process has CAP_PERFMON or CAP_SYS_ADMIN.
+func mayProfile(t *testing.T) bool {
+	t.Helper()
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(status), "CapEff:")
+	caps, err := strconv.ParseUint(strings.Fields(after)[0], 16, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return caps&(1<<38|1<<21) != 0
+}
+
+// TestProcessesAboveAreOutOfSight starts the runner from a process with the
+// payload in its environment, as a container's first one is.
+func TestProcessesAboveAreOutOfSight(t *testing.T) {
+	t.Parallel()
+	if lsm, err := os.ReadFile("/sys/kernel/security/lsm"); err == nil && !strings.Contains(string(lsm), "landlock") {
+		t.Skip("this kernel has no Landlock: ", string(lsm))
+	}
+	_, result := runPy(t, map[string]string{"eval.py": report + `
+above = int([l for l in open("/proc/%d/status" % os.getppid()) if l.startswith("PPid:")][0].split()[1])
+for what in ("environ", "mem", "maps", "fd/0"):
+    try:
+        open("/proc/%d/%s" % (above, what), "rb").read(1)
+        o(what + ": open\n")
+    except OSError as e:
+        o(what + ": " + e.strerror + "\n")
+os.mkdir("a"); open("b", "w"); os.rename("b", "a/b"); os.link("a/b", "c")
+for name in ("a/b", "c"): os.remove(name)
+os.rmdir("a")
+o("check: pass\n")`})
+	run := at(result, "runs", "test", "run")
+	if at(run, "passed") != true {
+		t.Errorf("run is %v", run)
+	}
+	seen := []string{"mem", "fd/0"}
+	// Who may profile the system may read these two of any process, since Linux 6.15.
+	if !mayProfile(t) {
+		seen = append(seen, "environ", "maps")
+	}
+	for _, what := range seen {
+		if got := at(run, "result", what); got != "Permission denied" {
+			t.Errorf("%s of the process above: %v", what, got)
+		}
 	}
 }
 

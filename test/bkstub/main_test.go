@@ -99,7 +99,7 @@ func TestSubmit(t *testing.T) {
 		t.Errorf("environment: %v", got)
 	}
 	job := s.Builds()[0].Jobs[0]
-	if diff := cmp.Diff([]string{"kbnode runner", "queue=b200", "result.json;profile_data/**"},
+	if diff := cmp.Diff([]string{"exec kbnode runner", "queue=b200", "result.json;profile_data/**"},
 		[]string{job.Command, job.AgentQueryRules[0], job.ArtifactPaths}); diff != "" {
 		t.Error(diff)
 	}

@@ -130,6 +130,17 @@ echo HOME is $$HOME`, `, user: root, privileged: false`)).Stdout
 		if t.Failed() {
 			t.Log(out)
 		}
+		// Without root's privileges, the payload is out of the submission's sight all the same.
+		e := evaluations{m: m}
+		hostile := e.submit(5, "exec kbnode runner", config(t, "hostile.py", map[string]any{
+			"benchmarks": []any{map[string]string{"note": "for-the-jury-only"}},
+		}))
+		if r := e.wait(t, hostile, "passed"); r.Result.Runs["test"].Run == nil || r.Result.Runs["test"].Run.Passed || r.Result.Forged {
+			t.Errorf("a hostile submission: %+v", r.Result)
+		}
+		if loot := m.Sh("bkstub artifact " + hostile + " loot"); strings.Contains(loot, "SECRET") || !strings.Contains(loot, "run process 1 environ - Permission denied") {
+			t.Errorf("the submission saw\n%s", loot)
+		}
 		if out := m.Sh("bkstub submit --queue b200 --wait --json"); !strings.Contains(out, `"success":true`) && !strings.Contains(out, `"success": true`) {
 			t.Errorf("an evaluation in the strict profile: %s", out)
 		}
