@@ -52,7 +52,7 @@ type stream struct {
 	r *bufio.Reader
 }
 
-func newFakeEngine(t *testing.T) *fakeEngine {
+func newFakeEngine(t testing.TB) *fakeEngine {
 	t.Helper()
 	e := &fakeEngine{
 		socket: filepath.Join(t.TempDir(), "engine.sock"), driver: "systemd",

@@ -39,7 +39,7 @@ type rig struct {
 	client *http.Client
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t testing.TB) *rig {
 	t.Helper()
 	me, err := user.Current()
 	if err != nil {
@@ -89,7 +89,7 @@ func newRig(t *testing.T) *rig {
 }
 
 // serve starts a guard and waits until it answers.
-func (r *rig) serve(t *testing.T, cgroupRoot string) {
+func (r *rig) serve(t testing.TB, cgroupRoot string) {
 	t.Helper()
 	me, err := user.Current()
 	if err != nil {
@@ -111,7 +111,7 @@ func (r *rig) serve(t *testing.T, cgroupRoot string) {
 	t.Cleanup(cancel)
 }
 
-func (r *rig) limit(t *testing.T, file, value string) {
+func (r *rig) limit(t testing.TB, file, value string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(r.cgroup, file), []byte(value+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func (r *rig) limit(t *testing.T, file, value string) {
 
 // ask sends one request and gives the status and the body, or the message of
 // an error.
-func (r *rig) ask(t *testing.T, method, path, body string) (int, string) {
+func (r *rig) ask(t testing.TB, method, path, body string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, "http://docker"+path, strings.NewReader(body))
 	if err != nil {
@@ -146,7 +146,7 @@ func (r *rig) ask(t *testing.T, method, path, body string) (int, string) {
 	return resp.StatusCode, string(data)
 }
 
-func (r *rig) create(t *testing.T, name string) string {
+func (r *rig) create(t testing.TB, name string) string {
 	t.Helper()
 	path := "/v1.45/containers/create"
 	if name != "" {
@@ -409,9 +409,14 @@ func TestBinds(t *testing.T) {
 }
 
 // attach opens a container's streams as Docker's command line does.
-func attach(t *testing.T, r *rig, ref, early string) (*net.UnixConn, *bufio.Reader) {
+func attach(t testing.TB, r *rig, ref, early string) (*net.UnixConn, *bufio.Reader) {
 	t.Helper()
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.socket})
+	return attachAt(t, r.socket, ref, early)
+}
+
+func attachAt(t testing.TB, socket, ref, early string) (*net.UnixConn, *bufio.Reader) {
+	t.Helper()
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket})
 	if err != nil {
 		t.Fatal(err)
 	}
