@@ -207,15 +207,15 @@ func (e *engine) walk(dir string, f func(name string, size int64) error) error {
 		if err != nil || name == dir || !d.Type().IsRegular() && !d.IsDir() {
 			return err
 		}
+		if n++; n > profileFiles {
+			return fmt.Errorf("%s holds more than %d files and directories", dir, profileFiles)
+		}
 		if d.IsDir() {
 			return f(strings.TrimPrefix(name, dir+"/")+"/", 0)
 		}
 		info, err := d.Info()
 		if err != nil {
 			return err
-		}
-		if n++; n > profileFiles {
-			return fmt.Errorf("%s holds more than %d files", dir, profileFiles)
 		}
 		return f(strings.TrimPrefix(name, dir+"/"), info.Size())
 	})
