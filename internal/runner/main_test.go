@@ -75,7 +75,8 @@ func newJob(t *testing.T, env ...string) *job {
 			t.Fatal(err)
 		}
 	}
-	j.cmd.Env = append(os.Environ(), "KBNODE_TEST_RUNNER=1", "TMPDIR="+tmp,
+	// The race detector otherwise waits a second before a program ends.
+	j.cmd.Env = append(os.Environ(), "KBNODE_TEST_RUNNER=1", "GORACE=atexit_sleep_ms=0", "TMPDIR="+tmp,
 		"PATH="+tools+":"+python+":"+os.Getenv("PATH"), "BUILDKITE=")
 	j.cmd.Env = append(j.cmd.Env, env...)
 	j.cmd.Stdout, j.cmd.Stderr = &j.stdout, &j.stderr
