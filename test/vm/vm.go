@@ -265,14 +265,28 @@ func (m *VM) Reset(ctx context.Context) error {
 	return m.comeBack(ctx)
 }
 
+// bootPatience is several times what a shutdown and a boot take, emulated.
+const bootPatience = 4 * time.Minute
+
+// comeBack waits for the guest's next boot. In the emulator a kernel sometimes
+// loses a timer while it boots and waits for it for ever: then it is reset.
 func (m *VM) comeBack(ctx context.Context) error {
-	boot, err := m.guest.hello(ctx, m.boot)
-	if err != nil {
-		return fmt.Errorf("come back from a reboot: %w", err)
+	for {
+		once, cancel := context.WithTimeout(ctx, bootPatience)
+		boot, err := m.guest.hello(once, m.boot)
+		cancel()
+		if err == nil {
+			m.boot = boot
+			m.guest.drop(errRebooted)
+			return nil
+		}
+		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return fmt.Errorf("come back from a reboot: %w", err)
+		}
+		if _, err := m.qmp.call(ctx, "system_reset", nil); err != nil {
+			return err
+		}
 	}
-	m.boot = boot
-	m.guest.drop(errRebooted)
-	return nil
 }
 
 // Close ends the machine and removes its directory.
