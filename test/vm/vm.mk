@@ -32,7 +32,7 @@ vm-deps:
 
 .PHONY: test-vm
 test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of them
-	$(VM_ENV) go test -tags vm -count=1 -v -timeout $(VM_TIMEOUT) -parallel $(VM_PARALLEL) -run '$(VM_RUN)' ./test/vm
+	$(VM_ENV) test/vm/run.sh -tags vm -count=1 -v -timeout $(VM_TIMEOUT) -parallel $(VM_PARALLEL) -run '$(VM_RUN)' ./test/vm
 
 .PHONY: vm-image
 vm-image: vm-ready ## make the virtual machine's template, if it is not cached
