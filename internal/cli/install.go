@@ -81,6 +81,10 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		return err
 	}
 	defer release()
+	// Again: the kbnode that was waited for may have written other wishes.
+	if err := m.loadConfig(&f.wishes, os.Getenv); err != nil {
+		return err
+	}
 
 	s.progress("reading the machine")
 	if err := m.read(ctx, s.logger()); err != nil {

@@ -27,13 +27,6 @@ func reconcileOnce(ctx context.Context, s Streams) error {
 	if err := needRoot("reconcile"); err != nil {
 		return err
 	}
-	if _, err := os.Stat(plan.BindingsPath); errors.Is(err, fs.ErrNotExist) {
-		return errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
-	}
-	m := &machine{root: "/"}
-	if err := m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
-		return err
-	}
 	host, closeHost, err := openHost(ctx, s)
 	if err != nil {
 		return err
@@ -44,6 +37,15 @@ func reconcileOnce(ctx context.Context, s Streams) error {
 		return err
 	}
 	defer release()
+	// Not before: the kbnode that was waited for may have written other wishes, or
+	// taken everything away.
+	if _, err := os.Stat(plan.BindingsPath); errors.Is(err, fs.ErrNotExist) {
+		return errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
+	}
+	m := &machine{root: "/"}
+	if err := m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
+		return err
+	}
 	if err := m.read(ctx, s.logger()); err != nil {
 		return err
 	}
