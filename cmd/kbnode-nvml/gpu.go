@@ -26,8 +26,29 @@ func readGPU(index int) probe.GPU {
 	d.errors()
 	d.speed()
 	d.links()
-	d.processes()
+	g.Processes, _ = d.processes("Compute", d.GetComputeRunningProcesses)
 	d.mig()
+	return g
+}
+
+// readUse asks what uses the GPU with this UUID. A list of processes that the
+// driver does not give is an error: it must not pass for an empty one.
+func readUse(uuid string) probe.GPU {
+	g := probe.GPU{Index: -1, UUID: uuid}
+	h, ret := nvml.DeviceGetHandleByUUID(uuid)
+	d := &device{Device: h, out: &g}
+	if ret != nvml.SUCCESS {
+		d.fail("nvmlDeviceGetHandleByUUID", ret)
+		return g
+	}
+	g.MemoryNode = ask(d, "nvmlDeviceGetNumaNodeId", d.GetNumaNodeId)
+	g.Memory = d.memory()
+	var compute, graphics bool
+	g.Processes, compute = d.processes("Compute", d.GetComputeRunningProcesses)
+	g.Graphics, graphics = d.processes("Graphics", d.GetGraphicsRunningProcesses)
+	if g.Error == "" && (!compute || !graphics) {
+		g.Error = "NVML does not tell its processes"
+	}
 	return g
 }
 
@@ -57,16 +78,22 @@ func (d *device) identity() {
 	}))
 	g.VBIOS = value(ask(d, "nvmlDeviceGetVbiosVersion", d.GetVbiosVersion))
 	g.GSP = value(ask(d, "nvmlDeviceGetGspFirmwareVersion", d.GetGspFirmwareVersion))
-	g.Memory = ask(d, "nvmlDeviceGetMemoryInfo_v2", func() (probe.Memory, nvml.Return) {
+	g.Memory = d.memory()
+}
+
+// memory is nil where the driver does not tell.
+func (d *device) memory() *probe.Memory {
+	m := ask(d, "nvmlDeviceGetMemoryInfo_v2", func() (probe.Memory, nvml.Return) {
 		m, ret := d.GetMemoryInfo_v2()
 		return probe.Memory{TotalBytes: m.Total, UsedBytes: m.Used, FreeBytes: m.Free, ReservedBytes: m.Reserved}, ret
 	})
-	if g.Memory == nil {
-		g.Memory = ask(d, "nvmlDeviceGetMemoryInfo", func() (probe.Memory, nvml.Return) {
-			m, ret := d.GetMemoryInfo()
-			return probe.Memory{TotalBytes: m.Total, UsedBytes: m.Used, FreeBytes: m.Free}, ret
-		})
+	if m != nil {
+		return m
 	}
+	return ask(d, "nvmlDeviceGetMemoryInfo", func() (probe.Memory, nvml.Return) {
+		m, ret := d.GetMemoryInfo()
+		return probe.Memory{TotalBytes: m.Total, UsedBytes: m.Used, FreeBytes: m.Free}, ret
+	})
 }
 
 func (d *device) modes() {
@@ -240,22 +267,25 @@ func (d *device) field(id uint32) *int64 {
 	})
 }
 
-func (d *device) processes() {
-	for _, symbol := range []string{
-		"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses",
-	} {
+// processes are those of one kind, by the newest function that the driver has,
+// which is the one that list calls; ok is false where it gives no list.
+func (d *device) processes(kind string, list func() ([]nvml.ProcessInfo, nvml.Return)) (all []probe.Process, ok bool) {
+	for _, version := range []string{"_v3", "_v2", ""} {
+		symbol := "nvmlDeviceGet" + kind + "RunningProcesses" + version
 		if !has(symbol) {
 			continue
 		}
-		for _, p := range value(ask(d, symbol, d.GetComputeRunningProcesses)) {
+		found := ask(d, symbol, list)
+		for _, p := range value(found) {
 			q := probe.Process{PID: p.Pid, UsedBytes: p.UsedGpuMemory, GPUInstance: instance(p.GpuInstanceId), ComputeInstance: instance(p.ComputeInstanceId)}
 			if q.UsedBytes == ^uint64(0) { // NVML_VALUE_NOT_AVAILABLE
 				q.UsedBytes = 0
 			}
-			d.out.Processes = append(d.out.Processes, q)
+			all = append(all, q)
 		}
-		return
+		return all, found != nil
 	}
+	return nil, false
 }
 
 // mig reads the MIG devices; indices have holes.

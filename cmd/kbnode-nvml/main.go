@@ -2,7 +2,8 @@
 
 // Command kbnode-nvml prints what NVML says of this machine's GPUs as one JSON
 // object and exits. It changes nothing and keeps no handle: an open one blocks
-// driver upgrades and GPU resets.
+// driver upgrades and GPU resets. With the UUID of a GPU as its argument it asks
+// nothing but what uses that one.
 //
 // It exits 0 when NVML could be initialised, whatever the single GPUs answered,
 // and 3 when not. Link it with -Wl,-z,lazy: go-nvml leaves every function
@@ -24,7 +25,11 @@ import (
 const library = "libnvidia-ml.so.1"
 
 func main() {
-	r := read()
+	uuid := ""
+	if len(os.Args) > 1 {
+		uuid = os.Args[1]
+	}
+	r := read(uuid)
 	out := json.NewEncoder(os.Stdout)
 	out.SetIndent("", "  ")
 	if err := out.Encode(r); err != nil {
@@ -36,8 +41,8 @@ func main() {
 	}
 }
 
-// read makes the whole report.
-func read() *probe.Report {
+// read makes the whole report, or the one on what uses the GPU with this UUID.
+func read(uuid string) *probe.Report {
 	r := &probe.Report{Schema: probe.Schema, GPUs: []probe.GPU{}}
 	// nvml.Init answers "library not found" to whatever dlopen did not like, so
 	// dlopen is asked first: no driver is one thing, a broken one another.
@@ -54,6 +59,12 @@ func read() *probe.Report {
 	}
 	defer func() { _ = nvml.Shutdown() }() // the process ends anyway
 
+	if uuid != "" {
+		r.OK = true
+		r.Driver, _ = nvml.SystemGetDriverVersion()
+		r.GPUs = append(r.GPUs, readUse(uuid))
+		return r
+	}
 	count, ret := nvml.DeviceGetCount()
 	if ret != nvml.SUCCESS {
 		r.Code, r.Error = int(ret), "count the GPUs: "+ret.String()

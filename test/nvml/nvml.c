@@ -515,18 +515,27 @@ CALL nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nvmlEnable
 }
 
 // "processes = PID:BYTES PID:BYTES"
-CALL nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *out)
+static nvmlReturn_t processes(int gpu, const char *key, unsigned int *count, nvmlProcessInfo_v2_t *out)
 {
 	unsigned int room = *count, n = 0, pid;
 	unsigned long long bytes;
 	int read;
-	CHECK;
-	for (const char *s = text(GPU, "processes", ""); sscanf(s, " %u:%llu%n", &pid, &bytes, &read) == 2; s += read, n++)
+	for (const char *s = text(gpu, key, ""); sscanf(s, " %u:%llu%n", &pid, &bytes, &read) == 2; s += read, n++)
 		if (n < room && out)
 			out[n] = (nvmlProcessInfo_v2_t){ .pid = pid, .usedGpuMemory = bytes, .gpuInstanceId = ~0U, .computeInstanceId = ~0U };
 	*count = n;
 	return n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
+
+#define PROCESSES(fn, key)                                                                     \
+	CALL fn(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *out)           \
+	{                                                                                      \
+		CHECK;                                                                         \
+		return processes(GPU, key, count, out);                                        \
+	}
+
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, "processes")
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics")
 
 // ---- what older drivers lack ----
 
@@ -622,9 +631,6 @@ CALL nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *f)
 	return NVML_SUCCESS;
 }
 
-CALL nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *out)
-{
-	CHECK;
-	return nvmlDeviceGetComputeRunningProcesses_v2(device, count, out);
-}
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, "processes")
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics")
 #endif

@@ -288,3 +288,47 @@ func TestEnvironmentIsClean(t *testing.T) {
 		t.Errorf("with LD_BIND_NOW: %v", err)
 	}
 }
+
+// What uses one GPU is asked of that one only, and quickly.
+func TestUse(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	const id = "GPU-00000000-0000-4000-8000-000000000003"
+	for _, row := range []struct {
+		name, variant, config, gpu string
+		want                       GPU
+	}{
+		{
+			"in use", "driver", "gpu.3.used_mib = 512\ngpu.3.processes = 4711:1073741824\ngpu.3.graphics = 812:18446744073709551615\ngpu.2.hang_gpu = 3600", id,
+			GPU{
+				Memory:    &Memory{TotalBytes: 183359 << 20, UsedBytes: 512 << 20, FreeBytes: (183359 - 585 - 512) << 20, ReservedBytes: 585 << 20},
+				Processes: []Process{{PID: 4711, UsedBytes: 1 << 30, GPUInstance: -1, ComputeInstance: -1}},
+				Graphics:  []Process{{PID: 812, GPUInstance: -1, ComputeInstance: -1}},
+			},
+		},
+		{
+			"an old driver", "nosym", "gpu.3.processes = 4711:5", id,
+			GPU{
+				Memory:    &Memory{TotalBytes: 183359 << 20, UsedBytes: 585 << 20, FreeBytes: (183359 - 585) << 20},
+				Processes: []Process{{PID: 4711, UsedBytes: 5, GPUInstance: -1, ComputeInstance: -1}},
+			},
+		},
+		{"lost", "driver", "gpu.3.handle = 15", id, GPU{Error: "nvmlDeviceGetHandleByUUID: GPU is lost", Code: 15}},
+		{"unknown", "driver", "", "GPU-x", GPU{Error: "nvmlDeviceGetHandleByUUID: Unknown Error", Code: 6}},
+		{"no permission for its processes", "driver", "gpu.3.memory_mib = none\ngpu.3.fail.nvmlDeviceGetComputeRunningProcesses_v3 = 4", id, GPU{Error: "NVML does not tell its processes"}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			opts := r.options(t, row.variant, row.config)
+			opts.GPU, opts.Timeout = row.gpu, time.Minute
+			report, err := Run(t.Context(), opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			row.want.Index, row.want.UUID = -1, row.gpu
+			if diff := cmp.Diff([]GPU{row.want}, report.GPUs); diff != "" || report.Driver == "" {
+				t.Errorf("driver %q (-want +got):\n%s", report.Driver, diff)
+			}
+		})
+	}
+}

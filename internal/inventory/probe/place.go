@@ -31,36 +31,43 @@ type place struct {
 	prepare func() (path string, done func(), err error)
 }
 
-// image is the embedded probe, unpacked.
-func image() ([]byte, error) {
-	packed, err := embedded.ReadFile("bin/" + runtime.GOARCH + "/kbnode-nvml.gz")
-	if errors.Is(err, fs.ErrNotExist) {
+// source writes a probe to w. It is called for each place anew: unpacked, the
+// probe takes megabytes, which no process of kbnode's needs to hold.
+type source func(w io.Writer) error
+
+// image is the embedded probe.
+func image() (source, error) {
+	name := "bin/" + runtime.GOARCH + "/kbnode-nvml.gz"
+	if _, err := fs.Stat(embedded, name); errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrNotEmbedded
-	}
-	if err != nil {
+	} else if err != nil {
 		return nil, fmt.Errorf("read the embedded NVML probe: %w", err)
 	}
-	z, err := gzip.NewReader(bytes.NewReader(packed))
-	if err != nil {
-		return nil, fmt.Errorf("unpack the embedded NVML probe: %w", err)
-	}
-	elf, err := io.ReadAll(io.LimitReader(z, maxImage+1))
-	if err != nil {
-		return nil, fmt.Errorf("unpack the embedded NVML probe: %w", err)
-	}
-	if len(elf) > maxImage {
-		return nil, fmt.Errorf("unpack the embedded NVML probe: more than %d bytes", maxImage)
-	}
-	return elf, nil
+	return func(w io.Writer) error {
+		packed, err := embedded.Open(name)
+		if err != nil {
+			return err
+		}
+		defer packed.Close() //nolint:errcheck // only read
+		z, err := gzip.NewReader(packed)
+		if err != nil {
+			return err
+		}
+		n, err := io.Copy(w, io.LimitReader(z, maxImage+1))
+		if n > maxImage {
+			err = fmt.Errorf("more than %d bytes", maxImage)
+		}
+		return err
+	}, nil
 }
 
 // places lists where to run the probe from, best first. Packages install it as
 // a file, which hosts with SELinux or fapolicyd allow; an anonymous file needs
 // no disk and works with noexec mounts; the last is for vm.memfd_noexec=2.
-func places(elf []byte, dir string) []place {
+func places(elf source, dir string) []place {
 	var all []place
 	for _, path := range []string{"/usr/local/libexec/kbnode/kbnode-nvml", "/usr/libexec/kbnode/kbnode-nvml"} {
-		all = append(all, place{path, installed(path, sha256.Sum256(elf))})
+		all = append(all, place{path, installed(path, elf)})
 	}
 	return append(all, place{"memfd", inMemory(elf)}, place{dir, inDir(dir, elf)})
 }
@@ -71,7 +78,7 @@ func atPath(path string) func() (string, func(), error) {
 
 // installed is the file that a package put there, if it is this very probe and
 // only root can change it.
-func installed(path string, want [sha256.Size]byte) func() (string, func(), error) {
+func installed(path string, elf source) func() (string, func(), error) {
 	return func() (string, func(), error) {
 		f, err := os.Open(path)
 		if err != nil {
@@ -86,11 +93,14 @@ func installed(path string, want [sha256.Size]byte) func() (string, func(), erro
 			(sys.Uid != 0 && int(sys.Uid) != os.Geteuid()) {
 			return "", nil, errors.New("not a regular file that only root can write")
 		}
-		sum := sha256.New()
-		if _, err := io.Copy(sum, io.LimitReader(f, maxImage+1)); err != nil {
+		has, want := sha256.New(), sha256.New()
+		if _, err := io.Copy(has, io.LimitReader(f, maxImage+1)); err != nil {
 			return "", nil, err
 		}
-		if [sha256.Size]byte(sum.Sum(nil)) != want {
+		if err := elf(want); err != nil {
+			return "", nil, fmt.Errorf("unpack the probe: %w", err)
+		}
+		if !bytes.Equal(has.Sum(nil), want.Sum(nil)) {
 			return "", nil, errors.New("another version")
 		}
 		return path, func() {}, nil
@@ -99,7 +109,7 @@ func installed(path string, want [sha256.Size]byte) func() (string, func(), erro
 
 // inMemory is a sealed anonymous file. Kernels before 6.3 do not know MFD_EXEC,
 // newer ones may refuse execution without it.
-func inMemory(elf []byte) func() (string, func(), error) {
+func inMemory(elf source) func() (string, func(), error) {
 	return func() (string, func(), error) {
 		const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 		fd, err := unix.MemfdCreate("kbnode-nvml", flags|unix.MFD_EXEC)
@@ -110,8 +120,8 @@ func inMemory(elf []byte) func() (string, func(), error) {
 			return "", nil, fmt.Errorf("memfd_create: %w", err)
 		}
 		f := os.NewFile(uintptr(fd), "kbnode-nvml")
-		if _, err := f.Write(elf); err != nil {
-			return "", nil, errors.Join(err, f.Close())
+		if err := elf(f); err != nil {
+			return "", nil, errors.Join(fmt.Errorf("unpack the probe: %w", err), f.Close())
 		}
 		const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
@@ -122,7 +132,7 @@ func inMemory(elf []byte) func() (string, func(), error) {
 }
 
 // inDir is a file that only its owner can read or run, removed once it runs.
-func inDir(dir string, elf []byte) func() (string, func(), error) {
+func inDir(dir string, elf source) func() (string, func(), error) {
 	return func() (string, func(), error) {
 		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // jobs' sockets live below
 			return "", nil, err
@@ -136,8 +146,7 @@ func inDir(dir string, elf []byte) func() (string, func(), error) {
 			return "", nil, err
 		}
 		remove := func() { _ = os.Remove(f.Name()) }
-		_, err = f.Write(elf)
-		if err == nil {
+		if err = elf(f); err == nil {
 			err = f.Chmod(0o700)
 		}
 		if err = errors.Join(err, f.Close()); err != nil {

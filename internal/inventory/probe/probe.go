@@ -56,6 +56,7 @@ type Options struct {
 	Path    string        // this binary, not the embedded one
 	Env     []string      // NAME=value, on top of the clean environment
 	Timeout time.Duration // 0 is 20 s
+	GPU     string        // ask only what uses the GPU with this UUID: its processes and memory
 	runDir  string        // "" is /run/kbnode; for tests
 }
 
@@ -94,7 +95,7 @@ func runAny(ctx context.Context, opts Options, from []place) (*Report, error) {
 			refused = append(refused, fmt.Errorf("%s: %w", p.name, err))
 			continue
 		}
-		c := start(path, opts.Env, lock, release)
+		c := start(path, opts, lock, release)
 		err = <-c.started
 		done()
 		switch {
@@ -126,13 +127,16 @@ type child struct {
 // start runs the probe on a thread of its own, which lives as long as the
 // probe: the kernel sends Pdeathsig when the thread that forked ends. The lock
 // goes along into the child and is free only when that has really gone.
-func start(path string, env []string, lock *os.File, release func()) *child {
+func start(path string, opts Options, lock *os.File, release func()) *child {
 	cmd := exec.Command(path)
+	if opts.GPU != "" {
+		cmd.Args = append(cmd.Args, opts.GPU)
+	}
 	c := &child{cmd: cmd, started: make(chan error, 1), exited: make(chan error, 1)}
 	c.stdout.limit, c.stderr.limit = maxOutput, maxErrors
 	cmd.Dir = "/"
 	// Nothing of ours: LD_BIND_NOW=1 alone would kill it before main.
-	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}, env...)
+	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}, opts.Env...)
 	cmd.Stdout, cmd.Stderr = &c.stdout, &c.stderr
 	cmd.WaitDelay = killGrace
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

@@ -66,7 +66,8 @@ type GPU struct {
 	NVLinks      *int64       `json:"nvlinks,omitempty"`        // that the GPU has
 	NVLinksUp    *int         `json:"nvlinks_active,omitempty"` // of them
 
-	Processes []Process `json:"processes,omitempty"` // that compute on it
+	Processes []Process `json:"processes,omitempty"`          // that compute on it
+	Graphics  []Process `json:"graphics_processes,omitempty"` // that draw on it; only with Options.GPU
 	// Unread names the queries that failed in a way that a healthy GPU does not
 	// show: "nvmlDeviceGetEccMode: Unknown Error".
 	Unread []string `json:"unread,omitempty"`
@@ -185,7 +186,7 @@ type Fabric struct {
 	HealthMask uint32 `json:"health_mask,omitempty"` // NVML_GPU_FABRIC_HEALTH_MASK_*; 0 with drivers that do not tell
 }
 
-// Process is one compute process. The instances are -1 without MIG.
+// Process is one process on a GPU, by its PID on the host. The instances are -1 without MIG.
 type Process struct {
 	PID             uint32 `json:"pid"`
 	UsedBytes       uint64 `json:"used_bytes,omitempty"` // 0 where the driver does not tell

@@ -3,7 +3,6 @@ package probe
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"io"
 	"os"
@@ -138,6 +137,13 @@ func TestLock(t *testing.T) {
 	}
 }
 
+func unpacked(elf []byte) source {
+	return func(w io.Writer) error {
+		_, err := w.Write(elf)
+		return err
+	}
+}
+
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
@@ -145,7 +151,7 @@ func TestPlaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sum := sha256.Sum256(elf)
+	whole := unpacked(elf)
 	file := func(name string, mode os.FileMode, data []byte) string {
 		path := filepath.Join(t.TempDir(), name)
 		syscall.ForkLock.RLock()
@@ -159,25 +165,25 @@ func TestPlaces(t *testing.T) {
 		return path
 	}
 	dir := t.TempDir()
-	memory := place{"memfd", inMemory(elf)}
+	memory := place{"memfd", inMemory(whole)}
 	for _, row := range []struct {
 		name string
 		from []place
 		want string // in the error; "" is none
 	}{
-		{"installed", []place{{"libexec", installed(file("probe", 0o755, elf), sum)}}, ""},
-		{"installed is another version", []place{{"libexec", installed(file("probe", 0o755, elf[1:]), sum)}}, "libexec: another version"},
-		{"anybody can write what is installed", []place{{"libexec", installed(file("probe", 0o777, elf), sum)}}, "libexec: not a regular file that only root can write"},
-		{"nothing is installed", []place{{"libexec", installed(dir+"/none", sum)}, memory}, ""},
+		{"installed", []place{{"libexec", installed(file("probe", 0o755, elf), whole)}}, ""},
+		{"installed is another version", []place{{"libexec", installed(file("probe", 0o755, elf[1:]), whole)}}, "libexec: another version"},
+		{"anybody can write what is installed", []place{{"libexec", installed(file("probe", 0o777, elf), whole)}}, "libexec: not a regular file that only root can write"},
+		{"nothing is installed", []place{{"libexec", installed(dir+"/none", whole)}, memory}, ""},
 		{"memory", []place{memory}, ""},
-		{"a directory", []place{{"run", inDir(dir, elf)}}, ""},
-		{"a directory that cannot be made", []place{{"run", inDir(file("f", 0o600, nil)+"/d", elf)}}, "run: mkdir"},
+		{"a directory", []place{{"run", inDir(dir, whole)}}, ""},
+		{"a directory that cannot be made", []place{{"run", inDir(file("f", 0o600, nil)+"/d", whole)}}, "run: mkdir"},
 		{"execution is forbidden in the first place", []place{{"noexec", atPath(file("probe", 0o600, elf))}, memory}, ""},
 		{"execution is forbidden everywhere", []place{{"noexec", atPath(file("probe", 0o600, elf))}}, "noexec: fork/exec"},
 		{
-			"no glibc", []place{{"memfd", inMemory(bytes.ReplaceAll(bytes.ReplaceAll(elf,
+			"no glibc", []place{{"memfd", inMemory(unpacked(bytes.ReplaceAll(bytes.ReplaceAll(elf,
 				[]byte("/ld-linux-x86-64.so.2\x00"), []byte("/ld-linux-x86-64.so.X\x00")),
-				[]byte("/ld-linux-aarch64.so.1\x00"), []byte("/ld-linux-aarch64.so.X\x00")))}},
+				[]byte("/ld-linux-aarch64.so.1\x00"), []byte("/ld-linux-aarch64.so.X\x00"))))}},
 			ErrNoLoader.Error(),
 		},
 	} {
@@ -212,7 +218,11 @@ func TestImage(t *testing.T) {
 		}
 		return
 	}
-	if err != nil || !bytes.HasPrefix(elf, []byte("\x7fELF")) {
+	var program bytes.Buffer
+	if err == nil {
+		err = elf(&program)
+	}
+	if err != nil || !bytes.HasPrefix(program.Bytes(), []byte("\x7fELF")) {
 		t.Errorf("the embedded probe is no program: %v", err)
 	}
 }

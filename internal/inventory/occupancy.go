@@ -1,0 +1,150 @@
+package inventory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+// useTimeout bounds one look at a GPU, the wait for another probe included.
+const useTimeout = 10 * time.Second
+
+// Occupancy is what uses one GPU at one moment.
+type Occupancy struct {
+	Driver    string       // version; "" for the driver of the kernel itself
+	Compute   []GPUProcess // that compute on it
+	Graphics  []GPUProcess // that draw on it; NVIDIA only
+	UsedBytes int64        // of its memory; -1 where that says nothing of its processes
+}
+
+// GPUProcess is a process on a GPU, by its PID on the host.
+type GPUProcess struct {
+	PID       int
+	UsedBytes int64 // of the GPU's memory; 0 where the driver does not tell
+}
+
+// Occupied looks at one GPU of this machine: one of NVIDIA's by its UUID, one of
+// AMD's by its render node among the device nodes. An error says that the driver
+// did not tell, which is no statement about the GPU. No handle is kept.
+func Occupied(ctx context.Context, vendor, uuid string, nodes []string) (Occupancy, error) {
+	if vendor == "amd" {
+		t, err := openTree("/")
+		if err != nil {
+			return Occupancy{}, err
+		}
+		return amdUse(t, nodes)
+	}
+	if !validUUID(uuid) {
+		return Occupancy{}, errors.New("look at the GPU: its UUID is not known")
+	}
+	return nvidiaUse(ctx, probe.Options{GPU: uuid, Timeout: useTimeout})
+}
+
+func nvidiaUse(ctx context.Context, opts probe.Options) (Occupancy, error) {
+	report, err := probe.Run(ctx, opts)
+	if err != nil {
+		return Occupancy{}, fmt.Errorf("look at %s: %w", opts.GPU, err)
+	}
+	if len(report.GPUs) != 1 || report.GPUs[0].UUID != opts.GPU {
+		return Occupancy{}, fmt.Errorf("look at %s: the NVML probe answers for another GPU", opts.GPU)
+	}
+	g := report.GPUs[0]
+	if g.Error != "" {
+		return Occupancy{}, fmt.Errorf("look at %s: %s", opts.GPU, printable(g.Error))
+	}
+	o := Occupancy{Driver: printable(report.Driver), Compute: onGPU(g.Processes), Graphics: onGPU(g.Graphics), UsedBytes: -1}
+	// Memory of a GPU that is a NUMA node is the kernel's, which keeps other
+	// things there, too, and frees nothing when a process ends.
+	if g.Memory != nil && g.MemoryNode == nil {
+		o.UsedBytes = byteCount(g.Memory.UsedBytes)
+	}
+	return o, nil
+}
+
+func onGPU(list []probe.Process) []GPUProcess {
+	var all []GPUProcess
+	for _, p := range list {
+		all = append(all, GPUProcess{PID: int(p.PID), UsedBytes: byteCount(p.UsedBytes)})
+	}
+	return all
+}
+
+// amdUse reads what the compute driver says of its processes:
+// /sys/class/kfd/kfd/proc/<pid> has vram_<gpu_id>, in bytes, and the queues. A
+// process that only opened the driver is on no GPU.
+func amdUse(t tree, nodes []string) (Occupancy, error) {
+	gpu, err := amdNode(t, nodes)
+	if err != nil {
+		return Occupancy{}, fmt.Errorf("look at the GPU: %w", err)
+	}
+	o := Occupancy{Driver: printable(t.text("sys/module/amdgpu/version")), UsedBytes: -1}
+	if used, ok := t.number(pciDir + "/" + gpu.pci + "/mem_info_vram_used"); ok && gpu.alone {
+		o.UsedBytes = used
+	}
+	procs := path.Join(path.Dir(path.Dir(gpu.dir)), "proc")
+	if !t.exists(procs) {
+		return Occupancy{}, errors.New("look at the GPU: the compute driver (KFD) does not list its processes")
+	}
+	for _, pid := range t.numbered(procs, "") {
+		dir := procs + "/" + strconv.Itoa(pid)
+		used, _ := t.number(dir + "/vram_" + gpu.id)
+		queues := false
+		for _, q := range t.numbered(dir+"/queues", "") {
+			queues = queues || t.text(fmt.Sprintf("%s/queues/%d/gpuid", dir, q)) == gpu.id
+		}
+		if used > 0 || queues {
+			o.Compute = append(o.Compute, GPUProcess{PID: pid, UsedBytes: used})
+		}
+	}
+	return o, nil
+}
+
+// amdGPU is a GPU in the compute driver's words.
+type amdGPU struct {
+	dir   string // of all nodes of the topology
+	id    string // gpu_id
+	pci   string
+	alone bool // it is the whole PCI device, not a partition
+}
+
+func amdNode(t tree, nodes []string) (amdGPU, error) {
+	var render string
+	for _, n := range nodes {
+		if minor, ok := strings.CutPrefix(n, "/dev/dri/renderD"); ok {
+			render = minor
+		}
+	}
+	if render == "" {
+		return amdGPU{}, errors.New("its render node is not known")
+	}
+	gpu := amdGPU{dir: kfdDir}
+	if !t.exists(gpu.dir) {
+		gpu.dir = kfdDirVirtual
+	}
+	devices, parts := amdDevices(t), map[string]int{}
+	for _, node := range t.numbered(gpu.dir, "") {
+		dir := fmt.Sprintf("%s/%d", gpu.dir, node)
+		p := fields(t.text(dir + "/properties"))
+		if p["simd_count"] == "" || p["simd_count"] == "0" {
+			continue // a CPU
+		}
+		domain, _ := strconv.ParseInt(p["domain"], 10, 64)
+		location, _ := strconv.ParseInt(p["location_id"], 10, 64)
+		pci, _ := kfdAddress(domain, location, devices)
+		parts[pci]++
+		if p["drm_render_minor"] == render {
+			gpu.id, gpu.pci = t.text(dir+"/gpu_id"), pci
+		}
+	}
+	if gpu.id == "" || gpu.id == "0" {
+		return amdGPU{}, fmt.Errorf("the compute driver (KFD) does not list renderD%.8s", render)
+	}
+	gpu.alone = parts[gpu.pci] == 1
+	return gpu, nil
+}
