@@ -158,6 +158,9 @@ func (e *fakeEngine) create(w http.ResponseWriter, r *http.Request) {
 		reply(w, http.StatusBadRequest, map[string]string{"message": err.Error()})
 		return
 	}
+	if req.HostConfig == nil {
+		req.HostConfig = &container.HostConfig{}
+	}
 	if req.Image == "missing" {
 		reply(w, http.StatusNotFound, map[string]string{"message": "No such image: missing"})
 		return
