@@ -20,7 +20,7 @@ packages=systemd,systemd-sysv,dbus,udev,kmod,linux-image-cloud-amd64
 packages=$packages,docker.io,docker-cli,containerd,runc,tini,iptables
 packages=$packages,git,python3-minimal,cron,sudo,curl,jq,file,less
 packages=$packages,procps,psmisc,iproute2,numactl,pciutils,strace,acl
-packages=$packages,libcap2-bin,busybox-static,ca-certificates
+packages=$packages,libcap2-bin,busybox-static,ca-certificates,e2fsprogs,nftables
 
 lean --variant=minbase --include="$packages" "$suite" "$out/rootfs.tar"
 
