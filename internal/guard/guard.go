@@ -72,6 +72,7 @@ func Serve(ctx context.Context, c Config) error {
 	}
 	server := &http.Server{
 		Handler:           &g.inFlight,
+		ConnContext:       noteRoot,
 		ReadHeaderTimeout: headerDeadline,
 		IdleTimeout:       idleDeadline,
 		MaxHeaderBytes:    maxHeader,

@@ -52,7 +52,7 @@ func (g *guard) create(c *call) error {
 	if err := rc.SetReadDeadline(time.Time{}); err != nil {
 		return fmt.Errorf("read the request: %w", err)
 	}
-	wanted, err := rebuild(g.policy, g.facts, body)
+	wanted, err := rebuild(g.policyFor(c.r.Context()), g.facts, body)
 	if err != nil {
 		return forbid("%s", err)
 	}

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestResolver(t *testing.T) {
@@ -173,5 +175,27 @@ func TestPeers(t *testing.T) {
 				t.Error("the connection's place was not given back")
 			}
 		})
+	}
+}
+
+// TestRootRunsAnyImage holds for nobody but root, and for images only.
+func TestRootRunsAnyImage(t *testing.T) {
+	t.Parallel()
+	g := &guard{policy: testPolicy()}
+	g.policy.Images = []string{"^img$"}
+	for name, row := range map[string]struct {
+		conn net.Conn
+		want []string
+	}{
+		"the slot's user":  {&peerConn{}, g.policy.Images},
+		"root":             {&peerConn{root: true}, nil},
+		"somebody unknown": {&net.UnixConn{}, g.policy.Images},
+	} {
+		got := g.policyFor(noteRoot(t.Context(), row.conn))
+		want := g.policy
+		want.Images = row.want
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s:\n%s", name, diff)
+		}
 	}
 }
