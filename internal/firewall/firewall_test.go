@@ -1,0 +1,389 @@
+package firewall
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+var update = flag.Bool("update", false, "write testdata anew")
+
+func TestText(t *testing.T) {
+	t.Parallel()
+	golden := filepath.Join("testdata", "kbnode.nft")
+	if *update {
+		if err := os.WriteFile(golden, []byte(text()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), text()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestSlots(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	if got, err := Slots(root); err != nil || got != nil {
+		t.Errorf("a tree without users: %v, %v", got, err)
+	}
+	write := func(text string) {
+		if err := os.MkdirAll(filepath.Join(root, "etc"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(`root:x:0:0::/root:/bin/sh
+kbnode-gpu10:x:995:994::/:/usr/sbin/nologin
+kbnode-gpu:x:1:1::/:/
+kbnode-gpu07:x:2:2::/:/
+kbnode-gpu-1:x:3:3::/:/
+kbnode-gpu1x:x:4:4::/:/
+7:x:5:5::/:/
+kbnode-gpu2
+kbnode-gpu1:x:996:995::/:/usr/sbin/nologin
+`)
+	got, err := Slots(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Slot{{"kbnode-gpu1", 996}, {"kbnode-gpu10", 995}}, got); diff != "" {
+		t.Error(diff)
+	}
+	for _, uid := range []string{"", "0", "-1", "x", "4294967296"} {
+		write("kbnode-gpu1:x:" + uid + ":995::/:/\n")
+		if got, err := Slots(root); err == nil {
+			t.Errorf("user ID %q: %v", uid, got)
+		}
+	}
+}
+
+const (
+	uidOfSlot0 = 47110
+)
+
+var twoSlots = []Slot{{"kbnode-gpu0", uidOfSlot0}, {"kbnode-gpu1", uidOfSlot0 + 1}}
+
+// rig is a node with two slots, two containers in the first, another bridge
+// such as Docker's, and a machine outside that also has the metadata's address.
+type rig struct{ node, job, sibling, neighbour, other, outside *namespace }
+
+func newRig(t *testing.T) rig {
+	t.Helper()
+	r := rig{newNamespace(t), newNamespace(t), newNamespace(t), newNamespace(t), newNamespace(t), newNamespace(t)}
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skip("no ip")
+	}
+	r.node.sh(t, `ip link set lo up
+		for k in 0 1; do
+			ip link add kbnode-gpu$k type bridge; ip addr add 198.18.$k.1/24 dev kbnode-gpu$k; ip link set kbnode-gpu$k up
+		done
+		ip link add docker9 type bridge; ip addr add 172.30.0.1/24 dev docker9; ip link set docker9 up
+		ip link add outside type veth peer name eth0 netns @4; ip addr add 192.0.2.1/24 dev outside; ip link set outside up
+		ip route add 169.254.169.254 via 192.0.2.2
+		i=0; for to in kbnode-gpu0:@0 kbnode-gpu0:@1 kbnode-gpu1:@2 docker9:@3; do
+			i=$((i + 1)); ip link add v$i type veth peer name eth0 netns ${to#*:}; ip link set v$i master ${to%:*} up
+		done
+		echo 1 >/proc/sys/net/ipv4/ip_forward`, r.job, r.sibling, r.neighbour, r.other, r.outside)
+	for ns, net := range map[*namespace][2]string{
+		r.job: {"198.18.0.2", "198.18.0.1"}, r.sibling: {"198.18.0.3", "198.18.0.1"}, r.neighbour: {"198.18.1.2", "198.18.1.1"},
+		r.other: {"172.30.0.2", "172.30.0.1"}, r.outside: {"192.0.2.2", "192.0.2.1"},
+	} {
+		ns.sh(t, `ip link set lo up; ip addr add `+net[0]+`/24 dev eth0; ip link set eth0 up; ip route add default via `+net[1])
+	}
+	r.outside.sh(t, `ip addr add 169.254.169.254/32 dev lo`)
+	for _, ns := range []*namespace{r.node, r.job, r.sibling, r.neighbour, r.other, r.outside} {
+		for _, port := range []int{53, 80} {
+			serve(t, ns, port)
+		}
+	}
+	// A container's port that the node publishes, as Docker does.
+	r.node.in(func() {
+		conn := &nftables.Conn{}
+		nat := conn.AddTable(&nftables.Table{Name: "nat", Family: nftables.TableFamilyIPv4})
+		pre := conn.AddChain(&nftables.Chain{Name: "pre", Table: nat, Type: nftables.ChainTypeNAT,
+			Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
+		conn.AddRule(&nftables.Rule{Table: nat, Chain: pre, Exprs: []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equals([]byte{6}),
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, equals([]byte{8080 >> 8, 8080 & 0xff}),
+			&expr.Immediate{Register: 1, Data: []byte{172, 30, 0, 2}}, &expr.Immediate{Register: 2, Data: []byte{0, 80}},
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: 2, RegAddrMin: 1, RegAddrMax: 1, RegProtoMin: 2, RegProtoMax: 2, Specified: true},
+		}})
+		if err := conn.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	return r
+}
+
+// serve answers on a port by TCP, and by UDP on each of its addresses.
+func serve(t *testing.T, ns *namespace, port int) {
+	t.Helper()
+	ns.in(func() {
+		l, err := net.Listen("tcp", fmt.Sprintf(":%d", port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = c.Write([]byte("x"))
+				_ = c.Close()
+			}
+		}()
+		addrs, err := net.InterfaceAddrs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range addrs {
+			ip := a.(*net.IPNet).IP
+			if ip.To4() == nil {
+				continue
+			}
+			p, err := net.ListenUDP("udp4", &net.UDPAddr{IP: ip, Port: port})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = p.Close() })
+			go func() {
+				b := make([]byte, 8)
+				for {
+					_, from, err := p.ReadFrom(b)
+					if err != nil {
+						return
+					}
+					_, _ = p.WriteTo([]byte("x"), from)
+				}
+			}()
+		}
+	})
+}
+
+// reach says whether somebody answers a user in time.
+func reach(ns *namespace, network, to string, uid int, patience time.Duration) (answered bool, err error) {
+	ns.in(func() {
+		if uid != 0 { // of this thread, at the making of the socket
+			_ = unix.Setfsuid(uid)
+			defer func() { _ = unix.Setfsuid(0) }()
+		}
+		d := net.Dialer{Timeout: patience}
+		var c net.Conn
+		if c, err = d.Dial(network, to); err != nil {
+			return
+		}
+		defer func() { _ = c.Close() }()
+		_ = c.SetDeadline(time.Now().Add(patience))
+		if network == "udp" {
+			if _, err = c.Write([]byte("x")); err != nil {
+				return
+			}
+		}
+		n, e := c.Read(make([]byte, 1))
+		answered, err = n == 1, e
+	})
+	return answered, err
+}
+
+// TestTraffic sends packets through the kernel's own rules.
+func TestTraffic(t *testing.T) {
+	t.Parallel()
+	for _, nf := range []string{"0", "1"} {
+		t.Run("bridge-nf-call-iptables "+nf, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.node.sh(t, "echo "+nf+" >/proc/sys/net/bridge/bridge-nf-call-iptables || [ "+nf+" = 0 ]")
+			traffic(t, r)
+		})
+	}
+}
+
+func traffic(t *testing.T, r rig) {
+	const yes, no, told = true, false, true
+	const long = 10 * time.Second
+	rows := []struct {
+		what  string
+		from  *namespace
+		to    string
+		uid   int
+		ports map[int]bool
+		told  bool // a refusal comes at once
+	}{
+		{"a job to the outside", r.job, "192.0.2.2", 0, map[int]bool{80: yes, 53: yes}, false},
+		{"a job to the metadata", r.job, "169.254.169.254", 0, map[int]bool{80: no, 53: yes}, told},
+		{"a job to its bridge", r.job, "198.18.0.1", 0, map[int]bool{80: no, 53: yes}, told},
+		{"a job to the node's other bridge", r.job, "198.18.1.1", 0, map[int]bool{80: no}, told},
+		{"a job to the node's address outside", r.job, "192.0.2.1", 0, map[int]bool{80: no, 53: yes}, told},
+		{"a job to what the node publishes", r.job, "192.0.2.1", 0, map[int]bool{8080: no}, false},
+		{"a job to its slot's other container", r.job, "198.18.0.3", 0, map[int]bool{80: yes, 53: yes}, false},
+		{"a job to its neighbour", r.job, "198.18.1.2", 0, map[int]bool{80: no, 53: no}, told},
+		{"a neighbour back", r.neighbour, "198.18.0.2", 0, map[int]bool{80: no, 53: no}, false},
+		{"another container to a job", r.other, "198.18.0.2", 0, map[int]bool{80: no, 53: no}, false},
+		{"the outside to a job", r.outside, "198.18.0.2", 0, map[int]bool{80: no, 53: no}, false},
+		{"the outside to what the node publishes", r.outside, "192.0.2.1", 0, map[int]bool{8080: yes}, false},
+		{"another container to the node", r.other, "172.30.0.1", 0, map[int]bool{80: yes}, false},
+		{"the node to a job", r.node, "198.18.0.2", 0, map[int]bool{80: no, 53: no}, false},
+		{"the node to the metadata", r.node, "169.254.169.254", 0, map[int]bool{80: yes}, false},
+		{"a slot's command to the metadata", r.node, "169.254.169.254", uidOfSlot0, map[int]bool{80: no, 53: yes}, told},
+		{"a slot's command to the outside", r.node, "192.0.2.2", uidOfSlot0, map[int]bool{80: yes}, false},
+		{"a slot's command to a job", r.node, "198.18.1.2", uidOfSlot0, map[int]bool{80: no}, false},
+	}
+	// Without rules everything is reached: nothing else keeps them apart here.
+	for _, row := range rows {
+		for port := range row.ports {
+			if ok, err := reach(row.from, "tcp", fmt.Sprintf("%s:%d", row.to, port), row.uid, long); !ok {
+				t.Errorf("without rules: %s, port %d: %v", row.what, port, err)
+			}
+		}
+	}
+	r.node.in(func() {
+		if err := Ensure(twoSlots); err != nil {
+			t.Fatal(err)
+		}
+	})
+	for _, row := range rows {
+		for port, want := range row.ports {
+			for _, network := range []string{"tcp", "udp"} {
+				if port == 8080 && network == "udp" {
+					continue
+				}
+				patience := map[bool]time.Duration{yes: long, no: 300 * time.Millisecond}[want]
+				got, err := reach(row.from, network, fmt.Sprintf("%s:%d", row.to, port), row.uid, patience)
+				if got != want {
+					t.Errorf("%s, %s port %d: answered %t, %v", row.what, network, port, got, err)
+				}
+				if row.told && !want && network == "tcp" && !errors.Is(err, syscall.ECONNREFUSED) {
+					t.Errorf("%s, port %d: %v; a program would wait", row.what, port, err)
+				}
+			}
+		}
+	}
+	t.Run("link-local IPv6", func(t *testing.T) {
+		var hw net.HardwareAddr
+		r.node.in(func() {
+			i, err := net.InterfaceByName("kbnode-gpu0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			hw = i.HardwareAddr
+		})
+		ll := netip.AddrFrom16([16]byte{0xfe, 0x80, 8: hw[0] ^ 2, 9: hw[1], 10: hw[2], 11: 0xff, 12: 0xfe, 13: hw[3], 14: hw[4], 15: hw[5]})
+		for _, port := range []int{53, 80} {
+			if ok, _ := reach(r.job, "tcp", fmt.Sprintf("[%s%%eth0]:%d", ll, port), 0, 300*time.Millisecond); ok {
+				t.Errorf("a job reaches %s port %d", ll, port)
+			}
+		}
+	})
+}
+
+// TestRepair changes the rules as an operator might, and looks.
+func TestRepair(t *testing.T) {
+	t.Parallel()
+	node := newNamespace(t)
+	node.in(func() {
+		look := func(want State, slots []Slot) {
+			t.Helper()
+			if got, err := Look(slots); err != nil || got != want {
+				t.Errorf("%s, %v, want %s", got, err, want)
+			}
+		}
+		look(Absent, twoSlots)
+		if err := Remove(); err != nil {
+			t.Error(err)
+		}
+		if err := Ensure(twoSlots); err != nil {
+			t.Fatal(err)
+		}
+		look(Intact, twoSlots)
+		look(Altered, twoSlots[:1])
+		other := []Slot{twoSlots[0], {"kbnode-gpu1", 5}}
+		look(Altered, other)
+
+		conn := &nftables.Conn{}
+		for name, spoil := range map[string]func() error{
+			"all flushed": func() error { conn.FlushRuleset(); return conn.Flush() },
+			"a chain emptied": func() error {
+				conn.FlushChain(&nftables.Chain{Table: &table, Name: "to_host"})
+				return conn.Flush()
+			},
+			"a rule added in front": func() error {
+				c := &nftables.Chain{Table: &table, Name: "from_job"}
+				conn.InsertRule(&nftables.Rule{Table: &table, Chain: c, Exprs: accept().exprs})
+				return conn.Flush()
+			},
+			"a set emptied": func() error {
+				conn.FlushSet(&nftables.Set{Table: &table, Name: slotUsers})
+				return conn.Flush()
+			},
+			"a chain added": func() error {
+				conn.AddChain(&nftables.Chain{Table: &table, Name: "mine"})
+				return conn.Flush()
+			},
+		} {
+			if err := Ensure(twoSlots); err != nil {
+				t.Fatal(err)
+			}
+			if err := spoil(); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if got, err := Look(twoSlots); err != nil || got == Intact {
+				t.Errorf("%s: %s, %v", name, got, err)
+			}
+		}
+		many := make([]Slot, 256)
+		for k := range many {
+			many[k] = Slot{fmt.Sprintf("kbnode-gpu%d", k), uint32(1000 + k)}
+		}
+		if err := Ensure(many); err != nil {
+			t.Errorf("256 slots: %v", err)
+		}
+		if state, err := Look(many); err != nil || state == Altered {
+			// members are in the order of Slots, which this list is not
+			t.Errorf("256 slots: %s, %v", state, err)
+		}
+		if err := Ensure(nil); err != nil {
+			t.Error(err)
+		}
+		look(Intact, nil)
+		if err := Remove(); err != nil {
+			t.Error(err)
+		}
+		look(Absent, nil)
+	})
+}
+
+// BenchmarkEnsure is what each container costs. It needs the network of the
+// whole process to itself: unshare -n go test -bench .
+func BenchmarkEnsure(b *testing.B) {
+	if state, err := Look(nil); err != nil || state != Absent {
+		b.Skip(state, err)
+	}
+	defer func() { _ = Remove() }()
+	for b.Loop() {
+		if err := Ensure(twoSlots); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package firewall
+
+import (
+	"net/netip"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// chain is one of the table's, in the words of the nft program.
+type chain struct {
+	name  string              // of a base chain: its hook's
+	hook  *nftables.ChainHook // nil: it is jumped to
+	rules []rule
+}
+
+func (c chain) nft() *nftables.Chain {
+	n := &nftables.Chain{Table: &table, Name: c.name}
+	if c.hook != nil {
+		policy := nftables.ChainPolicyAccept
+		n.Type, n.Hooknum, n.Priority, n.Policy = nftables.ChainTypeFilter, c.hook, nftables.ChainPriorityFilter, &policy
+	}
+	return n
+}
+
+// same says whether the kernel's chain is attached where this one is.
+func (c chain) same(has *nftables.Chain) bool {
+	if c.hook == nil || has.Hooknum == nil {
+		return c.hook == nil && has.Hooknum == nil
+	}
+	return has.Type == nftables.ChainTypeFilter && *has.Hooknum == *c.hook && *has.Priority == *nftables.ChainPriorityFilter
+}
+
+// rule is a row of matches with a verdict at its end.
+type rule []part
+
+// part is a piece of a rule, as the kernel reads it and as nft writes it.
+type part struct {
+	nft   string
+	exprs []expr.Any
+}
+
+func (r rule) exprs() []expr.Any {
+	var all []expr.Any
+	for _, p := range r {
+		all = append(all, p.exprs...)
+	}
+	return all
+}
+
+func (r rule) text() string {
+	words := make([]string, len(r))
+	for i, p := range r {
+		words[i] = p.nft
+	}
+	return strings.Join(words, " ")
+}
+
+// ifname is the name of an interface as the kernel keeps it.
+func ifname(name string) []byte {
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, name)
+	return b
+}
+
+func meta(key expr.MetaKey, register uint32) *expr.Meta {
+	return &expr.Meta{Key: key, Register: register}
+}
+
+func equals(data []byte) *expr.Cmp {
+	return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}
+}
+
+// interfaceIs compares a name; a * at its end stands for anything.
+func interfaceIs(word, name string, key expr.MetaKey) part {
+	data := ifname(name)
+	if before, ok := strings.CutSuffix(name, "*"); ok {
+		data = []byte(before)
+	}
+	return part{word + ` "` + name + `"`, []expr.Any{meta(key, 1), equals(data)}}
+}
+
+func iifname(name string) part { return interfaceIs("iifname", name, expr.MetaKeyIIFNAME) }
+func oifname(name string) part { return interfaceIs("oifname", name, expr.MetaKeyOIFNAME) }
+
+func iifnameTo(register uint32) expr.Any { return meta(expr.MetaKeyIIFNAME, register) }
+func oifnameTo(register uint32) expr.Any { return meta(expr.MetaKeyOIFNAME, register) }
+func skuidTo(register uint32) expr.Any   { return meta(expr.MetaKeySKUID, register) }
+
+// inSet looks up what loads has put into the registers from the first one on.
+func inSet(word, set string, loads ...expr.Any) part {
+	return part{word + " @" + set, append(loads, &expr.Lookup{SourceRegister: 1, SetName: set})}
+}
+
+func nfproto(proto byte) []expr.Any {
+	return []expr.Any{meta(expr.MetaKeyNFPROTO, 1), equals([]byte{proto})}
+}
+
+func nfproto6() part { return part{"meta nfproto ipv6", nfproto(unix.NFPROTO_IPV6)} }
+
+// dns matches what goes to port 53 by "udp" or "tcp".
+func dns(proto string) part {
+	number := map[string]byte{"udp": unix.IPPROTO_UDP, "tcp": unix.IPPROTO_TCP}[proto]
+	return part{proto + " dport 53", []expr.Any{
+		meta(expr.MetaKeyL4PROTO, 1), equals([]byte{number}),
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		equals(binaryutil.BigEndian.PutUint16(53)),
+	}}
+}
+
+// daddr matches the destination address. In a packet it is at 16 of IPv4's
+// header and at 24 of IPv6's.
+func daddr(p netip.Prefix) part {
+	word, proto, offset := "ip6", byte(unix.NFPROTO_IPV6), uint32(24)
+	if p.Addr().Is4() {
+		word, proto, offset = "ip", unix.NFPROTO_IPV4, 16
+	}
+	n := (p.Bits() + 7) / 8
+	exprs := append(nfproto(proto), &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(n)})
+	if rest := p.Bits() % 8; rest != 0 {
+		mask := make([]byte, n)
+		for i := range mask {
+			mask[i] = 0xff
+		}
+		mask[n-1] <<= 8 - rest
+		exprs = append(exprs, &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: uint32(n), Mask: mask, Xor: make([]byte, n)})
+	}
+	name := p.String()
+	if p.IsSingleIP() {
+		name = p.Addr().String()
+	}
+	return part{word + " daddr " + name, append(exprs, equals(p.Masked().Addr().AsSlice()[:n]))}
+}
+
+// anyOf matches a word of conntrack's that has one of these bits.
+func anyOf(word string, key expr.CtKey, bits uint32) part {
+	return part{word, []expr.Any{
+		&expr.Ct{Key: key, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+	}}
+}
+
+func ctState(states ...string) part {
+	known := map[string]uint32{
+		"invalid": expr.CtStateBitINVALID, "established": expr.CtStateBitESTABLISHED,
+		"related": expr.CtStateBitRELATED, "new": expr.CtStateBitNEW,
+	}
+	bits := uint32(0)
+	for _, s := range states {
+		bits |= known[s]
+	}
+	return anyOf("ct state "+strings.Join(states, ","), expr.CtKeySTATE, bits)
+}
+
+// ctStatusDNAT matches a connection whose destination the node has changed.
+func ctStatusDNAT() part {
+	const dstNAT = 1 << 5 // IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h
+	return anyOf("ct status dnat", expr.CtKeySTATUS, dstNAT)
+}
+
+func verdict(word string, kind expr.VerdictKind, to string) part {
+	return part{word, []expr.Any{&expr.Verdict{Kind: kind, Chain: to}}}
+}
+
+func accept() part           { return verdict("accept", expr.VerdictAccept, "") }
+func drop() part             { return verdict("drop", expr.VerdictDrop, "") }
+func jump(chain string) part { return verdict("jump "+chain, expr.VerdictJump, chain) }
+
+// reject drops a packet and says so to its sender, in IPv4 and IPv6.
+func reject() part {
+	const prohibited = 3 // NFT_REJECT_ICMPX_ADMIN_PROHIBITED
+	return part{"reject with icmpx admin-prohibited", []expr.Any{
+		&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: prohibited},
+	}}
+}
+
+// reset is reject for TCP: the kernel sends few ICMP messages, and any number
+// of these.
+func reset() part {
+	return part{"meta l4proto tcp reject with tcp reset", []expr.Any{
+		meta(expr.MetaKeyL4PROTO, 1), equals([]byte{unix.IPPROTO_TCP}),
+		&expr.Reject{Type: unix.NFT_REJECT_TCP_RST},
+	}}
+}
