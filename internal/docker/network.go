@@ -1,0 +1,109 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/network"
+	"github.com/moby/moby/client"
+)
+
+// networkDeadline bounds what is asked about one network.
+const networkDeadline = 20 * time.Second
+
+// Options of the engine's bridge driver, as its documentation names them.
+const (
+	bridgeName = "com.docker.network.bridge.name"
+	bridgeMTU  = "com.docker.network.driver.mtu"
+)
+
+// Network is a network of containers, by a bridge of the same name.
+type Network struct {
+	Name    string // of the network and its interface: 15 bytes at most
+	Labels  map[string]string
+	Subnets []netip.Prefix // the first that the engine has free; else one of its own choice
+}
+
+// EnsureNetwork makes a network if it is not there as it should be. It has IPv4
+// and the MTU of the engine's default network. One that is wrong and in use is
+// an error.
+func (e *Engine) EnsureNetwork(ctx context.Context, n Network) error {
+	ctx, cancel := context.WithTimeout(ctx, networkDeadline)
+	defer cancel()
+	res, err := e.api.NetworkInspect(ctx, n.Name, client.NetworkInspectOptions{})
+	switch {
+	case err == nil && right(res.Network.Network, n.Name):
+		return nil
+	case err == nil:
+		if err := e.RemoveNetwork(ctx, res.Network.ID); err != nil {
+			return fmt.Errorf("replace network %s, which somebody else made: %w", n.Name, err)
+		}
+	case !errdefs.IsNotFound(err):
+		return e.wrap("look up network "+n.Name, err)
+	}
+	return e.createNetwork(ctx, n)
+}
+
+// right says whether a network is what EnsureNetwork makes. Its addresses may
+// be any.
+func right(has network.Network, name string) bool {
+	return has.Name == name && has.Driver == "bridge" && has.Options[bridgeName] == name && !has.EnableIPv6 && !has.Internal
+}
+
+func (e *Engine) createNetwork(ctx context.Context, n Network) error {
+	no := false
+	opts := client.NetworkCreateOptions{
+		Driver: "bridge", EnableIPv6: &no, Labels: n.Labels,
+		Options: map[string]string{bridgeName: n.Name},
+	}
+	usual, err := e.api.NetworkInspect(ctx, "bridge", client.NetworkInspectOptions{})
+	switch mtu := usual.Network.Options[bridgeMTU]; {
+	case err != nil && !errdefs.IsNotFound(err): // there may be none
+		return e.wrap("look up Docker's default network", err)
+	case mtu != "":
+		opts.Options[bridgeMTU] = mtu
+	}
+	var errs []error
+	for _, subnet := range append(n.Subnets[:len(n.Subnets):len(n.Subnets)], netip.Prefix{}) {
+		opts.IPAM = &network.IPAM{Driver: "default"}
+		if subnet.IsValid() {
+			opts.IPAM.Config = []network.IPAMConfig{{Subnet: subnet}}
+		}
+		_, err := e.api.NetworkCreate(ctx, n.Name, opts)
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, e.wrap("make network "+n.Name, err))
+	}
+	return errors.Join(errs...)
+}
+
+// Networks are the names of the engine's networks with this label.
+func (e *Engine) Networks(ctx context.Context, label string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, networkDeadline)
+	defer cancel()
+	res, err := e.api.NetworkList(ctx, client.NetworkListOptions{Filters: client.Filters{}.Add("label", label)})
+	if err != nil {
+		return nil, e.wrap("list networks", err)
+	}
+	var names []string
+	for _, n := range res.Items {
+		names = append(names, n.Name)
+	}
+	return names, nil
+}
+
+// RemoveNetwork removes a network that no container uses. There may be none.
+func (e *Engine) RemoveNetwork(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, networkDeadline)
+	defer cancel()
+	_, err := e.api.NetworkRemove(ctx, name, client.NetworkRemoveOptions{})
+	if err != nil && !errdefs.IsNotFound(err) {
+		return e.wrap("remove network "+name, err)
+	}
+	return nil
+}
