@@ -7,10 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/disk"
 )
 
 // mountsDir is where what jobs mount is held, beside the slot's socket. Only
@@ -38,9 +39,9 @@ type binder struct {
 func newBinder(runDir string) *binder {
 	return &binder{
 		dir:   filepath.Join(runDir, mountsDir),
-		mount: func(source, held string) error { return onHost(func() error { return bindMount(source, held) }) },
+		mount: func(source, held string) error { return disk.OnHost(func() error { return bindMount(source, held) }) },
 		unmount: func(held string) error {
-			return onHost(func() error { return ignoreGone(unix.Unmount(held, unix.MNT_DETACH)) })
+			return disk.OnHost(func() error { return ignoreGone(unix.Unmount(held, unix.MNT_DETACH)) })
 		},
 	}
 }
@@ -144,30 +145,4 @@ func ignoreGone(err error) error {
 		return nil
 	}
 	return err
-}
-
-// onHost runs f in the host's mount namespace, which is the engine's: the guard's
-// unit has one of its own, and what is mounted there stays there.
-func onHost(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		// The thread ends with this goroutine, as it is not unlocked.
-		runtime.LockOSThread()
-		done <- func() error {
-			host, err := os.Open("/proc/1/ns/mnt")
-			if err != nil {
-				return err
-			}
-			defer hangUp(host)
-			// Threads share a root and a current directory, which setns changes.
-			if err := unix.Unshare(unix.CLONE_FS); err != nil {
-				return fmt.Errorf("leave the other threads: %w", err)
-			}
-			if err := unix.Setns(int(host.Fd()), unix.CLONE_NEWNS); err != nil {
-				return fmt.Errorf("enter the host's mounts: %w", err)
-			}
-			return f()
-		}()
-	}()
-	return <-done
 }

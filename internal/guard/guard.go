@@ -38,7 +38,8 @@ type Config struct {
 	CgroupRoot string            // "" is /sys/fs/cgroup
 	Log        *slog.Logger
 
-	binder *binder // nil makes real mounts
+	binder *binder   // nil makes real mounts
+	disk   *slotDisk // nil is the one that policy gives
 }
 
 // Serve answers on the slot's socket until ctx is done, and then until no
@@ -109,6 +110,7 @@ type guard struct {
 	table      []route
 	own        owners
 	binder     *binder
+	disk       *slotDisk
 	up         *upstream
 	engine     engineCheck
 	inFlight   inFlight
@@ -127,6 +129,9 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 	}
 	if c.binder != nil {
 		g.binder = c.binder
+	}
+	if g.disk = c.disk; g.disk == nil {
+		g.disk = newDisk(p, g.log)
 	}
 	if g.cgroupRoot == "" {
 		g.cgroupRoot = "/sys/fs/cgroup"

@@ -63,6 +63,13 @@ func (g *guard) create(c *call) error {
 	if name != "" {
 		c.query.Set("name", g.own.engineName(name))
 	}
+	volumes, err := g.volumes(c, wanted.Image)
+	if err != nil {
+		return err
+	}
+	if err := g.disk.sweep(c.r.Context(), &g.own); err != nil {
+		return err
+	}
 	binds, err := g.hold(wanted)
 	made := false
 	defer func() {
@@ -70,6 +77,11 @@ func (g *guard) create(c *call) error {
 			g.release(binds)
 		}
 	}()
+	if err != nil {
+		return err
+	}
+	scratch, err := g.disk.prepare(wanted, volumes)
+	defer func() { g.disk.done(scratch, made) }()
 	if err != nil {
 		return err
 	}
@@ -94,7 +106,7 @@ func (g *guard) create(c *call) error {
 			return errors.New("the Docker engine did not tell the new container's ID")
 		}
 		made = true
-		g.own.add(created.ID, owned{name: name, binds: binds})
+		g.own.add(created.ID, owned{name: name, binds: binds, disk: scratch})
 		g.log.Info("container created", "id", created.ID, "image", wanted.Image)
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(answerBody))
@@ -161,7 +173,7 @@ func (g *guard) mayStart(c *call, binds []bound) error {
 			return forbid("%.80q is not what it was when the container was created; create it again", b.source)
 		}
 	}
-	return nil
+	return g.onDisk(c)
 }
 
 // discard removes a container that is not started.
@@ -183,6 +195,11 @@ func (g *guard) discard(c *call) {
 func (g *guard) ready(c *call) error {
 	if err := CheckSlice(g.cgroupRoot, g.policy); err != nil {
 		return refusal{http.StatusServiceUnavailable, "kbnode: " + strings.ReplaceAll(err.Error(), "\n", "; ")}
+	}
+	if g.disk.mounted != nil {
+		if err := g.disk.mounted(); err != nil {
+			return refusal{http.StatusServiceUnavailable, "kbnode: " + strings.ReplaceAll(err.Error(), "\n", "; ")}
+		}
 	}
 	if err := g.engine.ok(c.r.Context(), time.Now()); err != nil {
 		return refusal{http.StatusServiceUnavailable, "kbnode: " + err.Error()}
@@ -212,25 +229,6 @@ func (g *guard) remove(c *call) error {
 	}
 	relay(c.w, resp)
 	return nil
-}
-
-// pull fetches one image. The registry's credentials are the only header of a
-// client that the engine gets to see.
-func (g *guard) pull(c *call) error {
-	image, tag := c.query.Get("fromImage"), c.query.Get("tag")
-	switch {
-	case image == "":
-		return forbid("POST /images/create: a job pulls images and imports none; say fromImage")
-	case tag == "" && !strings.Contains(image, "@") && !strings.Contains(filepath.Base(image), ":"):
-		return forbid("POST /images/create: say which tag of %s; a job does not pull all of them", image)
-	}
-	if err := allowImage(g.policy, reference(image, tag)); err != nil {
-		return forbid("%s", err)
-	}
-	if c.auth = c.r.Header.Get("X-Registry-Auth"); len(c.auth) > maxAuth {
-		return forbid("X-Registry-Auth is larger than %d bytes", maxAuth)
-	}
-	return g.pass(c)
 }
 
 // listFilters are what a list may be narrowed by. Others, like "before", take a

@@ -14,6 +14,7 @@ import (
 type owned struct {
 	name  string  // as the job gave it; "" if the engine made one up
 	binds []bound // what it mounts, until it is started
+	disk  string  // its directory on the slot's disk; "" without one
 }
 
 // owners knows the containers of the slot. It is a copy of what the engine
@@ -52,7 +53,7 @@ func (o *owners) take(id string) []bound {
 	defer o.mu.Unlock()
 	c, ok := o.byID[id]
 	if ok {
-		o.byID[id] = owned{name: c.name}
+		o.byID[id] = owned{name: c.name, disk: c.disk}
 	}
 	return c.binds
 }
@@ -123,7 +124,7 @@ func (o *owners) reload(ctx context.Context) error {
 	defer o.mu.Unlock()
 	for _, c := range list {
 		// A name that the engine made up has no prefix and is good as it is.
-		byID[c.ID] = owned{name: strings.TrimPrefix(c.Name, o.prefix), binds: o.byID[c.ID].binds}
+		byID[c.ID] = owned{name: strings.TrimPrefix(c.Name, o.prefix), binds: o.byID[c.ID].binds, disk: c.Labels[diskLabel]}
 	}
 	for id, c := range o.byID {
 		// It was created while the engine made its list.
@@ -133,6 +134,17 @@ func (o *owners) reload(ctx context.Context) error {
 	}
 	o.byID = byID
 	return nil
+}
+
+// disks are the directories of the slot's disk that containers use.
+func (o *owners) disks() map[string]bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	used := map[string]bool{}
+	for _, c := range o.byID {
+		used[c.disk] = true
+	}
+	return used
 }
 
 func noSuchContainer(ref string) error {

@@ -83,6 +83,9 @@ func reclaim(ctx context.Context, dir string, uid, gid int) error {
 }
 
 func (g *guard) reclaim(c *call) error {
+	if err := g.disk.tidy(c.r.Context(), &g.own, g.policy.User); err != nil {
+		return err
+	}
 	if err := Reclaim(c.r.Context(), g.policy); err != nil {
 		return err
 	}

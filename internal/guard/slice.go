@@ -119,6 +119,18 @@ type engineCheck struct {
 
 	mu    sync.Mutex
 	until time.Time // good until then
+	root  string    // where the engine keeps images
+}
+
+// low returns what tells whether the engine's disk is nearly full.
+func (c *engineCheck) low(ctx context.Context) (func() bool, error) {
+	if err := c.ok(ctx, time.Now()); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	root := c.root
+	return func() bool { return root != "" && lowOn(root) }, nil
 }
 
 // ok says in a sentence why containers would not land below the slot's slice:
@@ -136,6 +148,6 @@ func (c *engineCheck) ok(ctx context.Context, now time.Time) error {
 	if info.CgroupDriver != "systemd" || info.CgroupVersion != "2" {
 		return fmt.Errorf(`the Docker engine uses the cgroup driver %q with cgroup version %q, so a job would have no limits; it must be "systemd" and "2"`, info.CgroupDriver, info.CgroupVersion)
 	}
-	c.until = now.Add(engineFresh)
+	c.until, c.root = now.Add(engineFresh), info.RootDir
 	return nil
 }

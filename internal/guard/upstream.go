@@ -78,6 +78,26 @@ func (u *upstream) ask(c *call, body io.Reader) (*http.Response, error) {
 	return resp, nil
 }
 
+// get asks for a document of the engine. Its refusals are passed on.
+func (u *upstream) get(c *call, v any) error {
+	resp, err := u.ask(c, nil)
+	if err != nil {
+		return err
+	}
+	defer hangUp(resp.Body)
+	body, err := readAll(resp)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return refusal{resp.StatusCode, strings.TrimSpace(string(body))}
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return fmt.Errorf("read Docker's answer: %w", err)
+	}
+	return nil
+}
+
 // hangUp closes what was read to its end or is given up: that it cannot be
 // closed changes nothing any more.
 func hangUp(c io.Closer) { _ = c.Close() }
@@ -89,13 +109,7 @@ var hopByHop = []string{"Connection", "Keep-Alive", "Transfer-Encoding", "Upgrad
 // which `docker run` waits for before it starts the container, then each piece
 // of the body.
 func relay(w http.ResponseWriter, resp *http.Response) {
-	maps.Copy(w.Header(), resp.Header)
-	for _, name := range hopByHop {
-		w.Header().Del(name)
-	}
-	w.WriteHeader(resp.StatusCode)
-	out := flusher{w, http.NewResponseController(w)}
-	err := out.rc.Flush()
+	out, err := relayHead(w, resp)
 	if err == nil {
 		_, err = io.Copy(out, resp.Body)
 	}
@@ -103,6 +117,16 @@ func relay(w http.ResponseWriter, resp *http.Response) {
 		// Half an answer must not look like a whole one.
 		panic(http.ErrAbortHandler)
 	}
+}
+
+func relayHead(w http.ResponseWriter, resp *http.Response) (io.Writer, error) {
+	maps.Copy(w.Header(), resp.Header)
+	for _, name := range hopByHop {
+		w.Header().Del(name)
+	}
+	w.WriteHeader(resp.StatusCode)
+	out := flusher{w, http.NewResponseController(w)}
+	return out, out.rc.Flush()
 }
 
 type flusher struct {

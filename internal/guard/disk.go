@@ -1,0 +1,254 @@
+package guard
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/moby/moby/api/types/container"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/disk"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// diskLabel tells, on a container, which directory of the slot's disk is its own.
+const diskLabel = "kbnode.disk"
+
+// maxVolumes bounds the volumes that an image may declare.
+const maxVolumes = 64
+
+var scratchForm = lazily(`^[A-Z2-7]{26}$`)
+
+// slotDisk is the slot's file system of fixed size. What a container writes goes
+// there, in a directory of its own: Docker's own disk is everybody's.
+type slotDisk struct {
+	dir  string                            // where it is mounted; "" for a slot without one
+	home string                            // of the slot's user, a directory of it
+	bind func(source, target string) error // mounts one directory on another, where the engine sees it
+	// mounted says in a sentence that it is not.
+	mounted func() error
+	log     *slog.Logger
+
+	mu      sync.Mutex
+	pending map[string]bool // directories of containers that are being created
+}
+
+func (d *slotDisk) path(scratch string) string { return filepath.Join(d.dir, "containers", scratch) }
+
+// newDisk is the disk that policy gives a slot.
+func newDisk(p plan.JobPolicy, log *slog.Logger) *slotDisk {
+	d := &slotDisk{log: log}
+	if p.DiskBytes > 0 {
+		d.dir, d.home = plan.DiskMount(p.Slot), plan.WorkDir(p.Slot)
+		d.bind = func(source, target string) error {
+			return disk.OnHost(func() error { return unix.Mount(source, target, "", unix.MS_BIND, "") })
+		}
+		d.mounted = func() error {
+			above, err1 := sameDevice(d.dir, filepath.Dir(d.dir))
+			home, err2 := sameDevice(d.dir, d.home)
+			if err := errors.Join(err1, err2); err != nil || above || !home {
+				return errors.Join(fmt.Errorf("the disk of slot %s is not mounted, so no job may run; run systemctl restart %s on the node", p.Name, plan.GuardUnit(p.Slot)), err)
+			}
+			return nil
+		}
+	}
+	return d
+}
+
+func sameDevice(a, b string) (bool, error) {
+	var x, y unix.Stat_t
+	if err := errors.Join(unix.Stat(a, &x), unix.Stat(b, &y)); err != nil {
+		return false, err
+	}
+	return x.Dev == y.Dev, nil
+}
+
+// prepare makes the directory of a container and mounts what of it is known
+// before the container is there: the image's volumes, and the files that Docker
+// writes below /etc and would keep on its own disk.
+func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (scratch string, err error) {
+	if d.dir == "" {
+		return "", nil
+	}
+	scratch = rand.Text()
+	d.mu.Lock()
+	if d.pending == nil {
+		d.pending = map[string]bool{}
+	}
+	d.pending[scratch] = true
+	d.mu.Unlock()
+	top := d.path(scratch)
+	if err := os.Mkdir(top, 0o700); err != nil {
+		return scratch, fmt.Errorf("make room on the slot's disk: %w", err)
+	}
+	h := wanted.HostConfig
+	taken := map[string]bool{}
+	for _, m := range h.Mounts {
+		taken[m.Target] = true
+	}
+	for target := range h.Tmpfs {
+		taken[target] = true
+	}
+	give := func(target, name string, make func(string) error) error {
+		if taken[target] {
+			return nil
+		}
+		source := filepath.Join(top, name)
+		if err := make(source); err != nil {
+			return fmt.Errorf("make room on the slot's disk: %w", err)
+		}
+		h.Mounts = append(h.Mounts, bind(source, target, false))
+		return nil
+	}
+	for i, target := range volumes {
+		if i == maxVolumes {
+			return scratch, forbid("image %.120q declares more than %d volumes", wanted.Image, maxVolumes)
+		}
+		if target, err = mountTarget(target); err != nil {
+			return scratch, forbid("image %.120q declares a volume: %s", wanted.Image, err)
+		}
+		if err := give(target, "volume"+strconv.Itoa(i), openDir); err != nil {
+			return scratch, err
+		}
+	}
+	if !h.ReadonlyRootfs { // where they are read-only too
+		for _, name := range etcFiles {
+			if err := give("/etc/"+name, name, func(path string) error { return os.WriteFile(path, nil, 0o644) }); err != nil { //nolint:gosec // for all in the container to read
+				return scratch, err
+			}
+		}
+	}
+	wanted.Labels[diskLabel] = scratch
+	return scratch, nil
+}
+
+// openDir makes a directory for whoever the container runs as. Nobody outside of
+// it gets there.
+func openDir(path string) error {
+	return errors.Join(os.Mkdir(path, 0o777), os.Chmod(path, 0o777)) //nolint:gosec // its parent is root's alone
+}
+
+// done says that a container was created, or will not be.
+func (d *slotDisk) done(scratch string, created bool) {
+	if scratch == "" {
+		return
+	}
+	d.mu.Lock()
+	delete(d.pending, scratch)
+	d.mu.Unlock()
+	if !created {
+		d.discard(d.path(scratch))
+	}
+}
+
+// tidy makes the disk ready for the next job.
+func (d *slotDisk) tidy(ctx context.Context, o *owners, user string) error {
+	if d.dir == "" {
+		return nil
+	}
+	uid, gid, err := lookupUser(user)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.sweep(ctx, o), d.relieve(uid, gid))
+}
+
+// sweep removes the directories of containers that are gone.
+func (d *slotDisk) sweep(ctx context.Context, o *owners) error {
+	if d.dir == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(filepath.Join(d.dir, "containers"))
+	if err != nil || len(entries) == 0 {
+		return err
+	}
+	if err := o.reload(ctx); err != nil {
+		return err
+	}
+	used := o.disks()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, e := range entries {
+		if !used[e.Name()] && !d.pending[e.Name()] {
+			d.discard(d.path(e.Name()))
+		}
+	}
+	return nil
+}
+
+// relieve empties the slot user's directory when the disk is more than three
+// quarters full: the next job needs room, and checks everything out again.
+func (d *slotDisk) relieve(uid, gid int) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(d.dir, &st); err != nil {
+		return fmt.Errorf("look at the slot's disk: %w", err)
+	}
+	if st.Bavail*4 > st.Blocks && st.Ffree*4 > st.Files {
+		return nil
+	}
+	entries, err := os.ReadDir(d.home)
+	if err != nil {
+		return fmt.Errorf("empty the slot's disk: %w", err)
+	}
+	for _, e := range entries {
+		d.discard(filepath.Join(d.home, e.Name()))
+	}
+	d.log.Info("checkouts removed from a full disk", "path", d.home, "free_bytes", int64(st.Bavail)*st.Bsize, "free_inodes", st.Ffree)
+	builds := filepath.Join(d.home, "builds")
+	if err := errors.Join(os.Mkdir(builds, 0o755), chown(builds, uid, gid)); err != nil { //nolint:gosec // below the slot user's own directory
+		return fmt.Errorf("empty the slot's disk: %w", err)
+	}
+	return nil
+}
+
+// discard removes a directory of the disk: at once from its place, and then as
+// long as that takes. What a stop interrupts, the next boot removes.
+func (d *slotDisk) discard(path string) {
+	trash := filepath.Join(d.dir, "trash")
+	if err := os.Mkdir(trash, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		d.log.Warn("directory left behind", "path", path, "err", err)
+		return
+	}
+	away := filepath.Join(trash, rand.Text())
+	if err := os.Rename(path, away); err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			d.log.Warn("directory left behind", "path", path, "err", err)
+		}
+		return
+	}
+	go func() {
+		if err := os.RemoveAll(away); err != nil { // follows no link
+			d.log.Warn("directory left behind", "path", path, "err", err)
+		}
+	}()
+}
+
+// volumes are the directories that an image wants as volumes; none for an image
+// that the engine has not.
+func (g *guard) volumes(c *call, image string) ([]string, error) {
+	if g.disk.dir == "" {
+		return nil, nil
+	}
+	req := *c
+	req.method, req.path, req.query = http.MethodGet, "images/"+image+"/json", nil
+	var in struct {
+		Config struct{ Volumes map[string]json.RawMessage }
+	}
+	err := g.up.get(&req, &in)
+	if no, ok := errors.AsType[refusal](err); ok && no.status == http.StatusNotFound {
+		return nil, nil // creating the container says so
+	}
+	return slices.Sorted(maps.Keys(in.Config.Volumes)), err
+}

@@ -1,0 +1,201 @@
+package guard
+
+import (
+	"context"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+)
+
+// testDisk is a slot's disk in a directory. Its mounts are noted, not made.
+func testDisk(t *testing.T) (*slotDisk, *[][2]string) {
+	t.Helper()
+	dir := t.TempDir()
+	var mounts [][2]string
+	d := &slotDisk{dir: dir, home: filepath.Join(dir, "home"), log: slog.New(slog.DiscardHandler)}
+	d.bind = func(source, target string) error { mounts = append(mounts, [2]string{source, target}); return nil }
+	for _, name := range []string{"containers", "home/builds"} {
+		if err := os.MkdirAll(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d, &mounts
+}
+
+func TestDiskPrepare(t *testing.T) {
+	t.Parallel()
+	request := func() *container.CreateRequest {
+		return &container.CreateRequest{Config: &container.Config{Image: "img", Labels: map[string]string{}}, HostConfig: &container.HostConfig{}}
+	}
+	for name, row := range map[string]struct {
+		change  func(*container.CreateRequest)
+		volumes []string
+		want    string // targets on the disk, or the refusal
+	}{
+		"plain":              {func(*container.CreateRequest) {}, nil, "/etc/hosts /etc/hostname /etc/resolv.conf"},
+		"volumes":            {func(*container.CreateRequest) {}, []string{"/data", "/var/lib/db/"}, "/data /var/lib/db /etc/hosts /etc/hostname /etc/resolv.conf"},
+		"read-only root":     {func(r *container.CreateRequest) { r.HostConfig.ReadonlyRootfs = true }, []string{"/data"}, "/data"},
+		"the job's own file": {func(r *container.CreateRequest) { r.HostConfig.Mounts = []mount.Mount{{Target: "/etc/hosts"}} }, nil, "/etc/hostname /etc/resolv.conf"},
+		"a tmpfs there":      {func(r *container.CreateRequest) { r.HostConfig.Tmpfs = map[string]string{"/data": ""} }, []string{"/data"}, "/etc/hosts /etc/hostname /etc/resolv.conf"},
+		"a volume over /":    {func(*container.CreateRequest) {}, []string{"/"}, "over the container's root"},
+		"a volume over proc": {func(*container.CreateRequest) {}, []string{"/proc/x"}, "mounts nothing over /proc"},
+		"a volume upwards":   {func(*container.CreateRequest) {}, []string{"/a/../../b"}, "no .. in it"},
+		"too many":           {func(*container.CreateRequest) {}, strings.Fields(strings.Repeat("/v ", 65)), "more than 64 volumes"},
+	} {
+		d, _ := testDisk(t)
+		r := request()
+		row.change(r)
+		before := len(r.HostConfig.Mounts)
+		scratch, err := d.prepare(r, row.volumes)
+		got := ""
+		if err != nil {
+			got = err.Error()
+		}
+		for _, m := range r.HostConfig.Mounts[before:] {
+			if err == nil {
+				got += m.Target + " "
+			}
+			if !strings.HasPrefix(m.Source, d.path(scratch)+"/") || m.Type != mount.TypeBind {
+				t.Errorf("%s: %+v", name, m)
+			}
+			if _, err := os.Lstat(m.Source); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if err == nil && strings.TrimSpace(got) != row.want || err != nil && !strings.Contains(got, row.want) {
+			t.Errorf("%s: %q, want %q", name, got, row.want)
+		}
+		if err == nil && r.Labels[diskLabel] != scratch {
+			t.Errorf("%s: label %q of %q", name, r.Labels[diskLabel], scratch)
+		}
+		d.done(scratch, err == nil)
+		if _, gone := os.Lstat(d.path(scratch)); (gone != nil) != (err != nil) {
+			t.Errorf("%s: after it: %v", name, gone)
+		}
+	}
+}
+
+func TestDiskSweep(t *testing.T) {
+	t.Parallel()
+	d, _ := testDisk(t)
+	used, gone, coming := strings.Repeat("A", 26), strings.Repeat("B", 26), strings.Repeat("C", 26)
+	for _, name := range []string{used, gone, coming} {
+		if err := os.MkdirAll(filepath.Join(d.path(name), "layer/diff"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.pending = map[string]bool{coming: true}
+	o := &owners{list: func(context.Context) ([]docker.Container, error) {
+		return []docker.Container{{ID: "1", Labels: map[string]string{diskLabel: used}}}, nil
+	}}
+	if err := d.sweep(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	for name, there := range map[string]bool{used: true, gone: false, coming: true} {
+		if _, err := os.Lstat(d.path(name)); (err == nil) != there {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		left, err := os.ReadDir(filepath.Join(d.dir, "trash"))
+		if err == nil && len(left) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the trash keeps %v, %v", left, err)
+		}
+	}
+}
+
+func TestCover(t *testing.T) {
+	t.Parallel()
+	d, mounts := testDisk(t)
+	layer := filepath.Join(t.TempDir(), "overlay2", "0abc")
+	for _, dir := range []string{"diff/work/dir", "work/work"} {
+		if err := os.MkdirAll(filepath.Join(layer, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, text := range map[string]string{"lower": "l/X:l/Y", "link": "XYZ"} {
+		if err := os.WriteFile(filepath.Join(layer, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(filepath.Join(layer, "diff/work/dir"), fs.ModeSticky|0o777); err != nil {
+		t.Fatal(err)
+	}
+	own := filepath.Join(t.TempDir(), "layer")
+	// In a test both lie on one file system, as if it were covered already.
+	if err := d.cover(layer, own); err != nil || len(*mounts) != 0 {
+		t.Fatalf("a layer on the disk: %v, %v", *mounts, err)
+	}
+	if err := os.Mkdir(own, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := copyLayer(layer, own); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	err := filepath.WalkDir(own, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		rel, _ := filepath.Rel(own, path)
+		got = append(got, info.Mode().String()+" "+rel)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		info.Mode().String() + " .", "drwxr-xr-x diff", "drwxr-xr-x diff/work", "dtrwxrwxrwx diff/work/dir",
+		"-rw-r--r-- link", "-rw-r--r-- lower", "drwxr-xr-x work", "drwxr-xr-x work/work",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if err := os.WriteFile(filepath.Join(layer, "diff/large"), make([]byte, maxString+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := copyLayer(layer, t.TempDir()); err == nil || !strings.Contains(err.Error(), "small file") {
+		t.Errorf("a layer that somebody wrote to: %v", err)
+	}
+}
+
+func TestWriteEtc(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, name := range []string{"hosts", "hostname"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var in inspected
+	in.Config.Hostname, in.Config.Domainname, in.HostConfig.NetworkMode = "job", "example.org", "kbnode"
+	if err := writeEtc(dir, in); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"hosts": "127.0.1.1\tjob.example.org job\n", "hostname": "job\n"} {
+		if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "resolv.conf")); err == nil {
+		t.Error("a file is made that the job mounts itself")
+	}
+}

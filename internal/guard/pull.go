@@ -1,0 +1,96 @@
+package guard
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pull fetches one image. The registry's credentials are the only header of a
+// client that the engine gets to see.
+func (g *guard) pull(c *call) error {
+	image, tag := c.query.Get("fromImage"), c.query.Get("tag")
+	switch {
+	case image == "":
+		return forbid("POST /images/create: a job pulls images and imports none; say fromImage")
+	case tag == "" && !strings.Contains(image, "@") && !strings.Contains(filepath.Base(image), ":"):
+		return forbid("POST /images/create: say which tag of %s; a job does not pull all of them", image)
+	}
+	if err := allowImage(g.policy, reference(image, tag)); err != nil {
+		return forbid("%s", err)
+	}
+	if c.auth = c.r.Header.Get("X-Registry-Auth"); len(c.auth) > maxAuth {
+		return forbid("X-Registry-Auth is larger than %d bytes", maxAuth)
+	}
+	return g.fetch(c)
+}
+
+// Docker's disk is everybody's: a pull that would leave less of it free than a
+// tenth, or minFree bytes, is refused or given up.
+const (
+	minFree  = 10 << 30
+	pullPoll = time.Second
+)
+
+var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs pull no images; tell the node's operator (docker image prune frees some)")
+
+// fetch relays a pull as long as there is room for it.
+func (g *guard) fetch(c *call) error {
+	low, err := g.engine.low(c.r.Context())
+	if err != nil {
+		return err
+	}
+	if low() {
+		return refusal{http.StatusInsufficientStorage, errDiskFull.Error()}
+	}
+	ctx, cancel := context.WithCancelCause(c.r.Context())
+	defer cancel(nil)
+	go func() {
+		for tick := time.NewTicker(pullPoll); ; {
+			select {
+			case <-ctx.Done():
+				tick.Stop()
+				return
+			case <-tick.C:
+				if low() {
+					cancel(errDiskFull)
+				}
+			}
+		}
+	}()
+	req := *c
+	req.r = c.r.WithContext(ctx)
+	resp, err := g.up.ask(&req, nil)
+	if err != nil {
+		return err
+	}
+	defer hangUp(resp.Body)
+	out, err := relayHead(c.w, resp)
+	if err == nil {
+		_, err = io.Copy(out, resp.Body)
+	}
+	if err != nil && errors.Is(context.Cause(ctx), errDiskFull) {
+		// As the engine tells of an error in the middle of a pull.
+		err = json.NewEncoder(out).Encode(map[string]any{"error": errDiskFull.Error(), "errorDetail": map[string]string{"message": errDiskFull.Error()}})
+	}
+	if err != nil {
+		panic(http.ErrAbortHandler) // half an answer must not look like a whole one
+	}
+	return nil
+}
+
+// lowOn says whether too little is free where a directory is.
+func lowOn(dir string) bool {
+	var st unix.Statfs_t
+	if unix.Statfs(dir, &st) != nil {
+		return false // not a disk of this machine's
+	}
+	return st.Bavail < min(st.Blocks/10, minFree/uint64(st.Frsize))
+}
