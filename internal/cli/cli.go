@@ -136,7 +136,7 @@ with its even share of CPUs and memory.
 	root.AddCommand(
 		newInventory(s), newPlan(s), newInstall(s), newReconcile(s), newUninstall(s), newStatus(s),
 		newRunner(s), newPayload(s), newVersion(s),
-		newAgentExec(s), newGuard(s), newHook(s),
+		newAgentExec(s), newGuard(s), newDisk(s), newHook(s),
 	)
 	root.SuggestionsMinimumDistance = 2
 	checkArgs(root)

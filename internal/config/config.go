@@ -68,6 +68,9 @@ type Job struct {
 	// ShmSize is /dev/shm of a container, part of the slot's memory. Default:
 	// a quarter of it, 8 GiB at most.
 	ShmSize Size `yaml:"shm_size,omitempty"`
+	// Disk is the size of the file system that a slot's checkouts and containers
+	// write to. Default: half of the disk shared evenly, 50 GiB at most.
+	Disk Size `yaml:"disk,omitempty"`
 	// CPUQuota also sets cpu.max, which only adds throttling to the cpuset.
 	CPUQuota bool `yaml:"cpu_quota,omitempty"`
 }

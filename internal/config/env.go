@@ -68,6 +68,7 @@ func Merge(base, over Config) Config {
 	base.Job.MaxMinutes = or(over.Job.MaxMinutes, base.Job.MaxMinutes)
 	base.Job.TasksMax = or(over.Job.TasksMax, base.Job.TasksMax)
 	base.Job.ShmSize = or(over.Job.ShmSize, base.Job.ShmSize)
+	base.Job.Disk = or(over.Job.Disk, base.Job.Disk)
 	base.Job.Profile = or(over.Job.Profile, base.Job.Profile)
 	base.Job.Network = or(over.Job.Network, base.Job.Network)
 	base.Job.AllowedImages = orList(over.Job.AllowedImages, base.Job.AllowedImages)

@@ -129,6 +129,9 @@ func Validate(c Config) []Problem {
 	if c.Job.TasksMax > 0 && c.Job.TasksMax < 64 {
 		bad("job.tasks_max", "%d is too few for an agent and a job; write 64 or more", c.Job.TasksMax)
 	}
+	if c.Job.Disk > 0 && c.Job.Disk < 256<<20 {
+		bad("job.disk", "%s are too few for a checkout; write 256MiB or more", c.Job.Disk)
+	}
 	for _, t := range c.Agent.Tags {
 		if !tagForm().MatchString(t) {
 			bad("agent.tags", "%q is not a tag; write key=value without blanks, commas and quotes", t)

@@ -154,6 +154,7 @@ type Software struct {
 	Agent    Agent  `json:"agent"`
 	Toolkit  string `json:"container_toolkit,omitempty"` // nvidia-ctk's path, "" if absent
 	Git      string `json:"git,omitempty"`               // path, "" if absent
+	MkfsExt4 string `json:"mkfs_ext4,omitempty"`         // path, "" if absent
 	Cron     bool   `json:"cron"`                        // /etc/cron.d exists
 }
 

@@ -28,6 +28,7 @@ func installed(t tree) Software {
 		CgroupV2: t.exists("sys/fs/cgroup/cgroup.controllers"), // only version 2's root has it
 		Toolkit:  findProgram(t, "nvidia-ctk"),
 		Git:      findProgram(t, "git"),
+		MkfsExt4: findProgram(t, "mkfs.ext4"),
 		Cron:     t.exists("etc/cron.d"),
 	}
 }
@@ -67,7 +68,7 @@ func askSoftware(ctx context.Context, t tree, opts Options, live *Live) {
 // findProgram is where a program is installed, "" if it is not. On this machine
 // PATH is searched after the directories that packages use.
 func findProgram(t tree, name string) string {
-	for _, dir := range []string{"/usr/bin", "/usr/local/bin", "/bin", "/usr/sbin", "/usr/local/sbin"} {
+	for _, dir := range []string{"/usr/bin", "/usr/local/bin", "/bin", "/usr/sbin", "/usr/local/sbin", "/sbin"} {
 		if path := dir + "/" + name; t.exists(path[1:]) {
 			return path
 		}

@@ -48,6 +48,9 @@ func Build(in Input) (*Plan, error) {
 	if err := p.addNode(in); err != nil {
 		return nil, err
 	}
+	if cfg.Job.Disk == 0 {
+		cfg.Job.Disk = config.Size(diskShare(inv.Disks, len(slots)))
+	}
 	var all cpuset.Set
 	for i, b := range slots {
 		blk := split.Blocks[i]
@@ -68,6 +71,7 @@ func Build(in Input) (*Plan, error) {
 		return nil, err
 	}
 	p.Warnings = append(p.Warnings, smallSlots(inv, p.Slots)...)
+	p.Warnings = append(p.Warnings, unboundDisks(inv, cfg)...)
 	p.sort()
 	return p, nil
 }
@@ -93,7 +97,7 @@ func newSlot(b bound, blk block, cfg config.Config, node, version string) Slot {
 			UUID: b.UUID, PCI: b.PCI, Vendor: b.Vendor, Model: b.Model,
 			NUMANode: b.NUMANode, Devices: gpuNodes(b),
 		}},
-		CPUs: blk.CPUs.String(), MemoryNodes: blk.MemoryNodes.String(), MemoryBytes: blk.MemoryBytes,
+		CPUs: blk.CPUs.String(), MemoryNodes: blk.MemoryNodes.String(), MemoryBytes: blk.MemoryBytes, DiskBytes: int64(cfg.Job.Disk),
 		Agent:  node + "-" + SlotName(b.Slot),
 		Tags:   agentTags(b, queue, node, version, cfg.Agent.Tags),
 		User:   UserName(b.Slot),

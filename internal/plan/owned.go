@@ -86,6 +86,8 @@ var OwnedDirs = []OwnedDir{
 	{"/run/kbnode/gpu[0-9]*", true},
 	{"/run/kbnode", true},
 	{"/var/lib/buildkite-agent/gpu-[0-9]*", true},
+	{disksDir + "/gpu[0-9]*", true},
+	{disksDir, false},
 	{"/var/lib/buildkite-agent", false},
 	{"/var/lib/kbnode", true},
 	{"/usr/local/libexec/kbnode/dist", true}, // what install downloaded

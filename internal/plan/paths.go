@@ -15,6 +15,9 @@ const (
 	NodeService   = "kbnode.service"
 	NodeTimer     = "kbnode.timer"
 	LockPath      = "/run/kbnode.lock"
+
+	agentsDir = "/var/lib/buildkite-agent"
+	disksDir  = agentsDir + "/disks"
 )
 
 // Marker opens every file that kbnode writes (after a #! line) and is what
@@ -46,6 +49,12 @@ func WorkDir(k int) string { return "/var/lib/buildkite-agent/gpu-" + strconv.It
 
 // BuildsDir holds its checkouts, the only part of WorkDir that containers see.
 func BuildsDir(k int) string { return WorkDir(k) + "/builds" }
+
+// DiskDir holds its disk: the image, and below DiskMount what is on it.
+func DiskDir(k int) string { return disksDir + "/" + SlotName(k) }
+
+// DiskMount is where its disk is mounted. WorkDir is the directory home of it.
+func DiskMount(k int) string { return DiskDir(k) + "/mnt" }
 
 // RunDir holds its socket, and agent/ which is its user's.
 func RunDir(k int) string { return "/run/kbnode/" + SlotName(k) }

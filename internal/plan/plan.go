@@ -47,8 +47,9 @@ type Slot struct {
 	CPUs        string    `json:"cpus"`         // Linux list format
 	MemoryNodes string    `json:"memory_nodes"` // Linux list format
 	MemoryBytes int64     `json:"memory_bytes"`
-	Agent       string    `json:"agent"` // the agent's name in Buildkite
-	Tags        []string  `json:"tags"`  // key=value
+	DiskBytes   int64     `json:"disk_bytes"` // of its own file system; 0 for none
+	Agent       string    `json:"agent"`      // the agent's name in Buildkite
+	Tags        []string  `json:"tags"`       // key=value
 	User        string    `json:"user"`
 	Parked      string    `json:"parked,omitempty"` // why this slot takes no jobs; "" when it does
 }

@@ -70,7 +70,7 @@ func TestGoldenMachines(t *testing.T) {
 func goldenText(p *Plan) *txtar.Archive {
 	var b strings.Builder
 	for _, s := range p.Slots {
-		fmt.Fprintf(&b, "%s queue=%s gpu=%s node=%d cpus=%s mems=%s memory=%s %s\n", s.Name, s.Queue, s.GPUs[0].PCI, s.GPUs[0].NUMANode, s.CPUs, s.MemoryNodes, config.Size(s.MemoryBytes), s.Parked)
+		fmt.Fprintf(&b, "%s queue=%s gpu=%s node=%d cpus=%s mems=%s memory=%s disk=%s %s\n", s.Name, s.Queue, s.GPUs[0].PCI, s.GPUs[0].NUMANode, s.CPUs, s.MemoryNodes, config.Size(s.MemoryBytes), config.Size(s.DiskBytes), s.Parked)
 	}
 	fmt.Fprintf(&b, "reserved cpus=%s memory=%s\n", p.Reserved.CPUs, config.Size(p.Reserved.MemoryBytes))
 	for _, w := range p.Warnings {
@@ -375,7 +375,7 @@ func TestPreflight(t *testing.T) {
 		inv := new(inventory.Inventory)
 		*inv = *machine
 		inv.OS.ID = "debian"
-		inv.Software = inventory.Software{Systemd: "257", CgroupV2: true, Git: "/usr/bin/git", Docker: inventory.Docker{Version: "26.1", CgroupDriver: "systemd", Runtimes: []string{"nvidia"}}}
+		inv.Software = inventory.Software{Systemd: "257", CgroupV2: true, Git: "/usr/bin/git", MkfsExt4: "/usr/sbin/mkfs.ext4", Docker: inventory.Docker{Version: "26.1", CgroupDriver: "systemd", Runtimes: []string{"nvidia"}}}
 		return inv
 	}
 	if m := Preflight(good()); len(m) > 0 {
@@ -392,6 +392,7 @@ func TestPreflight(t *testing.T) {
 		"no Docker, RHEL": {func(i *inventory.Inventory) { i.Software.Docker = inventory.Docker{}; i.OS.ID = "rhel" }, "dnf install -y docker-ce"},
 		"cgroupfs":        {func(i *inventory.Inventory) { i.Software.Docker.CgroupDriver = "cgroupfs" }, "native.cgroupdriver=systemd"},
 		"no git":          {func(i *inventory.Inventory) { i.Software.Git = "" }, "apt-get install -y git"},
+		"no mkfs":         {func(i *inventory.Inventory) { i.Software.MkfsExt4 = "" }, "apt-get install -y e2fsprogs"},
 		"no toolkit":      {func(i *inventory.Inventory) { i.Software.Docker.Runtimes = nil }, "nvidia-container-toolkit"},
 	} {
 		inv := good()

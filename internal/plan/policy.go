@@ -13,6 +13,7 @@ type JobPolicy struct {
 	MemoryNodes string `json:"memory_nodes"`
 	MemoryBytes int64  `json:"memory_bytes"` // of the slice; containers share it
 	PidsLimit   int64  `json:"pids_limit"`
+	DiskBytes   int64  `json:"disk_bytes"` // of the slot's file system at DiskMount; 0 for none
 	ShmBytes    int64  `json:"shm_bytes"`
 
 	Profile string   `json:"profile"`          // config.ProfileCompatible or ProfileStrict

@@ -63,7 +63,7 @@ func (p *Plan) addUnit(name, tmpl string, slot int, data any) error {
 
 // addNode adds what belongs to the node and to no slot.
 func (p *Plan) addNode(in Input) error {
-	for _, d := range []string{"/etc/kbnode", "/etc/kbnode/slots", "/etc/buildkite-agent", HooksDir, "/var/lib/kbnode", "/var/lib/buildkite-agent", "/usr/local/libexec/kbnode"} {
+	for _, d := range []string{"/etc/kbnode", "/etc/kbnode/slots", "/etc/buildkite-agent", HooksDir, "/var/lib/kbnode", agentsDir, "/usr/local/libexec/kbnode"} {
 		p.Dirs = append(p.Dirs, Dir{Path: d, Mode: 0o755, Owner: "root"})
 	}
 	if in.ConfigText != "" {
@@ -109,6 +109,8 @@ type slotUnits struct {
 	Slice                                Slice
 	Binary, AgentBinary                  string
 	Dir, Work, Builds, Run, Token, Guard string
+	Disk                                 string // "" without one
+	TmpBytes                             int64
 	Generation                           string
 	CPUQuota                             string
 	StopSeconds                          int
@@ -124,6 +126,9 @@ func (p *Plan) addSlot(in Input, cfg config.Config, keys []agentKey, s Slot) err
 		// The guard makes these two as well, so that it can start without us.
 		Dir{Path: RunDir(k), Mode: 0o711, Owner: "root"},
 		Dir{Path: RunDir(k) + "/agent", Mode: 0o700, Owner: s.User})
+	if s.DiskBytes > 0 {
+		p.Dirs = append(p.Dirs, Dir{Path: DiskDir(k), Mode: 0o700, Owner: "root"})
+	}
 	slice := Slice{
 		Unit: SliceName(k), Slot: k, CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
 		TasksMax: cfg.Job.TasksMax, Devices: sliceDevices(s.GPUs[0].Devices),
@@ -141,7 +146,11 @@ func (p *Plan) addSlot(in Input, cfg config.Config, keys []agentKey, s Slot) err
 	data := slotUnits{
 		Slot: s, Slice: slice, Binary: in.Binary, AgentBinary: AgentCopy,
 		Dir: AgentDir(k), Work: WorkDir(k), Builds: BuildsDir(k), Run: RunDir(k), Token: TokenPath, Guard: GuardUnit(k),
+		TmpBytes:    s.MemoryBytes / 4,
 		StopSeconds: (cfg.Job.MaxMinutes + 1) * 60,
+	}
+	if s.DiskBytes > 0 {
+		data.Disk = DiskDir(k)
 	}
 	if cfg.Job.CPUQuota {
 		set, err := cpuset.Parse(s.CPUs)
@@ -157,7 +166,7 @@ func (p *Plan) addSlot(in Input, cfg config.Config, keys []agentKey, s Slot) err
 	for _, u := range []struct{ name, tmpl, input string }{
 		// The generation covers what the unit's process reads when it starts.
 		{GuardUnit(k), "guard.service.tmpl", in.Version + mustJSON(policy)},
-		{AgentUnit(k), "agent.service.tmpl", in.Inventory.Software.Agent.Version + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds)},
+		{AgentUnit(k), "agent.service.tmpl", in.Inventory.Software.Agent.Version + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds) + strconv.FormatInt(s.DiskBytes, 10)},
 	} {
 		data.Generation = generation(u.input, in.Binary)
 		if err := p.addUnit(u.name, u.tmpl, k, data); err != nil {
@@ -220,7 +229,7 @@ func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
 	pol := JobPolicy{
 		WrittenBy: "kbnode", Slot: s.Index, Name: s.Name, User: s.User, Slice: SliceName(s.Index),
 		CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
-		PidsLimit: cfg.Job.TasksMax, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
+		PidsLimit: cfg.Job.TasksMax, DiskBytes: s.DiskBytes, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
 		Profile: cfg.Job.Profile, Network: cfg.Job.Network, Images: cfg.Job.AllowedImages,
 		Vendor: g.Vendor, UUID: g.UUID,
 		Env: slotEnv(s),
@@ -264,6 +273,9 @@ func Preflight(inv *inventory.Inventory) []string {
 	}
 	if sw.Git == "" {
 		say("git is not installed; %s", packageHint(inv.OS.ID, "git"))
+	}
+	if sw.MkfsExt4 == "" {
+		say("mkfs.ext4 is not installed; %s", packageHint(inv.OS.ID, "e2fsprogs"))
 	}
 	if inv.NVIDIA != nil && sw.Docker.Version != "" && !hasGPUAccess(sw.Docker) {
 		say("Docker can give no NVIDIA GPU to a container; %s", toolkitHint(inv.OS.ID))

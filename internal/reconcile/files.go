@@ -8,6 +8,8 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/google/renameio/v2"
@@ -152,6 +154,10 @@ func (h *Host) remove(name string, all bool) error {
 	}
 	target := h.path(name)
 	if all {
+		// What is mounted there, such as a slot's disk, stays busy otherwise.
+		if err := unmountBelow(target); err != nil {
+			return err
+		}
 		return os.RemoveAll(target) // follows no link
 	}
 	err := os.Remove(target)
@@ -159,6 +165,27 @@ func (h *Host) remove(name string, all bool) error {
 		return nil
 	}
 	return err
+}
+
+// unmountBelow ends the mounts at and below a path, the last one first.
+func unmountBelow(target string) error {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, line := range slices.Backward(strings.Split(string(table), "\n")) {
+		fields := strings.Fields(line)
+		if len(fields) < 5 {
+			continue
+		}
+		if at := fields[4]; at == target || strings.HasPrefix(at, target+"/") {
+			if err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
+				errs = append(errs, fmt.Errorf("unmount %s: %w", at, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func wantedOwner(s map[string]UserState, name string) (owner, error) {

@@ -23,7 +23,7 @@ func Live(m Machine) json.RawMessage {
 		"schema": 1,
 		"arch":   arch,
 		"software": obj{
-			"systemd": "255", "cgroup_v2": true, "git": "/usr/bin/git", "cron": true, "container_toolkit": toolkit,
+			"systemd": "255", "cgroup_v2": true, "git": "/usr/bin/git", "mkfs_ext4": "/usr/sbin/mkfs.ext4", "cron": true, "container_toolkit": toolkit,
 			"docker": obj{
 				"version": "28.5.2", "api_version": "1.51", "cgroup_driver": "systemd", "cgroup_version": "2",
 				"storage_driver": "overlay2", "root_dir": "/var/lib/docker", "cdi": true,

@@ -1,0 +1,228 @@
+// Package disk makes the file system of a slot: a file of fixed size that is
+// mounted through a loop device, so that neither the bytes nor the files of a
+// slot's jobs take anything from its neighbours or the system. Project quotas
+// would not do: who owns a file can take it out of its project.
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// Inodes of a disk: one for each inodeBytes, at most maxInodes, which is what a
+// clean-up goes through in seconds.
+const (
+	inodeBytes = 16 << 10
+	maxInodes  = 1 << 20
+)
+
+// Disk is where a slot's disk is and who uses it.
+type Disk struct {
+	Dir      string // holds the image and the mount point; root's
+	Home     string // the slot user's directory, which is bound to home/ of the disk
+	Bytes    int64
+	UID, GID int // of the slot's user
+	Log      *slog.Logger
+}
+
+func (d Disk) image() string { return filepath.Join(d.Dir, "image") }
+func (d Disk) mount() string { return filepath.Join(d.Dir, "mnt") }
+
+// Ensure makes and mounts the disk. One that is mounted and has its size stays
+// as it is; every other one, such as after a boot, is made anew: nothing that is
+// worth keeping lies there, and nothing of a broken one has to be mended. It
+// must run as root, in OnHost.
+func (d Disk) Ensure(ctx context.Context) error {
+	mounted, err := d.mounted()
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(d.image())
+	if mounted && err == nil && info.Size() == d.Bytes {
+		return nil
+	}
+	if err := d.Close(); errors.Is(err, unix.EBUSY) && mounted {
+		// Of another size, and in use: an agent still runs.
+		d.Log.Warn("disk keeps its size until its slot is idle", "path", d.mount())
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if err := d.make(ctx); err != nil {
+		return fmt.Errorf("make the disk %s: %w", d.image(), err)
+	}
+	if err := d.attach(); err != nil {
+		return fmt.Errorf("mount the disk %s: %w", d.image(), err)
+	}
+	d.Log.Info("disk made", "path", d.mount(), "bytes", d.Bytes)
+	return nil
+}
+
+// mounted says whether both mounts are there.
+func (d Disk) mounted() (bool, error) {
+	var dir, mnt, home unix.Stat_t
+	for path, st := range map[string]*unix.Stat_t{d.Dir: &dir, d.mount(): &mnt, d.Home: &home} {
+		if err := unix.Lstat(path, st); errors.Is(err, unix.ENOENT) {
+			return false, nil
+		} else if err != nil {
+			return false, fmt.Errorf("look at %s: %w", path, err)
+		}
+	}
+	return dir.Dev != mnt.Dev && mnt.Dev == home.Dev, nil
+}
+
+// Close ends the mounts. What is still used is unix.EBUSY.
+func (d Disk) Close() error {
+	for _, path := range []string{d.Home, d.mount()} {
+		for {
+			err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
+			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+				break // nothing is mounted there (any more)
+			}
+			if err != nil {
+				return fmt.Errorf("unmount %s: %w", path, err)
+			}
+		}
+	}
+	return nil
+}
+
+// make writes an empty file system of the planned size.
+func (d Disk) make(ctx context.Context) error {
+	// Everything of an earlier one goes first: what is set aside must be there.
+	if err := os.Remove(d.image()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(d.image(), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	err = unix.Fallocate(int(f.Fd()), 0, 0, d.Bytes)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		d.Log.Warn("file system sets no space aside; the disk may run out of it", "path", d.Dir)
+		err = f.Truncate(d.Bytes)
+	}
+	if errors.Is(err, unix.ENOSPC) {
+		err = fmt.Errorf("%s do not fit; free some space, or set job.disk to less in %s and run kbnode reconcile: %w", strconv.FormatInt(d.Bytes>>20, 10)+" MiB", plan.ConfigPath, err)
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = d.format(ctx)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(d.image()))
+	}
+	return nil
+}
+
+// format needs no journal, as a disk never outlives a boot, and no discard, which
+// would give back the space that was set aside.
+func (d Disk) format(ctx context.Context) error {
+	inodes := min(d.Bytes/inodeBytes, maxInodes)
+	cmd := exec.CommandContext(ctx, "mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal",
+		"-E", "nodiscard,lazy_itable_init=1", "-N", strconv.FormatInt(inodes, 10), d.image())
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) {
+		return errors.New("mkfs.ext4 is not installed; install the package e2fsprogs")
+	}
+	if err != nil {
+		return fmt.Errorf("mkfs.ext4: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// attach mounts the image and makes what is expected on it. Neither device nodes
+// nor set-user-ID programs work there.
+func (d Disk) attach() error {
+	if err := os.MkdirAll(d.mount(), 0o700); err != nil {
+		return err
+	}
+	dev, err := attachLoop(d.image())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dev.Close() }() // the mount keeps the device, and its end frees it
+	const flags = unix.MS_NOSUID | unix.MS_NODEV
+	if err := unix.Mount(dev.Name(), d.mount(), "ext4", flags, "noinit_itable"); err != nil {
+		return fmt.Errorf("mount %s: %w", dev.Name(), err)
+	}
+	home := filepath.Join(d.mount(), "home")
+	for _, dir := range []struct {
+		path     string
+		mode     fs.FileMode
+		uid, gid int
+	}{
+		{home, 0o700, d.UID, d.GID},
+		{filepath.Join(home, "builds"), 0o755, d.UID, d.GID},
+		{filepath.Join(d.mount(), "containers"), 0o700, 0, 0},
+	} {
+		if err := errors.Join(os.Mkdir(dir.path, dir.mode), os.Chown(dir.path, dir.uid, dir.gid), os.Chmod(dir.path, dir.mode)); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount(home, d.Home, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", d.Home, err)
+	}
+	// A bind mount takes its flags from no one.
+	if err := unix.Mount("", d.Home, "", unix.MS_BIND|unix.MS_REMOUNT|flags, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", d.Home, err)
+	}
+	return nil
+}
+
+// attachLoop puts a loop device over a file. It goes away with its last user.
+func attachLoop(image string) (*os.File, error) {
+	f, err := os.OpenFile(image, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("find a loop device (is the kernel module loop there?): %w", err)
+	}
+	defer func() { _ = control.Close() }()
+	for try := 0; ; try++ {
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return nil, fmt.Errorf("find a loop device: %w", err)
+		}
+		dev, err := os.OpenFile("/dev/loop"+strconv.Itoa(n), os.O_RDWR, 0)
+		if err != nil {
+			return nil, err
+		}
+		err = configure(dev, f)
+		if err == nil {
+			return dev, nil
+		}
+		_ = dev.Close()
+		if !errors.Is(err, unix.EBUSY) || try == 64 { // other slots do the same
+			return nil, fmt.Errorf("configure %s: %w", dev.Name(), err)
+		}
+	}
+}
+
+func configure(dev, image *os.File) error {
+	c := unix.LoopConfig{Fd: uint32(image.Fd())}
+	copy(c.Info.File_name[:len(c.Info.File_name)-1], image.Name())
+	// Past the page cache, which would hold everything twice.
+	c.Info.Flags = unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO
+	err := unix.IoctlLoopConfigure(int(dev.Fd()), &c)
+	if errors.Is(err, unix.EINVAL) { // where the file system below cannot
+		c.Info.Flags = unix.LO_FLAGS_AUTOCLEAR
+		err = unix.IoctlLoopConfigure(int(dev.Fd()), &c)
+	}
+	return err
+}

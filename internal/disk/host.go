@@ -1,0 +1,36 @@
+package disk
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// OnHost runs f in the host's mount namespace, which is the Docker engine's and
+// the agents': a unit with a sandbox has one of its own, and what is mounted
+// there stays there. f must not start goroutines that open files.
+func OnHost(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		// The thread ends with this goroutine, as it is not unlocked.
+		runtime.LockOSThread()
+		done <- func() error {
+			host, err := os.Open("/proc/1/ns/mnt")
+			if err != nil {
+				return err
+			}
+			defer func() { _ = host.Close() }()
+			// Threads share a root and a current directory, which setns changes.
+			if err := unix.Unshare(unix.CLONE_FS); err != nil {
+				return fmt.Errorf("leave the other threads: %w", err)
+			}
+			if err := unix.Setns(int(host.Fd()), unix.CLONE_NEWNS); err != nil {
+				return fmt.Errorf("enter the host's mounts: %w", err)
+			}
+			return f()
+		}()
+	}()
+	return <-done
+}

@@ -1,0 +1,43 @@
+package plan
+
+import (
+	"fmt"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+const (
+	// minSlotDisk is what a slot should have at least, in bytes, from the vendors'
+	// guide, and what it gets where there is more.
+	minSlotDisk = 50 << 30
+	// diskStep is what sizes of disks are rounded down to, in bytes.
+	diskStep = 64 << 20
+)
+
+// diskShare is the size of each slot's disk: half of the file system, shared
+// evenly. It goes by the size and not by what is free, so that it stays the same
+// once the disks are there. 0 is for a size that is not known.
+func diskShare(disks []inventory.DiskFree, slots int) int64 {
+	for _, d := range disks {
+		if d.Path == agentsDir {
+			return min(minSlotDisk, d.TotalBytes/2/int64(slots)) / diskStep * diskStep
+		}
+	}
+	return 0
+}
+
+// unboundDisks warns where a job can fill more than a disk of its own.
+func unboundDisks(inv *inventory.Inventory, cfg config.Config) []string {
+	size, driver := int64(cfg.Job.Disk), inv.Software.Docker.StorageDriver
+	var warnings []string
+	if len(inv.Disks) > 0 && size == 0 {
+		warnings = append(warnings, fmt.Sprintf("the size of %s is not known, so slots have no disk of their own and a job can fill the node's; set job.disk", agentsDir))
+	} else if size > 0 && size < minSlotDisk {
+		warnings = append(warnings, fmt.Sprintf("each slot has %s of disk; %s are the minimum", config.Size(size), config.Size(minSlotDisk)))
+	}
+	if driver != "" && driver != "overlay2" && cfg.Job.Profile != config.ProfileStrict {
+		warnings = append(warnings, fmt.Sprintf("what containers write is not bounded with Docker's storage driver %s: a job can fill Docker's disk; put {\"features\": {\"containerd-snapshotter\": false}, \"storage-driver\": \"overlay2\"} into /etc/docker/daemon.json, or set job.profile: strict", driver))
+	}
+	return warnings
+}
