@@ -6,20 +6,25 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
-	"syscall"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// How long a hook waits for the guard. One that ended a job is killed with it
+// when that was cancelled, and the guard goes on alone.
+const (
+	beginTime = 4 * time.Minute
+	endTime   = 25 * time.Second
 )
 
 // RegisteredMarker is the file whose time says when a slot's agent last
 // registered with Buildkite. The slot's user writes it: status shows it, and
 // nothing is decided by it.
-func RegisteredMarker(k int) string { return plan.RunDir(k) + "/agent/registered" }
+func RegisteredMarker(k int) string { return plan.RunDir(k) + "/agent/" + registeredName }
+
+const registeredName = "registered"
 
 // Hook runs one of the hooks as the slot's user, inside the agent's job.
 func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
@@ -30,104 +35,42 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 		}
 		return nil
 	case "pre-bootstrap":
-		return admit(os.Getenv("BUILDKITE_ENV_FILE"))
+		return begin(ctx, k, os.Getenv("BUILDKITE_ENV_FILE"))
 	case "pre-exit":
-		return cleanUp(ctx, k, log)
+		end(ctx, k, log)
+		return nil
 	default:
 		return fmt.Errorf("%q is no hook; kbnode has agent-startup, pre-bootstrap and pre-exit", name)
 	}
 }
 
-// cleanUp ends what a job left behind: its containers, through the slot's own
-// Docker socket, the owner of what they left in the checkout, then every other process of the slot's user but those that
-// this hook descends from.
-func cleanUp(ctx context.Context, k int, log *slog.Logger) error {
-	ctx, cancel := context.WithTimeout(ctx, 25*time.Second)
+// begin lets a job begin where nothing of an earlier one is left, and its own
+// variables do not reach for the host.
+func begin(ctx context.Context, k int, envFile string) error {
+	ctx, cancel := context.WithTimeout(ctx, beginTime)
 	defer cancel()
-	err := errors.Join(RemoveContainers(ctx, plan.SocketPath(k), k, log), reclaim(ctx, plan.SocketPath(k)))
-	kill := func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }
-	killed, kerr := killOthers("/proc", os.Getuid(), os.Getpid(), kill)
-	if killed > 0 {
-		log.Info("processes ended", "slot", plan.SlotName(k), "count", killed)
+	if err := tell(ctx, plan.SocketPath(k), guard.BeginPath); err != nil {
+		return fmt.Errorf("the job is refused, slot %s is not fit for it: %w", plan.SlotName(k), err)
 	}
-	return errors.Join(err, kerr)
+	// Only now nobody is left who could write more.
+	if err := leftovers(k, os.Getuid(), false).remove(); err != nil {
+		return fmt.Errorf("the job is refused: %w", err)
+	}
+	return admit(envFile)
 }
 
-// RemoveContainers removes the containers of slot k, and no others, from the
-// engine behind a Docker socket.
-func RemoveContainers(ctx context.Context, socket string, k int, log *slog.Logger) error {
-	engine, err := docker.New(socket)
-	if err != nil {
-		return err
+// end clears away what a job left. The job that has ended is not made to fail by
+// what is left of it: the slot is parked, and the job's log says why.
+func end(ctx context.Context, k int, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, endTime)
+	defer cancel()
+	err := tell(ctx, plan.SocketPath(k), guard.EndPath)
+	if parked, ok := errors.AsType[*parkedError](err); ok {
+		log.Warn("slot takes no more jobs", "slot", plan.SlotName(k), "reason", parked.reason)
+	} else if err != nil {
+		log.Warn("slot not seen clean; it will be before the next job", "slot", plan.SlotName(k), "err", err)
 	}
-	defer func() { _ = engine.Close() }()
-	n, err := engine.CleanSlot(ctx, plan.SliceName(k))
-	if n > 0 {
-		log.Info("containers removed", "slot", plan.SlotName(k), "count", n)
+	if err := leftovers(k, os.Getuid(), true).remove(); err != nil {
+		log.Warn("files left behind", "slot", plan.SlotName(k), "err", err)
 	}
-	if err != nil {
-		return fmt.Errorf("remove containers of slot %s: %w", plan.SlotName(k), err)
-	}
-	return nil
-}
-
-// killOthers kills every process of uid but pid and its ancestors, again until
-// none is left, since one that forks may outrun a single pass.
-func killOthers(proc string, uid, pid int, kill func(pid int) error) (int, error) {
-	if uid == 0 {
-		return 0, errors.New("end leftover processes: refuse as root; this hook runs as a slot's user")
-	}
-	keep := map[int]bool{pid: true}
-	for p := pid; p > 1; {
-		p = parentOf(proc, p)
-		keep[p] = true
-	}
-	killed := 0
-	for range 20 {
-		found := 0
-		entries, err := os.ReadDir(proc)
-		if err != nil {
-			return killed, fmt.Errorf("list processes: %w", err)
-		}
-		for _, e := range entries {
-			p, err := strconv.Atoi(e.Name())
-			if err != nil || keep[p] || !ownedBy(filepath.Join(proc, e.Name()), uid) {
-				continue
-			}
-			if kill(p) == nil {
-				found++
-			}
-		}
-		if found == 0 {
-			return killed, nil
-		}
-		killed += found
-		time.Sleep(20 * time.Millisecond)
-	}
-	return killed, fmt.Errorf("end leftover processes: %d were killed and more keep coming", killed)
-}
-
-func parentOf(proc string, pid int) int {
-	ppid, _ := strconv.Atoi(statusField(filepath.Join(proc, strconv.Itoa(pid)), "PPid"))
-	return ppid
-}
-
-// ownedBy says whether a live process belongs to uid. The agent itself is
-// undumpable, so its /proc directory belongs to root: the status file tells.
-func ownedBy(dir string, uid int) bool {
-	ids := strings.Fields(statusField(dir, "Uid"))
-	return len(ids) > 0 && ids[0] == strconv.Itoa(uid) && !strings.HasPrefix(statusField(dir, "State"), "Z")
-}
-
-func statusField(dir, name string) string {
-	text, err := os.ReadFile(filepath.Join(dir, "status"))
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(text)) {
-		if v, ok := strings.CutPrefix(line, name+":"); ok {
-			return strings.TrimSpace(v)
-		}
-	}
-	return ""
 }

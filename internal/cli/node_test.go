@@ -247,7 +247,7 @@ func TestInstallOnATree(t *testing.T) {
 	if err != nil || len(changes) > 0 || len(n.sd.Words()) > 0 {
 		t.Errorf("after an install %d changes are left, %v: %v", len(changes), err, changes)
 	}
-	if st := statusOf(p, state, changes); st.disagrees() || st.Slots[3].Agent != "idle" {
+	if st := statusOf(p, state, nil, changes); st.disagrees() || st.Slots[3].Agent != "idle" {
 		t.Errorf("status: %+v", st)
 	}
 	if err := waitRegistered(t.Context(), Streams{Err: &said}, p, n.host, nil); err != nil || said.String() != "  4 of 4 agents registered\n" {

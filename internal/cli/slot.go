@@ -1,16 +1,19 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"strconv"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // The commands of this file are started by units and hooks, not by people.
@@ -38,10 +41,9 @@ func newAgentExec(s Streams) *cobra.Command {
 			if err := guard.CheckSlice("/sys/fs/cgroup", pol); err != nil {
 				return err
 			}
-			if err := agent.RemoveContainers(cmd.Context(), pol.DockerSocket, k, s.logger()); err != nil {
-				return err
-			}
-			if err := guard.Reclaim(cmd.Context(), pol); err != nil {
+			if err := agent.Ready(cmd.Context(), k, s.logger()); cmd.Context().Err() != nil {
+				return nil // it was asked to stop
+			} else if err != nil {
 				return err
 			}
 			return agent.Exec(k, binary)
@@ -64,11 +66,29 @@ func newGuard(s Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return guard.Serve(cmd.Context(), guard.Config{Policy: pol, Log: s.logger()})
+			return guard.Serve(cmd.Context(), guard.Config{
+				Policy: pol, Log: s.logger(),
+				StopAgent: func(ctx context.Context) error { return endAgent(ctx, plan.AgentUnit(k)) },
+			})
 		},
 	}
 	slotFlag(cmd, &k)
 	return cmd
+}
+
+// endAgent asks an agent to end after its job, as systemd would for a stop; so
+// systemd starts it again. One that was asked already would cancel its job.
+func endAgent(ctx context.Context, unit string) error {
+	bus, err := reconcile.Connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer bus.Close()
+	units, err := bus.Units(ctx, unit)
+	if err != nil || units[0].Stopping() {
+		return err
+	}
+	return bus.Kill(ctx, unit, false, syscall.SIGTERM)
 }
 
 func readPolicy(k int) (plan.JobPolicy, error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -123,10 +124,18 @@ func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
 	if err != nil {
 		return nodeStatus{}, err
 	}
-	return statusOf(m.plan, state, reconcile.Diff(m.plan, state)), nil
+	parked := map[int][]guard.Parked{}
+	for _, sl := range m.plan.Slots {
+		if parked[sl.Index], err = guard.ReadParked(plan.RunDir(sl.Index)); err != nil {
+			state.Warnings = append(state.Warnings, err.Error())
+		}
+	}
+	return statusOf(m.plan, state, parked, reconcile.Diff(m.plan, state)), nil
 }
 
-func statusOf(p *plan.Plan, state *reconcile.State, changes []reconcile.Change) nodeStatus {
+// statusOf makes the status of what was read; parked are reasons that only show
+// while a node runs, by slot.
+func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parked, changes []reconcile.Change) nodeStatus {
 	st := nodeStatus{Node: p.Node, Slots: []slotStatus{}, Warnings: append([]string{}, state.Warnings...), Changes: append([]reconcile.Change{}, changes...)}
 	at := map[int]reconcile.SlotState{}
 	for _, ss := range state.Slots {
@@ -137,13 +146,19 @@ func statusOf(p *plan.Plan, state *reconcile.State, changes []reconcile.Change) 
 		row := slotStatus{
 			Slot: s.Name, Index: s.Index, GPU: g.Model, UUID: g.UUID, PCI: g.PCI, Queue: s.Queue,
 			CPUs: s.CPUs, MemoryBytes: s.MemoryBytes,
-			Agent: agentWord(s, ss), Since: ss.Agent.Since, Job: ss.Job, Problems: []string{},
+			Agent: agentWord(s, ss, len(parked[s.Index]) > 0), Since: ss.Agent.Since, Job: ss.Job, Problems: []string{},
 		}
 		if ss.Job != nil {
 			row.Since = ss.Job.Since
 		}
 		if s.Parked != "" {
 			row.Problems = append(row.Problems, s.Parked)
+		}
+		for _, why := range parked[s.Index] {
+			row.Problems = append(row.Problems, why.Reason)
+			if row.Agent == "parked" {
+				row.Since = why.Since
+			}
 		}
 		for _, c := range changes {
 			if c.Slot == s.Index {
@@ -161,13 +176,13 @@ func statusOf(p *plan.Plan, state *reconcile.State, changes []reconcile.Change) 
 }
 
 // agentWord is the state of a slot in one word.
-func agentWord(s plan.Slot, ss reconcile.SlotState) string {
+func agentWord(s plan.Slot, ss reconcile.SlotState, parked bool) string {
 	switch {
-	case ss.Job != nil && ss.Agent.Stopping():
+	case ss.Job != nil && (parked || ss.Agent.Stopping()):
 		return "draining"
 	case ss.Job != nil:
 		return "busy"
-	case s.Parked != "":
+	case parked || s.Parked != "":
 		return "parked"
 	case ss.Agent.Stopping():
 		return "stopping"

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -61,13 +62,40 @@ func TestAgentWords(t *testing.T) {
 			slots := wantedSlots(2)
 			slots[1].Parked = tt.parked
 			tt.state.Index = 1
-			st := statusOf(&plan.Plan{Node: "n", Slots: slots}, &reconcile.State{Slots: []reconcile.SlotState{tt.state}}, nil)
+			st := statusOf(&plan.Plan{Node: "n", Slots: slots}, &reconcile.State{Slots: []reconcile.SlotState{tt.state}}, nil, nil)
 			got := st.Slots[1]
 			if got.Agent != tt.want || !got.Since.Equal(tt.since) || got.Job != tt.state.Job {
 				t.Errorf("agent %s since %s with job %v; want %s since %s", got.Agent, got.Since, got.Job, tt.want, tt.since)
 			}
 			if disagrees := tt.parked != ""; st.disagrees() != disagrees {
 				t.Errorf("disagrees: %t, want %t", st.disagrees(), disagrees)
+			}
+		})
+	}
+}
+
+func TestStatusOfWhatAJobLeft(t *testing.T) {
+	t.Parallel()
+	job := &agent.Job{ID: "0190", Since: taken}
+	parked := map[int][]guard.Parked{0: {{Reason: "its GPU is used by process 7 (x), which is not of a job; end it", Since: taken}}}
+	for _, tt := range []struct {
+		name  string
+		state reconcile.SlotState
+		want  string
+		since time.Time
+	}{
+		{"its agent waits to start", reconcile.SlotState{Agent: agentAt("active", "running")}, "parked", taken},
+		{"its agent starts again", reconcile.SlotState{Agent: agentAt("activating", "auto-restart")}, "parked", taken},
+		{"its job is about to end", reconcile.SlotState{Agent: agentAt("active", "running"), Job: job}, "draining", taken},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			st := statusOf(&plan.Plan{Node: "n", Slots: wantedSlots(2)}, &reconcile.State{Slots: []reconcile.SlotState{tt.state}}, parked, nil)
+			if got := st.Slots[0]; got.Agent != tt.want || !got.Since.Equal(tt.since) || !st.disagrees() {
+				t.Errorf("%s since %s, want %s since %s; disagrees: %t", got.Agent, got.Since, tt.want, tt.since, st.disagrees())
+			}
+			if diff := cmp.Diff([]string{parked[0][0].Reason}, st.Slots[0].Problems); diff != "" || len(st.Slots[1].Problems) > 0 {
+				t.Errorf("problems of the neighbour: %v; %s", st.Slots[1].Problems, diff)
 			}
 		})
 	}
@@ -80,7 +108,7 @@ func TestStatusProblems(t *testing.T) {
 		{Kind: reconcile.Restart, Subject: "buildkite-agent-gpu1.service", Slot: 1, Deferred: "waits for job 7 of slot gpu1"},
 		{Kind: reconcile.Update, Subject: "/etc/buildkite-agent/gitconfig", Slot: -1},
 	}
-	st := statusOf(&plan.Plan{Node: "n", Slots: wantedSlots(2)}, &reconcile.State{Warnings: []string{"the kernel made no partition"}}, changes)
+	st := statusOf(&plan.Plan{Node: "n", Slots: wantedSlots(2)}, &reconcile.State{Warnings: []string{"the kernel made no partition"}}, nil, changes)
 	if diff := cmp.Diff([]string{}, st.Slots[0].Problems); diff != "" {
 		t.Error(diff)
 	}
@@ -98,7 +126,7 @@ func TestStatusProblems(t *testing.T) {
 
 func TestStatusJSONHasLists(t *testing.T) {
 	t.Parallel()
-	text, err := json.Marshal(statusOf(&plan.Plan{}, &reconcile.State{}, nil))
+	text, err := json.Marshal(statusOf(&plan.Plan{}, &reconcile.State{}, nil, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +150,7 @@ func TestStatusTable(t *testing.T) {
 		{Kind: reconcile.Set, Subject: "buildkite-gpu2.slice", Slot: 2},
 	}
 	var b strings.Builder
-	printStatus(&b, statusOf(&plan.Plan{Slots: slots}, state, changes), taken.Add(90*time.Second))
+	printStatus(&b, statusOf(&plan.Plan{Slots: slots}, state, nil, changes), taken.Add(90*time.Second))
 	golden(t, "status.txt", b.String())
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -21,8 +22,8 @@ import (
 const registerTime = 2 * time.Minute
 
 // waitRegistered waits until Buildkite has taken every agent that should run,
-// but for those of slots that wait for a job. One that was refused is shown with
-// its own words.
+// but for those of slots that wait for a job or are parked. One that was refused
+// is shown with its own words.
 func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change) error {
 	var wait []plan.Slot
 	for _, slot := range p.Slots {
@@ -43,6 +44,11 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 			ss := slotState(state, slot.Index)
 			if failedToStart(ss) {
 				refused = append(refused, agentFailure(ctx, slot))
+			}
+			if parked, err := guard.ReadParked(filepath.Join(host.Root, plan.RunDir(slot.Index))); err == nil && len(parked) > 0 {
+				s.warn("slot %s is parked: %s", slot.Name, parked[0].Reason)
+				total--
+				return true
 			}
 			return registered(host.Root, slot.Index, ss)
 		})

@@ -37,6 +37,8 @@ type Config struct {
 	Listener   *net.UnixListener // nil makes the run directory and listens on Policy.Socket
 	CgroupRoot string            // "" is /sys/fs/cgroup
 	Log        *slog.Logger
+	// StopAgent asks the slot's agent to end after its job; nil does nothing.
+	StopAgent func(context.Context) error
 
 	binder *binder   // nil makes real mounts
 	disk   *slotDisk // nil is the one that policy gives
@@ -68,12 +70,12 @@ func Serve(ctx context.Context, c Config) error {
 			return err
 		}
 	}
-	if err := g.binder.clear(); err != nil {
+	if err := errors.Join(g.binder.clear(), g.cleaner.procs.thaw()); err != nil {
 		return err
 	}
 	server := &http.Server{
 		Handler:           &g.inFlight,
-		ConnContext:       noteRoot,
+		ConnContext:       notePeer,
 		ReadHeaderTimeout: headerDeadline,
 		IdleTimeout:       idleDeadline,
 		MaxHeaderBytes:    maxHeader,
@@ -113,6 +115,7 @@ type guard struct {
 	disk       *slotDisk
 	up         *upstream
 	engine     engineCheck
+	cleaner    *cleaner
 	inFlight   inFlight
 }
 
@@ -140,6 +143,7 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 	g.own.list = func(ctx context.Context) ([]docker.Container, error) {
 		return engine.Containers(ctx, docker.Filter{Slice: p.Slice, Label: slotLabel + "=" + strconv.Itoa(p.Slot)})
 	}
+	g.cleaner = newCleaner(g, c, engine)
 	g.table = g.routes()
 	return g
 }

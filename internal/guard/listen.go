@@ -110,7 +110,7 @@ func (l *peers) Accept() (net.Conn, error) {
 		if err == nil && slices.Contains(l.allowed, int(cred.Uid)) {
 			// Waiting here leaves further clients in the kernel's queue.
 			l.slots <- struct{}{}
-			return &peerConn{UnixConn: conn, root: cred.Uid == 0, release: sync.OnceFunc(func() { <-l.slots })}, nil
+			return &peerConn{UnixConn: conn, root: cred.Uid == 0, pid: int(cred.Pid), release: sync.OnceFunc(func() { <-l.slots })}, nil
 		}
 		if err != nil {
 			l.log.Warn("connection refused", "err", err)
@@ -141,6 +141,7 @@ func peer(conn *net.UnixConn) (*unix.Ucred, error) {
 type peerConn struct {
 	*net.UnixConn
 	root    bool
+	pid     int
 	release func()
 }
 
@@ -149,12 +150,12 @@ func (c *peerConn) Close() error {
 	return c.UnixConn.Close()
 }
 
-type rootKey struct{}
+type peerKey struct{}
 
-// noteRoot lets a request know that the node's root sends it.
-func noteRoot(ctx context.Context, conn net.Conn) context.Context {
-	if p, ok := conn.(*peerConn); ok && p.root {
-		return context.WithValue(ctx, rootKey{}, true)
+// notePeer lets a request know who sends it.
+func notePeer(ctx context.Context, conn net.Conn) context.Context {
+	if p, ok := conn.(*peerConn); ok {
+		return context.WithValue(ctx, peerKey{}, p)
 	}
 	return ctx
 }
@@ -163,7 +164,7 @@ func noteRoot(ctx context.Context, conn net.Conn) context.Context {
 // selftest does with one of its own; nothing else differs for it.
 func (g *guard) policyFor(ctx context.Context) plan.JobPolicy {
 	p := g.policy
-	if ctx.Value(rootKey{}) != nil {
+	if peer, ok := ctx.Value(peerKey{}).(*peerConn); ok && peer.root {
 		p.Images = nil
 	}
 	return p

@@ -191,7 +191,7 @@ func TestRootRunsAnyImage(t *testing.T) {
 		"root":             {&peerConn{root: true}, nil},
 		"somebody unknown": {&net.UnixConn{}, g.policy.Images},
 	} {
-		got := g.policyFor(noteRoot(t.Context(), row.conn))
+		got := g.policyFor(notePeer(t.Context(), row.conn))
 		want := g.policy
 		want.Images = row.want
 		if diff := cmp.Diff(want, got); diff != "" {

@@ -2,20 +2,17 @@ package guard
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
-	"net/http"
 	"os"
 	"syscall"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
-
-// ReclaimPath is where a guard's socket takes the slot user's wish to have its
-// checkouts back; it is no path of Docker's.
-const ReclaimPath = "/kbnode/reclaim"
 
 // Bounds of Reclaim: what a job left is walked in seconds, or not to the end.
 const (
@@ -82,13 +79,79 @@ func reclaim(ctx context.Context, dir string, uid, gid int) error {
 	return nil
 }
 
-func (g *guard) reclaim(c *call) error {
-	if err := g.disk.tidy(c.r.Context(), &g.own, g.policy.User); err != nil {
-		return err
+// wipe deletes everything below a directory.
+func wipe(dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return fmt.Errorf("delete the checkouts: %w", err)
 	}
-	if err := Reclaim(c.r.Context(), g.policy); err != nil {
-		return err
+	defer hangUp(root)
+	entries, err := fs.ReadDir(root.FS(), ".")
+	for _, e := range entries {
+		err = errors.Join(err, RemoveTree(root, e.Name()))
 	}
-	c.w.WriteHeader(http.StatusNoContent)
+	if err != nil {
+		return fmt.Errorf("delete the checkouts: %w", err)
+	}
 	return nil
+}
+
+// RemoveTree removes an entry of a directory with all below it, also what its
+// owner closed to itself. A directory in a directory is moved up first, so that
+// none is too deep, however many a job has put into each other.
+func RemoveTree(root *os.Root, name string) error {
+	for todo := []string{name}; len(todo) > 0; {
+		name, todo = todo[len(todo)-1], todo[:len(todo)-1]
+		info, err := root.Lstat(name)
+		if err == nil && info.IsDir() {
+			if err = root.Chmod(name, 0o700); err == nil {
+				todo, err = moveUp(root, name, todo)
+			}
+		}
+		if err == nil {
+			err = root.Remove(name)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// moveUp empties a directory: what is in its directories is still to be removed.
+func moveUp(root *os.Root, name string, todo []string) ([]string, error) {
+	for {
+		entries, err := someOf(root, name)
+		if err != nil || len(entries) == 0 {
+			return todo, err
+		}
+		for _, e := range entries {
+			entry := name + "/" + e.Name()
+			// Of a directory with something in it this is refused.
+			if err = root.Remove(entry); err != nil && e.IsDir() {
+				// Moving a directory changes it, which it may forbid.
+				moved := ".kbnode-" + rand.Text()
+				if err = root.Chmod(entry, 0o700); err == nil {
+					err = root.Rename(entry, moved)
+				}
+				todo = append(todo, moved)
+			}
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return todo, err
+			}
+		}
+	}
+}
+
+func someOf(root *os.Root, name string) ([]fs.DirEntry, error) {
+	dir, err := root.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer hangUp(dir)
+	entries, err := dir.ReadDir(1024)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return entries, err
 }

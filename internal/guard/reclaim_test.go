@@ -3,6 +3,7 @@ package guard
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"testing"
 )
@@ -60,5 +61,66 @@ func TestReclaim(t *testing.T) {
 	}
 	if err := reclaim(t.Context(), filepath.Join(dir, "absent"), uid, gid); err != nil {
 		t.Errorf("a slot that never had a checkout: %v", err)
+	}
+}
+
+// Whatever a job puts into its checkouts can be deleted in one go.
+func TestWipe(t *testing.T) {
+	t.Parallel()
+	outside, dir := t.TempDir(), t.TempDir()
+	secret := filepath.Join(outside, "secret")
+	if err := os.WriteFile(secret, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Deeper than a path can say.
+	at, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2100 {
+		if err := at.Mkdir("d", 0o700); err != nil {
+			t.Fatal(err)
+		}
+		next, err := at.OpenRoot("d")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := at.Close(); err != nil {
+			t.Fatal(err)
+		}
+		at = next
+	}
+	if err := at.Symlink(outside, "out"); err != nil {
+		t.Fatal(err)
+	}
+	if err := at.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for name, mode := range map[string]os.FileMode{"closed": 0, "locked": 0o500} {
+		if err := os.MkdirAll(filepath.Join(dir, "e", name, "in"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 1500 {
+			if err := os.WriteFile(filepath.Join(dir, "e", name, "in", "f"+strconv.Itoa(i)), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, d := range []string{"e/" + name + "/in", "e/" + name} {
+			if err := os.Chmod(filepath.Join(dir, d), mode); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := os.Symlink(secret, filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if err := wipe(dir); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%d entries are left, %v", len(left), err)
+	}
+	if _, err := os.Stat(secret); err != nil {
+		t.Errorf("behind a link: %v", err)
 	}
 }

@@ -89,7 +89,9 @@ func (g *guard) routes() []route {
 		{"POST", "containers/{id}/stop", params{"t": intForm, "signal": signalForm}, g.stop},
 		{"DELETE", "containers/{id}", params{"force": flagForm, "v": flagForm, "link": offForm}, g.remove},
 
-		{"POST", strings.TrimPrefix(ReclaimPath, "/"), nil, g.reclaim},
+		{"POST", strings.TrimPrefix(ReadyPath, "/"), nil, g.told(g.cleaner.ready)},
+		{"POST", strings.TrimPrefix(BeginPath, "/"), nil, g.told(g.cleaner.begin)},
+		{"POST", strings.TrimPrefix(EndPath, "/"), nil, g.told(g.cleaner.end)},
 	}
 }
 

@@ -1,0 +1,103 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+const (
+	// guardTime is how long a guard that does not listen is tried again: after a
+	// fault it is back in a second.
+	guardTime = 15 * time.Second
+	// parkedPoll lies between two questions whether a slot is still parked.
+	parkedPoll = 5 * time.Second
+)
+
+// parkedError says why a slot takes no jobs.
+type parkedError struct{ reason string }
+
+func (e *parkedError) Error() string { return e.reason }
+
+// Ready waits until slot k may take jobs: its guard clears away what earlier
+// jobs left, and looks at the GPU. As long as something is left that cannot be
+// cleared the slot is parked, and its agent does not start.
+func Ready(ctx context.Context, k int, log *slog.Logger) error {
+	said := ""
+	for {
+		err := tell(ctx, plan.SocketPath(k), guard.ReadyPath)
+		parked, ok := errors.AsType[*parkedError](err)
+		if !ok {
+			return err
+		}
+		if parked.reason != said {
+			log.Warn("slot parked", "slot", plan.SlotName(k), "reason", parked.reason)
+			said = parked.reason
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(parkedPoll):
+		}
+	}
+}
+
+// tell tells the slot's guard, which is root, where the agent is. A slot that is
+// parked is a *parkedError.
+func tell(ctx context.Context, socket, path string) error {
+	err := tryTell(ctx, socket, path)
+	deadline := time.Now().Add(guardTime)
+	for {
+		if op, ok := errors.AsType[*net.OpError](err); !ok || op.Op != "dial" || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(200 * time.Millisecond):
+			err = tryTell(ctx, socket, path)
+		}
+	}
+}
+
+func tryTell(ctx context.Context, socket, path string) error {
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}
+	defer transport.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guard"+path, nil)
+	if err != nil {
+		return fmt.Errorf("ask the slot's guard: %w", err)
+	}
+	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		return fmt.Errorf("ask the slot's guard: %w", err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode == http.StatusNoContent {
+		return nil
+	}
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	var says struct {
+		Message string `json:"message"`
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &says)
+	}
+	if err != nil {
+		return fmt.Errorf("ask the slot's guard: it says %s: %w", resp.Status, err)
+	}
+	if resp.StatusCode == http.StatusConflict {
+		return &parkedError{says.Message}
+	}
+	return fmt.Errorf("ask the slot's guard: it says %s: %s", resp.Status, says.Message)
+}

@@ -1,0 +1,274 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+)
+
+// Paths of a guard's socket that are none of Docker's: the slot's agent tells
+// where it is. The answer is 204, or 409 with the reason why the slot is parked.
+const (
+	ReadyPath = "/kbnode/ready" // the agent is about to start
+	BeginPath = "/kbnode/begin" // a job is about to begin
+	EndPath   = "/kbnode/end"   // a job has ended
+)
+
+// The files of parkedDir that are the guard's.
+const (
+	leftName = "left" // what a job left
+	gpuName  = "gpu"  // what uses the GPU
+)
+
+const (
+	// cleanTime bounds one cleaning; containers have ten seconds to stop.
+	cleanTime = 3 * time.Minute
+	// engineTime is how long an engine that does not answer is asked again: it
+	// may be restarting.
+	engineTime = 5 * time.Second
+)
+
+// cleaner clears away what jobs leave, as root, and parks the slot with a reason
+// where it cannot. It trusts nothing that is asked of it by the slot's user but
+// what this user could do itself: ending the slot's own processes. So before a
+// job begins it looks for processes again, whatever was said at the last one's
+// end.
+type cleaner struct {
+	runDir string
+	procs  slotProcs
+	gpu    gpuWatch
+	// containers removes the slot's containers, checkouts gives them back.
+	containers func(context.Context) (int, error)
+	checkouts  func(context.Context) error
+	stopAgent  func(context.Context) error // after its job; nil does nothing
+	log        *slog.Logger
+
+	mu       sync.Mutex
+	swept    bool // since the last job nothing is left but what the GPU may hold
+	looked   bool // and that was looked at
+	busy     bool // and holds something
+	stopping bool // the agent was asked to end
+}
+
+func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
+	p := c.Policy
+	procs := newSlotProcs(g.cgroupRoot, p)
+	return &cleaner{
+		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatch(p, procs, g.log), stopAgent: c.StopAgent, log: g.log,
+		containers: func(ctx context.Context) (int, error) {
+			n, err := engine.CleanSlot(ctx, p.Slice)
+			if err != nil {
+				return n, err
+			}
+			// With their containers the paths that were held for them are free.
+			g.own.clear()
+			return n, g.binder.clear()
+		},
+		checkouts: func(ctx context.Context) error {
+			if err := g.disk.tidy(ctx, &g.own, p.User); err != nil {
+				return err
+			}
+			err := Reclaim(ctx, p)
+			if err == nil {
+				return nil
+			}
+			// So much that it cannot be given back in time is not worth keeping.
+			g.log.Warn("checkouts deleted", "err", err)
+			return wipe(p.WorkRoot)
+		},
+	}
+}
+
+// ready is asked by the agent's unit before it becomes the agent, again and
+// again while the slot is parked.
+func (s *cleaner) ready(ctx context.Context, pid int) (string, error) {
+	s.stopping = false
+	return s.clean(ctx, pid)
+}
+
+// begin is asked before a job. The slot is clean already, unless the end of the
+// last job was never told, or a process was started after it.
+func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
+	keep, err := s.procs.above(pid)
+	if err != nil {
+		return "", err
+	}
+	within, err1 := s.procs.within(keep)
+	beside, err2 := s.procs.beside()
+	if err := errors.Join(err1, err2); err != nil {
+		return "", err
+	}
+	if len(within)+len(beside) > 0 {
+		s.log.Warn("processes outlived their job", "count", len(within)+len(beside))
+		s.swept = false
+	}
+	why := ""
+	if s.swept && s.looked {
+		why, err = s.parked()
+	} else {
+		why, err = s.clean(ctx, pid)
+	}
+	if why != "" {
+		s.stop(ctx)
+	} else if err == nil {
+		s.swept, s.looked = false, false
+	}
+	return why, err
+}
+
+// end is asked after a job.
+func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
+	s.swept = false
+	why, err := s.clean(ctx, pid)
+	if why != "" {
+		s.stop(ctx)
+	}
+	return why, err
+}
+
+// clean clears away what is left and returns why the slot is parked, if it is.
+func (s *cleaner) clean(ctx context.Context, pid int) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, cleanTime)
+	defer cancel()
+	keep, err := s.procs.above(pid)
+	if err != nil {
+		return "", err
+	}
+	s.looked = false
+	if !s.swept {
+		err := s.sweep(ctx, keep)
+		if noteErr := s.note(leftName, err); noteErr != nil {
+			return "", noteErr
+		}
+		if err != nil {
+			return s.parked()
+		}
+		s.swept = true
+	}
+	patience := gpuTime
+	if s.busy {
+		patience = 0 // that was waited for already
+	}
+	what, known := s.gpu.settle(ctx, patience)
+	s.looked = true
+	// What is not known does not park, nor does it end what was known.
+	if known {
+		s.busy = what != ""
+		err = nil
+		if s.busy {
+			err = errors.New(what)
+		}
+		if err := s.note(gpuName, err); err != nil {
+			return "", err
+		}
+	}
+	return s.parked()
+}
+
+// sweep ends the slot's processes but these, removes its containers, and gives
+// the checkouts back. The order matters: who could make containers goes first.
+func (s *cleaner) sweep(ctx context.Context, keep map[int]bool) error {
+	ended, err := s.procs.endWithin(ctx, keep)
+	if err != nil {
+		return err
+	}
+	removed, err := s.removeContainers(ctx)
+	if err != nil {
+		return fmt.Errorf("its containers cannot be removed: %w", err)
+	}
+	beside, err := s.procs.endBeside(ctx)
+	if err != nil {
+		return err
+	}
+	if ended += beside; ended+removed > 0 {
+		s.log.Info("leftovers cleared", "processes", ended, "containers", removed)
+	}
+	return s.checkouts(ctx)
+}
+
+func (s *cleaner) removeContainers(ctx context.Context) (n int, err error) {
+	deadline := time.Now().Add(engineTime)
+	for {
+		if n, err = s.containers(ctx); err == nil || time.Now().After(deadline) {
+			return n, err
+		}
+		if err := pause(ctx, gpuPoll); err != nil {
+			return n, err
+		}
+	}
+}
+
+// note keeps a reason to park, or removes it.
+func (s *cleaner) note(name string, why error) error {
+	if why == nil {
+		return unpark(s.runDir, name)
+	}
+	fresh, err := park(s.runDir, name, why.Error())
+	if fresh {
+		s.log.Warn("slot parked", "reason", why)
+	}
+	return err
+}
+
+// parked are all reasons why the slot takes no jobs, also others' than ours.
+func (s *cleaner) parked() (string, error) {
+	all, err := ReadParked(s.runDir)
+	var reasons []string
+	for _, p := range all {
+		reasons = append(reasons, p.Reason)
+	}
+	return strings.Join(reasons, "; "), err
+}
+
+// stop asks the agent, once, to end when its job has: a second time would cancel
+// the job.
+func (s *cleaner) stop(ctx context.Context) {
+	if s.stopping || s.stopAgent == nil {
+		return
+	}
+	if err := s.stopAgent(ctx); err != nil {
+		s.log.Warn("agent not stopped; the next job will be refused", "err", err)
+		return
+	}
+	s.stopping = true
+}
+
+// clear forgets all containers.
+func (o *owners) clear() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.byID = nil
+}
+
+// told answers what the slot's agent tells. What was begun goes on when the
+// agent's hook has been killed.
+func (g *guard) told(stage func(context.Context, int) (string, error)) func(*call) error {
+	return func(c *call) error {
+		peer, ok := c.r.Context().Value(peerKey{}).(*peerConn)
+		if !ok {
+			return errors.New("the kernel does not tell who asks")
+		}
+		g.cleaner.mu.Lock()
+		defer g.cleaner.mu.Unlock()
+		if err := c.r.Context().Err(); err != nil {
+			return err // it went away while it waited
+		}
+		why, err := stage(context.WithoutCancel(c.r.Context()), peer.pid)
+		if err != nil {
+			return err
+		}
+		if why != "" {
+			return refusal{http.StatusConflict, why}
+		}
+		c.w.WriteHeader(http.StatusNoContent)
+		return nil
+	}
+}

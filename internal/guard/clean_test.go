@@ -1,0 +1,402 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// slotRig is a cleaner over files that stand for /proc and cgroups, with made-up
+// containers and a made-up GPU. Nothing in it runs.
+type slotRig struct {
+	*cleaner
+	t        *testing.T
+	cgroups  map[int]string // of processes, below the cgroup root
+	immortal int            // a process that no signal ends
+	frozen   bool           // the agent's unit, at the last kill
+	killed   []int
+	removed  int
+	asked    []string // what was cleared, in order
+	stopped  int
+	gpu      inventory.Occupancy
+	gpuErr   error
+	looks    int
+	broken   error     // what the engine answers
+	until    time.Time // then engine and GPU are well again, if it is set
+}
+
+const (
+	agentCgroup = "buildkite.slice/buildkite-gpu0.slice/buildkite-agent-gpu0.service"
+	jobCgroup   = "buildkite.slice/buildkite-gpu0.slice/docker-aa.scope"
+	otherCgroup = "system.slice/ssh.service"
+	agentPID    = 100
+	bootstrap   = 101
+	hookPID     = 102
+)
+
+func newSlotRig(t *testing.T) *slotRig {
+	t.Helper()
+	r := &slotRig{t: t, cgroups: map[int]string{}, gpu: inventory.Occupancy{Driver: "580.1", UsedBytes: 4 << 20}}
+	dir := t.TempDir()
+	policy := testPolicy()
+	policy.Socket = filepath.Join(dir, "run/docker.sock")
+	procs := newSlotProcs(filepath.Join(dir, "cgroup"), policy)
+	procs.proc = filepath.Join(dir, "proc")
+	procs.kill = r.end
+	log := slog.New(slog.DiscardHandler)
+	watch := newGPUWatch(policy, procs, log)
+	watch.look = func(context.Context) (inventory.Occupancy, error) {
+		r.looks++
+		if !r.until.IsZero() && time.Now().After(r.until) {
+			r.gpu.Compute = nil
+		}
+		return r.gpu, r.gpuErr
+	}
+	r.cleaner = &cleaner{
+		runDir: filepath.Dir(policy.Socket), procs: procs, gpu: watch, log: log,
+		containers: func(context.Context) (int, error) {
+			r.asked = append(r.asked, "containers")
+			n := r.removed
+			r.removed = 0
+			if !r.until.IsZero() && time.Now().After(r.until) {
+				r.broken = nil
+			}
+			return n, r.broken
+		},
+		checkouts: func(context.Context) error { r.asked = append(r.asked, "checkouts"); return nil },
+		stopAgent: func(context.Context) error { r.stopped++; return nil },
+	}
+	for _, cgroup := range []string{agentCgroup, jobCgroup} {
+		r.put(filepath.Join(procs.root, cgroup, "cgroup.events"), "populated 1\nfrozen 1\n")
+		for _, f := range []string{"cgroup.freeze", "cgroup.kill", "cgroup.procs"} {
+			r.put(filepath.Join(procs.root, cgroup, f), "")
+		}
+	}
+	r.put(filepath.Join(r.runDir, "socket"), "")
+	r.start(agentPID, 1, agentCgroup)
+	r.start(bootstrap, agentPID, agentCgroup)
+	r.start(hookPID, bootstrap, agentCgroup)
+	return r
+}
+
+func (r *slotRig) put(name, text string) {
+	r.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// start makes a process.
+func (r *slotRig) start(pid, parent int, cgroup string) {
+	r.t.Helper()
+	dir := filepath.Join(r.procs.proc, strconv.Itoa(pid))
+	r.put(dir+"/cgroup", "0::/"+cgroup+"\n")
+	r.put(dir+"/comm", "p"+strconv.Itoa(pid)+"\n")
+	r.put(dir+"/status", fmt.Sprintf("Name:\tx\nPPid:\t%d\n", parent))
+	r.cgroups[pid] = cgroup
+	r.list(cgroup)
+}
+
+func (r *slotRig) list(cgroup string) {
+	r.t.Helper()
+	var pids []int
+	for pid, in := range r.cgroups {
+		if in == cgroup {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	r.put(filepath.Join(r.procs.root, cgroup, "cgroup.procs"), strings.Trim(strings.ReplaceAll(fmt.Sprint(pids), " ", "\n"), "[]"))
+}
+
+// end is what a signal does.
+func (r *slotRig) end(pid int) error {
+	text, err := os.ReadFile(filepath.Join(r.procs.root, agentCgroup, "cgroup.freeze"))
+	if err != nil {
+		return err
+	}
+	r.frozen = string(text) == "1"
+	r.killed = append(r.killed, pid)
+	if pid == r.immortal {
+		return nil
+	}
+	cgroup := r.cgroups[pid]
+	delete(r.cgroups, pid)
+	r.list(cgroup)
+	return os.RemoveAll(filepath.Join(r.procs.proc, strconv.Itoa(pid)))
+}
+
+// want calls a stage and compares its answer with a piece of it; "" is clean.
+func (r *slotRig) want(stage func(context.Context, int) (string, error), piece string) {
+	r.t.Helper()
+	why, err := stage(r.t.Context(), hookPID)
+	if err != nil || (why == "") != (piece == "") || !strings.Contains(why, piece) {
+		r.t.Errorf("it says %q, %v; want %q", why, err, piece)
+	}
+	onDisk, err := r.parked()
+	if err != nil || onDisk != why {
+		r.t.Errorf("it says %q, and the disk %q, %v", why, onDisk, err)
+	}
+}
+
+func TestEndClearsWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	r := newSlotRig(t)
+	r.start(103, bootstrap, agentCgroup) // a command that goes on
+	r.start(104, 1, agentCgroup)         // a daemon
+	r.start(105, 1, jobCgroup)           // of a container that is no container any more
+	r.start(106, 1, otherCgroup)
+	r.removed = 2
+	r.want(r.cleaner.end, "")
+	if diff := cmp.Diff([]int{103, 104, 105}, r.killed); diff != "" {
+		t.Errorf("killed: %s", diff)
+	}
+	if diff := cmp.Diff([]string{"containers", "checkouts"}, r.asked); diff != "" {
+		t.Error(diff)
+	}
+	for file, want := range map[string]string{agentCgroup + "/cgroup.freeze": "0", jobCgroup + "/cgroup.kill": "1"} {
+		if text, err := os.ReadFile(filepath.Join(r.procs.root, file)); string(text) != want || err != nil {
+			t.Errorf("%s is %q, %v; want %q", file, text, err, want)
+		}
+	}
+	if r.stopped != 0 || r.looks != 1 {
+		t.Errorf("the agent was stopped %d times, the GPU looked at %d times", r.stopped, r.looks)
+	}
+}
+
+// A process that forks faster than it is killed stands still meanwhile.
+func TestStraysStandStill(t *testing.T) {
+	t.Parallel()
+	r := newSlotRig(t)
+	r.start(103, bootstrap, agentCgroup)
+	r.want(r.cleaner.end, "")
+	if !r.frozen {
+		t.Error("processes were killed while their unit could run")
+	}
+}
+
+func TestBegin(t *testing.T) {
+	t.Parallel()
+	r := newSlotRig(t)
+	r.want(r.begin, "") // a guard that has just started knows nothing
+	if len(r.asked) != 2 || r.looks != 1 {
+		t.Errorf("the first job began with %v and %d looks", r.asked, r.looks)
+	}
+	r.want(r.cleaner.end, "")
+	r.asked, r.looks = nil, 0
+	r.want(r.begin, "")
+	if len(r.asked) != 0 || r.looks != 0 {
+		t.Errorf("a job in a clean slot began with %v and %d looks", r.asked, r.looks)
+	}
+	r.want(r.begin, "")
+	if len(r.asked) != 2 || r.looks != 1 {
+		t.Errorf("after a job whose end was not told the next one began with %v and %d looks", r.asked, r.looks)
+	}
+	// The last one's end was told, and then it started a process.
+	r.want(r.cleaner.end, "")
+	r.start(104, 1, agentCgroup)
+	r.start(105, 1, jobCgroup)
+	r.want(r.begin, "")
+	if diff := cmp.Diff([]int{104, 105}, r.killed); diff != "" {
+		t.Errorf("killed: %s", diff)
+	}
+	if r.stopped != 0 {
+		t.Error("the agent was stopped")
+	}
+}
+
+func TestOnlyTheAgentAsks(t *testing.T) {
+	t.Parallel()
+	r := newSlotRig(t)
+	r.start(103, 1, otherCgroup)
+	r.start(104, 1, jobCgroup)
+	r.start(105, 105, agentCgroup) // its own parent
+	for _, pid := range []int{0, 1, 99, 103, 104, 105} {
+		for name, stage := range map[string]func(context.Context, int) (string, error){"ready": r.ready, "begin": r.begin, "end": r.cleaner.end} {
+			var no refusal
+			if _, err := stage(t.Context(), pid); !errors.As(err, &no) || no.status != http.StatusForbidden {
+				t.Errorf("process %d asks %s: %v", pid, name, err)
+			}
+		}
+	}
+	if len(r.killed)+len(r.asked) > 0 {
+		t.Errorf("it killed %v and cleared %v", r.killed, r.asked)
+	}
+}
+
+func TestWhatCannotBeClearedParks(t *testing.T) {
+	t.Parallel()
+	t.Run("a process", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newSlotRig(t)
+			r.start(104, 1, agentCgroup)
+			r.immortal = 104
+			begun := time.Now()
+			r.want(r.cleaner.end, "process 104 (p104) of a job does not end")
+			if d := time.Since(begun); d > 6*time.Second {
+				t.Errorf("it took %v", d)
+			}
+			r.want(r.begin, "process 104 (p104) of a job does not end")
+			if r.stopped != 1 {
+				t.Errorf("the agent was asked to stop %d times", r.stopped)
+			}
+			r.immortal = 0
+			r.want(r.ready, "")
+		})
+	})
+	t.Run("containers", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newSlotRig(t)
+			r.broken = errors.New("no Docker engine answers")
+			r.want(r.cleaner.end, "its containers cannot be removed: no Docker engine answers")
+			r.broken = nil
+			r.want(r.ready, "")
+		})
+	})
+	t.Run("an engine that restarts does not", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newSlotRig(t)
+			r.broken = errors.New("no Docker engine answers")
+			r.until = time.Now().Add(2 * time.Second)
+			r.want(r.cleaner.end, "")
+		})
+	})
+}
+
+func TestGPUInUseParks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newSlotRig(t)
+		r.start(500, 1, otherCgroup)
+		r.gpu.Compute = []inventory.GPUProcess{{PID: 500, UsedBytes: 1}}
+		begun := time.Now()
+		r.want(r.cleaner.end, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500), which is not of a job; end it")
+		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
+			t.Errorf("it waited %v", d)
+		}
+		if len(r.killed) > 0 || r.stopped != 1 {
+			t.Errorf("killed %v, the agent was asked to stop %d times", r.killed, r.stopped)
+		}
+		r.want(r.begin, "GPU-11111111-2222-3333-4444-555555555555 is used") // a job that the agent had taken already
+		begun = time.Now()
+		r.want(r.ready, "GPU-11111111-2222-3333-4444-555555555555 is used")
+		if d := time.Since(begun); d > time.Second {
+			t.Errorf("a second wait took %v", d)
+		}
+		// What is not known changes nothing.
+		r.gpuErr = errors.New("the driver hangs")
+		r.want(r.ready, "GPU-11111111-2222-3333-4444-555555555555 is used")
+		r.gpuErr = nil
+		r.gpu.Compute = nil
+		r.want(r.ready, "")
+		r.want(r.begin, "")
+		r.gpuErr = errors.New("the driver hangs")
+		r.want(r.cleaner.end, "")
+
+		// It ends a moment after the job.
+		r.gpuErr = nil
+		r.gpu.Compute = []inventory.GPUProcess{{PID: 500}}
+		r.until = time.Now().Add(3 * time.Second)
+		r.want(r.begin, "")
+		r.want(r.cleaner.end, "")
+		if r.stopped != 1 {
+			t.Errorf("the agent was asked to stop %d times", r.stopped)
+		}
+	})
+}
+
+func TestOthersPark(t *testing.T) {
+	t.Parallel()
+	r := newSlotRig(t)
+	r.want(r.ready, "")
+	r.put(filepath.Join(r.runDir, parkedDir, "operator.json"), `{"reason":"maintenance","since":"2026-03-01T12:00:00Z"}`)
+	r.put(filepath.Join(r.runDir, parkedDir, ".operator.json123"), "half")
+	r.want(r.begin, "maintenance")
+	r.want(r.ready, "maintenance")
+	if err := os.Remove(filepath.Join(r.runDir, parkedDir, "operator.json")); err != nil {
+		t.Fatal(err)
+	}
+	r.want(r.ready, "")
+	r.put(filepath.Join(r.runDir, parkedDir, "x.json"), "rubbish")
+	if why, err := r.ready(t.Context(), hookPID); err == nil || !strings.Contains(err.Error(), "x.json") {
+		t.Errorf("a reason that is none: %q, %v", why, err)
+	}
+}
+
+// TestTold goes through the socket: who asks is what the kernel says, and what
+// was begun is done although nobody waits for it.
+func TestTold(t *testing.T) {
+	t.Parallel()
+	s := newSlotRig(t)
+	s.start(os.Getpid(), bootstrap, agentCgroup)
+	s.start(103, bootstrap, agentCgroup)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	containers := s.containers
+	s.containers = func(ctx context.Context) (int, error) {
+		close(entered)
+		<-leave
+		return containers(ctx)
+	}
+	policy := testPolicy()
+	socket := filepath.Join(t.TempDir(), "s")
+	policy.Socket = socket
+	l, err := listen(socket, os.Getuid(), os.Getgid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGuard(Config{Policy: policy, Log: slog.New(slog.DiscardHandler)}, nil)
+	g.cleaner = s.cleaner
+	g.table = g.routes()
+	server := &http.Server{Handler: http.HandlerFunc(g.serve), ConnContext: notePeer}
+	go func() {
+		_ = server.Serve(&peers{UnixListener: l, allowed: []int{os.Getuid()}, slots: make(chan struct{}, 8), log: g.log})
+	}()
+	t.Cleanup(func() { _ = server.Close() })
+	post := func(ctx context.Context, path string) (int, error) {
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", socket) }}}
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guard"+path, nil)
+		if err != nil {
+			return 0, err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return 0, err
+		}
+		return resp.StatusCode, resp.Body.Close()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-entered; cancel() }()
+	if _, err := post(ctx, EndPath); !errors.Is(err, context.Canceled) {
+		t.Errorf("a hook that is killed: %v", err)
+	}
+	close(leave)
+	s.containers = containers
+	if code, err := post(t.Context(), BeginPath); code != http.StatusNoContent || err != nil {
+		t.Errorf("the next job: %d, %v", code, err)
+	}
+	if diff := cmp.Diff([]string{"containers", "checkouts"}, s.asked); diff != "" {
+		t.Errorf("cleared: %s", diff)
+	}
+	s.put(filepath.Join(s.runDir, parkedDir, "operator.json"), `{"reason":"maintenance"}`)
+	if code, err := post(t.Context(), ReadyPath); code != http.StatusConflict || err != nil {
+		t.Errorf("a parked slot: %d, %v", code, err)
+	}
+}

@@ -1,0 +1,271 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+const (
+	// endTime is what killed processes have to end. One in the middle of a call
+	// to a driver ends after it.
+	endTime = 5 * time.Second
+	// pollTime lies between two looks at what is about to end.
+	pollTime = 50 * time.Millisecond
+	// maxAncestors bounds the way up from a process.
+	maxAncestors = 64
+)
+
+// slotProcs are the processes of a slot as the kernel accounts for them: by the
+// cgroups of its slice, which no process of the slot can leave.
+type slotProcs struct {
+	root  string // where cgroups are mounted
+	proc  string // "/proc"
+	slice string // of the slot, below root
+	agent string // the cgroup of the agent's unit, below root
+	// kill ends one process; nil does it for real.
+	kill func(pid int) error
+}
+
+func newSlotProcs(cgroupRoot string, p plan.JobPolicy) slotProcs {
+	slice := slicePath(p.Slice)
+	return slotProcs{root: cgroupRoot, proc: "/proc", slice: slice, agent: filepath.Join(slice, plan.AgentUnit(p.Slot))}
+}
+
+// cgroupOf is the cgroup of a process below the root, "" when it has ended.
+func (s slotProcs) cgroupOf(pid int) string {
+	text, err := os.ReadFile(filepath.Join(s.proc, strconv.Itoa(pid), "cgroup"))
+	if err != nil {
+		return ""
+	}
+	_, path, _ := strings.Cut(strings.TrimSpace(string(text)), "0::/") // version 2 has the one line
+	return path
+}
+
+// owns says that a process is the slot's.
+func (s slotProcs) owns(pid int) bool { return strings.HasPrefix(s.cgroupOf(pid)+"/", s.slice+"/") }
+
+// name is what a process calls itself, "" when it has ended. It may be a job's.
+func (s slotProcs) name(pid int) string {
+	text, err := os.ReadFile(filepath.Join(s.proc, strconv.Itoa(pid), "comm"))
+	if err != nil {
+		return ""
+	}
+	return probe.Printable(string(text), 40)
+}
+
+// above are a process of the agent's unit and those that it descends from: the
+// agent, and between the two what runs the job.
+func (s slotProcs) above(pid int) (map[int]bool, error) {
+	if s.cgroupOf(pid) != s.agent {
+		return nil, forbid("only the slot's own agent may ask this")
+	}
+	keep := map[int]bool{}
+	for range maxAncestors {
+		if pid <= 1 {
+			return keep, nil
+		}
+		keep[pid] = true
+		pid = s.parent(pid)
+	}
+	return nil, forbid("it has too many ancestors")
+}
+
+func (s slotProcs) parent(pid int) int {
+	text, err := os.ReadFile(filepath.Join(s.proc, strconv.Itoa(pid), "status"))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(text)) {
+		if v, ok := strings.CutPrefix(line, "PPid:"); ok {
+			ppid, _ := strconv.Atoi(strings.TrimSpace(v))
+			return ppid
+		}
+	}
+	return 0
+}
+
+// within are the processes of the agent's unit but those to keep.
+func (s slotProcs) within(keep map[int]bool) ([]int, error) {
+	list, err := s.members(filepath.Join(s.root, s.agent))
+	return slices.DeleteFunc(list, func(pid int) bool { return keep[pid] }), err
+}
+
+// beside are the slot's processes outside of the agent's unit.
+func (s slotProcs) beside() ([]int, error) {
+	var found []int
+	err := filepath.WalkDir(filepath.Join(s.root, s.slice), func(dir string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() {
+			return ignoreAbsent(err)
+		}
+		if dir == filepath.Join(s.root, s.agent) {
+			return filepath.SkipDir
+		}
+		list, err := s.members(dir)
+		found = append(found, list...)
+		return err
+	})
+	return found, err
+}
+
+func (s slotProcs) members(dir string) ([]int, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if err = ignoreAbsent(err); err != nil {
+		return nil, fmt.Errorf("list the slot's processes: %w", err)
+	}
+	var list []int
+	for field := range strings.FieldsSeq(string(text)) {
+		pid, err := strconv.Atoi(field)
+		if err != nil {
+			return nil, fmt.Errorf("list the slot's processes: %w", err)
+		}
+		list = append(list, pid)
+	}
+	return list, nil
+}
+
+// endWithin kills all of the agent's unit but those to keep. A process that
+// forks would outrun that, so the whole unit stands still meanwhile.
+func (s slotProcs) endWithin(ctx context.Context, keep map[int]bool) (ended int, err error) {
+	strays := func() ([]int, error) { return s.within(keep) }
+	if list, err := strays(); err != nil || len(list) == 0 {
+		return 0, err
+	}
+	agent := filepath.Join(s.root, s.agent)
+	err = s.freeze(ctx, agent)
+	list, listErr := strays()
+	for _, pid := range list {
+		err = errors.Join(err, s.endOne(pid))
+	}
+	if err = errors.Join(err, listErr, s.thaw()); err != nil {
+		return len(list), fmt.Errorf("end what the job left: %w", err)
+	}
+	return len(list), s.gone(ctx, strays)
+}
+
+// endBeside kills all that the slot runs outside of the agent's unit.
+func (s slotProcs) endBeside(ctx context.Context) (ended int, err error) {
+	list, err := s.beside()
+	if err != nil || len(list) == 0 {
+		return 0, err
+	}
+	children, err := os.ReadDir(filepath.Join(s.root, s.slice))
+	if err != nil {
+		return 0, fmt.Errorf("end what the job left: %w", err)
+	}
+	for _, c := range children {
+		if dir := filepath.Join(s.root, s.slice, c.Name()); c.IsDir() && dir != filepath.Join(s.root, s.agent) {
+			err = errors.Join(err, writeControl(dir, "cgroup.kill", "1")) // Linux 5.14
+		}
+	}
+	if err != nil {
+		return len(list), fmt.Errorf("end what the job left: %w", err)
+	}
+	return len(list), s.gone(ctx, s.beside)
+}
+
+// gone kills what is listed until nothing is.
+func (s slotProcs) gone(ctx context.Context, list func() ([]int, error)) error {
+	deadline := time.Now().Add(endTime)
+	for {
+		left, err := list()
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("process %d (%s) of a job does not end although it was killed; if a driver holds it, only a reboot frees it", left[0], s.name(left[0]))
+		}
+		for _, pid := range left {
+			if err := s.endOne(pid); err != nil {
+				return err
+			}
+		}
+		if err := pause(ctx, pollTime); err != nil {
+			return err
+		}
+	}
+}
+
+// freeze stops the agent's unit. It returns when that has happened, or after a
+// second: a process that is held in the kernel is not stopped, and does not fork.
+func (s slotProcs) freeze(ctx context.Context, dir string) error {
+	if err := writeControl(dir, "cgroup.freeze", "1"); err != nil {
+		return err
+	}
+	for range int(time.Second / pollTime) {
+		events, err := os.ReadFile(filepath.Join(dir, "cgroup.events"))
+		if err != nil || strings.Contains(string(events), "frozen 1") {
+			return ignoreAbsent(err)
+		}
+		if err := pause(ctx, pollTime); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// thaw lets the agent's unit go on. A guard that was killed may have left it
+// standing.
+func (s slotProcs) thaw() error {
+	return writeControl(filepath.Join(s.root, s.agent), "cgroup.freeze", "0")
+}
+
+// endOne kills one process, if it is the slot's still: numbers are used again.
+func (s slotProcs) endOne(pid int) error {
+	if s.kill != nil {
+		return s.kill(pid)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("kill process %d: %w", pid, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if !s.owns(pid) {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("kill process %d: %w", pid, err)
+	}
+	return nil
+}
+
+func writeControl(dir, file, value string) error {
+	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteString(value)
+		err = errors.Join(err, f.Close())
+	}
+	return ignoreAbsent(err)
+}
+
+// ignoreAbsent forgives a cgroup that went away: it has no processes.
+func ignoreAbsent(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
