@@ -10,8 +10,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 
@@ -20,7 +20,6 @@ import (
 
 const (
 	runDir   = "/run/kbnode"
-	lockName = "nvml.lock"
 	maxImage = 64 << 20
 )
 
@@ -157,13 +156,22 @@ func inDir(dir string, elf source) func() (string, func(), error) {
 	}
 }
 
+// lockName is the lock of a probe that asks about one GPU, or about all. Those
+// about different GPUs do not wait for each other.
+func lockName(gpu string) string {
+	if gpu == "" {
+		return "nvml.lock"
+	}
+	return "nvml-" + strings.ReplaceAll(gpu, "/", "_") + ".lock"
+}
+
 // running holds a token for the probe that this process has under way.
 var running = make(chan struct{}, 1)
 
 // acquire waits for the turn to run a probe. The lock file also keeps other
 // kbnode processes from it; it is nil for an ordinary user, and where nothing
 // is installed yet that had to make /run/kbnode.
-func acquire(ctx context.Context, dir string) (release func(), lock *os.File, err error) {
+func acquire(ctx context.Context, lockPath string) (release func(), lock *os.File, err error) {
 	busy := func() error {
 		return fmt.Errorf("another NVML probe is still running; a GPU may hang in the driver: %w", ctx.Err())
 	}
@@ -172,7 +180,7 @@ func acquire(ctx context.Context, dir string) (release func(), lock *os.File, er
 	case <-ctx.Done():
 		return nil, nil, busy()
 	}
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(lockPath, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return func() { <-running }, nil, nil //nolint:nilerr // best effort
 	}

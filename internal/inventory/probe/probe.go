@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -61,9 +62,9 @@ type Options struct {
 }
 
 // Run asks NVML about this machine. When NVML cannot start it returns the
-// report that says so and an *Error. It runs one probe at a time, machine-wide
-// where it may write /run/kbnode: a GPU that hangs in the driver must not
-// gather processes that cannot be killed.
+// report that says so and an *Error. It runs one probe of all GPUs and one of each
+// at a time, machine-wide where it may write /run/kbnode: a GPU that hangs in the
+// driver must not gather processes that cannot be killed.
 func Run(ctx context.Context, opts Options) (*Report, error) {
 	if opts.Timeout <= 0 {
 		opts.Timeout = timeout
@@ -84,7 +85,7 @@ func Run(ctx context.Context, opts Options) (*Report, error) {
 
 // runAny runs the probe from the first place that the machine lets it run from.
 func runAny(ctx context.Context, opts Options, from []place) (*Report, error) {
-	release, lock, err := acquire(ctx, opts.runDir)
+	release, lock, err := acquire(ctx, filepath.Join(opts.runDir, lockName(opts.GPU)))
 	if err != nil {
 		return nil, err
 	}

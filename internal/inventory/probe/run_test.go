@@ -114,7 +114,7 @@ func TestLock(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := script(t, "echo '"+empty+"'")
-	held, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
+	held, err := os.OpenFile(filepath.Join(dir, lockName("")), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,11 +125,16 @@ func TestLock(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "another NVML probe is still running") {
 		t.Errorf("while another one runs: %v", err)
 	}
+	for _, gpu := range []string{"GPU-1", "MIG-GPU-1/1/0"} {
+		if _, err := Run(t.Context(), Options{Path: path, Timeout: time.Minute, runDir: dir, GPU: gpu}); err != nil {
+			t.Errorf("about %s meanwhile: %v", gpu, err)
+		}
+	}
 	if err := held.Close(); err != nil {
 		t.Fatal(err)
 	}
 	// The child has the lock itself: its own attempt at it fails.
-	path = script(t, "flock -n "+dir+"/"+lockName+" true && exit 9; flock -n 3 || exit 8; echo '"+empty+"'")
+	path = script(t, "flock -n "+dir+"/"+lockName("")+" true && exit 9; flock -n 3 || exit 8; echo '"+empty+"'")
 	for range 2 { // and it is free again afterwards
 		if _, err := Run(t.Context(), Options{Path: path, Timeout: time.Minute, runDir: dir}); err != nil {
 			t.Error(err)
