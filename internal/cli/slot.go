@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"syscall"
 
@@ -66,29 +67,49 @@ func newGuard(s Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return guard.Serve(cmd.Context(), guard.Config{
-				Policy: pol, Log: s.logger(),
-				StopAgent: func(ctx context.Context) error { return endAgent(ctx, plan.AgentUnit(k)) },
-			})
+			// One runs for each slot: better a little more work than a heap that
+			// waits for four megabytes.
+			debug.SetGCPercent(25)
+			return guard.Serve(cmd.Context(), guard.Config{Policy: pol, Log: s.logger(), Agent: agentService(plan.AgentUnit(k))})
 		},
 	}
 	slotFlag(cmd, &k)
 	return cmd
 }
 
-// endAgent asks an agent to end after its job, as systemd would for a stop; so
-// systemd starts it again. One that was asked already would cancel its job.
-func endAgent(ctx context.Context, unit string) error {
+// agentService is an agent's unit of this machine, by its name.
+type agentService string
+
+// End implements guard.AgentUnit.
+func (u agentService) End(ctx context.Context) error {
+	return u.ask(ctx, func(bus *reconcile.Bus, state reconcile.UnitState) error {
+		if state.Stopping() {
+			return nil
+		}
+		return bus.Kill(ctx, string(u), false, syscall.SIGTERM)
+	})
+}
+
+// MainPID implements guard.AgentUnit.
+func (u agentService) MainPID(ctx context.Context) (pid int, err error) {
+	err = u.ask(ctx, func(_ *reconcile.Bus, state reconcile.UnitState) error {
+		pid = state.MainPID
+		return nil
+	})
+	return pid, err
+}
+
+func (u agentService) ask(ctx context.Context, do func(*reconcile.Bus, reconcile.UnitState) error) error {
 	bus, err := reconcile.Connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer bus.Close()
-	units, err := bus.Units(ctx, unit)
-	if err != nil || units[0].Stopping() {
+	units, err := bus.Units(ctx, string(u))
+	if err != nil {
 		return err
 	}
-	return bus.Kill(ctx, unit, false, syscall.SIGTERM)
+	return do(bus, units[0])
 }
 
 func readPolicy(k int) (plan.JobPolicy, error) {
