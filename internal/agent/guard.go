@@ -34,7 +34,7 @@ func (e *parkedError) Error() string { return e.reason }
 func Ready(ctx context.Context, k int, log *slog.Logger) error {
 	said := ""
 	for {
-		err := tell(ctx, plan.SocketPath(k), guard.ReadyPath)
+		_, err := tell(ctx, plan.SocketPath(k), guard.ReadyPath)
 		parked, ok := errors.AsType[*parkedError](err)
 		if !ok {
 			return err
@@ -52,39 +52,39 @@ func Ready(ctx context.Context, k int, log *slog.Logger) error {
 }
 
 // tell tells the slot's guard, which is root, where the agent is. A slot that is
-// parked is a *parkedError.
-func tell(ctx context.Context, socket, path string) error {
-	err := tryTell(ctx, socket, path)
+// parked is a *parkedError. What the guard says is for the job's log.
+func tell(ctx context.Context, socket, path string) (says string, err error) {
+	says, err = tryTell(ctx, socket, path)
 	deadline := time.Now().Add(guardTime)
 	for {
 		if op, ok := errors.AsType[*net.OpError](err); !ok || op.Op != "dial" || time.Now().After(deadline) {
-			return err
+			return says, err
 		}
 		select {
 		case <-ctx.Done():
-			return err
+			return "", err
 		case <-time.After(200 * time.Millisecond):
-			err = tryTell(ctx, socket, path)
+			says, err = tryTell(ctx, socket, path)
 		}
 	}
 }
 
-func tryTell(ctx context.Context, socket, path string) error {
+func tryTell(ctx context.Context, socket, path string) (string, error) {
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}
 	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guard"+path, nil)
 	if err != nil {
-		return fmt.Errorf("ask the slot's guard: %w", err)
+		return "", fmt.Errorf("ask the slot's guard: %w", err)
 	}
 	resp, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {
-		return fmt.Errorf("ask the slot's guard: %w", err)
+		return "", fmt.Errorf("ask the slot's guard: %w", err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode == http.StatusNoContent {
-		return nil
+		return "", nil
 	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	var says struct {
@@ -94,10 +94,13 @@ func tryTell(ctx context.Context, socket, path string) error {
 		err = json.Unmarshal(text, &says)
 	}
 	if err != nil {
-		return fmt.Errorf("ask the slot's guard: it says %s: %w", resp.Status, err)
+		return "", fmt.Errorf("ask the slot's guard: it says %s: %w", resp.Status, err)
 	}
-	if resp.StatusCode == http.StatusConflict {
-		return &parkedError{says.Message}
+	switch resp.StatusCode {
+	case http.StatusOK:
+		return says.Message, nil
+	case http.StatusConflict:
+		return "", &parkedError{says.Message}
 	}
-	return fmt.Errorf("ask the slot's guard: it says %s: %s", resp.Status, says.Message)
+	return "", fmt.Errorf("ask the slot's guard: it says %s: %s", resp.Status, says.Message)
 }

@@ -49,7 +49,7 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 func begin(ctx context.Context, k int, envFile string) error {
 	ctx, cancel := context.WithTimeout(ctx, beginTime)
 	defer cancel()
-	if err := tell(ctx, plan.SocketPath(k), guard.BeginPath); err != nil {
+	if _, err := tell(ctx, plan.SocketPath(k), guard.BeginPath); err != nil {
 		return fmt.Errorf("the job is refused, slot %s is not fit for it: %w", plan.SlotName(k), err)
 	}
 	// Only now nobody is left who could write more.
@@ -64,7 +64,10 @@ func begin(ctx context.Context, k int, envFile string) error {
 func end(ctx context.Context, k int, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
-	err := tell(ctx, plan.SocketPath(k), guard.EndPath)
+	says, err := tell(ctx, plan.SocketPath(k), guard.EndPath)
+	if says != "" {
+		log.Warn("job did not end by itself", "slot", plan.SlotName(k), "reason", says)
+	}
 	if parked, ok := errors.AsType[*parkedError](err); ok {
 		log.Warn("slot takes no more jobs", "slot", plan.SlotName(k), "reason", parked.reason)
 	} else if err != nil {

@@ -34,7 +34,7 @@ func fakeGuard(t *testing.T, socket string, status int, message string) {
 			t.Errorf("asked %s %s", r.Method, r.URL.Path)
 		}
 		w.WriteHeader(status)
-		if status != http.StatusNoContent {
+		if message != "" {
 			_ = json.NewEncoder(w).Encode(map[string]string{"message": message})
 		}
 	})}
@@ -51,6 +51,7 @@ func TestTell(t *testing.T) {
 		want          string
 	}{
 		{"clean", "", http.StatusNoContent, false, ""},
+		{"clean, with a message", "the job was ended", http.StatusOK, false, ""},
 		{"parked", "the GPU is in use", http.StatusConflict, true, "the GPU is in use"},
 		{"refused", "kbnode: only the slot's own agent may ask this", http.StatusForbidden, false, "403 Forbidden: kbnode: only"},
 	} {
@@ -58,7 +59,10 @@ func TestTell(t *testing.T) {
 			t.Parallel()
 			socket := filepath.Join(t.TempDir(), "s")
 			fakeGuard(t, socket, row.status, row.message)
-			err := tell(t.Context(), socket, "/kbnode/end")
+			says, err := tell(t.Context(), socket, "/kbnode/end")
+			if err == nil && says != row.message {
+				t.Errorf("it says %q", says)
+			}
 			if _, parked := errors.AsType[*parkedError](err); parked != row.parked || (err == nil) != (row.want == "") || err != nil && !strings.Contains(err.Error(), row.want) {
 				t.Errorf("got %v", err)
 			}
@@ -68,7 +72,7 @@ func TestTell(t *testing.T) {
 		t.Parallel()
 		socket := filepath.Join(t.TempDir(), "s")
 		time.AfterFunc(300*time.Millisecond, func() { fakeGuard(t, socket, http.StatusNoContent, "") })
-		if err := tell(t.Context(), socket, "/kbnode/end"); err != nil {
+		if _, err := tell(t.Context(), socket, "/kbnode/end"); err != nil {
 			t.Error(err)
 		}
 	})
@@ -76,7 +80,7 @@ func TestTell(t *testing.T) {
 		t.Parallel()
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
-		if err := tell(ctx, filepath.Join(t.TempDir(), "s"), "/kbnode/end"); err == nil {
+		if _, err := tell(ctx, filepath.Join(t.TempDir(), "s"), "/kbnode/end"); err == nil {
 			t.Error("it answers")
 		}
 	})

@@ -9,13 +9,15 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
 // Paths of a guard's socket that are none of Docker's: the slot's agent tells
-// where it is. The answer is 204, or 409 with the reason why the slot is parked.
+// where it is. The answer is 204, or 200 with a message for the job's log, or 409
+// with the reason why the slot is parked.
 const (
 	ReadyPath = "/kbnode/ready" // the agent is about to start
 	BeginPath = "/kbnode/begin" // a job is about to begin
@@ -36,6 +38,15 @@ const (
 	engineTime = 5 * time.Second
 )
 
+// AgentUnit is the unit of the slot's agent.
+type AgentUnit interface {
+	// End asks the agent to end after its job, after which systemd starts it
+	// again. One that was asked already is left alone: it would cancel its job.
+	End(context.Context) error
+	// MainPID is the agent's process, 0 without one.
+	MainPID(context.Context) (int, error)
+}
+
 // cleaner clears away what jobs leave, as root, and parks the slot with a reason
 // where it cannot. It trusts nothing that is asked of it by the slot's user but
 // what this user could do itself: ending the slot's own processes. So before a
@@ -48,21 +59,24 @@ type cleaner struct {
 	// containers removes the slot's containers, checkouts gives them back.
 	containers func(context.Context) (int, error)
 	checkouts  func(context.Context) error
-	stopAgent  func(context.Context) error // after its job; nil does nothing
+	agent      AgentUnit
 	log        *slog.Logger
 
 	mu       sync.Mutex
-	swept    bool // since the last job nothing is left but what the GPU may hold
-	looked   bool // and that was looked at
-	busy     bool // and holds something
-	stopping bool // the agent was asked to end
+	swept    bool   // since the last job nothing is left but what the GPU may hold
+	looked   bool   // and that was looked at
+	busy     bool   // and holds something
+	stopping bool   // the agent was asked to end
+	said     string // to the job's log, at its end
+
+	running atomic.Bool // a job, as far as was told
 }
 
 func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 	p := c.Policy
 	procs := newSlotProcs(g.cgroupRoot, p)
 	return &cleaner{
-		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatch(p, procs, g.log), stopAgent: c.StopAgent, log: g.log,
+		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatch(p, procs, g.log), agent: c.Agent, log: g.log,
 		containers: func(ctx context.Context) (int, error) {
 			n, err := engine.CleanSlot(ctx, p.Slice)
 			if err != nil {
@@ -91,6 +105,7 @@ func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 // again while the slot is parked.
 func (s *cleaner) ready(ctx context.Context, pid int) (string, error) {
 	s.stopping = false
+	s.running.Store(false)
 	return s.clean(ctx, pid)
 }
 
@@ -119,13 +134,15 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 	if why != "" {
 		s.stop(ctx)
 	} else if err == nil {
-		s.swept, s.looked = false, false
+		s.swept, s.looked, s.said = false, false, ""
+		s.running.Store(true)
 	}
 	return why, err
 }
 
 // end is asked after a job.
 func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
+	s.running.Store(false)
 	s.swept = false
 	why, err := s.clean(ctx, pid)
 	if why != "" {
@@ -231,10 +248,10 @@ func (s *cleaner) parked() (string, error) {
 // stop asks the agent, once, to end when its job has: a second time would cancel
 // the job.
 func (s *cleaner) stop(ctx context.Context) {
-	if s.stopping || s.stopAgent == nil {
+	if s.stopping || s.agent == nil {
 		return
 	}
-	if err := s.stopAgent(ctx); err != nil {
+	if err := s.agent.End(ctx); err != nil {
 		s.log.Warn("agent not stopped; the next job will be refused", "err", err)
 		return
 	}
@@ -267,6 +284,10 @@ func (g *guard) told(stage func(context.Context, int) (string, error)) func(*cal
 		}
 		if why != "" {
 			return refusal{http.StatusConflict, why}
+		}
+		if said := g.cleaner.said; said != "" {
+			g.cleaner.said = ""
+			return answer(c.w, http.StatusOK, map[string]string{"message": said})
 		}
 		c.w.WriteHeader(http.StatusNoContent)
 		return nil

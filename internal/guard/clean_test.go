@@ -57,7 +57,7 @@ func newSlotRig(t *testing.T) *slotRig {
 	policy.Socket = filepath.Join(dir, "run/docker.sock")
 	procs := newSlotProcs(filepath.Join(dir, "cgroup"), policy)
 	procs.proc = filepath.Join(dir, "proc")
-	procs.kill = r.end
+	procs.kill = r.signal
 	log := slog.New(slog.DiscardHandler)
 	watch := newGPUWatch(policy, procs, log)
 	watch.look = func(context.Context) (inventory.Occupancy, error) {
@@ -79,7 +79,7 @@ func newSlotRig(t *testing.T) *slotRig {
 			return n, r.broken
 		},
 		checkouts: func(context.Context) error { r.asked = append(r.asked, "checkouts"); return nil },
-		stopAgent: func(context.Context) error { r.stopped++; return nil },
+		agent:     r,
 	}
 	for _, cgroup := range []string{agentCgroup, jobCgroup} {
 		r.put(filepath.Join(procs.root, cgroup, "cgroup.events"), "populated 1\nfrozen 1\n")
@@ -93,6 +93,10 @@ func newSlotRig(t *testing.T) *slotRig {
 	r.start(hookPID, bootstrap, agentCgroup)
 	return r
 }
+
+func (r *slotRig) End(context.Context) error { r.stopped++; return nil }
+
+func (r *slotRig) MainPID(context.Context) (int, error) { return agentPID, nil }
 
 func (r *slotRig) put(name, text string) {
 	r.t.Helper()
@@ -127,8 +131,8 @@ func (r *slotRig) list(cgroup string) {
 	r.put(filepath.Join(r.procs.root, cgroup, "cgroup.procs"), strings.Trim(strings.ReplaceAll(fmt.Sprint(pids), " ", "\n"), "[]"))
 }
 
-// end is what a signal does.
-func (r *slotRig) end(pid int) error {
+// signal is what SIGKILL does.
+func (r *slotRig) signal(pid int) error {
 	text, err := os.ReadFile(filepath.Join(r.procs.root, agentCgroup, "cgroup.freeze"))
 	if err != nil {
 		return err
@@ -399,4 +403,44 @@ func TestTold(t *testing.T) {
 	if code, err := post(t.Context(), ReadyPath); code != http.StatusConflict || err != nil {
 		t.Errorf("a parked slot: %d, %v", code, err)
 	}
+}
+
+// A job that takes all tasks of the slot is ended, so that its own end can start.
+func TestJobWithAllTasks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newSlotRig(t)
+		slice := filepath.Join(r.procs.root, r.procs.slice)
+		r.put(slice+"/pids.max", "100\n")
+		r.put(slice+"/pids.current", "3\n")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go r.watchTasks(ctx)
+		r.want(r.begin, "")
+		r.start(200, bootstrap, agentCgroup)
+		r.start(201, 1, agentCgroup)
+		r.start(202, 1, jobCgroup)
+		r.put(slice+"/pids.current", "90\n")
+		pass := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
+		pass(2500 * time.Millisecond) // it may need them for a moment
+		r.put(slice+"/pids.current", "60\n")
+		pass(2500 * time.Millisecond)
+		if len(r.killed) > 0 {
+			t.Errorf("killed %v of a job that has room", r.killed)
+		}
+		r.put(slice+"/pids.current", "90\n")
+		pass(5 * time.Second)
+		// 102 stands for the hook; it is not there while a job runs.
+		if diff := cmp.Diff([]int{hookPID, 200, 201, 202}, r.killed); diff != "" {
+			t.Error(diff)
+		}
+		r.put(slice+"/pids.current", "2\n")
+		r.start(hookPID, bootstrap, agentCgroup)
+		r.want(r.cleaner.end, "")
+		if want := "it had 90 of the 100 processes and threads that job.tasks_max gives a slot"; !strings.Contains(r.said, want) {
+			t.Errorf("the job is told %q", r.said)
+		}
+		cancel()
+		synctest.Wait()
+	})
 }

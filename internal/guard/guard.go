@@ -37,8 +37,7 @@ type Config struct {
 	Listener   *net.UnixListener // nil makes the run directory and listens on Policy.Socket
 	CgroupRoot string            // "" is /sys/fs/cgroup
 	Log        *slog.Logger
-	// StopAgent asks the slot's agent to end after its job; nil does nothing.
-	StopAgent func(context.Context) error
+	Agent      AgentUnit // nil is one that nothing can be asked of
 
 	binder *binder   // nil makes real mounts
 	disk   *slotDisk // nil is the one that policy gives
@@ -91,6 +90,7 @@ func Serve(ctx context.Context, c Config) error {
 			g.log.Debug("server closed", "err", err)
 		}
 	})
+	go g.cleaner.watchTasks(ctx)
 	g.log.Info("guard ready", "path", listener.Addr().String())
 	g.notify(daemon.SdNotifyReady)
 	err = server.Serve(&peers{UnixListener: listener, allowed: []int{0, uid}, slots: make(chan struct{}, maxConnections), log: g.log})

@@ -1,0 +1,93 @@
+package guard
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// taskPoll lies between two looks at how many tasks the slot has.
+	taskPoll = time.Second
+	idlePoll = 5 * time.Second // without a job
+	// taskLooks in a row have to find no room before a job is ended.
+	taskLooks = 3
+	// taskRoom is what the agent needs to end a job: a shell and a hook, with
+	// the threads of both.
+	taskRoom = 32
+)
+
+// watchTasks ends a job that keeps all tasks of the slot to itself, until ctx is
+// done: the agent could not even start what ends the job, nor the next one's.
+func (s *cleaner) watchTasks(ctx context.Context) {
+	full := 0
+	for {
+		every := taskPoll
+		if full == 0 && !s.running.Load() {
+			every = idlePoll // whoever runs on the host can say that no job does
+		}
+		if pause(ctx, every) != nil {
+			return
+		}
+		has, most := s.procs.tasks()
+		if most == 0 || has+taskRoom <= most {
+			full = 0
+			continue
+		}
+		if full++; full >= taskLooks && s.mu.TryLock() { // it is clearing away otherwise
+			full = 0
+			s.makeRoom(ctx, has, most)
+			s.mu.Unlock()
+		}
+	}
+}
+
+// makeRoom ends all of the job but the agent and what it runs the job with, so
+// that this can end well.
+func (s *cleaner) makeRoom(ctx context.Context, has, most int) {
+	s.said = fmt.Sprintf("the job was ended: it had %d of the %d processes and threads that job.tasks_max gives a slot", has, most)
+	s.log.Warn("job ended, it had all tasks", "tasks", has, "limit", most)
+	keep := map[int]bool{}
+	main, err := s.agentPID(ctx)
+	if err == nil && s.procs.cgroupOf(main) == s.procs.agent {
+		keep[main] = true
+		list, listErr := s.procs.within(nil)
+		for _, pid := range list {
+			keep[pid] = keep[pid] || s.procs.parent(pid) == main
+		}
+		if err = listErr; err == nil {
+			_, err = s.procs.endWithin(ctx, keep)
+		}
+	}
+	if err != nil {
+		s.log.Warn("processes of the agent's unit not ended", "err", err)
+	}
+	if _, err := s.procs.endBeside(ctx); err != nil {
+		s.log.Warn("containers not ended", "err", err)
+	}
+}
+
+func (s *cleaner) agentPID(ctx context.Context) (int, error) {
+	if s.agent == nil {
+		return 0, nil
+	}
+	return s.agent.MainPID(ctx)
+}
+
+// tasks are how many processes and threads the slot has, and may have; 0 is no
+// limit.
+func (s slotProcs) tasks() (has, most int) {
+	read := func(file string) int {
+		text, err := os.ReadFile(filepath.Join(s.root, s.slice, file))
+		if err != nil {
+			return 0
+		}
+		n, _ := strconv.Atoi(strings.TrimSpace(string(text))) // "max" is 0
+		return n
+	}
+	return read("pids.current"), read("pids.max")
+}
