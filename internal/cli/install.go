@@ -180,7 +180,7 @@ func openHost(ctx context.Context, s Streams) (*reconcile.Host, func(), error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("this machine does not run systemd, or it does not answer; kbnode runs on the host and not in a container: %w", err)
 	}
-	return &reconcile.Host{Root: "/", Systemd: bus, Users: reconcile.SystemUsers{Root: "/"}, Log: s.logger()}, bus.Close, nil
+	return &reconcile.Host{Root: "/", Systemd: bus, Users: reconcile.SystemUsers{Root: "/"}, Network: openNetwork(), Log: s.logger()}, bus.Close, nil
 }
 
 // lockTime is how long a command waits for another one: the timer's reconcile

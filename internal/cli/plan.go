@@ -99,7 +99,7 @@ func makePlan(ctx context.Context, s Streams, root string, w *wishes) (*plan.Pla
 		conn, err := reconcile.Connect(ctx)
 		if err == nil {
 			defer conn.Close()
-			host.Systemd = conn
+			host.Systemd, host.Network = conn, openNetwork()
 		}
 	}
 	state, err := host.Observe(ctx, m.plan)
@@ -140,8 +140,8 @@ var marks = map[reconcile.Kind]struct {
 	sign string
 	c    text.Color
 }{
-	reconcile.Create: {"+", text.FgGreen}, reconcile.AddUser: {"+", text.FgGreen}, reconcile.Start: {"+", text.FgGreen}, reconcile.Enable: {"+", text.FgGreen},
-	reconcile.Delete: {"-", text.FgRed}, reconcile.DelUser: {"-", text.FgRed}, reconcile.Stop: {"-", text.FgRed}, reconcile.Disable: {"-", text.FgRed}, reconcile.Drain: {"-", text.FgRed},
+	reconcile.Create: {"+", text.FgGreen}, reconcile.AddUser: {"+", text.FgGreen}, reconcile.Start: {"+", text.FgGreen}, reconcile.Enable: {"+", text.FgGreen}, reconcile.Protect: {"+", text.FgGreen},
+	reconcile.Delete: {"-", text.FgRed}, reconcile.DelUser: {"-", text.FgRed}, reconcile.DelNet: {"-", text.FgRed}, reconcile.Unprotect: {"-", text.FgRed}, reconcile.Stop: {"-", text.FgRed}, reconcile.Disable: {"-", text.FgRed}, reconcile.Drain: {"-", text.FgRed},
 }
 
 func printChange(w io.Writer, c reconcile.Change) {

@@ -12,6 +12,7 @@ var doing = map[reconcile.Kind]string{
 	reconcile.Create: "writing files", reconcile.Update: "writing files", reconcile.Adopt: "writing files", reconcile.Chmod: "writing files",
 	reconcile.Delete: "deleting files", reconcile.Restore: "restoring files",
 	reconcile.AddUser: "adding users", reconcile.DelUser: "removing users",
+	reconcile.Protect: "writing firewall rules", reconcile.Unprotect: "removing networks", reconcile.DelNet: "removing networks",
 	reconcile.Reload: "reloading systemd", reconcile.Start: "starting units", reconcile.Stop: "stopping units",
 	reconcile.Restart: "restarting units", reconcile.Drain: "asking agents to stop after their job",
 	reconcile.Set: "setting limits", reconcile.Partition: "setting limits",

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -68,7 +69,7 @@ func (e *Engine) createNetwork(ctx context.Context, n Network) error {
 		opts.Options[bridgeMTU] = mtu
 	}
 	var errs []error
-	for _, subnet := range append(n.Subnets[:len(n.Subnets):len(n.Subnets)], netip.Prefix{}) {
+	for _, subnet := range append(slices.Clip(n.Subnets), netip.Prefix{}) {
 		opts.IPAM = &network.IPAM{Driver: "default"}
 		if subnet.IsValid() {
 			opts.IPAM.Config = []network.IPAMConfig{{Subnet: subnet}}

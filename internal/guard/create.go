@@ -3,7 +3,6 @@ package guard
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -197,12 +196,7 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	// By name: where the engine's default is NVIDIA's runtime, the environment
 	// of an image would choose the GPUs.
 	h.Runtime = "runc"
-	if h.NetworkMode == "" {
-		h.NetworkMode = "bridge"
-	}
-	if p.Network == config.NetworkNone {
-		h.NetworkMode = "none"
-	}
+	b.chooseNetwork()
 	if !slices.ContainsFunc(h.Ulimits, func(u *container.Ulimit) bool { return u.Name == "core" }) {
 		h.Ulimits = append(h.Ulimits, &container.Ulimit{Name: "core"})
 	}
@@ -260,41 +254,6 @@ func (b *builder) takeStopTimeout(v any) error {
 		b.conf.StopTimeout = &seconds
 	}
 	return err
-}
-
-func (b *builder) takeNetwork(v any) error {
-	switch v {
-	case nil, "", "default", "bridge":
-	case "none":
-		b.host.NetworkMode = "none"
-	default:
-		return errors.New(`a job's network is "bridge" or "none"`)
-	}
-	return nil
-}
-
-// endpoints lets a client name the default network, as Docker's command line
-// does, and set nothing about it.
-func endpoints(v any) error {
-	rules := map[string]rule{}
-	for _, name := range []string{"default", "bridge", "none"} {
-		rules[name] = func(v any) error {
-			if zero(v) {
-				return nil
-			}
-			return errors.New("a job sets no address or alias; leave it out")
-		}
-	}
-	obj, ok := v.(map[string]any)
-	if v != nil && !ok {
-		return errors.New("not an object")
-	}
-	for name := range maps.Keys(obj) {
-		if _, ok := rules[name]; !ok {
-			return fmt.Errorf(`%.40q: a job's network is "bridge" or "none"`, name)
-		}
-	}
-	return judge(v, rules)
 }
 
 func (b *builder) takeCapDrop(v any) error {

@@ -39,8 +39,9 @@ type Config struct {
 	Log        *slog.Logger
 	Agent      AgentUnit // nil is one that nothing can be asked of
 
-	binder *binder   // nil makes real mounts
-	disk   *slotDisk // nil is the one that policy gives
+	binder  *binder      // nil makes real mounts
+	network *slotNetwork // nil is the node's own
+	disk    *slotDisk    // nil is the one that policy gives
 }
 
 // Serve answers on the slot's socket until ctx is done, and then until no
@@ -115,6 +116,7 @@ type guard struct {
 	disk       *slotDisk
 	up         *upstream
 	engine     engineCheck
+	network    *slotNetwork
 	cleaner    *cleaner
 	inFlight   inFlight
 }
@@ -135,6 +137,9 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 	}
 	if g.disk = c.disk; g.disk == nil {
 		g.disk = newDisk(p, g.log)
+	}
+	if g.network = c.network; g.network == nil {
+		g.network = newNetwork(p, engine)
 	}
 	if g.cgroupRoot == "" {
 		g.cgroupRoot = "/sys/fs/cgroup"

@@ -27,19 +27,20 @@ import (
 
 // rig is a guard in front of a fake engine, with the slice's cgroup files.
 type rig struct {
-	engine *fakeEngine
-	policy plan.JobPolicy
-	cgroup string // directory of the slice
-	socket string
-	mounts *binder
-	mu     sync.Mutex
-	held   map[string]string // what is mounted now, by held path
-	stop   context.CancelFunc
-	done   chan error
-	client *http.Client
+	engine  *fakeEngine
+	policy  plan.JobPolicy
+	cgroup  string // directory of the slice
+	socket  string
+	mounts  *binder
+	network *fakeNetwork
+	mu      sync.Mutex
+	held    map[string]string // what is mounted now, by held path
+	stop    context.CancelFunc
+	done    chan error
+	client  *http.Client
 }
 
-func newRig(t testing.TB) *rig {
+func newRig(t testing.TB, change ...func(*rig)) *rig {
 	t.Helper()
 	me, err := user.Current()
 	if err != nil {
@@ -84,6 +85,10 @@ func newRig(t testing.TB) *rig {
 			return nil
 		},
 	}
+	r.network = &fakeNetwork{}
+	for _, f := range change {
+		f(r)
+	}
 	r.serve(t, filepath.Join(dir, "cgroup"))
 	return r
 }
@@ -106,7 +111,7 @@ func (r *rig) serve(t testing.TB, cgroupRoot string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
 	go func() {
-		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts})
+		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot()})
 	}()
 	t.Cleanup(cancel)
 }

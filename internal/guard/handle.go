@@ -18,6 +18,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -58,6 +59,11 @@ func (g *guard) create(c *call) error {
 	}
 	if err := g.ready(c); err != nil {
 		return err
+	}
+	if wanted.HostConfig.NetworkMode != networkNone {
+		if err := g.network.ready(c.r.Context()); err != nil {
+			return err
+		}
 	}
 	name := c.query.Get("name")
 	if name != "" {
@@ -166,6 +172,11 @@ func (g *guard) start(c *call) error {
 func (g *guard) mayStart(c *call, binds []bound) error {
 	if err := g.ready(c); err != nil {
 		return err
+	}
+	if g.policy.Network != config.NetworkNone {
+		if err := g.network.apart(); err != nil {
+			return err
+		}
 	}
 	for _, b := range binds {
 		if err := g.binder.mount(b.source, b.held); err != nil {
@@ -349,23 +360,6 @@ func (g *guard) info(c *call) error {
 		}
 	}
 	return answer(c.w, http.StatusOK, shown)
-}
-
-// networks lists the two networks that a job may choose. The docker plugin looks
-// a network up by name before it runs a container on it.
-func networks(c *call) error {
-	filters, err := parseFilters(c.query.Get("filters"), []string{"name", "driver", "scope", "type", "dangling", "id", "label"})
-	if err != nil {
-		return err
-	}
-	list := []map[string]any{}
-	for _, n := range []struct{ name, driver string }{{"bridge", "bridge"}, {"none", "null"}} {
-		names := filters["name"]
-		if len(names) == 0 || slices.ContainsFunc(names, func(s string) bool { return strings.Trim(s, "^$") == n.name }) {
-			list = append(list, map[string]any{"Name": n.name, "Id": n.name, "Driver": n.driver, "Scope": "local"})
-		}
-	}
-	return answer(c.w, http.StatusOK, list)
 }
 
 // checkPolicy says what a policy lacks. Zero would mean "no limit" to the engine.

@@ -204,6 +204,8 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 			err = h.Users.Remove(ctx, subject)
 		}
 		return wrap(err, "delete user "+subject)
+	case DelNet, Protect, Unprotect:
+		return a.network(ctx, c)
 	case Partition:
 		return a.partition(subject)
 	case Start, Restart, Stop, Drain, Set, Reload, Enable, Disable:

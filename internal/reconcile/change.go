@@ -18,7 +18,10 @@ const (
 	Restore   Kind = "restore" // what was adopted, from its backup
 	AddUser   Kind = "adduser"
 	DelUser   Kind = "deluser"
-	Reload    Kind = "reload" // systemd's unit files
+	DelNet    Kind = "delnet"    // a slot's network, from the Docker engine
+	Protect   Kind = "protect"   // write the firewall rules between slots
+	Unprotect Kind = "unprotect" // take them away
+	Reload    Kind = "reload"    // systemd's unit files
 	Start     Kind = "start"
 	Stop      Kind = "stop"
 	Restart   Kind = "restart"
@@ -32,7 +35,7 @@ const (
 // Change is one difference between a machine and its plan.
 type Change struct {
 	Kind    Kind   `json:"kind"`
-	Subject string `json:"subject"` // a path, unit or user
+	Subject string `json:"subject"` // a path, unit, user or network
 	Slot    int    `json:"slot"`    // -1 for the node's own
 	Diff    string `json:"diff,omitempty"`
 	Why     string `json:"why,omitempty"`

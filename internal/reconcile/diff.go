@@ -18,10 +18,12 @@ import (
 func Diff(p *plan.Plan, s *State) []Change {
 	d := newDiffer(p, s)
 	d.retire()
+	d.networksGone()
 	d.files()
 	d.earlier()
 	d.removals()
 	d.stops()
+	d.protect()
 	d.slices()
 	d.starts()
 	d.enables()

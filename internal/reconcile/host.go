@@ -25,6 +25,7 @@ type Host struct {
 	Root    string  // "/", or a directory that holds a machine's tree
 	Systemd Systemd // nil: a tree without a running system, in which no unit exists
 	Users   Users
+	Network Network      // nil: it is left alone
 	Log     *slog.Logger // nil logs nothing
 
 	// Adopt replaces files that kbnode did not write, and keeps a backup.

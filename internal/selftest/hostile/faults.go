@@ -80,7 +80,7 @@ func Faults(p plan.JobPolicy, c *container.Config, h *container.HostConfig) []st
 
 // networks says whether a network is one that the slot's containers may have.
 func networks(p plan.JobPolicy, name string) bool {
-	return name == "bridge" || name == "default" || name == p.Network
+	return name == plan.NetworkName(p.Slot)
 }
 
 func gpuFaults(p plan.JobPolicy, h *container.HostConfig) (found []string) {

@@ -1,0 +1,189 @@
+package guard
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/bits"
+	"net/http"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/moby/moby/api/types/container"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/firewall"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// The networks that a job can name. The first is the slot's own one.
+const (
+	networkBridge = "bridge"
+	networkNone   = "none"
+)
+
+func (b *builder) takeNetwork(v any) error {
+	switch v {
+	case nil, "", "default", networkBridge:
+	case networkNone:
+		b.host.NetworkMode = networkNone
+	default:
+		return errors.New(`a job's network is "bridge" or "none"`)
+	}
+	return nil
+}
+
+// endpoints lets a client name the default network, as Docker's command line
+// does, and set nothing about it.
+func endpoints(v any) error {
+	rules := map[string]rule{}
+	for _, name := range []string{"default", networkBridge, networkNone} {
+		rules[name] = func(v any) error {
+			if zero(v) {
+				return nil
+			}
+			return errors.New("a job sets no address or alias; leave it out")
+		}
+	}
+	obj, ok := v.(map[string]any)
+	if v != nil && !ok {
+		return errors.New("not an object")
+	}
+	for name := range maps.Keys(obj) {
+		if _, ok := rules[name]; !ok {
+			return fmt.Errorf(`%.40q: a job's network is "bridge" or "none"`, name)
+		}
+	}
+	return judge(v, rules)
+}
+
+// chooseNetwork puts the container on the slot's own network, unless it has none.
+func (b *builder) chooseNetwork() {
+	if b.policy.Network == config.NetworkNone {
+		b.host.NetworkMode = networkNone
+	}
+	if b.host.NetworkMode != networkNone {
+		b.host.NetworkMode = container.NetworkMode(plan.NetworkName(b.policy.Slot))
+	}
+}
+
+// networks lists the two networks that a job may choose. The docker plugin looks
+// a network up by name before it runs a container on it.
+func networks(c *call) error {
+	filters, err := parseFilters(c.query.Get("filters"), []string{"name", "driver", "scope", "type", "dangling", "id", "label"})
+	if err != nil {
+		return err
+	}
+	list := []map[string]any{}
+	for _, n := range []struct{ name, driver string }{{networkBridge, "bridge"}, {networkNone, "null"}} {
+		names := filters["name"]
+		if len(names) == 0 || slices.ContainsFunc(names, func(s string) bool { return strings.Trim(s, "^$") == n.name }) {
+			list = append(list, map[string]any{"Name": n.name, "Id": n.name, "Driver": n.driver, "Scope": "local"})
+		}
+	}
+	return answer(c.w, http.StatusOK, list)
+}
+
+// slotNetwork is the network of the slot's containers, and the rules that keep
+// it apart. Either may be taken away at any time: by a prune, by a firewall that
+// starts anew. So both are looked at before each container.
+type slotNetwork struct {
+	slot    int
+	ensure  func(context.Context, docker.Network) error
+	protect func() error // the rules of all slots
+	routes  func() (io.ReadCloser, error)
+
+	mu sync.Mutex // older engines would make the same network twice
+}
+
+func newNetwork(p plan.JobPolicy, engine *docker.Engine) *slotNetwork {
+	return &slotNetwork{
+		slot:   p.Slot,
+		ensure: engine.EnsureNetwork,
+		protect: func() error {
+			slots, err := firewall.Slots("/")
+			if err != nil {
+				return err
+			}
+			return firewall.Ensure(slots)
+		},
+		routes: func() (io.ReadCloser, error) { return os.Open("/proc/net/route") },
+	}
+}
+
+// apart makes sure of the rules: without them no container may start.
+func (n *slotNetwork) apart() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.protect(); err != nil {
+		return refusal{http.StatusServiceUnavailable, fmt.Sprintf("kbnode: slot %s cannot be kept from its neighbours and the node on the network, so no job may run; a job with job.network: none can: %v",
+			plan.SlotName(n.slot), err)}
+	}
+	return nil
+}
+
+// ready makes sure of the rules and of the network.
+func (n *slotNetwork) ready(ctx context.Context) error {
+	if err := n.apart(); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	name := plan.NetworkName(n.slot)
+	routes, err := n.routes()
+	if err != nil {
+		return fmt.Errorf("read the node's routes: %w", err)
+	}
+	defer hangUp(routes)
+	err = n.ensure(ctx, docker.Network{
+		Name:    name,
+		Labels:  map[string]string{slotLabel: strconv.Itoa(n.slot)},
+		Subnets: unrouted(plan.Subnets(n.slot), routes, name),
+	})
+	if err != nil {
+		return refusal{http.StatusServiceUnavailable, "kbnode: " + strings.ReplaceAll(err.Error(), "\n", "; ")}
+	}
+	return nil
+}
+
+// maxRoutes bounds a table of routes, in bytes; a server has a few lines.
+const maxRoutes = 1 << 20
+
+// unrouted leaves out the subnets that the node has a way to already, by a table
+// in the form of /proc/net/route. The default route and that of the network
+// itself do not count.
+func unrouted(subnets []netip.Prefix, table io.Reader, own string) []netip.Prefix {
+	taken := map[netip.Prefix]bool{}
+	lines := bufio.NewScanner(io.LimitReader(table, maxRoutes))
+	for lines.Scan() {
+		f := strings.Fields(lines.Text())
+		if len(f) < 8 || f[0] == own {
+			continue
+		}
+		to, err := strconv.ParseUint(f[1], 16, 32)
+		mask, errMask := strconv.ParseUint(f[7], 16, 32)
+		if err != nil || errMask != nil || mask == 0 {
+			continue
+		}
+		// Both are in the order of the network's bytes, printed as a number.
+		addr := netip.AddrFrom4([4]byte(binary.NativeEndian.AppendUint32(nil, uint32(to))))
+		taken[netip.PrefixFrom(addr, bits.OnesCount32(uint32(mask)))] = true
+	}
+	return slices.DeleteFunc(subnets, func(p netip.Prefix) bool {
+		for t := range taken {
+			if t.Overlaps(p) {
+				return true
+			}
+		}
+		return false
+	})
+}

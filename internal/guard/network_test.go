@@ -1,0 +1,135 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+)
+
+// fakeNetwork stands for the engine's networks and the kernel's rules.
+type fakeNetwork struct {
+	mu       sync.Mutex
+	made     []docker.Network
+	looked   int   // at the rules
+	rules    error // what looking at them says
+	networks error
+}
+
+func (f *fakeNetwork) slot() *slotNetwork {
+	return &slotNetwork{
+		ensure: func(_ context.Context, n docker.Network) error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.made = append(f.made, n)
+			return f.networks
+		},
+		protect: func() error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.looked++
+			return f.rules
+		},
+		routes: func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(routeTable)), nil },
+	}
+}
+
+const routeTable = `Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
+eth0	00000000	0100000A	0003	0	0	0	00000000	0	0	0
+eth0	0000000A	00000000	0001	0	0	0	000000FF	0	0	0
+lab	000012C6	0100000A	0003	0	0	0	0000FFFF	0	0	0
+kbnode-gpu4	000413C6	00000000	0001	0	0	0	00FFFFFF	0	0	0
+`
+
+func TestNetworkIsThere(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	id := r.create(t, "")
+	if n := len(r.network.made); n != 1 || r.network.looked != 1 {
+		t.Fatalf("a container was created after %d looks at its network and %d at the rules", n, r.network.looked)
+	}
+	// The lab has 198.18.0.0/16.
+	want := docker.Network{Name: "kbnode-gpu0", Labels: map[string]string{slotLabel: "0"}, Subnets: []netip.Prefix{netip.MustParsePrefix("198.19.0.0/24")}}
+	if diff := cmp.Diff(want, r.network.made[0], cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+		t.Error(diff)
+	}
+	if got := r.engine.created[0].HostConfig.NetworkMode; got != "kbnode-gpu0" {
+		t.Errorf("the container is on the network %q", got)
+	}
+	if status, answer := r.ask(t, "POST", "/v1.45/containers/"+id+"/start", ""); status != http.StatusNoContent || r.network.looked != 2 {
+		t.Errorf("start: %d %s, after %d looks at the rules", status, answer, r.network.looked)
+	}
+	// Who wants none needs neither.
+	r.network.networks, r.network.rules = errors.New("no networks"), errors.New("no rules")
+	if status, answer := r.ask(t, "POST", "/v1.45/containers/create", `{"Image":"img","HostConfig":{"NetworkMode":"none"}}`); status != http.StatusCreated {
+		t.Errorf("without a network: %d %s", status, answer)
+	}
+}
+
+func TestNoContainerWithoutNetwork(t *testing.T) {
+	t.Parallel()
+	const body = `{"Image":"img"}`
+	r := newRig(t)
+	id := r.create(t, "")
+	r.network.networks = errors.New("no address is left")
+	if status, answer := r.ask(t, "POST", "/v1.45/containers/create", body); status != http.StatusServiceUnavailable || !strings.Contains(answer, "no address is left") {
+		t.Errorf("without a network: %d %s", status, answer)
+	}
+	r.network.networks, r.network.rules = nil, errors.New("the kernel says no")
+	for path, body := range map[string]string{"create": body, id + "/start": ""} {
+		if status, answer := r.ask(t, "POST", "/v1.45/containers/"+path, body); status != http.StatusServiceUnavailable || !strings.Contains(answer, "the kernel says no") {
+			t.Errorf("%s without rules: %d %s", path, status, answer)
+		}
+	}
+	if len(r.engine.created) != 1 || r.engine.seen("POST /v1.45/containers/"+id+"/start") {
+		t.Errorf("the engine was asked %q", r.engine.requests)
+	}
+}
+
+// TestNetworkNone: a node without networks needs nothing of the kernel.
+func TestNetworkNone(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(r *rig) { r.policy.Network, r.network.rules = "none", errors.New("the kernel says no") })
+	id := r.create(t, "")
+	if status, answer := r.ask(t, "POST", "/v1.45/containers/"+id+"/start", ""); status != http.StatusNoContent || len(r.network.made) != 0 {
+		t.Errorf("%d %s, network %v", status, answer, r.network.made)
+	}
+}
+
+func TestUnrouted(t *testing.T) {
+	t.Parallel()
+	prefixes := func(list ...string) (all []netip.Prefix) {
+		for _, p := range list {
+			all = append(all, netip.MustParsePrefix(p))
+		}
+		return all
+	}
+	for name, row := range map[string]struct{ table, own, want string }{
+		"nothing in the way":  {"", "kbnode-gpu0", "198.18.4.0/24 198.19.4.0/24"},
+		"a larger network":    {routeTable, "kbnode-gpu4", "198.19.4.0/24"},
+		"another's same":      {routeTable, "kbnode-gpu5", ""},
+		"nonsense is no way":  {"a b c d e f g h\nlab 000012C6 0 0 0 0 0\n\n", "kbnode-gpu0", "198.18.4.0/24 198.19.4.0/24"},
+		"a table of one line": {strings.Repeat("x", 1<<20), "kbnode-gpu0", "198.18.4.0/24 198.19.4.0/24"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := unrouted(prefixes("198.18.4.0/24", "198.19.4.0/24"), strings.NewReader(row.table), row.own)
+			var text []string
+			for _, p := range got {
+				text = append(text, p.String())
+			}
+			if strings.Join(text, " ") != row.want {
+				t.Errorf("%v, want %s", text, row.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,171 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/firewall"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// NetworkState is what keeps the slots' networks apart, and what they are.
+type NetworkState struct {
+	Rules    firewall.State `json:"rules"`              // "" where this user may not see them
+	Networks []string       `json:"networks,omitempty"` // of kbnode's, in the engine; the guards make them
+}
+
+// Network reads and changes the networks of a machine's slots.
+type Network interface {
+	Look(ctx context.Context) (NetworkState, error)
+	// Protect writes the firewall rules for the slots that have users.
+	Protect() error
+	// Unprotect takes the rules away.
+	Unprotect() error
+	// Remove removes a network from the engine.
+	Remove(ctx context.Context, name string) error
+}
+
+// SystemNetwork is the network of the machine that kbnode runs on.
+type SystemNetwork struct{ Socket string } // the Docker engine's
+
+// networkLabel is what the guards mark their networks with.
+const networkLabel = "kbnode.slot"
+
+// Look implements Network. An engine that does not run has no networks that
+// anybody could use, and one that was removed took them along.
+func (s SystemNetwork) Look(ctx context.Context) (NetworkState, error) {
+	var state NetworkState
+	slots, err := firewall.Slots("/")
+	if err == nil {
+		state.Rules, err = firewall.Look(slots)
+	}
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return state, nil
+	case err != nil:
+		state.Rules = firewall.Altered // writing them will tell what is wrong
+	}
+	engine, err := docker.New(s.Socket)
+	if err != nil {
+		return state, err
+	}
+	defer func() { _ = engine.Close() }()
+	state.Networks, err = engine.Networks(ctx, networkLabel)
+	if errors.Is(err, docker.ErrAbsent) || errors.Is(err, fs.ErrPermission) {
+		err = nil
+	}
+	return state, err
+}
+
+// Protect implements Network.
+func (SystemNetwork) Protect() error {
+	slots, err := firewall.Slots("/")
+	if err != nil {
+		return err
+	}
+	return firewall.Ensure(slots)
+}
+
+// Unprotect implements Network.
+func (SystemNetwork) Unprotect() error { return firewall.Remove() }
+
+const (
+	detachTime = 15 * time.Second // for the engine to let go of containers that were ended
+	detachPoll = 500 * time.Millisecond
+)
+
+// Remove implements Network.
+func (s SystemNetwork) Remove(ctx context.Context, name string) error {
+	engine, err := docker.New(s.Socket)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = engine.Close() }()
+	for deadline := time.Now().Add(detachTime); ; {
+		err := engine.RemoveNetwork(ctx, name)
+		if err == nil || errors.Is(err, docker.ErrAbsent) || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-time.After(detachPoll):
+		}
+	}
+}
+
+func (o *observer) network(ctx context.Context) error {
+	if o.h.Network == nil {
+		return nil
+	}
+	state, err := o.h.Network.Look(ctx)
+	if err != nil {
+		return fmt.Errorf("look at the slots' networks: %w", err)
+	}
+	o.s.network = &state
+	return nil
+}
+
+// rulesName is how people call the firewall rules.
+const rulesName = "inet " + firewall.Name
+
+// networksGone takes away the networks of slots that no plan has, when their
+// containers are gone and before anything that a next run would need.
+func (d *differ) networksGone() {
+	if d.s.network == nil {
+		return
+	}
+	names := slices.Clone(d.s.network.Networks)
+	slices.Sort(names)
+	for _, name := range names {
+		k, err := strconv.Atoi(strings.TrimPrefix(name, strings.TrimSuffix(plan.NetworkName(0), "0")))
+		if err != nil || k < 0 || plan.NetworkName(k) != name {
+			continue // somebody else's, whatever its label says
+		}
+		if _, planned := d.wantUnits[plan.GuardUnit(k)]; !planned {
+			d.add(phaseDelete, Change{Kind: DelNet, Subject: name, Slot: k})
+		}
+	}
+	if d.uninstall && d.s.network.Rules != firewall.Absent && d.s.network.Rules != "" {
+		d.add(phaseDelete, Change{Kind: Unprotect, Subject: rulesName, Slot: -1})
+	}
+}
+
+// protect writes the firewall rules where they are not as they should be, and
+// where they soon will not be: they name the slots' users.
+func (d *differ) protect() {
+	if d.s.network == nil || d.uninstall || d.s.network.Rules == "" {
+		return
+	}
+	why := ""
+	switch {
+	case d.s.network.Rules != firewall.Intact:
+		why = "the firewall rules between jobs are " + string(d.s.network.Rules)
+	case slices.ContainsFunc(d.out, func(c Change) bool { return c.Kind == AddUser || c.Kind == DelUser }):
+		why = "the slots' users change"
+	default:
+		return
+	}
+	d.add(phaseSlice, Change{Kind: Protect, Subject: rulesName, Slot: -1, Why: why})
+}
+
+func (a *applier) network(ctx context.Context, c Change) error {
+	if err := a.h.before(string(c.Kind), c.Subject); err != nil {
+		return err
+	}
+	switch c.Kind {
+	case DelNet:
+		return a.h.Network.Remove(ctx, c.Subject)
+	case Unprotect:
+		return a.h.Network.Unprotect()
+	default:
+		return a.h.Network.Protect()
+	}
+}

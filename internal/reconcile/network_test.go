@@ -1,0 +1,158 @@
+package reconcile_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/firewall"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
+)
+
+// fakeNetwork has rules for the users that the machine had when they were written.
+type fakeNetwork struct {
+	users    systemdtest.Users
+	ruled    []string // nil: there are no rules
+	networks []string
+	hidden   bool // as for a user who is not root
+	err      error
+}
+
+func (f *fakeNetwork) names() ([]string, error) {
+	users, err := f.users.All()
+	names := []string{}
+	for name := range users {
+		if name != "root" {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names, err
+}
+
+func (f *fakeNetwork) Look(context.Context) (reconcile.NetworkState, error) {
+	state := reconcile.NetworkState{Rules: firewall.Intact, Networks: f.networks}
+	names, err := f.names()
+	switch {
+	case f.hidden:
+		return reconcile.NetworkState{}, nil
+	case f.ruled == nil:
+		state.Rules = firewall.Absent
+	case !slices.Equal(names, f.ruled):
+		state.Rules = firewall.Altered
+	}
+	return state, err
+}
+
+func (f *fakeNetwork) Protect() (err error) {
+	if f.err == nil {
+		f.ruled, err = f.names()
+	}
+	return errors.Join(f.err, err)
+}
+
+func (f *fakeNetwork) Unprotect() error {
+	f.ruled = nil
+	return f.err
+}
+
+func (f *fakeNetwork) Remove(_ context.Context, name string) error {
+	f.networks = slices.DeleteFunc(f.networks, func(n string) bool { return n == name })
+	return f.err
+}
+
+func networked(t *testing.T) (*machine, *fakeNetwork) {
+	m := newMachine(t)
+	f := &fakeNetwork{users: systemdtest.Users{Root: m.h.Root}}
+	m.h.Network = f
+	return m, f
+}
+
+func of(kinds ...reconcile.Kind) func([]reconcile.Change) []string {
+	return func(changes []reconcile.Change) []string {
+		return brief(slices.DeleteFunc(slices.Clone(changes), func(c reconcile.Change) bool { return !slices.Contains(kinds, c.Kind) }))
+	}
+}
+
+var networkChanges = of(reconcile.Protect, reconcile.Unprotect, reconcile.DelNet)
+
+func TestNetwork(t *testing.T) {
+	t.Parallel()
+	m, f := networked(t)
+	p := slots(2).plan(t)
+	r, _ := m.apply(p)
+	equal(t, "changes of the first run", []string{"protect inet kbnode"}, networkChanges(r.Applied))
+	names := brief(r.Applied)
+	if slices.Index(names, "protect inet kbnode") > slices.Index(names, "start kbnode-guard-gpu0.service") {
+		t.Errorf("jobs may start before the rules are there: %v", names)
+	}
+	equal(t, "rules", []string{"kbnode-gpu0", "kbnode-gpu1"}, f.ruled)
+	_, changes := m.diff(p)
+	equal(t, "changes of the second run", nil, changes)
+
+	// A firewall that starts anew, and a node that gets a slot and loses it.
+	f.ruled = nil
+	r, _ = m.apply(p)
+	equal(t, "changes after a flush", []string{"protect inet kbnode"}, brief(r.Applied))
+	three := slots(3).plan(t)
+	m.apply(three)
+	_, changes = m.diff(three)
+	equal(t, "changes after one with a third slot", nil, changes)
+	f.networks = []string{"kbnode-gpu2", "kbnode-gpu1", "kbnode-gpu02", "theirs"}
+	r, _ = m.apply(p)
+	equal(t, "changes without it", []string{"delnet kbnode-gpu2", "protect inet kbnode"}, networkChanges(r.Applied))
+	equal(t, "networks", []string{"kbnode-gpu1", "kbnode-gpu02", "theirs"}, f.networks)
+
+	// Who may not see the rules plans nothing about them.
+	f.hidden = true
+	_, changes = m.diff(p)
+	equal(t, "changes for a user", nil, changes)
+}
+
+func TestNetworkUninstall(t *testing.T) {
+	t.Parallel()
+	m, f := networked(t)
+	m.apply(slots(2).plan(t))
+	f.networks = []string{"kbnode-gpu0", "kbnode-gpu1"}
+
+	// What cannot be removed stops the uninstall while it can still go on later.
+	f.err = errors.New("network has active endpoints")
+	if _, err := m.h.Uninstall(t.Context(), nil); !errors.Is(err, f.err) {
+		t.Fatalf("uninstall: %v", err)
+	}
+	if !m.exists(plan.SlotPolicyPath(0)) {
+		t.Error("files are gone that the next uninstall needs")
+	}
+	f.err, f.networks = nil, []string{"kbnode-gpu0", "kbnode-gpu1"}
+	r, err := m.h.Uninstall(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "changes", []string{"delnet kbnode-gpu0", "delnet kbnode-gpu1", "unprotect inet kbnode"}, networkChanges(r.Applied))
+	if f.ruled != nil || len(f.networks) > 0 {
+		t.Errorf("left: rules for %v, networks %v", f.ruled, f.networks)
+	}
+	_, changes := m.diff(&plan.Plan{})
+	equal(t, "changes of the second uninstall", nil, changes)
+}
+
+func TestNetworkOfBusySlot(t *testing.T) {
+	t.Parallel()
+	m, f := networked(t)
+	m.apply(slots(2).plan(t))
+	f.networks = []string{"kbnode-gpu0", "kbnode-gpu1"}
+	m.run(1)
+	_, changes := m.diff(slots(1).plan(t))
+	for _, c := range changes {
+		if c.Kind == reconcile.DelNet && c.Deferred == "" {
+			t.Errorf("a running job would lose its network: %s", c)
+		}
+	}
+	// A rule that is missing does not wait for jobs: it protects them.
+	f.ruled = nil
+	r, _ := m.apply(slots(2).plan(t))
+	equal(t, "changes", []string{"protect inet kbnode"}, brief(r.Applied))
+}
