@@ -13,7 +13,7 @@ import (
 )
 
 // useTimeout bounds one look at a GPU, the wait for another probe included.
-const useTimeout = 10 * time.Second
+const useTimeout = 20 * time.Second
 
 // Occupancy is what uses one GPU at one moment.
 type Occupancy struct {
