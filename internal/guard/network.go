@@ -125,7 +125,7 @@ func (n *slotNetwork) apart() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := n.protect(); err != nil {
-		return refusal{http.StatusServiceUnavailable, fmt.Sprintf("kbnode: slot %s cannot be kept from its neighbours and the node on the network, so no job may run; a job with job.network: none can: %v",
+		return refusal{http.StatusServiceUnavailable, fmt.Sprintf("kbnode: slot %s cannot be kept apart on the network, so no container may start; with job.network: none one could: %v",
 			plan.SlotName(n.slot), err)}
 	}
 	return nil
