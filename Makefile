@@ -74,7 +74,7 @@ lint: $(LINT)
 
 .PHONY: hooks-lint
 hooks-lint: | deps-check
-	shellcheck -x hooks/environment hooks/pre-bootstrap hooks/pre-exit hooks/agent-startup .ci/run $$(git ls-files -co --exclude-standard -- '*.sh')
+	shellcheck -x hooks/environment hooks/pre-bootstrap hooks/pre-artifact hooks/pre-exit hooks/agent-startup .ci/run $$(git ls-files -co --exclude-standard -- '*.sh')
 
 .PHONY: unit
 unit: $(AGENT) | deps-build deps-check

@@ -36,11 +36,17 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 		return nil
 	case "pre-bootstrap":
 		return begin(ctx, k, os.Getenv("BUILDKITE_ENV_FILE"))
+	case "pre-artifact":
+		n, err := artifacts(ctx, k, os.Getenv("BUILDKITE_BUILD_CHECKOUT_PATH"), os.Getenv("BUILDKITE_ARTIFACT_PATHS"))
+		if n > 0 {
+			log.Warn("links and the like removed from the checkout", "slot", plan.SlotName(k), "count", n)
+		}
+		return err
 	case "pre-exit":
 		end(ctx, k, log)
 		return nil
 	default:
-		return fmt.Errorf("%q is no hook; kbnode has agent-startup, pre-bootstrap and pre-exit", name)
+		return fmt.Errorf("%q is no hook; kbnode has agent-startup, pre-bootstrap, pre-artifact and pre-exit", name)
 	}
 }
 

@@ -200,6 +200,9 @@ func renderEnvironment(s Slot) string {
 	}
 	fmt.Fprintf(&b, "DOCKER_HOST=unix://%s\n", SocketPath(s.Index))
 	fmt.Fprintf(&b, "GIT_CONFIG_GLOBAL=%s\n", GitConfigPath)
+	// A container may write hooks and filters into the checkout's .git, and a
+	// command on the host into the plugins. The agent would run both in the next job.
+	b.WriteString("BUILDKITE_CLEAN_CHECKOUT=true\nBUILDKITE_PLUGINS_ALWAYS_CLONE_FRESH=true\n")
 	return b.String()
 }
 

@@ -1,0 +1,146 @@
+package agent
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestStay(t *testing.T) {
+	t.Parallel()
+	outside := t.TempDir()
+	if err := os.WriteFile(filepath.Join(outside, "secret"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for _, d := range []string{"profile/deep", "empty", "locked"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range []string{"result.json", "profile/deep/trace"} {
+		if err := os.WriteFile(filepath.Join(dir, f), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, target := range map[string]string{
+		"stays": "result.json", "profile/stays": "deep/trace", "profile/deep/up": "../../result.json", "profile/dir": "deep",
+		"absolute": outside + "/secret", "environ": "/proc/self/environ", "proc": "/proc/self", "itself": dir + "/result.json",
+		"profile/deep/out": "../../../../../../../../../../etc/passwd", "profile/out": ".." + strings.Repeat("/..", 20) + outside,
+		"nowhere": "gone", "loop": "loop", "twice": "absolute", "through": "proc/environ",
+	} {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(dir, "locked"), 0); err != nil {
+		t.Fatal(err)
+	}
+	removed, err := stay(t.Context(), dir, "result.json;**/*")
+	if err != nil || removed != 11 {
+		t.Errorf("%d removed, %v", removed, err)
+	}
+	var left []string
+	if err := fs.WalkDir(os.DirFS(dir), ".", func(path string, e fs.DirEntry, _ error) error {
+		if path != "." {
+			left = append(left, path)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(left)
+	want := []string{"empty", "locked", "profile", "profile/deep", "profile/deep/trace", "profile/deep/up", "profile/dir", "profile/stays", "result.json", "stays"}
+	if diff := cmp.Diff(want, left); diff != "" {
+		t.Error(diff)
+	}
+	if _, err := os.Stat(filepath.Join(outside, "secret")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestStayReaches leaves alone what no pattern finds, such as the links of a
+// Python environment, which may be root's and lead to /usr.
+func TestStayReaches(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		patterns string
+		gone     []string
+	}{
+		{"", nil},
+		{"result.json;profile/**", []string{"result.json"}},
+		{"leak/environ", []string{"leak"}},
+		{"leak/**/*;./profile/*", []string{"leak"}},
+		{"*.json", []string{"result.json", "leak", "pipe"}},
+		{"venv/bin/*", []string{"venv/bin/python"}},
+		{" pipe ; nothing/**", []string{"pipe"}},
+		{"*/bin/python", []string{"result.json", "leak", "pipe", "venv/bin/python"}},
+		{"{leak,venv}/x", []string{"result.json", "leak", "pipe", "venv/bin/python"}},
+	} {
+		dir := t.TempDir()
+		for _, d := range []string{"venv/bin", "profile"} {
+			if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for name, target := range map[string]string{"venv/bin/python": "/usr/bin/python3", "result.json": "/proc/self/environ", "leak": "/proc/self", "profile/latest": "../venv"} {
+			if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stay(t.Context(), dir, row.patterns); err != nil {
+			t.Errorf("%s: %v", row.patterns, err)
+		}
+		var gone []string
+		for _, name := range []string{"result.json", "leak", "pipe", "venv/bin/python", "profile/latest"} {
+			if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
+				gone = append(gone, name)
+			}
+		}
+		if diff := cmp.Diff(row.gone, gone); diff != "" {
+			t.Errorf("%s: %s", row.patterns, diff)
+		}
+	}
+}
+
+func TestStayIsBounded(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, strings.Repeat("d/", maxDepth+1)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stay(t.Context(), dir, "**"); err == nil || !strings.Contains(err.Error(), "deeper than 100 directories") {
+		t.Errorf("%v", err)
+	}
+	if _, err := stay(t.Context(), dir, "result.json;d/d/*;*/*/d/*.json"); err != nil {
+		t.Errorf("patterns that do not reach as deep: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := stay(ctx, dir, "*"); err == nil {
+		t.Error("it went on without time")
+	}
+}
+
+func TestArtifactsOnlyOfTheSlot(t *testing.T) {
+	t.Parallel()
+	if _, err := artifacts(t.Context(), 3, t.TempDir(), "*"); err == nil || !strings.Contains(err.Error(), "is not below /var/lib/buildkite-agent/gpu-3/builds") {
+		t.Errorf("%v", err)
+	}
+	if _, err := artifacts(t.Context(), 3, "", "*"); err == nil {
+		t.Error("no checkout is taken for one")
+	}
+}
