@@ -3,11 +3,14 @@
 package vm_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,6 +24,8 @@ import (
 
 // installCommand is what a vendor's engineer types, but for the address.
 const installCommand = "kbnode install --queue b200 --token-file /root/token --endpoint http://127.0.0.1:8899/v3"
+
+const tokenLine = "BUILDKITE_AGENT_TOKEN=bktest-agent-token"
 
 // looking is a job that shows what it sees from inside of its container.
 // It also leaves what the next job's checkout could not remove by itself.
@@ -54,16 +59,52 @@ const sleeping = `steps:
 func forked(t *testing.T) *vm.Machine {
 	t.Helper()
 	m := vm.Fork(t)
-	m.Put("/root/token", 0o600, "BUILDKITE_AGENT_TOKEN=bktest-agent-token\n")
+	m.Put("/root/token", 0o600, tokenLine+"\n")
 	return m
 }
 
+// node is a machine on which kbnode is installed and all agents wait, as a
+// snapshot: most tests begin with one.
+var node = sync.OnceValues(func() (*vm.Template, error) {
+	madeNode = true
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
+	defer cancel()
+	base, err := vm.Base()
+	if err != nil {
+		return nil, err
+	}
+	return base.Snapshot(ctx, func(ctx context.Context, m *vm.VM) error {
+		if err := m.InstallTools(ctx); err != nil {
+			return err
+		}
+		script := "(umask 077; echo " + tokenLine + " >/root/token); " + installCommand + " && bkstub wait-agents --count 8 --timeout 5m"
+		r, err := m.Run(ctx, nil, "bash", "-euo", "pipefail", "-c", script)
+		if err == nil && r.Code != 0 {
+			err = fmt.Errorf("exit %d from\n%s\n%s%s", r.Code, script, r.Stdout, r.Stderr)
+		}
+		return err
+	})
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if madeNode {
+		if snapshot, err := node(); err == nil {
+			_ = snapshot.Close()
+		}
+	}
+	os.Exit(code)
+}
+
+var madeNode bool // node was called
+
 func installed(t *testing.T) *vm.Machine {
 	t.Helper()
-	m := forked(t)
-	m.Sh(installCommand)
-	m.Sh("bkstub wait-agents --count 8 --timeout 5m")
-	return m
+	snapshot, err := node()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return vm.ForkOf(t, snapshot)
 }
 
 func status(t *testing.T, m *vm.Machine) (st struct {
