@@ -49,7 +49,6 @@ func ownContainer() []Request {
 		`GET /containers/{own}/changes`,
 		`GET /containers/{own}/top`,
 		`GET /containers/{own}/stats?stream=0`,
-		`GET /containers/{own}/attach/ws?stream=1`,
 		`GET /containers/{own}/checkpoints`,
 		`POST /containers/{own}/checkpoints {"CheckpointID":"x","CheckpointDir":"/etc","Exit":false}`,
 		`DELETE /containers/{own}/checkpoints/x`,
@@ -58,7 +57,10 @@ func ownContainer() []Request {
 		`POST /containers/{own}/kill?signal=TERM%20x`,
 		`DELETE /containers/{own}?link=1`,
 		`POST /containers/prune?filters=%7B%22label%22%3A%5B%22{name}.none%22%5D%7D`,
-	), asks("own container", Blind, `GET /containers/{own}/json?size=1`)...)
+	), Request{
+		Group: "own container", Name: "GET /containers/own/attach/ws", Method: http.MethodGet, Path: "/containers/{own}/attach/ws?stream=1",
+		Header: "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nOrigin: http://docker\r\n",
+	}, asks("own container", Blind, `GET /containers/{own}/json?size=1`)[0])
 }
 
 // otherContainers tries everything that a job may do to its own containers on
@@ -75,7 +77,6 @@ func otherContainers() []Request {
 			"POST /containers/"+ref+"/resize?h=1&w=1",
 			"POST /containers/"+ref+"/kill?signal=0",
 			"POST /containers/"+ref+"/stop?t=0",
-			"DELETE /containers/"+ref,
 			"POST /containers/"+ref+"/update {\"Memory\":67108864}",
 			"POST /containers/"+ref+"/exec {\"Cmd\":[\"true\"]}",
 			"GET /containers/"+ref+"/archive?path=/",
@@ -95,7 +96,7 @@ func otherContainers() []Request {
 		filter(`{"label":[],"label":[]}`),
 		filter(`[]`),
 	)...)
-	return append(list, asks(group, Blind,
+	list = append(list, asks(group, Blind,
 		"GET /containers/json?all=1",
 		"GET /containers/json?all=1&size=1&limit=1000",
 		filter(`{"name":["<otherName>"]}`),
@@ -104,6 +105,8 @@ func otherContainers() []Request {
 		filter(`{"label":["kbnode.slot=4095"]}`),
 		filter(`{"label":{"kbnode.slot=4095":true},"status":["created","running","exited"]}`),
 	)...)
+	// At the end: without a guard the rest would find nothing.
+	return append(list, asks(group, Refused, "DELETE /containers/{short}", "DELETE /containers/{otherName}", "DELETE /containers/{other}?force=1&v=1")...)
 }
 
 // engine is what else the engine can do.
@@ -112,7 +115,7 @@ func engine() []Request {
 	list := asks("engine", Refused,
 		`POST /build?t={name}:built`,
 		`POST /v1.45/build?remote=http%3A%2F%2F127.0.0.1%3A1%2Fx&t={name}:built&networkmode=host`,
-		`POST /build/prune?`+none,
+		`POST /build/prune?filters=%7B%22id%22%3A%5B%22{name}.none%22%5D%7D`,
 		`POST /build/cancel?id={name}`,
 		`POST /images/load`,
 		`GET /images/get?names={image}`,
@@ -122,7 +125,7 @@ func engine() []Request {
 		`GET /images/search?term={name}`,
 		`POST /images/{image}/push`,
 		`POST /images/{image}/tag?repo={name}&tag=tagged`,
-		`DELETE /images/{image}`,
+		`DELETE /images/{name}:none`,
 		`POST /images/prune?`+none,
 		`POST /images/create?fromSrc=http%3A%2F%2F127.0.0.1%3A1%2Fx.tar&repo={name}`,
 		`POST /images/create?fromSrc=-&repo={name} x`,
@@ -139,10 +142,10 @@ func engine() []Request {
 		`GET /nodes`,
 		`GET /tasks`,
 		`GET /services`,
-		`POST /services/create {"Name":"{name}","TaskTemplate":{"ContainerSpec":{"Image":"{image}"}}}`,
+		`POST /services/create {"Name":"{name}/x","TaskTemplate":{"ContainerSpec":{"Image":"{image}"}}}`,
 		`GET /secrets`,
-		`POST /secrets/create {"Name":"{name}","Data":"eA=="}`,
-		`POST /configs/create {"Name":"{name}","Data":"eA=="}`,
+		`POST /secrets/create {"Name":"{name}/x","Data":"eA=="}`,
+		`POST /configs/create {"Name":"{name}/x","Data":"eA=="}`,
 		`GET /plugins`,
 		`GET /plugins/privileges?remote=127.0.0.1%3A1%2F{name}`,
 		`POST /plugins/pull?remote=127.0.0.1%3A1%2F{name} []`,

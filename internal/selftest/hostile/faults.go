@@ -109,7 +109,8 @@ func mountFaults(p plan.JobPolicy, c *container.Config, h *container.HostConfig)
 		found = append(found, fmt.Sprintf("it mounts %s, volumes of %s, and volumes %v", h.Binds, h.VolumesFrom, c.Volumes))
 	}
 	for _, m := range h.Mounts {
-		held := strings.HasPrefix(m.Source, filepath.Dir(p.Socket)+"/mounts/")
+		held := strings.HasPrefix(m.Source, filepath.Dir(p.Socket)+"/mounts/") ||
+			p.DiskBytes > 0 && strings.HasPrefix(m.Source, plan.DiskMount(p.Slot)+"/containers/")
 		if m.Type != mount.TypeBind || !held && (m.Source != p.Binary || !m.ReadOnly) {
 			found = append(found, fmt.Sprintf("it mounts %s %s on %s", m.Type, m.Source, m.Target))
 		}

@@ -59,6 +59,7 @@ type Target struct {
 	Checkout              string // a directory below the slot's work root
 	OutLink, OtherLink    string // links in the checkout, to / and to OtherWork
 	WorkRoot              string
+	Node                  string // the machine's host name
 	Socket                string // the guard's
 	EngineSocket          string
 }
@@ -190,7 +191,7 @@ func (r Response) message() string {
 
 // tells says that an answer names what belongs to somebody else.
 func (r Response) tells(t Target) bool {
-	for _, secret := range []string{t.Other, t.Other[:min(12, len(t.Other))], t.OtherName} {
+	for _, secret := range []string{t.Other, t.Other[:min(12, len(t.Other))], t.OtherName, `"Name":"` + t.Node + `"`} {
 		if secret != "" && bytes.Contains(r.Body, []byte(secret)) {
 			return true
 		}

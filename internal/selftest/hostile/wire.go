@@ -122,7 +122,7 @@ func wire() []Request {
 		{Group: "http", Name: "a request behind an attach", Before: 1, Patience: quiet * 3,
 			Raw: "POST /containers/{own}/attach?stream=1&stdin=1&stdout=1 HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n" + hidden},
 		after("a request behind a ping", "\r\n"+hidden),
-		after("a create behind a ping", "\r\n"+post+"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n1000\r\n"),
+		after("a create behind a ping", "\r\n"+post+"Connection: close\r\nContent-Length: 2\r\n\r\n{}"),
 		raw("100-continue", post+"Connection: close\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"),
 		raw("another expectation", post+"Expect: 200-ok\r\nContent-Length: 2\r\n\r\n{}"),
 		raw("a header of 100 KB", "GET /volumes HTTP/1.1\r\nHost: docker\r\nX-A: "+strings.Repeat("a", 100<<10)+"\r\n\r\n"),

@@ -1,0 +1,121 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/selftest"
+)
+
+func TestSelftestOutput(t *testing.T) {
+	t.Parallel()
+	held := selftest.Check{Group: "plan", Tried: "everything", Saw: "as planned", Held: true}
+	node := selftest.SlotReport{Slot: "node", Index: -1, Checks: []selftest.Check{held}}
+	var many []selftest.Check
+	for i := range 20 {
+		many = append(many, selftest.Check{Group: "requests", Tried: fmt.Sprintf("request %d", i), Saw: "201", Do: "sudo kbnode reconcile"})
+	}
+	for name, row := range map[string]struct {
+		slots []selftest.SlotReport
+		flags bool
+		want  []string
+		not   []string
+	}{
+		"all held": {
+			slots: []selftest.SlotReport{node, {Slot: "gpu0", Checks: []selftest.Check{held, held}}},
+			want:  []string{"gpu0  plan", "2 held", "\nEverything held in 1 slot.\n"},
+			not:   []string{"NOT HELD", "as planned"},
+		},
+		"in full": {
+			slots: []selftest.SlotReport{node, {Slot: "gpu0", Checks: []selftest.Check{held}}}, flags: true,
+			want: []string{"everything", "held: as planned"},
+		},
+		"a busy slot": {
+			slots: []selftest.SlotReport{node, {Slot: "gpu0", Checks: []selftest.Check{held}}, {Slot: "gpu1", Index: 1, Skipped: "it is busy with job x"}},
+			want:  []string{"skipped: it is busy with job x", "Everything held in 1 slot; 1 slot was skipped."},
+		},
+		"nothing to try": {
+			slots: []selftest.SlotReport{node, {Slot: "gpu0", Skipped: "it is parked: away"}},
+			want:  []string{"No slot could be tried, all are busy or parked"},
+		},
+		"what did not hold, last and with what to type": {
+			slots: []selftest.SlotReport{node, {Slot: "gpu0", Checks: append([]selftest.Check{held}, many...)}},
+			want: []string{
+				"20 of 20 did not hold", "NOT HELD  gpu0, requests: request 0\n  saw   201\n  type  sudo kbnode reconcile\n",
+				"request 7", `12 more of "requests"`, "\nNOT HELD: gpu0.\n",
+			},
+			not: []string{"request 8"},
+		},
+		"the node itself": {
+			slots: []selftest.SlotReport{{Slot: "node", Index: -1, Checks: many[:1]}, {Slot: "gpu0", Checks: []selftest.Check{held}}},
+			want:  []string{"NOT HELD: node."},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var b bytes.Buffer
+			if err := printSelftest(&b, &selftestOutput{Slots: row.slots}, row.flags); err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range row.want {
+				if !strings.Contains(b.String(), want) {
+					t.Errorf("does not say %q:\n%s", want, b.String())
+				}
+			}
+			for _, not := range row.not {
+				if strings.Contains(b.String(), not) {
+					t.Errorf("says %q:\n%s", not, b.String())
+				}
+			}
+		})
+	}
+}
+
+// TestSelftestGroups has every group of checks in the table: one that is not
+// would be tried and never shown.
+func TestSelftestGroups(t *testing.T) {
+	t.Parallel()
+	shown := map[string]bool{}
+	for _, g := range groups {
+		shown[g.name] = true
+	}
+	for _, file := range []string{"containers.go", "host.go", "requests.go", "selftest.go"} {
+		text, err := os.ReadFile("../selftest/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?:Group: |group(?:, tried)? *= )"([a-z ]+)"`).FindAllStringSubmatch(string(text), -1) {
+			if !shown[m[1]] {
+				t.Errorf("%s makes checks of the group %q, which is never shown", file, m[1])
+			}
+		}
+	}
+}
+
+func TestSelftestDocument(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/selftest.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var documented, coded []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-zA-Z_.\\[\\]]+)` \\| ([^|]+) \\| [^|]+ \\|$").FindAllStringSubmatch(string(text), -1) {
+		documented = append(documented, m[1]+" "+m[2])
+	}
+	fieldsOf(reflect.TypeFor[selftestOutput](), "", &coded)
+	if d := cmp.Diff(coded, documented); d != "" {
+		t.Errorf("docs/selftest.md (+) differs from the code (-):\n%s", d)
+	}
+	for _, g := range groups {
+		if !strings.Contains(string(text), "| "+g.name+" |") {
+			t.Errorf("docs/selftest.md does not describe the group %q", g.name)
+		}
+	}
+}

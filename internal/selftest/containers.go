@@ -1,0 +1,362 @@
+package selftest
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/selftest/hostile"
+	"github.com/gpu-mode/kbnode/internal/selftest/probe"
+)
+
+// Limits that the containers ask for.
+const (
+	probeMemory   = 256 << 20 // bytes
+	bombMemory    = 64 << 20
+	probePids     = 64
+	containerTime = 5 * time.Minute // for one, on a machine that is busy
+	goneTime      = 20 * time.Second
+	listenPort    = 4711
+)
+
+// emptyRoot is an image's archive of nothing but the directories that Docker and
+// the drivers' hooks expect.
+func emptyRoot() (io.Reader, error) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, dir := range []string{"dev", "etc", "proc", "run", "sys", "tmp", "usr", "usr/local", "usr/local/bin", "var", "var/tmp"} {
+		h := &tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755}
+		if strings.HasSuffix(dir, "tmp") {
+			h.Mode = 0o1777
+		}
+		if err := w.WriteHeader(h); err != nil {
+			return nil, fmt.Errorf("make an image: %w", err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, fmt.Errorf("make an image: %w", err)
+	}
+	return &b, nil
+}
+
+// containers runs probes as jobs: one that tries everything, and one that takes
+// more memory than it has.
+func (s *slot) containers(ctx context.Context) ([]Check, error) {
+	target, stopNeighbour, err := s.neighbour(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer stopNeighbour()
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", ":0")
+	if err != nil {
+		return nil, fmt.Errorf("listen for probes: %w", err)
+	}
+	defer func() { _ = l.Close() }()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close()
+		}
+	}()
+	ask := s.containerAsk(hostAddresses(l.Addr()), target)
+	end, id, err := s.run(ctx, "probe", ask, probeMemory)
+	if err != nil {
+		return []Check{s.refused("a container that tries to get out", err)}, nil
+	}
+	checks := s.gone(ctx, id)
+	f, err := readFacts(end.Stdout)
+	if err != nil || end.ExitCode != 0 {
+		return append(checks, s.refused("a container that tries to get out", fmt.Errorf("it ended with %d: %s", end.ExitCode, bytes.TrimSpace(end.Stderr)))), nil
+	}
+	checks = append(checks, judgeContainer(s.plan, s.policy, ask, target, f)...)
+	end, id, err = s.run(ctx, "memory", probe.Ask{Allocate: 8 * bombMemory}, bombMemory)
+	if err != nil {
+		return append(checks, s.refused("a container that takes all memory", err)), nil
+	}
+	checks = append(checks, s.gone(ctx, id)...)
+	checks = append(checks, Check{
+		Group: "container", Tried: "eight times its memory", Saw: fmt.Sprintf("exit code %d", end.ExitCode),
+		Held: end.OOMKilled || end.ExitCode == 137, Do: s.hint(),
+	})
+	return tidyChecks(checks), nil
+}
+
+// refused is a container that did not come to be.
+func (s *slot) refused(tried string, err error) Check {
+	return Check{Group: "container", Tried: tried, Saw: err.Error(), Do: s.hint()}
+}
+
+// run runs a probe through the slot's guard to its end, and looks at what the
+// engine made of it.
+func (s *slot) run(ctx context.Context, what string, ask probe.Ask, memory int64) (docker.Ended, string, error) {
+	ctx, cancel := context.WithTimeout(ctx, containerTime)
+	defer cancel()
+	text, err := json.Marshal(ask)
+	if err != nil {
+		return docker.Ended{}, "", fmt.Errorf("ask a probe: %w", err)
+	}
+	guarded, closeGuarded, err := s.guarded()
+	if err != nil {
+		return docker.Ended{}, "", err
+	}
+	defer closeGuarded()
+	id, err := guarded.Create(ctx, docker.Run{
+		Name: s.name(what), Image: image, Cmd: []string{plan.ContainerBinary, "probe", string(text)},
+		Binds: []string{s.policy.WorkRoot + "/" + hostile.Name + ":/work"}, Memory: min(memory, s.policy.MemoryBytes), Pids: probePids,
+	})
+	if err != nil {
+		return docker.Ended{}, "", err
+	}
+	defer func() {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
+		defer cancel()
+		if err := s.t.engine.Discard(clean, id); err != nil {
+			s.t.Log.Warn("container left behind", "id", id, "err", err)
+		}
+	}()
+	faults, err := s.faults(ctx, id)
+	if err != nil {
+		return docker.Ended{}, "", err
+	}
+	if len(faults) > 0 {
+		s.add(Check{Group: "container", Tried: "what it is made with", Saw: strings.Join(faults, "; "), Do: s.hint()})
+	} else {
+		s.add(Check{Group: "container", Tried: "what it is made with", Saw: "the slot's policy", Held: true})
+	}
+	if err := guarded.Start(ctx, id); err != nil {
+		return docker.Ended{}, "", err
+	}
+	end, err := guarded.Wait(ctx, id)
+	return end, id, err
+}
+
+// gone checks that nothing of a container is left: the probe has left a process
+// behind that ignores the end of its parents.
+func (s *slot) gone(ctx context.Context, id string) []Check {
+	scope := filepath.Join("/sys/fs/cgroup", s.state.Slice.Cgroup, "docker-"+id+".scope")
+	c := Check{Group: "left behind", Tried: "processes of a container that has ended", Do: "sudo systemctl stop docker-" + id + ".scope"}
+	for deadline := time.Now().Add(goneTime); ; {
+		events, err := os.ReadFile(scope + "/cgroup.events")
+		if err != nil || !strings.Contains(string(events), "populated 1") {
+			c.Saw, c.Held = "none", true
+			break
+		}
+		if c.Saw = "some still run"; time.Now().After(deadline) || ctx.Err() != nil {
+			break
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	m := Check{Group: "left behind", Tried: "mounts of a container that has ended", Saw: "none", Held: true, Do: s.hint()}
+	entries, err := os.ReadDir(plan.RunDir(s.plan.Index) + "/mounts")
+	if err == nil && len(entries) > 0 {
+		m.Saw, m.Held = fmt.Sprintf("%d in %s/mounts", len(entries), plan.RunDir(s.plan.Index)), false
+	}
+	return tidyChecks([]Check{c, m})
+}
+
+// neighbour runs a container in another idle slot that listens, and returns its
+// address; "" where there is none.
+func (s *slot) neighbour(ctx context.Context) (address string, stop func(), err error) {
+	stop = func() {}
+	i := slices.Index(s.t.idle, s.plan.Index)
+	other := s.t.idle[(i+1)%len(s.t.idle)]
+	pol := s.t.policies[other]
+	if other == s.plan.Index || pol.Network == config.NetworkNone {
+		return "", stop, nil
+	}
+	text, err := json.Marshal(probe.Ask{Listen: listenPort})
+	if err != nil {
+		return "", stop, fmt.Errorf("ask a probe: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, containerTime)
+	defer cancel()
+	guarded, err := docker.New(pol.Socket)
+	if err != nil {
+		return "", stop, err
+	}
+	defer func() { _ = guarded.Close() }()
+	id, err := guarded.Create(ctx, docker.Run{
+		Name: s.name("listener"), Image: image, Cmd: []string{plan.ContainerBinary, "probe", string(text)}, Memory: bombMemory, Pids: probePids,
+	})
+	if err != nil {
+		// That is the other slot's trouble, and said there.
+		return "", stop, nil //nolint:nilerr // see above
+	}
+	stop = func() {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
+		defer cancel()
+		if err := s.t.engine.Discard(clean, id); err != nil {
+			s.t.Log.Warn("container left behind", "id", id, "err", err)
+		}
+	}
+	if err := guarded.Start(ctx, id); err != nil {
+		return "", stop, nil //nolint:nilerr // see above
+	}
+	addr, err := s.t.engine.Address(ctx, id)
+	if err != nil || !addr.IsValid() {
+		return "", stop, err
+	}
+	return net.JoinHostPort(addr.String(), strconv.Itoa(listenPort)), stop, nil
+}
+
+// hostAddresses are where something on this machine listens, as containers could
+// reach it.
+func hostAddresses(at net.Addr) []string {
+	const most = 16
+	var list []string
+	port := strconv.Itoa(at.(*net.TCPAddr).Port)
+	all, _ := net.InterfaceAddrs()
+	for _, a := range all {
+		ip, ok := a.(*net.IPNet)
+		if ok && !ip.IP.IsLoopback() && !ip.IP.IsLinkLocalUnicast() && len(list) < most {
+			list = append(list, net.JoinHostPort(ip.IP.String(), port))
+		}
+	}
+	return list
+}
+
+// metadata is where a cloud's machine learns of its own rights.
+const metadata = "169.254.169.254:80"
+
+// containerAsk is what a submission would look for.
+func (s *slot) containerAsk(host []string, neighbour string) probe.Ask {
+	k := s.plan.Index
+	ask := probe.Ask{
+		Calls: true, Daemon: true, Forks: 4 * probePids,
+		Numbers: numbers(s.t.machine.others(s.plan)),
+		Open: []string{
+			plan.ContainerBinary, // that it sees anything
+			"/work/out" + plan.TokenPath, "/work/out/etc/shadow", "/work/other/builds", plan.WorkDir(k), plan.TokenPath,
+			"/var/lib/docker", "/proc/1/root/etc/shadow", "/sys/firmware/efi", "/sys/kernel/debug/tracing",
+		},
+		Write: []string{
+			plan.ContainerBinary, "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches", "/proc/sys/kernel/modprobe",
+			"/proc/sysrq-trigger", "/proc/irq/default_smp_affinity", "/sys/kernel/mm/transparent_hugepage/enabled",
+			"/sys/power/state", "/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/cpuset.cpus", "/sys/fs/cgroup/release_agent",
+			"/sys/fs/cgroup/devices.allow", "/dev/kmsg",
+		},
+		Unix: []string{"/var/run/docker.sock", "/run/docker.sock", s.policy.DockerSocket, s.policy.Socket, "/run/containerd/containerd.sock", "/work/out" + s.policy.DockerSocket},
+		TCP:  append(slices.Clone(host), metadata),
+	}
+	if neighbour != "" {
+		ask.TCP = append(ask.TCP, neighbour)
+	}
+	if s.policy.DiskBytes > 0 {
+		ask.Disks = []string{"/work"}
+		if s.policy.Profile != config.ProfileStrict {
+			ask.Disks = append(ask.Disks, "/", "/etc/hosts")
+		}
+	}
+	return ask
+}
+
+// judgeContainer compares what a container saw with what its slot's should.
+func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, neighbour string, f *probe.Facts) []Check {
+	const group = "container"
+	strict := p.Profile == config.ProfileStrict
+	hint := fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; the engine's own version and configuration may have changed, too", plan.GuardUnit(s.Index))
+	var checks []Check
+	add := func(held bool, tried, saw string) {
+		checks = append(checks, Check{Group: group, Tried: tried, Saw: saw, Held: held, Do: hint})
+	}
+	for _, try := range f.Tries {
+		held := slices.Contains(denied, try.Saw)
+		tried := try.Kind + " " + try.What
+		switch {
+		case try.Kind == "call":
+			// EALREADY: root in the container has nothing to become.
+			held = slices.Contains([]string{"EPERM", "EACCES", "ENOSYS", "EAFNOSUPPORT"}, try.Saw) || try.What == "root" && try.Saw == "EALREADY" && !strict
+			tried = try.What
+		case try.What == plan.ContainerBinary && try.Kind == "open":
+			held = try.Saw == "ok"
+		case try.Kind == "tcp":
+			held = try.Saw != "ok"
+			tried = "connect to " + try.What
+			if try.What == neighbour {
+				tried += ", a container of another slot"
+			}
+		case try.Kind == "number":
+			tried = "device " + try.What
+		}
+		add(held, tried, try.Saw)
+	}
+	add(sameCPUs(f.CPUs, p.CPUs), "all CPUs", "CPUs "+f.CPUs)
+	add(f.Forked > 0 && f.Forked < probePids, "a fork bomb", fmt.Sprintf("%d processes of %d", f.Forked, ask.Forks))
+	add(f.Processes < 16, "processes of others", fmt.Sprintf("%d processes", f.Processes))
+	add(f.Status["NoNewPrivs"] == "1", "new privileges", "NoNewPrivs "+f.Status["NoNewPrivs"])
+	add(f.Status["Seccomp"] == "2", "system calls filtered", "Seccomp "+f.Status["Seccomp"])
+	add(capsHeld(f.Status["CapBnd"], strict), "capabilities", "CapBnd "+f.Status["CapBnd"])
+	if strict {
+		add(f.UID != 0, "its user", fmt.Sprintf("user %d", f.UID))
+		add(f.RootWrites == "EROFS" || f.RootWrites == "EACCES", "writing to the root", f.RootWrites)
+	}
+	lo := len(f.Interfaces) == 1 && f.Interfaces[0] == "lo"
+	if p.Network == config.NetworkNone {
+		add(lo, "a network", strings.Join(f.Interfaces, " "))
+	} else {
+		add(len(f.Interfaces) == 2 && !lo, "other interfaces", strings.Join(f.Interfaces, " "))
+	}
+	foreign := slices.DeleteFunc(slices.Clone(f.Nodes), func(node string) bool { return ownNode(s, node) })
+	add(len(foreign) == 0, "nodes of other devices", fmt.Sprint(f.Nodes))
+	secrets := slices.DeleteFunc(slices.Clone(f.Env), func(name string) bool {
+		return !strings.HasPrefix(name, "BUILDKITE_AGENT_") && name != "DOCKER_HOST" && !strings.HasPrefix(name, "KBNODE_")
+	})
+	add(len(secrets) == 0, "the agent's variables", fmt.Sprint(secrets))
+	add(within(f.Cgroup["memory.max"], min(probeMemory, p.MemoryBytes)), "its memory", "memory.max "+f.Cgroup["memory.max"])
+	if swap, ok := f.Cgroup["memory.swap.max"]; ok {
+		add(swap == "0", "swap", "memory.swap.max "+swap)
+	}
+	add(within(f.Cgroup["pids.max"], probePids), "its processes", "pids.max "+f.Cgroup["pids.max"])
+	for _, dir := range ask.Disks {
+		checks = append(checks, judgeDisk(group, dir, p.DiskBytes, f.Disks[dir]))
+	}
+	return tidyChecks(checks)
+}
+
+// within says that a limit of the kernel's is one, and at most so much.
+func within(text string, most int64) bool {
+	n, err := strconv.ParseInt(text, 10, 64)
+	return err == nil && n > 0 && n <= most
+}
+
+// capsHeld reads a set of capabilities: none in the strict profile, and never
+// those to make devices (27), packets (13) or to administer (21).
+func capsHeld(text string, strict bool) bool {
+	set, err := strconv.ParseUint(text, 16, 64)
+	if err != nil {
+		return false
+	}
+	if strict {
+		return set == 0
+	}
+	return set&(1<<27|1<<13|1<<21|1<<16|1<<17|1<<19|1<<22) == 0
+}
+
+// ownNode says whether a device in a container is its slot's. Those that all GPUs
+// of a vendor share, such as /dev/nvidiactl, are.
+func ownNode(s plan.Slot, node string) bool {
+	for _, g := range s.GPUs {
+		if slices.Contains(g.Devices, node) {
+			return true
+		}
+	}
+	name := filepath.Base(node)
+	numbered := strings.TrimLeft(strings.TrimPrefix(name, "nvidia"), "0123456789") == "" && name != "nvidia"
+	return strings.HasPrefix(name, "nvidia") && !numbered || strings.HasPrefix(name, "card") && filepath.Dir(node) == "/dev/dri"
+}

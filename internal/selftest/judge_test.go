@@ -1,0 +1,249 @@
+package selftest
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/selftest/probe"
+)
+
+// bad are the names of what did not hold.
+func bad(checks []Check) []string {
+	var list []string
+	for _, c := range checks {
+		if !c.Held {
+			list = append(list, c.Tried)
+		}
+	}
+	return list
+}
+
+func testSlot() (plan.Slot, plan.JobPolicy) {
+	s := plan.Slot{Index: 1, Name: "gpu1", User: "kbnode-gpu1", CPUs: "2-3", GPUs: []plan.SlotGPU{{Devices: []string{"/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"}}}}
+	p := plan.JobPolicy{Slot: 1, Name: "gpu1", Slice: "buildkite-gpu1.slice", CPUs: "2-3", MemoryBytes: 8 << 30, DiskBytes: 1 << 30,
+		Socket: plan.SocketPath(1), DockerSocket: "/var/run/docker.sock", WorkRoot: plan.BuildsDir(1), Network: "bridge"}
+	return s, p
+}
+
+func TestJudgeContainer(t *testing.T) {
+	t.Parallel()
+	good := func() *probe.Facts {
+		return &probe.Facts{
+			UID: 0, Status: map[string]string{"CapEff": "00000000a00405fb", "CapBnd": "00000000a00405fb", "NoNewPrivs": "1", "Seccomp": "2"},
+			CPUs: "2-3", Cgroup: map[string]string{"memory.max": "268435456", "memory.swap.max": "0", "pids.max": "64"},
+			Interfaces: []string{"lo", "eth0"}, Processes: 1, Nodes: []string{"/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-modeset"},
+			RootWrites: "ok", Env: []string{"HOME", "KERNELBOT_CPUS", "PATH"}, Forked: 50, Disks: map[string]int64{"/": 1 << 29},
+			Tries: []probe.Try{
+				{Kind: "open", What: plan.ContainerBinary, Saw: "ok"}, {Kind: "open", What: "/etc/shadow", Saw: "ENOENT"},
+				{Kind: "tcp", What: "198.18.0.1:1", Saw: "ECONNREFUSED"}, {Kind: "call", What: "mount", Saw: "EPERM"}, {Kind: "call", What: "root", Saw: "EALREADY"},
+				{Kind: "number", What: "/dev/nvidia0", Saw: "EPERM"},
+			},
+		}
+	}
+	tried := func(kind, what, saw string) func(*probe.Facts, *plan.JobPolicy) {
+		return func(f *probe.Facts, _ *plan.JobPolicy) {
+			f.Tries = append(f.Tries, probe.Try{Kind: kind, What: what, Saw: saw})
+		}
+	}
+	for name, row := range map[string]struct {
+		change func(*probe.Facts, *plan.JobPolicy)
+		want   string // the one that does not hold; "" for none
+	}{
+		"as it should be":     {func(*probe.Facts, *plan.JobPolicy) {}, ""},
+		"strict":              {func(f *probe.Facts, p *plan.JobPolicy) { strictly(f, p) }, ""},
+		"strict as root":      {func(f *probe.Facts, p *plan.JobPolicy) { strictly(f, p); f.UID = 0 }, "its user"},
+		"strict and writable": {func(f *probe.Facts, p *plan.JobPolicy) { strictly(f, p); f.RootWrites = "ok" }, "writing to the root"},
+		"strict with a right": {func(f *probe.Facts, p *plan.JobPolicy) { strictly(f, p); f.Status["CapBnd"] = "0000000000000001" }, "capabilities"},
+		"strict and eth0":     {func(f *probe.Facts, p *plan.JobPolicy) { strictly(f, p); f.Interfaces = []string{"lo", "eth0"} }, "a network"},
+		"more CPUs":           {func(f *probe.Facts, _ *plan.JobPolicy) { f.CPUs = "0-3" }, "all CPUs"},
+		"fewer CPUs":          {func(f *probe.Facts, _ *plan.JobPolicy) { f.CPUs = "2" }, "all CPUs"},
+		"more memory":         {func(f *probe.Facts, _ *plan.JobPolicy) { f.Cgroup["memory.max"] = "max" }, "its memory"},
+		"swap":                {func(f *probe.Facts, _ *plan.JobPolicy) { f.Cgroup["memory.swap.max"] = "max" }, "swap"},
+		"more processes":      {func(f *probe.Facts, _ *plan.JobPolicy) { f.Cgroup["pids.max"] = "8192" }, "its processes"},
+		"forks without end":   {func(f *probe.Facts, _ *plan.JobPolicy) { f.Forked = 256 }, "a fork bomb"},
+		"no forks at all":     {func(f *probe.Facts, _ *plan.JobPolicy) { f.Forked = 0 }, "a fork bomb"},
+		"the host's network":  {func(f *probe.Facts, _ *plan.JobPolicy) { f.Interfaces = []string{"lo", "eth0", "docker0"} }, "other interfaces"},
+		"the host's PIDs":     {func(f *probe.Facts, _ *plan.JobPolicy) { f.Processes = 200 }, "processes of others"},
+		"new privileges":      {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["NoNewPrivs"] = "0" }, "new privileges"},
+		"no seccomp":          {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["Seccomp"] = "0" }, "system calls filtered"},
+		"MKNOD":               {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["CapBnd"] = "00000000a80425fb" }, "capabilities"},
+		"another GPU's node":  {func(f *probe.Facts, _ *plan.JobPolicy) { f.Nodes = append(f.Nodes, "/dev/nvidia0") }, "nodes of other devices"},
+		"a disk's node":       {func(f *probe.Facts, _ *plan.JobPolicy) { f.Nodes = append(f.Nodes, "/dev/sda") }, "nodes of other devices"},
+		"a token":             {func(f *probe.Facts, _ *plan.JobPolicy) { f.Env = append(f.Env, "BUILDKITE_AGENT_ACCESS_TOKEN") }, "the agent's variables"},
+		"Docker's disk":       {func(f *probe.Facts, _ *plan.JobPolicy) { f.Disks["/"] = 1 << 40 }, "filling the disk below /"},
+		"another GPU opens":   {tried("number", "/dev/nvidia2", "ok"), "device /dev/nvidia2"},
+		"no driver behind it": {tried("number", "/dev/nvidia2", "ENXIO"), "device /dev/nvidia2"},
+		"a module":            {tried("call", "a kernel module", "EFAULT"), "a kernel module"},
+		"a user namespace":    {tried("call", "a user namespace", "EINVAL"), "a user namespace"},
+		"the host":            {tried("tcp", "172.17.0.1:80", "ok"), "connect to 172.17.0.1:80"},
+		"the neighbour":       {tried("tcp", "198.18.2.2:4711", "ok"), "connect to 198.18.2.2:4711, a container of another slot"},
+		"the engine":          {tried("unix", "/run/docker.sock", "ok"), "unix /run/docker.sock"},
+		"a file by a link":    {tried("open", "/work/out/etc/shadow", "ok"), "open /work/out/etc/shadow"},
+		"a busy program":      {tried("write", "/x", "ETXTBSY"), "write /x"},
+		"no kbnode":           {func(f *probe.Facts, _ *plan.JobPolicy) { f.Tries[0].Saw = "ENOENT" }, "open " + plan.ContainerBinary},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, p := testSlot()
+			f := good()
+			row.change(f, &p)
+			var want []string
+			if row.want != "" {
+				want = []string{row.want}
+			}
+			checks := judgeContainer(s, p, probe.Ask{Forks: 256, Disks: []string{"/"}}, "198.18.2.2:4711", f)
+			if got := bad(checks); !slices.Equal(got, want) {
+				t.Errorf("does not hold: %q, want %q", got, want)
+			}
+			for _, c := range checks {
+				if (c.Do == "") != c.Held || c.Group == "" || c.Saw == "" {
+					t.Errorf("%+v is not whole", c)
+				}
+			}
+		})
+	}
+}
+
+func strictly(f *probe.Facts, p *plan.JobPolicy) {
+	p.Profile, p.Network = "strict", "none"
+	f.UID, f.RootWrites, f.Interfaces = 990, "EROFS", []string{"lo"}
+	f.Status["CapBnd"] = "0000000000000000"
+	f.Tries[4].Saw = "EPERM"
+}
+
+func TestJudgeHost(t *testing.T) {
+	t.Parallel()
+	s, p := testSlot()
+	user := reconcile.UserState{Name: "kbnode-gpu1", UID: 991, GID: 981}
+	tries := func(saw ...string) []probe.Try {
+		return []probe.Try{
+			{Kind: "open", What: plan.WorkDir(1), Saw: saw[0]}, {Kind: "unix", What: p.Socket, Saw: saw[1]}, {Kind: "unix", What: "/run/docker.sock", Saw: saw[2]},
+			{Kind: "open", What: plan.TokenPath, Saw: saw[3]}, {Kind: "unix", What: plan.SocketPath(0), Saw: saw[4]}, {Kind: "write", What: plan.HooksDir + "/pre-exit", Saw: saw[5]},
+		}
+	}
+	held := []string{"ok", "ok", "EACCES", "EACCES", "EACCES", "EACCES"}
+	with := func(i int, saw string) []probe.Try {
+		list := slices.Clone(held)
+		list[i] = saw
+		return tries(list...)
+	}
+	for name, row := range map[string]struct {
+		facts probe.Facts
+		want  string
+	}{
+		"as it should be":           {probe.Facts{UID: 991, Groups: []int{981}, CPUs: "2-3", Tries: tries(held...)}, ""},
+		"no group at all":           {probe.Facts{UID: 991, CPUs: "2-3", Tries: tries(held...)}, ""},
+		"docker's group":            {probe.Facts{UID: 991, Groups: []int{981, 999}, CPUs: "2-3", Tries: tries(held...)}, "its groups"},
+		"root":                      {probe.Facts{CPUs: "2-3", Tries: tries(held...)}, "its user"},
+		"all CPUs":                  {probe.Facts{UID: 991, CPUs: "0-3", Tries: tries(held...)}, "all CPUs"},
+		"nothing of its own":        {probe.Facts{UID: 991, CPUs: "2-3", Tries: with(0, "EACCES")}, "open " + plan.WorkDir(1)},
+		"no guard":                  {probe.Facts{UID: 991, CPUs: "2-3", Tries: with(1, "ECONNREFUSED")}, "unix " + p.Socket},
+		"Docker":                    {probe.Facts{UID: 991, CPUs: "2-3", Tries: with(2, "ok")}, "unix /run/docker.sock"},
+		"the token":                 {probe.Facts{UID: 991, CPUs: "2-3", Tries: with(3, "ok")}, "open " + plan.TokenPath},
+		"another guard, closed":     {probe.Facts{UID: 991, CPUs: "2-3", Tries: with(4, "ECONNRESET")}, "unix " + plan.SocketPath(0)},
+		"a hook that can be edited": {probe.Facts{UID: 991, CPUs: "2-3", Tries: with(5, "ok")}, "write " + plan.HooksDir + "/pre-exit"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var want []string
+			if row.want != "" {
+				want = []string{row.want}
+			}
+			if got := bad(judgeHost(s, p, user, probe.Ask{}, &row.facts)); !slices.Equal(got, want) {
+				t.Errorf("does not hold: %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+func TestJudgeDevices(t *testing.T) {
+	t.Parallel()
+	s, _ := testSlot()
+	ask := probe.Ask{Open: []string{"/dev/nvidia0", "/dev/sda", "/dev/mem"}}
+	f := &probe.Facts{Tries: []probe.Try{{Kind: "open", What: "/dev/nvidia0", Saw: "ENXIO"}, {Kind: "open", What: "/dev/sda", Saw: "EPERM"}}}
+	if got := bad(judgeDevices(s, ask, f)); !slices.Equal(got, []string{"open /dev/nvidia0", "open /dev/mem"}) {
+		t.Errorf("does not hold: %q", got)
+	}
+}
+
+const (
+	agentStatus = "Name:\tbuildkite-agent\nUid:\t991\t991\t991\t991\nGid:\t981\t981\t981\t981\nGroups:\t981 \nNoNewPrivs:\t1\nSeccomp:\t2\nCapPrm:\t0000000000000000\nCapEff:\t0000000000000000\n"
+	agentMounts = `900 800 254:0 / / ro,relatime - ext4 /dev/vda rw
+901 900 0:5 / /dev rw,nosuid - devtmpfs udev rw
+902 900 0:21 / /proc rw,nosuid - proc proc rw
+903 902 0:21 /sys /proc/sys ro,nosuid - proc proc rw
+904 900 0:22 / /sys ro,nosuid - sysfs sysfs rw
+905 904 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup2 rw
+906 900 0:40 /systemd/inaccessible/dir /home ro,nosuid - tmpfs tmpfs rw,size=1k
+907 900 0:40 /systemd/inaccessible/dir /root ro,nosuid - tmpfs tmpfs rw,size=1k
+908 900 0:50 / /tmp rw,nosuid - tmpfs tmpfs rw
+909 900 0:51 / /var/tmp rw,nosuid - tmpfs tmpfs rw
+910 900 254:0 /var/lib/buildkite-agent/gpu-1 /var/lib/buildkite-agent/gpu-1 rw,relatime - ext4 /dev/vda rw
+`
+)
+
+func TestJudgeAgent(t *testing.T) {
+	t.Parallel()
+	user := reconcile.UserState{UID: 991, GID: 981}
+	homes := []string{"/home", "/root"}
+	if got := bad(append(judgeStatus(agentStatus, user, "do"), judgeMounts(agentMounts, homes, "do")...)); len(got) > 0 {
+		t.Errorf("does not hold: %q", got)
+	}
+	for name, row := range map[string]struct{ old, new, want string }{
+		"root":              {"Uid:\t991", "Uid:\t0", "its user"},
+		"docker's group":    {"Groups:\t981", "Groups:\t981 999", "its other groups"},
+		"new privileges":    {"NoNewPrivs:\t1", "NoNewPrivs:\t0", "new privileges"},
+		"no filter":         {"Seccomp:\t2", "Seccomp:\t0", "system calls filtered"},
+		"a capability":      {"CapEff:\t0000000000000000", "CapEff:\t0000000000200000", "capabilities"},
+		"a writable root":   {"/ / ro,", "/ / rw,", "writing to /"},
+		"writable settings": {"/proc/sys ro", "/proc/sys rw", "writing to /proc/sys"},
+		"writable cgroups":  {"/sys/fs/cgroup ro", "/sys/fs/cgroup rw", "writing to /sys/fs/cgroup"},
+		"homes":             {"907 900 0:40 /systemd/inaccessible/dir /root", "907 900 254:0 /root /root", "files in /root"},
+		"the host's /tmp":   {"908 900 0:50 / /tmp", "908 900 0:50 / /mnt", "other programs' files in /tmp"},
+		"a hole in /usr":    {"910 900 254:0 /var/lib/buildkite-agent/gpu-1 /var/lib/buildkite-agent/gpu-1", "910 900 254:0 /usr /usr", "writing to /usr"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			status, mounts := strings.Replace(agentStatus, row.old, row.new, 1), strings.Replace(agentMounts, row.old, row.new, 1)
+			if got := bad(append(judgeStatus(status, user, "do"), judgeMounts(mounts, homes, "do")...)); !slices.Contains(got, row.want) {
+				t.Errorf("does not hold: %q, want %q", got, row.want)
+			}
+		})
+	}
+}
+
+func TestComparison(t *testing.T) {
+	t.Parallel()
+	changes := []reconcile.Change{
+		{Kind: reconcile.Update, Subject: "/a", Slot: 1}, {Kind: reconcile.Restart, Subject: "x.service", Slot: 1, Deferred: "waits for a job"},
+		{Kind: reconcile.Chmod, Subject: "/b", Slot: -1}, {Kind: reconcile.Chmod, Subject: "/c", Slot: 2},
+	}
+	if got := bad(comparison(changes, 1, "slot 1")); !slices.Equal(got, []string{"/a"}) {
+		t.Errorf("slot 1: %q", got)
+	}
+	if got := bad(comparison(changes, -1, "node")); !slices.Equal(got, []string{"/b"}) {
+		t.Errorf("node: %q", got)
+	}
+	if got := comparison(changes, 3, "slot 3"); len(got) != 1 || !got[0].Held || got[0].Tried != "slot 3" {
+		t.Errorf("slot 3: %+v", got)
+	}
+}
+
+func TestOwned(t *testing.T) {
+	t.Parallel()
+	if c := owned("/etc/passwd", 0o022, "do"); !c.Held || c.Do == "" {
+		t.Errorf("%+v", c)
+	}
+	if c := owned("/etc/passwd", 0o044, "do"); c.Held {
+		t.Errorf("readable by all: %+v", c)
+	}
+	if c := owned(t.TempDir(), 0o7777, "do"); c.Held {
+		t.Errorf("%+v", c)
+	}
+	if c := owned("/nonexistent", 0, "do"); !c.Held {
+		t.Errorf("%+v", c)
+	}
+}

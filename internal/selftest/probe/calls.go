@@ -1,0 +1,175 @@
+package probe
+
+import (
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// calls are system calls that a job must not be let do. Where one is let, the
+// arguments keep it from doing anything: the error is another one then.
+var calls = []struct {
+	name string
+	try  func() error
+}{
+	{"mount", mount},
+	{"remount of the root", func() error { return unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_BIND, "") }},
+	{"umount", func() error { return unix.Unmount("/proc/self/fd", unix.MNT_DETACH) }},
+	{"a user namespace", func() error { return apart(unix.CLONE_NEWUSER) }},
+	{"a mount namespace", func() error { return apart(unix.CLONE_NEWNS) }},
+	{"a network namespace", func() error { return apart(unix.CLONE_NEWNET) }},
+	{"the namespace of another process", setns},
+	{"pivot_root", func() error { return unix.PivotRoot("/", "/") }},
+	{"a kernel module", func() error { return call(unix.SYS_INIT_MODULE, 0, 0) }},
+	{"removal of a kernel module", func() error { return call(unix.SYS_DELETE_MODULE, 0, 0) }},
+	{"another kernel", func() error { return call(unix.SYS_KEXEC_LOAD, 0, 1<<20) }},
+	{"reboot", func() error { return call(unix.SYS_REBOOT, 0, 0) }},
+	{"bpf", func() error { return call(unix.SYS_BPF, 0, 0) }},
+	{"perf events", func() error { return call(unix.SYS_PERF_EVENT_OPEN, 0, 0) }},
+	{"the kernel's keys", func() error { return call(unix.SYS_KEYCTL, 0, uintptr(0xfffffffd)) }},
+	{"the kernel's log", func() error { return call(unix.SYS_SYSLOG, 10, 0) }},
+	{"a file by its handle", handle},
+	{"the clock", func() error { return unix.ClockSettime(unix.CLOCK_REALTIME, &unix.Timespec{Nsec: -1}) }},
+	{"the host's name", func() error { return unix.Sethostname([]byte("kbnode-probe")) }},
+	{"packets of one's own", func() error { return socket(unix.AF_PACKET, unix.SOCK_RAW, 0) }},
+	{"raw sockets", func() error { return socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP) }},
+	{"real-time priority", func() error {
+		return unix.SchedSetAttr(0, &unix.SchedAttr{Policy: unix.SCHED_FIFO, Priority: 1}, 0)
+	}},
+	{"a higher priority", func() error { return unix.Setpriority(unix.PRIO_PROCESS, 0, -20) }},
+	{"root", func() error { return setroot() }},
+}
+
+func mount() error {
+	const over = "/dev/shm" // where nobody misses anything
+	err := unix.Mount("none", over, "tmpfs", 0, "")
+	if err == nil {
+		_ = unix.Unmount(over, unix.MNT_DETACH)
+	}
+	return err
+}
+
+func call(number, a, b uintptr) error {
+	if _, _, errno := unix.Syscall6(number, a, b, 0, 0, 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// apart leaves this thread's namespaces, and the thread with them.
+func apart(flags int) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends here
+		done <- unix.Unshare(flags)
+	}()
+	return <-done
+}
+
+func setns() error {
+	fd, err := unix.Open("/proc/self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return unix.Setns(fd, unix.CLONE_NEWNET)
+}
+
+// handle opens the root of the file system below this one, as containers were
+// broken out of by: inode 2.
+func handle() error {
+	fd, err := unix.Open("/", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	got, err := unix.OpenByHandleAt(fd, unix.NewFileHandle(1, []byte{2, 0, 0, 0, 0, 0, 0, 0}), unix.O_RDONLY)
+	if err == nil {
+		_ = unix.Close(got)
+	}
+	return err
+}
+
+func socket(domain, kind, proto int) error {
+	fd, err := unix.Socket(domain, kind|unix.SOCK_CLOEXEC, proto)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return err
+}
+
+// setroot tries to become root where the process is not; root already is.
+func setroot() error {
+	if os.Getuid() == 0 {
+		return unix.EALREADY
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		done <- call(unix.SYS_SETUID, 0, 0)
+	}()
+	return <-done
+}
+
+// forks starts processes that wait, and returns how many there were when the
+// kernel let it start no more. They are ended again.
+func forks(most int) int {
+	var pids []int
+	for range most {
+		pid := fork()
+		if pid <= 0 {
+			break
+		}
+		pids = append(pids, pid)
+	}
+	for _, pid := range pids {
+		_ = unix.Kill(pid, unix.SIGKILL)
+		_, _ = unix.Wait4(pid, nil, 0, nil)
+	}
+	return len(pids)
+}
+
+// fork starts a process that does nothing. It is a copy of this one with a single
+// thread, in which Go's runtime does not work: raw calls are all that it makes.
+//
+//go:nosplit
+//go:norace
+func fork() int {
+	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno != 0 {
+		return -1
+	}
+	if pid == 0 {
+		idle()
+	}
+	return int(pid)
+}
+
+//go:nosplit
+//go:norace
+func idle() {
+	for {
+		_, _, _ = unix.RawSyscall6(unix.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
+	}
+}
+
+// daemon leaves a process behind in a session of its own whose parent is gone.
+//
+//go:nosplit
+//go:norace
+func daemon() {
+	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno != 0 || pid != 0 {
+		return
+	}
+	_, _, _ = unix.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
+	_, _, _ = unix.RawSyscall(unix.SYS_CLOSE_RANGE, 0, 1<<31, 0) // nobody waits for it to be silent
+	pid, _, _ = unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	if pid == 0 {
+		idle()
+	}
+	for {
+		_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+	}
+}

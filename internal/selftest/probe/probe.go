@@ -1,0 +1,365 @@
+// Package probe is what kbnode selftest runs in the place of a job: a process
+// that tries to get out and tells what it saw. It judges nothing, and does
+// nothing that would harm where it succeeds.
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+)
+
+// Ask is what to try. What is empty is not tried.
+type Ask struct {
+	Numbers []Number `json:"numbers,omitempty"` // devices to make nodes of, and to open those
+	Open    []string `json:"open,omitempty"`    // files, directories and devices to open for reading
+	Write   []string `json:"write,omitempty"`   // files to open, and directories to look at, for writing
+	Unix    []string `json:"unix,omitempty"`    // sockets to connect to
+	TCP     []string `json:"tcp,omitempty"`     // addresses to connect to
+	Disks   []string `json:"disks,omitempty"`   // directories whose file systems to look at
+	Calls   bool     `json:"calls,omitempty"`   // system calls that need what no job has
+	Forks   int      `json:"forks,omitempty"`   // processes to start side by side
+	Daemon  bool     `json:"daemon,omitempty"`  // leave a process behind that has left its parents
+	// Allocate is memory to take, in bytes, before anything else is done.
+	Allocate int64 `json:"allocate,omitempty"`
+	// Listen makes the probe accept connections on this port for as long as it
+	// is let, and do nothing else.
+	Listen int `json:"listen,omitempty"`
+}
+
+// Number is a device of the kernel.
+type Number struct {
+	Name  string `json:"name"`
+	Block bool   `json:"block,omitempty"`
+	Major uint32 `json:"major"`
+	Minor uint32 `json:"minor"`
+}
+
+// Facts are what was seen. Results of attempts are "ok" or the name of an error,
+// such as EPERM.
+type Facts struct {
+	UID    int   `json:"uid"`
+	Groups []int `json:"groups"`
+	// Status are lines of /proc/self/status: CapEff, CapBnd, NoNewPrivs, Seccomp.
+	Status map[string]string `json:"status"`
+	// CPUs are those that the process could run on after it asked for all.
+	CPUs string `json:"cpus"`
+	// Cgroup are files of the process's own cgroup, where it sees one.
+	Cgroup     map[string]string `json:"cgroup"`
+	Interfaces []string          `json:"interfaces"`
+	Processes  int               `json:"processes"` // that it sees
+	Nodes      []string          `json:"nodes"`     // of GPUs and disks, in /dev
+	RootWrites string            `json:"root_writes"`
+	Disks      map[string]int64  `json:"disks"` // sizes of the file systems of Ask.Disks, in bytes
+	Env        []string          `json:"env"`   // names
+	Tries      []Try             `json:"tries"`
+	Forked     int               `json:"forked"`
+}
+
+// Try is one attempt.
+type Try struct {
+	Kind string `json:"kind"` // "number", "open", "write", "unix", "tcp", "call"
+	What string `json:"what"`
+	Saw  string `json:"saw"`
+}
+
+// Saw is the result of one attempt; "" if it was not made.
+func (f *Facts) Saw(kind, what string) string {
+	for _, t := range f.Tries {
+		if t.Kind == kind && t.What == what {
+			return t.Saw
+		}
+	}
+	return ""
+}
+
+// Run does what is asked and tells what it saw.
+func Run(ctx context.Context, a Ask) (*Facts, error) {
+	if a.Listen > 0 {
+		return nil, listen(ctx, a.Listen)
+	}
+	if a.Allocate > 0 {
+		if err := allocate(a.Allocate); err != nil {
+			return nil, err
+		}
+	}
+	f := &Facts{UID: os.Getuid(), Groups: []int{}, Tries: []Try{}, Disks: map[string]int64{}}
+	for _, dir := range a.Disks {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err == nil {
+			f.Disks[dir] = int64(st.Blocks) * st.Bsize
+		}
+	}
+	// It may be left out of the list that the main group is in it too.
+	if groups, err := os.Getgroups(); err == nil {
+		f.Groups = groups
+	}
+	f.Status = status("CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
+	f.CPUs = widest()
+	f.Interfaces, f.Nodes, f.Env = interfaces(), nodes(), environment()
+	f.Processes = processes()
+	f.RootWrites = result(touch("/.kbnode-probe"))
+	for _, n := range a.Numbers {
+		f.add("number", n.Name, openNumber(n))
+	}
+	for _, path := range a.Open {
+		f.add("open", path, open(path, unix.O_RDONLY))
+	}
+	for _, path := range a.Write {
+		f.add("write", path, openForWriting(path))
+	}
+	for _, path := range a.Unix {
+		f.add("unix", path, connectUnix(path))
+	}
+	f.Tries = append(f.Tries, connectAll(ctx, a.TCP)...)
+	if a.Calls {
+		for _, c := range calls {
+			f.add("call", c.name, c.try())
+		}
+	}
+	if a.Daemon {
+		daemon()
+	}
+	f.Forked = forks(a.Forks)
+	f.Cgroup = cgroup()
+	return f, nil
+}
+
+func (f *Facts) add(kind, what string, err error) {
+	f.Tries = append(f.Tries, Try{kind, what, result(err)})
+}
+
+// result is an error as its name.
+func result(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
+		if name := unix.ErrnoName(errno); name != "" {
+			return name
+		}
+	}
+	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+		return "ETIMEDOUT"
+	}
+	return err.Error()
+}
+
+// open opens a file or device and closes it again. NONBLOCK keeps a pipe or a
+// device from waiting.
+func open(path string, flags int) error {
+	fd, err := unix.Open(path, flags|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+// openForWriting changes nothing: a file is opened and closed, and of a directory
+// the kernel is asked.
+func openForWriting(path string) error {
+	err := open(path, unix.O_WRONLY)
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ETXTBSY) { // the latter is said of this program before all else
+		return unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK, unix.AT_EACCESS)
+	}
+	return err
+}
+
+// openNumber makes a node of a device and opens it. That a node cannot be made
+// is as good as one that cannot be opened.
+func openNumber(n Number) error {
+	mode := uint32(unix.S_IFCHR)
+	if n.Block {
+		mode = unix.S_IFBLK
+	}
+	var err error
+	for _, dir := range []string{"/dev", "/tmp", "/run", "."} {
+		path := dir + "/kbnode-probe-" + strings.ReplaceAll(n.Name, "/", "-")
+		if err = unix.Mknod(path, mode|0o600, int(unix.Mkdev(n.Major, n.Minor))); err == nil {
+			err = open(path, unix.O_RDONLY)
+			_ = os.Remove(path)
+			return err
+		}
+	}
+	return err
+}
+
+func touch(path string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(path))
+}
+
+// connectTime is for a connection: what is kept out gets no answer.
+const connectTime = 3 * time.Second
+
+func connectUnix(path string) error {
+	conn, err := net.DialTimeout("unix", path, connectTime)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	// A guard takes every connection, and closes those of others at once.
+	_ = conn.SetDeadline(time.Now().Add(connectTime))
+	if _, err := io.WriteString(conn, "GET /_ping HTTP/1.0\r\n\r\n"); err != nil {
+		return unix.ECONNRESET
+	}
+	if _, err := conn.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return unix.ECONNRESET
+	}
+	return nil
+}
+
+func connectAll(ctx context.Context, addresses []string) []Try {
+	tries := make([]Try, len(addresses))
+	var group sync.WaitGroup
+	for i, address := range addresses {
+		group.Go(func() {
+			dialer := net.Dialer{Timeout: connectTime}
+			conn, err := dialer.DialContext(ctx, "tcp", address)
+			if err == nil {
+				_ = conn.Close()
+			}
+			tries[i] = Try{"tcp", address, result(err)}
+		})
+	}
+	group.Wait()
+	return tries
+}
+
+func listen(ctx context.Context, port int) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return ctx.Err()
+		}
+		_ = conn.Close()
+	}
+}
+
+// allocate takes memory page by page and gives none back.
+func allocate(size int64) error {
+	data, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return fmt.Errorf("allocate: %w", err)
+	}
+	for i := 0; i < len(data); i += os.Getpagesize() {
+		data[i] = 1
+	}
+	return unix.Munmap(data)
+}
+
+// widest asks for all CPUs and returns those that were given.
+func widest() string {
+	var set unix.CPUSet
+	for i := range 1024 {
+		set.Set(i)
+	}
+	_ = unix.SchedSetaffinity(0, &set)
+	set.Zero() // the kernel writes as much as it has CPUs
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return result(err)
+	}
+	var cpus []int
+	for i := range 1024 {
+		if set.IsSet(i) {
+			cpus = append(cpus, i)
+		}
+	}
+	return cpuset.Of(cpus...).String()
+}
+
+func interfaces() []string {
+	list := []string{}
+	all, err := net.Interfaces()
+	if err != nil {
+		return append(list, result(err))
+	}
+	for _, i := range all {
+		// Modules make tunl0 and the like appear everywhere, down.
+		if i.Flags&net.FlagUp != 0 {
+			list = append(list, i.Name)
+		}
+	}
+	return list
+}
+
+// nodes are what a container sees of GPUs and disks.
+func nodes() []string {
+	list := []string{}
+	for _, dir := range []string{"/dev", "/dev/dri"} {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			name := dir + "/" + e.Name()
+			info, err := os.Stat(name)
+			if err != nil || info.Mode()&os.ModeDevice == 0 {
+				continue
+			}
+			gpu := dir == "/dev/dri" || strings.HasPrefix(e.Name(), "nvidia") || e.Name() == "kfd"
+			if gpu || info.Mode()&os.ModeCharDevice == 0 {
+				list = append(list, name)
+			}
+		}
+	}
+	return list
+}
+
+func environment() []string {
+	names := []string{}
+	for _, kv := range os.Environ() {
+		name, _, _ := strings.Cut(kv, "=")
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func processes() int {
+	entries, _ := os.ReadDir("/proc")
+	n := 0
+	for _, e := range entries {
+		if strings.Trim(e.Name(), "0123456789") == "" {
+			n++
+		}
+	}
+	return n
+}
+
+func status(names ...string) map[string]string {
+	lines := map[string]string{}
+	text, _ := os.ReadFile("/proc/self/status")
+	for line := range strings.Lines(string(text)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && slices.Contains(names, name) {
+			lines[name] = strings.TrimSpace(value)
+		}
+	}
+	return lines
+}
+
+func cgroup() map[string]string {
+	files := map[string]string{}
+	for _, name := range []string{"memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cpuset.cpus.effective", "cpuset.mems.effective"} {
+		if text, err := os.ReadFile("/sys/fs/cgroup/" + name); err == nil {
+			files[name] = strings.TrimSpace(string(text))
+		}
+	}
+	return files
+}

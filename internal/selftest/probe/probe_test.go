@@ -1,0 +1,218 @@
+package probe
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+)
+
+// TestMain is the probe where a test starts this program as one.
+func TestMain(m *testing.M) {
+	ask := os.Getenv("KBNODE_TEST_ASK")
+	if ask == "" {
+		os.Exit(m.Run())
+	}
+	var a Ask
+	if err := json.Unmarshal([]byte(ask), &a); err != nil {
+		panic(err)
+	}
+	f, err := Run(context.Background(), a)
+	if err != nil {
+		panic(err)
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(f); err != nil {
+		panic(err)
+	}
+}
+
+func run(t *testing.T, a Ask, attr *syscall.SysProcAttr) *Facts {
+	t.Helper()
+	ask, err := json.Marshal(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := os.Args[0]
+	if attr != nil && attr.Credential != nil { // go's own directory is not for others
+		dir := t.TempDir()
+		data, err := os.ReadFile(program)
+		program = filepath.Join(dir, "probe")
+		if err := errors.Join(err, os.WriteFile(program, data, 0o755), os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), program)
+	cmd.Env = append(os.Environ(), "KBNODE_TEST_ASK="+string(ask))
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = attr
+	cmd.Dir = "/"
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var f Facts
+	if err := json.Unmarshal(out, &f); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return &f
+}
+
+func TestRun(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	sock := filepath.Join(dir, "s")
+	l, err := net.Listen("unix", sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() { // the guard, to somebody else
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close()
+		}
+	}()
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tcp.Close() })
+	f := run(t, Ask{
+		Open: []string{"/etc/passwd", "/nonexistent", "/dev/null"}, Write: []string{dir, "/dev/null"},
+		Unix: []string{sock, "/nonexistent"}, TCP: []string{tcp.Addr().String(), "127.0.0.1:1"}, Forks: 3,
+	}, nil)
+	for _, want := range []Try{
+		{"open", "/etc/passwd", "ok"}, {"open", "/nonexistent", "ENOENT"}, {"open", "/dev/null", "ok"},
+		{"write", dir, "ok"}, {"write", "/dev/null", "ok"},
+		{"unix", sock, "ECONNRESET"}, {"unix", "/nonexistent", "ENOENT"},
+		{"tcp", tcp.Addr().String(), "ok"}, {"tcp", "127.0.0.1:1", "ECONNREFUSED"},
+	} {
+		if got := f.Saw(want.Kind, want.What); got != want.Saw {
+			t.Errorf("%s %s: %q, want %q", want.Kind, want.What, got, want.Saw)
+		}
+	}
+	var set unix.CPUSet
+	cpus, err := cpuset.Parse(f.CPUs)
+	if err := errors.Join(err, unix.SchedGetaffinity(0, &set)); err != nil || cpus.Len() != set.Count() {
+		t.Errorf("CPUs are %s, want %d (%v)", f.CPUs, set.Count(), err)
+	}
+	if f.UID != os.Getuid() || f.Forked != 3 || f.CPUs == "" || len(f.Status) != 4 || !slices.Contains(f.Env, "KBNODE_TEST_ASK") {
+		t.Errorf("saw %+v", f)
+	}
+}
+
+// TestCalls runs as a user without privileges, as far as this machine lets it.
+func TestCalls(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("only root can become somebody else")
+	}
+	f := run(t, Ask{Calls: true, Numbers: []Number{{Name: "mem", Major: 1, Minor: 1}}, Write: []string{"/etc/passwd", "/etc"}},
+		&syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}})
+	for _, name := range []string{"mount", "umount", "a mount namespace", "a kernel module", "reboot", "a file by its handle", "the host's name", "packets of one's own", "root", "real-time priority", "another kernel"} {
+		if got := f.Saw("call", name); got != "EPERM" && got != "ENOSYS" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	if got := f.Saw("number", "mem"); got != "EPERM" && got != "EACCES" {
+		t.Errorf("a node of memory: %s", got)
+	}
+	if f.Saw("write", "/etc/passwd") != "EACCES" || f.Saw("write", "/etc") != "EACCES" || f.RootWrites != "EACCES" {
+		t.Errorf("files of root: %+v", f.Tries)
+	}
+}
+
+func TestListen(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := free.Addr().(*net.TCPAddr).Port
+	_ = free.Close()
+	done := make(chan error, 1)
+	go func() {
+		_, err := Run(ctx, Ask{Listen: port})
+		done <- err
+	}()
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		if tries := connectAll(ctx, []string{free.Addr().String()}); tries[0].Saw == "ok" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nobody listens")
+		}
+	}
+	cancel()
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "canceled") {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+// TestDaemon leaves a process behind, which the test then ends.
+func TestDaemon(t *testing.T) {
+	t.Parallel()
+	// Orphans come to this process, so that they are found.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		t.Skip(err)
+	}
+	run(t, Ask{Daemon: true, Allocate: 1 << 20}, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL})
+	left := orphans(t)
+	if len(left) == 0 {
+		t.Error("no process was left behind")
+	}
+	for _, pid := range left {
+		_ = unix.Kill(pid, unix.SIGKILL)
+		_, _ = unix.Wait4(pid, nil, 0, nil)
+	}
+}
+
+// orphans are children of this process in sessions of their own.
+func orphans(t *testing.T) (list []int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
+		if err != nil {
+			continue
+		}
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		var state string
+		var parent, group, session, pid int
+		if n, _ := fmt.Sscan(rest, &state, &parent, &group, &session); n == 4 && parent == os.Getpid() {
+			if _, err := fmt.Sscan(e.Name(), &pid); err == nil && session != sessionOf(t) {
+				list = append(list, pid)
+			}
+		}
+	}
+	return list
+}
+
+func sessionOf(t *testing.T) int {
+	t.Helper()
+	id, err := unix.Getsid(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}

@@ -1,0 +1,272 @@
+package selftest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/selftest/hostile"
+)
+
+// senders is how many requests go to a guard side by side, of those that make
+// no container.
+const senders = 4
+
+// slow says that a request needs time and nothing else.
+func slow(r hostile.Request) bool { return r.Patience >= 30*time.Second }
+
+// slowClients sends what a guard must cut off after a while. They need no
+// container, so they go in all slots at once, before anything else.
+func (s *slot) slowClients(ctx context.Context) <-chan []Check {
+	done := make(chan []Check, 1)
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var checks []Check
+	for _, r := range hostile.Requests() {
+		if slow(r) {
+			group.Go(func() {
+				c := s.send(ctx, r, hostile.Target{Own: "none", Other: "none"})
+				mu.Lock()
+				defer mu.Unlock()
+				checks = append(checks, c)
+			})
+		}
+	}
+	go func() {
+		group.Wait()
+		if ctx.Err() != nil {
+			checks = nil // cut off by us
+		}
+		done <- checks
+	}()
+	return done
+}
+
+// requests sends the whole table to the slot's guard.
+func (s *slot) requests(ctx context.Context) ([]Check, error) {
+	target, err := s.target(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	var checks []Check
+	keep := func(c Check) {
+		mu.Lock()
+		defer mu.Unlock()
+		checks = append(checks, c)
+	}
+	places := make(chan struct{}, senders)
+	var group sync.WaitGroup
+	for _, r := range hostile.Requests() {
+		if slow(r) || ctx.Err() != nil {
+			continue
+		}
+		if r.Want == hostile.Rebuilt {
+			keep(s.rebuilt(ctx, r, target))
+			continue
+		}
+		places <- struct{}{}
+		group.Go(func() {
+			defer func() { <-places }()
+			keep(s.send(ctx, r, target))
+		})
+	}
+	group.Wait()
+	made, err := s.madeByRefused(ctx, target)
+	return append(checks, made...), err
+}
+
+func (s *slot) check(r hostile.Request, saw string, held bool) Check {
+	c := Check{Group: "requests", Tried: r.Group + ": " + r.Name, Saw: saw, Held: held}
+	if !held {
+		c.Do = s.hint()
+	}
+	return c
+}
+
+func (s *slot) send(ctx context.Context, r hostile.Request, target hostile.Target) Check {
+	answer, err := r.Send(ctx, s.policy.Socket, target)
+	if err != nil {
+		return s.check(r, err.Error(), false)
+	}
+	saw, held := r.Check(answer, target)
+	return s.check(r, saw, held)
+}
+
+// rebuilt sends a request for a container, and looks at what the engine made.
+func (s *slot) rebuilt(ctx context.Context, r hostile.Request, target hostile.Target) Check {
+	answer, err := r.Send(ctx, s.policy.Socket, target)
+	if err != nil {
+		return s.check(r, err.Error(), false)
+	}
+	saw, held := r.Check(answer, target)
+	id := answer.Created()
+	if id == "" {
+		return s.check(r, saw, held)
+	}
+	faults, err := s.faults(ctx, id)
+	switch {
+	case err != nil:
+		return s.check(r, err.Error(), false)
+	case len(faults) > 0:
+		return s.check(r, "a container was made: "+strings.Join(faults, "; "), false)
+	}
+	if err := s.t.engine.Discard(ctx, id); err != nil {
+		return s.check(r, err.Error(), false)
+	}
+	return s.check(r, "a container with the slot's policy, whatever was asked", held)
+}
+
+// faults compares a container with the plan, by what the engine has of it.
+func (s *slot) faults(ctx context.Context, id string) ([]string, error) {
+	in, err := s.t.engine.Inspect(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if in.Config == nil || in.HostConfig == nil {
+		return nil, fmt.Errorf("the engine does not tell what container %s is made with", id)
+	}
+	return hostile.Faults(s.policy, in.Config, in.HostConfig), nil
+}
+
+// name is a container's of this slot, in the engine.
+func (s *slot) name(what string) string { return hostile.Name + "-" + s.plan.Name + "-" + what }
+
+// prefix is what the slot's guard puts before the names of containers.
+func (s *slot) prefix() string { return "kbnode-" + s.plan.Name + "-" }
+
+// target makes what the requests aim at: a container of the slot, one of nobody
+// with a label that claims the slot, and a directory with links out of it.
+func (s *slot) target(ctx context.Context) (hostile.Target, error) {
+	t := hostile.Target{
+		Image: image, OtherName: s.name("other"), OtherGPU: "GPU-00000000-0000-0000-0000-000000000000",
+		OtherSlice: "system.slice", OtherWork: "/var/lib/kbnode",
+		WorkRoot: s.policy.WorkRoot, Socket: s.policy.Socket, EngineSocket: s.policy.DockerSocket,
+	}
+	if other := s.otherSlot(); other != nil {
+		t.OtherGPU, t.OtherSlice, t.OtherWork = other.GPUs[0].UUID, plan.SliceName(other.Index), plan.WorkDir(other.Index)
+	}
+	t.Node, _ = os.Hostname()
+	checkout, err := s.checkout(t.OtherWork)
+	if err != nil {
+		return t, err
+	}
+	t.Checkout, t.OutLink, t.OtherLink = checkout, checkout+"/out", checkout+"/other"
+	t.Other, err = s.t.engine.Create(ctx, docker.Run{
+		Name: t.OtherName, Image: image, Cmd: []string{"true"}, Slice: "system.slice",
+		Labels: map[string]string{"kbnode.slot": strconv.Itoa(s.plan.Index)},
+	})
+	if err != nil {
+		return t, err
+	}
+	own, closeOwn, err := s.guarded()
+	if err != nil {
+		return t, err
+	}
+	defer closeOwn()
+	t.Own, err = own.Create(ctx, docker.Run{Name: s.name("own"), Image: image, Cmd: []string{"true"}})
+	return t, err
+}
+
+// guarded is the engine as the slot's jobs see it.
+func (s *slot) guarded() (*docker.Engine, func(), error) {
+	e, err := docker.New(s.policy.Socket)
+	if err != nil {
+		return nil, nil, err
+	}
+	return e, func() { _ = e.Close() }, nil
+}
+
+// otherSlot is the next slot, in a circle; nil where there is one only.
+func (s *slot) otherSlot() *plan.Slot {
+	all := s.t.Plan.Slots
+	if len(all) < 2 {
+		return nil
+	}
+	i := slices.IndexFunc(all, func(p plan.Slot) bool { return p.Index == s.plan.Index })
+	return &all[(i+1)%len(all)]
+}
+
+// madeByRefused finds what a request made that was refused, and that two
+// containers are still there, and never started.
+func (s *slot) madeByRefused(ctx context.Context, target hostile.Target) ([]Check, error) {
+	traces, err := s.t.engine.Traces(ctx, hostile.Name)
+	if err != nil {
+		return nil, err
+	}
+	var strange []string
+	for _, tr := range traces {
+		ours := tr.Kind == "image" && tr.Name == image ||
+			tr.Kind == "container" && strings.Contains(tr.Name, hostile.Name+"-gpu")
+		// Other slots' guards put their own names before those of containers.
+		theirs := strings.HasPrefix(tr.Name, "kbnode-gpu") && !strings.HasPrefix(tr.Name, s.prefix())
+		if !ours && !theirs {
+			strange = append(strange, tr.Kind+" "+tr.Name)
+		}
+	}
+	const group, tried = "requests", "anything that a refused request made"
+	checks := []Check{s.listener(), {Group: group, Tried: tried, Saw: "nothing", Held: true}}
+	if len(strange) > 0 {
+		checks[1] = Check{Group: group, Tried: tried, Saw: strings.Join(strange, ", "), Do: s.hint()}
+	}
+	for what, id := range map[string]string{"its own container": target.Own, "a container of another": target.Other} {
+		c := Check{Group: group, Tried: what + ", afterwards", Saw: "as it was", Held: true}
+		in, err := s.t.engine.Inspect(ctx, id)
+		switch {
+		case errors.Is(err, docker.ErrNotFound):
+			c.Saw, c.Held, c.Do = "gone", false, s.hint()
+		case err != nil:
+			return checks, err
+		case in.State == nil || in.State.Status != "created":
+			c.Saw, c.Held, c.Do = "started or stopped", false, s.hint()
+		}
+		checks = append(checks, c)
+	}
+	return checks, nil
+}
+
+// checkout makes a directory among the slot's checkouts, with links that lead out
+// of it. Its owner could replace any part of the way, so nothing is followed.
+func (s *slot) checkout(other string) (string, error) {
+	root, err := os.OpenRoot(s.policy.WorkRoot)
+	if err != nil {
+		return "", fmt.Errorf("make a checkout: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	name := hostile.Name
+	user, ok := s.t.machine.users[s.plan.User]
+	if !ok {
+		return "", fmt.Errorf("make a checkout: the slot's user %s does not exist; run kbnode reconcile", s.plan.User)
+	}
+	err = errors.Join(root.RemoveAll(name), root.Mkdir(name, 0o700), root.Symlink("/", name+"/out"), root.Symlink(other, name+"/other"), root.Lchown(name, user.UID, user.GID))
+	if err != nil {
+		return "", fmt.Errorf("make a checkout: %w", err)
+	}
+	return s.policy.WorkRoot + "/" + name, nil
+}
+
+// tidy removes what this slot's part has made, so that a job finds nothing of it.
+func (s *slot) tidy(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
+	defer cancel()
+	traces, err := s.t.engine.Traces(ctx, hostile.Name)
+	for _, tr := range traces {
+		if tr.Kind == "container" && (strings.Contains(tr.Name, s.name("")) || tr.Name == s.prefix()+hostile.Name+"-attack") {
+			err = errors.Join(err, s.t.engine.Erase(ctx, tr))
+		}
+	}
+	if root, openErr := os.OpenRoot(s.policy.WorkRoot); openErr == nil {
+		err = errors.Join(err, root.RemoveAll(hostile.Name), root.Close())
+	}
+	if err != nil {
+		s.t.Log.Warn("something is left behind; the next selftest removes it", "slot", s.plan.Name, "err", err)
+	}
+}

@@ -1,0 +1,345 @@
+// Package selftest tries to break out of a node's slots: as a job's container,
+// as a command on the host, and with hostile requests to the slots' Docker
+// sockets. What it finds it compares with the plan, so that an edited file on
+// the node fools nobody. It changes nothing that it does not put back.
+package selftest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/selftest/hostile"
+)
+
+// Check is one thing that was tried.
+type Check struct {
+	Group string `json:"group"`
+	Tried string `json:"tried"`
+	Saw   string `json:"saw"`
+	Held  bool   `json:"held"`
+	Do    string `json:"do,omitempty"` // what to type when it did not hold
+}
+
+// SlotReport is what was seen in one slot, or of the node itself.
+type SlotReport struct {
+	Slot    string  `json:"slot"`              // "gpu0"; "node" for what belongs to no slot
+	Index   int     `json:"index"`             // -1 for the node
+	Skipped string  `json:"skipped,omitempty"` // why it was not tried, or not to the end
+	Checks  []Check `json:"checks"`
+}
+
+// Held says that everything held that was tried.
+func (r SlotReport) Held() bool {
+	return !slices.ContainsFunc(r.Checks, func(c Check) bool { return !c.Held })
+}
+
+// Options are what a self-test needs to know.
+type Options struct {
+	Plan    *plan.Plan // computed anew, not read from what the node has
+	State   *reconcile.State
+	Changes []reconcile.Change // between the two
+	Slots   []int              // of the plan; none for all
+	Binary  string             // absolute path of kbnode
+	// Program runs a program as a service of systemd's.
+	Program func(context.Context, reconcile.Program) ([]byte, error)
+	// Progress is told what is being done, in words.
+	Progress func(slot, doing string)
+	Log      *slog.Logger
+}
+
+const (
+	image     = hostile.Name + ":latest"
+	lockPath  = "/run/kbnode/selftest.lock"
+	atOnce    = 2                // slots side by side
+	cleanTime = 2 * time.Minute  // for the end, also after an interrupt
+	jobPoll   = time.Second      // how often a slot is asked whether a job has come
+	imageTime = 10 * time.Minute // for what is done once for all slots
+)
+
+// Run tries everything, and returns the node's own report first. The error says
+// that it could not be done; what did not hold is in the reports.
+func Run(ctx context.Context, o Options) ([]SlotReport, error) {
+	release, err := lock()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	t := &tester{Options: o, policies: map[int]plan.JobPolicy{}}
+	for _, s := range o.Plan.Slots {
+		if t.policies[s.Index], err = policyOf(o.Plan, s.Index); err != nil {
+			return nil, err
+		}
+	}
+	if t.engine, err = docker.New(t.policies[o.Plan.Slots[0].Index].DockerSocket); err != nil {
+		return nil, err
+	}
+	defer func() { _ = t.engine.Close() }()
+	return t.run(ctx)
+}
+
+// tester is one run for all slots.
+type tester struct {
+	Options
+	policies map[int]plan.JobPolicy
+	engine   *docker.Engine
+	machine  machine
+	idle     []int // slots that are tried
+}
+
+func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
+	reports := []SlotReport{{Slot: "node", Index: -1, Checks: t.node()}}
+	var slots []*slot
+	for _, s := range t.Plan.Slots {
+		if len(t.Slots) > 0 && !slices.Contains(t.Slots, s.Index) {
+			continue
+		}
+		sl := &slot{t: t, plan: s, policy: t.policies[s.Index], state: t.stateOf(s.Index)}
+		sl.report = SlotReport{Slot: s.Name, Index: s.Index, Checks: []Check{}, Skipped: sl.away()}
+		if sl.report.Skipped == "" {
+			t.idle = append(t.idle, s.Index)
+		}
+		slots = append(slots, sl)
+	}
+	err := t.prepare(ctx)
+	defer t.clean(ctx)
+	if err == nil && len(t.idle) > 0 {
+		t.machine = readMachine(t.Plan)
+		err = t.slots(ctx, slots)
+	}
+	for _, sl := range slots {
+		reports = append(reports, sl.report)
+	}
+	return reports, errors.Join(err, ctx.Err())
+}
+
+// slots tries the idle ones, a few side by side. What only takes time begins in
+// all of them at once.
+func (t *tester) slots(ctx context.Context, slots []*slot) error {
+	errs := make([]error, len(slots))
+	places := make(chan struct{}, atOnce)
+	var group sync.WaitGroup
+	for i, sl := range slots {
+		if sl.report.Skipped != "" {
+			continue
+		}
+		slow := sl.slowClients(ctx)
+		group.Go(func() {
+			places <- struct{}{}
+			defer func() { <-places }()
+			errs[i] = sl.try(ctx)
+			sl.add(<-slow...)
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// prepare removes what an earlier run may have left, and makes the image that
+// all containers run: an empty one, as kbnode comes by itself.
+func (t *tester) prepare(ctx context.Context) error {
+	if len(t.idle) == 0 {
+		return nil
+	}
+	t.Progress("", "making an image")
+	ctx, cancel := context.WithTimeout(ctx, imageTime)
+	defer cancel()
+	if err := t.erase(ctx); err != nil {
+		return err
+	}
+	archive, err := emptyRoot()
+	if err != nil {
+		return err
+	}
+	return t.engine.Import(ctx, image, archive)
+}
+
+// clean removes all that was made. It also does when the run was interrupted.
+func (t *tester) clean(ctx context.Context) {
+	if len(t.idle) == 0 {
+		return
+	}
+	t.Progress("", "cleaning up")
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
+	defer cancel()
+	if err := t.erase(ctx); err != nil {
+		t.Log.Warn("something is left behind; the next selftest removes it", "err", err)
+	}
+}
+
+// erase removes everything of the engine's that has the self-test's name.
+func (t *tester) erase(ctx context.Context) error {
+	traces, err := t.engine.Traces(ctx, hostile.Name)
+	for _, trace := range traces {
+		err = errors.Join(err, t.engine.Erase(ctx, trace))
+	}
+	return err
+}
+
+func (t *tester) stateOf(k int) reconcile.SlotState {
+	for _, s := range t.State.Slots {
+		if s.Index == k {
+			return s
+		}
+	}
+	return reconcile.SlotState{}
+}
+
+// slot is one slot's part of a run.
+type slot struct {
+	t      *tester
+	plan   plan.Slot
+	policy plan.JobPolicy
+	state  reconcile.SlotState
+
+	mu     sync.Mutex
+	report SlotReport
+}
+
+func (s *slot) add(checks ...Check) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.report.Checks = append(s.report.Checks, checks...)
+}
+
+// away says why a slot is not tried; "" when it is.
+func (s *slot) away() string {
+	if s.plan.Parked != "" {
+		return "it is parked: " + s.plan.Parked
+	}
+	parked, err := guard.ReadParked(plan.RunDir(s.plan.Index))
+	if err != nil {
+		return err.Error()
+	}
+	if len(parked) > 0 {
+		return "it is parked: " + parked[0].Reason
+	}
+	if busy := s.state.Busy(); busy != "" {
+		return "it is busy with " + busy
+	}
+	return ""
+}
+
+// errJob ends the trying of a slot that has a job to do.
+var errJob = errors.New("a job came")
+
+// try does everything in one slot. A job that comes meanwhile goes first: what
+// is going on ends.
+func (s *slot) try(ctx context.Context) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go s.watch(ctx, stop)
+	defer s.tidy(ctx)
+	for _, step := range []struct {
+		doing string
+		try   func(context.Context) ([]Check, error)
+	}{
+		{"comparing it with the plan", s.planned},
+		{"looking at its agent", s.agent},
+		{"trying commands on the host", s.host},
+		{"sending hostile requests", s.requests},
+		{"running containers that try to get out", s.containers},
+	} {
+		s.t.Progress(s.plan.Name, step.doing)
+		checks, err := step.try(ctx)
+		if errors.Is(context.Cause(ctx), errJob) {
+			s.mu.Lock()
+			s.report.Skipped = "a job came, and goes first; run kbnode selftest again when it is done"
+			s.mu.Unlock()
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.add(checks...)
+		if err != nil {
+			s.add(Check{Group: "selftest", Tried: step.doing, Saw: err.Error(), Do: s.hint()})
+		}
+	}
+	return nil
+}
+
+// watch ends the trying when the slot's agent has a job.
+func (s *slot) watch(ctx context.Context, stop context.CancelCauseFunc) {
+	tick := time.NewTicker(jobPoll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if s.state.Agent.Cgroup == "" {
+			continue
+		}
+		if job, err := agent.CurrentJob("/", s.state.Agent.Cgroup, s.state.Agent.MainPID); err == nil && job != nil {
+			stop(errJob)
+			return
+		}
+	}
+}
+
+// hint is what to type when nothing better is known.
+func (s *slot) hint() string {
+	k := s.plan.Index
+	return fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; until it holds, keep jobs away: sudo systemctl stop %s", plan.GuardUnit(k), plan.AgentUnit(k))
+}
+
+// planned are the differences that kbnode reconcile would mend.
+func (s *slot) planned(context.Context) ([]Check, error) {
+	return comparison(s.t.Changes, s.plan.Index, "the slot's files, units and limits"), nil
+}
+
+func comparison(changes []reconcile.Change, slot int, what string) []Check {
+	var checks []Check
+	for _, c := range changes {
+		if c.Slot == slot && c.Deferred == "" {
+			checks = append(checks, Check{Group: "plan", Tried: c.Subject, Saw: "not as planned: " + c.String(), Do: "sudo kbnode reconcile"})
+		}
+	}
+	if len(checks) == 0 {
+		checks = append(checks, Check{Group: "plan", Tried: what, Saw: "as planned", Held: true})
+	}
+	return checks
+}
+
+// policyOf is a slot's policy as planned.
+func policyOf(p *plan.Plan, k int) (pol plan.JobPolicy, err error) {
+	for _, f := range p.Files {
+		if f.Path == plan.SlotPolicyPath(k) {
+			err = json.Unmarshal([]byte(f.Content), &pol)
+			return pol, err
+		}
+	}
+	return pol, fmt.Errorf("the plan has no policy for slot %s", plan.SlotName(k))
+}
+
+// lock keeps a second self-test away: the two would remove each other's containers.
+func lock() (release func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(lockPath), 0o755); err != nil { //nolint:gosec // the parent of all slots' directories
+		return nil, fmt.Errorf("lock: %w", err)
+	}
+	f, err := os.OpenFile(lockPath, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, errors.New("another kbnode selftest runs on this machine; try again when it is done")
+	}
+	return func() { _ = f.Close() }, nil
+}
