@@ -287,7 +287,7 @@ func (g *guard) told(stage func(context.Context, int) (string, error)) func(*cal
 		}
 		if said := g.cleaner.said; said != "" {
 			g.cleaner.said = ""
-			return answer(c.w, http.StatusOK, map[string]string{"message": said})
+			return answer(c.w, map[string]string{"message": said})
 		}
 		c.w.WriteHeader(http.StatusNoContent)
 		return nil

@@ -169,7 +169,7 @@ func TestEndClearsWhatIsLeft(t *testing.T) {
 	r.start(105, 1, jobCgroup)           // of a container that is no container any more
 	r.start(106, 1, otherCgroup)
 	r.removed = 2
-	r.want(r.cleaner.end, "")
+	r.want(r.end, "")
 	if diff := cmp.Diff([]int{103, 104, 105}, r.killed); diff != "" {
 		t.Errorf("killed: %s", diff)
 	}
@@ -191,7 +191,7 @@ func TestStraysStandStill(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
 	r.start(103, bootstrap, agentCgroup)
-	r.want(r.cleaner.end, "")
+	r.want(r.end, "")
 	if !r.frozen {
 		t.Error("processes were killed while their unit could run")
 	}
@@ -204,7 +204,7 @@ func TestBegin(t *testing.T) {
 	if len(r.asked) != 2 || r.looks != 1 {
 		t.Errorf("the first job began with %v and %d looks", r.asked, r.looks)
 	}
-	r.want(r.cleaner.end, "")
+	r.want(r.end, "")
 	r.asked, r.looks = nil, 0
 	r.want(r.begin, "")
 	if len(r.asked) != 0 || r.looks != 0 {
@@ -215,7 +215,7 @@ func TestBegin(t *testing.T) {
 		t.Errorf("after a job whose end was not told the next one began with %v and %d looks", r.asked, r.looks)
 	}
 	// The last one's end was told, and then it started a process.
-	r.want(r.cleaner.end, "")
+	r.want(r.end, "")
 	r.start(104, 1, agentCgroup)
 	r.start(105, 1, jobCgroup)
 	r.want(r.begin, "")
@@ -234,7 +234,7 @@ func TestOnlyTheAgentAsks(t *testing.T) {
 	r.start(104, 1, jobCgroup)
 	r.start(105, 105, agentCgroup) // its own parent
 	for _, pid := range []int{0, 1, 99, 103, 104, 105} {
-		for name, stage := range map[string]func(context.Context, int) (string, error){"ready": r.ready, "begin": r.begin, "end": r.cleaner.end} {
+		for name, stage := range map[string]func(context.Context, int) (string, error){"ready": r.ready, "begin": r.begin, "end": r.end} {
 			var no refusal
 			if _, err := stage(t.Context(), pid); !errors.As(err, &no) || no.status != http.StatusForbidden {
 				t.Errorf("process %d asks %s: %v", pid, name, err)
@@ -254,7 +254,7 @@ func TestWhatCannotBeClearedParks(t *testing.T) {
 			r.start(104, 1, agentCgroup)
 			r.immortal = 104
 			begun := time.Now()
-			r.want(r.cleaner.end, "process 104 (p104) of a job does not end")
+			r.want(r.end, "process 104 (p104) of a job does not end")
 			if d := time.Since(begun); d > 6*time.Second {
 				t.Errorf("it took %v", d)
 			}
@@ -270,7 +270,7 @@ func TestWhatCannotBeClearedParks(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := newSlotRig(t)
 			r.broken = errors.New("no Docker engine answers")
-			r.want(r.cleaner.end, "its containers cannot be removed: no Docker engine answers")
+			r.want(r.end, "its containers cannot be removed: no Docker engine answers")
 			r.broken = nil
 			r.want(r.ready, "")
 		})
@@ -280,7 +280,7 @@ func TestWhatCannotBeClearedParks(t *testing.T) {
 			r := newSlotRig(t)
 			r.broken = errors.New("no Docker engine answers")
 			r.until = time.Now().Add(2 * time.Second)
-			r.want(r.cleaner.end, "")
+			r.want(r.end, "")
 		})
 	})
 }
@@ -292,7 +292,7 @@ func TestGPUInUseParks(t *testing.T) {
 		r.start(500, 1, otherCgroup)
 		r.gpu.Compute = []inventory.GPUProcess{{PID: 500, UsedBytes: 1}}
 		begun := time.Now()
-		r.want(r.cleaner.end, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500), which is not of a job; end it")
+		r.want(r.end, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500), which is not of a job; end it")
 		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
 			t.Errorf("it waited %v", d)
 		}
@@ -313,14 +313,14 @@ func TestGPUInUseParks(t *testing.T) {
 		r.want(r.ready, "")
 		r.want(r.begin, "")
 		r.gpuErr = errors.New("the driver hangs")
-		r.want(r.cleaner.end, "")
+		r.want(r.end, "")
 
 		// It ends a moment after the job.
 		r.gpuErr = nil
 		r.gpu.Compute = []inventory.GPUProcess{{PID: 500}}
 		r.until = time.Now().Add(3 * time.Second)
 		r.want(r.begin, "")
-		r.want(r.cleaner.end, "")
+		r.want(r.end, "")
 		if r.stopped != 1 {
 			t.Errorf("the agent was asked to stop %d times", r.stopped)
 		}
@@ -436,7 +436,7 @@ func TestJobWithAllTasks(t *testing.T) {
 		}
 		r.put(slice+"/pids.current", "2\n")
 		r.start(hookPID, bootstrap, agentCgroup)
-		r.want(r.cleaner.end, "")
+		r.want(r.end, "")
 		if want := "it had 90 of the 100 processes and threads that job.tasks_max gives a slot"; !strings.Contains(r.said, want) {
 			t.Errorf("the job is told %q", r.said)
 		}

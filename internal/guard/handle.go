@@ -295,7 +295,7 @@ func (g *guard) list(c *call) error {
 			own = append(own, raw)
 		}
 	}
-	return answer(c.w, http.StatusOK, own)
+	return answer(c.w, own)
 }
 
 // parseFilters reads both forms of filters: lists, and objects whose keys count
@@ -359,7 +359,7 @@ func (g *guard) info(c *call) error {
 			shown[name] = v
 		}
 	}
-	return answer(c.w, http.StatusOK, shown)
+	return answer(c.w, shown)
 }
 
 // checkPolicy says what a policy lacks. Zero would mean "no limit" to the engine.

@@ -90,7 +90,7 @@ func networks(c *call) error {
 			list = append(list, map[string]any{"Name": n.name, "Id": n.name, "Driver": n.driver, "Scope": "local"})
 		}
 	}
-	return answer(c.w, http.StatusOK, list)
+	return answer(c.w, list)
 }
 
 // slotNetwork is the network of the slot's containers, and the rules that keep

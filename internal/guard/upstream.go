@@ -143,13 +143,12 @@ func (f flusher) Write(p []byte) (int, error) {
 }
 
 // answer writes a JSON answer of the guard's own.
-func answer(w http.ResponseWriter, status int, v any) error {
+func answer(w http.ResponseWriter, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return fmt.Errorf("write the answer: %w", err)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
 	_, _ = w.Write(data) // the client reads it or is gone
 	return nil
 }
