@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -57,7 +58,10 @@ func (b *Bus) RunProgram(ctx context.Context, p Program) ([]byte, error) {
 			return nil, &UnitError{p.Unit, "start", fmt.Errorf("job %s; see journalctl -u %s", result, p.Unit)}
 		}
 	case <-ctx.Done():
-		return nil, &UnitError{p.Unit, "start", ctx.Err()}
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+		defer cancel()
+		_, err := b.conn.StopUnitContext(end, p.Unit, "replace", nil)
+		return nil, errors.Join(&UnitError{p.Unit, "start", ctx.Err()}, wrap(err, "stop "+p.Unit))
 	}
 	text, err := io.ReadAll(io.NewSectionReader(out, 0, maxProgramOutput))
 	if err != nil {

@@ -3,21 +3,17 @@ package selftest
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
@@ -85,196 +81,6 @@ func numbers(paths []string) []probe.Number {
 	return list
 }
 
-// node checks what belongs to no slot.
-func (t *tester) node() []Check {
-	checks := comparison(t.Changes, -1, "the node's files, hooks and units")
-	for _, f := range []struct {
-		path  string
-		never fs.FileMode // bits that must not be set
-		do    string
-	}{
-		{plan.TokenPath, 0o177, "sudo chown root: FILE && sudo chmod 600 FILE; then revoke the token in Buildkite, as a job may have read it"},
-		{t.engineSocket(), 0o117, "sudo chmod 660 FILE"},
-		{t.Binary, 0o6022, "sudo chown root: FILE && sudo chmod 755 FILE"},
-		{plan.AgentCopy, 0o6066, "sudo kbnode reconcile"},
-		{plan.HooksDir, 0o022, "sudo kbnode reconcile"},
-	} {
-		checks = append(checks, owned(f.path, f.never, strings.ReplaceAll(f.do, "FILE", f.path)))
-	}
-	return tidyChecks(checks)
-}
-
-func (t *tester) engineSocket() string {
-	path := t.policies[t.Plan.Slots[0].Index].DockerSocket
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		return real
-	}
-	return path
-}
-
-// owned checks that a file is root's, and none of these bits of its mode are set.
-func owned(path string, never fs.FileMode, do string) Check {
-	c := Check{Group: "files", Tried: path, Do: do}
-	info, err := os.Stat(path)
-	if err != nil {
-		c.Saw, c.Held = err.Error(), errors.Is(err, fs.ErrNotExist)
-		return c
-	}
-	bits := info.Mode().Perm()
-	if info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
-		bits |= 0o6000
-	}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	c.Saw = fmt.Sprintf("mode %04o", bits)
-	c.Held = ok && st.Uid == 0 && bits&never == 0
-	if ok {
-		c.Saw += fmt.Sprintf(" of user %d", st.Uid)
-	}
-	return c
-}
-
-// listener checks that the slot's guard is who answers on its socket: the kernel
-// tells which process made it listen.
-func (s *slot) listener() Check {
-	c := Check{Group: "requests", Tried: "who listens on " + s.policy.Socket, Do: s.hint()}
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: s.policy.Socket})
-	if err != nil {
-		c.Saw = err.Error()
-		return c
-	}
-	defer func() { _ = conn.Close() }()
-	raw, err := conn.SyscallConn()
-	var cred *unix.Ucred
-	if err == nil {
-		err = errors.Join(raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }), err)
-	}
-	switch {
-	case err != nil:
-		c.Saw = err.Error()
-	case int(cred.Pid) != s.state.Guard.MainPID:
-		comm, _ := os.ReadFile("/proc/" + strconv.Itoa(int(cred.Pid)) + "/comm")
-		c.Saw = fmt.Sprintf("process %d (%s), and the guard is process %d", cred.Pid, strings.TrimSpace(string(comm)), s.state.Guard.MainPID)
-	default:
-		c.Saw, c.Held, c.Do = "the slot's guard", true, ""
-	}
-	return c
-}
-
-// agent checks how the kernel holds the slot's agent, and so all commands of jobs
-// on the host. A drop-in of the unit could have changed it.
-func (s *slot) agent(context.Context) ([]Check, error) {
-	unit := plan.AgentUnit(s.plan.Index)
-	do := fmt.Sprintf("look at systemctl cat %[1]s; sudo systemctl revert %[1]s && sudo kbnode reconcile && sudo systemctl restart %[1]s", unit)
-	pid := s.state.Agent.MainPID
-	if pid == 0 || s.state.Agent.Active != "active" {
-		return []Check{{Group: "agent", Tried: "the agent's process", Saw: "the agent does not run", Do: "sudo kbnode reconcile; journalctl -u " + unit + " shows why it ended"}}, nil
-	}
-	user, ok := s.t.machine.users[s.plan.User]
-	if !ok {
-		return nil, fmt.Errorf("the slot's user %s does not exist", s.plan.User)
-	}
-	proc := "/proc/" + strconv.Itoa(pid)
-	status, err := os.ReadFile(proc + "/status")
-	if err != nil {
-		return nil, fmt.Errorf("look at the agent: %w", err)
-	}
-	mounts, err := os.ReadFile(proc + "/mountinfo")
-	if err != nil {
-		return nil, fmt.Errorf("look at the agent: %w", err)
-	}
-	checks := judgeStatus(string(status), user, do)
-	homes := slices.DeleteFunc([]string{"/home", "/root"}, func(dir string) bool { _, err := os.Stat(dir); return err != nil })
-	checks = append(checks, judgeMounts(string(mounts), homes, do)...)
-	slice := s.state.Slice.Cgroup
-	checks = append(checks, Check{
-		Group: "agent", Tried: "its cgroup", Saw: s.state.Agent.Cgroup, Do: do,
-		Held: slice != "" && strings.HasPrefix(s.state.Agent.Cgroup, slice+"/"),
-	})
-	return tidyChecks(checks), nil
-}
-
-// tidyChecks leaves what to do out of what held.
-func tidyChecks(checks []Check) []Check {
-	for i := range checks {
-		if checks[i].Held {
-			checks[i].Do = ""
-		}
-	}
-	return checks
-}
-
-// judgeStatus reads /proc/<pid>/status of an agent.
-func judgeStatus(status string, user reconcile.UserState, do string) []Check {
-	fields := map[string]string{}
-	for line := range strings.Lines(status) {
-		name, value, _ := strings.Cut(line, ":")
-		fields[name] = strings.Join(strings.Fields(value), " ")
-	}
-	four := func(id int) string { return strings.TrimSpace(strings.Repeat(strconv.Itoa(id)+" ", 4)) }
-	var checks []Check
-	for _, w := range []struct{ tried, name, want string }{
-		{"its user", "Uid", four(user.UID)},
-		{"its group", "Gid", four(user.GID)},
-		{"its other groups", "Groups", strconv.Itoa(user.GID)},
-		{"new privileges", "NoNewPrivs", "1"},
-		{"system calls filtered", "Seccomp", "2"},
-		{"capabilities", "CapEff", "0000000000000000"},
-		{"capabilities to come", "CapPrm", "0000000000000000"},
-	} {
-		got := fields[w.name]
-		checks = append(checks, Check{Group: "agent", Tried: w.tried, Saw: w.name + " " + got, Held: got == w.want || w.name == "Groups" && got == "", Do: do})
-	}
-	return checks
-}
-
-// judgeMounts reads /proc/<pid>/mountinfo of an agent: which parts of the system
-// it sees read-only, and which not at all.
-func judgeMounts(mountinfo string, homes []string, do string) []Check {
-	type mount struct{ point, options, root, fstype string }
-	var mounts []mount
-	for line := range strings.Lines(mountinfo) {
-		f := strings.Fields(line)
-		dash := slices.Index(f, "-")
-		if len(f) < 6 || dash < 6 || dash+1 >= len(f) {
-			continue
-		}
-		mounts = append(mounts, mount{f[4], f[5], f[3], f[dash+1]})
-	}
-	// The last mount that covers a path is the one that is seen.
-	at := func(path string) (best mount) {
-		for _, m := range mounts {
-			if (m.point == "/" || path == m.point || strings.HasPrefix(path, m.point+"/")) && len(m.point) >= len(best.point) {
-				best = m
-			}
-		}
-		return best
-	}
-	var checks []Check
-	for _, path := range []string{"/", "/usr", "/etc", "/etc/buildkite-agent", "/proc/sys", "/sys", "/sys/fs/cgroup", "/boot"} {
-		m := at(path)
-		held := slices.Contains(strings.Split(m.options, ","), "ro")
-		checks = append(checks, Check{Group: "agent", Tried: "writing to " + path, Saw: "mounted " + m.options, Held: held, Do: do})
-	}
-	for _, path := range homes {
-		m := at(path)
-		// systemd covers a directory by one of its own that nobody may enter.
-		held := m.point == path && (strings.Contains(m.root, "systemd/inaccessible") || m.fstype == "tmpfs" && m.root == "/")
-		checks = append(checks, Check{Group: "agent", Tried: "files in " + path, Saw: covered(m.point == path), Held: held, Do: do})
-	}
-	for _, path := range []string{"/tmp", "/var/tmp"} {
-		m := at(path)
-		checks = append(checks, Check{Group: "agent", Tried: "other programs' files in " + path, Saw: covered(m.point == path), Held: m.point == path, Do: do})
-	}
-	return checks
-}
-
-func covered(yes bool) string {
-	if yes {
-		return "covered by a directory of its own"
-	}
-	return "the host's own directory"
-}
-
 // host runs two probes in the slot's slice, where commands of jobs run: one as
 // the slot's user, with all groups that the system gives it, and one as root,
 // whom nothing but the slice keeps from a device.
@@ -339,6 +145,7 @@ func (s *slot) hostAsk() probe.Ask {
 			plan.RunDir(k) + "/mounts", "/var/lib/docker",
 		},
 		Unix: []string{s.policy.Socket, s.policy.DockerSocket, "/run/docker.sock", "/run/containerd/containerd.sock"},
+		TCP:  []string{metadata},
 	}
 	if s.policy.DiskBytes > 0 {
 		ask.Open = append(ask.Open, plan.DiskDir(k))
@@ -364,66 +171,4 @@ func (s *slot) hostAsk() probe.Ask {
 	slices.Sort(ask.Write)
 	ask.Write = slices.Compact(ask.Write)
 	return ask
-}
-
-// denied are the ways in which the kernel says that something is not for one.
-var denied = []string{"EPERM", "EACCES", "ENOENT", "EROFS", "ENOTDIR", "ESRCH"}
-
-// judgeHost compares what the slot's user saw on the host with what it should.
-func judgeHost(s plan.Slot, p plan.JobPolicy, user reconcile.UserState, ask probe.Ask, f *probe.Facts) []Check {
-	const group = "host"
-	var checks []Check
-	for _, try := range f.Tries {
-		c := Check{Group: group, Tried: try.Kind + " " + try.What, Saw: try.Saw, Held: slices.Contains(denied, try.Saw)}
-		switch {
-		case try.What == plan.WorkDir(s.Index), try.What == p.Socket && try.Kind == "unix":
-			c.Held = try.Saw == "ok" // its own
-			c.Do = "sudo kbnode reconcile && sudo systemctl restart " + plan.GuardUnit(s.Index)
-		case try.What == plan.TokenPath:
-			c.Do = "sudo chmod 600 " + plan.TokenPath + "; then revoke the token in Buildkite"
-		case try.Kind == "unix" && (try.What == p.DockerSocket || strings.HasPrefix(try.What, "/run/docker") || strings.HasPrefix(try.What, "/run/containerd")):
-			c.Do = fmt.Sprintf("look at ls -l %s and id %s; the socket must be of mode 0660, and the user in no group but its own (sudo gpasswd -d %[2]s docker)", try.What, s.User)
-		default:
-			c.Do = fmt.Sprintf("look at ls -ld %s; sudo kbnode reconcile", try.What)
-		}
-		checks = append(checks, c)
-	}
-	foreign := slices.DeleteFunc(slices.Clone(f.Groups), func(g int) bool { return g == user.GID })
-	checks = append(checks,
-		Check{Group: group, Tried: "its user", Saw: fmt.Sprintf("user %d", f.UID), Held: f.UID == user.UID && f.UID != 0, Do: "sudo kbnode reconcile"},
-		Check{Group: group, Tried: "its groups", Saw: fmt.Sprintf("groups %v", f.Groups), Held: len(foreign) == 0, Do: fmt.Sprintf("look at id %[1]s; sudo gpasswd -d %[1]s GROUP for each but its own, such as docker", s.User)},
-		Check{Group: group, Tried: "all CPUs", Saw: "CPUs " + f.CPUs, Held: sameCPUs(f.CPUs, p.CPUs), Do: "sudo kbnode reconcile"},
-	)
-	for _, dir := range ask.Disks {
-		checks = append(checks, judgeDisk(group, dir, p.DiskBytes, f.Disks[dir]))
-	}
-	return tidyChecks(checks)
-}
-
-// judgeDevices compares what root could open in the slot's slice.
-func judgeDevices(s plan.Slot, ask probe.Ask, f *probe.Facts) []Check {
-	var checks []Check
-	for _, path := range ask.Open {
-		saw := f.Saw("open", path)
-		checks = append(checks, Check{
-			Group: "devices", Tried: "open " + path, Saw: saw, Held: saw == "EPERM" || saw == "ENOENT",
-			Do: fmt.Sprintf("sudo kbnode reconcile; look at systemctl show -p DevicePolicy,DeviceAllow %s", plan.SliceName(s.Index)),
-		})
-	}
-	return tidyChecks(checks)
-}
-
-// judgeDisk checks that what is written to a directory fills the slot's disk, and
-// not the node's.
-func judgeDisk(group, dir string, planned, size int64) Check {
-	return Check{
-		Group: group, Tried: "filling the disk below " + dir, Saw: fmt.Sprintf("%d MiB in all, planned are %d", size>>20, planned>>20),
-		Held: size > 0 && size <= planned, Do: "sudo kbnode reconcile, and restart the slot's guard",
-	}
-}
-
-func sameCPUs(a, b string) bool {
-	x, errX := cpuset.Parse(a)
-	y, errY := cpuset.Parse(b)
-	return errX == nil && errY == nil && x.Equal(y)
 }

@@ -18,9 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest/hostile"
@@ -197,124 +195,6 @@ func (t *tester) stateOf(k int) reconcile.SlotState {
 		}
 	}
 	return reconcile.SlotState{}
-}
-
-// slot is one slot's part of a run.
-type slot struct {
-	t      *tester
-	plan   plan.Slot
-	policy plan.JobPolicy
-	state  reconcile.SlotState
-
-	mu     sync.Mutex
-	report SlotReport
-}
-
-func (s *slot) add(checks ...Check) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.report.Checks = append(s.report.Checks, checks...)
-}
-
-// away says why a slot is not tried; "" when it is.
-func (s *slot) away() string {
-	if s.plan.Parked != "" {
-		return "it is parked: " + s.plan.Parked
-	}
-	parked, err := guard.ReadParked(plan.RunDir(s.plan.Index))
-	if err != nil {
-		return err.Error()
-	}
-	if len(parked) > 0 {
-		return "it is parked: " + parked[0].Reason
-	}
-	if busy := s.state.Busy(); busy != "" {
-		return "it is busy with " + busy
-	}
-	return ""
-}
-
-// errJob ends the trying of a slot that has a job to do.
-var errJob = errors.New("a job came")
-
-// try does everything in one slot. A job that comes meanwhile goes first: what
-// is going on ends.
-func (s *slot) try(ctx context.Context) error {
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	go s.watch(ctx, stop)
-	defer s.tidy(ctx)
-	for _, step := range []struct {
-		doing string
-		try   func(context.Context) ([]Check, error)
-	}{
-		{"comparing it with the plan", s.planned},
-		{"looking at its agent", s.agent},
-		{"trying commands on the host", s.host},
-		{"sending hostile requests", s.requests},
-		{"running containers that try to get out", s.containers},
-	} {
-		s.t.Progress(s.plan.Name, step.doing)
-		checks, err := step.try(ctx)
-		if errors.Is(context.Cause(ctx), errJob) {
-			s.mu.Lock()
-			s.report.Skipped = "a job came, and goes first; run kbnode selftest again when it is done"
-			s.mu.Unlock()
-			return nil
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		s.add(checks...)
-		if err != nil {
-			s.add(Check{Group: "selftest", Tried: step.doing, Saw: err.Error(), Do: s.hint()})
-		}
-	}
-	return nil
-}
-
-// watch ends the trying when the slot's agent has a job.
-func (s *slot) watch(ctx context.Context, stop context.CancelCauseFunc) {
-	tick := time.NewTicker(jobPoll)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		if s.state.Agent.Cgroup == "" {
-			continue
-		}
-		if job, err := agent.CurrentJob("/", s.state.Agent.Cgroup, s.state.Agent.MainPID); err == nil && job != nil {
-			stop(errJob)
-			return
-		}
-	}
-}
-
-// hint is what to type when nothing better is known.
-func (s *slot) hint() string {
-	k := s.plan.Index
-	return fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; until it holds, keep jobs away: sudo systemctl stop %s", plan.GuardUnit(k), plan.AgentUnit(k))
-}
-
-// planned are the differences that kbnode reconcile would mend.
-func (s *slot) planned(context.Context) ([]Check, error) {
-	return comparison(s.t.Changes, s.plan.Index, "the slot's files, units and limits"), nil
-}
-
-func comparison(changes []reconcile.Change, slot int, what string) []Check {
-	var checks []Check
-	for _, c := range changes {
-		if c.Slot == slot && c.Deferred == "" {
-			checks = append(checks, Check{Group: "plan", Tried: c.Subject, Saw: "not as planned: " + c.String(), Do: "sudo kbnode reconcile"})
-		}
-	}
-	if len(checks) == 0 {
-		checks = append(checks, Check{Group: "plan", Tried: what, Saw: "as planned", Held: true})
-	}
-	return checks
 }
 
 // policyOf is a slot's policy as planned.

@@ -1,0 +1,128 @@
+package selftest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// agent checks how the kernel holds the slot's agent, and so all commands of jobs
+// on the host. A drop-in of the unit could have changed it.
+func (s *slot) agent(context.Context) ([]Check, error) {
+	unit := plan.AgentUnit(s.plan.Index)
+	do := fmt.Sprintf("look at systemctl cat %[1]s; sudo systemctl revert %[1]s && sudo kbnode reconcile && sudo systemctl restart %[1]s", unit)
+	pid := s.state.Agent.MainPID
+	if pid == 0 || s.state.Agent.Active != "active" {
+		return []Check{{Group: "agent", Tried: "the agent's process", Saw: "the agent does not run", Do: "sudo kbnode reconcile; journalctl -u " + unit + " shows why it ended"}}, nil
+	}
+	user, ok := s.t.machine.users[s.plan.User]
+	if !ok {
+		return nil, fmt.Errorf("the slot's user %s does not exist", s.plan.User)
+	}
+	proc := "/proc/" + strconv.Itoa(pid)
+	status, err := os.ReadFile(proc + "/status")
+	if err != nil {
+		return nil, fmt.Errorf("look at the agent: %w", err)
+	}
+	mounts, err := os.ReadFile(proc + "/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("look at the agent: %w", err)
+	}
+	checks := judgeStatus(string(status), user, do)
+	homes := slices.DeleteFunc([]string{"/home", "/root"}, func(dir string) bool { _, err := os.Stat(dir); return err != nil })
+	checks = append(checks, judgeMounts(string(mounts), homes, do)...)
+	slice := s.state.Slice.Cgroup
+	checks = append(checks, Check{
+		Group: "agent", Tried: "its cgroup", Saw: s.state.Agent.Cgroup, Do: do,
+		Held: slice != "" && strings.HasPrefix(s.state.Agent.Cgroup, slice+"/"),
+	})
+	return tidyChecks(checks), nil
+}
+
+// tidyChecks leaves what to do out of what held.
+func tidyChecks(checks []Check) []Check {
+	for i := range checks {
+		if checks[i].Held {
+			checks[i].Do = ""
+		}
+	}
+	return checks
+}
+
+// judgeStatus reads /proc/<pid>/status of an agent.
+func judgeStatus(status string, user reconcile.UserState, do string) []Check {
+	fields := map[string]string{}
+	for line := range strings.Lines(status) {
+		name, value, _ := strings.Cut(line, ":")
+		fields[name] = strings.Join(strings.Fields(value), " ")
+	}
+	four := func(id int) string { return strings.TrimSpace(strings.Repeat(strconv.Itoa(id)+" ", 4)) }
+	var checks []Check
+	for _, w := range []struct{ tried, name, want string }{
+		{"its user", "Uid", four(user.UID)},
+		{"its group", "Gid", four(user.GID)},
+		{"its other groups", "Groups", strconv.Itoa(user.GID)},
+		{"new privileges", "NoNewPrivs", "1"},
+		{"system calls filtered", "Seccomp", "2"},
+		{"capabilities", "CapEff", "0000000000000000"},
+		{"capabilities to come", "CapPrm", "0000000000000000"},
+	} {
+		got := fields[w.name]
+		checks = append(checks, Check{Group: "agent", Tried: w.tried, Saw: w.name + " " + got, Held: got == w.want || w.name == "Groups" && got == "", Do: do})
+	}
+	return checks
+}
+
+// judgeMounts reads /proc/<pid>/mountinfo of an agent: which parts of the system
+// it sees read-only, and which not at all.
+func judgeMounts(mountinfo string, homes []string, do string) []Check {
+	type mount struct{ point, options, root, fstype string }
+	var mounts []mount
+	for line := range strings.Lines(mountinfo) {
+		f := strings.Fields(line)
+		dash := slices.Index(f, "-")
+		if len(f) < 6 || dash < 6 || dash+1 >= len(f) {
+			continue
+		}
+		mounts = append(mounts, mount{f[4], f[5], f[3], f[dash+1]})
+	}
+	// The last mount that covers a path is the one that is seen.
+	at := func(path string) (best mount) {
+		for _, m := range mounts {
+			if (m.point == "/" || path == m.point || strings.HasPrefix(path, m.point+"/")) && len(m.point) >= len(best.point) {
+				best = m
+			}
+		}
+		return best
+	}
+	var checks []Check
+	for _, path := range []string{"/", "/usr", "/etc", "/etc/buildkite-agent", "/proc/sys", "/sys", "/sys/fs/cgroup", "/boot"} {
+		m := at(path)
+		held := slices.Contains(strings.Split(m.options, ","), "ro")
+		checks = append(checks, Check{Group: "agent", Tried: "writing to " + path, Saw: "mounted " + m.options, Held: held, Do: do})
+	}
+	for _, path := range homes {
+		m := at(path)
+		// systemd covers a directory by one of its own that nobody may enter.
+		held := m.point == path && (strings.Contains(m.root, "systemd/inaccessible") || m.fstype == "tmpfs" && m.root == "/")
+		checks = append(checks, Check{Group: "agent", Tried: "files in " + path, Saw: covered(m.point == path), Held: held, Do: do})
+	}
+	for _, path := range []string{"/tmp", "/var/tmp"} {
+		m := at(path)
+		checks = append(checks, Check{Group: "agent", Tried: "other programs' files in " + path, Saw: covered(m.point == path), Held: m.point == path, Do: do})
+	}
+	return checks
+}
+
+func covered(yes bool) string {
+	if yes {
+		return "covered by a directory of its own"
+	}
+	return "the host's own directory"
+}

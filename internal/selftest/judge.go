@@ -1,0 +1,175 @@
+package selftest
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/selftest/probe"
+)
+
+// denied are the ways in which the kernel says that something is not for one.
+var denied = []string{"EPERM", "EACCES", "ENOENT", "EROFS", "ENOTDIR", "ESRCH"}
+
+// judgeHost compares what the slot's user saw on the host with what it should.
+func judgeHost(s plan.Slot, p plan.JobPolicy, user reconcile.UserState, ask probe.Ask, f *probe.Facts) []Check {
+	const group = "host"
+	var checks []Check
+	for _, try := range f.Tries {
+		c := Check{Group: group, Tried: try.Kind + " " + try.What, Saw: try.Saw, Held: slices.Contains(denied, try.Saw)}
+		switch {
+		case try.What == plan.WorkDir(s.Index), try.What == p.Socket && try.Kind == "unix":
+			c.Held = try.Saw == "ok" // its own
+			c.Do = "sudo kbnode reconcile && sudo systemctl restart " + plan.GuardUnit(s.Index)
+		case try.Kind == "tcp":
+			c.Held = try.Saw != "ok"
+			c.Do = "sudo kbnode reconcile"
+		case try.What == plan.TokenPath:
+			c.Do = "sudo chmod 600 " + plan.TokenPath + "; then revoke the token in Buildkite"
+		case try.Kind == "unix" && (try.What == p.DockerSocket || strings.HasPrefix(try.What, "/run/docker") || strings.HasPrefix(try.What, "/run/containerd")):
+			c.Do = fmt.Sprintf("look at ls -l %s and id %s; the socket must be of mode 0660, and the user in no group but its own (sudo gpasswd -d %[2]s docker)", try.What, s.User)
+		default:
+			c.Do = fmt.Sprintf("look at ls -ld %s; sudo kbnode reconcile", try.What)
+		}
+		checks = append(checks, c)
+	}
+	foreign := slices.DeleteFunc(slices.Clone(f.Groups), func(g int) bool { return g == user.GID })
+	checks = append(checks,
+		Check{Group: group, Tried: "its user", Saw: fmt.Sprintf("user %d", f.UID), Held: f.UID == user.UID && f.UID != 0, Do: "sudo kbnode reconcile"},
+		Check{Group: group, Tried: "its groups", Saw: fmt.Sprintf("groups %v", f.Groups), Held: len(foreign) == 0, Do: fmt.Sprintf("look at id %[1]s; sudo gpasswd -d %[1]s GROUP for each but its own, such as docker", s.User)},
+		Check{Group: group, Tried: "all CPUs", Saw: "CPUs " + f.CPUs, Held: sameCPUs(f.CPUs, p.CPUs), Do: "sudo kbnode reconcile"},
+	)
+	for _, dir := range ask.Disks {
+		checks = append(checks, judgeDisk(group, dir, p.DiskBytes, f.Disks[dir]))
+	}
+	return tidyChecks(checks)
+}
+
+// judgeDevices compares what root could open in the slot's slice.
+func judgeDevices(s plan.Slot, ask probe.Ask, f *probe.Facts) []Check {
+	var checks []Check
+	for _, path := range ask.Open {
+		saw := f.Saw("open", path)
+		checks = append(checks, Check{
+			Group: "devices", Tried: "open " + path, Saw: saw, Held: saw == "EPERM" || saw == "ENOENT",
+			Do: fmt.Sprintf("sudo kbnode reconcile; look at systemctl show -p DevicePolicy,DeviceAllow %s", plan.SliceName(s.Index)),
+		})
+	}
+	return tidyChecks(checks)
+}
+
+// judgeDisk checks that what is written to a directory fills the slot's disk, and
+// not the node's.
+func judgeDisk(group, dir string, planned, size int64) Check {
+	return Check{
+		Group: group, Tried: "filling the disk below " + dir, Saw: fmt.Sprintf("%d MiB in all, planned are %d", size>>20, planned>>20),
+		Held: size > 0 && size <= planned, Do: "sudo kbnode reconcile, and restart the slot's guard",
+	}
+}
+
+func sameCPUs(a, b string) bool {
+	x, errX := cpuset.Parse(a)
+	y, errY := cpuset.Parse(b)
+	return errX == nil && errY == nil && x.Equal(y)
+}
+
+// judgeContainer compares what a container saw with what its slot's should.
+func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, neighbour string, f *probe.Facts) []Check {
+	const group = "container"
+	strict := p.Profile == config.ProfileStrict
+	hint := fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; the engine's own version and configuration may have changed, too", plan.GuardUnit(s.Index))
+	var checks []Check
+	add := func(held bool, tried, saw string) {
+		checks = append(checks, Check{Group: group, Tried: tried, Saw: saw, Held: held, Do: hint})
+	}
+	for _, try := range f.Tries {
+		held := slices.Contains(denied, try.Saw)
+		tried := try.Kind + " " + try.What
+		switch {
+		case try.Kind == "call":
+			// EALREADY: root in the container has nothing to become.
+			held = slices.Contains([]string{"EPERM", "EACCES", "ENOSYS", "EAFNOSUPPORT"}, try.Saw) || try.What == "root" && try.Saw == "EALREADY" && !strict
+			tried = try.What
+		case try.What == plan.ContainerBinary && try.Kind == "open":
+			held = try.Saw == "ok"
+		case try.Kind == "tcp":
+			held = try.Saw != "ok"
+			tried = "connect to " + try.What
+			if try.What == neighbour {
+				tried += ", a container of another slot"
+			}
+		case try.Kind == "number":
+			tried = "device " + try.What
+		}
+		add(held, tried, try.Saw)
+	}
+	add(sameCPUs(f.CPUs, p.CPUs), "all CPUs", "CPUs "+f.CPUs)
+	add(f.Forked > 0 && f.Forked < probePids, "a fork bomb", fmt.Sprintf("%d processes of %d", f.Forked, ask.Forks))
+	add(f.Processes < 16, "processes of others", fmt.Sprintf("%d processes", f.Processes))
+	add(f.Status["NoNewPrivs"] == "1", "new privileges", "NoNewPrivs "+f.Status["NoNewPrivs"])
+	add(f.Status["Seccomp"] == "2", "system calls filtered", "Seccomp "+f.Status["Seccomp"])
+	add(capsHeld(f.Status["CapBnd"], strict), "capabilities", "CapBnd "+f.Status["CapBnd"])
+	if strict {
+		add(f.UID != 0, "its user", fmt.Sprintf("user %d", f.UID))
+		add(f.RootWrites == "EROFS" || f.RootWrites == "EACCES", "writing to the root", f.RootWrites)
+	}
+	lo := len(f.Interfaces) == 1 && f.Interfaces[0] == "lo"
+	if p.Network == config.NetworkNone {
+		add(lo, "a network", strings.Join(f.Interfaces, " "))
+	} else {
+		add(len(f.Interfaces) == 2 && !lo, "other interfaces", strings.Join(f.Interfaces, " "))
+	}
+	foreign := slices.DeleteFunc(slices.Clone(f.Nodes), func(node string) bool { return ownNode(s, node) })
+	add(len(foreign) == 0, "nodes of other devices", fmt.Sprint(f.Nodes))
+	secrets := slices.DeleteFunc(slices.Clone(f.Env), func(name string) bool {
+		return !strings.HasPrefix(name, "BUILDKITE_AGENT_") && name != "DOCKER_HOST" && !strings.HasPrefix(name, "KBNODE_")
+	})
+	add(len(secrets) == 0, "the agent's variables", fmt.Sprint(secrets))
+	add(within(f.Cgroup["memory.max"], min(probeMemory, p.MemoryBytes)), "its memory", "memory.max "+f.Cgroup["memory.max"])
+	if swap, ok := f.Cgroup["memory.swap.max"]; ok {
+		add(swap == "0", "swap", "memory.swap.max "+swap)
+	}
+	add(within(f.Cgroup["pids.max"], probePids), "its processes", "pids.max "+f.Cgroup["pids.max"])
+	for _, dir := range ask.Disks {
+		checks = append(checks, judgeDisk(group, dir, p.DiskBytes, f.Disks[dir]))
+	}
+	return tidyChecks(checks)
+}
+
+// within says that a limit of the kernel's is one, and at most so much.
+func within(text string, most int64) bool {
+	n, err := strconv.ParseInt(text, 10, 64)
+	return err == nil && n > 0 && n <= most
+}
+
+// capsHeld reads a set of capabilities: none in the strict profile, and never
+// those to make devices (27), packets (13) or to administer (21).
+func capsHeld(text string, strict bool) bool {
+	set, err := strconv.ParseUint(text, 16, 64)
+	if err != nil {
+		return false
+	}
+	if strict {
+		return set == 0
+	}
+	return set&(1<<27|1<<13|1<<21|1<<16|1<<17|1<<19|1<<22) == 0
+}
+
+// ownNode says whether a device in a container is its slot's. Those that all GPUs
+// of a vendor share, such as /dev/nvidiactl, are.
+func ownNode(s plan.Slot, node string) bool {
+	for _, g := range s.GPUs {
+		if slices.Contains(g.Devices, node) {
+			return true
+		}
+	}
+	name := filepath.Base(node)
+	numbered := strings.TrimLeft(strings.TrimPrefix(name, "nvidia"), "0123456789") == "" && name != "nvidia"
+	return strings.HasPrefix(name, "nvidia") && !numbered || strings.HasPrefix(name, "card") && filepath.Dir(node) == "/dev/dri"
+}

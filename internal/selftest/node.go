@@ -1,0 +1,92 @@
+package selftest
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// node checks what belongs to no slot.
+func (t *tester) node() []Check {
+	checks := comparison(t.Changes, -1, "the node's files, hooks and units")
+	for _, f := range []struct {
+		path  string
+		never fs.FileMode // bits that must not be set
+		do    string
+	}{
+		{plan.TokenPath, 0o177, "sudo chown root: FILE && sudo chmod 600 FILE; then revoke the token in Buildkite, as a job may have read it"},
+		{t.engineSocket(), 0o117, "sudo chmod 660 FILE"},
+		{t.Binary, 0o6022, "sudo chown root: FILE && sudo chmod 755 FILE"},
+		{plan.AgentCopy, 0o6066, "sudo kbnode reconcile"},
+		{plan.HooksDir, 0o022, "sudo kbnode reconcile"},
+	} {
+		checks = append(checks, owned(f.path, f.never, strings.ReplaceAll(f.do, "FILE", f.path)))
+	}
+	return tidyChecks(checks)
+}
+
+func (t *tester) engineSocket() string {
+	path := t.policies[t.Plan.Slots[0].Index].DockerSocket
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	return path
+}
+
+// owned checks that a file is root's, and none of these bits of its mode are set.
+func owned(path string, never fs.FileMode, do string) Check {
+	c := Check{Group: "files", Tried: path, Do: do}
+	info, err := os.Stat(path)
+	if err != nil {
+		c.Saw, c.Held = err.Error(), errors.Is(err, fs.ErrNotExist)
+		return c
+	}
+	bits := info.Mode().Perm()
+	if info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
+		bits |= 0o6000
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	c.Saw = fmt.Sprintf("mode %04o", bits)
+	c.Held = ok && st.Uid == 0 && bits&never == 0
+	if ok {
+		c.Saw += fmt.Sprintf(" of user %d", st.Uid)
+	}
+	return c
+}
+
+// listener checks that the slot's guard is who answers on its socket: the kernel
+// tells which process made it listen.
+func (s *slot) listener() Check {
+	c := Check{Group: "requests", Tried: "who listens on " + s.policy.Socket, Do: s.hint()}
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: s.policy.Socket})
+	if err != nil {
+		c.Saw = err.Error()
+		return c
+	}
+	defer func() { _ = conn.Close() }()
+	raw, err := conn.SyscallConn()
+	var cred *unix.Ucred
+	if err == nil {
+		err = errors.Join(raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }), err)
+	}
+	switch {
+	case err != nil:
+		c.Saw = err.Error()
+	case int(cred.Pid) != s.state.Guard.MainPID:
+		comm, _ := os.ReadFile("/proc/" + strconv.Itoa(int(cred.Pid)) + "/comm")
+		c.Saw = fmt.Sprintf("process %d (%s), and the guard is process %d", cred.Pid, strings.TrimSpace(string(comm)), s.state.Guard.MainPID)
+	default:
+		c.Saw, c.Held, c.Do = "the slot's guard", true, ""
+	}
+	return c
+}
