@@ -22,6 +22,8 @@ type fakeEngine struct {
 	socket string
 	driver string        // cgroup driver
 	exit   chan struct{} // closed: containers have exited
+	// online are the CPUs that the engine knows; "" for all.
+	online string
 	// onStart is called while a container starts, if not nil.
 	onStart func()
 
@@ -160,6 +162,10 @@ func (e *fakeEngine) create(w http.ResponseWriter, r *http.Request) {
 	}
 	if req.HostConfig == nil {
 		req.HostConfig = &container.HostConfig{}
+	}
+	if e.online != "" && req.HostConfig.CpusetCpus != "" {
+		reply(w, http.StatusBadRequest, map[string]string{"message": "Requested CPUs are not available - requested " + req.HostConfig.CpusetCpus + ", available: " + e.online})
+		return
 	}
 	if req.Image == "missing" {
 		reply(w, http.StatusNotFound, map[string]string{"message": "No such image: missing"})

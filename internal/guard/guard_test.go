@@ -628,3 +628,20 @@ func TestServeRefusesPolicy(t *testing.T) {
 		}
 	}
 }
+
+// An engine that was started while the slots' CPUs are a partition knows the
+// others only.
+func TestCreateWithoutTheEnginesCPUs(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.engine.online = "0,5"
+	r.create(t, "job")
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	if n := len(r.engine.created); n != 1 {
+		t.Fatalf("%d containers", n)
+	}
+	if h := r.engine.created[0].HostConfig; h.CpusetCpus != "" || h.CpusetMems != "" || h.CgroupParent != r.policy.Slice {
+		t.Errorf("CPUs %q, memory nodes %q, slice %q", h.CpusetCpus, h.CpusetMems, h.CgroupParent)
+	}
+}

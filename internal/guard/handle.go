@@ -91,16 +91,15 @@ func (g *guard) create(c *call) error {
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(wanted)
-	if err != nil {
-		return fmt.Errorf("write the request: %w", err)
+	resp, answerBody, err := g.make(c, wanted)
+	if err == nil && unavailable(resp.StatusCode, answerBody) {
+		// The engine was started anew after the slots' CPUs became a partition,
+		// and believes that the machine has only the others. The container runs
+		// on the slot's by its slice, which was looked at just now.
+		g.log.Info("engine does not know the slot's cpus", "err", strings.TrimSpace(string(answerBody)))
+		wanted.HostConfig.CpusetCpus, wanted.HostConfig.CpusetMems = "", ""
+		resp, answerBody, err = g.make(c, wanted)
 	}
-	resp, err := g.up.ask(c, bytes.NewReader(data))
-	if err != nil {
-		return err
-	}
-	defer hangUp(resp.Body)
-	answerBody, err := readAll(resp)
 	if err != nil {
 		return err
 	}
@@ -118,6 +117,29 @@ func (g *guard) create(c *call) error {
 	resp.Body = io.NopCloser(bytes.NewReader(answerBody))
 	relay(c.w, resp)
 	return nil
+}
+
+// make asks the engine for a container and returns its whole answer.
+func (g *guard) make(c *call, wanted *container.CreateRequest) (*http.Response, []byte, error) {
+	data, err := json.Marshal(wanted)
+	if err != nil {
+		return nil, nil, fmt.Errorf("write the request: %w", err)
+	}
+	resp, err := g.up.ask(c, bytes.NewReader(data))
+	if err != nil {
+		return nil, nil, err
+	}
+	defer hangUp(resp.Body)
+	body, err := readAll(resp)
+	return resp, body, err
+}
+
+// unavailable says that the engine refused a container for its CPUs or memory
+// nodes, in its own words.
+func unavailable(status int, answer []byte) bool {
+	text := string(answer)
+	return status == http.StatusBadRequest && strings.Contains(text, "not available") &&
+		(strings.Contains(text, "Requested CPUs") || strings.Contains(text, "Requested memory nodes"))
 }
 
 // hold puts the slot user's paths in a request out of that user's reach.
