@@ -175,10 +175,8 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	b.conf.Env = append(b.env, p.Env...)
 	b.conf.Labels[slotLabel] = strconv.Itoa(p.Slot)
 
-	// CPUs and memory nodes are the slice's. Naming them here limits nothing more,
-	// and an engine that was restarted on the CPUs that the slots leave it takes
-	// no others.
 	h.CgroupParent = p.Slice
+	h.CpusetCpus, h.CpusetMems = p.CPUs, p.MemoryNodes
 	h.Memory, h.MemorySwap = b.memory, b.memory // equal: no swap
 	h.ShmSize = b.shm
 	if b.pids > 0 {

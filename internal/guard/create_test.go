@@ -281,7 +281,7 @@ func FuzzRebuild(f *testing.F) {
 			h.PidMode != "" || h.UTSMode != "" || h.UsernsMode != "" || h.IpcMode != "private" || h.CgroupnsMode != "private" || h.Runtime != "runc" {
 			t.Errorf("more than a slot's: %+v", h)
 		}
-		if h.CgroupParent != policy.Slice || h.CpusetCpus+h.CpusetMems != "" || h.Memory <= 0 || h.Memory > policy.MemoryBytes || h.MemorySwap != h.Memory {
+		if h.CgroupParent != policy.Slice || h.CpusetCpus != policy.CPUs || h.Memory <= 0 || h.Memory > policy.MemoryBytes || h.MemorySwap != h.Memory {
 			t.Errorf("not the slot's limits: %+v", h.Resources)
 		}
 		if diff := cmp.Diff([]string{"no-new-privileges"}, h.SecurityOpt); diff != "" {

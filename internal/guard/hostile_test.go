@@ -151,6 +151,7 @@ func TestHostileFaults(t *testing.T) {
 		want   string
 	}{
 		"another GPU":  {func(p *plan.JobPolicy) { p.CDIDevice = "nvidia.com/gpu=x" }, "it gets the devices"},
+		"other CPUs":   {func(p *plan.JobPolicy) { p.CPUs = "0-1" }, "its CPUs are"},
 		"less memory":  {func(p *plan.JobPolicy) { p.MemoryBytes /= 2 }, "its memory is"},
 		"no network":   {func(p *plan.JobPolicy) { p.Network = "none" }, "its network is"},
 		"strict":       {func(p *plan.JobPolicy) { p.Profile = "strict" }, "its root is writable"},

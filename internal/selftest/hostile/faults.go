@@ -11,6 +11,7 @@ import (
 	"github.com/moby/moby/api/types/mount"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -52,7 +53,7 @@ func Faults(p plan.JobPolicy, c *container.Config, h *container.HostConfig) []st
 	not(len(h.PortBindings) > 0 || h.PublishAllPorts, "ports are published")
 
 	not(h.CgroupParent != p.Slice, "it is below %q, not %s", h.CgroupParent, p.Slice)
-	not(h.CpusetCpus+h.CpusetMems != "", "its CPUs are %q on nodes %q, and not what the slice has", h.CpusetCpus, h.CpusetMems)
+	not(!sameSet(h.CpusetCpus, p.CPUs) || !sameSet(h.CpusetMems, p.MemoryNodes), "its CPUs are %q on nodes %q, planned are %s on %s", h.CpusetCpus, h.CpusetMems, p.CPUs, p.MemoryNodes)
 	not(h.Memory <= 0 || h.Memory > p.MemoryBytes, "its memory is %d, planned are at most %d", h.Memory, p.MemoryBytes)
 	not(h.MemorySwap != h.Memory, "it may swap")
 	not(h.PidsLimit == nil || *h.PidsLimit <= 0 || *h.PidsLimit > p.PidsLimit, "its processes are not limited to %d", p.PidsLimit)
@@ -129,4 +130,10 @@ func matches(list []string, name string) bool {
 		prefix, isPrefix := strings.CutSuffix(pattern, "*")
 		return name == pattern || isPrefix && strings.HasPrefix(name, prefix)
 	})
+}
+
+func sameSet(a, b string) bool {
+	x, errX := cpuset.Parse(a)
+	y, errY := cpuset.Parse(b)
+	return errX == nil && errY == nil && x.Equal(y)
 }
