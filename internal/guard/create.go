@@ -189,8 +189,8 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	h.RestartPolicy.Name = "no"
 	// The default seccomp and AppArmor profiles stay because nothing else is said.
 	h.SecurityOpt = []string{"no-new-privileges"}
-	// A device node made in the checkout, or forged packets on the bridge that
-	// all slots share, would reach the neighbour.
+	// A device node made in the checkout would reach the neighbour, and forged
+	// packets what lies beyond the node.
 	h.CapDrop = slices.Compact(slices.Sorted(slices.Values(append(h.CapDrop, "MKNOD", "NET_RAW"))))
 	h.LogConfig = container.LogConfig{Type: "local", Config: map[string]string{"max-size": "32m", "max-file": "2"}}
 	// By name: where the engine's default is NVIDIA's runtime, the environment

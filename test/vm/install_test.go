@@ -358,6 +358,8 @@ const machineState = `find /etc /usr/local /var/lib /run /root /home /opt /srv -
 	find /sys/fs/cgroup -maxdepth 2 -type d -name '*buildkite*'
 	systemctl list-units --all --plain --no-legend '*kbnode*' '*buildkite*'
 	find /run/systemd/system.control /run/systemd/transient -mindepth 1 2>/dev/null || true
+	docker network ls --format '{{.Name}} {{.Driver}}' | sort
+	{ ip -o link; nft list tables; } | grep kbnode || true
 	docker ps -aq`
 
 func TestUninstallLeavesNothing(t *testing.T) {
