@@ -1,0 +1,89 @@
+#!/bin/bash
+# Runs the hostile jobs of one slot, one after the other: lane.sh SLOT TOKEN. For a job
+# NAME there is NAME.yml with its step, and NAME.flags for bkstub; NAME.during is
+# what root does meanwhile. What came of it: NAME.log, NAME.code, NAME.said (by
+# NAME.during), NAME.left (what is left of the slot's, at once), NAME.clean (seconds
+# until nothing was), and the times submitted, started and ended.
+set -u
+slot=$1
+token=$2
+user=kbnode-gpu$slot
+unit=buildkite-agent-gpu$slot
+slice=/sys/fs/cgroup/buildkite.slice/buildkite-gpu$slot.slice
+work=/var/lib/buildkite-agent/gpu-$slot
+cd "/root/attack/$slot" || exit
+
+# poll COMMAND…: until it succeeds, for three minutes.
+poll() {
+	for ((i = 0; i < 360; i++)); do
+		"$@" && return
+		sleep 0.5
+	done
+	echo "waited in vain: $*"
+	return 1
+}
+
+# catch is poll for what does not last.
+catch() {
+	local until=$((SECONDS + 120))
+	while ((SECONDS < until)); do
+		"$@" && return
+	done
+	echo "never caught: $*"
+	return 1
+}
+
+main_pid() { systemctl show -P MainPID "$unit"; }
+is_ready() { compgen -G "$work/builds/*/*/*/READY" >/dev/null; }
+# The words that follow are what a NAME.during says.
+ready() { poll is_ready; }
+restarted() { local now; now=$(main_pid) && [[ $now != 0 && $now != "$agent" ]]; }
+container() { find "$slice" -name 'docker-*.scope' | sed 's/.*docker-\(.*\)\.scope/\1/' | head -n 1; }
+
+# left prints what a job of this slot left behind.
+left() {
+	local main p
+	main=$(main_pid)
+	find "$slice" -name cgroup.procs -exec cat {} + 2>/dev/null | while read -r p; do
+		[[ $p == "$main" ]] || echo "process $(tr '\0' ' ' <"/proc/$p/cmdline" | head -c 80)"
+	done
+	pgrep -u "$user" -a | while read -r p words; do
+		[[ $p == "$main" ]] || echo "process of the user: ${words:0:80}"
+	done
+	curl -s --unix-socket /run/docker.sock "http://docker/containers/json?all=1&filters=%7B%22label%22%3A%5B%22kbnode.slot%3D$slot%22%5D%7D" | grep -o '"Names":[^]]*'
+	find "/run/kbnode/gpu$slot/mounts" -mindepth 1 -printf 'held mount %f\n' 2>/dev/null
+	find "$work" ! -user "$user" ! -path "*/lost+found*" 2>/dev/null | head -n 5 | sed 's/^/file of another: /'
+}
+
+for steps in *.yml; do
+	name=${steps%.yml}
+	agent=$(main_pid)
+	rm -f "$work"/builds/*/*/*/READY
+	date +%s >"$name.submitted"
+	# shellcheck disable=SC2046
+	build=$(bkstub submit --queue b200 --steps "$steps" $(cat "$name.flags"))
+	echo "$build" >"$name.build"
+	lost=
+	if [[ -s $name.during ]]; then
+		# shellcheck disable=SC1090
+		. "./$name.during" >"$name.said" 2>&1
+	fi
+	if [[ $lost ]]; then
+		# Buildkite learns of an agent that died only minutes later.
+		poll restarted
+		bkstub log "$build" >"$name.log" 2>&1
+		echo lost >"$name.code"
+	else
+		bkstub wait --timeout 5m "$build" >"$name.log" 2>&1
+		echo $? >"$name.code"
+	fi
+	date +%s >"$name.ended"
+	curl -s -H "Authorization: Bearer $token" "http://127.0.0.1:8899/v2/organizations/kbnode/pipelines/kernelbot/builds/$build" |
+		jq -r '.jobs[0].started_at | sub("[.][0-9]+"; "") | fromdate' >"$name.started" 2>/dev/null
+	left >"$name.left" 2>&1
+	SECONDS=0
+	if [[ -s $name.left ]]; then
+		while [[ $(left) && $SECONDS -lt 40 ]]; do sleep 0.5; done
+	fi
+	echo "$SECONDS" >"$name.clean"
+done

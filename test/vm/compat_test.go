@@ -1,0 +1,211 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/vm"
+)
+
+// share is what a job of the existing pipelines may look at; result.json is what
+// its submitter gets.
+const share = `echo ":: gpu $(ls /dev/nvidia[0-9]*) $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES"
+echo ":: cpus $(nproc) $(grep Cpus_allowed_list /proc/self/status | tr -d '\t')"
+echo ":: memory $(cat /sys/fs/cgroup/memory.max)"
+echo "{\"slot\": $KERNELBOT_GPU_INDEX}" >result.json
+`
+
+const artifacts = "    artifact_paths: [result.json]\n"
+
+// compatible are pipelines in the shape of kernelbot's. Each also shows its share,
+// unless it has steps of its own.
+func compatible() []attack {
+	list := []attack{
+		{ // "Working Docker pipeline" of the infrastructure guide
+			name: "guide", image: "127.0.0.1:5000/guide:latest",
+			option: `, always-pull: true, environment: [NVIDIA_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES], cpus: "${KERNELBOT_CPUS:-8}", memory: "${KERNELBOT_MEMORY:-64g}"`,
+			script: `echo ":: asked $NVIDIA_VISIBLE_DEVICES"; free >/dev/null && echo :: free`, wants: []string{"asked GPU-", "free"},
+		},
+		{ // deployment/buildkite/pipeline.yml, with packages that are installed as it runs
+			name: "runtime and packages", image: "kernelbot-test:latest",
+			option: `, runtime: nvidia, environment: [NVIDIA_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES, KERNELBOT_PAYLOAD, KERNELBOT_RUN_ID]`, flags: "--env KERNELBOT_PAYLOAD=abc=",
+			script: `mkdir -p /usr/lib/python3/dist-packages/extra /var/lib/extra && echo 'answer = 42' >/usr/lib/python3/dist-packages/extra/__init__.py
+echo 'extra:x:777:777::/var/lib/extra:/bin/sh' >>/etc/passwd; chown 777:777 /var/lib/extra; mkfifo /var/lib/extra/fifo
+cp /bin/ls /usr/local/bin/extra.new; chmod 4755 /usr/local/bin/extra.new; ln /usr/local/bin/extra.new /usr/local/bin/extra.old; mv -f /usr/local/bin/extra.new /usr/local/bin/extra
+python3 - <<'END'
+import extra, os
+print("::", "payload", os.environ["KERNELBOT_PAYLOAD"], os.environ["KERNELBOT_RUN_ID"][:4], extra.answer)
+os.setgroups([]); os.setgid(777); os.setuid(777); open("/var/lib/extra/mine", "w").close()
+END
+extra / >/dev/null && echo ":: $(stat -c '%u %a' /usr/local/bin/extra /var/lib/extra/mine | tr '\n' ' ')"`,
+			wants: []string{"payload abc= run- 42", "0 4755 777 644"},
+		},
+		{
+			name: "environment, volumes and shell",
+			option: `, environment: [GREETING=hello world, KERNELBOT_RUN_ID, MISSING, "NVIDIA_VISIBLE_DEVICES=all", LD_PRELOAD=/x.so], env-propagation-list: KERNELBOT_LIST, workdir: /elsewhere,
+          volumes: ["./:/here", ".:/again:ro", "$$BUILDKITE_BUILD_CHECKOUT_PATH/README.md:/readme"], expand-volume-vars: true, expand-image-vars: true, network: bridge, shell: ["/bin/sh", "-e", "-u", "-c"]`,
+			script: `echo ":: $GREETING ${MISSING-unset} ${LD_PRELOAD-unset} ${KERNELBOT_RUN_ID%%-*} $KERNELBOT_SHADE"
+cmp README.md /readme && cmp /here/README.md /again/README.md && ! touch /again/x && pwd | sed 's/^/:: /'; (echo $NOT_THERE) 2>/dev/null || echo :: strict`,
+			wants: []string{"hello world unset unset run dark", "/elsewhere", "strict"},
+			rest:  "    env: {KERNELBOT_LIST: KERNELBOT_SHADE, KERNELBOT_SHADE: dark}\n",
+		},
+		{
+			name: "sizes and devices",
+			option: `, shm-size: 32mb, ulimits: ["nofile=1024:2048", "memlock=-1"], tmpfs: ["/scratch:size=16m,exec"], ipc: private, memory: 200m, memory-swap: "-1", cpus: "2",
+          devices: ["/dev/nvidia0", "/dev/nvidia1"]`,
+			script: `echo ":: shm $(df -m /dev/shm | tail -n 1 | awk '{print $2}') files $(ulimit -n) scratch $(df -m /scratch | tail -n 1 | awk '{print $2}')"
+cp /bin/busybox /scratch/true && /scratch/true && echo :: runs; test "$(cat /sys/fs/cgroup/memory.max)" = 209715200 && echo :: less`,
+			wants: []string{"shm 32 files 1024 scratch 16", "runs", "less"},
+		},
+		{
+			name: "plain, and a kept container", option: `, propagate-uid-gid: true, additional-groups: ["44"], tty: false, interactive: false, init: false, run-labels: false, drop-caps: [CHOWN], network: none, leave-container: true`,
+			script: `test -t 1 || echo ":: no terminal"; test -e /sys/class/net/eth0 || echo ":: no network"; test "$(id -u)" != 0 && echo ":: not root"; echo ":: groups $(id -G)"`,
+			wants:  []string{"no terminal", "no network", "not root", "groups "},
+		},
+		{
+			name: "agent, and exit code", option: `, mount-buildkite-agent: true, user: "0:0"`, code: "1",
+			script: `echo ":: token ${BUILDKITE_AGENT_ACCESS_TOKEN-none} user $(id -u)"; /usr/bin/buildkite-agent --version | sed 's/^/:: /'; exit 42`,
+			wants:  []string{"token none user 0", "buildkite-agent version"},
+			check: func(t *testing.T, m *vm.Machine, r outcome) {
+				if out := m.Sh("bkstub wait " + r.build + " 2>&1 || true"); !strings.Contains(out, "exit status 42") {
+					t.Errorf("the exit code did not come through: %s", tail(out))
+				}
+			},
+		},
+	}
+	for i := range list {
+		list[i].script = share + list[i].script
+		list[i].rest += artifacts
+		list[i].code = cmp.Or(list[i].code, "0")
+	}
+	return append(list,
+		attack{name: "command and entrypoint", option: `, entrypoint: /bin/sh, command: ["-c", "echo :: $$(pwd)"], shell: false, mount-checkout: false, workdir: /somewhere`, wants: []string{"/somewhere"}, code: "0"},
+		attack{name: "all that is refused", script: "echo :: it ran", code: "1", not: []string{"it ran"},
+			option: `, privileged: true, add-caps: [SYS_ADMIN], security-opts: ["seccomp=unconfined"], sysctls: ["net.core.somaxconn=1"], publish: ["80:80"], pid: host, volumes: ["/etc:/host"]`,
+			check: says("kbnode: HostConfig.Binds: ", "a job mounts only directories and files that are there below", "HostConfig.CapAdd: a job gets no more capabilities; leave it out",
+				"HostConfig.Privileged: a job's container is never privileged; leave it out", "HostConfig.SecurityOpt: ", "HostConfig.Sysctls: ", "HostConfig.PortBindings: ", "HostConfig.PidMode: ")},
+		attack{name: "client", host: true, script: "bash /srv/attack/client.sh", code: "0", wants: []string{"done"}, check: clientSays},
+	)
+}
+
+// says wants sentences in the log.
+func says(sentences ...string) func(*testing.T, *vm.Machine, outcome) {
+	return func(t *testing.T, _ *vm.Machine, r outcome) {
+		// A terminal breaks no lines, but the CLI does.
+		text := strings.Join(strings.Fields(r.log), " ")
+		for _, s := range sentences {
+			if !strings.Contains(text, s) {
+				t.Errorf("the log does not say %q", s)
+			}
+		}
+	}
+}
+
+// clientSays is what came of Docker's command line on the host: which commands
+// worked, and that each of the others was refused in a sentence.
+func clientSays(t *testing.T, _ *vm.Machine, r outcome) {
+	works := []string{"run", "run --rm --gpus", "exit code", "standard input", "run -d", "ps", "inspect", "logs", "logs -f", "wait", "start", "stop", "ps -a", "rm", "create", "start -a",
+		"pull", "pull again", "image inspect", "version", "info", "network ls", "rm2"}
+	for _, mark := range r.marks() {
+		verdict, rest, _ := strings.Cut(mark, " ")
+		what, said, _ := strings.Cut(rest+" ", ": ")
+		switch {
+		case verdict == "yes" && !slices.Contains(works, what):
+			t.Errorf("docker %s worked: %s", what, said)
+		case verdict == "no" && slices.Contains(works, what):
+			t.Errorf("docker %s: %s", what, said)
+		case verdict == "no" && !strings.Contains(said, "kbnode: "):
+			t.Errorf("docker %s is refused without a sentence of kbnode: %s", what, said)
+		}
+	}
+}
+
+// TestCompatible runs pipelines in the shape of the existing ones through the
+// docker plugin, with each of its options that they could use.
+func TestCompatible(t *testing.T) {
+	t.Parallel()
+	m := installed(t)
+	var p plan.Plan
+	if err := json.Unmarshal([]byte(m.Sh("kbnode plan --json")), &p); err != nil {
+		t.Fatal(err)
+	}
+	putScripts(t, m)
+	realPlugin(t, m)
+	m.Sh("mkdir /root/registry; docker save busybox:test | tar -x -C /root/registry")
+	m.Sh("docker run -d --network host -v /root/registry:/registry:ro -v /srv/attack/registry.py:/registry.py:ro kernelbot-test:latest python3 /registry.py /registry")
+	m.Wait("the registry", "curl -sf http://127.0.0.1:5000/v2/")
+
+	lanes := make([][]attack, len(p.Slots))
+	for i, a := range compatible() {
+		lanes[(i+1)%len(lanes)] = append(lanes[(i+1)%len(lanes)], a)
+	}
+	all := attackAll(t, m, lanes)
+	for slot, lane := range lanes {
+		for _, a := range lane {
+			t.Run(a.key(), func(t *testing.T) {
+				r := all[strconv.Itoa(slot)+" "+a.key()]
+				r.usable = 0 // not here
+				if strings.HasPrefix(a.script, share) {
+					sees(t, m, p.Slots[slot], r)
+				}
+				a.judge(t, m, r, 0)
+			})
+		}
+	}
+}
+
+// sees compares what a job saw with the plan of its slot.
+func sees(t *testing.T, m *vm.Machine, s plan.Slot, r outcome) {
+	t.Helper()
+	cpus, err := cpuset.Parse(s.CPUs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uuid := s.GPUs[0].UUID
+	for _, want := range []string{
+		fmt.Sprintf("gpu /dev/nvidia%d %s void", s.Index, uuid), // void is CDI's word to NVIDIA's own runtime
+		fmt.Sprintf("cpus %d Cpus_allowed_list:%s", cpus.Len(), s.CPUs),
+	} {
+		if !slices.Contains(r.marks(), want) {
+			t.Errorf("it did not see %q", want)
+		}
+	}
+	for _, mark := range r.marks() {
+		if bytes, ok := strings.CutPrefix(mark, "memory "); ok {
+			if n, err := strconv.ParseInt(bytes, 10, 64); err != nil || n > s.MemoryBytes {
+				t.Errorf("its memory is %s, the slot's is %d", bytes, s.MemoryBytes)
+			}
+		}
+	}
+	if got, want := m.Try("bkstub artifact "+r.build+" result.json").Stdout, fmt.Sprintf("{\"slot\": %d}\n", s.Index); got != want {
+		t.Errorf("result.json is %q, want %q", got, want)
+	}
+}
+
+// realPlugin replaces the stand-in by the real plugin, if KBNODE_DOCKER_PLUGIN
+// names a directory with it.
+func realPlugin(t *testing.T, m *vm.Machine) {
+	t.Helper()
+	dir := os.Getenv("KBNODE_DOCKER_PLUGIN")
+	if dir == "" {
+		return
+	}
+	tree, err := exec.CommandContext(t.Context(), "tar", "-c", "-C", dir, ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Put("/root/plugin.tar", 0o600, string(tree))
+	m.Sh(`rm -rf /srv/git/docker-buildkite-plugin.git; mkdir /root/plugin; cd /root/plugin; tar -xf ../plugin.tar; git init -q -b main
+		git add .; git -c user.name=rig -c user.email=rig@localhost commit -q -m real; git tag v5.11.0; git clone -q --bare . /srv/git/docker-buildkite-plugin.git`)
+}
