@@ -340,6 +340,31 @@ func TestHooks(t *testing.T) {
 
 // TestTextIsForEverybody looks through all tracked text for what only means
 // something where it was written.
+// TestNamedTests holds the pages to tests that are there: security.md says which
+// one shows what.
+func TestNamedTests(t *testing.T) {
+	t.Parallel()
+	there := map[string]bool{}
+	for _, dir := range []string{"internal", "test"} {
+		for _, f := range files(t, dir) {
+			if strings.HasSuffix(f, "_test.go") {
+				for _, m := range regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`).FindAllStringSubmatch(read(t, f), -1) {
+					there[m[1]] = true
+				}
+			}
+		}
+	}
+	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w+)`").FindAllStringSubmatch(read(t, "docs/security.md"), -1)
+	if len(named) < 40 {
+		t.Errorf("security.md names %d tests; is its table gone?", len(named))
+	}
+	for _, m := range named {
+		if !there[m[1]] {
+			t.Errorf("docs/security.md names %s, and there is no such test", m[1])
+		}
+	}
+}
+
 func TestTextIsForEverybody(t *testing.T) {
 	t.Parallel()
 	out, err := exec.CommandContext(t.Context(), "git", "-C", root, "ls-files", "-z").Output()
