@@ -65,7 +65,7 @@ func TestHygiene(t *testing.T) {
 		r := runStep(m, 1, hostStep(1, `(setsid setsid sleep 4444 >/dev/null 2>&1 </dev/null &)
 echo x >/tmp/left; echo x >/dev/shm/left; mkdir -p /var/tmp/left/deep; chmod 0 /var/tmp/left/deep /var/tmp/left
 mkdir -p ~/.docker/cli-plugins; echo x >~/.bashrc
-perl -e 'defined shmget(1, 4096, 01600) && defined semget(2, 1, 01600) && defined msgget(3, 01600) or die $$!; syscall(240, "left", 0102, 0600, 0) >= 0 or die $$!'
+perl -e 'defined shmget(1, 4096, 01600) && defined semget(2, 1, 01600) && defined msgget(3, 01600) or die $$!; my $$queue = "left"; syscall(240, $$queue, 0102, 0600, 0) >= 0 or die $$!'
 for at in tmp dev/shm dev/mqueue; do echo in $$at: $$(ls -A /$$at | grep left); done
 cat /proc/sysvipc/shm /proc/sysvipc/sem /proc/sysvipc/msg | wc -l`))
 		for _, want := range []string{"in tmp: left", "in dev/shm: left", "in dev/mqueue: left", "\n6"} {
