@@ -30,6 +30,7 @@ type slotRig struct {
 	immortal int            // a process that no signal ends
 	frozen   bool           // the agent's unit, at the last kill
 	killed   []int
+	onKill   func(pid int)
 	removed  int
 	asked    []string // what was cleared, in order
 	stopped  int
@@ -139,6 +140,9 @@ func (r *slotRig) signal(pid int) error {
 	}
 	r.frozen = string(text) == "1"
 	r.killed = append(r.killed, pid)
+	if r.onKill != nil {
+		r.onKill(pid)
+	}
 	if pid == r.immortal {
 		return nil
 	}
@@ -429,9 +433,19 @@ func TestJobWithAllTasks(t *testing.T) {
 			t.Errorf("killed %v of a job that has room", r.killed)
 		}
 		r.put(slice+"/pids.current", "90\n")
+		r.mu.Lock()
+		r.immortal = 201 // for a moment, in which the job's own end begins
+		r.onKill = func(pid int) {
+			if pid == 201 && !r.frozen {
+				r.immortal = 0
+			} else if pid == 201 {
+				r.start(203, bootstrap, agentCgroup)
+			}
+		}
+		r.mu.Unlock()
 		pass(5 * time.Second)
 		// 102 stands for the hook; it is not there while a job runs.
-		if diff := cmp.Diff([]int{hookPID, 200, 201, 202}, r.killed); diff != "" {
+		if diff := cmp.Diff([]int{hookPID, 200, 201, 201, 202}, r.killed); diff != "" {
 			t.Error(diff)
 		}
 		r.put(slice+"/pids.current", "2\n")

@@ -152,7 +152,12 @@ func (s slotProcs) endWithin(ctx context.Context, keep map[int]bool) (ended int,
 	if err = errors.Join(err, listErr, s.thaw()); err != nil {
 		return len(list), fmt.Errorf("end what the job left: %w", err)
 	}
-	return len(list), s.gone(ctx, strays)
+	// Nothing was born meanwhile, and what is now is not what was left: when a
+	// job's command is ended, its hooks begin.
+	return len(list), s.gone(ctx, func() ([]int, error) {
+		now, err := strays()
+		return slices.DeleteFunc(now, func(pid int) bool { return !slices.Contains(list, pid) }), err
+	})
 }
 
 // endBeside kills all that the slot runs outside of the agent's unit.
