@@ -174,10 +174,10 @@ func (s *slot) gone(ctx context.Context, id string) []Check {
 // address; "" where there is none.
 func (s *slot) neighbour(ctx context.Context) (address string, stop func(), err error) {
 	stop = func() {}
-	i := slices.Index(s.t.idle, s.plan.Index)
+	i := slices.IndexFunc(s.t.idle, func(o *slot) bool { return o.plan.Index == s.plan.Index })
 	other := s.t.idle[(i+1)%len(s.t.idle)]
-	pol := s.t.policies[other]
-	if other == s.plan.Index || pol.Network == config.NetworkNone {
+	pol := other.policy
+	if other.plan.Index == s.plan.Index || pol.Network == config.NetworkNone || other.hasJob() {
 		return "", stop, nil
 	}
 	text, err := json.Marshal(probe.Ask{Listen: listenPort})

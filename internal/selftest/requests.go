@@ -52,6 +52,7 @@ func (s *slot) slowClients(ctx context.Context) <-chan []Check {
 
 // requests sends the whole table to the slot's guard.
 func (s *slot) requests(ctx context.Context) ([]Check, error) {
+	s.add(s.listener())
 	target, err := s.target(ctx)
 	if err != nil {
 		return nil, err
@@ -213,9 +214,9 @@ func (s *slot) madeByRefused(ctx context.Context, target hostile.Target) ([]Chec
 		}
 	}
 	const group, tried = "requests", "anything that a refused request made"
-	checks := []Check{s.listener(), {Group: group, Tried: tried, Saw: "nothing", Held: true}}
+	checks := []Check{{Group: group, Tried: tried, Saw: "nothing", Held: true}}
 	if len(strange) > 0 {
-		checks[1] = Check{Group: group, Tried: tried, Saw: strings.Join(strange, ", "), Do: s.hint()}
+		checks[0] = Check{Group: group, Tried: tried, Saw: strings.Join(strange, ", "), Do: s.hint()}
 	}
 	for what, id := range map[string]string{"its own container": target.Own, "a container of another": target.Other} {
 		c := Check{Group: group, Tried: what + ", afterwards", Saw: "as it was", Held: true}

@@ -96,28 +96,31 @@ type tester struct {
 	policies map[int]plan.JobPolicy
 	engine   *docker.Engine
 	machine  machine
-	idle     []int // slots that are tried
+	idle     []*slot // also those that are not tried
 }
 
 func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
 	reports := []SlotReport{{Slot: "node", Index: -1, Checks: t.node()}}
 	var slots []*slot
+	tried := false
 	for _, s := range t.Plan.Slots {
-		if len(t.Slots) > 0 && !slices.Contains(t.Slots, s.Index) {
-			continue
-		}
 		sl := &slot{t: t, plan: s, policy: t.policies[s.Index], state: t.stateOf(s.Index)}
 		sl.report = SlotReport{Slot: s.Name, Index: s.Index, Checks: []Check{}, Skipped: sl.away()}
 		if sl.report.Skipped == "" {
-			t.idle = append(t.idle, s.Index)
+			t.idle = append(t.idle, sl)
 		}
-		slots = append(slots, sl)
+		if len(t.Slots) == 0 || slices.Contains(t.Slots, s.Index) {
+			slots = append(slots, sl)
+			tried = tried || sl.report.Skipped == ""
+		}
 	}
-	err := t.prepare(ctx)
-	defer t.clean(ctx)
-	if err == nil && len(t.idle) > 0 {
-		t.machine = readMachine(t.Plan)
-		err = t.slots(ctx, slots)
+	var err error
+	if tried {
+		defer t.clean(ctx)
+		if err = t.prepare(ctx); err == nil {
+			t.machine = readMachine(t.Plan)
+			err = t.slots(ctx, slots)
+		}
 	}
 	for _, sl := range slots {
 		reports = append(reports, sl.report)
@@ -150,9 +153,6 @@ func (t *tester) slots(ctx context.Context, slots []*slot) error {
 // prepare removes what an earlier run may have left, and makes the image that
 // all containers run: an empty one, as kbnode comes by itself.
 func (t *tester) prepare(ctx context.Context) error {
-	if len(t.idle) == 0 {
-		return nil
-	}
 	t.Progress("", "making an image")
 	ctx, cancel := context.WithTimeout(ctx, imageTime)
 	defer cancel()
@@ -168,9 +168,6 @@ func (t *tester) prepare(ctx context.Context) error {
 
 // clean removes all that was made. It also does when the run was interrupted.
 func (t *tester) clean(ctx context.Context) {
-	if len(t.idle) == 0 {
-		return
-	}
 	t.Progress("", "cleaning up")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 	defer cancel()

@@ -97,14 +97,20 @@ func (s *slot) watch(ctx context.Context, stop context.CancelCauseFunc) {
 			return
 		case <-tick.C:
 		}
-		if s.state.Agent.Cgroup == "" {
-			continue
-		}
-		if job, err := agent.CurrentJob("/", s.state.Agent.Cgroup, s.state.Agent.MainPID); err == nil && job != nil {
+		if s.hasJob() {
 			stop(errJob)
 			return
 		}
 	}
+}
+
+// hasJob says whether the slot's agent runs a job now.
+func (s *slot) hasJob() bool {
+	if s.state.Agent.Cgroup == "" {
+		return false
+	}
+	job, err := agent.CurrentJob("/", s.state.Agent.Cgroup, s.state.Agent.MainPID)
+	return err == nil && job != nil
 }
 
 // hint is what to type when nothing better is known.

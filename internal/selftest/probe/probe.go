@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -83,6 +84,7 @@ func (f *Facts) Saw(kind, what string) string {
 
 // Run does what is asked and tells what it saw.
 func Run(ctx context.Context, a Ask) (*Facts, error) {
+	runtime.GOMAXPROCS(2) // on many CPUs Go's own threads would reach the limit that is tried
 	if a.Listen > 0 {
 		return nil, listen(ctx, a.Listen)
 	}
@@ -237,7 +239,12 @@ func connectAll(ctx context.Context, addresses []string) []Try {
 	return tries
 }
 
+// listenTime is for a listener that nobody ends: its tester was killed.
+const listenTime = 10 * time.Minute
+
 func listen(ctx context.Context, port int) error {
+	ctx, cancel := context.WithTimeout(ctx, listenTime)
+	defer cancel()
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
