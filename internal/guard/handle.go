@@ -1,24 +1,17 @@
 package guard
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
-	"net/url"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/api/types/mount"
-
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -37,206 +30,6 @@ func (g *guard) pass(c *call) error {
 	}
 	defer hangUp(resp.Body)
 	relay(c.w, resp)
-	return nil
-}
-
-// create makes a container from policy and the few wishes of a job.
-func (g *guard) create(c *call) error {
-	rc := http.NewResponseController(c.w)
-	if err := rc.SetReadDeadline(time.Now().Add(bodyDeadline)); err != nil {
-		return fmt.Errorf("read the request: %w", err)
-	}
-	body, err := io.ReadAll(io.LimitReader(c.r.Body, maxBody+1))
-	if err != nil {
-		return refusal{http.StatusBadRequest, "kbnode: the body did not arrive: " + err.Error()}
-	}
-	if err := rc.SetReadDeadline(time.Time{}); err != nil {
-		return fmt.Errorf("read the request: %w", err)
-	}
-	wanted, err := rebuild(g.policyFor(c.r.Context()), g.facts, body)
-	if err != nil {
-		return forbid("%s", err)
-	}
-	if err := g.ready(c); err != nil {
-		return err
-	}
-	if wanted.HostConfig.NetworkMode != networkNone {
-		if err := g.network.ready(c.r.Context()); err != nil {
-			return err
-		}
-	}
-	name := c.query.Get("name")
-	if name != "" {
-		c.query.Set("name", g.own.engineName(name))
-	}
-	volumes, err := g.volumes(c, wanted.Image)
-	if err != nil {
-		return err
-	}
-	if err := g.disk.sweep(c.r.Context(), &g.own); err != nil {
-		return err
-	}
-	binds, err := g.hold(wanted)
-	made := false
-	defer func() {
-		if !made {
-			g.release(binds)
-		}
-	}()
-	if err != nil {
-		return err
-	}
-	scratch, err := g.disk.prepare(wanted, volumes)
-	defer func() { g.disk.done(scratch, made) }()
-	if err != nil {
-		return err
-	}
-	resp, answerBody, err := g.make(c, wanted)
-	if err == nil && unavailable(resp.StatusCode, answerBody) {
-		// The engine was started anew after the slots' CPUs became a partition,
-		// and believes that the machine has only the others. The container runs
-		// on the slot's by its slice, which was looked at just now.
-		g.log.Info("engine does not know the slot's cpus", "err", strings.TrimSpace(string(answerBody)))
-		wanted.HostConfig.CpusetCpus, wanted.HostConfig.CpusetMems = "", ""
-		resp, answerBody, err = g.make(c, wanted)
-	}
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode == http.StatusCreated {
-		var created struct {
-			ID string `json:"Id"`
-		}
-		if err := json.Unmarshal(answerBody, &created); err != nil || created.ID == "" {
-			return errors.New("the Docker engine did not tell the new container's ID")
-		}
-		made = true
-		g.own.add(created.ID, owned{name: name, binds: binds, disk: scratch})
-		g.log.Info("container created", "id", created.ID, "image", wanted.Image)
-	}
-	resp.Body = io.NopCloser(bytes.NewReader(answerBody))
-	relay(c.w, resp)
-	return nil
-}
-
-// make asks the engine for a container and returns its whole answer.
-func (g *guard) make(c *call, wanted *container.CreateRequest) (*http.Response, []byte, error) {
-	data, err := json.Marshal(wanted)
-	if err != nil {
-		return nil, nil, fmt.Errorf("write the request: %w", err)
-	}
-	resp, err := g.up.ask(c, bytes.NewReader(data))
-	if err != nil {
-		return nil, nil, err
-	}
-	defer hangUp(resp.Body)
-	body, err := readAll(resp)
-	return resp, body, err
-}
-
-// unavailable says that the engine refused a container for its CPUs or memory
-// nodes, in its own words.
-func unavailable(status int, answer []byte) bool {
-	text := string(answer)
-	return status == http.StatusBadRequest && strings.Contains(text, "not available") &&
-		(strings.Contains(text, "Requested CPUs") || strings.Contains(text, "Requested memory nodes"))
-}
-
-// hold puts the slot user's paths in a request out of that user's reach.
-func (g *guard) hold(wanted *container.CreateRequest) ([]bound, error) {
-	var binds []bound
-	mounts := wanted.HostConfig.Mounts
-	for i, m := range mounts {
-		if m.Type != mount.TypeBind || m.Source == g.policy.Binary {
-			continue
-		}
-		b, err := g.binder.hold(m.Source)
-		if err != nil {
-			return binds, err
-		}
-		binds = append(binds, b)
-		mounts[i].Source = b.held
-	}
-	return binds, nil
-}
-
-func (g *guard) release(binds []bound) {
-	if err := g.binder.release(binds...); err != nil {
-		g.log.Warn("mount left behind", "err", err)
-	}
-}
-
-// start looks again at what may have changed since the container was made: the
-// slot's limits, and links on the way to what is mounted.
-func (g *guard) start(c *call) error {
-	binds := g.own.take(c.id)
-	defer g.release(binds)
-	if err := g.mayStart(c, binds); err != nil {
-		// The engine removes a container that cannot start if it is to be removed
-		// at its end, and `docker run --rm` waits for that.
-		g.discard(c)
-		return err
-	}
-	resp, err := g.up.ask(c, nil)
-	if err != nil {
-		return err
-	}
-	defer hangUp(resp.Body)
-	if resp.StatusCode == http.StatusNoContent {
-		if err := endTogether(g.cgroupRoot, g.policy.Slice, c.id); err != nil {
-			g.log.Warn("container may outlive its memory limit", "id", c.id, "err", err)
-		}
-	}
-	relay(c.w, resp)
-	return nil
-}
-
-func (g *guard) mayStart(c *call, binds []bound) error {
-	if err := g.ready(c); err != nil {
-		return err
-	}
-	if g.policy.Network != config.NetworkNone {
-		if err := g.network.apart(); err != nil {
-			return err
-		}
-	}
-	for _, b := range binds {
-		if err := g.binder.mount(b.source, b.held); err != nil {
-			g.log.Warn("mount refused", "id", c.id, "err", err)
-			return forbid("%.80q is not what it was when the container was created; create it again", b.source)
-		}
-	}
-	return g.onDisk(c)
-}
-
-// discard removes a container that is not started.
-func (g *guard) discard(c *call) {
-	req := *c
-	req.method, req.path, req.query = http.MethodDelete, "containers/"+c.id, url.Values{"v": {"1"}}
-	resp, err := g.up.ask(&req, nil)
-	if err != nil {
-		g.log.Warn("container left behind", "id", c.id, "err", err)
-		return
-	}
-	hangUp(resp.Body)
-	if resp.StatusCode == http.StatusNoContent {
-		g.own.forget(c.id)
-	}
-}
-
-// ready says why no container of the slot may run now.
-func (g *guard) ready(c *call) error {
-	if err := CheckSlice(g.cgroupRoot, g.policy); err != nil {
-		return refusal{http.StatusServiceUnavailable, "kbnode: " + strings.ReplaceAll(err.Error(), "\n", "; ")}
-	}
-	if g.disk.mounted != nil {
-		if err := g.disk.mounted(); err != nil {
-			return refusal{http.StatusServiceUnavailable, "kbnode: " + strings.ReplaceAll(err.Error(), "\n", "; ")}
-		}
-	}
-	if err := g.engine.ok(c.r.Context(), time.Now()); err != nil {
-		return refusal{http.StatusServiceUnavailable, "kbnode: " + err.Error()}
-	}
 	return nil
 }
 
