@@ -31,7 +31,7 @@ var calls = []struct {
 	{"the kernel's log", func() error { return call(unix.SYS_SYSLOG, 10, 0) }},
 	{"a file by its handle", handle},
 	{"the clock", func() error { return unix.ClockSettime(unix.CLOCK_REALTIME, &unix.Timespec{Nsec: -1}) }},
-	{"the host's name", func() error { return unix.Sethostname([]byte("kbnode-probe")) }},
+	{"the host's name", hostname},
 	{"packets of one's own", func() error { return socket(unix.AF_PACKET, unix.SOCK_RAW, 0) }},
 	{"raw sockets", func() error { return socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP) }},
 	{"real-time priority", func() error {
@@ -48,6 +48,15 @@ func mount() error {
 		_ = unix.Unmount(over, unix.MNT_DETACH)
 	}
 	return err
+}
+
+// hostname sets the name that there is.
+func hostname() error {
+	name, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	return unix.Sethostname([]byte(name))
 }
 
 func call(number, a, b uintptr) error {
