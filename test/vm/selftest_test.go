@@ -1,0 +1,220 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/test/vm"
+)
+
+// selftest is the JSON of kbnode selftest, as far as it is looked at here.
+type selftest struct {
+	Held  bool
+	Slots []struct {
+		Slot    string
+		Index   int
+		Skipped string
+		Checks  []struct {
+			Group, Tried, Saw, Do string
+			Held                  bool
+		}
+	}
+}
+
+func runSelftest(t *testing.T, m *vm.Machine, flags string) (selftest, int) {
+	t.Helper()
+	r := m.Try("kbnode selftest --json " + flags)
+	var st selftest
+	if err := json.Unmarshal([]byte(r.Stdout), &st); err != nil {
+		t.Fatalf("exit code %d, %v: %s%s", r.Code, err, r.Stdout, r.Stderr)
+	}
+	return st, r.Code
+}
+
+// failures are what did not hold, a line each.
+func (st selftest) failures() string {
+	var b strings.Builder
+	for _, s := range st.Slots {
+		for _, c := range s.Checks {
+			if !c.Held {
+				fmt.Fprintf(&b, "%s, %s: %s: %s\n", s.Slot, c.Group, c.Tried, c.Saw)
+				if c.Do == "" {
+					b.WriteString("  and nothing to type\n")
+				}
+			}
+		}
+	}
+	return b.String()
+}
+
+// clean runs a self-test that must pass, and looks at what it leaves.
+func clean(t *testing.T, m *vm.Machine, flags string, slots int) {
+	t.Helper()
+	st, code := runSelftest(t, m, flags)
+	if code != 0 || !st.Held {
+		t.Errorf("exit code %d\n%s", code, st.failures())
+	}
+	tried := 0
+	for _, s := range st.Slots {
+		groups := map[string]int{}
+		for _, c := range s.Checks {
+			groups[c.Group]++
+		}
+		t.Logf("%s: %v %s", s.Slot, groups, s.Skipped)
+		if s.Index < 0 || s.Skipped != "" {
+			continue
+		}
+		tried++
+		for group, least := range map[string]int{"plan": 1, "agent": 15, "host": 40, "devices": 7, "requests": 300, "container": 60, "left behind": 4} {
+			if groups[group] < least {
+				t.Errorf("%s has %d checks of %q, want %d", s.Slot, groups[group], group, least)
+			}
+		}
+	}
+	if tried != slots {
+		t.Errorf("%d slots were tried, want %d", tried, slots)
+	}
+	nothingLeft(t, m)
+}
+
+// nothingLeft looks for what self-tests make.
+func nothingLeft(t *testing.T, m *vm.Machine) {
+	t.Helper()
+	if got := m.Sh("docker ps -aq; docker images -q kbnode-selftest; ls -d /run/kbnode/gpu*/mounts/* /var/lib/buildkite-agent/gpu-*/builds/kbnode-selftest 2>/dev/null || true; systemctl list-units --all --plain --no-legend 'kbnode-selftest*'"); got != "" {
+		t.Errorf("left behind: %s", got)
+	}
+}
+
+// TestSelftest lets a node try itself, and then takes one protection after
+// another away behind kbnode's back.
+func TestSelftest(t *testing.T) {
+	t.Parallel()
+	m := installed(t)
+	// All at once take longer, emulated, than a command may.
+	t.Run("a clean node", func(t *testing.T) {
+		clean(t, m, "--slot 0,1,2,3", 4)
+		clean(t, m, "--slot 4,5,6,7", 4)
+	})
+
+	t.Run("a slot that is busy", func(t *testing.T) {
+		m.Put("/root/long.yml", 0o600, fmt.Sprintf(sleeping, 600, 5))
+		job := m.Start("bash", "-c", "bkstub submit --queue b200 --wait --steps /root/long.yml")
+		m.Wait("the job's container", "docker ps -q | grep -q .")
+		st, code := runSelftest(t, m, "--slot 5")
+		if code != 1 || !strings.Contains(st.Slots[1].Skipped, "busy with job") {
+			t.Errorf("exit code %d: %+v", code, st.Slots)
+		}
+		if r := m.Try("kbnode selftest --slot 5"); r.Code != 1 || !strings.Contains(r.Stdout, "No slot could be tried") {
+			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		m.Sh("docker kill $(docker ps -q)")
+		job.Wait()
+	})
+
+	t.Run("a job that comes meanwhile", func(t *testing.T) {
+		test := m.Start("kbnode", "selftest", "--slot", "6", "--json")
+		m.Wait("the requests", "docker ps -a --format '{{.Names}}' | grep -q kbnode-selftest")
+		if out := runStep(m, 6, step(6, "busybox:test", "echo it ran", "")); out.Code != 0 || !strings.Contains(out.Stdout, "it ran") {
+			t.Errorf("the job: %s", out.Stdout)
+		}
+		if r := test.Wait(); r.Code != 1 || !strings.Contains(r.Stdout, "a job came") {
+			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		idle(t, m, 6)
+	})
+
+	t.Run("an interrupt", func(t *testing.T) {
+		test := m.Start("kbnode", "selftest", "--slot", "7")
+		m.Wait("the requests", "docker ps -a --format '{{.Names}}' | grep -q kbnode-selftest")
+		test.Signal(syscall.SIGINT)
+		if r := test.Wait(); r.Code != 1 {
+			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		nothingLeft(t, m)
+	})
+
+	// The timer would mend some of what follows.
+	m.Sh("mkdir -p /run/systemd/system/kbnode.service.d; printf '[Service]\nExecStart=\nExecStart=/bin/true\n' >/run/systemd/system/kbnode.service.d/off.conf; systemctl daemon-reload")
+	m.Sh("kbnode reconcile")
+	const guardUp = "systemctl restart kbnode-guard-gpu1; until docker -H unix:///run/kbnode/gpu1/docker.sock version >/dev/null 2>&1; do sleep 1; done; "
+	edit := func(expr string) string {
+		return "f=/etc/kbnode/slots/gpu1.json; jq '" + expr + "' $f >/root/edited && cat /root/edited >$f; " + guardUp
+	}
+	const agentUp = "systemctl daemon-reload; rm -f /run/kbnode/gpu1/agent/registered; systemctl restart buildkite-agent-gpu1; until [ -e /run/kbnode/gpu1/agent/registered ]; do sleep 1; done; "
+	reconcile := "kbnode reconcile; " + guardUp
+	takeAway(t, m, 1, []taken{
+		{"device policy", "systemctl set-property --runtime buildkite-gpu1.slice DevicePolicy=auto DeviceAllow=", "", []string{"gpu1, devices: open /dev/nvidia0: ENXIO", "gpu1, host: open /dev/nvidia0"}},
+		{"CPUs", "systemctl set-property --runtime buildkite-gpu1.slice AllowedCPUs=0-19", "", []string{"gpu1, plan: buildkite-gpu1.slice: ", "cpuset.cpus.effective", "gpu1, host: all CPUs"}},
+		{"memory", "systemctl set-property --runtime buildkite-gpu1.slice MemoryMax=infinity", "", []string{"memory.max is max"}},
+		{"the docker group", "usermod -aG docker kbnode-gpu1", "gpasswd -d kbnode-gpu1 docker", []string{"gpu1, host: unix /run/docker.sock: ok", "gpu1, host: its groups"}},
+		{"the engine's socket", "chmod 0666 /run/docker.sock", "chmod 0660 /run/docker.sock", []string{"node, files: /run/docker.sock", "gpu1, host: unix /run/docker.sock: ok"}},
+		{"the policy's GPU", edit(`.cdi_device = "nvidia.com/gpu=all"`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json", "it gets the devices [nvidia.com/gpu=all]"}},
+		{"the policy's directory", edit(`.work_root = "/etc"`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json", "gpu1, container: "}},
+		{"the policy's memory", edit(`.memory_bytes = 99999999999 | .pids_limit = 999999`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json"}},
+		{"a hook", "chmod 0777 /etc/buildkite-agent/hooks/pre-exit", "", []string{"node, plan: /etc/buildkite-agent/hooks/pre-exit", "gpu1, host: write /etc/buildkite-agent/hooks/pre-exit: ok"}},
+		{"the token", "chmod 0644 /etc/buildkite-agent/token", "chmod 0600 /etc/buildkite-agent/token", []string{"node, files: /etc/buildkite-agent/token", "gpu1, host: open /etc/buildkite-agent/token: ok"}},
+		{"the agent's configuration", `sed -i 's/no-local-hooks="true"/no-local-hooks="false"/' /etc/buildkite-agent/agent-1/buildkite-agent.cfg`, "", []string{"plan: /etc/buildkite-agent/agent-1/buildkite-agent.cfg"}},
+		{"the guard", "systemctl stop kbnode-guard-gpu1; touch /run/kbnode/gpu1/docker.sock; mount --bind /run/docker.sock /run/kbnode/gpu1/docker.sock",
+			"umount /run/kbnode/gpu1/docker.sock; rm -f /run/kbnode/gpu1/docker.sock; " + reconcile,
+			[]string{"who listens on /run/kbnode/gpu1/docker.sock", "requests: privileges: Privileged: 201", "requests: own container: POST /containers/own/exec", "other containers", "plan: kbnode-guard-gpu1.service"}},
+		{"another slot's socket", "chmod 0666 /run/kbnode/gpu2/docker.sock", "chmod 0660 /run/kbnode/gpu2/docker.sock", []string{"gpu1, host: unix /run/kbnode/gpu2/docker.sock: ECONNRESET"}},
+		{"another slot's directory", "chmod 0755 /var/lib/buildkite-agent/gpu-2", "", []string{"gpu1, host: open /var/lib/buildkite-agent/gpu-2: ok"}},
+		{"the firewall", "nft delete table inet kbnode", "", []string{"plan: "}},
+		{"the agent's privileges", "mkdir -p /etc/systemd/system/buildkite-agent-gpu1.service.d; printf '[Service]\nNoNewPrivileges=no\nProtectSystem=no\nProtectHome=no\n' >/etc/systemd/system/buildkite-agent-gpu1.service.d/x.conf; " + agentUp,
+			"rm -r /etc/systemd/system/buildkite-agent-gpu1.service.d; " + agentUp, []string{"gpu1, agent: writing to /usr", "gpu1, agent: files in /root"}},
+		{"Docker's seccomp", `jq '."seccomp-profile"="unconfined"' /etc/docker/daemon.json >/root/daemon.json; cp /etc/docker/daemon.json /root/daemon.old; cp /root/daemon.json /etc/docker/daemon.json; systemctl restart docker`,
+			"cp /root/daemon.old /etc/docker/daemon.json; systemctl restart docker", []string{"gpu1, container: system calls filtered: Seccomp 0"}},
+	})
+
+	m.Sh(`printf 'job:\n  profile: strict\n  allowed_images: ["^busybox:test$"]\n' >>/etc/kbnode/config.yaml; kbnode reconcile`)
+	m.Sh("bkstub wait-agents --count 8 --timeout 3m; " + guardUp)
+	takeAway(t, m, 1, []taken{
+		{"the strict profile", edit(`.profile = "compatible"`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json", "gpu1, container: what it is made with: ", "its root is writable"}},
+		{"no network", edit(`.network = "bridge"`), reconcile, []string{"its network is"}},
+	})
+}
+
+// taken is one protection that is taken away by hand.
+type taken struct {
+	name  string
+	spoil string
+	mend  string   // "" is what kbnode reconcile does
+	want  []string // in the lines of what did not hold
+}
+
+func takeAway(t *testing.T, m *vm.Machine, slot int, list []taken) {
+	t.Helper()
+	flag := fmt.Sprintf("--slot %d", slot)
+	for _, p := range list {
+		t.Run("without "+p.name, func(t *testing.T) {
+			m.Sh(p.spoil)
+			st, code := runSelftest(t, m, flag)
+			bad := st.failures()
+			if code != 1 || st.Held {
+				t.Errorf("exit code %d", code)
+			}
+			for _, want := range p.want {
+				if !strings.Contains(bad, want) {
+					t.Errorf("does not say %q", want)
+				}
+			}
+			if strings.Contains(bad, "nothing to type") {
+				t.Error("does not say what to type")
+			}
+			if len(bad) > 4000 {
+				bad = bad[:4000] + "…"
+			}
+			t.Log(bad)
+			if p.mend == "" {
+				p.mend = "kbnode reconcile"
+			}
+			m.Sh(p.mend)
+		})
+	}
+	t.Run("mended", func(t *testing.T) { clean(t, m, flag, 1) })
+}
