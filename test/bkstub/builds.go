@@ -131,10 +131,10 @@ func wait(ctx context.Context, c *cli, args []string) error {
 }
 
 // follow reports a build's progress until it has finished, and then what came
-// of it.
+// of it. The time-out ends the waiting, never a request: the last look at the
+// build is what the message tells.
 func follow(ctx context.Context, c *cli, number string, w waitFlags) error {
-	ctx, stop := context.WithTimeout(ctx, w.timeout)
-	defer stop()
+	timeout := time.After(w.timeout)
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
 	var said string
@@ -151,7 +151,7 @@ func follow(ctx context.Context, c *cli, number string, w waitFlags) error {
 			return c.outcome(ctx, b, w)
 		}
 		select {
-		case <-ctx.Done():
+		case <-timeout:
 			return fmt.Errorf("build %s is still %s after %s", number, b.State, w.timeout)
 		case <-tick.C:
 		}

@@ -121,7 +121,7 @@ func TestSubmit(t *testing.T) {
 	if code, _, errs := bkstub(t, s, "wait", "1"); code != 1 || !strings.Contains(errs, "build 1: canceled; waits for an agent with queue=b200") {
 		t.Errorf("wait: exit %d %s", code, errs)
 	}
-	if code, _, errs := bkstub(t, s, "wait", "2", "--timeout", "2s"); code != 1 || !strings.Contains(errs, "still scheduled") {
+	if code, _, errs := bkstub(t, s, "wait", "2", "--timeout", "1ms"); code != 1 || !strings.Contains(errs, "still scheduled") {
 		t.Errorf("wait in vain: exit %d %s", code, errs)
 	}
 }
