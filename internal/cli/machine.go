@@ -80,6 +80,7 @@ type machine struct {
 	name    string // of the root, in messages; "" is root itself
 	inv     *inventory.Inventory
 	cfg     config.Config
+	drains  []plan.Drain // as kept
 	plan    *plan.Plan
 	managed bool // the configuration file is kbnode's own, or there is none
 }
@@ -170,7 +171,16 @@ func (m *machine) think() error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("read slot bindings: %w", err)
 	}
-	in := plan.Input{Inventory: m.inv, Config: &m.cfg, Bindings: bindings, Binary: unitBinary, Version: Version()}
+	m.drains = nil
+	switch text, err := m.readFile(plan.DrainsPath); {
+	case err == nil:
+		if m.drains, err = plan.ParseDrains(text); err != nil {
+			return err
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("read drained slots: %w", err)
+	}
+	in := plan.Input{Inventory: m.inv, Config: &m.cfg, Bindings: bindings, Drains: m.drains, Binary: unitBinary, Version: Version()}
 	if m.live() {
 		exe, err := os.Executable()
 		if err != nil {

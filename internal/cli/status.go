@@ -24,18 +24,19 @@ const watchPeriod = 2 * time.Second
 
 // slotStatus is one slot in the JSON of kbnode status.
 type slotStatus struct {
-	Slot        string     `json:"slot"`
-	Index       int        `json:"index"`
-	GPU         string     `json:"gpu"`
-	UUID        string     `json:"uuid"`
-	PCI         string     `json:"pci"`
-	Queue       string     `json:"queue"`
-	CPUs        string     `json:"cpus"`
-	MemoryBytes int64      `json:"memory_bytes"`
-	Agent       string     `json:"agent"` // as agentWord says
-	Since       time.Time  `json:"since,omitzero"`
-	Job         *agent.Job `json:"job,omitempty"`
-	Problems    []string   `json:"problems"` // what disagrees with the plan
+	Slot        string       `json:"slot"`
+	Index       int          `json:"index"`
+	GPU         string       `json:"gpu"`
+	UUID        string       `json:"uuid"`
+	PCI         string       `json:"pci"`
+	Queue       string       `json:"queue"`
+	CPUs        string       `json:"cpus"`
+	MemoryBytes int64        `json:"memory_bytes"`
+	Agent       string       `json:"agent"` // as agentWord says
+	Since       time.Time    `json:"since,omitzero"`
+	Job         *agent.Job   `json:"job,omitempty"`
+	Drains      []plan.Drain `json:"drains,omitempty"` // who wants it to take no jobs
+	Problems    []string     `json:"problems"`         // what disagrees with the plan
 }
 
 // nodeStatus is the JSON of kbnode status.
@@ -151,6 +152,15 @@ func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parke
 		if ss.Job != nil {
 			row.Since = ss.Job.Since
 		}
+		row.Drains = s.Drains
+		for _, d := range s.Drains {
+			if d.By != plan.ByOperator { // that is as somebody wants it
+				row.Problems = append(row.Problems, d.String())
+			}
+		}
+		if row.Agent == "drained" {
+			row.Since = s.Drains[0].Since
+		}
 		if s.Parked != "" {
 			row.Problems = append(row.Problems, s.Parked)
 		}
@@ -178,7 +188,7 @@ func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parke
 // agentWord is the state of a slot in one word.
 func agentWord(s plan.Slot, ss reconcile.SlotState, parked bool) string {
 	switch {
-	case ss.Job != nil && (parked || ss.Agent.Stopping()):
+	case ss.Job != nil && (parked || len(s.Drains) > 0 || ss.Agent.Stopping()):
 		return "draining"
 	case ss.Job != nil:
 		return "busy"
@@ -186,6 +196,8 @@ func agentWord(s plan.Slot, ss reconcile.SlotState, parked bool) string {
 		return "parked"
 	case ss.Agent.Stopping():
 		return "stopping"
+	case len(s.Drains) > 0 && !ss.Agent.Running():
+		return "drained"
 	case ss.Agent.Sub == "auto-restart" || ss.Agent.Active == "failed":
 		return "failed"
 	case ss.Agent.Active == "active":
@@ -213,6 +225,8 @@ func printStatus(w io.Writer, st nodeStatus, now time.Time) {
 			if n := len(s.Problems) - 1; n > 0 {
 				problem += fmt.Sprintf(" (and %d more)", n)
 			}
+		} else if len(s.Drains) > 0 {
+			problem = s.Drains[0].String()
 		}
 		t.AppendRow([]any{s.Slot, s.GPU, s.Queue, s.CPUs, bytesText(s.MemoryBytes), paintAgent(w, s.Agent), job, ago(s.Since, now), problem})
 	}
@@ -226,7 +240,7 @@ func paintAgent(w io.Writer, word string) string {
 	switch word {
 	case "idle":
 		return paint(w, text.FgGreen, word)
-	case "busy", "draining", "starting", "stopping":
+	case "busy", "draining", "drained", "starting", "stopping":
 		return paint(w, text.FgYellow, word)
 	default:
 		return paint(w, text.FgRed, word)

@@ -56,6 +56,7 @@ func Build(in Input) (*Plan, error) {
 		blk := split.Blocks[i]
 		all = all.Union(blk.CPUs)
 		s := newSlot(b, blk, cfg, p.Node, in.Version)
+		s.Drains = drained(in.Drains, s.Index)
 		p.Slots = append(p.Slots, s)
 		if s.Parked == "" && b.UUID == "" {
 			p.Warnings = append(p.Warnings, fmt.Sprintf("slot %s: no driver names the GPU at %s, so it is known by its address only", s.Name, b.PCI))

@@ -162,17 +162,19 @@ func (p *Plan) addSlot(in Input, cfg config.Config, keys []agentKey, s Slot) err
 	if err := p.addUnit(slice.Unit, "slot.slice.tmpl", k, data); err != nil {
 		return err
 	}
-	active := s.Parked == ""
-	for _, u := range []struct{ name, tmpl, input string }{
+	for _, u := range []struct {
+		name, tmpl, input string
+		active            bool
+	}{
 		// The generation covers what the unit's process reads when it starts.
-		{GuardUnit(k), "guard.service.tmpl", in.Version + mustJSON(policy)},
-		{AgentUnit(k), "agent.service.tmpl", in.Inventory.Software.Agent.Version + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds) + strconv.FormatInt(s.DiskBytes, 10)},
+		{GuardUnit(k), "guard.service.tmpl", in.Version + mustJSON(policy), s.Parked == ""},
+		{AgentUnit(k), "agent.service.tmpl", in.Inventory.Software.Agent.Version + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds) + strconv.FormatInt(s.DiskBytes, 10), s.Serves()},
 	} {
 		data.Generation = generation(u.input, in.Binary)
 		if err := p.addUnit(u.name, u.tmpl, k, data); err != nil {
 			return err
 		}
-		p.Units = append(p.Units, Unit{Name: u.name, Slot: k, Active: active, Generation: data.Generation})
+		p.Units = append(p.Units, Unit{Name: u.name, Slot: k, Active: u.active, Generation: data.Generation})
 	}
 	return nil
 }
