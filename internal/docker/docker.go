@@ -93,6 +93,7 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 type Image struct {
 	ID      string   // "sha256:…", of the configuration
 	Digests []string // "name@sha256:…"; empty for an image that was built here
+	Names   []string // "name:tag"
 	Size    int64    // bytes
 }
 
@@ -103,7 +104,7 @@ func (e *Engine) Image(ctx context.Context, ref string) (Image, error) {
 	if err != nil {
 		return Image{}, e.wrap("look up image "+ref, err)
 	}
-	return Image{ID: res.ID, Digests: res.RepoDigests, Size: res.Size}, nil
+	return Image{ID: res.ID, Digests: res.RepoDigests, Names: res.RepoTags, Size: res.Size}, nil
 }
 
 // wrap says what was being done and turns the client's errors into ours.
