@@ -14,7 +14,7 @@ import (
 func newReconcile(s Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "reconcile",
-		Short: "Bring this node to its planned state once (its service does, at boot and on a timer)",
+		Short: "Bring this node to its planned state once (its service does so all the time)",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return reconcileOnce(cmd.Context(), s) },
 	}

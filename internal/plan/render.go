@@ -84,16 +84,9 @@ func (p *Plan) addNode(in Input) error {
 		}
 		p.addFile(HooksDir+"/"+e.Name(), 0o755, -1, string(text))
 	}
-	data := struct{ Binary string }{in.Binary}
-	for name, tmpl := range map[string]string{NodeService: "kbnode.service.tmpl", NodeTimer: "kbnode.timer.tmpl"} {
-		if err := p.addUnit(name, tmpl, -1, data); err != nil {
-			return err
-		}
-	}
-	p.Units = append(p.Units,
-		Unit{Name: NodeService, Slot: -1, Enabled: true},
-		Unit{Name: NodeTimer, Slot: -1, Enabled: true, Active: true})
-	return nil
+	data := struct{ Binary, Reserved, Generation string }{in.Binary, p.Reserved.CPUs, generation(in.Version, in.Binary)}
+	p.Units = append(p.Units, Unit{Name: NodeService, Slot: -1, Enabled: true, Active: true, Generation: data.Generation})
+	return p.addUnit(NodeService, "kbnode.service.tmpl", -1, data)
 }
 
 func (p *Plan) addParent(all cpuset.Set) error {

@@ -1,0 +1,294 @@
+// Package daemon keeps a node as it should be without anybody looking: it
+// compares the machine with its plan, when something says that it changed and
+// otherwise by reading, and writes only where they differ.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// Node is the machine, as the daemon sees it.
+type Node interface {
+	// Read reads everything anew and makes the plan. It costs a probe of the
+	// GPUs, and questions to the Docker engine.
+	Read(ctx context.Context) (*plan.Plan, error)
+	// Stamp is cheap, and another one when Read may say something else: the
+	// files that it reads, and the GPUs' place on the bus.
+	Stamp(p *plan.Plan) string
+	// Host is the machine to observe and change. It is closed after use.
+	Host(ctx context.Context) (*reconcile.Host, func(), error)
+	// Watch calls changed when systemd says that a unit of kbnode's is not as it
+	// was. alive says whether it still does.
+	Watch(ctx context.Context, changed func(unit string)) (alive func() bool, err error)
+}
+
+// Options are what a daemon needs. Zero durations are the defaults.
+type Options struct {
+	Node   Node
+	Events events.Log
+	Log    *slog.Logger
+	// Wake asks for a full pass: SIGHUP.
+	Wake <-chan struct{}
+	// Replaced says that there is another kbnode in this one's place. The loop
+	// ends then, and the service manager starts that one.
+	Replaced func() bool
+	// Notify tells the service manager; nil does so.
+	Notify func(state string)
+
+	Look   time.Duration // between two looks; 30 s
+	Whole  time.Duration // between two full passes; 5 min
+	Settle time.Duration // after a signal, before a look: more follow; 200 ms
+	Retry  time.Duration // after a pass that could not be made; 5 s
+}
+
+const (
+	// passTime bounds one pass. Starting an agent takes at most 100 s, and
+	// several start at once.
+	passTime = 10 * time.Minute
+	// fewChanges is how many changes of one pass are an event each.
+	fewChanges = 10
+)
+
+// Run keeps the node until ctx ends. What goes wrong is logged, and tried again.
+func Run(ctx context.Context, o Options) {
+	d := newDaemon(o)
+	// Before the first pass, which needs the lock: a kbnode install that starts
+	// this unit has it, and waits for the unit.
+	d.Notify(daemon.SdNotifyReady)
+	defer d.Notify(daemon.SdNotifyStopping)
+	d.loop(ctx)
+}
+
+type daemonLoop struct {
+	Options
+	plan    *plan.Plan // of the last full pass; nil before
+	stamp   string
+	wholeAt time.Time
+	alive   func() bool // of the watch; nil without one
+	unwatch context.CancelFunc
+	changed chan string // units that systemd spoke of
+	said    string      // the last error that was told
+}
+
+func newDaemon(o Options) *daemonLoop {
+	or := func(d *time.Duration, otherwise time.Duration) {
+		if *d == 0 {
+			*d = otherwise
+		}
+	}
+	or(&o.Look, 30*time.Second)
+	or(&o.Whole, 5*time.Minute)
+	or(&o.Settle, 200*time.Millisecond)
+	or(&o.Retry, 5*time.Second)
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Notify == nil {
+		o.Notify = func(state string) { _, _ = daemon.SdNotify(false, state) }
+	}
+	return &daemonLoop{Options: o, changed: make(chan string, 1)}
+}
+
+// loop looks, waits for a reason to look again, and looks.
+func (d *daemonLoop) loop(ctx context.Context) {
+	defer d.stopWatch()
+	whole, failed := true, 0
+	for {
+		d.Notify(daemon.SdNotifyWatchdog)
+		if d.Replaced != nil && d.Replaced() {
+			d.Log.Info("kbnode was replaced, and starts anew")
+			return
+		}
+		d.watch(ctx)
+		err := d.pass(ctx, whole)
+		if ctx.Err() != nil {
+			return
+		}
+		wait := d.Look
+		if d.tell(err); err == nil {
+			failed = 0
+		} else {
+			wait = min(d.Look, d.Retry<<min(failed, 10))
+			failed++
+		}
+		if whole = d.wait(ctx, wait) || err != nil; ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// wait waits for a reason to look. whole says that everything is to be read.
+func (d *daemonLoop) wait(ctx context.Context, longest time.Duration) (whole bool) {
+	timer := time.NewTimer(longest)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return false
+	case <-d.Wake:
+		d.Log.Info("asked to read everything anew")
+		return true
+	case unit := <-d.changed:
+		d.Log.Debug("unit changed", "unit", unit)
+	}
+	// More follow: a restart is several signals.
+	select {
+	case <-ctx.Done():
+	case <-time.After(d.Settle):
+	}
+	select {
+	case <-d.changed:
+	default:
+	}
+	return false
+}
+
+// watch listens to systemd, anew where the connection was lost.
+func (d *daemonLoop) watch(ctx context.Context) {
+	if d.alive != nil && d.alive() {
+		return
+	}
+	if d.alive != nil {
+		d.Log.Warn("connection to systemd lost")
+	}
+	d.stopWatch()
+	watchCtx, cancel := context.WithCancel(ctx)
+	alive, err := d.Node.Watch(watchCtx, func(unit string) {
+		select {
+		case d.changed <- unit:
+		default: // one is enough
+		}
+	})
+	if err != nil {
+		cancel()
+		d.Log.Warn("systemd not listened to", "err", err)
+		return
+	}
+	d.alive, d.unwatch = alive, cancel
+}
+
+func (d *daemonLoop) stopWatch() {
+	if d.unwatch != nil {
+		d.unwatch()
+	}
+	d.alive, d.unwatch = nil, nil
+}
+
+// tell logs an error once, and its end.
+func (d *daemonLoop) tell(err error) {
+	now := ""
+	if err != nil {
+		now = err.Error()
+	}
+	var locked *reconcile.LockedError
+	switch {
+	case errors.As(err, &locked):
+		d.Log.Debug("pass put off", "err", err)
+		return
+	case now == d.said:
+	case now == "":
+		d.Log.Info("node can be brought to its plan again")
+		d.event(events.Event{Kind: "mended", Slot: -1, Text: "the node can be brought to its plan again"})
+		d.Notify("STATUS=the node is as planned")
+	default:
+		d.Log.Error("node not brought to its plan", "err", err)
+		d.event(events.Event{Kind: "error", Slot: -1, Text: strings.ReplaceAll(now, "\n", "; ")})
+		d.Notify("STATUS=" + strings.ReplaceAll(now, "\n", "; "))
+	}
+	d.said = now
+}
+
+func (d *daemonLoop) event(e ...events.Event) {
+	if err := d.Events.Add(e...); err != nil {
+		d.Log.Warn("event not kept", "err", err)
+	}
+}
+
+// pass looks at the machine, and brings it to its plan where it differs. Only
+// then, or when it was asked for, is everything read anew.
+func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, passTime, fmt.Errorf("nothing more in %s", passTime))
+	defer cancel()
+	host, closeHost, err := d.Node.Host(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeHost()
+	host.Progress = func(reconcile.Change) { d.Notify(daemon.SdNotifyWatchdog) }
+	if !whole && d.plan != nil && time.Since(d.wholeAt) < d.Whole && d.Node.Stamp(d.plan) == d.stamp {
+		state, err := host.Observe(ctx, d.plan)
+		if err != nil {
+			return err
+		}
+		if !pending(reconcile.Diff(d.plan, state)) {
+			return nil
+		}
+	}
+	return d.whole(ctx, host)
+}
+
+// pending says that something can be changed now.
+func pending(changes []reconcile.Change) bool {
+	for _, c := range changes {
+		if c.Deferred == "" {
+			return true
+		}
+	}
+	return false
+}
+
+func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
+	release, err := host.Lock()
+	if err != nil {
+		return err
+	}
+	defer release()
+	// The stamp is taken first: what changes while it is read is read again.
+	stamp := ""
+	if d.plan != nil {
+		stamp = d.Node.Stamp(d.plan)
+	}
+	p, err := d.Node.Read(ctx)
+	if err != nil {
+		return err
+	}
+	if d.plan == nil {
+		stamp = d.Node.Stamp(p)
+	}
+	d.plan, d.stamp, d.wholeAt = p, stamp, time.Now()
+	state, err := host.Observe(ctx, p)
+	if err != nil {
+		return err
+	}
+	result, err := host.Apply(ctx, p, state, reconcile.Diff(p, state))
+	d.keep(result.Applied)
+	return err
+}
+
+// keep writes down what was changed.
+func (d *daemonLoop) keep(applied []reconcile.Change) {
+	if len(applied) == 0 {
+		return
+	}
+	var all []events.Event
+	for i, c := range applied {
+		if i == fewChanges {
+			all = append(all, events.Event{Kind: "changed", Slot: -1, Text: fmt.Sprintf("and %d more changes", len(applied)-i)})
+			break
+		}
+		all = append(all, events.Event{Kind: "changed", Slot: c.Slot, Text: c.String()})
+	}
+	d.event(all...)
+}
