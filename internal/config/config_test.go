@@ -44,6 +44,10 @@ func TestParse(t *testing.T) {
 		{name: "unanchored pattern", text: "agent:\n  allowed_repositories: ['github.com/x']\n", err: `f.yaml:2: agent.allowed_repositories: "github.com/x" matches anywhere in a name; write "^github.com/x$"`},
 		{name: "pattern with a comma", text: "agent:\n  allowed_plugins: ['^a{1,2}$']\n", err: "has a comma"},
 		{name: "own tag", text: "agent:\n  tags: [queue=x]\n", err: `the tag "queue" is set by kbnode`},
+		{name: "image without a tag", text: "image:\n  name: ghcr.io/a/b\n", err: `f.yaml:2: image.name: "ghcr.io/a/b" is not the name of an image with its tag`},
+		{name: "image by digest", text: "image: {name: 'a/b@sha256:00'}\n", err: "is not the name of an image with its tag"},
+		{name: "update that never comes", text: "image: {auto_update: '0 25 * * *'}\n", err: `image.auto_update: "25" is no hour`},
+		{name: "no update", text: "image: {auto_update: off}\n", want: Config{Image: Image{AutoUpdate: "off"}}},
 		{name: "download without checksum", text: "agent:\n  download_url: https://mirror.example/a.tgz\n", err: "has no agent.download_sha256"},
 		{name: "all errors at once", text: "queue: a b\ncpus_per_slot: -1\n", err: "f.yaml:1: queue: \"a b\" is not a queue name; use letters, digits, '-', '_' and '.', such as b200 or nvidia-h100-{index}"},
 	} {

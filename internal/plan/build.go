@@ -48,6 +48,9 @@ func Build(in Input) (*Plan, error) {
 	if err := p.addNode(in); err != nil {
 		return nil, err
 	}
+	if err := p.addAutoUpdate(in, cfg); err != nil {
+		return nil, err
+	}
 	if cfg.Job.Disk == 0 {
 		cfg.Job.Disk = config.Size(diskShare(inv.Disks, len(slots)))
 	}
