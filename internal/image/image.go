@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/events"
 )
 
 // ownNames begin the names by which kbnode keeps images from docker image
@@ -73,6 +74,8 @@ type Updater struct {
 	Tell  func(docker.Progress) // how a pull, a push or a build goes on
 	Pause time.Duration         // between two looks at the slots, and times two before the first retry; 0 is a second
 	Now   func() time.Time      // nil is the clock
+	// Events is where it is kept what became of images.
+	Events events.Log
 
 	state  State
 	before func(what string) // tests cut the run off here
@@ -220,6 +223,7 @@ func (u *Updater) rollback(ctx context.Context, reason string) (Result, error) {
 	if err := u.move(ctx); err != nil {
 		return Result{}, err
 	}
+	u.note("%s goes back to %s: %s", u.Name, u.state.Current.label(), reason)
 	r := u.result(ActionBack, reason)
 	r.Previous = bad
 	return r, u.prune(ctx)
@@ -298,6 +302,13 @@ func (u *Updater) now() time.Time {
 func (u *Updater) say(format string, args ...any) {
 	if u.Say != nil {
 		u.Say(fmt.Sprintf(format, args...))
+	}
+}
+
+// note keeps what happened. That it could not be is no reason to stop.
+func (u *Updater) note(format string, args ...any) {
+	if err := u.Events.Add(events.Event{Kind: "image", Slot: -1, Time: u.now(), Text: fmt.Sprintf(format, args...)}); err != nil {
+		u.say("%v", err)
 	}
 }
 

@@ -77,6 +77,10 @@ func (m *Machine) Slots(context.Context) ([]Slot, error) {
 	m.mu.Lock()
 	own := m.own
 	m.mu.Unlock()
+	drains, err := readDrains()
+	if err != nil {
+		return nil, err
+	}
 	var list []Slot
 	for _, p := range m.Policies {
 		s := Slot{Index: p.Slot, Name: p.Name}
@@ -100,7 +104,10 @@ func (m *Machine) Slots(context.Context) ([]Slot, error) {
 		if err != nil {
 			return nil, err
 		}
-		if len(parked) > 0 {
+		if i := slices.IndexFunc(drains, func(d plan.Drain) bool { return d.Slot == p.Slot && d.By != plan.ByOperator }); i >= 0 {
+			// What an operator has drained is free, which may be why.
+			s.Away = drains[i].String()
+		} else if len(parked) > 0 {
 			s.Away = "it is parked: " + parked[0].Reason
 		} else if _, err := os.Stat(p.Socket); err != nil {
 			s.Away = "its Docker socket is not there; systemctl status " + plan.GuardUnit(p.Slot) + " says why"
@@ -108,6 +115,17 @@ func (m *Machine) Slots(context.Context) ([]Slot, error) {
 		list = append(list, s)
 	}
 	return list, nil
+}
+
+func readDrains() ([]plan.Drain, error) {
+	text, err := os.ReadFile(plan.DrainsPath)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read drained slots: %w", err)
+	}
+	return plan.ParseDrains(text)
 }
 
 func (m *Machine) policy(k int) (plan.JobPolicy, error) {

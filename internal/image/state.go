@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,6 +35,14 @@ type Image struct {
 	Size   int64     `json:"size_bytes,omitempty"`
 	Since  time.Time `json:"since"` // of being here
 	Canary *Canary   `json:"canary,omitempty"`
+}
+
+// label is the image as people tell it from others.
+func (i *Image) label() string {
+	if i == nil {
+		return "nothing"
+	}
+	return cmp.Or(i.Digest, i.ID)
 }
 
 // passed says that a canary ran it, and well.
@@ -238,5 +247,9 @@ func lock(dir string) (release func(), err error) {
 	if err := f.Truncate(0); err == nil {
 		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
-	return func() { _ = f.Close() }, nil
+	return func() {
+		// A program that is being started holds the file for a moment, too.
+		_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
+		_ = f.Close()
+	}, nil
 }

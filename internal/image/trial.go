@@ -2,10 +2,6 @@ package image
 
 import "time"
 
-// DefaultFirstJobs is how many jobs in a row must fail at first for an image to
-// be taken back.
-const DefaultFirstJobs = 3
-
 // Trial watches the first jobs of an image that has become current.
 type Trial struct {
 	ImageID string    `json:"image_id"`

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
@@ -23,6 +24,9 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 		return Result{}, err
 	}
 	defer release()
+	if r, err := u.watch(ctx); err != nil || r.Action == ActionBack {
+		return r, err
+	}
 	if why := u.state.chosen(); why != "" && o.Auto && o.From == "" {
 		return u.result(ActionNone, why), nil
 	}
@@ -246,13 +250,14 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 			return Result{}, err
 		}
 	}
-	trial := &Trial{ImageID: u.state.Candidate.ID, Jobs: cmp.Or(u.FirstJobs, DefaultFirstJobs), Seen: u.now()}
+	trial := &Trial{ImageID: u.state.Candidate.ID, Jobs: cmp.Or(u.FirstJobs, config.DefaultFirstJobs), Seen: u.now()}
 	if err := u.save(u.state.take(before, max(1, u.Keep), trial)); err != nil {
 		return Result{}, err
 	}
 	if err := u.move(ctx); err != nil {
 		return Result{}, err
 	}
+	u.note("%s is now %s; it passed its canary in slot %s", u.Name, u.state.Current.label(), u.state.Current.Canary.Slot)
 	return u.result(ActionUpdated, ""), u.prune(ctx)
 }
 
@@ -260,6 +265,7 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 // image, as somebody pulled it by its name, it goes back.
 func (u *Updater) stay(ctx context.Context, tagged *docker.Image, reason string) (Result, error) {
 	bad := u.state.Drop[len(u.state.Drop)-1]
+	u.note("%s is not taken for %s: %s", bad.label(), u.Name, reason)
 	if cur := u.state.Current; tagged != nil && tagged.ID == bad.ID && cur.passed() && cur.ID != bad.ID {
 		if _, err := u.again(ctx); err != nil {
 			return Result{}, err

@@ -24,7 +24,11 @@ func (u *Updater) Watch(ctx context.Context) (Result, error) {
 		return Result{}, err
 	}
 	defer release()
-	s = u.state
+	return u.watch(ctx)
+}
+
+func (u *Updater) watch(ctx context.Context) (Result, error) {
+	s := u.state
 	if s.Trial == nil || s.Current == nil || s.Trial.ImageID != s.Current.ID {
 		return u.result(ActionNone, ""), nil
 	}
