@@ -413,6 +413,29 @@ func TestPruneLeavesOthers(t *testing.T) {
 	}
 }
 
+// TestNothingIsLost removes what a run left that was cut off at a bad moment and
+// what nobody asks for any more.
+func TestNothingIsLost(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+	w.registry[name] = digest(2)
+	u := w.updater(dir)
+	w.onPull = func(context.Context) error { w.steps, w.killAt = 0, 1; return nil } // right after it
+	if killed, err := cutOff(func() (Result, error) { return u.Update(t.Context(), Options{}) }); killed != "after pull" {
+		t.Fatalf("killed at %q, %v", killed, err)
+	}
+	w.onPull, w.killAt = nil, -1
+	w.registry[name] = digest(3) // meanwhile
+	w.names[ownNames+"building"], w.names[ownName(id(8))] = id(9), id(8)
+	mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+	for n, want := range map[int]bool{1: true, 2: false, 3: true, 8: false, 9: false} {
+		if got := w.find(id(n)) != ""; got != want {
+			t.Errorf("image %d is there: %v, want %v", n, got, want)
+		}
+	}
+}
+
 func TestRoom(t *testing.T) {
 	t.Parallel()
 	layers := map[string]docker.Progress{"a": {Total: 4 << 30}, "b": {Total: 6 << 30}}
