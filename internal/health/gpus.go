@@ -47,7 +47,7 @@ func (j *judge) gpus() {
 		j.see(about(checkMissing, id), !seen[id], Mark{
 			Level: Fatal, Effect: Park,
 			Reason: fmt.Sprintf("GPU %s at %s is missing", id, s.PCI),
-			Fix:    "look for it with lspci and in dmesg; a reboot or reseating may bring it back",
+			Fix:    "look for it with lspci and sudo dmesg; else " + fixReboot,
 		})
 		if !seen[id] {
 			j.gpu(id, s.PCI).Away = true
@@ -78,12 +78,12 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 		j.see(about(checkLost, id), lost, Mark{
 			Level: Fatal, Effect: Park,
 			Reason: "the GPU at " + g.PCI + " is lost: " + lostWhy(bus, g.Error),
-			Fix:    "drain the node's other slots and reboot: systemctl reboot",
+			Fix:    fixReboot,
 		})
 		j.see(about(checkError, id), !g.Healthy && !lost && !reset, Mark{
 			Level: Fatal, Effect: Park,
 			Reason: "the GPU at " + g.PCI + " cannot be used: " + g.Error,
-			Fix:    "see dmesg, and kbnode inventory",
+			Fix:    "sudo dmesg; kbnode inventory",
 		})
 	}
 	if reset || g.Healthy && n != nil && n.RecoveryAction == nil {
@@ -351,7 +351,7 @@ func (j *judge) ras(id string, bus Bus) {
 		j.see(about(checkRAS, id), errors > st.RAS, Mark{
 			Level: Fatal, Effect: Drain,
 			Reason: "the GPU at " + j.at(id) + " has uncorrectable errors: " + strings.Join(blocks, ", "),
-			Fix:    fixAMDReset,
+			Fix:    fixAMDReset(j.at(id)),
 		})
 	}
 	j.see(about(checkRetired, id), bus.BadPages > 0, Mark{

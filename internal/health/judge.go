@@ -351,7 +351,7 @@ func (j *judge) slots() {
 		j.see(key{Check: checkLimits, Slot: s.Index}, s.Limits != "", Mark{
 			Level: Degraded, After: time.Minute,
 			Reason: "the slot's limits are not as planned: " + s.Limits,
-			Fix:    "kbnode reconcile",
+			Fix:    "sudo kbnode reconcile",
 		})
 	}
 	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool { return m.Slot >= 0 && !known[m.Slot] })

@@ -97,7 +97,7 @@ func TestReadings(t *testing.T) {
 				in.GPUs.List[i].NVML = nil
 			}
 		}, lasts: 2 * time.Minute, want: "node.nvml warn none []", says: "killed"},
-		{name: "little disk", change: func(in *Signals) { in.Node.Disks[0].FreeBytes = 15 << 30 }, want: "node.disk warn none []", says: "15360 MiB"},
+		{name: "little disk", change: func(in *Signals) { in.Node.Disks[0].FreeBytes = 15 << 30 }, want: "node.disk warn none []", says: "20480 MiB"},
 		{name: "no disk", change: func(in *Signals) { in.Node.Disks[0].FreeBytes = 900 << 20 }, want: "node.disk fatal drain " + all},
 		{name: "Docker", change: func(in *Signals) { in.Node.Docker = "connection refused" }, lasts: time.Minute, want: "node.docker fatal drain " + all, says: "refused"},
 		{name: "the clock", change: func(in *Signals) { in.Node.Clock = ClockAdrift }, lasts: 10 * time.Minute, want: "node.clock warn none []"},

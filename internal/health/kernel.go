@@ -3,7 +3,6 @@ package health
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -77,7 +76,7 @@ func (j *judge) kernel(f Fact) {
 	if id != "" {
 		j.gpu(id, f.PCI)
 	}
-	reboot := Mark{Level: Fatal, Effect: Park, Fix: "drain the node's other slots and reboot: systemctl reboot"}
+	reboot := Mark{Level: Fatal, Effect: Park, Fix: fixReboot}
 	switch f.Kind {
 	case KindXid:
 		e.Level = j.xid(f, id, job, w)
@@ -112,7 +111,7 @@ func (j *judge) kernel(f Fact) {
 		j.latch(k, f.Up, Mark{
 			Level: Fatal, Effect: Drain,
 			Reason: "the GPU at " + j.at(id) + " reported uncorrectable hardware errors",
-			Fix:    fixAMDReset,
+			Fix:    fixAMDReset(j.at(id)),
 		})
 	case KindRing, KindFault:
 		e.Level = Warn
@@ -184,7 +183,7 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 	case XidLost:
 		k = about(checkLost, id)
 		m.Level, m.Effect, m.Reason = Fatal, Park, "the GPU at "+j.at(id)+" has fallen off the bus (Xid 79)"
-		m.Fix = "drain the node's other slots and reboot: systemctl reboot"
+		m.Fix = fixReboot
 	case XidMemory:
 		m.Level, m.Effect, m.Fix = Fatal, Drain, fixReset(j.at(id))+"; if it comes back, have the GPU replaced"
 	case XidReset:
@@ -222,13 +221,13 @@ func (j *judge) recovery(id string, action int, at time.Duration, source string)
 		m.Reason = "the driver wants the GPU at " + j.at(id) + " reset"
 	case 2, 7:
 		m.Reason = "the driver wants the node rebooted for the GPU at " + j.at(id)
-		m.Effect, m.Fix = Park, "drain the node's other slots and reboot: systemctl reboot"
+		m.Effect, m.Fix = Park, fixReboot
 	case 3:
 		m.Level, m.Reason = Degraded, "the driver wants no traffic between the GPU at "+j.at(id)+" and others"
 		m.Fix = "it goes away when the jobs of all slots have ended; else " + m.Fix
 	case 5:
 		m.Level, m.Reason = Degraded, "the driver wants the IMEX domain of the GPU at "+j.at(id)+" recovered"
-		m.Fix = "systemctl restart nvidia-imex"
+		m.Fix = "sudo systemctl restart nvidia-imex"
 	default:
 		m.Reason = fmt.Sprintf("the driver wants recovery action %d for the GPU at %s", action, j.at(id))
 	}
@@ -243,7 +242,7 @@ func (j *judge) application(f Fact, id, job string, w who) {
 	k := about(checkXid, id)
 	m := Mark{Level: Degraded, Fix: "run a known good job in this slot; if that fails too, " + fixReset(j.at(id))}
 	if g := j.gpu(id, f.PCI); g.Vendor == "amd" {
-		m.Fix = "run a known good job in this slot; if that fails too, " + fixAMDReset
+		m.Fix = "run a known good job in this slot; if that fails too, " + fixAMDReset(j.at(id))
 	}
 	switch w {
 	case past, outside:
@@ -265,10 +264,11 @@ func (j *judge) application(f Fact, id, job string, w who) {
 }
 
 func fixReset(pci string) string {
-	if strings.HasPrefix(pci, "GPU-") {
-		return "when its slot is idle: nvidia-smi -r -i " + pci
-	}
-	return "when its slot is idle: nvidia-smi -r -i " + strings.TrimPrefix(pci, "0000:")
+	return "when its slot is idle: sudo nvidia-smi -r -i " + pci
 }
 
-const fixAMDReset = "when its slot is idle: amd-smi reset -G, or reboot"
+func fixAMDReset(pci string) string {
+	return "when its slot is idle: sudo amd-smi reset -G -g " + pci
+}
+
+const fixReboot = "sudo kbnode drain --all --wait; sudo systemctl reboot; after it sudo kbnode resume --all"

@@ -91,11 +91,26 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 // hand parses records and looks up their processes.
 func (k Kmsg) hand(each func(Fact)) func([]byte) {
 	var p Parser
-	var last Fact // whose process was looked up: many lines are about one
+	var second time.Duration
+	told := map[Fact]bool{} // of this second
+	var last Fact           // whose process was looked up: many lines are about one
 	return func(record []byte) {
 		f, ok := p.Parse(record)
 		if !ok {
 			return
+		}
+		// One faulty kernel has hundreds of lines that say the same, and must not
+		// push out what somebody else's GPU says.
+		if f.Kind == KindXid && f.Xid != 154 || f.Kind == KindRing || f.Kind == KindFault {
+			if now := f.Up.Truncate(time.Second); now != second {
+				second = now
+				clear(told)
+			}
+			same := Fact{Kind: f.Kind, PCI: f.PCI, Xid: f.Xid, PID: f.PID, Severity: f.Severity}
+			if told[same] {
+				return
+			}
+			told[same] = true
 		}
 		if f.PID > 0 && k.Owner != nil {
 			if f.PID != last.PID || f.Up-last.Up > time.Second {

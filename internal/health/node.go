@@ -29,11 +29,11 @@ func (j *judge) node() {
 		}
 		m := Mark{
 			Level:  Warn,
-			Reason: fmt.Sprintf("only %d MiB are free at %s", d.FreeBytes>>20, d.Path),
-			Fix:    "docker system df; du -xsh " + strings.TrimSuffix(d.Path, "/") + "/*",
+			Reason: fmt.Sprintf("less than %d MiB are free at %s", low>>20, d.Path), // no number that changes all the time
+			Fix:    "docker system df; sudo du -xsh " + strings.TrimSuffix(d.Path, "/") + "/*",
 		}
 		if d.FreeBytes < none {
-			m.Level, m.Effect = Fatal, Drain
+			m.Level, m.Effect, m.Reason = Fatal, Drain, fmt.Sprintf("less than %d MiB are free at %s", none>>20, d.Path)
 		}
 		j.see(k, d.FreeBytes < low, m)
 	}
@@ -44,24 +44,24 @@ func (j *judge) node() {
 	}
 	j.see(ofNode(checkDocker, ""), n.Docker != "", Mark{
 		Level: Fatal, Effect: Drain, After: dockerAfter,
-		Reason: "the Docker engine does not answer: " + n.Docker, Fix: "systemctl status docker; journalctl -u docker",
+		Reason: "the Docker engine does not answer: " + n.Docker, Fix: "systemctl status docker; journalctl -u docker -n 50",
 	})
 	if n.Clock != ClockUnknown {
 		j.see(ofNode(checkClock, ""), n.Clock == ClockAdrift, Mark{
 			Level: Warn, After: clockAfter,
-			Reason: "nothing keeps the clock right", Fix: "timedatectl set-ntp true",
+			Reason: "nothing keeps the clock right", Fix: "sudo timedatectl set-ntp true",
 		})
 	}
 	j.see(ofNode(checkUnit, ""), len(n.Down) > 0, Mark{
 		Level: Warn, After: time.Minute,
-		Reason: "services that should run do not: " + strings.Join(n.Down, ", "), Fix: "systemctl start " + strings.Join(n.Down, " "),
+		Reason: "services that should run do not: " + strings.Join(n.Down, ", "), Fix: "sudo systemctl start " + strings.Join(n.Down, " "),
 	})
 	if nv := j.in.GPUs; nv != nil && nv.NVIDIA != nil && nv.NVIDIA.DriverVersion != "" {
 		loaded := nv.NVIDIA.DriverVersion
 		j.see(ofNode(checkDriver, "cdi"), n.CDIDriver != "" && n.CDIDriver != loaded, Mark{
 			Level: Fatal, Effect: Park, After: time.Minute,
 			Reason: fmt.Sprintf("the driver %s is loaded, and Docker would give containers the files of %s", loaded, n.CDIDriver),
-			Fix:    "systemctl restart nvidia-cdi-refresh",
+			Fix:    "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
 		})
 	}
 }
@@ -75,7 +75,7 @@ func (j *judge) driver() {
 	j.see(ofNode(checkDriver, "mismatch"), nv.NVMLCode == mismatch, Mark{
 		Level: Fatal, Effect: Park,
 		Reason: "the NVIDIA driver was upgraded while the old kernel module is loaded",
-		Fix:    "drain all slots and reboot: systemctl reboot",
+		Fix:    fixReboot,
 	})
 	j.see(ofNode(checkNVML, ""), nv.NVMLError != "" && nv.NVMLCode != mismatch, Mark{
 		Level: Warn, After: 2 * time.Minute,
@@ -94,7 +94,7 @@ func (j *judge) driver() {
 		j.see(ofNode(checkPersistence, ""), len(off) > 0, Mark{
 			Level:  Warn,
 			Reason: "persistence mode is off, so that clocks and limits are lost and jobs start slowly: " + strings.Join(off, ", "),
-			Fix:    "nvidia-smi -pm 1; better: systemctl enable --now nvidia-persistenced",
+			Fix:    "sudo systemctl enable --now nvidia-persistenced, or until the next boot: sudo nvidia-smi -pm 1",
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -39,6 +40,20 @@ func uptime() (time.Duration, error) {
 		return 0, fmt.Errorf("read the clock: %w", err)
 	}
 	return time.Duration(ts.Nano()), nil
+}
+
+// ReadGPUs reads the GPUs of the machine below root, and nothing else of it. It takes
+// as long as the probe of NVML may: 20 s where a GPU hangs, 20 ms where none does.
+func ReadGPUs(ctx context.Context, root string) (*GPUs, error) {
+	up, err := uptime()
+	if err != nil {
+		return nil, err
+	}
+	list, nv, _, err := inventory.ReadGPUs(ctx, root)
+	if err != nil {
+		return nil, fmt.Errorf("read GPUs: %w", err)
+	}
+	return &GPUs{Started: up, List: list, NVIDIA: nv, Bus: ReadBus(root, list)}, nil
 }
 
 // ReadBus reads from sysfs, below root, what the inventory does not have of its
