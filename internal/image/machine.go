@@ -317,9 +317,10 @@ func (m *Machine) Tidy(ctx context.Context) error {
 }
 
 func (m *Machine) tidy(ctx context.Context, p plan.JobPolicy) error {
-	traces, err := m.Engine.Traces(ctx, "kbnode-"+p.Name+"-"+canaryName)
+	name := "kbnode-" + p.Name + "-" + canaryName
+	traces, err := m.Engine.Traces(ctx, name)
 	for _, t := range traces {
-		if t.Kind == "container" {
+		if t.Kind == "container" && t.Name == name {
 			err = errors.Join(err, m.Engine.Erase(ctx, t))
 		}
 	}
