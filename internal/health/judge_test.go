@@ -303,6 +303,15 @@ func TestApplicationErrors(t *testing.T) {
 			t.Errorf("%q does not say %q", n.events[0].Text, row.says)
 		}
 	}
+	// Without any job a context switch that does not end is the GPU's.
+	for job, want := range map[string][]string{"": {"gpu.xid fatal drain [3]"}, "job-1": nil} {
+		n = newNode(t, machine(8))
+		n.in.Slots[3].Job = job
+		n.want(n.look(time.Second, func(in *Signals) {
+			in.Kernel = n.facts(in.Up, xidLineOf(3, 109, "pid=4711, name=python3, x"))
+			in.Kernel[0].Owner = &Owner{Slot: -1}
+		}), want...)
+	}
 	// A line from before anybody looked says nothing of today's job.
 	n = newNode(t, machine(8))
 	n.in.Slots[3].Job = "job-1"
@@ -501,6 +510,17 @@ func TestNoFlapping(t *testing.T) {
 	}
 	if raised != 2 || cleared != 0 {
 		t.Errorf("%d raised, %d cleared", raised, cleared)
+	}
+}
+
+func TestOverrun(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, machine(8))
+	n.want(n.look(time.Second, func(in *Signals) {
+		in.Kernel = append([]Fact{{Kind: KindOverrun, Text: "lines were lost"}}, n.facts(in.Up, xidLineOf(3, 48, "x"))...)
+	}), "gpu.xid fatal drain [3]")
+	if len(n.events) != 3 || n.events[0].Text != "lines were lost" || n.events[0].Slot != -1 {
+		t.Errorf("events %+v", n.events)
 	}
 }
 

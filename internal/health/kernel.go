@@ -161,7 +161,7 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 		class = XidReset
 	case class == XidLink:
 		class = XidDegraded
-	case f.Xid == 109 && (w == nobody || w == outside):
+	case f.Xid == 109 && (w == nobody || w == outside && !j.hadJob(f, id)):
 		class = XidReset
 	}
 	m := Mark{Reason: fmt.Sprintf("Xid %d, %s, on the GPU at %s", f.Xid, x.Words, j.at(id))}
@@ -195,6 +195,14 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 	}
 	j.latch(k, f.Up, m)
 	return m.Level
+}
+
+// hadJob tells whether a job ran on the GPU, whatever became of the process that a
+// line names: it may have ended, and its PID be another's.
+func (j *judge) hadJob(f Fact, id string) bool {
+	f.Owner = nil
+	_, _, w := j.owner(f, id)
+	return w == ofJob
 }
 
 // recovery judges what the driver wants done with a GPU, as known at a time.

@@ -40,6 +40,8 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 	if err != nil {
 		return fmt.Errorf("read the kernel's log: %w", err)
 	}
+	var overrun bool
+	var told time.Duration // of the last overrun
 	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) }) // a file cannot wait
 	defer stop()
 
@@ -69,7 +71,10 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 			continue
 		case errors.Is(cause, unix.EPIPE):
 			// The next read goes on with the oldest line that is left.
-			each(Fact{Kind: KindOverrun, Text: "lines of the kernel's log were lost: there were more than could be read"})
+			if up, err := uptime(); err == nil && (!overrun || up-told > time.Minute) {
+				overrun, told = true, up
+				each(Fact{Up: up, Kind: KindOverrun, Text: "lines of the kernel's log were lost: there were more than could be read"})
+			}
 			continue
 		case cause != nil:
 			return fmt.Errorf("read the kernel's log: %w", cause)

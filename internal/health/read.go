@@ -145,10 +145,10 @@ func clockState(state int, status int32, err error) Clock {
 }
 
 // cdiDriver is the driver version in NVIDIA's CDI specification, which names the
-// driver's files one by one; "" if there is none. /etc goes before /run.
+// driver's files one by one; "" if there is none. By CDI's rule /run goes before /etc.
 func cdiDriver(root string) (string, error) {
 	var errs []error
-	for _, path := range []string{"etc/cdi/nvidia.yaml", "run/cdi/nvidia.yaml"} {
+	for _, path := range []string{"run/cdi/nvidia.yaml", "etc/cdi/nvidia.yaml"} {
 		text, err := readFile(filepath.Join(root, path))
 		if err != nil {
 			if !errors.Is(err, fs.ErrNotExist) {

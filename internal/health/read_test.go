@@ -61,6 +61,10 @@ func TestReadNode(t *testing.T) {
 	if n.CDIDriver != "" {
 		t.Errorf("a CDI specification of %q", n.CDIDriver)
 	}
+	write(t, root, "etc/cdi/nvidia.yaml", "hostPath: /usr/lib64/libcuda.so.570.1.2")
+	if n, err := ReadNode(root, nil); err != nil || n.CDIDriver != "570.1.2" {
+		t.Errorf("%q, %v", n.CDIDriver, err)
+	}
 	write(t, root, "run/cdi/nvidia.yaml", `
 - containerPath: /usr/lib/x86_64-linux-gnu/libcuda.so.1
 - hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05
