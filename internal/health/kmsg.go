@@ -41,7 +41,7 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 		return fmt.Errorf("read the kernel's log: %w", err)
 	}
 	var overrun bool
-	var told time.Duration // of the last overrun
+	var told time.Duration                                                            // of the last overrun
 	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) }) // a file cannot wait
 	defer stop()
 
