@@ -85,7 +85,7 @@ func changeImages(ctx context.Context, s Streams, command string, auto, asJSON b
 		return nil
 	}
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("interrupted: %s goes on stage by stage, so run kbnode image %s again: %w", u.Name, command, err)
+		return fmt.Errorf("interrupted; jobs have the image that they had, and kbnode image %s goes on from here: %w", command, err)
 	}
 	if err != nil {
 		return err

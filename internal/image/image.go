@@ -259,8 +259,8 @@ func (u *Updater) prune(ctx context.Context) error {
 	return errors.Join(append(errs, u.save(s))...)
 }
 
-// remove takes from an image what kbnode gave it, the digest last: where that is
-// gone, all is.
+// remove takes from an image what kbnode gave it, its digests last: where those
+// are gone, all is.
 func (u *Updater) remove(ctx context.Context, i Image) error {
 	if i.ID != "" {
 		if err := u.Engine.Untag(ctx, ownName(i.ID)); err != nil {
@@ -281,7 +281,16 @@ func (u *Updater) remove(ctx context.Context, i Image) error {
 	if err != nil || len(have.Names) > 0 {
 		return err // it is somebody else's too
 	}
-	return u.Engine.Untag(ctx, ref)
+	// The same image may have had another digest there, too.
+	repository := strings.TrimSuffix(ref, i.Digest)
+	for _, d := range have.Digests {
+		if strings.HasPrefix(d, repository) {
+			if err := u.Engine.Untag(ctx, d); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (u *Updater) result(action, reason string) Result {

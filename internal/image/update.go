@@ -24,10 +24,25 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 		return Result{}, err
 	}
 	defer release()
-	if r, err := u.watch(ctx); err != nil || r.Action == ActionBack {
-		return r, err
+	if name, err := docker.ParseRef(o.From); err == nil && name == u.whole() {
+		o.From = ""
 	}
-	if why := u.state.chosen(); why != "" && o.Auto && o.From == "" {
+	if !o.Check {
+		if r, err := u.watch(ctx); err != nil || r.Action == ActionBack {
+			return r, err
+		}
+	}
+	tagged, err := u.tagged(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	cur := u.state.Current
+	// It passed, and somebody gave its name to another.
+	lost := cur.passed() && tagged != nil && tagged.ID != cur.ID && !o.Check
+	if why := u.state.chosen(); why != "" && o.Auto {
+		if lost {
+			return u.again(ctx)
+		}
 		return u.result(ActionNone, why), nil
 	}
 	from := cmp.Or(o.From, u.Name)
@@ -35,20 +50,20 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	tagged, err := u.tagged(ctx)
-	if err != nil {
-		return Result{}, err
-	}
-	if cur := u.state.Current; cur.passed() && cur.Digest == digest && tagged != nil {
-		if tagged.ID == cur.ID {
-			return u.isCurrent(ctx, from)
-		}
-		if !o.Check { // it passed, and somebody gave its name to another
-			u.say("%s stands for another image than kbnode chose; taking it back", u.Name)
+	if cur.passed() && cur.Digest == digest && tagged != nil {
+		switch {
+		case lost:
 			return u.again(ctx)
+		case tagged.ID == cur.ID && o.Check:
+			return u.result(ActionNone, ""), nil
+		case tagged.ID == cur.ID:
+			return u.isCurrent(ctx, from)
 		}
 	}
 	if bad := u.state.refused(digest); bad != nil && o.Auto {
+		if lost {
+			return u.again(ctx)
+		}
 		return u.result(ActionSkipped, fmt.Sprintf("%s was refused at %s: %s; kbnode image update tries it again", digest, bad.Time.Format(time.DateTime), bad.Reason)), nil
 	}
 	if o.Check {
@@ -59,7 +74,7 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 	if err := u.fetch(ctx, from, digest, o); err != nil {
 		return u.unlessBusy(err)
 	}
-	if cur, next := u.state.Current, u.state.Candidate; cur.passed() && cur.ID == next.ID && tagged != nil && tagged.ID == cur.ID {
+	if next := u.state.Candidate; cur.passed() && cur.ID == next.ID && tagged != nil && tagged.ID == cur.ID {
 		// The registry has the same image with another manifest.
 		s := u.state
 		s.Current, s.Candidate = &Image{ID: cur.ID, Digest: digest, From: from, Size: cur.Size, Since: cur.Since, Canary: cur.Canary}, nil
@@ -86,6 +101,7 @@ func (u *Updater) isCurrent(ctx context.Context, from string) (Result, error) {
 
 // again gives the name back to the current image.
 func (u *Updater) again(ctx context.Context) (Result, error) {
+	u.say("%s stands for another image than kbnode chose; taking it back", u.Name)
 	s := u.state
 	s.Moving = true
 	if err := u.save(s); err != nil {

@@ -436,6 +436,56 @@ func TestNothingIsLost(t *testing.T) {
 	}
 }
 
+// TestNameIsTakenBack gives the name back to the image that kbnode chose, where a
+// pull by name has moved it, also when nothing is fetched.
+func TestNameIsTakenBack(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	w.registry["reg.example/eval:v3"] = digest(3)
+	auto := Options{Auto: true, Wait: 20 * time.Millisecond}
+	update := func(o Options, action string) {
+		t.Helper()
+		mustDo(t, action)(w.updater(dir).Update(t.Context(), o))
+	}
+	update(Options{From: "reg.example/eval:v3"}, ActionUpdated)
+	w.names[name] = id(1)
+	update(Options{Check: true}, ActionNewer)
+	if w.names[name] != id(1) {
+		t.Error("a look changes something")
+	}
+	update(auto, ActionUpdated)
+	if w.names[name] != id(3) {
+		t.Errorf("what was chosen by hand is lost to %s", w.names[name])
+	}
+	update(Options{}, ActionUpdated)
+	w.registry[name], w.bad[id(2)] = digest(2), true
+	update(auto, ActionRefused)
+	w.names[name], w.digests[ref(2)] = id(2), id(2)
+	update(auto, ActionUpdated)
+	update(auto, ActionSkipped)
+	if w.names[name] != id(1) {
+		t.Errorf("the name stands for %s, whose canary failed", w.names[name])
+	}
+}
+
+// TestOtherManifest forgets no digest of an image that had two.
+func TestOtherManifest(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	for _, n := range []int{1, 4, 5, 6} {
+		w.registry[name] = digest(n)
+		if n == 4 { // the image of digest 1, pushed anew
+			w.digests[ref(4)] = id(1)
+		}
+		if _, err := w.updater(dir).Update(t.Context(), Options{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w.find(id(1)) != "" {
+		t.Errorf("the image stays: %v", w.digests)
+	}
+}
+
 func TestRoom(t *testing.T) {
 	t.Parallel()
 	layers := map[string]docker.Progress{"a": {Total: 4 << 30}, "b": {Total: 6 << 30}}

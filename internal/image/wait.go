@@ -178,13 +178,11 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 			return verdict, nil
 		}
 		control, err := u.tryIn(ctx, slot, cur.ID)
-		switch {
-		case err == nil && control.Passed:
-			return verdict, nil
-		case errors.Is(err, errJob), errors.Is(err, ErrKilled):
-			return verdict, nil // said enough
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return Canary{}, context.Cause(ctx)
+		}
+		if err != nil || control.Passed {
+			return verdict, nil
 		}
 		unfit[slot.Index], failed = "the current image fails there as well: "+verdict.Reason, false
 	}
@@ -232,7 +230,7 @@ func (u *Updater) idleSlot(ctx context.Context, end time.Time, unfit map[int]str
 			return "" // no wait helps
 		}
 		return "no slot is idle to try the image in; " + strings.Join(busy, ", ") + plural(len(busy), " runs a job", " run jobs")
-	}, "")
+	}, "; kbnode drain keeps the next job away from one")
 	if err == nil && reasons != "" {
 		err = errors.New("no slot can try the image; " + reasons)
 	} else if err == nil && found.Name == "" {
