@@ -513,6 +513,28 @@ func TestNoFlapping(t *testing.T) {
 	}
 }
 
+// A daemon that was restarted reads the log from its beginning.
+func TestLinesCountOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, machine(8))
+	n.in.Slots[3].Job = "job-1"
+	lines := n.facts(n.in.Up, xidLineOf(3, 48, "x"), xidLineOf(3, 31, "pid=4711, name=python3, x"))
+	again := func(in *Signals) { in.Kernel = lines }
+	n.want(n.look(time.Second, again), "gpu.xid fatal drain [3]")
+	if len(n.events) != 3 {
+		t.Errorf("events %+v", n.events)
+	}
+	n.want(n.look(90*time.Second, again), "gpu.xid fatal drain [3]")
+	if len(n.events) != 0 {
+		t.Errorf("the second time: %+v", n.events)
+	}
+	// Another boot begins to count anew.
+	n.in.Boot, n.in.Up = "boot-2", 0
+	lines = n.facts(time.Minute, xidLineOf(4, 48, "x"))
+	lines[0].Seq = 1
+	n.want(n.look(time.Minute, again), "gpu.xid fatal drain [4]")
+}
+
 func TestOverrun(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, machine(8))

@@ -47,6 +47,21 @@ func TestReadBus(t *testing.T) {
 	}
 }
 
+func TestReadGPUs(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for name, text := range map[string]string{"vendor": "0x1002", "device": "0x74a1", "class": "0x120000", "unique_id": "b2", "config": "\xff\xff\xff\xff"} {
+		write(t, root, "sys/bus/pci/devices/"+pci(0)+"/"+name, text)
+	}
+	g, err := ReadGPUs(t.Context(), root)
+	if err != nil || len(g.List) != 1 || g.List[0].UUID != "GPU-00000000000000b2" || !g.Bus[pci(0)].Dead || g.Started <= 0 {
+		t.Errorf("%+v, %v", g, err)
+	}
+	if _, err := ReadGPUs(t.Context(), filepath.Join(root, "not/there")); err == nil {
+		t.Error("a machine that is not there")
+	}
+}
+
 func TestReadNode(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
