@@ -167,7 +167,7 @@ func (u *Updater) reopen() error {
 
 func cutOffAt(t *testing.T, prepare func(*testing.T, *world, string), run func(*world, string) (Result, error), at int, killing bool, want outcome) (*world, string) {
 	t.Helper()
-	w, dir := newWorld(t), t.TempDir()
+	w, dir := newWorld(t), tempDir(t)
 	if prepare != nil {
 		prepare(t, w, dir)
 	}

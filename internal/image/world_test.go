@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -288,6 +289,16 @@ func (w *world) updater(dir string) *Updater {
 		Engine: w, Node: w, Dir: dir, Name: name, Keep: 1, Pause: time.Millisecond,
 		before: func(what string) { _ = w.step(what) },
 	}
+}
+
+// tempDir is in memory where it can be: each step of hundreds of runs is synced.
+func tempDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("/dev/shm", "kbnode-image-") //nolint:usetesting // t.TempDir is on a disk
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }
 
 // cutOff runs something that may be killed in the middle.
