@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,6 +58,35 @@ func openUpdater() (*image.Updater, func(), error) {
 		Engine: engine, Node: node, Dir: plan.ImageDir, Name: cfg.Image.Name, Keep: cfg.Image.Keep, FirstJobs: cfg.Image.FirstJobs,
 		Events: events.Log{File: events.Path},
 	}, func() { _ = engine.Close() }, nil
+}
+
+// trialPoll lies between two looks at how the first jobs with a new image ended.
+const trialPoll = 30 * time.Second
+
+// watchFirstJobs takes a new image back when its first jobs fail, until ctx ends.
+// Where none is on trial it reads one small file.
+func watchFirstJobs(ctx context.Context, log *slog.Logger) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(trialPoll):
+		}
+		if st, err := image.Read(plan.ImageDir); err != nil || st.Trial == nil {
+			continue // an update says what is wrong with it
+		}
+		u, closeUpdater, err := openUpdater()
+		var r image.Result
+		if err == nil {
+			r, err = u.Watch(ctx)
+			closeUpdater()
+		}
+		if _, locked := errors.AsType[*image.LockedError](err); err != nil && !locked && ctx.Err() == nil {
+			log.Warn("first jobs with a new image not seen", "err", err)
+		} else if r.Action == image.ActionBack {
+			log.Warn("image taken back", "image", r.Name, "reason", r.Reason)
+		}
+	}
 }
 
 // changeImages runs a command that changes the node's images, and prints what
