@@ -53,6 +53,7 @@ func runDaemon(ctx context.Context, s Streams) error {
 			}
 		}
 	}()
+	go watchFirstJobs(ctx, s.logger())
 	daemon.Run(ctx, daemon.Options{
 		Node: liveNode{s}, Events: events.Log{File: events.Path}, Log: s.logger(), Wake: wake, Replaced: replaced,
 	})
