@@ -8,14 +8,20 @@ import (
 	"runtime/debug"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/daemon"
+	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
+
+// dockerTime is what the engine has to answer a ping.
+const dockerTime = 10 * time.Second
 
 func newDaemon(s Streams) *cobra.Command {
 	return &cobra.Command{
@@ -55,6 +61,7 @@ func runDaemon(ctx context.Context, s Streams) error {
 	}()
 	go watchFirstJobs(ctx, s.logger())
 	daemon.Run(ctx, daemon.Options{
+		Root: "/", Kmsg: health.Kmsg{Owner: health.OwnerOf("/")},
 		Node: liveNode{s}, Events: events.Log{File: events.Path}, Log: s.logger(), Wake: wake, Replaced: replaced,
 	})
 	return nil
@@ -79,12 +86,38 @@ func replaced() bool {
 type liveNode struct{ s Streams }
 
 // Read implements daemon.Node.
-func (n liveNode) Read(ctx context.Context) (*plan.Plan, error) {
+func (n liveNode) Read(ctx context.Context) (*daemon.Reading, error) {
+	began, err := health.Now()
+	if err != nil {
+		return nil, err
+	}
 	m, err := readNode(ctx, n.s)
 	if err != nil {
 		return nil, err
 	}
-	return m.plan, nil
+	return &daemon.Reading{
+		Plan: m.plan, Inventory: m.inv, Drains: m.drains, Started: began.Up,
+		Replan: func() (*plan.Plan, error) { err := m.think(); return m.plan, err },
+	}, nil
+}
+
+// GPUs implements daemon.Node.
+func (n liveNode) GPUs(ctx context.Context) (*health.GPUs, error) { return health.ReadGPUs(ctx, "/") }
+
+// Docker implements daemon.Node.
+func (n liveNode) Docker(ctx context.Context) error {
+	m := &machine{root: "/"}
+	if err := m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
+		return nil //nolint:nilerr // that is the configuration's fault, and said elsewhere
+	}
+	engine, err := docker.New(m.cfg.WithDefaults().Docker.Socket)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = engine.Close() }()
+	ctx, cancel := context.WithTimeout(ctx, dockerTime)
+	defer cancel()
+	return engine.Ping(ctx)
 }
 
 // Stamp implements daemon.Node.

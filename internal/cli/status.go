@@ -14,7 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -43,6 +45,7 @@ type slotStatus struct {
 type nodeStatus struct {
 	Node     string             `json:"node"`
 	Slots    []slotStatus       `json:"slots"`
+	Health   []health.Verdict   `json:"health"` // of the daemon's last pass
 	Warnings []string           `json:"warnings"`
 	Changes  []reconcile.Change `json:"changes"`
 }
@@ -131,13 +134,34 @@ func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
 			state.Warnings = append(state.Warnings, err.Error())
 		}
 	}
-	return statusOf(m.plan, state, parked, reconcile.Diff(m.plan, state)), nil
+	st := statusOf(m.plan, state, parked, reconcile.Diff(m.plan, state))
+	kept, err := daemon.ReadHealth("/")
+	if err != nil {
+		st.Warnings = append(st.Warnings, err.Error())
+	}
+	return st.withHealth(kept.Verdicts), nil
+}
+
+// withHealth adds verdicts. Those that drain a slot stand in it already.
+func (st nodeStatus) withHealth(verdicts []health.Verdict) nodeStatus {
+	st.Health = append(st.Health, verdicts...)
+	for _, v := range verdicts {
+		if v.Level < health.Warn || v.Effect != health.None {
+			continue
+		}
+		of := ""
+		for _, k := range v.Slots {
+			of += plan.SlotName(k) + ", "
+		}
+		st.Warnings = append(st.Warnings, fmt.Sprintf("%s%s: %s; %s", of, v.Check, v.Reason, v.Fix))
+	}
+	return st
 }
 
 // statusOf makes the status of what was read; parked are reasons that only show
 // while a node runs, by slot.
 func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parked, changes []reconcile.Change) nodeStatus {
-	st := nodeStatus{Node: p.Node, Slots: []slotStatus{}, Warnings: append([]string{}, state.Warnings...), Changes: append([]reconcile.Change{}, changes...)}
+	st := nodeStatus{Node: p.Node, Slots: []slotStatus{}, Health: []health.Verdict{}, Warnings: append([]string{}, state.Warnings...), Changes: append([]reconcile.Change{}, changes...)}
 	at := map[int]reconcile.SlotState{}
 	for _, ss := range state.Slots {
 		at[ss.Index] = ss

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -163,7 +164,7 @@ func TestStatusJSONHasLists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := `{"node":"","slots":[],"warnings":[],"changes":[]}`; string(text) != want {
+	if want := `{"node":"","slots":[],"health":[],"warnings":[],"changes":[]}`; string(text) != want {
 		t.Errorf("empty status is %s, want %s", text, want)
 	}
 }
@@ -187,6 +188,22 @@ func TestStatusTable(t *testing.T) {
 	var b strings.Builder
 	printStatus(&b, statusOf(&plan.Plan{Slots: slots}, state, nil, changes), taken.Add(90*time.Second))
 	golden(t, "status.txt", b.String())
+}
+
+func TestStatusShowsHealth(t *testing.T) {
+	t.Parallel()
+	verdicts := []health.Verdict{
+		{Check: "gpu.throttle", Slots: []int{1}, Level: health.Degraded, Reason: "it is slowed down", Fix: "look at its power"},
+		{Check: "gpu.lost", Slots: []int{0}, Level: health.Fatal, Effect: health.Park, Reason: "it is lost", Fix: "reboot"},
+		{Check: "node.clock", Level: health.Info, Reason: "x", Fix: "y"},
+	}
+	st := statusOf(&plan.Plan{Slots: wantedSlots(2)}, &reconcile.State{}, nil, nil).withHealth(verdicts)
+	if diff := cmp.Diff([]string{"gpu1, gpu.throttle: it is slowed down; look at its power"}, st.Warnings); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(verdicts, st.Health); diff != "" {
+		t.Error(diff)
+	}
 }
 
 func TestAgo(t *testing.T) {

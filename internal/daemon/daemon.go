@@ -14,6 +14,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -22,7 +23,11 @@ import (
 type Node interface {
 	// Read reads everything anew and makes the plan. It costs a probe of the
 	// GPUs, and questions to the Docker engine.
-	Read(ctx context.Context) (*plan.Plan, error)
+	Read(ctx context.Context) (*Reading, error)
+	// GPUs reads the GPUs only.
+	GPUs(ctx context.Context) (*health.GPUs, error)
+	// Docker says why the engine does not answer; nil if it does.
+	Docker(ctx context.Context) error
 	// Stamp is cheap, and another one when Read may say something else: the
 	// files that it reads, and the GPUs' place on the bus.
 	Stamp(p *plan.Plan) string
@@ -38,6 +43,12 @@ type Options struct {
 	Node   Node
 	Events events.Log
 	Log    *slog.Logger
+	// Root is "/", or a directory that holds a machine's tree.
+	Root string
+	// Kmsg is the kernel's log.
+	Kmsg health.Kmsg
+	// Clock reads the clocks; nil is health.Now.
+	Clock func() (health.Moment, error)
 	// Wake asks for a full pass: SIGHUP.
 	Wake <-chan struct{}
 	// Replaced says that there is another kbnode in this one's place. The loop
@@ -47,6 +58,7 @@ type Options struct {
 	Notify func(state string)
 
 	Look   time.Duration // between two looks; 30 s
+	GPUs   time.Duration // between two readings of the GPUs; 1 min
 	Whole  time.Duration // between two full passes; 5 min
 	Settle time.Duration // after a signal, before a look: more follow; 200 ms
 	Retry  time.Duration // after a pass that could not be made; 5 s
@@ -63,6 +75,13 @@ const (
 // Run keeps the node until ctx ends. What goes wrong is logged, and tried again.
 func Run(ctx context.Context, o Options) {
 	d := newDaemon(o)
+	listening := make(chan struct{})
+	listenCtx, stop := context.WithCancel(ctx)
+	go func() {
+		defer close(listening)
+		d.listen(listenCtx, d.Kmsg)
+	}()
+	defer func() { stop(); <-listening }()
 	// Before the first pass, which needs the lock: a kbnode install that starts
 	// this unit has it, and waits for the unit.
 	d.Notify(daemon.SdNotifyReady)
@@ -73,12 +92,15 @@ func Run(ctx context.Context, o Options) {
 type daemonLoop struct {
 	Options
 	plan    *plan.Plan // of the last full pass; nil before
+	drains  []plan.Drain
 	stamp   string
 	wholeAt time.Time
+	gpusAt  time.Time
 	alive   func() bool // of the watch; nil without one
 	unwatch context.CancelFunc
 	changed chan string // units that systemd spoke of
 	said    string      // the last error that was told
+	doctor  *doctor
 }
 
 func newDaemon(o Options) *daemonLoop {
@@ -88,16 +110,24 @@ func newDaemon(o Options) *daemonLoop {
 		}
 	}
 	or(&o.Look, 30*time.Second)
+	or(&o.GPUs, time.Minute)
 	or(&o.Whole, 5*time.Minute)
 	or(&o.Settle, 200*time.Millisecond)
 	or(&o.Retry, 5*time.Second)
+	if o.Clock == nil {
+		o.Clock = health.Now
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.Notify == nil {
 		o.Notify = func(state string) { _, _ = daemon.SdNotify(false, state) }
 	}
-	return &daemonLoop{Options: o, changed: make(chan string, 1)}
+	doctor, err := newDoctor(o.Root)
+	if err != nil {
+		o.Log.Warn("health begins anew", "err", err)
+	}
+	return &daemonLoop{Options: o, changed: make(chan string, 1), doctor: doctor}
 }
 
 // loop looks, waits for a reason to look again, and looks.
@@ -141,7 +171,7 @@ func (d *daemonLoop) wait(ctx context.Context, longest time.Duration) (whole boo
 		d.Log.Info("asked to read everything anew")
 		return true
 	case unit := <-d.changed:
-		d.Log.Debug("unit changed", "unit", unit)
+		d.Log.Debug("woken", "by", unit)
 	}
 	// More follow: a restart is several signals.
 	select {
@@ -165,18 +195,21 @@ func (d *daemonLoop) watch(ctx context.Context) {
 	}
 	d.stopWatch()
 	watchCtx, cancel := context.WithCancel(ctx)
-	alive, err := d.Node.Watch(watchCtx, func(unit string) {
-		select {
-		case d.changed <- unit:
-		default: // one is enough
-		}
-	})
+	alive, err := d.Node.Watch(watchCtx, d.wake)
 	if err != nil {
 		cancel()
 		d.Log.Warn("systemd not listened to", "err", err)
 		return
 	}
 	d.alive, d.unwatch = alive, cancel
+}
+
+// wake ends the wait for the next look.
+func (d *daemonLoop) wake(what string) {
+	select {
+	case d.changed <- what:
+	default: // one is enough
+	}
 }
 
 func (d *daemonLoop) stopWatch() {
@@ -227,12 +260,16 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 	}
 	defer closeHost()
 	host.Progress = func(reconcile.Change) { d.Notify(daemon.SdNotifyWatchdog) }
-	if !whole && d.plan != nil && time.Since(d.wholeAt) < d.Whole && d.Node.Stamp(d.plan) == d.stamp {
+	if !whole && d.plan != nil && time.Since(d.wholeAt) < d.Whole && !d.doctor.heard() && d.Node.Stamp(d.plan) == d.stamp {
 		state, err := host.Observe(ctx, d.plan)
 		if err != nil {
 			return err
 		}
-		if !pending(reconcile.Diff(d.plan, state)) {
+		drains, err := d.judge(ctx, host, d.plan, state, d.gpus(ctx))
+		if err != nil {
+			return err
+		}
+		if !pending(reconcile.Diff(d.plan, state)) && sameDrains(withHealth(d.drains, drains), d.drains) {
 			return nil
 		}
 	}
@@ -260,19 +297,35 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	if d.plan != nil {
 		stamp = d.Node.Stamp(d.plan)
 	}
-	p, err := d.Node.Read(ctx)
+	r, err := d.Node.Read(ctx)
 	if err != nil {
 		return err
 	}
 	if d.plan == nil {
-		stamp = d.Node.Stamp(p)
+		stamp = d.Node.Stamp(r.Plan)
 	}
-	d.plan, d.stamp, d.wholeAt = p, stamp, time.Now()
-	state, err := host.Observe(ctx, p)
+	d.plan, d.drains, d.stamp, d.wholeAt = r.Plan, r.Drains, stamp, time.Now()
+	state, err := host.Observe(ctx, r.Plan)
 	if err != nil {
 		return err
 	}
-	result, err := host.Apply(ctx, p, state, reconcile.Diff(p, state))
+	d.gpusAt = d.wholeAt
+	drains, err := d.judge(ctx, host, r.Plan, state, &health.GPUs{
+		Started: r.Started, List: r.Inventory.GPUs, NVIDIA: r.Inventory.NVIDIA, Bus: health.ReadBus(host.Root, r.Inventory.GPUs),
+	})
+	if err != nil {
+		return err
+	}
+	if drains = withHealth(r.Drains, drains); !sameDrains(drains, r.Drains) {
+		if err := host.WriteDrains(drains); err != nil {
+			return err
+		}
+		if d.plan, err = r.Replan(); err != nil {
+			return err
+		}
+		d.drains, d.stamp = drains, d.Node.Stamp(d.plan)
+	}
+	result, err := host.Apply(ctx, d.plan, state, reconcile.Diff(d.plan, state))
 	d.keep(result.Applied)
 	return err
 }

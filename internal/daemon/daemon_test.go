@@ -16,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
@@ -36,6 +38,7 @@ type fakeNode struct {
 	hosts   int
 	err     error // of Read
 	stamp   string
+	gpus    []inventory.GPU
 	watches int
 	dead    bool // the watch's connection
 	changed func(string)
@@ -56,15 +59,55 @@ func newFakeNode(t *testing.T) *fakeNode {
 	return &fakeNode{root: root, sd: sd}
 }
 
-func (n *fakeNode) Read(context.Context) (*plan.Plan, error) {
+func (n *fakeNode) Read(context.Context) (*Reading, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.reads++
-	return &plan.Plan{
+	r := &Reading{
+		Inventory: &inventory.Inventory{GPUs: slices.Clone(n.gpus)},
+		Drains:    n.drains(),
+		Replan:    func() (*plan.Plan, error) { return n.plan(), nil },
+	}
+	r.Plan = n.plan()
+	return r, n.err
+}
+
+func (n *fakeNode) drains() []plan.Drain {
+	text, err := os.ReadFile(filepath.Join(n.root, plan.DrainsPath))
+	if err != nil {
+		return nil
+	}
+	drains, _ := plan.ParseDrains(text)
+	return drains
+}
+
+func (n *fakeNode) plan() *plan.Plan {
+	p := &plan.Plan{
 		Files: []plan.File{{Path: plan.UnitDir + "/" + unitName, Mode: 0o644, Owner: "root", Slot: -1, Content: unitText}},
 		Units: []plan.Unit{{Name: unitName, Slot: -1, Enabled: true, Active: true}},
-	}, n.err
+	}
+	for i, g := range n.gpus {
+		s := plan.Slot{Index: i, Name: plan.SlotName(i), GPUs: []plan.SlotGPU{{UUID: g.UUID, PCI: g.PCI, Vendor: g.Vendor}}}
+		for _, d := range n.drains() {
+			if d.Slot == i {
+				s.Drains = append(s.Drains, d)
+			}
+		}
+		agent := plan.AgentUnit(i)
+		p.Slots = append(p.Slots, s)
+		p.Files = append(p.Files, plan.File{Path: plan.UnitDir + "/" + agent, Mode: 0o644, Owner: "root", Slot: i, Content: "# " + plan.Marker + "\n[Service]\nType=notify\n"})
+		p.Units = append(p.Units, plan.Unit{Name: agent, Slot: i, Active: s.Serves()})
+	}
+	return p
 }
+
+func (n *fakeNode) GPUs(context.Context) (*health.GPUs, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return &health.GPUs{List: slices.Clone(n.gpus)}, nil
+}
+
+func (n *fakeNode) Docker(context.Context) error { return nil }
 
 func (n *fakeNode) Stamp(*plan.Plan) string {
 	n.mu.Lock()
@@ -108,7 +151,16 @@ func running(t *testing.T, n *fakeNode, o Options) (log events.Log, wake chan st
 	t.Helper()
 	wake = make(chan struct{})
 	log = events.Log{File: filepath.Join(n.root, "/var/lib/kbnode/events.jsonl")}
-	o.Node, o.Events, o.Wake = n, log, wake
+	o.Node, o.Events, o.Wake, o.Root = n, log, wake, n.root
+	booted := time.Now().Add(-time.Hour)
+	if o.Clock == nil {
+		o.Clock = func() (health.Moment, error) {
+			return health.Moment{Now: time.Now(), Up: time.Since(booted), Boot: "1"}, nil
+		}
+	}
+	if o.Kmsg.Path == "" {
+		o.Kmsg.Path = os.DevNull
+	}
 	if o.Notify == nil {
 		o.Notify = func(string) {}
 	}
@@ -305,7 +357,7 @@ func TestReplaced(t *testing.T) {
 		go func() {
 			defer close(done)
 			Run(ctx, Options{
-				Node: n,
+				Node: n, Root: n.root, Kmsg: health.Kmsg{Path: os.DevNull},
 				Replaced: func() bool {
 					mu.Lock()
 					defer mu.Unlock()
@@ -333,7 +385,7 @@ func TestReplaced(t *testing.T) {
 
 func TestManyChangesAreFewEvents(t *testing.T) {
 	t.Parallel()
-	d := newDaemon(Options{Events: events.Log{File: filepath.Join(t.TempDir(), "e")}})
+	d := newDaemon(Options{Root: t.TempDir(), Events: events.Log{File: filepath.Join(t.TempDir(), "e")}})
 	var applied []reconcile.Change
 	for i := range 30 {
 		applied = append(applied, reconcile.Change{Kind: reconcile.Create, Subject: fmt.Sprint(i), Slot: i})

@@ -34,6 +34,14 @@ type Engine struct {
 	api    *client.Client
 }
 
+// Ping says why the engine does not answer; nil if it does.
+func (e *Engine) Ping(ctx context.Context) error {
+	if _, err := e.api.Ping(ctx, client.PingOptions{}); err != nil {
+		return e.wrap("ask the engine", err)
+	}
+	return nil
+}
+
 // Info is what the engine says of itself.
 type Info struct {
 	Version        string   // "26.1.5"
