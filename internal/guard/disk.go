@@ -35,7 +35,7 @@ var scratchForm = lazily(`^[A-Z2-7]{26}$`)
 // there, in a directory of its own: Docker's own disk is everybody's.
 type slotDisk struct {
 	dir  string                            // where it is mounted; "" for a slot without one
-	home string                            // of the slot's user, a directory of it
+	home string                            // of the slot's user, by its place on it: nothing can be moved out of the mount of it
 	bind func(source, target string) error // mounts one directory on another, where the engine sees it
 	// mounted says in a sentence that it is not.
 	mounted func() error
@@ -51,13 +51,14 @@ func (d *slotDisk) path(scratch string) string { return filepath.Join(d.dir, "co
 func newDisk(p plan.JobPolicy, log *slog.Logger) *slotDisk {
 	d := &slotDisk{log: log}
 	if p.DiskBytes > 0 {
-		d.dir, d.home = plan.DiskMount(p.Slot), plan.WorkDir(p.Slot)
+		d.dir = plan.DiskMount(p.Slot)
+		d.home = filepath.Join(d.dir, "home")
 		d.bind = func(source, target string) error {
 			return disk.OnHost(func() error { return unix.Mount(source, target, "", unix.MS_BIND, "") })
 		}
 		d.mounted = func() error {
 			above, err1 := sameDevice(d.dir, filepath.Dir(d.dir))
-			home, err2 := sameDevice(d.dir, d.home)
+			home, err2 := sameDevice(d.dir, plan.WorkDir(p.Slot))
 			if err := errors.Join(err1, err2); err != nil || above || !home {
 				return errors.Join(fmt.Errorf("the disk of slot %s is not mounted, so no job may run; run systemctl restart %s on the node", p.Name, plan.GuardUnit(p.Slot)), err)
 			}
