@@ -155,15 +155,11 @@ func (d *slotDisk) done(scratch string, created bool) {
 }
 
 // tidy makes the disk ready for the next job.
-func (d *slotDisk) tidy(ctx context.Context, o *owners, user string) error {
+func (d *slotDisk) tidy(ctx context.Context, o *owners) error {
 	if d.dir == "" {
 		return nil
 	}
-	uid, gid, err := lookupUser(user)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.sweep(ctx, o), d.relieve(uid, gid))
+	return errors.Join(d.sweep(ctx, o), d.relieve())
 }
 
 // sweep removes the directories of containers that are gone.
@@ -191,7 +187,7 @@ func (d *slotDisk) sweep(ctx context.Context, o *owners) error {
 
 // relieve empties the slot user's directory when the disk is more than three
 // quarters full: the next job needs room, and checks everything out again.
-func (d *slotDisk) relieve(uid, gid int) error {
+func (d *slotDisk) relieve() error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(d.dir, &st); err != nil {
 		return fmt.Errorf("look at the slot's disk: %w", err)
@@ -199,19 +195,26 @@ func (d *slotDisk) relieve(uid, gid int) error {
 	if st.Bavail*4 > st.Blocks && st.Ffree*4 > st.Files {
 		return nil
 	}
-	entries, err := os.ReadDir(d.home)
-	if err != nil {
+	if err := errors.Join(d.empty(d.home, buildsName), d.empty(filepath.Join(d.home, buildsName))); err != nil {
 		return fmt.Errorf("empty the slot's disk: %w", err)
-	}
-	for _, e := range entries {
-		d.discard(filepath.Join(d.home, e.Name()))
 	}
 	d.log.Info("checkouts removed from a full disk", "path", d.home, "free_bytes", int64(st.Bavail)*st.Bsize, "free_inodes", st.Ffree)
-	builds := filepath.Join(d.home, "builds")
-	if err := errors.Join(os.Mkdir(builds, 0o755), chown(builds, uid, gid)); err != nil { //nolint:gosec // below the slot user's own directory
-		return fmt.Errorf("empty the slot's disk: %w", err)
-	}
 	return nil
+}
+
+// buildsName is the directory of checkouts in the slot user's own. It stays: the
+// guard's unit has it mounted, and then it cannot be moved.
+const buildsName = "builds"
+
+// empty discards what is in a directory of the disk.
+func (d *slotDisk) empty(dir string, but ...string) error {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if !slices.Contains(but, e.Name()) {
+			d.discard(filepath.Join(dir, e.Name()))
+		}
+	}
+	return err
 }
 
 // discard removes a directory of the disk: at once from its place, and then as
