@@ -28,10 +28,7 @@ func newDisk(s Streams) *cobra.Command {
 				return fmt.Errorf("look up the slot's user: %w; run kbnode reconcile", err)
 			}
 			d := disk.Disk{Dir: plan.DiskDir(k), Home: plan.WorkDir(k), Bytes: pol.DiskBytes, Log: s.logger()}
-			if d.UID, err = strconv.Atoi(u.Uid); err == nil {
-				d.GID, err = strconv.Atoi(u.Gid)
-			}
-			if err != nil {
+			if d.GID, err = strconv.Atoi(u.Gid); err != nil {
 				return fmt.Errorf("look up the slot's user %s: %w", pol.User, err)
 			}
 			return disk.OnHost(func() error { return d.Ensure(cmd.Context()) })

@@ -30,11 +30,11 @@ const (
 
 // Disk is where a slot's disk is and who uses it.
 type Disk struct {
-	Dir      string // holds the image and the mount point; root's
-	Home     string // the slot user's directory, which is bound to home/ of the disk
-	Bytes    int64
-	UID, GID int // of the slot's user
-	Log      *slog.Logger
+	Dir   string // holds the image and the mount point; root's
+	Home  string // the slot user's directory, which is bound to home/ of the disk
+	Bytes int64
+	GID   int // of the slot's user
+	Log   *slog.Logger
 }
 
 func (d Disk) image() string { return filepath.Join(d.Dir, "image") }
@@ -160,15 +160,16 @@ func (d Disk) attach() error {
 	}
 	home := filepath.Join(d.mount(), "home")
 	for _, dir := range []struct {
-		path     string
-		mode     fs.FileMode
-		uid, gid int
+		path string
+		mode uint32
+		gid  int
 	}{
-		{home, 0o700, d.UID, d.GID},
-		{filepath.Join(home, "builds"), 0o755, d.UID, d.GID},
-		{filepath.Join(d.mount(), "containers"), 0o700, 0, 0},
+		{home, plan.WorkMode, d.GID},
+		{filepath.Join(home, "builds"), plan.WorkMode, d.GID},
+		{filepath.Join(d.mount(), "containers"), 0o700, 0},
 	} {
-		if err := errors.Join(os.Mkdir(dir.path, dir.mode), os.Chown(dir.path, dir.uid, dir.gid), os.Chmod(dir.path, dir.mode)); err != nil {
+		// Not os.Chmod, which has bits of its own.
+		if err := errors.Join(os.Mkdir(dir.path, 0o700), os.Chown(dir.path, 0, dir.gid), unix.Chmod(dir.path, dir.mode)); err != nil {
 			return err
 		}
 	}

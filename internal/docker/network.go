@@ -14,7 +14,7 @@ import (
 )
 
 // networkDeadline bounds what is asked about one network.
-const networkDeadline = 20 * time.Second
+const networkDeadline = time.Minute
 
 // Options of the engine's bridge driver, as its documentation names them.
 const (
@@ -79,6 +79,9 @@ func (e *Engine) createNetwork(ctx context.Context, n Network) error {
 			return nil
 		}
 		errs = append(errs, e.wrap("make network "+n.Name, err))
+		if ctx.Err() != nil {
+			break // another subnet would do no better
+		}
 	}
 	return errors.Join(errs...)
 }

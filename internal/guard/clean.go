@@ -87,7 +87,7 @@ func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 			return n, g.binder.clear()
 		},
 		checkouts: func(ctx context.Context) error {
-			if err := g.disk.tidy(ctx, &g.own, p.User); err != nil {
+			if err := g.disk.tidy(ctx, &g.own); err != nil {
 				return err
 			}
 			err := Reclaim(ctx, p)

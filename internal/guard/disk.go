@@ -35,7 +35,7 @@ var scratchForm = lazily(`^[A-Z2-7]{26}$`)
 // there, in a directory of its own: Docker's own disk is everybody's.
 type slotDisk struct {
 	dir  string                            // where it is mounted; "" for a slot without one
-	home string                            // of the slot's user, a directory of it
+	home string                            // of the slot's user, by its place on it: nothing can be moved out of the mount of it
 	bind func(source, target string) error // mounts one directory on another, where the engine sees it
 	// mounted says in a sentence that it is not.
 	mounted func() error
@@ -51,13 +51,14 @@ func (d *slotDisk) path(scratch string) string { return filepath.Join(d.dir, "co
 func newDisk(p plan.JobPolicy, log *slog.Logger) *slotDisk {
 	d := &slotDisk{log: log}
 	if p.DiskBytes > 0 {
-		d.dir, d.home = plan.DiskMount(p.Slot), plan.WorkDir(p.Slot)
+		d.dir = plan.DiskMount(p.Slot)
+		d.home = filepath.Join(d.dir, "home")
 		d.bind = func(source, target string) error {
 			return disk.OnHost(func() error { return unix.Mount(source, target, "", unix.MS_BIND, "") })
 		}
 		d.mounted = func() error {
 			above, err1 := sameDevice(d.dir, filepath.Dir(d.dir))
-			home, err2 := sameDevice(d.dir, d.home)
+			home, err2 := sameDevice(d.dir, plan.WorkDir(p.Slot))
 			if err := errors.Join(err1, err2); err != nil || above || !home {
 				return errors.Join(fmt.Errorf("the disk of slot %s is not mounted, so no job may run; run systemctl restart %s on the node", p.Name, plan.GuardUnit(p.Slot)), err)
 			}
@@ -154,15 +155,11 @@ func (d *slotDisk) done(scratch string, created bool) {
 }
 
 // tidy makes the disk ready for the next job.
-func (d *slotDisk) tidy(ctx context.Context, o *owners, user string) error {
+func (d *slotDisk) tidy(ctx context.Context, o *owners) error {
 	if d.dir == "" {
 		return nil
 	}
-	uid, gid, err := lookupUser(user)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.sweep(ctx, o), d.relieve(uid, gid))
+	return errors.Join(d.sweep(ctx, o), d.relieve())
 }
 
 // sweep removes the directories of containers that are gone.
@@ -190,7 +187,7 @@ func (d *slotDisk) sweep(ctx context.Context, o *owners) error {
 
 // relieve empties the slot user's directory when the disk is more than three
 // quarters full: the next job needs room, and checks everything out again.
-func (d *slotDisk) relieve(uid, gid int) error {
+func (d *slotDisk) relieve() error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(d.dir, &st); err != nil {
 		return fmt.Errorf("look at the slot's disk: %w", err)
@@ -198,19 +195,26 @@ func (d *slotDisk) relieve(uid, gid int) error {
 	if st.Bavail*4 > st.Blocks && st.Ffree*4 > st.Files {
 		return nil
 	}
-	entries, err := os.ReadDir(d.home)
-	if err != nil {
+	if err := errors.Join(d.empty(d.home, buildsName), d.empty(filepath.Join(d.home, buildsName))); err != nil {
 		return fmt.Errorf("empty the slot's disk: %w", err)
-	}
-	for _, e := range entries {
-		d.discard(filepath.Join(d.home, e.Name()))
 	}
 	d.log.Info("checkouts removed from a full disk", "path", d.home, "free_bytes", int64(st.Bavail)*st.Bsize, "free_inodes", st.Ffree)
-	builds := filepath.Join(d.home, "builds")
-	if err := errors.Join(os.Mkdir(builds, 0o755), chown(builds, uid, gid)); err != nil { //nolint:gosec // below the slot user's own directory
-		return fmt.Errorf("empty the slot's disk: %w", err)
-	}
 	return nil
+}
+
+// buildsName is the directory of checkouts in the slot user's own. It stays: the
+// guard's unit has it mounted, and then it cannot be moved.
+const buildsName = "builds"
+
+// empty discards what is in a directory of the disk.
+func (d *slotDisk) empty(dir string, but ...string) error {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if !slices.Contains(but, e.Name()) {
+			d.discard(filepath.Join(dir, e.Name()))
+		}
+	}
+	return err
 }
 
 // discard removes a directory of the disk: at once from its place, and then as

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -114,6 +115,30 @@ func TestDiskSweep(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("the trash keeps %v, %v", left, err)
 		}
+	}
+}
+
+// TestDiskEmpty empties the slot user's directory, but for the directory of
+// checkouts itself, which the guard's unit has mounted.
+func TestDiskEmpty(t *testing.T) {
+	t.Parallel()
+	d, _ := testDisk(t)
+	for _, name := range []string{"builds/a/checkout", "plugins/p", ".cache"} {
+		if err := os.MkdirAll(filepath.Join(d.home, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, err := os.Stat(filepath.Join(d.home, "builds"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(d.empty(d.home, buildsName), d.empty(filepath.Join(d.home, buildsName))); err != nil {
+		t.Fatal(err)
+	}
+	left, _ := os.ReadDir(d.home)
+	builds, _ := os.ReadDir(filepath.Join(d.home, "builds"))
+	if after, err := os.Stat(filepath.Join(d.home, "builds")); err != nil || !os.SameFile(before, after) || len(left) != 1 || len(builds) != 0 {
+		t.Errorf("%v, %d entries, %d checkouts", err, len(left), len(builds))
 	}
 }
 

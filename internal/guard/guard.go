@@ -19,6 +19,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -92,6 +93,7 @@ func Serve(ctx context.Context, c Config) error {
 		}
 	})
 	go g.cleaner.watchTasks(ctx)
+	go g.connect(ctx)
 	g.log.Info("guard ready", "path", listener.Addr().String())
 	g.notify(daemon.SdNotifyReady)
 	err = server.Serve(&peers{UnixListener: listener, allowed: []int{0, uid}, slots: make(chan struct{}, maxConnections), log: g.log})
@@ -102,6 +104,17 @@ func Serve(ctx context.Context, c Config) error {
 		return nil
 	}
 	return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+}
+
+// connect makes the slot's network before its first job would have to wait for
+// it. A job makes sure of it again.
+func (g *guard) connect(ctx context.Context) {
+	if g.policy.Network == config.NetworkNone {
+		return
+	}
+	if err := g.network.ready(ctx); err != nil && ctx.Err() == nil {
+		g.log.Warn("network not made; the next job tries again", "err", err)
+	}
 }
 
 // guard is one slot's.

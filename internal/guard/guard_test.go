@@ -114,6 +114,9 @@ func (r *rig) serve(t testing.TB, cgroupRoot string) {
 		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot()})
 	}()
 	t.Cleanup(cancel)
+	for deadline := time.Now().Add(5 * time.Second); r.policy.Network != "none" && !r.network.asked() && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
 }
 
 func (r *rig) limit(t testing.TB, file, value string) {

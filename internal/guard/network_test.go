@@ -43,6 +43,13 @@ func (f *fakeNetwork) slot() *slotNetwork {
 	}
 }
 
+// asked says that the guard has made its network, or was refused.
+func (f *fakeNetwork) asked() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.made) > 0 || f.looked > 0 && f.rules != nil
+}
+
 const routeTable = `Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
 eth0	00000000	0100000A	0003	0	0	0	00000000	0	0	0
 eth0	0000000A	00000000	0001	0	0	0	000000FF	0	0	0
@@ -53,8 +60,11 @@ kbnode-gpu4	000413C6	00000000	0001	0	0	0	00FFFFFF	0	0	0
 func TestNetworkIsThere(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	id := r.create(t, "")
 	if n := len(r.network.made); n != 1 || r.network.looked != 1 {
+		t.Fatalf("before the first job: %d looks at the network and %d at the rules", n, r.network.looked)
+	}
+	id := r.create(t, "")
+	if n := len(r.network.made); n != 2 || r.network.looked != 2 {
 		t.Fatalf("a container was created after %d looks at its network and %d at the rules", n, r.network.looked)
 	}
 	// The lab has 198.18.0.0/16.
@@ -65,7 +75,7 @@ func TestNetworkIsThere(t *testing.T) {
 	if got := r.engine.created[0].HostConfig.NetworkMode; got != "kbnode-gpu0" {
 		t.Errorf("the container is on the network %q", got)
 	}
-	if status, answer := r.ask(t, "POST", "/v1.45/containers/"+id+"/start", ""); status != http.StatusNoContent || r.network.looked != 2 {
+	if status, answer := r.ask(t, "POST", "/v1.45/containers/"+id+"/start", ""); status != http.StatusNoContent || r.network.looked != 3 {
 		t.Errorf("start: %d %s, after %d looks at the rules", status, answer, r.network.looked)
 	}
 	// Who wants none needs neither.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -33,7 +34,7 @@ func Reclaim(ctx context.Context, p plan.JobPolicy) error {
 }
 
 func reclaim(ctx context.Context, dir string, uid, gid int) error {
-	root, err := os.OpenRoot(dir)
+	root, err := openBelow(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -79,9 +80,19 @@ func reclaim(ctx context.Context, dir string, uid, gid int) error {
 	return nil
 }
 
+// openBelow opens a directory, and no other that a link in its place leads to.
+func openBelow(dir string) (*os.Root, error) {
+	above, err := os.OpenRoot(filepath.Dir(dir))
+	if err != nil {
+		return nil, err
+	}
+	defer hangUp(above)
+	return above.OpenRoot(filepath.Base(dir))
+}
+
 // wipe deletes everything below a directory.
 func wipe(dir string) error {
-	root, err := os.OpenRoot(dir)
+	root, err := openBelow(dir)
 	if err != nil {
 		return fmt.Errorf("delete the checkouts: %w", err)
 	}

@@ -124,3 +124,27 @@ func TestWipe(t *testing.T) {
 		t.Errorf("behind a link: %v", err)
 	}
 }
+
+// TestLinkInPlaceOfCheckouts must reach nothing outside of the user's directory.
+func TestLinkInPlaceOfCheckouts(t *testing.T) {
+	t.Parallel()
+	outside, home := t.TempDir(), t.TempDir()
+	file := filepath.Join(outside, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	builds := filepath.Join(home, "builds")
+	if err := os.Symlink(outside, builds); err != nil {
+		t.Fatal(err)
+	}
+	if err := reclaim(t.Context(), builds, 54321, 54322); err == nil {
+		t.Error("the link was followed to give back")
+	}
+	if err := wipe(builds); err == nil {
+		t.Error("the link was followed to delete")
+	}
+	var st syscall.Stat_t
+	if err := syscall.Lstat(file, &st); err != nil || int(st.Uid) != os.Geteuid() {
+		t.Errorf("the file outside: %v, of %d", err, st.Uid)
+	}
+}

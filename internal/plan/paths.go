@@ -47,6 +47,11 @@ func AgentDir(k int) string { return "/etc/buildkite-agent/agent-" + strconv.Ito
 // WorkDir is its user's home, with checkouts and plugins.
 func WorkDir(k int) string { return "/var/lib/buildkite-agent/gpu-" + strconv.Itoa(k) }
 
+// WorkMode is the mode of WorkDir and BuildsDir, which are root's and of the
+// user's group: it makes and removes what it likes in them, and cannot put a link
+// in the place of the checkouts, in which root works between two jobs.
+const WorkMode = 0o1770
+
 // BuildsDir holds its checkouts, the only part of WorkDir that containers see.
 func BuildsDir(k int) string { return WorkDir(k) + "/builds" }
 

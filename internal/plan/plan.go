@@ -98,7 +98,7 @@ type User struct {
 type Dir struct {
 	Path  string `json:"path"`
 	Mode  uint32 `json:"mode"`
-	Owner string `json:"owner"` // a user of the plan or "root"; the group is the same
+	Owner string `json:"owner"` // a user of the plan or "root", whose group it has, or "root:<a user's group>"
 }
 
 // File is a file that must exist with this content. Its first or second line

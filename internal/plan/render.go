@@ -114,8 +114,8 @@ func (p *Plan) addSlot(in Input, cfg config.Config, keys []agentKey, s Slot) err
 	p.Users = append(p.Users, User{Name: s.User, Home: WorkDir(k)})
 	p.Dirs = append(p.Dirs,
 		Dir{Path: AgentDir(k), Mode: 0o755, Owner: "root"},
-		Dir{Path: WorkDir(k), Mode: 0o700, Owner: s.User},
-		Dir{Path: BuildsDir(k), Mode: 0o755, Owner: s.User},
+		Dir{Path: WorkDir(k), Mode: WorkMode, Owner: "root:" + s.User},
+		Dir{Path: BuildsDir(k), Mode: WorkMode, Owner: "root:" + s.User},
 		// The guard makes these two as well, so that it can start without us.
 		Dir{Path: RunDir(k), Mode: 0o711, Owner: "root"},
 		Dir{Path: RunDir(k) + "/agent", Mode: 0o700, Owner: s.User})

@@ -66,26 +66,17 @@ func (d *differ) dir(w plan.Dir) {
 func (d *differ) installed() bool { return d.s.paths[plan.UnitDir+"/"+plan.NodeService].marked }
 
 func (d *differ) differs(got pathState, mode uint32, owner string) bool {
-	uid, gid := d.owner(owner)
-	return got.mode != mode || d.s.chown && (got.uid != uid || got.gid != gid)
-}
-
-// owner is -1 for a user that does not exist yet.
-func (d *differ) owner(name string) (uid, gid int) {
-	if name == "root" || name == "" {
-		return 0, 0
-	}
-	if u, ok := d.s.users[name]; ok {
-		return u.UID, u.GID
-	}
-	return -1, -1
+	own, _ := wantedOwner(d.s.users, owner) // -1 for a user that does not exist yet
+	return got.mode != mode || d.s.chown && (got.uid != own.uid || got.gid != own.gid)
 }
 
 func (d *differ) modes(got pathState, mode uint32, owner string) string {
 	had := strconv.Itoa(got.uid) + ":" + strconv.Itoa(got.gid)
 	for _, u := range d.s.users {
-		if u.UID == got.uid && u.GID == got.gid {
+		if u.GID == got.gid && u.UID == got.uid {
 			had = u.Name
+		} else if u.GID == got.gid && got.uid == 0 {
+			had = "root:" + u.Name
 		}
 	}
 	return describe(got.mode, had) + " -> " + describe(mode, cmp.Or(owner, "root"))

@@ -188,13 +188,18 @@ func unmountBelow(target string) error {
 	return errors.Join(errs...)
 }
 
+// wantedOwner reads the owner of a plan's file or directory.
 func wantedOwner(s map[string]UserState, name string) (owner, error) {
 	if name == "" || name == "root" {
 		return owner{0, 0}, nil
 	}
-	u, ok := s[name]
+	user, ofRoot := strings.CutPrefix(name, "root:")
+	u, ok := s[user]
 	if !ok {
-		return owner{}, fmt.Errorf("user %s does not exist", name)
+		return owner{-1, -1}, fmt.Errorf("user %s does not exist", user)
+	}
+	if ofRoot {
+		return owner{0, u.GID}, nil
 	}
 	return owner{u.UID, u.GID}, nil
 }

@@ -56,7 +56,7 @@ func (w want) plan(t testing.TB) *plan.Plan {
 		p.Users = append(p.Users, plan.User{Name: user, Home: plan.WorkDir(k)})
 		p.Dirs = append(p.Dirs,
 			plan.Dir{Path: plan.AgentDir(k), Mode: 0o755, Owner: "root"},
-			plan.Dir{Path: plan.WorkDir(k), Mode: 0o700, Owner: user})
+			plan.Dir{Path: plan.WorkDir(k), Mode: plan.WorkMode, Owner: "root:" + user})
 		s := plan.Slice{
 			Unit: plan.SliceName(k), Slot: k, CPUs: cpus, MemoryNodes: "0", MemoryBytes: w.memory, TasksMax: 8192,
 			Devices: []plan.Device{{Path: "/dev/nvidia" + strconv.Itoa(k), Perm: "rw"}, {Path: "char-*", Perm: "m"}},

@@ -55,7 +55,7 @@ func TestGuard(t *testing.T) {
 	})
 
 	t.Run("variables that reach for the host", func(t *testing.T) {
-		m.Sh("mkdir -p /var/lib/buildkite-agent/gpu-3/builds/precious; chown -R kbnode-gpu3: /var/lib/buildkite-agent/gpu-3/builds")
+		m.Sh("mkdir -p /var/lib/buildkite-agent/gpu-3/builds/precious; chown kbnode-gpu3: /var/lib/buildkite-agent/gpu-3/builds/precious")
 		for _, env := range []string{
 			"BUILDKITE_BUILD_CHECKOUT_PATH=/var/lib/buildkite-agent/gpu-3/builds/precious",
 			"BASH_ENV=/tmp/evil", "BUILDKITE_BOOTSTRAP_PHASES=command", "LD_PRELOAD=/tmp/evil.so", "BUILDKITE_GIT_SUBMODULE_CLONE_CONFIG=core.fsmonitor=id",

@@ -80,6 +80,23 @@ cat /proc/sysvipc/shm /proc/sysvipc/sem /proc/sysvipc/msg | wc -l`))
 		idle(t, m, 1)
 	})
 
+	t.Run("a link in the place of the checkouts", func(t *testing.T) {
+		// Root gives back and deletes what lies there.
+		r := runStep(m, 4, hostStep(4, `mv ~/builds ~/was || echo mv: kept
+ln -sfnT /run ~/builds || echo ln: kept
+chmod 777 ~ || echo mode: kept
+ls -ld ~/builds`))
+		for _, want := range []string{"mv: kept", "ln: kept", "mode: kept", "root kbnode-gpu4"} {
+			if !strings.Contains(r.Stdout, "\n"+want) && !strings.Contains(r.Stdout, want+" ") || r.Code != 0 {
+				t.Errorf("exit code %d, no %q in\n%s", r.Code, want, r.Stdout)
+			}
+		}
+		if got := m.Sh("stat -c %U /run/docker.sock /run/systemd; find /run /etc -user kbnode-gpu4 -not -path '/run/kbnode/gpu4/agent*' -not -path '/run/user/*'"); got != "root\nroot" {
+			t.Errorf("owners: %s", got)
+		}
+		idle(t, m, 4)
+	})
+
 	t.Run("a job that ends what clears away", func(t *testing.T) {
 		// Its parent runs the hooks.
 		r := runStep(m, 2, hostStep(2, "echo x >/tmp/left\n(setsid setsid sleep 5555 >/dev/null 2>&1 </dev/null &)\nsleep 3\nkill -9 $$PPID\nsleep 5"))

@@ -52,7 +52,7 @@ left() {
 	done
 	curl -s --unix-socket /run/docker.sock "http://docker/containers/json?all=1&filters=%7B%22label%22%3A%5B%22kbnode.slot%3D$slot%22%5D%7D" | grep -o '"Names":[^]]*'
 	find "/run/kbnode/gpu$slot/mounts" -mindepth 1 -printf 'held mount %f\n' 2>/dev/null
-	find "$work" ! -user "$user" ! -path "*/lost+found*" 2>/dev/null | head -n 5 | sed 's/^/file of another: /'
+	find "$work" -mindepth 1 ! -user "$user" ! -path "$work/builds" ! -path "*/lost+found*" 2>/dev/null | head -n 5 | sed 's/^/file of another: /'
 }
 
 for steps in *.yml; do
