@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/text"
@@ -149,11 +150,12 @@ func (st nodeStatus) withHealth(verdicts []health.Verdict) nodeStatus {
 		if v.Level < health.Warn || v.Effect != health.None {
 			continue
 		}
-		of := ""
+		var about []string
 		for _, k := range v.Slots {
-			of += plan.SlotName(k) + ", "
+			about = append(about, plan.SlotName(k))
 		}
-		st.Warnings = append(st.Warnings, fmt.Sprintf("%s%s: %s; %s", of, v.Check, v.Reason, v.Fix))
+		about = append(about, fmt.Sprintf("%s: %s; %s", v.Check, v.Reason, v.Fix))
+		st.Warnings = append(st.Warnings, strings.Join(about, ", "))
 	}
 	return st
 }

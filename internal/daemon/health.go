@@ -67,7 +67,7 @@ type doctor struct {
 }
 
 func newDoctor(root string) (*doctor, error) {
-	d := &doctor{file: filepath.Join(root, HealthPath), }
+	d := &doctor{file: filepath.Join(root, HealthPath)}
 	kept, err := ReadHealth(root)
 	if err == nil && kept.State != nil {
 		d.state, err = health.ParseState(kept.State)

@@ -103,6 +103,7 @@ func (e *Engine) Push(ctx context.Context, ref string, tell func(Progress)) erro
 	if err != nil {
 		return err
 	}
+	auth = cmp.Or(auth, "e30=") // {}: the engine wants some
 	return e.stream(ctx, "push "+ref, tell, func(ctx context.Context) (messages, error) {
 		return e.api.ImagePush(ctx, ref, client.ImagePushOptions{RegistryAuth: auth})
 	})
