@@ -106,6 +106,25 @@ func TestDaemon(t *testing.T) {
 		allIdle(t, m)
 	})
 
+	t.Run("a sick GPU", func(t *testing.T) {
+		// What root writes there is not the kernel's.
+		m.Sh("pci=$(kbnode status --json | jq -r '.slots[5].pci'); echo \"<3>NVRM: Xid (PCI:${pci%.*}): 79, pid=1, GPU has fallen off the bus.\" >/dev/kmsg")
+		m.Sh("echo 'gpu.4.recovery_action = 1' >>/etc/fake-nvml.conf")
+		slotIs(t, m, 4, "drained", "gpu.recovery")
+		idle(t, m, 5)
+		m.Sh("systemctl kill -s KILL kbnode; sleep 20")
+		slotIs(t, m, 4, "drained", "gpu.recovery")
+		if r := m.Try("kbnode resume gpu4"); r.Code != 1 || !strings.Contains(r.Stdout, "still drained by gpu.recovery") {
+			t.Errorf("resume: exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		m.Sh("sed -i /recovery_action/d /etc/fake-nvml.conf")
+		slotIs(t, m, 4, "idle", "")
+		idle(t, m, 4)
+		if got := m.Sh("kbnode events"); !strings.Contains(got, "gpu.recovery raised") || !strings.Contains(got, "gpu.recovery cleared") || strings.Contains(got, "gpu.lost") {
+			t.Errorf("events: %s", got)
+		}
+	})
+
 	t.Run("drain", func(t *testing.T) {
 		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 40, 6))
 		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
