@@ -112,10 +112,21 @@ func (s State) write(dir string) error {
 	if err == nil {
 		err = renameio.WriteFile(filepath.Join(dir, stateName), append(text, '\n'), 0o644)
 	}
+	if err == nil {
+		err = syncDir(dir) // what follows in the engine must not outlive it
+	}
 	if err != nil {
 		return fmt.Errorf("write images: %w", err)
 	}
 	return nil
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // named is the state for this name. What was kept for another one is not gone
