@@ -21,6 +21,7 @@ type Config struct {
 	Job           Job     `yaml:"job,omitempty"`
 	Image         Image   `yaml:"image,omitempty"`
 	Docker        Docker  `yaml:"docker,omitempty"`
+	Metrics       Metrics `yaml:"metrics,omitempty"`
 }
 
 // Reserve is what stays with the system, at least.
@@ -93,6 +94,12 @@ type Image struct {
 type Docker struct {
 	// Socket is the engine's own socket. Default: DefaultDockerSocket.
 	Socket string `yaml:"socket,omitempty"`
+}
+
+// Metrics are what monitoring reads from the daemon.
+type Metrics struct {
+	// Listen is an IP address and a port. Default: nobody is listened to.
+	Listen string `yaml:"listen,omitempty"`
 }
 
 // What an empty field means.

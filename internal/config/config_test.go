@@ -48,6 +48,10 @@ func TestParse(t *testing.T) {
 		{name: "image by digest", text: "image: {name: 'a/b@sha256:00'}\n", err: "is not the name of an image with its tag"},
 		{name: "update that never comes", text: "image: {auto_update: '0 25 * * *'}\n", err: `image.auto_update: "25" is no hour`},
 		{name: "no update", text: "image: {auto_update: off}\n", want: Config{Image: Image{AutoUpdate: "off"}}},
+		{name: "metrics on all addresses", text: "metrics: {listen: '[::]:9700'}\n", want: Config{Metrics: Metrics{Listen: "[::]:9700"}}},
+		{name: "metrics by name", text: "metrics:\n  listen: localhost:9700\n", err: `f.yaml:2: metrics.listen: "localhost:9700" is not an IP address and a port; write both, such as 127.0.0.1:9700`},
+		{name: "metrics without an address", text: "metrics: {listen: ':9700'}\n", err: "is not an IP address and a port"},
+		{name: "metrics on no port", text: "metrics: {listen: '127.0.0.1:0'}\n", err: "is not an IP address and a port"},
 		{name: "download without checksum", text: "agent:\n  download_url: https://mirror.example/a.tgz\n", err: "has no agent.download_sha256"},
 		{name: "all errors at once", text: "queue: a b\ncpus_per_slot: -1\n", err: "f.yaml:1: queue: \"a b\" is not a queue name; use letters, digits, '-', '_' and '.', such as b200 or nvidia-h100-{index}"},
 	} {

@@ -78,5 +78,6 @@ func Merge(base, over Config) Config {
 	base.Image.Keep = or(over.Image.Keep, base.Image.Keep)
 	base.Image.FirstJobs = or(over.Image.FirstJobs, base.Image.FirstJobs)
 	base.Docker.Socket = or(over.Docker.Socket, base.Docker.Socket)
+	base.Metrics.Listen = or(over.Metrics.Listen, base.Metrics.Listen)
 	return base
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"math"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -140,6 +141,11 @@ func Validate(c Config) []Problem {
 	if a := c.Image.AutoUpdate; a != "" && a != Off {
 		if _, err := ParseSchedule(a); err != nil {
 			bad("image.auto_update", "%v", err)
+		}
+	}
+	if l := c.Metrics.Listen; l != "" {
+		if a, err := netip.ParseAddrPort(l); err != nil || a.Port() == 0 {
+			bad("metrics.listen", "%q is not an IP address and a port; write both, such as 127.0.0.1:9700", l)
 		}
 	}
 	for _, t := range c.Agent.Tags {
