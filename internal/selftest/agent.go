@@ -102,7 +102,8 @@ func judgeMounts(mountinfo string, homes []string, do string) []Check {
 		return best
 	}
 	var checks []Check
-	for _, path := range []string{"/", "/usr", "/etc", "/etc/buildkite-agent", "/proc/sys", "/sys", "/sys/fs/cgroup", "/boot"} {
+	// Not /sys itself, which systemd 257 leaves writable for who may write to it.
+	for _, path := range []string{"/", "/usr", "/etc", "/etc/buildkite-agent", "/proc/sys", "/sys/fs/cgroup", "/boot"} {
 		m := at(path)
 		held := slices.Contains(strings.Split(m.options, ","), "ro")
 		checks = append(checks, Check{Group: "agent", Tried: "writing to " + path, Saw: "mounted " + m.options, Held: held, Do: do})

@@ -162,7 +162,8 @@ func (s *slot) hostAsk() probe.Ask {
 			ask.Write = append(ask.Write, f.Path, filepath.Dir(f.Path))
 		}
 	}
-	ask.Write = append(ask.Write, plan.BindingsPath, s.t.Binary, filepath.Dir(s.t.Binary), "/etc", "/etc/cron.d", plan.UnitDir, plan.RunDir(k))
+	ask.Write = append(ask.Write, plan.BindingsPath, s.t.Binary, filepath.Dir(s.t.Binary), "/etc", "/etc/cron.d", plan.UnitDir, plan.RunDir(k),
+		"/sys/power/state", "/sys/kernel/mm/transparent_hugepage/enabled", "/sys/bus/pci/rescan")
 	for _, dir := range []string{s.state.Slice.Cgroup, filepath.Dir(s.state.Slice.Cgroup)} {
 		for _, file := range []string{"cpuset.cpus", "memory.max", "cgroup.procs"} {
 			ask.Write = append(ask.Write, filepath.Join("/sys/fs/cgroup", dir, file))

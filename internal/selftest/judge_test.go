@@ -175,7 +175,7 @@ const (
 901 900 0:5 / /dev rw,nosuid - devtmpfs udev rw
 902 900 0:21 / /proc rw,nosuid - proc proc rw
 903 902 0:21 /sys /proc/sys ro,nosuid - proc proc rw
-904 900 0:22 / /sys ro,nosuid - sysfs sysfs rw
+904 900 0:22 / /sys rw,nosuid - sysfs sysfs rw
 905 904 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup2 rw
 906 900 0:40 /systemd/inaccessible/dir /home ro,nosuid - tmpfs tmpfs rw,size=1k
 907 900 0:40 /systemd/inaccessible/dir /root ro,nosuid - tmpfs tmpfs rw,size=1k
