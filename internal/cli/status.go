@@ -35,7 +35,7 @@ type slotStatus struct {
 	Queue       string       `json:"queue"`
 	CPUs        string       `json:"cpus"`
 	MemoryBytes int64        `json:"memory_bytes"`
-	Agent       string       `json:"agent"` // as agentWord says
+	Agent       string       `json:"agent"` // one of daemon.SlotWords
 	Since       time.Time    `json:"since,omitzero"`
 	Job         *agent.Job   `json:"job,omitempty"`
 	Drains      []plan.Drain `json:"drains,omitempty"` // who wants it to take no jobs
@@ -173,7 +173,7 @@ func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parke
 		row := slotStatus{
 			Slot: s.Name, Index: s.Index, GPU: g.Model, UUID: g.UUID, PCI: g.PCI, Queue: s.Queue,
 			CPUs: s.CPUs, MemoryBytes: s.MemoryBytes,
-			Agent: agentWord(s, ss, len(parked[s.Index]) > 0), Since: ss.Agent.Since, Job: ss.Job, Problems: []string{},
+			Agent: daemon.SlotWord(s, ss, len(parked[s.Index]) > 0), Since: ss.Agent.Since, Job: ss.Job, Problems: []string{},
 		}
 		if ss.Job != nil {
 			row.Since = ss.Job.Since
@@ -209,30 +209,6 @@ func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parke
 		}
 	}
 	return st
-}
-
-// agentWord is the state of a slot in one word.
-func agentWord(s plan.Slot, ss reconcile.SlotState, parked bool) string {
-	switch {
-	case ss.Job != nil && (parked || len(s.Drains) > 0 || ss.Agent.Stopping()):
-		return "draining"
-	case ss.Job != nil:
-		return "busy"
-	case parked || s.Parked != "":
-		return "parked"
-	case ss.Agent.Stopping():
-		return "stopping"
-	case len(s.Drains) > 0 && !ss.Agent.Running():
-		return "drained"
-	case ss.Agent.Sub == "auto-restart" || ss.Agent.Active == "failed":
-		return "failed"
-	case ss.Agent.Active == "active":
-		return "idle"
-	case ss.Agent.Running():
-		return "starting"
-	default:
-		return "down"
-	}
 }
 
 func printStatus(w io.Writer, st nodeStatus, now time.Time) {

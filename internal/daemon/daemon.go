@@ -56,6 +56,8 @@ type Options struct {
 	Replaced func() bool
 	// Notify tells the service manager; nil does so.
 	Notify func(state string)
+	// Publish is called after each pass; nil is fine. The loop waits for it.
+	Publish func(Snapshot)
 
 	Look   time.Duration // between two looks; 30 s
 	GPUs   time.Duration // between two readings of the GPUs; 1 min
@@ -100,6 +102,8 @@ type daemonLoop struct {
 	unwatch context.CancelFunc
 	changed chan string // units that systemd spoke of
 	said    string      // the last error that was told
+	address string      // Reading.Listen
+	seen    Snapshot    // of the pass that goes on
 	doctor  *doctor
 }
 
@@ -141,10 +145,13 @@ func (d *daemonLoop) loop(ctx context.Context) {
 			return
 		}
 		d.watch(ctx)
+		began := time.Now()
+		d.seen = Snapshot{Whole: whole}
 		err := d.pass(ctx, whole)
 		if ctx.Err() != nil {
 			return
 		}
+		d.publish(began, err)
 		wait := d.Look
 		if d.tell(err); err == nil {
 			failed = 0
@@ -265,11 +272,14 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 		if err != nil {
 			return err
 		}
+		d.seen.State = state
 		drains, err := d.judge(ctx, host, d.plan, state, d.gpus(ctx))
 		if err != nil {
 			return err
 		}
-		if !pending(reconcile.Diff(d.plan, state)) && sameDrains(withHealth(d.drains, drains), d.drains) {
+		changes := reconcile.Diff(d.plan, state)
+		if !pending(changes) && sameDrains(withHealth(d.drains, drains), d.drains) {
+			d.seen.Waiting = len(changes)
 			return nil
 		}
 	}
@@ -287,6 +297,7 @@ func pending(changes []reconcile.Change) bool {
 }
 
 func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
+	d.seen.Whole = true
 	release, err := host.Lock()
 	if err != nil {
 		return err
@@ -304,11 +315,13 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	if d.plan == nil {
 		stamp = d.Node.Stamp(r.Plan)
 	}
-	d.plan, d.drains, d.stamp, d.wholeAt = r.Plan, r.Drains, stamp, time.Now()
+	d.plan, d.drains, d.stamp, d.wholeAt, d.address = r.Plan, r.Drains, stamp, time.Now(), r.Listen
+	d.seen.State = nil // that of a look is of another plan
 	state, err := host.Observe(ctx, r.Plan)
 	if err != nil {
 		return err
 	}
+	d.seen.State = state
 	d.gpusAt = d.wholeAt
 	drains, err := d.judge(ctx, host, r.Plan, state, &health.GPUs{
 		Started: r.Started, List: r.Inventory.GPUs, NVIDIA: r.Inventory.NVIDIA, Bus: health.ReadBus(host.Root, r.Inventory.GPUs),
@@ -327,6 +340,7 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	}
 	result, err := host.Apply(ctx, d.plan, state, reconcile.Diff(d.plan, state))
 	d.keep(result.Applied)
+	d.seen.Applied, d.seen.Waiting = result.Applied, len(result.Deferred)
 	return err
 }
 

@@ -37,6 +37,7 @@ type fakeNode struct {
 	reads   int
 	hosts   int
 	err     error // of Read
+	listen  string
 	stamp   string
 	gpus    []inventory.GPU
 	watches int
@@ -66,6 +67,7 @@ func (n *fakeNode) Read(context.Context) (*Reading, error) {
 	r := &Reading{
 		Inventory: &inventory.Inventory{GPUs: slices.Clone(n.gpus)},
 		Drains:    n.drains(),
+		Listen:    n.listen,
 		Replan:    func() (*plan.Plan, error) { return n.plan(), nil },
 	}
 	r.Plan = n.plan()
@@ -95,6 +97,7 @@ func (n *fakeNode) plan() *plan.Plan {
 		}
 		agent := plan.AgentUnit(i)
 		p.Slots = append(p.Slots, s)
+		p.Dirs = append(p.Dirs, plan.Dir{Path: plan.RunDir(i), Mode: 0o755, Owner: "root"})
 		p.Files = append(p.Files, plan.File{Path: plan.UnitDir + "/" + agent, Mode: 0o644, Owner: "root", Slot: i, Content: "# " + plan.Marker + "\n[Service]\nType=notify\n"})
 		p.Units = append(p.Units, plan.Unit{Name: agent, Slot: i, Active: s.Serves()})
 	}
@@ -395,4 +398,56 @@ func TestManyChangesAreFewEvents(t *testing.T) {
 	if len(got) != fewChanges+1 || got[fewChanges] != "changed: and 20 more changes" {
 		t.Errorf("%d events, the last %q", len(got), got[len(got)-1])
 	}
+}
+
+// TestPublish tells of every pass: a full one, looks, and those that fail.
+func TestPublish(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.gpus = twoGPUs()
+		n.listen = "127.0.0.1:9700"
+		var mu sync.Mutex
+		var all []Snapshot
+		last := func() (int, Snapshot) {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			return len(all), all[len(all)-1]
+		}
+		_, wake := running(t, n, Options{Publish: func(s Snapshot) {
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, s)
+		}})
+		count, s := last()
+		if count != 1 || !s.Whole || s.Err != nil || s.State == nil || len(s.Plan.Slots) != 2 || len(s.Applied) == 0 || s.Began.IsZero() || s.Listen != n.listen {
+			t.Errorf("%d at the start: %+v", count, s)
+		}
+		parked := filepath.Join(n.root, plan.RunDir(1), "parked")
+		if err := os.MkdirAll(parked, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(parked, "gpu.json"), []byte(`{"reason":"its GPU is in use"}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(31 * time.Second)
+		if count, s = last(); count < 2 || s.Whole || s.Err != nil || s.State == nil || len(s.Applied) != 0 || s.Listen != n.listen {
+			t.Errorf("%d after a look: %+v", count, s)
+		}
+		if diff := cmp.Diff(map[int]bool{0: false, 1: true}, s.Parked); diff != "" {
+			t.Error(diff)
+		}
+
+		n.set(func() { n.err, n.listen = errors.New("a key that nobody knows"), "" })
+		wake <- struct{}{}
+		if _, s = last(); !s.Whole || s.Err == nil || s.State != nil || s.Plan == nil || s.Listen != "127.0.0.1:9700" {
+			t.Errorf("after a pass that failed: %+v", s)
+		}
+		n.set(func() { n.err = nil })
+		time.Sleep(31 * time.Second)
+		if _, s = last(); s.Err != nil || s.Listen != "" {
+			t.Errorf("after that: %+v", s)
+		}
+	})
 }

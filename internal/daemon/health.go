@@ -61,6 +61,8 @@ func ReadHealth(root string) (Health, error) {
 type doctor struct {
 	file  string // HealthPath below the machine's root
 	state health.State
+	// verdicts are those of the last pass.
+	verdicts []health.Verdict
 
 	mu    sync.Mutex
 	facts []health.Fact // of the kernel, since the last pass
@@ -142,7 +144,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, p *plan.Pl
 	node.Down = downUnits(ctx, host.Systemd)
 	in.Node = &node
 	state, verdicts, told := health.Judge(d.doctor.state, in)
-	d.doctor.state = state
+	d.doctor.state, d.doctor.verdicts = state, verdicts
 	if len(told) > 0 {
 		if err := d.keepHealth(state, verdicts, told); err != nil {
 			return nil, err
@@ -290,6 +292,7 @@ type Reading struct {
 	Inventory *inventory.Inventory
 	Drains    []plan.Drain  // as kept
 	Started   time.Duration // when it began, by health.Moment.Up
+	Listen    string        // where metrics are to be had; "" is nowhere
 	// Replan makes the plan anew, of other drains.
 	Replan func() (*plan.Plan, error)
 }
