@@ -16,6 +16,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/image"
+	"github.com/gpu-mode/kbnode/internal/metrics"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -60,9 +62,15 @@ func runDaemon(ctx context.Context, s Streams) error {
 		}
 	}()
 	go watchFirstJobs(ctx, s.logger())
+	told := metrics.New(metrics.Options{
+		Version: Version(), Commit: readVersion().Commit, Log: s.logger(),
+		Images: func() (image.State, error) { return image.Read(plan.ImageDir) },
+	})
+	defer told.Close()
 	daemon.Run(ctx, daemon.Options{
 		Root: "/", Kmsg: health.Kmsg{Owner: health.OwnerOf("/")},
 		Node: liveNode{s}, Events: events.Log{File: events.Path}, Log: s.logger(), Wake: wake, Replaced: replaced,
+		Publish: told.Publish,
 	})
 	return nil
 }
@@ -97,6 +105,7 @@ func (n liveNode) Read(ctx context.Context) (*daemon.Reading, error) {
 	}
 	return &daemon.Reading{
 		Plan: m.plan, Inventory: m.inv, Drains: m.drains, Started: began.Up,
+		Listen: m.cfg.Metrics.Listen,
 		Replan: func() (*plan.Plan, error) { err := m.think(); return m.plan, err },
 	}, nil
 }
