@@ -99,6 +99,12 @@ func (s *slot) send(ctx context.Context, r hostile.Request, target hostile.Targe
 		return s.check(r, err.Error(), false)
 	}
 	saw, held := r.Check(answer, target)
+	if id := answer.Created(); id != "" {
+		// It should not be there; with its name it would be in the way of others.
+		if err := s.t.engine.Discard(ctx, id); err != nil {
+			saw += "; " + err.Error()
+		}
+	}
 	return s.check(r, saw, held)
 }
 
@@ -114,14 +120,11 @@ func (s *slot) rebuilt(ctx context.Context, r hostile.Request, target hostile.Ta
 		return s.check(r, saw, held)
 	}
 	faults, err := s.faults(ctx, id)
-	switch {
-	case err != nil:
+	if err = errors.Join(err, s.t.engine.Discard(ctx, id)); err != nil {
 		return s.check(r, err.Error(), false)
-	case len(faults) > 0:
-		return s.check(r, "a container was made: "+strings.Join(faults, "; "), false)
 	}
-	if err := s.t.engine.Discard(ctx, id); err != nil {
-		return s.check(r, err.Error(), false)
+	if len(faults) > 0 {
+		return s.check(r, "a container was made: "+strings.Join(faults, "; "), false)
 	}
 	return s.check(r, "a container with the slot's policy, whatever was asked", held)
 }
