@@ -15,7 +15,9 @@ import (
 
 	"github.com/google/renameio/v2"
 
+	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -242,11 +244,11 @@ func disconnected(root string, sl plan.Slot, ss reconcile.SlotState, now time.Ti
 	case a.Active != "active" || now.Sub(a.Since) < registerTime:
 		return ""
 	}
-	entries, err := os.ReadDir(filepath.Join(root, plan.RunDir(sl.Index), "parked"))
-	if err == nil && len(entries) > 0 {
+	run := filepath.Join(root, plan.RunDir(sl.Index))
+	if parked, err := guard.ReadParked(run); err == nil && len(parked) > 0 {
 		return "" // it waits, and says why
 	}
-	fi, err := os.Stat(filepath.Join(root, plan.RunDir(sl.Index), "agent", "registered"))
+	fi, err := os.Stat(filepath.Join(root, agent.RegisteredMarker(sl.Index)))
 	if err != nil || fi.ModTime().Before(ss.Agent.Since.Add(-time.Second)) {
 		return fmt.Sprintf("its agent runs and has not registered; journalctl -u %s shows why", unit)
 	}
