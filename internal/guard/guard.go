@@ -18,8 +18,8 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
-	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
