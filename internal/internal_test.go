@@ -338,8 +338,6 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-// TestTextIsForEverybody looks through all tracked text for what only means
-// something where it was written.
 // TestNamedTests holds the pages to tests that are there: security.md says which
 // one shows what.
 func TestNamedTests(t *testing.T) {
@@ -365,6 +363,8 @@ func TestNamedTests(t *testing.T) {
 	}
 }
 
+// TestTextIsForEverybody looks through all tracked text for what only means
+// something where it was written.
 func TestTextIsForEverybody(t *testing.T) {
 	t.Parallel()
 	out, err := exec.CommandContext(t.Context(), "git", "-C", root, "ls-files", "-z").Output()

@@ -195,6 +195,7 @@ func (d *device) speed() {
 		power.Min, power.Max = &l[0], &l[1]
 	}
 	g.Power = given(power)
+	g.EnergyMillijoules = ask(d, "nvmlDeviceGetTotalEnergyConsumption", d.GetTotalEnergyConsumption)
 
 	threshold := func(t nvml.TemperatureThresholds) *uint32 {
 		return ask(d, "nvmlDeviceGetTemperatureThreshold", func() (uint32, nvml.Return) { return d.GetTemperatureThreshold(t) })

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding"
 	"os"
 	"reflect"
 	"regexp"
@@ -72,7 +73,7 @@ func fieldsOf(typ reflect.Type, path string, list *[]string) {
 
 func jsonType(typ reflect.Type) string {
 	switch {
-	case typ == reflect.TypeFor[time.Time](), typ.Kind() == reflect.String:
+	case typ.Implements(reflect.TypeFor[encoding.TextMarshaler]()), typ.Kind() == reflect.String:
 		return "string"
 	case typ.Kind() == reflect.Slice && typ.Elem().Kind() == reflect.Struct:
 		return "list of objects"

@@ -360,7 +360,7 @@ func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool
 		if !slices.Contains(queues, slot.Queue) {
 			queues = append(queues, slot.Queue)
 		}
-		if slot.Parked == "" {
+		if slot.Serves() {
 			running++
 		}
 	}

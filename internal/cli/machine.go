@@ -41,6 +41,7 @@ func (w *wishes) register(cmd *cobra.Command) {
 	f.StringVar(&w.memory, "memory-per-slot", "", "memory of each slot, such as 32GiB (default: an even share)")
 	f.IntVar(&w.cfg.Reserve.CPUs, "reserve-cpus", 0, "hardware threads that stay with the system, at least")
 	f.StringVar(&w.reserveMemory, "reserve-memory", "", "memory that stays with the system, at least")
+	f.StringVar(&w.cfg.Image.AutoUpdate, "auto-update", "", "when the jobs' image is updated, as cron has it, such as '0 3 * * *', or off")
 	f.StringVar(&w.cfg.Agent.Endpoint, "endpoint", "", "Buildkite's agent API (default: "+config.DefaultEndpoint+")")
 }
 
@@ -68,7 +69,7 @@ func (w *wishes) config() (config.Config, error) {
 		c.GPUs = g
 	}
 	for _, p := range config.Validate(c) {
-		flag := strings.NewReplacer("reserve.", "reserve-", "agent.", "", "_", "-").Replace(p.Key)
+		flag := strings.NewReplacer("reserve.", "reserve-", "agent.", "", "image.", "", "_", "-").Replace(p.Key)
 		errs = append(errs, fmt.Errorf("--%s: %s", flag, p.Text))
 	}
 	return c, usage(errors.Join(errs...))
@@ -80,6 +81,7 @@ type machine struct {
 	name    string // of the root, in messages; "" is root itself
 	inv     *inventory.Inventory
 	cfg     config.Config
+	drains  []plan.Drain // as kept
 	plan    *plan.Plan
 	managed bool // the configuration file is kbnode's own, or there is none
 }
@@ -170,7 +172,16 @@ func (m *machine) think() error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("read slot bindings: %w", err)
 	}
-	in := plan.Input{Inventory: m.inv, Config: &m.cfg, Bindings: bindings, Binary: unitBinary, Version: Version()}
+	m.drains = nil
+	switch text, err := m.readFile(plan.DrainsPath); {
+	case err == nil:
+		if m.drains, err = plan.ParseDrains(text); err != nil {
+			return err
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("read drained slots: %w", err)
+	}
+	in := plan.Input{Inventory: m.inv, Config: &m.cfg, Bindings: bindings, Drains: m.drains, Binary: unitBinary, Version: Version()}
 	if m.live() {
 		exe, err := os.Executable()
 		if err != nil {

@@ -2,10 +2,7 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -17,7 +14,7 @@ import (
 func newReconcile(s Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "reconcile",
-		Short: "Bring this node to its planned state once (its service does, at boot and on a timer)",
+		Short: "Bring this node to its planned state once (its service does so all the time)",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return reconcileOnce(cmd.Context(), s) },
 	}
@@ -39,29 +36,11 @@ func reconcileOnce(ctx context.Context, s Streams) error {
 	defer release()
 	// Not before: the kbnode that was waited for may have written other wishes, or
 	// taken everything away.
-	if _, err := os.Stat(plan.BindingsPath); errors.Is(err, fs.ErrNotExist) {
-		return errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
-	}
-	m := &machine{root: "/"}
-	if err := m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
-		return err
-	}
-	if err := m.read(ctx, s.logger()); err != nil {
-		return err
-	}
-	// What is missing now may be back in a moment, and a plan made without it
-	// would take things away that running jobs need.
-	if missing := plan.Preflight(m.inv); len(missing) > 0 {
-		return fmt.Errorf("nothing was changed: %s", strings.Join(missing, "\n"))
-	}
-	if err := m.think(); err != nil {
-		return err
-	}
-	state, err := host.Observe(ctx, m.plan)
+	m, err := readNode(ctx, s)
 	if err != nil {
 		return err
 	}
-	result, err := host.Apply(ctx, m.plan, state, reconcile.Diff(m.plan, state))
+	result, err := converge(ctx, host, m.plan)
 	if err != nil {
 		return err
 	}

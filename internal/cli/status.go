@@ -8,13 +8,16 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -24,24 +27,26 @@ const watchPeriod = 2 * time.Second
 
 // slotStatus is one slot in the JSON of kbnode status.
 type slotStatus struct {
-	Slot        string     `json:"slot"`
-	Index       int        `json:"index"`
-	GPU         string     `json:"gpu"`
-	UUID        string     `json:"uuid"`
-	PCI         string     `json:"pci"`
-	Queue       string     `json:"queue"`
-	CPUs        string     `json:"cpus"`
-	MemoryBytes int64      `json:"memory_bytes"`
-	Agent       string     `json:"agent"` // as agentWord says
-	Since       time.Time  `json:"since,omitzero"`
-	Job         *agent.Job `json:"job,omitempty"`
-	Problems    []string   `json:"problems"` // what disagrees with the plan
+	Slot        string       `json:"slot"`
+	Index       int          `json:"index"`
+	GPU         string       `json:"gpu"`
+	UUID        string       `json:"uuid"`
+	PCI         string       `json:"pci"`
+	Queue       string       `json:"queue"`
+	CPUs        string       `json:"cpus"`
+	MemoryBytes int64        `json:"memory_bytes"`
+	Agent       string       `json:"agent"` // one of daemon.SlotWords
+	Since       time.Time    `json:"since,omitzero"`
+	Job         *agent.Job   `json:"job,omitempty"`
+	Drains      []plan.Drain `json:"drains,omitempty"` // who wants it to take no jobs
+	Problems    []string     `json:"problems"`         // what disagrees with the plan
 }
 
 // nodeStatus is the JSON of kbnode status.
 type nodeStatus struct {
 	Node     string             `json:"node"`
 	Slots    []slotStatus       `json:"slots"`
+	Health   []health.Verdict   `json:"health"` // of the daemon's last pass
 	Warnings []string           `json:"warnings"`
 	Changes  []reconcile.Change `json:"changes"`
 }
@@ -130,13 +135,35 @@ func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
 			state.Warnings = append(state.Warnings, err.Error())
 		}
 	}
-	return statusOf(m.plan, state, parked, reconcile.Diff(m.plan, state)), nil
+	st := statusOf(m.plan, state, parked, reconcile.Diff(m.plan, state))
+	kept, err := daemon.ReadHealth("/")
+	if err != nil {
+		st.Warnings = append(st.Warnings, err.Error())
+	}
+	return st.withHealth(kept.Verdicts), nil
+}
+
+// withHealth adds verdicts. Those that drain a slot stand in it already.
+func (st nodeStatus) withHealth(verdicts []health.Verdict) nodeStatus {
+	st.Health = append(st.Health, verdicts...)
+	for _, v := range verdicts {
+		if v.Level < health.Warn || v.Effect != health.None {
+			continue
+		}
+		var about []string
+		for _, k := range v.Slots {
+			about = append(about, plan.SlotName(k))
+		}
+		about = append(about, fmt.Sprintf("%s: %s; %s", v.Check, v.Reason, v.Fix))
+		st.Warnings = append(st.Warnings, strings.Join(about, ", "))
+	}
+	return st
 }
 
 // statusOf makes the status of what was read; parked are reasons that only show
 // while a node runs, by slot.
 func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parked, changes []reconcile.Change) nodeStatus {
-	st := nodeStatus{Node: p.Node, Slots: []slotStatus{}, Warnings: append([]string{}, state.Warnings...), Changes: append([]reconcile.Change{}, changes...)}
+	st := nodeStatus{Node: p.Node, Slots: []slotStatus{}, Health: []health.Verdict{}, Warnings: append([]string{}, state.Warnings...), Changes: append([]reconcile.Change{}, changes...)}
 	at := map[int]reconcile.SlotState{}
 	for _, ss := range state.Slots {
 		at[ss.Index] = ss
@@ -146,10 +173,19 @@ func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parke
 		row := slotStatus{
 			Slot: s.Name, Index: s.Index, GPU: g.Model, UUID: g.UUID, PCI: g.PCI, Queue: s.Queue,
 			CPUs: s.CPUs, MemoryBytes: s.MemoryBytes,
-			Agent: agentWord(s, ss, len(parked[s.Index]) > 0), Since: ss.Agent.Since, Job: ss.Job, Problems: []string{},
+			Agent: daemon.SlotWord(s, ss, len(parked[s.Index]) > 0), Since: ss.Agent.Since, Job: ss.Job, Problems: []string{},
 		}
 		if ss.Job != nil {
 			row.Since = ss.Job.Since
+		}
+		row.Drains = s.Drains
+		for _, d := range s.Drains {
+			if d.By != plan.ByOperator { // that is as somebody wants it
+				row.Problems = append(row.Problems, d.String())
+			}
+		}
+		if row.Agent == "drained" {
+			row.Since = s.Drains[0].Since
 		}
 		if s.Parked != "" {
 			row.Problems = append(row.Problems, s.Parked)
@@ -175,28 +211,6 @@ func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parke
 	return st
 }
 
-// agentWord is the state of a slot in one word.
-func agentWord(s plan.Slot, ss reconcile.SlotState, parked bool) string {
-	switch {
-	case ss.Job != nil && (parked || ss.Agent.Stopping()):
-		return "draining"
-	case ss.Job != nil:
-		return "busy"
-	case parked || s.Parked != "":
-		return "parked"
-	case ss.Agent.Stopping():
-		return "stopping"
-	case ss.Agent.Sub == "auto-restart" || ss.Agent.Active == "failed":
-		return "failed"
-	case ss.Agent.Active == "active":
-		return "idle"
-	case ss.Agent.Running():
-		return "starting"
-	default:
-		return "down"
-	}
-}
-
 func printStatus(w io.Writer, st nodeStatus, now time.Time) {
 	t := newTable(w, "Slot", "GPU", "Queue", "CPUs", "Memory", "Agent", "Job", "Since", "Problem")
 	for _, s := range st.Slots {
@@ -213,6 +227,8 @@ func printStatus(w io.Writer, st nodeStatus, now time.Time) {
 			if n := len(s.Problems) - 1; n > 0 {
 				problem += fmt.Sprintf(" (and %d more)", n)
 			}
+		} else if len(s.Drains) > 0 {
+			problem = s.Drains[0].String()
 		}
 		t.AppendRow([]any{s.Slot, s.GPU, s.Queue, s.CPUs, bytesText(s.MemoryBytes), paintAgent(w, s.Agent), job, ago(s.Since, now), problem})
 	}
@@ -226,7 +242,7 @@ func paintAgent(w io.Writer, word string) string {
 	switch word {
 	case "idle":
 		return paint(w, text.FgGreen, word)
-	case "busy", "draining", "starting", "stopping":
+	case "busy", "draining", "drained", "starting", "stopping":
 		return paint(w, text.FgYellow, word)
 	default:
 		return paint(w, text.FgRed, word)

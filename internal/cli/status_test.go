@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -17,6 +18,8 @@ import (
 var (
 	started = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	taken   = started.Add(time.Hour)
+
+	drainedAt = taken.Add(time.Minute)
 )
 
 func agentAt(active, sub string) reconcile.UnitState {
@@ -69,6 +72,37 @@ func TestAgentWords(t *testing.T) {
 			}
 			if disagrees := tt.parked != ""; st.disagrees() != disagrees {
 				t.Errorf("disagrees: %t, want %t", st.disagrees(), disagrees)
+			}
+		})
+	}
+}
+
+func TestStatusOfADrain(t *testing.T) {
+	t.Parallel()
+	job := &agent.Job{ID: "0190", Since: taken}
+	operator := plan.Drain{By: plan.ByOperator, Reason: "new fan", Since: drainedAt}
+	health := plan.Drain{By: "gpu.lost", Reason: "it fell off the bus", Since: taken}
+	for _, tt := range []struct {
+		name   string
+		drains []plan.Drain
+		state  reconcile.SlotState
+		want   string
+		since  time.Time
+		wrong  bool
+	}{
+		{"finishes its job", []plan.Drain{operator}, reconcile.SlotState{Agent: agentAt("deactivating", "stop-sigterm"), Job: job}, "draining", taken, false},
+		{"stops", []plan.Drain{operator}, reconcile.SlotState{Agent: agentAt("deactivating", "stop-sigterm")}, "stopping", started, false},
+		{"done", []plan.Drain{operator}, reconcile.SlotState{Agent: agentAt("inactive", "dead")}, "drained", drainedAt, false},
+		{"by its health", []plan.Drain{health}, reconcile.SlotState{Agent: agentAt("inactive", "dead")}, "drained", taken, true},
+		{"by both", []plan.Drain{operator, health}, reconcile.SlotState{Agent: agentAt("inactive", "dead")}, "drained", drainedAt, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			slots := wantedSlots(1)
+			slots[0].Drains = tt.drains
+			st := statusOf(&plan.Plan{Node: "n", Slots: slots}, &reconcile.State{Slots: []reconcile.SlotState{tt.state}}, nil, nil)
+			if got := st.Slots[0]; got.Agent != tt.want || !got.Since.Equal(tt.since) || st.disagrees() != tt.wrong {
+				t.Errorf("%s since %s, want %s since %s; disagrees: %t", got.Agent, got.Since, tt.want, tt.since, st.disagrees())
 			}
 		})
 	}
@@ -130,20 +164,22 @@ func TestStatusJSONHasLists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := `{"node":"","slots":[],"warnings":[],"changes":[]}`; string(text) != want {
+	if want := `{"node":"","slots":[],"health":[],"warnings":[],"changes":[]}`; string(text) != want {
 		t.Errorf("empty status is %s, want %s", text, want)
 	}
 }
 
 func TestStatusTable(t *testing.T) {
 	t.Parallel()
-	slots := wantedSlots(4)
+	slots := wantedSlots(5)
 	slots[3].Parked = "its GPU is away"
+	slots[4].Drains = []plan.Drain{{Slot: 4, By: plan.ByOperator, Reason: "new fan", Since: drainedAt}}
 	state := &reconcile.State{Warnings: []string{"the kernel made no partition"}, Slots: []reconcile.SlotState{
 		{Index: 0, Agent: agentAt("active", "running")},
 		{Index: 1, Agent: agentAt("active", "running"), Job: &agent.Job{ID: "0190-aa", Pipeline: "kernelbot", Build: "7", Since: taken}},
 		{Index: 2, Agent: agentAt("failed", "failed"), Job: nil},
 		{Index: 3, Agent: agentAt("inactive", "dead")},
+		{Index: 4, Agent: agentAt("inactive", "dead")},
 	}}
 	changes := []reconcile.Change{
 		{Kind: reconcile.Start, Subject: "buildkite-agent-gpu2.service", Slot: 2},
@@ -152,6 +188,22 @@ func TestStatusTable(t *testing.T) {
 	var b strings.Builder
 	printStatus(&b, statusOf(&plan.Plan{Slots: slots}, state, nil, changes), taken.Add(90*time.Second))
 	golden(t, "status.txt", b.String())
+}
+
+func TestStatusShowsHealth(t *testing.T) {
+	t.Parallel()
+	verdicts := []health.Verdict{
+		{Check: "gpu.throttle", Slots: []int{1}, Level: health.Degraded, Reason: "it is slowed down", Fix: "look at its power"},
+		{Check: "gpu.lost", Slots: []int{0}, Level: health.Fatal, Effect: health.Park, Reason: "it is lost", Fix: "reboot"},
+		{Check: "node.clock", Level: health.Info, Reason: "x", Fix: "y"},
+	}
+	st := statusOf(&plan.Plan{Slots: wantedSlots(2)}, &reconcile.State{}, nil, nil).withHealth(verdicts)
+	if diff := cmp.Diff([]string{"gpu1, gpu.throttle: it is slowed down; look at its power"}, st.Warnings); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(verdicts, st.Health); diff != "" {
+		t.Error(diff)
+	}
 }
 
 func TestAgo(t *testing.T) {

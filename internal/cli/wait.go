@@ -28,7 +28,7 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 	var wait []plan.Slot
 	for _, slot := range p.Slots {
 		later := slices.ContainsFunc(deferred, func(c reconcile.Change) bool { return c.Slot == slot.Index })
-		if slot.Parked == "" && !later {
+		if slot.Serves() && !later {
 			wait = append(wait, slot)
 		}
 	}

@@ -19,7 +19,9 @@ type Config struct {
 	Reserve       Reserve `yaml:"reserve,omitempty"`
 	Agent         Agent   `yaml:"agent,omitempty"`
 	Job           Job     `yaml:"job,omitempty"`
+	Image         Image   `yaml:"image,omitempty"`
 	Docker        Docker  `yaml:"docker,omitempty"`
+	Metrics       Metrics `yaml:"metrics,omitempty"`
 }
 
 // Reserve is what stays with the system, at least.
@@ -75,10 +77,29 @@ type Job struct {
 	CPUQuota bool `yaml:"cpu_quota,omitempty"`
 }
 
+// Image is the image that jobs run, and how it is kept up to date.
+type Image struct {
+	// Name is what pipelines call it, with its tag. Default: DefaultImage.
+	Name string `yaml:"name,omitempty"`
+	// AutoUpdate is when it is updated, a Schedule. Default, and Off: never.
+	AutoUpdate string `yaml:"auto_update,omitempty"`
+	// Keep is how many previous images stay. Default: DefaultKeep.
+	Keep int `yaml:"keep,omitempty"`
+	// FirstJobs is how many jobs in a row must fail at first for a new image to
+	// be taken back. Default: DefaultFirstJobs.
+	FirstJobs int `yaml:"first_jobs,omitempty"`
+}
+
 // Docker is the engine that runs the jobs.
 type Docker struct {
 	// Socket is the engine's own socket. Default: DefaultDockerSocket.
 	Socket string `yaml:"socket,omitempty"`
+}
+
+// Metrics are what monitoring reads from the daemon.
+type Metrics struct {
+	// Listen is an IP address and a port. Default: nobody is listened to.
+	Listen string `yaml:"listen,omitempty"`
 }
 
 // What an empty field means.
@@ -87,6 +108,9 @@ const (
 	DefaultDockerSocket = "/var/run/docker.sock"
 	DefaultJobMinutes   = 60
 	DefaultTasksMax     = 8192
+	DefaultImage        = "ghcr.io/gpu-mode/kernelbot:latest"
+	DefaultKeep         = 1
+	DefaultFirstJobs    = 3
 )
 
 // Profiles of a job's container, and the networks that one may have.
@@ -146,6 +170,9 @@ func (c Config) WithDefaults() Config {
 	c.Job.Profile = or(c.Job.Profile, ProfileCompatible)
 	c.Job.Network = or(c.Job.Network, map[string]string{ProfileStrict: NetworkNone}[c.Job.Profile])
 	c.Job.Network = or(c.Job.Network, NetworkBridge)
+	c.Image.Name = or(c.Image.Name, DefaultImage)
+	c.Image.Keep = or(c.Image.Keep, DefaultKeep)
+	c.Image.FirstJobs = or(c.Image.FirstJobs, DefaultFirstJobs)
 	c.Docker.Socket = or(c.Docker.Socket, DefaultDockerSocket)
 	return c
 }

@@ -73,6 +73,11 @@ func Merge(base, over Config) Config {
 	base.Job.Network = or(over.Job.Network, base.Job.Network)
 	base.Job.AllowedImages = orList(over.Job.AllowedImages, base.Job.AllowedImages)
 	base.Job.CPUQuota = or(over.Job.CPUQuota, base.Job.CPUQuota)
+	base.Image.Name = or(over.Image.Name, base.Image.Name)
+	base.Image.AutoUpdate = or(over.Image.AutoUpdate, base.Image.AutoUpdate)
+	base.Image.Keep = or(over.Image.Keep, base.Image.Keep)
+	base.Image.FirstJobs = or(over.Image.FirstJobs, base.Image.FirstJobs)
 	base.Docker.Socket = or(over.Docker.Socket, base.Docker.Socket)
+	base.Metrics.Listen = or(over.Metrics.Listen, base.Metrics.Listen)
 	return base
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"math"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -94,6 +95,7 @@ var (
 	nodeForm  = lazily(`^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$`)
 	tagForm   = lazily(`^[A-Za-z0-9_.-]{1,64}=[^\s,"=]{1,200}$`)
 	sumForm   = lazily(`^[0-9a-f]{64}$`)
+	imageForm = lazily(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 )
 
 // QueueFields are the names that a queue template may use.
@@ -121,6 +123,7 @@ func Validate(c Config) []Problem {
 	for key, n := range map[string]int64{
 		"cpus_per_slot": int64(c.CPUsPerSlot), "reserve.cpus": int64(c.Reserve.CPUs),
 		"job.max_minutes": int64(c.Job.MaxMinutes), "job.tasks_max": c.Job.TasksMax,
+		"image.keep": int64(c.Image.Keep), "image.first_jobs": int64(c.Image.FirstJobs),
 	} {
 		if n < 0 {
 			bad(key, "%d is negative; write a number above 0 or leave the key out", n)
@@ -131,6 +134,19 @@ func Validate(c Config) []Problem {
 	}
 	if c.Job.Disk > 0 && c.Job.Disk < 256<<20 {
 		bad("job.disk", "%s are too few for a checkout; write 256MiB or more", c.Job.Disk)
+	}
+	if n := c.Image.Name; n != "" && (!imageForm().MatchString(n) || len(n) > 255) {
+		bad("image.name", "%q is not the name of an image with its tag; write one such as %s", n, DefaultImage)
+	}
+	if a := c.Image.AutoUpdate; a != "" && a != Off {
+		if _, err := ParseSchedule(a); err != nil {
+			bad("image.auto_update", "%v", err)
+		}
+	}
+	if l := c.Metrics.Listen; l != "" {
+		if a, err := netip.ParseAddrPort(l); err != nil || a.Port() == 0 {
+			bad("metrics.listen", "%q is not an IP address and a port; write both, such as 127.0.0.1:9700", l)
+		}
 	}
 	for _, t := range c.Agent.Tags {
 		if !tagForm().MatchString(t) {

@@ -34,6 +34,14 @@ type Engine struct {
 	api    *client.Client
 }
 
+// Ping says why the engine does not answer; nil if it does.
+func (e *Engine) Ping(ctx context.Context) error {
+	if _, err := e.api.Ping(ctx, client.PingOptions{}); err != nil {
+		return e.wrap("ask the engine", err)
+	}
+	return nil
+}
+
 // Info is what the engine says of itself.
 type Info struct {
 	Version        string   // "26.1.5"
@@ -93,6 +101,7 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 type Image struct {
 	ID      string   // "sha256:…", of the configuration
 	Digests []string // "name@sha256:…"; empty for an image that was built here
+	Names   []string // "name:tag"
 	Size    int64    // bytes
 }
 
@@ -103,7 +112,7 @@ func (e *Engine) Image(ctx context.Context, ref string) (Image, error) {
 	if err != nil {
 		return Image{}, e.wrap("look up image "+ref, err)
 	}
-	return Image{ID: res.ID, Digests: res.RepoDigests, Size: res.Size}, nil
+	return Image{ID: res.ID, Digests: res.RepoDigests, Names: res.RepoTags, Size: res.Size}, nil
 }
 
 // wrap says what was being done and turns the client's errors into ours.

@@ -36,6 +36,9 @@ func (e *Engine) Import(ctx context.Context, ref string, archive io.Reader) erro
 type Run struct {
 	Name, Image string
 	Cmd         []string
+	Entrypoint  []string // nil leaves the image's
+	Env         []string // NAME=value
+	Network     string   // "" leaves it to the engine
 	Binds       []string // source:target
 	Memory      int64    // bytes; 0 sets no limit
 	Pids        int64    // 0 sets no limit
@@ -46,12 +49,12 @@ type Run struct {
 // Create makes a container and does not start it.
 func (e *Engine) Create(ctx context.Context, r Run) (id string, err error) {
 	host := &container.HostConfig{Binds: r.Binds}
-	host.Memory, host.CgroupParent = r.Memory, r.Slice
+	host.Memory, host.CgroupParent, host.NetworkMode = r.Memory, r.Slice, container.NetworkMode(r.Network)
 	if r.Pids > 0 {
 		host.PidsLimit = &r.Pids
 	}
 	made, err := e.api.ContainerCreate(ctx, client.ContainerCreateOptions{
-		Config: &container.Config{Image: r.Image, Cmd: r.Cmd, Labels: r.Labels}, HostConfig: host, Name: r.Name,
+		Config: &container.Config{Image: r.Image, Cmd: r.Cmd, Entrypoint: r.Entrypoint, Env: r.Env, Labels: r.Labels}, HostConfig: host, Name: r.Name,
 	})
 	if err != nil {
 		return "", e.wrap("create container "+r.Name, err)

@@ -136,8 +136,10 @@ type NVIDIA struct {
 	DriverVersion string `json:"driver_version"` // of the loaded module
 	CUDAVersion   string `json:"cuda_version"`   // "13.0"; "" without NVML
 	NVMLVersion   string `json:"nvml_version"`
-	UVMMajor      int    `json:"uvm_major"`  // /proc/devices; 0 if not loaded
-	CapsMajor     int    `json:"caps_major"` // /proc/devices; 0 if not loaded
+	UVMMajor      int    `json:"uvm_major"`            // /proc/devices; 0 if not loaded
+	CapsMajor     int    `json:"caps_major"`           // /proc/devices; 0 if not loaded
+	NVMLError     string `json:"nvml_error,omitempty"` // why NVML did not answer; "" if it did
+	NVMLCode      int    `json:"nvml_code,omitempty"`  // of nvml.h, where NVML itself refused: 9 driver not loaded, 18 the loaded module is another version's
 }
 
 // AMD is what the amdgpu driver says of itself.

@@ -77,6 +77,10 @@ func nvidiaGPUs(t tree, report *probe.Report, refusal error) ([]GPU, *NVIDIA, []
 		}
 		gpus = withoutNVML(t, nv, devices)
 		if refusal != nil {
+			nv.NVMLError = printable(refusal.Error())
+			if e := (*probe.Error)(nil); errors.As(refusal, &e) {
+				nv.NVMLCode = e.Code
+			}
 			from := map[string]string{"proc": "/proc/driver/nvidia", "pci": "the PCI devices in sysfs"}[nv.Source]
 			problems = append(problems, Problem{"nvml", fmt.Sprintf("%v; the GPUs were read from %s", refusal, from)})
 		}

@@ -212,7 +212,10 @@ Size:      3f0000000
 func TestNVIDIADriver(t *testing.T) {
 	t.Parallel()
 	gpus, got, problems := nvidiaGPUs(nvidiaTree(t, procDriver), nil, &probe.Error{Code: 18})
-	want := &NVIDIA{Source: "pci", DriverVersion: "580.95.05", UVMMajor: 511, CapsMajor: 237}
+	want := &NVIDIA{
+		Source: "pci", DriverVersion: "580.95.05", UVMMajor: 511, CapsMajor: 237,
+		NVMLError: "NVML: the driver was upgraded while the old kernel module is loaded; reboot, or reload the nvidia modules", NVMLCode: 18,
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

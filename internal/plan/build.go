@@ -48,6 +48,9 @@ func Build(in Input) (*Plan, error) {
 	if err := p.addNode(in); err != nil {
 		return nil, err
 	}
+	if err := p.addAutoUpdate(in, cfg); err != nil {
+		return nil, err
+	}
 	if cfg.Job.Disk == 0 {
 		cfg.Job.Disk = config.Size(diskShare(inv.Disks, len(slots)))
 	}
@@ -56,6 +59,7 @@ func Build(in Input) (*Plan, error) {
 		blk := split.Blocks[i]
 		all = all.Union(blk.CPUs)
 		s := newSlot(b, blk, cfg, p.Node, in.Version)
+		s.Drains = drained(in.Drains, s.Index)
 		p.Slots = append(p.Slots, s)
 		if s.Parked == "" && b.UUID == "" {
 			p.Warnings = append(p.Warnings, fmt.Sprintf("slot %s: no driver names the GPU at %s, so it is known by its address only", s.Name, b.PCI))

@@ -16,6 +16,7 @@ type Input struct {
 	Inventory *inventory.Inventory
 	Config    *config.Config
 	Bindings  []Binding // as kept on the machine; nil on a new one
+	Drains    []Drain   // as kept on the machine
 	Binary    string    // absolute path of kbnode on the machine
 	Version   string    // of kbnode
 	// ConfigText is the configuration file to write; "" leaves the operator's.
@@ -51,8 +52,12 @@ type Slot struct {
 	Agent       string    `json:"agent"`      // the agent's name in Buildkite
 	Tags        []string  `json:"tags"`       // key=value
 	User        string    `json:"user"`
-	Parked      string    `json:"parked,omitempty"` // why this slot takes no jobs; "" when it does
+	Parked      string    `json:"parked,omitempty"` // why this slot cannot take jobs; "" when it can
+	Drains      []Drain   `json:"drains,omitempty"` // who wants it to take none, an operator first
 }
+
+// Serves says that the slot's agent should run.
+func (s Slot) Serves() bool { return s.Parked == "" && len(s.Drains) == 0 }
 
 // SlotGPU is the GPU of a slot.
 type SlotGPU struct {

@@ -84,16 +84,9 @@ func (p *Plan) addNode(in Input) error {
 		}
 		p.addFile(HooksDir+"/"+e.Name(), 0o755, -1, string(text))
 	}
-	data := struct{ Binary string }{in.Binary}
-	for name, tmpl := range map[string]string{NodeService: "kbnode.service.tmpl", NodeTimer: "kbnode.timer.tmpl"} {
-		if err := p.addUnit(name, tmpl, -1, data); err != nil {
-			return err
-		}
-	}
-	p.Units = append(p.Units,
-		Unit{Name: NodeService, Slot: -1, Enabled: true},
-		Unit{Name: NodeTimer, Slot: -1, Enabled: true, Active: true})
-	return nil
+	data := struct{ Binary, Reserved, Generation string }{in.Binary, p.Reserved.CPUs, generation(in.Version, in.Binary)}
+	p.Units = append(p.Units, Unit{Name: NodeService, Slot: -1, Enabled: true, Active: true, Generation: data.Generation})
+	return p.addUnit(NodeService, "kbnode.service.tmpl", -1, data)
 }
 
 func (p *Plan) addParent(all cpuset.Set) error {
@@ -162,17 +155,19 @@ func (p *Plan) addSlot(in Input, cfg config.Config, keys []agentKey, s Slot) err
 	if err := p.addUnit(slice.Unit, "slot.slice.tmpl", k, data); err != nil {
 		return err
 	}
-	active := s.Parked == ""
-	for _, u := range []struct{ name, tmpl, input string }{
+	for _, u := range []struct {
+		name, tmpl, input string
+		active            bool
+	}{
 		// The generation covers what the unit's process reads when it starts.
-		{GuardUnit(k), "guard.service.tmpl", in.Version + mustJSON(policy)},
-		{AgentUnit(k), "agent.service.tmpl", in.Inventory.Software.Agent.Version + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds) + strconv.FormatInt(s.DiskBytes, 10)},
+		{GuardUnit(k), "guard.service.tmpl", in.Version + mustJSON(policy), s.Parked == ""},
+		{AgentUnit(k), "agent.service.tmpl", in.Inventory.Software.Agent.Version + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds) + strconv.FormatInt(s.DiskBytes, 10), s.Serves()},
 	} {
 		data.Generation = generation(u.input, in.Binary)
 		if err := p.addUnit(u.name, u.tmpl, k, data); err != nil {
 			return err
 		}
-		p.Units = append(p.Units, Unit{Name: u.name, Slot: k, Active: active, Generation: data.Generation})
+		p.Units = append(p.Units, Unit{Name: u.name, Slot: k, Active: u.active, Generation: data.Generation})
 	}
 	return nil
 }

@@ -102,7 +102,6 @@ func TestAdoptIdle(t *testing.T) {
 	equal(t, "words", []string{
 		"disable buildkite-agent-gpu0.service",
 		"enable kbnode.service",
-		"enable kbnode.timer",
 		"reload",
 		"stop buildkite-agent-gpu0.service",
 		"start buildkite.slice",
@@ -111,7 +110,7 @@ func TestAdoptIdle(t *testing.T) {
 		setWord(0, "2-3", 1<<30),
 		"start kbnode-guard-gpu0.service",
 		"start buildkite-agent-gpu0.service",
-		"start kbnode.timer",
+		"start kbnode.service",
 	}, words)
 	m.h.Adopt = false
 	_, changes := m.diff(p)
@@ -143,19 +142,18 @@ func TestAdoptBusy(t *testing.T) {
 	equal(t, "words", []string{
 		"disable buildkite-agent-gpu0.service",
 		"enable kbnode.service",
-		"enable kbnode.timer",
 		"reload",
 		"drain buildkite-agent-gpu0.service",
 		"start buildkite.slice",
 		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-		"start kbnode.timer",
+		"start kbnode.service",
 	}, words)
 	equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, 0))
 
-	// What was agreed to once needs no --adopt in the timer's runs.
+	// What was agreed to once needs no --adopt in the daemon's passes.
 	m.h.Adopt = false
 	_, words = m.apply(p)
-	equal(t, "words of the timer's run", []string{"disable buildkite-agent-gpu1.service", "reload", "drain buildkite-agent-gpu1.service"}, words)
+	equal(t, "words of a later pass", []string{"disable buildkite-agent-gpu1.service", "reload", "drain buildkite-agent-gpu1.service"}, words)
 	_, words = m.apply(p)
 	equal(t, "words while the jobs run on", nil, words)
 	m.finish(0)

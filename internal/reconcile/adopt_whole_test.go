@@ -255,12 +255,11 @@ func TestAdoptStopsIdleAgentThatWaits(t *testing.T) {
 	r, words := m.apply(p)
 	equal(t, "words", []string{
 		"enable kbnode.service",
-		"enable kbnode.timer",
 		"reload",
 		"drain buildkite-agent-gpu0.service",
 		"stop buildkite-agent-gpu1.service",
 		"set buildkite.slice AllowedCPUs=2-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-		"start kbnode.timer",
+		"start kbnode.service",
 	}, words)
 	equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, 1))
 	m.h.Adopt = false

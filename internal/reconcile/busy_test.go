@@ -254,8 +254,7 @@ func TestUninstall(t *testing.T) {
 	}
 	equal(t, "words", []string{
 		"disable kbnode.service",
-		"disable kbnode.timer",
-		"stop kbnode.timer",
+		"stop kbnode.service",
 		"stop buildkite-agent-gpu0.service",
 		"stop buildkite-agent-gpu1.service",
 		"stop kbnode-guard-gpu0.service",

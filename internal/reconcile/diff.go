@@ -84,7 +84,7 @@ func isAgent(unit string, slot int) bool { return slot >= 0 && unit == plan.Agen
 func isSlice(unit string) bool { return strings.HasSuffix(unit, ".slice") }
 
 // retire stops and disables units of ours that no plan has: the node's own
-// first, so that the timer starts nothing again, then agents, guards, slices
+// first, so that the daemon starts nothing again, then agents, guards, slices
 // and the parent of all.
 func (d *differ) retire() {
 	var stale []string

@@ -47,11 +47,8 @@ func (w want) plan(t testing.TB) *plan.Plan {
 	all := fmt.Sprintf("%d-%d", w.first, w.first+w.slots*w.width-1)
 	p.Slices = append(p.Slices, plan.Slice{Unit: plan.ParentSlice, Slot: -1, CPUs: all, Partition: true})
 	file(-1, 0o644, plan.UnitDir+"/"+plan.ParentSlice, header+"[Slice]\nAllowedCPUs="+all+"\n")
-	file(-1, 0o644, plan.UnitDir+"/"+plan.NodeService, header+"[Service]\nType=oneshot\n[Install]\nWantedBy=multi-user.target\n")
-	file(-1, 0o644, plan.UnitDir+"/"+plan.NodeTimer, header+"[Timer]\n[Install]\nWantedBy=timers.target\n")
-	p.Units = append(p.Units,
-		plan.Unit{Name: plan.NodeService, Slot: -1, Enabled: true},
-		plan.Unit{Name: plan.NodeTimer, Slot: -1, Enabled: true, Active: true})
+	file(-1, 0o644, plan.UnitDir+"/"+plan.NodeService, header+"[Service]\nType=notify\n[Install]\nWantedBy=multi-user.target\n")
+	p.Units = append(p.Units, plan.Unit{Name: plan.NodeService, Slot: -1, Enabled: true, Active: true})
 	for k := range w.slots {
 		cpus := fmt.Sprintf("%d-%d", w.first+k*w.width, w.first+(k+1)*w.width-1)
 		user := plan.UserName(k)

@@ -32,7 +32,6 @@ func TestFirstInstall(t *testing.T) {
 	r, words := m.apply(p)
 	equal(t, "words", []string{
 		"enable kbnode.service",
-		"enable kbnode.timer",
 		"reload",
 		"start buildkite.slice",
 		"set buildkite.slice AllowedCPUs=2-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
@@ -42,7 +41,7 @@ func TestFirstInstall(t *testing.T) {
 		setWord(1, "4-5", 1<<30),
 		"start kbnode-guard-gpu0.service kbnode-guard-gpu1.service",
 		"start buildkite-agent-gpu0.service buildkite-agent-gpu1.service",
-		"start kbnode.timer",
+		"start kbnode.service",
 	}, words)
 	equal(t, "deferred", nil, r.Deferred)
 	equal(t, "first changes", []string{"adduser kbnode-gpu0", "adduser kbnode-gpu1", "create /etc/buildkite-agent/"}, brief(r.Applied)[:3])
@@ -74,7 +73,7 @@ func TestReboot(t *testing.T) {
 		setWord(0, "2-3", 1<<30),
 		"start kbnode-guard-gpu0.service",
 		"start buildkite-agent-gpu0.service",
-		"start kbnode.timer",
+		"start kbnode.service",
 	}, words)
 	equal(t, "tree", before, m.tree())
 }
@@ -314,8 +313,8 @@ func TestOfflineTree(t *testing.T) {
 		t.Error("files are not written")
 	}
 	want := []string{
-		"enable kbnode.service", "enable kbnode.timer", "start buildkite.slice", "set buildkite.slice", "start buildkite-gpu0.slice", "set buildkite-gpu0.slice", "partition buildkite.slice",
-		"start kbnode-guard-gpu0.service", "start buildkite-agent-gpu0.service", "start kbnode.timer",
+		"enable kbnode.service", "start buildkite.slice", "set buildkite.slice", "start buildkite-gpu0.slice", "set buildkite-gpu0.slice", "partition buildkite.slice",
+		"start kbnode-guard-gpu0.service", "start buildkite-agent-gpu0.service", "start kbnode.service",
 	}
 	equal(t, "deferred", want, brief(r.Deferred))
 }

@@ -35,6 +35,9 @@ func (s *slot) away() string {
 	if s.plan.Parked != "" {
 		return "it is parked: " + s.plan.Parked
 	}
+	if !s.plan.Serves() {
+		return "it is " + s.plan.Drains[0].String()
+	}
 	parked, err := guard.ReadParked(plan.RunDir(s.plan.Index))
 	if err != nil {
 		return err.Error()

@@ -540,6 +540,7 @@ PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics")
 // ---- what older drivers lack ----
 
 #ifndef NOSYM
+NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, "energy_mj", 86400000)
 NUMBER(nvmlDeviceGetModuleId, unsigned int, "module", GPU + 1)
 NUMBER(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t, "architecture", NVML_DEVICE_ARCH_BLACKWELL)
 NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, "clock_reasons", 1)

@@ -238,7 +238,7 @@ func TestAttack(t *testing.T) {
 	t.Parallel()
 	m := installed(t)
 	m.Sh(`printf 'job:\n  tasks_max: 256\n  disk: 512MiB\n' >>/etc/kbnode/config.yaml; kbnode reconcile; bkstub wait-agents --count 8 --timeout 3m
-		systemctl stop kbnode.timer`) // its work takes as long as a job, emulated
+		systemctl stop kbnode`) // its work takes as long as a job, emulated
 	lanes := attacks()
 	putScripts(t, m)
 	m.Sh("docker create --name export busybox:test true; docker export export | docker import -c 'VOLUME /data' - volume:test; docker rm export")

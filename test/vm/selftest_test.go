@@ -138,8 +138,8 @@ func TestSelftest(t *testing.T) {
 		nothingLeft(t, m)
 	})
 
-	// The timer would mend some of what follows.
-	m.Sh("mkdir -p /run/systemd/system/kbnode.service.d; printf '[Service]\nExecStart=\nExecStart=/bin/true\n' >/run/systemd/system/kbnode.service.d/off.conf; systemctl daemon-reload")
+	// The daemon would mend what follows.
+	m.Sh("mkdir -p /run/systemd/system/kbnode.service.d; printf '[Service]\nType=simple\nWatchdogSec=0\nExecStart=\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/kbnode.service.d/off.conf; systemctl daemon-reload; systemctl restart kbnode")
 	m.Sh("kbnode reconcile")
 	const guardUp = "systemctl restart kbnode-guard-gpu1; until docker -H unix:///run/kbnode/gpu1/docker.sock version >/dev/null 2>&1; do sleep 1; done; "
 	edit := func(expr string) string {

@@ -58,10 +58,11 @@ gpu.0.processes = 4711:1073741824 4712:18446744073709551615
 		Power: &Power{
 			Usage: u32(142_000), Limit: u32(1_000_000), Enforced: u32(1_000_000), Default: u32(1_000_000), Min: u32(200_000), Max: u32(1_000_000),
 		},
-		Temperature: &Temperature{GPU: u32(31), Margin: &margin, Slowdown: u32(90), Shutdown: u32(95)},
-		PCIe:        &PCIe{Gen: num(5), MaxGen: num(5), Width: num(16), MaxWidth: num(16), Replays: num(0)},
-		Fabric:      &Fabric{State: "completed"},
-		NVLinks:     i64(18), NVLinksUp: num(17),
+		EnergyMillijoules: u64(86_400_000),
+		Temperature:       &Temperature{GPU: u32(31), Margin: &margin, Slowdown: u32(90), Shutdown: u32(95)},
+		PCIe:              &PCIe{Gen: num(5), MaxGen: num(5), Width: num(16), MaxWidth: num(16), Replays: num(0)},
+		Fabric:            &Fabric{State: "completed"},
+		NVLinks:           i64(18), NVLinksUp: num(17),
 		Processes: []Process{
 			{PID: 4711, UsedBytes: 1 << 30, GPUInstance: -1, ComputeInstance: -1},
 			{PID: 4712, GPUInstance: -1, ComputeInstance: -1},
@@ -182,7 +183,7 @@ func TestOldDriver(t *testing.T) {
 		t.Fatalf("%d GPUs, want 2", len(report.GPUs))
 	}
 	g := report.GPUs[1]
-	if g.Error != "" || g.Unread != nil || g.Architecture != "" || g.MIGMode != nil || g.RemappedRows != nil || g.Fabric != nil || g.NVLinks != nil {
+	if g.Error != "" || g.Unread != nil || g.Architecture != "" || g.MIGMode != nil || g.RemappedRows != nil || g.EnergyMillijoules != nil || g.Fabric != nil || g.NVLinks != nil {
 		t.Errorf("got %+v", g)
 	}
 	if g.UUID == "" || g.ClockReasons == nil || len(g.Processes) != 1 {

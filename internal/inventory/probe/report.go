@@ -58,13 +58,16 @@ type GPU struct {
 	// ClockReasons says why the clocks are not higher, as a bit set
 	// (nvmlClocksEventReason*): 0x4 power cap, 0x8 hardware slowdown, 0x20 and
 	// 0x40 heat, 0x80 power brake.
-	ClockReasons *uint64      `json:"clock_reasons,omitempty"`
-	Power        *Power       `json:"power,omitempty"`
-	Temperature  *Temperature `json:"temperature,omitempty"`
-	PCIe         *PCIe        `json:"pcie,omitempty"`
-	Fabric       *Fabric      `json:"fabric,omitempty"`
-	NVLinks      *int64       `json:"nvlinks,omitempty"`        // that the GPU has
-	NVLinksUp    *int         `json:"nvlinks_active,omitempty"` // of them
+	ClockReasons *uint64 `json:"clock_reasons,omitempty"`
+	Power        *Power  `json:"power,omitempty"`
+	// EnergyMillijoules is what the GPU used since the driver started it: it falls
+	// when the GPU was reset, and without persistence whenever nobody uses it.
+	EnergyMillijoules *uint64      `json:"energy_mj,omitempty"`
+	Temperature       *Temperature `json:"temperature,omitempty"`
+	PCIe              *PCIe        `json:"pcie,omitempty"`
+	Fabric            *Fabric      `json:"fabric,omitempty"`
+	NVLinks           *int64       `json:"nvlinks,omitempty"`        // that the GPU has
+	NVLinksUp         *int         `json:"nvlinks_active,omitempty"` // of them
 
 	Processes []Process `json:"processes,omitempty"`          // that compute on it
 	Graphics  []Process `json:"graphics_processes,omitempty"` // that draw on it; only with Options.GPU

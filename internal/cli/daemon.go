@@ -1,0 +1,187 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/daemon"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/image"
+	"github.com/gpu-mode/kbnode/internal/metrics"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// dockerTime is what the engine has to answer a ping.
+const dockerTime = 10 * time.Second
+
+func newDaemon(s Streams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "daemon",
+		Short: "Keep this node at its planned state (its service does)",
+		Long: `Keep this node at its planned state: at once where systemd says that a unit
+changed, every 30 seconds otherwise. On SIGHUP everything is read anew, as after
+systemctl reload kbnode. It never ends a job, and may be stopped at any time.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runDaemon(cmd.Context(), s) },
+	}
+}
+
+func runDaemon(ctx context.Context, s Streams) error {
+	if err := needRoot("daemon"); err != nil {
+		return err
+	}
+	// It does little and sleeps much: better some work than a large heap.
+	debug.SetGCPercent(25)
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	wake := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hup:
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case wake <- struct{}{}:
+			}
+		}
+	}()
+	go watchFirstJobs(ctx, s.logger())
+	told := metrics.New(metrics.Options{
+		Version: Version(), Commit: readVersion().Commit, Log: s.logger(),
+		Images: func() (image.State, error) { return image.Read(plan.ImageDir) },
+	})
+	defer told.Close()
+	daemon.Run(ctx, daemon.Options{
+		Root: "/", Kmsg: health.Kmsg{Owner: health.OwnerOf("/")},
+		Node: liveNode{s}, Events: events.Log{File: events.Path}, Log: s.logger(), Wake: wake, Replaced: replaced,
+		Publish: told.Publish,
+	})
+	return nil
+}
+
+// replaced says that another file is where this program was started from.
+func replaced() bool {
+	exe, err := os.Executable()
+	if err != nil {
+		return false
+	}
+	exe = strings.TrimSuffix(exe, " (deleted)")
+	there, err := os.Stat(exe)
+	if err != nil {
+		return false // it is away; nobody could start it
+	}
+	running, err := os.Stat("/proc/self/exe")
+	return err == nil && !os.SameFile(there, running)
+}
+
+// liveNode is this machine for the daemon.
+type liveNode struct{ s Streams }
+
+// Read implements daemon.Node.
+func (n liveNode) Read(ctx context.Context) (*daemon.Reading, error) {
+	began, err := health.Now()
+	if err != nil {
+		return nil, err
+	}
+	m, err := readNode(ctx, n.s)
+	if err != nil {
+		return nil, err
+	}
+	return &daemon.Reading{
+		Plan: m.plan, Inventory: m.inv, Drains: m.drains, Started: began.Up,
+		Listen: m.cfg.Metrics.Listen,
+		Replan: func() (*plan.Plan, error) { err := m.think(); return m.plan, err },
+	}, nil
+}
+
+// GPUs implements daemon.Node.
+func (n liveNode) GPUs(ctx context.Context) (*health.GPUs, error) { return health.ReadGPUs(ctx, "/") }
+
+// Docker implements daemon.Node.
+func (n liveNode) Docker(ctx context.Context) error {
+	m := &machine{root: "/"}
+	if err := m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
+		return nil //nolint:nilerr // that is the configuration's fault, and said elsewhere
+	}
+	engine, err := docker.New(m.cfg.WithDefaults().Docker.Socket)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = engine.Close() }()
+	ctx, cancel := context.WithTimeout(ctx, dockerTime)
+	defer cancel()
+	return engine.Ping(ctx)
+}
+
+// Stamp implements daemon.Node.
+func (n liveNode) Stamp(p *plan.Plan) string {
+	var b strings.Builder
+	file := func(path string) {
+		fi, err := os.Stat(path)
+		if err != nil {
+			fmt.Fprintln(&b, path, "-")
+			return
+		}
+		ino := uint64(0)
+		if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+			ino = st.Ino
+		}
+		if fi.IsDir() { // of sysfs, which keeps no times
+			fmt.Fprintln(&b, path)
+			return
+		}
+		fmt.Fprintln(&b, path, ino, fi.Size(), fi.ModTime().UnixNano())
+	}
+	for _, path := range []string{plan.ConfigPath, plan.BindingsPath, plan.DrainsPath} {
+		file(path)
+	}
+	for _, f := range p.Files {
+		if f.Source != "" {
+			file(f.Source)
+		}
+	}
+	for _, s := range p.Slots {
+		for _, g := range s.GPUs {
+			file("/sys/bus/pci/devices/" + g.PCI)
+			file("/sys/bus/pci/devices/" + g.PCI + "/driver")
+		}
+	}
+	for _, path := range []string{"/sys/module/nvidia/version", "/sys/module/amdgpu/version"} {
+		if text, err := os.ReadFile(path); err == nil {
+			b.Write(text)
+		}
+	}
+	return b.String()
+}
+
+// Host implements daemon.Node.
+func (n liveNode) Host(ctx context.Context) (*reconcile.Host, func(), error) {
+	return openHost(ctx, n.s)
+}
+
+// Watch implements daemon.Node.
+func (n liveNode) Watch(ctx context.Context, changed func(unit string)) (alive func() bool, err error) {
+	bus, err := reconcile.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	bus.Watch(ctx, changed)
+	context.AfterFunc(ctx, bus.Close)
+	return bus.Alive, nil
+}

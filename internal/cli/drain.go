@@ -1,0 +1,309 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// maxDrainReason bounds what an operator says, in characters: it stands in a
+// table.
+const maxDrainReason = 200
+
+// drainFlags are those of drain and resume.
+type drainFlags struct {
+	all     bool
+	reason  string
+	wait    bool
+	timeout time.Duration
+}
+
+func newDrain(s Streams) *cobra.Command {
+	var f drainFlags
+	cmd := &cobra.Command{
+		Use:   "drain [SLOT...]",
+		Short: "Let slots finish their jobs and take no more, until resume",
+		Long: `Let slots finish their jobs and take no more, until kbnode resume. It holds over
+reboots, and no job is ended. A slot is written gpu3 or 3.`,
+		Example: `  sudo kbnode drain gpu3 --reason 'new fan' --wait
+  sudo kbnode drain --all`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error { return drain(cmd.Context(), s, f, args) },
+	}
+	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")
+	cmd.Flags().StringVar(&f.reason, "reason", "", "why, for kbnode status")
+	cmd.Flags().BoolVar(&f.wait, "wait", false, "wait until their jobs are done")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "with --wait: how long at most, such as 30m (default: as long as it takes)")
+	return cmd
+}
+
+func newResume(s Streams) *cobra.Command {
+	var f drainFlags
+	cmd := &cobra.Command{
+		Use:   "resume [SLOT...]",
+		Short: "Let drained slots take jobs again",
+		Args:  cobra.ArbitraryArgs,
+		RunE:  func(cmd *cobra.Command, args []string) error { return resume(cmd.Context(), s, f, args) },
+	}
+	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")
+	return cmd
+}
+
+func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
+	if err := checkReason(f.reason); err != nil {
+		return err
+	}
+	if f.timeout != 0 && !f.wait {
+		return usagef("--timeout says how long --wait waits; add --wait")
+	}
+	now := time.Now().UTC().Truncate(time.Second)
+	p, host, err := changeDrains(ctx, s, "drain", f.all, args, func(drains []plan.Drain, slot int) []plan.Drain {
+		return plan.AddDrain(drains, plan.Drain{Slot: slot, By: plan.ByOperator, Reason: f.reason, Since: now})
+	})
+	if err != nil {
+		return err
+	}
+	defer host.close()
+	slots, err := chosenSlots(p, f.all, args)
+	if err != nil {
+		return err
+	}
+	return host.waitDrained(ctx, s, p, slots, f)
+}
+
+func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
+	p, host, err := changeDrains(ctx, s, "resume", f.all, args, func(drains []plan.Drain, slot int) []plan.Drain {
+		return plan.RemoveDrain(drains, slot, plan.ByOperator)
+	})
+	if err != nil {
+		return err
+	}
+	defer host.close()
+	slots, err := chosenSlots(p, f.all, args)
+	if err != nil {
+		return err
+	}
+	held := false
+	for _, sl := range slots {
+		switch {
+		case sl.Parked != "":
+			printf(s.Out, "%s: still takes no jobs: %s\n", sl.Name, sl.Parked)
+		case len(sl.Drains) > 0:
+			printf(s.Out, "%s: still %s\n", sl.Name, sl.Drains[0])
+		default:
+			printf(s.Out, "%s: takes jobs\n", sl.Name)
+			continue
+		}
+		held = true
+	}
+	if held {
+		return &exitError{code: exitNo}
+	}
+	return nil
+}
+
+func checkReason(reason string) error {
+	if n := len([]rune(reason)); n > maxDrainReason {
+		return usagef("--reason has %d characters; write at most %d", n, maxDrainReason)
+	}
+	if strings.ContainsFunc(reason, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return usagef("--reason is shown in a table; write one line, without control characters")
+	}
+	return nil
+}
+
+// chosenSlots are the slots of the plan that the arguments name.
+func chosenSlots(p *plan.Plan, all bool, args []string) ([]plan.Slot, error) {
+	switch {
+	case all && len(args) > 0:
+		return nil, usagef("--all is every slot; leave %s out, or leave --all out", strings.Join(args, " "))
+	case all:
+		return p.Slots, nil
+	case len(args) == 0:
+		return nil, usagef("no slot is named; write slots such as gpu3, or --all")
+	}
+	var chosen []plan.Slot
+	for _, arg := range args {
+		k, err := strconv.Atoi(strings.TrimPrefix(arg, "gpu"))
+		i := slices.IndexFunc(p.Slots, func(s plan.Slot) bool { return s.Index == k })
+		if err != nil || i < 0 {
+			names := make([]string, len(p.Slots))
+			for i, s := range p.Slots {
+				names[i] = s.Name
+			}
+			return nil, usagef("this node has no slot %q; it has %s", arg, strings.Join(names, ", "))
+		}
+		chosen = append(chosen, p.Slots[i])
+	}
+	return chosen, nil
+}
+
+// drainHost is the machine while slots are drained.
+type drainHost struct {
+	*reconcile.Host
+	close func()
+}
+
+// changeDrains changes what is drained, and then the node accordingly.
+func changeDrains(ctx context.Context, s Streams, command string, all bool, args []string, change func([]plan.Drain, int) []plan.Drain) (*plan.Plan, drainHost, error) {
+	none := drainHost{}
+	if err := needRoot(command); err != nil {
+		return nil, none, err
+	}
+	host, closeHost, err := openHost(ctx, s)
+	if err != nil {
+		return nil, none, err
+	}
+	p, err := func() (*plan.Plan, error) {
+		release, err := lock(ctx, s, host)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		m, err := readNode(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		slots, err := chosenSlots(m.plan, all, args)
+		if err != nil {
+			return nil, err
+		}
+		var happened []events.Event
+		drains := m.drains
+		for _, sl := range slots {
+			before := len(drains)
+			drains = change(drains, sl.Index)
+			if len(drains) != before {
+				happened = append(happened, events.Event{Kind: command, Slot: sl.Index, By: plan.ByOperator, Text: drainText(command, drains, sl.Index)})
+			}
+		}
+		if !slices.Equal(drains, m.drains) {
+			if err := host.WriteDrains(drains); err != nil {
+				return nil, err
+			}
+		}
+		if err := (events.Log{File: events.Path}).Add(happened...); err != nil {
+			s.warn("%v", err)
+		}
+		if err := m.think(); err != nil {
+			return nil, err
+		}
+		_, err = converge(ctx, host, m.plan)
+		return m.plan, err
+	}()
+	if err != nil {
+		closeHost()
+		return nil, none, err
+	}
+	return p, drainHost{host, closeHost}, nil
+}
+
+func drainText(command string, drains []plan.Drain, slot int) string {
+	name := plan.SlotName(slot)
+	if command == "resume" {
+		return name + " may take jobs again"
+	}
+	i := slices.IndexFunc(drains, func(d plan.Drain) bool { return d.Slot == slot && d.By == plan.ByOperator })
+	return name + " is " + drains[i].String()
+}
+
+// waitDrained says of each slot how far it is, and waits for all where that was
+// asked for.
+func (h drainHost) waitDrained(ctx context.Context, s Streams, p *plan.Plan, slots []plan.Slot, f drainFlags) error {
+	if f.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, f.timeout, errTimeout)
+		defer cancel()
+	}
+	said := map[int]string{}
+	for {
+		state, err := h.Observe(ctx, p)
+		if err != nil {
+			return errors.Join(err, h.gaveUp(ctx, said))
+		}
+		left := 0
+		for _, sl := range slots {
+			ss := slotState(state, sl.Index)
+			now := "drained"
+			switch busy := ss.Busy(); {
+			case busy != "":
+				now = "finishes " + strings.TrimSuffix(busy, " of slot "+sl.Name) + ", then takes no more"
+			case ss.Agent.Running():
+				now = "its agent stops"
+			}
+			if now != "drained" {
+				left++
+			}
+			if said[sl.Index] != now {
+				printf(s.Out, "%s: %s\n", sl.Name, now)
+				said[sl.Index] = now
+			}
+		}
+		if left == 0 || !f.wait {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return h.gaveUp(ctx, said)
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+var errTimeout = errors.New("the time given is over")
+
+// gaveUp tells what is left when the waiting ends early: the slots stay drained.
+func (h drainHost) gaveUp(ctx context.Context, said map[int]string) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	busy := 0
+	for _, now := range said {
+		if now != "drained" {
+			busy++
+		}
+	}
+	return fmt.Errorf("%w: %d %s not drained yet, and will be when their jobs are done; kbnode status shows them", context.Cause(ctx), busy, plural(busy, "slot is", "slots are"))
+}
+
+// readNode reads this node and makes its plan. What is missing now may be back
+// in a moment, and a plan made without it would take things away that running
+// jobs need.
+func readNode(ctx context.Context, s Streams) (*machine, error) {
+	if _, err := os.Stat(filepath.Clean(plan.BindingsPath)); errors.Is(err, os.ErrNotExist) {
+		return nil, errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
+	}
+	m := &machine{root: "/"}
+	if err := m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
+		return nil, err
+	}
+	if err := m.read(ctx, s.logger()); err != nil {
+		return nil, err
+	}
+	if missing := plan.Preflight(m.inv); len(missing) > 0 {
+		return nil, fmt.Errorf("nothing was changed: %s", strings.Join(missing, "\n"))
+	}
+	return m, m.think()
+}
+
+// converge makes the machine what the plan says.
+func converge(ctx context.Context, host *reconcile.Host, p *plan.Plan) (reconcile.Result, error) {
+	state, err := host.Observe(ctx, p)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	return host.Apply(ctx, p, state, reconcile.Diff(p, state))
+}

@@ -1,0 +1,55 @@
+package cli
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+func TestChosenSlots(t *testing.T) {
+	t.Parallel()
+	p := &plan.Plan{Slots: wantedSlots(4)}
+	for _, tt := range []struct {
+		all  bool
+		args []string
+		want []string
+		says string
+	}{
+		{false, []string{"gpu3", "0"}, []string{"gpu3", "gpu0"}, ""},
+		{true, nil, []string{"gpu0", "gpu1", "gpu2", "gpu3"}, ""},
+		{true, []string{"gpu1"}, nil, "leave gpu1 out"},
+		{false, nil, nil, "write slots such as gpu3, or --all"},
+		{false, []string{"gpu4"}, nil, "it has gpu0, gpu1, gpu2, gpu3"},
+		{false, []string{"gpu"}, nil, `no slot "gpu"`},
+		{false, []string{"-1"}, nil, `no slot "-1"`},
+	} {
+		slots, err := chosenSlots(p, tt.all, tt.args)
+		var got []string
+		for _, s := range slots {
+			got = append(got, s.Name)
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%v: %s", tt.args, diff)
+		}
+		var exit *exitError
+		if tt.says != "" && (!errors.As(err, &exit) || exit.code != exitUsage || !strings.Contains(err.Error(), tt.says)) {
+			t.Errorf("%v: %v, want %q", tt.args, err, tt.says)
+		}
+	}
+}
+
+func TestDrainReason(t *testing.T) {
+	t.Parallel()
+	for reason, ok := range map[string]bool{
+		"": true, "new fan, slot 3 (ticket 12)": true, "größer": true,
+		"two\nlines": false, "\x1b[31mred": false, strings.Repeat("é", maxDrainReason): true, strings.Repeat("é", maxDrainReason+1): false,
+	} {
+		if err := checkReason(reason); (err == nil) != ok {
+			t.Errorf("%q: %v", reason, err)
+		}
+	}
+}

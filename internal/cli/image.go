@@ -1,0 +1,327 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/image"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+func newImage(s Streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "image",
+		Short: "Keep the image that jobs run up to date, and go back to the one before",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	for _, sub := range []*cobra.Command{newImageUpdate(s), newImageBuild(s), newImageList(s), newImageRollback(s)} {
+		checkArgs(sub)
+		cmd.AddCommand(sub)
+	}
+	return cmd
+}
+
+// openUpdater is the node's images, ready to be looked at or changed.
+func openUpdater() (*image.Updater, func(), error) {
+	m := &machine{root: "/"}
+	if err := m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
+		return nil, nil, err
+	}
+	cfg := m.cfg.WithDefaults()
+	engine, err := docker.New(cfg.Docker.Socket)
+	if err != nil {
+		return nil, nil, err
+	}
+	node, err := image.OpenMachine(engine)
+	if err == nil && len(node.Policies) == 0 {
+		err = errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
+	}
+	if err != nil {
+		_ = engine.Close()
+		return nil, nil, err
+	}
+	return &image.Updater{
+		Engine: engine, Node: node, Dir: plan.ImageDir, Name: cfg.Image.Name, Keep: cfg.Image.Keep, FirstJobs: cfg.Image.FirstJobs,
+		Events: events.Log{File: events.Path},
+	}, func() { _ = engine.Close() }, nil
+}
+
+// trialPoll lies between two looks at how the first jobs with a new image ended.
+const trialPoll = 30 * time.Second
+
+// watchFirstJobs takes a new image back when its first jobs fail, until ctx ends.
+// Where none is on trial it reads one small file.
+func watchFirstJobs(ctx context.Context, log *slog.Logger) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(trialPoll):
+		}
+		if st, err := image.Read(plan.ImageDir); err != nil || st.Trial == nil {
+			continue // an update says what is wrong with it
+		}
+		u, closeUpdater, err := openUpdater()
+		var r image.Result
+		if err == nil {
+			r, err = u.Watch(ctx)
+			closeUpdater()
+		}
+		if _, locked := errors.AsType[*image.LockedError](err); err != nil && !locked && ctx.Err() == nil {
+			log.Warn("first jobs with a new image not seen", "err", err)
+		} else if r.Action == image.ActionBack {
+			log.Warn("image taken back", "image", r.Name, "reason", r.Reason)
+		}
+	}
+}
+
+// changeImages runs a command that changes the node's images, and prints what
+// came of it.
+func changeImages(ctx context.Context, s Streams, command string, auto, asJSON bool, do func(context.Context, *image.Updater) (image.Result, error)) error {
+	if err := needRoot("image " + command); err != nil {
+		return err
+	}
+	u, closeUpdater, err := openUpdater()
+	if err != nil {
+		return err
+	}
+	defer closeUpdater()
+	bars := newBars(s)
+	if !auto {
+		u.Say = func(text string) {
+			bars.end()
+			s.progress("%s", text)
+		}
+		u.Tell = bars.tell
+	}
+	r, err := do(ctx, u)
+	bars.end()
+	if locked, ok := errors.AsType[*image.LockedError](err); ok && auto {
+		printf(s.Out, "Not now: %v.\n", locked)
+		return nil
+	}
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("interrupted; jobs have the image that they had, and kbnode image %s goes on from here: %w", command, err)
+	}
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		err = printJSON(s.Out, r)
+	} else if text := imageResult(r, auto); text != "" {
+		_, err = fmt.Fprintln(s.Out, text)
+	}
+	if err == nil && (r.Action == image.ActionRefused || r.Action == image.ActionNewer) {
+		return &exitError{code: exitNo}
+	}
+	return err
+}
+
+// imageResult says what came of a command. Nobody looks on with auto, and that
+// nothing was to be done is nothing to say.
+func imageResult(r image.Result, auto bool) string {
+	reason := ""
+	if r.Reason != "" {
+		reason = ": " + r.Reason
+	}
+	switch r.Action {
+	case image.ActionNone:
+		if auto {
+			return ""
+		}
+		return fmt.Sprintf("Up to date: %s is %s%s.", r.Name, imageLabel(r.Current), reason)
+	case image.ActionNewer:
+		return fmt.Sprintf("Newer: %s is %s at its registry, and %s here. Type sudo kbnode image update.", r.Name, r.Newer, imageLabel(r.Current))
+	case image.ActionLater:
+		return "Not now" + reason + "; the next run tries again, and sudo kbnode image update waits for it."
+	case image.ActionSkipped:
+		return fmt.Sprintf("%s stays %s%s.", r.Name, imageLabel(r.Current), reason)
+	case image.ActionRefused:
+		return fmt.Sprintf("Not taken: %s stays %s%s.", r.Name, imageLabel(r.Current), reason)
+	case image.ActionBack:
+		return fmt.Sprintf("Back: %s is %s again%s. sudo kbnode image update fetches the newest.", r.Name, imageLabel(r.Current), reason)
+	}
+	text := fmt.Sprintf("%s is now %s%s", r.Name, imageLabel(r.Current), reason)
+	if r.Current != nil && r.Current.Canary != nil {
+		text += ", which " + canaryText(*r.Current.Canary)
+	}
+	text += "."
+	if r.Previous != nil {
+		text += "\nsudo kbnode image rollback goes back to " + imageLabel(r.Previous) + "."
+	}
+	return text
+}
+
+func imageLabel(i *image.Image) string {
+	if i == nil {
+		return "not known yet"
+	}
+	return cmp.Or(i.Digest, i.ID)
+}
+
+// canaryText is a verb and what follows.
+func canaryText(c image.Canary) string {
+	if !c.Passed {
+		return fmt.Sprintf("failed in %s: %s", c.Slot, c.Reason)
+	}
+	parts := []string{fmt.Sprintf("ran well in %s", c.Slot), fmt.Sprintf("%.1f s", c.Seconds)}
+	if c.GPU != "" {
+		parts = append(parts, c.GPU)
+	}
+	if c.Torch != "" {
+		parts = append(parts, "torch "+c.Torch)
+	}
+	return strings.Join(parts, ", ")
+}
+
+func newImageRollback(s Streams) *cobra.Command {
+	var reason string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "rollback",
+		Short: "Let jobs run the previous image again",
+		Long: `Let jobs run the previous image again. Running jobs keep theirs. The image that
+is gone back from is not taken by kbnode image update --auto any more; without
+--auto it is.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return changeImages(cmd.Context(), s, "rollback", false, asJSON, func(ctx context.Context, u *image.Updater) (image.Result, error) {
+				return u.Rollback(ctx, cmp.Or(reason, "rolled back by an operator"))
+			})
+		},
+	}
+	cmd.Flags().StringVar(&reason, "reason", "", "why, for kbnode image list")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// imageRow is one image in the JSON of kbnode image list.
+type imageRow struct {
+	Role string `json:"role"` // "current", "previous", "candidate", "dropped"
+	image.Image
+}
+
+// imageList is the JSON of kbnode image list.
+type imageList struct {
+	Name      string          `json:"name"`
+	StandsFor string          `json:"stands_for"` // the ID of the image that jobs get now; "" for none
+	Images    []imageRow      `json:"images"`
+	Refused   []image.Refusal `json:"refused"`
+	Trial     *image.Trial    `json:"trial,omitempty"`
+}
+
+func newImageList(s Streams) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "Show the images that kbnode keeps, and those that it does not take",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := needRoot("image list"); err != nil {
+				return err
+			}
+			u, closeUpdater, err := openUpdater()
+			if err != nil {
+				return err
+			}
+			defer closeUpdater()
+			list, err := listImages(cmd.Context(), u)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(s.Out, list)
+			}
+			printImages(s.Out, list, time.Now())
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func listImages(ctx context.Context, u *image.Updater) (imageList, error) {
+	st, err := image.Read(u.Dir)
+	if err != nil {
+		return imageList{}, err
+	}
+	list := imageList{Name: u.Name, Images: []imageRow{}, Refused: st.Refused, Trial: st.Trial}
+	switch have, err := u.Engine.Image(ctx, u.Name); {
+	case err == nil:
+		list.StandsFor = have.ID
+	case !errors.Is(err, docker.ErrNotFound):
+		return imageList{}, err
+	}
+	for _, i := range []struct {
+		role string
+		*image.Image
+	}{{"current", st.Current}, {"candidate", st.Candidate}} {
+		if i.Image != nil {
+			list.Images = append(list.Images, imageRow{i.role, *i.Image})
+		}
+	}
+	for role, images := range map[string][]image.Image{"previous": st.Previous, "dropped": st.Drop} {
+		for _, i := range images {
+			list.Images = append(list.Images, imageRow{role, i})
+		}
+	}
+	return list, nil
+}
+
+func printImages(w io.Writer, list imageList, now time.Time) {
+	t := newTable(w, "Image", "Digest", "ID", "Size", "Here", "Canary")
+	short := func(sum string) string {
+		sum = strings.TrimPrefix(sum, "sha256:")
+		return cmp.Or(sum[:min(12, len(sum))], "-")
+	}
+	known := false
+	for _, i := range list.Images {
+		known = known || i.Role == "current" && i.ID == list.StandsFor
+		verdict := "-"
+		if i.Canary != nil {
+			verdict = canaryText(*i.Canary)
+		}
+		t.AppendRow([]any{i.Role, short(i.Digest), short(i.ID), bytesText(i.Size), ago(i.Since, now), verdict})
+	}
+	if len(list.Images) > 0 {
+		t.Render()
+	}
+	switch {
+	case list.StandsFor == "":
+		printf(w, "%s %s is not here; type sudo kbnode image update\n", paint(w, text.FgYellow, "warning:"), list.Name)
+	case !known:
+		printf(w, "%s %s stands for %s, which no canary ran; type sudo kbnode image update\n", paint(w, text.FgYellow, "warning:"), list.Name, short(list.StandsFor))
+	}
+	if list.Trial != nil {
+		printf(w, "%s is on trial: %d of its first %d jobs in a row have failed.\n", list.Name, list.Trial.Failed, list.Trial.Jobs)
+	}
+	for _, r := range list.Refused {
+		printf(w, "Not taken: %s since %s: %s\n", short(r.Digest), r.Time.Format(time.DateTime), r.Reason)
+	}
+}
+
+// dockerfileOf is the absolute path of a Dockerfile that was named.
+func dockerfileOf(name string) (string, error) {
+	info, err := os.Stat(name)
+	if err != nil {
+		return "", fmt.Errorf("read Dockerfile: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return "", usagef("--dockerfile %s is no file; name the Dockerfile itself", name)
+	}
+	return filepath.Abs(name)
+}

@@ -1,0 +1,106 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+)
+
+const (
+	barWidth  = 30 // characters
+	maxBars   = 12 // lines
+	maxLayers = 1024
+	redraw    = 100 * time.Millisecond
+)
+
+// bars shows a pull as docker does on a terminal, a line for each layer. Where
+// there is none it shows a build's own lines only.
+type bars struct {
+	s      Streams
+	width  int // of the terminal; 0 without one
+	order  []string
+	layers map[string]docker.Progress
+	lines  int // on the screen
+	drawn  time.Time
+}
+
+func newBars(s Streams) *bars {
+	width, _ := terminal(s.Err)
+	return &bars{s: s, width: width, layers: map[string]docker.Progress{}}
+}
+
+func (b *bars) tell(p docker.Progress) {
+	switch {
+	case p.Layer == "" && p.Status != "" && !strings.HasPrefix(p.Status, "Digest:") && !strings.HasPrefix(p.Status, "Status:"):
+		b.end()
+		b.s.progress("%s", strings.TrimSpace(p.Status))
+	case p.Layer == "" || b.width == 0 || strings.HasPrefix(p.Status, "Pulling from"):
+	default:
+		if _, known := b.layers[p.Layer]; !known {
+			if len(b.order) >= maxLayers {
+				return
+			}
+			b.order = append(b.order, p.Layer)
+		}
+		b.layers[p.Layer] = p
+		if time.Since(b.drawn) >= redraw {
+			b.draw()
+		}
+	}
+}
+
+func done(status string) bool {
+	return slices.Contains([]string{"Pull complete", "Already exists", "Pushed", "Layer already exists"}, status)
+}
+
+// draw writes the lines anew over those on the screen: the layers under way, and
+// how many are done.
+func (b *bars) draw() {
+	var lines []string
+	ready := 0
+	for _, id := range b.order {
+		if p := b.layers[id]; done(p.Status) {
+			ready++
+		} else if len(lines) < maxBars {
+			lines = append(lines, b.line(p))
+		}
+	}
+	lines = append(lines, fmt.Sprintf("  %d of %d layers are done", ready, len(b.order)))
+	var out strings.Builder
+	if b.lines > 0 {
+		fmt.Fprintf(&out, "\x1b[%dA", b.lines)
+	}
+	for _, line := range lines {
+		if r := []rune(line); len(r) >= b.width {
+			line = string(r[:max(0, b.width-1)])
+		}
+		out.WriteString("\r\x1b[K" + line + "\n")
+	}
+	out.WriteString("\x1b[J") // what was longer before
+	printf(b.s.Err, "%s", out.String())
+	b.lines, b.drawn = len(lines), time.Now()
+}
+
+func (b *bars) line(p docker.Progress) string {
+	text := fmt.Sprintf("  %s: %-18s", p.Layer, p.Status)
+	if p.Total <= 0 {
+		return text
+	}
+	full := int(float64(barWidth) * min(1, float64(p.Current)/float64(p.Total)))
+	bar := strings.Repeat("=", full)
+	if full < barWidth {
+		bar += ">" + strings.Repeat(" ", barWidth-full-1)
+	}
+	return fmt.Sprintf("%s [%s] %s/%s", text, bar, bytesText(p.Current), bytesText(p.Total))
+}
+
+// end leaves the lines as they are at last; what comes next goes below.
+func (b *bars) end() {
+	if len(b.order) > 0 {
+		b.draw()
+	}
+	b.order, b.layers, b.lines = nil, map[string]docker.Progress{}, 0
+}

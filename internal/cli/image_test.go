@@ -1,0 +1,189 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/image"
+)
+
+func TestImageUsage(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"image", "update", "--auto", "x:1"}, "leave x:1 out"},
+		{[]string{"image", "update", "UP:PER:x"}, "is not the name of an image"},
+		{[]string{"image", "update", "a", "b"}, "kbnode image update --help shows what it takes"},
+		{[]string{"image", "build", "--dockerfile", "/dev"}, "--dockerfile /dev is no file"},
+		{[]string{"image", "updat"}, `unknown command "updat"`},
+		{[]string{"plan", "--root", ".", "--auto-update", "0 3 * *"}, `--auto-update: "0 3 * *" has 4 fields`},
+	} {
+		var out, errs bytes.Buffer
+		code := run(t.Context(), tt.args, Streams{In: strings.NewReader(""), Out: &out, Err: &errs})
+		if code != exitUsage || !strings.Contains(errs.String(), tt.want) {
+			t.Errorf("%q: exit %d, %q; want %q", tt.args, code, errs.String(), tt.want)
+		}
+	}
+}
+
+func TestImageResult(t *testing.T) {
+	t.Parallel()
+	cur := &image.Image{ID: "sha256:11", Digest: "sha256:dd", Canary: &image.Canary{Passed: true, Slot: "gpu3", Seconds: 4.26, GPU: "NVIDIA H100", Torch: "2.9"}}
+	for _, tt := range []struct {
+		r    image.Result
+		auto bool
+		want string
+	}{
+		{image.Result{Action: image.ActionNone, Name: "x:1", Current: cur}, false, "Up to date: x:1 is sha256:dd."},
+		{image.Result{Action: image.ActionNone, Name: "x:1", Current: cur, Reason: "it was built here"}, true, ""},
+		{
+			image.Result{Action: image.ActionUpdated, Name: "x:1", Current: cur, Previous: &image.Image{ID: "sha256:00"}}, true,
+			"x:1 is now sha256:dd, which ran well in gpu3, 4.3 s, NVIDIA H100, torch 2.9.\nsudo kbnode image rollback goes back to sha256:00.",
+		},
+		{image.Result{Action: image.ActionRefused, Name: "x:1", Reason: "no GPU"}, true, "Not taken: x:1 stays not known yet: no GPU."},
+		{image.Result{Action: image.ActionLater, Name: "x:1", Reason: "busy"}, true, "Not now: busy; the next run tries again, and sudo kbnode image update waits for it."},
+	} {
+		if d := cmp.Diff(tt.want, imageResult(tt.r, tt.auto)); d != "" {
+			t.Error(d)
+		}
+	}
+}
+
+func TestPrintImages(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	list := imageList{
+		Name: "x:1", StandsFor: "sha256:1111111111111111",
+		Images: []imageRow{
+			{"current", image.Image{ID: "sha256:1111111111111111", Digest: "sha256:ddddddddddddddddd", Size: 3 << 30, Since: now.Add(-time.Hour), Canary: &image.Canary{Passed: true, Slot: "gpu0", Seconds: 2}}},
+			{"previous", image.Image{ID: "sha256:2222222222222222", Since: now.Add(-50 * time.Hour)}},
+		},
+		Refused: []image.Refusal{{Digest: "sha256:eeeeeeeeeeeeeeeee", Reason: "it fails", Time: now}},
+		Trial:   &image.Trial{Jobs: 3, Failed: 1},
+	}
+	var b bytes.Buffer
+	printImages(&b, list, now)
+	want := `IMAGE     DIGEST        ID            SIZE     HERE   CANARY
+current   dddddddddddd  111111111111  3.0 GiB  1h00m  ran well in gpu0, 2.0 s
+previous  -             222222222222  -        2d     -
+x:1 is on trial: 1 of its first 3 jobs in a row have failed.
+Not taken: eeeeeeeeeeee since 2026-11-21 12:00:00: it fails
+`
+	if d := cmp.Diff(want, b.String()); d != "" {
+		t.Error(d)
+	}
+	for stands, text := range map[string]string{"": "x:1 is not here", "sha256:3": "x:1 stands for 3, which no canary ran"} {
+		b.Reset()
+		list.StandsFor = stands
+		if printImages(&b, list, now); !strings.Contains(b.String(), text) {
+			t.Errorf("%q is not said in %s", text, b.String())
+		}
+	}
+}
+
+// TestBars draws layers over each other and leaves the end on the screen.
+func TestBars(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	bars := newBars(Streams{Err: &b})
+	bars.width = 60
+	for _, p := range []docker.Progress{
+		{Layer: "latest", Status: "Pulling from x"},
+		{Layer: "aaaaaaaaaaaa", Status: "Already exists"},
+		{Layer: "bbbbbbbbbbbb", Status: "Downloading", Current: 1 << 20, Total: 4 << 20},
+		{Status: "Digest: sha256:1"},
+	} {
+		bars.drawn = time.Time{}
+		bars.tell(p)
+	}
+	bars.end()
+	bars.tell(docker.Progress{Status: "Step 1/2 : FROM x "})
+	want := "\r\x1b[K  1 of 1 layers are done\n\x1b[J" +
+		"\x1b[1A\r\x1b[K  bbbbbbbbbbbb: Downloading        [=======>               \n\r\x1b[K  1 of 2 layers are done\n\x1b[J" +
+		"\x1b[2A\r\x1b[K  bbbbbbbbbbbb: Downloading        [=======>               \n\r\x1b[K  1 of 2 layers are done\n\x1b[J" +
+		"  Step 1/2 : FROM x\n"
+	if d := cmp.Diff(want, b.String()); d != "" {
+		t.Error(d)
+	}
+
+	b.Reset()
+	quiet := newBars(Streams{Err: &b})
+	quiet.tell(docker.Progress{Layer: "bbbbbbbbbbbb", Status: "Downloading", Current: 1, Total: 4})
+	quiet.end()
+	if b.Len() > 0 {
+		t.Errorf("without a terminal it says %q", b.String())
+	}
+}
+
+// TestBuildContext packs a Dockerfile's directory, and nothing that a link in it
+// leads to.
+func TestBuildContext(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	err := errors.Join(
+		os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte("FROM x"), 0o600),
+		os.MkdirAll(filepath.Join(dir, ".git/objects"), 0o755),
+		os.MkdirAll(filepath.Join(dir, "sub"), 0o755),
+		os.WriteFile(filepath.Join(dir, "sub/run.sh"), []byte("#!"), 0o755),
+		os.Symlink("/etc/passwd", filepath.Join(dir, "link")),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, err := dockerfileOf(filepath.Join(dir, "Dockerfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(r io.ReadCloser) []string {
+		var got []string
+		for in := tar.NewReader(r); ; {
+			h, err := in.Next()
+			if errors.Is(err, io.EOF) {
+				return got
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := io.ReadAll(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, h.Name+" "+h.Linkname+" "+string(text))
+		}
+	}
+	r, err := directory(filepath.Dir(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"Dockerfile  FROM x", "link /etc/passwd ", "sub/  ", "sub/run.sh  #!"}, read(r)); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff([]string{"D  FROM y"}, read(oneFile("D", "FROM y"))); d != "" {
+		t.Error(d)
+	}
+	f, err := os.Create(filepath.Join(dir, "huge"))
+	if err == nil {
+		err = errors.Join(f.Truncate(maxContext+1), f.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err = directory(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = io.Copy(io.Discard, r); err == nil || !strings.Contains(err.Error(), "put the Dockerfile into a directory of its own") {
+		t.Errorf("%v, want a refusal", err)
+	}
+}

@@ -1,0 +1,154 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Schedule is when something is done, in cron's words.
+type Schedule struct {
+	// Text is the five fields, or a word such as @daily, with single blanks.
+	Text string
+	// Fields are the values of minute, hour, day of month, month and day of week
+	// (0 is Sunday), sorted. Nil is all of them.
+	Fields [5][]int
+}
+
+// Off is the word that sets aside a schedule that a lower layer chose.
+const Off = "off"
+
+// cronFields are the bounds of each field and the names of its values, the first
+// of which stands for the lower bound.
+var cronFields = [5]struct {
+	name     string
+	low, top int
+	words    []string
+}{
+	{"minute", 0, 59, nil},
+	{"hour", 0, 23, nil},
+	{"day of the month", 1, 31, nil},
+	{"month", 1, 12, []string{"jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"}},
+	{"day of the week", 0, 7, []string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"}},
+}
+
+var cronWords = map[string]string{
+	"@hourly": "0 * * * *", "@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@weekly": "0 0 * * 0",
+	"@monthly": "0 0 1 * *", "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *",
+}
+
+// ParseSchedule reads the five fields of a line of cron, or one of its words
+// that name a time.
+func ParseSchedule(text string) (Schedule, error) {
+	words := strings.Fields(text)
+	s := Schedule{Text: strings.Join(words, " ")}
+	if len(words) == 1 && strings.HasPrefix(words[0], "@") {
+		long, ok := cronWords[words[0]]
+		if !ok {
+			return s, fmt.Errorf("%.40q names no time of day; write one such as '0 3 * * *', or @daily", text)
+		}
+		words = strings.Fields(long)
+	}
+	if len(words) != len(s.Fields) {
+		return s, fmt.Errorf("%.80q has %d fields and cron's lines have 5 (minute, hour, day of month, month, day of week); write one such as '0 3 * * *', or @daily", text, len(words))
+	}
+	for i, word := range words {
+		values, err := cronValues(i, word)
+		if err != nil {
+			return s, err
+		}
+		s.Fields[i] = values
+	}
+	return s, nil
+}
+
+// cronValues reads one field: a list of numbers, names and ranges, with steps.
+func cronValues(field int, word string) ([]int, error) {
+	f := cronFields[field]
+	bad := func() error {
+		return fmt.Errorf("%.40q is no %s; write *, or numbers from %d to %d such as %d, %d-%d or */2", word, f.name, f.low, f.top, f.low+1, f.low+1, f.low+3)
+	}
+	var values []int
+	for part := range strings.SplitSeq(word, ",") {
+		span, stepText, stepped := strings.Cut(part, "/")
+		low, top, step := f.low, f.top, 1
+		if field == 4 && span == "*" {
+			top = 6
+		}
+		if span != "*" {
+			from, to, ranged := strings.Cut(span, "-")
+			var ok bool
+			if low, ok = cronValue(field, from); !ok {
+				return nil, bad()
+			}
+			top = low
+			if ranged {
+				if top, ok = cronValue(field, to); !ok || top < low {
+					return nil, bad()
+				}
+			} else if stepped {
+				return nil, bad() // crons differ in what that means
+			}
+		}
+		if stepped {
+			n, err := strconv.Atoi(stepText)
+			if err != nil || n < 1 || n > f.top || strings.HasPrefix(stepText, "+") {
+				return nil, bad()
+			}
+			step = n
+		}
+		for v := low; v <= top; v += step {
+			if field == 4 {
+				values = append(values, v%7)
+			} else {
+				values = append(values, v)
+			}
+		}
+	}
+	slices.Sort(values)
+	values = slices.Compact(values)
+	if all := f.top - f.low + 1; len(values) == all || field == 4 && len(values) == 7 {
+		return nil, nil
+	}
+	return values, nil
+}
+
+func cronValue(field int, text string) (int, bool) {
+	f := cronFields[field]
+	if i := slices.Index(f.words, strings.ToLower(text)); i >= 0 {
+		return f.low + i, true
+	}
+	if text == "" || strings.Trim(text, "0123456789") != "" || len(text) > 2 {
+		return 0, false
+	}
+	n, err := strconv.Atoi(text)
+	return n, err == nil && n >= f.low && n <= f.top
+}
+
+// Calendar is the same as systemd's OnCalendar has it. What cron means by a day
+// of the month and one of the week together, either of them, systemd cannot say.
+func (s Schedule) Calendar() (string, error) {
+	if s.Fields[2] != nil && s.Fields[4] != nil {
+		return "", fmt.Errorf("%q names days of the month and of the week, and this machine has no cron but systemd's timers, which know no either-or; name one of them", s.Text)
+	}
+	list := func(field int) string {
+		if s.Fields[field] == nil {
+			return "*"
+		}
+		var texts []string
+		for _, v := range s.Fields[field] {
+			if field == 4 {
+				texts = append(texts, []string{"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"}[v])
+			} else {
+				texts = append(texts, fmt.Sprintf("%02d", v))
+			}
+		}
+		return strings.Join(texts, ",")
+	}
+	days := ""
+	if s.Fields[4] != nil {
+		days = list(4) + " "
+	}
+	return fmt.Sprintf("%s*-%s-%s %s:%s:00", days, list(3), list(2), list(1), list(0)), nil
+}

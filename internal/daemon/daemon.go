@@ -1,0 +1,361 @@
+// Package daemon keeps a node as it should be without anybody looking: it
+// compares the machine with its plan, when something says that it changed and
+// otherwise by reading, and writes only where they differ.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// Node is the machine, as the daemon sees it.
+type Node interface {
+	// Read reads everything anew and makes the plan. It costs a probe of the
+	// GPUs, and questions to the Docker engine.
+	Read(ctx context.Context) (*Reading, error)
+	// GPUs reads the GPUs only.
+	GPUs(ctx context.Context) (*health.GPUs, error)
+	// Docker says why the engine does not answer; nil if it does.
+	Docker(ctx context.Context) error
+	// Stamp is cheap, and another one when Read may say something else: the
+	// files that it reads, and the GPUs' place on the bus.
+	Stamp(p *plan.Plan) string
+	// Host is the machine to observe and change. It is closed after use.
+	Host(ctx context.Context) (*reconcile.Host, func(), error)
+	// Watch calls changed when systemd says that a unit of kbnode's is not as it
+	// was. alive says whether it still does.
+	Watch(ctx context.Context, changed func(unit string)) (alive func() bool, err error)
+}
+
+// Options are what a daemon needs. Zero durations are the defaults.
+type Options struct {
+	Node   Node
+	Events events.Log
+	Log    *slog.Logger
+	// Root is "/", or a directory that holds a machine's tree.
+	Root string
+	// Kmsg is the kernel's log.
+	Kmsg health.Kmsg
+	// Clock reads the clocks; nil is health.Now.
+	Clock func() (health.Moment, error)
+	// Wake asks for a full pass: SIGHUP.
+	Wake <-chan struct{}
+	// Replaced says that there is another kbnode in this one's place. The loop
+	// ends then, and the service manager starts that one.
+	Replaced func() bool
+	// Notify tells the service manager; nil does so.
+	Notify func(state string)
+	// Publish is called after each pass; nil is fine. The loop waits for it.
+	Publish func(Snapshot)
+
+	Look   time.Duration // between two looks; 30 s
+	GPUs   time.Duration // between two readings of the GPUs; 1 min
+	Whole  time.Duration // between two full passes; 5 min
+	Settle time.Duration // after a signal, before a look: more follow; 200 ms
+	Retry  time.Duration // after a pass that could not be made; 5 s
+}
+
+const (
+	// passTime bounds one pass. Starting an agent takes at most 100 s, and
+	// several start at once.
+	passTime = 10 * time.Minute
+	// fewChanges is how many changes of one pass are an event each.
+	fewChanges = 10
+)
+
+// Run keeps the node until ctx ends. What goes wrong is logged, and tried again.
+func Run(ctx context.Context, o Options) {
+	d := newDaemon(o)
+	listening := make(chan struct{})
+	listenCtx, stop := context.WithCancel(ctx)
+	go func() {
+		defer close(listening)
+		d.listen(listenCtx, d.Kmsg)
+	}()
+	defer func() { stop(); <-listening }()
+	// Before the first pass, which needs the lock: a kbnode install that starts
+	// this unit has it, and waits for the unit.
+	d.Notify(daemon.SdNotifyReady)
+	defer d.Notify(daemon.SdNotifyStopping)
+	d.loop(ctx)
+}
+
+type daemonLoop struct {
+	Options
+	plan    *plan.Plan // of the last full pass; nil before
+	drains  []plan.Drain
+	stamp   string
+	wholeAt time.Time
+	gpusAt  time.Time
+	alive   func() bool // of the watch; nil without one
+	unwatch context.CancelFunc
+	changed chan string // units that systemd spoke of
+	said    string      // the last error that was told
+	address string      // Reading.Listen
+	seen    Snapshot    // of the pass that goes on
+	doctor  *doctor
+}
+
+func newDaemon(o Options) *daemonLoop {
+	or := func(d *time.Duration, otherwise time.Duration) {
+		if *d == 0 {
+			*d = otherwise
+		}
+	}
+	or(&o.Look, 30*time.Second)
+	or(&o.GPUs, time.Minute)
+	or(&o.Whole, 5*time.Minute)
+	or(&o.Settle, 200*time.Millisecond)
+	or(&o.Retry, 5*time.Second)
+	if o.Clock == nil {
+		o.Clock = health.Now
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Notify == nil {
+		o.Notify = func(state string) { _, _ = daemon.SdNotify(false, state) }
+	}
+	doctor, err := newDoctor(o.Root)
+	if err != nil {
+		o.Log.Warn("health begins anew", "err", err)
+	}
+	return &daemonLoop{Options: o, changed: make(chan string, 1), doctor: doctor}
+}
+
+// loop looks, waits for a reason to look again, and looks.
+func (d *daemonLoop) loop(ctx context.Context) {
+	defer d.stopWatch()
+	whole, failed := true, 0
+	for {
+		d.Notify(daemon.SdNotifyWatchdog)
+		if d.Replaced != nil && d.Replaced() {
+			d.Log.Info("kbnode was replaced, and starts anew")
+			return
+		}
+		d.watch(ctx)
+		began := time.Now()
+		d.seen = Snapshot{Whole: whole}
+		err := d.pass(ctx, whole)
+		if ctx.Err() != nil {
+			return
+		}
+		d.publish(began, err)
+		wait := d.Look
+		if d.tell(err); err == nil {
+			failed = 0
+		} else {
+			wait = min(d.Look, d.Retry<<min(failed, 10))
+			failed++
+		}
+		if whole = d.wait(ctx, wait) || err != nil; ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// wait waits for a reason to look. whole says that everything is to be read.
+func (d *daemonLoop) wait(ctx context.Context, longest time.Duration) (whole bool) {
+	timer := time.NewTimer(longest)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return false
+	case <-d.Wake:
+		d.Log.Info("asked to read everything anew")
+		return true
+	case unit := <-d.changed:
+		d.Log.Debug("woken", "by", unit)
+	}
+	// More follow: a restart is several signals.
+	select {
+	case <-ctx.Done():
+	case <-time.After(d.Settle):
+	}
+	select {
+	case <-d.changed:
+	default:
+	}
+	return false
+}
+
+// watch listens to systemd, anew where the connection was lost.
+func (d *daemonLoop) watch(ctx context.Context) {
+	if d.alive != nil && d.alive() {
+		return
+	}
+	if d.alive != nil {
+		d.Log.Warn("connection to systemd lost")
+	}
+	d.stopWatch()
+	watchCtx, cancel := context.WithCancel(ctx)
+	alive, err := d.Node.Watch(watchCtx, d.wake)
+	if err != nil {
+		cancel()
+		d.Log.Warn("systemd not listened to", "err", err)
+		return
+	}
+	d.alive, d.unwatch = alive, cancel
+}
+
+// wake ends the wait for the next look.
+func (d *daemonLoop) wake(what string) {
+	select {
+	case d.changed <- what:
+	default: // one is enough
+	}
+}
+
+func (d *daemonLoop) stopWatch() {
+	if d.unwatch != nil {
+		d.unwatch()
+	}
+	d.alive, d.unwatch = nil, nil
+}
+
+// tell logs an error once, and its end.
+func (d *daemonLoop) tell(err error) {
+	now := ""
+	if err != nil {
+		now = err.Error()
+	}
+	var locked *reconcile.LockedError
+	switch {
+	case errors.As(err, &locked):
+		d.Log.Debug("pass put off", "err", err)
+		return
+	case now == d.said:
+	case now == "":
+		d.Log.Info("node can be brought to its plan again")
+		d.event(events.Event{Kind: "mended", Slot: -1, Text: "the node can be brought to its plan again"})
+		d.Notify("STATUS=the node is as planned")
+	default:
+		d.Log.Error("node not brought to its plan", "err", err)
+		d.event(events.Event{Kind: "error", Slot: -1, Text: strings.ReplaceAll(now, "\n", "; ")})
+		d.Notify("STATUS=" + strings.ReplaceAll(now, "\n", "; "))
+	}
+	d.said = now
+}
+
+func (d *daemonLoop) event(e ...events.Event) {
+	if err := d.Events.Add(e...); err != nil {
+		d.Log.Warn("event not kept", "err", err)
+	}
+}
+
+// pass looks at the machine, and brings it to its plan where it differs. Only
+// then, or when it was asked for, is everything read anew.
+func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, passTime, fmt.Errorf("nothing more in %s", passTime))
+	defer cancel()
+	host, closeHost, err := d.Node.Host(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeHost()
+	host.Progress = func(reconcile.Change) { d.Notify(daemon.SdNotifyWatchdog) }
+	if !whole && d.plan != nil && time.Since(d.wholeAt) < d.Whole && !d.doctor.heard() && d.Node.Stamp(d.plan) == d.stamp {
+		state, err := host.Observe(ctx, d.plan)
+		if err != nil {
+			return err
+		}
+		d.seen.State = state
+		drains, err := d.judge(ctx, host, d.plan, state, d.gpus(ctx))
+		if err != nil {
+			return err
+		}
+		changes := reconcile.Diff(d.plan, state)
+		if !pending(changes) && sameDrains(withHealth(d.drains, drains), d.drains) {
+			d.seen.Waiting = len(changes)
+			return nil
+		}
+	}
+	return d.whole(ctx, host)
+}
+
+// pending says that something can be changed now.
+func pending(changes []reconcile.Change) bool {
+	for _, c := range changes {
+		if c.Deferred == "" {
+			return true
+		}
+	}
+	return false
+}
+
+func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
+	d.seen.Whole = true
+	release, err := host.Lock()
+	if err != nil {
+		return err
+	}
+	defer release()
+	// The stamp is taken first: what changes while it is read is read again.
+	stamp := ""
+	if d.plan != nil {
+		stamp = d.Node.Stamp(d.plan)
+	}
+	r, err := d.Node.Read(ctx)
+	if err != nil {
+		return err
+	}
+	if d.plan == nil {
+		stamp = d.Node.Stamp(r.Plan)
+	}
+	d.plan, d.drains, d.stamp, d.wholeAt, d.address = r.Plan, r.Drains, stamp, time.Now(), r.Listen
+	d.seen.State = nil // that of a look is of another plan
+	state, err := host.Observe(ctx, r.Plan)
+	if err != nil {
+		return err
+	}
+	d.seen.State = state
+	d.gpusAt = d.wholeAt
+	drains, err := d.judge(ctx, host, r.Plan, state, &health.GPUs{
+		Started: r.Started, List: r.Inventory.GPUs, NVIDIA: r.Inventory.NVIDIA, Bus: health.ReadBus(host.Root, r.Inventory.GPUs),
+	})
+	if err != nil {
+		return err
+	}
+	if drains = withHealth(r.Drains, drains); !sameDrains(drains, r.Drains) {
+		if err := host.WriteDrains(drains); err != nil {
+			return err
+		}
+		if d.plan, err = r.Replan(); err != nil {
+			return err
+		}
+		d.drains, d.stamp = drains, d.Node.Stamp(d.plan)
+	}
+	result, err := host.Apply(ctx, d.plan, state, reconcile.Diff(d.plan, state))
+	d.keep(result.Applied)
+	d.seen.Applied, d.seen.Waiting = result.Applied, len(result.Deferred)
+	return err
+}
+
+// keep writes down what was changed.
+func (d *daemonLoop) keep(applied []reconcile.Change) {
+	if len(applied) == 0 {
+		return
+	}
+	var all []events.Event
+	for i, c := range applied {
+		if i == fewChanges {
+			all = append(all, events.Event{Kind: "changed", Slot: -1, Text: fmt.Sprintf("and %d more changes", len(applied)-i)})
+			break
+		}
+		all = append(all, events.Event{Kind: "changed", Slot: c.Slot, Text: c.String()})
+	}
+	d.event(all...)
+}

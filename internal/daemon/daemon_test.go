@@ -1,0 +1,453 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
+)
+
+const (
+	unitName = plan.NodeService
+	unitText = "# " + plan.Marker + "\n[Service]\nType=notify\n[Install]\nWantedBy=multi-user.target\n"
+)
+
+// fakeNode is a tree with one unit in it.
+type fakeNode struct {
+	root string
+	sd   *systemdtest.Systemd
+
+	mu      sync.Mutex
+	reads   int
+	hosts   int
+	err     error // of Read
+	listen  string
+	stamp   string
+	gpus    []inventory.GPU
+	watches int
+	dead    bool // the watch's connection
+	changed func(string)
+}
+
+func newFakeNode(t *testing.T) *fakeNode {
+	t.Helper()
+	root := t.TempDir()
+	for _, dir := range []string{"/var/lib/kbnode", "/run"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sd, err := systemdtest.New(root, "0-3", "0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &fakeNode{root: root, sd: sd}
+}
+
+func (n *fakeNode) Read(context.Context) (*Reading, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.reads++
+	r := &Reading{
+		Inventory: &inventory.Inventory{GPUs: slices.Clone(n.gpus)},
+		Drains:    n.drains(),
+		Listen:    n.listen,
+		Replan:    func() (*plan.Plan, error) { return n.plan(), nil },
+	}
+	r.Plan = n.plan()
+	return r, n.err
+}
+
+func (n *fakeNode) drains() []plan.Drain {
+	text, err := os.ReadFile(filepath.Join(n.root, plan.DrainsPath))
+	if err != nil {
+		return nil
+	}
+	drains, _ := plan.ParseDrains(text)
+	return drains
+}
+
+func (n *fakeNode) plan() *plan.Plan {
+	p := &plan.Plan{
+		Files: []plan.File{{Path: plan.UnitDir + "/" + unitName, Mode: 0o644, Owner: "root", Slot: -1, Content: unitText}},
+		Units: []plan.Unit{{Name: unitName, Slot: -1, Enabled: true, Active: true}},
+	}
+	for i, g := range n.gpus {
+		s := plan.Slot{Index: i, Name: plan.SlotName(i), GPUs: []plan.SlotGPU{{UUID: g.UUID, PCI: g.PCI, Vendor: g.Vendor}}}
+		for _, d := range n.drains() {
+			if d.Slot == i {
+				s.Drains = append(s.Drains, d)
+			}
+		}
+		agent := plan.AgentUnit(i)
+		p.Slots = append(p.Slots, s)
+		p.Dirs = append(p.Dirs, plan.Dir{Path: plan.RunDir(i), Mode: 0o755, Owner: "root"})
+		p.Files = append(p.Files, plan.File{Path: plan.UnitDir + "/" + agent, Mode: 0o644, Owner: "root", Slot: i, Content: "# " + plan.Marker + "\n[Service]\nType=notify\n"})
+		p.Units = append(p.Units, plan.Unit{Name: agent, Slot: i, Active: s.Serves()})
+	}
+	return p
+}
+
+func (n *fakeNode) GPUs(context.Context) (*health.GPUs, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return &health.GPUs{List: slices.Clone(n.gpus)}, nil
+}
+
+func (n *fakeNode) Docker(context.Context) error { return nil }
+
+func (n *fakeNode) Stamp(*plan.Plan) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.stamp
+}
+
+func (n *fakeNode) Host(context.Context) (*reconcile.Host, func(), error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.hosts++
+	return &reconcile.Host{Root: n.root, Systemd: n.sd, Users: systemdtest.Users{Root: n.root}}, func() {}, nil
+}
+
+func (n *fakeNode) Watch(_ context.Context, changed func(string)) (func() bool, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.watches++
+	n.dead, n.changed = false, changed
+	return func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return !n.dead
+	}, nil
+}
+
+func (n *fakeNode) set(change func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	change()
+}
+
+func (n *fakeNode) count() (reads, looks, watches int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.reads, n.hosts, n.watches
+}
+
+// running starts a daemon in a bubble whose clock only moves when all sleep.
+func running(t *testing.T, n *fakeNode, o Options) (log events.Log, wake chan struct{}) {
+	t.Helper()
+	wake = make(chan struct{})
+	log = events.Log{File: filepath.Join(n.root, "/var/lib/kbnode/events.jsonl")}
+	o.Node, o.Events, o.Wake, o.Root = n, log, wake, n.root
+	booted := time.Now().Add(-time.Hour)
+	if o.Clock == nil {
+		o.Clock = func() (health.Moment, error) {
+			return health.Moment{Now: time.Now(), Up: time.Since(booted), Boot: "1"}, nil
+		}
+	}
+	if o.Kmsg.Path == "" {
+		o.Kmsg.Path = os.DevNull
+	}
+	if o.Notify == nil {
+		o.Notify = func(string) {}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { Run(ctx, o); close(done) }()
+	t.Cleanup(func() { stop(); <-done })
+	synctest.Wait()
+	return log, wake
+}
+
+func (n *fakeNode) unit(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(n.root, plan.UnitDir, unitName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func (n *fakeNode) spoil(t *testing.T) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(n.root, plan.UnitDir, unitName), []byte("# "+plan.Marker+"\nby hand\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func kinds(t *testing.T, l events.Log) (all []string) {
+	t.Helper()
+	if err := l.Read(func(e events.Event) { all = append(all, e.Kind+": "+e.Text) }); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestDriftIsMended(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		log, _ := running(t, n, Options{})
+		if n.unit(t) != unitText {
+			t.Fatalf("at its start: %q", n.unit(t))
+		}
+		first := kinds(t, log)
+		if !slices.Contains(first, "changed: start "+unitName) {
+			t.Errorf("events of the start: %q", first)
+		}
+
+		// Nothing to do: it looks, and neither reads everything nor writes.
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if reads, looks, _ := n.count(); reads != 1 || looks < 4 {
+			t.Errorf("%d reads, %d looks in two minutes without a change", reads, looks)
+		}
+		if diff := cmp.Diff(first, kinds(t, log)); diff != "" {
+			t.Errorf("events without a change: %s", diff)
+		}
+
+		n.spoil(t)
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		if n.unit(t) != unitText {
+			t.Errorf("after 30 s: %q", n.unit(t))
+		}
+
+		n.spoil(t)
+		n.changed(unitName)
+		n.changed(unitName)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if n.unit(t) != unitText {
+			t.Errorf("a second after systemd's signal: %q", n.unit(t))
+		}
+		if reads, _, _ := n.count(); reads != 3 {
+			t.Errorf("%d reads, want one for each drift", reads)
+		}
+	})
+}
+
+func TestWhatMakesItReadAnew(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		_, wake := running(t, n, Options{})
+		reads := func(why string, want int) {
+			t.Helper()
+			synctest.Wait()
+			if got, _, _ := n.count(); got != want {
+				t.Errorf("%s: %d reads, want %d", why, got, want)
+			}
+		}
+		reads("start", 1)
+		n.set(func() { n.stamp = "another configuration" })
+		time.Sleep(30 * time.Second)
+		reads("a changed file", 2)
+		wake <- struct{}{}
+		reads("SIGHUP", 3)
+		time.Sleep(5*time.Minute + 30*time.Second)
+		reads("five minutes", 4)
+	})
+}
+
+func TestErrorsAreToldOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.err = errors.New("nothing was changed: Docker does not answer")
+		var mu sync.Mutex
+		var said []string
+		log, _ := running(t, n, Options{Notify: func(s string) {
+			mu.Lock()
+			defer mu.Unlock()
+			if strings.HasPrefix(s, "STATUS") {
+				said = append(said, s)
+			}
+		}})
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		// 5 s, 10 s, 20 s, then every 30 s.
+		if reads, _, _ := n.count(); reads < 20 || reads > 24 {
+			t.Errorf("%d tries in ten minutes", reads)
+		}
+		n.set(func() { n.err = nil })
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		got := kinds(t, log)
+		want := []string{"error: nothing was changed: Docker does not answer"}
+		if diff := cmp.Diff(want, got[:1]); diff != "" || !slices.Contains(got, "mended: the node can be brought to its plan again") || len(slices.DeleteFunc(slices.Clone(got), func(s string) bool { return !strings.HasPrefix(s, "error") })) != 1 {
+			t.Errorf("events %q", got)
+		}
+		if len(said) != 2 {
+			t.Errorf("said %q", said)
+		}
+		if n.unit(t) != unitText {
+			t.Errorf("after the end of the error: %q", n.unit(t))
+		}
+	})
+}
+
+func TestLockedNodeIsPutOff(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		release, err := (&reconcile.Host{Root: n.root}).Lock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		log, _ := running(t, n, Options{})
+		time.Sleep(time.Minute)
+		if got := kinds(t, log); len(got) > 0 {
+			t.Errorf("events while another kbnode works: %q", got)
+		}
+		release()
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		if n.unit(t) != unitText {
+			t.Errorf("after that: %q", n.unit(t))
+		}
+	})
+}
+
+func TestLostConnection(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		running(t, n, Options{})
+		n.set(func() { n.dead = true })
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		if _, _, watches := n.count(); watches != 2 {
+			t.Errorf("listened %d times, want again after the connection was lost", watches)
+		}
+		n.spoil(t)
+		n.changed(unitName)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if n.unit(t) != unitText {
+			t.Errorf("after that nobody listens: %q", n.unit(t))
+		}
+	})
+}
+
+// TestReplaced ends when another kbnode is there, and not before.
+func TestReplaced(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		var mu sync.Mutex
+		var there bool
+		var words []string
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			Run(ctx, Options{
+				Node: n, Root: n.root, Kmsg: health.Kmsg{Path: os.DevNull},
+				Replaced: func() bool {
+					mu.Lock()
+					defer mu.Unlock()
+					return there
+				},
+				Notify: func(s string) { words = append(words, s) },
+			})
+		}()
+		time.Sleep(5 * time.Minute)
+		select {
+		case <-done:
+			t.Fatal("it ended by itself")
+		default:
+		}
+		mu.Lock()
+		there = true
+		mu.Unlock()
+		time.Sleep(31 * time.Second)
+		<-done
+		if words[0] != "READY=1" || words[len(words)-1] != "STOPPING=1" || !slices.Contains(words, "WATCHDOG=1") {
+			t.Errorf("said %q", words)
+		}
+	})
+}
+
+func TestManyChangesAreFewEvents(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(Options{Root: t.TempDir(), Events: events.Log{File: filepath.Join(t.TempDir(), "e")}})
+	var applied []reconcile.Change
+	for i := range 30 {
+		applied = append(applied, reconcile.Change{Kind: reconcile.Create, Subject: fmt.Sprint(i), Slot: i})
+	}
+	d.keep(applied)
+	got := kinds(t, d.Events)
+	if len(got) != fewChanges+1 || got[fewChanges] != "changed: and 20 more changes" {
+		t.Errorf("%d events, the last %q", len(got), got[len(got)-1])
+	}
+}
+
+// TestPublish tells of every pass: a full one, looks, and those that fail.
+func TestPublish(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.gpus = twoGPUs()
+		n.listen = "127.0.0.1:9700"
+		var mu sync.Mutex
+		var all []Snapshot
+		last := func() (int, Snapshot) {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			return len(all), all[len(all)-1]
+		}
+		_, wake := running(t, n, Options{Publish: func(s Snapshot) {
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, s)
+		}})
+		count, s := last()
+		if count != 1 || !s.Whole || s.Err != nil || s.State == nil || len(s.Plan.Slots) != 2 || len(s.Applied) == 0 || s.Began.IsZero() || s.Listen != n.listen {
+			t.Errorf("%d at the start: %+v", count, s)
+		}
+		parked := filepath.Join(n.root, plan.RunDir(1), "parked")
+		if err := os.MkdirAll(parked, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(parked, "gpu.json"), []byte(`{"reason":"its GPU is in use"}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(31 * time.Second)
+		if count, s = last(); count < 2 || s.Whole || s.Err != nil || s.State == nil || len(s.Applied) != 0 || s.Listen != n.listen {
+			t.Errorf("%d after a look: %+v", count, s)
+		}
+		if diff := cmp.Diff(map[int]bool{0: false, 1: true}, s.Parked); diff != "" {
+			t.Error(diff)
+		}
+
+		n.set(func() { n.err, n.listen = errors.New("a key that nobody knows"), "" })
+		wake <- struct{}{}
+		if _, s = last(); !s.Whole || s.Err == nil || s.State != nil || s.Plan == nil || s.Listen != "127.0.0.1:9700" {
+			t.Errorf("after a pass that failed: %+v", s)
+		}
+		n.set(func() { n.err = nil })
+		time.Sleep(31 * time.Second)
+		if _, s = last(); s.Err != nil || s.Listen != "" {
+			t.Errorf("after that: %+v", s)
+		}
+	})
+}

@@ -1,0 +1,156 @@
+package daemon
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// fellOff is what the kernel says of a GPU that left the bus.
+const fellOff = "4,900,1000000,-;NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
+
+func twoGPUs() []inventory.GPU {
+	return []inventory.GPU{
+		{Vendor: "nvidia", UUID: "GPU-a", PCI: "0000:1b:00.0", Healthy: true, NUMANode: -1},
+		{Vendor: "nvidia", UUID: "GPU-b", PCI: "0000:1c:00.0", Healthy: true, NUMANode: -1},
+	}
+}
+
+// serving are the slots whose agents run.
+func (n *fakeNode) serving(t *testing.T) (slots []int) {
+	t.Helper()
+	for i := range n.gpus {
+		units, err := n.sd.Units(t.Context(), plan.AgentUnit(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if units[0].Running() {
+			slots = append(slots, i)
+		}
+	}
+	return slots
+}
+
+// TestVerdictDrainsItsSlot believes the kernel, and keeps that over a restart and
+// what an operator has drained beside it.
+func TestVerdictDrainsItsSlot(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.gpus = twoGPUs()
+		kmsg := filepath.Join(n.root, "kmsg")
+		if err := os.WriteFile(kmsg, []byte(fellOff), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		log, wake := running(t, n, Options{Kmsg: health.Kmsg{Path: kmsg}})
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		if diff := cmp.Diff([]int{1}, n.serving(t)); diff != "" {
+			t.Errorf("slots that serve: %s", diff)
+		}
+		drains := n.drains()
+		if len(drains) != 1 || drains[0].Slot != 0 || drains[0].By != "gpu.lost" || !strings.Contains(drains[0].Reason, "; ") {
+			t.Errorf("drains: %+v", drains)
+		}
+		if got := kinds(t, log); !slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "health: gpu.lost raised: ") }) {
+			t.Errorf("events: %q", got)
+		}
+		kept, err := ReadHealth(n.root)
+		if err != nil || len(kept.Verdicts) == 0 || kept.Verdicts[0].Check != "gpu.lost" {
+			t.Errorf("kept: %+v, %v", kept, err)
+		}
+
+		text, err := plan.RenderDrains(plan.AddDrain(drains, plan.Drain{Slot: 1, By: plan.ByOperator}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(n.root, plan.DrainsPath), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		wake <- struct{}{}
+		synctest.Wait()
+		if got := n.serving(t); len(got) > 0 {
+			t.Errorf("slots %v serve after the operator drained the other", got)
+		}
+		if got := n.drains(); len(got) != 2 {
+			t.Errorf("drains: %+v", got)
+		}
+	})
+}
+
+// TestVerdictEnds gives the slot back by itself, when its cause is gone.
+func TestVerdictEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.gpus = twoGPUs()
+		n.gpus[1].Healthy, n.gpus[1].Error = false, "GPU is lost"
+		// Of NVIDIA's, NVML would have to say that it is well.
+		n.gpus[0].Vendor, n.gpus[1].Vendor = "amd", "amd"
+		running(t, n, Options{})
+		time.Sleep(4 * time.Minute)
+		synctest.Wait()
+		if diff := cmp.Diff([]int{0}, n.serving(t)); diff != "" {
+			t.Errorf("slots that serve: %s; drains %+v", diff, n.drains())
+		}
+		n.set(func() { n.gpus[1].Healthy, n.gpus[1].Error = true, "" })
+		time.Sleep(2 * time.Minute) // no full pass is due
+		synctest.Wait()
+		if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" {
+			t.Errorf("slots that serve again: %s; drains %+v", diff, n.drains())
+		}
+	})
+}
+
+// TestManyLines hides nothing behind what a job can cause.
+func TestManyLines(t *testing.T) {
+	t.Parallel()
+	c := &doctor{}
+	lost := health.Fact{Kind: health.KindXid, Xid: 79}
+	for i := range 2 * maxFacts {
+		if i == maxFacts/2 || i == maxFacts+7 {
+			c.hear(lost)
+		}
+		c.hear(health.Fact{Kind: health.KindXid, Xid: 13, PID: i})
+	}
+	facts := c.take()
+	n := 0
+	for _, f := range facts {
+		if f.Xid == 79 {
+			n++
+		}
+	}
+	if len(facts) != maxFacts || n != 2 || c.heard() {
+		t.Errorf("%d facts, %d of them of a lost GPU", len(facts), n)
+	}
+}
+
+func TestOperatorsDrainsAreKept(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC)
+	mine := plan.Drain{Slot: 1, By: plan.ByOperator, Reason: "new fan", Since: at}
+	old := plan.Drain{Slot: 2, By: "gpu.ecc", Since: at}
+	now := plan.Drain{Slot: 3, By: "gpu.lost", Since: at}
+	if diff := cmp.Diff([]plan.Drain{mine, now}, withHealth([]plan.Drain{old, mine}, []plan.Drain{now})); diff != "" {
+		t.Error(diff)
+	}
+	later := now
+	later.Since = at.Add(time.Hour)
+	if !sameDrains([]plan.Drain{mine, now}, []plan.Drain{later, mine}) {
+		t.Error("the time or the order of a drain makes it another")
+	}
+	later.Reason = "worse"
+	if sameDrains([]plan.Drain{now}, []plan.Drain{later}) || sameDrains([]plan.Drain{now}, nil) {
+		t.Error("other drains are taken for the same")
+	}
+}

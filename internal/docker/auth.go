@@ -1,0 +1,198 @@
+package docker
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/distribution/reference"
+	"github.com/moby/moby/api/types/registry"
+)
+
+const (
+	maxAuthFile = 1 << 20 // bytes
+	maxSecret   = 64 << 10
+	helperTime  = 30 * time.Second
+	// hubKey is Docker Hub in Docker's configuration.
+	hubKey = "https://index.docker.io/v1/"
+)
+
+// authFile is what is read of Docker's own config.json.
+type authFile struct {
+	Auths       map[string]registry.AuthConfig `json:"auths"`
+	CredsStore  string                         `json:"credsStore"`
+	CredHelpers map[string]string              `json:"credHelpers"`
+}
+
+// readAuthFile reads the configuration of the docker command of this user.
+func readAuthFile() (f authFile, err error) {
+	dir := os.Getenv("DOCKER_CONFIG")
+	if dir == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return f, nil //nolint:nilerr // a service without a home has no credentials
+		}
+		dir = filepath.Join(home, ".docker")
+	}
+	name := filepath.Join(dir, "config.json")
+	file, err := os.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return f, nil
+	}
+	if err != nil {
+		return f, fmt.Errorf("read registry credentials: %w", err)
+	}
+	defer func() { _ = file.Close() }()
+	// What a decoder says of a text may hold some of it.
+	if json.NewDecoder(io.LimitReader(file, maxAuthFile)).Decode(&f) != nil {
+		return f, fmt.Errorf("read registry credentials: %s is not the JSON that docker login writes; mend it, or log in again", name)
+	}
+	return f, nil
+}
+
+// registryAuth is the header with the credentials for an image's registry; ""
+// without any.
+func registryAuth(ctx context.Context, ref string) (string, error) {
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil {
+		return "", fmt.Errorf("%.120q is not the name of an image", ref)
+	}
+	f, err := readAuthFile()
+	if err != nil {
+		return "", err
+	}
+	auth, err := f.of(ctx, reference.Domain(named))
+	if err != nil || auth == (registry.AuthConfig{}) {
+		return "", err
+	}
+	text, err := json.Marshal(auth) //nolint:gosec // the header that the engine reads them from
+	if err != nil {
+		return "", errors.New("write registry credentials")
+	}
+	return base64.URLEncoding.EncodeToString(text), nil
+}
+
+// allAuths are the credentials of every registry that the file names: a build
+// may begin with an image of any of them.
+func allAuths(ctx context.Context) (map[string]registry.AuthConfig, error) {
+	f, err := readAuthFile()
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]registry.AuthConfig{}
+	var errs []error
+	add := func(host string) {
+		key := host
+		if host = bareHost(host); host == "docker.io" || host == "index.docker.io" {
+			key, host = hubKey, "docker.io"
+		}
+		auth, err := f.of(ctx, host)
+		if errs = append(errs, err); err == nil && auth != (registry.AuthConfig{}) {
+			all[key] = auth
+		}
+	}
+	for host := range f.Auths {
+		add(host)
+	}
+	for host := range f.CredHelpers {
+		add(host)
+	}
+	return all, errors.Join(errs...)
+}
+
+// of are the credentials for a registry, as docker would choose them: of its
+// own helper, of the helper of all, of the file.
+func (f authFile) of(ctx context.Context, host string) (registry.AuthConfig, error) {
+	key := host
+	if host == "docker.io" {
+		key = hubKey
+	}
+	if helper := f.CredHelpers[host]; helper != "" {
+		return askHelper(ctx, helper, key)
+	}
+	if f.CredsStore != "" {
+		return askHelper(ctx, f.CredsStore, key)
+	}
+	for name, auth := range f.Auths {
+		if name != key && bareHost(name) != host {
+			continue
+		}
+		if auth.Auth != "" {
+			text, err := base64.StdEncoding.DecodeString(auth.Auth)
+			user, password, ok := strings.Cut(strings.TrimRight(string(text), "\x00"), ":")
+			if err != nil || !ok {
+				return registry.AuthConfig{}, fmt.Errorf("read registry credentials: those for %s are not what docker login writes; log in again", host)
+			}
+			auth.Username, auth.Password, auth.Auth = user, password, ""
+		}
+		if auth != (registry.AuthConfig{}) {
+			auth.ServerAddress = key
+		}
+		return auth, nil
+	}
+	return registry.AuthConfig{}, nil
+}
+
+// bareHost is a key of the file without what old versions wrote around it.
+func bareHost(key string) string {
+	key = strings.TrimPrefix(strings.TrimPrefix(key, "https://"), "http://")
+	host, _, _ := strings.Cut(key, "/")
+	return host
+}
+
+var helperForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`) })
+
+// askHelper asks a credential helper, a program of the operator's. What it says
+// on standard error may hold a secret and is not passed on.
+func askHelper(ctx context.Context, helper, server string) (registry.AuthConfig, error) {
+	if !helperForm().MatchString(helper) {
+		return registry.AuthConfig{}, fmt.Errorf("%.80q is not the name of a credential helper; mend Docker's config.json", helper)
+	}
+	ctx, cancel := context.WithTimeout(ctx, helperTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "docker-credential-"+helper, "get")
+	cmd.Stdin = strings.NewReader(server)
+	out := &limited{}
+	cmd.Stdout = out
+	cmd.WaitDelay = time.Second
+	err := cmd.Run()
+	if err != nil {
+		if strings.Contains(out.String(), "credentials not found") {
+			return registry.AuthConfig{}, nil
+		}
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok && ctx.Err() == nil {
+			err = fmt.Errorf("it ended with %d", exit.ExitCode())
+		}
+		return registry.AuthConfig{}, fmt.Errorf("ask docker-credential-%s for %s: %w", helper, server, err)
+	}
+	var said struct{ Username, Secret string }
+	if json.Unmarshal(out.Bytes(), &said) != nil {
+		return registry.AuthConfig{}, fmt.Errorf("ask docker-credential-%s for %s: its answer is not JSON", helper, server)
+	}
+	if said.Username == "<token>" {
+		return registry.AuthConfig{IdentityToken: said.Secret, ServerAddress: server}, nil
+	}
+	return registry.AuthConfig{Username: said.Username, Password: said.Secret, ServerAddress: server}, nil
+}
+
+// limited keeps the beginning of what is written to it.
+type limited struct{ bytes.Buffer }
+
+func (l *limited) Write(p []byte) (int, error) {
+	if room := maxSecret - l.Len(); room > 0 {
+		l.Buffer.Write(p[:min(len(p), room)])
+	}
+	return len(p), nil
+}

@@ -1,0 +1,82 @@
+package docker
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/moby/moby/api/types/registry"
+)
+
+// TestRegistryAuth finds credentials where docker login leaves them, and tells
+// nobody of them.
+func TestRegistryAuth(t *testing.T) {
+	bin := t.TempDir()
+	helper := func(name, script string) {
+		if err := os.WriteFile(filepath.Join(bin, "docker-credential-"+name), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	helper("good", `read -r server; echo "{\"ServerURL\":\"$server\",\"Username\":\"u\",\"Secret\":\"s3cret-$server\"}"`)
+	helper("token", `echo '{"Username":"<token>","Secret":"t0ken"}'`)
+	helper("none", `echo "credentials not found in native keychain"; exit 1`)
+	helper("broken", `echo s3cret; echo s3cret >&2; exit 3`)
+	helper("nojson", `echo s3cret`)
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	userPass := base64.StdEncoding.EncodeToString([]byte("u:s3cret:x"))
+	for _, tt := range []struct {
+		name, config, ref string
+		want              registry.AuthConfig
+		err               string
+	}{
+		{name: "no file", ref: "r.example/x"},
+		{name: "another registry's", config: `{"auths":{"other.example":{"auth":"` + userPass + `"}}}`, ref: "r.example/x"},
+		{name: "in the file", config: `{"auths":{"r.example":{"auth":"` + userPass + `"}}}`, ref: "r.example/x:1", want: registry.AuthConfig{Username: "u", Password: "s3cret:x", ServerAddress: "r.example"}},
+		{name: "as old versions wrote it", config: `{"auths":{"https://r.example/v1/":{"auth":"` + userPass + `"}}}`, ref: "r.example/x:1", want: registry.AuthConfig{Username: "u", Password: "s3cret:x", ServerAddress: "r.example"}},
+		{name: "with a port", config: `{"auths":{"r.example:5000":{"auth":"` + userPass + `"}}}`, ref: "r.example:5000/x:1", want: registry.AuthConfig{Username: "u", Password: "s3cret:x", ServerAddress: "r.example:5000"}},
+		{name: "Docker Hub", config: `{"auths":{"https://index.docker.io/v1/":{"identitytoken":"t"}}}`, ref: "a/b", want: registry.AuthConfig{IdentityToken: "t", ServerAddress: hubKey}},
+		{name: "a helper of its own", config: `{"credHelpers":{"r.example":"good"},"credsStore":"broken"}`, ref: "r.example/x", want: registry.AuthConfig{Username: "u", Password: "s3cret-r.example", ServerAddress: "r.example"}},
+		{name: "a helper of all", config: `{"credsStore":"token"}`, ref: "r.example/x", want: registry.AuthConfig{IdentityToken: "t0ken", ServerAddress: "r.example"}},
+		{name: "a helper that knows none", config: `{"credsStore":"none"}`, ref: "r.example/x"},
+		{name: "a helper that fails", config: `{"credsStore":"broken"}`, ref: "r.example/x", err: "docker-credential-broken for r.example: it ended with 3"},
+		{name: "a helper that talks", config: `{"credsStore":"nojson"}`, ref: "r.example/x", err: "its answer is not JSON"},
+		{name: "a helper that is not there", config: `{"credsStore":"nowhere"}`, ref: "r.example/x", err: "docker-credential-nowhere"},
+		{name: "a helper that is a path", config: `{"credsStore":"../../evil"}`, ref: "r.example/x", err: "is not the name of a credential helper"},
+		{name: "not JSON", config: `s3cret`, ref: "r.example/x", err: "is not the JSON that docker login writes"},
+		{name: "not base64", config: `{"auths":{"r.example":{"auth":"s3cret!"}}}`, ref: "r.example/x", err: "log in again"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			t.Setenv("DOCKER_CONFIG", dir)
+			if tt.config != "" {
+				if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(tt.config), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			header, err := registryAuth(t.Context(), tt.ref)
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "s3cret") {
+					t.Errorf("%v, want %q and no secret", err, tt.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got registry.AuthConfig
+			if header != "" {
+				text, err := base64.URLEncoding.DecodeString(header)
+				if err != nil || json.Unmarshal(text, &got) != nil {
+					t.Fatalf("header %q: %v", header, err)
+				}
+			}
+			if d := cmp.Diff(tt.want, got); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}

@@ -1,0 +1,264 @@
+package docker
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/moby/moby/api/types/build"
+	"github.com/moby/moby/api/types/jsonstream"
+	"github.com/moby/moby/client"
+	"golang.org/x/sys/unix"
+)
+
+// Errors of a registry or a pull that a second try does not mend.
+var (
+	// ErrRefused says that the registry wants other credentials, or none has the image.
+	ErrRefused = errors.New("the registry refuses it")
+	// ErrDiskFull says that the engine's disk has no room for it.
+	ErrDiskFull = errors.New("the engine's disk is full")
+)
+
+const (
+	resolveDeadline = 2 * time.Minute
+	// quietDeadline ends a pull of which nothing is heard any more. Unpacking a
+	// layer is told as it goes.
+	quietDeadline = 10 * time.Minute
+)
+
+// Progress is what the engine tells of a pull, a push or a build.
+type Progress struct {
+	Layer          string // 12 hexadecimal digits; "" for what is about the whole
+	Status         string // "Downloading", "Pull complete", or a line of a build
+	Current, Total int64  // bytes; Total is 0 where it is not known
+}
+
+// ParseRef is the whole name of an image: its registry, and the tag "latest"
+// where it says no other. An ID is none.
+func ParseRef(ref string) (string, error) {
+	named, err := reference.ParseDockerRef(ref)
+	if err != nil {
+		return "", fmt.Errorf("%.120q is not the name of an image; write one such as ghcr.io/gpu-mode/kernelbot:latest", ref)
+	}
+	return reference.TagNameOnly(named).String(), nil
+}
+
+// WithDigest is the reference of one image of the repository that ref names.
+func WithDigest(ref, digest string) (string, error) {
+	named, err := reference.ParseDockerRef(ref)
+	if err != nil {
+		return "", fmt.Errorf("%.120q is not the name of an image", ref)
+	}
+	if !digestForm().MatchString(digest) {
+		return "", fmt.Errorf("%.120q is not a digest", digest)
+	}
+	return reference.FamiliarName(named) + "@" + digest, nil
+}
+
+var digestForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^sha256:[0-9a-f]{64}$`) })
+
+// Resolve asks the registry which digest an image has there now. It reads the
+// credentials of the user that runs kbnode.
+func (e *Engine) Resolve(ctx context.Context, ref string) (digest string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, resolveDeadline)
+	defer cancel()
+	auth, err := registryAuth(ctx, ref)
+	if err != nil {
+		return "", err
+	}
+	res, err := e.api.DistributionInspect(ctx, ref, client.DistributionInspectOptions{EncodedRegistryAuth: auth})
+	if err != nil {
+		return "", e.wrapPull("ask the registry for "+ref, err)
+	}
+	digest = res.Descriptor.Digest.String()
+	if !digestForm().MatchString(digest) {
+		return "", fmt.Errorf("ask the registry for %s: it answers with %.80q, which is not a digest", ref, digest)
+	}
+	return digest, nil
+}
+
+// Pull fetches an image. With a reference by digest no tag moves.
+func (e *Engine) Pull(ctx context.Context, ref string, tell func(Progress)) error {
+	auth, err := registryAuth(ctx, ref)
+	if err != nil {
+		return err
+	}
+	return e.stream(ctx, "pull "+ref, tell, func(ctx context.Context) (messages, error) {
+		return e.api.ImagePull(ctx, ref, client.ImagePullOptions{RegistryAuth: auth})
+	})
+}
+
+// Push sends the image of this name to its registry.
+func (e *Engine) Push(ctx context.Context, ref string, tell func(Progress)) error {
+	auth, err := registryAuth(ctx, ref)
+	if err != nil {
+		return err
+	}
+	auth = cmp.Or(auth, "e30=") // {}: the engine wants some
+	return e.stream(ctx, "push "+ref, tell, func(ctx context.Context) (messages, error) {
+		return e.api.ImagePush(ctx, ref, client.ImagePushOptions{RegistryAuth: auth})
+	})
+}
+
+// Build makes an image of this name out of an archive with a Dockerfile, with
+// the engine's own builder.
+func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, tell func(Progress)) error {
+	auths, err := allAuths(ctx)
+	if err != nil {
+		return err
+	}
+	return e.stream(ctx, "build "+ref, tell, func(ctx context.Context) (messages, error) {
+		res, err := e.api.ImageBuild(ctx, archive, client.ImageBuildOptions{
+			Tags: []string{ref}, Dockerfile: dockerfile, Remove: true, ForceRemove: true, AuthConfigs: auths, Version: build.BuilderV1,
+		})
+		if err != nil {
+			return nil, err
+		}
+		return decoded{res.Body}, nil
+	})
+}
+
+// messages is what the engine says while it works.
+type messages interface {
+	io.Closer
+	JSONMessages(ctx context.Context) iter.Seq2[jsonstream.Message, error]
+}
+
+// stream begins a work and tells of it until it is done. An engine of which
+// nothing is heard any more is given up.
+func (e *Engine) stream(ctx context.Context, doing string, tell func(Progress), begin func(context.Context) (messages, error)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	quiet := time.AfterFunc(quietDeadline, func() { cancel(fmt.Errorf("nothing was heard of it for %s", quietDeadline)) })
+	defer quiet.Stop()
+	from, err := begin(ctx)
+	if err != nil {
+		return e.wrapPull(doing, cmp.Or(context.Cause(ctx), err))
+	}
+	defer func() { _ = from.Close() }()
+	for m, err := range from.JSONMessages(ctx) {
+		if err == nil && m.Error != nil {
+			err = m.Error
+		}
+		if err != nil {
+			return e.wrapPull(doing, cmp.Or(context.Cause(ctx), err))
+		}
+		quiet.Reset(quietDeadline)
+		p := Progress{Layer: printable(m.ID), Status: printable(m.Status + m.Stream)}
+		if m.Progress != nil {
+			p.Current, p.Total = max(0, m.Progress.Current), max(0, m.Progress.Total)
+		}
+		tell(p)
+	}
+	if err := context.Cause(ctx); err != nil {
+		return e.wrapPull(doing, err)
+	}
+	return nil
+}
+
+// wrapPull is wrap, and tells what a second try does not mend. Errors in the
+// middle of a pull are sentences only.
+func (e *Engine) wrapPull(doing string, err error) error {
+	text := strings.ToLower(err.Error())
+	says := func(parts ...string) bool {
+		for _, p := range parts {
+			if strings.Contains(text, p) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case says("no space left on device", "disk quota exceeded"):
+		return fmt.Errorf("%s: %w: %s", doing, ErrDiskFull, printable(err.Error()))
+	case errdefs.IsUnauthorized(err), errdefs.IsPermissionDenied(err), errdefs.IsNotFound(err), errdefs.IsInvalidArgument(err),
+		says("unauthorized", "denied", "manifest unknown", "not found", "no matching manifest", "no basic auth"):
+		return fmt.Errorf("%s: %w: %s", doing, ErrRefused, printable(err.Error()))
+	}
+	return e.wrap(doing, err)
+}
+
+// printable drops what could drive a terminal: registries and builds write some of it.
+func printable(s string) string {
+	return strings.TrimRight(strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' {
+			return ' '
+		}
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+			return -1
+		}
+		return r
+	}, s), " ")
+}
+
+// Tag gives an image another name, taking it from the one that has it.
+func (e *Engine) Tag(ctx context.Context, source, name string) error {
+	if _, err := e.api.ImageTag(ctx, client.ImageTagOptions{Source: source, Target: name}); err != nil {
+		return e.wrap("name image "+source+" "+name, err)
+	}
+	return nil
+}
+
+// Untag takes a name or a digest from its image, which goes with its last one,
+// never one that a container uses. One that is gone is what was wanted.
+func (e *Engine) Untag(ctx context.Context, name string) error {
+	_, err := e.api.ImageRemove(ctx, name, client.ImageRemoveOptions{PruneChildren: true})
+	if err == nil || errdefs.IsNotFound(err) {
+		return nil
+	}
+	return e.wrap("remove image "+name, err)
+}
+
+// Names are the names of images that begin with this, with the IDs of the images.
+func (e *Engine) Names(ctx context.Context, prefix string) (map[string]string, error) {
+	list, err := e.api.ImageList(ctx, client.ImageListOptions{})
+	if err != nil {
+		return nil, e.wrap("list images", err)
+	}
+	names := map[string]string{}
+	for _, i := range list.Items {
+		for _, name := range i.RepoTags {
+			if strings.HasPrefix(name, prefix) {
+				names[name] = i.ID
+			}
+		}
+	}
+	return names, nil
+}
+
+// ImagesInUse are the IDs of the images that containers are made of, running or not.
+func (e *Engine) ImagesInUse(ctx context.Context) (map[string]bool, error) {
+	list, err := e.api.ContainerList(ctx, client.ContainerListOptions{All: true})
+	if err != nil {
+		return nil, e.wrap("list containers", err)
+	}
+	used := map[string]bool{}
+	for _, c := range list.Items {
+		used[c.ImageID] = true
+	}
+	return used, nil
+}
+
+// Room is what is free on the engine's disk and how large that is, in bytes;
+// zero for both where it is not on this machine.
+func (e *Engine) Room(ctx context.Context) (free, total int64, err error) {
+	info, err := e.Info(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(info.RootDir, &st); err != nil {
+		return 0, 0, nil //nolint:nilerr // the engine may keep it elsewhere
+	}
+	return int64(st.Bavail) * st.Frsize, int64(st.Blocks) * st.Frsize, nil
+}

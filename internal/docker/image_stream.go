@@ -1,0 +1,73 @@
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"iter"
+	"strconv"
+	"time"
+
+	"github.com/moby/moby/api/types/jsonstream"
+	"github.com/moby/moby/client"
+)
+
+// decoded are the messages of a body, for what the client hands over as it came.
+type decoded struct{ io.ReadCloser }
+
+// JSONMessages ends with the body. A body that ends in the middle is an error.
+func (d decoded) JSONMessages(context.Context) iter.Seq2[jsonstream.Message, error] {
+	return func(yield func(jsonstream.Message, error) bool) {
+		dec := json.NewDecoder(d)
+		for {
+			var m jsonstream.Message
+			err := dec.Decode(&m)
+			if errors.Is(err, io.EOF) || !yield(m, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// maxEnds bounds what Ends returns: the engine remembers a few hundred events.
+const maxEnds = 1024
+
+// End is a container that has ended.
+type End struct {
+	ID       string
+	Image    string // as it was written when the container was made
+	ExitCode int
+	Time     time.Time
+}
+
+// Ends are the containers with this label that ended since then and until now,
+// as far as the engine remembers, oldest first.
+func (e *Engine) Ends(ctx context.Context, label string, since time.Time) ([]End, error) {
+	ctx, cancel := context.WithTimeout(ctx, infoDeadline)
+	defer cancel()
+	stamp := func(t time.Time) string {
+		return strconv.FormatInt(t.Unix(), 10) + "." + strconv.FormatInt(int64(t.Nanosecond())+1e9, 10)[1:]
+	}
+	res := e.api.Events(ctx, client.EventsListOptions{
+		Since: stamp(since), Until: stamp(time.Now()),
+		Filters: client.Filters{}.Add("type", "container").Add("event", "die").Add("label", label),
+	})
+	var ends []End
+	for {
+		select {
+		case m := <-res.Messages:
+			code, err := strconv.Atoi(m.Actor.Attributes["exitCode"])
+			if err == nil && len(ends) < maxEnds {
+				ends = append(ends, End{ID: m.Actor.ID, Image: m.Actor.Attributes["image"], ExitCode: code, Time: time.Unix(0, m.TimeNano)})
+			}
+		case err := <-res.Err:
+			if err == nil || errors.Is(err, io.EOF) {
+				return ends, nil
+			}
+			return nil, e.wrap("ask Docker which containers have ended", err)
+		case <-ctx.Done():
+			return nil, e.wrap("ask Docker which containers have ended", ctx.Err())
+		}
+	}
+}

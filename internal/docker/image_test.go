@@ -1,0 +1,224 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// answering is an engine with an answer for each request, by method and path.
+func answering(t *testing.T, answers map[string]http.HandlerFunc) *Engine {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /_ping", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Api-Version", "1.45") })
+	for pattern, answer := range answers {
+		method, path, _ := strings.Cut(pattern, " ")
+		mux.HandleFunc(method+" /v1.45"+path, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			answer(w, r)
+		})
+	}
+	socket := filepath.Join(t.TempDir(), "docker.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: mux}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(func() { _ = server.Close() })
+	e, err := New(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.Close() })
+	return e
+}
+
+func says(status int, text string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, text)
+	}
+}
+
+const someDigest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+func TestResolve(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		answer http.HandlerFunc
+		digest string
+		err    error
+		text   string
+	}{
+		{name: "there", answer: says(200, `{"Descriptor":{"digest":"`+someDigest+`"}}`), digest: someDigest},
+		{name: "no digest", answer: says(200, `{"Descriptor":{"digest":"latest"}}`), text: `"latest", which is not a digest`},
+		{name: "not there", answer: says(404, `{"message":"manifest unknown"}`), err: ErrRefused},
+		{name: "not allowed", answer: says(401, `{"message":"unauthorized: authentication required"}`), err: ErrRefused},
+		{name: "denied as a server's error", answer: says(500, `{"message":"Get https://r/v2/: denied: \u001b[31mno"}`), err: ErrRefused, text: "denied: [31mno"},
+		{name: "away", answer: says(500, `{"message":"dial tcp: i/o timeout"}`), text: "i/o timeout"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Setenv("DOCKER_CONFIG", t.TempDir())
+			e := answering(t, map[string]http.HandlerFunc{"GET /distribution/r.example/x:1/json": tt.answer})
+			got, err := e.Resolve(t.Context(), "r.example/x:1")
+			if got != tt.digest || tt.err != nil && !errors.Is(err, tt.err) || tt.text != "" && (err == nil || !strings.Contains(err.Error(), tt.text)) || err != nil && tt.digest != "" {
+				t.Errorf("%q, %v; want %q, %v %q", got, err, tt.digest, tt.err, tt.text)
+			}
+			if tt.err == nil && errors.Is(err, ErrRefused) {
+				t.Errorf("%v is no refusal", err)
+			}
+		})
+	}
+}
+
+func TestPull(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		answer string
+		status int
+		want   []Progress
+		err    error
+		text   string
+	}{
+		{
+			name: "whole", answer: `{"status":"Pulling from x","id":"1"}{"status":"Downloading","progressDetail":{"current":5,"total":9},"id":"abc"}` + "\r\n" + `{"status":"Pull complete","id":"abc\u001b[2J"}`,
+			want: []Progress{{Layer: "1", Status: "Pulling from x"}, {Layer: "abc", Status: "Downloading", Current: 5, Total: 9}, {Layer: "abc[2J", Status: "Pull complete"}},
+		},
+		{name: "no room", answer: `{"errorDetail":{"message":"write /x: no space left on device"},"error":"x"}`, err: ErrDiskFull},
+		{name: "refused on the way", answer: `{"errorDetail":{"message":"unauthorized: log in"},"error":"x"}`, err: ErrRefused},
+		{name: "cut off", answer: `{"status":"Downloading","id":"abc"}{"status":`, want: []Progress{{Layer: "abc", Status: "Downloading"}}, text: "unexpected EOF"},
+		{name: "an error of the network", answer: `{"errorDetail":{"message":"read: connection reset by peer"}}`, text: "connection reset"},
+		{name: "not there", status: 404, answer: `{"message":"no such manifest"}`, err: ErrRefused},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Setenv("DOCKER_CONFIG", t.TempDir())
+			status := max(tt.status, 200)
+			if tt.status == 0 {
+				status = 200
+			}
+			e := answering(t, map[string]http.HandlerFunc{"POST /images/create": says(status, tt.answer)})
+			var got []Progress
+			err := e.Pull(t.Context(), "r.example/x@"+someDigest, func(p Progress) { got = append(got, p) })
+			if (err == nil) != (tt.err == nil && tt.text == "") || tt.err != nil && !errors.Is(err, tt.err) || tt.text != "" && !strings.Contains(err.Error(), tt.text) {
+				t.Errorf("%v, want %v %q", err, tt.err, tt.text)
+			}
+			if d := cmp.Diff(tt.want, got); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+// TestPullIsCutShort ends with the reason for which it was given up.
+func TestPullIsCutShort(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	e := answering(t, map[string]http.HandlerFunc{"POST /images/create": func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, `{"status":"Downloading","id":"abc"}`)
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	}})
+	why := errors.New("a job came")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	if err := e.Pull(ctx, "r.example/x@"+someDigest, func(Progress) { cancel(why) }); !errors.Is(err, why) {
+		t.Errorf("%v, want the reason", err)
+	}
+}
+
+func TestUntagAndNames(t *testing.T) {
+	t.Parallel()
+	var force string
+	e := answering(t, map[string]http.HandlerFunc{
+		"DELETE /images/there:1": func(w http.ResponseWriter, r *http.Request) {
+			force = r.URL.Query().Get("force")
+			_, _ = io.WriteString(w, "[]")
+		},
+		"DELETE /images/gone:1":   says(404, `{"message":"No such image"}`),
+		"DELETE /images/used:1":   says(409, `{"message":"image is being used by running container"}`),
+		"GET /images/json":        says(200, `[{"Id":"sha256:1","RepoTags":["own/x:1","other:1"]},{"Id":"sha256:2","RepoTags":null}]`),
+		"GET /containers/json":    says(200, `[{"Id":"a","ImageID":"sha256:1"}]`),
+		"POST /images/x/tag":      says(201, ""),
+		"POST /images/nobody/tag": says(404, `{"message":"No such image"}`),
+	})
+	for ref, want := range map[string]bool{"there:1": true, "gone:1": true, "used:1": false} {
+		if err := e.Untag(t.Context(), ref); (err == nil) != want {
+			t.Errorf("%s: %v", ref, err)
+		}
+	}
+	if force != "" && force != "0" {
+		t.Errorf("removed with force=%s", force)
+	}
+	names, err := e.Names(t.Context(), "own/")
+	if d := cmp.Diff(map[string]string{"own/x:1": "sha256:1"}, names); d != "" || err != nil {
+		t.Error(d, err)
+	}
+	used, err := e.ImagesInUse(t.Context())
+	if d := cmp.Diff(map[string]bool{"sha256:1": true}, used); d != "" || err != nil {
+		t.Error(d, err)
+	}
+	if err := e.Tag(t.Context(), "nobody", "a:b"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("%v, want ErrNotFound", err)
+	}
+}
+
+func TestEnds(t *testing.T) {
+	t.Parallel()
+	var query string
+	e := answering(t, map[string]http.HandlerFunc{"GET /events": func(w http.ResponseWriter, r *http.Request) {
+		query = r.URL.Query().Get("since") + " " + r.URL.Query().Get("filters")
+		_, _ = io.WriteString(w, `{"Type":"container","Action":"die","Actor":{"ID":"c1","Attributes":{"image":"x:1","exitCode":"3"}},"timeNano":5000000007}`+
+			`{"Type":"container","Action":"die","Actor":{"ID":"c2","Attributes":{"image":"x:1"}},"timeNano":6}`)
+	}})
+	got, err := e.Ends(t.Context(), "kbnode.slot", time.Unix(4, 5))
+	if d := cmp.Diff([]End{{ID: "c1", Image: "x:1", ExitCode: 3, Time: time.Unix(5, 7)}}, got); d != "" || err != nil {
+		t.Error(d, err)
+	}
+	if want := `4.000000005 {"event":{"die":true},"label":{"kbnode.slot":true},"type":{"container":true}}`; query != want {
+		t.Errorf("asked %s, want %s", query, want)
+	}
+}
+
+func TestBuild(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	var got string
+	e := answering(t, map[string]http.HandlerFunc{"POST /build": func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		got = r.URL.Query().Get("t") + " " + r.URL.Query().Get("dockerfile") + " " + r.URL.Query().Get("version") + " " + string(body)
+		_, _ = io.WriteString(w, `{"stream":"Step 1/2 : FROM x\n"}{"errorDetail":{"message":"RUN ended with 1"},"error":"x"}`)
+	}})
+	var lines []string
+	err := e.Build(t.Context(), "x:building", strings.NewReader("tar"), "Dockerfile", func(p Progress) { lines = append(lines, p.Status) })
+	if err == nil || !strings.Contains(err.Error(), "RUN ended with 1") {
+		t.Errorf("%v, want the builder's error", err)
+	}
+	if want := "x:building Dockerfile 1 tar"; got != want || len(lines) != 1 || lines[0] != "Step 1/2 : FROM x" {
+		t.Errorf("sent %q, told %q", got, lines)
+	}
+}
+
+func TestReferences(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"ubuntu": "docker.io/library/ubuntu:latest", "ghcr.io/a/b:c": "ghcr.io/a/b:c", "a/b@" + someDigest: "docker.io/a/b@" + someDigest,
+		"": "", "a/UPPER": "", "a b": "", "../x": "", "-x": "",
+	} {
+		if got, err := ParseRef(in); got != want || (err == nil) != (want != "") {
+			t.Errorf("ParseRef(%q) = %q, %v; want %q", in, got, err, want)
+		}
+	}
+	if got, err := WithDigest("docker.io/library/x:1", someDigest); got != "x@"+someDigest || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := WithDigest("x:1", "sha256:zz"); err == nil {
+		t.Error("what is no digest is taken for one")
+	}
+}

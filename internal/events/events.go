@@ -1,0 +1,234 @@
+// Package events keeps what happened on a node: one line of JSON each, in a file
+// of bounded size that outlives a reboot. The journal has more words; this is
+// what an operator asks first.
+package events
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Path is where a node keeps them.
+const Path = "/var/lib/kbnode/events.jsonl"
+
+const (
+	maxFile = 1 << 20  // bytes; with the file before it, some ten thousand events
+	maxLine = 16 << 10 // bytes
+	maxText = 4 << 10  // bytes of a sentence
+	poll    = 500 * time.Millisecond
+)
+
+// Event is something that happened.
+type Event struct {
+	Time time.Time `json:"time"`
+	Kind string    `json:"kind"` // "drain", "resume", "changed", "health", …
+	Slot int       `json:"slot"` // -1 for the node
+	By   string    `json:"by,omitempty"`
+	Text string    `json:"text"` // a sentence
+}
+
+// Log is a node's events. The zero value keeps none.
+type Log struct {
+	File string
+	Now  func() time.Time // nil is the clock
+}
+
+// Add writes events down. Several processes may do so.
+func (l Log) Add(events ...Event) error {
+	if l.File == "" || len(events) == 0 {
+		return nil
+	}
+	var text []byte
+	for _, e := range events {
+		if e.Time.IsZero() {
+			e.Time = l.now()
+		}
+		e.Text = clip(e.Text)
+		line, err := json.Marshal(e)
+		if err != nil {
+			return fmt.Errorf("write event: %w", err)
+		}
+		text = append(append(text, line...), '\n')
+	}
+	if err := l.append(text); err != nil {
+		return fmt.Errorf("write event: %w", err)
+	}
+	return nil
+}
+
+func (l Log) now() time.Time {
+	if l.Now != nil {
+		return l.Now()
+	}
+	return time.Now().UTC().Truncate(time.Millisecond)
+}
+
+func clip(s string) string {
+	if len(s) > maxText {
+		return s[:maxText] + "…"
+	}
+	return s
+}
+
+// append adds text to the file in one write, to the next one when it is full.
+func (l Log) append(text []byte) error {
+	for {
+		f, err := os.OpenFile(l.File, os.O_RDWR|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW, 0o644) //nolint:gosec // for all to read
+		if err != nil {
+			return err
+		}
+		full, err := prepare(f, l.File)
+		if full {
+			_ = f.Close()
+			continue
+		}
+		if err == nil {
+			text, err = afterLine(f, text)
+		}
+		if err == nil {
+			_, err = f.Write(text)
+		}
+		return errors.Join(err, f.Close())
+	}
+}
+
+// prepare locks the file, and moves it away when it is full. again says that
+// there is another one by now.
+func prepare(f *os.File, name string) (again bool, err error) {
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return false, err
+	}
+	here, err := os.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	fi, err2 := f.Stat()
+	if err := errors.Join(err, err2); err != nil {
+		return false, err
+	}
+	if !os.SameFile(here, fi) {
+		return true, nil
+	}
+	if fi.Size() < maxFile {
+		return false, nil
+	}
+	return true, os.Rename(name, name+".1")
+}
+
+// afterLine begins a new line where a write was cut off.
+func afterLine(f *os.File, text []byte) ([]byte, error) {
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil || end == 0 {
+		return text, err
+	}
+	last := make([]byte, 1)
+	if _, err := f.ReadAt(last, end-1); err != nil {
+		return text, err
+	}
+	if last[0] != '\n' {
+		text = append([]byte{'\n'}, text...)
+	}
+	return text, nil
+}
+
+// Read calls fn with every event that is kept, the oldest first. What is no
+// event is left out.
+func (l Log) Read(fn func(Event)) error {
+	return errors.Join(readFile(l.File+".1", fn), readFile(l.File, fn))
+}
+
+func readFile(name string, fn func(Event)) error {
+	f, err := os.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read events: %w", err)
+	}
+	_, err = scan(f, 0, fn)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("read events: %w", err)
+	}
+	return nil
+}
+
+// scan reads whole lines from an offset, and returns where the next begins.
+func scan(f *os.File, from int64, fn func(Event)) (int64, error) {
+	if _, err := f.Seek(from, io.SeekStart); err != nil {
+		return from, err
+	}
+	r := bufio.NewReaderSize(io.LimitReader(f, 4*maxFile), maxLine)
+	for {
+		line, err := r.ReadSlice('\n')
+		switch {
+		case errors.Is(err, bufio.ErrBufferFull): // no event: the rest of it is none either
+			from += int64(len(line))
+			continue
+		case errors.Is(err, io.EOF):
+			return from, nil
+		case err != nil:
+			return from, err
+		}
+		from += int64(len(line))
+		var e Event
+		if json.Unmarshal(line, &e) == nil && e.Kind != "" {
+			fn(e)
+		}
+	}
+}
+
+// Follow calls fn with every event that is kept and then with each new one,
+// until ctx ends.
+func (l Log) Follow(ctx context.Context, fn func(Event)) error {
+	var f *os.File
+	defer func() {
+		if f != nil {
+			_ = f.Close()
+		}
+	}()
+	if err := readFile(l.File+".1", fn); err != nil {
+		return err
+	}
+	for at := int64(0); ; {
+		if f == nil {
+			var err error
+			if f, err = os.Open(l.File); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("read events: %w", err)
+			}
+		}
+		if f != nil {
+			// Looked at before the rest is read: nothing is written to a file
+			// that was moved away.
+			moved := l.moved(f)
+			var err error
+			if at, err = scan(f, at, fn); err != nil {
+				return fmt.Errorf("read events: %w", err)
+			}
+			if moved {
+				_ = f.Close()
+				f, at = nil, 0
+				continue
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(poll):
+		}
+	}
+}
+
+func (l Log) moved(f *os.File) bool {
+	here, err := os.Lstat(l.File)
+	fi, err2 := f.Stat()
+	return err != nil || err2 != nil || !os.SameFile(here, fi)
+}

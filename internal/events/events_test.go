@@ -1,0 +1,134 @@
+package events
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func texts(tb testing.TB, l Log) (all []string) {
+	tb.Helper()
+	if err := l.Read(func(e Event) { all = append(all, e.Text) }); err != nil {
+		tb.Fatal(err)
+	}
+	return all
+}
+
+func TestAddAndRead(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC)
+	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl"), Now: func() time.Time { return at }}
+	if got := texts(t, l); got != nil {
+		t.Errorf("of no file: %q", got)
+	}
+	if err := l.Add(Event{Kind: "drain", Slot: 3, By: "operator", Text: "new fan"}, Event{Kind: "resume", Slot: 3, Text: strings.Repeat("x", 2*maxText)}); err != nil {
+		t.Fatal(err)
+	}
+	var got []Event
+	if err := l.Read(func(e Event) { got = append(got, e) }); err != nil {
+		t.Fatal(err)
+	}
+	want := Event{Time: at, Kind: "drain", Slot: 3, By: "operator", Text: "new fan"}
+	if diff := cmp.Diff(want, got[0]); diff != "" || len(got) != 2 || len(got[1].Text) > maxText+4 {
+		t.Errorf("%d events, %s", len(got), diff)
+	}
+}
+
+// TestCutOff writes after a line that a crash cut off.
+func TestCutOff(t *testing.T) {
+	t.Parallel()
+	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}
+	torn := `{"kind":"drain","slot":0,"text":"first"}` + "\n" + `{"kind":"dra`
+	if err := os.WriteFile(l.File, []byte(torn), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Add(Event{Kind: "resume", Text: "second"}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"first", "second"}, texts(t, l)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestBounded has many writers fill several files: two stay, no line is torn,
+// and the newest are there.
+func TestBounded(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "events.jsonl")
+	var group sync.WaitGroup
+	for w := range 4 {
+		group.Go(func() {
+			for i := range 300 {
+				if err := (Log{File: file}).Add(Event{Kind: "x", Text: fmt.Sprintf("%d:%d:%s", w, i, strings.Repeat("y", 3000))}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 2 {
+		t.Fatalf("%v %v", entries, err)
+	}
+	lines := 0
+	for _, e := range entries {
+		fi, _ := e.Info()
+		if fi.Size() > maxFile+4*maxLine {
+			t.Errorf("%s has %d bytes", e.Name(), fi.Size())
+		}
+		text, _ := os.ReadFile(filepath.Join(dir, e.Name()))
+		lines += strings.Count(string(text), "\n")
+	}
+	got := texts(t, Log{File: file})
+	if len(got) != lines {
+		t.Errorf("%d events in %d lines", len(got), lines)
+	}
+	for w := range 4 {
+		last := fmt.Sprintf("%d:299:", w)
+		if !strings.Contains(strings.Join(got, "\n"), last) {
+			t.Errorf("the last event %s is lost", last)
+		}
+	}
+}
+
+// TestFollow sees each event once, also over a move of the file.
+func TestFollow(t *testing.T) {
+	t.Parallel()
+	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}
+	if err := l.Add(Event{Kind: "x", Text: "0"}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	const most = 5
+	seen := make(chan string, 100)
+	done := make(chan error, 1)
+	go func() { done <- l.Follow(ctx, func(e Event) { seen <- e.Text }) }()
+	for i := range most {
+		if got := <-seen; got != fmt.Sprint(i) {
+			t.Fatalf("saw %s, want %d", got, i)
+		}
+		if i == 2 {
+			if err := os.Rename(l.File, l.File+".1"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if i+1 < most {
+			if err := l.Add(Event{Kind: "x", Text: fmt.Sprint(i + 1)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	stop()
+	if err := <-done; err != nil || len(seen) > 0 {
+		t.Errorf("%v, %d more", err, len(seen))
+	}
+}

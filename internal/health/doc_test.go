@@ -1,0 +1,102 @@
+package health
+
+import (
+	"fmt"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestDocument holds docs/health.md to the checks and to the table of Xids.
+func TestDocument(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/health.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z]+\\.[a-z]+)` \\|").FindAllStringSubmatch(string(page), -1) {
+		rows = append(rows, m[1])
+	}
+	if diff := cmp.Diff(slices.Sorted(slices.Values(Checks)), slices.Sorted(slices.Values(rows))); diff != "" {
+		t.Errorf("checks (-code +page):\n%s", diff)
+	}
+	want, got := map[string]string{}, map[string]string{}
+	for _, x := range Xids {
+		want[string(x.Class)] = list(x.Class)
+	}
+	want[string(XidUnknown)] = "all others"
+	_, table, _ := strings.Cut(string(page), "\n## Xids\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z]+)` \\| ([^|]*) \\|").FindAllStringSubmatch(table, -1) {
+		got[m[1]] = m[2]
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("Xids (-code +page):\n%s", diff)
+	}
+	for i, name := range levels {
+		if i > 0 && !strings.Contains(string(page), "| `"+name+"` |") {
+			t.Errorf("no row for the level %s", name)
+		}
+	}
+}
+
+// list is the Xids of a class: "31-32, 45".
+func list(class XidClass) string {
+	var parts []string
+	for i := 0; i < len(Xids); i++ {
+		if Xids[i].Class != class {
+			continue
+		}
+		from := Xids[i].Number
+		for i+1 < len(Xids) && Xids[i+1].Class == class && Xids[i+1].Number == Xids[i].Number+1 {
+			i++
+		}
+		part := strconv.Itoa(from)
+		if to := Xids[i].Number; to > from {
+			part = fmt.Sprintf("%d-%d", from, to)
+		}
+		parts = append(parts, part)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Judging reads nothing: what it needs to know it is told.
+func TestJudgingIsPure(t *testing.T) {
+	t.Parallel()
+	readers := []string{"kmsg.go", "read.go"}
+	files, err := filepath.Glob("*.go")
+	if err != nil || len(files) < 10 {
+		t.Fatalf("%q, %v", files, err)
+	}
+	clock := regexp.MustCompile(`time\.(Now|Since|After|Sleep|NewTimer|Tick)\(`)
+	for _, name := range files {
+		if slices.Contains(readers, name) || strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range f.Imports {
+			if slices.Contains([]string{`"os"`, `"io"`, `"net"`, `"log/slog"`, `"context"`, `"golang.org/x/sys/unix"`}, i.Path.Value) {
+				t.Errorf("%s imports %s", name, i.Path.Value)
+			}
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m := clock.Find(text); m != nil {
+			t.Errorf("%s uses %s", name, m)
+		}
+	}
+}

@@ -1,0 +1,360 @@
+package health
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+const (
+	throttleAfter = time.Minute     // two readings; one may be the start of a kernel
+	throttleQuiet = 5 * time.Minute // to cool down, and not to flap
+	fabricStart   = 5 * time.Minute // that the fabric manager may take after a boot
+	replayRate    = 31              // PCIe replays per minute: DCGM's limit at generation 5, 16 lanes
+)
+
+const (
+	needsReset = 16 // NVML_ERROR_RESET_REQUIRED
+	isLost     = 15 // NVML_ERROR_GPU_IS_LOST
+	mismatch   = 18 // NVML_ERROR_LIB_RM_VERSION_MISMATCH
+)
+
+// gpus judges one reading of all GPUs.
+func (j *judge) gpus() {
+	seen := map[string]bool{}
+	for i := range j.in.GPUs.List {
+		g := &j.in.GPUs.List[i]
+		id := g.UUID
+		if id == "" {
+			id = j.byPCI[g.PCI]
+		}
+		if id == "" {
+			id = g.PCI
+		}
+		if seen[id] {
+			continue // a partition; what is known of one is known of all
+		}
+		seen[id] = true
+		j.judgeGPU(id, g)
+	}
+	for _, s := range j.in.Slots {
+		id := j.idOf(s)
+		j.see(about(checkMissing, id), !seen[id], Mark{
+			Level: Fatal, Effect: Park,
+			Reason: fmt.Sprintf("GPU %s at %s is missing", id, s.PCI),
+			Fix:    "look for it with lspci and sudo dmesg; else " + fixReboot,
+		})
+		if !seen[id] {
+			j.gpu(id, s.PCI).Away = true
+		}
+		seen[id] = true
+	}
+	gone := func(id string) bool { return id != "" && !seen[id] && j.slotOf(id) < 0 }
+	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool { return !m.Latched && gone(m.GPU) })
+	j.s.GPUs = slices.DeleteFunc(j.s.GPUs, func(g gpu) bool {
+		return gone(g.ID) && !slices.ContainsFunc(j.s.Marks, func(m Mark) bool { return m.GPU == g.ID })
+	})
+	j.driver()
+}
+
+// judgeGPU judges one GPU. What could not be read stays as it was.
+func (j *judge) judgeGPU(id string, g *inventory.GPU) {
+	st := j.gpu(id, g.PCI)
+	st.PCI, st.Vendor = g.PCI, g.Vendor
+	bus, n := j.in.GPUs.Bus[g.PCI], g.NVML
+	code := 0
+	if n != nil {
+		code = n.Code
+	}
+	// Where NVML does not answer, files know no better than that all is well.
+	looked := n != nil || g.Vendor == "amd" || bus.Dead || !g.Healthy
+	lost, reset := bus.Dead || code == isLost, code == needsReset
+	if looked {
+		j.see(about(checkLost, id), lost, Mark{
+			Level: Fatal, Effect: Park,
+			Reason: "the GPU at " + g.PCI + " is lost: " + lostWhy(bus, g.Error),
+			Fix:    fixReboot,
+		})
+		j.see(about(checkError, id), !g.Healthy && !lost && !reset, Mark{
+			Level: Fatal, Effect: Park,
+			Reason: "the GPU at " + g.PCI + " cannot be used: " + g.Error,
+			Fix:    "sudo dmesg; kbnode inventory",
+		})
+	}
+	if reset || g.Healthy && n != nil && n.RecoveryAction == nil {
+		j.see(about(checkRecovery, id), reset, Mark{
+			Level: Fatal, Effect: Drain,
+			Reason: "the driver wants the GPU at " + g.PCI + " reset (NVML)", Fix: fixReset(g.PCI),
+		})
+	}
+	st.Away = st.Away || code == isLost || reset
+	if !looked || lost || !g.Healthy {
+		return
+	}
+	if st.Away { // it does not come back without having been reset
+		st.Away, st.Reset = false, j.in.GPUs.Started
+	}
+	if n != nil {
+		if n.RecoveryAction != nil {
+			j.recovery(id, int(*n.RecoveryAction), j.in.GPUs.Started, "NVML")
+		}
+		j.memory(id, n)
+		j.speed(id, n)
+		j.links(id, g)
+		j.use(id, n)
+	}
+	if g.Vendor == "amd" {
+		j.ras(id, bus)
+	}
+	// It answers: what was wrong before it was reset is over.
+	if st.Reset > 0 && j.in.GPUs.Started >= st.Reset {
+		j.release(id, st.Reset)
+		st.Released = j.in.GPUs.Started
+	}
+}
+
+func lostWhy(bus Bus, said string) string {
+	if bus.Dead {
+		return "its PCI configuration reads as ones"
+	}
+	return said
+}
+
+// memory judges ECC, row remapping and page retirement.
+func (j *judge) memory(id string, n *probe.GPU) {
+	see := func(check, detail string, bad bool, level Level, effect Effect, reason, fix string) {
+		k := about(check, id)
+		k.Detail = detail
+		j.see(k, bad, Mark{Level: level, Effect: effect, Reason: reason, Fix: fix})
+	}
+	pci := j.at(id)
+	const replace = "have the GPU replaced"
+	if e := n.ECC; e != nil {
+		if c := e.VolatileUncorrected; c != nil {
+			see(checkECC, "volatile", *c > 0, Fatal, Drain, fmt.Sprintf("the memory of the GPU at %s had %d uncorrectable errors since its driver started", pci, *c),
+				fixReset(pci)+"; if it comes back, "+replace)
+		}
+		if t := e.SRAMThreshold; t != nil {
+			see(checkECC, "sram", *t, Fatal, Drain, "the GPU at "+pci+" had more errors of its caches than NVIDIA allows", replace)
+		}
+	}
+	if r := n.RemappedRows; r != nil {
+		see(checkRemap, "failed", r.Failed, Fatal, Drain, "a memory row of the GPU at "+pci+" could not be remapped", replace)
+		see(checkRemap, "pending", r.Pending, Degraded, Drain, "a memory row of the GPU at "+pci+" waits to be remapped", fixReset(pci))
+		see(checkRemap, "many", r.Uncorrectable >= 512, Warn, None, fmt.Sprintf("%d memory rows of the GPU at %s were remapped for uncorrectable errors", r.Uncorrectable, pci), replace)
+		if b := r.Banks; b != nil {
+			see(checkRemap, "spare", b.None > 0, Warn, None, fmt.Sprintf("%d memory banks of the GPU at %s have no spare rows left", b.None, pci), replace)
+		}
+	}
+	if r := n.RetiredPages; r != nil {
+		see(checkRetired, "many", r.SingleBit+r.DoubleBit >= 63, Fatal, Drain, fmt.Sprintf("%d memory pages of the GPU at %s are retired", r.SingleBit+r.DoubleBit, pci), replace)
+		see(checkRetired, "pending", r.Pending, Degraded, Drain, "memory pages of the GPU at "+pci+" wait to be retired", fixReset(pci))
+	}
+	st := j.gpu(id, pci)
+	if n.Persistence == "on" && n.EnergyMillijoules != nil {
+		// It counts since the driver started the GPU, which with persistence on
+		// happens when it was reset or the driver was loaded.
+		if st.Energy != nil && *n.EnergyMillijoules < *st.Energy {
+			st.Reset = j.in.GPUs.Started
+		}
+		e := *n.EnergyMillijoules
+		st.Energy = &e
+	} else {
+		st.Energy = nil
+	}
+}
+
+// speed judges why clocks are low, and heat.
+func (j *judge) speed(id string, n *probe.GPU) {
+	pci := j.at(id)
+	if r := n.ClockReasons; r != nil {
+		var why []string
+		for _, bit := range []struct {
+			mask  uint64
+			words string
+		}{{0x8, "hardware slowdown"}, {0x80, "power brake"}} {
+			if *r&bit.mask != 0 {
+				why = append(why, bit.words)
+			}
+		}
+		j.see(about(checkThrottle, id), len(why) > 0, Mark{
+			Level: Degraded, After: throttleAfter, Quiet: throttleQuiet,
+			Reason: "the GPU at " + pci + " is slowed down: " + strings.Join(why, ", "),
+			Fix:    "check the power supply and the power limit of the rack; distrust timings from this time",
+		})
+		k := about(checkThrottle, id)
+		k.Detail = "cap"
+		j.see(k, *r&0x4 != 0, Mark{
+			Level:  Info,
+			Reason: "the GPU at " + pci + " is at its power limit",
+			Fix:    "nothing: this is normal under load",
+		})
+	}
+	hot := n.ClockReasons != nil && *n.ClockReasons&0x60 != 0
+	reason := "the GPU at " + pci + " is slowed down by heat"
+	if t := n.Temperature; t != nil {
+		if t.Margin != nil && *t.Margin > 0 && *t.Margin <= 5 { // 0 and less: not measured
+			hot, reason = true, fmt.Sprintf("%s, or about to be: %d °C are left", reason, *t.Margin)
+		}
+		if t.GPU != nil {
+			reason += fmt.Sprintf(" (%d °C)", *t.GPU)
+		}
+	}
+	if n.ClockReasons != nil || n.Temperature != nil {
+		j.see(about(checkThermal, id), hot, Mark{
+			Level: Degraded, After: throttleAfter, Quiet: throttleQuiet, Reason: reason,
+			Fix: "check fans, filters and the room; distrust timings from this time",
+		})
+	}
+}
+
+// links judges the fabric, NVLink and PCIe.
+func (j *judge) links(id string, g *inventory.GPU) {
+	n, pci := g.NVML, j.at(id)
+	if f := n.Fabric; f != nil {
+		k := about(checkFabric, id)
+		m := Mark{Level: Degraded, Effect: Park, Fix: "systemctl status nvidia-fabricmanager"}
+		if old := j.find(k); old != nil && j.in.Up-old.First >= fabricStart {
+			m.Level = Fatal // it has had its time
+		}
+		bad := f.State == "in progress" || f.State == "not started"
+		m.Reason = "the GPU at " + pci + " is not part of the NVLink fabric: " + f.State
+		if f.State == "completed" && f.Status != 0 {
+			bad, m.Level, m.Reason = true, Fatal, fmt.Sprintf("the GPU at %s could not join the NVLink fabric (NVML code %d)", pci, f.Status)
+		}
+		j.see(k, bad, m)
+		k.Detail = "health"
+		why := fabricHealth(f.HealthMask)
+		j.see(k, why != "", Mark{
+			Level: Degraded, Reason: "the NVLink fabric of the GPU at " + pci + " is impaired: " + why, Fix: "systemctl status nvidia-fabricmanager",
+		})
+	}
+	if up := n.NVLinksUp; up != nil && g.MIGMode != "on" {
+		st := j.gpu(id, pci)
+		st.Links = max(st.Links, *up)
+		want := st.Links
+		for _, other := range j.in.GPUs.List { // where there are no bridges, no link is up
+			if other.Model == g.Model && other.NVML != nil && other.NVML.NVLinksUp != nil && want > 0 {
+				want = max(want, *other.NVML.NVLinksUp)
+			}
+		}
+		j.see(about(checkNVLink, id), *up < want, Mark{
+			Level: Fatal, Effect: Drain, After: throttleAfter,
+			Reason: fmt.Sprintf("of the GPU at %s only %d of %d NVLinks are up", pci, *up, want),
+			Fix:    fixReset(pci) + "; if it comes back, have the board checked",
+		})
+	}
+	if p := n.PCIe; p != nil {
+		j.pcie(id, n, p)
+	}
+}
+
+// fabricHealth says what NVML's mask means, "" for nothing wrong or not told
+// (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: 1 is true in two-bit fields).
+func fabricHealth(mask uint32) string {
+	var why []string
+	for _, f := range []struct {
+		shift int
+		words string
+	}{{0, "less bandwidth"}, {2, "a route is recovering"}, {4, "a route is unhealthy"}, {6, "recovering from a time-out"}} {
+		if mask>>f.shift&3 == 1 {
+			why = append(why, f.words)
+		}
+	}
+	if c := mask >> 8 & 0xf; c > 1 {
+		why = append(why, "wrong configuration ("+strconv.Itoa(int(c))+")")
+	}
+	return strings.Join(why, ", ")
+}
+
+func (j *judge) pcie(id string, n *probe.GPU, p *probe.PCIe) {
+	pci := j.at(id)
+	see := func(detail string, bad bool, reason string) {
+		k := about(checkPCIe, id)
+		k.Detail = detail
+		j.see(k, bad, Mark{
+			Level: Warn, After: throttleAfter, Quiet: throttleQuiet, Reason: reason,
+			Fix: "reseat the GPU or its riser; compare with lspci -vv",
+		})
+	}
+	if p.Width != nil && p.MaxWidth != nil && *p.Width > 0 {
+		see("width", *p.Width < *p.MaxWidth, fmt.Sprintf("the GPU at %s has %d of %d PCIe lanes", pci, *p.Width, *p.MaxWidth))
+	}
+	// At rest a link is slow to save power.
+	c := n.Clocks
+	if busy := c != nil && c.SM != nil && c.MaxSM != nil && *c.SM >= *c.MaxSM/2 && len(n.Processes) > 0; busy && p.Gen != nil && p.MaxGen != nil {
+		see("generation", *p.Gen < *p.MaxGen, fmt.Sprintf("the GPU at %s uses PCIe generation %d of %d under load", pci, *p.Gen, *p.MaxGen))
+	}
+	if p.Replays == nil {
+		return
+	}
+	st := j.gpu(id, pci)
+	if since := j.in.GPUs.Started - st.Read; st.Replays != nil && since > 0 {
+		rate := float64(*p.Replays-*st.Replays) / since.Minutes()
+		see("replays", rate > replayRate, fmt.Sprintf("the PCIe link of the GPU at %s repeats %.0f packets a minute", pci, rate))
+	}
+	r := *p.Replays
+	st.Replays, st.Read = &r, j.in.GPUs.Started
+}
+
+// use judges modes that wait for a reset, and who uses the GPU.
+func (j *judge) use(id string, n *probe.GPU) {
+	var waits []string
+	for _, m := range []struct {
+		name string
+		mode *probe.Mode
+	}{{"MIG", n.MIGMode}, {"ECC", n.ECCMode}} {
+		if m.mode != nil && m.mode.Current != m.mode.Pending {
+			waits = append(waits, fmt.Sprintf("%s is %s and will be %s", m.name, m.mode.Current, m.mode.Pending))
+		}
+	}
+	j.see(about(checkMode, id), len(waits) > 0, Mark{
+		Level: Warn, Reason: "a mode of the GPU at " + j.at(id) + " waits for a reset: " + strings.Join(waits, "; "), Fix: fixReset(j.at(id)),
+	})
+	slots := j.slotsOf(id)
+	idle := len(slots) > 0
+	for _, s := range slots {
+		idle = idle && s.Job == "" && !slices.ContainsFunc(j.s.Jobs, func(r ran) bool { return r.Slot == s.Index })
+	}
+	var pids []string
+	for _, p := range n.Processes[:min(len(n.Processes), 8)] {
+		pids = append(pids, strconv.Itoa(int(p.PID)))
+	}
+	j.see(about(checkDirty, id), idle && len(pids) > 0, Mark{
+		Level: Warn, After: time.Minute,
+		Reason: "no job runs on the GPU at " + j.at(id) + ", and these processes compute on it: " + strings.Join(pids, " "),
+		Fix:    "ps -fp " + strings.Join(pids, ",") + "; the slot's guard lets no job begin beside them",
+	})
+}
+
+// ras judges the error counters of an AMD GPU.
+func (j *judge) ras(id string, bus Bus) {
+	st := j.gpu(id, "")
+	if bus.RAS != nil {
+		var errors uint64
+		var blocks []string
+		for name, c := range bus.RAS {
+			if errors += c.Uncorrected; c.Uncorrected > 0 {
+				blocks = append(blocks, fmt.Sprintf("%s %d", name, c.Uncorrected))
+			}
+		}
+		slices.Sort(blocks)
+		if st.Reset > st.Released || errors < st.RAS {
+			st.RAS = errors // it was reset, or its driver loaded, since
+		}
+		st.RASNow = errors
+		j.see(about(checkRAS, id), errors > st.RAS, Mark{
+			Level: Fatal, Effect: Drain,
+			Reason: "the GPU at " + j.at(id) + " has uncorrectable errors: " + strings.Join(blocks, ", "),
+			Fix:    fixAMDReset(j.at(id)),
+		})
+	}
+	j.see(about(checkRetired, id), bus.BadPages > 0, Mark{
+		Level: Info, Reason: fmt.Sprintf("%d memory pages of the GPU at %s are retired", bus.BadPages, j.at(id)), Fix: "nothing: they are not used any more",
+	})
+}

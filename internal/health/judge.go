@@ -1,0 +1,358 @@
+package health
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// judge is one call of Judge.
+type judge struct {
+	in     Signals
+	s      State
+	byPCI  map[string]string // the GPU at an address
+	events []Event
+}
+
+// Judge makes verdicts of what is known by now: of the State that the last call
+// returned, and of what was seen since. It keeps nothing of either.
+func Judge(prev State, in Signals) (State, []Verdict, []Event) {
+	in.Now = in.Now.Round(0) // the process's own clock is no part of a State
+	in.Slots = slices.Clone(in.Slots)
+	for i := range in.Slots {
+		in.Slots[i].PCI = normalPCI(in.Slots[i].PCI)
+	}
+	j := &judge{in: in, s: prev.clone()}
+	j.begin()
+	j.name()
+	for _, f := range in.Kernel {
+		if f.Kind == KindOverrun {
+			j.tell(Event{Kind: "kernel", Check: checkXid, Slot: -1, Level: Warn, Text: f.Text})
+			continue
+		}
+		if f.Seq >= j.s.Next {
+			j.s.Next = f.Seq + 1
+			j.kernel(f)
+		}
+	}
+	if in.GPUs != nil {
+		j.gpus()
+	}
+	if in.Node != nil {
+		j.node()
+	}
+	j.slots()
+	for _, id := range in.Good {
+		if pci := normalPCI(id); pci != "" {
+			id = cmp.Or(j.byPCI[pci], pci)
+		}
+		j.vouch(id)
+	}
+	j.settle()
+	j.s.bound()
+	j.s.Moment = in.Moment
+	return j.s, j.verdicts(), j.events
+}
+
+// begin looks at the clocks since the last call.
+func (j *judge) begin() {
+	if j.s.Boot != j.in.Boot {
+		j.reboot()
+		return
+	}
+	skew := j.in.Now.Sub(j.s.Now) - (j.in.Up - j.s.Up)
+	if skew.Abs() > 5*time.Second {
+		j.tell(Event{Kind: "clock", Check: checkClock, Slot: -1, Level: Warn, Text: fmt.Sprintf("the clock jumped by %s", skew.Round(time.Second))})
+	}
+}
+
+// reboot ends what a boot ends. What was read is kept until it is read again.
+func (j *judge) reboot() {
+	j.s.Next, j.s.Jobs = 0, nil
+	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool {
+		if m.Latched {
+			j.cleared(m, "the node was rebooted")
+		}
+		return m.Latched
+	})
+	for i := range j.s.Marks {
+		j.s.Marks[i].First, j.s.Marks[i].Last = j.in.Up, j.in.Up
+	}
+	for i, g := range j.s.GPUs {
+		j.s.GPUs[i] = gpu{ID: g.ID, PCI: g.PCI, Vendor: g.Vendor, Links: g.Links}
+	}
+}
+
+// name finds out which GPU is at which address. The kernel's log has addresses,
+// and a GPU that is lost may have nothing else.
+func (j *judge) name() {
+	j.byPCI = map[string]string{}
+	at := func(pci, uuid string) {
+		if pci != "" && uuid != "" {
+			j.byPCI[pci] = uuid
+		}
+	}
+	for _, g := range j.s.GPUs {
+		at(g.PCI, g.ID)
+	}
+	for _, s := range j.in.Slots {
+		at(s.PCI, s.UUID)
+	}
+	if j.in.GPUs != nil {
+		for _, g := range j.in.GPUs.List {
+			at(g.PCI, g.UUID)
+		}
+	}
+	// What was known by its address only has its name from now on.
+	for i := range j.s.Marks {
+		if m := &j.s.Marks[i]; m.GPU != "" {
+			m.GPU = cmp.Or(j.byPCI[m.GPU], m.GPU)
+		}
+	}
+	for pci, id := range j.byPCI {
+		g := j.gpu(id, pci)
+		g.PCI = pci
+	}
+	j.s.GPUs = slices.DeleteFunc(j.s.GPUs, func(g gpu) bool { return j.byPCI[g.ID] != "" && j.byPCI[g.ID] != g.ID })
+	slices.SortFunc(j.s.GPUs, func(a, b gpu) int { return cmp.Compare(a.ID, b.ID) })
+}
+
+// gpu is what is remembered of a GPU, which begins here if it is new. The pointer
+// is good until the next new one.
+func (j *judge) gpu(id, pci string) *gpu {
+	for i := range j.s.GPUs {
+		if j.s.GPUs[i].ID == id {
+			return &j.s.GPUs[i]
+		}
+	}
+	j.s.GPUs = append(j.s.GPUs, gpu{ID: id, PCI: pci})
+	return &j.s.GPUs[len(j.s.GPUs)-1]
+}
+
+// idOf is the GPU of a slot.
+func (j *judge) idOf(s Slot) string {
+	return cmp.Or(s.UUID, j.byPCI[s.PCI], s.PCI)
+}
+
+// slotsOf are the slots of a GPU; partitions of one share it.
+func (j *judge) slotsOf(id string) []Slot {
+	var list []Slot
+	for _, s := range j.in.Slots {
+		if j.idOf(s) == id {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// slotOf is the number of a GPU's only slot, -1 if it has none or several.
+func (j *judge) slotOf(id string) int {
+	if list := j.slotsOf(id); len(list) == 1 && id != "" {
+		return list[0].Index
+	}
+	return -1
+}
+
+// at is a GPU's address, or its ID where that is unknown.
+func (j *judge) at(id string) string {
+	for _, g := range j.s.GPUs {
+		if g.ID == id && g.PCI != "" {
+			return g.PCI
+		}
+	}
+	return id
+}
+
+func about(check, id string) key { return key{Check: check, GPU: id, Slot: -1} }
+
+func (j *judge) find(k key) *Mark {
+	for i := range j.s.Marks {
+		if j.s.Marks[i].key == k {
+			return &j.s.Marks[i]
+		}
+	}
+	return nil
+}
+
+// see says what a reading found: m, or with bad false nothing. What the kernel told
+// is not undone by a reading.
+func (j *judge) see(k key, bad bool, m Mark) {
+	old := j.find(k)
+	if bad {
+		m.key, m.Last = k, j.in.Up
+		j.mark(m)
+		return
+	}
+	if old == nil || old.Latched || j.in.Up-old.Last < old.Quiet {
+		return
+	}
+	j.clear(k, "")
+}
+
+// latch is see for what is told only once, at a time of its own.
+func (j *judge) latch(k key, at time.Duration, m Mark) {
+	m.key, m.Last, m.Latched = k, at, true
+	j.mark(m)
+}
+
+func (j *judge) mark(m Mark) {
+	old := j.find(m.key)
+	if old == nil {
+		m.First, m.Since = m.Last, j.in.Now.Add(m.Last-j.in.Up)
+		j.s.Marks = append(j.s.Marks, m)
+		old = &j.s.Marks[len(j.s.Marks)-1]
+	} else {
+		m.First, m.Since, m.Shown, m.Latched = old.First, old.Since, old.Shown, m.Latched || old.Latched
+		changed := m.Shown && (m.Level != old.Level || m.Effect != old.Effect)
+		*old = m
+		if changed {
+			j.tell(j.event("changed", m, m.Reason))
+		}
+	}
+	if !m.Latched {
+		j.show(old) // others when all lines have been judged: the next may be the end of it
+	}
+}
+
+// show makes a verdict of what lasts long enough.
+func (j *judge) show(m *Mark) {
+	if !m.Shown && j.in.Up-m.First >= m.After {
+		m.Shown = true
+		j.tell(j.event("raised", *m, m.Reason))
+	}
+}
+
+func (j *judge) clear(k key, why string) {
+	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool {
+		if m.key == k {
+			j.cleared(m, why)
+		}
+		return m.key == k
+	})
+}
+
+func (j *judge) cleared(m Mark, why string) {
+	if m.Shown {
+		j.tell(j.event("cleared", m, strings.TrimSuffix("no longer: "+m.Reason+"; "+why, "; ")))
+	}
+}
+
+func (j *judge) event(kind string, m Mark, text string) Event {
+	e := Event{Kind: kind, Check: m.Check, GPU: m.GPU, Slot: m.Slot, Level: m.Level, Text: text}
+	if e.Slot < 0 {
+		e.Slot = j.slotOf(m.GPU)
+	}
+	return e
+}
+
+func (j *judge) tell(e Event) {
+	if e.Time.IsZero() {
+		e.Time = j.in.Now
+	}
+	if e.Level == Info && e.Kind != "kernel" {
+		return // what is normal comes and goes
+	}
+	j.events = append(j.events, e)
+}
+
+// settle lets time pass: for what the kernel told and that ends by being quiet, or
+// that was expected to end.
+func (j *judge) settle() {
+	for _, m := range slices.Clone(j.s.Marks) {
+		if m.Latched && m.Quiet > 0 && j.in.Up-m.Last >= m.Quiet {
+			j.clear(m.key, fmt.Sprintf("not seen for %s", m.Quiet))
+		}
+	}
+	for i := range j.s.Marks {
+		if m := &j.s.Marks[i]; m.Latched {
+			j.show(m)
+		}
+	}
+	j.s.Jobs = slices.DeleteFunc(j.s.Jobs, func(r ran) bool { return j.in.Up-r.At > jobGrace })
+	for _, s := range j.in.Slots {
+		if s.Job == "" {
+			continue
+		}
+		j.s.Jobs = slices.DeleteFunc(j.s.Jobs, func(r ran) bool { return r.Slot == s.Index })
+		j.s.Jobs = append(j.s.Jobs, ran{s.Index, s.Job, j.in.Up})
+	}
+}
+
+// release ends what a reset ends, when the GPU has been seen to answer after it.
+func (j *judge) release(id string, reset time.Duration) {
+	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool {
+		over := m.GPU == id && m.Latched && m.Last < reset
+		if over {
+			j.cleared(m, "the GPU was reset")
+		}
+		return over
+	})
+}
+
+// vouch ends what the kernel told of a GPU, on an operator's word.
+func (j *judge) vouch(id string) {
+	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool {
+		over := m.GPU == id && m.Latched
+		if over {
+			j.cleared(m, "an operator vouches for the GPU")
+		}
+		return over
+	})
+	g := j.gpu(id, "")
+	g.RAS, g.Apps = g.RASNow, nil
+	j.clear(about(checkRAS, id), "an operator vouches for the GPU")
+}
+
+// verdicts are the marks that are shown, the worst first.
+func (j *judge) verdicts() []Verdict {
+	var list []Verdict
+	for _, m := range j.s.Marks {
+		if !m.Shown {
+			continue
+		}
+		v := Verdict{Check: m.Check, GPU: m.GPU, Level: m.Level, Effect: m.Effect, Reason: m.Reason, Fix: m.Fix, Since: m.Since}
+		switch {
+		case m.Slot >= 0:
+			v.Slots = []int{m.Slot}
+		case m.GPU != "":
+			for _, s := range j.slotsOf(m.GPU) {
+				v.Slots = append(v.Slots, s.Index)
+			}
+		case m.Effect > None:
+			for _, s := range j.in.Slots {
+				v.Slots = append(v.Slots, s.Index)
+			}
+		}
+		// What the driver wants done is better than a table.
+		if r := j.find(about(checkRecovery, m.GPU)); m.Check == checkXid && r != nil && r.Shown && m.Effect > None {
+			v.Level, v.Effect, v.Fix = Info, None, r.Fix
+		}
+		slices.Sort(v.Slots)
+		list = append(list, v)
+	}
+	slices.SortStableFunc(list, func(a, b Verdict) int {
+		return cmp.Or(cmp.Compare(b.Level, a.Level), cmp.Compare(b.Effect, a.Effect), a.Since.Compare(b.Since))
+	})
+	return list
+}
+
+// slots looks at what belongs to a slot and not to its GPU.
+func (j *judge) slots() {
+	known := map[int]bool{}
+	for _, s := range j.in.Slots {
+		known[s.Index] = true
+		j.see(key{Check: checkAgent, Slot: s.Index}, s.Agent != "", Mark{
+			Level: Warn, After: 5 * time.Minute,
+			Reason: "the slot's agent is not connected: " + s.Agent,
+			Fix:    fmt.Sprintf("journalctl -u buildkite-agent-gpu%d", s.Index),
+		})
+		j.see(key{Check: checkLimits, Slot: s.Index}, s.Limits != "", Mark{
+			Level: Degraded, After: time.Minute,
+			Reason: "the slot's limits are not as planned: " + s.Limits,
+			Fix:    "sudo kbnode reconcile",
+		})
+	}
+	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool { return m.Slot >= 0 && !known[m.Slot] })
+}

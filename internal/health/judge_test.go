@@ -1,0 +1,659 @@
+package health
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+// Every row: what is read of the fourth GPU, or of the node, what that leads to,
+// and how long after it was mended the verdict ends. The other seven go on.
+func TestReadings(t *testing.T) {
+	t.Parallel()
+	third := func(change func(*inventory.GPU)) func(*Signals) {
+		return func(in *Signals) { change(&in.GPUs.List[3]) }
+	}
+	nvml := func(change func(*probe.GPU)) func(*Signals) { return third(func(g *inventory.GPU) { change(g.NVML) }) }
+	bus := func(b Bus) func(*Signals) { return func(in *Signals) { in.GPUs.Bus[pci(3)] = b } }
+	all := "[0 1 2 3 4 5 6 7]"
+	for _, row := range []struct {
+		name   string
+		amd    bool
+		busy   bool // a job computes on all GPUs
+		change func(*Signals)
+		lasts  time.Duration // before it is a verdict
+		want   string        // "" for none
+		quiet  time.Duration // after it is over
+		says   string
+	}{
+		{name: "recovery action reset", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(1)) }), want: "gpu.recovery fatal drain [3]", says: "reset (NVML)"},
+		{name: "recovery action reboot", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(2)) }), want: "gpu.recovery fatal park [3]", says: "rebooted"},
+		{name: "recovery action drain P2P", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(3)) }), want: "gpu.recovery degraded drain [3]"},
+		{name: "recovery action drain and reset", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(4)) }), want: "gpu.recovery fatal drain [3]"},
+		{name: "recovery action IMEX", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(5)) }), want: "gpu.recovery degraded drain [3]"},
+		{name: "a recovery action to come", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(9)) }), want: "gpu.recovery fatal drain [3]", says: "action 9"},
+		{name: "NVML says reset required", change: third(func(g *inventory.GPU) { g.Healthy, g.Error, g.NVML.Code = false, "GPU requires reset", 16 }), want: "gpu.recovery fatal drain [3]"},
+		{name: "NVML says lost", change: third(func(g *inventory.GPU) { g.Healthy, g.Error, g.NVML = false, "GPU is lost", &probe.GPU{Code: 15} }), want: "gpu.lost fatal park [3]", says: "GPU is lost"},
+		{name: "lost, and its UUID with it", change: third(func(g *inventory.GPU) {
+			g.Healthy, g.Error, g.UUID, g.NVML = false, "GPU is lost", "", &probe.GPU{Code: 15}
+		}), want: "gpu.lost fatal park [3]"},
+		{name: "PCI configuration of ones", change: bus(Bus{Dead: true}), want: "gpu.lost fatal park [3]", says: "ones"},
+		{name: "an answer that is none", change: third(func(g *inventory.GPU) { g.Healthy, g.Error = false, "it is bound to the driver vfio-pci, not nvidia" }), want: "gpu.error fatal park [3]", says: "vfio"},
+		{name: "gone", change: func(in *Signals) { in.GPUs.List = slices.Delete(in.GPUs.List, 3, 4) }, want: "gpu.missing fatal park [3]"},
+		{name: "another GPU in its place", change: third(func(g *inventory.GPU) { g.UUID = uuid(77) }), want: "gpu.missing fatal park [3]"},
+		{name: "uncorrectable ECC errors", change: nvml(func(g *probe.GPU) { g.ECC = &probe.ECC{VolatileUncorrected: new(uint64(2))} }), want: "gpu.ecc fatal drain [3]", says: "2 uncorrectable"},
+		{name: "too many errors of caches", change: nvml(func(g *probe.GPU) { g.ECC = &probe.ECC{SRAMThreshold: new(true)} }), want: "gpu.ecc fatal drain [3]"},
+		{name: "row remapping failed", change: nvml(func(g *probe.GPU) { g.RemappedRows = &probe.Remapped{Failed: true} }), want: "gpu.remap fatal drain [3]"},
+		{name: "row remapping pending", change: nvml(func(g *probe.GPU) { g.RemappedRows = &probe.Remapped{Pending: true} }), want: "gpu.remap degraded drain [3]"},
+		{name: "many rows remapped", change: nvml(func(g *probe.GPU) { g.RemappedRows = &probe.Remapped{Uncorrectable: 512} }), want: "gpu.remap warn none [3]"},
+		{name: "no spare rows", change: nvml(func(g *probe.GPU) { g.RemappedRows = &probe.Remapped{Banks: &probe.Banks{None: 1}} }), want: "gpu.remap warn none [3]"},
+		{name: "many pages retired", change: nvml(func(g *probe.GPU) { g.RetiredPages = &probe.Retired{SingleBit: 60, DoubleBit: 3} }), want: "gpu.retired fatal drain [3]"},
+		{name: "few pages retired", change: nvml(func(g *probe.GPU) { g.RetiredPages = &probe.Retired{SingleBit: 60, DoubleBit: 2} })},
+		{name: "page retirement pending", change: nvml(func(g *probe.GPU) { g.RetiredPages = &probe.Retired{Pending: true} }), want: "gpu.retired degraded drain [3]"},
+		{name: "hardware slowdown", change: nvml(func(g *probe.GPU) { g.ClockReasons = new(uint64(0x8)) }), lasts: time.Minute, want: "gpu.throttle degraded none [3]", quiet: 5 * time.Minute},
+		{name: "power brake", change: nvml(func(g *probe.GPU) { g.ClockReasons = new(uint64(0x80)) }), lasts: time.Minute, want: "gpu.throttle degraded none [3]", quiet: 5 * time.Minute, says: "power brake"},
+		{name: "power cap", change: nvml(func(g *probe.GPU) { g.ClockReasons = new(uint64(0x4)) }), want: "gpu.throttle info none [3]"},
+		{name: "hardware thermal slowdown", change: nvml(func(g *probe.GPU) { g.ClockReasons = new(uint64(0x40)) }), lasts: time.Minute, want: "gpu.thermal degraded none [3]", quiet: 5 * time.Minute},
+		{name: "software thermal slowdown", change: nvml(func(g *probe.GPU) { g.ClockReasons = new(uint64(0x20)) }), lasts: time.Minute, want: "gpu.thermal degraded none [3]", quiet: 5 * time.Minute, says: "60 °C"},
+		{name: "5 degrees left", change: nvml(func(g *probe.GPU) { g.Temperature = &probe.Temperature{Margin: new(int32(5))} }), lasts: time.Minute, want: "gpu.thermal degraded none [3]", quiet: 5 * time.Minute},
+		{name: "a margin that is not measured", change: nvml(func(g *probe.GPU) { g.Temperature = &probe.Temperature{Margin: new(int32(0))} }), lasts: time.Minute},
+		{name: "fabric in progress", change: nvml(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "in progress"} }), want: "gpu.fabric degraded park [3]"},
+		{name: "fabric not started for long", change: nvml(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "not started"} }), lasts: 5 * time.Minute, want: "gpu.fabric fatal park [3]"},
+		{name: "fabric failed", change: nvml(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "completed", Status: 999} }), want: "gpu.fabric fatal park [3]"},
+		{name: "no fabric", change: nvml(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "not supported"} })},
+		{name: "a route of the fabric is unhealthy", change: nvml(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "completed", HealthMask: 1 << 4} }), want: "gpu.fabric degraded none [3]", says: "route"},
+		{name: "a fabric that is as it should be", change: nvml(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "completed", HealthMask: 0x11aa} })},
+		{name: "an NVLink down", change: nvml(func(g *probe.GPU) { g.NVLinksUp = new(17) }), lasts: time.Minute, want: "gpu.nvlink fatal drain [3]", says: "17 of 18"},
+		{name: "PCIe lanes", change: nvml(func(g *probe.GPU) { g.PCIe = &probe.PCIe{Width: new(8), MaxWidth: new(16)} }), lasts: time.Minute, want: "gpu.pcie warn none [3]", quiet: 5 * time.Minute},
+		{name: "PCIe generation under load", busy: true, change: nvml(func(g *probe.GPU) { g.PCIe = &probe.PCIe{Gen: new(3), MaxGen: new(5)} }), lasts: time.Minute, want: "gpu.pcie warn none [3]", quiet: 5 * time.Minute},
+		{name: "PCIe generation at rest", change: nvml(func(g *probe.GPU) {
+			g.PCIe, g.Clocks = &probe.PCIe{Gen: new(1), MaxGen: new(5)}, &probe.Clocks{SM: new(uint32(120)), MaxSM: new(uint32(1965))}
+		}), lasts: time.Minute},
+		{name: "MIG pending", change: nvml(func(g *probe.GPU) { g.MIGMode = &probe.Mode{Current: "off", Pending: "on"} }), want: "gpu.mode warn none [3]", says: "MIG is off and will be on"},
+		{name: "ECC pending", change: nvml(func(g *probe.GPU) { g.ECCMode = &probe.Mode{Current: "on", Pending: "off"} }), want: "gpu.mode warn none [3]"},
+		{name: "a process without a job", change: nvml(func(g *probe.GPU) { g.Processes = []probe.Process{{PID: 4711}} }), lasts: time.Minute, want: "gpu.dirty warn none [3]", says: "4711"},
+		{name: "a process of a job", busy: true, change: func(*Signals) {}, lasts: time.Minute},
+		{name: "persistence off", change: third(func(g *inventory.GPU) { g.PersistenceMode = "off" }), want: "node.persistence warn none []", says: pci(3)},
+		{name: "AMD: uncorrectable errors", amd: true, change: bus(Bus{RAS: map[string]RAS{"umc": {Uncorrected: 1}, "gfx": {}}}), want: "gpu.ras fatal drain [3]", says: "umc 1"},
+		{name: "AMD: correctable errors", amd: true, change: bus(Bus{RAS: map[string]RAS{"umc": {Corrected: 9}}})},
+		{name: "AMD: retired pages", amd: true, change: bus(Bus{BadPages: 2}), want: "gpu.retired info none [3]"},
+		{name: "AMD: lost", amd: true, change: bus(Bus{Dead: true}), want: "gpu.lost fatal park [3]"},
+
+		{name: "driver upgraded under way", change: func(in *Signals) {
+			in.GPUs.NVIDIA.Source, in.GPUs.NVIDIA.NVMLCode, in.GPUs.NVIDIA.NVMLError = "proc", 18, "NVML: the driver was upgraded"
+		}, want: "node.driver fatal park " + all},
+		{name: "CDI names another driver", change: func(in *Signals) { in.Node.CDIDriver = "570.1.2" }, lasts: time.Minute, want: "node.driver fatal park " + all, says: "570.1.2"},
+		{name: "no CDI specification", change: func(in *Signals) { in.Node.CDIDriver = "" }, lasts: time.Minute},
+		{name: "NVML hangs", change: func(in *Signals) {
+			in.GPUs.NVIDIA.NVMLError = "the NVML probe did not answer and was killed"
+			for i := range in.GPUs.List {
+				in.GPUs.List[i].NVML = nil
+			}
+		}, lasts: 2 * time.Minute, want: "node.nvml warn none []", says: "killed"},
+		{name: "little disk", change: func(in *Signals) { in.Node.Disks[0].FreeBytes = 15 << 30 }, want: "node.disk warn none []", says: "20480 MiB"},
+		{name: "no disk", change: func(in *Signals) { in.Node.Disks[0].FreeBytes = 900 << 20 }, want: "node.disk fatal drain " + all},
+		{name: "Docker", change: func(in *Signals) { in.Node.Docker = "connection refused" }, lasts: time.Minute, want: "node.docker fatal drain " + all, says: "refused"},
+		{name: "the clock", change: func(in *Signals) { in.Node.Clock = ClockAdrift }, lasts: 10 * time.Minute, want: "node.clock warn none []"},
+		{name: "a clock that cannot be read", change: func(in *Signals) { in.Node.Clock = ClockUnknown }, lasts: 10 * time.Minute},
+		{name: "the fabric manager", change: func(in *Signals) { in.Node.Down = []string{"nvidia-fabricmanager.service"} }, lasts: time.Minute, want: "node.unit warn none []", says: "fabricmanager"},
+		{name: "an agent", change: func(in *Signals) { in.Slots[3].Agent = "activating" }, lasts: 5 * time.Minute, want: "slot.agent warn none [3]", says: "activating"},
+		{name: "limits", change: func(in *Signals) { in.Slots[3].Limits = "cpuset 0-7" }, lasts: time.Minute, want: "slot.limits degraded none [3]", says: "cpuset 0-7"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			start := machine(8)
+			if row.amd {
+				start = amdMachine(8)
+			}
+			for i := range start.Slots {
+				if row.busy {
+					start.Slots[i].Job, start.GPUs.List[i].NVML.Processes = "job-1", []probe.Process{{PID: 4711}}
+				}
+			}
+			n := newNode(t, start)
+			got := n.look(30*time.Second, row.change)
+			if row.lasts > 0 {
+				if len(got) > 0 && !strings.HasPrefix(row.name, "fabric") {
+					t.Errorf("at once: %+v", got)
+				}
+				for passed := time.Duration(0); passed < row.lasts; passed += 30 * time.Second {
+					got = n.look(30*time.Second, row.change)
+				}
+			}
+			if row.want == "" {
+				n.want(got)
+				return
+			}
+			n.want(got, row.want)
+			if len(got) > 0 && !strings.Contains(got[0].Reason, row.says) {
+				t.Errorf("%q does not say %q", got[0].Reason, row.says)
+			}
+			if raised := len(n.events) == 1 && n.events[0].Kind != "cleared"; raised == strings.Contains(row.want, " info ") {
+				t.Errorf("events: %+v", n.events)
+			}
+			// Nothing new was read: it stays.
+			sick := machine(8)
+			if !row.amd {
+				row.change(&sick)
+			}
+			n.want(n.look(time.Second, func(in *Signals) {
+				in.GPUs, in.Node = nil, nil
+				for i, was := range sick.Slots { // always known
+					in.Slots[i].Agent, in.Slots[i].Limits = was.Agent, was.Limits
+				}
+			}), row.want)
+			if row.quiet > 0 {
+				n.want(n.look(30*time.Second, nil), row.want)
+			}
+			got = n.look(row.quiet+30*time.Second, nil)
+			n.want(got)
+			cleared := len(n.events) == 1 && n.events[0].Kind == "cleared"
+			if info := strings.Contains(row.want, " info "); cleared == info {
+				t.Errorf("events at the end: %+v", n.events)
+			}
+		})
+	}
+}
+
+// Every Xid by what its class says, first with a job and then without.
+func TestXids(t *testing.T) {
+	t.Parallel()
+	verdict := map[XidClass]string{
+		XidLost: "gpu.lost fatal park [3]", XidMemory: "gpu.xid fatal drain [3]", XidReset: "gpu.xid fatal drain [3]",
+		XidDegraded: "gpu.xid degraded none [3]", XidPower: "gpu.xid degraded none [3]",
+		XidLink: "gpu.xid degraded none [3]",
+	}
+	if len(Xids) < 60 {
+		t.Fatalf("%d Xids", len(Xids))
+	}
+	for i, x := range Xids {
+		if i > 0 && Xids[i-1].Number >= x.Number {
+			t.Errorf("Xid %d is out of order", x.Number)
+		}
+		if x.Class == XidRecovery {
+			continue
+		}
+		for _, job := range []string{"job-1", ""} {
+			want := verdict[x.Class]
+			if x.Class == XidApplication && job == "" {
+				want = "gpu.xid degraded none [3]"
+			}
+			if x.Number == 109 && job == "" {
+				want = "gpu.xid fatal drain [3]"
+			}
+			start := machine(8)
+			start.Slots[3].Job = job
+			n := newNode(t, start)
+			got := n.lines(time.Second, xidLineOf(3, x.Number, "pid=4711, name=python3, words"))
+			if want == "" {
+				n.want(got)
+			} else {
+				n.want(got, want)
+			}
+			if len(n.events) == 0 || n.events[0].Job != job || n.events[0].Slot != 3 || !strings.Contains(n.events[0].Text, fmt.Sprint(x.Number)) {
+				t.Errorf("Xid %d: events %+v", x.Number, n.events)
+			}
+		}
+	}
+	n := newNode(t, machine(8))
+	n.want(n.lines(time.Second, xidLineOf(3, 149, "NETIR_LINK_EVT  Fatal   XC0 i0 Link 10 (0x0)")), "gpu.xid fatal drain [3]")
+	n = newNode(t, machine(8))
+	n.want(n.lines(time.Second, xidLineOf(3, 999, "something")), "gpu.xid warn none [3]")
+}
+
+// However many, of whichever jobs and in whichever order: what jobs cause at will
+// keeps no slot from its next job.
+func TestApplicationErrorsDrainNothing(t *testing.T) {
+	t.Parallel()
+	numbers := []int{94}
+	for _, x := range Xids {
+		if x.Class == XidApplication {
+			numbers = append(numbers, x.Number)
+		}
+	}
+	for _, must := range []int{13, 31, 32, 43, 45, 69, 109} {
+		if !slices.Contains(numbers, must) {
+			t.Errorf("Xid %d is not an application's", must)
+		}
+	}
+	for seed := range uint64(40) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		n := newNode(t, machine(4))
+		for range 60 {
+			verdicts := n.look(time.Duration(r.IntN(120))*time.Second, func(in *Signals) {
+				for i := range in.Slots {
+					in.Slots[i].Job = fmt.Sprint("job-", r.IntN(50))
+				}
+				var lines []string
+				for range r.IntN(40) {
+					lines = append(lines, xidLineOf(r.IntN(4), numbers[r.IntN(len(numbers))], "pid=4711, name=python3, x"))
+				}
+				in.Kernel = n.facts(in.Up-time.Duration(r.IntN(60))*time.Second, lines...)
+				if r.IntN(2) == 0 {
+					in.GPUs = nil
+				}
+			})
+			for _, v := range verdicts {
+				if v.Effect != None || v.Level > Degraded {
+					t.Fatalf("seed %d: %+v", seed, v)
+				}
+			}
+		}
+	}
+}
+
+// Errors of one job are its own; those of many different ones, or of none, are
+// worth a look at the GPU.
+func TestApplicationErrors(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, machine(8))
+	xid31 := xidLineOf(3, 31, "pid=4711, name=python3, x")
+	for i := range appJobs {
+		job := fmt.Sprint("job-", i)
+		n.in.Slots[3].Job = job
+		n.want(n.look(0, nil))
+		var want []string
+		if i == appJobs-1 {
+			want = []string{"gpu.xid degraded none [3]"}
+		}
+		n.want(n.lines(time.Minute, xid31, xid31, xid31), want...)
+		if kernel := slices.DeleteFunc(slices.Clone(n.events), func(e Event) bool { return e.Kind != "kernel" }); len(kernel) != 1 {
+			t.Errorf("three lines at once are %d events", len(kernel))
+		}
+		if e := n.events[0]; e.Job != job || !strings.Contains(e.Text, "by job "+job) {
+			t.Errorf("event %+v", e)
+		}
+	}
+	n.want(n.look(59*time.Minute, nil), "gpu.xid degraded none [3]")
+	n.want(n.look(time.Minute, nil))
+
+	// A line that comes late is the job's that has just ended.
+	n = newNode(t, machine(8))
+	n.in.Slots[3].Job = "job-1"
+	n.look(0, nil)
+	n.in.Slots[3].Job = ""
+	n.want(n.lines(time.Minute, xidLineOf(3, 109, "pid=4711, name=python3, x")))
+	n.want(n.lines(2*time.Minute, xid31), "gpu.xid degraded none [3]")
+	if !strings.Contains(n.events[0].Text, "while no job ran") {
+		t.Errorf("event %+v", n.events[0])
+	}
+
+	// What a PID's cgroup says goes before that.
+	for _, row := range []struct {
+		owner      *Owner
+		says, want string
+	}{
+		{&Owner{Slot: 3}, "; by job job-1", ""},
+		{&Owner{Slot: -1}, "by process 4711, which is of no slot", ""},
+	} {
+		n = newNode(t, machine(8))
+		n.in.Slots[3].Job = "job-1"
+		n.want(n.look(time.Second, func(in *Signals) {
+			in.Kernel = n.facts(in.Up, xid31)
+			in.Kernel[0].Owner = row.owner
+		}))
+		if !strings.Contains(n.events[0].Text, row.says) {
+			t.Errorf("%q does not say %q", n.events[0].Text, row.says)
+		}
+	}
+	// Without any job a context switch that does not end is the GPU's.
+	for job, want := range map[string][]string{"": {"gpu.xid fatal drain [3]"}, "job-1": nil} {
+		n = newNode(t, machine(8))
+		n.in.Slots[3].Job = job
+		n.want(n.look(time.Second, func(in *Signals) {
+			in.Kernel = n.facts(in.Up, xidLineOf(3, 109, "pid=4711, name=python3, x"))
+			in.Kernel[0].Owner = &Owner{Slot: -1}
+		}), want...)
+	}
+	// A line from before anybody looked says nothing of today's job.
+	n = newNode(t, machine(8))
+	n.in.Slots[3].Job = "job-1"
+	n.want(n.look(0, func(in *Signals) { in.Kernel = n.facts(in.Up-10*time.Minute, xid31) }))
+	if n.events[0].Job != "" {
+		t.Errorf("event %+v", n.events[0])
+	}
+}
+
+// What the driver wants done decides, whatever the table says of the Xid.
+func TestRecoveryActionOverridesXids(t *testing.T) {
+	t.Parallel()
+	change := func(from, to string) string {
+		return xidLineOf(3, 154, "pid='<unknown>', name=<unknown>, GPU recovery action changed from "+from+" to "+to)
+	}
+	n := newNode(t, machine(8))
+	n.in.GPUs.List[3].NVML.RecoveryAction = nil // a driver that tells it in its log only
+	n.want(n.lines(time.Second, xidLineOf(3, 119, "x")), "gpu.xid fatal drain [3]")
+	got := n.lines(time.Second, change("0x0 (None)", "0x3 (Drain P2P)"))
+	n.want(got, "gpu.recovery degraded drain [3]", "gpu.xid info none [3]")
+	if got[0].Fix != got[1].Fix {
+		t.Errorf("what to do: %q, %q", got[0].Fix, got[1].Fix)
+	}
+	n.want(n.lines(time.Second, change("0x3 (Drain P2P)", "0x2 (OS Reboot)")), "gpu.recovery fatal park [3]", "gpu.xid info none [3]")
+	n.want(n.look(48*time.Hour, nil), "gpu.recovery fatal park [3]", "gpu.xid info none [3]") // quiet ends nothing
+	// None ends it, and what led to it as soon as the GPU is seen to answer.
+	n.want(n.lines(time.Second, change("0x2 (OS Reboot)", "0x0 (None)")), "gpu.xid fatal drain [3]")
+	n.want(n.look(time.Second, func(in *Signals) { in.GPUs.List[3].Healthy = false }), "gpu.error fatal park [3]", "gpu.xid fatal drain [3]")
+	n.want(n.look(time.Second, nil))
+
+	// NVML's word is as good, but not one that is older than the line.
+	n = newNode(t, machine(8))
+	n.want(n.look(30*time.Second, func(in *Signals) {
+		in.Kernel = n.facts(in.Up, xidLineOf(3, 119, "x"), change("0x0 (None)", "0x1 (PF FLR)"))
+		in.GPUs.Started = in.Up - 5*time.Second
+	}), "gpu.recovery fatal drain [3]", "gpu.xid info none [3]")
+	n.want(n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].NVML.RecoveryAction = new(int64(1)) }), "gpu.recovery fatal drain [3]", "gpu.xid info none [3]")
+	n.want(n.look(30*time.Second, nil))
+
+	// None as such says nothing of an Xid.
+	n = newNode(t, machine(8))
+	n.lines(time.Second, xidLineOf(3, 119, "x"))
+	n.want(n.look(24*time.Hour, nil), "gpu.xid fatal drain [3]")
+	// A line that cannot be read changes nothing.
+	n.want(n.lines(time.Second, change("0x0 (None)", "reboot, please")), "gpu.xid fatal drain [3]")
+}
+
+// What ends a fatal Xid, and what does not.
+func TestClearing(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name   string
+		change func(*node) []Verdict
+		clears bool
+	}{
+		{"a week of quiet", func(n *node) []Verdict { return n.look(7*24*time.Hour, nil) }, false},
+		{"a restart of the daemon that reads the log again", func(n *node) []Verdict {
+			return n.look(time.Second, func(in *Signals) {
+				in.Kernel = []Fact{{Seq: 1, Up: in.Up, Kind: KindXid, PCI: pci(3), Xid: 48, Text: "x"}}
+			})
+		}, false},
+		{"a reset, by the energy it used", func(n *node) []Verdict {
+			return n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].NVML.EnergyMillijoules = new(uint64(5)) })
+		}, true},
+		{"less energy without persistence", func(n *node) []Verdict {
+			return n.look(30*time.Second, func(in *Signals) {
+				g := in.GPUs.List[3].NVML
+				g.Persistence, g.EnergyMillijoules = "off", new(uint64(5))
+			})
+		}, false},
+		{"the driver loaded anew", func(n *node) []Verdict {
+			n.lines(time.Second, "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05")
+			return n.look(30*time.Second, nil)
+		}, true},
+		{"a reset that it does not survive", func(n *node) []Verdict {
+			n.lines(time.Second, "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05")
+			return slices.DeleteFunc(n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].Healthy = false }), func(v Verdict) bool { return v.Check == checkError })
+		}, false},
+		{"NVML loses it and has it again", func(n *node) []Verdict {
+			n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].Healthy, in.GPUs.List[3].NVML.Code = false, 15 })
+			return n.look(30*time.Second, nil)
+		}, true},
+		{"it vanishes and is back", func(n *node) []Verdict {
+			n.look(30*time.Second, func(in *Signals) { in.GPUs.List = slices.Delete(in.GPUs.List, 3, 4) })
+			return n.look(30*time.Second, nil)
+		}, true},
+		{"NVML wants a reset and then no more", func(n *node) []Verdict {
+			n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].Healthy, in.GPUs.List[3].NVML.Code = false, 16 })
+			return n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].NVML.RecoveryAction = nil })
+		}, true},
+		{"NVML falls silent when it is lost", func(n *node) []Verdict {
+			n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].Healthy, in.GPUs.List[3].NVML.Code = false, 15 })
+			return slices.DeleteFunc(n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].NVML = nil }), func(v Verdict) bool { return v.Check == checkLost })
+		}, false},
+		{"a reboot", func(n *node) []Verdict {
+			n.in.Boot, n.in.Up = "boot-2", 0
+			return n.look(time.Minute, nil)
+		}, true},
+		{"an operator's word", func(n *node) []Verdict {
+			return n.look(time.Second, func(in *Signals) { in.GPUs, in.Good = nil, []string{strings.ToUpper(pci(3))} })
+		}, true},
+		{"an operator's word for another", func(n *node) []Verdict {
+			return n.look(time.Second, func(in *Signals) { in.GPUs, in.Good = nil, []string{uuid(4)} })
+		}, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, machine(8))
+			n.want(n.lines(time.Second, xidLineOf(3, 48, "pid='<unknown>', name=<unknown>, DBE")), "gpu.xid fatal drain [3]")
+			n.want(n.look(time.Second, nil), "gpu.xid fatal drain [3]")
+			if row.clears {
+				n.want(row.change(n))
+			} else {
+				n.want(row.change(n), "gpu.xid fatal drain [3]")
+			}
+		})
+	}
+}
+
+func TestAMDKernel(t *testing.T) {
+	t.Parallel()
+	line := func(text string) string { return "amdgpu " + pci(3) + ": amdgpu: " + text }
+	// A job's hang ends in a reset that works: nothing is held against the GPU.
+	n := newNode(t, amdMachine(8))
+	n.in.Slots[3].Job = "job-1"
+	n.want(n.lines(time.Second, line("ring comp_1.0.0 timeout, signaled seq=1, emitted seq=3"), line("GPU reset begin!")))
+	if e := n.events; len(e) != 2 || e[0].Job != "job-1" || e[1].Job != "job-1" {
+		t.Errorf("events %+v", e)
+	}
+	n.want(n.lines(10*time.Second, line("GPU reset(2) succeeded!")))
+	n.want(n.look(time.Hour, nil))
+	// One that does not end, or fails.
+	n.want(n.lines(0, line("GPU reset begin!")))
+	n.want(n.look(2*time.Minute, nil), "gpu.reset fatal park [3]")
+	n.want(n.lines(time.Second, line("GPU reset(3) succeeded!")))
+	n.want(n.lines(0, line("GPU reset begin!"), line("GPU reset(4) failed"), line("GPU reset end with ret = -110")), "gpu.reset fatal park [3]")
+	n.want(n.look(100*time.Hour, nil), "gpu.reset fatal park [3]")
+	n.in.Boot, n.in.Up = "boot-2", 0
+	n.want(n.look(time.Minute, nil))
+
+	// Errors that the hardware reports, until a reset; the counters stay.
+	n = newNode(t, amdMachine(8))
+	n.want(n.lines(time.Second, line("socket: 4, die: 0 1 new uncorrectable hardware errors detected in umc block")), "gpu.ras fatal drain [3]")
+	n.in.GPUs.Bus[pci(3)] = Bus{RAS: map[string]RAS{"umc": {Uncorrected: 1}}}
+	n.want(n.look(time.Second, nil), "gpu.ras fatal drain [3]", "gpu.ras fatal drain [3]")
+	n.want(n.lines(time.Second, line("GPU reset begin!"), line("GPU reset(2) succeeded!")), "gpu.ras fatal drain [3]", "gpu.ras fatal drain [3]")
+	n.want(n.look(time.Second, nil))
+	n.in.GPUs.Bus[pci(3)] = Bus{RAS: map[string]RAS{"umc": {Uncorrected: 2}}}
+	n.want(n.look(time.Second, nil), "gpu.ras fatal drain [3]")
+	n.want(n.look(time.Second, func(in *Signals) { in.Good = []string{uuid(3)} }))
+	n.want(n.lines(time.Second, line("device lost from bus!")), "gpu.lost fatal park [3]")
+}
+
+// A GPU that is in pieces in every way leaves the others alone.
+func TestOneDeadGPU(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, machine(8))
+	got := n.look(time.Second, func(in *Signals) {
+		in.Kernel = n.facts(in.Up, xidLineOf(3, 48, "x"), xidLineOf(3, 79, "GPU has fallen off the bus."), xidLineOf(3, 154, "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"))
+		in.GPUs.List = slices.Delete(in.GPUs.List, 3, 4)
+	})
+	if len(got) < 3 {
+		t.Fatalf("%+v", got)
+	}
+	for slot := range 8 {
+		v, held := Holding(got, slot)
+		if held != (slot == 3) || held && v.Effect != Park {
+			t.Errorf("slot %d: %t %+v", slot, held, v)
+		}
+	}
+	// It comes back under the name that it had.
+	n.in.Boot, n.in.Up = "boot-2", 0
+	n.want(n.look(time.Minute, nil))
+}
+
+// Readings that change every time do not make a slot come and go.
+func TestNoFlapping(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, machine(8))
+	var raised, cleared int
+	for i := range 120 {
+		n.look(30*time.Second, func(in *Signals) {
+			if i%3 == 0 {
+				in.GPUs.List[3].NVML.ClockReasons = new(uint64(0x40))
+			}
+			in.Node.Disks[0].FreeBytes = 20<<30 + int64(i%2-1)
+		})
+		for _, e := range n.events {
+			switch e.Kind {
+			case "raised":
+				raised++
+			case "cleared":
+				cleared++
+			}
+		}
+	}
+	if raised != 2 || cleared != 0 {
+		t.Errorf("%d raised, %d cleared", raised, cleared)
+	}
+}
+
+// A daemon that was restarted reads the log from its beginning.
+func TestLinesCountOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, machine(8))
+	n.in.Slots[3].Job = "job-1"
+	lines := n.facts(n.in.Up, xidLineOf(3, 48, "x"), xidLineOf(3, 31, "pid=4711, name=python3, x"))
+	again := func(in *Signals) { in.Kernel = lines }
+	n.want(n.look(time.Second, again), "gpu.xid fatal drain [3]")
+	if len(n.events) != 3 {
+		t.Errorf("events %+v", n.events)
+	}
+	n.want(n.look(90*time.Second, again), "gpu.xid fatal drain [3]")
+	if len(n.events) != 0 {
+		t.Errorf("the second time: %+v", n.events)
+	}
+	// Another boot begins to count anew.
+	n.in.Boot, n.in.Up = "boot-2", 0
+	lines = n.facts(time.Minute, xidLineOf(4, 48, "x"))
+	lines[0].Seq = 1
+	n.want(n.look(time.Minute, again), "gpu.xid fatal drain [4]")
+}
+
+func TestOverrun(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, machine(8))
+	n.want(n.look(time.Second, func(in *Signals) {
+		in.Kernel = append([]Fact{{Kind: KindOverrun, Text: "lines were lost"}}, n.facts(in.Up, xidLineOf(3, 48, "x"))...)
+	}), "gpu.xid fatal drain [3]")
+	if len(n.events) != 3 || n.events[0].Text != "lines were lost" || n.events[0].Slot != -1 {
+		t.Errorf("events %+v", n.events)
+	}
+}
+
+func TestClockJump(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, machine(1))
+	n.look(30*time.Second, func(in *Signals) { in.GPUs.List[0].NVML.ClockReasons = new(uint64(0x8)) })
+	n.in.Now = n.in.Now.Add(-48 * time.Hour)
+	// Waiting is not measured by the wall clock.
+	n.want(n.look(30*time.Second, func(in *Signals) { in.GPUs.List[0].NVML.ClockReasons = new(uint64(0x8)) }))
+	if len(n.events) != 1 || n.events[0].Text != "the clock jumped by -48h0m0s" {
+		t.Errorf("events %+v", n.events)
+	}
+	n.want(n.look(30*time.Second, func(in *Signals) { in.GPUs.List[0].NVML.ClockReasons = new(uint64(0x8)) }), "gpu.throttle degraded none [0]")
+}
+
+// A GPU known by its address only is the same when its UUID is there.
+func TestAddressBecomesUUID(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, machine(2))
+	n.in.GPUs.List[1].UUID, n.in.Slots[1].UUID, n.state = "", "", State{}
+	n.want(n.lines(time.Second, xidLineOf(1, 48, "x")), "gpu.xid fatal drain [1]")
+	n.in.GPUs.List[1].UUID, n.in.Slots[1].UUID = uuid(1), uuid(1)
+	got := n.look(time.Second, nil)
+	n.want(got, "gpu.xid fatal drain [1]")
+	if got[0].GPU != uuid(1) || len(n.state.GPUs) != 2 {
+		t.Errorf("%+v, %+v", got, n.state.GPUs)
+	}
+}
+
+// Partitions of one GPU share what is wrong with it.
+func TestPartitions(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, amdMachine(1))
+	n.in.Slots = append(n.in.Slots, Slot{Index: 1, UUID: uuid(0), PCI: pci(0)})
+	part := n.in.GPUs.List[0]
+	part.Partition = 1
+	n.in.GPUs.List = append(n.in.GPUs.List, part)
+	n.in.GPUs.Bus[pci(0)] = Bus{Dead: true}
+	n.want(n.look(time.Second, nil), "gpu.lost fatal park [0 1]")
+}
+
+// Bridges: links that were never up are not down.
+func TestNVLinkWithoutBridge(t *testing.T) {
+	t.Parallel()
+	in := machine(4)
+	for i := range in.GPUs.List {
+		in.GPUs.List[i].NVML.NVLinksUp = new(12 * (i % 2))
+	}
+	n := newNode(t, in)
+	n.want(n.look(time.Hour, nil))
+	n.in.GPUs.List[1].NVML.NVLinksUp = new(0)
+	n.look(time.Second, nil)
+	n.want(n.look(time.Minute, nil), "gpu.nvlink fatal drain [1]")
+}
+
+func TestReplays(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, machine(1))
+	var got []Verdict
+	for i := range 5 {
+		n.in.GPUs.List[0].NVML.PCIe.Replays = new(7 + 20*i) // 40 a minute
+		n.in.GPUs.List[0].NVML.PCIe = new(*n.in.GPUs.List[0].NVML.PCIe)
+		got = n.look(30*time.Second, nil)
+	}
+	n.want(got, "gpu.pcie warn none [0]")
+	n.want(n.look(10*time.Minute, nil))
+}
+
+func TestStateIsBounded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, machine(8))
+	for i := range 30 {
+		in := n.in
+		in.GPUs, in.Node = nil, nil
+		in.Up += time.Duration(i) * time.Second
+		in.Slots[0].Job = fmt.Sprint(i)
+		var lines []string
+		for k := range 100 {
+			lines = append(lines, xidLineOf((i*100+k)%200, (i*100+k)%1000+1, "x"))
+		}
+		in.Kernel = n.facts(in.Up, lines...)
+		n.state, _, _ = Judge(n.state, in)
+	}
+	text, err := json.Marshal(n.state)
+	if err != nil || len(text) > maxState/2 || len(n.state.Marks) > maxMarks || len(n.state.GPUs) > maxGPUs {
+		t.Errorf("%d bytes, %d marks, %d GPUs: %v", len(text), len(n.state.Marks), len(n.state.GPUs), err)
+	}
+}
+
+func TestParseState(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"", "{}", `{"schema":2}`, `{"schema":1,"marks":[{"level":"bad"}]}`, `{"schema":1,"marks":[{"effect":"kill"}]}`, strings.Repeat(" ", maxState) + `{"schema":1}`} {
+		if s, err := ParseState([]byte(text)); err == nil || s.Schema != 0 {
+			t.Errorf("%.40q was taken", text)
+		}
+	}
+	// Without a State the log of the boot is judged again.
+	n := newNode(t, machine(8))
+	line := n.facts(time.Minute, xidLineOf(3, 48, "x"))
+	_, got, _ := Judge(State{}, func() Signals { in := machine(8); in.Kernel = line; return in }())
+	n.want(got, "gpu.xid fatal drain [3]")
+}
+
+func BenchmarkJudge(b *testing.B) {
+	in := machine(8)
+	var s State
+	b.ReportAllocs()
+	for b.Loop() {
+		in.Up += 30 * time.Second
+		in.Now = in.Now.Add(30 * time.Second)
+		s, _, _ = Judge(s, in)
+	}
+}

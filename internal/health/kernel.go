@@ -1,0 +1,282 @@
+package health
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+const (
+	appWindow  = time.Hour
+	appJobs    = 8 // different jobs with errors within appWindow; buggy kernels are common
+	idleQuiet  = 24 * time.Hour
+	resetLimit = 2 * time.Minute // AMD's resets take seconds
+)
+
+// who tells whether a job can have caused what the kernel said.
+type who int
+
+const (
+	nobody  who = iota // no job ran
+	ofJob              // one did, or a process of the slot's
+	outside            // a process of no slot
+	past               // too long ago to know
+)
+
+// owner finds whose a line about a GPU is. Only the jobs of a GPU's own slots can
+// open it. Lines come late, and after the end of what they are about.
+func (j *judge) owner(f Fact, id string) (slot int, job string, w who) {
+	mine := j.slotsOf(id)
+	slot = j.slotOf(id)
+	if f.Owner != nil && f.Owner.Slot < 0 {
+		return slot, "", outside
+	}
+	if f.Owner != nil {
+		mine = slices.DeleteFunc(slices.Clone(j.in.Slots), func(s Slot) bool { return s.Index != f.Owner.Slot })
+		slot = f.Owner.Slot
+	}
+	if j.in.Up-f.Up > jobGrace {
+		return slot, "", past
+	}
+	for _, s := range mine {
+		if s.Job != "" {
+			return s.Index, s.Job, ofJob
+		}
+	}
+	for _, r := range j.s.Jobs {
+		if slices.ContainsFunc(mine, func(s Slot) bool { return s.Index == r.Slot }) && f.Up-r.At <= jobGrace {
+			return r.Slot, r.Job, ofJob
+		}
+	}
+	if f.Owner != nil {
+		return slot, "", ofJob
+	}
+	return slot, "", nobody
+}
+
+// kernel judges one line of the kernel.
+func (j *judge) kernel(f Fact) {
+	id := f.PCI
+	if known := j.byPCI[f.PCI]; known != "" {
+		id = known
+	}
+	slot, job, w := j.owner(f, id)
+	e := Event{Time: j.in.Now.Add(f.Up - j.in.Up), Kind: "kernel", Check: checkXid, GPU: id, Slot: slot, Job: job, Level: Info}
+	defer func() {
+		if e.Level < Fatal && j.repeats(id, fmt.Sprint(f.Kind, " ", f.Xid, " ", job), f) {
+			return
+		}
+		e.Text = f.Text + by(f, job, w)
+		j.tell(e)
+	}()
+	if id == "" && f.Kind != KindLoaded {
+		e.Level = Warn
+		return // of which GPU, the next reading tells
+	}
+	if id != "" {
+		j.gpu(id, f.PCI)
+	}
+	reboot := Mark{Level: Fatal, Effect: Park, Fix: fixReboot}
+	switch f.Kind {
+	case KindXid:
+		e.Level = j.xid(f, id, job, w)
+	case KindFallen:
+		reboot.Reason = "the GPU at " + j.at(id) + " has fallen off the bus"
+		e.Check, e.Level = checkLost, Fatal
+		j.latch(about(checkLost, id), f.Up, reboot)
+	case KindLoaded:
+		e.Check = checkDriver
+		for i := range j.s.GPUs {
+			if j.s.GPUs[i].Vendor != "amd" {
+				j.s.GPUs[i].Reset = f.Up
+			}
+		}
+	case KindResetBegin:
+		e.Check = checkReset
+		reboot.Reason = "the reset of the GPU at " + j.at(id) + " does not end"
+		reboot.After = resetLimit
+		j.latch(about(checkReset, id), f.Up, reboot)
+	case KindResetDone:
+		e.Check = checkReset
+		j.clear(about(checkReset, id), "the reset succeeded")
+		j.gpu(id, f.PCI).Reset = f.Up
+	case KindResetFailed:
+		e.Check, e.Level = checkReset, Fatal
+		reboot.Reason = "the reset of the GPU at " + j.at(id) + " failed"
+		j.latch(about(checkReset, id), f.Up, reboot)
+	case KindRAS:
+		e.Check, e.Level = checkRAS, Fatal
+		k := about(checkRAS, id)
+		k.Detail = "kernel"
+		j.latch(k, f.Up, Mark{
+			Level: Fatal, Effect: Drain,
+			Reason: "the GPU at " + j.at(id) + " reported uncorrectable hardware errors",
+			Fix:    fixAMDReset(j.at(id)),
+		})
+	case KindRing, KindFault:
+		e.Level = Warn
+		j.application(f, id, job, w)
+	}
+}
+
+// repeats tells whether the same was told of a GPU within the last minute: one
+// faulty kernel writes hundreds of lines, and events are kept on the disk.
+func (j *judge) repeats(id, what string, f Fact) bool {
+	if id == "" {
+		return false
+	}
+	g := j.gpu(id, f.PCI)
+	g.Told = slices.DeleteFunc(g.Told, func(a app) bool { return f.Up-a.At > time.Minute })
+	if slices.ContainsFunc(g.Told, func(a app) bool { return a.Job == what }) {
+		return true
+	}
+	g.Told = append(g.Told[:min(len(g.Told), maxApps)], app{f.Up, what})
+	return false
+}
+
+// by says whose a line is.
+func by(f Fact, job string, w who) string {
+	if f.Kind == KindLoaded || f.Kind == KindFallen {
+		return ""
+	}
+	switch {
+	case w == ofJob && job != "":
+		return "; by job " + job
+	case w == ofJob:
+		return "; by a process of the slot"
+	case w == outside:
+		return fmt.Sprintf("; by process %d, which is of no slot", f.PID)
+	case w == nobody:
+		return "; while no job ran"
+	}
+	return ""
+}
+
+// xid judges an Xid and says how bad the line is.
+func (j *judge) xid(f Fact, id, job string, w who) Level {
+	x := LookupXid(f.Xid)
+	class := x.Class
+	switch {
+	case class == XidLink && f.Severity == "Fatal":
+		class = XidReset
+	case class == XidLink:
+		class = XidDegraded
+	case f.Xid == 109 && (w == nobody || w == outside && !j.hadJob(f, id)):
+		class = XidReset
+	}
+	m := Mark{Reason: fmt.Sprintf("Xid %d, %s, on the GPU at %s", f.Xid, x.Words, j.at(id))}
+	k := about(checkXid, id)
+	k.Detail = fmt.Sprint(f.Xid)
+	switch class {
+	case XidApplication:
+		j.application(f, id, job, w)
+		return Warn
+	case XidIgnored:
+		return Info
+	case XidRecovery:
+		return j.recovery(id, f.To, f.Up, "Xid 154")
+	case XidUnknown:
+		if w == ofJob {
+			return Warn
+		}
+		m.Level, m.Quiet, m.Fix = Warn, idleQuiet, "see what NVIDIA's Xid catalogue says of it"
+	case XidLost:
+		k = about(checkLost, id)
+		m.Level, m.Effect, m.Reason = Fatal, Park, "the GPU at "+j.at(id)+" has fallen off the bus (Xid 79)"
+		m.Fix = fixReboot
+	case XidMemory:
+		m.Level, m.Effect, m.Fix = Fatal, Drain, fixReset(j.at(id))+"; if it comes back, have the GPU replaced"
+	case XidReset:
+		m.Level, m.Effect, m.Fix = Fatal, Drain, fixReset(j.at(id))
+	case XidDegraded:
+		m.Level, m.Quiet, m.Fix = Degraded, idleQuiet, fixReset(j.at(id))
+	case XidPower:
+		m.Level, m.Quiet, m.Fix = Degraded, idleQuiet, "have the power supply of the GPU checked"
+	}
+	j.latch(k, f.Up, m)
+	return m.Level
+}
+
+// hadJob tells whether a job ran on the GPU, whatever became of the process that a
+// line names: it may have ended, and its PID be another's.
+func (j *judge) hadJob(f Fact, id string) bool {
+	f.Owner = nil
+	_, _, w := j.owner(f, id)
+	return w == ofJob
+}
+
+// recovery judges what the driver wants done with a GPU, as known at a time.
+func (j *judge) recovery(id string, action int, at time.Duration, source string) Level {
+	k := about(checkRecovery, id)
+	old := j.find(k)
+	if old != nil && old.Last > at {
+		return Info // something newer is known
+	}
+	m := Mark{Level: Fatal, Effect: Drain, Fix: fixReset(j.at(id))}
+	switch action {
+	case -1:
+		return Warn // not readable; NVML tells
+	case 0:
+		// Only the change says that something was done: None as such is no
+		// statement about what a table of Xids calls fatal.
+		if old != nil || source == "Xid 154" {
+			j.clear(k, "the driver wants nothing done any more")
+			g := j.gpu(id, "")
+			g.Reset = max(g.Reset, at)
+		}
+		return Info
+	case 1, 4:
+		m.Reason = "the driver wants the GPU at " + j.at(id) + " reset"
+	case 2, 7:
+		m.Reason = "the driver wants the node rebooted for the GPU at " + j.at(id)
+		m.Effect, m.Fix = Park, fixReboot
+	case 3:
+		m.Level, m.Reason = Degraded, "the driver wants no traffic between the GPU at "+j.at(id)+" and others"
+		m.Fix = "it goes away when the jobs of all slots have ended; else " + m.Fix
+	case 5:
+		m.Level, m.Reason = Degraded, "the driver wants the IMEX domain of the GPU at "+j.at(id)+" recovered"
+		m.Fix = "sudo systemctl restart nvidia-imex"
+	default:
+		m.Reason = fmt.Sprintf("the driver wants recovery action %d for the GPU at %s", action, j.at(id))
+	}
+	m.Reason += " (" + source + ")"
+	j.latch(k, at, m)
+	return m.Level
+}
+
+// application counts an error that jobs cause at will. However many there are, it
+// takes no GPU away: then one submission could take the node down.
+func (j *judge) application(f Fact, id, job string, w who) {
+	k := about(checkXid, id)
+	m := Mark{Level: Degraded, Fix: "run a known good job in this slot; if that fails too, " + fixReset(j.at(id))}
+	if g := j.gpu(id, f.PCI); g.Vendor == "amd" {
+		m.Fix = "run a known good job in this slot; if that fails too, " + fixAMDReset(j.at(id))
+	}
+	switch w {
+	case past, outside:
+		return
+	case nobody:
+		k.Detail, m.Quiet = "idle", idleQuiet
+		m.Reason = fmt.Sprintf("an error that jobs cause came while no job ran on the GPU at %s: %s", j.at(id), f.Text)
+	case ofJob:
+		g := j.gpu(id, f.PCI)
+		g.Apps = slices.DeleteFunc(g.Apps, func(a app) bool { return f.Up-a.At > appWindow || a.Job == job })
+		g.Apps = append(g.Apps, app{f.Up, job})
+		if len(g.Apps) < appJobs {
+			return
+		}
+		k.Detail, m.Quiet = "jobs", appWindow
+		m.Reason = fmt.Sprintf("%d different jobs had errors on the GPU at %s within an hour", len(g.Apps), j.at(id))
+	}
+	j.latch(k, f.Up, m)
+}
+
+func fixReset(pci string) string {
+	return "when its slot is idle: sudo nvidia-smi -r -i " + pci
+}
+
+func fixAMDReset(pci string) string {
+	return "when its slot is idle: sudo amd-smi reset -G -g " + pci
+}
+
+const fixReboot = "sudo kbnode drain --all --wait; sudo systemctl reboot; after it sudo kbnode resume --all"

@@ -1,0 +1,173 @@
+package health
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	kmsgPath = "/dev/kmsg"
+	// A record is 8 KiB at most (PRINTKRB_RECORD_MAX and CONSOLE_EXT_LOG_MAX); a
+	// shorter buffer gets EINVAL.
+	kmsgBuffer = 32 << 10
+	kmsgGather = 50 * time.Millisecond // bounds how often many lines wake the daemon
+)
+
+// Kmsg reads the kernel's log.
+type Kmsg struct {
+	Path string // "" is /dev/kmsg; a FIFO or a recorded file in tests
+	// Owner looks up whose process a PID is, as long as it runs; nil looks up
+	// nothing. See OwnerOf.
+	Owner func(pid int) *Owner
+}
+
+// Run hands over the Facts of all lines since the boot, then of each new line, until
+// ctx ends or, with a recorded file, the file does. Those that a State has are
+// skipped by Judge. The error is that the log cannot be read.
+func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
+	f, live, err := openKmsg(k.Path)
+	if err != nil {
+		return fmt.Errorf("read the kernel's log: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("read the kernel's log: %w", err)
+	}
+	var overrun bool
+	var told time.Duration                                                            // of the last overrun
+	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) }) // a file cannot wait
+	defer stop()
+
+	r := records{each: k.hand(func(f Fact) {
+		// The kernel stamps lines by a clock that nobody corrects, and that is
+		// minutes off after months. Those that came while we waited came now.
+		if up, err := uptime(); err == nil && (live || f.Up > up) {
+			f.Up = up
+		}
+		each(f)
+	})}
+	for {
+		var n int
+		var cause error
+		waited := false
+		err := raw.Read(func(fd uintptr) bool {
+			n, cause = unix.Read(int(fd), r.room())
+			waited = waited || errors.Is(cause, unix.EAGAIN)
+			return !errors.Is(cause, unix.EAGAIN)
+		})
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return fmt.Errorf("read the kernel's log: %w", err)
+		case errors.Is(cause, unix.EINTR):
+			continue
+		case errors.Is(cause, unix.EPIPE):
+			// The next read goes on with the oldest line that is left.
+			if up, err := uptime(); err == nil && (!overrun || up-told > time.Minute) {
+				overrun, told = true, up
+				each(Fact{Up: up, Kind: KindOverrun, Text: "lines of the kernel's log were lost: there were more than could be read"})
+			}
+			continue
+		case cause != nil:
+			return fmt.Errorf("read the kernel's log: %w", cause)
+		case n == 0:
+			return nil
+		}
+		live = live || waited
+		r.add(n)
+		if waited {
+			select {
+			case <-time.After(kmsgGather):
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}
+}
+
+// hand parses records and looks up their processes.
+func (k Kmsg) hand(each func(Fact)) func([]byte) {
+	var p Parser
+	var second time.Duration
+	told := map[Fact]bool{} // of this second
+	var last Fact           // whose process was looked up: many lines are about one
+	return func(record []byte) {
+		f, ok := p.Parse(record)
+		if !ok {
+			return
+		}
+		// One faulty kernel has hundreds of lines that say the same, and must not
+		// push out what somebody else's GPU says.
+		if f.Kind == KindXid && f.Xid != 154 || f.Kind == KindRing || f.Kind == KindFault {
+			if now := f.Up.Truncate(time.Second); now != second {
+				second = now
+				clear(told)
+			}
+			same := Fact{Kind: f.Kind, PCI: f.PCI, Xid: f.Xid, PID: f.PID, Severity: f.Severity}
+			if told[same] {
+				return
+			}
+			told[same] = true
+		}
+		if f.PID > 0 && k.Owner != nil {
+			if f.PID != last.PID || f.Up-last.Up > time.Second {
+				last = Fact{PID: f.PID, Up: f.Up, Owner: k.Owner(f.PID)}
+			}
+			f.Owner = last.Owner
+		}
+		each(f)
+	}
+}
+
+// openKmsg opens the log; live says that it has no lines of the past.
+func openKmsg(path string) (f *os.File, live bool, err error) {
+	if path == "" {
+		path = kmsgPath
+	}
+	mode := os.O_RDONLY
+	if fi, err := os.Stat(path); err == nil && fi.Mode()&os.ModeNamedPipe != 0 {
+		mode, live = os.O_RDWR, true // does not end when its writer does
+	}
+	f, err = os.OpenFile(path, mode|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	return f, live, err
+}
+
+// records cuts what was read into lines. /dev/kmsg gives one record at a time,
+// pipes and files give pieces.
+type records struct {
+	each func([]byte)
+	buf  [kmsgBuffer]byte
+	n    int
+	skip bool // the rest of a line that was too long
+}
+
+func (r *records) room() []byte {
+	if r.n > len(r.buf)/2 {
+		r.n, r.skip = 0, true // no line is this long
+	}
+	return r.buf[r.n:]
+}
+
+func (r *records) add(n int) {
+	r.n += n
+	rest := r.buf[:r.n]
+	for {
+		line, after, ok := bytes.Cut(rest, []byte("\n"))
+		if !ok {
+			break
+		}
+		if !r.skip {
+			r.each(line)
+		}
+		r.skip, rest = false, after
+	}
+	r.n = copy(r.buf[:], rest)
+}

@@ -1,0 +1,100 @@
+package health
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+const (
+	dockerAfter = time.Minute      // a restart of the engine takes seconds
+	clockAfter  = 10 * time.Minute // NTP takes minutes after a boot
+)
+
+func ofNode(check, detail string) key { return key{Check: check, Slot: -1, Detail: detail} }
+
+// node judges one reading of the node.
+func (j *judge) node() {
+	n := j.in.Node
+	seen := map[string]bool{}
+	for _, d := range n.Disks {
+		seen[d.Path] = true
+		low, none := min(d.TotalBytes/10, 20<<30), min(d.TotalBytes/50, 1<<30)
+		k := ofNode(checkDisk, d.Path)
+		if m := j.find(k); m != nil { // more must be free again than was too little
+			low += low / 2
+			if m.Level == Fatal {
+				none += none / 2
+			}
+		}
+		m := Mark{
+			Level:  Warn,
+			Reason: fmt.Sprintf("less than %d MiB are free at %s", low>>20, d.Path), // no number that changes all the time
+			Fix:    "docker system df; sudo du -xsh " + strings.TrimSuffix(d.Path, "/") + "/*",
+		}
+		if d.FreeBytes < none {
+			m.Level, m.Effect, m.Reason = Fatal, Drain, fmt.Sprintf("less than %d MiB are free at %s", none>>20, d.Path)
+		}
+		j.see(k, d.FreeBytes < low, m)
+	}
+	for _, m := range j.s.Marks {
+		if m.Check == checkDisk && !seen[m.Detail] {
+			defer j.clear(m.key, "it is not looked at any more")
+		}
+	}
+	j.see(ofNode(checkDocker, ""), n.Docker != "", Mark{
+		Level: Fatal, Effect: Drain, After: dockerAfter,
+		Reason: "the Docker engine does not answer: " + n.Docker, Fix: "systemctl status docker; journalctl -u docker -n 50",
+	})
+	if n.Clock != ClockUnknown {
+		j.see(ofNode(checkClock, ""), n.Clock == ClockAdrift, Mark{
+			Level: Warn, After: clockAfter,
+			Reason: "nothing keeps the clock right", Fix: "sudo timedatectl set-ntp true",
+		})
+	}
+	j.see(ofNode(checkUnit, ""), len(n.Down) > 0, Mark{
+		Level: Warn, After: time.Minute,
+		Reason: "services that should run do not: " + strings.Join(n.Down, ", "), Fix: "sudo systemctl start " + strings.Join(n.Down, " "),
+	})
+	if nv := j.in.GPUs; nv != nil && nv.NVIDIA != nil && nv.NVIDIA.DriverVersion != "" {
+		loaded := nv.NVIDIA.DriverVersion
+		j.see(ofNode(checkDriver, "cdi"), n.CDIDriver != "" && n.CDIDriver != loaded, Mark{
+			Level: Fatal, Effect: Park, After: time.Minute,
+			Reason: fmt.Sprintf("the driver %s is loaded, and Docker would give containers the files of %s", loaded, n.CDIDriver),
+			Fix:    "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+		})
+	}
+}
+
+// driver judges what NVML says of itself, and what all GPUs have in common.
+func (j *judge) driver() {
+	nv := j.in.GPUs.NVIDIA
+	if nv == nil {
+		return
+	}
+	j.see(ofNode(checkDriver, "mismatch"), nv.NVMLCode == mismatch, Mark{
+		Level: Fatal, Effect: Park,
+		Reason: "the NVIDIA driver was upgraded while the old kernel module is loaded",
+		Fix:    fixReboot,
+	})
+	j.see(ofNode(checkNVML, ""), nv.NVMLError != "" && nv.NVMLCode != mismatch, Mark{
+		Level: Warn, After: 2 * time.Minute,
+		Reason: "NVML does not answer, and less is known of the GPUs: " + nv.NVMLError,
+		Fix:    "nvidia-smi; if it hangs, see dmesg for the GPU that does",
+	})
+	var off []string
+	read := false
+	for _, g := range j.in.GPUs.List {
+		read = read || g.PersistenceMode != ""
+		if g.PersistenceMode == "off" {
+			off = append(off, g.PCI)
+		}
+	}
+	if read {
+		j.see(ofNode(checkPersistence, ""), len(off) > 0, Mark{
+			Level:  Warn,
+			Reason: "persistence mode is off, so that clocks and limits are lost and jobs start slowly: " + strings.Join(off, ", "),
+			Fix:    "sudo systemctl enable --now nvidia-persistenced, or until the next boot: sudo nvidia-smi -pm 1",
+		})
+	}
+}

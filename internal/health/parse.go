@@ -1,0 +1,265 @@
+package health
+
+import (
+	"bytes"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+// Kind is what a line of the kernel says.
+type Kind string
+
+// The kinds.
+const (
+	KindXid         Kind = "xid"
+	KindFallen      Kind = "fallen"        // off the bus
+	KindLoaded      Kind = "driver-loaded" // NVIDIA's kernel module was loaded: its GPUs began anew
+	KindResetBegin  Kind = "reset-begin"   // AMD, like all that follow
+	KindResetDone   Kind = "reset-done"
+	KindResetFailed Kind = "reset-failed"
+	KindRing        Kind = "ring-timeout"
+	KindFault       Kind = "page-fault"
+	KindRAS         Kind = "ras"     // uncorrectable errors
+	KindOverrun     Kind = "overrun" // of Kmsg itself: lines were overwritten before they could be read
+)
+
+// Fact is what one line of the kernel's log tells of a GPU.
+type Fact struct {
+	Seq      uint64        // of the line; rises during one boot
+	Up       time.Duration // since the boot; see Kmsg.Run
+	Kind     Kind
+	PCI      string // dddd:bb:dd.f; "" where the line does not tell
+	Xid      int
+	PID      int // of the process that it is about, 0 if unknown; on the host
+	Process  string
+	To       int    // Xid 154: the recovery action that the driver wants now; -1 if it cannot be read
+	Severity string // NVLink 5: "Fatal", "Nonfatal"
+	Text     string // the line, printable
+	Owner    *Owner // of PID, where somebody looked while it ran
+}
+
+// Owner is whose process a PID is.
+type Owner struct{ Slot int } // -1: of none
+
+// Parser makes Facts of the kernel's records. It remembers a GPU's address that
+// the next line needs.
+type Parser struct {
+	pci  string
+	left int // lines that pci may still be meant by
+}
+
+// Parse reads one record of /dev/kmsg, "6,1234,5140900,-;NVRM: Xid …". Only lines
+// that the kernel itself wrote (facility 0) are believed: what root writes to
+// /dev/kmsg has another facility. The patterns are anchored, and never look behind
+// the name of a process, which its owner chooses.
+func (p *Parser) Parse(record []byte) (Fact, bool) {
+	// Nearly all lines end here, and cost no more than this.
+	head, body, ok := bytes.Cut(record, []byte(";"))
+	if !ok || !bytes.HasPrefix(body, []byte("NVRM: ")) && !bytes.HasPrefix(body, []byte("amdgpu")) && !bytes.HasPrefix(body, []byte("[drm")) {
+		return Fact{}, false
+	}
+	fields := strings.SplitN(string(head), ",", 4)
+	if len(fields) < 3 {
+		return Fact{}, false
+	}
+	priority, err := strconv.ParseUint(fields[0], 10, 32)
+	if err != nil || priority>>3 != 0 {
+		return Fact{}, false
+	}
+	var f Fact
+	if f.Seq, err = strconv.ParseUint(fields[1], 10, 64); err != nil {
+		return Fact{}, false
+	}
+	usec, err := strconv.ParseInt(fields[2], 10, 53)
+	if err != nil || usec < 0 {
+		return Fact{}, false
+	}
+	f.Up = time.Duration(usec) * time.Microsecond
+	// The kernel writes a line feed within a record as \x0a.
+	text := probe.Printable(strings.ReplaceAll(string(body[:min(len(body), 4*maxText)]), `\x0a`, " "), 4*maxText)
+	f.Text = probe.Printable(text, maxText)
+	if rest, ok := strings.CutPrefix(text, "NVRM: "); ok {
+		return f, p.nvidia(rest, &f)
+	}
+	return f, amd(text, &f)
+}
+
+func (p *Parser) nvidia(text string, f *Fact) bool {
+	if rest, ok := strings.CutPrefix(text, "Xid ("); ok {
+		return xidLine(rest, f)
+	}
+	if strings.HasPrefix(text, "loading NVIDIA UNIX") {
+		f.Kind = KindLoaded
+		return true
+	}
+	pci := findPCI(text)
+	switch {
+	case strings.Contains(text, "fallen off the bus"):
+		if f.Kind, f.PCI = KindFallen, pci; pci == "" && p.left > 0 {
+			f.PCI = p.pci
+		}
+		p.left = 0
+		return true
+	case strings.HasPrefix(text, "The NVIDIA GPU "):
+		// "…0000:1a:00.0", "(PCI ID: 10de:2901) installed in this system has" and
+		// "fallen off the bus and is not responding" may be three records.
+		p.pci, p.left = pci, 3
+	case p.left > 0:
+		p.left--
+	}
+	return false
+}
+
+// xidLine reads what follows "Xid (": "PCI:0000:1a:00): 31, pid=1234, name=python3, …".
+// A MIG instance stands behind the address: "PCI:0000:1a:00 GPU-I:02".
+func xidLine(text string, f *Fact) bool {
+	where, rest, ok := strings.Cut(text, "): ")
+	if !ok {
+		return false
+	}
+	address, _, _ := strings.Cut(strings.TrimPrefix(where, "PCI:"), " ")
+	if f.PCI = normalPCI(address); f.PCI == "" {
+		return false
+	}
+	f.Kind = KindXid
+	if f.Xid, rest = leadingNumber(rest); f.Xid <= 0 || f.Xid > 9999 {
+		return false
+	}
+	if pid, ok := strings.CutPrefix(rest, ", pid="); ok {
+		f.PID, rest = leadingNumber(strings.TrimPrefix(pid, "'"))
+		rest = strings.TrimPrefix(strings.TrimPrefix(rest, "<unknown>"), "'")
+	}
+	if name, ok := strings.CutPrefix(rest, ", name="); ok {
+		name, rest, _ = strings.Cut(name, ",")
+		if f.PID != 0 {
+			f.Process = probe.Printable(strings.Trim(name, "'"), 16)
+		}
+	}
+	switch {
+	case f.Xid == 154:
+		f.To = -1
+		if _, change, ok := strings.Cut(rest, "GPU recovery action changed from 0x"); ok {
+			if _, to, ok := strings.Cut(change, " to 0x"); ok {
+				end := strings.IndexFunc(to, func(r rune) bool { return !strings.ContainsRune("0123456789abcdefABCDEF", r) })
+				if end < 0 {
+					end = len(to)
+				}
+				if n, err := strconv.ParseUint(to[:end], 16, 8); err == nil {
+					f.To = int(n)
+				}
+			}
+		}
+	case f.PID == 0 && LookupXid(f.Xid).Class == XidLink:
+		// ", RLW_SRC_TRACK Nonfatal XC0 i0 Link 08 (0x…"
+		if words := strings.Fields(strings.TrimPrefix(rest, ",")); len(words) > 1 && (words[1] == "Fatal" || words[1] == "Nonfatal") {
+			f.Severity = words[1]
+		}
+	}
+	return true
+}
+
+// amd reads "amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!" and the like.
+func amd(text string, f *Fact) bool {
+	if rest, ok := strings.CutPrefix(text, "amdgpu "); ok {
+		address, _, _ := strings.Cut(rest, ": ")
+		if f.PCI = normalPCI(address); f.PCI != "" {
+			text = strings.TrimPrefix(rest, address+": ")
+		}
+	}
+	for {
+		before := text
+		for _, prefix := range []string{"amdgpu: ", "[drm] ", "[drm:amdgpu_job_timedout [amdgpu]] ", "*ERROR* "} {
+			text = strings.TrimPrefix(text, prefix)
+		}
+		if _, rest, ok := strings.Cut(text, "}"); ok && strings.HasPrefix(text, "{") {
+			text = rest // {1}: number of the event
+		}
+		if text == before {
+			break
+		}
+	}
+	f.Kind = amdKind(text)
+	if at := strings.LastIndex(text, " pid "); at >= 0 && f.Kind == KindFault {
+		f.PID, _ = leadingNumber(text[at+5:]) // the last: names stand before it
+	}
+	return f.Kind != ""
+}
+
+func amdKind(text string) Kind {
+	after, reset := strings.CutPrefix(text, "GPU reset(")
+	_, after, _ = strings.Cut(after, ")")
+	result, ended := strings.CutPrefix(text, "GPU reset end with ret = ")
+	switch {
+	case strings.HasPrefix(text, "GPU reset begin!"):
+		return KindResetBegin
+	case reset && strings.HasPrefix(after, " succeeded"):
+		return KindResetDone
+	case reset && strings.HasPrefix(after, " failed"), ended && result != "0",
+		strings.HasPrefix(text, "GPU Recovery Failed"), strings.HasPrefix(text, "device wedged, needs recovery"):
+		return KindResetFailed
+	case strings.HasPrefix(text, "device lost from bus!"):
+		return KindFallen
+	case strings.HasPrefix(text, "ring ") && strings.Contains(text, " timeout, signaled seq="):
+		return KindRing
+	case strings.HasPrefix(text, "[gfxhub") && strings.Contains(text[:min(len(text), 48)], "page fault (src_id:"):
+		return KindFault
+	case strings.HasPrefix(strings.ToLower(text), "uncorrectable hardware error"):
+		return KindRAS
+	}
+	// "socket: 4, die: 0 1 new uncorrectable hardware errors detected in umc block"
+	if before, _, ok := strings.Cut(text, " uncorrectable hardware errors detected in"); ok {
+		words := strings.Fields(strings.TrimSuffix(before, " new"))
+		if len(words) > 0 && strings.Trim(words[len(words)-1], "0") != "" {
+			return KindRAS
+		}
+	}
+	return ""
+}
+
+// leadingNumber is the decimal number that text begins with, 0 if there is none.
+func leadingNumber(text string) (n int, rest string) {
+	end := 0
+	for end < len(text) && end < 10 && text[end] >= '0' && text[end] <= '9' {
+		end++
+	}
+	n, _ = strconv.Atoi(text[:end])
+	return n, text[end:]
+}
+
+// findPCI is the first address in a text, "" if there is none.
+func findPCI(text string) string {
+	for word := range strings.FieldsSeq(text) {
+		if pci := normalPCI(strings.TrimPrefix(strings.TrimRight(word, ":.,"), "PCI:")); pci != "" {
+			return pci
+		}
+	}
+	return ""
+}
+
+// normalPCI writes an address as sysfs does, dddd:bb:dd.f in lower case. The
+// kernel's log may lack the function and the domain.
+func normalPCI(s string) string {
+	s = strings.ToLower(s)
+	base, function, ok := strings.Cut(s, ".")
+	if !ok {
+		function = "0"
+	}
+	parts := strings.Split(base, ":")
+	if len(parts) == 2 {
+		parts = append([]string{"0000"}, parts...)
+	}
+	if len(parts) != 3 || len(function) != 1 || function[0] < '0' || function[0] > '7' || len(parts[1]) != 2 || len(parts[2]) != 2 || len(parts[0]) > 8 {
+		return ""
+	}
+	for _, part := range parts {
+		if strings.Trim(part, "0123456789abcdef") != "" || part == "" {
+			return ""
+		}
+	}
+	domain := strings.TrimLeft(parts[0], "0")
+	domain = strings.Repeat("0", max(0, 4-len(domain))) + domain
+	return domain + ":" + parts[1] + ":" + parts[2] + "." + function
+}

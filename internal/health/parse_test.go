@@ -1,0 +1,170 @@
+package health
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// facts are what a recorded log tells, one line each.
+func facts(t *testing.T, name string) string {
+	t.Helper()
+	var b strings.Builder
+	k := Kmsg{Path: filepath.Join("testdata", name)}
+	err := k.Run(t.Context(), func(f Fact) {
+		fmt.Fprintf(&b, "%d %s %s", f.Seq, f.Kind, f.PCI)
+		if f.Xid != 0 {
+			fmt.Fprintf(&b, " %d", f.Xid)
+		}
+		if f.PID != 0 {
+			fmt.Fprintf(&b, " pid %d", f.PID)
+		}
+		if f.Process != "" {
+			fmt.Fprintf(&b, " (%s)", f.Process)
+		}
+		if f.Xid == 154 {
+			fmt.Fprintf(&b, " to %d", f.To)
+		}
+		fmt.Fprintf(&b, " %s\n", f.Severity)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.ReplaceAll(strings.ReplaceAll(b.String(), " \n", "\n"), " \n", "\n")
+}
+
+func TestRecordedLogs(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"nvidia.kmsg": `1024 driver-loaded
+2203 xid 0000:1d:00.0 31 pid 4711 (python3)
+2204 xid 0000:1d:00.0 45 pid 4711 (python3)
+2205 xid 0000:1d:00.0 94
+2206 xid 0000:1a:00.0 145 Nonfatal
+2207 xid 0000:1a:00.0 149 Fatal
+2208 xid 0000:1b:00.0 79
+2209 fallen 0000:1b:00.0
+2210 xid 0000:1b:00.0 154 to 2
+2211 xid 0008:01:00.0 154 to 0
+2212 fallen 0000:1c:00.0
+2213 fallen 0000:1e:00.0
+2216 fallen 0000:1f:00.0
+2218 xid 0000:1a:00.0 13
+`,
+		"amd.kmsg": `1500 page-fault 0000:1d:00.0 pid 4713
+1502 ring-timeout 0000:1d:00.0
+1503 ring-timeout
+1504 reset-begin 0000:1d:00.0
+1506 reset-done 0000:1d:00.0
+1507 reset-begin 0000:1d:00.0
+1508 reset-failed 0000:1d:00.0
+1509 reset-failed 0000:1d:00.0
+1511 reset-failed
+1512 reset-failed 0000:1d:00.0
+1513 ras 0000:1a:00.0
+1514 ras 0000:1a:00.0
+1517 fallen 0000:1b:00.0
+`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(want, facts(t, name)); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// What a process can make the kernel's log say is not believed.
+func TestForgedLines(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct{ name, record string }{
+		{"root wrote it to /dev/kmsg", `11,9,1,-;NVRM: Xid (PCI:0000:1d:00): 79, GPU has fallen off the bus.`},
+		{"a daemon's facility", `30,9,1,-;NVRM: Xid (PCI:0000:1d:00): 48, pid=1`},
+		{"the name of a program that crashed", `6,9,1,-;NVRM: Xid (PCI[812]: segfault at 0 ip 0 sp 0 error 4`},
+		{"a line feed in a name", `6,9,1,-;overlayfs: a\x0aNVRM: Xid (PCI:0000:1d:00): 79, x`},
+		{"behind a prefix", `6,9,1,-;audit: comm="NVRM: Xid (PCI:0000:1d:00): 79,"`},
+		{"a continuation", ` NVRM: Xid (PCI:0000:1d:00): 79, x`},
+		{"no record", `NVRM: Xid (PCI:0000:1d:00): 79, x`},
+		{"a process called GPU reset begin", `6,9,1,-;amdgpu 0000:1d:00.0: amdgpu:  Process GPU reset begin pid 5 thread ring timeout pid 5`},
+		{"no address", `3,9,1,-;NVRM: Xid (PCI:0000:1d): 79, x`},
+		{"no number", `3,9,1,-;NVRM: Xid (PCI:0000:1d:00): abc, pid=1`},
+		{"a number too large", `3,9,1,-;NVRM: Xid (PCI:0000:1d:00): 12345678901, pid=1`},
+		{"a priority too large", `99999999999,9,1,-;NVRM: Xid (PCI:0000:1d:00): 79, x`},
+		{"a negative time", `3,9,-1,-;NVRM: Xid (PCI:0000:1d:00): 79, x`},
+	} {
+		if f, ok := new(Parser).Parse([]byte(row.record)); ok {
+			t.Errorf("%s: believed as %+v", row.name, f)
+		}
+	}
+	// The name stands in a true line, and changes nothing of it.
+	f, ok := new(Parser).Parse([]byte(`3,9,1,-;NVRM: Xid (PCI:0000:1d:00): 31, pid=7, name=): 79, pid=1, Ch 00000008`))
+	if !ok || f.Xid != 31 || f.PID != 7 {
+		t.Errorf("got %+v", f)
+	}
+	f, ok = new(Parser).Parse([]byte(`3,9,1,-;amdgpu 0000:1d:00.0: amdgpu: [gfxhub0] no-retry page fault (src_id:0 ring:24, for process a pid 99 pid 5 thread b pid 99 pid 6)`))
+	if !ok || f.PID != 6 {
+		t.Errorf("got %+v", f)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, name := range []string{"nvidia.kmsg", "amd.kmsg"} {
+		text, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			f.Add([]byte(strings.TrimSuffix(line, "\n")))
+		}
+	}
+	f.Fuzz(func(t *testing.T, record []byte) {
+		p := Parser{pci: "0000:1a:00.0", left: 1}
+		fact, ok := p.Parse(record)
+		if !ok {
+			return
+		}
+		if len(fact.Text) > maxText || len(fact.Process) > 16 || fact.PID < 0 || fact.Xid < 0 || fact.To < -1 || fact.To > 255 || fact.Kind == "" {
+			t.Errorf("%+v", fact)
+		}
+		if fact.PCI != "" && normalPCI(fact.PCI) != fact.PCI {
+			t.Errorf("address %q", fact.PCI)
+		}
+		if fact.Kind == KindXid && fact.PCI == "" {
+			t.Errorf("an Xid of no GPU: %+v", fact)
+		}
+		in := machine(8)
+		in.Kernel = []Fact{fact}
+		state, _, _ := Judge(State{}, in)
+		if len(state.Marks) > 2 {
+			t.Errorf("%d marks of one line", len(state.Marks))
+		}
+	})
+}
+
+// What an ordinary line costs: nearly all are.
+func BenchmarkParseOrdinary(b *testing.B) {
+	line := []byte("6,2219,97000000,-;docker0: port 3(veth3a) entered forwarding state of a bridge with many ports")
+	var p Parser
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, ok := p.Parse(line); ok {
+			b.Fatal("believed")
+		}
+	}
+}
+
+func BenchmarkParseXid(b *testing.B) {
+	line := []byte("3,2203,90000140,-;NVRM: Xid (PCI:0000:1d:00): 31, pid=4711, name=python3, channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS")
+	var p Parser
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, ok := p.Parse(line); !ok {
+			b.Fatal("not believed")
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// maxRead bounds one file, in bytes. NVIDIA's CDI specification of eight GPUs has
+// some 60 KiB.
+const maxRead = 1 << 20
+
+// Now reads the clocks.
+func Now() (Moment, error) {
+	up, err := uptime()
+	if err != nil {
+		return Moment{}, err
+	}
+	boot, err := readFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return Moment{}, fmt.Errorf("read the boot's ID: %w", err)
+	}
+	return Moment{Now: time.Now().UTC().Round(0), Up: up, Boot: boot}, nil
+}
+
+func uptime() (time.Duration, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
+	}
+	return time.Duration(ts.Nano()), nil
+}
+
+// ReadGPUs reads the GPUs of the machine below root, and nothing else of it. It takes
+// as long as the probe of NVML may: 20 s where a GPU hangs, 20 ms where none does.
+func ReadGPUs(ctx context.Context, root string) (*GPUs, error) {
+	up, err := uptime()
+	if err != nil {
+		return nil, err
+	}
+	list, nv, _, err := inventory.ReadGPUs(ctx, root)
+	if err != nil {
+		return nil, fmt.Errorf("read GPUs: %w", err)
+	}
+	return &GPUs{Started: up, List: list, NVIDIA: nv, Bus: ReadBus(root, list)}, nil
+}
+
+// ReadBus reads from sysfs, below root, what the inventory does not have of its
+// GPUs. A GPU of which nothing can be read is an empty Bus.
+func ReadBus(root string, gpus []inventory.GPU) map[string]Bus {
+	list := map[string]Bus{}
+	for _, g := range gpus {
+		if _, done := list[g.PCI]; !done && normalPCI(g.PCI) == g.PCI {
+			list[g.PCI] = readBus(filepath.Join(root, "sys/bus/pci/devices", g.PCI))
+		}
+	}
+	return list
+}
+
+func readBus(dir string) Bus {
+	var b Bus
+	if f, err := os.Open(filepath.Join(dir, "config")); err == nil {
+		var id [4]byte // vendor and device; sysfs asks the device itself
+		_, err := io.ReadFull(f, id[:])
+		b.Dead = err == nil && id == [4]byte{0xff, 0xff, 0xff, 0xff}
+		_ = f.Close()
+	}
+	counters, _ := filepath.Glob(filepath.Join(dir, "ras", "*_err_count"))
+	for _, name := range counters {
+		text, err := readFile(name)
+		if err != nil {
+			continue
+		}
+		var c RAS
+		for line := range strings.Lines(text) {
+			kind, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+			n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 64)
+			switch {
+			case err != nil:
+			case kind == "ue":
+				c.Uncorrected = n
+			case kind == "ce":
+				c.Corrected = n
+			}
+		}
+		if b.RAS == nil {
+			b.RAS = map[string]RAS{}
+		}
+		b.RAS[strings.TrimSuffix(filepath.Base(name), "_err_count")] = c
+	}
+	// "0x00000001 : 0x00001000 : R": page, size, and R once it is out of use.
+	if text, err := readFile(filepath.Join(dir, "ras", "gpu_vram_bad_pages")); err == nil {
+		for line := range strings.Lines(text) {
+			if strings.Count(line, ":") == 2 && strings.HasPrefix(strings.TrimSpace(line), "0x") {
+				b.BadPages++
+			}
+		}
+	}
+	return b
+}
+
+// ReadNode reads what files and system calls tell of the node: disks, clock and
+// CDI specification. Docker and Down are the caller's to fill in. One part that
+// cannot be read is missing, and named in the error.
+func ReadNode(root string, disks []string) (Node, error) {
+	var n Node
+	var errs []error
+	for _, path := range disks {
+		var st unix.Statfs_t
+		if err := unix.Statfs(filepath.Join(root, path), &st); err != nil {
+			errs = append(errs, fmt.Errorf("statfs %s: %w", path, err))
+			continue
+		}
+		n.Disks = append(n.Disks, inventory.DiskFree{Path: path, TotalBytes: int64(st.Blocks) * st.Frsize, FreeBytes: int64(st.Bavail) * st.Frsize})
+	}
+	var tx unix.Timex
+	state, err := unix.Adjtimex(&tx) // changes nothing: no modes are set
+	if err != nil {
+		errs = append(errs, fmt.Errorf("adjtimex: %w", err))
+	}
+	n.Clock = clockState(state, tx.Status, err)
+	n.CDIDriver, err = cdiDriver(root)
+	return n, errors.Join(append(errs, err)...)
+}
+
+func clockState(state int, status int32, err error) Clock {
+	switch {
+	case err != nil:
+		return ClockUnknown
+	case state == unix.TIME_ERROR || status&unix.STA_UNSYNC != 0:
+		return ClockAdrift
+	}
+	return ClockSynchronised
+}
+
+// cdiDriver is the driver version in NVIDIA's CDI specification, which names the
+// driver's files one by one; "" if there is none. By CDI's rule /run goes before /etc.
+func cdiDriver(root string) (string, error) {
+	var errs []error
+	for _, path := range []string{"run/cdi/nvidia.yaml", "etc/cdi/nvidia.yaml"} {
+		text, err := readFile(filepath.Join(root, path))
+		if err != nil {
+			if !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, fmt.Errorf("read CDI specification: %w", err))
+			}
+			continue
+		}
+		for _, after := range strings.Split(text, "/libcuda.so.")[1:] {
+			end := strings.IndexFunc(after, func(r rune) bool { return (r < '0' || r > '9') && r != '.' })
+			if end < 0 {
+				end = len(after)
+			}
+			if version := strings.Trim(after[:end], "."); strings.Contains(version, ".") { // not the link libcuda.so.1
+				return version, nil
+			}
+		}
+	}
+	return "", errors.Join(errs...)
+}
+
+// OwnerOf tells the slot of processes by their cgroup, below the /proc of root;
+// nil for one that has ended.
+func OwnerOf(root string) func(pid int) *Owner {
+	return func(pid int) *Owner {
+		text, err := readFile(filepath.Join(root, "proc", strconv.Itoa(pid), "cgroup"))
+		if err != nil || text == "" {
+			return nil
+		}
+		_, path, _ := strings.Cut(text, "0::")
+		path, _, _ = strings.Cut(path, "\n")
+		if path == "/" {
+			return nil // the kernel's own, or a dead process that some kernels show there
+		}
+		rest, ok := strings.CutPrefix(path, "/buildkite.slice/buildkite-gpu")
+		name, _, cut := strings.Cut(rest, ".slice")
+		if slot, err := strconv.Atoi(name); ok && cut && err == nil && slot >= 0 {
+			return &Owner{Slot: slot}
+		}
+		return &Owner{Slot: -1}
+	}
+}
+
+// readFile is the text of a file without blanks around it, cut at maxRead.
+func readFile(name string) (string, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	data, err := io.ReadAll(io.LimitReader(f, maxRead))
+	return strings.TrimSpace(string(data)), err
+}

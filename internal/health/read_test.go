@@ -1,0 +1,292 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+func write(t *testing.T, root, name, text string) {
+	t.Helper()
+	file := filepath.Join(root, name)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestReadBus(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	dir := func(i int, name string) string { return "sys/bus/pci/devices/" + pci(i) + "/" + name }
+	write(t, root, dir(0, "config"), "\x02\x10\xa1\x74\x06\x04")
+	write(t, root, dir(0, "ras/umc_err_count"), "ue: 3\nce: 12\nde: 1\n")
+	write(t, root, dir(0, "ras/gfx_err_count"), "ue: 0\nce: nonsense\n")
+	write(t, root, dir(0, "ras/gpu_vram_bad_pages"), "0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n\n")
+	write(t, root, dir(1, "config"), strings.Repeat("\xff", 64))
+	write(t, root, dir(2, "config"), "\xff\xff") // cut short says nothing
+	gpus := []inventory.GPU{{PCI: pci(0)}, {PCI: pci(0), Partition: 1}, {PCI: pci(1)}, {PCI: pci(2)}, {PCI: "../../etc"}}
+	want := map[string]Bus{
+		pci(0): {RAS: map[string]RAS{"umc": {Uncorrected: 3, Corrected: 12}, "gfx": {}}, BadPages: 2},
+		pci(1): {Dead: true}, pci(2): {},
+	}
+	if diff := cmp.Diff(want, ReadBus(root, gpus)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestReadGPUs(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for name, text := range map[string]string{"vendor": "0x1002", "device": "0x74a1", "class": "0x120000", "unique_id": "b2", "config": "\xff\xff\xff\xff"} {
+		write(t, root, "sys/bus/pci/devices/"+pci(0)+"/"+name, text)
+	}
+	g, err := ReadGPUs(t.Context(), root)
+	if err != nil || len(g.List) != 1 || g.List[0].UUID != "GPU-00000000000000b2" || !g.Bus[pci(0)].Dead || g.Started <= 0 {
+		t.Errorf("%+v, %v", g, err)
+	}
+	if _, err := ReadGPUs(t.Context(), filepath.Join(root, "not/there")); err == nil {
+		t.Error("a machine that is not there")
+	}
+}
+
+func TestReadNode(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	write(t, root, "var/lib/docker/x", "")
+	n, err := ReadNode(root, []string{"/var/lib/docker", "/not/there"})
+	if err == nil || !strings.Contains(err.Error(), "/not/there") {
+		t.Errorf("error %v", err)
+	}
+	if len(n.Disks) != 1 || n.Disks[0].Path != "/var/lib/docker" || n.Disks[0].TotalBytes <= 0 || n.Disks[0].FreeBytes > n.Disks[0].TotalBytes {
+		t.Errorf("disks %+v", n.Disks)
+	}
+	if n.CDIDriver != "" {
+		t.Errorf("a CDI specification of %q", n.CDIDriver)
+	}
+	write(t, root, "etc/cdi/nvidia.yaml", "hostPath: /usr/lib64/libcuda.so.570.1.2")
+	if n, err := ReadNode(root, nil); err != nil || n.CDIDriver != "570.1.2" {
+		t.Errorf("%q, %v", n.CDIDriver, err)
+	}
+	write(t, root, "run/cdi/nvidia.yaml", `
+- containerPath: /usr/lib/x86_64-linux-gnu/libcuda.so.1
+- hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05
+`)
+	if n, err := ReadNode(root, nil); err != nil || n.CDIDriver != "580.95.05" {
+		t.Errorf("%q, %v", n.CDIDriver, err)
+	}
+	for _, row := range []struct {
+		state  int
+		status int32
+		err    error
+		want   Clock
+	}{
+		{unix.TIME_OK, unix.STA_PLL, nil, ClockSynchronised},
+		{unix.TIME_ERROR, 0, nil, ClockAdrift},
+		{unix.TIME_OK, unix.STA_UNSYNC, nil, ClockAdrift},
+		{-1, 0, unix.EPERM, ClockUnknown},
+	} {
+		if got := clockState(row.state, row.status, row.err); got != row.want {
+			t.Errorf("%+v: %d", row, got)
+		}
+	}
+}
+
+func TestOwnerOf(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	owner := OwnerOf(root)
+	for i, row := range []struct {
+		cgroup string
+		want   *Owner
+	}{
+		{"0::/buildkite.slice/buildkite-gpu3.slice/docker-0123.scope\n", &Owner{Slot: 3}},
+		{"0::/buildkite.slice/buildkite-gpu12.slice/buildkite-agent-gpu12.service\n", &Owner{Slot: 12}},
+		{"1:name=systemd:/x\n0::/buildkite.slice/buildkite-gpu0.slice\n", &Owner{Slot: 0}},
+		{"0::/system.slice/ssh.service\n", &Owner{Slot: -1}},
+		{"0::/user.slice/buildkite.slice/buildkite-gpu3.slice\n", &Owner{Slot: -1}},
+		{"0::/buildkite.slice/buildkite-gpu-3.slice\n", &Owner{Slot: -1}},
+		{"0::/\n", nil},
+	} {
+		write(t, root, fmt.Sprintf("proc/%d/cgroup", i+1), row.cgroup)
+		if diff := cmp.Diff(row.want, owner(i+1)); diff != "" {
+			t.Errorf("%s-want +got:\n%s", row.cgroup, diff)
+		}
+	}
+	if got := owner(99); got != nil {
+		t.Errorf("a process that has ended: %+v", got)
+	}
+}
+
+// A FIFO stands for /dev/kmsg: it has pieces of lines, and writers that come and go.
+func TestKmsgFIFO(t *testing.T) {
+	t.Parallel()
+	fifo := filepath.Join(t.TempDir(), "kmsg")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	got, done := make(chan Fact, 100), make(chan error, 1)
+	looked := 0
+	k := Kmsg{Path: fifo, Owner: func(pid int) *Owner { looked++; return &Owner{Slot: pid} }}
+	go func() { done <- k.Run(ctx, func(f Fact) { got <- f }) }()
+	next := func() Fact {
+		t.Helper()
+		select {
+		case f := <-got:
+			return f
+		case err := <-done:
+			t.Fatalf("it ended: %v", err)
+		case <-time.After(30 * time.Second):
+			t.Fatal("nothing came")
+		}
+		return Fact{}
+	}
+	put := func(parts ...string) {
+		t.Helper()
+		f, err := os.OpenFile(fifo, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range parts {
+			if _, err := f.WriteString(part); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	line := func(seq, xid int) string {
+		return fmt.Sprintf("3,%d,90000140,-;NVRM: Xid (PCI:0000:1d:00): %d, pid=4711, name=python3, x\n", seq, xid)
+	}
+	put(line(1, 31)[:20], line(1, 31)[20:]+"6,2,1,-;docker0: x\n"+line(3, 13))
+	up, err := uptime()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, xid := range []int{31, 13} {
+		f := next()
+		if f.Xid != xid || f.Owner == nil || f.Owner.Slot != 4711 || (up-f.Up).Abs() > time.Minute {
+			t.Errorf("got %+v at %s", f, up)
+		}
+	}
+	// Far too long, in another writer's time; the next line is whole again.
+	put(strings.Repeat("x", 3*kmsgBuffer) + "\n" + line(4, 48))
+	if f := next(); f.Xid != 48 {
+		t.Errorf("got %+v", f)
+	}
+	// What one process causes many times in a second is one fact; that of another,
+	// and what the driver wants done, is not left out.
+	action := func(seq int, from, to string) string {
+		return fmt.Sprintf("3,%d,90000140,-;NVRM: Xid (PCI:0000:1d:00): 154, GPU recovery action changed from %s to %s\n", seq, from, to)
+	}
+	put(line(5, 13) + line(6, 13) + strings.Replace(line(7, 13), "4711", "4712", 1) + action(8, "0x0", "0x1") + action(9, "0x1", "0x0") + action(10, "0x0", "0x1"))
+	var seqs []uint64
+	for range 4 {
+		seqs = append(seqs, next().Seq)
+	}
+	if diff := cmp.Diff([]uint64{7, 8, 9, 10}, seqs); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if looked != 2 { // once for each process
+		t.Errorf("the process was looked up %d times", looked)
+	}
+}
+
+// The log of this machine, where it may be read.
+func TestKmsgDevice(t *testing.T) {
+	t.Parallel()
+	f, err := os.Open(kmsgPath)
+	if err != nil {
+		t.Skip(err)
+	}
+	_ = f.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := (Kmsg{}).Run(ctx, func(Fact) {}); err != nil && !errors.Is(err, unix.EPERM) {
+		t.Error(err)
+	}
+	if err := (Kmsg{Path: "/not/there"}).Run(t.Context(), nil); err == nil {
+		t.Error("a log that is not there")
+	}
+}
+
+func TestNow(t *testing.T) {
+	t.Parallel()
+	a, err := Now()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := Now()
+	if err != nil || a.Boot == "" || a.Boot != b.Boot || b.Up < a.Up || a.Up <= 0 {
+		t.Errorf("%+v, %+v, %v", a, b, err)
+	}
+}
+
+// What 1000 lines a second cost, of which one in ten is an Xid: ns/op is of one
+// second's lines, through a pipe, with what wakes the reader.
+func BenchmarkKmsg(b *testing.B) {
+	fifo := filepath.Join(b.TempDir(), "kmsg")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(b.Context())
+	defer cancel()
+	got, done := make(chan struct{}, 1), make(chan error, 1)
+	count := 0
+	go func() {
+		done <- Kmsg{Path: fifo}.Run(ctx, func(Fact) {
+			if count++; count%100 == 0 {
+				got <- struct{}{}
+			}
+		})
+	}()
+	f, err := os.OpenFile(fifo, os.O_WRONLY, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var text strings.Builder
+	for i := range 1000 {
+		if i%10 == 0 {
+			fmt.Fprintf(&text, "3,%d,SECOND,-;NVRM: Xid (PCI:0000:1d:00): %d, pid='<unknown>', name=<unknown>, Ch 00000008\n", i, i/10+200)
+		} else {
+			fmt.Fprintf(&text, "6,%d,97000000,-;docker0: port 3(veth3a) entered forwarding state\n", i)
+		}
+	}
+	var before, after unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &before)
+	second := 0
+	for b.Loop() {
+		second++ // the same line twice in a second is one fact
+		if _, err := f.WriteString(strings.ReplaceAll(text.String(), "SECOND", fmt.Sprint(second, "000000"))); err != nil {
+			b.Fatal(err)
+		}
+		<-got
+	}
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &after)
+	cpu := after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()
+	b.ReportMetric(float64(cpu)/float64(b.N)/1e9*100, "%CPU")
+	_ = f.Close()
+	cancel()
+	if err := <-done; err != nil {
+		b.Error(err)
+	}
+}

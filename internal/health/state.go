@@ -1,0 +1,136 @@
+package health
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// stateSchema is the version of State's JSON. A State of another one is dropped.
+const stateSchema = 1
+
+const (
+	maxMarks = 512     // far more than eight GPUs can have wrong
+	maxGPUs  = 64      //
+	maxApps  = 32      // application errors remembered of each GPU
+	maxState = 1 << 20 // bytes of JSON
+	maxText  = 300     // bytes of what the kernel or a driver says
+	jobGrace = 2 * time.Minute
+)
+
+// State is what Judge remembers. The zero value knows nothing.
+type State struct {
+	Schema int `json:"schema"`
+	Moment
+	Next  uint64 `json:"next"` // sequence number of the first line of the kernel not judged yet
+	Marks []Mark `json:"marks,omitempty"`
+	GPUs  []gpu  `json:"gpus,omitempty"`
+	Jobs  []ran  `json:"jobs,omitempty"`
+}
+
+// Mark is something wrong, or suspected to be.
+type Mark struct {
+	key
+	Level  Level     `json:"level"`
+	Effect Effect    `json:"effect"`
+	Reason string    `json:"reason"`
+	Fix    string    `json:"fix"`
+	Since  time.Time `json:"since"`
+	// First and Last are when it was seen, by Moment.Up. Seen for After it is a
+	// verdict (Shown), not seen for Quiet it is over.
+	First time.Duration `json:"first"`
+	Last  time.Duration `json:"last"`
+	After time.Duration `json:"after,omitempty"`
+	Quiet time.Duration `json:"quiet,omitempty"`
+	Shown bool          `json:"shown,omitempty"`
+	// Latched marks come from the kernel's log, which tells once. They end when
+	// the GPU was reset, with the boot, or after Quiet unless that is 0.
+	Latched bool `json:"latched,omitempty"`
+}
+
+type key struct {
+	Check  string `json:"check"`
+	GPU    string `json:"gpu,omitempty"`
+	Slot   int    `json:"slot"` // -1 if it is about a GPU or the node
+	Detail string `json:"detail,omitempty"`
+}
+
+// gpu is what is remembered of a GPU.
+type gpu struct {
+	ID       string        `json:"id"` // UUID, or PCI address where that is unknown
+	PCI      string        `json:"pci,omitempty"`
+	Vendor   string        `json:"vendor,omitempty"`
+	Reset    time.Duration `json:"reset,omitempty"`    // when it was seen to be reset, by Moment.Up
+	Released time.Duration `json:"released,omitempty"` // when it answered after Reset
+	Away     bool          `json:"away,omitempty"`     // a reading saw it lost, missing or in need of a reset
+	Links    int           `json:"links,omitempty"`    // most NVLinks ever seen up
+	Replays  *int          `json:"replays,omitempty"`
+	Energy   *uint64       `json:"energy,omitempty"` // at the last reading with persistence on
+	Read     time.Duration `json:"read,omitempty"`   // when Replays was read
+	RAS      uint64        `json:"ras,omitempty"`    // uncorrected errors at the last reset
+	RASNow   uint64        `json:"ras_now,omitempty"`
+	Apps     []app         `json:"apps,omitempty"`
+	Told     []app         `json:"told,omitempty"` // what made an event just now
+}
+
+// app is an application error of a job.
+type app struct {
+	At  time.Duration `json:"at"`
+	Job string        `json:"job"`
+}
+
+// ran is when a slot was last seen with a job.
+type ran struct {
+	Slot int           `json:"slot"`
+	Job  string        `json:"job"`
+	At   time.Duration `json:"at"`
+}
+
+// ParseState reads a State that was written as JSON. With an error the zero State
+// serves: the kernel's log of this boot is then judged again.
+func ParseState(text []byte) (State, error) {
+	if len(text) > maxState {
+		return State{}, fmt.Errorf("read health state: more than %d bytes", maxState)
+	}
+	var s State
+	if err := json.Unmarshal(text, &s); err != nil {
+		return State{}, fmt.Errorf("read health state: %w", err)
+	}
+	if s.Schema != stateSchema {
+		return State{}, errors.New("read health state: it was written by another version of kbnode")
+	}
+	return s, nil
+}
+
+// clone is a State that shares nothing with s.
+func (s State) clone() State {
+	s.Schema = stateSchema
+	s.Marks, s.Jobs, s.GPUs = slices.Clone(s.Marks), slices.Clone(s.Jobs), slices.Clone(s.GPUs)
+	for i := range s.GPUs {
+		s.GPUs[i].Apps, s.GPUs[i].Told = slices.Clone(s.GPUs[i].Apps), slices.Clone(s.GPUs[i].Told)
+	}
+	return s
+}
+
+// bound keeps the State small, whatever came in: the worst and newest stay.
+func (s *State) bound() {
+	if len(s.Marks) > maxMarks {
+		slices.SortStableFunc(s.Marks, func(a, b Mark) int {
+			return cmp.Or(cmp.Compare(b.Effect, a.Effect), cmp.Compare(b.Level, a.Level), cmp.Compare(b.Last, a.Last))
+		})
+		s.Marks = s.Marks[:maxMarks]
+	}
+	slices.SortFunc(s.Marks, func(a, b Mark) int { return compareKeys(a.key, b.key) })
+	s.GPUs = s.GPUs[:min(len(s.GPUs), maxGPUs)]
+	for i := range s.GPUs {
+		g := &s.GPUs[i]
+		g.Apps = g.Apps[max(0, len(g.Apps)-maxApps):]
+	}
+}
+
+func compareKeys(a, b key) int {
+	return cmp.Or(cmp.Compare(a.Check, b.Check), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Detail, b.Detail))
+}

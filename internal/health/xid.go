@@ -1,0 +1,138 @@
+package health
+
+// XidClass says what an Xid means for a slot.
+type XidClass string
+
+// The classes. Where the driver also tells a recovery action, that decides.
+const (
+	XidLost        XidClass = "lost"        // fatal: the GPU is gone until the node is rebooted
+	XidMemory      XidClass = "memory"      // fatal: its memory; reset, and replace it if that comes back
+	XidReset       XidClass = "reset"       // fatal until the GPU is reset
+	XidLink        XidClass = "link"        // NVLink 5: the line says whether it is fatal
+	XidDegraded    XidClass = "degraded"    // goes on; reset it at the next occasion
+	XidPower       XidClass = "power"       // its power supply
+	XidApplication XidClass = "application" // a job can cause it at will: its job's, not the GPU's
+	XidRecovery    XidClass = "recovery"    // the driver tells what it wants done
+	XidIgnored     XidClass = "ignored"     // told, and nothing else
+	XidUnknown     XidClass = "unknown"     // not in the table
+)
+
+// Xid is an error number of NVIDIA's driver.
+type Xid struct {
+	Number int
+	Class  XidClass
+	Words  string
+}
+
+// Xids are the errors that mean something to kbnode, by number. The words are
+// those of NVIDIA's catalogue,
+// https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html; so are the
+// classes, except that what jobs provoke (13, 31, 32, 43, 45, 69, 109, …) is laid to
+// them although catalogues disagree on it (DCGM, gpud and the NVIDIA device plugin
+// each have their own list), and that contained memory errors (94) drain nothing.
+var Xids = []Xid{
+	{8, XidApplication, "GPU stopped processing"},
+	{11, XidApplication, "invalid or corrupted push buffer stream"},
+	{13, XidApplication, "graphics engine exception"},
+	{25, XidApplication, "invalid or illegal push buffer stream"},
+	{31, XidApplication, "GPU memory page fault"},
+	{32, XidApplication, "invalid or corrupted push buffer stream"},
+	{37, XidIgnored, "driver firmware error"},
+	{38, XidIgnored, "driver firmware error"},
+	{39, XidApplication, "copy engine exception"},
+	{40, XidApplication, "copy engine exception"},
+	{41, XidApplication, "copy engine exception"},
+	{43, XidApplication, "GPU stopped processing"},
+	{44, XidIgnored, "graphics engine fault during context switch"},
+	{45, XidApplication, "preemptive cleanup, due to previous errors"},
+	{46, XidReset, "GPU stopped processing"},
+	{48, XidMemory, "double bit ECC error"},
+	{54, XidPower, "auxiliary power is not connected to the GPU board"},
+	{60, XidApplication, "video processor exception"},
+	{62, XidReset, "internal micro-controller halt"},
+	{63, XidDegraded, "GPU memory remapping event"},
+	{64, XidMemory, "GPU memory remapping failure"},
+	{66, XidIgnored, "illegal access by driver"},
+	{67, XidIgnored, "illegal access by driver"},
+	{68, XidApplication, "video decoder exception"},
+	{69, XidApplication, "graphics engine class error"},
+	{70, XidApplication, "copy engine exception"},
+	{71, XidApplication, "copy engine exception"},
+	{72, XidApplication, "copy engine exception"},
+	{74, XidReset, "NVLink error"},
+	{75, XidApplication, "copy engine exception"},
+	{76, XidApplication, "copy engine exception"},
+	{77, XidApplication, "copy engine exception"},
+	{79, XidLost, "GPU has fallen off the bus"},
+	{80, XidApplication, "corrupted data sent to GPU"},
+	{82, XidApplication, "JPEG engine error"},
+	{83, XidApplication, "video decoder error"},
+	{84, XidApplication, "video decoder error"},
+	{85, XidApplication, "copy engine exception"},
+	{86, XidApplication, "optical flow accelerator exception"},
+	{88, XidApplication, "video decoder error"},
+	{89, XidApplication, "video decoder error"},
+	{92, XidDegraded, "high single-bit ECC error rate"},
+	{93, XidIgnored, "non-fatal violation of provisioned InfoROM wear limit"},
+	{94, XidDegraded, "contained memory error"},
+	{95, XidMemory, "uncontained memory error"},
+	{96, XidApplication, "video decoder error"},
+	{97, XidApplication, "video decoder error"},
+	{98, XidApplication, "video decoder error"},
+	{99, XidApplication, "JPEG engine error"},
+	{100, XidApplication, "JPEG engine error"},
+	{101, XidApplication, "JPEG engine error"},
+	{102, XidApplication, "JPEG engine error"},
+	{103, XidApplication, "JPEG engine error"},
+	{104, XidApplication, "JPEG engine error"},
+	{105, XidApplication, "JPEG engine error"},
+	{106, XidIgnored, "SMBPBI test message"},
+	{107, XidIgnored, "SMBPBI test message"},
+	{109, XidApplication, "context switch timeout"}, // XidReset where no job can have caused it
+	{110, XidReset, "security fault"},
+	{119, XidReset, "GSP RPC timeout"},
+	{120, XidReset, "GSP error"},
+	{121, XidDegraded, "C2C error"},
+	{126, XidApplication, "copy engine exception"},
+	{127, XidApplication, "copy engine exception"},
+	{128, XidApplication, "copy engine exception"},
+	{129, XidApplication, "copy engine exception"},
+	{130, XidApplication, "copy engine exception"},
+	{131, XidApplication, "copy engine exception"},
+	{132, XidApplication, "copy engine exception"},
+	{133, XidApplication, "copy engine exception"},
+	{134, XidApplication, "copy engine exception"},
+	{135, XidApplication, "copy engine exception"},
+	{136, XidReset, "link training failed"},
+	{137, XidDegraded, "NVLink privilege error"},
+	{139, XidApplication, "optical flow accelerator error"},
+	{140, XidMemory, "unrecovered ECC error"},
+	{141, XidIgnored, "CUDA fast path error"},
+	{143, XidReset, "GPU initialization error"},
+	{144, XidLink, "NVLink SAW error"},
+	{145, XidLink, "NVLink RLW error"},
+	{146, XidLink, "NVLink TLW error"},
+	{147, XidLink, "NVLink TREX error"},
+	{148, XidLink, "NVLink NVLPW_CTRL error"},
+	{149, XidLink, "NVLink NETIR error"},
+	{150, XidLink, "NVLink MSE error"},
+	{152, XidIgnored, "DLA SMMU error"},
+	{153, XidIgnored, "DLA timeout error"},
+	{154, XidRecovery, "GPU recovery action changed"},
+	{155, XidReset, "NVLink error that software defines"},
+	{156, XidReset, "resource retirement event"},
+	{157, XidDegraded, "resource retirement failure"},
+	{158, XidReset, "GPU fatal timeout"},
+	{160, XidDegraded, "channel retirement event"},
+	{161, XidDegraded, "channel retirement failure"},
+}
+
+// LookupXid is the entry of an Xid, one of class XidUnknown if there is none.
+func LookupXid(number int) Xid {
+	for _, x := range Xids {
+		if x.Number == number {
+			return x
+		}
+	}
+	return Xid{number, XidUnknown, "not known to this kbnode"}
+}

@@ -1,0 +1,104 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+)
+
+// building is the name of an image between its build and its being kept.
+const building = ownNames + "building"
+
+// Source is what an image is built of.
+type Source struct {
+	Dockerfile string                        // its path in the archive
+	Archive    func() (io.ReadCloser, error) // a tar archive, from its beginning
+}
+
+// Build builds the image on the node and lets the name stand for it if a canary
+// runs it well. With push it then goes to its registry.
+func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (Result, error) {
+	release, err := u.open(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	defer release()
+	tagged, err := u.tagged(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	free, total, err := u.Engine.Room(ctx)
+	if err == nil {
+		err = room(free, total, nil)
+	}
+	if err == nil {
+		err = u.quietly(ctx, o, "the build", func(ctx context.Context) error {
+			archive, err := src.Archive()
+			if err != nil {
+				return err
+			}
+			defer func() { _ = archive.Close() }()
+			u.say("building %s", u.Name)
+			return u.Engine.Build(ctx, building, archive, src.Dockerfile, u.tell)
+		})
+	}
+	if err != nil {
+		return u.unlessBusy(err)
+	}
+	have, err := u.Engine.Image(ctx, building)
+	if err != nil {
+		return Result{}, err
+	}
+	var r Result
+	if cur := u.state.Current; cur.passed() && cur.ID == have.ID && tagged != nil && tagged.ID == cur.ID {
+		r = u.result(ActionNone, "what was built is the current image")
+		if err := u.prune(ctx); err != nil {
+			return r, err
+		}
+	} else {
+		if err := u.save(u.state.pursue(Image{ID: have.ID, Size: have.Size, Since: u.now()})); err != nil {
+			return Result{}, err
+		}
+		if err := u.hold(ctx, have); err != nil {
+			return Result{}, err
+		}
+		if r, err = u.prove(ctx, tagged, o); err != nil {
+			return Result{}, err
+		}
+	}
+	if err := u.Engine.Untag(ctx, building); err != nil {
+		return r, err
+	}
+	if !push || r.Action != ActionUpdated && r.Action != ActionNone {
+		return r, nil
+	}
+	if err := u.push(ctx); err != nil {
+		return r, fmt.Errorf("%s stands for what was built, and nobody else has it: %w", u.Name, err)
+	}
+	r.Current = u.state.Current
+	return r, nil
+}
+
+// push sends the current image to its registry and notes that it is there.
+func (u *Updater) push(ctx context.Context) error {
+	u.say("pushing %s", u.Name)
+	if err := u.Engine.Push(ctx, u.Name, u.tell); err != nil {
+		return err
+	}
+	have, err := u.Engine.Image(ctx, u.Name)
+	if err != nil {
+		return err
+	}
+	next := *u.state.Current
+	for _, d := range have.Digests {
+		if ref, err := docker.WithDigest(u.Name, digestOf(d)); err == nil && strings.EqualFold(ref, d) {
+			next.Digest, next.From = digestOf(d), u.Name
+		}
+	}
+	s := u.state
+	s.Current = &next
+	return u.save(s)
+}

@@ -1,0 +1,338 @@
+package image
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+//go:embed smoke.py
+var smoke string
+
+const submission = `def custom_kernel(data):
+    return [2 * n for n in data]
+`
+
+const (
+	// canaryName is a canary's container, behind the prefix of its slot, and its
+	// directory among the checkouts.
+	canaryName = "kbnode-canary"
+	maxResult  = 4 << 20 // bytes of a result.json
+	maxReason  = 300     // characters
+	tidyTime   = 2 * time.Minute
+)
+
+// Machine is the node that kbnode runs on.
+type Machine struct {
+	Policies []plan.JobPolicy // of its slots
+	Engine   *docker.Engine
+
+	mu  sync.Mutex
+	own string // cgroup of the canary that runs
+}
+
+// OpenMachine reads which slots this machine has, from what their guards read.
+func OpenMachine(engine *docker.Engine) (*Machine, error) {
+	m := &Machine{Engine: engine}
+	names, err := filepath.Glob(filepath.Dir(plan.SlotPolicyPath(0)) + "/gpu*.json")
+	if err != nil {
+		return nil, fmt.Errorf("list slots: %w", err)
+	}
+	for _, name := range names {
+		var p plan.JobPolicy
+		text, err := os.ReadFile(name)
+		if err == nil {
+			err = json.Unmarshal(text, &p)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read slot %s: %w", filepath.Base(name), err)
+		}
+		m.Policies = append(m.Policies, p)
+	}
+	slices.SortFunc(m.Policies, func(a, b plan.JobPolicy) int { return a.Slot - b.Slot })
+	return m, nil
+}
+
+// Slots looks at all slots of the machine.
+func (m *Machine) Slots(context.Context) ([]Slot, error) {
+	m.mu.Lock()
+	own := m.own
+	m.mu.Unlock()
+	drains, err := readDrains()
+	if err != nil {
+		return nil, err
+	}
+	var list []Slot
+	for _, p := range m.Policies {
+		s := Slot{Index: p.Slot, Name: p.Name}
+		slice := "/" + plan.ParentSlice + "/" + p.Slice
+		job, err := agent.CurrentJob("/", slice+"/"+plan.AgentUnit(p.Slot), 0)
+		if err != nil {
+			return nil, err
+		}
+		containers, err := agent.Containers("/", slice)
+		if err != nil {
+			return nil, err
+		}
+		containers = slices.DeleteFunc(containers, func(c string) bool { return c == own })
+		switch {
+		case job != nil:
+			s.Job = "job " + job.ID
+		case len(containers) > 0:
+			s.Job = "container " + containers[0]
+		}
+		parked, err := guard.ReadParked(plan.RunDir(p.Slot))
+		if err != nil {
+			return nil, err
+		}
+		if i := slices.IndexFunc(drains, func(d plan.Drain) bool { return d.Slot == p.Slot && d.By != plan.ByOperator }); i >= 0 {
+			// What an operator has drained is free, which may be why.
+			s.Away = drains[i].String()
+		} else if len(parked) > 0 {
+			s.Away = "it is parked: " + parked[0].Reason
+		} else if _, err := os.Stat(p.Socket); err != nil {
+			s.Away = "its Docker socket is not there; systemctl status " + plan.GuardUnit(p.Slot) + " says why"
+		}
+		list = append(list, s)
+	}
+	return list, nil
+}
+
+func readDrains() ([]plan.Drain, error) {
+	text, err := os.ReadFile(plan.DrainsPath)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read drained slots: %w", err)
+	}
+	return plan.ParseDrains(text)
+}
+
+func (m *Machine) policy(k int) (plan.JobPolicy, error) {
+	for _, p := range m.Policies {
+		if p.Slot == k {
+			return p, nil
+		}
+	}
+	return plan.JobPolicy{}, fmt.Errorf("there is no slot %d", k)
+}
+
+// Canary runs the runner's own evaluation of a small submission in a container
+// of the slot: its GPU, limits and profile, and no network.
+func (m *Machine) Canary(ctx context.Context, slot Slot, imageID string) (Canary, error) {
+	c := Canary{Slot: slot.Name, Time: time.Now().UTC()}
+	p, err := m.policy(slot.Index)
+	if err != nil {
+		return c, err
+	}
+	if err := m.tidy(ctx, p); err != nil {
+		return c, err
+	}
+	defer func() {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyTime)
+		defer cancel()
+		_ = m.tidy(clean, p) // the next run looks again
+		m.running("")
+	}()
+	root, err := os.OpenRoot(p.WorkRoot)
+	if err != nil {
+		return c, fmt.Errorf("make a checkout: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	// Whoever the image runs as writes its result there.
+	if err := errors.Join(root.Mkdir(canaryName, 0o700), root.Chmod(canaryName, 0o777)); err != nil {
+		return c, fmt.Errorf("make a checkout: %w", err)
+	}
+	end, err := m.run(ctx, p, imageID)
+	if err != nil {
+		return c, err
+	}
+	c.Seconds = time.Since(c.Time).Round(time.Millisecond).Seconds()
+	return judge(c, end, readResult(root))
+}
+
+// run runs the container to its end.
+func (m *Machine) run(ctx context.Context, p plan.JobPolicy, imageID string) (docker.Ended, error) {
+	doc, err := json.Marshal(map[string]any{
+		"lang": "py", "mode": "test", "main": "smoke.py",
+		"sources":      map[string]string{"smoke.py": smoke, "submission.py": submission},
+		"tests":        []map[string]int{{"size": 64}},
+		"benchmarks":   []map[string]int{},
+		"test_timeout": int(canaryTime.Seconds()) / 2,
+	})
+	if err != nil {
+		return docker.Ended{}, fmt.Errorf("write the canary's payload: %w", err)
+	}
+	guarded, err := docker.New(p.Socket)
+	if err != nil {
+		return docker.Ended{}, err
+	}
+	defer func() { _ = guarded.Close() }()
+	id, err := guarded.Create(ctx, docker.Run{
+		Name: canaryName, Image: imageID, Network: "none",
+		Entrypoint: []string{plan.ContainerBinary}, Cmd: []string{"runner", "--workdir", "/work"},
+		Env: payload.Environ(payload.Encode(doc)), Binds: []string{p.WorkRoot + "/" + canaryName + ":/work"},
+	})
+	if err != nil {
+		return docker.Ended{}, err
+	}
+	m.running("docker-" + id + ".scope")
+	if err := guarded.Start(ctx, id); err != nil {
+		return docker.Ended{}, gone(err)
+	}
+	end, err := guarded.Wait(ctx, id)
+	return end, gone(err)
+}
+
+// gone is what a container met that a job's beginning has cleared away.
+func gone(err error) error {
+	if errors.Is(err, docker.ErrNotFound) {
+		return fmt.Errorf("%w: %w", ErrKilled, err)
+	}
+	return err
+}
+
+func (m *Machine) running(scope string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.own = scope
+}
+
+// readResult reads what the container left; nil for nothing that could be read.
+// The container could have put anything there.
+func readResult(root *os.Root) []byte {
+	f, err := root.OpenFile(canaryName+"/result.json", os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = f.Close() }()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxResult+1))
+	if err != nil || len(text) > maxResult {
+		return nil
+	}
+	return text
+}
+
+// judge is the verdict on what a canary's container did and left.
+func judge(c Canary, end docker.Ended, text []byte) (Canary, error) {
+	var r struct {
+		Success bool   `json:"success"`
+		Error   string `json:"error"`
+		System  struct {
+			GPU   string `json:"gpu"`
+			Torch string `json:"torch"`
+		} `json:"system"`
+		Runs map[string]struct {
+			Run *struct {
+				Passed   bool              `json:"passed"`
+				ExitCode int               `json:"exit_code"`
+				Stderr   string            `json:"stderr"`
+				Result   map[string]string `json:"result"`
+			} `json:"run"`
+		} `json:"runs"`
+	}
+	if len(text) == 0 || json.Unmarshal(text, &r) != nil {
+		switch {
+		case end.OOMKilled:
+			c.Reason = "it ran out of the slot's memory"
+		case end.ExitCode == 137:
+			return c, ErrKilled
+		default:
+			c.Reason = fmt.Sprintf("it left no result and ended with %d: %s", end.ExitCode, lastLine(string(bytes.TrimSpace(end.Stderr))))
+		}
+		c.Reason = short(c.Reason)
+		return c, nil
+	}
+	c.GPU, c.Torch = short(strings.TrimSpace(r.System.GPU)), short(r.System.Torch)
+	run := r.Runs["test"].Run
+	switch {
+	case !r.Success:
+		c.Reason = cmp.Or(r.Error, "the runner says neither success nor why not")
+	case run == nil:
+		c.Reason = "nothing was run"
+	case run.Passed && end.ExitCode == 0:
+		c.Passed = true
+	default:
+		c.Reason = cmp.Or(run.Result["test.0.error"], lastLine(strings.TrimSpace(run.Stderr)), fmt.Sprintf("the submission ended with %d", run.ExitCode))
+	}
+	c.Reason = short(c.Reason)
+	return c, nil
+}
+
+func lastLine(text string) string { return text[strings.LastIndexByte(text, '\n')+1:] }
+
+// short is a text of the container's as it may be shown.
+func short(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if r < ' ' || r >= 0x7f && r < 0xa0 {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(text, "?"))
+	if r := []rune(text); len(r) > maxReason {
+		text = string(r[:maxReason]) + "…"
+	}
+	return text
+}
+
+// Tidy removes what canaries left that were cut off, where no job runs: where
+// one does, its beginning has.
+func (m *Machine) Tidy(ctx context.Context) error {
+	slots, err := m.Slots(ctx)
+	if err != nil {
+		return err
+	}
+	for i, s := range slots {
+		if strings.HasPrefix(s.Job, "job ") {
+			continue
+		}
+		if err := m.tidy(ctx, m.Policies[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Machine) tidy(ctx context.Context, p plan.JobPolicy) error {
+	name := "kbnode-" + p.Name + "-" + canaryName
+	traces, err := m.Engine.Traces(ctx, name)
+	for _, t := range traces {
+		if t.Kind == "container" && t.Name == name {
+			err = errors.Join(err, m.Engine.Erase(ctx, t))
+		}
+	}
+	root, openErr := os.OpenRoot(p.WorkRoot)
+	if errors.Is(openErr, fs.ErrNotExist) {
+		return err
+	}
+	if openErr == nil {
+		openErr = errors.Join(root.RemoveAll(canaryName), root.Close())
+	}
+	if err = errors.Join(err, openErr); err != nil {
+		return fmt.Errorf("tidy slot %s: %w", p.Name, err)
+	}
+	return nil
+}

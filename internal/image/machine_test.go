@@ -1,0 +1,166 @@
+package image
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// stage is an engine, and the guard of a slot, with one container in it.
+type stage struct {
+	work   string // of the slot
+	result string // what the container leaves; "" for nothing
+	gone   bool   // a job's beginning has cleared it away
+	exit   string
+
+	created map[string]any
+	name    string
+	removed []string
+}
+
+func (s *stage) serve(t *testing.T) *Machine {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /_ping", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Api-Version", "1.45") })
+	on := func(pattern string, answer func(r *http.Request) (int, string)) {
+		method, path, _ := strings.Cut(pattern, " ")
+		mux.HandleFunc(method+" /v1.45"+path, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			status, text := answer(r)
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, text)
+		})
+	}
+	always := func(status int, text string) func(*http.Request) (int, string) {
+		return func(*http.Request) (int, string) { return status, text }
+	}
+	on("GET /containers/json", always(200, `[{"Id":"old","Names":["/kbnode-gpu77-kbnode-canary"]},{"Id":"job","Names":["/kbnode-gpu3-x-kbnode-gpu77-kbnode-canary"]},{"Id":"other","Names":["/kbnode-gpu7-kbnode-canary"]}]`))
+	on("GET /images/json", always(200, `[]`))
+	on("GET /networks", always(200, `[]`))
+	on("GET /volumes", always(200, `{}`))
+	on("POST /containers/create", func(r *http.Request) (int, string) {
+		s.name = r.URL.Query().Get("name")
+		_ = json.NewDecoder(r.Body).Decode(&s.created)
+		return 201, `{"Id":"c1"}`
+	})
+	on("POST /containers/c1/start", func(*http.Request) (int, string) {
+		if s.result != "" {
+			if err := os.WriteFile(filepath.Join(s.work, canaryName, "result.json"), []byte(s.result), 0o600); err != nil {
+				t.Error(err)
+			}
+		}
+		return 204, ""
+	})
+	on("POST /containers/c1/wait", always(200, `{"StatusCode":0}`))
+	on("GET /containers/c1/json", func(*http.Request) (int, string) {
+		if s.gone {
+			return 404, `{"message":"No such container: c1"}`
+		}
+		return 200, `{"Id":"c1","State":{"Status":"exited","ExitCode":` + s.exit + `},"Config":{},"HostConfig":{}}`
+	})
+	on("GET /containers/c1/logs", always(200, ""))
+	mux.HandleFunc("DELETE /", func(w http.ResponseWriter, r *http.Request) {
+		s.removed = append(s.removed, filepath.Base(r.URL.Path))
+		w.WriteHeader(204)
+	})
+	socket := filepath.Join(t.TempDir(), "docker.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: mux}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(func() { _ = server.Close() })
+	engine, err := docker.New(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = engine.Close() })
+	s.work = t.TempDir()
+	return &Machine{Engine: engine, Policies: []plan.JobPolicy{{Slot: 77, Name: "gpu77", Slice: plan.SliceName(77), WorkRoot: s.work, Socket: socket}}}
+}
+
+func TestCanary(t *testing.T) {
+	t.Parallel()
+	const good = `{"success":true,"error":"","system":{"gpu":"NVIDIA H100\n","torch":"2.9"},"runs":{"test":{"run":{"passed":true}}}}`
+	for _, tt := range []struct {
+		name string
+		s    stage
+		want Canary
+		err  error
+	}{
+		{name: "a good image", s: stage{result: good, exit: "0"}, want: Canary{Passed: true, Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9"}},
+		{name: "one that says so and fails", s: stage{result: good, exit: "1"}, want: Canary{Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "the submission ended with 0"}},
+		{name: "one without a result", s: stage{exit: "127"}, want: Canary{Slot: "gpu77", Reason: "it left no result and ended with 127: "}},
+		{name: "cleared away by a job", s: stage{gone: true}, err: ErrKilled},
+		{name: "killed", s: stage{exit: "137"}, err: ErrKilled},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := tt.s
+			m := s.serve(t)
+			// What an earlier one left must not count.
+			if err := errors.Join(os.Mkdir(filepath.Join(s.work, canaryName), 0o700), os.WriteFile(filepath.Join(s.work, canaryName, "result.json"), []byte(good), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			got, err := m.Canary(t.Context(), Slot{Index: 77, Name: "gpu77"}, id(1))
+			if !errors.Is(err, tt.err) {
+				t.Fatalf("%v, want %v", err, tt.err)
+			}
+			got.Time, got.Seconds = tt.want.Time, 0
+			if d := cmp.Diff(tt.want, got); d != "" && tt.err == nil {
+				t.Error(d)
+			}
+			if _, err := os.Stat(filepath.Join(s.work, canaryName)); !os.IsNotExist(err) {
+				t.Errorf("its directory stays: %v", err)
+			}
+			if d := cmp.Diff([]string{"old", "old"}, s.removed); d != "" {
+				t.Errorf("removed before and after: %s", d)
+			}
+			host, _ := s.created["HostConfig"].(map[string]any)
+			env, _ := s.created["Env"].([]any)
+			made := map[string]any{"name": s.name, "image": s.created["Image"], "entrypoint": s.created["Entrypoint"], "cmd": s.created["Cmd"], "network": host["NetworkMode"], "binds": host["Binds"]}
+			want := map[string]any{
+				"name": canaryName, "image": id(1), "entrypoint": []any{plan.ContainerBinary}, "cmd": []any{"runner", "--workdir", "/work"},
+				"network": "none", "binds": []any{s.work + "/" + canaryName + ":/work"},
+			}
+			if d := cmp.Diff(want, made); d != "" {
+				t.Error(d)
+			}
+			if len(env) != 1 {
+				t.Fatalf("its environment is %q", env)
+			}
+			text, ok := strings.CutPrefix(env[0].(string), payload.Var+"=")
+			if _, err := payload.Decode(text, payload.Limits{}); err != nil || !ok {
+				t.Errorf("its payload is %q: %v", env, err)
+			}
+		})
+	}
+}
+
+func TestSlots(t *testing.T) {
+	t.Parallel()
+	s := &stage{}
+	m := s.serve(t)
+	got, err := m.Slots(t.Context())
+	if d := cmp.Diff([]Slot{{Index: 77, Name: "gpu77"}}, got); d != "" || err != nil {
+		t.Error(d, err)
+	}
+	m.Policies[0].Socket += ".gone"
+	got, err = m.Slots(t.Context())
+	if err != nil || !strings.Contains(got[0].Away, "systemctl status kbnode-guard-gpu77.service") {
+		t.Errorf("%+v, %v", got, err)
+	}
+}

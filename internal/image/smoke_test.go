@@ -1,0 +1,156 @@
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/runner"
+)
+
+func TestMain(m *testing.M) {
+	if task := os.Getenv("KBNODE_TEST_TASK"); task != "" {
+		os.Exit(runner.Main(context.Background(), runner.Options{Config: task, Stdout: io.Discard, Stderr: os.Stderr}))
+	}
+	os.Exit(m.Run())
+}
+
+// TestSmoke runs the canary's submission as a slot's container does, with this
+// machine's python3 and libraries that are made up.
+func TestSmoke(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("no python3")
+	}
+	const torch = `
+class version:
+    cuda = CUDA
+    hip = None
+__version__ = "2.9"
+float32 = None
+class cuda:
+    @staticmethod
+    def is_available(): return GPU
+class T:
+    def __init__(self, on): self.on = on
+    def reshape(self, *a): return self
+    def __mod__(self, n): return self
+    def cpu(self): return T("cpu")
+    def __matmul__(self, o): return self
+def arange(n, dtype, device): return T(device)
+def equal(a, b): return EQUAL
+`
+	with := func(cuda, gpu, equal string) string {
+		return strings.NewReplacer("CUDA", cuda, "GPU", gpu, "EQUAL", equal).Replace(torch)
+	}
+	for _, tt := range []struct{ name, torch, submission, reason string }{
+		{name: "a GPU that computes", torch: with(`"12.4"`, "True", "True")},
+		{name: "a GPU that is not seen", torch: with(`"12.4"`, "False", "True"), reason: "torch 2.9 sees no GPU"},
+		{name: "a GPU that computes wrongly", torch: with(`"12.4"`, "True", "False"), reason: "torch 2.9 multiplies wrongly on the GPU"},
+		{name: "torch without a GPU's runtime", torch: with("None", "False", "True")},
+		{name: "torch that is broken", torch: "import nowhere", reason: "torch is there and cannot be imported: No module named 'nowhere'"},
+		{name: "no torch", torch: "raise ModuleNotFoundError('none', name='torch')"},
+		{name: "a wrong result", torch: "", submission: "def custom_kernel(data): return []", reason: "python3 computes wrongly"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			program := submission
+			if tt.submission != "" {
+				program = tt.submission
+			}
+			doc, err := json.Marshal(map[string]any{
+				"lang": "py", "mode": "test", "main": "smoke.py", "tests": []map[string]int{{"size": 64}}, "benchmarks": []string{},
+				"sources": map[string]string{"smoke.py": smoke, "submission.py": program, "torch.py": tt.torch},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			config := filepath.Join(t.TempDir(), "task.json")
+			if err := os.WriteFile(config, doc, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			// One process each, as the runner ends whatever its process has started.
+			cmd := exec.CommandContext(t.Context(), os.Args[0])
+			cmd.Env = append(os.Environ(), "KBNODE_TEST_TASK="+config)
+			cmd.Dir = dir
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			text, err := os.ReadFile(filepath.Join(dir, "result.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := judge(Canary{}, docker.Ended{}, text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := Canary{Passed: tt.reason == "", Reason: tt.reason}
+			if d := cmp.Diff(want, got, cmpopts.IgnoreFields(Canary{}, "GPU", "Torch")); d != "" {
+				t.Errorf("%s\n%s", d, text)
+			}
+		})
+	}
+}
+
+func TestJudge(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		end    docker.Ended
+		text   string
+		reason string
+		err    error
+	}{
+		{name: "nothing at all", end: docker.Ended{ExitCode: 127, Stderr: []byte("a\nexec: no python3\n")}, reason: "it left no result and ended with 127: exec: no python3"},
+		{name: "killed", end: docker.Ended{ExitCode: 137}, err: ErrKilled},
+		{name: "out of memory", end: docker.Ended{ExitCode: 137, OOMKilled: true}, reason: "it ran out of the slot's memory"},
+		{name: "cut off", text: `{"success": tr`, reason: "it left no result and ended with 0: "},
+		{name: "an error", text: `{"success": false, "error": "python3 is not there", "runs": {}}`, end: docker.Ended{ExitCode: 1}, reason: "python3 is not there"},
+		{name: "an error without words", text: `{}`, reason: "the runner says neither success nor why not"},
+		{name: "nothing run", text: `{"success": true, "runs": {}}`, reason: "nothing was run"},
+		{name: "not passed", text: `{"success": true, "runs": {"test": {"run": {"passed": false, "exit_code": 1, "stderr": "x\nboom\n"}}}}`, reason: "boom"},
+		{name: "control characters", text: `{"success": false, "error": "a\u001b[2Jb"}`, reason: "a [2Jb"},
+	} {
+		got, err := judge(Canary{}, tt.end, []byte(tt.text))
+		if !errors.Is(err, tt.err) || got.Reason != tt.reason || got.Passed {
+			t.Errorf("%s: %+v, %v; want %q, %v", tt.name, got, err, tt.reason, tt.err)
+		}
+	}
+}
+
+// TestResultIsNoTrap reads what a container may have put in place of its result.
+func TestResultIsNoTrap(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = root.Close() }()
+	name := filepath.Join(dir, canaryName, "result.json")
+	for what, put := range map[string]func() error{
+		"a link":      func() error { return os.Symlink("/etc/passwd", name) },
+		"a pipe":      func() error { return syscall.Mkfifo(name, 0o600) },
+		"a directory": func() error { return os.Mkdir(name, 0o700) },
+		"too large":   func() error { return os.WriteFile(name, make([]byte, maxResult+1), 0o600) },
+	} {
+		if err := errors.Join(os.RemoveAll(filepath.Dir(name)), os.Mkdir(filepath.Dir(name), 0o700), put()); err != nil {
+			t.Fatal(err)
+		}
+		if text := readResult(root); text != nil {
+			t.Errorf("%s: read %d bytes", what, len(text))
+		}
+	}
+}

@@ -1,0 +1,266 @@
+package image
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	schema    = 1
+	stateName = "images.json"
+	lockName  = "images.lock"
+	maxState  = 1 << 20 // bytes
+	// maxRefused bounds the digests that are remembered as bad.
+	maxRefused = 32
+)
+
+// Image is one that kbnode has fetched or built, or found in use.
+type Image struct {
+	ID     string    `json:"id,omitempty"`     // "sha256:…"; "" until it is fetched
+	Digest string    `json:"digest,omitempty"` // at its registry; "" for one that was built here
+	From   string    `json:"from,omitempty"`   // the reference it was fetched by; "" for one that was built here
+	Size   int64     `json:"size_bytes,omitempty"`
+	Since  time.Time `json:"since"` // of being here
+	Canary *Canary   `json:"canary,omitempty"`
+}
+
+// label is the image as people tell it from others.
+func (i *Image) label() string {
+	if i == nil {
+		return "nothing"
+	}
+	return cmp.Or(i.Digest, i.ID)
+}
+
+// passed says that a canary ran it, and well.
+func (i *Image) passed() bool { return i != nil && i.Canary != nil && i.Canary.Passed }
+
+// Canary is what came of running an image once, in the place of a job.
+type Canary struct {
+	Passed  bool      `json:"passed"`
+	Reason  string    `json:"reason,omitempty"` // why not
+	Slot    string    `json:"slot"`
+	GPU     string    `json:"gpu,omitempty"`   // as the runner named it
+	Torch   string    `json:"torch,omitempty"` // its version
+	Seconds float64   `json:"seconds"`
+	Time    time.Time `json:"time"`
+}
+
+// Refusal is an image that kbnode does not take by itself again.
+type Refusal struct {
+	Digest string    `json:"digest"`
+	Reason string    `json:"reason"`
+	Time   time.Time `json:"time"`
+}
+
+// State is what kbnode knows of the node's images. It is written before
+// anything is done by it, so that a run that was cut off is gone on with.
+type State struct {
+	WrittenBy string `json:"written_by"` // "kbnode"
+	Schema    int    `json:"schema"`
+	Name      string `json:"name"` // what jobs call the image
+	// Current is what the name should stand for; Moving says that it may not yet.
+	Current   *Image    `json:"current,omitempty"`
+	Moving    bool      `json:"moving,omitempty"`
+	Candidate *Image    `json:"candidate,omitempty"` // on its way to become current
+	Previous  []Image   `json:"previous"`            // newest first, to go back to
+	Drop      []Image   `json:"drop"`                // to be removed when nothing uses them
+	Refused   []Refusal `json:"refused"`             // newest first
+	Trial     *Trial    `json:"trial,omitempty"`     // of the current image
+}
+
+// Read is the state of a node, kept in its directory of state. One without any is empty.
+func Read(dir string) (State, error) {
+	s := State{WrittenBy: "kbnode", Schema: schema, Previous: []Image{}, Drop: []Image{}, Refused: []Refusal{}}
+	name := filepath.Join(dir, stateName)
+	f, err := os.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return s, fmt.Errorf("read images: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	text, err := io.ReadAll(io.LimitReader(f, maxState))
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	if err != nil {
+		return s, fmt.Errorf("read images %s: %w; move the file away to begin anew", name, err)
+	}
+	if s.Schema != schema {
+		return s, fmt.Errorf("read images %s: it was written by another version of kbnode; move the file away to begin anew", name)
+	}
+	return s, nil
+}
+
+func (s State) write(dir string) error {
+	text, err := json.MarshalIndent(s, "", "  ")
+	if err == nil {
+		err = renameio.WriteFile(filepath.Join(dir, stateName), append(text, '\n'), 0o644)
+	}
+	if err == nil {
+		err = syncDir(dir) // what follows in the engine must not outlive it
+	}
+	if err != nil {
+		return fmt.Errorf("write images: %w", err)
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// named is the state for this name. What was kept for another one is not gone
+// back to.
+func (s State) named(name string) State {
+	if s.Name == name {
+		return s
+	}
+	drop := append(slices.Clone(s.Drop), s.Previous...)
+	for _, i := range []*Image{s.Candidate, s.Current} {
+		if i != nil {
+			drop = append(drop, *i)
+		}
+	}
+	return State{WrittenBy: "kbnode", Schema: schema, Name: name, Previous: []Image{}, Drop: drop, Refused: s.Refused}
+}
+
+// chosen says why nothing is fetched without being told to; "" where it is.
+func (s State) chosen() string {
+	switch {
+	case s.Current == nil || s.Current.From == s.Name:
+		return ""
+	case s.Current.From == "":
+		return "it was built here; kbnode image update fetches it from its registry again"
+	}
+	return s.Current.From + " was chosen by hand; kbnode image update without an image goes back to " + s.Name
+}
+
+// refused is why an image is not taken again by itself; nil where it is.
+func (s State) refused(digest string) *Refusal {
+	if i := slices.IndexFunc(s.Refused, func(r Refusal) bool { return r.Digest == digest && digest != "" }); i >= 0 {
+		return &s.Refused[i]
+	}
+	return nil
+}
+
+func (s State) refuse(digest, reason string, now time.Time) State {
+	if digest == "" {
+		return s
+	}
+	rest := slices.DeleteFunc(slices.Clone(s.Refused), func(r Refusal) bool { return r.Digest == digest })
+	rest = append([]Refusal{{digest, reason, now}}, rest...)
+	s.Refused = rest[:min(len(rest), maxRefused)]
+	return s
+}
+
+// pursue makes an image the candidate; the one before it goes.
+func (s State) pursue(i Image) State {
+	if c := s.Candidate; c != nil && (c.Digest != i.Digest || c.ID != i.ID && i.ID != "") {
+		s.Drop = append(slices.Clone(s.Drop), *c)
+	}
+	s.Candidate = &i
+	return s
+}
+
+// abandon drops the candidate.
+func (s State) abandon() State {
+	if s.Candidate != nil {
+		s.Drop = append(slices.Clone(s.Drop), *s.Candidate)
+	}
+	s.Candidate = nil
+	return s
+}
+
+// take makes the candidate current. before is what the name stands for where
+// kbnode does not know it yet.
+func (s State) take(before *Image, keep int, trial *Trial) State {
+	if s.Current != nil {
+		before = s.Current
+	}
+	next := *s.Candidate
+	same := func(i Image) bool { return i.ID == next.ID }
+	previous := slices.Clone(s.Previous)
+	if before != nil {
+		previous = append([]Image{*before}, previous...)
+	}
+	previous = slices.DeleteFunc(previous, same)
+	s.Refused = slices.DeleteFunc(slices.Clone(s.Refused), func(r Refusal) bool { return r.Digest == next.Digest })
+	s.Drop = slices.DeleteFunc(slices.Clone(s.Drop), same)
+	if len(previous) > keep {
+		s.Drop = append(s.Drop, previous[keep:]...)
+		previous = previous[:keep]
+	}
+	s.Current, s.Candidate, s.Previous, s.Moving, s.Trial = &next, nil, previous, true, trial
+	return s
+}
+
+// back makes the previous image current again and does not take the bad one
+// by itself again.
+func (s State) back(reason string, now time.Time) State {
+	if s.Current != nil {
+		s = s.refuse(s.Current.Digest, reason, now)
+		s.Drop = append(slices.Clone(s.Drop), *s.Current)
+	}
+	s.Current, s.Previous = &s.Previous[0], slices.Clone(s.Previous[1:])
+	s.Moving, s.Trial = true, nil
+	return s
+}
+
+// kept are the images that stay.
+func (s State) kept() []Image {
+	list := slices.Clone(s.Previous)
+	for _, i := range []*Image{s.Current, s.Candidate} {
+		if i != nil {
+			list = append(list, *i)
+		}
+	}
+	return list
+}
+
+// LockedError says that another kbnode is at work on the images.
+type LockedError struct{ PID string }
+
+func (e *LockedError) Error() string {
+	return "another kbnode image command runs (pid " + e.PID + "); try again when it is done"
+}
+
+// lock keeps every other updater away until release.
+func lock(dir string) (release func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock images: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		text, _ := io.ReadAll(io.LimitReader(f, 32))
+		_ = f.Close()
+		return nil, &LockedError{PID: strings.TrimSpace(string(text))}
+	}
+	if err := f.Truncate(0); err == nil {
+		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	}
+	return func() {
+		// A program that is being started holds the file for a moment, too.
+		_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
+		_ = f.Close()
+	}, nil
+}

@@ -1,0 +1,309 @@
+package image
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/docker"
+)
+
+// pulls is how often a pull is tried when nothing of it gets through in between.
+const pulls = 5
+
+// Update lets the name stand for what its registry has now, or for Options.From,
+// if a canary runs it well. An error says that it could not be done; the name
+// then stands for what it did.
+func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
+	release, err := u.open(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	defer release()
+	if name, err := docker.ParseRef(o.From); err == nil && name == u.whole() {
+		o.From = ""
+	}
+	if !o.Check {
+		if r, err := u.watch(ctx); err != nil || r.Action == ActionBack {
+			return r, err
+		}
+	}
+	tagged, err := u.tagged(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	cur := u.state.Current
+	// It passed, and somebody gave its name to another.
+	lost := cur.passed() && tagged != nil && tagged.ID != cur.ID && !o.Check
+	if why := u.state.chosen(); why != "" && o.Auto {
+		if lost {
+			return u.again(ctx)
+		}
+		return u.result(ActionNone, why), nil
+	}
+	from := cmp.Or(o.From, u.Name)
+	digest, err := u.Engine.Resolve(ctx, from)
+	if err != nil {
+		return Result{}, err
+	}
+	if cur.passed() && cur.Digest == digest && tagged != nil {
+		switch {
+		case lost:
+			return u.again(ctx)
+		case tagged.ID == cur.ID && o.Check:
+			return u.result(ActionNone, ""), nil
+		case tagged.ID == cur.ID:
+			return u.isCurrent(ctx, from)
+		}
+	}
+	if bad := u.state.refused(digest); bad != nil && o.Auto {
+		if lost {
+			return u.again(ctx)
+		}
+		return u.result(ActionSkipped, fmt.Sprintf("%s was refused at %s: %s; kbnode image update tries it again", digest, bad.Time.Format(time.DateTime), bad.Reason)), nil
+	}
+	if o.Check {
+		r := u.result(ActionNewer, "")
+		r.Newer = digest
+		return r, nil
+	}
+	if err := u.fetch(ctx, from, digest, o); err != nil {
+		return u.unlessBusy(err)
+	}
+	if next := u.state.Candidate; cur.passed() && cur.ID == next.ID && tagged != nil && tagged.ID == cur.ID {
+		// The registry has the same image with another manifest.
+		s := u.state
+		s.Current, s.Candidate = &Image{ID: cur.ID, Digest: digest, From: from, Size: cur.Size, Since: cur.Since, Canary: cur.Canary}, nil
+		return u.result(ActionNone, ""), u.save(s)
+	}
+	return u.prove(ctx, tagged, o)
+}
+
+// isCurrent is an update that finds nothing to fetch.
+func (u *Updater) isCurrent(ctx context.Context, from string) (Result, error) {
+	s := u.state.abandon()
+	if s.Current.From != from { // by hand, and the same as the registry's
+		next := *s.Current
+		next.From = from
+		s.Current = &next
+	}
+	if s.Candidate != u.state.Candidate || s.Current != u.state.Current {
+		if err := u.save(s); err != nil {
+			return Result{}, err
+		}
+	}
+	return u.result(ActionNone, ""), u.prune(ctx)
+}
+
+// again gives the name back to the current image.
+func (u *Updater) again(ctx context.Context) (Result, error) {
+	u.say("%s stands for another image than kbnode chose; taking it back", u.Name)
+	s := u.state
+	s.Moving = true
+	if err := u.save(s); err != nil {
+		return Result{}, err
+	}
+	if err := u.move(ctx); err != nil {
+		return Result{}, err
+	}
+	if u.state.Current == nil {
+		return Result{}, errors.New("the image that kbnode chose is gone; run kbnode image update again")
+	}
+	return u.result(ActionUpdated, "its name had gone to another image"), u.prune(ctx)
+}
+
+// tagged is what the name stands for; nil for nothing.
+func (u *Updater) tagged(ctx context.Context) (*docker.Image, error) {
+	i, err := u.Engine.Image(ctx, u.Name)
+	if errors.Is(err, docker.ErrNotFound) {
+		return nil, nil //nolint:nilnil // said above
+	}
+	return &i, err
+}
+
+// fetch makes the image of a digest the candidate. No name moves.
+func (u *Updater) fetch(ctx context.Context, from, digest string, o Options) error {
+	ref, err := docker.WithDigest(from, digest)
+	if err != nil {
+		return err
+	}
+	if c := u.state.Candidate; c == nil || c.Digest != digest {
+		if err := u.save(u.state.pursue(Image{Digest: digest, From: from, Since: u.now()})); err != nil {
+			return err
+		}
+	}
+	have, err := u.Engine.Image(ctx, ref)
+	if errors.Is(err, docker.ErrNotFound) {
+		if err := u.quietly(ctx, o, "the pull", func(ctx context.Context) error { return u.pull(ctx, ref) }); err != nil {
+			return err
+		}
+		have, err = u.Engine.Image(ctx, ref)
+	}
+	if err != nil {
+		return err
+	}
+	return u.hold(ctx, have)
+}
+
+// hold notes what the candidate is, and gives it a name of kbnode's own.
+func (u *Updater) hold(ctx context.Context, have docker.Image) error {
+	if u.state.Candidate.ID != have.ID {
+		next := *u.state.Candidate
+		next.ID, next.Size, next.Canary = have.ID, have.Size, nil
+		s := u.state
+		s.Candidate = &next
+		if err := u.save(s); err != nil {
+			return err
+		}
+	}
+	return u.Engine.Tag(ctx, have.ID, ownName(have.ID))
+}
+
+// pull fetches, again after a cut as long as something of it gets through.
+func (u *Updater) pull(ctx context.Context, ref string) error {
+	free, total, err := u.Engine.Room(ctx)
+	if err != nil {
+		return err
+	}
+	if err := room(free, total, nil); err != nil {
+		return err
+	}
+	u.say("pulling %s", ref)
+	wait := 2 * u.pause()
+	done := map[string]bool{} // layers
+	for left := pulls; ; {
+		got := len(done)
+		err := u.pullOnce(ctx, ref, free, total, done)
+		if err == nil || ctx.Err() != nil || errors.Is(err, docker.ErrRefused) || errors.Is(err, docker.ErrDiskFull) {
+			return err
+		}
+		if left--; len(done) > got {
+			left, wait = pulls-1, 2*u.pause()
+		}
+		if left == 0 {
+			return err
+		}
+		u.say("the pull was cut off (%v); again in %s", err, wait)
+		if err := sleep(ctx, wait); err != nil {
+			return err
+		}
+		wait = min(2*wait, time.Minute)
+	}
+}
+
+func (u *Updater) pullOnce(ctx context.Context, ref string, free, total int64, done map[string]bool) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	layers := map[string]docker.Progress{}
+	return u.Engine.Pull(ctx, ref, func(p docker.Progress) {
+		u.tell(p)
+		switch {
+		case p.Layer != "" && p.Status == "Downloading" && len(layers) < 1024:
+			if old := layers[p.Layer]; old.Total != p.Total {
+				layers[p.Layer] = p
+				if err := room(free, total, layers); err != nil {
+					cancel(err)
+				}
+			}
+		case p.Status == "Pull complete" || p.Status == "Download complete":
+			done[p.Layer] = true
+		}
+	})
+}
+
+// minFree is what stays free on the engine's disk, in bytes: less than that and
+// jobs pull nothing any more.
+const minFree = 10 << 30
+
+// room says whether a pull fits on the engine's disk. What is unpacked takes
+// about twice what was downloaded.
+func room(free, total int64, layers map[string]docker.Progress) error {
+	if total == 0 {
+		return nil
+	}
+	need := min(minFree, total/10)
+	for _, l := range layers {
+		need += 3 * l.Total
+	}
+	if free >= need {
+		return nil
+	}
+	return fmt.Errorf("%w: %d GiB are free, and the image and what jobs need take %d GiB; docker image prune frees some", docker.ErrDiskFull, free>>30, need>>30+1)
+}
+
+// prove runs the candidate's canary and lets the name stand for it if that passes.
+func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (Result, error) {
+	if !u.state.Candidate.passed() {
+		verdict, err := u.canary(ctx, o)
+		if err != nil {
+			return u.unlessBusy(err)
+		}
+		next := *u.state.Candidate
+		next.Canary = &verdict
+		s := u.state
+		s.Candidate = &next
+		if !verdict.Passed {
+			s = s.refuse(next.Digest, verdict.Reason, u.now()).abandon()
+		}
+		if err := u.save(s); err != nil {
+			return Result{}, err
+		}
+		if !verdict.Passed {
+			return u.stay(ctx, tagged, verdict.Reason)
+		}
+	}
+	var before *Image
+	if tagged != nil && u.state.Current == nil && tagged.ID != u.state.Candidate.ID {
+		before = &Image{ID: tagged.ID, From: u.Name, Size: tagged.Size, Since: u.now()}
+		if i := slices.IndexFunc(tagged.Digests, func(string) bool { return true }); i >= 0 {
+			before.Digest = digestOf(tagged.Digests[i])
+		}
+		if err := u.Engine.Tag(ctx, before.ID, ownName(before.ID)); err != nil {
+			return Result{}, err
+		}
+	}
+	trial := &Trial{ImageID: u.state.Candidate.ID, Jobs: cmp.Or(u.FirstJobs, config.DefaultFirstJobs), Seen: u.now()}
+	if err := u.save(u.state.take(before, max(1, u.Keep), trial)); err != nil {
+		return Result{}, err
+	}
+	if err := u.move(ctx); err != nil {
+		return Result{}, err
+	}
+	u.note("%s is now %s; it passed its canary in slot %s", u.Name, u.state.Current.label(), u.state.Current.Canary.Slot)
+	return u.result(ActionUpdated, ""), u.prune(ctx)
+}
+
+// stay ends an update whose canary failed. Where the name stands for that very
+// image, as somebody pulled it by its name, it goes back.
+func (u *Updater) stay(ctx context.Context, tagged *docker.Image, reason string) (Result, error) {
+	bad := u.state.Drop[len(u.state.Drop)-1]
+	u.note("%s is not taken for %s: %s", bad.label(), u.Name, reason)
+	if cur := u.state.Current; tagged != nil && tagged.ID == bad.ID && cur.passed() && cur.ID != bad.ID {
+		if _, err := u.again(ctx); err != nil {
+			return Result{}, err
+		}
+		reason += "; its name is taken back from it"
+	}
+	return u.result(ActionRefused, reason), u.prune(ctx)
+}
+
+// unlessBusy makes a wait that has gone on for too long a result.
+func (u *Updater) unlessBusy(err error) (Result, error) {
+	if busy, ok := errors.AsType[*busyError](err); ok {
+		return u.result(ActionLater, busy.Error()), nil
+	}
+	return Result{}, err
+}
+
+func digestOf(ref string) string {
+	for i := range ref {
+		if ref[i] == '@' {
+			return ref[i+1:]
+		}
+	}
+	return ""
+}

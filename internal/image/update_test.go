@@ -1,0 +1,509 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+)
+
+// outcome is what must be the same however often a run was cut off.
+type outcome struct {
+	Names, Digests               map[string]string
+	Current, Previous, Candidate string
+	Drop                         int
+	Moving                       bool
+	Refused                      []string
+}
+
+func (w *world) outcome(t *testing.T, dir string) outcome {
+	t.Helper()
+	s, err := Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := outcome{Names: maps.Clone(w.names), Digests: maps.Clone(w.digests), Drop: len(s.Drop), Moving: s.Moving}
+	if s.Current != nil {
+		o.Current = s.Current.ID
+	}
+	if s.Candidate != nil {
+		o.Candidate = s.Candidate.ID
+	}
+	if len(s.Previous) > 0 {
+		o.Previous = s.Previous[0].ID
+	}
+	for _, r := range s.Refused {
+		o.Refused = append(o.Refused, r.Digest)
+	}
+	return o
+}
+
+func ref(n int) string { return "reg.example/eval@" + digest(n) }
+
+func build(w *world) Source {
+	return Source{Dockerfile: "Dockerfile", Archive: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(nil)), w.step("archive") }}
+}
+
+// TestCutOff kills each kind of run before and after every step, and lets every
+// step fail once. The next run comes to where one that was let alone does, and
+// at no moment did the name stand for an image that no canary ran.
+func TestCutOff(t *testing.T) {
+	t.Parallel()
+	update := func(w *world, dir string) (Result, error) {
+		return w.updater(dir).Update(context.Background(), Options{})
+	}
+	next := func(w *world, n int) { w.registry[name] = digest(n) }
+	for _, tt := range []struct {
+		name    string
+		prepare func(t *testing.T, w *world, dir string)
+		run     func(w *world, dir string) (Result, error)
+		want    outcome
+	}{
+		{
+			name: "the first update", run: update,
+			want: outcome{
+				Names:   map[string]string{name: id(1), ownName(id(1)): id(1), ownName(id(0)): id(0)},
+				Digests: map[string]string{ref(1): id(1)}, Current: id(1), Previous: id(0),
+			},
+		},
+		{
+			name: "an update that drops an old image", run: update,
+			prepare: func(t *testing.T, w *world, dir string) {
+				for n := 1; n <= 2; n++ {
+					next(w, n)
+					mustDo(t, ActionUpdated)(update(w, dir))
+				}
+				next(w, 3)
+			},
+			want: outcome{
+				Names:   map[string]string{name: id(3), ownName(id(3)): id(3), ownName(id(2)): id(2)},
+				Digests: map[string]string{ref(3): id(3), ref(2): id(2)}, Current: id(3), Previous: id(2),
+			},
+		},
+		{
+			name: "an image whose canary fails", run: update,
+			prepare: func(t *testing.T, w *world, dir string) {
+				mustDo(t, ActionUpdated)(update(w, dir))
+				next(w, 2)
+				w.bad[id(2)] = true
+			},
+			want: outcome{
+				Names:   map[string]string{name: id(1), ownName(id(1)): id(1), ownName(id(0)): id(0)},
+				Digests: map[string]string{ref(1): id(1)}, Current: id(1), Previous: id(0), Refused: []string{digest(2)},
+			},
+		},
+		{
+			name: "a rollback",
+			run: func(w *world, dir string) (Result, error) {
+				s, err := Read(dir)
+				if err == nil && s.Current.ID != id(2) {
+					return Result{}, w.updater(dir).reopen() // done already: a person would see that
+				}
+				return w.updater(dir).Rollback(context.Background(), "told to")
+			},
+			prepare: func(t *testing.T, w *world, dir string) {
+				for n := 1; n <= 2; n++ {
+					next(w, n)
+					mustDo(t, ActionUpdated)(update(w, dir))
+				}
+			},
+			want: outcome{
+				Names:   map[string]string{name: id(1), ownName(id(1)): id(1)},
+				Digests: map[string]string{ref(1): id(1)}, Current: id(1), Refused: []string{digest(2)},
+			},
+		},
+		{
+			name: "a build that is pushed",
+			run: func(w *world, dir string) (Result, error) {
+				return w.updater(dir).Build(context.Background(), build(w), true, Options{})
+			},
+			prepare: func(t *testing.T, w *world, dir string) {
+				mustDo(t, ActionUpdated)(update(w, dir))
+				w.built = id(7)
+			},
+			want: outcome{
+				Names:   map[string]string{name: id(7), ownName(id(7)): id(7), ownName(id(1)): id(1)},
+				Digests: map[string]string{ref(1): id(1), ref(9): id(7)}, Current: id(7), Previous: id(1),
+			},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			cuts := 0
+			for at := 0; ; at++ {
+				w, killed := cutOffAt(t, tt.prepare, tt.run, at, true, tt.want)
+				if killed == "" {
+					break
+				}
+				cutOffAt(t, tt.prepare, tt.run, at, false, tt.want)
+				if cuts++; cuts > 500 || w == nil {
+					t.Fatal("no end")
+				}
+			}
+			if cuts < 15 {
+				t.Errorf("cut off at %d places only", cuts)
+			}
+		})
+	}
+}
+
+// reopen ends what an earlier run began, and no more.
+func (u *Updater) reopen() error {
+	release, err := u.open(context.Background())
+	if err != nil {
+		return err
+	}
+	defer release()
+	return u.prune(context.Background())
+}
+
+func cutOffAt(t *testing.T, prepare func(*testing.T, *world, string), run func(*world, string) (Result, error), at int, killing bool, want outcome) (*world, string) {
+	t.Helper()
+	w, dir := newWorld(t), tempDir(t)
+	if prepare != nil {
+		prepare(t, w, dir)
+	}
+	w.steps = 0
+	if killing {
+		w.killAt = at
+	} else {
+		w.failAt = at
+	}
+	killed, err := cutOff(func() (Result, error) { return run(w, dir) })
+	if err != nil && !errors.Is(err, errFault) {
+		t.Errorf("step %d: %v", at, err)
+	}
+	w.killAt, w.failAt = -1, -1
+	for range 2 { // the second changes nothing
+		if _, err := run(w, dir); err != nil {
+			t.Errorf("after %q (step %d): %v", killed, at, err)
+		}
+		if diff := cmp.Diff(want, w.outcome(t, dir)); diff != "" {
+			t.Errorf("after %q (step %d): %s", killed, at, diff)
+		}
+	}
+	return w, killed
+}
+
+func mustDo(t *testing.T, action string) func(Result, error) {
+	return func(r Result, err error) {
+		t.Helper()
+		if err != nil || r.Action != action {
+			t.Fatalf("%+v, %v; want %q", r, err, action)
+		}
+	}
+}
+
+func TestUpdate(t *testing.T) {
+	t.Parallel()
+	auto := Options{Auto: true, Wait: 20 * time.Millisecond}
+	for _, tt := range []struct {
+		name   string
+		change func(w *world) // after the first update
+		o      Options
+		action string
+		reason string // in it
+		err    string
+		stands int // what the name stands for afterwards
+	}{
+		{name: "nothing new", o: auto, action: ActionNone, stands: 1},
+		{name: "something new", change: func(w *world) { w.registry[name] = digest(2) }, o: auto, action: ActionUpdated, stands: 2},
+		{name: "only looked at", change: func(w *world) { w.registry[name] = digest(2) }, o: Options{Check: true}, action: ActionNewer, stands: 1},
+		{name: "a registry that refuses", change: func(w *world) { delete(w.registry, name) }, o: auto, err: "the registry refuses it", stands: 1},
+		{name: "a full disk", change: func(w *world) { w.registry[name] = digest(2); w.free = 1 << 30 }, o: auto, err: "1 GiB are free", stands: 1},
+		{name: "a pull that is cut", change: func(w *world) { w.registry[name] = digest(2); w.cuts = 3 }, o: auto, action: ActionUpdated, stands: 2},
+		{name: "a pull that is always cut", change: func(w *world) { w.registry[name] = digest(2); w.cuts = 99 }, o: auto, err: "unexpected EOF", stands: 1},
+		{
+			name: "a busy node", change: func(w *world) { w.registry[name] = digest(2); w.job(1, "job x") }, o: auto,
+			action: ActionLater, reason: "the pull would disturb the timings of gpu1", stands: 1,
+		},
+		{
+			name: "a busy node that is told to", change: func(w *world) { w.registry[name] = digest(2); w.job(1, "job x") }, o: Options{Beside: true, Wait: time.Millisecond},
+			action: ActionUpdated, stands: 2,
+		},
+		{
+			name: "no idle slot for the canary", change: func(w *world) { w.registry[name] = digest(2); w.job(0, "job x"); w.job(1, "job y") },
+			o: Options{Beside: true, Wait: time.Millisecond}, action: ActionLater, reason: "no slot is idle to try the image in; gpu0, gpu1 run jobs", stands: 1,
+		},
+		{
+			name: "no slot that is fit", change: func(w *world) {
+				w.registry[name] = digest(2)
+				w.slots[0].Away, w.slots[1].Away = "it is parked", "it is broken"
+			}, o: auto, err: "no slot can try the image; gpu0: it is parked; gpu1: it is broken", stands: 1,
+		},
+		{
+			name: "a slot in which nothing can be tried", change: func(w *world) {
+				w.registry[name] = digest(2)
+				w.onCanary = func(_ context.Context, s Slot) error {
+					if s.Index == 0 {
+						return errors.New("its guard is away")
+					}
+					return nil
+				}
+			}, o: auto, action: ActionUpdated, stands: 2,
+		},
+		{
+			name: "a canary that is killed once", change: func(w *world) {
+				w.registry[name] = digest(2)
+				kills := 1
+				w.onCanary = func(context.Context, Slot) error {
+					if kills--; kills >= 0 {
+						return ErrKilled
+					}
+					return nil
+				}
+			}, o: auto, action: ActionUpdated, stands: 2,
+		},
+		{
+			name: "a canary that is killed always", change: func(w *world) {
+				w.registry[name] = digest(2)
+				w.onCanary = func(context.Context, Slot) error { return ErrKilled }
+			}, o: auto, err: "killed before it said anything", stands: 1,
+		},
+		{
+			name: "all images fail, so the slots are sick", change: func(w *world) {
+				w.registry[name] = digest(2)
+				w.bad[id(1)], w.bad[id(2)] = true, true
+			}, o: auto, err: "the current image fails there as well", stands: 1,
+		},
+		{
+			name: "the name was given to another image", change: func(w *world) { w.names[name] = id(5) }, o: auto,
+			action: ActionUpdated, reason: "its name had gone to another image", stands: 1,
+		},
+		{
+			name: "the name went to what fails, by a pull", change: func(w *world) {
+				w.registry[name], w.names[name], w.digests[ref(2)] = digest(2), id(2), id(2)
+				w.bad[id(2)] = true
+			}, o: auto, action: ActionRefused, reason: "taken back", stands: 1,
+		},
+		{name: "another by hand", change: func(w *world) { w.registry["reg.example/eval:v3"] = digest(3) }, o: Options{From: "reg.example/eval:v3"}, action: ActionUpdated, stands: 3},
+		{
+			name: "the same image with another manifest", change: func(w *world) {
+				w.registry[name], w.digests[ref(4)] = digest(4), id(1)
+			}, o: auto, action: ActionNone, stands: 1,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w, dir := newWorld(t), t.TempDir()
+			mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+			if tt.change != nil {
+				tt.change(w)
+			}
+			r, err := w.updater(dir).Update(t.Context(), tt.o)
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("%+v, %v; want an error with %q", r, err, tt.err)
+				}
+			} else if err != nil || r.Action != tt.action || !strings.Contains(r.Reason, tt.reason) {
+				t.Errorf("%+v, %v; want %q, %q", r, err, tt.action, tt.reason)
+			}
+			if w.names[name] != id(tt.stands) {
+				t.Errorf("the name stands for %s, want %s", w.names[name], id(tt.stands))
+			}
+		})
+	}
+}
+
+// TestByHandStays holds the nightly update to what a person decided.
+func TestByHandStays(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	w.registry["reg.example/eval:v3"] = digest(3)
+	do := func(o Options, action string) Result {
+		t.Helper()
+		r, err := w.updater(dir).Update(t.Context(), o)
+		if err != nil || r.Action != action {
+			t.Fatalf("%+v, %v; want %q", r, err, action)
+		}
+		return r
+	}
+	do(Options{From: "reg.example/eval:v3"}, ActionUpdated)
+	if r := do(Options{Auto: true}, ActionNone); !strings.Contains(r.Reason, "chosen by hand") {
+		t.Errorf("reason is %q", r.Reason)
+	}
+	do(Options{}, ActionUpdated) // the name's own
+	w.registry[name] = digest(2)
+	do(Options{Auto: true}, ActionUpdated)
+	mustDo(t, ActionBack)(w.updater(dir).Rollback(t.Context(), "it is slow"))
+	if r := do(Options{Auto: true}, ActionSkipped); !strings.Contains(r.Reason, "it is slow") {
+		t.Errorf("reason is %q", r.Reason)
+	}
+	do(Options{}, ActionUpdated)
+	do(Options{Auto: true}, ActionNone)
+	w.built = id(7)
+	mustDo(t, ActionUpdated)(w.updater(dir).Build(t.Context(), build(w), false, Options{}))
+	if r := do(Options{Auto: true}, ActionNone); !strings.Contains(r.Reason, "built here") {
+		t.Errorf("reason is %q", r.Reason)
+	}
+}
+
+// TestJobGoesFirst lets jobs come in the middle of a pull and of a canary.
+func TestJobGoesFirst(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	comes := func(slot int) func(context.Context) error {
+		first := true
+		return func(ctx context.Context) error {
+			if !first {
+				return nil
+			}
+			first = false
+			w.job(slot, "job x")
+			<-ctx.Done() // hangs until it is cut off
+			go func() { time.Sleep(5 * time.Millisecond); w.job(slot, "") }()
+			return ctx.Err()
+		}
+	}
+	w.onPull = comes(1)
+	inCanary := comes(0)
+	w.onCanary = func(ctx context.Context, s Slot) error { return inCanary(ctx) }
+	var said []string
+	u := w.updater(dir)
+	u.Say = func(s string) { said = append(said, s) }
+	mustDo(t, ActionUpdated)(u.Update(t.Context(), Options{Wait: time.Minute}))
+	text := strings.Join(said, "\n")
+	for _, want := range []string{"the pull goes on after it", "a job came to slot gpu0 and goes first"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not said in:\n%s", want, text)
+		}
+	}
+}
+
+func TestOneAtATime(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	release, err := lock(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.updater(dir).Update(t.Context(), Options{})
+	if locked, ok := errors.AsType[*LockedError](err); !ok || locked.PID == "" {
+		t.Errorf("%v, want LockedError with a process", err)
+	}
+	release()
+	mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+}
+
+// TestPruneLeavesOthers removes only what is kbnode's own and not in use.
+func TestPruneLeavesOthers(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	for n := 1; n <= 4; n++ {
+		w.registry[name] = digest(n)
+		w.used[id(1)] = n < 4 // a container runs it for a while
+		if n == 2 {
+			w.names["other:tag"] = id(2)
+		}
+		mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+	}
+	if diff := cmp.Diff([]string{id(1)}, w.removed[len(w.removed)-1:]); diff != "" {
+		t.Errorf("removed: %s", diff)
+	}
+	if w.names["other:tag"] != id(2) || w.find(ref(2)) == "" {
+		t.Error("an image that has somebody else's name is gone")
+	}
+}
+
+// TestNothingIsLost removes what a run left that was cut off at a bad moment and
+// what nobody asks for any more.
+func TestNothingIsLost(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+	w.registry[name] = digest(2)
+	u := w.updater(dir)
+	w.onPull = func(context.Context) error { w.steps, w.killAt = 0, 1; return nil } // right after it
+	if killed, err := cutOff(func() (Result, error) { return u.Update(t.Context(), Options{}) }); killed != "after pull" {
+		t.Fatalf("killed at %q, %v", killed, err)
+	}
+	w.onPull, w.killAt = nil, -1
+	w.registry[name] = digest(3) // meanwhile
+	w.names[ownNames+"building"], w.names[ownName(id(8))] = id(9), id(8)
+	mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+	for n, want := range map[int]bool{1: true, 2: false, 3: true, 8: false, 9: false} {
+		if got := w.find(id(n)) != ""; got != want {
+			t.Errorf("image %d is there: %v, want %v", n, got, want)
+		}
+	}
+}
+
+// TestNameIsTakenBack gives the name back to the image that kbnode chose, where a
+// pull by name has moved it, also when nothing is fetched.
+func TestNameIsTakenBack(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	w.registry["reg.example/eval:v3"] = digest(3)
+	auto := Options{Auto: true, Wait: 20 * time.Millisecond}
+	update := func(o Options, action string) {
+		t.Helper()
+		mustDo(t, action)(w.updater(dir).Update(t.Context(), o))
+	}
+	update(Options{From: "reg.example/eval:v3"}, ActionUpdated)
+	w.names[name] = id(1)
+	update(Options{Check: true}, ActionNewer)
+	if w.names[name] != id(1) {
+		t.Error("a look changes something")
+	}
+	update(auto, ActionUpdated)
+	if w.names[name] != id(3) {
+		t.Errorf("what was chosen by hand is lost to %s", w.names[name])
+	}
+	update(Options{}, ActionUpdated)
+	w.registry[name], w.bad[id(2)] = digest(2), true
+	update(auto, ActionRefused)
+	w.names[name], w.digests[ref(2)] = id(2), id(2)
+	update(auto, ActionUpdated)
+	update(auto, ActionSkipped)
+	if w.names[name] != id(1) {
+		t.Errorf("the name stands for %s, whose canary failed", w.names[name])
+	}
+}
+
+// TestOtherManifest forgets no digest of an image that had two.
+func TestOtherManifest(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	for _, n := range []int{1, 4, 5, 6} {
+		w.registry[name] = digest(n)
+		if n == 4 { // the image of digest 1, pushed anew
+			w.digests[ref(4)] = id(1)
+		}
+		if _, err := w.updater(dir).Update(t.Context(), Options{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w.find(id(1)) != "" {
+		t.Errorf("the image stays: %v", w.digests)
+	}
+}
+
+func TestRoom(t *testing.T) {
+	t.Parallel()
+	layers := map[string]docker.Progress{"a": {Total: 4 << 30}, "b": {Total: 6 << 30}}
+	for _, tt := range []struct {
+		name        string
+		free, total int64
+		layers      map[string]docker.Progress
+		fits        bool
+	}{
+		{"a large disk", 100 << 30, 1 << 40, layers, true},
+		{"less than jobs need", 9 << 30, 1 << 40, nil, false},
+		{"a small disk", 9 << 30, 50 << 30, nil, true},
+		{"not what is unpacked", 39 << 30, 1 << 40, layers, false},
+		{"just enough", 40 << 30, 1 << 40, layers, true},
+		{"not known", 0, 0, layers, true},
+	} {
+		if err := room(tt.free, tt.total, tt.layers); (err == nil) != tt.fits {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}

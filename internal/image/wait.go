@@ -1,0 +1,247 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// errJob cuts off what goes on when a job begins.
+var errJob = errors.New("a job came")
+
+// busyError says that the node had no time within the wait.
+type busyError struct{ why string }
+
+func (e *busyError) Error() string { return e.why }
+
+func (u *Updater) pause() time.Duration {
+	if u.Pause > 0 {
+		return u.Pause
+	}
+	return time.Second
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// jobs are the slots that run something. Which of them are timed only the jobs
+// themselves would say, so all count.
+func jobs(slots []Slot) []string {
+	var names []string
+	for _, s := range slots {
+		if s.Job != "" {
+			names = append(names, s.Name)
+		}
+	}
+	return names
+}
+
+// quietly does what would disturb timings while no slot runs a job: it waits for
+// that, and begins again when a job came meanwhile.
+func (u *Updater) quietly(ctx context.Context, o Options, what string, do func(context.Context) error) error {
+	if o.Beside {
+		return do(ctx)
+	}
+	idle := func(slots []Slot) string {
+		if busy := jobs(slots); len(busy) > 0 {
+			return what + " would disturb the timings of " + strings.Join(busy, ", ")
+		}
+		return ""
+	}
+	for end := u.deadline(o); ; {
+		if err := u.await(ctx, end, idle, "; --now does it beside them"); err != nil {
+			return err
+		}
+		err := u.unless(ctx, func(slots []Slot) bool { return idle(slots) != "" }, do)
+		if !errors.Is(err, errJob) {
+			return err
+		}
+		u.say("a job came and goes first; %s goes on after it", what)
+	}
+}
+
+// deadline is when a wait for idle slots is over; zero for never.
+func (u *Updater) deadline(o Options) time.Time {
+	if o.Wait <= 0 {
+		return time.Time{}
+	}
+	return time.Now().Add(o.Wait)
+}
+
+// await waits until the slots are as wanted: until why is silent.
+func (u *Updater) await(ctx context.Context, end time.Time, why func([]Slot) string, hint string) error {
+	for said := ""; ; {
+		slots, err := u.Node.Slots(ctx)
+		if err != nil {
+			return err
+		}
+		text := why(slots)
+		if text == "" {
+			return nil
+		}
+		if !end.IsZero() && time.Now().After(end) {
+			return &busyError{text}
+		}
+		if text != said {
+			u.say("waiting: %s%s", text, hint)
+			said = text
+		}
+		if err := sleep(ctx, u.pause()); err != nil {
+			return err
+		}
+	}
+}
+
+// unless does something that ends with errJob as soon as the slots are not as
+// wanted any more.
+func (u *Updater) unless(ctx context.Context, over func([]Slot) bool, do func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		for sleep(ctx, u.pause()) == nil {
+			if slots, err := u.Node.Slots(ctx); err == nil && over(slots) {
+				cancel(errJob)
+			}
+		}
+	}()
+	err := do(ctx)
+	cause := context.Cause(ctx)
+	cancel(nil)
+	<-watched
+	if errors.Is(cause, errJob) {
+		return errJob
+	}
+	return err
+}
+
+// Tries of one canary.
+const (
+	// spared is how often a container that was killed, for no reason that shows,
+	// is tried again: a job may have come and gone between two looks.
+	spared = 3
+	// canaryTime bounds one canary: the first import of a large library takes a
+	// minute from a slow disk.
+	canaryTime = 10 * time.Minute
+)
+
+// ErrKilled says that a canary was killed before it could say anything.
+var ErrKilled = errors.New("it was killed before it said anything")
+
+// canary runs the candidate in one idle slot. Where it fails it runs once more,
+// and then the current image does: where that fails too the slot is not fit, and
+// another is tried.
+func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
+	unfit := map[int]string{}
+	id, kills, failed := u.state.Candidate.ID, 0, false
+	for end := u.deadline(o); ; {
+		slot, err := u.idleSlot(ctx, end, unfit)
+		if err != nil {
+			return Canary{}, err
+		}
+		u.say("trying the image in slot %s", slot.Name)
+		verdict, err := u.tryIn(ctx, slot, id)
+		switch {
+		case errors.Is(err, errJob):
+			u.say("a job came to slot %s and goes first; the image is tried again", slot.Name)
+			continue
+		case ctx.Err() != nil:
+			return Canary{}, context.Cause(ctx)
+		case errors.Is(err, ErrKilled):
+			if kills++; kills < spared {
+				continue
+			}
+			return Canary{}, fmt.Errorf("try the image in slot %s: %w", slot.Name, err)
+		case err != nil:
+			unfit[slot.Index] = err.Error()
+			continue
+		case verdict.Passed:
+			return verdict, nil
+		}
+		if !failed {
+			failed = true
+			u.say("it failed in slot %s (%s); once more", slot.Name, verdict.Reason)
+			continue
+		}
+		cur := u.state.Current
+		if !cur.passed() || cur.ID == id {
+			return verdict, nil
+		}
+		control, err := u.tryIn(ctx, slot, cur.ID)
+		if ctx.Err() != nil {
+			return Canary{}, context.Cause(ctx)
+		}
+		if err != nil || control.Passed {
+			return verdict, nil
+		}
+		unfit[slot.Index], failed = "the current image fails there as well: "+verdict.Reason, false
+	}
+}
+
+// tryIn runs one image in a slot, until a job comes to it.
+func (u *Updater) tryIn(ctx context.Context, slot Slot, id string) (verdict Canary, err error) {
+	taken := func(slots []Slot) bool {
+		i := slices.IndexFunc(slots, func(s Slot) bool { return s.Index == slot.Index })
+		return i < 0 || slots[i].Job != ""
+	}
+	err = u.unless(ctx, taken, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, canaryTime)
+		defer cancel()
+		verdict, err = u.Node.Canary(ctx, slot, id)
+		return err
+	})
+	if errors.Is(err, errJob) && verdict.Passed {
+		err = nil
+	}
+	return verdict, err
+}
+
+// idleSlot waits for a slot that a canary may run in.
+func (u *Updater) idleSlot(ctx context.Context, end time.Time, unfit map[int]string) (found Slot, err error) {
+	reasons := ""
+	err = u.await(ctx, end, func(slots []Slot) string {
+		var busy, away []string
+		for _, s := range slots {
+			if s.Away == "" {
+				s.Away = unfit[s.Index]
+			}
+			switch {
+			case s.Away != "":
+				away = append(away, s.Name+": "+s.Away)
+			case s.Job != "":
+				busy = append(busy, s.Name)
+			default:
+				found, reasons = s, ""
+				return ""
+			}
+		}
+		if len(busy) == 0 {
+			reasons = strings.Join(away, "; ")
+			return "" // no wait helps
+		}
+		return "no slot is idle to try the image in; " + strings.Join(busy, ", ") + plural(len(busy), " runs a job", " run jobs")
+	}, "; kbnode drain keeps the next job away from one")
+	if err == nil && reasons != "" {
+		err = errors.New("no slot can try the image; " + reasons)
+	} else if err == nil && found.Name == "" {
+		err = errors.New("this node has no slot to try the image in; type sudo kbnode install --queue NAME")
+	}
+	return found, err
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
+}

@@ -1,0 +1,66 @@
+package image
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+)
+
+// slotLabel is on every container that a slot's guard makes.
+const slotLabel = "kbnode.slot"
+
+// Watch looks at how the first jobs with a new image ended and goes back to the
+// one before if all failed. Where no image is on trial it reads one file and no
+// more, so it may be called often. What the jobs are comes from the engine, which
+// no job can make say otherwise.
+func (u *Updater) Watch(ctx context.Context) (Result, error) {
+	s, err := Read(u.Dir)
+	if err != nil || s.Trial == nil || s.Name != u.Name {
+		return Result{Name: u.Name, Action: ActionNone, Current: s.Current}, err
+	}
+	release, err := u.open(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	defer release()
+	return u.watch(ctx)
+}
+
+func (u *Updater) watch(ctx context.Context) (Result, error) {
+	s := u.state
+	if s.Trial == nil || s.Current == nil || s.Trial.ImageID != s.Current.ID {
+		return u.result(ActionNone, ""), nil
+	}
+	ends, err := u.Engine.Ends(ctx, slotLabel, s.Trial.Seen)
+	if err != nil {
+		return Result{}, err
+	}
+	trial, verdict := *s.Trial, Undecided
+	for _, e := range ends {
+		if name, err := docker.ParseRef(e.Image); err != nil || name != u.whole() {
+			continue
+		}
+		if trial, verdict = FirstJobs(trial, Outcome{Image: e.Image, ExitCode: e.ExitCode, Time: e.Time}); verdict != Undecided {
+			break
+		}
+	}
+	if verdict == Bad && len(s.Previous) > 0 {
+		return u.rollback(ctx, fmt.Sprintf("its first %d jobs failed", trial.Failed))
+	}
+	if verdict == Undecided && trial == *s.Trial {
+		return u.result(ActionNone, ""), nil
+	}
+	if s.Trial = &trial; verdict != Undecided {
+		s.Trial = nil
+	}
+	return u.result(ActionNone, ""), u.save(s)
+}
+
+// whole is the name as ParseRef writes it.
+func (u *Updater) whole() string {
+	if name, err := docker.ParseRef(u.Name); err == nil {
+		return name
+	}
+	return u.Name
+}

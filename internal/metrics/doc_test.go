@@ -1,0 +1,152 @@
+package metrics
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"gopkg.in/yaml.v3"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/daemon"
+)
+
+func repository(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../..", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// described is what an Exporter tells, "TYPE LABELS" by name.
+func described(t *testing.T) map[string]string {
+	t.Helper()
+	e := New(Options{Images: images})
+	e.Publish(full())
+	types := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^# TYPE (\w+) (\w+)$`).FindAllStringSubmatch(text(t, e), -1) {
+		types[m[1]] = m[2]
+	}
+	descs := make(chan *prometheus.Desc)
+	go func() { e.registry.Describe(descs); close(descs) }()
+	all := map[string]string{}
+	form := regexp.MustCompile(`^Desc\{fqName: "(\w+)", .*variableLabels: \{([\w,]*)\}\}$`)
+	for d := range descs {
+		m := form.FindStringSubmatch(d.String())
+		if m == nil {
+			t.Fatalf("%s is not as expected", d)
+		}
+		if types[m[1]] == "" {
+			t.Errorf("%s has no sample in this test", m[1])
+		}
+		all[m[1]] = types[m[1]] + " " + m[2]
+	}
+	return all
+}
+
+func TestPage(t *testing.T) {
+	t.Parallel()
+	page := repository(t, "docs/metrics.md")
+	rows := map[string]string{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\| ([^|]*)\\|").FindAllStringSubmatch(page, -1) {
+		rows[m[1]] = m[2] + " " + strings.NewReplacer("`", "", " ", "").Replace(m[3])
+	}
+	if diff := cmp.Diff(described(t), rows); diff != "" {
+		t.Errorf("docs/metrics.md has other rows than there are metrics: %s", diff)
+	}
+	exist(t, "docs/metrics.md", page)
+	for _, word := range daemon.SlotWords {
+		if !strings.Contains(page, "`"+word+"`") {
+			t.Errorf("docs/metrics.md does not name the state %s", word)
+		}
+	}
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page, -1)
+	if len(blocks) != 3 {
+		t.Fatalf("%d examples", len(blocks))
+	}
+	for i, m := range blocks {
+		var any map[string]any
+		err := yaml.Unmarshal([]byte(m[1]), &any)
+		if i == 0 {
+			_, err = config.Parse("docs/metrics.md", []byte(m[1]))
+		}
+		if err != nil {
+			t.Errorf("example %d: %v", i, err)
+		}
+	}
+}
+
+// exist holds the metrics that a text names to those that there are.
+func exist(t *testing.T, name, text string) (found int) {
+	t.Helper()
+	known := described(t)
+	for _, m := range regexp.MustCompile(`\b(?:kbnode|process)_[a-z_]+\b`).FindAllString(text, -1) {
+		base := m
+		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+			if cut, ok := strings.CutSuffix(m, suffix); ok && strings.HasPrefix(known[cut], "histogram") {
+				base = cut
+			}
+		}
+		if known[base] == "" {
+			t.Errorf("%s names %s, and there is no such metric", name, m)
+		}
+		found++
+	}
+	return found
+}
+
+func TestDashboard(t *testing.T) {
+	t.Parallel()
+	const name = "packaging/grafana/kbnode.json"
+	var board any
+	if err := json.Unmarshal([]byte(repository(t, name)), &board); err != nil {
+		t.Fatal(err)
+	}
+	var exprs, words []string
+	var walk func(v any)
+	walk = func(v any) {
+		switch v := v.(type) {
+		case []any:
+			for _, x := range v {
+				walk(x)
+			}
+		case map[string]any:
+			for key, x := range v {
+				if s, ok := x.(string); ok && (key == "expr" || key == "query") {
+					exprs = append(exprs, s)
+				} else if ok && key == "text" {
+					words = append(words, s)
+				}
+				walk(x)
+			}
+		}
+	}
+	walk(board)
+	found := 0
+	for _, expr := range exprs {
+		found += exist(t, name, expr)
+	}
+	if found < 20 {
+		t.Errorf("%s names %d metrics; are its panels gone?", name, found)
+	}
+	for _, word := range daemon.SlotWords {
+		if !slices.Contains(words, word) {
+			t.Errorf("%s does not show the state %s", name, word)
+		}
+	}
+	for _, m := range regexp.MustCompile(`state=~?"([a-z|]+)"`).FindAllStringSubmatch(strings.Join(exprs, "\n"), -1) {
+		for word := range strings.SplitSeq(m[1], "|") {
+			if !slices.Contains(daemon.SlotWords, word) {
+				t.Errorf("%s asks for the state %s, and there is none", name, word)
+			}
+		}
+	}
+}

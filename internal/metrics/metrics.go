@@ -1,0 +1,237 @@
+// Package metrics tells Prometheus what the daemon sees and does. It is the door
+// to Prometheus's client; docs/metrics.md has a row for each metric.
+package metrics
+
+import (
+	"cmp"
+	"errors"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/daemon"
+	"github.com/gpu-mode/kbnode/internal/image"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// maxLabel bounds the value of a label, in bytes.
+const maxLabel = 256
+
+// Options are what an Exporter needs.
+type Options struct {
+	Version, Commit string // of kbnode
+	// Images reads what is known of the node's images; nil where nothing is.
+	Images func() (image.State, error)
+	Log    *slog.Logger // nil discards
+}
+
+// Exporter makes metrics of snapshots and serves them.
+type Exporter struct {
+	Options
+	registry *prometheus.Registry
+	web
+
+	mu sync.Mutex // held while metrics change together, and while they are read
+
+	slotInfo, slotState, slotDrained, verdicts *prometheus.GaugeVec
+	imageInfo, imageSince, imageOnTrial        *prometheus.GaugeVec
+	jobsStarted, passes, changes               *prometheus.CounterVec
+	jobSeconds, passSeconds                    *prometheus.HistogramVec
+	waiting, lastPass, lastGood                prometheus.Gauge
+
+	jobs map[int]job // by slot, as of the last snapshot with a state
+}
+
+// job is one that ran when a slot was last seen.
+type job struct {
+	id          string // only compared: it is what the job's environment says
+	began, seen time.Time
+}
+
+// New makes an Exporter that serves nothing yet.
+func New(o Options) *Exporter {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	e := &Exporter{Options: o, registry: prometheus.NewRegistry()}
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+		e.registry.MustRegister(v)
+		return v
+	}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		e.registry.MustRegister(v)
+		return v
+	}
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+		e.registry.MustRegister(v)
+		return v
+	}
+	gauge("kbnode_build_info", "Version of kbnode; always 1.", "version", "commit", "go").
+		WithLabelValues(o.Version, o.Commit, runtime.Version()).Set(1)
+
+	e.slotInfo = gauge("kbnode_slot_info", "A slot and its GPU; always 1.", "slot", "gpu_uuid", "gpu_model", "queue")
+	e.slotState = gauge("kbnode_slot_state", "Whether a slot is in this state, as kbnode status says.", "slot", "state")
+	e.slotDrained = gauge("kbnode_slot_drained", "Who wants a slot to take no jobs; 1 where somebody does.", "slot", "by")
+	e.verdicts = gauge("kbnode_health_verdicts", "Verdicts about the health of a slot, or of the node where slot is empty.", "check", "level", "slot")
+	e.jobsStarted = counter("kbnode_jobs_started_total", "Jobs that a look has seen.", "slot")
+	e.jobSeconds = histogram("kbnode_job_duration_seconds", "How long the jobs that have ended took, to within half of the time between two looks.",
+		[]float64{10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200}, "slot")
+
+	e.imageInfo = gauge("kbnode_image_info", "The jobs' image that is in use; always 1.", "name", "digest")
+	e.imageSince = gauge("kbnode_image_since_timestamp_seconds", "When the image in use came to this node.")
+	e.imageOnTrial = gauge("kbnode_image_on_trial", "Whether the image in use is taken back if its first jobs fail.")
+
+	e.passes = counter("kbnode_passes_total", "Passes of the daemon over the node.", "kind", "result")
+	e.passSeconds = histogram("kbnode_pass_duration_seconds", "How long passes took.",
+		[]float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 300}, "kind")
+	e.changes = counter("kbnode_changes_total", "Changes that passes made to the node.", "kind")
+	e.waiting = gauge("kbnode_changes_waiting", "Changes that wait for the end of a job.").WithLabelValues()
+	e.lastPass = gauge("kbnode_last_pass_timestamp_seconds", "When the last pass began.").WithLabelValues()
+	e.lastGood = gauge("kbnode_last_good_pass_timestamp_seconds", "When the last pass began that could be made; 0 before.").WithLabelValues()
+	for _, kind := range []string{"look", "whole"} {
+		for _, result := range []string{"ok", "error", "locked"} {
+			e.passes.WithLabelValues(kind, result)
+		}
+	}
+	e.registerProcess()
+	return e
+}
+
+// Publish takes a pass into account, and brings the server to the address that it
+// names. It is not called concurrently.
+func (e *Exporter) Publish(s daemon.Snapshot) {
+	var images image.State
+	if e.Images != nil {
+		var err error
+		if images, err = e.Images(); err != nil {
+			e.Log.Debug("images not read", "err", err)
+		}
+	}
+	e.mu.Lock()
+	e.pass(s)
+	e.slots(s)
+	e.image(images)
+	e.mu.Unlock()
+	e.serve(s.Listen)
+}
+
+func (e *Exporter) pass(s daemon.Snapshot) {
+	kind, result := "look", "ok"
+	if s.Whole {
+		kind = "whole"
+	}
+	e.lastPass.Set(seconds(s.Began))
+	var locked *reconcile.LockedError
+	switch {
+	case errors.As(s.Err, &locked):
+		result = "locked"
+	case s.Err != nil:
+		result = "error"
+	default:
+		e.lastGood.Set(seconds(s.Began))
+		e.waiting.Set(float64(s.Waiting))
+	}
+	e.passes.WithLabelValues(kind, result).Inc()
+	e.passSeconds.WithLabelValues(kind).Observe(s.Duration.Seconds())
+	for _, c := range s.Applied {
+		e.changes.WithLabelValues(string(c.Kind)).Inc()
+	}
+}
+
+// slots tells of slots what the snapshot does. What it does not say stays.
+func (e *Exporter) slots(s daemon.Snapshot) {
+	e.verdicts.Reset()
+	for _, v := range s.Verdicts {
+		if len(v.Slots) == 0 {
+			e.verdicts.WithLabelValues(v.Check, v.Level.String(), "").Inc()
+		}
+		for _, k := range v.Slots {
+			e.verdicts.WithLabelValues(v.Check, v.Level.String(), plan.SlotName(k)).Inc()
+		}
+	}
+	if s.State == nil {
+		return
+	}
+	at := map[int]reconcile.SlotState{}
+	for _, ss := range s.State.Slots {
+		at[ss.Index] = ss
+	}
+	e.slotInfo.Reset()
+	e.slotState.Reset()
+	e.slotDrained.Reset()
+	jobs := map[int]job{}
+	for _, sl := range s.Plan.Slots {
+		g, ss := sl.GPUs[0], at[sl.Index]
+		e.slotInfo.WithLabelValues(sl.Name, label(g.UUID), label(g.Model), label(sl.Queue)).Set(1)
+		is := daemon.SlotWord(sl, ss, s.Parked[sl.Index])
+		for _, word := range daemon.SlotWords {
+			v := 0.0
+			if word == is {
+				v = 1
+			}
+			e.slotState.WithLabelValues(sl.Name, word).Set(v)
+		}
+		for _, d := range sl.Drains {
+			e.slotDrained.WithLabelValues(sl.Name, label(d.By)).Set(1)
+		}
+		if j := e.job(sl.Name, e.jobs[sl.Index], ss.Job, s.Began); j.id != "" {
+			jobs[sl.Index] = j
+		}
+	}
+	e.jobs = jobs
+}
+
+// job compares the job of a slot with the one that was seen before.
+func (e *Exporter) job(slot string, before job, is *agent.Job, now time.Time) job {
+	started, ended := e.jobsStarted.WithLabelValues(slot), e.jobSeconds.WithLabelValues(slot)
+	if is != nil && is.ID == before.id {
+		before.seen = now
+		return before
+	}
+	if before.id != "" {
+		end := before.seen.Add(now.Sub(before.seen) / 2)
+		ended.Observe(end.Sub(before.began).Seconds())
+	}
+	if is == nil {
+		return job{}
+	}
+	started.Inc()
+	age := time.Duration(0)
+	if !is.Since.IsZero() {
+		age = max(0, now.Sub(is.Since))
+	}
+	// By now's monotonic clock: the other one may be set while the job runs.
+	return job{id: is.ID, began: now.Add(-age), seen: now}
+}
+
+func (e *Exporter) image(s image.State) {
+	e.imageInfo.Reset()
+	e.imageSince.Reset()
+	e.imageOnTrial.Reset()
+	if s.Current == nil {
+		return
+	}
+	e.imageInfo.WithLabelValues(label(s.Name), label(cmp.Or(s.Current.Digest, s.Current.ID))).Set(1)
+	e.imageSince.WithLabelValues().Set(seconds(s.Current.Since))
+	trial := 0.0
+	if s.Trial != nil {
+		trial = 1
+	}
+	e.imageOnTrial.WithLabelValues().Set(trial)
+}
+
+// label is a text as the value of a label: the client panics on others.
+func label(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), maxLabel)], "")
+}
+
+func seconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }

@@ -1,0 +1,215 @@
+package metrics
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/daemon"
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/image"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+var update = flag.Bool("update", false, "write testdata anew")
+
+var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// text is what Prometheus reads, without what another build or run would have
+// otherwise.
+func text(t *testing.T, e *Exporter) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	e.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != http.StatusOK {
+		t.Fatalf("status %d: %s", w.Code, w.Body)
+	}
+	out := regexp.MustCompile(`go="[^"]*"`).ReplaceAllString(w.Body.String(), `go="-"`)
+	return regexp.MustCompile(`(?m)^(process_\w+) \S+$`).ReplaceAllString(out, "$1 -")
+}
+
+// samples are the lines of some metrics.
+func samples(t *testing.T, e *Exporter, names string) []string {
+	t.Helper()
+	var list []string
+	for line := range strings.Lines(text(t, e)) {
+		if regexp.MustCompile(`^(` + names + `)[{ ]`).MatchString(line) {
+			list = append(list, strings.TrimSpace(line))
+		}
+	}
+	return list
+}
+
+func slots(n int) []plan.Slot {
+	var list []plan.Slot
+	for k := range n {
+		list = append(list, plan.Slot{
+			Index: k, Name: plan.SlotName(k), Queue: "b200",
+			GPUs: []plan.SlotGPU{{UUID: fmt.Sprintf("GPU-%d", k), PCI: "0000:1b:00.0", Vendor: "nvidia", Model: "NVIDIA B200"}},
+		})
+	}
+	return list
+}
+
+func running(k int, job string, since time.Time) reconcile.SlotState {
+	s := reconcile.SlotState{Index: k, Name: plan.SlotName(k), Agent: reconcile.UnitState{Active: "active", Sub: "running"}}
+	if job != "" {
+		s.Job = &agent.Job{ID: job, Pipeline: "p", Since: since}
+	}
+	return s
+}
+
+// full is a pass over a node that has something of everything.
+func full() daemon.Snapshot {
+	p := &plan.Plan{Slots: slots(4)}
+	p.Slots[1].Drains = []plan.Drain{{Slot: 1, By: plan.ByOperator, Reason: "a new fan"}, {Slot: 1, By: "gpu.ecc"}, {Slot: 1, By: "gpu.ecc"}}
+	p.Slots[3].Queue = "by \"name\"\n\xff"
+	return daemon.Snapshot{
+		Began: noon, Duration: 1200 * time.Millisecond, Whole: true, Plan: p, Waiting: 2,
+		State: &reconcile.State{Slots: []reconcile.SlotState{
+			running(0, "job-a", noon.Add(-time.Minute)), {Index: 1, Agent: reconcile.UnitState{Active: "inactive"}}, running(2, "", time.Time{}), running(3, "", time.Time{}),
+		}},
+		Parked: map[int]bool{3: true},
+		Verdicts: []health.Verdict{
+			{Check: "gpu.ecc", GPU: "GPU-1", Slots: []int{1}, Level: health.Fatal, Effect: health.Drain},
+			{Check: "gpu.nvlink", GPU: "GPU-x", Slots: []int{0, 2}, Level: health.Warn},
+			{Check: "node.disk", Level: health.Warn}, {Check: "node.disk", Level: health.Warn},
+		},
+		Applied: []reconcile.Change{{Kind: reconcile.Create}, {Kind: reconcile.Create}, {Kind: reconcile.Restart}},
+	}
+}
+
+func images() (image.State, error) {
+	return image.State{
+		Name:    "ghcr.io/gpu-mode/kernelbot:latest",
+		Current: &image.Image{ID: "sha256:1", Digest: "sha256:d1", Since: noon.Add(-48 * time.Hour)},
+		Trial:   &image.Trial{ImageID: "sha256:1"},
+	}, nil
+}
+
+// TestText is all that is told, of a look after a full pass.
+func TestText(t *testing.T) {
+	t.Parallel()
+	e := New(Options{Version: "1.2.3", Commit: "abc", Images: images})
+	e.Publish(full())
+	look := full()
+	look.Began, look.Duration, look.Whole, look.Applied = noon.Add(30*time.Second), 20*time.Millisecond, false, nil
+	look.State.Slots[0].Job = nil
+	e.Publish(look)
+	got := text(t, e)
+	for _, secret := range []string{"job-a", "a new fan"} {
+		if strings.Contains(got, secret) {
+			t.Errorf("%q is told", secret)
+		}
+	}
+	golden := filepath.Join("testdata", "metrics.txt")
+	if *update {
+		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestJobs(t *testing.T) {
+	t.Parallel()
+	at := func(d time.Duration, job string, since time.Duration) daemon.Snapshot {
+		s := daemon.Snapshot{Began: noon.Add(d), Plan: &plan.Plan{Slots: slots(1)}, State: &reconcile.State{}}
+		start := noon.Add(since)
+		if since < 0 {
+			start = time.Time{} // could not be read
+		}
+		s.State.Slots = []reconcile.SlotState{running(0, job, start)}
+		return s
+	}
+	blind := daemon.Snapshot{Began: noon.Add(time.Minute), Err: errors.New("no bus"), Plan: &plan.Plan{Slots: slots(1)}}
+	for _, tt := range []struct {
+		name           string
+		passes         []daemon.Snapshot
+		started, ended int
+		seconds        float64
+	}{
+		{"none", []daemon.Snapshot{at(0, "", 0)}, 0, 0, 0},
+		{"runs", []daemon.Snapshot{at(10*time.Second, "a", 0), at(40*time.Second, "a", 0)}, 1, 0, 0},
+		{"ends between two looks", []daemon.Snapshot{at(10*time.Second, "a", 0), at(40*time.Second, "", 0)}, 1, 1, 25},
+		{"another follows", []daemon.Snapshot{at(10*time.Second, "a", 0), at(40*time.Second, "b", 30*time.Second)}, 2, 1, 25},
+		{"a pass that sees nothing", []daemon.Snapshot{at(10*time.Second, "a", 0), blind, at(90*time.Second, "a", 0)}, 1, 0, 0},
+		{"its start is unknown", []daemon.Snapshot{at(10*time.Second, "a", -1), at(40*time.Second, "", 0)}, 1, 1, 15},
+		{"its start is to come", []daemon.Snapshot{at(10*time.Second, "a", time.Hour), at(40*time.Second, "", 0)}, 1, 1, 15},
+		{"the clock is set while it runs", []daemon.Snapshot{at(10*time.Second, "a", 0), at(20*time.Second, "a", time.Hour), at(40*time.Second, "", 0)}, 1, 1, 30},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			e := New(Options{})
+			for _, s := range tt.passes {
+				e.Publish(s)
+			}
+			want := []string{
+				fmt.Sprintf(`kbnode_job_duration_seconds_sum{slot="gpu0"} %g`, tt.seconds),
+				fmt.Sprintf(`kbnode_job_duration_seconds_count{slot="gpu0"} %d`, tt.ended),
+				fmt.Sprintf(`kbnode_jobs_started_total{slot="gpu0"} %d`, tt.started),
+			}
+			if diff := cmp.Diff(want, samples(t, e, `kbnode_job_duration_seconds_(sum|count)|kbnode_jobs_started_total`)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestFailedPass keeps what was known, and says that it grows old.
+func TestFailedPass(t *testing.T) {
+	t.Parallel()
+	const known = `kbnode_slot_info|kbnode_slot_state|kbnode_slot_drained|kbnode_changes_waiting|kbnode_health_verdicts`
+	e := New(Options{})
+	s := full()
+	e.Publish(s)
+	before := samples(t, e, known)
+	if len(before) < 10 {
+		t.Fatalf("samples: %q", before)
+	}
+	e.Publish(daemon.Snapshot{Began: noon.Add(time.Minute), Plan: s.Plan, Verdicts: s.Verdicts, Whole: true, Err: fmt.Errorf("lock: %w", &reconcile.LockedError{})})
+	e.Publish(daemon.Snapshot{Began: noon.Add(2 * time.Minute), Plan: s.Plan, Verdicts: s.Verdicts, Err: errors.New("no bus")})
+	if diff := cmp.Diff(before, samples(t, e, known)); diff != "" {
+		t.Error(diff)
+	}
+	want := []string{
+		"kbnode_last_good_pass_timestamp_seconds 1.7723664e+09",
+		"kbnode_last_pass_timestamp_seconds 1.77236652e+09",
+		`kbnode_passes_total{kind="look",result="error"} 1`,
+		`kbnode_passes_total{kind="look",result="locked"} 0`,
+		`kbnode_passes_total{kind="look",result="ok"} 0`,
+		`kbnode_passes_total{kind="whole",result="error"} 0`,
+		`kbnode_passes_total{kind="whole",result="locked"} 1`,
+		`kbnode_passes_total{kind="whole",result="ok"} 1`,
+	}
+	if diff := cmp.Diff(want, samples(t, e, `kbnode_last_\w+|kbnode_passes_total`)); diff != "" {
+		t.Error(diff)
+	}
+
+	// A slot that is gone is told of no more, and neither is an image.
+	s.Plan = &plan.Plan{Slots: slots(1)}
+	e.Publish(s)
+	for _, line := range samples(t, e, `kbnode_slot_\w+|kbnode_image_\w+`) {
+		if strings.Contains(line, "gpu1") || strings.HasPrefix(line, "kbnode_image") {
+			t.Errorf("still told: %s", line)
+		}
+	}
+}

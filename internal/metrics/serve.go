@@ -1,0 +1,122 @@
+package metrics
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+)
+
+const (
+	// maxConns are open at a time: jobs' commands on the host can open them too.
+	maxConns  = 16
+	maxHeader = 4 << 10 // bytes, and 4 KiB that Go adds
+	readTime  = 5 * time.Second
+	writeTime = 10 * time.Second
+)
+
+// web is the server of an Exporter.
+type web struct {
+	address string // that is wanted
+	said    string // why it cannot be had, as told
+	server  *http.Server
+	ended   chan struct{} // closed when server serves no more
+}
+
+// serve brings the server to an address; "" is none. It tries again what failed
+// before, so that each pass is another try.
+func (e *Exporter) serve(address string) {
+	if e.server != nil {
+		select {
+		case <-e.ended:
+		default:
+			if address == e.address {
+				return
+			}
+		}
+		e.Close()
+	}
+	if address != e.address {
+		e.address, e.said = address, ""
+	}
+	if address == "" {
+		return
+	}
+	if err := e.listen(address); err != nil {
+		if err.Error() != e.said {
+			e.Log.Warn("metrics not served", "err", err)
+		}
+		e.said = err.Error()
+		return
+	}
+	e.said = ""
+	e.Log.Info("metrics served", "address", address)
+}
+
+func (e *Exporter) listen(address string) error {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("serve metrics: %w; free the port, or write another metrics.listen", err)
+	}
+	var open atomic.Int64
+	e.server = &http.Server{
+		Handler:           e.handler(),
+		ReadTimeout:       readTime,
+		ReadHeaderTimeout: readTime,
+		WriteTimeout:      writeTime,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(e.Log.Handler(), slog.LevelDebug),
+		ConnState: func(c net.Conn, s http.ConnState) {
+			switch s {
+			case http.StateNew:
+				if open.Add(1) > maxConns {
+					_ = c.Close()
+				}
+			case http.StateClosed, http.StateHijacked:
+				open.Add(-1)
+			}
+		},
+	}
+	e.server.SetKeepAlivesEnabled(false) // a scrape a minute needs none
+	ended := make(chan struct{})
+	e.ended = ended
+	go func(s *http.Server) {
+		defer close(ended)
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			e.Log.Warn("metrics served no more", "err", err)
+		}
+	}(e.server)
+	return nil
+}
+
+// Close ends the server.
+func (e *Exporter) Close() {
+	if e.server == nil {
+		return
+	}
+	_ = e.server.Close()
+	<-e.ended
+	e.server = nil
+}
+
+func (e *Exporter) handler() http.Handler {
+	mux := http.NewServeMux()
+	// What went wrong with one metric must not hide the others.
+	mux.Handle("GET /metrics", promhttp.HandlerFor(prometheus.GathererFunc(e.gather),
+		promhttp.HandlerOpts{DisableCompression: true, ErrorHandling: promhttp.ContinueOnError}))
+	return mux
+}
+
+// gather reads all metrics as they were after a pass.
+func (e *Exporter) gather() ([]*dto.MetricFamily, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.registry.Gather()
+}

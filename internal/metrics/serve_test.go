@@ -1,0 +1,225 @@
+package metrics
+
+import (
+	"bytes"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/daemon"
+)
+
+// logged is a log that several goroutines write.
+type logged struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logged) count(what string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.b.String(), what)
+}
+
+func served(t *testing.T) (*Exporter, *logged) {
+	t.Helper()
+	log := &logged{}
+	e := New(Options{Log: slog.New(slog.NewTextHandler(log, nil))})
+	t.Cleanup(e.Close)
+	return e, log
+}
+
+// taken is a listener on a port that was free.
+func taken(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func free(t *testing.T) string {
+	t.Helper()
+	l := taken(t)
+	_ = l.Close()
+	return l.Addr().String()
+}
+
+func get(t *testing.T, method, url string) (status int, body string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := http.Client{Timeout: 10 * time.Second}
+	res, err := client.Do(req)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer func() { _ = res.Body.Close() }()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res.StatusCode, string(text)
+}
+
+func TestServeFollowsTheConfiguration(t *testing.T) {
+	t.Parallel()
+	e, log := served(t)
+	first, second := free(t), free(t)
+	e.Publish(daemon.Snapshot{})
+	for range 3 {
+		e.Publish(daemon.Snapshot{Listen: first})
+	}
+	if n := log.count("metrics served"); n != 1 {
+		t.Errorf("said %d times that it serves", n)
+	}
+	for _, tt := range []struct {
+		method, path string
+		want         int
+	}{
+		{http.MethodGet, "/metrics", http.StatusOK},
+		{http.MethodHead, "/metrics", http.StatusOK},
+		{http.MethodPost, "/metrics", http.StatusMethodNotAllowed},
+		{http.MethodGet, "/", http.StatusNotFound},
+		{http.MethodGet, "/debug/pprof/", http.StatusNotFound},
+		{http.MethodGet, "/metrics?" + strings.Repeat("x", 16<<10), http.StatusRequestHeaderFieldsTooLarge},
+	} {
+		if got, body := get(t, tt.method, "http://"+first+tt.path); got != tt.want {
+			t.Errorf("%s %.20s: %d %.100s, want %d", tt.method, tt.path, got, body, tt.want)
+		}
+	}
+	if _, body := get(t, http.MethodGet, "http://"+first+"/metrics"); !strings.Contains(body, `kbnode_passes_total{kind="look",result="ok"} 4`) {
+		t.Errorf("told:\n%s", body)
+	}
+
+	e.Publish(daemon.Snapshot{Listen: second})
+	if got, body := get(t, http.MethodGet, "http://"+second+"/metrics"); got != http.StatusOK {
+		t.Errorf("at another address: %d %s", got, body)
+	}
+	if got, _ := get(t, http.MethodGet, "http://"+first+"/metrics"); got != 0 {
+		t.Errorf("still served at the address before: %d", got)
+	}
+	e.Publish(daemon.Snapshot{})
+	if got, _ := get(t, http.MethodGet, "http://"+second+"/metrics"); got != 0 {
+		t.Errorf("still served when it is off: %d", got)
+	}
+}
+
+func TestPortTaken(t *testing.T) {
+	t.Parallel()
+	e, log := served(t)
+	other := taken(t)
+	address := other.Addr().String()
+	for range 3 {
+		e.Publish(daemon.Snapshot{Listen: address})
+	}
+	if n := log.count("metrics not served"); n != 1 {
+		t.Errorf("said %d times that the port is taken", n)
+	}
+	if n := log.count("address already in use; free the port"); n != 1 {
+		t.Errorf("said: %s", log.b.String())
+	}
+	_ = other.Close()
+	e.Publish(daemon.Snapshot{Listen: address})
+	if got, body := get(t, http.MethodGet, "http://"+address+"/metrics"); got != http.StatusOK {
+		t.Errorf("when the port is free: %d %s", got, body)
+	}
+}
+
+// TestServerThatEnded comes back with the next pass.
+func TestServerThatEnded(t *testing.T) {
+	t.Parallel()
+	e, _ := served(t)
+	address := free(t)
+	e.Publish(daemon.Snapshot{Listen: address})
+	_ = e.server.Close()
+	<-e.ended
+	e.Publish(daemon.Snapshot{Listen: address})
+	if got, body := get(t, http.MethodGet, "http://"+address+"/metrics"); got != http.StatusOK {
+		t.Errorf("%d %s", got, body)
+	}
+}
+
+// TestHostileClients hold neither the daemon up nor more than a few connections.
+func TestHostileClients(t *testing.T) {
+	t.Parallel()
+	e, _ := served(t)
+	address := free(t)
+	e.Publish(daemon.Snapshot{Listen: address})
+	var conns []net.Conn
+	for range 3 * maxConns {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		_, _ = c.Write([]byte("GET /metrics HTTP/1.1\r\n")) // and no more
+		conns = append(conns, c)
+	}
+	began := time.Now()
+	e.Publish(daemon.Snapshot{Listen: address})
+	if d := time.Since(began); d > readTime/2 {
+		t.Errorf("a pass took %s", d)
+	}
+	closed := 0
+	for _, c := range slices.Backward(conns) { // the first ones are waited for
+		_ = c.SetReadDeadline(began.Add(readTime / 2))
+		if _, err := io.ReadAll(c); err == nil || !strings.Contains(err.Error(), "timeout") {
+			closed++
+		}
+	}
+	if closed != 2*maxConns {
+		t.Errorf("%d of %d connections were closed at once, want all but %d", closed, len(conns), maxConns)
+	}
+	// Those that say nothing go in time.
+	_ = conns[0].SetReadDeadline(began.Add(2 * readTime))
+	if _, err := io.ReadAll(conns[0]); err != nil {
+		t.Errorf("a slow client is still connected: %v", err)
+	}
+	for range 50 { // the others go at the same time
+		if got, _ := get(t, http.MethodGet, "http://"+address+"/metrics"); got == http.StatusOK {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Error("not served after that")
+}
+
+// TestScrapesWhilePassesGoOn is for the race detector, and sees no half of a pass.
+func TestScrapesWhilePassesGoOn(t *testing.T) {
+	t.Parallel()
+	e, _ := served(t)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 200 {
+			e.Publish(full())
+		}
+	}()
+	for {
+		if n := len(samples(t, e, `kbnode_slot_info`)); n != 0 && n != 4 {
+			t.Errorf("%d slots", n)
+		}
+		select {
+		case <-done:
+			return
+		default:
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package plan
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// DrainsPath keeps which slots are to take no jobs: what operators and verdicts
+// about a slot's health ask for outlives a reboot.
+const DrainsPath = "/var/lib/kbnode/drains.json"
+
+// ByOperator has drained a slot with kbnode drain. Who else drains is the ID of
+// a health check.
+const ByOperator = "operator"
+
+// Drain says that a slot finishes its job and takes no more.
+type Drain struct {
+	Slot   int       `json:"slot"`
+	By     string    `json:"by"`     // ByOperator, or the ID of a health check
+	Reason string    `json:"reason"` // "" where an operator gave none
+	Since  time.Time `json:"since"`
+}
+
+// String is the drain in a line: "drained by operator: new fan".
+func (d Drain) String() string {
+	text := "drained by " + d.By
+	if d.Reason != "" {
+		text += ": " + d.Reason
+	}
+	return text
+}
+
+// drainsFile is the content of DrainsPath.
+type drainsFile struct {
+	WrittenBy string  `json:"written_by"`
+	Schema    int     `json:"schema"`
+	Drains    []Drain `json:"drains"`
+}
+
+// ParseDrains reads the content of DrainsPath.
+func ParseDrains(text []byte) ([]Drain, error) {
+	var f drainsFile
+	if err := json.Unmarshal(text, &f); err != nil {
+		return nil, fmt.Errorf("read drained slots %s: %w; delete the file to drain none", DrainsPath, err)
+	}
+	if f.Schema != Schema {
+		return nil, errors.New("the drained slots in " + DrainsPath + " were written by another version of kbnode; delete the file and drain them again")
+	}
+	return f.Drains, nil
+}
+
+// RenderDrains is the content of DrainsPath, by slot and who drained it.
+func RenderDrains(drains []Drain) (string, error) {
+	f := drainsFile{WrittenBy: "kbnode", Schema: Schema, Drains: slices.SortedFunc(slices.Values(drains), func(a, b Drain) int {
+		return cmp.Or(a.Slot-b.Slot, cmp.Compare(a.By, b.By))
+	})}
+	text, err := json.MarshalIndent(f, "", "  ")
+	if err != nil {
+		return "", fmt.Errorf("render drained slots: %w", err)
+	}
+	return string(text) + "\n", nil
+}
+
+// AddDrain adds a drain. One of the same slot by the same keeps its time.
+func AddDrain(drains []Drain, add Drain) []Drain {
+	drains = slices.Clone(drains)
+	for i, d := range drains {
+		if d.Slot == add.Slot && d.By == add.By {
+			drains[i].Reason = add.Reason
+			return drains
+		}
+	}
+	return append(drains, add)
+}
+
+// RemoveDrain removes what somebody has drained.
+func RemoveDrain(drains []Drain, slot int, by string) []Drain {
+	return slices.DeleteFunc(slices.Clone(drains), func(d Drain) bool { return d.Slot == slot && d.By == by })
+}
+
+// drained are the drains of one slot, an operator's own first.
+func drained(drains []Drain, slot int) []Drain {
+	var of []Drain
+	for _, d := range drains {
+		if d.Slot == slot {
+			of = append(of, d)
+		}
+	}
+	slices.SortStableFunc(of, func(a, b Drain) int {
+		return cmp.Or(-cmp.Compare(rankBy(a), rankBy(b)), a.Since.Compare(b.Since))
+	})
+	return of
+}
+
+func rankBy(d Drain) int {
+	if d.By == ByOperator {
+		return 1
+	}
+	return 0
+}

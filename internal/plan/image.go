@@ -1,0 +1,50 @@
+package plan
+
+import (
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+)
+
+// What updates the node's image: a line of cron, or a timer where no cron runs.
+const (
+	CronPath     = "/etc/cron.d/kbnode"
+	ImageService = "kbnode-image.service"
+	ImageTimer   = "kbnode-image.timer"
+
+	// ImageDir holds what kbnode knows of the node's images.
+	ImageDir = "/var/lib/kbnode"
+)
+
+// addAutoUpdate adds what updates the image, if the configuration asks for it.
+func (p *Plan) addAutoUpdate(in Input, cfg config.Config) error {
+	if cfg.Image.AutoUpdate == "" || cfg.Image.AutoUpdate == config.Off {
+		return nil
+	}
+	when, err := config.ParseSchedule(cfg.Image.AutoUpdate)
+	if err != nil {
+		return err
+	}
+	if in.Inventory.Software.Cron {
+		// A percent sign is a line break to cron.
+		binary := strings.ReplaceAll(in.Binary, "%", `\%`)
+		p.addFile(CronPath, 0o644, -1, header+
+			"SHELL=/bin/sh\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"+
+			when.Text+" root "+binary+" image update --auto\n")
+		return nil
+	}
+	calendar, err := when.Calendar()
+	if err != nil {
+		return err
+	}
+	data := struct{ Binary, Calendar string }{in.Binary, calendar}
+	for name, tmpl := range map[string]string{ImageService: "kbnode-image.service.tmpl", ImageTimer: "kbnode-image.timer.tmpl"} {
+		if err := p.addUnit(name, tmpl, -1, data); err != nil {
+			return err
+		}
+	}
+	p.Units = append(p.Units,
+		Unit{Name: ImageService, Slot: -1},
+		Unit{Name: ImageTimer, Slot: -1, Enabled: true, Active: true})
+	return nil
+}

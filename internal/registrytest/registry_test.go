@@ -1,0 +1,101 @@
+package registrytest
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// client speaks to a registry as an engine does.
+type client struct {
+	t   *testing.T
+	url string
+}
+
+func (c client) do(method, path, body string, want int, header ...string) *http.Response {
+	c.t.Helper()
+	if !strings.HasPrefix(path, "http") {
+		path = c.url + path
+	}
+	req, err := http.NewRequestWithContext(c.t.Context(), method, path, strings.NewReader(body))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { _ = resp.Body.Close() })
+	if resp.StatusCode != want {
+		c.t.Fatalf("%s %s: %s, want %d", method, path, resp.Status, want)
+	}
+	return resp
+}
+
+func serve(t *testing.T, g *Registry) client {
+	s := httptest.NewServer(g)
+	t.Cleanup(s.Close)
+	return client{t, s.URL}
+}
+
+// TestPushAndPull sends an image as docker push does and fetches it back, also
+// after a cut.
+func TestPushAndPull(t *testing.T) {
+	t.Parallel()
+	g := &Registry{}
+	c := serve(t, g)
+	layer := strings.Repeat("layer", 40000)
+	digest := sum([]byte(layer))
+	c.do("GET", "/v2/", "", 200)
+	c.do("HEAD", "/v2/a/b/blobs/"+digest, "", 404)
+	at := c.do("POST", "/v2/a/b/blobs/uploads/", "", 202).Header.Get("Location")
+	c.do("PATCH", at, layer[:1000], 202)
+	c.do("PATCH", at, layer[1000:], 202)
+	c.do("PUT", at+"?digest="+sum([]byte("other")), "", 400)
+	at = c.do("POST", "/v2/a/b/blobs/uploads/", "", 202).Header.Get("Location")
+	c.do("PATCH", at, layer, 202)
+	c.do("PUT", at+"?digest="+digest, "", 201)
+	const kind = "application/vnd.docker.distribution.manifest.v2+json"
+	m := `{"schemaVersion":2}`
+	c.do("PUT", "/v2/a/b/manifests/latest", m, 201, "Content-Type", kind)
+	c.do("PUT", "/v2/a/b/manifests/bad", "no", 400)
+	if g.Digest("a/b", "latest") != sum([]byte(m)) {
+		t.Errorf("the tag stands for %q", g.Digest("a/b", "latest"))
+	}
+	for _, ref := range []string{"latest", sum([]byte(m))} {
+		got := c.do("GET", "/v2/a/b/manifests/"+ref, "", 200)
+		text, err := io.ReadAll(got.Body)
+		if err != nil || string(text) != m || got.Header.Get("Content-Type") != kind || got.Header.Get("Docker-Content-Digest") != sum([]byte(m)) {
+			t.Errorf("%s: %q %v %v", ref, text, got.Header, err)
+		}
+	}
+	c.do("GET", "/v2/a/b/manifests/other", "", 404)
+
+	c.do("POST", "/faults", `{"cuts":1,"after":70000}`, 200)
+	half, err := io.ReadAll(c.do("GET", "/v2/a/b/blobs/"+digest, "", 200).Body)
+	if err == nil || len(half) != 70000 || g.Pulled() != 0 {
+		t.Errorf("%d bytes got through (%v), %d whole", len(half), err, g.Pulled())
+	}
+	rest, err := io.ReadAll(c.do("GET", "/v2/a/b/blobs/"+digest, "", 206, "Range", "bytes=70000-").Body)
+	if err != nil || string(append(bytes.Clone(half), rest...)) != layer || g.Pulled() != 1 {
+		t.Errorf("the rest has %d bytes (%v)", len(rest), err)
+	}
+	c.do("POST", "/faults", `{"status":503}`, 200)
+	c.do("GET", "/v2/a/b/manifests/latest", "", 503)
+}
+
+func TestCredentials(t *testing.T) {
+	t.Parallel()
+	c := serve(t, &Registry{User: "u", Password: "p"})
+	if h := c.do("GET", "/v2/", "", 401).Header.Get("Www-Authenticate"); !strings.HasPrefix(h, "Basic ") {
+		t.Errorf("asks for %q", h)
+	}
+	c.do("GET", "/v2/", "", 401, "Authorization", "Basic dTp4")
+	c.do("GET", "/v2/", "", 200, "Authorization", "Basic dTpw")
+}

@@ -1,0 +1,156 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/vm"
+)
+
+// allIdle waits until status finds nothing wrong.
+func allIdle(t *testing.T, m *vm.Machine, slots ...int) {
+	t.Helper()
+	m.Wait("a node as planned", "kbnode status >/dev/null")
+	for _, s := range slots {
+		slotIs(t, m, s, "idle", "")
+	}
+}
+
+// TestDaemon spoils a node in many ways, and nobody types a command to mend it.
+func TestDaemon(t *testing.T) {
+	t.Parallel()
+	m := installed(t)
+	allIdle(t, m)
+	const memory2 = "/sys/fs/cgroup/buildkite.slice/buildkite-gpu2.slice/memory.max"
+	planned := m.Sh("cat " + memory2)
+
+	t.Run("rest", func(t *testing.T) {
+		before, io := m.Sh(writes), m.Sh("grep ^write_bytes /proc/$(systemctl show -P MainPID kbnode)/io")
+		began := m.Sh("awk '{print $14+$15}' /proc/$(systemctl show -P MainPID kbnode)/stat")
+		time.Sleep(100 * time.Second)
+		if diff := cmp.Diff(before, m.Sh(writes)); diff != "" {
+			t.Error(diff)
+		}
+		if got := m.Sh("grep ^write_bytes /proc/$(systemctl show -P MainPID kbnode)/io"); got != io {
+			t.Errorf("it wrote to the disk: %s, before %s", got, io)
+		}
+		t.Logf("ticks of 10 ms, emulated: %s, 100 s before: %s; %s", m.Sh("awk '{print $14+$15}' /proc/$(systemctl show -P MainPID kbnode)/stat"), began,
+			m.Sh("grep VmRSS /proc/$(systemctl show -P MainPID kbnode)/status; cat /sys/fs/cgroup/system.slice/kbnode.service/memory.current"))
+	})
+
+	t.Run("drift", func(t *testing.T) {
+		m.Sh("systemctl set-property --runtime buildkite-gpu2.slice MemoryMax=1G; test $(cat " + memory2 + ") = 1073741824")
+		told := time.Now()
+		m.Wait("what systemd tells", "test $(cat "+memory2+") = "+planned)
+		t.Logf("mended %v after systemd's signal, emulated", time.Since(told).Round(100*time.Millisecond))
+		m.Sh("echo 1G >" + memory2 + "; rm /etc/buildkite-agent/hooks/pre-exit; echo '# by hand' >>/etc/systemd/system/kbnode-guard-gpu1.service; systemctl stop kbnode-guard-gpu4")
+		m.Wait("what nobody tells", "test $(cat "+memory2+") = "+planned+" && test -x /etc/buildkite-agent/hooks/pre-exit && ! grep -q 'by hand' /etc/systemd/system/kbnode-guard-gpu1.service && systemctl is-active -q kbnode-guard-gpu4")
+		allIdle(t, m)
+		if got := m.Sh("kbnode events --since 10m"); !strings.Contains(got, "set buildkite-gpu2.slice") || !strings.Contains(got, "create /etc/buildkite-agent/hooks/pre-exit") {
+			t.Errorf("events: %s", got)
+		}
+	})
+
+	t.Run("configuration", func(t *testing.T) {
+		m.Sh("printf 'job:\n  tasks_max: 3000\n' >>/etc/kbnode/config.yaml")
+		m.Wait("the new limit", "test $(cat /sys/fs/cgroup/buildkite.slice/buildkite-gpu7.slice/pids.max) = 3000")
+		m.Sh("echo 'colour: red' >>/etc/kbnode/config.yaml; systemctl reload kbnode")
+		m.Wait("the refusal", "systemctl show -P StatusText kbnode | grep -q colour")
+		m.Sh("sed -i /colour/d /etc/kbnode/config.yaml")
+		m.Wait("the end of it", "kbnode events | tail -n 3 | grep -q mended")
+		allIdle(t, m)
+	})
+
+	t.Run("a job, while everything else ends", func(t *testing.T) {
+		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 60, 5))
+		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
+		m.Wait("the job's container", "docker ps -q | grep -q .")
+		for range 4 {
+			m.Sh("rm -f /etc/buildkite-agent/hooks/environment /etc/buildkite-agent/agent-[0-4]/environment; echo 2G >" + memory2 + "; systemctl reload kbnode")
+			time.Sleep(time.Duration(rand.IntN(6000)) * time.Millisecond)
+			m.Sh("systemctl kill -s KILL kbnode")
+			m.Wait("the next daemon", "systemctl is-active -q kbnode")
+		}
+		m.Sh("systemctl restart dbus; systemctl restart kbnode; kill -HUP $(systemctl show -P MainPID kbnode)")
+		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
+			t.Errorf("exit code %d: %s", r.Code, r.Stdout)
+		}
+		allIdle(t, m, 5)
+	})
+
+	t.Run("no way to write", func(t *testing.T) {
+		m.Sh("rm /etc/buildkite-agent/hooks/pre-exit; mount --bind /etc /etc; mount -o remount,bind,ro /etc; systemctl reload kbnode")
+		m.Wait("the error", "systemctl show -P StatusText kbnode | grep -q 'read-only file system'")
+		idle(t, m, 0)
+		m.Sh("umount -l /etc")
+		allIdle(t, m)
+		m.Sh("test -x /etc/buildkite-agent/hooks/pre-exit")
+	})
+
+	t.Run("GPUs and drivers", func(t *testing.T) {
+		m.Sh("sim-gpu lose 3")
+		slotIs(t, m, 3, "parked", "missing")
+		idle(t, m, 2)
+		m.Sh("sim-gpu restore 3")
+		allIdle(t, m, 3)
+		m.Sh("echo 'hang = 3600' >>/etc/fake-nvml.conf; systemctl reload kbnode; sleep 60")
+		idle(t, m, 3)
+		m.Sh("sed -i /^hang/d /etc/fake-nvml.conf")
+		allIdle(t, m)
+	})
+
+	t.Run("a sick GPU", func(t *testing.T) {
+		// What root writes there is not the kernel's.
+		m.Sh("pci=$(kbnode status --json | jq -r '.slots[5].pci'); echo \"<3>NVRM: Xid (PCI:${pci%.*}): 79, pid=1, GPU has fallen off the bus.\" >/dev/kmsg")
+		m.Sh("echo 'gpu.4.recovery_action = 1' >>/etc/fake-nvml.conf")
+		slotIs(t, m, 4, "drained", "gpu.recovery")
+		idle(t, m, 5)
+		m.Sh("systemctl kill -s KILL kbnode; sleep 20")
+		slotIs(t, m, 4, "drained", "gpu.recovery")
+		if r := m.Try("kbnode resume gpu4"); r.Code != 1 || !strings.Contains(r.Stdout, "still drained by gpu.recovery") {
+			t.Errorf("resume: exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		m.Sh("sed -i /recovery_action/d /etc/fake-nvml.conf")
+		slotIs(t, m, 4, "idle", "")
+		idle(t, m, 4)
+		if got := m.Sh("kbnode events"); !strings.Contains(got, "gpu.recovery raised") || !strings.Contains(got, "gpu.recovery cleared") || strings.Contains(got, "gpu.lost") {
+			t.Errorf("events: %s", got)
+		}
+	})
+
+	t.Run("drain", func(t *testing.T) {
+		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 40, 6))
+		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
+		m.Wait("the job's container", "docker ps -q | grep -q .")
+		if out := m.Sh("kbnode drain gpu6 1 --reason 'new fan'"); !strings.Contains(out, "gpu6: finishes job ") || !strings.Contains(out, "gpu1: drained") {
+			t.Errorf("drain says %s", out)
+		}
+		m.Sh("systemctl kill -s KILL kbnode")
+		slotIs(t, m, 6, "draining", "")
+		if out := m.Sh("kbnode drain 6 --wait"); !strings.HasSuffix(out, "gpu6: drained") {
+			t.Errorf("drain --wait says %s", out)
+		}
+		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
+			t.Errorf("exit code %d: %s", r.Code, r.Stdout)
+		}
+		m.Reboot()
+		m.Sh("bkstub wait-agents --count 6 --timeout 5m")
+		allIdle(t, m, 0)
+		slotIs(t, m, 6, "drained", "")
+		if got := m.Sh("kbnode resume --all"); strings.Count(got, "takes jobs") != 8 {
+			t.Errorf("resume says %s", got)
+		}
+		m.Sh("bkstub wait-agents --count 8 --timeout 3m")
+		idle(t, m, 6)
+		if got := m.Sh("kbnode events"); !strings.Contains(got, "gpu6 is drained by operator: new fan") || !strings.Contains(got, "gpu6 may take jobs again") {
+			t.Errorf("events: %s", got)
+		}
+	})
+}
