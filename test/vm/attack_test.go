@@ -56,7 +56,7 @@ const (
 	// the next one's program may take to begin, emulated; on hardware it is ten in all.
 	usableIn = 60
 	// lanesIn bounds how long all jobs may take, emulated.
-	lanesIn = 20 * time.Minute
+	lanesIn = 45 * time.Minute
 )
 
 func (a attack) steps(slot int) string {
