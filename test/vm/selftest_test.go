@@ -161,7 +161,7 @@ func TestSelftest(t *testing.T) {
 		{"the agent's configuration", `sed -i 's/no-local-hooks="true"/no-local-hooks="false"/' /etc/buildkite-agent/agent-1/buildkite-agent.cfg`, "", []string{"plan: /etc/buildkite-agent/agent-1/buildkite-agent.cfg"}},
 		{"the guard", "systemctl stop kbnode-guard-gpu1; touch /run/kbnode/gpu1/docker.sock; mount --bind /run/docker.sock /run/kbnode/gpu1/docker.sock",
 			"umount /run/kbnode/gpu1/docker.sock; rm -f /run/kbnode/gpu1/docker.sock; " + reconcile,
-			[]string{"who listens on /run/kbnode/gpu1/docker.sock", "requests: privileges: Privileged: 201", "requests: own container: POST /containers/own/exec", "other containers", "plan: kbnode-guard-gpu1.service"}},
+			[]string{"who listens on /run/kbnode/gpu1/docker.sock", "requests: privileges: Privileged: ", "requests: own container: POST /containers/own/exec", "other containers", "plan: kbnode-guard-gpu1.service"}},
 		{"another slot's socket", "chmod 0666 /run/kbnode/gpu2/docker.sock", "chmod 0660 /run/kbnode/gpu2/docker.sock", []string{"gpu1, host: unix /run/kbnode/gpu2/docker.sock: ECONNRESET"}},
 		{"another slot's directory", "chmod 0755 /var/lib/buildkite-agent/gpu-2", "", []string{"gpu1, host: open /var/lib/buildkite-agent/gpu-2: ok"}},
 		{"the firewall", "nft delete table inet kbnode", "", []string{"plan: "}},
