@@ -69,7 +69,7 @@ func runDaemon(ctx context.Context, s Streams) error {
 	defer told.Close()
 	daemon.Run(ctx, daemon.Options{
 		Root: "/", Kmsg: health.Kmsg{Owner: health.OwnerOf("/")},
-		Node: liveNode{s}, Events: events.Log{File: events.Path}, Log: s.logger(), Wake: wake, Replaced: replaced,
+		Node: &liveNode{s: s}, Events: events.Log{File: events.Path}, Log: s.logger(), Wake: wake, Replaced: replaced,
 		Publish: told.Publish,
 	})
 	return nil
@@ -91,10 +91,13 @@ func replaced() bool {
 }
 
 // liveNode is this machine for the daemon.
-type liveNode struct{ s Streams }
+type liveNode struct {
+	s      Streams
+	socket string // of the Docker engine; "" before the first Read
+}
 
 // Read implements daemon.Node.
-func (n liveNode) Read(ctx context.Context) (*daemon.Reading, error) {
+func (n *liveNode) Read(ctx context.Context) (*daemon.Reading, error) {
 	began, err := health.Now()
 	if err != nil {
 		return nil, err
@@ -103,6 +106,7 @@ func (n liveNode) Read(ctx context.Context) (*daemon.Reading, error) {
 	if err != nil {
 		return nil, err
 	}
+	n.socket = m.cfg.WithDefaults().Docker.Socket
 	return &daemon.Reading{
 		Plan: m.plan, Inventory: m.inv, Drains: m.drains, Started: began.Up,
 		Listen: m.cfg.Metrics.Listen,
@@ -111,15 +115,14 @@ func (n liveNode) Read(ctx context.Context) (*daemon.Reading, error) {
 }
 
 // GPUs implements daemon.Node.
-func (n liveNode) GPUs(ctx context.Context) (*health.GPUs, error) { return health.ReadGPUs(ctx, "/") }
+func (n *liveNode) GPUs(ctx context.Context) (*health.GPUs, error) { return health.ReadGPUs(ctx, "/") }
 
 // Docker implements daemon.Node.
-func (n liveNode) Docker(ctx context.Context) error {
-	m := &machine{root: "/"}
-	if err := m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
-		return nil //nolint:nilerr // that is the configuration's fault, and said elsewhere
+func (n *liveNode) Docker(ctx context.Context) error {
+	if n.socket == "" {
+		return nil
 	}
-	engine, err := docker.New(m.cfg.WithDefaults().Docker.Socket)
+	engine, err := docker.New(n.socket)
 	if err != nil {
 		return err
 	}
@@ -130,7 +133,7 @@ func (n liveNode) Docker(ctx context.Context) error {
 }
 
 // Stamp implements daemon.Node.
-func (n liveNode) Stamp(p *plan.Plan) string {
+func (n *liveNode) Stamp(p *plan.Plan) string {
 	var b strings.Builder
 	file := func(path string) {
 		fi, err := os.Stat(path)
@@ -171,12 +174,12 @@ func (n liveNode) Stamp(p *plan.Plan) string {
 }
 
 // Host implements daemon.Node.
-func (n liveNode) Host(ctx context.Context) (*reconcile.Host, func(), error) {
+func (n *liveNode) Host(ctx context.Context) (*reconcile.Host, func(), error) {
 	return openHost(ctx, n.s)
 }
 
 // Watch implements daemon.Node.
-func (n liveNode) Watch(ctx context.Context, changed func(unit string)) (alive func() bool, err error) {
+func (n *liveNode) Watch(ctx context.Context, changed func(unit string)) (alive func() bool, err error) {
 	bus, err := reconcile.Connect(ctx)
 	if err != nil {
 		return nil, err

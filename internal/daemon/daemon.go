@@ -267,17 +267,17 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 	}
 	defer closeHost()
 	host.Progress = func(reconcile.Change) { d.Notify(daemon.SdNotifyWatchdog) }
-	if !whole && d.plan != nil && time.Since(d.wholeAt) < d.Whole && !d.doctor.heard() && d.Node.Stamp(d.plan) == d.stamp {
+	if !whole && d.plan != nil && time.Since(d.wholeAt) < d.Whole && !d.doctor.alarmed() && d.Node.Stamp(d.plan) == d.stamp {
 		state, err := host.Observe(ctx, d.plan)
 		if err != nil {
 			return err
 		}
 		d.seen.State = state
-		drains, err := d.judge(ctx, host, d.plan, state, d.gpus(ctx))
+		changes := reconcile.Diff(d.plan, state)
+		drains, err := d.judge(ctx, host, d.plan, state, changes, d.gpus(ctx))
 		if err != nil {
 			return err
 		}
-		changes := reconcile.Diff(d.plan, state)
 		if !pending(changes) && sameDrains(withHealth(d.drains, drains), d.drains) {
 			d.seen.Waiting = len(changes)
 			return nil
@@ -323,7 +323,8 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	}
 	d.seen.State = state
 	d.gpusAt = d.wholeAt
-	drains, err := d.judge(ctx, host, r.Plan, state, &health.GPUs{
+	changes := reconcile.Diff(r.Plan, state)
+	drains, err := d.judge(ctx, host, r.Plan, state, changes, &health.GPUs{
 		Started: r.Started, List: r.Inventory.GPUs, NVIDIA: r.Inventory.NVIDIA, Bus: health.ReadBus(host.Root, r.Inventory.GPUs),
 	})
 	if err != nil {
@@ -336,9 +337,9 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 		if d.plan, err = r.Replan(); err != nil {
 			return err
 		}
-		d.drains, d.stamp = drains, d.Node.Stamp(d.plan)
+		d.drains, changes = drains, reconcile.Diff(d.plan, state)
 	}
-	result, err := host.Apply(ctx, d.plan, state, reconcile.Diff(d.plan, state))
+	result, err := host.Apply(ctx, d.plan, state, changes)
 	d.keep(result.Applied)
 	d.seen.Applied, d.seen.Waiting = result.Applied, len(result.Deferred)
 	return err

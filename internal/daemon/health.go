@@ -65,6 +65,7 @@ type doctor struct {
 	state health.State
 	// verdicts are those of the last pass.
 	verdicts []health.Verdict
+	unsaved  bool // something of them was told since they were written
 
 	mu    sync.Mutex
 	facts []health.Fact // of the kernel, since the last pass
@@ -103,9 +104,7 @@ func (c *doctor) hear(f health.Fact) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.facts) == maxFacts {
-		i := slices.IndexFunc(c.facts, func(f health.Fact) bool {
-			return f.Kind == health.KindXid && health.LookupXid(f.Xid).Class == health.XidApplication
-		})
+		i := slices.IndexFunc(c.facts, ofJobs)
 		if i < 0 {
 			return
 		}
@@ -114,11 +113,18 @@ func (c *doctor) hear(f health.Fact) {
 	c.facts = append(c.facts, f)
 }
 
-// heard says that the kernel spoke of a GPU since the last pass.
-func (c *doctor) heard() bool {
+// ofJobs says that a job can cause it at will.
+func ofJobs(f health.Fact) bool {
+	return f.Kind == health.KindXid && health.LookupXid(f.Xid).Class == health.XidApplication
+}
+
+// alarmed says that since the last pass the kernel spoke of a GPU, and of what no
+// job can make it say: everything is read anew then, which a job must not get for
+// nothing.
+func (c *doctor) alarmed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.facts) > 0
+	return slices.ContainsFunc(c.facts, func(f health.Fact) bool { return !ofJobs(f) })
 }
 
 func (c *doctor) take() []health.Fact {
@@ -130,12 +136,12 @@ func (c *doctor) take() []health.Fact {
 }
 
 // judge makes verdicts, keeps them, and returns what they drain.
-func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, p *plan.Plan, s *reconcile.State, gpus *health.GPUs) ([]plan.Drain, error) {
+func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, p *plan.Plan, s *reconcile.State, changes []reconcile.Change, gpus *health.GPUs) ([]plan.Drain, error) {
 	moment, err := d.Clock()
 	if err != nil {
 		return nil, err
 	}
-	in := health.Signals{Moment: moment, Slots: healthSlots(host.Root, p, s, moment.Now), Kernel: d.doctor.take(), GPUs: gpus}
+	in := health.Signals{Moment: moment, Slots: healthSlots(host.Root, p, s, changes, moment.Now), Kernel: d.doctor.take(), GPUs: gpus}
 	node, err := health.ReadNode(host.Root, []string{"/", "/var/lib/docker", "/var/lib/buildkite-agent"})
 	if err != nil {
 		d.Log.Debug("node's signals not read", "err", err)
@@ -147,16 +153,19 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, p *plan.Pl
 	in.Node = &node
 	state, verdicts, told := health.Judge(d.doctor.state, in)
 	d.doctor.state, d.doctor.verdicts = state, verdicts
-	if len(told) > 0 {
-		if err := d.keepHealth(state, verdicts, told); err != nil {
-			return nil, err
+	d.tellHealth(told)
+	d.doctor.unsaved = d.doctor.unsaved || len(told) > 0
+	if d.doctor.unsaved {
+		// On a full disk the node is still to be mended; the next pass tries again.
+		if err := d.doctor.save(); err != nil {
+			d.Log.Warn("health not kept", "err", err)
 		}
 	}
 	return drainsOf(verdicts, p, moment.Now), nil
 }
 
-// keepHealth writes verdicts down when one of them changed.
-func (d *daemonLoop) keepHealth(state health.State, verdicts []health.Verdict, told []health.Event) error {
+// tellHealth makes events of what Judge told.
+func (d *daemonLoop) tellHealth(told []health.Event) {
 	var all []events.Event
 	for _, e := range told {
 		d.Log.Info("health", "kind", e.Kind, "check", e.Check, "gpu", e.GPU, "slot", e.Slot, "level", e.Level.String(), "job", e.Job, "text", e.Text)
@@ -167,17 +176,22 @@ func (d *daemonLoop) keepHealth(state health.State, verdicts []health.Verdict, t
 		all = append(all, events.Event{Time: e.Time, Kind: "health", Slot: e.Slot, By: e.Check, Text: text})
 	}
 	d.event(all...)
-	raw, err := json.Marshal(state)
+}
+
+// save writes the verdicts down, and what they were made of.
+func (c *doctor) save() error {
+	raw, err := json.Marshal(c.state)
 	if err != nil {
 		return fmt.Errorf("write health: %w", err)
 	}
-	text, err := json.Marshal(Health{State: raw, Verdicts: verdicts})
+	text, err := json.Marshal(Health{State: raw, Verdicts: c.verdicts})
 	if err == nil {
-		err = renameio.WriteFile(d.doctor.file, append(text, '\n'), 0o644)
+		err = renameio.WriteFile(c.file, append(text, '\n'), 0o644)
 	}
 	if err != nil {
 		return fmt.Errorf("write health: %w", err)
 	}
+	c.unsaved = false
 	return nil
 }
 
@@ -214,7 +228,7 @@ func sameDrains(a, b []plan.Drain) bool {
 }
 
 // healthSlots are the plan's slots as far as health needs them.
-func healthSlots(root string, p *plan.Plan, s *reconcile.State, now time.Time) []health.Slot {
+func healthSlots(root string, p *plan.Plan, s *reconcile.State, changes []reconcile.Change, now time.Time) []health.Slot {
 	at := map[int]reconcile.SlotState{}
 	for _, ss := range s.Slots {
 		at[ss.Index] = ss
@@ -227,6 +241,11 @@ func healthSlots(root string, p *plan.Plan, s *reconcile.State, now time.Time) [
 			one.Job = ss.Job.ID
 		}
 		one.Agent = disconnected(root, sl, ss, now)
+		for _, c := range changes {
+			if c.Kind == reconcile.Set && c.Slot == sl.Index {
+				one.Limits = c.Why
+			}
+		}
 		list = append(list, one)
 	}
 	return list

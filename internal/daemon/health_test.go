@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // fellOff is what the kernel says of a GPU that left the bus.
@@ -123,15 +124,65 @@ func TestManyLines(t *testing.T) {
 		}
 		c.hear(health.Fact{Kind: health.KindXid, Xid: 13, PID: i})
 	}
+	if !c.alarmed() {
+		t.Error("a lost GPU is no reason to read everything")
+	}
 	facts := c.take()
+	if c.hear(health.Fact{Kind: health.KindXid, Xid: 13}); c.alarmed() {
+		t.Error("a job makes the daemon read everything as often as it likes")
+	}
+	c.take()
 	n := 0
 	for _, f := range facts {
 		if f.Xid == 79 {
 			n++
 		}
 	}
-	if len(facts) != maxFacts || n != 2 || c.heard() {
+	if len(facts) != maxFacts || n != 2 || c.alarmed() {
 		t.Errorf("%d facts, %d of them of a lost GPU", len(facts), n)
+	}
+}
+
+// TestHealthThatCannotBeKept drains and mends nevertheless, and writes it later.
+func TestHealthThatCannotBeKept(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.gpus = twoGPUs()
+		n.gpus[1].Vendor, n.gpus[1].Healthy, n.gpus[1].Error = "amd", false, "it is lost"
+		inTheWay := filepath.Join(n.root, HealthPath)
+		if err := os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		running(t, n, Options{})
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if diff := cmp.Diff([]int{0}, n.serving(t)); diff != "" || n.unit(t) != unitText {
+			t.Errorf("slots that serve: %s", diff)
+		}
+		if err := os.RemoveAll(inTheWay); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		if kept, err := ReadHealth(n.root); err != nil || len(kept.Verdicts) != 1 {
+			t.Errorf("kept: %+v, %v", kept.Verdicts, err)
+		}
+	})
+}
+
+// TestLimitsReachHealth names a slot whose limits differ, for longer than it
+// takes to mend them.
+func TestLimitsReachHealth(t *testing.T) {
+	t.Parallel()
+	p := &plan.Plan{Slots: []plan.Slot{{Index: 0, GPUs: []plan.SlotGPU{{}}}, {Index: 1, GPUs: []plan.SlotGPU{{}}}}}
+	changes := []reconcile.Change{
+		{Kind: reconcile.Start, Subject: plan.AgentUnit(0), Slot: 0, Why: "it failed"},
+		{Kind: reconcile.Set, Subject: plan.SliceName(1), Slot: 1, Why: "memory.max is max"},
+	}
+	slots := healthSlots(t.TempDir(), p, &reconcile.State{}, changes, time.Time{})
+	if slots[0].Limits != "" || slots[1].Limits != "memory.max is max" {
+		t.Errorf("%+v", slots)
 	}
 }
 

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -26,20 +24,7 @@ func answering(t *testing.T, answers map[string]http.HandlerFunc) *Engine {
 			answer(w, r)
 		})
 	}
-	socket := filepath.Join(t.TempDir(), "docker.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{Handler: mux}
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(func() { _ = server.Close() })
-	e, err := New(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = e.Close() })
-	return e
+	return engineOf(t, mux)
 }
 
 func says(status int, text string) http.HandlerFunc {

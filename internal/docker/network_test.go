@@ -113,7 +113,7 @@ func TestEnsureNetwork(t *testing.T) {
 			if fake.list == nil {
 				fake.list = map[string]*fakeNetwork{}
 			}
-			e := serveNetworks(t, fake)
+			e := engineOf(t, fake)
 			err := e.EnsureNetwork(t.Context(), want)
 			if (err != nil) != (row.refused != "") || err != nil && !strings.Contains(err.Error(), row.refused) {
 				t.Fatalf("%v, want %q", err, row.refused)
@@ -149,7 +149,7 @@ func TestEnsureNetworkAnywhere(t *testing.T) {
 	t.Parallel()
 	fake := &networks{list: map[string]*fakeNetwork{}, taken: "198.18.3.0/24"}
 	taken := netip.MustParsePrefix(fake.taken)
-	if err := serveNetworks(t, fake).EnsureNetwork(t.Context(), Network{Name: "n", Subnets: []netip.Prefix{taken, taken}}); err != nil {
+	if err := engineOf(t, fake).EnsureNetwork(t.Context(), Network{Name: "n", Subnets: []netip.Prefix{taken, taken}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := fake.list["n"]; got == nil || len(got.IPAM.Config) != 0 || len(fake.asked) != 3 {
@@ -168,7 +168,8 @@ func TestNoNetworks(t *testing.T) {
 	}
 }
 
-func serveNetworks(t *testing.T, handler http.Handler) *Engine {
+// engineOf is an engine that answers as the handler does.
+func engineOf(t *testing.T, handler http.Handler) *Engine {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "docker.sock")
 	l, err := net.Listen("unix", socket)

@@ -4,10 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -75,20 +73,7 @@ func (s *stage) serve(t *testing.T) *Engine {
 			w.WriteHeader(http.StatusNoContent)
 		}
 	})
-	socket := filepath.Join(t.TempDir(), "docker.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{Handler: mux}
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(func() { _ = server.Close() })
-	e, err := New(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = e.Close() })
-	return e
+	return engineOf(t, mux)
 }
 
 func TestRun(t *testing.T) {
