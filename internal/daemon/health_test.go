@@ -168,6 +168,15 @@ func TestHealthThatCannotBeKept(t *testing.T) {
 		if kept, err := ReadHealth(n.root); err != nil || len(kept.Verdicts) != 1 {
 			t.Errorf("kept: %+v, %v", kept.Verdicts, err)
 		}
+		written, err := os.Stat(inTheWay)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if now, err := os.Stat(inTheWay); err != nil || !os.SameFile(written, now) {
+			t.Error("it is written again though nothing changed")
+		}
 	})
 }
 
