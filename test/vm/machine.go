@@ -2,6 +2,7 @@ package vm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -257,16 +258,19 @@ func (m *Machine) keepLogs(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	for _, name := range []string{"serial.log", "qemu.log"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(m.VM.Log(name)), 0o644); err != nil {
-			return err
-		}
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // the test's own has ended
 	defer cancel()
 	r, err := m.VM.Run(ctx, nil, "journalctl", "--no-pager", "--boot")
-	if err != nil {
-		return err
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "journal.log"), []byte(r.Stdout), 0o644)
+	} else if errors.Is(err, errGone) {
+		select {
+		case <-m.VM.ended: // what QEMU died of is in its log by then
+		case <-ctx.Done():
+		}
 	}
-	return os.WriteFile(filepath.Join(dir, "journal.log"), []byte(r.Stdout), 0o644)
+	for _, name := range []string{"serial.log", "qemu.log"} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, name), []byte(m.VM.Log(name)), 0o644))
+	}
+	return err
 }

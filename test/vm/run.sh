@@ -1,10 +1,10 @@
 #!/bin/bash
 # Runs the scenarios: the arguments are go test's. A guest whose kernel dies in the
-# emulator says nothing about kbnode, so those tests, and no others, run once more.
-# A kernel that kbnode brings down would die again.
+# emulator, or an emulator that crashes, says nothing about kbnode, so those tests, and
+# no others, run once more. A kernel that kbnode brings down would die again.
 set -euo pipefail
 logs=${KBNODE_VM_LOGS:?}
-died='Kernel panic - not syncing|rcu_preempt kthread starved'
+died='Kernel panic - not syncing|rcu_preempt kthread starved|^QEMU ended: signal: (segmentation fault|aborted)'
 
 rm -rf "$logs" # only tests that fail leave something here
 if go test "$@"; then
@@ -13,11 +13,11 @@ fi
 shopt -s nullglob
 again=()
 for dir in "$logs"/*/; do
-  grep -qE "$died" "$dir/serial.log" || exit 1
+  grep -qE "$died" "$dir"/{serial,qemu}.log || exit 1
   again+=("$(basename "$dir")")
 done
 [ ${#again[@]} -gt 0 ] || exit 1
-echo "The guest's kernel died in the emulator; once more: ${again[*]}"
+echo "The guest's kernel or its emulator died; once more: ${again[*]}"
 args=()
 while [ $# -gt 0 ]; do
   if [ "$1" = -run ]; then

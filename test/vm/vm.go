@@ -120,19 +120,20 @@ func start(args []string, prepare func(dir string) error) (*VM, error) {
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	defer func() { _ = logFile.Close() }()
 	cmd := exec.Command(qemuBinary, args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, logFile, logFile
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	started := make(chan error)
 	go func() {
+		defer func() { _ = logFile.Close() }()
 		// The death signal is tied to the thread that started the process.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
 		started <- err
 		if err == nil {
-			_ = cmd.Wait()
+			// What run.sh looks for: a fault of the emulator leaves nothing else.
+			_, _ = fmt.Fprintf(logFile, "QEMU ended: %v\n", cmd.Wait())
 			close(m.ended)
 		}
 	}()
