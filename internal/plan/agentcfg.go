@@ -49,6 +49,10 @@ var agentKeys = []agentKey{
 	{name: "hooks-path", value: fixed(HooksDir), must: true},
 	{name: "sockets-path", value: fromSlot(func(s Slot) string { return RunDir(s.Index) + "/agent" }), must: true},
 
+	// What the agent starts would inherit the score that keeps the agent alive, and
+	// then the kernel ends the node's services before a job that takes all memory.
+	{name: "bootstrap-script", value: fixed("/bin/sh -c 'echo 0 >/proc/self/oom_score_adj; exec " + AgentCopy + " bootstrap'")},
+
 	{name: "no-local-hooks", value: fixed("true"), must: true},
 	// no-local-hooks turns plugins off unless they are asked for.
 	{name: "no-plugins", value: fixed("false"), must: true},

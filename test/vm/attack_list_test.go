@@ -35,7 +35,7 @@ mkdir /workdir/many && cd /workdir/many && seq 40000 | xargs touch 2>/dev/null |
 echo :: filled`
 	hostBombs = `set +e
 (` + daemon + `)
-tail /dev/zero; echo :: one
+echo ":: score $(cat /proc/self/oom_score_adj)"; tail /dev/zero; echo :: one
 ` + manySmall + `; echo :: many
 dd if=/dev/zero of=/dev/shm/left-by-a-job bs=1M count=2000; echo :: shm
 dd if=/dev/zero of=/tmp/big bs=1M count=2000; echo :: tmp; rm -f /dev/shm/left-by-a-job /tmp/big
@@ -153,7 +153,7 @@ ps -C dockerd -o rss= | awk '$1 > 500000 {print "dockerd has " $1 " KiB"}'; bkst
 		},
 		{
 			// What of the slot the kernel ends is its choice: the job may be over after "one".
-			{name: "bombs", host: true, script: hostBombs, wants: []string{"one"}},
+			{name: "bombs", host: true, script: hostBombs, wants: []string{"score 0", "one"}},
 			{name: "cancelled and deaf", host: true, script: stubborn, during: cancels, code: "1"},
 			{name: "cancelled at the checkout", script: "true", during: `catch pgrep -u $user -x git; bkstub cancel $build`, code: "1"},
 			{name: "cancelled at the pull", script: "true", image: "127.0.0.1:5999/slow:latest", option: ", always-pull: true", code: "1",
