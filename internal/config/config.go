@@ -90,6 +90,9 @@ type Image struct {
 	FirstJobs int `yaml:"first_jobs,omitempty"`
 }
 
+// Updates says that kbnode itself keeps the image up to date.
+func (i Image) Updates() bool { return i.AutoUpdate != "" && i.AutoUpdate != Off }
+
 // Docker is the engine that runs the jobs.
 type Docker struct {
 	// Socket is the engine's own socket. Default: DefaultDockerSocket.

@@ -138,8 +138,8 @@ func Validate(c Config) []Problem {
 	if n := c.Image.Name; n != "" && (!imageForm().MatchString(n) || len(n) > 255) {
 		bad("image.name", "%q is not the name of an image with its tag; write one such as %s", n, DefaultImage)
 	}
-	if a := c.Image.AutoUpdate; a != "" && a != Off {
-		if _, err := ParseSchedule(a); err != nil {
+	if c.Image.Updates() {
+		if _, err := ParseSchedule(c.Image.AutoUpdate); err != nil {
 			bad("image.auto_update", "%v", err)
 		}
 	}

@@ -74,6 +74,10 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		reply(w, http.StatusOK, map[string]string{"Version": "26.1.5", "ApiVersion": "1.45", "MinAPIVersion": "1.24", "Os": "linux", "Arch": "amd64"})
 	})
 	mux.HandleFunc("GET /images/", func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/absent") {
+			reply(w, http.StatusNotFound, map[string]string{"message": "No such image"})
+			return
+		}
 		reply(w, http.StatusOK, map[string]string{"Id": "sha256:" + strings.Repeat("1", 64), "path": r.URL.Path})
 	})
 	mux.HandleFunc("POST /images/create", func(w http.ResponseWriter, r *http.Request) {

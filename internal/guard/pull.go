@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
 // pull fetches one image. The registry's credentials are the only header of a
@@ -26,10 +28,37 @@ func (g *guard) pull(c *call) error {
 	if err := allowImage(g.policy, reference(image, tag)); err != nil {
 		return forbid("%s", err)
 	}
+	if kept, err := g.kept(c, reference(image, tag)); err != nil || kept {
+		return err
+	}
 	if c.auth = c.r.Header.Get("X-Registry-Auth"); len(c.auth) > maxAuth {
 		return forbid("X-Registry-Auth is larger than %d bytes", maxAuth)
 	}
 	return g.fetch(c)
+}
+
+// kept answers a pull of the name that kbnode updates by itself: that stays what
+// it is, and jobs have what a canary ran. One that is not there is fetched.
+func (g *guard) kept(c *call, name string) (bool, error) {
+	if g.policy.KeptImage == "" {
+		return false, nil
+	}
+	want, err1 := docker.ParseRef(g.policy.KeptImage)
+	got, err2 := docker.ParseRef(name)
+	if err1 != nil || err2 != nil || want != got {
+		return false, nil //nolint:nilerr // the engine says what is wrong with a name
+	}
+	req := *c
+	req.method, req.path, req.query = http.MethodGet, "images/"+name+"/json", nil
+	var in struct{ ID string }
+	err := g.up.get(&req, &in)
+	if no, ok := errors.AsType[refusal](err); ok && no.status == http.StatusNotFound {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, answer(c.w, map[string]string{"status": "kbnode keeps " + name + " up to date on this node; it is not pulled (image.auto_update)"})
 }
 
 // Docker's disk is everybody's: a pull that would leave less of it free than a

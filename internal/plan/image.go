@@ -18,7 +18,7 @@ const (
 
 // addAutoUpdate adds what updates the image, if the configuration asks for it.
 func (p *Plan) addAutoUpdate(in Input, cfg config.Config) error {
-	if cfg.Image.AutoUpdate == "" || cfg.Image.AutoUpdate == config.Off {
+	if !cfg.Image.Updates() {
 		return nil
 	}
 	when, err := config.ParseSchedule(cfg.Image.AutoUpdate)

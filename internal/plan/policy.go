@@ -19,6 +19,9 @@ type JobPolicy struct {
 	Profile string   `json:"profile"`          // config.ProfileCompatible or ProfileStrict
 	Network string   `json:"network"`          // config.NetworkBridge, from which a job may step down, or NetworkNone
 	Images  []string `json:"images,omitempty"` // regular expressions; none means all
+	// KeptImage is the name that kbnode updates by itself; "" for none. A job's pull
+	// would move it, for all slots, to an image that no canary ran.
+	KeptImage string `json:"kept_image,omitempty"`
 
 	Vendor string `json:"vendor"` // "nvidia", "amd"
 	UUID   string `json:"uuid"`

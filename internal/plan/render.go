@@ -238,6 +238,9 @@ func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
 		WorkRoot: BuildsDir(s.Index), Binary: in.Binary, DockerSocket: cfg.Docker.Socket, Socket: SocketPath(s.Index),
 		DeviceNodes: []string{},
 	}
+	if cfg.Image.Updates() {
+		pol.KeptImage = cfg.Image.Name
+	}
 	d := in.Inventory.Software.Docker
 	switch name := "nvidia.com/gpu=" + g.UUID; {
 	case g.Vendor == "nvidia" && g.UUID != "" && d.CDI && slices.Contains(d.CDIDevices, name):
