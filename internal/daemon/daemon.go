@@ -4,6 +4,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -323,6 +324,7 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	}
 	d.seen.State = state
 	d.gpusAt = d.wholeAt
+	d.doctor.engine = cmp.Or(r.Inventory.Software.Docker.RootDir, d.doctor.engine)
 	changes := reconcile.Diff(r.Plan, state)
 	drains, err := d.judge(ctx, host, r.Plan, state, changes, &health.GPUs{
 		Started: r.Started, List: r.Inventory.GPUs, NVIDIA: r.Inventory.NVIDIA, Bus: health.ReadBus(host.Root, r.Inventory.GPUs),

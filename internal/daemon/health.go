@@ -65,14 +65,15 @@ type doctor struct {
 	state health.State
 	// verdicts are those of the last pass.
 	verdicts []health.Verdict
-	unsaved  bool // something of them was told since they were written
+	unsaved  bool   // something of them was told since they were written
+	engine   string // directory of the Docker engine, as it last said
 
 	mu    sync.Mutex
 	facts []health.Fact // of the kernel, since the last pass
 }
 
 func newDoctor(root string) (*doctor, error) {
-	d := &doctor{file: filepath.Join(root, HealthPath)}
+	d := &doctor{file: filepath.Join(root, HealthPath), engine: "/var/lib/docker"}
 	kept, err := ReadHealth(root)
 	if err == nil && kept.State != nil {
 		d.state, err = health.ParseState(kept.State)
@@ -142,7 +143,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, p *plan.Pl
 		return nil, err
 	}
 	in := health.Signals{Moment: moment, Slots: healthSlots(host.Root, p, s, changes, moment.Now), Kernel: d.doctor.take(), GPUs: gpus}
-	node, err := health.ReadNode(host.Root, []string{"/", "/var/lib/docker", "/var/lib/buildkite-agent"})
+	node, err := health.ReadNode(host.Root, []string{"/", d.doctor.engine, "/var/lib/buildkite-agent"})
 	if err != nil {
 		d.Log.Debug("node's signals not read", "err", err)
 	}
