@@ -153,6 +153,8 @@ CALL nvmlInit_v2(void)
 #else
 	hang(number(-1, "hang", 0));
 #endif
+	if (number(-1, "crash", 0))
+		abort();
 	nvmlReturn_t code = number(-1, "init", 0);
 	ready = code == NVML_SUCCESS;
 	for (int i = 0; i < MAX_GPUS; i++) {

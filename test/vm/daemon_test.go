@@ -59,7 +59,7 @@ func TestDaemon(t *testing.T) {
 	})
 
 	t.Run("configuration", func(t *testing.T) {
-		m.Sh("printf 'job:\n  tasks_max: 3000\n' >>/etc/kbnode/config.yaml")
+		m.Sh("printf 'job:\n  tasks_max: 3000\nmetrics:\n  listen: 127.0.0.1:9700\n' >>/etc/kbnode/config.yaml")
 		m.Wait("the new limit", "test $(cat /sys/fs/cgroup/buildkite.slice/buildkite-gpu7.slice/pids.max) = 3000")
 		m.Sh("echo 'colour: red' >>/etc/kbnode/config.yaml; systemctl reload kbnode")
 		m.Wait("the refusal", "systemctl show -P StatusText kbnode | grep -q colour")
@@ -94,6 +94,38 @@ func TestDaemon(t *testing.T) {
 		m.Sh("test -x /etc/buildkite-agent/hooks/pre-exit")
 	})
 
+	t.Run("a full disk below /etc", func(t *testing.T) {
+		m.Sh(`mkdir /run/etc; mount -t tmpfs -o size=64m full /run/etc; cp -a /etc/. /run/etc; mount --bind /run/etc /etc
+			rm /etc/buildkite-agent/hooks/pre-exit; dd if=/dev/zero of=/etc/filler bs=4k 2>/dev/null || true
+			cp -a /etc/systemd/system/kbnode.service /root/kbnode.service; systemctl reload kbnode`)
+		m.Wait("the error", "systemctl show -P StatusText kbnode | grep -q 'no space left on device'")
+		if got := m.Sh("find /etc -name '.*pre-exit*' -o -name 'pre-exit*' -path '*buildkite*'; cmp /etc/systemd/system/kbnode.service /root/kbnode.service"); got != "" {
+			t.Errorf("half a file: %s", got)
+		}
+		m.Sh("rm /etc/filler")
+		allIdle(t, m)
+		m.Sh("test -x /etc/buildkite-agent/hooks/pre-exit; umount -l /etc; umount -l /run/etc; test -x /etc/buildkite-agent/hooks/pre-exit")
+		allIdle(t, m, 0)
+	})
+
+	t.Run("a clock that jumps", func(t *testing.T) {
+		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 45, 2))
+		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
+		m.Wait("the job's container", "docker ps -q | grep -q .")
+		before := m.Sh("systemctl show -P NRestarts kbnode")
+		for _, jump := range []string{"+3 days", "-6 days", "+3 days"} {
+			m.Sh("date -s '" + jump + "' >/dev/null; sleep 5; rm /etc/buildkite-agent/hooks/pre-exit; systemctl reload kbnode")
+			m.Wait("the mended hook", "test -x /etc/buildkite-agent/hooks/pre-exit")
+		}
+		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
+			t.Errorf("exit code %d: %s", r.Code, r.Stdout)
+		}
+		if after := m.Sh("systemctl show -P NRestarts kbnode"); after != before {
+			t.Errorf("the daemon was started again: %s times, before %s", after, before)
+		}
+		allIdle(t, m, 2)
+	})
+
 	t.Run("GPUs and drivers", func(t *testing.T) {
 		m.Sh("sim-gpu lose 3")
 		slotIs(t, m, 3, "parked", "missing")
@@ -104,6 +136,10 @@ func TestDaemon(t *testing.T) {
 		idle(t, m, 3)
 		m.Sh("sed -i /^hang/d /etc/fake-nvml.conf")
 		allIdle(t, m)
+		m.Sh("echo 'crash = 1' >>/etc/fake-nvml.conf; systemctl reload kbnode; sleep 40")
+		idle(t, m, 3)
+		m.Sh("sed -i /^crash/d /etc/fake-nvml.conf; systemctl reload kbnode")
+		allIdle(t, m)
 	})
 
 	t.Run("a sick GPU", func(t *testing.T) {
@@ -112,6 +148,9 @@ func TestDaemon(t *testing.T) {
 		m.Sh("echo 'gpu.4.recovery_action = 1' >>/etc/fake-nvml.conf")
 		slotIs(t, m, 4, "drained", "gpu.recovery")
 		idle(t, m, 5)
+		m.Wait("the same story", "curl -s http://127.0.0.1:9700/metrics >/root/metrics; "+
+			`grep -q '^kbnode_slot_drained{by="gpu.recovery",slot="gpu4"} 1$' /root/metrics && grep -q '^kbnode_slot_state{slot="gpu4",state="drained"} 1$' /root/metrics && `+
+			`grep -q '^kbnode_slot_state{slot="gpu5",state="idle"} 1$' /root/metrics && grep -q '^kbnode_health_verdicts{check="gpu.recovery",.*slot="gpu4"} 1$' /root/metrics`)
 		m.Sh("systemctl kill -s KILL kbnode; sleep 20")
 		slotIs(t, m, 4, "drained", "gpu.recovery")
 		if r := m.Try("kbnode resume gpu4"); r.Code != 1 || !strings.Contains(r.Stdout, "still drained by gpu.recovery") {
