@@ -163,6 +163,15 @@ func TestCompatible(t *testing.T) {
 			})
 		}
 	}
+	t.Run("memory of the guards", func(t *testing.T) { // all slots were busy at once
+		got := m.Sh("for s in {0..7}; do awk '/VmHWM/ {print $2}' /proc/$(systemctl show -P MainPID kbnode-guard-gpu$s)/status; done")
+		for line := range strings.Lines(got) {
+			if kib, err := strconv.Atoi(strings.TrimSpace(line)); err != nil || kib > 20<<10 {
+				t.Errorf("a guard took up to %s KiB, more than 20 MiB", line)
+			}
+		}
+		t.Logf("KiB: %s", strings.Join(strings.Fields(got), " "))
+	})
 }
 
 // sees compares what a job saw with the plan of its slot.
