@@ -51,7 +51,8 @@ var agentKeys = []agentKey{
 
 	// What the agent starts would inherit the score that keeps the agent alive, and
 	// then the kernel ends the node's services before a job that takes all memory.
-	{name: "bootstrap-script", value: fixed("/bin/sh -c 'echo 0 >/proc/self/oom_score_adj; exec " + AgentCopy + " bootstrap'")},
+	// The last word is the shell's own name: no value may end with a quote.
+	{name: "bootstrap-script", value: fixed("/bin/sh -c 'echo 0 >/proc/self/oom_score_adj; exec " + AgentCopy + " bootstrap' kbnode")},
 
 	{name: "no-local-hooks", value: fixed("true"), must: true},
 	// no-local-hooks turns plugins off unless they are asked for.
@@ -112,7 +113,8 @@ func renderAgentConfig(keys []agentKey, cfg config.Config, s Slot) string {
 	b.WriteString(header)
 	b.WriteString("# The token is not here: the unit hands it over as a systemd credential.\n")
 	for _, k := range keys {
-		b.WriteString(k.name + `="` + k.value(cfg, s) + "\"\n") // the agent has no escapes
+		// The agent has no escapes, and takes away all quotes at both ends.
+		b.WriteString(k.name + `="` + k.value(cfg, s) + "\"\n")
 	}
 	return b.String()
 }

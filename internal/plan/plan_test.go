@@ -317,8 +317,16 @@ func TestAgentConfigKnowsTheAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(text) {
-		if key, _, ok := strings.Cut(line, "="); ok && !strings.HasPrefix(line, "#") && !slices.Contains(v3.Keys, key) {
+		key, value, ok := strings.Cut(strings.TrimSpace(line), "=")
+		if !ok || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if !slices.Contains(v3.Keys, key) {
 			t.Errorf("key %s is not known to the agent", key)
+		}
+		// How the agent reads a value: it has no other escapes.
+		if whole := value[1 : len(value)-1]; strings.Trim(value, `"'`) != whole {
+			t.Errorf("of the value of %s the agent takes away a quote: %s", key, value)
 		}
 	}
 	v4 := inventory.Agent{Version: "4.0.0", Keys: append(slices.DeleteFunc(machinetest.AgentKeys(), func(k string) bool {
