@@ -98,7 +98,7 @@ func TestMain(m *testing.M) {
 
 var madeNode bool // node was called
 
-func installed(t *testing.T) *vm.Machine {
+func installed(t testing.TB) *vm.Machine {
 	t.Helper()
 	snapshot, err := node()
 	if err != nil {

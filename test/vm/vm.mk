@@ -41,6 +41,10 @@ test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of the
 test-attacks: ## the long scenarios: hostile jobs, the network, the self-test, the daemon, pipelines of every shape
 	$(MAKE) test-vm RUN='$(VM_ATTACKS)'
 
+.PHONY: bench-vm
+bench-vm: vm-ready ## what hooks cost a job, next to those of the setup scripts, in the virtual machine
+	$(VM_ENV) go test -tags vm -run '^$$' -bench . -benchtime 1x -timeout 30m ./test/vm
+
 .PHONY: vm-image
 vm-image: vm-ready ## make the virtual machine's template, if it is not cached
 	$(VM_ENV) go run ./test/vm/kbvm image
