@@ -15,8 +15,9 @@ import (
 
 const (
 	// stopSeconds is what a container has to end by itself: killing it in the
-	// middle of a kernel leaks GPU memory on ROCm.
-	stopSeconds = 10
+	// middle of a kernel leaks GPU memory on ROCm. Ten, Docker's own, would keep the
+	// slot from its next job for longer than that.
+	stopSeconds = 5
 	// removeDeadline bounds the removal of one container, its stop included.
 	removeDeadline = time.Minute
 	// atOnce is how many containers are inspected or removed side by side.

@@ -188,7 +188,7 @@ func TestCleanSlot(t *testing.T) {
 	slices.Sort(fake.requests)
 	want := []string{
 		"DELETE /containers/a?force=1&v=1", "DELETE /containers/d?force=1&v=1",
-		"POST /containers/a/stop?t=10", "POST /containers/d/stop?t=10",
+		"POST /containers/a/stop?t=5", "POST /containers/d/stop?t=5",
 		"POST /containers/d/wait?condition=removed",
 	}
 	if diff := cmp.Diff(want, fake.requests); diff != "" {

@@ -31,11 +31,14 @@ const (
 )
 
 const (
-	// cleanTime bounds one cleaning; containers have ten seconds to stop.
+	// cleanTime bounds one cleaning; containers have five seconds to stop.
 	cleanTime = 3 * time.Minute
 	// engineTime is how long an engine that does not answer is asked again: it
 	// may be restarting.
 	engineTime = 5 * time.Second
+	// beginTime is the same when a job is about to begin: waiting is better for it
+	// than to be refused because an earlier one's containers end slowly.
+	beginTime = 2 * time.Minute
 )
 
 // AgentUnit is the unit of the slot's agent.
@@ -106,7 +109,7 @@ func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 func (s *cleaner) ready(ctx context.Context, pid int) (string, error) {
 	s.stopping = false
 	s.running.Store(false)
-	return s.clean(ctx, pid)
+	return s.clean(ctx, pid, engineTime)
 }
 
 // begin is asked before a job. The slot is clean already, unless the end of the
@@ -129,7 +132,7 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 	if s.swept && s.looked {
 		why, err = s.parked()
 	} else {
-		why, err = s.clean(ctx, pid)
+		why, err = s.clean(ctx, pid, beginTime)
 	}
 	if why != "" {
 		s.stop(ctx)
@@ -144,7 +147,7 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
 	s.running.Store(false)
 	s.swept = false
-	why, err := s.clean(ctx, pid)
+	why, err := s.clean(ctx, pid, engineTime)
 	if why != "" {
 		s.stop(ctx)
 	}
@@ -152,7 +155,8 @@ func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
 }
 
 // clean clears away what is left and returns why the slot is parked, if it is.
-func (s *cleaner) clean(ctx context.Context, pid int) (string, error) {
+// The engine is asked again for so long.
+func (s *cleaner) clean(ctx context.Context, pid int, engine time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTime)
 	defer cancel()
 	keep, err := s.procs.above(pid)
@@ -161,7 +165,7 @@ func (s *cleaner) clean(ctx context.Context, pid int) (string, error) {
 	}
 	s.looked = false
 	if !s.swept {
-		err := s.sweep(ctx, keep)
+		err := s.sweep(ctx, keep, engine)
 		if noteErr := s.note(leftName, err); noteErr != nil {
 			return "", noteErr
 		}
@@ -192,12 +196,12 @@ func (s *cleaner) clean(ctx context.Context, pid int) (string, error) {
 
 // sweep ends the slot's processes but these, removes its containers, and gives
 // the checkouts back. The order matters: who could make containers goes first.
-func (s *cleaner) sweep(ctx context.Context, keep map[int]bool) error {
+func (s *cleaner) sweep(ctx context.Context, keep map[int]bool, engine time.Duration) error {
 	ended, err := s.procs.endWithin(ctx, keep)
 	if err != nil {
 		return err
 	}
-	removed, err := s.removeContainers(ctx)
+	removed, err := s.removeContainers(ctx, engine)
 	if err != nil {
 		return fmt.Errorf("its containers cannot be removed: %w", err)
 	}
@@ -211,8 +215,8 @@ func (s *cleaner) sweep(ctx context.Context, keep map[int]bool) error {
 	return s.checkouts(ctx)
 }
 
-func (s *cleaner) removeContainers(ctx context.Context) (n int, err error) {
-	deadline := time.Now().Add(engineTime)
+func (s *cleaner) removeContainers(ctx context.Context, patience time.Duration) (n int, err error) {
+	deadline := time.Now().Add(patience)
 	for {
 		if n, err = s.containers(ctx); err == nil || time.Now().After(deadline) {
 			return n, err

@@ -287,6 +287,14 @@ func TestWhatCannotBeClearedParks(t *testing.T) {
 			r.want(r.end, "")
 		})
 	})
+	t.Run("containers that end slowly, when the next job begins, do not", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newSlotRig(t)
+			r.broken = errors.New("its removal takes its time")
+			r.until = time.Now().Add(100 * time.Second)
+			r.want(r.begin, "")
+		})
+	})
 }
 
 func TestGPUInUseParks(t *testing.T) {

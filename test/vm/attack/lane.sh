@@ -74,7 +74,7 @@ for steps in *.yml; do
 		bkstub log "$build" >"$name.log" 2>&1
 		echo lost >"$name.code"
 	else
-		bkstub wait --timeout 10m "$build" >"$name.log" 2>&1
+		bkstub wait --timeout 15m "$build" >"$name.log" 2>&1
 		echo $? >"$name.code"
 	fi
 	date +%s >"$name.ended"
