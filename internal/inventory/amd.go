@@ -124,6 +124,7 @@ func amdDevice(t tree, pci string) GPU {
 		Model:            amdModel(device, printable(t.text(dir+"/product_name"))),
 		ComputePartition: printable(t.text(dir + "/current_compute_partition")),
 		MemoryPartition:  printable(t.text(dir + "/current_memory_partition")),
+		PerformanceLevel: printable(t.text(dir + "/power_dpm_force_performance_level")),
 	}
 	if device != "" {
 		gpu.PCIID = pciID(amdVendor) + ":" + device

@@ -23,6 +23,7 @@ type Inventory struct {
 	GPUs     []GPU      `json:"gpus"`             // by PCI address, then partition
 	Software Software   `json:"software"`
 	Disks    []DiskFree `json:"disks,omitempty"`
+	Tuning   Tuning     `json:"tuning,omitzero"`
 	Problems []Problem  `json:"problems,omitempty"`
 }
 
@@ -108,6 +109,7 @@ type GPU struct {
 	ComputePartition string `json:"compute_partition,omitempty"` // AMD: SPX, DPX, QPX, CPX
 	MemoryPartition  string `json:"memory_partition,omitempty"`  // AMD: NPS1, NPS2, NPS4
 	Partition        int    `json:"partition,omitempty"`         // AMD: number within the PCI device
+	PerformanceLevel string `json:"performance_level,omitempty"` // AMD: how the driver chooses clocks: "auto", "high"
 
 	PowerLimitMilliwatts int64  `json:"power_limit_mw,omitempty"`
 	MaxSMClockMHz        int64  `json:"max_sm_clock_mhz,omitempty"`
@@ -187,4 +189,24 @@ type DiskFree struct {
 	Path       string `json:"path"`
 	TotalBytes int64  `json:"total_bytes"`
 	FreeBytes  int64  `json:"free_bytes"`
+}
+
+// Tuning is what the running kernel lets be set, as far as timings depend on it.
+type Tuning struct {
+	Files     []TuningFile `json:"files,omitempty"`     // by path
+	Governors []Governor   `json:"governors,omitempty"` // by cpufreq policy
+}
+
+// TuningFile is one setting, for the whole machine.
+type TuningFile struct {
+	Path  string `json:"path"`
+	Value string `json:"value"` // as the file has it
+}
+
+// Governor chooses the frequency of some CPUs.
+type Governor struct {
+	Path  string   `json:"path"`  // of the file that names it
+	CPUs  string   `json:"cpus"`  // Linux list format
+	Value string   `json:"value"` // "performance", "powersave", …
+	Known []string `json:"known"` // those that the driver has
 }

@@ -101,6 +101,7 @@ func readFiles(t tree) (*Inventory, []Problem) {
 	inv.Memory, more = readMemory(t, &inv.CPU)
 	problems = append(problems, more...)
 	inv.GPUs, inv.AMD, more = readAMD(t)
+	inv.Tuning = readTuning(t)
 	return inv, append(problems, more...)
 }
 

@@ -50,9 +50,10 @@ func B200x8() Machine {
 		Name: "b200x8", Model: "INTEL(R) XEON(R) PLATINUM 8570",
 		Packages: 2, Nodes: 1, Cores: 56, Threads: 2, CoresPerL3: 56, NodeBytes: 1024 * gib,
 	}
-	return m.withNVIDIA("NVIDIA B200", "2901", []int{0, 0, 0, 0, 1, 1, 1, 1},
+	m = m.withNVIDIA("NVIDIA B200", "2901", []int{0, 0, 0, 0, 1, 1, 1, 1},
 		"0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0",
 		"0000:9d:00.0", "0000:c3:00.0", "0000:d1:00.0", "0000:df:00.0")
+	return m.withTuning(false, "performance powersave")
 }
 
 // Uneven has six GPUs, four on one socket and two on the other.
@@ -97,7 +98,7 @@ func MI300X() Machine {
 		})
 	}
 	m.Live = Live(m)
-	return m
+	return m.withTuning(true, "ondemand powersave performance")
 }
 
 // MI300XCPX is the same server with each GPU split into eight.

@@ -1,0 +1,54 @@
+package machinetest
+
+import (
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+)
+
+// withTuning adds the settings of a kernel as a distribution has them. Two CPUs
+// of a core share a cpufreq policy where shared is set.
+func (m Machine) withTuning(shared bool, governors string) Machine {
+	all := m.cpus()
+	mask := strings.TrimSuffix(strings.Repeat("ffffffff,", len(all)/32), ",")
+	f := map[string]string{
+		"proc/irq/default_smp_affinity":                        mask,
+		"proc/irq/0/smp_affinity_list":                         list(all),
+		"proc/irq/128/smp_affinity_list":                       "4",
+		"proc/sys/kernel/numa_balancing":                       "1",
+		"sys/devices/virtual/workqueue/cpumask":                mask,
+		"sys/devices/virtual/workqueue/writeback/cpumask":      mask,
+		"sys/kernel/mm/ksm/run":                                "0",
+		"sys/kernel/mm/transparent_hugepage/enabled":           "[always] madvise never",
+		"sys/kernel/mm/transparent_hugepage/khugepaged/defrag": "1",
+	}
+	for _, c := range all {
+		cpus := []int{c.id}
+		if shared {
+			cpus = nil
+			for _, other := range all {
+				if other.core == c.core {
+					cpus = append(cpus, other.id)
+				}
+			}
+		}
+		if cpus[0] != c.id {
+			continue
+		}
+		text := make([]string, len(cpus))
+		for i, id := range cpus {
+			text[i] = strconv.Itoa(id)
+		}
+		at := "sys/devices/system/cpu/cpufreq/policy" + strconv.Itoa(c.id) + "/"
+		f[at+"affected_cpus"] = strings.Join(text, " ")
+		f[at+"scaling_available_governors"] = governors
+		f[at+"scaling_governor"] = "powersave"
+	}
+	for _, g := range m.AMD {
+		f[fmt.Sprintf("%s%s/power_dpm_force_performance_level", pciDir, g.PCI)] = "auto"
+	}
+	maps.Copy(f, m.Files)
+	m.Files = f
+	return m
+}

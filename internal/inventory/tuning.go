@@ -1,0 +1,40 @@
+package inventory
+
+import (
+	"strconv"
+	"strings"
+)
+
+// tuningFiles are settings of the running kernel that jobs' timings depend on.
+var tuningFiles = []string{
+	"proc/irq/default_smp_affinity",
+	"proc/sys/kernel/numa_balancing",
+	"sys/devices/virtual/workqueue/cpumask",
+	"sys/devices/virtual/workqueue/writeback/cpumask",
+	"sys/kernel/mm/ksm/run",
+	"sys/kernel/mm/transparent_hugepage/enabled",
+	"sys/kernel/mm/transparent_hugepage/khugepaged/defrag",
+}
+
+// readTuning reads which settings this kernel has, and their values.
+func readTuning(t tree) Tuning {
+	var out Tuning
+	for _, path := range tuningFiles {
+		if text, err := t.read(path); err == nil {
+			out.Files = append(out.Files, TuningFile{Path: "/" + path, Value: printable(text)})
+		}
+	}
+	const dir = cpuDir + "/cpufreq"
+	for _, n := range t.numbered(dir, "policy") {
+		at := dir + "/policy" + strconv.Itoa(n)
+		known := strings.Fields(printable(t.text(at + "/scaling_available_governors")))
+		cpus, ok := t.cpus(at + "/affected_cpus")
+		if !ok || len(known) == 0 {
+			continue
+		}
+		out.Governors = append(out.Governors, Governor{
+			Path: "/" + at + "/scaling_governor", CPUs: cpus.String(), Value: printable(t.text(at + "/scaling_governor")), Known: known,
+		})
+	}
+	return out
+}

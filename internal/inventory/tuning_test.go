@@ -1,0 +1,35 @@
+package inventory_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+)
+
+func TestTuning(t *testing.T) {
+	t.Parallel()
+	got := read(t, machinetest.MI300X().Dir(t))
+	if g := got.GPUs[7]; g.PerformanceLevel != "auto" {
+		t.Errorf("GPU %s has the performance level %q", g.PCI, g.PerformanceLevel)
+	}
+	if n := len(got.Tuning.Governors); n != 192 {
+		t.Fatalf("%d cpufreq policies, want one per core", n)
+	}
+	want := inventory.Governor{
+		Path: "/sys/devices/system/cpu/cpufreq/policy5/scaling_governor", CPUs: "5,197", Value: "powersave",
+		Known: []string{"ondemand", "powersave", "performance"},
+	}
+	if diff := cmp.Diff(want, got.Tuning.Governors[5]); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(inventory.TuningFile{Path: "/sys/kernel/mm/transparent_hugepage/enabled", Value: "[always] madvise never"}, got.Tuning.Files[5]); diff != "" || len(got.Tuning.Files) != 7 {
+		t.Errorf("%d files, %s", len(got.Tuning.Files), diff)
+	}
+	// A tree without them tells of none.
+	if diff := cmp.Diff(inventory.Tuning{}, read(t, machinetest.VM().Dir(t)).Tuning); diff != "" {
+		t.Error(diff)
+	}
+}
