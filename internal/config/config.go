@@ -22,6 +22,7 @@ type Config struct {
 	Image         Image   `yaml:"image,omitempty"`
 	Docker        Docker  `yaml:"docker,omitempty"`
 	Metrics       Metrics `yaml:"metrics,omitempty"`
+	Hygiene       Hygiene `yaml:"hygiene,omitempty"`
 }
 
 // Reserve is what stays with the system, at least.
@@ -177,5 +178,6 @@ func (c Config) WithDefaults() Config {
 	c.Image.Keep = or(c.Image.Keep, DefaultKeep)
 	c.Image.FirstJobs = or(c.Image.FirstJobs, DefaultFirstJobs)
 	c.Docker.Socket = or(c.Docker.Socket, DefaultDockerSocket)
+	c.Hygiene.Clocks = or(c.Hygiene.Clocks, ClocksDefault)
 	return c
 }

@@ -52,6 +52,11 @@ func TestParse(t *testing.T) {
 		{name: "metrics by name", text: "metrics:\n  listen: localhost:9700\n", err: `f.yaml:2: metrics.listen: "localhost:9700" is not an IP address and a port; write both, such as 127.0.0.1:9700`},
 		{name: "metrics without an address", text: "metrics: {listen: ':9700'}\n", err: "is not an IP address and a port"},
 		{name: "metrics on no port", text: "metrics: {listen: '127.0.0.1:0'}\n", err: "is not an IP address and a port"},
+		{name: "no hygiene", text: "hygiene: {disabled: true}\n", want: Config{Hygiene: Hygiene{Disabled: true}}},
+		{name: "clocks in MHz", text: "hygiene: {clocks: 1410}\n", want: Config{Hygiene: Hygiene{Clocks: "1410"}}},
+		{name: "clocks by another word", text: "hygiene:\n  clocks: max\n", err: `f.yaml:2: hygiene.clocks: "max" is no clock; write default, base or a number of MHz such as 1410`},
+		{name: "clocks in GHz", text: "hygiene: {clocks: 1.4}\n", err: `"1.4" is no clock`},
+		{name: "clocks in octal", text: "hygiene: {clocks: 01410}\n", err: `"01410" is no clock`},
 		{name: "download without checksum", text: "agent:\n  download_url: https://mirror.example/a.tgz\n", err: "has no agent.download_sha256"},
 		{name: "all errors at once", text: "queue: a b\ncpus_per_slot: -1\n", err: "f.yaml:1: queue: \"a b\" is not a queue name; use letters, digits, '-', '_' and '.', such as b200 or nvidia-h100-{index}"},
 	} {
@@ -157,6 +162,7 @@ func TestRenderIsReadBack(t *testing.T) {
 		"list":  {Queue: "b200", GPUs: GPUs{List: []string{"0", "GPU-1f", "0000:1a:00.0"}}, MemoryPerSlot: 32 << 30},
 		"count": {GPUs: GPUs{Count: 3}, Agent: Agent{Tags: []string{"a=b"}}},
 		"all":   {GPUs: GPUs{All: true}, Job: Job{ShmSize: 1 << 30, CPUQuota: true}},
+		"MHz":   {Hygiene: Hygiene{Disabled: true, Clocks: "1410"}},
 	} {
 		text, err := Render(c, "Written by a test")
 		if err != nil {

@@ -79,5 +79,7 @@ func Merge(base, over Config) Config {
 	base.Image.FirstJobs = or(over.Image.FirstJobs, base.Image.FirstJobs)
 	base.Docker.Socket = or(over.Docker.Socket, base.Docker.Socket)
 	base.Metrics.Listen = or(over.Metrics.Listen, base.Metrics.Listen)
+	base.Hygiene.Disabled = or(over.Hygiene.Disabled, base.Hygiene.Disabled)
+	base.Hygiene.Clocks = or(over.Hygiene.Clocks, base.Hygiene.Clocks)
 	return base
 }

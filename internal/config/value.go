@@ -148,6 +148,9 @@ func Validate(c Config) []Problem {
 			bad("metrics.listen", "%q is not an IP address and a port; write both, such as 127.0.0.1:9700", l)
 		}
 	}
+	if text := c.Hygiene.problem(); text != "" {
+		bad("hygiene.clocks", "%s", text)
+	}
 	for _, t := range c.Agent.Tags {
 		if !tagForm().MatchString(t) {
 			bad("agent.tags", "%q is not a tag; write key=value without blanks, commas and quotes", t)
