@@ -74,6 +74,7 @@ func Build(in Input) (*Plan, error) {
 	if err := p.addBindings(slots); err != nil {
 		return nil, err
 	}
+	p.addTunables(inv, cfg)
 	p.Warnings = append(p.Warnings, smallSlots(inv, p.Slots)...)
 	p.Warnings = append(p.Warnings, unboundDisks(inv, cfg)...)
 	p.sort()

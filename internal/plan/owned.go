@@ -36,6 +36,7 @@ var OwnedInputs = []string{
 	ConfigPath,
 	TokenPath,
 	BindingsPath,
+	TunablesPath,
 }
 
 // OwnedCopies are files that carry no marker and are kbnode's own by their

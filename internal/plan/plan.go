@@ -36,6 +36,8 @@ type Plan struct {
 	Files  []File  `json:"files"`
 	Slices []Slice `json:"slices"`
 	Units  []Unit  `json:"units"`
+
+	Tunables []Tunable `json:"tunables"`
 }
 
 // Slot is one GPU with its CPUs, memory and the one Buildkite agent that may

@@ -81,6 +81,9 @@ func goldenText(p *Plan) *txtar.Archive {
 			fmt.Fprintf(&b, "unit %s enabled=%t active=%t\n", u.Name, u.Enabled, u.Active)
 		}
 	}
+	for _, line := range tunableLines(p.Tunables) {
+		fmt.Fprintf(&b, "tunable %s\n", line)
+	}
 	a := &txtar.Archive{Comment: []byte(b.String())}
 	for _, f := range p.Files {
 		if f.Slot <= p.Slots[0].Index {

@@ -1,0 +1,174 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// TunablesPath keeps what the settings of the machine were before kbnode's.
+const TunablesPath = "/var/lib/kbnode/tunables.json"
+
+// Tunable is a setting of the running machine that timings depend on. A boot
+// takes it back.
+type Tunable struct {
+	// Name is a file of /proc or /sys, in which one * stands for any number, or
+	// what NVIDIA's driver keeps of a GPU: nvml/UUID/persistence, which is on or
+	// off, and nvml/UUID/clocks, as in the configuration.
+	Name  string `json:"name"`
+	Value string `json:"value"` // what to write
+	Form  Form   `json:"form"`
+	PCI   string `json:"pci,omitempty"` // of the GPU whose it is
+	// Slots are those whose jobs must not run while it changes.
+	Slots []int `json:"slots,omitempty"`
+}
+
+// Form is how a file shows its value.
+type Form string
+
+// The forms of a value.
+const (
+	Word   Form = "word"
+	Choice Form = "choice" // one word of several: "always [madvise] never"
+	List   Form = "list"   // of CPUs
+	Mask   Form = "mask"   // of CPUs, hexadecimal
+)
+
+// GPUTunable is the name of what NVIDIA's driver keeps of a GPU.
+func GPUTunable(uuid, setting string) string { return "nvml/" + uuid + "/" + setting }
+
+// GPU is the UUID and the setting of a GPUTunable; ok is false for a file.
+func (t Tunable) GPU() (uuid, setting string, ok bool) {
+	rest, ok := strings.CutPrefix(t.Name, "nvml/")
+	if !ok {
+		return "", "", false
+	}
+	uuid, setting, ok = strings.Cut(rest, "/")
+	return uuid, setting, ok
+}
+
+// Settings of GPUs.
+const (
+	Persistence = "persistence"
+	Clocks      = "clocks"
+)
+
+// quiet are the settings of memory management that stop the kernel from moving
+// pages about while a job is timed.
+var quiet = map[string]Tunable{
+	"/proc/sys/kernel/numa_balancing":                       {Value: "0", Form: Word},
+	"/sys/kernel/mm/ksm/run":                                {Value: "0", Form: Word},
+	"/sys/kernel/mm/transparent_hugepage/enabled":           {Value: "madvise", Form: Choice},
+	"/sys/kernel/mm/transparent_hugepage/khugepaged/defrag": {Value: "0", Form: Word},
+}
+
+// masks say on which CPUs the kernel does its own work.
+var masks = []string{
+	"/proc/irq/default_smp_affinity",
+	"/sys/devices/virtual/workqueue/cpumask",
+	"/sys/devices/virtual/workqueue/writeback/cpumask",
+}
+
+// addTunables plans what is set so that timings are steady. Only what the
+// inventory saw can be set.
+func (p *Plan) addTunables(inv *inventory.Inventory, cfg config.Config) {
+	p.Tunables = []Tunable{}
+	if cfg.Hygiene.Disabled {
+		return
+	}
+	p.addMasks(inv)
+	for _, f := range inv.Tuning.Files {
+		if t, ok := quiet[f.Path]; ok && (t.Form != Choice || strings.Contains(f.Value, t.Value)) {
+			t.Name = f.Path
+			p.Tunables = append(p.Tunables, t)
+		}
+	}
+	var all cpuset.Set
+	for _, s := range p.Slots {
+		cpus, _ := cpuset.Parse(s.CPUs)
+		all = all.Union(cpus)
+	}
+	for _, g := range inv.Tuning.Governors {
+		if cpus, err := cpuset.Parse(g.CPUs); err == nil && !cpus.Disjoint(all) && slices.Contains(g.Known, "performance") {
+			p.Tunables = append(p.Tunables, Tunable{Name: g.Path, Value: "performance", Form: Word})
+		}
+	}
+	p.addGPUTunables(inv, cfg.Hygiene.Clocks)
+}
+
+// addMasks keeps interrupts and the kernel's work queues off the slots' CPUs.
+func (p *Plan) addMasks(inv *inventory.Inventory) {
+	reserved, _ := cpuset.Parse(p.Reserved.CPUs)
+	skipped := false
+	for _, f := range inv.Tuning.Files {
+		switch {
+		case !slices.Contains(masks, f.Path):
+			continue
+		case reserved.Len() == 0:
+			skipped = true
+			continue
+		}
+		p.Tunables = append(p.Tunables, Tunable{Name: f.Path, Value: maskText(reserved), Form: Mask})
+		if f.Path == masks[0] {
+			p.Tunables = append(p.Tunables, Tunable{Name: "/proc/irq/*/smp_affinity_list", Value: reserved.String(), Form: List})
+		}
+	}
+	if skipped {
+		p.Warnings = append(p.Warnings, "interrupts stay on the slots' CPUs: no CPUs are reserved for them; set reserve.cpus to 1 or more")
+	}
+}
+
+func (p *Plan) addGPUTunables(inv *inventory.Inventory, clocks string) {
+	for _, s := range p.Slots {
+		g := s.GPUs[0]
+		if g.Vendor != "nvidia" || g.UUID == "" {
+			continue
+		}
+		p.Tunables = append(p.Tunables, Tunable{Name: GPUTunable(g.UUID, Persistence), Value: "on", Form: Word, PCI: g.PCI})
+		if clocks != config.ClocksDefault {
+			p.Tunables = append(p.Tunables, Tunable{Name: GPUTunable(g.UUID, Clocks), Value: clocks, Form: Word, PCI: g.PCI, Slots: []int{s.Index}})
+		}
+	}
+	if clocks == config.ClocksDefault {
+		return
+	}
+	// Partitions of a GPU have one clock.
+	seen := map[string]bool{}
+	for _, g := range inv.GPUs {
+		if g.PerformanceLevel == "" || seen[g.PCI] {
+			continue
+		}
+		seen[g.PCI] = true
+		var of []int
+		for _, s := range p.Slots {
+			if s.GPUs[0].PCI == g.PCI {
+				of = append(of, s.Index)
+			}
+		}
+		if of != nil {
+			p.Tunables = append(p.Tunables, Tunable{Name: "/sys/bus/pci/devices/" + g.PCI + "/power_dpm_force_performance_level", Value: "high", Form: Word, PCI: g.PCI, Slots: of})
+		}
+	}
+}
+
+// maskText is a set in the kernel's mask format.
+func maskText(s cpuset.Set) string {
+	ids := s.Ints()
+	words := make([]uint32, ids[len(ids)-1]/32+1)
+	for _, id := range ids {
+		words[id/32] |= 1 << (id % 32)
+	}
+	var b strings.Builder
+	for i, w := range slices.Backward(words) {
+		if i == len(words)-1 {
+			fmt.Fprintf(&b, "%x", w)
+		} else {
+			fmt.Fprintf(&b, ",%08x", w)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,134 @@
+package plan
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+)
+
+var policyName = regexp.MustCompile(`/policy(\d+)/`)
+
+// tunableLines are a plan's tunables, with cpufreq's policies in one line.
+func tunableLines(list []Tunable) []string {
+	lines := []string{}
+	var policies []int
+	value := ""
+	for _, t := range list {
+		if m := policyName.FindStringSubmatch(t.Name); m != nil && (value == "" || value == t.Value) {
+			n, _ := strconv.Atoi(m[1])
+			policies, value = append(policies, n), t.Value
+			continue
+		}
+		line := fmt.Sprintf("%s = %s (%s)", t.Name, t.Value, t.Form)
+		if t.Slots != nil {
+			line += fmt.Sprint(" while idle: ", t.Slots)
+		}
+		lines = append(lines, line)
+	}
+	if policies != nil {
+		lines = append(lines, fmt.Sprintf("cpufreq policies %s = %s", cpuset.Of(policies...), value))
+	}
+	return lines
+}
+
+func TestTunables(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name    string
+		machine machinetest.Machine
+		cfg     config.Config
+		want    []string // some of them
+		number  int
+	}{
+		{
+			"as it is", machinetest.B200x8(), config.Config{},
+			[]string{
+				"/proc/irq/default_smp_affinity = f00,00000000,000f0000,00000000,0f000000,0000000f (mask)",
+				"/proc/irq/*/smp_affinity_list = 0-3,56-59,112-115,168-171 (list)",
+				"/sys/kernel/mm/transparent_hugepage/enabled = madvise (choice)",
+				"nvml/GPU-29010000-0000-4000-8000-000000000008/persistence = on (word)",
+			},
+			8 + 8 + 1,
+		},
+		{"disabled", machinetest.B200x8(), config.Config{Hygiene: config.Hygiene{Disabled: true, Clocks: "base"}}, nil, 0},
+		{
+			"clocks", machinetest.B200x8(), config.Config{Hygiene: config.Hygiene{Clocks: "1410"}},
+			[]string{"nvml/GPU-29010000-0000-4000-8000-000000000003/clocks = 1410 (word) while idle: [2]"},
+			8 + 2*8 + 1,
+		},
+		{"AMD, clocks as they are", machinetest.MI300X(), config.Config{}, []string{"cpufreq policies 1-23,25-47,49-71,73-95,97-119,121-143,145-167,169-191 = performance"}, 8 + 1},
+		{
+			"AMD, one clock for eight partitions", machinetest.MI300XCPX(), config.Config{Hygiene: config.Hygiene{Clocks: "base"}},
+			[]string{"/sys/bus/pci/devices/0000:26:00.0/power_dpm_force_performance_level = high (word) while idle: [8 9 10 11 12 13 14 15]"},
+			8 + 8 + 1,
+		},
+		{"a kernel that tells nothing", machinetest.VM(), config.Config{}, []string{"nvml/GPU-23310000-0000-4000-8000-000000000001/persistence = on (word)"}, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			p, err := Build(input(readMachine(t, tt.machine), tt.cfg))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := tunableLines(p.Tunables)
+			for _, want := range tt.want {
+				if !slices.Contains(got, want) {
+					t.Errorf("no %q", want)
+				}
+			}
+			if len(got) != tt.number {
+				t.Errorf("%d tunables, want %d", len(got), tt.number)
+			}
+			if t.Failed() {
+				t.Log(strings.Join(got, "\n"))
+			}
+		})
+	}
+}
+
+// Nothing of the kernel's is put on a CPU of a slot.
+func TestMasksAreReserved(t *testing.T) {
+	t.Parallel()
+	p, err := Build(input(readMachine(t, machinetest.B200x8()), config.Config{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	reserved, err := cpuset.Parse(p.Reserved.CPUs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, tun := range p.Tunables {
+		parse := map[Form]func(string) (cpuset.Set, error){List: cpuset.Parse, Mask: cpuset.ParseMask}[tun.Form]
+		if parse == nil {
+			continue
+		}
+		n++
+		if set, err := parse(tun.Value); err != nil || !set.Equal(reserved) {
+			t.Errorf("%s is %s (%v), reserved are %s", tun.Name, set, err, reserved)
+		}
+	}
+	if n != 4 {
+		t.Errorf("%d settings of CPUs, want 4", n)
+	}
+}
+
+func TestNoReservedCPUs(t *testing.T) {
+	t.Parallel()
+	p := &Plan{}
+	p.addMasks(&inventory.Inventory{Tuning: inventory.Tuning{Files: []inventory.TuningFile{{Path: masks[0], Value: "ff"}}}})
+	want := []string{"interrupts stay on the slots' CPUs: no CPUs are reserved for them; set reserve.cpus to 1 or more"}
+	if diff := cmp.Diff(want, p.Warnings); diff != "" || len(p.Tunables) > 0 {
+		t.Errorf("%d tunables, warnings: %s", len(p.Tunables), diff)
+	}
+}
