@@ -3,7 +3,8 @@
 // Command kbnode-nvml prints what NVML says of this machine's GPUs as one JSON
 // object and exits. It changes nothing and keeps no handle: an open one blocks
 // driver upgrades and GPU resets. With the UUID of a GPU as its argument it asks
-// nothing but what uses that one.
+// nothing but what uses that one. `kbnode-nvml sample` is the exception: it samples
+// one GPU for as long as its input is open.
 //
 // It exits 0 when NVML could be initialised, whatever the single GPUs answered,
 // and 3 when not. Link it with -Wl,-z,lazy: go-nvml leaves every function
@@ -25,6 +26,9 @@ import (
 const library = "libnvidia-ml.so.1"
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "sample" {
+		os.Exit(sample(os.Args[2:]))
+	}
 	uuid := ""
 	if len(os.Args) > 1 {
 		uuid = os.Args[1]

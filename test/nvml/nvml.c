@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "nvml.h"
@@ -22,16 +23,26 @@ struct nvmlGpuInstance_st { int gpu, mig; };
 
 static struct { char key[96], value[416]; } line[MAX_LINES];
 static int lines, ready;
+static struct timespec changed; // when the file was, that is loaded
 static struct nvmlDevice_st whole[MAX_GPUS], part[MAX_GPUS][MAX_MIG];
 static struct nvmlGpuInstance_st instance[MAX_GPUS][MAX_MIG];
 
 // ---- the file ----
 
-static void load(void)
+static const char *file(void)
 {
 	const char *path = getenv("KBNODE_FAKE_NVML");
-	FILE *f = fopen(path && *path ? path : DEFAULT_FILE, "r");
+	return path && *path ? path : DEFAULT_FILE;
+}
+
+static void load(void)
+{
+	struct stat st;
+	FILE *f = fopen(file(), "r");
 	char buf[600];
+
+	if (f && !fstat(fileno(f), &st))
+		changed = st.st_mtim;
 
 	lines = 0;
 	while (f && lines < MAX_LINES && fgets(buf, sizeof buf, f)) {
@@ -48,6 +59,14 @@ static void load(void)
 	}
 	if (f)
 		fclose(f);
+}
+
+// Who keeps the library open, as a sampler does, sees changes of the file, too.
+static void reload(void)
+{
+	struct stat st;
+	if (!stat(file(), &st) && (st.st_mtim.tv_sec != changed.tv_sec || st.st_mtim.tv_nsec != changed.tv_nsec))
+		load();
 }
 
 // The last line with a key counts, so that a test can append to the file.
@@ -94,10 +113,13 @@ static void hang(long long seconds)
 		;
 }
 
-// What a call to fn about this GPU has to fail with.
+// What a call to fn about this GPU has to fail with, after it hung.
 static nvmlReturn_t broken(int gpu, const char *fn)
 {
 	char key[120];
+	reload();
+	snprintf(key, sizeof key, "hang.%s", fn);
+	hang(number(gpu, key, 0));
 	snprintf(key, sizeof key, "fail.%s", fn);
 	long long code = number(gpu, key, 0);
 	return code ? code : number(gpu, "error", 0);
@@ -542,6 +564,15 @@ PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics")
 // ---- what older drivers lack ----
 
 #ifndef NOSYM
+CALL nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *u)
+{
+	long long v = 0;
+	CHECK;
+	nvmlReturn_t r = optional(GPU, "busy", number(GPU, "clock_reasons", 1) & 1 ? 0 : 100, &v);
+	*u = (nvmlUtilization_t){ .gpu = v };
+	return r;
+}
+
 NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, "energy_mj", 86400000)
 NUMBER(nvmlDeviceGetModuleId, unsigned int, "module", GPU + 1)
 NUMBER(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t, "architecture", NVML_DEVICE_ARCH_BLACKWELL)

@@ -1,0 +1,86 @@
+//go:build cgo && linux
+
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+// niceness is that of the sampler: it must not be in anybody's way.
+const niceness = 10
+
+// sample prints one line of JSON about a GPU every so often, until its input is
+// closed: with it goes the handle, so whoever wants samples holds the GPU and nobody
+// else. It returns the exit status: 3 when the driver does not answer.
+func sample(args []string) int {
+	flags := flag.NewFlagSet("sample", flag.ExitOnError)
+	uuid := flags.String("uuid", "", "UUID of the GPU")
+	every := flags.Duration("every", time.Second, "time between two samples")
+	_ = flags.Parse(args) // it exits
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}()
+	// The group's is that of all threads; only who is root cannot get it wrong.
+	_ = syscall.Setpriority(syscall.PRIO_PGRP, 0, niceness)
+	out := json.NewEncoder(os.Stdout)
+	refuse := func(what string) int {
+		_ = out.Encode(probe.Sample{Error: what})
+		return 3
+	}
+	if ret := nvml.Init(); ret != nvml.SUCCESS {
+		return refuse("nvmlInit: " + ret.String())
+	}
+	h, ret := nvml.DeviceGetHandleByUUID(*uuid)
+	if ret != nvml.SUCCESS {
+		return refuse("nvmlDeviceGetHandleByUUID: " + ret.String())
+	}
+	d := &device{Device: h, out: &probe.GPU{Index: -1}}
+	// Clocks and heat are those of the whole GPU.
+	if whole := ask(d, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", d.GetDeviceHandleFromMigDeviceHandle); whole != nil {
+		d.Device = *whole
+	}
+	tick := time.NewTicker(max(*every, 10*time.Millisecond))
+	for ; ; <-tick.C {
+		s := d.sample()
+		if s.Error != "" {
+			return refuse(s.Error)
+		}
+		if err := out.Encode(s); err != nil {
+			return 1 // nobody reads it
+		}
+	}
+}
+
+func (d *device) sample() probe.Sample {
+	s := probe.Sample{
+		Clock:       ask(d, "nvmlDeviceGetClockInfo", func() (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_SM) }),
+		Temperature: ask(d, "nvmlDeviceGetTemperature", func() (uint32, nvml.Return) { return d.GetTemperature(nvml.TEMPERATURE_GPU) }),
+		Margin: ask(d, "nvmlDeviceGetMarginTemperature", func() (int32, nvml.Return) {
+			m, ret := d.GetMarginTemperature()
+			return m.MarginTemperature, ret
+		}),
+		Power: ask(d, "nvmlDeviceGetPowerUsage", d.GetPowerUsage),
+		Busy: ask(d, "nvmlDeviceGetUtilizationRates", func() (uint32, nvml.Return) {
+			u, ret := d.GetUtilizationRates()
+			return u.Gpu, ret
+		}),
+	}
+	if has("nvmlDeviceGetCurrentClocksEventReasons") {
+		s.Reasons = ask(d, "nvmlDeviceGetCurrentClocksEventReasons", d.GetCurrentClocksEventReasons)
+	} else {
+		s.Reasons = ask(d, "nvmlDeviceGetCurrentClocksThrottleReasons", d.GetCurrentClocksThrottleReasons)
+	}
+	d.out.Unread = nil // once a second they would add up
+	s.Error = d.out.Error
+	return s
+}

@@ -1,0 +1,233 @@
+package probe
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxSampleLine is in bytes.
+const maxSampleLine = 4 << 10
+
+// Sample is a GPU at one moment, a line of `kbnode-nvml sample`. A value that the
+// driver does not give is absent.
+type Sample struct {
+	Clock       *uint32 `json:"sm_clock_mhz,omitempty"`
+	Temperature *uint32 `json:"temperature_c,omitempty"`
+	Margin      *int32  `json:"margin_c,omitempty"` // to slowing down
+	Power       *uint32 `json:"power_mw,omitempty"`
+	Busy        *uint32 `json:"busy_percent,omitempty"`
+	// Reasons is the bit set of GPU.ClockReasons.
+	Reasons *uint64 `json:"clock_reasons,omitempty"`
+	// Error says that the driver does not answer for this GPU; it is the last line.
+	Error string `json:"error,omitempty"`
+}
+
+// Stream samples the GPU of opts every so often until ctx is done, with one process
+// that holds it for as long. That process ends when ctx does or this one ends. Stream
+// returns nil if it did, after four seconds at the latest, and an error if there
+// are no samples, or no more: also when none came for opts.Timeout. There is one
+// sampler of a GPU at a time, one that hangs in the driver included.
+func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sample)) error {
+	opts.Timeout, opts.runDir = cmp.Or(opts.Timeout, timeout), cmp.Or(opts.runDir, runDir)
+	from := []place{{name: opts.Path, prepare: atPath(opts.Path)}}
+	if opts.Path == "" {
+		elf, err := image()
+		if err != nil {
+			return err
+		}
+		from = places(elf, opts.runDir)
+	}
+	lock, err := lockSampler(filepath.Join(opts.runDir, "sample-"+lockName(opts.GPU)))
+	if err != nil {
+		return err
+	}
+	if lock != nil {
+		defer lock.Close() //nolint:errcheck // the child has its own
+	}
+	var refused []error
+	for _, p := range from {
+		path, done, err := p.prepare()
+		if err != nil {
+			refused = append(refused, fmt.Errorf("%s: %w", p.name, err))
+			continue
+		}
+		s, err := startSampler(path, opts, every, lock)
+		done()
+		switch {
+		case err == nil:
+			return s.follow(ctx, opts.Timeout, each)
+		case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+			refused = append(refused, fmt.Errorf("%s: %w", p.name, err))
+		case errors.Is(err, syscall.ENOENT) && opts.Path == "":
+			return ErrNoLoader
+		default:
+			return fmt.Errorf("start the NVML probe: %w", err)
+		}
+	}
+	return fmt.Errorf("start the NVML probe: %w", errors.Join(refused...))
+}
+
+// lockSampler does not wait: who has the lock samples, or hangs. It is nil where no
+// lock can be had, as for an ordinary user.
+func lockSampler(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, nil //nolint:nilerr // best effort
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, errors.Join(errors.New("an earlier sampler of this GPU has not ended; the GPU may hang in the driver"), f.Close())
+	}
+	return f, nil
+}
+
+// sampler is a child that prints samples for as long as its input is open.
+type sampler struct {
+	*child
+	stdin io.Closer
+	lines chan Sample
+	wrong chan error    // what is no sample
+	quit  chan struct{} // nobody takes lines any more
+}
+
+// startSampler starts it on a thread of its own, as start does.
+func startSampler(path string, opts Options, every time.Duration, lock *os.File) (*sampler, error) {
+	cmd := exec.Command(path, "sample", "--uuid", opts.GPU, "--every", every.String())
+	s := &sampler{child: &child{cmd: cmd, started: make(chan error, 1), exited: make(chan error, 1)}, lines: make(chan Sample), wrong: make(chan error, 1), quit: make(chan struct{})}
+	s.stderr.limit = maxErrors
+	cmd.Dir = "/"
+	// One thread is enough for one line a second.
+	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "GOMAXPROCS=1"}, opts.Env...)
+	cmd.Stdout, cmd.Stderr = &sampleWriter{to: s}, &s.stderr
+	cmd.WaitDelay = killGrace
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if lock != nil {
+		cmd.ExtraFiles = []*os.File{lock}
+	}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	s.stdin = stdin
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		s.started <- err
+		if err == nil {
+			s.exited <- cmd.Wait()
+		}
+	}()
+	return s, <-s.started
+}
+
+// follow hands samples on until ctx is done or the child has ended.
+func (s *sampler) follow(ctx context.Context, patience time.Duration, each func(Sample)) error {
+	stop := sync.OnceFunc(func() { close(s.quit) })
+	defer stop()
+	silence := time.NewTimer(patience)
+	defer silence.Stop()
+	for {
+		select {
+		case sample := <-s.lines:
+			if sample.Error != "" {
+				return errors.Join(errors.New(Printable(sample.Error, 300)), s.end(stop))
+			}
+			each(sample)
+			silence.Reset(patience)
+		case err := <-s.wrong:
+			return errors.Join(err, s.end(stop))
+		case err := <-s.exited:
+			select {
+			case err = <-s.wrong:
+				return err
+			default:
+				return s.why(err)
+			}
+		case <-silence.C:
+			return errors.Join(fmt.Errorf("the NVML probe gave no sample for %v and was ended", patience), s.end(stop))
+		case <-ctx.Done():
+			return s.end(stop)
+		}
+	}
+}
+
+// end closes the child's input, which ends it, kills it where that does not, and
+// says if not even that does.
+func (s *sampler) end(stop func()) error {
+	stop()
+	_ = s.stdin.Close() // it has ended already
+	select {
+	case <-s.exited: //nolint:errcheck // it was ended, however that went
+		return nil
+	case <-time.After(killGrace):
+	}
+	pid := s.cmd.Process.Pid
+	_ = syscall.Kill(-pid, syscall.SIGKILL) // gone already is as good
+	select {
+	case <-s.exited: //nolint:errcheck // it was ended, however that went
+		return nil
+	case <-time.After(killGrace):
+		return fmt.Errorf("the NVML probe (process %d) does not even die: the GPU hangs in the driver", pid)
+	}
+}
+
+// why is how a child ended that nobody asked to.
+func (s *sampler) why(exit error) error {
+	if status, ok := errors.AsType[*exec.ExitError](exit); ok {
+		return fmt.Errorf("the NVML probe crashed: %s", s.lastWords(status))
+	}
+	if exit != nil {
+		return fmt.Errorf("run the NVML probe: %w", exit)
+	}
+	return errors.New("the NVML probe ended by itself")
+}
+
+// sampleWriter makes samples of what the child prints.
+type sampleWriter struct {
+	to   *sampler
+	rest []byte
+}
+
+func (w *sampleWriter) Write(p []byte) (int, error) {
+	w.rest = append(w.rest, p...)
+	for {
+		line, rest, found := bytes.Cut(w.rest, []byte("\n"))
+		if !found {
+			break
+		}
+		var s Sample
+		if err := json.Unmarshal(line, &s); err != nil {
+			return 0, w.refuse(fmt.Errorf("read a sample: %w", err))
+		}
+		w.rest = rest
+		select {
+		case w.to.lines <- s:
+		case <-w.to.quit:
+			return 0, io.ErrClosedPipe
+		}
+	}
+	if len(w.rest) > maxSampleLine {
+		return 0, w.refuse(fmt.Errorf("read a sample: a line of more than %d bytes", maxSampleLine))
+	}
+	w.rest = bytes.Clone(w.rest)
+	return len(p), nil
+}
+
+func (w *sampleWriter) refuse(err error) error {
+	w.to.wrong <- err
+	return err
+}

@@ -1,0 +1,247 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const firstGPU = "GPU-00000000-0000-4000-8000-000000000000"
+
+// take streams until there are so many samples.
+func take(t *testing.T, opts Options, n int) ([]Sample, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var all []Sample
+	opts.runDir = t.TempDir()
+	err := Stream(ctx, opts, 20*time.Millisecond, func(s Sample) {
+		if all = append(all, s); len(all) == n {
+			cancel()
+		}
+	})
+	return all, err
+}
+
+// gone waits until no process has this in its arguments.
+func gone(t *testing.T, argument string) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		var has []string
+		lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		for _, l := range lines {
+			if text, err := os.ReadFile(l); err == nil && strings.Contains(string(text), argument) {
+				has = append(has, l)
+			}
+		}
+		if len(has) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("still there: %v", has)
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func TestStream(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	for _, row := range []struct {
+		name, variant, config string
+		want                  Sample
+	}{
+		{
+			"a driver of today", "driver", "gpu.0.sm_clock = 1965\ngpu.0.clock_reasons = 0x44\ngpu.0.temperature = 88\ngpu.0.margin = -1\ngpu.0.power_mw = 990500\n",
+			Sample{Clock: new(uint32(1965)), Temperature: new(uint32(88)), Margin: new(int32(-1)), Power: new(uint32(990500)), Busy: new(uint32(100)), Reasons: new(uint64(0x44))},
+		},
+		{
+			"an old driver", "nosym", "sm_clock = 1410\nclock_reasons = 0x1\n",
+			Sample{Clock: new(uint32(1410)), Temperature: new(uint32(31)), Power: new(uint32(142000)), Reasons: new(uint64(1))},
+		},
+		{
+			"one that tells little", "driver", "power_mw = none\nbusy = none\nfail.nvmlDeviceGetTemperature = 999\n",
+			Sample{Clock: new(uint32(120)), Margin: new(int32(54)), Reasons: new(uint64(1))},
+		},
+		{
+			"a MIG device has the clocks of its GPU", "driver", "uuid = " + firstGPU + "\ncount = 1\nsm_clock = 1500\nbusy = none\npower_mw = none\nmargin = 7\n",
+			Sample{Clock: new(uint32(1500)), Temperature: new(uint32(31)), Margin: new(int32(7)), Reasons: new(uint64(1))},
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			opts := r.options(t, row.variant, row.config)
+			opts.GPU = firstGPU
+			got, err := take(t, opts, 3)
+			if err != nil || len(got) < 3 {
+				t.Fatalf("%d samples, %v", len(got), err)
+			}
+			if diff := cmp.Diff(slices.Repeat([]Sample{row.want}, 3), got[:3]); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	t.Run("what changes", func(t *testing.T) {
+		t.Parallel()
+		opts := r.options(t, "driver", "sm_clock = 1965\n")
+		opts.GPU, opts.runDir = firstGPU, t.TempDir()
+		file := strings.TrimPrefix(opts.Env[1], "KBNODE_FAKE_NVML=")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := Stream(ctx, opts, 20*time.Millisecond, func(s Sample) {
+			switch *s.Clock {
+			case 1965:
+				if err := os.WriteFile(file, []byte("sm_clock = 900\n"), 0o600); err != nil {
+					t.Error(err)
+				}
+			case 900:
+				cancel()
+			}
+		})
+		if err != nil || ctx.Err() != context.Canceled {
+			t.Errorf("%v, %v", err, ctx.Err())
+		}
+	})
+}
+
+// What a sampler may do wrong: it loses its samples, and nothing stays.
+func TestStreamEnds(t *testing.T) {
+	t.Parallel()
+	const line = `{"sm_clock_mhz":1}`
+	for _, row := range []struct {
+		name, script string
+		samples      int
+		want         string // in the error
+	}{
+		{"crashes", "echo '" + line + "'; echo \"$0: symbol lookup error: nvmlNew\" >&2; exit 127", 1, "the NVML probe crashed: symbol lookup error: nvmlNew (exit status 127)"},
+		{"ends", "echo '" + line + "'", 1, "ended by itself"},
+		{"is silent", "exec sleep 1000", 0, "gave no sample for 300ms and was ended"},
+		{"becomes silent", "echo '" + line + "'; trap '' TERM; sleep 1000", 1, "gave no sample for 300ms and was ended"},
+		{"prints garbage", "echo oops; exec sleep 1000", 0, "read a sample: invalid character"},
+		{"prints a line without end", "exec tr '\\0' ' ' </dev/zero", 0, "a line of more than 4096 bytes"},
+		{"is told of a lost GPU", `echo '{"error":"nvmlInit: GPU is\u001b[31m lost"}'; exit 3`, 0, "nvmlInit: GPU is[31m lost"},
+		{"closes its output", "exec >&-; exec sleep 1000", 0, "gave no sample"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			opts := Options{Path: script(t, row.script), GPU: "GPU-" + strings.ReplaceAll(row.name, " ", "-"), Timeout: 300 * time.Millisecond}
+			got, err := take(t, opts, -1)
+			if len(got) != row.samples || err == nil || !strings.Contains(err.Error(), row.want) {
+				t.Errorf("%d samples, %v; want %d, %q", len(got), err, row.samples, row.want)
+			}
+			gone(t, opts.Path)
+		})
+	}
+}
+
+// A GPU that hangs in the driver holds up nobody but its own sampler, which does not
+// end when its input does.
+func TestStreamHangs(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	for name, row := range map[string]struct {
+		variant, config string
+		samples         int
+	}{
+		"at the start": {"hang", "", 0},
+		"later":        {"driver", "gpu.0.hang.nvmlDeviceGetPowerUsage = 3600\n", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			opts := r.options(t, row.variant, row.config)
+			opts.GPU, opts.runDir = firstGPU, t.TempDir()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			begun := time.Now()
+			if err := Stream(ctx, opts, 10*time.Millisecond, func(Sample) { t.Error("a sample") }); err != nil {
+				t.Error(err)
+			}
+			if d := time.Since(begun); d > 8*time.Second {
+				t.Errorf("it took %v", d)
+			}
+		})
+	}
+}
+
+func TestOneSampler(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	held, err := lockSampler(filepath.Join(dir, "sample-"+lockName("GPU-1")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts := Options{Path: script(t, "flock -n 3 || exit 8; echo '{}'; cat >/dev/null"), GPU: "GPU-1", runDir: dir}
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := Stream(ctx, opts, time.Second, func(Sample) { t.Error("a sample") }); err == nil || !strings.Contains(err.Error(), "an earlier sampler of this GPU has not ended") {
+		t.Errorf("beside another one: %v", err)
+	}
+	opts.GPU = "GPU-2"
+	if err := Stream(ctx, opts, time.Second, func(Sample) { cancel() }); err != nil {
+		t.Errorf("of another GPU: %v", err)
+	}
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	opts.GPU = "GPU-1"
+	for range 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if err := Stream(ctx, opts, time.Second, func(Sample) { cancel() }); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+		cancel()
+	}
+}
+
+// TestStreamDies starts itself as the process that samples, and kills that: its
+// sampler must not outlive it.
+func TestStreamDies(t *testing.T) {
+	t.Parallel()
+	if pidFile := os.Getenv("KBNODE_TEST_STREAM"); pidFile != "" {
+		opts := Options{Path: os.Getenv("KBNODE_TEST_PROBE"), GPU: "GPU-1", runDir: filepath.Dir(pidFile)}
+		_ = Stream(t.Context(), opts, time.Second, func(Sample) {})
+		return
+	}
+	dir := t.TempDir()
+	pidFile := filepath.Join(dir, "pid")
+	path := script(t, "echo $$ >"+pidFile+".new; mv "+pidFile+".new "+pidFile+"; trap '' TERM INT HUP; while :; do sleep 0.1; done")
+	proc, err := os.StartProcess("/proc/self/exe", []string{os.Args[0], "-test.run=^TestStreamDies$"},
+		&os.ProcAttr{Env: append(os.Environ(), "KBNODE_TEST_STREAM="+pidFile, "KBNODE_TEST_PROBE="+path)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := 0
+	for deadline := time.Now().Add(30 * time.Second); pid == 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if text, err := os.ReadFile(pidFile); err == nil {
+			pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+		}
+	}
+	if pid == 0 {
+		t.Fatal("no sampler")
+	}
+	if err := errors.Join(proc.Kill(), ignore(proc.Wait())); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		state, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) || strings.Contains(string(state), ") Z ") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d outlives who started it: %s", pid, state)
+		}
+	}
+}
+
+func ignore(_ *os.ProcessState, err error) error { return err }
