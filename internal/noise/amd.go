@@ -1,0 +1,98 @@
+package noise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+// AMD samples one of AMD's GPUs by the files of its PCI device, given as that
+// directory of /sys, every so often.
+func AMD(dir string, every time.Duration) Samples {
+	return func(ctx context.Context, each func(probe.Sample)) error {
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for {
+			s, err := sampleAMD(dir)
+			if err != nil {
+				return err
+			}
+			each(s)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
+			}
+		}
+	}
+}
+
+// sampleAMD reads what amdgpu says: the active step of pp_dpm_sclk ("1: 2100Mhz *"),
+// how busy the GPU is, and the heat of its junction, or of its edge, in thousandths
+// of a degree. It does not tell why clocks are low.
+func sampleAMD(dir string) (s probe.Sample, err error) {
+	clocks, err := read(filepath.Join(dir, "pp_dpm_sclk"))
+	if err != nil {
+		return s, fmt.Errorf("read clocks: %w", err)
+	}
+	for line := range strings.Lines(clocks) {
+		_, step, _ := strings.Cut(line, ":")
+		mhz, active := strings.CutSuffix(strings.TrimSpace(step), "*")
+		if n, err := strconv.ParseUint(strings.TrimSuffix(strings.ToLower(strings.TrimSpace(mhz)), "mhz"), 10, 32); active && err == nil {
+			s.Clock = new(uint32(n))
+		}
+	}
+	if s.Clock == nil {
+		return s, errors.New("read clocks: none is marked as active in pp_dpm_sclk")
+	}
+	s.Busy = number(filepath.Join(dir, "gpu_busy_percent"), 1)
+	monitors, _ := filepath.Glob(filepath.Join(dir, "hwmon/hwmon[0-9]*")) // the pattern is well formed
+	for _, m := range monitors {
+		for _, sensor := range []string{"temp2", "temp1"} {
+			if s.Temperature = number(filepath.Join(m, sensor+"_input"), 1000); s.Temperature == nil {
+				continue
+			}
+			if limit := number(filepath.Join(m, sensor+"_crit"), 1000); limit != nil && *limit > 0 {
+				s.Margin = new(int32(*limit) - int32(*s.Temperature))
+			}
+			break
+		}
+		for _, name := range []string{"power1_average", "power1_input"} { // in microwatts
+			if s.Power == nil {
+				s.Power = number(filepath.Join(m, name), 1000)
+			}
+		}
+	}
+	return s, nil
+}
+
+// number is what a file has, in so many of its units, nil without one.
+func number(path string, unit uint64) *uint32 {
+	text, err := read(path)
+	if err != nil {
+		return nil
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 63)
+	if err != nil {
+		return nil
+	}
+	return new(uint32(n / unit))
+}
+
+func read(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	text, err := io.ReadAll(io.LimitReader(f, 16<<10))
+	return string(text), err
+}

@@ -1,0 +1,111 @@
+package noise
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Limits beyond which a timing should not be trusted. Where no source is named they
+// are kbnode's own.
+const (
+	// LowClock is what per cent of the median a clock may fall to. nvbench discards
+	// samples below 75 per cent of the default clock (docs/cli_help.md).
+	LowClock = 75
+	// lowSamples is how many samples have to be below: one may be of the moment in
+	// which the GPU takes up work.
+	lowSamples = 2
+	// lowMargin is in degrees Celsius: NVIDIA's management library counts down to
+	// the slowdown, and DCGM and gpud warn when nothing is left.
+	lowMargin = 5
+	// othersLimit is of the time of the slot's CPUs, in per cent.
+	othersLimit = 5
+	stealLimit  = 1
+	// throttledLimit is for cpu_quota, of the slot's CPU time. BenchExec rejects a run
+	// in which a core was throttled at all (CPUThrottleCheck), as heatLimit does.
+	throttledLimit = 1
+	heatLimit      = 0
+	// interruptLimit is per second on one CPU: at five microseconds each, one per cent
+	// of its time.
+	interruptLimit = 2000
+	// Pressure in per cent of the whole job's time, its cold start included. Tasks of
+	// the job itself wait for each other, too.
+	cpuLimit    = 25
+	memoryLimit = 5
+	ioLimit     = 25
+	// shortest is how many seconds the kernel's ticks need to say anything.
+	shortest = 2
+)
+
+// clockReasons are NVML's, in the order of their bits (nvmlClocksEventReason*).
+// Those that slow a GPU down below what it was set to make a timing worthless; at
+// its power limit a GPU works as it should.
+var clockReasons = [64]struct {
+	name string
+	says string // makes noise, ""  does not
+}{
+	0: {name: "gpu_idle"}, 1: {name: "applications_clocks_setting"}, 2: {name: "sw_power_cap"},
+	3: {"hw_slowdown", "the hardware slowed the GPU down"},
+	4: {name: "sync_boost"},
+	5: {"sw_thermal_slowdown", "the driver slowed the GPU down, it was too hot"},
+	6: {"hw_thermal_slowdown", "the hardware slowed the GPU down, it was too hot"},
+	7: {"hw_power_brake_slowdown", "the power supply slowed the GPU down (power brake)"},
+	8: {name: "display_clock_setting"},
+}
+
+// Judge says whether a timing of this job should be trusted, and why not. It looks
+// at nothing but the record.
+func Judge(r Record) (noisy bool, why []string) {
+	say := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
+	for _, reason := range clockReasons {
+		if n := r.GPU.Reasons[reason.name]; n > 0 && reason.says != "" {
+			say("%s: %s in %d of %d samples", reason.name, reason.says, n, r.GPU.Samples)
+		}
+	}
+	if c := r.GPU.Clock; c != nil && r.GPU.LowClock >= lowSamples {
+		say("the GPU's clock fell to %d MHz, with a median of %d MHz; it was below %d %% of that in %d of %d samples",
+			c.Min, c.Median, LowClock, r.GPU.LowClock, r.GPU.Busy)
+	}
+	if m := r.GPU.Margin; m != nil && *m <= lowMargin {
+		say("the GPU was %d °C from being slowed down by heat", *m)
+	}
+	if n := r.CPU.Heat; n != nil && *n > heatLimit {
+		say("the slot's CPUs were slowed down by heat %d times", *n)
+	}
+	if r.Seconds >= shortest {
+		above := func(v *float64, limit float64, sentence string) {
+			if v != nil && *v > limit {
+				say(sentence+"; more than %v %% is noise", *v, limit)
+			}
+		}
+		above(r.CPU.Others, othersLimit, "others than the slot used %v %% of its CPUs' time")
+		above(r.CPU.Steal, stealLimit, "the hypervisor kept %v %% of the CPUs' time")
+		above(r.CPU.Throttled, throttledLimit, "the slot's CPU quota held it back for %v %% of the time")
+		above(r.Pressure.CPU, cpuLimit, "tasks of the slot waited for a CPU for %v %% of the time")
+		above(r.Pressure.Memory, memoryLimit, "tasks of the slot waited for memory for %v %% of the time")
+		above(r.Pressure.IO, ioLimit, "tasks of the slot waited for the disk for %v %% of the time")
+		if i := r.CPU.Interrupts; i != nil && i.Busiest > interruptLimit {
+			say("devices interrupted one of the slot's CPUs %v times per second; more than %d is noise", i.Busiest, interruptLimit)
+		}
+	}
+	if n := r.Memory.Kills; n != nil && *n > 0 {
+		say("the slot ran out of memory and %d of its processes were ended", *n)
+	}
+	return len(why) > 0, why
+}
+
+// notes are what is worth knowing of a record and speaks against no timing.
+func notes(r Record) (all []string) {
+	if n := r.GPU.Reasons[clockReasons[2].name]; n > 0 {
+		all = append(all, fmt.Sprintf("%s: the GPU was at its power limit in %d of %d samples", clockReasons[2].name, n, r.GPU.Samples))
+	}
+	if r.GPU.Error != "" {
+		all = append(all, "gpu: "+r.GPU.Error)
+	}
+	if r.Seconds < shortest {
+		all = append(all, fmt.Sprintf("the job was shorter than %d s, so CPUs and pressure were not judged", shortest))
+	}
+	if p := r.Pressure; p.CPU == nil && p.Memory == nil && p.IO == nil {
+		all = append(all, "the kernel does not tell pressure (psi=1 on its command line)")
+	}
+	return slices.Clip(all)
+}

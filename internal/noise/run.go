@@ -1,0 +1,251 @@
+package noise
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"github.com/containerd/cgroups/v3/cgroup2/stats"
+	"github.com/shirou/gopsutil/v3/cpu"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+const (
+	// stopTime is what sampling of a GPU has to end, so that none outlives its job.
+	stopTime = 5 * time.Second
+	// alivePoll lies between two looks whether there still is a job.
+	alivePoll = 5 * time.Second
+)
+
+// Config is what one slot's records are made from.
+type Config struct {
+	Slot    string // "gpu0"
+	CPUs    cpuset.Set
+	Cgroups string // where they are mounted
+	Slice   string // the slot's, below that
+	Proc    string // "/proc"
+	Sys     string // "/sys"
+	GPU     string // what it is called
+	Samples Samples
+	// Alive says that the slot still has a job. Without one, sampling ends although
+	// nobody said so.
+	Alive func() bool
+}
+
+// Run is the time of one job.
+type Run struct {
+	c     Config
+	gpu   *gpuRun
+	stop  context.CancelFunc
+	ended chan struct{} // sampling has
+	first chan struct{} // begin and err are there
+	begin reading
+	err   error
+}
+
+// Start takes the first reading and begins to sample the GPU, without waiting for
+// either. Stop it.
+func Start(c Config) *Run {
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &Run{c: c, gpu: newGPURun(), stop: cancel, ended: make(chan struct{}), first: make(chan struct{})}
+	go func() {
+		defer close(r.first)
+		r.begin, r.err = c.read(ctx)
+	}()
+	go func() {
+		defer close(r.ended)
+		if c.Samples == nil {
+			return
+		}
+		if err := c.Samples(ctx, r.gpu.add); err != nil && ctx.Err() == nil {
+			r.gpu.ended(err)
+		}
+	}()
+	if c.Alive != nil {
+		go r.watch(ctx)
+	}
+	return r
+}
+
+// watch ends sampling when there is no job for two looks in a row: its end was not
+// told, and who samples a GPU holds it.
+func (r *Run) watch(ctx context.Context) {
+	for gone := 0; gone < 2; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(alivePoll):
+		}
+		if gone++; r.c.Alive() {
+			gone = 0
+		}
+	}
+	r.stop()
+}
+
+// Stop ends sampling. A run can be stopped again, and asked for its record
+// afterwards.
+func (r *Run) Stop() { r.stop() }
+
+// Wait returns when sampling has ended, at the latest after five seconds.
+func (r *Run) Wait() {
+	select {
+	case <-r.ended:
+	case <-time.After(stopTime):
+	}
+}
+
+// Record is how the job had it until now. What could not be read is missing in it,
+// with a note.
+func (r *Run) Record(ctx context.Context) (Record, error) {
+	select {
+	case <-r.first:
+	case <-ctx.Done():
+		return Record{}, ctx.Err()
+	}
+	now, err := r.c.read(ctx)
+	rec := Record{Schema: Schema, Slot: r.c.Slot, Begin: r.begin.at.UTC().Truncate(time.Millisecond), GPU: r.gpu.record(r.c.GPU), Load1: now.load1}
+	rec.CPU.CPUs = r.c.CPUs.String()
+	between{r.begin, now}.fill(&rec, r.c.CPUs)
+	rec.Noisy, rec.Why = Judge(rec)
+	rec.Notes = notes(rec)
+	for _, err := range []error{r.err, err} {
+		if err != nil {
+			rec.Notes = append(rec.Notes, "not all could be read: "+probe.Printable(err.Error(), 500))
+			break
+		}
+	}
+	return rec, nil
+}
+
+// between is the time between two readings.
+type between struct{ from, to reading }
+
+func (b between) fill(rec *Record, cpus cpuset.Set) {
+	seconds := b.to.at.Sub(b.from.at).Seconds()
+	rec.Seconds = round(seconds)
+	if seconds <= 0 {
+		return
+	}
+	b.usage(rec, seconds, cpus)
+	b.interrupts(rec, seconds)
+	b.neighbours(rec, seconds)
+	for id, n := range b.to.heat {
+		if before, ok := b.from.heat[id]; ok {
+			sum := max(n-before, 0)
+			if rec.CPU.Heat != nil {
+				sum += *rec.CPU.Heat
+			}
+			rec.CPU.Heat = &sum
+		}
+	}
+}
+
+// usage is what the slot's cgroup and its CPUs did.
+func (b between) usage(rec *Record, seconds float64, cpus cpuset.Set) {
+	var busy, steal float64
+	known := 0
+	for _, id := range cpus.Ints() {
+		from, ok1 := b.from.times[id]
+		to, ok2 := b.to.times[id]
+		if ok1 && ok2 {
+			busy += working(to) - working(from)
+			steal += to.Steal - from.Steal
+			known++
+		}
+	}
+	all := seconds * float64(cpus.Len())
+	if known == cpus.Len() && known > 0 {
+		rec.CPU.Steal = percent(max(steal, 0), all)
+	}
+	from, to := b.from.slot, b.to.slot
+	if from == nil || to == nil {
+		return
+	}
+	slot := micro(from.GetCPU().GetUsageUsec(), to.GetCPU().GetUsageUsec())
+	if cpus.Len() > 0 {
+		rec.CPU.Slot = percent(slot, all)
+		rec.CPU.Throttled = percent(micro(from.GetCPU().GetThrottledUsec(), to.GetCPU().GetThrottledUsec()), all)
+	}
+	if rec.CPU.Steal != nil {
+		rec.CPU.Others = percent(max(busy-slot, 0), all)
+	}
+	rec.Pressure = Pressure{
+		CPU:    waited(from.GetCPU().GetPSI(), to.GetCPU().GetPSI(), seconds),
+		Memory: waited(from.GetMemory().GetPSI(), to.GetMemory().GetPSI(), seconds),
+		IO:     waited(from.GetIo().GetPSI(), to.GetIo().GetPSI(), seconds),
+	}
+	if e, f := from.GetMemoryEvents(), to.GetMemoryEvents(); e != nil && f != nil {
+		limit, kills := int(grown(e.GetMax(), f.GetMax())), int(grown(e.GetOomKill(), f.GetOomKill()))
+		rec.Memory = Memory{AtLimit: &limit, Kills: &kills}
+	}
+}
+
+func (b between) interrupts(rec *Record, seconds float64) {
+	if len(b.from.devices)+len(b.from.local) == 0 || b.to.devices == nil {
+		return
+	}
+	var i Interrupts
+	// A device that is removed takes its count along.
+	more := func(from, to uint32) float64 { return float64(max(int32(to-from), 0)) }
+	for id, n := range b.to.devices {
+		k := more(b.from.devices[id], n)
+		i.Devices += k
+		i.Busiest = max(i.Busiest, k)
+	}
+	for id, n := range b.to.local {
+		i.Local += more(b.from.local[id], n)
+	}
+	rec.CPU.Interrupts = &Interrupts{round(i.Devices / seconds), round(i.Busiest / seconds), round(i.Local / seconds)}
+}
+
+func (b between) neighbours(rec *Record, seconds float64) {
+	var used, has float64
+	for name, to := range b.to.neighbours {
+		from, ok := b.from.neighbours[name]
+		if !ok || to.cpus == 0 {
+			continue
+		}
+		rec.Neighbours.Slots++
+		own, cpus := micro(from.usage, to.usage), seconds*float64(to.cpus)
+		used, has = used+own, has+cpus
+		if p := percent(own, cpus); rec.Neighbours.Busiest == nil || *p > *rec.Neighbours.Busiest {
+			rec.Neighbours.Busiest = p
+		}
+	}
+	if has > 0 {
+		rec.Neighbours.CPU = percent(used, has)
+	}
+}
+
+// working is the time, in seconds, that a CPU did something. User has the guests' in it.
+func working(t cpu.TimesStat) float64 { return t.User + t.Nice + t.System + t.Irq + t.Softirq }
+
+// waited is nil where the kernel does not tell.
+func waited(from, to *stats.PSIStats, seconds float64) *float64 {
+	if from.GetSome() == nil || to.GetSome() == nil {
+		return nil
+	}
+	return percent(micro(from.GetSome().GetTotal(), to.GetSome().GetTotal()), seconds)
+}
+
+// micro is in seconds what a counter of microseconds has grown by.
+func micro(from, to uint64) float64 { return float64(grown(from, to)) / 1e6 }
+
+// grown is what was added to a counter; one of a cgroup that was made anew meanwhile
+// begins at zero.
+func grown(from, to uint64) uint64 {
+	if to < from {
+		return to
+	}
+	return to - from
+}
+
+func percent(part, whole float64) *float64 {
+	p := round(min(100*part/whole, 100))
+	return &p
+}
+
+func round(v float64) float64 { return math.Round(v*100) / 100 }

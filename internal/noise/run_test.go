@@ -1,0 +1,390 @@
+package noise
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+// node is a machine of files: two slots with two CPUs each, and CPU 0 for the rest.
+type node struct {
+	t   *testing.T
+	dir string
+}
+
+const slice = "buildkite.slice/buildkite-gpu0.slice"
+
+func newNode(t *testing.T) node {
+	t.Helper()
+	n := node{t, t.TempDir()}
+	n.begin()
+	return n
+}
+
+func (n node) put(name, text string) {
+	n.t.Helper()
+	name = filepath.Join(n.dir, name)
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func pressure(some int) string {
+	return fmt.Sprintf("some avg10=0.00 avg60=0.12 avg300=0.00 total=%d\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n", some)
+}
+
+// cpuStat is of Linux 6.12, in microseconds.
+func cpuStat(usage, throttled int) string {
+	return fmt.Sprintf("usage_usec %d\nuser_usec 1\nsystem_usec 2\nnice_usec 0\ncore_sched.force_idle_usec 0\nnr_periods 1\nnr_throttled 1\nthrottled_usec %d\nnr_bursts 0\nburst_usec 0\n", usage, throttled)
+}
+
+func (n node) slot(name string, usage, throttled, some, kills int) {
+	dir := "cgroup/buildkite.slice/" + name + "/"
+	n.put(dir+"cpu.stat", cpuStat(usage, throttled))
+	n.put(dir+"cpu.pressure", pressure(some))
+	n.put(dir+"memory.pressure", pressure(2*some))
+	n.put(dir+"io.pressure", pressure(3*some))
+	n.put(dir+"memory.events", fmt.Sprintf("low 0\nhigh 0\nmax %d\noom %d\noom_kill %d\noom_group_kill 0\n", 10*kills, kills, kills))
+	n.put(dir+"memory.stat", "anon 4096\nfile 8192\n")
+	n.put(dir+"io.stat", "259:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0\n")
+	n.put(dir+"cpuset.cpus.effective", map[string]string{"buildkite-gpu0.slice": "1-2\n", "buildkite-gpu1.slice": "3,5\n"}[name])
+}
+
+func (n node) begin() {
+	n.slot("buildkite-gpu0.slice", 5_000_000, 100, 1000, 1)
+	n.slot("buildkite-gpu1.slice", 9_000_000, 0, 0, 0)
+	// CPU 4 is offline.
+	n.put("proc/stat", `cpu  1 1 1 1 1 1 1 1 0 0
+cpu0 100 0 50 9000 10 0 5 0 0 0
+cpu1 1000 10 200 9000 10 5 5 100 0 0
+cpu2 1000 10 200 9000 10 5 5 100 0 0
+cpu3 0 0 0 0 0 0 0 0 0 0
+cpu5 0 0 0 0 0 0 0 0 0 0
+intr 5 0 0
+ctxt 9
+`)
+	n.put("proc/loadavg", "3.25 2.00 1.00 2/900 12345\n")
+	n.put("proc/interrupts", `           CPU0       CPU1       CPU2       CPU3       CPU5
+   0:         44          0          0          0          0  IR-IO-APIC    2-edge      timer
+ 120:    9000000 4294967290        100          7          0  IR-PCI-MSIX-0000:01:00.0    0-edge      nvme0q0
+ NMI:          1          2          3          4          5   Non-maskable interrupts
+ LOC:     500000       1000       2000     500000          0   Local timer interrupts
+ ERR:          0
+ MIS:          0
+`)
+	for _, cpu := range []string{"1", "2"} {
+		n.put("sys/devices/system/cpu/cpu"+cpu+"/thermal_throttle/core_throttle_count", "5\n")
+	}
+}
+
+// end is ten seconds later: the slot used 12 s of CPU time, somebody else 1 s.
+func (n node) end() {
+	n.slot("buildkite-gpu0.slice", 17_000_000, 2_000_100, 1_001_000, 3)
+	n.slot("buildkite-gpu1.slice", 24_000_000, 0, 0, 0)
+	n.put("proc/stat", `cpu  1 1 1 1 1 1 1 1 0 0
+cpu0 100 0 50 9000 10 0 5 0 0 0
+cpu1 1700 10 250 9100 10 5 5 120 0 0
+cpu2 1500 10 200 9000 10 30 60 100 0 0
+cpu3 0 0 0 0 0 0 0 0 0 0
+cpu5 0 0 0 0 0 0 0 0 0 0
+`)
+	n.put("proc/interrupts", `           CPU0       CPU1       CPU2       CPU3       CPU5
+   0:         44          0          0          0          0  IR-IO-APIC    2-edge      timer
+ 120:    9000000         94        200          7          0  IR-PCI-MSIX-0000:01:00.0    0-edge      nvme0q0
+ NMI:          1          2          3          4          5   Non-maskable interrupts
+ LOC:     500000       2000       5000     500000          0   Local timer interrupts
+`)
+	n.put("sys/devices/system/cpu/cpu2/thermal_throttle/core_throttle_count", "9\n")
+}
+
+func (n node) config(samples Samples) Config {
+	return Config{
+		Slot: "gpu0", CPUs: cpuset.Of(1, 2), Cgroups: filepath.Join(n.dir, "cgroup"), Slice: slice,
+		Proc: filepath.Join(n.dir, "proc"), Sys: filepath.Join(n.dir, "sys"), GPU: "GPU-1", Samples: samples,
+	}
+}
+
+// each gives a sample per second for as long as there are some.
+func each(list ...probe.Sample) Samples {
+	return func(ctx context.Context, each func(probe.Sample)) error {
+		for _, s := range list {
+			each(s)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(time.Second):
+			}
+		}
+		<-ctx.Done()
+		return nil
+	}
+}
+
+func sample(clock, temperature uint32, reasons uint64) probe.Sample {
+	return probe.Sample{Clock: &clock, Temperature: &temperature, Margin: new(90 - int32(temperature)), Power: new(clock * 500), Reasons: &reasons}
+}
+
+func record(t *testing.T, r *Run) Record {
+	t.Helper()
+	rec, err := r.Record(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rec
+}
+
+func TestRun(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		r := Start(n.config(each(sample(345, 40, 1), sample(1980, 60, 0), sample(1980, 70, 4), sample(1965, 80, 0x44), sample(1200, 82, 0x40), sample(345, 50, 1))))
+		time.Sleep(10 * time.Second)
+		n.end()
+		want := Record{
+			Schema: 1, Noisy: true, Slot: "gpu0", Seconds: 10, Begin: time.Now().Add(-10 * time.Second).UTC(),
+			Why: []string{
+				"hw_thermal_slowdown: the hardware slowed the GPU down, it was too hot in 2 of 6 samples",
+				"the slot's CPUs were slowed down by heat 4 times",
+				"others than the slot used 6.5 % of its CPUs' time; more than 5 % is noise",
+				"the slot's CPU quota held it back for 10 % of the time; more than 1 % is noise",
+				"tasks of the slot waited for memory for 20 % of the time; more than 5 % is noise",
+				"tasks of the slot waited for the disk for 30 % of the time; more than 25 % is noise",
+				"the slot ran out of memory and 2 of its processes were ended",
+			},
+			Notes: []string{"sw_power_cap: the GPU was at its power limit in 2 of 6 samples"},
+			GPU: GPU{
+				ID: "GPU-1", Samples: 6, Busy: 4, Clock: &Spread{1200, 1965, 1980}, LowClock: 1, Temperature: &Spread{40, 60, 82},
+				Margin: new(8), Power: &Spread{170, 600, 990}, Reasons: map[string]int{"gpu_idle": 2, "sw_power_cap": 2, "hw_thermal_slowdown": 2},
+			},
+			CPU: CPU{
+				CPUs: "1-2", Slot: new(60.0), Others: new(6.5), Steal: new(1.0), Throttled: new(10.0), Heat: new(4),
+				Interrupts: &Interrupts{Devices: 20, Busiest: 10, Local: 400},
+			},
+			Pressure:   Pressure{CPU: new(10.0), Memory: new(20.0), IO: new(30.0)},
+			Memory:     Memory{AtLimit: new(20), Kills: new(2)},
+			Neighbours: Neighbours{Slots: 1, CPU: new(75.0), Busiest: new(75.0)},
+			Load1:      new(3.25),
+		}
+		if diff := cmp.Diff(want, record(t, r)); diff != "" {
+			t.Error(diff)
+		}
+		r.Stop()
+		r.Wait()
+		if diff := cmp.Diff(want, record(t, r)); diff != "" { // as often as one likes
+			t.Error(diff)
+		}
+	})
+}
+
+// Samples may fail, hang and never come; the rest of the record is there.
+func TestSamplesLost(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name    string
+		samples Samples
+		want    string // GPU.Error
+		count   int
+	}{
+		{"none", func(context.Context, func(probe.Sample)) error { return errors.New("no driver") }, "not sampled: no driver", 0},
+		{
+			"no more", func(_ context.Context, each func(probe.Sample)) error {
+				each(probe.Sample{})
+				return errors.New("the probe\x1b[31m crashed" + strings.Repeat("x", 1000))
+			}, "sampled no longer: the probe[31m crashed" + strings.Repeat("x", 500-len("the probe[31m crashed")), 1,
+		},
+		{"hangs", func(context.Context, func(probe.Sample)) error { time.Sleep(time.Hour); return nil }, "not sampled: the driver has not answered by now", 0},
+		{"no sampler", nil, "not sampled: the driver has not answered by now", 0},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				n := newNode(t)
+				r := Start(n.config(row.samples))
+				time.Sleep(10 * time.Second)
+				n.end()
+				rec := record(t, r)
+				if rec.GPU.Error != row.want || rec.GPU.Samples != row.count || rec.GPU.Clock != nil || rec.CPU.Slot == nil {
+					t.Errorf("got %+v, %+v", rec.GPU, rec.CPU)
+				}
+				begun := time.Now()
+				r.Stop()
+				r.Wait()
+				if d := time.Since(begun); d > stopTime {
+					t.Errorf("its end took %v", d)
+				}
+				time.Sleep(time.Hour) // for the one that hangs
+			})
+		})
+	}
+}
+
+// Whoever forgets to tell a job's end does not keep the GPU.
+func TestRunWithoutJob(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newNode(t).config(each())
+		job := true
+		c.Alive = func() bool { return job }
+		r := Start(c)
+		ended := func() bool {
+			synctest.Wait()
+			select {
+			case <-r.ended:
+				return true
+			default:
+				return false
+			}
+		}
+		time.Sleep(time.Hour)
+		job = false
+		time.Sleep(alivePoll)
+		job = true // it was between two of its hooks
+		time.Sleep(time.Minute)
+		if ended() {
+			t.Fatal("sampling ended during the job")
+		}
+		job = false
+		time.Sleep(3 * alivePoll)
+		if !ended() {
+			t.Error("sampling goes on without a job")
+			r.Stop()
+		}
+	})
+}
+
+// What cannot be read is missing, and said.
+func TestUnreadable(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name  string
+		harm  func(node)
+		check func(Record) bool
+		note  string
+	}{
+		{"no kernel with pressure", func(n node) {
+			for _, f := range []string{"cpu", "memory", "io"} {
+				_ = os.Remove(filepath.Join(n.dir, "cgroup", slice, f+".pressure"))
+			}
+		}, func(r Record) bool { return r.Pressure == Pressure{} && r.CPU.Slot != nil }, "the kernel does not tell pressure"},
+		{"no slice", func(n node) { _ = os.RemoveAll(filepath.Join(n.dir, "cgroup", slice)) },
+			func(r Record) bool {
+				return r.CPU.Slot == nil && r.CPU.Others == nil && r.Neighbours.Slots == 1 && r.CPU.Steal != nil
+			}, "not all could be read: read cgroup: stat "},
+		{"no /proc/stat", func(n node) { n.put("proc/stat", "") },
+			func(r Record) bool { return r.CPU.Others == nil && r.CPU.Steal == nil && r.CPU.Slot != nil }, "read /proc/stat: no CPU in it"},
+		{"a CPU of the slot is offline", func(n node) { n.put("proc/stat", "cpu  1\ncpu1 1 0 0 0 0 0 0 0 0 0\n") },
+			func(r Record) bool { return r.CPU.Others == nil && r.CPU.Steal == nil }, ""},
+		{"interrupts of another machine", func(n node) { n.put("proc/interrupts", "  CPU7\n 1: 5\n") },
+			func(r Record) bool { return r.CPU.Interrupts == nil }, "none of the slot's CPUs is in it"},
+		{"interrupts that are none", func(n node) { n.put("proc/interrupts", "rubbish\n") },
+			func(r Record) bool { return r.CPU.Interrupts == nil }, `"rubbish" is no CPU`},
+		{"a line without end", func(n node) { n.put("proc/interrupts", strings.Repeat(" CPU1", 100_000)) },
+			func(r Record) bool { return r.CPU.Interrupts == nil }, "token too long"},
+		{"a counter that is none", func(n node) { n.put("cgroup/"+slice+"/cpu.stat", "usage_usec -\n") },
+			func(r Record) bool { return r.CPU.Slot == nil }, "not all could be read: read cgroup " + slice},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				n := newNode(t)
+				row.harm(n)
+				r := Start(n.config(nil))
+				time.Sleep(10 * time.Second)
+				rec := record(t, r)
+				r.Stop()
+				if !row.check(rec) {
+					t.Errorf("got %+v", rec)
+				}
+				if all := strings.Join(rec.Notes, "\n"); !strings.Contains(all, row.note) {
+					t.Errorf("notes %q, want %q in them", all, row.note)
+				}
+			})
+		})
+	}
+}
+
+// A slot that was made anew has counters from zero.
+func TestCountersFall(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.end()
+		r := Start(n.config(nil))
+		time.Sleep(10 * time.Second)
+		n.begin()
+		rec := record(t, r)
+		r.Stop()
+		if *rec.CPU.Slot != 25 || *rec.CPU.Others != 0 || *rec.CPU.Heat != 0 || *rec.Pressure.CPU < 0 || *rec.Memory.Kills < 0 || rec.CPU.Interrupts.Local < 0 || *rec.CPU.Steal < 0 {
+			t.Errorf("got %+v %+v %+v", rec.CPU, rec.Pressure, rec.Memory)
+		}
+	})
+}
+
+// A record is small, whatever happened and for however long.
+func TestRecordIsSmall(t *testing.T) {
+	t.Parallel()
+	g := newGPURun()
+	for i := range uint32(500_000) {
+		g.add(sample(i, i%300, ^uint64(1)))
+	}
+	g.ended(errors.New(strings.Repeat("x", 1<<20)))
+	rec := Record{Seconds: 1e6, GPU: g.record(strings.Repeat("G", 64)), CPU: CPU{CPUs: strings.Repeat("1000,", 400), Others: new(99.99), Heat: new(1 << 40)}}
+	rec.Noisy, rec.Why = Judge(rec)
+	rec.Notes = notes(rec)
+	text, err := json.MarshalIndent(rec, "", "  ")
+	if err != nil || len(text) > 12<<10 {
+		t.Errorf("%d bytes, %v", len(text), err)
+	}
+	if rec.GPU.Samples != 500_000 || len(rec.GPU.Reasons) != 63 {
+		t.Errorf("%d samples, %d reasons", rec.GPU.Samples, len(rec.GPU.Reasons))
+	}
+}
+
+func TestAMD(t *testing.T) {
+	t.Parallel()
+	n := node{t, t.TempDir()}
+	n.put("pp_dpm_sclk", "0: 132Mhz\n1: 1305Mhz *\n2: 2100Mhz\n")
+	n.put("gpu_busy_percent", "97\n")
+	n.put("hwmon/hwmon7/temp1_input", "40000\n")
+	n.put("hwmon/hwmon7/temp2_input", "71500\n")
+	n.put("hwmon/hwmon7/temp2_crit", "100000\n")
+	n.put("hwmon/hwmon7/power1_average", "652000000\n")
+	ctx, cancel := context.WithCancel(t.Context())
+	count := 0
+	if err := AMD(n.dir, time.Millisecond)(ctx, func(s probe.Sample) {
+		want := probe.Sample{Clock: new(uint32(1305)), Busy: new(uint32(97)), Temperature: new(uint32(71)), Margin: new(int32(29)), Power: new(uint32(652000))}
+		if diff := cmp.Diff(want, s); diff != "" {
+			t.Error(diff)
+		}
+		if count++; count == 3 {
+			cancel()
+		}
+	}); err != nil {
+		t.Error(err)
+	}
+	for text, want := range map[string]string{"": "none is marked as active", "S: 19Mhz *\n": "", "0: x *\n": "none is marked as active", "0: 132Mhz\n": "none is marked as active"} {
+		n.put("pp_dpm_sclk", text)
+		_, err := sampleAMD(n.dir)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+	if _, err := sampleAMD(filepath.Join(n.dir, "none")); err == nil {
+		t.Error("a GPU that is away has samples")
+	}
+}
