@@ -52,7 +52,9 @@ var agentKeys = []agentKey{
 	// What the agent starts would inherit the score that keeps the agent alive, and
 	// then the kernel ends the node's services before a job that takes all memory.
 	// The last word is the shell's own name: no value may end with a quote.
-	{name: "bootstrap-script", value: fixed("/bin/sh -c 'echo 0 >/proc/self/oom_score_adj; exec " + AgentCopy + " bootstrap' kbnode")},
+	{name: "bootstrap-script", value: fromSlot(func(s Slot) string {
+		return "/bin/sh -c 'echo 0 >/proc/self/oom_score_adj; exec " + AgentBinary(s.AgentVersion) + " bootstrap' kbnode"
+	})},
 
 	{name: "no-local-hooks", value: fixed("true"), must: true},
 	// no-local-hooks turns plugins off unless they are asked for.

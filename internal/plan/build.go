@@ -41,13 +41,15 @@ func Build(in Input) (*Plan, error) {
 		cfg.Queue = gpuKey(slots[0].Model)
 		p.Warnings = append(p.Warnings, fmt.Sprintf("no queue is given; %q is taken from the GPU's model, --queue sets another", cfg.Queue))
 	}
-	keys, err := agentKeysFor(inv.Software.Agent)
-	if err != nil {
-		return nil, err
-	}
 	if err := p.addNode(in); err != nil {
 		return nil, err
 	}
+	agents := in.Agents
+	if cfg.Agent.Binary != "" {
+		agents = Agents{} // that is the one to run
+	}
+	p.addReleases(agents)
+	keys := map[string][]agentKey{} // by version
 	if err := p.addAutoUpdate(in, cfg); err != nil {
 		return nil, err
 	}
@@ -60,11 +62,18 @@ func Build(in Input) (*Plan, error) {
 		all = all.Union(blk.CPUs)
 		s := newSlot(b, blk, cfg, p.Node, in.Version)
 		s.Drains = drained(in.Drains, s.Index)
+		s.AgentVersion = agents.Of(s.Index)
+		program := agents.program(s.AgentVersion, inv.Software.Agent)
+		if keys[s.AgentVersion] == nil {
+			if keys[s.AgentVersion], err = agentKeysFor(program); err != nil {
+				return nil, err
+			}
+		}
 		p.Slots = append(p.Slots, s)
 		if s.Parked == "" && b.UUID == "" {
 			p.Warnings = append(p.Warnings, fmt.Sprintf("slot %s: no driver names the GPU at %s, so it is known by its address only", s.Name, b.PCI))
 		}
-		if err := p.addSlot(in, cfg, keys, s); err != nil {
+		if err := p.addSlot(in, cfg, program.Version, keys[s.AgentVersion], s); err != nil {
 			return nil, err
 		}
 	}

@@ -92,6 +92,7 @@ var OwnedDirs = []OwnedDir{
 	{"/var/lib/buildkite-agent", false},
 	{"/var/lib/kbnode", true},
 	{"/usr/local/libexec/kbnode/dist", true}, // what install downloaded
+	{AgentsDir, true},                        // what upgrade downloaded
 	{"/usr/local/libexec/kbnode", false},
 }
 

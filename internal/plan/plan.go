@@ -17,6 +17,7 @@ type Input struct {
 	Config    *config.Config
 	Bindings  []Binding // as kept on the machine; nil on a new one
 	Drains    []Drain   // as kept on the machine
+	Agents    Agents    // as kept on the machine
 	Binary    string    // absolute path of kbnode on the machine
 	Version   string    // of kbnode
 	// ConfigText is the configuration file to write; "" leaves the operator's.
@@ -53,9 +54,11 @@ type Slot struct {
 	DiskBytes   int64     `json:"disk_bytes"` // of its own file system; 0 for none
 	Agent       string    `json:"agent"`      // the agent's name in Buildkite
 	Tags        []string  `json:"tags"`       // key=value
-	User        string    `json:"user"`
-	Parked      string    `json:"parked,omitempty"` // why this slot cannot take jobs; "" when it can
-	Drains      []Drain   `json:"drains,omitempty"` // who wants it to take none, an operator first
+	// AgentVersion is the release that its agent is; "" is the installed one.
+	AgentVersion string  `json:"agent_version,omitempty"`
+	User         string  `json:"user"`
+	Parked       string  `json:"parked,omitempty"` // why this slot cannot take jobs; "" when it can
+	Drains       []Drain `json:"drains,omitempty"` // who wants it to take none, an operator first
 }
 
 // Serves says that the slot's agent should run.

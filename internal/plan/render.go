@@ -109,7 +109,7 @@ type slotUnits struct {
 	StopSeconds                          int
 }
 
-func (p *Plan) addSlot(in Input, cfg config.Config, keys []agentKey, s Slot) error {
+func (p *Plan) addSlot(in Input, cfg config.Config, agentVersion string, keys []agentKey, s Slot) error {
 	k := s.Index
 	p.Users = append(p.Users, User{Name: s.User, Home: WorkDir(k)})
 	p.Dirs = append(p.Dirs,
@@ -137,7 +137,7 @@ func (p *Plan) addSlot(in Input, cfg config.Config, keys []agentKey, s Slot) err
 		return err
 	}
 	data := slotUnits{
-		Slot: s, Slice: slice, Binary: in.Binary, AgentBinary: AgentCopy,
+		Slot: s, Slice: slice, Binary: in.Binary, AgentBinary: AgentBinary(s.AgentVersion),
 		Dir: AgentDir(k), Work: WorkDir(k), Builds: BuildsDir(k), Run: RunDir(k), Token: TokenPath, Guard: GuardUnit(k),
 		TmpBytes:    s.MemoryBytes / 4,
 		StopSeconds: (cfg.Job.MaxMinutes + 1) * 60,
@@ -161,7 +161,7 @@ func (p *Plan) addSlot(in Input, cfg config.Config, keys []agentKey, s Slot) err
 	}{
 		// The generation covers what the unit's process reads when it starts.
 		{GuardUnit(k), "guard.service.tmpl", in.Version + mustJSON(policy), s.Parked == ""},
-		{AgentUnit(k), "agent.service.tmpl", in.Inventory.Software.Agent.Version + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds) + strconv.FormatInt(s.DiskBytes, 10), s.Serves()},
+		{AgentUnit(k), "agent.service.tmpl", agentVersion + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds) + strconv.FormatInt(s.DiskBytes, 10), s.Serves()},
 	} {
 		data.Generation = generation(u.input, in.Binary)
 		if err := p.addUnit(u.name, u.tmpl, k, data); err != nil {
