@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"path"
@@ -21,6 +22,8 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // AgentPath is where Agent puts the binary: kbnode's own directory, so that no
@@ -58,6 +61,15 @@ func (r AgentRelease) archiveURL() string {
 // Agent downloads a release, checks its SHA-256 before anything of it is
 // unpacked, and puts the binary at root+AgentPath, whole or not at all.
 func Agent(ctx context.Context, root string, r AgentRelease) error {
+	return fetchAgent(ctx, filepath.Join(root, AgentPath), 0o755, r)
+}
+
+// Release is Agent for one release beside others, at plan.AgentBinary.
+func Release(ctx context.Context, root string, r AgentRelease) error {
+	return fetchAgent(ctx, filepath.Join(root, plan.AgentBinary(r.Version)), 0o711, r)
+}
+
+func fetchAgent(ctx context.Context, dest string, mode fs.FileMode, r AgentRelease) error {
 	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
 	defer cancel()
 	url, want := r.archiveURL(), r.SHA256
@@ -83,7 +95,7 @@ func Agent(ctx context.Context, root string, r AgentRelease) error {
 	if _, err := archive.Seek(0, io.SeekStart); err != nil {
 		return fmt.Errorf("read download: %w", err)
 	}
-	return unpackAgent(archive, filepath.Join(root, AgentPath))
+	return unpackAgent(archive, dest, mode)
 }
 
 // offline adds what to do on a machine that reaches no release archive.
@@ -129,7 +141,7 @@ func fetch(ctx context.Context, url string, limit int64, w io.Writer) error {
 
 // unpackAgent takes the one file named buildkite-agent out of a release
 // archive.
-func unpackAgent(r io.Reader, dest string) error {
+func unpackAgent(r io.Reader, dest string, mode fs.FileMode) error {
 	gz, err := gzip.NewReader(r)
 	if err != nil {
 		return fmt.Errorf("unpack agent archive: %w", err)
@@ -147,16 +159,16 @@ func unpackAgent(r io.Reader, dest string) error {
 			if h.Size > maxArchive {
 				return fmt.Errorf("unpack agent archive: %s is larger than %d bytes", h.Name, maxArchive)
 			}
-			return place(tr, dest)
+			return place(tr, dest, mode)
 		}
 	}
 }
 
-func place(r io.Reader, dest string) error {
+func place(r io.Reader, dest string, mode fs.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(dest), 0o755); err != nil { //nolint:gosec // programs are world-readable
 		return fmt.Errorf("install agent: %w", err)
 	}
-	f, err := renameio.NewPendingFile(dest, renameio.WithPermissions(0o755))
+	f, err := renameio.NewPendingFile(dest, renameio.WithPermissions(mode))
 	if err != nil {
 		return fmt.Errorf("install agent: %w", err)
 	}
@@ -172,6 +184,15 @@ func place(r io.Reader, dest string) error {
 
 // CopyAgent installs a given binary as the agent.
 func CopyAgent(root, from string) error {
+	return copyAgent(filepath.Join(root, AgentPath), 0o755, from)
+}
+
+// CopyRelease is CopyAgent for one release beside others, at plan.AgentBinary.
+func CopyRelease(root, version, from string) error {
+	return copyAgent(filepath.Join(root, plan.AgentBinary(version)), 0o711, from)
+}
+
+func copyAgent(dest string, mode fs.FileMode, from string) error {
 	src, err := os.Open(from)
 	if err != nil {
 		return fmt.Errorf("install agent: %w", err)
@@ -180,5 +201,5 @@ func CopyAgent(root, from string) error {
 	if fi, err := src.Stat(); err != nil || !fi.Mode().IsRegular() || fi.Mode().Perm()&0o111 == 0 {
 		return fmt.Errorf("%s is not an executable file; give the buildkite-agent binary itself with --agent-binary", from)
 	}
-	return place(src, filepath.Join(root, AgentPath))
+	return place(src, dest, mode)
 }

@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 const binary = "\x7fELF a buildkite-agent"
@@ -168,6 +170,34 @@ func TestAgentFromAMirror(t *testing.T) {
 	}
 }
 
+// A release beside others is checked in the same way, and nobody may read it.
+func TestReleaseBesideOthers(t *testing.T) {
+	t.Parallel()
+	good := archive(t, entry{name: "buildkite-agent", text: binary})
+	const name = "buildkite-agent-linux-amd64-3.100.0.tar.gz"
+	base, _ := mirror(t, map[string][]byte{
+		"/v3.100.0/" + name:                            good,
+		"/v3.100.0/buildkite-agent-3.100.0.SHA256SUMS": []byte(sumOf(good) + "  " + name + "\n"),
+	})
+	root := t.TempDir()
+	release := AgentRelease{Version: "3.100.0", Arch: "amd64", Base: base, SHA256: sumOf(nil)}
+	if err := Release(t.Context(), root, release); err == nil {
+		t.Error("a wrong sum is taken")
+	}
+	release.SHA256 = ""
+	if err := Release(t.Context(), root, release); err != nil {
+		t.Fatal(err)
+	}
+	from := filepath.Join(root, plan.AgentBinary("3.100.0"))
+	if err := CopyRelease(root, "3.101.0", from); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{plan.AgentBinary("3.100.0"): "-rwx--x--x", plan.AgentBinary("3.101.0"): "-rwx--x--x"}
+	if diff := cmp.Diff(want, left(t, root)); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestFetchIsBounded(t *testing.T) {
 	t.Parallel()
 	base, _ := mirror(t, map[string][]byte{"/a": bytes.Repeat([]byte("x"), 1001)})
@@ -203,7 +233,7 @@ func TestUnpackAgent(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			root := t.TempDir()
-			err := unpackAgent(bytes.NewReader(tt.data), filepath.Join(root, AgentPath))
+			err := unpackAgent(bytes.NewReader(tt.data), filepath.Join(root, AgentPath), 0o755)
 			want := map[string]string{AgentPath: "-rwxr-xr-x"}
 			if tt.err != "" {
 				want = map[string]string{}

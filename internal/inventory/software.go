@@ -139,6 +139,10 @@ func majorVersion(version string) string {
 	return version[:end]
 }
 
+// AskAgent asks a buildkite-agent of this machine for its version and for the
+// configuration keys it knows.
+func AskAgent(ctx context.Context, path string) (Agent, error) { return askAgent(ctx, tree{}, path) }
+
 // askAgent asks the installed buildkite-agent for its version and for the
 // configuration keys it knows: it ignores unknown ones without a word. No agent
 // is no error.
