@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"slices"
@@ -252,6 +253,9 @@ func (a *applier) writeFile(c Change) error {
 		return a.h.write(f.Path, f.Mode, own, strings.NewReader(f.Content), nil)
 	}
 	src, err := os.Open(a.h.path(f.Source))
+	if errors.Is(err, fs.ErrNotExist) && f.Source == f.Path {
+		return fmt.Errorf("%w; sudo kbnode upgrade --agent-version fetches it again", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -74,8 +74,10 @@ func canChown() bool { return os.Geteuid() == 0 }
 
 // Lock keeps every other kbnode from changing the machine until release is
 // called or the process ends. The error says who holds it.
-func (h *Host) Lock() (release func(), err error) {
-	name := h.path(plan.LockPath)
+func (h *Host) Lock() (release func(), err error) { return h.lock(plan.LockPath) }
+
+func (h *Host) lock(file string) (release func(), err error) {
+	name := h.path(file)
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // /run is for all to read
 		return nil, fmt.Errorf("lock: %w", err)
 	}
@@ -88,7 +90,7 @@ func (h *Host) Lock() (release func(), err error) {
 			holder, _ := io.ReadAll(io.LimitReader(f, 32))
 			_ = f.Close()
 			if !errors.Is(err, unix.EWOULDBLOCK) {
-				return nil, fmt.Errorf("lock %s: %w", plan.LockPath, err)
+				return nil, fmt.Errorf("lock %s: %w", file, err)
 			}
 			return nil, &LockedError{PID: strings.TrimSpace(string(holder))}
 		}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -42,6 +43,7 @@ type Systemd struct {
 type unit struct {
 	text   string // of its file, when it was loaded
 	active string
+	since  time.Time
 	pid    int
 	cgroup string
 	job    bool // runs a job
@@ -145,7 +147,7 @@ func (s *Systemd) Units(_ context.Context, names ...string) ([]reconcile.UnitSta
 			state.Load, state.NeedReload = "loaded", s.outdated
 		}
 		if u := s.units[name]; u != nil {
-			state.Active, state.MainPID, state.Cgroup = u.active, u.pid, u.cgroup
+			state.Active, state.Since, state.MainPID, state.Cgroup = u.active, u.since, u.pid, u.cgroup
 			state.NeedReload = u.text != text || s.outdated
 			state.Sub, state.Result = "running", "success"
 		}
@@ -211,7 +213,7 @@ func (s *Systemd) start(name string) error {
 	if !ok && !isSlice {
 		return fmt.Errorf("unit %s not found", name)
 	}
-	u := &unit{text: text, active: "active"}
+	u := &unit{text: text, active: "active", since: time.Now()}
 	if isSlice {
 		parent := ""
 		if i := strings.LastIndex(strings.TrimSuffix(name, ".slice"), "-"); i > 0 {

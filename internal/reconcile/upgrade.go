@@ -1,0 +1,430 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// Upgrade changes the agents of a node to another version, slot by slot, and
+// back where one does not register. What it does it writes down first, in
+// plan.AgentsPath: cut off anywhere, each slot has an agent, and the next run
+// goes on. No job is ended: a busy slot changes when its job is done.
+type Upgrade struct {
+	Host *Host
+	// Lock keeps others from changing the node.
+	Lock func(ctx context.Context) (release func(), err error)
+	// Plan reads the machine anew and makes its plan, while the lock is held.
+	Plan func(ctx context.Context) (*plan.Plan, error)
+	// Name is what people call a version, and Why the last words of an agent.
+	Name func(version string) string
+	Why  func(ctx context.Context, slot plan.Slot) string
+	// Say is told what happens, in words; slot is -1 for the node.
+	Say    func(slot int, text string)
+	Events events.Log
+	Pause  time.Duration // between two looks; 0 is a second
+
+	agents plan.Agents
+	plan   *plan.Plan
+	since  map[int]time.Time // when a slot was first seen free to run the new agent
+	said   map[int]string
+	broken map[int]error // what systemd said of an agent that it was to start
+}
+
+// RollbackError says that an agent of the new version did not register, and that
+// all slots go back to the one before.
+type RollbackError struct {
+	Slot, To, Back, Why string
+	Missing             []string // slots whose agents have not registered again
+}
+
+func (e *RollbackError) Error() string {
+	text := fmt.Sprintf("%s did not register with %s: %s; all slots are back at %s", e.Slot, e.To, e.Why, e.Back)
+	if len(e.Missing) > 0 {
+		text += ", and " + strings.Join(e.Missing, ", ") + " have not registered with that yet; kbnode status shows them"
+	}
+	return text
+}
+
+// LockUpgrade keeps every other upgrade of agents away. It is held beside the
+// node's lock, which is only taken for each change.
+func (h *Host) LockUpgrade() (release func(), err error) { return h.lock("/run/kbnode-upgrade.lock") }
+
+// ReadAgents reads which agents slots run. A node without a choice has the zero
+// value.
+func (h *Host) ReadAgents() (plan.Agents, error) {
+	text, err := readSmall(h.path(plan.AgentsPath))
+	if errors.Is(err, fs.ErrNotExist) {
+		return plan.Agents{}, nil
+	}
+	if err != nil {
+		return plan.Agents{}, fmt.Errorf("read agents: %w", err)
+	}
+	return plan.ParseAgents(text)
+}
+
+// WriteAgents keeps which agents slots run. The node's lock must be held; the
+// change of the machine itself is the next Apply's.
+func (h *Host) WriteAgents(a plan.Agents) error {
+	text, err := plan.RenderAgents(a)
+	if err == nil {
+		err = h.write(plan.AgentsPath, 0o644, owner{0, 0}, strings.NewReader(text), nil)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", plan.AgentsPath, err)
+	}
+	return nil
+}
+
+// Begin writes down that slots are to change to a version, whose release is
+// there; "" is the installed agent. Run does it.
+func (u *Upgrade) Begin(ctx context.Context, to string, release *plan.AgentRelease, timeout time.Duration) error {
+	unlock, err := u.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	kept, err := u.Host.ReadAgents()
+	if err != nil {
+		return err
+	}
+	next := kept
+	if release != nil {
+		next.Releases = append(slices.DeleteFunc(slices.Clone(kept.Releases), func(r plan.AgentRelease) bool { return r.Version == release.Version }), *release)
+	}
+	next = next.Begin(to, timeout)
+	if reflect.DeepEqual(next, kept) {
+		return nil
+	}
+	if err := u.Host.WriteAgents(next); err != nil {
+		return err
+	}
+	if next.Roll != nil && (kept.Roll == nil || kept.Roll.To != to) {
+		u.note(-1, "agents change from %s to %s", u.Name(next.Version), u.Name(to))
+	} else if next.Roll == nil && kept.Roll != nil {
+		u.note(-1, "agents go back to %s from %s", u.Name(next.Version), u.Name(kept.Roll.To))
+	}
+	return nil
+}
+
+// Run goes on with what was begun until it is done, or until only slots are left
+// that run jobs, which it returns; with wait it waits for those. The error is a
+// *RollbackError where all went back.
+func (u *Upgrade) Run(ctx context.Context, wait bool) (busy []plan.Slot, err error) {
+	u.since, u.said, u.broken = map[int]time.Time{}, map[int]string{}, map[int]error{}
+	if u.agents, err = u.Host.ReadAgents(); err != nil {
+		return nil, err
+	}
+	if err := u.converge(ctx, nil); err != nil {
+		return nil, err
+	}
+	for u.agents.Roll != nil {
+		s, err := u.Host.Observe(ctx, u.plan)
+		if err != nil {
+			return nil, err
+		}
+		next, left, err := u.step(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case next != nil:
+			err = u.converge(ctx, next)
+		case pending(u.plan, s):
+			err = u.converge(ctx, nil)
+		case len(left) > 0 && !wait:
+			return left, nil
+		}
+		if err == nil && next == nil {
+			err = u.sleep(ctx)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return nil, u.tidy(ctx)
+}
+
+// pending says that an agent could be changed now.
+func pending(p *plan.Plan, s *State) bool {
+	return slices.ContainsFunc(Diff(p, s), func(c Change) bool { return c.Deferred == "" && isAgent(c.Subject, c.Slot) })
+}
+
+// step looks how far the slots are. next is what is to be written down then, nil
+// to wait; busy are those that the wait is for, where it is for jobs only.
+func (u *Upgrade) step(ctx context.Context, s *State) (next *plan.Agents, busy []plan.Slot, err error) {
+	roll, known := *u.agents.Roll, len(u.agents.Roll.Registered)
+	var starting, free, doubtful, full []plan.Slot
+	for _, sl := range u.plan.Slots {
+		ss := s.slot(sl.Index)
+		parked, err := guard.ReadParked(u.Host.path(plan.RunDir(sl.Index)))
+		switch on := slices.Contains(roll.Slots, sl.Index); {
+		case err != nil:
+			return nil, nil, err
+		case slices.Contains(roll.Registered, sl.Index):
+		case !sl.Serves() || len(parked) > 0:
+			u.say(sl.Index, "takes no jobs now; it has the new agent when it does")
+		case !on && (ss.Busy() != "" || ss.Agent.Stopping()):
+			full = append(full, sl)
+		case !on && u.registered(sl.Index, ss):
+			free = append(free, sl)
+		case !on:
+			doubtful = append(doubtful, sl) // its agent is not there now; what is a fault of it, and what the version's?
+		case u.current(ss) && u.registered(sl.Index, ss):
+			u.note(sl.Index, "%s runs %s, which has registered", sl.Name, u.Name(roll.To))
+			u.say(sl.Index, "registered with "+u.Name(roll.To))
+			roll.Registered = append(slices.Clone(roll.Registered), sl.Index)
+		case ss.Agent.Stopping() || ss.Busy() != "" && !u.current(ss):
+			busy = append(busy, sl)
+			delete(u.since, sl.Index)
+			u.say(sl.Index, "finishes its job first")
+		default:
+			starting = append(starting, sl)
+		}
+	}
+	for _, sl := range starting {
+		if u.since[sl.Index].IsZero() {
+			u.since[sl.Index] = time.Now()
+			u.say(sl.Index, "starts "+u.Name(roll.To))
+		}
+		if time.Since(u.since[sl.Index]) > roll.Timeout {
+			return nil, nil, u.back(ctx, sl)
+		}
+	}
+	free = append(free, doubtful...)
+	var more []plan.Slot
+	switch {
+	case len(starting) > 0: // one after the other
+	case len(free) > 0:
+		more = free[:1]
+	case len(roll.Registered) > 0: // the version has proved itself
+		more = full
+	case len(busy) == 0 && len(full) > 0:
+		more = full[:1]
+	}
+	switch {
+	case len(more) > 0 || len(roll.Registered) > known:
+		return u.with(roll, more), nil, nil
+	case len(starting) > 0:
+		return nil, nil, nil
+	case len(busy) > 0:
+		return nil, append(busy, full...), nil
+	}
+	u.note(-1, "all slots run %s", u.Name(roll.To))
+	done := u.agents
+	done.Version, done.Roll = roll.To, nil
+	return &done, nil, nil
+}
+
+// with is the state in which more slots run the new version.
+func (u *Upgrade) with(roll plan.AgentRoll, more []plan.Slot) *plan.Agents {
+	roll.Slots = slices.Clone(roll.Slots)
+	for _, sl := range more {
+		roll.Slots = append(roll.Slots, sl.Index)
+	}
+	next := u.agents
+	next.Roll = &roll
+	return &next
+}
+
+// current says that a slot's agent was started as it is planned now.
+func (u *Upgrade) current(ss SlotState) bool {
+	i := slices.IndexFunc(u.plan.Units, func(w plan.Unit) bool { return w.Name == ss.Agent.Name })
+	return i >= 0 && ss.Agent.Generation == u.plan.Units[i].Generation
+}
+
+// registered says that Buildkite has taken the agent that runs now.
+func (u *Upgrade) registered(k int, ss SlotState) bool {
+	fi, err := os.Lstat(u.Host.path(agent.RegisteredMarker(k)))
+	return err == nil && ss.Agent.Active == "active" && fi.ModTime().After(ss.Agent.Since)
+}
+
+// back lets all slots run the version before, and says of which it is not seen.
+func (u *Upgrade) back(ctx context.Context, bad plan.Slot) error {
+	roll := *u.agents.Roll
+	e := &RollbackError{Slot: bad.Name, To: u.Name(roll.To), Back: u.Name(u.agents.Version), Why: "nothing was heard of it within " + roll.Timeout.String()}
+	if err := u.broken[bad.Index]; err != nil {
+		e.Why = err.Error()
+	} else if why := u.Why(ctx, bad); why != "" {
+		e.Why += ": " + why
+	}
+	next := u.agents
+	next.Roll = nil
+	u.note(bad.Index, "%s did not register with %s: %s; all slots go back to %s", e.Slot, e.To, e.Why, e.Back)
+	if err := u.converge(ctx, &next); err != nil {
+		return errors.Join(e, err)
+	}
+	err := u.settle(ctx, roll, e)
+	if err == nil {
+		err = u.tidy(ctx)
+	}
+	return errors.Join(e, err)
+}
+
+// settle waits until the slots of a roll have registered with the version that
+// they went back to, but for those that finish a job.
+func (u *Upgrade) settle(ctx context.Context, roll plan.AgentRoll, e *RollbackError) error {
+	for end := time.Now().Add(roll.Timeout); ; {
+		s, err := u.Host.Observe(ctx, u.plan)
+		if err != nil {
+			return err
+		}
+		e.Missing = nil
+		for _, sl := range u.plan.Slots {
+			ss := s.slot(sl.Index)
+			there := u.current(ss) && u.registered(sl.Index, ss)
+			if slices.Contains(roll.Slots, sl.Index) && sl.Serves() && ss.Busy() == "" && !there {
+				e.Missing = append(e.Missing, sl.Name)
+			}
+		}
+		if len(e.Missing) == 0 || time.Now().After(end) {
+			return nil
+		}
+		if pending(u.plan, s) {
+			err = u.converge(ctx, nil)
+		}
+		if err == nil {
+			err = u.sleep(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// converge writes a state down, where one is given, and makes the node so.
+func (u *Upgrade) converge(ctx context.Context, next *plan.Agents) error {
+	unlock, err := u.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := u.unchanged(); err != nil {
+		return err
+	}
+	if next != nil {
+		if err := u.Host.WriteAgents(*next); err != nil {
+			return err
+		}
+		u.agents = *next
+	}
+	if u.plan, err = u.Plan(ctx); err != nil {
+		return err
+	}
+	s, err := u.Host.Observe(ctx, u.plan)
+	if err != nil {
+		return err
+	}
+	_, err = u.Host.Apply(ctx, u.plan, s, Diff(u.plan, s))
+	// An agent of the new version that does not start is what is looked out for.
+	for _, name := range failedUnits(err) {
+		slot, _ := plan.OwnsUnit(name)
+		if u.agents.Roll == nil || !isAgent(name, slot) || !slices.Contains(u.agents.Roll.Slots, slot) {
+			return err
+		}
+		u.broken[slot] = err
+	}
+	if len(failedUnits(err)) > 0 {
+		return nil
+	}
+	return err
+}
+
+// unchanged refuses to go on when somebody else has decided otherwise.
+func (u *Upgrade) unchanged() error {
+	kept, err := u.Host.ReadAgents()
+	if err == nil && !reflect.DeepEqual(kept, u.agents) {
+		err = errors.New("another command has chosen the slots' agent meanwhile; sudo kbnode status shows what runs")
+	}
+	return err
+}
+
+// tidy removes the releases that no slot runs or is to run, and directories of
+// releases that were never taken. Where an agent is not yet what it should be it
+// waits for the next time.
+func (u *Upgrade) tidy(ctx context.Context) error {
+	unlock, err := u.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := u.unchanged(); err != nil {
+		return err
+	}
+	s, err := u.Host.Observe(ctx, u.plan)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(s.Slots, func(ss SlotState) bool { return ss.Agent.Running() && (ss.Agent.Stopping() || !u.current(ss)) }) {
+		return nil
+	}
+	if used, unused := u.agents.Used(); unused {
+		next := u.agents
+		next.Releases = used
+		if err := u.Host.WriteAgents(next); err != nil {
+			return err
+		}
+		u.agents = next
+	}
+	entries, err := os.ReadDir(u.Host.path(plan.AgentsDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if !u.agents.Has(e.Name()) {
+			err = errors.Join(err, u.Host.remove(path.Join(plan.AgentsDir, e.Name()), true))
+		}
+	}
+	if len(u.agents.Releases) == 0 {
+		err = errors.Join(err, u.Host.remove(plan.AgentsDir, false))
+	}
+	return wrap(err, "remove agents that no slot runs")
+}
+
+func (u *Upgrade) sleep(ctx context.Context) error {
+	return u.Host.sleep(ctx, orDefault(u.Pause, time.Second))
+}
+
+// say tells something of a slot once.
+func (u *Upgrade) say(slot int, text string) {
+	if u.Say != nil && u.said[slot] != text {
+		u.Say(slot, text)
+		u.said[slot] = text
+	}
+}
+
+// note keeps what happened. That it could not be is no reason to stop.
+func (u *Upgrade) note(slot int, format string, args ...any) {
+	e := events.Event{Kind: "upgrade", Slot: slot, Text: fmt.Sprintf(format, args...)}
+	if err := u.Events.Add(e); err != nil {
+		u.Host.log().Warn("event not kept", "err", err)
+	}
+}
+
+// slot is a slot's state; the zero value is of one that is not there.
+func (s *State) slot(k int) SlotState {
+	for _, ss := range s.Slots {
+		if ss.Index == k {
+			return ss
+		}
+	}
+	return SlotState{}
+}
+
+// DropRelease removes a release that no slot runs, after it was refused.
+func (h *Host) DropRelease(version string) error {
+	return h.remove(filepath.Dir(plan.AgentBinary(version)), true)
+}

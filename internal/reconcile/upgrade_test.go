@@ -1,0 +1,448 @@
+package reconcile_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+const newAgent = "3.100.0"
+
+// fleet is a node whose agents are to be upgraded. Agents register when the
+// upgrade waits, but for those of a bad version in the slots named.
+type fleet struct {
+	*machine
+	n     int
+	bad   map[int]bool    // slots in which newAgent does not register
+	onGo  func(looks int) // called at each wait
+	drain map[int]bool    // slots that serve nobody
+	most  int             // slots that were without a registered agent at once
+	upg   *reconcile.Upgrade
+	lines []string
+}
+
+func newFleet(t *testing.T, n int) *fleet {
+	t.Helper()
+	f := &fleet{machine: newMachine(t), n: n, bad: map[int]bool{}, drain: map[int]bool{}}
+	looks := 0
+	f.h.Sleep = func(ctx context.Context, _ time.Duration) error {
+		f.mostDown()
+		f.register()
+		if looks++; f.onGo != nil {
+			f.onGo(looks)
+		}
+		time.Sleep(time.Millisecond)
+		return ctx.Err()
+	}
+	f.upg = &reconcile.Upgrade{
+		Host:   f.h,
+		Lock:   func(context.Context) (func(), error) { return func() {}, nil },
+		Plan:   func(context.Context) (*plan.Plan, error) { return f.plan(), nil },
+		Name:   func(v string) string { return "agent " + v },
+		Why:    func(context.Context, plan.Slot) string { return "it said so" },
+		Say:    func(k int, text string) { f.lines = append(f.lines, plan.SlotName(k)+" "+text) },
+		Events: events.Log{File: filepath.Join(f.h.Root, "events.jsonl")},
+	}
+	f.apply(f.plan())
+	time.Sleep(2 * time.Millisecond)
+	f.register()
+	return f
+}
+
+// plan is the plan of the node with the agents that are kept on it.
+func (f *fleet) plan() *plan.Plan {
+	f.t.Helper()
+	kept, err := f.h.ReadAgents()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	p := slots(f.n).plan(f.t)
+	for i := range p.Slots {
+		s := &p.Slots[i]
+		s.AgentVersion = kept.Of(s.Index)
+		p.Dirs = append(p.Dirs,
+			plan.Dir{Path: plan.RunDir(s.Index), Mode: 0o711, Owner: "root"},
+			plan.Dir{Path: plan.RunDir(s.Index) + "/agent", Mode: 0o700, Owner: s.User})
+		if f.drain[s.Index] {
+			s.Drains = []plan.Drain{{Slot: s.Index, By: plan.ByOperator}}
+		}
+		for j := range p.Files {
+			if p.Files[j].Path == plan.UnitDir+"/"+plan.AgentUnit(s.Index) {
+				p.Files[j].Content = strings.Replace(p.Files[j].Content, "GENERATION=g1", "GENERATION=g1-"+s.AgentVersion, 1)
+			}
+		}
+		for j := range p.Units {
+			if p.Units[j].Name == plan.AgentUnit(s.Index) {
+				p.Units[j].Generation += "-" + s.AgentVersion
+				p.Units[j].Active = s.Serves()
+			}
+		}
+	}
+	for _, r := range kept.Releases {
+		file := plan.AgentBinary(r.Version)
+		p.Files = append(p.Files, plan.File{Path: file, Mode: 0o711, Owner: "root", Source: file, Slot: -1})
+	}
+	return p
+}
+
+// running is the version that each slot's agent was started with.
+func (f *fleet) running() []string {
+	f.t.Helper()
+	s, _ := f.diff(f.plan())
+	var out []string
+	for _, ss := range s.Slots {
+		v := "none"
+		if ss.Agent.Active == "active" {
+			v = strings.TrimPrefix(ss.Agent.Generation, "g1-")
+			if !f.exists(plan.AgentBinary(v)) && v != "" {
+				v += " which is gone"
+			}
+		}
+		out = append(out, v)
+	}
+	return out
+}
+
+// register lets Buildkite take every agent that runs and can.
+func (f *fleet) register() {
+	for k, v := range f.running() {
+		file := filepath.Join(f.h.Root, agent.RegisteredMarker(k))
+		fi, err := os.Stat(file)
+		s, _ := f.diff(f.plan())
+		if v == "none" || v == newAgent && f.bad[k] || err == nil && fi.ModTime().After(s.Slots[k].Agent.Since) {
+			continue
+		}
+		f.write(agent.RegisteredMarker(k), "")
+		now := time.Now()
+		if err := os.Chtimes(file, now, now); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+}
+
+// mostDown counts the slots whose agent is not there for jobs.
+func (f *fleet) mostDown() {
+	s, _ := f.diff(f.plan())
+	down := 0
+	for _, ss := range s.Slots {
+		fi, err := os.Stat(filepath.Join(f.h.Root, agent.RegisteredMarker(ss.Index)))
+		if ss.Job == nil && (err != nil || !fi.ModTime().After(ss.Agent.Since)) {
+			down++
+		}
+	}
+	f.most = max(f.most, down)
+}
+
+func (f *fleet) upgrade(wait bool) ([]plan.Slot, error) {
+	f.t.Helper()
+	f.fetch()
+	if err := f.upg.Begin(f.t.Context(), newAgent, &plan.AgentRelease{Version: newAgent}, 300*time.Millisecond); err != nil {
+		f.t.Fatal(err)
+	}
+	return f.upg.Run(f.t.Context(), wait)
+}
+
+func (f *fleet) fetch() {
+	f.write(plan.AgentBinary(newAgent), "#!/bin/sh\n")
+}
+
+func (f *fleet) kept() plan.Agents {
+	f.t.Helper()
+	kept, err := f.h.ReadAgents()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return kept
+}
+
+func (f *fleet) told() []string {
+	f.t.Helper()
+	var all []string
+	if err := f.upg.Events.Read(func(e events.Event) { all = append(all, e.Text) }); err != nil {
+		f.t.Fatal(err)
+	}
+	return all
+}
+
+func all(n int, v string) []string { return slices.Repeat([]string{v}, n) }
+
+func TestUpgradeSlotBySlot(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 3)
+	f.write(plan.AgentsDir+"/3.90.0/buildkite-agent", "of a run that was cut off")
+	if busy, err := f.upgrade(false); err != nil || len(busy) > 0 {
+		t.Fatal(busy, err)
+	}
+	equal(t, "agents", all(3, newAgent), f.running())
+	equal(t, "kept", plan.Agents{Version: newAgent, Releases: []plan.AgentRelease{{Version: newAgent}}}, f.kept())
+	equal(t, "slots without an agent at once", 1, f.most)
+	equal(t, "lines", []string{
+		"gpu0 starts agent 3.100.0", "gpu0 registered with agent 3.100.0",
+		"gpu1 starts agent 3.100.0", "gpu1 registered with agent 3.100.0",
+		"gpu2 starts agent 3.100.0", "gpu2 registered with agent 3.100.0",
+	}, f.lines)
+	equal(t, "events", []string{
+		"agents change from agent  to agent 3.100.0",
+		"gpu0 runs agent 3.100.0, which has registered", "gpu1 runs agent 3.100.0, which has registered",
+		"gpu2 runs agent 3.100.0, which has registered", "all slots run agent 3.100.0",
+	}, f.told())
+	if f.exists(plan.AgentsDir + "/3.90.0") {
+		t.Error("what no slot runs is still there")
+	}
+	// Back to the installed one: the release goes.
+	if err := f.upg.Begin(t.Context(), "", nil, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.upg.Run(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "agents", all(3, ""), f.running())
+	if f.exists(plan.AgentsDir) {
+		t.Error("the release is still there")
+	}
+	if _, err := f.h.Uninstall(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	for name := range f.tree() {
+		if strings.Contains(name, "agents") {
+			t.Errorf("uninstall leaves %s", name)
+		}
+	}
+}
+
+// An agent that does not register takes all slots back: the first one before any
+// other has changed, a later one with those that had.
+func TestUpgradeGoesBack(t *testing.T) {
+	t.Parallel()
+	for bad, touched := range []int{1, 2, 3} {
+		t.Run(fmt.Sprintf("slot %d", bad), func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t, 3)
+			f.bad[bad] = true
+			_, err := f.upgrade(true)
+			back, ok := errors.AsType[*reconcile.RollbackError](err)
+			if !ok {
+				t.Fatal(err)
+			}
+			want := fmt.Sprintf("gpu%d did not register with agent 3.100.0: nothing was heard of it within 300ms: it said so; all slots are back at agent ", bad)
+			equal(t, "error", want, back.Error())
+			equal(t, "agents", all(3, ""), f.running())
+			equal(t, "kept", plan.Agents{Releases: []plan.AgentRelease{}}, f.kept())
+			told := f.told()
+			equal(t, "event", strings.Replace(want, "are back at", "go back to", 1), told[len(told)-1])
+			restarts := 0
+			for _, w := range f.sd.Words() {
+				if strings.HasPrefix(w, "stop buildkite-agent") {
+					restarts++
+				}
+			}
+			equal(t, "restarts there and back", 2*touched, restarts)
+			equal(t, "jobs killed", nil, f.sd.Killed())
+		})
+	}
+}
+
+// A unit that cannot start at all is the same as an agent that does not register.
+func TestUpgradeToWhatDoesNotStart(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2)
+	f.sd.Hook = func(word string) error {
+		if word == "start "+plan.AgentUnit(0) && f.kept().Of(0) == newAgent {
+			return &reconcile.UnitError{Unit: plan.AgentUnit(0), Verb: "start", Err: errors.New("exec format error")}
+		}
+		return nil
+	}
+	_, err := f.upgrade(false)
+	if _, ok := errors.AsType[*reconcile.RollbackError](err); !ok || !strings.Contains(err.Error(), "exec format error") {
+		t.Fatal(err)
+	}
+	equal(t, "agents", all(2, ""), f.running())
+}
+
+// A busy slot finishes its job and changes then: with wait the run goes on until
+// that, without it somebody else does.
+func TestUpgradeWaitsForJobs(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		wait bool
+		busy []int
+	}{
+		{"one is left to the daemon", false, []int{1}},
+		{"one is waited for", true, []int{1}},
+		{"all are left to the daemon", false, []int{0, 1, 2}},
+		{"all are waited for", true, []int{0, 1, 2}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t, 3)
+			for _, k := range tt.busy {
+				f.run(k)
+			}
+			finish := func() {
+				for _, k := range tt.busy {
+					f.finish(k)
+				}
+			}
+			if tt.wait {
+				f.onGo = func(looks int) {
+					if looks == 8 {
+						finish()
+					}
+				}
+			}
+			left, err := f.upgrade(tt.wait)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !tt.wait {
+				equal(t, "slots left", len(tt.busy), len(left))
+				if f.kept().Roll == nil {
+					t.Fatal("nobody knows what is left")
+				}
+				finish()
+				// The daemon's pass, and then its look at the upgrade.
+				f.apply(f.plan())
+				time.Sleep(2 * time.Millisecond)
+				if left, err = f.upg.Run(t.Context(), false); err != nil || len(left) > 0 {
+					t.Fatal(left, err)
+				}
+			}
+			equal(t, "agents", all(3, newAgent), f.running())
+			equal(t, "jobs killed", nil, f.sd.Killed())
+			if f.kept().Roll != nil {
+				t.Error("the upgrade has not ended")
+			}
+		})
+	}
+}
+
+// A drained slot has no agent that could register: it is left out, and has the
+// new one when it is back.
+func TestUpgradeLeavesDrainedSlotsOut(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 3)
+	f.drain[0] = true
+	f.apply(f.plan())
+	if _, err := f.upgrade(true); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "agents", []string{"none", newAgent, newAgent}, f.running())
+	f.drain[0] = false
+	f.apply(f.plan())
+	equal(t, "agents after resume", all(3, newAgent), f.running())
+}
+
+// A drained slot that finishes a job still runs the release before: it is kept
+// until that agent has stopped.
+func TestUpgradeKeepsWhatRuns(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2)
+	if _, err := f.upgrade(true); err != nil {
+		t.Fatal(err)
+	}
+	f.run(0)
+	f.drain[0] = true
+	f.apply(f.plan())
+	if err := f.upg.Begin(t.Context(), "", nil, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.upg.Run(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if !f.exists(plan.AgentBinary(newAgent)) {
+		t.Error("the agent of a running job is gone")
+	}
+	f.finish(0)
+	if _, err := f.upg.Run(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	if f.exists(plan.AgentsDir) {
+		t.Error("the release stays for ever")
+	}
+}
+
+// Cut off anywhere, each slot has an agent when the daemon has passed, and the
+// same command again ends the upgrade.
+func TestUpgradeCutOff(t *testing.T) {
+	t.Parallel()
+	prepare := func(t *testing.T) *fleet {
+		f := newFleet(t, 3)
+		f.run(2)
+		f.fetch()
+		return f
+	}
+	whole, steps := prepare(t), 0
+	whole.h.OnStep(func(string) error { steps++; return nil })
+	if _, err := whole.upgrade(false); err != nil {
+		t.Fatal(err)
+	}
+	if steps < 15 {
+		t.Fatalf("only %d steps to interrupt", steps)
+	}
+	for n := range steps {
+		f := prepare(t)
+		cut(t, f, n)
+		f.h.OnStep(nil)
+		f.apply(f.plan())
+		for k, v := range f.running() {
+			if k != 2 && v != "" && v != newAgent {
+				t.Fatalf("cut off at step %d: slot %d runs %q", n, k, v)
+			}
+		}
+		f.finish(2)
+		if left, err := f.upgrade(true); err != nil || len(left) > 0 {
+			t.Fatalf("cut off at step %d: %v, %v", n, left, err)
+		}
+		equal(t, fmt.Sprintf("agents after step %d", n), all(3, newAgent), f.running())
+		equal(t, "kept", plan.Agents{Version: newAgent, Releases: []plan.AgentRelease{{Version: newAgent}}}, f.kept())
+		equal(t, "jobs killed", nil, f.sd.Killed())
+	}
+}
+
+// cut runs an upgrade until the n-th step.
+func cut(t *testing.T, f *fleet, n int) {
+	t.Helper()
+	type killed struct{}
+	defer func() {
+		if r := recover(); r != nil && r != (killed{}) {
+			panic(r)
+		}
+	}()
+	step := 0
+	f.h.OnStep(func(string) error {
+		if step++; step > n {
+			panic(killed{})
+		}
+		return nil
+	})
+	_, _ = f.upgrade(false)
+	t.Fatalf("step %d was not reached", n)
+}
+
+// What somebody else decides meanwhile holds.
+func TestUpgradeGivesWay(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2)
+	f.onGo = func(looks int) {
+		if looks == 1 {
+			if err := f.h.WriteAgents(plan.Agents{}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if _, err := f.upgrade(true); err == nil || !strings.Contains(err.Error(), "another command") {
+		t.Fatal(err)
+	}
+}
