@@ -20,8 +20,8 @@ const (
 )
 
 // RegisteredMarker is the file whose time says when a slot's agent last
-// registered with Buildkite. The slot's user writes it: status shows it, and
-// nothing is decided by it.
+// registered with Buildkite. The slot's user writes it: status shows it, and an
+// upgrade of agents goes back where it is missing. Nothing else is decided by it.
 func RegisteredMarker(k int) string { return plan.RunDir(k) + "/agent/" + registeredName }
 
 const registeredName = "registered"

@@ -62,6 +62,7 @@ func runDaemon(ctx context.Context, s Streams) error {
 		}
 	}()
 	go watchFirstJobs(ctx, s.logger())
+	go watchUpgrade(ctx, s, s.logger())
 	told := metrics.New(metrics.Options{
 		Version: Version(), Commit: readVersion().Commit, Log: s.logger(),
 		Images: func() (image.State, error) { return image.Read(plan.ImageDir) },
@@ -151,7 +152,7 @@ func (n *liveNode) Stamp(p *plan.Plan) string {
 		}
 		fmt.Fprintln(&b, path, ino, fi.Size(), fi.ModTime().UnixNano())
 	}
-	for _, path := range []string{plan.ConfigPath, plan.BindingsPath, plan.DrainsPath} {
+	for _, path := range []string{plan.ConfigPath, plan.BindingsPath, plan.DrainsPath, plan.AgentsPath} {
 		file(path)
 	}
 	for _, f := range p.Files {

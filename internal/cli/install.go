@@ -138,7 +138,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if err := confirmAdopt(s, f, changes); err != nil {
 		return err
 	}
-	if fetched, err := installAgent(ctx, s, m, f); err != nil {
+	if fetched, err := installAgent(ctx, s, m, host, f); err != nil {
 		return err
 	} else if fetched {
 		if state, err = host.Observe(ctx, m.plan); err != nil {
@@ -272,10 +272,14 @@ func installPackages(ctx context.Context, s Streams, m *machine, f *installFlags
 
 // installAgent makes sure that there is a buildkite-agent. Where it had to fetch
 // one, the machine is read and planned again with what that understands.
-func installAgent(ctx context.Context, s Streams, m *machine, f *installFlags) (fetched bool, err error) {
+func installAgent(ctx context.Context, s Streams, m *machine, host *reconcile.Host, f *installFlags) (fetched bool, err error) {
 	switch {
 	case f.agentBinary != "":
 		err = installer.CopyAgent("/", f.agentBinary)
+		if v := m.agents; err == nil && (v.Version != "" || v.Roll != nil) {
+			s.progress("slots run this agent, and not what kbnode upgrade chose")
+			err = host.WriteAgents(plan.Agents{Releases: v.Releases}) // which the daemon removes
+		}
 	case m.inv.Software.Agent.Path != "":
 		return false, nil
 	default:

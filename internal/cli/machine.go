@@ -82,6 +82,7 @@ type machine struct {
 	inv     *inventory.Inventory
 	cfg     config.Config
 	drains  []plan.Drain // as kept
+	agents  plan.Agents  // as kept
 	plan    *plan.Plan
 	managed bool // the configuration file is kbnode's own, or there is none
 }
@@ -181,7 +182,16 @@ func (m *machine) think() error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("read drained slots: %w", err)
 	}
-	in := plan.Input{Inventory: m.inv, Config: &m.cfg, Bindings: bindings, Drains: m.drains, Binary: unitBinary, Version: Version()}
+	m.agents = plan.Agents{}
+	switch text, err := m.readFile(plan.AgentsPath); {
+	case err == nil:
+		if m.agents, err = plan.ParseAgents(text); err != nil {
+			return err
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("read agents: %w", err)
+	}
+	in := plan.Input{Inventory: m.inv, Config: &m.cfg, Bindings: bindings, Drains: m.drains, Agents: m.agents, Binary: unitBinary, Version: Version()}
 	if m.live() {
 		exe, err := os.Executable()
 		if err != nil {

@@ -136,6 +136,10 @@ func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
 		}
 	}
 	st := statusOf(m.plan, state, parked, reconcile.Diff(m.plan, state))
+	if roll := m.agents.Roll; roll != nil {
+		st.Warnings = append(st.Warnings, fmt.Sprintf("agents change to %s: %d of %d slots have registered with it",
+			versionName(m.inv.Software.Agent)(roll.To), len(roll.Registered), len(m.plan.Slots)))
+	}
 	kept, err := daemon.ReadHealth("/")
 	if err != nil {
 		st.Warnings = append(st.Warnings, err.Error())
