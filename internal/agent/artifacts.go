@@ -28,11 +28,7 @@ const (
 // that a container left would deliver the upload's own environment, with the
 // payload and the job's token, as result.json. And at a pipe it would wait for ever.
 func artifacts(ctx context.Context, k int, checkout, paths string) (removed int, err error) {
-	// Links on the way to the checkout are followed here and nowhere below.
-	at, err := filepath.EvalSymlinks(checkout)
-	if err == nil && !strings.HasPrefix(at, plan.BuildsDir(k)+"/") {
-		err = fmt.Errorf("%s is not below %s", at, plan.BuildsDir(k))
-	}
+	at, err := checkoutDir(k, checkout)
 	if err == nil {
 		removed, err = stay(ctx, at, paths)
 	}
@@ -40,6 +36,16 @@ func artifacts(ctx context.Context, k int, checkout, paths string) (removed int,
 		return removed, fmt.Errorf("nothing is uploaded: %w", err)
 	}
 	return removed, nil
+}
+
+// checkoutDir is where a checkout of slot k is. Links on the way to it are followed
+// here and nowhere below.
+func checkoutDir(k int, checkout string) (string, error) {
+	at, err := filepath.EvalSymlinks(checkout)
+	if err == nil && !strings.HasPrefix(at, plan.BuildsDir(k)+"/") {
+		err = fmt.Errorf("%s is not below %s", at, plan.BuildsDir(k))
+	}
+	return at, err
 }
 
 // stay removes what leads out of a directory and what is no file, links to

@@ -37,9 +37,18 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 	case "pre-bootstrap":
 		return begin(ctx, k, os.Getenv("BUILDKITE_ENV_FILE"))
 	case "pre-artifact":
-		n, err := artifacts(ctx, k, os.Getenv("BUILDKITE_BUILD_CHECKOUT_PATH"), os.Getenv("BUILDKITE_ARTIFACT_PATHS"))
+		checkout := os.Getenv("BUILDKITE_BUILD_CHECKOUT_PATH")
+		// First, since it ends who could put links back.
+		rec, recErr := record(ctx, plan.SocketPath(k))
+		n, err := artifacts(ctx, k, checkout, os.Getenv("BUILDKITE_ARTIFACT_PATHS"))
 		if n > 0 {
 			log.Warn("links and the like removed from the checkout", "slot", plan.SlotName(k), "count", n)
+		}
+		if recErr == nil && err == nil {
+			recErr = keepRecord(k, checkout, rec)
+		}
+		if recErr != nil { // the job's result is as good without
+			log.Warn("no node.json", "slot", plan.SlotName(k), "err", recErr)
 		}
 		return err
 	case "pre-exit":

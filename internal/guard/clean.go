@@ -63,6 +63,7 @@ type cleaner struct {
 	containers func(context.Context) (int, error)
 	checkouts  func(context.Context) error
 	agent      AgentUnit
+	noise      *recorder // nil keeps none
 	log        *slog.Logger
 
 	mu       sync.Mutex
@@ -80,6 +81,7 @@ func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 	procs := newSlotProcs(g.cgroupRoot, p)
 	return &cleaner{
 		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatch(p, procs, g.log), agent: c.Agent, log: g.log,
+		noise: newRecorder(p, procs),
 		containers: func(ctx context.Context) (int, error) {
 			n, err := engine.CleanSlot(ctx, p.Slice)
 			if err != nil {
@@ -139,6 +141,7 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 	} else if err == nil {
 		s.swept, s.looked, s.said = false, false, ""
 		s.running.Store(true)
+		s.noise.begin()
 	}
 	return why, err
 }
@@ -163,6 +166,7 @@ func (s *cleaner) clean(ctx context.Context, pid int, engine time.Duration) (str
 	if err != nil {
 		return "", err
 	}
+	sampled := s.noise.end()
 	s.looked = false
 	if !s.swept {
 		err := s.sweep(ctx, keep, engine)
@@ -178,6 +182,7 @@ func (s *cleaner) clean(ctx context.Context, pid int, engine time.Duration) (str
 	if s.busy {
 		patience = 0 // that was waited for already
 	}
+	sampled()
 	what, known := s.gpu.settle(ctx, patience)
 	s.looked = true
 	// What is not known does not park, nor does it end what was known.

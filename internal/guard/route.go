@@ -92,6 +92,7 @@ func (g *guard) routes() []route {
 		{"POST", strings.TrimPrefix(ReadyPath, "/"), nil, g.told(g.cleaner.ready)},
 		{"POST", strings.TrimPrefix(BeginPath, "/"), nil, g.told(g.cleaner.begin)},
 		{"POST", strings.TrimPrefix(EndPath, "/"), nil, g.told(g.cleaner.end)},
+		{"POST", strings.TrimPrefix(RecordPath, "/"), nil, g.tellRecord},
 	}
 }
 

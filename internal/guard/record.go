@@ -1,0 +1,122 @@
+package guard
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// RecordPath is asked when a job's command has ended and before its artifacts are
+// uploaded. The answer is 200 with the content of node.json as the message. What the
+// job left running is ended first: nothing of it can write over what is then written.
+const RecordPath = "/kbnode/record"
+
+const (
+	// recordTime bounds it, processes that do not end included.
+	recordTime = 15 * time.Second
+	// samplePeriod lies between two samples of the GPU.
+	samplePeriod = time.Second
+)
+
+// recorder keeps the noise record of the slot's job. The cleaner's lock is its own.
+type recorder struct {
+	config noise.Config
+	run    *noise.Run // of the last job that began; nil without one
+}
+
+func newRecorder(p plan.JobPolicy, procs slotProcs) *recorder {
+	cpus, _ := cpuset.Parse(p.CPUs) // no container starts where it cannot be read
+	c := noise.Config{
+		Slot: p.Name, CPUs: cpus, Cgroups: procs.root, Slice: procs.slice, Proc: procs.proc, Sys: "/sys", GPU: p.UUID,
+		Samples: func(ctx context.Context, each func(probe.Sample)) error {
+			return probe.Stream(ctx, probe.Options{GPU: p.UUID}, samplePeriod, each)
+		},
+		// A job has a process beside the agent.
+		Alive: func() bool {
+			list, err := procs.within(nil)
+			return err != nil || len(list) > 1
+		},
+	}
+	if p.Vendor == "amd" {
+		c.Samples = func(ctx context.Context, each func(probe.Sample)) error {
+			dir, err := inventory.AMDDevice(p.DeviceNodes)
+			if err != nil {
+				return err
+			}
+			return noise.AMD(dir, samplePeriod)(ctx, each)
+		}
+	}
+	return &recorder{config: c}
+}
+
+// begin begins a job's record, without waiting for anything.
+func (r *recorder) begin() {
+	if r != nil {
+		r.end()
+		r.run = noise.Start(r.config)
+	}
+}
+
+// end ends sampling, and returns what waits until nothing holds the GPU any more.
+func (r *recorder) end() (wait func()) {
+	if r == nil || r.run == nil {
+		return func() {}
+	}
+	run := r.run
+	run.Stop()
+	r.run = nil
+	return run.Wait
+}
+
+// record is asked by a process of the agent's unit. It ends what the job left also
+// where there is no record: that keeps the artifacts, too.
+func (s *cleaner) record(ctx context.Context, pid int) (rec noise.Record, err error) {
+	keep, err := s.procs.above(pid)
+	if err != nil {
+		return rec, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, recordTime)
+	defer cancel()
+	if s.noise == nil || s.noise.run == nil {
+		err = refusal{http.StatusNotFound, "kbnode: there is no record: this guard was told of no job's begin, it may have started after it"}
+	} else {
+		rec, err = s.noise.run.Record(ctx)
+	}
+	within, err1 := s.procs.endWithin(ctx, keep)
+	beside, err2 := s.procs.endBeside(ctx)
+	if within+beside > 0 {
+		s.log.Info("processes ended before the upload", "processes", within+beside)
+	}
+	if left := errors.Join(err1, err2); left != nil {
+		s.log.Warn("processes outlive their job", "err", left)
+		rec.Notes = append(rec.Notes, "a process of the job was still there when this was written, and may have written over files: "+probe.Printable(left.Error(), 500))
+	}
+	return rec, err
+}
+
+// tellRecord answers a request for the record.
+func (g *guard) tellRecord(c *call) error {
+	peer, ok := c.r.Context().Value(peerKey{}).(*peerConn)
+	if !ok {
+		return errors.New("the kernel does not tell who asks")
+	}
+	g.cleaner.mu.Lock()
+	defer g.cleaner.mu.Unlock()
+	rec, err := g.cleaner.record(context.WithoutCancel(c.r.Context()), peer.pid)
+	if err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(rec, "", "  ")
+	if err != nil {
+		return err
+	}
+	return answer(c.w, map[string]string{"message": string(text) + "\n"})
+}
