@@ -110,6 +110,14 @@ func upgrade(ctx context.Context, s Streams, f upgradeFlags) error {
 	}
 	u := newUpgrader(s, host, m.inv.Software.Agent)
 	host.Log = nil // each slot has its line
+	u.Lock = func(ctx context.Context) (func(), error) {
+		for { // what was begun is to be ended; the daemon's passes take their time
+			release, err := lock(ctx, s, host)
+			if _, locked := errors.AsType[*reconcile.LockedError](err); !locked {
+				return release, err
+			}
+		}
+	}
 	u.Say = func(slot int, text string) { printf(s.Out, "%s: %s\n", plan.SlotName(slot), text) }
 	before := m.agents
 	if err := u.Begin(ctx, to, fetched, f.timeout); err != nil {

@@ -143,7 +143,7 @@ func (u *Upgrade) Run(ctx context.Context, wait bool) (busy []plan.Slot, err err
 		switch {
 		case next != nil:
 			err = u.converge(ctx, next)
-		case pending(u.plan, s):
+		case pending(u.plan, s, u.agents.Roll.Slots):
 			err = u.converge(ctx, nil)
 		case len(left) > 0 && !wait:
 			return left, nil
@@ -158,9 +158,11 @@ func (u *Upgrade) Run(ctx context.Context, wait bool) (busy []plan.Slot, err err
 	return nil, u.tidy(ctx)
 }
 
-// pending says that an agent could be changed now.
-func pending(p *plan.Plan, s *State) bool {
-	return slices.ContainsFunc(Diff(p, s), func(c Change) bool { return c.Deferred == "" && isAgent(c.Subject, c.Slot) })
+// pending says that an agent of these slots could be changed now.
+func pending(p *plan.Plan, s *State, of []int) bool {
+	return slices.ContainsFunc(Diff(p, s), func(c Change) bool {
+		return c.Deferred == "" && isAgent(c.Subject, c.Slot) && slices.Contains(of, c.Slot)
+	})
 }
 
 // step looks how far the slots are. next is what is to be written down then, nil
@@ -293,7 +295,7 @@ func (u *Upgrade) settle(ctx context.Context, roll plan.AgentRoll, e *RollbackEr
 		if len(e.Missing) == 0 || time.Now().After(end) {
 			return nil
 		}
-		if pending(u.plan, s) {
+		if pending(u.plan, s, roll.Slots) {
 			err = u.converge(ctx, nil)
 		}
 		if err == nil {
@@ -329,16 +331,25 @@ func (u *Upgrade) converge(ctx context.Context, next *plan.Agents) error {
 		return err
 	}
 	_, err = u.Host.Apply(ctx, u.plan, s, Diff(u.plan, s))
-	// An agent of the new version that does not start is what is looked out for.
-	for _, name := range failedUnits(err) {
-		slot, _ := plan.OwnsUnit(name)
-		if u.agents.Roll == nil || !isAgent(name, slot) || !slices.Contains(u.agents.Roll.Slots, slot) {
-			return err
+	return u.ofSlots(err)
+}
+
+// ofSlots keeps what units of slots did instead of starting: an agent of the new
+// version that does not start is what is looked out for, and a slot that was
+// broken before keeps no other one back. It returns what is left of an error.
+func (u *Upgrade) ofSlots(err error) error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var left []error
+		for _, e := range joined.Unwrap() {
+			left = append(left, u.ofSlots(e))
 		}
-		u.broken[slot] = err
+		return errors.Join(left...)
 	}
-	if len(failedUnits(err)) > 0 {
-		return nil
+	if one, ok := errors.AsType[*UnitError](err); ok {
+		if slot, _ := plan.OwnsUnit(one.Unit); slot >= 0 {
+			u.broken[slot] = err
+			return nil
+		}
 	}
 	return err
 }

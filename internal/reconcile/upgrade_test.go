@@ -270,6 +270,32 @@ func TestUpgradeToWhatDoesNotStart(t *testing.T) {
 	equal(t, "agents", all(2, ""), f.running())
 }
 
+// A slot that was broken before keeps no other one back, and is drained to be
+// left out.
+func TestUpgradeBesideABrokenSlot(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 3)
+	if err := f.sd.Fail(plan.AgentUnit(1)); err != nil {
+		t.Fatal(err)
+	}
+	f.sd.Hook = func(word string) error {
+		if strings.Contains(word, "start "+plan.AgentUnit(1)) {
+			return &reconcile.UnitError{Unit: plan.AgentUnit(1), Verb: "start", Err: errors.New("no such disk")}
+		}
+		return nil
+	}
+	if _, err := f.upgrade(false); err == nil || !strings.Contains(err.Error(), "gpu1 did not register") {
+		t.Fatal(err)
+	}
+	after := f.running()
+	equal(t, "agents", []string{"", ""}, []string{after[0], after[2]})
+	f.drain[1] = true
+	if _, err := f.upgrade(false); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "agents", []string{newAgent, "none", newAgent}, f.running())
+}
+
 // A busy slot finishes its job and changes then: with wait the run goes on until
 // that, without it somebody else does.
 func TestUpgradeWaitsForJobs(t *testing.T) {
