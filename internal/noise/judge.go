@@ -66,7 +66,7 @@ func Judge(r Record) (noisy bool, why []string) {
 			c.Min, c.Median, LowClock, r.GPU.LowClock, r.GPU.Busy)
 	}
 	if m := r.GPU.Margin; m != nil && *m <= lowMargin {
-		say("the GPU was %d °C from being slowed down by heat", *m)
+		say("the GPU was hot: %d °C were left to where it is slowed down", *m)
 	}
 	if n := r.CPU.Heat; n != nil && *n > heatLimit {
 		say("the slot's CPUs were slowed down by heat %d times", *n)

@@ -39,7 +39,7 @@ func TestJudge(t *testing.T) {
 			},
 		},
 		{"a clock that fell", func(r *Record) { r.GPU.LowClock, r.GPU.Clock.Min = 2, 1200 }, []string{"the GPU's clock fell to 1200 MHz, with a median of 1965 MHz; it was below 75 % of that in 2 of 40 samples"}},
-		{"hot", func(r *Record) { r.GPU.Margin = new(5) }, []string{"the GPU was 5 °C from being slowed down by heat"}},
+		{"hot", func(r *Record) { r.GPU.Margin = new(5) }, []string{"the GPU was hot: 5 °C were left to where it is slowed down"}},
 		{"hot CPUs", func(r *Record) { r.CPU.Heat = new(1) }, []string{"the slot's CPUs were slowed down by heat 1 times"}},
 		{"others on its CPUs", func(r *Record) { r.CPU.Others = new(5.01) }, []string{"others than the slot used 5.01 % of its CPUs' time; more than 5 % is noise"}},
 		{"a hypervisor", func(r *Record) { r.CPU.Steal = new(1.5) }, []string{"the hypervisor kept 1.5 % of the CPUs' time; more than 1 % is noise"}},

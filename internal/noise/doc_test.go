@@ -1,0 +1,73 @@
+package noise
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestPage holds docs/noise.md to the record: its example is one, and every field is
+// in it and explained.
+func TestPage(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/noise.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile("(?s)```json\n(.*?)```(.*)").FindSubmatch(page)
+	if m == nil {
+		t.Fatal("no example")
+	}
+	decode := json.NewDecoder(bytes.NewReader(m[1]))
+	decode.DisallowUnknownFields()
+	var rec Record
+	if err := decode.Decode(&rec); err != nil {
+		t.Fatal(err)
+	}
+	again := rec
+	again.Schema = Schema
+	again.Noisy, again.Why = Judge(rec)
+	again.Notes = notes(rec)
+	if diff := cmp.Diff(again, rec); diff != "" {
+		t.Errorf("judged, the example is another:\n%s", diff)
+	}
+	fields(reflect.TypeFor[Record](), func(name string) {
+		if name != "error" && !bytes.Contains(m[1], []byte(`"`+name+`":`)) {
+			t.Errorf("the example has no %s", name)
+		}
+	})
+	for f := range reflect.TypeFor[Record]().Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if f.Type.Kind() == reflect.Struct && f.Type.NumField() > 3 && f.Type.PkgPath() == "github.com/gpu-mode/kbnode/internal/noise" && name != "neighbours" {
+			for g := range f.Type.Fields() {
+				sub, _, _ := strings.Cut(g.Tag.Get("json"), ",")
+				if sub != "id" && sub != "cpus" && !bytes.Contains(m[2], []byte(name+"."+sub)) && !bytes.Contains(m[2], []byte("`"+sub+"`")) {
+					t.Errorf("%s.%s is not explained", name, sub)
+				}
+			}
+		} else if name != "schema" && name != "slot" && !bytes.Contains(m[2], []byte("`"+name+"`")) && !bytes.Contains(m[2], []byte("`"+name+".")) {
+			t.Errorf("%s is not explained", name)
+		}
+	}
+}
+
+// fields are all names in the JSON of a type.
+func fields(t reflect.Type, each func(string)) {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct || t.PkgPath() == "time" {
+		return
+	}
+	for f := range t.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		each(name)
+		fields(f.Type, each)
+	}
+}
