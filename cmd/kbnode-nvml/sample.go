@@ -7,6 +7,7 @@ import (
 	"flag"
 	"io"
 	"os"
+	"os/signal"
 	"syscall"
 	"time"
 
@@ -26,6 +27,9 @@ func sample(args []string) int {
 	uuid := flags.String("uuid", "", "UUID of the GPU")
 	every := flags.Duration("every", time.Second, "time between two samples")
 	_ = flags.Parse(args) // it exits
+	// systemd tells all of the guard's processes to stop, and the guard goes on until
+	// its job has ended.
+	signal.Ignore(syscall.SIGTERM)
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)

@@ -245,3 +245,45 @@ func TestStreamDies(t *testing.T) {
 }
 
 func ignore(_ *os.ProcessState, err error) error { return err }
+
+// systemd tells the guard to stop, and its sampler with it; the job goes on.
+func TestStreamIgnoresStop(t *testing.T) {
+	t.Parallel()
+	opts := needRig(t).options(t, "driver", "")
+	opts.GPU, opts.runDir = firstGPU, t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	count := 0
+	err := Stream(ctx, opts, 20*time.Millisecond, func(Sample) {
+		switch count++; count {
+		case 1:
+			pid := samplerOf(t, opts.runDir)
+			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+				t.Error(err)
+			}
+			if prio, err := syscall.Getpriority(syscall.PRIO_PROCESS, pid); err != nil || prio != 20-10 { // the kernel's form of it
+				t.Errorf("priority %d, %v", prio, err)
+			}
+		case 10:
+			cancel()
+		}
+	})
+	if err != nil || ctx.Err() != context.Canceled {
+		t.Errorf("%d samples, %v, %v", count, err, ctx.Err())
+	}
+}
+
+// samplerOf is the child that has the lock of this directory.
+func samplerOf(t *testing.T, dir string) int {
+	t.Helper()
+	links, _ := filepath.Glob("/proc/[0-9]*/fd/3")
+	for _, l := range links {
+		if to, err := os.Readlink(l); err == nil && strings.HasPrefix(to, dir) {
+			if pid, _ := strconv.Atoi(strings.Split(l, "/")[2]); pid != os.Getpid() {
+				return pid
+			}
+		}
+	}
+	t.Fatal("no sampler")
+	return 0
+}
