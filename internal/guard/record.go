@@ -20,8 +20,10 @@ import (
 const RecordPath = "/kbnode/record"
 
 const (
-	// recordTime bounds it, processes that do not end included.
+	// recordTime bounds it, processes that do not end included; readTime is for the
+	// counters, which take milliseconds.
 	recordTime = 15 * time.Second
+	readTime   = 3 * time.Second
 	// samplePeriod lies between two samples of the GPU.
 	samplePeriod = time.Second
 )
@@ -88,7 +90,9 @@ func (s *cleaner) record(ctx context.Context, pid int) (rec noise.Record, err er
 	if s.noise == nil || s.noise.run == nil {
 		err = refusal{http.StatusNotFound, "kbnode: there is no record: this guard was told of no job's begin, it may have started after it"}
 	} else {
-		rec, err = s.noise.run.Record(ctx)
+		reading, cancel := context.WithTimeout(ctx, readTime)
+		defer cancel()
+		rec, err = s.noise.run.Record(reading)
 	}
 	within, err1 := s.procs.endWithin(ctx, keep)
 	beside, err2 := s.procs.endBeside(ctx)
@@ -96,7 +100,7 @@ func (s *cleaner) record(ctx context.Context, pid int) (rec noise.Record, err er
 		s.log.Info("processes ended before the upload", "processes", within+beside)
 	}
 	if left := errors.Join(err1, err2); left != nil {
-		s.log.Warn("processes outlive their job", "err", left)
+		s.log.Warn("processes not ended before the upload", "err", left)
 		rec.Notes = append(rec.Notes, "a process of the job was still there when this was written, and may have written over files: "+probe.Printable(left.Error(), 500))
 	}
 	return rec, err

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,11 +33,11 @@ func (r *slotRig) records(samples noise.Samples) {
 }
 
 // sampled is a GPU that is sampled as long as somebody does.
-type sampled struct{ running bool }
+type sampled struct{ by atomic.Int32 }
 
 func (s *sampled) samples(ctx context.Context, each func(probe.Sample)) error {
-	s.running = true
-	defer func() { s.running = false }()
+	s.by.Add(1)
+	defer s.by.Add(-1)
 	each(probe.Sample{Clock: new(uint32(1965)), Reasons: new(uint64(0x40))})
 	<-ctx.Done()
 	return nil
@@ -72,11 +73,11 @@ func TestRecord(t *testing.T) {
 		if len(r.asked) > 2 || r.looks != 1 {
 			t.Errorf("cleared %v, %d looks at the GPU; that is for the end", r.asked, r.looks)
 		}
-		if _, err := ask(); err != nil || !gpu.running {
-			t.Errorf("a second time: %v, sampled %t", err, gpu.running)
+		if _, err := ask(); err != nil || gpu.by.Load() != 1 {
+			t.Errorf("a second time: %v, sampled by %d", err, gpu.by.Load())
 		}
 		r.want(r.end, "")
-		if gpu.running {
+		if gpu.by.Load() != 0 {
 			t.Error("the GPU is sampled after the job")
 		}
 		if _, err := ask(); !refuses(err, http.StatusNotFound, "told of no job's begin") {
@@ -103,11 +104,11 @@ func TestSamplingEnds(t *testing.T) {
 		first := r.noise.run
 		r.want(r.begin, "")
 		synctest.Wait()
-		if !gpu.running || r.noise.run == first {
+		if gpu.by.Load() != 1 || r.noise.run == first {
 			t.Error("the next job is not sampled by itself")
 		}
 		r.want(r.ready, "")
-		if gpu.running {
+		if gpu.by.Load() != 0 {
 			t.Error("sampled without an agent")
 		}
 		r.want(r.begin, "")
@@ -116,7 +117,7 @@ func TestSamplingEnds(t *testing.T) {
 		}
 		r.list(agentCgroup)
 		time.Sleep(time.Minute)
-		if gpu.running {
+		if gpu.by.Load() != 0 {
 			t.Error("sampled although the agent is alone")
 		}
 	})
