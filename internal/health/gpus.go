@@ -347,7 +347,6 @@ func (j *judge) ras(id string, bus Bus) {
 		if st.Reset > st.Released || errors < st.RAS {
 			st.RAS = errors // it was reset, or its driver loaded, since
 		}
-		st.RASNow = errors
 		j.see(about(checkRAS, id), errors > st.RAS, Mark{
 			Level: Fatal, Effect: Drain,
 			Reason: "the GPU at " + j.at(id) + " has uncorrectable errors: " + strings.Join(blocks, ", "),

@@ -95,9 +95,9 @@ type Signals struct {
 	Kernel []Fact // since the last call, in order; facts that were judged before are skipped
 	GPUs   *GPUs  // nil: not read this time
 	Node   *Node  // nil: not read this time
-	// Good names GPUs, by UUID or PCI address, that an operator has mended and
-	// vouches for, where no signal would tell.
-	Good []string
+	// Mended are GPUs, by UUID or PCI address, that an operator says to have reset,
+	// where no signal tells of it, and when he did, by Moment.Up.
+	Mended map[string]time.Duration
 }
 
 // Slot is a slot as far as health needs it.

@@ -27,6 +27,7 @@ func Judge(prev State, in Signals) (State, []Verdict, []Event) {
 	j := &judge{in: in, s: prev.clone()}
 	j.begin()
 	j.name()
+	j.mended()
 	for _, f := range in.Kernel {
 		if f.Kind == KindOverrun {
 			j.tell(Event{Kind: "kernel", Check: checkXid, Slot: -1, Level: Warn, Text: f.Text})
@@ -44,12 +45,6 @@ func Judge(prev State, in Signals) (State, []Verdict, []Event) {
 		j.node()
 	}
 	j.slots()
-	for _, id := range in.Good {
-		if pci := normalPCI(id); pci != "" {
-			id = cmp.Or(j.byPCI[pci], pci)
-		}
-		j.vouch(id)
-	}
 	j.settle()
 	j.s.bound()
 	j.s.Moment = in.Moment
@@ -291,18 +286,19 @@ func (j *judge) release(id string, reset time.Duration) {
 	})
 }
 
-// vouch ends what the kernel told of a GPU, on an operator's word.
-func (j *judge) vouch(id string) {
-	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool {
-		over := m.GPU == id && m.Latched
-		if over {
-			j.cleared(m, "an operator vouches for the GPU")
+// mended takes an operator's word for a reset. Like any other one it ends what came
+// before it when the GPU answers, and nothing that is still seen.
+func (j *judge) mended() {
+	for id, at := range j.in.Mended {
+		if pci := normalPCI(id); pci != "" {
+			id = cmp.Or(j.byPCI[pci], pci)
 		}
-		return over
-	})
-	g := j.gpu(id, "")
-	g.RAS, g.Apps = g.RASNow, nil
-	j.clear(about(checkRAS, id), "an operator vouches for the GPU")
+		for i := range j.s.GPUs {
+			if g := &j.s.GPUs[i]; g.ID == id {
+				g.Reset = max(g.Reset, min(at, j.in.Up))
+			}
+		}
+	}
 }
 
 // verdicts are the marks that are shown, the worst first.

@@ -411,10 +411,25 @@ func TestClearing(t *testing.T) {
 			return n.look(time.Minute, nil)
 		}, true},
 		{"an operator's word", func(n *node) []Verdict {
-			return n.look(time.Second, func(in *Signals) { in.GPUs, in.Good = nil, []string{strings.ToUpper(pci(3))} })
+			return n.look(time.Second, func(in *Signals) { in.Mended = map[string]time.Duration{strings.ToUpper(pci(3)): in.Up} })
+		}, true},
+		{"an operator's word, and it answers later", func(n *node) []Verdict {
+			n.look(time.Second, func(in *Signals) { in.GPUs, in.Mended = nil, map[string]time.Duration{uuid(3): in.Up} })
+			return n.look(time.Second, nil)
 		}, true},
 		{"an operator's word for another", func(n *node) []Verdict {
-			return n.look(time.Second, func(in *Signals) { in.GPUs, in.Good = nil, []string{uuid(4)} })
+			return n.look(time.Second, func(in *Signals) { in.Mended = map[string]time.Duration{uuid(4): in.Up} })
+		}, false},
+		{"an operator's word from before it", func(n *node) []Verdict {
+			return n.look(time.Minute, func(in *Signals) { in.Mended = map[string]time.Duration{uuid(3): in.Up - time.Minute - time.Second} })
+		}, false},
+		{"an operator's word, and nobody looks", func(n *node) []Verdict {
+			return n.look(time.Second, func(in *Signals) { in.GPUs, in.Mended = nil, map[string]time.Duration{uuid(3): in.Up} })
+		}, false},
+		{"an operator's word, and NVML is silent", func(n *node) []Verdict {
+			return n.look(time.Second, func(in *Signals) {
+				in.GPUs.List[3].NVML, in.Mended = nil, map[string]time.Duration{uuid(3): in.Up}
+			})
 		}, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -461,8 +476,35 @@ func TestAMDKernel(t *testing.T) {
 	n.want(n.look(time.Second, nil))
 	n.in.GPUs.Bus[pci(3)] = Bus{RAS: map[string]RAS{"umc": {Uncorrected: 2}}}
 	n.want(n.look(time.Second, nil), "gpu.ras fatal drain [3]")
-	n.want(n.look(time.Second, func(in *Signals) { in.Good = []string{uuid(3)} }))
+	n.want(n.look(time.Second, func(in *Signals) { in.Mended = map[string]time.Duration{uuid(3): in.Up} }))
 	n.want(n.lines(time.Second, line("device lost from bus!")), "gpu.lost fatal park [3]")
+}
+
+// An operator's word ends nothing that is still seen.
+func TestMendedAndNotWell(t *testing.T) {
+	t.Parallel()
+	errors := uint64(3)
+	reset := int64(1)
+	for _, row := range []struct {
+		name   string
+		change func(g *inventory.GPU)
+		want   string
+	}{
+		{"its memory", func(g *inventory.GPU) { g.NVML.ECC = &probe.ECC{VolatileUncorrected: &errors} }, "gpu.ecc fatal drain [3]"},
+		{"what the driver wants", func(g *inventory.GPU) { g.NVML.RecoveryAction = &reset }, "gpu.recovery fatal drain [3]"},
+		{"it does not answer", func(g *inventory.GPU) { g.Healthy, g.NVML.Code = false, 15 }, "gpu.lost fatal park [3]"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, machine(8))
+			for range 3 {
+				n.want(n.look(time.Second, func(in *Signals) {
+					row.change(&in.GPUs.List[3])
+					in.Mended = map[string]time.Duration{uuid(3): in.Up}
+				}), row.want)
+			}
+		})
+	}
 }
 
 // A GPU that is in pieces in every way leaves the others alone.

@@ -71,7 +71,6 @@ type gpu struct {
 	Energy   *uint64       `json:"energy,omitempty"` // at the last reading with persistence on
 	Read     time.Duration `json:"read,omitempty"`   // when Replays was read
 	RAS      uint64        `json:"ras,omitempty"`    // uncorrected errors at the last reset
-	RASNow   uint64        `json:"ras_now,omitempty"`
 	Apps     []app         `json:"apps,omitempty"`
 	Told     []app         `json:"told,omitempty"` // what made an event just now
 }
