@@ -29,6 +29,7 @@ type drainFlags struct {
 	reason  string
 	wait    bool
 	timeout time.Duration
+	mended  bool
 }
 
 func newDrain(s Streams) *cobra.Command {
@@ -55,10 +56,19 @@ func newResume(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume [SLOT...]",
 		Short: "Let drained slots take jobs again",
-		Args:  cobra.ArbitraryArgs,
-		RunE:  func(cmd *cobra.Command, args []string) error { return resume(cmd.Context(), s, f, args) },
+		Long: `Let slots take jobs again that kbnode drain has drained. What a verdict about
+their health has drained comes back by itself when the cause is gone.
+
+Some drivers do not tell that a GPU was reset. With --mended it is said so: what
+the kernel's log has told of the slots' GPUs until now is over when they are seen
+to answer. What is still wrong with them holds.`,
+		Example: `  sudo kbnode resume gpu3
+  sudo kbnode resume gpu3 --mended`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error { return resume(cmd.Context(), s, f, args) },
 	}
 	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")
+	cmd.Flags().BoolVar(&f.mended, "mended", false, "their GPUs have been reset by hand, and nothing tells of it")
 	return cmd
 }
 
@@ -85,6 +95,11 @@ func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
 }
 
 func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
+	if f.mended {
+		if err := mended(ctx, s, f, args); err != nil {
+			return err
+		}
+	}
 	p, host, err := changeDrains(ctx, s, "resume", f.all, args, func(drains []plan.Drain, slot int) []plan.Drain {
 		return plan.RemoveDrain(drains, slot, plan.ByOperator)
 	})

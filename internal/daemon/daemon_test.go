@@ -40,6 +40,7 @@ type fakeNode struct {
 	listen  string
 	stamp   string
 	gpus    []inventory.GPU
+	started time.Duration // of each reading
 	watches int
 	dead    bool // the watch's connection
 	changed func(string)
@@ -66,6 +67,7 @@ func (n *fakeNode) Read(context.Context) (*Reading, error) {
 	n.reads++
 	r := &Reading{
 		Inventory: &inventory.Inventory{GPUs: slices.Clone(n.gpus)},
+		Started:   n.started,
 		Drains:    n.drains(),
 		Listen:    n.listen,
 		Replan:    func() (*plan.Plan, error) { return n.plan(), nil },

@@ -143,6 +143,11 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, p *plan.Pl
 		return nil, err
 	}
 	in := health.Signals{Moment: moment, Slots: healthSlots(host.Root, p, s, changes, moment.Now), Kernel: d.doctor.take(), GPUs: gpus}
+	if gpus != nil {
+		if in.Mended, err = readMended(host.Root); err != nil {
+			d.Log.Warn("operator's word not heard", "err", err)
+		}
+	}
 	node, err := health.ReadNode(host.Root, []string{"/", d.doctor.engine, "/var/lib/buildkite-agent"})
 	if err != nil {
 		d.Log.Debug("node's signals not read", "err", err)
@@ -155,11 +160,13 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, p *plan.Pl
 	state, verdicts, told := health.Judge(d.doctor.state, in)
 	d.doctor.state, d.doctor.verdicts = state, verdicts
 	d.tellHealth(told)
-	d.doctor.unsaved = d.doctor.unsaved || len(told) > 0
+	d.doctor.unsaved = d.doctor.unsaved || len(told) > 0 || len(in.Mended) > 0
 	if d.doctor.unsaved {
 		// On a full disk the node is still to be mended; the next pass tries again.
 		if err := d.doctor.save(); err != nil {
 			d.Log.Warn("health not kept", "err", err)
+		} else if err := heard(host.Root, in.Mended); err != nil {
+			d.Log.Warn("operator's word not removed", "err", err)
 		}
 	}
 	return drainsOf(verdicts, p, moment.Now), nil

@@ -89,6 +89,45 @@ func TestVerdictDrainsItsSlot(t *testing.T) {
 	})
 }
 
+// TestOperatorsWord gives a slot back whose GPU an operator has reset, when it is
+// seen to answer.
+func TestOperatorsWord(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.gpus, n.started = twoGPUs(), time.Hour
+		n.gpus[0].Vendor, n.gpus[1].Vendor = "amd", "amd"
+		n.gpus[0].Healthy, n.gpus[0].Error = false, "no answer"
+		kmsg := filepath.Join(n.root, "kmsg")
+		if err := os.WriteFile(kmsg, []byte(fellOff), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, wake := running(t, n, Options{Kmsg: health.Kmsg{Path: kmsg}})
+		if err := os.MkdirAll(filepath.Join(n.root, "/run/kbnode"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		for _, step := range []struct {
+			healthy bool
+			want    []int
+		}{{false, []int{1}}, {true, []int{0, 1}}} {
+			n.set(func() { n.gpus[0].Healthy = step.healthy })
+			if err := Mend(n.root, []string{"GPU-a"}, 2*time.Second); err != nil {
+				t.Fatal(err)
+			}
+			wake <- struct{}{}
+			synctest.Wait()
+			if Mending(n.root) {
+				t.Error("nobody has heard it")
+			}
+			if diff := cmp.Diff(step.want, n.serving(t)); diff != "" {
+				t.Errorf("healthy %t: slots that serve: %s; drains %+v", step.healthy, diff, n.drains())
+			}
+		}
+	})
+}
+
 // TestVerdictEnds gives the slot back by itself, when its cause is gone.
 func TestVerdictEnds(t *testing.T) {
 	t.Parallel()

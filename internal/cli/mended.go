@@ -1,0 +1,90 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/daemon"
+	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// mendedTime is how long the daemon has to hear an operator's word: a pass that
+// goes on, and a GPU that does not answer.
+const mendedTime = 2 * time.Minute
+
+// mended tells the daemon that the GPUs of slots were reset by hand, and waits
+// until it has judged them by it.
+func mended(ctx context.Context, s Streams, f drainFlags, args []string) error {
+	if err := needRoot("resume"); err != nil {
+		return err
+	}
+	host, closeHost, err := openHost(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer closeHost()
+	if err := sayMended(ctx, s, host, f.all, args); err != nil {
+		return err
+	}
+	// Everything is read anew then, the GPUs too.
+	if err := host.Systemd.Kill(ctx, plan.NodeService, false, syscall.SIGHUP); err != nil {
+		return err
+	}
+	s.progress("the daemon looks at the GPUs")
+	for end := time.Now().Add(mendedTime); daemon.Mending("/"); {
+		if time.Now().After(end) {
+			return fmt.Errorf("the daemon has not looked at the GPUs within %s, and will when it can; journalctl -u %s shows what keeps it", mendedTime, plan.NodeService)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// sayMended leaves word for the daemon, which has to run.
+func sayMended(ctx context.Context, s Streams, host *reconcile.Host, all bool, args []string) error {
+	now, err := health.Now()
+	if err != nil {
+		return err
+	}
+	release, err := lock(ctx, s, host)
+	if err != nil {
+		return err
+	}
+	defer release()
+	m, err := readNode(ctx, s)
+	if err != nil {
+		return err
+	}
+	slots, err := chosenSlots(m.plan, all, args)
+	if err != nil {
+		return err
+	}
+	units, err := host.Systemd.Units(ctx, plan.NodeService)
+	if err != nil {
+		return err
+	}
+	if units[0].Active != "active" {
+		return errors.New("the daemon judges the GPUs, and does not run; type sudo systemctl start " + plan.NodeService)
+	}
+	var gpus []string
+	var happened []events.Event
+	for _, sl := range slots {
+		gpus = append(gpus, cmp.Or(sl.GPUs[0].UUID, sl.GPUs[0].PCI))
+		happened = append(happened, events.Event{Kind: "mended", Slot: sl.Index, By: plan.ByOperator, Text: "an operator says that the GPU of " + sl.Name + " was reset"})
+	}
+	if err := (events.Log{File: events.Path}).Add(happened...); err != nil {
+		s.warn("%v", err)
+	}
+	return daemon.Mend("/", gpus, now.Up)
+}

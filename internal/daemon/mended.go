@@ -1,0 +1,68 @@
+package daemon
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/google/renameio/v2"
+)
+
+// mendedPath holds an operator's word that GPUs were reset, until the daemon has
+// judged them by it. It ends with the boot, as what it is about does.
+const mendedPath = "/run/kbnode/mended.json"
+
+// Mend leaves word for the daemon that GPUs, by UUID or PCI address, have been
+// reset by hand at a time, by health.Moment.Up. The node's lock must be held.
+func Mend(root string, gpus []string, at time.Duration) error {
+	all, err := readMended(root)
+	if err != nil || all == nil {
+		all = map[string]time.Duration{} // what cannot be read is said anew
+	}
+	for _, id := range gpus {
+		all[id] = at
+	}
+	text, err := json.Marshal(all)
+	if err == nil {
+		err = renameio.WriteFile(filepath.Join(root, mendedPath), text, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("leave word of the GPUs: %w", err)
+	}
+	return nil
+}
+
+// Mending says that the daemon has not judged yet by what Mend said.
+func Mending(root string) bool {
+	_, err := os.Stat(filepath.Join(root, mendedPath))
+	return err == nil
+}
+
+func readMended(root string) (map[string]time.Duration, error) {
+	text, err := os.ReadFile(filepath.Join(root, mendedPath))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var all map[string]time.Duration
+	if err == nil {
+		err = json.Unmarshal(text, &all)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read which GPUs were mended: %w", err)
+	}
+	return all, nil
+}
+
+// heard removes what was judged by, unless more was said meanwhile.
+func heard(root string, judged map[string]time.Duration) error {
+	now, err := readMended(root)
+	if err != nil || len(judged) == 0 || !maps.Equal(now, judged) {
+		return err
+	}
+	return os.Remove(filepath.Join(root, mendedPath))
+}
