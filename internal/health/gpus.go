@@ -54,12 +54,29 @@ func (j *judge) gpus() {
 		}
 		seen[id] = true
 	}
+	if at, ok := j.allReset(); ok {
+		j.switches(at, "all GPUs were reset")
+	}
 	gone := func(id string) bool { return id != "" && !seen[id] && j.slotOf(id) < 0 }
 	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool { return !m.Latched && gone(m.GPU) })
 	j.s.GPUs = slices.DeleteFunc(j.s.GPUs, func(g gpu) bool {
 		return gone(g.ID) && !slices.ContainsFunc(j.s.Marks, func(m Mark) bool { return m.GPU == g.ID })
 	})
 	j.driver()
+}
+
+// allReset is when the first of the slots' GPUs was reset, if all were and answer.
+func (j *judge) allReset() (first time.Duration, ok bool) {
+	for i, s := range j.in.Slots {
+		g := j.gpu(j.idOf(s), s.PCI)
+		if g.Reset == 0 || g.Released < g.Reset {
+			return 0, false
+		}
+		if i == 0 || g.Reset < first {
+			first = g.Reset
+		}
+	}
+	return first, len(j.in.Slots) > 0
 }
 
 // judgeGPU judges one GPU. What could not be read stays as it was.

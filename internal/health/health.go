@@ -176,7 +176,7 @@ type Event struct {
 var Checks = []string{
 	checkRecovery, checkLost, checkMissing, checkError, checkXid, checkECC, checkRemap, checkRetired,
 	checkThrottle, checkThermal, checkFabric, checkNVLink, checkPCIe, checkMode, checkDirty, checkRAS, checkReset,
-	checkDriver, checkNVML, checkPersistence, checkDisk, checkDocker, checkClock, checkUnit, checkAgent, checkLimits,
+	checkDriver, checkNVML, checkPersistence, checkSwitch, checkDisk, checkDocker, checkClock, checkUnit, checkAgent, checkLimits,
 }
 
 const (
@@ -200,6 +200,7 @@ const (
 	checkDriver      = "node.driver"
 	checkNVML        = "node.nvml"
 	checkPersistence = "node.persistence"
+	checkSwitch      = "node.nvswitch"
 	checkDisk        = "node.disk"
 	checkDocker      = "node.docker"
 	checkClock       = "node.clock"

@@ -56,6 +56,10 @@ func (j *judge) owner(f Fact, id string) (slot int, job string, w who) {
 
 // kernel judges one line of the kernel.
 func (j *judge) kernel(f Fact) {
+	if f.Kind == KindSwitch {
+		j.nvswitch(f)
+		return
+	}
 	id := f.PCI
 	if known := j.byPCI[f.PCI]; known != "" {
 		id = known
@@ -86,6 +90,7 @@ func (j *judge) kernel(f Fact) {
 		j.latch(about(checkLost, id), f.Up, reboot)
 	case KindLoaded:
 		e.Check = checkDriver
+		j.switches(f.Up, "the driver was loaded again")
 		for i := range j.s.GPUs {
 			if j.s.GPUs[i].Vendor != "amd" {
 				j.s.GPUs[i].Reset = f.Up
@@ -116,6 +121,29 @@ func (j *judge) kernel(f Fact) {
 	case KindRing, KindFault:
 		e.Level = Warn
 		j.application(f, id, job, w)
+	}
+}
+
+// nvswitch judges a fatal error of an NVSwitch. No GPU of its fabric starts CUDA
+// until they all were reset together.
+func (j *judge) nvswitch(f Fact) {
+	k := ofNode(checkSwitch, f.PCI)
+	if old := j.find(k); old == nil || f.Up-old.Last > time.Minute {
+		j.tell(Event{Time: j.in.Now.Add(f.Up - j.in.Up), Kind: "kernel", Check: checkSwitch, Slot: -1, Level: Fatal, Text: f.Text})
+	}
+	j.latch(k, f.Up, Mark{
+		Level: Fatal, Effect: Drain,
+		Reason: fmt.Sprintf("the NVSwitch at %s had a fatal error (SXid %d)", f.PCI, f.Xid),
+		Fix:    fixReboot,
+	})
+}
+
+// switches ends what NVSwitches had told before a time.
+func (j *judge) switches(before time.Duration, why string) {
+	for _, m := range slices.Clone(j.s.Marks) {
+		if m.Check == checkSwitch && m.Last < before {
+			j.clear(m.key, why)
+		}
 	}
 }
 

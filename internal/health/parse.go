@@ -23,6 +23,7 @@ const (
 	KindRing        Kind = "ring-timeout"
 	KindFault       Kind = "page-fault"
 	KindRAS         Kind = "ras"     // uncorrectable errors
+	KindSwitch      Kind = "switch"  // a fatal error of an NVSwitch, at PCI; Xid is its SXid
 	KindOverrun     Kind = "overrun" // of Kmsg itself: lines were overwritten before they could be read
 )
 
@@ -58,7 +59,7 @@ type Parser struct {
 func (p *Parser) Parse(record []byte) (Fact, bool) {
 	// Nearly all lines end here, and cost no more than this.
 	head, body, ok := bytes.Cut(record, []byte(";"))
-	if !ok || !bytes.HasPrefix(body, []byte("NVRM: ")) && !bytes.HasPrefix(body, []byte("amdgpu")) && !bytes.HasPrefix(body, []byte("[drm")) {
+	if !ok || !bytes.HasPrefix(body, []byte("NVRM: ")) && !bytes.HasPrefix(body, []byte("amdgpu")) && !bytes.HasPrefix(body, []byte("[drm")) && !bytes.HasPrefix(body, []byte("nvidia-nvswitch")) {
 		return Fact{}, false
 	}
 	fields := strings.SplitN(string(head), ",", 4)
@@ -84,7 +85,28 @@ func (p *Parser) Parse(record []byte) (Fact, bool) {
 	if rest, ok := strings.CutPrefix(text, "NVRM: "); ok {
 		return f, p.nvidia(rest, &f)
 	}
+	if rest, ok := strings.CutPrefix(text, "nvidia-nvswitch"); ok {
+		return f, switchLine(rest, &f)
+	}
 	return f, amd(text, &f)
+}
+
+// switchLine reads what follows "nvidia-nvswitch": "3: SXid (PCI:0000:c1:00.0): 20034,
+// Fatal, Link 30 LTSSM Fault Up". Those that are not fatal come at every start of the
+// driver, and lines of data follow both.
+func switchLine(text string, f *Fact) bool {
+	_, text = leadingNumber(text)
+	rest, ok := strings.CutPrefix(text, ": SXid (PCI:")
+	if !ok {
+		return false
+	}
+	address, rest, ok := strings.Cut(rest, "): ")
+	if f.PCI = normalPCI(address); !ok || f.PCI == "" {
+		return false
+	}
+	f.Kind = KindSwitch
+	f.Xid, rest = leadingNumber(rest)
+	return f.Xid > 0 && strings.HasPrefix(rest, ", Fatal")
 }
 
 func (p *Parser) nvidia(text string, f *Fact) bool {
