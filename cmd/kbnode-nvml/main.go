@@ -3,8 +3,9 @@
 // Command kbnode-nvml prints what NVML says of this machine's GPUs as one JSON
 // object and exits. It changes nothing and keeps no handle: an open one blocks
 // driver upgrades and GPU resets. With the UUID of a GPU as its argument it asks
-// nothing but what uses that one. `kbnode-nvml sample` is the exception: it samples
-// one GPU for as long as its input is open.
+// nothing but what uses that one. `kbnode-nvml sample` and `set` are the exceptions:
+// the first samples one GPU for as long as its input is open, the second changes one
+// setting of one GPU.
 //
 // It exits 0 when NVML could be initialised, whatever the single GPUs answered,
 // and 3 when not. Link it with -Wl,-z,lazy: go-nvml leaves every function
@@ -29,36 +30,34 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == "sample" {
 		os.Exit(sample(os.Args[2:]))
 	}
+	if len(os.Args) > 1 && os.Args[1] == "set" {
+		os.Exit(set(os.Args[2:]))
+	}
 	uuid := ""
 	if len(os.Args) > 1 {
 		uuid = os.Args[1]
 	}
-	r := read(uuid)
+	os.Exit(show(read(uuid)))
+}
+
+// show prints a report and returns the exit status.
+func show(r *probe.Report) int {
 	out := json.NewEncoder(os.Stdout)
 	out.SetIndent("", "  ")
 	if err := out.Encode(r); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		return 1
 	}
 	if !r.OK {
-		os.Exit(3)
+		return 3
 	}
+	return 0
 }
 
 // read makes the whole report, or the one on what uses the GPU with this UUID.
 func read(uuid string) *probe.Report {
 	r := &probe.Report{Schema: probe.Schema, GPUs: []probe.GPU{}}
-	// nvml.Init answers "library not found" to whatever dlopen did not like, so
-	// dlopen is asked first: no driver is one thing, a broken one another.
-	lib := dl.New(library, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
-	if err := lib.Open(); err != nil {
-		r.Code = int(nvml.ERROR_LIBRARY_NOT_FOUND)
-		r.Error = err.Error()
-		r.Absent = strings.HasPrefix(r.Error, library+": cannot open shared object file: No such file")
-		return r
-	}
-	if ret := nvml.Init(); ret != nvml.SUCCESS {
-		r.Code, r.Error = int(ret), ret.String()
+	if !initialize(r) {
 		return r
 	}
 	defer func() { _ = nvml.Shutdown() }() // the process ends anyway
@@ -86,6 +85,24 @@ func read(uuid string) *probe.Report {
 		r.GPUs = append(r.GPUs, readGPU(i))
 	}
 	return r
+}
+
+// initialize starts NVML. The report says why not.
+func initialize(r *probe.Report) bool {
+	// nvml.Init answers "library not found" to whatever dlopen did not like, so
+	// dlopen is asked first: no driver is one thing, a broken one another.
+	lib := dl.New(library, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
+	if err := lib.Open(); err != nil {
+		r.Code = int(nvml.ERROR_LIBRARY_NOT_FOUND)
+		r.Error = err.Error()
+		r.Absent = strings.HasPrefix(r.Error, library+": cannot open shared object file: No such file")
+		return false
+	}
+	if ret := nvml.Init(); ret != nvml.SUCCESS {
+		r.Code, r.Error = int(ret), ret.String()
+		return false
+	}
+	return true
 }
 
 // has tells whether the installed driver knows a function. Calling one that it

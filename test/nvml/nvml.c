@@ -561,6 +561,45 @@ static nvmlReturn_t processes(int gpu, const char *key, unsigned int *count, nvm
 PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, "processes")
 PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics")
 
+// ---- settings ----
+
+// What is set stays in the file, as the driver keeps it when the process has gone.
+static nvmlReturn_t keep(int gpu, const char *key, const char *value)
+{
+	FILE *f = fopen(file(), "a");
+	if (!f || fprintf(f, "gpu.%d.%s = %s\n", gpu, key, value) < 0 || fclose(f))
+		return NVML_ERROR_NO_PERMISSION;
+	load();
+	return NVML_SUCCESS;
+}
+
+CALL nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t mode)
+{
+	CHECK;
+	return keep(GPU, "persistence", mode == NVML_FEATURE_ENABLED ? "1" : "0");
+}
+
+#ifndef NOSYM
+CALL nvmlDeviceSetGpuLockedClocks(nvmlDevice_t device, unsigned int low, unsigned int high)
+{
+	char value[32];
+	CHECK;
+	if ((low >= NVML_CLOCK_LIMIT_ID_RANGE_START) != (high >= NVML_CLOCK_LIMIT_ID_RANGE_START) ||
+	    (low < NVML_CLOCK_LIMIT_ID_RANGE_START && high > number(GPU, "max_sm_clock", 1965)))
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (low == NVML_CLOCK_LIMIT_ID_TDP && high == NVML_CLOCK_LIMIT_ID_TDP)
+		return keep(GPU, "locked_clocks", "tdp");
+	snprintf(value, sizeof value, "%u-%u", low, high);
+	return keep(GPU, "locked_clocks", value);
+}
+
+CALL nvmlDeviceResetGpuLockedClocks(nvmlDevice_t device)
+{
+	CHECK;
+	return keep(GPU, "locked_clocks", "none");
+}
+#endif
+
 // ---- what older drivers lack ----
 
 #ifndef NOSYM

@@ -58,6 +58,7 @@ type Options struct {
 	Env     []string      // NAME=value, on top of the clean environment
 	Timeout time.Duration // 0 is 20 s
 	GPU     string        // ask only what uses the GPU with this UUID: its processes and memory
+	set     []string      // change this instead, the arguments of kbnode-nvml set
 	runDir  string        // "" is /run/kbnode; for tests
 }
 
@@ -130,7 +131,10 @@ type child struct {
 // goes along into the child and is free only when that has really gone.
 func start(path string, opts Options, lock *os.File, release func()) *child {
 	cmd := exec.Command(path)
-	if opts.GPU != "" {
+	switch {
+	case opts.set != nil:
+		cmd.Args = append(append(cmd.Args, "set"), opts.set...)
+	case opts.GPU != "":
 		cmd.Args = append(cmd.Args, opts.GPU)
 	}
 	c := &child{cmd: cmd, started: make(chan error, 1), exited: make(chan error, 1)}

@@ -1,0 +1,106 @@
+package probe
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const gpu3 = "GPU-00000000-0000-4000-8000-000000000003"
+
+func TestParseSet(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		args string
+		want string // in the error; "" is none
+	}{
+		{"GPU-1f-0 persistence on", ""},
+		{"GPU-1f-0 persistence off", ""},
+		{"GPU-1f-0 clocks default", ""},
+		{"GPU-1f-0 clocks base", ""},
+		{"GPU-1f-0 clocks 1410", ""},
+		{"", "write set UUID NAME VALUE"},
+		{"GPU-1f-0 persistence", "write set UUID NAME VALUE"},
+		{"GPU-1f-0 persistence on clocks base", "write set UUID NAME VALUE"},
+		{"0 persistence on", `"0" is not the UUID of a GPU`},
+		{"GPU- persistence on", `"GPU-" is not the UUID of a GPU`},
+		{"GPU-../x persistence on", "is not the UUID of a GPU"},
+		{"MIG-1f-0 clocks base", "is not the UUID of a GPU"},
+		{"GPU-1f-0 persistence 1", `persistence is "1"; write on or off`},
+		{"GPU-1f-0 power 1", `"power" cannot be set; write persistence or clocks`},
+		{"GPU-1f-0 clocks max", `clocks are "max"; write default, base or a number of MHz from 100 to 10000`},
+		{"GPU-1f-0 clocks 4294967041", "from 100 to 10000"}, // NVML's own word for base
+		{"GPU-1f-0 clocks -1", "from 100 to 10000"},
+		{"GPU-1f-0 clocks 99", "from 100 to 10000"},
+	} {
+		_, err := ParseSet(strings.Fields(row.args))
+		if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
+			t.Errorf("%s: error %v, want %q in it", row.args, err, row.want)
+		}
+	}
+}
+
+// What is set of one GPU is set of that one only, and stays.
+func TestSet(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	for _, row := range []struct {
+		name, variant, config string
+		set                   []Setting
+		kept                  []string // lines that the stand-in appended
+		err                   string
+	}{
+		{
+			"persistence and clocks", "driver", "persistence = 0\n",
+			[]Setting{{gpu3, SetPersistence, "on"}, {gpu3, SetClocks, "1410"}, {gpu3, SetClocks, "base"}, {gpu3, SetClocks, "default"}},
+			[]string{"gpu.3.persistence = 1", "gpu.3.locked_clocks = 1410-1410", "gpu.3.locked_clocks = tdp", "gpu.3.locked_clocks = none"}, "",
+		},
+		{"a clock that it does not have", "driver", "", []Setting{{gpu3, SetClocks, "9999"}}, nil, "nvmlDeviceSetGpuLockedClocks: "},
+		{"a driver that cannot lock", "nosym", "", []Setting{{gpu3, SetPersistence, "on"}, {gpu3, SetClocks, "base"}}, []string{"gpu.3.persistence = 1"}, "nvmlDeviceSetGpuLockedClocks: "},
+		{"not supported", "driver", "gpu.3.fail.nvmlDeviceSetPersistenceMode = 3\n", []Setting{{gpu3, SetPersistence, "on"}}, nil, "nvmlDeviceSetPersistenceMode: Not Supported"},
+		{"lost", "driver", "gpu.3.handle = 15\n", []Setting{{gpu3, SetClocks, "base"}}, nil, "nvmlDeviceGetHandleByUUID: GPU is lost"},
+		{"its neighbour is lost", "driver", "gpu.2.error = 15\n", []Setting{{gpu3, SetPersistence, "off"}}, []string{"gpu.3.persistence = 0"}, ""},
+		{"no driver", "driver", "init = 9\n", []Setting{{gpu3, SetPersistence, "on"}}, nil, "the NVIDIA driver is not loaded"},
+		{"another name", "driver", "", []Setting{{gpu3, "power", "1"}}, nil, `"power" cannot be set`},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			opts := r.options(t, row.variant, row.config)
+			opts.Timeout = time.Minute
+			var err error
+			for _, s := range row.set {
+				if err = Set(t.Context(), opts, s); err != nil {
+					break
+				}
+			}
+			if row.err == "" && err != nil || row.err != "" && (err == nil || !strings.Contains(err.Error(), row.err)) {
+				t.Errorf("error %v, want %q in it", err, row.err)
+			}
+			file := strings.TrimPrefix(opts.Env[1], "KBNODE_FAKE_NVML=")
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var kept []string
+			if added := strings.TrimPrefix(string(text), row.config); added != "" {
+				kept = strings.Split(strings.TrimSpace(added), "\n")
+			}
+			if diff := cmp.Diff(row.kept, kept); diff != "" {
+				t.Errorf("set (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestSetHangs(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	opts := r.options(t, "hang", "")
+	opts.Timeout = 500 * time.Millisecond
+	if err := Set(t.Context(), opts, Setting{gpu3, SetPersistence, "on"}); err == nil || !strings.Contains(err.Error(), "did not answer and was killed") {
+		t.Errorf("error %v", err)
+	}
+}
