@@ -318,6 +318,7 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	}
 	d.plan, d.drains, d.stamp, d.wholeAt, d.address = r.Plan, r.Drains, stamp, time.Now(), r.Listen
 	d.seen.State = nil // that of a look is of another plan
+	host.GPUs = r.Inventory.GPUs
 	state, err := host.Observe(ctx, r.Plan)
 	if err != nil {
 		return err

@@ -24,6 +24,11 @@ func readTuning(t tree) Tuning {
 			out.Files = append(out.Files, TuningFile{Path: "/" + path, Value: printable(text)})
 		}
 	}
+	if t.seen != nil { // a capture has what a plan of it is compared with
+		for _, n := range t.numbered("proc/irq", "") {
+			t.text("proc/irq/" + strconv.Itoa(n) + "/smp_affinity_list")
+		}
+	}
 	const dir = cpuDir + "/cpufreq"
 	for _, n := range t.numbered(dir, "policy") {
 		at := dir + "/policy" + strconv.Itoa(n)

@@ -108,7 +108,8 @@ func (a *applier) change(ctx context.Context, group []Change) error {
 	bad := failedUnits(err)
 	for _, c := range do {
 		if err != nil && (len(bad) == 0 || slices.Contains(bad, c.Subject)) {
-			a.failed[c.Slot] = true
+			// A setting is no reason to keep a slot from jobs.
+			a.failed[c.Slot] = a.failed[c.Slot] || c.Kind != Tune && c.Kind != Untune
 			continue
 		}
 		a.result.Applied = append(a.result.Applied, c)
@@ -209,6 +210,10 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 		return a.network(ctx, c)
 	case Partition:
 		return a.partition(subject)
+	case Tune:
+		return a.tune(ctx, c)
+	case Untune:
+		return a.untune(ctx, c)
 	case Start, Restart, Stop, Drain, Set, Reload, Enable, Disable:
 		return a.systemd(ctx, group)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
@@ -32,5 +33,27 @@ func BenchmarkNoop(b *testing.B) {
 				b.Fatalf("words were said: %v", words)
 			}
 		})
+	}
+}
+
+// BenchmarkLookAtSettings is what the settings of a large machine add to a look:
+// 224 CPUs and 1000 interrupts.
+func BenchmarkLookAtSettings(b *testing.B) {
+	m := newMachine(b)
+	p := slots(1).plan(b)
+	p.Tunables = []plan.Tunable{{Name: "/proc/irq/*/smp_affinity_list", Value: "0-1", Form: plan.List}}
+	for n := range 1000 {
+		m.write(fmt.Sprintf("/proc/irq/%d/smp_affinity_list", n), "0-223\n")
+	}
+	for n := range 224 {
+		name := fmt.Sprintf("/sys/devices/system/cpu/cpufreq/policy%d/scaling_governor", n)
+		m.write(name, "powersave\n")
+		p.Tunables = append(p.Tunables, plan.Tunable{Name: name, Value: "performance", Form: plan.Word})
+	}
+	m.apply(p)
+	for b.Loop() {
+		if _, changes := m.diff(p); len(changes) > 0 {
+			b.Fatalf("%d changes", len(changes))
+		}
 	}
 }

@@ -30,6 +30,8 @@ const (
 	Partition Kind = "partition" // keep everything else off the CPUs of a slice
 	Enable    Kind = "enable"
 	Disable   Kind = "disable"
+	Tune      Kind = "tune"   // make settings of the running machine
+	Untune    Kind = "untune" // put them back
 )
 
 // Change is one difference between a machine and its plan.
@@ -43,13 +45,14 @@ type Change struct {
 	Deferred string `json:"deferred,omitempty"`
 
 	phase  phase
-	inert  bool   // harmless to a running job
-	agreed bool   // to an Adopt, earlier
-	text   string // content of an Adopt that no plan has
-	away   bool   // an Adopt that only removes
-	keep   bool   // a Chmod that keeps a backup of mode and owner
-	owner  bool   // a Chmod of which only the owner differs
-	mode   bool   // a Chmod that leaves the owner as it is
+	inert  bool    // harmless to a running job
+	agreed bool    // to an Adopt, earlier
+	text   string  // content of an Adopt that no plan has
+	away   bool    // an Adopt that only removes
+	keep   bool    // a Chmod that keeps a backup of mode and owner
+	owner  bool    // a Chmod of which only the owner differs
+	mode   bool    // a Chmod that leaves the owner as it is
+	tuned  []tuned // of a Tune or Untune
 }
 
 // phase orders the changes of different subjects.
@@ -57,6 +60,7 @@ type phase int
 
 const (
 	phaseRetire phase = iota // stop and disable what no plan has
+	phaseUntune
 	phaseDelete
 	phaseWrite
 	phaseEnable // before the reload: to systemd its units are out of date after it
@@ -65,6 +69,7 @@ const (
 	phaseStop
 	phaseHooks // what agents of an earlier setup read: they have stopped, or finish their last job
 	phaseSlice
+	phaseTune
 	phaseStart
 )
 

@@ -27,7 +27,9 @@ func Diff(p *plan.Plan, s *State) []Change {
 	d.slices()
 	d.starts()
 	d.enables()
+	d.tune()
 	d.postpone()
+	d.holdClocks()
 	d.reload()
 	slices.SortStableFunc(d.out, func(a, b Change) int { return cmp.Compare(a.phase, b.phase) })
 	return d.out

@@ -17,6 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -27,6 +29,12 @@ type Host struct {
 	Users   Users
 	Network Network      // nil: it is left alone
 	Log     *slog.Logger // nil logs nothing
+
+	// GPUs are what was read of them in this pass. Without, the settings of GPUs
+	// are left alone.
+	GPUs []inventory.GPU
+	// SetGPU changes a setting that NVIDIA's driver keeps; nil is probe.Set.
+	SetGPU func(ctx context.Context, s probe.Setting) error
 
 	// Adopt replaces files that kbnode did not write, and keeps a backup.
 	Adopt bool

@@ -34,7 +34,7 @@ func (h *Host) Observe(ctx context.Context, p *plan.Plan) (*State, error) {
 		adopt:   h.Adopt,
 		now:     h.Now,
 	}, dirs: map[string][]os.DirEntry{}}
-	for _, step := range []func(context.Context) error{o.users, o.backups, o.files, o.directories, o.units, o.slots, o.network} {
+	for _, step := range []func(context.Context) error{o.users, o.backups, o.files, o.directories, o.units, o.slots, o.network, o.tunables} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}

@@ -20,7 +20,8 @@ type State struct {
 	users   map[string]UserState // by name
 	paths   map[string]pathState // planned or owned, by absolute path
 	network *NetworkState        // nil: of no concern
-	backups map[string]int       // how many backups there are, by path of the original
+	tune    tuning
+	backups map[string]int // how many backups there are, by path of the original
 	// refused are the CPUs for which the kernel made no cpuset partition.
 	refused string
 	// kept are directories that this uninstall has put back, so that it does

@@ -1,0 +1,249 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+const (
+	bootIDPath = "/proc/sys/kernel/random/boot_id"
+	// maxTries is how often a setting is tried that the kernel refuses, per boot.
+	maxTries = 3
+	// maxRounds is how often settings of one sort that somebody else changes are
+	// set again, per boot. Two programs that undo each other disturb every job.
+	maxRounds = 20
+)
+
+// tuning is what is known of the machine's settings.
+type tuning struct {
+	known  bool    // the record could be read
+	exists bool    // there is a record, of this boot or another
+	record record  // of this boot; empty where there is none
+	drift  []tuned // planned, and otherwise
+	back   []tuned // changed by kbnode, and planned no more
+}
+
+// tuned is one setting: the Name is no pattern any more.
+type tuned struct {
+	plan.Tunable
+	group   string // its sort: the plan's Name for it
+	now     string // in the form in which it is written
+	session string // of the driver that keeps it
+	fate    fate   // of one that is planned no more
+}
+
+// fate is what becomes of a setting that is planned no more.
+type fate int
+
+const (
+	restored  fate = iota
+	asItWas        // it is what it was
+	theirs         // somebody else has changed it since
+	forgotten      // nobody knows it any more
+)
+
+// tunables reads the settings that are planned or were changed. What cannot be
+// read is not there.
+func (o *observer) tunables(context.Context) error {
+	t := &o.s.tune
+	text, err := readSmall(o.h.path(plan.TunablesPath))
+	t.exists = !errors.Is(err, fs.ErrNotExist)
+	if !t.exists && len(o.p.Tunables) == 0 {
+		t.known = true
+		return nil
+	}
+	var old record
+	if t.exists && err == nil {
+		old, err = parseRecord(text)
+	}
+	if t.exists && err != nil {
+		o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("settings of the machine are left alone: %s cannot be read (%v); delete it to begin anew", plan.TunablesPath, err))
+		return nil
+	}
+	boot, _ := readSmall(o.h.path(bootIDPath)) // nowhere else is it missing than in a tree
+	t.known, t.record = true, record{WrittenBy: "kbnode", Schema: plan.Schema, Boot: strings.TrimSpace(string(boot))}
+	if old.Boot == t.record.Boot {
+		t.record = old
+	}
+	o.s.Warnings = append(o.s.Warnings, t.record.warnings()...)
+	if err := o.drift(t); err != nil {
+		return err
+	}
+	planned := map[string]bool{}
+	for _, p := range o.p.Tunables {
+		planned[p.Name] = true
+	}
+	for _, k := range t.record.Settings {
+		if planned[k.group()] {
+			continue
+		}
+		if b, ok := o.back(k); ok {
+			t.back = append(t.back, b)
+		}
+	}
+	return nil
+}
+
+// drift finds what is not as planned.
+func (o *observer) drift(t *tuning) error {
+	for _, p := range o.p.Tunables {
+		names := []string{p.Name}
+		if dir, rest, ok := strings.Cut(p.Name, "*"); ok {
+			entries, err := o.list(path.Clean(dir))
+			if err != nil {
+				return err
+			}
+			names = nil
+			for _, e := range entries {
+				if _, err := strconv.Atoi(e.Name()); err == nil {
+					names = append(names, dir+e.Name()+rest)
+				}
+			}
+		}
+		for _, name := range names {
+			d := tuned{Tunable: p, group: p.Name}
+			d.Name = name
+			if uuid, setting, ok := p.GPU(); ok {
+				d.session = o.h.session(p.PCI)
+				d.now = o.h.gpuSetting(&t.record, d, uuid, setting)
+			} else {
+				d.now = o.h.readSetting(name, p.Form)
+			}
+			if d.now != "" && !sameValue(p.Form, d.now, p.Value) && !t.record.gaveUp(d) {
+				t.drift = append(t.drift, d)
+			}
+		}
+	}
+	return nil
+}
+
+// back says what becomes of a setting that is planned no more; ok is false for
+// one of which nobody can tell now.
+func (o *observer) back(k kept) (b tuned, ok bool) {
+	b = tuned{Tunable: plan.Tunable{Name: k.Name, Value: k.Was, Form: k.Form, PCI: k.PCI, Slots: k.Slots}, group: k.group(), session: k.Session}
+	uuid, setting, isGPU := b.GPU()
+	if !isGPU {
+		b.now = o.h.readSetting(k.Name, k.Form)
+	} else {
+		switch persistence, seen := o.h.persistence(uuid); {
+		case o.h.session(k.PCI) != k.Session: // the driver was loaded again
+		case !seen && !empty(o.p):
+			return b, false // later: not each pass looks at GPUs
+		case !seen:
+		case setting == plan.Clocks:
+			b.now = k.Set[len(k.Set)-1] // it cannot be read
+		default:
+			b.now = persistence
+		}
+	}
+	switch {
+	case b.now == "":
+		b.fate = forgotten
+	case sameValue(k.Form, b.now, k.Was):
+		b.fate = asItWas
+	case !slices.ContainsFunc(k.Set, func(set string) bool { return sameValue(k.Form, b.now, set) }):
+		b.fate = theirs
+	}
+	return b, true
+}
+
+// persistence is the persistence mode of a GPU, where NVML told it in this pass.
+func (h *Host) persistence(uuid string) (mode string, seen bool) {
+	i := slices.IndexFunc(h.GPUs, func(g inventory.GPU) bool { return g.UUID == uuid && g.PersistenceMode != "" })
+	if i < 0 {
+		return "", false
+	}
+	return h.GPUs[i].PersistenceMode, true
+}
+
+// gpuSetting is what a GPU's setting is, "" where nobody can tell. Locked clocks
+// cannot be read: they are what the record says was done.
+func (h *Host) gpuSetting(r *record, d tuned, uuid, setting string) string {
+	mode, seen := h.persistence(uuid)
+	if !seen || setting == plan.Persistence {
+		return mode
+	}
+	if k := r.find(d.Name); k != nil && k.Session == d.session && k.Done {
+		return k.Set[len(k.Set)-1]
+	}
+	return "default"
+}
+
+// session is another one after the driver of a PCI device was loaded again, or
+// the device taken from it: sysfs makes the link anew.
+func (h *Host) session(pci string) string {
+	info, err := os.Lstat(h.path("/sys/bus/pci/devices", pci, "driver"))
+	if err != nil {
+		return ""
+	}
+	if sys, ok := info.Sys().(*syscall.Stat_t); ok {
+		return strconv.FormatUint(sys.Ino, 10)
+	}
+	return ""
+}
+
+// readSetting is the value of a file as it is written to it, "" if it has none.
+// Hundreds are read at each look.
+func (h *Host) readSetting(name string, form plan.Form) string {
+	fd, err := unix.Open(h.path(name), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var buf [4096]byte
+	n, err := unix.Read(fd, buf[:])
+	if err != nil || n == len(buf) {
+		return ""
+	}
+	text := strings.TrimSpace(string(buf[:n]))
+	if _, chosen, ok := strings.Cut(text, "["); ok && form == plan.Choice {
+		text, _, _ = strings.Cut(chosen, "]")
+	}
+	return text
+}
+
+// errNotTaken says that the kernel made something else of a value.
+var errNotTaken = errors.New("the kernel does not take it")
+
+// writeSetting writes a value and looks whether the kernel took it.
+func (h *Host) writeSetting(name string, form plan.Form, value string) error {
+	f, err := os.OpenFile(h.path(name), os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value + "\n")
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if now := h.readSetting(name, form); !sameValue(form, now, value) {
+		return fmt.Errorf("%w: it is %q after it was set to %q", errNotTaken, now, value)
+	}
+	return nil
+}
+
+func sameValue(form plan.Form, a, b string) bool {
+	if a == b {
+		return true
+	}
+	parse := map[plan.Form]func(string) (cpuset.Set, error){plan.List: cpuset.Parse, plan.Mask: cpuset.ParseMask}[form]
+	if parse == nil {
+		return false
+	}
+	x, errA := parse(a)
+	y, errB := parse(b)
+	return errA == nil && errB == nil && x.Equal(y)
+}

@@ -1,0 +1,128 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"slices"
+	"syscall"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// tune makes settings. What they were is on the disk before the first changes. One
+// that cannot be made is a warning.
+func (a *applier) tune(ctx context.Context, c Change) error {
+	r := &a.s.tune.record
+	rounds := map[string]bool{}
+	for _, t := range c.tuned {
+		if r.begin(t) && !rounds[t.group] {
+			rounds[t.group] = true
+			if r.Rounds == nil {
+				r.Rounds = map[string]int{}
+			}
+			r.Rounds[t.group]++
+		}
+	}
+	if err := a.h.writeRecord(r); err != nil {
+		return err
+	}
+	for _, t := range c.tuned {
+		err := a.h.before("tune", t.Name)
+		if err == nil {
+			err = a.h.setting(ctx, t.Tunable)
+		}
+		k := r.find(t.Name)
+		if err == nil {
+			k.Done = true
+			continue
+		}
+		if errors.Is(err, errNotTaken) {
+			_ = a.h.writeSetting(t.Name, t.Form, t.now) // the first error says what is wrong
+		}
+		a.refused(r, t, err)
+		if len(k.Set) == 1 && !k.Done {
+			r.forget(t.Name) // it is what it was
+		}
+	}
+	// For those who look next: what differs from now on, somebody else has changed.
+	return a.h.writeRecord(r)
+}
+
+// setting makes one setting of the machine.
+func (h *Host) setting(ctx context.Context, t plan.Tunable) error {
+	uuid, setting, ok := t.GPU()
+	if !ok {
+		return h.writeSetting(t.Name, t.Form, t.Value)
+	}
+	s := probe.Setting{GPU: uuid, Name: setting, Value: t.Value}
+	if h.SetGPU != nil {
+		return h.SetGPU(ctx, s)
+	}
+	return probe.Set(ctx, probe.Options{}, s)
+}
+
+// refused remembers that a setting cannot be made, so that the kernel is not asked
+// at every look.
+func (a *applier) refused(r *record, t tuned, err error) {
+	f := refusal{place: place{Name: t.Name}, Value: t.Value, Session: t.session, Why: reason(err), Tries: 1}
+	if t.group != t.Name {
+		f.Group = t.group
+		switch {
+		case errors.Is(err, syscall.EIO): // the kernel manages this interrupt itself
+			f.Why, f.Tries = "", maxTries
+		case errors.Is(err, fs.ErrNotExist): // it was freed meanwhile
+			return
+		}
+	}
+	if f.Why != "" {
+		a.h.log().Warn("setting not made", "path", t.Name, "value", t.Value, "err", err)
+		a.result.Warnings = append(a.result.Warnings, t.Name+" is not set: "+f.Why)
+	}
+	i := slices.IndexFunc(r.Refused, func(old refusal) bool { return old.Name == t.Name })
+	if i < 0 {
+		r.Refused = append(r.Refused, f)
+		return
+	}
+	if old := r.Refused[i]; old.Value == f.Value && old.Session == f.Session {
+		f.Tries = max(f.Tries, old.Tries+1)
+	}
+	r.Refused[i] = f
+}
+
+// reason is an error without the path, which the subject names.
+func reason(err error) string {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return p.Err.Error()
+	}
+	return err.Error()
+}
+
+// untune puts settings back, and forgets them.
+func (a *applier) untune(ctx context.Context, c Change) error {
+	r := &a.s.tune.record
+	for _, t := range c.tuned {
+		switch t.fate {
+		case restored:
+			err := a.h.before("untune", t.Name)
+			if err == nil {
+				err = a.h.setting(ctx, t.Tunable)
+			}
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				a.h.log().Warn("setting not put back", "path", t.Name, "value", t.Value, "err", err)
+				a.result.Warnings = append(a.result.Warnings, t.Name+" is not put back to "+t.Value+": "+reason(err))
+			}
+		case theirs:
+			a.h.log().Warn("setting left as somebody else has made it", "path", t.Name, "value", t.now, "was", t.Value)
+		case asItWas, forgotten:
+		}
+		r.forget(t.Name)
+		r.Refused = slices.DeleteFunc(r.Refused, func(f refusal) bool { return f.Name == t.Name })
+		delete(r.Rounds, t.group)
+	}
+	if len(a.p.Tunables) == 0 && len(r.Settings) == 0 {
+		return wrap(a.h.remove(plan.TunablesPath, false), "delete "+plan.TunablesPath)
+	}
+	return a.h.writeRecord(r)
+}

@@ -1,0 +1,219 @@
+package reconcile
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// record is the content of plan.TunablesPath: what the settings were before
+// kbnode's, written before they change. A boot makes it void.
+type record struct {
+	WrittenBy string         `json:"written_by"`
+	Schema    int            `json:"schema"`
+	Boot      string         `json:"boot_id"`
+	Settings  []kept         `json:"settings"` // by name
+	Refused   []refusal      `json:"refused,omitempty"`
+	Rounds    map[string]int `json:"rounds,omitempty"` // how often somebody else changed it, by group
+}
+
+// kept is what a setting was.
+type kept struct {
+	place
+	Group   string    `json:"group,omitempty"` // "" is the name
+	Form    plan.Form `json:"form"`
+	Was     string    `json:"was"`
+	Set     []string  `json:"set"`            // what kbnode may have made it, the newest last
+	Done    bool      `json:"done,omitempty"` // and did
+	PCI     string    `json:"pci,omitempty"`
+	Slots   []int     `json:"slots,omitempty"`
+	Session string    `json:"session,omitempty"`
+}
+
+// refusal is a setting that cannot be made.
+type refusal struct {
+	place
+	Group   string `json:"group,omitempty"`
+	Value   string `json:"value"`
+	Why     string `json:"why,omitempty"` // "" is as it should be
+	Tries   int    `json:"tries"`
+	Session string `json:"session,omitempty"`
+}
+
+// place is the name of a setting; in the file also of many, with * for each of
+// Numbers: a machine has hundreds of interrupts.
+type place struct {
+	Name    string `json:"name"`
+	Numbers []int  `json:"numbers,omitempty"`
+}
+
+func placeOfKept(k *kept) *place       { return &k.place }
+func placeOfRefusal(f *refusal) *place { return &f.place }
+
+// collapse puts those together of which only the number differs.
+func collapse[T any](list []T, at func(*T) *place) []T {
+	out := []T{}
+	seen := map[string]int{}
+	for _, v := range list {
+		name, n := cutNumber(at(&v).Name)
+		at(&v).Name = name
+		text, err := json.Marshal(v)
+		if err != nil {
+			panic(err) // numbers and texts only
+		}
+		i, ok := seen[string(text)]
+		if !ok {
+			i = len(out)
+			seen[string(text)] = i
+			out = append(out, v)
+		}
+		if n >= 0 {
+			at(&out[i]).Numbers = append(at(&out[i]).Numbers, n)
+		}
+	}
+	return out
+}
+
+// expand is the reverse of collapse, by name.
+func expand[T any](list []T, at func(*T) *place) []T {
+	var out []T
+	for _, v := range list {
+		p := *at(&v)
+		if p.Numbers == nil {
+			out = append(out, v)
+		}
+		for _, n := range p.Numbers {
+			*at(&v) = place{Name: strings.Replace(p.Name, "*", strconv.Itoa(n), 1)}
+			out = append(out, v)
+		}
+	}
+	slices.SortFunc(out, func(a, b T) int { return strings.Compare(at(&a).Name, at(&b).Name) })
+	return out
+}
+
+// cutNumber puts * for the number that a part of a path is or ends in; n is -1
+// where there is none.
+func cutNumber(name string) (pattern string, n int) {
+	parts := strings.Split(name, "/")
+	for i, p := range parts {
+		q := strings.TrimRight(p, "0123456789")
+		n, err := strconv.Atoi(p[len(q):])
+		if err == nil && strconv.Itoa(n) == p[len(q):] && !strings.ContainsAny(p, ":-*") {
+			parts[i] = q + "*"
+			return strings.Join(parts, "/"), n
+		}
+	}
+	return name, -1
+}
+
+func parseRecord(text []byte) (record, error) {
+	var r record
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, err
+	}
+	if r.Schema != plan.Schema {
+		return r, errors.New("another version of kbnode wrote it")
+	}
+	r.Settings, r.Refused = expand(r.Settings, placeOfKept), expand(r.Refused, placeOfRefusal)
+	for _, k := range r.Settings {
+		if len(k.Set) == 0 {
+			return r, errors.New("it does not say what was set")
+		}
+	}
+	return r, nil
+}
+
+func (r *record) find(name string) *kept {
+	i, ok := slices.BinarySearchFunc(r.Settings, name, func(k kept, name string) int { return strings.Compare(k.Name, name) })
+	if !ok {
+		return nil
+	}
+	return &r.Settings[i]
+}
+
+// gaveUp says that a setting is not tried any more.
+func (r *record) gaveUp(t tuned) bool {
+	return r.Rounds[t.group] >= maxRounds || slices.ContainsFunc(r.Refused, func(f refusal) bool {
+		return f.Name == t.Name && f.Value == t.Value && f.Session == t.session && f.Tries >= maxTries
+	})
+}
+
+// warnings are what a person should know of settings that are not made.
+func (r *record) warnings() []string {
+	count := map[string]int{}
+	for _, f := range r.Refused {
+		if f.Tries >= maxTries && f.Why != "" {
+			name := f.Name
+			if f.Group != "" {
+				name = f.Group
+			}
+			count[name+" is not set: "+f.Why]++
+		}
+	}
+	for group, n := range r.Rounds {
+		if n >= maxRounds {
+			count[fmt.Sprintf("%s is left alone: another program changed it %d times", group, n)]++
+		}
+	}
+	var list []string
+	for _, text := range slices.Sorted(maps.Keys(count)) {
+		if n := count[text]; n > 1 {
+			text += fmt.Sprintf(" (%d times)", n)
+		}
+		list = append(list, text)
+	}
+	return list
+}
+
+func (k kept) group() string {
+	if k.Group != "" {
+		return k.Group
+	}
+	return k.Name
+}
+
+// begin records a setting that is about to change. It says whether somebody else
+// has changed it since kbnode did.
+func (r *record) begin(t tuned) (again bool) {
+	i, ok := slices.BinarySearchFunc(r.Settings, t.Name, func(k kept, name string) int { return strings.Compare(k.Name, name) })
+	if ok && r.Settings[i].Session == t.session {
+		k := &r.Settings[i]
+		last := k.Set[len(k.Set)-1]
+		again = k.Done && last == t.Value
+		if last != t.Value {
+			k.Set, k.Done = []string{last, t.Value}, false
+		}
+		return again
+	}
+	k := kept{place: place{Name: t.Name}, Form: t.Form, Was: t.now, Set: []string{t.Value}, PCI: t.PCI, Slots: t.Slots, Session: t.session}
+	if t.group != t.Name {
+		k.Group = t.group
+	}
+	if ok {
+		r.Settings[i] = k
+	} else {
+		r.Settings = slices.Insert(r.Settings, i, k)
+	}
+	return false
+}
+
+func (r *record) forget(name string) {
+	r.Settings = slices.DeleteFunc(r.Settings, func(k kept) bool { return k.Name == name })
+}
+
+// writeRecord writes the record: short, since each look reads it.
+func (h *Host) writeRecord(r *record) error {
+	short := *r
+	short.Settings, short.Refused = collapse(r.Settings, placeOfKept), collapse(r.Refused, placeOfRefusal)
+	text, err := json.Marshal(short)
+	if err == nil {
+		err = h.write(plan.TunablesPath, 0o644, owner{0, 0}, strings.NewReader(string(text)+"\n"), nil)
+	}
+	return wrap(err, "write "+plan.TunablesPath)
+}

@@ -1,0 +1,481 @@
+package reconcile_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+const (
+	bootID   = "/proc/sys/kernel/random/boot_id"
+	newIRQs  = "/proc/irq/default_smp_affinity"
+	irq24    = "/proc/irq/24/smp_affinity_list"
+	irq25    = "/proc/irq/25/smp_affinity_list"
+	pages    = "/sys/kernel/mm/transparent_hugepage/enabled"
+	governor = "/sys/devices/system/cpu/cpufreq/policy2/scaling_governor"
+	gpu0     = "GPU-00000000-0000-4000-8000-000000000000"
+	gpu0PCI  = "0000:1a:00.0"
+)
+
+// asFound are settings of a machine that no kbnode has seen.
+var asFound = map[string]string{
+	newIRQs: "ffffffff,ffffffff,ffffffff,ffffffff", irq24: "0-127", irq25: "64-127", pages: "always", governor: "powersave",
+}
+
+// asPlanned are they when kbnode has set them.
+var asPlanned = map[string]string{newIRQs: "3", irq24: "0-1", irq25: "0-1", pages: "madvise", governor: "performance"}
+
+// tuned is the plan of one slot with settings.
+func tuned(t testing.TB, n int) *plan.Plan {
+	t.Helper()
+	p := slots(n).plan(t)
+	p.Tunables = []plan.Tunable{
+		{Name: newIRQs, Value: "3", Form: plan.Mask},
+		{Name: "/proc/irq/*/smp_affinity_list", Value: "0-1", Form: plan.List},
+		{Name: pages, Value: "madvise", Form: plan.Choice},
+		{Name: governor, Value: "performance", Form: plan.Word},
+		{Name: "/proc/sys/kernel/numa_balancing", Value: "0", Form: plan.Word}, // this kernel has none
+	}
+	return p
+}
+
+func newTunedMachine(t testing.TB) *machine {
+	t.Helper()
+	m := newMachine(t)
+	m.write(bootID, "boot-1\n")
+	m.write("/proc/irq/24/node", "0\n")
+	for name, value := range asFound {
+		m.write(name, value+"\n")
+	}
+	m.write(pages, "[always] madvise never\n")
+	return m
+}
+
+func (m *machine) settings() map[string]string {
+	m.t.Helper()
+	out := map[string]string{}
+	for name := range asFound {
+		out[name] = m.read(name)
+	}
+	if _, chosen, ok := strings.Cut(out[pages], "["); ok {
+		out[pages], _, _ = strings.Cut(chosen, "]")
+	}
+	return out
+}
+
+func TestTuneAndUntune(t *testing.T) {
+	t.Parallel()
+	m := newTunedMachine(t)
+	p := tuned(t, 1)
+	_, changes := m.diff(p)
+	i := slices.IndexFunc(changes, func(c reconcile.Change) bool { return c.Kind == reconcile.Tune })
+	want := `/proc/irq/default_smp_affinity: 0-127 -> 0-1
+/proc/irq/*/smp_affinity_list: 0-127 -> 0-1
+/proc/irq/*/smp_affinity_list: 64-127 -> 0-1
+/sys/kernel/mm/transparent_hugepage/enabled: always -> madvise
+/sys/devices/system/cpu/cpufreq/policy*/scaling_governor: powersave -> performance
+`
+	equal(t, "change", want, changes[i].Diff)
+	equal(t, "why", "tune settings of the machine (5 differ)", changes[i].String())
+	m.apply(p)
+	equal(t, "settings", asPlanned, m.settings())
+	equal(t, "record", `{"written_by":"kbnode","schema":1,"boot_id":"boot-1","settings":[`+
+		`{"name":"/proc/irq/*/smp_affinity_list","numbers":[24],"group":"/proc/irq/*/smp_affinity_list","form":"list","was":"0-127","set":["0-1"],"done":true},`+
+		`{"name":"/proc/irq/*/smp_affinity_list","numbers":[25],"group":"/proc/irq/*/smp_affinity_list","form":"list","was":"64-127","set":["0-1"],"done":true},`+
+		`{"name":"/proc/irq/default_smp_affinity","form":"mask","was":"ffffffff,ffffffff,ffffffff,ffffffff","set":["3"],"done":true},`+
+		`{"name":"/sys/devices/system/cpu/cpufreq/policy*/scaling_governor","numbers":[2],"form":"word","was":"powersave","set":["performance"],"done":true},`+
+		`{"name":"/sys/kernel/mm/transparent_hugepage/enabled","form":"choice","was":"always","set":["madvise"],"done":true}]}`, m.read(plan.TunablesPath))
+
+	// Nothing is left to do, and nothing is written.
+	before := m.tree()
+	if _, changes := m.diff(p); len(changes) > 0 {
+		t.Errorf("changes are left: %v", changes)
+	}
+	m.apply(p)
+	equal(t, "tree", before, m.tree())
+
+	// An interrupt that is requested later is a difference.
+	m.write("/proc/irq/26/smp_affinity_list", "0-127\n")
+	r, words := m.apply(p)
+	equal(t, "later", []string{"tune settings of the machine (/proc/irq/*/smp_affinity_list: 0-127 -> 0-1)"}, []string{r.Applied[0].String()})
+	equal(t, "words", nil, words)
+
+	r, _ = m.apply(slots(1).plan(t)) // disabled
+	equal(t, "applied", []string{"untune settings of the machine"}, brief(r.Applied))
+	equal(t, "settings", asFound, m.settings())
+	equal(t, "later interrupt", "0-127", m.read("/proc/irq/26/smp_affinity_list"))
+	if m.exists(plan.TunablesPath) {
+		t.Error("the record is left")
+	}
+}
+
+func TestUninstallPutsSettingsBack(t *testing.T) {
+	t.Parallel()
+	for _, now := range []bool{false, true} {
+		m := newTunedMachine(t)
+		m.apply(tuned(t, 1))
+		m.write(irq25, "7\n") // somebody else's now
+		m.run(0)
+		m.h.Now = now
+		want := maps.Clone(asFound)
+		want[irq25] = "7"
+		m.h.Sleep = func(context.Context, time.Duration) error {
+			equal(t, "while a job runs", "madvise", m.read(pages))
+			m.finish(0)
+			return nil
+		}
+		r, err := m.h.Uninstall(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "settings", want, m.settings())
+		i := slices.IndexFunc(r.Applied, func(c reconcile.Change) bool { return c.Kind == reconcile.Untune })
+		if why := r.Applied[i].Why; !strings.HasSuffix(why, "; left as somebody else has made it: /proc/irq/*/smp_affinity_list") {
+			t.Errorf("why is %q", why)
+		}
+		if m.exists("/var/lib/kbnode") {
+			t.Error("/var/lib/kbnode is left")
+		}
+	}
+}
+
+// Killed anywhere, the next run ends with the same settings, and putting back ends
+// with those that were found.
+func TestTuneInterrupted(t *testing.T) {
+	t.Parallel()
+	prepare := func() (*machine, *plan.Plan) {
+		m := newTunedMachine(t)
+
+		m.apply(slots(1).plan(t))
+		return m, tuned(t, 1)
+	}
+	whole, p := prepare()
+	steps := 0
+	whole.h.OnStep(func(string) error { steps++; return nil })
+	whole.apply(p)
+	if steps < 5+4 {
+		t.Fatalf("only %d steps to interrupt", steps)
+	}
+	for n := range steps {
+		for _, then := range []string{"on", "off", "off and killed"} {
+			m, p := prepare()
+			interrupt(t, m, p, "killed", n)
+			m.h.OnStep(nil)
+			if then == "on" {
+				m.apply(p)
+				equal(t, "settings", asPlanned, m.settings())
+			}
+			if then == "off and killed" && m.exists(plan.TunablesPath) {
+				killedAt(m, slots(1).plan(t), 1)
+			}
+			m.apply(slots(1).plan(t))
+			if diff := cmp.Diff(asFound, m.settings()); diff != "" {
+				t.Fatalf("killed at step %d, then %s (-want +got):\n%s", n, then, diff)
+			}
+			if m.exists(plan.TunablesPath) {
+				t.Fatalf("killed at step %d, then %s: the record is left", n, then)
+			}
+		}
+	}
+}
+
+// killedAt applies a plan and is killed at the n-th step, if there are as many.
+func killedAt(m *machine, p *plan.Plan, n int) {
+	step := 0
+	m.h.OnStep(func(string) error {
+		if step++; step > n {
+			panic("killed")
+		}
+		return nil
+	})
+	defer m.h.OnStep(nil)
+	defer func() { _ = recover() }()
+	m.apply(p)
+}
+
+// Another value is planned, and the run is killed before it is set: what kbnode
+// made before is not taken for somebody else's.
+func TestTuneInterruptedAtAnotherValue(t *testing.T) {
+	t.Parallel()
+	m := newTunedMachine(t)
+	m.apply(tuned(t, 1))
+	next := tuned(t, 1)
+	next.Tunables[1].Value = "0"
+	killedAt(m, next, 2) // after write and rename of the record
+	equal(t, "record", true, strings.Contains(m.read(plan.TunablesPath), `"0"`))
+	equal(t, "interrupt", "0-1", m.read(irq24))
+	m.apply(slots(1).plan(t))
+	equal(t, "interrupt", "0-127", m.read(irq24))
+}
+
+func TestFullDiskChangesNoSetting(t *testing.T) {
+	t.Parallel()
+	m := newTunedMachine(t)
+	m.apply(slots(1).plan(t))
+	m.h.OnStep(func(words string) error {
+		if words == "rename "+plan.TunablesPath {
+			return syscall.ENOSPC
+		}
+		return nil
+	})
+	if err := m.try(tuned(t, 1)); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "write "+plan.TunablesPath) {
+		t.Errorf("error is %v", err)
+	}
+	equal(t, "settings", asFound, m.settings())
+}
+
+// The originals of another boot are none: the machine has begun anew.
+func TestTuneAfterReboot(t *testing.T) {
+	t.Parallel()
+	m := newTunedMachine(t)
+	m.apply(tuned(t, 1))
+	m.write(bootID, "boot-2\n")
+	for name, value := range asFound {
+		m.write(name, value+"\n")
+	}
+	m.write(governor, "ondemand\n")
+	r, _ := m.apply(tuned(t, 1))
+	equal(t, "applied", []string{"tune settings of the machine"}, brief(r.Applied))
+	m.apply(slots(1).plan(t))
+	equal(t, "governor", "ondemand", m.read(governor))
+
+	// Disabled while the machine was off, there is nothing to put back.
+	m.apply(tuned(t, 1))
+	m.write(bootID, "boot-3\n")
+	r, _ = m.apply(slots(1).plan(t))
+	equal(t, "applied", []string{"untune settings of the machine (none is changed any more)"}, []string{r.Applied[0].String()})
+	equal(t, "governor", "performance", m.read(governor))
+	if _, changes := m.diff(slots(1).plan(t)); len(changes) > 0 || m.exists(plan.TunablesPath) {
+		t.Errorf("left: %v", changes)
+	}
+}
+
+// What cannot be set is a warning for that setting, and not tried for ever. An
+// interrupt that the kernel manages is not even that.
+func TestSettingsThatCannotBeMade(t *testing.T) {
+	t.Parallel()
+	m := newTunedMachine(t)
+	p := tuned(t, 1)
+	m.apply(slots(1).plan(t))
+	m.h.OnStep(func(words string) error {
+		switch words {
+		case "tune " + irq25:
+			return &os.PathError{Op: "write", Path: irq25, Err: syscall.EIO}
+		case "tune " + governor:
+			return &os.PathError{Op: "open", Path: governor, Err: syscall.EROFS}
+		}
+		return nil
+	})
+	warning := governor + " is not set: read-only file system"
+	for try := range 3 {
+		r, _ := m.apply(p)
+		equal(t, "applied", []string{"tune settings of the machine"}, brief(r.Applied))
+		equal(t, "warnings", []string{warning}, r.Warnings)
+		if want := []string{"5 differ", governorLine, governorLine}[try]; try == 0 && r.Applied[0].Why != "5 differ" || try > 0 && r.Applied[0].Why != want {
+			t.Errorf("try %d: %s", try, r.Applied[0])
+		}
+	}
+	s, changes := m.diff(p)
+	equal(t, "changes", nil, changes)
+	equal(t, "warnings", []string{warning}, s.Warnings)
+	want := maps.Clone(asPlanned)
+	want[irq25], want[governor] = "64-127", "powersave"
+	equal(t, "settings", want, m.settings())
+
+	// Another value is another matter, and so is another boot.
+	p.Tunables[3].Value = "schedutil"
+	if _, changes := m.diff(p); len(changes) != 1 {
+		t.Errorf("with another value: %v", changes)
+	}
+	m.write(bootID, "boot-2\n")
+	if _, changes := m.diff(tuned(t, 1)); len(changes) != 1 || changes[0].Why != "/proc/irq/*/smp_affinity_list: 64-127 -> 0-1; "+governorLine {
+		t.Errorf("after a boot: %v", changes)
+	}
+	m.write(bootID, "boot-1\n")
+	m.h.OnStep(nil)
+	m.apply(slots(1).plan(t))
+	equal(t, "settings", asFound, m.settings())
+}
+
+const governorLine = "/sys/devices/system/cpu/cpufreq/policy*/scaling_governor: powersave -> performance"
+
+// Where another program changes what kbnode set, kbnode gives way in the end.
+func TestTuneGivesWay(t *testing.T) {
+	t.Parallel()
+	m := newTunedMachine(t)
+	p := tuned(t, 1)
+	m.apply(p)
+	for n := range 20 {
+		m.write(irq24, "0-127\n")
+		m.write(irq25, "5\n")
+		if r, _ := m.apply(p); len(r.Applied) != 1 {
+			t.Fatalf("round %d: %v", n, r.Applied)
+		}
+	}
+	m.write(irq24, "5\n")
+	m.write(pages, "always\n")
+	s, _ := m.diff(p)
+	equal(t, "warnings", []string{"/proc/irq/*/smp_affinity_list is left alone: another program changed it 20 times"}, s.Warnings)
+	r, _ := m.apply(p)
+	equal(t, "applied", "tune settings of the machine (/sys/kernel/mm/transparent_hugepage/enabled: always -> madvise)", r.Applied[0].String())
+	equal(t, "interrupt", "5", m.read(irq24))
+	m.apply(slots(1).plan(t))
+	equal(t, "interrupt of somebody else", "5", m.read(irq24))
+	equal(t, "interrupt", "64-127", m.read(irq25))
+}
+
+func TestUnreadableRecord(t *testing.T) {
+	t.Parallel()
+	m := newTunedMachine(t)
+	m.apply(slots(1).plan(t))
+	for text, want := range map[string]string{
+		"{": "unexpected end of JSON input", `{"schema": 2}`: "another version of kbnode wrote it",
+		`{"schema": 1, "settings": [{"name": "/proc/a"}]}`: "it does not say what was set",
+	} {
+		m.write(plan.TunablesPath, text)
+		s, changes := m.diff(tuned(t, 1))
+		equal(t, "changes", nil, changes)
+		equal(t, "warnings", []string{"settings of the machine are left alone: " + plan.TunablesPath + " cannot be read (" + want + "); delete it to begin anew"}, s.Warnings)
+	}
+}
+
+// gpus is a driver that keeps settings.
+type gpus struct {
+	m    *machine
+	mode string // persistence
+	set  []string
+	err  error
+}
+
+func (g *gpus) read() {
+	g.m.h.GPUs = []inventory.GPU{{UUID: gpu0, PCI: gpu0PCI, PersistenceMode: g.mode}}
+	g.m.h.SetGPU = func(_ context.Context, s probe.Setting) error {
+		g.set = append(g.set, s.Name+"="+s.Value)
+		if s.Name == plan.Persistence && g.err == nil {
+			g.mode = s.Value
+		}
+		return g.err
+	}
+}
+
+// load is the driver taking the GPU.
+func (g *gpus) load() {
+	g.m.t.Helper()
+	link := filepath.Join(g.m.h.Root, "/sys/bus/pci/devices", gpu0PCI, "driver")
+	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
+		g.m.t.Fatal(err)
+	}
+	// The old one is away only when the new one is there: it has another inode.
+	if err := os.Symlink("../nvidia", link+".new"); err != nil {
+		g.m.t.Fatal(err)
+	}
+	if err := os.Rename(link+".new", link); err != nil {
+		g.m.t.Fatal(err)
+	}
+	g.mode = "off"
+}
+
+func clocked(t testing.TB, clocks string) *plan.Plan {
+	t.Helper()
+	p := slots(1).plan(t)
+	p.Tunables = []plan.Tunable{{Name: plan.GPUTunable(gpu0, plan.Persistence), Value: "on", Form: plan.Word, PCI: gpu0PCI}}
+	if clocks != "" {
+		p.Tunables = append(p.Tunables, plan.Tunable{Name: plan.GPUTunable(gpu0, plan.Clocks), Value: clocks, Form: plan.Word, PCI: gpu0PCI, Slots: []int{0}})
+	}
+	return p
+}
+
+func TestSettingsOfGPUs(t *testing.T) {
+	t.Parallel()
+	m := newTunedMachine(t)
+	g := &gpus{m: m}
+	g.load()
+	g.read()
+	expect := func(what string, p *plan.Plan, want ...string) {
+		t.Helper()
+		g.set = nil
+		g.read()
+		m.apply(p)
+		equal(t, what, want, g.set)
+		g.set = nil
+		m.h.GPUs = nil // a look, which reads no GPUs
+		if _, changes := m.diff(p); len(changes) > 0 {
+			t.Errorf("%s: a look finds %v", what, changes)
+		}
+	}
+	expect("first", clocked(t, "1410"), "persistence=on", "clocks=1410")
+	expect("again", clocked(t, "1410"))
+	g.mode = "off"
+	expect("somebody switched it off", clocked(t, "1410"), "persistence=on")
+	g.load()
+	expect("the driver was loaded again", clocked(t, "1410"), "persistence=on", "clocks=1410")
+	expect("another clock", clocked(t, "base"), "clocks=base")
+	expect("clocks as they are", clocked(t, ""), "clocks=default")
+	expect("locked again", clocked(t, "base"), "clocks=base")
+	expect("disabled", slots(1).plan(t), "clocks=default", "persistence=off")
+	if m.exists(plan.TunablesPath) {
+		t.Error("the record is left")
+	}
+	g.mode = "on"
+	expect("on already", clocked(t, ""))
+	expect("it was on before", slots(1).plan(t))
+
+	// A GPU that does not answer keeps nothing else from being done, and a slot's
+	// agent from nothing.
+	g.mode, g.err = "off", errors.New("GPU is lost")
+	g.read()
+	p := clocked(t, "base")
+	if err := m.sd.Fail(plan.AgentUnit(0)); err != nil {
+		t.Fatal(err)
+	}
+	r, words := m.apply(p)
+	equal(t, "warnings", []string{"nvml/" + gpu0 + "/persistence is not set: GPU is lost", "nvml/" + gpu0 + "/clocks is not set: GPU is lost"}, r.Warnings)
+	equal(t, "words", []string{"start " + plan.AgentUnit(0)}, words)
+}
+
+func TestClocksWaitForTheJob(t *testing.T) {
+	t.Parallel()
+	for _, now := range []bool{false, true} {
+		m := newTunedMachine(t)
+		g := &gpus{m: m}
+		g.load()
+		m.apply(slots(1).plan(t))
+		m.run(0)
+		m.h.Now = now
+		p := clocked(t, "1410")
+		p.Tunables = append(p.Tunables, tuned(t, 1).Tunables...)
+		g.read()
+		r, words := m.apply(p)
+		equal(t, "set while the job runs", []string{"persistence=on"}, g.set)
+		equal(t, "interrupt", "0-1", m.read(irq24))
+		waits := "tune clocks of gpu0 (nvml/*/clocks: default -> 1410), waits for job job-gpu0 of slot gpu0"
+		if now {
+			equal(t, "words", nil, words)
+		} else {
+			equal(t, "words", []string{"drain " + plan.AgentUnit(0)}, words)
+		}
+		if !slices.ContainsFunc(r.Deferred, func(c reconcile.Change) bool { return c.String() == waits }) {
+			t.Errorf("deferred: %v", r.Deferred)
+		}
+		m.finish(0)
+		g.set = nil
+		g.read()
+		m.apply(p)
+		equal(t, "set", []string{"clocks=1410"}, g.set)
+		equal(t, "jobs killed", nil, m.sd.Killed())
+	}
+}
