@@ -119,6 +119,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	} else if err != nil {
 		s.warn("%v; going on, the agents will keep trying", err)
 	}
+	host.GPUs = m.inv.GPUs
 	state, err := host.Observe(ctx, m.plan)
 	if err != nil {
 		return err

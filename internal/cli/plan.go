@@ -94,7 +94,7 @@ func makePlan(ctx context.Context, s Streams, root string, w *wishes) (*plan.Pla
 	if err := m.think(); err != nil {
 		return nil, nil, err
 	}
-	host := &reconcile.Host{Root: m.root, Users: reconcile.SystemUsers{Root: m.root}}
+	host := &reconcile.Host{Root: m.root, Users: reconcile.SystemUsers{Root: m.root}, GPUs: m.inv.GPUs}
 	if m.live() {
 		conn, err := reconcile.Connect(ctx)
 		if err == nil {
@@ -151,7 +151,7 @@ func printChange(w io.Writer, c reconcile.Change) {
 	}
 	printf(w, "%s %-9s %s%s%s\n", paint(w, m.c, m.sign), c.Kind, c.Subject, suffix(": ", c.Why), suffix("; ", c.Deferred))
 	// A new file's content is the plan itself; what changes is worth reading.
-	if c.Kind == reconcile.Update || c.Kind == reconcile.Adopt {
+	if c.Kind == reconcile.Update || c.Kind == reconcile.Adopt || c.Kind == reconcile.Tune || c.Kind == reconcile.Untune {
 		for line := range strings.Lines(c.Diff) {
 			printf(w, "    %s\n", strings.TrimRight(line, "\n"))
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -40,6 +41,7 @@ func reconcileOnce(ctx context.Context, s Streams) error {
 	if err != nil {
 		return err
 	}
+	host.GPUs = m.inv.GPUs
 	result, err := converge(ctx, host, m.plan)
 	if err != nil {
 		return err
@@ -88,6 +90,9 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 		return err
 	}
 	defer release()
+	if gpus, err := health.ReadGPUs(ctx, "/"); err == nil {
+		host.GPUs = gpus.List // whose settings are put back
+	}
 	if dryRun {
 		nothing := &plan.Plan{}
 		state, err := host.Observe(ctx, nothing)
