@@ -132,7 +132,9 @@ func upgrade(ctx context.Context, s Streams, f upgradeFlags) error {
 		return err
 	case len(busy) > 0:
 		printf(s.Out, "Later: %s %s the new agent when %s done; kbnode status and kbnode events tell.\n", slotNames(busy), plural(len(busy), "has", "have"), plural(len(busy), "its job is", "their jobs are"))
-	case before.Version == to && before.Roll == nil:
+	case before.Version == to && before.Roll != nil:
+		printf(s.Out, "Taken back: slots run %s again, those with a job when it is done.\n", u.Name(to))
+	case before.Version == to:
 		printf(s.Out, "Nothing to change: slots run %s.\n", u.Name(to))
 	default:
 		printf(s.Out, "All slots run %s.\n", u.Name(to))

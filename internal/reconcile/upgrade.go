@@ -169,6 +169,10 @@ func pending(p *plan.Plan, s *State, of []int) bool {
 // to wait; busy are those that the wait is for, where it is for jobs only.
 func (u *Upgrade) step(ctx context.Context, s *State) (next *plan.Agents, busy []plan.Slot, err error) {
 	roll, known := *u.agents.Roll, len(u.agents.Roll.Registered)
+	changes := Diff(u.plan, s)
+	waits := func(k int) bool { // for a job, its own or a neighbour's
+		return slices.ContainsFunc(changes, func(c Change) bool { return c.Deferred != "" && isAgent(c.Subject, k) })
+	}
 	var starting, free, doubtful, full []plan.Slot
 	for _, sl := range u.plan.Slots {
 		ss := s.slot(sl.Index)
@@ -189,10 +193,10 @@ func (u *Upgrade) step(ctx context.Context, s *State) (next *plan.Agents, busy [
 			u.note(sl.Index, "%s runs %s, which has registered", sl.Name, u.Name(roll.To))
 			u.say(sl.Index, "registered with "+u.Name(roll.To))
 			roll.Registered = append(slices.Clone(roll.Registered), sl.Index)
-		case ss.Agent.Stopping() || ss.Busy() != "" && !u.current(ss):
+		case ss.Agent.Stopping() || waits(sl.Index):
 			busy = append(busy, sl)
 			delete(u.since, sl.Index)
-			u.say(sl.Index, "finishes its job first")
+			u.say(sl.Index, "changes when its job is done")
 		default:
 			starting = append(starting, sl)
 		}

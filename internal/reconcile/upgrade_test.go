@@ -368,6 +368,14 @@ func TestUpgradeLeavesDrainedSlotsOut(t *testing.T) {
 	f.drain[0] = false
 	f.apply(f.plan())
 	equal(t, "agents after resume", all(3, newAgent), f.running())
+	if _, err := f.h.Uninstall(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	for name := range f.tree() {
+		if strings.Contains(name, "agents") {
+			t.Errorf("uninstall leaves %s", name)
+		}
+	}
 }
 
 // A drained slot that finishes a job still runs the release before: it is kept
