@@ -125,6 +125,7 @@ func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
 		return nodeStatus{}, err
 	}
 	defer closeHost()
+	host.GPUs = m.inv.GPUs
 	state, err := host.Observe(ctx, m.plan)
 	if err != nil {
 		return nodeStatus{}, err

@@ -21,7 +21,7 @@ import (
 
 const (
 	bootIDPath = "/proc/sys/kernel/random/boot_id"
-	// maxTries is how often a setting is tried that the kernel refuses, per boot.
+	// maxTries is how often a setting is tried that may be possible later, per boot.
 	maxTries = 3
 	// maxRounds is how often settings of one sort that somebody else changes are
 	// set again, per boot. Two programs that undo each other disturb every job.

@@ -67,11 +67,14 @@ func (h *Host) setting(ctx context.Context, t plan.Tunable) error {
 // at every look.
 func (a *applier) refused(r *record, t tuned, err error) {
 	f := refusal{place: place{Name: t.Name}, Value: t.Value, Session: t.session, Why: reason(err), Tries: 1}
+	if _, _, gpu := t.GPU(); !gpu && !passing(err) {
+		f.Tries = maxTries
+	}
 	if t.group != t.Name {
 		f.Group = t.group
 		switch {
-		case errors.Is(err, syscall.EIO): // the kernel manages this interrupt itself
-			f.Why, f.Tries = "", maxTries
+		case errors.Is(err, syscall.EIO), errors.Is(err, syscall.EPERM):
+			f.Why = "" // the kernel manages this interrupt itself; since 6.11 it says EPERM
 		case errors.Is(err, fs.ErrNotExist): // it was freed meanwhile
 			return
 		}
@@ -89,6 +92,12 @@ func (a *applier) refused(r *record, t tuned, err error) {
 		f.Tries = max(f.Tries, old.Tries+1)
 	}
 	r.Refused[i] = f
+}
+
+// passing says that the kernel may take a value later: an interrupt finds no room
+// on the CPUs, or moves at the moment.
+func passing(err error) bool {
+	return errors.Is(err, syscall.EBUSY) || errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.ENOSPC)
 }
 
 // reason is an error without the path, which the subject names.

@@ -46,7 +46,7 @@ func (d *differ) tuneAll(phase phase, kind Kind, list []tuned) {
 		case len(lines) > 0 && len(lines) <= 2:
 			c.Why = strings.Join(lines, "; ")
 		case len(lines) > 0:
-			c.Why = strconv.Itoa(len(c.tuned)) + " differ"
+			c.Why = strconv.Itoa(len(c.tuned)) + " of them"
 		}
 		if len(lines) > 0 {
 			c.Diff = strings.Join(lines, "\n") + "\n"

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -122,6 +123,10 @@ func parseRecord(text []byte) (record, error) {
 	}
 	r.Settings, r.Refused = expand(r.Settings, placeOfKept), expand(r.Refused, placeOfRefusal)
 	for _, k := range r.Settings {
+		_, _, gpu := plan.Tunable{Name: k.Name}.GPU()
+		if file := strings.HasPrefix(k.Name, "/proc/") || strings.HasPrefix(k.Name, "/sys/"); !gpu && !file || path.Clean(k.Name) != k.Name {
+			return r, fmt.Errorf("%.100q is no setting", k.Name)
+		}
 		if len(k.Set) == 0 {
 			return r, errors.New("it does not say what was set")
 		}

@@ -90,7 +90,7 @@ func TestTuneAndUntune(t *testing.T) {
 /sys/devices/system/cpu/cpufreq/policy*/scaling_governor: powersave -> performance
 `
 	equal(t, "change", want, changes[i].Diff)
-	equal(t, "why", "tune settings of the machine (5 differ)", changes[i].String())
+	equal(t, "why", "tune settings of the machine (5 of them)", changes[i].String())
 	m.apply(p)
 	equal(t, "settings", asPlanned, m.settings())
 	equal(t, "record", `{"written_by":"kbnode","schema":1,"boot_id":"boot-1","settings":[`+
@@ -268,47 +268,57 @@ func TestTuneAfterReboot(t *testing.T) {
 // interrupt that the kernel manages is not even that.
 func TestSettingsThatCannotBeMade(t *testing.T) {
 	t.Parallel()
-	m := newTunedMachine(t)
-	p := tuned(t, 1)
-	m.apply(slots(1).plan(t))
-	m.h.OnStep(func(words string) error {
-		switch words {
-		case "tune " + irq25:
-			return &os.PathError{Op: "write", Path: irq25, Err: syscall.EIO}
-		case "tune " + governor:
-			return &os.PathError{Op: "open", Path: governor, Err: syscall.EROFS}
-		}
-		return nil
-	})
-	warning := governor + " is not set: read-only file system"
-	for try := range 3 {
-		r, _ := m.apply(p)
-		equal(t, "applied", []string{"tune settings of the machine"}, brief(r.Applied))
-		equal(t, "warnings", []string{warning}, r.Warnings)
-		if want := []string{"5 differ", governorLine, governorLine}[try]; try == 0 && r.Applied[0].Why != "5 differ" || try > 0 && r.Applied[0].Why != want {
-			t.Errorf("try %d: %s", try, r.Applied[0])
-		}
-	}
-	s, changes := m.diff(p)
-	equal(t, "changes", nil, changes)
-	equal(t, "warnings", []string{warning}, s.Warnings)
-	want := maps.Clone(asPlanned)
-	want[irq25], want[governor] = "64-127", "powersave"
-	equal(t, "settings", want, m.settings())
+	for _, tt := range []struct {
+		err     syscall.Errno
+		tries   int
+		managed syscall.Errno // by the kernel's version
+	}{{syscall.EROFS, 1, syscall.EIO}, {syscall.EPERM, 1, syscall.EPERM}, {syscall.EBUSY, 3, syscall.EIO}} {
+		t.Run(tt.err.Error(), func(t *testing.T) {
+			t.Parallel()
+			warning := governor + " is not set: " + tt.err.Error()
+			m := newTunedMachine(t)
+			p := tuned(t, 1)
+			m.apply(slots(1).plan(t))
+			m.h.OnStep(func(words string) error {
+				switch words {
+				case "tune " + irq25:
+					return &os.PathError{Op: "write", Path: irq25, Err: tt.managed}
+				case "tune " + governor:
+					return &os.PathError{Op: "open", Path: governor, Err: tt.err}
+				}
+				return nil
+			})
+			for try := range tt.tries {
+				r, _ := m.apply(p)
+				equal(t, "warnings", []string{warning}, r.Warnings)
+				want := "tune settings of the machine (" + governorLine + ")"
+				if try == 0 {
+					want = "tune settings of the machine (5 of them)"
+				}
+				equal(t, "applied", want, r.Applied[0].String())
+			}
+			s, changes := m.diff(p)
+			equal(t, "changes", nil, changes)
+			equal(t, "warnings", []string{warning}, s.Warnings)
+			want := maps.Clone(asPlanned)
+			want[irq25], want[governor] = "64-127", "powersave"
+			equal(t, "settings", want, m.settings())
 
-	// Another value is another matter, and so is another boot.
-	p.Tunables[3].Value = "schedutil"
-	if _, changes := m.diff(p); len(changes) != 1 {
-		t.Errorf("with another value: %v", changes)
+			// Another value is another matter, and so is another boot.
+			p.Tunables[3].Value = "schedutil"
+			if _, changes := m.diff(p); len(changes) != 1 {
+				t.Errorf("with another value: %v", changes)
+			}
+			m.write(bootID, "boot-2\n")
+			if _, changes := m.diff(tuned(t, 1)); len(changes) != 1 || changes[0].Why != "/proc/irq/*/smp_affinity_list: 64-127 -> 0-1; "+governorLine {
+				t.Errorf("after a boot: %v", changes)
+			}
+			m.write(bootID, "boot-1\n")
+			m.h.OnStep(nil)
+			m.apply(slots(1).plan(t))
+			equal(t, "settings", asFound, m.settings())
+		})
 	}
-	m.write(bootID, "boot-2\n")
-	if _, changes := m.diff(tuned(t, 1)); len(changes) != 1 || changes[0].Why != "/proc/irq/*/smp_affinity_list: 64-127 -> 0-1; "+governorLine {
-		t.Errorf("after a boot: %v", changes)
-	}
-	m.write(bootID, "boot-1\n")
-	m.h.OnStep(nil)
-	m.apply(slots(1).plan(t))
-	equal(t, "settings", asFound, m.settings())
 }
 
 const governorLine = "/sys/devices/system/cpu/cpufreq/policy*/scaling_governor: powersave -> performance"
@@ -344,7 +354,9 @@ func TestUnreadableRecord(t *testing.T) {
 	m.apply(slots(1).plan(t))
 	for text, want := range map[string]string{
 		"{": "unexpected end of JSON input", `{"schema": 2}`: "another version of kbnode wrote it",
-		`{"schema": 1, "settings": [{"name": "/proc/a"}]}`: "it does not say what was set",
+		`{"schema": 1, "settings": [{"name": "/proc/a"}]}`:                           "it does not say what was set",
+		`{"schema": 1, "settings": [{"name": "/etc/shadow", "set": ["a"]}]}`:         `"/etc/shadow" is no setting`,
+		`{"schema": 1, "settings": [{"name": "/proc/../etc/shadow", "set": ["a"]}]}`: `"/proc/../etc/shadow" is no setting`,
 	} {
 		m.write(plan.TunablesPath, text)
 		s, changes := m.diff(tuned(t, 1))
