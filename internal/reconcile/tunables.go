@@ -123,7 +123,7 @@ func (o *observer) drift(t *tuning) error {
 			} else {
 				d.now = o.h.readSetting(name, p.Form)
 			}
-			if d.now != "" && !sameValue(p.Form, d.now, p.Value) && !t.record.gaveUp(d) {
+			if d.now != "" && !sameValue(p.Form, d.now, p.Value) && !t.record.gaveUp(d) && (name == p.Name || o.h.writable(name)) {
 				t.drift = append(t.drift, d)
 			}
 		}
@@ -214,6 +214,13 @@ func (h *Host) readSetting(name string, form plan.Form) string {
 		text, _, _ = strings.Cut(chosen, "]")
 	}
 	return text
+}
+
+// writable says that a file has not the mode by which the kernel tells that it
+// manages an interrupt itself. Older ones do not tell.
+func (h *Host) writable(name string) bool {
+	info, err := os.Lstat(h.path(name))
+	return err == nil && info.Mode().Perm()&0o200 != 0
 }
 
 // errNotTaken says that the kernel made something else of a value.

@@ -74,7 +74,7 @@ func (a *applier) refused(r *record, t tuned, err error) {
 		f.Group = t.group
 		switch {
 		case errors.Is(err, syscall.EIO), errors.Is(err, syscall.EPERM):
-			f.Why = "" // the kernel manages this interrupt itself; since 6.11 it says EPERM
+			f.Why = "" // the kernel manages this interrupt itself; newer ones say EPERM
 		case errors.Is(err, fs.ErrNotExist): // it was freed meanwhile
 			return
 		}

@@ -108,6 +108,15 @@ func TestTuneAndUntune(t *testing.T) {
 	m.apply(p)
 	equal(t, "tree", before, m.tree())
 
+	// An interrupt that the kernel manages itself, and says so, is none to set.
+	m.write("/proc/irq/27/smp_affinity_list", "3\n")
+	if err := os.Chmod(filepath.Join(m.h.Root, "/proc/irq/27/smp_affinity_list"), 0o444); err != nil {
+		t.Fatal(err)
+	}
+	if _, changes := m.diff(p); len(changes) > 0 {
+		t.Errorf("of an interrupt that the kernel manages: %v", changes)
+	}
+
 	// An interrupt that is requested later is a difference.
 	m.write("/proc/irq/26/smp_affinity_list", "0-127\n")
 	r, words := m.apply(p)
