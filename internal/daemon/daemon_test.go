@@ -41,6 +41,7 @@ type fakeNode struct {
 	stamp   string
 	gpus    []inventory.GPU
 	started time.Duration // of each reading
+	tune    []plan.Tunable
 	watches int
 	dead    bool // the watch's connection
 	changed func(string)
@@ -89,6 +90,8 @@ func (n *fakeNode) plan() *plan.Plan {
 	p := &plan.Plan{
 		Files: []plan.File{{Path: plan.UnitDir + "/" + unitName, Mode: 0o644, Owner: "root", Slot: -1, Content: unitText}},
 		Units: []plan.Unit{{Name: unitName, Slot: -1, Enabled: true, Active: true}},
+
+		Tunables: n.tune,
 	}
 	for i, g := range n.gpus {
 		s := plan.Slot{Index: i, Name: plan.SlotName(i), GPUs: []plan.SlotGPU{{UUID: g.UUID, PCI: g.PCI, Vendor: g.Vendor}}}

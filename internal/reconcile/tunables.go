@@ -76,7 +76,7 @@ func (o *observer) tunables(context.Context) error {
 	}
 	boot, _ := readSmall(o.h.path(bootIDPath)) // nowhere else is it missing than in a tree
 	t.known, t.record = true, record{WrittenBy: "kbnode", Schema: plan.Schema, Boot: strings.TrimSpace(string(boot))}
-	if old.Boot == t.record.Boot {
+	if t.exists && old.Boot == t.record.Boot {
 		t.record = old
 	}
 	o.s.Warnings = append(o.s.Warnings, t.record.warnings()...)
