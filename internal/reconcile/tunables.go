@@ -171,13 +171,20 @@ func (h *Host) persistence(uuid string) (mode string, seen bool) {
 }
 
 // gpuSetting is what a GPU's setting is, "" where nobody can tell. Locked clocks
-// cannot be read: they are what the record says was done.
+// cannot be read: they are what the record says was done, unless the GPU has
+// forgotten its persistence mode, as after a reset.
 func (h *Host) gpuSetting(r *record, d tuned, uuid, setting string) string {
 	mode, seen := h.persistence(uuid)
 	if !seen || setting == plan.Persistence {
 		return mode
 	}
-	if k := r.find(d.Name); k != nil && k.Session == d.session && k.Done {
+	done := func(name string) *kept {
+		if k := r.find(name); k != nil && k.Session == d.session && k.Done {
+			return k
+		}
+		return nil
+	}
+	if k := done(d.Name); k != nil && (mode == "on" || done(plan.GPUTunable(uuid, plan.Persistence)) == nil) {
 		return k.Set[len(k.Set)-1]
 	}
 	return "default"

@@ -187,6 +187,7 @@ func TestTuneInterrupted(t *testing.T) {
 			if then == "on" {
 				m.apply(p)
 				equal(t, "settings", asPlanned, m.settings())
+				equal(t, "names", slices.Sorted(maps.Keys(whole.tree())), slices.Sorted(maps.Keys(m.tree())))
 			}
 			if then == "off and killed" && m.exists(plan.TunablesPath) {
 				killedAt(m, slots(1).plan(t), 1)
@@ -441,7 +442,7 @@ func TestSettingsOfGPUs(t *testing.T) {
 	expect("first", clocked(t, "1410"), "persistence=on", "clocks=1410")
 	expect("again", clocked(t, "1410"))
 	g.mode = "off"
-	expect("somebody switched it off", clocked(t, "1410"), "persistence=on")
+	expect("it was reset", clocked(t, "1410"), "persistence=on", "clocks=1410")
 	g.load()
 	expect("the driver was loaded again", clocked(t, "1410"), "persistence=on", "clocks=1410")
 	expect("another clock", clocked(t, "base"), "clocks=base")
