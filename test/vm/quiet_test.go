@@ -1,0 +1,146 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/test/vm"
+)
+
+// settings prints what timings depend on and kbnode sets, but for the interrupts
+// that nobody can move.
+const settings = `for f in /proc/irq/default_smp_affinity /sys/devices/virtual/workqueue/cpumask /sys/devices/virtual/workqueue/writeback/cpumask \
+	/sys/kernel/mm/transparent_hugepage/enabled /sys/kernel/mm/transparent_hugepage/khugepaged/defrag /sys/kernel/mm/ksm/run /proc/sys/kernel/numa_balancing; do
+	[ -e $f ] && echo "$f $(cat $f)"
+done
+for f in /proc/irq/*/smp_affinity_list; do (cat $f >$f) 2>/dev/null && echo "$f $(cat $f)"; done
+grep -h persistence /etc/fake-nvml.conf | tail -n 1`
+
+// spoilt is a machine as its maker left it.
+const spoilt = `echo always >/sys/kernel/mm/transparent_hugepage/enabled; echo 1 >/sys/kernel/mm/transparent_hugepage/khugepaged/defrag; echo 1 >/sys/kernel/mm/ksm/run
+[ ! -e /proc/sys/kernel/numa_balancing ] || echo 1 >/proc/sys/kernel/numa_balancing
+echo 'persistence = 0' >>/etc/fake-nvml.conf`
+
+// TestQuiet looks at what is set so that timings are steady, and at the record of
+// how quiet jobs had it.
+func TestQuiet(t *testing.T) {
+	t.Parallel()
+	m := forked(t)
+	m.Sh(spoilt)
+	before := m.Sh(settings)
+	m.Sh(installCommand + "; bkstub wait-agents --count 8 --timeout 5m")
+	allIdle(t, m)
+	const thp, defrag = "/sys/kernel/mm/transparent_hugepage/enabled", "/sys/kernel/mm/transparent_hugepage/khugepaged/defrag"
+
+	t.Run("set", func(t *testing.T) {
+		m.Sh("grep -q '\\[madvise\\]' " + thp + "; test $(cat " + defrag + ") = 0; test $(cat /sys/kernel/mm/ksm/run) = 0; test $(grep -c '^gpu.*persistence = 1' /etc/fake-nvml.conf) = 8")
+		reserved := m.Sh("kbnode plan --json | jq -r .reserved.cpus")
+		for line := range strings.Lines(m.Sh("for f in /proc/irq/*/smp_affinity_list; do (cat $f >$f) 2>/dev/null && cat $f; done")) {
+			if line = strings.TrimSpace(line); line != reserved {
+				t.Errorf("an interrupt may come to CPUs %s; %s are reserved", line, reserved)
+			}
+		}
+		if got := m.Sh("kbnode reconcile"); strings.Contains(got, "tune") {
+			t.Errorf("the second pass says %s", got)
+		}
+	})
+
+	t.Run("kept", func(t *testing.T) {
+		m.Sh("echo 1 >" + defrag + "; systemctl reload kbnode")
+		m.Wait("the mended setting", "test $(cat "+defrag+") = 0")
+		if got := m.Sh("kbnode events"); !strings.Contains(got, "settings of the machine") {
+			t.Errorf("events: %s", got)
+		}
+	})
+
+	t.Run("clocks wait for a job", func(t *testing.T) {
+		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 30, 1))
+		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
+		m.Wait("the job's container", "docker ps -q | grep -q .")
+		m.Sh("printf 'hygiene:\\n  clocks: \"1410\"\\n' >>/etc/kbnode/config.yaml; systemctl reload kbnode")
+		m.Wait("the clocks of an idle GPU", "grep -q '^gpu.0.locked_clocks = 1410-1410' /etc/fake-nvml.conf")
+		m.Sh("! grep '^gpu.1.locked_clocks' /etc/fake-nvml.conf || ! docker ps -q | grep -q .")
+		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
+			t.Errorf("exit code %d: %s", r.Code, r.Stdout)
+		}
+		m.Wait("the clocks of the other", "grep -q '^gpu.1.locked_clocks = 1410-1410' /etc/fake-nvml.conf")
+		allIdle(t, m, 1)
+	})
+
+	t.Run("a record of each job", func(t *testing.T) {
+		m.Sh("printf 'gpu.2.sm_clock = 1965\\ngpu.2.clock_reasons = 0x40\\n' >>/etc/fake-nvml.conf")
+		rec := record(t, m, 2, "sleep 8; ln -sf /etc/shadow node.json")
+		if !rec.Noisy || !strings.Contains(strings.Join(rec.Why, "; "), "hw_thermal_slowdown") || rec.GPU.Samples == 0 || rec.Slot != "gpu2" {
+			t.Errorf("of a hot GPU: %+v", rec)
+		}
+		rec = record(t, m, 3, "sleep 8")
+		if strings.Contains(strings.Join(rec.Why, "; "), "slowdown") || rec.GPU.Samples == 0 {
+			t.Errorf("of a cool GPU: %+v", rec)
+		}
+		m.Sh("! pgrep -f 'sample --uuid'; sed -i /^gpu.2/d /etc/fake-nvml.conf")
+		m.Sh("echo 'gpu.3.hang.nvmlDeviceGetPowerUsage = 3600' >>/etc/fake-nvml.conf")
+		rec = record(t, m, 3, "sleep 4")
+		if rec.GPU.Samples != 0 || !strings.Contains(rec.GPU.Error, "not sampled") {
+			t.Errorf("of a GPU that hangs: %+v", rec)
+		}
+		m.Sh("sed -i /^gpu.3.hang/d /etc/fake-nvml.conf; ! pgrep -f 'sample --uuid'")
+		allIdle(t, m, 3)
+	})
+
+	t.Run("off", func(t *testing.T) {
+		m.Sh("sed -i '/^hygiene/,$d' /etc/kbnode/config.yaml; printf 'hygiene:\\n  disabled: true\\n' >>/etc/kbnode/config.yaml; systemctl reload kbnode; systemctl kill -s KILL kbnode")
+		m.Wait("the settings of before", "test ! -e /var/lib/kbnode/tunables.json")
+		m.Sh("sed -i '/^gpu.*persistence = 0/d; s/^gpu.*\\(persistence = .\\)/\\1/' /etc/fake-nvml.conf")
+		if diff := cmp.Diff(withoutGPU(before), withoutGPU(m.Sh(settings))); diff != "" {
+			t.Error(diff)
+		}
+	})
+
+	t.Run("uninstall leaves what an operator has set", func(t *testing.T) {
+		m.Sh("sed -i '/^hygiene/,$d' /etc/kbnode/config.yaml; systemctl reload kbnode")
+		m.Wait("the settings", "grep -q '\\[madvise\\]' "+thp)
+		m.Sh("systemctl stop kbnode; echo never >" + thp + "; kbnode uninstall")
+		if got := m.Sh("cat " + thp); !strings.Contains(got, "[never]") {
+			t.Errorf("it is %s", got)
+		}
+		m.Sh("echo always >" + thp)
+		if diff := cmp.Diff(withoutGPU(before), withoutGPU(m.Sh(settings))); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// withoutGPU leaves out what the stand-in for NVML keeps, and not by overwriting.
+func withoutGPU(settings string) string {
+	var b strings.Builder
+	for line := range strings.Lines(settings) {
+		if !strings.Contains(line, "persistence") {
+			b.WriteString(line)
+		}
+	}
+	return strings.TrimSpace(b.String())
+}
+
+// record runs a job and returns its noise record, which it uploads.
+func record(t *testing.T, m *vm.Machine, slot int, command string) noise.Record {
+	t.Helper()
+	m.Put("/root/record.yml", 0o600, step(slot, "busybox:test", command, "")+"    artifact_paths: [node.json]\n")
+	build := m.Sh("bkstub submit --queue b200 --steps /root/record.yml")
+	r := m.Try("bkstub wait --timeout 5m " + build)
+	if r.Code != 0 {
+		t.Errorf("exit code %d: %s", r.Code, r.Stdout)
+	}
+	text := m.Sh("bkstub artifact " + build + " node.json")
+	var rec noise.Record
+	if err := json.Unmarshal([]byte(text), &rec); err != nil {
+		t.Fatalf("node.json: %v\n%s\n%s", err, text, tail(r.Stdout))
+	}
+	return rec
+}

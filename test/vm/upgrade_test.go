@@ -1,0 +1,102 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+)
+
+// fakeRelease makes a second release: the same agent, which says another version
+// of the same length.
+const fakeRelease = `sed 's/3\.76\.2/3.76.9/g' "$(command -v buildkite-agent)" >/root/agent9 && chmod 755 /root/agent9 && /root/agent9 --version | grep -q 3.76.9`
+
+// runs counts the slots whose agent is a binary.
+const runs = `for k in 0 1 2 3 4 5 6 7; do readlink /proc/$(systemctl show -P MainPID buildkite-agent-gpu$k)/exe; done | grep -c %s || true`
+
+const (
+	newBinary = "/usr/local/libexec/kbnode/agents/3.76.9/buildkite-agent"
+	oldBinary = "/usr/local/libexec/kbnode/buildkite-agent"
+)
+
+// TestUpgradeAgents changes the agents of all slots to another version and back.
+func TestUpgradeAgents(t *testing.T) {
+	t.Parallel()
+	m := installed(t)
+	allIdle(t, m)
+	m.Sh(fakeRelease)
+	count := func(binary string, want int) {
+		t.Helper()
+		if got := m.Sh(fmt.Sprintf(runs, binary)); got != fmt.Sprint(want) {
+			t.Errorf("%s slots run %s; want %d", got, binary, want)
+		}
+	}
+
+	t.Run("refused", func(t *testing.T) {
+		m.Sh("sed 's/allowed-repositories/forbidd-repositories/g' /root/agent9 >/root/open && chmod 755 /root/open")
+		if r := m.Try("kbnode upgrade --agent-binary /root/open"); r.Code != 1 || !strings.Contains(r.Stderr, "nothing was changed") || !strings.Contains(r.Stderr, "allowed-repositories") {
+			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		if r := m.Try("kbnode upgrade"); r.Code != 2 {
+			t.Errorf("exit code %d: %s", r.Code, r.Stderr)
+		}
+		m.Sh("test ! -e /usr/local/libexec/kbnode/agents/3.76.9")
+		count(oldBinary, 8)
+	})
+
+	t.Run("an agent that does not register", func(t *testing.T) {
+		// The first slot's user does not get to Buildkite any more, until all went back.
+		m.Sh("nft add table inet lost; nft add chain inet lost out '{ type filter hook output priority 0; }'; nft add rule inet lost out meta skuid kbnode-gpu0 tcp dport 8899 reject with tcp reset")
+		m.Sh("(until kbnode events | grep -q 'all slots go back'; do sleep 1; done; nft delete table inet lost) >/dev/null 2>&1 &")
+		r := m.Try("kbnode upgrade --agent-binary /root/agent9 --timeout 60s --wait")
+		if r.Code != 1 || !strings.Contains(r.Stderr, "gpu0 did not register with buildkite-agent 3.76.9") {
+			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		count(oldBinary, 8)
+		allIdle(t, m)
+		m.Sh("test ! -e /usr/local/libexec/kbnode/agents")
+	})
+
+	t.Run("beside a job, and killed in between", func(t *testing.T) {
+		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 60, 5))
+		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
+		m.Wait("the job's container", "docker ps -q | grep -q .")
+		for range 3 {
+			m.Sh(fmt.Sprintf("kbnode upgrade --agent-binary /root/agent9 >/root/upgrade.log 2>&1 & sleep %d; kill -9 $! || true", 2+rand.IntN(20)))
+		}
+		if r := m.Try("kbnode upgrade --agent-binary /root/agent9 --wait"); r.Code != 0 || !strings.Contains(r.Stdout, "All slots run buildkite-agent 3.76.9.") {
+			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
+			t.Errorf("the job ended with %d: %s", r.Code, r.Stdout)
+		}
+		count(newBinary, 8)
+		allIdle(t, m)
+		m.Sh(installCommand) // keeps what was chosen
+		count(newBinary, 8)
+		m.Sh("bkstub submit --queue b200 --wait")
+	})
+
+	t.Run("back, and left to the daemon", func(t *testing.T) {
+		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 30, 2))
+		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
+		m.Wait("the job's container", "docker ps -q | grep -q .")
+		if out := m.Sh("kbnode upgrade --agent-version 3.76.2"); !strings.Contains(out, "Later: gpu2") {
+			t.Errorf("it says %s", out)
+		}
+		if r := job.Wait(); r.Code != 0 {
+			t.Errorf("the job ended with %d: %s", r.Code, r.Stdout)
+		}
+		began := time.Now()
+		m.Wait("the daemon to end it", "! test -e /usr/local/libexec/kbnode/agents")
+		t.Logf("the daemon took %v", time.Since(began).Round(time.Second))
+		count(oldBinary, 8)
+		allIdle(t, m)
+		if got := m.Sh("kbnode events"); !strings.Contains(got, "all slots run the installed buildkite-agent 3.76.2") {
+			t.Errorf("events: %s", got)
+		}
+	})
+}
