@@ -13,9 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/events"
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -156,106 +154,6 @@ func (u *Upgrade) Run(ctx context.Context, wait bool) (busy []plan.Slot, err err
 		}
 	}
 	return nil, u.tidy(ctx)
-}
-
-// pending says that an agent of these slots could be changed now.
-func pending(p *plan.Plan, s *State, of []int) bool {
-	return slices.ContainsFunc(Diff(p, s), func(c Change) bool {
-		return c.Deferred == "" && isAgent(c.Subject, c.Slot) && slices.Contains(of, c.Slot)
-	})
-}
-
-// step looks how far the slots are. next is what is to be written down then, nil
-// to wait; busy are those that the wait is for, where it is for jobs only.
-func (u *Upgrade) step(ctx context.Context, s *State) (next *plan.Agents, busy []plan.Slot, err error) {
-	roll, known := *u.agents.Roll, len(u.agents.Roll.Registered)
-	changes := Diff(u.plan, s)
-	waits := func(k int) bool { // for a job, its own or a neighbour's
-		return slices.ContainsFunc(changes, func(c Change) bool { return c.Deferred != "" && isAgent(c.Subject, k) })
-	}
-	var starting, free, doubtful, full []plan.Slot
-	for _, sl := range u.plan.Slots {
-		ss := s.slot(sl.Index)
-		parked, err := guard.ReadParked(u.Host.path(plan.RunDir(sl.Index)))
-		switch on := slices.Contains(roll.Slots, sl.Index); {
-		case err != nil:
-			return nil, nil, err
-		case slices.Contains(roll.Registered, sl.Index):
-		case !sl.Serves() || len(parked) > 0:
-			u.say(sl.Index, "takes no jobs now; it has the new agent when it does")
-		case !on && (ss.Busy() != "" || ss.Agent.Stopping()):
-			full = append(full, sl)
-		case !on && u.registered(sl.Index, ss):
-			free = append(free, sl)
-		case !on:
-			doubtful = append(doubtful, sl) // its agent is not there now; what is a fault of it, and what the version's?
-		case u.current(ss) && u.registered(sl.Index, ss):
-			u.note(sl.Index, "%s runs %s, which has registered", sl.Name, u.Name(roll.To))
-			u.say(sl.Index, "registered with "+u.Name(roll.To))
-			roll.Registered = append(slices.Clone(roll.Registered), sl.Index)
-		case ss.Agent.Stopping() || waits(sl.Index):
-			busy = append(busy, sl)
-			delete(u.since, sl.Index)
-			u.say(sl.Index, "changes when its job is done")
-		default:
-			starting = append(starting, sl)
-		}
-	}
-	for _, sl := range starting {
-		if u.since[sl.Index].IsZero() {
-			u.since[sl.Index] = time.Now()
-			u.say(sl.Index, "starts "+u.Name(roll.To))
-		}
-		if time.Since(u.since[sl.Index]) > roll.Timeout {
-			return nil, nil, u.back(ctx, sl)
-		}
-	}
-	free = append(free, doubtful...)
-	var more []plan.Slot
-	switch {
-	case len(starting) > 0: // one after the other
-	case len(free) > 0:
-		more = free[:1]
-	case len(roll.Registered) > 0: // the version has proved itself
-		more = full
-	case len(busy) == 0 && len(full) > 0:
-		more = full[:1]
-	}
-	switch {
-	case len(more) > 0 || len(roll.Registered) > known:
-		return u.with(roll, more), nil, nil
-	case len(starting) > 0:
-		return nil, nil, nil
-	case len(busy) > 0:
-		return nil, append(busy, full...), nil
-	}
-	u.note(-1, "all slots run %s", u.Name(roll.To))
-	done := u.agents
-	done.Version, done.Roll = roll.To, nil
-	return &done, nil, nil
-}
-
-// with is the state in which more slots run the new version.
-func (u *Upgrade) with(roll plan.AgentRoll, more []plan.Slot) *plan.Agents {
-	roll.Slots = slices.Clone(roll.Slots)
-	for _, sl := range more {
-		roll.Slots = append(roll.Slots, sl.Index)
-	}
-	next := u.agents
-	next.Roll = &roll
-	return &next
-}
-
-// current says that a slot's agent was started as it is planned now.
-func (u *Upgrade) current(ss SlotState) bool {
-	i := slices.IndexFunc(u.plan.Units, func(w plan.Unit) bool { return w.Name == ss.Agent.Name })
-	return i >= 0 && ss.Agent.Generation == u.plan.Units[i].Generation
-}
-
-// registered says that Buildkite has taken the agent that runs now.
-func (u *Upgrade) registered(k int, ss SlotState) bool {
-	fi, err := os.Lstat(u.Host.path(agent.RegisteredMarker(k)))
-	return err == nil && ss.Agent.Active == "active" && fi.ModTime().After(ss.Agent.Since)
 }
 
 // back lets all slots run the version before, and says of which it is not seen.

@@ -96,45 +96,6 @@ func (s *Systemd) say(parts ...string) error {
 	return nil
 }
 
-func (s *Systemd) put(name, text string) error {
-	name = filepath.Join(s.Root, name)
-	if err := os.MkdirAll(filepath.Dir(name), 0o750); err != nil {
-		return err
-	}
-	return os.WriteFile(name, []byte(text), 0o600)
-}
-
-func (s *Systemd) get(elem ...string) string {
-	data, _ := os.ReadFile(filepath.Join(append([]string{s.Root}, elem...)...)) // absent is empty
-	return strings.TrimSpace(string(data))
-}
-
-// file is the text of a unit file as it is on disk now.
-func (s *Systemd) file(name string) (string, bool) {
-	data, err := os.ReadFile(filepath.Join(s.Root, plan.UnitDir, name))
-	return string(data), err == nil
-}
-
-// settings are the values of a setting in a unit file.
-func settings(text, name string) []string {
-	var values []string
-	for line := range strings.Lines(text) {
-		if v, ok := strings.CutPrefix(strings.TrimSpace(line), name+"="); ok {
-			values = append(values, v)
-		}
-	}
-	return values
-}
-
-// setting is the last one of settings, which is the one that holds.
-func setting(text, name string) string {
-	values := settings(text, name)
-	if len(values) == 0 {
-		return ""
-	}
-	return values[len(values)-1]
-}
-
 // Units implements reconcile.Systemd.
 func (s *Systemd) Units(_ context.Context, names ...string) ([]reconcile.UnitState, error) {
 	s.mu.Lock()
