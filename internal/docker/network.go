@@ -13,8 +13,12 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// networkDeadline bounds what is asked about one network.
-const networkDeadline = time.Minute
+const (
+	// networkDeadline bounds what is asked about one network.
+	networkDeadline = 2 * time.Minute
+	// networkPoll lies between two looks at one that somebody else makes.
+	networkPoll = 200 * time.Millisecond
+)
 
 // Options of the engine's bridge driver, as its documentation names them.
 const (
@@ -35,18 +39,29 @@ type Network struct {
 func (e *Engine) EnsureNetwork(ctx context.Context, n Network) error {
 	ctx, cancel := context.WithTimeout(ctx, networkDeadline)
 	defer cancel()
-	res, err := e.api.NetworkInspect(ctx, n.Name, client.NetworkInspectOptions{})
-	switch {
-	case err == nil && right(res.Network.Network, n.Name):
-		return nil
-	case err == nil:
-		if err := e.RemoveNetwork(ctx, res.Network.ID); err != nil {
-			return fmt.Errorf("replace network %s, which somebody else made: %w", n.Name, err)
+	for {
+		res, err := e.api.NetworkInspect(ctx, n.Name, client.NetworkInspectOptions{})
+		switch {
+		case err == nil && right(res.Network.Network, n.Name):
+			return nil
+		case err == nil:
+			if err := e.RemoveNetwork(ctx, res.Network.ID); err != nil {
+				return fmt.Errorf("replace network %s, which somebody else made: %w", n.Name, err)
+			}
+		case !errdefs.IsNotFound(err):
+			return e.wrap("look up network "+n.Name, err)
 		}
-	case !errdefs.IsNotFound(err):
-		return e.wrap("look up network "+n.Name, err)
+		// The engine goes on with a network whose maker has gone, and does not show
+		// it before it is whole.
+		if err := e.createNetwork(ctx, n); !errdefs.IsConflict(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return e.wrap("wait for network "+n.Name+", which somebody else makes", ctx.Err())
+		case <-time.After(networkPoll):
+		}
 	}
-	return e.createNetwork(ctx, n)
 }
 
 // right says whether a network is what EnsureNetwork makes. Its addresses may
@@ -79,7 +94,7 @@ func (e *Engine) createNetwork(ctx context.Context, n Network) error {
 			return nil
 		}
 		errs = append(errs, e.wrap("make network "+n.Name, err))
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || errdefs.IsConflict(err) {
 			break // another subnet would do no better
 		}
 	}
