@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -30,11 +31,13 @@ func AgentBinary(version string) string {
 }
 
 // agentVersion is a version as releases are named: part of a path and a URL.
-var agentVersion = regexp.MustCompile(`^[0-9]{1,9}(\.[0-9]{1,9}){2}(-[0-9A-Za-z]{1,32}(\.[0-9A-Za-z]{1,32}){0,4})?$`)
+var agentVersion = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[0-9]{1,9}(\.[0-9]{1,9}){2}(-[0-9A-Za-z]{1,32}(\.[0-9A-Za-z]{1,32}){0,4})?$`)
+})
 
 // CheckAgentVersion refuses what is no version of a release.
 func CheckAgentVersion(v string) error {
-	if !agentVersion.MatchString(v) {
+	if !agentVersion().MatchString(v) {
 		return fmt.Errorf("%.80q is no version of buildkite-agent; write one such as %s", v, PinnedAgentVersion)
 	}
 	return nil
