@@ -81,7 +81,8 @@ func TestUpgradeAgents(t *testing.T) {
 	})
 
 	t.Run("back, and left to the daemon", func(t *testing.T) {
-		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 30, 2))
+		// For longer than the seven others take, emulated.
+		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 400, 2))
 		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
 		m.Wait("the job's container", "docker ps -q | grep -q .")
 		if out := m.Sh("kbnode upgrade --agent-version 3.76.2"); !strings.Contains(out, "Later: gpu2") {
