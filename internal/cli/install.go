@@ -184,9 +184,10 @@ func openHost(ctx context.Context, s Streams) (*reconcile.Host, func(), error) {
 	return &reconcile.Host{Root: "/", Systemd: bus, Users: reconcile.SystemUsers{Root: "/"}, Network: openNetwork(), Log: s.logger()}, bus.Close, nil
 }
 
-// lockTime is how long a command waits for another one: the timer's reconcile
-// takes seconds, an uninstall that waits for jobs may take an hour.
-const lockTime = 30 * time.Second
+// lockTime is how long a command waits for another one: a pass of the daemon takes
+// seconds, and a minute where a slow driver is asked to change all GPUs; an
+// uninstall that waits for jobs may take an hour.
+const lockTime = 2 * time.Minute
 
 func lock(ctx context.Context, s Streams, host *reconcile.Host) (release func(), err error) {
 	told := false

@@ -240,8 +240,9 @@ func tail(s string) string { return s[max(0, len(s)-6000):] }
 func TestAttack(t *testing.T) {
 	t.Parallel()
 	m := installed(t)
-	m.Sh(`printf 'job:\n  tasks_max: 256\n  disk: 512MiB\n' >>/etc/kbnode/config.yaml; kbnode reconcile; bkstub wait-agents --count 8 --timeout 3m
-		systemctl stop kbnode`) // its work takes as long as a job, emulated
+	// The daemon's work takes as long as a job, emulated.
+	m.Sh(`systemctl stop kbnode; printf 'job:\n  tasks_max: 256\n  disk: 512MiB\n' >>/etc/kbnode/config.yaml
+		kbnode reconcile; bkstub wait-agents --count 8 --timeout 3m; systemctl stop kbnode`)
 	lanes := attacks()
 	putScripts(t, m)
 	m.Sh("docker create --name export busybox:test true; docker export export | docker import -c 'VOLUME /data' - volume:test; docker rm export")
