@@ -84,13 +84,13 @@ func TestQuiet(t *testing.T) {
 		if strings.Contains(strings.Join(rec.Why, "; "), "slowdown") || rec.GPU.Samples == 0 {
 			t.Errorf("of a cool GPU: %+v", rec)
 		}
-		m.Sh("! pgrep -f 'sample --uuid'; sed -i /^gpu.2/d /etc/fake-nvml.conf")
+		m.Sh("if pgrep -f '[s]ample --uuid'; then exit 1; fi; sed -i /^gpu.2/d /etc/fake-nvml.conf")
 		m.Sh("echo 'gpu.3.hang.nvmlDeviceGetPowerUsage = 3600' >>/etc/fake-nvml.conf")
 		rec = record(t, m, 3, "sleep 4")
 		if rec.GPU.Samples != 0 || !strings.Contains(rec.GPU.Error, "not sampled") {
 			t.Errorf("of a GPU that hangs: %+v", rec)
 		}
-		m.Sh("sed -i /^gpu.3.hang/d /etc/fake-nvml.conf; ! pgrep -f 'sample --uuid'")
+		m.Sh("sed -i /^gpu.3.hang/d /etc/fake-nvml.conf; if pgrep -f '[s]ample --uuid'; then exit 1; fi")
 		allIdle(t, m, 3)
 	})
 

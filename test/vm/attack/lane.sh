@@ -83,7 +83,7 @@ for steps in *.yml; do
 	left >"$name.left" 2>&1
 	SECONDS=0
 	if [[ -s $name.left ]]; then
-		while [[ $(left) && $SECONDS -lt 40 ]]; do sleep 0.5; done
+		while [[ $(left) && $SECONDS -lt 180 ]]; do sleep 0.5; done
 	fi
 	echo "$SECONDS" >"$name.clean"
 done
