@@ -175,10 +175,7 @@ type drainHost struct {
 // changeDrains changes what is drained, and then the node accordingly.
 func changeDrains(ctx context.Context, s Streams, command string, all bool, args []string, change func([]plan.Drain, int) []plan.Drain) (*plan.Plan, drainHost, error) {
 	none := drainHost{}
-	if err := needRoot(command); err != nil {
-		return nil, none, err
-	}
-	host, closeHost, err := openHost(ctx, s)
+	host, closeHost, err := rootHost(ctx, s, command)
 	if err != nil {
 		return nil, none, err
 	}

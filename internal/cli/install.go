@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -165,48 +164,6 @@ func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Ho
 		return err
 	}
 	return nextSteps(s, m.plan, result, wrote)
-}
-
-// needRoot refuses to go on as anybody else.
-func needRoot(command string) error {
-	if os.Geteuid() != 0 {
-		return fmt.Errorf("%s changes the system and must run as root; type sudo kbnode %s", command, command)
-	}
-	return nil
-}
-
-// openHost is this machine, ready to be changed.
-func openHost(ctx context.Context, s Streams) (*reconcile.Host, func(), error) {
-	bus, err := reconcile.Connect(ctx)
-	if err != nil {
-		return nil, nil, fmt.Errorf("this machine does not run systemd, or it does not answer; kbnode runs on the host and not in a container: %w", err)
-	}
-	return &reconcile.Host{Root: "/", Systemd: bus, Users: reconcile.SystemUsers{Root: "/"}, Network: openNetwork(), Log: s.logger()}, bus.Close, nil
-}
-
-// lockTime is how long a command waits for another one: a pass of the daemon takes
-// seconds, and a minute where a slow driver is asked to change all GPUs; an
-// uninstall that waits for jobs may take an hour.
-const lockTime = 2 * time.Minute
-
-func lock(ctx context.Context, s Streams, host *reconcile.Host) (release func(), err error) {
-	told := false
-	for deadline := time.Now().Add(lockTime); ; {
-		release, err := host.Lock()
-		var locked *reconcile.LockedError
-		if !errors.As(err, &locked) || time.Now().After(deadline) {
-			return release, err
-		}
-		if !told {
-			s.progress("waiting for another kbnode (pid %s)", locked.PID)
-			told = true
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
 }
 
 // usableBinary refuses to write units that start a kbnode which others could

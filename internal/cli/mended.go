@@ -22,10 +22,7 @@ const mendedTime = 2 * time.Minute
 // mended tells the daemon that the GPUs of slots were reset by hand, and waits
 // until it has judged them by it.
 func mended(ctx context.Context, s Streams, f drainFlags, args []string) error {
-	if err := needRoot("resume"); err != nil {
-		return err
-	}
-	host, closeHost, err := openHost(ctx, s)
+	host, closeHost, err := rootHost(ctx, s, "resume")
 	if err != nil {
 		return err
 	}

@@ -22,10 +22,7 @@ func newReconcile(s Streams) *cobra.Command {
 }
 
 func reconcileOnce(ctx context.Context, s Streams) error {
-	if err := needRoot("reconcile"); err != nil {
-		return err
-	}
-	host, closeHost, err := openHost(ctx, s)
+	host, closeHost, err := rootHost(ctx, s, "reconcile")
 	if err != nil {
 		return err
 	}
@@ -76,10 +73,7 @@ what install --adopt replaced. Agents finish their jobs first, unless --now.`,
 }
 
 func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
-	if err := needRoot("uninstall"); err != nil {
-		return err
-	}
-	host, closeHost, err := openHost(ctx, s)
+	host, closeHost, err := rootHost(ctx, s, "uninstall")
 	if err != nil {
 		return err
 	}

@@ -73,10 +73,7 @@ func upgrade(ctx context.Context, s Streams, f upgradeFlags) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	if err := needRoot("upgrade"); err != nil {
-		return err
-	}
-	host, closeHost, err := openHost(ctx, s)
+	host, closeHost, err := rootHost(ctx, s, "upgrade")
 	if err != nil {
 		return err
 	}

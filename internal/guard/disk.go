@@ -245,14 +245,20 @@ func (g *guard) volumes(c *call, image string) ([]string, error) {
 	if g.disk.dir == "" {
 		return nil, nil
 	}
-	req := *c
-	req.method, req.path, req.query = http.MethodGet, "images/"+image+"/json", nil
 	var in struct {
 		Config struct{ Volumes map[string]json.RawMessage }
 	}
-	err := g.up.get(&req, &in)
-	if no, ok := errors.AsType[refusal](err); ok && no.status == http.StatusNotFound {
-		return nil, nil // creating the container says so
-	}
+	_, err := g.image(c, image, &in) // where there is none, creating the container says so
 	return slices.Sorted(maps.Keys(in.Config.Volumes)), err
+}
+
+// image asks the engine what it knows of an image, and says whether it has it.
+func (g *guard) image(c *call, name string, v any) (has bool, err error) {
+	req := *c
+	req.method, req.path, req.query = http.MethodGet, "images/"+name+"/json", nil
+	err = g.up.get(&req, v)
+	if no, ok := errors.AsType[refusal](err); ok && no.status == http.StatusNotFound {
+		return false, nil
+	}
+	return err == nil, err
 }

@@ -48,14 +48,7 @@ func (g *guard) kept(c *call, name string) (bool, error) {
 	if err1 != nil || err2 != nil || want != got {
 		return false, nil //nolint:nilerr // the engine says what is wrong with a name
 	}
-	req := *c
-	req.method, req.path, req.query = http.MethodGet, "images/"+name+"/json", nil
-	var in struct{ ID string }
-	err := g.up.get(&req, &in)
-	if no, ok := errors.AsType[refusal](err); ok && no.status == http.StatusNotFound {
-		return false, nil
-	}
-	if err != nil {
+	if has, err := g.image(c, name, &struct{}{}); err != nil || !has {
 		return false, err
 	}
 	return true, answer(c.w, map[string]string{"status": "kbnode keeps " + name + " up to date on this node; it is not pulled (image.auto_update)"})
