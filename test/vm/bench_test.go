@@ -4,10 +4,13 @@ package vm_test
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // hookCost runs, in turn and in the place of a job's hooks, an empty hook, the two
@@ -71,4 +74,57 @@ func BenchmarkHooks(b *testing.B) {
 			b.ReportMetric((median(name)-own)/(median("old")-own), fmt.Sprintf("%s/old", name))
 		}
 	}
+}
+
+// BenchmarkRest is a node at which nothing happens, with eight idle slots: what
+// the daemon, and the probes that it starts, cost in five minutes. One full pass
+// and ten looks fall into them.
+func BenchmarkRest(b *testing.B) {
+	const rest = 5 * time.Minute
+	m := installed(b)
+	m.Wait("a node as planned", "kbnode status >/dev/null")
+	// The machine is emulated: the same program, here and there, says by how much.
+	const starts = 20
+	program := os.Getenv("KBNODE_BIN")
+	var here time.Duration
+	for range starts {
+		c := exec.Command(program, "version")
+		if err := c.Run(); err != nil {
+			b.Fatal(err)
+		}
+		here += c.ProcessState.UserTime() + c.ProcessState.SystemTime()
+	}
+	slower := numbers(b, m.Sh(fmt.Sprintf("TIMEFORMAT='%%3U %%3S'; { time for ((i = 0; i < %d; i++)); do kbnode version; done >/dev/null; } 2>&1", starts)))
+	factor := (slower[0] + slower[1]) / here.Seconds()
+
+	const read = `daemon=$(systemctl show -P MainPID kbnode); echo $daemon
+		awk '$1 == "usage_usec" {print $2}' /sys/fs/cgroup/system.slice/kbnode.service/cpu.stat
+		awk '$1 == "write_bytes:" {print $2}' /proc/$daemon/io; awk '$1 == "VmRSS:" {print $2}' /proc/$daemon/status`
+	for b.Loop() {
+		before := numbers(b, m.Sh(read))
+		time.Sleep(rest)
+		after := numbers(b, m.Sh(read))
+		if before[0] != after[0] {
+			b.Fatal("the daemon was not at rest: it started anew")
+		}
+		cpu := (after[1] - before[1]) / 1e6 / rest.Seconds() * 100
+		b.ReportMetric(cpu, "%CPU-emulated")
+		b.ReportMetric(cpu/factor, "%CPU")
+		b.ReportMetric(factor, "times-slower")
+		b.ReportMetric(after[2]-before[2], "B-written")
+		b.ReportMetric(after[3]/1024, "MiB-RSS")
+	}
+}
+
+func numbers(b *testing.B, text string) []float64 {
+	b.Helper()
+	var all []float64
+	for word := range strings.FieldsSeq(text) {
+		n, err := strconv.ParseFloat(word, 64)
+		if err != nil {
+			b.Fatal(err)
+		}
+		all = append(all, n)
+	}
+	return all
 }

@@ -42,7 +42,7 @@ test-attacks: ## the long scenarios: hostile jobs, the network, the self-test, t
 	$(MAKE) test-vm RUN='$(VM_ATTACKS)'
 
 .PHONY: bench-vm
-bench-vm: vm-ready ## what hooks cost a job, next to those of the setup scripts, in the virtual machine
+bench-vm: vm-ready ## what hooks cost a job, next to those of the setup scripts, and the daemon at rest, in the virtual machine
 	$(VM_ENV) go test -tags vm -run '^$$' -bench . -benchtime 1x -timeout 30m ./test/vm
 
 .PHONY: vm-image
