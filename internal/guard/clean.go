@@ -74,6 +74,11 @@ type cleaner struct {
 	said     string // to the job's log, at its end
 
 	running atomic.Bool // a job, as far as was told
+
+	// A job that began is watched until the agent has no process for it any more:
+	// that of its end may have been killed, or never started.
+	watched atomic.Bool
+	alone   atomic.Int32 // looks in a row that found the agent without one
 }
 
 func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
@@ -109,9 +114,14 @@ func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 // ready is asked by the agent's unit before it becomes the agent, again and
 // again while the slot is parked.
 func (s *cleaner) ready(ctx context.Context, pid int) (string, error) {
+	keep, err := s.procs.above(pid)
+	if err != nil {
+		return "", err
+	}
 	s.stopping = false
 	s.running.Store(false)
-	return s.clean(ctx, pid, engineTime)
+	s.watched.Store(false)
+	return s.clean(ctx, keep, engineTime)
 }
 
 // begin is asked before a job. The slot is clean already, unless the end of the
@@ -134,13 +144,15 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 	if s.swept && s.looked {
 		why, err = s.parked()
 	} else {
-		why, err = s.clean(ctx, pid, beginTime)
+		why, err = s.clean(ctx, keep, beginTime)
 	}
 	if why != "" {
 		s.stop(ctx)
 	} else if err == nil {
 		s.swept, s.looked, s.said = false, false, ""
 		s.running.Store(true)
+		s.alone.Store(0)
+		s.watched.Store(true)
 		s.noise.begin()
 	}
 	return why, err
@@ -148,9 +160,18 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 
 // end is asked after a job.
 func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
+	keep, err := s.procs.above(pid)
+	if err != nil {
+		return "", err
+	}
+	return s.ended(ctx, keep)
+}
+
+// ended clears away what a job left but the processes to keep.
+func (s *cleaner) ended(ctx context.Context, keep func(pid int) bool) (string, error) {
 	s.running.Store(false)
 	s.swept = false
-	why, err := s.clean(ctx, pid, engineTime)
+	why, err := s.clean(ctx, keep, engineTime)
 	if why != "" {
 		s.stop(ctx)
 	}
@@ -159,13 +180,9 @@ func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
 
 // clean clears away what is left and returns why the slot is parked, if it is.
 // The engine is asked again for so long.
-func (s *cleaner) clean(ctx context.Context, pid int, engine time.Duration) (string, error) {
+func (s *cleaner) clean(ctx context.Context, keep func(pid int) bool, engine time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTime)
 	defer cancel()
-	keep, err := s.procs.above(pid)
-	if err != nil {
-		return "", err
-	}
 	sampled := s.noise.end()
 	s.looked = false
 	if !s.swept {
@@ -188,7 +205,7 @@ func (s *cleaner) clean(ctx context.Context, pid int, engine time.Duration) (str
 	// What is not known does not park, nor does it end what was known.
 	if known {
 		s.busy = what != ""
-		err = nil
+		var err error
 		if s.busy {
 			err = errors.New(what)
 		}
@@ -201,7 +218,7 @@ func (s *cleaner) clean(ctx context.Context, pid int, engine time.Duration) (str
 
 // sweep ends the slot's processes but these, removes its containers, and gives
 // the checkouts back. The order matters: who could make containers goes first.
-func (s *cleaner) sweep(ctx context.Context, keep map[int]bool, engine time.Duration) error {
+func (s *cleaner) sweep(ctx context.Context, keep func(pid int) bool, engine time.Duration) error {
 	ended, err := s.procs.endWithin(ctx, keep)
 	if err != nil {
 		return err

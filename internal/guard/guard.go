@@ -93,9 +93,13 @@ func Serve(ctx context.Context, c Config) error {
 		}
 	})
 	go g.cleaner.watchTasks(ctx)
+	go g.cleaner.watchEnd(ctx)
 	go g.connect(ctx)
 	g.log.Info("guard ready", "path", listener.Addr().String())
 	g.notify(daemon.SdNotifyReady)
+	if err := trim(); err != nil {
+		g.log.Debug("memory not given back", "err", err)
+	}
 	err = server.Serve(&peers{UnixListener: listener, allowed: []int{0, uid}, slots: make(chan struct{}, maxConnections), log: g.log})
 	if !stop() {
 		<-stopped

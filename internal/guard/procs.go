@@ -68,19 +68,40 @@ func (s slotProcs) name(pid int) string {
 
 // above are a process of the agent's unit and those that it descends from: the
 // agent, and between the two what runs the job.
-func (s slotProcs) above(pid int) (map[int]bool, error) {
+func (s slotProcs) above(pid int) (keep func(pid int) bool, err error) {
 	if s.cgroupOf(pid) != s.agent {
 		return nil, forbid("only the slot's own agent may ask this")
 	}
-	keep := map[int]bool{}
+	var line []int
 	for range maxAncestors {
 		if pid <= 1 {
-			return keep, nil
+			return func(pid int) bool { return slices.Contains(line, pid) }, nil
 		}
-		keep[pid] = true
+		line = append(line, pid)
 		pid = s.parent(pid)
 	}
 	return nil, forbid("it has too many ancestors")
+}
+
+// below says whether a process is the agent or descends from it. What outlives the
+// process that runs its job does not: init has it then.
+func (s slotProcs) below(agent, pid int) bool {
+	for range maxAncestors {
+		if pid == agent {
+			return true
+		}
+		if pid <= 1 {
+			return false
+		}
+		pid = s.parent(pid)
+	}
+	return false
+}
+
+// runsJob says that the agent has a process of its own: it runs each job in one.
+func (s slotProcs) runsJob(agent int) (bool, error) {
+	list, err := s.within(nil)
+	return slices.ContainsFunc(list, func(pid int) bool { return s.parent(pid) == agent }), err
 }
 
 func (s slotProcs) parent(pid int) int {
@@ -97,10 +118,13 @@ func (s slotProcs) parent(pid int) int {
 	return 0
 }
 
-// within are the processes of the agent's unit but those to keep.
-func (s slotProcs) within(keep map[int]bool) ([]int, error) {
+// within are the processes of the agent's unit but those to keep; nil keeps none.
+func (s slotProcs) within(keep func(pid int) bool) ([]int, error) {
 	list, err := s.members(filepath.Join(s.root, s.agent))
-	return slices.DeleteFunc(list, func(pid int) bool { return keep[pid] }), err
+	if keep != nil {
+		list = slices.DeleteFunc(list, keep)
+	}
+	return list, err
 }
 
 // beside are the slot's processes outside of the agent's unit.
@@ -138,7 +162,7 @@ func (s slotProcs) members(dir string) ([]int, error) {
 
 // endWithin kills all of the agent's unit but those to keep. A process that
 // forks would outrun that, so the whole unit stands still meanwhile.
-func (s slotProcs) endWithin(ctx context.Context, keep map[int]bool) (ended int, err error) {
+func (s slotProcs) endWithin(ctx context.Context, keep func(pid int) bool) (ended int, err error) {
 	strays := func() ([]int, error) { return s.within(keep) }
 	if list, err := strays(); err != nil || len(list) == 0 {
 		return 0, err

@@ -51,17 +51,9 @@ func (s *cleaner) watchTasks(ctx context.Context) {
 func (s *cleaner) makeRoom(ctx context.Context, has, most int) {
 	s.said = fmt.Sprintf("the job was ended: it had %d of the %d processes and threads that job.tasks_max gives a slot", has, most)
 	s.log.Warn("job ended, it had all tasks", "tasks", has, "limit", most)
-	keep := map[int]bool{}
 	main, err := s.agentPID(ctx)
-	if err == nil && s.procs.cgroupOf(main) == s.procs.agent {
-		keep[main] = true
-		list, listErr := s.procs.within(nil)
-		for _, pid := range list {
-			keep[pid] = keep[pid] || s.procs.parent(pid) == main
-		}
-		if err = listErr; err == nil {
-			_, err = s.procs.endWithin(ctx, keep)
-		}
+	if main > 0 {
+		_, err = s.procs.endWithin(ctx, func(pid int) bool { return pid == main || s.procs.parent(pid) == main })
 	}
 	if err != nil {
 		s.log.Warn("processes of the agent's unit not ended", "err", err)
@@ -71,11 +63,16 @@ func (s *cleaner) makeRoom(ctx context.Context, has, most int) {
 	}
 }
 
+// agentPID is the agent's process, 0 without one.
 func (s *cleaner) agentPID(ctx context.Context) (int, error) {
 	if s.agent == nil {
 		return 0, nil
 	}
-	return s.agent.MainPID(ctx)
+	pid, err := s.agent.MainPID(ctx)
+	if err != nil || s.procs.cgroupOf(pid) != s.procs.agent {
+		return 0, err
+	}
+	return pid, nil
 }
 
 // tasks are how many processes and threads the slot has, and may have; 0 is no

@@ -1,0 +1,144 @@
+package guard
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// exit is the end of a process, whose children init takes.
+func (r *slotRig) exit(pid int, orphans ...int) {
+	r.t.Helper()
+	cgroup := r.cgroups[pid]
+	r.kill(pid)
+	for _, child := range orphans {
+		r.start(child, 1, r.cgroups[child])
+	}
+	r.list(cgroup)
+}
+
+// kill takes a process away without a signal.
+func (r *slotRig) kill(pid int) {
+	r.t.Helper()
+	killed, frozen := r.killed, r.frozen
+	if err := r.signal(pid); err != nil {
+		r.t.Fatal(err)
+	}
+	r.killed, r.frozen = killed, frozen
+}
+
+// A job whose hooks were killed, or that was killed itself, leaves nothing behind
+// although nobody tells of its end.
+func TestUntoldEnd(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name    string
+		before  func(r *slotRig) // the guard starts
+		then    func(r *slotRig)
+		killed  []int
+		cleared bool
+	}{
+		{
+			name:   "killed in the middle",
+			before: func(r *slotRig) { r.exit(hookPID); r.exit(bootstrap) },
+			then: func(r *slotRig) {
+				r.start(hookPID, agentPID, agentCgroup)
+				r.want(r.begin, "")
+				r.exit(hookPID)
+				r.start(110, agentPID, agentCgroup) // what runs the job
+				r.start(111, 110, agentCgroup)
+				r.start(112, 111, agentCgroup)
+				r.start(113, 1, jobCgroup)
+				r.asked = nil
+				time.Sleep(time.Minute)
+				if len(r.killed)+len(r.asked) > 0 {
+					r.t.Errorf("a running job was disturbed: %v, %v", r.killed, r.asked)
+				}
+				r.exit(110, 111)
+			},
+			killed: []int{111, 112, 113}, cleared: true,
+		},
+		{
+			name:   "a guard that was restarted in the middle",
+			before: func(r *slotRig) { r.exit(hookPID) },
+			then:   func(r *slotRig) { r.start(104, 1, agentCgroup); time.Sleep(10 * time.Second); r.exit(bootstrap) },
+			killed: []int{104}, cleared: true,
+		},
+		{
+			name:   "told, and that was a lie",
+			before: func(*slotRig) {},
+			then: func(r *slotRig) {
+				r.want(r.begin, "")
+				r.want(r.end, "")
+				r.asked = nil
+				r.start(104, hookPID, agentCgroup)
+				r.exit(hookPID, 104)
+				r.exit(bootstrap)
+			},
+			killed: []int{104}, cleared: true,
+		},
+		{
+			name:   "told",
+			before: func(*slotRig) {},
+			then: func(r *slotRig) {
+				r.want(r.begin, "")
+				r.want(r.end, "")
+				r.asked = nil
+				r.exit(hookPID)
+				r.exit(bootstrap)
+			},
+		},
+		{
+			name:   "a slot without a job",
+			before: func(r *slotRig) { r.exit(hookPID); r.exit(bootstrap) },
+			then:   func(r *slotRig) { r.start(113, 1, jobCgroup) }, // of a self-test
+		},
+		{
+			name:   "no agent",
+			before: func(r *slotRig) { r.exit(hookPID); r.exit(bootstrap); r.exit(agentPID) },
+			then:   func(r *slotRig) { r.start(113, 1, jobCgroup) },
+		},
+		{
+			name:   "the next job begins meanwhile",
+			before: func(r *slotRig) { r.start(104, bootstrap, agentCgroup) },
+			then: func(r *slotRig) {
+				r.exit(hookPID)
+				r.exit(bootstrap, 104)
+				r.onKill = func(int) {
+					r.onKill = nil
+					r.start(120, agentPID, agentCgroup) // its hook waits for us
+				}
+				r.start(105, 1, agentCgroup)
+			},
+			killed: []int{104, 105}, cleared: true,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newSlotRig(t)
+				tt.before(r)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				go r.watchEnd(ctx)
+				synctest.Wait()
+				tt.then(r)
+				time.Sleep(endPoll * (endLooks + 1))
+				cancel()
+				synctest.Wait()
+				if diff := cmp.Diff(tt.killed, r.killed); diff != "" {
+					t.Errorf("killed: %s", diff)
+				}
+				if cleared := len(r.asked) > 0; cleared != tt.cleared {
+					t.Errorf("cleared %v", r.asked)
+				}
+				if pid, err := r.agentPID(t.Context()); tt.name != "no agent" && (pid != agentPID || err != nil) {
+					t.Errorf("the agent is process %d, %v", pid, err)
+				}
+			})
+		})
+	}
+}
