@@ -155,7 +155,7 @@ ps -C dockerd -o rss= | awk '$1 > 500000 {print "dockerd has " $1 " KiB"}'; bkst
 			// What of the slot the kernel ends is its choice: the job may be over after "one".
 			{name: "bombs", host: true, script: hostBombs, wants: []string{"score 0", "one"}},
 			{name: "cancelled and deaf", host: true, script: stubborn, during: cancels, code: "1"},
-			{name: "cancelled at the checkout", script: "true", during: `catch pgrep -u $user -x git; bkstub cancel $build`, code: "1"},
+			{name: "cancelled at the checkout", script: "true", during: `catch has_git; bkstub cancel $build`, code: "1"},
 			{name: "cancelled at the pull", script: "true", image: "127.0.0.1:5999/slow:latest", option: ", always-pull: true", code: "1",
 				during: `perl -MIO::Socket -e '$s = IO::Socket::INET->new(LocalAddr => "127.0.0.1:5999", Listen => 5) or die; $c = $s->accept; open F, ">/root/attack/pulling"; close F; sleep 60' &
 poll test -e /root/attack/pulling; bkstub cancel $build`},

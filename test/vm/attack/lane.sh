@@ -33,6 +33,14 @@ catch() {
 	return 1
 }
 
+# A search that starts no program sees what lasts a blink.
+has_git() {
+	local p name
+	while read -r p; do
+		{ read -r name <"/proc/$p/comm"; } 2>/dev/null && [[ $name == git* ]] && return
+	done <"$slice/$unit.service/cgroup.procs"
+	return 1
+}
 main_pid() { systemctl show -P MainPID "$unit"; }
 is_ready() { compgen -G "$work/builds/*/*/*/READY" >/dev/null; }
 # The words that follow are what a NAME.during says.
