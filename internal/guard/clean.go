@@ -78,7 +78,7 @@ type cleaner struct {
 	// A job that began is watched until the agent has no process for it any more:
 	// that of its end may have been killed, or never started.
 	watched atomic.Bool
-	alone   atomic.Int32 // looks in a row that found the agent without one
+	alone   atomic.Int32 // looks in a row that found the agent without one; see endLooks
 }
 
 func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
@@ -151,7 +151,7 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 	} else if err == nil {
 		s.swept, s.looked, s.said = false, false, ""
 		s.running.Store(true)
-		s.alone.Store(0)
+		s.alone.Store(-startLooks)
 		s.watched.Store(true)
 		s.noise.begin()
 	}

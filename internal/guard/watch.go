@@ -8,9 +8,11 @@ import (
 const (
 	// endPoll lies between two looks at whether the agent still runs a job.
 	endPoll = 2 * time.Second
-	// endLooks in a row have to find that it does not: between the hook that tells
-	// of a job and the job itself there is a moment without a process.
-	endLooks = 2
+	// endLooks in a row have to find that it does not, and so many more where it was
+	// not yet seen to: between the hook that tells of a job and the job itself there
+	// is a moment without a process, and a long one on a machine that has much to do.
+	endLooks   = 2
+	startLooks = 13
 )
 
 // watchEnd clears away what jobs left of whose end nobody told, until ctx is done.

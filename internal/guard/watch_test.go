@@ -30,6 +30,15 @@ func (r *slotRig) kill(pid int) {
 	r.killed, r.frozen = killed, frozen
 }
 
+// tells asks a stage as the socket does, and forgets what it cleared away.
+func (r *slotRig) tells(stage func(context.Context, int) (string, error)) {
+	r.t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.want(stage, "")
+	r.asked = nil
+}
+
 // A job whose hooks were killed, or that was killed itself, leaves nothing behind
 // although nobody tells of its end.
 func TestUntoldEnd(t *testing.T) {
@@ -46,13 +55,12 @@ func TestUntoldEnd(t *testing.T) {
 			before: func(r *slotRig) { r.exit(hookPID); r.exit(bootstrap) },
 			then: func(r *slotRig) {
 				r.start(hookPID, agentPID, agentCgroup)
-				r.want(r.begin, "")
+				r.tells(r.begin)
 				r.exit(hookPID)
 				r.start(110, agentPID, agentCgroup) // what runs the job
 				r.start(111, 110, agentCgroup)
 				r.start(112, 111, agentCgroup)
 				r.start(113, 1, jobCgroup)
-				r.asked = nil
 				time.Sleep(time.Minute)
 				if len(r.killed)+len(r.asked) > 0 {
 					r.t.Errorf("a running job was disturbed: %v, %v", r.killed, r.asked)
@@ -71,10 +79,10 @@ func TestUntoldEnd(t *testing.T) {
 			name:   "told, and that was a lie",
 			before: func(*slotRig) {},
 			then: func(r *slotRig) {
-				r.want(r.begin, "")
-				r.want(r.end, "")
-				r.asked = nil
+				r.tells(r.begin)
+				r.tells(r.end)
 				r.start(104, hookPID, agentCgroup)
+				time.Sleep(endPoll * 3 / 2)
 				r.exit(hookPID, 104)
 				r.exit(bootstrap)
 			},
@@ -84,12 +92,33 @@ func TestUntoldEnd(t *testing.T) {
 			name:   "told",
 			before: func(*slotRig) {},
 			then: func(r *slotRig) {
-				r.want(r.begin, "")
-				r.want(r.end, "")
-				r.asked = nil
+				r.tells(r.begin)
+				r.tells(r.end)
 				r.exit(hookPID)
 				r.exit(bootstrap)
 			},
+		},
+		{
+			name:   "a job that takes its time to begin",
+			before: func(r *slotRig) { r.exit(hookPID); r.exit(bootstrap) },
+			then: func(r *slotRig) {
+				r.start(hookPID, agentPID, agentCgroup)
+				r.tells(r.begin)
+				r.exit(hookPID)
+				time.Sleep(20 * time.Second)
+				r.start(110, agentPID, agentCgroup)
+			},
+		},
+		{
+			name:   "a job that was refused after all",
+			before: func(r *slotRig) { r.exit(hookPID); r.exit(bootstrap) },
+			then: func(r *slotRig) {
+				r.start(hookPID, agentPID, agentCgroup)
+				r.tells(r.begin)
+				r.exit(hookPID)
+				time.Sleep(30 * time.Second)
+			},
+			cleared: true,
 		},
 		{
 			name:   "a slot without a job",
