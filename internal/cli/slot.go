@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"syscall"
@@ -70,6 +71,8 @@ func newGuard(s Streams) *cobra.Command {
 			// One runs for each slot: better a little more work than a heap that
 			// waits for four megabytes.
 			debug.SetGCPercent(25)
+			// What the runtime keeps for each CPU adds up, on a machine that has hundreds.
+			runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0)))
 			return guard.Serve(cmd.Context(), guard.Config{Policy: pol, Log: s.logger(), Agent: agentService(plan.AgentUnit(k))})
 		},
 	}
