@@ -84,7 +84,7 @@ func TestQuiet(t *testing.T) {
 		if strings.Contains(strings.Join(rec.Why, "; "), "slowdown") || rec.GPU.Samples == 0 {
 			t.Errorf("of a cool GPU: %+v", rec)
 		}
-		m.Sh("if pgrep -f '[s]ample --uuid'; then exit 1; fi; sed -i /^gpu.2/d /etc/fake-nvml.conf")
+		m.Sh("if pgrep -f '[s]ample --uuid'; then exit 1; fi; sed -i '/^gpu.2.sm_clock/d; /^gpu.2.clock_reasons/d' /etc/fake-nvml.conf")
 		m.Sh("echo 'gpu.3.hang.nvmlDeviceGetPowerUsage = 3600' >>/etc/fake-nvml.conf")
 		rec = record(t, m, 3, "sleep 4")
 		if rec.GPU.Samples != 0 || !strings.Contains(rec.GPU.Error, "not sampled") {
