@@ -301,6 +301,7 @@ func (g *guard) told(stage func(context.Context, int) (string, error)) func(*cal
 		}
 		g.cleaner.mu.Lock()
 		defer g.cleaner.mu.Unlock()
+		defer g.trim()
 		if err := c.r.Context().Err(); err != nil {
 			return err // it went away while it waited
 		}

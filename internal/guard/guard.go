@@ -97,9 +97,7 @@ func Serve(ctx context.Context, c Config) error {
 	go g.connect(ctx)
 	g.log.Info("guard ready", "path", listener.Addr().String())
 	g.notify(daemon.SdNotifyReady)
-	if err := trim(); err != nil {
-		g.log.Debug("memory not given back", "err", err)
-	}
+	g.trim()
 	err = server.Serve(&peers{UnixListener: listener, allowed: []int{0, uid}, slots: make(chan struct{}, maxConnections), log: g.log})
 	if !stop() {
 		<-stopped
@@ -108,6 +106,13 @@ func Serve(ctx context.Context, c Config) error {
 		return nil
 	}
 	return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+}
+
+// trim keeps what the guard takes to what it is doing.
+func (g *guard) trim() {
+	if err := trim(); err != nil {
+		g.log.Debug("memory not given back", "err", err)
+	}
 }
 
 // connect makes the slot's network before its first job would have to wait for

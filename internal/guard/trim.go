@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// trim gives back the pages of kbnode's own file that only its start needed. They
-// are the page cache's, one copy for all guards, but the kernel counts those that a
-// process has mapped as this process's: most of what a guard seems to take. What is
-// needed still comes back at a touch.
+// trim gives back the pages of kbnode's own file that were needed once: for the start,
+// or for one stage of a job. They are the page cache's, one copy for all guards, but
+// the kernel counts those that a process has mapped as this process's: most of what a
+// guard seems to take. What is needed again comes back at a touch.
 func trim() error {
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {
