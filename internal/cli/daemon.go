@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/metrics"
@@ -41,8 +43,7 @@ func runDaemon(ctx context.Context, s Streams) error {
 	if err := needRoot("daemon"); err != nil {
 		return err
 	}
-	// It does little and sleeps much: better some work than a large heap.
-	debug.SetGCPercent(25)
+	beFrugal()
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
@@ -71,9 +72,21 @@ func runDaemon(ctx context.Context, s Streams) error {
 	daemon.Run(ctx, daemon.Options{
 		Root: "/", Kmsg: health.Kmsg{Owner: health.OwnerOf("/")},
 		Node: &liveNode{s: s}, Events: events.Log{File: events.Path}, Log: s.logger(), Wake: wake, Replaced: replaced,
-		Publish: told.Publish,
+		Publish: func(seen daemon.Snapshot) {
+			told.Publish(seen)
+			if err := guard.Trim(); err != nil {
+				s.logger().Debug("memory not given back", "err", err)
+			}
+		},
 	})
 	return nil
+}
+
+// beFrugal is for what runs all the time, one of them for each slot: better some work
+// than a large heap, and than what the runtime keeps for each of hundreds of CPUs.
+func beFrugal() {
+	debug.SetGCPercent(25)
+	runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0)))
 }
 
 // replaced says that another file is where this program was started from.

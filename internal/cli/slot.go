@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"runtime"
-	"runtime/debug"
 	"strconv"
 	"syscall"
 
@@ -68,11 +66,7 @@ func newGuard(s Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			// One runs for each slot: better a little more work than a heap that
-			// waits for four megabytes.
-			debug.SetGCPercent(25)
-			// What the runtime keeps for each CPU adds up, on a machine that has hundreds.
-			runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0)))
+			beFrugal()
 			return guard.Serve(cmd.Context(), guard.Config{Policy: pol, Log: s.logger(), Agent: agentService(plan.AgentUnit(k))})
 		},
 	}

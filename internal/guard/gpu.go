@@ -43,7 +43,7 @@ func newGPUWatch(p plan.JobPolicy, procs slotProcs, log *slog.Logger) gpuWatch {
 	w := gpuWatch{
 		name: p.UUID, reset: "sudo nvidia-smi --gpu-reset -i " + p.UUID,
 		look: func(ctx context.Context) (inventory.Occupancy, error) {
-			_ = trim() // the probe is unpacked next, which maps a megabyte
+			_ = Trim() // the probe is unpacked next, which maps a megabyte
 			return inventory.Occupied(ctx, p.Vendor, p.UUID, p.DeviceNodes)
 		},
 		procs: procs, idle: filepath.Join(filepath.Dir(p.Socket), idleFile), log: log,

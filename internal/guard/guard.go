@@ -110,7 +110,7 @@ func Serve(ctx context.Context, c Config) error {
 
 // trim keeps what the guard takes to what it is doing.
 func (g *guard) trim() {
-	if err := trim(); err != nil {
+	if err := Trim(); err != nil {
 		g.log.Debug("memory not given back", "err", err)
 	}
 }

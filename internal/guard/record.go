@@ -41,7 +41,7 @@ func newRecorder(p plan.JobPolicy, procs slotProcs) *recorder {
 		Slot: p.Name, CPUs: cpus, Cgroups: procs.root, Slice: procs.slice, Proc: procs.proc, Sys: "/sys", GPU: p.UUID,
 		Samples: func(ctx context.Context, each func(probe.Sample)) error {
 			// Unpacking the probe maps a megabyte that nothing else needs.
-			unpacked := sync.OnceFunc(func() { _ = trim() })
+			unpacked := sync.OnceFunc(func() { _ = Trim() })
 			return probe.Stream(ctx, probe.Options{GPU: p.UUID}, samplePeriod, func(s probe.Sample) { unpacked(); each(s) })
 		},
 		// A job has a process beside the agent.

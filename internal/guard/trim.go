@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// trim gives back the pages of kbnode's own file that were needed once: for the start,
+// Trim gives back the pages of kbnode's own file that were needed once: for the start,
 // or for one stage of a job. They are the page cache's, one copy for all guards, but
 // the kernel counts those that a process has mapped as this process's: most of what a
-// guard seems to take. What is needed again comes back at a touch.
-func trim() error {
+// guard, or the daemon, seems to take. What is needed again comes back at a touch.
+func Trim() error {
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return fmt.Errorf("trim: %w", err)

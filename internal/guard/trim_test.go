@@ -24,7 +24,7 @@ func mapped(t *testing.T) int {
 
 func TestTrim(t *testing.T) { // alone: others would touch the pages again
 	before := mapped(t)
-	if err := trim(); err != nil {
+	if err := Trim(); err != nil {
 		t.Fatal(err)
 	}
 	if after := mapped(t); after > before*3/4 {
