@@ -1,0 +1,235 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+func newDoctor(s Streams) *cobra.Command {
+	var o doctor.Options
+	var asJSON, quiet, list bool
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say whether this machine is fit to be a node, and what to type if not",
+		Long: `Say whether this machine is fit to be a node, and what to type if not.
+
+Each check tries one thing, and docs/doctor.md has a chapter on each. Before kbnode
+install, --preflight says what the machine still lacks, in the order in which it is
+to be mended. Nothing is changed, and no running job is disturbed.
+
+Exit code 0 when the machine is fit, 1 when it is not, 2 when the command was
+wrong. Warnings alone do not make it unfit.`,
+		Example: `  sudo kbnode doctor
+  sudo kbnode doctor --preflight
+  sudo kbnode doctor --only docker,gpu
+  sudo kbnode doctor --quiet --skip noise`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if list {
+				listChecks(s.Out)
+				return nil
+			}
+			report, err := runDoctor(cmd.Context(), s, o)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				err = printJSON(s.Out, report)
+			} else {
+				printDoctor(s.Out, report, quiet)
+			}
+			if err == nil && !report.Fit {
+				return &exitError{code: exitNo}
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.Bare, "preflight", false, "only what can be asked before kbnode install")
+	f.StringSliceVar(&o.Only, "only", nil, "checks or groups to ask, and no others")
+	f.StringSliceVar(&o.Skip, "skip", nil, "checks or groups to leave out")
+	f.BoolVar(&o.Fast, "fast", false, "start no containers")
+	f.BoolVar(&list, "list", false, "list the checks and ask nothing")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	f.BoolVarP(&quiet, "quiet", "q", false, "print only what is wrong; nothing where nothing is")
+	cmd.MarkFlagsMutuallyExclusive("json", "quiet", "list")
+	return cmd
+}
+
+func runDoctor(ctx context.Context, s Streams, o doctor.Options) (*doctor.Report, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("doctor looks at what only root may; type sudo kbnode doctor")
+	}
+	src := &doctorSource{s: s, m: &machine{root: "/"}}
+	defer src.close()
+	o.Log = s.logger()
+	report, err := doctor.Run(ctx, &doctor.Machine{Root: "/", Source: src, Now: time.Now()}, o)
+	if _, unknown := errors.AsType[*doctor.UnknownError](err); unknown {
+		return nil, usage(err)
+	}
+	return report, err
+}
+
+// doctorSource reads this machine, as the other commands do.
+type doctorSource struct {
+	s Streams
+	m *machine
+
+	mu   sync.Mutex
+	host *reconcile.Host
+	shut func()
+}
+
+// connect asks systemd once, for all checks.
+func (d *doctorSource) connect(ctx context.Context) (*reconcile.Host, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.host == nil {
+		host, shut, err := openHost(ctx, d.s)
+		if err != nil {
+			return nil, err
+		}
+		d.host, d.shut = host, shut
+	}
+	return d.host, nil
+}
+
+func (d *doctorSource) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.shut != nil {
+		d.shut()
+	}
+}
+
+func (d *doctorSource) Config() (*config.Config, error) {
+	if err := d.m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
+		return nil, err
+	}
+	full := d.m.cfg.WithDefaults()
+	return &full, nil
+}
+
+func (d *doctorSource) Inventory(ctx context.Context) (*inventory.Inventory, error) {
+	err := d.m.read(ctx, d.s.logger())
+	return d.m.inv, err
+}
+
+func (d *doctorSource) Plan() (*plan.Plan, error) {
+	err := d.m.think()
+	return d.m.plan, err
+}
+
+func (d *doctorSource) Observe(ctx context.Context) (*reconcile.State, error) {
+	host, err := d.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	host.GPUs = d.m.inv.GPUs
+	return host.Observe(ctx, d.m.plan)
+}
+
+func (d *doctorSource) Units(ctx context.Context, pattern string) ([]reconcile.UnitState, error) {
+	host, err := d.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return host.Systemd.Units(ctx, pattern)
+}
+
+func (d *doctorSource) Program(ctx context.Context, p reconcile.Program) ([]byte, error) {
+	host, err := d.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	bus, ok := host.Systemd.(*reconcile.Bus)
+	if !ok {
+		return nil, errors.New("systemd is not there")
+	}
+	return bus.RunProgram(ctx, p)
+}
+
+func listChecks(w io.Writer) {
+	t := newTable(w, "Group", "Check", "What is so where nothing is wrong")
+	for _, c := range doctor.All() {
+		t.AppendRow([]any{c.Group, c.ID, c.About})
+	}
+	t.Render()
+}
+
+// printDoctor shows what is well as a table, and below it all that is not, the
+// worst last: that is what stays on the screen.
+func printDoctor(w io.Writer, r *doctor.Report, quiet bool) {
+	if !quiet {
+		t := newTable(w, "Group", "Check", "", "Saw")
+		group := ""
+		for _, c := range r.Checks {
+			shown := ""
+			if c.Group != group {
+				group, shown = c.Group, c.Group
+			}
+			t.AppendRow([]any{shown, c.ID, paintStatus(w, c.Status), c.Summary()})
+		}
+		t.Render()
+	}
+	for _, status := range []doctor.Status{doctor.Warn, doctor.Fail} {
+		for _, c := range r.Checks {
+			for _, f := range c.Findings {
+				if f.Status == status {
+					printFinding(w, c, f)
+				}
+			}
+		}
+	}
+	if quiet && r.Count(doctor.Warn)+r.Count(doctor.Fail) == 0 {
+		return
+	}
+	verdict := paint(w, text.FgGreen, "FIT")
+	if !r.Fit {
+		verdict = paint(w, text.FgRed, "NOT FIT")
+	}
+	printf(w, "\n%s: %d failed, %d %s, %d ok, %d skipped.\n", verdict, r.Count(doctor.Fail),
+		r.Count(doctor.Warn), plural(r.Count(doctor.Warn), "warning", "warnings"), r.Count(doctor.OK), r.Count(doctor.Skip))
+}
+
+func printFinding(w io.Writer, c doctor.Result, f doctor.Finding) {
+	where := ""
+	if len(f.Slots) > 0 {
+		where = fmt.Sprintf("%s %s: ", plural(len(f.Slots), "slot", "slots"), cpuset.Of(f.Slots...))
+	}
+	printf(w, "\n%s  %s: %s%s\n", paintStatus(w, f.Status), c.ID, where, f.Detail)
+	if f.Fix != "" {
+		printf(w, "      type  %s\n", f.Fix)
+	}
+	if f.Advice != "" {
+		printf(w, "      do    %s\n", f.Advice)
+	}
+}
+
+func paintStatus(w io.Writer, s doctor.Status) string {
+	switch s {
+	case doctor.OK:
+		return paint(w, text.FgGreen, "ok")
+	case doctor.Warn:
+		return paint(w, text.FgYellow, "WARN")
+	case doctor.Fail:
+		return paint(w, text.FgRed, "FAIL")
+	default:
+		return s.String()
+	}
+}

@@ -1,0 +1,42 @@
+package doctor
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// docs/doctor.md has a chapter on each check, in its group, in the same order, and
+// on no other.
+func TestDocument(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/doctor.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got, want []string
+	group, heading := "", ""
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSuffix(line, "\n")
+		switch name, isCheck := strings.CutPrefix(line, "### "); {
+		case isCheck:
+			if heading != "" {
+				t.Errorf("the chapter on %s says nothing", heading)
+			}
+			heading = name
+			got = append(got, group+" "+name)
+		case strings.HasPrefix(line, "## "):
+			group = strings.ToLower(line[3:])
+		case line != "":
+			heading = ""
+		}
+	}
+	for _, c := range All() {
+		want = append(want, c.Group+" "+c.ID)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}

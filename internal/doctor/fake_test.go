@@ -1,0 +1,84 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// fake is a Source that says what a test wants.
+type fake struct {
+	cfg     *config.Config
+	inv     *inventory.Inventory
+	plan    *plan.Plan
+	state   *reconcile.State
+	units   []reconcile.UnitState
+	program func(reconcile.Program) ([]byte, error)
+	err     error // of everything, if set
+}
+
+func (f *fake) Config() (*config.Config, error)                         { return f.cfg, f.err }
+func (f *fake) Inventory(context.Context) (*inventory.Inventory, error) { return f.inv, f.err }
+func (f *fake) Plan() (*plan.Plan, error)                               { return f.plan, f.err }
+func (f *fake) Observe(context.Context) (*reconcile.State, error)       { return f.state, f.err }
+func (f *fake) Program(_ context.Context, p reconcile.Program) ([]byte, error) {
+	if f.program == nil {
+		return nil, errors.New("no program runs in this test")
+	}
+	return f.program(p)
+}
+
+func (f *fake) Units(_ context.Context, pattern string) ([]reconcile.UnitState, error) {
+	return slices.DeleteFunc(slices.Clone(f.units), func(u reconcile.UnitState) bool {
+		is, _ := path.Match(pattern, u.Name)
+		return !is
+	}), f.err
+}
+
+// machineOf is a machine whose tree has these files, read by nobody yet.
+func machineOf(t *testing.T, f *fake, files map[string]string) *Machine {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range files {
+		file := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := &Machine{Root: root, Source: f, Now: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Config: f.cfg, Inventory: f.inv, Plan: f.plan, State: f.state}
+	if m.Config == nil {
+		full := config.Config{}.WithDefaults()
+		m.Config = &full
+	}
+	return m
+}
+
+// answer asks one check alone, of a machine that others have read.
+func answer(t *testing.T, m *Machine, id string) *Result {
+	t.Helper()
+	checks := All()
+	i := slices.IndexFunc(checks, func(c Check) bool { return c.ID == id })
+	if i < 0 {
+		t.Fatalf("there is no check %s", id)
+	}
+	alone := checks[i]
+	alone.Needs = nil
+	r, err := Run(t.Context(), m, Options{Checks: []Check{alone}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &r.Checks[0]
+}

@@ -1,0 +1,158 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/daemon"
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// Reading a machine with a hanging driver or engine takes as long as their
+// deadlines; all of it has to end within a minute.
+const readTime = 45 * time.Second
+
+// nodeChecks are what others build on, and kbnode's own state.
+var nodeChecks = []Check{
+	{
+		ID: "config", Group: "node", Bare: true, Worst: Fail,
+		About: "the configuration file is one that kbnode understands",
+		Run: func(_ context.Context, m *Machine) Answer {
+			cfg, err := m.Source.Config()
+			if err != nil {
+				return found(fail("%s", lines(err)).advise("correct the file; docs/configuration.md has every key"))
+			}
+			text := plan.ConfigPath
+			if _, err := os.Stat(m.path(plan.ConfigPath)); errors.Is(err, fs.ErrNotExist) {
+				text = "no file, so all is as it is without one"
+			}
+			return Answer{Findings: []Finding{ok("%s", text)}, Keep: func(m *Machine) { m.Config = cfg }}
+		},
+	},
+	{
+		ID: "inventory", Group: "node", Bare: true, Worst: Fail, Needs: []string{"config"}, Limit: readTime,
+		About: "the machine can be read",
+		Run: func(ctx context.Context, m *Machine) Answer {
+			inv, err := m.Source.Inventory(ctx)
+			if err != nil {
+				return found(fail("%s", lines(err)).advise("see what sudo kbnode inventory says"))
+			}
+			return Answer{
+				Findings: []Finding{ok("%s, %s, %d CPUs, %d GPUs", inv.OS.PrettyName, inv.Kernel, len(inv.CPU.List), len(inv.GPUs))},
+				Keep:     func(m *Machine) { m.Inventory = inv },
+			}
+		},
+	},
+	{
+		ID: "plan", Group: "node", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "the machine can be split into slots",
+		Run: func(_ context.Context, m *Machine) Answer {
+			p, err := m.Source.Plan()
+			if err != nil {
+				return found(fail("%s", lines(err)).advise("see what kbnode plan says; docs/configuration.md has the keys that choose GPUs, CPUs and memory"))
+			}
+			all := []Finding{ok("%d slots", len(p.Slots))}
+			for _, w := range p.Warnings {
+				all = append(all, warn("%s", w).advise("see what kbnode plan says"))
+			}
+			return Answer{Findings: all, Keep: func(m *Machine) { m.Plan = p }}
+		},
+	},
+	{
+		ID: "installed", Group: "node", Worst: Fail, Needs: []string{"config"},
+		About: "kbnode install has set the machine up",
+		Run: func(_ context.Context, m *Machine) Answer {
+			if _, err := os.Stat(m.path(plan.BindingsPath)); err != nil {
+				if !errors.Is(err, fs.ErrNotExist) {
+					return found(fail("%s", err).advise("see why %s cannot be read", plan.BindingsPath))
+				}
+				return found(fail("it was never installed").advise("sudo kbnode doctor --preflight says what is missing, then type sudo kbnode install --queue NAME"))
+			}
+			return found(ok("%s", plan.BindingsPath))
+		},
+	},
+	{
+		ID: "state", Group: "node", Worst: Fail, Needs: []string{"plan", "installed"}, Limit: readTime,
+		About: "systemd and the kernel say what is",
+		Run: func(ctx context.Context, m *Machine) Answer {
+			s, err := m.Source.Observe(ctx)
+			if err != nil {
+				return found(fail("%s", lines(err)).advise("see sudo journalctl -b -u dbus -u systemd-logind, and reboot if systemd does not answer"))
+			}
+			p := m.Plan
+			all := []Finding{ok("%d units", len(s.Units))}
+			for _, w := range s.Warnings {
+				all = append(all, warn("%s", w).advise("see docs/operations.md"))
+			}
+			return Answer{Findings: all, Keep: func(m *Machine) { m.State, m.Changes = s, reconcile.Diff(p, s) }}
+		},
+	},
+	{
+		ID: "as-planned", Group: "node", Worst: Fail, Needs: []string{"state"},
+		About: "files, users, units and limits are as planned",
+		Run: func(_ context.Context, m *Machine) Answer {
+			var all []Finding
+			for _, c := range m.Changes {
+				f := fail("%s", c).safely("kbnode reconcile")
+				if c.Deferred != "" {
+					f = warn("%s", c).advise("it is done then, by itself")
+				}
+				if c.Slot >= 0 {
+					f = f.of(c.Slot)
+				}
+				all = append(all, f)
+			}
+			if len(all) == 0 {
+				all = []Finding{ok("%d files, %d units", len(m.Plan.Files), len(m.Plan.Units))}
+			}
+			return Answer{Findings: all}
+		},
+	},
+	{
+		ID: "daemon", Group: "node", Worst: Fail, Needs: []string{"state"},
+		About: "kbnode.service runs, and keeps the node as planned",
+		Run: func(_ context.Context, m *Machine) Answer {
+			u := m.State.Units[plan.NodeService]
+			switch {
+			case u.Active == "failed" || u.Sub == "auto-restart":
+				return found(fail("it ends again and again (%s, exit status %d)", u.Result, u.ExitStatus).safely("systemctl restart %s", plan.NodeService))
+			case !u.Running():
+				return found(fail("it is %s", u.Active).safely("systemctl start %s", plan.NodeService))
+			case !u.Enabled:
+				return found(warn("it runs, and will not after a reboot").safely("systemctl enable %s", plan.NodeService))
+			}
+			return found(ok("since %s", u.Since.UTC().Format(time.RFC3339)))
+		},
+	},
+	{
+		ID: "health", Group: "node", Worst: Fail, Needs: []string{"daemon"},
+		About: "the daemon finds nothing wrong with GPUs and node",
+		Run: func(_ context.Context, m *Machine) Answer {
+			kept, err := daemon.ReadHealth(m.Root)
+			if err != nil {
+				return found(warn("%s", err).by("systemctl restart %s", plan.NodeService))
+			}
+			var all []Finding
+			for _, v := range kept.Verdicts {
+				if v.Level < health.Warn {
+					continue
+				}
+				f := Finding{Status: Warn, Slots: v.Slots, Detail: fmt.Sprintf("%s: %s", v.Check, v.Reason), Advice: v.Fix}
+				if v.Effect > health.None || v.Level == health.Fatal {
+					f.Status = Fail
+				}
+				all = append(all, f)
+			}
+			if len(all) == 0 {
+				all = []Finding{ok("no verdicts")}
+			}
+			return Answer{Findings: all}
+		},
+	},
+}

@@ -1,0 +1,70 @@
+package doctor
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+func TestNodeChecks(t *testing.T) {
+	t.Parallel()
+	unit := func(u reconcile.UnitState) *fake {
+		u.Name = plan.NodeService
+		return &fake{state: &reconcile.State{Units: map[string]reconcile.UnitState{u.Name: u}}}
+	}
+	verdict := func(text string) map[string]string { return map[string]string{"/var/lib/kbnode/health.json": text} }
+	for _, tt := range []struct {
+		name, id string
+		f        *fake
+		files    map[string]string
+		changes  []reconcile.Change
+		want     string
+		fix      string
+	}{
+		{"a configuration that is none", "config", &fake{err: errors.New("line 2: unknown key\nline 3: no number")}, nil, nil, "fail: line 2: unknown key; line 3: no number", ""},
+		{"a machine that cannot be split", "plan", &fake{err: errors.New("no GPU")}, nil, nil, "fail: no GPU", ""},
+		{"a warning of the plan", "plan", &fake{plan: &plan.Plan{Warnings: []string{"few CPUs"}}}, nil, nil, "warn: few CPUs", ""},
+		{"a machine that was read", "inventory", &fake{inv: &inventory.Inventory{OS: inventory.OS{PrettyName: "Debian"}, Kernel: "6.12"}}, nil, nil, "ok: Debian, 6.12, 0 CPUs, 0 GPUs", ""},
+		{"a bare one", "installed", &fake{}, nil, nil, "fail: it was never installed", ""},
+		{"an installed one", "installed", &fake{}, map[string]string{plan.BindingsPath: "{}"}, nil, "ok: " + plan.BindingsPath, ""},
+		{"systemd is dead", "state", &fake{err: errors.New("no answer")}, nil, nil, "fail: no answer", ""},
+		{"drift", "as-planned", &fake{}, nil, []reconcile.Change{{Kind: reconcile.Set, Subject: "buildkite-gpu2.slice", Slot: 2, Why: "memory.max is 1G"}},
+			"fail: set buildkite-gpu2.slice (memory.max is 1G)", "kbnode reconcile"},
+		{"drift that waits", "as-planned", &fake{}, nil, []reconcile.Change{{Kind: reconcile.Set, Subject: "x.slice", Slot: 2, Deferred: "waits for job 1"}}, "warn: set x.slice, waits for job 1", ""},
+		{"the daemon fails", "daemon", unit(reconcile.UnitState{Active: "failed", Result: "exit-code", ExitStatus: 1}), nil, nil,
+			"fail: it ends again and again (exit-code, exit status 1)", "systemctl restart kbnode.service"},
+		{"the daemon is stopped", "daemon", unit(reconcile.UnitState{Active: "inactive"}), nil, nil, "fail: it is inactive", "systemctl start kbnode.service"},
+		{"the daemon is not enabled", "daemon", unit(reconcile.UnitState{Active: "active"}), nil, nil, "warn: it runs, and will not after a reboot", "systemctl enable kbnode.service"},
+		{"a GPU is drained", "health", &fake{}, verdict(`{"verdicts":[{"check":"gpu.ecc","slots":[3],"level":"fatal","effect":"drain","reason":"2 errors","fix":"reset it"}]}`), nil, "fail: gpu.ecc: 2 errors", ""},
+		{"a GPU is hot", "health", &fake{}, verdict(`{"verdicts":[{"check":"gpu.thermal","slots":[3],"level":"degraded","effect":"none","reason":"hot","fix":"cool it"}]}`), nil, "warn: gpu.thermal: hot", ""},
+		{"what is normal", "health", &fake{}, verdict(`{"verdicts":[{"check":"gpu.throttle","level":"info","effect":"none","reason":"power limit"}]}`), nil, "ok: no verdicts", ""},
+		{"half a file", "health", &fake{}, verdict(`{"verd`), nil, "warn: read health: unexpected end of JSON input", "systemctl restart kbnode.service"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			m := machineOf(t, tt.f, tt.files)
+			m.Changes = tt.changes
+			if m.Plan == nil {
+				m.Plan = &plan.Plan{}
+			}
+			got := answer(t, m, tt.id)
+			if diff := cmp.Diff(tt.want, got.Status.String()+": "+got.Summary()); diff != "" {
+				t.Error(diff)
+			}
+			fix := ""
+			if f := got.Findings[len(got.Findings)-1]; f.Status > OK {
+				if fix = f.Fix; f.Fix == "" && f.Advice == "" {
+					t.Error("it says nothing of what to do")
+				}
+			}
+			if fix != tt.fix {
+				t.Errorf("type %q, want %q", fix, tt.fix)
+			}
+		})
+	}
+}

@@ -1,0 +1,241 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Options choose what is asked.
+type Options struct {
+	Checks []Check // nil is All
+	// Only and Skip name checks or groups. What the chosen ones need is asked too,
+	// and not reported.
+	Only, Skip []string
+	Bare       bool          // only what can be asked before kbnode install
+	Fast       bool          // no containers
+	Limit      time.Duration // for all together; 0 is 55 seconds
+	// Progress is told what is being asked; nil is fine.
+	Progress func(done, all int)
+	Log      *slog.Logger
+}
+
+const (
+	wholeTime = 55 * time.Second
+	checkTime = 10 * time.Second
+)
+
+// UnknownError says that something was named that is no check and no group.
+type UnknownError struct{ Name string }
+
+func (e *UnknownError) Error() string {
+	return fmt.Sprintf("there is no check and no group %q; kbnode doctor --list shows them", e.Name)
+}
+
+// Run asks all checks that are chosen, side by side where they do not need each
+// other. It ends within Limit, whatever hangs.
+func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
+	checks := o.Checks
+	if checks == nil {
+		checks = All()
+	}
+	shown, err := o.choose(checks)
+	if err != nil {
+		return nil, err
+	}
+	if o.Limit == 0 {
+		o.Limit = wholeTime
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	whole, cancel := context.WithTimeout(ctx, o.Limit)
+	defer cancel()
+	r := &run{m: m, log: o.Log, byID: map[string]*asked{}, asked: make(chan *asked)}
+	for _, c := range checks {
+		r.byID[c.ID] = &asked{Check: c}
+	}
+	var wanted []*asked
+	for _, id := range withNeeds(checks, shown) {
+		wanted = append(wanted, r.byID[id])
+	}
+	r.all(whole, wanted, o.Progress)
+	if err := ctx.Err(); err != nil {
+		return nil, err // somebody interrupted it
+	}
+	report := &Report{Schema: Schema, Fit: true, Checks: []Result{}}
+	for _, c := range checks {
+		if !slices.Contains(shown, c.ID) {
+			continue
+		}
+		result := r.byID[c.ID].result
+		report.Checks = append(report.Checks, *result)
+		report.Fit = report.Fit && result.Status < Fail
+	}
+	return report, nil
+}
+
+// choose lists the IDs of the checks that are to be reported.
+func (o Options) choose(checks []Check) ([]string, error) {
+	names := func(c Check, list []string) bool {
+		return slices.Contains(list, c.ID) || slices.Contains(list, c.Group)
+	}
+	for _, name := range slices.Concat(o.Only, o.Skip) {
+		if !slices.ContainsFunc(checks, func(c Check) bool { return names(c, []string{name}) }) {
+			return nil, &UnknownError{name}
+		}
+	}
+	var ids []string
+	for _, c := range checks {
+		left := o.Bare && !c.Bare || o.Fast && c.Slow || names(c, o.Skip) || len(o.Only) > 0 && !names(c, o.Only)
+		if !left {
+			ids = append(ids, c.ID)
+		}
+	}
+	return ids, nil
+}
+
+// withNeeds adds what checks need, and what that needs.
+func withNeeds(checks []Check, ids []string) []string {
+	all := slices.Clone(ids)
+	for i := 0; i < len(all); i++ {
+		for _, c := range checks {
+			if c.ID != all[i] {
+				continue
+			}
+			for _, need := range c.Needs {
+				if !slices.Contains(all, need) {
+					all = append(all, need)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// asked is a check on its way.
+type asked struct {
+	Check
+	begun  bool
+	keep   func(*Machine)
+	result *Result // nil until it ended
+}
+
+type run struct {
+	m     *Machine
+	log   *slog.Logger
+	byID  map[string]*asked
+	asked chan *asked // copies that have ended, from their goroutines
+}
+
+// all begins each check when what it needs has ended, and takes what came of it.
+// Only this goroutine touches the machine's fields while no check that needs them
+// runs: a check that has ended too late changes nothing.
+func (r *run) all(ctx context.Context, wanted []*asked, progress func(done, all int)) {
+	for done := 0; done < len(wanted); {
+		begun := false
+		for _, a := range wanted {
+			if a.result != nil || a.begun {
+				continue
+			}
+			switch wait, why := r.needs(a); {
+			case wait:
+			case why != "":
+				a.result, begun = skipped(a.Check, why), true
+				done++
+			default:
+				a.begun, begun = true, true
+				go r.ask(ctx, *a)
+			}
+		}
+		if begun {
+			continue // what was skipped may be what others wait for
+		}
+		if progress != nil {
+			progress(done, len(wanted))
+		}
+		ended := <-r.asked
+		if ended.keep != nil {
+			ended.keep(r.m)
+		}
+		r.byID[ended.ID].result = ended.result
+		done++
+	}
+}
+
+// needs says whether a check has to wait, or why it cannot be asked.
+func (r *run) needs(a *asked) (wait bool, why string) {
+	for _, id := range a.Needs {
+		need := r.byID[id]
+		if need.result == nil {
+			wait = true
+			continue
+		}
+		switch need.result.Status {
+		case Fail:
+			return false, fmt.Sprintf("%s failed", id)
+		case Skip:
+			return false, fmt.Sprintf("%s was skipped: %s", id, need.result.Summary())
+		}
+	}
+	return wait, ""
+}
+
+// ask runs one check, and waits for it no longer than it may take. A function that
+// hangs in the kernel is left behind.
+func (r *run) ask(ctx context.Context, a asked) {
+	limit := a.Limit
+	if limit == 0 {
+		limit = checkTime
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	began := time.Now()
+	answers := make(chan Answer, 1)
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				r.log.Error("check panicked", "check", a.ID, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+				answers <- found(fail("kbnode itself went wrong here: %v", p).advise("report it, with the file that sudo kbnode doctor --bundle FILE writes"))
+			}
+		}()
+		answers <- a.Run(ctx, r.m)
+	}()
+	var answer Answer
+	select {
+	case answer = <-answers:
+	case <-ctx.Done():
+		select {
+		case answer = <-answers: // both are ready
+		default:
+			answer = found(Finding{Status: a.Worst, Detail: fmt.Sprintf("no answer after %s", time.Since(began).Round(100*time.Millisecond)), Advice: hanging(a.Check)})
+		}
+	}
+	for i, f := range answer.Findings {
+		answer.Findings[i].Status = min(f.Status, max(a.Worst, Skip))
+	}
+	if len(answer.Findings) == 0 {
+		answer.Findings = []Finding{}
+	}
+	a.keep = answer.Keep
+	a.result = &Result{
+		ID: a.ID, Group: a.Group, About: a.About, Status: worst(answer.Findings), Detail: answer.Detail,
+		Findings: answer.Findings, Took: time.Since(began),
+	}
+	r.asked <- &a
+}
+
+func hanging(c Check) string {
+	return fmt.Sprintf("what it asks hangs; try again, and see sudo dmesg and sudo journalctl -b -p err (kbnode doctor --only %s asks it alone)", c.ID)
+}
+
+func skipped(c Check, why string) *Result {
+	return &Result{ID: c.ID, Group: c.Group, About: c.About, Status: Skip, Detail: why, Findings: []Finding{}}
+}
+
+// lines joins errors of several lines to one.
+func lines(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
