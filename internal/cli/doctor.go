@@ -1,28 +1,20 @@
 package cli
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
-	"sync"
-	"time"
 
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/doctor"
-	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 func newDoctor(s Streams) *cobra.Command {
 	var o doctor.Options
-	var asJSON, quiet, list bool
+	var asJSON, quiet, list, fix, yes bool
+	var bundle string
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say whether this machine is fit to be a node, and what to type if not",
@@ -37,14 +29,26 @@ wrong. Warnings alone do not make it unfit.`,
 		Example: `  sudo kbnode doctor
   sudo kbnode doctor --preflight
   sudo kbnode doctor --only docker,gpu
-  sudo kbnode doctor --quiet --skip noise`,
+  sudo kbnode doctor --fix
+  sudo kbnode doctor --quiet --skip noise
+  sudo kbnode doctor --bundle /root/kbnode-doctor.tar.gz`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if list {
 				listChecks(s.Out)
 				return nil
 			}
-			report, err := runDoctor(cmd.Context(), s, o)
+			if yes && !fix {
+				return usagef("--yes belongs to --fix")
+			}
+			d := &doctorRun{s: s, o: o}
+			report, err := d.ask(cmd.Context())
+			if err == nil && fix {
+				report, err = d.fix(cmd.Context(), report, yes)
+			}
+			if err == nil && bundle != "" {
+				err = d.bundle(cmd.Context(), bundle, report)
+			}
 			if err != nil {
 				return err
 			}
@@ -67,101 +71,11 @@ wrong. Warnings alone do not make it unfit.`,
 	f.BoolVar(&list, "list", false, "list the checks and ask nothing")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	f.BoolVarP(&quiet, "quiet", "q", false, "print only what is wrong; nothing where nothing is")
+	f.BoolVar(&fix, "fix", false, "run the commands that mend something and end no job, after asking")
+	f.BoolVar(&yes, "yes", false, "with --fix: do not ask")
+	f.StringVar(&bundle, "bundle", "", "write a support archive, with secrets taken out, to this file")
 	cmd.MarkFlagsMutuallyExclusive("json", "quiet", "list")
 	return cmd
-}
-
-func runDoctor(ctx context.Context, s Streams, o doctor.Options) (*doctor.Report, error) {
-	if os.Geteuid() != 0 {
-		return nil, errors.New("doctor looks at what only root may; type sudo kbnode doctor")
-	}
-	src := &doctorSource{s: s, m: &machine{root: "/"}}
-	defer src.close()
-	o.Log = s.logger()
-	report, err := doctor.Run(ctx, &doctor.Machine{Root: "/", Source: src, Now: time.Now()}, o)
-	if _, unknown := errors.AsType[*doctor.UnknownError](err); unknown {
-		return nil, usage(err)
-	}
-	return report, err
-}
-
-// doctorSource reads this machine, as the other commands do.
-type doctorSource struct {
-	s Streams
-	m *machine
-
-	mu   sync.Mutex
-	host *reconcile.Host
-	shut func()
-}
-
-// connect asks systemd once, for all checks.
-func (d *doctorSource) connect(ctx context.Context) (*reconcile.Host, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.host == nil {
-		host, shut, err := openHost(ctx, d.s)
-		if err != nil {
-			return nil, err
-		}
-		d.host, d.shut = host, shut
-	}
-	return d.host, nil
-}
-
-func (d *doctorSource) close() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.shut != nil {
-		d.shut()
-	}
-}
-
-func (d *doctorSource) Config() (*config.Config, error) {
-	if err := d.m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
-		return nil, err
-	}
-	full := d.m.cfg.WithDefaults()
-	return &full, nil
-}
-
-func (d *doctorSource) Inventory(ctx context.Context) (*inventory.Inventory, error) {
-	err := d.m.read(ctx, d.s.logger())
-	return d.m.inv, err
-}
-
-func (d *doctorSource) Plan() (*plan.Plan, error) {
-	err := d.m.think()
-	return d.m.plan, err
-}
-
-func (d *doctorSource) Observe(ctx context.Context) (*reconcile.State, error) {
-	host, err := d.connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	host.GPUs = d.m.inv.GPUs
-	return host.Observe(ctx, d.m.plan)
-}
-
-func (d *doctorSource) Units(ctx context.Context, pattern string) ([]reconcile.UnitState, error) {
-	host, err := d.connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return host.Systemd.Units(ctx, pattern)
-}
-
-func (d *doctorSource) Program(ctx context.Context, p reconcile.Program) ([]byte, error) {
-	host, err := d.connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	bus, ok := host.Systemd.(*reconcile.Bus)
-	if !ok {
-		return nil, errors.New("systemd is not there")
-	}
-	return bus.RunProgram(ctx, p)
 }
 
 func listChecks(w io.Writer) {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -301,15 +300,9 @@ func confirmAdopt(s Streams, f *installFlags, changes []reconcile.Change) error 
 	for _, c := range adopts {
 		printChange(s.Err, c)
 	}
-	if !isTerminal(s.In) {
-		return usagef("%d %s of an earlier setup would be replaced, with backups; add --yes to agree", len(adopts), plural(len(adopts), "file", "files"))
-	}
-	printf(s.Err, "Replace %d %s and keep backups? [y/N] ", len(adopts), plural(len(adopts), "file", "files"))
-	answer, _ := bufio.NewReader(s.In).ReadString('\n')
-	if a := strings.ToLower(strings.TrimSpace(answer)); a != "y" && a != "yes" {
-		return errors.New("nothing was changed")
-	}
-	return nil
+	files := plural(len(adopts), "file", "files")
+	return s.confirm(fmt.Sprintf("Replace %d %s and keep backups?", len(adopts), files),
+		fmt.Sprintf("%d %s of an earlier setup would be replaced, with backups; add --yes to agree", len(adopts), files))
 }
 
 // fewChanges is how many changes are worth a line each.

@@ -1,9 +1,12 @@
 package cli
 
 import (
+	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
@@ -34,6 +37,19 @@ func printJSON(w io.Writer, v any) error {
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(v); err != nil {
 		return fmt.Errorf("write JSON: %w", err)
+	}
+	return nil
+}
+
+// confirm asks a person. Where nobody types, otherwise says what to type instead.
+func (s Streams) confirm(question, otherwise string) error {
+	if !isTerminal(s.In) {
+		return usagef("%s", otherwise)
+	}
+	printf(s.Err, "%s [y/N] ", question)
+	answer, _ := bufio.NewReader(s.In).ReadString('\n')
+	if a := strings.ToLower(strings.TrimSpace(answer)); a != "y" && a != "yes" {
+		return errors.New("nothing was changed")
 	}
 	return nil
 }

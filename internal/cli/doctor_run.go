@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/doctor"
+)
+
+// doctorRun is one run of kbnode doctor.
+type doctorRun struct {
+	s Streams
+	o doctor.Options
+	m *doctor.Machine // as it was read last
+}
+
+func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("doctor looks at what only root may; type sudo kbnode doctor")
+	}
+	src := &doctorSource{s: d.s, m: &machine{root: "/"}}
+	defer src.close()
+	d.o.Log = d.s.logger()
+	d.m = &doctor.Machine{Root: "/", Source: src, Now: time.Now()}
+	report, err := doctor.Run(ctx, d.m, d.o)
+	if _, unknown := errors.AsType[*doctor.UnknownError](err); unknown {
+		return nil, usage(err)
+	}
+	return report, err
+}
+
+// fix runs what mends something and ends no job, and asks everything again.
+func (d *doctorRun) fix(ctx context.Context, report *doctor.Report, yes bool) (*doctor.Report, error) {
+	mends := report.Mends()
+	if len(mends) == 0 {
+		d.s.progress("there is nothing that --fix may mend")
+		return report, nil
+	}
+	for _, m := range mends {
+		d.s.progress("to run: %s   (%s)", m.Command, strings.Join(m.Checks, ", "))
+	}
+	if !yes {
+		if err := d.s.confirm("Run them?", "nothing was changed; add --yes to run what is shown"); err != nil {
+			return nil, err
+		}
+	}
+	for _, m := range mends {
+		busy, err := d.busy(ctx, m.Slots)
+		if err == nil && len(busy) > 0 {
+			err = fmt.Errorf("left: a job runs in %s %s; run kbnode doctor --fix again when it has ended", plural(len(busy), "slot", "slots"), cpuset.Of(busy...))
+		}
+		if err == nil {
+			d.s.progress("running: %s", m.Command)
+			err = m.Run(ctx, d.s.Err)
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if err != nil {
+			d.s.warn("%v", err) // what is not mended shows in the next report
+		}
+	}
+	return d.ask(ctx)
+}
+
+// busy are those of the slots that run a job now.
+func (d *doctorRun) busy(ctx context.Context, slots []int) ([]int, error) {
+	if len(slots) == 0 {
+		return nil, nil
+	}
+	host, shut, err := openHost(ctx, d.s)
+	if err != nil {
+		return nil, err
+	}
+	defer shut()
+	state, err := host.Observe(ctx, d.m.Plan)
+	if err != nil {
+		return nil, err
+	}
+	var busy []int
+	for _, ss := range state.Slots {
+		if ss.Busy() != "" && slices.Contains(slots, ss.Index) {
+			busy = append(busy, ss.Index)
+		}
+	}
+	return busy, nil
+}
+
+// bundle writes the support archive. A file that is cut off is of no use to anybody.
+func (d *doctorRun) bundle(ctx context.Context, name string, report *doctor.Report) error {
+	f, err := doctor.CreateBundle(name)
+	if err != nil {
+		return fmt.Errorf("write bundle: %w", err)
+	}
+	err = doctor.Bundle(ctx, f, d.m, report, doctor.Value("version.json", func() any { return readVersion() }))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, os.Remove(name))
+	}
+	d.s.progress("wrote %s; look into it before you send it", name)
+	return nil
+}

@@ -1,0 +1,91 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// doctorSource reads this machine, as the other commands do.
+type doctorSource struct {
+	s Streams
+	m *machine
+
+	mu   sync.Mutex
+	host *reconcile.Host
+	shut func()
+}
+
+// connect asks systemd once, for all checks.
+func (d *doctorSource) connect(ctx context.Context) (*reconcile.Host, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.host == nil {
+		host, shut, err := openHost(ctx, d.s)
+		if err != nil {
+			return nil, err
+		}
+		d.host, d.shut = host, shut
+	}
+	return d.host, nil
+}
+
+func (d *doctorSource) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.shut != nil {
+		d.shut()
+	}
+}
+
+func (d *doctorSource) Config() (*config.Config, error) {
+	if err := d.m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
+		return nil, err
+	}
+	full := d.m.cfg.WithDefaults()
+	return &full, nil
+}
+
+func (d *doctorSource) Inventory(ctx context.Context) (*inventory.Inventory, error) {
+	err := d.m.read(ctx, d.s.logger())
+	return d.m.inv, err
+}
+
+func (d *doctorSource) Plan() (*plan.Plan, error) {
+	err := d.m.think()
+	return d.m.plan, err
+}
+
+func (d *doctorSource) Observe(ctx context.Context) (*reconcile.State, error) {
+	host, err := d.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	host.GPUs = d.m.inv.GPUs
+	return host.Observe(ctx, d.m.plan)
+}
+
+func (d *doctorSource) Units(ctx context.Context, pattern string) ([]reconcile.UnitState, error) {
+	host, err := d.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return host.Systemd.Units(ctx, pattern)
+}
+
+func (d *doctorSource) Program(ctx context.Context, p reconcile.Program) ([]byte, error) {
+	host, err := d.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	bus, ok := host.Systemd.(*reconcile.Bus)
+	if !ok {
+		return nil, errors.New("systemd is not there")
+	}
+	return bus.RunProgram(ctx, p)
+}

@@ -1,0 +1,62 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// Mend is a command that mends something and ends no job.
+type Mend struct {
+	Command string
+	Checks  []string // whose findings it mends
+	Slots   []int    // that have to be idle
+}
+
+// mendTime bounds one of them; starting eight agents takes the longest.
+const mendTime = 10 * time.Minute
+
+// Mends are the commands that --fix may run, each once, in the order of the checks.
+func (r *Report) Mends() []Mend {
+	var all []Mend
+	for _, c := range r.Checks {
+		for _, f := range c.Findings {
+			if f.Status <= Skip || !f.Safe {
+				continue
+			}
+			i := slices.IndexFunc(all, func(m Mend) bool { return m.Command == f.Fix })
+			if i < 0 {
+				i = len(all)
+				all = append(all, Mend{Command: f.Fix})
+			}
+			m := &all[i]
+			m.Checks = append(m.Checks, c.ID)
+			m.Slots = append(m.Slots, f.Slots...)
+		}
+	}
+	for i := range all {
+		all[i].Checks = slices.Compact(all[i].Checks)
+		slices.Sort(all[i].Slots)
+		all[i].Slots = slices.Compact(all[i].Slots)
+	}
+	return all
+}
+
+// Run runs the command as it was shown, and sends what it prints to out.
+func (m Mend) Run(ctx context.Context, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, mendTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", m.Command)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = 5 * time.Second
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("run %s: %w", m.Command, err)
+	}
+	return nil
+}

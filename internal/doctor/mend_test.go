@@ -1,0 +1,34 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestMends(t *testing.T) {
+	t.Parallel()
+	r := &Report{Checks: []Result{
+		{ID: "a", Findings: []Finding{fail("drift").safely("kbnode reconcile").of(3), fail("drift").safely("kbnode reconcile").of(1), fail("old").by("reboot")}},
+		{ID: "b", Findings: []Finding{ok("fine"), warn("off").safely("echo on")}},
+		{ID: "c", Findings: []Finding{fail("drift").safely("kbnode reconcile").of(3), warn("hot").advise("cool it")}},
+		{ID: "d", Findings: []Finding{{Status: OK, Fix: "echo never", Safe: true}, {Status: Skip, Fix: "echo never", Safe: true}}},
+	}}
+	want := []Mend{{"kbnode reconcile", []string{"a", "c"}, []int{1, 3}}, {"echo on", []string{"b"}, nil}}
+	if diff := cmp.Diff(want, r.Mends()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestMendRuns(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	if err := (Mend{Command: "echo $((40 + 2)) && echo odd >&2"}).Run(t.Context(), &out); err != nil || out.String() != "42\nodd\n" {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+	err := (Mend{Command: "exit 3"}).Run(t.Context(), &out)
+	if err == nil || err.Error() != "run exit 3: exit status 3" {
+		t.Errorf("%v", err)
+	}
+}
