@@ -97,7 +97,11 @@ func printDoctor(w io.Writer, r *doctor.Report, quiet bool) {
 			if c.Group != group {
 				group, shown = c.Group, c.Group
 			}
-			t.AppendRow([]any{shown, c.ID, paintStatus(w, c.Status), c.Summary()})
+			saw := c.Summary()
+			if c.Status > doctor.Skip {
+				saw = text.Snip(saw, 60, "…") // below it stands whole
+			}
+			t.AppendRow([]any{shown, c.ID, paintStatus(w, c.Status), saw})
 		}
 		t.Render()
 	}
