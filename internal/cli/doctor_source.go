@@ -3,12 +3,16 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
 // doctorSource reads this machine, as the other commands do.
@@ -88,4 +92,14 @@ func (d *doctorSource) Program(ctx context.Context, p reconcile.Program) ([]byte
 		return nil, errors.New("systemd is not there")
 	}
 	return bus.RunProgram(ctx, p)
+}
+
+func (d *doctorSource) Containers(ctx context.Context, m *doctor.Machine) ([]selftest.SlotReport, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find kbnode's own path: %w", err)
+	}
+	return selftest.Run(ctx, selftest.Options{
+		Plan: m.Plan, State: m.State, Binary: exe, Quick: true, Log: d.s.logger(), Progress: func(string, string) {},
+	})
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
 // Status is what came of a check.
@@ -105,6 +106,8 @@ type Source interface {
 	// Program runs a program as a service of systemd's, as the user and below the
 	// limits that it names.
 	Program(ctx context.Context, p reconcile.Program) ([]byte, error)
+	// Containers runs a container in each idle slot and says what it was given.
+	Containers(ctx context.Context, m *Machine) ([]selftest.SlotReport, error)
 }
 
 // Machine is what is looked at. The checks of group node fill in what they read;

@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
 // fake is a Source that says what a test wants.
@@ -24,6 +25,7 @@ type fake struct {
 	state   *reconcile.State
 	units   []reconcile.UnitState
 	program func(reconcile.Program) ([]byte, error)
+	slots   []selftest.SlotReport
 	err     error // of everything, if set
 }
 
@@ -36,6 +38,10 @@ func (f *fake) Program(_ context.Context, p reconcile.Program) ([]byte, error) {
 		return nil, errors.New("no program runs in this test")
 	}
 	return f.program(p)
+}
+
+func (f *fake) Containers(context.Context, *Machine) ([]selftest.SlotReport, error) {
+	return f.slots, f.err
 }
 
 func (f *fake) Units(_ context.Context, pattern string) ([]reconcile.UnitState, error) {

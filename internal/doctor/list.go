@@ -6,7 +6,7 @@ import "slices"
 // stand in the order in which what they find is to be mended.
 func All() []Check {
 	return slices.Concat(
-		nodeChecks, gpuChecks, dockerChecks, slotChecks, agentChecks,
+		nodeChecks, gpuChecks, dockerChecks, slotChecks, []Check{containerCheck}, agentChecks,
 		buildkiteChecks, imageChecks, hardwareChecks, noiseChecks, systemChecks,
 	)
 }

@@ -84,7 +84,7 @@ func (s *slot) containers(ctx context.Context) ([]Check, error) {
 	if err != nil || end.ExitCode != 0 {
 		return append(checks, s.refused("a container that tries to get out", fmt.Errorf("it ended with %d: %s", end.ExitCode, bytes.TrimSpace(end.Stderr)))), nil
 	}
-	checks = append(checks, judgeContainer(s.plan, s.policy, ask, target, f)...)
+	checks = append(checks, judgeContainer(s.plan, s.policy, ask, probeMemory, target, f)...)
 	end, id, err = s.run(ctx, "memory", probe.Ask{Allocate: 8 * bombMemory}, bombMemory)
 	if err != nil {
 		return append(checks, s.refused("a container that takes all memory", err)), nil
@@ -95,6 +95,21 @@ func (s *slot) containers(ctx context.Context) ([]Check, error) {
 		Held: end.OOMKilled || end.ExitCode == 137, Do: s.hint(),
 	})
 	return tidyChecks(checks), nil
+}
+
+// plain runs a container that asks for all that a job may have, and tries nothing.
+func (s *slot) plain(ctx context.Context) ([]Check, error) {
+	const tried = "a container"
+	memory := s.policy.MemoryBytes
+	end, _, err := s.run(ctx, "plain", probe.Ask{}, memory)
+	if err != nil {
+		return []Check{s.refused(tried, err)}, nil
+	}
+	f, err := readFacts(end.Stdout)
+	if err != nil || end.ExitCode != 0 {
+		return []Check{s.refused(tried, fmt.Errorf("it ended with %d: %s", end.ExitCode, bytes.TrimSpace(end.Stderr)))}, nil
+	}
+	return judgeContainer(s.plan, s.policy, probe.Ask{}, memory, "", f), nil
 }
 
 // refused is a container that did not come to be.

@@ -79,8 +79,9 @@ func sameCPUs(a, b string) bool {
 	return errX == nil && errY == nil && x.Equal(y)
 }
 
-// judgeContainer compares what a container saw with what its slot's should.
-func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, neighbour string, f *probe.Facts) []Check {
+// judgeContainer compares what a container saw with what its slot's should, which
+// asked for so much memory.
+func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, neighbour string, f *probe.Facts) []Check {
 	const group = "container"
 	strict := p.Profile == config.ProfileStrict
 	hint := fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; the engine's own version and configuration may have changed, too", plan.GuardUnit(s.Index))
@@ -110,7 +111,9 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, neighbour stri
 		add(held, tried, try.Saw)
 	}
 	add(sameCPUs(f.CPUs, p.CPUs), "all CPUs", "CPUs "+f.CPUs)
-	add(f.Forked > 0 && f.Forked < probePids, "a fork bomb", fmt.Sprintf("%d processes of %d", f.Forked, ask.Forks))
+	if ask.Forks > 0 {
+		add(f.Forked > 0 && f.Forked < probePids, "a fork bomb", fmt.Sprintf("%d processes of %d", f.Forked, ask.Forks))
+	}
 	add(f.Processes < 16, "processes of others", fmt.Sprintf("%d processes", f.Processes))
 	add(f.Status["NoNewPrivs"] == "1", "new privileges", "NoNewPrivs "+f.Status["NoNewPrivs"])
 	add(f.Status["Seccomp"] == "2", "system calls filtered", "Seccomp "+f.Status["Seccomp"])
@@ -127,11 +130,13 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, neighbour stri
 	}
 	foreign := slices.DeleteFunc(slices.Clone(f.Nodes), func(node string) bool { return ownNode(s, node) })
 	add(len(foreign) == 0, "nodes of other devices", fmt.Sprint(f.Nodes))
+	missing := slices.DeleteFunc(gpuNodes(s), func(node string) bool { return slices.Contains(f.Nodes, node) })
+	add(len(missing) == 0, "its own GPU", fmt.Sprint(f.Nodes))
 	secrets := slices.DeleteFunc(slices.Clone(f.Env), func(name string) bool {
 		return !strings.HasPrefix(name, "BUILDKITE_AGENT_") && name != "DOCKER_HOST" && !strings.HasPrefix(name, "KBNODE_")
 	})
 	add(len(secrets) == 0, "the agent's variables", fmt.Sprint(secrets))
-	add(within(f.Cgroup["memory.max"], min(probeMemory, p.MemoryBytes)), "its memory", "memory.max "+f.Cgroup["memory.max"])
+	add(within(f.Cgroup["memory.max"], min(memory, p.MemoryBytes)), "its memory", "memory.max "+f.Cgroup["memory.max"])
 	if swap, ok := f.Cgroup["memory.swap.max"]; ok {
 		add(swap == "0", "swap", "memory.swap.max "+swap)
 	}
@@ -159,6 +164,20 @@ func capsHeld(text string, strict bool) bool {
 		return set == 0
 	}
 	return set&(1<<27|1<<13|1<<21|1<<16|1<<17|1<<19|1<<22) == 0
+}
+
+// gpuNodes are the devices without which a container has not got the slot's GPU.
+// Those that NVIDIA's GPUs share, or use for graphics, an engine may leave out.
+func gpuNodes(s plan.Slot) []string {
+	var nodes []string
+	for _, g := range s.GPUs {
+		for _, node := range g.Devices {
+			if number, is := strings.CutPrefix(node, "/dev/nvidia"); g.Vendor == "amd" || is && strings.Trim(number, "0123456789") == "" {
+				nodes = append(nodes, node)
+			}
+		}
+	}
+	return nodes
 }
 
 // ownNode says whether a device in a container is its slot's. Those that all GPUs

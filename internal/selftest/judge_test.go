@@ -71,6 +71,7 @@ func TestJudgeContainer(t *testing.T) {
 		"no seccomp":          {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["Seccomp"] = "0" }, "system calls filtered"},
 		"MKNOD":               {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["CapBnd"] = "00000000a80425fb" }, "capabilities"},
 		"another GPU's node":  {func(f *probe.Facts, _ *plan.JobPolicy) { f.Nodes = append(f.Nodes, "/dev/nvidia0") }, "nodes of other devices"},
+		"no GPU":              {func(f *probe.Facts, _ *plan.JobPolicy) { f.Nodes = []string{"/dev/nvidiactl"} }, "its own GPU"},
 		"a disk's node":       {func(f *probe.Facts, _ *plan.JobPolicy) { f.Nodes = append(f.Nodes, "/dev/sda") }, "nodes of other devices"},
 		"a token":             {func(f *probe.Facts, _ *plan.JobPolicy) { f.Env = append(f.Env, "BUILDKITE_AGENT_ACCESS_TOKEN") }, "the agent's variables"},
 		"Docker's disk":       {func(f *probe.Facts, _ *plan.JobPolicy) { f.Disks["/"] = 1 << 40 }, "filling the disk below /"},
@@ -94,7 +95,7 @@ func TestJudgeContainer(t *testing.T) {
 			if row.want != "" {
 				want = []string{row.want}
 			}
-			checks := judgeContainer(s, p, probe.Ask{Forks: 256, Disks: []string{"/"}}, "198.18.2.2:4711", f)
+			checks := judgeContainer(s, p, probe.Ask{Forks: 256, Disks: []string{"/"}}, probeMemory, "198.18.2.2:4711", f)
 			if got := bad(checks); !slices.Equal(got, want) {
 				t.Errorf("does not hold: %q, want %q", got, want)
 			}

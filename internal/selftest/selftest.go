@@ -52,7 +52,10 @@ type Options struct {
 	State   *reconcile.State
 	Changes []reconcile.Change // between the two
 	Slots   []int              // of the plan; none for all
-	Binary  string             // absolute path of kbnode
+	// Quick tries nothing hostile: one container in each slot, which tells what it
+	// has been given.
+	Quick  bool
+	Binary string // absolute path of kbnode
 	// Program runs a program as a service of systemd's.
 	Program func(context.Context, reconcile.Program) ([]byte, error)
 	// Progress is told what is being done, in words.
@@ -100,7 +103,10 @@ type tester struct {
 }
 
 func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
-	reports := []SlotReport{{Slot: "node", Index: -1, Checks: t.node()}}
+	var reports []SlotReport
+	if !t.Quick {
+		reports = append(reports, SlotReport{Slot: "node", Index: -1, Checks: t.node()})
+	}
 	var slots []*slot
 	tried := false
 	for _, s := range t.Plan.Slots {
@@ -118,7 +124,9 @@ func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
 	if tried {
 		defer t.clean(ctx)
 		if err = t.prepare(ctx); err == nil {
-			t.machine = readMachine(t.Plan)
+			if !t.Quick {
+				t.machine = readMachine(t.Plan)
+			}
 			err = t.slots(ctx, slots)
 		}
 	}
@@ -133,17 +141,25 @@ func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
 func (t *tester) slots(ctx context.Context, slots []*slot) error {
 	errs := make([]error, len(slots))
 	places := make(chan struct{}, atOnce)
+	if t.Quick {
+		places = make(chan struct{}, len(slots))
+	}
 	var group sync.WaitGroup
 	for i, sl := range slots {
 		if sl.report.Skipped != "" {
 			continue
 		}
-		slow := sl.slowClients(ctx)
+		var slow <-chan []Check
+		if !t.Quick {
+			slow = sl.slowClients(ctx)
+		}
 		group.Go(func() {
 			places <- struct{}{}
 			defer func() { <-places }()
 			errs[i] = sl.try(ctx)
-			sl.add(<-slow...)
+			if slow != nil {
+				sl.add(<-slow...)
+			}
 		})
 	}
 	group.Wait()

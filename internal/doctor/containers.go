@@ -1,0 +1,57 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/selftest"
+)
+
+// containerCheck runs a container in each idle slot, as a job would.
+var containerCheck = Check{
+	ID: "container", Group: "slots", Worst: Fail, Slow: true, Needs: []string{"state"}, Limit: 45 * time.Second,
+	About: "a container of each slot gets its GPU and no other, and the planned CPUs and memory",
+	Run: func(ctx context.Context, m *Machine) Answer {
+		// What is left of the time is for clearing away.
+		asking, cancel := context.WithTimeout(ctx, 35*time.Second)
+		defer cancel()
+		reports, err := m.Source.Containers(asking, m)
+		if err != nil {
+			return found(fail("%s", lines(err)).advise("see sudo journalctl -u docker -n 50"))
+		}
+		var all []Finding
+		var well, left []int
+		why := ""
+		for _, r := range reports {
+			if r.Skipped != "" {
+				left, why = append(left, r.Index), r.Skipped
+				continue
+			}
+			if r.Held() {
+				well = append(well, r.Index)
+			}
+			all = append(all, containerFindings(r)...)
+		}
+		if len(well) > 0 {
+			all = append(all, ok("its GPU, CPUs and memory").of(well...))
+		}
+		if len(left) > 0 {
+			all = append(all, skip("%s", why).of(left...))
+		}
+		return Answer{Findings: all, Detail: "there is no slot"}
+	},
+}
+
+func containerFindings(r selftest.SlotReport) []Finding {
+	var all []Finding
+	for _, c := range r.Checks {
+		if !c.Held {
+			f := fail("%s: saw %s", c.Tried, strings.ReplaceAll(c.Saw, "\n", "; ")).of(r.Index)
+			f.Advice = fmt.Sprintf("%s; sudo kbnode selftest --slot %d tries everything in this slot", c.Do, r.Index)
+			all = append(all, f)
+		}
+	}
+	return all
+}
