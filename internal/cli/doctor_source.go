@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -102,4 +103,28 @@ func (d *doctorSource) Containers(ctx context.Context, m *doctor.Machine) ([]sel
 	return selftest.Run(ctx, selftest.Options{
 		Plan: m.Plan, State: m.State, Binary: exe, Quick: true, Log: d.s.logger(), Progress: func(string, string) {},
 	})
+}
+
+// engine is asked anew for each question: no connection is left behind.
+func (d *doctorSource) engine() (*docker.Engine, error) {
+	full := d.m.cfg.WithDefaults()
+	return docker.New(full.Docker.Socket)
+}
+
+func (d *doctorSource) Docker(ctx context.Context) (docker.Info, error) {
+	e, err := d.engine()
+	if err != nil {
+		return docker.Info{}, err
+	}
+	defer func() { _ = e.Close() }()
+	return e.Info(ctx)
+}
+
+func (d *doctorSource) Image(ctx context.Context, ref string) (docker.Image, error) {
+	e, err := d.engine()
+	if err != nil {
+		return docker.Image{}, err
+	}
+	defer func() { _ = e.Close() }()
+	return e.Image(ctx, ref)
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -54,6 +55,9 @@ type Info struct {
 	DefaultRuntime string   // "runc"
 	CDISpecDirs    []string // nil before Docker 25, and where CDI is switched off
 	CDIDevices     []string // "nvidia.com/gpu=GPU-…", sorted; nil before Docker 28.2
+	Snapshotter    bool     // images and layers are containerd's
+	Security       []string // "name=seccomp,profile=builtin", "name=userns", …
+	Warnings       []string // for people: "API is accessible on http://…", …
 }
 
 // New is the engine behind the unix socket at this path. Nothing is sent yet.
@@ -87,6 +91,11 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 		Runtimes:       slices.Sorted(maps.Keys(in.Runtimes)),
 		DefaultRuntime: in.DefaultRuntime,
 		CDISpecDirs:    in.CDISpecDirs,
+		Security:       in.SecurityOptions,
+		Warnings:       in.Warnings,
+		Snapshotter: slices.ContainsFunc(in.DriverStatus, func(s [2]string) bool {
+			return s[0] == "driver-type" && strings.HasPrefix(s[1], "io.containerd.snapshotter")
+		}),
 	}
 	for _, d := range in.DiscoveredDevices {
 		if d.Source == "cdi" {
@@ -103,6 +112,8 @@ type Image struct {
 	Digests []string // "name@sha256:…"; empty for an image that was built here
 	Names   []string // "name:tag"
 	Size    int64    // bytes
+	Created time.Time
+	Arch    string // "amd64", "arm64"; "" if it does not say
 }
 
 // Image is the engine's image of this name, digest or ID. The error is
@@ -112,7 +123,8 @@ func (e *Engine) Image(ctx context.Context, ref string) (Image, error) {
 	if err != nil {
 		return Image{}, e.wrap("look up image "+ref, err)
 	}
-	return Image{ID: res.ID, Digests: res.RepoDigests, Names: res.RepoTags, Size: res.Size}, nil
+	created, _ := time.Parse(time.RFC3339Nano, res.Created) // not every image says
+	return Image{ID: res.ID, Digests: res.RepoDigests, Names: res.RepoTags, Size: res.Size, Created: created, Arch: res.Architecture}, nil
 }
 
 // wrap says what was being done and turns the client's errors into ours.

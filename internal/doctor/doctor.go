@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -108,6 +109,9 @@ type Source interface {
 	Program(ctx context.Context, p reconcile.Program) ([]byte, error)
 	// Containers runs a container in each idle slot and says what it was given.
 	Containers(ctx context.Context, m *Machine) ([]selftest.SlotReport, error)
+	// Docker asks the engine what it is, and Image for one of its images.
+	Docker(ctx context.Context) (docker.Info, error)
+	Image(ctx context.Context, ref string) (docker.Image, error)
 }
 
 // Machine is what is looked at. The checks of group node fill in what they read;
@@ -122,6 +126,7 @@ type Machine struct {
 	Plan      *plan.Plan           // plan
 	State     *reconcile.State     // state
 	Changes   []reconcile.Change   // state: what differs from the plan
+	Docker    *docker.Info         // docker-engine
 }
 
 // Result is what came of one check.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -26,13 +27,23 @@ type fake struct {
 	units   []reconcile.UnitState
 	program func(reconcile.Program) ([]byte, error)
 	slots   []selftest.SlotReport
-	err     error // of everything, if set
+	docker  docker.Info
+	image   docker.Image // the only one that the engine has; the zero value is none
+	err     error        // of everything, if set
 }
 
 func (f *fake) Config() (*config.Config, error)                         { return f.cfg, f.err }
 func (f *fake) Inventory(context.Context) (*inventory.Inventory, error) { return f.inv, f.err }
 func (f *fake) Plan() (*plan.Plan, error)                               { return f.plan, f.err }
 func (f *fake) Observe(context.Context) (*reconcile.State, error)       { return f.state, f.err }
+func (f *fake) Docker(context.Context) (docker.Info, error)             { return f.docker, f.err }
+func (f *fake) Image(context.Context, string) (docker.Image, error) {
+	if f.image.ID == "" && f.err == nil {
+		return f.image, docker.ErrNotFound
+	}
+	return f.image, f.err
+}
+
 func (f *fake) Program(_ context.Context, p reconcile.Program) ([]byte, error) {
 	if f.program == nil {
 		return nil, errors.New("no program runs in this test")
@@ -64,7 +75,7 @@ func machineOf(t *testing.T, f *fake, files map[string]string) *Machine {
 			t.Fatal(err)
 		}
 	}
-	m := &Machine{Root: root, Source: f, Now: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Config: f.cfg, Inventory: f.inv, Plan: f.plan, State: f.state}
+	m := &Machine{Root: root, Source: f, Now: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Config: f.cfg, Inventory: f.inv, Plan: f.plan, State: f.state, Docker: &f.docker}
 	if m.Config == nil {
 		full := config.Config{}.WithDefaults()
 		m.Config = &full

@@ -216,7 +216,7 @@ func (r *run) ask(ctx context.Context, a asked) {
 		select {
 		case answer = <-answers: // both are ready
 		default:
-			answer = found(Finding{Status: a.Worst, Detail: fmt.Sprintf("no answer after %s", time.Since(began).Round(100*time.Millisecond)), Advice: hanging(a.Check)})
+			answer = found(Finding{Status: a.Worst, Detail: fmt.Sprintf("no answer after %s", time.Since(began).Round(time.Second)), Advice: hanging(a.Check)})
 		}
 	}
 	for i, f := range answer.Findings {

@@ -5,14 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
-	"path"
-	"slices"
 	"strconv"
 	"strings"
-
-	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
@@ -20,7 +15,6 @@ import (
 const (
 	defaultDockerSocket = "/run/docker.sock"
 	dockerConfig        = "etc/docker/daemon.json"
-	maxSpecs            = 64 // CDI files read per directory
 )
 
 // askDocker asks the engine what it is. No engine is no error where Docker is
@@ -52,7 +46,7 @@ func askDocker(ctx context.Context, t tree, socket string) (Docker, error) {
 		return d, nil
 	}
 	if len(d.CDIDirs) == 0 {
-		d.CDIDirs = []string{"/etc/cdi", "/var/run/cdi"} // the engine's own default
+		d.CDIDirs = DefaultCDIDirs()
 	}
 	d.CDIDevices, err = cdiDevices(t, d.CDIDirs)
 	return d, err
@@ -86,46 +80,4 @@ func cdiFeature(config string) (on, set bool) {
 	}
 	on, set = c.Features["cdi"]
 	return on, set
-}
-
-// cdiDevices are the fully qualified names, such as nvidia.com/gpu=0, of the
-// devices in CDI's specification files. One broken file does not hide the rest.
-func cdiDevices(t tree, dirs []string) ([]string, error) {
-	var names []string
-	var errs []error
-	for _, dir := range dirs {
-		files := slices.DeleteFunc(t.names(strings.TrimPrefix(dir, "/")), func(name string) bool {
-			ext := path.Ext(name)
-			return ext != ".json" && ext != ".yaml" // what CDI itself heeds
-		})
-		for _, name := range files[:min(len(files), maxSpecs)] {
-			found, err := cdiNames(t.text(path.Join(dir, name)[1:]))
-			if err != nil {
-				errs = append(errs, fmt.Errorf("read CDI specification %s: %w", path.Join(dir, name), err))
-			}
-			names = append(names, found...)
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names), errors.Join(errs...)
-}
-
-func cdiNames(text string) ([]string, error) {
-	var spec struct {
-		Kind    string `yaml:"kind"`
-		Devices []struct {
-			Name string `yaml:"name"`
-		} `yaml:"devices"`
-	}
-	if err := yaml.Unmarshal([]byte(text), &spec); err != nil { // JSON is YAML
-		return nil, err
-	}
-	if spec.Kind == "" {
-		return nil, errors.New("it names no kind")
-	}
-	names := make([]string, 0, len(spec.Devices))
-	for _, d := range spec.Devices {
-		names = append(names, spec.Kind+"="+d.Name)
-	}
-	return names, nil
 }

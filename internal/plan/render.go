@@ -303,18 +303,27 @@ func usesDNF(id string) bool {
 	return slices.Contains([]string{"rhel", "centos", "rocky", "almalinux", "fedora", "ol", "amzn"}, id)
 }
 
-func packageHint(osID, pkg string) string {
+// PackageCommand installs a package of the distribution's, for a root shell.
+func PackageCommand(osID, pkg string) string {
 	if usesDNF(osID) {
-		return "run: sudo dnf install -y " + pkg
+		return "dnf install -y " + pkg
 	}
-	return "run: sudo apt-get install -y " + pkg
+	return "apt-get install -y " + pkg
 }
 
-func dockerHint(osID string) string {
+// DockerCommand installs and starts the engine.
+func DockerCommand(osID string) string {
+	pkg := "docker.io"
 	if usesDNF(osID) {
-		return "run: sudo dnf install -y docker-ce && sudo systemctl enable --now docker (or kbnode install --install-deps)"
+		pkg = "docker-ce"
 	}
-	return "run: sudo apt-get install -y docker.io && sudo systemctl enable --now docker (or kbnode install --install-deps)"
+	return PackageCommand(osID, pkg) + " && systemctl enable --now docker"
+}
+
+func packageHint(osID, pkg string) string { return "run: sudo " + PackageCommand(osID, pkg) }
+
+func dockerHint(osID string) string {
+	return "run: sudo " + strings.ReplaceAll(DockerCommand(osID), "&& ", "&& sudo ") + " (or kbnode install --install-deps)"
 }
 
 func toolkitHint(osID string) string {

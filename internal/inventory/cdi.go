@@ -1,0 +1,120 @@
+package inventory
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// maxSpecs bounds the CDI files that are read per directory.
+const maxSpecs = 64
+
+// DefaultCDIDirs are where an engine looks for specifications, the last before the others.
+func DefaultCDIDirs() []string { return []string{"/etc/cdi", "/var/run/cdi"} }
+
+// CDISpec is one of CDI's specification files.
+type CDISpec struct {
+	Path    string
+	Devices []string // fully qualified: nvidia.com/gpu=0
+	Needs   []string // paths of the host that its containers get, and of the hooks it runs
+	Err     error    // why the engine passes over it
+}
+
+// ReadCDI reads CDI's specifications of the machine below root.
+func ReadCDI(root string, dirs []string) ([]CDISpec, error) {
+	t, err := openTree(root)
+	if err != nil {
+		return nil, err
+	}
+	defer t.close() //nolint:errcheck // nothing was written
+	return readCDI(t, dirs), nil
+}
+
+func readCDI(t tree, dirs []string) []CDISpec {
+	var specs []CDISpec
+	for _, dir := range dirs {
+		files := slices.DeleteFunc(t.names(strings.TrimPrefix(dir, "/")), func(name string) bool {
+			ext := path.Ext(name)
+			return ext != ".json" && ext != ".yaml" // what CDI itself heeds
+		})
+		for _, name := range files[:min(len(files), maxSpecs)] {
+			s := CDISpec{Path: path.Join(dir, name)}
+			s.parse(t.text(s.Path[1:]))
+			specs = append(specs, s)
+		}
+	}
+	return specs
+}
+
+// cdiDevices are the names of the devices in CDI's specification files. One broken
+// file does not hide the rest.
+func cdiDevices(t tree, dirs []string) ([]string, error) {
+	var names []string
+	var errs []error
+	for _, s := range readCDI(t, dirs) {
+		names = append(names, s.Devices...)
+		if s.Err != nil {
+			errs = append(errs, fmt.Errorf("read CDI specification %s: %w", s.Path, s.Err))
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), errors.Join(errs...)
+}
+
+// cdiEdits are what a device, or all of them, change of a container.
+type cdiEdits struct {
+	DeviceNodes []struct {
+		Path     string `yaml:"path"`
+		HostPath string `yaml:"hostPath"`
+	} `yaml:"deviceNodes"`
+	Mounts []struct {
+		HostPath string `yaml:"hostPath"`
+	} `yaml:"mounts"`
+	Hooks []struct {
+		Path string `yaml:"path"`
+	} `yaml:"hooks"`
+}
+
+func (s *CDISpec) parse(text string) {
+	var spec struct {
+		Kind    string `yaml:"kind"`
+		Devices []struct {
+			Name  string   `yaml:"name"`
+			Edits cdiEdits `yaml:"containerEdits"`
+		} `yaml:"devices"`
+		Edits cdiEdits `yaml:"containerEdits"`
+	}
+	if s.Err = yaml.Unmarshal([]byte(text), &spec); s.Err != nil { // JSON is YAML
+		return
+	}
+	if spec.Kind == "" {
+		s.Err = errors.New("it names no kind")
+		return
+	}
+	s.need(spec.Edits)
+	for _, d := range spec.Devices {
+		s.Devices = append(s.Devices, spec.Kind+"="+d.Name)
+		s.need(d.Edits)
+	}
+	slices.Sort(s.Needs)
+	s.Needs = slices.Compact(s.Needs)
+}
+
+func (s *CDISpec) need(e cdiEdits) {
+	for _, n := range e.DeviceNodes {
+		if n.HostPath != "" {
+			n.Path = n.HostPath
+		}
+		s.Needs = append(s.Needs, n.Path)
+	}
+	for _, m := range e.Mounts {
+		s.Needs = append(s.Needs, m.HostPath)
+	}
+	for _, h := range e.Hooks {
+		s.Needs = append(s.Needs, h.Path)
+	}
+}
