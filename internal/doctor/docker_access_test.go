@@ -1,0 +1,121 @@
+package doctor
+
+import (
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// roomy is an engine whose disk has so much free, of so much.
+func roomy(free, total int64) *fake {
+	f := engine(docker.Info{RootDir: "/var/lib/docker"})
+	f.inv.Disks = []inventory.DiskFree{{Path: "/", FreeBytes: 1}, {Path: "/var/lib/docker", FreeBytes: free, TotalBytes: total}}
+	return f
+}
+
+func TestDockerDiskChecks(t *testing.T) {
+	t.Parallel()
+	mounts := func(lines string) map[string]string { return map[string]string{"/proc/self/mountinfo": lines} }
+	root := engine(docker.Info{RootDir: "/var/lib/docker"})
+	store := engine(docker.Info{StorageDriver: "overlayfs", Snapshotter: true})
+	strict := engine(docker.Info{StorageDriver: "overlayfs"})
+	full := config.Config{Job: config.Job{Profile: config.ProfileStrict}}.WithDefaults()
+	strict.cfg = &full
+	for _, s := range []stated{
+		{"overlay2", "docker-storage-driver", engine(docker.Info{StorageDriver: "overlay2"}), nil, "ok: overlay2", ""},
+		{"containerd's store", "docker-storage-driver", store, nil, "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk bounds: a job can fill Docker's",
+			`mkdir -p /etc/docker && echo '{"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"}' >/etc/docker/daemon.json && systemctl restart docker`},
+		{"that, asked for", "docker-storage-driver", store, file(`{"features": {"containerd-snapshotter": true}}`), "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk bounds: a job can fill Docker's", ""},
+		{"the strict profile", "docker-storage-driver", strict, nil, "ok: overlayfs; the strict profile's containers write to no layer", ""},
+
+		{"a disk", "docker-root", root, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:2 / /var/lib rw shared:1 - xfs /dev/sda2 rw\n31 22 0:5 / /var/lib/dock rw - tmpfs x rw\n"), "ok: /var/lib/docker, xfs", ""},
+		{"a network", "docker-root", root, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /var/lib/docker rw - nfs4 s:/x rw\n"), "fail: /var/lib/docker is on /var/lib/docker (nfs4), over a network, where overlay2 does not work and every job waits for it", ""},
+		{"a container", "docker-root", root, mounts("22 1 0:30 / / rw - overlay overlay rw\n"), "fail: /var/lib/docker is on an overlay, so this is a container or a live system, and images do not stay", ""},
+		{"memory", "docker-root", root, mounts("22 1 0:30 / / rw - tmpfs tmpfs rw\n"), "warn: /var/lib/docker is in memory (tmpfs), which images take from jobs, and is empty after a reboot", ""},
+		{"garbage", "docker-root", root, mounts("\x00 - -\n - \nx"), "skip: the kernel does not say what /var/lib/docker is on", ""},
+
+		{"room", "docker-space", roomy(500<<30, 1000<<30), nil, "ok: 500.0 GiB of 1000.0 GiB are free at /var/lib/docker", ""},
+		{"little room", "docker-space", roomy(9<<30, 1000<<30), nil, "warn: 9.0 GiB of 1000.0 GiB are free at /var/lib/docker; with less than 10.0 GiB, jobs and updates pull no images", ""},
+		{"no room", "docker-space", roomy(1<<29, 1000<<30), nil, "fail: 0.5 GiB of 1000.0 GiB are free at /var/lib/docker", ""},
+		{"not read", "docker-space", root, nil, "skip: it was not read how much is free at /var/lib/docker", ""},
+	} {
+		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
+	}
+}
+
+func TestDockerAccessChecks(t *testing.T) {
+	t.Parallel()
+	warned := engine(docker.Info{Warnings: []string{"WARNING: No swap limit support", "[DEPRECATION NOTICE]: API is accessible on http://0.0.0.0:2375 without encryption.\n More"}})
+	users := "root:x:0:0::/root:/bin/sh\nada:x:1000:1000::/home/ada:/bin/sh\nbob:x:1001:998::/home/bob:/bin/sh\n"
+	groups := func(line string) map[string]string {
+		return map[string]string{"/etc/group": "root:x:0:ada\n" + line, "/etc/passwd": users}
+	}
+	secure := func(options ...string) *fake { return engine(docker.Info{Security: options}) }
+	none := &fake{docker: docker.Info{}, units: engine(docker.Info{}).units}
+	full := config.Config{Job: config.Job{Network: config.NetworkNone}}.WithDefaults()
+	none.cfg = &full
+	forward := func(text, daemon string) map[string]string {
+		files := file(daemon)
+		files["/proc/sys/net/ipv4/ip_forward"] = text
+		return files
+	}
+	for _, s := range []stated{
+		{"a socket only", "docker-api", engine(docker.Info{Warnings: []string{"WARNING: No swap limit support"}}), nil, "ok: its socket only, or with certificates", ""},
+		{"TCP", "docker-api", warned, nil, "fail: the engine answers everybody on http://0.0.0.0:2375: whoever reaches it, a job's host commands too, is root here", ""},
+
+		{"operators", "docker-group", &fake{}, groups("docker:x:998:ada\n"), "ok: operators, as good as root: ada, bob", ""},
+		{"nobody", "docker-group", &fake{}, groups("docker:x:997:\n"), "ok: nobody but root", ""},
+		{"an agent of old", "docker-group", &fake{}, groups("docker:x:998:ada,buildkite-agent\n"), "fail: buildkite-agent is in group docker, so what runs as that user is root by docker run -v /:/host", "gpasswd -d buildkite-agent docker"},
+		{"a slot's user", "docker-group", &fake{}, groups("docker:x:998:kbnode-gpu3\n"), "fail: kbnode-gpu3 is in group docker, so what runs as that user is root by docker run -v /:/host", "gpasswd -d kbnode-gpu3 docker"},
+		{"garbage", "docker-group", &fake{}, map[string]string{"/etc/group": "docker\n:::\n", "/etc/passwd": "::\n"}, "ok: nobody but root", ""},
+
+		{"no mapping", "docker-userns", secure("name=seccomp,profile=builtin"), nil, "ok: it maps none", ""},
+		{"a mapping by a flag", "docker-userns", secure("name=userns"), file("", "--userns-remap=default"), "fail: userns-remap is on, so that a job can write to no checkout", ""},
+		{"a profile", "docker-seccomp", secure("name=seccomp,profile=builtin"), nil, "ok: profile builtin", ""},
+		{"no seccomp", "docker-seccomp", secure("name=cgroupns"), nil, "fail: neither the kernel's nor the engine's seccomp is there, so a job may make every system call", ""},
+		{"no profile", "docker-seccomp", secure("name=seccomp,profile=unconfined"), nil, "fail: the seccomp profile is unconfined, so a job may make every system call", ""},
+		{"AppArmor unused", "docker-seccomp", secure("name=seccomp,profile=builtin"), map[string]string{"/sys/module/apparmor/parameters/enabled": "Y\n"}, "warn: the kernel has AppArmor and Docker does not use it",
+			"apt-get install -y apparmor && systemctl restart docker"},
+		{"AppArmor", "docker-seccomp", secure("name=apparmor", "name=seccomp,profile=builtin"), map[string]string{"/sys/module/apparmor/parameters/enabled": "Y\n"}, "ok: profile builtin", ""},
+
+		{"a way out", "docker-network", engine(docker.Info{}), forward("1\n", ""), "ok: forwarded and masqueraded", ""},
+		{"no forwarding", "docker-network", engine(docker.Info{}), forward("0\n", ""), "fail: net.ipv4.ip_forward is 0, so jobs reach nothing", "sysctl -w net.ipv4.ip_forward=1"},
+		{"no iptables", "docker-network", engine(docker.Info{}), forward("1\n", `{"iptables": false}`), "fail: iptables is off in Docker, so that no packet of a job finds its way back", ""},
+		{"no masquerade", "docker-network", engine(docker.Info{}), file("", "--ip-masq=false"), "fail: ip-masq is off in Docker, so that no packet of a job finds its way back", ""},
+		{"no network wanted", "docker-network", none, forward("0\n", ""), "skip: jobs have no network (job.network: none)", ""},
+	} {
+		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
+	}
+}
+
+func TestDockerSocket(t *testing.T) {
+	t.Parallel()
+	mode := func(mode os.FileMode) func(*Machine) {
+		return func(m *Machine) {
+			if err := os.Chmod(m.path(config.DefaultDockerSocket), mode); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	files := map[string]string{config.DefaultDockerSocket: ""}
+	stated{"", "docker-socket", &fake{}, files, "ok: /var/run/docker.sock, mode 0660", ""}.run(t, mode(0o660))
+	stated{"", "docker-socket", &fake{}, files, "fail: /var/run/docker.sock has mode 0666, so every user of this machine is root, and a job's host commands are", "chmod 0660 /var/run/docker.sock"}.run(t, mode(0o666))
+}
+
+// The socket's own group counts, whatever its name, and root's is no way in.
+func TestSocketUsers(t *testing.T) {
+	t.Parallel()
+	got := socketUsers("root:x:0:eve\ndocker:x:9:ada\nweb:x:33:bob\n", "carl:x:5:33::/:/bin/sh\n", 33)
+	want := [][3]string{{"ada", "docker", ""}, {"bob", "web", ""}, {"carl", "web", "own"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if got := socketUsers("root:x:0:eve\n", "root:x:0:0::/:/bin/sh\n", 0); len(got) > 0 {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,224 @@
+package doctor
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// cdiChecks are about the files that describe NVIDIA's GPUs to Docker.
+var cdiChecks = []Check{
+	{
+		ID: "docker-cdi-spec", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-cdi", "docker-toolkit"},
+		About: "each GPU is described to Docker once",
+		Run: func(ctx context.Context, m *Machine) Answer {
+			if !m.Inventory.Software.Docker.CDI {
+				return none("CDI is off")
+			}
+			specs, err := gpuSpecs(m)
+			if err != nil {
+				return found(fail("%s", err).advise("see why %s cannot be read", strings.Join(m.Inventory.Software.Docker.CDIDirs, " and ")))
+			}
+			var all []Finding
+			good := 0
+			for i, s := range specs {
+				if s.Err != nil {
+					all = append(all, warn("%s is passed over: %s", s.Path, lines(s.Err)).by("mv %s %[1]s.broken", word(s.Path)))
+					continue
+				}
+				good++
+				all = append(all, twice(s, specs[:i])...)
+			}
+			if good == 0 {
+				all = append(all, fail("no specification of NVIDIA's GPUs in %s", strings.Join(m.Inventory.Software.Docker.CDIDirs, " or ")).safely("%s", renewCDI(ctx, m)))
+			}
+			if len(all) == 0 {
+				all = []Finding{ok("%s", specs[len(specs)-1].Path)}
+			}
+			return Answer{Findings: all}
+		},
+	},
+	{
+		ID: "docker-cdi-driver", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-cdi-spec"},
+		About: "the description is of the driver that runs",
+		Run: func(ctx context.Context, m *Machine) Answer {
+			specs, err := gpuSpecs(m)
+			if err != nil {
+				return none("%s", err)
+			}
+			loaded := m.Inventory.NVIDIA.DriverVersion
+			node, _ := health.ReadNode(m.Root, nil) // what it cannot read is empty
+			if node.CDIDriver != "" && loaded != "" && node.CDIDriver != loaded {
+				return found(fail("the driver %s runs, and containers get the files of %s", loaded, node.CDIDriver).safely("%s", renewCDI(ctx, m)))
+			}
+			for _, s := range specs {
+				var gone []string
+				for _, name := range s.Needs[:min(len(s.Needs), 1000)] {
+					if _, err := os.Stat(m.path(name)); errors.Is(err, fs.ErrNotExist) {
+						gone = append(gone, name)
+					}
+				}
+				renew := renewCDI(ctx, m)
+				if slices.ContainsFunc(gone, func(n string) bool { return strings.HasPrefix(n, "/dev/nvidia-") }) {
+					renew = "nvidia-modprobe -c=0 -u -m" // it makes the nodes that the driver makes late
+				}
+				if len(gone) > 0 {
+					return found(fail("%s names what is not there, and no container starts with it: %s (%d in all)", s.Path, gone[0], len(gone)).safely("%s", renew))
+				}
+			}
+			if node.CDIDriver == "" {
+				return found(ok("all that it names is there"))
+			}
+			return found(ok("%s", node.CDIDriver))
+		},
+	},
+	{
+		ID: "docker-cdi-slots", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"plan", "docker-cdi-spec"},
+		About: "each slot's GPU is described by its UUID",
+		Run: func(ctx context.Context, m *Machine) Answer {
+			d := m.Inventory.Software.Docker
+			known := m.Docker.CDIDevices // what the engine itself took
+			if known == nil {
+				known = d.CDIDevices
+			}
+			var missing, named []int
+			first := ""
+			for _, s := range m.Plan.Slots {
+				switch gpu := s.GPUs[0]; {
+				case gpu.Vendor != "nvidia" || gpu.UUID == "" || s.Parked != "":
+				case slices.Contains(known, "nvidia.com/gpu="+gpu.UUID):
+					named = append(named, s.Index)
+				default:
+					if missing = append(missing, s.Index); first == "" {
+						first = gpu.UUID
+					}
+				}
+			}
+			renew := renewCDI(ctx, m)
+			switch {
+			case len(missing) == 0 && len(named) == 0:
+				return none("no slot has an NVIDIA GPU")
+			case len(missing) == 0:
+				return found(ok("%d GPUs", len(named)))
+			case renew == generateCDI && !slices.ContainsFunc(known, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=GPU-") }):
+				renew = generateCDI + " --device-name-strategy=uuid" // what toolkits before 1.16 do only if asked
+			}
+			f := fail("nvidia.com/gpu=%s is not known to Docker, so jobs get the GPU without its driver's files", first)
+			if slices.Contains(d.Runtimes, "nvidia") {
+				f = warn("nvidia.com/gpu=%s is not known to Docker, so the GPU comes by the NVIDIA runtime, and a job loses it when systemd reloads", first)
+			}
+			return found(f.of(missing...).safely("%s", renew))
+		},
+	},
+	{
+		ID: "docker-cdi-refresh", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-cdi-spec"},
+		About: "the description outlives a reboot and a new driver",
+		Run: func(ctx context.Context, m *Machine) Answer {
+			service, err := m.unit(ctx, refreshUnit)
+			watch, errWatch := m.unit(ctx, refreshPath)
+			if err = errors.Join(err, errWatch); err != nil {
+				return none("systemd does not answer: %s", lines(err))
+			}
+			specs, err := gpuSpecs(m)
+			switch stays := slices.ContainsFunc(specs, func(s inventory.CDISpec) bool { return s.Err == nil && strings.HasPrefix(s.Path, "/etc/") }); {
+			case err != nil:
+				return none("%s", err)
+			case !service.Exists() && stays:
+				return found(ok("in /etc/cdi; to be renewed by hand with a new driver"))
+			case !service.Exists():
+				return found(warn("it is in %s only, which a reboot empties, and nothing renews it", path.Dir(specs[0].Path)).safely("%s", generateCDI))
+			case service.Active == "failed":
+				return found(warn("%s failed (%s, exit status %d)", refreshUnit, service.Result, service.ExitStatus).safely("systemctl restart %s", refreshUnit).
+					advise("if it fails again, journalctl -u %s -n 20 says why", refreshUnit))
+			case !m.linked(refreshUnit) || !m.linked(refreshPath) || !watch.Running():
+				return found(warn("%s and %s are not both enabled, so nothing renews it", refreshUnit, refreshPath).safely("systemctl enable --now %s %s", refreshPath, refreshUnit))
+			}
+			return found(ok("%s renews it", refreshUnit))
+		},
+	},
+}
+
+// renewCDI is the command that describes the GPUs anew: where the toolkit has a
+// service for it, a file of one's own would hide behind the service's.
+func renewCDI(ctx context.Context, m *Machine) string {
+	if u, err := m.unit(ctx, refreshUnit); err == nil && u.Exists() && u.Load != "masked" {
+		return "systemctl restart " + refreshUnit
+	}
+	return generateCDI
+}
+
+// gpuSpecs are CDI's specifications that name NVIDIA's GPUs, and those that are broken.
+func gpuSpecs(m *Machine) ([]inventory.CDISpec, error) {
+	dirs := m.Inventory.Software.Docker.CDIDirs
+	if len(dirs) == 0 {
+		dirs = inventory.DefaultCDIDirs()
+	}
+	specs, err := inventory.ReadCDI(m.Root, dirs)
+	return slices.DeleteFunc(specs, func(s inventory.CDISpec) bool { return s.Err == nil && !namesGPUs(s.Devices) }), err
+}
+
+// twice says where a specification names what one before it does. In one directory
+// Docker then knows neither; of two directories the later one's counts.
+func twice(s inventory.CDISpec, before []inventory.CDISpec) []Finding {
+	for _, o := range before {
+		for _, name := range s.Devices {
+			if o.Err != nil || !strings.HasPrefix(name, "nvidia.com/gpu=") || !slices.Contains(o.Devices, name) {
+				continue
+			}
+			if path.Dir(o.Path) != path.Dir(s.Path) {
+				return []Finding{warn("%s is hidden by %s, which names the same GPUs: renewing it changes nothing", o.Path, s.Path).by("mv %s %[1]s.off", word(o.Path))}
+			}
+			extra := s.Path
+			if path.Base(s.Path) == "nvidia.yaml" {
+				extra = o.Path
+			}
+			return []Finding{fail("%s and %s both name %s, so Docker knows neither", o.Path, s.Path, name).by("mv %s %[1]s.off", word(extra))}
+		}
+	}
+	return nil
+}
+
+// pkg is a package of dpkg's.
+type pkg struct{ name, version, state string }
+
+// packages are those of these names that dpkg knows.
+func (m *Machine) packages(names []string) ([]pkg, error) {
+	f, err := os.Open(m.path("/var/lib/dpkg/status"))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	var list []pkg
+	var p pkg
+	end := func() {
+		left := strings.HasSuffix(p.state, " config-files") || strings.HasSuffix(p.state, " not-installed")
+		if slices.Contains(names, p.name) && p.version != "" && !left {
+			list = append(list, p)
+		}
+		p = pkg{}
+	}
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, maxFile)
+	for lines.Scan() {
+		switch key, value, _ := strings.Cut(lines.Text(), ": "); key {
+		case "":
+			end()
+		case "Package":
+			p.name = value
+		case "Version":
+			p.version = value
+		case "Status":
+			p.state = value
+		}
+	}
+	end()
+	return list, lines.Err()
+}

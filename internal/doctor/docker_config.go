@@ -1,0 +1,133 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+const daemonJSON = "/etc/docker/daemon.json"
+
+// dockerd is how the engine is configured: by its file, and by its command line.
+type dockerd struct {
+	text    string
+	keys    map[string]json.RawMessage
+	args    []string
+	problem string // why it would not start with them
+}
+
+// readDaemon reads them as they are now, not as they were when dockerd started.
+func readDaemon(ctx context.Context, m *Machine) dockerd {
+	d := dockerd{args: dockerdArgs(ctx, m)}
+	text, err := m.read(daemonJSON)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return d
+	case err != nil:
+		d.problem = err.Error()
+		return d
+	}
+	if d.text = strings.TrimSpace(text); d.text == "" {
+		return d
+	}
+	if err := json.Unmarshal([]byte(text), &d.keys); err != nil {
+		d.problem = fmt.Sprintf("%s is not a JSON object: %s", daemonJSON, err)
+		if e, is := errors.AsType[*json.SyntaxError](err); is {
+			line := 1 + strings.Count(text[:min(max(e.Offset-1, 0), int64(len(text)))], "\n")
+			d.problem = fmt.Sprintf("%s is not JSON: line %d: %s", daemonJSON, line, err)
+		}
+		return d
+	}
+	for _, key := range slices.Sorted(maps.Keys(d.keys)) {
+		if arg := d.flag(key); arg != "" {
+			d.problem = fmt.Sprintf("%s stands in %s and as %s on dockerd's command line, and with both it does not start", key, daemonJSON, arg)
+			return d
+		}
+	}
+	return d
+}
+
+// dockerdArgs are the words of the running dockerd, or else of its unit.
+func dockerdArgs(ctx context.Context, m *Machine) []string {
+	if u, err := m.unit(ctx, dockerUnit); err == nil && u.MainPID > 0 {
+		if text, err := m.read(fmt.Sprintf("/proc/%d/cmdline", u.MainPID)); err == nil && text != "" {
+			return strings.Split(strings.TrimRight(text, "\x00"), "\x00")
+		}
+	}
+	var texts []string
+	for _, dir := range []string{"/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"} {
+		if text, err := m.read(dir + "/" + dockerUnit); err == nil {
+			texts = append(texts, text)
+			break
+		}
+	}
+	drops, _ := filepath.Glob(m.path("/etc/systemd/system/docker.service.d/*.conf"))
+	for _, name := range drops {
+		text, _ := m.read("/etc/systemd/system/docker.service.d/" + filepath.Base(name))
+		texts = append(texts, text)
+	}
+	var args []string
+	for line := range strings.Lines(strings.Join(texts, "\n")) {
+		if command, is := strings.CutPrefix(strings.TrimSpace(line), "ExecStart="); is {
+			args = strings.Fields(command)
+		}
+	}
+	return args
+}
+
+// flag is the word of the command line that says the same as a key of the file;
+// "" if none does.
+func (d dockerd) flag(key string) string {
+	names := []string{"--" + key}
+	if one, is := strings.CutSuffix(key, "ies"); is {
+		names = append(names, "--"+one+"y")
+	} else if one, is := strings.CutSuffix(key, "s"); is {
+		names = append(names, "--"+one)
+	}
+	if key == "hosts" {
+		names = append(names, "-H")
+	}
+	for i, arg := range d.args {
+		name, _, set := strings.Cut(arg, "=")
+		switch {
+		case !slices.Contains(names, name):
+		case !set && i+1 < len(d.args) && !strings.HasPrefix(d.args[i+1], "-"):
+			return arg + " " + d.args[i+1]
+		default:
+			return arg
+		}
+	}
+	return ""
+}
+
+func (d dockerd) has(key string) bool { _, is := d.keys[key]; return is }
+
+// off says that a switch is set to false, in the file or on the command line.
+func (d dockerd) off(key string) bool {
+	return strings.TrimSpace(string(d.keys[key])) == "false" || slices.Contains(d.args, "--"+key+"=false")
+}
+
+// add is a command that puts members into the file, which has none of their names.
+// What else stands in it may be secret and is not repeated.
+func (d dockerd) add(members string) string {
+	if len(d.keys) == 0 {
+		return fmt.Sprintf("mkdir -p /etc/docker && echo '{%s}' >%s", members, daemonJSON)
+	}
+	return fmt.Sprintf("sed -i '0,/{/s//{%s, /' %s", members, daemonJSON)
+}
+
+// word is a name as one word of a shell's.
+func word(name string) string {
+	if strings.ContainsFunc(name, func(r rune) bool {
+		return !strings.ContainsRune("/._-:@", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+	}) {
+		return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
+	}
+	return name
+}

@@ -1,0 +1,97 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+)
+
+// dockerDiskChecks are about where images and layers lie.
+var dockerDiskChecks = []Check{
+	{
+		ID: "docker-storage-driver", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
+		About: "what containers write is bounded by the slot's disk",
+		Run: func(ctx context.Context, m *Machine) Answer {
+			driver := m.Docker.StorageDriver
+			switch {
+			case driver == "overlay2":
+				return found(ok("overlay2"))
+			case m.Config.Job.Profile == config.ProfileStrict:
+				return found(ok("%s; the strict profile's containers write to no layer", driver))
+			}
+			if m.Docker.Snapshotter {
+				driver += " of the containerd image store"
+			}
+			f := warn("the storage driver is %s, whose layers no slot's disk bounds: a job can fill Docker's", cmp.Or(driver, "unknown"))
+			if c := readDaemon(ctx, m); c.problem == "" && !c.has("features") && !c.has("storage-driver") && c.flag("storage-driver") == "" {
+				return found(f.by(`%s && systemctl restart docker`, c.add(`"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`)))
+			}
+			return found(f.advise(`put "features": {"containerd-snapshotter": false} and "storage-driver": "overlay2" into %s and type systemctl restart docker, or set job.profile: strict`, daemonJSON))
+		},
+	},
+	{
+		ID: "docker-root", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
+		About: "Docker's directory is on a disk of this machine",
+		Run: func(_ context.Context, m *Machine) Answer {
+			text, err := m.read("/proc/self/mountinfo")
+			mount, kind := mountOf(text, m.Docker.RootDir)
+			move := "set data-root in " + daemonJSON + " to a directory on an ext4 or XFS disk, then type systemctl restart docker; the images are fetched again"
+			switch {
+			case err != nil || kind == "":
+				return none("the kernel does not say what %s is on", cmp.Or(m.Docker.RootDir, "it"))
+			case slices.Contains([]string{"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs", "virtiofs"}, kind) || strings.HasPrefix(kind, "fuse"):
+				return found(fail("%s is on %s (%s), over a network, where overlay2 does not work and every job waits for it", m.Docker.RootDir, mount, kind).advise("%s", move))
+			case kind == "overlay":
+				return found(fail("%s is on an overlay, so this is a container or a live system, and images do not stay", m.Docker.RootDir).advise("%s", move))
+			case kind == "tmpfs" || kind == "ramfs":
+				return found(warn("%s is in memory (%s), which images take from jobs, and is empty after a reboot", m.Docker.RootDir, kind).advise("%s", move))
+			}
+			return found(ok("%s, %s", m.Docker.RootDir, kind))
+		},
+	},
+	{
+		ID: "docker-space", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
+		About: "Docker's disk has room for images",
+		Run: func(_ context.Context, m *Machine) Answer {
+			for _, d := range m.Inventory.Disks {
+				if d.Path != m.Docker.RootDir {
+					continue
+				}
+				f := ok("%s of %s are free at %s", gib(d.FreeBytes), gib(d.TotalBytes), d.Path)
+				switch free := "docker system df shows what takes the room; docker image prune and docker builder prune free what nothing uses"; {
+				case d.FreeBytes < min(d.TotalBytes/50, 1<<30):
+					f = fail("%s", f.Detail).advise("%s", free)
+				case d.FreeBytes < leftFree(d.TotalBytes):
+					f = warn("%s; with less than %s, jobs and updates pull no images", f.Detail, gib(leftFree(d.TotalBytes))).advise("%s", free)
+				}
+				return found(f)
+			}
+			return none("it was not read how much is free at %s", cmp.Or(m.Docker.RootDir, "it"))
+		},
+	},
+}
+
+// leftFree is what pulls leave free on Docker's disk, in bytes.
+func leftFree(total int64) int64 { return min(10<<30, total/10) }
+
+// mountOf is where the file system of a directory is mounted, and its type, by
+// the text of a mountinfo. The last of several mounts on one place is on top.
+func mountOf(text, dir string) (point, kind string) {
+	for line := range strings.Lines(text) {
+		before, after, _ := strings.Cut(line, " - ")
+		left, right := strings.Fields(before), strings.Fields(after)
+		if len(left) < 5 || len(right) == 0 {
+			continue
+		}
+		p := path.Clean(strings.ReplaceAll(left[4], `\040`, " "))
+		if p != "/" && p != dir && !strings.HasPrefix(dir, p+"/") || len(p) < len(point) {
+			continue
+		}
+		point, kind = p, right[0]
+	}
+	return point, kind
+}

@@ -1,0 +1,208 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// stated is one state of a machine, and what a check says of it.
+type stated struct {
+	name, id string
+	f        *fake
+	files    map[string]string
+	want     string // status and summary
+	fix      string // of the worst finding
+}
+
+func (s stated) run(t *testing.T, change func(*Machine)) *Result {
+	t.Helper()
+	m := machineOf(t, s.f, s.files)
+	if change != nil {
+		change(m)
+	}
+	got := answer(t, m, s.id)
+	if diff := cmp.Diff(s.want, got.Status.String()+": "+got.Summary()); diff != "" {
+		t.Error(diff)
+	}
+	fix := ""
+	for _, f := range got.Findings {
+		if f.Status == got.Status && fix == "" {
+			fix = f.Fix
+		}
+		if f.Status > Skip && f.Fix == "" && f.Advice == "" {
+			t.Errorf("it says nothing of what to do: %s", f.Detail)
+		}
+	}
+	if fix != s.fix {
+		t.Errorf("type %q, want %q", fix, s.fix)
+	}
+	return got
+}
+
+// file is daemon.json, of a dockerd that is started with these words besides.
+func file(text string, words ...string) map[string]string {
+	args := "/usr/bin/dockerd\x00" + strings.Join(words, "\x00") + "\x00"
+	files := map[string]string{"/proc/7/cmdline": args}
+	if text != "" {
+		files[daemonJSON] = text
+	}
+	return files
+}
+
+// engine is a machine on which docker.service runs.
+func engine(info docker.Info) *fake {
+	if info.Version == "" {
+		info.Version = "28.5.2"
+	}
+	return &fake{
+		docker: info,
+		inv:    &inventory.Inventory{OS: inventory.OS{ID: "debian"}, Software: inventory.Software{Docker: inventory.Docker{Version: info.Version, RootDir: info.RootDir}}},
+		units:  []reconcile.UnitState{{Name: dockerUnit, Load: "loaded", Active: "active", Sub: "running", MainPID: 7}},
+	}
+}
+
+// dead is a machine without an engine that answers.
+func dead(u reconcile.UnitState, problem string) *fake {
+	f := &fake{inv: &inventory.Inventory{OS: inventory.OS{ID: "debian"}}}
+	if problem != "" {
+		f.inv.Problems = []inventory.Problem{{Subject: "docker", Detail: problem}}
+	}
+	if u.Load != "" {
+		u.Name = dockerUnit
+		f.units = []reconcile.UnitState{u}
+	}
+	return f
+}
+
+// deaf is f where systemd does not answer.
+func deaf(f *fake) *fake {
+	f.err = errors.New("no answer")
+	return f
+}
+
+func TestEngineChecks(t *testing.T) {
+	t.Parallel()
+	socket := map[string]string{config.DefaultDockerSocket: ""}
+	for _, s := range []stated{
+		{"no daemon.json", "docker-config", engine(docker.Info{}), nil, "ok: no file", ""},
+		{"an empty one", "docker-config", engine(docker.Info{}), file(" \n"), "ok: no file", ""},
+		{"a good one", "docker-config", engine(docker.Info{}), file(`{"debug": true}`, "-H", "fd://"), "ok: 1 keys", ""},
+		{"a comma too many", "docker-config", engine(docker.Info{}), file("{\n\"debug\": true,\n}\n"), "fail: /etc/docker/daemon.json is not JSON: line 3: invalid character '}' looking for beginning of object key string", ""},
+		{"cut off", "docker-config", engine(docker.Info{}), file(`{"debug"`), "fail: /etc/docker/daemon.json is not JSON: line 1: unexpected end of JSON input", ""},
+		{"a list", "docker-config", engine(docker.Info{}), file(`[]`), "fail: /etc/docker/daemon.json is not a JSON object: json: cannot unmarshal array into Go value of type map[string]json.RawMessage", ""},
+		{"hosts twice", "docker-config", engine(docker.Info{}), file(`{"hosts": ["unix:///run/docker.sock"]}`, "-H", "fd://"),
+			"fail: hosts stands in /etc/docker/daemon.json and as -H fd:// on dockerd's command line, and with both it does not start", ""},
+		{"hosts twice, and it is down", "docker-config", dead(reconcile.UnitState{Load: "loaded", Active: "failed"}, ""),
+			map[string]string{daemonJSON: `{"hosts": []}`, "/usr/lib/systemd/system/docker.service": "[Service]\nExecStart=/usr/bin/dockerd -H fd:// --containerd=/run/containerd/containerd.sock\n"},
+			"fail: hosts stands in /etc/docker/daemon.json and as -H fd:// on dockerd's command line, and with both it does not start", ""},
+		{"hosts once, by a drop-in", "docker-config", dead(reconcile.UnitState{Load: "loaded", Active: "failed"}, ""),
+			map[string]string{daemonJSON: `{"hosts": []}`, "/usr/lib/systemd/system/docker.service": "ExecStart=/usr/bin/dockerd -H fd://\n",
+				"/etc/systemd/system/docker.service.d/x.conf": "[Service]\nExecStart=\nExecStart=/usr/bin/dockerd\n"}, "ok: 1 keys", ""},
+		{"a list that has a flag for each", "docker-config", engine(docker.Info{}), file(`{"insecure-registries": []}`, "--insecure-registry=x"),
+			"fail: insecure-registries stands in /etc/docker/daemon.json and as --insecure-registry=x on dockerd's command line, and with both it does not start", ""},
+
+		{"it answers", "docker-engine", engine(docker.Info{}), nil, "ok: 28.5.2", ""},
+		{"not installed", "docker-engine", dead(reconcile.UnitState{}, ""), nil, "fail: Docker is not installed", "apt-get install -y docker.io && systemctl enable --now docker"},
+		{"elsewhere", "docker-engine", dead(reconcile.UnitState{}, "no such file"), nil, "fail: no such file", ""},
+		{"not installed, and systemd is dead", "docker-engine", deaf(dead(reconcile.UnitState{}, "")), nil, "fail: Docker is not installed", "apt-get install -y docker.io && systemctl enable --now docker"},
+		{"no answer from systemd either", "docker-engine", deaf(dead(reconcile.UnitState{}, "refused")), nil, "fail: refused", ""},
+		{"masked", "docker-engine", dead(reconcile.UnitState{Load: "masked", Active: "inactive"}, "refused"), nil, "fail: docker.service is masked", "systemctl unmask docker.service docker.socket && systemctl enable --now docker"},
+		{"failed", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}, "refused"), nil,
+			"fail: docker.service ends again and again (exit-code, exit status 1)", "systemctl reset-failed docker && systemctl start docker"},
+		{"failed for its file", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "failed"}, "refused"), file("{"), "skip: it does not answer, and cannot start: docker-config says why", ""},
+		{"stopped", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "inactive"}, "refused"), nil, "fail: docker.service is inactive", "systemctl start docker"},
+		{"hanging", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "active"}, "ask Docker for its info: deadline exceeded"), socket, "fail: ask Docker for its info: deadline exceeded", "systemctl restart docker"},
+		{"without its socket", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "active"}, "refused"), nil,
+			"fail: docker.service runs, and /var/run/docker.sock is not there", "systemctl restart docker.socket docker.service"},
+
+		{"enabled", "docker-boot", engine(docker.Info{}), map[string]string{"/etc/systemd/system/multi-user.target.wants/docker.service": ""}, "ok: docker.service is enabled", ""},
+		{"not enabled", "docker-boot", engine(docker.Info{}), nil, "warn: docker.service is not enabled, so that after a reboot it starts when somebody asks for it, or never", "systemctl enable docker"},
+		{"another unit", "docker-boot", &fake{}, nil, "skip: there is no docker.service; something else starts the engine", ""},
+
+		{"a version that works", "docker-version", engine(docker.Info{Version: "20.10.24+dfsg1", APIVersion: "1.41"}), nil, "ok: 20.10.24+dfsg1, API 1.41", ""},
+		{"an old one", "docker-version", engine(docker.Info{Version: "19.03.15"}), nil, "fail: 19.03.15 is too old for cgroup v2, or is no Docker; 20.10 is the oldest that works", ""},
+		{"no number", "docker-version", engine(docker.Info{Version: "dev"}), nil, "fail: dev is too old for cgroup v2, or is no Docker; 20.10 is the oldest that works", ""},
+		{"rootless", "docker-version", engine(docker.Info{Security: []string{"name=rootless"}}), nil, "fail: it runs without root, so that no container can be put into a slot's slice", ""},
+		{"the snap", "docker-version", engine(docker.Info{RootDir: "/var/snap/docker/common/var-lib-docker"}), nil, "fail: it is the snap, which reads neither the slots' files nor CDI's specifications",
+			"snap remove docker && apt-get install -y docker.io && systemctl enable --now docker"},
+
+		{"cgroup v2", "docker-cgroup-version", engine(docker.Info{CgroupVersion: "2"}), nil, "ok: version 2", ""},
+		{"cgroup v1", "docker-cgroup-version", engine(docker.Info{CgroupVersion: "1"}), nil, "fail: it uses version 1, under which a slice has no CPUs and no memory nodes of its own", ""},
+		{"the driver systemd", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "systemd"}), nil, "ok: systemd", ""},
+		{"cgroupfs by the file", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "cgroupfs"}), file(`{"exec-opts": ["native.cgroupdriver=cgroupfs"]}`),
+			"fail: it uses the driver cgroupfs, under which no slice limits a container", "sed -i 's/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/' /etc/docker/daemon.json && systemctl restart docker"},
+		{"cgroupfs by a flag", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "cgroupfs"}), file("", "--exec-opt", "native.cgroupdriver=cgroupfs"), "fail: it uses the driver cgroupfs, under which no slice limits a container", ""},
+		{"cgroupfs by itself", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "cgroupfs"}), nil,
+			"fail: it uses the driver cgroupfs, under which no slice limits a container",
+			`mkdir -p /etc/docker && echo '{"exec-opts": ["native.cgroupdriver=systemd"]}' >/etc/docker/daemon.json && systemctl restart docker`},
+		{"cgroupfs beside others", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "cgroupfs"}), file(`{"debug": true}`),
+			"fail: it uses the driver cgroupfs, under which no slice limits a container",
+			`sed -i '0,/{/s//{"exec-opts": ["native.cgroupdriver=systemd"], /' /etc/docker/daemon.json && systemctl restart docker`},
+	} {
+		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
+	}
+}
+
+// hangingEngine is one that answered the inventory and answers no more.
+type hangingEngine struct{ *fake }
+
+func (hangingEngine) Docker(context.Context) (docker.Info, error) {
+	return docker.Info{}, errors.New("deadline exceeded")
+}
+
+func TestEngineStopsAnswering(t *testing.T) {
+	t.Parallel()
+	stated{"", "docker-engine", engine(docker.Info{}), nil, "fail: it has answered before, and does not now: deadline exceeded", "systemctl restart docker"}.
+		run(t, func(m *Machine) { m.Source = hangingEngine{engine(docker.Info{})} })
+}
+
+// TestDaemonEdits runs the commands that change daemon.json, and looks at what they
+// leave.
+func TestDaemonEdits(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ before, id, want string }{
+		{``, "docker-cgroup-driver", `{"exec-opts": ["native.cgroupdriver=systemd"]}`},
+		{`{}`, "docker-cgroup-driver", `{"exec-opts": ["native.cgroupdriver=systemd"]}`},
+		{"{\n  \"log-opts\": {\"a\": \"b\"}\n}", "docker-cgroup-driver", "{\"exec-opts\": [\"native.cgroupdriver=systemd\"], \n  \"log-opts\": {\"a\": \"b\"}\n}"},
+		{`{"exec-opts":["native.cgroupdriver=cgroupfs"]}`, "docker-cgroup-driver", `{"exec-opts":["native.cgroupdriver=systemd"]}`},
+		{`{"default-runtime" : "nvidia", "runtimes": {"nvidia": {}}}`, "docker-default-runtime", `{"default-runtime" : "runc", "runtimes": {"nvidia": {}}}`},
+		{`{"userns-remap":"default"}`, "docker-userns", `{"userns-remap":""}`},
+		{`{"features":{"cdi":false}}`, "docker-cdi", `{"features":{"cdi":true}}`},
+		{`{"debug": true}`, "docker-storage-driver", `{"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2", "debug": true}`},
+	} {
+		t.Run(fmt.Sprintf("%s %s", tt.id, tt.before), func(t *testing.T) {
+			t.Parallel()
+			f := engine(docker.Info{CgroupDriver: "cgroupfs", DefaultRuntime: "nvidia", Security: []string{"name=userns"}, StorageDriver: "overlayfs"})
+			f.inv.NVIDIA = &inventory.NVIDIA{}
+			m := machineOf(t, f, file(tt.before))
+			fix := answer(t, m, tt.id).Findings[0].Fix
+			edit, _, cut := strings.Cut(fix, " && systemctl re")
+			if !cut {
+				t.Fatalf("type %q", fix)
+			}
+			edit = strings.ReplaceAll(edit, "/etc/docker", m.path("/etc/docker"))
+			if out, err := exec.Command("sh", "-ec", edit).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			got, err := os.ReadFile(m.path(daemonJSON))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, strings.TrimRight(string(got), "\n")); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
