@@ -1,3 +1,190 @@
 package doctor
 
-var imageChecks []Check
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/image"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+const (
+	updateImage = "kbnode image update"
+	// onItsWay is how long an update may take: a large image and busy slots.
+	onItsWay = 26 * time.Hour
+)
+
+// imageChecks are about the image that jobs run. No registry is asked: that would
+// take seconds, and what it has is the update's own business.
+var imageChecks = []Check{
+	{
+		ID: "image-state", Group: "image", Worst: Warn, Needs: []string{"installed"},
+		About: "what kbnode knows of the images can be read",
+		Run: func(_ context.Context, m *Machine) Answer {
+			s, err := image.Read(m.path(plan.ImageDir))
+			if err != nil {
+				name := plan.ImageDir + "/images.json"
+				return found(warn("%s", lines(err)).by("mv %s %[1]s.broken && %s", name, updateImage))
+			}
+			return found(ok("%d previous, %d refused", len(s.Previous), len(s.Refused)))
+		},
+	},
+	{
+		ID: "image-present", Group: "image", Worst: Fail, Needs: []string{"installed", "docker-engine"},
+		About: "the image that jobs run is here",
+		Run: func(ctx context.Context, m *Machine) Answer {
+			name := m.Config.Image.Name
+			i, err := m.Source.Image(ctx, name)
+			switch {
+			case errors.Is(err, docker.ErrNotFound):
+				return found(warn("%s is not here, so the first job waits until it is pulled, and no canary ran it", name).by(updateImage))
+			case err != nil:
+				return found(warn("%s", lines(err)).advise("see what docker image inspect %s says", name))
+			case i.Arch != "" && m.Inventory.Arch != "" && i.Arch != m.Inventory.Arch:
+				return found(fail("%s is for %s and this machine is %s, so nothing in it starts", name, i.Arch, m.Inventory.Arch).
+					advise("build it for %s too, or set image.name to one that is, then type %s", m.Inventory.Arch, updateImage))
+			}
+			return found(ok("%s, %s%s", label(i), gib(i.Size), age(m.Now, i.Created)))
+		},
+	},
+	{
+		ID: "image-proven", Group: "image", Worst: Warn, Needs: []string{"image-state", "image-present"},
+		About: "jobs run the image that kbnode chose, after a canary",
+		Run: func(ctx context.Context, m *Machine) Answer {
+			s, err := image.Read(m.path(plan.ImageDir))
+			now, errNow := m.Source.Image(ctx, m.Config.Image.Name)
+			switch auto := m.Config.Image.Updates(); {
+			case errNow != nil:
+				return none("there is no such image here")
+			case err != nil || s.Current == nil && !auto:
+				return none("kbnode does not update it (image.auto_update)")
+			case s.Name != m.Config.Image.Name && s.Name != "":
+				return found(warn("image.name is now %s, and kbnode knows %s only", m.Config.Image.Name, s.Name).by(updateImage))
+			case s.Current == nil:
+				return found(warn("no update was made yet, so no canary ran it").by(updateImage))
+			case s.Moving:
+				return found(warn("an update was cut off just before the name went to %s", short(s.Current.Digest, s.Current.ID)).by(updateImage))
+			case now.ID != s.Current.ID:
+				return found(warn("the name stands for %s, and kbnode chose %s: somebody pulled or tagged it past the canary", short("", now.ID), short("", s.Current.ID)).by(updateImage))
+			case s.Current.Canary == nil:
+				return found(ok("chosen before any canary"))
+			case s.Trial != nil:
+				return found(ok("canary in %s; of its first %d jobs %d failed so far", s.Current.Canary.Slot, s.Trial.Jobs, s.Trial.Failed))
+			}
+			return found(ok("canary in %s%s", s.Current.Canary.Slot, ago(m.Now, s.Current.Canary.Time)))
+		},
+	},
+	{
+		ID: "image-update", Group: "image", Worst: Warn, Needs: []string{"image-state"},
+		About: "the last update of the image went through",
+		Run: func(ctx context.Context, m *Machine) Answer {
+			s, err := image.Read(m.path(plan.ImageDir))
+			if err != nil {
+				return none("%s", lines(err))
+			}
+			var all []Finding
+			since := time.Time{}
+			if s.Current != nil {
+				since = s.Current.Since
+			}
+			if len(s.Refused) > 0 && s.Refused[0].Time.After(since) {
+				r := s.Refused[0]
+				all = append(all, warn("%s was not taken%s: %s", short(r.Digest, ""), ago(m.Now, r.Time), r.Reason).
+					advise("mend the image and push it; cron takes the next one by itself, and %s tries this one again", updateImage))
+			}
+			if c := s.Candidate; c != nil && m.Now.Sub(c.Since) > onItsWay {
+				all = append(all, warn("%s is on its way since %s", short(c.Digest, c.ID), c.Since.Format(time.DateOnly)).by(updateImage))
+			}
+			if u, err := m.unit(ctx, plan.ImageService); err == nil && u.Active == "failed" {
+				all = append(all, warn("%s failed (%s, exit status %d)", plan.ImageService, u.Result, u.ExitStatus).by(updateImage).
+					advise("journalctl -u kbnode-image -n 20 says why"))
+			}
+			if len(all) == 0 {
+				all = []Finding{ok("nothing refused since, nothing on its way")}
+			}
+			return Answer{Findings: all}
+		},
+	},
+	{
+		ID: "image-space", Group: "image", Worst: Warn, Needs: []string{"image-present", "docker-space"},
+		About: "the next image fits on Docker's disk",
+		Run: func(ctx context.Context, m *Machine) Answer {
+			i, err := m.Source.Image(ctx, m.Config.Image.Name)
+			switch {
+			case err != nil:
+				return none("there is no image yet whose size would tell")
+			case !m.Config.Image.Updates():
+				return none("kbnode does not update it (image.auto_update)")
+			}
+			s, _ := image.Read(m.path(plan.ImageDir)) // image-state says what is wrong with it
+			var old int64
+			for _, p := range append(s.Previous, s.Drop...) {
+				old += p.Size
+			}
+			for _, d := range m.Inventory.Disks {
+				// An update counts three times what it downloads, about half an image.
+				need := leftFree(d.TotalBytes) + i.Size*3/2
+				switch {
+				case d.Path != m.Docker.RootDir:
+				case d.FreeBytes < leftFree(d.TotalBytes):
+					return none("docker-space says so")
+				case d.FreeBytes < need:
+					return found(warn("%s are free, and an image of %s needs about %s; images kept from before take up to %s", gib(d.FreeBytes), gib(i.Size), gib(need), gib(old)).
+						advise("docker system df shows what takes the room; docker image prune and docker builder prune free some, and image.keep says how many images stay"))
+				default:
+					return found(ok("%s free, about %s needed; images from before take up to %s", gib(d.FreeBytes), gib(need), gib(old)))
+				}
+			}
+			return none("it was not read how much is free at %s", m.Docker.RootDir)
+		},
+	},
+	{
+		ID: "image-schedule", Group: "image", Worst: Warn, Needs: []string{"state"},
+		About: "something runs the update at the times of image.auto_update",
+		Run:   checkSchedule,
+	},
+	{
+		ID: "image-others", Group: "image", Worst: Warn, Needs: []string{"installed"},
+		About: "nobody else's cron job pulls images beside jobs, or removes them",
+		Run:   checkOtherCron,
+	},
+}
+
+// label is an image as people tell it from others.
+func label(i docker.Image) string {
+	digest := ""
+	if len(i.Digests) > 0 {
+		_, digest, _ = strings.Cut(i.Digests[0], "@")
+	}
+	return short(digest, i.ID)
+}
+
+// short is a digest, or else an ID, as much of it as people compare.
+func short(digest, id string) string {
+	text := cmp.Or(digest, id, "an image")
+	return text[:min(len(text), len("sha256:")+12)]
+}
+
+func age(now, made time.Time) string {
+	if made.IsZero() || made.Year() < 2000 { // reproducible builds have none
+		return ""
+	}
+	return ", built" + ago(now, made)
+}
+
+// ago is how long ago something was, for people.
+func ago(now, then time.Time) string {
+	switch d := now.Sub(then); {
+	case then.IsZero():
+		return ""
+	case d >= 48*time.Hour:
+		return fmt.Sprintf(" %d days ago", int(d.Hours()/24))
+	default:
+		return fmt.Sprintf(" %d hours ago", max(0, int(d.Hours())))
+	}
+}

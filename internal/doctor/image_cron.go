@@ -1,0 +1,110 @@
+package doctor
+
+import (
+	"context"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+const (
+	maxCronFiles = 256 // looked at in one directory
+	maxShown     = 80  // characters of somebody's command
+)
+
+// checkSchedule looks at what runs the update. That the file or the timer is as
+// planned is not looked at again.
+func checkSchedule(ctx context.Context, m *Machine) Answer {
+	if !m.Config.Image.Updates() {
+		return none("kbnode does not update the image (image.auto_update)")
+	}
+	at := slices.IndexFunc(m.Plan.Files, func(f plan.File) bool { return f.Path == plan.CronPath })
+	if at < 0 {
+		if !m.State.Units[plan.ImageTimer].Running() {
+			return found(skip("%s does not run: as-planned says so", plan.ImageTimer))
+		}
+		return found(ok("%s", plan.ImageTimer))
+	}
+	if text, err := m.read(plan.CronPath); err != nil || text != m.Plan.Files[at].Content {
+		return found(skip("%s is not as planned: as-planned says so", plan.CronPath))
+	}
+	there := ""
+	for _, name := range []string{"cron.service", "crond.service", "cronie.service", "cron.target"} {
+		u, err := m.unit(ctx, name)
+		if err != nil {
+			return none("systemd does not answer: %s", lines(err))
+		}
+		if u.Running() {
+			if !m.linked(name) {
+				return found(warn("%s runs, and will not after a reboot", name).safely("systemctl enable %s", name))
+			}
+			return found(ok("%s, by %s", m.Config.Image.AutoUpdate, name))
+		}
+		if u.Exists() && u.Load != "masked" && there == "" {
+			there = name
+		}
+	}
+	f := warn("no cron runs, so %s does nothing and the image is never updated", plan.CronPath)
+	if there != "" {
+		return found(f.safely("systemctl enable --now %s", there))
+	}
+	install := plan.PackageCommand(m.Inventory.OS.ID, "cron") + " && systemctl enable --now cron"
+	if strings.HasPrefix(install, "dnf ") {
+		install = plan.PackageCommand(m.Inventory.OS.ID, "cronie") + " && systemctl enable --now crond"
+	}
+	return found(f.by("%s", install))
+}
+
+// imageCommands are what others do to images: kbnode's own update pulls when no job
+// runs, and pruning with -a takes the image that jobs run.
+var imageCommands = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`update-image\.sh|\bdocker\s+(image\s+)?pull\s|\bdocker\s+(rmi|image\s+rm)\s|\bdocker\s+(system|image)\s+prune\b[^;&|]*\s(-[a-z]*a[a-z]*|--all)`)
+})
+
+func checkOtherCron(_ context.Context, m *Machine) Answer {
+	var all []Finding
+	look := func(name string, whole bool) {
+		text, err := m.read(name)
+		if err != nil {
+			return
+		}
+		for line := range strings.Lines(text) {
+			// The rest of the line may hold a password.
+			command := strings.TrimSpace(imageCommands().FindString(line))
+			if strings.HasPrefix(strings.TrimSpace(line), "#") || command == "" {
+				continue
+			}
+			if r := []rune(command); len(r) > maxShown {
+				command = string(r[:maxShown]) + "…"
+			}
+			f := warn("%s runs %s", name, command)
+			if whole {
+				f = f.by("mv %s /root/", word(name))
+			} else {
+				f = f.advise("take the line out of %s; image.auto_update does it, when no job runs", name)
+			}
+			all = append(all, f)
+			return
+		}
+	}
+	for _, dir := range []string{"/etc/cron.d", "/etc/cron.hourly", "/etc/cron.daily", "/etc/cron.weekly", "/etc/cron.monthly", "/var/spool/cron", "/var/spool/cron/crontabs"} {
+		entries, err := os.ReadDir(m.path(dir))
+		if err != nil {
+			continue
+		}
+		for _, e := range entries[:min(len(entries), maxCronFiles)] {
+			if name := dir + "/" + e.Name(); e.Type().IsRegular() && name != plan.CronPath {
+				look(name, strings.HasPrefix(dir, "/etc/"))
+			}
+		}
+	}
+	look("/etc/crontab", false)
+	if len(all) == 0 {
+		all = []Finding{ok("none")}
+	}
+	return Answer{Findings: all}
+}

@@ -1,0 +1,139 @@
+package doctor
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// updated is a machine whose image is updated at night, and is this one.
+func updated(i docker.Image) *fake {
+	full := config.Config{Image: config.Image{AutoUpdate: "0 3 * * *"}}.WithDefaults()
+	return &fake{
+		cfg: &full, image: i,
+		inv:    &inventory.Inventory{Arch: "amd64", OS: inventory.OS{ID: "debian"}},
+		docker: docker.Info{RootDir: "/var/lib/docker"},
+	}
+}
+
+func TestImageChecks(t *testing.T) {
+	t.Parallel()
+	const name = config.DefaultImage
+	here := docker.Image{
+		ID: "sha256:1111111111111111", Digests: []string{"ghcr.io/gpu-mode/kernelbot@sha256:aaaaaaaaaaaaaaaa"}, Size: 10 << 30, Arch: "amd64",
+		Created: time.Date(2026, 11, 11, 12, 0, 0, 0, time.UTC),
+	}
+	arm := here
+	arm.Arch = "arm64"
+	old := here
+	old.Created, old.Arch, old.Digests = time.Unix(0, 0), "", nil
+	byHand := updated(here)
+	byHand.cfg = nil
+	broken := updated(here)
+	broken.err = errors.New("no answer")
+	failed := updated(here)
+	failed.units = []reconcile.UnitState{{Name: plan.ImageService, Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}}
+	state := func(more string) map[string]string {
+		return map[string]string{plan.ImageDir + "/images.json": `{"written_by": "kbnode", "schema": 1, "name": "` + name + `"` + more + `}`}
+	}
+	current := func(id, more string) string {
+		return `, "current": {"id": "` + id + `", "digest": "sha256:aaaaaaaaaaaaaaaa", "since": "2026-11-20T12:00:00Z"` + more + `}`
+	}
+	canary := `, "canary": {"passed": true, "slot": "gpu0", "time": "2026-11-20T12:00:00Z"}`
+	chosen := current(here.ID, canary)
+	room := func(free int64) *fake {
+		f := updated(here)
+		f.inv.Disks = []inventory.DiskFree{{Path: "/var/lib/docker", FreeBytes: free, TotalBytes: 1000 << 30}}
+		return f
+	}
+	kept := chosen + `, "previous": [{"id": "x", "size_bytes": 4294967296}], "drop": [{"id": "y", "size_bytes": 4294967296}]`
+	for _, s := range []stated{
+		{"none yet", "image-state", updated(here), nil, "ok: 0 previous, 0 refused", ""},
+		{"here", "image-present", updated(here), nil, "ok: sha256:aaaaaaaaaaaa, 10.0 GiB, built 10 days ago", ""},
+		{"not here", "image-present", updated(docker.Image{}), nil, "warn: " + name + " is not here, so the first job waits until it is pulled, and no canary ran it", "kbnode image update"},
+		{"for other machines", "image-present", updated(arm), nil, "fail: " + name + " is for arm64 and this machine is amd64, so nothing in it starts", ""},
+		{"that says little", "image-present", updated(old), nil, "ok: sha256:111111111111, 10.0 GiB", ""},
+		{"an engine that hangs", "image-present", broken, nil, "warn: no answer", ""},
+
+		{"chosen", "image-proven", updated(here), state(chosen), "ok: canary in gpu0 24 hours ago", ""},
+		{"chosen by hand", "image-proven", byHand, nil, "skip: kbnode does not update it (image.auto_update)", ""},
+		{"never updated", "image-proven", updated(here), nil, "warn: no update was made yet, so no canary ran it", "kbnode image update"},
+		{"cut off", "image-proven", updated(here), state(chosen + `, "moving": true`), "warn: an update was cut off just before the name went to sha256:aaaaaaaaaaaa", "kbnode image update"},
+		{"pulled past it", "image-proven", updated(here), state(current("sha256:2222", canary)),
+			"warn: the name stands for sha256:111111111111, and kbnode chose sha256:2222: somebody pulled or tagged it past the canary", "kbnode image update"},
+		{"another name", "image-proven", updated(here), map[string]string{plan.ImageDir + "/images.json": `{"schema": 1, "name": "x:1"}`}, "warn: image.name is now " + name + ", and kbnode knows x:1 only", "kbnode image update"},
+		{"on trial", "image-proven", updated(here), state(chosen + `, "trial": {"jobs": 3, "failed": 1}`), "ok: canary in gpu0; of its first 3 jobs 1 failed so far", ""},
+
+		{"went through", "image-update", updated(here), state(chosen + `, "refused": [{"digest": "sha256:bbbb", "reason": "old", "time": "2026-11-01T12:00:00Z"}]`), "ok: nothing refused since, nothing on its way", ""},
+		{"refused", "image-update", updated(here), state(chosen + `, "refused": [{"digest": "sha256:bbbb", "reason": "torch sees no GPU", "time": "2026-11-21T03:00:00Z"}]`), "warn: sha256:bbbb was not taken 9 hours ago: torch sees no GPU", ""},
+		{"on its way", "image-update", updated(here), state(chosen + `, "candidate": {"digest": "sha256:bbbb", "since": "2026-11-21T03:00:00Z"}`), "ok: nothing refused since, nothing on its way", ""},
+		{"stuck", "image-update", updated(here), state(chosen + `, "candidate": {"digest": "sha256:bbbb", "since": "2026-11-18T03:00:00Z"}`), "warn: sha256:bbbb is on its way since 2026-11-18", "kbnode image update"},
+		{"the timer's run failed", "image-update", failed, state(chosen), "warn: kbnode-image.service failed (exit-code, exit status 1)", "kbnode image update"},
+
+		{"room", "image-space", room(100 << 30), state(kept), "ok: 100.0 GiB free, about 25.0 GiB needed; images from before take up to 8.0 GiB", ""},
+		{"no room", "image-space", room(20 << 30), state(kept), "warn: 20.0 GiB are free, and an image of 10.0 GiB needs about 25.0 GiB; images kept from before take up to 8.0 GiB", ""},
+		{"none at all", "image-space", room(1 << 30), state(kept), "skip: docker-space says so", ""},
+		{"no update", "image-space", byHand, nil, "skip: kbnode does not update it (image.auto_update)", ""},
+
+		{"nothing of others", "image-others", &fake{}, map[string]string{"/etc/cron.d/x": "# docker pull x\n0 3 * * * root docker image prune -f\n", plan.CronPath: "0 3 * * * root kbnode image update --auto\n"}, "ok: none", ""},
+		{"the old script", "image-others", &fake{}, map[string]string{"/etc/cron.d/kernelbot-update": "0 3 * * * root /opt/update-image.sh --auto\n"}, "warn: /etc/cron.d/kernelbot-update runs update-image.sh", "mv /etc/cron.d/kernelbot-update /root/"},
+		{"a pruning", "image-others", &fake{}, map[string]string{"/var/spool/cron/crontabs/root": "@daily TOKEN=x docker system prune -af >/dev/null\n"}, "warn: /var/spool/cron/crontabs/root runs docker system prune -af", ""},
+	} {
+		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
+	}
+	stated{"", "image-state", updated(here), map[string]string{plan.ImageDir + "/images.json": "{"}, "", ""}.brokenState(t)
+}
+
+// brokenState looks at the fix only: the message has the temporary directory in it.
+func (s stated) brokenState(t *testing.T) {
+	t.Helper()
+	got := answer(t, machineOf(t, s.f, s.files), s.id)
+	want := "mv /var/lib/kbnode/images.json /var/lib/kbnode/images.json.broken && kbnode image update"
+	if got.Status != Warn || got.Findings[0].Fix != want {
+		t.Errorf("%s, type %q", got.Status, got.Findings[0].Fix)
+	}
+}
+
+func TestImageSchedule(t *testing.T) {
+	t.Parallel()
+	const id, line = "image-schedule", "0 3 * * * root kbnode image update --auto\n"
+	written := map[string]string{plan.CronPath: line, "/etc/systemd/system/multi-user.target.wants/cron.service": ""}
+	cron := func(u reconcile.UnitState) *fake {
+		f := updated(docker.Image{})
+		f.plan = &plan.Plan{Files: []plan.File{{Path: plan.CronPath, Content: line}}}
+		f.state = &reconcile.State{}
+		f.units = []reconcile.UnitState{u}
+		return f
+	}
+	timer := func(active string) *fake {
+		f := cron(reconcile.UnitState{})
+		f.plan = &plan.Plan{}
+		f.state = &reconcile.State{Units: map[string]reconcile.UnitState{plan.ImageTimer: {Active: active}}}
+		return f
+	}
+	red := cron(reconcile.UnitState{})
+	red.inv = &inventory.Inventory{OS: inventory.OS{ID: "rocky"}}
+	unit := func(name, active string) reconcile.UnitState {
+		return reconcile.UnitState{Name: name, Load: "loaded", Active: active}
+	}
+	const dead = "warn: no cron runs, so /etc/cron.d/kbnode does nothing and the image is never updated"
+	for _, s := range []stated{
+		{"cron", id, cron(unit("cron.service", "active")), written, "ok: 0 3 * * *, by cron.service", ""},
+		{"crond, until a reboot", id, cron(unit("crond.service", "active")), written, "warn: crond.service runs, and will not after a reboot", "systemctl enable crond.service"},
+		{"stopped", id, cron(unit("crond.service", "inactive")), written, dead, "systemctl enable --now crond.service"},
+		{"not installed", id, cron(reconcile.UnitState{}), written, dead, "apt-get install -y cron && systemctl enable --now cron"},
+		{"not installed on Rocky", id, red, written, dead, "dnf install -y cronie && systemctl enable --now crond"},
+		{"the file is gone", id, cron(unit("cron.service", "active")), nil, "skip: /etc/cron.d/kbnode is not as planned: as-planned says so", ""},
+		{"a timer", id, timer("active"), nil, "ok: kbnode-image.timer", ""},
+		{"no timer", id, timer("inactive"), nil, "skip: kbnode-image.timer does not run: as-planned says so", ""},
+		{"by hand", id, &fake{}, nil, "skip: kbnode does not update the image (image.auto_update)", ""},
+	} {
+		t.Run(s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
+	}
+}
