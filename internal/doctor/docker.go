@@ -25,10 +25,10 @@ var engineChecks = []Check{
 		ID: "docker-config", Group: "docker", Bare: true, Worst: Fail,
 		About: "Docker's daemon.json is one that it starts with",
 		Run: func(ctx context.Context, m *Machine) Answer {
-			c := readDaemon(ctx, m)
-			if c.problem != "" {
-				return found(fail("%s", c.problem).advise("correct %s (dockerd --validate --config-file %s looks at it), then type systemctl restart docker; that ends jobs", daemonJSON, daemonJSON))
+			if why := startProblem(ctx, m, "docker-config"); why != "" {
+				return found(fail("%s", why).advise("correct %s (dockerd --validate --config-file %s looks at it), then type systemctl restart docker; that ends jobs", daemonJSON, daemonJSON))
 			}
+			c := readDaemon(ctx, m)
 			if c.text == "" {
 				return found(ok("no file"))
 			}
@@ -40,7 +40,7 @@ var engineChecks = []Check{
 		About: "the Docker engine answers",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			if m.Inventory.Software.Docker.Version == "" {
-				if readDaemon(ctx, m).problem != "" {
+				if startProblem(ctx, m, "docker-engine") != "" {
 					return found(skip("it does not answer, and cannot start: docker-config says why"))
 				}
 				return found(engineDown(ctx, m))

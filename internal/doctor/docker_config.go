@@ -7,12 +7,19 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-const daemonJSON = "/etc/docker/daemon.json"
+const (
+	daemonJSON   = "/etc/docker/daemon.json"
+	validateTime = 5 * time.Second
+)
 
 // dockerd is how the engine is configured: by its file, and by its command line.
 type dockerd struct {
@@ -51,6 +58,31 @@ func readDaemon(ctx context.Context, m *Machine) dockerd {
 		}
 	}
 	return d
+}
+
+// startProblem is why dockerd would not start; "" if it would. It is asked itself
+// only where it has not read the file yet, since that takes it long.
+func startProblem(ctx context.Context, m *Machine, check string) string {
+	d := readDaemon(ctx, m)
+	if d.problem != "" || d.text == "" {
+		return d.problem
+	}
+	u, err := m.unit(ctx, dockerUnit)
+	info, errStat := os.Stat(m.path(daemonJSON))
+	if err != nil || errStat != nil || u.Running() && info.ModTime().Before(u.Since) {
+		return ""
+	}
+	out, err := m.Source.Program(ctx, reconcile.Program{
+		Unit: fmt.Sprintf("kbnode-%s-%d.service", check, os.Getpid()), Slice: "system.slice", Limit: validateTime,
+		Argv: []string{"/bin/sh", "-c", "dockerd --validate --config-file=" + daemonJSON + " 2>&1 || true"},
+	})
+	// Engines before 23.0 do not know the flag, which tells nothing of the file.
+	_, why, bad := strings.Cut(string(out), "unable to configure the Docker daemon with file ")
+	if err != nil || !bad {
+		return ""
+	}
+	why, _, _ = strings.Cut(why, "\n")
+	return strings.ToValidUTF8(why[:min(len(why), 300)], "")
 }
 
 // dockerdArgs are the words of the running dockerd, or else of its unit.

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -166,6 +167,39 @@ func TestEngineStopsAnswering(t *testing.T) {
 	t.Parallel()
 	stated{"", "docker-engine", engine(docker.Info{}), nil, "fail: it has answered before, and does not now: deadline exceeded", "systemctl restart docker"}.
 		run(t, func(m *Machine) { m.Source = hangingEngine{engine(docker.Info{})} })
+}
+
+// TestValidate: dockerd is asked where it has not read the file, and only there.
+func TestValidate(t *testing.T) {
+	t.Parallel()
+	const bad = "unable to configure the Docker daemon with file /etc/docker/daemon.json: the following directives don't match any configuration option: debgu\n"
+	now := time.Now()
+	for _, tt := range []struct {
+		name, says string
+		since      time.Time
+		asked      bool
+		want       string
+	}{
+		{"it has read it", bad, now.Add(time.Hour), false, "ok: 1 keys"},
+		{"a key that is none", bad, now.Add(-time.Hour), true, "fail: /etc/docker/daemon.json: the following directives don't match any configuration option: debgu"},
+		{"all well", "configuration OK\n", now.Add(-time.Hour), true, "ok: 1 keys"},
+		{"an old engine", "unknown flag: --validate\n", now.Add(-time.Hour), true, "ok: 1 keys"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			f := engine(docker.Info{})
+			f.units[0].Since = tt.since
+			asked := false
+			f.program = func(p reconcile.Program) ([]byte, error) {
+				asked = strings.Contains(strings.Join(p.Argv, " "), "dockerd --validate")
+				return []byte(tt.says), nil
+			}
+			stated{"", "docker-config", f, file(`{"debgu": true}`), tt.want, ""}.run(t, nil)
+			if asked != tt.asked {
+				t.Errorf("asked is %t", asked)
+			}
+		})
+	}
 }
 
 // TestDaemonEdits runs the commands that change daemon.json, and looks at what they
