@@ -57,6 +57,7 @@ type Info struct {
 	CDIDevices     []string // "nvidia.com/gpu=GPU-…", sorted; nil before Docker 28.2
 	Snapshotter    bool     // images and layers are containerd's
 	Security       []string // "name=seccomp,profile=builtin", "name=userns", …
+	Insecure       []string // registries that are asked without looking at their certificates, sorted
 	Warnings       []string // for people: "API is accessible on http://…", …
 }
 
@@ -103,6 +104,14 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 		}
 	}
 	slices.Sort(info.CDIDevices)
+	if in.RegistryConfig != nil {
+		for name, index := range in.RegistryConfig.IndexConfigs {
+			if index != nil && !index.Secure {
+				info.Insecure = append(info.Insecure, name)
+			}
+		}
+		slices.Sort(info.Insecure)
+	}
 	return info, nil
 }
 

@@ -70,6 +70,10 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		info := map[string]any{"ServerVersion": "x", "CgroupDriver": "systemd", "CgroupVersion": "2", "Driver": "overlay2", "DockerRootDir": "/var/lib/docker",
 			"DefaultRuntime": "runc", "Runtimes": map[string]any{"runc": map[string]string{}, "io.containerd.runc.v2": map[string]string{}}}
 		if e.version == "1.50" {
+			info["DriverStatus"] = [][2]string{{"driver-type", "io.containerd.snapshotter.v1"}}
+			info["SecurityOptions"] = []string{"name=userns"}
+			info["Warnings"] = []string{"WARNING: x"}
+			info["RegistryConfig"] = map[string]any{"IndexConfigs": map[string]any{"docker.io": map[string]any{"Secure": true}, "r.example:5000": map[string]any{"Secure": false}}}
 			info["CDISpecDirs"] = []string{"/etc/cdi", "/var/run/cdi"}
 			info["DiscoveredDevices"] = []map[string]string{{"Source": "cdi", "ID": "nvidia.com/gpu=1"}, {"Source": "cdi", "ID": "nvidia.com/gpu=0"}, {"Source": "x", "ID": "y"}}
 		}
@@ -121,6 +125,8 @@ func TestInfo(t *testing.T) {
 			if version == "1.50" {
 				want.CDISpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
 				want.CDIDevices = []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1"}
+				want.Snapshotter, want.Insecure = true, []string{"r.example:5000"}
+				want.Security, want.Warnings = []string{"name=userns"}, []string{"WARNING: x"}
 			}
 			got, err := serve(t, &engine{version: version}).Info(t.Context())
 			if err != nil {

@@ -49,7 +49,7 @@ var engineChecks = []Check{
 			if err != nil {
 				return found(fail("it has answered before, and does not now: %s", lines(err)).by("systemctl restart docker"))
 			}
-			return Answer{Findings: []Finding{ok("%s", info.Version)}, Keep: func(m *Machine) { m.Docker = &info }}
+			return Answer{Findings: []Finding{ok("%s", cmp.Or(info.Version, "it names no version"))}, Keep: func(m *Machine) { m.Docker = &info }}
 		},
 	},
 	{

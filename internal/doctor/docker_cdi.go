@@ -51,7 +51,10 @@ var cdiChecks = []Check{
 		About: "the description is of the driver that runs",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			specs, err := gpuSpecs(m)
-			if err != nil {
+			switch {
+			case m.Inventory.NVIDIA == nil:
+				return none("no NVIDIA GPU")
+			case err != nil:
 				return none("%s", err)
 			}
 			loaded := m.Inventory.NVIDIA.DriverVersion

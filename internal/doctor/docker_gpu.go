@@ -103,7 +103,7 @@ var dockerGPUChecks = slices.Concat([]Check{
 			case m.Inventory.NVIDIA == nil:
 				return none("no NVIDIA GPU")
 			case d.CDI:
-				return found(ok("%s", strings.Join(d.CDIDirs, ", ")))
+				return found(ok("%s", cmp.Or(strings.Join(d.CDIDirs, ", "), "on")))
 			}
 			f := warn("CDI is off, so GPUs come by the NVIDIA runtime, and a job loses its GPU when systemd reloads")
 			if !slices.Contains(d.Runtimes, "nvidia") {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
@@ -238,5 +240,35 @@ func TestDaemonEdits(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// TestGarbage: whatever the machine's files hold, there is a sentence and no panic.
+func TestGarbage(t *testing.T) {
+	t.Parallel()
+	files := map[string]string{}
+	for _, name := range []string{
+		daemonJSON, "/etc/group", "/etc/passwd", "/etc/cron.d/x", "/etc/crontab", "/proc/self/mountinfo", "/proc/7/cmdline", "/etc/cdi/nvidia.yaml", "/var/run/cdi/x.json",
+		"/var/lib/dpkg/status", "/var/lib/kbnode/images.json", plan.CronPath, toolkitConf, "/proc/sys/net/ipv4/ip_forward", config.DefaultDockerSocket,
+	} {
+		files[name] = "\x00{[:::\n\xff: \xfe\n - \n\n" + strings.Repeat("a", 70000) + "\n"
+	}
+	full := config.Config{Image: config.Image{AutoUpdate: "@daily"}}.WithDefaults()
+	for name, f := range map[string]*fake{
+		"empty":   {inv: &inventory.Inventory{}},
+		"broken":  {inv: &inventory.Inventory{NVIDIA: &inventory.NVIDIA{}}, cfg: &full, err: errors.New("no answer")},
+		"answers": {inv: nvidia(inventory.Docker{CDI: true}, docker.Info{}).inv, cfg: &full, image: docker.Image{ID: "x"}, units: engine(docker.Info{}).units},
+	} {
+		for _, c := range slices.Concat(dockerChecks, imageChecks) {
+			t.Run(name+"/"+c.ID, func(t *testing.T) {
+				t.Parallel()
+				m := machineOf(t, f, files)
+				m.Plan, m.State = &plan.Plan{Slots: []plan.Slot{{GPUs: []plan.SlotGPU{{Vendor: "nvidia", UUID: "GPU-a"}}}}}, &reconcile.State{}
+				got := answer(t, m, c.ID)
+				if said := got.Summary(); said == "" || strings.Contains(said, "went wrong") || len(said) > 600 || strings.Contains(said, "\n") {
+					t.Errorf("%.700q", said)
+				}
+			})
+		}
 	}
 }

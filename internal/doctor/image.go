@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,6 +51,22 @@ var imageChecks = []Check{
 					advise("build it for %s too, or set image.name to one that is, then type %s", m.Inventory.Arch, updateImage))
 			}
 			return found(ok("%s, %s%s", label(i), gib(i.Size), age(m.Now, i.Created)))
+		},
+	},
+	{
+		ID: "image-registry", Group: "image", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
+		About: "Docker looks at the certificate of the image's registry",
+		Run: func(_ context.Context, m *Machine) Answer {
+			name, err := docker.ParseRef(m.Config.Image.Name)
+			if err != nil {
+				return none("%s", err)
+			}
+			registry, _, _ := strings.Cut(name, "/")
+			if host, _, _ := strings.Cut(registry, ":"); slices.Contains(m.Docker.Insecure, registry) && host != "localhost" && !strings.HasPrefix(host, "127.") {
+				return found(warn("%s is one of Docker's insecure registries, so whoever stands in between chooses what jobs run in", registry).
+					advise("give it a certificate (its authority goes to /etc/docker/certs.d/%s/ca.crt), take it out of insecure-registries in %s, and type systemctl reload docker", registry, daemonJSON))
+			}
+			return found(ok("%s", registry))
 		},
 	},
 	{

@@ -35,6 +35,10 @@ func TestImageChecks(t *testing.T) {
 	old.Created, old.Arch, old.Digests = time.Unix(0, 0), "", nil
 	byHand := updated(here)
 	byHand.cfg = nil
+	insecure := updated(here)
+	insecure.docker.Insecure = []string{"ghcr.io"}
+	local := updated(here)
+	local.cfg.Image.Name, local.docker.Insecure = "127.0.0.1:5000/x:1", []string{"127.0.0.1:5000"}
 	broken := updated(here)
 	broken.err = errors.New("no answer")
 	failed := updated(here)
@@ -60,6 +64,10 @@ func TestImageChecks(t *testing.T) {
 		{"for other machines", "image-present", updated(arm), nil, "fail: " + name + " is for arm64 and this machine is amd64, so nothing in it starts", ""},
 		{"that says little", "image-present", updated(old), nil, "ok: sha256:111111111111, 10.0 GiB", ""},
 		{"an engine that hangs", "image-present", broken, nil, "warn: no answer", ""},
+
+		{"a registry with a certificate", "image-registry", byHand, nil, "ok: ghcr.io", ""},
+		{"one without", "image-registry", insecure, nil, "warn: ghcr.io is one of Docker's insecure registries, so whoever stands in between chooses what jobs run in", ""},
+		{"one on this machine", "image-registry", local, nil, "ok: 127.0.0.1:5000", ""},
 
 		{"chosen", "image-proven", updated(here), state(chosen), "ok: canary in gpu0 24 hours ago", ""},
 		{"chosen by hand", "image-proven", byHand, nil, "skip: kbnode does not update it (image.auto_update)", ""},
