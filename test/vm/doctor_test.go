@@ -1,0 +1,220 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/test/vm"
+)
+
+// breakage is one thing that is wrong with a node.
+type breakage struct {
+	name   string
+	breaks string   // by hand, as root
+	check  string   // that says so
+	also   []string // checks that may say so too
+	// mends is typed where the check names no command; otherwise its own is.
+	mends string
+	after string // what a test has to put back beside it
+}
+
+// The daemon stands still meanwhile: it would mend much of this by itself.
+var breakages = []breakage{
+	{name: "an unknown key", breaks: "echo 'colour: red' >>/etc/kbnode/config.yaml", check: "config", mends: "sed -i /colour/d /etc/kbnode/config.yaml"},
+	{name: "half a file of bindings", breaks: "cp /var/lib/kbnode/slots.json /root/slots; echo '{\"slo' >/var/lib/kbnode/slots.json", check: "plan", mends: "cp /root/slots /var/lib/kbnode/slots.json"},
+	{name: "a unit edited by hand", breaks: "echo '# by hand' >>/etc/systemd/system/kbnode-guard-gpu1.service", check: "as-planned"},
+	{name: "a hook that is gone", breaks: "rm /etc/buildkite-agent/hooks/pre-exit", check: "as-planned", also: []string{"agent-hooks"}},
+	{name: "a stopped guard", breaks: "systemctl stop kbnode-guard-gpu4", check: "agent-guard", also: []string{"as-planned"}},
+	{name: "a stopped agent", breaks: "systemctl stop buildkite-agent-gpu2", check: "agent-running", also: []string{"as-planned"}},
+	{name: "memory.max by hand", breaks: "echo 1G >/sys/fs/cgroup/buildkite.slice/buildkite-gpu2.slice/memory.max", check: "slot-limits", also: []string{"as-planned"}},
+	{name: "cpuset.cpus by hand", breaks: "cat /sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/cpuset.cpus >/sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus", check: "slot-limits", also: []string{"as-planned", "slot-cores"}},
+	{name: "a unit's own limits", breaks: "mkdir -p /etc/systemd/system/buildkite-agent-gpu3.service.d; printf '[Service]\nRestart=no\n' >/etc/systemd/system/buildkite-agent-gpu3.service.d/x.conf; systemctl daemon-reload", check: "agent-unit", after: "rm -rf /etc/systemd/system/buildkite-agent-gpu3.service.d; systemctl daemon-reload"},
+	{name: "a token for all to read", breaks: "chmod 644 /etc/buildkite-agent/token", check: "agent-token", also: []string{"as-planned"}},
+	{name: "no token", breaks: "mv /etc/buildkite-agent/token /root/token", check: "agent-token", also: []string{"as-planned"}, mends: "mv /root/token /etc/buildkite-agent/token"},
+	{name: "a token in quotes", breaks: "cp -p /etc/buildkite-agent/token /root/token; sed -i 's/=\\(.*\\)/=\"\\1/' /etc/buildkite-agent/token", check: "agent-token", mends: "cp -p /root/token /etc/buildkite-agent/token"},
+	{name: "a hook without a shebang", breaks: "sed -i 1d /etc/buildkite-agent/hooks/environment", check: "agent-hooks", also: []string{"as-planned"}},
+	{name: "somebody else's hook", breaks: "printf '#!/bin/sh\n' >/etc/buildkite-agent/hooks/pre-command; chmod 755 /etc/buildkite-agent/hooks/pre-command", check: "agent-hooks", mends: "rm /etc/buildkite-agent/hooks/pre-command"},
+	{name: "checkouts of another user", breaks: "chown nobody /var/lib/buildkite-agent/gpu-1/builds", check: "agent-build-path", also: []string{"as-planned"}},
+	{name: "a second agent", breaks: "printf '[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n' >/etc/systemd/system/buildkite-agent.service; systemctl daemon-reload; systemctl enable -q --now buildkite-agent", check: "agent-other", after: "systemctl disable -q --now buildkite-agent || true; rm -f /etc/systemd/system/buildkite-agent.service; systemctl daemon-reload"},
+	{name: "no agent", breaks: "chmod 644 /usr/local/libexec/kbnode/buildkite-agent", check: "agent-binary", also: []string{"as-planned"}},
+	{name: "no endpoint", breaks: "systemctl stop bkstub", check: "agent-endpoint", mends: "systemctl start bkstub"},
+	{name: "no git", breaks: "mv /usr/bin/git /usr/bin/git.away", check: "system-git", also: []string{"agent-git", "agent-git-https"}, mends: "mv /usr/bin/git.away /usr/bin/git"},
+	{name: "no mkfs", breaks: "mv /usr/sbin/mkfs.ext4 /usr/sbin/mkfs.away", check: "system-mkfs", mends: "mv /usr/sbin/mkfs.away /usr/sbin/mkfs.ext4"},
+	{name: "no engine", breaks: "systemctl stop docker.socket docker", check: "docker-engine", also: []string{"state"}},
+	{name: "an engine that is not started at boot", breaks: "systemctl disable -q docker", check: "docker-boot"},
+	{name: "a masked engine", breaks: "systemctl stop docker.socket docker; systemctl mask -q docker", check: "docker-engine", also: []string{"docker-boot"}},
+	{name: "a daemon.json that is none", breaks: "cp /etc/docker/daemon.json /root/daemon.json; sed -i '1s/{/{,/' /etc/docker/daemon.json", check: "docker-config", mends: "cp /root/daemon.json /etc/docker/daemon.json"},
+	{name: "an agent's user in group docker", breaks: "usermod -aG docker kbnode-gpu0", check: "docker-group"},
+	{name: "a socket for everybody", breaks: "chmod 666 /run/docker.sock", check: "docker-socket"},
+	{name: "no forwarding", breaks: "sysctl -qw net.ipv4.ip_forward=0", check: "docker-network", also: []string{"system-forwarding"}},
+	{name: "a specification of another driver", breaks: "cp /etc/cdi/nvidia.yaml /root/cdi; sed -i s/580.95.05/570.10.10/g /etc/cdi/nvidia.yaml", check: "docker-cdi-driver", mends: "cp /root/cdi /etc/cdi/nvidia.yaml"},
+	{name: "a GPU that the driver lost", breaks: "echo 'gpu.3.handle = 15' >>/etc/fake-nvml.conf", check: "gpu-answers", also: []string{"gpu-present", "plan", "as-planned", "docker-cdi-slots"}, mends: "sed -i '$d' /etc/fake-nvml.conf"},
+	{name: "a library of another version", breaks: "echo 'init = 18' >>/etc/fake-nvml.conf", check: "nvidia-library", mends: "sed -i '$d' /etc/fake-nvml.conf", also: []string{"nvidia-nvml", "plan", "as-planned"}},
+	{name: "a driver that hangs", breaks: "echo 'hang = 100' >>/etc/fake-nvml.conf", check: "nvidia-nvml", mends: "sed -i '$d' /etc/fake-nvml.conf", also: []string{"plan", "as-planned"}},
+	{name: "no persistence", breaks: "echo 'gpu.2.persistence = 0' >>/etc/fake-nvml.conf", check: "nvidia-persistence", also: []string{"as-planned"}, after: "sed -i '/gpu.2.persistence = 0/d' /etc/fake-nvml.conf"},
+	{name: "a slot that is drained", breaks: "kbnode drain 5 --reason test", check: "agent-drained", also: []string{"slot-drained"}, mends: "kbnode resume 5"},
+	{name: "a slot that is parked", breaks: `mkdir -p /run/kbnode/gpu6/parked; echo '{"reason":"maintenance","since":"2026-03-01T12:00:00Z"}' >/run/kbnode/gpu6/parked/operator.json`, check: "slot-parked", mends: "rm /run/kbnode/gpu6/parked/operator.json"},
+	{name: "a process beside the jobs", breaks: "systemd-run -q --unit left --slice buildkite-gpu3.slice sleep 10000", check: "slot-processes", after: "systemctl stop left || true"},
+	{name: "a container without a job", breaks: "docker run -d --rm --name left --cgroup-parent buildkite-gpu2.slice kernelbot-test:latest sleep 10000 >/dev/null", check: "slot-containers", also: []string{"slot-processes"}, after: "docker rm -f left >/dev/null 2>&1 || true"},
+	{name: "somebody else on a GPU", breaks: "sleep 10000 & echo \"gpu.5.processes = $!:1048576\" >>/etc/fake-nvml.conf", check: "slot-gpu-processes", mends: "pkill -x sleep; sed -i '$d' /etc/fake-nvml.conf"},
+	{name: "swap", breaks: "fallocate -l 64M /swap; chmod 600 /swap; mkswap -q /swap; swapon /swap", check: "noise-swap", after: "swapoff /swap 2>/dev/null || true; rm -f /swap"},
+	{name: "a core pattern that pipes", breaks: "sysctl -qw kernel.core_pattern='|/bin/false'", check: "system-core-pattern", after: "sysctl -qw kernel.core_pattern=core"},
+	{name: "few process numbers", breaks: "sysctl -qw kernel.pid_max=4096", check: "system-pids", after: "sysctl -qw kernel.pid_max=4194304"},
+	{name: "a full disk", breaks: "fallocate -l $(($(df --output=avail -B1 / | tail -n 1) - 200000000)) /full", check: "system-space", also: []string{"docker-space", "image-space", "slot-disk", "hardware-disk"}, mends: "rm -f /full"},
+	{name: "no image", breaks: "docker tag ghcr.io/gpu-mode/kernelbot-runner:latest keep:me 2>/dev/null; docker rmi ghcr.io/gpu-mode/kernelbot-runner:latest", check: "image-present", mends: "docker tag keep:me ghcr.io/gpu-mode/kernelbot-runner:latest; docker rmi keep:me"},
+}
+
+// asked is what doctor says of each check.
+func asked(t *testing.T, m *vm.Machine, flags string) map[string]doctor.Result {
+	t.Helper()
+	began := time.Now()
+	r := m.Try("kbnode doctor --json " + flags)
+	var report doctor.Report
+	if err := json.Unmarshal([]byte(r.Stdout), &report); err != nil || r.Code > 1 {
+		t.Fatalf("exit code %d, %v: %s%s", r.Code, err, r.Stdout, r.Stderr)
+	}
+	if took := time.Since(began); took > time.Minute {
+		t.Errorf("it took %v", took)
+	}
+	all := map[string]doctor.Result{}
+	for _, c := range report.Checks {
+		all[c.ID] = c
+	}
+	return all
+}
+
+// wrong are the checks that say more than they did, with what they say.
+func wrong(before, now map[string]doctor.Result) map[string]string {
+	all := map[string]string{}
+	for id, c := range now {
+		if c.Status > doctor.Skip && (c.Status > before[id].Status || c.Status == before[id].Status && c.Summary() != before[id].Summary()) {
+			all[id] = c.Status.String() + ": " + c.Summary()
+		}
+	}
+	return all
+}
+
+// TestDoctor breaks a node in many ways, one at a time: the right check says so, and
+// what it says to type mends it.
+func TestDoctor(t *testing.T) {
+	t.Parallel()
+	m := installed(t)
+	allIdle(t, m)
+	healthy := asked(t, m, "--fast")
+	for id, c := range healthy {
+		if c.Status == doctor.Fail {
+			t.Errorf("a healthy node: %s: %s", id, c.Summary())
+		}
+		if c.Status > doctor.Skip {
+			t.Logf("%s %s: %s", c.Status, id, c.Summary())
+		}
+	}
+	t.Run("the daemon", func(t *testing.T) {
+		m.Sh("systemctl stop kbnode")
+		if diff := cmp.Diff(map[string]string{"daemon": "fail: it is inactive"}, wrong(healthy, asked(t, m, "--fast"))); diff != "" {
+			t.Error(diff)
+		}
+	})
+	quiet := asked(t, m, "--fast")
+	for _, b := range breakages {
+		t.Run(b.name, func(t *testing.T) {
+			m.Sh(b.breaks)
+			now := asked(t, m, "--fast")
+			said := wrong(quiet, now)
+			if said[b.check] == "" {
+				t.Errorf("%s says %s: %s; others: %v", b.check, now[b.check].Status, now[b.check].Summary(), said)
+			}
+			for id, text := range said {
+				if id != b.check && !slices.Contains(b.also, id) {
+					t.Errorf("it is none of the business of %s: %s", id, text)
+				}
+			}
+			mends := b.mends
+			for _, f := range now[b.check].Findings {
+				if mends == "" && f.Status > doctor.Skip {
+					mends = f.Fix
+				}
+			}
+			t.Logf("%s; type %s", said[b.check], mends)
+			if mends == "" {
+				t.Error("it says nothing to type")
+			} else if r := m.Try(mends); r.Code != 0 {
+				t.Errorf("%s: exit code %d: %s", mends, r.Code, r.Stderr)
+			}
+			left := wrong(quiet, asked(t, m, "--fast"))
+			for range 10 {
+				if len(left) == 0 {
+					break
+				}
+				time.Sleep(3 * time.Second) // agents register, cgroups settle
+				left = wrong(quiet, asked(t, m, "--fast"))
+			}
+			if len(left) > 0 {
+				t.Errorf("after %s: %v", mends, left)
+			}
+			if b.after != "" {
+				m.Sh(b.after)
+			}
+			if t.Failed() {
+				m.Try("kbnode reconcile")
+			}
+		})
+	}
+
+	t.Run("containers", func(t *testing.T) {
+		if c := asked(t, m, "--only container")["container"]; c.Status != doctor.OK {
+			t.Errorf("%s: %+v", c.Status, c.Findings)
+		}
+	})
+
+	t.Run("mends and packs", func(t *testing.T) {
+		m.Sh("rm /etc/buildkite-agent/hooks/pre-exit; systemctl stop kbnode-guard-gpu1")
+		if r := m.Try("kbnode doctor --fast --fix </dev/null"); r.Code != 2 || !strings.Contains(r.Stderr, "add --yes") {
+			t.Errorf("nobody agreed: %d, %s", r.Code, r.Stderr)
+		}
+		r := m.Try("kbnode doctor --fast --fix --yes --bundle /root/bundle.tgz")
+		if !strings.Contains(r.Stderr, "running: kbnode reconcile") || !strings.Contains(r.Stderr, "running: systemctl start kbnode.service") {
+			t.Errorf("%d: %s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		allIdle(t, m)
+		m.Sh("token=$(cut -d= -f2 /etc/buildkite-agent/token); mkdir /root/bundle; tar -xzf /root/bundle.tgz -C /root/bundle; test -s /root/bundle/kbnode-doctor/journal/agents.txt; test $(stat -c %a /root/bundle.tgz) = 600; ! grep -rF \"$token\" /root/bundle")
+		if left := wrong(healthy, asked(t, m, "--fast")); len(left) > 0 {
+			t.Errorf("%v", left)
+		}
+	})
+
+	t.Run("nothing answers", func(t *testing.T) {
+		m.Sh("systemctl stop kbnode; echo 'hang = 100' >>/etc/fake-nvml.conf; kill -STOP $(pidof dockerd) $(pidof dbus-daemon)")
+		began := time.Now()
+		r := m.Try("kbnode doctor")
+		if took := time.Since(began); took > 80*time.Second || r.Code != 1 || !strings.Contains(r.Stdout, "NOT FIT") {
+			t.Errorf("%v, exit code %d: %s%s", took, r.Code, r.Stdout, r.Stderr)
+		}
+		m.Sh("kill -CONT $(pidof dockerd) $(pidof dbus-daemon); sed -i '$d' /etc/fake-nvml.conf; systemctl start kbnode")
+		allIdle(t, m)
+	})
+}
+
+// BenchmarkDoctor is how long a person waits on a healthy node, emulated.
+func BenchmarkDoctor(b *testing.B) {
+	m := installed(b)
+	m.Wait("a node as planned", "kbnode status >/dev/null")
+	for b.Loop() {
+		for _, flags := range []string{"--fast", ""} {
+			began := time.Now()
+			if r := m.Try("kbnode doctor " + flags); r.Code > 1 {
+				b.Fatal(r.Stderr)
+			}
+			b.ReportMetric(time.Since(began).Seconds(), fmt.Sprintf("s-doctor%s", flags))
+		}
+	}
+}
