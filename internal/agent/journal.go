@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,4 +34,18 @@ func journalLines(text string) []string {
 		}
 	}
 	return lines
+}
+
+// LastWords is the last line of a log that tells of an error, else its last.
+func LastWords(lines []string) string {
+	last := ""
+	for _, l := range slices.Backward(lines) {
+		l = strings.TrimSpace(l)
+		low := strings.ToLower(l)
+		if strings.Contains(low, "fatal") || strings.Contains(low, "error") || strings.Contains(l, "kbnode:") {
+			return l
+		}
+		last = cmp.Or(last, l)
+	}
+	return last
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,32 +14,58 @@ import (
 // ErrTokenRefused says that Buildkite does not take the token.
 var ErrTokenRefused = errors.New("Buildkite refuses the agent token") //nolint:staticcheck // a name
 
+// Account is what Buildkite tells whoever has a registration token.
+type Account struct {
+	Organization struct {
+		Slug string `json:"slug"`
+	} `json:"organization"`
+	Agents struct {
+		// Queues are those of the token's cluster.
+		Queues map[string]struct {
+			Total int `json:"total"` // agents that are connected
+		} `json:"queues"`
+	} `json:"agents"`
+}
+
 // CheckToken asks Buildkite's agent API whether it takes a token, without
 // registering an agent. An error that is not ErrTokenRefused leaves the
 // question open: the endpoint did not answer, or not to this question.
 func CheckToken(ctx context.Context, endpoint, token string) error {
+	_, err := AskAccount(ctx, http.DefaultTransport, endpoint, token)
+	return err
+}
+
+// AskAccount is CheckToken over a given network, for what else is told.
+func AskAccount(ctx context.Context, network http.RoundTripper, endpoint, token string) (*Account, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	// The metrics call takes the registration token and changes nothing:
 	// https://buildkite.com/docs/apis/agent-api/metrics
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(endpoint, "/")+"/metrics", nil)
 	if err != nil {
-		return fmt.Errorf("check agent token: %w", err)
+		return nil, fmt.Errorf("check agent token: %w", err)
 	}
 	req.Header.Set("Authorization", "Token "+token)
-	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	client := &http.Client{Transport: network, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	resp, err := client.Do(req)
 	if err != nil {
-		return fmt.Errorf("check agent token: %w", err)
+		return nil, fmt.Errorf("check agent token: %w", err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<20))
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	switch resp.StatusCode {
 	case http.StatusOK:
-		return nil
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return fmt.Errorf("%w: %s says %s; copy it anew from Agents, Agent Tokens, and give it with --token-file", ErrTokenRefused, endpoint, resp.Status)
+		return nil, fmt.Errorf("%w: %s says %s; copy it anew from Agents, Agent Tokens, and give it with --token-file", ErrTokenRefused, endpoint, resp.Status)
 	default:
-		return fmt.Errorf("check agent token: %s says %s", endpoint, resp.Status)
+		return nil, fmt.Errorf("check agent token: %s says %s", endpoint, resp.Status)
 	}
+	account := &Account{}
+	if err == nil {
+		err = json.Unmarshal(text, account)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("check agent token: %s does not answer as Buildkite does: %w", endpoint, err)
+	}
+	return account, nil
 }

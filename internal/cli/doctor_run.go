@@ -27,7 +27,10 @@ func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
 	src := &doctorSource{s: d.s, m: &machine{root: "/"}}
 	defer src.close()
 	d.o.Log = d.s.logger()
-	d.m = &doctor.Machine{Root: "/", Source: src, Now: time.Now()}
+	d.m = &doctor.Machine{
+		Root: "/", Source: src, Now: time.Now(),
+		API: doctor.API{Token: os.Getenv("BUILDKITE_API_TOKEN"), URL: os.Getenv("BUILDKITE_API_URL")},
+	}
 	report, err := doctor.Run(ctx, d.m, d.o)
 	if _, unknown := errors.AsType[*doctor.UnknownError](err); unknown {
 		return nil, usage(err)

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 
+	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/doctor"
@@ -15,6 +17,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
 )
+
+// journalLines is how much of an agent's journal is searched for its last words.
+const journalLines = 40
 
 // doctorSource reads this machine, as the other commands do.
 type doctorSource struct {
@@ -80,10 +85,37 @@ func (d *doctorSource) Units(ctx context.Context, pattern string) ([]reconcile.U
 	if err != nil {
 		return nil, err
 	}
-	return host.Systemd.Units(ctx, pattern)
+	names, err := host.Systemd.Loaded(ctx, pattern)
+	if err != nil {
+		return nil, err
+	}
+	if len(names) == 0 && !strings.ContainsAny(pattern, "*?[") {
+		names = []string{pattern} // not in memory, and perhaps on disk
+	}
+	return host.Systemd.Units(ctx, names...)
+}
+
+func (d *doctorSource) Properties(ctx context.Context, unit, kind string, names ...string) (map[string]any, error) {
+	bus, err := d.bus(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return bus.Properties(ctx, unit, kind, names...)
+}
+
+func (d *doctorSource) Journal(ctx context.Context, unit string) ([]string, error) {
+	return agent.Journal(ctx, unit, journalLines)
 }
 
 func (d *doctorSource) Program(ctx context.Context, p reconcile.Program) ([]byte, error) {
+	bus, err := d.bus(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return bus.RunProgram(ctx, p)
+}
+
+func (d *doctorSource) bus(ctx context.Context) (*reconcile.Bus, error) {
 	host, err := d.connect(ctx)
 	if err != nil {
 		return nil, err
@@ -92,7 +124,7 @@ func (d *doctorSource) Program(ctx context.Context, p reconcile.Program) ([]byte
 	if !ok {
 		return nil, errors.New("systemd is not there")
 	}
-	return bus.RunProgram(ctx, p)
+	return bus, nil
 }
 
 func (d *doctorSource) Containers(ctx context.Context, m *doctor.Machine) ([]selftest.SlotReport, error) {

@@ -296,7 +296,7 @@ func newUpgrader(s Streams, host *reconcile.Host, installed inventory.Agent) *re
 			if err != nil {
 				return ""
 			}
-			return lastWords(lines)
+			return agent.LastWords(lines)
 		},
 		Events: events.Log{File: events.Path},
 	}

@@ -105,21 +105,7 @@ func agentFailure(ctx context.Context, slot plan.Slot) error {
 	if err != nil {
 		return fmt.Errorf("agent of slot %s ended at once; journalctl -u %s shows why", slot.Name, unit)
 	}
-	return fmt.Errorf("agent of slot %s ended at once: %s; journalctl -u %s shows more", slot.Name, cmp.Or(lastWords(lines), "it said nothing"), unit)
-}
-
-// lastWords is the last line of a log that tells of an error, else its last.
-func lastWords(lines []string) string {
-	last := ""
-	for _, l := range slices.Backward(lines) {
-		l = strings.TrimSpace(l)
-		low := strings.ToLower(l)
-		if strings.Contains(low, "fatal") || strings.Contains(low, "error") || strings.Contains(l, "kbnode:") {
-			return l
-		}
-		last = cmp.Or(last, l)
-	}
-	return last
+	return fmt.Errorf("agent of slot %s ended at once: %s; journalctl -u %s shows more", slot.Name, cmp.Or(agent.LastWords(lines), "it said nothing"), unit)
 }
 
 func slotNames(slots []plan.Slot) string {

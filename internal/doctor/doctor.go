@@ -17,6 +17,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -104,6 +105,11 @@ type Source interface {
 	Observe(ctx context.Context) (*reconcile.State, error)
 	// Units lists the units of systemd that match a pattern.
 	Units(ctx context.Context, pattern string) ([]reconcile.UnitState, error)
+	// Properties reads settings of a unit as they are in force. kind is "Unit", or
+	// "Service" for what only services have.
+	Properties(ctx context.Context, unit, kind string, names ...string) (map[string]any, error)
+	// Journal is the end of what a unit logged, newest last.
+	Journal(ctx context.Context, unit string) ([]string, error)
 	// Program runs a program as a service of systemd's, as the user and below the
 	// limits that it names.
 	Program(ctx context.Context, p reconcile.Program) ([]byte, error)
@@ -120,6 +126,7 @@ type Machine struct {
 	Root   string // "/", or a directory that holds a machine's tree
 	Source Source
 	Now    time.Time
+	API    API
 
 	Config    *config.Config       // config
 	Inventory *inventory.Inventory // inventory
@@ -127,6 +134,13 @@ type Machine struct {
 	State     *reconcile.State     // state
 	Changes   []reconcile.Change   // state: what differs from the plan
 	Docker    *docker.Info         // docker-engine
+	Account   *agent.Account       // agent-token-accepted
+}
+
+// API is Buildkite's REST API.
+type API struct {
+	Token string // "" where none is given
+	URL   string // "" is Buildkite's own
 }
 
 // Result is what came of one check.

@@ -29,7 +29,10 @@ type fake struct {
 	slots   []selftest.SlotReport
 	docker  docker.Info
 	image   docker.Image // the only one that the engine has; the zero value is none
-	err     error        // of everything, if set
+	// props and journal are by unit.
+	props   map[string]map[string]any
+	journal map[string][]string
+	err     error // of everything, if set
 }
 
 func (f *fake) Config() (*config.Config, error)                         { return f.cfg, f.err }
@@ -53,6 +56,18 @@ func (f *fake) Program(_ context.Context, p reconcile.Program) ([]byte, error) {
 
 func (f *fake) Containers(context.Context, *Machine) ([]selftest.SlotReport, error) {
 	return f.slots, f.err
+}
+
+func (f *fake) Properties(_ context.Context, unit, _ string, names ...string) (map[string]any, error) {
+	values := map[string]any{}
+	for _, n := range names {
+		values[n] = f.props[unit][n]
+	}
+	return values, f.err
+}
+
+func (f *fake) Journal(_ context.Context, unit string) ([]string, error) {
+	return f.journal[unit], f.err
 }
 
 func (f *fake) Units(_ context.Context, pattern string) ([]reconcile.UnitState, error) {

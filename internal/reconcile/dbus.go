@@ -103,6 +103,22 @@ func (b *Bus) details(ctx context.Context, u *UnitState) error {
 	return errors.Join(errs...)
 }
 
+// Properties reads settings of a unit as they are in force, whatever its files and
+// drop-ins say. kind is "Unit", or "Service" for what only services have.
+func (b *Bus) Properties(ctx context.Context, unit, kind string, names ...string) (map[string]any, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	values := map[string]any{}
+	for _, name := range names {
+		p, err := b.conn.GetUnitTypePropertyContext(ctx, unit, kind, name)
+		if err != nil {
+			return nil, fmt.Errorf("read %s of unit %s: %w", name, unit, err)
+		}
+		values[name] = p.Value.Value()
+	}
+	return values, nil
+}
+
 // Loaded implements Systemd.
 func (b *Bus) Loaded(ctx context.Context, patterns ...string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
