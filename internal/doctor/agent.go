@@ -1,3 +1,141 @@
 package doctor
 
-var agentChecks []Check
+import (
+	"errors"
+	"io/fs"
+	"net/url"
+	"slices"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// agentChecks are about what jobs come through.
+var agentChecks = []Check{
+	{
+		ID: "agent-other", Group: "agent", Bare: true, Worst: Fail,
+		About: "no agent besides the slots' own takes jobs",
+		Run:   otherAgents,
+	},
+	{
+		ID: "agent-binary", Group: "agent", Bare: true, Worst: Fail, Needs: []string{"plan"},
+		About: "buildkite-agent is there, and runs",
+		Run:   agentBinary,
+	},
+	{
+		ID: "agent-version", Group: "agent", Bare: true, Worst: Warn, Needs: []string{"agent-binary"},
+		About: "the agent's version is one that kbnode is tested with",
+		Run:   agentVersion,
+	},
+	{
+		ID: "agent-git", Group: "agent", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "git is there, with which agents check out",
+		Run:   gitThere,
+	},
+	{
+		ID: "agent-endpoint", Group: "agent", Bare: true, Worst: Fail, Needs: []string{"config"},
+		About: "Buildkite's agent API answers: name, connection, certificate, HTTP",
+		Run:   agentEndpoint,
+	},
+	{
+		ID: "agent-token", Group: "agent", Worst: Fail, Needs: []string{"installed"},
+		About: "the token is there, well formed, and root's alone",
+		Run:   agentToken,
+	},
+	{
+		ID: "agent-token-elsewhere", Group: "agent", Worst: Fail, Needs: []string{"plan", "installed"},
+		About: "no other file holds a token where jobs can read it",
+		Run:   tokenElsewhere,
+	},
+	{
+		ID: "agent-token-accepted", Group: "agent", Worst: Fail, Needs: []string{"agent-token", "agent-endpoint"}, Limit: 16 * time.Second,
+		About: "Buildkite takes the token",
+		Run:   tokenAccepted,
+	},
+	{
+		ID: "agent-keys", Group: "agent", Worst: Fail, Needs: []string{"agent-binary", "installed"},
+		About: "agents know every key of their configuration, and none is missing",
+		Run:   agentKeys,
+	},
+	{
+		ID: "agent-queue", Group: "agent", Worst: Fail, Needs: []string{"plan", "installed"},
+		About: "agents are tagged with the queue of their slot",
+		Run:   agentQueue,
+	},
+	{
+		ID: "agent-hooks", Group: "agent", Worst: Fail, Needs: []string{"plan", "installed"},
+		About: "hooks can be executed, are root's, and are kbnode's only",
+		Run:   agentHooks,
+	},
+	{
+		ID: "agent-build-path", Group: "agent", Worst: Fail, Needs: []string{"plan", "installed"},
+		About: "each slot's user can write its checkouts, and nobody else",
+		Run:   buildPaths,
+	},
+	{
+		ID: "agent-unit", Group: "agent", Worst: Fail, Needs: []string{"state"},
+		About: "agents' services are in force as planned: restart, stop, slice, token",
+		Run:   agentUnits,
+	},
+	{
+		ID: "agent-guard", Group: "agent", Worst: Fail, Needs: []string{"state"},
+		About: "each slot's Docker socket answers, and only its user may use it",
+		Run:   guards,
+	},
+	{
+		ID: "agent-running", Group: "agent", Worst: Fail, Needs: []string{"state", "agent-token-accepted"},
+		About: "the agent of each slot that serves runs, and has registered",
+		Run:   agentsRunning,
+	},
+	{
+		ID: "agent-drained", Group: "agent", Worst: Warn, Needs: []string{"state"},
+		About: "no slot is drained or parked",
+		Run:   drained,
+	},
+	{
+		ID: "agent-git-https", Group: "agent", Worst: Warn, Needs: []string{"state", "agent-git"}, Limit: 15 * time.Second,
+		About: "git reaches the jobs' repositories over HTTPS as a slot's user",
+		Run:   gitHTTPS,
+	},
+}
+
+// planned is the content of a file of the plan.
+func (m *Machine) planned(name string) string {
+	i := slices.IndexFunc(m.Plan.Files, func(f plan.File) bool { return f.Path == name })
+	if i < 0 {
+		return ""
+	}
+	return m.Plan.Files[i].Content
+}
+
+// without are the elements of a that are not in b.
+func without(a, b []string) []string {
+	return slices.DeleteFunc(slices.Clone(a), func(x string) bool { return slices.Contains(b, x) })
+}
+
+// because is an error without the path or URL, which its sentence names.
+func because(err error) string {
+	if u, is := errors.AsType[*url.Error](err); is {
+		err = u.Err
+	}
+	if p, is := errors.AsType[*fs.PathError](err); is {
+		err = p.Err
+	}
+	return lines(err)
+}
+
+// grouped makes one of findings that differ in their slots only.
+func grouped(all []Finding) []Finding {
+	var out []Finding
+	for _, f := range all {
+		i := slices.IndexFunc(out, func(o Finding) bool {
+			return o.Status == f.Status && o.Detail == f.Detail && o.Fix == f.Fix && o.Advice == f.Advice && len(o.Slots) > 0
+		})
+		if i < 0 || len(f.Slots) == 0 {
+			out = append(out, f)
+			continue
+		}
+		out[i].Slots = append(out[i].Slots, f.Slots...)
+	}
+	return out
+}

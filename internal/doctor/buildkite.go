@@ -1,3 +1,113 @@
 package doctor
 
-var buildkiteChecks []Check
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// buildkiteChecks are about what Buildkite knows of the node.
+var buildkiteChecks = []Check{
+	{
+		ID: "buildkite-queue", Group: "buildkite", Worst: Fail, Needs: []string{"agent-running"},
+		About: "the slots' queues exist in Buildkite, with their agents in them",
+		Run:   queues,
+	},
+	{
+		ID: "buildkite-agents", Group: "buildkite", Worst: Fail, Needs: []string{"agent-running"},
+		About: "Buildkite's API lists the agent of each slot as connected",
+		Run:   connected,
+	},
+}
+
+// waiting are the slots whose agents should be connected now.
+func (m *Machine) waiting() []plan.Slot {
+	return slices.DeleteFunc(slices.Clone(m.Plan.Slots), func(s plan.Slot) bool {
+		ss, _ := m.slotState(s.Index)
+		return !s.Serves() || len(m.parked(s.Index)) > 0 || ss.Agent.Active != "active" || !m.registered(s.Index, ss.Agent.Since)
+	})
+}
+
+// queues asks with the agents' own token, which sees the queues of its cluster.
+func queues(_ context.Context, m *Machine) Answer {
+	if m.Account == nil || len(m.Account.Agents.Queues) == 0 {
+		return none("Buildkite names no queues to this token")
+	}
+	slots := map[string][]int{}
+	for _, s := range m.waiting() {
+		slots[s.Queue] = append(slots[s.Queue], s.Index)
+	}
+	var all []Finding
+	for _, q := range slices.Sorted(maps.Keys(slots)) {
+		ours := slots[q]
+		at, there := m.Account.Agents.Queues[q]
+		switch {
+		case !there:
+			all = append(all, fail("there is no queue %s in the token's cluster", q).of(ours...).
+				advise("make it in Buildkite (Agents, the cluster, Queues, New Queue, self-hosted), or give its name to sudo kbnode install --queue"))
+		case at.Total < len(ours):
+			all = append(all, warn("queue %s has %d agents, and %d slots wait in it", q, at.Total, len(ours)).of(ours...).
+				advise("see Agents in Buildkite for who is lost; ask again in a minute"))
+		default:
+			all = append(all, ok("%s: %d agents", q, at.Total).of(ours...))
+		}
+	}
+	if len(all) == 0 {
+		return none("no slot waits for jobs")
+	}
+	return Answer{Findings: all}
+}
+
+// connected asks the REST API, which needs a person's token.
+func connected(ctx context.Context, m *Machine) Answer {
+	if m.API.Token == "" {
+		return none("no API token; set BUILDKITE_API_TOKEN to ask")
+	}
+	if m.Account == nil || m.Account.Organization.Slug == "" {
+		return none("Buildkite does not name the organization")
+	}
+	client, err := buildkite.New(http.DefaultTransport, m.API.URL, m.API.Token)
+	if err != nil {
+		return found(warn("%s", lines(err)).advise("see BUILDKITE_API_URL"))
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	list, err := client.Agents(ctx, m.Account.Organization.Slug)
+	if err != nil {
+		return found(warn("%s", lines(err)).advise("the token needs the scope read_agents, and organization %s", m.Account.Organization.Slug))
+	}
+	var all []Finding
+	for _, s := range m.waiting() {
+		all = append(all, listed(s, list).of(s.Index))
+	}
+	if len(all) == 0 {
+		return none("no slot waits for jobs")
+	}
+	return Answer{Findings: grouped(all)}
+}
+
+func listed(s plan.Slot, list []buildkite.Agent) Finding {
+	named := slices.DeleteFunc(slices.Clone(list), func(a buildkite.Agent) bool { return a.Name != s.Agent })
+	switch {
+	case len(named) == 0:
+		return fail("Buildkite does not list the agent").advise("see journalctl -u %s, and type sudo systemctl restart %[1]s", plan.AgentUnit(s.Index))
+	case len(named) > 1:
+		var hosts []string
+		for _, a := range named {
+			hosts = append(hosts, fmt.Sprintf("%.60s", a.Hostname))
+		}
+		return warn("%d agents are called %s, on %s", len(named), s.Agent, strings.Join(hosts, ", ")).
+			advise("give this node a name of its own: sudo kbnode install --node NAME")
+	case named[0].Paused:
+		return warn("the agent is paused in Buildkite, and is sent no jobs: %.200s", named[0].PausedNote).advise("resume it in Buildkite, Agents")
+	case !slices.Contains(named[0].Tags, "queue="+s.Queue):
+		return fail("in Buildkite the agent is not in queue %s", s.Queue).by("systemctl restart %s", plan.AgentUnit(s.Index))
+	}
+	return ok("connected")
+}

@@ -1,0 +1,119 @@
+package buildkite
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+)
+
+func client(t *testing.T, base, token string) *Client {
+	t.Helper()
+	c, err := New(http.DefaultTransport, base, token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Agents of the stand-in, which registers them as Buildkite does.
+func TestAgents(t *testing.T) {
+	t.Parallel()
+	bk := bktest.New(bktest.Options{})
+	server := httptest.NewServer(bk)
+	t.Cleanup(server.Close)
+	for _, name := range []string{"node-gpu0", "node-gpu1"} {
+		register(t, server.URL, name)
+	}
+	got, err := client(t, server.URL, bktest.DefaultAPIToken).Agents(t.Context(), "kbnode")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Agent{
+		{Name: "node-gpu0", Hostname: "here", Tags: []string{"queue=b200"}},
+		{Name: "node-gpu1", Hostname: "here", Tags: []string{"queue=b200"}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func register(t *testing.T, url, name string) {
+	t.Helper()
+	call := func(path, token, body string) []byte {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Token "+token)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = resp.Body.Close() }()
+		var out json.RawMessage
+		if err := json.NewDecoder(resp.Body).Decode(&out); err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s, %v", path, resp.Status, err)
+		}
+		return out
+	}
+	var agent struct {
+		Token string `json:"access_token"`
+	}
+	if err := json.Unmarshal(call("/v3/register", bktest.DefaultAgentToken, fmt.Sprintf(`{"name":%q,"hostname":"here","meta_data":["queue=b200"]}`, name)), &agent); err != nil {
+		t.Fatal(err)
+	}
+	call("/v3/connect", agent.Token, "{}")
+}
+
+func TestAgentsRefused(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[int]string{
+		http.StatusUnauthorized: "refuses the API token",
+		http.StatusForbidden:    "read_agents",
+		http.StatusNotFound:     "does not reach this organization",
+		http.StatusFound:        "302",
+
+		http.StatusTooManyRequests: "ask again in a minute",
+	} {
+		elsewhere := 0
+		mux := http.NewServeMux()
+		mux.HandleFunc("/elsewhere", func(http.ResponseWriter, *http.Request) { elsewhere++ })
+		mux.HandleFunc("/v2/", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Location", "/elsewhere")
+			w.WriteHeader(status)
+			_, _ = w.Write([]byte(`{"message":"no"}`))
+		})
+		server := httptest.NewServer(mux)
+		_, err := client(t, server.URL+"/", "secret-token").Agents(t.Context(), "kbnode")
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret-token") {
+			t.Errorf("status %d: %v", status, err)
+		}
+		if elsewhere > 0 {
+			t.Errorf("status %d: the token was sent elsewhere", status)
+		}
+		server.Close()
+	}
+}
+
+// A list has pages, and ends.
+func TestAgentsPages(t *testing.T) {
+	t.Parallel()
+	asked := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked++
+		w.Header().Set("Link", fmt.Sprintf(`<http://%s%s?page=%d&per_page=100>; rel="next"`, r.Host, r.URL.Path, asked+1))
+		_, _ = w.Write([]byte(`[{"name":"a","paused":true,"paused_note":"new fan"}]`))
+	}))
+	t.Cleanup(server.Close)
+	got, err := client(t, server.URL, "token").Agents(t.Context(), "kbnode")
+	if err != nil || len(got) != maxPages || !got[0].Paused || got[0].PausedNote != "new fan" {
+		t.Errorf("%d agents, %v, %+v", len(got), err, got)
+	}
+}

@@ -1,0 +1,90 @@
+package doctor
+
+import (
+	"context"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// cfgPath is the configuration of a slot's agent.
+func cfgPath(k int) string { return plan.AgentDir(k) + "/buildkite-agent.cfg" }
+
+// settings are the keys of an agent's configuration and their values, in order.
+func settings(text string) (keys []string, values map[string]string) {
+	values = map[string]string{}
+	for line := range strings.Lines(text) {
+		key, v, is := strings.Cut(line, "=")
+		if key = strings.TrimSpace(key); !is || strings.HasPrefix(key, "#") {
+			continue
+		}
+		keys = append(keys, key)
+		values[key] = strings.Trim(strings.TrimSpace(v), `"'`)
+	}
+	return keys, values
+}
+
+// agentKeys reads what agents start with: a key that an agent does not know it
+// ignores without a word, and the slot is open.
+func agentKeys(_ context.Context, m *Machine) Answer {
+	known := map[string][]string{"": m.Inventory.Software.Agent.Keys}
+	if text, err := m.read(plan.AgentsPath); err == nil {
+		kept, err := plan.ParseAgents([]byte(text))
+		if err != nil {
+			return found(fail("%s", lines(err)).advise("delete the file, or type kbnode upgrade again"))
+		}
+		for _, r := range kept.Releases {
+			known[r.Version] = r.Keys
+		}
+	}
+	var all []Finding
+	for _, s := range m.Plan.Slots {
+		name, keys := cfgPath(s.Index), known[s.AgentVersion]
+		text, err := m.read(name)
+		if err != nil {
+			all = append(all, fail("the agent's configuration cannot be read: %s", because(err)).of(s.Index).safely("kbnode reconcile"))
+			continue
+		}
+		have, _ := settings(text)
+		wanted, _ := settings(m.planned(name))
+		unknown := without(have, keys)
+		missing := without(wanted, have)
+		switch {
+		case len(keys) == 0:
+			all = append(all, warn("the agent does not list the keys that it knows").of(s.Index).by("kbnode upgrade --agent-version %s", plan.PinnedAgentVersion))
+		case len(unknown) > 0:
+			all = append(all, fail("the agent does not know %.200s, and ignores it without a word", strings.Join(unknown, ", ")).of(s.Index).safely("kbnode reconcile"))
+		case len(missing) > 0:
+			all = append(all, fail("%s is not set", strings.Join(missing, ", ")).of(s.Index).safely("kbnode reconcile"))
+		default:
+			all = append(all, ok("%d keys", len(have)).of(s.Index))
+		}
+	}
+	return Answer{Findings: grouped(all)}
+}
+
+func agentQueue(_ context.Context, m *Machine) Answer {
+	var all []Finding
+	for _, s := range m.Plan.Slots {
+		text, err := m.read(cfgPath(s.Index))
+		if err != nil {
+			continue // agent-keys says so
+		}
+		_, values := settings(text)
+		var queues []string
+		for tag := range strings.SplitSeq(values["tags"], ",") {
+			if q, is := strings.CutPrefix(strings.TrimSpace(tag), "queue="); is {
+				queues = append(queues, q)
+			}
+		}
+		switch {
+		case len(queues) == 0:
+			all = append(all, fail("the agent has no queue, so it waits in the default one and not in %s", s.Queue).of(s.Index).safely("kbnode reconcile"))
+		case len(queues) > 1 || queues[0] != s.Queue:
+			all = append(all, fail("the agent waits in queue %.80s, and the slot's is %s", strings.Join(queues, " and "), s.Queue).of(s.Index).safely("kbnode reconcile"))
+		default:
+			all = append(all, ok("%s", s.Queue).of(s.Index))
+		}
+	}
+	return Answer{Findings: grouped(all)}
+}

@@ -1,0 +1,163 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// agentHooks looks at what runs on the host in every job. The agent leaves out a hook
+// that it cannot execute, without a word.
+func agentHooks(_ context.Context, m *Machine) Answer {
+	var all []Finding
+	if uid, _, mode := owner(m.path(plan.HooksDir)); uid != root() || mode&0o022 != 0 {
+		all = append(all, fail("others than root can put hooks into %s (mode %04o)", plan.HooksDir, mode.Perm()).
+			safely("chown root:root %[1]s && chmod 755 %[1]s", plan.HooksDir))
+	}
+	planned := 0
+	for _, f := range m.Plan.Files {
+		if path.Dir(f.Path) == plan.HooksDir {
+			planned++
+			if why := hookProblem(m, f.Path); why != "" {
+				all = append(all, fail("hook %s %s, and every job runs without it", path.Base(f.Path), why).safely("kbnode reconcile"))
+			}
+		}
+	}
+	for _, e := range plan.EarlierFiles {
+		if path.Dir(e.Pattern) != plan.HooksDir || slices.ContainsFunc(m.Plan.Files, func(f plan.File) bool { return f.Path == e.Pattern }) {
+			continue
+		}
+		if _, err := os.Lstat(m.path(e.Pattern)); err == nil {
+			all = append(all, fail("hook %s is not kbnode's, and runs on the host in every job", path.Base(e.Pattern)).by("kbnode install --adopt --yes"))
+		}
+	}
+	if len(all) == 0 {
+		all = found(ok("%d hooks", planned)).Findings
+	}
+	return Answer{Findings: all}
+}
+
+// hookProblem is why the agent leaves a hook out, or fails with it.
+func hookProblem(m *Machine, name string) string {
+	uid, _, mode := owner(m.path(name))
+	switch {
+	case mode == 0 && uid < 0:
+		return "is missing"
+	case !mode.IsRegular():
+		return "is no file"
+	case mode&0o111 != 0o111:
+		return fmt.Sprintf("is not executable (mode %04o)", mode.Perm())
+	case uid != root() || mode&0o022 != 0:
+		return fmt.Sprintf("can be changed by others than root (user %d, mode %04o)", uid, mode.Perm())
+	}
+	text, err := m.read(name)
+	if err != nil {
+		return "cannot be read: " + because(err)
+	}
+	line, _, _ := strings.Cut(text, "\n")
+	shebang, is := strings.CutPrefix(line, "#!")
+	if !is {
+		return "has no #! line"
+	}
+	program, _, _ := strings.Cut(strings.TrimSpace(shebang), " ")
+	if strings.HasSuffix(line, "\r") {
+		return "has Windows line ends"
+	}
+	if info, err := os.Stat(m.path(program)); err != nil || info.Mode()&0o111 == 0 {
+		return fmt.Sprintf("wants %.80q, which is not there", program)
+	}
+	return ""
+}
+
+// buildPaths looks at where checkouts are made, and whether they can be.
+func buildPaths(_ context.Context, m *Machine) Answer {
+	users, err := reconcile.ReadUsers(m.Root)
+	if err != nil {
+		return found(fail("%s", lines(err)).advise("see /etc/passwd"))
+	}
+	var all []Finding
+	for _, s := range m.Plan.Slots {
+		f := ok("root's and the slot's group, mode %04o", plan.WorkMode)
+		u, there := users[s.User]
+		if !there {
+			f = fail("user %s does not exist", s.User).safely("kbnode reconcile")
+		} else {
+			for _, dir := range []string{plan.WorkDir(s.Index), plan.BuildsDir(s.Index)} {
+				if bad := dirProblem(m, dir, u.GID); bad.Status > OK {
+					f = bad
+					break
+				}
+			}
+		}
+		all = append(all, f.of(s.Index))
+	}
+	return Answer{Findings: grouped(all)}
+}
+
+func dirProblem(m *Machine, dir string, gid int) Finding {
+	uid, g, mode := owner(m.path(dir))
+	switch bits := uint32(mode.Perm()) | uint32((mode&fs.ModeSticky)/fs.ModeSticky)<<9; {
+	case uid < 0:
+		return fail("%s is missing", dir).safely("kbnode reconcile")
+	case !mode.IsDir():
+		return fail("%s is no directory", dir).advise("move it away, and type sudo kbnode reconcile")
+	case uid != root() || g != gid || bits != plan.WorkMode:
+		return fail("%s has user %d, group %d, mode %04o, and should have root, group %d, mode %04o", dir, uid, g, bits, gid, plan.WorkMode).safely("kbnode reconcile")
+	}
+	var st unix.Statfs_t
+	switch err := unix.Statfs(m.path(dir), &st); {
+	case err != nil:
+		return fail("%s: %s", dir, err).advise("see sudo dmesg, and whether its file system is well")
+	case st.Flags&unix.ST_RDONLY != 0:
+		return fail("%s is mounted read-only", dir).advise("see why: sudo dmesg | grep -i 'remount\\|I/O error'; then mount it again, or reboot")
+	case st.Flags&unix.ST_NOEXEC != 0:
+		return fail("%s is mounted with noexec: no job can run what it builds", dir).advise("take noexec out of its line in /etc/fstab, and mount it again")
+	}
+	return Finding{}
+}
+
+// owner is whose a path is; uid -1 where nothing is. Links are not followed.
+func owner(name string) (uid, gid int, mode fs.FileMode) {
+	info, err := os.Lstat(name)
+	if err != nil {
+		return -1, -1, 0
+	}
+	if st, is := info.Sys().(*syscall.Stat_t); is {
+		uid, gid = int(st.Uid), int(st.Gid)
+	}
+	return uid, gid, info.Mode()
+}
+
+// root is who the machine's own files belong to: root, or who runs a test.
+func root() int { return os.Geteuid() }
+
+// gitThere is asked before install too.
+func gitThere(_ context.Context, m *Machine) Answer {
+	if git := m.Inventory.Software.Git; git != "" {
+		return found(ok("%s", git))
+	}
+	return found(fail("git is not installed").safely("%s", plan.PackageCommand(m.Inventory.OS.ID, "git")))
+}
+
+// list names the files of the machine that match a pattern.
+func (m *Machine) list(pattern string) []string {
+	names, _ := filepath.Glob(m.path(pattern)) // the patterns are well formed
+	for i, name := range names {
+		rel, err := filepath.Rel(m.Root, name)
+		if names[i] = "/" + rel; err != nil {
+			names[i] = name
+		}
+	}
+	return names
+}

@@ -1,0 +1,121 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// gitTime bounds what git is given, in seconds.
+const gitTime = 8
+
+// gitScript runs git as jobs do, but for the checkout. Its last line is the status.
+const gitScript = `exec 2>&1
+GIT_CONFIG_GLOBAL=` + plan.GitConfigPath + ` GIT_TERMINAL_PROMPT=0 HOME=/nonexistent LC_ALL=C timeout "$3" "$1" ls-remote "$2" HEAD
+echo "exit $?"`
+
+// gitHTTPS asks a repository's server as the user of a slot that runs no job.
+func gitHTTPS(ctx context.Context, m *Machine) Answer {
+	i := slices.IndexFunc(m.Plan.Slots, func(s plan.Slot) bool {
+		ss, there := m.slotState(s.Index)
+		return there && ss.Busy() == "" && ss.Slice.Cgroup != ""
+	})
+	if i < 0 {
+		return none("no slot is idle")
+	}
+	s := m.Plan.Slots[i]
+	repo := repository(m.Config.Agent.AllowedRepositories)
+	at, err := url.Parse(repo)
+	if err != nil {
+		return none("agent.allowed_repositories names no server")
+	}
+	_, proxies := m.network(ctx)
+	argv := []string{"/bin/sh", "-c", gitScript, "sh", m.Inventory.Software.Git, repo, fmt.Sprint(gitTime)}
+	if proxy, err := proxies.ProxyFunc()(at); err == nil && proxy != nil {
+		if proxy.User != nil {
+			return none("the agents' proxy has a password, which no command line may show")
+		}
+		argv = append([]string{"/usr/bin/env", "https_proxy=" + proxy.String(), "http_proxy=" + proxy.String()}, argv...)
+	}
+	out, err := m.Source.Program(ctx, reconcile.Program{
+		Unit: "kbnode-doctor-git-" + s.Name + ".service", Slice: plan.SliceName(s.Index), User: s.User, Argv: argv, Limit: (gitTime + 2) * time.Second,
+	})
+	if err != nil {
+		return found(warn("git could not be run as %s: %s", s.User, lines(err)).of(s.Index).advise("see sudo journalctl -u kbnode-doctor-git-%s", s.Name))
+	}
+	f := gitAnswer(string(out), at.Host)
+	if f.Status > OK {
+		f = f.of(s.Index).advise("%s", f.Advice+"; try sudo -u "+s.User+" git ls-remote "+repo)
+	}
+	return found(f)
+}
+
+// gitAnswer reads what git said. A server that wants a login, or knows no such
+// repository, was reached.
+func gitAnswer(out, host string) Finding {
+	said := strings.Split(strings.TrimSpace(out), "\n")
+	status := said[len(said)-1]
+	why := ""
+	for _, line := range said[:len(said)-1] {
+		if text, is := strings.CutPrefix(line, "fatal: "); is {
+			why = text
+		}
+	}
+	low := strings.ToLower(out)
+	has := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(low, w) })
+	}
+	switch {
+	case status == "exit 0", has("not found", "could not read username", "authentication failed", "terminal prompts disabled") && !has("could not resolve"):
+		return ok("%s", host)
+	case status == "exit 124":
+		return warn("no answer from %s in %d s", host, gitTime).advise("see whether the firewall lets jobs' checkouts out")
+	case has("could not resolve"):
+		return warn("the name %s is not known", host).advise("see /etc/resolv.conf, and whether the network has a proxy")
+	case has("certificate"):
+		return warn("%s has a certificate that git does not take: %.200s", host, why).advise("update the package ca-certificates, and see the clock with timedatectl")
+	case why != "":
+		return warn("git does not reach %s: %.200s", host, why).advise("see whether the firewall lets jobs' checkouts out")
+	}
+	return warn("git does not reach %s (%.100q)", host, status).advise("see whether the firewall lets jobs' checkouts out")
+}
+
+var repositoryHost = regexp.MustCompile(`https?:/+([A-Za-z0-9-]+(?:(?:\.|\\\.)[A-Za-z0-9-]+)*(?::[0-9]+)?)`)
+
+// repository is one that the patterns of allowed repositories let in, or at least on
+// the same server.
+func repository(patterns []string) string {
+	for _, p := range patterns {
+		whole := strings.ReplaceAll(strings.TrimSuffix(strings.TrimPrefix(p, "^"), "$"), `\.`, ".")
+		if strings.HasPrefix(whole, "http") && !strings.ContainsAny(whole, `*+?()[]{}|^$\`) {
+			return whole
+		}
+	}
+	for _, p := range patterns {
+		host := repositoryHost.FindStringSubmatch(p)
+		if host == nil {
+			continue
+		}
+		scheme, _, _ := strings.Cut(host[0], ":")
+		if name := strings.ReplaceAll(host[1], `\.`, "."); name != "github.com" {
+			return scheme + "://" + name + "/"
+		}
+	}
+	return "https://github.com/gpu-mode/kernelbot"
+}
+
+// slotState is what a slot is like now.
+func (m *Machine) slotState(k int) (reconcile.SlotState, bool) {
+	i := slices.IndexFunc(m.State.Slots, func(s reconcile.SlotState) bool { return s.Index == k })
+	if i < 0 {
+		return reconcile.SlotState{}, false
+	}
+	return m.State.Slots[i], true
+}

@@ -1,0 +1,158 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/net/http/httpproxy"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// answerTime bounds the question whether Buildkite answers.
+const answerTime = 8 * time.Second
+
+// agentEndpoint goes the way that agents go, step by step, and sends no token.
+func agentEndpoint(ctx context.Context, m *Machine) Answer {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	endpoint := m.Config.Agent.Endpoint
+	at, err := url.Parse(endpoint)
+	if err != nil || at.Host == "" {
+		return found(fail("agent.endpoint %.100q is no URL", endpoint).advise("correct it in %s", plan.ConfigPath))
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, endpoint, nil)
+	if err != nil {
+		return found(fail("agent.endpoint: %s", err).advise("correct it in %s", plan.ConfigPath))
+	}
+	network, proxies := m.network(ctx)
+	through := ""
+	if proxy, err := proxies.ProxyFunc()(at); err == nil && proxy != nil {
+		through = " through proxy " + proxy.Host
+	}
+	client := &http.Client{Transport: network, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	resp, err := client.Do(req)
+	if err != nil {
+		what, todo := explain(err, at)
+		return found(fail("%s%s: %s", at.Host, through, what).advise("%s", todo))
+	}
+	_ = resp.Body.Close()
+	switch {
+	case resp.StatusCode >= 500 || resp.StatusCode == http.StatusProxyAuthRequired:
+		return found(fail("%s%s says %s", at.Host, through, resp.Status).advise("see https://www.buildkitestatus.com, and who owns what is between"))
+	case resp.StatusCode >= 300 && resp.StatusCode < 400:
+		return found(fail("%s%s sends elsewhere, to %.100q: agents do not follow", at.Host, through, resp.Header.Get("Location")).
+			advise("something between wants a login, or agent.endpoint in %s is wrong", plan.ConfigPath))
+	case at.Scheme == "http" && !loopback(at.Hostname()):
+		return found(warn("%s answers, without TLS: whoever listens has the token", at.Host).advise("write https:// in agent.endpoint of %s", plan.ConfigPath))
+	}
+	return found(ok("%s%s", at.Host, through))
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// network is how the agents reach Buildkite: with the proxies of one that runs,
+// which operators put into its unit, or else of kbnode's own environment.
+func (m *Machine) network(ctx context.Context) (*http.Transport, *httpproxy.Config) {
+	proxies := httpproxy.FromEnvironment()
+	// Where systemd does not answer, other checks say so.
+	units, _ := m.Source.Units(ctx, "buildkite-agent-gpu*.service")
+	for _, u := range units {
+		env, err := m.read(fmt.Sprintf("/proc/%d/environ", u.MainPID))
+		if u.MainPID <= 0 || err != nil {
+			continue
+		}
+		proxies = proxiesOf(env)
+		break
+	}
+	ask := proxies.ProxyFunc()
+	dialer := &net.Dialer{Timeout: 5 * time.Second}
+	return &http.Transport{
+		Proxy:       func(r *http.Request) (*url.URL, error) { return ask(r.URL) },
+		DialContext: dialer.DialContext, TLSHandshakeTimeout: 5 * time.Second, DisableKeepAlives: true, ForceAttemptHTTP2: true,
+	}, proxies
+}
+
+// proxiesOf are the proxies of a process, by its environment as the kernel has it.
+func proxiesOf(environ string) *httpproxy.Config {
+	env := map[string]string{}
+	for v := range strings.SplitSeq(environ, "\x00") {
+		name, value, _ := strings.Cut(v, "=")
+		env[name] = value
+	}
+	of := func(name string) string { return cmp.Or(env[name], env[strings.ToLower(name)]) }
+	return &httpproxy.Config{HTTPProxy: of("HTTP_PROXY"), HTTPSProxy: of("HTTPS_PROXY"), NoProxy: of("NO_PROXY")}
+}
+
+// explain says how far a connection came, and what to do.
+func explain(err error, at *url.URL) (what, todo string) {
+	if u, is := errors.AsType[*url.Error](err); is {
+		err = u.Err // it repeats the URL
+	}
+	dns, isDNS := errors.AsType[*net.DNSError](err)
+	invalid, isInvalid := errors.AsType[x509.CertificateInvalidError](err)
+	op, isOp := errors.AsType[*net.OpError](err)
+	var unknown x509.UnknownAuthorityError
+	var name x509.HostnameError
+	var notTLS tls.RecordHeaderError
+	switch {
+	case isDNS && dns.IsNotFound:
+		return fmt.Sprintf("there is no such name as %s", dns.Name), "see /etc/resolv.conf, and agent.endpoint in " + plan.ConfigPath
+	case isDNS:
+		return fmt.Sprintf("DNS does not answer for %s (%s)", dns.Name, dns.Err), "see /etc/resolv.conf, and whether its name servers can be reached"
+	case isInvalid && invalid.Reason == x509.Expired && invalid.Cert != nil:
+		return fmt.Sprintf("its certificate holds from %s to %s, and this machine's clock says %s", day(invalid.Cert.NotBefore), day(invalid.Cert.NotAfter), day(time.Now())),
+			"set the clock: sudo timedatectl set-ntp true; where the clock is right, the certificate has to be renewed"
+	case errors.As(err, &unknown):
+		return "its certificate is signed by nobody whom this machine knows", "update the package ca-certificates; where a proxy opens TLS, add its certificate (update-ca-certificates, on RHEL update-ca-trust)"
+	case errors.As(err, &name):
+		return "its certificate is another server's", "something between answers in its place: a proxy or a login page; or DNS is wrong"
+	case errors.As(err, &notTLS):
+		return "it answers without TLS", "something between answers in its place; or agent.endpoint in " + plan.ConfigPath + " should begin with http://"
+	case isOp && op.Op == "proxyconnect":
+		return "the proxy cannot be reached: " + op.Err.Error(), "see HTTPS_PROXY in systemctl cat " + plan.AgentUnit(0)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "nobody listens there", "see the firewall, and agent.endpoint in " + plan.ConfigPath
+	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH):
+		return "there is no way to it", "see ip route, the cable and the firewall"
+	case errors.Is(err, context.DeadlineExceeded), isOp && op.Timeout():
+		return "no answer", fmt.Sprintf("the firewall has to let connections to %s, port %s out", at.Hostname(), cmp.Or(at.Port(), map[string]string{"http": "80"}[at.Scheme], "443"))
+	}
+	return lines(err), "see whether curl -v " + at.Scheme + "://" + at.Host + " says more"
+}
+
+func day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04") }
+
+// tokenAccepted asks Buildkite, and registers no agent.
+func tokenAccepted(ctx context.Context, m *Machine) Answer {
+	token, err := agent.ReadToken(m.path(plan.TokenPath))
+	if err != nil {
+		return found(fail("%s", lines(err)).advise("%s", newToken))
+	}
+	network, _ := m.network(ctx)
+	account, err := agent.AskAccount(ctx, network, m.Config.Agent.Endpoint, token)
+	switch {
+	case errors.Is(err, agent.ErrTokenRefused):
+		return found(fail("%s refuses it: it was revoked, has expired, or is another organization's", m.Config.Agent.Endpoint).advise("%s", newToken))
+	case err != nil:
+		return found(warn("it could not be asked: %s", lines(err)).advise("try again; agent-running tells whether agents register"))
+	}
+	return Answer{
+		Findings: found(ok("organization %s", cmp.Or(account.Organization.Slug, "unnamed"))).Findings,
+		Keep:     func(m *Machine) { m.Account = account },
+	}
+}

@@ -1,0 +1,177 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+const (
+	// registerTime is what an agent has to register after its start.
+	registerTime = 2 * time.Minute
+	// An agent that was restarted so often, the last time so lately, is in a loop.
+	manyRestarts = 3
+	lately       = 10 * time.Minute
+	// pingTime bounds the question whether a socket answers.
+	pingTime = 5 * time.Second
+)
+
+// agentsRunning looks at what kbnode status shows, and adds the agent's last words.
+func agentsRunning(ctx context.Context, m *Machine) Answer {
+	var all []Finding
+	for _, s := range m.Plan.Slots {
+		ss, _ := m.slotState(s.Index)
+		unit := plan.AgentUnit(s.Index)
+		if !s.Serves() || len(m.parked(s.Index)) > 0 {
+			continue // agent-drained says why
+		}
+		a := ss.Agent
+		up := m.Now.Sub(a.Since)
+		var f Finding
+		switch {
+		case !a.Exists():
+			f = fail("there is no %s", unit).safely("kbnode reconcile")
+		case a.Load == "masked":
+			f = fail("%s is masked", unit).safely("systemctl unmask %s && kbnode reconcile", unit)
+		case a.Active == "failed" || a.Sub == "auto-restart":
+			f = fail("the agent ends again and again (%s, exit status %d): %s", a.Result, a.ExitStatus, m.lastWords(ctx, unit)).
+				advise("mend what it says; it starts by itself then. journalctl -u %s shows more", unit)
+		case a.Stopping():
+			f = ok("stops when its job is done")
+		case a.Active != "active":
+			f = fail("the agent is %s", a.Active).safely("systemctl start %s", unit)
+		case ss.Job != nil:
+			f = ok("runs a job")
+		case m.registered(s.Index, a.Since):
+			f = ok("registered")
+			if a.Restarts >= manyRestarts && up < lately {
+				f = warn("the agent was restarted %d times, the last time %s ago: %s", a.Restarts, up.Round(time.Second), m.lastWords(ctx, unit)).advise("see journalctl -u %s", unit)
+			}
+		case up < registerTime:
+			f = warn("the agent runs since %s, and has not registered yet", up.Round(time.Second)).advise("ask again in a minute: kbnode doctor --only agent-running")
+		default:
+			f = fail("the agent runs and has not registered: %s", m.lastWords(ctx, unit)).
+				by("systemctl restart %s", unit).advise("where that does not help, journalctl -u %s shows why", unit)
+		}
+		all = append(all, f.of(s.Index))
+	}
+	if len(all) == 0 {
+		return none("no slot serves")
+	}
+	return Answer{Findings: grouped(all)}
+}
+
+// registered says that the agent has registered since it was started.
+func (m *Machine) registered(k int, since time.Time) bool {
+	info, err := os.Stat(m.path(agent.RegisteredMarker(k)))
+	return err == nil && !info.ModTime().Before(since.Add(-time.Second))
+}
+
+// lastWords are what tells why an agent gave up.
+func (m *Machine) lastWords(ctx context.Context, unit string) string {
+	log, err := m.Source.Journal(ctx, unit)
+	if err != nil {
+		return "and its journal cannot be read"
+	}
+	return fmt.Sprintf("%.300s", cmp.Or(agent.LastWords(log), "it said nothing"))
+}
+
+// parked is why the guard lets a slot take no jobs.
+func (m *Machine) parked(k int) []guard.Parked {
+	reasons, err := guard.ReadParked(m.path(plan.RunDir(k)))
+	if err != nil {
+		return []guard.Parked{{Reason: lines(err)}}
+	}
+	return reasons
+}
+
+// drained are slots that take no jobs because somebody wants it so, or because the
+// guard found what cannot be cleared. Verdicts about health are check health's.
+func drained(_ context.Context, m *Machine) Answer {
+	var all []Finding
+	for _, s := range m.Plan.Slots {
+		for _, d := range s.Drains {
+			if d.By == plan.ByOperator {
+				all = append(all, warn("%s (since %s)", d, day(d.Since)).of(s.Index).advise("sudo kbnode resume %s gives it back", s.Name))
+			}
+		}
+		for _, p := range m.parked(s.Index) {
+			all = append(all, warn("parked: %.300s", p.Reason).of(s.Index).advise("see docs/security.md, After a job; journalctl -u %s shows more", plan.GuardUnit(s.Index)))
+		}
+	}
+	if len(all) == 0 {
+		all = found(ok("%d slots", len(m.Plan.Slots))).Findings
+	}
+	return Answer{Findings: grouped(all)}
+}
+
+// guards asks each slot's Docker socket for a sign of life, side by side.
+func guards(ctx context.Context, m *Machine) Answer {
+	users, err := reconcile.ReadUsers(m.Root)
+	if err != nil {
+		return found(fail("%s", lines(err)).advise("see /etc/passwd"))
+	}
+	all := make([]Finding, len(m.Plan.Slots))
+	var asked sync.WaitGroup
+	for i, s := range m.Plan.Slots {
+		if s.Parked != "" {
+			all[i] = skip("the slot is parked").of(s.Index)
+			continue
+		}
+		asked.Go(func() { all[i] = oneGuard(ctx, m, s, users[s.User].GID).of(s.Index) })
+	}
+	asked.Wait()
+	return Answer{Findings: grouped(all)}
+}
+
+func oneGuard(ctx context.Context, m *Machine, s plan.Slot, gid int) Finding {
+	unit, socket := plan.GuardUnit(s.Index), plan.SocketPath(s.Index)
+	g := m.State.Units[unit]
+	uid, group, mode := owner(m.path(socket))
+	restart := func(f Finding) Finding { return f.by("systemctl restart %s", unit) }
+	switch {
+	case g.Active == "failed" || g.Sub == "auto-restart":
+		return fail("the guard ends again and again (%s, exit status %d): %s", g.Result, g.ExitStatus, m.lastWords(ctx, unit)).advise("see journalctl -u %s", unit)
+	case !g.Running():
+		return fail("the guard does not run").safely("systemctl start %s", unit)
+	case uid < 0:
+		return restart(fail("its guard runs and %s is gone", socket))
+	case mode.Type() != fs.ModeSocket:
+		return fail("%s is no socket", socket).by("rm -r %s && systemctl restart %s", socket, unit)
+	case uid != root() || group != gid || mode.Perm() != 0o660:
+		return fail("%s has user %d, group %d, mode %04o, and should have root, group %d, mode 0660", socket, uid, group, mode.Perm(), gid).
+			safely("chown 0:%d %s && chmod 660 %s", gid, socket, socket)
+	}
+	ctx, cancel := context.WithTimeout(ctx, pingTime)
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", m.path(socket))
+	}}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://guard/_ping", nil)
+	if err != nil {
+		return fail("%s", err).advise("report it")
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return restart(fail("%s does not answer: %s", socket, because(err)))
+	}
+	_ = resp.Body.Close()
+	switch {
+	case resp.StatusCode == http.StatusOK:
+		return ok("answers")
+	case m.Inventory.Software.Docker.Version == "":
+		return skip("Docker does not answer")
+	}
+	return fail("%s says %s", socket, resp.Status).advise("see journalctl -u %s, and whether Docker answers: docker version", unit)
+}

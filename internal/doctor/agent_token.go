@@ -1,0 +1,112 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// newToken is what to do about a token that is of no use.
+const newToken = "copy a token from Buildkite (Agents, Agent Tokens) to a file, delete " + plan.TokenPath + " if you wrote it by hand, and type sudo kbnode install --token-file FILE"
+
+// placeholder finds what guides write in the place of a token.
+var placeholder = regexp.MustCompile(`(?i)^(x{3,}|.*(your|insert|replace|change)[-_.]?(agent|bk|buildkite|token|me|here|this).*|.*token[-_.]here.*|token|secret|todo)$`)
+
+// plainToken takes away what is round the token in its line.
+const plainToken = `sed -i -E 's/^(export )?[[:space:]]*(token|BUILDKITE_AGENT_TOKEN)[[:space:]]*=|^[[:space:]]+/BUILDKITE_AGENT_TOKEN=/; /^#/!s/["'"'"'[:space:]]//g'`
+
+// agentToken looks at the token's file, and tells nobody what is in it.
+func agentToken(_ context.Context, m *Machine) Answer {
+	uid, _, mode := owner(m.path(plan.TokenPath))
+	text, err := m.read(plan.TokenPath)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return found(fail("there is no %s", plan.TokenPath).advise("copy a token from Buildkite (Agents, Agent Tokens) to a file, and type sudo kbnode install --token-file FILE"))
+	case err != nil || !mode.IsRegular():
+		return found(fail("%s cannot be read, or is no file", plan.TokenPath).advise("%s", newToken))
+	case uid != root() || mode&0o077 != 0:
+		return found(fail("%s has user %d and mode %04o: jobs may read it", plan.TokenPath, uid, mode.Perm()).
+			safely("chown root:root %[1]s && chmod 600 %[1]s", plan.TokenPath))
+	}
+	token, err := agent.ParseToken([]byte(text))
+	var lines []string
+	for line := range strings.Lines(text) {
+		if l := strings.TrimSuffix(line, "\n"); l != "" && !strings.HasPrefix(l, "#") {
+			lines = append(lines, l)
+		}
+	}
+	switch {
+	case err != nil:
+		return found(fail("%s: %s", plan.TokenPath, err).advise("%s", newToken))
+	case placeholder.MatchString(token):
+		return found(fail("%s holds a placeholder and no token", plan.TokenPath).advise("%s", newToken))
+	case len(lines) != 1:
+		return found(warn("%s has %d lines, of which one counts", plan.TokenPath, len(lines)).advise("leave the one line BUILDKITE_AGENT_TOKEN=… in it"))
+	case lines[0] != "BUILDKITE_AGENT_TOKEN="+token && lines[0] != token:
+		return found(warn("its line is not just BUILDKITE_AGENT_TOKEN=… (quotes, blanks or Windows line ends): kbnode reads it, other programs may not").
+			by("%s %s", plainToken, plan.TokenPath))
+	}
+	return found(ok("mode 0600"))
+}
+
+// tokenPlaces are where setups before kbnode's, and the agent's own package, keep
+// a token.
+var tokenPlaces = []string{
+	"/etc/buildkite-agent/*.cfg", "/etc/buildkite-agent/agent-*/*", "/etc/buildkite-agent/*.bak", "/etc/buildkite-agent/token?*", "/etc/default/buildkite-agent*",
+	plan.UnitDir + "/buildkite-agent*.service", plan.UnitDir + "/buildkite-agent*.service.d/*.conf",
+}
+
+var tokenLine = regexp.MustCompile(`(?m)^[^#\n]*\b(?:token|BUILDKITE_AGENT_TOKEN)\s*=\s*["']?([A-Za-z0-9_.-]{6,})`)
+
+func tokenElsewhere(_ context.Context, m *Machine) Answer {
+	users, err := reconcile.ReadUsers(m.Root)
+	if err != nil {
+		return found(fail("%s", lines(err)).advise("see /etc/passwd"))
+	}
+	ours := map[int]bool{}
+	for _, s := range m.Plan.Slots {
+		if u, there := users[s.User]; there {
+			ours[u.UID] = true
+		}
+	}
+	var all []Finding
+	for _, pattern := range tokenPlaces {
+		for _, name := range m.list(pattern) {
+			text, err := m.read(name)
+			got := tokenLine.FindStringSubmatch(text)
+			uid, _, mode := owner(m.path(name))
+			if err != nil || got == nil || placeholder.MatchString(got[1]) {
+				continue
+			}
+			switch unit := strings.HasPrefix(name, plan.UnitDir); {
+			case unit:
+				all = append(all, fail("%s holds a token, and systemd shows it to everybody", name).
+					advise("take the line out, type sudo systemctl daemon-reload, and make a new token in Buildkite: this one is known"))
+			case ours[uid] || mode&0o004 != 0:
+				all = append(all, fail("%s holds a token, and jobs can read it (user %d, mode %04o)", name, uid, mode.Perm()).
+					by("chown root:root %[1]s && chmod 600 %[1]s", quoted(name)).advise("make a new token in Buildkite if jobs ran meanwhile: this one may be known"))
+			}
+		}
+	}
+	if len(all) == 0 {
+		all = found(ok("none")).Findings
+	}
+	return Answer{Findings: slices.CompactFunc(all, func(a, b Finding) bool { return a.Detail == b.Detail })}
+}
+
+// quoted is a word of a shell's command line.
+func quoted(s string) string {
+	if unquoted.MatchString(s) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+var unquoted = regexp.MustCompile(`^[A-Za-z0-9@%+=:,./_-]+$`)

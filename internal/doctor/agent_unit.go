@@ -1,0 +1,132 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// unitSettings are what an agent's service must not lose, with what it means.
+var unitSettings = []struct{ file, property, why string }{
+	{"Restart", "Restart", "an agent that Buildkite sends away stays away"},
+	{"KillMode", "KillMode", "a stop ends jobs, or leaves their processes behind"},
+	{"TimeoutStopSec", "TimeoutStopUSec", "a stop kills jobs that take longer"},
+	{"Slice", "Slice", "jobs' host commands run outside of the slot's limits"},
+	{"LoadCredential", "LoadCredential", "the agent starts without its token"},
+	{"NoNewPrivileges", "NoNewPrivileges", "a job's host command can become root"},
+	{"Environment=KBNODE_SLOT", "Environment", "its jobs get what is another slot's"},
+}
+
+// agentUnits compares what systemd has in force with the planned unit: drop-ins
+// of operators change it, and no file of kbnode's.
+func agentUnits(ctx context.Context, m *Machine) Answer {
+	var properties []string
+	for _, s := range unitSettings {
+		properties = append(properties, s.property)
+	}
+	var all []Finding
+	for _, s := range m.Plan.Slots {
+		unit := plan.AgentUnit(s.Index)
+		if u := m.State.Units[unit]; !u.Exists() || u.NeedReload {
+			all = append(all, skip("it is not loaded as it is on disk; as-planned says more").of(s.Index))
+			continue
+		}
+		got, err := m.Source.Properties(ctx, unit, "Service", properties...)
+		if err != nil {
+			return found(warn("%s", lines(err)).advise("see systemctl status %s", unit))
+		}
+		dropIns, err := m.Source.Properties(ctx, unit, "Unit", "DropInPaths")
+		if err != nil {
+			return found(warn("%s", lines(err)).advise("see systemctl status %s", unit))
+		}
+		files, _ := dropIns["DropInPaths"].([]string)
+		text, before := m.planned(plan.UnitDir+"/"+unit), len(all)
+		for _, set := range unitSettings {
+			want := wanted(text, set.file)
+			if have := inForce(got[set.property], set.file); want != "" && !same(set.file, want, have) {
+				f := fail("%s is %.80q and not %s: %s", strings.TrimPrefix(set.file, "Environment="), have, want, set.why)
+				all = append(all, m.undo(f, unit, set.file, files).of(s.Index))
+			}
+		}
+		if len(all) == before {
+			all = append(all, ok("%d drop-ins", len(files)).of(s.Index))
+		}
+	}
+	return Answer{Findings: grouped(all)}
+}
+
+// undo names what takes a setting out of an operator's drop-in.
+func (m *Machine) undo(f Finding, unit, key string, dropIns []string) Finding {
+	var sets []string
+	for _, name := range dropIns {
+		if text, err := m.read(name); err == nil && wanted(text, key) != "" {
+			sets = append(sets, quoted(name))
+		}
+	}
+	if len(sets) == 0 {
+		return f.advise("see systemctl cat %s", unit)
+	}
+	f.Detail += ", says " + strings.Join(sets, ", ")
+	pattern := key + "="
+	if key == "Environment=KBNODE_SLOT" {
+		pattern = key
+	}
+	return f.by(`sed -i '/^[[:space:]]*%s/d' %s && systemctl daemon-reload`, pattern, strings.Join(sets, " "))
+}
+
+// wanted is the last value of a setting in a unit's file.
+func wanted(text, key string) (value string) {
+	for line := range strings.Lines(text) {
+		if v, is := strings.CutPrefix(strings.TrimSpace(line), key+"="); is {
+			value = v
+		}
+	}
+	return value
+}
+
+// inForce is a property of systemd's as a unit's file would have it.
+func inForce(v any, key string) string {
+	switch v := v.(type) {
+	case string:
+		return v
+	case bool:
+		return map[bool]string{true: "yes", false: "no"}[v]
+	case uint64:
+		if v == 1<<64-1 {
+			return "infinity"
+		}
+		return strconv.FormatUint(v/uint64(time.Second/time.Microsecond), 10)
+	case []string:
+		_, name, _ := strings.Cut(key, "=")
+		for _, kv := range slices.Backward(v) {
+			if value, is := strings.CutPrefix(kv, name+"="); is {
+				return value
+			}
+		}
+		return ""
+	case [][]any:
+		var pairs []string
+		for _, p := range v {
+			pairs = append(pairs, strings.TrimSuffix(strings.ReplaceAll(fmt.Sprintln(p...), " ", ":"), "\n"))
+		}
+		return strings.Join(pairs, " ")
+	}
+	return ""
+}
+
+func same(key, want, have string) bool {
+	switch key {
+	case "TimeoutStopSec": // longer is as good
+		w, errW := strconv.Atoi(want)
+		h, errH := strconv.Atoi(have)
+		return have == "infinity" || errW == nil && errH == nil && h >= w
+	case "LoadCredential": // there may be more
+		return slices.Contains(strings.Fields(have), want)
+	}
+	return want == have
+}
