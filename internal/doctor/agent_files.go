@@ -147,7 +147,7 @@ func gitThere(_ context.Context, m *Machine) Answer {
 	if git := m.Inventory.Software.Git; git != "" {
 		return found(ok("%s", git))
 	}
-	return found(fail("git is not installed").safely("%s", plan.PackageCommand(m.Inventory.OS.ID, "git")))
+	return found(fail("git is not installed").by("%s", plan.PackageCommand(m.Inventory.OS.ID, "git")))
 }
 
 // list names the files of the machine that match a pattern.

@@ -3,7 +3,6 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -18,10 +17,15 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// answerTime bounds the question whether Buildkite answers.
-const answerTime = 8 * time.Second
+// answerTime bounds the question whether Buildkite answers, and systemTime the one
+// about the agents' proxies.
+const (
+	answerTime = 8 * time.Second
+	systemTime = 2 * time.Second
+)
 
 // agentEndpoint goes the way that agents go, step by step, and sends no token.
 func agentEndpoint(ctx context.Context, m *Machine) Answer {
@@ -69,9 +73,7 @@ func loopback(host string) bool {
 // which operators put into its unit, or else of kbnode's own environment.
 func (m *Machine) network(ctx context.Context) (*http.Transport, *httpproxy.Config) {
 	proxies := httpproxy.FromEnvironment()
-	// Where systemd does not answer, other checks say so.
-	units, _ := m.Source.Units(ctx, "buildkite-agent-gpu*.service")
-	for _, u := range units {
+	for _, u := range m.agentUnits(ctx) {
 		env, err := m.read(fmt.Sprintf("/proc/%d/environ", u.MainPID))
 		if u.MainPID <= 0 || err != nil {
 			continue
@@ -85,6 +87,24 @@ func (m *Machine) network(ctx context.Context) (*http.Transport, *httpproxy.Conf
 		Proxy:       func(r *http.Request) (*url.URL, error) { return ask(r.URL) },
 		DialContext: dialer.DialContext, TLSHandshakeTimeout: 5 * time.Second, DisableKeepAlives: true, ForceAttemptHTTP2: true,
 	}, proxies
+}
+
+// agentUnits asks systemd for no longer than systemTime. Where it does not answer,
+// other checks say so.
+func (m *Machine) agentUnits(ctx context.Context) []reconcile.UnitState {
+	ctx, cancel := context.WithTimeout(ctx, systemTime)
+	defer cancel()
+	answer := make(chan []reconcile.UnitState, 1)
+	go func() {
+		units, _ := m.Source.Units(ctx, "buildkite-agent-gpu*.service")
+		answer <- units
+	}()
+	select {
+	case units := <-answer:
+		return units
+	case <-ctx.Done():
+		return nil
+	}
 }
 
 // proxiesOf are the proxies of a process, by its environment as the kernel has it.
@@ -108,7 +128,6 @@ func explain(err error, at *url.URL) (what, todo string) {
 	op, isOp := errors.AsType[*net.OpError](err)
 	var unknown x509.UnknownAuthorityError
 	var name x509.HostnameError
-	var notTLS tls.RecordHeaderError
 	switch {
 	case isDNS && dns.IsNotFound:
 		return fmt.Sprintf("there is no such name as %s", dns.Name), "see /etc/resolv.conf, and agent.endpoint in " + plan.ConfigPath
@@ -121,7 +140,7 @@ func explain(err error, at *url.URL) (what, todo string) {
 		return "its certificate is signed by nobody whom this machine knows", "update the package ca-certificates; where a proxy opens TLS, add its certificate (update-ca-certificates, on RHEL update-ca-trust)"
 	case errors.As(err, &name):
 		return "its certificate is another server's", "something between answers in its place: a proxy or a login page; or DNS is wrong"
-	case errors.As(err, &notTLS):
+	case errors.Is(err, http.ErrSchemeMismatch):
 		return "it answers without TLS", "something between answers in its place; or agent.endpoint in " + plan.ConfigPath + " should begin with http://"
 	case isOp && op.Op == "proxyconnect":
 		return "the proxy cannot be reached: " + op.Err.Error(), "see HTTPS_PROXY in systemctl cat " + plan.AgentUnit(0)

@@ -44,6 +44,10 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 			f = fail("there is no %s", unit).safely("kbnode reconcile")
 		case a.Load == "masked":
 			f = fail("%s is masked", unit).safely("systemctl unmask %s && kbnode reconcile", unit)
+		case a.Sub == "auto-restart" && a.Result == "success":
+			f = warn("Buildkite sent the agent away, and it starts again: %s", m.lastWords(ctx, unit)).advise("somebody stopped it in Buildkite; where it goes on, see journalctl -u %s", unit)
+		case a.Active == "activating" && a.Sub != "auto-restart":
+			f = warn("the agent is starting").advise("ask again in a minute: kbnode doctor --only agent-running")
 		case a.Active == "failed" || a.Sub == "auto-restart":
 			f = fail("the agent ends again and again (%s, exit status %d): %s", a.Result, a.ExitStatus, m.lastWords(ctx, unit)).
 				advise("mend what it says; it starts by itself then. journalctl -u %s shows more", unit)

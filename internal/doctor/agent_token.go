@@ -20,7 +20,7 @@ const newToken = "copy a token from Buildkite (Agents, Agent Tokens) to a file, 
 var placeholder = regexp.MustCompile(`(?i)^(x{3,}|.*(your|insert|replace|change)[-_.]?(agent|bk|buildkite|token|me|here|this).*|.*token[-_.]here.*|token|secret|todo)$`)
 
 // plainToken takes away what is round the token in its line.
-const plainToken = `sed -i -E 's/^(export )?[[:space:]]*(token|BUILDKITE_AGENT_TOKEN)[[:space:]]*=|^[[:space:]]+/BUILDKITE_AGENT_TOKEN=/; /^#/!s/["'"'"'[:space:]]//g'`
+const plainToken = `sed -i -E 's/^(export )?[[:space:]]*(token|BUILDKITE_AGENT_TOKEN)[[:space:]]*=|^[[:space:]]+/BUILDKITE_AGENT_TOKEN=/; /^#/!s/["'"'"'[:space:]]//g'` //nolint:gosec // holds no token
 
 // agentToken looks at the token's file, and tells nobody what is in it.
 func agentToken(_ context.Context, m *Machine) Answer {

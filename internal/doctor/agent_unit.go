@@ -60,11 +60,12 @@ func agentUnits(ctx context.Context, m *Machine) Answer {
 	return Answer{Findings: grouped(all)}
 }
 
-// undo names what takes a setting out of an operator's drop-in.
+// undo names what takes a setting out of operators' drop-ins.
 func (m *Machine) undo(f Finding, unit, key string, dropIns []string) Finding {
 	var sets []string
 	for _, name := range dropIns {
-		if text, err := m.read(name); err == nil && wanted(text, key) != "" {
+		text, err := m.read(name)
+		if err == nil && slices.ContainsFunc(strings.Split(text, "\n"), func(l string) bool { return strings.HasPrefix(strings.TrimSpace(l), key+"=") }) {
 			sets = append(sets, quoted(name))
 		}
 	}
@@ -72,11 +73,7 @@ func (m *Machine) undo(f Finding, unit, key string, dropIns []string) Finding {
 		return f.advise("see systemctl cat %s", unit)
 	}
 	f.Detail += ", says " + strings.Join(sets, ", ")
-	pattern := key + "="
-	if key == "Environment=KBNODE_SLOT" {
-		pattern = key
-	}
-	return f.by(`sed -i '/^[[:space:]]*%s/d' %s && systemctl daemon-reload`, pattern, strings.Join(sets, " "))
+	return f.by(`sed -i '/^[[:space:]]*%s=/d' %s && systemctl daemon-reload`, key, strings.Join(sets, " "))
 }
 
 // wanted is the last value of a setting in a unit's file.

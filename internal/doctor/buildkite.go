@@ -49,7 +49,7 @@ func queues(_ context.Context, m *Machine) Answer {
 		at, there := m.Account.Agents.Queues[q]
 		switch {
 		case !there:
-			all = append(all, fail("there is no queue %s in the token's cluster", q).of(ours...).
+			all = append(all, fail("the token's cluster has no queue %s, or no agent in it", q).of(ours...).
 				advise("make it in Buildkite (Agents, the cluster, Queues, New Queue, self-hosted), or give its name to sudo kbnode install --queue"))
 		case at.Total < len(ours):
 			all = append(all, warn("queue %s has %d agents, and %d slots wait in it", q, at.Total, len(ours)).of(ours...).

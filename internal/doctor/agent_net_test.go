@@ -1,0 +1,221 @@
+package doctor
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// closed is an address where nobody listens.
+func closed(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+func TestAgentEndpoint(t *testing.T) {
+	t.Parallel()
+	secure := httptest.NewTLSServer(http.NotFoundHandler())
+	t.Cleanup(secure.Close)
+	plain := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(plain.Close)
+	nobody := closed(t)
+	for _, tt := range []struct {
+		name string
+		do   func(*world)
+		want string
+	}{
+		{"nobody listens", func(w *world) { w.Config.Agent.Endpoint = "http://" + nobody + "/v3" }, nobody + ": nobody listens there"},
+		{"no URL", func(w *world) { w.Config.Agent.Endpoint = "agent.buildkite.com/v3" }, `agent.endpoint "agent.buildkite.com/v3" is no URL`},
+		{"unknown authority", func(w *world) { w.Config.Agent.Endpoint = secure.URL }, strings.TrimPrefix(secure.URL, "https://") + ": its certificate is signed by nobody whom this machine knows"},
+		{"no TLS", func(w *world) { w.Config.Agent.Endpoint = strings.Replace(plain.URL, "http:", "https:", 1) }, strings.TrimPrefix(plain.URL, "http://") + ": it answers without TLS"},
+		{"a login page", func(w *world) { w.answers["/v3"] = "302" }, `BK sends elsewhere, to "https://login.example/": agents do not follow`},
+		{"Buildkite is down", func(w *world) { w.answers["/v3"] = "503" }, "BK says 503 Service Unavailable"},
+		{"a proxy that wants a password", func(w *world) { w.answers["/v3"] = "407" }, "BK says 407 Proxy Authentication Required"},
+		{"the agents' proxy is gone", func(w *world) {
+			w.Config.Agent.Endpoint = "https://agent.example/v3"
+			w.f.units = []reconcile.UnitState{{Name: plan.AgentUnit(0), Active: "active", MainPID: 7}}
+			w.put("/proc/7/environ", "A=b\x00https_proxy=http://somebody:password@"+nobody+"\x00", 0o400)
+		}, "agent.example through proxy " + nobody + ": the proxy cannot be reached: dial tcp " + nobody + ": connect: connection refused"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			tt.do(w)
+			want := "agent-endpoint fail: " + strings.Replace(tt.want, "BK", strings.TrimPrefix(w.bk.URL, "http://"), 1)
+			if strings.Contains(tt.want, "is no URL") {
+				want = "agent-endpoint fail: " + tt.want
+			}
+			w.expect(w.ask(), want, "")
+		})
+	}
+}
+
+// Before kbnode install nothing of kbnode's is there.
+func TestAgentChecksOfBareMachine(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must(os.RemoveAll(w.Root))
+	w.must(os.Mkdir(w.Root, 0o755))
+	w.Inventory.Software.Agent.Path = ""
+	bare := map[string]string{}
+	for id, said := range told(w.ask()) {
+		for _, c := range agentChecks {
+			if c.ID == id && c.Bare {
+				bare[id] = said
+			}
+		}
+	}
+	want := map[string]string{
+		"agent-other": "ok: none", "agent-binary": "ok: none; kbnode install fetches " + plan.PinnedAgentVersion, "agent-version": "skip: no agent is installed",
+		"agent-git": "ok: /usr/bin/git", "agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"),
+	}
+	if diff := cmp.Diff(want, bare); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A dead systemd and empty files are no reason to fall over.
+func TestAgentChecksOfGarbage(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.f.err, w.f.program = errOfTests, nil
+	w.State = &reconcile.State{}
+	for _, f := range w.Plan.Files {
+		if f.Source == "" {
+			w.put(f.Path, "\x00=\xff\n=,=\n", 0o755)
+		}
+	}
+	w.put("/etc/passwd", ":::\n", 0o644)
+	for _, c := range w.ask().Checks {
+		if strings.Contains(c.Summary(), "kbnode itself went wrong") {
+			t.Errorf("%s: %s", c.ID, c.Summary())
+		}
+	}
+}
+
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	at, err := url.Parse("https://agent.example/v3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		err  error
+		want string
+	}{
+		{"no name", &net.DNSError{Name: "agent.example", IsNotFound: true}, "there is no such name as agent.example"},
+		{"no DNS", &net.DNSError{Name: "agent.example", Err: "i/o timeout", IsTimeout: true}, "DNS does not answer for agent.example (i/o timeout)"},
+		{"other name", x509.HostnameError{Certificate: &x509.Certificate{}, Host: "agent.example"}, "its certificate is another server's"},
+		{"no route", &net.OpError{Op: "dial", Err: syscall.ENETUNREACH}, "there is no way to it"},
+		{"time out", &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, "no answer"},
+		{"anything", errors.New("a\nb"), "a; b"},
+	} {
+		got, todo := explain(&url.Error{Op: "Get", URL: at.String(), Err: tt.err}, at)
+		if got != tt.want || todo == "" {
+			t.Errorf("%s: %q, %q", tt.name, got, todo)
+		}
+	}
+}
+
+// A certificate that is no more: the clock may be what is wrong.
+func TestExplainExpired(t *testing.T) {
+	t.Parallel()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "old"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), NotAfter: time.Date(2021, 1, 1, 0, 0, 0, 0, time.UTC), IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, cert, cert, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	full := config.Config{Agent: config.Agent{Endpoint: server.URL}}.WithDefaults()
+	got := answer(t, machineOf(t, &fake{cfg: &full}, nil), "agent-endpoint")
+	if want := "its certificate holds from 2020-01-01 00:00 to 2021-01-01 00:00, and this machine's clock says "; got.Status != Fail || !strings.Contains(got.Summary(), want) {
+		t.Errorf("%s", got.Summary())
+	}
+}
+
+// The repository that git is asked for is one that jobs may check out, or on its
+// server.
+func TestRepository(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		patterns []string
+		want     string
+	}{
+		{config.DefaultRepositories, "https://github.com/gpu-mode/kernelbot"},
+		{[]string{`^https://git\.example/me/it\.git$`}, "https://git.example/me/it.git"},
+		{[]string{`^https://git\.example:8443/me/.+$`}, "https://git.example:8443/"},
+		{[]string{`^http://127\.0\.0\.1:8080/git/`}, "http://127.0.0.1:8080/git/"},
+		{[]string{`^git@git\.example:me/.+$`}, "https://github.com/gpu-mode/kernelbot"},
+		{nil, "https://github.com/gpu-mode/kernelbot"},
+	} {
+		if got := repository(tt.patterns); got != tt.want {
+			t.Errorf("%q: %s, want %s", tt.patterns, got, tt.want)
+		}
+	}
+}
+
+// What git is started with: as the slot's user, below its limits, and with no
+// password on the command line.
+func TestGitProgram(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var ran []reconcile.Program
+	w.f.program = func(p reconcile.Program) ([]byte, error) {
+		ran = append(ran, p)
+		return []byte("exit 0\n"), nil
+	}
+	w.f.units = []reconcile.UnitState{{Name: plan.AgentUnit(0), Active: "active", MainPID: 7}}
+	w.State.Slots[0].Containers = []string{"busy"}
+	for _, environ := range []string{"", "HTTPS_PROXY=http://proxy:3128\x00", "HTTPS_PROXY=http://me:secret@proxy:3128\x00"} {
+		w.put("/proc/7/environ", environ, 0o600)
+		w.ask()
+	}
+	if len(ran) != 2 {
+		t.Fatalf("git ran %d times", len(ran))
+	}
+	for i, p := range ran {
+		if p.User != "kbnode-gpu1" || p.Slice != "buildkite-gpu1.slice" || p.Limit > 15*time.Second {
+			t.Errorf("%+v", p)
+		}
+		if got := strings.Join(p.Argv, " "); strings.Contains(got, "https_proxy=http://proxy:3128") != (i == 1) || !strings.Contains(got, "/usr/bin/git https://github.com/gpu-mode/kernelbot") {
+			t.Errorf("%s", got)
+		}
+	}
+}

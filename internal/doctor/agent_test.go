@@ -1,0 +1,307 @@
+package doctor
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// A healthy node has nothing to be said of.
+func TestAgentChecksOfHealthyNode(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	got := told(w.ask())
+	want := map[string]string{
+		"agent-other": "ok: none", "agent-binary": "ok: /usr/bin/buildkite-agent", "agent-version": "ok: 3.76.2", "agent-git": "ok: /usr/bin/git",
+		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"), "agent-token": "ok: mode 0600", "agent-token-elsewhere": "ok: none",
+		"agent-token-accepted": "ok: organization kbnode", "agent-keys": "ok: 20 keys", "agent-queue": "ok: b200", "agent-hooks": "ok: 5 hooks",
+		"agent-build-path": "ok: root's and the slot's group, mode 1770", "agent-unit": "ok: 0 drop-ins", "agent-guard": "ok: answers",
+		"agent-running": "ok: registered", "agent-drained": "ok: 2 slots", "agent-git-https": "ok: github.com",
+		"buildkite-queue": "ok: b200: 2 agents", "buildkite-agents": "ok: connected",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Each way to break it, with all that is said then, and what is to be typed.
+func TestAgentChecks(t *testing.T) {
+	t.Parallel()
+	const dropIn = plan.UnitDir + "/buildkite-agent-gpu1.service.d/mine.conf"
+	undo := func(key string) string {
+		return "sed -i '/^[[:space:]]*" + key + "=/d' " + dropIn + " && systemctl daemon-reload"
+	}
+	for _, tt := range []struct {
+		name string
+		do   func(*world)
+		want string // "check status slots: detail"
+		fix  string // "" where there is advice
+	}{
+		{"the package's service runs", func(w *world) {
+			w.f.units = []reconcile.UnitState{{Name: "buildkite-agent.service", Active: "active", Cgroup: "/system.slice/buildkite-agent.service"}, {Name: "buildkite-agent-gpu0.service", Active: "active"}}
+			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
+			w.put("/proc/7/cgroup", "0::/system.slice/buildkite-agent.service\n", 0o644)
+			w.put(plan.UnitDir+"/multi-user.target.wants/buildkite-agent.service", "", 0o644)
+		}, "agent-other fail: buildkite-agent.service runs, whose jobs have all GPUs and CPUs", "systemctl disable --now buildkite-agent.service"},
+		{"it will run after a reboot", func(w *world) {
+			w.put(plan.UnitDir+"/multi-user.target.wants/buildkite-agent.service", "", 0o644)
+		}, "agent-other fail: buildkite-agent.service is stopped, and starts at the next boot", "systemctl disable buildkite-agent.service"},
+		{"somebody started one by hand", func(w *world) {
+			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
+			w.put("/proc/7/cgroup", "0::/user.slice/x.scope\n", 0o644)
+			w.put("/proc/8/comm", "buildkite-agent\n", 0o644)
+			w.put("/proc/8/cgroup", "0::/buildkite.slice/buildkite-gpu0.slice/y\n", 0o644)
+			w.put("/proc/9/comm", "bash\n", 0o644)
+			w.put("/proc/9/cgroup", "0::/\n", 0o644)
+		}, `agent-other fail: a buildkite-agent runs outside of the slots: process 7 in "/user.slice/x.scope"`, ""},
+
+		{"the agent is gone", func(w *world) { w.Inventory.Software.Agent = inventory.Agent{} }, "agent-binary fail: buildkite-agent is gone", "kbnode install"},
+		{"the agent is not executable", func(w *world) {
+			w.put("/usr/bin/buildkite-agent", "", 0o644)
+			w.Inventory.Problems = []inventory.Problem{{Subject: "buildkite-agent", Detail: "permission denied"}}
+		}, "agent-binary fail: /usr/bin/buildkite-agent is not executable", "chmod 755 /usr/bin/buildkite-agent"},
+		{"the agent is for another machine", func(w *world) {
+			w.Inventory.Problems = []inventory.Problem{{Subject: "buildkite-agent", Detail: "exec format error"}}
+		}, "agent-binary fail: /usr/bin/buildkite-agent does not run: exec format error", ""},
+		{"the agent that install fetched is broken", func(w *world) {
+			w.Inventory.Software.Agent.Path = "/usr/local/libexec/kbnode/dist/buildkite-agent"
+			w.Inventory.Problems = []inventory.Problem{{Subject: "buildkite-agent", Detail: "exec format error"}}
+		}, "agent-binary fail: /usr/local/libexec/kbnode/dist/buildkite-agent does not run: exec format error",
+			"rm /usr/local/libexec/kbnode/dist/buildkite-agent && kbnode install"},
+		{"a release is gone", func(w *world) { w.Plan.Slots[1].AgentVersion = "3.100.0" },
+			"agent-binary fail: buildkite-agent 3.100.0, which slots run, is gone", "kbnode upgrade --agent-version 3.100.0"},
+		{"an old agent", func(w *world) { w.Inventory.Software.Agent.Version = "3.60.1" },
+			"agent-version warn 0-1: buildkite-agent 3.60.1 is older than 3.76.2", "kbnode upgrade --agent-version 3.76.2"},
+		{"an old agent of the operator's", func(w *world) { w.Inventory.Software.Agent.Version, w.Config.Agent.Binary = "3.60.1", "/opt/bk" },
+			"agent-version warn 0-1: buildkite-agent 3.60.1 is older than 3.76.2", ""},
+		{"an agent of the future", func(w *world) { w.Inventory.Software.Agent.Version = "5.0.0" },
+			"agent-version warn 0-1: buildkite-agent 5.0.0 is newer than kbnode, which knows 3 and 4", ""},
+		{"no git", func(w *world) { w.Inventory.Software.Git = "" }, "agent-git fail: git is not installed", "apt-get install -y git"},
+
+		{"a key that nobody knows", func(w *world) { w.edit(cfgPath(1), "no-plugins=", "no-pluginz=") },
+			"agent-keys fail 1: the agent does not know no-pluginz, and ignores it without a word", "kbnode reconcile"},
+		{"a key is missing", func(w *world) { w.edit(cfgPath(1), "no-ssh-keyscan=", "#") }, "agent-keys fail 1: no-ssh-keyscan is not set", "kbnode reconcile"},
+		{"no configuration", func(w *world) { w.must(os.Remove(w.path(cfgPath(1)))) },
+			"agent-keys fail 1: the agent's configuration cannot be read: no such file or directory", "kbnode reconcile"},
+		{"an agent that lists no keys", func(w *world) { w.Inventory.Software.Agent.Keys = nil },
+			"agent-keys warn 0-1: the agent does not list the keys that it knows", "kbnode upgrade --agent-version 3.76.2"},
+		{"which agents run nobody can read", func(w *world) { w.put(plan.AgentsPath, "{", 0o644) },
+			"agent-keys fail: read agents /var/lib/kbnode/agents.json: unexpected end of JSON input; delete the file to run the installed agent in all slots", ""},
+		{"another queue", func(w *world) { w.edit(cfgPath(0), "queue=b200", "queue=h100") },
+			"agent-queue fail 0: the agent waits in queue h100, and the slot's is b200", "kbnode reconcile"},
+		{"no queue", func(w *world) { w.edit(cfgPath(0), "queue=b200,", "") },
+			"agent-queue fail 0: the agent has no queue, so it waits in the default one and not in b200", "kbnode reconcile"},
+
+		{"a hook is not executable", func(w *world) { w.must(os.Chmod(w.path(plan.HooksDir+"/pre-exit"), 0o644)) },
+			"agent-hooks fail: hook pre-exit is not executable (mode 0644), and every job runs without it", "kbnode reconcile"},
+		{"a hook is gone", func(w *world) { w.must(os.Remove(w.path(plan.HooksDir + "/pre-exit"))) },
+			"agent-hooks fail: hook pre-exit is missing, and every job runs without it", "kbnode reconcile"},
+		{"a hook is a directory", func(w *world) {
+			w.must(os.Remove(w.path(plan.HooksDir + "/pre-exit")))
+			w.must(os.Mkdir(w.path(plan.HooksDir+"/pre-exit"), 0o755))
+		}, "agent-hooks fail: hook pre-exit is no file, and every job runs without it", "kbnode reconcile"},
+		{"all may write a hook", func(w *world) { w.must(os.Chmod(w.path(plan.HooksDir+"/pre-exit"), 0o777)) },
+			fmt.Sprintf("agent-hooks fail: hook pre-exit can be changed by others than root (user %d, mode 0777), and every job runs without it", root()), "kbnode reconcile"},
+		{"a hook without a #! line", func(w *world) { w.edit(plan.HooksDir+"/environment", "#!/bin/bash\n", "") },
+			"agent-hooks fail: hook environment has no #! line, and every job runs without it", "kbnode reconcile"},
+		{"a hook from Windows", func(w *world) { w.edit(plan.HooksDir+"/environment", "\n", "\r\n") },
+			"agent-hooks fail: hook environment has Windows line ends, and every job runs without it", "kbnode reconcile"},
+		{"a hook of no shell", func(w *world) { w.edit(plan.HooksDir+"/environment", "#!/bin/bash", "#! /bin/zsh -e") },
+			`agent-hooks fail: hook environment wants "/bin/zsh", which is not there, and every job runs without it`, "kbnode reconcile"},
+		{"a foreign hook", func(w *world) {
+			w.put(plan.HooksDir+"/command", "#!/bin/bash\n", 0o755)
+			w.put(plan.HooksDir+"/command.sample", "", 0o755)
+		}, "agent-hooks fail: hook command is not kbnode's, and runs on the host in every job", "kbnode install --adopt --yes"},
+		{"all may add hooks", func(w *world) { w.must(os.Chmod(w.path(plan.HooksDir), 0o777)) },
+			"agent-hooks fail: others than root can put hooks into /etc/buildkite-agent/hooks (mode 0777)",
+			"chown root:root /etc/buildkite-agent/hooks && chmod 755 /etc/buildkite-agent/hooks"},
+
+		{"no builds", func(w *world) { w.must(os.RemoveAll(w.path(plan.BuildsDir(1)))) },
+			"agent-build-path fail 1: /var/lib/buildkite-agent/gpu-1/builds is missing", "kbnode reconcile"},
+		{"a file in its place", func(w *world) {
+			w.must(os.RemoveAll(w.path(plan.BuildsDir(1))))
+			w.put(plan.BuildsDir(1), "", 0o644)
+		}, "agent-build-path fail 1: /var/lib/buildkite-agent/gpu-1/builds is no directory", ""},
+		{"builds that others may write", func(w *world) { w.must(os.Chmod(w.path(plan.BuildsDir(0)), 0o777)) },
+			fmt.Sprintf("agent-build-path fail 0: /var/lib/buildkite-agent/gpu-0/builds has user %d, group %d, mode 0777, and should have root, group %[2]d, mode 1770", root(), os.Getgid()), "kbnode reconcile"},
+		{"no user", func(w *world) { w.edit("/etc/passwd", "kbnode-gpu1:", "x:") }, "agent-build-path fail 1: user kbnode-gpu1 does not exist", "kbnode reconcile"},
+
+		{"no restart", func(w *world) { w.dropIn(1, "Restart=no", "Restart", "no") },
+			`agent-unit fail 1: Restart is "no" and not always: an agent that Buildkite sends away stays away, says ` + dropIn, undo("Restart")},
+		{"jobs are killed", func(w *world) { w.dropIn(1, "KillMode=process", "KillMode", "process") },
+			`agent-unit fail 1: KillMode is "process" and not mixed: a stop ends jobs, or leaves their processes behind, says ` + dropIn, undo("KillMode")},
+		{"a short stop", func(w *world) { w.dropIn(1, " TimeoutStopSec=1min", "TimeoutStopUSec", uint64(60e6)) },
+			`agent-unit fail 1: TimeoutStopSec is "60" and not 3660: a stop kills jobs that take longer, says ` + dropIn, undo("TimeoutStopSec")},
+		{"another slice", func(w *world) { w.dropIn(1, "Slice=x.slice", "Slice", "x.slice") },
+			`agent-unit fail 1: Slice is "x.slice" and not buildkite-gpu1.slice: jobs' host commands run outside of the slot's limits, says ` + dropIn, undo("Slice")},
+		{"no token", func(w *world) { w.dropIn(1, "LoadCredential=", "LoadCredential", [][]any{}) },
+			`agent-unit fail 1: LoadCredential is "" and not token:/etc/buildkite-agent/token: the agent starts without its token, says ` + dropIn, undo("LoadCredential")},
+		{"another slot", func(w *world) {
+			w.dropIn(1, "Environment=KBNODE_SLOT=0", "Environment", []string{"KBNODE_SLOT=1", "KBNODE_SLOT=0"})
+		}, `agent-unit fail 1: KBNODE_SLOT is "0" and not 1: its jobs get what is another slot's, says ` + dropIn, undo("Environment=KBNODE_SLOT")},
+		{"changed by set-property", func(w *world) { w.f.props[plan.AgentUnit(1)]["KillMode"] = "none" },
+			`agent-unit fail 1: KillMode is "none" and not mixed: a stop ends jobs, or leaves their processes behind`, ""},
+
+		{"the guard is stopped", func(w *world) { w.guardOf(1, func(u *reconcile.UnitState) { u.Active = "inactive" }) },
+			"agent-guard fail 1: the guard does not run", "systemctl start kbnode-guard-gpu1.service"},
+		{"the guard ends", func(w *world) {
+			w.guardOf(1, func(u *reconcile.UnitState) {
+				u.Active, u.Sub, u.Result, u.ExitStatus = "activating", "auto-restart", "exit-code", 1
+			})
+			w.f.journal[plan.GuardUnit(1)] = []string{"kbnode: no policy"}
+		}, "agent-guard fail 1: the guard ends again and again (exit-code, exit status 1): kbnode: no policy", ""},
+		{"the socket is gone", func(w *world) { w.must(os.Remove(w.path(plan.SocketPath(1)))) },
+			"agent-guard fail 1: its guard runs and /run/kbnode/gpu1/docker.sock is gone", "systemctl restart kbnode-guard-gpu1.service"},
+		{"a file in the socket's place", func(w *world) {
+			w.must(os.Remove(w.path(plan.SocketPath(1))))
+			w.put(plan.SocketPath(1), "", 0o660)
+		}, "agent-guard fail 1: /run/kbnode/gpu1/docker.sock is no socket", "rm -r /run/kbnode/gpu1/docker.sock && systemctl restart kbnode-guard-gpu1.service"},
+		{"a socket for all", func(w *world) { w.must(os.Chmod(w.path(plan.SocketPath(1)), 0o666)) },
+			fmt.Sprintf("agent-guard fail 1: /run/kbnode/gpu1/docker.sock has user %d, group %d, mode 0666, and should have root, group %[2]d, mode 0660", root(), os.Getgid()),
+			fmt.Sprintf("chown 0:%d /run/kbnode/gpu1/docker.sock && chmod 660 /run/kbnode/gpu1/docker.sock", os.Getgid())},
+		{"a socket that nobody serves", func(w *world) {
+			w.must(os.Remove(w.path(plan.SocketPath(1))))
+			w.deaf(1)
+		}, "agent-guard fail 1: /run/kbnode/gpu1/docker.sock does not answer: dial unix " + "ROOT/run/kbnode/gpu1/docker.sock: connect: connection refused", "systemctl restart kbnode-guard-gpu1.service"},
+		{"a guard that refuses", func(w *world) { w.answers["guard"] = "403" },
+			"agent-guard fail 0: /run/kbnode/gpu0/docker.sock says 403 Forbidden\nagent-guard fail 1: /run/kbnode/gpu1/docker.sock says 403 Forbidden", ""},
+		{"Docker does not answer", func(w *world) { w.answers["guard"], w.Inventory.Software.Docker.Version = "502", "" }, "", ""},
+
+		{"an agent ends again and again", func(w *world) {
+			w.agentOf(1, func(u *reconcile.UnitState) {
+				u.Active, u.Sub, u.Result, u.ExitStatus = "activating", "auto-restart", "exit-code", 1
+			})
+			w.f.journal[plan.AgentUnit(1)] = []string{"fatal: Could not find queue", "Stopped."}
+		}, "agent-running fail 1: the agent ends again and again (exit-code, exit status 1): fatal: Could not find queue", ""},
+		{"an agent was sent away", func(w *world) {
+			w.agentOf(1, func(u *reconcile.UnitState) { u.Active, u.Sub, u.Result = "activating", "auto-restart", "success" })
+		}, "agent-running warn 1: Buildkite sent the agent away, and it starts again: it said nothing", ""},
+		{"an agent starts", func(w *world) { w.agentOf(1, func(u *reconcile.UnitState) { u.Active, u.Sub = "activating", "start" }) },
+			"agent-running warn 1: the agent is starting", ""},
+		{"an agent is stopped", func(w *world) { w.agentOf(1, func(u *reconcile.UnitState) { u.Active = "inactive" }) },
+			"agent-running fail 1: the agent is inactive", "systemctl start buildkite-agent-gpu1.service"},
+		{"an agent's unit is masked", func(w *world) { w.agentOf(1, func(u *reconcile.UnitState) { u.Load, u.Active = "masked", "inactive" }) },
+			"agent-running fail 1: buildkite-agent-gpu1.service is masked", "systemctl unmask buildkite-agent-gpu1.service && kbnode reconcile"},
+		{"an agent has not registered", func(w *world) {
+			w.must(os.Remove(w.path(agent.RegisteredMarker(1))))
+			w.f.journal[plan.AgentUnit(1)] = []string{"error: x509: certificate has expired"}
+		}, "agent-running fail 1: the agent runs and has not registered: error: x509: certificate has expired", "systemctl restart buildkite-agent-gpu1.service"},
+		{"an agent has just started", func(w *world) {
+			w.must(os.Chtimes(w.path(agent.RegisteredMarker(1)), time.Time{}, w.Now.Add(-time.Hour)))
+			w.agentOf(1, func(u *reconcile.UnitState) { u.Since = w.Now.Add(-30 * time.Second) })
+		}, "agent-running warn 1: the agent runs since 30s, and has not registered yet", ""},
+		{"an agent comes back and back", func(w *world) {
+			w.agentOf(1, func(u *reconcile.UnitState) { u.Since, u.Restarts = w.Now.Add(-time.Second), 9 })
+		}, "agent-running warn 1: the agent was restarted 9 times, the last time 1s ago: it said nothing", ""},
+		{"an agent that waits for its job", func(w *world) { w.agentOf(1, func(u *reconcile.UnitState) { u.Active = "deactivating" }) }, "", ""},
+		{"a job that began before the reinstallation", func(w *world) {
+			w.must(os.Remove(w.path(agent.RegisteredMarker(1))))
+			w.State.Slots[1].Job = &agent.Job{ID: "1"}
+		}, "", ""},
+
+		{"a drained slot", func(w *world) {
+			w.Plan.Slots[1].Drains = []plan.Drain{{Slot: 1, By: plan.ByOperator, Reason: "new fan", Since: time.Unix(0, 0)}}
+			w.agentOf(1, func(u *reconcile.UnitState) { u.Active = "inactive" })
+		}, "agent-drained warn 1: drained by operator: new fan (since 1970-01-01 00:00)", ""},
+		{"a slot that its health drains", func(w *world) { w.Plan.Slots[1].Drains = []plan.Drain{{Slot: 1, By: "gpu.ecc"}} }, "", ""},
+		{"a slot that the guard parked", func(w *world) {
+			w.put(plan.RunDir(1)+"/parked/clean.json", `{"reason":"process 7 does not end"}`, 0o644)
+			w.must(os.Remove(w.path(agent.RegisteredMarker(1))))
+		}, "agent-drained warn 1: parked: process 7 does not end", ""},
+
+		{"git is refused", func(w *world) {
+			w.f.program = func(reconcile.Program) ([]byte, error) {
+				return []byte("fatal: unable to access 'https://github.com/': Could not resolve host: github.com\nexit 128\n"), nil
+			}
+		}, "agent-git-https warn 0: the name github.com is not known", ""},
+		{"git's server wants a login", func(w *world) {
+			w.f.program = func(reconcile.Program) ([]byte, error) {
+				return []byte("fatal: could not read Username for 'https://github.com': terminal prompts disabled\nexit 128\n"), nil
+			}
+		}, "", ""},
+		{"git hangs", func(w *world) {
+			w.f.program = func(reconcile.Program) ([]byte, error) { return []byte("exit 124\n"), nil }
+		}, "agent-git-https warn 0: no answer from github.com in 8 s", ""},
+		{"git's certificate", func(w *world) {
+			w.f.program = func(reconcile.Program) ([]byte, error) {
+				return []byte("fatal: server certificate verification failed\nexit 128\n"), nil
+			}
+		}, "agent-git-https warn 0: github.com has a certificate that git does not take: server certificate verification failed", ""},
+		{"git cannot be run", func(w *world) {
+			w.f.program = func(reconcile.Program) ([]byte, error) { return nil, errOfTests }
+		}, "agent-git-https warn 0: git could not be run as kbnode-gpu0: systemd is dead", ""},
+		{"all slots are busy", func(w *world) {
+			for k := range w.State.Slots {
+				w.State.Slots[k].Job = &agent.Job{ID: "1"}
+			}
+			w.f.program = nil
+		}, "", ""},
+
+		{"no queue in Buildkite", func(w *world) {
+			w.answers["/v3/metrics"] = `{"organization":{"slug":"kbnode"},"agents":{"queues":{"default":{"total":9}}}}`
+		}, "buildkite-queue fail 0-1: the token's cluster has no queue b200, or no agent in it", ""},
+		{"an agent is lost", func(w *world) {
+			w.answers["/v3/metrics"] = `{"organization":{"slug":"kbnode"},"agents":{"queues":{"b200":{"total":1}}}}`
+			w.answers["/v2/organizations/kbnode/agents"] = `[{"name":"node1-gpu0","meta_data":["queue=b200"]}]`
+		}, "buildkite-queue warn 0-1: queue b200 has 1 agents, and 2 slots wait in it\nbuildkite-agents fail 1: Buildkite does not list the agent", ""},
+		{"agents of other names", func(w *world) {
+			w.answers["/v2/organizations/kbnode/agents"] = `[{"name":"node1-gpu0","meta_data":["queue=x"]},{"name":"node1-gpu1","hostname":"a"},{"name":"node1-gpu1","hostname":"b"}]`
+		}, "buildkite-agents fail 0: in Buildkite the agent is not in queue b200\nbuildkite-agents warn 1: 2 agents are called node1-gpu1, on a, b", "systemctl restart buildkite-agent-gpu0.service"},
+		{"a paused agent", func(w *world) {
+			w.answers["/v2/organizations/kbnode/agents"] = `[{"name":"node1-gpu0","meta_data":["queue=b200"]},{"name":"node1-gpu1","paused":true,"paused_note":"night"}]`
+		}, "buildkite-agents warn 1: the agent is paused in Buildkite, and is sent no jobs: night", ""},
+		{"an API token of no use", func(w *world) { w.answers["/v2/organizations/kbnode/agents"] = fmt.Sprint(http.StatusForbidden) },
+			"buildkite-agents warn: list agents: the API token may not read agents; give it the scope read_agents", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			tt.do(w)
+			w.expect(w.ask(), tt.want, tt.fix)
+		})
+	}
+}
+
+// expect holds what is wrong in a report against what should be, and the first
+// command.
+func (w *world) expect(r *Report, want, fix string) {
+	w.t.Helper()
+	var got []string
+	command := ""
+	for _, c := range r.Checks {
+		for _, f := range c.Findings {
+			if f.Status < Warn {
+				continue
+			}
+			slots := ""
+			if len(f.Slots) > 0 {
+				slots = " " + cpuset.Of(f.Slots...).String()
+			}
+			got = append(got, fmt.Sprintf("%s %s%s: %s", c.ID, f.Status, slots, f.Detail))
+			if f.Fix == "" && f.Advice == "" {
+				w.t.Errorf("%s says nothing of what to do", c.ID)
+			}
+			if command == "" {
+				command = f.Fix
+			}
+		}
+	}
+	text := strings.ReplaceAll(strings.Join(got, "\n"), w.Root, "ROOT")
+	if diff := cmp.Diff(want, text); diff != "" {
+		w.t.Error(diff)
+	}
+	if command != fix {
+		w.t.Errorf("type %q, want %q", command, fix)
+	}
+}

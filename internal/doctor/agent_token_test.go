@@ -1,0 +1,85 @@
+package doctor
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+func TestAgentToken(t *testing.T) {
+	t.Parallel()
+	const head = "# Written by kbnode\n"
+	mine := func(text string) func(*world) { return func(w *world) { w.put(plan.TokenPath, text, 0o600) } }
+	malformed := "agent-token fail: /etc/buildkite-agent/token: the agent token is malformed (a token has 6 to 1024 letters, digits and '-', '_', '.'); copy it anew from Buildkite (Agents, Agent Tokens)"
+	odd := "agent-token warn: its line is not just BUILDKITE_AGENT_TOKEN=… (quotes, blanks or Windows line ends): kbnode reads it, other programs may not"
+	sed := plainToken + " " + plan.TokenPath
+	for _, tt := range []struct {
+		name string
+		do   func(*world)
+		want string
+		fix  string
+	}{
+		{"nothing but the token", mine(agentTokenOfTests + "\n"), "", ""},
+		{"there is none", func(w *world) { w.must(os.Remove(w.path(plan.TokenPath))) }, "agent-token fail: there is no /etc/buildkite-agent/token", ""},
+		{"a directory", func(w *world) {
+			w.must(os.Remove(w.path(plan.TokenPath)))
+			w.must(os.Mkdir(w.path(plan.TokenPath), 0o700))
+		}, "agent-token fail: /etc/buildkite-agent/token cannot be read, or is no file", ""},
+		{"all may read it", func(w *world) { w.must(os.Chmod(w.path(plan.TokenPath), 0o644)) },
+			fmt.Sprintf("agent-token fail: /etc/buildkite-agent/token has user %d and mode 0644: jobs may read it", root()),
+			"chown root:root /etc/buildkite-agent/token && chmod 600 /etc/buildkite-agent/token"},
+		{"empty", mine(""), "agent-token fail: /etc/buildkite-agent/token: no agent token found; write a line BUILDKITE_AGENT_TOKEN=… with the token from Buildkite (Agents, Agent Tokens)", ""},
+		{"garbage", mine("BUILDKITE_AGENT_TOKEN=\x00\xff\xfe"), malformed, ""},
+		{"xxx", mine("BUILDKITE_AGENT_TOKEN=xxx"), malformed, ""},
+		{"a placeholder", mine(head + "BUILDKITE_AGENT_TOKEN=your-agent-token-here\n"), "agent-token fail: /etc/buildkite-agent/token holds a placeholder and no token", ""},
+		{"a placeholder in brackets", mine("BUILDKITE_AGENT_TOKEN=INSERT_TOKEN\n"), "agent-token fail: /etc/buildkite-agent/token holds a placeholder and no token", ""},
+		{"quotes", mine(head + `BUILDKITE_AGENT_TOKEN="` + agentTokenOfTests + "\"\n"), odd, sed},
+		{"from Windows", mine("BUILDKITE_AGENT_TOKEN=" + agentTokenOfTests + "\r\n"), odd, sed},
+		{"of an agent's configuration", mine(`token = "` + agentTokenOfTests + `"`), odd, sed},
+		{"two", mine("BUILDKITE_AGENT_TOKEN=" + agentTokenOfTests + "\nBUILDKITE_AGENT_TOKEN=other-token\n"), "agent-token warn: /etc/buildkite-agent/token has 2 lines, of which one counts", ""},
+
+		{"a cfg of the package", func(w *world) {
+			w.put("/etc/buildkite-agent/buildkite-agent.cfg", "# The token\ntoken=\"0123456789abcdef\"\nname=\"x\"\n", 0o644)
+		}, fmt.Sprintf("agent-token-elsewhere fail: /etc/buildkite-agent/buildkite-agent.cfg holds a token, and jobs can read it (user %d, mode 0644)", root()),
+			"chown root:root /etc/buildkite-agent/buildkite-agent.cfg && chmod 600 /etc/buildkite-agent/buildkite-agent.cfg"},
+		{"a cfg with a placeholder, one that is closed, and a comment", func(w *world) {
+			w.put("/etc/buildkite-agent/buildkite-agent.cfg", "token=\"xxxxxx\"\n", 0o644)
+			w.put("/etc/buildkite-agent/a.cfg", "token=\"0123456789abcdef\"\n", 0o600)
+			w.put("/etc/buildkite-agent/b.cfg", "#token=\"0123456789abcdef\"\n", 0o644)
+		}, "", ""},
+		{"a backup with a blank in its name", func(w *world) {
+			w.put("/etc/buildkite-agent/token of yesterday", "BUILDKITE_AGENT_TOKEN=0123456789abcdef", 0o640|0o004)
+		},
+			fmt.Sprintf("agent-token-elsewhere fail: /etc/buildkite-agent/token of yesterday holds a token, and jobs can read it (user %d, mode 0644)", root()),
+			"chown root:root '/etc/buildkite-agent/token of yesterday' && chmod 600 '/etc/buildkite-agent/token of yesterday'"},
+		{"in a unit", func(w *world) {
+			w.put(plan.UnitDir+"/buildkite-agent@.service", "[Service]\nEnvironment=BUILDKITE_AGENT_TOKEN=0123456789abcdef\n", 0o600)
+		}, "agent-token-elsewhere fail: /etc/systemd/system/buildkite-agent@.service holds a token, and systemd shows it to everybody", ""},
+
+		{"refused", mine("BUILDKITE_AGENT_TOKEN=other-token\n"), "agent-token-accepted fail: ENDPOINT refuses it: it was revoked, has expired, or is another organization's", ""},
+		{"not asked", func(w *world) { w.answers["/v3/metrics"] = "500" },
+			"agent-token-accepted warn: it could not be asked: check agent token: ENDPOINT says 500 Internal Server Error", ""},
+		{"a login page", func(w *world) { w.answers["/v3/metrics"] = "<html>" },
+			"agent-token-accepted warn: it could not be asked: check agent token: ENDPOINT does not answer as Buildkite does: invalid character '<' looking for beginning of value", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			tt.do(w)
+			r := w.ask()
+			w.expect(r, strings.ReplaceAll(tt.want, "ENDPOINT", w.bk.URL+"/v3"), tt.fix)
+			for _, c := range r.Checks {
+				for _, f := range c.Findings {
+					for _, secret := range []string{agentTokenOfTests, "other-token", "0123456789abcdef", "an-api-token"} {
+						if strings.Contains(f.Detail+f.Fix+f.Advice, secret) {
+							t.Errorf("%s tells a token: %+v", c.ID, f)
+						}
+					}
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,251 @@
+package doctor
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// world is a node of two slots with all that the agents' checks look at, in a
+// directory, and with a server in Buildkite's place.
+type world struct {
+	t *testing.T
+	*Machine
+	f       *fake
+	bk      *httptest.Server
+	answers map[string]string // of bk, by path; "404" and the like is a status
+}
+
+const agentTokenOfTests = "a-token-that-is-good"
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	root, err := os.MkdirTemp("/dev/shm", "kb") //nolint:usetesting // sockets have short paths
+	if err != nil {
+		root, err = os.MkdirTemp("", "kb") //nolint:usetesting // as above
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	w := &world{t: t, answers: map[string]string{
+		"/v3":         "404",
+		"/v3/metrics": `{"organization":{"slug":"kbnode"},"agents":{"queues":{"b200":{"total":2}}}}`,
+		"/v2/organizations/kbnode/agents": `[{"name":"node1-gpu0","hostname":"a","meta_data":["queue=b200"]},
+			{"name":"node1-gpu1","hostname":"a","meta_data":["queue=b200"]},{"name":"other-gpu0","paused":true}]`,
+	}}
+	w.bk = httptest.NewServer(http.HandlerFunc(w.serve))
+	t.Cleanup(w.bk.Close)
+
+	read := *twoGPUs(t)
+	inv := &read
+	full := config.Config{Queue: "b200", Agent: config.Agent{Endpoint: w.bk.URL + "/v3"}}.WithDefaults()
+	w.f = &fake{cfg: &full, inv: inv, props: map[string]map[string]any{}, journal: map[string][]string{}}
+	w.Machine = &Machine{
+		Root: root, Source: w.f, Now: time.Now(), Config: &full, Inventory: inv,
+		API: API{Token: "an-api-token", URL: w.bk.URL},
+	}
+	w.replan(plan.Input{})
+	w.install()
+	return w
+}
+
+var (
+	readOnce sync.Once
+	readTwo  *inventory.Inventory
+)
+
+// twoGPUs is a machine, read once.
+func twoGPUs(t *testing.T) *inventory.Inventory {
+	t.Helper()
+	readOnce.Do(func() {
+		m := machinetest.Machine{Name: "two", Packages: 1, Nodes: 1, Cores: 24, Threads: 2, CoresPerL3: 8, NodeBytes: 128 << 30, NVIDIADriver: "580.95.05"}
+		for i := range 2 {
+			m.NVIDIA = append(m.NVIDIA, machinetest.NVIDIA{PCI: fmt.Sprintf("0000:%02x:00.0", i+1), Device: "2901", Model: "NVIDIA B200", Minor: i, UUID: fmt.Sprintf("GPU-29010000-0000-4000-8000-%012x", i+1)})
+		}
+		m.Live = machinetest.Live(m)
+		var err error
+		readTwo, err = inventory.Read(t.Context(), inventory.Options{Root: m.Dir(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	return readTwo
+}
+
+func (w *world) serve(rw http.ResponseWriter, r *http.Request) {
+	if got := r.Header.Get("Authorization"); strings.HasPrefix(r.URL.Path, "/v3/") && got != "Token "+agentTokenOfTests {
+		rw.WriteHeader(http.StatusUnauthorized)
+		return
+	}
+	answer := w.answers[r.URL.Path]
+	if status, err := strconv.Atoi(answer); err == nil {
+		rw.Header().Set("Location", "https://login.example/")
+		rw.WriteHeader(status)
+		return
+	}
+	_, _ = rw.Write([]byte(answer))
+}
+
+// replan makes the plan anew.
+func (w *world) replan(in plan.Input) {
+	w.t.Helper()
+	in.Inventory, in.Config, in.Binary, in.Version = w.Inventory, w.Config, "/usr/local/bin/kbnode", "1.2.3"
+	in.Config.Node = "node1"
+	p, err := plan.Build(in)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.Plan = p
+}
+
+// install puts on the disk what the plan says, and lets all of it run.
+func (w *world) install() {
+	for _, d := range w.Plan.Dirs {
+		w.must(os.MkdirAll(w.path(d.Path), 0o755))
+		mode := fs.FileMode(d.Mode & 0o777)
+		if d.Mode&0o1000 != 0 {
+			mode |= fs.ModeSticky
+		}
+		w.must(os.Chmod(w.path(d.Path), mode))
+	}
+	for _, f := range w.Plan.Files {
+		if f.Source == "" && strings.HasPrefix(f.Path, "/etc/buildkite-agent/") {
+			w.put(f.Path, f.Content, fs.FileMode(f.Mode))
+		}
+	}
+	w.put(plan.TokenPath, agent.RenderToken(agentTokenOfTests), 0o600)
+	w.put("/bin/bash", "", 0o755)
+	w.put("/usr/bin/buildkite-agent", "", 0o755)
+	w.put(plan.BindingsPath, "", 0o644)
+	passwd := ""
+	w.State = &reconcile.State{Units: map[string]reconcile.UnitState{}}
+	for _, s := range w.Plan.Slots {
+		passwd += fmt.Sprintf("%s:x:%d:%d::/:/\n", s.User, 990+s.Index, os.Getgid())
+		for _, name := range []string{plan.AgentUnit(s.Index), plan.GuardUnit(s.Index)} {
+			w.State.Units[name] = reconcile.UnitState{Name: name, Load: "loaded", Active: "active", Sub: "running", Since: w.Now.Add(-time.Hour)}
+		}
+		w.State.Slots = append(w.State.Slots, reconcile.SlotState{
+			Index: s.Index, Name: s.Name, Agent: w.State.Units[plan.AgentUnit(s.Index)], Slice: reconcile.SliceState{Cgroup: "/x"},
+		})
+		w.put(agent.RegisteredMarker(s.Index), "", 0o644)
+		w.f.props[plan.AgentUnit(s.Index)] = map[string]any{
+			"Restart": "always", "KillMode": "mixed", "TimeoutStopUSec": uint64(61 * 60 * 1e6), "Slice": plan.SliceName(s.Index),
+			"LoadCredential": [][]any{{"token", plan.TokenPath}}, "NoNewPrivileges": true,
+			"Environment": []string{"A=b", "KBNODE_SLOT=" + strconv.Itoa(s.Index)}, "DropInPaths": []string{},
+		}
+		w.listen(s.Index)
+	}
+	w.put("/etc/passwd", passwd, 0o644)
+	w.f.program = func(reconcile.Program) ([]byte, error) { return []byte("0123456789\tHEAD\nexit 0\n"), nil }
+}
+
+// listen answers in the place of a slot's guard.
+func (w *world) listen(k int) {
+	w.t.Helper()
+	l, err := net.Listen("unix", w.path(plan.SocketPath(k)))
+	w.must(err)
+	w.must(os.Chmod(w.path(plan.SocketPath(k)), 0o660))
+	s := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if status, err := strconv.Atoi(w.answers["guard"]); err == nil || r.URL.Path != "/_ping" {
+			rw.WriteHeader(cmp.Or(status, http.StatusForbidden))
+		}
+	})}
+	go func() { _ = s.Serve(l) }()
+	w.t.Cleanup(func() { _ = s.Close() })
+}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) put(name, text string, mode fs.FileMode) {
+	w.t.Helper()
+	w.must(os.MkdirAll(filepath.Dir(w.path(name)), 0o755))
+	w.must(os.WriteFile(w.path(name), []byte(text), mode))
+	w.must(os.Chmod(w.path(name), mode))
+}
+
+// edit changes a file of the machine.
+func (w *world) edit(name, old, replacement string) {
+	w.t.Helper()
+	text, err := w.read(name)
+	w.must(err)
+	if !strings.Contains(text, old) {
+		w.t.Fatalf("%s has no %q", name, old)
+	}
+	info, err := os.Stat(w.path(name))
+	w.must(err)
+	w.put(name, strings.ReplaceAll(text, old, replacement), info.Mode().Perm())
+}
+
+// agentOf changes the agent of a slot as systemd sees it.
+func (w *world) agentOf(k int, change func(*reconcile.UnitState)) {
+	name := plan.AgentUnit(k)
+	u := w.State.Units[name]
+	change(&u)
+	w.State.Units[name], w.State.Slots[k].Agent = u, u
+}
+
+func (w *world) guardOf(k int, change func(*reconcile.UnitState)) {
+	u := w.State.Units[plan.GuardUnit(k)]
+	change(&u)
+	w.State.Units[plan.GuardUnit(k)] = u
+}
+
+// dropIn is an operator's, which is in force.
+func (w *world) dropIn(k int, text, property string, value any) {
+	name := plan.UnitDir + "/" + plan.AgentUnit(k) + ".d/mine.conf"
+	w.put(name, "[Service]\nEnvironment=HTTPS_PROXY=http://proxy\n"+text+"\n", 0o644)
+	w.f.props[plan.AgentUnit(k)]["DropInPaths"] = []string{name}
+	w.f.props[plan.AgentUnit(k)][property] = value
+}
+
+// ask asks all that is about agents and Buildkite; what they need of group node is
+// taken as asked.
+func (w *world) ask() *Report {
+	w.t.Helper()
+	checks := slices.Concat(agentChecks, buildkiteChecks)
+	for i := range checks {
+		checks[i].Needs = slices.DeleteFunc(slices.Clone(checks[i].Needs), func(id string) bool {
+			return slices.ContainsFunc(nodeChecks, func(c Check) bool { return c.ID == id })
+		})
+	}
+	r, err := Run(w.t.Context(), w.Machine, Options{Checks: checks})
+	w.must(err)
+	return r
+}
+
+var errOfTests = errors.New("systemd is dead")
+
+// deaf is a socket that nobody listens on any more.
+func (w *world) deaf(k int) {
+	w.t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: w.path(plan.SocketPath(k)), Net: "unix"})
+	w.must(err)
+	l.SetUnlinkOnClose(false)
+	w.must(l.Close())
+	w.must(os.Chmod(w.path(plan.SocketPath(k)), 0o660))
+}
