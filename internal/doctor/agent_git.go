@@ -24,7 +24,7 @@ echo "exit $?"`
 // gitHTTPS asks a repository's server as the user of a slot that runs no job.
 func gitHTTPS(ctx context.Context, m *Machine) Answer {
 	i := slices.IndexFunc(m.Plan.Slots, func(s plan.Slot) bool {
-		ss, there := m.slotState(s.Index)
+		ss, there := m.stateOf(s.Index)
 		return there && ss.Busy() == "" && ss.Slice.Cgroup != ""
 	})
 	if i < 0 {
@@ -36,7 +36,7 @@ func gitHTTPS(ctx context.Context, m *Machine) Answer {
 	if err != nil {
 		return none("agent.allowed_repositories names no server")
 	}
-	_, proxies := m.network(ctx)
+	_, proxies := m.agentNetwork(ctx)
 	argv := []string{"/bin/sh", "-c", gitScript, "sh", m.Inventory.Software.Git, repo, fmt.Sprint(gitTime)}
 	if proxy, err := proxies.ProxyFunc()(at); err == nil && proxy != nil {
 		if proxy.User != nil {
@@ -111,8 +111,8 @@ func repository(patterns []string) string {
 	return "https://github.com/gpu-mode/kernelbot"
 }
 
-// slotState is what a slot is like now.
-func (m *Machine) slotState(k int) (reconcile.SlotState, bool) {
+// stateOf is what a slot is like now.
+func (m *Machine) stateOf(k int) (reconcile.SlotState, bool) {
 	i := slices.IndexFunc(m.State.Slots, func(s reconcile.SlotState) bool { return s.Index == k })
 	if i < 0 {
 		return reconcile.SlotState{}, false

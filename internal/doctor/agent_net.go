@@ -40,7 +40,7 @@ func agentEndpoint(ctx context.Context, m *Machine) Answer {
 	if err != nil {
 		return found(fail("agent.endpoint: %s", err).advise("correct it in %s", plan.ConfigPath))
 	}
-	network, proxies := m.network(ctx)
+	network, proxies := m.agentNetwork(ctx)
 	through := ""
 	if proxy, err := proxies.ProxyFunc()(at); err == nil && proxy != nil {
 		through = " through proxy " + proxy.Host
@@ -69,9 +69,9 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// network is how the agents reach Buildkite: with the proxies of one that runs,
+// agentNetwork is how the agents reach Buildkite: with the proxies of one that runs,
 // which operators put into its unit, or else of kbnode's own environment.
-func (m *Machine) network(ctx context.Context) (*http.Transport, *httpproxy.Config) {
+func (m *Machine) agentNetwork(ctx context.Context) (*http.Transport, *httpproxy.Config) {
 	proxies := httpproxy.FromEnvironment()
 	for _, u := range m.agentUnits(ctx) {
 		env, err := m.read(fmt.Sprintf("/proc/%d/environ", u.MainPID))
@@ -162,7 +162,7 @@ func tokenAccepted(ctx context.Context, m *Machine) Answer {
 	if err != nil {
 		return found(fail("%s", lines(err)).advise("%s", newToken))
 	}
-	network, _ := m.network(ctx)
+	network, _ := m.agentNetwork(ctx)
 	account, err := agent.AskAccount(ctx, network, m.Config.Agent.Endpoint, token)
 	switch {
 	case errors.Is(err, agent.ErrTokenRefused):

@@ -31,9 +31,9 @@ const (
 func agentsRunning(ctx context.Context, m *Machine) Answer {
 	var all []Finding
 	for _, s := range m.Plan.Slots {
-		ss, _ := m.slotState(s.Index)
+		ss, _ := m.stateOf(s.Index)
 		unit := plan.AgentUnit(s.Index)
-		if !s.Serves() || len(m.parked(s.Index)) > 0 {
+		if !s.Serves() || len(m.guardParked(s.Index)) > 0 {
 			continue // agent-drained says why
 		}
 		a := ss.Agent
@@ -91,8 +91,8 @@ func (m *Machine) lastWords(ctx context.Context, unit string) string {
 	return fmt.Sprintf("%.300s", cmp.Or(agent.LastWords(log), "it said nothing"))
 }
 
-// parked is why the guard lets a slot take no jobs.
-func (m *Machine) parked(k int) []guard.Parked {
+// guardParked is why the guard lets a slot take no jobs.
+func (m *Machine) guardParked(k int) []guard.Parked {
 	reasons, err := guard.ReadParked(m.path(plan.RunDir(k)))
 	if err != nil {
 		return []guard.Parked{{Reason: lines(err)}}
@@ -110,7 +110,7 @@ func drained(_ context.Context, m *Machine) Answer {
 				all = append(all, warn("%s (since %s)", d, day(d.Since)).of(s.Index).advise("sudo kbnode resume %s gives it back", s.Name))
 			}
 		}
-		for _, p := range m.parked(s.Index) {
+		for _, p := range m.guardParked(s.Index) {
 			all = append(all, warn("parked: %.300s", p.Reason).of(s.Index).advise("see docs/security.md, After a job; journalctl -u %s shows more", plan.GuardUnit(s.Index)))
 		}
 	}

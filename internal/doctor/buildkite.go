@@ -29,8 +29,8 @@ var buildkiteChecks = []Check{
 // waiting are the slots whose agents should be connected now.
 func (m *Machine) waiting() []plan.Slot {
 	return slices.DeleteFunc(slices.Clone(m.Plan.Slots), func(s plan.Slot) bool {
-		ss, _ := m.slotState(s.Index)
-		return !s.Serves() || len(m.parked(s.Index)) > 0 || ss.Agent.Active != "active" || !m.registered(s.Index, ss.Agent.Since)
+		ss, _ := m.stateOf(s.Index)
+		return !s.Serves() || len(m.guardParked(s.Index)) > 0 || ss.Agent.Active != "active" || !m.registered(s.Index, ss.Agent.Since)
 	})
 }
 
