@@ -3,6 +3,8 @@ package doctor
 import (
 	"fmt"
 	"os"
+	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -81,5 +83,87 @@ func TestAgentToken(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The commands that need no systemd, run as printed below the test's directory, mend
+// what they are for.
+func TestAgentFixes(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("they are for root")
+	}
+	odd := func(line string) func(*world) {
+		return func(w *world) { w.put(plan.TokenPath, "# mine\n"+line+"\n", 0o600) }
+	}
+	for _, tt := range []struct {
+		name string
+		do   func(*world)
+	}{
+		{"quotes", odd(`BUILDKITE_AGENT_TOKEN="` + agentTokenOfTests + `"`)},
+		{"single quotes and blanks", odd(` export BUILDKITE_AGENT_TOKEN = '` + agentTokenOfTests + `' `)},
+		{"from Windows", odd("BUILDKITE_AGENT_TOKEN=" + agentTokenOfTests + "\r")},
+		{"the token alone, from Windows", odd(agentTokenOfTests + "\r")},
+		{"an agent's line", odd(`token = "` + agentTokenOfTests + `"`)},
+		{"all may read the token", func(w *world) { w.must(os.Chmod(w.path(plan.TokenPath), 0o644)) }},
+		{"all may read another token", func(w *world) { w.put("/etc/buildkite-agent/token of yesterday", "token=0123456789abcdef", 0o644) }},
+		{"all may add hooks", func(w *world) { w.must(os.Chmod(w.path(plan.HooksDir), 0o777)) }},
+		{"all may use a socket", func(w *world) { w.must(os.Chmod(w.path(plan.SocketPath(1)), 0o666)) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			tt.do(w)
+			fixes := w.fixes()
+			if len(fixes) != 1 {
+				t.Fatalf("%d commands", len(fixes))
+			}
+			w.run(fixes[0])
+			if left := w.fixes(); len(left) > 0 {
+				t.Errorf("still to type: %q", left)
+			}
+		})
+	}
+}
+
+// A line of an operator's drop-in goes, and the others stay.
+func TestDropInFix(t *testing.T) {
+	t.Parallel()
+	for _, line := range []string{"Restart=no", "  KillMode=process", "Environment=KBNODE_SLOT=0"} {
+		w := newWorld(t)
+		w.dropIn(1, line, map[string]string{"Environment=KBNODE_SLOT=0": "Environment", "Restart=no": "Restart"}[line], "x")
+		w.f.props[plan.AgentUnit(1)]["KillMode"], w.f.props[plan.AgentUnit(1)]["Environment"] = "process", []string{}
+		for _, fix := range w.fixes() {
+			w.run(fix)
+		}
+		text, err := w.read(plan.UnitDir + "/" + plan.AgentUnit(1) + ".d/mine.conf")
+		if err != nil || text != "[Service]\nEnvironment=HTTPS_PROXY=http://proxy\n\n" && text != "[Service]\nEnvironment=HTTPS_PROXY=http://proxy\n" {
+			t.Errorf("%s: %q, %v", line, text, err)
+		}
+	}
+}
+
+// fixes are the commands that are to be typed now.
+func (w *world) fixes() []string {
+	var all []string
+	for _, c := range w.ask().Checks {
+		for _, f := range c.Findings {
+			if f.Status > Skip && f.Fix != "" {
+				all = append(all, f.Fix)
+			}
+		}
+	}
+	return all
+}
+
+// run runs a command below the world's directory, with a systemctl that does nothing.
+func (w *world) run(command string) {
+	w.t.Helper()
+	w.put("/bin/systemctl", "#!/bin/sh\n", 0o755)
+	command = regexp.MustCompile(`([ '])/(etc|run|usr)/`).ReplaceAllString(command, "${1}"+w.Root+"/$2/")
+	cmd := exec.CommandContext(w.t.Context(), "/bin/sh", "-c", command)
+	cmd.Env = []string{"PATH=" + w.path("/bin") + ":/usr/sbin:/usr/bin:/sbin:/bin"}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		w.t.Fatalf("%s: %v: %s", command, err, out)
 	}
 }
