@@ -106,6 +106,24 @@ func TestCheckToken(t *testing.T) {
 	}
 }
 
+func TestAskAccount(t *testing.T) {
+	t.Parallel()
+	bk := httptest.NewServer(bktest.New(bktest.Options{Org: "mine", Queues: []string{"b200"}}))
+	t.Cleanup(bk.Close)
+	got, err := AskAccount(t.Context(), http.DefaultTransport, bk.URL+"/v3", bktest.DefaultAgentToken)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if q, there := got.Agents.Queues["b200"]; got.Organization.Slug != "mine" || !there || q.Total != 0 {
+		t.Errorf("%+v", got)
+	}
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) }))
+	t.Cleanup(page.Close)
+	if err := CheckToken(t.Context(), page.URL, "the-token"); err == nil || errors.Is(err, ErrTokenRefused) {
+		t.Errorf("a page is taken for Buildkite's yes: %v", err)
+	}
+}
+
 func TestCheckTokenLeavesTheQuestionOpen(t *testing.T) {
 	t.Parallel()
 	told := make(chan string, 1)

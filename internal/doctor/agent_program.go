@@ -41,11 +41,13 @@ func otherAgents(ctx context.Context, m *Machine) Answer {
 	names, _ := filepath.Glob(m.path("/proc/[0-9]*/comm")) // the pattern is well formed
 	for _, name := range names {
 		pid := path.Base(path.Dir(name))
-		comm, _ := m.read("/proc/" + pid + "/comm") // it may have ended
+		// What has ended meanwhile is none.
+		if comm, _ := m.read("/proc/" + pid + "/comm"); strings.TrimSpace(comm) != "buildkite-agent" {
+			continue
+		}
 		cgroup, err := m.read("/proc/" + pid + "/cgroup")
 		_, at, _ := strings.Cut(strings.TrimSpace(cgroup), "::")
-		inSlot := strings.HasPrefix(at, "/"+plan.ParentSlice+"/")
-		if strings.TrimSpace(comm) != "buildkite-agent" || err != nil || inSlot || underAny(at, served) {
+		if err != nil || strings.HasPrefix(at, "/"+plan.ParentSlice+"/") || underAny(at, served) {
 			continue
 		}
 		all = append(all, fail("a buildkite-agent runs outside of the slots: process %s in %.200q", pid, at).
