@@ -25,10 +25,11 @@ type Kmsg struct {
 	// Owner looks up whose process a PID is, as long as it runs; nil looks up
 	// nothing. See OwnerOf.
 	Owner func(pid int) *Owner
+	Once  bool // end when the lines that there are have been read
 }
 
-// Run hands over the Facts of all lines since the boot, then of each new line, until
-// ctx ends or, with a recorded file, the file does. Those that a State has are
+// Run hands over the Facts of all lines since the boot, then, but for Once, of each new
+// line, until ctx ends or, with a recorded file, the file does. Those that a State has are
 // skipped by Judge. The error is that the log cannot be read.
 func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 	f, live, err := openKmsg(k.Path)
@@ -60,7 +61,7 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 		err := raw.Read(func(fd uintptr) bool {
 			n, cause = unix.Read(int(fd), r.room())
 			waited = waited || errors.Is(cause, unix.EAGAIN)
-			return !errors.Is(cause, unix.EAGAIN)
+			return k.Once || !errors.Is(cause, unix.EAGAIN)
 		})
 		switch {
 		case ctx.Err() != nil:
@@ -69,6 +70,8 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 			return fmt.Errorf("read the kernel's log: %w", err)
 		case errors.Is(cause, unix.EINTR):
 			continue
+		case k.Once && errors.Is(cause, unix.EAGAIN):
+			return nil
 		case errors.Is(cause, unix.EPIPE):
 			// The next read goes on with the oldest line that is left.
 			if up, err := uptime(); err == nil && (!overrun || up-told > time.Minute) {

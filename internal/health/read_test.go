@@ -211,6 +211,27 @@ func TestKmsgFIFO(t *testing.T) {
 	}
 }
 
+// With Once the end of what there is ends it, though more may come.
+func TestKmsgOnce(t *testing.T) {
+	t.Parallel()
+	fifo := filepath.Join(t.TempDir(), "kmsg")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w, err := os.OpenFile(fifo, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close() //nolint:errcheck // what was written was read
+	if _, err := fmt.Fprint(w, "4,1,5000,-;NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.\n6,2,6000,-;hello\n"); err != nil {
+		t.Fatal(err)
+	}
+	var got []int
+	if err := (Kmsg{Path: fifo, Once: true}).Run(t.Context(), func(f Fact) { got = append(got, f.Xid) }); err != nil || len(got) != 1 || got[0] != 79 {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
 // The log of this machine, where it may be read.
 func TestKmsgDevice(t *testing.T) {
 	t.Parallel()
