@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"time"
@@ -140,14 +139,9 @@ var nodeChecks = []Check{
 			}
 			var all []Finding
 			for _, v := range kept.Verdicts {
-				if v.Level < health.Warn {
-					continue
+				if v.Level >= health.Warn && !isOwn(m, v) {
+					all = append(all, verdictFinding(v))
 				}
-				f := Finding{Status: Warn, Slots: v.Slots, Detail: fmt.Sprintf("%s: %s", v.Check, v.Reason), Advice: v.Fix}
-				if v.Effect > health.None || v.Level == health.Fatal {
-					f.Status = Fail
-				}
-				all = append(all, f)
 			}
 			if len(all) == 0 {
 				all = []Finding{ok("no verdicts")}

@@ -1,0 +1,113 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/daemon"
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// judgedChecks are package health's verdicts, where no daemon makes them.
+var judgedChecks = []Check{
+	{
+		ID: "gpu-errors", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "since the boot no GPU was lost, and none had an error of its own",
+		Run:   judged("gpu.recovery", "gpu.lost", "gpu.xid", "gpu.reset", "node.nvswitch"),
+	},
+	{
+		ID: "gpu-memory", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "the GPUs' memory has no uncorrectable errors, and spare rows",
+		Run:   judged("gpu.ecc", "gpu.remap", "gpu.retired", "gpu.ras"),
+	},
+	{
+		ID: "gpu-links", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "each GPU has all its PCIe lanes and NVLinks",
+		Run:   judged("gpu.nvlink", "gpu.pcie"),
+	},
+	{
+		ID: "gpu-throttle", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "no GPU is slowed down by heat or a lack of power",
+		Run:   judged("gpu.throttle", "gpu.thermal"),
+	},
+}
+
+// judged says which of these verdicts there are. Where the daemon makes them, they are
+// the check health's, but for what it has not seen yet.
+func judged(checks ...string) func(context.Context, *Machine) Answer {
+	return func(ctx context.Context, m *Machine) Answer {
+		f := fleetOf(m, "")
+		if len(f.gpus) == 0 {
+			return none("no GPU")
+		}
+		// Its cgroup tells whether the daemon runs, where systemd does not answer, too.
+		procs, _ := m.read("/sys/fs/cgroup/system.slice/" + plan.NodeService + "/cgroup.procs")
+		watched := procs != ""
+		verdicts, unread := verdictsNow(ctx, m, f, watched)
+		var wrong []Finding
+		if unread != nil && slices.Contains(checks, "gpu.xid") {
+			wrong = append(wrong, warn("%s", unread).advise("see whether sudo dmesg names a GPU"))
+		}
+		for _, v := range verdicts {
+			if v.Level >= health.Warn && slices.Contains(checks, v.Check) && !isOwn(m, v) {
+				wrong = append(wrong, verdictFinding(v))
+			}
+		}
+		if watched && len(wrong) == 0 {
+			return none("kbnode.service watches it, and the check health has what it saw")
+		}
+		return otherwise(wrong, ok("%d GPUs", len(f.gpus)))
+	}
+}
+
+// verdictFinding is a verdict as a finding.
+func verdictFinding(v health.Verdict) Finding {
+	f := Finding{Status: Warn, Slots: v.Slots, Detail: fmt.Sprintf("%s: %s", v.Check, v.Reason), Advice: v.Fix}
+	if v.Effect > health.None || v.Level == health.Fatal {
+		f.Status = Fail
+	}
+	return f
+}
+
+// verdictsNow judges the GPUs as a daemon does that has just been started, and that
+// sees the same again a minute later. Beside a daemon it judges only what is seen now,
+// and leaves out what that one has judged. The error is that the kernel's log cannot be
+// read; the verdicts are good without it.
+func verdictsNow(ctx context.Context, m *Machine, f fleet, watched bool) ([]health.Verdict, error) {
+	now, err := health.Now()
+	if err != nil {
+		return nil, err
+	}
+	now.Now = m.Now
+	in := health.Signals{Moment: now, GPUs: &health.GPUs{Started: now.Up, List: f.gpus, NVIDIA: m.Inventory.NVIDIA, Bus: health.ReadBus(m.Root, f.gpus)}}
+	for _, b := range slotBindings(m) {
+		in.Slots = append(in.Slots, health.Slot{Index: b.Slot, UUID: b.UUID, PCI: b.PCI})
+	}
+	if watched {
+		kept, _ := daemon.ReadHealth(m.Root) // the check health says what is wrong with it
+		_, verdicts, _ := health.Judge(health.State{}, in)
+		return slices.DeleteFunc(verdicts, func(v health.Verdict) bool {
+			// AMD's counters may hold what was before a reset, which only the daemon knows.
+			return v.Check == "gpu.ras" || slices.ContainsFunc(kept.Verdicts, func(k health.Verdict) bool { return k.Check == v.Check && k.GPU == v.GPU })
+		}), nil
+	}
+	log := health.Kmsg{Path: m.path("/dev/kmsg"), Once: true}
+	err = log.Run(ctx, func(fact health.Fact) {
+		// What jobs cause is no fault of a GPU, and whose it was cannot be known now.
+		caused := fact.Kind == health.KindRing || fact.Kind == health.KindFault ||
+			fact.Kind == health.KindXid && health.LookupXid(fact.Xid).Class == health.XidApplication
+		if !caused && len(in.Kernel) < maxFacts {
+			in.Kernel = append(in.Kernel, fact)
+		}
+	})
+	state, _, _ := health.Judge(health.State{}, in)
+	in.Up, in.Now, in.Kernel = in.Up+time.Minute, in.Now.Add(time.Minute), nil
+	_, verdicts, _ := health.Judge(state, in)
+	return verdicts, err
+}
+
+// maxFacts bounds what is judged of the kernel's log.
+const maxFacts = 10000

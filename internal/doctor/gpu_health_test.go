@@ -1,0 +1,177 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// kernelLog is a kernel's log with these lines after a second of uptime each.
+func kernelLog(lines ...string) map[string]string {
+	var b strings.Builder
+	for i, line := range lines {
+		fmt.Fprintf(&b, "4,%d,%d000000,-;%s\n", i, i+1, line)
+	}
+	return map[string]string{"/dev/kmsg": b.String()}
+}
+
+func TestJudgedChecks(t *testing.T) {
+	t.Parallel()
+	ill := func(change func(*probe.GPU)) *inventory.Inventory {
+		return changed(h100s(2), func(inv *inventory.Inventory) { change(inv.GPUs[1].NVML) })
+	}
+	two := uint64(2)
+	slots := func(files map[string]string) map[string]string {
+		text := boundSlots(2)[plan.BindingsPath]
+		return andFiles(files, plan.BindingsPath, text)
+	}
+	daemon := func(files map[string]string, more ...string) map[string]string {
+		return andFiles(andFiles(files, "/sys/fs/cgroup/system.slice/kbnode.service/cgroup.procs", "812\n"), more...)
+	}
+	ecc := ill(func(g *probe.GPU) { g.ECC.VolatileUncorrected = &two })
+	for _, tt := range []gpuCase{
+		{name: "a quiet log", id: "gpu-errors", inv: h100s(2), files: slots(kernelLog("Linux version 6.8.0")), want: "ok: 2 GPUs"},
+		{name: "no log", id: "gpu-errors", inv: h100s(2), want: "warn: read the kernel's log: stat /dev/kmsg: no such file"},
+		{name: "garbage", id: "gpu-errors", inv: h100s(2), files: map[string]string{"/dev/kmsg": strings.Repeat("\x00;NVRM: Xid (\n;;,\xff", 5000)}, want: "ok: 2 GPUs"},
+		{name: "errors of jobs", id: "gpu-errors", inv: h100s(2), want: "ok: 2 GPUs",
+			files: slots(kernelLog("NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python3, MMU Fault", "NVRM: Xid (PCI:0000:1b:00): 109, pid=7, name=python3, CTX SWITCH TIMEOUT", "amdgpu 0000:1b:00.0: amdgpu: [gfxhub0] page fault (src_id:0)"))},
+		{name: "an error of a job a moment ago", id: "gpu-errors", inv: h100s(2), want: "ok: 2 GPUs",
+			files: slots(map[string]string{"/dev/kmsg": "4,1,900000000000000,-;NVRM: Xid (PCI:0000:1b:00): 109, pid=7, name=python3, CTX SWITCH TIMEOUT\n"})},
+		{name: "off the bus", id: "gpu-errors", inv: h100s(2), files: slots(kernelLog("NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")),
+			want: "fail: gpu.lost: the GPU at 0000:1b:00.0 has fallen off the bus (Xid 79)", slots: []int{1}},
+		{name: "an error of its memory", id: "gpu-errors", inv: h100s(2), files: slots(kernelLog("NVRM: Xid (PCI:0000:1a:00): 48, pid=9, name=x, An uncorrectable double bit error")),
+			want: "fail: gpu.xid: Xid 48, double bit ECC error, on the GPU at 0000:1a:00.0", slots: []int{0}},
+		{name: "the driver was loaded again since", id: "gpu-errors", inv: h100s(2), want: "ok: 2 GPUs",
+			files: slots(kernelLog("NVRM: Xid (PCI:0000:1a:00): 48, pid=9, name=x, An uncorrectable double bit error", "NVRM: loading NVIDIA UNIX Open Kernel Module"))},
+		{name: "an NVSwitch", id: "gpu-errors", inv: h100s(2), files: slots(kernelLog("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")),
+			want: "fail: node.nvswitch: the NVSwitch at 0000:c1:00.0 had a fatal error (SXid 20034)", slots: []int{0, 1}},
+		{name: "the driver wants it reset", id: "gpu-errors", inv: changed(h100s(2), func(inv *inventory.Inventory) {
+			inv.GPUs[1].Healthy, inv.GPUs[1].Error, inv.GPUs[1].NVML.Code = false, "GPU requires reset", 16
+		}), files: slots(kernelLog("")), want: "ok: 2 GPUs"}, // gpu-answers says so
+		{name: "its bus is dead", id: "gpu-errors", inv: h100s(2), files: andFiles(slots(kernelLog("")), "/sys/bus/pci/devices/"+pciOf(1)+"/config", "\xff\xff\xff\xff"), want: "ok: 2 GPUs"},
+		{name: "the driver wants it reset, and it answers", id: "gpu-errors", inv: ill(func(g *probe.GPU) { action := int64(1); g.RecoveryAction = &action }),
+			files: slots(kernelLog("")), want: "fail: gpu.recovery: the driver wants the GPU at 0000:1b:00.0 reset (NVML)", slots: []int{1}},
+		{name: "the daemon watches", id: "gpu-errors", inv: h100s(2), files: daemon(slots(kernelLog("NVRM: Xid (PCI:0000:1a:00): 48, pid=9, name=x, error"))),
+			want: "skip: kbnode.service watches it, and the check health has what it saw"},
+		{name: "what the daemon has not seen yet", id: "gpu-memory", inv: ecc, files: daemon(boundSlots(2)), slots: []int{1},
+			want: "fail: gpu.ecc: the memory of the GPU at 0000:1b:00.0 had 2 uncorrectable errors since its driver started"},
+		{name: "what the daemon has seen", id: "gpu-memory", inv: ecc,
+			files: daemon(boundSlots(2), "/var/lib/kbnode/health.json", `{"verdicts":[{"check":"gpu.ecc","gpu":"GPU-1","slots":[1],"level":"fatal","effect":"drain","reason":"2 errors"}]}`),
+			want:  "skip: kbnode.service watches it, and the check health has what it saw"},
+		{name: "what the daemon has seen of another", id: "gpu-memory", inv: ecc, slots: []int{1},
+			files: daemon(boundSlots(2), "/var/lib/kbnode/health.json", `{"verdicts":[{"check":"gpu.ecc","gpu":"GPU-0","slots":[0],"level":"fatal","effect":"drain","reason":"2 errors"}]}`),
+			want:  "fail: gpu.ecc: the memory of the GPU at 0000:1b:00.0 had 2 uncorrectable errors since its driver started"},
+		{name: "counters that the daemon knows better", id: "gpu-memory", inv: mi300s(2),
+			files: daemon(nil, "/sys/bus/pci/devices/"+pciOf(1)+"/ras/umc_err_count", "ue: 3\nce: 0\n"),
+			want:  "skip: kbnode.service watches it, and the check health has what it saw"},
+		{name: "no GPU", id: "gpu-errors", inv: &inventory.Inventory{}, want: "skip: no GPU"},
+
+		{name: "memory without errors", id: "gpu-memory", inv: h100s(2), want: "ok: 2 GPUs"},
+		{name: "memory with errors", id: "gpu-memory", inv: ecc, files: boundSlots(2), slots: []int{1},
+			want: "fail: gpu.ecc: the memory of the GPU at 0000:1b:00.0 had 2 uncorrectable errors since its driver started"},
+		{name: "before the install", id: "gpu-memory", inv: ecc,
+			want: "fail: gpu.ecc: the memory of the GPU at 0000:1b:00.0 had 2 uncorrectable errors since its driver started"},
+		{name: "a remap that waits", id: "gpu-memory", inv: ill(func(g *probe.GPU) { g.RemappedRows = &probe.Remapped{Pending: true} }), files: boundSlots(2), slots: []int{1},
+			want: "fail: gpu.remap: a memory row of the GPU at 0000:1b:00.0 waits to be remapped"},
+		{name: "no spare rows", id: "gpu-memory", inv: ill(func(g *probe.GPU) { g.RemappedRows = &probe.Remapped{Banks: &probe.Banks{None: 3}} }), files: boundSlots(2), slots: []int{1},
+			want: "warn: gpu.remap: 3 memory banks of the GPU at 0000:1b:00.0 have no spare rows left"},
+		{name: "AMD's memory", id: "gpu-memory", inv: mi300s(2), files: map[string]string{"/sys/bus/pci/devices/" + pciOf(1) + "/ras/umc_err_count": "ue: 3\nce: 0\n"},
+			want: "fail: gpu.ras: the GPU at 0000:1b:00.0 has uncorrectable errors: umc 3"},
+
+		{name: "retired pages are normal", id: "gpu-memory", inv: mi300s(2), want: "ok: 2 GPUs",
+			files: map[string]string{"/sys/bus/pci/devices/" + pciOf(1) + "/ras/gpu_vram_bad_pages": "0x00000001 : 0x00001000 : R\n"}},
+
+		{name: "all lanes", id: "gpu-links", inv: h100s(2), want: "ok: 2 GPUs"},
+		{name: "half of the lanes", id: "gpu-links", inv: ill(func(g *probe.GPU) { *g.PCIe.Width = 8 }), files: boundSlots(2), slots: []int{1},
+			want: "warn: gpu.pcie: the GPU at 0000:1b:00.0 has 8 of 16 PCIe lanes"},
+		{name: "an NVLink is down", id: "gpu-links", inv: ill(func(g *probe.GPU) { *g.NVLinksUp = 17 }), files: boundSlots(2), slots: []int{1},
+			want: "fail: gpu.nvlink: of the GPU at 0000:1b:00.0 only 17 of 18 NVLinks are up"},
+		{name: "cool", id: "gpu-throttle", inv: h100s(2), want: "ok: 2 GPUs"},
+		{name: "the power brake", id: "gpu-throttle", inv: ill(func(g *probe.GPU) { r := uint64(0x80); g.ClockReasons = &r }), files: boundSlots(2), slots: []int{1},
+			want: "warn: gpu.throttle: the GPU at 0000:1b:00.0 is slowed down: power brake"},
+		{name: "heat", id: "gpu-throttle", inv: ill(func(g *probe.GPU) { r := uint64(0x40); g.ClockReasons = &r }), files: boundSlots(2), slots: []int{1},
+			want: "warn: gpu.thermal: the GPU at 0000:1b:00.0 is slowed down by heat"},
+		{name: "not in the fabric", id: "nvidia-fabric", inv: ill(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "in progress"} }), files: boundSlots(2), slots: []int{1},
+			want: "fail: gpu.fabric: the GPU at 0000:1b:00.0 is not part of the NVLink fabric: in progress"},
+		{name: "in the fabric", id: "nvidia-fabric", inv: ill(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "completed"} }), want: "ok: 2 GPUs"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.name == "no log" { // its path is the test's own
+				t.Parallel()
+				got := answer(t, machineOf(t, &fake{inv: tt.inv}, nil), tt.id)
+				if got.Status != Warn || !strings.HasPrefix(got.Summary(), "read the kernel's log: ") {
+					t.Errorf("%s: %s", got.Status, got.Summary())
+				}
+				return
+			}
+			tt.run(t)
+		})
+	}
+}
+
+func TestFabricManager(t *testing.T) {
+	t.Parallel()
+	unit := func(u reconcile.UnitState) []reconcile.UnitState {
+		u.Name, u.Load = fabricUnit, "loaded"
+		return []reconcile.UnitState{u}
+	}
+	at := "/sys/bus/pci/devices/0000:c1:00.0/"
+	switches := map[string]string{at + "vendor": "0x10de\n", at + "class": "0x068000\n"}
+	fabric := func(state string) *inventory.Inventory {
+		return changed(h100s(2), func(inv *inventory.Inventory) {
+			for _, g := range inv.GPUs {
+				g.NVML.Fabric = &probe.Fabric{State: state}
+			}
+		})
+	}
+	log := "fabric manager NVIDIA GPU driver interface version %s don't match with driver version %s. Please update with matching NVIDIA driver package.\n"
+	failed := reconcile.UnitState{Active: "failed", Enabled: true, Result: "exit-code", ExitStatus: 1}
+	const id = "nvidia-fabricmanager"
+	for _, tt := range []gpuCase{
+		{name: "no switch", id: id, inv: h100s(1), want: "skip: no NVSwitch"},
+		{name: "somebody else's bridge", id: id, inv: h100s(1), files: andFiles(switches, at+"vendor", "0x8086"), want: "skip: no NVSwitch"},
+		{name: "installed and not needed", id: id, inv: h100s(1), units: unit(reconcile.UnitState{Active: "inactive"}), want: "skip: no NVSwitch"},
+		{name: "runs", id: id, inv: fabric("completed"), files: switches, units: unit(reconcile.UnitState{Active: "active", Enabled: true}), want: "ok: running"},
+		{name: "not at the next boot", id: id, inv: h100s(2), files: switches, units: unit(reconcile.UnitState{Active: "active"}),
+			want: "warn: it runs, and will not after a reboot", fix: "systemctl enable nvidia-fabricmanager.service"},
+		{name: "elsewhere", id: id, inv: fabric("completed"), want: "ok: not needed: the fabric is managed elsewhere"},
+		{name: "not installed", id: id, inv: h100s(2), files: switches, want: "fail: the GPUs are on NVSwitches, and there is no fabric manager: no CUDA program starts"},
+		{name: "not installed, and its switches are not on the bus", id: id, inv: fabric("not started"), want: "fail: the GPUs are on NVSwitches, and there is no fabric manager: no CUDA program starts"},
+		{name: "stopped", id: id, inv: h100s(2), files: switches, units: unit(reconcile.UnitState{Active: "inactive", Enabled: true}),
+			want: "fail: it is inactive", fix: "systemctl enable --now nvidia-fabricmanager.service"},
+		{name: "stopped, and the fabric is up still", id: id, inv: fabric("completed"), units: unit(reconcile.UnitState{Active: "inactive", Enabled: true}),
+			want: "fail: it is inactive", fix: "systemctl enable --now nvidia-fabricmanager.service"},
+		{name: "ends", id: id, inv: h100s(2), files: switches, units: unit(failed), want: "fail: it ends at once (exit-code, exit status 1)"},
+		{name: "of another version", id: id, inv: h100s(2), units: unit(failed),
+			files: andFiles(switches, "/var/log/fabricmanager.log", strings.Repeat("x", 300<<10)+"\n"+fmt.Sprintf(log, "550.54.15", "550.90.07")+fmt.Sprintf(log, "580.95.05", loaded)),
+			want:  "fail: the fabric manager is version 580.95.05 and the driver 570.86.15: they have to be the same, and no CUDA program starts"},
+		{name: "it was of another version", id: id, inv: h100s(2), units: unit(failed),
+			files: andFiles(switches, "/var/log/syslog", fmt.Sprintf(log, "550.54.15", "550.90.07")), want: "fail: it ends at once (exit-code, exit status 1)"},
+	} {
+		t.Run(tt.name, tt.run)
+	}
+}
+
+// Health leaves out what this group looks at by itself.
+func TestHealthOnce(t *testing.T) {
+	t.Parallel()
+	inv := h100s(4)
+	inv.GPUs[1].Healthy, inv.GPUs[1].UUID = false, ""
+	files := andFiles(boundSlots(4), "/var/lib/kbnode/health.json", `{"verdicts":[
+		{"check":"gpu.missing","gpu":"GPU-3","slots":[3],"level":"fatal","effect":"park","reason":"it is missing"},
+		{"check":"gpu.lost","gpu":"GPU-1","slots":[1],"level":"fatal","effect":"park","reason":"it is lost"},
+		{"check":"gpu.lost","gpu":"GPU-2","slots":[2],"level":"fatal","effect":"park","reason":"it was lost"},
+		{"check":"gpu.xid","gpu":"GPU-3","slots":[3],"level":"fatal","effect":"drain","reason":"Xid 48"}]}`)
+	got := answer(t, machineOf(t, &fake{inv: inv}, files), "health")
+	want := []Finding{{Status: Fail, Slots: []int{2}, Detail: "gpu.lost: it was lost"}, {Status: Fail, Slots: []int{3}, Detail: "gpu.xid: Xid 48"}}
+	if diff := cmp.Diff(want, got.Findings); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,224 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+var modeChecks = []Check{
+	{
+		ID: "nvidia-mig", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "no GPU is in MIG mode: a slot is a whole GPU", Run: ofNVIDIA(migModes),
+	},
+	{
+		ID: "nvidia-compute-mode", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "several processes of a job may use its GPU", Run: ofNVIDIA(computeModes),
+	},
+	{
+		ID: "nvidia-persistence", Group: "gpu", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		About: "persistence mode is on", Run: ofNVIDIA(persistenceModes),
+	},
+	{
+		ID: "nvidia-ecc", Group: "gpu", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		About: "ECC is on, on all GPUs", Run: ofNVIDIA(eccModes),
+	},
+	{
+		ID: "nvidia-clocks", Group: "gpu", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		About: "equal GPUs have equal clocks, and nobody but kbnode holds them down", Run: ofNVIDIA(gpuClocks),
+	},
+	{
+		ID: "nvidia-power", Group: "gpu", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		About: "each GPU has its power limit, and equal GPUs the same", Run: ofNVIDIA(powerLimits),
+	},
+}
+
+// ofNVIDIA asks about NVIDIA's GPUs where NVML has answered for them.
+func ofNVIDIA(ask func(*Machine, fleet) Answer) func(context.Context, *Machine) Answer {
+	return func(_ context.Context, m *Machine) Answer {
+		if m.Inventory.NVIDIA == nil {
+			return none(noNVIDIA)
+		}
+		f := fleetOf(m, "nvidia")
+		f.gpus = slices.DeleteFunc(f.gpus, func(g inventory.GPU) bool { return g.NVML == nil || !g.Healthy })
+		if len(f.gpus) == 0 {
+			return none("NVML says nothing of them")
+		}
+		return ask(m, f)
+	}
+}
+
+func migModes(m *Machine, f fleet) Answer {
+	var wrong []Finding
+	for _, g := range f.by(func(g inventory.GPU) string {
+		pending := g.MIGMode
+		if g.NVML.MIGMode != nil {
+			pending = g.NVML.MIGMode.Pending
+		}
+		switch {
+		case g.MIGMode == "on" && pending == "off":
+			return "leaving"
+		case g.MIGMode == "on" && len(g.MIG) > 0:
+			return "instances"
+		case g.MIGMode != "on" && pending == "on":
+			return "entering"
+		}
+		return g.MIGMode
+	}) {
+		const off = "nvidia-smi -i %s -mig 0"
+		at := g.where()
+		switch g.value {
+		case "on":
+			wrong = append(wrong, fail("MIG mode is on, without instances (%s)", at).by("%s", g.each(off)).of(g.slots...))
+		case "instances":
+			wrong = append(wrong, fail("MIG mode is on, with %d instances (%s)", len(g.gpus[0].MIG), at).of(g.slots...).
+				by("%s", g.each("nvidia-smi mig -i %[1]s -dci && nvidia-smi mig -i %[1]s -dgi && nvidia-smi -i %[1]s -mig 0")))
+		case "leaving":
+			wrong = append(wrong, rebooted(m, fail("MIG mode is on until the next reset (%s)", at).of(g.slots...)))
+		case "entering":
+			wrong = append(wrong, warn("MIG mode will be on after the next reset (%s)", at).by("%s", g.each(off)).of(g.slots...))
+		}
+	}
+	return otherwise(wrong, ok("off"))
+}
+
+func computeModes(_ *Machine, f fleet) Answer {
+	var wrong []Finding
+	for _, g := range f.by(func(g inventory.GPU) string { return g.ComputeMode }) {
+		switch g.value {
+		case "default":
+			continue
+		case "prohibited":
+			wrong = append(wrong, fail("the compute mode is prohibited: no CUDA program starts (%s)", g.where()))
+		default:
+			wrong = append(wrong, fail("the compute mode is %s: a job's second process gets no GPU (%s)", g.value, g.where()))
+		}
+		last := &wrong[len(wrong)-1]
+		*last = last.safely("%s", g.each("nvidia-smi -i %s -c 0")).of(g.slots...)
+	}
+	return otherwise(wrong, ok("default"))
+}
+
+func persistenceModes(m *Machine, f fleet) Answer {
+	for _, g := range f.by(func(g inventory.GPU) string { return g.PersistenceMode }) {
+		switch {
+		case g.value != "off":
+			continue
+		case m.Config.Hygiene.Disabled:
+			return found(warn("it is off (%s): a job waits for its GPU to start, and limits and clocks are forgotten between jobs", g.where()).of(g.slots...).
+				safely("%s", g.each("nvidia-smi -i %s -pm 1")).advise("sudo systemctl enable --now nvidia-persistenced makes it last"))
+		case len(slotBindings(m)) > 0:
+			return found(warn("it is off (%s), and kbnode would have it on", g.where()).of(g.slots...).safely("kbnode reconcile"))
+		}
+		return found(ok("off, and kbnode turns it on"))
+	}
+	return found(ok("on"))
+}
+
+func eccModes(m *Machine, f fleet) Answer {
+	var wrong []Finding
+	known := false
+	for _, kind := range f.kinds() {
+		for _, g := range kind.by(func(g inventory.GPU) string {
+			if e := g.NVML.ECCMode; e != nil && e.Pending != e.Current {
+				return "now " + e.Current + ", and " + e.Pending + " after the next reset"
+			}
+			return g.ECCMode
+		}) {
+			known = true
+			switch g.value {
+			case "on":
+			case "off":
+				why := "errors of its memory go unseen"
+				if !g.all {
+					why = "and on on others: its memory is of another size and speed"
+				}
+				wrong = append(wrong, rebooted(m, warn("ECC is off (%s), %s", g.where(), why), g.each("nvidia-smi -i %s -e 1")).of(g.slots...))
+			default:
+				wrong = append(wrong, rebooted(m, warn("ECC is %s (%s)", g.value, g.where())).of(g.slots...))
+			}
+		}
+	}
+	if !known {
+		return none("these GPUs have no ECC")
+	}
+	return otherwise(wrong, ok("on"))
+}
+
+func gpuClocks(m *Machine, f fleet) Answer {
+	var wrong []Finding
+	fastest := int64(0)
+	for _, kind := range f.kinds() {
+		if all := kind.by(func(g inventory.GPU) string { return inUnits(g.MaxSMClockMHz, "MHz") }); len(all) > 1 {
+			wrong = append(wrong, warn("equal GPUs have different highest clocks: %s", whoHas(all)).
+				advise("compare their firmware (nvidia-smi -q, VBIOS Version) and their boards; scores of these slots do not compare"))
+		}
+		for _, g := range kind.gpus {
+			fastest = max(fastest, g.MaxSMClockMHz)
+		}
+	}
+	held := func(g inventory.GPU) string {
+		const idle, setting = 0x1, 0x2 // nvmlClocksEventReason…
+		if r := g.NVML.ClockReasons; r == nil || *r&setting == 0 || *r&idle != 0 {
+			return ""
+		}
+		return "held"
+	}
+	if h := m.Config.Hygiene; h.Disabled || h.Clocks == config.ClocksDefault {
+		for _, g := range f.by(held) {
+			wrong = append(wrong, warn("somebody has set clocks, and they hold it down (%s)", g.where()).
+				safely("%s", g.each("nvidia-smi -i %[1]s -rgc; nvidia-smi -i %[1]s -rac")).of(g.slots...))
+		}
+	}
+	return otherwise(wrong, ok("up to %d MHz", fastest))
+}
+
+func powerLimits(_ *Machine, f fleet) Answer {
+	var wrong []Finding
+	limit := func(g inventory.GPU) string { return inUnits(g.PowerLimitMilliwatts/1000, "W") }
+	for _, kind := range f.kinds() {
+		low := kind.by(func(g inventory.GPU) string {
+			p := g.NVML.Power
+			if p == nil || p.Limit == nil || p.Default == nil || *p.Limit >= *p.Default {
+				return ""
+			}
+			return strconv.Itoa(int(*p.Default / 1000))
+		})
+		for _, g := range low {
+			wrong = append(wrong, warn("the power limit is %s, and by default %s W (%s)", limit(g.gpus[0]), g.value, g.where()).
+				safely("%s", g.each("nvidia-smi -i %s -pl "+g.value)).of(g.slots...))
+		}
+		if all := kind.by(limit); len(low) == 0 && len(all) > 1 {
+			wrong = append(wrong, warn("equal GPUs have different power limits: %s", whoHas(all)).
+				advise("set them alike with sudo nvidia-smi -i GPU -pl WATTS; scores of these slots do not compare"))
+		}
+		for _, g := range kind.by(func(g inventory.GPU) string {
+			p := g.NVML.Power
+			if p == nil || p.Limit == nil || p.Enforced == nil || *p.Enforced+1000 >= *p.Limit {
+				return ""
+			}
+			return strconv.Itoa(int(*p.Enforced / 1000))
+		}) {
+			wrong = append(wrong, warn("something holds it to %s W, below its limit of %s (%s)", g.value, limit(g.gpus[0]), g.where()).of(g.slots...).
+				advise("look at the power cap of the chassis (its BMC) and the power supplies"))
+		}
+	}
+	all := f.by(limit)
+	if len(all) == 0 {
+		return none("NVML does not say")
+	}
+	return otherwise(wrong, ok("%s", cmp.Or(all[0].value, "?")))
+}
+
+// inUnits writes a number with its unit; "" if it is unknown.
+func inUnits(n int64, unit string) string {
+	if n <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d %s", n, unit)
+}

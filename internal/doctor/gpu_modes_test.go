@@ -1,0 +1,144 @@
+package doctor
+
+import (
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+func TestModeChecks(t *testing.T) {
+	t.Parallel()
+	one := func(change func(*inventory.GPU)) *inventory.Inventory {
+		return changed(h100s(3), func(inv *inventory.Inventory) { change(&inv.GPUs[1]) })
+	}
+	all := func(change func(*inventory.GPU)) *inventory.Inventory {
+		return changed(h100s(3), func(inv *inventory.Inventory) {
+			for i := range inv.GPUs {
+				change(&inv.GPUs[i])
+			}
+		})
+	}
+	hygiene := func(h config.Hygiene) *config.Config {
+		c := config.Config{Hygiene: h}.WithDefaults()
+		return &c
+	}
+	off := func(g *inventory.GPU) { g.PersistenceMode = "off" }
+	limit := func(watts uint32) func(*inventory.GPU) {
+		return func(g *inventory.GPU) {
+			mw := watts * 1000
+			g.PowerLimitMilliwatts, g.NVML.Power.Limit, g.NVML.Power.Enforced = int64(mw), &mw, &mw
+		}
+	}
+	reasons := func(bits uint64) func(*inventory.GPU) { return func(g *inventory.GPU) { g.NVML.ClockReasons = &bits } }
+	mode := func(now, next string) func(*inventory.GPU) {
+		return func(g *inventory.GPU) { g.MIGMode, g.NVML.MIGMode = now, &probe.Mode{Current: now, Pending: next} }
+	}
+	second, everyone := []int{1}, []int{0, 1, 2}
+	for _, tt := range []gpuCase{
+		{name: "no NVIDIA", id: "nvidia-mig", inv: mi300s(1), want: "skip: no NVIDIA GPU and no driver for one"},
+		{name: "NVML is silent", id: "nvidia-mig", inv: all(func(g *inventory.GPU) { g.NVML = nil }), want: "skip: NVML says nothing of them"},
+		{name: "whole GPUs", id: "nvidia-mig", inv: h100s(3), want: "ok: off"},
+		{name: "MIG without instances", id: "nvidia-mig", inv: one(mode("on", "on")), files: boundSlots(3), slots: second,
+			want: "fail: MIG mode is on, without instances (GPU 0000:1b:00.0)", fix: "nvidia-smi -i 0000:1b:00.0 -mig 0"},
+		{name: "MIG with instances", id: "nvidia-mig", inv: one(func(g *inventory.GPU) { mode("on", "on")(g); g.MIG = make([]inventory.MIG, 7) }), files: boundSlots(3), slots: second,
+			want: "fail: MIG mode is on, with 7 instances (GPU 0000:1b:00.0)",
+			fix:  "nvidia-smi mig -i 0000:1b:00.0 -dci && nvidia-smi mig -i 0000:1b:00.0 -dgi && nvidia-smi -i 0000:1b:00.0 -mig 0"},
+		{name: "MIG of a slot's neighbour", id: "nvidia-mig", inv: one(mode("on", "on")), files: boundSlots(1), want: "ok: off"},
+		{name: "MIG at the next reset", id: "nvidia-mig", inv: one(mode("off", "on")), files: boundSlots(3), slots: second,
+			want: "warn: MIG mode will be on after the next reset (GPU 0000:1b:00.0)", fix: "nvidia-smi -i 0000:1b:00.0 -mig 0"},
+		{name: "MIG until the next reset", id: "nvidia-mig", inv: one(mode("on", "off")), files: boundSlots(3), slots: second,
+			want: "fail: MIG mode is on until the next reset (GPU 0000:1b:00.0)", fix: "kbnode drain --all --wait && systemctl reboot"},
+
+		{name: "many processes", id: "nvidia-compute-mode", inv: h100s(3), want: "ok: default"},
+		{name: "no process", id: "nvidia-compute-mode", inv: all(func(g *inventory.GPU) { g.ComputeMode = "prohibited" }), files: boundSlots(3), slots: everyone,
+			want: "fail: the compute mode is prohibited: no CUDA program starts (all 3 GPUs)",
+			fix:  "for g in 0000:1a:00.0 0000:1b:00.0 0000:1c:00.0; do nvidia-smi -i $g -c 0; done"},
+		{name: "moved to another seat", id: "nvidia-compute-mode", inv: one(func(g *inventory.GPU) { g.ComputeMode, g.PCI = "prohibited", pciOf(7) }), files: boundSlots(3), slots: second,
+			want: "fail: the compute mode is prohibited: no CUDA program starts (GPU 0000:21:00.0)", fix: "nvidia-smi -i 0000:21:00.0 -c 0"},
+		{name: "one that does not answer", id: "nvidia-compute-mode", inv: one(func(g *inventory.GPU) { g.ComputeMode, g.Healthy = "prohibited", false }), want: "ok: default"},
+		{name: "one process", id: "nvidia-compute-mode", inv: one(func(g *inventory.GPU) { g.ComputeMode = "exclusive-process" }), files: boundSlots(3), slots: second,
+			want: "fail: the compute mode is exclusive-process: a job's second process gets no GPU (GPU 0000:1b:00.0)", fix: "nvidia-smi -i 0000:1b:00.0 -c 0"},
+
+		{name: "persistent", id: "nvidia-persistence", inv: h100s(3), want: "ok: on"},
+		{name: "not persistent yet", id: "nvidia-persistence", inv: all(off), want: "ok: off, and kbnode turns it on"},
+		{name: "not persistent any more", id: "nvidia-persistence", inv: all(off), files: boundSlots(3), slots: everyone,
+			want: "warn: it is off (all 3 GPUs), and kbnode would have it on", fix: "kbnode reconcile"},
+		{name: "not persistent, and kbnode keeps off", id: "nvidia-persistence", inv: one(off), files: boundSlots(3), slots: second, cfg: hygiene(config.Hygiene{Disabled: true}),
+			want: "warn: it is off (GPU 0000:1b:00.0): a job waits for its GPU to start, and limits and clocks are forgotten between jobs", fix: "nvidia-smi -i 0000:1b:00.0 -pm 1"},
+
+		{name: "ECC", id: "nvidia-ecc", inv: h100s(3), want: "ok: on"},
+		{name: "GPUs without ECC", id: "nvidia-ecc", inv: all(func(g *inventory.GPU) { g.ECCMode, g.NVML.ECCMode = "", nil }), want: "skip: these GPUs have no ECC"},
+		{name: "no ECC", id: "nvidia-ecc", inv: all(func(g *inventory.GPU) { g.ECCMode, g.NVML.ECCMode = "off", nil }),
+			want: "warn: ECC is off (all 3 GPUs), errors of its memory go unseen",
+			fix:  "for g in 0000:1a:00.0 0000:1b:00.0 0000:1c:00.0; do nvidia-smi -i $g -e 1; done && systemctl reboot"},
+		{name: "ECC of some", id: "nvidia-ecc", inv: one(func(g *inventory.GPU) { g.ECCMode, g.NVML.ECCMode = "off", nil }), files: boundSlots(3), slots: second,
+			want: "warn: ECC is off (GPU 0000:1b:00.0), and on on others: its memory is of another size and speed",
+			fix:  "nvidia-smi -i 0000:1b:00.0 -e 1 && kbnode drain --all --wait && systemctl reboot"},
+		{name: "ECC at the next reset", id: "nvidia-ecc", inv: one(func(g *inventory.GPU) { g.NVML.ECCMode.Pending = "off" }), files: boundSlots(3), slots: second,
+			want: "warn: ECC is now on, and off after the next reset (GPU 0000:1b:00.0)", fix: "kbnode drain --all --wait && systemctl reboot"},
+
+		{name: "equal clocks", id: "nvidia-clocks", inv: h100s(3), want: "ok: up to 1980 MHz"},
+		{name: "a slower GPU", id: "nvidia-clocks", inv: one(func(g *inventory.GPU) { g.MaxSMClockMHz = 1755 }),
+			want: "warn: equal GPUs have different highest clocks: 1980 MHz (GPUs 0000:1a:00.0, 0000:1c:00.0), 1755 MHz (GPU 0000:1b:00.0)"},
+		{name: "another model", id: "nvidia-clocks", inv: one(func(g *inventory.GPU) { g.MaxSMClockMHz, g.Model = 1755, "NVIDIA H100 PCIe" }), want: "ok: up to 1980 MHz"},
+		{name: "held down", id: "nvidia-clocks", inv: one(reasons(0x2)), files: boundSlots(3), slots: second,
+			want: "warn: somebody has set clocks, and they hold it down (GPU 0000:1b:00.0)", fix: "nvidia-smi -i 0000:1b:00.0 -rgc; nvidia-smi -i 0000:1b:00.0 -rac"},
+		{name: "held down by kbnode", id: "nvidia-clocks", inv: one(reasons(0x2)), files: boundSlots(3), cfg: hygiene(config.Hygiene{Clocks: "1410"}), want: "ok: up to 1980 MHz"},
+		{name: "at rest", id: "nvidia-clocks", inv: one(reasons(0x3)), files: boundSlots(3), want: "ok: up to 1980 MHz"},
+		{name: "at its power limit", id: "nvidia-clocks", inv: one(reasons(0x4)), files: boundSlots(3), want: "ok: up to 1980 MHz"},
+
+		{name: "full power", id: "nvidia-power", inv: h100s(3), want: "ok: 700 W"},
+		{name: "less power", id: "nvidia-power", inv: one(limit(500)), files: boundSlots(3), slots: second,
+			want: "warn: the power limit is 500 W, and by default 700 W (GPU 0000:1b:00.0)", fix: "nvidia-smi -i 0000:1b:00.0 -pl 700"},
+		{name: "less power for all", id: "nvidia-power", inv: all(limit(500)), files: boundSlots(3), slots: everyone,
+			want: "warn: the power limit is 500 W, and by default 700 W (all 3 GPUs)",
+			fix:  "for g in 0000:1a:00.0 0000:1b:00.0 0000:1c:00.0; do nvidia-smi -i $g -pl 700; done"},
+		{name: "more power", id: "nvidia-power", inv: one(limit(750)), files: boundSlots(3),
+			want: "warn: equal GPUs have different power limits: 700 W (GPUs 0000:1a:00.0, 0000:1c:00.0), 750 W (GPU 0000:1b:00.0)"},
+		{name: "a cap from elsewhere", id: "nvidia-power", inv: one(func(g *inventory.GPU) { mw := uint32(600_000); g.NVML.Power.Enforced = &mw }), files: boundSlots(3), slots: second,
+			want: "warn: something holds it to 600 W, below its limit of 700 W (GPU 0000:1b:00.0)"},
+		{name: "no word of power", id: "nvidia-power", inv: all(func(g *inventory.GPU) { g.PowerLimitMilliwatts, g.NVML.Power = 0, nil }), want: "skip: NVML does not say"},
+	} {
+		t.Run(tt.name, tt.run)
+	}
+}
+
+func TestAMDChecks(t *testing.T) {
+	t.Parallel()
+	one := func(change func(*inventory.GPU)) *inventory.Inventory {
+		return changed(mi300s(3), func(inv *inventory.Inventory) { change(&inv.GPUs[1]) })
+	}
+	disabled := config.Config{Hygiene: config.Hygiene{Clocks: config.ClocksBase, Disabled: true}}.WithDefaults()
+	clocked := config.Config{Hygiene: config.Hygiene{Clocks: config.ClocksBase}}.WithDefaults()
+	for _, tt := range []gpuCase{
+		{name: "no AMD", id: "amd-partitions", inv: h100s(1), want: "skip: no AMD GPU and no driver for one"},
+		{name: "alike", id: "amd-partitions", inv: mi300s(3), want: "ok: SPX, NPS1"},
+		{name: "partitions", id: "amd-partitions", inv: changed(mi300s(1), func(inv *inventory.Inventory) {
+			g := inv.GPUs[0]
+			g.ComputePartition = "CPX"
+			inv.GPUs = []inventory.GPU{g, g}
+			inv.GPUs[1].Partition = 1
+		}), want: "ok: CPX, NPS1"},
+		{name: "no partitions", id: "amd-partitions", inv: changed(mi300s(1), func(inv *inventory.Inventory) { inv.GPUs[0].ComputePartition, inv.GPUs[0].MemoryPartition = "", "" }),
+			want: "skip: these GPUs have no partitions"},
+		{name: "one is partitioned", id: "amd-partitions", inv: one(func(g *inventory.GPU) { g.ComputePartition = "CPX" }), files: boundSlots(3), slots: []int{1},
+			want: "fail: GPU 0000:1b:00.0 is partitioned as CPX, and others as SPX: their slots are not alike",
+			fix:  "echo SPX >/sys/bus/pci/devices/0000:1b:00.0/current_compute_partition"},
+		{name: "half of them", id: "amd-partitions", inv: changed(mi300s(2), func(inv *inventory.Inventory) { inv.GPUs[0].ComputePartition = "DPX" }),
+			want: "fail: GPU 0000:1a:00.0 is partitioned as DPX, and others as SPX: their slots are not alike",
+			fix:  "echo SPX >/sys/bus/pci/devices/0000:1a:00.0/current_compute_partition"},
+		{name: "memory", id: "amd-partitions", inv: one(func(g *inventory.GPU) { g.MemoryPartition = "NPS4" }),
+			want: "fail: equal GPUs divide their memory in different ways: NPS1 (GPUs 0000:1a:00.0, 0000:1c:00.0), NPS4 (GPU 0000:1b:00.0)"},
+		{name: "by itself", id: "amd-performance-level", inv: mi300s(3), want: "ok: auto"},
+		{name: "high", id: "amd-performance-level", inv: one(func(g *inventory.GPU) { g.PerformanceLevel = "high" }), files: boundSlots(3), slots: []int{1},
+			want: "warn: somebody has set it to high (GPU 0000:1b:00.0)", fix: "echo auto >/sys/bus/pci/devices/0000:1b:00.0/power_dpm_force_performance_level"},
+		{name: "kbnode's", id: "amd-performance-level", inv: mi300s(3), cfg: &clocked, want: "skip: hygiene.clocks sets it"},
+		{name: "not kbnode's", id: "amd-performance-level", inv: one(func(g *inventory.GPU) { g.PerformanceLevel = "low" }), cfg: &disabled,
+			want: "warn: somebody has set it to low (GPU 0000:1b:00.0)", fix: "echo auto >/sys/bus/pci/devices/0000:1b:00.0/power_dpm_force_performance_level"},
+		{name: "no word of it", id: "amd-performance-level", inv: changed(mi300s(1), func(inv *inventory.Inventory) { inv.GPUs[0].PerformanceLevel = "" }), want: "skip: amdgpu does not say"},
+	} {
+		t.Run(tt.name, tt.run)
+	}
+}

@@ -1,0 +1,228 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+var slotGPUChecks = []Check{
+	{
+		ID: "gpu-present", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "the GPU of each slot is there, by its UUID",
+		Run: func(_ context.Context, m *Machine) Answer {
+			bound := slotBindings(m)
+			switch {
+			case len(bound) == 0 && len(m.Inventory.GPUs) == 0:
+				return none("no GPU")
+			case len(bound) == 0:
+				return found(ok("%d GPUs, no slots yet", len(m.Inventory.GPUs)))
+			}
+			var wrong []Finding
+			for _, b := range bound {
+				named := func(g inventory.GPU) bool {
+					return b.UUID != "" && strings.EqualFold(g.UUID, b.UUID) && g.Partition == b.Partition
+				}
+				there := func(g inventory.GPU) bool {
+					return g.Vendor == b.Vendor && g.PCI == b.PCI && g.Partition == b.Partition
+				}
+				if slices.ContainsFunc(m.Inventory.GPUs, named) {
+					continue
+				}
+				i := slices.IndexFunc(m.Inventory.GPUs, there)
+				switch {
+				case i < 0:
+					wrong = append(wrong, fail("GPU %s at %s is missing", b.UUID, b.PCI).of(b.Slot).
+						advise("look for it with lspci and sudo dmesg, and reboot; if it was taken out for good, move /var/lib/kbnode/slots.json away and type sudo kbnode install"))
+				case b.UUID != "" && m.Inventory.GPUs[i].UUID != "":
+					wrong = append(wrong, warn("GPU %s at %s was replaced by %s", b.UUID, b.PCI, m.Inventory.GPUs[i].UUID).of(b.Slot).safely("kbnode reconcile"))
+				}
+			}
+			return otherwise(wrong, ok("%d GPUs in %d slots", len(m.Inventory.GPUs), len(bound)))
+		},
+	},
+	{
+		ID: "gpu-answers", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "each GPU is driven by its vendor's driver, and answers it",
+		Run: func(_ context.Context, m *Machine) Answer {
+			f := fleetOf(m, "")
+			if len(f.gpus) == 0 {
+				return none("no GPU")
+			}
+			dead := health.ReadBus(m.Root, f.gpus)
+			f.gpus = slices.DeleteFunc(f.gpus, func(g inventory.GPU) bool { return driverless(m.Inventory, g) })
+			if len(f.gpus) == 0 {
+				return none("no driver is loaded")
+			}
+			var all []Finding
+			answer := 0
+			for _, g := range f.gpus {
+				switch {
+				case dead[g.PCI].Dead || g.NVML != nil && g.NVML.Code == nvmlLost:
+					all = append(all, rebooted(m, fail("the GPU at %s is lost: %s", g.PCI, cmp.Or(g.Error, "its PCI configuration reads as ones"))).of(f.slots[g.PCI]...))
+				case g.NVML != nil && g.NVML.Code == nvmlReset:
+					all = append(all, reset(g, f.slots[g.PCI]))
+				case !g.Healthy:
+					all = append(all, silent(m, g).of(f.slots[g.PCI]...))
+				case g.NVML != nil && len(g.NVML.Unread) > 0:
+					all = append(all, warn("the GPU at %s does not answer all that NVML asks: %s", g.PCI, g.NVML.Unread[0]).of(f.slots[g.PCI]...).
+						advise("see what sudo dmesg says of it; the other values of it may be wrong, too"))
+				default:
+					answer++
+				}
+			}
+			if answer > 0 {
+				all = append(all, ok("%d GPUs", answer))
+			}
+			return found(all...)
+		},
+	},
+	{
+		ID: "gpu-devices", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"plan"},
+		About: "the device files of each slot's GPU are there",
+		Run: func(_ context.Context, m *Machine) Answer {
+			slots := map[string][]int{} // slots, by file
+			var names []string
+			for _, s := range m.Plan.Slots {
+				if s.Parked != "" {
+					continue
+				}
+				for _, name := range s.GPUs[0].Devices {
+					if strings.HasPrefix(name, "/dev/nvidia-uvm") && m.Inventory.NVIDIA != nil && m.Inventory.NVIDIA.UVMMajor == 0 {
+						continue // nvidia-uvm says so
+					}
+					if slots[name] == nil {
+						names = append(names, name)
+					}
+					slots[name] = append(slots[name], s.Index)
+				}
+			}
+			if len(names) == 0 {
+				return none("no slot's GPU has device files")
+			}
+			var all []Finding
+			for _, name := range names {
+				if f, bad := badDevice(m, name); bad {
+					all = append(all, f.of(slots[name]...))
+				}
+			}
+			return otherwise(all, ok("%d device files", len(names)))
+		},
+	},
+}
+
+// driverless says that no GPU of this one's vendor has its driver.
+func driverless(inv *inventory.Inventory, g inventory.GPU) bool {
+	if g.Vendor == "amd" {
+		return inv.AMD == nil || !inv.AMD.KFD
+	}
+	return inv.NVIDIA == nil || inv.NVIDIA.DriverVersion == ""
+}
+
+// silent says why a GPU cannot be used.
+func silent(m *Machine, g inventory.GPU) Finding {
+	f := fail("the GPU at %s: %s", g.PCI, g.Error)
+	want := map[string]string{"nvidia": "nvidia", "amd": "amdgpu"}[g.Vendor]
+	at := "/sys/bus/pci/devices/" + g.PCI
+	_, err := os.Stat(m.path(at))
+	switch driver := driverOf(m, g.PCI); {
+	case strings.Contains(g.Error, "NVreg_ExcludedGpus"):
+		return f.advise("take NVreg_ExcludedGpus out of /etc/modprobe.d and of the kernel's command line, and reboot")
+	case err == nil && driver == "" && g.Vendor == "amd":
+		return f.safely("echo %s >/sys/bus/pci/drivers_probe", g.PCI)
+	case driver != "" && driver != want && path.Base(driver) == driver:
+		return f.by("echo %s >%s/driver_override && echo %s >/sys/bus/pci/drivers/%s/unbind && echo %s >/sys/bus/pci/drivers_probe", want, at, g.PCI, driver, g.PCI)
+	}
+	return f.advise("see what sudo dmesg says of it; a reboot brings most of them back, and if not, have its seat and its power checked")
+}
+
+// reset is what a GPU that wants to be reset needs.
+func reset(g inventory.GPU, slots []int) Finding {
+	f := fail("the GPU at %s wants to be reset: %s", g.PCI, g.Error).of(slots...).
+		advise("if that says that it is in use, stop nvidia-persistenced meanwhile; on machines with NVSwitches reboot instead")
+	if len(slots) != 1 {
+		return f.by("nvidia-smi -r -i %s", g.PCI)
+	}
+	return f.by("kbnode drain %[1]d --wait && nvidia-smi -r -i %[2]s && kbnode resume %[1]d", slots[0], g.PCI)
+}
+
+// badDevice says what is wrong with a device file.
+func badDevice(m *Machine, name string) (Finding, bool) {
+	major, minor := deviceNumber(m, name)
+	clear := fmt.Sprintf("mkdir -p %s && rm -f %s", path.Dir(name), name)
+	mend := func(f Finding) (Finding, bool) {
+		switch {
+		case major < 0:
+			return f.advise("see ls -l %s, and load the driver again or reboot", name), true
+		case strings.HasPrefix(name, "/dev/nvidia"):
+			return f.safely("%s && mknod -m 666 %s c %d %d", clear, name, major, minor), true
+		}
+		return f.safely("%s && mknod -m 660 %s c %d %d && udevadm trigger --name-match=%s", clear, name, major, minor, name), true
+	}
+	fi, err := os.Stat(m.path(name))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return mend(fail("%s is not there", name))
+	case err != nil:
+		return fail("%s", err).advise("see ls -l %s", name), true
+	case fi.IsDir():
+		clear = "rmdir " + name
+		return mend(fail("%s is a directory", name))
+	case fi.Mode()&fs.ModeCharDevice == 0:
+		return mend(fail("%s is a file and no device", name))
+	}
+	if st, is := fi.Sys().(*syscall.Stat_t); is && major >= 0 {
+		if a, b := int(unix.Major(st.Rdev)), int(unix.Minor(st.Rdev)); a != major || b != minor {
+			return mend(fail("%s is the device %d:%d, and the driver has %d:%d", name, a, b, major, minor))
+		}
+	}
+	return Finding{}, false
+}
+
+// deviceNumber is what a device file has to be; -1 where nothing tells.
+func deviceNumber(m *Machine, name string) (major, minor int) {
+	major, minor = -1, -1
+	known := func(number string) {
+		if a, b, is := strings.Cut(strings.TrimSpace(number), ":"); is {
+			x, errX := strconv.Atoi(a)
+			y, errY := strconv.Atoi(b)
+			if errX == nil && errY == nil && x > 0 && y >= 0 {
+				major, minor = x, y
+			}
+		}
+	}
+	uvm := 0
+	if nv := m.Inventory.NVIDIA; nv != nil {
+		uvm = nv.UVMMajor
+	}
+	switch base := path.Base(name); {
+	case name == "/dev/nvidiactl":
+		known("195:255")
+	case name == "/dev/nvidia-uvm":
+		known(fmt.Sprintf("%d:0", uvm))
+	case name == "/dev/nvidia-uvm-tools":
+		known(fmt.Sprintf("%d:1", uvm))
+	case strings.HasPrefix(name, "/dev/nvidia"):
+		known("195:" + strings.TrimPrefix(base, "nvidia"))
+	case name == "/dev/kfd":
+		number, _ := m.read("/sys/class/kfd/kfd/dev")
+		known(number)
+	case strings.HasPrefix(name, "/dev/dri/"):
+		number, _ := m.read("/sys/class/drm/" + base + "/dev")
+		known(number)
+	}
+	return major, minor
+}
