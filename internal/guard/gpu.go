@@ -22,11 +22,11 @@ const (
 	gpuTime = 5 * time.Second
 	// gpuPoll lies between two looks.
 	gpuPoll = 250 * time.Millisecond
-	// gpuSlack is how much more of its memory than ever seen idle a GPU may have
+	// GPUSlack is how much more of its memory than ever seen idle a GPU may have
 	// in use, in bytes: drivers keep a little after the first use.
-	gpuSlack = 64 << 20
-	// idleFile keeps that idle use, in the slot's run directory.
-	idleFile = "gpu-idle.json"
+	GPUSlack = 64 << 20
+	// IdleFile keeps that idle use, in the slot's run directory.
+	IdleFile = "gpu-idle.json"
 )
 
 // gpuWatch looks at the slot's GPU between jobs.
@@ -35,7 +35,7 @@ type gpuWatch struct {
 	reset string // how to reset it
 	look  func(context.Context) (inventory.Occupancy, error)
 	procs slotProcs
-	idle  string // path of idleFile
+	idle  string // path of IdleFile
 	log   *slog.Logger
 }
 
@@ -46,7 +46,7 @@ func newGPUWatch(p plan.JobPolicy, procs slotProcs, log *slog.Logger) gpuWatch {
 			_ = Trim() // the probe is unpacked next, which maps a megabyte
 			return inventory.Occupied(ctx, p.Vendor, p.UUID, p.DeviceNodes)
 		},
-		procs: procs, idle: filepath.Join(filepath.Dir(p.Socket), idleFile), log: log,
+		procs: procs, idle: filepath.Join(filepath.Dir(p.Socket), IdleFile), log: log,
 	}
 	if p.UUID == "" {
 		w.name = "the GPU"
@@ -100,7 +100,7 @@ func (w gpuWatch) judge(o inventory.Occupancy) string {
 	if err != nil {
 		w.log.Warn("idle memory of the gpu not kept", "err", err)
 	}
-	if o.UsedBytes <= idle+gpuSlack {
+	if o.UsedBytes <= idle+GPUSlack {
 		return ""
 	}
 	draws := ""

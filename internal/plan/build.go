@@ -84,7 +84,12 @@ func Build(in Input) (*Plan, error) {
 		return nil, err
 	}
 	p.addTunables(inv, cfg)
-	p.Warnings = append(p.Warnings, smallSlots(inv, p.Slots)...)
+	cores, memory, disk := TooSmall(inv, p.Slots[0])
+	for _, w := range []string{cores, memory, disk} {
+		if w != "" {
+			p.Warnings = append(p.Warnings, w)
+		}
+	}
 	p.Warnings = append(p.Warnings, unboundDisks(inv, cfg)...)
 	p.sort()
 	return p, nil
@@ -146,23 +151,26 @@ func sliceDevices(nodes []string) []Device {
 	return devices
 }
 
-func smallSlots(inv *inventory.Inventory, slots []Slot) []string {
-	var warnings []string
-	s := slots[0]
+// TooSmall says in a sentence each of what a slot has less than the least; "" of
+// what is enough.
+func TooSmall(inv *inventory.Inventory, s Slot) (cores, memory, disk string) {
 	cpus, _ := cpuset.Parse(s.CPUs)
-	cores := map[int]bool{}
+	whole := map[int]bool{}
 	for _, c := range inv.CPU.List {
 		if cpus.Contains(c.ID) {
-			cores[c.Core] = true
+			whole[c.Core] = true
 		}
 	}
-	if len(cores) < minSlotCores {
-		warnings = append(warnings, fmt.Sprintf("each slot has %d %s; %d are the minimum for fair timings", len(cores), map[bool]string{true: "core", false: "cores"}[len(cores) == 1], minSlotCores))
+	if n := len(whole); n < minSlotCores {
+		cores = fmt.Sprintf("each slot has %d %s; %d are the minimum for fair timings", n, map[bool]string{true: "core", false: "cores"}[n == 1], minSlotCores)
 	}
 	if s.MemoryBytes < minSlotMemory {
-		warnings = append(warnings, fmt.Sprintf("each slot has %s of memory; %s are the minimum", config.Size(s.MemoryBytes), config.Size(minSlotMemory)))
+		memory = fmt.Sprintf("each slot has %s of memory; %s are the minimum", config.Size(s.MemoryBytes), config.Size(minSlotMemory))
 	}
-	return warnings
+	if s.DiskBytes > 0 && s.DiskBytes < minSlotDisk {
+		disk = fmt.Sprintf("each slot has %s of disk; %s are the minimum", config.Size(s.DiskBytes), config.Size(minSlotDisk))
+	}
+	return cores, memory, disk
 }
 
 // bindingsFile is the content of BindingsPath.

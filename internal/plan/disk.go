@@ -29,12 +29,10 @@ func diskShare(disks []inventory.DiskFree, slots int) int64 {
 
 // unboundDisks warns where a job can fill more than a disk of its own.
 func unboundDisks(inv *inventory.Inventory, cfg config.Config) []string {
-	size, driver := int64(cfg.Job.Disk), inv.Software.Docker.StorageDriver
+	size, driver := cfg.Job.Disk, inv.Software.Docker.StorageDriver
 	var warnings []string
 	if len(inv.Disks) > 0 && size == 0 {
 		warnings = append(warnings, fmt.Sprintf("the size of %s is not known, so slots have no disk of their own and a job can fill the node's; set job.disk", agentsDir))
-	} else if size > 0 && size < minSlotDisk {
-		warnings = append(warnings, fmt.Sprintf("each slot has %s of disk; %s are the minimum", config.Size(size), config.Size(minSlotDisk)))
 	}
 	if driver != "" && driver != "overlay2" && cfg.Job.Profile != config.ProfileStrict {
 		warnings = append(warnings, fmt.Sprintf("what containers write is not bounded with Docker's storage driver %s: a job can fill Docker's disk; put {\"features\": {\"containerd-snapshotter\": false}, \"storage-driver\": \"overlay2\"} into /etc/docker/daemon.json, or set job.profile: strict", driver))

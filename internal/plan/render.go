@@ -253,6 +253,9 @@ func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
 	return pol
 }
 
+// MinSystemd is the oldest systemd that knows what units and slices need.
+const MinSystemd = 249
+
 // Preflight lists what keeps this machine from being a node, each with what to
 // type. It looks at what Build does not need.
 func Preflight(inv *inventory.Inventory) []string {
@@ -261,8 +264,8 @@ func Preflight(inv *inventory.Inventory) []string {
 	sw := inv.Software
 	if sw.Systemd == "" {
 		say("systemd does not say its version (%s); kbnode needs it, so run it on the host and not in a container", problem(inv, "systemd"))
-	} else if v, err := strconv.Atoi(strings.TrimFunc(strings.SplitN(sw.Systemd, ".", 2)[0], func(r rune) bool { return r < '0' || r > '9' })); err == nil && v < 249 {
-		say("systemd is version %s; kbnode needs 249 or newer (Ubuntu 22.04, Debian 12, RHEL 9)", sw.Systemd)
+	} else if v, err := strconv.Atoi(strings.TrimFunc(strings.SplitN(sw.Systemd, ".", 2)[0], func(r rune) bool { return r < '0' || r > '9' })); err == nil && v < MinSystemd {
+		say("systemd is version %s; kbnode needs %d or newer (Ubuntu 22.04, Debian 12, RHEL 9)", sw.Systemd, MinSystemd)
 	}
 	if !sw.CgroupV2 {
 		say("cgroup v1 is mounted at /sys/fs/cgroup; boot with systemd.unified_cgroup_hierarchy=1 on the kernel command line")
