@@ -1,3 +1,143 @@
 package doctor
 
-var hardwareChecks []Check
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// What the vendors' guide recommends for each GPU, of the whole machine: kbnode
+// itself keeps a part of it for the system. The guide counts CPUs as nproc does,
+// and bytes as disks are sold.
+const (
+	goodMemory  = 32e9  // bytes
+	goodCPUs    = 16    // hardware threads
+	goodDisk    = 100e9 // bytes
+	minNetwork  = 100   // Mbit/s
+	goodNetwork = 1000  // Mbit/s
+)
+
+// hardwareChecks compare the machine with what the vendors' guide asks for.
+var hardwareChecks = []Check{
+	{
+		ID: "hardware-memory", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
+		About: "there is memory enough for each slot",
+		Run: func(_ context.Context, m *Machine) Answer {
+			_, least, _ := plan.TooSmall(m.Inventory, m.Plan.Slots[0])
+			return enough(least, m.Inventory.Memory.TotalBytes/int64(len(m.Plan.Slots)), goodMemory, func(n int64) string { return fmt.Sprintf("%d GB of memory", n/1e9) })
+		},
+	},
+	{
+		ID: "hardware-cores", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
+		About: "there are CPU cores enough for each slot",
+		Run: func(_ context.Context, m *Machine) Answer {
+			least, _, _ := plan.TooSmall(m.Inventory, m.Plan.Slots[0])
+			return enough(least, int64(len(m.Inventory.CPU.List)/len(m.Plan.Slots)), goodCPUs, func(n int64) string { return strconv.FormatInt(n, 10) + " CPUs" })
+		},
+	},
+	{
+		ID: "hardware-disk", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
+		About: "there is disk enough for each slot",
+		Run: func(_ context.Context, m *Machine) Answer {
+			_, _, least := plan.TooSmall(m.Inventory, m.Plan.Slots[0])
+			bytes := diskBytes(m.Inventory.Disks)
+			if bytes == 0 {
+				return none("the size of the disks is not known")
+			}
+			return enough(least, bytes/int64(len(m.Plan.Slots)), goodDisk, func(n int64) string { return fmt.Sprintf("%d GB of disk", n/1e9) })
+		},
+	},
+	{
+		ID: "hardware-network", Group: "hardware", Bare: true, Worst: Warn,
+		About: "the network is fast enough for images and artifacts",
+		Run:   func(_ context.Context, m *Machine) Answer { return m.network() },
+	},
+}
+
+// enough says what a slot lacks, or what its share of the machine is.
+func enough(least string, share, good int64, name func(int64) string) Answer {
+	const advice = "use fewer of the GPUs (gpus in the configuration, or kbnode install --gpus), or add to the machine"
+	switch {
+	case least != "":
+		return found(warn("%s", least).advise(advice))
+	case share < good:
+		return found(warn("for each slot there are %s; %s are recommended", name(share), name(good)).advise(advice))
+	}
+	return found(ok("%s for each slot", name(share)))
+}
+
+// diskBytes is the room on the file systems that slots and Docker write to. Two of
+// one size are one: the inventory names it for each.
+func diskBytes(disks []inventory.DiskFree) (sum int64) {
+	seen := map[int64]bool{}
+	for _, d := range disks {
+		if !seen[d.TotalBytes] {
+			sum += d.TotalBytes
+		}
+		seen[d.TotalBytes] = true
+	}
+	return sum
+}
+
+func (m *Machine) network() Answer {
+	dev := m.defaultDevice()
+	if dev == "" {
+		return none("there is no default route")
+	}
+	text, err := m.read("/sys/class/net/" + dev + "/speed")
+	speed, errNum := strconv.Atoi(strings.TrimSpace(text))
+	if err != nil || errNum != nil || speed <= 0 {
+		return none("%s does not tell how fast it is", dev) // virtual, wireless, or without a link
+	}
+	saw := fmt.Sprintf("%s has %d Mbit/s", dev, speed)
+	switch {
+	case speed < minNetwork:
+		return found(warn("%s; %d are the minimum", saw, minNetwork).advise("see sudo ethtool %s, the cable and the switch", dev))
+	case speed < goodNetwork:
+		return found(warn("%s; %d are recommended", saw, goodNetwork).advise("see sudo ethtool %s, the cable and the switch", dev))
+	}
+	return found(ok("%s", saw))
+}
+
+// defaultDevice is where packets to the internet go, "" if nowhere.
+func (m *Machine) defaultDevice() string {
+	const up = 1
+	name, best := "", -1
+	text, _ := m.read("/proc/net/route")
+	for line := range strings.Lines(text) {
+		f := strings.Fields(line) // Iface Destination Gateway Flags RefCnt Use Metric Mask …
+		if len(f) < 8 || f[1] != "00000000" || f[7] != "00000000" {
+			continue
+		}
+		flags, err := strconv.ParseInt(f[3], 16, 64)
+		metric, errMetric := strconv.Atoi(f[6])
+		if err == nil && errMetric == nil && flags&up != 0 && (best < 0 || metric < best) {
+			name, best = f[0], metric
+		}
+	}
+	if name == "" {
+		text, _ = m.read("/proc/net/ipv6_route")
+		for line := range strings.Lines(text) {
+			f := strings.Fields(line) // …, the prefix's length second, the device last
+			if len(f) == 10 && f[0] == strings.Repeat("0", 32) && f[1] == "00" && f[9] != "lo" {
+				name = f[9]
+				break
+			}
+		}
+	}
+	return name
+}
+
+// slotsCPUs are the CPUs of all slots, as planned.
+func slotsCPUs(p *plan.Plan) (all cpuset.Set) {
+	for _, s := range p.Slots {
+		cpus, _ := cpuset.Parse(s.CPUs)
+		all = all.Union(cpus)
+	}
+	return all
+}

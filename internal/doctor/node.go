@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/daemon"
@@ -57,8 +59,11 @@ var nodeChecks = []Check{
 				return found(fail("%s", lines(err)).advise("see what kbnode plan says; docs/configuration.md has the keys that choose GPUs, CPUs and memory"))
 			}
 			all := []Finding{ok("%d slots", len(p.Slots))}
+			cores, memory, disk := plan.TooSmall(m.Inventory, p.Slots[0])
 			for _, w := range p.Warnings {
-				all = append(all, warn("%s", w).advise("see what kbnode plan says"))
+				if w != cores && w != memory && w != disk { // group hardware tells
+					all = append(all, warn("%s", w).advise("see what kbnode plan says"))
+				}
 			}
 			return Answer{Findings: all, Keep: func(m *Machine) { m.Plan = p }}
 		},
@@ -87,7 +92,10 @@ var nodeChecks = []Check{
 			p := m.Plan
 			all := []Finding{ok("%d units", len(s.Units))}
 			for _, w := range s.Warnings {
-				all = append(all, warn("%s", w).advise("see docs/operations.md"))
+				tuned := slices.ContainsFunc(p.Tunables, func(t plan.Tunable) bool { return ofTunable(t, w) })
+				if !tuned && !strings.Contains(w, "cpuset partition") { // group noise and slot-partition tell
+					all = append(all, warn("%s", w).advise("see docs/operations.md"))
+				}
 			}
 			return Answer{Findings: all, Keep: func(m *Machine) { m.State, m.Changes = s, reconcile.Diff(p, s) }}
 		},
@@ -98,6 +106,9 @@ var nodeChecks = []Check{
 		Run: func(_ context.Context, m *Machine) Answer {
 			var all []Finding
 			for _, c := range m.Changes {
+				if m.ofLimits(c) {
+					continue // slot-limits and slot-partition tell
+				}
 				f := fail("%s", c).safely("kbnode reconcile")
 				if c.Deferred != "" {
 					f = warn("%s", c).advise("it is done then, by itself")

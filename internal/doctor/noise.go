@@ -1,3 +1,210 @@
 package doctor
 
-var noiseChecks []Check
+import (
+	"context"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// noiseChecks look for what makes the timings of a job depend on something else
+// than the job. None of it makes a node unfit.
+var noiseChecks = []Check{
+	settingCheck("noise-governor", "the slots' CPUs are kept at full speed", "cpufreq/"),
+	settingCheck("noise-hugepages", "nothing moves memory into huge pages while jobs run", "transparent_hugepage/"),
+	settingCheck("noise-ksm", "the kernel does not merge pages of different jobs", "/ksm/"),
+	settingCheck("noise-numa-balancing", "the kernel does not move pages between NUMA nodes", "numa_balancing"),
+	settingCheck("noise-interrupts", "devices interrupt the reserved CPUs only", "/proc/irq/"),
+	settingCheck("noise-workqueues", "the kernel does its own work on the reserved CPUs", "/workqueue/"),
+	{
+		ID: "noise-irqbalance", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"plan"},
+		About: "no other program moves interrupts to the slots' CPUs",
+		Run:   irqbalance,
+	},
+	{
+		ID: "noise-isolated", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"plan"},
+		About: "the kernel spreads threads over the slots' CPUs",
+		Run: func(_ context.Context, m *Machine) Answer {
+			text, _ := m.read("/sys/devices/system/cpu/isolated")
+			isolated, _ := cpuset.Parse(text)
+			if both := slotsCPUs(m.Plan).Intersect(isolated); both.Len() > 0 {
+				return found(warn("CPUs %s are isolated (isolcpus), and all threads of a job pile up on one of them", both).
+					advise("take isolcpus= and the like from the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot"))
+			}
+			return found(ok("no CPU is isolated"))
+		},
+	},
+	{
+		ID: "noise-timers", Group: "noise", Bare: true, Worst: Warn,
+		About: "no timer of the system starts heavy work at any time",
+		Run:   func(ctx context.Context, m *Machine) Answer { return m.timers(ctx) },
+	},
+	{
+		ID: "noise-upgrades", Group: "noise", Bare: true, Worst: Warn,
+		About: "packages are not upgraded by themselves",
+		Run:   func(ctx context.Context, m *Machine) Answer { return m.upgrades(ctx) },
+	},
+	{
+		ID: "noise-swap", Group: "noise", Bare: true, Worst: Warn,
+		About: "the system swaps nothing out",
+		Run:   func(_ context.Context, m *Machine) Answer { return m.swap() },
+	},
+	{
+		ID: "noise-turbo", Group: "noise", Bare: true, Worst: Warn,
+		About: "whether CPUs go beyond their nominal clock is known",
+		Run:   func(_ context.Context, m *Machine) Answer { return m.turbo() },
+	},
+	{
+		ID: "noise-idle-states", Group: "noise", Bare: true, Worst: Warn,
+		About: "how long idle CPUs need to wake up is known",
+		Run:   func(_ context.Context, m *Machine) Answer { return m.idleStates() },
+	},
+	{
+		ID: "noise-smt", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		About: "how many threads a core has is known",
+		Run: func(_ context.Context, m *Machine) Answer {
+			cores := map[int]bool{}
+			for _, c := range m.Inventory.CPU.List {
+				cores[c.Core] = true
+			}
+			if len(cores) == 0 {
+				return none("the machine does not tell")
+			}
+			return found(ok("%d CPUs on %d cores, each core whole in a slot or the system's", len(m.Inventory.CPU.List), len(cores)))
+		},
+	},
+}
+
+// settingCheck tells of a setting that kbnode makes, and that is not so because the
+// kernel does not take it or somebody else changes it again and again. What kbnode
+// will put right is in as-planned.
+func settingCheck(id, about, part string) Check {
+	return Check{
+		ID: id, Group: "noise", Worst: Warn, About: about, Needs: []string{"as-planned"},
+		Run: func(ctx context.Context, m *Machine) Answer {
+			if m.Config.Hygiene.Disabled {
+				return none("hygiene.disabled leaves it alone")
+			}
+			var all []Finding
+			var values []string
+			for _, t := range m.Plan.Tunables {
+				if !strings.HasPrefix(t.Name, "/") || !strings.Contains(t.Name, part) {
+					continue
+				}
+				if v := shown(t); !slices.Contains(values, v) {
+					values = append(values, v)
+				}
+				for _, w := range m.State.Warnings {
+					if ofTunable(t, w) {
+						all = append(all, warn("%s", w).advise("%s", m.whoChanges(ctx)))
+					}
+				}
+			}
+			switch {
+			case len(values) == 0:
+				return none("this kernel has nothing of it to set")
+			case len(all) == 0:
+				all = []Finding{ok("%s", strings.Join(values, ", "))}
+			}
+			return Answer{Findings: all}
+		},
+	}
+}
+
+// ofTunable says that a warning of the state is of a setting: it begins with its name.
+func ofTunable(t plan.Tunable, warning string) bool {
+	return strings.HasPrefix(t.Name, "/") && strings.HasPrefix(warning, t.Name+" is ")
+}
+
+// shown is a planned value as people read it.
+func shown(t plan.Tunable) string {
+	if t.Form == plan.Mask {
+		if s, err := cpuset.ParseMask(t.Value); err == nil {
+			return s.String()
+		}
+	}
+	return t.Value
+}
+
+// whoChanges names programs that are known to set the same things.
+func (m *Machine) whoChanges(ctx context.Context) string {
+	var run []string
+	for _, name := range []string{"tuned.service", "power-profiles-daemon.service", "thermald.service", "irqbalance.service", "cpufrequtils.service", "auto-cpufreq.service", "tlp.service"} {
+		if u, err := m.unit(ctx, name); err == nil && u.Running() {
+			run = append(run, name)
+		}
+	}
+	who := "find out who changes it"
+	if len(run) > 0 {
+		who = "type systemctl disable --now " + strings.Join(run, " ") + " if it is that which changes it"
+	}
+	return who + "; docs/hygiene.md under \"Where it does not work\" says how it is tried anew"
+}
+
+// irqbalance keeps off CPUs only where it is told to.
+func irqbalance(ctx context.Context, m *Machine) Answer {
+	planned := slices.ContainsFunc(m.Plan.Tunables, func(t plan.Tunable) bool { return strings.HasPrefix(t.Name, "/proc/irq/") })
+	if !planned {
+		return none("interrupts are left where they are")
+	}
+	u, err := m.unit(ctx, "irqbalance.service")
+	if err != nil {
+		return found(skip("%s", err))
+	}
+	if !u.Running() {
+		return found(ok("irqbalance does not run"))
+	}
+	for _, file := range []string{"/etc/default/irqbalance", "/etc/sysconfig/irqbalance"} {
+		text, _ := m.read(file)
+		for line := range strings.Lines(text) {
+			value, is := strings.CutPrefix(strings.TrimSpace(line), "IRQBALANCE_BANNED_CPULIST=")
+			if banned, err := cpuset.Parse(strings.Trim(value, `"'`)); is && err == nil && slotsCPUs(m.Plan).Difference(banned).Len() == 0 {
+				return found(ok("irqbalance runs, and is told to leave the slots' CPUs alone"))
+			}
+		}
+	}
+	return found(warn("irqbalance runs, and moves interrupts to the slots' CPUs").by("systemctl disable --now irqbalance.service"))
+}
+
+// turbo is for people to know: scores that were made with another setting do not
+// compare.
+func (m *Machine) turbo() Answer {
+	for _, f := range []struct{ path, on string }{
+		{"/sys/devices/system/cpu/intel_pstate/no_turbo", "0"},
+		{"/sys/devices/system/cpu/cpufreq/boost", "1"},
+	} {
+		text, err := m.read(f.path)
+		if err != nil {
+			continue
+		}
+		state := map[bool]string{true: "on", false: "off"}[strings.TrimSpace(text) == f.on]
+		return found(ok("%s (%s)", state, path.Base(f.path)))
+	}
+	return none("the kernel does not tell")
+}
+
+// idleStates goes by the first CPU; those of a machine are alike.
+func (m *Machine) idleStates() Answer {
+	name, longest := "", -1
+	dirs, _ := filepath.Glob(m.path("/sys/devices/system/cpu/cpu0/cpuidle/state*"))
+	for _, dir := range dirs {
+		at := "/sys/devices/system/cpu/cpu0/cpuidle/" + path.Base(dir)
+		disabled, _ := m.read(at + "/disable")
+		text, _ := m.read(at + "/latency")
+		n, err := strconv.Atoi(strings.TrimSpace(text))
+		if err != nil || strings.TrimSpace(disabled) == "1" || n <= longest {
+			continue
+		}
+		label, _ := m.read(at + "/name")
+		name, longest = strings.TrimSpace(label), n
+	}
+	if longest < 0 {
+		return none("the kernel does not tell")
+	}
+	return found(ok("up to %d µs (%s)", longest, name))
+}

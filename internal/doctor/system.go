@@ -1,3 +1,206 @@
 package doctor
 
-var systemChecks []Check
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// systemChecks are about the operating system that kbnode builds on.
+var systemChecks = []Check{
+	{
+		ID: "system-systemd", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "systemd knows all that units and slices need",
+		Run: func(_ context.Context, m *Machine) Answer {
+			version := m.Inventory.Software.Systemd
+			switch v, err := strconv.Atoi(version); {
+			case err != nil:
+				return found(fail("systemd does not say its version: %s", cmp.Or(m.problem("systemd"), "it is not there")).advise("run kbnode on the host, not in a container; see systemctl is-system-running"))
+			case v < plan.MinSystemd:
+				return found(fail("systemd %d; limits of slices and credentials of units need %d", v, plan.MinSystemd).advise("upgrade to Ubuntu 22.04, Debian 12, RHEL 9 or newer"))
+			}
+			return found(ok("%s", version))
+		},
+	},
+	{
+		ID: "system-cgroup", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "cgroup v2 is mounted, with all controllers that limit a slot",
+		Run:   func(_ context.Context, m *Machine) Answer { return found(m.controllers()) },
+	},
+	{
+		ID: "system-kernel", Group: "system", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		About: "the kernel has all that keeps slots apart",
+		Run:   func(_ context.Context, m *Machine) Answer { return found(m.kernel()) },
+	},
+	{
+		ID: "system-modules", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "the kernel has the file systems and the firewall that slots need",
+		Run:   func(_ context.Context, m *Machine) Answer { return m.modules() },
+	},
+	{
+		ID: "system-read-only", Group: "system", Bare: true, Worst: Fail,
+		About: "kbnode can write where its files go",
+		Run:   func(_ context.Context, m *Machine) Answer { return found(m.writable()...) },
+	},
+	{
+		ID: "system-space", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "the system's disks have room for bytes and for files",
+		Run:   func(_ context.Context, m *Machine) Answer { return found(m.space()...) },
+	},
+	{
+		ID: "system-git", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "git is installed, with which agents fetch repositories and plugins",
+		Run: func(_ context.Context, m *Machine) Answer {
+			return found(installed(m.Inventory.Software.Git, plan.InstallCommand(m.Inventory.OS.ID, "git"), "git"))
+		},
+	},
+	{
+		ID: "system-mkfs", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "mkfs.ext4 is installed, with which slots get disks of their own",
+		Run: func(_ context.Context, m *Machine) Answer {
+			return found(installed(m.Inventory.Software.MkfsExt4, plan.InstallCommand(m.Inventory.OS.ID, "e2fsprogs"), "mkfs.ext4"))
+		},
+	},
+	{
+		ID: "system-users", Group: "system", Bare: true, Worst: Fail, Needs: []string{"plan"},
+		About: "the slots' users are nobody else, and in no group that gives them more",
+		Run:   func(_ context.Context, m *Machine) Answer { return found(m.users()...) },
+	},
+	{
+		ID: "system-sandbox", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "the kernel filters system calls and confines containers",
+		Run:   func(_ context.Context, m *Machine) Answer { return found(m.sandbox()...) },
+	},
+	{
+		ID: "system-core-pattern", Group: "system", Bare: true, Worst: Warn,
+		About: "no program outside of a slot is given the memory of a job that crashes",
+		Run:   func(_ context.Context, m *Machine) Answer { return m.corePattern() },
+	},
+	{
+		ID: "system-pids", Group: "system", Bare: true, Worst: Warn, Needs: []string{"plan"},
+		About: "the kernel has processes enough for all slots together",
+		Run:   func(_ context.Context, m *Machine) Answer { return m.pids() },
+	},
+	{
+		ID: "system-forwarding", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "the kernel forwards what jobs send to the outside",
+		Run: func(_ context.Context, m *Machine) Answer {
+			switch text, err := m.read("/proc/sys/net/ipv4/ip_forward"); {
+			case err != nil || m.Inventory.Software.Docker.Version == "":
+				return none("Docker, which switches it on, does not answer")
+			case strings.TrimSpace(text) == "0":
+				return found(fail("net.ipv4.ip_forward is 0, so no container reaches the network; something has reset what Docker set").safely("sysctl -w net.ipv4.ip_forward=1"))
+			}
+			return found(ok("on"))
+		},
+	},
+	{
+		ID: "system-clock", Group: "system", Bare: true, Worst: Warn,
+		About: "something keeps the clock right",
+		Run: func(ctx context.Context, m *Machine) Answer {
+			node, _ := health.ReadNode(m.Root, nil) // its error is about other parts
+			return m.clock(ctx, node.Clock)
+		},
+	},
+}
+
+func installed(path, command, name string) Finding {
+	if path == "" {
+		return fail("%s is not installed", name).by("%s", command)
+	}
+	return ok("%s", path)
+}
+
+func (m *Machine) controllers() Finding {
+	text, err := m.read("/sys/fs/cgroup/cgroup.controllers")
+	if !m.Inventory.Software.CgroupV2 || err != nil {
+		return fail("cgroup v1 is mounted at /sys/fs/cgroup, under which no limit of a slot holds").
+			advise("add systemd.unified_cgroup_hierarchy=1 to the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot")
+	}
+	has := strings.Fields(text)
+	lacks := func(names ...string) []string {
+		return slices.DeleteFunc(names, func(n string) bool { return slices.Contains(has, n) })
+	}
+	const how = "take cgroup_disable= and mounts of cgroup v1 away (cat /proc/cmdline; grep cgroup /proc/mounts) and reboot"
+	if list := lacks("cpuset", "memory", "pids"); len(list) > 0 {
+		return fail("the cgroup controllers %s are not there, so slots have no such limits", strings.Join(list, ", ")).advise(how)
+	}
+	if list := lacks("cpu", "io"); len(list) > 0 {
+		return warn("the cgroup controllers %s are not there, so less is known of a job", strings.Join(list, ", ")).advise(how)
+	}
+	return ok("v2 with %s", strings.Join(has, ", "))
+}
+
+// since are what kernels learned that keeps slots apart. Where a file tells, it is
+// asked, since distributions bring some of it to older kernels.
+var since = []struct {
+	major, minor int
+	file         string
+	lacks        string
+}{
+	{5, 14, "/sys/fs/cgroup/init.scope/cgroup.kill", "end all processes of a job at once"},
+	{5, 19, "", "keep the payload from a submission without root (Landlock)"},
+	{6, 1, "", "keep other programs off the slots' CPUs for certain (cpuset partitions)"},
+	{6, 2, "", "keep the CPUs that a thread chose while limits change"},
+}
+
+func (m *Machine) kernel() Finding {
+	version := m.Inventory.Kernel
+	var major, minor int
+	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil {
+		return skip("the kernel calls itself %.40q", version)
+	}
+	backports := strings.Contains(version, ".el")
+	var lacks []string
+	for _, s := range since {
+		old := major < s.major || major == s.major && minor < s.minor
+		if s.file != "" {
+			_, err := os.Stat(m.path(s.file))
+			old = old && err != nil
+		} else {
+			old = old && !backports
+		}
+		if old {
+			lacks = append(lacks, s.lacks)
+		}
+	}
+	if lsm, err := m.read("/sys/kernel/security/lsm"); err == nil && !strings.Contains(lsm, "landlock") && !slices.Contains(lacks, since[1].lacks) {
+		return warn("Landlock is off (%s), so a submission without root can read the payload of its job", strings.TrimSpace(lsm)).
+			advise("add lsm=landlock,%s to the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot", strings.TrimSpace(lsm))
+	}
+	if len(lacks) > 0 {
+		how := "boot a newer kernel, 6.8 or later"
+		if m.Inventory.OS.ID == "ubuntu" && m.Inventory.OS.VersionID == "22.04" {
+			how = "type apt-get install -y linux-generic-hwe-22.04, drain the slots and reboot"
+		}
+		return warn("Linux %d.%d cannot: %s", major, minor, strings.Join(lacks, "; ")).advise("%s", how)
+	}
+	return ok("%s", version)
+}
+
+// clock says what the kernel thinks of its clock. On a node the daemon judges that,
+// and knows for how long.
+func (m *Machine) clock(ctx context.Context, state health.Clock) Answer {
+	run, err := m.running(ctx, "chrony.service", "chronyd.service", "systemd-timesyncd.service", "ntp.service", "ntpd.service", "ntpsec.service", "openntpd.service")
+	switch {
+	case state == health.ClockUnknown:
+		return none("the kernel does not tell")
+	case state == health.ClockSynchronised:
+		return found(ok("%s", cmp.Or(strings.Join(run, ", "), "synchronised")))
+	case m.wasInstalled():
+		return none("it is not; %s looks at it all the time, and health says so after ten minutes", plan.NodeService)
+	case err != nil:
+		return found(skip("%s", err))
+	case len(run) > 0:
+		return found(warn("%s runs, and has not set the clock yet", strings.Join(run, ", ")).
+			advise("wait some minutes; then see journalctl -u %s, and whether UDP port 123 is open to the outside", run[0]))
+	}
+	return found(warn("nothing keeps the clock right: a wrong one makes Buildkite and registries refuse the node").by("timedatectl set-ntp true"))
+}

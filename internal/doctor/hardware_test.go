@@ -1,0 +1,67 @@
+package doctor
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+func TestHardwareChecks(t *testing.T) {
+	t.Parallel()
+	// Eight slots, on a machine with so much.
+	of := func(memory, disk int64, cores int, slot plan.Slot) *fake {
+		f := &fake{
+			inv: &inventory.Inventory{
+				Memory: inventory.Memory{TotalBytes: memory},
+				Disks:  []inventory.DiskFree{{Path: "/var/lib/buildkite-agent", TotalBytes: disk}, {Path: "/var/lib/docker", TotalBytes: disk}},
+			},
+			plan: &plan.Plan{Slots: []plan.Slot{slot, {}, {}, {}, {}, {}, {}, {}}},
+		}
+		for id := range 2 * cores {
+			f.inv.CPU.List = append(f.inv.CPU.List, inventory.LogicalCPU{ID: id, Core: id % cores})
+		}
+		return f
+	}
+	const gb, gib = 1e9, 1 << 30
+	good := plan.Slot{MemoryBytes: 30 * gib, DiskBytes: 50 * gib, CPUs: "0-7"}
+	node := of(256*gib, 800*gb, 64, good)
+	with := func(speed string, routes ...string) map[string]string {
+		files := map[string]string{"/sys/class/net/eno1/speed": speed, "/sys/class/net/wlan0/speed": "54\n"}
+		text := "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\n"
+		for _, r := range routes {
+			text += r + "\n"
+		}
+		files["/proc/net/route"] = text
+		return files
+	}
+	route := func(dev string, metric int) string {
+		return fmt.Sprintf("%s\t00000000\t0101A8C0\t0003\t0\t0\t%d\t00000000\t0\t0\t0", dev, metric)
+	}
+	play(t, []scene{
+		{"as the guide has it", "hardware-memory", node, nil, nil, "ok: 34 GB of memory for each slot", ""},
+		{"less than recommended", "hardware-memory", of(200*gib, 0, 64, good), nil, nil, "warn: for each slot there are 26 GB of memory; 32 GB of memory are recommended", ""},
+		{"less than the minimum", "hardware-memory", of(256*gib, 0, 64, plan.Slot{MemoryBytes: 15 * gib}), nil, nil, "warn: each slot has 15GiB of memory; 16GiB are the minimum", ""},
+
+		{"as the guide has it", "hardware-cores", node, nil, nil, "ok: 16 CPUs for each slot", ""},
+		{"less than recommended", "hardware-cores", of(0, 0, 60, good), nil, nil, "warn: for each slot there are 15 CPUs; 16 CPUs are recommended", ""},
+		{"less than the minimum", "hardware-cores", of(0, 0, 64, plan.Slot{CPUs: "0-3,64-67"}), nil, nil, "warn: each slot has 4 cores; 8 are the minimum for fair timings", ""},
+
+		{"as the guide has it", "hardware-disk", node, nil, nil, "ok: 100 GB of disk for each slot", ""},
+		{"less than recommended", "hardware-disk", of(0, 799*gb, 64, good), nil, nil, "warn: for each slot there are 99 GB of disk; 100 GB of disk are recommended", ""},
+		{"less than the minimum", "hardware-disk", of(0, 800*gb, 64, plan.Slot{DiskBytes: 40 * gib}), nil, nil, "warn: each slot has 40GiB of disk; 50GiB are the minimum", ""},
+		{"of unknown size", "hardware-disk", of(0, 0, 64, good), nil, nil, "skip: the size of the disks is not known", ""},
+
+		{"10 Gbit/s", "hardware-network", node, with("10000\n", route("eno1", 100)), nil, "ok: eno1 has 10000 Mbit/s", ""},
+		{"the better route counts", "hardware-network", node, with("10000\n", route("wlan0", 600), route("eno1", 100)), nil, "ok: eno1 has 10000 Mbit/s", ""},
+		{"slow", "hardware-network", node, with("100\n", route("eno1", 100)), nil, "warn: eno1 has 100 Mbit/s; 1000 are recommended", ""},
+		{"too slow", "hardware-network", node, with("10\n", route("eno1", 100)), nil, "warn: eno1 has 10 Mbit/s; 100 are the minimum", ""},
+		{"virtual", "hardware-network", node, with("-1\n", route("eno1", 100)), nil, "skip: eno1 does not tell how fast it is", ""},
+		{"no route", "hardware-network", node, with("10\n", "eno1\t0001A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0"), nil, "skip: there is no default route", ""},
+		{"IPv6 only", "hardware-network", node, map[string]string{
+			"/sys/class/net/eno1/speed": "1000",
+			"/proc/net/ipv6_route":      "00000000000000000000000000000000 00 00000000000000000000000000000000 00 fe800000000000000000000000000001 00000400 1 0 00000003 eno1\n",
+		}, nil, "ok: eno1 has 1000 Mbit/s", ""},
+	})
+}

@@ -1,0 +1,113 @@
+package doctor
+
+import (
+	"maps"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+func TestNoiseChecks(t *testing.T) {
+	t.Parallel()
+	tunables := []plan.Tunable{
+		{Name: "/sys/devices/system/cpu/cpufreq/policy0/scaling_governor", Value: "performance", Form: plan.Word},
+		{Name: "/sys/devices/system/cpu/cpufreq/policy4/scaling_governor", Value: "performance", Form: plan.Word},
+		{Name: "/sys/kernel/mm/transparent_hugepage/enabled", Value: "madvise", Form: plan.Choice},
+		{Name: "/sys/kernel/mm/transparent_hugepage/khugepaged/defrag", Value: "0", Form: plan.Word},
+		{Name: "/proc/sys/kernel/numa_balancing", Value: "0", Form: plan.Word},
+		{Name: "/proc/irq/default_smp_affinity", Value: "3", Form: plan.Mask},
+		{Name: "/proc/irq/*/smp_affinity_list", Value: "0-1", Form: plan.List},
+		{Name: "/sys/devices/virtual/workqueue/cpumask", Value: "3", Form: plan.Mask},
+	}
+	of := func(warnings []string, running ...string) *fake {
+		f := &fake{
+			inv:   &inventory.Inventory{CPU: inventory.CPU{List: []inventory.LogicalCPU{{ID: 0, Core: 0}, {ID: 1, Core: 0}}}},
+			plan:  &plan.Plan{Slots: []plan.Slot{{Index: 0, CPUs: "2-3"}, {Index: 1, CPUs: "4-7"}}, Tunables: tunables},
+			state: &reconcile.State{Warnings: warnings},
+		}
+		for _, name := range running {
+			f.units = append(f.units, reconcile.UnitState{Name: name, Load: "loaded", Active: "active"})
+		}
+		return f
+	}
+	off := of([]string{"/proc/sys/kernel/numa_balancing is not set: no"})
+	off.cfg = &config.Config{Hygiene: config.Hygiene{Disabled: true}}
+	nothing := of(nil)
+	nothing.plan = &plan.Plan{Slots: []plan.Slot{{CPUs: "2-3"}}}
+	daily := map[string]string{"/etc/apt/apt.conf.d/20auto-upgrades": "APT::Periodic::Update-Package-Lists \"1\";\nAPT::Periodic::Unattended-Upgrade \"1\";\n"}
+	held := map[string]string{"/var/lib/snapd/snaps/lxd_1.snap": "", "/var/lib/snapd/state.json": `{"data":{"config":{"core":{"refresh":{"hold":"forever"}}}}}`}
+	state := func(n, name, latency, disable string) map[string]string {
+		dir := "/sys/devices/system/cpu/cpu0/cpuidle/state" + n
+		return map[string]string{dir + "/name": name + "\n", dir + "/latency": latency + "\n", dir + "/disable": disable + "\n"}
+	}
+	both := state("1", "C1", "2", "0")
+	maps.Copy(both, state("2", "C6", "290", "0"))
+	deep := state("1", "C1", "2", "0")
+	maps.Copy(deep, state("2", "C6", "290", "1"))
+	play(t, []scene{
+		{"good", "noise-governor", of(nil), nil, nil, "ok: performance", ""},
+		{"somebody else's", "noise-governor", of([]string{"no cpuset partition: x", "/sys/devices/system/cpu/cpufreq/policy4/scaling_governor is left alone: another program changed it 20 times"}, "tuned.service"), nil, nil,
+			"warn: /sys/devices/system/cpu/cpufreq/policy4/scaling_governor is left alone: another program changed it 20 times", ""},
+		{"switched off", "noise-numa-balancing", off, nil, nil, "skip: hygiene.disabled leaves it alone", ""},
+		{"refused", "noise-numa-balancing", of([]string{"/proc/sys/kernel/numa_balancing is not set: permission denied"}), nil, nil, "warn: /proc/sys/kernel/numa_balancing is not set: permission denied", ""},
+		{"good", "noise-hugepages", of(nil), nil, nil, "ok: madvise, 0", ""},
+		{"not in this kernel", "noise-ksm", of(nil), nil, nil, "skip: this kernel has nothing of it to set", ""},
+		{"good", "noise-interrupts", of(nil), nil, nil, "ok: 0-1", ""},
+		{"refused", "noise-interrupts", of([]string{"/proc/irq/*/smp_affinity_list is not set: no space left on device (3 times)"}), nil, nil,
+			"warn: /proc/irq/*/smp_affinity_list is not set: no space left on device (3 times)", ""},
+		{"good", "noise-workqueues", of([]string{"/proc/irq/*/smp_affinity_list is not set: x"}), nil, nil, "ok: 0-1", ""},
+
+		{"does not run", "noise-irqbalance", of(nil), nil, nil, "ok: irqbalance does not run", ""},
+		{"runs", "noise-irqbalance", of(nil, "irqbalance.service"), nil, nil, "warn: irqbalance runs, and moves interrupts to the slots' CPUs", "systemctl disable --now irqbalance.service"},
+		{"is told", "noise-irqbalance", of(nil, "irqbalance.service"), map[string]string{"/etc/default/irqbalance": "#X=1\nIRQBALANCE_BANNED_CPULIST=\"2-7\"\n"}, nil, "ok: irqbalance runs, and is told to leave the slots' CPUs alone", ""},
+		{"is told too little", "noise-irqbalance", of(nil, "irqbalance.service"), map[string]string{"/etc/default/irqbalance": "IRQBALANCE_BANNED_CPULIST=2-6\n"}, nil,
+			"warn: irqbalance runs, and moves interrupts to the slots' CPUs", "systemctl disable --now irqbalance.service"},
+		{"may run", "noise-irqbalance", nothing, nil, nil, "skip: interrupts are left where they are", ""},
+
+		{"none", "noise-isolated", of(nil), map[string]string{"/sys/devices/system/cpu/isolated": "\n"}, nil, "ok: no CPU is isolated", ""},
+		{"some of a slot", "noise-isolated", of(nil), map[string]string{"/sys/devices/system/cpu/isolated": "3-4,9\n"}, nil, "warn: CPUs 3-4 are isolated (isolcpus), and all threads of a job pile up on one of them", ""},
+
+		{"none", "noise-timers", of(nil), nil, nil, "ok: none", ""},
+		{"two", "noise-timers", of(nil, "fstrim.timer", "man-db.timer", "logrotate.timer"), nil, nil, "warn: man-db.timer, fstrim.timer may start while a job is timed", "systemctl disable --now man-db.timer fstrim.timer"},
+
+		{"none", "noise-upgrades", of(nil), daily, nil, "ok: nothing upgrades packages by itself", ""},
+		{"unattended", "noise-upgrades", of(nil, "apt-daily-upgrade.timer"), daily, nil,
+			"warn: apt-daily-upgrade.timer upgrades packages by itself: a new driver beside the loaded one stops all jobs, and the work disturbs them", "systemctl disable --now apt-daily-upgrade.timer"},
+		{"the timer alone", "noise-upgrades", of(nil, "apt-daily-upgrade.timer"), nil, nil, "ok: nothing upgrades packages by itself", ""},
+		{"switched off later", "noise-upgrades", of(nil, "apt-daily-upgrade.timer"), map[string]string{
+			"/etc/apt/apt.conf.d/20auto-upgrades": daily["/etc/apt/apt.conf.d/20auto-upgrades"], "/etc/apt/apt.conf.d/99ours": "APT::Periodic::Unattended-Upgrade \"0\";",
+		}, nil, "ok: nothing upgrades packages by itself", ""},
+		{"snaps", "noise-upgrades", of(nil, "snapd.service"), map[string]string{"/var/lib/snapd/snaps/lxd_1.snap": ""}, nil, "warn: snapd refreshes its snaps by itself", "snap set system refresh.hold=forever"},
+		{"snaps that are held", "noise-upgrades", of(nil, "snapd.service"), held, nil, "ok: nothing upgrades packages by itself", ""},
+		{"no snaps", "noise-upgrades", of(nil, "snapd.service"), nil, nil, "ok: nothing upgrades packages by itself", ""},
+
+		{"none", "noise-swap", of(nil), map[string]string{"/proc/swaps": "Filename\tType\tSize\tUsed\tPriority\n"}, nil, "ok: no swap", ""},
+		{"hardly used", "noise-swap", of(nil), map[string]string{"/proc/swaps": "Filename\tType\tSize\tUsed\tPriority\n/swap.img file 8388604 1024 -2\n"}, nil, "ok: 1 MiB in use; jobs have none", ""},
+		{"used", "noise-swap", of(nil), map[string]string{"/proc/swaps": "Filename\tType\tSize\tUsed\tPriority\n/swap.img file 8388604 4194304 -2\n"}, nil,
+			"warn: 4096 MiB are swapped out: the system has too little memory of its own", ""},
+		{"not in the kernel", "noise-swap", of(nil), nil, nil, "skip: this kernel has no swap", ""},
+
+		{"on, Intel", "noise-turbo", of(nil), map[string]string{"/sys/devices/system/cpu/intel_pstate/no_turbo": "0\n"}, nil, "ok: on (no_turbo)", ""},
+		{"off, AMD", "noise-turbo", of(nil), map[string]string{"/sys/devices/system/cpu/cpufreq/boost": "0\n"}, nil, "ok: off (boost)", ""},
+		{"not told", "noise-turbo", of(nil), nil, nil, "skip: the kernel does not tell", ""},
+
+		{"deep", "noise-idle-states", of(nil), both, nil, "ok: up to 290 µs (C6)", ""},
+		{"switched off", "noise-idle-states", of(nil), deep, nil, "ok: up to 2 µs (C1)", ""},
+		{"not told", "noise-idle-states", of(nil), nil, nil, "skip: the kernel does not tell", ""},
+
+		{"two threads", "noise-smt", of(nil), nil, nil, "ok: 2 CPUs on 1 cores, each core whole in a slot or the system's", ""},
+	})
+}
+
+// Who is named is somebody that runs.
+func TestWhoChanges(t *testing.T) {
+	t.Parallel()
+	m := machineOf(t, &fake{units: []reconcile.UnitState{{Name: "tuned.service", Active: "active"}, {Name: "thermald.service", Active: "inactive"}}}, nil)
+	const want = `type systemctl disable --now tuned.service if it is that which changes it; docs/hygiene.md under "Where it does not work" says how it is tried anew`
+	if got := m.whoChanges(t.Context()); got != want {
+		t.Error(got)
+	}
+}

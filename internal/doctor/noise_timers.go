@@ -1,0 +1,113 @@
+package doctor
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// heavy are timers that read or write much of a disk, or start a package manager,
+// when nobody asks for it.
+var heavy = []string{
+	"apt-daily.timer", "dnf-makecache.timer", "man-db.timer", "mlocate-updatedb.timer", "plocate-updatedb.timer", "updatedb.timer",
+	"fstrim.timer", "e2scrub_all.timer", "xfs_scrub_all.timer", "mdcheck_start.timer", "mdcheck_continue.timer", "snapd.refresh.timer",
+	"raid-check.timer", "btrfs-scrub.timer", "fwupd-refresh.timer",
+}
+
+func (m *Machine) timers(ctx context.Context) Answer {
+	run, err := m.running(ctx, heavy...)
+	switch {
+	case err != nil:
+		return found(skip("%s", err))
+	case len(run) > 0:
+		list := strings.Join(run, " ")
+		return found(warn("%s may start while a job is timed", strings.Join(run, ", ")).by("systemctl disable --now %s", list))
+	}
+	return found(ok("none"))
+}
+
+// running are those of these units that are.
+func (m *Machine) running(ctx context.Context, names ...string) (list []string, err error) {
+	for _, name := range names {
+		u, err := m.unit(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if u.Running() {
+			list = append(list, name)
+		}
+	}
+	return list, nil
+}
+
+// upgrades looks for what replaces a driver or Docker while jobs run.
+func (m *Machine) upgrades(ctx context.Context) Answer {
+	run, err := m.running(ctx, "apt-daily-upgrade.timer", "dnf-automatic.timer", "dnf-automatic-install.timer", "dnf5-automatic.timer", "snapd.service")
+	if err != nil {
+		return found(skip("%s", err))
+	}
+	// Without the package, or with it switched off, the timer does nothing.
+	if i := slices.Index(run, "apt-daily-upgrade.timer"); i >= 0 && !m.unattended() {
+		run = slices.Delete(run, i, i+1)
+	}
+	if i := slices.Index(run, "snapd.service"); i >= 0 {
+		snaps, _ := filepath.Glob(m.path("/var/lib/snapd/snaps/*.snap"))
+		state, _ := m.read("/var/lib/snapd/state.json")
+		held := strings.Contains(state, `"hold":"forever"`)
+		if run = slices.Delete(run, i, i+1); len(run) == 0 && len(snaps) > 0 && !held {
+			return found(warn("snapd refreshes its snaps by itself").by("snap set system refresh.hold=forever"))
+		}
+	}
+	if len(run) > 0 {
+		return found(warn("%s upgrades packages by itself: a new driver beside the loaded one stops all jobs, and the work disturbs them", strings.Join(run, ", ")).
+			by("systemctl disable --now %s", strings.Join(run, " ")))
+	}
+	return found(ok("nothing upgrades packages by itself"))
+}
+
+// unattended reads APT's configuration as APT does: the last file decides.
+func (m *Machine) unattended() bool {
+	files, _ := filepath.Glob(m.path("/etc/apt/apt.conf.d/*"))
+	on := false
+	for _, file := range files {
+		text, _ := m.read("/etc/apt/apt.conf.d/" + filepath.Base(file))
+		for line := range strings.Lines(text) {
+			value, ok := strings.CutPrefix(strings.TrimSpace(line), "APT::Periodic::Unattended-Upgrade")
+			if ok {
+				value = strings.Trim(value, " \t\";")
+				on = value != "0" && value != ""
+			}
+		}
+	}
+	return on
+}
+
+// swap is no matter to jobs, which have none: it tells that the system lacks memory.
+func (m *Machine) swap() Answer {
+	text, err := m.read("/proc/swaps")
+	if err != nil {
+		return none("this kernel has no swap")
+	}
+	var used int64 // KiB
+	areas := 0
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); len(f) >= 5 && f[0] != "Filename" {
+			n, _ := strconv.ParseInt(f[3], 10, 64)
+			used += n
+			areas++
+		}
+	}
+	switch {
+	case areas == 0:
+		return found(ok("no swap"))
+	case used>>10 >= swapMuch:
+		return found(warn("%d MiB are swapped out: the system has too little memory of its own", used>>10).
+			advise("see with ps aux --sort -rss | head what uses it, or leave the system more: reserve.memory in the configuration"))
+	}
+	return found(ok("%d MiB in use; jobs have none", used>>10))
+}
+
+// swapMuch is more than what any system puts aside sooner or later, in MiB.
+const swapMuch = 1024

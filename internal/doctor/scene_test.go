@@ -1,0 +1,71 @@
+package doctor
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// scene is a machine, and what one check says of it.
+type scene struct {
+	name, id string
+	f        *fake
+	files    map[string]string
+	changes  []reconcile.Change
+	want     string // status and summary
+	fix      string // of the last finding
+}
+
+func play(t *testing.T, scenes []scene) {
+	t.Helper()
+	seen := map[string]bool{}
+	for _, s := range scenes {
+		t.Run(s.id+", "+s.name, func(t *testing.T) {
+			t.Parallel()
+			m := machineOf(t, s.f, s.files)
+			m.Changes = s.changes
+			got := answer(t, m, s.id)
+			if diff := cmp.Diff(s.want, got.Status.String()+": "+got.Summary()); diff != "" {
+				t.Error(diff)
+			}
+			fix := ""
+			if n := len(got.Findings); n > 0 {
+				fix = got.Findings[n-1].Fix
+			}
+			for _, f := range got.Findings {
+				if f.Status >= Warn && f.Fix == "" && f.Advice == "" {
+					t.Errorf("it says nothing of what to do: %+v", f)
+				}
+			}
+			if fix != s.fix {
+				t.Errorf("type %q, want %q", fix, s.fix)
+			}
+		})
+		seen[s.id] = true
+	}
+	// Each check of the group is tried, and with a file that is garbage: no panic.
+	for id := range seen {
+		t.Run(id+", garbage", func(t *testing.T) {
+			t.Parallel()
+			for _, s := range scenes {
+				if s.id != id {
+					continue
+				}
+				files := map[string]string{}
+				for name := range s.files {
+					files[name] = "\x00\xff:,|[]- \n99999999999999999999 -1 - \n\n::::\n"
+				}
+				m := machineOf(t, s.f, files)
+				m.Changes = s.changes
+				got := answer(t, m, id)
+				for _, f := range got.Findings {
+					if f.Status == Fail && f.Advice == "report it, with the file that sudo kbnode doctor --bundle FILE writes" {
+						t.Errorf("%s: %s", s.name, f.Detail)
+					}
+				}
+			}
+		})
+	}
+}

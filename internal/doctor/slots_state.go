@@ -1,0 +1,176 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// partition looks at what keeps everybody else off the slots' CPUs.
+func (m *Machine) partition() Answer {
+	i := slices.IndexFunc(m.Plan.Slices, func(s plan.Slice) bool { return s.Partition })
+	if i < 0 {
+		return none("no slice is to be a partition")
+	}
+	const again = "rm -f /run/kbnode/partition-refused && kbnode reconcile"
+	want := m.Plan.Slices[i]
+	now, has := m.State.Slices[want.Unit].Files["cpuset.cpus.partition"]
+	switch {
+	case !m.State.Units[want.Unit].Running():
+		return none("%s does not run", want.Unit) // as-planned says so
+	case now == "root":
+		return found(ok("CPUs %s", want.CPUs))
+	case !has:
+		return found(warn("this kernel has no cpuset partitions, so other programs can run on the slots' CPUs").advise("use a newer kernel, 6.1 at least"))
+	}
+	cpus, _ := cpuset.Parse(want.CPUs)
+	groups, _ := filepath.Glob(m.path("/sys/fs/cgroup/*/cpuset.cpus"))
+	for _, file := range groups {
+		name := path.Base(path.Dir(file))
+		text, err := m.read("/sys/fs/cgroup/" + name + "/cpuset.cpus")
+		set, errParse := cpuset.Parse(text)
+		if err == nil && errParse == nil && name != want.Unit && !set.Disjoint(cpus) {
+			return found(warn("%s is set to CPUs %s, so the kernel cannot keep the slots' CPUs for them (%q)", name, set, now).
+				advise("take AllowedCPUs from it (systemctl cat %s shows where it stands), then type %s", name, again))
+		}
+	}
+	return found(warn("other programs can run on the slots' CPUs: cpuset.cpus.partition of %s is %q", want.Unit, now).by(again))
+}
+
+// slotState is what a slot runs; the zero value where nothing is known of it.
+func (m *Machine) slotState(k int) reconcile.SlotState {
+	i := slices.IndexFunc(m.State.Slots, func(s reconcile.SlotState) bool { return s.Index == k })
+	if i < 0 {
+		return reconcile.SlotState{Index: k}
+	}
+	return m.State.Slots[i]
+}
+
+func (m *Machine) disks() Answer {
+	text, err := m.read("/proc/1/mountinfo") // the host's, wherever this runs
+	if err != nil {
+		return found(warn("%s", err).advise("see why /proc cannot be read"))
+	}
+	mounts := parseMounts(text)
+	var all []Finding
+	planned := 0
+	for _, s := range m.Plan.Slots {
+		if s.DiskBytes == 0 {
+			continue
+		}
+		planned++
+		d := slotDisk{slot: s, busy: m.slotState(s.Index).Busy(), mount: mounts[plan.DiskMount(s.Index)], home: mounts[plan.WorkDir(s.Index)]}
+		if info, err := os.Stat(m.path(plan.DiskDir(s.Index) + "/image")); err == nil {
+			d.bytes = info.Size()
+		}
+		if d.mount.device != "" {
+			_ = unix.Statfs(m.path(plan.DiskMount(s.Index)), &d.use)
+		}
+		if f := d.judge(); f.Status > OK {
+			all = append(all, f.of(s.Index))
+		}
+	}
+	switch {
+	case planned == 0:
+		return none("slots have no disk of their own (job.disk)")
+	case len(all) == 0:
+		all = []Finding{ok("%d disks of %s", planned, config.Size(m.Plan.Slots[0].DiskBytes))}
+	}
+	return Answer{Findings: together(all)}
+}
+
+// mounted is a file system where it is mounted.
+type mounted struct {
+	device   string // major:minor
+	readOnly bool
+}
+
+// parseMounts reads proc_pid_mountinfo(5), by mount point; the last one is on top.
+func parseMounts(text string) map[string]mounted {
+	all := map[string]mounted{}
+	for line := range strings.Lines(text) {
+		before, after, _ := strings.Cut(line, " - ")
+		f, super := strings.Fields(before), strings.Fields(after)
+		if len(f) < 6 || len(super) < 3 {
+			continue
+		}
+		ro := slices.Contains(strings.Split(f[5], ","), "ro") || slices.Contains(strings.Split(super[2], ","), "ro")
+		all[f[4]] = mounted{f[2], ro}
+	}
+	return all
+}
+
+// slotDisk is a slot's disk as it was found.
+type slotDisk struct {
+	slot        plan.Slot
+	busy        string
+	mount, home mounted
+	bytes       int64 // of the image
+	use         unix.Statfs_t
+}
+
+func (d slotDisk) judge() Finding {
+	k := d.slot.Index
+	// Only one that is not mounted is made anew.
+	anew := fmt.Sprintf("kbnode drain %d --wait && umount %s %s && systemctl restart %s && kbnode resume %d",
+		k, plan.WorkDir(k), plan.DiskMount(k), plan.GuardUnit(k), k)
+	switch {
+	case d.mount.device == "" || d.mount.device != d.home.device:
+		return fail("its disk is not mounted, so no container starts").safely("systemctl restart %s", plan.GuardUnit(k))
+	case d.mount.readOnly || d.home.readOnly:
+		return fail("its disk has become read-only; the kernel's log says why").by("%s", anew)
+	case d.bytes != d.slot.DiskBytes && d.busy != "":
+		return warn("its disk has %s, planned are %s; it waits for %s", config.Size(d.bytes), config.Size(d.slot.DiskBytes), d.busy).advise("it is made anew then, by itself")
+	case d.bytes != d.slot.DiskBytes:
+		return warn("its disk has %s, planned are %s", config.Size(d.bytes), config.Size(d.slot.DiskBytes)).by("%s", anew)
+	case d.busy == "" && (d.use.Bavail < d.use.Blocks/10 || d.use.Ffree < d.use.Files/10):
+		return warn("its disk is nearly full, although no job runs").by("%s", anew)
+	}
+	return ok("mounted")
+}
+
+func (m *Machine) parked() []Finding {
+	var all []Finding
+	for _, s := range m.Plan.Slots {
+		reasons, err := guard.ReadParked(m.path(plan.RunDir(s.Index)))
+		if err != nil {
+			all = append(all, warn("%s", err).of(s.Index).advise("see what is in %s/parked", plan.RunDir(s.Index)))
+		}
+		for _, r := range reasons {
+			all = append(all, fail("%s", r.Reason).of(s.Index).advise("do what the sentence says; the slot goes on by itself when that is over"))
+		}
+	}
+	if len(all) == 0 {
+		all = []Finding{ok("none")}
+	}
+	return together(all)
+}
+
+// drained leaves out what verdicts about health drain: the check health tells it.
+func (m *Machine) drained() []Finding {
+	var all []Finding
+	for _, s := range m.Plan.Slots {
+		for _, d := range s.Drains {
+			if d.By == plan.ByOperator {
+				all = append(all, warn("since %s: %s", d.Since.UTC().Format(time.DateTime), cmp.Or(d.Reason, "no reason was given")).of(s.Index).by("kbnode resume %d", s.Index))
+			}
+		}
+	}
+	if len(all) == 0 {
+		all = []Finding{ok("none")}
+	}
+	return all
+}

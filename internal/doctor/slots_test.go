@@ -1,0 +1,234 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+const gib = 1 << 30
+
+// node is one with two slots of two cores, as it should be; change makes it otherwise.
+func node(change func(*fake)) *fake {
+	f := &fake{
+		inv: &inventory.Inventory{Memory: inventory.Memory{TotalBytes: 64 * gib, Nodes: []inventory.NUMANode{
+			{ID: 0, CPUs: "0-3,8-11", MemoryBytes: 32 * gib}, {ID: 1, CPUs: "4-7,12-15", MemoryBytes: 32 * gib}, {ID: 2, MemoryBytes: 80 * gib, GPU: "0000:02:00.0"},
+		}}},
+		plan: &plan.Plan{
+			Reserved: plan.Reserved{CPUs: "0,4,8,12"},
+			Slices:   []plan.Slice{{Unit: "buildkite.slice", Slot: -1, CPUs: "1-2,5-6,9-10,13-14", Partition: true}},
+		},
+		state: &reconcile.State{Units: map[string]reconcile.UnitState{}, Slices: map[string]reconcile.SliceState{}},
+	}
+	for id := range 16 {
+		f.inv.CPU.List = append(f.inv.CPU.List, inventory.LogicalCPU{ID: id, Core: id % 8})
+	}
+	for k, cpus := range []string{"1-2,9-10", "5-6,13-14"} {
+		pci, unit := fmt.Sprintf("0000:0%d:00.0", k+1), plan.SliceName(k)
+		f.inv.GPUs = append(f.inv.GPUs, inventory.GPU{PCI: pci, UUID: "GPU-" + pci, MemoryNode: -1})
+		f.plan.Slots = append(f.plan.Slots, plan.Slot{Index: k, User: plan.UserName(k), CPUs: cpus, DiskBytes: 1 << 20, GPUs: []plan.SlotGPU{{PCI: pci, UUID: "GPU-" + pci}}})
+		f.plan.Slices = append(f.plan.Slices, plan.Slice{Unit: unit, Slot: k, CPUs: cpus, MemoryNodes: fmt.Sprint(k), MemoryBytes: 16 * gib, TasksMax: 8192})
+		slice := reconcile.SliceState{Unit: unit, Slot: k, Cgroup: "/buildkite.slice/" + unit, Files: map[string]string{
+			"cpuset.cpus.effective": cpus, "cpuset.mems.effective": fmt.Sprint(k), "memory.max": fmt.Sprint(16 * gib), "memory.swap.max": "0", "pids.max": "8192",
+		}}
+		f.state.Slices[unit] = slice
+		f.state.Slots = append(f.state.Slots, reconcile.SlotState{Index: k, Name: plan.SlotName(k), Slice: slice, Agent: reconcile.UnitState{MainPID: 100 + k}})
+	}
+	f.state.Slices["buildkite.slice"] = reconcile.SliceState{Unit: "buildkite.slice", Files: map[string]string{"cpuset.cpus.partition": "root"}}
+	for unit := range f.state.Slices {
+		f.state.Units[unit] = reconcile.UnitState{Name: unit, Active: "active"}
+	}
+	if change != nil {
+		change(f)
+	}
+	return f
+}
+
+// kernelSays changes what a file of slices says.
+func kernelSays(file, value string, slots ...int) *fake {
+	return node(func(f *fake) {
+		for _, k := range slots {
+			f.state.Slices[plan.SliceName(k)].Files[file] = value
+		}
+	})
+}
+
+func TestSlotLimits(t *testing.T) {
+	t.Parallel()
+	set := func(k int, deferred string) reconcile.Change {
+		return reconcile.Change{Kind: reconcile.Set, Subject: plan.SliceName(k), Slot: k, Why: "its unit file changed", Deferred: deferred}
+	}
+	part := func(value string) *fake {
+		return node(func(f *fake) { f.state.Slices["buildkite.slice"].Files["cpuset.cpus.partition"] = value })
+	}
+	const again = "rm -f /run/kbnode/partition-refused && kbnode reconcile"
+	play(t, []scene{
+		{"good", "slot-limits", node(nil), nil, nil, "ok: 3 slices", ""},
+		{"two alike", "slot-limits", kernelSays("memory.max", "max", 0, 1), nil, []reconcile.Change{set(0, ""), set(1, "")}, "fail: memory.max is max, planned is 17179869184", "kbnode reconcile"},
+		{"several files", "slot-limits", node(func(f *fake) {
+			files := f.state.Slices[plan.SliceName(1)].Files
+			files["pids.max"], files["memory.swap.max"], files["cpuset.cpus.effective"], files["cpuset.mems.effective"] = "max", "max", "0-15", "0-1"
+		}), nil, []reconcile.Change{set(1, "")},
+			"fail: cpuset.cpus.effective is 0-15, planned is 5-6,13-14; cpuset.mems.effective is 0-1, planned is 1; memory.swap.max is max, planned is 0; pids.max is max, planned is 8192", "kbnode reconcile"},
+		{"the device policy", "slot-limits", node(nil), nil, []reconcile.Change{set(0, "")}, "fail: its unit file changed", "kbnode reconcile"},
+		{"while a job runs", "slot-limits", kernelSays("memory.max", "1", 0), nil, []reconcile.Change{set(0, "waits for job 7")}, "warn: memory.max is 1, planned is 17179869184, waits for job 7", ""},
+		{"a slice that does not run", "slot-limits", node(func(f *fake) { delete(f.state.Units, plan.SliceName(0)) }), nil, []reconcile.Change{set(0, "")}, "ok: 3 slices", ""},
+		{"not again", "as-planned", node(nil), nil, []reconcile.Change{set(0, ""), {Kind: reconcile.Partition, Subject: "buildkite.slice", Slot: -1}}, "ok: 0 files, 0 units", ""},
+
+		{"good", "slot-partition", node(nil), nil, nil, "ok: CPUs 1-2,5-6,9-10,13-14", ""},
+		{"taken away", "slot-partition", part("member"), nil, nil, `warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"`, again},
+		{"another has them", "slot-partition", part("root invalid (Cpu list in cpuset.cpus not exclusive)"), map[string]string{
+			"/sys/fs/cgroup/buildkite.slice/cpuset.cpus": "1-2,5-6,9-10,13-14\n", "/sys/fs/cgroup/init.scope/cpuset.cpus": "0\n", "/sys/fs/cgroup/machine.slice/cpuset.cpus": "8-15\n",
+		}, nil, `warn: machine.slice is set to CPUs 8-15, so the kernel cannot keep the slots' CPUs for them ("root invalid (Cpu list in cpuset.cpus not exclusive)")`, ""},
+		{"old kernel", "slot-partition", node(func(f *fake) { delete(f.state.Slices["buildkite.slice"].Files, "cpuset.cpus.partition") }), nil, nil,
+			"warn: this kernel has no cpuset partitions, so other programs can run on the slots' CPUs", ""},
+		{"does not run", "slot-partition", node(func(f *fake) { delete(f.state.Units, "buildkite.slice") }), nil, nil, "skip: buildkite.slice does not run", ""},
+
+		{"good", "slot-cores", node(nil), nil, nil, "ok: 2 slots, CPUs 0,4,8,12 for the system", ""},
+		{"the same CPUs", "slot-cores", kernelSays("cpuset.cpus.effective", "1-2,9-10", 1), nil, nil, "fail: the cores of CPUs 1-2 are shared", ""},
+		{"siblings", "slot-cores", node(func(f *fake) {
+			f.state.Slices[plan.SliceName(0)].Files["cpuset.cpus.effective"] = "1-2,13-14"
+			f.state.Slices[plan.SliceName(1)].Files["cpuset.cpus.effective"] = "5-6,9-10"
+		}), nil, nil, "fail: the cores of CPUs 1-2,5-6 are shared", ""},
+		{"a sibling of the system's", "slot-cores", kernelSays("cpuset.cpus.effective", "5-6,13", 1), nil, nil, "fail: the cores of CPUs 6 are shared with the system", ""},
+		{"reserved ones", "slot-cores", kernelSays("cpuset.cpus.effective", "4-6,12-14", 1), nil, nil, "fail: CPUs 4,12 are reserved for the system", ""},
+
+		{"good", "slot-memory", node(nil), nil, nil, "ok: 32GiB of 64GiB", ""},
+		{"more than there is", "slot-memory", node(func(f *fake) { f.inv.Memory.TotalBytes = 31 * gib }), nil, nil, "fail: all slots together may use 32GiB, and the machine has 31GiB", ""},
+		{"more than a node has", "slot-memory", node(func(f *fake) {
+			f.state.Slices[plan.SliceName(1)].Files["cpuset.mems.effective"] = "0"
+			f.inv.Memory.Nodes[0].MemoryBytes = 31 * gib
+		}), nil, nil, "fail: together they may use 32GiB of NUMA node 0, which has 31GiB", ""},
+		{"another GPU's memory", "slot-memory", kernelSays("cpuset.mems.effective", "0,2", 0), nil, nil, "fail: it may use the memory of NUMA node 2, which has no CPUs", ""},
+		{"its own GPU's memory", "slot-memory", kernelSays("cpuset.mems.effective", "1-2", 1), nil, nil, "ok: 32GiB of 64GiB", ""},
+	})
+}
+
+func TestSlotState(t *testing.T) {
+	t.Parallel()
+	const mounts = "30 1 8:1 / / rw - ext4 /dev/sda1 rw\n" +
+		"40 30 7:0 / /var/lib/buildkite-agent/disks/gpu0/mnt rw,nosuid - ext4 /dev/loop0 rw\n41 30 7:0 /home /var/lib/buildkite-agent/gpu-0 rw,nosuid - ext4 /dev/loop0 rw\n" +
+		"42 30 7:1 / /var/lib/buildkite-agent/disks/gpu1/mnt rw,nosuid - ext4 /dev/loop1 rw\n43 30 7:1 /home /var/lib/buildkite-agent/gpu-1 rw,nosuid - ext4 /dev/loop1 rw\n"
+	mega := strings.Repeat("x", 1<<20)
+	disks := func(mounts, image string) map[string]string {
+		return map[string]string{
+			"/proc/1/mountinfo": mounts, "/var/lib/buildkite-agent/disks/gpu0/image": image, "/var/lib/buildkite-agent/disks/gpu1/image": mega,
+		}
+	}
+	const anew = "kbnode drain 0 --wait && umount /var/lib/buildkite-agent/gpu-0 /var/lib/buildkite-agent/disks/gpu0/mnt && systemctl restart kbnode-guard-gpu0.service && kbnode resume 0"
+	at := time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)
+	play(t, []scene{
+		{"good", "slot-disk", node(nil), disks(mounts, mega), nil, "ok: 2 disks of 1MiB", ""},
+		{"not mounted", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), nil, "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
+		{"not where checkouts are", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "7:0 /home", "8:1 /home"), mega), nil, "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
+		{"read-only", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "/dev/loop0 rw", "/dev/loop0 ro"), mega), nil, "fail: its disk has become read-only; the kernel's log says why", anew},
+		{"of another size", "slot-disk", node(nil), disks(mounts, mega[:1<<19]), nil, "warn: its disk has 512KiB, planned are 1MiB", anew},
+		{"of another size while a job runs", "slot-disk", node(func(f *fake) { f.state.Slots[0].Job = &agent.Job{ID: "7"} }), disks(mounts, mega[:1<<19]), nil,
+			"warn: its disk has 512KiB, planned are 1MiB; it waits for job 7 of slot gpu0", ""},
+		{"none", "slot-disk", node(func(f *fake) { f.plan.Slots[0].DiskBytes, f.plan.Slots[1].DiskBytes = 0, 0 }), disks(mounts, mega), nil, "skip: slots have no disk of their own (job.disk)", ""},
+
+		{"none", "slot-parked", node(nil), nil, nil, "ok: none", ""},
+		{"by the guard", "slot-parked", node(nil), map[string]string{"/run/kbnode/gpu1/parked/gpu.json": `{"reason":"GPU-1 is held by process 7, which does not end; reboot","since":"2026-11-21T10:00:00Z"}`}, nil,
+			"fail: GPU-1 is held by process 7, which does not end; reboot", ""},
+
+		{"none", "slot-drained", node(func(f *fake) { f.plan.Slots[0].Drains = []plan.Drain{{By: "gpu.ecc", Reason: "2 errors", Since: at}} }), nil, nil, "ok: none", ""},
+		{"for a fan", "slot-drained", node(func(f *fake) {
+			f.plan.Slots[1].Drains = []plan.Drain{{By: plan.ByOperator, Reason: "new fan", Since: at}}
+		}), nil, nil,
+			"warn: since 2026-11-20 08:00:00: new fan", "kbnode resume 1"},
+	})
+	// Fullness is of a file system, which no directory of a test is.
+	full := slotDisk{slot: plan.Slot{DiskBytes: 1}, bytes: 1, mount: mounted{device: "7:0"}, home: mounted{device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
+	if f := full.judge(); f.Detail != "its disk is nearly full, although no job runs" || f.Fix != anew {
+		t.Errorf("%+v", f)
+	}
+	full.use.Bavail, full.use.Ffree = 50, 9
+	if f := full.judge(); f.Status != Warn {
+		t.Errorf("without inodes: %+v", f)
+	}
+	if full.busy = "job 7"; full.judge().Status != OK {
+		t.Error("a job may fill its disk")
+	}
+}
+
+func TestSlotLeftovers(t *testing.T) {
+	t.Parallel()
+	const id = "aaaabbbbccccddddeeeeffff0000111122223333444455556666777788889999"
+	const slice = "/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/"
+	// The machine is up for 1000 s, and a process began at so many of them.
+	proc := func(files map[string]string, pid int, name string, began int, uid int) map[string]string {
+		out := map[string]string{"/proc/uptime": "1000.00 4000.00\n", "/etc/passwd": "kbnode-gpu0:x:990:990::/:\nkbnode-gpu1:x:991:991::/:\n"}
+		maps.Copy(out, files)
+		dir := fmt.Sprintf("/proc/%d/", pid)
+		out[dir+"comm"] = name + "\n"
+		out[dir+"stat"] = fmt.Sprintf("%d (a) b) S%s %d 0\n", pid, strings.Repeat(" 0", 18), began*100)
+		out[dir+"status"] = fmt.Sprintf("Name:\tx\nUid:\t%d\t%d\t%d\t%d\n", uid, uid, uid, uid)
+		return out
+	}
+	in := func(group string, pid, began int) map[string]string {
+		return proc(map[string]string{group + "/cgroup.procs": fmt.Sprintf("%d\n", pid)}, pid, "python3", began, 990)
+	}
+	with := func(job *agent.Job) *fake {
+		return node(func(f *fake) {
+			f.state.Slots[0].Job = job
+			f.state.Slots[0].Containers = []string{"docker-" + id + ".scope"}
+		})
+	}
+	many := in(slice+"x.service", 200, 10)
+	maps.Copy(many, proc(nil, 201, "bash", 10, 990))
+	many[slice+"x.service/cgroup.procs"] = "200\n201\n"
+	play(t, []scene{
+		{"none", "slot-containers", node(nil), nil, nil, "ok: 0, of running jobs", ""},
+		{"a job's", "slot-containers", with(&agent.Job{ID: "7"}), in(slice+"docker-"+id+".scope", 200, 10), nil, "ok: 1, of running jobs", ""},
+		{"of a job that has just ended", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 990), nil, "ok: 1, of running jobs", ""},
+		{"left", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 400), nil, "warn: container aaaabbbbcccc runs without a job for 10m0s", "docker rm -f aaaabbbbcccc"},
+		{"of the cgroupfs driver", "slot-containers", node(nil), in("/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/"+id, 200, 10), nil,
+			"fail: containers run in /system.slice/buildkite-gpu1.slice, where no limit of the slot holds", ""},
+		{"an empty directory of it", "slot-containers", node(nil), map[string]string{"/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/cgroup.procs": ""}, nil, "ok: 0, of running jobs", ""},
+
+		{"none", "slot-processes", node(nil), proc(nil, 1, "systemd", 0, 0), nil, "ok: none", ""},
+		{"the agent", "slot-processes", node(nil), in(slice+"buildkite-agent-gpu0.service", 100, 10), nil, "ok: none", ""},
+		{"kbnode's own", "slot-processes", node(nil), in(slice+"kbnode-selftest-gpu0-x.service", 200, 10), nil, "ok: none", ""},
+		{"of a job", "slot-processes", with(&agent.Job{ID: "7"}), in(slice+"buildkite-agent-gpu0.service", 200, 10), nil, "ok: none", ""},
+		{"of a container", "slot-processes", with(nil), in(slice+"docker-"+id+".scope", 200, 10), nil, "ok: none", ""},
+		{"left in the agent's unit", "slot-processes", node(nil), in(slice+"buildkite-agent-gpu0.service", 200, 10), nil, "warn: process 200 (python3) runs without a job", "kill -9 200"},
+		{"two", "slot-processes", node(nil), many, nil, "warn: process 200 (python3) runs without a job, and 1 more", "kill -9 200 201"},
+		{"of the user elsewhere", "slot-processes", with(&agent.Job{ID: "7"}), proc(nil, 300, "bash", 10, 991), nil, "warn: process 300 (bash) of user kbnode-gpu1 runs outside of the slot's slice, without its limits", "kill -9 300"},
+
+		{"good", "slot-gpu-processes", node(nil), nil, nil, "ok: 2 GPUs", ""},
+		{"a server", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), proc(nil, 300, "vllm", 10, 0), nil,
+			"fail: process 300 (vllm) computes on 0000:02:00.0", "kill -9 300"},
+		{"AMD", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].Processes = 2 }), nil, nil, "fail: 2 processes compute on 0000:02:00.0", ""},
+		{"installed", "slot-gpu-processes", node(nil), map[string]string{plan.BindingsPath: "{}"}, nil, "skip: kbnode.service looks at it all the time, and health has what it saw", ""},
+
+		{"not told", "slot-gpu-memory", node(nil), nil, nil, "skip: no driver tells what GPUs use when they are idle", ""},
+		{"free", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 600 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
+		{"in use", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 700 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil,
+			"warn: 700 MiB of its GPU's memory are in use without a process, 600 MiB were when it was idle", ""},
+		{"in use by a job", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.state.Slots[0].Job = 700<<20, &agent.Job{ID: "7"} }),
+			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
+	})
+}
+
+// What is alike is told once, for all slots.
+func TestTogether(t *testing.T) {
+	t.Parallel()
+	m := machineOf(t, kernelSays("memory.max", "max", 0, 1), nil)
+	for k := range 2 {
+		m.Changes = append(m.Changes, reconcile.Change{Kind: reconcile.Set, Subject: plan.SliceName(k), Slot: k})
+	}
+	got := answer(t, m, "slot-limits")
+	if len(got.Findings) != 1 || fmt.Sprint(got.Findings[0].Slots) != "[0 1]" || !got.Findings[0].Safe {
+		t.Errorf("%+v", got.Findings)
+	}
+}

@@ -1,0 +1,214 @@
+package doctor
+
+import (
+	"bufio"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// features are what slots need of the kernel.
+var features = []struct{ module, why string }{
+	{"nf_tables", "the firewall between slots"},
+	{"overlay", "Docker's images"},
+	{"ext4", "the slots' disks"},
+	{"loop", "the slots' disks"},
+	{"bridge", "the slots' networks"},
+	{"veth", "the slots' networks"},
+}
+
+// maxModules bounds modules.dep, in bytes: that of a large kernel has 1 MiB.
+const maxModules = 16 << 20
+
+func (m *Machine) modules() Answer {
+	if _, err := os.Stat(m.path("/proc/modules")); err != nil {
+		return none("this kernel loads no modules, and does not tell what it has")
+	}
+	filesystems, _ := m.read("/proc/filesystems")
+	dir := "/lib/modules/" + m.Inventory.Kernel
+	var absent []string
+	for _, f := range features {
+		if _, err := os.Stat(m.path("/sys/module/" + f.module)); err != nil && !slices.Contains(strings.Fields(filesystems), f.module) {
+			absent = append(absent, f.module)
+		}
+	}
+	if len(absent) == 0 {
+		return found(ok("all are loaded"))
+	}
+	known := map[string]bool{}
+	there := false
+	for _, file := range []string{"/modules.dep", "/modules.builtin"} {
+		there = m.eachLine(dir+file, func(line string) {
+			name, _, _ := strings.Cut(line, ":")
+			name, _, _ = strings.Cut(name[strings.LastIndexByte(name, '/')+1:], ".ko")
+			known[strings.ReplaceAll(name, "-", "_")] = true
+		}) || there
+	}
+	if !there {
+		return found(warn("%s is not there, and %s are not loaded: the kernel was upgraded since the last boot, or has them built in", dir, strings.Join(absent, ", ")).
+			advise("reboot, unless modprobe %s says nothing", absent[0]))
+	}
+	var all []Finding
+	for _, f := range features {
+		if !slices.Contains(absent, f.module) || known[f.module] {
+			continue
+		}
+		finding := fail("the kernel has no %s, which %s need", f.module, f.why)
+		if m.Inventory.OS.ID == "ubuntu" {
+			finding = finding.by("apt-get install -y linux-modules-extra-%s", m.Inventory.Kernel)
+		} else {
+			finding = finding.advise("boot the distribution's standard kernel")
+		}
+		all = append(all, finding)
+	}
+	if len(all) == 0 {
+		all = []Finding{ok("%s are loaded when they are needed", strings.Join(absent, ", "))}
+	}
+	return Answer{Findings: all}
+}
+
+// eachLine reads a large file; there is false for one that cannot be read.
+func (m *Machine) eachLine(name string, line func(string)) (there bool) {
+	f, err := os.Open(m.path(name))
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	lines := bufio.NewScanner(io.LimitReader(f, maxModules))
+	for lines.Scan() {
+		line(lines.Text())
+	}
+	return true
+}
+
+// corePattern: the limit on the size of core files, which is 0 for jobs, keeps the
+// kernel from writing files, not from calling a program.
+func (m *Machine) corePattern() Answer {
+	text, err := m.read("/proc/sys/kernel/core_pattern")
+	if err != nil {
+		return none("the kernel does not tell")
+	}
+	pattern := strings.TrimSpace(text)
+	program, piped := strings.CutPrefix(pattern, "|")
+	switch {
+	case !piped:
+		return found(ok("%.60q, and the limit of jobs is 0", pattern))
+	case strings.Contains(program, "systemd-coredump"):
+		return found(ok("systemd-coredump, which keeps nothing where the limit is 0"))
+	}
+	f := warn("the memory of a job that crashes goes to %.80q, outside of the slot", program)
+	if strings.Contains(program, "/apport") {
+		return found(f.by("systemctl disable --now apport.service && sysctl -w kernel.core_pattern=core"))
+	}
+	return found(f.by("echo kernel.core_pattern=core > /etc/sysctl.d/99-core-pattern.conf && sysctl -p /etc/sysctl.d/99-core-pattern.conf"))
+}
+
+// pids compares what all slots may have with what there is: a job that takes all
+// of its own must leave some to the others.
+func (m *Machine) pids() Answer {
+	var sum int64
+	for _, s := range m.Plan.Slices {
+		if s.Slot >= 0 {
+			sum += s.TasksMax
+		}
+	}
+	const spare = 8192 // the system's own
+	var all []Finding
+	least := int64(0)
+	for _, name := range []string{"kernel.pid_max", "kernel.threads-max"} {
+		text, err := m.read("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))
+		n, errNum := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+		if err != nil || errNum != nil {
+			continue
+		}
+		if least == 0 || n < least {
+			least = n
+		}
+		if n < sum+spare {
+			file := "/etc/sysctl.d/99-" + strings.TrimPrefix(strings.ReplaceAll(name, "_", "-"), "kernel.") + ".conf"
+			all = append(all, warn("all slots together may have %d processes and threads, and %s is %d", sum, name, n).
+				by("echo %s=%d > %s && sysctl -p %s", name, 2*(sum+spare), file, file))
+		}
+	}
+	switch {
+	case least == 0:
+		return none("the kernel does not tell")
+	case len(all) == 0:
+		all = []Finding{ok("%d for the slots, of %d", sum, least)}
+	}
+	return Answer{Findings: all}
+}
+
+// sandbox: Docker leaves a profile out, without a word, where it cannot use it.
+func (m *Machine) sandbox() []Finding {
+	if _, err := os.Stat(m.path("/proc/sys/kernel/seccomp/actions_avail")); err != nil {
+		return []Finding{fail("this kernel has no seccomp, so containers may call all of it").advise("boot the distribution's standard kernel")}
+	}
+	lsm, _ := m.read("/sys/kernel/security/lsm")
+	has := strings.Split(strings.TrimSpace(lsm), ",")
+	enabled, _ := m.read("/sys/module/apparmor/parameters/enabled")
+	switch {
+	case slices.Contains(has, "selinux"):
+		return []Finding{ok("seccomp, SELinux")}
+	case !slices.Contains(has, "apparmor") && strings.TrimSpace(enabled) != "Y":
+		return []Finding{warn("the kernel has neither AppArmor nor SELinux on; seccomp and capabilities alone confine containers").
+			advise("boot with security=apparmor on the kernel command line where the distribution has it")}
+	}
+	for _, file := range []string{"/sbin/apparmor_parser", "/usr/sbin/apparmor_parser"} {
+		if _, err := os.Stat(m.path(file)); err == nil {
+			return []Finding{ok("seccomp, AppArmor")}
+		}
+	}
+	return []Finding{warn("AppArmor is on, but Docker leaves it out: apparmor_parser is not installed").
+		by("%s && systemctl restart docker", plan.InstallCommand(m.Inventory.OS.ID, "apparmor"))}
+}
+
+func (m *Machine) users() []Finding {
+	var all []Finding
+	passwd, err := m.read("/etc/passwd")
+	if err != nil {
+		return []Finding{fail("%s", err).advise("see why it cannot be read")}
+	}
+	names, ids := map[string][]string{}, map[string]string{} // by user ID; by name
+	for line := range strings.Lines(passwd) {
+		if f := strings.Split(line, ":"); len(f) >= 4 {
+			names[f[2]] = append(names[f[2]], f[0])
+			ids[f[0]] = f[2]
+		}
+	}
+	members := map[string][]string{} // groups, by user
+	group, _ := m.read("/etc/group")
+	for line := range strings.Lines(group) {
+		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) >= 4 {
+			for user := range strings.SplitSeq(f[3], ",") {
+				members[user] = append(members[user], f[0])
+			}
+		}
+	}
+	for _, s := range m.Plan.Slots {
+		id, there := ids[s.User]
+		if !there {
+			continue // as-planned, or an install, makes it
+		}
+		if others := slices.DeleteFunc(slices.Clone(names[id]), func(n string) bool { return n == s.User }); len(others) > 0 {
+			all = append(all, fail("user %s has the ID %s, which is also that of %s", s.User, id, strings.Join(others, ", ")).of(s.Index).
+				advise("give the other user an ID of its own (usermod -u), or delete user %s and type kbnode reconcile", s.User))
+		}
+		for _, g := range members[s.User] {
+			if slices.Contains(powerful, g) {
+				all = append(all, fail("user %s is in group %s, which gives a job's commands the host", s.User, g).of(s.Index).safely("gpasswd -d %s %s", s.User, g))
+			}
+		}
+	}
+	if len(all) == 0 {
+		all = []Finding{ok("%d users", len(m.Plan.Slots))}
+	}
+	return all
+}
+
+// powerful are groups whose members are as good as root.
+var powerful = []string{"root", "docker", "sudo", "wheel", "admin", "disk", "lxd", "incus-admin", "libvirt", "kvm", "shadow"}

@@ -1,0 +1,184 @@
+package doctor
+
+import (
+	"maps"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+func TestSystemChecks(t *testing.T) {
+	t.Parallel()
+	of := func(change func(*inventory.Inventory)) *fake {
+		inv := &inventory.Inventory{
+			Kernel:   "6.12.0-13-amd64",
+			OS:       inventory.OS{ID: "debian", VersionID: "13"},
+			Software: inventory.Software{Systemd: "257", CgroupV2: true, Git: "/usr/bin/git", MkfsExt4: "/usr/sbin/mkfs.ext4", Docker: inventory.Docker{Version: "28.1"}},
+		}
+		if change != nil {
+			change(inv)
+		}
+		return &fake{inv: inv, plan: &plan.Plan{
+			Slots:  []plan.Slot{{Index: 0, User: "kbnode-gpu0"}, {Index: 1, User: "kbnode-gpu1"}},
+			Slices: []plan.Slice{{Slot: -1}, {Slot: 0, TasksMax: 8192}, {Slot: 1, TasksMax: 8192}},
+		}}
+	}
+	kernel := func(v string) *fake { return of(func(i *inventory.Inventory) { i.Kernel = v }) }
+	file := func(list ...string) map[string]string {
+		all := map[string]string{}
+		for i := 0; i < len(list); i += 2 {
+			all[list[i]] = list[i+1]
+		}
+		return all
+	}
+	const controllers, lsm, core = "/sys/fs/cgroup/cgroup.controllers", "/sys/kernel/security/lsm", "/proc/sys/kernel/core_pattern"
+	const seccomp, passwd = "/proc/sys/kernel/seccomp/actions_avail", "root:x:0:0::/:\nkbnode-gpu0:x:990:990::/:\nkbnode-gpu1:x:991:991::/:\n"
+	loaded := file("/proc/modules", "", "/proc/filesystems", "nodev\toverlay\n\text4\n", "/sys/module/nf_tables/x", "", "/sys/module/bridge/x", "", "/sys/module/loop/x", "")
+	with := func(base map[string]string, list ...string) map[string]string {
+		all := file(list...)
+		maps.Copy(all, base)
+		return all
+	}
+	play(t, []scene{
+		{"good", "system-systemd", of(nil), nil, nil, "ok: 257", ""},
+		{"old", "system-systemd", of(func(i *inventory.Inventory) { i.Software.Systemd = "247" }), nil, nil, "fail: systemd 247; limits of slices and credentials of units need 249", ""},
+		{"in a container", "system-systemd", of(func(i *inventory.Inventory) {
+			i.Software.Systemd, i.Problems = "", []inventory.Problem{{Subject: "systemd", Detail: "not booted with it"}}
+		}), nil, nil, "fail: systemd does not say its version: not booted with it", ""},
+
+		{"good", "system-cgroup", of(nil), file(controllers, "cpuset cpu io memory pids\n"), nil, "ok: v2 with cpuset, cpu, io, memory, pids", ""},
+		{"version 1", "system-cgroup", of(func(i *inventory.Inventory) { i.Software.CgroupV2 = false }), nil, nil, "fail: cgroup v1 is mounted at /sys/fs/cgroup, under which no limit of a slot holds", ""},
+		{"without memory", "system-cgroup", of(nil), file(controllers, "cpuset cpu io pids\n"), nil, "fail: the cgroup controllers memory are not there, so slots have no such limits", ""},
+		{"without io", "system-cgroup", of(nil), file(controllers, "cpuset cpu memory pids\n"), nil, "warn: the cgroup controllers io are not there, so less is known of a job", ""},
+
+		{"good", "system-kernel", of(nil), file(lsm, "lockdown,capability,landlock,yama,apparmor\n"), nil, "ok: 6.12.0-13-amd64", ""},
+		{"Ubuntu 22.04", "system-kernel", kernel("5.15.0-91-generic"), nil, nil, "warn: Linux 5.15 cannot: keep the payload from a submission without root (Landlock); " +
+			"keep other programs off the slots' CPUs for certain (cpuset partitions); keep the CPUs that a thread chose while limits change", ""},
+		{"RHEL 9", "system-kernel", kernel("5.14.0-503.el9.x86_64"), file("/sys/fs/cgroup/init.scope/cgroup.kill", ""), nil, "ok: 5.14.0-503.el9.x86_64", ""},
+		{"before cgroup.kill", "system-kernel", kernel("5.10.0-1.el9"), nil, nil, "warn: Linux 5.10 cannot: end all processes of a job at once", ""},
+		{"Landlock is off", "system-kernel", of(nil), file(lsm, "capability,yama\n"), nil, "warn: Landlock is off (capability,yama), so a submission without root can read the payload of its job", ""},
+		{"odd version", "system-kernel", kernel("custom"), nil, nil, `skip: the kernel calls itself "custom"`, ""},
+
+		{"loaded", "system-modules", of(nil), with(loaded, "/sys/module/veth/x", ""), nil, "ok: all are loaded", ""},
+		{"can be loaded", "system-modules", of(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", "kernel/drivers/net/veth.ko.xz:\n"), nil, "ok: veth are loaded when they are needed", ""},
+		{"upgraded", "system-modules", of(nil), loaded, nil, "warn: /lib/modules/6.12.0-13-amd64 is not there, and veth are not loaded: the kernel was upgraded since the last boot, or has them built in", ""},
+		{"missing", "system-modules", of(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.builtin", "kernel/x.ko\n"), nil, "fail: the kernel has no veth, which the slots' networks need", ""},
+		{"missing on Ubuntu", "system-modules", of(func(i *inventory.Inventory) { i.OS.ID = "ubuntu" }), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", ""), nil,
+			"fail: the kernel has no veth, which the slots' networks need", "apt-get install -y linux-modules-extra-6.12.0-13-amd64"},
+		{"no modules", "system-modules", of(nil), nil, nil, "skip: this kernel loads no modules, and does not tell what it has", ""},
+
+		{"good", "system-git", of(nil), nil, nil, "ok: /usr/bin/git", ""},
+		{"none", "system-git", of(func(i *inventory.Inventory) { i.Software.Git = "" }), nil, nil, "fail: git is not installed", "apt-get install -y git"},
+		{"good", "system-mkfs", of(nil), nil, nil, "ok: /usr/sbin/mkfs.ext4", ""},
+		{"none", "system-mkfs", of(func(i *inventory.Inventory) { i.Software.MkfsExt4, i.OS.ID = "", "rocky" }), nil, nil, "fail: mkfs.ext4 is not installed", "dnf install -y e2fsprogs"},
+
+		{"good", "system-users", of(nil), file("/etc/passwd", passwd, "/etc/group", "docker:x:9:alice\n"), nil, "ok: 2 users", ""},
+		{"in docker's group", "system-users", of(nil), file("/etc/passwd", passwd, "/etc/group", "video:x:8:kbnode-gpu1\ndocker:x:9:alice,kbnode-gpu1\n"), nil,
+			"fail: user kbnode-gpu1 is in group docker, which gives a job's commands the host", "gpasswd -d kbnode-gpu1 docker"},
+		{"a shared ID", "system-users", of(nil), file("/etc/passwd", passwd+"alice:x:990:990::/:\n"), nil, "fail: user kbnode-gpu0 has the ID 990, which is also that of alice", ""},
+		{"root by another name", "system-users", of(nil), file("/etc/passwd", "root:x:0:0::/:\nkbnode-gpu0:x:0:0::/:\n"), nil, "fail: user kbnode-gpu0 has the ID 0, which is also that of root", ""},
+
+		{"good", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability,apparmor", "/sbin/apparmor_parser", ""), nil, "ok: seccomp, AppArmor", ""},
+		{"SELinux", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability,selinux\n"), nil, "ok: seccomp, SELinux", ""},
+		{"no parser", "system-sandbox", of(nil), file(seccomp, "", "/sys/module/apparmor/parameters/enabled", "Y\n"), nil,
+			"warn: AppArmor is on, but Docker leaves it out: apparmor_parser is not installed", "apt-get install -y apparmor && systemctl restart docker"},
+		{"neither", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability\n"), nil, "warn: the kernel has neither AppArmor nor SELinux on; seccomp and capabilities alone confine containers", ""},
+		{"no seccomp", "system-sandbox", of(nil), nil, nil, "fail: this kernel has no seccomp, so containers may call all of it", ""},
+
+		{"a file", "system-core-pattern", of(nil), file(core, "core\n"), nil, `ok: "core", and the limit of jobs is 0`, ""},
+		{"systemd", "system-core-pattern", of(nil), file(core, "|/usr/lib/systemd/systemd-coredump %P\n"), nil, "ok: systemd-coredump, which keeps nothing where the limit is 0", ""},
+		{"apport", "system-core-pattern", of(nil), file(core, "|/usr/share/apport/apport -p%p\n"), nil, `warn: the memory of a job that crashes goes to "/usr/share/apport/apport -p%p", outside of the slot`,
+			"systemctl disable --now apport.service && sysctl -w kernel.core_pattern=core"},
+		{"another program", "system-core-pattern", of(nil), file(core, "|/usr/libexec/abrt-hook-ccpp\n"), nil, `warn: the memory of a job that crashes goes to "/usr/libexec/abrt-hook-ccpp", outside of the slot`,
+			"echo kernel.core_pattern=core > /etc/sysctl.d/99-core-pattern.conf && sysctl -p /etc/sysctl.d/99-core-pattern.conf"},
+
+		{"good", "system-pids", of(nil), file("/proc/sys/kernel/pid_max", "4194304\n", "/proc/sys/kernel/threads-max", "126000\n"), nil, "ok: 16384 for the slots, of 126000", ""},
+		{"few", "system-pids", of(nil), file("/proc/sys/kernel/pid_max", "16384\n", "/proc/sys/kernel/threads-max", "126000\n"), nil, "warn: all slots together may have 16384 processes and threads, and kernel.pid_max is 16384",
+			"echo kernel.pid_max=49152 > /etc/sysctl.d/99-pid-max.conf && sysctl -p /etc/sysctl.d/99-pid-max.conf"},
+		{"not told", "system-pids", of(nil), nil, nil, "skip: the kernel does not tell", ""},
+
+		{"on", "system-forwarding", of(nil), file("/proc/sys/net/ipv4/ip_forward", "1\n"), nil, "ok: on", ""},
+		{"off", "system-forwarding", of(nil), file("/proc/sys/net/ipv4/ip_forward", "0\n"), nil, "fail: net.ipv4.ip_forward is 0, so no container reaches the network; something has reset what Docker set", "sysctl -w net.ipv4.ip_forward=1"},
+		{"no Docker yet", "system-forwarding", of(func(i *inventory.Inventory) { i.Software.Docker.Version = "" }), file("/proc/sys/net/ipv4/ip_forward", "0\n"), nil, "skip: Docker, which switches it on, does not answer", ""},
+	})
+}
+
+func TestClock(t *testing.T) {
+	t.Parallel()
+	chrony := &fake{units: []reconcile.UnitState{{Name: "chrony.service", Load: "loaded", Active: "active"}}}
+	for _, tt := range []struct {
+		name      string
+		f         *fake
+		state     health.Clock
+		installed bool
+		want      string
+		fix       string
+	}{
+		{"kept right", chrony, health.ClockSynchronised, false, "ok chrony.service", ""},
+		{"by somebody unknown", &fake{}, health.ClockSynchronised, false, "ok synchronised", ""},
+		{"not yet", chrony, health.ClockAdrift, false, "warn chrony.service runs, and has not set the clock yet", ""},
+		{"by nobody", &fake{}, health.ClockAdrift, false, "warn nothing keeps the clock right: a wrong one makes Buildkite and registries refuse the node", "timedatectl set-ntp true"},
+		{"the daemon looks", &fake{}, health.ClockAdrift, true, " it is not; kbnode.service looks at it all the time, and health says so after ten minutes", ""},
+		{"unknown", &fake{}, health.ClockUnknown, false, " the kernel does not tell", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			files := map[string]string{}
+			if tt.installed {
+				files[plan.BindingsPath] = "{}"
+			}
+			a := machineOf(t, tt.f, files).clock(t.Context(), tt.state)
+			got, fix := " "+a.Detail, ""
+			if len(a.Findings) > 0 {
+				got, fix = a.Findings[0].Status.String()+" "+a.Findings[0].Detail, a.Findings[0].Fix
+			}
+			if got != tt.want || fix != tt.fix {
+				t.Errorf("%q, %q", got, fix)
+			}
+		})
+	}
+}
+
+func TestVolume(t *testing.T) {
+	t.Parallel()
+	of := func(blocks, free, files, filesFree uint64, flags int64) volume {
+		return volume{path: "/var", Statfs_t: unix.Statfs_t{Frsize: 4096, Blocks: blocks, Bavail: free, Files: files, Ffree: filesFree, Flags: flags}}
+	}
+	watched := of(100<<20, 0, 1000, 900, 0)
+	watched.watched = true
+	for _, tt := range []struct {
+		name string
+		v    volume
+		want string
+	}{
+		{"room", of(100<<20, 50<<20, 1000, 900, 0), "ok"},
+		{"without inodes", of(100<<20, 50<<20, 0, 0, 0), "ok"},
+		{"nearly full", of(100<<20, 4<<20, 1000, 900, 0), "warn"},
+		{"full", of(100<<20, 1<<10, 1000, 900, 0), "fail"},
+		{"few inodes", of(100<<20, 50<<20, 1000, 40, 0), "warn"},
+		{"no inodes", of(100<<20, 50<<20, 1000, 9, 0), "fail"},
+		{"full, and the daemon says so", watched, "ok"},
+	} {
+		if f := tt.v.judge(); f.Status.String() != tt.want || f.Status > OK && f.Advice == "" {
+			t.Errorf("%s: %+v, want %s", tt.name, f, tt.want)
+		}
+	}
+	if f, bad := of(1, 1, 1, 1, unix.ST_RDONLY).readOnly("/var/lib"); !bad || f.Status != Fail || f.Detail != "/var/lib is mounted read-only" {
+		t.Errorf("read-only: %+v", f)
+	}
+	if _, bad := of(1, 1, 1, 1, 0).readOnly("/var/lib"); bad {
+		t.Error("a disk that can be written to is read-only")
+	}
+	m := machineOf(t, &fake{inv: &inventory.Inventory{}}, nil)
+	if got := answer(t, m, "system-read-only"); got.Status != OK {
+		t.Errorf("a temporary directory: %+v", got)
+	}
+	if got := answer(t, m, "system-space"); len(got.Findings) != 1 {
+		t.Errorf("one file system: %+v", got)
+	}
+}
