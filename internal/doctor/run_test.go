@@ -23,7 +23,11 @@ func says(id string, f Finding, needs ...string) Check {
 func told(r *Report) map[string]string {
 	all := map[string]string{}
 	for _, c := range r.Checks {
-		all[c.ID] = c.Status.String() + ": " + c.Summary()
+		text := c.Summary()
+		if strings.HasPrefix(text, "no answer after ") {
+			text = "no answer after 0s" // a loaded machine takes longer
+		}
+		all[c.ID] = c.Status.String() + ": " + text
 	}
 	return all
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,7 +29,14 @@ const (
 	userHZ       = 100 // in which the kernel gives times to programs
 )
 
-var containerScope = regexp.MustCompile(`^docker-([0-9a-f]{64})\.scope$`)
+// containerOf is the short ID of the container that a scope is of, "" of none.
+func containerOf(scope string) string {
+	id, ok := strings.CutPrefix(strings.TrimSuffix(scope, ".scope"), "docker-")
+	if !ok || len(id) != 64 || strings.Trim(id, "0123456789abcdef") != "" {
+		return ""
+	}
+	return id[:12]
+}
 
 // process is one in the cgroups of a slot.
 type process struct {
@@ -106,11 +112,9 @@ func (m *Machine) leftContainers(ctx context.Context) []Finding {
 			for _, p := range m.processes(ctx, s.Slice.Cgroup+"/"+scope) {
 				oldest = max(oldest, p.age)
 			}
-			id := containerScope.FindStringSubmatch(scope)
-			if oldest < leftAfter || id == nil {
-				continue
+			if id := containerOf(scope); id != "" && oldest >= leftAfter {
+				all = append(all, warn("container %s runs without a job for %s", id, oldest.Round(time.Minute)).of(s.Index).by("docker rm -f %s", id))
 			}
-			all = append(all, warn("container %s runs without a job for %s", id[1][:12], oldest.Round(time.Minute)).of(s.Index).by("docker rm -f %s", id[1][:12]))
 		}
 	}
 	// With the cgroupfs driver Docker makes a slice's directory in its own cgroup.
@@ -152,7 +156,7 @@ func (m *Machine) leftProcesses(ctx context.Context) Answer {
 			inside[p.pid] = true
 			first, _, _ := strings.Cut(p.group, "/")
 			// Containers are another check's, and kbnode's own programs end by themselves.
-			if s.Job == nil && p.pid != s.Agent.MainPID && p.age >= leftAfter && !containerScope.MatchString(first) && !strings.HasPrefix(first, "kbnode-") {
+			if s.Job == nil && p.pid != s.Agent.MainPID && p.age >= leftAfter && containerOf(first) == "" && !strings.HasPrefix(first, "kbnode-") {
 				left[s.Index] = append(left[s.Index], p)
 			}
 		}

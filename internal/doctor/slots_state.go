@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -47,7 +48,13 @@ func (m *Machine) partition() Answer {
 				advise("take AllowedCPUs from it (systemctl cat %s shows where it stands), then type %s", name, again))
 		}
 	}
-	return found(warn("other programs can run on the slots' CPUs: cpuset.cpus.partition of %s is %q", want.Unit, now).by(again))
+	why := fmt.Sprintf("cpuset.cpus.partition of %s is %q", want.Unit, now)
+	if refused, err := m.read("/run/kbnode/partition-refused"); err == nil {
+		if _, words, ok := strings.Cut(strings.TrimSpace(refused), "\n"); ok {
+			why = "the kernel refuses it: " + probe.Printable(words, 200)
+		}
+	}
+	return found(warn("other programs can run on the slots' CPUs: %s", why).by(again))
 }
 
 // slotState is what a slot runs; the zero value where nothing is known of it.
@@ -60,11 +67,10 @@ func (m *Machine) slotState(k int) reconcile.SlotState {
 }
 
 func (m *Machine) disks() Answer {
-	text, err := m.read("/proc/1/mountinfo") // the host's, wherever this runs
-	if err != nil {
-		return found(warn("%s", err).advise("see why /proc cannot be read"))
+	mounts := map[string]mounted{} // by mount point; the last one is on top
+	if !m.eachLine("/proc/1/mountinfo", func(line string) { addMount(mounts, line) }) {
+		return found(warn("/proc/1/mountinfo cannot be read").advise("see why, as root"))
 	}
-	mounts := parseMounts(text)
 	var all []Finding
 	planned := 0
 	for _, s := range m.Plan.Slots {
@@ -98,19 +104,15 @@ type mounted struct {
 	readOnly bool
 }
 
-// parseMounts reads proc_pid_mountinfo(5), by mount point; the last one is on top.
-func parseMounts(text string) map[string]mounted {
-	all := map[string]mounted{}
-	for line := range strings.Lines(text) {
-		before, after, _ := strings.Cut(line, " - ")
-		f, super := strings.Fields(before), strings.Fields(after)
-		if len(f) < 6 || len(super) < 3 {
-			continue
-		}
-		ro := slices.Contains(strings.Split(f[5], ","), "ro") || slices.Contains(strings.Split(super[2], ","), "ro")
-		all[f[4]] = mounted{f[2], ro}
+// addMount reads a line of proc_pid_mountinfo(5).
+func addMount(all map[string]mounted, line string) {
+	before, after, _ := strings.Cut(line, " - ")
+	f, super := strings.Fields(before), strings.Fields(after)
+	if len(f) < 6 || len(super) < 3 {
+		return
 	}
-	return all
+	ro := slices.Contains(strings.Split(f[5], ","), "ro") || slices.Contains(strings.Split(super[2], ","), "ro")
+	all[f[4]] = mounted{f[2], ro}
 }
 
 // slotDisk is a slot's disk as it was found.

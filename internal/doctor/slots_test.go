@@ -85,8 +85,16 @@ func TestSlotLimits(t *testing.T) {
 		{"a slice that does not run", "slot-limits", node(func(f *fake) { delete(f.state.Units, plan.SliceName(0)) }), nil, []reconcile.Change{set(0, "")}, "ok: 3 slices", ""},
 		{"not again", "as-planned", node(nil), nil, []reconcile.Change{set(0, ""), {Kind: reconcile.Partition, Subject: "buildkite.slice", Slot: -1}}, "ok: 0 files, 0 units", ""},
 
+		{"warnings of others", "state", node(func(f *fake) {
+			f.state.Warnings = []string{"no cpuset partition: x", "/sys/kernel/mm/ksm/run is not set: y"}
+			f.plan.Tunables = []plan.Tunable{{Name: "/sys/kernel/mm/ksm/run"}}
+		}), nil, nil, "ok: 3 units", ""},
+		{"its own", "state", node(func(f *fake) { f.state.Warnings = []string{"slot gpu0 is taken as busy: z"} }), nil, nil, "warn: slot gpu0 is taken as busy: z", ""},
+
 		{"good", "slot-partition", node(nil), nil, nil, "ok: CPUs 1-2,5-6,9-10,13-14", ""},
 		{"taken away", "slot-partition", part("member"), nil, nil, `warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"`, again},
+		{"refused", "slot-partition", part("member"), map[string]string{"/run/kbnode/partition-refused": "1-2\ncpuset.cpus.partition: invalid argument\n"}, nil,
+			"warn: other programs can run on the slots' CPUs: the kernel refuses it: cpuset.cpus.partition: invalid argument", again},
 		{"another has them", "slot-partition", part("root invalid (Cpu list in cpuset.cpus not exclusive)"), map[string]string{
 			"/sys/fs/cgroup/buildkite.slice/cpuset.cpus": "1-2,5-6,9-10,13-14\n", "/sys/fs/cgroup/init.scope/cpuset.cpus": "0\n", "/sys/fs/cgroup/machine.slice/cpuset.cpus": "8-15\n",
 		}, nil, `warn: machine.slice is set to CPUs 8-15, so the kernel cannot keep the slots' CPUs for them ("root invalid (Cpu list in cpuset.cpus not exclusive)")`, ""},

@@ -90,6 +90,7 @@ func (v volume) judge() Finding {
 	total, free := v.Blocks*size, v.Bavail*size
 	const look = "see what takes it: docker system df; sudo du -xh -d2 / | sort -h | tail -30"
 	switch {
+	case v.Flags&unix.ST_RDONLY != 0: // as a system image is
 	case v.Files > 0 && v.Ffree < v.Files/100:
 		return fail("%s has no room for files: %d of %d inodes are free", v.path, v.Ffree, v.Files).advise("see what takes them: sudo du --inodes -x -d2 / | sort -n | tail -30")
 	case !v.watched && free < min(total/50, 1<<30):

@@ -21,8 +21,9 @@ var features = []struct{ module, why string }{
 	{"veth", "the slots' networks"},
 }
 
-// maxModules bounds modules.dep, in bytes: that of a large kernel has 1 MiB.
-const maxModules = 16 << 20
+// maxLong bounds a file that is read by lines, in bytes: modules.dep of a large
+// kernel has 1 MiB.
+const maxLong = 16 << 20
 
 func (m *Machine) modules() Answer {
 	if _, err := os.Stat(m.path("/proc/modules")); err != nil {
@@ -49,7 +50,7 @@ func (m *Machine) modules() Answer {
 		}) || there
 	}
 	if !there {
-		return found(warn("%s is not there, and %s are not loaded: the kernel was upgraded since the last boot, or has them built in", dir, strings.Join(absent, ", ")).
+		return found(warn("not loaded: %s, and %s is not there: the kernel was upgraded since the last boot, or has them built in", strings.Join(absent, ", "), dir).
 			advise("reboot, unless modprobe %s says nothing", absent[0]))
 	}
 	var all []Finding
@@ -66,7 +67,7 @@ func (m *Machine) modules() Answer {
 		all = append(all, finding)
 	}
 	if len(all) == 0 {
-		all = []Finding{ok("%s are loaded when they are needed", strings.Join(absent, ", "))}
+		all = []Finding{ok("loaded when needed: %s", strings.Join(absent, ", "))}
 	}
 	return Answer{Findings: all}
 }
@@ -78,7 +79,7 @@ func (m *Machine) eachLine(name string, line func(string)) (there bool) {
 		return false
 	}
 	defer func() { _ = f.Close() }()
-	lines := bufio.NewScanner(io.LimitReader(f, maxModules))
+	lines := bufio.NewScanner(io.LimitReader(f, maxLong))
 	for lines.Scan() {
 		line(lines.Text())
 	}
@@ -200,7 +201,8 @@ func (m *Machine) users() []Finding {
 		}
 		for _, g := range members[s.User] {
 			if slices.Contains(powerful, g) {
-				all = append(all, fail("user %s is in group %s, which gives a job's commands the host", s.User, g).of(s.Index).safely("gpasswd -d %s %s", s.User, g))
+				all = append(all, fail("user %s is in group %s, which gives a job's commands the host", s.User, g).of(s.Index).
+					safely("gpasswd -d %s %s && systemctl try-restart %s", s.User, g, plan.AgentUnit(s.Index)))
 			}
 		}
 	}

@@ -65,8 +65,8 @@ func TestSystemChecks(t *testing.T) {
 		{"odd version", "system-kernel", kernel("custom"), nil, nil, `skip: the kernel calls itself "custom"`, ""},
 
 		{"loaded", "system-modules", of(nil), with(loaded, "/sys/module/veth/x", ""), nil, "ok: all are loaded", ""},
-		{"can be loaded", "system-modules", of(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", "kernel/drivers/net/veth.ko.xz:\n"), nil, "ok: veth are loaded when they are needed", ""},
-		{"upgraded", "system-modules", of(nil), loaded, nil, "warn: /lib/modules/6.12.0-13-amd64 is not there, and veth are not loaded: the kernel was upgraded since the last boot, or has them built in", ""},
+		{"can be loaded", "system-modules", of(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", "kernel/drivers/net/veth.ko.xz:\n"), nil, "ok: loaded when needed: veth", ""},
+		{"upgraded", "system-modules", of(nil), loaded, nil, "warn: not loaded: veth, and /lib/modules/6.12.0-13-amd64 is not there: the kernel was upgraded since the last boot, or has them built in", ""},
 		{"missing", "system-modules", of(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.builtin", "kernel/x.ko\n"), nil, "fail: the kernel has no veth, which the slots' networks need", ""},
 		{"missing on Ubuntu", "system-modules", of(func(i *inventory.Inventory) { i.OS.ID = "ubuntu" }), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", ""), nil,
 			"fail: the kernel has no veth, which the slots' networks need", "apt-get install -y linux-modules-extra-6.12.0-13-amd64"},
@@ -79,7 +79,7 @@ func TestSystemChecks(t *testing.T) {
 
 		{"good", "system-users", of(nil), file("/etc/passwd", passwd, "/etc/group", "docker:x:9:alice\n"), nil, "ok: 2 users", ""},
 		{"in docker's group", "system-users", of(nil), file("/etc/passwd", passwd, "/etc/group", "video:x:8:kbnode-gpu1\ndocker:x:9:alice,kbnode-gpu1\n"), nil,
-			"fail: user kbnode-gpu1 is in group docker, which gives a job's commands the host", "gpasswd -d kbnode-gpu1 docker"},
+			"fail: user kbnode-gpu1 is in group docker, which gives a job's commands the host", "gpasswd -d kbnode-gpu1 docker && systemctl try-restart buildkite-agent-gpu1.service"},
 		{"a shared ID", "system-users", of(nil), file("/etc/passwd", passwd+"alice:x:990:990::/:\n"), nil, "fail: user kbnode-gpu0 has the ID 990, which is also that of alice", ""},
 		{"root by another name", "system-users", of(nil), file("/etc/passwd", "root:x:0:0::/:\nkbnode-gpu0:x:0:0::/:\n"), nil, "fail: user kbnode-gpu0 has the ID 0, which is also that of root", ""},
 
@@ -163,6 +163,7 @@ func TestVolume(t *testing.T) {
 		{"few inodes", of(100<<20, 50<<20, 1000, 40, 0), "warn"},
 		{"no inodes", of(100<<20, 50<<20, 1000, 9, 0), "fail"},
 		{"full, and the daemon says so", watched, "ok"},
+		{"read-only, and so always full", of(100<<20, 0, 1000, 0, unix.ST_RDONLY), "ok"},
 	} {
 		if f := tt.v.judge(); f.Status.String() != tt.want || f.Status > OK && f.Advice == "" {
 			t.Errorf("%s: %+v, want %s", tt.name, f, tt.want)
