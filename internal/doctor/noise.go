@@ -22,7 +22,7 @@ var noiseChecks = []Check{
 	settingCheck("noise-interrupts", "devices interrupt the reserved CPUs only", "/proc/irq/"),
 	settingCheck("noise-workqueues", "the kernel does its own work on the reserved CPUs", "/workqueue/"),
 	{
-		ID: "noise-irqbalance", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"plan"},
+		ID: "noise-irqbalance", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"system-systemd", "plan"},
 		About: "no other program moves interrupts to the slots' CPUs",
 		Run:   irqbalance,
 	},
@@ -40,12 +40,12 @@ var noiseChecks = []Check{
 		},
 	},
 	{
-		ID: "noise-timers", Group: "noise", Bare: true, Worst: Warn,
+		ID: "noise-timers", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"system-systemd"},
 		About: "no timer of the system starts heavy work at any time",
 		Run:   func(ctx context.Context, m *Machine) Answer { return m.timers(ctx) },
 	},
 	{
-		ID: "noise-upgrades", Group: "noise", Bare: true, Worst: Warn,
+		ID: "noise-upgrades", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"system-systemd"},
 		About: "packages are not upgraded by themselves",
 		Run:   func(ctx context.Context, m *Machine) Answer { return m.upgrades(ctx) },
 	},

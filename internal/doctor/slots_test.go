@@ -221,6 +221,9 @@ func TestSlotLeftovers(t *testing.T) {
 
 		{"not told", "slot-gpu-memory", node(nil), nil, nil, "skip: no driver tells what GPUs use when they are idle", ""},
 		{"free", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 600 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
+		{"a little more", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 660 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
+		{"in use by a process, which health tells", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.inv.GPUs[0].Processes = 700<<20, 1 }),
+			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
 		{"in use", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 700 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil,
 			"warn: 700 MiB of its GPU's memory are in use without a process, 600 MiB were when it was idle", ""},
 		{"in use by a job", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.state.Slots[0].Job = 700<<20, &agent.Job{ID: "7"} }),

@@ -102,7 +102,7 @@ var systemChecks = []Check{
 		},
 	},
 	{
-		ID: "system-clock", Group: "system", Bare: true, Worst: Warn,
+		ID: "system-clock", Group: "system", Bare: true, Worst: Warn, Needs: []string{"system-systemd"},
 		About: "something keeps the clock right",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			node, _ := health.ReadNode(m.Root, nil) // its error is about other parts
@@ -121,7 +121,7 @@ func installed(path, command, name string) Finding {
 func (m *Machine) controllers() Finding {
 	text, err := m.read("/sys/fs/cgroup/cgroup.controllers")
 	if !m.Inventory.Software.CgroupV2 || err != nil {
-		return fail("cgroup v1 is mounted at /sys/fs/cgroup, under which no limit of a slot holds").
+		return fail("cgroup v2 is not mounted at /sys/fs/cgroup, and under version 1 no limit of a slot holds").
 			advise("add systemd.unified_cgroup_hierarchy=1 to the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot")
 	}
 	has := strings.Fields(text)

@@ -25,7 +25,7 @@ func TestSystemChecks(t *testing.T) {
 		}
 		return &fake{inv: inv, plan: &plan.Plan{
 			Slots:  []plan.Slot{{Index: 0, User: "kbnode-gpu0"}, {Index: 1, User: "kbnode-gpu1"}},
-			Slices: []plan.Slice{{Slot: -1}, {Slot: 0, TasksMax: 8192}, {Slot: 1, TasksMax: 8192}},
+			Slices: []plan.Slice{{Slot: -1, TasksMax: 99999}, {Slot: 0, TasksMax: 8192}, {Slot: 1, TasksMax: 8192}},
 		}}
 	}
 	kernel := func(v string) *fake { return of(func(i *inventory.Inventory) { i.Kernel = v }) }
@@ -52,13 +52,14 @@ func TestSystemChecks(t *testing.T) {
 		}), nil, nil, "fail: systemd does not say its version: not booted with it", ""},
 
 		{"good", "system-cgroup", of(nil), file(controllers, "cpuset cpu io memory pids\n"), nil, "ok: v2 with cpuset, cpu, io, memory, pids", ""},
-		{"version 1", "system-cgroup", of(func(i *inventory.Inventory) { i.Software.CgroupV2 = false }), nil, nil, "fail: cgroup v1 is mounted at /sys/fs/cgroup, under which no limit of a slot holds", ""},
+		{"version 1", "system-cgroup", of(func(i *inventory.Inventory) { i.Software.CgroupV2 = false }), nil, nil, "fail: cgroup v2 is not mounted at /sys/fs/cgroup, and under version 1 no limit of a slot holds", ""},
 		{"without memory", "system-cgroup", of(nil), file(controllers, "cpuset cpu io pids\n"), nil, "fail: the cgroup controllers memory are not there, so slots have no such limits", ""},
 		{"without io", "system-cgroup", of(nil), file(controllers, "cpuset cpu memory pids\n"), nil, "warn: the cgroup controllers io are not there, so less is known of a job", ""},
 
 		{"good", "system-kernel", of(nil), file(lsm, "lockdown,capability,landlock,yama,apparmor\n"), nil, "ok: 6.12.0-13-amd64", ""},
 		{"Ubuntu 22.04", "system-kernel", kernel("5.15.0-91-generic"), nil, nil, "warn: Linux 5.15 cannot: keep the payload from a submission without root (Landlock); " +
 			"keep other programs off the slots' CPUs for certain (cpuset partitions); keep the CPUs that a thread chose while limits change", ""},
+		{"new enough", "system-kernel", kernel("6.2.0-1-generic"), nil, nil, "ok: 6.2.0-1-generic", ""},
 		{"RHEL 9", "system-kernel", kernel("5.14.0-503.el9.x86_64"), file("/sys/fs/cgroup/init.scope/cgroup.kill", ""), nil, "ok: 5.14.0-503.el9.x86_64", ""},
 		{"before cgroup.kill", "system-kernel", kernel("5.10.0-1.el9"), nil, nil, "warn: Linux 5.10 cannot: end all processes of a job at once", ""},
 		{"Landlock is off", "system-kernel", of(nil), file(lsm, "capability,yama\n"), nil, "warn: Landlock is off (capability,yama), so a submission without root can read the payload of its job", ""},
