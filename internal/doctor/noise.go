@@ -51,7 +51,7 @@ var noiseChecks = []Check{
 	},
 	{
 		ID: "noise-swap", Group: "noise", Bare: true, Worst: Warn,
-		About: "the system swaps nothing out",
+		About: "the system has no swap on a disk",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.swap() },
 	},
 	{

@@ -4,8 +4,9 @@ import (
 	"context"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
 // heavy are timers that read or write much of a disk, or start a package manager,
@@ -84,30 +85,22 @@ func (m *Machine) unattended() bool {
 	return on
 }
 
-// swap is no matter to jobs, which have none: it tells that the system lacks memory.
+// swap is no matter to jobs, which have none, but to what begins and ends them. Swap
+// in memory is no disk's.
 func (m *Machine) swap() Answer {
 	text, err := m.read("/proc/swaps")
 	if err != nil {
 		return none("this kernel has no swap")
 	}
-	var used int64 // KiB
-	areas := 0
+	var areas []string
 	for line := range strings.Lines(text) {
-		if f := strings.Fields(line); len(f) >= 5 && f[0] != "Filename" {
-			n, _ := strconv.ParseInt(f[3], 10, 64)
-			used += n
-			areas++
+		if f := strings.Fields(line); len(f) >= 5 && f[0] != "Filename" && !strings.HasPrefix(f[0], "/dev/zram") {
+			areas = append(areas, probe.Printable(f[0], 60))
 		}
 	}
-	switch {
-	case areas == 0:
+	if len(areas) == 0 {
 		return found(ok("no swap"))
-	case used>>10 >= swapMuch:
-		return found(warn("%d MiB are swapped out: the system has too little memory of its own", used>>10).
-			advise("see with ps aux --sort -rss | head what uses it, or leave the system more: reserve.memory in the configuration"))
 	}
-	return found(ok("%d MiB in use; jobs have none", used>>10))
+	return found(warn("the system swaps to %s, which makes the beginning and end of a job slow now and then; jobs themselves have no swap", strings.Join(areas, ", ")).
+		by("swapoff -a").advise("take it from /etc/fstab, too, or the next boot brings it back"))
 }
-
-// swapMuch is more than what any system puts aside sooner or later, in MiB.
-const swapMuch = 1024

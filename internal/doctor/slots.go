@@ -49,11 +49,6 @@ var slotChecks = []Check{
 		Run:   func(_ context.Context, m *Machine) Answer { return found(m.parked()...) },
 	},
 	{
-		ID: "slot-drained", Group: "slots", Worst: Warn, Needs: []string{"plan", "installed"},
-		About: "no slot is drained by an operator",
-		Run:   func(_ context.Context, m *Machine) Answer { return found(m.drained()...) },
-	},
-	{
 		ID: "slot-containers", Group: "slots", Worst: Fail, Needs: []string{"state"},
 		About: "no container runs in a slot without a job, and none beside its slice",
 		Run:   func(ctx context.Context, m *Machine) Answer { return found(m.leftContainers(ctx)...) },
@@ -65,7 +60,7 @@ var slotChecks = []Check{
 	},
 	{
 		ID: "slot-gpu-processes", Group: "slots", Worst: Fail, Needs: []string{"plan"}, Bare: true,
-		About: "nobody computes on the GPUs that slots are to get",
+		About: "nobody but a slot computes on its GPU",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.gpuProcesses() },
 	},
 	{

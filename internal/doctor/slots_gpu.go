@@ -5,30 +5,40 @@ import (
 	"os"
 
 	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// gpuProcesses looks before an install: after it the daemon does, all the time.
+// gpuProcesses leaves out a slot's own: those are a job's, or slot-processes tells.
 func (m *Machine) gpuProcesses() Answer {
-	if m.wasInstalled() {
-		return none("%s looks at it all the time, and health has what it saw", plan.NodeService)
-	}
+	owner := health.OwnerOf(m.Root)
 	var all []Finding
 	for _, s := range m.Plan.Slots {
 		g := m.gpu(s)
-		switch {
-		case g == nil:
-		case g.NVML != nil && len(g.NVML.Processes) > 0:
-			var list []process
-			for _, p := range g.NVML.Processes {
-				list = append(list, process{pid: int(p.PID), name: m.comm(int(p.PID))})
+		if g == nil {
+			continue
+		}
+		if g.NVML == nil && g.Processes > 0 && !m.wasInstalled() { // whose they are is not known
+			all = append(all, fail("%d processes compute on %s", g.Processes, g.PCI).of(s.Index).advise("end them; rocm-smi --showpids names them"))
+		}
+		if g.NVML == nil {
+			continue
+		}
+		var list []process
+		for _, p := range g.NVML.Processes {
+			pid := int(p.PID)
+			switch who, name := owner(pid), m.comm(pid); {
+			case who != nil && who.Slot == s.Index:
+			case name == "": // it ended meanwhile; if the GPU is still held, the guard parks the slot
+			default:
+				list = append(list, process{pid: pid, name: name})
 			}
-			f := ofProcesses(list, "computes on "+s.GPUs[0].PCI)
+		}
+		if len(list) > 0 {
+			f := ofProcesses(list, "computes on "+g.PCI)
 			f.Status = Fail
 			all = append(all, f.of(s.Index))
-		case g.Processes > 0:
-			all = append(all, fail("%d processes compute on %s", g.Processes, g.PCI).of(s.Index).advise("end them; nvidia-smi or rocm-smi --showpids names them"))
 		}
 	}
 	if len(all) == 0 {

@@ -21,8 +21,8 @@ import (
 const (
 	cgroupRoot = "/sys/fs/cgroup"
 	// leftAfter is how old something in an idle slot is before it is taken for
-	// left: a job that has just ended is still being cleared away.
-	leftAfter = time.Minute
+	// left: since the slot was seen idle a job, or another check, may have begun.
+	leftAfter = 10 * time.Second
 	// Bounds of one look.
 	maxGroups    = 4096
 	maxProcesses = 1 << 16
@@ -113,7 +113,7 @@ func (m *Machine) leftContainers(ctx context.Context) []Finding {
 				oldest = max(oldest, p.age)
 			}
 			if id := containerOf(scope); id != "" && oldest >= leftAfter {
-				all = append(all, warn("container %s runs without a job for %s", id, oldest.Round(time.Minute)).of(s.Index).by("docker rm -f %s", id))
+				all = append(all, warn("container %s runs without a job", id).of(s.Index).by("docker rm -f %s", id))
 			}
 		}
 	}

@@ -1,14 +1,12 @@
 package doctor
 
 import (
-	"cmp"
 	"fmt"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -159,20 +157,4 @@ func (m *Machine) parked() []Finding {
 		all = []Finding{ok("none")}
 	}
 	return together(all)
-}
-
-// drained leaves out what verdicts about health drain: the check health tells it.
-func (m *Machine) drained() []Finding {
-	var all []Finding
-	for _, s := range m.Plan.Slots {
-		for _, d := range s.Drains {
-			if d.By == plan.ByOperator {
-				all = append(all, warn("since %s: %s", d.Since.UTC().Format(time.DateTime), cmp.Or(d.Reason, "no reason was given")).of(s.Index).by("kbnode resume %d", s.Index))
-			}
-		}
-	}
-	if len(all) == 0 {
-		all = []Finding{ok("none")}
-	}
-	return all
 }

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -16,13 +15,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-const gib = 1 << 30
+const giB = 1 << 30
 
 // node is one with two slots of two cores, as it should be; change makes it otherwise.
 func node(change func(*fake)) *fake {
 	f := &fake{
-		inv: &inventory.Inventory{Memory: inventory.Memory{TotalBytes: 64 * gib, Nodes: []inventory.NUMANode{
-			{ID: 0, CPUs: "0-3,8-11", MemoryBytes: 32 * gib}, {ID: 1, CPUs: "4-7,12-15", MemoryBytes: 32 * gib}, {ID: 2, MemoryBytes: 80 * gib, GPU: "0000:02:00.0"},
+		inv: &inventory.Inventory{Memory: inventory.Memory{TotalBytes: 64 * giB, Nodes: []inventory.NUMANode{
+			{ID: 0, CPUs: "0-3,8-11", MemoryBytes: 32 * giB}, {ID: 1, CPUs: "4-7,12-15", MemoryBytes: 32 * giB}, {ID: 2, MemoryBytes: 80 * giB, GPU: "0000:02:00.0"},
 		}}},
 		plan: &plan.Plan{
 			Reserved: plan.Reserved{CPUs: "0,4,8,12"},
@@ -37,9 +36,9 @@ func node(change func(*fake)) *fake {
 		pci, unit := fmt.Sprintf("0000:0%d:00.0", k+1), plan.SliceName(k)
 		f.inv.GPUs = append(f.inv.GPUs, inventory.GPU{PCI: pci, UUID: "GPU-" + pci, MemoryNode: -1})
 		f.plan.Slots = append(f.plan.Slots, plan.Slot{Index: k, User: plan.UserName(k), CPUs: cpus, DiskBytes: 1 << 20, GPUs: []plan.SlotGPU{{PCI: pci, UUID: "GPU-" + pci}}})
-		f.plan.Slices = append(f.plan.Slices, plan.Slice{Unit: unit, Slot: k, CPUs: cpus, MemoryNodes: fmt.Sprint(k), MemoryBytes: 16 * gib, TasksMax: 8192})
+		f.plan.Slices = append(f.plan.Slices, plan.Slice{Unit: unit, Slot: k, CPUs: cpus, MemoryNodes: fmt.Sprint(k), MemoryBytes: 16 * giB, TasksMax: 8192})
 		slice := reconcile.SliceState{Unit: unit, Slot: k, Cgroup: "/buildkite.slice/" + unit, Files: map[string]string{
-			"cpuset.cpus.effective": cpus, "cpuset.mems.effective": fmt.Sprint(k), "memory.max": fmt.Sprint(16 * gib), "memory.swap.max": "0", "pids.max": "8192",
+			"cpuset.cpus.effective": cpus, "cpuset.mems.effective": fmt.Sprint(k), "memory.max": fmt.Sprint(16 * giB), "memory.swap.max": "0", "pids.max": "8192",
 		}}
 		f.state.Slices[unit] = slice
 		f.state.Slots = append(f.state.Slots, reconcile.SlotState{Index: k, Name: plan.SlotName(k), Slice: slice, Agent: reconcile.UnitState{MainPID: 100 + k}})
@@ -112,10 +111,10 @@ func TestSlotLimits(t *testing.T) {
 		{"reserved ones", "slot-cores", kernelSays("cpuset.cpus.effective", "4-6,12-14", 1), nil, nil, "fail: CPUs 4,12 are reserved for the system", ""},
 
 		{"good", "slot-memory", node(nil), nil, nil, "ok: 32GiB of 64GiB", ""},
-		{"more than there is", "slot-memory", node(func(f *fake) { f.inv.Memory.TotalBytes = 31 * gib }), nil, nil, "fail: all slots together may use 32GiB, and the machine has 31GiB", ""},
+		{"more than there is", "slot-memory", node(func(f *fake) { f.inv.Memory.TotalBytes = 31 * giB }), nil, nil, "fail: all slots together may use 32GiB, and the machine has 31GiB", ""},
 		{"more than a node has", "slot-memory", node(func(f *fake) {
 			f.state.Slices[plan.SliceName(1)].Files["cpuset.mems.effective"] = "0"
-			f.inv.Memory.Nodes[0].MemoryBytes = 31 * gib
+			f.inv.Memory.Nodes[0].MemoryBytes = 31 * giB
 		}), nil, nil, "fail: together they may use 32GiB of NUMA node 0, which has 31GiB", ""},
 		{"another GPU's memory", "slot-memory", kernelSays("cpuset.mems.effective", "0,2", 0), nil, nil, "fail: it may use the memory of NUMA node 2, which has no CPUs", ""},
 		{"its own GPU's memory", "slot-memory", kernelSays("cpuset.mems.effective", "1-2", 1), nil, nil, "ok: 32GiB of 64GiB", ""},
@@ -134,7 +133,6 @@ func TestSlotState(t *testing.T) {
 		}
 	}
 	const anew = "kbnode drain 0 --wait && umount /var/lib/buildkite-agent/gpu-0 /var/lib/buildkite-agent/disks/gpu0/mnt && systemctl restart kbnode-guard-gpu0.service && kbnode resume 0"
-	at := time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)
 	play(t, []scene{
 		{"good", "slot-disk", node(nil), disks(mounts, mega), nil, "ok: 2 disks of 1MiB", ""},
 		{"not mounted", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), nil, "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
@@ -148,12 +146,6 @@ func TestSlotState(t *testing.T) {
 		{"none", "slot-parked", node(nil), nil, nil, "ok: none", ""},
 		{"by the guard", "slot-parked", node(nil), map[string]string{"/run/kbnode/gpu1/parked/gpu.json": `{"reason":"GPU-1 is held by process 7, which does not end; reboot","since":"2026-11-21T10:00:00Z"}`}, nil,
 			"fail: GPU-1 is held by process 7, which does not end; reboot", ""},
-
-		{"none", "slot-drained", node(func(f *fake) { f.plan.Slots[0].Drains = []plan.Drain{{By: "gpu.ecc", Reason: "2 errors", Since: at}} }), nil, nil, "ok: none", ""},
-		{"for a fan", "slot-drained", node(func(f *fake) {
-			f.plan.Slots[1].Drains = []plan.Drain{{By: plan.ByOperator, Reason: "new fan", Since: at}}
-		}), nil, nil,
-			"warn: since 2026-11-20 08:00:00: new fan", "kbnode resume 1"},
 	})
 	// Fullness is of a file system, which no directory of a test is.
 	full := slotDisk{slot: plan.Slot{DiskBytes: 1}, bytes: 1, mount: mounted{device: "7:0"}, home: mounted{device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
@@ -198,8 +190,8 @@ func TestSlotLeftovers(t *testing.T) {
 	play(t, []scene{
 		{"none", "slot-containers", node(nil), nil, nil, "ok: 0, of running jobs", ""},
 		{"a job's", "slot-containers", with(&agent.Job{ID: "7"}), in(slice+"docker-"+id+".scope", 200, 10), nil, "ok: 1, of running jobs", ""},
-		{"of a job that has just ended", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 990), nil, "ok: 1, of running jobs", ""},
-		{"left", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 400), nil, "warn: container aaaabbbbcccc runs without a job for 10m0s", "docker rm -f aaaabbbbcccc"},
+		{"of a job that has just ended", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 995), nil, "ok: 1, of running jobs", ""},
+		{"left", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 400), nil, "warn: container aaaabbbbcccc runs without a job", "docker rm -f aaaabbbbcccc"},
 		{"of the cgroupfs driver", "slot-containers", node(nil), in("/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/"+id, 200, 10), nil,
 			"fail: containers run in /system.slice/buildkite-gpu1.slice, where no limit of the slot holds", ""},
 		{"an empty directory of it", "slot-containers", node(nil), map[string]string{"/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/cgroup.procs": ""}, nil, "ok: 0, of running jobs", ""},
@@ -216,8 +208,13 @@ func TestSlotLeftovers(t *testing.T) {
 		{"good", "slot-gpu-processes", node(nil), nil, nil, "ok: 2 GPUs", ""},
 		{"a server", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), proc(nil, 300, "vllm", 10, 0), nil,
 			"fail: process 300 (vllm) computes on 0000:02:00.0", "kill -9 300"},
-		{"AMD", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].Processes = 2 }), nil, nil, "fail: 2 processes compute on 0000:02:00.0", ""},
-		{"installed", "slot-gpu-processes", node(nil), map[string]string{plan.BindingsPath: "{}"}, nil, "skip: kbnode.service looks at it all the time, and health has what it saw", ""},
+		{"AMD, before an install", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].Processes = 2 }), nil, nil, "fail: 2 processes compute on 0000:02:00.0", ""},
+		{"the slot's own", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }),
+			proc(map[string]string{"/proc/300/cgroup": "0::/buildkite.slice/buildkite-gpu1.slice/docker-1.scope\n"}, 300, "python3", 10, 0), nil, "ok: 2 GPUs", ""},
+		{"a neighbour's", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }),
+			proc(map[string]string{"/proc/300/cgroup": "0::/buildkite.slice/buildkite-gpu0.slice/docker-1.scope\n"}, 300, "python3", 10, 0), nil, "fail: process 300 (python3) computes on 0000:02:00.0", "kill -9 300"},
+		{"one that has ended", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), nil, nil,
+			"ok: 2 GPUs", ""},
 
 		{"not told", "slot-gpu-memory", node(nil), nil, nil, "skip: no driver tells what GPUs use when they are idle", ""},
 		{"free", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 600 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},

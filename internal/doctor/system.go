@@ -58,14 +58,14 @@ var systemChecks = []Check{
 		ID: "system-git", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
 		About: "git is installed, with which agents fetch repositories and plugins",
 		Run: func(_ context.Context, m *Machine) Answer {
-			return found(installed(m.Inventory.Software.Git, plan.InstallCommand(m.Inventory.OS.ID, "git"), "git"))
+			return found(installed(m.Inventory.Software.Git, plan.PackageCommand(m.Inventory.OS.ID, "git"), "git"))
 		},
 	},
 	{
 		ID: "system-mkfs", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
 		About: "mkfs.ext4 is installed, with which slots get disks of their own",
 		Run: func(_ context.Context, m *Machine) Answer {
-			return found(installed(m.Inventory.Software.MkfsExt4, plan.InstallCommand(m.Inventory.OS.ID, "e2fsprogs"), "mkfs.ext4"))
+			return found(installed(m.Inventory.Software.MkfsExt4, plan.PackageCommand(m.Inventory.OS.ID, "e2fsprogs"), "mkfs.ext4"))
 		},
 	},
 	{
@@ -74,9 +74,9 @@ var systemChecks = []Check{
 		Run:   func(_ context.Context, m *Machine) Answer { return found(m.users()...) },
 	},
 	{
-		ID: "system-sandbox", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "the kernel filters system calls and confines containers",
-		Run:   func(_ context.Context, m *Machine) Answer { return found(m.sandbox()...) },
+		ID: "system-sandbox", Group: "system", Bare: true, Worst: Fail,
+		About: "the kernel can filter system calls and confine containers",
+		Run:   func(_ context.Context, m *Machine) Answer { return found(m.sandbox()) },
 	},
 	{
 		ID: "system-core-pattern", Group: "system", Bare: true, Worst: Warn,
@@ -87,19 +87,6 @@ var systemChecks = []Check{
 		ID: "system-pids", Group: "system", Bare: true, Worst: Warn, Needs: []string{"plan"},
 		About: "the kernel has processes enough for all slots together",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.pids() },
-	},
-	{
-		ID: "system-forwarding", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "the kernel forwards what jobs send to the outside",
-		Run: func(_ context.Context, m *Machine) Answer {
-			switch text, err := m.read("/proc/sys/net/ipv4/ip_forward"); {
-			case err != nil || m.Inventory.Software.Docker.Version == "":
-				return none("Docker, which switches it on, does not answer")
-			case strings.TrimSpace(text) == "0":
-				return found(fail("net.ipv4.ip_forward is 0, so no container reaches the network; something has reset what Docker set").safely("sysctl -w net.ipv4.ip_forward=1"))
-			}
-			return found(ok("on"))
-		},
 	},
 	{
 		ID: "system-clock", Group: "system", Bare: true, Worst: Warn, Needs: []string{"system-systemd"},

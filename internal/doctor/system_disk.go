@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -16,7 +15,6 @@ type volume struct {
 	path string
 	dev  uint64
 	unix.Statfs_t
-	watched bool // the daemon judges how much is free
 }
 
 // volume looks at the file system of a path, or of what is above it.
@@ -58,10 +56,9 @@ func (v volume) readOnly(name string) (Finding, bool) {
 
 func (m *Machine) space() []Finding {
 	names := []string{path.Dir(plan.WorkDir(0)), m.Inventory.Software.Docker.RootDir, "/", "/var"}
-	installed := m.wasInstalled()
 	seen := map[uint64]bool{}
 	var all []Finding
-	for i, name := range names {
+	for _, name := range names {
 		if name == "" {
 			continue
 		}
@@ -74,7 +71,7 @@ func (m *Machine) space() []Finding {
 			continue
 		}
 		seen[v.dev] = true
-		v.path, v.watched = name, installed && i < 2
+		v.path = name
 		if f := v.judge(); f.Status > OK {
 			all = append(all, f)
 		}
@@ -85,23 +82,23 @@ func (m *Machine) space() []Finding {
 	return all
 }
 
+// judge uses no number that changes all the time.
 func (v volume) judge() Finding {
 	size := uint64(v.Frsize)
 	total, free := v.Blocks*size, v.Bavail*size
+	none, low := min(total/50, 1<<30), min(total/10, 20<<30)
 	const look = "see what takes it: docker system df; sudo du -xh -d2 / | sort -h | tail -30"
+	const count = "see what takes them: sudo du --inodes -x -d2 / | sort -n | tail -30"
 	switch {
 	case v.Flags&unix.ST_RDONLY != 0: // as a system image is
 	case v.Files > 0 && v.Ffree < v.Files/100:
-		return fail("%s has no room for files: %d of %d inodes are free", v.path, v.Ffree, v.Files).advise("see what takes them: sudo du --inodes -x -d2 / | sort -n | tail -30")
-	case !v.watched && free < min(total/50, 1<<30):
-		return fail("%s is full: %s are free", v.path, mib(free)).advise(look)
+		return fail("%s has no room for more files: less than a hundredth of its inodes are free", v.path).advise(count)
+	case free < none:
+		return fail("%s is full: less than %d MiB are free", v.path, none>>20).advise(look)
 	case v.Files > 0 && v.Ffree < v.Files/20:
-		return warn("%s has little room for files: %d of %d inodes are free", v.path, v.Ffree, v.Files).advise("see what takes them: sudo du --inodes -x -d2 / | sort -n | tail -30")
-	case !v.watched && free < min(total/10, 20<<30):
-		return warn("%s is nearly full: %s are free", v.path, mib(free)).advise(look)
+		return warn("%s has little room for more files: less than a twentieth of its inodes are free", v.path).advise(count)
+	case free < low:
+		return warn("%s is nearly full: less than %d MiB are free", v.path, low>>20).advise(look)
 	}
 	return ok("%s", v.path)
 }
-
-// mib is a size without what nobody reads.
-func mib(n uint64) config.Size { return config.Size(int64(n>>20) << 20) }

@@ -144,28 +144,22 @@ func (m *Machine) pids() Answer {
 	return Answer{Findings: all}
 }
 
-// sandbox: Docker leaves a profile out, without a word, where it cannot use it.
-func (m *Machine) sandbox() []Finding {
+// sandbox looks at the kernel; what Docker makes of it is docker-seccomp's.
+func (m *Machine) sandbox() Finding {
 	if _, err := os.Stat(m.path("/proc/sys/kernel/seccomp/actions_avail")); err != nil {
-		return []Finding{fail("this kernel has no seccomp, so containers may call all of it").advise("boot the distribution's standard kernel")}
+		return fail("this kernel has no seccomp, so containers may call all of it").advise("boot the distribution's standard kernel")
 	}
 	lsm, _ := m.read("/sys/kernel/security/lsm")
 	has := strings.Split(strings.TrimSpace(lsm), ",")
 	enabled, _ := m.read("/sys/module/apparmor/parameters/enabled")
 	switch {
 	case slices.Contains(has, "selinux"):
-		return []Finding{ok("seccomp, SELinux")}
-	case !slices.Contains(has, "apparmor") && strings.TrimSpace(enabled) != "Y":
-		return []Finding{warn("the kernel has neither AppArmor nor SELinux on; seccomp and capabilities alone confine containers").
-			advise("boot with security=apparmor on the kernel command line where the distribution has it")}
+		return ok("seccomp, SELinux")
+	case slices.Contains(has, "apparmor") || strings.TrimSpace(enabled) == "Y":
+		return ok("seccomp, AppArmor")
 	}
-	for _, file := range []string{"/sbin/apparmor_parser", "/usr/sbin/apparmor_parser"} {
-		if _, err := os.Stat(m.path(file)); err == nil {
-			return []Finding{ok("seccomp, AppArmor")}
-		}
-	}
-	return []Finding{warn("AppArmor is on, but Docker leaves it out: apparmor_parser is not installed").
-		by("%s && systemctl restart docker", plan.InstallCommand(m.Inventory.OS.ID, "apparmor"))}
+	return warn("the kernel has neither AppArmor nor SELinux on; seccomp and capabilities alone confine containers").
+		advise("boot with security=apparmor on the kernel command line where the distribution has it")
 }
 
 func (m *Machine) users() []Finding {
@@ -212,5 +206,6 @@ func (m *Machine) users() []Finding {
 	return all
 }
 
-// powerful are groups whose members are as good as root.
-var powerful = []string{"root", "docker", "sudo", "wheel", "admin", "disk", "lxd", "incus-admin", "libvirt", "kvm", "shadow"}
+// powerful are groups whose members are as good as root, but for docker, which is
+// docker-group's.
+var powerful = []string{"root", "sudo", "wheel", "admin", "disk", "lxd", "incus-admin", "libvirt", "kvm", "shadow"}
