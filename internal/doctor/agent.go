@@ -28,11 +28,6 @@ var agentChecks = []Check{
 		Run:   agentVersion,
 	},
 	{
-		ID: "agent-git", Group: "agent", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "git is there, with which agents check out",
-		Run:   gitThere,
-	},
-	{
 		ID: "agent-endpoint", Group: "agent", Bare: true, Worst: Fail, Needs: []string{"config"},
 		About: "Buildkite's agent API answers: name, connection, certificate, HTTP",
 		Run:   agentEndpoint,
@@ -93,7 +88,7 @@ var agentChecks = []Check{
 		Run:   drained,
 	},
 	{
-		ID: "agent-git-https", Group: "agent", Worst: Warn, Needs: []string{"state", "agent-git"}, Limit: 15 * time.Second,
+		ID: "agent-git-https", Group: "agent", Worst: Warn, Needs: []string{"state", "system-git"}, Limit: 15 * time.Second,
 		About: "git reaches the jobs' repositories over HTTPS as a slot's user",
 		Run:   gitHTTPS,
 	},

@@ -142,14 +142,6 @@ func owner(name string) (uid, gid int, mode fs.FileMode) {
 // root is who the machine's own files belong to: root, or who runs a test.
 func root() int { return os.Geteuid() }
 
-// gitThere is asked before install too.
-func gitThere(_ context.Context, m *Machine) Answer {
-	if git := m.Inventory.Software.Git; git != "" {
-		return found(ok("%s", git))
-	}
-	return found(fail("git is not installed").by("%s", plan.PackageCommand(m.Inventory.OS.ID, "git")))
-}
-
 // list names the files of the machine that match a pattern.
 func (m *Machine) list(pattern string) []string {
 	names, _ := filepath.Glob(m.path(pattern)) // the patterns are well formed

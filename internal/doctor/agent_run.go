@@ -34,7 +34,7 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 		ss, _ := m.stateOf(s.Index)
 		unit := plan.AgentUnit(s.Index)
 		if !s.Serves() || len(m.guardParked(s.Index)) > 0 {
-			continue // agent-drained says why
+			continue // agent-drained, or slot-parked, says why
 		}
 		a := ss.Agent
 		up := m.Now.Sub(a.Since)
@@ -109,9 +109,6 @@ func drained(_ context.Context, m *Machine) Answer {
 			if d.By == plan.ByOperator {
 				all = append(all, warn("%s (since %s)", d, day(d.Since)).of(s.Index).advise("sudo kbnode resume %s gives it back", s.Name))
 			}
-		}
-		for _, p := range m.guardParked(s.Index) {
-			all = append(all, warn("parked: %.300s", p.Reason).of(s.Index).advise("see docs/security.md, After a job; journalctl -u %s shows more", plan.GuardUnit(s.Index)))
 		}
 	}
 	if len(all) == 0 {

@@ -23,7 +23,7 @@ func TestAgentChecksOfHealthyNode(t *testing.T) {
 	w := newWorld(t)
 	got := told(w.ask())
 	want := map[string]string{
-		"agent-other": "ok: none", "agent-binary": "ok: /usr/bin/buildkite-agent", "agent-version": "ok: 3.76.2", "agent-git": "ok: /usr/bin/git",
+		"agent-other": "ok: none", "agent-binary": "ok: /usr/bin/buildkite-agent", "agent-version": "ok: 3.76.2",
 		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"), "agent-token": "ok: mode 0600", "agent-token-elsewhere": "ok: none",
 		"agent-token-accepted": "ok: organization kbnode", "agent-keys": "ok: 20 keys", "agent-queue": "ok: b200", "agent-hooks": "ok: 5 hooks",
 		"agent-build-path": "ok: root's and the slot's group, mode 1770", "agent-unit": "ok: 0 drop-ins", "agent-guard": "ok: answers",
@@ -87,7 +87,6 @@ func TestAgentChecks(t *testing.T) {
 			"agent-version warn 0-1: buildkite-agent 3.60.1 is older than 3.76.2", ""},
 		{"an agent of the future", func(w *world) { w.Inventory.Software.Agent.Version = "5.0.0" },
 			"agent-version warn 0-1: buildkite-agent 5.0.0 is newer than kbnode, which knows 3 and 4", ""},
-		{"no git", func(w *world) { w.Inventory.Software.Git = "" }, "agent-git fail: git is not installed", "apt-get install -y git"},
 
 		{"a key that nobody knows", func(w *world) { w.edit(cfgPath(1), "no-plugins=", "no-pluginz=") },
 			"agent-keys fail 1: the agent does not know no-pluginz, and ignores it without a word", "kbnode reconcile"},
@@ -218,7 +217,7 @@ func TestAgentChecks(t *testing.T) {
 		{"a slot that the guard parked", func(w *world) {
 			w.put(plan.RunDir(1)+"/parked/clean.json", `{"reason":"process 7 does not end"}`, 0o644)
 			w.must(os.Remove(w.path(agent.RegisteredMarker(1))))
-		}, "agent-drained warn 1: parked: process 7 does not end", ""},
+		}, "", ""},
 
 		{"git is refused", func(w *world) {
 			w.f.program = func(reconcile.Program) ([]byte, error) {

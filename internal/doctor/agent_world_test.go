@@ -223,14 +223,14 @@ func (w *world) dropIn(k int, text, property string, value any) {
 	w.f.props[plan.AgentUnit(k)][property] = value
 }
 
-// ask asks all that is about agents and Buildkite; what they need of group node is
-// taken as asked.
+// ask asks all that is about agents and Buildkite; what they need of other groups
+// is taken as asked.
 func (w *world) ask() *Report {
 	w.t.Helper()
 	checks := slices.Concat(agentChecks, buildkiteChecks)
 	for i := range checks {
 		checks[i].Needs = slices.DeleteFunc(slices.Clone(checks[i].Needs), func(id string) bool {
-			return slices.ContainsFunc(nodeChecks, func(c Check) bool { return c.ID == id })
+			return !slices.ContainsFunc(checks, func(c Check) bool { return c.ID == id })
 		})
 	}
 	r, err := Run(w.t.Context(), w.Machine, Options{Checks: checks})

@@ -11,7 +11,7 @@ import (
 
 // containerCheck runs a container in each idle slot, as a job would.
 var containerCheck = Check{
-	ID: "container", Group: "slots", Worst: Fail, Slow: true, Needs: []string{"state"}, Limit: 45 * time.Second,
+	ID: "container", Group: "slots", Worst: Fail, Slow: true, Needs: []string{"state", "docker-engine", "slot-limits", "slot-disk"}, Limit: 45 * time.Second,
 	About: "a container of each slot gets its GPU and no other, and the planned CPUs and memory",
 	Run: func(ctx context.Context, m *Machine) Answer {
 		// What is left of the time is for clearing away.
