@@ -13,7 +13,7 @@ import (
 
 func newDoctor(s Streams) *cobra.Command {
 	var o doctor.Options
-	var asJSON, quiet, list, fix, yes bool
+	var asJSON, quiet, verbose, list, fix, yes bool
 	var bundle string
 	cmd := &cobra.Command{
 		Use:   "doctor",
@@ -55,7 +55,13 @@ wrong. Warnings alone do not make it unfit.`,
 			if asJSON {
 				err = printJSON(s.Out, report)
 			} else {
-				printDoctor(s.Out, report, quiet)
+				how := plainly
+				if quiet {
+					how = quietly
+				} else if verbose {
+					how = verbosely
+				}
+				printDoctor(s.Out, report, how)
 			}
 			if err == nil && !report.Fit {
 				return &exitError{code: exitNo}
@@ -71,10 +77,11 @@ wrong. Warnings alone do not make it unfit.`,
 	f.BoolVar(&list, "list", false, "list the checks and ask nothing")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	f.BoolVarP(&quiet, "quiet", "q", false, "print only what is wrong; nothing where nothing is")
+	f.BoolVarP(&verbose, "verbose", "v", false, "show what was skipped one by one")
 	f.BoolVar(&fix, "fix", false, "run the commands that mend something and end no job, after asking")
 	f.BoolVar(&yes, "yes", false, "with --fix: do not ask")
 	f.StringVar(&bundle, "bundle", "", "write a support archive, with secrets taken out, to this file")
-	cmd.MarkFlagsMutuallyExclusive("json", "quiet", "list")
+	cmd.MarkFlagsMutuallyExclusive("json", "quiet", "verbose", "list")
 	return cmd
 }
 
@@ -86,24 +93,20 @@ func listChecks(w io.Writer) {
 	t.Render()
 }
 
+// verbosity is how much of a report is shown.
+type verbosity int
+
+const (
+	plainly   verbosity = iota
+	quietly             // what is wrong
+	verbosely           // what was skipped too, one by one
+)
+
 // printDoctor shows what is well as a table, and below it all that is not, the
 // worst last: that is what stays on the screen.
-func printDoctor(w io.Writer, r *doctor.Report, quiet bool) {
-	if !quiet {
-		t := newTable(w, "Group", "Check", "", "Saw")
-		group := ""
-		for _, c := range r.Checks {
-			shown := ""
-			if c.Group != group {
-				group, shown = c.Group, c.Group
-			}
-			saw := c.Summary()
-			if c.Status > doctor.Skip {
-				saw = text.Snip(saw, 60, "…") // below it stands whole
-			}
-			t.AppendRow([]any{shown, c.ID, paintStatus(w, c.Status), saw})
-		}
-		t.Render()
+func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
+	if how != quietly {
+		printChecks(w, r, how == verbosely)
 	}
 	for _, status := range []doctor.Status{doctor.Warn, doctor.Fail} {
 		for _, c := range r.Checks {
@@ -114,7 +117,7 @@ func printDoctor(w io.Writer, r *doctor.Report, quiet bool) {
 			}
 		}
 	}
-	if quiet && r.Count(doctor.Warn)+r.Count(doctor.Fail) == 0 {
+	if how == quietly && r.Count(doctor.Warn)+r.Count(doctor.Fail) == 0 {
 		return
 	}
 	verdict := paint(w, text.FgGreen, "FIT")
@@ -123,6 +126,43 @@ func printDoctor(w io.Writer, r *doctor.Report, quiet bool) {
 	}
 	printf(w, "\n%s: %d failed, %d %s, %d ok, %d skipped.\n", verdict, r.Count(doctor.Fail),
 		r.Count(doctor.Warn), plural(r.Count(doctor.Warn), "warning", "warnings"), r.Count(doctor.OK), r.Count(doctor.Skip))
+}
+
+// printChecks shows each check in its group. Those that were skipped for the same
+// reason are one line.
+func printChecks(w io.Writer, r *doctor.Report, all bool) {
+	t := newTable(w, "Group", "Check", "", "Saw")
+	for _, group := range doctor.Groups {
+		shown := group
+		row := func(check string, status doctor.Status, saw string) {
+			t.AppendRow([]any{shown, check, paintStatus(w, status), saw})
+			shown = ""
+		}
+		var reasons []string
+		skipped := map[string][]string{}
+		for _, c := range r.Checks {
+			switch saw := c.Summary(); {
+			case c.Group != group:
+			case c.Status == doctor.Skip && !all:
+				if skipped[saw] == nil {
+					reasons = append(reasons, saw)
+				}
+				skipped[saw] = append(skipped[saw], c.ID)
+			case c.Status > doctor.Skip:
+				row(c.ID, c.Status, text.Snip(saw, 60, "…")) // below it stands whole
+			default:
+				row(c.ID, c.Status, saw)
+			}
+		}
+		for _, why := range reasons {
+			name := skipped[why][0]
+			if n := len(skipped[why]); n > 1 {
+				name = fmt.Sprintf("%d checks", n)
+			}
+			row(name, doctor.Skip, why)
+		}
+	}
+	t.Render()
 }
 
 func printFinding(w io.Writer, c doctor.Result, f doctor.Finding) {

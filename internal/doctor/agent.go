@@ -13,7 +13,7 @@ import (
 // agentChecks are about what jobs come through.
 var agentChecks = []Check{
 	{
-		ID: "agent-other", Group: "agent", Bare: true, Worst: Fail,
+		ID: "agent-other", Group: "agent", Bare: true, Worst: Fail, Needs: []string{"system-systemd"},
 		About: "no agent besides the slots' own takes jobs",
 		Run:   otherAgents,
 	},

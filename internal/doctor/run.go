@@ -121,7 +121,6 @@ func withNeeds(checks []Check, ids []string) []string {
 type asked struct {
 	Check
 	begun  bool
-	why    string // what it needs and cannot have
 	keep   func(*Machine)
 	result *Result // nil until it ended
 }
@@ -146,7 +145,7 @@ func (r *run) all(ctx context.Context, wanted []*asked, progress func(done, all 
 			switch wait, why := r.needs(a); {
 			case wait:
 			case why != "":
-				a.why, a.result, begun = why, skipped(a.Check, why), true
+				a.result, begun = skipped(a.Check, why), true
 				done++
 			default:
 				a.begun, begun = true, true
@@ -180,10 +179,7 @@ func (r *run) needs(a *asked) (wait bool, why string) {
 		case Fail:
 			return false, fmt.Sprintf("%s failed", id)
 		case Skip:
-			if need.why != "" {
-				return false, need.why // the first cause is what helps
-			}
-			return false, fmt.Sprintf("%s: %s", id, need.result.Summary())
+			return false, need.result.Summary() // the first cause is what helps
 		}
 	}
 	return wait, ""

@@ -70,7 +70,7 @@ func TestRun(t *testing.T) {
 			map[string]string{"c2": "fail: kbnode itself went wrong here: runtime error: invalid memory address or nil pointer dereference", "c3": "ok: fast"}, true},
 		{"a chain of needs", Options{Checks: []Check{says("a2", ok("-"), "a3"), says("a3", ok("-"), "a4"), says("a4", fail("broken"))}},
 			map[string]string{"a2": "skip: a4 failed", "a3": "skip: a4 failed", "a4": "fail: broken"}, true},
-		{"what does not arise", Options{Checks: []Check{none, says("e1", ok("-"), "d4")}}, map[string]string{"d4": "skip: no GPU of this kind", "e1": "skip: d4: no GPU of this kind"}, false},
+		{"what does not arise", Options{Checks: []Check{none, says("e1", ok("-"), "d4")}}, map[string]string{"d4": "skip: no GPU of this kind", "e1": "skip: no GPU of this kind"}, false},
 		{"a warning keeps nobody back", Options{Checks: []Check{says("a2", ok("fine"), "a4"), says("a4", warn("odd"))}},
 			map[string]string{"a2": "ok: fine", "a4": "warn: odd"}, false},
 		{"no containers", Options{Checks: []Check{fast, slow}, Fast: true}, map[string]string{"c3": "ok: fast"}, false},
