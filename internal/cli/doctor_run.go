@@ -24,7 +24,7 @@ func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("doctor looks at what only root may; type sudo kbnode doctor")
 	}
-	src := &doctorSource{s: d.s, m: &machine{root: "/"}}
+	src := &doctorSource{s: d.s, m: &machine{root: "/"}, life: ctx}
 	defer src.close()
 	d.o.Log = d.s.logger()
 	d.m = &doctor.Machine{

@@ -25,6 +25,9 @@ const journalLines = 40
 type doctorSource struct {
 	s Streams
 	m *machine
+	// life is the run's own: a connection ends with the context that it was made in,
+	// and a check's with the check.
+	life context.Context
 
 	mu   sync.Mutex
 	host *reconcile.Host
@@ -32,11 +35,11 @@ type doctorSource struct {
 }
 
 // connect asks systemd once, for all checks.
-func (d *doctorSource) connect(ctx context.Context) (*reconcile.Host, error) {
+func (d *doctorSource) connect() (*reconcile.Host, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.host == nil {
-		host, shut, err := openHost(ctx, d.s)
+		host, shut, err := openHost(d.life, d.s)
 		if err != nil {
 			return nil, err
 		}
@@ -72,7 +75,7 @@ func (d *doctorSource) Plan() (*plan.Plan, error) {
 }
 
 func (d *doctorSource) Observe(ctx context.Context) (*reconcile.State, error) {
-	host, err := d.connect(ctx)
+	host, err := d.connect()
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +84,7 @@ func (d *doctorSource) Observe(ctx context.Context) (*reconcile.State, error) {
 }
 
 func (d *doctorSource) Units(ctx context.Context, pattern string) ([]reconcile.UnitState, error) {
-	host, err := d.connect(ctx)
+	host, err := d.connect()
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +119,7 @@ func (d *doctorSource) Program(ctx context.Context, p reconcile.Program) ([]byte
 }
 
 func (d *doctorSource) bus(ctx context.Context) (*reconcile.Bus, error) {
-	host, err := d.connect(ctx)
+	host, err := d.connect()
 	if err != nil {
 		return nil, err
 	}
