@@ -109,6 +109,9 @@ var nodeChecks = []Check{
 				if m.ofLimits(c) {
 					continue // slot-limits and slot-partition tell
 				}
+				if c.Kind == reconcile.Start && strings.HasSuffix(c.Subject, ".service") {
+					continue // daemon, agent-running and agent-guard tell
+				}
 				f := fail("%s", c).safely("kbnode reconcile")
 				if c.Deferred != "" {
 					f = warn("%s", c).advise("it is done then, by itself")

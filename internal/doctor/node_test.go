@@ -35,6 +35,7 @@ func TestNodeChecks(t *testing.T) {
 		{"systemd is dead", "state", &fake{err: errors.New("no answer")}, nil, nil, "fail: no answer", ""},
 		{"drift", "as-planned", &fake{}, nil, []reconcile.Change{{Kind: reconcile.Chmod, Subject: "/etc/x", Slot: 2, Why: "mode is 0777"}},
 			"fail: chmod /etc/x (mode is 0777)", "kbnode reconcile"},
+		{"a stopped service", "as-planned", &fake{}, nil, []reconcile.Change{{Kind: reconcile.Start, Subject: plan.NodeService, Slot: -1}}, "ok: 0 files, 0 units", ""},
 		{"drift that waits", "as-planned", &fake{}, nil, []reconcile.Change{{Kind: reconcile.Update, Subject: "/etc/x", Slot: 2, Deferred: "waits for job 1"}}, "warn: update /etc/x, waits for job 1", ""},
 		{"the daemon fails", "daemon", unit(reconcile.UnitState{Active: "failed", Result: "exit-code", ExitStatus: 1}), nil, nil,
 			"fail: it ends again and again (exit-code, exit status 1)", "systemctl restart kbnode.service"},
