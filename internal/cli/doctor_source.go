@@ -99,7 +99,7 @@ func (d *doctorSource) Units(ctx context.Context, pattern string) ([]reconcile.U
 }
 
 func (d *doctorSource) Properties(ctx context.Context, unit, kind string, names ...string) (map[string]any, error) {
-	bus, err := d.bus(ctx)
+	bus, err := d.bus()
 	if err != nil {
 		return nil, err
 	}
@@ -111,14 +111,14 @@ func (d *doctorSource) Journal(ctx context.Context, unit string) ([]string, erro
 }
 
 func (d *doctorSource) Program(ctx context.Context, p reconcile.Program) ([]byte, error) {
-	bus, err := d.bus(ctx)
+	bus, err := d.bus()
 	if err != nil {
 		return nil, err
 	}
 	return bus.RunProgram(ctx, p)
 }
 
-func (d *doctorSource) bus(ctx context.Context) (*reconcile.Bus, error) {
+func (d *doctorSource) bus() (*reconcile.Bus, error) {
 	host, err := d.connect()
 	if err != nil {
 		return nil, err
