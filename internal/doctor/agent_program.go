@@ -45,6 +45,10 @@ func otherAgents(ctx context.Context, m *Machine) Answer {
 		if comm, _ := m.read("/proc/" + pid + "/comm"); strings.TrimSpace(comm) != "buildkite-agent" {
 			continue
 		}
+		// Others, kbnode among them, only ask it for its version.
+		if words, _ := m.read("/proc/" + pid + "/cmdline"); !strings.Contains(words, "\x00start\x00") {
+			continue
+		}
 		cgroup, err := m.read("/proc/" + pid + "/cgroup")
 		_, at, _ := strings.Cut(strings.TrimSpace(cgroup), "::")
 		if err != nil || strings.HasPrefix(at, "/"+plan.ParentSlice+"/") || underAny(at, served) {

@@ -51,6 +51,7 @@ func TestAgentChecks(t *testing.T) {
 		{"the package's service runs", func(w *world) {
 			w.f.units = []reconcile.UnitState{{Name: "buildkite-agent.service", Active: "active", Cgroup: "/system.slice/buildkite-agent.service"}, {Name: "buildkite-agent-gpu0.service", Active: "active"}}
 			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
+			w.put("/proc/7/cmdline", "/usr/bin/buildkite-agent\x00start\x00", 0o644)
 			w.put("/proc/7/cgroup", "0::/system.slice/buildkite-agent.service\n", 0o644)
 			w.put(plan.UnitDir+"/multi-user.target.wants/buildkite-agent.service", "", 0o644)
 		}, "agent-other fail: buildkite-agent.service runs, whose jobs have all GPUs and CPUs", "systemctl disable --now buildkite-agent.service"},
@@ -59,9 +60,14 @@ func TestAgentChecks(t *testing.T) {
 		}, "agent-other fail: buildkite-agent.service is stopped, and starts at the next boot", "systemctl disable buildkite-agent.service"},
 		{"somebody started one by hand", func(w *world) {
 			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
+			w.put("/proc/7/cmdline", "/usr/bin/buildkite-agent\x00start\x00", 0o644)
 			w.put("/proc/7/cgroup", "0::/user.slice/x.scope\n", 0o644)
 			w.put("/proc/8/comm", "buildkite-agent\n", 0o644)
 			w.put("/proc/8/cgroup", "0::/buildkite.slice/buildkite-gpu0.slice/y\n", 0o644)
+			w.put("/proc/8/cmdline", "/usr/bin/buildkite-agent\x00start\x00", 0o644)
+			w.put("/proc/10/comm", "buildkite-agent\n", 0o644)
+			w.put("/proc/10/cmdline", "/usr/bin/buildkite-agent\x00--version\x00", 0o644)
+			w.put("/proc/10/cgroup", "0::/system.slice/kbnode.service\n", 0o644)
 			w.put("/proc/9/comm", "bash\n", 0o644)
 			w.put("/proc/9/cgroup", "0::/\n", 0o644)
 		}, `agent-other fail: a buildkite-agent runs outside of the slots: process 7 in "/user.slice/x.scope"`, ""},

@@ -31,14 +31,14 @@ vm-deps:
 	fi
 
 # What takes long and is worth a run of its own when the isolation changes.
-VM_ATTACKS := ^(TestAttack|TestCompatible|TestDaemon|TestDisk|TestImage|TestNetwork|TestQuiet|TestSelftest|TestUpgradeAgents)$$
+VM_ATTACKS := ^(TestAttack|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestImage|TestNetwork|TestQuiet|TestSelftest|TestUpgradeAgents)$$
 
 .PHONY: test-vm
 test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of them
 	$(VM_ENV) test/vm/run.sh -tags vm -count=1 -v -timeout $(VM_TIMEOUT) -parallel $(VM_PARALLEL) -run '$(VM_RUN)' $(if $(RUN),,-skip '$(VM_ATTACKS)') ./test/vm
 
 .PHONY: test-attacks
-test-attacks: ## the long scenarios: hostile jobs, the network, the self-test, the daemon, pipelines of every shape
+test-attacks: ## the long scenarios: hostile jobs, the network, the self-test, the daemon, doctor, pipelines of every shape
 	$(MAKE) test-vm RUN='$(VM_ATTACKS)'
 
 .PHONY: bench-vm
