@@ -168,4 +168,16 @@ func TestHostileFaults(t *testing.T) {
 			}
 		})
 	}
+	t.Run("the slice's CPUs", func(t *testing.T) {
+		t.Parallel()
+		host := *made.HostConfig
+		host.CpusetCpus, host.CpusetMems = "", ""
+		if got := hostile.Faults(r.policy, made.Config, &host); len(got) > 0 {
+			t.Errorf("found %q", got)
+		}
+		host.CpusetMems = "0-63"
+		if got := hostile.Faults(r.policy, made.Config, &host); len(got) != 1 {
+			t.Errorf("all memory nodes: found %q", got)
+		}
+	})
 }

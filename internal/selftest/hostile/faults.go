@@ -53,7 +53,10 @@ func Faults(p plan.JobPolicy, c *container.Config, h *container.HostConfig) []st
 	not(len(h.PortBindings) > 0 || h.PublishAllPorts, "ports are published")
 
 	not(h.CgroupParent != p.Slice, "it is below %q, not %s", h.CgroupParent, p.Slice)
-	not(!sameSet(h.CpusetCpus, p.CPUs) || !sameSet(h.CpusetMems, p.MemoryNodes), "its CPUs are %q on nodes %q, planned are %s on %s", h.CpusetCpus, h.CpusetMems, p.CPUs, p.MemoryNodes)
+	// An engine that was started after the slots' CPUs became a partition believes that
+	// they are not there, and is asked for none: the slice's are the container's then.
+	named := h.CpusetCpus != "" || h.CpusetMems != ""
+	not(named && (!sameSet(h.CpusetCpus, p.CPUs) || !sameSet(h.CpusetMems, p.MemoryNodes)), "its CPUs are %q on nodes %q, planned are %s on %s", h.CpusetCpus, h.CpusetMems, p.CPUs, p.MemoryNodes)
 	not(h.Memory <= 0 || h.Memory > p.MemoryBytes, "its memory is %d, planned are at most %d", h.Memory, p.MemoryBytes)
 	not(h.MemorySwap != h.Memory, "it may swap")
 	not(h.PidsLimit == nil || *h.PidsLimit <= 0 || *h.PidsLimit > p.PidsLimit, "its processes are not limited to %d", p.PidsLimit)
