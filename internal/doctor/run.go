@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
 // Options choose what is asked.
@@ -27,6 +29,7 @@ type Options struct {
 const (
 	wholeTime = 55 * time.Second
 	checkTime = 10 * time.Second
+	maxText   = 2 << 10 // bytes of a sentence
 )
 
 // UnknownError says that something was named that is no check and no group.
@@ -216,8 +219,12 @@ func (r *run) ask(ctx context.Context, a asked) {
 		}
 	}
 	for i, f := range answer.Findings {
-		answer.Findings[i].Status = min(f.Status, max(a.Worst, Skip))
+		f.Status = min(f.Status, max(a.Worst, Skip))
+		// Names of processes and what files and the network say may be a job's.
+		f.Detail, f.Advice = probe.Printable(f.Detail, maxText), probe.Printable(f.Advice, maxText)
+		answer.Findings[i] = f
 	}
+	answer.Detail = probe.Printable(answer.Detail, maxText)
 	if len(answer.Findings) == 0 {
 		answer.Findings = []Finding{}
 	}

@@ -241,7 +241,7 @@ func Parse(data []byte) (*Report, error) {
 // or a file says ends up on terminals.
 func Printable(s string, n int) string {
 	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r == '\uFFFD' {
+		if r < ' ' || r >= 0x7f && r < 0xa0 || r == '\uFFFD' {
 			return -1
 		}
 		return r
