@@ -118,19 +118,3 @@ func because(err error) string {
 	}
 	return lines(err)
 }
-
-// grouped makes one of findings that differ in their slots only.
-func grouped(all []Finding) []Finding {
-	var out []Finding
-	for _, f := range all {
-		i := slices.IndexFunc(out, func(o Finding) bool {
-			return o.Status == f.Status && o.Detail == f.Detail && o.Fix == f.Fix && o.Advice == f.Advice && len(o.Slots) > 0
-		})
-		if i < 0 || len(f.Slots) == 0 {
-			out = append(out, f)
-			continue
-		}
-		out[i].Slots = append(out[i].Slots, f.Slots...)
-	}
-	return out
-}

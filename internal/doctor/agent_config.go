@@ -60,7 +60,7 @@ func agentKeys(_ context.Context, m *Machine) Answer {
 			all = append(all, ok("%d keys", len(have)).of(s.Index))
 		}
 	}
-	return Answer{Findings: grouped(all)}
+	return Answer{Findings: together(all)}
 }
 
 func agentQueue(_ context.Context, m *Machine) Answer {
@@ -86,5 +86,5 @@ func agentQueue(_ context.Context, m *Machine) Answer {
 			all = append(all, ok("%s", s.Queue).of(s.Index))
 		}
 	}
-	return Answer{Findings: grouped(all)}
+	return Answer{Findings: together(all)}
 }

@@ -102,7 +102,7 @@ func buildPaths(_ context.Context, m *Machine) Answer {
 		}
 		all = append(all, f.of(s.Index))
 	}
-	return Answer{Findings: grouped(all)}
+	return Answer{Findings: together(all)}
 }
 
 func dirProblem(m *Machine, dir string, gid int) Finding {

@@ -73,7 +73,7 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 	if len(all) == 0 {
 		return none("no slot serves")
 	}
-	return Answer{Findings: grouped(all)}
+	return Answer{Findings: together(all)}
 }
 
 // registered says that the agent has registered since it was started.
@@ -114,7 +114,7 @@ func drained(_ context.Context, m *Machine) Answer {
 	if len(all) == 0 {
 		all = found(ok("%d slots", len(m.Plan.Slots))).Findings
 	}
-	return Answer{Findings: grouped(all)}
+	return Answer{Findings: together(all)}
 }
 
 // guards asks each slot's Docker socket for a sign of life, side by side.
@@ -133,7 +133,7 @@ func guards(ctx context.Context, m *Machine) Answer {
 		asked.Go(func() { all[i] = oneGuard(ctx, m, s, users[s.User].GID).of(s.Index) })
 	}
 	asked.Wait()
-	return Answer{Findings: grouped(all)}
+	return Answer{Findings: together(all)}
 }
 
 func oneGuard(ctx context.Context, m *Machine, s plan.Slot, gid int) Finding {

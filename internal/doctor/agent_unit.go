@@ -57,7 +57,7 @@ func agentUnits(ctx context.Context, m *Machine) Answer {
 			all = append(all, ok("%d drop-ins", len(files)).of(s.Index))
 		}
 	}
-	return Answer{Findings: grouped(all)}
+	return Answer{Findings: together(all)}
 }
 
 // undo names what takes a setting out of operators' drop-ins.

@@ -89,7 +89,7 @@ func connected(ctx context.Context, m *Machine) Answer {
 	if len(all) == 0 {
 		return none("no slot waits for jobs")
 	}
-	return Answer{Findings: grouped(all)}
+	return Answer{Findings: together(all)}
 }
 
 func listed(s plan.Slot, list []buildkite.Agent) Finding {
