@@ -11,8 +11,10 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/user"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -47,7 +49,7 @@ type Machine struct {
 	Engine   *docker.Engine
 
 	mu  sync.Mutex
-	own string // cgroup of the canary that runs
+	own map[int]string // slots to the cgroups of the canaries that run in them
 }
 
 // OpenMachine reads which slots this machine has, from what their guards read.
@@ -74,9 +76,6 @@ func OpenMachine(engine *docker.Engine) (*Machine, error) {
 
 // Slots looks at all slots of the machine.
 func (m *Machine) Slots(context.Context) ([]Slot, error) {
-	m.mu.Lock()
-	own := m.own
-	m.mu.Unlock()
 	drains, err := readDrains()
 	if err != nil {
 		return nil, err
@@ -93,6 +92,7 @@ func (m *Machine) Slots(context.Context) ([]Slot, error) {
 		if err != nil {
 			return nil, err
 		}
+		own := m.canaryOf(p.Slot)
 		containers = slices.DeleteFunc(containers, func(c string) bool { return c == own })
 		switch {
 		case job != nil:
@@ -152,7 +152,7 @@ func (m *Machine) Canary(ctx context.Context, slot Slot, imageID string) (Canary
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyTime)
 		defer cancel()
 		_ = m.tidy(clean, p) // the next run looks again
-		m.running("")
+		m.running(p.Slot, "")
 	}()
 	root, err := os.OpenRoot(p.WorkRoot)
 	if err != nil {
@@ -168,7 +168,12 @@ func (m *Machine) Canary(ctx context.Context, slot Slot, imageID string) (Canary
 		return c, err
 	}
 	c.Seconds = time.Since(c.Time).Round(time.Millisecond).Seconds()
-	return judge(c, end, readResult(root))
+	text := readResult(root)
+	c.Uploadable = len(text) > 0 && readable(root, p.User)
+	if c, err = judge(c, end, text); c.Passed && !c.Uploadable {
+		c.Passed, c.Reason = false, "it leaves a result.json that the agent may not read, and so not upload"
+	}
+	return c, err
 }
 
 // run runs the container to its end.
@@ -196,7 +201,7 @@ func (m *Machine) run(ctx context.Context, p plan.JobPolicy, imageID string) (do
 	if err != nil {
 		return docker.Ended{}, err
 	}
-	m.running("docker-" + id + ".scope")
+	m.running(p.Slot, "docker-"+id+".scope")
 	if err := guarded.Start(ctx, id); err != nil {
 		return docker.Ended{}, gone(err)
 	}
@@ -212,10 +217,19 @@ func gone(err error) error {
 	return err
 }
 
-func (m *Machine) running(scope string) {
+func (m *Machine) running(slot int, scope string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.own = scope
+	if m.own == nil {
+		m.own = map[int]string{}
+	}
+	m.own[slot] = scope
+}
+
+func (m *Machine) canaryOf(slot int) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.own[slot]
 }
 
 // readResult reads what the container left; nil for nothing that could be read.
@@ -234,6 +248,21 @@ func readResult(root *os.Root) []byte {
 		return nil
 	}
 	return text
+}
+
+// readable says that the result can be uploaded: while a job goes on, its files
+// belong to whom the container runs as.
+func readable(root *os.Root, agentUser string) bool {
+	info, err := root.Lstat(canaryName + "/result.json")
+	if err != nil {
+		return false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || info.Mode().Perm()&0o004 != 0 {
+		return ok
+	}
+	u, err := user.Lookup(agentUser)
+	return err == nil && u.Uid == strconv.FormatUint(uint64(st.Uid), 10) && info.Mode().Perm()&0o400 != 0
 }
 
 // judge is the verdict on what a canary's container did and left.

@@ -20,9 +20,10 @@ import (
 
 // stage is an engine, and the guard of a slot, with one container in it.
 type stage struct {
-	work   string // of the slot
-	result string // what the container leaves; "" for nothing
-	gone   bool   // a job's beginning has cleared it away
+	work   string      // of the slot
+	result string      // what the container leaves; "" for nothing
+	mode   os.FileMode // of that
+	gone   bool        // a job's beginning has cleared it away
 	exit   string
 
 	created map[string]any
@@ -57,7 +58,7 @@ func (s *stage) serve(t *testing.T) *Machine {
 	})
 	on("POST /containers/c1/start", func(*http.Request) (int, string) {
 		if s.result != "" {
-			if err := os.WriteFile(filepath.Join(s.work, canaryName, "result.json"), []byte(s.result), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(s.work, canaryName, "result.json"), []byte(s.result), s.mode); err != nil {
 				t.Error(err)
 			}
 		}
@@ -101,8 +102,9 @@ func TestCanary(t *testing.T) {
 		want Canary
 		err  error
 	}{
-		{name: "a good image", s: stage{result: good, exit: "0"}, want: Canary{Passed: true, Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9"}},
-		{name: "one that says so and fails", s: stage{result: good, exit: "1"}, want: Canary{Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "the submission ended with 0"}},
+		{name: "a good image", s: stage{result: good, mode: 0o644, exit: "0"}, want: Canary{Passed: true, Uploadable: true, Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9"}},
+		{name: "one whose result stays its own", s: stage{result: good, mode: 0o600, exit: "0"}, want: Canary{Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "it leaves a result.json that the agent may not read, and so not upload"}},
+		{name: "one that says so and fails", s: stage{result: good, mode: 0o600, exit: "1"}, want: Canary{Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "the submission ended with 0"}},
 		{name: "one without a result", s: stage{exit: "127"}, want: Canary{Slot: "gpu77", Reason: "it left no result and ended with 127: "}},
 		{name: "cleared away by a job", s: stage{gone: true}, err: ErrKilled},
 		{name: "killed", s: stage{exit: "137"}, err: ErrKilled},

@@ -57,6 +57,8 @@ type Canary struct {
 	Torch   string    `json:"torch,omitempty"` // its version
 	Seconds float64   `json:"seconds"`
 	Time    time.Time `json:"time"`
+	// Uploadable says that it left a result, which the slot's agent can read.
+	Uploadable bool `json:"-"`
 }
 
 // Refusal is an image that kbnode does not take by itself again.

@@ -1,0 +1,95 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+)
+
+// ErrNoRegistry says that the image that jobs run was made or loaded here.
+var ErrNoRegistry = errors.New("it comes from no registry")
+
+// Again pulls the image that jobs run by its digest, as a machine does that lacks
+// it, and returns the digest. What is here already is not sent again, and no name
+// moves.
+func (u *Updater) Again(ctx context.Context) (digest string, err error) {
+	release, err := u.open(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	if _, err := u.Engine.Image(ctx, u.Name); err != nil {
+		return "", err
+	}
+	cur := u.state.Current
+	if cur == nil || cur.Digest == "" {
+		return "", ErrNoRegistry
+	}
+	ref, err := docker.WithDigest(cur.From, cur.Digest)
+	if err != nil {
+		return "", err
+	}
+	return cur.Digest, u.pullOnce(ctx, ref, 0, 0, map[string]bool{})
+}
+
+// Evaluation is what came of the image in one slot.
+type Evaluation struct {
+	Canary
+	Index  int
+	Missed string // why it was not run, or not to its end; "" where it was
+}
+
+// Evaluate runs the image that jobs run as a canary in every slot: in one after
+// the other, or in all at once. Where a job comes it goes first.
+func (u *Updater) Evaluate(ctx context.Context, atOnce bool) ([]Evaluation, error) {
+	release, err := u.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	have, err := u.Engine.Image(ctx, u.Name)
+	if err != nil {
+		return nil, err
+	}
+	slots, err := u.Node.Slots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Evaluation, len(slots))
+	var group sync.WaitGroup
+	for i, slot := range slots {
+		run := func() { all[i] = u.evaluate(ctx, slot, have.ID) }
+		if atOnce {
+			group.Go(run)
+		} else {
+			run()
+		}
+	}
+	group.Wait()
+	slices.SortFunc(all, func(a, b Evaluation) int { return a.Index - b.Index })
+	return all, ctx.Err()
+}
+
+func (u *Updater) evaluate(ctx context.Context, slot Slot, id string) Evaluation {
+	e := Evaluation{Index: slot.Index}
+	switch {
+	case slot.Away != "":
+		e.Missed = slot.Away
+	case slot.Job != "":
+		e.Missed = slot.Job + " runs in it"
+	default:
+		var err error
+		switch e.Canary, err = u.tryIn(ctx, slot, id); {
+		case errors.Is(err, errJob):
+			e.Missed = "a job came, and went first"
+		case err != nil:
+			e.Missed = fmt.Sprint(err)
+		}
+	}
+	e.Slot = slot.Name
+	return e
+}

@@ -1,0 +1,97 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+)
+
+func TestEvaluate(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.slots = []Slot{{Index: 0, Name: "gpu0"}, {Index: 1, Name: "gpu1", Away: "it is parked: dirty"}, {Index: 2, Name: "gpu2", Job: "job 7"}, {Index: 3, Name: "gpu3"}}
+	w.onCanary = func(ctx context.Context, slot Slot) error {
+		if slot.Index == 3 { // a job comes while it runs
+			w.job(3, "job 8")
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	}
+	u := w.updater(tempDir(t))
+	delete(w.names, name)
+	if _, err := u.Evaluate(t.Context(), false); !errors.Is(err, docker.ErrNotFound) {
+		t.Errorf("no image is here: %v", err)
+	}
+	w.names[name] = id(1)
+	want := []Evaluation{
+		{Canary: Canary{Passed: true, Slot: "gpu0"}},
+		{Index: 1, Canary: Canary{Slot: "gpu1"}, Missed: "it is parked: dirty"},
+		{Index: 2, Canary: Canary{Slot: "gpu2"}, Missed: "job 7 runs in it"},
+		{Index: 3, Canary: Canary{Slot: "gpu3"}, Missed: "a job came, and went first"},
+	}
+	for _, atOnce := range []bool{false, true} {
+		w.job(3, "")
+		got, err := u.Evaluate(t.Context(), atOnce)
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("at once %t: %v %s", atOnce, err, diff)
+		}
+	}
+}
+
+func TestEvaluateAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.names[name] = id(1)
+	w.slots = []Slot{{Index: 0, Name: "gpu0"}, {Index: 1, Name: "gpu1"}}
+	here := make(chan int)
+	w.onCanary = func(ctx context.Context, slot Slot) error {
+		select { // each waits for the other
+		case here <- slot.Index:
+		case <-here:
+		case <-ctx.Done():
+		}
+		return ctx.Err()
+	}
+	all, err := w.updater(tempDir(t)).Evaluate(t.Context(), true)
+	if err != nil || len(all) != 2 || !all[0].Passed || !all[1].Passed {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
+
+func TestAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	u := w.updater(tempDir(t))
+	delete(w.names, name)
+	if _, err := u.Again(t.Context()); !errors.Is(err, docker.ErrNotFound) {
+		t.Errorf("no image is here: %v", err)
+	}
+	w.names[name] = id(1)
+	if _, err := u.Again(t.Context()); !errors.Is(err, ErrNoRegistry) {
+		t.Errorf("it was loaded: %v", err)
+	}
+	ref, err := docker.WithDigest(name, digest(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := State{}.named(name)
+	s.Current = &Image{ID: id(1), Digest: digest(1), From: name}
+	if err := s.write(u.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := u.Again(t.Context()); got != digest(1) || err != nil {
+		t.Errorf("%s, %v", got, err)
+	}
+	if w.digests[ref] != id(1) || w.names[name] != id(1) {
+		t.Errorf("pulled %v, named %v", w.digests, w.names)
+	}
+	w.cuts = 1
+	if _, err := u.Again(t.Context()); err == nil {
+		t.Error("a pull that is cut off is not told of")
+	}
+}
