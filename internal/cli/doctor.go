@@ -13,7 +13,7 @@ import (
 
 func newDoctor(s Streams) *cobra.Command {
 	var o doctor.Options
-	var asJSON, quiet, verbose, list, fix, yes bool
+	var asJSON, quiet, verbose, list, fix, yes, accepts bool
 	var bundle string
 	cmd := &cobra.Command{
 		Use:   "doctor",
@@ -31,7 +31,8 @@ wrong. Warnings alone do not make it unfit.`,
   sudo kbnode doctor --only docker,gpu
   sudo kbnode doctor --fix
   sudo kbnode doctor --quiet --skip noise
-  sudo kbnode doctor --bundle /root/kbnode-doctor.tar.gz`,
+  sudo kbnode doctor --bundle /root/kbnode-doctor.tar.gz
+  sudo kbnode doctor --acceptance`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if list {
@@ -40,6 +41,9 @@ wrong. Warnings alone do not make it unfit.`,
 			}
 			if yes && !fix {
 				return usagef("--yes belongs to --fix")
+			}
+			if accepts {
+				return accept(cmd.Context(), s, asJSON)
 			}
 			d := &doctorRun{s: s, o: o}
 			report, err := d.ask(cmd.Context())
@@ -81,7 +85,11 @@ wrong. Warnings alone do not make it unfit.`,
 	f.BoolVar(&fix, "fix", false, "run the commands that mend something and end no job, after asking")
 	f.BoolVar(&yes, "yes", false, "with --fix: do not ask")
 	f.StringVar(&bundle, "bundle", "", "write a support archive, with secrets taken out, to this file")
+	f.BoolVar(&accepts, "acceptance", false, "go through the list of what a node must do before it goes live")
 	cmd.MarkFlagsMutuallyExclusive("json", "quiet", "verbose", "list")
+	for _, other := range []string{"preflight", "only", "skip", "fast", "list", "quiet", "verbose", "fix", "bundle"} {
+		cmd.MarkFlagsMutuallyExclusive("acceptance", other)
+	}
 	return cmd
 }
 

@@ -1,11 +1,14 @@
 package cli
 
 import (
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/acceptance"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 )
 
@@ -66,5 +69,36 @@ noise  noise-swap  WARN  swap is on swap is on swap is on swap is on swap is on 
 	printDoctor(&out, &doctor.Report{Fit: true, Checks: bad.Checks[:1]}, plainly)
 	if !strings.HasSuffix(out.String(), "\nFIT: 0 failed, 0 warnings, 1 ok, 0 skipped.\n") {
 		t.Error(out.String())
+	}
+}
+
+func TestPrintAcceptance(t *testing.T) {
+	t.Parallel()
+	out := acceptanceOutput{
+		Node: "n1", Kbnode: "v1", Queues: []string{"b200"}, GPUs: []string{"gpu0: NVIDIA B200, GPU-1"}, Image: "ghcr.io/x:1",
+		Report: &acceptance.Report{Time: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), Items: []acceptance.Item{
+			{ID: "doctor", About: "the node is fit", Verdict: acceptance.Passed, Saw: "90 checks", Seconds: 12.34},
+			{ID: "restart", About: "an agent is back", Verdict: acceptance.Untried, Saw: "no slot is idle", Do: "again"},
+		}},
+	}
+	var text strings.Builder
+	printAcceptance(&text, out)
+	want := `Node    n1
+Time    2026-03-01 12:00:00 UTC
+kbnode  v1, ` + runtime.GOARCH + `
+Queue   b200
+Image   ghcr.io/x:1
+GPU     gpu0: NVIDIA B200, GPU-1
+   ITEM              VERDICT    SECONDS
+1  the node is fit   passed     12.3
+2  an agent is back  NOT TRIED  0.0
+ 1. passed: 90 checks
+ 2. not tried: no slot is idle
+    do  again
+
+NOT ACCEPTED: 1 passed, 0 failed, 1 not tried, 0 by hand. Send all of this to the operators.
+`
+	if diff := cmp.Diff(want, text.String()); diff != "" {
+		t.Error(diff)
 	}
 }

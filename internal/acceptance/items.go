@@ -1,0 +1,254 @@
+package acceptance
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/image"
+)
+
+const (
+	backTime     = 10 * time.Second // that an agent has to be back
+	registerTime = 2 * time.Minute  // and to register with Buildkite
+	pollTime     = 100 * time.Millisecond
+
+	// shown is how many of several things that went wrong are told.
+	shown = 3
+
+	typeAgain = "sudo kbnode doctor --acceptance, when no job runs"
+)
+
+// items are in the order in which they are tried: what is quick first, and what
+// ends an agent last.
+var items = []item{
+	{"image", "the image that jobs run can be pulled", pull},
+	{"doctor", "kbnode doctor finds the node fit", fit},
+	{"agents", "the agent of each slot is connected", agents},
+	{"limits", "each slot's container gets its CPUs, its memory and one GPU", limits},
+	{"isolation", "nothing gets out of a slot", isolation},
+	{"evaluation", "an evaluation passes in each slot, one after the other", oneByOne},
+	{"together", "evaluations pass in all slots at once", together},
+	{"gpu", "the image computes on each slot's GPU", gpu},
+	{"artifacts", "each evaluation left a result that the agent can upload", artifacts},
+	{"restart", "an agent that is killed is back within 10 s", restart},
+	{"build", "a build from Buildkite ends well, and its artifacts are there", build},
+}
+
+func pull(ctx context.Context, r *run) Item {
+	digest, err := r.Pull(ctx)
+	switch {
+	case errors.Is(err, image.ErrNoRegistry):
+		return byHand("sudo kbnode image update, if a registry has it", "it was made or loaded here: %v", err)
+	case err != nil:
+		return failed("sudo kbnode image update", "%v", err)
+	}
+	return passed("%s", digest)
+}
+
+func fit(ctx context.Context, r *run) Item {
+	report, err := r.Doctor(ctx)
+	if err != nil {
+		return failed("sudo kbnode doctor", "%v", err)
+	}
+	r.fit = report
+	if !report.Fit {
+		var wrong []string
+		for _, c := range report.Checks {
+			if c.Status == doctor.Fail {
+				wrong = append(wrong, c.ID+": "+c.Summary())
+			}
+		}
+		return failed("sudo kbnode doctor", "%s", some(wrong))
+	}
+	return passed("%d checks are well, %d warn", report.Count(doctor.OK), report.Count(doctor.Warn))
+}
+
+// checks sums up some of doctor's. At least one must be well, and the first of them
+// in all slots.
+func (r *run) checks(do string, ids ...string) Item {
+	if r.fit == nil {
+		return untried("sudo kbnode doctor", "kbnode doctor could not be run")
+	}
+	var well, wrong, left []string
+	for n, id := range ids {
+		i := slices.IndexFunc(r.fit.Checks, func(c doctor.Result) bool { return c.ID == id })
+		if i < 0 {
+			continue
+		}
+		c := r.fit.Checks[i]
+		for _, f := range c.Findings {
+			if n == 0 && f.Status == doctor.Skip {
+				left = append(left, of(f.Slots)+f.Detail)
+			}
+		}
+		switch {
+		case c.Status == doctor.Fail:
+			wrong = append(wrong, c.ID+": "+c.Summary())
+		case c.Status == doctor.Skip && n == 0:
+			left = append(left, c.ID+": "+c.Summary())
+		case c.Status != doctor.Skip:
+			well = append(well, c.ID+": "+c.Summary())
+		}
+	}
+	switch {
+	case len(wrong) > 0:
+		return failed(do, "%s", some(wrong))
+	case len(left) > 0 || len(well) == 0:
+		return untried(typeAgain, "%s", cmp.Or(some(left), "it was not looked at"))
+	}
+	return passed("%s", strings.Join(well, "; "))
+}
+
+func agents(_ context.Context, r *run) Item {
+	return r.checks("sudo kbnode doctor --only agent,buildkite", "agent-running", "buildkite-queue", "buildkite-agents")
+}
+
+func limits(_ context.Context, r *run) Item {
+	return r.checks("sudo kbnode doctor --only slots", "container", "slot-limits", "slot-cores")
+}
+
+func isolation(ctx context.Context, r *run) Item {
+	reports, err := r.Selftest(ctx)
+	if err != nil {
+		return failed("sudo kbnode selftest", "%v", err)
+	}
+	tried := 0
+	var wrong, left []string
+	for _, s := range reports {
+		for _, c := range s.Checks {
+			if tried++; !c.Held {
+				wrong = append(wrong, fmt.Sprintf("%s, %s: saw %s", s.Slot, c.Tried, c.Saw))
+			}
+		}
+		if s.Skipped != "" {
+			left = append(left, s.Slot+": "+s.Skipped)
+		}
+	}
+	switch {
+	case len(wrong) > 0:
+		return failed("sudo kbnode selftest", "%s", some(wrong))
+	case len(left) > 0 || tried == 0:
+		return untried(typeAgain, "%s", cmp.Or(some(left), "there is no slot"))
+	}
+	return passed("%d things were tried, and held", tried)
+}
+
+func oneByOne(ctx context.Context, r *run) Item {
+	all, err := r.Evaluate(ctx, false)
+	r.evaluations = append(r.evaluations, all...)
+	return evaluated(all, err)
+}
+
+func together(ctx context.Context, r *run) Item {
+	all, err := r.Evaluate(ctx, true)
+	r.evaluations = append(r.evaluations, all...)
+	return evaluated(all, err)
+}
+
+func evaluated(all []image.Evaluation, err error) Item {
+	if err != nil {
+		return failed("sudo kbnode image list", "%v", err)
+	}
+	var wrong, left []string
+	var took []float64
+	for _, e := range all {
+		switch {
+		case e.Missed != "":
+			left = append(left, e.Slot+": "+e.Missed)
+		case !e.Passed:
+			wrong = append(wrong, e.Slot+": "+e.Reason)
+		}
+		took = append(took, e.Seconds)
+	}
+	switch {
+	case len(wrong) > 0:
+		return failed("sudo kbnode doctor --only slots,image", "%s", some(wrong))
+	case len(left) > 0 || len(all) == 0:
+		return untried(typeAgain, "%s", cmp.Or(some(left), "there is no slot"))
+	}
+	return passed("%d passed, in %.1f to %.1f s", len(all), slices.Min(took), slices.Max(took))
+}
+
+// gpu tells what the evaluations computed on. Where the image has no library that
+// uses GPUs nothing was asked of them.
+func gpu(_ context.Context, r *run) Item {
+	seen := map[string]int{}
+	var none []string
+	for _, e := range r.evaluations {
+		switch {
+		case !e.Passed:
+			return untried("see the evaluations", "not every evaluation passed")
+		case e.Torch == "" || e.GPU == "":
+			none = append(none, e.Slot)
+		default:
+			seen[e.GPU+", torch "+e.Torch]++
+		}
+	}
+	switch {
+	case len(r.evaluations) == 0:
+		return untried("see the evaluations", "nothing was evaluated")
+	case len(seen) == 0:
+		return byHand("set image.name to the image that jobs are to run", "the image has no torch that computes on GPUs")
+	case len(none) > 0:
+		return failed("sudo kbnode doctor --only gpu,docker", "torch saw no GPU in %s", some(none))
+	case len(seen) > 1:
+		var kinds []string
+		for kind, n := range seen {
+			kinds = append(kinds, fmt.Sprintf("%d x %s", n, kind))
+		}
+		slices.Sort(kinds)
+		return failed("sudo kbnode inventory", "the slots are not alike: %s", some(kinds))
+	}
+	for kind, n := range seen {
+		return passed("%d x %s", n, kind)
+	}
+	return Item{}
+}
+
+func artifacts(_ context.Context, r *run) Item {
+	var wrong []string
+	n := 0
+	for _, e := range r.evaluations {
+		if e.Missed != "" {
+			continue
+		}
+		if n++; !e.Uploadable {
+			wrong = append(wrong, e.Slot)
+		}
+	}
+	switch {
+	case len(wrong) > 0:
+		return failed("sudo kbnode doctor --only slots,image", "no result that can be uploaded was left in %s", some(wrong))
+	case n == 0:
+		return untried("see the evaluations", "nothing was evaluated")
+	}
+	return passed("%d of %d result.json are whole, and the agent may read them", n, n)
+}
+
+// build is what Buildkite must be asked for: no agent token can start a build.
+func build(context.Context, *run) Item {
+	return byHand("start a build of a pipeline with this queue (docs/pipelines.md has some), and look at its artifacts", "an agent's token cannot start one")
+}
+
+// some is a few of several texts, and how many more there are.
+func some(all []string) string {
+	more := ""
+	if n := len(all) - shown; n > 0 {
+		all, more = all[:shown], fmt.Sprintf("; and %d more", n)
+	}
+	return strings.Join(all, "; ") + more
+}
+
+func of(slots []int) string {
+	if len(slots) == 0 {
+		return ""
+	}
+	return "slots " + cpuset.Of(slots...).String() + ": "
+}
