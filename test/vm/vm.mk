@@ -42,8 +42,8 @@ test-attacks: ## the long scenarios: hostile jobs, the network, the self-test, t
 	$(MAKE) test-vm RUN='$(VM_ATTACKS)'
 
 .PHONY: bench-vm
-bench-vm: vm-ready ## what hooks cost a job, next to those of the setup scripts, and the daemon at rest, in the virtual machine
-	$(VM_ENV) go test -tags vm -run '^$$' -bench . -benchtime 1x -timeout 30m ./test/vm
+bench-vm: vm-ready ## what hooks, the guard and the daemon at rest cost, in the virtual machine
+	$(VM_ENV) go test -tags vm -run '^$$' -bench '$(or $(RUN),.)' -benchtime 1x -timeout 30m ./test/vm
 
 .PHONY: vm-image
 vm-image: vm-ready ## make the virtual machine's template, if it is not cached
