@@ -257,8 +257,9 @@ func (d *daemonLoop) event(e ...events.Event) {
 	}
 }
 
-// pass looks at the machine, and brings it to its plan where it differs. Only
-// then, or when it was asked for, is everything read anew.
+// pass looks at the machine, and brings it to its plan where it differs. Everything
+// is read anew now and then, when it was asked for, and when what the plan is made
+// from has changed.
 func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, passTime, fmt.Errorf("nothing more in %s", passTime))
 	defer cancel()
@@ -279,12 +280,36 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 		if err != nil {
 			return err
 		}
-		if !pending(changes) && sameDrains(withHealth(d.drains, drains), d.drains) {
-			d.seen.Waiting = len(changes)
-			return nil
+		if sameDrains(withHealth(d.drains, drains), d.drains) {
+			if !pending(changes) {
+				d.seen.Waiting = len(changes)
+				return nil
+			}
+			if right, err := d.mend(ctx, host); right || err != nil {
+				return err
+			}
 		}
 	}
 	return d.whole(ctx, host)
+}
+
+// mend brings what was changed by hand back to the plan. A driver may take a second
+// to be asked, and need not be: nothing that the plan was made from has changed. It
+// says whether the plan is still right now that no other kbnode is at work.
+func (d *daemonLoop) mend(ctx context.Context, host *reconcile.Host) (right bool, err error) {
+	release, err := host.Lock()
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	if d.Node.Stamp(d.plan) != d.stamp {
+		return false, nil
+	}
+	state, err := host.Observe(ctx, d.plan)
+	if err != nil {
+		return false, err
+	}
+	return true, d.apply(ctx, host, state, reconcile.Diff(d.plan, state))
 }
 
 // pending says that something can be changed now.
@@ -342,6 +367,10 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 		}
 		d.drains, changes = drains, reconcile.Diff(d.plan, state)
 	}
+	return d.apply(ctx, host, state, changes)
+}
+
+func (d *daemonLoop) apply(ctx context.Context, host *reconcile.Host, state *reconcile.State, changes []reconcile.Change) error {
 	result, err := host.Apply(ctx, d.plan, state, changes)
 	d.keep(result.Applied)
 	d.seen.Applied, d.seen.Waiting = result.Applied, len(result.Deferred)

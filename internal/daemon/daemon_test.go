@@ -33,18 +33,20 @@ type fakeNode struct {
 	root string
 	sd   *systemdtest.Systemd
 
-	mu      sync.Mutex
-	reads   int
-	hosts   int
-	err     error // of Read
-	listen  string
-	stamp   string
-	gpus    []inventory.GPU
-	started time.Duration // of each reading
-	tune    []plan.Tunable
-	watches int
-	dead    bool // the watch's connection
-	changed func(string)
+	mu     sync.Mutex
+	reads  int
+	hosts  int
+	err    error // of Read
+	listen string
+	stamp  string
+	// looksAtStamp is after how many of them it changes; 0 is never.
+	looksAtStamp int
+	gpus         []inventory.GPU
+	started      time.Duration // of each reading
+	tune         []plan.Tunable
+	watches      int
+	dead         bool // the watch's connection
+	changed      func(string)
 }
 
 func newFakeNode(t *testing.T) *fakeNode {
@@ -120,7 +122,12 @@ func (n *fakeNode) Docker(context.Context) error { return nil }
 func (n *fakeNode) Stamp(*plan.Plan) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.stamp
+	stamp := n.stamp
+	if n.looksAtStamp == 1 {
+		n.stamp += "+"
+	}
+	n.looksAtStamp = max(n.looksAtStamp-1, 0)
+	return stamp
 }
 
 func (n *fakeNode) Host(context.Context) (*reconcile.Host, func(), error) {
@@ -242,8 +249,18 @@ func TestDriftIsMended(t *testing.T) {
 		if n.unit(t) != unitText {
 			t.Errorf("a second after systemd's signal: %q", n.unit(t))
 		}
-		if reads, _, _ := n.count(); reads != 3 {
-			t.Errorf("%d reads, want one for each drift", reads)
+		if reads, _, _ := n.count(); reads != 1 {
+			t.Errorf("%d reads, want none for a drift", reads)
+		}
+
+		// Another kbnode wrote a configuration just before the lock was had.
+		n.spoil(t)
+		n.set(func() { n.looksAtStamp = 1 })
+		n.changed(unitName)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if reads, _, _ := n.count(); reads != 2 || n.unit(t) != unitText {
+			t.Errorf("%d reads, want one for another configuration; %q", reads, n.unit(t))
 		}
 	})
 }
