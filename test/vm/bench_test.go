@@ -115,9 +115,23 @@ func BenchmarkOutput(b *testing.B) {
 	}
 }
 
+// mends prints how many seconds it takes until a limit is back that was changed over
+// systemd, which tells of it.
+const mends = `
+limit=/sys/fs/cgroup/buildkite.slice/buildkite-gpu2.slice/memory.max
+planned=$(cat $limit)
+for i in 1 2 3; do
+	systemctl set-property --runtime buildkite-gpu2.slice MemoryMax=1G
+	began=${EPOCHREALTIME/./}
+	until [ "$(<$limit)" = $planned ]; do sleep 0.05; done
+	echo "$(((${EPOCHREALTIME/./} - began) / 1000))e-3"
+	sleep 20
+done
+`
+
 // BenchmarkRest is a node at which nothing happens, with eight idle slots: what
 // the daemon, and the probes that it starts, cost in five minutes. One full pass
-// and ten looks fall into them.
+// and ten looks fall into them. Then a limit is changed.
 func BenchmarkRest(b *testing.B) {
 	const rest = 5 * time.Minute
 	m := installed(b)
@@ -152,6 +166,9 @@ func BenchmarkRest(b *testing.B) {
 		b.ReportMetric(factor, "times-slower")
 		b.ReportMetric(after[2]-before[2], "B-written")
 		b.ReportMetric(after[3]/1024, "MiB-RSS")
+		drift := slices.Min(numbers(b, m.Sh(mends)))
+		b.ReportMetric(drift, "s-drift-emulated")
+		b.ReportMetric(drift/factor, "s-drift")
 	}
 }
 

@@ -192,6 +192,19 @@ func TestDoctor(t *testing.T) {
 		}
 	})
 
+	t.Run("garbage in every file, and no program", func(t *testing.T) {
+		m.Sh(`systemctl stop kbnode
+			for d in /etc/kbnode /etc/buildkite-agent /var/lib/kbnode /etc/docker /etc/cdi; do mkdir -p /root/away/$d; cp -a $d/. /root/away/$d; done
+			find /etc/kbnode /etc/buildkite-agent /var/lib/kbnode /etc/docker /etc/cdi -xdev -type f -size -1M | while read -r f; do head -c 4000 /dev/urandom >"$f"; done`)
+		began := time.Now()
+		r := m.Try("env -i PATH=/nowhere /usr/local/bin/kbnode doctor --fast")
+		if took := time.Since(began); took > 80*time.Second || r.Code != 1 || !strings.Contains(r.Stdout, "NOT FIT") || strings.Contains(r.Stderr, "goroutine") {
+			t.Errorf("%v, exit code %d: %s%s", took, r.Code, r.Stdout, r.Stderr)
+		}
+		m.Sh("for d in /etc/kbnode /etc/buildkite-agent /var/lib/kbnode /etc/docker /etc/cdi; do cp -a /root/away/$d/. $d; done; systemctl start kbnode")
+		allIdle(t, m)
+	})
+
 	t.Run("nothing answers", func(t *testing.T) {
 		m.Sh("systemctl stop kbnode; echo 'hang = 100' >>/etc/fake-nvml.conf; kill -STOP $(pidof dockerd) $(pidof dbus-daemon)")
 		began := time.Now()

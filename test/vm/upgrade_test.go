@@ -100,4 +100,15 @@ func TestUpgradeAgents(t *testing.T) {
 			t.Errorf("events: %s", got)
 		}
 	})
+
+	t.Run("power failure", func(t *testing.T) {
+		m.Start("kbnode", "upgrade", "--agent-binary", "/root/agent9")
+		m.Wait("the first slot", fmt.Sprintf("test $("+runs+") -gt 0", newBinary))
+		m.Reset()
+		m.Sh("bkstub wait-agents --count 8 --timeout 5m")
+		began := time.Now()
+		m.Wait("the daemon to end it", fmt.Sprintf("test $("+runs+") = 8", newBinary))
+		t.Logf("the daemon took %v", time.Since(began).Round(time.Second))
+		allIdle(t, m, 0)
+	})
 }
