@@ -5,6 +5,7 @@ package vm_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -151,6 +152,9 @@ func TestDaemon(t *testing.T) {
 		m.Wait("the same story", "curl -s http://127.0.0.1:9700/metrics >/root/metrics; "+
 			`grep -q '^kbnode_slot_drained{by="gpu.recovery",slot="gpu4"} 1$' /root/metrics && grep -q '^kbnode_slot_state{slot="gpu4",state="drained"} 1$' /root/metrics && `+
 			`grep -q '^kbnode_slot_state{slot="gpu5",state="idle"} 1$' /root/metrics && grep -q '^kbnode_health_verdicts{check="gpu.recovery",.*slot="gpu4"} 1$' /root/metrics`)
+		if f := asked(t, m, "--only health")["health"].Findings; len(f) != 1 || !slices.Equal(f[0].Slots, []int{4}) || !strings.Contains(f[0].Detail, "gpu.recovery") {
+			t.Errorf("doctor tells another story: %+v", f)
+		}
 		m.Sh("systemctl kill -s KILL kbnode; sleep 20")
 		slotIs(t, m, 4, "drained", "gpu.recovery")
 		if r := m.Try("kbnode resume gpu4"); r.Code != 1 || !strings.Contains(r.Stdout, "still drained by gpu.recovery") {
