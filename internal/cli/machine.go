@@ -85,6 +85,7 @@ type machine struct {
 	agents  plan.Agents  // as kept
 	plan    *plan.Plan
 	managed bool // the configuration file is kbnode's own, or there is none
+	wished  bool // there is none, or it does not say all that was asked for
 }
 
 func (m *machine) live() bool { return m.root == "/" }
@@ -118,7 +119,8 @@ func (m *machine) loadConfig(w *wishes, env func(string) string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read configuration: %w", err)
 	}
-	m.managed = err != nil || strings.Contains(firstLines(string(text), 3), plan.Marker)
+	missing := err != nil
+	m.managed = missing || strings.Contains(firstLines(string(text), 3), plan.Marker)
 	base, err := config.Parse(file, text)
 	if err != nil {
 		return usage(err)
@@ -132,7 +134,8 @@ func (m *machine) loadConfig(w *wishes, env func(string) string) error {
 		return err
 	}
 	m.cfg = config.Merge(config.Merge(base, over), flags)
-	if !m.managed && !reflect.DeepEqual(m.cfg, base) {
+	m.wished = missing || !reflect.DeepEqual(m.cfg, base)
+	if !m.managed && m.wished {
 		return usagef("%s was written by hand and says otherwise than the flags or variables given; change the file, or leave them out", plan.ConfigPath)
 	}
 	return nil
@@ -199,7 +202,8 @@ func (m *machine) think() error {
 		}
 		in.Binary = exe
 	}
-	if m.managed {
+	in.ConfigKept = m.managed && !m.wished
+	if m.managed && m.wished {
 		var err error
 		if in.ConfigText, err = config.Render(m.cfg, plan.Marker+". Flags of kbnode install end up here; to own the file, edit it and delete this line."); err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -212,6 +213,46 @@ func TestConfigFileOfATree(t *testing.T) {
 			}
 			if tt.code == 2 && strings.Contains(tt.err, ":") && !strings.Contains(tt.err, "by hand") && !strings.HasPrefix(got.err, "kbnode: "+root) {
 				t.Errorf("%q does not name the file as the user can open it", got.err)
+			}
+		})
+	}
+}
+
+// An edit of the file that comes while the plan is made must not be undone by it.
+func TestConfigFileIsWrittenWhereItMustBe(t *testing.T) {
+	t.Parallel()
+	ours := "# " + plan.Marker + "\n"
+	for _, tt := range []struct {
+		name, text string
+		args       []string
+		kept       bool
+		content    string // "" where nothing is to be written
+	}{
+		{name: "none yet", args: []string{"--queue", "a"}, content: "queue: a"},
+		{name: "all is said", text: ours + "queue: a # why\n", kept: true},
+		{name: "said again", text: ours + "queue: a\n", args: []string{"--queue", "a"}, kept: true},
+		{name: "a new wish", text: ours + "queue: a\n", args: []string{"--queue", "b"}, content: "queue: b"},
+		{name: "by hand", text: "queue: a\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			root := machinetest.B200x8().Dir(t)
+			if tt.text != "" {
+				put(t, root, plan.ConfigPath, tt.text)
+			}
+			var p plan.Plan
+			if err := json.Unmarshal([]byte(kbnode(t, append([]string{"plan", "--json", "--root", root}, tt.args...)...).out), &p); err != nil {
+				t.Fatal(err)
+			}
+			i := slices.IndexFunc(p.Files, func(f plan.File) bool { return f.Path == plan.ConfigPath })
+			if i < 0 {
+				if tt.kept || tt.content != "" {
+					t.Error("the file is not planned")
+				}
+				return
+			}
+			if f := p.Files[i]; f.Kept != tt.kept || !strings.Contains(f.Content, tt.content) || tt.content == "" && f.Content != "" {
+				t.Errorf("%+v", f)
 			}
 		})
 	}

@@ -20,8 +20,11 @@ type Input struct {
 	Agents    Agents    // as kept on the machine
 	Binary    string    // absolute path of kbnode on the machine
 	Version   string    // of kbnode
-	// ConfigText is the configuration file to write; "" leaves the operator's.
+	// ConfigText is the configuration file to write; "" leaves the one that is there.
 	ConfigText string
+	// ConfigKept says that the configuration file is kbnode's and says all of Config.
+	// An edit that comes after it was read must not be undone.
+	ConfigKept bool
 }
 
 // Plan is everything that should be true of a machine.
@@ -116,7 +119,10 @@ type File struct {
 	// Source makes the file a copy of that file of the machine, instead of
 	// Content. Copies keep the modification time: same size and time, same file.
 	Source string `json:"source,omitempty"`
-	Slot   int    `json:"slot"` // the slot it belongs to; -1 for the node's own
+	// Kept leaves what the file says to whoever wrote it: only its mode and owner are
+	// planned, and only where it is there.
+	Kept bool `json:"kept,omitempty"`
+	Slot int  `json:"slot"` // the slot it belongs to; -1 for the node's own
 }
 
 // Slice is a systemd slice and the limits that its cgroup must show.

@@ -68,6 +68,8 @@ func (p *Plan) addNode(in Input) error {
 	}
 	if in.ConfigText != "" {
 		p.addFile(ConfigPath, 0o644, -1, in.ConfigText)
+	} else if in.ConfigKept {
+		p.Files = append(p.Files, File{Path: ConfigPath, Mode: 0o644, Owner: "root", Kept: true, Slot: -1})
 	}
 	p.addFile(GitConfigPath, 0o644, -1, gitConfig)
 	if src := in.Inventory.Software.Agent.Path; src != "" {

@@ -89,6 +89,11 @@ func (d *differ) file(f plan.File) {
 	if f.Source != "" {
 		same = got.kind == regular && got.copied
 	}
+	if f.Kept {
+		if same = ok && got.kind == regular; !same {
+			return // whoever has moved it is heard when it is read again
+		}
+	}
 	switch {
 	case !ok:
 		c.Kind = Create

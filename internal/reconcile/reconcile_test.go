@@ -3,6 +3,8 @@ package reconcile_test
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -317,4 +319,41 @@ func TestOfflineTree(t *testing.T) {
 		"start kbnode-guard-gpu0.service", "start buildkite-agent-gpu0.service", "start kbnode.service",
 	}
 	equal(t, "deferred", want, brief(r.Deferred))
+}
+
+func TestKeptFile(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(1).plan(t))
+	config := filepath.Join(m.h.Root, plan.ConfigPath)
+	kept := func() *plan.Plan {
+		p := slots(1).plan(t)
+		p.Files = append(p.Files, plan.File{Path: plan.ConfigPath, Mode: 0o644, Owner: "root", Kept: true, Slot: -1})
+		return p
+	}
+	if _, changes := m.diff(kept()); len(changes) > 0 {
+		t.Errorf("a file that is not there: %v", changes)
+	}
+	for _, edit := range []string{"# " + plan.Marker + "\nqueue: a\n", "queue: b\n"} {
+		m.write(plan.ConfigPath, edit)
+		if err := os.Chmod(config, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		m.apply(kept())
+		if text := m.read(plan.ConfigPath); text != strings.TrimSpace(edit) {
+			t.Errorf("an edit was undone: %q", text)
+		}
+		if fi, err := os.Stat(config); err != nil || fi.Mode().Perm() != 0o644 {
+			t.Errorf("anybody may write it: %v, %v", fi, err)
+		}
+		if _, changes := m.diff(kept()); len(changes) > 0 {
+			t.Errorf("changes are left: %v", changes)
+		}
+	}
+	if err := errors.Join(os.Remove(config), os.Symlink("/etc/elsewhere", config)); err != nil {
+		t.Fatal(err)
+	}
+	if _, changes := m.diff(kept()); len(changes) > 0 {
+		t.Errorf("a link: %v", changes)
+	}
 }
