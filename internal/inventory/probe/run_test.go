@@ -245,3 +245,48 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// Not parallel: what is kept is the process's.
+func TestKeep(t *testing.T) {
+	r := needRig(t)
+	elf, err := os.ReadFile(r.probe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "probe")
+	write := func(data []byte) {
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
+		if err := os.WriteFile(file, data, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(elf)
+	times := 0
+	counted := source(func(w io.Writer) error { times++; return unpacked(elf)(w) })
+	for _, from := range []place{{"memfd", inMemory(counted)}, {"libexec", installed(file, counted)}} {
+		for _, keep := range []bool{false, true} {
+			if times = 0; keep {
+				Keep()
+			}
+			for range 3 {
+				opts := r.options(t, "driver", "")
+				opts.Path, opts.runDir = "", t.TempDir()
+				if report, err := runAny(t.Context(), opts, []place{from}); err != nil || len(report.GPUs) != 8 {
+					t.Fatalf("%s: %v", from.name, err)
+				}
+			}
+			if want := map[bool]int{false: 3, true: 1}[keep]; times != want {
+				t.Errorf("%s, keep %t: unpacked %d times, want %d", from.name, keep, times, want)
+			}
+		}
+		if from.name == "libexec" { // which somebody replaces
+			write(elf[1:])
+			if _, _, err := from.prepare(); err == nil {
+				t.Error("another file is taken for the probe")
+			}
+		}
+		_ = kept.mem.Close()
+		kept = keeper{}
+	}
+}
