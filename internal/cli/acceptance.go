@@ -129,11 +129,15 @@ func (n *acceptedNode) Agent(ctx context.Context, slot int) (acceptance.Agent, e
 }
 
 func (n *acceptedNode) Kill(ctx context.Context, slot int) error {
-	a, err := n.Agent(ctx, slot)
+	state, err := n.host.Observe(ctx, n.m.plan)
 	if err != nil {
 		return err
 	}
-	p, err := os.FindProcess(a.PID)
+	ss := slotState(state, slot)
+	if busy := ss.Busy(); busy != "" { // a job may have come since
+		return fmt.Errorf("kill %s: it is busy with %s", plan.AgentUnit(slot), busy)
+	}
+	p, err := os.FindProcess(ss.Agent.MainPID)
 	if err == nil {
 		err = p.Kill()
 	}

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
@@ -35,6 +36,14 @@ wrong. Warnings alone do not make it unfit.`,
   sudo kbnode doctor --acceptance`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := oneOf(cmd, "json", "quiet", "verbose", "list"); err != nil {
+				return err
+			}
+			for _, other := range []string{"preflight", "only", "skip", "fast", "list", "quiet", "verbose", "fix", "bundle"} {
+				if err := oneOf(cmd, "acceptance", other); err != nil {
+					return err
+				}
+			}
 			if list {
 				listChecks(s.Out)
 				return nil
@@ -86,11 +95,21 @@ wrong. Warnings alone do not make it unfit.`,
 	f.BoolVar(&yes, "yes", false, "with --fix: do not ask")
 	f.StringVar(&bundle, "bundle", "", "write a support archive, with secrets taken out, to this file")
 	f.BoolVar(&accepts, "acceptance", false, "go through the list of what a node must do before it goes live")
-	cmd.MarkFlagsMutuallyExclusive("json", "quiet", "verbose", "list")
-	for _, other := range []string{"preflight", "only", "skip", "fast", "list", "quiet", "verbose", "fix", "bundle"} {
-		cmd.MarkFlagsMutuallyExclusive("acceptance", other)
-	}
 	return cmd
+}
+
+// oneOf refuses flags that do not go together.
+func oneOf(cmd *cobra.Command, names ...string) error {
+	var given []string
+	for _, name := range names {
+		if cmd.Flags().Changed(name) {
+			given = append(given, "--"+name)
+		}
+	}
+	if len(given) > 1 {
+		return usagef("%s do not go together; leave one out", strings.Join(given, " and "))
+	}
+	return nil
 }
 
 func listChecks(w io.Writer) {

@@ -24,8 +24,10 @@ func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("doctor looks at what only root may; type sudo kbnode doctor")
 	}
-	src := &doctorSource{s: d.s, m: &machine{root: "/"}, life: ctx}
+	life, end := context.WithCancel(ctx)
+	src := &doctorSource{s: d.s, m: &machine{root: "/"}, life: life}
 	defer src.close()
+	defer end() // a check may still wait for systemd
 	d.o.Log = d.s.logger()
 	d.m = &doctor.Machine{
 		Root: "/", Source: src, Now: time.Now(),
@@ -76,6 +78,9 @@ func (d *doctorRun) fix(ctx context.Context, report *doctor.Report, yes bool) (*
 func (d *doctorRun) busy(ctx context.Context, slots []int) ([]int, error) {
 	if len(slots) == 0 {
 		return nil, nil
+	}
+	if d.m.Plan == nil {
+		return nil, errors.New("left: without a plan nobody knows whether a job runs there; see what kbnode doctor --only plan says, and leave --only out")
 	}
 	host, shut, err := openHost(ctx, d.s)
 	if err != nil {

@@ -1,6 +1,10 @@
 package cli
 
 import (
+	"context"
+	"io"
+	"net"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -100,5 +104,37 @@ NOT ACCEPTED: 1 passed, 0 failed, 1 not tried, 0 by hand. Send all of this to th
 `
 	if diff := cmp.Diff(want, text.String()); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// Not parallel: where the bus is, the environment says.
+func TestDeafBus(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "bus")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	called := make(chan struct{})
+	go func() {
+		if conn, err := l.Accept(); err == nil { // and not another word
+			close(called)
+			<-t.Context().Done()
+			_ = conn.Close()
+		}
+	}()
+	t.Setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path="+socket)
+	life, end := context.WithCancel(t.Context())
+	src := &doctorSource{s: Streams{Out: io.Discard, Err: io.Discard}, life: life}
+	asked := make(chan error)
+	go func() {
+		_, err := src.Units(t.Context(), "x.service")
+		asked <- err
+	}()
+	<-called
+	end()
+	src.close() // hangs where it waits for who asks
+	if err := <-asked; err == nil {
+		t.Error("a deaf bus answers")
 	}
 }

@@ -134,10 +134,11 @@ var secretForms = sync.OnceValue(func() []*regexp.Regexp {
 		`()\bbk[a-z]{2}_[0-9A-Za-z]{16,}`,                               // Buildkite's tokens
 		`()\bgh[a-z]_[0-9A-Za-z]{20,}|()\bgithub_pat_[0-9A-Za-z_]{20,}`, // GitHub's
 		`()\beyJ[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]*`, // JSON web tokens
-		`(?i)([a-z0-9_.-]*(?:token|secret|passw(?:or)?d|api_?key|credential)s?["']?\s*[=:]\s*["']?)[^\s"',;}]{4,}`,
+		`(?i)([a-z0-9_.-]*(?:token|secret(?:_access_key|_key)?|passw(?:or)?d|passphrase|api_?key|private_?key|credential)s?\\*["']?\s*[=:]\s*\\*["']?)[^\s"',;}\\]{4,}`,
+		`(?i)(--?(?:token|password)\s+)[^\s"']{4,}`,
 		`(?i)((?:authorization|proxy-authorization)["']?\s*[=:]\s*["']?(?:\w+ )?)[^\s"',;}]{4,}`,
 		`(?i)("auth"\s*:\s*")[^"]+`,
-		`([a-z][a-z0-9+.-]*://)[^/\s@"']+@`,
+		`([a-z][a-z0-9+.-]*://)[^/\s"']+@`,
 		`()-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)`,
 	} {
 		all = append(all, regexp.MustCompile(form))
@@ -151,6 +152,9 @@ type scrubber struct{ known []string }
 // newScrubber knows this machine's own token, whatever it looks like.
 func newScrubber(m *Machine) scrubber {
 	var s scrubber
+	if m.API.Token != "" {
+		s.known = append(s.known, m.API.Token)
+	}
 	text, err := m.read(plan.TokenPath)
 	if err != nil {
 		return s

@@ -44,11 +44,12 @@ func TestBundle(t *testing.T) {
 	t.Parallel()
 	m := machineOf(t, &fake{}, map[string]string{
 		plan.TokenPath:               "BUILDKITE_AGENT_TOKEN=plain-looking-words\n",
-		plan.ConfigPath:              "queue: b200\n# it was plain-looking-words once\n",
+		plan.ConfigPath:              "queue: b200\n# it was plain-looking-words once\n# and a-persons-own\n",
 		"/etc/docker/daemon.json":    `{"proxies": {"http-proxy": "http://me:pa55@proxy:3128"}}`,
 		"/proc/cmdline":              "quiet",
 		"/var/lib/kbnode/slots.json": "{}",
 	})
+	m.API.Token = "a-persons-own"
 	var out bytes.Buffer
 	err := Bundle(t.Context(), &out, m, &Report{Schema: 1, Checks: []Result{{ID: "a", Findings: []Finding{fail("token=abcdefgh was refused")}}}},
 		Part{"broken.txt", func(context.Context) ([]byte, error) { return []byte("half"), errors.New("no more") }},
@@ -58,7 +59,7 @@ func TestBundle(t *testing.T) {
 	}
 	files := unpacked(t, out.Bytes())
 	for name, want := range map[string]string{
-		"files/etc/kbnode/config.yaml": "queue: b200\n# it was (hidden) once\n",
+		"files/etc/kbnode/config.yaml": "queue: b200\n# it was (hidden) once\n# and (hidden)\n",
 		"files/etc/docker/daemon.json": `{"proxies": {"http-proxy": "http://(hidden)proxy:3128"}}`,
 		"files/proc/cmdline":           "quiet",
 		"broken.txt":                   "half\nnot complete: no more\n",
@@ -93,6 +94,12 @@ func TestScrubber(t *testing.T) {
 		"git clone https://github.com/gpu-mode/kbnode":                              "git clone https://github.com/gpu-mode/kbnode",
 		"eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.abc-def_x":                               "(hidden)",
 		"-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----\nrest": "(hidden)\nrest",
+		"AWS_SECRET_ACCESS_KEY=abcdEFGH":                                            "AWS_SECRET_ACCESS_KEY=(hidden)",
+		`err="no: token=\"0123abcd\" refused"`:                                      `err="no: token=\"(hidden)\" refused"`,
+		`"content": "token=\"0123abcd\"\n"`:                                         `"content": "token=\"(hidden)\"\n"`,
+		"start --token 0123abcd --spawn 1":                                          "start --token (hidden) --spawn 1",
+		"private_key: 0123abcd":                                                     "private_key: (hidden)",
+		"http://user:p@ss@host/x":                                                   "http://(hidden)host/x",
 		"token-file: /etc/buildkite-agent/token":                                    "token-file: /etc/buildkite-agent/token",
 		"GPU-11111111-2222-3333-4444-555555555555":                                  "GPU-11111111-2222-3333-4444-555555555555",
 	} {

@@ -126,7 +126,8 @@ func engineDown(ctx context.Context, m *Machine) Finding {
 	_, noSocket := os.Stat(m.path(m.Config.Docker.Socket))
 	switch {
 	case why == "" && !u.Exists(): // the inventory finds neither a socket nor dockerd
-		return fail("Docker is not installed").by("%s", plan.DockerCommand(m.Inventory.OS.ID))
+		return fail("Docker is not installed").by("%s", plan.DockerCommand(m.Inventory.OS.ID)).
+			advise("where no such package is known, add Docker's repository first: https://docs.docker.com/engine/install/")
 	case err != nil || !u.Exists():
 		return fail("%s", cmp.Or(why, "no engine answers on "+m.Config.Docker.Socket)).advise("see whether an engine listens on %s, or set docker.socket in %s", m.Config.Docker.Socket, plan.ConfigPath)
 	case u.Load == "masked":

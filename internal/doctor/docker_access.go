@@ -122,7 +122,7 @@ var dockerAccessChecks = []Check{
 			case profile == "unconfined":
 				return found(fail("the seccomp profile is unconfined, so a job may make every system call").advise("take seccomp-profile out of %s, or off dockerd's command line, then type systemctl restart docker", daemonJSON))
 			case strings.TrimSpace(on) == "Y" && !armor:
-				return found(warn("the kernel has AppArmor and Docker does not use it").by("%s && systemctl restart docker", "apt-get install -y apparmor"))
+				return found(warn("the kernel has AppArmor and Docker does not use it").by("%s && systemctl restart docker", "apt-get update && apt-get install -y apparmor"))
 			}
 			return found(ok("profile %s", cmp.Or(profile, "default")))
 		},

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -16,6 +17,16 @@ func roomy(free, total int64) *fake {
 	f := engine(docker.Info{RootDir: "/var/lib/docker"})
 	f.inv.Disks = []inventory.DiskFree{{Path: "/", FreeBytes: 1}, {Path: "/var/lib/docker", FreeBytes: free, TotalBytes: total}}
 	return f
+}
+
+// Docker's data-root says nothing of where containerd's store is.
+func TestContainerdStore(t *testing.T) {
+	t.Parallel()
+	f := engine(docker.Info{Snapshotter: true, RootDir: "/raid/docker"})
+	f.inv = &inventory.Inventory{Disks: []inventory.DiskFree{{Path: "/raid/docker", FreeBytes: 1 << 40, TotalBytes: 1 << 40}}}
+	if got := answer(t, machineOf(t, f, nil), "docker-space"); !strings.Contains(got.Summary(), " free at /var/lib/containerd") {
+		t.Errorf("%s: %s", got.Status, got.Summary())
+	}
 }
 
 func TestDockerDiskChecks(t *testing.T) {
@@ -80,7 +91,7 @@ func TestDockerAccessChecks(t *testing.T) {
 		{"no seccomp", "docker-seccomp", secure("name=cgroupns"), nil, "fail: neither the kernel's nor the engine's seccomp is there, so a job may make every system call", ""},
 		{"no profile", "docker-seccomp", secure("name=seccomp,profile=unconfined"), nil, "fail: the seccomp profile is unconfined, so a job may make every system call", ""},
 		{"AppArmor unused", "docker-seccomp", secure("name=seccomp,profile=builtin"), map[string]string{"/sys/module/apparmor/parameters/enabled": "Y\n"}, "warn: the kernel has AppArmor and Docker does not use it",
-			"apt-get install -y apparmor && systemctl restart docker"},
+			"apt-get update && apt-get install -y apparmor && systemctl restart docker"},
 		{"AppArmor", "docker-seccomp", secure("name=apparmor", "name=seccomp,profile=builtin"), map[string]string{"/sys/module/apparmor/parameters/enabled": "Y\n"}, "ok: profile builtin", ""},
 
 		{"a way out", "docker-network", engine(docker.Info{}), forward("1\n", ""), "ok: forwarded and masqueraded", ""},

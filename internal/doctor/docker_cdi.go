@@ -38,7 +38,11 @@ var cdiChecks = []Check{
 				all = append(all, twice(s, specs[:i])...)
 			}
 			if good == 0 {
-				all = append(all, fail("no specification of NVIDIA's GPUs in %s", strings.Join(m.Inventory.Software.Docker.CDIDirs, " or ")).safely("%s", renewCDI(ctx, m)))
+				f := fail("no specification of NVIDIA's GPUs in %s", strings.Join(m.Inventory.Software.Docker.CDIDirs, " or "))
+				if slices.Contains(m.Inventory.Software.Docker.Runtimes, "nvidia") {
+					f.Status = Warn // slots get their GPUs from that
+				}
+				all = append(all, f.safely("%s", renewCDI(ctx, m)))
 			}
 			if len(all) == 0 {
 				all = []Finding{ok("%s", specs[len(specs)-1].Path)}
@@ -62,7 +66,10 @@ var cdiChecks = []Check{
 			if node.CDIDriver != "" && loaded != "" && node.CDIDriver != loaded {
 				return found(fail("the driver %s runs, and containers get the files of %s", loaded, node.CDIDriver).safely("%s", renewCDI(ctx, m)))
 			}
-			for _, s := range specs {
+			for i, s := range specs {
+				if covered(s, specs[i+1:]) {
+					continue // docker-cdi-spec says so
+				}
 				var gone []string
 				for _, name := range s.Needs[:min(len(s.Needs), 1000)] {
 					if _, err := os.Stat(m.path(name)); errors.Is(err, fs.ErrNotExist) {
@@ -187,6 +194,15 @@ func twice(s inventory.CDISpec, before []inventory.CDISpec) []Finding {
 		}
 	}
 	return nil
+}
+
+// covered says that a specification of another directory, which Docker reads later,
+// names one of the same GPUs.
+func covered(s inventory.CDISpec, later []inventory.CDISpec) bool {
+	return slices.ContainsFunc(later, func(o inventory.CDISpec) bool {
+		return o.Err == nil && path.Dir(o.Path) != path.Dir(s.Path) &&
+			slices.ContainsFunc(s.Devices, func(name string) bool { return slices.Contains(o.Devices, name) })
+	})
 }
 
 // pkg is a package of dpkg's.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 // dockerDiskChecks are about where images and layers lie.
@@ -57,22 +58,36 @@ var dockerDiskChecks = []Check{
 		ID: "docker-space", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
 		About: "Docker's disk has room for images",
 		Run: func(_ context.Context, m *Machine) Answer {
-			for _, d := range m.Inventory.Disks {
-				if d.Path != m.Docker.RootDir {
-					continue
-				}
-				f := ok("%s of %s are free at %s", gib(d.FreeBytes), gib(d.TotalBytes), d.Path)
-				switch free := "docker system df shows what takes the room; docker image prune and docker builder prune free what nothing uses"; {
-				case d.FreeBytes < min(d.TotalBytes/50, 1<<30):
-					f = fail("%s", f.Detail).advise("%s", free)
-				case d.FreeBytes < leftFree(d.TotalBytes):
-					f = warn("%s; with less than %s, jobs and updates pull no images", f.Detail, gib(leftFree(d.TotalBytes))).advise("%s", free)
-				}
-				return found(f)
+			d, read := m.imageDisk()
+			f := ok("%s of %s are free at %s", gib(d.FreeBytes), gib(d.TotalBytes), d.Path)
+			switch free := "docker system df shows what takes the room; docker image prune and docker builder prune free what nothing uses"; {
+			case !read:
+				return none("it was not read how much is free at %s", cmp.Or(m.Docker.RootDir, "it"))
+			case d.FreeBytes < min(d.TotalBytes/50, 1<<30):
+				f = fail("%s", f.Detail).advise("%s", free)
+			case d.FreeBytes < leftFree(d.TotalBytes):
+				f = warn("%s; with less than %s, jobs and updates pull no images", f.Detail, gib(leftFree(d.TotalBytes))).advise("%s", free)
 			}
-			return none("it was not read how much is free at %s", cmp.Or(m.Docker.RootDir, "it"))
+			return found(f)
 		},
 	},
+}
+
+// containerdRoot is where containerd keeps what is its own, unless its config.toml
+// says otherwise. Docker's data-root does not move it.
+const containerdRoot = "/var/lib/containerd"
+
+// imageDisk is the disk that images and layers are on; false where it was not read.
+func (m *Machine) imageDisk() (inventory.DiskFree, bool) {
+	if m.Docker.Snapshotter {
+		v, err := m.volume(containerdRoot)
+		return inventory.DiskFree{Path: containerdRoot, FreeBytes: int64(v.Bavail) * v.Bsize, TotalBytes: int64(v.Blocks) * v.Bsize}, err == nil
+	}
+	i := slices.IndexFunc(m.Inventory.Disks, func(d inventory.DiskFree) bool { return d.Path == m.Docker.RootDir })
+	if i < 0 {
+		return inventory.DiskFree{}, false
+	}
+	return m.Inventory.Disks[i], true
 }
 
 // leftFree is what pulls leave free on Docker's disk, in bytes.

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -49,9 +50,9 @@ func TestDockerGPUChecks(t *testing.T) {
 
 		{"no NVIDIA", "docker-toolkit", amd, nil, "skip: no NVIDIA GPU", ""},
 		{"there", "docker-toolkit", installed, nil, "ok: /usr/bin/nvidia-ctk", ""},
-		{"missing", "docker-toolkit", nvidia(inventory.Docker{}, docker.Info{}), nil, "fail: nvidia-ctk is not there, so Docker can give no GPU to a container", "apt-get install -y nvidia-container-toolkit"},
+		{"missing", "docker-toolkit", nvidia(inventory.Docker{}, docker.Info{}), nil, "fail: nvidia-ctk is not there, so Docker can give no GPU to a container", "apt-get update && apt-get install -y nvidia-container-toolkit"},
 		{"missing, and not needed yet", "docker-toolkit", nvidia(inventory.Docker{CDIDevices: []string{"nvidia.com/gpu=0"}}, docker.Info{}), nil,
-			"warn: nvidia-ctk is not there, so nobody renews what describes the GPUs to Docker when the driver changes", "apt-get install -y nvidia-container-toolkit"},
+			"warn: nvidia-ctk is not there, so nobody renews what describes the GPUs to Docker when the driver changes", "apt-get update && apt-get install -y nvidia-container-toolkit"},
 
 		{"a good version", "docker-toolkit-version", installed, dpkg(one("bash", well, "5") + one("nvidia-container-toolkit", well, "1.18.0-1") + one("libnvidia-container1", "hold ok installed", "1.18.0-1")), "ok: 1.18.0-1", ""},
 		{"the last with the hole", "docker-toolkit-version", installed, dpkg(one("nvidia-container-toolkit", well, "1.17.7-1")), "warn: version 1.17.7-1: an image can become root of the node (CVE-2025-23266, mended in 1.17.8)", upgrade},
@@ -100,12 +101,16 @@ func TestCDIChecks(t *testing.T) {
 	watch := reconcile.UnitState{Name: refreshPath, Load: "loaded", Active: "active"}
 	const restart = "systemctl restart nvidia-cdi-refresh.service"
 	wants := "/etc/systemd/system/multi-user.target.wants/"
+	byRuntime := on()
+	byRuntime.inv.Software.Docker.Runtimes = []string{"nvidia", "runc"}
+	stale := strings.ReplaceAll(spec, "580.95.05", "550.54.15")
 	newer := on()
 	newer.inv.NVIDIA = &inventory.NVIDIA{DriverVersion: "590.10"}
 	for _, s := range []stated{
 		{"one", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/nic.json", other), "ok: /etc/cdi/nvidia.yaml", ""},
 		{"none", "docker-cdi-spec", on(), files("/etc/cdi/nic.json", other), "fail: no specification of NVIDIA's GPUs in /etc/cdi or /var/run/cdi", generateCDI},
 		{"none, with the service", "docker-cdi-spec", on(service), nil, "fail: no specification of NVIDIA's GPUs in /etc/cdi or /var/run/cdi", restart},
+		{"none, and the runtime gives GPUs", "docker-cdi-spec", byRuntime, nil, "warn: no specification of NVIDIA's GPUs in /etc/cdi or /var/run/cdi", generateCDI},
 		{"no CDI", "docker-cdi-spec", nvidia(inventory.Docker{}, docker.Info{}), nil, "skip: CDI is off", ""},
 		{"one broken", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/a b.yaml", "kind: {"), "warn: /etc/cdi/a b.yaml is passed over: yaml: line 1: did not find expected node content", "mv '/etc/cdi/a b.yaml' '/etc/cdi/a b.yaml'.broken"},
 		{"twice beside each other", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/gpus.yaml", spec), "fail: /etc/cdi/gpus.yaml and /etc/cdi/nvidia.yaml both name nvidia.com/gpu=GPU-a, so Docker knows neither", "mv /etc/cdi/gpus.yaml /etc/cdi/gpus.yaml.off"},
@@ -114,6 +119,8 @@ func TestCDIChecks(t *testing.T) {
 		{"fresh", "docker-cdi-driver", on(), files(etc, spec), "ok: 580.95.05", ""},
 		{"of an older driver", "docker-cdi-driver", newer, files(etc, spec), "fail: the driver 590.10 runs, and containers get the files of 580.95.05", generateCDI},
 		{"a file is gone", "docker-cdi-driver", on(service), files(run, spec, "/usr/bin/nvidia-cdi-hook", "-"), "fail: /var/run/cdi/nvidia.yaml names what is not there, and no container starts with it: /usr/bin/nvidia-cdi-hook (1 in all)", restart},
+		{"a stale one is hidden", "docker-cdi-driver", on(service), files(etc, stale, run, spec, "/run/cdi/nvidia.yaml", spec), "ok: 580.95.05", ""},
+		{"a stale one beside it", "docker-cdi-driver", on(), files(etc, stale), "fail: the driver 580.95.05 runs, and containers get the files of 550.54.15", generateCDI},
 		{"a node is not made yet", "docker-cdi-driver", on(), files(etc, spec, "/dev/nvidia-uvm", "-"), "fail: /etc/cdi/nvidia.yaml names what is not there, and no container starts with it: /dev/nvidia-uvm (1 in all)", "nvidia-modprobe -c=0 -u -m"},
 
 		{"in /etc", "docker-cdi-refresh", on(), files(etc, spec), "ok: in /etc/cdi; to be renewed by hand with a new driver", ""},

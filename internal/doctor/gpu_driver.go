@@ -125,7 +125,7 @@ func moduleMissing(m *Machine) Finding {
 		f := fail("the module nvidia is installed for the kernel %s, and %s runs", strings.Join(built, ", "), kernel).
 			advise("boot that kernel, or install the module for this one")
 		if dkms, _ := filepath.Glob(m.path("/var/lib/dkms/nvidia*")); len(dkms) > 0 && (m.Inventory.OS.ID == "ubuntu" || m.Inventory.OS.ID == "debian") {
-			f = f.by("apt-get install -y linux-headers-%[1]s && dkms autoinstall -k %[1]s && modprobe nvidia && modprobe nvidia-uvm", kernel)
+			f = f.by("apt-get update && apt-get install -y linux-headers-%[1]s && dkms autoinstall -k %[1]s && modprobe nvidia && modprobe nvidia-uvm", kernel)
 		}
 		return f
 	}

@@ -35,7 +35,7 @@ func fabricManager(ctx context.Context, m *Machine) Answer {
 	switches := nvSwitches(m)
 	joined, waiting := fabricStates(m.Inventory.GPUs)
 	driver := m.Inventory.NVIDIA.DriverVersion
-	wanted := u.Exists() && u.Enabled
+	wanted := u.Exists() && m.linked(fabricUnit)
 	runs := u.Running() && u.Sub != "auto-restart"
 	switch {
 	case runs && !wanted:
@@ -46,6 +46,8 @@ func fabricManager(ctx context.Context, m *Machine) Answer {
 		return found(ok("not needed: the fabric is managed elsewhere")) // GB200: in the switch tray
 	case switches == 0 && waiting == 0 && !wanted:
 		return none("no NVSwitch")
+	case switches == 0 && waiting == 0 && joined == 0 && m.Inventory.NVIDIA.Source == "nvml":
+		return none("no NVSwitch") // an image for several kinds of machines enables it everywhere
 	case !u.Exists():
 		return found(fail("the GPUs are on NVSwitches, and there is no fabric manager: no CUDA program starts").
 			advise("install the package nvidia-fabricmanager of exactly version %s (with a B200 or newer nvlsm, too), and type sudo systemctl enable --now nvidia-fabricmanager", driver))

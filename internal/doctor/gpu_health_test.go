@@ -132,21 +132,23 @@ func TestFabricManager(t *testing.T) {
 		})
 	}
 	log := "fabric manager NVIDIA GPU driver interface version %s don't match with driver version %s. Please update with matching NVIDIA driver package.\n"
-	failed := reconcile.UnitState{Active: "failed", Enabled: true, Result: "exit-code", ExitStatus: 1}
+	failed := reconcile.UnitState{Active: "failed", Result: "exit-code", ExitStatus: 1}
 	const id = "nvidia-fabricmanager"
+	const boot = "/etc/systemd/system/multi-user.target.wants/" + fabricUnit
 	for _, tt := range []gpuCase{
 		{name: "no switch", id: id, inv: h100s(1), want: "skip: no NVSwitch"},
 		{name: "somebody else's bridge", id: id, inv: h100s(1), files: andFiles(switches, at+"vendor", "0x8086"), want: "skip: no NVSwitch"},
 		{name: "installed and not needed", id: id, inv: h100s(1), units: unit(reconcile.UnitState{Active: "inactive"}), want: "skip: no NVSwitch"},
-		{name: "runs", id: id, inv: fabric("completed"), files: switches, units: unit(reconcile.UnitState{Active: "active", Enabled: true}), want: "ok: running"},
+		{name: "runs", id: id, inv: fabric("completed"), files: andFiles(switches, boot, ""), units: unit(reconcile.UnitState{Active: "active"}), want: "ok: running"},
 		{name: "not at the next boot", id: id, inv: h100s(2), files: switches, units: unit(reconcile.UnitState{Active: "active"}),
 			want: "warn: it runs, and will not after a reboot", fix: "systemctl enable nvidia-fabricmanager.service"},
 		{name: "elsewhere", id: id, inv: fabric("completed"), want: "ok: not needed: the fabric is managed elsewhere"},
 		{name: "not installed", id: id, inv: h100s(2), files: switches, want: "fail: the GPUs are on NVSwitches, and there is no fabric manager: no CUDA program starts"},
 		{name: "not installed, and its switches are not on the bus", id: id, inv: fabric("not started"), want: "fail: the GPUs are on NVSwitches, and there is no fabric manager: no CUDA program starts"},
-		{name: "stopped", id: id, inv: h100s(2), files: switches, units: unit(reconcile.UnitState{Active: "inactive", Enabled: true}),
+		{name: "stopped", id: id, inv: h100s(2), files: andFiles(switches, boot, ""), units: unit(reconcile.UnitState{Active: "inactive"}),
 			want: "fail: it is inactive", fix: "systemctl enable --now nvidia-fabricmanager.service"},
-		{name: "stopped, and the fabric is up still", id: id, inv: fabric("completed"), units: unit(reconcile.UnitState{Active: "inactive", Enabled: true}),
+		{name: "enabled by an image, and nothing to do", id: id, inv: h100s(1), files: map[string]string{boot: ""}, units: unit(failed), want: "skip: no NVSwitch"},
+		{name: "stopped, and the fabric is up still", id: id, inv: fabric("completed"), files: map[string]string{boot: ""}, units: unit(reconcile.UnitState{Active: "inactive"}),
 			want: "fail: it is inactive", fix: "systemctl enable --now nvidia-fabricmanager.service"},
 		{name: "ends", id: id, inv: h100s(2), files: switches, units: unit(failed), want: "fail: it ends at once (exit-code, exit status 1)"},
 		{name: "of another version", id: id, inv: h100s(2), units: unit(failed),

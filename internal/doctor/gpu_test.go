@@ -145,7 +145,7 @@ func TestDriverChecks(t *testing.T) {
 		{name: "for another kernel, with DKMS", id: "nvidia-driver", inv: unloaded,
 			files: map[string]string{"/lib/modules/6.8.0-31-generic/updates/dkms/nvidia.ko": "", "/var/lib/dkms/nvidia/570.86.15/source": ""},
 			want:  "fail: the module nvidia is installed for the kernel 6.8.0-31-generic, and 6.8.0-40-generic runs",
-			fix:   "apt-get install -y linux-headers-6.8.0-40-generic && dkms autoinstall -k 6.8.0-40-generic && modprobe nvidia && modprobe nvidia-uvm"},
+			fix:   "apt-get update && apt-get install -y linux-headers-6.8.0-40-generic && dkms autoinstall -k 6.8.0-40-generic && modprobe nvidia && modprobe nvidia-uvm"},
 		{name: "the same", id: "nvidia-library", inv: h100s(1), want: "ok: 570.86.15"},
 		{name: "upgraded", id: "nvidia-library", inv: mismatch, files: map[string]string{"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05": "", "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": ""},
 			want: "fail: the loaded module is 570.86.15 and the library 580.95.05: the driver was upgraded, so no CUDA program starts", fix: "systemctl reboot"},

@@ -143,21 +143,19 @@ var imageChecks = []Check{
 			for _, p := range append(s.Previous, s.Drop...) {
 				old += p.Size
 			}
-			for _, d := range m.Inventory.Disks {
-				// An update counts three times what it downloads, about half an image.
-				need := leftFree(d.TotalBytes) + i.Size*3/2
-				switch {
-				case d.Path != m.Docker.RootDir:
-				case d.FreeBytes < leftFree(d.TotalBytes):
-					return none("docker-space says so")
-				case d.FreeBytes < need:
-					return found(warn("%s are free, and an image of %s needs about %s; images kept from before take up to %s", gib(d.FreeBytes), gib(i.Size), gib(need), gib(old)).
-						advise("docker system df shows what takes the room; docker image prune and docker builder prune free some, and image.keep says how many images stay"))
-				default:
-					return found(ok("%s free, about %s needed; images from before take up to %s", gib(d.FreeBytes), gib(need), gib(old)))
-				}
+			d, read := m.imageDisk()
+			// An update counts three times what it downloads, about half an image.
+			need := leftFree(d.TotalBytes) + i.Size*3/2
+			switch {
+			case !read:
+				return none("it was not read how much is free at %s", m.Docker.RootDir)
+			case d.FreeBytes < leftFree(d.TotalBytes):
+				return none("docker-space says so")
+			case d.FreeBytes < need:
+				return found(warn("%s are free, and an image of %s needs about %s; images kept from before take up to %s", gib(d.FreeBytes), gib(i.Size), gib(need), gib(old)).
+					advise("docker system df shows what takes the room; docker image prune and docker builder prune free some, and image.keep says how many images stay"))
 			}
-			return none("it was not read how much is free at %s", m.Docker.RootDir)
+			return found(ok("%s free, about %s needed; images from before take up to %s", gib(d.FreeBytes), gib(need), gib(old)))
 		},
 	},
 	{

@@ -135,7 +135,7 @@ func TestImageSchedule(t *testing.T) {
 		{"cron", id, cron(unit("cron.service", "active")), written, "ok: 0 3 * * *, by cron.service", ""},
 		{"crond, until a reboot", id, cron(unit("crond.service", "active")), written, "warn: crond.service runs, and will not after a reboot", "systemctl enable crond.service"},
 		{"stopped", id, cron(unit("crond.service", "inactive")), written, dead, "systemctl enable --now crond.service"},
-		{"not installed", id, cron(reconcile.UnitState{}), written, dead, "apt-get install -y cron && systemctl enable --now cron"},
+		{"not installed", id, cron(reconcile.UnitState{}), written, dead, "apt-get update && apt-get install -y cron && systemctl enable --now cron"},
 		{"not installed on Rocky", id, red, written, dead, "dnf install -y cronie && systemctl enable --now crond"},
 		{"the file is gone", id, cron(unit("cron.service", "active")), nil, "skip: /etc/cron.d/kbnode is not as planned: as-planned says so", ""},
 		{"a timer", id, timer("active"), nil, "ok: kbnode-image.timer", ""},

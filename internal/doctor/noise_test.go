@@ -80,6 +80,9 @@ func TestNoiseChecks(t *testing.T) {
 		{"switched off later", "noise-upgrades", of(nil, "apt-daily-upgrade.timer"), map[string]string{
 			"/etc/apt/apt.conf.d/20auto-upgrades": daily["/etc/apt/apt.conf.d/20auto-upgrades"], "/etc/apt/apt.conf.d/99ours": "APT::Periodic::Unattended-Upgrade \"0\";",
 		}, nil, "ok: nothing upgrades packages by itself", ""},
+		{"all of it switched off", "noise-upgrades", of(nil, "apt-daily-upgrade.timer"), map[string]string{
+			"/etc/apt/apt.conf.d/20auto-upgrades": daily["/etc/apt/apt.conf.d/20auto-upgrades"], "/etc/apt/apt.conf.d/99ours": "APT::Periodic::Enable \"0\";",
+		}, nil, "ok: nothing upgrades packages by itself", ""},
 		{"snaps", "noise-upgrades", of(nil, "snapd.service"), map[string]string{"/var/lib/snapd/snaps/lxd_1.snap": ""}, nil, "warn: snapd refreshes its snaps by itself", "snap set system refresh.hold=forever"},
 		{"snaps that are held", "noise-upgrades", of(nil, "snapd.service"), held, nil, "ok: nothing upgrades packages by itself", ""},
 		{"no snaps", "noise-upgrades", of(nil, "snapd.service"), nil, nil, "ok: nothing upgrades packages by itself", ""},

@@ -71,7 +71,7 @@ func (m *Machine) upgrades(ctx context.Context) Answer {
 // unattended reads APT's configuration as APT does: the last file decides.
 func (m *Machine) unattended() bool {
 	files, _ := filepath.Glob(m.path("/etc/apt/apt.conf.d/*"))
-	on := false
+	on, periodic := false, true
 	for _, file := range files {
 		text, _ := m.read("/etc/apt/apt.conf.d/" + filepath.Base(file))
 		for line := range strings.Lines(text) {
@@ -80,9 +80,12 @@ func (m *Machine) unattended() bool {
 				value = strings.Trim(value, " \t\";")
 				on = value != "0" && value != ""
 			}
+			if value, ok := strings.CutPrefix(strings.TrimSpace(line), "APT::Periodic::Enable"); ok {
+				periodic = strings.Trim(value, " \t\";") != "0"
+			}
 		}
 	}
-	return on
+	return on && periodic
 }
 
 // swap is no matter to jobs, which have none, but to what begins and ends them. Swap

@@ -72,7 +72,7 @@ func (m *Machine) disks() Answer {
 	var all []Finding
 	planned := 0
 	for _, s := range m.Plan.Slots {
-		if s.DiskBytes == 0 {
+		if s.DiskBytes == 0 || s.Parked != "" { // a parked slot has no guard, which mounts it
 			continue
 		}
 		planned++

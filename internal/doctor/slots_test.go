@@ -136,6 +136,7 @@ func TestSlotState(t *testing.T) {
 	play(t, []scene{
 		{"good", "slot-disk", node(nil), disks(mounts, mega), nil, "ok: 2 disks of 1MiB", ""},
 		{"not mounted", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), nil, "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
+		{"of a parked slot", "slot-disk", node(func(f *fake) { f.plan.Slots[0].Parked = "its GPU is lost" }), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), nil, "ok: 1 disks of 1MiB", ""},
 		{"not where checkouts are", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "7:0 /home", "8:1 /home"), mega), nil, "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
 		{"read-only", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "/dev/loop0 rw", "/dev/loop0 ro"), mega), nil, "fail: its disk has become read-only; the kernel's log says why", anew},
 		{"of another size", "slot-disk", node(nil), disks(mounts, mega[:1<<19]), nil, "warn: its disk has 512KiB, planned are 1MiB", anew},

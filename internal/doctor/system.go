@@ -165,7 +165,7 @@ func (m *Machine) kernel() Finding {
 	if len(lacks) > 0 {
 		how := "boot a newer kernel, 6.8 or later"
 		if m.Inventory.OS.ID == "ubuntu" && m.Inventory.OS.VersionID == "22.04" {
-			how = "type apt-get install -y linux-generic-hwe-22.04, drain the slots and reboot"
+			how = "type apt-get update && apt-get install -y linux-generic-hwe-22.04, drain the slots and reboot"
 		}
 		return warn("Linux %d.%d cannot: %s", major, minor, strings.Join(lacks, "; ")).advise("%s", how)
 	}

@@ -55,7 +55,7 @@ func (v volume) readOnly(name string) (Finding, bool) {
 }
 
 func (m *Machine) space() []Finding {
-	names := []string{path.Dir(plan.WorkDir(0)), m.Inventory.Software.Docker.RootDir, "/", "/var"}
+	names := []string{path.Dir(plan.WorkDir(0)), m.Inventory.Software.Docker.RootDir, containerdRoot, "/", "/var"}
 	seen := map[uint64]bool{}
 	var all []Finding
 	for _, name := range names {

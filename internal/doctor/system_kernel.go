@@ -60,7 +60,7 @@ func (m *Machine) modules() Answer {
 		}
 		finding := fail("the kernel has no %s, which %s need", f.module, f.why)
 		if m.Inventory.OS.ID == "ubuntu" {
-			finding = finding.by("apt-get install -y linux-modules-extra-%s", m.Inventory.Kernel)
+			finding = finding.by("apt-get update && apt-get install -y linux-modules-extra-%s", m.Inventory.Kernel)
 		} else {
 			finding = finding.advise("boot the distribution's standard kernel")
 		}

@@ -70,11 +70,11 @@ func TestSystemChecks(t *testing.T) {
 		{"upgraded", "system-modules", of(nil), loaded, nil, "warn: not loaded: veth, and /lib/modules/6.12.0-13-amd64 is not there: the kernel was upgraded since the last boot, or has them built in", ""},
 		{"missing", "system-modules", of(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.builtin", "kernel/x.ko\n"), nil, "fail: the kernel has no veth, which the slots' networks need", ""},
 		{"missing on Ubuntu", "system-modules", of(func(i *inventory.Inventory) { i.OS.ID = "ubuntu" }), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", ""), nil,
-			"fail: the kernel has no veth, which the slots' networks need", "apt-get install -y linux-modules-extra-6.12.0-13-amd64"},
+			"fail: the kernel has no veth, which the slots' networks need", "apt-get update && apt-get install -y linux-modules-extra-6.12.0-13-amd64"},
 		{"no modules", "system-modules", of(nil), nil, nil, "skip: this kernel loads no modules, and does not tell what it has", ""},
 
 		{"good", "system-git", of(nil), nil, nil, "ok: /usr/bin/git", ""},
-		{"none", "system-git", of(func(i *inventory.Inventory) { i.Software.Git = "" }), nil, nil, "fail: git is not installed", "apt-get install -y git"},
+		{"none", "system-git", of(func(i *inventory.Inventory) { i.Software.Git = "" }), nil, nil, "fail: git is not installed", "apt-get update && apt-get install -y git"},
 		{"good", "system-mkfs", of(nil), nil, nil, "ok: /usr/sbin/mkfs.ext4", ""},
 		{"none", "system-mkfs", of(func(i *inventory.Inventory) { i.Software.MkfsExt4, i.OS.ID = "", "rocky" }), nil, nil, "fail: mkfs.ext4 is not installed", "dnf install -y e2fsprogs"},
 

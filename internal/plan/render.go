@@ -313,22 +313,28 @@ func PackageCommand(osID, pkg string) string {
 	if usesDNF(osID) {
 		return "dnf install -y " + pkg
 	}
-	return "apt-get install -y " + pkg
+	return "apt-get update && apt-get install -y " + pkg
 }
 
 // DockerCommand installs and starts the engine.
 func DockerCommand(osID string) string {
 	pkg := "docker.io"
-	if usesDNF(osID) {
+	switch {
+	case osID == "amzn":
+		pkg = "docker"
+	case usesDNF(osID):
 		pkg = "docker-ce"
 	}
 	return PackageCommand(osID, pkg) + " && systemctl enable --now docker"
 }
 
-func packageHint(osID, pkg string) string { return "run: sudo " + PackageCommand(osID, pkg) }
+func packageHint(osID, pkg string) string { return "run: " + withSudo(PackageCommand(osID, pkg)) }
+
+// withSudo is a command for a root shell as somebody else types it.
+func withSudo(command string) string { return "sudo " + strings.ReplaceAll(command, "&& ", "&& sudo ") }
 
 func dockerHint(osID string) string {
-	return "run: sudo " + strings.ReplaceAll(DockerCommand(osID), "&& ", "&& sudo ") + " (or kbnode install --install-deps)"
+	return "run: " + withSudo(DockerCommand(osID)) + " (or kbnode install --install-deps)"
 }
 
 func toolkitHint(osID string) string {

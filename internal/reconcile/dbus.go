@@ -24,9 +24,16 @@ const (
 // Bus is systemd of this machine over D-Bus.
 type Bus struct{ conn *sddbus.Conn }
 
-// Connect opens a connection to systemd, which ends when ctx does.
+// Connect opens a connection to systemd, which ends when ctx does. A bus that takes
+// connections and says nothing is given up.
 func Connect(ctx context.Context) (*Bus, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	late := time.AfterFunc(callTimeout, func() { cancel(fmt.Errorf("no answer in %s", callTimeout)) })
+	defer late.Stop()
 	conn, err := sddbus.NewWithContext(ctx)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
 	if err != nil {
 		return nil, fmt.Errorf("connect to systemd: %w", err)
 	}

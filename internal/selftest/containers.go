@@ -101,6 +101,9 @@ func (s *slot) containers(ctx context.Context) ([]Check, error) {
 func (s *slot) plain(ctx context.Context) ([]Check, error) {
 	const tried = "a container"
 	memory := s.policy.MemoryBytes
+	if _, err := s.checkout("/"); err != nil {
+		return nil, err
+	}
 	end, _, err := s.run(ctx, "plain", probe.Ask{}, memory)
 	if err != nil {
 		return []Check{s.refused(tried, err)}, nil

@@ -65,7 +65,7 @@ func TestAcceptance(t *testing.T) {
 		m.Sh("systemctl stop kbnode")
 		r, got, code := accepted(t, m)
 		// Evaluations run in a slot that its operator has drained.
-		for id, verdict := range map[string]string{"image": "failed", "doctor": "failed", "limits": "not tried", "isolation": "not tried", "restart": "failed"} {
+		for id, verdict := range map[string]string{"image": "failed", "doctor": "failed", "limits": "not tried", "isolation": "failed", "restart": "failed"} {
 			want[id] = verdict
 		}
 		if diff := cmp.Diff(want, got); diff != "" || r.Accepted || code != 1 {
