@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"maps"
+	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/config"
@@ -38,7 +39,7 @@ func TestNoiseChecks(t *testing.T) {
 	nothing := of(nil)
 	nothing.plan = &plan.Plan{Slots: []plan.Slot{{CPUs: "2-3"}}}
 	daily := map[string]string{"/etc/apt/apt.conf.d/20auto-upgrades": "APT::Periodic::Update-Package-Lists \"1\";\nAPT::Periodic::Unattended-Upgrade \"1\";\n"}
-	held := map[string]string{"/var/lib/snapd/snaps/lxd_1.snap": "", "/var/lib/snapd/state.json": `{"data":{"config":{"core":{"refresh":{"hold":"forever"}}}}}`}
+	held := map[string]string{"/var/lib/snapd/snaps/lxd_1.snap": "", "/var/lib/snapd/state.json": `{"more":"` + strings.Repeat("x", 2<<20) + `","data":{"config":{"core":{"refresh":{"hold":"forever"}}}}}`}
 	state := func(n, name, latency, disable string) map[string]string {
 		dir := "/sys/devices/system/cpu/cpu0/cpuidle/state" + n
 		return map[string]string{dir + "/name": name + "\n", dir + "/latency": latency + "\n", dir + "/disable": disable + "\n"}

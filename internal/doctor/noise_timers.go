@@ -2,6 +2,8 @@ package doctor
 
 import (
 	"context"
+	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -55,8 +57,7 @@ func (m *Machine) upgrades(ctx context.Context) Answer {
 	}
 	if i := slices.Index(run, "snapd.service"); i >= 0 {
 		snaps, _ := filepath.Glob(m.path("/var/lib/snapd/snaps/*.snap"))
-		state, _ := m.read("/var/lib/snapd/state.json")
-		held := strings.Contains(state, `"hold":"forever"`)
+		held := m.holds("/var/lib/snapd/state.json", `"hold":"forever"`)
 		if run = slices.Delete(run, i, i+1); len(run) == 0 && len(snaps) > 0 && !held {
 			return found(warn("snapd refreshes its snaps by itself").by("snap set system refresh.hold=forever"))
 		}
@@ -66,6 +67,17 @@ func (m *Machine) upgrades(ctx context.Context) Answer {
 			by("systemctl disable --now %s", strings.Join(run, " ")))
 	}
 	return found(ok("nothing upgrades packages by itself"))
+}
+
+// holds says that a file, one long line perhaps, has a text in it.
+func (m *Machine) holds(name, text string) bool {
+	f, err := os.Open(m.path(name))
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	all, err := io.ReadAll(io.LimitReader(f, maxLong))
+	return err == nil && strings.Contains(string(all), text)
 }
 
 // unattended reads APT's configuration as APT does: the last file decides.

@@ -160,7 +160,7 @@ func (m *Machine) kernel() Finding {
 	}
 	if lsm, err := m.read("/sys/kernel/security/lsm"); err == nil && !strings.Contains(lsm, "landlock") && !slices.Contains(lacks, since[1].lacks) {
 		return warn("Landlock is off (%s), so a submission without root can read the payload of its job", strings.TrimSpace(lsm)).
-			advise("add lsm=landlock,%s to the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot", strings.TrimSpace(lsm))
+			advise("add lsm=landlock,%s to the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot; a kernel without CONFIG_SECURITY_LANDLOCK=y in /boot/config-%s has none, boot a newer one", strings.TrimSpace(lsm), m.Inventory.Kernel)
 	}
 	if len(lacks) > 0 {
 		how := "boot a newer kernel, 6.8 or later"
