@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
@@ -70,7 +69,6 @@ func (u *Updater) Evaluate(ctx context.Context, atOnce bool) ([]Evaluation, erro
 		}
 	}
 	group.Wait()
-	slices.SortFunc(all, func(a, b Evaluation) int { return a.Index - b.Index })
 	return all, ctx.Err()
 }
 
