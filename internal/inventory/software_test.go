@@ -272,3 +272,44 @@ func TestDiskFree(t *testing.T) {
 		t.Errorf("got %+v, %v; want the file system that it will be on", got, err)
 	}
 }
+
+// A program that has answered is not started again, until it changes.
+func TestAskedAgent(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "buildkite-agent")
+	if err := os.WriteFile(path, text[:4096], 0o755); err != nil { // an ELF program that cannot run
+		t.Fatal(err)
+	}
+	if _, err := AskAgent(t.Context(), path); err == nil {
+		t.Fatal("it was not run")
+	}
+	want := Agent{Path: path, Version: "3.76.2", Keys: []string{"name", "token"}}
+	askedAgents.Store(programIdentity(path), want)
+	for range 2 {
+		got, err := AskAgent(t.Context(), path)
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("%v, %s", err, diff)
+		}
+		got.Keys[0] = "changed" // the caller's own
+	}
+	if err := os.Chmod(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := AskAgent(t.Context(), path); err == nil {
+		t.Error("a program that has changed was not asked again")
+	}
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if id := programIdentity(path); id != "" {
+		t.Errorf("a script has the identity %s", id)
+	}
+}
