@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -67,6 +68,7 @@ func newGuard(s Streams) *cobra.Command {
 				return err
 			}
 			beFrugal()
+			probe.Keep() // it looks at its GPU after each job, while the next may wait
 			return guard.Serve(cmd.Context(), guard.Config{Policy: pol, Log: s.logger(), Agent: agentService(plan.AgentUnit(k))})
 		},
 	}

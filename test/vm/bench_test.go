@@ -32,8 +32,8 @@ END
 chmod 755 /tmp/empty /tmp/old
 cost() { # NAME SCRIPT
 	local began=${EPOCHREALTIME/./}
-	"$2" >/dev/null 2>&1
-	echo "took $1 $((${EPOCHREALTIME/./} - began)) $?"
+	"$2" >/dev/null || exit
+	echo "took $1 $((${EPOCHREALTIME/./} - began))"
 }
 for i in {1..20}; do
 	cost empty /tmp/empty
