@@ -104,6 +104,9 @@ var nodeChecks = []Check{
 		ID: "as-planned", Group: "node", Worst: Fail, Needs: []string{"state"},
 		About: "files, users, units and limits are as planned",
 		Run: func(_ context.Context, m *Machine) Answer {
+			if m.problem("docker") != "" { // reconcile refuses, too
+				return none("without Docker's word the plan is not whole")
+			}
 			var all []Finding
 			for _, c := range m.Changes {
 				if m.ofLimits(c) {

@@ -37,6 +37,8 @@ func TestNodeChecks(t *testing.T) {
 			"fail: chmod /etc/x (mode is 0777)", "kbnode reconcile"},
 		{"a stopped service", "as-planned", &fake{}, nil, []reconcile.Change{{Kind: reconcile.Start, Subject: plan.NodeService, Slot: -1}}, "ok: 0 files, 0 units", ""},
 		{"drift that waits", "as-planned", &fake{}, nil, []reconcile.Change{{Kind: reconcile.Update, Subject: "/etc/x", Slot: 2, Deferred: "waits for job 1"}}, "warn: update /etc/x, waits for job 1", ""},
+		{"what was planned without Docker", "as-planned", &fake{inv: &inventory.Inventory{Problems: []inventory.Problem{{Subject: "docker", Detail: "connection refused"}}}}, nil,
+			[]reconcile.Change{{Kind: reconcile.Update, Subject: "/etc/kbnode/slots/gpu0.json", Slot: 0}}, "skip: without Docker's word the plan is not whole", ""},
 		{"the daemon fails", "daemon", unit(reconcile.UnitState{Active: "failed", Result: "exit-code", ExitStatus: 1}), nil, nil,
 			"fail: it ends again and again (exit-code, exit status 1)", "systemctl restart kbnode.service"},
 		{"the daemon is stopped", "daemon", unit(reconcile.UnitState{Active: "inactive"}), nil, nil, "fail: it is inactive", "systemctl start kbnode.service"},
@@ -53,12 +55,16 @@ func TestNodeChecks(t *testing.T) {
 			if m.Plan == nil {
 				m.Plan = &plan.Plan{}
 			}
+			if m.Inventory == nil {
+				m.Inventory = &inventory.Inventory{}
+			}
 			got := answer(t, m, tt.id)
 			if diff := cmp.Diff(tt.want, got.Status.String()+": "+got.Summary()); diff != "" {
 				t.Error(diff)
 			}
 			fix := ""
-			if f := got.Findings[len(got.Findings)-1]; f.Status > OK {
+			if n := len(got.Findings); n > 0 && got.Findings[n-1].Status > OK {
+				f := got.Findings[n-1]
 				if fix = f.Fix; f.Fix == "" && f.Advice == "" {
 					t.Error("it says nothing of what to do")
 				}
