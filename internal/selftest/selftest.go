@@ -124,9 +124,7 @@ func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
 	if tried {
 		defer t.clean(ctx)
 		if err = t.prepare(ctx); err == nil {
-			if !t.Quick {
-				t.machine = readMachine(t.Plan)
-			}
+			t.machine = readMachine(t.Plan)
 			err = t.slots(ctx, slots)
 		}
 	}

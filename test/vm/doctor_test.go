@@ -103,6 +103,20 @@ func wrong(before, now map[string]doctor.Result) map[string]string {
 	return all
 }
 
+// settled is what is still wrong when agents have registered and cgroups settled.
+func settled(t *testing.T, m *vm.Machine, before map[string]doctor.Result) map[string]string {
+	t.Helper()
+	left := wrong(before, asked(t, m, "--fast"))
+	for range 10 {
+		if len(left) == 0 {
+			break
+		}
+		time.Sleep(3 * time.Second)
+		left = wrong(before, asked(t, m, "--fast"))
+	}
+	return left
+}
+
 // TestDoctor breaks a node in many ways, one at a time: the right check says so, and
 // what it says to type mends it.
 func TestDoctor(t *testing.T) {
@@ -150,15 +164,7 @@ func TestDoctor(t *testing.T) {
 			} else if r := m.Try(mends); r.Code != 0 {
 				t.Errorf("%s: exit code %d: %s", mends, r.Code, r.Stderr)
 			}
-			left := wrong(quiet, asked(t, m, "--fast"))
-			for range 10 {
-				if len(left) == 0 {
-					break
-				}
-				time.Sleep(3 * time.Second) // agents register, cgroups settle
-				left = wrong(quiet, asked(t, m, "--fast"))
-			}
-			if len(left) > 0 {
+			if left := settled(t, m, quiet); len(left) > 0 {
 				t.Errorf("after %s: %v", mends, left)
 			}
 			if b.after != "" {
@@ -188,7 +194,7 @@ func TestDoctor(t *testing.T) {
 		}
 		allIdle(t, m)
 		m.Sh("token=$(cut -d= -f2 /etc/buildkite-agent/token); mkdir /root/bundle; tar -xzf /root/bundle.tgz -C /root/bundle; test -s /root/bundle/kbnode-doctor/journal/agents.txt; test $(stat -c %a /root/bundle.tgz) = 600; ! grep -rF \"$token\" /root/bundle")
-		if left := wrong(healthy, asked(t, m, "--fast")); len(left) > 0 {
+		if left := settled(t, m, healthy); len(left) > 0 {
 			t.Errorf("%v", left)
 		}
 	})
