@@ -104,21 +104,22 @@ steps:
 func TestParseStepsRefuses(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
-		`steps: []`:                                      "no steps",
-		`stepz: [{command: x}]`:                          "no list of steps",
-		`just text`:                                      "no list of steps",
-		`steps: [wait]`:                                  "step 1: wait: only command steps run here",
-		`steps: [{command: x}, {wait: ~}]`:               "step 2: wait: not a key",
-		`steps: [{command: x, matrix: [a]}]`:             "step 1: matrix: not a key",
-		`steps: [{label: x}]`:                            "no command and no plugins",
-		`steps: [{command: x, timeout_in_minutes: x}]`:   `timeout_in_minutes: "x" is not a whole number`,
-		`steps: [{command: {a: b}}]`:                     "command:",
-		`steps: [{command: x, env: {"A=B": c}}]`:         `"A=B" cannot be an environment variable`,
-		`steps: [{command: x, env: [A]}]`:                "want a map",
-		`steps: [{command: x, plugins: [[a]]}]`:          "want a name or a map",
-		`steps: [{command: x, plugins: [{a: {1: b}}]}]`:  "plugins:",
-		`steps: [{command: x, soft_fail: maybe}]`:        "soft_fail: maybe",
-		`steps: [{command: x, retry: {automatic: [1]}}]`: "want exit_status and limit",
+		`steps: []`:                                                        "no steps",
+		`stepz: [{command: x}]`:                                            "no list of steps",
+		`just text`:                                                        "no list of steps",
+		`steps: [wait]`:                                                    "step 1: wait: only command steps run here",
+		`steps: [{command: x}, {wait: ~}]`:                                 "step 2: wait: not a key",
+		`steps: [{command: x, matrix: [a]}]`:                               "step 1: matrix: not a key",
+		`steps: [{label: x}]`:                                              "no command and no plugins",
+		`steps: [{command: x, timeout_in_minutes: x}]`:                     `timeout_in_minutes: "x" is not a whole number`,
+		`steps: [{command: {a: b}}]`:                                       "command:",
+		`steps: [{command: x, env: {"A=B": c}}]`:                           `"A=B" cannot be an environment variable`,
+		`steps: [{command: x, env: [A]}]`:                                  "want a map",
+		`steps: [{command: x, plugins: [[a]]}]`:                            "want a name or a map",
+		`steps: [{command: x, plugins: [{a: {1: b}}]}]`:                    "plugins:",
+		`steps: [{command: x, soft_fail: maybe}]`:                          "soft_fail: maybe",
+		`steps: [{command: x, retry: {automatic: [1]}}]`:                   "want exit_status and limit",
+		`steps: [{command: x, retry: {automatic: {signal_reason: lost}}}]`: `automatic: signal_reason: "lost"; want one of *, none,`,
 	} {
 		doc, err := parseYAML(in)
 		if err != nil {

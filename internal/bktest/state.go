@@ -206,7 +206,7 @@ func (s *Server) sweep() {
 	for _, a := range s.agents {
 		if a.live() && now.Sub(a.seen) > s.opts.LostAfter {
 			a.ConnectionState = "lost"
-			s.release(a, "agent_lost")
+			s.release(a, agentLost)
 			s.changed()
 		}
 	}
@@ -256,18 +256,25 @@ func (s *Server) finish(j *job, status int) {
 	default:
 		j.State = "failed"
 		j.SoftFailed = statusMatches(j.step.softFail, text)
-		for _, r := range j.step.retry {
-			if statusMatches(r.status, text) && (r.signal == "" || r.signal == "*" || r.signal == j.SignalReason) {
-				if j.RetriesCount < r.limit && !j.build.canceled {
-					again := s.addJob(j.build, j.step)
-					again.RetriesCount, again.RetryType = j.RetriesCount+1, "automatic"
-					j.Retried, j.RetriedInJobID = true, again.ID
-				}
-				break
-			}
-		}
+	}
+	// What is cancelled is never run again; what ran into its time limit is.
+	if j.State == "failed" || j.State == "timed_out" {
+		s.retry(j, text)
 	}
 	s.settle(j.build)
+}
+
+// retry runs a job that failed again if the first rule that matches says so.
+func (s *Server) retry(j *job, status string) {
+	i := slices.IndexFunc(j.step.retry, func(r retryRule) bool {
+		return statusMatches(r.status, status) && r.reasonMatches(j.SignalReason)
+	})
+	if i < 0 || j.RetriesCount >= j.step.retry[i].limit || j.build.canceled {
+		return
+	}
+	again := s.addJob(j.build, j.step)
+	again.RetriesCount, again.RetryType = j.RetriesCount+1, "automatic"
+	j.Retried, j.RetriedInJobID = true, again.ID
 }
 
 // cancel ends the jobs that nobody runs and asks the agents of the others to

@@ -69,7 +69,9 @@ func retryRules(v any) ([]retryRule, error) {
 			case "limit":
 				rule.limit, err = number(x)
 			case "signal_reason":
-				rule.signal, err = scalar(x)
+				if rule.signal, err = scalar(x); err == nil && !slices.Contains(signalReasons, rule.signal) {
+					err = fmt.Errorf("%q; want one of %s", rule.signal, strings.Join(signalReasons, ", "))
+				}
 			default:
 				err = errors.New("not supported here; remove it")
 			}
@@ -81,6 +83,24 @@ func retryRules(v any) ([]retryRule, error) {
 		rules = append(rules, rule)
 	}
 	return rules, nil
+}
+
+// agentLost is what a job says of an agent that went silent. To rules it is no
+// reason: https://buildkite.com/changelog/193-signal-and-signal-reason-in-automatic-retry-rules.
+const agentLost = "agent_lost"
+
+// signalReasons are those that rules may name:
+// https://buildkite.com/docs/pipelines/configure/retry.
+var signalReasons = []string{"*", "none", "cancel", "agent_stop", "agent_refused", "agent_incompatible", "process_run_error", "signature_rejected", "stack_error"}
+
+func (r retryRule) reasonMatches(reason string) bool {
+	switch r.signal {
+	case "", "*":
+		return true
+	case "none":
+		return reason == "" || reason == agentLost
+	}
+	return r.signal == reason
 }
 
 func statusMatches(rules []string, status string) bool {
