@@ -1,0 +1,163 @@
+// Package pipeline writes the steps that kbnode's nodes run, in Buildkite's
+// form: for a pipeline's configuration as YAML, and for a request that creates a
+// build as JSON. It is pure.
+package pipeline
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Kinds of pipelines, in the order in which people should read of them.
+const (
+	Eval         = "eval"
+	Fast         = "fast"
+	DockerTest   = "docker-test"
+	ArtifactTest = "artifact-test"
+)
+
+// Kinds are all of them.
+var Kinds = []string{Eval, Fast, DockerTest, ArtifactTest}
+
+// What stands for a queue and an image that are not known: variables that a
+// build sets.
+const (
+	QueueVariable = "${KERNELBOT_QUEUE}"
+	ImageVariable = "${KERNELBOT_IMAGE}"
+)
+
+// DefaultTimeout is how many minutes a job may take.
+const DefaultTimeout = 15
+
+// maxTimeout bounds Options.Timeout in minutes: a week.
+const maxTimeout = 7 * 24 * 60
+
+// Options are what differs between nodes. The zero value is a pipeline for any
+// node with NVIDIA GPUs.
+type Options struct {
+	Queue   string            // "" is QueueVariable
+	Image   string            // "" is ImageVariable
+	Agents  map[string]string // further tags that an agent must have, such as gpu-index
+	Timeout int               // minutes; 0 is DefaultTimeout
+	AMD     bool              // the GPUs are AMD's
+	Label   string            // of the step; "" says what it does and where
+}
+
+// Pipeline is a pipeline's configuration. As JSON it is what Buildkite takes as
+// well.
+type Pipeline struct {
+	Steps []Step `json:"steps" yaml:"steps"`
+	about []string
+}
+
+// Step is a command step:
+// https://buildkite.com/docs/pipelines/configure/step-types/command-step.
+// Strings have $$ where the command sees a dollar sign.
+type Step struct {
+	Label         string            `json:"label" yaml:"label"`
+	Command       string            `json:"command" yaml:"command"`
+	Agents        map[string]string `json:"agents" yaml:"agents"`
+	Plugins       []Plugin          `json:"plugins,omitempty" yaml:"plugins,omitempty"`
+	ArtifactPaths []string          `json:"artifact_paths,omitempty" yaml:"artifact_paths,omitempty"`
+	Timeout       int               `json:"timeout_in_minutes" yaml:"timeout_in_minutes"`
+	Retry         Retry             `json:"retry" yaml:"retry"`
+}
+
+// Plugin is the docker plugin by its name and version.
+type Plugin map[string]Docker
+
+// Docker are the options of the docker plugin that the steps use.
+type Docker struct {
+	Image                string `json:"image" yaml:"image"`
+	GPUs                 string `json:"gpus,omitempty" yaml:"gpus,omitempty"`
+	PropagateEnvironment bool   `json:"propagate-environment" yaml:"propagate-environment"`
+}
+
+// Retry says which jobs Buildkite runs again by itself.
+type Retry struct {
+	Automatic []Rule `json:"automatic" yaml:"automatic"`
+}
+
+// Rule matches jobs that failed with one of the exit statuses and for the
+// reason: https://buildkite.com/docs/pipelines/configure/retry.
+type Rule struct {
+	ExitStatus   []int  `json:"exit_status,omitempty" yaml:"exit_status,omitempty,flow"` // empty is 1 to 255
+	SignalReason string `json:"signal_reason" yaml:"signal_reason"`
+	Limit        int    `json:"limit" yaml:"limit"`
+}
+
+// lazily compiles a regular expression when it is needed first: this program
+// also starts for every evaluation of a submission.
+func lazily(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
+}
+
+// The forms have no character that means something to YAML, to Buildkite's
+// interpolation or to a shell, but for values of tags, which no shell sees.
+var (
+	queueForm = lazily(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
+	imageForm = lazily(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
+	keyForm   = lazily(`^[A-Za-z0-9_.-]{1,64}$`)
+	valueForm = lazily(`^[^\s,"=$\\\pC]{1,200}$`)
+)
+
+// Build makes a pipeline of a kind. An error is a refusal of its arguments, all
+// of them at once.
+func Build(kind string, o Options) (*Pipeline, error) {
+	about, ok := abouts[kind]
+	if !ok {
+		return nil, fmt.Errorf("%.60q is no kind of pipeline; the kinds are %s", kind, strings.Join(Kinds, ", "))
+	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	if o.Queue == "" {
+		o.Queue = QueueVariable
+	}
+	if o.Timeout == 0 {
+		o.Timeout = DefaultTimeout
+	}
+	st := Step{
+		Label: o.Label, Agents: map[string]string{"queue": o.Queue},
+		Timeout: o.Timeout, Retry: Retry{Automatic: slices.Clone(infrastructure)},
+	}
+	maps.Copy(st.Agents, o.Agents)
+	label := fill(&st, kind, o)
+	if st.Label == "" {
+		st.Label = label + " on " + o.Queue
+	}
+	return &Pipeline{Steps: []Step{st}, about: about}, nil
+}
+
+func (o Options) check() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if o.Queue != "" && !queueForm().MatchString(o.Queue) {
+		bad("%.120q is not the name of a queue; use letters, digits, '-', '_' and '.', such as b200", o.Queue)
+	}
+	if o.Image != "" && (!imageForm().MatchString(o.Image) || len(o.Image) > 400) {
+		bad("%.120q is not the name of an image; write one such as ghcr.io/gpu-mode/kernelbot:latest", o.Image)
+	}
+	for _, k := range slices.Sorted(maps.Keys(o.Agents)) {
+		switch v := o.Agents[k]; {
+		case k == "queue":
+			bad("the tag queue is set already; give the queue as such")
+		case !keyForm().MatchString(k) || !valueForm().MatchString(v) || !utf8.ValidString(v):
+			bad("%.120q is not a tag; write key=value without blanks, commas, quotes, '$' and '\\'", k+"="+v)
+		}
+	}
+	if o.Timeout < 0 || o.Timeout > maxTimeout {
+		bad("a time limit of %d minutes is out of range; give 1 to %d", o.Timeout, maxTimeout)
+	}
+	if len(o.Label) > 200 || !utf8.ValidString(o.Label) || strings.ContainsAny(o.Label, `$\`) || strings.ContainsFunc(o.Label, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		bad("%.120q is not a label; write printable text without '$' and '\\', 200 bytes at most", o.Label)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,185 @@
+package pipeline_test
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+	"gopkg.in/yaml.v3"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/internal/pipeline"
+)
+
+var update = flag.Bool("update", false, "write testdata anew")
+
+// cases are the pipelines of testdata/pipelines.txtar.
+var cases = []struct {
+	name, kind string
+	options    pipeline.Options
+}{
+	{"eval on a node", pipeline.Eval, pipeline.Options{Queue: "b200", Image: "ghcr.io/gpu-mode/kernelbot:latest"}},
+	{"eval anywhere", pipeline.Eval, pipeline.Options{}},
+	{"eval on one AMD GPU", pipeline.Eval, pipeline.Options{Queue: "mi300", Image: "reg.example:5000/rocm@sha256:" + strings.Repeat("0", 64), Agents: map[string]string{"gpu-index": "3"}, Timeout: 30, AMD: true, Label: `mine: "now" #1`}},
+	{"fast on a node", pipeline.Fast, pipeline.Options{Queue: "b200", Image: "kernelbot:latest"}},
+	{"fast anywhere", pipeline.Fast, pipeline.Options{}},
+	{"docker-test on a node", pipeline.DockerTest, pipeline.Options{Queue: "b200", Image: "kernelbot:latest"}},
+	{"docker-test on AMD", pipeline.DockerTest, pipeline.Options{Queue: "mi300", Image: "kernelbot:latest", AMD: true}},
+	{"artifact-test on a node", pipeline.ArtifactTest, pipeline.Options{Queue: "1_000"}},
+}
+
+func build(tb testing.TB, kind string, o pipeline.Options) *pipeline.Pipeline {
+	tb.Helper()
+	p, err := pipeline.Build(kind, o)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return p
+}
+
+func TestGolden(t *testing.T) {
+	t.Parallel()
+	const file = "testdata/pipelines.txtar"
+	archive := txtar.Archive{Comment: []byte("What kbnode pipeline prints. go test ./internal/pipeline -update writes it.\n\n")}
+	for _, c := range cases {
+		archive.Files = append(archive.Files, txtar.File{Name: c.name, Data: build(t, c.kind, c.options).YAML()})
+	}
+	if *update {
+		if err := os.WriteFile(file, txtar.Format(&archive), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(txtar.Format(&archive))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// same says that YAML and JSON of a pipeline are the same document.
+func same(tb testing.TB, p *pipeline.Pipeline) {
+	tb.Helper()
+	text, err := json.Marshal(p)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	// JSON is YAML, so that one reader reads both.
+	var fromJSON, fromYAML any
+	if err := yaml.Unmarshal(text, &fromJSON); err != nil {
+		tb.Fatal(err)
+	}
+	if err := yaml.Unmarshal(p.YAML(), &fromYAML); err != nil {
+		tb.Fatalf("%v in\n%s", err, p.YAML())
+	}
+	if diff := cmp.Diff(fromJSON, fromYAML); diff != "" {
+		tb.Errorf("YAML (+) is not what JSON (-) is: %s", diff)
+	}
+}
+
+func TestYAMLIsJSON(t *testing.T) {
+	t.Parallel()
+	for _, c := range cases {
+		same(t, build(t, c.kind, c.options))
+		for line := range strings.Lines(string(build(t, c.kind, c.options).YAML())) {
+			if strings.HasPrefix(strings.TrimSpace(line), "#") && strings.Contains(line, "$") {
+				t.Errorf("%s: a comment has a dollar sign, which some readers fill in: %s", c.name, line)
+			}
+		}
+	}
+}
+
+func TestBuildRefuses(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		kind string
+		o    pipeline.Options
+		want []string
+	}{
+		{"evil", pipeline.Options{}, []string{`"evil" is no kind of pipeline; the kinds are eval, fast, docker-test, artifact-test`}},
+		{"eval", pipeline.Options{Queue: "a\nb: c"}, []string{"not the name of a queue"}},
+		{"eval", pipeline.Options{Queue: "${X}", Image: "a b", Timeout: -1}, []string{"not the name of a queue", "not the name of an image", "time limit of -1 minutes"}},
+		{"eval", pipeline.Options{Queue: "nvidia-h100-{index}"}, []string{"not the name of a queue"}},
+		{"fast", pipeline.Options{Image: "x;reboot"}, []string{"not the name of an image"}},
+		{"fast", pipeline.Options{Image: "--privileged"}, []string{"not the name of an image"}},
+		{"eval", pipeline.Options{Image: "Upper"}, []string{"not the name of an image"}},
+		{"eval", pipeline.Options{Agents: map[string]string{"queue": "x", "a b": "c", "d": "$e", "f": "\u202e", "g": "\xff"}}, []string{"tag queue is set already", `"a b=c" is not a tag`, `"d=$e" is not a tag`, `"f=\u202e" is not a tag`, `"g=\xff" is not a tag`}},
+		{"eval", pipeline.Options{Timeout: 1 << 30}, []string{"out of range; give 1 to 10080"}},
+		{"eval", pipeline.Options{Label: "cost: $5"}, []string{"is not a label"}},
+		{"eval", pipeline.Options{Label: "a\x1b[2J"}, []string{`"a\x1b[2J" is not a label`}},
+	} {
+		_, err := pipeline.Build(tt.kind, tt.o)
+		if err == nil {
+			t.Errorf("%s of %+v is not refused", tt.kind, tt.o)
+			continue
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s of %+v: %v; want %s", tt.kind, tt.o, err, want)
+			}
+		}
+	}
+}
+
+// FuzzBuild: whatever names are taken come back from the YAML as they went in,
+// through Buildkite's filling-in of variables too, and change nothing else.
+func FuzzBuild(f *testing.F) {
+	for _, s := range []string{"b200", "on", "1_000", "0x1f", "1e3", "12:30:45", "null", "~", "a\nb", "'", `"`, "${HOME}", "$$", "a: b", "- a", "#", "!!int 3", "*x", "%41", "\xff", "\ufeff", "\u0085", "\ufffd"} {
+		for _, kind := range pipeline.Kinds {
+			f.Add(kind, s, s, s, s, 3)
+		}
+	}
+	f.Fuzz(func(t *testing.T, kind, queue, image, tag, label string, timeout int) {
+		o := pipeline.Options{Queue: queue, Image: image, Agents: map[string]string{"tag": tag}, Label: label, Timeout: timeout}
+		p, err := pipeline.Build(kind, o)
+		if err != nil {
+			return
+		}
+		same(t, p)
+		var back pipeline.Pipeline
+		if err := yaml.Unmarshal(p.YAML(), &back); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(p.Steps, back.Steps); diff != "" {
+			t.Error(diff)
+		}
+		// The stand-in's parser fills variables in.
+		env := map[string]string{"KERNELBOT_QUEUE": "from-the-build", "HOME": "leaked"}
+		b := submit(t, string(p.YAML()), env)
+		want := []string{"queue=" + queue, "tag=" + tag}
+		if queue == "" {
+			want[0] = "queue=from-the-build"
+		}
+		if len(b.Jobs) != 1 {
+			t.Fatalf("%d jobs", len(b.Jobs))
+		}
+		if diff := cmp.Diff(want, b.Jobs[0].AgentQueryRules); diff != "" {
+			t.Error(diff)
+		}
+		if label != "" && b.Jobs[0].Name != label {
+			t.Errorf("the label is %q, want %q", b.Jobs[0].Name, label)
+		}
+		plain := build(t, kind, pipeline.Options{Image: image})
+		if got, want := p.Steps[0].Command, plain.Steps[0].Command; got != want {
+			t.Errorf("the command is %q, want %q", got, want)
+		}
+		if strings.Contains(b.Jobs[0].Command, "leaked") {
+			t.Errorf("the command is %q", b.Jobs[0].Command)
+		}
+	})
+}
+
+// submit has the stand-in for Buildkite's servers read a pipeline.
+func submit(tb testing.TB, steps any, env map[string]string) bktest.Build {
+	tb.Helper()
+	b, err := bktest.New(bktest.Options{}).Submit(bktest.NewBuild{Steps: steps, Env: env})
+	if err != nil {
+		tb.Fatalf("%v in\n%s", err, steps)
+	}
+	return b
+}

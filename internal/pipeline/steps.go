@@ -1,0 +1,135 @@
+package pipeline
+
+import "strings"
+
+// dockerPlugin is the version that kernelbot's pipelines name.
+const dockerPlugin = "docker#v5.11.0"
+
+// Exit statuses of a job that the command itself never has: kbnode runner ends
+// with 0 or 1, also for a submission that is killed.
+const (
+	agentLost    = -1
+	dockerFailed = 125 // docker run could not make or start the container
+	gitFailed    = 128 // git could not fetch the repository or the plugin
+)
+
+// infrastructure are the failures that are no submission's doing. A job whose
+// variables are too long for Linux ends with -1 as well, of which the reason is
+// process_run_error, and one that ran into its time limit has the reason cancel:
+// both would only fail again.
+var infrastructure = []Rule{
+	{ExitStatus: []int{agentLost}, SignalReason: "none", Limit: 2},
+	// What a stopped agent ended may have any status, and -1 is none of 1 to 255.
+	{ExitStatus: []int{agentLost}, SignalReason: "agent_stop", Limit: 2},
+	{SignalReason: "agent_stop", Limit: 2},
+	// Nothing of the job has run, and another slot may be fit.
+	{ExitStatus: []int{agentLost}, SignalReason: "agent_refused", Limit: 1},
+	{ExitStatus: []int{dockerFailed, gitFailed}, SignalReason: "none", Limit: 1},
+}
+
+// retryComment stands above the rules. No text of a comment has a dollar sign:
+// not every reader of YAML knows that it is one.
+const retryComment = `Only what is no submission's doing runs again: the agent was lost (-1) or stopped,
+or refused the job before it began; docker (125) or git (128) failed. A submission that
+fails ends with 1, one that is too large with -1 and process_run_error.`
+
+// abouts say what each kind is for.
+var abouts = map[string][]string{
+	Eval: {
+		"Evaluates the submission that a build brings along in KERNELBOT_PAYLOAD, or in its",
+		"pieces KERNELBOT_PAYLOAD_0, _1, …, in a container with one GPU.",
+	},
+	Fast: {
+		"Evaluates a submission as the pipeline eval does, with less before it: no plugin is",
+		"fetched, the image's entrypoint does not run, and an image that is not on the node is",
+		"an error instead of a pull. The repository is cloned all the same. It works on",
+		"kbnode's nodes only, whose slots have a Docker socket of their own.",
+	},
+	DockerTest: {
+		"Shows what a job's container sees of its node, and fails if that is not one GPU and",
+		"the CPUs and the memory of its slot. It needs no payload.",
+	},
+	ArtifactTest: {
+		"Leaves a result.json as a submission without runs would, and uploads it. It needs no",
+		"GPU, no container and no payload.",
+	},
+}
+
+// fill puts what a kind does into a step, and returns a label for it.
+func fill(st *Step, kind string, o Options) (label string) {
+	evaluated := []string{"result.json", "node.json", "profile_data/**"}
+	switch kind {
+	case Eval:
+		st.Command, st.Plugins, st.ArtifactPaths = "exec kbnode runner", inContainer(o), evaluated
+		return "evaluate"
+	case Fast:
+		st.Command, st.ArtifactPaths = escape(fastScript(o.Image)), evaluated
+		return "evaluate fast"
+	case DockerTest:
+		st.Command, st.Plugins = escape(dockerScript(o.AMD)), inContainer(o)
+		return "look around in a container"
+	default:
+		st.Command, st.ArtifactPaths = escape(artifactScript), []string{"result.json"}
+		return "upload an artifact"
+	}
+}
+
+// inContainer is the docker plugin. Its option gpus is NVIDIA's: without their
+// runtime or CDI, Docker has no such thing. A slot's GPU comes in any case.
+func inContainer(o Options) []Plugin {
+	d := Docker{Image: o.Image, GPUs: "all", PropagateEnvironment: true}
+	if d.Image == "" {
+		d.Image = ImageVariable
+	}
+	if o.AMD {
+		d.GPUs = ""
+	}
+	return []Plugin{{dockerPlugin: d}}
+}
+
+// escape keeps Buildkite from filling in the shell's variables.
+func escape(script string) string { return strings.ReplaceAll(script, "$", "$$") }
+
+// fastScript becomes docker, which passes a cancellation on. The shell takes an
+// image that a build sets from its variables when it runs: put in by Buildkite, it
+// could be any command.
+func fastScript(image string) string {
+	if image == "" {
+		image = `"${KERNELBOT_IMAGE:?is not set}"`
+	}
+	return `names=("${!KERNELBOT_@}" SUBMISSION_PAYLOAD BUILDKITE BUILDKITE_SOURCE)
+exec docker run --rm --init --pull never --volume "$PWD:/workdir" --workdir /workdir \
+  "${names[@]/#/--env=}" --entrypoint /usr/local/bin/kbnode ` + image + ` runner
+`
+}
+
+// dockerScript runs in any image that has a shell and nproc.
+func dockerScript(amd bool) string {
+	gpus := "set -- /dev/nvidia[0-9]*\n"
+	smi := `if command -v nvidia-smi >/dev/null; then
+  nvidia-smi -L
+  check nvidia-smi "$(nvidia-smi -L | grep -c '^GPU ')" 1
+fi
+`
+	if amd {
+		gpus, smi = "ls -l /dev/kfd\nset -- /dev/dri/renderD*\n", ""
+	}
+	return `failed=0
+check() {
+  if [ "$2" = "$3" ]; then echo "ok    $1 $2"; else echo "WRONG $1 $2, not $3"; failed=1; fi
+}
+echo "slot ${KERNELBOT_GPU_INDEX-unknown: not a node of kbnode}"
+` + gpus + `[ -e "$1" ] || set --
+echo "devices $*"
+check GPUs $# 1
+check CPUs "$(nproc)" "${KERNELBOT_CPUS-known}"
+check cpuset "$(grep Cpus_allowed_list: /proc/self/status | tr -d '\t' | cut -d: -f2)" "${KERNELBOT_CPUSET-known}"
+check memory "$(( $(cat /sys/fs/cgroup/memory.max) / 1048576 ))m" "${KERNELBOT_MEMORY-known}"
+` + smi + `exit $failed
+`
+}
+
+// artifactScript writes what docs/result.md describes.
+const artifactScript = `printf '{"success": true, "error": "", "system": {"gpu": "", "device_count": 0, "cpu": "", "runtime": "", "platform": "%s", "torch": "", "hostname": "%s"}, "runs": {}}\n' "$(uname -srm)" "$(uname -n)" >result.json
+cat result.json
+`

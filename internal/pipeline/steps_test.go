@@ -1,0 +1,298 @@
+package pipeline_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/internal/runner"
+)
+
+// command is what an agent gets to run: the server has filled variables in.
+func command(t *testing.T, kind string, o pipeline.Options) string {
+	t.Helper()
+	b := submit(t, string(build(t, kind, o).YAML()), map[string]string{"KERNELBOT_QUEUE": "q", "KERNELBOT_IMAGE": "filled:in"})
+	return b.Jobs[0].Command
+}
+
+// shell runs a script as an agent or the docker plugin does.
+func shell(t *testing.T, sh, dir, script string, env ...string) (out string, code int) {
+	t.Helper()
+	c := exec.CommandContext(t.Context(), sh, "-e", "-c", script)
+	c.Dir, c.Env = dir, append([]string{"PATH=" + dir + ":/usr/bin:/bin"}, env...)
+	b, err := c.CombinedOutput()
+	if err != nil && c.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return string(b), c.ProcessState.ExitCode()
+}
+
+func TestArtifactScript(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if out, code := shell(t, "bash", dir, command(t, pipeline.ArtifactTest, pipeline.Options{})); code != 0 {
+		t.Fatalf("exit %d: %s", code, out)
+	}
+	f, err := os.Open(filepath.Join(dir, "result.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	// The runner's own type, less runs, which it only writes.
+	var got struct {
+		runner.Result
+		Runs map[string]any `json:"runs"`
+	}
+	dec := json.NewDecoder(f)
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&got); err != nil {
+		t.Fatal(err)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !got.Success || got.Error != "" || got.System == nil || got.System.Hostname != host || !strings.HasPrefix(got.System.Platform, "Linux ") || got.Runs == nil || len(got.Runs) > 0 {
+		t.Errorf("result.json says %+v of %+v", got, got.System)
+	}
+}
+
+func TestFastScript(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	docker := "#!/bin/sh\nfor w; do printf '%s\\n' \"$w\"; done\nexit 3\n"
+	if err := os.WriteFile(filepath.Join(dir, "docker"), []byte(docker), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	env := []string{"KERNELBOT_PAYLOAD_0=a", "KERNELBOT_PAYLOAD_1=b", "SUBMISSION_PAYLOAD=c", "BUILDKITE=true", "BUILDKITE_AGENT_ACCESS_TOKEN=secret"}
+	want := `run
+--rm
+--init
+--pull
+never
+--volume
+` + dir + `:/workdir
+--workdir
+/workdir
+--env=KERNELBOT_PAYLOAD_0
+--env=KERNELBOT_PAYLOAD_1
+--env=SUBMISSION_PAYLOAD
+--env=BUILDKITE
+--env=BUILDKITE_SOURCE
+--entrypoint
+/usr/local/bin/kbnode
+kernelbot:latest
+runner
+`
+	got, code := shell(t, "bash", dir, command(t, pipeline.Fast, pipeline.Options{Image: "kernelbot:latest"}), env...)
+	if diff := cmp.Diff(want, got); diff != "" || code != 3 {
+		t.Errorf("exit %d: %s", code, diff)
+	}
+	// An image that a build names is one word, whatever stands in it.
+	hostile := `x; touch pwned; $(touch pwned) "`
+	want = strings.Replace(want, "kernelbot:latest", hostile, 1)
+	want = strings.Replace(want, "--env=KERNELBOT_PAYLOAD_0", "--env=KERNELBOT_IMAGE\n--env=KERNELBOT_PAYLOAD_0", 1)
+	got, _ = shell(t, "bash", dir, command(t, pipeline.Fast, pipeline.Options{}), append(env, "KERNELBOT_IMAGE="+hostile)...)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "pwned")); err == nil {
+		t.Error("the image ran as a command")
+	}
+	if got, code := shell(t, "bash", dir, command(t, pipeline.Fast, pipeline.Options{}), env...); code == 0 || !strings.Contains(got, "KERNELBOT_IMAGE: is not set") {
+		t.Errorf("without an image: exit %d: %s", code, got)
+	}
+}
+
+// TestDockerScript runs the script against a pretended container.
+func TestDockerScript(t *testing.T) {
+	t.Parallel()
+	allowed, err := exec.CommandContext(t.Context(), "sh", "-c", `grep Cpus_allowed_list: /proc/self/status | tr -d '\t' | cut -d: -f2`).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cpuset := strings.TrimSpace(string(allowed))
+	nvidia, amd := []string{"nvidia0", "nvidiactl", "nvidia-uvm"}, []string{"kfd", "dri/renderD128", "dri/card0"}
+	for name, tt := range map[string]struct {
+		amd     bool
+		devices []string
+		memory  string // memory.max
+		smi     int    // GPUs that nvidia-smi lists; -1 is none installed
+		env     string // over what fits
+		wrong   string // what the script says is wrong; "" passes
+	}{
+		"NVIDIA":               {devices: nvidia, smi: 1},
+		"without nvidia-smi":   {devices: nvidia, smi: -1},
+		"two NVIDIA GPUs":      {devices: append([]string{"nvidia1"}, nvidia...), smi: -1, wrong: "GPUs 2, not 1"},
+		"no NVIDIA GPU":        {devices: []string{"nvidiactl"}, smi: -1, wrong: "GPUs 0, not 1"},
+		"nvidia-smi sees more": {devices: nvidia, smi: 8, wrong: "nvidia-smi 8, not 1"},
+		"nvidia-smi is broken": {devices: nvidia, smi: 0, wrong: "nvidia-smi 0, not 1"},
+		"no memory limit":      {devices: nvidia, smi: -1, memory: "max", wrong: "memory 0m, not 64m"},
+		"other memory":         {devices: nvidia, smi: -1, memory: "68157440", wrong: "memory 65m, not 64m"},
+		"other CPUs":           {devices: nvidia, smi: -1, env: "KERNELBOT_CPUS=4", wrong: "CPUs 3, not 4"},
+		"other cpuset":         {devices: nvidia, smi: -1, env: "KERNELBOT_CPUSET=7-9", wrong: "cpuset " + cpuset + ", not 7-9"},
+		"AMD":                  {amd: true, devices: amd, smi: -1},
+		"two AMD GPUs":         {amd: true, devices: append([]string{"dri/renderD129"}, amd...), smi: -1, wrong: "GPUs 2, not 1"},
+		"AMD without kfd":      {amd: true, devices: amd[1:], smi: -1, wrong: "kfd"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			put := func(name, text string) {
+				if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, d := range tt.devices {
+				put("dev/"+d, "")
+			}
+			if tt.memory == "" {
+				tt.memory = "67108864"
+			}
+			put("cgroup/memory.max", tt.memory+"\n")
+			put("nproc", "#!/bin/sh\necho 3\n")
+			if tt.smi >= 0 {
+				put("nvidia-smi", "#!/bin/sh\nfor i in $(seq "+fmt.Sprint(tt.smi)+"); do echo \"GPU $i: NVIDIA B200 (UUID: GPU-$i)\"; done\n")
+			}
+			script := strings.NewReplacer("/dev/null", "/dev/null", "/dev/", dir+"/dev/", "/sys/fs/cgroup/", dir+"/cgroup/").
+				Replace(command(t, pipeline.DockerTest, pipeline.Options{AMD: tt.amd}))
+			out, code := shell(t, "sh", dir, script, "KERNELBOT_GPU_INDEX=5", "KERNELBOT_CPUS=3", "KERNELBOT_CPUSET="+cpuset, "KERNELBOT_MEMORY=64m", tt.env)
+			if (code != 0) != (tt.wrong != "") || !strings.Contains(out, tt.wrong) || !strings.Contains(out, "slot 5\n") {
+				t.Errorf("exit %d, want %q in\n%s", code, tt.wrong, out)
+			}
+		})
+	}
+	if out, code := shell(t, "sh", t.TempDir(), command(t, pipeline.DockerTest, pipeline.Options{})); code == 0 || !strings.Contains(out, "slot unknown: not a node of kbnode") {
+		t.Errorf("elsewhere: exit %d: %s", code, out)
+	}
+}
+
+// TestRetries plays an agent whose jobs end in many ways, and counts how often
+// each is run.
+func TestRetries(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		what, reason string
+		status, runs int
+	}{
+		{"the submission passed, or its tests failed", "", 0, 1},
+		{"the runner could not work", "", 1, 1},
+		{"the container ran out of memory", "", 137, 1},
+		{"no kbnode in the container", "", 127, 1},
+		{"a payload that is too large", "process_run_error", -1, 1},
+		{"a signature that does not fit", "signature_rejected", -1, 1},
+		{"the time limit", "cancel", 1, 1},
+		{"the time limit, killed", "cancel", -1, 1},
+		{"the time limit, while docker pulled", "cancel", 125, 1},
+		{"an agent that was lost", "", -1, 3},
+		{"an agent that was stopped", "agent_stop", 255, 3},
+		{"an agent that was stopped, killed", "agent_stop", -1, 3},
+		{"a slot that is not fit", "agent_refused", -1, 2},
+		{"docker failed", "", 125, 2},
+		{"git failed", "", 128, 2},
+	} {
+		for _, kind := range pipeline.Kinds {
+			a := newAgent(t, bktest.Options{}, string(build(t, kind, pipeline.Options{Queue: "q", Image: "i"}).YAML()))
+			runs := 0
+			for id := a.offered(); id != ""; id = a.offered() {
+				a.begin(id)
+				a.send("PUT", "/jobs/"+id+"/finish", map[string]any{"exit_status": fmt.Sprint(tt.status), "signal_reason": tt.reason, "finished_at": "now"})
+				runs++
+			}
+			if runs != tt.runs {
+				t.Errorf("%s: %s runs %d times, want %d", tt.what, kind, runs, tt.runs)
+			}
+		}
+	}
+}
+
+// TestRetryOfALostAgent: another agent gets the job of one that fell silent.
+func TestRetryOfALostAgent(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	a := newAgent(t, bktest.Options{Now: func() time.Time { return now }}, string(build(t, pipeline.Eval, pipeline.Options{Queue: "q", Image: "i"}).YAML()))
+	a.begin(a.offered())
+	now = now.Add(time.Hour)
+	a.register()
+	if a.offered() == "" {
+		t.Error("the job is not offered again")
+	}
+	if jobs := a.s.Builds()[0].Jobs; len(jobs) != 2 || jobs[0].State != "failed" {
+		t.Errorf("the jobs are %+v", jobs)
+	}
+}
+
+// agent plays an agent of the stand-in, without a network.
+type agent struct {
+	t     *testing.T
+	s     *bktest.Server
+	token string
+}
+
+func newAgent(t *testing.T, o bktest.Options, steps string) *agent {
+	t.Helper()
+	a := &agent{t: t, s: bktest.New(o)}
+	if _, err := a.s.Submit(bktest.NewBuild{Steps: steps}); err != nil {
+		t.Fatal(err)
+	}
+	a.register()
+	return a
+}
+
+func (a *agent) register() {
+	a.t.Helper()
+	a.token = bktest.DefaultAgentToken
+	got := a.send("POST", "/register", map[string]any{"name": "a", "meta_data": []string{"queue=q"}, "version": "3.76.2"})
+	a.token, _ = got["access_token"].(string)
+	a.send("POST", "/connect", nil)
+}
+
+func (a *agent) send(method, path string, body any) map[string]any {
+	a.t.Helper()
+	var text []byte
+	if body != nil {
+		var err error
+		if text, err = json.Marshal(body); err != nil {
+			a.t.Fatal(err)
+		}
+	}
+	req := httptest.NewRequestWithContext(a.t.Context(), method, "/v3"+path, bytes.NewReader(text))
+	req.Header.Set("Authorization", "Token "+a.token)
+	w := httptest.NewRecorder()
+	a.s.ServeHTTP(w, req)
+	if w.Code != http.StatusOK {
+		a.t.Fatalf("%s %s: %d %s", method, path, w.Code, w.Body)
+	}
+	var got map[string]any
+	_ = json.Unmarshal(w.Body.Bytes(), &got) // some answers are empty
+	return got
+}
+
+// offered is the job that the agent would get now, or "".
+func (a *agent) offered() string {
+	a.t.Helper()
+	job, _ := a.send("GET", "/ping", nil)["job"].(map[string]any)
+	id, _ := job["id"].(string)
+	return id
+}
+
+func (a *agent) begin(id string) {
+	a.t.Helper()
+	a.send("PUT", "/jobs/"+id+"/accept", nil)
+	a.send("PUT", "/jobs/"+id+"/start", map[string]string{"started_at": "now"})
+}
