@@ -54,7 +54,7 @@ type Options struct {
 // well.
 type Pipeline struct {
 	Steps []Step `json:"steps" yaml:"steps"`
-	about []string
+	kind  string
 }
 
 // Step is a command step:
@@ -111,8 +111,7 @@ var (
 // Build makes a pipeline of a kind. An error is a refusal of its arguments, all
 // of them at once.
 func Build(kind string, o Options) (*Pipeline, error) {
-	about, ok := abouts[kind]
-	if !ok {
+	if !slices.Contains(Kinds, kind) {
 		return nil, fmt.Errorf("%.60q is no kind of pipeline; the kinds are %s", kind, strings.Join(Kinds, ", "))
 	}
 	if err := o.check(); err != nil {
@@ -133,7 +132,7 @@ func Build(kind string, o Options) (*Pipeline, error) {
 	if st.Label == "" {
 		st.Label = label + " on " + o.Queue
 	}
-	return &Pipeline{Steps: []Step{st}, about: about}, nil
+	return &Pipeline{Steps: []Step{st}, kind: kind}, nil
 }
 
 func (o Options) check() error {

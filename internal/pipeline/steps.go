@@ -30,29 +30,27 @@ var infrastructure = []Rule{
 // retryComment stands above the rules. No text of a comment has a dollar sign:
 // not every reader of YAML knows that it is one.
 const retryComment = `Only what is no submission's doing runs again: the agent was lost (-1) or stopped,
-or refused the job before it began; docker (125) or git (128) failed. A submission that
-fails ends with 1, one that is too large with -1 and process_run_error.`
+or refused the job before it began; docker (125) or git (128) failed. The command ends
+with 0 or 1 whatever was submitted; a payload too large is -1 with process_run_error.`
 
-// abouts say what each kind is for.
-var abouts = map[string][]string{
-	Eval: {
-		"Evaluates the submission that a build brings along in KERNELBOT_PAYLOAD, or in its",
-		"pieces KERNELBOT_PAYLOAD_0, _1, …, in a container with one GPU.",
-	},
-	Fast: {
-		"Evaluates a submission as the pipeline eval does, with less before it: no plugin is",
-		"fetched, the image's entrypoint does not run, and an image that is not on the node is",
-		"an error instead of a pull. The repository is cloned all the same. It works on",
-		"kbnode's nodes only, whose slots have a Docker socket of their own.",
-	},
-	DockerTest: {
-		"Shows what a job's container sees of its node, and fails if that is not one GPU and",
-		"the CPUs and the memory of its slot. It needs no payload.",
-	},
-	ArtifactTest: {
-		"Leaves a result.json as a submission without runs would, and uploads it. It needs no",
-		"GPU, no container and no payload.",
-	},
+// About says what a kind is for, in lines of a paragraph.
+func About(kind string) string { return abouts[kind] }
+
+var abouts = map[string]string{
+	Eval: `Evaluates the submission that a build brings along in KERNELBOT_PAYLOAD, or in its
+pieces KERNELBOT_PAYLOAD_0, _1, …, in a container with one GPU.
+`,
+	Fast: `Evaluates a submission as the pipeline eval does, with less before it: no plugin is
+fetched, the image's entrypoint does not run, and an image that is not on the node is
+an error instead of a pull. The repository is cloned all the same. It works on
+kbnode's nodes only, whose slots have a Docker socket of their own.
+`,
+	DockerTest: `Shows what a job's container sees of its node, and fails if that is not one GPU and
+the CPUs and the memory of its slot. It needs no payload.
+`,
+	ArtifactTest: `Leaves a result.json as a submission without runs would, and uploads it. It needs no
+GPU, no container and no payload.
+`,
 }
 
 // fill puts what a kind does into a step, and returns a label for it.

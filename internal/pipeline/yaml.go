@@ -11,8 +11,9 @@ import (
 // YAML is the pipeline's text, with a head that says what it is for.
 func (p *Pipeline) YAML() []byte {
 	var b bytes.Buffer
-	for _, line := range p.about {
-		fmt.Fprintf(&b, "# %s\n", line)
+	fmt.Fprintf(&b, "# kbnode pipeline %s\n", p.kind)
+	for line := range strings.Lines(abouts[p.kind]) {
+		b.WriteString("# " + line)
 	}
 	var doc yaml.Node
 	if err := doc.Encode(p); err != nil {

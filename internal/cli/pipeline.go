@@ -1,0 +1,250 @@
+package cli
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// gpuIndex is the tag that tells the slots of a node apart.
+const gpuIndex = "gpu-index"
+
+type pipelineFlags struct {
+	queue, image, timeout, label, vendor, root string
+	index                                      int
+	agents                                     []string
+	asJSON                                     bool
+}
+
+func newPipeline(s Streams) *cobra.Command {
+	var f pipelineFlags
+	cmd := &cobra.Command{
+		Use:   "pipeline",
+		Short: "Print Buildkite pipelines for this node's queue and image",
+		Long: `Print Buildkite pipelines for this node's queue and image. Without another word it
+is eval.
+
+The text is for the steps of a pipeline in Buildkite, or for buildkite-agent
+pipeline upload; the JSON has the same steps. On a machine that is no node, queue
+and image are the variables KERNELBOT_QUEUE and KERNELBOT_IMAGE of the build.
+Nothing is written, and nobody is asked.`,
+		Example: `  kbnode pipeline >pipeline.yml
+  kbnode pipeline docker-test --gpu-index 3
+  kbnode pipeline eval --queue mi300 --image rocm:latest --vendor amd --json`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return printPipeline(s, pipeline.Eval, f) },
+	}
+	cmd.SuggestionsMinimumDistance = 3
+	fl := cmd.PersistentFlags()
+	fl.StringVar(&f.queue, "queue", "", "Buildkite queue (default: this node's)")
+	fl.StringVar(&f.image, "image", "", "the job's image (default: image.name of this node)")
+	fl.StringVar(&f.timeout, "timeout", "", "time limit of the job, such as 15m, or in minutes (default: 15)")
+	fl.IntVar(&f.index, gpuIndex, -1, "only the slot with this number")
+	fl.StringArrayVar(&f.agents, "agent", nil, "only agents with the tag `KEY=VALUE`; may be repeated")
+	fl.StringVar(&f.label, "label", "", "label of the step (default: what it does, and where)")
+	fl.StringVar(&f.vendor, "vendor", "", "whose GPUs they are, nvidia or amd (default: this node's)")
+	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
+	fl.StringVar(&f.root, "root", "/", "read the node in this directory or captured file, and nothing of this one")
+	for _, kind := range pipeline.Kinds {
+		about := pipeline.About(kind)
+		short, _, _ := strings.Cut(strings.ReplaceAll(about, "\n", " "), ". ")
+		sub := &cobra.Command{
+			Use: kind, Short: strings.TrimSpace(short), Long: about,
+			Args: cobra.NoArgs,
+			RunE: func(*cobra.Command, []string) error { return printPipeline(s, kind, f) },
+		}
+		checkArgs(sub)
+		cmd.AddCommand(sub)
+	}
+	return cmd
+}
+
+func printPipeline(s Streams, kind string, f pipelineFlags) error {
+	o, err := f.options(s)
+	if err != nil {
+		return err
+	}
+	p, err := pipeline.Build(kind, o)
+	if err != nil {
+		return usage(err)
+	}
+	if f.asJSON {
+		return printJSON(s.Out, p)
+	}
+	_, err = s.Out.Write(p.YAML())
+	return err
+}
+
+// options are the flags over what is known of the node.
+func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
+	o := pipeline.Options{Agents: map[string]string{}, Label: f.label}
+	var errs []error
+	var err error
+	if o.Timeout, err = wholeMinutes(f.timeout); err != nil {
+		errs = append(errs, err)
+	}
+	if f.index >= 0 {
+		f.agents = append(f.agents, gpuIndex+"="+strconv.Itoa(f.index))
+	} else if f.index != -1 {
+		errs = append(errs, fmt.Errorf("--gpu-index %d: a slot's number is 0 or more", f.index))
+	}
+	for _, tag := range f.agents {
+		key, value, ok := strings.Cut(tag, "=")
+		switch old, twice := o.Agents[key]; {
+		case !ok:
+			errs = append(errs, fmt.Errorf("--agent %q: write KEY=VALUE", tag))
+		case twice && old != value:
+			errs = append(errs, fmt.Errorf("the tag %q is both %q and %q; give one of them", key, old, value))
+		}
+		o.Agents[key] = value
+	}
+	if f.vendor != "" && f.vendor != "nvidia" && f.vendor != "amd" {
+		errs = append(errs, fmt.Errorf("--vendor %q: write nvidia or amd", f.vendor))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return o, usage(err)
+	}
+	n, err := readPipelineNode(s, f.root)
+	if err != nil {
+		return o, err
+	}
+	o.AMD = cmp.Or(f.vendor, n.vendor) == "amd"
+	o.Image = cmp.Or(f.image, n.image)
+	if o.Queue = f.queue; o.Queue == "" {
+		o.Queue, err = n.queue(f.index)
+	}
+	return o, usage(err)
+}
+
+// wholeMinutes reads a time limit, which Buildkite has in minutes. "" is 0.
+func wholeMinutes(text string) (int, error) {
+	if text == "" {
+		return 0, nil
+	}
+	if n, err := strconv.Atoi(text); err == nil && n > 0 {
+		return n, nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 || d%time.Minute != 0 {
+		return 0, fmt.Errorf("--timeout %q: write whole minutes, such as 15m", text)
+	}
+	return int(d / time.Minute), nil
+}
+
+// pipelineNode is what pipelines need to know of a node. The zero value is a
+// machine that is none.
+type pipelineNode struct {
+	image, vendor string
+	template      string         // queue of the configuration
+	queues        map[int]string // by slot, as the agents have them
+}
+
+// queue is the queue of a slot, or of all if the index is -1.
+func (n pipelineNode) queue(index int) (string, error) {
+	slots := slices.Sorted(maps.Keys(n.queues))
+	if len(slots) == 0 {
+		if strings.Contains(n.template, "{") {
+			return "", fmt.Errorf("the queue %s is a template, and there are no agents yet; add --queue NAME", n.template)
+		}
+		return n.template, nil
+	}
+	if index >= 0 {
+		q, ok := n.queues[index]
+		if !ok {
+			return "", fmt.Errorf("this node has no slot %s; it has %s to %s", plan.SlotName(index), plan.SlotName(slots[0]), plan.SlotName(slots[len(slots)-1]))
+		}
+		return q, nil
+	}
+	first, last := n.queues[slots[0]], n.queues[slots[len(slots)-1]]
+	for _, k := range slots {
+		if n.queues[k] != first {
+			return "", fmt.Errorf("the slots of this node have queues of their own, %s to %s; add --gpu-index N or --queue NAME", first, last)
+		}
+	}
+	return first, nil
+}
+
+// readPipelineNode reads a node's files, as whoever types the command may. What
+// the agents were told is what Buildkite knows.
+func readPipelineNode(s Streams, root string) (n pipelineNode, err error) {
+	dir, closeRoot, err := inventory.Open(root)
+	if err != nil {
+		return n, err
+	}
+	defer func() { _ = closeRoot() }()
+	m := &machine{root: filepath.Clean(dir), name: root}
+	text, err := m.readFile(plan.ConfigPath)
+	switch {
+	case err == nil:
+		cfg, err := config.Parse(plan.ConfigPath, text)
+		if err != nil {
+			return n, usage(err)
+		}
+		n.image, n.template = cfg.WithDefaults().Image.Name, cfg.Queue
+	case errors.Is(err, fs.ErrPermission):
+		s.warn("%s may not be read by you, so the image is not known; sudo would", plan.ConfigPath)
+	case !errors.Is(err, fs.ErrNotExist):
+		return n, fmt.Errorf("read configuration: %w", err)
+	}
+	slots, err := m.open(path.Dir(plan.SlotPolicyPath(0)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return n, nil
+	}
+	if err != nil {
+		return n, fmt.Errorf("list slots: %w", err)
+	}
+	defer func() { _ = slots.Close() }()
+	names, err := slots.Readdirnames(-1)
+	if err != nil {
+		return n, fmt.Errorf("list slots: %w", err)
+	}
+	n.queues = map[int]string{}
+	for _, name := range names {
+		if path.Ext(name) != ".json" {
+			continue
+		}
+		var pol plan.JobPolicy
+		text, err := m.readFile(path.Join(path.Dir(plan.SlotPolicyPath(0)), name))
+		if err == nil {
+			err = json.Unmarshal(text, &pol)
+		}
+		if err == nil && path.Base(plan.SlotPolicyPath(pol.Slot)) == name {
+			n.vendor = pol.Vendor
+			text, err = m.readFile(plan.AgentDir(pol.Slot) + "/buildkite-agent.cfg")
+			n.queues[pol.Slot] = agentQueue(string(text))
+		}
+		if err != nil {
+			return n, fmt.Errorf("read slot %s: %w", name, err)
+		}
+	}
+	return n, nil
+}
+
+// agentQueue finds the queue among the tags of an agent's configuration.
+func agentQueue(cfg string) string {
+	for line := range strings.Lines(cfg) {
+		tags, ok := strings.CutPrefix(strings.TrimSpace(line), `tags="`)
+		for tag := range strings.SplitSeq(strings.TrimSuffix(tags, `"`), ",") {
+			if q, isQueue := strings.CutPrefix(tag, "queue="); ok && isQueue {
+				return q
+			}
+		}
+	}
+	return ""
+}

@@ -1,0 +1,178 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// nodeTree is a machine with the files of a node: its configuration, and what
+// the plan says of it.
+func nodeTree(t *testing.T, m machinetest.Machine, cfg config.Config, text string) string {
+	t.Helper()
+	root := m.Dir(t)
+	node := &machine{root: root, cfg: cfg}
+	if err := node.read(t.Context(), Streams{Err: t.Output()}.logger()); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.think(); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range node.plan.Files {
+		put(t, root, f.Path, f.Content)
+	}
+	put(t, root, plan.ConfigPath, text)
+	return root
+}
+
+// printed is what the command says, and what it ought to.
+func printed(t *testing.T, kind string, o pipeline.Options, args ...string) {
+	t.Helper()
+	p, err := pipeline.Build(kind, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := kbnode(t, append([]string{"pipeline"}, args...)...)
+	if got.code != 0 || got.err != "" {
+		t.Fatalf("%q: code %d, err %q", args, got.code, got.err)
+	}
+	if diff := cmp.Diff(string(p.YAML()), got.out); diff != "" {
+		t.Errorf("%q: %s", args, diff)
+	}
+}
+
+func TestPipelineOfANode(t *testing.T) {
+	t.Parallel()
+	root := nodeTree(t, machinetest.B200x8(), config.Config{Queue: "b200"}, "queue: b200\nimage: {name: 'reg.example/eval:v2'}\n")
+	own := pipeline.Options{Queue: "b200", Image: "reg.example/eval:v2"}
+	printed(t, "eval", own, "--root", root)
+	for _, kind := range pipeline.Kinds {
+		printed(t, kind, own, kind, "--root", root)
+	}
+	with := own
+	with.Queue, with.Image, with.Timeout, with.Label = "other", "x:1", 30, "mine"
+	with.Agents = map[string]string{"gpu-index": "3", "node": "n1"}
+	printed(t, "eval", with, "--root", root, "--queue", "other", "--image", "x:1", "--timeout", "30m", "--label", "mine", "--gpu-index", "3", "--agent", "node=n1")
+	with.Timeout = 45
+	printed(t, "fast", with, "fast", "--root", root, "--queue", "other", "--image", "x:1", "--timeout", "45", "--label", "mine", "--agent", "gpu-index=3", "--agent", "node=n1")
+
+	got := kbnode(t, "pipeline", "--root", root, "--json")
+	p, err := pipeline.Build("eval", own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, []byte(got.out)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), compact.String()); diff != "" {
+		t.Error(diff)
+	}
+
+	// AMD's GPUs are known from the slots.
+	root = nodeTree(t, machinetest.MI300X(), config.Config{Queue: "mi300"}, "queue: mi300\n")
+	amd := pipeline.Options{Queue: "mi300", Image: config.DefaultImage, AMD: true}
+	printed(t, "docker-test", amd, "docker-test", "--root", root)
+	amd.AMD = false
+	printed(t, "docker-test", amd, "docker-test", "--root", root, "--vendor", "nvidia")
+}
+
+func TestPipelineWithAQueuePerSlot(t *testing.T) {
+	t.Parallel()
+	root := nodeTree(t, machinetest.B200x8(), config.Config{Queue: "{vendor}-{gpu}-{index}"}, "queue: '{vendor}-{gpu}-{index}'\n")
+	printed(t, "eval", pipeline.Options{Queue: "nvidia-b200-5", Image: config.DefaultImage, Agents: map[string]string{"gpu-index": "5"}}, "--root", root, "--gpu-index", "5")
+	printed(t, "eval", pipeline.Options{Queue: "mine", Image: config.DefaultImage}, "--root", root, "--queue", "mine")
+	for want, args := range map[string][]string{
+		"the slots of this node have queues of their own, nvidia-b200-0 to nvidia-b200-7; add --gpu-index N or --queue NAME": nil,
+		"this node has no slot gpu8; it has gpu0 to gpu7": {"--gpu-index", "8"},
+	} {
+		got := kbnode(t, append([]string{"pipeline", "--root", root}, args...)...)
+		if got.code != exitUsage || got.out != "" || got.err != "kbnode: "+want+"\n" {
+			t.Errorf("%q: code %d, %q, %s; want %s", args, got.code, got.out, got.err, want)
+		}
+	}
+}
+
+func TestPipelineElsewhere(t *testing.T) {
+	t.Parallel()
+	none := t.TempDir()
+	printed(t, "eval", pipeline.Options{}, "--root", none)
+	printed(t, "eval", pipeline.Options{AMD: true, Agents: map[string]string{"gpu-index": "0"}}, "--root", none, "--vendor", "amd", "--gpu-index", "0")
+
+	configured := t.TempDir() // and not installed
+	put(t, configured, plan.ConfigPath, "queue: h100\n")
+	printed(t, "eval", pipeline.Options{Queue: "h100", Image: config.DefaultImage}, "--root", configured)
+	template := t.TempDir()
+	put(t, template, plan.ConfigPath, "queue: h100-{index}\n")
+	broken := t.TempDir()
+	put(t, broken, plan.ConfigPath, "queues: h100\n")
+	noConfig := t.TempDir() // an agent's configuration without a queue
+	put(t, noConfig, plan.SlotPolicyPath(0), `{"slot": 0, "vendor": "amd"}`)
+	put(t, noConfig, plan.AgentDir(0)+"/buildkite-agent.cfg", "name=\"x\"\n")
+	put(t, noConfig, filepath.Dir(plan.SlotPolicyPath(0))+"/gpu0.json~", "")
+	printed(t, "eval", pipeline.Options{AMD: true}, "--root", noConfig)
+	hostile := t.TempDir()
+	put(t, hostile, plan.SlotPolicyPath(0), `{"slot": 0}`)
+	put(t, hostile, plan.AgentDir(0)+"/buildkite-agent.cfg", "tags=\"queue=${HOME},gpu=x\"\n")
+	cut := t.TempDir()
+	put(t, cut, plan.SlotPolicyPath(0), `{"slot": 0`)
+
+	for _, tt := range []struct {
+		want string
+		code int
+		args []string
+	}{
+		{`unknown command "artefact-test" for "kbnode pipeline"; write kbnode pipeline artifact-test`, exitUsage, []string{"artefact-test"}},
+		{`unknown command "x"`, exitUsage, []string{"eval", "x"}},
+		{`--timeout "90s": write whole minutes, such as 15m`, exitUsage, []string{"--timeout", "90s"}},
+		{`--timeout "0"`, exitUsage, []string{"--timeout", "0"}},
+		{`a time limit of 99999 minutes is out of range`, exitUsage, []string{"--timeout", "99999"}},
+		{`--gpu-index -2: a slot's number is 0 or more`, exitUsage, []string{"--gpu-index", "-2"}},
+		{`--agent "x": write KEY=VALUE`, exitUsage, []string{"--agent", "x"}},
+		{`the tag "gpu-index" is both "1" and "2"`, exitUsage, []string{"--agent", "gpu-index=1", "--gpu-index", "2"}},
+		{`the tag queue is set already`, exitUsage, []string{"--agent", "queue=x"}},
+		{`--vendor "intel": write nvidia or amd`, exitUsage, []string{"--vendor", "intel"}},
+		{`"a\nb" is not the name of a queue`, exitUsage, []string{"--queue", "a\nb"}},
+		{`"${X}" is not the name of an image`, exitUsage, []string{"--image", "${X}"}},
+		{`the queue h100-{index} is a template, and there are no agents yet; add --queue NAME`, exitUsage, []string{"--root", template}},
+		{`unknown key "queues"; write "queue"`, exitUsage, []string{"--root", broken}},
+		{`"${HOME}" is not the name of a queue`, exitUsage, []string{"--root", hostile}},
+		{`read slot gpu0.json: unexpected end of JSON input`, exitNo, []string{"--root", cut}},
+	} {
+		got := kbnode(t, append([]string{"pipeline", "--root", none}, tt.args...)...)
+		if got.code != tt.code || got.out != "" || !strings.Contains(got.err, tt.want) {
+			t.Errorf("%q: code %d, %q, %s; want %s", tt.args, got.code, got.out, got.err, tt.want)
+		}
+	}
+}
+
+// TestPipelineDocument: the page shows what the command prints.
+func TestPipelineDocument(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/pipelines.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "```yaml\n" + kbnode(t, "pipeline", "--root", t.TempDir()).out + "```\n"; !strings.Contains(string(page), want) {
+		t.Errorf("docs/pipelines.md does not show\n%s", want)
+	}
+	for _, kind := range pipeline.Kinds {
+		if !strings.Contains(string(page), "| `kbnode pipeline "+kind+"` |") {
+			t.Errorf("docs/pipelines.md has no row for %s", kind)
+		}
+	}
+}
