@@ -98,7 +98,7 @@ func TestPipelineWithAQueuePerSlot(t *testing.T) {
 	printed(t, "eval", pipeline.Options{Queue: "mine", Image: config.DefaultImage}, "--root", root, "--queue", "mine")
 	for want, args := range map[string][]string{
 		"the slots of this node have queues of their own, nvidia-b200-0 to nvidia-b200-7; add --gpu-index N or --queue NAME": nil,
-		"this node has no slot gpu8; it has gpu0 to gpu7": {"--gpu-index", "8"},
+		"this node has no slot gpu8; it has gpu0 to gpu7":                                                                    {"--gpu-index", "8"},
 	} {
 		got := kbnode(t, append([]string{"pipeline", "--root", root}, args...)...)
 		if got.code != exitUsage || got.out != "" || got.err != "kbnode: "+want+"\n" {
