@@ -1,0 +1,180 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/internal/pipeline"
+)
+
+// pipelines are jobs of what kbnode pipeline prints on the node itself.
+type pipelines struct{ evaluations }
+
+// submit has nobody in particular print a pipeline for a slot, and starts a
+// build of it.
+func (p pipelines) submit(slot int, kind, flags string, config []byte) string {
+	file := fmt.Sprintf("/root/%s-%d.yml", kind, slot)
+	p.m.Sh(fmt.Sprintf("runuser -u nobody -- kbnode pipeline %s --gpu-index %d --image %s >%s", kind, slot, flags, file))
+	with := ""
+	if config != nil {
+		with = " --config " + file + ".json"
+		p.m.Put(file+".json", 0o600, string(config))
+	}
+	return p.m.Sh("bkstub submit --queue b200 --steps " + file + with)
+}
+
+// asking is a command that prints a build as Buildkite's API shows it.
+func (p pipelines) asking(build string) string {
+	return "curl -sf -H 'Authorization: Bearer " + bktest.DefaultAPIToken + "' 'http://127.0.0.1:8899/v2/organizations/kbnode/pipelines/kernelbot/builds/" + build + "?include_retried_jobs=true'"
+}
+
+// tries are the runs of a build's only job, the first one first.
+func (p pipelines) tries(t *testing.T, build string) (list []struct {
+	State        string
+	ExitStatus   *int   `json:"exit_status"`
+	SignalReason string `json:"signal_reason"`
+	RetriesCount int    `json:"retries_count"`
+}) {
+	t.Helper()
+	var b struct{ Jobs json.RawMessage }
+	text := p.m.Sh(p.asking(build))
+	if err := json.Unmarshal([]byte(text), &b); err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	if err := json.Unmarshal(b.Jobs, &list); err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	return list
+}
+
+// TestPipelines runs each pipeline that the node prints by the real agent, and
+// makes some of them fail: only what the submission has no part in runs again.
+func TestPipelines(t *testing.T) {
+	t.Parallel()
+	m := installed(t)
+	p := pipelines{evaluations{m: m}}
+	const image = "kernelbot-test:latest"
+
+	t.Run("of this node", func(t *testing.T) {
+		out := m.Sh("cd /; runuser -u nobody -- kbnode pipeline")
+		for _, want := range []string{`queue: "b200"`, `image: "ghcr.io/gpu-mode/kernelbot:latest"`, "gpus: all", "timeout_in_minutes: 15"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("it does not say %s:\n%s", want, out)
+			}
+		}
+	})
+
+	members := map[string]any{"mode": "leaderboard", "seed": 7, "benchmarks": []any{map[string]int{"size": 64}}}
+	right := config(t, "submission.py", members)
+	wrong := maps.Clone(members)
+	wrong["sources"] = map[string]string{"eval.py": source(t, "eval.py"), "submission.py": "def double(numbers):\n    return numbers\n"}
+	builds := map[string]string{
+		"eval":          p.submit(0, pipeline.Eval, image, right),
+		"fast":          p.submit(1, pipeline.Fast, image, right),
+		"docker-test":   p.submit(2, pipeline.DockerTest, image, nil),
+		"artifact-test": p.submit(3, pipeline.ArtifactTest, image, nil),
+		"wrong":         p.submit(4, pipeline.Eval, image, config(t, "submission.py", wrong)),
+		"malformed":     p.submit(5, pipeline.Fast, image, []byte(`{"lang": "cobol"}`)),
+		"no image":      p.submit(6, pipeline.Fast, "kernelbot-test:missing", right),
+	}
+
+	once := func(t *testing.T, build string, status int) {
+		t.Helper()
+		if tries := p.tries(t, build); len(tries) != 1 || tries[0].ExitStatus == nil || *tries[0].ExitStatus != status {
+			t.Errorf("the runs are %+v, want one with exit status %d", tries, status)
+		}
+	}
+	for _, kind := range []string{pipeline.Eval, pipeline.Fast} {
+		t.Run(kind, func(t *testing.T) {
+			r := p.wait(t, builds[kind], "passed")
+			once(t, builds[kind], 0)
+			if !r.Result.Success || len(r.Result.Runs) != 3 {
+				t.Fatalf("success %v, %d runs", r.Result.Success, len(r.Result.Runs))
+			}
+			for name, ev := range r.Result.Runs {
+				if ev.Run == nil || !ev.Run.Passed {
+					t.Errorf("%s: %+v", name, ev.Run)
+				}
+			}
+			if !strings.Contains(r.Log, "\n+++ ") {
+				t.Error("the log has no groups, so the container does not know that it is Buildkite's")
+			}
+			var quiet struct{ Noisy *bool }
+			if text := m.Sh("bkstub artifact " + builds[kind] + " node.json"); json.Unmarshal([]byte(text), &quiet) != nil || quiet.Noisy == nil {
+				t.Errorf("node.json is %s", text)
+			}
+		})
+	}
+	t.Run(pipeline.DockerTest, func(t *testing.T) {
+		r := p.wait(t, builds["docker-test"], "passed")
+		once(t, builds["docker-test"], 0)
+		for _, want := range []string{"slot 2\n", "devices /dev/nvidia2\n", "ok    GPUs 1\n", "ok    CPUs ", "ok    cpuset ", "ok    memory "} {
+			if !strings.Contains(r.Log, want) {
+				t.Errorf("the log does not say %q", want)
+			}
+		}
+	})
+	t.Run(pipeline.ArtifactTest, func(t *testing.T) {
+		r := p.wait(t, builds["artifact-test"], "passed")
+		once(t, builds["artifact-test"], 0)
+		if !r.Result.Success || r.Result.Error != "" {
+			t.Errorf("result.json says %+v", r.Result)
+		}
+	})
+	t.Run("a wrong submission does not run again", func(t *testing.T) {
+		r := p.wait(t, builds["wrong"], "passed")
+		once(t, builds["wrong"], 0)
+		if run := r.Result.Runs["test"].Run; run == nil || run.Passed {
+			t.Errorf("the test is %+v", run)
+		}
+	})
+	t.Run("a malformed payload does not run again", func(t *testing.T) {
+		r := p.wait(t, builds["malformed"], "failed")
+		once(t, builds["malformed"], 1)
+		if r.Result.Success || r.Result.Error == "" {
+			t.Errorf("result.json says %+v", r.Result)
+		}
+	})
+	t.Run("an image that is not there runs again once", func(t *testing.T) {
+		r := p.wait(t, builds["no image"], "failed")
+		tries := p.tries(t, builds["no image"])
+		for _, try := range tries {
+			if try.ExitStatus == nil || *try.ExitStatus != 125 {
+				t.Errorf("a run is %+v, want exit status 125", try)
+			}
+		}
+		if len(tries) != 2 || !strings.Contains(r.Log, "kernelbot-test:missing") {
+			t.Errorf("%d runs", len(tries))
+		}
+	})
+
+	t.Run("a payload too large for variables does not run again", func(t *testing.T) {
+		m.Sh("runuser -u nobody -- kbnode pipeline eval --gpu-index 6 --image " + image + " >/root/large.yml; head -c 140000 /dev/zero | tr '\\0' x >/root/large")
+		build := m.Sh("bkstub submit --queue b200 --steps /root/large.yml --payload /root/large --payload-env KERNELBOT_PAYLOAD")
+		p.wait(t, build, "failed")
+		if tries := p.tries(t, build); len(tries) != 1 || tries[0].SignalReason != "process_run_error" {
+			t.Errorf("the runs are %+v", tries)
+		}
+	})
+
+	// What ends with 25 seconds of grace comes when nobody else uses the machine.
+	t.Run("a job of a stopped agent runs again", func(t *testing.T) {
+		build := p.submit(7, pipeline.Fast, image, config(t, "sleeper.py", nil))
+		m.Wait("the program's child", "pgrep -x sleep")
+		m.Sh("systemctl kill --kill-whom=main --signal=QUIT buildkite-agent-gpu7.service")
+		m.Wait("the second run", p.asking(build)+" | jq -e '.jobs[1].state == \"running\"'")
+		m.Wait("its program's child", "pgrep -x sleep")
+		m.Sh("bkstub cancel " + build)
+		p.wait(t, build, "canceled")
+		tries := p.tries(t, build)
+		if len(tries) != 2 || tries[0].SignalReason != "agent_stop" || tries[1].SignalReason != "cancel" {
+			t.Errorf("the runs are %+v", tries)
+		}
+	})
+}
