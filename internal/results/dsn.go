@@ -1,0 +1,52 @@
+package results
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// errDSN is all that is said of a DSN that cannot be read: a part that is in the
+// wrong place may be the password.
+var errDSN = errors.New("the database's DSN cannot be read; write postgres://USER@HOST:PORT/NAME or host=HOST dbname=NAME user=USER, " +
+	"with the password in PGPASSWORD or ~/.pgpass (in a URL, special characters as %XX), and a service that the service file has")
+
+// parse reads a DSN. It refuses those in which a password that is not quoted may
+// have become a host, a database or a setting, which errors would show.
+func parse(dsn string) (*pgx.ConnConfig, error) {
+	config, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		return nil, errDSN
+	}
+	if strings.HasPrefix(dsn, "postgres://") || strings.HasPrefix(dsn, "postgresql://") {
+		u, err := url.Parse(dsn)
+		if err != nil || u.Fragment != "" || strings.Count(dsn, "@") > 1 || strings.Contains(u.Path+u.RawQuery, "@") {
+			return nil, errDSN
+		}
+	}
+	for key := range config.RuntimeParams {
+		if strings.Trim(key, "abcdefghijklmnopqrstuvwxyz_.") != "" {
+			return nil, errDSN
+		}
+	}
+	if _, named := config.RuntimeParams["application_name"]; !named {
+		config.RuntimeParams["application_name"] = "kbnode"
+	}
+	// No prepared statements: behind a pooler the next transaction may be on
+	// another server connection.
+	config.DefaultQueryExecMode = pgx.QueryExecModeDescribeExec
+	return config, nil
+}
+
+func (s *Store) connect(ctx context.Context) (*pgx.Conn, error) {
+	within, cancel := context.WithTimeout(ctx, s.limits.connect)
+	defer cancel()
+	conn, err := pgx.ConnectConfig(within, s.config)
+	if err != nil {
+		return nil, s.unreachable(ctx, err)
+	}
+	return conn, nil
+}

@@ -1,0 +1,82 @@
+package results
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Remove deletes what Save made, and what kernelbot itself hangs on it and deletes
+// with it. Code and user go only if Save made them and nobody else uses them. When
+// the leaderboard has submissions of others it deletes nothing: ErrShared. What is
+// not there any more is no error.
+func (s *Store) Remove(ctx context.Context, st Stored) error {
+	err := s.transact(ctx, pgx.ReadWrite, func(ctx context.Context, tx pgx.Tx) error { return st.remove(ctx, tx) })
+	if err != nil {
+		return fmt.Errorf("remove leaderboard %q: %w", st.Name, err)
+	}
+	return nil
+}
+
+func (st *Stored) remove(ctx context.Context, tx pgx.Tx) error {
+	// Both the id and the name: in a database that was set up anew the id is
+	// somebody else's. The lock keeps new submissions out until the end.
+	var id int64
+	err := tx.QueryRow(ctx, "SELECT id FROM leaderboard.leaderboard WHERE id = $1 AND name = $2 FOR UPDATE", st.Leaderboard, st.Name).Scan(&id)
+	if err == nil {
+		err = st.removeLeaderboard(ctx, tx)
+	}
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return err
+	}
+	if st.CodeIsNew {
+		if err := removeUnused(ctx, tx, "DELETE FROM leaderboard.code_files WHERE id = $1 AND hash = $2", st.Code, st.Hash); err != nil {
+			return err
+		}
+	}
+	if st.UserIsNew {
+		return removeUnused(ctx, tx, "DELETE FROM leaderboard.user_info WHERE id = $1", st.User)
+	}
+	return nil
+}
+
+func (st *Stored) removeLeaderboard(ctx context.Context, tx pgx.Tx) error {
+	var others int
+	if err := tx.QueryRow(ctx, "SELECT count(*) FROM leaderboard.submission WHERE leaderboard_id = $1 AND id <> $2",
+		st.Leaderboard, st.Submission).Scan(&others); err != nil {
+		return err
+	}
+	if others > 0 {
+		return fmt.Errorf("%w: %d submissions of others; keep it, or delete it in kernelbot", ErrShared, others)
+	}
+	for _, d := range []struct {
+		statement string
+		args      []any
+	}{
+		{"DELETE FROM leaderboard.runs WHERE id = ANY($1::int8[]) AND submission_id = $2", []any{st.Runs, st.Submission}},
+		{"DELETE FROM leaderboard.submission WHERE id = $1 AND leaderboard_id = $2", []any{st.Submission, st.Leaderboard}},
+		{"DELETE FROM leaderboard.gpu_type WHERE leaderboard_id = $1 AND gpu_type = $2", []any{st.Leaderboard, st.GPU}},
+		{"DELETE FROM leaderboard.leaderboard WHERE id = $1", []any{st.Leaderboard}},
+	} {
+		if _, err := tx.Exec(ctx, d.statement, d.args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeUnused deletes a row unless another one refers to it, which the foreign
+// keys know better than a query could: they also see what just now comes in.
+func removeUnused(ctx context.Context, tx pgx.Tx, statement string, key ...any) error {
+	err := pgx.BeginFunc(ctx, tx, func(save pgx.Tx) error {
+		_, err := save.Exec(ctx, statement, key...)
+		return err
+	})
+	if refusal, is := errors.AsType[*pgconn.PgError](err); is && refusal.Code == "23503" {
+		return nil
+	}
+	return err
+}

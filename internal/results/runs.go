@@ -1,0 +1,257 @@
+package results
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// What RunsOf accepts of a result.json: a profile's trace has 32 MiB, in base64,
+// and there is one for each benchmark.
+const (
+	maxResult = 256 << 20 // bytes
+	maxRuns   = 256
+	maxNames  = 65536 // that the task's program reported in one run, as in docs/result.md
+)
+
+// text is a string as PostgreSQL takes it: U+0000, which neither its text nor its
+// jsonb can hold, is U+FFFD. (What is not UTF-8 already became that when it was
+// decoded.)
+type text string
+
+func (t *text) UnmarshalJSON(doc []byte) error {
+	err := json.Unmarshal(doc, (*string)(t))
+	*t = text(clean(string(*t)))
+	return err
+}
+
+func clean(s string) string { return strings.ReplaceAll(s, "\x00", "\ufffd") }
+
+// document is result.json, as docs/result.md describes it; an object with other
+// keys is refused, as kernelbot does.
+type document struct {
+	Success bool        `json:"success"`
+	Error   text        `json:"error"`
+	System  *system     `json:"system"`
+	Runs    evaluations `json:"runs"`
+}
+
+type system struct {
+	GPU         text `json:"gpu"`
+	DeviceCount int  `json:"device_count"`
+	CPU         text `json:"cpu"`
+	Runtime     text `json:"runtime"`
+	Platform    text `json:"platform"`
+	Torch       text `json:"torch"`
+	Hostname    text `json:"hostname"`
+}
+
+type compilation struct {
+	NvccFound   bool `json:"nvcc_found"`
+	NvccVersion text `json:"nvcc_version"`
+	Success     bool `json:"success"`
+	Command     text `json:"command"`
+	Stdout      text `json:"stdout"`
+	Stderr      text `json:"stderr"`
+	ExitCode    int  `json:"exit_code"`
+}
+
+type evaluation struct {
+	name        string
+	Start       localTime    `json:"start"`
+	End         localTime    `json:"end"`
+	Compilation *compilation `json:"compilation"`
+	Run         *run         `json:"run"`
+	Profile     ignored      `json:"profile"` // up to 43 MiB, which the database does not have
+}
+
+type ignored struct{}
+
+func (ignored) UnmarshalJSON([]byte) error { return nil }
+
+// meta is what column meta has.
+type meta struct {
+	Stdout   text    `json:"stdout"`
+	Stderr   text    `json:"stderr"`
+	Success  bool    `json:"success"`
+	ExitCode int     `json:"exit_code"`
+	Command  text    `json:"command"`
+	Duration float64 `json:"duration"` // seconds
+}
+
+type run struct {
+	meta
+	Passed bool              `json:"passed"`
+	Result map[string]string `json:"result"`
+}
+
+// localTime is a time without a zone. The database takes it for UTC, as most
+// containers do; one with a zone is taken at its word.
+type localTime time.Time
+
+func (t *localTime) UnmarshalJSON(doc []byte) error {
+	var s string
+	if err := json.Unmarshal(doc, &s); err != nil {
+		return err
+	}
+	at, err := time.Parse("2006-01-02T15:04:05", s) // takes a fraction too
+	if err != nil {
+		at, err = time.Parse(time.RFC3339, s)
+	}
+	if err != nil {
+		return fmt.Errorf("%.40q is no time; write YYYY-MM-DDTHH:MM:SS.ffffff", s)
+	}
+	*t = localTime(at.Truncate(time.Microsecond))
+	return nil
+}
+
+// evaluations are the members of runs, in their order.
+type evaluations []evaluation
+
+func (e *evaluations) UnmarshalJSON(doc []byte) error {
+	in := strict(doc)
+	if open, err := in.Token(); err != nil || open != json.Delim('{') {
+		return errors.Join(err, errors.New("runs is no object"))
+	}
+	for in.More() {
+		name, err := in.Token()
+		if err != nil {
+			return err
+		}
+		one := evaluation{name: clean(name.(string))}
+		if one.name == "" || len(one.name) > 100 || slices.ContainsFunc(*e, func(o evaluation) bool { return o.name == one.name }) {
+			return fmt.Errorf("the run's name %.60q is empty, long or there twice", one.name)
+		}
+		if *e = append(*e, one); len(*e) > maxRuns {
+			return fmt.Errorf("there are more than %d runs", maxRuns)
+		}
+		if err := in.Decode(&(*e)[len(*e)-1]); err != nil {
+			return fmt.Errorf("run %.60q: %w", one.name, err)
+		}
+	}
+	return nil
+}
+
+func strict(doc []byte) *json.Decoder {
+	in := json.NewDecoder(bytes.NewReader(doc))
+	in.DisallowUnknownFields()
+	return in
+}
+
+// RunsOf maps the evaluations of a result.json to rows, as kernelbot's backend does:
+// mode is the submission's (private: the rows are secret), rankingBy the task's
+// ranking_by (last, mean or geom; empty is last), gpu the GPU type that the job ran
+// on. An evaluation that did not come to run the task's program, as the compilation
+// had failed, makes no row: kernelbot has none either. The score, in seconds, is that
+// of the evaluation leaderboard, if it succeeded and passed. An error says what is
+// wrong with the document, or that the runner reports one.
+func RunsOf(doc []byte, mode, rankingBy, gpu string) ([]Run, error) {
+	if len(doc) > maxResult {
+		return nil, fmt.Errorf("read result.json: it has over %d bytes", maxResult)
+	}
+	var d document
+	if !json.Valid(doc) {
+		return nil, errors.New("read result.json: it is not one JSON document; it may have been cut")
+	}
+	if err := strict(doc).Decode(&d); err != nil {
+		return nil, fmt.Errorf("read result.json: %w", printable{err})
+	}
+	if !d.Success {
+		return nil, fmt.Errorf("read result.json: the runner could not do its work: %.500q", string(d.Error))
+	}
+	if d.System == nil {
+		return nil, errors.New("read result.json: system is missing")
+	}
+	var runs []Run
+	for _, e := range d.Runs {
+		if e.Run == nil {
+			continue
+		}
+		r, err := e.row(d.System)
+		if err == nil && e.name == "leaderboard" && e.Run.Success && e.Run.Passed {
+			var seconds float64
+			seconds, err = score(e.Run.Result, rankingBy)
+			r.Score = &seconds
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read result.json: run %q: %w", e.name, err)
+		}
+		r.Secret, r.Runner = mode == "private", gpu
+		runs = append(runs, r)
+	}
+	return runs, nil
+}
+
+func (e *evaluation) row(machine *system) (r Run, err error) {
+	if time.Time(e.Start).IsZero() || time.Time(e.End).IsZero() {
+		return r, errors.New("start or end is missing")
+	}
+	if len(e.Run.Result) > maxNames {
+		return r, fmt.Errorf("it reports more than %d names", maxNames)
+	}
+	reported := make(map[string]string, len(e.Run.Result))
+	for _, name := range slices.Sorted(maps.Keys(e.Run.Result)) { // in order, as two may become one
+		reported[clean(name)] = clean(e.Run.Result[name])
+	}
+	r = Run{Mode: e.name, Start: time.Time(e.Start), End: time.Time(e.End), Passed: e.Run.Passed}
+	for _, column := range []struct {
+		to   *json.RawMessage
+		from any
+	}{{&r.Meta, e.Run.meta}, {&r.Result, reported}, {&r.System, machine}} {
+		*column.to, err = json.Marshal(column.from)
+		if err != nil {
+			return r, err
+		}
+	}
+	if e.Compilation != nil {
+		r.Compile, err = json.Marshal(e.Compilation)
+	}
+	return r, err
+}
+
+// score is the ranked time of a run in seconds, from its benchmarks' means, which
+// are in nanoseconds. The geometric mean is taken by logarithms: the product of
+// many short times is too small a number.
+func score(reported map[string]string, rankingBy string) (float64, error) {
+	count, err := strconv.Atoi(reported["benchmark-count"])
+	if err != nil || count < 1 || count > len(reported) {
+		return 0, fmt.Errorf("benchmark-count %.40q is not the number of benchmarks", reported["benchmark-count"])
+	}
+	var sum, logs float64
+	for i := range count {
+		name := fmt.Sprintf("benchmark.%d.mean", i)
+		ns, err := strconv.ParseFloat(reported[name], 64)
+		if err != nil || !(ns > 0) || math.IsInf(ns, 1) || strings.ContainsAny(reported[name], "xX_") {
+			return 0, fmt.Errorf("%s %.40q is not a time in nanoseconds", name, reported[name])
+		}
+		sum += ns / 1e9
+		logs += math.Log(ns / 1e9)
+	}
+	switch rankingBy {
+	case "", "last":
+		if count != 1 {
+			return 0, fmt.Errorf("it reports %d benchmarks, but ranking_by: last takes exactly one", count)
+		}
+		return sum, nil
+	case "mean":
+		return sum / float64(count), nil
+	case "geom":
+		return math.Exp(logs / float64(count)), nil
+	}
+	return 0, fmt.Errorf("ranking_by %.40q is not known; write last, mean or geom", rankingBy)
+}
+
+// printable quotes an error whose text may hold what the document holds.
+type printable struct{ error }
+
+func (p printable) Error() string {
+	s := strconv.QuoteToGraphic(fmt.Sprintf("%.500s", p.error.Error()))
+	return s[1 : len(s)-1]
+}
