@@ -37,6 +37,7 @@ help: ## list the targets
 
 include test/vm/vm.mk
 include test/nvcc/nvcc.mk
+include test/postgres/postgres.mk
 
 # ---- build ----------------------------------------------------------------
 
@@ -63,7 +64,7 @@ $(BKSTUB): $(SOURCES)
 # ---- test -----------------------------------------------------------------
 
 .PHONY: test
-test: check test-vm ## everything: check, then the scenarios in the virtual machine
+test: check test-db test-vm ## everything: check, the results database, then the scenarios in the virtual machine
 
 .PHONY: check
 check: lint hooks-lint unit ## lint, unit tests under the race detector
@@ -103,6 +104,7 @@ golden: ## write the golden files anew; review the diff
 fuzz: ## fuzz what reads hostile input, a minute each
 	go test ./internal/config -fuzz FuzzParse -fuzztime 60s
 	go test ./internal/cpuset -fuzz FuzzParse -fuzztime 60s
+	go test ./internal/results -run '^$$' -fuzz FuzzRunsOf -fuzztime 60s -fuzzminimizetime 5x
 	go test ./internal/guard -fuzz FuzzRebuild -fuzztime 60s -fuzzminimizetime 5x
 	for f in FuzzInflate FuzzParseObject; do \
 	  go test ./internal/payload -run '^$$' -fuzz "$$f$$" -fuzztime 60s -fuzzminimizetime 5x; done

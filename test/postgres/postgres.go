@@ -1,0 +1,114 @@
+// Package postgres gives tests a PostgreSQL of their own: on a socket in a
+// directory of its own, with no port, no service and nothing left afterwards, also
+// when the test is killed.
+package postgres
+
+import (
+	"bufio"
+	"bytes"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+)
+
+//go:embed server.sh
+var script string
+
+//go:embed schema.sql
+var schema []byte
+
+// Server is a PostgreSQL with the users postgres (no password), secretive (who
+// needs one) and stranger (who may not connect). New databases have kernelbot's
+// tables: they are copies of template1.
+type Server struct {
+	Dir   string // of the socket
+	stdin io.Closer
+	cmd   *exec.Cmd
+}
+
+// Start starts the newest PostgreSQL that is installed.
+func Start() (s *Server, err error) {
+	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
+	if err != nil || len(found) == 0 {
+		return nil, errors.New("no PostgreSQL is installed below /usr/lib/postgresql; run make db-deps")
+	}
+	version := func(path string) int {
+		n, _ := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(path))))
+		return n
+	}
+	newest := slices.MaxFunc(found, func(a, b string) int { return version(a) - version(b) })
+
+	// A socket's path has 107 bytes at most, so TMPDIR is not asked.
+	dir, err := os.MkdirTemp("/tmp", "kbnode-postgres-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}()
+	file := filepath.Join(dir, "schema.sql")
+	if err := os.WriteFile(file, schema, 0o644); err != nil {
+		return nil, err
+	}
+	cmd := exec.Command("sh", "-c", script, "server.sh", filepath.Dir(newest), dir, file)
+	cmd.Dir = "/"
+	// A group of its own: a Ctrl-C is for the test, whose end the script sees.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if os.Getuid() == 0 { // PostgreSQL refuses to run as root
+		if cmd.SysProcAttr.Credential, err = nobody(); err != nil {
+			return nil, err
+		}
+		if err := os.Chown(dir, int(cmd.SysProcAttr.Credential.Uid), int(cmd.SysProcAttr.Credential.Gid)); err != nil {
+			return nil, err
+		}
+	}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	if line, _ := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
+		return nil, fmt.Errorf("start PostgreSQL: %w\n%s", cmd.Wait(), stderr.Bytes())
+	}
+	return &Server{dir, stdin, cmd}, nil
+}
+
+// nobody is a user that may run PostgreSQL.
+func nobody() (*syscall.Credential, error) {
+	u, err := user.Lookup("postgres")
+	if err != nil {
+		u, err = user.Lookup("nobody")
+	}
+	if err != nil {
+		return nil, err
+	}
+	uid, uerr := strconv.ParseUint(u.Uid, 10, 32)
+	gid, gerr := strconv.ParseUint(u.Gid, 10, 32)
+	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, errors.Join(uerr, gerr)
+}
+
+// DSN is the address of a database for a user, without a password.
+func (s *Server) DSN(user, database string) string {
+	return fmt.Sprintf("host=%s user=%s dbname=%s", s.Dir, user, database)
+}
+
+// Stop ends the server and removes all that it left.
+func (s *Server) Stop() error { return errors.Join(s.stdin.Close(), s.cmd.Wait()) }

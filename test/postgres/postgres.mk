@@ -1,0 +1,18 @@
+# The results database against a real PostgreSQL; included by the top Makefile,
+# which says what SUDO is.
+
+# Debian's package makes and starts a server of its own, which nothing here needs:
+# the tests start theirs. A machine that has PostgreSQL is left as it is.
+.PHONY: db-deps
+db-deps:
+	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || { \
+		echo installing postgresql; \
+		$(SUDO) apt-get update -qq; \
+		[ -e /etc/postgresql-common/createcluster.conf ] || { \
+			$(SUDO) mkdir -p /etc/postgresql-common; \
+			echo 'create_main_cluster = false' | $(SUDO) tee /etc/postgresql-common/createcluster.conf >/dev/null; }; \
+		DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends postgresql >/dev/null; }
+
+.PHONY: test-db
+test-db: | db-deps ## what is stored in kernelbot's database, with a real PostgreSQL
+	go test -tags postgres -count=1 -timeout 10m ./internal/results
