@@ -10,7 +10,7 @@ stop() {
 	rm -rf "$dir"
 }
 trap stop EXIT
-trap 'exit 1' HUP INT TERM
+trap 'exit 1' HUP INT PIPE TERM # else dash would not stop at its exit
 
 run() { "$@" >>"$dir/log" 2>&1 || { cat "$dir/log" >&2; exit 1; }; }
 
