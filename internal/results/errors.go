@@ -105,7 +105,7 @@ func (s *Store) plain(ctx context.Context, err error) error {
 	case "55P03":
 		return fmt.Errorf("another transaction holds the rows for over %v; try again", s.limits.lock)
 	case "40001", "40P01":
-		return fmt.Errorf("another transaction was in the way (%s); try again", message)
+		return fmt.Errorf("%w (%s); try again", errInTheWay, message)
 	case "22P05", "22021":
 		return fmt.Errorf("a text holds U+0000 or something else that PostgreSQL cannot keep (%s); remove it from the task", message)
 	}
@@ -114,6 +114,8 @@ func (s *Store) plain(ctx context.Context, err error) error {
 	}
 	return fmt.Errorf("PostgreSQL refuses: %s (SQLSTATE %q)", message, refusal.Code)
 }
+
+var errInTheWay = errors.New("another transaction was in the way")
 
 var errLost = errors.New("the connection to PostgreSQL was lost; try again")
 

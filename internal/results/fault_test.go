@@ -11,6 +11,7 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -105,13 +106,12 @@ func TestConnectionCut(t *testing.T) {
 		{at: "commit\x00"}, {at: "commit\x00", pass: true, stored: true},
 	} {
 		t.Run(fmt.Sprintf("%.40q %v", c.at, c.pass), func(t *testing.T) {
-			bitten := false
+			var bitten atomic.Bool
 			cutting := &Store{s.config.Copy(), s.limits}
 			way, err := pgx.ParseConfig(proxy(t, func(sent []byte) (bool, bool) {
-				if bitten || !bytes.Contains(sent, []byte(c.at)) {
+				if !bytes.Contains(sent, []byte(c.at)) || bitten.Swap(true) {
 					return true, true
 				}
-				bitten = true
 				return c.pass, false
 			}) + " user=postgres " + name(dsn))
 			if err != nil {
@@ -120,7 +120,7 @@ func TestConnectionCut(t *testing.T) {
 			cutting.config.Host, cutting.config.Port, cutting.config.TLSConfig, cutting.config.Fallbacks = way.Host, way.Port, nil, nil
 			r := record(t, "kbnode-e2e")
 			st, err := cutting.Save(t.Context(), r)
-			if !bitten {
+			if !bitten.Load() {
 				t.Error("nothing was cut")
 			}
 			if !c.stored {
@@ -141,13 +141,14 @@ func TestConnectionCut(t *testing.T) {
 func TestUnsureCommit(t *testing.T) {
 	t.Parallel()
 	s, admin, dsn := database(t)
-	bitten := false
+	var bitten atomic.Bool
 	way := proxy(t, func(sent []byte) (bool, bool) {
-		if bitten {
+		if bitten.Load() {
 			return false, false
 		}
-		bitten = bytes.Contains(sent, []byte("commit\x00"))
-		return true, !bitten
+		now := bytes.Contains(sent, []byte("commit\x00"))
+		bitten.Store(now)
+		return true, !now
 	})
 	unsure, err := open(t.Context(), way+" user=postgres "+name(dsn), limits{time.Second, callTime, statementTime, time.Second})
 	if err != nil {
@@ -217,10 +218,12 @@ func TestNothingHangs(t *testing.T) {
 	_, err = with(func(l *limits) { l.call = time.Second }, dsn).Save(t.Context(), r)
 	says(t, err, "did not answer within 1s", "nothing was changed")
 
-	deaf := false
+	var deaf atomic.Bool
 	way := proxy(t, func(sent []byte) (bool, bool) {
-		deaf = deaf || bytes.Contains(sent, []byte("INSERT INTO"))
-		return !deaf, true
+		if bytes.Contains(sent, []byte("INSERT INTO")) {
+			deaf.Store(true)
+		}
+		return !deaf.Load(), true
 	}) + " user=postgres " + name(dsn)
 	_, err = with(func(l *limits) { l.call = time.Second }, way).Save(t.Context(), r)
 	says(t, err, "did not answer within 1s", "nothing was changed")

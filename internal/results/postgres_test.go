@@ -45,7 +45,7 @@ func database(t *testing.T) (*Store, *pgx.Conn, string) {
 	t.Helper()
 	name := fmt.Sprint("kernelbot", databases.Add(1))
 	admin := administrator(t, "postgres")
-	must(t, admin, "CREATE DATABASE "+name+" STRATEGY wal_log")
+	must(t, admin, "CREATE DATABASE "+name)
 	dsn := server.DSN("postgres", name)
 	s, err := Open(t.Context(), dsn)
 	if err != nil {

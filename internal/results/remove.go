@@ -26,19 +26,27 @@ func (st *Stored) remove(ctx context.Context, tx pgx.Tx) error {
 	// somebody else's. The lock keeps new submissions out until the end.
 	var id int64
 	err := tx.QueryRow(ctx, "SELECT id FROM leaderboard.leaderboard WHERE id = $1 AND name = $2 FOR UPDATE", st.Leaderboard, st.Name).Scan(&id)
+	// Before anything is deleted, and in the order of insert: to delete a user or
+	// code, the server waits for whoever deletes a submission of theirs just then.
+	if err == nil && st.UserIsNew {
+		_, err = tx.Exec(ctx, "SELECT FROM leaderboard.user_info WHERE id = $1 FOR UPDATE", st.User)
+	}
+	if err == nil && st.CodeIsNew {
+		_, err = tx.Exec(ctx, "SELECT FROM leaderboard.code_files WHERE id = $1 FOR UPDATE", st.Code)
+	}
 	if err == nil {
 		err = st.removeLeaderboard(ctx, tx)
 	}
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return err
 	}
-	if st.CodeIsNew {
-		if err := removeUnused(ctx, tx, "DELETE FROM leaderboard.code_files WHERE id = $1 AND hash = $2", st.Code, st.Hash); err != nil {
+	if st.UserIsNew {
+		if err := removeUnused(ctx, tx, "DELETE FROM leaderboard.user_info WHERE id = $1", st.User); err != nil {
 			return err
 		}
 	}
-	if st.UserIsNew {
-		return removeUnused(ctx, tx, "DELETE FROM leaderboard.user_info WHERE id = $1", st.User)
+	if st.CodeIsNew {
+		return removeUnused(ctx, tx, "DELETE FROM leaderboard.code_files WHERE id = $1 AND hash = $2", st.Code, st.Hash)
 	}
 	return nil
 }

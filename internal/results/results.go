@@ -20,6 +20,7 @@ const (
 	statementTime = 30 * time.Second // one statement, kept by the server
 	lockTime      = 10 * time.Second // wait for what another transaction holds
 	closeTime     = time.Second      // a connection's goodbye
+	attempts      = 5                // of one transaction, in deadlocks
 )
 
 // Record is a submission and everything that it hangs on.
@@ -122,10 +123,21 @@ func open(ctx context.Context, dsn string, l limits) (*Store, error) {
 }
 
 // transact runs do in one transaction over a connection of its own. When it
-// returns an error that is no unsure one, the database is as it was.
-func (s *Store) transact(ctx context.Context, mode pgx.TxAccessMode, do func(context.Context, pgx.Tx) error) error {
+// returns an error that is no ErrUnsure, the database is as it was. Where it was in
+// a deadlock with another one, which here only kernelbot's own could be, it is
+// tried again; so do must not mind.
+func (s *Store) transact(ctx context.Context, mode pgx.TxAccessMode, do func(context.Context, pgx.Tx) error) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.limits.call)
 	defer cancel()
+	for range attempts {
+		if err = s.attempt(ctx, mode, do); !errors.Is(err, errInTheWay) {
+			break
+		}
+	}
+	return err
+}
+
+func (s *Store) attempt(ctx context.Context, mode pgx.TxAccessMode, do func(context.Context, pgx.Tx) error) error {
 	conn, err := s.connect(ctx)
 	if err != nil {
 		return err

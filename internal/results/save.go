@@ -75,7 +75,9 @@ func (s *Store) Save(ctx context.Context, r Record) (Stored, error) {
 	return st, err
 }
 
+// insert takes its locks in the same order as remove: user, code.
 func (st *Stored) insert(ctx context.Context, tx pgx.Tx, r *Record) error {
+	st.Runs = nil
 	err := tx.QueryRow(ctx, `INSERT INTO leaderboard.leaderboard (name, deadline, task, creator_id, forum_id, description)
 		VALUES ($1, $2, $3, $4, $5, $6) RETURNING id`,
 		r.Leaderboard, r.Deadline, string(r.Task), creator, forum, r.Description).Scan(&st.Leaderboard)
