@@ -6,7 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
+	"regexp"
+	"strconv"
 	"strings"
+	"time"
+	"unicode"
 
 	"github.com/buildkite/go-buildkite/v4"
 )
@@ -14,83 +19,156 @@ import (
 // maxPages bounds a list, of a hundred entries a page.
 const maxPages = 20
 
-// Agent is an agent that is connected.
-type Agent struct {
-	Name, Hostname string
-	Tags           []string // key=value
-	Paused         bool     // in Buildkite: it is sent no jobs
-	PausedNote     string
+// Options say whom a client asks, and how.
+type Options struct {
+	URL     string            // of the API; "" is Buildkite's own
+	Token   string            // of a person, with the scopes for what is asked
+	Network http.RoundTripper // nil is the machine's
+	// Patient keeps below the rate limit, waits where it is used up, and asks again
+	// what went wrong on the way. Else a question has one try.
+	Patient bool
+	// Log is told why a request is tried again, and after which pause; nil is not.
+	Log func(why string, pause time.Duration)
 }
 
-// Client asks with one token.
-type Client struct{ api *buildkite.Client }
+// Client asks with one token. Its methods may be called from any goroutine.
+type Client struct {
+	api   *buildkite.Client
+	http  *http.Client // with the token, to the API only
+	store *http.Client // without, to where artifacts are kept
+	log   func(string, time.Duration)
+	tries int
+}
 
-// New makes a client. base is where the API is, "" for Buildkite's own.
-func New(network http.RoundTripper, base, token string) (*Client, error) {
-	options := []buildkite.ClientOpt{
-		buildkite.WithTokenAuth(token), buildkite.WithUserAgent("kbnode"),
+// New makes a client.
+func New(o Options) (*Client, error) {
+	if o.Network == nil {
+		o.Network = http.DefaultTransport
+	}
+	w := &wire{network: o.Network, attempts: 1, each: requestTime, log: o.Log}
+	if o.Patient {
+		w.pace, w.attempts = newPace(), 6
+	}
+	c := &Client{
+		log: o.Log, tries: w.attempts,
 		// The token goes nowhere else.
-		buildkite.WithHTTPClient(&http.Client{Transport: hurried{network}, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}),
+		http: &http.Client{Transport: w, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
+		store: &http.Client{Transport: o.Network, CheckRedirect: func(_ *http.Request, via []*http.Request) error {
+			if len(via) > 3 {
+				return errors.New("the artifact store sends on and on")
+			}
+			return nil
+		}},
 	}
-	if base != "" {
-		options = append(options, buildkite.WithBaseURL(strings.TrimSuffix(base, "/")+"/"))
+	options := []buildkite.ClientOpt{buildkite.WithTokenAuth(o.Token), buildkite.WithUserAgent("kbnode"), buildkite.WithHTTPClient(c.http)}
+	if o.URL != "" {
+		at, err := url.Parse(o.URL)
+		if err != nil || at.Host == "" || at.Scheme != "https" && at.Scheme != "http" {
+			return nil, errors.New("the address of Buildkite's API is not one; write it as https://api.buildkite.com")
+		}
+		options = append(options, buildkite.WithBaseURL(strings.TrimSuffix(o.URL, "/")+"/"))
 	}
-	api, err := buildkite.NewClient(options...)
-	if err != nil {
+	var err error
+	if c.api, err = buildkite.NewClient(options...); err != nil {
 		return nil, fmt.Errorf("connect to Buildkite: %w", err)
 	}
-	return &Client{api}, nil
+	return c, nil
 }
 
-// hurried gives up where the rate limit is used up: the library would try again for
-// a quarter of an hour, whatever the deadline.
-type hurried struct{ http.RoundTripper }
+var slugRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
-func (h hurried) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := h.RoundTripper.RoundTrip(r)
-	if err == nil && resp.StatusCode == http.StatusTooManyRequests {
-		_ = resp.Body.Close()
-		return nil, errors.New("the API token's rate limit is used up; ask again in a minute")
+// CheckSlug says whether a name can be that of an organization or a pipeline in an
+// address, which what is one in a browser's is.
+func CheckSlug(what, slug string) error {
+	if slugRule.MatchString(slug) {
+		return nil
 	}
-	return resp, err
+	return fmt.Errorf("%q is no name of %s; write it as in the address of its page, such as gpu-mode", slug, what)
 }
 
-// Agents lists the connected agents of an organization.
-func (c *Client) Agents(ctx context.Context, organization string) ([]Agent, error) {
-	var all []Agent
-	page := buildkite.ListOptions{Page: 1, PerPage: 100}
+// do asks a question of the API that the library has no words for. next is the
+// number of the next page; 0 is none.
+func (c *Client) do(ctx context.Context, method, path string, query url.Values, body, into any) (next int, err error) {
+	if len(query) > 0 {
+		path += "?" + query.Encode()
+	}
+	req, err := c.api.NewRequest(ctx, method, path, body)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := c.api.Do(req, into)
+	if err != nil {
+		return 0, err
+	}
+	return resp.NextPage, nil
+}
+
+// list reads the pages of a list, so many at most.
+func list[T any](ctx context.Context, c *Client, path string, query url.Values) ([]T, error) {
+	var all []T
+	page := 1
 	for range maxPages {
-		agents, resp, err := c.api.Agents.List(ctx, organization, &buildkite.AgentListOptions{ListOptions: page})
+		query.Set("page", strconv.Itoa(page))
+		var some []T
+		next, err := c.do(ctx, http.MethodGet, path, query, nil, &some)
 		if err != nil {
-			return nil, fmt.Errorf("list agents: %w", plain(err))
+			return nil, err
 		}
-		for _, a := range agents {
-			agent := Agent{Name: a.Name, Hostname: a.Hostname, Tags: a.Metadata}
-			if agent.Paused = a.Paused != nil && *a.Paused; a.PausedNote != nil {
-				agent.PausedNote = *a.PausedNote
-			}
-			all = append(all, agent)
-		}
-		if page.Page = resp.NextPage; page.Page == 0 {
+		all = append(all, some...)
+		if page = next; page == 0 {
 			break
 		}
 	}
 	return all, nil
 }
 
-// plain says what to do about a refusal.
-func plain(err error) error {
-	refused, is := errors.AsType[*buildkite.ErrorResponse](err)
-	if !is || refused.Response == nil {
+// plain says what to do about a refusal. scope is what the token needs.
+func plain(err error, scope string) error {
+	if inner, is := errors.AsType[*url.Error](err); is {
+		err = inner.Err // without the address
+	}
+	refused, is := errors.AsType[*Refusal](err)
+	if !is {
 		return err
 	}
-	switch refused.Response.StatusCode {
+	say := ""
+	switch refused.Status {
 	case http.StatusUnauthorized:
-		return errors.New("Buildkite refuses the API token; make one in Personal Settings, API Access Tokens") //nolint:staticcheck // a name
+		say = "Buildkite refuses the API token; make one in Personal Settings, API Access Tokens"
 	case http.StatusForbidden:
-		return errors.New("the API token may not read agents; give it the scope read_agents")
+		say = "the API token may not do this; give it the scope " + scope
 	case http.StatusNotFound:
-		return errors.New("the API token does not reach this organization; tick it in the token's settings")
+		say = "the API token does not reach this organization, or there is no such pipeline; look at the names, and at what is ticked in the token's settings"
+	case http.StatusRequestEntityTooLarge:
+		say = "Buildkite takes no request of this size; send a smaller payload"
+	default:
+		return err
 	}
-	return err
+	return &explained{say, refused}
+}
+
+// explained is a refusal in words for people.
+type explained struct {
+	say  string
+	says *Refusal
+}
+
+func (e *explained) Error() string { return e.say }
+func (e *explained) Unwrap() error { return e.says }
+
+// Refused returns the status of the answer that an error is about; 0 is none.
+func Refused(err error) int {
+	if refused, is := errors.AsType[*Refusal](err); is {
+		return refused.Status
+	}
+	return 0
+}
+
+// printable is a text of others, for people: on one line, and of so many bytes.
+func printable(s string, most int) string {
+	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, ""), func(r rune) bool { return !unicode.IsGraphic(r) || unicode.IsSpace(r) }), " ")
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
 }

@@ -15,7 +15,7 @@ import (
 
 func client(t *testing.T, base, token string) *Client {
 	t.Helper()
-	c, err := New(http.DefaultTransport, base, token)
+	c, err := New(Options{URL: base, Token: token})
 	if err != nil {
 		t.Fatal(err)
 	}

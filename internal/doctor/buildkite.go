@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 
@@ -72,7 +71,7 @@ func connected(ctx context.Context, m *Machine) Answer {
 	if m.Account == nil || m.Account.Organization.Slug == "" {
 		return none("Buildkite does not name the organization")
 	}
-	client, err := buildkite.New(http.DefaultTransport, m.API.URL, m.API.Token)
+	client, err := buildkite.New(buildkite.Options{URL: m.API.URL, Token: m.API.Token})
 	if err != nil {
 		return found(warn("%s", lines(err)).advise("see BUILDKITE_API_URL"))
 	}

@@ -310,6 +310,11 @@ func (l *buildLog) end(r *Result, list []*evalSummary) {
 		l.line("")
 	}
 	l.group("+++", icon, sentence)
+	l.tables(r, list)
+}
+
+// tables writes what the job ran on, its evaluations and its benchmarks.
+func (l *buildLog) tables(r *Result, list []*evalSummary) {
 	if text := machine(r.System); text != "" {
 		l.line("on %s", text)
 	}

@@ -1,0 +1,97 @@
+package buildkite
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/buildkite/go-buildkite/v4"
+)
+
+// Agent is an agent that is connected.
+type Agent struct {
+	Name, Hostname string
+	Version        string   // of buildkite-agent
+	Tags           []string // key=value
+	Stopping       bool     // it ends after its job
+	Paused         bool     // in Buildkite: it is sent no jobs
+	PausedNote     string
+	Job            *Job // that it runs; nil is idle
+}
+
+// Tag is the value of a tag, "" where the agent has none such.
+func (a Agent) Tag(key string) string {
+	for _, tag := range a.Tags {
+		if value, ok := strings.CutPrefix(tag, key+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+// Agents lists the connected agents of an organization. The token needs the scope
+// read_agents.
+func (c *Client) Agents(ctx context.Context, organization string) ([]Agent, error) {
+	var all []Agent
+	page := buildkite.ListOptions{Page: 1, PerPage: 100}
+	for range maxPages {
+		agents, resp, err := c.api.Agents.List(ctx, organization, &buildkite.AgentListOptions{ListOptions: page})
+		if err != nil {
+			return nil, fmt.Errorf("list agents: %w", plain(err, "read_agents"))
+		}
+		for _, a := range agents {
+			agent := Agent{
+				Name: a.Name, Hostname: a.Hostname, Version: a.Version, Tags: a.Metadata,
+				Stopping: a.ConnectedState == "stopping", Paused: a.Paused != nil && *a.Paused,
+			}
+			if a.PausedNote != nil {
+				agent.PausedNote = *a.PausedNote
+			}
+			if a.Job != nil {
+				agent.Job = &Job{ID: a.Job.ID, Name: a.Job.Name, State: a.Job.State, URL: a.Job.WebURL}
+				if a.Job.StartedAt != nil {
+					agent.Job.Started = a.Job.StartedAt.Time
+				}
+			}
+			all = append(all, agent)
+		}
+		if page.Page = resp.NextPage; page.Page == 0 {
+			break
+		}
+	}
+	return all, nil
+}
+
+// Pipelines lists the names of an organization's pipelines. The token needs the scope
+// read_pipelines.
+func (c *Client) Pipelines(ctx context.Context, organization string) ([]string, error) {
+	var all []string
+	page := buildkite.ListOptions{Page: 1, PerPage: 100}
+	for range maxPages {
+		pipelines, resp, err := c.api.Pipelines.List(ctx, organization, &buildkite.PipelineListOptions{ListOptions: page})
+		if err != nil {
+			return nil, fmt.Errorf("list pipelines: %w", plain(err, "read_pipelines"))
+		}
+		for _, p := range pipelines {
+			all = append(all, p.Slug)
+		}
+		if page.Page = resp.NextPage; page.Page == 0 {
+			break
+		}
+	}
+	return all, nil
+}
+
+// Organizations lists the names of those that the token reaches. It needs the scope
+// read_organizations.
+func (c *Client) Organizations(ctx context.Context) ([]string, error) {
+	var all []string
+	list, _, err := c.api.Organizations.List(ctx, &buildkite.OrganizationListOptions{ListOptions: buildkite.ListOptions{Page: 1, PerPage: 100}})
+	if err != nil {
+		return nil, fmt.Errorf("list organizations: %w", plain(err, "read_organizations"))
+	}
+	for _, o := range list {
+		all = append(all, o.Slug)
+	}
+	return all, nil
+}

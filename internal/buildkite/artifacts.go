@@ -1,0 +1,130 @@
+package buildkite
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha1" //nolint:gosec // the checksum that Buildkite has
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// Artifact is a file that a job has uploaded.
+type Artifact struct {
+	ID    string `json:"id"`
+	JobID string `json:"job_id"`
+	Path  string `json:"path"`
+	Size  int64  `json:"file_size"` // bytes
+	SHA1  string `json:"sha1sum"`   // in hex
+	URL   string `json:"download_url"`
+}
+
+// Artifacts lists the files of a build that were uploaded whole, those with this path
+// only where it is not "". The token needs the scope read_artifacts.
+func (c *Client) Artifacts(ctx context.Context, org, pipeline string, number int, path string) ([]Artifact, error) {
+	query := url.Values{"state": {"finished"}, "per_page": {"100"}}
+	if path != "" {
+		query.Set("path", path)
+	}
+	all, err := list[Artifact](ctx, c, fmt.Sprintf("%s/%d/artifacts", buildsPath(org, pipeline), number), query)
+	if err != nil {
+		return nil, fmt.Errorf("list artifacts of build %d: %w", number, plain(err, "read_artifacts"))
+	}
+	return all, nil
+}
+
+// Download fetches a file of at most so many bytes, and holds it to its size and
+// checksum. A link into the store is good for a minute, so each attempt asks for one.
+func (c *Client) Download(ctx context.Context, a Artifact, most int64) ([]byte, error) {
+	if a.Size > most {
+		return nil, fmt.Errorf("download %s: it has %d bytes, %d are read at most", printable(a.Path, 100), a.Size, most)
+	}
+	name := printable(a.Path, 100)
+	for attempt := 1; ; attempt++ {
+		link, err := c.link(ctx, a)
+		if err != nil { // tried often enough
+			return nil, fmt.Errorf("download %s: %w", name, plain(err, "read_artifacts"))
+		}
+		data, err := c.fetch(ctx, link, a, most)
+		if err == nil {
+			return data, nil
+		}
+		if inner, is := errors.AsType[*url.Error](err); is {
+			err = inner.Err // the link is a key
+		}
+		if ctx.Err() != nil || attempt >= c.tries {
+			return nil, fmt.Errorf("download %s: %w", name, err)
+		}
+		pause := backOff(attempt)
+		if c.log != nil {
+			c.log(err.Error(), pause)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("download %s: %w", name, err)
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (c *Client) fetch(ctx context.Context, link string, a Artifact, most int64) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTime+time.Duration(a.Size>>20)*time.Second) // 1 MiB/s at least
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, link, nil)
+	if err != nil {
+		return nil, errors.New("the artifact's link is none")
+	}
+	resp, err := c.store.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close() //nolint:errcheck // only read
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("the artifact store answers %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
+	}
+	var data bytes.Buffer
+	if _, err := io.Copy(&data, io.LimitReader(resp.Body, most+1)); err != nil {
+		return nil, fmt.Errorf("read the artifact: %w", err)
+	}
+	sum := sha1.Sum(data.Bytes()) //nolint:gosec // as above
+	switch {
+	case int64(data.Len()) > most:
+		return nil, fmt.Errorf("it has more than %d bytes", most)
+	case int64(data.Len()) != a.Size:
+		return nil, fmt.Errorf("it has %d bytes, not %d", data.Len(), a.Size)
+	case a.SHA1 != "" && !strings.EqualFold(hex.EncodeToString(sum[:]), a.SHA1):
+		return nil, errors.New("its checksum is another")
+	}
+	return data.Bytes(), nil
+}
+
+// link asks the API where the file is. The token goes to no other host: the address
+// is what an answer said.
+func (c *Client) link(ctx context.Context, a Artifact) (string, error) {
+	at, err := url.Parse(a.URL)
+	if base := c.api.BaseURL; err != nil || at.Scheme != base.Scheme || at.Host != base.Host {
+		return "", &Refusal{Status: http.StatusBadRequest, Message: "its address is not the API's"}
+	}
+	req, err := c.api.NewRequest(ctx, http.MethodGet, a.URL, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close() //nolint:errcheck // read already
+	to, err := resp.Location()
+	if err != nil {
+		return "", &Refusal{Status: http.StatusBadGateway, Message: "it does not say where the artifact is"}
+	}
+	if to.Scheme != "https" && to.Scheme != at.Scheme {
+		return "", &Refusal{Status: http.StatusBadRequest, Message: "the artifact's link is not https"}
+	}
+	return to.String(), nil
+}

@@ -1,0 +1,177 @@
+package buildkite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// RunIDKey is the meta-data key by which a build is found again whose creation was
+// not answered.
+const RunIDKey = "run_id"
+
+// NewBuild is a request for a build. Steps, in the shape of a pipeline's steps, stand
+// in for the pipeline's own: Buildkite takes them, but does not document it.
+type NewBuild struct {
+	Commit   string            `json:"commit"`
+	Branch   string            `json:"branch"`
+	Message  string            `json:"message"`
+	Env      map[string]string `json:"env,omitempty"`
+	MetaData map[string]string `json:"meta_data,omitempty"`
+	Steps    any               `json:"steps,omitempty"`
+}
+
+// Build is a build as far as it matters to who wants its result. Times that have not
+// come are zero.
+type Build struct {
+	Number   int               `json:"number"`
+	State    string            `json:"state"`
+	Blocked  bool              `json:"blocked"` // it waits for a person
+	URL      string            `json:"web_url"`
+	MetaData map[string]string `json:"meta_data"`
+	Jobs     []Job             `json:"jobs"`
+	Created  time.Time         `json:"created_at"`
+	Started  time.Time         `json:"started_at"`
+	Finished time.Time         `json:"finished_at"`
+}
+
+// Job is one run of a step.
+type Job struct {
+	ID           string    `json:"id"`
+	Type         string    `json:"type"` // script, waiter, manual, trigger
+	Name         string    `json:"name"`
+	State        string    `json:"state"`
+	URL          string    `json:"web_url"`
+	ExitStatus   *int      `json:"exit_status"`
+	SignalReason string    `json:"signal_reason"`
+	Rules        []string  `json:"agent_query_rules"` // key=value
+	Retried      bool      `json:"retried"`           // another job has taken its place
+	Runnable     time.Time `json:"runnable_at"`
+	Started      time.Time `json:"started_at"`
+	Finished     time.Time `json:"finished_at"`
+	Agent        *struct {
+		Name string   `json:"name"`
+		Tags []string `json:"meta_data"`
+	} `json:"agent"`
+}
+
+// Ended says that the build will not change any more by itself. Of its states
+// (https://buildkite.com/docs/pipelines/configure/build-states), failing and
+// canceling go on.
+func (b Build) Ended() bool {
+	switch b.State {
+	case "passed", "failed", "canceled", "skipped", "not_run", "waiting_failed", "blocked":
+		return true
+	}
+	return false
+}
+
+// Scripts are the build's jobs that run commands, without those that were retried.
+func (b Build) Scripts() []Job {
+	var all []Job
+	for _, j := range b.Jobs {
+		if j.Type == "script" && !j.Retried {
+			all = append(all, j)
+		}
+	}
+	return all
+}
+
+func buildsPath(org, pipeline string) string {
+	return fmt.Sprintf("v2/organizations/%s/pipelines/%s/builds", org, pipeline)
+}
+
+// Create creates a build, once: where an answer is lost, a build with its run id, in
+// its meta-data, is looked for before the request is repeated. The token needs the
+// scopes write_builds and read_builds.
+func (c *Client) Create(ctx context.Context, org, pipeline string, b NewBuild) (Build, error) {
+	for attempt := 1; ; attempt++ {
+		var made Build
+		_, err := c.do(ctx, http.MethodPost, buildsPath(org, pipeline), nil, b, &made)
+		if err == nil && made.Number == 0 {
+			err = errors.New("the answer names no build")
+		}
+		if err == nil {
+			return made, nil
+		}
+		if status := Refused(err); ctx.Err() != nil || attempt >= c.tries || status > 0 && status < 500 {
+			return Build{}, fmt.Errorf("create build: %w", plain(err, "write_builds"))
+		}
+		found, lookErr := c.lookTwice(ctx, org, pipeline, b.MetaData[RunIDKey], attempt, err)
+		if lookErr != nil {
+			return Build{}, fmt.Errorf("create build: %w; whether it was made is not known: %w", plain(err, "write_builds"), lookErr)
+		}
+		if found != nil {
+			return *found, nil
+		}
+	}
+}
+
+// lookTwice looks for a build whose creation was not answered, a while apart: the
+// server may still be at it. A request that reached nobody needs no look.
+func (c *Client) lookTwice(ctx context.Context, org, pipeline, runID string, attempt int, lost error) (*Build, error) {
+	dial, is := errors.AsType[*net.OpError](lost)
+	unsent := is && dial.Op == "dial"
+	for range 2 {
+		pause := backOff(attempt)
+		if c.log != nil {
+			c.log(plain(lost, "").Error(), pause)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(pause):
+		}
+		if unsent {
+			return nil, nil
+		}
+		found, err := c.Find(ctx, org, pipeline, RunIDKey, runID)
+		if err != nil {
+			return nil, err
+		}
+		if len(found) > 0 {
+			return &found[len(found)-1], nil // the list begins with the latest
+		}
+	}
+	return nil, nil
+}
+
+// Find lists the builds of a pipeline with this value in their meta-data, the latest
+// first.
+func (c *Client) Find(ctx context.Context, org, pipeline, key, value string) ([]Build, error) {
+	return c.builds(ctx, buildsPath(org, pipeline), url.Values{
+		"meta_data[" + key + "]": {value}, "exclude_pipeline": {"true"},
+	})
+}
+
+// Unfinished lists the builds of an organization that wait or run.
+func (c *Client) Unfinished(ctx context.Context, org string) ([]Build, error) {
+	return c.builds(ctx, fmt.Sprintf("v2/organizations/%s/builds", org), url.Values{
+		"state[]": {"scheduled", "running", "failing"}, "exclude_pipeline": {"true"},
+	})
+}
+
+// builds lists builds. A build's environment, with its payload, is part of an answer,
+// so a page holds fewer than it could.
+func (c *Client) builds(ctx context.Context, path string, query url.Values) ([]Build, error) {
+	query.Set("per_page", "50")
+	all, err := list[Build](ctx, c, path, query)
+	if err != nil {
+		return nil, fmt.Errorf("list builds: %w", plain(err, "read_builds"))
+	}
+	return all, nil
+}
+
+// Cancel cancels a build. One that has ended is none to cancel.
+func (c *Client) Cancel(ctx context.Context, org, pipeline string, number int) error {
+	_, err := c.api.Builds.Cancel(ctx, org, pipeline, strconv.Itoa(number))
+	if err == nil || Refused(err) == http.StatusUnprocessableEntity {
+		return nil
+	}
+	return fmt.Errorf("cancel build %d: %w", number, plain(err, "write_builds"))
+}

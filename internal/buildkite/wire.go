@@ -1,0 +1,134 @@
+package buildkite
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"time"
+)
+
+const (
+	// maxBody bounds an answer: a page of builds carries their payloads.
+	maxBody = 64 << 20
+	// requestTime bounds one request with its answer.
+	requestTime = time.Minute
+	// maxPause lies between two attempts at most.
+	maxPause = 30 * time.Second
+)
+
+// Refusal is an answer that says no. What was asked for was not done.
+type Refusal struct {
+	Status  int    // of HTTP
+	Message string // Buildkite's own, bounded
+}
+
+func (r *Refusal) Error() string {
+	if r.Message == "" {
+		return fmt.Sprintf("Buildkite answers %d %s", r.Status, http.StatusText(r.Status))
+	}
+	return fmt.Sprintf("Buildkite answers %d %s: %s", r.Status, http.StatusText(r.Status), r.Message)
+}
+
+// wire is what the library's requests go through. Answers are read to their end
+// here, so that one that was cut off is known before anybody believes it.
+type wire struct {
+	network  http.RoundTripper
+	pace     *pace         // nil asks at once, whatever the rate limit
+	attempts int           // of a request that may be repeated
+	each     time.Duration // one attempt
+	log      func(what string, pause time.Duration)
+}
+
+// RoundTrip implements http.RoundTripper. A request that the rate limit refused is
+// sent again, as nothing came of it. When an answer is lost, or is the server's own
+// fault, what was asked for may have been done: only what can be asked twice is.
+func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
+	ctx := r.Context()
+	for attempt := 1; ; attempt++ {
+		if w.pace != nil {
+			if err := w.pace.begin(ctx); err != nil {
+				return nil, err
+			}
+		}
+		resp, err := w.once(r)
+		if err == nil || ctx.Err() != nil {
+			return resp, err
+		}
+		pause := backOff(attempt)
+		refused, answered := errors.AsType[*Refusal](err)
+		switch {
+		case answered && refused.Status == http.StatusTooManyRequests:
+			if w.pace == nil {
+				return nil, errors.New("the API token's rate limit is used up; ask again in a minute")
+			}
+			pause, attempt = 0, attempt-1 // the pace waits for the next minute
+		case attempt >= w.attempts, r.Method == http.MethodPost, answered && refused.Status < 500:
+			return nil, err
+		}
+		if w.log != nil {
+			w.log(err.Error(), pause)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(pause):
+		}
+	}
+}
+
+// backOff is the pause after a failed attempt: a second, doubled each time, and up
+// to half as much again, so that many who failed together do not come back together.
+func backOff(attempt int) time.Duration {
+	pause := min(time.Second<<min(attempt-1, 10), maxPause)
+	return pause + rand.N(pause/2) //nolint:gosec // no secret
+}
+
+func (w *wire) once(r *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), w.each)
+	defer cancel()
+	req := r.Clone(ctx)
+	if r.GetBody != nil {
+		body, err := r.GetBody()
+		if err != nil {
+			return nil, fmt.Errorf("repeat request: %w", err)
+		}
+		req.Body = body
+	}
+	resp, err := w.network.RoundTrip(req)
+	if w.pace != nil {
+		w.pace.end(resp)
+	}
+	if err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody+1))
+	_ = resp.Body.Close()
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read the answer: %w", err)
+	case len(body) > maxBody:
+		return nil, fmt.Errorf("the answer is over %d MiB", maxBody>>20)
+	case resp.StatusCode >= 400:
+		return nil, &Refusal{resp.StatusCode, message(body)}
+	case resp.StatusCode < 300 && len(body) > 0 && !json.Valid(body):
+		return nil, fmt.Errorf("the answer is no JSON: %.60q", body)
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	return resp, nil
+}
+
+// message is what an answer says is wrong.
+func message(body []byte) string {
+	var says struct {
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(body, &says) != nil {
+		return ""
+	}
+	return printable(says.Message, 500)
+}

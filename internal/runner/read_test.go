@@ -1,0 +1,83 @@
+package runner
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Every result of the shared cases and of our own is read back as it was written.
+func TestReadResultAgain(t *testing.T) {
+	t.Parallel()
+	r := &Result{Success: true, System: &System{GPU: "NVIDIA L40S", DeviceCount: 1}, Runs: Pairs[*Evaluation]{
+		{"test", &Evaluation{Run: &Run{Success: true, Passed: true, Duration: "0.25", Result: Pairs[string]{{"test-count", "1"}, {"test.0.status", "pass"}, {"check", "pass"}}}}},
+		{"benchmark", &Evaluation{Compilation: &Compilation{Stderr: "a.cu(3): error\n"}}},
+	}}
+	text, err := marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := ReadResult(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := marshal(again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(text), string(got)); diff != "" {
+		t.Error(diff)
+	}
+	if sentence, ok := again.Verdict(); ok || sentence != "Not passed: benchmark: nvcc was not found" {
+		t.Errorf("%q, %v", sentence, ok)
+	}
+	var report bytes.Buffer
+	again.Report(&report)
+	for _, want := range []string{"benchmark: nvcc was not found", "a.cu(3): error", "on NVIDIA L40S", "1 of 1 test"} {
+		if !strings.Contains(report.String(), want) {
+			t.Errorf("%q is not in %s", want, report.String())
+		}
+	}
+}
+
+func TestReadResultRefused(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"", "null", "[]", "<html>", `{"runs": []}`, `{"runs": {"test": null}}`, `{"runs": {"test": 3}}`, `{"success": "yes"}`, `{"runs": {"test": {}}} more`, `{"runs": {"test": {"run": {"result": {"a": 1}}}}}`} {
+		if r, err := ReadResult([]byte(text)); err == nil {
+			t.Errorf("%q is %+v", text, r)
+		}
+	}
+}
+
+// What a hostile job leaves does not reach a terminal as it is, and does no harm.
+func FuzzReadResult(f *testing.F) {
+	files, err := filepath.Glob("testdata/*/*.json")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, name := range files {
+		if text, err := os.ReadFile(name); err == nil && len(text) < 20_000 {
+			f.Add(text)
+		}
+	}
+	f.Add([]byte(`{"success":true,"system":{},"runs":{"a\u001b[31m":{"start":"2026-01-01T00:00:00.5","run":{"passed":true,"duration":1e999,"result":{"test-count":"99999999999","benchmark-count":"3","benchmark.0.mean":"\u009b"}}},"a":{"compilation":{"nvcc_found":true,"stderr":"\u001b]0;x\u0007"}}}}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r, err := ReadResult(text)
+		if err != nil {
+			return
+		}
+		var report bytes.Buffer
+		r.Report(&report)
+		if strings.ContainsAny(report.String(), "\x1b\u009b\r\x00\a") {
+			t.Errorf("%q", report.String())
+		}
+		if again, err := json.Marshal(r); err != nil && !strings.Contains(err.Error(), "invalid number literal") {
+			t.Errorf("%v: %s", err, again)
+		}
+	})
+}
