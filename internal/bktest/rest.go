@@ -69,6 +69,7 @@ func (s *Server) limited(h handler) handler {
 		}
 		a := reply{}
 		if s.used > limit {
+			s.over++
 			a = reply{status: http.StatusTooManyRequests, body: map[string]any{
 				"message": "You have exceeded your API rate limit. Please wait before making more requests.",
 				"scope":   "rest", "limit": limit, "current": s.used, "reset": reset,

@@ -6,6 +6,7 @@
 package bktest
 
 import (
+	"bytes"
 	"crypto/rand"
 	"crypto/subtle"
 	"encoding/json"
@@ -17,6 +18,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -65,6 +67,7 @@ type Server struct {
 	requests map[string]int
 	window   time.Time // start of the rate limit's minute
 	used     int
+	over     int
 	wake     chan struct{}
 }
 
@@ -161,12 +164,14 @@ func (s *Server) Endpoint() string { return s.url + "/v3" }
 
 // Fault makes requests of one route go wrong, for tests of clients.
 type Fault struct {
-	Route   string      // as Requests names it, or "" for all
-	Status  int         // what to answer; 0 drops the connection
-	Message string      // of the answer
-	Header  http.Header // of the answer
-	Perform bool        // do what was asked for first, and lose only the answer
-	Times   int         // how many requests; 0 is one, negative is all
+	Route   string        // as Requests names it, or "" for all
+	Status  int           // what to answer; 0 drops the connection
+	Message string        // of the answer
+	Header  http.Header   // of the answer
+	Perform bool          // do what was asked for first, and lose only the answer
+	Delay   time.Duration // before it; alone, nothing else goes wrong
+	Cut     bool          // send half of the real answer
+	Times   int           // how many requests; 0 is one, negative is all
 }
 
 // Inject adds a fault. Faults of a route take turns in the order they came.
@@ -182,6 +187,13 @@ func (s *Server) Requests() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.requests)
+}
+
+// Over counts the REST requests that the rate limit has refused.
+func (s *Server) Over() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.over
 }
 
 func (s *Server) takeFault(route string) (Fault, bool) {
@@ -210,8 +222,21 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.mux.ServeHTTP(w, r)
 		return
 	}
-	if f.Perform {
-		s.mux.ServeHTTP(&nowhere{header: http.Header{}}, r)
+	time.Sleep(f.Delay)
+	if f.Delay > 0 && f.Status == 0 && !f.Perform && !f.Cut {
+		s.mux.ServeHTTP(w, r)
+		return
+	}
+	if f.Perform || f.Cut {
+		lost := &kept{header: http.Header{}}
+		s.mux.ServeHTTP(lost, r)
+		if f.Cut {
+			maps.Copy(w.Header(), lost.header)
+			w.Header().Set("Content-Length", strconv.Itoa(lost.body.Len()))
+			w.WriteHeader(max(lost.status, http.StatusOK))
+			_, _ = w.Write(lost.body.Bytes()[:lost.body.Len()/2])
+			panic(http.ErrAbortHandler)
+		}
 	}
 	s.opts.Log.Info("fault injected", "route", route, "status", f.Status)
 	if f.Status == 0 {
@@ -221,12 +246,16 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, f.Status, map[string]string{"message": f.Message})
 }
 
-// nowhere takes an answer that gets lost.
-type nowhere struct{ header http.Header }
+// kept is an answer that does not reach its client, or not whole.
+type kept struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
 
-func (n *nowhere) Header() http.Header         { return n.header }
-func (n *nowhere) Write(p []byte) (int, error) { return len(p), nil }
-func (n *nowhere) WriteHeader(int)             {}
+func (k *kept) Header() http.Header         { return k.header }
+func (k *kept) Write(p []byte) (int, error) { return k.body.Write(p) }
+func (k *kept) WriteHeader(status int)      { k.status = status }
 
 // call is a request whose body was read and whose sender is known.
 type call struct {

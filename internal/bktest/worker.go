@@ -1,0 +1,199 @@
+package bktest
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha1" //nolint:gosec // as Buildkite does
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"path"
+	"time"
+)
+
+// Work is one job as a Worker does it.
+type Work struct {
+	Env   map[string]string
+	Files map[string]string // its artifacts, by path
+	Exit  int
+	Gone  bool // the agent is lost with the job
+}
+
+// Worker is an agent without a program: it says what a job leaves.
+type Worker struct {
+	Name string
+	Tags []string
+	// Do does a job. Its context ends when the job is cancelled.
+	Do func(ctx context.Context, w *Work)
+}
+
+// Employ registers a worker and lets it work until ctx ends. It speaks as an agent
+// does, but for the store, and without a network, so that time may be a test's own.
+func (s *Server) Employ(ctx context.Context, w Worker) error {
+	var me struct {
+		ID    string `json:"id"`
+		Token string `json:"access_token"`
+	}
+	err := s.say(ctx, http.MethodPost, "/v3/register", s.opts.AgentToken, map[string]any{"name": w.Name, "hostname": "host-" + w.Name, "meta_data": w.Tags, "version": "3.76.2"}, &me)
+	if err == nil {
+		err = s.say(ctx, http.MethodPost, "/v3/connect", me.Token, nil, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("employ worker %s: %w", w.Name, err)
+	}
+	go func() {
+		for ctx.Err() == nil {
+			var ping struct {
+				Job *struct {
+					ID string `json:"id"`
+				} `json:"job"`
+			}
+			if err := s.say(ctx, http.MethodGet, "/v3/ping", me.Token, nil, &ping); err != nil {
+				return
+			}
+			if ping.Job == nil || !s.work(ctx, w, me.Token, ping.Job.ID) {
+				select {
+				case <-ctx.Done():
+				case <-time.After(time.Second):
+				}
+			}
+		}
+	}()
+	return nil
+}
+
+// work does one job.
+func (s *Server) work(ctx context.Context, w Worker, token, id string) bool {
+	var job struct {
+		Env map[string]string `json:"env"`
+	}
+	at := "/v3/jobs/" + id
+	if s.say(ctx, http.MethodPut, at+"/accept", token, nil, &job) != nil || s.say(ctx, http.MethodPut, at+"/start", token, map[string]any{}, nil) != nil {
+		return false
+	}
+	inner, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // as an agent asks
+		for {
+			select {
+			case <-inner.Done():
+				return
+			case <-time.After(time.Second):
+			}
+			var state struct {
+				State string `json:"state"`
+			}
+			if err := s.say(inner, http.MethodGet, at, token, nil, &state); err != nil || state.State != "running" {
+				cancel()
+			}
+		}
+	}()
+	done := &Work{Env: job.Env, Files: map[string]string{}}
+	w.Do(inner, done)
+	if done.Gone {
+		cancel()
+		<-ctx.Done() // and says nothing any more
+		return false
+	}
+	s.upload(id, done.Files)
+	return s.say(ctx, http.MethodPut, at+"/finish", token, map[string]any{"exit_status": fmt.Sprint(done.Exit)}, nil) == nil
+}
+
+// upload puts files into the store as a job's artifacts.
+func (s *Server) upload(id string, files map[string]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j := s.job(id)
+	for name, text := range files {
+		sum := sha1.Sum([]byte(text)) //nolint:gosec // as above
+		a := &artifact{job: j, key: "worker/" + id + "/" + name}
+		a.Artifact = Artifact{ID: newID(), JobID: id, State: "finished", Path: name, Filename: path.Base(name), FileSize: int64(len(text)), SHA1: hex.EncodeToString(sum[:])}
+		j.files = append(j.files, a)
+		s.blobs[a.key] = []byte(text)
+		s.stored += len(text)
+	}
+}
+
+// say asks the server as an agent.
+func (s *Server) say(ctx context.Context, method, to, token string, body, into any) error {
+	var text []byte
+	if body != nil {
+		var err error
+		if text, err = json.Marshal(body); err != nil {
+			return err
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://buildkite.test"+to, bytes.NewReader(text))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Authorization", "Token "+token)
+	resp, err := s.Wire().RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 300 {
+		return fmt.Errorf("%s %s: %s", method, to, resp.Status)
+	}
+	if into == nil {
+		return nil
+	}
+	return json.NewDecoder(resp.Body).Decode(into)
+}
+
+// Wire reaches the server without a network. A dropped connection is an error, as it
+// would be.
+func (s *Server) Wire() http.RoundTripper { return wire{s} }
+
+type wire struct{ s *Server }
+
+func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
+	if err := r.Context().Err(); err != nil {
+		return nil, err
+	}
+	type answered struct {
+		kept    *kept
+		dropped bool
+	}
+	back := make(chan answered, 1)
+	req := r.Clone(context.WithoutCancel(r.Context())) // a server goes on when its client has gone
+	req.Host, req.RequestURI = r.URL.Host, r.URL.RequestURI()
+	if req.Body == nil {
+		req.Body = http.NoBody
+	}
+	go func() {
+		a := answered{kept: &kept{header: http.Header{}}}
+		defer func() {
+			if p := recover(); p != nil {
+				a.dropped = true
+			}
+			back <- a
+		}()
+		w.s.ServeHTTP(a.kept, req)
+	}()
+	select {
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	case a := <-back:
+		if a.dropped && a.kept.status == 0 {
+			return nil, errors.New("connection reset by peer")
+		}
+		body := io.Reader(bytes.NewReader(a.kept.body.Bytes()))
+		if a.dropped {
+			body = io.MultiReader(body, cutOff{})
+		}
+		status := max(a.kept.status, http.StatusOK)
+		return &http.Response{
+			StatusCode: status, Status: fmt.Sprintf("%d %s", status, http.StatusText(status)), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+			Header: a.kept.header, Body: io.NopCloser(body), ContentLength: -1, Request: r,
+		}, nil
+	}
+}
+
+// cutOff is the end of an answer that was not its end.
+type cutOff struct{}
+
+func (cutOff) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }

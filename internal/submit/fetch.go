@@ -1,0 +1,183 @@
+package submit
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/runner"
+)
+
+// NodeFile is the record of how quiet the job had it, beside the result.
+const NodeFile = "node.json"
+
+const maxNodeFile = 1 << 20
+
+// fetch gets what an ended build has left. A failed one is no exception: what does not
+// compile fails, and its messages are in the result.
+func (f *follower) fetch(r *run) {
+	r.fetching = true
+	job := scriptOf(r.build)
+	if job != nil {
+		r.out.Exit = job.ExitStatus
+		r.out.Waited, r.out.Ran = between(job.Runnable, job.Started), between(job.Started, job.Finished)
+	}
+	if r.job.NoResult {
+		f.conclude(r, job, nil, errNoResult)
+		return
+	}
+	f.tell(r, "fetching")
+	build := r.build
+	f.aside(func() func() {
+		f.toFetch <- struct{}{}
+		defer func() { <-f.toFetch }()
+		result, node, err := f.files(f.work, build)
+		return func() {
+			r.out.Node = node
+			f.conclude(r, job, result, err)
+		}
+	})
+}
+
+func between(from, to time.Time) time.Duration {
+	if from.IsZero() || to.Before(from) {
+		return 0
+	}
+	return to.Sub(from)
+}
+
+// scriptOf is the job of a build that counts: of several, one that did not pass, else
+// the last.
+func scriptOf(b buildkite.Build) *buildkite.Job {
+	scripts := b.Scripts()
+	if len(scripts) == 0 {
+		return nil
+	}
+	i := slices.IndexFunc(scripts, func(j buildkite.Job) bool { return j.State != "passed" })
+	if i < 0 {
+		i = len(scripts) - 1
+	}
+	return &scripts[i]
+}
+
+// files fetches result.json and node.json of a build's jobs, never those of a job
+// that was retried.
+func (f *follower) files(ctx context.Context, b buildkite.Build) (result, node []byte, err error) {
+	list, err := f.client.Artifacts(ctx, f.Org, f.Pipeline, b.Number, "")
+	if err != nil {
+		return nil, nil, err
+	}
+	scripts := b.Scripts()
+	file := func(path string, most int64) ([]byte, error) {
+		best, place := -1, -1
+		for i, a := range list {
+			at := slices.IndexFunc(scripts, func(j buildkite.Job) bool { return j.ID == a.JobID })
+			if a.Path == path && at > place {
+				best, place = i, at
+			}
+		}
+		if best < 0 {
+			return nil, errNoResult
+		}
+		return f.client.Download(ctx, list[best], most)
+	}
+	result, err = file(runner.ResultFile, runner.MaxResult)
+	if err == nil {
+		node, _ = file(NodeFile, maxNodeFile) // the result is as good without
+	}
+	return result, node, err
+}
+
+// conclude makes a verdict of what there is.
+func (f *follower) conclude(r *run, job *buildkite.Job, text []byte, err error) {
+	r.out.Raw = text
+	if err == nil {
+		r.out.Result, err = runner.ReadResult(text)
+	}
+	verdict, reason := judge(r.build, job, r.out.Result, r.job.NoResult, err)
+	if r.why != "" && verdict != Passed { // it may have ended in that moment
+		verdict, reason = r.why, r.reason
+	}
+	f.finish(r, verdict, reason)
+}
+
+// judge says how a build came out. Nothing passes that Buildkite does not call passed.
+func judge(b buildkite.Build, job *buildkite.Job, result *runner.Result, noResult bool, err error) (Verdict, string) {
+	ended, ok := ending(b, job)
+	switch {
+	case result != nil:
+		sentence, passed := result.Verdict()
+		switch {
+		case passed && ok:
+			return Passed, sentence
+		case passed:
+			return NotPassed, "its result says that it passed, but " + ended
+		case !result.Success:
+			return NoResult, sentence
+		}
+		return NotPassed, sentence
+	case noResult && ok:
+		return Passed, "the job has passed"
+	case errors.Is(err, errNoResult):
+		if b.State == "canceled" || b.State == "canceling" {
+			return Cancelled, "the build was cancelled in Buildkite"
+		}
+		if !ok {
+			return NoResult, ended
+		}
+		return NoResult, fmt.Sprintf("the job has passed, and left no %s; name it in the step's artifact_paths", runner.ResultFile)
+	default:
+		return NoResult, err.Error()
+	}
+}
+
+// ending says how a build ended, and whether that was well.
+func ending(b buildkite.Build, job *buildkite.Job) (string, bool) {
+	switch {
+	case b.State == "blocked" || b.Blocked && b.State != "failed":
+		return "the build waits for a person, at a block step of the pipeline", false
+	case b.State == "skipped" || b.State == "not_run":
+		return fmt.Sprintf("Buildkite did not run the build (%s); look at the pipeline's settings for branches", b.State), false
+	case job == nil:
+		return "the build has run no command; look at the pipeline's steps", false
+	case b.State == "passed":
+		return "the job has passed", true
+	case job.SignalReason == "agent_lost" || job.SignalReason == "agent_stop":
+		return fmt.Sprintf("agent %s was lost in the middle of the job", agentOf(job)), false
+	case job.SignalReason == "agent_refused":
+		return fmt.Sprintf("agent %s refused the job; its log on the node says why: kbnode logs", agentOf(job)), false
+	case job.SignalReason == "process_run_error":
+		return "the agent could not start the job; the payload may be too large for its environment", false
+	case job.State == "timed_out":
+		return "the job ran into the time-out of its step", false
+	case job.State == "canceled":
+		return "the job was cancelled", false
+	case job.State == "broken", job.State == "expired":
+		return "no agent ran the job: it is " + job.State, false
+	case job.ExitStatus != nil:
+		return fmt.Sprintf("the job ended with exit status %d; see its log", *job.ExitStatus), false
+	}
+	return fmt.Sprintf("the build is %s, and its job %s", clean(b.State), clean(job.State)), false
+}
+
+func agentOf(job *buildkite.Job) string {
+	if job.Agent == nil {
+		return "-"
+	}
+	return cmp.Or(clean(job.Agent.Name), "-")
+}
+
+// clean is a name that others gave, for a line of ours.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r >= 0x7f && r < 0xa0 {
+			return -1
+		}
+		return r
+	}, fmt.Sprintf("%.100s", s))
+}

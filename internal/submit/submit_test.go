@@ -1,0 +1,360 @@
+package submit
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/internal/buildkite"
+)
+
+const (
+	good = `{"success":true,"error":"","system":{"gpu":"NVIDIA B200","device_count":1},"runs":{"test":{"start":"2026-01-01T00:00:00","end":"2026-01-01T00:00:01","compilation":null,"run":{"success":true,"passed":true,"command":"python3 eval.py","stdout":"","stderr":"","exit_code":0,"duration":1.5,"result":{"test-count":"1","test.0.status":"pass","check":"pass"}},"profile":null}}}`
+	bad  = `{"success":true,"error":"","system":{},"runs":{"test":{"compilation":{"nvcc_found":true,"success":false,"stderr":"a.cu(3): error","exit_code":1},"run":null,"profile":null}}}`
+)
+
+// office is Buildkite with agents, in a test's own time.
+type office struct {
+	*bktest.Server
+	client *buildkite.Client
+	log    []string
+}
+
+// open makes an office with so many agents, which do the same to each job. It is for
+// use in a bubble of synctest.
+func open(t *testing.T, o bktest.Options, agents int, do func(ctx context.Context, w *bktest.Work)) *office {
+	t.Helper()
+	o.PingSeconds = 1
+	s := bktest.New(o)
+	ctx, stop := context.WithCancel(t.Context())
+	t.Cleanup(func() { time.Sleep(2 * time.Minute); stop(); synctest.Wait() }) // what is delayed comes
+	for i := range agents {
+		err := s.Employ(ctx, bktest.Worker{Name: fmt.Sprintf("n-gpu%d", i), Tags: []string{"queue=b200", fmt.Sprintf("gpu-index=%d", i)}, Do: do})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	of := &office{Server: s}
+	var mu sync.Mutex
+	client, err := buildkite.New(buildkite.Options{
+		URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true,
+		Log: func(why string, pause time.Duration) {
+			mu.Lock()
+			defer mu.Unlock()
+			of.log = append(of.log, fmt.Sprintf("%s; again in %s", why, pause.Round(time.Second)))
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	of.client = client
+	return of
+}
+
+func job(name string) Job {
+	return Job{RunID: "run-" + name, Build: buildkite.NewBuild{
+		Commit: "HEAD", Branch: "main", Message: name, Env: map[string]string{"WHO": name},
+		Steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "b200"}, "artifact_paths": "result.json"}},
+	}}
+}
+
+func (of *office) run(ctx context.Context, o Options, jobs ...Job) []Outcome {
+	o.Org, o.Pipeline = "kbnode", "kernelbot"
+	return Run(ctx, of.client, o, jobs)
+}
+
+// takes is a job of so many seconds that leaves these files.
+func takes(seconds int, exit int, files map[string]string) func(context.Context, *bktest.Work) {
+	return func(ctx context.Context, w *bktest.Work) {
+		select {
+		case <-ctx.Done():
+			w.Exit = 143
+		case <-time.After(time.Duration(seconds) * time.Second):
+			w.Exit = exit
+		}
+		w.Files = files
+	}
+}
+
+// One job after another, each with its own way to end.
+func TestOutcomes(t *testing.T) {
+	t.Parallel()
+	result := func(text string) map[string]string { return map[string]string{"result.json": text} }
+	for _, tt := range []struct {
+		name    string
+		do      func(context.Context, *bktest.Work)
+		steps   any
+		options bktest.Options
+		limits  Options
+		verdict Verdict
+		reason  string
+	}{
+		{name: "passes", do: takes(20, 0, result(good)), verdict: Passed, reason: "Passed: test"},
+		{name: "does not compile", do: takes(20, 0, result(bad)), verdict: NotPassed, reason: "Not passed: test: does not compile"},
+		{name: "a failed build has a result", do: takes(20, 1, result(bad)), verdict: NotPassed, reason: "Not passed: test: does not compile"},
+		{name: "a failed build that says it passed", do: takes(20, 7, result(good)), verdict: NotPassed, reason: "its result says that it passed, but the job ended with exit status 7; see its log"},
+		{name: "the runner's own error", do: takes(1, 1, result(`{"success":false,"error":"no payload","runs":{},"system":{}}`)), verdict: NoResult, reason: "No verdict: no payload"},
+		{name: "nothing left", do: takes(1, 0, nil), verdict: NoResult, reason: "the job has passed, and left no result.json; name it in the step's artifact_paths"},
+		{name: "fails with nothing left", do: takes(1, 125, nil), verdict: NoResult, reason: "the job ended with exit status 125; see its log"},
+		{name: "no JSON", do: takes(1, 0, result("<html>")), verdict: NoResult, reason: "read result.json: invalid character '<' looking for beginning of value"},
+		{name: "too slow", do: takes(3600, 0, nil), limits: Options{RunTime: 5 * time.Minute}, verdict: TimedOut, reason: "it had not ended after 5m0s"},
+		{name: "nobody takes it", steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "none"}}}, limits: Options{QueueTime: 10 * time.Minute}, verdict: TimedOut, reason: "no agent took it within 10m0s"},
+		{name: "the agent is lost", do: func(_ context.Context, w *bktest.Work) { w.Gone = true }, verdict: NoResult, reason: "agent n-gpu0 was lost in the middle of the job"},
+		{name: "no such step", steps: []any{map[string]any{"wait": nil}}, verdict: NotCreated, reason: "create build: Buildkite answers 422"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				of := open(t, tt.options, 1, tt.do)
+				j := job("a")
+				if tt.steps != nil {
+					j.Build.Steps = tt.steps
+				}
+				got := of.run(t.Context(), tt.limits, j)[0]
+				if got.Verdict != tt.verdict || !strings.HasPrefix(got.Reason, tt.reason) {
+					t.Errorf("%s: %s", got.Verdict, got.Reason)
+				}
+				for _, b := range of.Builds() {
+					if !b.Finished() {
+						t.Errorf("build %d is %s", b.Number, b.State)
+					}
+				}
+				if tt.name == "passes" && (got.Run != 20 || got.Agent != "n-gpu0" || got.Result == nil || got.URL == "") {
+					t.Errorf("%+v", got)
+				}
+			})
+		})
+	}
+}
+
+// A job that runs when the person gives up is cancelled, its result taken along; or it
+// is left, which is said.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	for _, leave := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			of := open(t, bktest.Options{}, 1, takes(3600, 0, map[string]string{"result.json": bad}))
+			ctx, interrupt := context.WithCancel(t.Context())
+			time.AfterFunc(time.Minute, interrupt)
+			o := Options{}
+			if leave {
+				o.Leave = func() bool { return true }
+			}
+			got := of.run(ctx, o, job("a"), job("b"))
+			want, states := Cancelled, []string{"canceled", "canceled"}
+			if leave {
+				want, states = LeftRunning, []string{"running", "scheduled"} // there is one agent
+			}
+			results := 0
+			for i, out := range got {
+				if out.Verdict != want || of.Builds()[i].State != states[i] {
+					t.Errorf("%+v, %s", out, of.Builds()[i].State)
+				}
+				if out.Result != nil {
+					results++
+				}
+			}
+			if (results == 1) == leave {
+				t.Errorf("%d results", results)
+			}
+			for _, b := range of.Builds() { // for the bubble to end
+				_ = of.Cancel(b.Number)
+			}
+		})
+	}
+}
+
+// Interrupted in the moment in which a build is made, it is not left behind.
+func TestInterruptedCreation(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		of := open(t, bktest.Options{}, 0, nil)
+		of.Inject(bktest.Fault{Route: createRoute, Delay: 3 * time.Second})
+		ctx, interrupt := context.WithTimeout(t.Context(), time.Second)
+		defer interrupt()
+		got := of.run(ctx, Options{}, job("a"))[0]
+		if b := of.Builds(); got.Verdict != Cancelled || len(b) != 1 || b[0].State != "canceled" {
+			t.Errorf("%+v, %+v", got, b)
+		}
+	})
+}
+
+const (
+	createRoute   = "POST /v2/organizations/{org}/pipelines/{pipeline}/builds"
+	findRoute     = "GET /v2/organizations/{org}/pipelines/{pipeline}/builds"
+	listRoute     = "GET /v2/organizations/{org}/pipelines/{pipeline}/builds/{number}/artifacts"
+	downloadRoute = "GET /v2/organizations/{org}/pipelines/{pipeline}/builds/{number}/jobs/{id}/artifacts/{artifact}/download"
+	cancelRoute   = "PUT /v2/organizations/{org}/pipelines/{pipeline}/builds/{number}/cancel"
+)
+
+// Whatever goes wrong with whichever call, the end is the same: one build, its result.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	faults := map[string]bktest.Fault{
+		"drop":        {},
+		"drop answer": {Perform: true},
+		"429":         {Status: 429, Header: http.Header{"Ratelimit-Reset": {"7"}, "Ratelimit-Remaining": {"0"}}},
+		"429, bare":   {Status: 429},
+		"500":         {Status: 500, Message: "oops"},
+		"503 after":   {Status: 503, Perform: true},
+		"delay":       {Delay: 20 * time.Second},
+		"too late":    {Delay: 70 * time.Second},
+		"cut":         {Cut: true},
+	}
+	for _, route := range []string{createRoute, findRoute, listRoute, downloadRoute, "GET /store/{key}"} {
+		for name, fault := range faults {
+			t.Run(route+", "+name, func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					of := open(t, bktest.Options{}, 1, takes(30, 0, map[string]string{"result.json": good}))
+					fault.Route, fault.Times = route, 2
+					of.Inject(fault)
+					got := of.run(t.Context(), Options{RunTime: time.Hour, QueueTime: time.Hour}, job("a"))[0]
+					if got.Verdict != Passed {
+						t.Errorf("%+v, %q", got, of.log)
+					}
+					ran := 0
+					for _, b := range of.Builds() {
+						if b.State != "canceled" {
+							ran++
+						}
+					}
+					if ran != 1 {
+						t.Errorf("%d builds", ran)
+					}
+					if of.Requests()[route] == 0 {
+						t.Errorf("%s was not called", route)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A cancellation that goes wrong is tried again; one that cannot be is said.
+func TestCancelFaults(t *testing.T) {
+	t.Parallel()
+	for _, times := range []int{2, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			of := open(t, bktest.Options{}, 1, takes(7200, 0, nil))
+			of.Inject(bktest.Fault{Route: cancelRoute, Status: 502, Times: times})
+			got := of.run(t.Context(), Options{RunTime: time.Minute}, job("a"))[0]
+			state := of.Builds()[0].State
+			if times > 0 && (got.Verdict != TimedOut || state != "canceled") {
+				t.Errorf("%+v, %s", got, state)
+			}
+			if times < 0 && (got.Verdict != TimedOut || !strings.Contains(got.Reason, "it still runs") || state != "running") {
+				t.Errorf("%+v, %s", got, state)
+			}
+			_ = of.Cancel(1)
+		})
+	}
+}
+
+// Refused for good: nothing is tried again, and the sentence says what to do.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[int]string{401: "refuses the API token", 403: "write_builds", 404: "no such pipeline", 413: "smaller payload", 422: "no good"} {
+		synctest.Test(t, func(t *testing.T) {
+			of := open(t, bktest.Options{}, 0, nil)
+			of.Inject(bktest.Fault{Route: createRoute, Status: status, Message: "no good", Times: -1})
+			got := of.run(t.Context(), Options{}, job("a"))[0]
+			if n := of.Requests()[createRoute]; got.Verdict != NotCreated || !strings.Contains(got.Reason, want) || n != 1 {
+				t.Errorf("%d: %+v after %d requests", status, got, n)
+			}
+		})
+	}
+}
+
+// Who gives the run id of an earlier build gets that build, and makes no other.
+func TestResume(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		of := open(t, bktest.Options{}, 1, takes(5, 0, map[string]string{"result.json": good}))
+		first := of.run(t.Context(), Options{Resume: true}, job("a"))[0]
+		again := of.run(t.Context(), Options{Resume: true}, job("a"))[0]
+		if first.Verdict != Passed || again.Verdict != Passed || first.Build != again.Build || len(of.Builds()) != 1 {
+			t.Errorf("%+v\n%+v", first, again)
+		}
+	})
+}
+
+// A hundred submissions over eight slots, with Buildkite's rate limit and with faults
+// in between: each runs once, each has its own result, and no request is one too many.
+func TestHundred(t *testing.T) {
+	t.Parallel()
+	for _, faulty := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			of := open(t, bktest.Options{RateLimit: 50}, 8, func(_ context.Context, w *bktest.Work) {
+				time.Sleep(15 * time.Second)
+				w.Files["result.json"] = strings.Replace(good, "NVIDIA B200", w.Env["WHO"], 1)
+			})
+			if faulty {
+				for _, f := range []bktest.Fault{{}, {Perform: true}, {Status: 500}, {Cut: true}, {Delay: 5 * time.Second}} {
+					for _, route := range []string{createRoute, findRoute, listRoute, downloadRoute, "GET /store/{key}"} {
+						f.Route, f.Times = route, 2
+						of.Inject(f)
+					}
+				}
+			}
+			var jobs []Job
+			for i := range 100 {
+				jobs = append(jobs, job(fmt.Sprintf("j%d", i)))
+			}
+			agents := map[string]bool{}
+			for i, out := range of.run(t.Context(), Options{}, jobs...) {
+				agents[out.Agent] = true
+				if out.Verdict != Passed || out.Result == nil || out.Result.System.GPU != fmt.Sprintf("j%d", i) {
+					t.Errorf("%d: %+v", i, out)
+				}
+			}
+			ran := map[string]int{}
+			for _, b := range of.Builds() {
+				if b.State == "passed" {
+					ran[b.MetaData["run_id"]]++
+				} else if b.State != "canceled" {
+					t.Errorf("build %d is %s", b.Number, b.State)
+				}
+			}
+			for id, n := range ran {
+				if n != 1 {
+					t.Errorf("%s ran %d times", id, n)
+				}
+			}
+			if len(ran) != 100 || len(agents) != 8 {
+				t.Errorf("%d ran on %d agents", len(ran), len(agents))
+			}
+			if over := of.Over(); over > 0 {
+				t.Errorf("%d requests over the limit", over)
+			}
+		})
+	}
+}
+
+// What is shown of an outcome to programs holds no secret and keeps its keys.
+func TestOutcomeJSON(t *testing.T) {
+	t.Parallel()
+	text, err := json.Marshal(Outcome{RunID: "r", Verdict: Passed, Raw: []byte("x")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"run_id":"r","verdict":"passed","reason":"","queue_seconds":0,"run_seconds":0}`
+	if string(text) != want {
+		t.Errorf("%s", text)
+	}
+}
+
+func TestRunIDs(t *testing.T) {
+	t.Parallel()
+	ids := []string{NewRunID(), NewRunID()}
+	if ids[0] == ids[1] || len(ids[0]) != len("kbnode-")+16 {
+		t.Error(ids)
+	}
+}
