@@ -119,13 +119,7 @@ func reprString(b *strings.Builder, s string) {
 	}
 	b.WriteByte(quote)
 	for len(s) > 0 {
-		r, n := utf8.DecodeRuneInString(s)
-		if r == utf8.RuneError && n == 1 { // a surrogate, kept by the parser as three bytes
-			n = min(3, len(s))
-			if n == 3 {
-				r = rune(s[0]&0xF)<<12 | rune(s[1]&0x3F)<<6 | rune(s[2]&0x3F)
-			}
-		}
+		r, n := decodeRune(s)
 		s = s[n:]
 		switch {
 		case r == rune(quote) || r == '\\':

@@ -1,0 +1,63 @@
+package payload
+
+import (
+	"math"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	inner := &Object{}
+	inner.Set("b", nil)
+	inner.Set("a", true)
+	for want, v := range map[string]Value{
+		`null`: nil, `false`: false, `-12345678901234567890123`: Int("-12345678901234567890123"), `{}`: (*Object)(nil), `[]`: []Value(nil),
+		`0.1`: Float(0.1), `1.0`: Float(1), `-0.0`: Float(math.Copysign(0, -1)), `1e+16`: Float(1e16), `1e-05`: Float(1e-5),
+		`NaN`: Float(math.NaN()), `Infinity`: Float(math.Inf(1)), `-Infinity`: Float(math.Inf(-1)),
+		`"é😀\"\\\u000a\u0000\u001b` + "\x7f\u2028" + `"`: "é😀\"\\\n\x00\x1b\x7f\u2028", `"a\ud800b\udfff"`: "a\xed\xa0\x80b\xed\xbf\xbf", "\"a\ufffdb\"": "a\xffb",
+		`[1,{"b":null,"a":true},[]]`: []Value{Int("1"), inner, []Value{}},
+	} {
+		if d := cmp.Diff(want, JSON(v)); d != "" {
+			t.Error(d)
+		}
+	}
+}
+
+// FuzzJSON holds the writer to the parser: what was read is read again, and
+// written the same.
+func FuzzJSON(f *testing.F) {
+	for _, doc := range []string{
+		`{}`, `{"a": [1, -0.5e7, "\ud83d\ude00"], "a": null}`, `{"\u0000": NaN, "b": -Infinity, "c": 1e400, "d": -0.0, "e": -0, "f": 1E3}`,
+		`{"a": "\ud800\ud83d\ude00", "b": "\udc00\ud800\n\/\\\"", "\ude00": {"z": [], "y": {}}}`, `{"size": 123456789012345678901234567890, "on": true, "x": 5e-324}`, "{\"\u2028\u009b\": \"\u007f\"}",
+	} {
+		f.Add(doc)
+	}
+	lim := Limits{Depth: 50, Values: 1000}
+	f.Fuzz(func(t *testing.T, doc string) {
+		if !utf8.ValidString(doc) {
+			return // Inflate and ReadJSON let none through
+		}
+		o, err := ParseObject(doc, lim)
+		if err != nil {
+			return
+		}
+		text := JSON(o)
+		if !utf8.ValidString(text) {
+			t.Errorf("%q is not UTF-8", text)
+		}
+		same, err := ParseObject(text, lim)
+		if err != nil {
+			t.Fatalf("%q was written as %q: %v", doc, text, err)
+		}
+		// Which tells 1 from 1.0 and "nan" from nan, and keeps the order.
+		if d := cmp.Diff(Repr(o), Repr(same)); d != "" {
+			t.Error(d)
+		}
+		if d := cmp.Diff(text, JSON(same)); d != "" {
+			t.Error(d)
+		}
+	})
+}
