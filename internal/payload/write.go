@@ -80,6 +80,12 @@ func writeString(b *strings.Builder, s string) {
 			r, n = decodeRune(s[i:])
 		}
 		switch {
+		case r == '\n': // texts are full of it and of tabs
+			flush(i, i+n)
+			b.WriteString(`\n`)
+		case r == '\t':
+			flush(i, i+n)
+			b.WriteString(`\t`)
 		case r == '"' || r == '\\':
 			flush(i, i)
 			b.WriteByte('\\')

@@ -1,0 +1,145 @@
+package task
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"unicode/utf8"
+
+	"gopkg.in/yaml.v3"
+)
+
+// Bounds of a problem's files: bytes of one, and how many.
+const (
+	maxFile  = 8 << 20
+	maxFiles = 1000
+)
+
+// readFile reads a regular file. It neither blocks on a pipe nor opens a device.
+// Errors go behind the file's name.
+func readFile(name string, most int64) ([]byte, error) {
+	info, err := os.Stat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errors.New("is not there; correct the path, or add the file")
+	}
+	if err == nil && !info.Mode().IsRegular() {
+		return nil, errors.New("is not a file; name a regular file")
+	}
+	var f *os.File
+	if err == nil {
+		f, err = os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot be read: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	// Another file may stand there by now.
+	if info, err = f.Stat(); err == nil && !info.Mode().IsRegular() {
+		return nil, errors.New("is not a file; name a regular file")
+	}
+	text, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err != nil {
+		return nil, fmt.Errorf("cannot be read: %w", err)
+	}
+	if int64(len(text)) > most {
+		return nil, fmt.Errorf("is over %d bytes; make it smaller", most)
+	}
+	return text, nil
+}
+
+// text reads a file that a line names, as Python's read_text does: what ends a
+// line is made \n.
+func (d *definition) text(line int, source string) string {
+	if filepath.IsAbs(source) || strings.Contains(source, "\x00") {
+		d.refuse(line, "source %s is not a relative path; write it as seen from this file's directory", quote(source))
+		return ""
+	}
+	if d.size > maxText {
+		return "" // which is said already
+	}
+	b, err := readFile(filepath.Join(d.t.Dir, source), maxFile)
+	if d.size += len(b); err == nil && d.size > maxText {
+		err = fmt.Errorf("brings the files to over %d bytes; make them smaller", maxText)
+	}
+	if err == nil && !utf8.Valid(b) {
+		err = errors.New("is not UTF-8 text; save it as UTF-8")
+	}
+	if err != nil {
+		d.refuse(line, "source %s %w", quote(source), err)
+		return ""
+	}
+	return strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(string(b))
+}
+
+// files reads what the job's directory will hold.
+func (d *definition) files(n *yaml.Node) {
+	const hint = `{"name": "eval.py", "source": "eval.py"}`
+	list := d.list(n, "files", hint)
+	if len(list) > maxFiles {
+		d.refuse(n.Line, "files has %d members and may have %d; write fewer", len(list), maxFiles)
+		return
+	}
+	for _, e := range list {
+		members, ok := d.group(e, "files", hint)
+		if !ok {
+			continue
+		}
+		var f file
+		source, line, nameLine := "", 0, 0
+		for _, m := range members {
+			switch m.key {
+			case "name":
+				f.name, _ = d.word(m, "name")
+				nameLine = m.line
+			case "source":
+				source, _ = d.word(m, "source")
+				line = m.line
+			}
+		}
+		if nameLine == 0 {
+			d.refuse(e.Line, "files: name is missing; write the file's name in the job's directory")
+		}
+		if line == 0 {
+			d.refuse(e.Line, "files: source is missing; write the path of the file, or %s", Submission)
+		}
+		if f.name != "" {
+			d.checkName(nameLine, f.name)
+		}
+		if source != "" && source != Submission {
+			f.text = d.text(line, source)
+		}
+		f.submission = source == Submission || f.text == Submission // as in kernelbot
+		if f.submission && d.t.Submission == "" {
+			d.t.Submission = f.name
+		}
+		d.t.files = append(d.t.files, f)
+	}
+	if d.t.Submission == "" && len(d.faults) == 0 {
+		d.refuse(n.Line, `files: none is the submission; write {"name": "submission.py", "source": "%s"}`, Submission)
+	}
+}
+
+// checkName refuses a name that does not lead to a file in the job's directory,
+// or leads to one that is there already.
+func (d *definition) checkName(line int, name string) {
+	control := func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 }
+	switch {
+	case !filepath.IsLocal(name) || slices.Contains(strings.Split(name, "/"), ".."):
+		d.refuse(line, "name %s leads out of the job's directory; write a name inside of it, such as %s", quote(name), quote(filepath.Base(name)))
+	case filepath.Clean(name) != name || name == "." || strings.ContainsFunc(name, control):
+		d.refuse(line, "name %s is not a file's name; write one such as %s", quote(name), quote(filepath.Base(name)))
+	case d.has(name):
+		d.refuse(line, "name %s stands for two files; give one of them another name", quote(name))
+	}
+}
+
+// has says whether the problem has a file of this name.
+func (d *definition) has(name string) bool {
+	return slices.ContainsFunc(d.t.files, func(f file) bool { return f.name == name })
+}

@@ -1,0 +1,170 @@
+package task
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// known refuses keys that nobody reads, which are mostly slips of the pen.
+func (d *definition) known(members []pair, prefix string, keys []string) {
+	for _, m := range members {
+		if slices.Contains(keys, m.key) || d.full() {
+			continue
+		}
+		text := "known here: " + strings.Join(keys, ", ")
+		if best := near(m.key, keys); best != "" {
+			text = "write " + quote(best)
+		}
+		d.refuse(m.line, "unknown key %s; %s", quote(prefix+m.key), text)
+	}
+}
+
+// resolved follows an alias for a look at what is there.
+func (d *definition) resolved(n *yaml.Node) *yaml.Node { return d.follow(n, 1) }
+
+// group returns the members of a mapping.
+func (d *definition) group(n *yaml.Node, what, hint string) ([]pair, bool) {
+	line := n.Line
+	if n = d.resolved(n); n == nil {
+		return nil, false
+	}
+	if n.Kind != yaml.MappingNode || tag(n) != "!!map" {
+		d.refuse(line, "%s: this is %s; write a group of keys such as %s", what, kind(n), hint)
+		return nil, false
+	}
+	return d.pairs(n, 1), true
+}
+
+// list returns the members of a sequence.
+func (d *definition) list(n *yaml.Node, what, hint string) []*yaml.Node {
+	line := n.Line
+	if n = d.resolved(n); n == nil {
+		return nil
+	}
+	if n.Kind != yaml.SequenceNode || tag(n) != "!!seq" {
+		d.refuse(line, "%s: this is %s; write a list with a dash before each member, such as - %s", what, kind(n), hint)
+		return nil
+	}
+	return n.Content
+}
+
+// words returns the members of a list of texts.
+func (d *definition) words(n *yaml.Node, what, hint string) []string {
+	var words []string
+	for _, e := range d.list(n, what, hint) {
+		if s, ok := d.word(pair{value: e}, what); ok {
+			words = append(words, s)
+		}
+	}
+	return words
+}
+
+// word returns a text that is not empty.
+func (d *definition) word(m pair, what string) (string, bool) {
+	n := d.resolved(m.value)
+	if n == nil {
+		return "", false
+	}
+	if n.Kind != yaml.ScalarNode || tag(n) != "!!str" {
+		text := "write a text"
+		if n.Kind == yaml.ScalarNode && n.Value != "" {
+			text = fmt.Sprintf("write it in quotes if it is a text: %q", n.Value)
+		}
+		d.refuse(m.value.Line, "%s is %s; %s", what, kind(n), text)
+		return "", false
+	}
+	if n.Value == "" {
+		d.refuse(m.value.Line, "%s is empty; write a text", what)
+	}
+	return n.Value, n.Value != ""
+}
+
+func isNull(n *yaml.Node) bool {
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	return n.Kind == yaml.ScalarNode && tag(n) == "!!null"
+}
+
+// shown is a value as an error shows it.
+func shown(v payload.Value) string {
+	switch v := v.(type) {
+	case nil:
+		return "empty"
+	case string:
+		return "the text " + quote(v)
+	}
+	text := payload.JSON(v)
+	if len(text) > 60 {
+		text = text[:60] + "…"
+	}
+	return text
+}
+
+// quote shows a text of the file in an error, shortened, without control
+// characters.
+func quote(s string) string {
+	if utf8.RuneCountInString(s) > 60 {
+		s = string([]rune(s)[:60]) + "…"
+	}
+	return strconv.Quote(s)
+}
+
+// kind names a node's type for people.
+func kind(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.SequenceNode:
+		return "a list"
+	case yaml.MappingNode:
+		return "a group of keys"
+	}
+	switch tag(n) {
+	case "!!null":
+		return "nothing"
+	case "!!str":
+		return "the text " + quote(n.Value)
+	}
+	return quote(n.Value)
+}
+
+// near is the word of a list that another was probably meant to be, or "".
+func near(word string, known []string) string {
+	best, distance := "", 3
+	for _, k := range known {
+		if n := edits(strings.ToLower(word), strings.ToLower(k)); n < distance && n < len(k) {
+			best, distance = k, n
+		}
+	}
+	return best
+}
+
+// edits counts the letters to add, remove or change (Levenshtein's distance).
+func edits(a, b string) int {
+	if len(a) > 64 || len(b) > 64 {
+		return 64
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := diagonal
+			if a[i] != b[j] {
+				change++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

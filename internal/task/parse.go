@@ -1,0 +1,223 @@
+package task
+
+import (
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// Keys of a task.yml; kernelbot refuses others.
+var (
+	topKeys = []string{
+		"benchmark_timeout", "benchmarks", "config", "description", "files", "gpus", "lang", "libraries", "multi_gpu",
+		"ranked_timeout", "ranking_by", "seed", "templates", "test_timeout", "tests", "validation",
+	}
+	pythonKeys = []string{"main"}
+	cudaKeys   = []string{"compile_flags", "defines", "include_dirs", "sources"}
+	templates  = []string{"CUDA", "Python", "Triton", "HIP", "CuteDSL"}
+)
+
+// Defaults of kernelbot.
+const defaultTimeout = payload.Int("180")
+
+// maxTimeout bounds a time limit in seconds. A day is far over what Buildkite
+// lets a job take here.
+const maxTimeout = 86400
+
+// definition reads a task.yml into a Task.
+type definition struct {
+	document
+	t    *Task
+	size int // bytes of all files that were read
+}
+
+// read takes the task from the root of its file.
+func (d *definition) read(root *yaml.Node) {
+	members, ok := d.group(root, "top level", "files:, lang: and config:")
+	if !ok {
+		return
+	}
+	d.known(members, "", topKeys)
+	at := map[string]pair{}
+	for _, m := range members {
+		at[m.key] = m
+	}
+	for _, key := range []string{"files", "lang", "config"} {
+		if _, ok := at[key]; !ok {
+			d.refuse(root.Line, "%s is missing; write it, as in the examples", key)
+		}
+	}
+	t := d.t
+	t.Lang = d.choice(at, "lang", "", Python, CUDA)
+	if m, ok := at["files"]; ok {
+		d.files(m.value)
+	}
+	if m, ok := at["config"]; ok {
+		d.config(m)
+	}
+	t.RankingBy = d.choice(at, "ranking_by", t.RankingBy, "last", "mean", "geom")
+	t.MultiGPU = d.flag(at, "multi_gpu")
+	tests, benchmarks := d.cases(at, "tests"), d.cases(at, "benchmarks")
+	t.Tests, t.Benchmarks = len(tests), len(benchmarks)
+	t.common.Set("benchmarks", benchmarks)
+	t.common.Set("tests", tests)
+	t.common.Set("test_timeout", d.timeout(at, "test_timeout", &t.TestTimeout))
+	t.common.Set("benchmark_timeout", d.timeout(at, "benchmark_timeout", &t.BenchmarkTimeout))
+	t.common.Set("ranked_timeout", d.timeout(at, "ranked_timeout", &t.RankedTimeout))
+	t.common.Set("ranking_by", t.RankingBy)
+	t.common.Set("seed", d.seed(at))
+	t.common.Set("multi_gpu", t.MultiGPU)
+	d.people(at)
+}
+
+// people reads what is not for the job.
+func (d *definition) people(at map[string]pair) {
+	given := func(key string) (pair, bool) {
+		m, ok := at[key]
+		return m, ok && !isNull(m.value)
+	}
+	if m, ok := given("description"); ok {
+		d.t.Description, _ = d.word(m, "description")
+	}
+	if m, ok := given("gpus"); ok {
+		d.t.GPUs = d.words(m.value, "gpus", "[B200, H100]")
+	}
+	if m, ok := given("libraries"); ok {
+		d.words(m.value, "libraries", "[cutlass]")
+	}
+	if m, ok := given("templates"); ok {
+		members, _ := d.group(m.value, "templates", "Python: submission.py")
+		d.known(members, "templates.", templates)
+		d.t.Templates = map[string]string{}
+		for _, e := range members {
+			if source, ok := d.word(e, "templates."+e.key); ok {
+				d.t.Templates[e.key] = d.text(e.line, source)
+			}
+		}
+	}
+	if m, ok := given("validation"); ok {
+		members, _ := d.group(m.value, "validation", "version: and script:")
+		d.known(members, "validation.", []string{"script", "version"})
+		for _, e := range members {
+			if s, ok := d.word(e, "validation."+e.key); ok && e.key == "script" {
+				d.text(e.line, s)
+			}
+		}
+	}
+}
+
+// config reads the part of the language.
+func (d *definition) config(m pair) {
+	hint := map[string]string{Python: "main: eval.py", CUDA: "sources: [eval.cu]"}[d.t.Lang]
+	if hint == "" {
+		return // what belongs here is not known, and lang is refused already
+	}
+	members, ok := d.group(m.value, "config", hint)
+	if !ok {
+		return
+	}
+	keys := pythonKeys
+	if d.t.Lang == CUDA {
+		keys = cudaKeys
+		d.t.config = []pairValue{{"defines", &payload.Object{}}, {"compile_flags", []payload.Value{}}, {"include_dirs", []payload.Value{}}}
+	}
+	d.known(members, "config.", keys)
+	needed, _, _ := strings.Cut(hint, ":")
+	if !slices.ContainsFunc(members, func(e pair) bool { return e.key == needed }) {
+		d.refuse(m.line, "config: %s is missing, which lang %s needs; write %s", needed, d.t.Lang, hint)
+	}
+	for _, e := range members {
+		if !slices.Contains(keys, e.key) {
+			continue
+		}
+		switch e.key {
+		case "main":
+			if name, ok := d.word(e, "config.main"); ok {
+				d.isFile(e.value.Line, "config.main", name)
+				d.t.config = []pairValue{{"main", name}}
+			}
+		case "sources":
+			list := d.list(e.value, "config.sources", "[eval.cu]")
+			for _, n := range list {
+				if name, ok := d.word(pair{value: n}, "config.sources"); ok {
+					d.isFile(n.Line, "config.sources", name)
+					d.t.compiled = append(d.t.compiled, name)
+				}
+			}
+			if len(list) == 0 && len(d.faults) == 0 {
+				d.refuse(e.line, "config.sources is empty; write the files to compile, such as [eval.cu]")
+			}
+		case "defines":
+			d.set(e.key, d.defines(e.value))
+		default:
+			list := []payload.Value{}
+			for _, w := range d.words(e.value, "config."+e.key, map[string]string{"compile_flags": "[-lineinfo]", "include_dirs": "[include]"}[e.key]) {
+				list = append(list, w)
+			}
+			d.set(e.key, list)
+		}
+	}
+}
+
+func (d *definition) set(key string, v payload.Value) {
+	for i := range d.t.config {
+		if d.t.config[i].key == key {
+			d.t.config[i].value = v
+		}
+	}
+}
+
+func (d *definition) isFile(line int, key, name string) {
+	if d.has(name) || len(d.t.files) == 0 || d.full() {
+		return
+	}
+	var names []string
+	for _, f := range d.t.files {
+		names = append(names, f.name)
+	}
+	text := "add it there, or write the name of one"
+	if best := near(name, names); best != "" {
+		text = "write " + quote(best)
+	}
+	d.refuse(line, "%s: %s is not among the files; %s", key, quote(name), text)
+}
+
+func (d *definition) defines(n *yaml.Node) payload.Value {
+	v := d.value(n, 1)
+	o, ok := v.(*payload.Object)
+	if !ok {
+		d.refuse(n.Line, "config.defines is %s; write a group of keys such as NAME: value", shown(v))
+	}
+	for name, v := range o.All() {
+		switch v.(type) {
+		case []payload.Value, *payload.Object:
+			d.refuse(n.Line, "config.defines: %s is %s; write a text or a number", quote(name), shown(v))
+		}
+	}
+	return o
+}
+
+// cases reads tests or benchmarks.
+func (d *definition) cases(at map[string]pair, key string) []payload.Value {
+	list := []payload.Value{}
+	m, ok := at[key]
+	if !ok {
+		return list
+	}
+	for _, n := range d.list(m.value, key, "{size: 1024, seed: 1}") {
+		faults := len(d.faults)
+		v := d.value(n, 2)
+		o, ok := v.(*payload.Object)
+		if !ok && len(d.faults) == faults {
+			d.refuse(n.Line, "%s: this is %s; write a group of keys such as {size: 1024, seed: 1}", key, shown(v))
+		}
+		if _, there := o.Get("world_size"); ok && d.t.MultiGPU && !there {
+			d.refuse(n.Line, "%s: world_size is missing, which a multi_gpu task needs everywhere; write the number of GPUs", key)
+		}
+		list = append(list, v)
+	}
+	return list
+}

@@ -1,0 +1,149 @@
+// Package task reads a problem of kernelbot's: a directory with a task.yml and
+// the files that it names. Out of that and a submission it makes the payload that
+// kernelbot's build_task_config makes, key for key and in the same order.
+package task
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// FileName is the file that describes a problem, in the problem's directory.
+const FileName = "task.yml"
+
+// Submission is the source of the file that is the submission.
+const Submission = "@SUBMISSION@"
+
+// Languages of a problem.
+const (
+	Python = "py"
+	CUDA   = "cu"
+)
+
+// Modes are what a payload can ask for.
+var Modes = []string{"test", "benchmark", "leaderboard", "private", "profile"}
+
+// Task is a problem.
+type Task struct {
+	Dir         string            // of task.yml
+	Lang        string            // Python or CUDA
+	Description string            // for people; may have many lines
+	Templates   map[string]string // texts to start a submission from, by language: CUDA, Python, Triton, HIP, CuteDSL
+	GPUs        []string          // kinds of GPU that the problem is for; empty if it does not say
+	Tests       int               // how many there are
+	Benchmarks  int
+	RankingBy   string // last, mean or geom
+	MultiGPU    bool
+	Submission  string // the name of the submission's file
+
+	// How long one evaluation of a kind may take.
+	TestTimeout, BenchmarkTimeout, RankedTimeout time.Duration
+
+	files    []file
+	config   []pairValue    // the language's part of a payload, but for the files
+	common   payload.Object // the rest, but for arch and mode
+	compiled []string       // cu: names of the files that are compiled
+}
+
+// file is a file of the job's directory.
+type file struct {
+	name, text string
+	submission bool
+}
+
+type pairValue struct {
+	key   string
+	value payload.Value
+}
+
+// Read reads the problem in a directory, or of a task.yml. Every fault of task.yml
+// is in the error, with its line and what to write instead. A file's source may
+// lie outside of the directory, as problems share files, so a task.yml of somebody
+// else can name any text file that this process can read.
+func Read(path string) (*Task, error) {
+	name := filepath.Clean(path)
+	info, err := os.Stat(name)
+	if err == nil && info.IsDir() {
+		name = filepath.Join(name, FileName)
+		_, err = os.Stat(name)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s is not there; name a directory that has a %s", name, FileName)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read task: %w", err)
+	}
+	text, err := readFile(name, maxYAML)
+	if err != nil {
+		return nil, fmt.Errorf("%s %w", name, err)
+	}
+	d := &definition{document: document{name: name}, t: &Task{Dir: filepath.Dir(name), RankingBy: "last"}}
+	if root := d.parse(text); root != nil {
+		d.read(root)
+	}
+	if err := d.err(); err != nil {
+		return nil, err
+	}
+	return d.t, nil
+}
+
+// Config makes the payload's JSON text for a submission. arch is the GPU's
+// architecture as nvcc names it, without sm_ (90a); "" is sent as null, which is
+// what there is for a GPU that is not NVIDIA's.
+func (t *Task) Config(submission, arch, mode string) (string, error) {
+	switch {
+	case !slices.Contains(Modes, mode):
+		return "", fmt.Errorf("%s is no mode; write %s", quote(mode), strings.Join(Modes, ", "))
+	case !utf8.ValidString(submission):
+		return "", errors.New("the submission is not UTF-8; save it as UTF-8")
+	case t.Benchmarks == 0 && t.RankingBy == "last" && mode != "test" && mode != "profile":
+		return "", fmt.Errorf("%s has no benchmarks, which mode %s needs; write one there, or use mode test", filepath.Join(t.Dir, FileName), mode)
+	}
+	sources, headers := &payload.Object{}, &payload.Object{}
+	for _, f := range t.files {
+		to := sources
+		if t.Lang == CUDA && !slices.Contains(t.compiled, f.name) {
+			to = headers
+		}
+		if f.submission {
+			f.text = submission
+		}
+		to.Set(f.name, f.text)
+	}
+	o := &payload.Object{}
+	if t.Lang == CUDA {
+		o.Set("sources", sources)
+		o.Set("headers", headers)
+	}
+	for _, p := range t.config {
+		o.Set(p.key, p.value)
+	}
+	if t.Lang == Python {
+		o.Set("sources", sources)
+	}
+	o.Set("lang", t.Lang)
+	o.Set("arch", nil)
+	if arch != "" {
+		o.Set("arch", arch)
+	}
+	for k, v := range t.common.All() {
+		o.Set(k, v)
+		if k == "tests" {
+			o.Set("mode", mode)
+		}
+	}
+	doc := payload.JSON(o)
+	if most := maxText; len(doc) > most {
+		return "", fmt.Errorf("the payload is %d bytes of JSON and may have %d; send a smaller submission", len(doc), most)
+	}
+	return doc, nil
+}

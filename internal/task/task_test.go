@@ -1,0 +1,213 @@
+package task
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// problem writes a problem's files to a directory of their own.
+func problem(t *testing.T, archive string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, f := range txtar.Parse([]byte(archive)).Files {
+		name := filepath.Join(dir, f.Name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, f.Data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+const pythonTask = `
+-- eval.py --
+import submission
+-- sum/task.yml --
+files:
+  - {"name": "submission.py", "source": "@SUBMISSION@"}
+  - {"name": "eval.py", "source": "../eval.py"}
+lang: py
+description: |
+  Adds.
+config: {main: eval.py}
+templates: {Python: start.py, Triton: start.py}
+tests:
+  - {"size": 12345678901234567890, "seed": 010, "a": 1.50, b: [1, x, ~], "on": on}
+  - &t {z: 1:30, a: 1e3}
+benchmarks: [{<<: *t, a: -.inf, m: 2}]
+test_timeout: 1:30
+ranked_timeout: 0.5
+gpus: [B200, H100]
+libraries: []
+-- sum/start.py --
+pass
+`
+
+func TestPython(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(problem(t, pythonTask), "sum")
+	if err := os.WriteFile(filepath.Join(dir, "../eval.py"), []byte("a\r\nb\rc\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := p.Config("x = \"é\"\r\n", "", "leaderboard")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"main":"eval.py","sources":{"submission.py":"x = \"é\"\u000d\n","eval.py":"a\nb\nc\n"},"lang":"py","arch":null,` +
+		`"benchmarks":[{"z":90,"a":-Infinity,"m":2}],` +
+		`"tests":[{"size":12345678901234567890,"seed":8,"a":1.5,"b":[1,"x",null],"on":true},{"z":90,"a":"1e3"}],` +
+		`"mode":"leaderboard","test_timeout":90,"benchmark_timeout":180,"ranked_timeout":0.5,"ranking_by":"last","seed":null,"multi_gpu":false}`
+	if d := cmp.Diff(want, doc); d != "" {
+		t.Error(d)
+	}
+	got := *p
+	got.files, got.config, got.common, got.compiled = nil, nil, payload.Object{}, nil
+	if d := cmp.Diff(Task{
+		Dir: dir, Lang: Python, Description: "Adds.\n", Templates: map[string]string{"Python": "pass\n", "Triton": "pass\n"}, GPUs: []string{"B200", "H100"},
+		Tests: 2, Benchmarks: 1, RankingBy: "last", Submission: "submission.py",
+		TestTimeout: 90 * time.Second, BenchmarkTimeout: 3 * time.Minute, RankedTimeout: 500 * time.Millisecond,
+	}, got, cmp.AllowUnexported(payload.Object{}), cmp.FilterPath(func(p cmp.Path) bool {
+		switch p.Last().String() {
+		case ".files", ".config", ".common", ".compiled":
+			return true
+		}
+		return false
+	}, cmp.Ignore())); d != "" {
+		t.Error(d)
+	}
+	if again, err := Read(filepath.Join(dir, FileName)); err != nil || again.Dir != dir {
+		t.Errorf("by its file: %+v, %v", again, err)
+	}
+}
+
+func TestCUDA(t *testing.T) {
+	t.Parallel()
+	p, err := Read(problem(t, `
+-- task.yml --
+lang: cu
+files:
+  - {name: b.h, source: b.h}
+  - {name: main.cu, source: main.cu}
+  - {name: sub.cu, source: "@SUBMISSION@"}
+  - {name: a.h, source: a.h}
+config:
+  sources: [sub.cu, main.cu]
+  defines: {N: 3, CHECKED: , S: x}
+  compile_flags: [-lineinfo]
+tests: [{}]
+seed: 7
+multi_gpu: no
+ranking_by: geom
+-- a.h --
+-- b.h --
+1
+-- main.cu --
+2
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := p.Config("3", "90a", "benchmark")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"sources":{"main.cu":"2\n","sub.cu":"3"},"headers":{"b.h":"1\n","a.h":""},"defines":{"N":3,"CHECKED":null,"S":"x"},"compile_flags":["-lineinfo"],"include_dirs":[],` +
+		`"lang":"cu","arch":"90a","benchmarks":[],"tests":[{}],"mode":"benchmark","test_timeout":180,"benchmark_timeout":180,"ranked_timeout":180,"ranking_by":"geom","seed":7,"multi_gpu":false}`
+	if d := cmp.Diff(want, doc); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestConfigRefuses(t *testing.T) {
+	t.Parallel()
+	p, err := Read(problem(t, `
+-- task.yml --
+lang: py
+files: [{name: a.py, source: "@SUBMISSION@"}]
+config: {main: a.py}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, c := range map[string][2]string{
+		`"script" is no mode; write test, benchmark, leaderboard, private, profile`:          {"", "script"},
+		"the submission is not UTF-8; save it as UTF-8":                                      {"\xff", "test"},
+		p.Dir + "/task.yml has no benchmarks, which mode private needs; write one there, or": {"", "private"},
+		"bytes of JSON and may have 16777216; send a smaller submission":                     {strings.Repeat("\x01", 3<<20), "test"},
+	} {
+		if doc, err := p.Config(c[0], "", c[1]); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %.40q, %v; want %q", doc, err, want)
+		}
+	}
+}
+
+// TestFaults gives files with many faults. Each is named, in the order of lines.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("testdata/faults/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no cases: ", err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			t.Parallel()
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := problem(t, string(text))
+			want, err := os.ReadFile(filepath.Join(dir, "errors"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for name, bytes := range map[string]string{"latin1.py": "\xe9", "large.py": strings.Repeat(" ", maxFile+1), "half.py": strings.Repeat(" ", maxFile)} {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(bytes), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_, err = Read(dir)
+			if err == nil {
+				t.Fatal("was accepted")
+			}
+			if d := cmp.Diff(string(want), strings.ReplaceAll(err.Error(), dir+"/", "")+"\n"); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "odd", FileName), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		dir:                        dir + "/task.yml is not there; name a directory that has a task.yml",
+		filepath.Join(dir, "none"): dir + "/none is not there; name a directory that has a task.yml",
+		filepath.Join(dir, "odd"):  dir + "/odd/task.yml is not a file; name a regular file",
+		os.DevNull:                 os.DevNull + " is not a file; name a regular file",
+	} {
+		if _, err := Read(path); err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
