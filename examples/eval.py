@@ -1,0 +1,185 @@
+"""The program of the examples in Python: it tests and times
+submission.custom_kernel, called as `python3 eval.py MODE CASES`.
+
+Each case runs in a process of its own, so that nothing is left of the case before
+and a crash spoils one case. That process has no way to the report. It does hold the
+check together with the submission: whoever takes Python apart from the inside can
+fool it, as in every evaluation within one process.
+
+A problem's reference.py has
+    make(seed, **case)    the input of a case, the same for the same seed
+    refill(data, fresh)   puts another input in the place of one
+    check(data, output)   "", or what is wrong and where
+    measure(kernel, data) the output and the nanoseconds of one call
+    profile(kernel, data) one call, marked for the profiler (may be missing)
+"""
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+
+PIPE_FAILED, VALIDATE_FAIL, TEST_SPEC, USAGE = 111, 112, 113, 2
+PART = re.compile(r"\s*([A-Za-z_]+):\s*([A-Za-z]+|[+-]?[0-9]+)\s*")
+MIN_RUNS, MAX_RUNS = 3, 100
+ENOUGH = 0.001  # of the mean: the error from which on more calls tell nothing
+MAX_SECONDS = 10
+
+
+def read_cases(path):
+    cases = []
+    with open(path, encoding="utf-8") as f:
+        for line in f.read().splitlines():
+            case = {}
+            for part in line.split(";"):
+                match = PART.fullmatch(part)
+                if not match:
+                    print(f"cannot read {part!r} of the test {line!r}; write name: number, or name: word", file=sys.stderr)
+                    sys.exit(TEST_SPEC)
+                key, value = match.groups()
+                case[key] = value if value.isalpha() else int(value)
+            cases.append((line, case))
+    return cases
+
+
+def one_line(text):
+    return " ".join(str(text).split())[:500]
+
+
+def statistics(times):
+    n, mean = len(times), sum(times) / len(times)
+    std = math.sqrt(sum((t - mean) ** 2 for t in times) / (n - 1)) if n > 1 else 0.0
+    return {"runs": n, "mean": mean, "std": std, "err": std / math.sqrt(n), "best": min(times), "worst": max(times)}
+
+
+def work(job):
+    """Runs one case, in a process of its own, and returns what came of it."""
+    import reference
+
+    # Taken before the submission can put something else in their places.
+    make, refill, check, measure = reference.make, reference.refill, reference.check, reference.measure
+    profile, clock = getattr(reference, "profile", measure), time.monotonic
+    case, secret = dict(job["case"]), job["secret"]
+    base = case.pop("seed", 0)
+
+    def seed(call):
+        return random.Random(f"{base}/{secret}/{call}").getrandbits(62)
+
+    from submission import custom_kernel
+
+    data = make(seed(0), **case)
+    if job["mode"] == "profile":
+        profile(custom_kernel, data)
+        return {}
+    begin, times, call = clock(), [], 0
+    while True:
+        if call > 0:
+            # New values where the old ones were: an answer that is remembered
+            # for an address, a size or the call before is wrong.
+            refill(data, make(seed(call), **case))
+        output, nanoseconds = measure(custom_kernel, data)
+        # The input is made again, as the submission could write to its own.
+        error = check(make(seed(call), **case), output)
+        if error:
+            return {"error": error if call == 0 else f"call {call + 1} of the same case: {error}"}
+        if job["mode"] == "test":
+            return {}
+        if call > 0:  # the first one warms up
+            times.append(nanoseconds)
+        call += 1
+        if len(times) < MIN_RUNS:
+            continue
+        result = statistics(times)
+        if result["err"] < ENOUGH * result["mean"] or len(times) == MAX_RUNS or clock() - begin > MAX_SECONDS:
+            return {"times": result}
+
+
+def worker(fd):
+    # Other programs that the submission starts do not inherit it.
+    os.set_inheritable(fd, False)
+    job = json.load(sys.stdin)
+    try:
+        result = work(job)
+    except Exception as e:  # the submission's, mostly
+        import traceback
+
+        traceback.print_exc()
+        result = {"error": f"{type(e).__name__}: {one_line(e)}"}
+    sys.stdout.flush()
+    with os.fdopen(fd, "w", encoding="utf-8") as out:
+        out.write(json.dumps(result) + "\n")
+
+
+def run(job):
+    """Runs one case and returns its result, whatever happens to the process."""
+    read, write = os.pipe()
+    env = {k: v for k, v in os.environ.items() if not k.startswith("POPCORN_")}
+    child = subprocess.Popen([sys.executable, os.path.abspath(__file__), "worker", str(write)], stdin=subprocess.PIPE, pass_fds=[write], env=env)
+    os.close(write)
+    with os.fdopen(read, "rb") as answer:
+        try:
+            with child.stdin:
+                child.stdin.write(json.dumps(job).encode())
+        except BrokenPipeError:
+            pass
+        line = answer.readline(1 << 20)
+    code = child.wait()
+    try:
+        result = json.loads(line)
+        if isinstance(result, dict):
+            return result
+    except ValueError:
+        pass
+    if line:
+        return {"error": "the submission wrote into the evaluation's pipe"}
+    return {"error": f"the submission ended its process with exit code {code}"}
+
+
+def main():
+    if len(sys.argv) != 3 or sys.argv[1] not in ("test", "benchmark", "leaderboard", "profile"):
+        return USAGE
+    mode = sys.argv[1]
+    try:
+        fd = int(os.environ["POPCORN_FD"])
+        os.set_inheritable(fd, False)
+        report = os.fdopen(fd, "w", encoding="utf-8")
+    except (KeyError, ValueError, OSError):
+        return PIPE_FAILED
+
+    def say(key, value):
+        print(f"{key}: {value}", file=report, flush=True)
+
+    cases = read_cases(sys.argv[2])
+    kind, passed = "test" if mode == "test" else "benchmark", True
+    say(f"{kind}-count", len(cases))
+    for i, (spec, case) in enumerate(cases):
+        say(f"{kind}.{i}.spec", spec)
+        result = run({"mode": mode, "case": case, "secret": os.environ.get("POPCORN_SEED", "")})
+        times = result.get("times")
+        if mode == "benchmark" or mode == "leaderboard":
+            if not isinstance(times, dict) and "error" not in result:
+                result["error"] = "the submission's process reported no times"
+        if "error" in result:
+            passed = False
+            say(f"{kind}.{i}.status", "fail")
+            say(f"{kind}.{i}.error", one_line(result["error"]))
+            continue
+        if mode == "test":
+            say(f"test.{i}.status", "pass")
+        elif mode == "profile":
+            say(f"benchmark.{i}.report", "")
+        else:
+            for key in ("runs", "mean", "std", "err", "best", "worst"):
+                say(f"benchmark.{i}.{key}", float(times[key]) if key != "runs" else int(times[key]))
+    say("check", "pass" if passed else "fail")
+    return 0 if passed else VALIDATE_FAIL
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3 and sys.argv[1] == "worker":
+        worker(int(sys.argv[2]))
+    else:
+        sys.exit(main())

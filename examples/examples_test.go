@@ -1,0 +1,318 @@
+// Package examples_test evaluates the examples with the runner's engine: the right
+// submissions have to pass, the wrong and the cheating ones must not.
+package examples_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/task"
+)
+
+// TestMain lets the test binary stand in for `kbnode runner`, which takes over
+// the process that it runs in.
+func TestMain(m *testing.M) {
+	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
+		os.Exit(runner.Main(context.Background(), runner.Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}))
+	}
+	os.Exit(m.Run())
+}
+
+// problems are the examples with their languages.
+var problems = map[string]string{"prefix_python": "py", "vectoradd_triton": "py", "vectoradd_cuda_inline": "py", "identity_cuda": "cu"}
+
+// TestRead makes payloads of every submission.
+func TestRead(t *testing.T) {
+	t.Parallel()
+	for dir, lang := range problems {
+		p, err := task.Read(dir)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		ext := filepath.Ext(p.Submission)
+		if p.Lang != lang || p.Tests < 2 || p.Benchmarks < 2 || len(p.Templates) == 0 || p.Description == "" || p.Submission != "submission"+ext {
+			t.Errorf("%s: %+v", dir, p)
+		}
+		for _, name := range []string{"submission", "wrong", "cheat"} {
+			text := read(t, filepath.Join(dir, name+ext))
+			for _, mode := range task.Modes {
+				doc, err := p.Config(text, "90a", mode)
+				if err != nil {
+					t.Errorf("%s: %v", dir, err)
+					continue
+				}
+				o, err := payload.ParseObject(doc, payload.Limits{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				sources, _ := o.Get("sources")
+				if got, _ := sources.(*payload.Object).Get(p.Submission); got != text {
+					t.Errorf("%s: %s is not among the sources", dir, name)
+				}
+			}
+		}
+	}
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// verdict is what a consumer reads of a result.
+type verdict struct {
+	Success bool
+	Error   string
+	Runs    map[string]struct {
+		Compilation *struct {
+			Success        bool
+			Stdout, Stderr string
+		}
+		Run *struct {
+			Success, Passed bool
+			Stderr          string
+			ExitCode        int `json:"exit_code"`
+			Result          map[string]string
+		}
+	}
+}
+
+// evaluate runs a submission in a directory of its own.
+func evaluate(t *testing.T, p *task.Task, submission, mode string) *verdict {
+	t.Helper()
+	doc, err := p.Config(submission, "", mode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tools, err := filepath.Abs("testdata") // a stand-in for nvcc
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Dir = t.TempDir()
+	cmd.Env = append(os.Environ(), "KBNODE_TEST_RUNNER=1", "GORACE=atexit_sleep_ms=0", "BUILDKITE=", "PATH="+tools+":"+os.Getenv("PATH"), payload.Var+"="+payload.Encode([]byte(doc)))
+	out, err := cmd.CombinedOutput()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	var v verdict
+	text, err := os.ReadFile(filepath.Join(cmd.Dir, runner.ResultFile))
+	if err == nil {
+		err = json.NewDecoder(bytes.NewReader(text)).Decode(&v)
+	}
+	if err != nil || !v.Success {
+		t.Fatalf("%v, %s\n%s", err, v.Error, out)
+	}
+	return &v
+}
+
+// outcome says of each run, in the order of a job's, whether it passed.
+func (v *verdict) outcome() string {
+	var words []string
+	for _, name := range []string{"test", "benchmark", "leaderboard"} {
+		r, ok := v.Runs[name]
+		switch {
+		case !ok:
+		case r.Run == nil:
+			words = append(words, name+" does not compile: "+r.Compilation.Stderr)
+		case r.Run.Passed && r.Run.ExitCode == 0:
+			words = append(words, name+" passed")
+		case !r.Run.Passed && r.Run.ExitCode == 112:
+			words = append(words, name+" failed")
+		default:
+			words = append(words, name+" broke: "+r.Run.Stderr)
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// errors lists what the cases report, in the order of keys.
+func (v *verdict) errors() string {
+	var texts []string
+	for _, r := range v.Runs {
+		for key, text := range r.Run.Result {
+			if strings.HasSuffix(key, ".error") {
+				texts = append(texts, key+": "+text)
+			}
+		}
+	}
+	slices.Sort(texts)
+	return strings.Join(texts, "\n")
+}
+
+// expected is how a submission fares: the outcome by mode, and a part of the
+// errors in mode leaderboard.
+type expected struct {
+	test, benchmark, leaderboard string
+	where                        string
+}
+
+var (
+	passes = expected{"test passed", "benchmark passed", "test passed, benchmark passed, leaderboard passed", ""}
+	fails  = func(where string) expected {
+		return expected{"test failed", "benchmark failed", "test failed", where}
+	}
+	// These do nothing that a test of one call could see.
+	caught = func(where string) expected {
+		return expected{"test passed", "benchmark failed", "test passed, benchmark failed", where}
+	}
+)
+
+func TestPrefixPython(t *testing.T) {
+	t.Parallel()
+	if err := exec.Command("python3", "-c", "").Run(); err != nil {
+		t.Skip("python3 cannot be run: ", err)
+	}
+	p, err := task.Read("prefix_python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare(t, p, map[string]expected{
+		"submission.py":  passes,
+		"wrong.py":       fails("test.2.error: output["),
+		"cheat.py":       caught("benchmark.0.error: call 2 of the same case: output[0] is "),
+		"cheat_equal.py": fails("test.0.error: output[0] is a Any, not an int"),
+		"cheat_input.py": fails("test.0.error: output[0] is 0 instead of "),
+	})
+}
+
+// TestPrefixPythonBreaks gives submissions that end in other ways than with an
+// answer. The other cases are told all the same.
+func TestPrefixPythonBreaks(t *testing.T) {
+	t.Parallel()
+	if err := exec.Command("python3", "-c", "").Run(); err != nil {
+		t.Skip("python3 cannot be run: ", err)
+	}
+	p, err := task.Read("prefix_python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{
+		"def custom_kernel(data):\n  raise ValueError('no\\nway')\n":              "ValueError: no way",
+		"def custom_kernel(data):\n  import os; os.kill(os.getpid(), 11)\n":       "the submission ended its process with exit code -11",
+		"def custom_kernel(data):\n  raise SystemExit\n":                          "the submission ended its process with exit code 0",
+		"def custom_kernel(data):\n  return data[:-1]\n":                          "the output has 0 numbers; 1 are wanted",
+		"import nothing_here\n":                                                   "ModuleNotFoundError: No module named 'nothing_here'",
+		"pass\n":                                                                  "ImportError: cannot import name 'custom_kernel'",
+		"import os\nos.write(int(os.environ['POPCORN_FD']), b'check: pass\\n')\n": "KeyError: 'POPCORN_FD'",
+		"import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'check: pass\\n')\n  except OSError: pass\n": "the submission wrote into the evaluation's pipe",
+	} {
+		v := evaluate(t, p, text, "test")
+		r := v.Runs["test"].Run
+		if r.Passed || r.ExitCode != 112 || !strings.HasPrefix(r.Result["test.0.error"], want) || r.Result["test-count"] != "4" || r.Result["check"] != "fail" {
+			t.Errorf("%q: exit code %d, %v", text, r.ExitCode, r.Result)
+		}
+	}
+}
+
+// TestSeed holds the evaluation to other data for another seed.
+func TestSeed(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, seed := range []string{"", "seed: 1\n", "seed: 2\n", "seed: 2\n"} {
+		dir := t.TempDir()
+		for from, to := range map[string]string{"eval.py": "eval.py", "prefix_python/reference.py": "p/reference.py", "prefix_python/task.yml": "p/task.yml", "prefix_python/submission.py": "p/submission.py"} {
+			text := read(t, from)
+			if filepath.Ext(to) == ".yml" {
+				text += seed
+			}
+			write(t, filepath.Join(dir, to), text)
+		}
+		p, err := task.Read(filepath.Join(dir, "p"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := evaluate(t, p, "def custom_kernel(data):\n  raise ValueError(data)\n", "test")
+		seen[v.Runs["test"].Run.Result["test.0.error"]] = true
+	}
+	if len(seen) != 3 {
+		t.Errorf("data of no seed, two, and one of these again: %v", seen)
+	}
+}
+
+// TestIdentityCUDA runs the example in CUDA on the CPU: a stand-in for nvcc makes
+// C++ of it, so this says nothing of the real compiler and of a GPU.
+func TestIdentityCUDA(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("g++"); err != nil {
+		t.Skip("no g++")
+	}
+	dir := filepath.Join(t.TempDir(), "p")
+	for _, name := range []string{"task.yml", "task.h", "eval.cu", "submission.cu"} {
+		text := read(t, filepath.Join("identity_cuda", name))
+		write(t, filepath.Join(dir, name), strings.NewReplacer("1000003", "20003", "1048583", "10007", "33554467", "30011").Replace(text))
+	}
+	p, err := task.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare(t, p, map[string]expected{
+		"submission.cu": passes,
+		"wrong.cu":      fails("test.2.error: 35 of 20003 values are wrong; the first is out[19968] = "),
+		"cheat.cu":      caught("benchmark.0.error: call 2 of the same case: 30011 of 30011 values are wrong; the first is out[0] = "),
+	})
+}
+
+func write(t *testing.T, name, text string) {
+	t.Helper()
+	err := os.MkdirAll(filepath.Dir(name), 0o755)
+	if err = errors.Join(err, os.WriteFile(name, []byte(text), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func compare(t *testing.T, p *task.Task, want map[string]expected) {
+	t.Helper()
+	for name, want := range want {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			where := "prefix_python"
+			if p.Lang == task.CUDA {
+				where = "identity_cuda"
+			}
+			text := read(t, filepath.Join(where, name))
+			board := evaluate(t, p, text, "leaderboard")
+			got := expected{leaderboard: board.outcome(), where: want.where}
+			if p.Lang == task.CUDA { // compiling takes long, and mode leaderboard has both others in it
+				got.test, got.benchmark = want.test, want.benchmark
+			} else {
+				got.test, got.benchmark = evaluate(t, p, text, "test").outcome(), evaluate(t, p, text, "benchmark").outcome()
+			}
+			if d := cmp.Diff(want, got, cmp.AllowUnexported(expected{})); d != "" {
+				t.Error(d)
+			}
+			if reported := board.errors(); !strings.Contains(reported, want.where) || (want.where == "") != (reported == "") {
+				t.Errorf("reported is %q; want %q", reported, want.where)
+			}
+			if want.where != "" {
+				return
+			}
+			for _, key := range []string{"mean", "std", "err", "best", "worst", "runs"} {
+				if v := board.Runs["leaderboard"].Run.Result["benchmark.0."+key]; v == "" {
+					t.Errorf("the leaderboard has no %s: %v", key, board.Runs["leaderboard"].Run.Result)
+				}
+			}
+		})
+	}
+}
