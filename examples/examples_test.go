@@ -105,13 +105,14 @@ func evaluate(t *testing.T, p *task.Task, submission, mode string) *verdict {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tools, err := filepath.Abs("testdata") // a stand-in for nvcc
+	tools, err := filepath.Abs("testdata") // stand-ins for nvcc, torch and Triton
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), self)
 	cmd.Dir = t.TempDir()
-	cmd.Env = append(os.Environ(), "KBNODE_TEST_RUNNER=1", "GORACE=atexit_sleep_ms=0", "BUILDKITE=", "PATH="+tools+":"+os.Getenv("PATH"), payload.Var+"="+payload.Encode([]byte(doc)))
+	cmd.Env = append(os.Environ(), "KBNODE_TEST_RUNNER=1", "GORACE=atexit_sleep_ms=0", "BUILDKITE=", "PATH="+tools+":"+os.Getenv("PATH"),
+		"PYTHONPATH="+filepath.Join(tools, "gpu"), "PYTHONDONTWRITEBYTECODE=1", payload.Var+"="+payload.Encode([]byte(doc)))
 	out, err := cmd.CombinedOutput()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
@@ -188,7 +189,7 @@ func TestPrefixPython(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	compare(t, p, map[string]expected{
+	compare(t, p, "prefix_python", map[string]expected{
 		"submission.py":  passes,
 		"wrong.py":       fails("test.2.error: output["),
 		"cheat.py":       caught("benchmark.0.error: call 2 of the same case: output[0] is "),
@@ -231,18 +232,7 @@ func TestSeed(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
 	for _, seed := range []string{"", "seed: 1\n", "seed: 2\n", "seed: 2\n"} {
-		dir := t.TempDir()
-		for from, to := range map[string]string{"eval.py": "eval.py", "prefix_python/reference.py": "p/reference.py", "prefix_python/task.yml": "p/task.yml", "prefix_python/submission.py": "p/submission.py"} {
-			text := read(t, from)
-			if filepath.Ext(to) == ".yml" {
-				text += seed
-			}
-			write(t, filepath.Join(dir, to), text)
-		}
-		p, err := task.Read(filepath.Join(dir, "p"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := shrunk(t, "prefix_python", "test_timeout:", seed+"test_timeout:")
 		v := evaluate(t, p, "def custom_kernel(data):\n  raise ValueError(data)\n", "test")
 		seen[v.Runs["test"].Run.Result["test.0.error"]] = true
 	}
@@ -258,20 +248,54 @@ func TestIdentityCUDA(t *testing.T) {
 	if _, err := exec.LookPath("g++"); err != nil {
 		t.Skip("no g++")
 	}
-	dir := filepath.Join(t.TempDir(), "p")
-	for _, name := range []string{"task.yml", "task.h", "eval.cu", "submission.cu"} {
-		text := read(t, filepath.Join("identity_cuda", name))
-		write(t, filepath.Join(dir, name), strings.NewReplacer("1000003", "20003", "1048583", "10007", "33554467", "30011").Replace(text))
-	}
-	p, err := task.Read(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	compare(t, p, map[string]expected{
+	p := shrunk(t, "identity_cuda", "1000003", "20003", "1048583", "10007", "33554467", "30011")
+	compare(t, p, "identity_cuda", map[string]expected{
 		"submission.cu": passes,
 		"wrong.cu":      fails("test.2.error: 35 of 20003 values are wrong; the first is out[19968] = "),
 		"cheat.cu":      caught("benchmark.0.error: call 2 of the same case: 30011 of 30011 values are wrong; the first is out[0] = "),
 	})
+}
+
+// TestVectorAdd runs the examples for torch with stand-ins for torch, Triton and
+// nvcc, on the CPU: this says that the evaluation tells right from wrong, and
+// nothing of the real libraries.
+func TestVectorAdd(t *testing.T) {
+	t.Parallel()
+	for _, tool := range []string{"g++", "python3"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skip("no ", tool)
+		}
+	}
+	for example, cheated := range map[string]string{"vectoradd_triton": "3001 of 3001 values", "vectoradd_cuda_inline": "3001 of 3001 values"} {
+		p := shrunk(t, example, "1000003", "2051", "1048583", "2053", "33554467", "3001")
+		compare(t, p, example, map[string]expected{
+			"submission.py": passes,
+			"wrong.py":      fails("test.2.error: "),
+			"cheat.py":      caught("benchmark.0.error: call 2 of the same case: " + cheated),
+		})
+	}
+}
+
+// shrunk reads a copy of an example with other sizes.
+func shrunk(t *testing.T, example string, sizes ...string) *task.Task {
+	t.Helper()
+	dir := t.TempDir()
+	shared, err := filepath.Glob("*.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := filepath.Glob(example + "/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append(shared, own...) {
+		write(t, filepath.Join(dir, name), strings.NewReplacer(sizes...).Replace(read(t, name)))
+	}
+	p, err := task.Read(filepath.Join(dir, example))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
 
 func write(t *testing.T, name, text string) {
@@ -282,19 +306,16 @@ func write(t *testing.T, name, text string) {
 	}
 }
 
-func compare(t *testing.T, p *task.Task, want map[string]expected) {
+// compare evaluates the submissions of an example.
+func compare(t *testing.T, p *task.Task, example string, want map[string]expected) {
 	t.Helper()
 	for name, want := range want {
-		t.Run(name, func(t *testing.T) {
+		t.Run(example+"/"+name, func(t *testing.T) {
 			t.Parallel()
-			where := "prefix_python"
-			if p.Lang == task.CUDA {
-				where = "identity_cuda"
-			}
-			text := read(t, filepath.Join(where, name))
+			text := read(t, filepath.Join(example, name))
 			board := evaluate(t, p, text, "leaderboard")
 			got := expected{leaderboard: board.outcome(), where: want.where}
-			if p.Lang == task.CUDA { // compiling takes long, and mode leaderboard has both others in it
+			if example != "prefix_python" { // compiling takes long, and mode leaderboard has both others in it
 				got.test, got.benchmark = want.test, want.benchmark
 			} else {
 				got.test, got.benchmark = evaluate(t, p, text, "test").outcome(), evaluate(t, p, text, "benchmark").outcome()
@@ -305,7 +326,7 @@ func compare(t *testing.T, p *task.Task, want map[string]expected) {
 			if reported := board.errors(); !strings.Contains(reported, want.where) || (want.where == "") != (reported == "") {
 				t.Errorf("reported is %q; want %q", reported, want.where)
 			}
-			if want.where != "" {
+			if want.where != "" || t.Failed() {
 				return
 			}
 			for _, key := range []string{"mean", "std", "err", "best", "worst", "runs"} {

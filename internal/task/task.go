@@ -142,8 +142,8 @@ func (t *Task) Config(submission, arch, mode string) (string, error) {
 		}
 	}
 	doc := payload.JSON(o)
-	if most := maxText; len(doc) > most {
-		return "", fmt.Errorf("the payload is %d bytes of JSON and may have %d; send a smaller submission", len(doc), most)
+	if len(doc) > maxText {
+		return "", fmt.Errorf("the payload is %d bytes of JSON and may have %d; send a smaller submission", len(doc), maxText)
 	}
 	return doc, nil
 }
