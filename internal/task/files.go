@@ -22,8 +22,13 @@ const (
 )
 
 // readFile reads a regular file. It neither blocks on a pipe nor opens a device.
-// Errors go behind the file's name.
-func readFile(name string, most int64) ([]byte, error) {
+// Errors go behind the file's name, and do not repeat it.
+func readFile(name string, most int64) (text []byte, err error) {
+	defer func() {
+		if pe, ok := errors.AsType[*fs.PathError](err); ok {
+			err = fmt.Errorf("cannot be read: %w", pe.Err)
+		}
+	}()
 	info, err := os.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errors.New("is not there; correct the path, or add the file")
@@ -36,16 +41,16 @@ func readFile(name string, most int64) ([]byte, error) {
 		f, err = os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cannot be read: %w", err)
+		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
 	// Another file may stand there by now.
 	if info, err = f.Stat(); err == nil && !info.Mode().IsRegular() {
 		return nil, errors.New("is not a file; name a regular file")
 	}
-	text, err := io.ReadAll(io.LimitReader(f, most+1))
+	text, err = io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
-		return nil, fmt.Errorf("cannot be read: %w", err)
+		return nil, err
 	}
 	if int64(len(text)) > most {
 		return nil, fmt.Errorf("is over %d bytes; make it smaller", most)

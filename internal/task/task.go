@@ -32,7 +32,8 @@ const (
 // Modes are what a payload can ask for.
 var Modes = []string{"test", "benchmark", "leaderboard", "private", "profile"}
 
-// Task is a problem.
+// Task is a problem. Its texts are as the files have them: escape what a terminal
+// would act on before they are shown.
 type Task struct {
 	Dir         string            // of task.yml
 	Lang        string            // Python or CUDA
