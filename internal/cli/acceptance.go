@@ -20,6 +20,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
+// acceptTime is how long doctor may take for it: nobody waits in front of a screen.
+const acceptTime = 5 * time.Minute
+
 // acceptanceOutput is the JSON of kbnode doctor --acceptance; docs/acceptance.md
 // describes it.
 type acceptanceOutput struct {
@@ -85,7 +88,7 @@ type acceptedNode struct {
 }
 
 func (n *acceptedNode) Doctor(ctx context.Context) (*doctor.Report, error) {
-	return (&doctorRun{s: n.s}).ask(ctx)
+	return (&doctorRun{s: n.s, o: doctor.Options{Limit: acceptTime}}).ask(ctx)
 }
 
 func (n *acceptedNode) Selftest(ctx context.Context) ([]selftest.SlotReport, error) {

@@ -48,6 +48,9 @@ wrong. Warnings alone do not make it unfit.`,
 				listChecks(s.Out)
 				return nil
 			}
+			if o.Limit < 0 {
+				return usagef("--timeout is how long doctor may take; write 10m")
+			}
 			if yes && !fix {
 				return usagef("--yes belongs to --fix")
 			}
@@ -87,6 +90,7 @@ wrong. Warnings alone do not make it unfit.`,
 	f.StringSliceVar(&o.Only, "only", nil, "checks or groups to ask, and no others")
 	f.StringSliceVar(&o.Skip, "skip", nil, "checks or groups to leave out")
 	f.BoolVar(&o.Fast, "fast", false, "start no containers")
+	f.DurationVar(&o.Limit, "timeout", 0, "how long all together may take, such as 10m on a slow machine (default: 55s)")
 	f.BoolVar(&list, "list", false, "list the checks and ask nothing")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	f.BoolVarP(&quiet, "quiet", "q", false, "print only what is wrong; nothing where nothing is")

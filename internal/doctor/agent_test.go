@@ -267,7 +267,7 @@ func TestAgentChecks(t *testing.T) {
 			w.answers["/v2/organizations/kbnode/agents"] = `[{"name":"node1-gpu0","meta_data":["queue=b200"]},{"name":"node1-gpu1","paused":true,"paused_note":"night"}]`
 		}, "buildkite-agents warn 1: the agent is paused in Buildkite, and is sent no jobs: night", ""},
 		{"an API token of no use", func(w *world) { w.answers["/v2/organizations/kbnode/agents"] = fmt.Sprint(http.StatusForbidden) },
-			"buildkite-agents warn: list agents: the API token may not read agents; give it the scope read_agents", ""},
+			"buildkite-agents warn: list agents: the API token may not do this; give it the scope read_agents", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -14,10 +15,18 @@ var containerCheck = Check{
 	ID: "container", Group: "slots", Worst: Fail, Slow: true, Needs: []string{"state", "docker-engine", "slot-limits", "slot-disk"}, Limit: 45 * time.Second,
 	About: "a container of each slot gets its GPU and no other, and the planned CPUs and memory",
 	Run: func(ctx context.Context, m *Machine) Answer {
-		// What is left of the time is for clearing away.
-		asking, cancel := context.WithTimeout(ctx, 35*time.Second)
+		asking, cancel := ctx, context.CancelFunc(func() {})
+		if end, bounded := ctx.Deadline(); bounded {
+			// What is left of the time is for clearing away.
+			asking, cancel = context.WithDeadline(ctx, end.Add(-time.Until(end)/4))
+		}
 		defer cancel()
+		began := time.Now()
 		reports, err := m.Source.Containers(asking, m)
+		if errors.Is(err, context.DeadlineExceeded) {
+			return found(fail("the containers had not ended after %s: Docker is slow, or hangs", time.Since(began).Round(time.Second)).
+				advise("see sudo journalctl -u docker -n 50; with more time: sudo kbnode doctor --only container --timeout 10m"))
+		}
 		if err != nil {
 			return found(fail("%s", lines(err)).advise("see sudo journalctl -u docker -n 50"))
 		}

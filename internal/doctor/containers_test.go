@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"errors"
 	"testing"
 
@@ -30,6 +31,10 @@ func TestContainerCheck(t *testing.T) {
 	f.slots = f.slots[2:3]
 	if got := answer(t, machineOf(t, f, nil), "container"); got.Status != Skip {
 		t.Errorf("all busy: %+v", got)
+	}
+	f.err = errors.Join(context.DeadlineExceeded, context.DeadlineExceeded)
+	if got := answer(t, machineOf(t, f, nil), "container"); got.Status != Fail || got.Summary() != "the containers had not ended after 0s: Docker is slow, or hangs" {
+		t.Errorf("slow: %+v", got)
 	}
 	f.err = errors.New("no engine")
 	if got := answer(t, machineOf(t, f, nil), "container"); got.Status != Fail || got.Summary() != "no engine" {

@@ -20,7 +20,7 @@ type Options struct {
 	Only, Skip []string
 	Bare       bool          // only what can be asked before kbnode install
 	Fast       bool          // no containers
-	Limit      time.Duration // for all together; 0 is 55 seconds
+	Limit      time.Duration // for all together; 0 is 55 seconds. Each check has its part of it
 	// Progress is told what is being asked; nil is fine.
 	Progress func(done, all int)
 	Log      *slog.Logger
@@ -58,7 +58,7 @@ func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
 	}
 	whole, cancel := context.WithTimeout(ctx, o.Limit)
 	defer cancel()
-	r := &run{m: m, log: o.Log, byID: map[string]*asked{}, asked: make(chan *asked)}
+	r := &run{m: m, log: o.Log, slower: float64(o.Limit) / float64(wholeTime), byID: map[string]*asked{}, asked: make(chan *asked)}
 	for _, c := range checks {
 		r.byID[c.ID] = &asked{Check: c}
 	}
@@ -129,10 +129,11 @@ type asked struct {
 }
 
 type run struct {
-	m     *Machine
-	log   *slog.Logger
-	byID  map[string]*asked
-	asked chan *asked // copies that have ended, from their goroutines
+	m      *Machine
+	log    *slog.Logger
+	slower float64 // by how much more time each check has
+	byID   map[string]*asked
+	asked  chan *asked // copies that have ended, from their goroutines
 }
 
 // all begins each check when what it needs has ended, and takes what came of it.
@@ -195,6 +196,7 @@ func (r *run) ask(ctx context.Context, a asked) {
 	if limit == 0 {
 		limit = checkTime
 	}
+	limit = time.Duration(float64(limit) * r.slower)
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	began := time.Now()

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpu-mode/kbnode/test/vm"
 )
 
 // hookCost runs, in turn and as a job's command, an empty hook, the two of kbnode that
@@ -71,9 +73,11 @@ func BenchmarkHooks(b *testing.B) {
 		slices.Sort(costs[name])
 		return float64(costs[name][len(costs[name])/2])
 	}
-	own := median("empty")
+	own, factor := median("empty"), slowness(b, m)
+	b.ReportMetric(factor, "times-slower")
 	for _, name := range []string{"environment", "pre-exit", "old"} {
-		b.ReportMetric((median(name)-own)/1000, name+"-ms")
+		b.ReportMetric((median(name)-own)/1000, name+"-ms-emulated")
+		b.ReportMetric((median(name)-own)/1000/factor, name+"-ms")
 		if name != "old" {
 			b.ReportMetric((median(name)-own)/(median("old")-own), fmt.Sprintf("%s/old", name))
 		}
@@ -140,20 +144,7 @@ func BenchmarkRest(b *testing.B) {
 	const rest = 5 * time.Minute
 	m := installed(b)
 	m.Wait("a node as planned", "kbnode status >/dev/null")
-	// The machine is emulated: the same program, here and there, says by how much.
-	const starts = 20
-	program := os.Getenv("KBNODE_BIN")
-	var here time.Duration
-	for range starts {
-		c := exec.Command(program, "version")
-		if err := c.Run(); err != nil {
-			b.Fatal(err)
-		}
-		here += c.ProcessState.UserTime() + c.ProcessState.SystemTime()
-	}
-	slower := numbers(b, m.Sh(fmt.Sprintf("TIMEFORMAT='%%3U %%3S'; { time for ((i = 0; i < %d; i++)); do kbnode version; done >/dev/null; } 2>&1", starts)))
-	factor := (slower[0] + slower[1]) / here.Seconds()
-
+	factor := slowness(b, m)
 	const read = `daemon=$(systemctl show -P MainPID kbnode); echo $daemon
 		awk '$1 == "usage_usec" {print $2}' /sys/fs/cgroup/system.slice/kbnode.service/cpu.stat
 		awk '$1 == "write_bytes:" {print $2}' /proc/$daemon/io; awk '$1 == "VmRSS:" {print $2}' /proc/$daemon/status`
@@ -174,6 +165,23 @@ func BenchmarkRest(b *testing.B) {
 		b.ReportMetric(drift, "s-drift-emulated")
 		b.ReportMetric(drift/factor, "s-drift")
 	}
+}
+
+// slowness is by how much the emulated machine is slower than this one: the same
+// program runs here and there.
+func slowness(b *testing.B, m *vm.Machine) float64 {
+	b.Helper()
+	const starts = 20
+	var here time.Duration
+	for range starts {
+		c := exec.Command(os.Getenv("KBNODE_BIN"), "version")
+		if err := c.Run(); err != nil {
+			b.Fatal(err)
+		}
+		here += c.ProcessState.UserTime() + c.ProcessState.SystemTime()
+	}
+	there := numbers(b, m.Sh(fmt.Sprintf("TIMEFORMAT='%%3U %%3S'; { time for ((i = 0; i < %d; i++)); do kbnode version; done >/dev/null; } 2>&1", starts)))
+	return (there[0] + there[1]) / here.Seconds()
 }
 
 func numbers(b *testing.B, text string) []float64 {
