@@ -20,6 +20,18 @@ func (s *Server) restRoutes() {
 		return reply{body: map[string]any{"uuid": newID(), "scopes": []string{"read_agents", "write_agents", "read_builds",
 			"write_builds", "read_artifacts", "read_build_logs", "read_clusters", "write_clusters"}}}
 	})
+	get("/v2/organizations", func(c *call) reply {
+		page, links := paginate(c, []map[string]string{{"id": newID(), "slug": s.opts.Org, "name": s.opts.Org}})
+		return reply{body: page, header: links}
+	})
+	get("/v2/organizations/{org}/pipelines", func(c *call) reply {
+		var all []PipelineRef
+		for _, p := range s.opts.Pipelines {
+			all = append(all, PipelineRef{ID: p.Slug, Slug: p.Slug, Name: p.Slug, Repository: p.Repo})
+		}
+		page, links := paginate(c, all)
+		return reply{body: page, header: links}
+	})
 	get("/v2/builds", s.listBuilds)
 	get("/v2/organizations/{org}/builds", s.listBuilds)
 	get(restPipeline+"/builds", s.listBuilds)

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/bktest"
@@ -267,6 +268,10 @@ func TestInstallOnATree(t *testing.T) {
 		t.Errorf("refused: %v", err)
 	}
 	if err := errors.Join(n.sd.Start(t.Context(), plan.AgentUnit(2)), os.Remove(filepath.Join(n.root, agent.RegisteredMarker(1)))); err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now() // it registers anew
+	if err := os.Chtimes(filepath.Join(n.root, agent.RegisteredMarker(2)), now, now); err != nil {
 		t.Fatal(err)
 	}
 	said.Reset()

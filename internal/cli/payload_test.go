@@ -20,19 +20,19 @@ func fed(t *testing.T, in io.Reader, args ...string) result {
 	return result{code, out.String(), err.String()}
 }
 
-// task has what encoding/json would not give back: the order of keys, a key that
+// payloadDoc has what encoding/json would not give back: the order of keys, a key that
 // comes twice, numbers of Python's.
-const task = `{"mode": "test", "lang": "py", "sources": {"b.py": "", "a.py": "é\u0041"}, "tests": [], "seed": 1E3, "x": NaN, "seed": 12345678901234567890123}`
+const payloadDoc = `{"mode": "test", "lang": "py", "sources": {"b.py": "", "a.py": "é\u0041"}, "tests": [], "seed": 1E3, "x": NaN, "seed": 12345678901234567890123}`
 
 func TestPayloadThereAndBack(t *testing.T) {
 	t.Parallel()
-	file := put(t, t.TempDir(), "task.json", task)
-	want := result{out: payload.Encode([]byte(task)) + "\n"}
+	file := put(t, t.TempDir(), "task.json", payloadDoc)
+	want := result{out: payload.Encode([]byte(payloadDoc)) + "\n"}
 	encoded := put(t, t.TempDir(), "payload", want.out)
 	for name, got := range map[string]result{
 		"file":           kbnode(t, "payload", "encode", file),
-		"standard input": fed(t, strings.NewReader(task), "payload", "encode"),
-		"a dash":         fed(t, strings.NewReader(task), "payload", "encode", "-"),
+		"standard input": fed(t, strings.NewReader(payloadDoc), "payload", "encode"),
+		"a dash":         fed(t, strings.NewReader(payloadDoc), "payload", "encode", "-"),
 	} {
 		if d := cmp.Diff(want, got, cmp.AllowUnexported(result{})); d != "" {
 			t.Errorf("encode, %s: %s", name, d)
@@ -43,7 +43,7 @@ func TestPayloadThereAndBack(t *testing.T) {
 		"standard input": fed(t, strings.NewReader("  "+want.out), "payload", "decode"),
 		"a dash":         fed(t, strings.NewReader(want.out), "payload", "decode", "-"),
 	} {
-		if d := cmp.Diff(result{out: task + "\n"}, got, cmp.AllowUnexported(result{})); d != "" {
+		if d := cmp.Diff(result{out: payloadDoc + "\n"}, got, cmp.AllowUnexported(result{})); d != "" {
 			t.Errorf("decode, %s: %s", name, d)
 		}
 	}
@@ -130,8 +130,8 @@ func TestPayloadRefuses(t *testing.T) {
 		{"no file", "", []string{"encode", dir + "/absent"}, 1, "read payload: open " + dir + "/absent: no such file"},
 		{"two files", "", []string{"encode", "a", "b"}, 2, "accepts at most 1 arg(s), received 2; kbnode payload encode --help shows"},
 		{"a file of nothing", "", []string{"decode", "-"}, 1, "not a zlib stream"},
-		{"a cut payload", payload.Encode([]byte(task))[:20], []string{"decode"}, 1, "send it whole"},
-		{"JSON itself", task, []string{"decode"}, 1, "the payload is JSON text; encode it with kbnode payload encode"},
+		{"a cut payload", payload.Encode([]byte(payloadDoc))[:20], []string{"decode"}, 1, "send it whole"},
+		{"JSON itself", payloadDoc, []string{"decode"}, 1, "the payload is JSON text; encode it with kbnode payload encode"},
 		{"no JSON inside", payload.Encode([]byte("text")), []string{"decode"}, 1, "is not JSON"},
 		{"a bomb", payload.Encode(make([]byte, 17<<20)), []string{"decode"}, 1, "more than 16777216 bytes"},
 		{"a mistyped command", "", []string{"decod"}, 2, `unknown command "decod" for "kbnode payload"; write kbnode payload decode`},
@@ -143,9 +143,9 @@ func TestPayloadRefuses(t *testing.T) {
 	}
 	for _, args := range [][]string{{"encode"}, {"decode"}} {
 		var stderr bytes.Buffer
-		in := task
+		in := payloadDoc
 		if args[0] == "decode" {
-			in = payload.Encode([]byte(task))
+			in = payload.Encode([]byte(payloadDoc))
 		}
 		code := run(t.Context(), append([]string{"payload"}, args...), Streams{In: strings.NewReader(in), Out: full{}, Err: &stderr})
 		if code != 1 || !strings.Contains(stderr.String(), "no space left on device") {

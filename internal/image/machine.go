@@ -176,8 +176,9 @@ func (m *Machine) Canary(ctx context.Context, slot Slot, imageID string) (Canary
 	return c, err
 }
 
-// run runs the container to its end.
-func (m *Machine) run(ctx context.Context, p plan.JobPolicy, imageID string) (docker.Ended, error) {
+// Smoke is the payload, as JSON, of an evaluation that any image passes in which
+// submissions can be evaluated.
+func Smoke() ([]byte, error) {
 	doc, err := json.Marshal(map[string]any{
 		"lang": "py", "mode": "test", "main": "smoke.py",
 		"sources":      map[string]string{"smoke.py": smoke, "submission.py": submission},
@@ -186,7 +187,16 @@ func (m *Machine) run(ctx context.Context, p plan.JobPolicy, imageID string) (do
 		"test_timeout": int(canaryTime.Seconds()) / 2,
 	})
 	if err != nil {
-		return docker.Ended{}, fmt.Errorf("write the canary's payload: %w", err)
+		return nil, fmt.Errorf("write the canary's payload: %w", err)
+	}
+	return doc, nil
+}
+
+// run runs the container to its end.
+func (m *Machine) run(ctx context.Context, p plan.JobPolicy, imageID string) (docker.Ended, error) {
+	doc, err := Smoke()
+	if err != nil {
+		return docker.Ended{}, err
 	}
 	guarded, err := docker.New(p.Socket)
 	if err != nil {

@@ -157,7 +157,7 @@ func askAgent(ctx context.Context, t tree, path string) (Agent, error) {
 	}
 	same := programIdentity(path)
 	if known, ok := askedAgents.Load(same); ok && same != "" {
-		agent := known.(Agent) //nolint:errcheck // nothing else is stored
+		agent := known.(Agent)
 		agent.Keys = slices.Clone(agent.Keys)
 		return agent, nil
 	}

@@ -91,7 +91,7 @@ func (p *Pairs[T]) UnmarshalJSON(text []byte) error {
 		if err := dec.Decode(&m.Value); err != nil {
 			return err
 		}
-		m.Key, _ = key.(string) //nolint:errcheck // a key is one
+		m.Key, _ = key.(string)
 		if i, again := at[m.Key]; again {
 			(*p)[i] = m
 			continue

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -72,9 +73,7 @@ func (r Request) Job() (Job, error) {
 	if r.Image != "" {
 		env["KERNELBOT_IMAGE"] = r.Image
 	}
-	for k, v := range r.Env {
-		env[k] = v
-	}
+	maps.Copy(env, r.Env)
 	text := payload.Encode([]byte(r.Payload))
 	if len(text) > maxEnviron {
 		errs = append(errs, fmt.Errorf("the payload has %d bytes when it is encoded, and %d fit into a job's environment; make the submission or the tests smaller", len(text), maxEnviron))

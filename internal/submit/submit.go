@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -81,6 +82,7 @@ type Outcome struct {
 	Run     float64        `json:"run_seconds"`           // Ran
 	Raw     []byte         `json:"-"`                     // result.json as it came
 	Node    []byte         `json:"-"`                     // node.json, where there is one
+	Err     error          `json:"-"`                     // of a build that was not created
 	Result  *runner.Result `json:"result,omitempty"`
 }
 
@@ -118,9 +120,7 @@ func Run(ctx context.Context, c *buildkite.Client, o Options, jobs []Job) []Outc
 	}
 	for i, j := range jobs {
 		meta := map[string]string{buildkite.RunIDKey: j.RunID, batchKey: f.batch}
-		for k, v := range j.Build.MetaData {
-			meta[k] = v
-		}
+		maps.Copy(meta, j.Build.MetaData)
 		j.Build.MetaData = meta
 		f.runs = append(f.runs, &run{index: i, job: j, out: Outcome{RunID: j.RunID}})
 	}
@@ -138,7 +138,6 @@ type run struct {
 	index    int
 	job      Job
 	out      Outcome
-	made     bool // the question whether it was created is answered
 	build    buildkite.Build
 	waiting  time.Time // since when it is there, by this machine's clock
 	running  time.Time
@@ -231,6 +230,7 @@ func (f *follower) create(ctx context.Context, r *run) {
 			case errors.Is(err, errNotBegun):
 				f.finish(r, Cancelled, err.Error())
 			default:
+				r.out.Err = err
 				f.finish(r, NotCreated, err.Error())
 			}
 		}

@@ -1,0 +1,326 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/renameio/v2"
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/image"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/internal/task"
+)
+
+const (
+	defaultPipeline = "kernelbot"
+	// overhead is what a job takes beside its evaluations: a first pull of the image.
+	overhead       = 10 * time.Minute
+	maxSubmission  = 8 << 20
+	defaultRunTime = time.Hour // of a payload, whose time limits may be anything
+)
+
+type submitFlags struct {
+	api                                        apiFlags
+	eval, payload, queue, gpu, arch, mode      string
+	pipeline, branch, image, runID, resultFile string
+	hello, dryRun, inline, force, asJSON       bool
+	timeout, queueTimeout                      time.Duration
+}
+
+func newSubmit(s Streams) *cobra.Command {
+	var f submitFlags
+	cmd := &cobra.Command{
+		Use:   "submit [SUBMISSION]",
+		Short: "Have a submission evaluated by the agents of a queue, and show its result",
+		Long: `Have a submission evaluated by the agents of a queue, and show its result.
+
+A build is created in Buildkite and followed to its end. With --eval the problem is a
+directory of kernelbot's form, and SUBMISSION a file (default: the file of the problem
+directory that has the submission's name). With --payload it is a payload as a file, as
+JSON or encoded, "-" for standard input. With --hello it is a small evaluation that every
+node passes.
+
+Ctrl-C asks whether the build is cancelled. With the same --run-id again, the build that
+has it is followed, and no other is made.
+
+Exit code 0 if the submission has passed, 1 if not, or if there is no result; what was
+wrong is said. The API token needs the scopes write_builds, read_builds, read_artifacts
+and, to see that the queue has agents, read_agents.`,
+		Example: `  kbnode submit --org gpu-mode --queue b200 --hello
+  kbnode submit --org gpu-mode --gpu B200_BK --eval examples/vectoradd_triton --mode benchmark
+  kbnode submit --org gpu-mode --queue b200 --eval examples/prefix_python mine.py --dry-run`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd.Context(), s, args) },
+	}
+	f.api.add(cmd)
+	fl := cmd.Flags()
+	fl.StringVar(&f.eval, "eval", "", "`DIR` of a problem, with its task.yml")
+	fl.StringVar(&f.payload, "payload", "", `file with a payload, "-" for standard input`)
+	fl.BoolVar(&f.hello, "hello", false, "a small evaluation, to see that all works")
+	fl.StringVar(&f.queue, "queue", "", "Buildkite queue of the agents (default: that of --gpu)")
+	fl.StringVar(&f.gpu, "gpu", "", "type of GPU, such as B200_BK: its queue and architecture")
+	fl.StringVar(&f.arch, "arch", "", "architecture for nvcc, such as 90a (default: that of --gpu)")
+	fl.StringVar(&f.mode, "mode", "", "test, benchmark, leaderboard, profile or private (default: test, or that of the payload)")
+	fl.StringVar(&f.pipeline, "pipeline", "", "pipeline, as in the address of its page (default: BUILDKITE_PIPELINE, or "+defaultPipeline+")")
+	fl.StringVar(&f.branch, "branch", "main", "branch of the pipeline's repository")
+	fl.StringVar(&f.image, "image", "", "image of the job (default: the pipeline's)")
+	fl.StringVar(&f.runID, "run-id", "", "name of this run (default: one that nobody has)")
+	fl.DurationVar(&f.timeout, "timeout", 0, "how long the job may run before it is cancelled, such as 20m (default: by the problem's time limits)")
+	fl.DurationVar(&f.queueTimeout, "queue-timeout", 30*time.Minute, "how long it may wait for an agent")
+	fl.StringVar(&f.resultFile, "result", "", "write result.json to this file, too")
+	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
+	fl.BoolVar(&f.dryRun, "dry-run", false, "print the request, and send nothing")
+	fl.BoolVar(&f.inline, "inline-steps", false, "send the steps along, so that the pipeline needs none")
+	fl.BoolVar(&f.force, "force", false, "create the build even if no agent is in the queue")
+	return cmd
+}
+
+func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
+	req, err := f.request(s, args)
+	if err != nil {
+		return err
+	}
+	j, err := req.Job()
+	if err != nil {
+		return usage(err)
+	}
+	if f.dryRun {
+		return f.show(s, j)
+	}
+	p := newSubmitProgress(s)
+	defer p.end()
+	client, err := f.api.client(s, true, p.trouble)
+	if err != nil {
+		return err
+	}
+	if !f.force {
+		if err := submit.CheckQueue(ctx, client, f.api.org, req.Queue); err != nil {
+			p.end()
+			return submit.Explain(ctx, client, err, f.api.org, f.pipeline)
+		}
+	}
+	out := submit.Run(ctx, client, submit.Options{
+		Org: f.api.org, Pipeline: f.pipeline, QueueTime: f.queueTimeout, RunTime: f.timeout, Resume: f.runID != "",
+		On: p.show, Leave: f.leave(s, p), Log: func(_ int, why string) { p.trouble(why, 0) },
+	}, []submit.Job{j})[0]
+	p.end()
+	if out.Verdict == submit.NotCreated && out.Err != nil {
+		out.Reason = submit.Explain(ctx, client, out.Err, f.api.org, f.pipeline).Error()
+	}
+	if f.resultFile != "" && len(out.Raw) > 0 {
+		if err := renameio.WriteFile(f.resultFile, out.Raw, 0o644); err != nil {
+			return fmt.Errorf("write result: %w", err)
+		}
+	}
+	if err := showOutcome(s, out, f.asJSON); err != nil {
+		return err
+	}
+	if out.Verdict != submit.Passed {
+		return &exitError{code: exitNo}
+	}
+	return nil
+}
+
+// request is what the flags ask for. All that is wrong with them is said at once.
+func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) {
+	var errs []error
+	if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
+		errs = append(errs, errors.New("say what is to be evaluated: one of --eval DIR, --payload FILE and --hello"))
+	}
+	if len(args) > 0 && f.eval == "" {
+		errs = append(errs, errors.New("a submission goes with --eval DIR"))
+	}
+	if f.timeout < 0 || f.queueTimeout < 0 {
+		errs = append(errs, errors.New("a time-out is not below zero"))
+	}
+	f.pipeline = cmp.Or(f.pipeline, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline)
+	errs = append(errs, buildkite.CheckSlug("a pipeline", f.pipeline))
+	r := submit.Request{RunID: cmp.Or(f.runID, submit.NewRunID()), Queue: f.queue, Image: f.image, Branch: f.branch, Inline: f.inline}
+	if f.gpu != "" {
+		g, err := submit.GPUOf(f.gpu)
+		if err != nil && (f.queue == "" || f.arch == "") {
+			errs = append(errs, err)
+		}
+		r.Queue, f.arch, r.AMD = cmp.Or(f.queue, g.Queue), cmp.Or(f.arch, g.Arch), g.AMD()
+	}
+	if f.inline {
+		r.Image = cmp.Or(f.image, config.DefaultImage)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return r, usage(err)
+	}
+	var err error
+	switch {
+	case f.hello:
+		var doc []byte
+		doc, err = image.Smoke()
+		r.Payload, r.Message = string(doc), "kbnode submit --hello"
+	case f.payload != "":
+		r.Payload, err = f.readPayload(s)
+		r.Message = "kbnode submit: a payload"
+	default:
+		err = f.readTask(&r, args)
+	}
+	if f.timeout == 0 {
+		f.timeout = defaultRunTime
+	}
+	r.Minutes = int((f.timeout + time.Minute - 1) / time.Minute)
+	return r, err
+}
+
+// readTask reads the problem and the submission.
+func (f *submitFlags) readTask(r *submit.Request, args []string) error {
+	t, err := task.Read(f.eval)
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(t.Dir, t.Submission)
+	if len(args) > 0 {
+		name = args[0]
+	}
+	text, err := readText(name, maxSubmission)
+	if err != nil {
+		return fmt.Errorf("read submission: %w", err)
+	}
+	mode := cmp.Or(f.mode, "test")
+	if r.Payload, err = t.Config(text, f.arch, mode); err != nil {
+		return usage(err)
+	}
+	r.Message = fmt.Sprintf("kbnode submit: %s, %s", filepath.Base(t.Dir), mode)
+	if f.timeout == 0 {
+		switch mode {
+		case "test":
+			f.timeout = t.TestTimeout
+		case "benchmark":
+			f.timeout = t.BenchmarkTimeout
+		case "profile":
+			f.timeout = t.BenchmarkTimeout * time.Duration(max(1, t.Benchmarks))
+		default:
+			f.timeout = t.TestTimeout + t.BenchmarkTimeout + t.RankedTimeout
+		}
+		f.timeout += overhead
+		if t.Lang == task.CUDA {
+			f.timeout += 6 * time.Minute // three times the compiler
+		}
+	}
+	return nil
+}
+
+// readPayload reads a payload in either form, with --mode in place of its own.
+func (f *submitFlags) readPayload(s Streams) (string, error) {
+	in, err := s.input([]string{f.payload})
+	if err != nil {
+		return "", err
+	}
+	defer in.Close() //nolint:errcheck // opened for reading
+	text, err := payload.ReadJSON(in, payload.Limits{})
+	if err != nil {
+		return "", err
+	}
+	if !strings.HasPrefix(strings.TrimSpace(text), "{") {
+		if text, err = payload.Inflate(text, payload.Limits{}); err != nil {
+			return "", err
+		}
+	}
+	o, err := payload.ParseObject(text, payload.Limits{})
+	if err != nil {
+		return "", err
+	}
+	if f.mode != "" {
+		if !slices.Contains(task.Modes, f.mode) {
+			return "", usagef("--mode %q: write %s", f.mode, strings.Join(task.Modes, ", "))
+		}
+		o.Set("mode", f.mode)
+		text = payload.JSON(o)
+	}
+	return text, nil
+}
+
+// readText reads a file of a person's.
+func readText(name string, most int64) (string, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = file.Close() }()
+	text, err := io.ReadAll(io.LimitReader(file, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = fmt.Errorf("%s has more than %d bytes", name, most)
+	}
+	return string(text), err
+}
+
+// show prints the request that would be sent.
+func (f *submitFlags) show(s Streams, j submit.Job) error {
+	f.api.org = cmp.Or(f.api.org, os.Getenv("BUILDKITE_ORG"), "ORG")
+	j.Build.MetaData = map[string]string{"run_id": j.RunID}
+	at := fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds", cmp.Or(strings.TrimSuffix(os.Getenv("BUILDKITE_API_URL"), "/"), "https://api.buildkite.com"), f.api.org, f.pipeline)
+	if f.asJSON {
+		return printJSON(s.Out, map[string]any{"method": "POST", "url": at, "body": j.Build})
+	}
+	body, err := json.MarshalIndent(j.Build, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write JSON: %w", err)
+	}
+	printf(s.Out, "POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n%s\n", at, body)
+	return nil
+}
+
+// showOutcome prints a result for people, or for programs.
+func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
+	if asJSON {
+		return printJSON(s.Out, out)
+	}
+	if out.Result != nil {
+		out.Result.Report(s.Out)
+		printf(s.Out, "\n")
+	}
+	var node noise.Record
+	if json.Unmarshal(out.Node, &node) == nil && node.Noisy {
+		for _, why := range node.Why[:min(len(node.Why), 5)] {
+			printf(s.Out, "noisy: %s\n", probe.Printable(why, 200))
+		}
+	}
+	to := s.Out
+	if out.Verdict != submit.Passed {
+		to = s.Err
+	}
+	said := ""
+	if out.Result != nil {
+		said, _ = out.Result.Verdict()
+	}
+	if said != out.Reason {
+		printf(to, "%s: %s\n", out.Verdict, probe.Printable(out.Reason, 1000))
+	}
+	if out.Build != 0 {
+		printf(s.Out, "%s\n", buildLine(out))
+	}
+	return nil
+}
+
+// buildLine says where a job ran, and for how long.
+func buildLine(out submit.Outcome) string {
+	parts := []string{fmt.Sprintf("build %d", out.Build)}
+	if out.Agent != "" {
+		parts[0] += " on " + out.Agent
+	}
+	if out.Run > 0 {
+		parts = append(parts, fmt.Sprintf("waited %.0f s", out.Queue), fmt.Sprintf("ran %.0f s", out.Run))
+	}
+	return strings.Join(append(parts, probe.Printable(out.URL, 300)), ", ")
+}

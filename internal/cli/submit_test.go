@@ -1,0 +1,174 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+const (
+	resultGood = `{"success":true,"error":"","system":{"gpu":"NVIDIA B200","device_count":1},"runs":{"test":{"run":{"success":true,"passed":true,"command":"x","exit_code":0,"duration":1.5,"result":{"test-count":"1","test.0.status":"pass","check":"pass"}}},"benchmark":{"run":{"success":true,"passed":true,"command":"x","exit_code":0,"duration":2,"result":{"benchmark-count":"1","benchmark.0.spec":"size: 64","benchmark.0.mean":"4096000","benchmark.0.err":"1200","benchmark.0.best":"4000000","benchmark.0.worst":"4200000","check":"pass"}}}}}`
+	resultBad  = `{"success":true,"error":"","system":{},"runs":{"test":{"compilation":{"nvcc_found":true,"command":"nvcc a.cu","success":false,"stderr":"a.cu(3): error: \u001b[31mno such thing","exit_code":1},"run":null}}}`
+)
+
+// submitTo runs kbnode submit against a stand-in whose one agent leaves these files.
+func submitTo(t *testing.T, files map[string]string, args ...string) (result, *bktest.Server, map[string]string) {
+	t.Helper()
+	s := bktest.New(bktest.Options{PingSeconds: 1, Pipelines: []bktest.Pipeline{{
+		Slug: "kernelbot", Steps: `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`,
+	}}})
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	env := map[string]string{}
+	err := s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200", "gpu-index=3"}, Do: func(_ context.Context, w *bktest.Work) {
+		env, w.Files = w.Env, files
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("BUILDKITE_API_URL", server.URL)
+	t.Setenv("BUILDKITE_API_TOKEN", bktest.DefaultAPIToken)
+	t.Setenv("BUILDKITE_ORG", "kbnode")
+	t.Setenv("BUILDKITE_PIPELINE", "")
+	return kbnode(t, append([]string{"submit"}, args...)...), s, env
+}
+
+func TestSubmit(t *testing.T) {
+	problem := filepath.Join("..", "..", "examples", "prefix_python")
+	for _, tt := range []struct {
+		name     string
+		files    map[string]string
+		args     []string
+		code     int
+		out, err []string
+		env      map[string]string
+	}{
+		{"hello", map[string]string{"result.json": resultGood}, []string{"--queue", "b200", "--hello"}, 0,
+			[]string{"Passed: test and benchmark", "on NVIDIA B200", "4.096 ms ± 1.20 µs  4.000 ms  4.200 ms", "build 1 on n-gpu3, "}, []string{"build 1: http://", "build 1: passed"},
+			map[string]string{"KERNELBOT_QUEUE": "b200"}},
+		{"a problem", map[string]string{"result.json": resultGood, "node.json": `{"noisy":true,"why":["the GPU was hot"]}`},
+			[]string{"--gpu", "b200_bk", "--eval", problem, "--mode", "benchmark", "--image", "mine:1", "--run-id", "r1", "--inline-steps"}, 0, []string{"noisy: the GPU was hot"}, nil,
+			map[string]string{"KERNELBOT_QUEUE": "b200", "KERNELBOT_IMAGE": "mine:1", "KERNELBOT_RUN_ID": "r1"}},
+		{"does not compile", map[string]string{"result.json": resultBad}, []string{"--queue", "b200", "--hello"}, 1,
+			[]string{"Compilation: nvcc a.cu", "  a.cu(3): error: no such thing", "Not passed: test: does not compile"}, nil, nil},
+		{"no result", nil, []string{"--queue", "b200", "--hello"}, 1, nil, []string{"no result: the job has passed, and left no result.json; name it in the step's artifact_paths"}, nil},
+		{"another queue", nil, []string{"--queue", "b2000", "--hello"}, 1, nil, []string{"no agent is connected in queue b2000; there are some in b200"}, nil},
+		{"another organization", nil, []string{"--queue", "b200", "--org", "kbnote", "--hello"}, 1, nil, []string{"the API token does not reach an organization kbnote; it reaches kbnode"}, nil},
+		{"another pipeline", nil, []string{"--queue", "b200", "--pipeline", "kernalbot", "--hello"}, 1, nil, []string{"organization kbnode has no pipeline kernalbot; it has kernelbot"}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r, s, env := submitTo(t, tt.files, tt.args...)
+			if r.code != tt.code {
+				t.Errorf("exit code %d", r.code)
+			}
+			for _, want := range tt.out {
+				if !strings.Contains(r.out, want) {
+					t.Errorf("%q is not in %s", want, r.out)
+				}
+			}
+			for _, want := range tt.err {
+				if !strings.Contains(r.err, want) {
+					t.Errorf("%q is not in %s", want, r.err)
+				}
+			}
+			for k, want := range tt.env {
+				if env[k] != want {
+					t.Errorf("%s is %q, want %q", k, env[k], want)
+				}
+			}
+			if strings.Contains(r.out+r.err, bktest.DefaultAPIToken) || strings.ContainsAny(r.out+r.err, "\x1b\r") {
+				t.Errorf("%s%s", r.out, r.err)
+			}
+			for _, b := range s.Builds() {
+				if !b.Finished() {
+					t.Errorf("build %d is %s", b.Number, b.State)
+				}
+			}
+		})
+	}
+}
+
+// A payload is sent as it is, but for the mode.
+func TestSubmitPayload(t *testing.T) {
+	doc := put(t, t.TempDir(), "task.json", `{"lang": "py", "mode": "test", "tests": [{"size": 1e2}]}`)
+	file := filepath.Join(t.TempDir(), "result.json")
+	r, _, env := submitTo(t, map[string]string{"result.json": resultGood}, "--queue", "b200", "--payload", doc, "--mode", "benchmark", "--json", "--result", file)
+	text, err := payload.Inflate(env["KERNELBOT_PAYLOAD"], payload.Limits{})
+	if want := `{"lang":"py","mode":"benchmark","tests":[{"size":100.0}]}`; err != nil || text != want {
+		t.Errorf("%s, %v", text, err)
+	}
+	var out struct {
+		Verdict string
+		Build   int
+		Result  struct{ Success bool }
+	}
+	if err := json.Unmarshal([]byte(r.out), &out); err != nil || out.Verdict != "passed" || out.Build != 1 || !out.Result.Success {
+		t.Errorf("%v: %s", err, r.out)
+	}
+	if got, err := os.ReadFile(file); err != nil || string(got) != resultGood {
+		t.Errorf("%s, %v", got, err)
+	}
+}
+
+// Nothing is sent, and nothing asked for, with --dry-run.
+func TestSubmitDryRun(t *testing.T) {
+	t.Setenv("BUILDKITE_API_URL", "")
+	t.Setenv("BUILDKITE_API_TOKEN", "bkua_secret")
+	r := kbnode(t, "submit", "--queue", "b200", "--hello", "--dry-run", "--inline-steps", "--org", "gpu-mode")
+	for _, want := range []string{"POST https://api.buildkite.com/v2/organizations/gpu-mode/pipelines/kernelbot/builds\nAuthorization: Bearer (hidden)\n", `"KERNELBOT_QUEUE": "b200"`, `"run_id": "kbnode-`, `"steps": [`} {
+		if !strings.Contains(r.out, want) {
+			t.Errorf("%q is not in %s", want, r.out)
+		}
+	}
+	if r.code != 0 || strings.Contains(r.out, "secret") {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestSubmitUsage(t *testing.T) {
+	t.Setenv("BUILDKITE_API_TOKEN", "")
+	t.Setenv("BUILDKITE_ORG", "")
+	for args, want := range map[string]string{
+		"":                                                 "say what is to be evaluated",
+		"--hello --payload x --queue q":                    "say what is to be evaluated",
+		"mine.py --hello --queue q":                        "a submission goes with --eval DIR",
+		"--hello":                                          "no queue is given; write --queue b200, or --gpu B200_BK",
+		"--hello --gpu b20":                                `"b20" is no type of GPU that kbnode knows; there are B200_BK`,
+		"--hello --queue q":                                "no organization is given",
+		"--hello --queue q --org a/b":                      `"a/b" is no name of an organization`,
+		"--hello --queue q --pipeline ../x":                `"../x" is no name of a pipeline`,
+		"--hello --queue q --timeout -1m":                  "not below zero",
+		"--eval " + "testdata" + " --queue q":              "testdata/task.yml is not there",
+		"--payload /no/such/file --queue q":                "read payload",
+		"--hello --queue q --org o --token-file /dev/null": "no regular file",
+	} {
+		r := kbnode(t, append([]string{"submit"}, strings.Fields(args)...)...)
+		if r.code == 0 || r.out != "" || !strings.Contains(r.err, want) {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
+	big := put(t, t.TempDir(), "big.json", fmt.Sprintf(`{"x": %q}`, noiseText(3<<20)))
+	if r := kbnode(t, "submit", "--queue", "q", "--payload", big); r.code != 2 || !strings.Contains(r.err, "fit into a job's environment; make the submission or the tests smaller") {
+		t.Errorf("%d: %s", r.code, r.err)
+	}
+}
+
+// noiseText does not compress to less than half.
+func noiseText(n int) string {
+	var b bytes.Buffer
+	x := uint32(1)
+	for b.Len() < n {
+		x = x*1664525 + 1013904223
+		_, _ = fmt.Fprintf(&b, "%08x", x)
+	}
+	return b.String()
+}
