@@ -68,6 +68,7 @@ func (s *Server) viewAgent(a *agent, base string) Agent {
 	out.WebURL = base + "/organizations/" + s.opts.Org + "/agents/" + a.ID
 	if a.job != nil {
 		j := a.job.Job
+		j.WebURL = webURL(base, s.opts.Org, a.job.build) + "#" + j.ID
 		out.Job = &j
 	}
 	return out

@@ -3,6 +3,7 @@ package buildkite
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"strings"
 
 	"github.com/buildkite/go-buildkite/v4"
@@ -92,6 +93,39 @@ func (c *Client) Organizations(ctx context.Context) ([]string, error) {
 	}
 	for _, o := range list {
 		all = append(all, o.Slug)
+	}
+	return all, nil
+}
+
+// maxClusters bounds how many clusters are asked for their queues, one request each.
+const maxClusters = 20
+
+// ClusterQueues lists the names of the queues that an organization's clusters have,
+// with agents or without. The token needs the scope read_clusters.
+func (c *Client) ClusterQueues(ctx context.Context, organization string) ([]string, error) {
+	type cluster struct {
+		ID string `json:"id"`
+	}
+	type queue struct {
+		Key string `json:"key"`
+	}
+	path := fmt.Sprintf("v2/organizations/%s/clusters", organization)
+	clusters, err := list[cluster](ctx, c, path, url.Values{"per_page": {"100"}})
+	if err != nil {
+		return nil, fmt.Errorf("list clusters: %w", plain(err, "read_clusters"))
+	}
+	if len(clusters) > maxClusters {
+		return nil, fmt.Errorf("list queues: there are %d clusters, and at most %d are asked", len(clusters), maxClusters)
+	}
+	var all []string
+	for _, cl := range clusters {
+		queues, err := list[queue](ctx, c, path+"/"+url.PathEscape(cl.ID)+"/queues", url.Values{"per_page": {"100"}})
+		if err != nil {
+			return nil, fmt.Errorf("list queues: %w", plain(err, "read_clusters"))
+		}
+		for _, q := range queues {
+			all = append(all, q.Key)
+		}
 	}
 	return all, nil
 }

@@ -1,0 +1,247 @@
+package buildkite
+
+import (
+	"cmp"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// DefaultQueue is where agents and jobs are that name no queue:
+	// https://buildkite.com/docs/agent/v3/queues
+	DefaultQueue = "default"
+	// maxText bounds a name or tag of others, in bytes.
+	maxText = 100
+	// maxMissing bounds the tags that are said to be missing.
+	maxMissing = 5
+)
+
+// The states of an agent.
+const (
+	Idle     = "idle"
+	Busy     = "busy"
+	Draining = "draining" // busy, and paused or stopping: it takes no other job
+	Paused   = "paused"
+	Stopping = "stopping"
+)
+
+// Queue is a queue with the agents that are connected in it. Texts of others are
+// printable, and bounded.
+type Queue struct {
+	Name    string       `json:"queue"`
+	Agents  []QueueAgent `json:"agents"` // by node, GPU and name
+	Waiting Waiting      `json:"waiting"`
+}
+
+// Waiting are the jobs that no agent has taken yet.
+type Waiting struct {
+	Jobs   int       `json:"jobs"`
+	Oldest time.Time `json:"oldest,omitzero"` // since when it waits
+	// Unmatched are those that no agent in the queue can take: they ask for tags
+	// that none has.
+	Unmatched int      `json:"unmatched"`
+	Missing   []string `json:"missing,omitempty"` // a few of those tags
+}
+
+// QueueAgent is an agent in a queue. Only kbnode's have all the tags.
+type QueueAgent struct {
+	Name          string    `json:"name"`
+	State         string    `json:"state"`
+	Note          string    `json:"note,omitempty"` // why it is paused
+	Node          string    `json:"node"`           // tag node, else the host's name
+	GPUIndex      *int      `json:"gpu_index,omitempty"`
+	GPUModel      string    `json:"gpu_model,omitempty"` // tag gpu-model, else gpu
+	GPUUUID       string    `json:"gpu_uuid,omitempty"`
+	NUMA          string    `json:"numa,omitempty"`
+	AgentVersion  string    `json:"agent_version,omitempty"`
+	KbnodeVersion string    `json:"kbnode_version,omitempty"`
+	Job           *QueueJob `json:"job,omitempty"`
+}
+
+// QueueJob is what an agent runs.
+type QueueJob struct {
+	ID       string    `json:"id"`
+	Name     string    `json:"name,omitempty"`
+	State    string    `json:"state"`
+	URL      string    `json:"url,omitempty"`
+	Pipeline string    `json:"pipeline,omitempty"`
+	Build    int       `json:"build,omitempty"`  // number
+	Started  time.Time `json:"started,omitzero"` // zero: it is about to
+}
+
+// Queues sorts agents, and the jobs of builds that wait for one, into queues, by name.
+// Builds may be those of a moment before or after the agents: a job that an agent has
+// is not counted as waiting.
+func Queues(agents []Agent, builds []Build) []Queue {
+	found := map[string]*Queue{}
+	at := func(name string) *Queue {
+		name = cmp.Or(printable(name, maxText), DefaultQueue)
+		if found[name] == nil {
+			found[name] = &Queue{Name: name, Agents: []QueueAgent{}}
+		}
+		return found[name]
+	}
+	there := map[string][]Agent{}
+	taken := map[string]bool{}
+	for _, a := range agents {
+		if a.Job != nil && jobEnded(a.Job.State) {
+			a.Job = nil
+		}
+		for _, name := range queuesOf(a.Tags) {
+			q := at(name)
+			q.Agents = append(q.Agents, a.inQueue())
+			there[q.Name] = append(there[q.Name], a)
+		}
+		if a.Job != nil {
+			taken[a.Job.ID] = true
+		}
+	}
+	for _, b := range builds {
+		for _, j := range b.Scripts() {
+			if j.State != "scheduled" || taken[j.ID] {
+				continue
+			}
+			for _, name := range queuesOf(j.Rules) {
+				q := at(name)
+				q.Waiting.add(b, j, there[q.Name])
+			}
+		}
+	}
+	var all []Queue
+	for _, q := range found {
+		slices.SortFunc(q.Agents, func(a, b QueueAgent) int {
+			return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.index(), b.index()), cmp.Compare(a.Name, b.Name))
+		})
+		slices.Sort(q.Waiting.Missing)
+		q.Waiting.Missing = q.Waiting.Missing[:min(len(q.Waiting.Missing), maxMissing)]
+		all = append(all, *q)
+	}
+	slices.SortFunc(all, func(a, b Queue) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+// queuesOf are the queues that tags, or the rules of a job, name.
+func queuesOf(tags []string) []string {
+	var names []string
+	for _, t := range tags {
+		if q, ok := strings.CutPrefix(t, "queue="); ok && !slices.Contains(names, q) {
+			names = append(names, q)
+		}
+	}
+	if len(names) == 0 {
+		return []string{DefaultQueue}
+	}
+	return names
+}
+
+// add counts a job that waits.
+func (w *Waiting) add(b Build, j Job, agents []Agent) {
+	since := j.Runnable
+	if since.IsZero() {
+		since = b.Created
+	}
+	if w.Jobs++; w.Oldest.IsZero() || since.Before(w.Oldest) {
+		w.Oldest = since
+	}
+	if slices.ContainsFunc(agents, func(a Agent) bool { return len(a.lacks(j.Rules)) == 0 }) {
+		return
+	}
+	w.Unmatched++
+	for _, a := range agents {
+		for _, rule := range a.lacks(j.Rules) {
+			if rule = printable(rule, maxText); len(w.Missing) < 20*maxMissing && !slices.Contains(w.Missing, rule) {
+				w.Missing = append(w.Missing, rule)
+			}
+		}
+	}
+}
+
+// lacks are the rules of a job, other than its queue, that an agent does not meet. A
+// value of * is any, and the rule * is none.
+func (a Agent) lacks(rules []string) []string {
+	var not []string
+	for _, rule := range rules {
+		key, value, _ := strings.Cut(rule, "=")
+		if key != "queue" && rule != "*" && !slices.ContainsFunc(a.Tags, func(tag string) bool {
+			k, v, _ := strings.Cut(tag, "=")
+			return k == key && (v == value || value == "*")
+		}) {
+			not = append(not, rule)
+		}
+	}
+	return not
+}
+
+func (a Agent) inQueue() QueueAgent {
+	tag := func(key string) string { return printable(a.Tag(key), maxText) }
+	out := QueueAgent{
+		Name: printable(a.Name, maxText), Note: printable(a.PausedNote, 2*maxText),
+		Node:     cmp.Or(tag("node"), printable(a.Hostname, maxText)),
+		GPUModel: cmp.Or(tag("gpu-model"), tag("gpu")), GPUUUID: tag("gpu-uuid"), NUMA: tag("numa"),
+		AgentVersion: printable(a.Version, maxText), KbnodeVersion: tag("kbnode"),
+	}
+	if n, err := strconv.ParseUint(a.Tag("gpu-index"), 10, 16); err == nil {
+		index := int(n)
+		out.GPUIndex = &index
+	}
+	switch {
+	case a.Job != nil && (a.Paused || a.Stopping):
+		out.State = Draining
+	case a.Job != nil:
+		out.State = Busy
+	case a.Stopping:
+		out.State = Stopping
+	case a.Paused:
+		out.State = Paused
+	default:
+		out.State = Idle
+	}
+	if j := a.Job; j != nil {
+		out.Job = &QueueJob{ID: printable(j.ID, maxText), Name: printable(j.Name, maxText), State: printable(j.State, maxText), URL: printable(j.URL, 5*maxText), Started: j.Started}
+		out.Job.Pipeline, out.Job.Build = buildOf(out.Job.URL)
+	}
+	return out
+}
+
+// jobEnded says that a job of this state keeps no agent.
+func jobEnded(state string) bool {
+	return slices.Contains([]string{"passed", "failed", "canceled", "timed_out", "expired", "broken", "skipped"}, state)
+}
+
+func (a QueueAgent) index() int {
+	if a.GPUIndex == nil {
+		return -1
+	}
+	return *a.GPUIndex
+}
+
+// buildOf reads pipeline and number out of the address of a build's or a job's page,
+// https://buildkite.com/ORGANIZATION/PIPELINE/builds/NUMBER#JOB.
+func buildOf(page string) (pipeline string, number int) {
+	at, err := url.Parse(page)
+	if err != nil {
+		return "", 0
+	}
+	part := strings.Split(strings.Trim(at.Path, "/"), "/")
+	if len(part) < 4 || part[2] != "builds" || !slugRule.MatchString(part[1]) {
+		return "", 0
+	}
+	if number, err = strconv.Atoi(part[3]); err != nil || number <= 0 {
+		return "", 0
+	}
+	return part[1], number
+}
+
+// Count is how many agents are in one of these states.
+func (q Queue) Count(states ...string) int {
+	n := 0
+	for _, a := range q.Agents {
+		if slices.Contains(states, a.State) {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,165 @@
+package buildkite
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+)
+
+// TestQueues: agents of the stand-in, at work and not, and jobs that wait for one.
+func TestQueues(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := bktest.New(bktest.Options{Queues: []string{"b200", "default", "empty"}})
+		ctx, stop := context.WithCancel(t.Context())
+		t.Cleanup(func() { stop(); synctest.Wait() })
+		work := func(ctx context.Context, _ *bktest.Work) { <-ctx.Done() }
+		begin := time.Now().UTC()
+		for _, w := range []bktest.Worker{
+			{Name: "n-gpu1", Tags: []string{"queue=b200", "gpu=b200", "gpu-index=1", "node=n", "gpu-uuid=GPU-1", "gpu-model=NVIDIA-B200", "numa=0", "kbnode=1.2.3"}},
+			{Name: "n-gpu0", Tags: []string{"queue=b200", "gpu=b200", "gpu-index=0", "node=n"}},
+			{Name: "other"},
+		} {
+			w.Do = work
+			if err := s.Employ(ctx, w); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, err := New(Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		create := func(agents map[string]string) Build {
+			b, err := c.Create(ctx, "kbnode", "kernelbot", NewBuild{Commit: "HEAD", Branch: "main", Steps: []any{map[string]any{"command": "x", "label": "evaluate", "agents": agents}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		}
+		running := create(map[string]string{"queue": "b200", "gpu-index": "1"})
+		time.Sleep(5 * time.Second)
+		for _, agents := range []map[string]string{
+			{"queue": "b200", "gpu-index": "1"}, {"queue": "b200", "gpu-index": "9"}, {"queue": "b200", "gpu-index": "*", "spin": "up"}, {"queue": "empty"},
+		} {
+			create(agents)
+			time.Sleep(time.Second)
+		}
+		agents, err := c.Agents(ctx, "kbnode")
+		if err != nil {
+			t.Fatal(err)
+		}
+		builds, err := c.Unfinished(ctx, "kbnode")
+		if err != nil {
+			t.Fatal(err)
+		}
+		zero, one := 0, 1
+		job := running.Jobs[0]
+		want := []Queue{
+			{
+				Name: "b200",
+				Agents: []QueueAgent{
+					{Name: "n-gpu0", State: Idle, Node: "n", GPUIndex: &zero, GPUModel: "b200", AgentVersion: "3.76.2"},
+					{
+						Name: "n-gpu1", State: Busy, Node: "n", GPUIndex: &one, GPUModel: "NVIDIA-B200", GPUUUID: "GPU-1", NUMA: "0", AgentVersion: "3.76.2", KbnodeVersion: "1.2.3",
+						Job: &QueueJob{ID: job.ID, Name: "evaluate", State: "running", URL: "http://buildkite.test/kbnode/kernelbot/builds/1#" + job.ID, Pipeline: "kernelbot", Build: 1, Started: begin},
+					},
+				},
+				Waiting: Waiting{Jobs: 3, Oldest: begin.Add(5 * time.Second), Unmatched: 2, Missing: []string{"gpu-index=9", "spin=up"}},
+			},
+			{Name: "default", Agents: []QueueAgent{{Name: "other", State: Idle, Node: "host-other", AgentVersion: "3.76.2"}}},
+			{Name: "empty", Agents: []QueueAgent{}, Waiting: Waiting{Jobs: 1, Oldest: begin.Add(8 * time.Second), Unmatched: 1}},
+		}
+		if diff := cmp.Diff(want, Queues(agents, builds)); diff != "" {
+			t.Error(diff)
+		}
+		names, err := c.ClusterQueues(ctx, "kbnode")
+		if diff := cmp.Diff([]string{"b200", "default", "empty"}, names); err != nil || diff != "" {
+			t.Error(err, diff)
+		}
+		s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/clusters", Status: http.StatusForbidden})
+		if _, err := c.ClusterQueues(ctx, "kbnode"); Refused(err) != http.StatusForbidden || !strings.Contains(err.Error(), "read_clusters") {
+			t.Error(err)
+		}
+	})
+}
+
+func TestAgentStates(t *testing.T) {
+	t.Parallel()
+	if q := Queues([]Agent{{Job: &Job{State: "passed"}}}, nil)[0]; q.Count(Idle) != 1 {
+		t.Errorf("%+v", q)
+	}
+	for want, a := range map[string]Agent{
+		Idle: {}, Busy: {Job: &Job{}}, Paused: {Paused: true}, Stopping: {Stopping: true, Paused: true}, Draining: {Job: &Job{}, Stopping: true},
+	} {
+		a.Tags = []string{"queue=a", "queue=b", "queue=a"}
+		got := Queues([]Agent{a}, nil)
+		if len(got) != 2 || got[0].Name != "a" || got[1].Name != "b" || got[0].Count(want) != 1 || len(got[1].Agents) != 1 {
+			t.Errorf("%s: %+v", want, got)
+		}
+	}
+	if q := Queues([]Agent{{Job: &Job{}, Paused: true}}, nil)[0]; q.Count(Draining) != 1 || q.Count(Busy, Draining) != 1 {
+		t.Errorf("%+v", q)
+	}
+}
+
+// What others wrote cannot drive a terminal, is bounded, and is never taken for more.
+func TestQueuesOfOthers(t *testing.T) {
+	t.Parallel()
+	evil := "\x1b]0;x\x07\u202e\u009b2J\n" + strings.Repeat("é", 500)
+	agent := Agent{
+		Name: evil, Hostname: evil, Version: evil, Paused: true, PausedNote: evil,
+		Tags: []string{evil, "queue=" + evil, "gpu-index=" + evil, "gpu-index=-1", "gpu-model=" + evil, "kbnode=" + evil, "node=" + evil, "gpu-uuid=" + evil, "numa=" + evil},
+		Job:  &Job{ID: evil, Name: evil, State: evil, URL: "https://x/o/" + evil + "/builds/99999999999999999999"},
+	}
+	builds := []Build{{Jobs: []Job{
+		{ID: "a", Type: "script", State: "scheduled", Rules: []string{"queue=" + evil, "*", "x=" + evil}},
+		{ID: "b", Type: "script", State: "running"},
+		{ID: "c", Type: "waiter", State: "scheduled"},
+		{ID: evil, Type: "script", State: "scheduled"}, // taken since
+	}}}
+	got := Queues([]Agent{agent}, builds)
+	if len(got) != 1 || got[0].Waiting.Jobs != 1 || got[0].Waiting.Unmatched != 1 || got[0].Agents[0].GPUIndex != nil || got[0].Agents[0].Job.Build != 0 {
+		t.Errorf("%+v", got)
+	}
+	text := fmt.Sprintf("%+v %+v", got, *got[0].Agents[0].Job)
+	if strings.ContainsAny(text, "\x1b\x07\u202e\u009b\n") || len(text) > 3000 {
+		t.Errorf("%q", text)
+	}
+}
+
+func TestBuildOf(t *testing.T) {
+	t.Parallel()
+	for page, want := range map[string]string{
+		"https://buildkite.com/gpu-mode/kernelbot/builds/12#0190": "kernelbot 12",
+		"https://buildkite.com/gpu-mode/kernelbot/builds/12":      "kernelbot 12",
+		"https://buildkite.com/gpu-mode/kernelbot/builds/0":       " 0",
+		"https://buildkite.com/gpu-mode/kernelbot":                " 0",
+		"https://buildkite.com/gpu-mode/../builds/3":              " 0",
+		"https://buildkite.com/gpu-mode/k%1bx/builds/3":           " 0",
+		"%": " 0",
+		"":  " 0",
+	} {
+		if p, n := buildOf(page); fmt.Sprint(p, " ", n) != want {
+			t.Errorf("%s: %q %d; want %s", page, p, n, want)
+		}
+	}
+}
+
+func TestNear(t *testing.T) {
+	t.Parallel()
+	for word, want := range map[string][]string{
+		"B20O": {"b200", "h100", "mi300"}, "mi300x": {"mi300", "b200", "h100"}, "": {"b200", "h100", "mi300"},
+	} {
+		if diff := cmp.Diff(want, Near(word, []string{"mi300", "h100", "b200"})); diff != "" {
+			t.Errorf("%s: %s", word, diff)
+		}
+	}
+}
