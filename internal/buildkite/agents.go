@@ -92,7 +92,7 @@ func (c *Client) Organizations(ctx context.Context) ([]string, error) {
 		return nil, fmt.Errorf("list organizations: %w", plain(err, "read_organizations"))
 	}
 	for _, o := range list {
-		all = append(all, o.Slug)
+		all = append(all, printable(o.Slug, maxText))
 	}
 	return all, nil
 }
@@ -124,7 +124,7 @@ func (c *Client) ClusterQueues(ctx context.Context, organization string) ([]stri
 			return nil, fmt.Errorf("list queues: %w", plain(err, "read_clusters"))
 		}
 		for _, q := range queues {
-			all = append(all, q.Key)
+			all = append(all, printable(q.Key, maxText))
 		}
 	}
 	return all, nil

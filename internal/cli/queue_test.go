@@ -1,0 +1,214 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/internal/buildkite"
+)
+
+// office is Buildkite with these agents, by tags, which work until the end of the test.
+func office(t *testing.T, o bktest.Options, agents map[string][]string) *bktest.Server {
+	t.Helper()
+	s := bktest.New(o)
+	ctx, stop := context.WithCancel(t.Context())
+	t.Cleanup(stop)
+	for name, tags := range agents {
+		if err := s.Employ(ctx, bktest.Worker{Name: name, Tags: tags, Do: func(ctx context.Context, _ *bktest.Work) { <-ctx.Done() }}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+func TestQueueCommand(t *testing.T) {
+	s := office(t, bktest.Options{Queues: []string{"b200", "h100", "empty"}}, map[string][]string{
+		"n-gpu0": {"queue=b200", "gpu-index=0", "gpu-model=NVIDIA-B200", "node=n", "kbnode=1.0"}, "x": {"queue=h100"},
+	})
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	t.Setenv("BUILDKITE_API_URL", server.URL)
+	t.Setenv("BUILDKITE_API_TOKEN", bktest.DefaultAPIToken)
+	t.Setenv("BUILDKITE_ORG", "kbnode")
+	const clusters = "GET /v2/organizations/{org}/clusters"
+	for _, tt := range []struct {
+		args  []string
+		fault *bktest.Fault
+		code  int
+		out   string
+		err   string
+	}{
+		{args: nil, out: "b200: 1 agent, 1 idle, 0 busy; no job waits\n" +
+			"AGENT   STATE  FOR  JOB  GPU  MODEL        NODE  VERSION  KBNODE\n" +
+			"n-gpu0  idle   -    -    0    NVIDIA-B200  n     3.76.2   1.0\n\n" +
+			"h100: 1 agent, 1 idle, 0 busy; no job waits\n" +
+			"AGENT  STATE  FOR  JOB  GPU  MODEL  NODE    VERSION  KBNODE\n" +
+			"x      idle   -    -    -    -      host-x  3.76.2   -\n"},
+		{args: []string{"h100"}, out: "h100: 1 agent, 1 idle, 0 busy; no job waits\n" +
+			"AGENT  STATE  FOR  JOB  GPU  MODEL  NODE    VERSION  KBNODE\n" +
+			"x      idle   -    -    -    -      host-x  3.76.2   -\n"},
+		{args: []string{"h200"}, code: exitNo, out: "h200: 0 agents, 0 idle, 0 busy; no job waits\n", err: `there is no queue "h200" in kbnode; queues with agents: b200, h100`},
+		{args: []string{"empty"}, code: exitNo, out: "empty: 0 agents, 0 idle, 0 busy; no job waits\n", err: "queue empty exists, but no agent is connected in it; queues with agents: b200, h100"},
+		{args: []string{"h10"}, fault: &bktest.Fault{Route: clusters, Status: http.StatusForbidden}, code: exitNo,
+			out: "h10: 0 agents, 0 idle, 0 busy; no job waits\n", err: `no agent is connected in queue "h10"; queues with agents: h100, b200`},
+		{args: []string{"--org", "gpumode"}, code: exitNo, err: "list agents: the API token does not reach this organization"},
+		{args: []string{"--watch"}, code: exitUsage, err: "--watch draws on a terminal, and standard output is none; add --json"},
+		{args: []string{""}, code: exitUsage, err: "the name of the queue is empty"},
+		{args: []string{"a", "b"}, code: exitUsage, err: "accepts at most 1 arg(s), received 2; kbnode queue --help shows what it takes"},
+		{args: []string{"--token", "x"}, code: exitUsage, err: "unknown flag: --token"},
+		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: http.StatusForbidden}, code: exitNo, err: "give it the scope read_agents"},
+		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusForbidden}, code: exitNo, err: "give it the scope read_builds"},
+	} {
+		if tt.fault != nil {
+			s.Inject(*tt.fault)
+		}
+		got := kbnode(t, append([]string{"queue"}, tt.args...)...)
+		if diff := cmp.Diff(tt.out, got.out); diff != "" || got.code != tt.code || !strings.Contains(got.err, tt.err) || (tt.err == "") != (got.err == "") {
+			t.Errorf("%q: code %d, %s; want %s; %s", tt.args, got.code, got.err, tt.err, diff)
+		}
+	}
+
+	var report queueReport
+	got := kbnode(t, "queue", "none", "--json")
+	if err := json.Unmarshal([]byte(got.out), &report); err != nil || got.code != exitNo || report.Organization != "kbnode" || len(report.Queues) != 1 || report.Queues[0].Agents == nil {
+		t.Errorf("%+v, %v", got, err)
+	}
+
+	none := httptest.NewServer(office(t, bktest.Options{}, nil))
+	t.Cleanup(none.Close)
+	t.Setenv("BUILDKITE_API_URL", none.URL)
+	if got := kbnode(t, "queue"); got.code != exitNo || got.out != "" || got.err != "kbnode: no agent is connected in any queue of kbnode\n" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// An organization that the token does not reach is told with those that it does.
+func TestQueueOrganization(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v2/organizations", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`[{"slug":"other"},{"slug":"gpu-mode\u001b[2J"}]`))
+	})
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	t.Setenv("BUILDKITE_API_URL", server.URL)
+	t.Setenv("BUILDKITE_API_TOKEN", "token")
+	got := kbnode(t, "queue", "--org", "gpumode")
+	if want := "kbnode: the API token reaches no organization gpumode; it reaches gpu-mode [2J, other\n"; got.code != exitNo || got.err != want {
+		t.Errorf("%+v; want %s", got, want)
+	}
+}
+
+// TestQueueWatch: a line at each change and none between, within the rate limit, over a
+// fault, and until interrupted.
+func TestQueueWatch(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := office(t, bktest.Options{RateLimit: 50, PingSeconds: 1}, map[string][]string{"n-gpu0": {"queue=b200"}})
+		client, err := buildkite.New(buildkite.Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out, stderr bytes.Buffer
+		v := &queueView{s: Streams{Out: &out, Err: &stderr}, client: client, org: "kbnode", name: "b200", asJSON: true}
+		ctx, interrupt := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- v.watch(ctx) }()
+		time.Sleep(55 * time.Second)
+		for range 2 {
+			_, err := client.Create(ctx, "kbnode", "kernelbot", buildkite.NewBuild{Commit: "HEAD", Branch: "main", Steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "b200"}}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(5 * time.Minute)
+		}
+		s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusBadGateway, Times: 8})
+		time.Sleep(5 * time.Minute)
+		interrupt()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		var seen []string
+		for line := range strings.Lines(out.String()) {
+			var r queueReport
+			if err := json.Unmarshal([]byte(line), &r); err != nil || len(r.Queues) != 1 {
+				t.Fatal(err, line)
+			}
+			seen = append(seen, fmt.Sprintf("%d idle, %d busy, %d wait", r.Queues[0].Count(buildkite.Idle), r.Queues[0].Count(buildkite.Busy), r.Queues[0].Waiting.Jobs))
+		}
+		if diff := cmp.Diff([]string{"1 idle, 0 busy, 0 wait", "0 idle, 1 busy, 0 wait", "0 idle, 1 busy, 1 wait"}, seen); diff != "" {
+			t.Error(diff)
+		}
+		if s.Over() > 0 || !strings.Contains(stderr.String(), "502") {
+			t.Errorf("%d requests were refused; %s", s.Over(), stderr.String())
+		}
+		asked := s.Requests()["GET /v2/organizations/{org}/agents"]
+		if asked < 70 || asked > 97 { // in 16 minutes, some of them spent on the fault
+			t.Errorf("asked %d times", asked)
+		}
+	})
+}
+
+// A look that is refused ends the watch: nobody waits for a token to become another.
+func TestQueueWatchRefused(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := office(t, bktest.Options{}, nil)
+		client, err := buildkite.New(buildkite.Options{URL: "http://buildkite.test", Token: "old", Network: s.Wire(), Patient: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := &queueView{s: Streams{Out: t.Output(), Err: t.Output()}, client: client, org: "kbnode"}
+		if err := v.watch(t.Context()); err == nil || !strings.Contains(err.Error(), "refuses the API token") {
+			t.Error(err)
+		}
+	})
+}
+
+// TestQueueTable: what people see of each state, in the width of a terminal.
+func TestQueueTable(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	tags := func(k int) []string {
+		return []string{"queue=b200", fmt.Sprintf("gpu-index=%d", k), "gpu-model=NVIDIA-B200", "node=b200-node-07", "kbnode=1.4.0"}
+	}
+	job := func(n int) *buildkite.Job {
+		return &buildkite.Job{ID: "j", State: "running", URL: fmt.Sprintf("https://buildkite.com/o/kernelbot/builds/%d#j", n), Started: now.Add(-70 * time.Minute)}
+	}
+	queue := buildkite.Queues([]buildkite.Agent{
+		{Name: "b200-node-07-gpu0", Version: "3.76.2", Tags: tags(0)},
+		{Name: "b200-node-07-gpu1", Version: "3.76.2", Tags: tags(1), Job: job(1201)},
+		{Name: "b200-node-07-gpu2", Version: "3.76.2", Tags: tags(2), Job: job(1202), Stopping: true},
+		{Name: "b200-node-07-gpu3", Version: "3.76.2", Tags: tags(3), Paused: true, PausedNote: "new fan\x1b[2J"},
+		{Name: "somebody-elses-agent-with-a-long-name-1", Version: "3.76.2", Tags: []string{"queue=b200"}, Hostname: "ip-10-0-0-1", Job: &buildkite.Job{ID: "0190c0de", State: "assigned"}},
+	}, []buildkite.Build{{Jobs: []buildkite.Job{
+		{Type: "script", State: "scheduled", Rules: []string{"queue=b200"}, Runnable: now.Add(-4 * time.Minute)},
+		{Type: "script", State: "scheduled", Rules: []string{"queue=b200", "gpu-index=9"}, Runnable: now.Add(-3 * time.Minute)},
+	}}})[0]
+	var out bytes.Buffer
+	v := &queueView{s: Streams{Out: &out}}
+	v.print(queueReport{Time: now, Queues: []buildkite.Queue{queue}})
+	golden(t, "queue.txt", out.String())
+	for _, width := range []int{80, 70, 40} {
+		drawn := v.table(queue, now, width)
+		if n := text.LongestLineLen(drawn); n > max(width, 66) {
+			t.Errorf("%d columns of %d:\n%s", n, width, drawn)
+		}
+		for _, must := range []string{"AGENT", "STATE", "JOB", "GPU", "kernelbot#1202", "somebody-else…-a-long-name-1", "b200-node-07-gpu3"} {
+			if !strings.Contains(drawn, must) {
+				t.Errorf("%d columns: no %s in\n%s", width, must, drawn)
+			}
+		}
+	}
+}
