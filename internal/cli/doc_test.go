@@ -12,31 +12,35 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestPlanDocument holds the tables of docs/plan.md to the types: the same
-// fields, in the same order, with the same JSON types, each with a meaning.
-func TestPlanDocument(t *testing.T) {
+// TestJSONDocuments holds the tables of the pages to the types: the same fields, in
+// the same order, with the same JSON types, each with a meaning.
+func TestJSONDocuments(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/plan.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	row := regexp.MustCompile("(?m)^\\| `([a-zA-Z_.\\[\\]]+)` \\| ([^|]+) \\|[^|]*\\| [^|]+ \\|$")
-	for heading, typ := range map[string]reflect.Type{
-		"## kbnode plan --json":   reflect.TypeFor[planOutput](),
-		"## kbnode status --json": reflect.TypeFor[nodeStatus](),
+	for _, tt := range []struct {
+		page, heading string
+		typ           reflect.Type
+	}{
+		{"docs/plan.md", "## kbnode plan --json", reflect.TypeFor[planOutput]()},
+		{"docs/plan.md", "## kbnode status --json", reflect.TypeFor[nodeStatus]()},
+		{"docs/operators.md", "### kbnode queue --json", reflect.TypeFor[queueReport]()},
 	} {
-		_, section, found := strings.Cut(string(text), "\n"+heading+"\n")
+		text, err := os.ReadFile("../../" + tt.page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, section, found := strings.Cut(string(text), "\n"+tt.heading+"\n")
 		if !found {
-			t.Errorf("docs/plan.md has no section %q", heading)
+			t.Errorf("%s has no section %q", tt.page, tt.heading)
 		}
 		section, _, _ = strings.Cut(section, "\n## ")
 		var documented, coded []string
 		for _, m := range row.FindAllStringSubmatch(section, -1) {
 			documented = append(documented, m[1]+" "+m[2])
 		}
-		fieldsOf(typ, "", &coded)
+		fieldsOf(tt.typ, "", &coded)
 		if d := cmp.Diff(coded, documented); d != "" {
-			t.Errorf("%s: docs/plan.md (+) differs from the code (-):\n%s", heading, d)
+			t.Errorf("%s: %s (+) differs from the code (-):\n%s", tt.heading, tt.page, d)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -66,8 +67,11 @@ Exit code 1 where no agent is connected.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			v := &queueView{s: s, asJSON: asJSON, name: strings.Join(args, "")}
-			if len(args) > 0 && v.name == "" {
+			switch {
+			case len(args) > 0 && v.name == "":
 				return usagef("the name of the queue is empty; leave it out for all queues")
+			case len(v.name) > 100 || strings.ContainsFunc(v.name, func(r rune) bool { return !unicode.IsGraphic(r) }):
+				return usagef("%.40q is no name of a queue; write it as in Buildkite, such as b200", v.name)
 			}
 			if _, ok := terminal(s.Out); watch && !ok && !asJSON {
 				return usagef("--watch draws on a terminal, and standard output is none; add --json for a line at each change, or leave --watch out")
@@ -99,7 +103,7 @@ func (v *queueView) once(ctx context.Context) error {
 	} else {
 		v.print(report)
 	}
-	if none := v.empty(ctx, report, others); err == nil && none != "" {
+	if none := v.empty(ctx, others); err == nil && none != "" {
 		err = errors.New(none)
 	}
 	return err
@@ -126,7 +130,7 @@ func (v *queueView) watch(ctx context.Context) error {
 				if err := v.line(report); err != nil {
 					return err
 				}
-				if none := v.empty(ctx, report, others); none != "" {
+				if none := v.empty(ctx, others); none != "" {
 					v.s.warn("%s", none)
 				}
 			}
@@ -135,7 +139,7 @@ func (v *queueView) watch(ctx context.Context) error {
 			last = []byte{}
 			printf(v.s.Out, "\x1b[H\x1b[2J%s  %s\n\n", report.Time.Local().Format(time.TimeOnly), v.org)
 			v.print(report)
-			if none := v.empty(ctx, report, others); none != "" {
+			if none := v.empty(ctx, others); none != "" {
 				printf(v.s.Out, "%s\n", none)
 			}
 		}
@@ -195,7 +199,7 @@ func (v *queueView) unknown(ctx context.Context, err error) error {
 }
 
 // empty says why there is nobody to show; "" if there is.
-func (v *queueView) empty(ctx context.Context, report queueReport, others []string) string {
+func (v *queueView) empty(ctx context.Context, others []string) string {
 	if len(others) > 0 && (v.name == "" || slices.Contains(others, v.name)) {
 		return ""
 	}

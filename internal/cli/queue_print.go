@@ -92,23 +92,23 @@ func (v *queueView) print(report queueReport) {
 // queueSummary is a queue in one line.
 func queueSummary(q buildkite.Queue, now time.Time) string {
 	busy, n := q.Count(buildkite.Busy, buildkite.Draining), len(q.Agents)
-	line := fmt.Sprintf("%s: %d %s, %d idle, %d busy", q.Name, n, plural(n, "agent", "agents"), q.Count(buildkite.Idle), busy)
+	part := []string{fmt.Sprintf("%s: %d %s", q.Name, n, plural(n, "agent", "agents")), fmt.Sprintf("%d idle", q.Count(buildkite.Idle)), fmt.Sprintf("%d busy", busy)}
 	if d := q.Count(buildkite.Draining); d > 0 {
-		line += fmt.Sprintf(" (%d draining)", d)
+		part[2] += fmt.Sprintf(" (%d draining)", d)
 	}
 	for _, state := range []string{buildkite.Paused, buildkite.Stopping} {
 		if c := q.Count(state); c > 0 {
-			line += fmt.Sprintf(", %d %s", c, state)
+			part = append(part, fmt.Sprintf("%d %s", c, state))
 		}
 	}
-	switch w := q.Waiting; w.Jobs {
-	case 0:
-		return line + "; no job waits"
-	case 1:
-		return line + "; 1 job waits, for " + ago(w.Oldest, now)
-	default:
-		return line + fmt.Sprintf("; %d jobs wait, the oldest for %s", w.Jobs, ago(w.Oldest, now))
+	waits := "no job waits"
+	switch w := q.Waiting; {
+	case w.Jobs == 1:
+		waits = "1 job waits, for " + ago(w.Oldest, now)
+	case w.Jobs > 1:
+		waits = fmt.Sprintf("%d jobs wait, the oldest for %s", w.Jobs, ago(w.Oldest, now))
 	}
+	return strings.Join(part, ", ") + "; " + waits
 }
 
 // table is a queue's agents, without columns that do not fit; width 0 fits all.

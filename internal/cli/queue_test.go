@@ -66,6 +66,7 @@ func TestQueueCommand(t *testing.T) {
 		{args: []string{"--org", "gpumode"}, code: exitNo, err: "list agents: the API token does not reach this organization"},
 		{args: []string{"--watch"}, code: exitUsage, err: "--watch draws on a terminal, and standard output is none; add --json"},
 		{args: []string{""}, code: exitUsage, err: "the name of the queue is empty"},
+		{args: []string{"b\x1b[2J"}, code: exitUsage, err: `"b\x1b[2J" is no name of a queue`},
 		{args: []string{"a", "b"}, code: exitUsage, err: "accepts at most 1 arg(s), received 2; kbnode queue --help shows what it takes"},
 		{args: []string{"--token", "x"}, code: exitUsage, err: "unknown flag: --token"},
 		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: http.StatusForbidden}, code: exitNo, err: "give it the scope read_agents"},
