@@ -22,7 +22,6 @@ func TestQueues(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		t.Cleanup(func() { stop(); synctest.Wait() })
 		work := func(ctx context.Context, _ *bktest.Work) { <-ctx.Done() }
-		begin := time.Now().UTC()
 		for _, w := range []bktest.Worker{
 			{Name: "n-gpu1", Tags: []string{"queue=b200", "gpu=b200", "gpu-index=1", "node=n", "gpu-uuid=GPU-1", "gpu-model=NVIDIA-B200", "numa=0", "kbnode=1.2.3"}},
 			{Name: "n-gpu0", Tags: []string{"queue=b200", "gpu=b200", "gpu-index=0", "node=n"}},
@@ -33,6 +32,8 @@ func TestQueues(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		time.Sleep(time.Second / 2) // between two pings of the workers
+		begin := time.Now().UTC()
 		c, err := New(Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true})
 		if err != nil {
 			t.Fatal(err)
@@ -69,7 +70,7 @@ func TestQueues(t *testing.T) {
 					{Name: "n-gpu0", State: Idle, Node: "n", GPUIndex: &zero, GPUModel: "b200", AgentVersion: "3.76.2"},
 					{
 						Name: "n-gpu1", State: Busy, Node: "n", GPUIndex: &one, GPUModel: "NVIDIA-B200", GPUUUID: "GPU-1", NUMA: "0", AgentVersion: "3.76.2", KbnodeVersion: "1.2.3",
-						Job: &QueueJob{ID: job.ID, Name: "evaluate", State: "running", URL: "http://buildkite.test/kbnode/kernelbot/builds/1#" + job.ID, Pipeline: "kernelbot", Build: 1, Started: begin},
+						Job: &QueueJob{ID: job.ID, Name: "evaluate", State: "running", URL: "http://buildkite.test/kbnode/kernelbot/builds/1#" + job.ID, Pipeline: "kernelbot", Build: 1, Started: begin.Add(time.Second / 2)},
 					},
 				},
 				Waiting: Waiting{Jobs: 3, Oldest: begin.Add(5 * time.Second), Unmatched: 2, Missing: []string{"gpu-index=9", "spin=up"}},
