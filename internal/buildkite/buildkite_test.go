@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -105,10 +106,9 @@ func TestAgentsRefused(t *testing.T) {
 // A list has pages, and ends.
 func TestAgentsPages(t *testing.T) {
 	t.Parallel()
-	asked := 0
+	var asked atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked++
-		w.Header().Set("Link", fmt.Sprintf(`<http://%s%s?page=%d&per_page=100>; rel="next"`, r.Host, r.URL.Path, asked+1))
+		w.Header().Set("Link", fmt.Sprintf(`<http://%s%s?page=%d&per_page=100>; rel="next"`, r.Host, r.URL.Path, asked.Add(1)+1))
 		_, _ = w.Write([]byte(`[{"name":"a","paused":true,"paused_note":"new fan"}]`))
 	}))
 	t.Cleanup(server.Close)

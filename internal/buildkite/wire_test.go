@@ -1,0 +1,245 @@
+package buildkite
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// server answers in a test's own time.
+type server func(r *http.Request) (status int, header map[string]string, body string)
+
+func (s server) RoundTrip(r *http.Request) (*http.Response, error) {
+	if err := r.Context().Err(); err != nil {
+		return nil, err
+	}
+	status, header, body := s(r)
+	if status == 0 {
+		return nil, io.ErrUnexpectedEOF
+	}
+	resp := &http.Response{StatusCode: status, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(body)), Request: r}
+	for k, v := range header {
+		resp.Header.Set(k, v)
+	}
+	return resp, nil
+}
+
+func patient(t *testing.T, s http.RoundTripper) *Client {
+	t.Helper()
+	c, err := New(Options{URL: "http://buildkite.test", Token: "secret-token", Network: s, Patient: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// However requests come, and whoever else asks, Buildkite's minute is never exceeded,
+// wherever it begins.
+func TestPace(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 1))
+			var mu sync.Mutex
+			dice := func(n int) time.Duration {
+				mu.Lock()
+				defer mu.Unlock()
+				return time.Duration(random.IntN(n))
+			}
+			begun := time.Now().Add(-dice(60) * time.Second)
+			used, others, over := 0, int(dice(30)), 0
+			c := patient(t, server(func(*http.Request) (int, map[string]string, string) {
+				time.Sleep(dice(3000) * time.Millisecond)
+				mu.Lock()
+				defer mu.Unlock()
+				if now := time.Now(); now.Sub(begun) >= time.Minute {
+					begun, used = now.Truncate(time.Second), 0
+				}
+				if used == 0 {
+					used = others // they were quicker
+				}
+				used++
+				left := strconv.Itoa(max(0, 50-used))
+				header := map[string]string{
+					"RateLimit-Limit": "200", "RateLimit-Remaining": "170", "RateLimit-Reset": "9",
+					"RateLimit-User-Limit": "50", "RateLimit-User-Remaining": left, "RateLimit-User-Reset": strconv.Itoa(60 - int(time.Since(begun).Seconds())),
+				}
+				if used > 50 {
+					over++
+					return http.StatusTooManyRequests, header, `{"message":"slow down"}`
+				}
+				return http.StatusOK, header, "[]"
+			}))
+			var group sync.WaitGroup
+			for range 170 {
+				group.Go(func() {
+					time.Sleep(dice(20) * time.Second)
+					if _, err := c.Agents(t.Context(), "o"); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			group.Wait()
+			// Nobody knows of the others before the first answers of a minute.
+			if most := 6 * others / 2; over > most {
+				t.Errorf("%d requests over the limit, %d are others'", over, others)
+			}
+			if others == 0 && over > 0 {
+				t.Errorf("%d over the limit, alone", over)
+			}
+		})
+	}
+}
+
+// Who is impatient is told at once, and who waits gets no answer that was cut or is
+// somebody else's page.
+func TestWire(t *testing.T) {
+	t.Parallel()
+	for name, bad := range map[string]server{
+		"502":     func(*http.Request) (int, map[string]string, string) { return 502, nil, "<html>bad gateway</html>" },
+		"a page":  func(*http.Request) (int, map[string]string, string) { return 200, nil, "<html>log in</html>" },
+		"dropped": func(*http.Request) (int, map[string]string, string) { return 0, nil, "" },
+		"slow": func(*http.Request) (int, map[string]string, string) {
+			time.Sleep(2 * time.Minute)
+			return 200, nil, "[]"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				n := 0
+				c := patient(t, within{server(func(r *http.Request) (int, map[string]string, string) {
+					if n++; n <= 3 {
+						return bad(r)
+					}
+					return 200, nil, "[]"
+				})})
+				if _, err := c.Agents(t.Context(), "o"); err != nil || n != 4 {
+					t.Errorf("%v after %d", err, n)
+				}
+				n = -100
+				began := time.Now()
+				if _, err := c.Agents(t.Context(), "o"); err == nil || strings.Contains(err.Error(), "secret") || time.Since(began) > 10*time.Minute {
+					t.Errorf("%v after %s", err, time.Since(began))
+				}
+				if n != -94 {
+					t.Errorf("%d attempts", n+100)
+				}
+				time.Sleep(time.Hour) // what is slow comes to its end
+			})
+		})
+	}
+}
+
+// within ends a request with its context.
+type within struct{ http.RoundTripper }
+
+func (w within) RoundTrip(r *http.Request) (*http.Response, error) {
+	type back struct {
+		resp *http.Response
+		err  error
+	}
+	answered := make(chan back, 1)
+	go func() {
+		resp, err := w.RoundTripper.RoundTrip(r.WithContext(context.WithoutCancel(r.Context())))
+		answered <- back{resp, err}
+	}()
+	select {
+	case b := <-answered:
+		return b.resp, b.err
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+}
+
+// An artifact comes whole from the store, which never sees the token; and the token is
+// sent to nobody whom an answer names.
+func TestDownload(t *testing.T) {
+	t.Parallel()
+	const text = `{"success":true}`
+	sum := sha1.Sum([]byte(text))
+	good := Artifact{Path: "result.json", Size: int64(len(text)), SHA1: hex.EncodeToString(sum[:])}
+	short, other := good, good
+	short.Size++
+	other.SHA1 = strings.Repeat("0", 40)
+	for _, tt := range []struct {
+		name   string
+		a      Artifact
+		url    string // "" is the API's
+		status int
+		most   int64
+		err    string
+	}{
+		{name: "whole", a: good},
+		{name: "too large", a: good, most: 3, err: "it has 16 bytes, 3 are read at most"},
+		{name: "not whole", a: short, err: "it has 16 bytes, not 17"},
+		{name: "another", a: other, err: "its checksum is another"},
+		{name: "elsewhere", a: good, url: "http://127.0.0.1:1/x", err: "its address is not the API's"},
+		{name: "expired", a: good, status: http.StatusForbidden, err: "the artifact store answers 403 Forbidden"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Authorization") != "" {
+					t.Error("the store was sent the token")
+				}
+				if tt.status != 0 {
+					w.WriteHeader(tt.status)
+				}
+				_, _ = io.WriteString(w, text)
+			}))
+			t.Cleanup(store.Close)
+			api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Authorization") != "Bearer secret-token" {
+					t.Error("the API was not sent the token")
+				}
+				w.Header().Set("Location", store.URL+"/signed?key=hidden")
+				w.WriteHeader(http.StatusFound)
+				_, _ = fmt.Fprintf(w, `{"url":%q}`, store.URL)
+			}))
+			t.Cleanup(api.Close)
+			c, err := New(Options{URL: api.URL, Token: "secret-token"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.a.URL = tt.url; tt.url == "" {
+				tt.a.URL = api.URL + "/v2/download"
+			}
+			if tt.most == 0 {
+				tt.most = 1 << 20
+			}
+			got, err := c.Download(t.Context(), tt.a, tt.most)
+			if tt.err == "" && (err != nil || string(got) != text) {
+				t.Errorf("%q, %v", got, err)
+			}
+			if tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "hidden")) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestAddress(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{"api.buildkite.com", "file:///etc/passwd", "http://", "://"} {
+		if _, err := New(Options{URL: at, Token: "t"}); err == nil {
+			t.Errorf("%s is an address", at)
+		}
+	}
+	for slug, ok := range map[string]bool{"gpu-mode": true, "a_b": true, "": false, "a/b": false, "..": false, "a?b": false, "a b": false, strings.Repeat("a", 101): false} {
+		if err := CheckSlug("an organization", slug); (err == nil) != ok {
+			t.Errorf("%q: %v", slug, err)
+		}
+	}
+}
