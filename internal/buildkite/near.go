@@ -2,6 +2,9 @@ package buildkite
 
 import (
 	"cmp"
+	"context"
+	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 )
@@ -13,6 +16,46 @@ func Near(word string, names []string) []string {
 		return cmp.Or(cmp.Compare(edits(word, a), edits(word, b)), cmp.Compare(a, b))
 	})
 	return names
+}
+
+// maxNamed bounds the names in a sentence.
+const maxNamed = 8
+
+// Named lists names of others for a sentence, those like a word first.
+func Named(word string, names []string) string {
+	names = Near(word, names)
+	more := ""
+	if len(names) > maxNamed {
+		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", len(names)-maxNamed)
+	}
+	for i, n := range names {
+		names[i] = printable(n, 100)
+	}
+	return strings.Join(names, ", ") + more
+}
+
+// Explain says more of an error where the organization, or the pipeline if it is not
+// "", may have another name: which ones there are.
+func (c *Client) Explain(ctx context.Context, err error, org, pipeline string) error {
+	if Refused(err) != http.StatusNotFound {
+		return err
+	}
+	if pipeline != "" {
+		pipelines, listErr := c.Pipelines(ctx, org)
+		switch {
+		case listErr == nil && len(pipelines) == 0:
+			return fmt.Errorf("organization %s has no pipeline that the API token reaches; make one in Buildkite", org)
+		case listErr == nil && !slices.Contains(pipelines, pipeline):
+			return fmt.Errorf("organization %s has no pipeline %s; it has %s", org, pipeline, Named(pipeline, pipelines))
+		case Refused(listErr) != http.StatusNotFound:
+			return err
+		}
+	}
+	orgs, listErr := c.Organizations(ctx)
+	if listErr != nil || len(orgs) == 0 || slices.Contains(orgs, org) {
+		return err
+	}
+	return fmt.Errorf("the API token reaches no organization %s; it reaches %s", org, Named(org, orgs))
 }
 
 // edits counts the bytes to add, remove or change (Levenshtein's distance), in any case.

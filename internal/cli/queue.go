@@ -21,8 +21,6 @@ const (
 	// queuePeriod is how often --watch asks. A look takes two requests of the fifty
 	// that a person's tokens have in a minute, more where there are many agents or builds.
 	queuePeriod = 10 * time.Second
-	// maxQueuesNamed bounds a sentence with the names of queues.
-	maxQueuesNamed = 10
 )
 
 // queueReport is the JSON of kbnode queue.
@@ -165,7 +163,7 @@ func (v *queueView) line(report queueReport) error {
 func (v *queueView) ask(ctx context.Context) (report queueReport, others []string, err error) {
 	agents, err := v.client.Agents(ctx, v.org)
 	if err != nil {
-		return report, nil, v.unknown(ctx, err)
+		return report, nil, v.client.Explain(ctx, err, v.org, "")
 	}
 	builds, err := v.client.Unfinished(ctx, v.org)
 	if err != nil {
@@ -186,18 +184,6 @@ func (v *queueView) ask(ctx context.Context) (report queueReport, others []strin
 	return report, others, nil
 }
 
-// unknown says which organizations there are, where the one that was asked is none.
-func (v *queueView) unknown(ctx context.Context, err error) error {
-	if buildkite.Refused(err) != http.StatusNotFound {
-		return err
-	}
-	orgs, listErr := v.client.Organizations(ctx)
-	if listErr != nil || len(orgs) == 0 || slices.Contains(orgs, v.org) {
-		return err
-	}
-	return fmt.Errorf("the API token reaches no organization %s; it reaches %s", v.org, named(v.org, orgs))
-}
-
 // empty says why there is nobody to show; "" if there is.
 func (v *queueView) empty(ctx context.Context, others []string) string {
 	if len(others) > 0 && (v.name == "" || slices.Contains(others, v.name)) {
@@ -205,7 +191,7 @@ func (v *queueView) empty(ctx context.Context, others []string) string {
 	}
 	there := "no agent is connected in any queue of " + v.org
 	if len(others) > 0 {
-		there = "queues with agents: " + named(v.name, others)
+		there = "queues with agents: " + buildkite.Named(v.name, others)
 	}
 	if v.name == "" {
 		return there
@@ -229,13 +215,4 @@ func (v *queueView) empty(ctx context.Context, others []string) string {
 		return fmt.Sprintf("there is no queue %q in %s; %s", v.name, v.org, there)
 	}
 	return fmt.Sprintf("no agent is connected in queue %q; %s", v.name, there)
-}
-
-// named lists names of others, those like a word first.
-func named(word string, names []string) string {
-	names = buildkite.Near(word, names)
-	if more := len(names) - maxQueuesNamed; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:maxQueuesNamed], ", "), more)
-	}
-	return strings.Join(names, ", ")
 }

@@ -63,7 +63,7 @@ func TestQueueCommand(t *testing.T) {
 		{args: []string{"empty"}, code: exitNo, out: "empty: 0 agents, 0 idle, 0 busy; no job waits\n", err: "queue empty exists, but no agent is connected in it; queues with agents: b200, h100"},
 		{args: []string{"h10"}, fault: &bktest.Fault{Route: clusters, Status: http.StatusForbidden}, code: exitNo,
 			out: "h10: 0 agents, 0 idle, 0 busy; no job waits\n", err: `no agent is connected in queue "h10"; queues with agents: h100, b200`},
-		{args: []string{"--org", "gpumode"}, code: exitNo, err: "list agents: the API token does not reach this organization"},
+		{args: []string{"--org", "gpumode"}, code: exitNo, err: "the API token reaches no organization gpumode; it reaches kbnode"},
 		{args: []string{"--watch"}, code: exitUsage, err: "--watch draws on a terminal, and standard output is none; add --json"},
 		{args: []string{""}, code: exitUsage, err: "the name of the queue is empty"},
 		{args: []string{"b\x1b[2J"}, code: exitUsage, err: `"b\x1b[2J" is no name of a queue`},

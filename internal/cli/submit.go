@@ -111,7 +111,7 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	if !f.force {
 		if err := submit.CheckQueue(ctx, client, f.api.org, req.Queue); err != nil {
 			p.end()
-			return submit.Explain(ctx, client, err, f.api.org, f.pipeline)
+			return client.Explain(ctx, err, f.api.org, f.pipeline)
 		}
 	}
 	out := submit.Run(ctx, client, submit.Options{
@@ -120,7 +120,7 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	}, []submit.Job{j})[0]
 	p.end()
 	if out.Verdict == submit.NotCreated && out.Err != nil {
-		out.Reason = submit.Explain(ctx, client, out.Err, f.api.org, f.pipeline).Error()
+		out.Reason = client.Explain(ctx, out.Err, f.api.org, f.pipeline).Error()
 	}
 	if f.resultFile != "" && len(out.Raw) > 0 {
 		if err := renameio.WriteFile(f.resultFile, out.Raw, 0o644); err != nil {

@@ -62,7 +62,7 @@ func TestSubmit(t *testing.T) {
 			[]string{"Compilation: nvcc a.cu", "  a.cu(3): error: no such thing", "Not passed: test: does not compile"}, nil, nil},
 		{"no result", nil, []string{"--queue", "b200", "--hello"}, 1, nil, []string{"no result: the job has passed, and left no result.json; name it in the step's artifact_paths"}, nil},
 		{"another queue", nil, []string{"--queue", "b2000", "--hello"}, 1, nil, []string{"no agent is connected in queue b2000; there are some in b200"}, nil},
-		{"another organization", nil, []string{"--queue", "b200", "--org", "kbnote", "--hello"}, 1, nil, []string{"the API token does not reach an organization kbnote; it reaches kbnode"}, nil},
+		{"another organization", nil, []string{"--queue", "b200", "--org", "kbnote", "--hello"}, 1, nil, []string{"the API token reaches no organization kbnote; it reaches kbnode"}, nil},
 		{"another pipeline", nil, []string{"--queue", "b200", "--pipeline", "kernalbot", "--hello"}, 1, nil, []string{"organization kbnode has no pipeline kernalbot; it has kernelbot"}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestSubmitUsage(t *testing.T) {
 		"--hello --payload x --queue q":                    "say what is to be evaluated",
 		"mine.py --hello --queue q":                        "a submission goes with --eval DIR",
 		"--hello":                                          "no queue is given; write --queue b200, or --gpu B200_BK",
-		"--hello --gpu b20":                                `"b20" is no type of GPU that kbnode knows; there are B200_BK`,
+		"--hello --gpu b20":                                `"b20" is no type of GPU that kbnode knows; there are B200, B300`,
 		"--hello --queue q":                                "no organization is given",
 		"--hello --queue q --org a/b":                      `"a/b" is no name of an organization`,
 		"--hello --queue q --pipeline ../x":                `"../x" is no name of a pipeline`,

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
@@ -41,11 +40,11 @@ func GPUOf(name string) (GPU, error) {
 	}
 	var names []string
 	for n := range gpus {
-		if _, also := gpus[n+"_BK"]; !also {
+		if !strings.HasSuffix(n, "_BK") {
 			names = append(names, n)
 		}
 	}
-	return GPU{}, fmt.Errorf("%q is no type of GPU that kbnode knows; there are %s; for others give --queue and --arch", name, strings.Join(near(name, names), ", "))
+	return GPU{}, fmt.Errorf("%q is no type of GPU that kbnode knows; there are %s; for others give --queue and --arch", name, strings.Join(buildkite.Near(name, names), ", "))
 }
 
 // AMD says that the GPUs are AMD's.
@@ -97,23 +96,4 @@ func (r Request) Job() (Job, error) {
 		}
 	}
 	return j, errors.Join(errs...)
-}
-
-// near sorts names so that those most like a word come first.
-func near(word string, names []string) []string {
-	word = strings.ToLower(word)
-	like := func(name string) int {
-		name = strings.ToLower(name)
-		n := 0
-		for n < min(len(word), len(name)) && word[n] == name[n] {
-			n++
-		}
-		if strings.Contains(name, word) || strings.Contains(word, name) {
-			n += 3
-		}
-		return n
-	}
-	names = slices.Clone(names)
-	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(like(b), like(a)), cmp.Compare(a, b)) })
-	return names
 }

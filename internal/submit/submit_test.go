@@ -161,7 +161,7 @@ func TestInterrupted(t *testing.T) {
 					results++
 				}
 			}
-			if (results == 1) == leave {
+			if (results > 0) == leave { // the second may have begun in the moment in which the first ended
 				t.Errorf("%d results", results)
 			}
 			for _, b := range of.Builds() { // for the bubble to end

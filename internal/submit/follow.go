@@ -1,0 +1,364 @@
+package submit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/runner"
+)
+
+const (
+	batchKey = "batch_id"
+	// creators is how many builds are created at once.
+	creators = 4
+	fetchers = 4
+	// cancelTime is how long a cancelled build may take to end; its runner still
+	// uploads what it has.
+	cancelTime = 3 * time.Minute
+	// silence is for how long Buildkite may not answer before builds are given up.
+	silence = 15 * time.Minute
+)
+
+var (
+	errNoResult = errors.New("no " + runner.ResultFile)
+	errNotBegun = errors.New("interrupted before it was created")
+)
+
+// pause between two looks: short at first, when most jobs end.
+func pause(since time.Duration) time.Duration {
+	switch {
+	case since < 30*time.Second:
+		return 2 * time.Second
+	case since < 3*time.Minute:
+		return 5 * time.Second
+	}
+	return 10 * time.Second
+}
+
+// run is one job on its way.
+type run struct {
+	index    int
+	job      Job
+	out      Outcome
+	build    buildkite.Build
+	waiting  time.Time // since when it is there, by this machine's clock
+	running  time.Time
+	why      Verdict // why it was cancelled
+	reason   string
+	asked    bool // to be cancelled
+	fetching bool
+	done     bool
+	told     Status
+}
+
+// follower owns the runs: only its loop touches them, and what takes time comes back
+// as a function for the loop to call.
+type follower struct {
+	Options
+	client            *buildkite.Client
+	work              context.Context // goes on when the caller's has ended
+	batch             string
+	runs              []*run
+	events            chan func()
+	toCreate, toFetch chan struct{}
+	began, heard      time.Time
+	looking           bool
+	ending            bool // the caller's context has ended
+	doubles           map[int]bool
+}
+
+func (f *follower) follow(ctx context.Context, stop func()) {
+	for _, r := range f.runs {
+		f.create(ctx, r)
+	}
+	look := time.NewTimer(pause(0))
+	defer look.Stop()
+	ended := ctx.Done()
+	for !f.allDone() {
+		select {
+		case <-ended:
+			ended, f.ending = nil, true
+			if f.Leave != nil && f.Leave() {
+				f.leave()
+				return
+			}
+			f.interrupt()
+			defer time.AfterFunc(cancelTime, stop).Stop()
+			look.Reset(0)
+		case <-f.work.Done():
+			f.giveUp("it did not end within " + cancelTime.String())
+			return
+		case do := <-f.events:
+			do()
+		case <-look.C:
+			f.look()
+			f.checkTimes()
+			look.Reset(pause(time.Since(f.began)))
+		}
+	}
+}
+
+// aside does what takes time, and then calls in the loop what it returned.
+func (f *follower) aside(do func() func()) {
+	go func() {
+		done := do()
+		select {
+		case f.events <- done:
+		case <-f.work.Done():
+		}
+	}()
+}
+
+func (f *follower) allDone() bool {
+	for _, r := range f.runs {
+		if !r.done {
+			return false
+		}
+	}
+	return true
+}
+
+// create creates a job's build, or finds one.
+func (f *follower) create(ctx context.Context, r *run) {
+	f.tell(r, "creating")
+	f.aside(func() func() {
+		build, err := f.createOne(ctx, r.job)
+		return func() {
+			switch {
+			case err == nil:
+				f.found(r, build)
+			case r.build.Number != 0 || r.done:
+				// A look has found it.
+			case errors.Is(err, errNotBegun):
+				f.finish(r, Cancelled, err.Error())
+			default:
+				r.out.Err = err
+				f.finish(r, NotCreated, err.Error())
+			}
+		}
+	})
+}
+
+func (f *follower) createOne(ctx context.Context, j Job) (buildkite.Build, error) {
+	select {
+	case f.toCreate <- struct{}{}:
+		defer func() { <-f.toCreate }()
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return buildkite.Build{}, errNotBegun
+	}
+	// A request on its way is not given up, so that its build is known and cancelled.
+	ctx = f.work
+	if f.Resume {
+		found, err := f.client.Find(ctx, f.Org, f.Pipeline, buildkite.RunIDKey, j.RunID)
+		if err != nil {
+			return buildkite.Build{}, err
+		}
+		if len(found) > 0 {
+			return found[0], nil
+		}
+	}
+	return f.client.Create(ctx, f.Org, f.Pipeline, j.Build)
+}
+
+// look asks for all builds that are on their way with one question.
+func (f *follower) look() {
+	if f.looking {
+		return
+	}
+	f.looking = true
+	key, value := batchKey, f.batch
+	if len(f.runs) == 1 { // it may be an earlier one's
+		key, value = buildkite.RunIDKey, f.runs[0].job.RunID
+	}
+	f.aside(func() func() {
+		builds, err := f.client.Find(f.work, f.Org, f.Pipeline, key, value)
+		return func() {
+			f.looking = false
+			if err != nil {
+				f.unheard(err)
+				return
+			}
+			f.heard = time.Now()
+			for _, b := range builds {
+				f.seen(b)
+			}
+		}
+	})
+}
+
+// unheard gives up where asking again will not help, or has not for long.
+func (f *follower) unheard(err error) {
+	if status := buildkite.Refused(err); status >= 400 && status < 500 || time.Since(f.heard) > silence {
+		f.giveUp(err.Error())
+		return
+	}
+	if f.Log != nil {
+		f.Log(0, err.Error())
+	}
+}
+
+// seen takes what a look says of a build.
+func (f *follower) seen(b buildkite.Build) {
+	for _, r := range f.runs {
+		if r.job.RunID != b.MetaData[buildkite.RunIDKey] {
+			continue
+		}
+		if r.build.Number != 0 && r.build.Number != b.Number {
+			f.cancelDouble(b)
+			return
+		}
+		f.found(r, b)
+		return
+	}
+}
+
+// cancelDouble cancels a build that was made by a request which seemed lost.
+func (f *follower) cancelDouble(b buildkite.Build) {
+	if b.Ended() || f.doubles[b.Number] {
+		return
+	}
+	if f.doubles == nil {
+		f.doubles = map[int]bool{}
+	}
+	f.doubles[b.Number] = true
+	f.aside(func() func() {
+		err := f.client.Cancel(f.work, f.Org, f.Pipeline, b.Number)
+		return func() { f.doubles[b.Number] = err == nil }
+	})
+}
+
+// found takes what is known of a job's build now.
+func (f *follower) found(r *run, b buildkite.Build) {
+	if r.done || r.fetching {
+		return
+	}
+	now := time.Now()
+	if r.waiting.IsZero() {
+		r.waiting = now
+	}
+	if len(b.Jobs) == 0 {
+		b.Jobs = r.build.Jobs
+	}
+	r.build = b
+	r.out.Build, r.out.URL, r.out.State = b.Number, b.URL, b.State
+	begun := false
+	for _, j := range b.Scripts() {
+		if j.Agent != nil && j.Agent.Name != "" {
+			r.out.Agent, r.out.Tags = clean(j.Agent.Name), j.Agent.Tags
+		}
+		begun = begun || !j.Started.IsZero()
+	}
+	if begun && r.running.IsZero() {
+		r.running = now
+	}
+	switch {
+	case b.Ended():
+		f.fetch(r)
+	case r.why != "" || f.ending:
+		f.cancel(r)
+	case begun:
+		f.tell(r, "running")
+	default:
+		f.tell(r, "waiting")
+	}
+}
+
+func (f *follower) checkTimes() {
+	for _, r := range f.runs {
+		switch {
+		case r.done || r.fetching || r.why != "" || r.waiting.IsZero():
+		case f.QueueTime > 0 && r.running.IsZero() && time.Since(r.waiting) > f.QueueTime:
+			r.why, r.reason = TimedOut, fmt.Sprintf("no agent took it within %s", f.QueueTime)
+			f.cancel(r)
+		case f.RunTime > 0 && !r.running.IsZero() && time.Since(r.running) > f.RunTime:
+			r.why, r.reason = TimedOut, fmt.Sprintf("it had not ended after %s", f.RunTime)
+			f.cancel(r)
+		}
+	}
+}
+
+// interrupt cancels what is on its way. Builds that are not known yet are when they
+// come to be seen.
+func (f *follower) interrupt() {
+	for _, r := range f.runs {
+		if r.done || r.fetching || r.why != "" {
+			continue
+		}
+		r.why, r.reason = Cancelled, "interrupted"
+		if r.build.Number != 0 {
+			f.cancel(r)
+		}
+	}
+}
+
+// cancel cancels a run's build; the looks tell when it has ended.
+func (f *follower) cancel(r *run) {
+	f.tell(r, "cancelling")
+	if r.asked {
+		return
+	}
+	r.asked = true
+	if r.why == "" {
+		r.why, r.reason = Cancelled, "interrupted"
+	}
+	number := r.build.Number
+	f.aside(func() func() {
+		err := f.client.Cancel(f.work, f.Org, f.Pipeline, number)
+		return func() {
+			if err != nil && !r.done {
+				f.finish(r, r.why, fmt.Sprintf("%s; it still runs, as it could not be cancelled: %v", r.reason, err))
+			}
+		}
+	})
+}
+
+// leave ends without ending the builds.
+func (f *follower) leave() {
+	for _, r := range f.runs {
+		if r.done {
+			continue
+		}
+		if r.build.Number == 0 {
+			f.finish(r, Unknown, "interrupted while it was created; look for its run id "+r.job.RunID)
+			continue
+		}
+		f.finish(r, LeftRunning, "it goes on in Buildkite")
+	}
+}
+
+func (f *follower) giveUp(why string) {
+	for _, r := range f.runs {
+		if r.done {
+			continue
+		}
+		text := "how it ended is not known: " + why
+		if r.build.Number != 0 {
+			text += "; it may still run"
+		}
+		f.finish(r, Unknown, text)
+	}
+}
+
+func (f *follower) finish(r *run, v Verdict, reason string) {
+	r.done, r.out.Verdict, r.out.Reason = true, v, reason
+	f.tell(r, string(v))
+}
+
+func (f *follower) tell(r *run, state string) {
+	s := Status{Build: r.out.Build, URL: r.out.URL, State: state, Agent: r.out.Agent, Since: r.told.Since}
+	if state != r.told.State {
+		s.Since = time.Now()
+	}
+	if s == r.told {
+		return
+	}
+	r.told = s
+	if f.On != nil {
+		f.On(r.index, s)
+	}
+}
