@@ -258,6 +258,24 @@ func TestCancelFaults(t *testing.T) {
 	}
 }
 
+// An API that answers no more is given up, late; one that refuses, at once. What may go
+// on is said.
+func TestUnheard(t *testing.T) {
+	t.Parallel()
+	for status, least := range map[int]time.Duration{503: silence, 401: 0} {
+		synctest.Test(t, func(t *testing.T) {
+			of := open(t, bktest.Options{}, 1, takes(7200, 0, nil))
+			of.Inject(bktest.Fault{Route: findRoute, Status: status, Times: -1})
+			began := time.Now()
+			got := of.run(t.Context(), Options{}, job("a"))[0]
+			if took := time.Since(began); got.Verdict != Unknown || !strings.HasSuffix(got.Reason, "; it may still run") || took < least || took > least+5*time.Minute {
+				t.Errorf("%d: %+v after %s", status, got, took)
+			}
+			_ = of.Cancel(1)
+		})
+	}
+}
+
 // Refused for good: nothing is tried again, and the sentence says what to do.
 func TestRefused(t *testing.T) {
 	t.Parallel()
