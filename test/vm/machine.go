@@ -89,11 +89,39 @@ func (m *Machine) Run(ctx context.Context, argv ...string) Result {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
+	ctx, died := context.WithCancelCause(ctx)
+	defer died(nil)
+	go m.listen(ctx, died)
 	r, err := m.VM.Run(ctx, nil, argv...)
 	if err != nil {
+		if cause := context.Cause(ctx); errors.Is(cause, errDied) {
+			err = cause
+		}
 		m.t.Fatalf("%s: %v\n%s%s", strings.Join(argv, " "), err, r.Stdout, r.Stderr)
 	}
 	return r
+}
+
+// errDied says that there is nobody who could answer. What the kernel says then is what
+// run.sh looks for.
+var errDied = errors.New("the guest's kernel died; serial.log says how")
+
+// listen to the console, so that nobody waits for a dead guest until his patience ends.
+func (m *Machine) listen(ctx context.Context, died context.CancelCauseFunc) {
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		console := m.VM.Log("serial.log")
+		if strings.Contains(console, "Kernel panic - not syncing") || strings.Contains(console, "rcu_preempt kthread starved") {
+			died(errDied)
+			return
+		}
+	}
 }
 
 // Try runs a bash script and returns what came of it.
