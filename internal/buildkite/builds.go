@@ -38,6 +38,9 @@ type Build struct {
 	Created  time.Time         `json:"created_at"`
 	Started  time.Time         `json:"started_at"`
 	Finished time.Time         `json:"finished_at"`
+	// Repeated says that the request for it was sent again: another build may come of
+	// the one that seemed lost.
+	Repeated bool `json:"-"`
 }
 
 // Job is one run of a step.
@@ -86,10 +89,14 @@ func buildsPath(org, pipeline string) string {
 	return fmt.Sprintf("v2/organizations/%s/pipelines/%s/builds", org, pipeline)
 }
 
+// ErrUnsure says that a build may have been made.
+var ErrUnsure = errors.New("whether it was made is not known")
+
 // Create creates a build, once: where an answer is lost, a build with its run id, in
-// its meta-data, is looked for before the request is repeated. The token needs the
-// scopes write_builds and read_builds.
+// its meta-data, is looked for before the request is repeated. With ErrUnsure it may be
+// there all the same. The token needs the scopes write_builds and read_builds.
 func (c *Client) Create(ctx context.Context, org, pipeline string, b NewBuild) (Build, error) {
+	lost := false
 	for attempt := 1; ; attempt++ {
 		var made Build
 		_, err := c.do(ctx, http.MethodPost, buildsPath(org, pipeline), nil, b, &made)
@@ -97,26 +104,37 @@ func (c *Client) Create(ctx context.Context, org, pipeline string, b NewBuild) (
 			err = errors.New("the answer names no build")
 		}
 		if err == nil {
+			made.Repeated = lost
 			return made, nil
 		}
-		if status := Refused(err); ctx.Err() != nil || attempt >= c.tries || status > 0 && status < 500 {
+		if status := Refused(err); status > 0 && status < 500 {
 			return Build{}, fmt.Errorf("create build: %w", plain(err, "write_builds"))
 		}
+		lost = lost || !unsent(err)
 		found, lookErr := c.lookTwice(ctx, org, pipeline, b.MetaData[RunIDKey], attempt, err)
-		if lookErr != nil {
-			return Build{}, fmt.Errorf("create build: %w; whether it was made is not known: %w", plain(err, "write_builds"), lookErr)
-		}
-		if found != nil {
+		switch {
+		case found != nil:
+			found.Repeated = attempt > 1
 			return *found, nil
+		case lookErr != nil && lost:
+			return Build{}, fmt.Errorf("create build: %w: %w: %w", plain(err, ""), ErrUnsure, lookErr)
+		case attempt >= c.tries && lost:
+			return Build{}, fmt.Errorf("create build: %w: %w", plain(err, ""), ErrUnsure)
+		case lookErr != nil || attempt >= c.tries:
+			return Build{}, fmt.Errorf("create build: %w", plain(err, ""))
 		}
 	}
+}
+
+// unsent says that a request reached nobody.
+func unsent(err error) bool {
+	dial, is := errors.AsType[*net.OpError](err)
+	return is && dial.Op == "dial"
 }
 
 // lookTwice looks for a build whose creation was not answered, a while apart: the
 // server may still be at it. A request that reached nobody needs no look.
 func (c *Client) lookTwice(ctx context.Context, org, pipeline, runID string, attempt int, lost error) (*Build, error) {
-	dial, is := errors.AsType[*net.OpError](lost)
-	unsent := is && dial.Op == "dial"
 	for range 2 {
 		pause := backOff(attempt)
 		if c.log != nil {
@@ -127,7 +145,7 @@ func (c *Client) lookTwice(ctx context.Context, org, pipeline, runID string, att
 			return nil, ctx.Err()
 		case <-time.After(pause):
 		}
-		if unsent {
+		if unsent(lost) {
 			return nil, nil
 		}
 		found, err := c.Find(ctx, org, pipeline, RunIDKey, runID)
@@ -159,7 +177,7 @@ func (c *Client) Unfinished(ctx context.Context, org string) ([]Build, error) {
 // builds lists builds. A build's environment, with its payload, is part of an answer,
 // so a page holds fewer than it could.
 func (c *Client) builds(ctx context.Context, path string, query url.Values) ([]Build, error) {
-	query.Set("per_page", "50")
+	query.Set("per_page", "30") // of 1.9 MB at most, with kbnode's own
 	all, err := list[Build](ctx, c, path, query)
 	if err != nil {
 		return nil, fmt.Errorf("list builds: %w", plain(err, "read_builds"))

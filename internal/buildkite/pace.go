@@ -33,12 +33,18 @@ type pace struct {
 
 func newPace() *pace { return &pace{limit: perMinute} }
 
-// begin waits until a request may be sent.
-func (p *pace) begin(ctx context.Context) error {
+// worthTelling is how long a wait is when somebody should know why.
+const worthTelling = 3 * time.Second
+
+// begin waits until a request may be sent. log is told of a long wait.
+func (p *pace) begin(ctx context.Context, log func(string, time.Duration)) error {
 	for {
 		wait := p.try(time.Now())
 		if wait <= 0 {
 			return nil
+		}
+		if wait > worthTelling && log != nil {
+			log("the API token's rate limit is used up", wait)
 		}
 		select {
 		case <-ctx.Done():

@@ -19,7 +19,12 @@ const (
 	requestTime = time.Minute
 	// maxPause lies between two attempts at most.
 	maxPause = 30 * time.Second
+	// maxRefused is how often in a row the rate limit may refuse a request.
+	maxRefused = 15
 )
+
+// errTooLarge says that an answer is no better the next time.
+var errTooLarge = fmt.Errorf("the answer is over %d MiB", maxBody>>20)
 
 // Refusal is an answer that says no. What was asked for was not done.
 type Refusal struct {
@@ -48,10 +53,10 @@ type wire struct {
 // sent again, as nothing came of it. When an answer is lost, or is the server's own
 // fault, what was asked for may have been done: only what can be asked twice is.
 func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
-	ctx := r.Context()
+	ctx, over := r.Context(), 0
 	for attempt := 1; ; attempt++ {
 		if w.pace != nil {
-			if err := w.pace.begin(ctx); err != nil {
+			if err := w.pace.begin(ctx, w.log); err != nil {
 				return nil, err
 			}
 		}
@@ -66,8 +71,12 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 			if w.pace == nil {
 				return nil, errors.New("the API token's rate limit is used up; ask again in a minute")
 			}
-			pause, attempt = 0, attempt-1 // the pace waits for the next minute
-		case attempt >= w.attempts, r.Method == http.MethodPost, answered && refused.Status < 500:
+			if over++; over == maxRefused {
+				return nil, err
+			}
+			attempt-- // the pace waits for the next minute
+			continue
+		case attempt >= w.attempts, r.Method == http.MethodPost, answered && refused.Status < 500, errors.Is(err, errTooLarge):
 			return nil, err
 		}
 		if w.log != nil {
@@ -112,7 +121,7 @@ func (w *wire) once(r *http.Request) (*http.Response, error) {
 	case err != nil:
 		return nil, fmt.Errorf("read the answer: %w", err)
 	case len(body) > maxBody:
-		return nil, fmt.Errorf("the answer is over %d MiB", maxBody>>20)
+		return nil, errTooLarge
 	case resp.StatusCode >= 400:
 		return nil, &Refusal{resp.StatusCode, message(body)}
 	case resp.StatusCode < 300 && len(body) > 0 && !json.Valid(body):

@@ -39,6 +39,7 @@ type submitFlags struct {
 	eval, payload, queue, gpu, arch, mode      string
 	pipeline, branch, image, runID, resultFile string
 	hello, dryRun, inline, force, asJSON       bool
+	runs                                       []string // that the result must have
 	timeout, queueTimeout                      time.Duration
 }
 
@@ -99,6 +100,7 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	if err != nil {
 		return usage(err)
 	}
+	j.Runs = f.runs
 	if f.dryRun {
 		return f.show(s, j)
 	}
@@ -115,19 +117,20 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 		}
 	}
 	out := submit.Run(ctx, client, submit.Options{
-		Org: f.api.org, Pipeline: f.pipeline, QueueTime: f.queueTimeout, RunTime: f.timeout, Resume: f.runID != "",
+		Org: f.api.org, Pipeline: f.pipeline, QueueTime: f.queueTimeout, RunTime: f.timeout, Resume: f.runID != "", Node: true,
 		On: p.show, Leave: f.leave(s, p), Log: func(_ int, why string) { p.trouble(why, 0) },
 	}, []submit.Job{j})[0]
 	p.end()
 	if out.Verdict == submit.NotCreated && out.Err != nil {
 		out.Reason = client.Explain(ctx, out.Err, f.api.org, f.pipeline).Error()
 	}
+	err = showOutcome(s, out, f.asJSON)
 	if f.resultFile != "" && len(out.Raw) > 0 {
-		if err := renameio.WriteFile(f.resultFile, out.Raw, 0o644); err != nil {
-			return fmt.Errorf("write result: %w", err)
+		if writeErr := renameio.WriteFile(f.resultFile, out.Raw, 0o644); writeErr != nil {
+			err = errors.Join(err, fmt.Errorf("write result: %w", writeErr))
 		}
 	}
-	if err := showOutcome(s, out, f.asJSON); err != nil {
+	if err != nil {
 		return err
 	}
 	if out.Verdict != submit.Passed {
@@ -141,6 +144,9 @@ func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) 
 	var errs []error
 	if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
 		errs = append(errs, errors.New("say what is to be evaluated: one of --eval DIR, --payload FILE and --hello"))
+	}
+	if f.hello && f.mode != "" && f.mode != "test" {
+		errs = append(errs, errors.New("--hello has one mode, test; leave --mode out"))
 	}
 	if len(args) > 0 && f.eval == "" {
 		errs = append(errs, errors.New("a submission goes with --eval DIR"))
@@ -170,6 +176,7 @@ func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) 
 		var doc []byte
 		doc, err = image.Smoke()
 		r.Payload, r.Message = string(doc), "kbnode submit --hello"
+		f.runs = runsOf("test")
 	case f.payload != "":
 		r.Payload, err = f.readPayload(s)
 		r.Message = "kbnode submit: a payload"
@@ -201,6 +208,7 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 	if r.Payload, err = t.Config(text, f.arch, mode); err != nil {
 		return usage(err)
 	}
+	f.runs = runsOf(mode)
 	r.Message = fmt.Sprintf("kbnode submit: %s, %s", filepath.Base(t.Dir), mode)
 	if f.timeout == 0 {
 		switch mode {
@@ -217,6 +225,18 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 		if t.Lang == task.CUDA {
 			f.timeout += 6 * time.Minute // three times the compiler
 		}
+	}
+	return nil
+}
+
+// runsOf are the evaluations of a mode, of which the result tells. Those of a profile go
+// by the benchmarks.
+func runsOf(mode string) []string {
+	switch mode {
+	case "test", "benchmark":
+		return []string{mode}
+	case "leaderboard", "private":
+		return []string{"test", "benchmark", "leaderboard"}
 	}
 	return nil
 }
@@ -248,6 +268,8 @@ func (f *submitFlags) readPayload(s Streams) (string, error) {
 		o.Set("mode", f.mode)
 		text = payload.JSON(o)
 	}
+	mode, _ := o.Get("mode")
+	f.runs = runsOf(fmt.Sprint(mode))
 	return text, nil
 }
 

@@ -96,6 +96,11 @@ func (p *submitProgress) draw() {
 	if p.width == 0 || p.quiet || p.status.State == "" {
 		return
 	}
+	select {
+	case <-p.stop: // the result stands there
+		return
+	default:
+	}
 	text := fmt.Sprintf("  %s, %d s", p.line(), int(time.Since(p.status.Since).Seconds()))
 	if r := []rune(text); len(r) >= p.width {
 		text = string(r[:max(0, p.width-1)])

@@ -68,12 +68,12 @@ func scriptOf(b buildkite.Build) *buildkite.Job {
 // files fetches result.json and node.json of a build's jobs, never those of a job
 // that was retried.
 func (f *follower) files(ctx context.Context, b buildkite.Build) (result, node []byte, err error) {
-	list, err := f.client.Artifacts(ctx, f.Org, f.Pipeline, b.Number, "")
-	if err != nil {
-		return nil, nil, err
-	}
 	scripts := b.Scripts()
 	file := func(path string, most int64) ([]byte, error) {
+		list, err := f.client.Artifacts(ctx, f.Org, f.Pipeline, b.Number, path)
+		if err != nil {
+			return nil, err
+		}
 		best, place := -1, -1
 		for i, a := range list {
 			at := slices.IndexFunc(scripts, func(j buildkite.Job) bool { return j.ID == a.JobID })
@@ -87,7 +87,7 @@ func (f *follower) files(ctx context.Context, b buildkite.Build) (result, node [
 		return f.client.Download(ctx, list[best], most)
 	}
 	result, err = file(runner.ResultFile, runner.MaxResult)
-	if err == nil {
+	if err == nil && f.Node {
 		node, _ = file(NodeFile, maxNodeFile) // the result is as good without
 	}
 	return result, node, err
@@ -99,7 +99,7 @@ func (f *follower) conclude(r *run, job *buildkite.Job, text []byte, err error) 
 	if err == nil {
 		r.out.Result, err = runner.ReadResult(text)
 	}
-	verdict, reason := judge(r.build, job, r.out.Result, r.job.NoResult, err)
+	verdict, reason := judge(r.build, job, r.out.Result, r.job, err)
 	if r.why != "" && verdict != Passed { // it may have ended in that moment
 		verdict, reason = r.why, r.reason
 	}
@@ -107,12 +107,17 @@ func (f *follower) conclude(r *run, job *buildkite.Job, text []byte, err error) 
 }
 
 // judge says how a build came out. Nothing passes that Buildkite does not call passed.
-func judge(b buildkite.Build, job *buildkite.Job, result *runner.Result, noResult bool, err error) (Verdict, string) {
+func judge(b buildkite.Build, job *buildkite.Job, result *runner.Result, j Job, err error) (Verdict, string) {
 	ended, ok := ending(b, job)
 	switch {
 	case result != nil:
 		sentence, passed := result.Verdict()
+		missing := slices.DeleteFunc(slices.Clone(j.Runs), func(name string) bool {
+			return slices.ContainsFunc(result.Runs, func(r runner.Pair[*runner.Evaluation]) bool { return r.Key == name })
+		})
 		switch {
+		case passed && len(missing) > 0:
+			return NotPassed, fmt.Sprintf("its result has no run %s; does the pipeline evaluate what it is sent?", strings.Join(missing, ", "))
 		case passed && ok:
 			return Passed, sentence
 		case passed:
@@ -121,7 +126,7 @@ func judge(b buildkite.Build, job *buildkite.Job, result *runner.Result, noResul
 			return NoResult, sentence
 		}
 		return NotPassed, sentence
-	case noResult && ok:
+	case j.NoResult && ok:
 		return Passed, "the job has passed"
 	case errors.Is(err, errNoResult):
 		if b.State == "canceled" || b.State == "canceling" {

@@ -20,6 +20,10 @@ const (
 	cancelTime = 3 * time.Minute
 	// silence is for how long Buildkite may not answer before builds are given up.
 	silence = 15 * time.Minute
+	// late is when a build that may have been made would have been seen.
+	late = 2 * time.Minute
+	// slowest is how many seconds one request of many takes within the rate limit.
+	slowest = 5 * time.Second
 )
 
 var (
@@ -48,9 +52,11 @@ type run struct {
 	running  time.Time
 	why      Verdict // why it was cancelled
 	reason   string
-	asked    bool // to be cancelled
+	asked    bool      // to be cancelled
+	unsure   time.Time // since when it is not known whether it was made
 	fetching bool
 	done     bool
+	also     string // what else is to be said
 	told     Status
 }
 
@@ -68,9 +74,20 @@ type follower struct {
 	looking           bool
 	ending            bool // the caller's context has ended
 	doubles           map[int]bool
+	cancelling        int       // doubles
+	until             time.Time // a double may come to be seen
 }
 
 func (f *follower) follow(ctx context.Context, stop func()) {
+	// A token that may not look cannot follow either.
+	_, err := f.client.Find(ctx, f.Org, f.Pipeline, batchKey, f.batch)
+	if status := buildkite.Refused(err); status >= 400 && status < 500 {
+		for _, r := range f.runs {
+			r.out.Err = err
+			f.finish(r, NotCreated, err.Error())
+		}
+		return
+	}
 	for _, r := range f.runs {
 		f.create(ctx, r)
 	}
@@ -80,16 +97,19 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 	for !f.allDone() {
 		select {
 		case <-ended:
-			ended, f.ending = nil, true
-			if f.Leave != nil && f.Leave() {
-				f.leave()
-				return
-			}
-			f.interrupt()
-			defer time.AfterFunc(cancelTime, stop).Stop()
-			look.Reset(0)
+			ended = nil
+			f.aside(func() func() {
+				if f.Leave != nil && f.Leave() {
+					return f.leave
+				}
+				return func() {
+					f.interrupt()
+					look.Reset(0)
+					time.AfterFunc(cancelTime+time.Duration(len(f.runs))*slowest, stop)
+				}
+			})
 		case <-f.work.Done():
-			f.giveUp("it did not end within " + cancelTime.String())
+			f.giveUp("it did not end in time after it was cancelled")
 			return
 		case do := <-f.events:
 			do()
@@ -118,7 +138,7 @@ func (f *follower) allDone() bool {
 			return false
 		}
 	}
-	return true
+	return f.cancelling == 0 && time.Now().After(f.until)
 }
 
 // create creates a job's build, or finds one.
@@ -127,11 +147,18 @@ func (f *follower) create(ctx context.Context, r *run) {
 	f.aside(func() func() {
 		build, err := f.createOne(ctx, r.job)
 		return func() {
+			if build.Repeated {
+				f.until = time.Now().Add(late)
+			}
 			switch {
+			case err == nil && r.build.Number != 0 && r.build.Number != build.Number:
+				f.cancelDouble(r, build) // a look has found another
 			case err == nil:
 				f.found(r, build)
 			case r.build.Number != 0 || r.done:
 				// A look has found it.
+			case errors.Is(err, buildkite.ErrUnsure):
+				r.out.Err, r.unsure = err, time.Now() // the looks tell
 			case errors.Is(err, errNotBegun):
 				f.finish(r, Cancelled, err.Error())
 			default:
@@ -176,7 +203,9 @@ func (f *follower) look() {
 		key, value = buildkite.RunIDKey, f.runs[0].job.RunID
 	}
 	f.aside(func() func() {
-		builds, err := f.client.Find(f.work, f.Org, f.Pipeline, key, value)
+		ctx, cancel := context.WithTimeout(f.work, silence)
+		defer cancel()
+		builds, err := f.client.Find(ctx, f.Org, f.Pipeline, key, value)
 		return func() {
 			f.looking = false
 			if err != nil {
@@ -205,11 +234,12 @@ func (f *follower) unheard(err error) {
 // seen takes what a look says of a build.
 func (f *follower) seen(b buildkite.Build) {
 	for _, r := range f.runs {
-		if r.job.RunID != b.MetaData[buildkite.RunIDKey] {
+		ours := b.MetaData[batchKey] == f.batch || b.Number == r.build.Number // not another's with the same run id
+		if r.job.RunID != b.MetaData[buildkite.RunIDKey] || !ours {
 			continue
 		}
 		if r.build.Number != 0 && r.build.Number != b.Number {
-			f.cancelDouble(b)
+			f.cancelDouble(r, b)
 			return
 		}
 		f.found(r, b)
@@ -218,7 +248,7 @@ func (f *follower) seen(b buildkite.Build) {
 }
 
 // cancelDouble cancels a build that was made by a request which seemed lost.
-func (f *follower) cancelDouble(b buildkite.Build) {
+func (f *follower) cancelDouble(r *run, b buildkite.Build) {
 	if b.Ended() || f.doubles[b.Number] {
 		return
 	}
@@ -226,9 +256,14 @@ func (f *follower) cancelDouble(b buildkite.Build) {
 		f.doubles = map[int]bool{}
 	}
 	f.doubles[b.Number] = true
+	f.cancelling++
 	f.aside(func() func() {
 		err := f.client.Cancel(f.work, f.Org, f.Pipeline, b.Number)
-		return func() { f.doubles[b.Number] = err == nil }
+		return func() {
+			if f.cancelling--; err != nil {
+				r.also = fmt.Sprintf("; it was made twice, and build %d still runs: %v", b.Number, err)
+			}
+		}
 	})
 }
 
@@ -271,6 +306,8 @@ func (f *follower) found(r *run, b buildkite.Build) {
 func (f *follower) checkTimes() {
 	for _, r := range f.runs {
 		switch {
+		case !r.done && !r.unsure.IsZero() && r.build.Number == 0 && time.Since(r.unsure) > late && f.heard.After(r.unsure.Add(late)):
+			f.finish(r, Unknown, fmt.Sprintf("%v; it has not been seen since, look for its run id %s", r.out.Err, r.job.RunID))
 		case r.done || r.fetching || r.why != "" || r.waiting.IsZero():
 		case f.QueueTime > 0 && r.running.IsZero() && time.Since(r.waiting) > f.QueueTime:
 			r.why, r.reason = TimedOut, fmt.Sprintf("no agent took it within %s", f.QueueTime)
@@ -285,6 +322,7 @@ func (f *follower) checkTimes() {
 // interrupt cancels what is on its way. Builds that are not known yet are when they
 // come to be seen.
 func (f *follower) interrupt() {
+	f.ending = true
 	for _, r := range f.runs {
 		if r.done || r.fetching || r.why != "" {
 			continue
@@ -317,10 +355,10 @@ func (f *follower) cancel(r *run) {
 	})
 }
 
-// leave ends without ending the builds.
+// leave ends without ending the builds. Results that are there are fetched.
 func (f *follower) leave() {
 	for _, r := range f.runs {
-		if r.done {
+		if r.done || r.fetching {
 			continue
 		}
 		if r.build.Number == 0 {

@@ -1,6 +1,7 @@
 package submit
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -20,9 +21,7 @@ func CheckQueue(ctx context.Context, c *buildkite.Client, org, queue string) err
 	}
 	queues := map[string]int{}
 	for _, a := range agents {
-		if q := a.Tag("queue"); q != "" {
-			queues[q]++
-		}
+		queues[cmp.Or(a.Tag("queue"), buildkite.DefaultQueue)]++
 	}
 	if queues[queue] > 0 {
 		return nil

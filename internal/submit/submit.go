@@ -33,6 +33,8 @@ type Job struct {
 	RunID    string // in the build's meta-data; no two builds have the same
 	Build    buildkite.NewBuild
 	NoResult bool // it leaves no result.json
+	// Runs are the evaluations that its result must have.
+	Runs []string
 }
 
 // NewRunID is one that nobody has.
@@ -44,11 +46,14 @@ type Options struct {
 	// QueueTime is how long a build may wait for an agent, RunTime how long it may
 	// run; then it is cancelled. Zero is without end.
 	QueueTime, RunTime time.Duration
-	// Resume follows a build that has a job's run id already.
+	// Resume follows a build that has the job's run id already. It is for one job.
 	Resume bool
+	// Node fetches node.json, too.
+	Node bool
 	// On is told of each change, of the job with this index; nil is not.
 	On func(index int, s Status)
 	// Leave is asked when ctx ends whether builds are left running; nil cancels them.
+	// They are followed meanwhile.
 	Leave func() bool
 	// Log is told what went wrong and is tried again.
 	Log func(index int, why string)
@@ -89,6 +94,7 @@ type Outcome struct {
 func Run(ctx context.Context, c *buildkite.Client, o Options, jobs []Job) []Outcome {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	o.Resume = o.Resume && len(jobs) == 1
 	f := &follower{
 		Options: o, client: c, work: work, batch: NewRunID(), events: make(chan func()),
 		toCreate: make(chan struct{}, creators), toFetch: make(chan struct{}, fetchers), began: time.Now(), heard: time.Now(),
@@ -102,6 +108,7 @@ func Run(ctx context.Context, c *buildkite.Client, o Options, jobs []Job) []Outc
 	f.follow(ctx, stop)
 	out := make([]Outcome, len(f.runs))
 	for i, r := range f.runs {
+		r.out.Reason += r.also
 		r.out.Queue, r.out.Run = r.out.Waited.Seconds(), r.out.Ran.Seconds()
 		out[i] = r.out
 	}

@@ -93,6 +93,7 @@ func TestOutcomes(t *testing.T) {
 		steps   any
 		options bktest.Options
 		limits  Options
+		runs    []string
 		verdict Verdict
 		reason  string
 	}{
@@ -107,6 +108,7 @@ func TestOutcomes(t *testing.T) {
 		{name: "too slow", do: takes(3600, 0, nil), limits: Options{RunTime: 5 * time.Minute}, verdict: TimedOut, reason: "it had not ended after 5m0s"},
 		{name: "nobody takes it", steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "none"}}}, limits: Options{QueueTime: 10 * time.Minute}, verdict: TimedOut, reason: "no agent took it within 10m0s"},
 		{name: "the agent is lost", do: func(_ context.Context, w *bktest.Work) { w.Gone = true }, verdict: NoResult, reason: "agent n-gpu0 was lost in the middle of the job"},
+		{name: "another evaluation", do: takes(1, 0, result(good)), runs: []string{"test", "leaderboard"}, verdict: NotPassed, reason: "its result has no run leaderboard; does the pipeline evaluate what it is sent?"},
 		{name: "no such step", steps: []any{map[string]any{"wait": nil}}, verdict: NotCreated, reason: "create build: Buildkite answers 422"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -114,6 +116,7 @@ func TestOutcomes(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				of := open(t, tt.options, 1, tt.do)
 				j := job("a")
+				j.Runs = tt.runs
 				if tt.steps != nil {
 					j.Build.Steps = tt.steps
 				}
@@ -229,6 +232,12 @@ func TestFaults(t *testing.T) {
 					if ran != 1 {
 						t.Errorf("%d builds", ran)
 					}
+					time.Sleep(3 * time.Minute) // what was delayed has come
+					for _, b := range of.Builds() {
+						if !b.Finished() {
+							t.Errorf("build %d is %s", b.Number, b.State)
+						}
+					}
 					if of.Requests()[route] == 0 {
 						t.Errorf("%s was not called", route)
 					}
@@ -258,22 +267,105 @@ func TestCancelFaults(t *testing.T) {
 	}
 }
 
-// An API that answers no more is given up, late; one that refuses, at once. What may go
-// on is said.
+// An API that answers no more is given up, late; what may go on is said. One that
+// refuses to be asked is given no build.
 func TestUnheard(t *testing.T) {
 	t.Parallel()
-	for status, least := range map[int]time.Duration{503: silence, 401: 0} {
+	for status, want := range map[int]Verdict{503: Unknown, 429: Unknown, 401: NotCreated} {
 		synctest.Test(t, func(t *testing.T) {
 			of := open(t, bktest.Options{}, 1, takes(7200, 0, nil))
-			of.Inject(bktest.Fault{Route: findRoute, Status: status, Times: -1})
+			inject := func() { of.Inject(bktest.Fault{Route: findRoute, Status: status, Times: -1}) }
+			if want == NotCreated {
+				inject()
+			} else {
+				time.AfterFunc(10*time.Second, inject)
+			}
 			began := time.Now()
 			got := of.run(t.Context(), Options{}, job("a"))[0]
-			if took := time.Since(began); got.Verdict != Unknown || !strings.HasSuffix(got.Reason, "; it may still run") || took < least || took > least+5*time.Minute {
+			if took := time.Since(began); got.Verdict != want || took > silence+10*time.Minute {
 				t.Errorf("%d: %+v after %s", status, got, took)
+			}
+			if n := len(of.Builds()); want == NotCreated && n > 0 || want == Unknown && !strings.HasSuffix(got.Reason, "; it may still run") {
+				t.Errorf("%d: %d builds, %s", status, n, got.Reason)
 			}
 			_ = of.Cancel(1)
 		})
 	}
+}
+
+// A build that may have been made is looked for, however long nobody answers.
+func TestUnsure(t *testing.T) {
+	t.Parallel()
+	for name, inject := range map[string]func(of *office){
+		"nobody can look": func(of *office) {
+			of.Inject(bktest.Fault{Route: createRoute, Perform: true})
+			time.AfterFunc(time.Second, func() { of.Inject(bktest.Fault{Route: findRoute, Status: 503, Times: 20}) })
+		},
+		"the last try": func(of *office) {
+			of.Inject(bktest.Fault{Route: createRoute, Status: 500, Times: 5})
+			of.Inject(bktest.Fault{Route: createRoute, Perform: true})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				of := open(t, bktest.Options{}, 1, takes(30, 0, map[string]string{"result.json": good}))
+				inject(of)
+				if got := of.run(t.Context(), Options{}, job("a"))[0]; got.Verdict != Passed || len(of.Builds()) != 1 {
+					t.Errorf("%+v, %d builds", got, len(of.Builds()))
+				}
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) { // it was not made
+		of := open(t, bktest.Options{}, 1, takes(30, 0, nil))
+		of.Inject(bktest.Fault{Route: createRoute, Status: 500, Times: -1})
+		if got := of.run(t.Context(), Options{}, job("a"))[0]; got.Verdict != Unknown || !strings.Contains(got.Reason, "look for its run id run-a") {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+// Two who use the same run id at the same moment do not cancel each other's builds.
+func TestTwoOfOneID(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		of := open(t, bktest.Options{}, 2, takes(30, 0, map[string]string{"result.json": good}))
+		of.Inject(bktest.Fault{Route: createRoute, Delay: time.Second, Times: 2})
+		var group sync.WaitGroup
+		for range 2 {
+			group.Go(func() {
+				if got := of.run(t.Context(), Options{Resume: true}, job("a"))[0]; got.Verdict != Passed {
+					t.Errorf("%+v", got)
+				}
+			})
+		}
+		group.Wait()
+	})
+}
+
+// A hundred that are interrupted are all cancelled, however few requests there are.
+func TestHundredInterrupted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		of := open(t, bktest.Options{RateLimit: 50}, 8, takes(3600, 0, nil))
+		var jobs []Job
+		for i := range 100 {
+			jobs = append(jobs, job(fmt.Sprintf("j%d", i)))
+		}
+		ctx, interrupt := context.WithTimeout(t.Context(), 4*time.Minute)
+		defer interrupt()
+		for _, out := range of.run(ctx, Options{}, jobs...) {
+			if out.Verdict != Cancelled {
+				t.Errorf("%+v", out)
+			}
+		}
+		for _, b := range of.Builds() {
+			if b.State != "canceled" {
+				t.Errorf("build %d is %s", b.Number, b.State)
+			}
+		}
+	})
 }
 
 // Refused for good: nothing is tried again, and the sentence says what to do.
