@@ -25,6 +25,7 @@ func (f *follower) fetch(r *run) {
 	job := scriptOf(r.build)
 	if job != nil {
 		r.out.Exit = job.ExitStatus
+		r.out.Started, r.out.Ended = job.Started, job.Finished
 		r.out.Waited, r.out.Ran = between(job.Runnable, job.Started), between(job.Started, job.Finished)
 	}
 	if r.job.NoResult {

@@ -81,6 +81,8 @@ type Outcome struct {
 	Exit    *int           `json:"exit_status,omitempty"` // of the job
 	Waited  time.Duration  `json:"-"`                     // from when it could run until it did
 	Ran     time.Duration  `json:"-"`                     // until its end
+	Started time.Time      `json:"-"`                     // by the agent's clock; zero is not known
+	Ended   time.Time      `json:"-"`                     // likewise
 	Queue   float64        `json:"queue_seconds"`         // Waited
 	Run     float64        `json:"run_seconds"`           // Ran
 	Raw     []byte         `json:"-"`                     // result.json as it came
