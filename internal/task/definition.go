@@ -1,0 +1,34 @@
+package task
+
+import "github.com/gpu-mode/kbnode/internal/payload"
+
+// Definition is the problem as JSON text in the form in which kernelbot keeps it with a
+// leaderboard: its files by name, with Submission in place of the submission.
+func (t *Task) Definition() string {
+	files, config := &payload.Object{}, &payload.Object{}
+	for _, f := range t.files {
+		if f.submission {
+			f.text = Submission
+		}
+		files.Set(f.name, f.text)
+	}
+	if t.Lang == CUDA {
+		var sources []payload.Value
+		for _, name := range t.compiled {
+			sources = append(sources, name)
+		}
+		config.Set("sources", sources)
+	}
+	for _, p := range t.config {
+		config.Set(p.key, p.value)
+	}
+	o := &payload.Object{}
+	o.Set("lang", t.Lang)
+	o.Set("files", files)
+	o.Set("config", config)
+	o.Set("libraries", []payload.Value{})
+	for k, v := range t.common.All() {
+		o.Set(k, v)
+	}
+	return payload.JSON(o)
+}
