@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"net/url"
+	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -40,6 +42,20 @@ func parse(dsn string) (*pgx.ConnConfig, error) {
 	config.DefaultQueryExecMode = pgx.QueryExecModeDescribeExec
 	return config, nil
 }
+
+// HasPassword says whether a DSN may hold a password, so that it is not for a command
+// line, which everybody on the machine sees. It would rather say so once too often.
+func HasPassword(dsn string) bool {
+	if hasPassword().MatchString(dsn) {
+		return true
+	}
+	_, rest, isURL := strings.Cut(dsn, "://")
+	at := strings.LastIndex(rest, "@")
+	return isURL && at >= 0 && strings.Contains(rest[:at], ":")
+}
+
+// hasPassword matches password and sslpassword as a keyword and in a query.
+var hasPassword = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?i)password\s*=`) })
 
 func (s *Store) connect(ctx context.Context) (*pgx.Conn, error) {
 	within, cancel := context.WithTimeout(ctx, s.limits.connect)

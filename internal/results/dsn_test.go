@@ -45,3 +45,17 @@ func TestParse(t *testing.T) {
 		}
 	}
 }
+
+func TestHasPassword(t *testing.T) {
+	t.Parallel()
+	for dsn, want := range map[string]bool{
+		"": false, "env": false, "host=/run/x user=e2e dbname=kernelbot": false, "postgres://e2e@db/kernelbot": false,
+		"postgres://e2e@[::1]:5432/kernelbot?sslmode=require": false, "host=db passfile=/root/pw": false,
+		"host=db password=x": true, "host=db PASSWORD = x": true, "postgres://e2e:x@db/kernelbot": true, "postgresql://e2e:p/w@db/kernelbot": true,
+		"postgres://db/kernelbot?user=e2e&password=x": true, "host=db sslpassword=x": true, "postgres://e2e:x@@db:1/kernelbot": true,
+	} {
+		if got := HasPassword(dsn); got != want {
+			t.Errorf("%s: %t", dsn, got)
+		}
+	}
+}
