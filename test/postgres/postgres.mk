@@ -15,4 +15,4 @@ db-deps:
 
 .PHONY: test-db
 test-db: | db-deps ## what is stored in kernelbot's database, with a real PostgreSQL
-	go test -tags postgres -count=1 -timeout 10m ./test/postgres ./internal/results
+	go test -tags postgres -count=1 -timeout 10m ./test/postgres ./internal/results ./internal/e2e

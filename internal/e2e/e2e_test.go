@@ -1,0 +1,343 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/internal/submit"
+)
+
+// A good queue, in each mode: every job runs once, and all is well.
+func TestWell(t *testing.T) {
+	t.Parallel()
+	for _, mode := range Modes {
+		synctest.Test(t, func(t *testing.T) {
+			told := map[string]bool{}
+			r, s := node{agents: 8}.prove(t, t.Context(), Options{Mode: mode, On: func(part, name string, st submit.Status) {
+				told[part+", "+name+", "+st.State] = true
+			}})
+			compare(t, r, nil)
+			var names []string
+			for _, c := range r.Checks {
+				names = append(names, c.Name)
+				if c.Name != "side by side" && (c.Agent == "" || c.URL == "" || c.Run < 29 || !strings.HasPrefix(c.RunID, r.RunID+"-")) {
+					t.Errorf("%+v", c)
+				}
+			}
+			want := []string{
+				"artifact-test", "submission.py", "wrong.py", "cheat.py", "cheat_equal.py", "cheat_input.py",
+				"job 1", "job 2", "job 3", "job 4", "job 5", "job 6", "job 7", "job 8", "side by side",
+			}
+			if d := cmp.Diff(want, names); d != "" {
+				t.Error(d)
+			}
+			if last := r.Checks[len(r.Checks)-1].Saw; last != "8 of 8 jobs ran, up to 8 at the same time, on 8 agents and 8 GPUs" {
+				t.Error(last)
+			}
+			if n := len(s.Builds()); n != 14 || !told["concurrency, job 8, running"] || !told["evaluation, wrong.py, not passed"] {
+				t.Errorf("%d builds, told %v", n, told)
+			}
+		})
+	}
+}
+
+// The real engine evaluates what is sent, with real submissions: right, wrong and
+// cheating ones, and those that wait.
+func TestReally(t *testing.T) {
+	t.Parallel()
+	if err := exec.Command("python3", "-c", "").Run(); err != nil {
+		t.Skip("python3 cannot be run: ", err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := node{agents: 3, engine: evaluateReally(t)}.prove(t, t.Context(), Options{Hold: 100 * time.Millisecond})
+		compare(t, r, nil)
+		for _, c := range r.Checks {
+			caught := strings.HasPrefix(c.Name, "wrong") || strings.HasPrefix(c.Name, "cheat")
+			if caught != strings.HasPrefix(c.Saw, "caught: ") || strings.HasPrefix(c.Name, "job ") != strings.HasPrefix(c.Saw, "its own result, on GPU-") {
+				t.Errorf("%s: %s", c.Name, c.Saw)
+			}
+		}
+	})
+}
+
+// One thing is wrong with the nodes at a time. It is found, and hides nothing else.
+func TestUnwell(t *testing.T) {
+	t.Parallel()
+	passes := "failed: it passed, and should not"
+	for _, tt := range []struct {
+		name string
+		node node
+		o    Options
+		want map[string]string
+	}{
+		{"everything passes", node{do: func(w *bktest.Work, _ int, kind Kind) {
+			if kind == Wrong || kind == Cheat {
+				w.Files["result.json"] = evaluates(true, "", Modes...)
+			}
+		}}, Options{}, map[string]string{
+			"evaluation, wrong.py": passes, "evaluation, cheat.py": passes, "evaluation, cheat_equal.py": passes, "evaluation, cheat_input.py": passes,
+		}},
+		{"a wrong one passes in mode test", node{do: func(w *bktest.Work, _ int, kind Kind) {
+			if kind == Wrong {
+				w.Files["result.json"] = evaluates(true, "", "test")
+			}
+		}}, Options{Mode: "test"}, map[string]string{"evaluation, wrong.py": passes}},
+		{"nothing is evaluated", node{do: func(w *bktest.Work, _ int, kind Kind) {
+			if kind == Right {
+				w.Files["result.json"] = evaluates(true, "")
+			}
+		}}, Options{}, map[string]string{"evaluation, submission.py": "failed: the build has passed without the run test"}},
+		{"the ranked run is left out", node{do: func(w *bktest.Work, _ int, kind Kind) {
+			if kind == Right {
+				w.Files["result.json"] = evaluates(true, "", "test", "benchmark")
+			}
+		}}, Options{}, map[string]string{"evaluation, submission.py": "failed: the build has passed without the run leaderboard"}},
+		{"a right one fails", node{do: func(w *bktest.Work, _ int, kind Kind) {
+			if kind == Right {
+				w.Files["result.json"] = evaluates(false, "", "test")
+			}
+		}}, Options{}, map[string]string{"evaluation, submission.py": "failed: not passed: test"}},
+		{"Python is not there", node{do: func(w *bktest.Work, _ int, kind Kind) {
+			if kind == Wrong {
+				w.Files["result.json"] = strings.ReplaceAll(evaluates(false, "", "test"), `"success":true,"passed":false`, `"success":false,"passed":false`)
+			}
+		}}, Options{}, map[string]string{"evaluation, wrong.py": "failed: it did not pass, but not for its answers: not passed: test"}},
+		{"an artifact is lost", node{do: func(w *bktest.Work, _ int, kind Kind) {
+			if kind == isArtifact {
+				w.Files = nil
+			}
+		}}, Options{}, map[string]string{"artifact, artifact-test": "failed: no result: the job has passed, and left no result.json"}},
+		{"an artifact is another's", node{do: func(w *bktest.Work, _ int, kind Kind) {
+			if kind == isArtifact {
+				w.Files["result.json"] = evaluates(true, "", "test")
+			}
+		}}, Options{}, map[string]string{"artifact, artifact-test": "failed: result.json came back, and is not what the job has written"}},
+		{"the result of another job", node{do: func(w *bktest.Work, _ int, kind Kind) {
+			if text, _, _ := submissionOf(w.Env); kind == isWait && strings.Contains(text, `-2"`) {
+				w.Files["result.json"] = strings.Replace(w.Files["result.json"], `-2"`, `-1"`, 1)
+			}
+		}}, Options{}, map[string]string{"concurrency, job 2": "failed: its result is another job's: "}},
+		{"another GPU than its agent's", node{do: func(w *bktest.Work, _ int, kind Kind) {
+			if text, _, _ := submissionOf(w.Env); kind == isWait && strings.Contains(text, `-2"`) {
+				w.Files["result.json"] = strings.Replace(w.Files["result.json"], `"gpu":"","check"`, `"gpu":"GPU-9","check"`, 1)
+			}
+		}}, Options{}, map[string]string{"concurrency, job 2": `failed: it was given the GPU "GPU-9", and its agent has "GPU-`}},
+		{"two agents with one GPU", node{tags: func(i int) []string {
+			return []string{"queue=b200", "node=n", fmt.Sprintf("gpu-index=%d", i), fmt.Sprintf("gpu-uuid=GPU-%d", min(i, 2))}
+		}}, Options{}, map[string]string{"concurrency, side by side": "failed: builds "}},
+		{"two agents with one index", node{tags: func(i int) []string {
+			return []string{"queue=b200", "node=n", fmt.Sprintf("gpu-index=%d", min(i, 2))}
+		}}, Options{}, map[string]string{"concurrency, side by side": "failed: builds "}},
+		{"agents of nobody's", node{tags: func(int) []string { return []string{"queue=b200"} }}, Options{Parts: []string{Concurrency}}, map[string]string{
+			"concurrency, job 1": "failed: which GPU it had is not known", "concurrency, job 2": "failed: which GPU", "concurrency, job 3": "failed: which GPU", "concurrency, job 4": "failed: which GPU",
+		}},
+		{"an agent that takes no jobs", node{before: func(s *bktest.Server, _ *Options) {
+			// It stops asking for jobs as soon as it is connected.
+			ctx, stop := context.WithCancel(context.Background())
+			_ = s.Employ(ctx, bktest.Worker{Name: "n-gpu9", Tags: []string{"queue=b200"}})
+			stop()
+		}}, Options{Parts: []string{Concurrency}}, map[string]string{
+			"concurrency, side by side": "failed: 5 of 5 jobs ran, up to 4 at the same time, on 4 agents and 4 GPUs; 5 agents were free",
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				tt.node.agents = 4
+				r, _ := tt.node.prove(t, t.Context(), tt.o)
+				compare(t, r, tt.want)
+			})
+		})
+	}
+}
+
+// Jobs that end otherwise than by their own doing.
+func TestEnds(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		node   node
+		o      Options
+		after  time.Duration // interrupted
+		checks []string      // the beginnings of verdict and reason
+	}{
+		{"no agents", node{}, Options{Parts: []string{Concurrency}}, 0, []string{"failed: no agent in queue b200 takes jobs"}},
+		{"nobody takes it", node{}, Options{Parts: []string{Artifact, Concurrency}, QueueTime: time.Minute}, 0, []string{
+			"failed: timed out: no agent took it within 1m0s", "failed: no agent in queue b200 takes jobs",
+		}},
+		{"a lost agent", node{agents: 1, do: func(w *bktest.Work, _ int, _ Kind) { w.Gone = true }}, Options{Parts: []string{Concurrency}}, 0, []string{
+			"failed: no result: agent n-gpu0 was lost in the middle of the job", "ok: 1 of 1 jobs ran",
+		}},
+		{"too slow", node{agents: 1, takes: func(int, Kind) time.Duration { return time.Hour }}, Options{Parts: []string{Artifact}, RunTime: time.Minute}, 0, []string{
+			"failed: timed out: it had not ended after 1m0s",
+		}},
+		{"interrupted", node{agents: 2, takes: func(_ int, kind Kind) time.Duration {
+			if kind == isArtifact {
+				return time.Second
+			}
+			return time.Hour
+		}}, Options{}, time.Minute, []string{
+			"ok: ", "not tried: cancelled: interrupted", "not tried: cancelled: interrupted", "not tried: cancelled: interrupted", "not tried: cancelled: interrupted",
+			"not tried: cancelled: interrupted", "not tried: interrupted",
+		}},
+		{"refused", node{agents: 2, before: func(s *bktest.Server, _ *Options) {
+			s.Inject(bktest.Fault{Route: "POST /v2/organizations/{org}/pipelines/{pipeline}/builds", Status: http.StatusForbidden, Times: -1})
+		}}, Options{Parts: []string{Artifact, Concurrency}}, 0, []string{
+			"failed: not created: create build: the API token may not do this; give it the scope write_builds",
+			"failed: not created: create build", "failed: not created: create build", "failed: 0 of 2 jobs ran",
+		}},
+		{"another pipeline", node{agents: 2, before: func(_ *bktest.Server, o *Options) { o.Pipeline = "kernalbot" }}, Options{Parts: []string{Artifact}}, 0, []string{
+			"failed: not created: organization kbnode has no pipeline kernalbot; it has kernelbot",
+		}},
+		{"agents that may not be counted", node{agents: 2, before: func(s *bktest.Server, _ *Options) {
+			s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: http.StatusForbidden, Times: -1})
+		}}, Options{Parts: []string{Concurrency}}, 0, []string{"failed: how many agents there are is not known; say how many jobs with --jobs N"}},
+		{"and need not", node{agents: 2, before: func(s *bktest.Server, _ *Options) {
+			s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: http.StatusForbidden, Times: -1})
+		}}, Options{Parts: []string{Concurrency}, Jobs: 2}, 0, []string{"ok: its own", "ok: its own", "ok: 2 of 2 jobs ran"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ctx, interrupt := context.WithCancel(t.Context())
+				defer interrupt()
+				if tt.after > 0 {
+					time.AfterFunc(tt.after, interrupt)
+				}
+				r, _ := tt.node.prove(t, ctx, tt.o)
+				var got []string
+				for i, c := range r.Checks {
+					text := string(c.Verdict) + ": " + c.Saw
+					if i < len(tt.checks) && strings.HasPrefix(text, tt.checks[i]) {
+						text = tt.checks[i]
+					}
+					got = append(got, text)
+				}
+				if d := cmp.Diff(tt.checks, got); d != "" || r.OK && tt.name != "and need not" {
+					t.Errorf("ok %t: %s", r.OK, d)
+				}
+			})
+		})
+	}
+}
+
+// A hundred jobs over eight slots: none is lost, none is made twice.
+func TestHundred(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r, s := node{agents: 8, before: func(s *bktest.Server, _ *Options) {
+			s.Inject(bktest.Fault{Route: "POST /v2/organizations/{org}/pipelines/{pipeline}/builds", Perform: true, Times: 3})
+		}}.prove(t, t.Context(), Options{Parts: []string{Concurrency}, Jobs: 100})
+		compare(t, r, nil)
+		ran := map[string]int{}
+		for _, b := range s.Builds() {
+			if b.State == "passed" {
+				ran[b.MetaData["run_id"]]++
+			}
+		}
+		if len(ran) != 100 || len(r.Checks) != 101 || !strings.HasPrefix(r.Checks[100].Saw, "100 of 100 jobs ran, up to 8 at the same time") {
+			t.Errorf("%d ran; %d checks, of which the last saw %s", len(ran), len(r.Checks), r.Checks[len(r.Checks)-1].Saw)
+		}
+		for id, n := range ran {
+			if n != 1 {
+				t.Errorf("%s ran %d times", id, n)
+			}
+		}
+	})
+}
+
+// Problems that are not fit to tell right from wrong are refused.
+func TestLoad(t *testing.T) {
+	t.Parallel()
+	for _, name := range exampleNames() {
+		if _, err := Load(name); err != nil {
+			t.Error(err)
+		}
+	}
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"task.yml": `{files: [{name: s.py, source: "@SUBMISSION@"}, {name: e.py, source: e.py}], lang: py, config: {main: e.py}}`,
+		"e.py":     "", "wrong.py": "w",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct{ add, err string }{
+		{"", "has no right submission; write one to submission.py"},
+		{"submission.py", ""},
+		{"-wrong.py", "has no submission that should fail; write one to wrong.py or cheat.py"},
+		{"cheater.py", ""},
+	} {
+		if file, gone := strings.CutPrefix(tt.add, "-"); gone {
+			_ = os.Remove(filepath.Join(dir, file))
+		} else if tt.add != "" {
+			if err := os.WriteFile(filepath.Join(dir, tt.add), []byte("x"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := Load(dir)
+		if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+			t.Errorf("%s: %v", tt.add, err)
+		}
+	}
+	if _, err := Load("prefix_pyton"); err == nil || !strings.Contains(err.Error(), "write identity_cuda, prefix_python, ") {
+		t.Error(err)
+	}
+}
+
+// What is sent is what is said beforehand, with the steps where they are wanted.
+func TestBuilds(t *testing.T) {
+	t.Parallel()
+	p, err := Load(DefaultProblem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{RunID: "r", Queue: "b200", Mode: "leaderboard", Problem: p}
+	seen := map[string]bool{}
+	for _, part := range Parts {
+		jobs, err := o.Builds(part, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, j := range jobs {
+			seen[j.RunID] = true
+			if (j.Build.Steps != nil) != (part == Artifact) {
+				t.Errorf("%s has the steps %v", j.RunID, j.Build.Steps)
+			}
+		}
+	}
+	want := map[string]bool{}
+	for _, name := range []string{"artifact", "submission.py", "wrong.py", "cheat.py", "cheat_equal.py", "cheat_input.py", "1", "2", "3"} {
+		want["r-"+name] = true
+	}
+	if !maps.Equal(seen, want) {
+		t.Errorf("%v", seen)
+	}
+	o.Inline, o.Image, o.RunTime = true, "mine:1", 90*time.Second
+	jobs, err := o.Builds(Concurrency, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if steps, is := jobs[0].Build.Steps.([]pipeline.Step); !is || steps[0].Timeout != 2 || jobs[0].Build.Env["KERNELBOT_IMAGE"] != "mine:1" {
+		t.Errorf("%+v", jobs[0].Build)
+	}
+	if o.Queue = "no queue"; true {
+		if _, err := o.Builds(Artifact, 1); err == nil {
+			t.Error("a queue of two words is taken")
+		}
+	}
+}

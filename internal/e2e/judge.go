@@ -1,0 +1,184 @@
+package e2e
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/submit"
+)
+
+// whole judges the result.json of a job that evaluates nothing. That it has its size
+// and checksum was seen when it was fetched.
+func whole(out submit.Outcome) (string, bool) {
+	r := out.Result
+	switch {
+	case out.Verdict != submit.Passed || r == nil:
+		return unlike(out), false
+	case !r.Success || len(r.Runs) > 0 || r.System == nil || r.System.Hostname == "" || r.System.Platform == "":
+		return "result.json came back, and is not what the job has written", false
+	}
+	return fmt.Sprintf("result.json came back whole: %d bytes of %s", len(out.Raw), r.System.Hostname), true
+}
+
+// evaluated are the runs of a mode that passes.
+var evaluated = map[string][]string{
+	"test": {"test"}, "benchmark": {"benchmark"}, "leaderboard": {"test", "benchmark", "leaderboard"},
+}
+
+// judged says whether a submission came out as its kind should.
+func judged(out submit.Outcome, kind Kind, mode string) (string, bool) {
+	passed := out.Verdict == submit.Passed && out.Result != nil
+	if passed {
+		for _, name := range evaluated[mode] {
+			if run := runOf(out.Result, name); run == nil || !run.Passed {
+				return fmt.Sprintf("the build has passed without the run %s", name), false
+			}
+		}
+	}
+	switch {
+	case passed && kind == Right:
+		return out.Reason, true
+	case passed && kind == Cheat && mode == "test":
+		return "it passed, as mode test makes one call a case", true
+	case passed:
+		return "it passed, and should not: what passes here says nothing", false
+	case kind == Right || out.Verdict != submit.NotPassed:
+		return unlike(out), false
+	case refused(out.Result):
+		return "caught: " + strings.TrimPrefix(out.Reason, "Not passed: "), true
+	}
+	return "it did not pass, but not for its answers: " + unlike(out), false
+}
+
+// refused says that a run came to its end, and found the submission wrong.
+func refused(r *runner.Result) bool {
+	return r != nil && slices.ContainsFunc(r.Runs, func(e runner.Pair[*runner.Evaluation]) bool {
+		return e.Value.Run != nil && e.Value.Run.Success && !e.Value.Run.Passed
+	})
+}
+
+func runOf(r *runner.Result, name string) *runner.Run {
+	for _, e := range r.Runs {
+		if e.Key == name {
+			return e.Value.Run
+		}
+	}
+	return nil
+}
+
+// unlike is why a build is not what it should be.
+func unlike(out submit.Outcome) string {
+	return fmt.Sprintf("%s: %s", out.Verdict, strings.TrimPrefix(out.Reason, "Not passed: "))
+}
+
+// own says whether a job that ran with others came back with its own result, from the
+// GPU of its agent.
+func own(out submit.Outcome) (string, bool) {
+	if out.Verdict != submit.Passed || out.Result == nil {
+		return unlike(out), false
+	}
+	run := runOf(out.Result, "test")
+	if run == nil || !run.Passed {
+		return "the build has passed without the run test", false
+	}
+	reported := map[string]string{}
+	for _, p := range run.Result {
+		reported[p.Key] = p.Value
+	}
+	given, tagged := reported["gpu"], tag(out, "gpu-uuid")
+	switch {
+	case reported["run-id"] != out.RunID:
+		return fmt.Sprintf("its result is another job's: %.100q", reported["run-id"]), false
+	case tagged != "" && uuid(given) && given != tagged:
+		return fmt.Sprintf("it was given the GPU %.100q, and its agent has %.100q", given, tagged), false
+	case gpu(out) == "":
+		return "which GPU it had is not known: its agent has neither the tag gpu-uuid nor gpu-index and node, as kbnode's agents have", false
+	}
+	return "its own result, on " + gpu(out), true
+}
+
+// uuid says that a variable names one GPU, or a part of one, as nothing else is named.
+func uuid(s string) bool {
+	return (strings.HasPrefix(s, "GPU-") || strings.HasPrefix(s, "MIG-")) && !strings.Contains(s, ",")
+}
+
+func tag(out submit.Outcome, key string) string {
+	for _, t := range out.Tags {
+		if value, ok := strings.CutPrefix(t, key+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+// gpu is a name of the GPU that a job had, which no other has; "" is not known. A UUID
+// moves with its GPU; an index is one of a node.
+func gpu(out submit.Outcome) string {
+	if uuid := tag(out, "gpu-uuid"); uuid != "" {
+		return uuid
+	}
+	node, index := tag(out, "node"), tag(out, "gpu-index")
+	if node == "" || index == "" {
+		return ""
+	}
+	return "GPU " + index + " of " + node
+}
+
+// sideBySide says whether jobs that ran at the same time had an agent and a GPU each,
+// and whether so many did run at the same time.
+func sideBySide(outcomes []submit.Outcome, width int) (string, bool) {
+	var ran []submit.Outcome
+	agents, gpus := map[string]bool{}, map[string]bool{}
+	for _, out := range outcomes {
+		if out.Started.IsZero() || out.Ended.IsZero() {
+			continue
+		}
+		ran = append(ran, out)
+		agents[out.Agent], gpus[gpu(out)] = true, true
+	}
+	for i, a := range ran {
+		for _, b := range ran[:i] {
+			if !a.Started.Before(b.Ended) || !b.Started.Before(a.Ended) {
+				continue
+			}
+			switch {
+			case a.Agent == b.Agent:
+				return fmt.Sprintf("builds %d and %d ran at the same time on agent %s", b.Build, a.Build, a.Agent), false
+			case gpu(a) != "" && gpu(a) == gpu(b):
+				return fmt.Sprintf("builds %d and %d ran at the same time on %s, by the agents %s and %s", b.Build, a.Build, gpu(a), b.Agent, a.Agent), false
+			}
+		}
+	}
+	most := peak(ran)
+	saw := fmt.Sprintf("%d of %d jobs ran, up to %d at the same time, on %d agents and %d GPUs", len(ran), len(outcomes), most, len(agents), len(gpus))
+	switch {
+	case len(ran) < len(outcomes):
+		return saw, false
+	case most < width:
+		return fmt.Sprintf("%s; %d agents were free. Try again when nobody else uses the queue, or with a longer --hold", saw, width), false
+	}
+	return saw, true
+}
+
+// peak is how many ran at the same time, at most.
+func peak(ran []submit.Outcome) (most int) {
+	type change struct {
+		at time.Time
+		by int
+	}
+	var changes []change
+	for _, r := range ran {
+		changes = append(changes, change{r.Started, 1}, change{r.Ended, -1})
+	}
+	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(a.at.Compare(b.at), a.by-b.by) })
+	n := 0
+	for _, c := range changes {
+		n += c.by
+		most = max(most, n)
+	}
+	return most
+}

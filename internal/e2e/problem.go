@@ -1,0 +1,153 @@
+package e2e
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/examples"
+	"github.com/gpu-mode/kbnode/internal/task"
+)
+
+// DefaultProblem is the example that needs no GPU.
+const DefaultProblem = "prefix_python"
+
+// Bounds of a problem's submissions: bytes of one, and how many.
+const (
+	maxSubmission  = 8 << 20
+	maxSubmissions = 32
+)
+
+// Kind is what a submission is, and so what should come of it.
+type Kind string
+
+// Kinds of submissions, which their files' names begin with.
+const (
+	Right Kind = "submission"
+	Wrong Kind = "wrong"
+	Cheat Kind = "cheat" // may pass mode test, which makes one call a case
+)
+
+// Submission is one of a problem's.
+type Submission struct {
+	File string
+	Kind Kind
+	Text string
+}
+
+// Problem is a problem of kernelbot's form with submissions beside its task.yml.
+type Problem struct {
+	Name        string
+	Task        *task.Task
+	Submissions []Submission // the right one first, and one or more that are not
+}
+
+// Load reads an example that kbnode carries along, by its name, or else a directory.
+func Load(name string) (*Problem, error) {
+	var files fs.FS = examples.Files
+	if !slices.Contains(exampleNames(), name) {
+		info, err := os.Stat(name)
+		if err != nil || !info.IsDir() {
+			return nil, fmt.Errorf("%q is neither an example nor a directory; write %s, or the directory of a problem", name, strings.Join(exampleNames(), ", "))
+		}
+		t, err := task.Read(name)
+		if err != nil {
+			return nil, err
+		}
+		return load(filepath.Base(t.Dir), t, os.DirFS(t.Dir))
+	}
+	t, err := read(files, name)
+	if err != nil {
+		return nil, err
+	}
+	if files, err = fs.Sub(files, name); err != nil {
+		return nil, err
+	}
+	return load(name, t, files)
+}
+
+func exampleNames() (names []string) {
+	entries, _ := examples.Files.ReadDir(".")
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// read reads a problem of a file system, whose task.yml may name files beside its
+// directory.
+func read(files fs.FS, name string) (*task.Task, error) {
+	dir, err := os.MkdirTemp("", "kbnode-e2e-")
+	if err != nil {
+		return nil, fmt.Errorf("read problem %s: %w", name, err)
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // a copy
+	if err := os.CopyFS(dir, files); err != nil {
+		return nil, fmt.Errorf("read problem %s: %w", name, err)
+	}
+	return task.Read(filepath.Join(dir, name))
+}
+
+// load finds a problem's submissions.
+func load(name string, t *task.Task, dir fs.FS) (*Problem, error) {
+	p := &Problem{Name: name, Task: t}
+	entries, err := fs.ReadDir(dir, ".")
+	if err != nil {
+		return nil, fmt.Errorf("read problem %s: %w", name, err)
+	}
+	ext := filepath.Ext(t.Submission)
+	for _, e := range entries {
+		var kind Kind
+		stem, is := strings.CutSuffix(e.Name(), ext)
+		switch {
+		case !is || !e.Type().IsRegular():
+			continue
+		case stem == string(Right):
+			kind = Right
+		case strings.HasPrefix(stem, string(Wrong)):
+			kind = Wrong
+		case strings.HasPrefix(stem, string(Cheat)):
+			kind = Cheat
+		default:
+			continue
+		}
+		text, err := readText(dir, e.Name())
+		if err != nil {
+			return nil, fmt.Errorf("read submission: %w", err)
+		}
+		p.Submissions = append(p.Submissions, Submission{e.Name(), kind, text})
+	}
+	order := []Kind{Right, Wrong, Cheat}
+	slices.SortFunc(p.Submissions, func(a, b Submission) int {
+		return cmp.Or(slices.Index(order, a.Kind)-slices.Index(order, b.Kind), strings.Compare(a.File, b.File))
+	})
+	switch n := len(p.Submissions); {
+	case n == 0 || p.Submissions[0].Kind != Right:
+		return nil, fmt.Errorf("problem %s has no right submission; write one to %s%s", name, Right, ext)
+	case n == 1:
+		return nil, fmt.Errorf("problem %s has no submission that should fail; write one to %s%s or %s%s", name, Wrong, ext, Cheat, ext)
+	case n > maxSubmissions:
+		return nil, fmt.Errorf("problem %s has %d submissions; leave %d at most", name, n, maxSubmissions)
+	}
+	return p, nil
+}
+
+func readText(dir fs.FS, name string) (string, error) {
+	f, err := dir.Open(name)
+	if err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxSubmission+1))
+	if err == nil && len(text) > maxSubmission {
+		err = fmt.Errorf("%s has more than %d bytes", name, maxSubmission)
+	}
+	return string(text), errors.Join(err, f.Close())
+}

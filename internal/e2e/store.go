@@ -1,0 +1,62 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/results"
+	"github.com/gpu-mode/kbnode/internal/submit"
+)
+
+// Whoever submits is nobody: kernelbot's users are numbers.
+const (
+	userID   = "kbnode-e2e"
+	userName = "kbnode e2e"
+)
+
+// store puts the right submission into the database, looks whether all of it is there,
+// and removes it again where that is wanted, also when something went wrong.
+func (r *Report) store(ctx context.Context, o Options, out submit.Outcome) {
+	check := func(name string, err error, saw string) bool {
+		c := Check{Part: Database, Name: name, Verdict: OK, Saw: saw}
+		if err != nil {
+			c.Verdict, c.Saw = Failed, err.Error()
+		}
+		r.add(c)
+		return err == nil
+	}
+	record, err := o.record(out, time.Now())
+	if err != nil {
+		r.add(Check{Part: Database, Name: "stored", Verdict: Untried, Saw: err.Error()})
+		return
+	}
+	stored, err := o.Store.Save(ctx, record)
+	if stored.Name != "" {
+		r.Stored = &stored
+	}
+	if check("stored", err, fmt.Sprintf("leaderboard %s, submission %d with %d runs", record.Leaderboard, stored.Submission, len(stored.Runs))) {
+		check("as it was stored", o.Store.Verify(ctx, stored, record), "every column is as it was sent")
+	}
+	if !o.Cleanup || r.Stored == nil {
+		return
+	}
+	if check("removed", o.Store.Remove(context.WithoutCancel(ctx), stored), "nothing of it is left") {
+		r.Stored = nil
+	}
+}
+
+// record is what kernelbot would store of the right submission. Its leaderboard is
+// over when it begins, so that nobody submits to it.
+func (o Options) record(out submit.Outcome, now time.Time) (results.Record, error) {
+	right := o.Problem.Submissions[0]
+	if out.Verdict != submit.Passed {
+		return results.Record{}, fmt.Errorf("%s has no result to store", right.File)
+	}
+	runs, err := results.RunsOf(out.Raw, o.Mode, o.Problem.Task.RankingBy, o.GPU)
+	return results.Record{
+		Leaderboard: o.RunID, Description: "made by kbnode e2e", Deadline: now, Task: json.RawMessage(o.Problem.Task.Definition()),
+		GPU: o.GPU, UserID: userID, UserName: userName, File: right.File, Code: right.Text, Submitted: now, Runs: runs,
+	}, err
+}

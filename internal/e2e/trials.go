@@ -1,0 +1,139 @@
+package e2e
+
+import (
+	"cmp"
+	"embed"
+	"fmt"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/internal/task"
+)
+
+// overhead is what a job takes beside its evaluations: a first pull of the image.
+const overhead = 10 * time.Minute
+
+// waiting is the problem of the jobs that run side by side.
+//
+//go:embed wait
+var waiting embed.FS
+
+// holdFor is how long each of so many jobs runs at least, so that the first still does
+// when the last begins: agents ask for work every ten seconds, and Buildkite takes 50
+// requests a minute.
+func holdFor(n int) time.Duration {
+	return min(15*time.Second+time.Duration(n)*1500*time.Millisecond, 10*time.Minute)
+}
+
+// runTime is how long a job of a part may run.
+func (o Options) runTime(part string) time.Duration {
+	switch {
+	case o.RunTime > 0:
+		return o.RunTime
+	case part == Concurrency:
+		return overhead + o.Hold
+	case part == Evaluation:
+		t := o.Problem.Task
+		limit := overhead + t.TestTimeout + t.BenchmarkTimeout + t.RankedTimeout
+		if t.Lang == task.CUDA {
+			limit += 6 * time.Minute // three times the compiler
+		}
+		return limit
+	}
+	return overhead
+}
+
+func minutes(d time.Duration) int { return int((d + time.Minute - 1) / time.Minute) }
+
+// Builds are the builds that Run makes of one part, so many of them where it is
+// Concurrency. Nothing is asked.
+func (o Options) Builds(part string, n int) ([]submit.Job, error) {
+	if o.Hold == 0 {
+		o.Hold = holdFor(n)
+	}
+	trials, err := o.trials(part, n)
+	jobs := make([]submit.Job, len(trials))
+	for i, t := range trials {
+		jobs[i] = t.job
+	}
+	return jobs, err
+}
+
+func (o Options) trials(part string, n int) (all []trial, err error) {
+	switch part {
+	case Artifact:
+		all, err = o.artifact()
+	case Evaluation:
+		all, err = o.evaluation()
+	default:
+		all, err = o.atOnce(n)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("prepare %s: %w", part, err)
+	}
+	return all, nil
+}
+
+func (o Options) artifact() ([]trial, error) {
+	p, err := pipeline.Build(pipeline.ArtifactTest, pipeline.Options{Queue: o.Queue, Timeout: minutes(o.runTime(Artifact))})
+	if err != nil {
+		return nil, err
+	}
+	id := o.RunID + "-artifact"
+	return []trial{{pipeline.ArtifactTest, submit.Job{RunID: id, Build: buildkite.NewBuild{
+		Commit: "HEAD", Branch: cmp.Or(o.Branch, "main"), Message: "kbnode e2e: an artifact",
+		Env:   map[string]string{"KERNELBOT_RUN_ID": id, "KERNELBOT_QUEUE": o.Queue},
+		Steps: p.Steps, // whatever the pipeline's are
+	}}, whole}}, nil
+}
+
+// evaluation is a build of each submission; the right one is the first.
+func (o Options) evaluation() ([]trial, error) {
+	var all []trial
+	for _, s := range o.Problem.Submissions {
+		doc, err := o.Problem.Task.Config(s.Text, o.Arch, o.Mode)
+		if err != nil {
+			return nil, err
+		}
+		job, err := o.request(Evaluation, s.File, doc)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, trial{s.File, job, func(out submit.Outcome) (string, bool) { return judged(out, s.Kind, o.Mode) }})
+	}
+	return all, nil
+}
+
+// atOnce are jobs that wait, each with a submission that says whose it is.
+func (o Options) atOnce(n int) ([]trial, error) {
+	t, err := read(waiting, "wait")
+	if err != nil {
+		return nil, err
+	}
+	var all []trial
+	for i := range n {
+		name := fmt.Sprintf("job %d", i+1)
+		id := o.RunID + "-" + fmt.Sprint(i+1)
+		doc, err := t.Config(fmt.Sprintf("RUN = %q\nSECONDS = %g\n", id, o.Hold.Seconds()), "", "test")
+		if err != nil {
+			return nil, err
+		}
+		job, err := o.request(Concurrency, fmt.Sprint(i+1), doc)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, trial{name, job, own})
+	}
+	return all, nil
+}
+
+// request is the build of an evaluation.
+func (o Options) request(part, name, doc string) (submit.Job, error) {
+	r := submit.Request{
+		RunID: o.RunID + "-" + name, Payload: doc, Queue: o.Queue, Image: o.Image, Branch: o.Branch,
+		Message: fmt.Sprintf("kbnode e2e: %s, %s", part, name), Inline: o.Inline, AMD: o.AMD, Minutes: minutes(o.runTime(part)),
+	}
+	return r.Job()
+}

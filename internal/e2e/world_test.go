@@ -1,0 +1,249 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/internal/runner"
+)
+
+// work runs the tests, or is `kbnode runner`, which takes over its process.
+func work(m *testing.M) int {
+	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
+		return runner.Main(context.Background(), runner.Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
+	}
+	return m.Run()
+}
+
+// kinds of jobs, by what they bring along.
+const isArtifact, isWait Kind = "artifact", "wait"
+
+// node is what agents do with jobs in a test.
+type node struct {
+	agents int
+	tags   func(i int) []string                   // nil is those of kbnode's agents
+	do     func(w *bktest.Work, i int, kind Kind) // after a good job; nil leaves it so
+	engine func(w *bktest.Work)                   // nil pretends
+	takes  func(i int, kind Kind) time.Duration   // nil is half a minute
+	before func(s *bktest.Server, o *Options)
+}
+
+// evaluates is a result.json of a job that ran these, all of which passed but the last
+// where it did not.
+func evaluates(passed bool, reported string, names ...string) string {
+	var runs []string
+	for i, name := range names {
+		ok, exit := true, 0
+		if i == len(names)-1 && !passed {
+			ok, exit = false, 112
+		}
+		report := reported
+		if name == "leaderboard" {
+			report = `"benchmark-count":"1","benchmark.0.mean":"4096","check":"pass"`
+		}
+		runs = append(runs, fmt.Sprintf(`%q:{"start":"2026-01-01T00:00:00","end":"2026-01-01T00:00:01","compilation":null,"run":{"success":true,"passed":%t,"command":"x","stdout":"","stderr":"","exit_code":%d,"duration":1.5,"result":{%s}},"profile":null}`, name, ok, exit, report))
+	}
+	return `{"success":true,"error":"","system":{"gpu":"","device_count":0,"cpu":"","runtime":"","platform":"Linux","torch":"","hostname":"h"},"runs":{` + strings.Join(runs, ",") + "}}"
+}
+
+// submissionOf finds what a job brings along.
+func submissionOf(env map[string]string) (text, mode string, err error) {
+	doc, err := document(env)
+	if err != nil {
+		return "", "", err
+	}
+	o, err := payload.ParseObject(doc, payload.Limits{})
+	if err != nil {
+		return "", "", err
+	}
+	sources, _ := o.Get("sources")
+	code, _ := sources.(*payload.Object).Get("submission.py")
+	m, _ := o.Get("mode")
+	return code.(string), m.(string), nil
+}
+
+func document(env map[string]string) (string, error) {
+	encoded := env[payload.Var]
+	for i := 0; env[fmt.Sprintf("%s_%d", payload.Var, i)] != ""; i++ {
+		encoded += env[fmt.Sprintf("%s_%d", payload.Var, i)]
+	}
+	return payload.Inflate(encoded, payload.Limits{})
+}
+
+// pretend does a job as a good node would, without doing it.
+func pretend(w *bktest.Work, p *Problem) (kind Kind) {
+	text, mode, err := submissionOf(w.Env)
+	if err != nil {
+		w.Files["result.json"] = evaluates(true, "")
+		return isArtifact
+	}
+	if id, is := strings.CutPrefix(text, "RUN = "); is {
+		id, _, _ = strings.Cut(id, "\n")
+		w.Files["result.json"] = evaluates(true, `"test-count":"1","run-id":`+id+`,"gpu":"","check":"pass"`, "test")
+		return isWait
+	}
+	names := evaluated[mode]
+	for _, s := range p.Submissions {
+		if s.Text != text {
+			continue
+		}
+		kind = s.Kind
+		passes := kind == Right || kind == Cheat && mode == "test"
+		if !passes && len(names) > 1 {
+			names = names[:2]
+		}
+		w.Files["result.json"] = evaluates(passes, `"check":"x"`, names...)
+	}
+	return kind
+}
+
+// evaluateReally has the runner's engine do a job, in a directory of its own.
+func evaluateReally(t *testing.T) func(w *bktest.Work) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(w *bktest.Work) {
+		cmd := exec.Command(self)
+		if w.Env[payload.Var] == "" && w.Env[payload.Var+"_0"] == "" {
+			p, err := pipeline.Build(pipeline.ArtifactTest, pipeline.Options{Queue: "b200"})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			cmd = exec.Command("bash", "-c", strings.ReplaceAll(p.Steps[0].Command, "$$", "$"))
+		}
+		cmd.Dir = t.TempDir()
+		cmd.Env = append(os.Environ(), "KBNODE_TEST_RUNNER=1", "GORACE=atexit_sleep_ms=0", "BUILDKITE=", "CUDA_VISIBLE_DEVICES=")
+		for k, v := range w.Env {
+			if strings.HasPrefix(k, payload.Var) {
+				cmd.Env = append(cmd.Env, k+"="+v)
+			}
+		}
+		out, err := cmd.CombinedOutput()
+		exit, failed := errors.AsType[*exec.ExitError](err)
+		if failed {
+			w.Exit = exit.ExitCode()
+		} else if err != nil {
+			t.Error(err)
+		}
+		text, err := os.ReadFile(filepath.Join(cmd.Dir, runner.ResultFile))
+		if err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		w.Files["result.json"] = string(text)
+	}
+}
+
+// prove runs it all against nodes, in a bubble of synctest.
+func (n node) prove(t *testing.T, ctx context.Context, o Options) (*Report, *bktest.Server) { //nolint:revive // the test comes first here
+	t.Helper()
+	p, err := Load("prefix_python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := bktest.New(bktest.Options{PingSeconds: 1, RateLimit: 50, Pipelines: []bktest.Pipeline{{
+		Slug: "kernelbot", Steps: `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`,
+	}}})
+	working, stop := context.WithCancel(t.Context())
+	t.Cleanup(func() { time.Sleep(2 * time.Minute); stop(); synctest.Wait() })
+	for i := range n.agents {
+		tags := []string{"queue=b200", fmt.Sprintf("gpu-index=%d", i), "node=n", fmt.Sprintf("gpu-uuid=GPU-%d", i)}
+		if n.tags != nil {
+			tags = n.tags(i)
+		}
+		err := s.Employ(working, bktest.Worker{Name: fmt.Sprintf("n-gpu%d", i), Tags: tags, Do: func(ctx context.Context, w *bktest.Work) {
+			kind := pretend(w, p)
+			takes := 30 * time.Second
+			if n.takes != nil {
+				takes = n.takes(i, kind)
+			}
+			select {
+			case <-ctx.Done():
+				w.Exit, w.Files = 143, nil
+				return
+			case <-time.After(takes):
+			}
+			if n.engine != nil {
+				n.engine(w)
+			}
+			if n.do != nil {
+				n.do(w, i, kind)
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	client, err := buildkite.New(buildkite.Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.RunID, o.Org, o.Pipeline, o.Queue, o.GPU, o.Problem = NewRunID(), "kbnode", "kernelbot", "b200", "B200_BK", p
+	if o.Mode == "" {
+		o.Mode = "leaderboard"
+	}
+	if o.Parts == nil {
+		o.Parts = Parts
+	}
+	if o.QueueTime == 0 {
+		o.QueueTime = time.Hour
+	}
+	if n.before != nil {
+		n.before(s, &o)
+	}
+	r := Run(ctx, client, o)
+	for _, b := range s.Builds() {
+		if !b.Finished() {
+			t.Errorf("build %d is %s", b.Number, b.State)
+		}
+	}
+	if over := s.Over(); over > 0 {
+		t.Errorf("%d requests over the limit", over)
+	}
+	return r, s
+}
+
+// unwell are the checks that did not come out as they should, and what they saw.
+func unwell(r *Report) map[string]string {
+	all := map[string]string{}
+	for _, c := range r.Checks {
+		if c.Verdict != OK {
+			all[c.Part+", "+c.Name] = string(c.Verdict) + ": " + c.Saw
+		}
+	}
+	return all
+}
+
+// compare holds what went wrong to the beginnings of what should.
+func compare(t *testing.T, r *Report, want map[string]string) {
+	t.Helper()
+	got := unwell(r)
+	for name, text := range want {
+		if !strings.HasPrefix(got[name], text) {
+			t.Errorf("%s: %q, want %q", name, got[name], text)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(got)) {
+		if _, is := want[name]; !is {
+			t.Errorf("%s: %s", name, got[name])
+		}
+	}
+	if r.OK != (len(want) == 0) {
+		t.Errorf("ok is %t", r.OK)
+	}
+}
