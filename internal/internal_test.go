@@ -225,7 +225,7 @@ func TestCommandPage(t *testing.T) {
 var code = regexp.MustCompile("(?s)```[a-z]*\n.*?```|`[^`\n]+`|(?m:^    [^\n]*$)")
 
 // command is kbnode with a command, where somebody would type it.
-var command = regexp.MustCompile("(?m)(?:^ *|[`=;|&] *|sudo (?:[A-Z_]+=\\S+ )*|command: |# )kbnode ([a-z][a-z-]*)([^\n`|;]*)")
+var command = regexp.MustCompile("(?m)(?:^ *|[`=;|&] *|sudo (?:[A-Z_]+=\\S+ )*|command: |# )kbnode ([a-z][a-z0-9-]*)([^\n`|;]*)")
 
 // TestCommandsExist keeps the documentation from telling people to type what
 // does not exist.

@@ -234,7 +234,7 @@ func artifacts(_ context.Context, r *run) Item {
 
 // build is what Buildkite must be asked for: no agent token can start a build.
 func build(context.Context, *run) Item {
-	return byHand("start a build of a pipeline with this queue (docs/pipelines.md has some), and look at its artifacts", "an agent's token cannot start one")
+	return byHand("type kbnode e2e --org ORG --queue QUEUE where there is an API token; it starts builds in this queue, and looks at what they leave", "an agent's token cannot start one")
 }
 
 // some is a few of several texts, and how many more there are.

@@ -25,9 +25,9 @@ func (a *apiFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&a.tokenFile, "token-file", "", "file with the API token, which nobody else may read (default: BUILDKITE_API_TOKEN)")
 }
 
-// client fills in what the environment says, and connects. A patient client waits and
-// asks again; log is told so, or standard error if it is nil.
-func (a *apiFlags) client(s Streams, patient bool, log func(string, time.Duration)) (*buildkite.Client, error) {
+// client fills in what the environment says, and connects. It waits and asks again;
+// log is told so, or standard error if it is nil.
+func (a *apiFlags) client(s Streams, log func(string, time.Duration)) (*buildkite.Client, error) {
 	if a.org == "" {
 		a.org = os.Getenv("BUILDKITE_ORG")
 	}
@@ -46,7 +46,7 @@ func (a *apiFlags) client(s Streams, patient bool, log func(string, time.Duratio
 			s.progress("%s; asking again in %s", why, pause.Round(time.Second))
 		}
 	}
-	client, err := buildkite.New(buildkite.Options{URL: os.Getenv("BUILDKITE_API_URL"), Token: token, Patient: patient, Log: log})
+	client, err := buildkite.New(buildkite.Options{URL: os.Getenv("BUILDKITE_API_URL"), Token: token, Patient: true, Log: log})
 	if err != nil {
 		return nil, usagef("BUILDKITE_API_URL: %w", err)
 	}

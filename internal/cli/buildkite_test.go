@@ -48,7 +48,7 @@ func TestAPIFlags(t *testing.T) {
 			t.Setenv("BUILDKITE_ORG", tt.org)
 			t.Setenv("BUILDKITE_API_TOKEN", tt.env)
 			t.Setenv("BUILDKITE_API_URL", tt.url)
-			_, err := tt.flags.client(Streams{Err: t.Output()}, true, nil)
+			_, err := tt.flags.client(Streams{Err: t.Output()}, nil)
 			if err == nil {
 				if tt.err != "" {
 					t.Errorf("no error; want %s", tt.err)

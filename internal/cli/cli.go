@@ -137,7 +137,7 @@ with its even share of CPUs and memory.
 		newInventory(s), newPlan(s), newInstall(s), newReconcile(s), newUninstall(s), newStatus(s),
 		newDrain(s), newResume(s), newUpgrade(s), newEvents(s), newDaemon(s),
 		newSelftest(s), newDoctor(s), newImage(s), newRunner(s), newPayload(s), newPipeline(s),
-		newSubmit(s), newQueue(s), newVersion(s),
+		newSubmit(s), newE2E(s), newQueue(s), newVersion(s),
 		newAgentExec(s), newGuard(s), newDisk(s), newHook(s), newProbe(s),
 	)
 	root.SuggestionsMinimumDistance = 2

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/e2e"
 )
 
 // TestJSONDocuments holds the tables of the pages to the types: the same fields, in
@@ -24,6 +26,7 @@ func TestJSONDocuments(t *testing.T) {
 		{"docs/plan.md", "## kbnode plan --json", reflect.TypeFor[planOutput]()},
 		{"docs/plan.md", "## kbnode status --json", reflect.TypeFor[nodeStatus]()},
 		{"docs/operators.md", "### kbnode queue --json", reflect.TypeFor[queueReport]()},
+		{"docs/operators.md", "### kbnode e2e --json", reflect.TypeFor[e2e.Report]()},
 	} {
 		text, err := os.ReadFile("../../" + tt.page)
 		if err != nil {
@@ -89,6 +92,8 @@ func jsonType(typ reflect.Type) string {
 		return "boolean"
 	case typ.Kind() >= reflect.Int && typ.Kind() <= reflect.Uint64:
 		return "integer"
+	case typ.Kind() == reflect.Float64:
+		return "number"
 	}
 	return typ.String()
 }

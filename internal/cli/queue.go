@@ -75,7 +75,7 @@ Exit code 1 where no agent is connected.`,
 				return usagef("--watch draws on a terminal, and standard output is none; add --json for a line at each change, or leave --watch out")
 			}
 			var err error
-			if v.client, err = api.client(s, true, nil); err != nil {
+			if v.client, err = api.client(s, nil); err != nil {
 				return err
 			}
 			v.org = api.org

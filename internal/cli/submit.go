@@ -106,7 +106,7 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	}
 	p := newSubmitProgress(s)
 	defer p.end()
-	client, err := f.api.client(s, true, p.trouble)
+	client, err := f.api.client(s, p.trouble)
 	if err != nil {
 		return err
 	}
@@ -287,19 +287,25 @@ func readText(name string, most int64) (string, error) {
 	return string(text), err
 }
 
+// requestOf is the request that would be sent.
+func (f *submitFlags) requestOf(j submit.Job) map[string]any {
+	org := cmp.Or(f.api.org, os.Getenv("BUILDKITE_ORG"), "ORG")
+	j.Build.MetaData = map[string]string{buildkite.RunIDKey: j.RunID}
+	at := fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds", cmp.Or(strings.TrimSuffix(os.Getenv("BUILDKITE_API_URL"), "/"), "https://api.buildkite.com"), org, f.pipeline)
+	return map[string]any{"method": "POST", "url": at, "body": j.Build}
+}
+
 // show prints the request that would be sent.
 func (f *submitFlags) show(s Streams, j submit.Job) error {
-	f.api.org = cmp.Or(f.api.org, os.Getenv("BUILDKITE_ORG"), "ORG")
-	j.Build.MetaData = map[string]string{"run_id": j.RunID}
-	at := fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds", cmp.Or(strings.TrimSuffix(os.Getenv("BUILDKITE_API_URL"), "/"), "https://api.buildkite.com"), f.api.org, f.pipeline)
+	request := f.requestOf(j)
 	if f.asJSON {
-		return printJSON(s.Out, map[string]any{"method": "POST", "url": at, "body": j.Build})
+		return printJSON(s.Out, request)
 	}
-	body, err := json.MarshalIndent(j.Build, "", "  ")
+	body, err := json.MarshalIndent(request["body"], "", "  ")
 	if err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}
-	printf(s.Out, "POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n%s\n", at, body)
+	printf(s.Out, "POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n%s\n", request["url"], body)
 	return nil
 }
 

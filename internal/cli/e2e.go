@@ -1,0 +1,273 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/e2e"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/results"
+	"github.com/gpu-mode/kbnode/internal/submit"
+)
+
+type e2eFlags struct {
+	api                                       apiFlags
+	queue, gpu, arch, mode, problem, pipeline string
+	branch, image, db                         string
+	jobs                                      int
+	hold, timeout, queueTimeout               time.Duration
+	cleanup, dryRun, inline, force, asJSON    bool
+}
+
+func newE2E(s Streams) *cobra.Command {
+	var f e2eFlags
+	cmd := &cobra.Command{
+		Use:   "e2e [artifact|evaluation|concurrency]...",
+		Short: "Prove a queue of nodes from end to end",
+		Long: `Prove a queue of nodes from end to end, from any machine with an API token.
+
+  artifact     a job's result.json comes back, whole. Needs no GPU and no image
+  evaluation   a problem's right submission passes; its wrong and cheating ones do not.
+               A cheating one may pass mode test, which makes one call a case
+  concurrency  as many jobs at once as the queue has agents: each runs, comes back with
+               its own result, and has an agent and a GPU of its own meanwhile
+
+Without an argument all three are tried; what fails in one does not stop the next. The
+problem is prefix_python, which needs no GPU, another of the examples by its name, or a
+directory with a task.yml and submission.*, wrong*.* and cheat*.* beside it.
+
+With --db the right submission is stored in kernelbot's database as kernelbot would, in a
+leaderboard of its own; what was stored is compared, and removed with --cleanup.
+
+Ctrl-C cancels every build. Exit code 0 if all is as it should be, 1 if not. The API
+token needs the scopes write_builds, read_builds, read_artifacts and read_agents.`,
+		Example: `  kbnode e2e --org gpu-mode --queue b200
+  kbnode e2e artifact --org gpu-mode --queue b200
+  kbnode e2e evaluation --org gpu-mode --gpu B200_BK --problem vectoradd_triton --mode benchmark
+  kbnode e2e evaluation --org gpu-mode --queue b200 --db 'host=db.example dbname=kernelbot user=e2e' --cleanup`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd.Context(), s, args) },
+	}
+	f.api.add(cmd)
+	fl := cmd.Flags()
+	fl.StringVar(&f.queue, "queue", "", "Buildkite queue of the agents (default: that of --gpu)")
+	fl.StringVar(&f.gpu, "gpu", "", "type of GPU, such as B200_BK: its queue and architecture")
+	fl.StringVar(&f.arch, "arch", "", "architecture for nvcc, such as 90a (default: that of --gpu)")
+	fl.StringVar(&f.mode, "mode", "leaderboard", "in which submissions are evaluated: "+strings.Join(e2e.Modes, ", "))
+	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`NAME` of an example, or directory of a problem")
+	fl.StringVar(&f.pipeline, "pipeline", "", "pipeline, as in the address of its page (default: BUILDKITE_PIPELINE, or "+defaultPipeline+")")
+	fl.StringVar(&f.branch, "branch", "main", "branch of the pipeline's repository")
+	fl.StringVar(&f.image, "image", "", "image of the jobs (default: the pipeline's)")
+	fl.BoolVar(&f.inline, "inline-steps", false, "send the steps of evaluations along, so that the pipeline needs none")
+	fl.IntVar(&f.jobs, "jobs", 0, "jobs at once (default: one for each agent that takes jobs)")
+	fl.DurationVar(&f.hold, "hold", 0, "how long each of them runs at least, such as 1m (default: by their number)")
+	fl.DurationVar(&f.timeout, "timeout", 0, "how long a job may run before it is cancelled, such as 20m (default: by what it does)")
+	fl.DurationVar(&f.queueTimeout, "queue-timeout", 30*time.Minute, "how long one may wait for an agent")
+	fl.StringVar(&f.db, "db", "", "`DSN` of kernelbot's database without a password, or env: what KBNODE_DB has")
+	fl.BoolVar(&f.cleanup, "cleanup", false, "remove from the database what was stored")
+	fl.BoolVar(&f.force, "force", false, "begin even if no agent is in the queue")
+	fl.BoolVar(&f.dryRun, "dry-run", false, "print the requests, and send nothing")
+	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
+	o, err := f.options(args)
+	if err != nil {
+		return usage(err)
+	}
+	if f.dryRun {
+		return f.show(s, o)
+	}
+	client, err := f.api.client(s, func(why string, pause time.Duration) {
+		s.progress("%s; asking again in %s", probe.Printable(why, 300), max(pause, time.Second).Round(time.Second))
+	})
+	if err != nil {
+		return err
+	}
+	o.Org = f.api.org
+	// Before anything is built, so that nothing is evaluated for a database that is not there.
+	if o.Store, err = f.store(ctx); err != nil {
+		return err
+	}
+	if !f.force {
+		if err := submit.CheckQueue(ctx, client, o.Org, o.Queue); err != nil {
+			return client.Explain(ctx, err, o.Org, o.Pipeline)
+		}
+	}
+	o.On = e2eProgress(s)
+	o.Log = func(why string) { s.progress("%s", probe.Printable(why, 300)) }
+	report := e2e.Run(ctx, client, o)
+	if err := showE2E(s, report, f.asJSON); err != nil {
+		return err
+	}
+	if !report.OK {
+		return &exitError{code: exitNo}
+	}
+	return nil
+}
+
+// options are what the flags ask for. All that is wrong with them is said at once.
+func (f *e2eFlags) options(args []string) (e2e.Options, error) {
+	var errs []error
+	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
+	o := e2e.Options{
+		RunID: e2e.NewRunID(), Org: f.api.org, Queue: f.queue, Branch: f.branch, Image: f.image, Inline: f.inline, Arch: f.arch, Mode: f.mode,
+		Jobs: f.jobs, Hold: f.hold, QueueTime: f.queueTimeout, RunTime: f.timeout, Cleanup: f.cleanup, Parts: args,
+		Pipeline: cmp.Or(f.pipeline, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline),
+	}
+	if len(args) == 0 {
+		o.Parts = e2e.Parts
+	}
+	for _, part := range args {
+		if !slices.Contains(e2e.Parts, part) {
+			bad("%.60q is nothing to try; write %s", part, strings.Join(e2e.Parts, ", "))
+		}
+	}
+	errs = append(errs, buildkite.CheckSlug("a pipeline", o.Pipeline))
+	if f.gpu != "" {
+		g, err := submit.GPUOf(f.gpu)
+		if err != nil && (f.queue == "" || f.arch == "") {
+			errs = append(errs, err)
+		}
+		o.Queue, o.Arch, o.AMD = cmp.Or(f.queue, g.Queue), cmp.Or(f.arch, g.Arch), g.AMD()
+	}
+	if o.Queue == "" && (f.gpu == "" || len(errs) == 0) {
+		bad("no queue is given; write --queue b200, or --gpu B200_BK")
+	}
+	o.GPU = strings.ToUpper(cmp.Or(f.gpu, o.Queue))
+	if f.inline {
+		o.Image = cmp.Or(f.image, config.DefaultImage)
+	}
+	if !slices.Contains(e2e.Modes, f.mode) {
+		bad("--mode %.60q: write %s", f.mode, strings.Join(e2e.Modes, ", "))
+	}
+	if f.jobs < 0 || f.jobs > e2e.MaxJobs {
+		bad("--jobs %d: write 1 to %d", f.jobs, e2e.MaxJobs)
+	}
+	if f.hold < 0 || f.hold > time.Hour {
+		bad("--hold %s: write up to 1h", f.hold)
+	}
+	if f.timeout < 0 || f.queueTimeout < 0 {
+		bad("a time-out is not below zero")
+	}
+	switch {
+	case f.db == "" && f.cleanup:
+		bad("--cleanup goes with --db DSN")
+	case f.db != "" && !slices.Contains(o.Parts, e2e.Evaluation):
+		bad("--db stores what evaluation comes to; add evaluation")
+	case f.db == "env" && os.Getenv("KBNODE_DB") == "":
+		bad("--db env: KBNODE_DB is not set; set it to the database's DSN")
+	case results.HasPassword(f.db):
+		bad("a password on the command line is seen by everybody on this machine; leave it out of --db, and set PGPASSWORD, write it to ~/.pgpass, or set KBNODE_DB to the whole DSN and write --db env")
+	}
+	if len(errs) == 0 || errors.Join(errs...) == nil {
+		var err error
+		if o.Problem, err = e2e.Load(f.problem); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return o, errors.Join(errs...)
+}
+
+func (f *e2eFlags) store(ctx context.Context) (*results.Store, error) {
+	switch f.db {
+	case "":
+		return nil, nil
+	case "env":
+		return results.Open(ctx, os.Getenv("KBNODE_DB"))
+	}
+	return results.Open(ctx, f.db)
+}
+
+// show prints the requests that would be sent. How many agents there are is not asked.
+func (f *e2eFlags) show(s Streams, o e2e.Options) error {
+	var all []map[string]any
+	one := submitFlags{api: f.api, pipeline: o.Pipeline}
+	for _, part := range e2e.Parts {
+		if !slices.Contains(o.Parts, part) {
+			continue
+		}
+		jobs, err := o.Builds(part, max(o.Jobs, 1))
+		if err != nil {
+			return usage(err)
+		}
+		if part == e2e.Concurrency && o.Jobs == 0 {
+			s.progress("concurrency: one of these for each agent of the queue")
+		}
+		for _, j := range jobs {
+			if f.asJSON {
+				all = append(all, one.requestOf(j))
+			} else if err := one.show(s, j); err != nil {
+				return err
+			}
+		}
+	}
+	if f.asJSON {
+		return printJSON(s.Out, all)
+	}
+	return nil
+}
+
+// e2eProgress writes a line for each job whenever it changes.
+func e2eProgress(s Streams) func(part, name string, st submit.Status) {
+	return func(part, name string, st submit.Status) {
+		if st.State == "creating" || st.State == "fetching" {
+			return
+		}
+		line := fmt.Sprintf("%s, %s: %s", part, probe.Printable(name, 60), st.State)
+		if st.Agent != "" && st.State == "running" {
+			line += " on " + probe.Printable(st.Agent, 60)
+		}
+		if st.Build != 0 {
+			line += fmt.Sprintf(", build %d", st.Build)
+		}
+		s.progress("%s", line)
+	}
+}
+
+// showE2E prints a report for people, or for programs.
+func showE2E(s Streams, r *e2e.Report, asJSON bool) error {
+	if asJSON {
+		return printJSON(s.Out, r)
+	}
+	words := map[e2e.Verdict]string{
+		e2e.OK: paint(s.Out, text.FgGreen, "ok"), e2e.Failed: paint(s.Out, text.FgRed, "FAIL"), e2e.Untried: paint(s.Out, text.FgYellow, "not tried"),
+	}
+	seconds := func(c e2e.Check, v float64) string {
+		if c.Run == 0 {
+			return "-"
+		}
+		return fmt.Sprintf("%.0f s", v)
+	}
+	count := map[e2e.Verdict]int{}
+	t := newTable(s.Out, "", "part", "check", "queued", "ran", "agent", "build", "saw")
+	for _, c := range r.Checks {
+		count[c.Verdict]++
+		t.AppendRow([]any{
+			words[c.Verdict], c.Part, probe.Printable(c.Name, 60), seconds(c, c.Queue), seconds(c, c.Run),
+			cmp.Or(probe.Printable(c.Agent, 60), "-"), cmp.Or(probe.Printable(c.URL, 300), "-"), probe.Printable(c.Saw, 500),
+		})
+	}
+	t.Render()
+	if r.Stored != nil {
+		printf(s.Out, "\nLeaderboard %s is left in the database.\n", r.Stored.Name)
+	}
+	if r.OK {
+		printf(s.Out, "\nQueue %s: all %d checks are well.\n", r.Queue, len(r.Checks))
+		return nil
+	}
+	printf(s.Out, "\nQueue %s: %d of %d checks failed, %d were not tried.\n", r.Queue, count[e2e.Failed], len(r.Checks), count[e2e.Untried])
+	return nil
+}

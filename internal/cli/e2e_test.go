@@ -1,0 +1,141 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+)
+
+const resultArtifact = `{"success":true,"error":"","system":{"gpu":"","device_count":0,"platform":"Linux","hostname":"n"},"runs":{}}`
+
+// proving runs kbnode e2e against a stand-in whose agent leaves this with each job.
+func proving(t *testing.T, left string, args ...string) (result, *bktest.Server) {
+	t.Helper()
+	s := bktest.New(bktest.Options{PingSeconds: 1})
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	err := s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200"}, Do: func(_ context.Context, w *bktest.Work) {
+		w.Files["result.json"] = left
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("BUILDKITE_API_URL", server.URL)
+	t.Setenv("BUILDKITE_API_TOKEN", bktest.DefaultAPIToken)
+	t.Setenv("BUILDKITE_ORG", "kbnode")
+	t.Setenv("BUILDKITE_PIPELINE", "")
+	return kbnode(t, append([]string{"e2e"}, args...)...), s
+}
+
+func TestE2E(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		left string
+		args []string
+		code int
+		out  []string
+		err  []string
+	}{
+		{"well", resultArtifact, []string{"artifact", "--queue", "b200"}, 0,
+			[]string{"ok  artifact  artifact-test  ", "n-gpu3", "/kbnode/kernelbot/builds/1", "result.json came back whole: 108 bytes of n", "Queue b200: all 1 checks are well."},
+			[]string{"  artifact, artifact-test: waiting, build 1\n", "  artifact, artifact-test: passed, build 1\n"}},
+		{"not well", resultGood, []string{"artifact", "--queue", "b200"}, 1,
+			[]string{"FAIL  artifact  artifact-test", "is not what the job has written", "Queue b200: 1 of 1 checks failed, 0 were not tried."}, nil},
+		{"as JSON", strings.Replace(resultArtifact, `"hostname":"n"`, `"hostname":"\u001b[31m"`, 1), []string{"artifact", "--gpu", "b200_bk", "--json"}, 0, []string{`"run_id": "kbnode-e2e-`, `bytes of \u001b[31m"`}, nil},
+		{"escapes", strings.Replace(resultArtifact, `"hostname":"n"`, `"hostname":"\u001b[31m"`, 1), []string{"artifact", "--gpu", "b200_bk"}, 0, []string{"bytes of [31m"}, nil},
+		{"no agents", resultGood, []string{"--queue", "b2000"}, 1, nil, []string{"no agent is connected in queue b2000; there are some in b200; --force"}},
+		{"no database", resultGood, []string{"--queue", "b200", "--db", "host=/nowhere dbname=x user=y"}, 1, nil, []string{`connect to PostgreSQL at "/nowhere": no such file or directory`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r, s := proving(t, tt.left, tt.args...)
+			if r.code != tt.code {
+				t.Errorf("exit code %d", r.code)
+			}
+			for _, want := range tt.out {
+				if !strings.Contains(r.out, want) {
+					t.Errorf("%q is not in %s", want, r.out)
+				}
+			}
+			for _, want := range tt.err {
+				if !strings.Contains(r.err, want) {
+					t.Errorf("%q is not in %s", want, r.err)
+				}
+			}
+			if made := len(s.Builds()); (made == 0) != (tt.out == nil) {
+				t.Errorf("%d builds", made)
+			}
+			if strings.Contains(r.out+r.err, bktest.DefaultAPIToken) || strings.ContainsAny(r.out+r.err, "\x1b\r") {
+				t.Errorf("%s%s", r.out, r.err)
+			}
+			if tt.name == "as JSON" && !json.Valid([]byte(r.out)) {
+				t.Error(r.out)
+			}
+		})
+	}
+}
+
+// Nothing is sent, and nothing asked for, with --dry-run.
+func TestE2EDryRun(t *testing.T) {
+	t.Setenv("BUILDKITE_API_URL", "")
+	t.Setenv("BUILDKITE_API_TOKEN", "bkua_secret")
+	t.Setenv("BUILDKITE_ORG", "")
+	r := kbnode(t, "e2e", "--queue", "b200", "--dry-run", "--org", "gpu-mode", "--jobs", "3")
+	for want, times := range map[string]int{
+		"POST https://api.buildkite.com/v2/organizations/gpu-mode/pipelines/kernelbot/builds\nAuthorization: Bearer (hidden)\n": 9,
+		`"KERNELBOT_QUEUE": "b200"`: 9, `"run_id": "kbnode-e2e-`: 9, `"steps": [`: 1, `"message": "kbnode e2e: evaluation, cheat_input.py"`: 1,
+	} {
+		if got := strings.Count(r.out, want); got != times {
+			t.Errorf("%q is %d times in %s", want, got, r.out)
+		}
+	}
+	if r.code != 0 || strings.Contains(r.out, "secret") {
+		t.Errorf("%+v", r)
+	}
+	r = kbnode(t, "e2e", "--queue", "b200", "--dry-run", "--inline-steps", "--json")
+	var all []struct {
+		Method, URL string
+		Body        struct{ Steps []any }
+	}
+	if err := json.Unmarshal([]byte(r.out), &all); err != nil || len(all) != 7 || !strings.Contains(r.err, "one of these for each agent") {
+		t.Errorf("%v, %d, %s", err, len(all), r.err)
+	}
+	for _, one := range all {
+		if one.Method != "POST" || !strings.Contains(one.URL, "/ORG/") || len(one.Body.Steps) != 1 {
+			t.Errorf("%+v", one)
+		}
+	}
+}
+
+func TestE2EUsage(t *testing.T) {
+	t.Setenv("BUILDKITE_API_TOKEN", "")
+	t.Setenv("BUILDKITE_ORG", "")
+	t.Setenv("KBNODE_DB", "")
+	for args, want := range map[string]string{
+		"":                               "no queue is given; write --queue b200, or --gpu B200_BK",
+		"--gpu b20":                      `"b20" is no type of GPU that kbnode knows; there are B200_BK`,
+		"all --queue q":                  `"all" is nothing to try; write artifact, evaluation, concurrency`,
+		"--queue q --mode profile":       `--mode "profile": write test, benchmark, leaderboard`,
+		"--queue q --jobs 1001":          "--jobs 1001: write 1 to 1000",
+		"--queue q --hold 2h":            "--hold 2h0m0s: write up to 1h",
+		"--queue q --timeout -1m":        "not below zero",
+		"--queue q --cleanup":            "--cleanup goes with --db DSN",
+		"artifact --queue q --db host=x": "--db stores what evaluation comes to; add evaluation",
+		"--queue q --db env":             "KBNODE_DB is not set",
+		"--queue q --db postgres://kb:hunter2@h/db": "a password on the command line is seen by everybody",
+		"--queue q --db host=h:password=hunter2":    "a password on the command line is seen by everybody",
+		"--queue q --problem prefix_pyton":          `"prefix_pyton" is neither an example nor a directory; write identity_cuda, prefix_python`,
+		"--queue q --problem testdata":              "testdata/task.yml is not there",
+		"--queue q":                                 "no organization is given",
+		"--queue two.words! --dry-run":              "is not the name of a queue",
+		"--queue q --pipeline ../x":                 `"../x" is no name of a pipeline`,
+	} {
+		r := kbnode(t, append([]string{"e2e"}, strings.Fields(args)...)...)
+		if r.code != exitUsage || r.out != "" || !strings.Contains(r.err, want) || strings.Contains(r.err, "hunter2") {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
+}
