@@ -116,7 +116,7 @@ func TestE2EUsage(t *testing.T) {
 	t.Setenv("KBNODE_DB", "")
 	for args, want := range map[string]string{
 		"":                               "no queue is given; write --queue b200, or --gpu B200_BK",
-		"--gpu b20":                      `"b20" is no type of GPU that kbnode knows; there are B200_BK`,
+		"--gpu b20":                      `"b20" is no type of GPU that kbnode knows; there are B200, B300`,
 		"all --queue q":                  `"all" is nothing to try; write artifact, evaluation, concurrency`,
 		"--queue q --mode profile":       `--mode "profile": write test, benchmark, leaderboard`,
 		"--queue q --jobs 1001":          "--jobs 1001: write 1 to 1000",
