@@ -1,0 +1,46 @@
+package task
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// kernelbot reads a leaderboard's task into these fields, and refuses others.
+func TestDefinition(t *testing.T) {
+	t.Parallel()
+	keys := []string{"benchmark_timeout", "benchmarks", "config", "files", "lang", "libraries", "multi_gpu", "ranked_timeout", "ranking_by", "seed", "test_timeout", "tests"}
+	for dir, config := range map[string][]string{
+		"prefix_python": {"main"}, "identity_cuda": {"compile_flags", "defines", "include_dirs", "sources"},
+	} {
+		p, err := Read("../../examples/" + dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all map[string]json.RawMessage
+		var some struct {
+			Files  map[string]string
+			Config map[string]any
+			Tests  []map[string]any
+		}
+		text := []byte(p.Definition())
+		if err := json.Unmarshal(text, &all); err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(text, &some); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(keys, slices.Sorted(maps.Keys(all))); d != "" {
+			t.Errorf("%s: %s", dir, d)
+		}
+		if d := cmp.Diff(config, slices.Sorted(maps.Keys(some.Config))); d != "" {
+			t.Errorf("%s: %s", dir, d)
+		}
+		if len(some.Files) != 3 || some.Files[p.Submission] != Submission || len(some.Tests) != p.Tests {
+			t.Errorf("%s: %s", dir, text)
+		}
+	}
+}
