@@ -288,8 +288,11 @@ func (f *follower) found(r *run, b buildkite.Build) {
 		}
 		begun = begun || !j.Started.IsZero()
 	}
-	if begun && r.running.IsZero() {
+	switch {
+	case begun && r.running.IsZero():
 		r.running = now
+	case !begun && !r.running.IsZero(): // another job has taken its place, and waits
+		r.running, r.waiting = time.Time{}, now
 	}
 	switch {
 	case b.Ended():

@@ -326,6 +326,30 @@ func TestUnsure(t *testing.T) {
 	})
 }
 
+// A job that waits again, after its agent was lost, has its time anew.
+func TestRetried(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		of := open(t, bktest.Options{}, 1, func(_ context.Context, w *bktest.Work) { w.Gone = true })
+		time.AfterFunc(10*time.Minute, func() {
+			err := of.Employ(t.Context(), bktest.Worker{Name: "n-gpu1", Tags: []string{"queue=b200"}, Do: takes(240, 0, map[string]string{"result.json": good})})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		j := job("a")
+		j.Build.Steps = []any{map[string]any{
+			"command": "x", "agents": map[string]string{"queue": "b200"}, "artifact_paths": "result.json",
+			"retry": map[string]any{"automatic": []any{map[string]any{"exit_status": -1, "limit": 2}}},
+		}}
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		if got := of.run(ctx, Options{RunTime: 5 * time.Minute, QueueTime: 15 * time.Minute}, j)[0]; got.Verdict != Passed || got.Agent != "n-gpu1" {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
 // Two who use the same run id at the same moment do not cancel each other's builds.
 func TestTwoOfOneID(t *testing.T) {
 	t.Parallel()
