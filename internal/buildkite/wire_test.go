@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -118,23 +119,23 @@ func TestWire(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				n := 0
+				var n atomic.Int32
 				c := patient(t, within{server(func(r *http.Request) (int, map[string]string, string) {
-					if n++; n <= 3 {
+					if n.Add(1) <= 3 {
 						return bad(r)
 					}
 					return 200, nil, "[]"
 				})})
-				if _, err := c.Agents(t.Context(), "o"); err != nil || n != 4 {
-					t.Errorf("%v after %d", err, n)
+				if _, err := c.Agents(t.Context(), "o"); err != nil || n.Load() != 4 {
+					t.Errorf("%v after %d", err, n.Load())
 				}
-				n = -100
+				n.Store(-100)
 				began := time.Now()
 				if _, err := c.Agents(t.Context(), "o"); err == nil || strings.Contains(err.Error(), "secret") || time.Since(began) > 10*time.Minute {
 					t.Errorf("%v after %s", err, time.Since(began))
 				}
-				if n != -94 {
-					t.Errorf("%d attempts", n+100)
+				if n.Load() != -94 {
+					t.Errorf("%d attempts", n.Load()+100)
 				}
 				time.Sleep(time.Hour) // what is slow comes to its end
 			})
