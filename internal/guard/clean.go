@@ -72,6 +72,7 @@ type cleaner struct {
 	busy     bool   // and holds something
 	stopping bool   // the agent was asked to end
 	said     string // to the job's log, at its end
+	sampled  func() // waits until nothing samples the GPU any more; nil without a job
 
 	running atomic.Bool // a job, as far as was told
 
@@ -158,18 +159,46 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 	return why, err
 }
 
-// end is asked after a job.
+// end is asked after a job. When it has been answered, the GPU is looked at (see
+// endLook): that takes a driver longer than all the rest, and the job need not wait.
 func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
 	keep, err := s.procs.above(pid)
 	if err != nil {
 		return "", err
 	}
-	return s.ended(ctx, keep)
+	ctx, cancel := context.WithTimeout(ctx, cleanTime)
+	defer cancel()
+	why, err := "", s.clear(ctx, keep, engineTime)
+	if err == nil {
+		why, err = s.parked()
+	}
+	if why != "" {
+		s.stop(ctx)
+	}
+	return why, err
 }
 
-// ended clears away what a job left but the processes to keep.
+// endLook looks at the GPU after a job. An agent whose GPU stays in use is asked to end
+// before the rest of the time that a GPU has: it is to take no job that would be refused.
+func (s *cleaner) endLook(ctx context.Context) {
+	if !s.swept {
+		return
+	}
+	why, err := s.look(ctx, soonTime)
+	if why != "" {
+		s.stop(ctx)
+	}
+	if s.busy {
+		s.busy = false // not waited for to the end
+		_, err = s.look(ctx, gpuTime-soonTime)
+	}
+	if err != nil {
+		s.log.Warn("gpu not looked at", "err", err)
+	}
+}
+
+// ended is all that follows a job of whose end nobody told.
 func (s *cleaner) ended(ctx context.Context, keep func(pid int) bool) (string, error) {
-	s.running.Store(false)
 	s.swept = false
 	why, err := s.clean(ctx, keep, engineTime)
 	if why != "" {
@@ -178,28 +207,42 @@ func (s *cleaner) ended(ctx context.Context, keep func(pid int) bool) (string, e
 	return why, err
 }
 
-// clean clears away what is left and returns why the slot is parked, if it is.
-// The engine is asked again for so long.
+// clean clears away what is left, looks at the GPU, and returns why the slot is
+// parked, if it is. The engine is asked again for so long.
 func (s *cleaner) clean(ctx context.Context, keep func(pid int) bool, engine time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTime)
 	defer cancel()
-	sampled := s.noise.end()
-	s.looked = false
 	if !s.swept {
-		err := s.sweep(ctx, keep, engine)
-		if noteErr := s.note(leftName, err); noteErr != nil {
-			return "", noteErr
+		if err := s.clear(ctx, keep, engine); err != nil {
+			return "", err
 		}
-		if err != nil {
-			return s.parked()
-		}
-		s.swept = true
 	}
-	patience := gpuTime
+	if !s.swept {
+		return s.parked()
+	}
+	return s.look(ctx, gpuTime)
+}
+
+// clear clears away what is left, and parks the slot where it cannot.
+func (s *cleaner) clear(ctx context.Context, keep func(pid int) bool, engine time.Duration) error {
+	s.running.Store(false)
+	s.swept, s.looked = false, false
+	s.sampled = s.noise.end()
+	err := s.sweep(ctx, keep, engine)
+	s.swept = err == nil
+	return s.note(leftName, err)
+}
+
+// look looks at the GPU, which has so long to become idle, and returns why the slot
+// is parked, if it is.
+func (s *cleaner) look(ctx context.Context, patience time.Duration) (string, error) {
 	if s.busy {
 		patience = 0 // that was waited for already
 	}
-	sampled()
+	s.looked = false
+	if s.sampled != nil {
+		s.sampled()
+	}
 	what, known := s.gpu.settle(ctx, patience)
 	s.looked = true
 	// What is not known does not park, nor does it end what was known.
@@ -291,9 +334,9 @@ func (o *owners) clear() {
 	o.byID = nil
 }
 
-// told answers what the slot's agent tells. What was begun goes on when the
-// agent's hook has been killed.
-func (g *guard) told(stage func(context.Context, int) (string, error)) func(*call) error {
+// told answers what the slot's agent tells, and then does what may come after the
+// answer. What was begun goes on when the agent's hook has been killed.
+func (g *guard) told(stage func(context.Context, int) (string, error), after func(context.Context)) func(*call) error {
 	return func(c *call) error {
 		peer, ok := c.r.Context().Value(peerKey{}).(*peerConn)
 		if !ok {
@@ -305,7 +348,8 @@ func (g *guard) told(stage func(context.Context, int) (string, error)) func(*cal
 		if err := c.r.Context().Err(); err != nil {
 			return err // it went away while it waited
 		}
-		why, err := stage(context.WithoutCancel(c.r.Context()), peer.pid)
+		ctx := context.WithoutCancel(c.r.Context())
+		why, err := stage(ctx, peer.pid)
 		if err != nil {
 			return err
 		}
@@ -314,9 +358,14 @@ func (g *guard) told(stage func(context.Context, int) (string, error)) func(*cal
 		}
 		if said := g.cleaner.said; said != "" {
 			g.cleaner.said = ""
-			return answer(c.w, map[string]string{"message": said})
+			err = answer(c.w, map[string]string{"message": said})
+		} else {
+			c.w.WriteHeader(http.StatusNoContent)
 		}
-		c.w.WriteHeader(http.StatusNoContent)
+		if err = errors.Join(err, http.NewResponseController(c.w).Flush()); err != nil {
+			g.log.Debug("answer not sent", "err", err)
+		}
+		after(ctx)
 		return nil
 	}
 }

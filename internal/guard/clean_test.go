@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -152,6 +153,16 @@ func (r *slotRig) signal(pid int) error {
 	return os.RemoveAll(filepath.Join(r.procs.proc, strconv.Itoa(pid)))
 }
 
+// end is the end of a job, with what follows the answer.
+func (r *slotRig) end(ctx context.Context, pid int) (string, error) {
+	why, err := r.cleaner.end(ctx, pid)
+	if why != "" || err != nil {
+		return why, err
+	}
+	r.endLook(ctx)
+	return r.parked()
+}
+
 // want calls a stage and compares its answer with a piece of it; "" is clean.
 func (r *slotRig) want(stage func(context.Context, int) (string, error), piece string) {
 	r.t.Helper()
@@ -187,6 +198,22 @@ func TestEndClearsWhatIsLeft(t *testing.T) {
 	}
 	if r.stopped != 0 || r.looks != 1 {
 		t.Errorf("the agent was stopped %d times, the GPU looked at %d times", r.stopped, r.looks)
+	}
+}
+
+// A job does not wait for the driver: what follows its end comes before the next one.
+func TestEndAnswersFirst(t *testing.T) {
+	t.Parallel()
+	r := newSlotRig(t)
+	r.want(r.ready, "")
+	r.looks = 0
+	r.want(r.cleaner.end, "")
+	if r.looks != 0 {
+		t.Errorf("a job waited for %d looks at the GPU", r.looks)
+	}
+	r.want(r.begin, "")
+	if r.looks != 1 {
+		t.Errorf("the next one began after %d looks", r.looks)
 	}
 }
 
@@ -327,14 +354,18 @@ func TestGPUInUseParks(t *testing.T) {
 		r.gpuErr = errors.New("the driver hangs")
 		r.want(r.end, "")
 
-		// It ends a moment after the job.
+		// It ends a moment after the job, or later than the agent may take the next one.
 		r.gpuErr = nil
-		r.gpu.Compute = []inventory.GPUProcess{{PID: 500}}
-		r.until = time.Now().Add(3 * time.Second)
-		r.want(r.begin, "")
-		r.want(r.end, "")
-		if r.stopped != 1 {
-			t.Errorf("the agent was asked to stop %d times", r.stopped)
+		for after, stopped := range map[time.Duration]int{soonTime / 2: 0, gpuTime - soonTime: 1} {
+			r.gpu.Compute = nil
+			r.want(r.ready, "")
+			r.want(r.begin, "")
+			r.gpu.Compute = []inventory.GPUProcess{{PID: 500}}
+			r.until, r.stopped = time.Now().Add(after), 0
+			r.want(r.end, "")
+			if r.stopped != stopped {
+				t.Errorf("idle after %v: the agent was asked to stop %d times", after, r.stopped)
+			}
 		}
 	})
 }
@@ -396,7 +427,8 @@ func TestTold(t *testing.T) {
 		if err != nil {
 			return 0, err
 		}
-		return resp.StatusCode, resp.Body.Close()
+		_, err = io.Copy(io.Discard, resp.Body)
+		return resp.StatusCode, errors.Join(err, resp.Body.Close())
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-entered; cancel() }()
@@ -410,6 +442,22 @@ func TestTold(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"containers", "checkouts"}, s.asked); diff != "" {
 		t.Errorf("cleared: %s", diff)
+	}
+	// A job's end is answered while the driver is still asked, and the next one waits.
+	for _, said := range []string{"", "the job was ended"} {
+		asked := make(chan struct{})
+		look := s.cleaner.gpu.look
+		s.cleaner.mu.Lock()
+		s.said = said
+		s.cleaner.gpu.look = func(ctx context.Context) (inventory.Occupancy, error) { <-asked; return look(ctx) }
+		s.cleaner.mu.Unlock()
+		if code, err := post(t.Context(), EndPath); err != nil || (code == http.StatusNoContent) != (said == "") {
+			t.Errorf("the end: %d, %v", code, err)
+		}
+		if s.cleaner.mu.TryLock() {
+			t.Error("the next job could begin unlooked")
+		}
+		close(asked)
 	}
 	s.put(filepath.Join(s.runDir, parkedDir, "operator.json"), `{"reason":"maintenance"}`)
 	if code, err := post(t.Context(), ReadyPath); code != http.StatusConflict || err != nil {

@@ -20,6 +20,8 @@ const (
 	// gpuTime is what a GPU has to become idle after its last process: the
 	// driver frees memory a moment later.
 	gpuTime = 5 * time.Second
+	// soonTime of it is waited for before the agent is asked to end.
+	soonTime = time.Second
 	// gpuPoll lies between two looks.
 	gpuPoll = 250 * time.Millisecond
 	// GPUSlack is how much more of its memory than ever seen idle a GPU may have
@@ -43,7 +45,6 @@ func newGPUWatch(p plan.JobPolicy, procs slotProcs, log *slog.Logger) gpuWatch {
 	w := gpuWatch{
 		name: p.UUID, reset: "sudo nvidia-smi --gpu-reset -i " + p.UUID,
 		look: func(ctx context.Context) (inventory.Occupancy, error) {
-			_ = Trim() // the probe is unpacked next, which maps a megabyte
 			return inventory.Occupied(ctx, p.Vendor, p.UUID, p.DeviceNodes)
 		},
 		procs: procs, idle: filepath.Join(filepath.Dir(p.Socket), IdleFile), log: log,

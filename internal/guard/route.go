@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -89,9 +90,9 @@ func (g *guard) routes() []route {
 		{"POST", "containers/{id}/stop", params{"t": intForm, "signal": signalForm}, g.stop},
 		{"DELETE", "containers/{id}", params{"force": flagForm, "v": flagForm, "link": offForm}, g.remove},
 
-		{"POST", strings.TrimPrefix(ReadyPath, "/"), nil, g.told(g.cleaner.ready)},
-		{"POST", strings.TrimPrefix(BeginPath, "/"), nil, g.told(g.cleaner.begin)},
-		{"POST", strings.TrimPrefix(EndPath, "/"), nil, g.told(g.cleaner.end)},
+		{"POST", strings.TrimPrefix(ReadyPath, "/"), nil, g.told(g.cleaner.ready, func(context.Context) {})},
+		{"POST", strings.TrimPrefix(BeginPath, "/"), nil, g.told(g.cleaner.begin, func(context.Context) {})},
+		{"POST", strings.TrimPrefix(EndPath, "/"), nil, g.told(g.cleaner.end, g.cleaner.endLook)},
 		{"POST", strings.TrimPrefix(RecordPath, "/"), nil, g.tellRecord},
 	}
 }

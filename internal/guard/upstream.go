@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -149,6 +150,7 @@ func answer(w http.ResponseWriter, v any) error {
 		return fmt.Errorf("write the answer: %w", err)
 	}
 	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(data)))
 	_, _ = w.Write(data) // the client reads it or is gone
 	return nil
 }

