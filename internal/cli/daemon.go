@@ -44,7 +44,7 @@ func runDaemon(ctx context.Context, s Streams) error {
 	if err := needRoot("daemon"); err != nil {
 		return err
 	}
-	beFrugal()
+	fewThreads()
 	probe.Keep()
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
@@ -76,6 +76,9 @@ func runDaemon(ctx context.Context, s Streams) error {
 		Node: &liveNode{s: s}, Events: events.Log{File: events.Path}, Log: s.logger(), Wake: wake, Replaced: replaced,
 		Publish: func(seen daemon.Snapshot) {
 			told.Publish(seen)
+			if !seen.Whole {
+				return // what a look needs is soon needed again
+			}
 			if err := guard.Trim(); err != nil {
 				s.logger().Debug("memory not given back", "err", err)
 			}
@@ -85,11 +88,14 @@ func runDaemon(ctx context.Context, s Streams) error {
 }
 
 // beFrugal is for what runs all the time, one of them for each slot: better some work
-// than a large heap, and than what the runtime keeps for each of hundreds of CPUs.
+// than a large heap.
 func beFrugal() {
 	debug.SetGCPercent(25)
-	runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0)))
+	fewThreads()
 }
+
+// fewThreads saves what the runtime keeps for each of hundreds of CPUs.
+func fewThreads() { runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0))) }
 
 // replaced says that another file is where this program was started from.
 func replaced() bool {
@@ -110,6 +116,7 @@ func replaced() bool {
 type liveNode struct {
 	s      Streams
 	socket string // of the Docker engine; "" before the first Read
+	units  reconcile.Memory
 }
 
 // Read implements daemon.Node.
@@ -191,7 +198,14 @@ func (n *liveNode) Stamp(p *plan.Plan) string {
 
 // Host implements daemon.Node.
 func (n *liveNode) Host(ctx context.Context) (*reconcile.Host, func(), error) {
-	return openHost(ctx, n.s)
+	host, shut, err := openHost(ctx, n.s)
+	if err != nil {
+		return nil, nil, err
+	}
+	if bus, ok := host.Systemd.(*reconcile.Bus); ok {
+		bus.Memory = &n.units
+	}
+	return host, shut, nil
 }
 
 // Watch implements daemon.Node.

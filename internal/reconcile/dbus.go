@@ -22,7 +22,11 @@ const (
 )
 
 // Bus is systemd of this machine over D-Bus.
-type Bus struct{ conn *sddbus.Conn }
+type Bus struct {
+	conn *sddbus.Conn
+	// Memory, where there is one, saves questions.
+	Memory *Memory
+}
 
 // Connect opens a connection to systemd, which ends when ctx does. A bus that takes
 // connections and says nothing is given up.
@@ -96,6 +100,9 @@ func (b *Bus) details(ctx context.Context, u *UnitState) error {
 	if usec, _ := get("Unit", "StateChangeTimestamp").(uint64); usec > 0 {
 		u.Since = time.UnixMicro(int64(usec)).UTC()
 	}
+	if b.Memory.recall(u) {
+		return errors.Join(errs...)
+	}
 	switch {
 	case strings.HasSuffix(u.Name, ".slice"):
 		u.Cgroup, _ = get("Slice", "ControlGroup").(string)
@@ -106,6 +113,9 @@ func (b *Bus) details(ctx context.Context, u *UnitState) error {
 		status, _ := get("Service", "ExecMainStatus").(int32)
 		u.MainPID, u.Restarts, u.ExitStatus = int(pid), int(restarts), int(status)
 		u.Result, _ = get("Service", "Result").(string)
+	}
+	if len(errs) == 0 {
+		b.Memory.keep(*u)
 	}
 	return errors.Join(errs...)
 }

@@ -1,0 +1,50 @@
+package reconcile
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Only a unit in the very same state is not asked again.
+func TestMemory(t *testing.T) {
+	t.Parallel()
+	since := time.UnixMicro(1_700_000_000_000_001).UTC()
+	kept := UnitState{
+		Name: "a.service", Load: "loaded", Active: "active", Sub: "running", Since: since,
+		MainPID: 7, Restarts: 2, ExitStatus: 1, Result: "success", Cgroup: "/a", NeedReload: true,
+	}
+	var m Memory
+	m.keep(kept)
+	m.keep(UnitState{Name: "b.service", Active: "active", MainPID: 8})
+	for name, tt := range map[string]struct {
+		ask  UnitState
+		want bool
+	}{
+		"the same":            {UnitState{Name: "a.service", Active: "active", Sub: "running", Since: since}, true},
+		"a microsecond later": {UnitState{Name: "a.service", Active: "active", Sub: "running", Since: since.Add(time.Microsecond)}, false},
+		"another state":       {UnitState{Name: "a.service", Active: "failed", Sub: "running", Since: since}, false},
+		"another part of it":  {UnitState{Name: "a.service", Active: "active", Sub: "exited", Since: since}, false},
+		"another unit":        {UnitState{Name: "c.service", Active: "active", Sub: "running", Since: since}, false},
+		"since nobody knows":  {UnitState{Name: "b.service", Active: "active"}, false},
+	} {
+		got := tt.ask
+		if m.recall(&got) != tt.want {
+			t.Errorf("%s: known is %t", name, !tt.want)
+		}
+		want := tt.ask
+		if tt.want {
+			// What is not of its state is asked for each time.
+			want.MainPID, want.Restarts, want.ExitStatus, want.Result, want.Cgroup = 7, 2, 1, "success", "/a"
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+	var none *Memory
+	none.keep(kept)
+	if none.recall(&kept) {
+		t.Error("nothing remembers")
+	}
+}
