@@ -30,6 +30,9 @@ func (a Agent) Tag(key string) string {
 	return ""
 }
 
+// Queues are those that it takes jobs from; one that names none is in [DefaultQueue].
+func (a Agent) Queues() []string { return queuesOf(a.Tags) }
+
 // Agents lists the connected agents of an organization. The token needs the scope
 // read_agents.
 func (c *Client) Agents(ctx context.Context, organization string) ([]Agent, error) {

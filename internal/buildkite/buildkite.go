@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -75,12 +76,12 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-var slugRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
+var slugRule = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`) })
 
 // CheckSlug says whether a name can be that of an organization or a pipeline in an
 // address, which what is one in a browser's is.
 func CheckSlug(what, slug string) error {
-	if slugRule.MatchString(slug) {
+	if slugRule().MatchString(slug) {
 		return nil
 	}
 	return fmt.Errorf("%q is no name of %s; write it as in the address of its page, such as gpu-mode", slug, what)

@@ -90,7 +90,7 @@ func Queues(agents []Agent, builds []Build) []Queue {
 		if a.Job != nil && jobEnded(a.Job.State) {
 			a.Job = nil
 		}
-		for _, name := range queuesOf(a.Tags) {
+		for _, name := range a.Queues() {
 			q := at(name)
 			q.Agents = append(q.Agents, a.inQueue())
 			there[q.Name] = append(there[q.Name], a)
@@ -226,7 +226,7 @@ func buildOf(page string) (pipeline string, number int) {
 		return "", 0
 	}
 	part := strings.Split(strings.Trim(at.Path, "/"), "/")
-	if len(part) < 4 || part[2] != "builds" || !slugRule.MatchString(part[1]) {
+	if len(part) < 4 || part[2] != "builds" || !slugRule().MatchString(part[1]) {
 		return "", 0
 	}
 	if number, err = strconv.Atoi(part[3]); err != nil || number <= 0 {

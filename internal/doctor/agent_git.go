@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -87,7 +88,9 @@ func gitAnswer(out, host string) Finding {
 	return warn("git does not reach %s (%.100q)", host, status).advise("see whether the firewall lets jobs' checkouts out")
 }
 
-var repositoryHost = regexp.MustCompile(`https?:/+([A-Za-z0-9-]+(?:(?:\.|\\\.)[A-Za-z0-9-]+)*(?::[0-9]+)?)`)
+var repositoryHost = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`https?:/+([A-Za-z0-9-]+(?:(?:\.|\\\.)[A-Za-z0-9-]+)*(?::[0-9]+)?)`)
+})
 
 // repository is one that the patterns of allowed repositories let in, or at least on
 // the same server.
@@ -99,7 +102,7 @@ func repository(patterns []string) string {
 		}
 	}
 	for _, p := range patterns {
-		host := repositoryHost.FindStringSubmatch(p)
+		host := repositoryHost().FindStringSubmatch(p)
 		if host == nil {
 			continue
 		}

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -77,7 +78,7 @@ func atBoot(m *Machine) []string {
 	links, _ := filepath.Glob(m.path(plan.UnitDir + "/*.wants/buildkite-agent*.service")) // the pattern is well formed
 	var names []string
 	for _, l := range links {
-		if _, ours := plan.OwnsUnit(filepath.Base(l)); !ours && unitName.MatchString(filepath.Base(l)) {
+		if _, ours := plan.OwnsUnit(filepath.Base(l)); !ours && unitName().MatchString(filepath.Base(l)) {
 			names = append(names, filepath.Base(l))
 		}
 	}
@@ -86,7 +87,7 @@ func atBoot(m *Machine) []string {
 }
 
 // unitName is one that a shell takes as it is.
-var unitName = regexp.MustCompile(`^[A-Za-z0-9@._-]+$`)
+var unitName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9@._-]+$`) })
 
 func agentBinary(_ context.Context, m *Machine) Answer {
 	a := m.Inventory.Software.Agent

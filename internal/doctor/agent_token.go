@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -17,7 +18,9 @@ import (
 const newToken = "copy a token from Buildkite (Agents, Agent Tokens) to a file, delete " + plan.TokenPath + " if you wrote it by hand, and type sudo kbnode install --token-file FILE"
 
 // placeholder finds what guides write in the place of a token.
-var placeholder = regexp.MustCompile(`(?i)^(x{3,}|.*(your|insert|replace|change)[-_.]?(agent|bk|buildkite|token|me|here|this).*|.*token[-_.]here.*|token|secret|todo)$`)
+var placeholder = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?i)^(x{3,}|.*(your|insert|replace|change)[-_.]?(agent|bk|buildkite|token|me|here|this).*|.*token[-_.]here.*|token|secret|todo)$`)
+})
 
 // plainToken takes away what is round the token in its line.
 const plainToken = `sed -i -E 's/^(export )?[[:space:]]*(token|BUILDKITE_AGENT_TOKEN)[[:space:]]*=|^[[:space:]]+/BUILDKITE_AGENT_TOKEN=/; /^#/!s/["'"'"'[:space:]]//g'` //nolint:gosec // holds no token
@@ -45,7 +48,7 @@ func agentToken(_ context.Context, m *Machine) Answer {
 	switch {
 	case err != nil:
 		return found(fail("%s: %s", plan.TokenPath, err).advise("%s", newToken))
-	case placeholder.MatchString(token):
+	case placeholder().MatchString(token):
 		return found(fail("%s holds a placeholder and no token", plan.TokenPath).advise("%s", newToken))
 	case len(lines) != 1:
 		return found(warn("%s has %d lines, of which one counts", plan.TokenPath, len(lines)).advise("leave the one line BUILDKITE_AGENT_TOKEN=… in it"))
@@ -63,7 +66,9 @@ var tokenPlaces = []string{
 	plan.UnitDir + "/buildkite-agent*.service", plan.UnitDir + "/buildkite-agent*.service.d/*.conf",
 }
 
-var tokenLine = regexp.MustCompile(`(?m)^[^#\n]*\b(?:token|BUILDKITE_AGENT_TOKEN)\s*=\s*["']?([A-Za-z0-9_.-]{6,})`)
+var tokenLine = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?m)^[^#\n]*\b(?:token|BUILDKITE_AGENT_TOKEN)\s*=\s*["']?([A-Za-z0-9_.-]{6,})`)
+})
 
 func tokenElsewhere(_ context.Context, m *Machine) Answer {
 	users, err := reconcile.ReadUsers(m.Root)
@@ -80,9 +85,9 @@ func tokenElsewhere(_ context.Context, m *Machine) Answer {
 	for _, pattern := range tokenPlaces {
 		for _, name := range m.list(pattern) {
 			text, err := m.read(name)
-			got := tokenLine.FindStringSubmatch(text)
+			got := tokenLine().FindStringSubmatch(text)
 			uid, _, mode := owner(m.path(name))
-			if err != nil || got == nil || placeholder.MatchString(got[1]) {
+			if err != nil || got == nil || placeholder().MatchString(got[1]) {
 				continue
 			}
 			switch unit := strings.HasPrefix(name, plan.UnitDir); {
@@ -103,10 +108,10 @@ func tokenElsewhere(_ context.Context, m *Machine) Answer {
 
 // quoted is a word of a shell's command line.
 func quoted(s string) string {
-	if unquoted.MatchString(s) {
+	if unquoted().MatchString(s) {
 		return s
 	}
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-var unquoted = regexp.MustCompile(`^[A-Za-z0-9@%+=:,./_-]+$`)
+var unquoted = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9@%+=:,./_-]+$`) })

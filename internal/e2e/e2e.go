@@ -178,7 +178,7 @@ func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options
 func agents(ctx context.Context, c *buildkite.Client, org, queue string) (serving, free int, err error) {
 	all, err := c.Agents(ctx, org)
 	for _, a := range all {
-		if a.Tag("queue") != queue || a.Paused || a.Stopping {
+		if !slices.Contains(a.Queues(), queue) || a.Paused || a.Stopping {
 			continue
 		}
 		serving++

@@ -1,7 +1,6 @@
 package submit
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -21,7 +20,9 @@ func CheckQueue(ctx context.Context, c *buildkite.Client, org, queue string) err
 	}
 	queues := map[string]int{}
 	for _, a := range agents {
-		queues[cmp.Or(a.Tag("queue"), buildkite.DefaultQueue)]++
+		for _, q := range a.Queues() {
+			queues[q]++
+		}
 	}
 	if queues[queue] > 0 {
 		return nil

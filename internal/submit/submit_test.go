@@ -1,6 +1,7 @@
 package submit
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -194,13 +195,13 @@ const (
 	findRoute     = "GET /v2/organizations/{org}/pipelines/{pipeline}/builds"
 	listRoute     = "GET /v2/organizations/{org}/pipelines/{pipeline}/builds/{number}/artifacts"
 	downloadRoute = "GET /v2/organizations/{org}/pipelines/{pipeline}/builds/{number}/jobs/{id}/artifacts/{artifact}/download"
+	agentsRoute   = "GET /v2/organizations/{org}/agents"
 	cancelRoute   = "PUT /v2/organizations/{org}/pipelines/{pipeline}/builds/{number}/cancel"
 )
 
-// Whatever goes wrong with whichever call, the end is the same: one build, its result.
-func TestFaults(t *testing.T) {
-	t.Parallel()
-	faults := map[string]bktest.Fault{
+// faults are all that may go wrong with a call.
+func faults() map[string]bktest.Fault {
+	return map[string]bktest.Fault{
 		"drop":        {},
 		"drop answer": {Perform: true},
 		"429":         {Status: 429, Header: http.Header{"Ratelimit-Reset": {"7"}, "Ratelimit-Remaining": {"0"}}},
@@ -211,14 +212,22 @@ func TestFaults(t *testing.T) {
 		"too late":    {Delay: 70 * time.Second},
 		"cut":         {Cut: true},
 	}
-	for _, route := range []string{createRoute, findRoute, listRoute, downloadRoute, "GET /store/{key}"} {
-		for name, fault := range faults {
+}
+
+// Whatever goes wrong with whichever call, the end is the same: one build, its result.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	for _, route := range []string{createRoute, findRoute, listRoute, downloadRoute, "GET /store/{key}", agentsRoute} {
+		for name, fault := range faults() {
 			t.Run(route+", "+name, func(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
 					of := open(t, bktest.Options{}, 1, takes(30, 0, map[string]string{"result.json": good}))
 					fault.Route, fault.Times = route, 2
 					of.Inject(fault)
+					if err := CheckQueue(t.Context(), of.client, "kbnode", "b200"); err != nil {
+						t.Error(err)
+					}
 					got := of.run(t.Context(), Options{RunTime: time.Hour, QueueTime: time.Hour}, job("a"))[0]
 					if got.Verdict != Passed {
 						t.Errorf("%+v, %q", got, of.log)
@@ -250,19 +259,25 @@ func TestFaults(t *testing.T) {
 // A cancellation that goes wrong is tried again; one that cannot be is said.
 func TestCancelFaults(t *testing.T) {
 	t.Parallel()
-	for _, times := range []int{2, -1} {
-		synctest.Test(t, func(t *testing.T) {
-			of := open(t, bktest.Options{}, 1, takes(7200, 0, nil))
-			of.Inject(bktest.Fault{Route: cancelRoute, Status: 502, Times: times})
-			got := of.run(t.Context(), Options{RunTime: time.Minute}, job("a"))[0]
-			state := of.Builds()[0].State
-			if times > 0 && (got.Verdict != TimedOut || state != "canceled") {
-				t.Errorf("%+v, %s", got, state)
-			}
-			if times < 0 && (got.Verdict != TimedOut || !strings.Contains(got.Reason, "it still runs") || state != "running") {
-				t.Errorf("%+v, %s", got, state)
-			}
-			_ = of.Cancel(1)
+	all := faults()
+	all["502 for good"] = bktest.Fault{Status: 502, Times: -1}
+	for name, fault := range all {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				of := open(t, bktest.Options{}, 1, takes(7200, 0, nil))
+				fault.Route, fault.Times = cancelRoute, cmp.Or(fault.Times, 2)
+				of.Inject(fault)
+				got := of.run(t.Context(), Options{RunTime: time.Minute}, job("a"))[0]
+				state := of.Builds()[0].State
+				if got.Verdict != TimedOut {
+					t.Errorf("%+v", got)
+				}
+				if lasts := fault.Times < 0; strings.Contains(got.Reason, "it still runs") != lasts || (state == "running") != lasts {
+					t.Errorf("%+v, %s", got, state)
+				}
+				_ = of.Cancel(1)
+			})
 		})
 	}
 }
