@@ -447,14 +447,14 @@ func TestTold(t *testing.T) {
 	for _, said := range []string{"", "the job was ended"} {
 		asked := make(chan struct{})
 		look := s.cleaner.gpu.look
-		s.cleaner.mu.Lock()
+		s.mu.Lock()
 		s.said = said
 		s.cleaner.gpu.look = func(ctx context.Context) (inventory.Occupancy, error) { <-asked; return look(ctx) }
-		s.cleaner.mu.Unlock()
+		s.mu.Unlock()
 		if code, err := post(t.Context(), EndPath); err != nil || (code == http.StatusNoContent) != (said == "") {
 			t.Errorf("the end: %d, %v", code, err)
 		}
-		if s.cleaner.mu.TryLock() {
+		if s.mu.TryLock() {
 			t.Error("the next job could begin unlooked")
 		}
 		close(asked)
