@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/selftest"
@@ -95,7 +96,7 @@ type item struct {
 
 // Run goes through the list. It returns early only when ctx ends.
 func Run(ctx context.Context, node Node, progress func(text string)) (*Report, error) {
-	return walk(ctx, &run{Node: node, back: backTime, register: registerTime, poll: pollTime}, progress)
+	return walk(ctx, &run{Node: node, back: backTime, register: agent.RegisterTime, poll: pollTime}, progress)
 }
 
 func walk(ctx context.Context, r *run, progress func(text string)) (*Report, error) {

@@ -15,9 +15,8 @@ import (
 )
 
 const (
-	backTime     = 10 * time.Second // that an agent has to be back
-	registerTime = 2 * time.Minute  // and to register with Buildkite
-	pollTime     = 100 * time.Millisecond
+	backTime = 10 * time.Second // that an agent has to be back
+	pollTime = 100 * time.Millisecond
 
 	// shown is how many of several things that went wrong are told.
 	shown = 3

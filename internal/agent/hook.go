@@ -19,6 +19,9 @@ const (
 	endTime   = 25 * time.Second
 )
 
+// RegisterTime is what an agent has to register with Buildkite after its start.
+const RegisterTime = 2 * time.Minute
+
 // RegisteredMarker is the file whose time says when a slot's agent last
 // registered with Buildkite. The slot's user writes it: status shows it, and an
 // upgrade of agents goes back where it is missing. Nothing else is decided by it.

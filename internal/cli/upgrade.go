@@ -49,7 +49,7 @@ before. What was cut off goes on by itself, or with the same command.`,
 	fl := cmd.Flags()
 	fl.StringVar(&f.version, "agent-version", "", "the version to change to, such as "+plan.PinnedAgentVersion)
 	fl.StringVar(&f.binary, "agent-binary", "", "buildkite-agent to change to, for machines without internet")
-	fl.DurationVar(&f.timeout, "timeout", 2*time.Minute, "how long an agent has to register with Buildkite")
+	fl.DurationVar(&f.timeout, "timeout", agent.RegisterTime, "how long an agent has to register with Buildkite")
 	fl.BoolVar(&f.wait, "wait", false, "wait until slots that run a job have changed too")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "show what would be done, and change nothing")
 	return cmd

@@ -17,10 +17,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// registerTime is how long install waits for the agents to register, while
-// none of them was refused.
-const registerTime = 2 * time.Minute
-
 // waitRegistered waits until Buildkite has taken every agent that should run,
 // but for those of slots that wait for a job or are parked. One that was refused
 // is shown with its own words.
@@ -33,7 +29,7 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 		}
 	}
 	total, told := len(wait), -1
-	deadline := time.Now().Add(registerTime)
+	deadline := time.Now().Add(agent.RegisterTime)
 	for len(wait) > 0 {
 		state, err := host.Observe(ctx, p)
 		if err != nil {

@@ -32,8 +32,6 @@ const (
 	maxFacts = 1024
 	// kernelRetry lies between two tries to read the kernel's log.
 	kernelRetry = 30 * time.Second
-	// registerTime is what an agent has to connect after its start.
-	registerTime = 3 * time.Minute
 )
 
 // Health is the content of HealthPath.
@@ -268,7 +266,7 @@ func disconnected(root string, sl plan.Slot, ss reconcile.SlotState, now time.Ti
 	switch a := ss.Agent; {
 	case a.Active == "failed" || a.Sub == "auto-restart":
 		return fmt.Sprintf("its agent ends again and again; journalctl -u %s shows why", unit)
-	case a.Active != "active" || now.Sub(a.Since) < registerTime:
+	case a.Active != "active" || now.Sub(a.Since) < agent.RegisterTime:
 		return ""
 	}
 	run := filepath.Join(root, plan.RunDir(sl.Index))

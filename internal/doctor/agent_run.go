@@ -18,8 +18,6 @@ import (
 )
 
 const (
-	// registerTime is what an agent has to register after its start.
-	registerTime = 2 * time.Minute
 	// An agent that was restarted so often, the last time so lately, is in a loop.
 	manyRestarts = 3
 	lately       = 10 * time.Minute
@@ -62,7 +60,7 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 			if a.Restarts >= manyRestarts && up < lately {
 				f = warn("the agent was restarted %d times, the last time %s ago: %s", a.Restarts, up.Round(time.Second), m.lastWords(ctx, unit)).advise("see journalctl -u %s", unit)
 			}
-		case up < registerTime:
+		case up < agent.RegisterTime:
 			f = warn("the agent runs since %s, and has not registered yet", up.Round(time.Second)).advise("ask again in a minute: kbnode doctor --only agent-running")
 		default:
 			f = fail("the agent runs and has not registered: %s", m.lastWords(ctx, unit)).
