@@ -13,8 +13,6 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/buildkite"
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/e2e"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/results"
@@ -22,12 +20,12 @@ import (
 )
 
 type e2eFlags struct {
-	api                                       apiFlags
-	queue, gpu, arch, mode, problem, pipeline string
-	branch, image, db                         string
-	jobs                                      int
-	hold, timeout, queueTimeout               time.Duration
-	cleanup, dryRun, inline, force, asJSON    bool
+	targetFlags
+
+	mode, problem, db string
+	jobs              int
+	hold              time.Duration
+	cleanup           bool
 }
 
 func newE2E(s Streams) *cobra.Command {
@@ -59,26 +57,14 @@ token needs the scopes write_builds, read_builds, read_artifacts and read_agents
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd.Context(), s, args) },
 	}
-	f.api.add(cmd)
+	f.add(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&f.queue, "queue", "", "Buildkite queue of the agents (default: that of --gpu)")
-	fl.StringVar(&f.gpu, "gpu", "", "type of GPU, such as B200_BK: its queue and architecture")
-	fl.StringVar(&f.arch, "arch", "", "architecture for nvcc, such as 90a (default: that of --gpu)")
 	fl.StringVar(&f.mode, "mode", "leaderboard", "in which submissions are evaluated: "+strings.Join(e2e.Modes, ", "))
 	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`NAME` of an example, or directory of a problem")
-	fl.StringVar(&f.pipeline, "pipeline", "", "pipeline, as in the address of its page (default: BUILDKITE_PIPELINE, or "+defaultPipeline+")")
-	fl.StringVar(&f.branch, "branch", "main", "branch of the pipeline's repository")
-	fl.StringVar(&f.image, "image", "", "image of the jobs (default: the pipeline's)")
-	fl.BoolVar(&f.inline, "inline-steps", false, "send the steps of evaluations along, so that the pipeline needs none")
 	fl.IntVar(&f.jobs, "jobs", 0, "jobs at once (default: one for each agent that takes jobs)")
 	fl.DurationVar(&f.hold, "hold", 0, "how long each of them runs at least, such as 1m (default: by their number)")
-	fl.DurationVar(&f.timeout, "timeout", 0, "how long a job may run before it is cancelled, such as 20m (default: by what it does)")
-	fl.DurationVar(&f.queueTimeout, "queue-timeout", 30*time.Minute, "how long one may wait for an agent")
 	fl.StringVar(&f.db, "db", "", "`DSN` of kernelbot's database without a password, or env: what KBNODE_DB has")
 	fl.BoolVar(&f.cleanup, "cleanup", false, "remove from the database what was stored")
-	fl.BoolVar(&f.force, "force", false, "begin even if no agent is in the queue")
-	fl.BoolVar(&f.dryRun, "dry-run", false, "print the requests, and send nothing")
-	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
 	return cmd
 }
 
@@ -120,12 +106,12 @@ func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
 
 // options are what the flags ask for. All that is wrong with them is said at once.
 func (f *e2eFlags) options(args []string) (e2e.Options, error) {
-	var errs []error
+	errs := []error{f.resolve()}
 	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
 	o := e2e.Options{
-		RunID: e2e.NewRunID(), Org: f.api.org, Queue: f.queue, Branch: f.branch, Image: f.image, Inline: f.inline, Arch: f.arch, Mode: f.mode,
+		RunID: e2e.NewRunID(), Org: f.api.org, Pipeline: f.pipeline, Queue: f.queue, Branch: f.branch, Image: f.image, Inline: f.inline,
+		GPU: strings.ToUpper(cmp.Or(f.gpu, f.queue)), Arch: f.arch, AMD: f.amd, Mode: f.mode,
 		Jobs: f.jobs, Hold: f.hold, QueueTime: f.queueTimeout, RunTime: f.timeout, Cleanup: f.cleanup, Parts: args,
-		Pipeline: cmp.Or(f.pipeline, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline),
 	}
 	if len(args) == 0 {
 		o.Parts = e2e.Parts
@@ -135,21 +121,6 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 			bad("%.60q is nothing to try; write %s", part, strings.Join(e2e.Parts, ", "))
 		}
 	}
-	errs = append(errs, buildkite.CheckSlug("a pipeline", o.Pipeline))
-	if f.gpu != "" {
-		g, err := submit.GPUOf(f.gpu)
-		if err != nil && (f.queue == "" || f.arch == "") {
-			errs = append(errs, err)
-		}
-		o.Queue, o.Arch, o.AMD = cmp.Or(f.queue, g.Queue), cmp.Or(f.arch, g.Arch), g.AMD()
-	}
-	if o.Queue == "" && (f.gpu == "" || len(errs) == 0) {
-		bad("no queue is given; write --queue b200, or --gpu B200_BK")
-	}
-	o.GPU = strings.ToUpper(cmp.Or(f.gpu, o.Queue))
-	if f.inline {
-		o.Image = cmp.Or(f.image, config.DefaultImage)
-	}
 	if !slices.Contains(e2e.Modes, f.mode) {
 		bad("--mode %.60q: write %s", f.mode, strings.Join(e2e.Modes, ", "))
 	}
@@ -158,9 +129,6 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 	}
 	if f.hold < 0 || f.hold > time.Hour {
 		bad("--hold %s: write up to 1h", f.hold)
-	}
-	if f.timeout < 0 || f.queueTimeout < 0 {
-		bad("a time-out is not below zero")
 	}
 	switch {
 	case f.db == "" && f.cleanup:
@@ -172,7 +140,7 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 	case results.HasPassword(f.db):
 		bad("a password on the command line is seen by everybody on this machine; leave it out of --db, and set PGPASSWORD, write it to ~/.pgpass, or set KBNODE_DB to the whole DSN and write --db env")
 	}
-	if len(errs) == 0 || errors.Join(errs...) == nil {
+	if errors.Join(errs...) == nil {
 		var err error
 		if o.Problem, err = e2e.Load(f.problem); err != nil {
 			errs = append(errs, err)
@@ -194,7 +162,7 @@ func (f *e2eFlags) store(ctx context.Context) (*results.Store, error) {
 // show prints the requests that would be sent. How many agents there are is not asked.
 func (f *e2eFlags) show(s Streams, o e2e.Options) error {
 	var all []map[string]any
-	one := submitFlags{api: f.api, pipeline: o.Pipeline}
+	one := submitFlags{targetFlags: f.targetFlags}
 	for _, part := range e2e.Parts {
 		if !slices.Contains(o.Parts, part) {
 			continue
@@ -265,7 +233,7 @@ func showE2E(s Streams, r *e2e.Report, asJSON bool) error {
 		printf(s.Out, "\nLeaderboard %s is left in the database.\n", r.Stored.Name)
 	}
 	if r.OK {
-		printf(s.Out, "\nQueue %s: all %d checks are well.\n", r.Queue, len(r.Checks))
+		printf(s.Out, "\nQueue %s: %d %s, all well.\n", r.Queue, len(r.Checks), plural(len(r.Checks), "check", "checks"))
 		return nil
 	}
 	printf(s.Out, "\nQueue %s: %d of %d checks failed, %d were not tried.\n", r.Queue, count[e2e.Failed], len(r.Checks), count[e2e.Untried])

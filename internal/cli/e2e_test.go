@@ -41,7 +41,7 @@ func TestE2E(t *testing.T) {
 		err  []string
 	}{
 		{"well", resultArtifact, []string{"artifact", "--queue", "b200"}, 0,
-			[]string{"ok  artifact  artifact-test  ", "n-gpu3", "/kbnode/kernelbot/builds/1", "result.json came back whole: 108 bytes of n", "Queue b200: all 1 checks are well."},
+			[]string{"ok  artifact  artifact-test  ", "n-gpu3", "/kbnode/kernelbot/builds/1", "result.json came back whole: 108 bytes of n", "Queue b200: 1 check, all well."},
 			[]string{"  artifact, artifact-test: waiting, build 1\n", "  artifact, artifact-test: passed, build 1\n"}},
 		{"not well", resultGood, []string{"artifact", "--queue", "b200"}, 1,
 			[]string{"FAIL  artifact  artifact-test", "is not what the job has written", "Queue b200: 1 of 1 checks failed, 0 were not tried."}, nil},

@@ -7,17 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
@@ -27,7 +28,6 @@ import (
 )
 
 const (
-	defaultPipeline = "kernelbot"
 	// overhead is what a job takes beside its evaluations: a first pull of the image.
 	overhead       = 10 * time.Minute
 	maxSubmission  = 8 << 20
@@ -35,12 +35,11 @@ const (
 )
 
 type submitFlags struct {
-	api                                        apiFlags
-	eval, payload, queue, gpu, arch, mode      string
-	pipeline, branch, image, runID, resultFile string
-	hello, dryRun, inline, force, asJSON       bool
-	runs                                       []string // that the result must have
-	timeout, queueTimeout                      time.Duration
+	targetFlags
+
+	eval, template, payload, mode, runID, resultFile string
+	hello                                            bool
+	runs                                             []string // that the result must have
 }
 
 func newSubmit(s Streams) *cobra.Command {
@@ -64,34 +63,27 @@ wrong is said. The API token needs the scopes write_builds, read_builds, read_ar
 and, to see that the queue has agents, read_agents.`,
 		Example: `  kbnode submit --org gpu-mode --queue b200 --hello
   kbnode submit --org gpu-mode --gpu B200_BK --eval examples/vectoradd_triton --mode benchmark
+  kbnode submit --eval examples/prefix_python --template Python >mine.py
   kbnode submit --org gpu-mode --queue b200 --eval examples/prefix_python mine.py --dry-run`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd.Context(), s, args) },
 	}
-	f.api.add(cmd)
+	f.add(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&f.eval, "eval", "", "`DIR` of a problem, with its task.yml")
+	fl.StringVar(&f.template, "template", "", "print what a submission in this language starts from, such as Python, and send nothing")
 	fl.StringVar(&f.payload, "payload", "", `file with a payload, "-" for standard input`)
 	fl.BoolVar(&f.hello, "hello", false, "a small evaluation, to see that all works")
-	fl.StringVar(&f.queue, "queue", "", "Buildkite queue of the agents (default: that of --gpu)")
-	fl.StringVar(&f.gpu, "gpu", "", "type of GPU, such as B200_BK: its queue and architecture")
-	fl.StringVar(&f.arch, "arch", "", "architecture for nvcc, such as 90a (default: that of --gpu)")
 	fl.StringVar(&f.mode, "mode", "", "test, benchmark, leaderboard, profile or private (default: test, or that of the payload)")
-	fl.StringVar(&f.pipeline, "pipeline", "", "pipeline, as in the address of its page (default: BUILDKITE_PIPELINE, or "+defaultPipeline+")")
-	fl.StringVar(&f.branch, "branch", "main", "branch of the pipeline's repository")
-	fl.StringVar(&f.image, "image", "", "image of the job (default: the pipeline's)")
 	fl.StringVar(&f.runID, "run-id", "", "name of this run (default: one that nobody has)")
-	fl.DurationVar(&f.timeout, "timeout", 0, "how long the job may run before it is cancelled, such as 20m (default: by the problem's time limits)")
-	fl.DurationVar(&f.queueTimeout, "queue-timeout", 30*time.Minute, "how long it may wait for an agent")
 	fl.StringVar(&f.resultFile, "result", "", "write result.json to this file, too")
-	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
-	fl.BoolVar(&f.dryRun, "dry-run", false, "print the request, and send nothing")
-	fl.BoolVar(&f.inline, "inline-steps", false, "send the steps along, so that the pipeline needs none")
-	fl.BoolVar(&f.force, "force", false, "create the build even if no agent is in the queue")
 	return cmd
 }
 
 func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
+	if f.template != "" {
+		return f.showTemplate(s)
+	}
 	req, err := f.request(s, args)
 	if err != nil {
 		return err
@@ -151,22 +143,8 @@ func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) 
 	if len(args) > 0 && f.eval == "" {
 		errs = append(errs, errors.New("a submission goes with --eval DIR"))
 	}
-	if f.timeout < 0 || f.queueTimeout < 0 {
-		errs = append(errs, errors.New("a time-out is not below zero"))
-	}
-	f.pipeline = cmp.Or(f.pipeline, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline)
-	errs = append(errs, buildkite.CheckSlug("a pipeline", f.pipeline))
-	r := submit.Request{RunID: cmp.Or(f.runID, submit.NewRunID()), Queue: f.queue, Image: f.image, Branch: f.branch, Inline: f.inline}
-	if f.gpu != "" {
-		g, err := submit.GPUOf(f.gpu)
-		if err != nil && (f.queue == "" || f.arch == "") {
-			errs = append(errs, err)
-		}
-		r.Queue, f.arch, r.AMD = cmp.Or(f.queue, g.Queue), cmp.Or(f.arch, g.Arch), g.AMD()
-	}
-	if f.inline {
-		r.Image = cmp.Or(f.image, config.DefaultImage)
-	}
+	errs = append(errs, f.resolve())
+	r := submit.Request{RunID: cmp.Or(f.runID, submit.NewRunID()), Queue: f.queue, AMD: f.amd, Image: f.image, Branch: f.branch, Inline: f.inline}
 	if err := errors.Join(errs...); err != nil {
 		return r, usage(err)
 	}
@@ -227,6 +205,36 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 		}
 	}
 	return nil
+}
+
+// showTemplate prints what the problem has to start from: to a file as its author wrote
+// it, to a terminal without what that would act on.
+func (f *submitFlags) showTemplate(s Streams) error {
+	if f.eval == "" {
+		return usagef("a template is of a problem; add --eval DIR")
+	}
+	t, err := task.Read(f.eval)
+	if err != nil {
+		return err
+	}
+	for lang, text := range t.Templates {
+		if strings.EqualFold(lang, f.template) {
+			if _, ok := terminal(s.Out); ok {
+				text = strings.Map(func(r rune) rune {
+					if r != '\n' && r != '\t' && unicode.IsControl(r) {
+						return -1
+					}
+					return r
+				}, text)
+			}
+			printf(s.Out, "%s", text)
+			return nil
+		}
+	}
+	if len(t.Templates) == 0 {
+		return usagef("%s has no templates", filepath.Join(t.Dir, task.FileName))
+	}
+	return usagef("%s has no template for %.40q; it has %s", filepath.Join(t.Dir, task.FileName), f.template, strings.Join(slices.Sorted(maps.Keys(t.Templates)), ", "))
 }
 
 // runsOf are the evaluations of a mode, of which the result tells. Those of a profile go

@@ -134,6 +134,27 @@ func TestSubmitDryRun(t *testing.T) {
 	}
 }
 
+// A template is printed as it is, and nothing else is needed for it.
+func TestSubmitTemplate(t *testing.T) {
+	t.Setenv("BUILDKITE_API_TOKEN", "")
+	dir := filepath.Join("..", "..", "examples", "prefix_python")
+	text, err := os.ReadFile(filepath.Join(dir, "submission.py"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := kbnode(t, "submit", "--eval", dir, "--template", "python"); r.code != 0 || r.out != string(text) || r.err != "" {
+		t.Errorf("%+v", r)
+	}
+	for want, args := range map[string][]string{
+		"a template is of a problem; add --eval DIR":  {"--template", "Python"},
+		`has no template for "Triton"; it has Python`: {"--eval", dir, "--template", "Triton"},
+	} {
+		if r := kbnode(t, append([]string{"submit"}, args...)...); r.code != 2 || !strings.Contains(r.err, want) {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
 func TestSubmitUsage(t *testing.T) {
 	t.Setenv("BUILDKITE_API_TOKEN", "")
 	t.Setenv("BUILDKITE_ORG", "")

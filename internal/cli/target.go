@@ -1,0 +1,65 @@
+package cli
+
+import (
+	"cmp"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/submit"
+)
+
+const defaultPipeline = "kernelbot"
+
+// targetFlags say where builds go, and how they run there.
+type targetFlags struct {
+	api                                       apiFlags
+	queue, gpu, arch, pipeline, branch, image string
+	timeout, queueTimeout                     time.Duration
+	amd, inline, force, dryRun, asJSON        bool // amd is not a flag: --gpu says it
+}
+
+func (t *targetFlags) add(cmd *cobra.Command) {
+	t.api.add(cmd)
+	fl := cmd.Flags()
+	fl.StringVar(&t.queue, "queue", "", "Buildkite queue of the agents (default: that of --gpu)")
+	fl.StringVar(&t.gpu, "gpu", "", "type of GPU, such as B200_BK: its queue and architecture")
+	fl.StringVar(&t.arch, "arch", "", "architecture for nvcc, such as 90a (default: that of --gpu)")
+	fl.StringVar(&t.pipeline, "pipeline", "", "pipeline, as in the address of its page (default: BUILDKITE_PIPELINE, or "+defaultPipeline+")")
+	fl.StringVar(&t.branch, "branch", "main", "branch of the pipeline's repository")
+	fl.StringVar(&t.image, "image", "", "image of the job (default: the pipeline's)")
+	fl.BoolVar(&t.inline, "inline-steps", false, "send the evaluation's steps along, so that the pipeline needs none")
+	fl.DurationVar(&t.timeout, "timeout", 0, "how long a job may run before it is cancelled, such as 20m (default: by what it does)")
+	fl.DurationVar(&t.queueTimeout, "queue-timeout", 30*time.Minute, "how long it may wait for an agent")
+	fl.BoolVar(&t.force, "force", false, "create builds even if no agent is in the queue")
+	fl.BoolVar(&t.dryRun, "dry-run", false, "print the requests, and send nothing")
+	fl.BoolVar(&t.asJSON, "json", false, "print JSON")
+}
+
+// resolve fills in what follows from other flags and from the environment. All that is
+// wrong is said at once.
+func (t *targetFlags) resolve() error {
+	var errs []error
+	if t.timeout < 0 || t.queueTimeout < 0 {
+		errs = append(errs, errors.New("a time-out is not below zero"))
+	}
+	t.pipeline = cmp.Or(t.pipeline, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline)
+	errs = append(errs, buildkite.CheckSlug("a pipeline", t.pipeline))
+	if t.gpu != "" {
+		g, err := submit.GPUOf(t.gpu)
+		if err != nil && (t.queue == "" || t.arch == "") {
+			errs = append(errs, err)
+		}
+		t.queue, t.arch, t.amd = cmp.Or(t.queue, g.Queue), cmp.Or(t.arch, g.Arch), g.AMD()
+	} else if t.queue == "" {
+		errs = append(errs, errors.New("no queue is given; write --queue b200, or --gpu B200_BK"))
+	}
+	if t.inline {
+		t.image = cmp.Or(t.image, config.DefaultImage)
+	}
+	return errors.Join(errs...)
+}
