@@ -64,7 +64,7 @@ $(BKSTUB): $(SOURCES)
 # ---- test -----------------------------------------------------------------
 
 .PHONY: test
-test: check test-db test-vm ## everything: check, the results database, then the scenarios in the virtual machine
+test: check test-examples test-db test-vm ## everything: check, the examples in CUDA and Triton, the results database, then the scenarios in the virtual machine
 
 .PHONY: check
 check: lint hooks-lint unit ## lint, unit tests under the race detector
@@ -79,7 +79,12 @@ hooks-lint: | deps-check
 
 .PHONY: unit
 unit: $(AGENT) | deps-build deps-check
-	KBNODE_TEST_AGENT=$(AGENT) go test -race ./...
+	KBNODE_TEST_AGENT=$(AGENT) go test -race -short ./...
+
+.PHONY: test-examples
+test-examples: | deps-check ## the examples whose submissions are compiled
+	$(call need,g++,g++)
+	go test ./examples
 
 # Cases of the evaluation engine: those in the repository, the shared ones where
 # they lie beside it, and those in the directory that KBNODE_RUNNER_CASES names.

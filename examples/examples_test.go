@@ -245,9 +245,7 @@ func TestSeed(t *testing.T) {
 // C++ of it, so this says nothing of the real compiler and of a GPU.
 func TestIdentityCUDA(t *testing.T) {
 	t.Parallel()
-	if _, err := exec.LookPath("g++"); err != nil {
-		t.Skip("no g++")
-	}
+	needs(t, "g++")
 	p := shrunk(t, "identity_cuda", "1000003", "20003", "1048583", "10007", "33554467", "30011")
 	compare(t, p, "identity_cuda", map[string]expected{
 		"submission.cu": passes,
@@ -261,11 +259,7 @@ func TestIdentityCUDA(t *testing.T) {
 // nothing of the real libraries.
 func TestVectorAdd(t *testing.T) {
 	t.Parallel()
-	for _, tool := range []string{"g++", "python3"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Skip("no ", tool)
-		}
-	}
+	needs(t, "g++", "python3")
 	for example, cheated := range map[string]string{"vectoradd_triton": "3001 of 3001 values", "vectoradd_cuda_inline": "3001 of 3001 values"} {
 		p := shrunk(t, example, "1000003", "2051", "1048583", "2053", "33554467", "3001")
 		compare(t, p, example, map[string]expected{
@@ -273,6 +267,19 @@ func TestVectorAdd(t *testing.T) {
 			"wrong.py":      fails("test.2.error: "),
 			"cheat.py":      caught("benchmark.0.error: call 2 of the same case: " + cheated),
 		})
+	}
+}
+
+// needs skips a test that compiles, which takes long, and one without its tools.
+func needs(t *testing.T, tools ...string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("short")
+	}
+	for _, tool := range tools {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skip("no ", tool)
+		}
 	}
 }
 

@@ -3,14 +3,17 @@
 package vm_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/test/vm"
@@ -73,16 +76,26 @@ var breakages = []breakage{
 	{name: "a full disk", breaks: "fallocate -l $(($(df --output=avail -B1 / | tail -n 1) - 200000000)) /full", check: "system-space", also: []string{"docker-space", "image-space", "slot-disk", "hardware-disk"}, mends: "rm -f /full"},
 }
 
-// asked is what doctor says of each check.
-func asked(t *testing.T, m *vm.Machine, flags string) map[string]doctor.Result {
+// timed runs a command, and says by the machine's own clock how long it took.
+func timed(t testing.TB, m *vm.Machine, command string) (time.Duration, vm.Result) {
 	t.Helper()
-	began := time.Now()
-	r := m.Try("kbnode doctor --json " + flags)
+	r := m.Try("began=${EPOCHREALTIME/./}; " + command + "; code=$?; echo $((${EPOCHREALTIME/./} - began)) >/root/took; exit $code")
+	us, err := strconv.ParseInt(strings.TrimSpace(m.Sh("cat /root/took")), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(us) * time.Microsecond, r
+}
+
+// asked is what doctor says of each check.
+func asked(t testing.TB, m *vm.Machine, flags string) map[string]doctor.Result {
+	t.Helper()
+	took, r := timed(t, m, "kbnode doctor --json "+flags)
 	var report doctor.Report
 	if err := json.Unmarshal([]byte(r.Stdout), &report); err != nil || r.Code > 1 {
 		t.Fatalf("exit code %d, %v: %s%s", r.Code, err, r.Stdout, r.Stderr)
 	}
-	if took := time.Since(began); took > time.Minute && !strings.Contains(flags, "--timeout") {
+	if took > time.Minute && !strings.Contains(flags, "--timeout") {
 		t.Errorf("it took %v", took)
 	}
 	all := map[string]doctor.Result{}
@@ -134,7 +147,7 @@ func TestDoctor(t *testing.T) {
 	}
 	t.Run("the daemon", func(t *testing.T) {
 		m.Sh("systemctl stop kbnode")
-		if diff := cmp.Diff(map[string]string{"daemon": "fail: it is inactive"}, wrong(healthy, asked(t, m, "--fast"))); diff != "" {
+		if diff := gocmp.Diff(map[string]string{"daemon": "fail: it is inactive"}, wrong(healthy, asked(t, m, "--fast"))); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -204,9 +217,8 @@ func TestDoctor(t *testing.T) {
 		m.Sh(`systemctl stop kbnode
 			for d in /etc/kbnode /etc/buildkite-agent /var/lib/kbnode /etc/docker /etc/cdi; do mkdir -p /root/away/$d; cp -a $d/. /root/away/$d; done
 			find /etc/kbnode /etc/buildkite-agent /var/lib/kbnode /etc/docker /etc/cdi -xdev -type f -size -1M | while read -r f; do head -c 4000 /dev/urandom >"$f"; done`)
-		began := time.Now()
-		r := m.Try("env -i PATH=/nowhere /usr/local/bin/kbnode doctor --fast")
-		if took := time.Since(began); took > 80*time.Second || r.Code != 1 || !strings.Contains(r.Stdout, "NOT FIT") || strings.Contains(r.Stderr, "goroutine") {
+		took, r := timed(t, m, "env -i PATH=/nowhere /usr/local/bin/kbnode doctor --fast")
+		if took > time.Minute || r.Code != 1 || !strings.Contains(r.Stdout, "NOT FIT") || strings.Contains(r.Stderr, "goroutine") {
 			t.Errorf("%v, exit code %d: %s%s", took, r.Code, r.Stdout, r.Stderr)
 		}
 		m.Sh("for d in /etc/kbnode /etc/buildkite-agent /var/lib/kbnode /etc/docker /etc/cdi; do cp -a /root/away/$d/. $d; done; systemctl start kbnode")
@@ -215,9 +227,8 @@ func TestDoctor(t *testing.T) {
 
 	t.Run("nothing answers", func(t *testing.T) {
 		m.Sh("systemctl stop kbnode; echo 'hang = 100' >>/etc/fake-nvml.conf; kill -STOP $(pidof dockerd) $(pidof dbus-daemon)")
-		began := time.Now()
-		r := m.Try("kbnode doctor")
-		if took := time.Since(began); took > 80*time.Second || r.Code != 1 || !strings.Contains(r.Stdout, "NOT FIT") {
+		took, r := timed(t, m, "kbnode doctor")
+		if took > time.Minute || r.Code != 1 || !strings.Contains(r.Stdout, "NOT FIT") {
 			t.Errorf("%v, exit code %d: %s%s", took, r.Code, r.Stdout, r.Stderr)
 		}
 		m.Sh("kill -CONT $(pidof dockerd) $(pidof dbus-daemon); sed -i '$d' /etc/fake-nvml.conf; systemctl start kbnode")
@@ -225,20 +236,24 @@ func TestDoctor(t *testing.T) {
 	})
 }
 
-// BenchmarkDoctor is how long a person waits on a healthy node, emulated.
+// BenchmarkDoctor is how long a person waits on a healthy node, emulated. What takes
+// longest of it is logged.
 func BenchmarkDoctor(b *testing.B) {
 	m := installed(b)
 	m.Wait("a node as planned", "kbnode status >/dev/null")
 	factor := slowness(b, m)
 	for b.Loop() {
 		for _, flags := range []string{"--fast", "--timeout=10m"} { // the machine is emulated
-			began := time.Now()
-			if r := m.Try("kbnode doctor " + flags); r.Code > 1 {
+			took, r := timed(b, m, "kbnode doctor "+flags)
+			if r.Code > 1 {
 				b.Fatal(r.Stderr)
 			}
-			took := time.Since(began).Seconds()
-			b.ReportMetric(took, fmt.Sprintf("s-doctor%s-emulated", flags))
-			b.ReportMetric(took/factor, fmt.Sprintf("s-doctor%s", flags))
+			b.ReportMetric(took.Seconds(), fmt.Sprintf("s-doctor%s-emulated", flags))
+			b.ReportMetric(took.Seconds()/factor, fmt.Sprintf("s-doctor%s", flags))
+		}
+		checks := slices.SortedFunc(maps.Values(asked(b, m, "--timeout=10m")), func(x, y doctor.Result) int { return cmp.Compare(y.Took, x.Took) })
+		for _, c := range checks[:20] {
+			b.Logf("%-24s %6.2f s", c.ID, c.Took.Seconds())
 		}
 	}
 }
