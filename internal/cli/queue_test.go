@@ -161,6 +161,39 @@ func TestQueueWatch(t *testing.T) {
 	})
 }
 
+// TestQueueWatchDraws: each look replaces the one before, also without an agent.
+func TestQueueWatchDraws(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := office(t, bktest.Options{PingSeconds: 1}, map[string][]string{"n-gpu0": {"queue=b200"}})
+		client, err := buildkite.New(buildkite.Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, want := range map[string]string{"b200": "b200: 1 agent, 1 idle", "h100": `there is no queue "h100" in kbnode; queues with agents: b200`} {
+			var out bytes.Buffer
+			v := &queueView{s: Streams{Out: &out, Err: t.Output()}, client: client, org: "kbnode", name: name}
+			ctx, interrupt := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() { ended <- v.watch(ctx) }()
+			time.Sleep(25 * time.Second)
+			interrupt()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			frames := strings.Split(out.String(), "\x1b[H\x1b[2J")
+			if len(frames) != 4 || frames[0] != "" { // at 0, 10 and 20 seconds
+				t.Fatalf("%d frames: %q", len(frames)-1, out.String())
+			}
+			for _, f := range frames[1:] {
+				if !strings.Contains(f, want) || !strings.Contains(f, "  kbnode\n") {
+					t.Errorf("%q is not in %q", want, f)
+				}
+			}
+		}
+	})
+}
+
 // A look that is refused ends the watch: nobody waits for a token to become another.
 func TestQueueWatchRefused(t *testing.T) {
 	t.Parallel()
