@@ -144,6 +144,8 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 		var err error
 		if o.Problem, err = e2e.Load(f.problem); err != nil {
 			errs = append(errs, err)
+		} else if f.gpu == "" {
+			o.Arch = cmp.Or(o.Arch, o.Problem.Task.Arch)
 		}
 	}
 	return o, errors.Join(errs...)

@@ -183,6 +183,9 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 		return fmt.Errorf("read submission: %w", err)
 	}
 	mode := cmp.Or(f.mode, "test")
+	if f.gpu == "" {
+		f.arch = cmp.Or(f.arch, t.Arch)
+	}
 	if r.Payload, err = t.Config(text, f.arch, mode); err != nil {
 		return usage(err)
 	}

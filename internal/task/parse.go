@@ -16,7 +16,7 @@ var (
 		"ranked_timeout", "ranking_by", "seed", "templates", "test_timeout", "tests", "validation",
 	}
 	pythonKeys = []string{"main"}
-	cudaKeys   = []string{"compile_flags", "defines", "include_dirs", "sources"}
+	cudaKeys   = []string{"arch", "compile_flags", "defines", "headers", "include_dirs", "sources"}
 	templates  = []string{"CUDA", "Python", "Triton", "HIP", "CuteDSL"}
 )
 
@@ -129,6 +129,7 @@ func (d *definition) config(m pair) {
 	if !slices.ContainsFunc(members, func(e pair) bool { return e.key == needed }) {
 		d.refuse(m.line, "config: %s is missing, which lang %s needs; write %s", needed, d.t.Lang, hint)
 	}
+	var headers []*yaml.Node
 	for _, e := range members {
 		if !slices.Contains(keys, e.key) {
 			continue
@@ -150,6 +151,10 @@ func (d *definition) config(m pair) {
 			if len(list) == 0 && len(d.faults) == 0 {
 				d.refuse(e.line, "config.sources is empty; write the files to compile, such as [eval.cu]")
 			}
+		case "headers": // all files that are not compiled are, said or not
+			headers = d.list(e.value, "config.headers", "[util.h]")
+		case "arch":
+			d.arch(e.value)
 		case "defines":
 			d.set(e.key, d.defines(e.value))
 		default:
@@ -160,6 +165,27 @@ func (d *definition) config(m pair) {
 			d.set(e.key, list)
 		}
 	}
+	for _, n := range headers {
+		name, ok := d.word(pair{value: n}, "config.headers")
+		if ok && slices.Contains(d.t.compiled, name) {
+			d.refuse(n.Line, "config.headers: %s is one of config.sources, too; leave it out of one", quote(name))
+		} else if ok {
+			d.isFile(n.Line, "config.headers", name)
+		}
+	}
+}
+
+// arch reads the architecture for which nvcc compiles where nobody names a GPU.
+func (d *definition) arch(n *yaml.Node) {
+	r := d.resolved(n)
+	if r == nil || isNull(r) {
+		return
+	}
+	if r.Kind != yaml.ScalarNode || !archForm().MatchString(r.Value) {
+		d.refuse(n.Line, "config.arch is %s; write it without sm_, such as 90a", kind(r))
+		return
+	}
+	d.t.Arch = r.Value
 }
 
 func (d *definition) set(key string, v payload.Value) {

@@ -45,6 +45,7 @@ type Task struct {
 	RankingBy   string // last, mean or geom
 	MultiGPU    bool
 	Submission  string // the name of the submission's file
+	Arch        string // cu: for nvcc where nobody names a GPU; "" if it does not say
 
 	// How long one evaluation of a kind may take.
 	TestTimeout, BenchmarkTimeout, RankedTimeout time.Duration

@@ -109,6 +109,8 @@ config:
   sources: [sub.cu, main.cu]
   defines: {N: 3, CHECKED: , S: x}
   compile_flags: [-lineinfo]
+  headers: [a.h, b.h]
+  arch: 80
 tests: [{}]
 seed: 7
 multi_gpu: no
@@ -130,6 +132,9 @@ ranking_by: geom
 		`"lang":"cu","arch":"90a","benchmarks":[],"tests":[{}],"mode":"benchmark","test_timeout":180,"benchmark_timeout":180,"ranked_timeout":180,"ranking_by":"geom","seed":7,"multi_gpu":false}`
 	if d := cmp.Diff(want, doc); d != "" {
 		t.Error(d)
+	}
+	if p.Arch != "80" {
+		t.Errorf("arch is %q", p.Arch)
 	}
 }
 
