@@ -1,0 +1,105 @@
+package submit
+
+import (
+	"fmt"
+	"time"
+)
+
+// checkTimes ends what takes longer than it may.
+func (f *follower) checkTimes() {
+	for _, r := range f.runs {
+		switch {
+		case !r.done && !r.unsure.IsZero() && r.build.Number == 0 && time.Since(r.unsure) > late && f.heard.After(r.unsure.Add(late)):
+			f.finish(r, Unknown, fmt.Sprintf("%v; it has not been seen since, look for its run id %s", r.out.Err, r.job.RunID))
+		case r.done || r.fetching || r.why != "" || r.waiting.IsZero():
+		case f.QueueTime > 0 && r.running.IsZero() && time.Since(r.waiting) > f.QueueTime:
+			r.why, r.reason = TimedOut, fmt.Sprintf("no agent took it within %s", f.QueueTime)
+			f.cancel(r)
+		case f.RunTime > 0 && !r.running.IsZero() && time.Since(r.running) > f.RunTime:
+			r.why, r.reason = TimedOut, fmt.Sprintf("it had not ended after %s", f.RunTime)
+			f.cancel(r)
+		}
+	}
+}
+
+// interrupt cancels what is on its way. Builds that are not known yet are when they
+// come to be seen.
+func (f *follower) interrupt() {
+	f.ending = true
+	for _, r := range f.runs {
+		if r.done || r.fetching || r.why != "" {
+			continue
+		}
+		r.why, r.reason = Cancelled, "interrupted"
+		if r.build.Number != 0 {
+			f.cancel(r)
+		}
+	}
+}
+
+// cancel cancels a run's build; the looks tell when it has ended.
+func (f *follower) cancel(r *run) {
+	f.tell(r, "cancelling")
+	if r.asked {
+		return
+	}
+	r.asked = true
+	if r.why == "" {
+		r.why, r.reason = Cancelled, "interrupted"
+	}
+	number := r.build.Number
+	f.aside(func() func() {
+		err := f.client.Cancel(f.work, f.Org, f.Pipeline, number)
+		return func() {
+			if err != nil && !r.done {
+				f.finish(r, r.why, fmt.Sprintf("%s; it still runs, as it could not be cancelled: %v", r.reason, err))
+			}
+		}
+	})
+}
+
+// leave ends without ending the builds. Results that are there are fetched.
+func (f *follower) leave() {
+	for _, r := range f.runs {
+		if r.done || r.fetching {
+			continue
+		}
+		if r.build.Number == 0 {
+			f.finish(r, Unknown, "interrupted while it was created; look for its run id "+r.job.RunID)
+			continue
+		}
+		f.finish(r, LeftRunning, "it goes on in Buildkite")
+	}
+}
+
+func (f *follower) giveUp(why string) {
+	for _, r := range f.runs {
+		if r.done {
+			continue
+		}
+		text := "how it ended is not known: " + why
+		if r.build.Number != 0 {
+			text += "; it may still run"
+		}
+		f.finish(r, Unknown, text)
+	}
+}
+
+func (f *follower) finish(r *run, v Verdict, reason string) {
+	r.done, r.out.Verdict, r.out.Reason = true, v, reason
+	f.tell(r, string(v))
+}
+
+func (f *follower) tell(r *run, state string) {
+	s := Status{Build: r.out.Build, URL: r.out.URL, State: state, Agent: r.out.Agent, Since: r.told.Since}
+	if state != r.told.State {
+		s.Since = time.Now()
+	}
+	if s == r.told {
+		return
+	}
+	r.told = s
+	if f.On != nil {
+		f.On(r.index, s)
+	}
+}
