@@ -37,51 +37,67 @@ func (a Agent) Queues() []string { return queuesOf(a.Tags) }
 // read_agents.
 func (c *Client) Agents(ctx context.Context, organization string) ([]Agent, error) {
 	var all []Agent
-	page := buildkite.ListOptions{Page: 1, PerPage: 100}
-	for range maxPages {
-		agents, resp, err := c.api.Agents.List(ctx, organization, &buildkite.AgentListOptions{ListOptions: page})
+	err := c.EachAgent(ctx, organization, func(a Agent) bool {
+		all = append(all, a)
+		return true
+	})
+	return all, err
+}
+
+// EachAgent calls each with the connected agents of an organization until it returns
+// false: a hundred of them are one request.
+func (c *Client) EachAgent(ctx context.Context, organization string, each func(Agent) bool) error {
+	err := pages(func(page int) (int, error) {
+		agents, resp, err := c.api.Agents.List(ctx, organization, &buildkite.AgentListOptions{ListOptions: buildkite.ListOptions{Page: page, PerPage: 100}})
 		if err != nil {
-			return nil, fmt.Errorf("list agents: %w", plain(err, "read_agents"))
+			return 0, plain(err, "read_agents")
 		}
 		for _, a := range agents {
-			agent := Agent{
-				Name: a.Name, Hostname: a.Hostname, Version: a.Version, Tags: a.Metadata,
-				Stopping: a.ConnectedState == "stopping", Paused: a.Paused != nil && *a.Paused,
+			if !each(agentOf(a)) {
+				return 0, nil
 			}
-			if a.PausedNote != nil {
-				agent.PausedNote = *a.PausedNote
-			}
-			if a.Job != nil {
-				agent.Job = &Job{ID: a.Job.ID, Name: a.Job.Name, State: a.Job.State, URL: a.Job.WebURL}
-				if a.Job.StartedAt != nil {
-					agent.Job.Started = a.Job.StartedAt.Time
-				}
-			}
-			all = append(all, agent)
 		}
-		if page.Page = resp.NextPage; page.Page == 0 {
-			break
+		return resp.NextPage, nil
+	})
+	if err != nil {
+		return fmt.Errorf("list agents: %w", err)
+	}
+	return nil
+}
+
+func agentOf(a buildkite.Agent) Agent {
+	agent := Agent{
+		Name: a.Name, Hostname: a.Hostname, Version: a.Version, Tags: a.Metadata,
+		Stopping: a.ConnectedState == "stopping", Paused: a.Paused != nil && *a.Paused,
+	}
+	if a.PausedNote != nil {
+		agent.PausedNote = *a.PausedNote
+	}
+	if a.Job != nil {
+		agent.Job = &Job{ID: a.Job.ID, Name: a.Job.Name, State: a.Job.State, URL: a.Job.WebURL}
+		if a.Job.StartedAt != nil {
+			agent.Job.Started = a.Job.StartedAt.Time
 		}
 	}
-	return all, nil
+	return agent
 }
 
 // Pipelines lists the names of an organization's pipelines. The token needs the scope
 // read_pipelines.
 func (c *Client) Pipelines(ctx context.Context, organization string) ([]string, error) {
 	var all []string
-	page := buildkite.ListOptions{Page: 1, PerPage: 100}
-	for range maxPages {
-		pipelines, resp, err := c.api.Pipelines.List(ctx, organization, &buildkite.PipelineListOptions{ListOptions: page})
+	err := pages(func(page int) (int, error) {
+		pipelines, resp, err := c.api.Pipelines.List(ctx, organization, &buildkite.PipelineListOptions{ListOptions: buildkite.ListOptions{Page: page, PerPage: 100}})
 		if err != nil {
-			return nil, fmt.Errorf("list pipelines: %w", plain(err, "read_pipelines"))
+			return 0, plain(err, "read_pipelines")
 		}
 		for _, p := range pipelines {
 			all = append(all, p.Slug)
 		}
-		if page.Page = resp.NextPage; page.Page == 0 {
-			break
-		}
+		return resp.NextPage, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list pipelines: %w", err)
 	}
 	return all, nil
 }

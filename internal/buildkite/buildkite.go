@@ -17,8 +17,8 @@ import (
 	"github.com/buildkite/go-buildkite/v4"
 )
 
-// maxPages bounds a list, of a hundred entries a page.
-const maxPages = 20
+// maxPages bounds a list: ten thousand agents, or three thousand builds.
+const maxPages = 100
 
 // Options say whom a client asks, and how.
 type Options struct {
@@ -104,23 +104,31 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 	return resp.NextPage, nil
 }
 
-// list reads the pages of a list, so many at most.
-func list[T any](ctx context.Context, c *Client, path string, query url.Values) ([]T, error) {
-	var all []T
+// pages calls read with the numbers of pages until it knows no next one. A list that
+// does not end is none: what is missing in it would be taken for gone.
+func pages(read func(page int) (next int, err error)) error {
 	page := 1
 	for range maxPages {
+		next, err := read(page)
+		if err != nil || next == 0 {
+			return err
+		}
+		page = next
+	}
+	return fmt.Errorf("there are more than %d pages", maxPages)
+}
+
+// list reads all pages of a list.
+func list[T any](ctx context.Context, c *Client, path string, query url.Values) ([]T, error) {
+	var all []T
+	err := pages(func(page int) (int, error) {
 		query.Set("page", strconv.Itoa(page))
 		var some []T
 		next, err := c.do(ctx, http.MethodGet, path, query, nil, &some)
-		if err != nil {
-			return nil, err
-		}
 		all = append(all, some...)
-		if page = next; page == 0 {
-			break
-		}
-	}
-	return all, nil
+		return next, err
+	})
+	return all, err
 }
 
 // plain says what to do about a refusal. scope is what the token needs.

@@ -103,7 +103,8 @@ func TestAgentsRefused(t *testing.T) {
 	}
 }
 
-// A list has pages, and ends.
+// A list has pages. Who looks for one agent reads on until it is found, and a list that
+// does not end is refused: half of it would say that agents are gone.
 func TestAgentsPages(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int32
@@ -112,8 +113,16 @@ func TestAgentsPages(t *testing.T) {
 		_, _ = w.Write([]byte(`[{"name":"a","paused":true,"paused_note":"new fan"}]`))
 	}))
 	t.Cleanup(server.Close)
-	got, err := client(t, server.URL, "token").Agents(t.Context(), "kbnode")
-	if err != nil || len(got) != maxPages || !got[0].Paused || got[0].PausedNote != "new fan" {
-		t.Errorf("%d agents, %v, %+v", len(got), err, got)
+	c := client(t, server.URL, "token")
+	n := 0
+	err := c.EachAgent(t.Context(), "kbnode", func(a Agent) bool {
+		n++
+		return n < 3 && a.Paused && a.PausedNote == "new fan"
+	})
+	if err != nil || n != 3 || asked.Load() != 3 {
+		t.Errorf("%v after %d agents in %d pages", err, n, asked.Load())
+	}
+	if got, err := c.Agents(t.Context(), "kbnode"); err == nil || err.Error() != "list agents: there are more than 100 pages" {
+		t.Errorf("%d agents, %v", len(got), err)
 	}
 }
