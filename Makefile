@@ -64,7 +64,7 @@ $(BKSTUB): $(SOURCES)
 # ---- test -----------------------------------------------------------------
 
 .PHONY: test
-test: check test-examples test-db test-vm ## everything: check, the examples in CUDA and Triton, the results database, then the scenarios in the virtual machine
+test: check test-long test-db test-vm ## everything: check and what it leaves out for time, the results database, then the scenarios in the virtual machine
 
 .PHONY: check
 check: lint hooks-lint unit ## lint, unit tests under the race detector
@@ -81,10 +81,14 @@ hooks-lint: | deps-check
 unit: $(AGENT) | deps-build deps-check
 	KBNODE_TEST_AGENT=$(AGENT) go test -race -short ./...
 
-.PHONY: test-examples
-test-examples: | deps-check ## the examples whose submissions are compiled
+.PHONY: test-long
+test-long: | deps-check ## the examples whose submissions are compiled, and a thousand nodes at Buildkite's stand-in
 	$(call need,g++,g++)
-	go test ./examples
+	go test ./examples ./internal/bktest
+
+.PHONY: simulate
+simulate: ## what a thousand nodes of eight agents ask of Buildkite, and where its limits bite
+	go test -count=1 -v -run TestFleet ./internal/bktest
 
 # Cases of the evaluation engine: those in the repository, the shared ones where
 # they lie beside it, and those in the directory that KBNODE_RUNNER_CASES names.

@@ -50,12 +50,11 @@ func (s *Server) byRegistration(c *call) (reply, bool) {
 }
 
 func (s *Server) byAgent(c *call) (reply, bool) {
-	token := credentials(c.Request, "Token")
-	i := slices.IndexFunc(s.agents, func(a *agent) bool { return a.live() && same(token, a.token) })
-	if i < 0 {
+	a := s.byToken[credentials(c.Request, "Token")]
+	if a == nil || !a.live() {
 		return unauthorized()
 	}
-	c.agent = s.agents[i]
+	c.agent = a
 	c.agent.seen = s.opts.Now()
 	return reply{}, true
 }
@@ -122,9 +121,10 @@ func (s *Server) register(c *call) reply {
 		UserAgent: c.UserAgent(), Version: req.Version, CreatedAt: s.now(), Priority: prio, MetaData: req.Tags,
 	}
 	s.agents = append(s.agents, a)
+	s.byToken[a.token] = a
 	return reply{body: map[string]any{
 		"id": a.ID, "name": a.Name, "access_token": a.token, "meta_data": a.MetaData,
-		"ping_interval": s.opts.PingSeconds, "job_status_interval": s.opts.PingSeconds, "heartbeat_interval": 10,
+		"ping_interval": s.opts.PingSeconds, "job_status_interval": s.opts.PingSeconds, "heartbeat_interval": s.opts.HeartbeatSeconds,
 	}}
 }
 
@@ -135,6 +135,7 @@ func (s *Server) room() bool {
 	}
 	i := slices.IndexFunc(s.agents, func(a *agent) bool { return !a.live() })
 	if i >= 0 {
+		delete(s.byToken, s.agents[i].token)
 		s.agents = slices.Delete(s.agents, i, i+1)
 	}
 	return i >= 0

@@ -26,18 +26,20 @@ import (
 
 // Options say what a Server is like; the zero value of each is sensible.
 type Options struct {
-	Org         string        // organization slug; "" is "kbnode"
-	AgentToken  string        // registers agents; "" is DefaultAgentToken
-	APIToken    string        // for REST; "" is DefaultAPIToken
-	Pipelines   []Pipeline    // nil is one named kernelbot, for builds with their own steps
-	Queues      []string      // of the cluster; nil lets whoever names a queue first create it
-	PingSeconds int           // ping and job status interval of agents; 0 is 1
-	Minute      time.Duration // a minute of timeout_in_minutes; 0 is a minute
-	LostAfter   time.Duration // silence after which an agent is lost; 0 is three minutes
-	LinkTTL     time.Duration // validity of a link to the store; 0 is Buildkite's minute
-	RateLimit   int           // REST requests a minute and token; 0 refuses none
-	Now         func() time.Time
-	Log         *slog.Logger // requests and refusals; nil discards
+	Org         string     // organization slug; "" is "kbnode"
+	AgentToken  string     // registers agents; "" is DefaultAgentToken
+	APIToken    string     // for REST; "" is DefaultAPIToken
+	Pipelines   []Pipeline // nil is one named kernelbot, for builds with their own steps
+	Queues      []string   // of the cluster; nil lets whoever names a queue first create it
+	PingSeconds int        // ping and job status interval of agents; 0 is 1
+	// HeartbeatSeconds lie between two heartbeats of an agent; 0 is 10.
+	HeartbeatSeconds int
+	Minute           time.Duration // a minute of timeout_in_minutes; 0 is a minute
+	LostAfter        time.Duration // silence after which an agent is lost; 0 is three minutes
+	LinkTTL          time.Duration // validity of a link to the store; 0 is Buildkite's minute
+	RateLimit        int           // REST requests a minute and token; 0 refuses none
+	Now              func() time.Time
+	Log              *slog.Logger // requests and refusals; nil discards
 }
 
 // The tokens of a Server that was given none.
@@ -56,6 +58,8 @@ type Server struct {
 	servers        []*http.Server
 
 	mu       sync.Mutex // guards everything below
+	byToken  map[string]*agent
+	swept    time.Time // when lost agents were last looked for
 	number   int
 	builds   []*build
 	agents   []*agent
@@ -88,6 +92,9 @@ func New(o Options) *Server {
 	if o.PingSeconds <= 0 {
 		o.PingSeconds = 1
 	}
+	if o.HeartbeatSeconds <= 0 {
+		o.HeartbeatSeconds = 10
+	}
 	dur := func(d *time.Duration, v time.Duration) {
 		if *d <= 0 {
 			*d = v
@@ -105,7 +112,7 @@ func New(o Options) *Server {
 	s := &Server{
 		opts: o, mux: http.NewServeMux(), secret: []byte(rand.Text()),
 		blobs: map[string][]byte{}, repos: map[string]map[string][]byte{},
-		requests: map[string]int{}, wake: make(chan struct{}),
+		byToken: map[string]*agent{}, requests: map[string]int{}, wake: make(chan struct{}),
 	}
 	for _, q := range o.Queues {
 		s.addQueue(q, "")

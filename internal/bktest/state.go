@@ -13,7 +13,7 @@ import (
 // Limits of what is kept, so that no client can fill the memory.
 const (
 	maxBuilds    = 1000
-	maxAgents    = 1000
+	maxAgents    = 10_000
 	maxLog       = 16 << 20 // bytes of a job
 	maxChunk     = 100 << 10
 	maxArtifact  = 64 << 20  // bytes of a file
@@ -203,6 +203,10 @@ func (s *Server) next(a *agent) *job {
 // gives up agents that went silent. Every request and every waiter calls it.
 func (s *Server) sweep() {
 	now := s.opts.Now()
+	if now.Sub(s.swept) < s.opts.Minute/60 {
+		return // with thousands of agents it is most of the work
+	}
+	s.swept = now
 	for _, a := range s.agents {
 		if a.live() && now.Sub(a.seen) > s.opts.LostAfter {
 			a.ConnectionState = "lost"

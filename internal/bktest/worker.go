@@ -34,8 +34,10 @@ type Worker struct {
 // does, but for the store, and without a network, so that time may be a test's own.
 func (s *Server) Employ(ctx context.Context, w Worker) error {
 	var me struct {
-		ID    string `json:"id"`
-		Token string `json:"access_token"`
+		ID        string `json:"id"`
+		Token     string `json:"access_token"`
+		Ping      int    `json:"ping_interval"`
+		Heartbeat int    `json:"heartbeat_interval"`
 	}
 	err := s.say(ctx, http.MethodPost, "/v3/register", s.opts.AgentToken, map[string]any{"name": w.Name, "hostname": "host-" + w.Name, "meta_data": w.Tags, "version": "3.76.2"}, &me)
 	if err == nil {
@@ -44,7 +46,16 @@ func (s *Server) Employ(ctx context.Context, w Worker) error {
 	if err != nil {
 		return fmt.Errorf("employ worker %s: %w", w.Name, err)
 	}
+	alive, vanish := context.WithCancel(ctx)
 	go func() {
+		for s.pause(alive, time.Duration(me.Heartbeat)*time.Second) {
+			if s.say(ctx, http.MethodPost, "/v3/heartbeat", me.Token, map[string]any{"sent_at": s.opts.Now()}, nil) != nil {
+				return
+			}
+		}
+	}()
+	go func() {
+		defer vanish()
 		for ctx.Err() == nil {
 			var ping struct {
 				Job *struct {
@@ -54,19 +65,25 @@ func (s *Server) Employ(ctx context.Context, w Worker) error {
 			if err := s.say(ctx, http.MethodGet, "/v3/ping", me.Token, nil, &ping); err != nil {
 				return
 			}
-			if ping.Job == nil || !s.work(ctx, w, me.Token, ping.Job.ID) {
-				select {
-				case <-ctx.Done():
-				case <-time.After(time.Second):
-				}
+			if ping.Job == nil || !s.work(ctx, w, me.Token, ping.Job.ID, vanish) {
+				s.pause(ctx, time.Duration(me.Ping)*time.Second)
 			}
 		}
 	}()
 	return nil
 }
 
-// work does one job.
-func (s *Server) work(ctx context.Context, w Worker, token, id string) bool {
+func (s *Server) pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// work does one job. vanish ends all that the agent says.
+func (s *Server) work(ctx context.Context, w Worker, token, id string, vanish func()) bool {
 	var job struct {
 		Env map[string]string `json:"env"`
 	}
@@ -95,7 +112,8 @@ func (s *Server) work(ctx context.Context, w Worker, token, id string) bool {
 	w.Do(inner, done)
 	if done.Gone {
 		cancel()
-		<-ctx.Done() // and says nothing any more
+		vanish()
+		<-ctx.Done()
 		return false
 	}
 	s.upload(id, done.Files)
