@@ -43,7 +43,11 @@ func unauthorized() (reply, bool) {
 }
 
 func (s *Server) byRegistration(c *call) (reply, bool) {
-	if !same(credentials(c.Request, "Token"), s.opts.AgentToken) {
+	tokens := []string{s.opts.AgentToken}
+	if s.opts.AgentTokens != nil {
+		tokens = s.opts.AgentTokens()
+	}
+	if !slices.ContainsFunc(tokens, func(t string) bool { return same(credentials(c.Request, "Token"), t) }) {
 		return unauthorized()
 	}
 	return reply{}, true

@@ -26,8 +26,11 @@ import (
 
 // Options say what a Server is like; the zero value of each is sensible.
 type Options struct {
-	Org         string     // organization slug; "" is "kbnode"
-	AgentToken  string     // registers agents; "" is DefaultAgentToken
+	Org        string // organization slug; "" is "kbnode"
+	AgentToken string // registers agents; "" is DefaultAgentToken
+	// AgentTokens, where it is given, are those that register agents now: a token that
+	// is not among them any more is revoked, which no connected agent feels.
+	AgentTokens func() []string
 	APIToken    string     // for REST; "" is DefaultAPIToken
 	Pipelines   []Pipeline // nil is one named kernelbot, for builds with their own steps
 	Queues      []string   // of the cluster; nil lets whoever names a queue first create it

@@ -21,6 +21,7 @@ func serve(ctx context.Context, c *cli, args []string) error {
 	addr := f.String("addr", "127.0.0.1:8899", "address of the APIs")
 	storeAddr := f.String("store-addr", "", "address of the artifact store (default: the next port)")
 	f.StringVar(&o.AgentToken, "agent-token", bktest.DefaultAgentToken, "token that agents register with")
+	tokens := f.String("agent-tokens", "", "`FILE` of tokens that agents register with, one a line, read at each registration")
 	f.StringVar(&o.APIToken, "api-token", bktest.DefaultAPIToken, "token for REST")
 	f.StringVar(&o.Org, "org", "kbnode", "organization")
 	f.Var(&files, "pipeline", "`FILE.yml` of a pipeline, which is named like the file; may be repeated (default: a built-in one, kernelbot)")
@@ -33,6 +34,15 @@ func serve(ctx context.Context, c *cli, args []string) error {
 	verbose := f.Bool("verbose", false, "log every request")
 	if _, err := c.parse(args, 0); err != nil {
 		return err
+	}
+	if *tokens != "" {
+		o.AgentTokens = func() []string {
+			text, err := os.ReadFile(*tokens)
+			if err != nil {
+				o.Log.Error("tokens not read", "err", err)
+			}
+			return strings.Fields(string(text))
+		}
 	}
 	level := slog.LevelInfo
 	if *verbose {

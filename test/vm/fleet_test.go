@@ -1,0 +1,46 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/bktest"
+)
+
+// TestRotation gives a node another agent token while it works, as docs/fleet.md says,
+// and revokes the old one.
+func TestRotation(t *testing.T) {
+	t.Parallel()
+	m := installed(t)
+	const fresh = "bktest-agent-token-of-march"
+	m.Put("/root/tokens", 0o600, bktest.DefaultAgentToken+"\n"+fresh+"\n")
+	m.Put("/root/fresh", 0o600, fresh+"\n")
+	m.Sh(`mkdir -p /etc/systemd/system/bkstub.service.d
+		printf '[Service]\nExecStart=\nExecStart=/usr/local/bin/bkstub serve --repo https://github.com/gpu-mode/kernelbot --agent-tokens /root/tokens\n' >/etc/systemd/system/bkstub.service.d/tokens.conf
+		systemctl daemon-reload; systemctl restart bkstub.service; systemctl restart buildkite-agent-gpu{0..7}.service`)
+	m.Wait("the agents", "kbnode status >/dev/null")
+
+	m.Put("/root/steps.yml", 0o600, `steps: [{command: "until [ -e /srv/go ]; do sleep 1; done", agents: {queue: b200, gpu-index: "0"}}]`)
+	build := m.Sh("bkstub submit --queue b200 --steps /root/steps.yml")
+	m.Wait("the job", "kbnode status --json | jq -e '.slots[0].job'")
+	const pids = "systemctl show -P MainPID 'buildkite-agent-gpu*'"
+	before := m.Sh(pids)
+	m.Sh("kbnode install --token-file /root/fresh")
+	if after := m.Sh(pids); after != before {
+		t.Errorf("agents were restarted: %s, before %s", after, before)
+	}
+	// The old one is revoked: who is connected stays.
+	m.Put("/root/tokens", 0o600, fresh+"\n")
+	idle(t, m, 3)
+	m.Sh("kill -9 $(systemctl show -P MainPID buildkite-agent-gpu3)")
+	m.Wait("the agent of slot 3", "kbnode status >/dev/null")
+	idle(t, m, 3)
+	m.Sh("touch /srv/go")
+	m.Wait("the job's end", pipelines{evaluations{m: m}}.asking(build)+" | jq -e '.state == \"passed\"'")
+	idle(t, m, 0)
+	if r := m.Try("kbnode doctor --only agent-token"); r.Code != 0 {
+		t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
+	}
+	m.Sh("! grep -rF " + fresh + " /etc/kbnode /var/lib/kbnode; ! journalctl -b -o cat | grep -F " + fresh)
+}
