@@ -31,7 +31,7 @@ vm-deps:
 	fi
 
 # What takes long and is worth a run of its own when the isolation changes.
-VM_ATTACKS := ^(TestAcceptance|TestAttack|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestNetwork|TestPipelines|TestQuiet|TestSelftest|TestUpgradeAgents)$$
+VM_ATTACKS := ^(TestAcceptance|TestAttack|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestNetwork|TestPipelines|TestQuiet|TestRotation|TestSelftest|TestUpgradeAgents)$$
 
 .PHONY: test-vm
 test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of them
