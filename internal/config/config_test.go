@@ -8,58 +8,61 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// parseCases are files and what becomes of them: a Config, or a part of the error.
+var parseCases = []struct {
+	name, text string
+	want       Config
+	err        string
+}{
+	{name: "empty file", text: "", want: Config{}},
+	{name: "comments only", text: "# nothing\n", want: Config{}},
+	{
+		name: "everything people write",
+		text: "queue: nvidia-h100-{index}\nnode: box1\ngpus: [0, 2, 5]\ncpus_per_slot: 16\nmemory_per_slot: 32GiB\nreserve:\n  cpus: 4\n  memory: 16G\n",
+		want: Config{Queue: "nvidia-h100-{index}", Node: "box1", GPUs: GPUs{List: []string{"0", "2", "5"}}, CPUsPerSlot: 16, MemoryPerSlot: 32 << 30, Reserve: Reserve{CPUs: 4, Memory: 16 << 30}},
+	},
+	{name: "all GPUs", text: "gpus: all\n", want: Config{GPUs: GPUs{All: true}}},
+	{name: "a number of GPUs", text: "gpus: 4\n", want: Config{GPUs: GPUs{Count: 4}}},
+	{name: "one GPU in a list", text: "gpus: [4]\n", want: Config{GPUs: GPUs{List: []string{"4"}}}},
+	{name: "unknown key", text: "queue: a\nqueues: b\n", err: `f.yaml:2: unknown key "queues"; write "queue"`},
+	{name: "unknown nested key", text: "reserve:\n  mem: 1G\n", err: `f.yaml:2: unknown key "mem"; known here: cpus, memory`},
+	{name: "hyphens for underscores", text: "cpus-per-slot: 4\n", err: `f.yaml:1: unknown key "cpus-per-slot"; write "cpus_per_slot"`},
+	{name: "ambiguous unit", text: "\nreserve:\n  memory: 8GB\n", err: `f.yaml:3: "8GB" is not a size; write "8GiB"`},
+	{name: "not a number", text: "cpus_per_slot: many\n", err: `f.yaml:1: "many" is not a whole number`},
+	{name: "group for a text", text: "queue: [a]\n", err: "f.yaml:1: this is not a text"},
+	{name: "queue with a comma", text: "node: a\nqueue: b200,h100\n", err: `f.yaml:2: queue: "b200,h100" is not a queue name; use letters`},
+	{name: "queue with a blank", text: "queue: b 200\n", err: `f.yaml:1: queue: "b 200" is not a queue name`},
+	{name: "unknown field in a template", text: "queue: x-{gpus}\n", err: "queue: {gpus} is no field; write {vendor}, {gpu}, {index}, {node}"},
+	{name: "key twice", text: "queue: a\nqueue: b\n", err: `f.yaml:2: key "queue" stands here a second time, first in line 1`},
+	{name: "two documents", text: "queue: a\n---\nqueue: b\n", err: "more than one YAML document"},
+	{name: "not YAML", text: "queue: [\n", err: "f.yaml:"},
+	{name: "GPU twice", text: "gpus: [1, 1]\n", err: "f.yaml:1: gpus: GPU 1 is named twice"},
+	{name: "no GPU", text: "gpus: [x]\n", err: `f.yaml:1: gpus: "x" names no GPU`},
+	{name: "zero GPUs", text: "gpus: 0\n", err: "f.yaml:1: gpus: 0 is not a number of GPUs"},
+	{name: "negative", text: "cpus_per_slot: -1\n", err: "f.yaml:1: cpus_per_slot: -1 is negative"},
+	{name: "unanchored pattern", text: "agent:\n  allowed_repositories: ['github.com/x']\n", err: `f.yaml:2: agent.allowed_repositories: "github.com/x" matches anywhere in a name; write "^github.com/x$"`},
+	{name: "pattern with a comma", text: "agent:\n  allowed_plugins: ['^a{1,2}$']\n", err: "has a comma"},
+	{name: "own tag", text: "agent:\n  tags: [queue=x]\n", err: `the tag "queue" is set by kbnode`},
+	{name: "image without a tag", text: "image:\n  name: ghcr.io/a/b\n", err: `f.yaml:2: image.name: "ghcr.io/a/b" is not the name of an image with its tag`},
+	{name: "image by digest", text: "image: {name: 'a/b@sha256:00'}\n", err: "is not the name of an image with its tag"},
+	{name: "update that never comes", text: "image: {auto_update: '0 25 * * *'}\n", err: `image.auto_update: "25" is no hour`},
+	{name: "no update", text: "image: {auto_update: off}\n", want: Config{Image: Image{AutoUpdate: "off"}}},
+	{name: "metrics on all addresses", text: "metrics: {listen: '[::]:9700'}\n", want: Config{Metrics: Metrics{Listen: "[::]:9700"}}},
+	{name: "metrics by name", text: "metrics:\n  listen: localhost:9700\n", err: `f.yaml:2: metrics.listen: "localhost:9700" is not an IP address and a port; write both, such as 127.0.0.1:9700`},
+	{name: "metrics without an address", text: "metrics: {listen: ':9700'}\n", err: "is not an IP address and a port"},
+	{name: "metrics on no port", text: "metrics: {listen: '127.0.0.1:0'}\n", err: "is not an IP address and a port"},
+	{name: "no hygiene", text: "hygiene: {disabled: true}\n", want: Config{Hygiene: Hygiene{Disabled: true}}},
+	{name: "clocks in MHz", text: "hygiene: {clocks: 1410}\n", want: Config{Hygiene: Hygiene{Clocks: "1410"}}},
+	{name: "clocks by another word", text: "hygiene:\n  clocks: max\n", err: `f.yaml:2: hygiene.clocks: "max" is no clock; write default, base or a number of MHz such as 1410`},
+	{name: "clocks in GHz", text: "hygiene: {clocks: 1.4}\n", err: `"1.4" is no clock`},
+	{name: "clocks in octal", text: "hygiene: {clocks: 01410}\n", err: `"01410" is no clock`},
+	{name: "download without checksum", text: "agent:\n  download_url: https://mirror.example/a.tgz\n", err: "has no agent.download_sha256"},
+	{name: "all errors at once", text: "queue: a b\ncpus_per_slot: -1\n", err: "f.yaml:1: queue: \"a b\" is not a queue name; use letters, digits, '-', '_' and '.', such as b200 or nvidia-h100-{index}"},
+}
+
 func TestParse(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
-		name, text string
-		want       Config
-		err        string
-	}{
-		{name: "empty file", text: "", want: Config{}},
-		{name: "comments only", text: "# nothing\n", want: Config{}},
-		{
-			name: "everything people write",
-			text: "queue: nvidia-h100-{index}\nnode: box1\ngpus: [0, 2, 5]\ncpus_per_slot: 16\nmemory_per_slot: 32GiB\nreserve:\n  cpus: 4\n  memory: 16G\n",
-			want: Config{Queue: "nvidia-h100-{index}", Node: "box1", GPUs: GPUs{List: []string{"0", "2", "5"}}, CPUsPerSlot: 16, MemoryPerSlot: 32 << 30, Reserve: Reserve{CPUs: 4, Memory: 16 << 30}},
-		},
-		{name: "all GPUs", text: "gpus: all\n", want: Config{GPUs: GPUs{All: true}}},
-		{name: "a number of GPUs", text: "gpus: 4\n", want: Config{GPUs: GPUs{Count: 4}}},
-		{name: "one GPU in a list", text: "gpus: [4]\n", want: Config{GPUs: GPUs{List: []string{"4"}}}},
-		{name: "unknown key", text: "queue: a\nqueues: b\n", err: `f.yaml:2: unknown key "queues"; write "queue"`},
-		{name: "unknown nested key", text: "reserve:\n  mem: 1G\n", err: `f.yaml:2: unknown key "mem"; known here: cpus, memory`},
-		{name: "hyphens for underscores", text: "cpus-per-slot: 4\n", err: `f.yaml:1: unknown key "cpus-per-slot"; write "cpus_per_slot"`},
-		{name: "ambiguous unit", text: "\nreserve:\n  memory: 8GB\n", err: `f.yaml:3: "8GB" is not a size; write "8GiB"`},
-		{name: "not a number", text: "cpus_per_slot: many\n", err: `f.yaml:1: "many" is not a whole number`},
-		{name: "group for a text", text: "queue: [a]\n", err: "f.yaml:1: this is not a text"},
-		{name: "queue with a comma", text: "node: a\nqueue: b200,h100\n", err: `f.yaml:2: queue: "b200,h100" is not a queue name; use letters`},
-		{name: "queue with a blank", text: "queue: b 200\n", err: `f.yaml:1: queue: "b 200" is not a queue name`},
-		{name: "unknown field in a template", text: "queue: x-{gpus}\n", err: "queue: {gpus} is no field; write {vendor}, {gpu}, {index}, {node}"},
-		{name: "key twice", text: "queue: a\nqueue: b\n", err: `f.yaml:2: key "queue" stands here a second time, first in line 1`},
-		{name: "two documents", text: "queue: a\n---\nqueue: b\n", err: "more than one YAML document"},
-		{name: "not YAML", text: "queue: [\n", err: "f.yaml:"},
-		{name: "GPU twice", text: "gpus: [1, 1]\n", err: "f.yaml:1: gpus: GPU 1 is named twice"},
-		{name: "no GPU", text: "gpus: [x]\n", err: `f.yaml:1: gpus: "x" names no GPU`},
-		{name: "zero GPUs", text: "gpus: 0\n", err: "f.yaml:1: gpus: 0 is not a number of GPUs"},
-		{name: "negative", text: "cpus_per_slot: -1\n", err: "f.yaml:1: cpus_per_slot: -1 is negative"},
-		{name: "unanchored pattern", text: "agent:\n  allowed_repositories: ['github.com/x']\n", err: `f.yaml:2: agent.allowed_repositories: "github.com/x" matches anywhere in a name; write "^github.com/x$"`},
-		{name: "pattern with a comma", text: "agent:\n  allowed_plugins: ['^a{1,2}$']\n", err: "has a comma"},
-		{name: "own tag", text: "agent:\n  tags: [queue=x]\n", err: `the tag "queue" is set by kbnode`},
-		{name: "image without a tag", text: "image:\n  name: ghcr.io/a/b\n", err: `f.yaml:2: image.name: "ghcr.io/a/b" is not the name of an image with its tag`},
-		{name: "image by digest", text: "image: {name: 'a/b@sha256:00'}\n", err: "is not the name of an image with its tag"},
-		{name: "update that never comes", text: "image: {auto_update: '0 25 * * *'}\n", err: `image.auto_update: "25" is no hour`},
-		{name: "no update", text: "image: {auto_update: off}\n", want: Config{Image: Image{AutoUpdate: "off"}}},
-		{name: "metrics on all addresses", text: "metrics: {listen: '[::]:9700'}\n", want: Config{Metrics: Metrics{Listen: "[::]:9700"}}},
-		{name: "metrics by name", text: "metrics:\n  listen: localhost:9700\n", err: `f.yaml:2: metrics.listen: "localhost:9700" is not an IP address and a port; write both, such as 127.0.0.1:9700`},
-		{name: "metrics without an address", text: "metrics: {listen: ':9700'}\n", err: "is not an IP address and a port"},
-		{name: "metrics on no port", text: "metrics: {listen: '127.0.0.1:0'}\n", err: "is not an IP address and a port"},
-		{name: "no hygiene", text: "hygiene: {disabled: true}\n", want: Config{Hygiene: Hygiene{Disabled: true}}},
-		{name: "clocks in MHz", text: "hygiene: {clocks: 1410}\n", want: Config{Hygiene: Hygiene{Clocks: "1410"}}},
-		{name: "clocks by another word", text: "hygiene:\n  clocks: max\n", err: `f.yaml:2: hygiene.clocks: "max" is no clock; write default, base or a number of MHz such as 1410`},
-		{name: "clocks in GHz", text: "hygiene: {clocks: 1.4}\n", err: `"1.4" is no clock`},
-		{name: "clocks in octal", text: "hygiene: {clocks: 01410}\n", err: `"01410" is no clock`},
-		{name: "download without checksum", text: "agent:\n  download_url: https://mirror.example/a.tgz\n", err: "has no agent.download_sha256"},
-		{name: "all errors at once", text: "queue: a b\ncpus_per_slot: -1\n", err: "f.yaml:1: queue: \"a b\" is not a queue name; use letters, digits, '-', '_' and '.', such as b200 or nvidia-h100-{index}"},
-	} {
+	for _, tt := range parseCases {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			got, err := Parse("f.yaml", []byte(tt.text))

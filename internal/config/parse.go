@@ -2,225 +2,166 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 
 	"gopkg.in/yaml.v3"
 )
 
-// maxBytes bounds a configuration file; a real one has a few hundred bytes.
-const maxBytes = 1 << 20
-
-// Parse reads the text of a configuration file. Errors name the file, the line
-// and what to write instead; all of them are reported, not just the first.
-func Parse(name string, text []byte) (Config, error) {
-	var c Config
-	if len(text) > maxBytes {
-		return c, fmt.Errorf("%s: larger than %d bytes, which no configuration is", name, maxBytes)
-	}
-	var root yaml.Node
-	if err := yaml.Unmarshal(text, &root); err != nil {
-		return c, fmt.Errorf("%s:%s", name, yamlMessage(err.Error()))
-	}
-	dec := yaml.NewDecoder(bytes.NewReader(text))
-	dec.KnownFields(true)
-	if err := dec.Decode(&c); err != nil && !errors.Is(err, io.EOF) {
-		var te *yaml.TypeError
-		if !errors.As(err, &te) {
-			return c, fmt.Errorf("%s:%s", name, yamlMessage(err.Error()))
-		}
-		var errs []error
-		for _, e := range te.Errors {
-			errs = append(errs, fmt.Errorf("%s:%s", name, yamlMessage(e)))
-		}
-		return c, errors.Join(errs...)
-	}
-	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return c, fmt.Errorf("%s: has more than one YAML document; keep the first", name)
-	}
-	lines := map[string]int{}
-	keyLines(&root, "", lines)
-	var errs []error
-	for _, p := range Validate(c) {
-		errs = append(errs, fmt.Errorf("%s:%d: %s: %s", name, lines[p.Key], p.Key, p.Text))
-	}
-	return c, errors.Join(errs...)
-}
-
-// keyLines collects the line of every key, by its dotted path.
-func keyLines(n *yaml.Node, prefix string, lines map[string]int) {
-	switch n.Kind {
-	case yaml.DocumentNode:
-		for _, c := range n.Content {
-			keyLines(c, prefix, lines)
-		}
-	case yaml.MappingNode:
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			key := prefix + n.Content[i].Value
-			lines[key] = n.Content[i].Line
-			keyLines(n.Content[i+1], key+".", lines)
-		}
-	}
-}
-
-var (
-	yamlLine    = lazily(`^(?:yaml: )?line (\d+): (.*)$`)
-	yamlUnknown = lazily(`^field (\S+) not found in type config\.(\w+)$`)
-	yamlType    = lazily("^cannot unmarshal !!(\\w+)(?: `(.*)`)? into (\\S+)$")
-	yamlTwice   = lazily(`^mapping key "(.*)" already defined at line (\d+)$`)
+// Bounds of a configuration file, and of what is said about one. A real one has a
+// few hundred bytes.
+const (
+	maxBytes  = 1 << 20
+	maxFaults = 100
 )
 
-// yamlMessage turns the library's message into "LINE: sentence".
-func yamlMessage(msg string) string {
-	m := yamlLine().FindStringSubmatch(strings.TrimSpace(msg))
-	if m == nil {
-		return " " + strings.TrimPrefix(msg, "yaml: ")
-	}
-	line, text := m[1], m[2]
-	if u := yamlUnknown().FindStringSubmatch(text); u != nil {
-		text = fmt.Sprintf("unknown key %q; %s", u[1], suggest(u[1], keysOf(u[2])))
-	} else if t := yamlType().FindStringSubmatch(text); t != nil {
-		text = fmt.Sprintf("%q is not %s", t[2], kindName(t[3]))
-		if t[2] == "" {
-			text = "this is not " + kindName(t[3])
+// File is a configuration file that was read.
+type File struct {
+	Config Config
+	// Lines are those of the keys that have a value, by dotted path.
+	Lines map[string]int
+}
+
+// Parse is what [Read] makes of a file.
+func Parse(name string, text []byte) (Config, error) {
+	f, err := Read(name, text)
+	return f.Config, err
+}
+
+// Read reads the text of a configuration file. An error is [*Faults]: all of them,
+// not just the first.
+func Read(name string, text []byte) (File, error) {
+	r := reader{lines: map[string]int{}}
+	var c Config
+	var root yaml.Node
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	if len(text) > maxBytes {
+		r.fault(0, "larger than %d bytes, which no configuration is", maxBytes)
+	} else if err := dec.Decode(&root); err == nil {
+		r.look(root.Content[0], reflect.TypeFor[Config](), "")
+		r.told(root.Decode(&c))
+		for _, p := range Validate(c) {
+			r.fault(r.lines[p.Key], "%s: %s", p.Key, p.Text)
 		}
-	} else if t := yamlTwice().FindStringSubmatch(text); t != nil {
-		text = fmt.Sprintf("key %q stands here a second time, first in line %s", t[1], t[2])
+		if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+			r.fault(0, "has more than one YAML document; keep the first")
+		}
+	} else if !errors.Is(err, io.EOF) {
+		r.told(err)
 	}
-	return line + ": " + text
+	if len(r.faults) == 0 {
+		return File{c, r.lines}, nil
+	}
+	slices.SortStableFunc(r.faults, func(a, b Fault) int { return cmp.Compare(a.Line, b.Line) })
+	if r.more > 0 {
+		r.faults = append(r.faults, Fault{Text: fmt.Sprintf("and %d faults more", r.more)})
+	}
+	return File{}, &Faults{name, r.faults}
 }
 
-func kindName(goType string) string {
-	switch {
-	case strings.HasPrefix(goType, "int"):
-		return "a whole number"
-	case goType == "bool":
-		return "true or false"
-	case goType == "string":
-		return "a text"
-	case strings.HasPrefix(goType, "[]"):
-		return "a list"
-	default:
-		return "a group of keys"
-	}
+// reader collects what is found in a file.
+type reader struct {
+	lines  map[string]int
+	faults []Fault
+	more   int // than are kept
 }
 
-// keysOf lists the keys of a type of this package, by the type's name.
-func keysOf(typeName string) []string {
-	var walk func(t reflect.Type) []string
-	walk = func(t reflect.Type) []string {
-		var keys []string
-		for f := range t.Fields() {
-			if t.Name() == typeName {
-				key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
-				keys = append(keys, key)
-			} else if f.Type.Kind() == reflect.Struct {
-				keys = append(keys, walk(f.Type)...)
+func (r *reader) fault(line int, format string, args ...any) {
+	if len(r.faults) >= maxFaults {
+		r.more++
+		return
+	}
+	r.faults = append(r.faults, Fault{line, visible(fmt.Sprintf(format, args...))})
+}
+
+// look goes through the keys of a group of type t. It finds what decoding passes
+// over or stops at, and takes that out, so that decoding comes to the rest.
+func (r *reader) look(n *yaml.Node, t reflect.Type, prefix string) {
+	n = target(n)
+	if n.Kind != yaml.MappingNode {
+		return // decoding says so
+	}
+	known, names := map[string]reflect.Type{}, []string{}
+	for f := range t.Fields() {
+		names = append(names, keyOf(f))
+		known[keyOf(f)] = f.Type
+	}
+	first := map[string]int{}
+	var kept []*yaml.Node
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		typ, ok := known[key.Value]
+		switch before := first[key.Value]; {
+		case !ok:
+			r.fault(key.Line, "unknown key %s; %s", quoted(key.Value), suggestion{key.Value, names})
+			continue
+		case before > 0:
+			r.fault(key.Line, "key %q stands here a second time, first in line %d", key.Value, before)
+			continue
+		}
+		first[key.Value] = key.Line
+		if isGroup(typ) {
+			r.look(value, typ, prefix+key.Value+".")
+		} else {
+			if !r.fits(value, typ) {
+				continue
+			}
+			if target(value).ShortTag() != "!!null" {
+				r.lines[prefix+key.Value] = key.Line
 			}
 		}
-		return keys
+		kept = append(kept, key, value)
 	}
-	return walk(reflect.TypeFor[Config]())
+	n.Content = kept
 }
 
-// suggest names the key that was probably meant, else all of them.
-func suggest(key string, known []string) string {
-	flat := func(s string) string {
-		return strings.NewReplacer("-", "", "_", "", ".", "").Replace(strings.ToLower(s))
+// fits says whether a value may be decoded: it has no groups in it, whose keys would
+// be compared each with each, nothing that the library gives up at, and no fraction,
+// which would be cut off.
+func (r *reader) fits(n *yaml.Node, t reflect.Type) bool {
+	if reflect.PointerTo(t).Implements(reflect.TypeFor[yaml.Unmarshaler]()) {
+		return true
 	}
-	for _, k := range known {
-		if flat(k) == flat(key) || len(key) > 3 && (strings.HasPrefix(flat(k), flat(key)) || strings.HasPrefix(flat(key), flat(k))) {
-			return fmt.Sprintf("write %q", k)
+	n = target(n)
+	items, want := []*yaml.Node{n}, t
+	if n.Kind == yaml.SequenceNode && t.Kind() == reflect.Slice {
+		items, want = n.Content, t.Elem()
+	}
+	for _, item := range items {
+		if target(item).Kind != yaml.ScalarNode {
+			r.fault(item.Line, "this is not %s", kindName(want.String()))
+			return false
+		}
+		if err := item.Decode(new(any)); err != nil { // a tag that is not so
+			r.fault(item.Line, "%s is not %s", quoted(item.Value), kindName(want.String()))
+			return false
 		}
 	}
-	return "known here: " + strings.Join(slices.Sorted(slices.Values(known)), ", ")
+	if strings.HasPrefix(t.Kind().String(), "int") && n.ShortTag() == "!!float" {
+		r.fault(n.Line, "%s is not a whole number", quoted(n.Value))
+		return false
+	}
+	return true
 }
 
-// UnmarshalYAML reads "all", a count, or a list of indices, UUIDs and PCI
-// addresses.
-func (g *GPUs) UnmarshalYAML(n *yaml.Node) error {
-	switch n.Kind {
-	case yaml.ScalarNode:
-		if n.Tag == "!!int" {
-			v, err := strconv.Atoi(n.Value)
-			if err != nil || v < 1 {
-				return fmt.Errorf("line %d: gpus: %s is not a number of GPUs; write all, a number or a list such as [0, 2, 5]", n.Line, n.Value)
-			}
-			*g = GPUs{Count: v}
-			return nil
-		}
-		return g.parse(n.Value, n.Line)
-	case yaml.SequenceNode:
-		var list []string
-		for _, c := range n.Content {
-			list = append(list, c.Value)
-		}
-		return g.parse(strings.Join(list, ","), n.Line)
+// target is the node that an alias stands for.
+func target(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
 	}
-	return fmt.Errorf("line %d: gpus: write all, a number or a list such as [0, 2, 5]", n.Line)
+	return n
 }
 
-func (g *GPUs) parse(s string, line int) error {
-	v, err := ParseGPUs(s)
-	if err != nil {
-		return fmt.Errorf("line %d: gpus: %w", line, err)
-	}
-	*g = v
-	return nil
+// keyOf is the key of a field.
+func keyOf(f reflect.StructField) string {
+	key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+	return key
 }
 
-// MarshalYAML writes what UnmarshalYAML reads.
-func (g GPUs) MarshalYAML() (any, error) {
-	if g.Count > 0 {
-		return g.Count, nil
-	}
-	if len(g.List) == 0 {
-		return "all", nil
-	}
-	n := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
-	for _, s := range g.List {
-		tag := "!!str"
-		if _, err := strconv.Atoi(s); err == nil {
-			tag = "!!int"
-		}
-		n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: s})
-	}
-	return n, nil
-}
-
-// IsZero says that nothing was said, which means all GPUs.
-func (g GPUs) IsZero() bool { return !g.All && g.Count == 0 && len(g.List) == 0 }
-
-// UnmarshalYAML reads a size such as 32GiB.
-func (s *Size) UnmarshalYAML(n *yaml.Node) error {
-	v, err := ParseSize(n.Value)
-	if err != nil || n.Kind != yaml.ScalarNode {
-		return fmt.Errorf("line %d: %w", n.Line, err)
-	}
-	*s = v
-	return nil
-}
-
-// MarshalYAML writes the size with the largest unit that is exact.
-func (s Size) MarshalYAML() (any, error) { return s.String(), nil }
-
-// Render is the text of a configuration file that kbnode owns. marker is the
-// line that says so.
-func Render(c Config, marker string) (string, error) {
-	var b bytes.Buffer
-	fmt.Fprintf(&b, "# %s\n", marker)
-	if reflect.ValueOf(c).IsZero() {
-		return b.String(), nil
-	}
-	enc := yaml.NewEncoder(&b)
-	enc.SetIndent(2)
-	if err := enc.Encode(c); err != nil {
-		return "", fmt.Errorf("render configuration: %w", err)
-	}
-	return b.String(), nil
-}
+// isGroup says that a type has keys of its own, where GPUs is one value.
+func isGroup(t reflect.Type) bool { return t.Kind() == reflect.Struct && keyOf(t.Field(0)) != "" }

@@ -166,19 +166,19 @@ func Validate(c Config) []Problem {
 	} {
 		for _, re := range list {
 			if _, err := regexp.Compile(re); err != nil {
-				bad(key, "%q is not a regular expression: %v", re, err)
+				bad(key, "%q is not a regular expression: %v", hidePattern(re), hidePattern(err.Error()))
 			} else if strings.ContainsAny(re, ",\n\"") {
-				bad(key, "%q has a comma, quote or line break, which the agent's list cannot carry; write it without", re)
+				bad(key, "%q has a comma, quote or line break, which the agent's list cannot carry; write it without", hidePattern(re))
 			} else if !strings.HasPrefix(re, "^") || !strings.HasSuffix(re, "$") {
-				bad(key, "%q matches anywhere in a name; write %q", re, "^"+strings.Trim(re, "^$")+"$")
+				bad(key, "%q matches anywhere in a name; write %q", hidePattern(re), "^"+strings.Trim(hidePattern(re), "^$")+"$")
 			}
 		}
 	}
 	if e := c.Agent.Endpoint; e != "" && !regexp.MustCompile(`^https?://[^\s"]+$`).MatchString(e) {
-		bad("agent.endpoint", "%q is not an address; write one such as %s", e, DefaultEndpoint)
+		bad("agent.endpoint", "%q is not an address; write one such as %s", hideURL(e), DefaultEndpoint)
 	}
 	if s := c.Agent.DownloadSHA256; s != "" && !sumForm().MatchString(s) {
-		bad("agent.download_sha256", "%q is not a SHA-256; write its 64 hex digits", s)
+		bad("agent.download_sha256", "%.80q is not a SHA-256; write its 64 hex digits", s)
 	}
 	if c.Agent.DownloadURL != "" && c.Agent.DownloadSHA256 == "" {
 		bad("agent.download_url", "has no agent.download_sha256 beside it; add the archive's checksum")

@@ -1,0 +1,118 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"gopkg.in/yaml.v3"
+)
+
+// Fault is something in a configuration file that cannot be used.
+type Fault struct {
+	Line int    `json:"line"` // 0 where none can be named
+	Text string `json:"text"` // what is wrong, and what to write instead
+}
+
+// Faults are all that is wrong with a file, by line.
+type Faults struct {
+	File string
+	List []Fault
+}
+
+// Error is one line for each.
+func (f *Faults) Error() string {
+	var lines []string
+	for _, fault := range f.List {
+		at := f.File
+		if fault.Line > 0 {
+			at += ":" + strconv.Itoa(fault.Line)
+		}
+		lines = append(lines, at+": "+fault.Text)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// visible escapes what would do something to a terminal. The library quotes words
+// of the file as they are.
+func visible(s string) string {
+	var b strings.Builder
+	for _, c := range s {
+		if unicode.IsGraphic(c) {
+			b.WriteRune(c)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRuneToASCII(c), "'"))
+		}
+	}
+	return b.String()
+}
+
+// quoted is a word of the file, short enough for a message.
+func quoted(s string) string { return fmt.Sprintf("%.80q", s) }
+
+var (
+	yamlLine = lazily(`(?s)^(?:yaml: )?line (\d+): (.*)$`)
+	yamlType = lazily("(?s)^cannot unmarshal !!(\\w+)(?: `(.*)`)? into (\\S+)$")
+)
+
+// told takes what the library says of a file.
+func (r *reader) told(err error) {
+	if err == nil {
+		return
+	}
+	said := []string{err.Error()}
+	if te, ok := errors.AsType[*yaml.TypeError](err); ok {
+		said = te.Errors
+	}
+	for _, msg := range said {
+		line, text := 0, strings.TrimPrefix(strings.TrimSpace(msg), "yaml: ")
+		if m := yamlLine().FindStringSubmatch(text); m != nil {
+			line, _ = strconv.Atoi(m[1])
+			text = m[2]
+		}
+		if t := yamlType().FindStringSubmatch(text); t != nil {
+			text = quoted(t[2]) + " is not " + kindName(t[3])
+			if t[2] == "" {
+				text = "this is not " + kindName(t[3])
+			}
+		}
+		r.fault(line, "%s", text)
+	}
+}
+
+func kindName(goType string) string {
+	switch {
+	case strings.HasPrefix(goType, "int"):
+		return "a whole number"
+	case goType == "bool":
+		return "true or false"
+	case goType == "string":
+		return "a text"
+	case strings.HasPrefix(goType, "[]"):
+		return "a list"
+	default:
+		return "a group of keys"
+	}
+}
+
+// suggestion is worked out only for a fault that is kept.
+type suggestion struct {
+	key   string
+	known []string
+}
+
+// String names the key that was probably meant, else all of them.
+func (s suggestion) String() string {
+	flat := func(s string) string {
+		return strings.NewReplacer("-", "", "_", "", ".", "").Replace(strings.ToLower(s))
+	}
+	for _, k := range s.known {
+		if flat(k) == flat(s.key) || len(s.key) > 3 && (strings.HasPrefix(flat(k), flat(s.key)) || strings.HasPrefix(flat(s.key), flat(k))) {
+			return fmt.Sprintf("write %q", k)
+		}
+	}
+	return "known here: " + strings.Join(slices.Sorted(slices.Values(s.known)), ", ")
+}
