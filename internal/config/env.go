@@ -7,6 +7,11 @@ import (
 	"strings"
 )
 
+// variables are those of the scripts that kbnode replaces, by the key that each sets.
+var variables = map[string]string{
+	"queue": "GPU_TYPE", "node": "NODE_NAME", "gpus": "GPU_COUNT", "cpus_per_slot": "CPUS_PER_GPU", "memory_per_slot": "RAM_PER_GPU",
+}
+
 // FromEnv reads the variables of the scripts that kbnode replaces. get is
 // os.Getenv or a stand-in for it.
 func FromEnv(get func(string) string) (Config, error) {
@@ -41,7 +46,7 @@ func FromEnv(get func(string) string) (Config, error) {
 		return Config{}, errors.Join(errs...)
 	}
 	for _, p := range Validate(c) {
-		errs = append(errs, fmt.Errorf("%s: %s", map[string]string{"queue": "GPU_TYPE", "node": "NODE_NAME"}[p.Key], p.Text))
+		errs = append(errs, fmt.Errorf("%s: %s", variables[p.Key], p.Text))
 	}
 	return c, errors.Join(errs...)
 }

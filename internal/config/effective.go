@@ -1,0 +1,189 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// Origin is where a value comes from.
+type Origin string
+
+// The layers of a node's configuration, the lowest first. Flags are not one: they end
+// up in the file.
+const (
+	FromDefault     Origin = "default"
+	FromFile        Origin = "file"
+	FromEnvironment Origin = "environment"
+)
+
+// Setting is one key of the configuration as a node has it.
+type Setting struct {
+	Key string // by its dotted path
+	// Value is what a YAML file has there, without its secrets. Nil is where the
+	// machine decides, or nothing is set.
+	Value  any
+	Origin Origin
+	Note   string // what is decided where Value is nil; the variable's name
+	Hidden bool   // a secret was taken out
+}
+
+// decided says what comes of each key whose default is no value.
+var decided = map[string]string{
+	"queue":                 "from the GPU's model",
+	"node":                  "the host name",
+	"cpus_per_slot":         "an even share",
+	"memory_per_slot":       "an even share",
+	"reserve.cpus":          "one core in 16, at least 2 cores and at most 8",
+	"reserve.memory":        "a twentieth, at least 2 GiB, at most a quarter",
+	"agent.binary":          "the installed one",
+	"agent.download_url":    "Buildkite's release on GitHub",
+	"agent.download_sha256": "from the release's list of checksums",
+	"agent.tags":            "none",
+	"job.allowed_images":    "all",
+	"job.shm_size":          "a quarter of the slot's memory, 8 GiB at most",
+	"job.disk":              "half of the disk that holds /var/lib/buildkite-agent, shared evenly, 50 GiB at most",
+	"image.auto_update":     "never",
+	"metrics.listen":        "off",
+}
+
+// Effective lists every key, in the order of the documentation, with its value out of
+// the file, of what the environment says over it, and of the defaults.
+func Effective(f File, env Config) ([]Setting, error) {
+	full := Merge(f.Config, env).WithDefaults()
+	if full.GPUs.IsZero() {
+		full.GPUs.All = true
+	}
+	inEnv, inFile := map[string]bool{}, map[string]bool{}
+	eachKey(reflect.ValueOf(env), "", func(key string, v reflect.Value) { inEnv[key] = !v.IsZero() })
+	eachKey(reflect.ValueOf(f.Config), "", func(key string, v reflect.Value) {
+		inFile[key] = !v.IsZero() || v.Kind() == reflect.Bool && f.Lines[key] > 0
+		if v.Kind() == reflect.Slice && v.Len() == 0 {
+			inFile[key] = false // means the default
+		}
+	})
+	var list []Setting
+	var err error
+	eachKey(reflect.ValueOf(full), "", func(key string, v reflect.Value) {
+		s := Setting{Key: key, Origin: FromDefault}
+		switch {
+		case v.IsZero() && v.Kind() != reflect.Bool:
+			s.Note = decided[key]
+		case inEnv[key]:
+			s.Origin, s.Note = FromEnvironment, variables[key]
+		case inFile[key]:
+			s.Origin = FromFile
+		}
+		if !v.IsZero() || v.Kind() == reflect.Bool {
+			var e error
+			s.Value, s.Hidden = hide(key, v.Interface())
+			if s.Value, e = plain(s.Value); e != nil {
+				err = fmt.Errorf("encode %s: %w", key, e)
+			}
+		}
+		list = append(list, s)
+	})
+	return list, err
+}
+
+// plain is a value as YAML has it, without types of this package.
+func plain(v any) (out any, err error) {
+	var node yaml.Node
+	if err := node.Encode(v); err != nil {
+		return nil, err
+	}
+	err = node.Decode(&out)
+	return out, err
+}
+
+// eachKey calls f for every key below v, by its dotted path.
+func eachKey(v reflect.Value, prefix string, f func(string, reflect.Value)) {
+	for field, value := range v.Fields() {
+		if isGroup(field.Type) {
+			eachKey(value, prefix+keyOf(field)+".", f)
+		} else {
+			f(prefix+keyOf(field), value)
+		}
+	}
+}
+
+// commentColumn is where comments stand, beyond values that are not long.
+const commentColumn = 40
+
+// Text is settings as a configuration file, each with its origin in a comment. Keys
+// without a value are in comments as a whole.
+func Text(list []Setting) (string, error) {
+	var b strings.Builder
+	group := ""
+	for i, s := range list {
+		indent, key := "", s.Key
+		if above, name, nested := strings.Cut(s.Key, "."); nested {
+			if above != group {
+				fmt.Fprintf(&b, "%s%s:\n", map[bool]string{true: "#"}[!anySet(list[i:], above+".")], above)
+			}
+			indent, key, group = "  ", name, above
+		}
+		lines := []string{"#" + indent + key + ":"}
+		if s.Value != nil {
+			text, err := yamlText(key, s.Value)
+			if err != nil {
+				return "", err
+			}
+			lines = strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+			for j := range lines {
+				lines[j] = indent + lines[j]
+			}
+		}
+		lines[0] = fmt.Sprintf("%-*s # %s", commentColumn-1, lines[0], s.From())
+		b.WriteString(strings.Join(lines, "\n") + "\n")
+	}
+	return b.String(), nil
+}
+
+// From is the origin in words, and what is decided where there is no value.
+func (s Setting) From() string {
+	text := string(s.Origin)
+	switch {
+	case s.Origin == FromEnvironment:
+		text += " (" + s.Note + ")"
+	case s.Note != "":
+		text += ": " + s.Note
+	}
+	if s.Hidden {
+		text += ", without its secrets"
+	}
+	return text
+}
+
+func anySet(list []Setting, prefix string) bool {
+	for _, s := range list {
+		if strings.HasPrefix(s.Key, prefix) && s.Value != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// yamlText is a key and its value as lines of YAML. Short lists stand in one line.
+func yamlText(key string, value any) (string, error) {
+	var node yaml.Node
+	if err := node.Encode(map[string]any{key: value}); err != nil {
+		return "", fmt.Errorf("encode %s: %w", key, err)
+	}
+	length := 0
+	for _, item := range node.Content[1].Content {
+		length += len(item.Value)
+	}
+	if length < commentColumn/2 {
+		node.Content[1].Style = yaml.FlowStyle
+	}
+	var b strings.Builder
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	if err := enc.Encode(&node); err != nil {
+		return "", fmt.Errorf("encode %s: %w", key, err)
+	}
+	return b.String(), nil
+}
