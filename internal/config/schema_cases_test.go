@@ -1,0 +1,54 @@
+package config
+
+import "strings"
+
+// moreCases are files beyond parseCases, by whether they are taken.
+var moreCases = map[string]bool{
+	"queue: '{vendor}-{gpu}.{index}_{node}'": true, "queue: -a": false, "queue: '{gpu'": false, "queue: [a]": false, "queue: {a: b}": false,
+	"queue: " + strings.Repeat("a", 100): true, "queue: " + strings.Repeat("a", 101): false,
+	"node: a_b": false, "node: a.b-c": true,
+	"gpus: [0, GPU-1f, '0000:1a:00.0']": true, "gpus: 0,2": true, "gpus: '0, x'": false, "gpus: []": false, "gpus: 1.5": false, "gpus: {a: 1}": false, "gpus: [10000]": false, "gpus: some": false,
+	"cpus_per_slot: 8.5": false, "cpus_per_slot: '8'": false, "cpus_per_slot: true": false,
+	"memory_per_slot: 1024": true, "memory_per_slot: 1.5 GiB": true, "memory_per_slot: 32g": true, "memory_per_slot: 32Gi": true, "memory_per_slot: 32Gb": false, "memory_per_slot: -1": false, "memory_per_slot: [1G]": false, "memory_per_slot: true": false,
+	"reserve: {cpus: -1}": false, "reserve: {memory: lots}": false, "reserve:": true, "reserve: 4": false, "reserve: [cpus]": false,
+	"agent: {binary: bin/agent}": false, "agent: {binary: /bin/agent}": true,
+	"agent: {endpoint: ftp://h}": false, "agent: {endpoint: 'https://a b'}": false, "agent: {endpoint: http://h:1/v3}": true,
+	"agent: {download_sha256: 'ab'}": false, "agent: {download_url: https://h/a}": false,
+	"agent: {download_url: https://h/a, download_sha256: '" + strings.Repeat("ab", 32) + "'}": true,
+	"agent: {tags: a=b}": false, "agent: {tags: [a]}": false, "agent: {tags: [a=b=c]}": false, "agent: {tags: ['a=b c']}": false, "agent: {tags: [numa=1]}": false, "agent: {tags: [numatic=1]}": true,
+	"agent: {allowed_environment: [A]}": false, "agent: {allowed_environment: ['^A$']}": true, "agent: {allowed_environment: ['^(A$']}": false, "agent: {allowed_environment: ['^\"$']}": false,
+	"agent: {token: secret}": false,
+	"job: {profile: open}":   false, "job: {profile: strict, network: none}": true, "job: {network: host}": false,
+	"job: {tasks_max: 63}": false, "job: {tasks_max: 64}": true, "job: {max_minutes: -5}": false, "job: {cpu_quota: 1}": false, "job: {cpu_quota: maybe}": false,
+	"job: {disk: 268435456}": true, "job: {disk: 268435455}": false, "job: {shm_size: 8GB}": false, "job: {allowed_images: [ghcr.io]}": false,
+	"image: {name: a/b}": false, "image: {name: 'reg.example:5000/a/b:v1'}": true, "image: {name: 'A/b:c'}": false, "image: {keep: -1}": false, "image: {first_jobs: x}": false,
+	"image: {auto_update: '@daily'}": true, "image: {auto_update: '@noon'}": false, "image: {auto_update: '0 3 * *'}": false, "image: {auto_update: '60 3 * * *'}": false, "image: {auto_update: '0 3 1-5/2 jan,3 MON-fri'}": true, "image: {auto_update: '*/15 0-6,22 * * 7'}": true, "image: {auto_update: false}": false,
+	"docker: {socket: docker.sock}": false, "docker: {socket: /run/docker.sock}": true,
+	"metrics: {listen: '[::1]:9700'}": true, "metrics: {listen: 127.0.0.1}": false, "metrics: {listen: 'http://127.0.0.1:9700'}": false, "metrics: {listen: 9700}": false,
+	"hygiene: {clocks: 50}": false, "hygiene: {clocks: '1410'}": true, "hygiene: {clocks: 10000}": true, "hygiene: {clocks: 20000}": false, "hygiene: {disabled: 'true'}": false,
+}
+
+// beyondCases are those of parseCases that only a parser can refuse, by name.
+var beyondCases = []string{"two documents", "key twice", "clocks in octal"}
+
+// beyond are more files that only kbnode refuses.
+var beyond = []string{
+	"queue: a\n---\n",
+	"gpus: [1, '1']", // equal, to kbnode
+	"memory_per_slot: 1e9",
+	"memory_per_slot: 0GiB", // arithmetic, here and below
+	"job: {disk: 255MiB}",
+	"image: {auto_update: '0 5-3 * * *'}",
+	"image: {auto_update: '0 3 * foo *'}",
+	"metrics: {listen: '300.0.0.1:9700'}",
+	"metrics: {listen: '127.0.0.1:99999'}",
+}
+
+// stricter are files that Parse takes and the schema does not, by what to write.
+var stricter = map[string]string{
+	"cpus_per_slot: 0":          "leave the key out",
+	"queue: ''":                 "leave the key out",
+	"queue:":                    "leave the key out",
+	"node: 17":                  "node: '17'",
+	"hygiene: {disabled: 'no'}": "hygiene: {disabled: false}",
+}

@@ -1,0 +1,173 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"gopkg.in/yaml.v3"
+)
+
+// readSchema is packaging/config.schema.json, as an editor reads it.
+func readSchema(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	text, err := os.ReadFile(schemaFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	c.AssertFormat()
+	if err := c.AddResource("config.schema.json", doc); err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.Compile("config.schema.json") // checks it against its own schema
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// refusal is what the schema says of a file in YAML.
+func refusal(t *testing.T, s *jsonschema.Schema, text string) error {
+	t.Helper()
+	var v any
+	if err := yaml.Unmarshal([]byte(text), &v); err != nil {
+		return err
+	}
+	if v == nil {
+		return nil // an empty file: there is nothing to validate
+	}
+	asJSON, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(asJSON))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Validate(doc)
+}
+
+// TestSchemaAgreesWithParse asks both of the same files. Where they differ must be
+// said in beyond or stricter.
+func TestSchemaAgreesWithParse(t *testing.T) {
+	t.Parallel()
+	s := readSchema(t)
+	asked := map[string]bool{} // by whether Parse takes it
+	for _, c := range parseCases {
+		asked[c.text] = c.err == ""
+		if slices.Contains(beyondCases, c.name) {
+			delete(asked, c.text)
+		}
+	}
+	for text, taken := range moreCases {
+		asked[text] = taken
+		if _, err := Parse("f", []byte(text)); (err == nil) != taken {
+			t.Errorf("Parse says of %q: %v", text, err)
+		}
+	}
+	if len(asked) < 100 {
+		t.Fatalf("%d files are asked of", len(asked))
+	}
+	for text, taken := range asked {
+		if err := refusal(t, s, text); (err == nil) != taken {
+			t.Errorf("the schema says of %q: %v", text, err)
+		}
+	}
+	for _, text := range beyond {
+		if _, err := Parse("f", []byte(text)); err == nil {
+			t.Errorf("Parse takes %q", text)
+		}
+	}
+}
+
+// TestSchemaDifferences keeps both lists from naming what is no difference.
+func TestSchemaDifferences(t *testing.T) {
+	t.Parallel()
+	s := readSchema(t)
+	for text, instead := range stricter {
+		if _, err := Parse("f", []byte(text)); err != nil {
+			t.Errorf("Parse refuses %q: %v; it belongs in moreCases", text, err)
+		}
+		if err := refusal(t, s, text); err == nil {
+			t.Errorf("the schema takes %q; it belongs in moreCases", text)
+		}
+		if instead != "leave the key out" {
+			if err := refusal(t, s, instead); err != nil {
+				t.Errorf("instead of %q the schema does not take %q: %v", text, instead, err)
+			}
+		}
+	}
+	for _, text := range beyond {
+		if err := refusal(t, s, text); err != nil {
+			t.Errorf("the schema refuses %q too: %v; it belongs in moreCases", text, err)
+		}
+	}
+}
+
+// TestSchemaTakesTheDocumentation validates what people start from.
+func TestSchemaTakesTheDocumentation(t *testing.T) {
+	t.Parallel()
+	s := readSchema(t)
+	text, _ := uncommented(t)
+	examples := map[string]string{exampleFile: text}
+	page, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(page), -1) {
+		examples[m[1]] = m[1]
+	}
+	if len(examples) < 3 {
+		t.Fatalf("docs/configuration.md has %d examples", len(examples)-1)
+	}
+	for name, text := range examples {
+		if err := refusal(t, s, text); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		// A key that is not known is refused wherever it stands.
+		for line := range strings.Lines(text) {
+			if key := regexp.MustCompile(`^( *)[a-z0-9_]+:`).FindStringSubmatch(line); key != nil {
+				if err := refusal(t, s, strings.Replace(text, line, key[1]+"unheard_of: 1\n"+line, 1)); err == nil {
+					t.Errorf("%s: an unknown key above %q is taken", name, line)
+				}
+			}
+		}
+	}
+	// What kbnode writes itself is well too.
+	for _, c := range parseCases {
+		if c.err != "" {
+			continue
+		}
+		f, err := Read("f", []byte(c.text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := Effective(f, Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		shown, err := Text(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		written, err := Render(f.Config, "m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, text := range []string{shown, written} {
+			if err := refusal(t, s, text); err != nil {
+				t.Errorf("%s: %v in\n%s", c.name, err, text)
+			}
+		}
+	}
+}
