@@ -134,7 +134,7 @@ with its even share of CPUs and memory.
 		return usagef("%w; %s --help lists the flags", err, cmd.CommandPath())
 	})
 	root.AddCommand(
-		newInventory(s), newPlan(s), newInstall(s), newReconcile(s), newUninstall(s), newStatus(s),
+		newInventory(s), newConfig(s), newPlan(s), newInstall(s), newReconcile(s), newUninstall(s), newStatus(s),
 		newDrain(s), newResume(s), newUpgrade(s), newEvents(s), newDaemon(s),
 		newSelftest(s), newDoctor(s), newImage(s), newRunner(s), newPayload(s), newPipeline(s),
 		newSubmit(s), newE2E(s), newQueue(s), newVersion(s),

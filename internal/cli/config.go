@@ -1,0 +1,275 @@
+package cli
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+func newConfig(s Streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "config",
+		Short: "Check a configuration file, or show what a node is configured to be",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	check, show := newConfigCheck(s), newConfigShow(s)
+	checkArgs(check)
+	checkArgs(show)
+	cmd.AddCommand(check, show)
+	return cmd
+}
+
+// configCheck is the JSON of kbnode config check; docs/configuration.md describes it.
+type configCheck struct {
+	File     string         `json:"file"`
+	OK       bool           `json:"ok"`
+	Keys     int            `json:"keys"`
+	Faults   []config.Fault `json:"faults"`
+	Warnings []string       `json:"warnings"`
+}
+
+func newConfigCheck(s Streams) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "check [FILE]",
+		Short: "Say what is wrong with a configuration file",
+		Long: `Say what is wrong with a configuration file, as strictly as kbnode install reads it:
+every unknown key, wrong type and bad value, with its line and what to write instead.
+FILE is ` + plan.ConfigPath + ` unless it is said, and - is standard input.
+
+Exit code 0 when the file is well, 1 when not. It needs neither root nor the machine
+that the file is for.`,
+		Example: `  kbnode config check
+  kbnode config check node.yaml
+  render-node b200-17 | kbnode config check --json -`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			name := plan.ConfigPath
+			if len(args) > 0 {
+				name = args[0]
+			}
+			text, err := s.configText(name)
+			if err != nil {
+				return err
+			}
+			if name == "-" {
+				name = "standard input"
+			}
+			return checkConfig(s, name, text, asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// configText reads a file, or standard input.
+func (s Streams) configText(name string) ([]byte, error) {
+	in := s.In
+	if name != "-" {
+		f, err := os.Open(name)
+		if errors.Is(err, fs.ErrNotExist) && name == plan.ConfigPath {
+			return nil, fmt.Errorf("there is no %s; name the file to check", name)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read configuration: %w", err)
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	text, err := io.ReadAll(io.LimitReader(in, maxInput))
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	return text, nil
+}
+
+func checkConfig(s Streams, name string, text []byte, asJSON bool) error {
+	f, err := config.Read(name, text)
+	report := configCheck{File: name, OK: err == nil, Keys: len(f.Lines), Faults: []config.Fault{}, Warnings: []string{}}
+	if faults, ok := errors.AsType[*config.Faults](err); ok {
+		report.Faults = faults.List
+	}
+	if err == nil && f.Config.Queue == "" {
+		report.Warnings = append(report.Warnings, "no queue is set, and kbnode install needs one; add a line such as queue: b200")
+	}
+	if asJSON {
+		if err := printJSON(s.Out, report); err != nil {
+			return err
+		}
+	}
+	switch {
+	case err != nil && asJSON:
+		return &exitError{code: exitNo}
+	case err != nil:
+		return err
+	case asJSON:
+		return nil
+	}
+	keys := fmt.Sprintf("%d keys", report.Keys)
+	if report.Keys == 1 {
+		keys = "1 key"
+	}
+	printf(s.Out, "%s: %s, well\n", name, keys)
+	for _, w := range report.Warnings {
+		s.warn("%s: %s", name, w)
+	}
+	return nil
+}
+
+func newConfigShow(s Streams) *cobra.Command {
+	var root string
+	var asJSON, origin bool
+	cmd := &cobra.Command{
+		Use:   "show",
+		Short: "Show every key of the configuration, its value, and where that is from",
+		Long: `Show every key of the configuration, its value, and where that is from: the file, a
+variable of the environment that kbnode install would take, or the default. What it
+prints is a configuration file itself.
+
+Users, passwords and what follows ? in URLs are not shown. Where a default depends on the
+machine, kbnode plan shows what it comes to.`,
+		Example: `  kbnode config show >node.yaml
+  kbnode config show --origin | grep -v default
+  kbnode config show --json | jq -r .config.queue`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if asJSON && origin {
+				return usagef("--json has the origins in it; leave --origin out")
+			}
+			dir, closeRoot, err := inventory.Open(root)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = closeRoot() }()
+			m := &machine{root: filepath.Clean(dir), name: root}
+			env := os.Getenv
+			if !m.live() {
+				env = func(string) string { return "" } // variables are of this machine
+			}
+			return showConfig(s, m, env, asJSON, origin)
+		},
+	}
+	rootFlag(cmd, &root)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&origin, "origin", false, "print a table with the origins in a column")
+	return cmd
+}
+
+// configShow is the JSON of kbnode config show; docs/configuration.md describes it.
+type configShow struct {
+	File   string                   `json:"file"` // "" without one
+	Config map[string]any           `json:"config"`
+	Origin map[string]config.Origin `json:"origin"` // by dotted path
+	Hidden []string                 `json:"hidden"`
+}
+
+func showConfig(s Streams, m *machine, env func(string) string, asJSON, origin bool) error {
+	file := filepath.Join(cmp.Or(m.name, m.root), plan.ConfigPath)
+	text, err := m.readFile(plan.ConfigPath)
+	missing := errors.Is(err, fs.ErrNotExist)
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("read configuration: %w; sudo would", err)
+	}
+	if err != nil && !missing {
+		return fmt.Errorf("read configuration: %w", err)
+	}
+	f, err := config.Read(file, text)
+	if err != nil {
+		return err
+	}
+	over, err := config.FromEnv(env)
+	if err != nil {
+		return err
+	}
+	list, err := config.Effective(f, over)
+	if err != nil {
+		return err
+	}
+	if missing {
+		file = ""
+	} else if !strings.Contains(firstLines(string(text), 3), plan.Marker) && !reflect.DeepEqual(config.Merge(f.Config, over), f.Config) {
+		s.warn("%s was written by hand and says otherwise than the environment; kbnode install would refuse that", plan.ConfigPath)
+	}
+	if asJSON {
+		return printJSON(s.Out, configJSON(file, list))
+	}
+	var b strings.Builder
+	if origin {
+		t := newTable(&b, "Key", "Value", "Origin")
+		for _, v := range list {
+			t.AppendRow([]any{v.Key, valueText(v.Value), v.From()})
+		}
+		t.Render()
+	} else {
+		printf(&b, "# The configuration of this node. File: %s\n", cmp.Or(file, "none"))
+		text, err := config.Text(list)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(list, func(v config.Setting) bool { return v.Hidden }) {
+			printf(&b, "# Secrets are xxxxx: put them in again before it is used.\n")
+		}
+		b.WriteString(text)
+	}
+	out := b.String()
+	if _, ok := terminal(s.Out); ok {
+		out = payload.EscapeInvisible(out)
+	}
+	printf(s.Out, "%s", out)
+	return nil
+}
+
+func configJSON(file string, list []config.Setting) configShow {
+	v := configShow{File: file, Config: map[string]any{}, Origin: map[string]config.Origin{}, Hidden: []string{}}
+	for _, s := range list {
+		v.Origin[s.Key] = s.Origin
+		if s.Hidden {
+			v.Hidden = append(v.Hidden, s.Key)
+		}
+		if s.Value == nil {
+			continue
+		}
+		into, key := v.Config, s.Key
+		if group, name, nested := strings.Cut(s.Key, "."); nested {
+			if v.Config[group] == nil {
+				v.Config[group] = map[string]any{}
+			}
+			into, key = v.Config[group].(map[string]any), name
+		}
+		into[key] = s.Value
+	}
+	return v
+}
+
+// valueText is a value in a cell of a table.
+func valueText(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "-"
+	case []any:
+		var items []string
+		for _, item := range v {
+			items = append(items, fmt.Sprint(item))
+		}
+		if line := strings.Join(items, ", "); len(line) < 40 {
+			return line
+		}
+		return strings.Join(items, "\n")
+	}
+	return fmt.Sprint(v)
+}

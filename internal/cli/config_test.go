@@ -1,0 +1,268 @@
+package cli
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+func TestConfigCheck(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, tt := range []struct {
+		name, text string
+		code       int
+		out, err   string // FILE is the file
+	}{
+		{"well", "queue: b200\nnode:\nreserve: {cpus: 4, memory: 8GiB}\nagent: {}\n", 0, "FILE: 3 keys, well\n", ""},
+		{"one key", "queue: b200\n", 0, "FILE: 1 key, well\n", ""},
+		{"nothing", "# nothing\n", 0, "FILE: 0 keys, well\n", "kbnode: warning: FILE: no queue is set, and kbnode install needs one; add a line such as queue: b200\n"},
+		{
+			"faults", "queues: b200\ngpus: [x]\njob:\n  max_minutes: 1.5\n  profile: open\n", 1, "",
+			"kbnode: FILE:1: unknown key \"queues\"; write \"queue\"\n" +
+				"kbnode: FILE:2: gpus: \"x\" names no GPU; write all, or indices, UUIDs or PCI addresses such as 0,2,5\n" +
+				"kbnode: FILE:4: \"1.5\" is not a whole number\n" +
+				"kbnode: FILE:5: job.profile: \"open\" is not known; write compatible or strict\n",
+		},
+		{"not YAML", "queue: [\n", 1, "", "kbnode: FILE:1: did not find expected node content\n"},
+		{"two documents", "queue: a\n---\nqueue: b\n", 1, "", "kbnode: FILE: has more than one YAML document; keep the first\n"},
+		{"a password", "agent: {endpoint: 'ftp://me:secret@h'}\n", 1, "", "kbnode: FILE:1: agent.endpoint: \"ftp://xxxxx@h\" is not an address; write one such as https://agent.buildkite.com/v3\n"},
+	} {
+		file := put(t, dir, strings.ReplaceAll(tt.name, " ", "-")+".yaml", tt.text)
+		want := result{tt.code, strings.ReplaceAll(tt.out, "FILE", file), strings.ReplaceAll(tt.err, "FILE", file)}
+		if diff := cmp.Diff(want, kbnode(t, "config", "check", file), cmp.AllowUnexported(result{})); diff != "" {
+			t.Errorf("%s: %s", tt.name, diff)
+		}
+		want = result{tt.code, strings.ReplaceAll(tt.out, "FILE", "standard input"), strings.ReplaceAll(tt.err, "FILE", "standard input")}
+		if diff := cmp.Diff(want, fed(t, strings.NewReader(tt.text), "config", "check", "-"), cmp.AllowUnexported(result{})); diff != "" {
+			t.Errorf("%s, piped in: %s", tt.name, diff)
+		}
+		// The JSON says the same.
+		got := kbnode(t, "config", "check", "--json", file)
+		var doc struct {
+			File   string
+			OK     bool
+			Keys   int
+			Faults []struct {
+				Line int
+				Text string
+			}
+			Warnings []string
+		}
+		if err := json.Unmarshal([]byte(got.out), &doc); err != nil || got.code != tt.code || got.err != "" {
+			t.Fatalf("%s: code %d, err %q: %v", tt.name, got.code, got.err, err)
+		}
+		if doc.File != file || doc.OK != (tt.code == 0) || len(doc.Faults) != strings.Count(tt.err, "\n")*tt.code || strings.Contains(got.out, "null") ||
+			len(doc.Warnings) != strings.Count(tt.err, "warning") {
+			t.Errorf("%s: %s", tt.name, got.out)
+		}
+		for _, f := range doc.Faults {
+			if !strings.Contains(tt.err, f.Text) || strings.Contains(tt.err, "FILE:") && f.Line == 0 && !strings.Contains(tt.err, "FILE: ") {
+				t.Errorf("%s: fault %+v", tt.name, f)
+			}
+		}
+	}
+}
+
+func TestConfigRefuses(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	bad := t.TempDir()
+	put(t, bad, plan.ConfigPath, "queue: a\nqueues: b\n")
+	for _, tt := range []struct {
+		args []string
+		code int
+		err  string
+	}{
+		{[]string{"check", dir + "/absent"}, 1, "kbnode: read configuration: open " + dir + "/absent: no such file or directory\n"},
+		{[]string{"check", dir}, 1, "is a directory"},
+		{[]string{"check", "a", "b"}, 2, "kbnode config check --help shows"},
+		{[]string{"check", "--strict"}, 2, "unknown flag: --strict"},
+		{[]string{"check", "/dev/zero"}, 1, "larger than 1048576 bytes"},
+		{[]string{"sho"}, 2, "write kbnode config show"},
+		{[]string{"show", "b200"}, 2, "kbnode config show --help shows"},
+		{[]string{"show", "--json", "--origin"}, 2, "--json has the origins in it; leave --origin out"},
+		{[]string{"show", "--root", bad}, 1, "kbnode: " + bad + plan.ConfigPath + `:2: unknown key "queues"`},
+		{[]string{"show", "--root", dir + "/absent"}, 1, "no such file or directory"},
+	} {
+		got := kbnode(t, append([]string{"config"}, tt.args...)...)
+		if got.code != tt.code || got.out != "" || !strings.Contains(got.err, tt.err) {
+			t.Errorf("%v: %+v; want code %d and %q", tt.args, got, tt.code, tt.err)
+		}
+	}
+}
+
+// pageConfig is the example that docs/configuration.md ends with.
+func pageConfig(t *testing.T) (page, example string) {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, found := strings.Cut(string(text), "## An example\n\n```yaml\n")
+	if !found {
+		t.Fatal("docs/configuration.md has no example")
+	}
+	example, _, _ = strings.Cut(example, "```")
+	return string(text), example
+}
+
+// TestConfigPage holds what the page shows of both commands to what they print.
+func TestConfigPage(t *testing.T) {
+	t.Parallel()
+	page, example := pageConfig(t)
+	root := t.TempDir()
+	file := put(t, root, plan.ConfigPath, example)
+	for _, tt := range []struct {
+		args []string
+		in   string
+	}{
+		{[]string{"config", "show", "--root", root}, ""},
+		{[]string{"config", "check", file}, ""},
+	} {
+		got := kbnode(t, tt.args...)
+		text := strings.ReplaceAll(got.out, root, "")
+		if got.code != 0 || got.err != "" || !strings.Contains(page, strings.TrimSpace(text)) {
+			t.Errorf("docs/configuration.md does not have what %v prints (code %d, err %q):\n%s", tt.args, got.code, got.err, text)
+		}
+	}
+	faults := "queues: b200\nreserve:\n  memory: 64GB\njob:\n  max_minutes: 30m\n"
+	got := kbnode(t, "config", "check", put(t, root, "node.yaml", faults))
+	for line := range strings.Lines(faults + strings.ReplaceAll(got.err, root+"/", "")) {
+		if !strings.Contains(page, "    "+line) {
+			t.Errorf("docs/configuration.md does not show %q", line)
+		}
+	}
+}
+
+func TestConfigShow(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	// Without a file: the defaults, which are well.
+	got := kbnode(t, "config", "show", "--root", root)
+	if again := fed(t, strings.NewReader(got.out), "config", "check", "-"); got.code != 0 || again.code != 0 || !strings.Contains(got.out, "File: none\n") {
+		t.Errorf("the defaults: %+v, checked %+v", got, again)
+	}
+	put(t, root, plan.ConfigPath, "queue: b200\ngpus: [0, 2]\nagent:\n  endpoint: https://me:secret@h.example/v3\n  allowed_plugins: ['^https://TOKEN-secret@h/p$']\n")
+	got = kbnode(t, "config", "show", "--root", root)
+	again := fed(t, strings.NewReader(got.out), "config", "check", "-")
+	if got.code != 0 || again.code != 0 || !strings.Contains(got.out, "# Secrets are xxxxx") {
+		t.Errorf("with secrets: %+v, checked %+v", got, again)
+	}
+	table := kbnode(t, "config", "show", "--root", root, "--origin")
+	for _, line := range []string{"queue b200 file", "gpus 0, 2 file", "node - default: the host name", "agent.endpoint https://xxxxx@h.example/v3 file, without its secrets", "job.max_minutes 60 default"} {
+		if !strings.Contains(squeeze(table.out), line+"\n") {
+			t.Errorf("the table has no line %q:\n%s", line, table.out)
+		}
+	}
+	asJSON := kbnode(t, "config", "show", "--root", root, "--json")
+	var doc struct {
+		File   string
+		Config map[string]any
+		Origin map[string]string
+		Hidden []string
+	}
+	if err := json.Unmarshal([]byte(asJSON.out), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if doc.File != root+plan.ConfigPath || doc.Config["queue"] != "b200" || doc.Origin["agent.endpoint"] != "file" || doc.Origin["node"] != "default" || len(doc.Hidden) != 2 {
+		t.Errorf("JSON: %s", asJSON.out)
+	}
+	// JSON is YAML, so this too is a file.
+	text, err := json.Marshal(doc.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := fed(t, strings.NewReader(string(text)), "config", "check", "-"); again.code != 0 {
+		t.Errorf("the configuration in JSON is refused: %+v", again)
+	}
+	for _, r := range []result{got, again, table, asJSON} {
+		if strings.Contains(r.out+r.err, "secret@") {
+			t.Errorf("a secret is shown: %+v", r)
+		}
+	}
+}
+
+// squeeze makes every run of blanks one.
+func squeeze(s string) string {
+	var b strings.Builder
+	for line := range strings.Lines(s) {
+		b.WriteString(strings.Join(strings.Fields(line), " ") + "\n")
+	}
+	return b.String()
+}
+
+func TestConfigShowEnvironment(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	env := map[string]string{"GPU_TYPE": "from-env", "RAM_PER_GPU": "144"}
+	show := func(env map[string]string) result {
+		var out, err strings.Builder
+		code := 0
+		if e := showConfig(Streams{Out: &out, Err: &err}, &machine{root: root}, func(k string) string { return env[k] }, false, false); e != nil {
+			code = 1
+			err.WriteString(e.Error())
+		}
+		return result{code, out.String(), err.String()}
+	}
+	got := show(env)
+	for _, line := range []string{"queue: from-env # environment (GPU_TYPE)", "memory_per_slot: 144GiB # environment (RAM_PER_GPU)", "gpus: all # default"} {
+		if !strings.Contains(squeeze(got.out), line+"\n") {
+			t.Errorf("no line %q in %+v", line, got)
+		}
+	}
+	if got.err != "" {
+		t.Errorf("without a file: %s", got.err)
+	}
+	// kbnode's own file gives way to the environment, a hand-written one does not.
+	put(t, root, plan.ConfigPath, "# "+plan.Marker+"\nqueue: from-file\n")
+	if got := show(env); got.err != "" || !strings.Contains(got.out, "queue: from-env") {
+		t.Errorf("over kbnode's own: %+v", got)
+	}
+	put(t, root, plan.ConfigPath, "queue: from-file\n")
+	if got := show(env); got.code != 0 || !strings.Contains(got.err, "written by hand and says otherwise than the environment") {
+		t.Errorf("over one by hand: %+v", got)
+	}
+	if got := show(map[string]string{"GPU_TYPE": "from-file"}); got.err != "" {
+		t.Errorf("the same over one by hand: %+v", got)
+	}
+	if got := show(map[string]string{"GPU_COUNT": "many"}); got.code != 1 || !strings.Contains(got.err, "GPU_COUNT=many is not a number") {
+		t.Errorf("a bad variable: %+v", got)
+	}
+}
+
+// The file may be one that this user must not read.
+func TestConfigShowWithoutPermission(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() == 0 {
+		t.Skip("root reads everything")
+	}
+	root := t.TempDir()
+	if err := os.Chmod(put(t, root, plan.ConfigPath, "queue: a\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if got := kbnode(t, "config", "show", "--root", root); got.code != 1 || !strings.Contains(got.err, "permission denied; sudo would") {
+		t.Errorf("%+v", got)
+	}
+}
+
+// What is shown must not become a file of kbnode's own by being kept.
+func TestConfigShownIsTheOperators(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	put(t, root, plan.ConfigPath, "# "+plan.Marker+"\nqueue: b200\n")
+	got := kbnode(t, "config", "show", "--root", root)
+	if strings.Contains(got.out, plan.Marker) {
+		t.Errorf("has kbnode's marker:\n%s", got.out)
+	}
+	cfg, err := config.Parse("shown", []byte(got.out))
+	if err != nil || cfg.Queue != "b200" {
+		t.Errorf("queue %q, %v", cfg.Queue, err)
+	}
+}
