@@ -145,6 +145,7 @@ with its even share of CPUs and memory.
 	for _, cmd := range root.Commands() {
 		checkArgs(cmd)
 	}
+	complete(root)
 	return root
 }
 

@@ -60,6 +60,7 @@ token needs the scopes write_builds, read_builds, read_artifacts and read_agents
 	f.add(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&f.mode, "mode", "leaderboard", "in which submissions are evaluated: "+strings.Join(e2e.Modes, ", "))
+	_ = cmd.RegisterFlagCompletionFunc("mode", values(e2e.Modes...))
 	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`NAME` of an example, or directory of a problem")
 	fl.IntVar(&f.jobs, "jobs", 0, "jobs at once (default: one for each agent that takes jobs)")
 	fl.DurationVar(&f.hold, "hold", 0, "how long each of them runs at least, such as 1m (default: by their number)")

@@ -8,6 +8,13 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// Commands are all commands, for what is written from them: they print nothing.
+func Commands() *cobra.Command {
+	root := newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard})
+	root.InitDefaultCompletionCmd()
+	return root
+}
+
 // Reference is docs/cli.md: every command that people type, with its flags, and
 // the names of those that units and hooks start.
 func Reference() string {
@@ -16,8 +23,7 @@ func Reference() string {
 		"Standard output is the answer, standard error everything else. Exit codes: 0 done, 1 no,\n" +
 		"2 wrong usage. `kbnode COMMAND --help` says the same as this page, which\n" +
 		"`go test ./internal -update` writes.\n")
-	root := newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard})
-	root.InitDefaultCompletionCmd()
+	root := Commands()
 	var hidden []string
 	for _, cmd := range root.Commands() {
 		if cmd.Hidden {

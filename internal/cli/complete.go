@@ -1,0 +1,93 @@
+package cli
+
+import (
+	"os"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/e2e"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/task"
+)
+
+// flagValues complete the values of flags, which mean the same in every command. What
+// is not here is free text, for which no file is offered.
+var flagValues = map[string]cobra.CompletionFunc{
+	"agent-binary": fileValues, "bundle": fileValues, "capture": fileValues, "config": fileValues, "dockerfile": fileValues, "eval": dirValues,
+	"payload": fileValues, "result": fileValues, "root": fileValues, "token-file": fileValues, "workdir": dirValues,
+	"gpus": values("all"), "auto-update": values("off"), "vendor": values("nvidia", "amd"), "mode": values(task.Modes...),
+	"slot": numberValues, gpuIndex: numberValues, "only": checkValues, "skip": checkValues,
+}
+
+// argValues complete the arguments of commands.
+var argValues = map[string]cobra.CompletionFunc{
+	"drain": nameValues, "resume": nameValues, "e2e": values(e2e.Parts...),
+	"submit": fileValues, "encode": fileValues, "decode": fileValues,
+}
+
+// complete makes commands complete what is typed in a shell.
+func complete(cmd *cobra.Command) {
+	cmd.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
+	if cmd.ValidArgsFunction == nil {
+		cmd.ValidArgsFunction = argValues[cmd.Name()]
+	}
+	for name, values := range flagValues {
+		_ = cmd.RegisterFlagCompletionFunc(name, values) // refused where there is no such flag, or the command has its own
+	}
+	for _, sub := range cmd.Commands() {
+		complete(sub)
+	}
+}
+
+func fileValues(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveDefault
+}
+
+func dirValues(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveFilterDirs
+}
+
+// values offers those that were not typed yet.
+func values(all ...string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		left := slices.DeleteFunc(slices.Clone(all), func(v string) bool { return slices.Contains(args, v) })
+		return left, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// checkValues offers the groups and checks of kbnode doctor.
+func checkValues(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	all := slices.Clone(doctor.Groups)
+	for _, c := range doctor.All() {
+		all = append(all, cobra.CompletionWithDesc(c.ID, c.About))
+	}
+	return all, cobra.ShellCompDirectiveNoFileComp
+}
+
+func nameValues(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return values(slots(plan.UnitDir, plan.SlotName)...)(cmd, args, typed)
+}
+
+func numberValues(cmd *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return values(slots(plan.UnitDir, strconv.Itoa)...)(cmd, nil, typed)
+}
+
+// slots are those of this node by their units: anybody may look at these.
+func slots(dir string, spell func(k int) string) []string {
+	units, _ := os.ReadDir(dir)
+	var found []int
+	for _, u := range units {
+		if k, ok := plan.OwnsUnit(u.Name()); ok && u.Name() == plan.AgentUnit(k) {
+			found = append(found, k)
+		}
+	}
+	slices.Sort(found)
+	var names []string
+	for _, k := range found {
+		names = append(names, spell(k))
+	}
+	return names
+}

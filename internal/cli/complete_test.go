@@ -1,0 +1,66 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestComplete(t *testing.T) {
+	t.Parallel()
+	const nothing, only, files, dirs = ":4", ":4", ":0", ":16"
+	for _, tt := range []struct {
+		line string
+		want []string // the last says what the shell adds
+	}{
+		{"e2e ", []string{"artifact", "evaluation", "concurrency", only}},
+		{"e2e artifact ", []string{"evaluation", "concurrency", only}},
+		{"e2e --mode ", []string{"test", "benchmark", "leaderboard", only}},
+		{"submit --mode ", []string{"test", "benchmark", "leaderboard", "private", "profile", only}},
+		{"pipeline eval --vendor ", []string{"nvidia", "amd", only}},
+		{"pipeline --vendor ", []string{"nvidia", "amd", only}},
+		{"install --token-file ", []string{files}},
+		{"submit --eval ", []string{dirs}},
+		{"submit ", []string{files}},
+		{"payload decode ", []string{files}},
+		{"install --queue ", []string{nothing}},
+		{"queue ", []string{nothing}},
+		{"status ", []string{nothing}},
+		{"drain --reason ", []string{nothing}},
+	} {
+		r := kbnode(t, append([]string{"__complete"}, strings.Split(tt.line, " ")...)...)
+		var got []string
+		for line := range strings.Lines(r.out) {
+			word, _, _ := strings.Cut(strings.TrimSpace(line), "\t")
+			got = append(got, word)
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" || r.code != 0 {
+			t.Errorf("%s (exit %d, -want +got):\n%s", tt.line, r.code, diff)
+		}
+	}
+	r := kbnode(t, "__complete", "doctor", "--only", "")
+	for _, word := range []string{"\nbuildkite\n", "\ndocker-config\t"} {
+		if !strings.Contains(r.out, word) {
+			t.Errorf("doctor --only offers no %q:\n%s", word, r.out)
+		}
+	}
+}
+
+func TestSlotsOfUnits(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for _, name := range []string{
+		"buildkite-agent-gpu10.service", "buildkite-agent-gpu2.service", "buildkite-agent-gpux.service",
+		"kbnode-guard-gpu3.service", "kbnode.service", "buildkite-agent-gpu2.service.d/mine.conf",
+	} {
+		put(t, root, name, "")
+	}
+	spell := func(k int) string { return strings.Repeat("i", k) }
+	if diff := cmp.Diff([]string{"ii", "iiiiiiiiii"}, slots(root, spell)); diff != "" {
+		t.Error(diff)
+	}
+	if got := slots(root+"/none", spell); got != nil {
+		t.Errorf("without units: %q", got)
+	}
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/cli"
+)
+
+// tree are all files below a directory.
+func tree(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, pattern := range []string{"man/*", "completions/*"} {
+		names, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range names {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[strings.TrimPrefix(name, dir+"/")] = string(text)
+		}
+	}
+	return all
+}
+
+func TestWrite(t *testing.T) {
+	t.Parallel()
+	const date = "2026-11-22T23:30:00-05:00"
+	a, b := t.TempDir(), t.TempDir()
+	for _, dir := range []string{a, a, b} {
+		if err := write(dir, "1.2.3", date); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := tree(t, a)
+	if diff := cmp.Diff(got, tree(t, b)); diff != "" {
+		t.Errorf("two runs differ:\n%s", diff)
+	}
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		name := "man/" + strings.ReplaceAll(cmd.CommandPath(), " ", "-") + ".1"
+		if _, ok := got[name]; ok != (cmd.IsAvailableCommand() || !cmd.HasParent()) {
+			t.Errorf("%s: there is a page: %v", name, ok)
+		}
+		for _, sub := range cmd.Commands() {
+			if sub.Name() != "completion" {
+				walk(sub)
+			}
+		}
+	}
+	walk(cli.Commands())
+	for name, has := range map[string][]string{
+		"man/kbnode.1":            {`"Nov 2026" "kbnode 1.2.3"`, `\fBkbnode-install(1)\fP`, ".EX\n  sudo kbnode install"},
+		"man/kbnode-e2e.1":        {"submission.*, wrong*", ".EX\n  artifact  ", "KBNODE_DB has"},
+		"man/kbnode-drain.1":      {".TP\n\\fB--all\\fP\nall slots", ".TP\n\\fB--reason\\fP=VALUE\nwhy, "},
+		"completions/kbnode.bash": {"complete -o default -F __start_kbnode kbnode"},
+		"completions/_kbnode":     {"#compdef kbnode"},
+		"completions/kbnode.fish": {"complete -c kbnode"},
+	} {
+		for _, text := range has {
+			if !strings.Contains(got[name], text) {
+				t.Errorf("%s does not have %q:\n%s", name, text, got[name])
+			}
+		}
+	}
+	for name, text := range got {
+		if strings.HasPrefix(name, "man/") && (strings.Contains(text, "Auto generated") || strings.Contains(text, "=false]") || strings.Contains(text, `\fI`)) {
+			t.Errorf("%s has what is for no reader, or emphasis that nobody wrote:\n%s", name, text)
+		}
+	}
+	if err := write(t.TempDir(), "1.2.3", ""); err == nil {
+		t.Error("a build without a date is taken")
+	}
+}
