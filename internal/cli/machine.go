@@ -24,6 +24,9 @@ import (
 // unitBinary is kbnode's path in the units of a tree that is not this machine.
 const unitBinary = "/usr/local/bin/kbnode"
 
+// packagedBinary is where the .deb and the .rpm have it.
+const packagedBinary = "/usr/bin/kbnode"
+
 // wishes are the flags that say the same as the configuration file.
 type wishes struct {
 	cfg           config.Config

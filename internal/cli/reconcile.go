@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -113,6 +114,14 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 		_, err = fmt.Fprintln(s.Out, "Nothing to remove: kbnode has set up nothing here.")
 		return err
 	}
-	_, err = fmt.Fprintf(s.Out, "Removed: %s made. The binary %s stays; delete it by hand.\n", changesWere(len(result.Applied)), unitBinary)
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find kbnode's own path: %w", err)
+	}
+	stays := "The binary " + exe + " stays; delete it by hand."
+	if exe == packagedBinary {
+		stays = "The package kbnode stays; remove it with apt or dnf."
+	}
+	_, err = fmt.Fprintf(s.Out, "Removed: %s made. %s\n", changesWere(len(result.Applied)), stays)
 	return err
 }

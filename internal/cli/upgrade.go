@@ -60,7 +60,7 @@ func (f upgradeFlags) check() error {
 	case f.version != "" && f.binary != "":
 		return usagef("the version is that of --agent-binary; leave --agent-version out")
 	case f.version == "" && f.binary == "":
-		return usagef("say to which version of buildkite-agent: --agent-version %s; kbnode itself is upgraded by putting the new one in its place, sudo install -m 755 kbnode %s, then sudo kbnode install", plan.PinnedAgentVersion, unitBinary)
+		return usagef("say to which version of buildkite-agent: --agent-version %s; kbnode itself is upgraded by putting the new one in its place, with apt or dnf, or sudo install -m 755 kbnode %s; slots follow when they are idle", plan.PinnedAgentVersion, unitBinary)
 	case f.timeout < time.Second:
 		return usagef("--timeout %s is too short for an agent to register; write 1s or more", f.timeout)
 	case f.version != "":

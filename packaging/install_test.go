@@ -1,0 +1,252 @@
+// Package packaging_test tries the scripts that packages and releases carry.
+package packaging_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// archive is a release's, with a kbnode that says its version.
+func archive(t *testing.T, name, version string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	w := tar.NewWriter(z)
+	text := "#!/bin/sh\n[ \"$1\" = version ] && echo kbnode " + version + "\n"
+	if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(text))}); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = w.Write([]byte(text))
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func line(name string, text []byte) string { return fmt.Sprintf("%x  %s\n", sha256.Sum256(text), name) }
+
+func TestInstall(t *testing.T) {
+	t.Parallel()
+	if runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
+		t.Skip("no release for this architecture")
+	}
+	file := func(version string) string { return "kbnode_" + version + "_linux_" + runtime.GOARCH + ".tar.gz" }
+	one, two := archive(t, "kbnode", "1.2.3"), archive(t, "kbnode", "1.3.0")
+	packed := map[string][]byte{file("1.2.3"): one, file("1.3.0"): two}
+	sums := line("kbnode_1.2.3_amd64.deb", nil) + line(file("1.2.3"), one) + line("kbnode_1.2.3_linux_riscv64.tar.gz", nil)
+	both := sums + line(file("1.3.0"), two)
+	tampered := bytes.Clone(one)
+	tampered[len(tampered)-9] ^= 1
+	empty := archive(t, "other", "1.2.3")
+	for _, tt := range []struct {
+		name, sums string
+		files      map[string][]byte
+		cut        string // file that ends early
+		args       []string
+		says, now  string // version that lies there afterwards
+	}{
+		{name: "the latest", sums: sums, files: packed, says: "is kbnode 1.2.3", now: "1.2.3"},
+		{name: "a version of two", sums: both, files: packed, args: []string{"v1.3.0"}, says: "is kbnode 1.3.0", now: "1.3.0"},
+		{name: "binary mode", sums: strings.ReplaceAll(sums, "  ", " *"), files: packed, says: "is kbnode 1.2.3", now: "1.2.3"},
+		{name: "one of two", sums: both, files: packed, says: "names several versions"},
+		{name: "tampered", sums: sums, files: map[string][]byte{file("1.2.3"): tampered}, says: "is not what SHA256SUMS says"},
+		{name: "no line", sums: line("kbnode_1.2.3_amd64.deb", nil), files: packed, says: "names no kbnode for " + runtime.GOARCH},
+		{name: "no line of that version", sums: sums, files: packed, args: []string{"9.9.9"}, says: "names no kbnode 9.9.9"},
+		{name: "a short checksum", sums: sums[:65+24] + "ab  " + file("1.2.3") + "\n", files: packed, says: "names no kbnode"},
+		{name: "a path for a name", sums: line("../"+file("1.2.3"), one), files: packed, says: "names no kbnode"},
+		{name: "cut off", sums: sums, files: packed, cut: file("1.2.3"), says: "cannot fetch"},
+		{name: "checksums cut off", sums: sums, files: packed, cut: "SHA256SUMS", says: "cannot fetch"},
+		{name: "no archive", sums: sums, says: "cannot fetch"},
+		{name: "not in it", sums: line(file("1.2.3"), empty), files: map[string][]byte{file("1.2.3"): empty}, says: "has no kbnode in it"},
+		{name: "no version", sums: sums, files: packed, args: []string{"1.2.3/../.."}, says: "is no version"},
+		{name: "a flag", sums: sums, files: packed, args: []string{"--help"}, says: "is no version"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				name := strings.TrimPrefix(r.URL.Path, "/")
+				text, ok := tt.files[name]
+				if name == "SHA256SUMS" {
+					text, ok = []byte(tt.sums), true
+				}
+				if !ok {
+					http.NotFound(w, r)
+					return
+				}
+				w.Header().Set("Content-Length", fmt.Sprint(len(text)))
+				if name == tt.cut {
+					text = text[:len(text)/2]
+				}
+				_, _ = w.Write(text)
+			}))
+			defer server.Close()
+			to := t.TempDir()
+			before := "#!/bin/sh\necho before\n"
+			if err := os.WriteFile(filepath.Join(to, "kbnode"), []byte(before), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			out, err := install(t, "install.sh", server.URL, to, tt.args...)
+			if !strings.Contains(out, tt.says) || (err == nil) != (tt.now != "") {
+				t.Errorf("%v, and says\n%s\nwant %q", err, out, tt.says)
+			}
+			text, err := os.ReadFile(filepath.Join(to, "kbnode"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.now == "" && string(text) != before || !strings.Contains(string(text), tt.now) {
+				t.Errorf("there lies\n%s", text)
+			}
+			if left, _ := os.ReadDir(to); len(left) != 1 {
+				t.Errorf("left behind: %v", left)
+			}
+			if fi, err := os.Stat(filepath.Join(to, "kbnode")); err != nil || fi.Mode() != 0o755 {
+				t.Errorf("mode %v, %v", fi.Mode(), err)
+			}
+		})
+	}
+}
+
+func install(t *testing.T, script, from, to string, args ...string) (string, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "sh", append([]string{script}, args...)...)
+	cmd.Env = append(os.Environ(), "KBNODE_FROM="+from, "KBNODE_TO="+to, "TMPDIR="+t.TempDir(), "no_proxy=*")
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// TestHalfScript runs what a pipe into a shell would leave of a cut download.
+func TestHalfScript(t *testing.T) {
+	t.Parallel()
+	whole, err := os.ReadFile("install.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := false
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = true
+		http.NotFound(w, r)
+	}))
+	defer server.Close()
+	last := bytes.LastIndex(whole, []byte("main "))
+	for end := 0; end <= last; end += 61 {
+		half := filepath.Join(t.TempDir(), "half.sh")
+		if err := os.WriteFile(half, whole[:end], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		to := t.TempDir()
+		out, _ := install(t, half, server.URL, to)
+		if left, err := os.ReadDir(to); len(left) > 0 || err != nil || asked {
+			t.Fatalf("%d bytes of the script did something:\n%s", end, out)
+		}
+	}
+}
+
+// node is a root directory with these files.
+func node(t *testing.T, files ...string) string {
+	t.Helper()
+	root := t.TempDir()
+	for _, f := range files {
+		name, text, _ := strings.Cut(f, ":")
+		if err := os.MkdirAll(filepath.Join(root, filepath.Dir(name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// TestMaintainerScripts runs each with what dpkg and rpm give it, twice.
+func TestMaintainerScripts(t *testing.T) {
+	t.Parallel()
+	const units = "etc/systemd/system/"
+	daemon := units + "kbnode.service:[Service]\nExecStart=/usr/bin/kbnode daemon\n"
+	guard := units + "kbnode-guard-gpu3.service:[Service]\nExecStartPre=+/usr/bin/kbnode disk --slot 3\nExecStart=/usr/local/bin/kbnode guard --slot 3\n"
+	local := units + "kbnode.service:[Service]\nExecStart=/usr/local/bin/kbnode daemon\n"
+	config, state, backup := "etc/kbnode/config.yaml:queue: x\n", "var/lib/kbnode/events.jsonl:\n", "var/lib/kbnode/backup/etc/x.1:\n"
+	other := "etc/buildkite-agent/token:secret"
+	for _, tt := range []struct {
+		script, args string
+		files        []string
+		says         string // "" is nothing
+		refuses      bool
+		left         []string // nil is all
+	}{
+		{script: "prerm", args: "remove", files: []string{daemon}, says: "sudo kbnode uninstall", refuses: true},
+		{script: "prerm", args: "0", files: []string{daemon}, says: "sudo kbnode uninstall", refuses: true},
+		{script: "prerm", args: "remove in-favour other 1.0", files: []string{guard}, says: "sudo kbnode uninstall", refuses: true},
+		{script: "prerm", args: "remove", files: []string{local}},
+		{script: "prerm", args: "remove"},
+		{script: "prerm", args: "upgrade 1.3.0", files: []string{daemon}},
+		{script: "prerm", args: "1", files: []string{daemon}},
+		{script: "prerm", args: "failed-upgrade 1.2.3 1.3.0", files: []string{daemon}},
+		{script: "prerm", args: "deconfigure in-favour x 1", files: []string{daemon}},
+		{script: "prerm", args: "", files: []string{daemon}},
+		{script: "postinst", args: "configure"},
+		{script: "postinst", args: "configure 1.2.3", files: []string{daemon}},
+		{script: "postinst", args: "configure", files: []string{"usr/local/bin/kbnode:"}, says: "sudo /usr/bin/kbnode install"},
+		{script: "postinst", args: "2", files: []string{"usr/local/bin/kbnode:"}, says: "sudo /usr/bin/kbnode install"},
+		{script: "postinst", args: "abort-remove", files: []string{"usr/local/bin/kbnode:"}},
+		{script: "postrm", args: "remove", files: []string{config, state}},
+		{script: "postrm", args: "upgrade 1.3.0", files: []string{config, state}},
+		{script: "postrm", args: "0", files: []string{config, state}},
+		{script: "postrm", args: "purge", files: []string{config, state, other}, left: []string{"etc/buildkite-agent/token"}},
+		{script: "postrm", args: "purge"},
+		{script: "postrm", args: "purge", files: []string{config, state, local}, says: "another kbnode has slots here"},
+		{script: "postrm", args: "purge", files: []string{config, backup}, says: "backup"},
+	} {
+		t.Run(tt.script+" "+tt.args, func(t *testing.T) {
+			t.Parallel()
+			root := node(t, tt.files...)
+			for range 2 {
+				cmd := exec.CommandContext(t.Context(), "sh", append([]string{"scripts/" + tt.script}, strings.Fields(tt.args)...)...)
+				cmd.Env = append(os.Environ(), "DPKG_ROOT="+root)
+				out, err := cmd.CombinedOutput()
+				if (err != nil) != tt.refuses || (tt.says == "") != (len(out) == 0) || !strings.Contains(string(out), tt.says) {
+					t.Errorf("%v, and says\n%s\nwant %q", err, out, tt.says)
+				}
+			}
+			want := tt.left
+			if want == nil {
+				for _, f := range tt.files {
+					name, _, _ := strings.Cut(f, ":")
+					want = append(want, name)
+				}
+			}
+			n := 0
+			_ = filepath.WalkDir(root, func(_ string, d fs.DirEntry, _ error) error {
+				if !d.IsDir() {
+					n++
+				}
+				return nil
+			})
+			for _, name := range want {
+				if _, err := os.Stat(filepath.Join(root, name)); err != nil {
+					t.Error(err)
+				}
+			}
+			if n != len(want) {
+				t.Errorf("%d files are left, want %q", n, want)
+			}
+			if _, err := os.Stat(filepath.Join(root, "etc/kbnode")); tt.left != nil && err == nil {
+				t.Error("an empty directory is left")
+			}
+		})
+	}
+}
