@@ -3,6 +3,7 @@ module github.com/gpu-mode/kbnode
 go 1.26.8
 
 require (
+	github.com/CycloneDX/cyclonedx-go v0.12.0
 	github.com/NVIDIA/go-nvml v0.13.3-1
 	github.com/buildkite/go-buildkite/v4 v4.23.0
 	github.com/containerd/cgroups/v3 v3.1.3

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestWrite reads this test itself, a Go program with modules.
+func TestWrite(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(t.TempDir(), "sbom.json")
+	var texts []string
+	for range 2 {
+		if err := write(out, "1.2.3", "2026-01-02T03:04:05Z", []string{self, self}); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, string(text))
+	}
+	if texts[0] != texts[1] {
+		t.Error("two runs differ")
+	}
+	var doc struct {
+		BOMFormat string
+		Metadata  struct {
+			Timestamp string
+			Component struct {
+				Version string
+				Hashes  []struct{ Content string }
+			}
+		}
+		Components []struct{ Name, Version, Purl string }
+	}
+	if err := json.Unmarshal([]byte(texts[0]), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if c := doc.Metadata.Component; doc.BOMFormat != "CycloneDX" || doc.Metadata.Timestamp != "2026-01-02T03:04:05Z" || c.Version != "1.2.3" || len(c.Hashes) != 1 || len(c.Hashes[0].Content) != 64 {
+		t.Errorf("document of %s", texts[0])
+	}
+	seen := map[string]int{}
+	for _, c := range doc.Components {
+		seen[c.Name]++
+		if c.Purl != "" && (c.Version == "" || c.Purl != "pkg:golang/"+c.Name+"@"+c.Version) {
+			t.Errorf("component %+v", c)
+		}
+	}
+	if seen["std"] != 1 || seen["github.com/CycloneDX/cyclonedx-go"] != 1 || seen[filepath.Base(self)] != 1 {
+		t.Errorf("components %v", seen)
+	}
+	plain := filepath.Join(t.TempDir(), "plain")
+	if err := os.WriteFile(plain, []byte("#!/bin/sh\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := write(out, "1.2.3", "2026-01-02T03:04:05Z", []string{plain}); err == nil || !strings.Contains(err.Error(), "read modules of") {
+		t.Errorf("a program that is not Go's: %v", err)
+	}
+}
