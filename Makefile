@@ -17,6 +17,8 @@ LINT_VERSION  := 2.15.0
 AGENT_VERSION := 3.76.2
 LINT  := $(TOOLS)/golangci-lint-$(LINT_VERSION)/golangci-lint
 AGENT := $(TOOLS)/agent-$(AGENT_VERSION)/agent
+GORELEASER_VERSION := 2.13.0
+GORELEASER := $(TOOLS)/goreleaser-$(GORELEASER_VERSION)/goreleaser
 
 VERSION ?= $(shell git describe --tags --always --match 'v*' 2>/dev/null | sed 's/^v//')
 COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
@@ -61,6 +63,33 @@ build/kbnode-linux-%: $(PROBE)/%/kbnode-nvml.gz $(SOURCES)
 $(BKSTUB): $(SOURCES)
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $@ ./test/bkstub
 
+# ---- packages -------------------------------------------------------------
+
+# Without a remote goreleaser takes no commit from git.
+REMOTE = $(if $(shell git remote),,GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=remote.origin.url GIT_CONFIG_VALUE_0=https://github.com/gpu-mode/kbnode)
+
+# SNAPSHOT=0.2.0-rc.1 is another version than the default, which grows with the commits.
+.PHONY: snapshot
+snapshot: $(GORELEASER) ## archives, .deb and .rpm of what lies here, in dist/; SNAPSHOT=VERSION
+	$(if $(SNAPSHOT),KBNODE_SNAPSHOT=$(SNAPSHOT)) $(REMOTE) $(GORELEASER) release --snapshot --clean --parallelism 2
+
+.PHONY: packages-check
+packages-check: $(GORELEASER) | deps-build deps-check ## the packages of this commit: two builds byte for byte, lintian, rpm, their content
+	$(call need,lintian,lintian)
+	$(call need,rpm,rpm)
+	$(call need,cpio,cpio)
+	packaging/check.sh $(GORELEASER)
+
+# What packages have besides the binary. goreleaser says which version of when.
+.PHONY: package-files
+package-files: $(PROBE)/amd64/kbnode-nvml.gz $(PROBE)/arm64/kbnode-nvml.gz
+	rm -rf build/package
+	mkdir -p build/package
+	for arch in amd64 arm64; do gunzip -c $(PROBE)/$$arch/kbnode-nvml.gz >build/package/kbnode-nvml-$$arch; done
+	go run ./internal/cli/gen --version $(VERSION) --date $(DATE) build/package
+	gzip -9nc CHANGELOG.md >build/package/CHANGELOG.md.gz
+	gzip -9n build/package/changelog build/package/man/*
+
 # ---- test -----------------------------------------------------------------
 
 .PHONY: test
@@ -75,7 +104,7 @@ lint: $(LINT)
 
 .PHONY: hooks-lint
 hooks-lint: | deps-check
-	shellcheck -x hooks/environment hooks/pre-bootstrap hooks/pre-artifact hooks/pre-exit hooks/agent-startup .ci/run $$(git ls-files -co --exclude-standard -- '*.sh')
+	shellcheck -x hooks/environment hooks/pre-bootstrap hooks/pre-artifact hooks/pre-exit hooks/agent-startup .ci/run packaging/scripts/* $$(git ls-files -co --exclude-standard -- '*.sh')
 
 .PHONY: unit
 unit: $(AGENT) | deps-build deps-check
@@ -124,6 +153,9 @@ fuzz: ## fuzz what reads hostile input, a minute each
 
 $(LINT):
 	GOBIN=$(@D) CGO_ENABLED=0 go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(LINT_VERSION)
+
+$(GORELEASER):
+	GOBIN=$(@D) CGO_ENABLED=0 go install -trimpath -ldflags='-s -w' github.com/goreleaser/goreleaser/v2@v$(GORELEASER_VERSION)
 
 $(AGENT):
 	GOBIN=$(@D) CGO_ENABLED=0 go install -ldflags='-s -w' github.com/buildkite/agent/v3@v$(AGENT_VERSION)

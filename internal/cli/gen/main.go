@@ -1,5 +1,5 @@
-// Command gen writes what packages install beside kbnode: its manual pages, and
-// completions for three shells. It is a program of its own because what writes manual
+// Command gen writes what packages install beside kbnode: its manual pages, completions
+// for three shells, and the changelog of a .deb. It is a program of its own because what writes manual
 // pages has no place in a binary on servers.
 package main
 
@@ -34,7 +34,15 @@ func main() {
 	}
 }
 
-// write makes man/ and completions/ in a directory. The same commands, version and
+// changes is the changelog of Debian's form, which a .deb must have.
+const changes = `kbnode (%s) unstable; urgency=medium
+
+  * What is new says CHANGELOG.md, beside this file.
+
+ -- kbnode authors <gpu-mode@users.noreply.github.com>  %s
+`
+
+// write makes man/, completions/ and changelog in a directory. The same commands, version and
 // date give the same bytes.
 func write(dir, version, date string) error {
 	when, err := time.Parse(time.RFC3339, date)
@@ -56,6 +64,10 @@ func write(dir, version, date string) error {
 		if err := generate(filepath.Join(shells, shell)); err != nil {
 			return fmt.Errorf("write completions: %w", err)
 		}
+	}
+	changelog := fmt.Sprintf(changes, strings.Replace(version, "-", "~", 1), when.UTC().Format(time.RFC1123Z))
+	if err := os.WriteFile(filepath.Join(dir, "changelog"), []byte(changelog), 0o644); err != nil { //nolint:gosec // to be packed
+		return fmt.Errorf("write changelog: %w", err)
 	}
 	mark(root)
 	when = when.UTC()

@@ -16,7 +16,7 @@ import (
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	for _, pattern := range []string{"man/*", "completions/*"} {
+	for _, pattern := range []string{"man/*", "completions/*", "changelog"} {
 		names, err := filepath.Glob(filepath.Join(dir, pattern))
 		if err != nil {
 			t.Fatal(err)
@@ -37,7 +37,7 @@ func TestWrite(t *testing.T) {
 	const date = "2026-11-22T23:30:00-05:00"
 	a, b := t.TempDir(), t.TempDir()
 	for _, dir := range []string{a, a, b} {
-		if err := write(dir, "1.2.3", date); err != nil {
+		if err := write(dir, "1.2.3-rc.1", date); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -59,9 +59,10 @@ func TestWrite(t *testing.T) {
 	}
 	walk(cli.Commands())
 	for name, has := range map[string][]string{
-		"man/kbnode.1":            {`"Nov 2026" "kbnode 1.2.3"`, `\fBkbnode-install(1)\fP`, ".EX\n  sudo kbnode install"},
+		"man/kbnode.1":            {`"Nov 2026" "kbnode 1.2.3-rc.1"`, `\fBkbnode-install(1)\fP`, ".EX\n  sudo kbnode install"},
 		"man/kbnode-e2e.1":        {"submission.*, wrong*", ".EX\n  artifact  ", "KBNODE_DB has"},
 		"man/kbnode-drain.1":      {".TP\n\\fB--all\\fP\nall slots", ".TP\n\\fB--reason\\fP=VALUE\nwhy, "},
+		"changelog":               {"kbnode (1.2.3~rc.1) unstable;", ">  Mon, 23 Nov 2026 04:30:00 +0000\n"},
 		"completions/kbnode.bash": {"complete -o default -F __start_kbnode kbnode"},
 		"completions/_kbnode":     {"#compdef kbnode"},
 		"completions/kbnode.fish": {"complete -c kbnode"},

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Builds the packages of HEAD twice, in two places, and looks at what came out:
+# the same bytes, no error of lintian, rpm's view of the .rpm, and the content.
+#
+#   packaging/check.sh GORELEASER
+set -euo pipefail
+cd "$(dirname "$0")/.."
+goreleaser=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bad=0
+
+wrong() {
+	echo "packages-check: $*" >&2
+	bad=1
+}
+
+[ -z "$(git status --porcelain)" ] || echo "packages-check: what is not committed is not looked at" >&2
+for copy in one/kbnode two/elsewhere/kbnode; do
+	git clone -q --no-hardlinks . "$work/$copy"
+	make -s -C "$work/$copy" snapshot GORELEASER="$goreleaser" >"$work/log" 2>&1 || {
+		cat "$work/log" >&2
+		exit 1
+	}
+	# The second of the next second: a time that slips in shows.
+	sleep 1
+done
+one=$work/one/kbnode/dist two=$work/two/elsewhere/kbnode/dist
+if diff "$one/SHA256SUMS" "$two/SHA256SUMS"; then
+	echo "two builds have the same bytes:"
+	cat "$one/SHA256SUMS"
+else
+	wrong "two builds differ"
+fi
+cd "$one"
+sha256sum --quiet -c SHA256SUMS || wrong "SHA256SUMS does not say what is there"
+for kind in linux_amd64.tar.gz linux_arm64.tar.gz _amd64.deb _arm64.deb x86_64.rpm aarch64.rpm linux_amd64.cdx.json linux_arm64.cdx.json; do
+	[ "$(grep -c "$kind\$" SHA256SUMS)" = 1 ] || wrong "there is not one *$kind"
+done
+
+for deb in *.deb; do
+	lintian --fail-on error --tag-display-limit 0 "$deb" || wrong "lintian has errors about $deb"
+	dpkg-deb -x "$deb" "$work/${deb##*_}"
+	dpkg-deb -e "$deb" "$work/${deb##*_}.control"
+	if dpkg-deb -c "$deb" | grep -v '^[d-]rw[x-]r-[x-]r-[x-] root/root '; then
+		wrong "$deb has files that others than root own or write"
+	fi
+done
+[ "$(dpkg-deb -f ./*_amd64.deb Version)" = "$(gunzip -c "$work/amd64.deb/usr/share/doc/kbnode/changelog.gz" | sed -n '1s/.*(\(.*\)).*/\1/p')" ] ||
+	wrong "version and changelog of the .deb differ"
+shellcheck "$work"/amd64.deb.control/{postinst,prerm,postrm} || wrong "shellcheck has something to say"
+
+for arch in amd64 arm64; do
+	root=$work/$arch.deb
+	probe=$root/usr/libexec/kbnode/kbnode-nvml
+	gunzip -c "$work/one/kbnode/internal/inventory/probe/bin/$arch/kbnode-nvml.gz" | cmp - "$probe" ||
+		wrong "the NVML probe for $arch is not the one that is inside of kbnode"
+	needs=$({ objdump -T "$probe" 2>/dev/null || readelf -W --dyn-syms "$probe"; } | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
+	[ "$(printf '%s\nGLIBC_2.34\n' "$needs" | sort -V | tail -1)" = GLIBC_2.34 ] || wrong "the NVML probe for $arch needs $needs, and the packages say 2.34"
+	mkdir "$work/$arch.tar"
+	tar -xzf kbnode_*_linux_$arch.tar.gz -C "$work/$arch.tar"
+	cmp "$work/$arch.tar/kbnode" "$root/usr/bin/kbnode" || wrong "archive and .deb for $arch differ"
+done
+"$work/amd64.deb/usr/bin/kbnode" version --json | python3 -c '
+import json, sys
+v = json.load(sys.stdin)
+assert len(v["commit"]) == 40 and v["date"].endswith("Z") and not v["date"].startswith("0001") and v["version"][0].isdigit(), v
+print(v)' || wrong "kbnode does not say its version, commit and date"
+
+for rpm in *.rpm; do
+	case $rpm in *x86_64*) arch=amd64 ;; *) arch=arm64 ;; esac
+	rpm -K --nosignature "$rpm" || wrong "rpm does not take $rpm"
+	# The same files as in the .deb, but for those that are Debian's or rpm's own.
+	diff <(rpm -qlp "$rpm" 2>/dev/null | grep -v '/usr/share/licenses/' | sed 's#zsh/site-functions#zsh/vendor-completions#' | sort) \
+		<(cd "$work/$arch.deb" && find . -type f | sed 's#^\.##' | grep -Ev '/copyright$|/lintian/|/changelog.gz$' | sort) ||
+		wrong "$rpm and the .deb have other files"
+	if rpm -qp --qf '[%{FILEMODES:perms} %{FILEUSERNAME} %{FILEGROUPNAME} %{FILENAMES}\n]' "$rpm" | grep -v '^-rw[x-]r-[x-]r-[x-] root root '; then
+		wrong "$rpm has files that others than root own or write"
+	fi
+	scripts=$(rpm -qp --scripts "$rpm" 2>/dev/null)
+	case $scripts in *postinstall*preuninstall*) ;; *) wrong "$rpm lacks scripts: $scripts" ;; esac
+	mkdir "$work/$arch.rpm"
+	(cd "$work/$arch.rpm" && rpm2cpio "$one/$rpm" | cpio -idm --quiet)
+	cmp "$work/$arch.rpm/usr/bin/kbnode" "$work/$arch.deb/usr/bin/kbnode" || wrong "$rpm and the .deb have another kbnode"
+done
+exit $bad
