@@ -87,8 +87,9 @@ package-files: $(PROBE)/amd64/kbnode-nvml.gz $(PROBE)/arm64/kbnode-nvml.gz
 	mkdir -p build/package
 	for arch in amd64 arm64; do gunzip -c $(PROBE)/$$arch/kbnode-nvml.gz >build/package/kbnode-nvml-$$arch; done
 	go run ./internal/cli/gen --version $(VERSION) --date $(DATE) build/package
+	packaging/licenses.sh >build/package/third-party-licenses.txt
 	gzip -9nc CHANGELOG.md >build/package/CHANGELOG.md.gz
-	gzip -9n build/package/changelog build/package/man/*
+	gzip -9n build/package/changelog build/package/third-party-licenses.txt build/package/man/*
 
 # ---- test -----------------------------------------------------------------
 
