@@ -83,4 +83,48 @@ for rpm in *.rpm; do
 	(cd "$work/$arch.rpm" && rpm2cpio "$one/$rpm" | cpio -idm --quiet)
 	cmp "$work/$arch.rpm/usr/bin/kbnode" "$work/$arch.deb/usr/bin/kbnode" || wrong "$rpm and the .deb have another kbnode"
 done
+
+# What dpkg and rpm do with them, each in a directory of its own, with a unit as install
+# writes it and without.
+unit=etc/systemd/system/kbnode.service
+root=$work/dpkg
+mkdir -p "$root"/var/lib/dpkg/{info,updates} "$root/etc/systemd/system" "$root/etc/kbnode" "$root/var/lib/kbnode"
+touch "$root"/var/lib/dpkg/{status,available} "$root/etc/kbnode/config.yaml"
+packs() { dpkg --root="$root" --log=/dev/null --force-script-chrootless --force-depends --force-not-root "$@" 2>&1; }
+is() { dpkg-query --admindir="$root/var/lib/dpkg" -W -f '${db:Status-Status}' kbnode; }
+packs -i ./*_amd64.deb
+echo 'ExecStart=/usr/bin/kbnode daemon' >"$root/$unit"
+packs -i ./*_amd64.deb || wrong "dpkg does not upgrade on a node"
+for how in -r -P; do
+	if packs $how kbnode; then wrong "dpkg $how takes the package from a node"; fi
+	[ "$(is)" = installed ] || wrong "a removal that was refused leaves: $(is)"
+done
+rm "$root/$unit"
+packs -r kbnode || wrong "dpkg does not remove it"
+[ -e "$root/etc/kbnode/config.yaml" ] || wrong "a removal takes the configuration"
+packs -P kbnode || wrong "dpkg does not purge it"
+left=$(find "$root" -path "$root/var/lib/dpkg" -prune -o ! -type d -print -o -name 'kbnode*' -print)
+[ -z "$left" ] || wrong "a purge leaves $left"
+
+if [ "$(id -u)" != 0 ]; then
+	echo "packages-check: not root, so rpm's scripts were not run" >&2
+	exit $bad
+fi
+root=$work/rpm
+mkdir -p "$root/etc/systemd/system"
+for program in /bin/sh /bin/grep /bin/cat; do
+	for file in "$program" $(ldd "$program" | grep -o '/[^ ]*'); do
+		[ -e "$root$file" ] || install -D "$(readlink -f "$file")" "$root$file"
+	done
+done
+rpms() { rpm --root="$root" --nodeps --ignorearch --ignoreos "$@" 2>&1; }
+rpms -i ./*x86_64.rpm
+echo 'ExecStart=/usr/bin/kbnode daemon' >"$root/$unit"
+rpms -U --force ./*x86_64.rpm || wrong "rpm does not upgrade on a node"
+if rpms -e kbnode; then wrong "rpm takes the package from a node"; fi
+{ rpms -q kbnode >/dev/null && [ -x "$root/usr/bin/kbnode" ]; } || wrong "a removal that was refused took something"
+rm "$root/$unit"
+rpms -e kbnode || wrong "rpm does not remove it"
+left=$(find "$root" -name '*kbnode*' -not -path '*/rpm/*')
+[ -z "$left" ] || wrong "rpm leaves $left"
 exit $bad
