@@ -18,12 +18,12 @@ wrong() {
 [ -z "$(git status --porcelain)" ] || echo "packages-check: what is not committed is not looked at" >&2
 for copy in one/kbnode two/elsewhere/kbnode; do
 	git clone -q --no-hardlinks . "$work/$copy"
+	# The second compiles all anew: what depends on the place or the time shows.
+	[ "$copy" = one/kbnode ] || export GOCACHE=$work/cache
 	make -s -C "$work/$copy" snapshot GORELEASER="$goreleaser" >"$work/log" 2>&1 || {
 		cat "$work/log" >&2
 		exit 1
 	}
-	# The second of the next second: a time that slips in shows.
-	sleep 1
 done
 one=$work/one/kbnode/dist two=$work/two/elsewhere/kbnode/dist
 if diff "$one/SHA256SUMS" "$two/SHA256SUMS"; then
@@ -80,7 +80,8 @@ for rpm in *.rpm; do
 	scripts=$(rpm -qp --scripts "$rpm" 2>/dev/null)
 	case $scripts in *postinstall*preuninstall*) ;; *) wrong "$rpm lacks scripts: $scripts" ;; esac
 	mkdir "$work/$arch.rpm"
-	(cd "$work/$arch.rpm" && rpm2cpio "$one/$rpm" | cpio -idm --quiet)
+	# It ends with 1 although it is done; what is missing is seen below.
+	(cd "$work/$arch.rpm" && { rpm2cpio "$one/$rpm" || :; } | cpio -idm --quiet --no-absolute-filenames 2>/dev/null)
 	cmp "$work/$arch.rpm/usr/bin/kbnode" "$work/$arch.deb/usr/bin/kbnode" || wrong "$rpm and the .deb have another kbnode"
 done
 
@@ -117,12 +118,12 @@ for program in /bin/sh /bin/grep /bin/cat; do
 		[ -e "$root$file" ] || install -D "$(readlink -f "$file")" "$root$file"
 	done
 done
-rpms() { rpm --root="$root" --nodeps --ignorearch --ignoreos "$@" 2>&1; }
-rpms -i ./*x86_64.rpm
+rpms() { rpm --root="$root" --nodeps "$@" 2>&1; }
+rpms -i --ignorearch ./*x86_64.rpm
 echo 'ExecStart=/usr/bin/kbnode daemon' >"$root/$unit"
-rpms -U --force ./*x86_64.rpm || wrong "rpm does not upgrade on a node"
+rpms -U --force --ignorearch ./*x86_64.rpm || wrong "rpm does not upgrade on a node"
 if rpms -e kbnode; then wrong "rpm takes the package from a node"; fi
-{ rpms -q kbnode >/dev/null && [ -x "$root/usr/bin/kbnode" ]; } || wrong "a removal that was refused took something"
+{ rpm --root="$root" -q kbnode >/dev/null && [ -x "$root/usr/bin/kbnode" ]; } || wrong "a removal that was refused took something"
 rm "$root/$unit"
 rpms -e kbnode || wrong "rpm does not remove it"
 left=$(find "$root" -name '*kbnode*' -not -path '*/rpm/*')
