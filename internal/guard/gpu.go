@@ -45,6 +45,7 @@ func newGPUWatch(p plan.JobPolicy, procs slotProcs, log *slog.Logger) gpuWatch {
 	w := gpuWatch{
 		name: p.UUID, reset: "sudo nvidia-smi --gpu-reset -i " + p.UUID,
 		look: func(ctx context.Context) (inventory.Occupancy, error) {
+			_ = Trim() // what ended a job, or began the guard, is not needed beside the probe
 			return inventory.Occupied(ctx, p.Vendor, p.UUID, p.DeviceNodes)
 		},
 		procs: procs, idle: filepath.Join(filepath.Dir(p.Socket), IdleFile), log: log,
