@@ -120,11 +120,7 @@ func checkConfig(s Streams, name string, text []byte, asJSON bool) error {
 	case asJSON:
 		return nil
 	}
-	keys := fmt.Sprintf("%d keys", report.Keys)
-	if report.Keys == 1 {
-		keys = "1 key"
-	}
-	printf(s.Out, "%s: %s, well\n", name, keys)
+	printf(s.Out, "%s: %d %s, well\n", name, report.Keys, plural(report.Keys, "key", "keys"))
 	for _, w := range report.Warnings {
 		s.warn("%s: %s", name, w)
 	}
