@@ -80,12 +80,31 @@ packages-check: $(GORELEASER) | deps-build deps-check ## the packages of this co
 	$(call need,cpio,cpio)
 	packaging/check.sh $(GORELEASER)
 
+# Two versions of the .deb for the scenarios, the cheap way: this architecture alone, and
+# neither archive nor .rpm nor SBOM. They are of what lies here, committed or not.
+DEBS := build/debs/old.deb build/debs/new.deb
+PACKAGED := .goreleaser.yaml CHANGELOG.md LICENSE $(shell git ls-files -co --exclude-standard -- packaging 2>/dev/null)
+build/debs/old.deb: DEB_VERSION := 0.0.1-scenario.1
+build/debs/new.deb: DEB_VERSION := 0.0.1-scenario.2
+build/debs/new.deb: | build/debs/old.deb
+
+.PHONY: debs
+debs: $(DEBS) ## an older and a newer .deb for the scenarios, in build/debs
+
+build/debs/%.deb: $(filter-out %_test.go test/%,$(SOURCES)) $(filter-out %_test.go,$(PACKAGED)) | $(GORELEASER)
+	@mkdir -p $(@D)
+	sed -e 's/^\( *goarch:\).*/\1 [$(HOST_ARCH)]/' -e 's/^\( *formats:\) \[deb, rpm\]/\1 [deb]/' .goreleaser.yaml >$(@D)/goreleaser.yaml
+	echo 'dist: $(@D)/dist' >>$(@D)/goreleaser.yaml
+	PACKAGE_ARCHES=$(HOST_ARCH) KBNODE_SNAPSHOT=$(DEB_VERSION) $(REMOTE) $(GORELEASER) release --snapshot --clean --skip=archive,sbom -f $(@D)/goreleaser.yaml
+	mv $(@D)/dist/kbnode_*.deb $@
+
 # What packages have besides the binary. goreleaser says which version of when.
+PACKAGE_ARCHES ?= amd64 arm64
 .PHONY: package-files
-package-files: $(PROBE)/amd64/kbnode-nvml.gz $(PROBE)/arm64/kbnode-nvml.gz
+package-files: $(PACKAGE_ARCHES:%=$(PROBE)/%/kbnode-nvml.gz)
 	rm -rf build/package
 	mkdir -p build/package
-	for arch in amd64 arm64; do gunzip -c $(PROBE)/$$arch/kbnode-nvml.gz >build/package/kbnode-nvml-$$arch; done
+	for arch in $(PACKAGE_ARCHES); do gunzip -c $(PROBE)/$$arch/kbnode-nvml.gz >build/package/kbnode-nvml-$$arch; done
 	go run ./internal/cli/gen --version $(VERSION) --date $(DATE) build/package
 	packaging/licenses.sh >build/package/third-party-licenses.txt
 	gzip -9nc CHANGELOG.md >build/package/CHANGELOG.md.gz

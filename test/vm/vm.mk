@@ -7,7 +7,8 @@ VM_PARALLEL ?= $(shell n=$$(( $$(nproc) / 2 )); echo $$(( n > 1 ? n : 1 )))
 VM_NVML     := build/libnvidia-ml.so.1
 
 VM_ENV = AGENT=$(abspath $(AGENT)) KBNODE_BIN=$(abspath $(BIN)) BKSTUB_BIN=$(abspath $(BKSTUB)) \
-	NVML_LIB=$(abspath $(VM_NVML)) KBNODE_VM_LOGS=$(abspath build/vm-logs)
+	NVML_LIB=$(abspath $(VM_NVML)) KBNODE_VM_LOGS=$(abspath build/vm-logs) \
+	KBNODE_DEBS=$(abspath build/debs)
 
 $(VM_NVML): $(wildcard test/nvml/*) go.mod | deps-build
 	@mkdir -p $(@D)
@@ -31,15 +32,19 @@ vm-deps:
 	fi
 
 # What takes long and is worth a run of its own when the isolation changes.
-VM_ATTACKS := ^(TestAcceptance|TestAttack|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestNetwork|TestPipelines|TestQuiet|TestRotation|TestSelftest|TestUpgradeAgents)$$
+VM_ATTACKS := ^(TestAcceptance|TestAttack|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestNetwork|TestPackage|TestPipelines|TestQuiet|TestRotation|TestSelftest|TestUpgradeAgents)$$
 
 .PHONY: test-vm
 test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of them
 	$(VM_ENV) test/vm/run.sh -tags vm -count=1 -v -timeout $(VM_TIMEOUT) -parallel $(VM_PARALLEL) -run '$(VM_RUN)' $(if $(RUN),,-skip '$(VM_ATTACKS)') ./test/vm
 
 .PHONY: test-attacks
-test-attacks: ## the long scenarios: hostile jobs, the network, the self-test, the daemon, doctor, pipelines of every shape
+test-attacks: debs ## the long scenarios: hostile jobs, the network, the self-test, the daemon, doctor, pipelines of every shape
 	$(MAKE) test-vm RUN='$(VM_ATTACKS)'
+
+.PHONY: test-packages
+test-packages: debs ## the .deb in the virtual machine, installed, upgraded and removed beside jobs, and the documents' commands
+	$(MAKE) test-vm RUN='^(TestPackage|TestTutorial)$$'
 
 .PHONY: bench-vm
 bench-vm: vm-ready ## what hooks, the guard and the daemon at rest cost, in the virtual machine
