@@ -97,6 +97,7 @@ build/debs/%.deb: $(filter-out %_test.go test/%,$(SOURCES)) $(filter-out %_test.
 	echo 'dist: $(@D)/dist' >>$(@D)/goreleaser.yaml
 	PACKAGE_ARCHES=$(HOST_ARCH) KBNODE_SNAPSHOT=$(DEB_VERSION) $(REMOTE) $(GORELEASER) release --snapshot --clean --skip=archive,sbom -f $(@D)/goreleaser.yaml
 	mv $(@D)/dist/kbnode_*.deb $@
+	@touch $@ # its time is the commit's
 
 # What packages have besides the binary. goreleaser says which version of when.
 PACKAGE_ARCHES ?= amd64 arm64

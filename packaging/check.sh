@@ -60,6 +60,11 @@ for arch in amd64 arm64; do
 	mkdir "$work/$arch.tar"
 	tar -xzf kbnode_*_linux_$arch.tar.gz -C "$work/$arch.tar"
 	cmp "$work/$arch.tar/kbnode" "$root/usr/bin/kbnode" || wrong "archive and .deb for $arch differ"
+	for schema in "$work/$arch.tar/config.schema.json" "$root/usr/share/kbnode/config.schema.json"; do
+		cmp ../packaging/config.schema.json "$schema" || wrong "$schema is not the schema of packaging"
+	done
+	unit=$root/usr/lib/systemd/system/kbnode-install.service
+	cmp ../packaging/kbnode-install.service "$unit" || wrong "the unit for $arch is not the one of packaging"
 done
 "$work/amd64.deb/usr/bin/kbnode" version --json | python3 -c '
 import json, sys
@@ -78,7 +83,7 @@ for rpm in *.rpm; do
 		wrong "$rpm has files that others than root own or write"
 	fi
 	scripts=$(rpm -qp --scripts "$rpm" 2>/dev/null)
-	case $scripts in *postinstall*preuninstall*) ;; *) wrong "$rpm lacks scripts: $scripts" ;; esac
+	case $scripts in *postinstall*preuninstall*postuninstall*) ;; *) wrong "$rpm lacks scripts: $scripts" ;; esac
 	mkdir "$work/$arch.rpm"
 	# It ends with 1 although it is done; what is missing is seen below.
 	(cd "$work/$arch.rpm" && { rpm2cpio "$one/$rpm" || :; } | cpio -idm --quiet --no-absolute-filenames 2>/dev/null)

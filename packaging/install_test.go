@@ -172,7 +172,8 @@ func node(t *testing.T, files ...string) string {
 	return root
 }
 
-// TestMaintainerScripts runs each with what dpkg and rpm give it, twice.
+// TestMaintainerScripts runs each with what dpkg and rpm give it, twice. Only a removal
+// has anything to ask of systemd, for whose root these are not.
 func TestMaintainerScripts(t *testing.T) {
 	t.Parallel()
 	const units = "etc/systemd/system/"
@@ -213,14 +214,24 @@ func TestMaintainerScripts(t *testing.T) {
 	} {
 		t.Run(tt.script+" "+tt.args, func(t *testing.T) {
 			t.Parallel()
-			root := node(t, tt.files...)
+			root, bin := node(t, tt.files...), t.TempDir()
+			stub := "#!/bin/sh\necho \"$*\" >>" + bin + "/asked\n"
+			if err := os.WriteFile(filepath.Join(bin, "systemctl"), []byte(stub), 0o755); err != nil {
+				t.Fatal(err)
+			}
 			for range 2 {
 				cmd := exec.CommandContext(t.Context(), "sh", append([]string{"scripts/" + tt.script}, strings.Fields(tt.args)...)...)
-				cmd.Env = append(os.Environ(), "DPKG_ROOT="+root)
+				cmd.Env = append(os.Environ(), "DPKG_ROOT="+root, "PATH="+bin+":"+os.Getenv("PATH"))
 				out, err := cmd.CombinedOutput()
 				if (err != nil) != tt.refuses || (tt.says == "") != (len(out) == 0) || !strings.Contains(string(out), tt.says) {
 					t.Errorf("%v, and says\n%s\nwant %q", err, out, tt.says)
 				}
+			}
+			what, _, _ := strings.Cut(tt.args, " ")
+			removed := tt.script == "prerm" && !tt.refuses && (what == "remove" || what == "0")
+			asked, _ := os.ReadFile(filepath.Join(bin, "asked"))
+			if disable := "--quiet --no-reload --root=" + root + " disable kbnode-install.service\n"; removed && string(asked) != disable+disable || !removed && len(asked) > 0 {
+				t.Errorf("systemd is asked to\n%s", asked)
 			}
 			want := tt.left
 			if want == nil {
