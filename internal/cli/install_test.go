@@ -33,6 +33,26 @@ func TestUsableBinary(t *testing.T) {
 	}
 }
 
+func TestWhatStays(t *testing.T) {
+	t.Parallel()
+	for exe, want := range map[string]string{
+		"/usr/bin/kbnode":       "The package kbnode stays; remove it with apt or dnf.",
+		"/usr/local/bin/kbnode": "The binary /usr/local/bin/kbnode stays; delete it by hand.",
+	} {
+		if got := whatStays(exe); got != want {
+			t.Errorf("uninstall by %s ends with %q, want %q", exe, got, want)
+		}
+	}
+	// What is compared is where the packages have it.
+	text, err := os.ReadFile("../../.goreleaser.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(text), "bindir: "+filepath.Dir(packagedBinary)+"\n") {
+		t.Errorf("the packages do not put kbnode to %s", packagedBinary)
+	}
+}
+
 func TestFindToken(t *testing.T) {
 	t.Parallel()
 	const fromFile, fromEnv, kept, old, older = "token-from-file", "token-from-env", "token-kept", "token-old", "token-older"

@@ -118,10 +118,14 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 	if err != nil {
 		return fmt.Errorf("find kbnode's own path: %w", err)
 	}
-	stays := "The binary " + exe + " stays; delete it by hand."
-	if exe == packagedBinary {
-		stays = "The package kbnode stays; remove it with apt or dnf."
-	}
-	_, err = fmt.Fprintf(s.Out, "Removed: %s made. %s\n", changesWere(len(result.Applied)), stays)
+	_, err = fmt.Fprintf(s.Out, "Removed: %s made. %s\n", changesWere(len(result.Applied)), whatStays(exe))
 	return err
+}
+
+// whatStays says who takes away the binary that uninstall ran from.
+func whatStays(exe string) string {
+	if exe == packagedBinary {
+		return "The package kbnode stays; remove it with apt or dnf."
+	}
+	return "The binary " + exe + " stays; delete it by hand."
 }

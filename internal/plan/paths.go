@@ -14,7 +14,10 @@ const (
 	ParentSlice   = "buildkite.slice"
 	NodeService   = "kbnode.service"
 	NodeTimer     = "kbnode.timer"
-	LockPath      = "/run/kbnode.lock"
+	// InstallService is the packages' own unit, which runs install at the first boot of a
+	// machine whose image has it enabled.
+	InstallService = "kbnode-install.service"
+	LockPath       = "/run/kbnode.lock"
 
 	agentsDir = "/var/lib/buildkite-agent"
 	disksDir  = agentsDir + "/disks"

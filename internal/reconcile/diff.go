@@ -131,6 +131,9 @@ func (d *differ) retire() {
 // retires says whether a unit that is not planned is ours to stop: its file is
 // ours, or it has none and only the name is left.
 func (d *differ) retires(name string) bool {
+	if name == plan.InstallService {
+		return d.s.Units[name].Enabled
+	}
 	file, ok := d.s.paths[plan.UnitDir+"/"+name]
 	if ok {
 		return file.marked

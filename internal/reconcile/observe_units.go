@@ -58,6 +58,9 @@ func (o *observer) units(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if empty(o.p) && enabled[plan.InstallService] {
+		names[plan.InstallService] = true // or what is uninstalled is back after the next boot
+	}
 	units, err := o.h.Systemd.Units(ctx, slices.Sorted(maps.Keys(names))...)
 	if err != nil {
 		return err
