@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -20,6 +19,7 @@ import (
 // builder makes templates. Its owner holds the lock of the cache.
 type builder struct {
 	cache, agent, guestd string
+	suite                suite
 	log                  *slog.Logger
 }
 
@@ -60,7 +60,7 @@ func (b *builder) make(ctx context.Context, dir string) error {
 
 // trees returns the directory of the Debian trees, which only rootfs.sh decides on.
 func (b *builder) trees(ctx context.Context) (string, error) {
-	script, err := imageFS.ReadFile("image/rootfs.sh")
+	script, err := b.suite.script("rootfs.sh")
 	if err != nil {
 		return "", err
 	}
@@ -86,11 +86,7 @@ func (b *builder) trees(ctx context.Context) (string, error) {
 
 func (b *builder) unpackSource(dir string) (string, error) {
 	src := filepath.Join(dir, "src")
-	sub, err := fs.Sub(imageFS, "image")
-	if err != nil {
-		return "", err
-	}
-	return src, os.CopyFS(src, sub)
+	return src, b.suite.unpack(src)
 }
 
 // initrd packs the initramfs, reads the firmware's processor table with it, and
@@ -196,7 +192,7 @@ func (b *builder) prepare(ctx context.Context, m *VM, state string) error {
 		return errors.Join(err, fmt.Errorf("the guest is %s", state))
 	}
 	b.log.Info("machine being warmed up")
-	r, err := m.Run(ctx, strings.NewReader(warmUp), "bash", "-eux")
+	r, err := m.Run(ctx, bytes.NewReader(b.suite.text([]byte(warmUp))), "bash", "-eux")
 	if err != nil {
 		return err
 	}

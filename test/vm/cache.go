@@ -53,6 +53,9 @@ func (b *builder) key(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := b.suite.sum(h); err != nil {
+		return "", err
+	}
 	for _, path := range []string{b.agent, b.guestd} {
 		if err := hashFile(h, path); err != nil {
 			return "", err

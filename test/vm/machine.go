@@ -27,17 +27,31 @@ type Machine struct {
 	t  testing.TB
 }
 
-var template = sync.OnceValues(func() (*Template, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Minute)
-	defer cancel()
-	return Ensure(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)))
-})
+var templates = map[string]func() (*Template, error){Trixie: once(Trixie), Bookworm: once(Bookworm)}
+
+func once(debian string) func() (*Template, error) {
+	return sync.OnceValues(func() (*Template, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), 40*time.Minute)
+		defer cancel()
+		return Ensure(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)), debian)
+	})
+}
 
 // Fork returns a fresh machine that is up, with the tools of InstallTools in it and
 // the stand-in for Buildkite serving on the guest's loopback. It ends with the
 // test; if that failed, its logs are kept.
 func Fork(t testing.TB) *Machine {
 	t.Helper()
+	return ForkOn(t, Trixie)
+}
+
+// ForkOn is Fork on another Debian, whose template is made when it is first asked for.
+func ForkOn(t testing.TB, debian string) *Machine {
+	t.Helper()
+	template, ok := templates[debian]
+	if !ok {
+		t.Fatalf("the rig has no Debian %q", debian)
+	}
 	tpl, err := template()
 	if err != nil {
 		t.Fatalf("no virtual machine: %v", err)

@@ -14,7 +14,8 @@ shopt -s nullglob
 again=()
 for dir in "$logs"/*/; do
   grep -qE "$died" "$dir"/{serial,qemu}.log || exit 1
-  again+=("$(basename "$dir")")
+  dir=$(basename "$dir")
+  again+=("${dir%%-*}") # of a part, the whole
 done
 [ ${#again[@]} -gt 0 ] || exit 1
 echo "The guest's kernel or its emulator died; once more: ${again[*]}"

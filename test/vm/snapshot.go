@@ -68,4 +68,4 @@ func ForkOf(t testing.TB, from *Template) *Machine {
 }
 
 // Base is the template that Fork uses.
-func Base() (*Template, error) { return template() }
+func Base() (*Template, error) { return templates[Trixie]() }

@@ -2,7 +2,6 @@ package vm
 
 import (
 	"context"
-	"embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,9 +12,6 @@ import (
 	"syscall"
 )
 
-//go:embed all:image
-var imageFS embed.FS
-
 // Template is a booted machine on disk, ready to be forked.
 type Template struct {
 	dir string
@@ -23,11 +19,15 @@ type Template struct {
 	use *os.File // shared lock: pruning leaves the directory alone
 }
 
-// Ensure returns the template for this source, agent and QEMU, and makes it if
+// Ensure returns a Debian's template for this source, agent and QEMU, and makes it if
 // the cache does not have it: a few minutes, and root (or sudo) for the image.
 // The cache is $KBNODE_VM_CACHE, else kbnode/vm in the user's cache directory;
 // $AGENT names the buildkite-agent that goes into the image.
-func Ensure(ctx context.Context, log *slog.Logger) (*Template, error) {
+func Ensure(ctx context.Context, log *slog.Logger, debian string) (*Template, error) {
+	suite, err := suiteOf(debian)
+	if err != nil {
+		return nil, err
+	}
 	cache, err := cacheDir()
 	if err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func Ensure(ctx context.Context, log *slog.Logger) (*Template, error) {
 	}
 	defer func() { _ = lock.Close() }()
 
-	b := &builder{cache: cache, agent: agent, log: log}
+	b := &builder{cache: cache, agent: agent, suite: suite, log: log}
 	if err := b.clean(); err != nil {
 		return nil, err
 	}

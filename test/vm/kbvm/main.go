@@ -38,7 +38,7 @@ func run(ctx context.Context, args []string) (code int, err error) {
 	if !ok {
 		return 2, fmt.Errorf("there is no %q; say image, shell or demo", args[0])
 	}
-	t, err := vm.Ensure(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	t, err := vm.Ensure(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)), vm.Trixie)
 	if err != nil || command == nil {
 		return 0, err
 	}

@@ -1,0 +1,183 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/vm"
+)
+
+// packageState is machineState and what a package could leave, without dpkg's own books
+// of what was there before.
+const packageState = `{ ` + machineState + `
+	find /usr -name '*kbnode*'
+	findmnt -rno TARGET,SOURCE | grep -E 'kbnode|buildkite|gpu-[0-9]' || true
+	dpkg-query -W -f '${binary:Package} ${db:Status-Abbrev}\n'
+	} | grep -Ev '^/var/lib/(apt(/[^ ]*)?|dpkg/(status|available|diversions|statoverride)(-old)?|dpkg/lock.*|dpkg/triggers/.*|dpkg/updates.*) '`
+
+// openingGPU is a job that opens its GPU, waits to be told, and opens it again.
+const openingGPU = `steps:
+  - command: |
+      (exec 3<>/dev/nvidia5) 2>&1 || true
+      until test -e /end; do sleep 1; done
+      (exec 3<>/dev/nvidia5) 2>&1 || true
+      echo slept well
+    agents: {queue: b200, gpu-index: "5"}
+    plugins:
+      - docker#v5.11.0: {image: "busybox:test", gpus: all}
+`
+
+// guardsNow counts the guards that run what lies at /usr/bin/kbnode now.
+const guardsNow = `for k in 0 1 2 3 4 5 6 7; do readlink /proc/$(systemctl show -P MainPID kbnode-guard-gpu$k)/exe; done | grep -cx /usr/bin/kbnode || true`
+
+const (
+	aptInstall = "DEBIAN_FRONTEND=noninteractive apt-get install -y /root/%s.deb"
+	isPackage  = `test "$(dpkg-query -W -f '${db:Status-Status}' kbnode)" = %s`
+)
+
+// packaged is a machine with the .debs of make debs in /root, and no kbnode.
+func packaged(t *testing.T, debian string) *vm.Machine {
+	t.Helper()
+	texts := map[string]string{}
+	for _, name := range []string{"old.deb", "new.deb"} {
+		text, err := os.ReadFile(filepath.Join(os.Getenv("KBNODE_DEBS"), name))
+		if err != nil {
+			t.Fatalf("%v; type make test-packages, which makes it", err)
+		}
+		texts[name] = string(text)
+	}
+	m := vm.ForkOn(t, debian)
+	m.Sh("rm /usr/local/bin/kbnode; mkdir -p /var/cache/apt/archives/partial /var/lib/apt/lists/partial")
+	m.Put("/root/token", 0o600, tokenLine+"\n")
+	for name, text := range texts {
+		m.Put("/root/"+name, 0o644, text)
+	}
+	return m
+}
+
+// TestPackage lives through what a machine sees of the .deb: installed, upgraded beside a
+// job, also badly, removed, purged, and bringing up a node at the first boot.
+func TestPackage(t *testing.T) {
+	t.Parallel()
+	for _, debian := range []string{vm.Trixie, vm.Bookworm} {
+		t.Run(debian, func(t *testing.T) {
+			t.Parallel()
+			m := packaged(t, debian)
+			m.Put("/root/job.yml", 0o600, openingGPU)
+			before := m.Sh(packageState)
+			t.Run("install", func(t *testing.T) {
+				m.Sh(fmt.Sprintf(aptInstall, "old"))
+				if got := m.Sh("kbnode version; systemctl is-enabled kbnode-install || true; systemctl list-units --all --plain --no-legend '*kbnode*'"); !strings.Contains(got, "scenario.1") || !strings.HasSuffix(got, "\ndisabled") {
+					t.Errorf("the package alone gives %s", got)
+				}
+				m.Sh(installCommand + "; bkstub wait-agents --count 8 --timeout 5m")
+				allIdle(t, m, 5)
+			})
+			t.Run("upgrade beside a job", func(t *testing.T) { upgradePackage(t, m) })
+			t.Run("removal", func(t *testing.T) { removePackage(t, m, before) })
+			t.Run("first boot", func(t *testing.T) { firstBoot(t, m, debian, before) })
+		})
+	}
+}
+
+// upgradePackage spoils the upgrade twice before it does it.
+func upgradePackage(t *testing.T, m *vm.Machine) {
+	job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/job.yml --wait")
+	m.Wait("the job's container", "docker ps -q | grep -q .")
+	agents := m.Sh("systemctl show -P MainPID buildkite-agent-gpu5 kbnode-guard-gpu5")
+
+	// A full disk: the probe's directory is one, and has the old one in it.
+	m.Sh(`mkdir /run/full; mount -t tmpfs -o size=$(($(du -sk /usr/libexec/kbnode | cut -f1) + 64))k full /run/full
+		cp -a /usr/libexec/kbnode/. /run/full; mount --bind /run/full /usr/libexec/kbnode`)
+	r := m.Try("dpkg -i /root/new.deb")
+	m.Sh("umount /usr/libexec/kbnode; umount /run/full; rmdir /run/full; kbnode version | grep scenario.1")
+	if r.Code == 0 || !strings.Contains(r.Stderr, "No space left on device") {
+		t.Errorf("on a full disk: exit %d, %s%s", r.Code, r.Stdout, r.Stderr)
+	}
+	for _, after := range []string{"1", "2.5", "4"} {
+		m.Sh("dpkg -i /root/new.deb >/dev/null 2>&1 & sleep " + after + "; kill -9 $! || true; wait $! || true; dpkg --configure -a || true; kbnode version | grep scenario")
+	}
+	m.Sh("dpkg -i /root/new.deb; " + fmt.Sprintf(isPackage, "installed") + "; kbnode version | grep scenario.2")
+
+	m.Wait("the idle slots", "test $("+guardsNow+") = 7")
+	if got := m.Sh("systemctl show -P MainPID buildkite-agent-gpu5 kbnode-guard-gpu5"); got != agents {
+		t.Errorf("agent and guard of the busy slot are %q, and were %q", got, agents)
+	}
+	m.Wait("the daemon", "readlink /proc/$(systemctl show -P MainPID kbnode)/exe | grep -qx /usr/bin/kbnode")
+
+	if r := m.Try("DEBIAN_FRONTEND=noninteractive apt-get remove -y kbnode"); r.Code == 0 || !strings.Contains(r.Stdout+r.Stderr, "Type sudo kbnode uninstall first") {
+		t.Errorf("the removal from a node: exit %d, %s%s", r.Code, r.Stdout, r.Stderr)
+	}
+	m.Sh(fmt.Sprintf(isPackage, "installed") + "; test -x /usr/bin/kbnode; systemctl is-active kbnode")
+	m.Sh("docker exec $(docker ps -q) touch /end")
+	if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") || strings.Count(r.Stdout, "No such device or address") != 2 {
+		t.Errorf("the job ended with %d: %s", r.Code, r.Stdout)
+	}
+	m.Wait("the busy slot", "test $("+guardsNow+") = 8")
+	allIdle(t, m, 5)
+	m.Sh("bkstub submit --queue b200 --wait")
+}
+
+func removePackage(t *testing.T, m *vm.Machine, before string) {
+	if out := m.Sh("kbnode uninstall"); !strings.Contains(out, "The package kbnode stays; remove it with apt or dnf.") {
+		t.Errorf("uninstall says %s", out)
+	}
+	m.Sh("DEBIAN_FRONTEND=noninteractive apt-get remove -y kbnode; test ! -e /usr/bin/kbnode")
+	m.Sh(fmt.Sprintf(aptInstall, "new") + "; kbnode version; mkdir -p /etc/kbnode; echo 'queue: b200' >/etc/kbnode/config.yaml")
+	m.Sh("DEBIAN_FRONTEND=noninteractive apt-get purge -y kbnode")
+	if diff := cmp.Diff(before, m.Sh(packageState)); diff != "" {
+		t.Errorf("a purge left: %s", diff)
+	}
+}
+
+// sinceBoot leaves out what a boot makes, but for kbnode's.
+func sinceBoot(state string) []string {
+	return slices.DeleteFunc(strings.Split(state, "\n"), func(line string) bool {
+		return strings.HasPrefix(line, "/run/") && !strings.Contains(line, "kbnode") && !strings.Contains(line, "buildkite")
+	})
+}
+
+// firstBoot is a machine whose image has package, configuration and token in it, and the
+// unit enabled. On Debian 12 the token comes late, and so does the node.
+func firstBoot(t *testing.T, m *vm.Machine, debian, before string) {
+	const token = "mkdir -p /etc/buildkite-agent; install -m 600 /root/token /etc/buildkite-agent/token"
+	m.Sh(fmt.Sprintf(aptInstall, "new") + "; systemctl enable kbnode-install")
+	m.Put("/etc/kbnode/config.yaml", 0o644, "queue: b200\nagent: {endpoint: http://127.0.0.1:8899/v3}\n")
+	if debian == vm.Trixie {
+		m.Sh(token)
+	}
+	m.Reboot()
+	if debian != vm.Trixie {
+		m.Wait("the refusal", "journalctl -b -u kbnode-install | grep -q 'no agent token is given'")
+		m.Sh("test ! -e /etc/systemd/system/kbnode.service; " + token)
+	}
+	m.Wait("the agents", "bkstub wait-agents --count 8 --timeout 10s")
+	allIdle(t, m, 5)
+	// What it wrote is what the next boot finds.
+	files := "find /etc/systemd/system /etc/kbnode /etc/buildkite-agent /usr/local/libexec/kbnode -type f -printf '%p %T@\n' | sort"
+	wrote := m.Sh(files)
+	m.Reboot()
+	m.Wait("the agents", "bkstub wait-agents --count 8 --timeout 10s")
+	if got := m.Sh("systemctl show -P ConditionResult -P ExecMainStartTimestampMonotonic kbnode-install"); got != "no\n0" && got != "0\nno" {
+		t.Errorf("the unit ran on a node: %q", got)
+	}
+	if diff := cmp.Diff(wrote, m.Sh(files)); diff != "" {
+		t.Errorf("the second boot wrote: %s", diff)
+	}
+	m.Sh("kbnode uninstall")
+	if got := m.Try("systemctl is-enabled kbnode-install").Stdout; got != "disabled\n" {
+		t.Errorf("after uninstall the unit is %s", got)
+	}
+	m.Sh("DEBIAN_FRONTEND=noninteractive apt-get purge -y kbnode; rm /etc/buildkite-agent/token; rmdir /etc/buildkite-agent")
+	if diff := cmp.Diff(sinceBoot(before), sinceBoot(m.Sh(packageState))); diff != "" {
+		t.Errorf("a purge left: %s", diff)
+	}
+}

@@ -1,0 +1,41 @@
+package vm
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestSuites: what a suite has instead of something stands there, and what is not named in
+// the scripts' own words would be left as it is.
+func TestSuites(t *testing.T) {
+	t.Parallel()
+	for _, s := range suites {
+		all := warmUp
+		for _, name := range []string{"rootfs.sh", "disk.sh"} {
+			text, err := imageFS.ReadFile("image/" + name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all += string(text)
+		}
+		made := string(s.text([]byte(all)))
+		for i := 0; i < len(s.instead); i += 2 {
+			if !strings.Contains(all, s.instead[i]) {
+				t.Errorf("%s: nothing says %q", s.name, s.instead[i])
+			}
+			if strings.Contains(made, s.instead[i]) {
+				t.Errorf("%s: %q is left", s.name, s.instead[i])
+			}
+		}
+		if !strings.Contains(made, "suite="+s.name+"\n") {
+			t.Errorf("%s is not what rootfs.sh makes", s.name)
+		}
+		dir := t.TempDir() + "/src"
+		if err := s.unpack(dir); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := suiteOf("sid"); err == nil {
+		t.Error("a Debian that is not there is taken")
+	}
+}
