@@ -39,6 +39,8 @@ var suites = []suite{
 		",docker-cli", "", // docker.io has it
 		"python3.13", "python3.11",
 		`xz -dc "$root$module"`, `cat "$root$module"`, // its modules are not compressed
+		"--show-depends virtio_blk", "--show-depends -a virtio_pci virtio_blk", // which has Trixie's kernel built in
+		"for m in /*.ko;", "for m in /*.ko /*.ko;", // what one needs may come after it
 		"--device nvidia.com/gpu=0", "--gpus device=0",
 	}},
 }
@@ -50,6 +52,9 @@ func suiteOf(name string) (suite, error) {
 	}
 	return suites[i], nil
 }
+
+// scripts are those of image/ that suites change.
+var scripts = []string{"rootfs.sh", "disk.sh", "initramfs/init"}
 
 // text is a script of image/'s as this suite has it.
 func (s suite) text(script []byte) []byte {
@@ -71,7 +76,7 @@ func (s suite) unpack(dir string) error {
 	if err := os.CopyFS(dir, sub); err != nil {
 		return err
 	}
-	for _, name := range []string{"rootfs.sh", "disk.sh"} {
+	for _, name := range scripts {
 		text, err := s.script(name)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, name), text, 0o644)

@@ -11,7 +11,7 @@ func TestSuites(t *testing.T) {
 	t.Parallel()
 	for _, s := range suites {
 		all := warmUp
-		for _, name := range []string{"rootfs.sh", "disk.sh"} {
+		for _, name := range scripts {
 			text, err := imageFS.ReadFile("image/" + name)
 			if err != nil {
 				t.Fatal(err)
