@@ -102,10 +102,13 @@ func upgradePackage(t *testing.T, m *vm.Machine) {
 	if r.Code == 0 || !strings.Contains(r.Stderr, "No space left on device") {
 		t.Errorf("on a full disk: exit %d, %s%s", r.Code, r.Stdout, r.Stderr)
 	}
-	for _, after := range []string{"1", "2.5", "4"} {
-		m.Sh("dpkg -i /root/new.deb >/dev/null 2>&1 & sleep " + after + "; kill -9 $! || true; wait $! || true; dpkg --configure -a || true; kbnode version | grep scenario")
+	for _, after := range []string{"0", "1", "3"} {
+		out := m.Sh(fmt.Sprintf(`dpkg -i /root/new.deb >/dev/null 2>&1 & p=$!
+			while kill -0 $p && ! test -e /usr/bin/kbnode.dpkg-new; do sleep 0.1; done; sleep %s; kill -9 $p || true; wait $p || true
+			dpkg-query -W -f '${db:Status-Status}\n' kbnode; dpkg --configure -a || true; kbnode version`, after))
+		t.Logf("killed %s s after dpkg began to unpack: %s", after, out)
 	}
-	m.Sh("dpkg -i /root/new.deb; " + fmt.Sprintf(isPackage, "installed") + "; kbnode version | grep scenario.2")
+	m.Sh(fmt.Sprintf(aptInstall, "new") + "; " + fmt.Sprintf(isPackage, "installed") + "; kbnode version | grep scenario.2")
 
 	m.Wait("the idle slots", "test $("+guardsNow+") = 7")
 	if got := m.Sh("systemctl show -P MainPID buildkite-agent-gpu5 kbnode-guard-gpu5"); got != agents {
