@@ -117,7 +117,8 @@ if [ "$(id -u)" != 0 ]; then
 	exit $bad
 fi
 root=$work/rpm
-mkdir -p "$root/etc/systemd/system"
+mkdir -p "$root/etc/systemd/system" "$root/dev"
+mknod -m 666 "$root/dev/null" c 1 3
 for program in /bin/sh /bin/grep /bin/cat; do
 	for file in "$program" $(ldd "$program" | grep -o '/[^ ]*'); do
 		[ -e "$root$file" ] || install -D "$(readlink -f "$file")" "$root$file"
