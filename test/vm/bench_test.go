@@ -168,7 +168,7 @@ func BenchmarkRest(b *testing.B) {
 
 // slowness is by how much the emulated machine is slower than this one: the same
 // program runs here and there.
-func slowness(b *testing.B, m *vm.Machine) float64 {
+func slowness(b testing.TB, m *vm.Machine) float64 {
 	b.Helper()
 	const starts = 20
 	var here time.Duration
@@ -183,7 +183,7 @@ func slowness(b *testing.B, m *vm.Machine) float64 {
 	return (there[0] + there[1]) / here.Seconds()
 }
 
-func numbers(b *testing.B, text string) []float64 {
+func numbers(b testing.TB, text string) []float64 {
 	b.Helper()
 	var all []float64
 	for word := range strings.FieldsSeq(text) {

@@ -32,7 +32,7 @@ vm-deps:
 	fi
 
 # What takes long and is worth a run of its own when the isolation changes.
-VM_ATTACKS := ^(TestAcceptance|TestAttack|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestNetwork|TestPackage|TestPipelines|TestQuiet|TestRotation|TestSelftest|TestUpgradeAgents)$$
+VM_ATTACKS := ^(TestAcceptance|TestAttack|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestNetwork|TestPackage|TestPipelines|TestQuiet|TestRotation|TestSelftest|TestTutorial|TestUpgradeAgents)$$
 
 .PHONY: test-vm
 test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of them
@@ -57,6 +57,10 @@ vm-image: vm-ready ## make the virtual machine's template, if it is not cached
 .PHONY: vm-shell
 vm-shell: vm-ready ## a prompt in a virtual machine with kbnode installed
 	@$(VM_ENV) go run ./test/vm/kbvm shell
+
+.PHONY: vm-tutorial
+vm-tutorial: vm-ready debs ## a prompt in a virtual machine that has only kbnode's package, for docs/tutorial.md
+	@$(VM_ENV) go run ./test/vm/kbvm tutorial
 
 .PHONY: demo
 demo: vm-ready ## build, boot, install, run a job, show status and result

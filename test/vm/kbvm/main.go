@@ -27,16 +27,17 @@ func main() {
 
 func run(ctx context.Context, args []string) (code int, err error) {
 	commands := map[string]func(context.Context, *vm.VM) (int, error){
-		"image": nil,
-		"shell": shell,
-		"demo":  demo,
+		"image":    nil,
+		"shell":    shell,
+		"tutorial": tutorial,
+		"demo":     demo,
 	}
 	if len(args) != 1 {
-		return 2, errors.New("say image, shell or demo")
+		return 2, errors.New("say image, shell, tutorial or demo")
 	}
 	command, ok := commands[args[0]]
 	if !ok {
-		return 2, fmt.Errorf("there is no %q; say image, shell or demo", args[0])
+		return 2, fmt.Errorf("there is no %q; say image, shell, tutorial or demo", args[0])
 	}
 	t, err := vm.Ensure(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)), vm.Trixie)
 	if err != nil || command == nil {

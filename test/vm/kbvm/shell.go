@@ -13,8 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
-// shell installs kbnode in the machine and opens a prompt on the terminal. If
-// standard input is none, it is run as a bash script.
+// shell installs kbnode in the machine and opens a prompt.
 func shell(ctx context.Context, m *vm.VM) (code int, err error) {
 	fmt.Fprintf(os.Stderr, "# %s\n", installCommand)
 	code, err = m.Stream(ctx, os.Stderr, os.Stderr, "bash", "-c", installCommand)
@@ -24,6 +23,20 @@ func shell(ctx context.Context, m *vm.VM) (code int, err error) {
 	if code != 0 {
 		fmt.Fprintf(os.Stderr, "exit status %d\n", code)
 	}
+	return prompt(ctx, m, "A machine of your own; exit ends it. Try kbnode status, bkstub submit --queue b200 --wait, sim-gpu lose 3.")
+}
+
+// tutorial opens a prompt where nothing of kbnode is but its package.
+func tutorial(ctx context.Context, m *vm.VM) (code int, err error) {
+	if err := m.Bare(ctx); err != nil {
+		return 1, err
+	}
+	return prompt(ctx, m, "The machine of docs/tutorial.md; exit ends it.")
+}
+
+// prompt opens one on the terminal. If standard input is none, it is run as a bash
+// script.
+func prompt(ctx context.Context, m *vm.VM, greeting string) (code int, err error) {
 	fd := int(os.Stdin.Fd())
 	if !term.IsTerminal(fd) {
 		r, err := m.Run(ctx, os.Stdin, "bash")
@@ -31,7 +44,7 @@ func shell(ctx context.Context, m *vm.VM) (code int, err error) {
 		fmt.Print(r.Stdout)
 		return r.Code, err
 	}
-	fmt.Fprintln(os.Stderr, "A machine of your own; exit ends it. Try kbnode status, bkstub submit --queue b200 --wait, sim-gpu lose 3.")
+	fmt.Fprintln(os.Stderr, greeting)
 	before, err := term.MakeRaw(fd)
 	if err != nil {
 		return 1, err
