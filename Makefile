@@ -117,7 +117,7 @@ package-files: $(PACKAGE_ARCHES:%=$(PROBE)/%/kbnode-nvml.gz)
 test: check test-long test-db test-vm ## everything: check and what it leaves out for time, the results database, then the scenarios in the virtual machine
 
 .PHONY: check
-check: lint hooks-lint unit ## lint, unit tests under the race detector
+check: lint hooks-lint spell unit ## lint, spelling, unit tests under the race detector
 
 .PHONY: lint
 lint: $(LINT)
@@ -126,6 +126,13 @@ lint: $(LINT)
 .PHONY: hooks-lint
 hooks-lint: | deps-check
 	shellcheck -x hooks/environment hooks/pre-bootstrap hooks/pre-artifact hooks/pre-exit hooks/agent-startup .ci/run packaging/scripts/* $$(git ls-files -co --exclude-standard -- '*.sh')
+
+# Names and deliberate typos that look like a word misspelt. Test data is what it is.
+SPELT := ane,debgu,inflight,inforce,nce,nd,passtime,renderd,te,ue,ues,updat
+
+.PHONY: spell
+spell: | deps-check ## misspelt words in documents, comments and messages
+	git ls-files -co --exclude-standard -- . ':!:go.sum' ':!:*/testdata/*' ':!:*.svg' | xargs -d '\n' codespell --ignore-words-list $(SPELT)
 
 .PHONY: unit
 unit: $(AGENT) | deps-build deps-check
@@ -195,6 +202,7 @@ deps-build:
 .PHONY: deps-check
 deps-check:
 	$(call need,shellcheck,shellcheck)
+	$(call need,codespell,codespell)
 	$(call need,python3,python3)
 
 .PHONY: clean
