@@ -62,20 +62,6 @@ func files(t *testing.T, dir string) []string {
 	return found
 }
 
-// pages are what people read: the Markdown files.
-func pages(t *testing.T) []string {
-	t.Helper()
-	list := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
-	for _, dir := range []string{"docs", "test"} {
-		for _, f := range files(t, dir) {
-			if path.Ext(f) == ".md" {
-				list = append(list, f)
-			}
-		}
-	}
-	return list
-}
-
 func TestPackageComments(t *testing.T) {
 	t.Parallel()
 	// Of files for either of two cases, those with cgo and for the rig count.
@@ -270,49 +256,6 @@ func TestCommandsExist(t *testing.T) {
 			t.Errorf("no page shows kbnode %s: %v", name, slices.Sorted(maps.Keys(seen)))
 		}
 	}
-}
-
-var link = regexp.MustCompile(`\]\(([^()\s]+)\)`)
-
-func TestLinks(t *testing.T) {
-	t.Parallel()
-	linked := map[string]bool{}
-	for _, page := range pages(t) {
-		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(read(t, page), ""), -1) {
-			target, anchor, _ := strings.Cut(m[1], "#")
-			if strings.Contains(target, "://") {
-				continue
-			}
-			file := page
-			if target != "" {
-				file = path.Join(path.Dir(page), target)
-			}
-			linked[file] = linked[file] || file != page
-			info, err := os.Stat(filepath.Join(root, file))
-			if err != nil {
-				t.Errorf("%s links to %s, which is not there", page, m[1])
-				continue
-			}
-			if anchor != "" && !info.IsDir() && !slices.Contains(anchors(read(t, file)), anchor) {
-				t.Errorf("%s links to %s, and that page has no such heading", page, m[1])
-			}
-		}
-	}
-	for _, f := range files(t, "docs") {
-		if !linked[f] && !linked[path.Dir(f)] {
-			t.Errorf("no page links to %s", f)
-		}
-	}
-}
-
-// anchors are the headings of a page as links name them.
-func anchors(text string) []string {
-	var list []string
-	for _, m := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(text, -1) {
-		heading := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(m[1]), "")
-		list = append(list, strings.ReplaceAll(heading, " ", "-"))
-	}
-	return list
 }
 
 func TestHooks(t *testing.T) {
