@@ -28,11 +28,11 @@ func pages(t *testing.T) []string {
 
 var link = regexp.MustCompile(`\]\(([^()\s]+)\)`)
 
-// TestLinks follows each link within the repository, to the heading. Each page can be
-// reached by one.
+// TestLinks follows each link within the repository, to the heading. Each page of docs
+// can be reached by one, and leads on.
 func TestLinks(t *testing.T) {
 	t.Parallel()
-	linked := map[string]bool{}
+	linked, leads := map[string]bool{}, map[string]bool{}
 	for _, page := range pages(t) {
 		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(read(t, page), ""), -1) {
 			target, anchor, _ := strings.Cut(m[1], "#")
@@ -44,6 +44,7 @@ func TestLinks(t *testing.T) {
 				file = path.Join(path.Dir(page), target)
 			}
 			linked[file] = linked[file] || file != page
+			leads[page] = leads[page] || file != page
 			info, err := os.Stat(filepath.Join(root, file))
 			if err != nil {
 				t.Errorf("%s links to %s, which is not there", page, m[1])
@@ -57,6 +58,9 @@ func TestLinks(t *testing.T) {
 	for _, f := range files(t, "docs") {
 		if !linked[f] && !linked[path.Dir(f)] {
 			t.Errorf("no page links to %s", f)
+		}
+		if path.Ext(f) == ".md" && !leads[f] {
+			t.Errorf("%s is a dead end: it links to no other page", f)
 		}
 	}
 }

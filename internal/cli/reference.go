@@ -22,7 +22,8 @@ func Reference() string {
 	b.WriteString("# Commands\n\n" +
 		"Standard output is the answer, standard error everything else. Exit codes: 0 done, 1 no,\n" +
 		"2 wrong usage. `kbnode COMMAND --help` says the same as this page, which\n" +
-		"`go test ./internal -update` writes.\n")
+		"`go test ./internal -update` writes. By task they are in [install](install.md),\n" +
+		"[operating a node](operations.md) and [for operators](operators.md).\n")
 	root := Commands()
 	var hidden []string
 	for _, cmd := range root.Commands() {

@@ -51,7 +51,8 @@ func document(t *testing.T) []byte {
 
 What `+"`kbnode inventory --json`"+` prints. This page is made from the types in
 internal/inventory/inventory.go. `+"`schema`"+` is %d and rises when a field changes its
-meaning or goes away, not when one is added.
+meaning or goes away, not when one is added. What kbnode makes of it is in [plan and
+status](plan.md).
 `, Schema)
 	for _, decl := range file.Decls {
 		gen, ok := decl.(*ast.GenDecl)
