@@ -11,11 +11,11 @@ import (
 // empty where it is.
 //
 // A line … stands for any lines, also for none, and … in a line for any text. Blanks
-// compare as one, since columns are as wide as what stands in them. Days, times of day,
-// durations and identifiers are not the same twice: one stands for another of its form.
+// compare as one, since columns are as wide as what stands in them, and lines without
+// anything do not count. Days, times of day, durations and identifiers are not the same
+// twice: one stands for another of its form.
 func Differ(want, got string) string {
-	text := flat(got)
-	lines := strings.Split(strings.TrimSpace(want), "\n")
+	lines, text := flat(want), strings.Join(flat(got), "\n")
 	if pattern(lines, `$`).MatchString(text) {
 		return ""
 	}
@@ -29,13 +29,14 @@ func Differ(want, got string) string {
 	return fmt.Sprintf("line %d, %q, does not come there", n+1, lines[n])
 }
 
-// flat is text with each line's blanks made one.
-func flat(text string) string {
-	var lines []string
-	for line := range strings.SplitSeq(strings.TrimSpace(text), "\n") {
-		lines = append(lines, strings.Join(strings.Fields(line), " "))
+// flat are the lines of a text that have something in them, with their blanks made one.
+func flat(text string) (lines []string) {
+	for line := range strings.SplitSeq(text, "\n") {
+		if words := strings.Fields(line); len(words) > 0 {
+			lines = append(lines, strings.Join(words, " "))
+		}
 	}
-	return strings.Join(lines, "\n")
+	return lines
 }
 
 // volatile are the forms of what is not the same twice.
@@ -61,19 +62,18 @@ var form = func() (list []*regexp.Regexp) {
 // pattern is what an output must be that the page has as these lines.
 func pattern(lines []string, end string) *regexp.Regexp {
 	lines = slices.Compact(slices.Clone(lines))
-	if len(lines) == 1 && strings.TrimSpace(lines[0]) == "…" {
+	if len(lines) == 1 && lines[0] == "…" {
 		return regexp.MustCompile(``)
 	}
 	var b strings.Builder
 	b.WriteString(`^`)
 	for i, line := range lines {
-		line = strings.Join(strings.Fields(line), " ")
 		if line == "…" {
 			// It takes the line break that stood before it, or the one after it.
 			b.WriteString(map[bool]string{true: `(?:.*\n)*?`, false: `(?:\n.*)*?`}[i == 0])
 			continue
 		}
-		if i > 1 || i == 1 && strings.TrimSpace(lines[0]) != "…" {
+		if i > 1 || i == 1 && lines[0] != "…" {
 			b.WriteString(`\n`)
 		}
 		last := 0
