@@ -48,7 +48,7 @@ build: build/kbnode-linux-amd64 build/kbnode-linux-arm64 ## static binaries for 
 	@ln -sf kbnode-linux-$(HOST_ARCH) build/kbnode
 	@file build/kbnode-linux-* 2>/dev/null || true
 
-SOURCES := $(shell git ls-files -co --exclude-standard -- '*.go' go.mod go.sum 'hooks/*' 'systemd/*' 2>/dev/null)
+SOURCES := $(shell git ls-files -co --exclude-standard -- '*.go' go.mod go.sum 'hooks/*' 'systemd/*' 'packaging/image/*' 2>/dev/null)
 
 # The NVML probe is the one cgo program; kbnode carries it inside, compressed.
 # -z lazy: go-nvml leaves symbols open that an older driver does not have.

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -48,7 +46,7 @@ func openUpdater() (*image.Updater, func(), error) {
 	}
 	node, err := image.OpenMachine(engine)
 	if err == nil && len(node.Policies) == 0 {
-		err = errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
+		err = image.ErrNoNode
 	}
 	if err != nil {
 		_ = engine.Close()
@@ -312,16 +310,4 @@ func printImages(w io.Writer, list imageList, now time.Time) {
 	for _, r := range list.Refused {
 		printf(w, "Not taken: %s since %s: %s\n", short(r.Digest), r.Time.Format(time.DateTime), r.Reason)
 	}
-}
-
-// dockerfileOf is the absolute path of a Dockerfile that was named.
-func dockerfileOf(name string) (string, error) {
-	info, err := os.Stat(name)
-	if err != nil {
-		return "", fmt.Errorf("read Dockerfile: %w", err)
-	}
-	if !info.Mode().IsRegular() {
-		return "", usagef("--dockerfile %s is no file; name the Dockerfile itself", name)
-	}
-	return filepath.Abs(name)
 }

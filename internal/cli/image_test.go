@@ -1,12 +1,7 @@
 package cli
 
 import (
-	"archive/tar"
 	"bytes"
-	"errors"
-	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -26,7 +21,6 @@ func TestImageUsage(t *testing.T) {
 		{[]string{"image", "update", "--auto", "x:1"}, "leave x:1 out"},
 		{[]string{"image", "update", "UP:PER:x"}, "is not the name of an image"},
 		{[]string{"image", "update", "a", "b"}, "kbnode image update --help shows what it takes"},
-		{[]string{"image", "build", "--dockerfile", "/dev"}, "--dockerfile /dev is no file"},
 		{[]string{"image", "updat"}, `unknown command "updat"`},
 		{[]string{"plan", "--root", ".", "--auto-update", "0 3 * *"}, `--auto-update: "0 3 * *" has 4 fields`},
 	} {
@@ -124,66 +118,5 @@ func TestBars(t *testing.T) {
 	quiet.end()
 	if b.Len() > 0 {
 		t.Errorf("without a terminal it says %q", b.String())
-	}
-}
-
-// TestBuildContext packs a Dockerfile's directory, and nothing that a link in it
-// leads to.
-func TestBuildContext(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	err := errors.Join(
-		os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte("FROM x"), 0o600),
-		os.MkdirAll(filepath.Join(dir, ".git/objects"), 0o755),
-		os.MkdirAll(filepath.Join(dir, "sub"), 0o755),
-		os.WriteFile(filepath.Join(dir, "sub/run.sh"), []byte("#!"), 0o755),
-		os.Symlink("/etc/passwd", filepath.Join(dir, "link")),
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
-	name, err := dockerfileOf(filepath.Join(dir, "Dockerfile"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	read := func(r io.ReadCloser) []string {
-		var got []string
-		for in := tar.NewReader(r); ; {
-			h, err := in.Next()
-			if errors.Is(err, io.EOF) {
-				return got
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			text, err := io.ReadAll(in)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got = append(got, h.Name+" "+h.Linkname+" "+string(text))
-		}
-	}
-	r, err := directory(filepath.Dir(name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff([]string{"Dockerfile  FROM x", "link /etc/passwd ", "sub/  ", "sub/run.sh  #!"}, read(r)); d != "" {
-		t.Error(d)
-	}
-	if d := cmp.Diff([]string{"D  FROM y"}, read(oneFile("D", "FROM y"))); d != "" {
-		t.Error(d)
-	}
-	f, err := os.Create(filepath.Join(dir, "huge"))
-	if err == nil {
-		err = errors.Join(f.Truncate(maxContext+1), f.Close())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r, err = directory(dir); err != nil {
-		t.Fatal(err)
-	}
-	if _, err = io.Copy(io.Discard, r); err == nil || !strings.Contains(err.Error(), "put the Dockerfile into a directory of its own") {
-		t.Errorf("%v, want a refusal", err)
 	}
 }

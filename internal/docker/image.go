@@ -109,16 +109,20 @@ func (e *Engine) Push(ctx context.Context, ref string, tell func(Progress)) erro
 	})
 }
 
-// Build makes an image of this name out of an archive with a Dockerfile, with
-// the engine's own builder.
-func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, tell func(Progress)) error {
+// Build makes an image of this name out of an archive with a Dockerfile and its
+// arguments, with the engine's own builder.
+func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, tell func(Progress)) error {
 	auths, err := allAuths(ctx)
 	if err != nil {
 		return err
 	}
+	values := map[string]*string{}
+	for name, value := range args {
+		values[name] = &value
+	}
 	return e.stream(ctx, "build "+ref, tell, func(ctx context.Context) (messages, error) {
 		res, err := e.api.ImageBuild(ctx, archive, client.ImageBuildOptions{
-			Tags: []string{ref}, Dockerfile: dockerfile, Remove: true, ForceRemove: true, AuthConfigs: auths, Version: build.BuilderV1,
+			Tags: []string{ref}, Dockerfile: dockerfile, BuildArgs: values, Remove: true, ForceRemove: true, AuthConfigs: auths, Version: build.BuilderV1,
 		})
 		if err != nil {
 			return nil, err
@@ -179,6 +183,9 @@ func (e *Engine) wrapPull(doing string, err error) error {
 	}
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case says("returned a non-zero code", "dockerfile parse error", "copy failed:", "add failed:"):
+		// A build's own, whatever else it says: no registry refuses anything.
+		return fmt.Errorf("%s: %s", doing, printable(err.Error()))
 	case says("no space left on device", "disk quota exceeded"):
 		return fmt.Errorf("%s: %w: %s", doing, ErrDiskFull, printable(err.Error()))
 	case errdefs.IsUnauthorized(err), errdefs.IsPermissionDenied(err), errdefs.IsNotFound(err), errdefs.IsInvalidArgument(err),

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -177,16 +178,41 @@ func TestBuild(t *testing.T) {
 	var got string
 	e := answering(t, map[string]http.HandlerFunc{"POST /build": func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		got = r.URL.Query().Get("t") + " " + r.URL.Query().Get("dockerfile") + " " + r.URL.Query().Get("version") + " " + string(body)
+		got = r.URL.Query().Get("t") + " " + r.URL.Query().Get("dockerfile") + " " + r.URL.Query().Get("version") + " " + r.URL.Query().Get("buildargs") + " " + string(body)
 		_, _ = io.WriteString(w, `{"stream":"Step 1/2 : FROM x\n"}{"errorDetail":{"message":"RUN ended with 1"},"error":"x"}`)
 	}})
 	var lines []string
-	err := e.Build(t.Context(), "x:building", strings.NewReader("tar"), "Dockerfile", func(p Progress) { lines = append(lines, p.Status) })
+	err := e.Build(t.Context(), "x:building", strings.NewReader("tar"), "Dockerfile", map[string]string{"A": "1", "B": ""}, func(p Progress) { lines = append(lines, p.Status) })
 	if err == nil || !strings.Contains(err.Error(), "RUN ended with 1") {
 		t.Errorf("%v, want the builder's error", err)
 	}
-	if want := "x:building Dockerfile 1 tar"; got != want || len(lines) != 1 || lines[0] != "Step 1/2 : FROM x" {
+	if want := `x:building Dockerfile 1 {"A":"1","B":""} tar`; got != want || len(lines) != 1 || lines[0] != "Step 1/2 : FROM x" {
 		t.Errorf("sent %q, told %q", got, lines)
+	}
+}
+
+// TestBuildFailures tells what the Dockerfile is to blame for from what a registry is.
+func TestBuildFailures(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	for text, want := range map[string]error{
+		"The command '/bin/sh -c which nvcc # not found' returned a non-zero code: 1": nil,
+		"COPY failed: file not found in build context":                                nil,
+		"dockerfile parse error line 2: unknown instruction: FRMO":                    nil,
+		"pull access denied for x, repository does not exist":                         ErrRefused,
+		"write /var/lib/docker/tmp/x: no space left on device":                        ErrDiskFull,
+	} {
+		e := answering(t, map[string]http.HandlerFunc{"POST /build": func(w http.ResponseWriter, _ *http.Request) {
+			if strings.HasPrefix(text, "dockerfile") {
+				w.WriteHeader(http.StatusBadRequest)
+				_ = json.NewEncoder(w).Encode(map[string]string{"message": text})
+				return
+			}
+			_ = json.NewEncoder(w).Encode(map[string]any{"errorDetail": map[string]string{"message": text}, "error": text})
+		}})
+		err := e.Build(t.Context(), "x:building", strings.NewReader("tar"), "Dockerfile", nil, func(Progress) {})
+		if err == nil || !strings.Contains(err.Error(), text) || errors.Is(err, ErrRefused) != errors.Is(want, ErrRefused) || errors.Is(err, ErrDiskFull) != errors.Is(want, ErrDiskFull) {
+			t.Errorf("%q becomes %v, want it to be %v", text, err, want)
+		}
 	}
 }
 

@@ -1,12 +1,16 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // building is the name of an image between its build and its being kept.
@@ -14,8 +18,26 @@ const building = ownNames + "building"
 
 // Source is what an image is built of.
 type Source struct {
+	Name       string                        // what it is, for whoever looks on
 	Dockerfile string                        // its path in the archive
+	Args       map[string]string             // that the Dockerfile declares
 	Archive    func() (io.ReadCloser, error) // a tar archive, from its beginning
+}
+
+// Variant is the one of kbnode's own images that suits the GPUs of a node's slots.
+func Variant(slots []plan.JobPolicy) (string, error) {
+	variants := map[string]bool{}
+	for _, p := range slots {
+		variants[cmp.Or(map[string]string{"nvidia": "cuda", "amd": "rocm"}[p.Vendor], "cpu")] = true
+	}
+	switch all := slices.Sorted(maps.Keys(variants)); len(all) {
+	case 0:
+		return "", ErrNoNode
+	case 1:
+		return all[0], nil
+	default:
+		return "", fmt.Errorf("its slots want different ones: %s", strings.Join(all, ", "))
+	}
 }
 
 // Build builds the image on the node and lets the name stand for it if a canary
@@ -41,8 +63,8 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 				return err
 			}
 			defer func() { _ = archive.Close() }()
-			u.say("building %s", u.Name)
-			return u.Engine.Build(ctx, building, archive, src.Dockerfile, u.tell)
+			u.say("building %s out of %s", u.Name, src.Name)
+			return u.Engine.Build(ctx, building, archive, src.Dockerfile, src.Args, u.tell)
 		})
 	}
 	if err != nil {

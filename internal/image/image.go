@@ -34,7 +34,7 @@ type Engine interface {
 	Resolve(ctx context.Context, ref string) (digest string, err error)
 	Pull(ctx context.Context, ref string, tell func(docker.Progress)) error
 	Push(ctx context.Context, ref string, tell func(docker.Progress)) error
-	Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, tell func(docker.Progress)) error
+	Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, tell func(docker.Progress)) error
 	Tag(ctx context.Context, source, name string) error
 	Untag(ctx context.Context, name string) error
 	Names(ctx context.Context, prefix string) (map[string]string, error)

@@ -43,6 +43,9 @@ const (
 	tidyTime   = 2 * time.Minute
 )
 
+// ErrNoNode says that there are no slots.
+var ErrNoNode = errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
+
 // Machine is the node that kbnode runs on.
 type Machine struct {
 	Policies []plan.JobPolicy // of its slots

@@ -166,3 +166,24 @@ func TestSlots(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
+
+func TestVariant(t *testing.T) {
+	t.Parallel()
+	for want, vendors := range map[string][]string{
+		"cuda": {"nvidia", "nvidia"}, "rocm": {"amd"}, "cpu": {""},
+		"its slots want different ones: cuda, rocm": {"nvidia", "amd", "nvidia"},
+		ErrNoNode.Error(): nil,
+	} {
+		var slots []plan.JobPolicy
+		for _, v := range vendors {
+			slots = append(slots, plan.JobPolicy{Vendor: v})
+		}
+		got, err := Variant(slots)
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%q: %s, want %s", vendors, got, want)
+		}
+	}
+}

@@ -174,7 +174,7 @@ func (w *world) Push(_ context.Context, ref string, _ func(docker.Progress)) err
 	})
 }
 
-func (w *world) Build(_ context.Context, ref string, archive io.Reader, _ string, _ func(docker.Progress)) error {
+func (w *world) Build(_ context.Context, ref string, archive io.Reader, _ string, _ map[string]string, _ func(docker.Progress)) error {
 	if _, err := io.ReadAll(archive); err != nil {
 		return err
 	}

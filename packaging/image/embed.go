@@ -1,9 +1,26 @@
-// Package image holds the Dockerfile of the evaluation image, as data.
+// Package image holds the Dockerfiles of the evaluation images, as data.
 package image
 
-import _ "embed"
+import (
+	"embed"
+	"slices"
+)
 
-// Dockerfile needs no other file.
-//
-//go:embed Dockerfile
-var Dockerfile string
+//go:embed *.Dockerfile
+var files embed.FS
+
+// Variants are the images that there are.
+var Variants = []string{"cpu", "cuda", "rocm"}
+
+// Dockerfile is a variant's, which needs no other file; "" where there is no such
+// variant.
+func Dockerfile(variant string) string {
+	if !slices.Contains(Variants, variant) {
+		return ""
+	}
+	text, err := files.ReadFile(variant + ".Dockerfile")
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return string(text)
+}

@@ -1,0 +1,127 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	evaluation "github.com/gpu-mode/kbnode/packaging/image"
+)
+
+// TestImageBuildRefuses types what cannot be built. Docker itself only warns of
+// most of it.
+func TestImageBuildRefuses(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	good, link, large, text := filepath.Join(dir, "Dockerfile"), filepath.Join(dir, "link"), filepath.Join(dir, "large"), filepath.Join(dir, "text")
+	err := errors.Join(
+		os.WriteFile(good, []byte("ARG BASE=x\nFROM $BASE\nARG NUMPY\n"), 0o600),
+		os.WriteFile(text, []byte("steps:\n"), 0o600),
+		os.WriteFile(large, nil, 0o600), os.Truncate(large, maxDockerfile+1),
+		os.Symlink(good, link),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"--dockerfile /dev", exitUsage, "--dockerfile /dev is no file"},
+		{"--dockerfile " + dir, exitUsage, "is no file; name the Dockerfile itself"},
+		{"--dockerfile " + link, exitUsage, "is a link; name what it leads to"},
+		{"--dockerfile " + large, exitUsage, "which no Dockerfile has"},
+		{"--dockerfile " + text, exitUsage, "it has no FROM"},
+		{"--dockerfile " + good + "x", exitNo, "no such file"},
+		{"--dockerfile " + good + " --variant cpu", exitUsage, "are for kbnode's own Dockerfiles"},
+		{"--dockerfile " + good + " --print", exitUsage, "are for kbnode's own Dockerfiles"},
+		{"--dockerfile " + good + " --build-arg NUMPYS=1", exitUsage, "has no ARG of that name; it has BASE, NUMPY"},
+		{"--dockerfile " + good + " --build-arg BASE", exitUsage, `--build-arg "BASE": write NAME=VALUE`},
+		{"--dockerfile " + good + " --build-arg =1", exitUsage, `--build-arg "": `},
+		{"--dockerfile " + good + " --build-arg BASE=1 --build-arg BASE=2", exitUsage, `--build-arg BASE is both "1" and "2"`},
+		{"--variant gpu", exitUsage, `--variant "gpu": write one of cpu, cuda, rocm`},
+		{"--variant ../x", exitUsage, "write one of cpu, cuda, rocm"},
+		{"--variant cpu --build-arg TORCH_VERSION=2", exitUsage, "kbnode's cpu.Dockerfile has no ARG of that name; it has BASE, EXTRA_PACKAGES"},
+		{"--print", exitNo, "or say which, with --variant cpu, cuda, rocm"},
+	} {
+		var out, errs bytes.Buffer
+		args := append([]string{"image", "build"}, strings.Fields(tt.args)...)
+		if code := run(t.Context(), args, Streams{In: strings.NewReader(""), Out: &out, Err: &errs}); code != tt.code || !strings.Contains(errs.String(), tt.want) || out.Len() > 0 {
+			t.Errorf("%s: exit %d, %q; want %d, %q", tt.args, code, errs.String(), tt.code, tt.want)
+		}
+	}
+	var out, errs bytes.Buffer
+	args := []string{"image", "build", "--variant", "rocm", "--print", "--build-arg", "TORCH_VERSION=2", "--build-arg", "http_proxy="}
+	if code := run(t.Context(), args, Streams{In: strings.NewReader(""), Out: &out, Err: &errs}); code != exitDone || out.String() != evaluation.Dockerfile("rocm") {
+		t.Errorf("exit %d: %s%s", code, out.String(), errs.String())
+	}
+}
+
+// TestBuildContext packs a Dockerfile's directory, and nothing that a link in it
+// leads to.
+func TestBuildContext(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	err := errors.Join(
+		os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte("FROM x"), 0o600),
+		os.MkdirAll(filepath.Join(dir, ".git/objects"), 0o755),
+		os.MkdirAll(filepath.Join(dir, "sub"), 0o755),
+		os.WriteFile(filepath.Join(dir, "sub/run.sh"), []byte("#!"), 0o755),
+		os.Symlink("/etc/passwd", filepath.Join(dir, "link")),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, _, err := fileSource(filepath.Join(dir, "Dockerfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(r io.ReadCloser) []string {
+		var got []string
+		for in := tar.NewReader(r); ; {
+			h, err := in.Next()
+			if errors.Is(err, io.EOF) {
+				return got
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := io.ReadAll(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, h.Name+" "+h.Linkname+" "+string(text))
+		}
+	}
+	r, err := src.Archive()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"Dockerfile  FROM x", "link /etc/passwd ", "sub/  ", "sub/run.sh  #!"}, read(r)); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff([]string{"D  FROM y"}, read(oneFile("D", "FROM y"))); d != "" {
+		t.Error(d)
+	}
+	f, err := os.Create(filepath.Join(dir, "huge"))
+	if err == nil {
+		err = errors.Join(f.Truncate(maxContext+1), f.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err = directory(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = io.Copy(io.Discard, r); err == nil || !strings.Contains(err.Error(), "put the Dockerfile into a directory of its own") {
+		t.Errorf("%v, want a refusal", err)
+	}
+}

@@ -1,0 +1,46 @@
+package docker
+
+import (
+	"errors"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+var (
+	comments  = regexp.MustCompile(`(?m)^[ \t]*#.*\n?`)
+	continues = regexp.MustCompile(`\\[ \t]*\r?\n`)
+	fromLine  = regexp.MustCompile(`(?im)^[ \t]*FROM[ \t]+\S`)
+	argLine   = regexp.MustCompile(`(?im)^[ \t]*ARG[ \t]+(.+)$`)
+	argName   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+)
+
+// builtin are the arguments that every build takes, also in lower case.
+var builtin = []string{"ALL_PROXY", "FTP_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
+
+// BuildArgs are the arguments that a Dockerfile declares, in its order. It refuses
+// what is no Dockerfile.
+func BuildArgs(dockerfile string) ([]string, error) {
+	text := continues.ReplaceAllString(comments.ReplaceAllString(dockerfile, ""), " ")
+	if !fromLine.MatchString(text) {
+		return nil, errors.New("it has no FROM, so it is no Dockerfile")
+	}
+	names := []string{}
+	for _, line := range argLine.FindAllStringSubmatch(text, -1) {
+		// A default with blanks gives names that nobody declared, which does no harm:
+		// the builder says so when it gets them.
+		for word := range strings.FieldsSeq(line[1]) {
+			if name, _, _ := strings.Cut(word, "="); argName.MatchString(name) && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names, nil
+}
+
+// TakesArg says whether a build takes an argument: one of those that its
+// Dockerfile declares, or one that none needs to.
+func TakesArg(declared []string, name string) bool {
+	upper := strings.ToUpper(name)
+	return slices.Contains(declared, name) || slices.Contains(builtin, upper) && (name == upper || name == strings.ToLower(name))
+}
