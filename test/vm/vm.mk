@@ -20,7 +20,7 @@ vm-ready: $(AGENT) $(BIN) $(BKSTUB) $(VM_NVML) | vm-deps
 
 .PHONY: vm-deps
 vm-deps:
-	@for need in qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils mmdebstrap:mmdebstrap mkfs.ext4:e2fsprogs xz:xz-utils \
+	@for need in qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils mmdebstrap:mmdebstrap dpkg-scanpackages:dpkg-dev mkfs.ext4:e2fsprogs xz:xz-utils \
 		/usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring; do \
 		PATH=$$PATH:/usr/sbin:/sbin; \
 		command -v "$${need%%:*}" >/dev/null || [ -r "$${need%%:*}" ] || missing="$${missing-} $${need#*:}"; \
@@ -32,7 +32,7 @@ vm-deps:
 	fi
 
 # What takes long and is worth a run of its own when the isolation changes.
-VM_ATTACKS := ^(TestAcceptance|TestAttack|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestNetwork|TestPackage|TestPipelines|TestQuiet|TestRotation|TestSelftest|TestTutorial|TestUpgradeAgents)$$
+VM_ATTACKS := ^(TestAcceptance|TestAttack|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestImageBuild|TestNetwork|TestPackage|TestPipelines|TestQuiet|TestRotation|TestSelftest|TestTutorial|TestUpgradeAgents)$$
 
 .PHONY: test-vm
 test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of them
