@@ -20,7 +20,7 @@ RUN apt-get update \
     g++ python3 python3-numpy ${EXTRA_PACKAGES} \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
 
-# What evaluations call is there, or the build fails here. Whose user runs it the job
-# says: its checkout belongs to the slot's user, another one on every slot.
+# What evaluations call is there, or the build fails here. There is no USER: a job's
+# checkout belongs to the slot's user, who is another one on every slot.
 RUN for tool in g++ python3; do command -v "$tool"; done; \
     python3 -c 'import numpy; print(numpy.__version__)'

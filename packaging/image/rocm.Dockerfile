@@ -33,7 +33,7 @@ RUN python3 -m venv /opt/venv \
  && pip install --no-cache-dir --index-url "${TORCH_INDEX_URL}" "torch==${TORCH_VERSION}" \
  && pip install --no-cache-dir "numpy==${NUMPY_VERSION}" "setuptools==${SETUPTOOLS_VERSION}" ${EXTRA_PIP}
 
-# What evaluations call is there, or the build fails here. Whose user runs it the job
-# says: its checkout belongs to the slot's user, another one on every slot.
+# What evaluations call is there, or the build fails here. There is no USER: a job's
+# checkout belongs to the slot's user, who is another one on every slot.
 RUN for tool in g++ hipcc ninja python3 rocm-smi rocprofv3; do command -v "$tool"; done; \
     python3 -c 'import numpy, torch, triton; print(torch.__version__, torch.version.hip, triton.__version__)'
