@@ -120,7 +120,7 @@ func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, docke
 	for name, value := range args {
 		values[name] = &value
 	}
-	return e.stream(ctx, "build "+ref, tell, func(ctx context.Context) (messages, error) {
+	return e.stream(ctx, "build "+dockerfile, tell, func(ctx context.Context) (messages, error) {
 		res, err := e.api.ImageBuild(ctx, archive, client.ImageBuildOptions{
 			Tags: []string{ref}, Dockerfile: dockerfile, BuildArgs: values, Remove: true, ForceRemove: true, AuthConfigs: auths, Version: build.BuilderV1,
 		})
