@@ -156,11 +156,13 @@ func printAcceptance(w io.Writer, out acceptanceOutput) {
 	for _, gpu := range out.GPUs {
 		printf(w, "GPU     %s\n", gpu)
 	}
-	t := newTable(w, "", "Item", "Verdict", "Seconds")
+	printf(w, "\n")
+	t := newList(w, "", "Item", "Verdict", "Seconds")
+	t.wraps = "Item"
 	for n, i := range out.Items {
-		t.AppendRow([]any{n + 1, i.About, paintVerdict(w, i.Verdict), fmt.Sprintf("%.1f", i.Seconds)})
+		t.row(n+1, i.About, paintVerdict(w, i.Verdict), fmt.Sprintf("%.1f", i.Seconds))
 	}
-	t.Render()
+	t.print()
 	for n, i := range out.Items {
 		printf(w, "%2d. %s: %s\n", n+1, i.Verdict, i.Saw)
 		if i.Do != "" {

@@ -14,7 +14,6 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 )
 
 // Exit codes of every command.
@@ -65,6 +64,9 @@ func Main(args []string, s Streams) int {
 }
 
 func run(ctx context.Context, args []string, s Streams) int {
+	if !isUTF8(os.Getenv) {
+		s.Out, s.Err = &asciiText{to: s.Out}, &asciiText{to: s.Err}
+	}
 	out := &answer{to: s.Out}
 	s.Out = out
 	root := newRoot(s)
@@ -146,6 +148,9 @@ with its even share of CPUs and memory.
 		checkArgs(cmd)
 	}
 	complete(root)
+	if width, ok := terminal(s.Out); ok {
+		fitHelp(root, s.Out, min(width, proseWidth))
+	}
 	return root
 }
 
@@ -161,34 +166,6 @@ func (s Streams) logger() *slog.Logger {
 		}
 	}
 	return slog.New(slog.NewTextHandler(s.Err, opts))
-}
-
-// terminal says whether w is one, and how wide.
-func terminal(w io.Writer) (width int, ok bool) {
-	if a, ok := w.(*answer); ok {
-		w = a.to
-	}
-	f, isFile := w.(*os.File)
-	if !isFile || !term.IsTerminal(int(f.Fd())) {
-		return 0, false
-	}
-	width, _, err := term.GetSize(int(f.Fd()))
-	if err != nil || width <= 0 {
-		width = 80
-	}
-	return width, true
-}
-
-// colour says whether to colour what goes to w.
-func colour(w io.Writer) bool {
-	_, ok := terminal(w)
-	return ok && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
-}
-
-// isTerminal says whether a person types at r.
-func isTerminal(r io.Reader) bool {
-	f, ok := r.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 // progress is a line about work under way.

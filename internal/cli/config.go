@@ -206,11 +206,11 @@ func showConfig(s Streams, m *machine, env func(string) string, asJSON, origin b
 	}
 	var b strings.Builder
 	if origin {
-		t := newTable(&b, "Key", "Value", "Origin")
+		t := newList(&b, "Key", "Value", "Origin")
 		for _, v := range list {
-			t.AppendRow([]any{v.Key, valueText(v.Value), v.From()})
+			t.row(v.Key, valueText(v.Value), v.From())
 		}
-		t.Render()
+		t.print()
 	} else {
 		printf(&b, "# The configuration of this node. File: %s\n", cmp.Or(file, "none"))
 		text, err := config.Text(list)

@@ -117,11 +117,11 @@ func oneOf(cmd *cobra.Command, names ...string) error {
 }
 
 func listChecks(w io.Writer) {
-	t := newTable(w, "Group", "Check", "What is so where nothing is wrong")
+	t := newList(w, "Group", "Check", "What is so where nothing is wrong")
 	for _, c := range doctor.All() {
-		t.AppendRow([]any{c.Group, c.ID, c.About})
+		t.row(c.Group, c.ID, c.About)
 	}
-	t.Render()
+	t.print()
 }
 
 // verbosity is how much of a report is shown.
@@ -162,11 +162,15 @@ func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
 // printChecks shows each check in its group. Those that were skipped for the same
 // reason are one line.
 func printChecks(w io.Writer, r *doctor.Report, all bool) {
-	t := newTable(w, "Group", "Check", "", "Saw")
+	t := newList(w, "Group", "Check", "", "Saw")
+	brief := 60
+	if width, ok := terminal(w); ok {
+		brief = max(roomy, min(brief, width-42)) // a line
+	}
 	for _, group := range doctor.Groups {
 		shown := group
 		row := func(check string, status doctor.Status, saw string) {
-			t.AppendRow([]any{shown, check, paintStatus(w, status), saw})
+			t.row(shown, check, paintStatus(w, status), saw)
 			shown = ""
 		}
 		var reasons []string
@@ -180,7 +184,7 @@ func printChecks(w io.Writer, r *doctor.Report, all bool) {
 				}
 				skipped[saw] = append(skipped[saw], c.ID)
 			case c.Status > doctor.Skip:
-				row(c.ID, c.Status, text.Snip(saw, 60, "…")) // below it stands whole
+				row(c.ID, c.Status, text.Snip(saw, brief, "…")) // below it stands whole
 			default:
 				row(c.ID, c.Status, saw)
 			}
@@ -193,7 +197,7 @@ func printChecks(w io.Writer, r *doctor.Report, all bool) {
 			row(name, doctor.Skip, why)
 		}
 	}
-	t.Render()
+	t.print()
 }
 
 func printFinding(w io.Writer, c doctor.Result, f doctor.Finding) {
@@ -203,7 +207,7 @@ func printFinding(w io.Writer, c doctor.Result, f doctor.Finding) {
 	}
 	printf(w, "\n%s  %s: %s%s\n", paintStatus(w, f.Status), c.ID, where, f.Detail)
 	if f.Fix != "" {
-		printf(w, "      type  %s\n", f.Fix)
+		printCommand(w, "      type  "+f.Fix)
 	}
 	if f.Advice != "" {
 		printf(w, "      do    %s\n", f.Advice)

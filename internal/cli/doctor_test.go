@@ -93,6 +93,7 @@ kbnode  v1, ` + runtime.GOARCH + `
 Queue   b200
 Image   ghcr.io/x:1
 GPU     gpu0: NVIDIA B200, GPU-1
+
    ITEM              VERDICT    SECONDS
 1  the node is fit   passed     12.3
 2  an agent is back  NOT TRIED  0.0

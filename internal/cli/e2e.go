@@ -53,7 +53,7 @@ token needs the scopes write_builds, read_builds, read_artifacts and read_agents
 		Example: `  kbnode e2e --org gpu-mode --queue b200
   kbnode e2e artifact --org gpu-mode --queue b200
   kbnode e2e evaluation --org gpu-mode --gpu B200_BK --problem vectoradd_triton --mode benchmark
-  kbnode e2e evaluation --org gpu-mode --queue b200 --db 'host=db.example dbname=kernelbot user=e2e' --cleanup`,
+  kbnode e2e evaluation --org gpu-mode --queue b200 --db env --cleanup`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd.Context(), s, args) },
 	}
@@ -223,15 +223,16 @@ func showE2E(s Streams, r *e2e.Report, asJSON bool) error {
 		return fmt.Sprintf("%.0f s", v)
 	}
 	count := map[e2e.Verdict]int{}
-	t := newTable(s.Out, "", "part", "check", "queued", "ran", "agent", "build", "saw")
+	t := newList(s.Out, "", "Part", "Check", "Queued", "Ran", "Agent", "Build", "Saw")
+	t.spare = []string{"Build", "Queued", "Agent", "Ran"}
 	for _, c := range r.Checks {
 		count[c.Verdict]++
-		t.AppendRow([]any{
+		t.row(
 			words[c.Verdict], c.Part, probe.Printable(c.Name, 60), seconds(c, c.Queue), seconds(c, c.Run),
 			cmp.Or(probe.Printable(c.Agent, 60), "-"), cmp.Or(probe.Printable(c.URL, 300), "-"), probe.Printable(c.Saw, 500),
-		})
+		)
 	}
-	t.Render()
+	t.print()
 	if r.Stored != nil {
 		printf(s.Out, "\nLeaderboard %s is left in the database.\n", r.Stored.Name)
 	}

@@ -31,7 +31,7 @@ keeps some ten thousand events.`,
 					return
 				}
 				if asJSON {
-					_ = json.NewEncoder(s.Out).Encode(e) // s.Out keeps the error
+					_ = json.NewEncoder(data(s.Out)).Encode(e) // s.Out keeps the error
 					return
 				}
 				slot := "node"

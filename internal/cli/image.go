@@ -121,7 +121,7 @@ func changeImages(ctx context.Context, s Streams, command string, auto, asJSON b
 	if asJSON {
 		err = printJSON(s.Out, r)
 	} else if text := imageResult(r, auto); text != "" {
-		_, err = fmt.Fprintln(s.Out, text)
+		printf(s.Out, "%s\n", text)
 	}
 	if err == nil && (r.Action == image.ActionRefused || r.Action == image.ActionNewer) {
 		return &exitError{code: exitNo}
@@ -281,7 +281,8 @@ func listImages(ctx context.Context, u *image.Updater) (imageList, error) {
 }
 
 func printImages(w io.Writer, list imageList, now time.Time) {
-	t := newTable(w, "Image", "Digest", "ID", "Size", "Here", "Canary")
+	t := newList(w, "Image", "Digest", "ID", "Size", "Here", "Canary")
+	t.spare = []string{"ID", "Size"}
 	short := func(sum string) string {
 		sum = strings.TrimPrefix(sum, "sha256:")
 		return cmp.Or(sum[:min(12, len(sum))], "-")
@@ -293,10 +294,10 @@ func printImages(w io.Writer, list imageList, now time.Time) {
 		if i.Canary != nil {
 			verdict = canaryText(*i.Canary)
 		}
-		t.AppendRow([]any{i.Role, short(i.Digest), short(i.ID), bytesText(i.Size), ago(i.Since, now), verdict})
+		t.row(i.Role, short(i.Digest), short(i.ID), bytesText(i.Size), ago(i.Since, now), verdict)
 	}
 	if len(list.Images) > 0 {
-		t.Render()
+		t.print()
 	}
 	switch {
 	case list.StandsFor == "":

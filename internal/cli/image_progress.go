@@ -28,8 +28,7 @@ type bars struct {
 }
 
 func newBars(s Streams) *bars {
-	width, _ := terminal(s.Err)
-	return &bars{s: s, width: width, layers: map[string]docker.Progress{}}
+	return &bars{s: s, width: cursor(s.Err), layers: map[string]docker.Progress{}}
 }
 
 func (b *bars) tell(p docker.Progress) {
@@ -74,7 +73,7 @@ func (b *bars) draw() {
 		fmt.Fprintf(&out, "\x1b[%dA", b.lines)
 	}
 	for _, line := range lines {
-		if r := []rune(line); len(r) >= b.width {
+		if r := []rune(spell(b.s.Err, line)); len(r) >= b.width {
 			line = string(r[:max(0, b.width-1)])
 		}
 		out.WriteString("\r\x1b[K" + line + "\n")

@@ -131,8 +131,8 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		for _, c := range changes {
 			printChange(s.Out, c)
 		}
-		_, err := fmt.Fprintf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
-		return err
+		printf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
+		return nil
 	}
 	if err := confirmAdopt(s, f, changes); err != nil {
 		return err

@@ -60,7 +60,7 @@ func captureMachine(ctx context.Context, s Streams, root, file string) error {
 		return err
 	}
 	if file == "-" {
-		_, err := s.Out.Write(b.Bytes())
+		_, err := document(s.Out).Write(b.Bytes())
 		return err
 	}
 	if err := renameio.WriteFile(file, b.Bytes(), os.FileMode(0o644)); err != nil {
@@ -78,11 +78,12 @@ func printInventory(s Streams, inv *inventory.Inventory) error {
 	for _, c := range inv.CPU.List {
 		cores[c.Core], packages[c.Package] = true, true
 	}
-	printf(w, "CPU     %s: %d packages, %d cores, %d threads online (%s)", cmp.Or(inv.CPU.Model, "unknown model"), len(packages), len(cores), len(inv.CPU.List), inv.CPU.Online)
+	allowed := ""
 	if inv.CPU.Allowed != inv.CPU.Online {
-		printf(w, ", allowed %s", inv.CPU.Allowed)
+		allowed = ", allowed " + inv.CPU.Allowed
 	}
-	printf(w, "\nMemory  %s\n", bytesText(inv.Memory.TotalBytes))
+	printf(w, "CPU     %s: %d %s, %d cores, %d threads online (%s)%s\n", cmp.Or(inv.CPU.Model, "unknown model"), len(packages), plural(len(packages), "package", "packages"), len(cores), len(inv.CPU.List), inv.CPU.Online, allowed)
+	printf(w, "Memory  %s\n", bytesText(inv.Memory.TotalBytes))
 	for _, n := range inv.Memory.Nodes {
 		printf(w, "  NUMA node %d: %s, CPUs %s%s\n", n.ID, bytesText(n.MemoryBytes), cmp.Or(n.CPUs, "none"), suffix(", memory of GPU ", n.GPU))
 	}
@@ -100,11 +101,12 @@ func printInventory(s Streams, inv *inventory.Inventory) error {
 	if len(inv.GPUs) == 0 {
 		printf(w, "no GPU\n")
 	} else {
-		t := newTable(w, "GPU", "Model", "PCI", "UUID", "Memory", "NUMA", "State")
+		t := newList(w, "GPU", "Model", "PCI", "UUID", "Memory", "NUMA", "State")
+		t.spare = []string{"UUID", "PCI"}
 		for i, g := range inv.GPUs {
-			t.AppendRow([]any{i, g.Model, g.PCI, cmp.Or(g.UUID, "-"), bytesText(g.MemoryBytes), nodeText(g.NUMANode), gpuState(g)})
+			t.row(i, g.Model, g.PCI, cmp.Or(g.UUID, "-"), bytesText(g.MemoryBytes), nodeText(g.NUMANode), gpuState(g))
 		}
-		t.Render()
+		t.print()
 	}
 	for _, p := range inv.Problems {
 		printf(s.Err, "kbnode: %s: %s\n", p.Subject, p.Detail)

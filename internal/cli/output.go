@@ -8,7 +8,6 @@ import (
 	"io"
 	"strings"
 
-	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
 )
 
@@ -27,12 +26,26 @@ func (a *answer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// printf writes text for people. An answer keeps its errors, and what goes to
-// standard error has nowhere else to go.
-func printf(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
+// printf writes text for people, on a terminal without breaking words. An answer keeps
+// its errors, and what goes to standard error has nowhere else to go.
+func printf(w io.Writer, format string, args ...any) {
+	s := spell(w, fmt.Sprintf(format, args...))
+	if width, ok := terminal(w); ok && !strings.Contains(s, "\r") {
+		s = wrap(s, width)
+	}
+	_, _ = io.WriteString(w, s)
+}
+
+// printCommand writes a line that ends in a command: it can be typed as it stands there.
+func printCommand(w io.Writer, line string) {
+	if width, ok := terminal(w); ok {
+		line = commands(line, width)
+	}
+	_, _ = io.WriteString(w, line+"\n")
+}
 
 func printJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
+	enc := json.NewEncoder(data(w))
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(v); err != nil {
@@ -52,20 +65,6 @@ func (s Streams) confirm(question, otherwise string) error {
 		return errors.New("nothing was changed")
 	}
 	return nil
-}
-
-// newTable is a plain table without lines: it is read, and cut with awk.
-func newTable(w io.Writer, header ...any) table.Writer {
-	t := table.NewWriter()
-	t.SetOutputMirror(w)
-	style := table.StyleDefault
-	style.Options = table.OptionsNoBordersAndSeparators
-	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
-	style.Format.Header = text.FormatUpper
-	t.SetStyle(style)
-	t.AppendHeader(header)
-	t.SuppressTrailingSpaces()
-	return t
 }
 
 // paint colours a word on a terminal.

@@ -40,7 +40,7 @@ func newPayloadEncode(s Streams) *cobra.Command {
 
 What kbnode runner would refuse to decode is refused here, with the reason.`,
 		Example: `  kbnode payload encode task.json >payload
-  kbnode payload encode --env task.json >job.env        for docker run --env-file
+  kbnode payload encode --env task.json >job.env    for docker run --env-file
   kbnode payload encode task.json | kbnode runner --payload -`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -97,7 +97,7 @@ piped in, of the environment, where kbnode runner finds it.`,
 			if _, err := payload.ParseObject(doc, payload.Limits{}); err != nil {
 				return err
 			}
-			w := bufio.NewWriter(s.Out)
+			w := bufio.NewWriter(document(s.Out))
 			if _, ok := terminal(s.Out); ok {
 				doc = payload.EscapeInvisible(doc)
 			}

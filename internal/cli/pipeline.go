@@ -87,7 +87,7 @@ func printPipeline(s Streams, kind string, f pipelineFlags) error {
 	if f.asJSON {
 		return printJSON(s.Out, p)
 	}
-	_, err = s.Out.Write(p.YAML())
+	_, err = document(s.Out).Write(p.YAML())
 	return err
 }
 

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -66,7 +65,7 @@ func showPlan(s Streams, p *plan.Plan, changes []reconcile.Change, asJSON, detai
 	if asJSON {
 		err = printJSON(s.Out, planOutput{p, append([]reconcile.Change{}, changes...)}) // a list, also when empty
 	} else {
-		err = printPlan(s.Out, p, changes)
+		printPlan(s.Out, p, changes)
 	}
 	if err == nil && detailed && len(changes) > 0 {
 		return &exitError{code: exitChanges}
@@ -109,30 +108,33 @@ func makePlan(ctx context.Context, s Streams, root string, w *wishes) (*plan.Pla
 	return m.plan, reconcile.Diff(m.plan, state), nil
 }
 
-func printPlan(w io.Writer, p *plan.Plan, changes []reconcile.Change) error {
+func printPlan(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
 	printSlots(w, p)
+	if len(p.Warnings) > 0 {
+		printf(w, "\n")
+	}
 	for _, warning := range p.Warnings {
 		printf(w, "%s %s\n", paint(w, text.FgYellow, "warning:"), warning)
 	}
 	if len(changes) == 0 {
-		_, err := fmt.Fprintln(w, "\nNothing to change.")
-		return err
+		printf(w, "\nNothing to change.\n")
+		return
 	}
 	printf(w, "\n%s:\n", changeCount(len(changes)))
 	for _, c := range changes {
 		printChange(w, c)
 	}
-	return nil
 }
 
 func printSlots(w io.Writer, p *plan.Plan) {
-	t := newTable(w, "Slot", "GPU", "PCI", "NUMA", "Queue", "CPUs", "Memory nodes", "Memory")
+	t := newList(w, "Slot", "GPU", "PCI", "NUMA", "Queue", "CPUs", "Memory nodes", "Memory")
+	t.spare = []string{"Memory nodes", "PCI", "NUMA"}
 	for _, s := range p.Slots {
 		g := s.GPUs[0]
-		t.AppendRow([]any{s.Name, g.Model, g.PCI, nodeText(g.NUMANode), s.Queue, s.CPUs, s.MemoryNodes, bytesText(s.MemoryBytes)})
+		t.row(s.Name, g.Model, g.PCI, nodeText(g.NUMANode), s.Queue, s.CPUs, s.MemoryNodes, bytesText(s.MemoryBytes))
 	}
-	t.AppendRow([]any{"system", "", "", "", "", cmp.Or(p.Reserved.CPUs, "-"), "", bytesText(p.Reserved.MemoryBytes)})
-	t.Render()
+	t.row("system", "", "", "", "", cmp.Or(p.Reserved.CPUs, "-"), "", bytesText(p.Reserved.MemoryBytes))
+	t.print()
 }
 
 // marks shows a kind of change at a glance.

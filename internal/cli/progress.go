@@ -31,8 +31,7 @@ type changeProgress struct {
 }
 
 func newChangeProgress(s Streams) *changeProgress {
-	width, _ := terminal(s.Err)
-	return &changeProgress{s: s, width: width}
+	return &changeProgress{s: s, width: cursor(s.Err)}
 }
 
 // show is told of a change before it is made.
@@ -50,25 +49,17 @@ func (p *changeProgress) show(c reconcile.Change) {
 	}
 	p.count++
 	if p.width > 0 {
-		p.line(fmt.Sprintf("  %s: %d, %s", work, p.count, c.Subject))
+		rewriteLine(p.s.Err, p.width, fmt.Sprintf("  %s: %d, %s", work, p.count, c.Subject))
 	}
 }
 
 // end leaves the line of the work that is done, with its count.
 func (p *changeProgress) end() {
 	if p.width > 0 && p.work != "" {
-		p.line(fmt.Sprintf("  %s: %d", p.work, p.count))
+		rewriteLine(p.s.Err, p.width, fmt.Sprintf("  %s: %d", p.work, p.count))
 		printf(p.s.Err, "\n")
 	}
 	p.work = ""
-}
-
-// line replaces the terminal's current line.
-func (p *changeProgress) line(text string) {
-	if r := []rune(text); len(r) >= p.width {
-		text = string(r[:max(0, p.width-1)])
-	}
-	printf(p.s.Err, "\r\x1b[K%s", strings.TrimRight(text, " "))
 }
 
 // showProgress prints changes as they are made, in place of the log.

@@ -71,7 +71,7 @@ Exit code 1 where no agent is connected.`,
 			case len(v.name) > 100 || strings.ContainsFunc(v.name, func(r rune) bool { return !unicode.IsGraphic(r) }):
 				return usagef("%.40q is no name of a queue; write it as in Buildkite, such as b200", v.name)
 			}
-			if _, ok := terminal(s.Out); watch && !ok && !asJSON {
+			if watch && cursor(s.Out) == 0 && !asJSON {
 				return usagef("--watch draws on a terminal, and standard output is none; add --json for a line at each change, or leave --watch out")
 			}
 			var err error
@@ -151,7 +151,7 @@ func (v *queueView) watch(ctx context.Context) error {
 
 // line prints a report as one line of JSON.
 func (v *queueView) line(report queueReport) error {
-	enc := json.NewEncoder(v.s.Out)
+	enc := json.NewEncoder(data(v.s.Out))
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(report); err != nil {
 		return fmt.Errorf("write JSON: %w", err)

@@ -1,8 +1,8 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,19 +12,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 )
 
-// What the table shows of names at most, in letters.
-const (
-	maxAgentName = 28
-	maxJobName   = 24
-	maxCell      = 20
-)
+// queueMost is what a terminal shows of names at most, in letters.
+var queueMost = map[string]int{"Agent": 28, "Job": 24, "Model": 20, "Node": 20, "Version": 20, "kbnode": 20}
 
 // queueColumns are the table's, with what they hold of an agent.
 var queueColumns = []struct {
 	title string
 	cell  func(a buildkite.QueueAgent, now time.Time) string
 }{
-	{"Agent", func(a buildkite.QueueAgent, _ time.Time) string { return middle(a.Name, maxAgentName) }},
+	{"Agent", func(a buildkite.QueueAgent, _ time.Time) string { return a.Name }},
 	{"State", func(a buildkite.QueueAgent, _ time.Time) string { return a.State }},
 	{"For", func(a buildkite.QueueAgent, now time.Time) string {
 		if a.Job == nil {
@@ -37,9 +33,9 @@ var queueColumns = []struct {
 		case j == nil:
 			return ""
 		case j.Build > 0:
-			return middle(fmt.Sprintf("%s#%d", j.Pipeline, j.Build), maxJobName)
+			return fmt.Sprintf("%s#%d", j.Pipeline, j.Build)
 		default:
-			return middle(j.ID, maxJobName)
+			return j.ID
 		}
 	}},
 	{"GPU", func(a buildkite.QueueAgent, _ time.Time) string {
@@ -48,38 +44,27 @@ var queueColumns = []struct {
 		}
 		return strconv.Itoa(*a.GPUIndex)
 	}},
-	{"Model", func(a buildkite.QueueAgent, _ time.Time) string { return middle(a.GPUModel, maxCell) }},
-	{"Node", func(a buildkite.QueueAgent, _ time.Time) string { return middle(a.Node, maxCell) }},
-	{"Version", func(a buildkite.QueueAgent, _ time.Time) string { return middle(a.AgentVersion, maxCell) }},
-	{"kbnode", func(a buildkite.QueueAgent, _ time.Time) string { return middle(a.KbnodeVersion, maxCell) }},
+	{"Model", func(a buildkite.QueueAgent, _ time.Time) string { return a.GPUModel }},
+	{"Node", func(a buildkite.QueueAgent, _ time.Time) string { return a.Node }},
+	{"Version", func(a buildkite.QueueAgent, _ time.Time) string { return a.AgentVersion }},
+	{"kbnode", func(a buildkite.QueueAgent, _ time.Time) string { return a.KbnodeVersion }},
 }
 
 // queueSpare are the columns that a narrow terminal goes without, the first first.
 var queueSpare = []string{"Node", "kbnode", "Version", "Model"}
 
-// middle shortens a text in its middle: names of agents differ at their ends.
-func middle(s string, most int) string {
-	r := []rune(s)
-	if len(r) <= most {
-		return s
-	}
-	head := (most - 1) / 2
-	return string(r[:head]) + "…" + string(r[len(r)-(most-1-head):])
-}
-
 func (v *queueView) print(report queueReport) {
-	width, _ := terminal(v.s.Out)
 	for i, q := range report.Queues {
 		if i > 0 {
 			printf(v.s.Out, "\n")
 		}
 		printf(v.s.Out, "%s\n", queueSummary(q, report.Time))
 		if len(q.Agents) > 0 {
-			printf(v.s.Out, "%s\n", v.table(q, report.Time, width))
+			v.table(q, report.Time).print()
 		}
 		for _, a := range q.Agents {
 			if a.Note != "" {
-				printf(v.s.Out, "%s is paused: %s\n", middle(a.Name, maxAgentName), a.Note)
+				printf(v.s.Out, "%s is paused: %s\n", a.Name, a.Note)
 			}
 		}
 		if n := q.Waiting.Unmatched; n > 0 && len(q.Agents) > 0 {
@@ -111,34 +96,22 @@ func queueSummary(q buildkite.Queue, now time.Time) string {
 	return strings.Join(part, ", ") + "; " + waits
 }
 
-// table is a queue's agents, without columns that do not fit; width 0 fits all.
-func (v *queueView) table(q buildkite.Queue, now time.Time, width int) string {
-	for without := 0; ; without++ {
-		var header []any
-		rows := make([][]any, len(q.Agents))
-		for _, c := range queueColumns {
-			if slices.Contains(queueSpare[:without], c.title) {
-				continue
-			}
-			header = append(header, c.title)
-			for i, a := range q.Agents {
-				cell := c.cell(a, now)
-				switch {
-				case cell == "":
-					cell = "-"
-				case c.title == "State":
-					cell = paintAgent(v.s.Out, cell)
-				}
-				rows[i] = append(rows[i], cell)
-			}
-		}
-		var out strings.Builder
-		t := newTable(&out, header...)
-		for _, r := range rows {
-			t.AppendRow(r)
-		}
-		if drawn := t.Render(); width == 0 || without == len(queueSpare) || text.LongestLineLen(drawn) <= width {
-			return drawn
-		}
+// table is a queue's agents.
+func (v *queueView) table(q buildkite.Queue, now time.Time) *list {
+	l := &list{w: v.s.Out, spare: queueSpare, most: queueMost}
+	for _, c := range queueColumns {
+		l.header = append(l.header, c.title)
 	}
+	for _, a := range q.Agents {
+		var row []any
+		for _, c := range queueColumns {
+			cell := cmp.Or(c.cell(a, now), "-")
+			if c.title == "State" {
+				cell = paintAgent(v.s.Out, cell)
+			}
+			row = append(row, cell)
+		}
+		l.row(row...)
+	}
+	return l
 }

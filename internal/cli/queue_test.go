@@ -235,7 +235,7 @@ func TestQueueTable(t *testing.T) {
 	v.print(queueReport{Time: now, Queues: []buildkite.Queue{queue}})
 	golden(t, "queue.txt", out.String())
 	for _, width := range []int{80, 70, 40} {
-		drawn := v.table(queue, now, width)
+		drawn := v.table(queue, now).draw(width)
 		if n := text.LongestLineLen(drawn); n > max(width, 66) {
 			t.Errorf("%d columns of %d:\n%s", n, width, drawn)
 		}

@@ -45,8 +45,8 @@ func reconcileOnce(ctx context.Context, s Streams) error {
 		return err
 	}
 	if len(result.Applied) == 0 && len(result.Deferred) == 0 {
-		_, err = fmt.Fprintln(s.Out, "Nothing to change.")
-		return err
+		printf(s.Out, "Nothing to change.\n")
+		return nil
 	}
 	printf(s.Out, "%s made.\n", changesWere(len(result.Applied)))
 	for _, c := range result.Deferred {
@@ -98,8 +98,8 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 		for _, c := range changes {
 			printChange(s.Out, c)
 		}
-		_, err = fmt.Fprintf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
-		return err
+		printf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
+		return nil
 	}
 	end := showProgress(s, host)
 	result, err := host.Uninstall(ctx, func(jobs []string) {
@@ -111,15 +111,15 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 		return fmt.Errorf("%w\nmend this and run kbnode uninstall again, which goes on from here", err)
 	}
 	if len(result.Applied) == 0 {
-		_, err = fmt.Fprintln(s.Out, "Nothing to remove: kbnode has set up nothing here.")
-		return err
+		printf(s.Out, "Nothing to remove: kbnode has set up nothing here.\n")
+		return nil
 	}
 	exe, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find kbnode's own path: %w", err)
 	}
-	_, err = fmt.Fprintf(s.Out, "Removed: %s made. %s\n", changesWere(len(result.Applied)), whatStays(exe))
-	return err
+	printf(s.Out, "Removed: %s made. %s\n", changesWere(len(result.Applied)), whatStays(exe))
+	return nil
 }
 
 // whatStays says who takes away the binary that uninstall ran from.

@@ -56,7 +56,7 @@ slot could be tried.`,
 			if asJSON {
 				err = printJSON(s.Out, out)
 			} else {
-				err = printSelftest(s.Out, out, verbose)
+				printSelftest(s.Out, out, verbose)
 			}
 			if err == nil && !out.Held {
 				return &exitError{code: exitNo}
@@ -157,8 +157,8 @@ var groups = []struct{ name, about string }{
 // shownFailures is how many failures of one group are shown in full.
 const shownFailures = 8
 
-func printSelftest(w io.Writer, out *selftestOutput, verbose bool) error {
-	t := newTable(w, "Slot", "Group", "Tried", "Saw")
+func printSelftest(w io.Writer, out *selftestOutput, verbose bool) {
+	t := newList(w, "Slot", "Group", "Tried", "Saw")
 	for _, r := range out.Slots {
 		for _, g := range groups {
 			checks := slices.DeleteFunc(slices.Clone(r.Checks), func(c selftest.Check) bool { return c.Group != g.name })
@@ -170,18 +170,18 @@ func printSelftest(w io.Writer, out *selftestOutput, verbose bool) error {
 			if len(bad) > 0 {
 				saw = paint(w, text.FgRed, fmt.Sprintf("%d of %d did not hold", len(bad), len(checks)))
 			}
-			t.AppendRow([]any{r.Slot, g.name, g.about, saw})
+			t.row(r.Slot, g.name, g.about, saw)
 			for _, c := range checks {
 				if verbose {
-					t.AppendRow([]any{"", "", "  " + c.Tried, map[bool]string{true: "held", false: "NOT HELD"}[c.Held] + ": " + c.Saw})
+					t.row("", "", "  "+c.Tried, map[bool]string{true: "held", false: "NOT HELD"}[c.Held]+": "+c.Saw)
 				}
 			}
 		}
 		if r.Skipped != "" {
-			t.AppendRow([]any{r.Slot, "-", "-", paint(w, text.FgYellow, "skipped: "+r.Skipped)})
+			t.row(r.Slot, "-", "-", paint(w, text.FgYellow, "skipped: "+r.Skipped))
 		}
 	}
-	t.Render()
+	t.print()
 	for _, r := range out.Slots {
 		for _, g := range groups {
 			bad := failures(slices.DeleteFunc(slices.Clone(r.Checks), func(c selftest.Check) bool { return c.Group != g.name }))
@@ -192,13 +192,12 @@ func printSelftest(w io.Writer, out *selftestOutput, verbose bool) error {
 				}
 				printf(w, "\n%s  %s, %s: %s\n  saw   %s\n", paint(w, text.FgRed, "NOT HELD"), r.Slot, c.Group, c.Tried, c.Saw)
 				if c.Do != "" {
-					printf(w, "  type  %s\n", c.Do)
+					printCommand(w, "  type  "+c.Do)
 				}
 			}
 		}
 	}
-	_, err := fmt.Fprintf(w, "\n%s\n", verdict(out))
-	return err
+	printf(w, "\n%s\n", verdict(out))
 }
 
 func failures(checks []selftest.Check) []selftest.Check {
@@ -248,7 +247,7 @@ func newProbe(s Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return json.NewEncoder(s.Out).Encode(facts)
+			return json.NewEncoder(data(s.Out)).Encode(facts)
 		},
 	}
 }

@@ -71,7 +71,8 @@ machine is not installed.`,
 					err = printJSON(s.Out, st)
 				} else {
 					if watch {
-						printf(s.Out, "\x1b[H\x1b[2J")
+						again := map[bool]string{true: "\x1b[H\x1b[2J", false: "\n"}
+						printf(s.Out, "%s", again[cursor(s.Out) > 0])
 					}
 					printStatus(s.Out, st, time.Now())
 				}
@@ -217,7 +218,8 @@ func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parke
 }
 
 func printStatus(w io.Writer, st nodeStatus, now time.Time) {
-	t := newTable(w, "Slot", "GPU", "Queue", "CPUs", "Memory", "Agent", "Job", "Since", "Problem")
+	t := newList(w, "Slot", "GPU", "Queue", "CPUs", "Memory", "Agent", "Job", "Since", "Problem")
+	t.spare = []string{"Memory", "CPUs", "GPU", "Queue"}
 	for _, s := range st.Slots {
 		job := "-"
 		if s.Job != nil {
@@ -235,9 +237,12 @@ func printStatus(w io.Writer, st nodeStatus, now time.Time) {
 		} else if len(s.Drains) > 0 {
 			problem = s.Drains[0].String()
 		}
-		t.AppendRow([]any{s.Slot, s.GPU, s.Queue, s.CPUs, bytesText(s.MemoryBytes), paintAgent(w, s.Agent), job, ago(s.Since, now), problem})
+		t.row(s.Slot, s.GPU, s.Queue, s.CPUs, bytesText(s.MemoryBytes), paintAgent(w, s.Agent), job, ago(s.Since, now), problem)
 	}
-	t.Render()
+	t.print()
+	if len(st.Warnings) > 0 {
+		printf(w, "\n")
+	}
 	for _, warning := range st.Warnings {
 		printf(w, "%s %s\n", paint(w, text.FgYellow, "warning:"), warning)
 	}

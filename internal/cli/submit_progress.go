@@ -29,7 +29,7 @@ type submitProgress struct {
 
 func newSubmitProgress(s Streams) *submitProgress {
 	p := &submitProgress{s: s, stop: make(chan struct{})}
-	if p.width, _ = terminal(s.Err); p.width > 0 {
+	if p.width = cursor(s.Err); p.width > 0 {
 		p.done.Go(func() {
 			tick := time.NewTicker(time.Second)
 			defer tick.Stop()
@@ -101,11 +101,7 @@ func (p *submitProgress) draw() {
 		return
 	default:
 	}
-	text := fmt.Sprintf("  %s, %d s", p.line(), int(time.Since(p.status.Since).Seconds()))
-	if r := []rune(text); len(r) >= p.width {
-		text = string(r[:max(0, p.width-1)])
-	}
-	printf(p.s.Err, "\r\x1b[K%s", text)
+	rewriteLine(p.s.Err, p.width, fmt.Sprintf("  %s, %d s", p.line(), int(time.Since(p.status.Since).Seconds())))
 }
 
 // end takes the moving line away. It may be called again.

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"fmt"
 	"runtime"
 	"runtime/debug"
 
@@ -46,8 +45,8 @@ func newVersion(s Streams) *cobra.Command {
 			if asJSON {
 				return printJSON(s.Out, v)
 			}
-			_, err := fmt.Fprintf(s.Out, "kbnode %s (%s, %s)\n", v.Version, cmp.Or(v.Commit, "unknown commit"), v.Arch)
-			return err
+			printf(s.Out, "kbnode %s (%s, %s)\n", v.Version, cmp.Or(v.Commit, "unknown commit"), v.Arch)
+			return nil
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

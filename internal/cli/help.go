@@ -1,0 +1,51 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// proseWidth is how wide a line of help is at most: longer ones are hard to read.
+const proseWidth = 100
+
+// fitHelp makes what --help prints fit a terminal of so many columns.
+func fitHelp(root *cobra.Command, w io.Writer, width int) {
+	root.SetUsageTemplate(strings.NewReplacer(
+		"FlagUsages", fmt.Sprintf("FlagUsagesWrapped %d", width),
+		"Padding }} {{.Short}}", "Padding }}  {{.Short}}", // two blanks, as between columns elsewhere
+	).Replace(root.UsageTemplate()))
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		var b strings.Builder
+		cmd.SetOut(&b)
+		cmd.Long, cmd.Example = reflow(cmd.Long, width), commands(cmd.Example, width)
+		help(cmd, args)
+		printf(w, "%s", wrap(b.String(), width))
+	})
+}
+
+// reflow fills the lines of paragraphs anew, and those of lists of words and what they
+// mean, each of which begins a line that is indented.
+func reflow(s string, width int) string {
+	var out []string
+	for line := range strings.SplitSeq(s, "\n") {
+		last := len(out) - 1
+		more := last >= 0 && line != "" && out[last] != "" && (line[0] != ' ') == (out[last][0] != ' ')
+		if more && (line[0] != ' ' || strings.HasPrefix(line, "      ")) {
+			out[last] += " " + strings.TrimSpace(line)
+		} else {
+			out = append(out, line)
+		}
+	}
+	for i, line := range out {
+		indent := 0
+		if strings.HasPrefix(line, " ") {
+			indent = hang(line, width)
+		}
+		out[i] = fold(line, "", width, indent)
+	}
+	return strings.Join(out, "\n")
+}

@@ -1,0 +1,131 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+)
+
+// roomy is the width, in characters, that a column of sentences has at least before
+// others give way to it.
+const roomy = 30
+
+// list is a table without lines: it is read, and cut with awk. On a terminal it is no
+// wider than that. Elsewhere all of it stands there, each row on one line.
+type list struct {
+	w      io.Writer
+	header []string
+	rows   [][]string
+
+	spare []string       // columns that a narrow terminal goes without, the first first
+	most  map[string]int // what a terminal shows of a column's cells at most, in letters
+	wraps string         // the column whose cells are wrapped between words; else the last
+}
+
+func newList(w io.Writer, header ...string) *list { return &list{w: w, header: header} }
+
+func (l *list) row(cells ...any) {
+	row := make([]string, len(cells))
+	for i, c := range cells {
+		row[i] = spell(l.w, fmt.Sprint(c))
+	}
+	l.rows = append(l.rows, row)
+}
+
+func (l *list) print() {
+	width, _ := terminal(l.w)
+	_, _ = fmt.Fprintln(l.w, l.draw(width))
+}
+
+// draw is the table in so many columns; 0 is for any number of them.
+func (l *list) draw(width int) string {
+	if width > 0 {
+		l.shorten()
+	}
+	hidden := make([]bool, len(l.header))
+	wide, room := l.measure(hidden)
+	at := len(l.header) - 1
+	if l.wraps != "" {
+		at = slices.Index(l.header, l.wraps)
+	}
+	for _, title := range l.spare {
+		if width == 0 || wide-room[at]+min(room[at], roomy) <= width {
+			break
+		}
+		hidden[slices.Index(l.header, title)] = true
+		wide, room = l.measure(hidden)
+	}
+
+	t := table.NewWriter()
+	style := table.StyleDefault
+	style.Options = table.OptionsNoBordersAndSeparators
+	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
+	style.Format.Header = text.FormatUpper
+	t.SetStyle(style)
+	t.SuppressTrailingSpaces()
+	t.AppendHeader(visible(l.header, hidden))
+	for _, row := range l.rows {
+		t.AppendRow(visible(row, hidden))
+	}
+	if width > 0 && wide > width {
+		n := 1
+		for _, h := range hidden[:at] {
+			if !h {
+				n++
+			}
+		}
+		t.SetColumnConfigs([]table.ColumnConfig{{
+			Number: n, WidthMax: max(width-(wide-room[at]), roomy/2), WidthMaxEnforcer: wrap,
+		}})
+	}
+	return t.Render()
+}
+
+func (l *list) shorten() {
+	for i, title := range l.header {
+		for _, row := range l.rows {
+			if most := l.most[title]; most > 0 {
+				row[i] = spell(l.w, middle(row[i], most))
+			}
+		}
+	}
+}
+
+// middle shortens a text in its middle: names of agents differ at their ends.
+func middle(s string, most int) string {
+	r := []rune(s)
+	if len(r) <= most {
+		return s
+	}
+	head := (most - 1) / 2
+	return string(r[:head]) + "…" + string(r[len(r)-(most-1-head):])
+}
+
+// measure is how wide the table is, and each of its columns.
+func (l *list) measure(hidden []bool) (wide int, each []int) {
+	each = make([]int, len(l.header))
+	for i, title := range l.header {
+		if hidden[i] {
+			continue
+		}
+		each[i] = text.StringWidthWithoutEscSequences(title)
+		for _, row := range l.rows {
+			each[i] = max(each[i], text.LongestLineLen(row[i]))
+		}
+		wide += each[i] + 2
+	}
+	return wide - 2, each
+}
+
+func visible(cells []string, hidden []bool) table.Row {
+	var row table.Row
+	for i, c := range cells {
+		if !hidden[i] {
+			row = append(row, c)
+		}
+	}
+	return row
+}

@@ -1,0 +1,220 @@
+package cli
+
+import (
+	"cmp"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+	"golang.org/x/term"
+)
+
+// terminal says whether w is one, and how wide.
+func terminal(w io.Writer) (width int, ok bool) {
+	f, isFile := bottom(w).(*os.File)
+	if !isFile || !term.IsTerminal(int(f.Fd())) {
+		return 0, false
+	}
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil || width <= 0 {
+		width = 80
+	}
+	return width, true
+}
+
+// bottom is what a stream writes to at last.
+func bottom(w io.Writer) io.Writer {
+	for {
+		switch v := w.(type) {
+		case *answer:
+			w = v.to
+		case *asciiText:
+			w = v.to
+		default:
+			return w
+		}
+	}
+}
+
+// cursor is the width of a terminal whose lines can be written anew, else 0.
+func cursor(w io.Writer) int {
+	width, _ := terminal(w)
+	if os.Getenv("TERM") == "dumb" {
+		return 0
+	}
+	return width
+}
+
+// colour says whether to colour what goes to w.
+func colour(w io.Writer) bool { return cursor(w) > 0 && os.Getenv("NO_COLOR") == "" }
+
+// isTerminal says whether a person types at r.
+func isTerminal(r io.Reader) bool {
+	f, ok := r.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// rewriteLine replaces the terminal's current line, cut to its width.
+func rewriteLine(w io.Writer, width int, line string) {
+	if r := []rune(spell(w, line)); len(r) >= width {
+		line = string(r[:max(0, width-1)])
+	}
+	printf(w, "\r\x1b[K%s", strings.TrimRight(line, " "))
+}
+
+// wrap breaks the lines of a text that are wider than width between words. What goes
+// on stands below the words that it belongs to: after the last column that two blanks
+// end, or two blanks further in than its line.
+func wrap(s string, width int) string {
+	var b strings.Builder
+	for line := range strings.Lines(s) {
+		words := strings.TrimRight(line, "\n")
+		b.WriteString(fold(words, "", width, hang(words, width)) + line[len(words):])
+	}
+	return b.String()
+}
+
+// commands breaks lines that are typed, so that they can be typed as they stand there.
+func commands(s string, width int) string {
+	var b strings.Builder
+	for line := range strings.Lines(s) {
+		words := strings.TrimRight(line, "\n")
+		b.WriteString(fold(words, " \\", width, hang(words, width)) + line[len(words):])
+	}
+	return b.String()
+}
+
+// fold breaks a line into lines of so many columns, all but the last with end
+// behind them, all but the first indented. With an end, what is in quotes stays whole.
+func fold(line, end string, width, indent int) string {
+	if text.StringWidthWithoutEscSequences(line) <= width {
+		return line
+	}
+	var b strings.Builder
+	at, begun, quotes := 0, false, 0
+	for i, word := range strings.Split(line, " ") {
+		n := text.StringWidthWithoutEscSequences(word)
+		switch {
+		case i == 0:
+		case begun && at > indent && at+1+n+len(end) > width && (end == "" || quotes%2 == 0):
+			b.WriteString(end + "\n" + strings.Repeat(" ", indent))
+			at = indent
+		default:
+			b.WriteByte(' ')
+			at++
+		}
+		b.WriteString(word)
+		at += n
+		begun = begun || n > 0
+		quotes += strings.Count(word, "'") + strings.Count(word, `"`)
+	}
+	return b.String()
+}
+
+func hang(line string, width int) int {
+	seen := []rune(text.StripEscape(line))
+	lead := len(seen) - len([]rune(strings.TrimLeft(string(seen), " ")))
+	head := string(seen[:min(width/2, len(seen))])
+	if i := strings.LastIndex(head, "  "); i >= lead {
+		return utf8.RuneCountInString(head[:i]) + 2
+	}
+	return min(lead+2, width/2)
+}
+
+// isUTF8 says whether people read UTF-8 here, as the C library decides it. So does who
+// reads the log of a Buildkite job, whatever the container's locale.
+func isUTF8(env func(string) string) bool {
+	_, charset, _ := strings.Cut(cmp.Or(env("LC_ALL"), env("LC_CTYPE"), env("LANG")), ".")
+	charset, _, _ = strings.Cut(strings.ToLower(charset), "@")
+	return charset == "utf-8" || charset == "utf8" || env("BUILDKITE") == "true"
+}
+
+// spelt are the characters that kbnode writes, for those who read ASCII only.
+var spelt = map[rune]string{
+	'…': "...", '±': "+/-", '×': "x", '°': "", 'µ': "u", 'μ': "u", '¦': "|",
+	'–': "-", '—': "-", '→': "->", '·': ".", '•': "*", '≤': "<=", '≥': ">=", '\u00a0': " ",
+	'‘': "'", '’': "'", '“': `"`, '”': `"`,
+}
+
+// toASCII spells a text in ASCII. Of characters that kbnode does not write itself it
+// only says that there was one.
+func toASCII(s string) string {
+	if isASCII(s) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if r < utf8.RuneSelf {
+			b.WriteRune(r)
+		} else if as, known := spelt[r]; known {
+			b.WriteString(as)
+		} else {
+			b.WriteByte('?')
+		}
+	}
+	return b.String()
+}
+
+func isASCII[T string | []byte](s T) bool {
+	for i := range len(s) {
+		if s[i] >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
+}
+
+// asciiText is a stream for people who read ASCII only.
+type asciiText struct {
+	to   io.Writer
+	mu   sync.Mutex
+	part []byte // of a character whose end was not written yet
+}
+
+func (a *asciiText) Write(p []byte) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all := append(a.part, p...)
+	end := len(all)
+	for i := max(0, end-utf8.UTFMax+1); i < end; i++ {
+		if utf8.RuneStart(all[i]) && !utf8.FullRune(all[i:]) {
+			end = i
+		}
+	}
+	a.part = append([]byte{}, all[end:]...)
+	if _, err := io.WriteString(a.to, toASCII(string(all[:end]))); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// spell is a text as w will show it.
+func spell(w io.Writer, s string) string {
+	if a, ok := w.(*answer); ok {
+		w = a.to
+	}
+	if _, ok := w.(*asciiText); ok {
+		return toASCII(s)
+	}
+	return s
+}
+
+// data is a command's standard output where programs read it: its bytes are the same
+// in every locale.
+func data(w io.Writer) io.Writer {
+	if a, ok := w.(*answer); ok {
+		a.to = bottom(a.to)
+	}
+	return w
+}
+
+// document is standard output for a text that people save as often as they look at it.
+func document(w io.Writer) io.Writer {
+	if _, ok := terminal(w); ok {
+		return w
+	}
+	return data(w)
+}

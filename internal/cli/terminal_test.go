@@ -1,0 +1,302 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+	"golang.org/x/sys/unix"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+)
+
+// TestMain gives all tests one locale and one terminal, whoever runs them.
+func TestMain(m *testing.M) {
+	for _, name := range []string{"LC_ALL", "LC_CTYPE", "NO_COLOR", "BUILDKITE"} {
+		_ = os.Unsetenv(name)
+	}
+	_ = os.Setenv("LANG", "C.UTF-8")
+	_ = os.Setenv("TERM", "xterm")
+	os.Exit(m.Run())
+}
+
+// pty is a pseudo-terminal of so many columns; seen is what was written to it, with the
+// terminal's line breaks as lines have them elsewhere.
+func pty(t *testing.T, cols uint16) (tty *os.File, seen func() string) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = master.Close() })
+	fd := int(master.Fd())
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	err = errors.Join(err, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0), unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 50, Col: cols}))
+	if err == nil {
+		tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan string)
+	go func() {
+		all, _ := io.ReadAll(master) // ends with an error when the other side is closed
+		read <- strings.ReplaceAll(string(all), "\r\n", "\n")
+	}()
+	return tty, func() string {
+		_ = tty.Close()
+		return <-read
+	}
+}
+
+// onTerminal runs a command line on a terminal.
+func onTerminal(t *testing.T, cols uint16, args ...string) string {
+	t.Helper()
+	tty, seen := pty(t, cols)
+	run(t.Context(), args, Streams{In: strings.NewReader(""), Out: tty, Err: tty})
+	return seen()
+}
+
+// everything is what can be asked for without a node: answers, help, refusals.
+func everything(t *testing.T) [][]string {
+	t.Helper()
+	t.Chdir(t.TempDir()) // kbnode runner leaves a result.json
+	b200, h100 := machinetest.B200x8().Dir(t), machinetest.HGXH100().Dir(t)
+	all := [][]string{
+		{"version"}, {"nothing"}, {"plan", "--root", b200}, {"plan", "--root", b200, "--queue", "nvidia-b200-{index}"}, {"plan", "--root", h100},
+		{"inventory", "--root", b200}, {"inventory", "--root", h100}, {"doctor", "--list"}, {"plan", "--root", b200, "--queue", "a b"},
+		{"plan", "--root", b200, "--gpus", "0,99"}, {"runner"}, {"submit", "--eval", "/nowhere", "--queue", "b200"}, {"payload", "decode"}, {"pipeline", "evaluate"},
+	}
+	for _, cmd := range newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}).Commands() {
+		all = append(all, []string{cmd.Name(), "--help"})
+		for _, sub := range cmd.Commands() {
+			all = append(all, []string{cmd.Name(), sub.Name(), "--help"})
+		}
+	}
+	return all
+}
+
+// TestWidth: nothing goes over a terminal's edge but a word that is wider.
+func TestWidth(t *testing.T) {
+	for _, args := range everything(t) {
+		if args[0] == "runner" && len(args) == 1 {
+			continue // a log
+		}
+		for _, cols := range []uint16{80, 160} {
+			for line := range strings.Lines(onTerminal(t, cols, args...)) {
+				line = strings.TrimRight(line, "\n")
+				if n := text.StringWidthWithoutEscSequences(line); n > int(cols) && strings.Contains(strings.TrimSpace(line), " ") {
+					t.Errorf("%v: %d of %d columns: %q", args, n, cols, line)
+				}
+			}
+		}
+	}
+}
+
+// TestColour: there is some on a terminal only, and none where it is not wanted.
+func TestColour(t *testing.T) {
+	args := []string{"plan", "--root", machinetest.B200x8().Dir(t)}
+	for _, tt := range []struct {
+		set  []string
+		want bool
+	}{{[]string{"NO_COLOR", ""}, true}, {[]string{"NO_COLOR", "1"}, false}, {[]string{"NO_COLOR", "0"}, false}, {[]string{"TERM", "dumb"}, false}} {
+		t.Run(strings.Join(tt.set, "="), func(t *testing.T) {
+			t.Setenv(tt.set[0], tt.set[1])
+			if got := strings.Contains(onTerminal(t, 80, args...), "\x1b["); got != tt.want {
+				t.Errorf("colour: %t", got)
+			}
+		})
+	}
+	if got := kbnode(t, args...); strings.Contains(got.out+got.err, "\x1b") {
+		t.Error("colour in a pipe")
+	}
+}
+
+// TestDumbTerminal: nothing that stands there is written over.
+func TestDumbTerminal(t *testing.T) {
+	t.Setenv("TERM", "dumb")
+	tty, seen := pty(t, 80)
+	p := newChangeProgress(Streams{Err: tty})
+	for _, c := range shown {
+		p.show(c)
+	}
+	p.end()
+	if newBars(Streams{Err: tty}).width != 0 || newSubmitProgress(Streams{Err: tty}).width != 0 {
+		t.Error("bars on a terminal that cannot move its cursor")
+	}
+	if diff := cmp.Diff("  adding users\n  writing files\n  reloading systemd\n", seen()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestLocale(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		env  map[string]string
+		want bool
+	}{
+		{nil, false},
+		{map[string]string{"LANG": "C.UTF-8"}, true},
+		{map[string]string{"LANG": "de_DE.utf8"}, true},
+		{map[string]string{"LANG": "de_DE.UTF-8@euro"}, true},
+		{map[string]string{"LANG": "de_DE"}, false},
+		{map[string]string{"LANG": "de_DE.ISO-8859-1"}, false},
+		{map[string]string{"LANG": "C.UTF-8", "LC_ALL": "C"}, false},
+		{map[string]string{"LANG": "C.UTF-8", "LC_CTYPE": "POSIX"}, false},
+		{map[string]string{"LANG": "C", "LC_CTYPE": "C.UTF-8"}, true},
+		{map[string]string{"LC_CTYPE": "C.UTF-8", "LC_ALL": "C"}, false},
+		{map[string]string{"LANG": "C.UTF-8", "LC_ALL": ""}, true},
+		{map[string]string{"BUILDKITE": "true"}, true},
+	} {
+		if got := isUTF8(func(name string) string { return tt.env[name] }); got != tt.want {
+			t.Errorf("%v: %t", tt.env, got)
+		}
+	}
+}
+
+// TestASCII: where the locale is not UTF-8, no command writes anything but ASCII.
+func TestASCII(t *testing.T) {
+	t.Setenv("LC_ALL", "C")
+	for _, args := range everything(t) {
+		got := kbnode(t, args...)
+		for _, s := range []string{got.out, got.err, onTerminal(t, 80, args...)} {
+			if !isASCII(s) {
+				t.Errorf("%v: %q", args, s)
+			}
+		}
+	}
+}
+
+// TestASCIIKeepsDocuments: what programs read is the same in every locale.
+func TestASCIIKeepsDocuments(t *testing.T) {
+	const doc = `{"mode": "test", "note": "größer"}`
+	file := put(t, t.TempDir(), "task.json", doc)
+	payload := put(t, t.TempDir(), "payload", kbnode(t, "payload", "encode", file).out)
+	t.Setenv("LC_ALL", "C")
+	if got := kbnode(t, "payload", "decode", payload); got.out != doc+"\n" {
+		t.Errorf("%q, %s", got.out, got.err)
+	}
+	if got := onTerminal(t, 80, "payload", "decode", payload); got != strings.ReplaceAll(doc, "ö", "?")+"\n" && !isASCII(got) {
+		t.Errorf("%q", got)
+	}
+	var b bytes.Buffer
+	if err := printJSON(&answer{to: &asciiText{to: &b}}, "Größe …"); err != nil || b.String() != "\"Größe …\"\n" {
+		t.Errorf("%v: %q", err, b.String())
+	}
+}
+
+// TestSpelt: kbnode has an ASCII spelling of each character that it writes.
+func TestSpelt(t *testing.T) {
+	t.Parallel()
+	err := filepath.WalkDir("..", func(name string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(name) != ".go" || strings.HasSuffix(name, "_test.go") || strings.Contains(name, "/testdata/") || strings.Contains(name, "/bktest/") || strings.Contains(name, "/hostile/") {
+			return err
+		}
+		set := token.NewFileSet()
+		file, err := parser.ParseFile(set, name, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			lit, ok := n.(*ast.BasicLit)
+			if !ok || lit.Kind != token.STRING {
+				return true
+			}
+			s, err := strconv.Unquote(lit.Value)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, r := range s {
+				if _, known := spelt[r]; r >= utf8.RuneSelf && r != utf8.RuneError && !known {
+					t.Errorf("%s: %q in %.60q", set.Position(lit.Pos()), r, s)
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r, as := range spelt {
+		if !isASCII(as) {
+			t.Errorf("%q is spelt %q", r, as)
+		}
+	}
+}
+
+func TestASCIIText(t *testing.T) {
+	t.Parallel()
+	const in, want = "12 °C … über \xff 日本 ±1\n", "12 C ... ?ber ? ?? +/-1\n"
+	for size := 1; size <= len(in); size++ { // characters come in pieces
+		var b bytes.Buffer
+		a := &asciiText{to: &b}
+		for at := 0; at < len(in); at += size {
+			piece := in[at:min(at+size, len(in))]
+			if n, err := a.Write([]byte(piece)); err != nil || n != len(piece) {
+				t.Fatal(n, err)
+			}
+		}
+		if b.String() != want {
+			t.Errorf("in pieces of %d: %q", size, b.String())
+		}
+	}
+	if _, err := (&asciiText{to: full{}}).Write([]byte("…")); err == nil {
+		t.Error("an error is lost")
+	}
+}
+
+func TestWrap(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, in, want string
+		width          int
+	}{
+		{"short", "a short line\n", "a short line\n", 12},
+		{"sentence", "one two three four five\n", "one two\n  three\n  four\n  five\n", 9},
+		{"below its label", "FAIL  docker: there is no Docker on this machine\n", "FAIL  docker: there is\n      no Docker on this\n      machine\n", 24},
+		{"indented", "      type  a b c d e f g h i j\n      do    x\n", "      type  a b c d e f\n            g h i j\n      do    x\n", 24},
+		{"a word that is wider", "see https://example.com/a/long/path there\n", "see\n  https://example.com/a/long/path\n  there\n", 20},
+		{"colour is no width", "\x1b[33mwarning:\x1b[0m a b c d\n", "\x1b[33mwarning:\x1b[0m a b c d\n", 16},
+		{"blanks within", "a  b c\nlong enough a  b c", "a  b c\nlong enough a  b\n  c", 17},
+		{"deeper than it is wide", "                  one two three\n", "                  one\n          two three\n", 20},
+		{"no end", "one two", "one\n  two", 5},
+	} {
+		if diff := cmp.Diff(tt.want, wrap(tt.in, tt.width)); diff != "" {
+			t.Errorf("%s: %s", tt.name, diff)
+		}
+	}
+}
+
+// TestList: narrow, a table goes without what is spare, and wraps its sentences.
+func TestList(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	l := newList(&b, "Slot", "GPU", "Name", "Problem")
+	l.spare, l.most = []string{"GPU", "Slot"}, map[string]int{"Name": 5}
+	l.row("gpu0", "NVIDIA B200", "n-0123", "-")
+	l.row("gpu1", "NVIDIA B200", "n", "its GPU fell off the bus, and nobody knows why")
+	l.print()
+	wide := "SLOT  GPU          NAME    PROBLEM\ngpu0  NVIDIA B200  n-0123  -\ngpu1  NVIDIA B200  n       its GPU fell off the bus, and nobody knows why\n"
+	if diff := cmp.Diff(wide, b.String()); diff != "" {
+		t.Error(diff)
+	}
+	narrow := "SLOT  NAME   PROBLEM\ngpu0  n-…23  -\ngpu1  n      its GPU fell off the bus, and\n               nobody knows why\n"
+	if diff := cmp.Diff(narrow, l.draw(44)+"\n"); diff != "" {
+		t.Error(diff)
+	}
+}
