@@ -298,6 +298,9 @@ func printImages(w io.Writer, list imageList, now time.Time) {
 	}
 	if len(list.Images) > 0 {
 		t.print()
+		if !known || list.Trial != nil || len(list.Refused) > 0 {
+			printf(w, "\n")
+		}
 	}
 	switch {
 	case list.StandsFor == "":

@@ -72,6 +72,7 @@ func TestPrintImages(t *testing.T) {
 	want := `IMAGE     DIGEST        ID            SIZE     HERE   CANARY
 current   dddddddddddd  111111111111  3.0 GiB  1h00m  ran well in gpu0, 2.0 s
 previous  -             222222222222  -        2d     -
+
 x:1 is on trial: 1 of its first 3 jobs in a row have failed.
 Not taken: eeeeeeeeeeee since 2026-11-21 12:00:00: it fails
 `

@@ -123,7 +123,9 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		return err
 	}
 	changes := reconcile.Diff(m.plan, state)
+	printf(s.Err, "\n")
 	printSlots(s.Err, m.plan)
+	printf(s.Err, "\n")
 	for _, warning := range m.plan.Warnings {
 		s.warn("%s", warning)
 	}
@@ -162,6 +164,7 @@ func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Ho
 	if err := waitRegistered(ctx, s, m.plan, host, result.Deferred); err != nil {
 		return err
 	}
+	printf(s.Err, "\n")
 	return nextSteps(s, m.plan, result, wrote)
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
@@ -78,10 +79,19 @@ func (l *list) draw(width int) string {
 			}
 		}
 		t.SetColumnConfigs([]table.ColumnConfig{{
-			Number: n, WidthMax: max(width-(wide-room[at]), roomy/2), WidthMaxEnforcer: wrap,
+			Number: n, WidthMax: max(width-(wide-room[at]), roomy/2), WidthMaxEnforcer: wrapCell,
 		}})
 	}
 	return t.Render()
+}
+
+// wrapCell breaks a cell between words.
+func wrapCell(s string, width int) string {
+	lines := strings.Split(s, "\n")
+	for i, line := range lines {
+		lines[i] = fold(line, "", width, 0)
+	}
+	return strings.Join(lines, "\n")
 }
 
 func (l *list) shorten() {

@@ -295,7 +295,7 @@ func TestList(t *testing.T) {
 	if diff := cmp.Diff(wide, b.String()); diff != "" {
 		t.Error(diff)
 	}
-	narrow := "SLOT  NAME   PROBLEM\ngpu0  n-…23  -\ngpu1  n      its GPU fell off the bus, and\n               nobody knows why\n"
+	narrow := "SLOT  NAME   PROBLEM\ngpu0  n-…23  -\ngpu1  n      its GPU fell off the bus, and\n             nobody knows why\n"
 	if diff := cmp.Diff(narrow, l.draw(44)+"\n"); diff != "" {
 		t.Error(diff)
 	}

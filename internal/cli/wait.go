@@ -28,7 +28,14 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 			wait = append(wait, slot)
 		}
 	}
-	total, told := len(wait), -1
+	total, told, width := len(wait), -1, cursor(s.Err)
+	end := func() { // of the line that is written anew
+		if width > 0 && told >= 0 {
+			printf(s.Err, "\n")
+			told = -1
+		}
+	}
+	defer end()
 	deadline := time.Now().Add(agent.RegisterTime)
 	for len(wait) > 0 {
 		state, err := host.Observe(ctx, p)
@@ -42,6 +49,7 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 				refused = append(refused, agentFailure(ctx, slot))
 			}
 			if parked, err := guard.ReadParked(filepath.Join(host.Root, plan.RunDir(slot.Index))); err == nil && len(parked) > 0 {
+				end()
 				s.warn("slot %s is parked: %s", slot.Name, parked[0].Reason)
 				total--
 				return true
@@ -52,13 +60,17 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 			return errors.Join(refused...)
 		}
 		if done := total - len(wait); done != told {
-			s.progress("%d of %d agents registered", done, total)
-			told = done
+			if told = done; width > 0 {
+				rewriteLine(s.Err, width, fmt.Sprintf("  %d of %d agents registered", done, total))
+			} else {
+				s.progress("%d of %d agents registered", done, total)
+			}
 		}
 		if len(wait) == 0 {
 			return nil
 		}
 		if time.Now().After(deadline) {
+			end()
 			s.warn("%s not registered yet; kbnode status and journalctl -u %s tell more", slotNames(wait), plan.AgentUnit(wait[0].Index))
 			return &exitError{code: exitNo}
 		}

@@ -77,7 +77,7 @@ func (m *Machine) space() []Finding {
 		}
 	}
 	if len(all) == 0 {
-		all = []Finding{ok("%d file systems", len(seen))}
+		all = []Finding{ok("file systems with room: %d", len(seen))}
 	}
 	return all
 }

@@ -8,7 +8,7 @@ VM_NVML     := build/libnvidia-ml.so.1
 
 VM_ENV = AGENT=$(abspath $(AGENT)) KBNODE_BIN=$(abspath $(BIN)) BKSTUB_BIN=$(abspath $(BKSTUB)) \
 	NVML_LIB=$(abspath $(VM_NVML)) KBNODE_VM_LOGS=$(abspath build/vm-logs) \
-	KBNODE_DEBS=$(abspath build/debs)
+	KBNODE_DEBS=$(abspath build/debs) KBNODE_SCREENS=$(abspath build/screens)
 
 $(VM_NVML): $(wildcard test/nvml/*) go.mod | deps-build
 	@mkdir -p $(@D)
@@ -32,7 +32,7 @@ vm-deps:
 	fi
 
 # What takes long and is worth a run of its own when the isolation changes.
-VM_ATTACKS := ^(TestAcceptance|TestAttack|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestImageBuild|TestNetwork|TestPackage|TestPipelines|TestQuiet|TestRotation|TestSelftest|TestTutorial|TestUpgradeAgents)$$
+VM_ATTACKS := ^(TestAcceptance|TestAttack|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestImageBuild|TestNetwork|TestPackage|TestPipelines|TestQuiet|TestRotation|TestScreens|TestSelftest|TestTutorial|TestUpgradeAgents)$$
 
 .PHONY: test-vm
 test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of them
@@ -45,6 +45,13 @@ test-attacks: debs ## the long scenarios: hostile jobs, the network, the self-te
 .PHONY: test-packages
 test-packages: debs ## the .deb in the virtual machine, installed, upgraded and removed beside jobs, and the documents' commands
 	$(MAKE) test-vm RUN='^(TestPackage|TestTutorial)$$'
+
+# Of Debian's python3, whichever is first in PATH.
+.PHONY: screenshots
+screenshots: ## how kbnode looks in a terminal: real sessions in the virtual machine, drawn to docs/screens
+	@/usr/bin/python3 -c 'import pyte' 2>/dev/null || { $(SUDO) apt-get update -qq; DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends python3-pyte >/dev/null; }
+	$(MAKE) test-vm RUN='^TestScreens$$'
+	/usr/bin/python3 test/vm/screens.py build/screens docs/screens
 
 .PHONY: bench-vm
 bench-vm: vm-ready ## what hooks, the guard and the daemon at rest cost, in the virtual machine
