@@ -204,29 +204,28 @@ func showConfig(s Streams, m *machine, env func(string) string, asJSON, origin b
 	if asJSON {
 		return printJSON(s.Out, configJSON(file, list))
 	}
-	var b strings.Builder
+	seen := func(text string) string { return text }
+	if _, ok := terminal(s.Out); ok {
+		seen = payload.EscapeInvisible
+	}
 	if origin {
-		t := newList(&b, "Key", "Value", "Origin")
+		t := newList(s.Out, "Key", "Value", "Origin")
+		t.wraps = "Value"
 		for _, v := range list {
-			t.row(v.Key, valueText(v.Value), v.From())
+			t.row(v.Key, seen(valueText(v.Value)), v.From())
 		}
 		t.print()
-	} else {
-		printf(&b, "# The configuration of this node. File: %s\n", cmp.Or(file, "none"))
-		text, err := config.Text(list)
-		if err != nil {
-			return err
-		}
-		if slices.ContainsFunc(list, func(v config.Setting) bool { return v.Hidden }) {
-			printf(&b, "# Secrets are xxxxx: put them in again before it is used.\n")
-		}
-		b.WriteString(text)
+		return nil
 	}
-	out := b.String()
-	if _, ok := terminal(s.Out); ok {
-		out = payload.EscapeInvisible(out)
+	out := fmt.Sprintf("# The configuration of this node. File: %s\n", cmp.Or(file, "none"))
+	body, err := config.Text(list)
+	if err != nil {
+		return err
 	}
-	printf(s.Out, "%s", out)
+	if slices.ContainsFunc(list, func(v config.Setting) bool { return v.Hidden }) {
+		out += "# Secrets are xxxxx: put them in again before it is used.\n"
+	}
+	verbatim(s.Out, seen(out+body))
 	return nil
 }
 

@@ -36,6 +36,9 @@ func printf(w io.Writer, format string, args ...any) {
 	_, _ = io.WriteString(w, s)
 }
 
+// verbatim writes a text that people save as often as they look at it: it is not wrapped.
+func verbatim(w io.Writer, s string) { _, _ = io.WriteString(document(w), s) }
+
 // printCommand writes a line that ends in a command: it can be typed as it stands there.
 func printCommand(w io.Writer, line string) {
 	if width, ok := terminal(w); ok {

@@ -230,7 +230,7 @@ func (f *submitFlags) showTemplate(s Streams) error {
 					return r
 				}, text)
 			}
-			printf(s.Out, "%s", text)
+			verbatim(s.Out, text)
 			return nil
 		}
 	}
@@ -316,7 +316,7 @@ func (f *submitFlags) show(s Streams, j submit.Job) error {
 	if err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}
-	printf(s.Out, "POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n%s\n", request["url"], body)
+	verbatim(s.Out, fmt.Sprintf("POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n%s\n", request["url"], body))
 	return nil
 }
 
@@ -326,8 +326,9 @@ func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
 		return printJSON(s.Out, out)
 	}
 	if out.Result != nil {
-		out.Result.Report(s.Out)
-		printf(s.Out, "\n")
+		var report strings.Builder
+		out.Result.Report(&report)
+		printf(s.Out, "%s\n", &report)
 	}
 	var node noise.Record
 	if json.Unmarshal(out.Node, &node) == nil && node.Noisy {
