@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -151,7 +152,11 @@ func printChange(w io.Writer, c reconcile.Change) {
 	if !ok {
 		m.sign, m.c = "~", text.FgYellow
 	}
-	printf(w, "%s %-9s %s%s%s\n", paint(w, m.c, m.sign), c.Kind, c.Subject, suffix(": ", c.Why), suffix("; ", c.Deferred))
+	line := fmt.Sprintf("%s %-9s %s%s%s", paint(w, m.c, m.sign), c.Kind, c.Subject, suffix(": ", c.Why), suffix("; ", c.Deferred))
+	if width, ok := terminal(w); ok {
+		line = fold(line, "", width, len("+ partition "))
+	}
+	printf(w, "%s\n", line)
 	// A new file's content is the plan itself; what changes is worth reading.
 	if c.Kind == reconcile.Update || c.Kind == reconcile.Adopt || c.Kind == reconcile.Tune || c.Kind == reconcile.Untune {
 		for line := range strings.Lines(c.Diff) {

@@ -20,8 +20,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/image"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
-	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/task"
@@ -318,49 +316,4 @@ func (f *submitFlags) show(s Streams, j submit.Job) error {
 	}
 	verbatim(s.Out, fmt.Sprintf("POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n%s\n", request["url"], body))
 	return nil
-}
-
-// showOutcome prints a result for people, or for programs.
-func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
-	if asJSON {
-		return printJSON(s.Out, out)
-	}
-	if out.Result != nil {
-		var report strings.Builder
-		out.Result.Report(&report)
-		printf(s.Out, "%s\n", &report)
-	}
-	var node noise.Record
-	if json.Unmarshal(out.Node, &node) == nil && node.Noisy {
-		for _, why := range node.Why[:min(len(node.Why), 5)] {
-			printf(s.Out, "noisy: %s\n", probe.Printable(why, 200))
-		}
-	}
-	to := s.Out
-	if out.Verdict != submit.Passed {
-		to = s.Err
-	}
-	said := ""
-	if out.Result != nil {
-		said, _ = out.Result.Verdict()
-	}
-	if said != out.Reason {
-		printf(to, "%s: %s\n", out.Verdict, probe.Printable(out.Reason, 1000))
-	}
-	if out.Build != 0 {
-		printf(s.Out, "%s\n", buildLine(out))
-	}
-	return nil
-}
-
-// buildLine says where a job ran, and for how long.
-func buildLine(out submit.Outcome) string {
-	parts := []string{fmt.Sprintf("build %d", out.Build)}
-	if out.Agent != "" {
-		parts[0] += " on " + out.Agent
-	}
-	if out.Run > 0 {
-		parts = append(parts, fmt.Sprintf("waited %.0f s", out.Queue), fmt.Sprintf("ran %.0f s", out.Run))
-	}
-	return strings.Join(append(parts, probe.Printable(out.URL, 300)), ", ")
 }

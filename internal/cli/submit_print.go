@@ -1,0 +1,78 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/submit"
+)
+
+// showOutcome prints a result for people, or for programs.
+func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
+	if asJSON {
+		return printJSON(s.Out, out)
+	}
+	if out.Result != nil {
+		if _, ok := terminal(s.Err); ok {
+			printf(s.Err, "\n") // between how it went and what came of it
+		}
+		var report strings.Builder
+		out.Result.Report(&report)
+		printf(s.Out, "%s\n", paintReport(s.Out, report.String(), out.Result))
+	}
+	var node noise.Record
+	if json.Unmarshal(out.Node, &node) == nil && node.Noisy {
+		for _, why := range node.Why[:min(len(node.Why), 5)] {
+			printf(s.Out, "noisy: %s\n", probe.Printable(why, 200))
+		}
+	}
+	to := s.Out
+	if out.Verdict != submit.Passed {
+		to = s.Err
+	}
+	said := ""
+	if out.Result != nil {
+		said, _ = out.Result.Verdict()
+	}
+	if said != out.Reason {
+		printf(to, "%s: %s\n", out.Verdict, probe.Printable(out.Reason, 1000))
+	}
+	if out.Build != 0 {
+		printf(s.Out, "%s\n", buildLine(out))
+	}
+	return nil
+}
+
+// paintReport colours the verdict in a report.
+func paintReport(w io.Writer, report string, r *runner.Result) string {
+	said, passed := r.Verdict()
+	word, _, _ := strings.Cut(said, ":")
+	c := text.FgRed
+	if passed {
+		c = text.FgGreen
+	}
+	before, after, found := strings.Cut("\n"+report, "\n"+word)
+	if !found {
+		return report
+	}
+	return (before + "\n" + paint(w, c, word) + after)[1:]
+}
+
+// buildLine says where a job ran, and for how long.
+func buildLine(out submit.Outcome) string {
+	parts := []string{fmt.Sprintf("build %d", out.Build)}
+	if out.Agent != "" {
+		parts[0] += " on " + out.Agent
+	}
+	if out.Run > 0 {
+		parts = append(parts, fmt.Sprintf("waited %.0f s", out.Queue), fmt.Sprintf("ran %.0f s", out.Run))
+	}
+	return strings.Join(append(parts, probe.Printable(out.URL, 300)), ", ")
+}
