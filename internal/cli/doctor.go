@@ -184,7 +184,11 @@ func printChecks(w io.Writer, r *doctor.Report, all bool) {
 				}
 				skipped[saw] = append(skipped[saw], c.ID)
 			case c.Status > doctor.Skip:
-				row(c.ID, c.Status, text.Snip(saw, brief, "…")) // below it stands whole
+				first, _, cut := strings.Cut(fold(saw, "", brief-1, 0), "\n")
+				if cut {
+					first += "…" // below it stands whole
+				}
+				row(c.ID, c.Status, first)
 			default:
 				row(c.ID, c.Status, saw)
 			}

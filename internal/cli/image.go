@@ -312,6 +312,6 @@ func printImages(w io.Writer, list imageList, now time.Time) {
 		printf(w, "%s is on trial: %d of its first %d jobs in a row have failed.\n", list.Name, list.Trial.Failed, list.Trial.Jobs)
 	}
 	for _, r := range list.Refused {
-		printf(w, "Not taken: %s since %s: %s\n", short(r.Digest), r.Time.Format(time.DateTime), r.Reason)
+		printf(w, "Not taken: %s, for %s: %s\n", short(r.Digest), ago(r.Time, now), r.Reason)
 	}
 }

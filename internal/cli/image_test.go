@@ -74,7 +74,7 @@ current   dddddddddddd  111111111111  3.0 GiB  1h00m  ran well in gpu0, 2.0 s
 previous  -             222222222222  -        2d     -
 
 x:1 is on trial: 1 of its first 3 jobs in a row have failed.
-Not taken: eeeeeeeeeeee since 2026-11-21 12:00:00: it fails
+Not taken: eeeeeeeeeeee, for 0s: it fails
 `
 	if d := cmp.Diff(want, b.String()); d != "" {
 		t.Error(d)
