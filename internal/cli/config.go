@@ -67,14 +67,19 @@ that the file is for.`,
 			if err != nil {
 				return err
 			}
-			if name == "-" {
-				name = "standard input"
-			}
-			return checkConfig(s, name, text, asJSON)
+			return checkConfig(s, configName(name), text, asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// configName is what messages call a file that may be standard input.
+func configName(name string) string {
+	if name == "-" {
+		return "standard input"
+	}
+	return name
 }
 
 // configText reads a file, or standard input.

@@ -81,7 +81,8 @@ func (w *wishes) config() (config.Config, error) {
 // machine is how far a command has come down the pipe: read, then thought.
 type machine struct {
 	root    string
-	name    string // of the root, in messages; "" is root itself
+	name    string      // of the root, in messages; "" is root itself
+	asked   *configText // another configuration than the machine's
 	inv     *inventory.Inventory
 	cfg     config.Config
 	drains  []plan.Drain // as kept
@@ -89,6 +90,12 @@ type machine struct {
 	plan    *plan.Plan
 	managed bool // the configuration file is kbnode's own, or there is none
 	wished  bool // there is none, or it does not say all that was asked for
+}
+
+// configText is a configuration before it is parsed.
+type configText struct {
+	name string
+	text []byte
 }
 
 func (m *machine) live() bool { return m.root == "/" }
@@ -119,6 +126,9 @@ func (m *machine) readFile(path string) ([]byte, error) {
 func (m *machine) loadConfig(w *wishes, env func(string) string) error {
 	file := filepath.Join(cmp.Or(m.name, m.root), plan.ConfigPath)
 	text, err := m.readFile(plan.ConfigPath)
+	if m.asked != nil {
+		file, text, err = m.asked.name, m.asked.text, nil
+	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read configuration: %w", err)
 	}
@@ -139,7 +149,7 @@ func (m *machine) loadConfig(w *wishes, env func(string) string) error {
 	m.cfg = config.Merge(config.Merge(base, over), flags)
 	m.wished = missing || !reflect.DeepEqual(m.cfg, base)
 	if !m.managed && m.wished {
-		return usagef("%s was written by hand and says otherwise than the flags or variables given; change the file, or leave them out", plan.ConfigPath)
+		return usagef("%s was written by hand and says otherwise than the flags or variables given; change the file, or leave them out", file)
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ type planOutput struct {
 }
 
 func newPlan(s Streams) *cobra.Command {
-	var root string
+	var root, file string
 	var asJSON, detailed bool
 	var w wishes
 	cmd := &cobra.Command{
@@ -37,10 +37,15 @@ func newPlan(s Streams) *cobra.Command {
 		Long: `Show the slots this machine should have, and what would change.
 
 Exit code 0 when a plan could be made, 1 when not. With --detailed-exit-code it
-is 3 when changes are pending. Nothing is written.`,
+is 3 when changes are pending. Nothing is written.
+
+A change of the configuration is best seen before it is in `+"` + plan.ConfigPath + `"+`,
+where kbnode.service finds it within 30 seconds: --config FILE.`,
+		Example: `  kbnode plan --queue b200
+  kbnode plan --config node.yaml --detailed-exit-code`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			p, changes, err := makePlan(cmd.Context(), s, root, &w)
+			p, changes, err := makePlan(cmd.Context(), s, root, file, &w)
 			if err != nil {
 				var exit *exitError
 				if asJSON && !errors.As(err, &exit) {
@@ -56,6 +61,7 @@ is 3 when changes are pending. Nothing is written.`,
 	}
 	rootFlag(cmd, &root)
 	w.register(cmd)
+	cmd.Flags().StringVar(&file, "config", "", "plan with this configuration file, and not the machine's; - is standard input")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&detailed, "detailed-exit-code", false, "exit with 3 when changes are pending")
 	return cmd
@@ -74,7 +80,7 @@ func showPlan(s Streams, p *plan.Plan, changes []reconcile.Change, asJSON, detai
 	return err
 }
 
-func makePlan(ctx context.Context, s Streams, root string, w *wishes) (*plan.Plan, []reconcile.Change, error) {
+func makePlan(ctx context.Context, s Streams, root, file string, w *wishes) (*plan.Plan, []reconcile.Change, error) {
 	dir, closeRoot, err := inventory.Open(root)
 	if err != nil {
 		return nil, nil, err
@@ -84,6 +90,13 @@ func makePlan(ctx context.Context, s Streams, root string, w *wishes) (*plan.Pla
 	env := os.Getenv
 	if !m.live() {
 		env = func(string) string { return "" } // variables are of this machine
+	}
+	if file != "" {
+		text, err := s.configText(file)
+		if err != nil {
+			return nil, nil, err
+		}
+		m.asked = &configText{name: configName(file), text: text}
 	}
 	if err := m.loadConfig(w, env); err != nil {
 		return nil, nil, err

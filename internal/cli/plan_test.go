@@ -303,3 +303,37 @@ func TestChangeLines(t *testing.T) {
 		}
 	}
 }
+
+func TestPlanOfAnotherConfiguration(t *testing.T) {
+	t.Parallel()
+	dir := machinetest.B200x8().Dir(t)
+	put(t, dir, plan.ConfigPath, "queue: b200\n")
+	file := filepath.Join(t.TempDir(), "node.yaml")
+	queueOf := func(t *testing.T, args ...string) string {
+		t.Helper()
+		got := kbnode(t, append([]string{"plan", "--json", "--root", dir}, args...)...)
+		var p contract
+		if err := json.Unmarshal([]byte(got.out), &p); err != nil || got.code != 0 || got.err != "" {
+			t.Fatalf("code %d, err %q: %v", got.code, got.err, err)
+		}
+		return p.Slots[0].Queue
+	}
+	if err := os.WriteFile(file, []byte("queue: canary\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := queueOf(t); got != "b200" {
+		t.Errorf("the machine's own configuration has queue %s", got)
+	}
+	if got := queueOf(t, "--config", file); got != "canary" {
+		t.Errorf("the other configuration has queue %s", got)
+	}
+	if err := os.WriteFile(file, []byte("queues: canary\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := kbnode(t, "plan", "--root", dir, "--config", file); got.code != 2 || !strings.Contains(got.err, file+`:1: unknown key "queues"; write "queue"`) {
+		t.Errorf("code %d, err %q", got.code, got.err)
+	}
+	if got := kbnode(t, "plan", "--root", dir, "--config", "/nowhere"); got.code != 1 || !strings.Contains(got.err, "/nowhere") {
+		t.Errorf("code %d, err %q", got.code, got.err)
+	}
+}
