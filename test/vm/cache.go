@@ -99,7 +99,7 @@ func (b *builder) clean() error {
 // image must not fill the disk.
 func (b *builder) prune() error {
 	const keep = 3
-	for _, pattern := range []string{"template-*", "trees-*"} {
+	for _, pattern := range []string{"template-*", "trees-*", "debs-*"} {
 		dirs, err := filepath.Glob(filepath.Join(b.cache, pattern))
 		if err != nil {
 			return err

@@ -87,6 +87,9 @@ var node = sync.OnceValues(func() (*vm.Template, error) {
 })
 
 func TestMain(m *testing.M) {
+	if socket := os.Getenv("KBVM_SOCKET"); socket != "" {
+		os.Exit(asSSH(socket))
+	}
 	code := m.Run()
 	if madeNode {
 		if snapshot, err := node(); err == nil {

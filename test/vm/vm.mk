@@ -32,14 +32,15 @@ vm-deps:
 	fi
 
 # What takes long and is worth a run of its own when the isolation changes.
-VM_ATTACKS := ^(TestAcceptance|TestAttack|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestImageBuild|TestNetwork|TestPackage|TestPipelines|TestQuiet|TestRotation|TestScreens|TestSelftest|TestTutorial|TestUpgradeAgents)$$
+VM_ATTACKS := ^(TestAcceptance|TestAnsible|TestAttack|TestCanary|TestCloudInit|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestImageBuild|TestNetwork|TestPackage|TestPipelines|TestQuiet|TestRotation|TestScreens|TestSelftest|TestTutorial|TestUpgradeAgents)$$
 
 .PHONY: test-vm
 test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of them
+	$(if $(findstring TestAnsible,$(VM_RUN)),$(call need,ansible-playbook,ansible-core))
 	$(VM_ENV) test/vm/run.sh -tags vm -count=1 -v -timeout $(VM_TIMEOUT) -parallel $(VM_PARALLEL) -run '$(VM_RUN)' $(if $(RUN),,-skip '$(VM_ATTACKS)') ./test/vm
 
 .PHONY: test-attacks
-test-attacks: debs ## the long scenarios: hostile jobs, the network, the self-test, the daemon, doctor, pipelines of every shape
+test-attacks: debs ansible-lint ## the long scenarios: hostile jobs, the network, the self-test, the daemon, doctor, pipelines of every shape
 	$(MAKE) test-vm RUN='$(VM_ATTACKS)'
 
 .PHONY: test-packages
@@ -52,6 +53,11 @@ screenshots: ## how kbnode looks in a terminal: real sessions in the virtual mac
 	@/usr/bin/python3 -c 'import pyte' 2>/dev/null || { $(SUDO) apt-get update -qq; DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends python3-pyte >/dev/null; }
 	$(MAKE) test-vm RUN='^TestScreens$$'
 	/usr/bin/python3 test/vm/screens.py build/screens docs/screens
+
+.PHONY: ansible-lint
+ansible-lint: ## the Ansible role and its example, as strictly as the linter can
+	$(call need,ansible-lint,ansible-lint)
+	cd packaging/ansible && ansible-lint --offline --profile production site.yml roles/kbnode
 
 .PHONY: bench-vm
 bench-vm: vm-ready ## what hooks, the guard and the daemon at rest cost, in the virtual machine
