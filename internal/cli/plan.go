@@ -39,7 +39,7 @@ func newPlan(s Streams) *cobra.Command {
 Exit code 0 when a plan could be made, 1 when not. With --detailed-exit-code it
 is 3 when changes are pending. Nothing is written.
 
-A change of the configuration is best seen before it is in ` + "` + plan.ConfigPath + `" + `,
+A change of the configuration is best seen before it is in ` + plan.ConfigPath + `,
 where kbnode.service finds it within 30 seconds: --config FILE.`,
 		Example: `  kbnode plan --queue b200
   kbnode plan --config node.yaml --detailed-exit-code`,
