@@ -35,7 +35,7 @@ func asSSH(socket string) int {
 }
 
 const ansibleInventory = `nodes:
-  hosts: {guest: }
+  hosts: {guest: {ansible_python_interpreter: /usr/bin/python3}}
   vars:
     queue: b200
     kbnode_source: %s
