@@ -31,8 +31,11 @@ func (m *Machine) InstallPackages(names ...string) {
 
 func (m *VM) installPackages(ctx context.Context, names []string) error {
 	has, err := m.Run(ctx, nil, "tar", "-c", "-C", "/", "etc/apt", "var/lib/dpkg/status")
-	if err != nil || has.Code != 0 {
-		return fmt.Errorf("ask for the guest's packages: %w %s", err, has.Stderr)
+	if err == nil && has.Code != 0 {
+		err = errors.New(has.Stderr)
+	}
+	if err != nil {
+		return fmt.Errorf("ask for the guest's packages: %w", err)
 	}
 	archive, err := fetchPackages(ctx, has.Stdout, names)
 	if err != nil {
