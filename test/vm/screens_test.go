@@ -60,8 +60,8 @@ func (r *recording) save(t *testing.T, name string, cols int) {
 // api is the environment of those who speak to Buildkite's REST API.
 const api = "BUILDKITE_API_URL=http://127.0.0.1:8899 BUILDKITE_ORG=kbnode BUILDKITE_API_TOKEN=" + bktest.DefaultAPIToken + " "
 
-// typed runs a command line on a terminal as wide as that, with its prompt before it.
-func typed(t *testing.T, m *vm.Machine, r *recording, cols int, env, command string) {
+// typeCommand runs a command line on a terminal as wide as that, with its prompt before it.
+func typeCommand(t *testing.T, m *vm.Machine, r *recording, cols int, env, command string) {
 	t.Helper()
 	_, _ = fmt.Fprintf(r, "$ %s\r\n", command)
 	sizes := make(chan [2]uint16, 1)
@@ -98,7 +98,7 @@ func screen(t *testing.T, m *vm.Machine, name, command string) {
 	t.Run(name, func(t *testing.T) {
 		for _, cols := range []int{80, 160} {
 			var r recording
-			typed(t, m, &r, cols, "", command)
+			typeCommand(t, m, &r, cols, "", command)
 			r.save(t, fmt.Sprintf("%s-%d", name, cols), cols)
 			fits(t, command, r.text.String(), cols)
 		}
@@ -110,7 +110,7 @@ func plain(t *testing.T, m *vm.Machine, command string) {
 	t.Helper()
 	bare := strings.TrimPrefix(command, "sudo ") // which keeps no NO_COLOR
 	var r recording
-	typed(t, m, &r, 80, "NO_COLOR=1 LC_ALL=C", bare)
+	typeCommand(t, m, &r, 80, "NO_COLOR=1 LC_ALL=C", bare)
 	said := r.text.String()
 	fits(t, "in ASCII: "+command, said, 80)
 	if colours.MatchString(said) {
@@ -138,7 +138,7 @@ func ready(t *testing.T) *vm.Machine {
 func dumb(t *testing.T, m *vm.Machine, command string) {
 	t.Helper()
 	var r recording
-	typed(t, m, &r, 80, "TERM=dumb", command)
+	typeCommand(t, m, &r, 80, "TERM=dumb", command)
 	if strings.Contains(r.text.String(), "\x1b") {
 		t.Errorf("%s: an escape sequence on a dumb terminal: %q", command, r.text.String())
 	}
@@ -153,15 +153,15 @@ func TestScreens(t *testing.T) {
 	var demo recording
 	const install = "sudo kbnode install --queue b200 --token-file token.txt"
 	t.Run("install", func(t *testing.T) {
-		typed(t, m, &demo, 80, "", "sudo kbnode doctor --preflight")
+		typeCommand(t, m, &demo, 80, "", "sudo kbnode doctor --preflight")
 		var r recording
-		typed(t, m, &r, 80, "", install)
+		typeCommand(t, m, &r, 80, "", install)
 		r.save(t, "install-80", 80)
 		fits(t, install, r.text.String(), 80)
 		demo.append(t, &r)
 		m.Wait("a node as planned", "kbnode status >/dev/null")
-		typed(t, m, &demo, 80, "", "sudo kbnode status")
-		typed(t, m, &demo, 80, "", "kbnode submit --queue b200 --hello")
+		typeCommand(t, m, &demo, 80, "", "sudo kbnode status")
+		typeCommand(t, m, &demo, 80, "", "kbnode submit --queue b200 --hello")
 		demo.save(t, "demo", 80)
 		fits(t, "demo", demo.text.String(), 80)
 		plain(t, m, install)
@@ -182,7 +182,7 @@ func TestScreens(t *testing.T) {
 	newImage(m, "true")
 	t.Run("image update", func(t *testing.T) {
 		var r recording
-		typed(t, m, &r, 80, "", "sudo kbnode image update")
+		typeCommand(t, m, &r, 80, "", "sudo kbnode image update")
 		r.save(t, "image-update-80", 80)
 		fits(t, "image update", r.text.String(), 80)
 	})
@@ -204,7 +204,7 @@ func TestScreens(t *testing.T) {
 	m.Kill()
 	t.Run("install at 160", func(t *testing.T) {
 		var r recording
-		typed(t, ready(t), &r, 160, "", install)
+		typeCommand(t, ready(t), &r, 160, "", install)
 		r.save(t, "install-160", 160)
 		fits(t, install, r.text.String(), 160)
 	})
