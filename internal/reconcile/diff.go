@@ -268,7 +268,10 @@ func (d *differ) reload() {
 			why = c.Subject + " is " + string(c.Kind) + "d"
 		}
 	}
-	if changed > 0 {
+	switch {
+	case changed == 1:
+		why = "1 unit file changes"
+	case changed > 1:
 		why = strconv.Itoa(changed) + " unit files change"
 	}
 	if why != "" && !d.s.Offline {
