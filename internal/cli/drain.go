@@ -179,6 +179,7 @@ func changeDrains(ctx context.Context, s Streams, command string, all bool, args
 	if err != nil {
 		return nil, none, err
 	}
+	host.Log = nil // each slot has its line
 	p, err := func() (*plan.Plan, error) {
 		release, err := lock(ctx, s, host)
 		if err != nil {

@@ -32,6 +32,9 @@ var engineChecks = []Check{
 			if c.text == "" {
 				return found(ok("no file"))
 			}
+			if len(c.keys) == 1 {
+				return found(ok("1 key"))
+			}
 			return found(ok("%d keys", len(c.keys)))
 		},
 	},

@@ -101,7 +101,7 @@ func TestEngineChecks(t *testing.T) {
 	for _, s := range []stated{
 		{"no daemon.json", "docker-config", engine(docker.Info{}), nil, "ok: no file", ""},
 		{"an empty one", "docker-config", engine(docker.Info{}), file(" \n"), "ok: no file", ""},
-		{"a good one", "docker-config", engine(docker.Info{}), file(`{"debug": true}`, "-H", "fd://"), "ok: 1 keys", ""},
+		{"a good one", "docker-config", engine(docker.Info{}), file(`{"debug": true}`, "-H", "fd://"), "ok: 1 key", ""},
 		{"a comma too many", "docker-config", engine(docker.Info{}), file("{\n\"debug\": true,\n}\n"), "fail: /etc/docker/daemon.json is not JSON: line 3: invalid character '}' looking for beginning of object key string", ""},
 		{"cut off", "docker-config", engine(docker.Info{}), file(`{"debug"`), "fail: /etc/docker/daemon.json is not JSON: line 1: unexpected end of JSON input", ""},
 		{"a list", "docker-config", engine(docker.Info{}), file(`[]`), "fail: /etc/docker/daemon.json is not a JSON object: json: cannot unmarshal array into Go value of type map[string]json.RawMessage", ""},
@@ -112,7 +112,7 @@ func TestEngineChecks(t *testing.T) {
 			"fail: hosts stands in /etc/docker/daemon.json and as -H fd:// on dockerd's command line, and with both it does not start", ""},
 		{"hosts once, by a drop-in", "docker-config", dead(reconcile.UnitState{Load: "loaded", Active: "failed"}, ""),
 			map[string]string{daemonJSON: `{"hosts": []}`, "/usr/lib/systemd/system/docker.service": "ExecStart=/usr/bin/dockerd -H fd://\n",
-				"/etc/systemd/system/docker.service.d/x.conf": "[Service]\nExecStart=\nExecStart=/usr/bin/dockerd\n"}, "ok: 1 keys", ""},
+				"/etc/systemd/system/docker.service.d/x.conf": "[Service]\nExecStart=\nExecStart=/usr/bin/dockerd\n"}, "ok: 1 key", ""},
 		{"a list that has a flag for each", "docker-config", engine(docker.Info{}), file(`{"insecure-registries": []}`, "--insecure-registry=x"),
 			"fail: insecure-registries stands in /etc/docker/daemon.json and as --insecure-registry=x on dockerd's command line, and with both it does not start", ""},
 
@@ -182,10 +182,10 @@ func TestValidate(t *testing.T) {
 		asked      bool
 		want       string
 	}{
-		{"it has read it", bad, now.Add(time.Hour), false, "ok: 1 keys"},
+		{"it has read it", bad, now.Add(time.Hour), false, "ok: 1 key"},
 		{"a key that is none", bad, now.Add(-time.Hour), true, "fail: /etc/docker/daemon.json: the following directives don't match any configuration option: debgu"},
-		{"all well", "configuration OK\n", now.Add(-time.Hour), true, "ok: 1 keys"},
-		{"an old engine", "unknown flag: --validate\n", now.Add(-time.Hour), true, "ok: 1 keys"},
+		{"all well", "configuration OK\n", now.Add(-time.Hour), true, "ok: 1 key"},
+		{"an old engine", "unknown flag: --validate\n", now.Add(-time.Hour), true, "ok: 1 key"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
