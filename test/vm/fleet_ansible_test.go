@@ -181,7 +181,7 @@ func TestAnsible(t *testing.T) {
 		if changed == 0 || failed != 0 {
 			t.Error(out)
 		}
-		m.Sh("bkstub wait-agents --queue b200-canary --count 7 --timeout 3m; kbnode status --json | jq -e '.slots[5].job'; touch /srv/go")
+		m.Sh("bkstub wait-agents --queue b200-canary --count 7 --timeout 3m; (kbnode status --json || true) | jq -e '.slots[5].job'; touch /srv/go")
 		m.Wait("the job's end", pipelines{evaluations{m: m}}.asking(build)+" | jq -e '.state == \"passed\"'")
 		m.Sh("bkstub wait-agents --queue b200-canary --count 8 --timeout 3m")
 		allIdle(t, m)

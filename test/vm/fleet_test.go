@@ -57,7 +57,7 @@ func TestCanary(t *testing.T) {
 	if out := m.Sh("kbnode install --queue b200-canary"); !strings.Contains(out, "later: ") {
 		t.Errorf("beside a job it says %s", out)
 	}
-	m.Sh("bkstub wait-agents --queue b200-canary --count 7 --timeout 3m; kbnode status --json | jq -e '.slots[6].job'; touch /srv/go")
+	m.Sh("bkstub wait-agents --queue b200-canary --count 7 --timeout 3m; (kbnode status --json || true) | jq -e '.slots[6].job'; touch /srv/go")
 	m.Wait("the job's end", pipelines{evaluations{m: m}}.asking(build)+" | jq -e '.state == \"passed\"'")
 	m.Sh("bkstub wait-agents --queue b200-canary --count 8 --timeout 3m")
 
