@@ -148,7 +148,7 @@ func TestImageBuild(t *testing.T) {
 	})
 	t.Run("full disk", func(t *testing.T) {
 		p := begun()
-		m.Sh("fallocate -l $(( ($(stat -f -c %a /) - 2000) * $(stat -f -c %S /) )) /fill")
+		m.Sh("fallocate -l $(( ($(stat -f -c %a /) - 10000) * $(stat -f -c %S /) )) /fill")
 		r := p.Wait()
 		if text := strings.ToLower(r.Stdout + r.Stderr); r.Code != 1 || !strings.Contains(text, "free space") && !strings.Contains(text, "no space left") {
 			t.Errorf("exit %d: %s%s", r.Code, r.Stdout, r.Stderr)
