@@ -121,7 +121,7 @@ check: lint hooks-lint spell unit ## lint, spelling, unit tests under the race d
 
 .PHONY: lint
 lint: $(LINT)
-	$(LINT) run ./...
+	$(LINT) run --build-tags vm ./...
 
 .PHONY: hooks-lint
 hooks-lint: | deps-check

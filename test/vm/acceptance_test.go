@@ -4,6 +4,7 @@ package vm_test
 
 import (
 	"encoding/json"
+	"maps"
 	"strings"
 	"testing"
 
@@ -65,9 +66,7 @@ func TestAcceptance(t *testing.T) {
 		m.Sh("systemctl stop kbnode")
 		r, got, code := accepted(t, m)
 		// Evaluations run in a slot that its operator has drained.
-		for id, verdict := range map[string]string{"image": "failed", "doctor": "failed", "limits": "not tried", "isolation": "failed", "restart": "failed"} {
-			want[id] = verdict
-		}
+		maps.Copy(want, map[string]string{"image": "failed", "doctor": "failed", "limits": "not tried", "isolation": "failed", "restart": "failed"})
 		if diff := cmp.Diff(want, got); diff != "" || r.Accepted || code != 1 {
 			t.Errorf("accepted %t, exit code %d: %s", r.Accepted, code, diff)
 		}
