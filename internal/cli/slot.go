@@ -68,6 +68,9 @@ func newGuard(s Streams) *cobra.Command {
 				return err
 			}
 			beFrugal()
+			if err := guard.Trim(); err != nil { // what the start of the program needed
+				s.logger().Debug("memory not given back", "err", err)
+			}
 			probe.Keep() // it looks at its GPU after each job, while the next may wait
 			return guard.Serve(cmd.Context(), guard.Config{Policy: pol, Log: s.logger(), Agent: agentService(plan.AgentUnit(k))})
 		},

@@ -115,6 +115,14 @@ func (g *guard) trim() {
 	}
 }
 
+// frugal keeps nothing mapped that only this request needed: of all, these need most.
+func (g *guard) frugal(handle func(*call) error) func(*call) error {
+	return func(c *call) error {
+		defer g.trim()
+		return handle(c)
+	}
+}
+
 // connect makes the slot's network before its first job would have to wait for
 // it. A job makes sure of it again.
 func (g *guard) connect(ctx context.Context) {

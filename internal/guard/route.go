@@ -77,13 +77,13 @@ func (g *guard) routes() []route {
 		{"GET", "images/{image}/json", params{"manifests": flagForm, "platform": filterForm}, g.pass},
 
 		{"GET", "containers/json", params{"all": flagForm, "limit": intForm, "size": flagForm, "filters": filterForm}, g.list},
-		{"POST", "containers/create", params{"name": refForm, "platform": platformForm}, g.create},
+		{"POST", "containers/create", params{"name": refForm, "platform": platformForm}, g.frugal(g.create)},
 		{"GET", "containers/{id}/json", params{"size": flagForm}, g.pass},
 		{"GET", "containers/{id}/logs", params{"follow": flagForm, "stdout": flagForm, "stderr": flagForm, "timestamps": flagForm,
 			"details": flagForm, "since": timeForm, "until": timeForm, "tail": tailForm}, g.pass},
 		{"POST", "containers/{id}/attach", params{"logs": flagForm, "stream": flagForm, "stdin": flagForm, "stdout": flagForm,
 			"stderr": flagForm, "detachKeys": keysForm}, g.attach},
-		{"POST", "containers/{id}/start", params{"detachKeys": keysForm}, g.start},
+		{"POST", "containers/{id}/start", params{"detachKeys": keysForm}, g.frugal(g.start)},
 		{"POST", "containers/{id}/wait", params{"condition": waitForm}, g.pass},
 		{"POST", "containers/{id}/resize", params{"h": intForm, "w": intForm}, g.pass},
 		{"POST", "containers/{id}/kill", params{"signal": signalForm}, g.pass},
@@ -93,7 +93,7 @@ func (g *guard) routes() []route {
 		{"POST", strings.TrimPrefix(ReadyPath, "/"), nil, g.told(g.cleaner.ready, func(context.Context) {})},
 		{"POST", strings.TrimPrefix(BeginPath, "/"), nil, g.told(g.cleaner.begin, func(context.Context) {})},
 		{"POST", strings.TrimPrefix(EndPath, "/"), nil, g.told(g.cleaner.end, g.cleaner.endLook)},
-		{"POST", strings.TrimPrefix(RecordPath, "/"), nil, g.tellRecord},
+		{"POST", strings.TrimPrefix(RecordPath, "/"), nil, g.frugal(g.tellRecord)},
 	}
 }
 
