@@ -61,7 +61,7 @@ var form = func() (list []*regexp.Regexp) {
 
 // pattern is what an output must be that the page has as these lines.
 func pattern(lines []string, end string) *regexp.Regexp {
-	lines = slices.Compact(slices.Clone(lines))
+	lines = slices.CompactFunc(slices.Clone(lines), func(a, b string) bool { return a == "…" && b == "…" })
 	if len(lines) == 1 && lines[0] == "…" {
 		return regexp.MustCompile(``)
 	}
