@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// The Debians of the rig.
+// Debian 13 and 12, by name.
 const (
 	Trixie   = "trixie"   // 13, what Fork starts
 	Bookworm = "bookworm" // 12: Linux 6.1, systemd 252, Docker 20.10 without CDI
