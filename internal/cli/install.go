@@ -130,9 +130,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		s.warn("%s", warning)
 	}
 	if f.dryRun {
-		for _, c := range changes {
-			printChange(s.Out, c)
-		}
+		printChanges(s.Out, changes)
 		printf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
 		return nil
 	}
@@ -300,9 +298,7 @@ func confirmAdopt(s Streams, f *installFlags, changes []reconcile.Change) error 
 		return nil
 	}
 	adopts := slices.DeleteFunc(slices.Clone(changes), func(c reconcile.Change) bool { return c.Kind != reconcile.Adopt })
-	for _, c := range adopts {
-		printChange(s.Err, c)
-	}
+	printChanges(s.Err, adopts)
 	files := plural(len(adopts), "file", "files")
 	return s.confirm(fmt.Sprintf("Replace %d %s and keep backups?", len(adopts), files),
 		fmt.Sprintf("%d %s of an earlier setup would be replaced, with backups; add --yes to agree", len(adopts), files))

@@ -4,11 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
@@ -135,9 +133,7 @@ func printPlan(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
 		return
 	}
 	printf(w, "\n%s:\n", changeCount(len(changes)))
-	for _, c := range changes {
-		printChange(w, c)
-	}
+	printChanges(w, changes)
 }
 
 func printSlots(w io.Writer, p *plan.Plan) {
@@ -149,31 +145,4 @@ func printSlots(w io.Writer, p *plan.Plan) {
 	}
 	t.row("system", "", "", "", "", cmp.Or(p.Reserved.CPUs, "-"), "", bytesText(p.Reserved.MemoryBytes))
 	t.print()
-}
-
-// marks shows a kind of change at a glance.
-var marks = map[reconcile.Kind]struct {
-	sign string
-	c    text.Color
-}{
-	reconcile.Create: {"+", text.FgGreen}, reconcile.AddUser: {"+", text.FgGreen}, reconcile.Start: {"+", text.FgGreen}, reconcile.Enable: {"+", text.FgGreen}, reconcile.Protect: {"+", text.FgGreen},
-	reconcile.Delete: {"-", text.FgRed}, reconcile.DelUser: {"-", text.FgRed}, reconcile.DelNet: {"-", text.FgRed}, reconcile.Unprotect: {"-", text.FgRed}, reconcile.Stop: {"-", text.FgRed}, reconcile.Disable: {"-", text.FgRed}, reconcile.Drain: {"-", text.FgRed},
-}
-
-func printChange(w io.Writer, c reconcile.Change) {
-	m, ok := marks[c.Kind]
-	if !ok {
-		m.sign, m.c = "~", text.FgYellow
-	}
-	line := fmt.Sprintf("%s %-9s %s%s%s", paint(w, m.c, m.sign), c.Kind, c.Subject, suffix(": ", c.Why), suffix("; ", c.Deferred))
-	if width, ok := terminal(w); ok {
-		line = fold(line, "", width, len("+ partition "))
-	}
-	printf(w, "%s\n", line)
-	// A new file's content is the plan itself; what changes is worth reading.
-	if c.Kind == reconcile.Update || c.Kind == reconcile.Adopt || c.Kind == reconcile.Tune || c.Kind == reconcile.Untune {
-		for line := range strings.Lines(c.Diff) {
-			printf(w, "    %s\n", strings.TrimRight(line, "\n"))
-		}
-	}
 }

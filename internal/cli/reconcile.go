@@ -95,9 +95,7 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 			return err
 		}
 		changes := reconcile.Diff(nothing, state)
-		for _, c := range changes {
-			printChange(s.Out, c)
-		}
+		printChanges(s.Out, changes)
 		printf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
 		return nil
 	}

@@ -1,0 +1,112 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// marks shows a kind of change at a glance.
+var marks = map[reconcile.Kind]struct {
+	sign string
+	c    text.Color
+}{
+	reconcile.Create: {"+", text.FgGreen}, reconcile.AddUser: {"+", text.FgGreen}, reconcile.Start: {"+", text.FgGreen}, reconcile.Enable: {"+", text.FgGreen}, reconcile.Protect: {"+", text.FgGreen},
+	reconcile.Delete: {"-", text.FgRed}, reconcile.DelUser: {"-", text.FgRed}, reconcile.DelNet: {"-", text.FgRed}, reconcile.Unprotect: {"-", text.FgRed}, reconcile.Stop: {"-", text.FgRed}, reconcile.Disable: {"-", text.FgRed}, reconcile.Drain: {"-", text.FgRed},
+}
+
+// printChanges shows changes. On a terminal those that are the same for several slots are
+// one line, with the slots as a shell writes them: buildkite-gpu{0..7}.slice.
+func printChanges(w io.Writer, changes []reconcile.Change) {
+	if _, ok := terminal(w); ok {
+		changes = foldSlots(changes)
+	}
+	for _, c := range changes {
+		printChange(w, c)
+	}
+}
+
+// foldSlots makes one change of those that differ in the slot's number only, where the
+// first of them stands.
+func foldSlots(changes []reconcile.Change) []reconcile.Change {
+	type key struct {
+		kind                         reconcile.Kind
+		subject, why, deferred, diff string
+	}
+	slots := map[key][]int{}
+	keys := make([]key, len(changes))
+	for i, c := range changes {
+		k := key{kind: c.Kind, subject: withoutSlot(c.Subject, c.Slot), why: withoutSlot(c.Why, c.Slot), deferred: withoutSlot(c.Deferred, c.Slot)}
+		if showsDiff(c.Kind) {
+			k.diff = withoutSlot(c.Diff, c.Slot)
+		}
+		keys[i] = k
+		slots[k] = append(slots[k], c.Slot)
+	}
+	var out []reconcile.Change
+	for i, c := range changes {
+		k := keys[i]
+		switch all := slots[k]; {
+		case len(all) == 0:
+			continue // it is in the line of an earlier one
+		case len(all) > 1 && strings.Contains(k.subject, slotHole):
+			in := func(s string) string { return strings.ReplaceAll(s, slotHole, braces(all)) }
+			c.Subject, c.Why, c.Deferred, c.Diff = in(k.subject), in(k.why), in(k.deferred), in(k.diff)
+			slots[k] = nil
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+const slotHole = "\x00" // in no name
+
+// withoutSlot has a hole where a slot's number stands: kbnode-gpu3, gpu-3/, agent-3/.
+func withoutSlot(s string, slot int) string {
+	if slot < 0 {
+		return s
+	}
+	return regexp.MustCompile(`(gpu-?|agent-)`+strconv.Itoa(slot)+`\b`).ReplaceAllString(s, "${1}"+slotHole)
+}
+
+// braces are numbers as a shell expands them.
+func braces(slots []int) string {
+	slices.Sort(slots)
+	if first, last := slots[0], slots[len(slots)-1]; last-first == len(slots)-1 {
+		return fmt.Sprintf("{%d..%d}", first, last)
+	}
+	words := make([]string, len(slots))
+	for i, k := range slots {
+		words[i] = strconv.Itoa(k)
+	}
+	return "{" + strings.Join(words, ",") + "}"
+}
+
+func printChange(w io.Writer, c reconcile.Change) {
+	m, ok := marks[c.Kind]
+	if !ok {
+		m.sign, m.c = "~", text.FgYellow
+	}
+	line := fmt.Sprintf("%s %-9s %s%s%s", paint(w, m.c, m.sign), c.Kind, c.Subject, suffix(": ", c.Why), suffix("; ", c.Deferred))
+	if width, ok := terminal(w); ok {
+		line = fold(line, "", width, len("+ partition "))
+	}
+	printf(w, "%s\n", line)
+	// A new file's content is the plan itself; what changes is worth reading.
+	if showsDiff(c.Kind) {
+		for line := range strings.Lines(c.Diff) {
+			printf(w, "    %s\n", strings.TrimRight(line, "\n"))
+		}
+	}
+}
+
+func showsDiff(k reconcile.Kind) bool {
+	return k == reconcile.Update || k == reconcile.Adopt || k == reconcile.Tune || k == reconcile.Untune
+}

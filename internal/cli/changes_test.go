@@ -1,0 +1,55 @@
+package cli
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+func TestFoldSlots(t *testing.T) {
+	t.Parallel()
+	var in []reconcile.Change
+	for k := range 12 {
+		in = append(in,
+			reconcile.Change{Kind: reconcile.AddUser, Subject: fmt.Sprintf("kbnode-gpu%d", k), Slot: k},
+			reconcile.Change{Kind: reconcile.Create, Subject: fmt.Sprintf("/etc/buildkite-agent/agent-%d/environment", k), Slot: k, Diff: fmt.Sprint("+ its own, not shown ", k)},
+			reconcile.Change{Kind: reconcile.Update, Subject: fmt.Sprintf("buildkite-gpu%d.slice", k), Slot: k, Diff: fmt.Sprintf("+ AllowedCPUs=%d\n", k)})
+	}
+	in = append(in, reconcile.Change{Kind: reconcile.Reload, Subject: "systemd", Slot: -1})
+	for _, k := range []int{11, 2, 1} {
+		in = append(in, reconcile.Change{Kind: reconcile.Restart, Subject: fmt.Sprintf("buildkite-agent-gpu%d.service", k), Slot: k, Why: "its unit file changed"})
+	}
+	in = append(in,
+		reconcile.Change{Kind: reconcile.Restart, Subject: "buildkite-agent-gpu3.service", Slot: 3, Why: "its unit file changed", Deferred: "waits for a job"},
+		// Not the slot's number, though it is in the name.
+		reconcile.Change{Kind: reconcile.Create, Subject: "/var/lib/kbnode/gpu1", Slot: -1},
+		reconcile.Change{Kind: reconcile.Create, Subject: "/var/lib/kbnode/gpu2", Slot: -1})
+
+	var got []string
+	for _, c := range foldSlots(in) {
+		if c.Kind != reconcile.Update { // which differ, and stay as they are
+			got = append(got, fmt.Sprint(c.Kind, " ", c.Subject, suffix("; ", c.Deferred)))
+		}
+	}
+	want := []string{
+		"adduser kbnode-gpu{0..11}",
+		"create /etc/buildkite-agent/agent-{0..11}/environment",
+		"reload systemd",
+		"restart buildkite-agent-gpu{1,2,11}.service",
+		"restart buildkite-agent-gpu3.service; waits for a job",
+		"create /var/lib/kbnode/gpu1",
+		"create /var/lib/kbnode/gpu2",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if n := len(foldSlots(in)) - len(want); n != 12 {
+		t.Errorf("%d updates of what differs, want 12", n)
+	}
+	if diff := cmp.Diff("buildkite-gpu11.slice", in[35].Subject); diff != "" {
+		t.Errorf("what was given was changed: %s", diff)
+	}
+}
