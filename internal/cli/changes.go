@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/jedib0t/go-pretty/v6/text"
 
@@ -68,12 +69,18 @@ func foldSlots(changes []reconcile.Change) []reconcile.Change {
 
 const slotHole = "\x00" // in no name
 
-// withoutSlot has a hole where a slot's number stands: kbnode-gpu3, gpu-3/, agent-3/.
+// numbered is where names have a slot's number: kbnode-gpu3, gpu-3/, agent-3/.
+var numbered = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(gpu-?|agent-)([0-9]+)\b`) })
+
+// withoutSlot has a hole where the slot's number stands.
 func withoutSlot(s string, slot int) string {
-	if slot < 0 {
-		return s
-	}
-	return regexp.MustCompile(`(gpu-?|agent-)`+strconv.Itoa(slot)+`\b`).ReplaceAllString(s, "${1}"+slotHole)
+	number := strconv.Itoa(slot)
+	return numbered().ReplaceAllStringFunc(s, func(name string) string {
+		if part := numbered().FindStringSubmatch(name); part[2] == number {
+			return part[1] + slotHole
+		}
+		return name
+	})
 }
 
 // braces are numbers as a shell expands them.
