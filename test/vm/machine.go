@@ -228,7 +228,13 @@ func (p *Process) Output() (stdout, stderr string) { return p.stdout.String(), p
 // Wait waits for the command's end.
 func (p *Process) Wait() Result {
 	p.m.t.Helper()
-	ctx, cancel := context.WithTimeout(p.m.t.Context(), Patience)
+	return p.WaitFor(Patience)
+}
+
+// WaitFor is Wait for what takes long.
+func (p *Process) WaitFor(patience time.Duration) Result {
+	p.m.t.Helper()
+	ctx, cancel := context.WithTimeout(p.m.t.Context(), patience)
 	defer cancel()
 	st, err := p.session.wait(ctx)
 	if err != nil {
