@@ -3,7 +3,6 @@
 package main
 
 import (
-	"encoding/binary"
 	"fmt"
 	"strings"
 
@@ -211,63 +210,6 @@ func (d *device) speed() {
 	})
 }
 
-// links reads PCIe, NVLink and the NVSwitch fabric.
-func (d *device) links() {
-	g := d.out
-	g.PCIe = given(probe.PCIe{
-		Gen:      ask(d, "nvmlDeviceGetCurrPcieLinkGeneration", d.GetCurrPcieLinkGeneration),
-		MaxGen:   ask(d, "nvmlDeviceGetMaxPcieLinkGeneration", d.GetMaxPcieLinkGeneration),
-		Width:    ask(d, "nvmlDeviceGetCurrPcieLinkWidth", d.GetCurrPcieLinkWidth),
-		MaxWidth: ask(d, "nvmlDeviceGetMaxPcieLinkWidth", d.GetMaxPcieLinkWidth),
-		Replays:  ask(d, "nvmlDeviceGetPcieReplayCounter", d.GetPcieReplayCounter),
-	})
-	g.NVLinks = d.field(nvml.FI_DEV_NVLINK_LINK_COUNT)
-	if n := value(g.NVLinks); n > 0 {
-		up := 0
-		for i := range min(int(n), nvml.NVLINK_MAX_LINKS) {
-			s := ask(d, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) { return d.GetNvLinkState(i) })
-			if s != nil && *s == nvml.FEATURE_ENABLED {
-				up++
-			}
-		}
-		g.NVLinksUp = &up
-	}
-	g.Fabric = ask(d, "nvmlDeviceGetGpuFabricInfoV", func() (probe.Fabric, nvml.Return) {
-		f, ret := d.GetGpuFabricInfoV().V2()
-		return probe.Fabric{
-			State: fabricState(f.State), Status: int(f.Status), Clique: f.CliqueId, Cluster: uuid(f.ClusterUuid), HealthMask: f.HealthMask,
-		}, ret
-	})
-	if g.Fabric == nil {
-		g.Fabric = ask(d, "nvmlDeviceGetGpuFabricInfo", func() (probe.Fabric, nvml.Return) {
-			f, ret := d.GetGpuFabricInfo() // all that drivers before 545 have
-			return probe.Fabric{State: fabricState(f.State), Status: int(f.Status), Clique: f.CliqueId, Cluster: uuid(f.ClusterUuid)}, ret
-		})
-	}
-}
-
-// field reads one number of nvmlDeviceGetFieldValues.
-func (d *device) field(id uint32) *int64 {
-	return ask(d, "nvmlDeviceGetFieldValues", func() (int64, nvml.Return) {
-		f := []nvml.FieldValue{{FieldId: id}}
-		if ret := d.GetFieldValues(f); ret != nvml.SUCCESS {
-			return 0, ret
-		}
-		v := binary.NativeEndian.Uint64(f[0].Value[:])
-		switch nvml.ValueType(f[0].ValueType) {
-		case nvml.VALUE_TYPE_UNSIGNED_INT:
-			v = uint64(binary.NativeEndian.Uint32(f[0].Value[:]))
-		case nvml.VALUE_TYPE_SIGNED_INT:
-			v = uint64(int64(int32(binary.NativeEndian.Uint32(f[0].Value[:]))))
-		case nvml.VALUE_TYPE_UNSIGNED_SHORT:
-			v = uint64(binary.NativeEndian.Uint16(f[0].Value[:]))
-		case nvml.VALUE_TYPE_DOUBLE:
-			return 0, nvml.ERROR_NOT_SUPPORTED
-		}
-		return int64(v), nvml.Return(f[0].NvmlReturn)
-	})
-}
-
 // processes are those of one kind, by the newest function that the driver has,
 // which is the one that list calls; ok is false where it gives no list.
 func (d *device) processes(kind string, list func() ([]nvml.ProcessInfo, nvml.Return)) (all []probe.Process, ok bool) {
@@ -289,48 +231,6 @@ func (d *device) processes(kind string, list func() ([]nvml.ProcessInfo, nvml.Re
 	return nil, false
 }
 
-// mig reads the MIG devices; indices have holes.
-func (d *device) mig() {
-	if d.out.MIGMode == nil || d.out.MIGMode.Current != "on" {
-		return
-	}
-	for i := range value(ask(d, "nvmlDeviceGetMaxMigDeviceCount", d.GetMaxMigDeviceCount)) {
-		h := ask(d, "nvmlDeviceGetMigDeviceHandleByIndex", func() (nvml.Device, nvml.Return) { return d.GetMigDeviceHandleByIndex(i) })
-		if h == nil {
-			continue
-		}
-		m := &device{Device: *h, out: &probe.GPU{Index: i}}
-		g := probe.MIG{UUID: need(m, "nvmlDeviceGetUUID", m.GetUUID)}
-		g.GPUInstance = need(m, "nvmlDeviceGetGpuInstanceId", m.GetGpuInstanceId)
-		g.ComputeInstance = need(m, "nvmlDeviceGetComputeInstanceId", m.GetComputeInstanceId)
-		g.Name = value(ask(m, "nvmlDeviceGetName", m.GetName))
-		if a := ask(m, "nvmlDeviceGetAttributes_v2", m.GetAttributes); a != nil {
-			g.Slices, g.ComputeSlices = int(a.GpuInstanceSliceCount), int(a.ComputeInstanceSliceCount)
-			g.Multiprocessors, g.MemoryBytes = int(a.MultiprocessorCount), int64(a.MemorySizeMB)<<20
-		}
-		if g.Error = m.out.Error; g.Error == "" {
-			d.placement(&g)
-		}
-		d.out.MIG = append(d.out.MIG, g)
-	}
-}
-
-// placement reads where an instance lies on its parent; that and the profile
-// stay the same when the instance is made anew, and its UUID does not.
-func (d *device) placement(m *probe.MIG) {
-	if !has("nvmlGpuInstanceGetInfo") {
-		return
-	}
-	gi := ask(d, "nvmlDeviceGetGpuInstanceById", func() (nvml.GpuInstance, nvml.Return) { return d.GetGpuInstanceById(m.GPUInstance) })
-	if gi == nil {
-		return
-	}
-	if info := ask(d, "nvmlGpuInstanceGetInfo", (*gi).GetInfo); info != nil {
-		profile, start, size := int(info.ProfileId), int(info.Placement.Start), int(info.Placement.Size)
-		m.Profile, m.Start, m.Size = &profile, &start, &size
-	}
-}
-
 // given is a pointer to v, nil when nothing in it is set.
 func given[T comparable](v T) *T {
 	var none T
@@ -349,27 +249,12 @@ func onOff(on bool) string {
 
 func instance(id uint32) int { return int(int32(id)) } // 0xffffffff without MIG
 
-func uuid(b [16]uint8) string {
-	if b == [16]uint8{} {
-		return ""
-	}
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
-}
-
 func computeMode(m nvml.ComputeMode) string {
 	names := []string{"default", "exclusive-thread", "prohibited", "exclusive-process"}
 	if int(m) < len(names) {
 		return names[m]
 	}
 	return fmt.Sprintf("mode %d", m)
-}
-
-func fabricState(s uint8) string {
-	names := []string{"not supported", "not started", "in progress", "completed"}
-	if int(s) < len(names) {
-		return names[s]
-	}
-	return fmt.Sprintf("state %d", s)
 }
 
 func architecture(a nvml.DeviceArchitecture) string {

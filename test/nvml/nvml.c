@@ -249,14 +249,6 @@ static int same_address(const char *a, const char *b)
 	       sscanf(b, "%x:%x:%x.%x", q, q + 1, q + 2, q + 3) == 4 && !memcmp(p, q, sizeof p);
 }
 
-CALL nvmlDeviceGetHandleByUUID(const char *id, nvmlDevice_t *device)
-{
-	for (unsigned int i = 0; i < gpus(); i++)
-		if (!strcmp(id, uuid(i)))
-			return nvmlDeviceGetHandleByIndex_v2(i, device);
-	return NVML_ERROR_NOT_FOUND;
-}
-
 CALL nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *device)
 {
 	for (unsigned int i = 0; i < gpus(); i++)
@@ -279,6 +271,21 @@ static int mig(int gpu, int m, struct mig *out)
 	memset(out, 0, sizeof *out);
 	return v && sscanf(v, "%95s %u %u %u %u %u %u %u %u %95[^\n]", out->uuid, &out->gi, &out->ci, &out->start, &out->size,
 			   &out->slices, &out->sms, &out->mib, &out->profile, out->name) == 10;
+}
+
+CALL nvmlDeviceGetHandleByUUID(const char *id, nvmlDevice_t *device)
+{
+	struct mig m;
+	for (unsigned int i = 0; i < gpus(); i++) {
+		if (!strcmp(id, uuid(i)))
+			return nvmlDeviceGetHandleByIndex_v2(i, device);
+		for (int k = 0; k < MAX_MIG; k++)
+			if (mig(i, k, &m) && !strcmp(id, m.uuid)) {
+				device->handle = &part[i][k];
+				return number(i, "handle", 0);
+			}
+	}
+	return NVML_ERROR_NOT_FOUND;
 }
 
 #ifndef NOSYM
@@ -420,9 +427,20 @@ CALL nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *mi
 
 // ---- memory ----
 
-static nvmlReturn_t memory(int gpu, nvmlMemory_v2_t *m)
+static nvmlReturn_t memory(const struct nvmlDevice_st *d, nvmlMemory_v2_t *m)
 {
+	int gpu = d->gpu;
 	long long mib = 0;
+	struct mig part;
+	if (d->mig >= 0 && mig(gpu, d->mig, &part)) {
+		char key[32];
+		snprintf(key, sizeof key, "mig.%d.used_mib", d->mig);
+		m->total = (unsigned long long)part.mib << 20;
+		m->reserved = 0;
+		m->used = (unsigned long long)number(gpu, key, 0) << 20;
+		m->free = m->total - m->used;
+		return NVML_SUCCESS;
+	}
 	nvmlReturn_t r = optional(gpu, "memory_mib", 183359, &mib);
 	m->total = (unsigned long long)mib << 20;
 	m->reserved = (unsigned long long)number(gpu, "reserved_mib", 585) << 20;
@@ -435,7 +453,7 @@ CALL nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
 {
 	nvmlMemory_v2_t m;
 	CHECK;
-	nvmlReturn_t r = memory(GPU, &m);
+	nvmlReturn_t r = memory(device.handle, &m);
 	*out = (nvmlMemory_t){ .total = m.total, .free = m.free, .used = m.used + m.reserved };
 	return r;
 }
@@ -538,15 +556,31 @@ CALL nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nvmlEnable
 	return NVML_SUCCESS;
 }
 
-// "processes = PID:BYTES PID:BYTES"
-static nvmlReturn_t processes(int gpu, const char *key, unsigned int *count, nvmlProcessInfo_v2_t *out)
+// "processes = PID:BYTES PID:BYTES", "mig.0.processes = …" for those of an instance
+static unsigned int listed(int gpu, const char *key, unsigned int gi, unsigned int ci, unsigned int n, unsigned int room, nvmlProcessInfo_v2_t *out)
 {
-	unsigned int room = *count, n = 0, pid;
+	unsigned int pid;
 	unsigned long long bytes;
 	int read;
 	for (const char *s = text(gpu, key, ""); sscanf(s, " %u:%llu%n", &pid, &bytes, &read) == 2; s += read, n++)
 		if (n < room && out)
-			out[n] = (nvmlProcessInfo_v2_t){ .pid = pid, .usedGpuMemory = bytes, .gpuInstanceId = ~0U, .computeInstanceId = ~0U };
+			out[n] = (nvmlProcessInfo_v2_t){ .pid = pid, .usedGpuMemory = bytes, .gpuInstanceId = gi, .computeInstanceId = ci };
+	return n;
+}
+
+// Those of a whole GPU, its instances' among them, or of one instance.
+static nvmlReturn_t processes(const struct nvmlDevice_st *d, const char *key, unsigned int *count, nvmlProcessInfo_v2_t *out)
+{
+	unsigned int room = *count, n = 0;
+	struct mig m;
+	if (d->mig < 0)
+		n = listed(d->gpu, key, ~0U, ~0U, n, room, out);
+	for (int i = 0; i < MAX_MIG; i++) {
+		char of[64];
+		snprintf(of, sizeof of, "mig.%d.%s", i, key);
+		if ((d->mig < 0 || d->mig == i) && mig(d->gpu, i, &m))
+			n = listed(d->gpu, of, m.gi, m.ci, n, room, out);
+	}
 	*count = n;
 	return n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
@@ -555,7 +589,7 @@ static nvmlReturn_t processes(int gpu, const char *key, unsigned int *count, nvm
 	CALL fn(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *out)           \
 	{                                                                                      \
 		CHECK;                                                                         \
-		return processes(GPU, key, count, out);                                        \
+		return processes(device.handle, key, count, out);                                       \
 	}
 
 PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, "processes")
@@ -603,6 +637,37 @@ CALL nvmlDeviceResetGpuLockedClocks(nvmlDevice_t device)
 // ---- what older drivers lack ----
 
 #ifndef NOSYM
+// "nvlink_gpus = ADDRESS ADDRESS": the links lead there by turns; without it to a switch.
+static unsigned int far_ends(int gpu, char ends[][32], unsigned int room)
+{
+	unsigned int n = 0;
+	int read;
+	for (const char *s = text(gpu, "nvlink_gpus", ""); n < room && sscanf(s, " %31s%n", ends[n], &read) == 1; s += read)
+		n++;
+	return n;
+}
+
+CALL nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link, nvmlIntNvLinkDeviceType_t *type)
+{
+	char ends[18][32];
+	(void)link;
+	CHECK;
+	*type = far_ends(GPU, ends, 18) ? NVML_NVLINK_DEVICE_TYPE_GPU : NVML_NVLINK_DEVICE_TYPE_SWITCH;
+	return NVML_SUCCESS;
+}
+
+CALL nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *p)
+{
+	char ends[18][32];
+	unsigned int function;
+	CHECK;
+	unsigned int n = far_ends(GPU, ends, 18);
+	memset(p, 0, sizeof *p);
+	if (!n || sscanf(ends[link % n], "%x:%x:%x.%x", &p->domain, &p->bus, &p->device, &function) != 4)
+		return NVML_ERROR_UNKNOWN;
+	return NVML_SUCCESS;
+}
+
 CALL nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *u)
 {
 	long long v = 0;
@@ -636,7 +701,7 @@ CALL nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *m)
 	CHECK;
 	if (m->version != nvmlMemory_v2)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	return memory(GPU, m);
+	return memory(device.handle, m);
 }
 
 CALL nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_t *s)

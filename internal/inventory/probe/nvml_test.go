@@ -171,6 +171,34 @@ gpu.0.mig.2 = MIG-11111111-2222-5333-8444-666666666666 5 0 4 2 2 30 44000 14 NVI
 	}
 }
 
+// Bridges lead from GPU to GPU, all else to a switch.
+func TestNVLinks(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	report, err := Run(t.Context(), r.options(t, "driver", `
+count = 4
+nvlinks = 12
+gpu.0.nvlink_gpus = 00000000:11:00.0
+gpu.1.nvlink_gpus = 0000:12:00.0 0000:10:00.0
+gpu.2.nvlink_gpus = 0000:11:00.0
+gpu.2.nvlinks_up = 0
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got [][]string
+	for _, g := range report.GPUs {
+		if *g.NVLinks != 12 || g.Error != "" || g.Unread != nil {
+			t.Errorf("%+v", g)
+		}
+		got = append(got, g.NVLinkGPUs)
+	}
+	want := [][]string{{"0000:11:00.0"}, {"0000:10:00.0", "0000:12:00.0"}, nil, nil}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // An old driver lacks functions; calling one would end the probe.
 func TestOldDriver(t *testing.T) {
 	t.Parallel()
@@ -312,6 +340,18 @@ func TestUse(t *testing.T) {
 			GPU{
 				Memory:    &Memory{TotalBytes: 183359 << 20, UsedBytes: 585 << 20, FreeBytes: (183359 - 585) << 20},
 				Processes: []Process{{PID: 4711, UsedBytes: 5, GPUInstance: -1, ComputeInstance: -1}},
+			},
+		},
+		{
+			"an instance", "driver", `gpu.3.mig = 1
+gpu.3.mig.0 = MIG-7 7 0 0 1 1 18 23552 19 NVIDIA B200 MIG 1g.23gb
+gpu.3.mig.1 = MIG-8 8 0 1 1 1 18 23552 19 NVIDIA B200 MIG 1g.23gb
+gpu.3.mig.0.processes = 1:1
+gpu.3.mig.1.processes = 4711:1073741824
+gpu.3.mig.1.used_mib = 1024`, "MIG-8",
+			GPU{
+				Memory:    &Memory{TotalBytes: 23552 << 20, UsedBytes: 1 << 30, FreeBytes: (23552 - 1024) << 20},
+				Processes: []Process{{PID: 4711, UsedBytes: 1 << 30, GPUInstance: 8}},
 			},
 		},
 		{"lost", "driver", "gpu.3.handle = 15", id, GPU{Error: "nvmlDeviceGetHandleByUUID: GPU is lost", Code: 15}},

@@ -68,6 +68,9 @@ type GPU struct {
 	Fabric            *Fabric      `json:"fabric,omitempty"`
 	NVLinks           *int64       `json:"nvlinks,omitempty"`        // that the GPU has
 	NVLinksUp         *int         `json:"nvlinks_active,omitempty"` // of them
+	// NVLinkGPUs are the PCI addresses of the GPUs at the other ends of active
+	// links, each once, sorted; behind NVSwitch there are none.
+	NVLinkGPUs []string `json:"nvlink_gpus,omitempty"`
 
 	Processes []Process `json:"processes,omitempty"`          // that compute on it
 	Graphics  []Process `json:"graphics_processes,omitempty"` // that draw on it; only with Options.GPU
