@@ -20,6 +20,7 @@ const (
 // kfdGPU is a node of the kernel's compute topology that is a GPU or one
 // partition of one.
 type kfdGPU struct {
+	node      int
 	pci       string
 	partition int
 	index     int
@@ -27,6 +28,7 @@ type kfdGPU struct {
 	render    int
 	target    int64 // gfx_target_version: 90402 is gfx942
 	memory    int64 // bytes; 0 if the node has no memory banks
+	links     []int // nodes at the other end of an xGMI link; of a device's first node only
 }
 
 // readAMD reads AMD's GPUs from sysfs, without any ROCm library. The result is
@@ -40,6 +42,8 @@ func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 	}
 	var gpus []GPU
 	var problems []Problem
+	numberPartitions(nodes)
+	links := xgmiLinks(nodes)
 	parts := map[string]int{}
 	for _, node := range nodes {
 		parts[node.pci]++
@@ -48,9 +52,14 @@ func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 		gpu := amdDevice(t, node.pci)
 		gpu.Index, gpu.Partition = node.index, node.partition
 		gpu.Arch = gfxName(node.target)
+		gpu.Links = links[node.pci]
 		gpu.Healthy = true
-		if node.render >= 0 {
+		if node.render >= 0 || parts[node.pci] > 1 { // the device's is that of one partition
 			gpu.RenderMinor = node.render
+		}
+		if gpu.RenderMinor < 0 && parts[node.pci] > 1 {
+			gpu.Healthy, gpu.Error = false, "the compute driver (KFD) names no render node for it"
+			problems = append(problems, Problem{fmt.Sprintf("gpu %s/%d", node.pci, node.partition), gpu.Error})
 		}
 		if gpu.UUID == "" {
 			gpu.UUID = amdUUID(node.unique)
@@ -145,6 +154,7 @@ func readKFD(t tree, devices []string) (nodes []kfdGPU, exists bool) {
 		dir = kfdDirVirtual
 	}
 	exists = t.exists(dir)
+	known := map[string]bool{}
 	for _, id := range t.numbered(dir, "") {
 		p := fields(t.text(fmt.Sprintf("%s/%d/properties", dir, id)))
 		number := func(name string) int64 {
@@ -154,7 +164,7 @@ func readKFD(t tree, devices []string) (nodes []kfdGPU, exists bool) {
 		if number("simd_count") <= 0 {
 			continue // a CPU
 		}
-		node := kfdGPU{index: len(nodes), render: -1, target: number("gfx_target_version")}
+		node := kfdGPU{node: id, index: len(nodes), render: -1, target: number("gfx_target_version")}
 		node.unique, _ = strconv.ParseUint(p["unique_id"], 10, 64)
 		if minor := number("drm_render_minor"); minor > 0 && minor < 1<<20 {
 			node.render = int(minor)
@@ -167,21 +177,13 @@ func readKFD(t tree, devices []string) (nodes []kfdGPU, exists bool) {
 				node.memory += size
 			}
 		}
+		if !known[node.pci] { // of 64 partitions each has 63 links, all alike
+			known[node.pci] = true
+			node.links = readXGMI(t, fmt.Sprintf("%s/%d/io_links", dir, id))
+		}
 		nodes = append(nodes, node)
 	}
 	return nodes, exists
-}
-
-// kfdAddress is the PCI address of a compute node. The low bits of location_id
-// are the PCI function, and on a partitioned GPU the partition's number is
-// written over them: they are a function only where such a PCI device exists.
-func kfdAddress(domain, location int64, devices []string) (pci string, partition int) {
-	address := fmt.Sprintf("%04x:%02x:%02x.", domain, location>>8&0xff, location>>3&0x1f)
-	low := int(location & 7)
-	if own := address + strconv.Itoa(low); slices.Contains(devices, own) {
-		return own, 0
-	}
-	return address + "0", low
 }
 
 // renderMinor is N of the PCI device's /dev/dri/renderD<N>, -1 if it has none.
@@ -208,34 +210,6 @@ func gfxName(version int64) string {
 		return ""
 	}
 	return fmt.Sprintf("gfx%d%x%x", version/10000, version/100%100, version%100)
-}
-
-// amdModel names a GPU by its device id where that is known, since the name in
-// the board's memory is not readable on every machine.
-func amdModel(device, product string) string {
-	switch device {
-	case "74a0":
-		return "AMD Instinct MI300A"
-	case "74a1":
-		return "AMD Instinct MI300X"
-	case "74a2":
-		return "AMD Instinct MI308X"
-	case "74a5":
-		return "AMD Instinct MI325X"
-	case "74b5":
-		return "AMD Instinct MI300X VF"
-	case "75a0":
-		return "AMD Instinct MI350X"
-	case "75a3":
-		return "AMD Instinct MI355X"
-	case "75b3":
-		return "AMD Instinct MI355X VF"
-	case "740c", "740f":
-		return cmp.Or(product, "AMD Instinct MI200")
-	case "738c":
-		return cmp.Or(product, "AMD Instinct MI100")
-	}
-	return cmp.Or(product, strings.TrimSpace("AMD GPU "+device))
 }
 
 func sortGPUs(gpus []GPU) {

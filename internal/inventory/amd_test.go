@@ -14,6 +14,9 @@ func amdMachine(gpus int) machinetest.Machine {
 	m := machinetest.MI300X()
 	m.Cores, m.CoresPerL3 = 2, 2
 	m.AMD = append([]machinetest.AMD(nil), m.AMD[:gpus]...)
+	for i := range m.AMD {
+		m.AMD[i].Links = nil
+	}
 	return m
 }
 
@@ -93,6 +96,41 @@ func TestReadAMD(t *testing.T) {
 				"amd {DriverVersion: KFD:true}",
 				`gpu 0001:05:00.0/0 amd  "AMD GPU" "GPU-0123456789abcdef" index 1 node -1 memory node -1 minor -1 render 128 arch "gfx90a" 8192 MiB /`,
 				`gpu 0001:05:00.0/1 amd  "AMD GPU" "GPU-0123456789abcdef" index 0 node -1 memory node -1 minor -1 render 129 arch "gfx90a" 8192 MiB /`,
+			},
+		},
+		{
+			name: "partitions numbered above the address, beside a function of their own",
+			machine: func() machinetest.Machine {
+				m := amdMachine(1)
+				m.AMD[0].PCI, m.AMD[0].Partitions, m.AMD[0].HighNumber, m.AMD[0].Compute = "0000:05:00.1", 2, true, "DPX"
+				return m
+			},
+			want: []string{
+				"amd {DriverVersion:6.12.12 KFD:true}",
+				`gpu 0000:05:00.1/0 amd 1002:74a1 "AMD Instinct MI300X" "GPU-3b1f0a0e64b40000" index 0 node 0 memory node -1 minor -1 render 128 arch "gfx942" 98296 MiB DPX/NPS1`,
+				`gpu 0000:05:00.1/1 amd 1002:74a1 "AMD Instinct MI300X" "GPU-3b1f0a0e64b40000" index 1 node 0 memory node -1 minor -1 render 129 arch "gfx942" 98296 MiB DPX/NPS1`,
+			},
+		},
+		{
+			name: "partitions that the driver does not number, one without a render node",
+			machine: func() machinetest.Machine {
+				m := amdMachine(0)
+				node := func(render string) string {
+					return "simd_count 128\ngfx_target_version 90500\nlocation_id 1280\ndomain 0\ndrm_render_minor " + render + "\nunique_id 81985529216486895\n"
+				}
+				const nodes = "sys/class/kfd/kfd/topology/nodes/"
+				m.Files = map[string]string{
+					nodes + "0/properties": "cpu_cores_count 8\nsimd_count 0\n", nodes + "1/properties": node("128"),
+					nodes + "2/properties": node("129"), nodes + "3/properties": node("0"),
+				}
+				return m
+			},
+			want: []string{
+				"amd {DriverVersion: KFD:true}",
+				`gpu 0000:05:00.0/0 amd  "AMD GPU" "GPU-0123456789abcdef" index 0 node -1 memory node -1 minor -1 render 128 arch "gfx950" 0 MiB /`,
+				`gpu 0000:05:00.0/1 amd  "AMD GPU" "GPU-0123456789abcdef" index 1 node -1 memory node -1 minor -1 render 129 arch "gfx950" 0 MiB /`,
+				`gpu 0000:05:00.0/2 amd  "AMD GPU" "GPU-0123456789abcdef" index 2 node -1 memory node -1 minor -1 render -1 arch "gfx950" 0 MiB / UNHEALTHY: the compute driver (KFD) names no render node for it`,
+				"problem gpu 0000:05:00.0/2: the compute driver (KFD) names no render node for it",
 			},
 		},
 		{

@@ -106,8 +106,13 @@ type GPU struct {
 	MIGMode         string `json:"mig_mode,omitempty"`         // "on", "off"; "" where there is no MIG
 	MIG             []MIG  `json:"mig,omitempty"`
 
-	ComputePartition string `json:"compute_partition,omitempty"` // AMD: SPX, DPX, QPX, CPX
-	MemoryPartition  string `json:"memory_partition,omitempty"`  // AMD: NPS1, NPS2, NPS4
+	// Links are the PCI addresses of the other GPUs of this machine that it reaches
+	// directly, by NVLink or xGMI, sorted. There are none through NVSwitch, where all
+	// GPUs are equally near. Partitions of one AMD device have those of the device.
+	Links []string `json:"links,omitempty"`
+
+	ComputePartition string `json:"compute_partition,omitempty"` // AMD: SPX, DPX, TPX, QPX, CPX
+	MemoryPartition  string `json:"memory_partition,omitempty"`  // AMD: NPS1, NPS2, NPS4, NPS8
 	Partition        int    `json:"partition,omitempty"`         // AMD: number within the PCI device
 	PerformanceLevel string `json:"performance_level,omitempty"` // AMD: how the driver chooses clocks: "auto", "high"
 
@@ -124,12 +129,15 @@ type GPU struct {
 type MIG struct {
 	UUID            string `json:"uuid"`
 	Name            string `json:"name"`
+	Profile         string `json:"profile"` // "1g.23gb", "1g.10gb+me", "1c.3g.40gb"; "" if unknown
 	GPUInstance     int    `json:"gpu_instance"`
 	ComputeInstance int    `json:"compute_instance"`
 	MemoryBytes     int64  `json:"memory_bytes"`
 	Slices          int    `json:"slices"`
 	MemorySlices    int    `json:"memory_slices"` // of the parent, 0 if unknown
 	Start           int    `json:"start"`         // first memory slice, -1 if unknown; with the slices it names the instance for good
+	GPUCap          int    `json:"gpu_cap"`       // of the GPU instance: /dev/nvidia-caps/nvidia-cap<GPUCap>; -1 if unknown
+	ComputeCap      int    `json:"compute_cap"`   // of the compute instance: /dev/nvidia-caps/nvidia-cap<ComputeCap>; -1 if unknown
 }
 
 // NVIDIA is what the NVIDIA driver says of itself.

@@ -94,7 +94,29 @@ func nvidiaGPUs(t tree, report *probe.Report, refusal error) ([]GPU, *NVIDIA, []
 			problems = append(problems, Problem{"gpu " + g.PCI, printable(strings.Join(g.NVML.Unread, "; "))})
 		}
 	}
-	return gpus, nv, problems
+	nvLinks(gpus)
+	return gpus, nv, append(problems, migCaps(t, gpus)...)
+}
+
+// nvLinks says which GPUs are at the other ends of each other's links. What is no
+// GPU of this machine, such as another virtual machine's, nobody can be given.
+func nvLinks(gpus []GPU) {
+	here := map[string]bool{}
+	for _, g := range gpus {
+		here[g.PCI] = true
+	}
+	for i := range gpus {
+		g := &gpus[i]
+		if g.NVML == nil {
+			continue
+		}
+		for _, at := range g.NVML.NVLinkGPUs {
+			if pci, ok := pciAddress(at); ok && here[pci] && pci != g.PCI && !slices.Contains(g.Links, pci) {
+				g.Links = append(g.Links, pci)
+			}
+		}
+		slices.SortFunc(g.Links, comparePCI)
+	}
 }
 
 // withoutNVML makes GPUs of what files say.
@@ -213,19 +235,7 @@ func nvmlGPU(d nvidiaDevice, n probe.GPU) GPU {
 		g.MaxSMClockMHz = int64(*n.Clocks.MaxSM)
 	}
 	g.Processes = len(n.Processes)
-	for _, m := range n.MIG {
-		if !validUUID(m.UUID) {
-			continue
-		}
-		mig := MIG{
-			UUID: m.UUID, Name: printable(m.Name), GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance,
-			MemoryBytes: m.MemoryBytes, Slices: m.Slices, Start: -1,
-		}
-		if m.Start != nil && m.Size != nil {
-			mig.Start, mig.MemorySlices = *m.Start, *m.Size
-		}
-		g.MIG = append(g.MIG, mig)
-	}
+	g.MIG = migInstances(&n)
 	return g
 }
 

@@ -171,6 +171,7 @@ var nvidiaModels = map[string]struct{ model, arch string }{
 	"20b5": {"NVIDIA A100 80GB PCIe", "sm_80"},
 	"2330": {"NVIDIA H100 80GB HBM3", "sm_90"},
 	"2331": {"NVIDIA H100 PCIe", "sm_90"},
+	"2321": {"NVIDIA H100 NVL", "sm_90"},
 	"2335": {"NVIDIA H200", "sm_90"},
 	"2342": {"NVIDIA GH200 480GB", "sm_90"},
 	"26b9": {"NVIDIA L40S", "sm_89"},

@@ -339,15 +339,21 @@ func TestNVMLFacts(t *testing.T) {
 		PersistenceMode: "on", ECCMode: "on", MIGMode: "on", PowerLimitMilliwatts: 700_000, MaxSMClockMHz: 1980,
 		ComputeMode: "default", Processes: 2, MemoryUsedBytes: 1 << 30,
 		MIG: []MIG{
-			{UUID: "MIG-1", Name: "NVIDIA H100 MIG 3g.40gb", GPUInstance: 1, Slices: 3, MemoryBytes: 40 << 30, Start: 4, MemorySlices: 4},
-			{UUID: "MIG-2", GPUInstance: 2, Start: -1},
+			{
+				UUID: "MIG-1", Name: "NVIDIA H100 MIG 3g.40gb", Profile: "3g.40gb", GPUInstance: 1, Slices: 3, MemoryBytes: 40 << 30,
+				Start: 4, MemorySlices: 4, GPUCap: -1, ComputeCap: -1,
+			},
+			{UUID: "MIG-2", GPUInstance: 2, Start: -1, GPUCap: -1, ComputeCap: -1},
 		},
 		NVML: &n,
 	}}
 	if diff := cmp.Diff(want, gpus); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	if diff := cmp.Diff([]Problem{{"gpu 0000:1a:00.0", "nvmlDeviceGetSerial: Unknown Error"}}, problems); diff != "" {
+	if diff := cmp.Diff([]Problem{
+		{"gpu 0000:1a:00.0", "nvmlDeviceGetSerial: Unknown Error"},
+		{"gpu 0000:1a:00.0", "/proc/driver/nvidia-caps/mig-minors has no capabilities for 2 of its 2 MIG instances (MIG-1, MIG-2)"},
+	}, problems); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
 }

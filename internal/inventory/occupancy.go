@@ -34,16 +34,22 @@ type GPUProcess struct {
 // did not tell, which is no statement about the GPU. No handle is kept.
 func Occupied(ctx context.Context, vendor, uuid string, nodes []string) (Occupancy, error) {
 	if vendor == "amd" {
-		t, err := openTree("/")
-		if err != nil {
-			return Occupancy{}, err
-		}
-		return amdUse(t, nodes)
+		return AMDOccupied("/", nodes)
 	}
 	if !validUUID(uuid) {
 		return Occupancy{}, errors.New("look at the GPU: its UUID is not known")
 	}
 	return nvidiaUse(ctx, probe.Options{GPU: uuid, Timeout: useTimeout})
+}
+
+// AMDOccupied is Occupied for a GPU of AMD's, on the machine below root.
+func AMDOccupied(root string, nodes []string) (Occupancy, error) {
+	t, err := openTree(root)
+	if err != nil {
+		return Occupancy{}, err
+	}
+	defer t.close() //nolint:errcheck // nothing was written
+	return amdUse(t, nodes)
 }
 
 func nvidiaUse(ctx context.Context, opts probe.Options) (Occupancy, error) {

@@ -108,12 +108,36 @@ func summary(inv *inventory.Inventory) string {
 		if !g.Healthy {
 			fmt.Fprintf(&b, " UNHEALTHY: %s", g.Error)
 		}
+		if g.Links != nil && g.Partition == 0 {
+			fmt.Fprintf(&b, " links %s", strings.Join(g.Links, " "))
+		}
 		b.WriteByte('\n')
+		for _, m := range g.MIG {
+			fmt.Fprintf(&b, "  mig %q %s %s gi %d ci %d caps %d %d, %d MiB, %d slices, %d of memory from %d\n",
+				m.Name, m.UUID, m.Profile, m.GPUInstance, m.ComputeInstance, m.GPUCap, m.ComputeCap, m.MemoryBytes>>20, m.Slices, m.MemorySlices, m.Start)
+		}
 	}
 	for _, p := range inv.Problems {
 		fmt.Fprintf(&b, "problem %s: %s\n", p.Subject, p.Detail)
 	}
 	return b.String()
+}
+
+// TestMain puts temporary files into memory where it can: machines are thousands of
+// files each, and captures of them are unpacked once more.
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("/dev/shm", "kbnode-inventory-")
+	if err != nil {
+		os.Exit(m.Run())
+	}
+	if err := os.Setenv("TMPDIR", dir); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	if err := os.RemoveAll(dir); err != nil {
+		panic(err)
+	}
+	os.Exit(code)
 }
 
 func TestReadPublished(t *testing.T) {

@@ -74,7 +74,14 @@ func (m Machine) amdFiles(f map[string]string) {
 			node++
 		}
 	}
-	for _, g := range m.AMD {
+	first := make([]int, len(m.AMD)) // each GPU's first node
+	for i, next := 0, node; i < len(m.AMD); i++ {
+		first[i] = next
+		if !m.AMD[i].Dead {
+			next += max(1, m.AMD[i].Partitions)
+		}
+	}
+	for i, g := range m.AMD {
 		m.pciFiles(f, g.PCI, "1002", g.Device, "120000", driver, g.Node)
 		if m.NoKFD {
 			continue
@@ -92,12 +99,43 @@ func (m Machine) amdFiles(f map[string]string) {
 		parts := max(1, g.Partitions)
 		for part := range parts {
 			dir := kfd + strconv.Itoa(node) + "/"
+			at := location(g.PCI) + part
+			if g.HighNumber {
+				at = location(g.PCI) | part<<28
+			}
 			f[dir+"gpu_id"] = strconv.Itoa(1000 + node)
 			f[dir+"properties"] = fmt.Sprintf(
 				"cpu_cores_count 0\nsimd_count %d\nmem_banks_count 1\ngfx_target_version %d\nvendor_id 4098\ndevice_id %d\nlocation_id %d\ndomain %d\ndrm_render_minor %d\nlocal_mem_size 0\nunique_id %d\nnum_xcc %d\n",
-				1216/parts, g.Target, hex(g.Device), location(g.PCI)+part, hex(g.PCI[:4]), g.Render+part, g.UniqueID, 8/parts)
+				1216/parts, g.Target, hex(g.Device), at, hex(g.PCI[:4]), g.Render+part, g.UniqueID, 8/parts)
 			f[dir+"mem_banks/0/properties"] = fmt.Sprintf("heap_type 1\nsize_in_bytes %d\nflags 0\nwidth 8192\nmem_clk_max 1300\n", g.VRAM/int64(parts))
+			if part == 0 {
+				m.linkFiles(f, dir, i, first)
+			}
 			node++
+		}
+	}
+}
+
+// linkFiles are the links of a GPU's first node: to the CPUs of its node by PCIe, to its
+// other partitions and to all of other GPUs by xGMI. The other partitions have the same;
+// of 64 that would be 4,000 files, and they are left out.
+func (m Machine) linkFiles(f map[string]string, dir string, gpu int, first []int) {
+	n := 0
+	link := func(kind, to int) {
+		f[fmt.Sprintf("%sio_links/%d/properties", dir, n)] = fmt.Sprintf(
+			"type %d\nversion_major 0\nversion_minor 0\nnode_from %d\nnode_to %d\nweight 15\nmin_bandwidth 50000\nmax_bandwidth 50000\nflags 1\n", kind, first[gpu], to)
+		n++
+	}
+	link(2, max(0, m.AMD[gpu].Node))
+	for part := 1; part < m.AMD[gpu].Partitions; part++ {
+		link(11, first[gpu]+part)
+	}
+	for _, other := range m.AMD[gpu].Links {
+		if other >= len(first) {
+			continue // a test has taken it out
+		}
+		for part := range max(1, m.AMD[other].Partitions) {
+			link(11, first[other]+part)
 		}
 	}
 }

@@ -1,6 +1,9 @@
 package machinetest
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"fmt"
+)
 
 // Live is kbnode/live.json of a machine with everything that kbnode wants: a
 // recent systemd and Docker, CDI with the machine's NVIDIA GPUs, git, cron and
@@ -8,8 +11,13 @@ import "encoding/json"
 func Live(m Machine) json.RawMessage {
 	type obj = map[string]any
 	devices := []string{"nvidia.com/gpu=all"}
-	for _, g := range m.NVIDIA {
-		devices = append(devices, "nvidia.com/gpu="+g.UUID)
+	for k, g := range m.NVIDIA {
+		for i := range g.MIG { // a GPU that is split is no device of its own
+			devices = append(devices, fmt.Sprintf("nvidia.com/gpu=%d:%d", k, i), "nvidia.com/gpu="+m.migUUID(k, i))
+		}
+		if g.MIG == nil {
+			devices = append(devices, "nvidia.com/gpu="+g.UUID)
+		}
 	}
 	runtimes, toolkit := []string{"io.containerd.runc.v2", "nvidia", "runc"}, "/usr/bin/nvidia-ctk"
 	if len(m.NVIDIA) == 0 {

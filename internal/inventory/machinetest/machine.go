@@ -74,9 +74,23 @@ type NVIDIA struct {
 	Minor      int
 	Node       int // NUMA node in sysfs; -1 is unknown
 	MemoryNode int // NUMA node that is its memory; 0 or less is none
+	// MIG are its instances. A machine that has instances or links also has what
+	// NVML answers, kbnode/nvml.json: no file of the driver's says any of that.
+	MIG   []MIG
+	Links []int // other GPUs, by their place in Machine.NVIDIA, that NVLink bridges lead to
 	// Dead leaves the driver's entry out: the GPU fell off the bus after the
 	// PCI scan.
 	Dead bool
+}
+
+// MIG is one MIG instance.
+type MIG struct {
+	Profile     string // "1g.23gb"
+	ProfileID   int
+	GPUInstance int
+	Start, Size int // memory slices
+	Slices, SMs int
+	MiB         int64
 }
 
 // AMD is one AMD GPU, which KFD shows as Partitions nodes.
@@ -91,6 +105,10 @@ type AMD struct {
 	Render     int // first render minor
 	Target     int // gfx_target_version
 	Partitions int // 0 is 1
+	// HighNumber has the partition's number in bits 28 to 31 of location_id, as
+	// drivers of 2024 have it; others write it over the PCI function.
+	HighNumber bool
+	Links      []int // other GPUs, by their place in Machine.AMD, at the ends of its xGMI links
 	Compute    string
 	Memory     string
 	Dead       bool // no KFD node
@@ -158,6 +176,7 @@ func (m Machine) files() map[string]string {
 	m.cpuFiles(f)
 	m.nodeFiles(f)
 	m.nvidiaFiles(f)
+	m.nvmlFiles(f)
 	m.amdFiles(f)
 	return f
 }

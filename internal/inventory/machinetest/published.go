@@ -14,9 +14,9 @@ const (
 // Published are machines as published facts describe them, with the software
 // that kbnode wants. Their names are fit for file names.
 func Published() []Machine {
-	return []Machine{
+	return append([]Machine{
 		DGXA100(), HGXH100(), B200x8(), Uneven(), GB200(), MI300X(), MI300XCPX(), VM(), NoGPU(),
-	}
+	}, Shapes()...)
 }
 
 // DGXA100 is NVIDIA's DGX A100: two EPYC 7742 in NPS4, where two GPUs hang on
@@ -95,6 +95,7 @@ func MI300X() Machine {
 		m.AMD = append(m.AMD, AMD{
 			PCI: pci, Device: "74a1", UniqueID: 0x3b1f0a0e64b40000 + uint64(i), Node: i / 4,
 			VRAM: mi300xBytes, Used: 297 << 20, Render: 128 + 8*i, Target: 90402, Compute: "SPX", Memory: "NPS1",
+			Links: slices.DeleteFunc([]int{0, 1, 2, 3, 4, 5, 6, 7}, func(k int) bool { return k == i }),
 		})
 	}
 	m.Live = Live(m)
@@ -102,15 +103,7 @@ func MI300X() Machine {
 }
 
 // MI300XCPX is the same server with each GPU split into eight.
-func MI300XCPX() Machine {
-	m := MI300X()
-	m.Name = "mi300x-cpx"
-	m.AMD = slices.Clone(m.AMD)
-	for i := range m.AMD {
-		m.AMD[i].Partitions, m.AMD[i].Compute, m.AMD[i].Memory = 8, "CPX", "NPS4"
-	}
-	return m
-}
+func MI300XCPX() Machine { return partitioned("mi300x-cpx", 8, "CPX", "NPS4") }
 
 // VM is a virtual machine with one GPU, without NUMA and without cores.
 func VM() Machine {

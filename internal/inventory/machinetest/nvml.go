@@ -1,0 +1,97 @@
+package machinetest
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+)
+
+// instances and compute instances that the driver has capabilities for, of each GPU
+// whether or not they exist.
+const (
+	migInstances = 15
+	migComputes  = 8
+)
+
+// migCap is the minor number of a GPU instance's capability, as drivers give them out:
+// its compute instances' follow.
+func migCap(minor, instance int) int {
+	const first = 3 // 1 and 2 are config and monitor
+	return first + (minor*migInstances+instance)*(1+migComputes)
+}
+
+// migUUID is the UUID of the i-th instance of the k-th GPU.
+func (m Machine) migUUID(k, i int) string {
+	return fmt.Sprintf("MIG-%s0000-0000-5000-8%03x-%012x", m.NVIDIA[k].Device, k, i+1)
+}
+
+// nvmlFiles are what NVML answers on a machine with MIG instances or NVLink bridges, and
+// the capabilities of instances.
+func (m Machine) nvmlFiles(f map[string]string) {
+	if m.NVIDIADriver == "" || !slices.ContainsFunc(m.NVIDIA, func(g NVIDIA) bool { return g.MIG != nil || g.Links != nil }) {
+		return
+	}
+	report := probe.Report{Schema: probe.Schema, OK: true, Driver: m.NVIDIADriver, NVML: "13." + m.NVIDIADriver, CUDA: "13.0"}
+	minors := []string{"config 1", "monitor 2"}
+	for k, g := range m.NVIDIA {
+		for gi := range migInstances {
+			at := migCap(g.Minor, gi)
+			minors = append(minors, fmt.Sprintf("gpu%d/gi%d/access %d", g.Minor, gi, at))
+			for ci := range migComputes {
+				minors = append(minors, fmt.Sprintf("gpu%d/gi%d/ci%d/access %d", g.Minor, gi, ci, at+1+ci))
+			}
+		}
+		report.GPUs = append(report.GPUs, m.nvml(k))
+	}
+	f["proc/driver/nvidia-caps/mig-minors"] = strings.Join(minors, "\n")
+	text, err := json.MarshalIndent(report, "", "\t")
+	if err != nil {
+		panic(fmt.Sprintf("machinetest: %v", err)) // cannot happen: only strings and numbers
+	}
+	f["kbnode/nvml.json"] = string(text)
+}
+
+// boards are what NVML says of a model, by PCI device ID: compute capability, memory in
+// MiB, and NVLinks, which without bridges are down.
+var boards = map[string]struct {
+	compute string
+	mib     uint64
+	links   int64
+}{
+	"20b5": {"8.0", 81920, 12},
+	"2321": {"9.0", 95830, 18},
+	"2330": {"9.0", 81559, 18},
+	"2901": {"10.0", 183359, 18},
+	"26b9": {"8.9", 46068, 0},
+}
+
+// nvml is what NVML says of the k-th GPU.
+func (m Machine) nvml(k int) probe.GPU {
+	g, board := m.NVIDIA[k], boards[m.NVIDIA[k].Device]
+	mode, minor, up := "off", g.Minor, int(board.links)
+	n := probe.GPU{
+		Index: k, UUID: g.UUID, PCI: g.PCI, PCIID: "10de:" + g.Device, Name: g.Model, Minor: &minor, Compute: board.compute,
+		Memory:      &probe.Memory{TotalBytes: board.mib << 20, FreeBytes: (board.mib - 600) << 20, ReservedBytes: 600 << 20},
+		Persistence: "on", ComputeMode: "default", ECCMode: &probe.Mode{Current: "on", Pending: "on"},
+	}
+	if g.MIG != nil {
+		mode, up = "on", 0 // NVLink is off then
+	}
+	for _, other := range g.Links {
+		n.NVLinkGPUs = append(n.NVLinkGPUs, m.NVIDIA[other].PCI)
+	}
+	if board.links > 0 {
+		n.MIGMode = &probe.Mode{Current: mode, Pending: mode}
+		n.NVLinks, n.NVLinksUp = &board.links, &up
+	}
+	for i, part := range g.MIG {
+		n.MIG = append(n.MIG, probe.MIG{
+			UUID: m.migUUID(k, i), Name: g.Model + " MIG " + part.Profile, GPUInstance: part.GPUInstance, Profile: &part.ProfileID,
+			Start: &part.Start, Size: &part.Size, Slices: part.Slices, ComputeSlices: part.Slices, Multiprocessors: part.SMs, MemoryBytes: part.MiB << 20,
+		})
+	}
+	return n
+}
