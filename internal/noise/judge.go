@@ -56,6 +56,9 @@ var clockReasons = [64]struct {
 // at nothing but the record.
 func Judge(r Record) (noisy bool, why []string) {
 	say := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
+	if r.SharedGPU != "" {
+		say("the slot has a part of its GPU (%s): the other parts' jobs share its power, heat and memory system, and the samples are of the whole", r.SharedGPU)
+	}
 	for _, reason := range clockReasons {
 		if n := r.GPU.Reasons[reason.name]; n > 0 && reason.says != "" {
 			say("%s: %s in %d of %d samples", reason.name, reason.says, n, r.GPU.Samples)

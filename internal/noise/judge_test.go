@@ -27,6 +27,7 @@ func TestJudge(t *testing.T) {
 	}{
 		{"quiet, with busy neighbours and at its power limit", func(*Record) {}, nil},
 		{"nothing is known", func(r *Record) { *r = Record{Seconds: 60} }, nil},
+		{"a partition", func(r *Record) { r.SharedGPU = "CPX" }, []string{"the slot has a part of its GPU (CPX): the other parts' jobs share its power, heat and memory system, and the samples are of the whole"}},
 		{"hardware slowdown", func(r *Record) { r.GPU.Reasons["hw_slowdown"] = 1 }, []string{"hw_slowdown: the hardware slowed the GPU down in 1 of 60 samples"}},
 		{"heat, by the driver", func(r *Record) { r.GPU.Reasons["sw_thermal_slowdown"] = 2 }, []string{"sw_thermal_slowdown: the driver slowed the GPU down, it was too hot in 2 of 60 samples"}},
 		{

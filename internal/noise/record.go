@@ -14,13 +14,16 @@ const Schema = 1
 // Record is how a job had it, the content of node.json. A value that nobody told
 // is absent, never a made-up zero. docs/noise.md describes the fields.
 type Record struct {
-	Schema  int       `json:"schema"`
-	Noisy   bool      `json:"noisy"`           // a timing should not be trusted
-	Why     []string  `json:"why,omitempty"`   // sentences, if Noisy
-	Notes   []string  `json:"notes,omitempty"` // what speaks against no timing, and what could not be read
-	Slot    string    `json:"slot"`
-	Begin   time.Time `json:"begin"`   // of the job
-	Seconds float64   `json:"seconds"` // from there to the record
+	Schema int      `json:"schema"`
+	Noisy  bool     `json:"noisy"`           // a timing should not be trusted
+	Why    []string `json:"why,omitempty"`   // sentences, if Noisy
+	Notes  []string `json:"notes,omitempty"` // what speaks against no timing, and what could not be read
+	Slot   string   `json:"slot"`
+	// SharedGPU is what of a GPU the slot has, where that is a part of one: the profile
+	// of a MIG instance ("1g.23gb") or the mode of a partition ("CPX").
+	SharedGPU string    `json:"shared_gpu,omitempty"`
+	Begin     time.Time `json:"begin"`   // of the job
+	Seconds   float64   `json:"seconds"` // from there to the record
 
 	GPU        GPU        `json:"gpu"`
 	CPU        CPU        `json:"cpu"`

@@ -28,6 +28,7 @@ type Config struct {
 	Proc    string // "/proc"
 	Sys     string // "/sys"
 	GPU     string // what it is called
+	Part    string // what of it the slot has, where others have the rest; "" for all of it
 	Samples Samples
 	// Alive says that the slot still has a job. Without one, sampling ends although
 	// nobody said so.
@@ -106,9 +107,12 @@ func (r *Run) Record(ctx context.Context) (Record, error) {
 		return Record{}, ctx.Err()
 	}
 	now, err := r.c.read(ctx)
-	rec := Record{Schema: Schema, Slot: r.c.Slot, Begin: r.begin.at.UTC().Truncate(time.Millisecond), GPU: r.gpu.record(r.c.GPU), Load1: now.load1}
+	rec := Record{Schema: Schema, Slot: r.c.Slot, SharedGPU: r.c.Part, Begin: r.begin.at.UTC().Truncate(time.Millisecond), GPU: r.gpu.record(r.c.GPU), Load1: now.load1}
 	rec.CPU.CPUs = r.c.CPUs.String()
 	between{r.begin, now}.fill(&rec, r.c.CPUs)
+	if r.c.Samples == nil && r.c.GPU == "" {
+		rec.GPU.Error = "" // the slot has none
+	}
 	rec.Noisy, rec.Why = Judge(rec)
 	rec.Notes = notes(rec)
 	for _, err := range []error{r.err, err} {

@@ -2,6 +2,7 @@ package noise
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -388,5 +389,55 @@ func TestAMD(t *testing.T) {
 	}
 	if _, err := sampleAMD(filepath.Join(n.dir, "none")); err == nil {
 		t.Error("a GPU that is away has samples")
+	}
+}
+
+// The table is the kernel's struct gpu_metrics_v1_6 or later: two bytes of size, two of
+// version, and the counters in a row.
+func TestResidency(t *testing.T) {
+	t.Parallel()
+	table := func(size int, version byte, at int, counters ...uint32) string {
+		b := make([]byte, size)
+		binary.LittleEndian.PutUint16(b, uint16(size))
+		b[2], b[3] = 1, version
+		for i, n := range counters {
+			binary.LittleEndian.PutUint32(b[at+4*i:], n)
+		}
+		return string(b)
+	}
+	for name, row := range map[string]struct {
+		before, now string
+		want        *uint64
+	}{
+		"undisturbed":           {table(1664, 6, 32, 1000, 1, 2, 3, 4, 5), table(1664, 6, 32, 2000, 1, 2, 3, 4, 5), new(uint64(0))},
+		"hot memory":            {table(1664, 6, 32, 1000, 0, 0, 0, 0, 5), table(1664, 6, 32, 2000, 0, 0, 0, 0, 15), new(uint64(1 << 6))},
+		"for a moment":          {table(1664, 6, 32, 1000, 0, 0, 0, 0, 5), table(1664, 6, 32, 2000, 0, 0, 0, 0, 14), new(uint64(0))},
+		"at its power limit":    {table(2208, 7, 40, 1000, 0, 7, 0, 0, 0), table(2208, 7, 40, 2000, 0, 900, 0, 0, 0), new(uint64(1 << 2))},
+		"the board's signal":    {table(2208, 8, 40, 1000, 0, 0, 0, 0, 0), table(2208, 8, 40, 2000, 500, 0, 0, 0, 0), new(uint64(1 << 3))},
+		"socket and regulators": {table(2208, 8, 40, 1000, 0, 0, 0, 0, 0), table(2208, 8, 40, 2000, 0, 0, 50, 60, 0), new(uint64(1 << 6))},
+		"wrapped around":        {table(2208, 8, 40, 1<<32-500, 0, 1<<32-9, 0, 0, 0), table(2208, 8, 40, 500, 0, 21, 0, 0, 0), new(uint64(1 << 2))},
+		"not tried":             {table(2208, 8, 40, 1000, 9, 9, 9, 9, 9), table(2208, 8, 40, 1000, 9, 9, 9, 9, 9), nil},
+		"the first look":        {"", table(2208, 8, 40, 1000, 9, 9, 9, 9, 9), nil},
+		"an older table":        {table(400, 5, 32, 1, 0, 0, 0, 0, 0), table(400, 5, 32, 2, 1, 1, 1, 1, 1), nil},
+		"a newer table":         {table(2208, 9, 40, 1, 0, 0, 0, 0, 0), table(2208, 9, 40, 2, 1, 1, 1, 1, 1), nil},
+		"another GPU's":         {table(120, 6, 32, 1, 0, 0), table(50, 6, 32, 2, 1, 1), nil},
+		"cut off":               {table(1664, 6, 32, 1, 0, 0), table(1664, 6, 32, 2, 1, 1)[:60], nil},
+		"not filled in":         {table(1664, 6, 32, 1<<32-1, 1<<32-1), table(1664, 6, 32, 1<<32-1, 1<<32-1), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := node{t, t.TempDir()}
+			look := func(text string) residency {
+				n.put("gpu_metrics", text)
+				return readResidency(n.dir)
+			}
+			before := look(row.before)
+			if diff := cmp.Diff(row.want, look(row.now).since(before)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	if r := readResidency(t.TempDir()); r != (residency{}) {
+		t.Errorf("without a table: %v", r)
 	}
 }
