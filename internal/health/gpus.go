@@ -44,6 +44,9 @@ func (j *judge) gpus() {
 	}
 	for _, s := range j.in.Slots {
 		id := j.idOf(s)
+		if id == "" {
+			continue
+		}
 		j.see(about(checkMissing, id), !seen[id], Mark{
 			Level: Fatal, Effect: Park,
 			Reason: fmt.Sprintf("GPU %s at %s is missing", id, s.PCI),
@@ -67,16 +70,20 @@ func (j *judge) gpus() {
 
 // allReset is when the first of the slots' GPUs was reset, if all were and answer.
 func (j *judge) allReset() (first time.Duration, ok bool) {
-	for i, s := range j.in.Slots {
-		g := j.gpu(j.idOf(s), s.PCI)
+	for _, s := range j.in.Slots {
+		id := j.idOf(s)
+		if id == "" {
+			continue
+		}
+		g := j.gpu(id, s.PCI)
 		if g.Reset == 0 || g.Released < g.Reset {
 			return 0, false
 		}
-		if i == 0 || g.Reset < first {
-			first = g.Reset
+		if !ok || g.Reset < first {
+			first, ok = g.Reset, true
 		}
 	}
-	return first, len(j.in.Slots) > 0
+	return first, ok
 }
 
 // judgeGPU judges one GPU. What could not be read stays as it was.
@@ -127,6 +134,9 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	}
 	if g.Vendor == "amd" {
 		j.ras(id, bus)
+		if bus.Link != nil {
+			j.link(id, *bus.Link)
+		}
 	}
 	// It answers: what was wrong before it was reset is over.
 	if st.Reset > 0 && j.in.GPUs.Started >= st.Reset {
@@ -291,32 +301,39 @@ func fabricHealth(mask uint32) string {
 
 func (j *judge) pcie(id string, n *probe.GPU, p *probe.PCIe) {
 	pci := j.at(id)
-	see := func(detail string, bad bool, reason string) {
-		k := about(checkPCIe, id)
-		k.Detail = detail
-		j.see(k, bad, Mark{
-			Level: Warn, After: throttleAfter, Quiet: throttleQuiet, Reason: reason,
-			Fix: "reseat the GPU or its riser; compare with lspci -vv",
-		})
-	}
-	if p.Width != nil && p.MaxWidth != nil && *p.Width > 0 {
-		see("width", *p.Width < *p.MaxWidth, fmt.Sprintf("the GPU at %s has %d of %d PCIe lanes", pci, *p.Width, *p.MaxWidth))
-	}
 	// At rest a link is slow to save power.
 	c := n.Clocks
 	if busy := c != nil && c.SM != nil && c.MaxSM != nil && *c.SM >= *c.MaxSM/2 && len(n.Processes) > 0; busy && p.Gen != nil && p.MaxGen != nil {
-		see("generation", *p.Gen < *p.MaxGen, fmt.Sprintf("the GPU at %s uses PCIe generation %d of %d under load", pci, *p.Gen, *p.MaxGen))
+		j.seeLink(id, "generation", *p.Gen < *p.MaxGen, fmt.Sprintf("the GPU at %s uses PCIe generation %d of %d under load", pci, *p.Gen, *p.MaxGen))
 	}
-	if p.Replays == nil {
+	j.link(id, Link{Width: p.Width, MaxWidth: p.MaxWidth, Replays: p.Replays})
+}
+
+// link judges what any vendor's PCIe link may have.
+func (j *judge) link(id string, l Link) {
+	pci := j.at(id)
+	if l.Width != nil && l.MaxWidth != nil && *l.Width > 0 {
+		j.seeLink(id, "width", *l.Width < *l.MaxWidth, fmt.Sprintf("the GPU at %s has %d of %d PCIe lanes", pci, *l.Width, *l.MaxWidth))
+	}
+	if l.Replays == nil {
 		return
 	}
 	st := j.gpu(id, pci)
 	if since := j.in.GPUs.Started - st.Read; st.Replays != nil && since > 0 {
-		rate := float64(*p.Replays-*st.Replays) / since.Minutes()
-		see("replays", rate > replayRate, fmt.Sprintf("the PCIe link of the GPU at %s repeats %.0f packets a minute", pci, rate))
+		rate := float64(*l.Replays-*st.Replays) / since.Minutes()
+		j.seeLink(id, "replays", rate > replayRate, fmt.Sprintf("the PCIe link of the GPU at %s repeats %.0f packets a minute", pci, rate))
 	}
-	r := *p.Replays
+	r := *l.Replays
 	st.Replays, st.Read = &r, j.in.GPUs.Started
+}
+
+func (j *judge) seeLink(id, detail string, bad bool, reason string) {
+	k := about(checkPCIe, id)
+	k.Detail = detail
+	j.see(k, bad, Mark{
+		Level: Warn, After: throttleAfter, Quiet: throttleQuiet, Reason: reason,
+		Fix: "reseat the GPU or its riser; compare with lspci -vv",
+	})
 }
 
 // use judges modes that wait for a reset, and who uses the GPU.
@@ -370,7 +387,12 @@ func (j *judge) ras(id string, bus Bus) {
 			Fix:    fixAMDReset(j.at(id)),
 		})
 	}
-	j.see(about(checkRetired, id), bus.BadPages > 0, Mark{
+	waits := about(checkRetired, id)
+	waits.Detail = "pending"
+	j.see(waits, bus.Waiting > 0, Mark{
+		Level: Warn, Reason: fmt.Sprintf("%d bad memory pages of the GPU at %s are in use still", bus.Waiting, j.at(id)), Fix: fixAMDReset(j.at(id)),
+	})
+	j.see(about(checkRetired, id), bus.BadPages > 0 && bus.Waiting == 0, Mark{
 		Level: Info, Reason: fmt.Sprintf("%d memory pages of the GPU at %s are retired", bus.BadPages, j.at(id)), Fix: "nothing: they are not used any more",
 	})
 }

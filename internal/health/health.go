@@ -100,11 +100,12 @@ type Signals struct {
 	Mended map[string]time.Duration
 }
 
-// Slot is a slot as far as health needs it.
+// Slot is a slot as far as health needs it. One of several GPUs is in a list of
+// slots once for each.
 type Slot struct {
 	Index  int
 	UUID   string // of its GPU, as recorded; "" where it could never be read
-	PCI    string // dddd:bb:dd.f
+	PCI    string // dddd:bb:dd.f; "" for a slot without a GPU
 	Job    string // ID of the job that runs in it, "" without
 	Agent  string // why its agent is not connected; "" if it is, or need not be
 	Limits string // how its limits differ from the plan; "" if they do not
@@ -122,7 +123,15 @@ type GPUs struct {
 type Bus struct {
 	Dead     bool           // its PCI configuration reads as ones
 	RAS      map[string]RAS // AMD: error counters by block (umc, gfx, …)
-	BadPages int            // AMD: retired pages of its memory
+	BadPages int            // AMD: bad pages of its memory
+	Waiting  int            // AMD: of them, those that are in use still
+	Link     *Link          // AMD: its PCIe link; nil where nothing tells
+}
+
+// Link is a PCIe link. What nothing tells is nil.
+type Link struct {
+	Width, MaxWidth *int // lanes
+	Replays         *int // packets sent again, since the driver was loaded
 }
 
 // RAS counts errors of one block of an AMD GPU since its driver was loaded.

@@ -326,6 +326,7 @@ func (j *judge) verdicts() []Verdict {
 			v.Level, v.Effect, v.Fix = Info, None, r.Fix
 		}
 		slices.Sort(v.Slots)
+		v.Slots = slices.Compact(v.Slots)
 		list = append(list, v)
 	}
 	slices.SortStableFunc(list, func(a, b Verdict) int {

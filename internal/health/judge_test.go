@@ -84,6 +84,9 @@ func TestReadings(t *testing.T) {
 		{name: "AMD: uncorrectable errors", amd: true, change: bus(Bus{RAS: map[string]RAS{"umc": {Uncorrected: 1}, "gfx": {}}}), want: "gpu.ras fatal drain [3]", says: "umc 1"},
 		{name: "AMD: correctable errors", amd: true, change: bus(Bus{RAS: map[string]RAS{"umc": {Corrected: 9}}})},
 		{name: "AMD: retired pages", amd: true, change: bus(Bus{BadPages: 2}), want: "gpu.retired info none [3]"},
+		{name: "AMD: pages that are bad and in use", amd: true, change: bus(Bus{BadPages: 2, Waiting: 1}), want: "gpu.retired warn none [3]", says: "1 bad memory pages"},
+		{name: "AMD: lanes are missing", amd: true, lasts: time.Minute, quiet: 5 * time.Minute, change: bus(Bus{Link: &Link{Width: new(8), MaxWidth: new(16)}}), want: "gpu.pcie warn none [3]", says: "8 of 16 PCIe lanes"},
+		{name: "AMD: all lanes", amd: true, lasts: time.Minute, change: bus(Bus{Link: &Link{Width: new(16), MaxWidth: new(16), Replays: new(900)}})},
 		{name: "AMD: lost", amd: true, change: bus(Bus{Dead: true}), want: "gpu.lost fatal park [3]"},
 
 		{name: "driver upgraded under way", change: func(in *Signals) {
@@ -467,6 +470,20 @@ func TestAMDKernel(t *testing.T) {
 	n.in.Boot, n.in.Up = "boot-2", 0
 	n.want(n.look(time.Minute, nil))
 
+	// A reset takes the GPUs along that xGMI joins: the jobs there are not its cause.
+	n = newNode(t, amdMachine(8))
+	n.in.Slots[3].Job, n.in.Slots[5].Job = "job-1", "job-2"
+	n.want(n.lines(time.Second, line("GPU reset begin!. Source: 1"), line("GPU reset(7) succeeded!"),
+		"amdgpu "+pci(5)+": amdgpu: GPU reset(7) succeeded!", "amdgpu "+pci(5)+": amdgpu: VRAM is lost due to GPU reset!"))
+	for i, want := range []string{"job job-1 ran", "job job-1 ran", "job job-2 ran", "job job-2 ran"} {
+		if len(n.events) != 4 || !strings.HasSuffix(n.events[i].Text, "; while "+want) {
+			t.Errorf("event %d of %+v; want %s", i, n.events, want)
+		}
+	}
+	if e := n.events[len(n.events)-1]; e.Check != checkReset || e.Level != Warn || e.Job != "job-2" || e.Slot != 5 {
+		t.Errorf("memory that was lost: %+v", e)
+	}
+
 	// Errors that the hardware reports, until a reset; the counters stay.
 	n = newNode(t, amdMachine(8))
 	n.want(n.lines(time.Second, line("socket: 4, die: 0 1 new uncorrectable hardware errors detected in umc block")), "gpu.ras fatal drain [3]")
@@ -625,6 +642,46 @@ func TestPartitions(t *testing.T) {
 	n.in.GPUs.List = append(n.in.GPUs.List, part)
 	n.in.GPUs.Bus[pci(0)] = Bus{Dead: true}
 	n.want(n.look(time.Second, nil), "gpu.lost fatal park [0 1]")
+}
+
+// Each verdict about a GPU reaches all its partitions, and no others; what jobs cause is
+// laid to none of them where the line does not say whose it is.
+func TestCPX(t *testing.T) {
+	t.Parallel()
+	in := amdMachine(8)
+	whole := in.GPUs.List
+	in.GPUs.List, in.Slots = nil, nil
+	for k := range 64 {
+		g := whole[k/8]
+		g.Partition, g.ComputePartition = k%8, "CPX"
+		in.GPUs.List = append(in.GPUs.List, g)
+		in.Slots = append(in.Slots, Slot{Index: k, UUID: g.UUID, PCI: g.PCI})
+	}
+	n := newNode(t, in)
+	line := func(text string) string { return "amdgpu " + pci(2) + ": amdgpu: " + text }
+	const third = "[16 17 18 19 20 21 22 23]"
+	n.in.GPUs.Bus[pci(2)] = Bus{RAS: map[string]RAS{"gfx": {Uncorrected: 1}, "xgmi_wafl": {Uncorrected: 2}}, BadPages: 1}
+	got := n.look(time.Second, nil)
+	n.want(got, "gpu.ras fatal drain "+third, "gpu.retired info none "+third)
+	if fix := "sudo kbnode drain --all --wait; sudo amd-smi reset -G -g " + pci(2) + "; sudo kbnode resume --all"; got[0].Fix != fix || !strings.Contains(got[0].Reason, "gfx 1, xgmi_wafl 2") {
+		t.Errorf("%+v", got[0])
+	}
+	n.want(n.lines(0, line("GPU reset begin!"), line("GPU reset(2) failed")), "gpu.reset fatal park "+third, "gpu.ras fatal drain "+third, "gpu.retired info none "+third)
+	n.want(n.lines(time.Second, line("GPU reset(2) succeeded!")), "gpu.ras fatal drain "+third, "gpu.retired info none "+third)
+	n.in.GPUs.Bus[pci(2)] = Bus{RAS: map[string]RAS{"gfx": {Uncorrected: 1}}}
+	n.want(n.look(time.Second, nil))
+
+	n.in.Slots[16].Job, n.in.Slots[21].Job = "job-a", "job-b"
+	n.want(n.lines(time.Second, line("ring comp_1.0.0 timeout, signaled seq=1, emitted seq=3")))
+	if e := n.events; len(e) != 1 || e[0].Job != "" || e[0].Slot != -1 || !strings.HasSuffix(e[0].Text, "; while jobs ran on several parts of the GPU") {
+		t.Errorf("of two jobs: %+v", e)
+	}
+	n.in.Slots[16].Job = ""
+	n.look(time.Hour, nil)
+	n.want(n.lines(time.Second, line("ring comp_1.0.0 timeout, signaled seq=4, emitted seq=6")))
+	if e := n.events; len(e) != 1 || e[0].Job != "job-b" || e[0].Slot != 21 {
+		t.Errorf("of one job: %+v", e)
+	}
 }
 
 // Bridges: links that were never up are not down.

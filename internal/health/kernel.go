@@ -38,17 +38,24 @@ func (j *judge) owner(f Fact, id string) (slot int, job string, w who) {
 	if j.in.Up-f.Up > jobGrace {
 		return slot, "", past
 	}
+	var jobs []ran
 	for _, s := range mine {
 		if s.Job != "" {
-			return s.Index, s.Job, ofJob
+			jobs = append(jobs, ran{Slot: s.Index, Job: s.Job})
 		}
 	}
 	for _, r := range j.s.Jobs {
-		if slices.ContainsFunc(mine, func(s Slot) bool { return s.Index == r.Slot }) && f.Up-r.At <= jobGrace {
-			return r.Slot, r.Job, ofJob
+		known := slices.ContainsFunc(jobs, func(o ran) bool { return o.Slot == r.Slot })
+		if !known && slices.ContainsFunc(mine, func(s Slot) bool { return s.Index == r.Slot }) && f.Up-r.At <= jobGrace {
+			jobs = append(jobs, r)
 		}
 	}
-	if f.Owner != nil {
+	switch {
+	case len(jobs) == 1:
+		return jobs[0].Slot, jobs[0].Job, ofJob
+	case len(jobs) > 1:
+		return -1, "", ofJob // of parts of the GPU, and the line does not say of which
+	case f.Owner != nil:
 		return slot, "", ofJob
 	}
 	return slot, "", nobody
@@ -70,7 +77,7 @@ func (j *judge) kernel(f Fact) {
 		if e.Level < Fatal && j.repeats(id, fmt.Sprint(f.Kind, " ", f.Xid, " ", job), f) {
 			return
 		}
-		e.Text = f.Text + by(f, job, w)
+		e.Text = f.Text + by(f, slot, job, w)
 		j.tell(e)
 	}()
 	if id == "" && f.Kind != KindLoaded {
@@ -118,6 +125,8 @@ func (j *judge) kernel(f Fact) {
 			Reason: "the GPU at " + j.at(id) + " reported uncorrectable hardware errors",
 			Fix:    fixAMDReset(j.at(id)),
 		})
+	case KindVRAM:
+		e.Check, e.Level = checkReset, Warn
 	case KindRing, KindFault:
 		e.Level = Warn
 		j.application(f, id, job, w)
@@ -162,12 +171,17 @@ func (j *judge) repeats(id, what string, f Fact) bool {
 	return false
 }
 
-// by says whose a line is.
-func by(f Fact, job string, w who) string {
+// by says whose a line is. GPUs that xGMI joins are reset together, so a reset is not
+// laid to the job that it ended.
+func by(f Fact, slot int, job string, w who) string {
 	if f.Kind == KindLoaded || f.Kind == KindFallen {
 		return ""
 	}
 	switch {
+	case w == ofJob && job == "" && slot < 0:
+		return "; while jobs ran on several parts of the GPU"
+	case w == ofJob && job != "" && slices.Contains([]Kind{KindResetBegin, KindResetDone, KindResetFailed, KindVRAM}, f.Kind):
+		return "; while job " + job + " ran"
 	case w == ofJob && job != "":
 		return "; by job " + job
 	case w == ofJob:
@@ -303,8 +317,10 @@ func fixReset(pci string) string {
 	return "when its slot is idle: sudo nvidia-smi -r -i " + pci
 }
 
+// fixAMDReset drains all slots: a reset takes the GPUs along that xGMI joins to this one,
+// and ends whatever computes on any of them.
 func fixAMDReset(pci string) string {
-	return "when its slot is idle: sudo amd-smi reset -G -g " + pci
+	return "sudo kbnode drain --all --wait; sudo amd-smi reset -G -g " + pci + "; sudo kbnode resume --all"
 }
 
 const fixReboot = "sudo kbnode drain --all --wait; sudo systemctl reboot; after it sudo kbnode resume --all"

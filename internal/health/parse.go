@@ -22,9 +22,10 @@ const (
 	KindResetFailed Kind = "reset-failed"
 	KindRing        Kind = "ring-timeout"
 	KindFault       Kind = "page-fault"
-	KindRAS         Kind = "ras"     // uncorrectable errors
-	KindSwitch      Kind = "switch"  // a fatal error of an NVSwitch, at PCI; Xid is its SXid
-	KindOverrun     Kind = "overrun" // of Kmsg itself: lines were overwritten before they could be read
+	KindRAS         Kind = "ras"       // uncorrectable errors
+	KindVRAM        Kind = "vram-lost" // a reset emptied the memory of whatever computed
+	KindSwitch      Kind = "switch"    // a fatal error of an NVSwitch, at PCI; Xid is its SXid
+	KindOverrun     Kind = "overrun"   // of Kmsg itself: lines were overwritten before they could be read
 )
 
 // Fact is what one line of the kernel's log tells of a GPU.
@@ -226,7 +227,9 @@ func amdKind(text string) Kind {
 		return KindFallen
 	case strings.HasPrefix(text, "ring ") && strings.Contains(text, " timeout, signaled seq="):
 		return KindRing
-	case strings.HasPrefix(text, "[gfxhub") && strings.Contains(text[:min(len(text), 48)], "page fault (src_id:"):
+	case strings.HasPrefix(text, "VRAM is lost due to GPU reset!"):
+		return KindVRAM
+	case (strings.HasPrefix(text, "[gfxhub") || strings.HasPrefix(text, "[mmhub")) && strings.Contains(text[:min(len(text), 48)], "page fault (src_id:"):
 		return KindFault
 	case strings.HasPrefix(strings.ToLower(text), "uncorrectable hardware error"):
 		return KindRAS

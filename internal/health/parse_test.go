@@ -68,6 +68,8 @@ func TestRecordedLogs(t *testing.T) {
 1513 ras 0000:1a:00.0
 1514 ras 0000:1a:00.0
 1517 fallen 0000:1b:00.0
+1518 vram-lost 0000:1d:00.0
+1519 page-fault 0000:1d:00.0 pid 812
 `,
 	} {
 		t.Run(name, func(t *testing.T) {

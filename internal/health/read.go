@@ -62,7 +62,12 @@ func ReadBus(root string, gpus []inventory.GPU) map[string]Bus {
 	list := map[string]Bus{}
 	for _, g := range gpus {
 		if _, done := list[g.PCI]; !done && normalPCI(g.PCI) == g.PCI {
-			list[g.PCI] = readBus(filepath.Join(root, "sys/bus/pci/devices", g.PCI))
+			dir := filepath.Join(root, "sys/bus/pci/devices", g.PCI)
+			b := readBus(dir)
+			if g.Vendor == "amd" { // NVML tells of NVIDIA's
+				b.Link = readLink(dir)
+			}
+			list[g.PCI] = b
 		}
 	}
 	return list
@@ -99,15 +104,40 @@ func readBus(dir string) Bus {
 		}
 		b.RAS[strings.TrimSuffix(filepath.Base(name), "_err_count")] = c
 	}
-	// "0x00000001 : 0x00001000 : R": page, size, and R once it is out of use.
+	// "0x00000001 : 0x00001000 : R": page, size, and R once it is out of use; P waits for
+	// that, and F could not be taken out.
 	if text, err := readFile(filepath.Join(dir, "ras", "gpu_vram_bad_pages")); err == nil {
 		for line := range strings.Lines(text) {
-			if strings.Count(line, ":") == 2 && strings.HasPrefix(strings.TrimSpace(line), "0x") {
-				b.BadPages++
+			line = strings.TrimSpace(line)
+			if strings.Count(line, ":") != 2 || !strings.HasPrefix(line, "0x") {
+				continue
+			}
+			b.BadPages++
+			if strings.HasSuffix(line, "P") || strings.HasSuffix(line, "F") {
+				b.Waiting++
 			}
 		}
 	}
 	return b
+}
+
+func readLink(dir string) *Link {
+	number := func(name string) *int {
+		text, err := readFile(filepath.Join(dir, name))
+		if err != nil {
+			return nil
+		}
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 0 {
+			return nil
+		}
+		return &n
+	}
+	l := Link{number("current_link_width"), number("max_link_width"), number("pcie_replay_count")}
+	if l == (Link{}) {
+		return nil
+	}
+	return &l
 }
 
 // ReadNode reads what files and system calls tell of the node: disks, clock and

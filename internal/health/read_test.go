@@ -34,12 +34,15 @@ func TestReadBus(t *testing.T) {
 	write(t, root, dir(0, "config"), "\x02\x10\xa1\x74\x06\x04")
 	write(t, root, dir(0, "ras/umc_err_count"), "ue: 3\nce: 12\nde: 1\n")
 	write(t, root, dir(0, "ras/gfx_err_count"), "ue: 0\nce: nonsense\n")
+	write(t, root, dir(0, "current_link_width"), "16\n")
+	write(t, root, dir(0, "max_link_width"), "-1\n") // rubbish
+	write(t, root, dir(0, "pcie_replay_count"), "12\n")
 	write(t, root, dir(0, "ras/gpu_vram_bad_pages"), "0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n\n")
 	write(t, root, dir(1, "config"), strings.Repeat("\xff", 64))
 	write(t, root, dir(2, "config"), "\xff\xff") // cut short says nothing
-	gpus := []inventory.GPU{{PCI: pci(0)}, {PCI: pci(0), Partition: 1}, {PCI: pci(1)}, {PCI: pci(2)}, {PCI: "../../etc"}}
+	gpus := []inventory.GPU{{PCI: pci(0), Vendor: "amd"}, {PCI: pci(0), Vendor: "amd", Partition: 1}, {PCI: pci(1)}, {PCI: pci(2)}, {PCI: "../../etc"}}
 	want := map[string]Bus{
-		pci(0): {RAS: map[string]RAS{"umc": {Uncorrected: 3, Corrected: 12}, "gfx": {}}, BadPages: 2},
+		pci(0): {RAS: map[string]RAS{"umc": {Uncorrected: 3, Corrected: 12}, "gfx": {}}, BadPages: 2, Waiting: 1, Link: &Link{Width: new(16), Replays: new(12)}},
 		pci(1): {Dead: true}, pci(2): {},
 	}
 	if diff := cmp.Diff(want, ReadBus(root, gpus)); diff != "" {
