@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -105,13 +106,14 @@ func visibleGPUs(gpus []nvidiaGPU, visible string, limited bool) []string {
 
 // rocmNames names the GPUs that rocm-smi lists: {"card0": {"Card Series": NAME,
 // …}, …, "system": …}, or the cards as a list. Versions spell the key
-// differently; a card without it has an empty name. Without an answer ok is
-// false.
+// differently; a card without it has an empty name. Images of newer ROCm may lack
+// the tool: then the driver is asked. Without an answer ok is false.
 func (e *engine) rocmNames(ctx context.Context) (names []string, ok bool) {
 	out, ok := e.tool(ctx, "rocm-smi", "--showproductname", "--json")
 	var answer any
 	if !ok || json.Unmarshal([]byte(out), &answer) != nil {
-		return nil, false
+		names = kfdNames("/sys", "/dev")
+		return names, len(names) > 0
 	}
 	list, _ := answer.([]any)
 	cards, _ := answer.(map[string]any)
@@ -131,6 +133,46 @@ func (e *engine) rocmNames(ctx context.Context) (names []string, ok bool) {
 		names = append(names, name)
 	}
 	return names, true
+}
+
+// kfdNames names the GPUs that the compute driver shows and whose render nodes are
+// here, as ROCm would count them: by the board's name, else by the compiler's name of
+// the GPU. The driver hides from a container what its cgroup may not open.
+func kfdNames(sys, dev string) (names []string) {
+	nodes, _ := filepath.Glob(sys + "/class/kfd/kfd/topology/nodes/*/properties")
+	slices.SortFunc(nodes, func(a, b string) int { return nodeNumber(a) - nodeNumber(b) })
+	for _, file := range nodes {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		p := map[string]int64{}
+		for line := range strings.Lines(string(text)) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+			p[name], _ = strconv.ParseInt(value, 10, 64)
+		}
+		if p["simd_count"] == 0 {
+			continue // a CPU
+		}
+		if _, err := os.Stat(fmt.Sprintf("%s/dri/renderD%d", dev, p["drm_render_minor"])); err != nil {
+			continue
+		}
+		// The lowest bits are a partition's number; the board is at function 0.
+		at := p["location_id"]
+		board, _ := os.ReadFile(fmt.Sprintf("%s/bus/pci/devices/%04x:%02x:%02x.0/product_name", sys, p["domain"], at>>8&0xff, at>>3&0x1f))
+		name := strings.TrimSpace(string(board))
+		if v := p["gfx_target_version"]; name == "" {
+			name = fmt.Sprintf("gfx%d%x%x", v/10000, v/100%100, v%100)
+		}
+		names = append(names, name)
+	}
+	return names
+}
+
+// nodeNumber is N in …/nodes/N/properties.
+func nodeNumber(file string) int {
+	n, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+	return n
 }
 
 // cardNumber returns the number in card0, card1, …, -1 for other keys.
