@@ -341,3 +341,25 @@ func TestBuilds(t *testing.T) {
 		}
 	}
 }
+
+// Partitions of a GPU have its UUID, and each is a GPU of its own for who counts them.
+func TestPartsSideBySide(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	ran := func(slot int, part string) submit.Outcome {
+		out := submit.Outcome{Agent: fmt.Sprintf("n-gpu%d", slot), Started: now, Ended: now.Add(time.Second),
+			Tags: []string{"gpu-uuid=GPU-3b1f0a0e64b40000", "node=n", fmt.Sprintf("gpu-index=%d", slot)}}
+		if part != "" {
+			out.Tags = append(out.Tags, "gpu-part="+part)
+		}
+		return out
+	}
+	if saw, held := sideBySide([]submit.Outcome{ran(0, "CPX"), ran(1, "CPX")}, 2); !held || !strings.HasSuffix(saw, "on 2 agents and 2 GPUs") {
+		t.Error(saw)
+	}
+	for _, two := range [][]submit.Outcome{{ran(0, ""), ran(1, "")}, {ran(0, "CPX"), ran(0, "CPX")}} {
+		if saw, held := sideBySide(two, 2); held {
+			t.Errorf("one GPU, twice: %s", saw)
+		}
+	}
+}

@@ -118,10 +118,13 @@ func tag(out submit.Outcome, key string) string {
 // gpu is a name of the GPU that a job had, which no other has; "" is not known. A UUID
 // moves with its GPU; an index is one of a node.
 func gpu(out submit.Outcome) string {
+	node, index := tag(out, "node"), tag(out, "gpu-index")
 	if uuid := tag(out, "gpu-uuid"); uuid != "" {
+		if part := tag(out, "gpu-part"); part != "" && index != "" {
+			return uuid + ", " + part + " of slot " + index // all its partitions have the UUID
+		}
 		return uuid
 	}
-	node, index := tag(out, "node"), tag(out, "gpu-index")
 	if node == "" || index == "" {
 		return ""
 	}
