@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"regexp"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/text"
 
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
@@ -33,6 +35,51 @@ func printChanges(w io.Writer, changes []reconcile.Change) {
 		printChange(w, c)
 	}
 }
+
+// printFates says which slots go away, and which keep what they have until a job is done:
+// what a person wants to know of a node that gets another shape.
+func printFates(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
+	var gone []string
+	waits := map[string][]string{} // slots, by what they wait for
+	var reasons []string
+	add := func(list []string, slot int) []string {
+		if name := plan.SlotName(slot); !slices.Contains(list, name) {
+			return append(list, name)
+		}
+		return list
+	}
+	for _, c := range changes {
+		if c.Slot < 0 {
+			continue
+		}
+		if !slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Index == c.Slot }) {
+			gone = add(gone, c.Slot)
+		}
+		if c.Deferred != "" {
+			if waits[c.Deferred] == nil {
+				reasons = append(reasons, c.Deferred)
+			}
+			waits[c.Deferred] = add(waits[c.Deferred], c.Slot)
+		}
+	}
+	names := func(list []string) string {
+		slices.SortFunc(list, func(a, b string) int { return cmp.Or(len(a)-len(b), strings.Compare(a, b)) })
+		return strings.Join(list, ", ")
+	}
+	if len(gone)+len(reasons) > 0 {
+		printf(w, "\n")
+	}
+	if len(gone) > 0 {
+		printf(w, "Slots that go away: %s\n", names(gone))
+	}
+	for _, why := range reasons {
+		printf(w, "The change of %s %s\n", names(waits[why]), why)
+	}
+}
+
+// maxDiffLines bounds what a terminal shows of one file: the bindings of 64 slots are not
+// to be read.
+const maxDiffLines = 20
 
 // foldSlots makes one change of those that differ in the slot's number only, where the
 // first of them stands.
@@ -107,9 +154,17 @@ func printChange(w io.Writer, c reconcile.Change) {
 	}
 	printf(w, "%s\n", line)
 	// A new file's content is the plan itself; what changes is worth reading.
-	if showsDiff(c.Kind) {
-		for line := range strings.Lines(c.Diff) {
-			printf(w, "    %s\n", strings.TrimRight(line, "\n"))
+	if showsDiff(c.Kind) && c.Diff != "" {
+		lines := strings.Split(strings.TrimRight(c.Diff, "\n"), "\n")
+		more := 0
+		if _, ok := terminal(w); ok && len(lines) > maxDiffLines+1 {
+			lines, more = lines[:maxDiffLines], len(lines)-maxDiffLines
+		}
+		for _, line := range lines {
+			printf(w, "    %s\n", line)
+		}
+		if more > 0 {
+			printf(w, "    … %d more lines, which --json has\n", more)
 		}
 	}
 }

@@ -1,11 +1,14 @@
 package cli
 
 import (
+	"bytes"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
@@ -51,5 +54,35 @@ func TestFoldSlots(t *testing.T) {
 	}
 	if diff := cmp.Diff("buildkite-gpu11.slice", in[35].Subject); diff != "" {
 		t.Errorf("what was given was changed: %s", diff)
+	}
+}
+
+// A node that serves gets pairs of its single GPUs while a job runs.
+func TestPlanOfAnotherShape(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, 8)
+	defer n.remove(t)
+	if err := n.install(t.Context(), "http://127.0.0.1:1/v3", "the-token"); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.sd.RunJob(1, "0192"); err != nil {
+		t.Fatal(err)
+	}
+	p, _, changes, err := n.think(t.Context(), wishes{cfg: config.Config{Queue: "b200", Node: "bench", GPUsPerSlot: 2, Agent: config.Agent{Endpoint: "http://127.0.0.1:1/v3"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	printPlan(&out, p, changes)
+	_, rest, _ := strings.Cut(out.String(), "system ")
+	_, rest, _ = strings.Cut(rest, "\n")
+	head, _, _ := strings.Cut(rest, " changes:")
+	want := `
+Slots that go away: gpu1, gpu3, gpu5, gpu7
+The change of gpu0, gpu1 waits for job 0192 of slot gpu1
+
+`
+	if diff := cmp.Diff(want, strings.TrimRight(head, "0123456789")); diff != "" {
+		t.Error(diff)
 	}
 }

@@ -114,6 +114,9 @@ func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	held := false
 	for _, sl := range slots {
 		switch {
+		case sl.User == "":
+			printf(s.Out, "%s: is no slot now, and drained no more\n", sl.Name)
+			continue
 		case sl.Parked != "":
 			printf(s.Out, "%s: still takes no jobs: %s\n", sl.Name, sl.Parked)
 		case len(sl.Drains) > 0:
@@ -190,7 +193,11 @@ func changeDrains(ctx context.Context, s Streams, command string, all bool, args
 		if err != nil {
 			return nil, err
 		}
-		slots, err := chosenSlots(m.plan, all, args)
+		var gone []plan.Slot // drain does not know them
+		if command == "resume" {
+			gone = slotless(m.plan, m.drains)
+		}
+		slots, err := chosenSlots(withSlots(m.plan, gone), all, args)
 		if err != nil {
 			return nil, err
 		}
@@ -215,13 +222,28 @@ func changeDrains(ctx context.Context, s Streams, command string, all bool, args
 			return nil, err
 		}
 		_, err = converge(ctx, host, m.plan)
-		return m.plan, err
+		return withSlots(m.plan, gone), err
 	}()
 	if err != nil {
 		closeHost()
 		return nil, none, err
 	}
 	return p, drainHost{host, closeHost}, nil
+}
+
+// slotless are what is drained and no slot of the plan, by name only.
+func slotless(p *plan.Plan, drains []plan.Drain) []plan.Slot {
+	var gone []plan.Slot
+	for _, d := range plan.SlotlessDrains(p.Slots, drains) {
+		gone = append(gone, plan.Slot{Index: d.Slot, Name: plan.SlotName(d.Slot)})
+	}
+	return gone
+}
+
+func withSlots(p *plan.Plan, more []plan.Slot) *plan.Plan {
+	all := *p
+	all.Slots = slices.Concat(p.Slots, more)
+	return &all
 }
 
 func drainText(command string, drains []plan.Drain, slot int) string {

@@ -42,6 +42,26 @@ func TestChosenSlots(t *testing.T) {
 	}
 }
 
+// What is drained and no slot any more can be resumed, by name and with all.
+func TestSlotlessDrains(t *testing.T) {
+	t.Parallel()
+	p := &plan.Plan{Slots: wantedSlots(2)}
+	with := withSlots(p, slotless(p, []plan.Drain{{Slot: 1, By: plan.ByOperator}, {Slot: 5, By: plan.ByOperator}, {Slot: 6, By: "gpu.ecc"}}))
+	slots, err := chosenSlots(with, false, []string{"gpu5"})
+	if err != nil || len(slots) != 1 || slots[0].User != "" {
+		t.Errorf("gpu5 is %+v: %v", slots, err)
+	}
+	if all, err := chosenSlots(with, true, nil); err != nil || len(all) != 3 {
+		t.Errorf("all are %+v: %v", all, err)
+	}
+	if _, err := chosenSlots(with, false, []string{"gpu6"}); err == nil {
+		t.Error("what health has drained is resumed")
+	}
+	if len(p.Slots) != 2 {
+		t.Errorf("the plan has %d slots now", len(p.Slots))
+	}
+}
+
 func TestDrainReason(t *testing.T) {
 	t.Parallel()
 	for reason, ok := range map[string]bool{

@@ -95,6 +95,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		return errors.New(strings.Join(missing, "\n"))
 	}
 	// Everything that can be refused is refused before anything is written.
+	m.reshape = true
 	if err := m.think(); err != nil {
 		return err
 	}
@@ -335,8 +336,8 @@ func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool
 	}
 	printf(w, `
 Next:
-  The agents serve %s %s. In Buildkite, under Agents and the cluster's Queues,
-  %s must exist as self-hosted, or no job is sent.
+  The agents serve %s %s. In Buildkite, under Agents and Queues of the
+  cluster, %s must exist as self-hosted, or no job is sent.
   sudo kbnode status      shows the slots
   sudo kbnode uninstall   gives the machine back as it was
 `, plural(len(queues), "queue", "queues"), strings.Join(queues, ", "), cmp.Or(map[bool]string{true: "it"}[len(queues) == 1], "they"))

@@ -37,9 +37,11 @@ type wishes struct {
 
 func (w *wishes) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&w.cfg.Queue, "queue", "", "Buildkite queue, or a template with {vendor}, {gpu}, {index}, {node}")
+	f.StringVar(&w.cfg.Queue, "queue", "", "Buildkite queue, or a template with {vendor}, {gpu}, {shape}, {index}, {node}")
 	f.StringVar(&w.cfg.Node, "node", "", "name of this node (default: the host name)")
-	f.StringVar(&w.gpus, "gpus", "", "GPUs to use: all, or indices, UUIDs or PCI addresses such as 0,2,5")
+	f.StringVar(&w.gpus, "gpus", "", "GPUs to use: all, none, or indices, UUIDs or PCI addresses such as 0,2,5")
+	f.IntVar(&w.cfg.GPUsPerSlot, "gpus-per-slot", 0, "whole GPUs of each slot (default: 1)")
+	f.IntVar(&w.cfg.Slots, "slots", 0, "slots of a machine whose GPUs are none")
 	f.IntVar(&w.cfg.CPUsPerSlot, "cpus-per-slot", 0, "hardware threads of each slot (default: an even share)")
 	f.StringVar(&w.memory, "memory-per-slot", "", "memory of each slot, such as 32GiB (default: an even share)")
 	f.IntVar(&w.cfg.Reserve.CPUs, "reserve-cpus", 0, "hardware threads that stay with the system, at least")
@@ -90,6 +92,7 @@ type machine struct {
 	plan    *plan.Plan
 	managed bool // the configuration file is kbnode's own, or there is none
 	wished  bool // there is none, or it does not say all that was asked for
+	reshape bool // slots are made of the instances and partitions that there are now
 }
 
 // configText is a configuration before it is parsed.
@@ -207,7 +210,7 @@ func (m *machine) think() error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("read agents: %w", err)
 	}
-	in := plan.Input{Inventory: m.inv, Config: &m.cfg, Bindings: bindings, Drains: m.drains, Agents: m.agents, Binary: unitBinary, Version: Version()}
+	in := plan.Input{Inventory: m.inv, Config: &m.cfg, Bindings: bindings, Drains: m.drains, Agents: m.agents, Binary: unitBinary, Version: Version(), Reshape: m.reshape}
 	if m.live() {
 		exe, err := os.Executable()
 		if err != nil {

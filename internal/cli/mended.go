@@ -77,7 +77,9 @@ func sayMended(ctx context.Context, s Streams, host *reconcile.Host, all bool, a
 	var gpus []string
 	var happened []events.Event
 	for _, sl := range slots {
-		gpus = append(gpus, cmp.Or(sl.GPUs[0].UUID, sl.GPUs[0].PCI))
+		for _, g := range sl.GPUs {
+			gpus = append(gpus, cmp.Or(g.UUID, g.PCI))
+		}
 		happened = append(happened, events.Event{Kind: "mended", Slot: sl.Index, By: plan.ByOperator, Text: "an operator says that the GPU of " + sl.Name + " was reset"})
 	}
 	if err := (events.Log{File: events.Path}).Add(happened...); err != nil {

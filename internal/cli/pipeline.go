@@ -25,6 +25,9 @@ import (
 // gpuIndex is the tag that tells the slots of a node apart.
 const gpuIndex = "gpu-index"
 
+// noGPU is the vendor of slots without a GPU.
+const noGPU = "none"
+
 type pipelineFlags struct {
 	queue, image, timeout, label, vendor, root string
 	index                                      int
@@ -58,7 +61,7 @@ Nothing is written, and nobody is asked.`,
 	fl.IntVar(&f.index, gpuIndex, -1, "only the slot with this number")
 	fl.StringArrayVar(&f.agents, "agent", nil, "only agents with the tag `KEY=VALUE`; may be repeated")
 	fl.StringVar(&f.label, "label", "", "label of the step (default: what it does, and where)")
-	fl.StringVar(&f.vendor, "vendor", "", "whose GPUs they are, nvidia or amd (default: this node's)")
+	fl.StringVar(&f.vendor, "vendor", "", "whose GPUs they are, nvidia, amd or none (default: this node's)")
 	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
 	fl.StringVar(&f.root, "root", "/", "read the node in this directory or captured file, and nothing of this one")
 	for _, kind := range pipeline.Kinds {
@@ -114,8 +117,8 @@ func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
 		}
 		o.Agents[key] = value
 	}
-	if f.vendor != "" && f.vendor != "nvidia" && f.vendor != "amd" {
-		errs = append(errs, fmt.Errorf("--vendor %q: write nvidia or amd", f.vendor))
+	if !slices.Contains([]string{"", "nvidia", "amd", noGPU}, f.vendor) {
+		errs = append(errs, fmt.Errorf("--vendor %q: write nvidia, amd or none", f.vendor))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return o, usage(err)
@@ -124,7 +127,8 @@ func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
 	if err != nil {
 		return o, err
 	}
-	o.AMD = cmp.Or(f.vendor, n.vendor) == "amd"
+	vendor := cmp.Or(f.vendor, n.vendor)
+	o.AMD = vendor == "amd" || vendor == noGPU // either way nothing is asked of NVIDIA's
 	o.Image = cmp.Or(f.image, n.image)
 	if o.Queue = f.queue; o.Queue == "" {
 		o.Queue, err = n.queue(f.index)
@@ -150,7 +154,7 @@ func wholeMinutes(text string) (int, error) {
 // pipelineNode is what pipelines need to know of a node. The zero value is a
 // machine that is none.
 type pipelineNode struct {
-	image, vendor string
+	image, vendor string // "" if unknown
 	template      string         // queue of the configuration
 	queues        map[int]string // by slot, as the agents have them
 }
@@ -225,7 +229,7 @@ func readPipelineNode(s Streams, root string) (n pipelineNode, err error) {
 			err = json.Unmarshal(text, &pol)
 		}
 		if err == nil && path.Base(plan.SlotPolicyPath(pol.Slot)) == name {
-			n.vendor = pol.Vendor
+			n.vendor = cmp.Or(pol.Vendor, noGPU)
 			text, err = m.readFile(plan.AgentDir(pol.Slot) + "/buildkite-agent.cfg")
 			n.queues[pol.Slot] = agentQueue(string(text))
 		}

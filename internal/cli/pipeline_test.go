@@ -145,7 +145,7 @@ func TestPipelineElsewhere(t *testing.T) {
 		{`--agent "x": write KEY=VALUE`, exitUsage, []string{"--agent", "x"}},
 		{`the tag "gpu-index" is both "1" and "2"`, exitUsage, []string{"--agent", "gpu-index=1", "--gpu-index", "2"}},
 		{`the tag queue is set already`, exitUsage, []string{"--agent", "queue=x"}},
-		{`--vendor "intel": write nvidia or amd`, exitUsage, []string{"--vendor", "intel"}},
+		{`--vendor "intel": write nvidia, amd or none`, exitUsage, []string{"--vendor", "intel"}},
 		{`"a\nb" is not the name of a queue`, exitUsage, []string{"--queue", "a\nb"}},
 		{`"${X}" is not the name of an image`, exitUsage, []string{"--image", "${X}"}},
 		{`the queue h100-{index} is a template, and there are no agents yet; add --queue NAME`, exitUsage, []string{"--root", template}},

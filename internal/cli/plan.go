@@ -4,9 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
@@ -102,6 +105,7 @@ func makePlan(ctx context.Context, s Streams, root, file string, w *wishes) (*pl
 	if err := m.read(ctx, s.logger()); err != nil {
 		return nil, nil, err
 	}
+	m.reshape = true // as install will
 	if err := m.think(); err != nil {
 		return nil, nil, err
 	}
@@ -132,6 +136,7 @@ func printPlan(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
 		printf(w, "\nNothing to change.\n")
 		return
 	}
+	printFates(w, p, changes)
 	printf(w, "\n%s:\n", changeCount(len(changes)))
 	printChanges(w, changes)
 }
@@ -140,9 +145,24 @@ func printSlots(w io.Writer, p *plan.Plan) {
 	t := newList(w, "Slot", "GPU", "PCI", "NUMA", "Queue", "CPUs", "Memory nodes", "Memory")
 	t.spare = []string{"Memory nodes", "PCI", "NUMA"}
 	for _, s := range p.Slots {
-		g := s.GPUs[0]
-		t.row(s.Name, g.Model, g.PCI, nodeText(g.NUMANode), s.Queue, s.CPUs, s.MemoryNodes, bytesText(s.MemoryBytes))
+		t.row(s.Name, cmp.Or(s.Model(), "-"), cmp.Or(gpuText(s, func(g plan.SlotGPU) string { return g.PCI }), "-"),
+			cmp.Or(gpuText(s, func(g plan.SlotGPU) string { return nodeText(g.NUMANode) }), "-"), s.Queue, s.CPUs, s.MemoryNodes, bytesText(s.MemoryBytes))
 	}
 	t.row("system", "", "", "", "", cmp.Or(p.Reserved.CPUs, "-"), "", bytesText(p.Reserved.MemoryBytes))
 	t.print()
+}
+
+// gpuText is what the GPUs of a slot have, in the room of a column: the values that
+// differ, or the first and how many more there are.
+func gpuText(s plan.Slot, of func(plan.SlotGPU) string) string {
+	var list []string
+	for _, g := range s.GPUs {
+		if v := of(g); !slices.Contains(list, v) {
+			list = append(list, v)
+		}
+	}
+	if len(list) > 2 {
+		return fmt.Sprintf("%s +%d", list[0], len(list)-1)
+	}
+	return strings.Join(list, ",")
 }

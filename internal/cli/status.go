@@ -32,6 +32,7 @@ type slotStatus struct {
 	GPU         string       `json:"gpu"`
 	UUID        string       `json:"uuid"`
 	PCI         string       `json:"pci"`
+	Shape       string       `json:"shape"` // as plan.Slot has it
 	Queue       string       `json:"queue"`
 	CPUs        string       `json:"cpus"`
 	MemoryBytes int64        `json:"memory_bytes"`
@@ -175,9 +176,10 @@ func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parke
 		at[ss.Index] = ss
 	}
 	for _, s := range p.Slots {
-		g, ss := s.GPUs[0], at[s.Index]
+		ss := at[s.Index]
 		row := slotStatus{
-			Slot: s.Name, Index: s.Index, GPU: g.Model, UUID: g.UUID, PCI: g.PCI, Queue: s.Queue,
+			Slot: s.Name, Index: s.Index, GPU: s.Model(), UUID: gpuList(s, plan.SlotGPU.Name), PCI: gpuList(s, func(g plan.SlotGPU) string { return g.PCI }),
+			Shape: s.Shape, Queue: s.Queue,
 			CPUs: s.CPUs, MemoryBytes: s.MemoryBytes,
 			Agent: daemon.SlotWord(s, ss, len(parked[s.Index]) > 0), Since: ss.Agent.Since, Job: ss.Job, Problems: []string{},
 		}
@@ -217,6 +219,15 @@ func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parke
 	return st
 }
 
+// gpuList is what the GPUs of a slot have, with commas between them.
+func gpuList(s plan.Slot, of func(plan.SlotGPU) string) string {
+	var list []string
+	for _, g := range s.GPUs {
+		list = append(list, of(g))
+	}
+	return strings.Join(list, ",")
+}
+
 func printStatus(w io.Writer, st nodeStatus, now time.Time) {
 	t := newList(w, "Slot", "GPU", "Queue", "CPUs", "Memory", "Agent", "Job", "Since", "Problem")
 	t.spare = []string{"Memory", "CPUs", "GPU", "Queue"}
@@ -237,7 +248,7 @@ func printStatus(w io.Writer, st nodeStatus, now time.Time) {
 		} else if len(s.Drains) > 0 {
 			problem = s.Drains[0].String()
 		}
-		t.row(s.Slot, s.GPU, s.Queue, s.CPUs, bytesText(s.MemoryBytes), paintAgent(w, s.Agent), job, ago(s.Since, now), problem)
+		t.row(s.Slot, cmp.Or(s.GPU, "-"), s.Queue, s.CPUs, bytesText(s.MemoryBytes), paintAgent(w, s.Agent), job, ago(s.Since, now), problem)
 	}
 	t.print()
 	if len(st.Warnings) > 0 {

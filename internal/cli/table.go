@@ -85,11 +85,13 @@ func (l *list) draw(width int) string {
 	return t.Render()
 }
 
-// wrapCell breaks a cell between words.
+// wrapCell breaks a cell between words, and words that are longer than a line.
 func wrapCell(s string, width int) string {
-	lines := strings.Split(s, "\n")
-	for i, line := range lines {
-		lines[i] = fold(line, "", width, 0)
+	var lines []string
+	for line := range strings.SplitSeq(s, "\n") {
+		for part := range strings.SplitSeq(fold(line, "", width, 0), "\n") {
+			lines = append(lines, text.WrapHard(part, width))
+		}
 	}
 	return strings.Join(lines, "\n")
 }

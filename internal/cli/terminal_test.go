@@ -299,6 +299,13 @@ func TestList(t *testing.T) {
 	if diff := cmp.Diff(narrow, l.draw(44)+"\n"); diff != "" {
 		t.Error(diff)
 	}
+	const uuid = "GPU-6c1d4f0a-93b2-4e57-8a1c-0d5e7f2a3b03"
+	l = newList(&b, "Slot", "Problem")
+	l.row("gpu3", "GPU "+uuid+" is missing")
+	long := "SLOT  PROBLEM\ngpu3  GPU\n      " + uuid[:30] + "\n      " + uuid[30:] + "\n      is missing\n"
+	if diff := cmp.Diff(long, l.draw(36)+"\n"); diff != "" {
+		t.Error(diff)
+	}
 }
 
 // TestVerbatim: what people save is not wrapped.

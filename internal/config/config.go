@@ -5,16 +5,27 @@ package config
 // Config is what the operator wants. The zero value of a field means "decide
 // for me", and its comment says what is then decided.
 type Config struct {
-	// Queue is a Buildkite queue, or a template with {vendor}, {gpu}, {index}
-	// and {node} that gives each slot its own. Default: from the GPU's model.
+	// Queue is a Buildkite queue, or a template with {vendor}, {gpu}, {shape},
+	// {index} and {node} that gives each slot its own. Default: {shape}, which is
+	// the GPU's model and how much of it a slot is: b200, b200x4, b200-1g-23gb.
 	Queue string `yaml:"queue,omitempty"`
 	// Node names this machine in agent names and tags. Default: the host name.
 	Node string `yaml:"node,omitempty"`
 	// GPUs chooses the GPUs that become slots. Default: all.
 	GPUs GPUs `yaml:"gpus,omitempty"`
-	// CPUsPerSlot is in hardware threads. Default: an even share.
+	// GPUsPerSlot is how many whole GPUs a slot has. Default: 1.
+	GPUsPerSlot int `yaml:"gpus_per_slot,omitempty"`
+	// Groups are slots of several GPUs, beside those that GPUsPerSlot makes of the
+	// rest. Default: none.
+	Groups Groups `yaml:"groups,omitempty"`
+	// Slots is the number of slots where GPUs is none; elsewhere the GPUs decide it.
+	// Default: none.
+	Slots int `yaml:"slots,omitempty"`
+	// CPUsPerSlot is in hardware threads, of a slot with one GPU: one of several has
+	// as many times more, and a part of a GPU its part. Default: an even share.
 	CPUsPerSlot int `yaml:"cpus_per_slot,omitempty"`
-	// MemoryPerSlot is in bytes. Default: an even share.
+	// MemoryPerSlot is in bytes, of a slot with one GPU like CPUsPerSlot. Default: an
+	// even share.
 	MemoryPerSlot Size    `yaml:"memory_per_slot,omitempty"`
 	Reserve       Reserve `yaml:"reserve,omitempty"`
 	Agent         Agent   `yaml:"agent,omitempty"`
@@ -165,6 +176,7 @@ func orList(v, def []string) []string {
 // WithDefaults returns c with every field set whose default does not depend on
 // the machine.
 func (c Config) WithDefaults() Config {
+	c.GPUsPerSlot = or(c.GPUsPerSlot, 1)
 	c.Agent.Endpoint = or(c.Agent.Endpoint, DefaultEndpoint)
 	c.Agent.AllowedRepositories = orList(c.Agent.AllowedRepositories, DefaultRepositories)
 	c.Agent.AllowedPlugins = orList(c.Agent.AllowedPlugins, DefaultPlugins)

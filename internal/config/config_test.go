@@ -32,7 +32,7 @@ var parseCases = []struct {
 	{name: "group for a text", text: "queue: [a]\n", err: "f.yaml:1: this is not a text"},
 	{name: "queue with a comma", text: "node: a\nqueue: b200,h100\n", err: `f.yaml:2: queue: "b200,h100" is not a queue name; use letters`},
 	{name: "queue with a blank", text: "queue: b 200\n", err: `f.yaml:1: queue: "b 200" is not a queue name`},
-	{name: "unknown field in a template", text: "queue: x-{gpus}\n", err: "queue: {gpus} is no field; write {vendor}, {gpu}, {index}, {node}"},
+	{name: "unknown field in a template", text: "queue: x-{gpus}\n", err: "queue: {gpus} is no field; write {vendor}, {gpu}, {shape}, {index}, {node}"},
 	{name: "key twice", text: "queue: a\nqueue: b\n", err: `f.yaml:2: key "queue" stands here a second time, first in line 1`},
 	{name: "two documents", text: "queue: a\n---\nqueue: b\n", err: "more than one YAML document"},
 	{name: "not YAML", text: "queue: [\n", err: "f.yaml:"},
@@ -142,7 +142,8 @@ func fill(v reflect.Value) {
 	case reflect.Int, reflect.Int64:
 		v.SetInt(7 << 20)
 	case reflect.Slice:
-		v.Set(reflect.Append(v, reflect.ValueOf("x")))
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fill(v.Index(0))
 	}
 }
 
@@ -165,6 +166,8 @@ func TestRenderIsReadBack(t *testing.T) {
 		"list":  {Queue: "b200", GPUs: GPUs{List: []string{"0", "GPU-1f", "0000:1a:00.0"}}, MemoryPerSlot: 32 << 30},
 		"count": {GPUs: GPUs{Count: 3}, Agent: Agent{Tags: []string{"a=b"}}},
 		"all":   {GPUs: GPUs{All: true}, Job: Job{ShmSize: 1 << 30, CPUQuota: true}},
+		"none":  {GPUs: GPUs{None: true}, Slots: 4},
+		"parts": {GPUs: GPUs{List: []string{"0:3", "GPU-1f:0"}}, GPUsPerSlot: 2, Groups: Groups{{"0", "1"}, {"0000:1a:00.0", "GPU-1f"}}},
 		"MHz":   {Hygiene: Hygiene{Disabled: true, Clocks: "1410"}},
 	} {
 		text, err := Render(c, "Written by a test")

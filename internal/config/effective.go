@@ -32,8 +32,10 @@ type Setting struct {
 
 // decided says what comes of each key whose default is no value.
 var decided = map[string]string{
-	"queue":                 "from the GPU's model",
+	"queue":                 "from what a slot is: b200, b200x4, b200-1g-23gb, mi300-cpx",
 	"node":                  "the host name",
+	"groups":                "none",
+	"slots":                 "none",
 	"cpus_per_slot":         "an even share",
 	"memory_per_slot":       "an even share",
 	"reserve.cpus":          "one core in 16, at least 2 cores and at most 8",

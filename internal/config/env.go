@@ -57,6 +57,14 @@ func Merge(base, over Config) Config {
 	base.Node = or(over.Node, base.Node)
 	if !over.GPUs.IsZero() {
 		base.GPUs = over.GPUs
+		if !base.GPUs.None {
+			base.Slots = 0 // were for a machine without GPUs
+		}
+	}
+	base.GPUsPerSlot = or(over.GPUsPerSlot, base.GPUsPerSlot)
+	base.Slots = or(over.Slots, base.Slots)
+	if len(over.Groups) > 0 {
+		base.Groups = over.Groups
 	}
 	base.CPUsPerSlot = or(over.CPUsPerSlot, base.CPUsPerSlot)
 	base.MemoryPerSlot = or(over.MemoryPerSlot, base.MemoryPerSlot)

@@ -8,6 +8,10 @@ var moreCases = map[string]bool{
 	"queue: " + strings.Repeat("a", 100): true, "queue: " + strings.Repeat("a", 101): false,
 	"node: a_b": false, "node: a.b-c": true,
 	"gpus: [0, GPU-1f, '0000:1a:00.0']": true, "gpus: 0,2": true, "gpus: '0, x'": false, "gpus: []": false, "gpus: 1.5": false, "gpus: {a: 1}": false, "gpus: [10000]": false, "gpus: some": false,
+	"gpus: none\nslots: 4": true, "gpus: ['0:3', 'GPU-1f:0', '1a:00.0:6']": true, "gpus: '0:x'": false, "gpus: ['0:100']": false,
+	"gpus_per_slot: 2": true, "gpus_per_slot: 257": false, "gpus_per_slot: -2": false, "gpus_per_slot: two": false, "slots: 257": false, "slots: 0.5": false,
+	"groups: [[0, 1], ['0000:1a:00.0', GPU-1f]]": true, "groups: []": true, "groups: [0, 1]": false, "groups: [[0]]": false, "groups: [[]]": false, "groups: [[0, x]]": false, "groups: {a: [0, 1]}": false, "groups: all": false, "groups: [all]": false, "groups: [[0, 0]]": false, "groups: ['0,1']": false, "groups: [[[0, 1]]]": false,
+	"queue: '{shape}'":   true,
 	"cpus_per_slot: 8.5": false, "cpus_per_slot: '8'": false, "cpus_per_slot: true": false,
 	"memory_per_slot: 1024": true, "memory_per_slot: 1.5 GiB": true, "memory_per_slot: 32g": true, "memory_per_slot: 32Gi": true, "memory_per_slot: 32Gb": false, "memory_per_slot: -1": false, "memory_per_slot: [1G]": false, "memory_per_slot: true": false,
 	"reserve: {cpus: -1}": false, "reserve: {memory: lots}": false, "reserve:": true, "reserve: 4": false, "reserve: [cpus]": false,
@@ -35,6 +39,9 @@ var beyondCases = []string{"two documents", "key twice", "clocks in octal"}
 var beyond = []string{
 	"queue: a\n---\n",
 	"gpus: [1, '1']", // equal, to kbnode
+	"gpus: none",     // and no slots
+	"gpus: none\nslots: 2\ngpus_per_slot: 2",
+	"groups: [[0, 1], [1, 2]]",
 	"memory_per_slot: 1e9",
 	"memory_per_slot: 0GiB", // arithmetic, here and below
 	"job: {disk: 255MiB}",

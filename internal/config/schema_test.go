@@ -30,11 +30,18 @@ func (GPUs) JSONSchema() *jsonschema.Schema {
 	list.Items = anyOf(&jsonschema.Schema{Type: "integer", Minimum: "0", Maximum: "9999"}, name())
 	one := strings.Trim(gpuName().String(), "^$")
 	return anyOf(
-		&jsonschema.Schema{Const: "all"},
+		&jsonschema.Schema{Enum: []any{"all", "none"}},
 		&jsonschema.Schema{Type: "integer", Minimum: "1"},
 		list,
 		&jsonschema.Schema{Type: "string", Pattern: "^" + one + `(\s*,\s*` + one + ")*$"},
 	)
+}
+
+// JSONSchema is all that UnmarshalYAML reads.
+func (Groups) JSONSchema() *jsonschema.Schema {
+	list := GPUs{}.JSONSchema().AnyOf[2]
+	list.MinItems = new(uint64(2))
+	return &jsonschema.Schema{Type: "array", Items: list, MaxItems: new(uint64(maxSlots))}
 }
 
 // JSONSchema is sizeForm without the units of 1000, which ParseSize refuses.
@@ -60,6 +67,9 @@ func rules() map[string]func(*jsonschema.Schema) {
 	least := func(n int) func(*jsonschema.Schema) {
 		return func(s *jsonschema.Schema) { s.Minimum = json.Number(fmt.Sprint(n)) }
 	}
+	between := func(n, most int) func(*jsonschema.Schema) {
+		return func(s *jsonschema.Schema) { least(n)(s); s.Maximum = json.Number(fmt.Sprint(most)) }
+	}
 	patterns := func(s *jsonschema.Schema) {
 		s.Items.Pattern, s.Items.Format = `^\^[^,\n"]*\$$`, "regex"
 	}
@@ -68,6 +78,9 @@ func rules() map[string]func(*jsonschema.Schema) {
 		"queue":                      pattern("^" + strings.ReplaceAll(queue, "F", `\{(`+strings.Join(QueueFields, "|")+`)\}`) + "$"),
 		"node":                       pattern(nodeForm().String()),
 		"gpus":                       nil,
+		"gpus_per_slot":              between(1, maxSlots),
+		"groups":                     nil,
+		"slots":                      between(1, maxSlots),
 		"cpus_per_slot":              least(1),
 		"memory_per_slot":            nil,
 		"reserve.cpus":               least(1),

@@ -18,26 +18,34 @@ func lazily(expr string) func() *regexp.Regexp {
 }
 
 // GPUs chooses GPUs: the first Count, those in List by index, UUID or PCI
-// address, or all. At most one of its fields is set, and none means all.
+// address, all, or none. At most one of its fields is set; the zero value means all.
+// A part of a GPU is its GPU's name, a colon and the number of the part: 0:3.
 type GPUs struct {
 	All   bool // said in so many words, which sets aside what a lower layer chose
+	None  bool // slots without a GPU
 	Count int
 	List  []string
 }
 
-var gpuName = lazily(`^(\d{1,4}|GPU-[0-9a-fA-F-]{1,64}|([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])$`)
+// Groups are lists of GPUs, each of which is one slot.
+type Groups [][]string
 
-// ParseGPUs reads "all" or a comma-separated list.
+var gpuName = lazily(`^(\d{1,4}|GPU-[0-9a-fA-F-]{1,64}|([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])(:\d{1,2})?$`)
+
+// ParseGPUs reads "all", "none" or a comma-separated list.
 func ParseGPUs(s string) (GPUs, error) {
 	s = strings.TrimSpace(s)
-	if s == "all" {
+	switch s {
+	case "all":
 		return GPUs{All: true}, nil
+	case "none":
+		return GPUs{None: true}, nil
 	}
 	var g GPUs
 	for part := range strings.SplitSeq(s, ",") {
 		part = strings.TrimSpace(part)
 		if !gpuName().MatchString(part) {
-			return GPUs{}, fmt.Errorf("%q names no GPU; write all, or indices, UUIDs or PCI addresses such as 0,2,5", part)
+			return GPUs{}, fmt.Errorf("%q names no GPU; write all, none, or indices, UUIDs or PCI addresses such as 0,2,5", part)
 		}
 		if slices.Contains(g.List, part) {
 			return GPUs{}, fmt.Errorf("GPU %s is named twice; name each once", part)
@@ -99,7 +107,36 @@ var (
 )
 
 // QueueFields are the names that a queue template may use.
-var QueueFields = []string{"vendor", "gpu", "index", "node"}
+var QueueFields = []string{"vendor", "gpu", "shape", "index", "node"}
+
+// maxSlots bounds what a configuration may ask for; the largest machines known have 64.
+const maxSlots = 256
+
+// validateShape checks what slots are made of.
+func validateShape(c Config, bad func(key, format string, args ...any)) {
+	switch {
+	case c.GPUs.None && c.Slots == 0:
+		bad("slots", "a machine without GPUs has no number of slots; write one (--slots)")
+	case c.GPUs.None && (c.GPUsPerSlot > 0 || len(c.Groups) > 0):
+		bad("gpus", "none leaves nothing for gpus_per_slot and groups; leave them out")
+	case c.Slots > maxSlots:
+		bad("slots", "%d slots are more than a machine has; write at most %d", c.Slots, maxSlots)
+	case c.GPUsPerSlot > maxSlots:
+		bad("gpus_per_slot", "%d GPUs are more than a machine has; write at most %d", c.GPUsPerSlot, maxSlots)
+	}
+	seen := map[string]bool{}
+	for _, group := range c.Groups {
+		if len(group) < 2 {
+			bad("groups", "a group of %d is none; write at least two GPUs for each, such as [0, 1]", len(group))
+		}
+		for _, name := range group {
+			if seen[strings.ToLower(name)] {
+				bad("groups", "GPU %s is in two places; name each GPU once", name)
+			}
+			seen[strings.ToLower(name)] = true
+		}
+	}
+}
 
 // Validate checks what can be checked without a machine.
 func Validate(c Config) []Problem {
@@ -122,6 +159,7 @@ func Validate(c Config) []Problem {
 	}
 	for key, n := range map[string]int64{
 		"cpus_per_slot": int64(c.CPUsPerSlot), "reserve.cpus": int64(c.Reserve.CPUs),
+		"gpus_per_slot": int64(c.GPUsPerSlot), "slots": int64(c.Slots),
 		"job.max_minutes": int64(c.Job.MaxMinutes), "job.tasks_max": c.Job.TasksMax,
 		"image.keep": int64(c.Image.Keep), "image.first_jobs": int64(c.Image.FirstJobs),
 	} {
@@ -129,6 +167,7 @@ func Validate(c Config) []Problem {
 			bad(key, "%d is negative; write a number above 0 or leave the key out", n)
 		}
 	}
+	validateShape(c, bad)
 	if c.Job.TasksMax > 0 && c.Job.TasksMax < 64 {
 		bad("job.tasks_max", "%d is too few for an agent and a job; write 64 or more", c.Job.TasksMax)
 	}
@@ -200,4 +239,4 @@ func Validate(c Config) []Problem {
 }
 
 // ownTags are the agent tags that kbnode sets itself.
-var ownTags = []string{"queue", "gpu", "gpu-index", "node", "gpu-uuid", "gpu-model", "numa", "kbnode"}
+var ownTags = []string{"queue", "gpu", "gpu-index", "node", "gpu-uuid", "gpu-model", "gpu-part", "gpus", "numa", "kbnode"}

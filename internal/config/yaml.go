@@ -2,6 +2,8 @@ package config
 
 import (
 	"bytes"
+	"cmp"
+	"errors"
 	"fmt"
 	"reflect"
 	"strconv"
@@ -15,7 +17,7 @@ func mistake(n *yaml.Node, format string, args ...any) error {
 	return &yaml.TypeError{Errors: []string{fmt.Sprintf("line %d: ", n.Line) + fmt.Sprintf(format, args...)}}
 }
 
-// UnmarshalYAML reads "all", a count, or a list of indices, UUIDs and PCI
+// UnmarshalYAML reads "all", "none", a count, or a list of indices, UUIDs and PCI
 // addresses.
 func (g *GPUs) UnmarshalYAML(n *yaml.Node) error {
 	switch n.Kind {
@@ -23,20 +25,16 @@ func (g *GPUs) UnmarshalYAML(n *yaml.Node) error {
 		if n.Tag == "!!int" {
 			v, err := strconv.Atoi(n.Value)
 			if err != nil || v < 1 {
-				return mistake(n, "gpus: %s is not a number of GPUs; write all, a number or a list such as [0, 2, 5]", n.Value)
+				return mistake(n, "gpus: %s is not a number of GPUs; write all, none, a number or a list such as [0, 2, 5]", n.Value)
 			}
 			*g = GPUs{Count: v}
 			return nil
 		}
 		return g.parse(n, n.Value)
 	case yaml.SequenceNode:
-		var list []string
-		for _, c := range n.Content {
-			list = append(list, c.Value)
-		}
-		return g.parse(n, strings.Join(list, ","))
+		return g.parse(n, joined(n))
 	}
-	return mistake(n, "gpus: write all, a number or a list such as [0, 2, 5]")
+	return mistake(n, "gpus: write all, none, a number or a list such as [0, 2, 5]")
 }
 
 func (g *GPUs) parse(n *yaml.Node, s string) error {
@@ -50,25 +48,71 @@ func (g *GPUs) parse(n *yaml.Node, s string) error {
 
 // MarshalYAML writes what UnmarshalYAML reads.
 func (g GPUs) MarshalYAML() (any, error) {
-	if g.Count > 0 {
+	switch {
+	case g.None:
+		return "none", nil
+	case g.Count > 0:
 		return g.Count, nil
-	}
-	if len(g.List) == 0 {
+	case len(g.List) == 0:
 		return "all", nil
 	}
+	return flow(g.List), nil
+}
+
+// joined is the list of a node as one text.
+func joined(n *yaml.Node) string {
+	var list []string
+	for _, c := range n.Content {
+		list = append(list, target(c).Value)
+	}
+	return strings.Join(list, ",")
+}
+
+// flow is a list of GPUs in one line, its indices as numbers.
+func flow(gpus []string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
-	for _, s := range g.List {
+	for _, s := range gpus {
 		tag := "!!str"
 		if _, err := strconv.Atoi(s); err == nil {
 			tag = "!!int"
 		}
 		n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: s})
 	}
+	return n
+}
+
+// UnmarshalYAML reads a list of lists of indices, UUIDs and PCI addresses.
+func (g *Groups) UnmarshalYAML(n *yaml.Node) error {
+	var groups Groups
+	const form = "groups: write a list of lists such as [[0, 1], [2, 3]]"
+	if n.Kind != yaml.SequenceNode || len(n.Content) > maxSlots {
+		return mistake(n, form)
+	}
+	for _, item := range n.Content {
+		if item = target(item); item.Kind != yaml.SequenceNode || len(item.Content) > maxSlots {
+			return mistake(item, form)
+		}
+		list, err := ParseGPUs(joined(item))
+		if err != nil || list.List == nil {
+			return mistake(item, "groups: %v", cmp.Or(err, errors.New("name the GPUs of a group, such as [0, 1]")))
+		}
+		groups = append(groups, list.List)
+	}
+	*g = groups
+	return nil
+}
+
+// MarshalYAML writes what UnmarshalYAML reads.
+func (g Groups) MarshalYAML() (any, error) {
+	n := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
+	for _, list := range g {
+		n.Content = append(n.Content, flow(list))
+	}
 	return n, nil
 }
 
 // IsZero says that nothing was said, which means all GPUs.
-func (g GPUs) IsZero() bool { return !g.All && g.Count == 0 && len(g.List) == 0 }
+func (g GPUs) IsZero() bool { return !g.All && !g.None && g.Count == 0 && len(g.List) == 0 }
 
 // UnmarshalYAML reads a size such as 32GiB.
 func (s *Size) UnmarshalYAML(n *yaml.Node) error {

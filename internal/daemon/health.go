@@ -242,7 +242,7 @@ func healthSlots(root string, p *plan.Plan, s *reconcile.State, changes []reconc
 	var list []health.Slot
 	for _, sl := range p.Slots {
 		ss := at[sl.Index]
-		one := health.Slot{Index: sl.Index, UUID: sl.GPUs[0].UUID, PCI: sl.GPUs[0].PCI}
+		one := health.Slot{Index: sl.Index}
 		if ss.Job != nil {
 			one.Job = ss.Job.ID
 		}
@@ -252,7 +252,13 @@ func healthSlots(root string, p *plan.Plan, s *reconcile.State, changes []reconc
 				one.Limits = c.Why
 			}
 		}
-		list = append(list, one)
+		if len(sl.GPUs) == 0 {
+			list = append(list, one)
+		}
+		for _, g := range sl.GPUs {
+			one.UUID, one.PCI = g.UUID, g.PCI
+			list = append(list, one)
+		}
 	}
 	return list
 }

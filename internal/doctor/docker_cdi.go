@@ -17,7 +17,7 @@ import (
 // cdiChecks are about the files that describe NVIDIA's GPUs to Docker.
 var cdiChecks = []Check{
 	{
-		ID: "docker-cdi-spec", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-cdi", "docker-toolkit"},
+		ID: "docker-cdi-spec", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-cdi", "docker-toolkit"},
 		About: "each GPU is described to Docker once",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			if !m.Inventory.Software.Docker.CDI {
@@ -51,7 +51,7 @@ var cdiChecks = []Check{
 		},
 	},
 	{
-		ID: "docker-cdi-driver", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-cdi-spec"},
+		ID: "docker-cdi-driver", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-cdi-spec"},
 		About: "the description is of the driver that runs",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			specs, err := gpuSpecs(m)
@@ -91,7 +91,7 @@ var cdiChecks = []Check{
 		},
 	},
 	{
-		ID: "docker-cdi-slots", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"plan", "docker-cdi-spec"},
+		ID: "docker-cdi-slots", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"plan", "docker-cdi-spec"},
 		About: "each slot's GPU is described by its UUID",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			d := m.Inventory.Software.Docker
@@ -102,13 +102,15 @@ var cdiChecks = []Check{
 			var missing, named []int
 			first := ""
 			for _, s := range m.Plan.Slots {
-				switch gpu := s.GPUs[0]; {
-				case gpu.Vendor != "nvidia" || gpu.UUID == "" || s.Parked != "":
-				case slices.Contains(known, "nvidia.com/gpu="+gpu.UUID):
-					named = append(named, s.Index)
-				default:
-					if missing = append(missing, s.Index); first == "" {
-						first = gpu.UUID
+				for _, gpu := range s.GPUs {
+					switch name := gpu.Name(); {
+					case gpu.Vendor != "nvidia" || name == "" || s.Parked != "":
+					case slices.Contains(known, "nvidia.com/gpu="+name):
+						named = append(named, s.Index)
+					default:
+						if missing = append(missing, s.Index); first == "" {
+							first = name
+						}
 					}
 				}
 			}
@@ -129,7 +131,7 @@ var cdiChecks = []Check{
 		},
 	},
 	{
-		ID: "docker-cdi-refresh", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-cdi-spec"},
+		ID: "docker-cdi-refresh", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"docker-cdi-spec"},
 		About: "the description outlives a reboot and a new driver",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			service, err := m.unit(ctx, refreshUnit)

@@ -41,7 +41,7 @@ var dockerGPUChecks = slices.Concat([]Check{
 		},
 	},
 	{
-		ID: "docker-toolkit", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
+		ID: "docker-toolkit", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
 		About: "NVIDIA's container toolkit is installed",
 		Run: func(_ context.Context, m *Machine) Answer {
 			sw := m.Inventory.Software
@@ -60,7 +60,7 @@ var dockerGPUChecks = slices.Concat([]Check{
 		},
 	},
 	{
-		ID: "docker-toolkit-version", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-toolkit"},
+		ID: "docker-toolkit-version", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-toolkit"},
 		About: "the toolkit's packages fit each other, and have no known way out of a container",
 		Run: func(_ context.Context, m *Machine) Answer {
 			list, err := m.packages(toolkitPackages)
@@ -94,7 +94,7 @@ var dockerGPUChecks = slices.Concat([]Check{
 		},
 	},
 	{
-		ID: "docker-cdi", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
+		ID: "docker-cdi", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
 		About: "Docker gives GPUs to containers by CDI",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			d := m.Inventory.Software.Docker

@@ -73,6 +73,9 @@ type Check struct {
 	About string   // a sentence: what is so where nothing is wrong
 	Needs []string // IDs of checks without which it cannot be asked
 	Worst Status   // the worst that it may say: Warn or Fail
+	// Vendor is whose GPUs it is about, "nvidia" or "amd"; "" is anybody's. Where a
+	// machine has another's and none of this one's, there is no such question.
+	Vendor string
 	// Bare says that it can be asked of a machine before kbnode install.
 	Bare bool
 	// Slow says that it runs containers.

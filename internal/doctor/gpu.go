@@ -45,13 +45,17 @@ func fleetOf(m *Machine, vendor string) fleet {
 	f := fleet{slots: map[string][]int{}}
 	bound := slotBindings(m)
 	for _, b := range bound {
-		at := b.PCI
-		for _, g := range m.Inventory.GPUs {
-			if b.UUID != "" && strings.EqualFold(g.UUID, b.UUID) {
-				at = g.PCI // it was moved
+		for _, of := range b.Members() {
+			at := of.PCI
+			for _, g := range m.Inventory.GPUs {
+				if of.UUID != "" && strings.EqualFold(g.UUID, of.UUID) {
+					at = g.PCI // it was moved
+				}
+			}
+			if !slices.Contains(f.slots[at], b.Slot) {
+				f.slots[at] = append(f.slots[at], b.Slot)
 			}
 		}
-		f.slots[at] = append(f.slots[at], b.Slot)
 	}
 	seen := map[string]bool{}
 	for _, g := range m.Inventory.GPUs {

@@ -3,7 +3,10 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
@@ -12,12 +15,16 @@ import (
 
 var amdChecks = []Check{
 	{
-		ID: "amd-partitions", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "equal GPUs are partitioned alike", Run: ofAMD(partitionModes),
+		ID: "amd-partitions", Group: "gpu", Vendor: "amd", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "equal GPUs are partitioned alike, and as they were when their slots were made", Run: ofAMD(partitionModes),
 	},
 	{
-		ID: "amd-performance-level", Group: "gpu", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		ID: "amd-performance-level", Group: "gpu", Vendor: "amd", Bare: true, Worst: Warn, Needs: []string{"inventory"},
 		About: "the driver chooses the GPUs' clocks by itself, unless clocks are configured", Run: ofAMD(performanceLevels),
+	},
+	{
+		ID: "amd-power", Group: "gpu", Vendor: "amd", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		About: "each GPU has its power limit, and equal GPUs the same limit and firmware", Run: ofAMD(amdPower),
 	},
 }
 
@@ -35,9 +42,12 @@ func ofAMD(ask func(*Machine, fleet) Answer) func(context.Context, *Machine) Ans
 	}
 }
 
-func partitionModes(_ *Machine, f fleet) Answer {
+func partitionModes(m *Machine, f fleet) Answer {
 	const compute, memory = "current_compute_partition", "current_memory_partition"
-	var wrong []Finding
+	wrong := lostPartitions(m, f)
+	if len(wrong) > 0 {
+		return found(wrong...) // then they are not alike either
+	}
 	for _, kind := range f.kinds() {
 		if modes := kind.by(func(g inventory.GPU) string { return g.ComputePartition }); len(modes) > 1 {
 			most := commonest(modes)
@@ -60,6 +70,103 @@ func partitionModes(_ *Machine, f fleet) Answer {
 		return none("these GPUs have no partitions")
 	}
 	return otherwise(wrong, ok("%s", strings.Join(modes, ", ")))
+}
+
+// lostPartitions are GPUs of which the slots were made when they had more partitions.
+func lostPartitions(m *Machine, f fleet) []Finding {
+	now, then := map[string]int{}, map[string]int{}
+	at := map[string]string{} // by UUID
+	for _, g := range m.Inventory.GPUs {
+		now[g.PCI]++
+		at[g.UUID] = g.PCI
+	}
+	delete(at, "")
+	for _, b := range slotBindings(m) {
+		if pci := cmp.Or(at[b.UUID], b.PCI); b.Vendor == "amd" {
+			then[pci] = max(then[pci], b.Partition+1)
+		}
+	}
+	lost := f.by(func(g inventory.GPU) string {
+		if g.ComputePartition == "" || then[g.PCI] <= now[g.PCI] {
+			return ""
+		}
+		modes, _ := m.read("/sys/bus/pci/devices/" + g.PCI + "/available_compute_partition")
+		return fmt.Sprintf("%s, and the slots are those of %s", g.ComputePartition, partitionMode(then[g.PCI], modes))
+	})
+	var wrong []Finding
+	for _, g := range lost {
+		_, mode, _ := strings.Cut(g.value, "those of ")
+		wrong = append(wrong, fail("the mode is %s (%s)", g.value, g.where()).of(g.slots...).
+			by("%s", g.each("echo "+mode+" >/sys/bus/pci/devices/%s/current_compute_partition")).
+			advise("nothing may run on it meanwhile. A reboot, and loading amdgpu again, take the mode back: let a unit with Before=kbnode.service write it. If the slots are to be others now, type sudo kbnode install"))
+	}
+	return wrong
+}
+
+// partitionMode is the first mode that has so many partitions, of those that the GPU has;
+// "" tells none.
+func partitionMode(parts int, available string) string {
+	for _, mode := range []struct {
+		name  string
+		parts int
+	}{{"SPX", 1}, {"DPX", 2}, {"TPX", 3}, {"QPX", 4}} {
+		if parts <= mode.parts && (strings.Contains(available, mode.name) || available == "" && mode.name != "TPX") {
+			return mode.name
+		}
+	}
+	return "CPX"
+}
+
+// amdPower compares what each GPU may draw, which its monitor says in microwatts, and
+// the firmware that enforces it.
+func amdPower(m *Machine, f fleet) Answer {
+	monitor := func(g inventory.GPU, name string) string {
+		files, _ := filepath.Glob(m.path("/sys/bus/pci/devices/" + g.PCI + "/hwmon/hwmon*/" + name)) // an address has no pattern
+		if len(files) == 0 {
+			return ""
+		}
+		text, _ := m.read(strings.TrimPrefix(files[0], strings.TrimSuffix(m.Root, "/")))
+		n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+		if err != nil {
+			return ""
+		}
+		return inUnits(n/1_000_000, "W")
+	}
+	limit := func(g inventory.GPU) string { return monitor(g, "power1_cap") }
+	firmware := func(g inventory.GPU) string {
+		text, _ := m.read("/sys/bus/pci/devices/" + g.PCI + "/vbios_version")
+		return strings.TrimSpace(text)
+	}
+	var wrong []Finding
+	for _, kind := range f.kinds() {
+		low := kind.by(func(g inventory.GPU) string {
+			if is, normal := limit(g), monitor(g, "power1_cap_default"); is != normal && is != "" {
+				return normal
+			}
+			return ""
+		})
+		for _, g := range low {
+			watts, _, _ := strings.Cut(g.value, " ")
+			wrong = append(wrong, warn("the power limit is %s, and by default %s (%s)", limit(g.gpus[0]), g.value, g.where()).of(g.slots...).
+				safely("%s", g.each("echo "+watts+"000000 | tee /sys/bus/pci/devices/%s/hwmon/hwmon*/power1_cap")))
+		}
+		if all := kind.by(limit); len(low) == 0 && len(all) > 1 {
+			wrong = append(wrong, warn("equal GPUs have different power limits: %s", whoHas(all)).
+				advise("write the same into power1_cap of each, below /sys/bus/pci/devices; scores of these slots do not compare"))
+		}
+		if all := kind.by(firmware); len(all) > 1 {
+			wrong = append(wrong, warn("equal GPUs have different firmware: %s", whoHas(all)).
+				advise("have the older ones upgraded; clocks and limits may differ, so that scores of these slots do not compare"))
+		}
+	}
+	all := f.by(limit)
+	if len(all) == 0 && len(wrong) == 0 {
+		return none("amdgpu does not say")
+	}
+	if len(wrong) > 0 {
+		return found(wrong...)
+	}
+	return found(ok("%s", all[0].value))
 }
 
 // commonest is the group of most GPUs; of whole ones, where there are as many.

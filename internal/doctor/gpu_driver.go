@@ -24,7 +24,7 @@ const (
 
 var driverChecks = []Check{
 	{
-		ID: "nvidia-driver", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		ID: "nvidia-driver", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"},
 		About: "NVIDIA's kernel module is loaded",
 		Run: func(_ context.Context, m *Machine) Answer {
 			switch nv := m.Inventory.NVIDIA; {
@@ -38,7 +38,7 @@ var driverChecks = []Check{
 		},
 	},
 	{
-		ID: "nvidia-library", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
+		ID: "nvidia-library", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
 		About: "the driver's library is of the same version as the loaded module",
 		Run: func(_ context.Context, m *Machine) Answer {
 			nv := m.Inventory.NVIDIA
@@ -56,7 +56,7 @@ var driverChecks = []Check{
 		},
 	},
 	{
-		ID: "nvidia-nvml", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
+		ID: "nvidia-nvml", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
 		About: "NVML answers",
 		Run: func(_ context.Context, m *Machine) Answer {
 			nv := m.Inventory.NVIDIA
@@ -77,7 +77,7 @@ var driverChecks = []Check{
 		},
 	},
 	{
-		ID: "nvidia-uvm", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
+		ID: "nvidia-uvm", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
 		About: "NVIDIA's module for unified memory is loaded, without which CUDA does not start",
 		Run: func(_ context.Context, m *Machine) Answer {
 			if m.Inventory.NVIDIA.UVMMajor == 0 {
@@ -87,7 +87,7 @@ var driverChecks = []Check{
 		},
 	},
 	{
-		ID: "amd-driver", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		ID: "amd-driver", Group: "gpu", Vendor: "amd", Bare: true, Worst: Fail, Needs: []string{"inventory"},
 		About: "the kernel module amdgpu is loaded, with its part for computing (KFD)",
 		Run: func(_ context.Context, m *Machine) Answer {
 			amd := m.Inventory.AMD

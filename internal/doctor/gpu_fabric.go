@@ -16,12 +16,12 @@ const fabricUnit = "nvidia-fabricmanager.service"
 
 var fabricChecks = []Check{
 	{
-		ID: "nvidia-fabricmanager", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
+		ID: "nvidia-fabricmanager", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
 		About: "the fabric manager runs where there are NVSwitches, in the driver's own version",
 		Run:   fabricManager,
 	},
 	{
-		ID: "nvidia-fabric", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"nvidia-fabricmanager"},
+		ID: "nvidia-fabric", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-fabricmanager"},
 		About: "each GPU is part of the NVLink fabric",
 		Run:   judged("gpu.fabric"),
 	},

@@ -25,7 +25,7 @@ var judgedChecks = []Check{
 	},
 	{
 		ID: "gpu-links", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "each GPU has all its PCIe lanes and NVLinks",
+		About: "each GPU has all its PCIe lanes, and its links to the others",
 		Run:   judged("gpu.nvlink", "gpu.pcie"),
 	},
 	{
@@ -84,7 +84,9 @@ func verdictsNow(ctx context.Context, m *Machine, f fleet, watched bool) ([]heal
 	now.Now = m.Now
 	in := health.Signals{Moment: now, GPUs: &health.GPUs{Started: now.Up, List: f.gpus, NVIDIA: m.Inventory.NVIDIA, Bus: health.ReadBus(m.Root, f.gpus)}}
 	for _, b := range slotBindings(m) {
-		in.Slots = append(in.Slots, health.Slot{Index: b.Slot, UUID: b.UUID, PCI: b.PCI})
+		for _, g := range b.Members() {
+			in.Slots = append(in.Slots, health.Slot{Index: b.Slot, UUID: g.UUID, PCI: g.PCI})
+		}
 	}
 	if watched {
 		kept, _ := daemon.ReadHealth(m.Root) // the check health says what is wrong with it

@@ -13,27 +13,27 @@ import (
 
 var modeChecks = []Check{
 	{
-		ID: "nvidia-mig", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "no GPU is in MIG mode: a slot is a whole GPU", Run: ofNVIDIA(migModes),
+		ID: "nvidia-mig", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		About: "each GPU in MIG mode has instances, which are slots", Run: ofNVIDIA(migModes),
 	},
 	{
-		ID: "nvidia-compute-mode", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		ID: "nvidia-compute-mode", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"},
 		About: "several processes of a job may use its GPU", Run: ofNVIDIA(computeModes),
 	},
 	{
-		ID: "nvidia-persistence", Group: "gpu", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		ID: "nvidia-persistence", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
 		About: "persistence mode is on", Run: ofNVIDIA(persistenceModes),
 	},
 	{
-		ID: "nvidia-ecc", Group: "gpu", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		ID: "nvidia-ecc", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
 		About: "ECC is on, on all GPUs", Run: ofNVIDIA(eccModes),
 	},
 	{
-		ID: "nvidia-clocks", Group: "gpu", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		ID: "nvidia-clocks", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
 		About: "equal GPUs have equal clocks, and nobody but kbnode holds them down", Run: ofNVIDIA(gpuClocks),
 	},
 	{
-		ID: "nvidia-power", Group: "gpu", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		ID: "nvidia-power", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
 		About: "each GPU has its power limit, and equal GPUs the same", Run: ofNVIDIA(powerLimits),
 	},
 }
@@ -55,6 +55,7 @@ func ofNVIDIA(ask func(*Machine, fleet) Answer) func(context.Context, *Machine) 
 
 func migModes(m *Machine, f fleet) Answer {
 	var wrong []Finding
+	well := ok("off")
 	for _, g := range f.by(func(g inventory.GPU) string {
 		pending := g.MIGMode
 		if g.NVML.MIGMode != nil {
@@ -74,17 +75,21 @@ func migModes(m *Machine, f fleet) Answer {
 		at := g.where()
 		switch g.value {
 		case "on":
-			wrong = append(wrong, fail("MIG mode is on, without instances (%s)", at).by("%s", g.each(off)).of(g.slots...))
+			wrong = append(wrong, fail("MIG mode is on, without instances (%s)", at).by("%s", g.each(off)).of(g.slots...).
+				advise("or make instances with nvidia-smi mig -cgi, and type sudo kbnode install"))
 		case "instances":
-			wrong = append(wrong, fail("MIG mode is on, with %d instances (%s)", len(g.gpus[0].MIG), at).of(g.slots...).
-				by("%s", g.each("nvidia-smi mig -i %[1]s -dci && nvidia-smi mig -i %[1]s -dgi && nvidia-smi -i %[1]s -mig 0")))
+			n := 0
+			for _, gpu := range g.gpus {
+				n += len(gpu.MIG)
+			}
+			well = ok("%d instances (%s)", n, at)
 		case "leaving":
 			wrong = append(wrong, rebooted(m, fail("MIG mode is on until the next reset (%s)", at).of(g.slots...)))
 		case "entering":
 			wrong = append(wrong, warn("MIG mode will be on after the next reset (%s)", at).by("%s", g.each(off)).of(g.slots...))
 		}
 	}
-	return otherwise(wrong, ok("off"))
+	return otherwise(wrong, well)
 }
 
 func computeModes(_ *Machine, f fleet) Answer {

@@ -1,11 +1,14 @@
 package doctor
 
 import (
+	"encoding/json"
+	"fmt"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 func TestModeChecks(t *testing.T) {
@@ -42,9 +45,7 @@ func TestModeChecks(t *testing.T) {
 		{name: "whole GPUs", id: "nvidia-mig", inv: h100s(3), want: "ok: off"},
 		{name: "MIG without instances", id: "nvidia-mig", inv: one(mode("on", "on")), files: boundSlots(3), slots: second,
 			want: "fail: MIG mode is on, without instances (GPU 0000:1b:00.0)", fix: "nvidia-smi -i 0000:1b:00.0 -mig 0"},
-		{name: "MIG with instances", id: "nvidia-mig", inv: one(func(g *inventory.GPU) { mode("on", "on")(g); g.MIG = make([]inventory.MIG, 7) }), files: boundSlots(3), slots: second,
-			want: "fail: MIG mode is on, with 7 instances (GPU 0000:1b:00.0)",
-			fix:  "nvidia-smi mig -i 0000:1b:00.0 -dci && nvidia-smi mig -i 0000:1b:00.0 -dgi && nvidia-smi -i 0000:1b:00.0 -mig 0"},
+		{name: "MIG with instances", id: "nvidia-mig", inv: one(func(g *inventory.GPU) { mode("on", "on")(g); g.MIG = make([]inventory.MIG, 7) }), files: boundSlots(3), want: "ok: 7 instances (GPU 0000:1b:00.0)"},
 		{name: "MIG of a slot's neighbour", id: "nvidia-mig", inv: one(mode("on", "on")), files: boundSlots(1), want: "ok: off"},
 		{name: "MIG at the next reset", id: "nvidia-mig", inv: one(mode("off", "on")), files: boundSlots(3), slots: second,
 			want: "warn: MIG mode will be on after the next reset (GPU 0000:1b:00.0)", fix: "nvidia-smi -i 0000:1b:00.0 -mig 0"},
@@ -131,6 +132,26 @@ func TestAMDChecks(t *testing.T) {
 			fix:  "echo SPX >/sys/bus/pci/devices/0000:1a:00.0/current_compute_partition"},
 		{name: "memory", id: "amd-partitions", inv: one(func(g *inventory.GPU) { g.MemoryPartition = "NPS4" }),
 			want: "fail: equal GPUs divide their memory in different ways: NPS1 (GPUs 0000:1a:00.0, 0000:1c:00.0), NPS4 (GPU 0000:1b:00.0)"},
+		{name: "partitions are gone", id: "amd-partitions", inv: mi300s(3), files: andFiles(partitioned(8, 0, 1), modesOf(1), "SPX, DPX, QPX, CPX\n"), slots: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+			want: "fail: the mode is SPX, and the slots are those of CPX (all 2 GPUs)",
+			fix:  "for g in 0000:1a:00.0 0000:1b:00.0; do echo CPX >/sys/bus/pci/devices/$g/current_compute_partition; done"},
+		{name: "half of the partitions are gone", id: "amd-partitions", files: partitioned(4, 0), slots: []int{0, 1, 2, 3},
+			inv: changed(mi300s(1), func(inv *inventory.Inventory) {
+				inv.GPUs[0].ComputePartition = "DPX"
+				inv.GPUs = append(inv.GPUs, inv.GPUs[0])
+				inv.GPUs[1].Partition = 1
+			}),
+			want: "fail: the mode is DPX, and the slots are those of QPX (GPU 0000:1a:00.0)", fix: "echo QPX >/sys/bus/pci/devices/0000:1a:00.0/current_compute_partition"},
+		{name: "a third of an MI300A", id: "amd-partitions", inv: mi300s(1), files: andFiles(partitioned(3, 0), modesOf(0), "SPX, TPX, CPX"), slots: []int{0, 1, 2},
+			want: "fail: the mode is SPX, and the slots are those of TPX (GPU 0000:1a:00.0)", fix: "echo TPX >/sys/bus/pci/devices/0000:1a:00.0/current_compute_partition"},
+		{name: "of whole GPUs", id: "amd-partitions", inv: mi300s(2), files: partitioned(1, 0, 1), want: "ok: SPX, NPS1"},
+		{name: "full power", id: "amd-power", inv: mi300s(2), files: watts(750, 750), want: "ok: 750 W"},
+		{name: "less power", id: "amd-power", inv: mi300s(2), files: andFiles(watts(750, 500), plan.BindingsPath, partitioned(1, 0, 1)[plan.BindingsPath]), slots: []int{1},
+			want: "warn: the power limit is 500 W, and by default 750 W (GPU 0000:1b:00.0)", fix: "echo 750000000 | tee /sys/bus/pci/devices/0000:1b:00.0/hwmon/hwmon*/power1_cap"},
+		{name: "other firmware", id: "amd-power", inv: mi300s(2), files: andFiles(watts(750, 750), firmwareOf(0), "113-M3000100-102\n", firmwareOf(1), "113-M3000100-103\n"),
+			want: "warn: equal GPUs have different firmware: 113-M3000100-102 (GPU 0000:1a:00.0), 113-M3000100-103 (GPU 0000:1b:00.0)"},
+		{name: "no monitor", id: "amd-power", inv: mi300s(2), want: "skip: amdgpu does not say"},
+		{name: "no AMD", id: "amd-power", inv: h100s(1), want: "skip: no AMD GPU and no driver for one"},
 		{name: "by itself", id: "amd-performance-level", inv: mi300s(3), want: "ok: auto"},
 		{name: "high", id: "amd-performance-level", inv: one(func(g *inventory.GPU) { g.PerformanceLevel = "high" }), files: boundSlots(3), slots: []int{1},
 			want: "warn: somebody has set it to high (GPU 0000:1b:00.0)", fix: "echo auto >/sys/bus/pci/devices/0000:1b:00.0/power_dpm_force_performance_level"},
@@ -141,4 +162,39 @@ func TestAMDChecks(t *testing.T) {
 	} {
 		t.Run(tt.name, tt.run)
 	}
+}
+
+// partitioned is the bindings' file of slots with so many partitions of each of these
+// GPUs of mi300s.
+func partitioned(parts int, gpus ...int) map[string]string {
+	var f struct {
+		Schema int            `json:"schema"`
+		Slots  []plan.Binding `json:"slots"`
+	}
+	f.Schema = plan.Schema
+	for _, k := range gpus {
+		for n := range parts {
+			f.Slots = append(f.Slots, plan.Binding{Slot: len(f.Slots), Member: plan.Member{GPU: k, UUID: fmt.Sprintf("GPU-%d", k), PCI: pciOf(k), Vendor: "amd", Partition: n}})
+		}
+	}
+	text, err := json.Marshal(f)
+	if err != nil {
+		panic(err)
+	}
+	return map[string]string{plan.BindingsPath: string(text)}
+}
+
+func modesOf(k int) string {
+	return "/sys/bus/pci/devices/" + pciOf(k) + "/available_compute_partition"
+}
+func firmwareOf(k int) string { return "/sys/bus/pci/devices/" + pciOf(k) + "/vbios_version" }
+
+// watts are the monitors of GPUs that have these limits, and 750 W by default.
+func watts(limits ...int) map[string]string {
+	files := map[string]string{}
+	for k, n := range limits {
+		dir := fmt.Sprintf("/sys/bus/pci/devices/%s/hwmon/hwmon%d/", pciOf(k), k+3)
+		files[dir+"power1_cap"], files[dir+"power1_cap_default"] = fmt.Sprintf("%d000000\n", n), "750000000\n"
+	}
+	return files
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 var slotGPUChecks = []Check{
@@ -32,24 +33,18 @@ var slotGPUChecks = []Check{
 				return found(ok("%d GPUs, no slots yet", len(m.Inventory.GPUs)))
 			}
 			var wrong []Finding
-			for _, b := range bound {
-				named := func(g inventory.GPU) bool {
-					return b.UUID != "" && strings.EqualFold(g.UUID, b.UUID) && g.Partition == b.Partition
-				}
-				there := func(g inventory.GPU) bool {
-					return g.Vendor == b.Vendor && g.PCI == b.PCI && g.Partition == b.Partition
-				}
-				if slices.ContainsFunc(m.Inventory.GPUs, named) {
+			lost, replaced := plan.Losses(m.Inventory.GPUs, bound)
+			for _, l := range lost {
+				if l.Why != "" {
+					now, do, _ := strings.Cut(l.Why, "; ")
+					wrong = append(wrong, fail("%s", now).of(l.Slot).advise("%s", do))
 					continue
 				}
-				i := slices.IndexFunc(m.Inventory.GPUs, there)
-				switch {
-				case i < 0:
-					wrong = append(wrong, fail("GPU %s at %s is missing", b.UUID, b.PCI).of(b.Slot).
-						advise("look for it with lspci and sudo dmesg, and reboot; if it was taken out for good, move /var/lib/kbnode/slots.json away and type sudo kbnode install"))
-				case b.UUID != "" && m.Inventory.GPUs[i].UUID != "":
-					wrong = append(wrong, warn("GPU %s at %s was replaced by %s", b.UUID, b.PCI, m.Inventory.GPUs[i].UUID).of(b.Slot).safely("kbnode reconcile"))
-				}
+				wrong = append(wrong, fail("GPU %s at %s is missing", l.UUID, l.PCI).of(l.Slot).
+					advise("look for it with lspci and sudo dmesg, and reboot; if it was taken out for good, move /var/lib/kbnode/slots.json away and type sudo kbnode install"))
+			}
+			for _, r := range replaced {
+				wrong = append(wrong, warn("%s", r.Why).of(r.Slot).safely("kbnode reconcile"))
 			}
 			return otherwise(wrong, ok("%d GPUs in %d slots", len(m.Inventory.GPUs), len(bound)))
 		},
@@ -100,7 +95,7 @@ var slotGPUChecks = []Check{
 				if s.Parked != "" {
 					continue
 				}
-				for _, name := range s.GPUs[0].Devices {
+				for _, name := range s.Devices() {
 					if strings.HasPrefix(name, "/dev/nvidia-uvm") && m.Inventory.NVIDIA != nil && m.Inventory.NVIDIA.UVMMajor == 0 {
 						continue // nvidia-uvm says so
 					}
@@ -115,7 +110,11 @@ var slotGPUChecks = []Check{
 			}
 			var all []Finding
 			for _, name := range names {
-				if f, bad := badDevice(m, name); bad {
+				f, bad := badDevice(m, name)
+				if !bad {
+					f, bad = closedDevice(m, name)
+				}
+				if bad {
 					all = append(all, f.of(slots[name]...))
 				}
 			}
@@ -192,6 +191,30 @@ func badDevice(m *Machine, name string) (Finding, bool) {
 	return Finding{}, false
 }
 
+// closedDevice says that only root may open a device file of an AMD GPU. A job that is
+// not root gets the group that owns the file, which is not root's.
+func closedDevice(m *Machine, name string) (Finding, bool) {
+	if name != "/dev/kfd" && !strings.HasPrefix(name, "/dev/dri/") {
+		return Finding{}, false
+	}
+	fi, err := os.Stat(m.path(name))
+	if err != nil {
+		return Finding{}, false
+	}
+	st, is := fi.Sys().(*syscall.Stat_t)
+	if !is || openToJobs(fi.Mode().Perm(), st.Gid) {
+		return Finding{}, false
+	}
+	return warn("%s is of mode %04o and group %d: only jobs that are root in their container can open it", name, fi.Mode().Perm(), st.Gid).
+		safely("groupadd -rf render && chgrp render %[1]s && chmod 660 %[1]s", name).
+		advise("if it comes back after a reboot, look for a rule below /etc/udev/rules.d that takes it away from the group render"), true
+}
+
+// openToJobs says that everybody may read and write a file, or a group that is not root's.
+func openToJobs(mode fs.FileMode, gid uint32) bool {
+	return mode&0o006 == 0o006 || mode&0o060 == 0o060 && gid != 0
+}
+
 // deviceNumber is what a device file has to be; -1 where nothing tells.
 func deviceNumber(m *Machine, name string) (major, minor int) {
 	major, minor = -1, -1
@@ -204,9 +227,9 @@ func deviceNumber(m *Machine, name string) (major, minor int) {
 			}
 		}
 	}
-	uvm := 0
+	uvm, caps := 0, 0
 	if nv := m.Inventory.NVIDIA; nv != nil {
-		uvm = nv.UVMMajor
+		uvm, caps = nv.UVMMajor, nv.CapsMajor
 	}
 	switch base := path.Base(name); {
 	case name == "/dev/nvidiactl":
@@ -215,6 +238,8 @@ func deviceNumber(m *Machine, name string) (major, minor int) {
 		known(fmt.Sprintf("%d:0", uvm))
 	case name == "/dev/nvidia-uvm-tools":
 		known(fmt.Sprintf("%d:1", uvm))
+	case strings.HasPrefix(name, "/dev/nvidia-caps/nvidia-cap"):
+		known(fmt.Sprintf("%d:%s", caps, strings.TrimPrefix(base, "nvidia-cap")))
 	case strings.HasPrefix(name, "/dev/nvidia"):
 		known("195:" + strings.TrimPrefix(base, "nvidia"))
 	case name == "/dev/kfd":

@@ -3,6 +3,7 @@ package doctor
 import (
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -62,7 +63,7 @@ func boundSlots(n int) map[string]string {
 	}
 	f.Schema = plan.Schema
 	for k := range n {
-		f.Slots = append(f.Slots, plan.Binding{Slot: k, UUID: fmt.Sprintf("GPU-%d", k), PCI: pciOf(k), Vendor: "nvidia"})
+		f.Slots = append(f.Slots, plan.Binding{Slot: k, Member: plan.Member{GPU: k, UUID: fmt.Sprintf("GPU-%d", k), PCI: pciOf(k), Vendor: "nvidia"}})
 	}
 	text, err := json.Marshal(f)
 	if err != nil {
@@ -188,6 +189,7 @@ func TestSlotGPUChecks(t *testing.T) {
 		{name: "no slots yet", id: "gpu-present", inv: h100s(2), want: "ok: 2 GPUs, no slots yet"},
 		{name: "all there", id: "gpu-present", inv: h100s(2), files: boundSlots(2), want: "ok: 2 GPUs in 2 slots"},
 		{name: "missing", id: "gpu-present", inv: h100s(2), files: boundSlots(3), want: "fail: GPU GPU-2 at 0000:1c:00.0 is missing", slots: []int{2}},
+		{name: "a partition is missing", id: "gpu-present", inv: mi300s(1), files: partitioned(2, 0), want: "fail: GPU GPU-0 has no partition 1", slots: []int{1}},
 		{name: "replaced", id: "gpu-present", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.GPUs[1].UUID = "GPU-new" }), files: boundSlots(2),
 			want: "warn: GPU GPU-1 at 0000:1b:00.0 was replaced by GPU-new", fix: "kbnode reconcile", slots: []int{1}},
 		{name: "replaced by another vendor's", id: "gpu-present", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.GPUs[1].UUID, inv.GPUs[1].Vendor = "GPU-new", "amd" }), files: boundSlots(2),
@@ -273,6 +275,19 @@ func TestGPUDevices(t *testing.T) {
 		}
 		if got := answer(t, m, "gpu-devices"); got.Summary() != "/dev/kfd is the device 1:3, and the driver has "+number {
 			t.Errorf("%s: %s", got.Status, got.Summary())
+		}
+	}
+}
+
+func TestOpenToJobs(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		mode fs.FileMode
+		gid  uint32
+		want bool
+	}{{0o666, 0, true}, {0o660, 993, true}, {0o660, 0, false}, {0o600, 993, false}, {0o640, 993, false}, {0o664, 0, false}} {
+		if got := openToJobs(row.mode, row.gid); got != row.want {
+			t.Errorf("%04o of group %d: %v", row.mode, row.gid, got)
 		}
 	}
 }

@@ -28,7 +28,7 @@ var hardwareChecks = []Check{
 		ID: "hardware-memory", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
 		About: "there is memory enough for each slot",
 		Run: func(_ context.Context, m *Machine) Answer {
-			_, least, _ := plan.TooSmall(m.Inventory, m.Plan.Slots[0])
+			_, least, _ := plan.TooSmall(m.Inventory, m.Plan)
 			return enough(least, m.Inventory.Memory.TotalBytes/int64(len(m.Plan.Slots)), goodMemory, func(n int64) string { return fmt.Sprintf("%d GB of memory", n/1e9) })
 		},
 	},
@@ -36,7 +36,7 @@ var hardwareChecks = []Check{
 		ID: "hardware-cores", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
 		About: "there are CPU cores enough for each slot",
 		Run: func(_ context.Context, m *Machine) Answer {
-			least, _, _ := plan.TooSmall(m.Inventory, m.Plan.Slots[0])
+			least, _, _ := plan.TooSmall(m.Inventory, m.Plan)
 			return enough(least, int64(len(m.Inventory.CPU.List)/len(m.Plan.Slots)), goodCPUs, func(n int64) string { return strconv.FormatInt(n, 10) + " CPUs" })
 		},
 	},
@@ -44,7 +44,7 @@ var hardwareChecks = []Check{
 		ID: "hardware-disk", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
 		About: "there is disk enough for each slot",
 		Run: func(_ context.Context, m *Machine) Answer {
-			_, _, least := plan.TooSmall(m.Inventory, m.Plan.Slots[0])
+			_, _, least := plan.TooSmall(m.Inventory, m.Plan)
 			bytes := diskBytes(m.Inventory.Disks)
 			if bytes == 0 {
 				return none("the size of the disks is not known")

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -17,7 +18,7 @@ func TestHardwareChecks(t *testing.T) {
 				Memory: inventory.Memory{TotalBytes: memory},
 				Disks:  []inventory.DiskFree{{Path: "/var/lib/buildkite-agent", TotalBytes: disk}, {Path: "/var/lib/docker", TotalBytes: disk}},
 			},
-			plan: &plan.Plan{Slots: []plan.Slot{slot, {}, {}, {}, {}, {}, {}, {}}},
+			plan: &plan.Plan{Slots: slices.Repeat([]plan.Slot{slot}, 8)},
 		}
 		for id := range 2 * cores {
 			f.inv.CPU.List = append(f.inv.CPU.List, inventory.LogicalCPU{ID: id, Core: id % cores})

@@ -59,7 +59,7 @@ var nodeChecks = []Check{
 				return found(fail("%s", lines(err)).advise("see what kbnode plan says; docs/configuration.md has the keys that choose GPUs, CPUs and memory"))
 			}
 			all := []Finding{ok("%d slots", len(p.Slots))}
-			cores, memory, disk := plan.TooSmall(m.Inventory, p.Slots[0])
+			cores, memory, disk := plan.TooSmall(m.Inventory, p)
 			for _, w := range p.Warnings {
 				if w != cores && w != memory && w != disk { // group hardware tells
 					all = append(all, warn("%s", w).advise("see what kbnode plan says"))

@@ -72,7 +72,7 @@ func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
 	}
 	report := &Report{Schema: Schema, Fit: true, Checks: []Result{}}
 	for _, c := range checks {
-		if !slices.Contains(shown, c.ID) {
+		if !slices.Contains(shown, c.ID) || m.foreign(c) && !slices.Contains(o.Only, c.ID) {
 			continue
 		}
 		result := r.byID[c.ID].result
@@ -80,6 +80,16 @@ func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
 		report.Fit = report.Fit && result.Status < Fail
 	}
 	return report, nil
+}
+
+// foreign says that a check is about GPUs of a vendor of which the machine has nothing,
+// while it has something of another's.
+func (m *Machine) foreign(c Check) bool {
+	if m.Inventory == nil {
+		return false
+	}
+	nvidia, amd := m.Inventory.NVIDIA != nil, m.Inventory.AMD != nil
+	return c.Vendor == "nvidia" && amd && !nvidia || c.Vendor == "amd" && nvidia && !amd
 }
 
 // choose lists the IDs of the checks that are to be reported.

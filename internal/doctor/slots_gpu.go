@@ -2,7 +2,9 @@ package doctor
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
+	"slices"
 
 	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/health"
@@ -14,37 +16,54 @@ import (
 func (m *Machine) gpuProcesses() Answer {
 	owner := health.OwnerOf(m.Root)
 	var all []Finding
-	for _, s := range m.Plan.Slots {
-		g := m.gpu(s)
-		if g == nil {
+	looked := 0
+	for _, g := range m.Inventory.GPUs {
+		slots := slotsOn(m.Plan, g)
+		if slots == nil {
 			continue
 		}
-		if g.NVML == nil && g.Processes > 0 && !m.wasInstalled() { // whose they are is not known
-			all = append(all, fail("%d processes compute on %s", g.Processes, g.PCI).of(s.Index).advise("end them; rocm-smi --showpids names them"))
-		}
-		if g.NVML == nil {
-			continue
+		looked++
+		pids, err := m.computeOn(g)
+		if err != nil {
+			all = append(all, skip("%s", err).of(slots...))
 		}
 		var list []process
-		for _, p := range g.NVML.Processes {
-			pid := int(p.PID)
+		for _, pid := range pids {
 			switch who, name := owner(pid), m.comm(pid); {
-			case who != nil && who.Slot == s.Index:
+			case who != nil && slices.Contains(slots, who.Slot):
 			case name == "": // it ended meanwhile; if the GPU is still held, the guard parks the slot
 			default:
 				list = append(list, process{pid: pid, name: name})
 			}
 		}
 		if len(list) > 0 {
-			f := ofProcesses(list, "computes on "+g.PCI)
-			f.Status = Fail
-			all = append(all, f.of(s.Index))
+			found := ofProcesses(list, "computes on "+g.PCI)
+			found.Status = Fail
+			all = append(all, found.of(slots...))
 		}
 	}
 	if len(all) == 0 {
-		all = []Finding{ok("%d GPUs", len(m.Plan.Slots))}
+		all = []Finding{ok("%d GPUs", looked)}
 	}
 	return Answer{Findings: all}
+}
+
+// computeOn are the processes that compute on a GPU or a partition, as far as its driver
+// tells.
+func (m *Machine) computeOn(g inventory.GPU) (pids []int, err error) {
+	if g.Vendor == "amd" {
+		o, err := inventory.AMDOccupied(m.Root, []string{fmt.Sprintf("/dev/dri/renderD%d", g.RenderMinor)})
+		for _, p := range o.Compute {
+			pids = append(pids, p.PID)
+		}
+		return pids, err
+	}
+	if g.NVML != nil {
+		for _, p := range g.NVML.Processes {
+			pids = append(pids, int(p.PID))
+		}
+	}
+	return pids, nil
 }
 
 func (m *Machine) wasInstalled() bool {
@@ -52,14 +71,18 @@ func (m *Machine) wasInstalled() bool {
 	return err == nil
 }
 
-// gpu is a slot's GPU, nil if it is not on the machine.
-func (m *Machine) gpu(s plan.Slot) *inventory.GPU {
-	for i, g := range m.Inventory.GPUs {
-		if of := s.GPUs[0]; of.UUID != "" && g.UUID == of.UUID || of.UUID == "" && g.PCI == of.PCI {
-			return &m.Inventory.GPUs[i]
+// slotsOn are the slots that have a GPU or a partition, or MIG instances of it.
+func slotsOn(p *plan.Plan, g inventory.GPU) (slots []int) {
+	for _, s := range p.Slots {
+		if slices.ContainsFunc(s.GPUs, func(of plan.SlotGPU) bool { return isGPU(of, g) }) {
+			slots = append(slots, s.Index)
 		}
 	}
-	return nil
+	return slots
+}
+
+func isGPU(of plan.SlotGPU, g inventory.GPU) bool {
+	return g.Partition == of.Partition && (of.UUID != "" && g.UUID == of.UUID || of.UUID == "" && g.PCI == of.PCI)
 }
 
 // gpuMemory compares with what the guard saw in use when the GPU was idle, as the
@@ -68,16 +91,20 @@ func (m *Machine) gpuMemory() Answer {
 	var all []Finding
 	looked := 0
 	for _, s := range m.Plan.Slots {
-		g, run := m.gpu(s), plan.RunDir(s.Index)
+		if len(s.GPUs) != 1 {
+			continue
+		}
+		i, run := slices.IndexFunc(m.Inventory.GPUs, func(g inventory.GPU) bool { return isGPU(s.GPUs[0], g) }), plan.RunDir(s.Index)
 		var idle struct {
 			UsedBytes int64 `json:"used_bytes"`
 		}
 		text, err := m.read(run + "/" + guard.IdleFile)
 		// The memory of a GPU that is a NUMA node is the kernel's, that of a
 		// partition everybody's.
-		if g == nil || err != nil || json.Unmarshal([]byte(text), &idle) != nil || g.MemoryNode >= 0 || g.ComputePartition != "" && g.ComputePartition != "SPX" {
+		if i < 0 || s.GPUs[0].Part != "" || err != nil || json.Unmarshal([]byte(text), &idle) != nil || m.Inventory.GPUs[i].MemoryNode >= 0 {
 			continue
 		}
+		g := m.Inventory.GPUs[i]
 		looked++
 		if m.slotState(s.Index).Busy() == "" && g.Processes == 0 && g.MemoryUsedBytes > idle.UsedBytes+guard.GPUSlack {
 			all = append(all, warn("%d MiB of its GPU's memory are in use without a process, %d MiB were when it was idle", g.MemoryUsedBytes>>20, idle.UsedBytes>>20).of(s.Index).

@@ -209,7 +209,10 @@ func TestSlotLeftovers(t *testing.T) {
 		{"good", "slot-gpu-processes", node(nil), nil, nil, "ok: 2 GPUs", ""},
 		{"a server", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), proc(nil, 300, "vllm", 10, 0), nil,
 			"fail: process 300 (vllm) computes on 0000:02:00.0", "kill -9 300"},
-		{"AMD, before an install", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].Processes = 2 }), nil, nil, "fail: 2 processes compute on 0000:02:00.0", ""},
+		{"a server on AMD's", "slot-gpu-processes", amdNode(), proc(kfd(300, 1001, "queues/0/gpuid", "1001\n"), 300, "vllm", 10, 0), nil,
+			"fail: process 300 (vllm) computes on 0000:01:00.0", "kill -9 300"},
+		{"a server on another partition", "slot-gpu-processes", amdNode(), proc(kfd(300, 1005, "vram_1005", "4096\n"), 300, "vllm", 10, 0), nil, "ok: 2 GPUs", ""},
+		{"AMD's, and it does not tell", "slot-gpu-processes", amdNode(), kfd(0, 0), nil, "skip: look at the GPU: the compute driver (KFD) does not list its processes (and 1 more)", ""},
 		{"the slot's own", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }),
 			proc(map[string]string{"/proc/300/cgroup": "0::/buildkite.slice/buildkite-gpu1.slice/docker-1.scope\n"}, 300, "python3", 10, 0), nil, "ok: 2 GPUs", ""},
 		{"a neighbour's", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }),
@@ -240,4 +243,33 @@ func TestTogether(t *testing.T) {
 	if len(got.Findings) != 1 || fmt.Sprint(got.Findings[0].Slots) != "[0 1]" || !got.Findings[0].Safe {
 		t.Errorf("%+v", got.Findings)
 	}
+}
+
+// amdNode is node with two partitions of one of AMD's GPUs.
+func amdNode() *fake {
+	return node(func(f *fake) {
+		for k := range f.inv.GPUs {
+			g := &f.inv.GPUs[k]
+			g.Vendor, g.PCI, g.UUID, g.Partition, g.RenderMinor, g.ComputePartition = "amd", "0000:01:00.0", "GPU-1", k, 128+k, "DPX"
+			f.plan.Slots[k].GPUs[0] = plan.SlotGPU{Vendor: "amd", PCI: g.PCI, UUID: g.UUID, Part: "DPX", Partition: k, Devices: []string{"/dev/kfd", fmt.Sprintf("/dev/dri/renderD%d", 128+k)}}
+		}
+	})
+}
+
+// kfd are the files of the compute driver that has these two partitions and a third GPU,
+// with a process on one of them; pairs are files of the process.
+func kfd(pid, gpu int, pairs ...string) map[string]string {
+	const dir = "/sys/class/kfd/kfd/"
+	files := map[string]string{}
+	for k, id := range []int{1001, 1002, 1005} {
+		node := fmt.Sprintf("%stopology/nodes/%d/", dir, k+1)
+		files[node+"gpu_id"] = fmt.Sprintf("%d\n", id)
+		files[node+"properties"] = fmt.Sprintf("simd_count 608\nlocation_id %d\ndomain 0\ndrm_render_minor %d\n", 0x100+k, 128+k)
+	}
+	if gpu > 0 {
+		for i := 0; i < len(pairs); i += 2 {
+			files[fmt.Sprintf("%sproc/%d/%s", dir, pid, pairs[i])] = pairs[i+1]
+		}
+	}
+	return files
 }

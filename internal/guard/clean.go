@@ -58,7 +58,7 @@ type AgentUnit interface {
 type cleaner struct {
 	runDir string
 	procs  slotProcs
-	gpu    gpuWatch
+	gpu    gpuWatches
 	// containers removes the slot's containers, checkouts gives them back.
 	containers func(context.Context) (int, error)
 	checkouts  func(context.Context) error
@@ -86,7 +86,7 @@ func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 	p := c.Policy
 	procs := newSlotProcs(g.cgroupRoot, p)
 	return &cleaner{
-		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatch(p, procs, g.log), agent: c.Agent, log: g.log,
+		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatches(p, procs, g.log), agent: c.Agent, log: g.log,
 		noise: newRecorder(p, procs),
 		containers: func(ctx context.Context) (int, error) {
 			n, err := engine.CleanSlot(ctx, p.Slice)

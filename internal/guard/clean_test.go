@@ -61,7 +61,7 @@ func newSlotRig(t *testing.T) *slotRig {
 	procs.proc = filepath.Join(dir, "proc")
 	procs.kill = r.signal
 	log := slog.New(slog.DiscardHandler)
-	watch := newGPUWatch(policy, procs, log)
+	watch := newGPUWatches(policy, procs, log)[0]
 	watch.look = func(context.Context) (inventory.Occupancy, error) {
 		r.looks++
 		if !r.until.IsZero() && time.Now().After(r.until) {
@@ -70,7 +70,7 @@ func newSlotRig(t *testing.T) *slotRig {
 		return r.gpu, r.gpuErr
 	}
 	r.cleaner = &cleaner{
-		runDir: filepath.Dir(policy.Socket), procs: procs, gpu: watch, log: log,
+		runDir: filepath.Dir(policy.Socket), procs: procs, gpu: gpuWatches{watch}, log: log,
 		containers: func(context.Context) (int, error) {
 			r.asked = append(r.asked, "containers")
 			n := r.removed
@@ -446,10 +446,10 @@ func TestTold(t *testing.T) {
 	// A job's end is answered while the driver is still asked, and the next one waits.
 	for _, said := range []string{"", "the job was ended"} {
 		asked := make(chan struct{})
-		look := s.cleaner.gpu.look
+		look := s.cleaner.gpu[0].look
 		s.mu.Lock()
 		s.said = said
-		s.cleaner.gpu.look = func(ctx context.Context) (inventory.Occupancy, error) { <-asked; return look(ctx) }
+		s.cleaner.gpu[0].look = func(ctx context.Context) (inventory.Occupancy, error) { <-asked; return look(ctx) }
 		s.mu.Unlock()
 		if code, err := post(t.Context(), EndPath); err != nil || (code == http.StatusNoContent) != (said == "") {
 			t.Errorf("the end: %d, %v", code, err)

@@ -59,7 +59,7 @@ func TestCommandLine(t *testing.T) {
 			t.Errorf("the container heard %q", s)
 		}
 		h := r.engine.created[0].HostConfig
-		if h.CgroupParent != r.policy.Slice || len(h.DeviceRequests) != 1 || h.DeviceRequests[0].DeviceIDs[0] != r.policy.CDIDevice || h.Memory != 1<<30 {
+		if h.CgroupParent != r.policy.Slice || len(h.DeviceRequests) != 1 || h.DeviceRequests[0].DeviceIDs[0] != r.policy.CDIDevices[0] || h.Memory != 1<<30 {
 			t.Errorf("the engine made %+v", h)
 		}
 	})

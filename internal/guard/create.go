@@ -217,19 +217,23 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	return &container.CreateRequest{Config: &b.conf, HostConfig: h}, nil
 }
 
-// gpu gives the container its slot's GPU in the one way that policy names, and
+// gpu gives the container its slot's GPUs in the one way that policy names, and
 // fails closed: a container without a GPU would only look isolated.
 func (b *builder) gpu() error {
 	p, h := b.policy, &b.host
 	switch {
-	case p.CDIDevice != "":
-		h.DeviceRequests = []container.DeviceRequest{{Driver: "cdi", DeviceIDs: []string{p.CDIDevice}}}
-	case p.DeviceRequest != "":
-		h.DeviceRequests = []container.DeviceRequest{{Driver: "nvidia", DeviceIDs: []string{p.DeviceRequest}, Capabilities: [][]string{{"gpu"}}}}
+	case p.Vendor == "": // a slot without any
+	case len(p.CDIDevices) > 0:
+		h.DeviceRequests = []container.DeviceRequest{{Driver: "cdi", DeviceIDs: p.CDIDevices}}
+	case len(p.DeviceRequests) > 0:
+		h.DeviceRequests = []container.DeviceRequest{{Driver: "nvidia", DeviceIDs: p.DeviceRequests, Capabilities: [][]string{{"gpu"}}}}
 	case len(p.DeviceNodes) > 0:
 		for _, node := range p.DeviceNodes {
 			h.Devices = append(h.Devices, container.DeviceMapping{PathOnHost: node, PathInContainer: node, CgroupPermissions: "rw"})
 		}
+		// By number: an image need not have these names, and would not start for one
+		// that it lacks.
+		h.GroupAdd = slices.DeleteFunc(h.GroupAdd, func(name string) bool { return name == "video" || name == "render" })
 		h.GroupAdd = append(h.GroupAdd, b.facts.gids(p.DeviceNodes)...)
 	default:
 		return fmt.Errorf("slot %s has no GPU in its policy: run kbnode reconcile on the node", p.Name)

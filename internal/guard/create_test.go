@@ -22,8 +22,8 @@ func testPolicy() plan.JobPolicy {
 	return plan.JobPolicy{
 		WrittenBy: "kbnode", Slot: 0, Name: "gpu0", User: "kbnode-gpu0", Slice: "buildkite-gpu0.slice",
 		CPUs: "2-3,10-11", MemoryNodes: "0", MemoryBytes: 32 << 30, PidsLimit: 4096, ShmBytes: 8 << 30,
-		Vendor: "nvidia", UUID: "GPU-11111111-2222-3333-4444-555555555555",
-		CDIDevice:    "nvidia.com/gpu=GPU-11111111-2222-3333-4444-555555555555",
+		Vendor: "nvidia", GPUs: []plan.PolicyGPU{{UUID: "GPU-11111111-2222-3333-4444-555555555555", PCI: "0000:1b:00.0"}},
+		CDIDevices:   []string{"nvidia.com/gpu=GPU-11111111-2222-3333-4444-555555555555"},
 		Env:          []string{"KERNELBOT_GPU_INDEX=0", "NVIDIA_VISIBLE_DEVICES=GPU-11111111-2222-3333-4444-555555555555"},
 		DropEnv:      []string{"LD_*", "CUDA_VISIBLE_DEVICES"},
 		WorkRoot:     "/var/lib/buildkite-agent/gpu-0",
@@ -246,7 +246,7 @@ func TestStrictNeedsUser(t *testing.T) {
 func TestRebuildWithoutGPU(t *testing.T) {
 	t.Parallel()
 	policy := testPolicy()
-	policy.CDIDevice = ""
+	policy.CDIDevices = nil
 	if got, err := rebuild(policy, testFacts(), []byte(`{"Image":"i"}`)); err == nil {
 		t.Errorf("a slot without a GPU made a container: %+v", got.HostConfig)
 	}
@@ -287,7 +287,7 @@ func FuzzRebuild(f *testing.F) {
 		if diff := cmp.Diff([]string{"no-new-privileges"}, h.SecurityOpt); diff != "" {
 			t.Error(diff)
 		}
-		if len(h.DeviceRequests) != 1 || len(h.DeviceRequests[0].DeviceIDs) != 1 || h.DeviceRequests[0].DeviceIDs[0] != policy.CDIDevice {
+		if len(h.DeviceRequests) != 1 || len(h.DeviceRequests[0].DeviceIDs) != 1 || h.DeviceRequests[0].DeviceIDs[0] != policy.CDIDevices[0] {
 			t.Errorf("not the slot's GPU: %+v", h.DeviceRequests)
 		}
 		for _, m := range h.Mounts {

@@ -1,12 +1,15 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -31,7 +34,7 @@ const (
 	IdleFile = "gpu-idle.json"
 )
 
-// gpuWatch looks at the slot's GPU between jobs.
+// gpuWatch looks at a GPU of the slot, or at its part of one, between jobs.
 type gpuWatch struct {
 	name  string // for people
 	reset string // how to reset it
@@ -41,22 +44,89 @@ type gpuWatch struct {
 	log   *slog.Logger
 }
 
-func newGPUWatch(p plan.JobPolicy, procs slotProcs, log *slog.Logger) gpuWatch {
+// gpuWatches look at all GPUs of a slot.
+type gpuWatches []gpuWatch
+
+// settle is that of each of them in turn: the first that is in use is what counts.
+// Without a GPU nothing is in use.
+func (all gpuWatches) settle(ctx context.Context, patience time.Duration) (busy string, known bool) {
+	known = true
+	for _, w := range all {
+		one, told := w.settle(ctx, patience)
+		if one != "" {
+			return one, told
+		}
+		known = known && told
+	}
+	return "", known
+}
+
+func newGPUWatches(p plan.JobPolicy, procs slotProcs, log *slog.Logger) (all gpuWatches) {
+	for i, g := range p.GPUs {
+		w := newGPUWatch(p.Vendor, g, procs, log)
+		w.idle = filepath.Join(filepath.Dir(p.Socket), IdleFile)
+		if i > 0 {
+			w.idle = strings.TrimSuffix(w.idle, ".json") + fmt.Sprintf("-%d.json", i)
+		}
+		all = append(all, w)
+	}
+	return all
+}
+
+func newGPUWatch(vendor string, g plan.PolicyGPU, procs slotProcs, log *slog.Logger) gpuWatch {
+	name := cmp.Or(g.Instance, g.UUID)
 	w := gpuWatch{
-		name: p.UUID, reset: "sudo nvidia-smi --gpu-reset -i " + p.UUID,
+		name: cmp.Or(name, "the GPU"), reset: "sudo nvidia-smi --gpu-reset -i " + g.UUID,
 		look: func(ctx context.Context) (inventory.Occupancy, error) {
 			_ = Trim() // what ended a job, or began the guard, is not needed beside the probe
-			return inventory.Occupied(ctx, p.Vendor, p.UUID, p.DeviceNodes)
+			if vendor == "amd" {
+				if dir, err := inventory.AMDDevice(g.Nodes); err == nil {
+					if err := sameAMD(dir, g); err != nil {
+						return inventory.Occupancy{}, err
+					}
+				}
+			}
+			return inventory.Occupied(ctx, vendor, name, g.Nodes)
 		},
-		procs: procs, idle: filepath.Join(filepath.Dir(p.Socket), IdleFile), log: log,
+		procs: procs, log: log,
 	}
-	if p.UUID == "" {
-		w.name = "the GPU"
-	}
-	if p.Vendor == "amd" {
-		w.reset = "sudo rocm-smi --gpureset"
+	switch {
+	case vendor == "amd":
+		pci := "GPU"
+		if dir, err := inventory.AMDDevice(g.Nodes); err == nil {
+			pci = filepath.Base(dir)
+		}
+		w.reset = amdReset(pci)
+	case g.Instance != "":
+		w.reset += " when all slots of that GPU are drained, as they share it, and make its instances again"
 	}
 	return w
+}
+
+// amdReset is how to reset a GPU of AMD's. Those that xGMI joins, and so all partitions
+// of one, are reset together, and every process that computes on any of them ends.
+func amdReset(pci string) string {
+	return "sudo amd-smi reset -G -g " + pci + " when all slots are drained, as it resets all GPUs that xGMI joins"
+}
+
+// otherGPUError says that the slot's device node is another GPU's by now.
+type otherGPUError struct{ text string }
+
+func (e *otherGPUError) Error() string { return e.text }
+
+// sameAMD sees whether the PCI device behind the slot's render node, a directory of
+// /sys, is still the GPU of the policy: nodes are numbered anew when the driver is
+// loaded again or a GPU is partitioned.
+func sameAMD(dir string, g plan.PolicyGPU) error {
+	text, err := os.ReadFile(filepath.Join(dir, "unique_id"))
+	if err != nil || g.UUID == "" {
+		return nil // not told; the address is all there is
+	}
+	unique, err := strconv.ParseUint(strings.TrimPrefix(strings.TrimSpace(string(text)), "0x"), 16, 64)
+	if now := fmt.Sprintf("GPU-%016x", unique); err == nil && unique != 0 && !strings.EqualFold(now, g.UUID) {
+		return &otherGPUError{fmt.Sprintf("%s is now the node of %s, and not of %s: run sudo kbnode reconcile", strings.Join(g.Nodes, " "), now, g.UUID)}
+	}
+	return nil
 }
 
 // settle waits, at most for this long, until nothing uses the GPU, and says in a
@@ -66,6 +136,9 @@ func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy stri
 	deadline := time.Now().Add(patience)
 	for {
 		o, err := w.look(ctx)
+		if other, is := errors.AsType[*otherGPUError](err); is {
+			return other.text, true
+		}
 		if err != nil {
 			w.log.Warn("gpu not looked at", "err", err)
 			return busy, known

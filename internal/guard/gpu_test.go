@@ -2,12 +2,14 @@ package guard
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 func TestJudge(t *testing.T) {
@@ -24,7 +26,7 @@ func TestJudge(t *testing.T) {
 		}
 		return list
 	}
-	if why := r.cleaner.gpu.judge(inventory.Occupancy{UsedBytes: 0}); why != "" {
+	if why := r.cleaner.gpu[0].judge(inventory.Occupancy{UsedBytes: 0}); why != "" {
 		t.Fatal(why)
 	}
 	const reset = "sudo nvidia-smi --gpu-reset -i GPU-11111111-2222-3333-4444-555555555555"
@@ -40,21 +42,78 @@ func TestJudge(t *testing.T) {
 		"a process that is gone": {inventory.Occupancy{Compute: on(502)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 502, which has ended; reset it (" + reset + ") or reboot"},
 		"memory without a process": {
 			inventory.Occupancy{UsedBytes: 65 << 20, Graphics: on(500)},
-			"GPU-11111111-2222-3333-4444-555555555555 has 65 MiB in use without a process that computes, process 500 (p500) draws on it, and 0 MiB when idle; reset it (" + reset + "), or delete " + r.cleaner.gpu.idle + " if that is its idle state now",
+			"GPU-11111111-2222-3333-4444-555555555555 has 65 MiB in use without a process that computes, process 500 (p500) draws on it, and 0 MiB when idle; reset it (" + reset + "), or delete " + r.cleaner.gpu[0].idle + " if that is its idle state now",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(row.want, r.cleaner.gpu.judge(row.seen)); diff != "" {
+			if diff := cmp.Diff(row.want, r.cleaner.gpu[0].judge(row.seen)); diff != "" {
 				t.Error(diff)
 			}
 		})
 	}
 }
 
+// Nodes are numbered anew while a slot waits: what its node is now may be another's GPU.
+func TestSameAMD(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct{ unique, uuid, want string }{
+		"the same":            {"3b1f0a0e64b40000\n", "GPU-3b1f0a0e64b40000", ""},
+		"the same, short":     {"1f0a0e64b40000", "GPU-001F0A0E64B40000", ""},
+		"another":             {"3b1f0a0e64b40001\n", "GPU-3b1f0a0e64b40000", "/dev/kfd /dev/dri/renderD129 is now the node of GPU-3b1f0a0e64b40001, and not of GPU-3b1f0a0e64b40000: run sudo kbnode reconcile"},
+		"it does not tell":    {"0\n", "GPU-3b1f0a0e64b40000", ""},
+		"rubbish":             {"\x1b[2Jx", "GPU-3b1f0a0e64b40000", ""},
+		"no UUID in policy":   {"3b1f0a0e64b40001", "", ""},
+		"too old to have one": {"", "GPU-3b1f0a0e64b40000", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, g := t.TempDir(), plan.PolicyGPU{UUID: row.uuid, Nodes: []string{"/dev/kfd", "/dev/dri/renderD129"}}
+			if row.unique != "" {
+				if err := os.WriteFile(filepath.Join(dir, "unique_id"), []byte(row.unique), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			said := ""
+			if err := sameAMD(dir, g); err != nil {
+				said = err.Error()
+			}
+			if said != row.want {
+				t.Errorf("says %q, want %q", said, row.want)
+			}
+		})
+	}
+	// It parks the slot: no job begins on a neighbour's GPU.
+	r := newSlotRig(t)
+	r.gpuErr = &otherGPUError{"it is another"}
+	if why, err := r.look(t.Context(), 0); err != nil || why != "it is another" {
+		t.Errorf("parked for %q, %v", why, err)
+	}
+	r.gpuErr = nil
+	if why, err := r.look(t.Context(), 0); err != nil || why != "" {
+		t.Errorf("still parked for %q, %v", why, err)
+	}
+}
+
+// What to type for a GPU of AMD's names no tool of another vendor's, and says that its
+// neighbours are reset with it.
+func TestAMDReset(t *testing.T) {
+	t.Parallel()
+	r := newSlotRig(t)
+	w := newGPUWatch("amd", plan.PolicyGPU{UUID: "GPU-3b1f0a0e64b40000", Nodes: []string{"/dev/kfd", "/dev/dri/renderD4095"}}, r.procs, r.log)
+	said := w.judge(inventory.Occupancy{Compute: []inventory.GPUProcess{{PID: 502}}})
+	want := "GPU-3b1f0a0e64b40000 is held by process 502, which has ended; reset it (sudo amd-smi reset -G -g GPU when all slots are drained, as it resets all GPUs that xGMI joins) or reboot"
+	if diff := cmp.Diff(want, said); diff != "" {
+		t.Error(diff)
+	}
+	if w.reset = amdReset("0000:05:00.0"); !strings.HasPrefix(w.reset, "sudo amd-smi reset -G -g 0000:05:00.0 ") {
+		t.Error(w.reset)
+	}
+}
+
 // A job cannot raise what counts as idle.
 func TestIdleUseOnlyFalls(t *testing.T) {
 	t.Parallel()
-	w := newSlotRig(t).cleaner.gpu
+	w := newSlotRig(t).cleaner.gpu[0]
 	for i, row := range []struct {
 		gpu, driver string
 		used, want  int64

@@ -150,7 +150,7 @@ func TestHostileFaults(t *testing.T) {
 		change func(*plan.JobPolicy)
 		want   string
 	}{
-		"another GPU":  {func(p *plan.JobPolicy) { p.CDIDevice = "nvidia.com/gpu=x" }, "it gets the devices"},
+		"another GPU":  {func(p *plan.JobPolicy) { p.CDIDevices = []string{"nvidia.com/gpu=x"} }, "it gets the devices"},
 		"other CPUs":   {func(p *plan.JobPolicy) { p.CPUs = "0-1" }, "its CPUs are"},
 		"less memory":  {func(p *plan.JobPolicy) { p.MemoryBytes /= 2 }, "its memory is"},
 		"no network":   {func(p *plan.JobPolicy) { p.Network = "none" }, "its network is"},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,28 +39,45 @@ type recorder struct {
 func newRecorder(p plan.JobPolicy, procs slotProcs) *recorder {
 	cpus, _ := cpuset.Parse(p.CPUs) // no container starts where it cannot be read
 	c := noise.Config{
-		Slot: p.Name, CPUs: cpus, Cgroups: procs.root, Slice: procs.slice, Proc: procs.proc, Sys: "/sys", GPU: p.UUID,
-		Samples: func(ctx context.Context, each func(probe.Sample)) error {
-			// Unpacking the probe maps a megabyte that nothing else needs.
-			unpacked := sync.OnceFunc(func() { _ = Trim() })
-			return probe.Stream(ctx, probe.Options{GPU: p.UUID}, samplePeriod, func(s probe.Sample) { unpacked(); each(s) })
-		},
+		Slot: p.Name, CPUs: cpus, Cgroups: procs.root, Slice: procs.slice, Proc: procs.proc, Sys: "/sys",
 		// A job has a process beside the agent.
 		Alive: func() bool {
 			list, err := procs.within(nil)
 			return err != nil || len(list) > 1
 		},
 	}
-	if p.Vendor == "amd" {
-		c.Samples = func(ctx context.Context, each func(probe.Sample)) error {
-			dir, err := inventory.AMDDevice(p.DeviceNodes)
-			if err != nil {
-				return err
-			}
-			return noise.AMD(dir, samplePeriod)(ctx, each)
-		}
+	var names []string
+	for _, g := range p.GPUs {
+		names, c.Part = append(names, g.UUID), g.Part
+	}
+	if c.GPU = strings.Join(names, ","); len(p.GPUs) > 0 {
+		c.Samples = func(ctx context.Context, each func(probe.Sample)) error { return sample(ctx, p, each) }
 	}
 	return &recorder{config: c}
+}
+
+// sample samples all GPUs of a slot side by side. That one is not answered for is no
+// reason to sample the others less.
+func sample(ctx context.Context, p plan.JobPolicy, each func(probe.Sample)) error {
+	errs := make([]error, len(p.GPUs))
+	var all sync.WaitGroup
+	for i, g := range p.GPUs {
+		all.Go(func() {
+			if p.Vendor == "amd" {
+				dir, err := inventory.AMDDevice(g.Nodes)
+				if err == nil {
+					err = noise.AMD(dir, samplePeriod)(ctx, each)
+				}
+				errs[i] = err
+				return
+			}
+			// Unpacking the probe maps a megabyte that nothing else needs.
+			unpacked := sync.OnceFunc(func() { _ = Trim() })
+			errs[i] = probe.Stream(ctx, probe.Options{GPU: g.UUID}, samplePeriod, func(s probe.Sample) { unpacked(); each(s) })
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
 }
 
 // begin begins a job's record, without waiting for anything.

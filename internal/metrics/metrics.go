@@ -170,8 +170,12 @@ func (e *Exporter) slots(s daemon.Snapshot) {
 	e.slotDrained.Reset()
 	jobs := map[int]job{}
 	for _, sl := range s.Plan.Slots {
-		g, ss := sl.GPUs[0], at[sl.Index]
-		e.slotInfo.WithLabelValues(sl.Name, label(g.UUID), label(g.Model), label(sl.Queue)).Set(1)
+		ss := at[sl.Index]
+		var uuids []string
+		for _, g := range sl.GPUs {
+			uuids = append(uuids, g.UUID)
+		}
+		e.slotInfo.WithLabelValues(sl.Name, label(strings.Join(uuids, ",")), label(sl.Model()), label(sl.Queue)).Set(1)
 		is := daemon.SlotWord(sl, ss, s.Parked[sl.Index])
 		for _, word := range daemon.SlotWords {
 			v := 0.0

@@ -46,7 +46,7 @@ type Options struct {
 	Image   string            // "" is ImageVariable
 	Agents  map[string]string // further tags that an agent must have, such as gpu-index
 	Timeout int               // minutes; 0 is DefaultTimeout
-	AMD     bool              // the GPUs are AMD's
+	AMD     bool              // the GPUs are AMD's, or there are none
 	Label   string            // of the step; "" says what it does and where
 }
 

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -10,55 +11,72 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// bound is a slot's binding together with its GPU as it is now.
-type bound struct {
-	Binding
-	gpu    *inventory.GPU // nil while the GPU is away
-	parked string         // why the slot takes no jobs
+// Binding says what a slot keeps. They live in /var/lib/kbnode/slots.json.
+type Binding struct {
+	Slot   int      `json:"slot"`
+	Member          // the first; without a vendor for a slot that has no GPU
+	Others []Member `json:"others,omitempty"`
 }
 
-// bind gives every chosen GPU a slot. A slot keeps its GPU as long as the
-// operator does not choose otherwise: a GPU that is away leaves its slot parked
-// and every other slot as it was.
-func bind(gpus []inventory.GPU, want config.GPUs, kept []Binding) ([]bound, []string, error) {
+// Members are all GPUs of the slot, or parts of some.
+func (b Binding) Members() []Member {
+	if b.Vendor == "" {
+		return nil
+	}
+	return append([]Member{b.Member}, b.Others...)
+}
+
+// bound is a slot with its GPUs as they are now.
+type bound struct {
+	Slot    int
+	members []resolved
+	parked  string // why the slot takes no jobs
+}
+
+func (b bound) binding() Binding {
+	out := Binding{Slot: b.Slot}
+	for i, u := range b.members {
+		if i == 0 {
+			out.Member = u.Member
+		} else {
+			out.Others = append(out.Others, u.Member)
+		}
+	}
+	return out
+}
+
+// bind makes slots of GPUs, of parts of them and of groups. A slot keeps what it
+// has as long as the operator does not choose otherwise: a GPU that is away leaves
+// its slot parked and every other slot as it was.
+func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool) ([]bound, []string, error) {
+	if cfg.GPUs.None {
+		slots := make([]bound, cfg.Slots)
+		for k := range slots {
+			slots[k].Slot = k
+		}
+		return slots, nil, nil
+	}
+	if cfg.Slots > 0 {
+		return nil, nil, fmt.Errorf("slots: %d are asked for, and the number of GPUs decides that; write gpus: none as well (--gpus none) for slots without a GPU, or leave slots out", cfg.Slots)
+	}
+	kept = slices.DeleteFunc(slices.Clone(kept), func(b Binding) bool { return b.Vendor == "" })
 	if len(gpus) == 0 && len(kept) == 0 {
-		return nil, nil, fmt.Errorf("this machine has no GPU that kbnode can see; check that the driver is loaded (nvidia-smi, or ls /sys/class/kfd for AMD), then run kbnode inventory")
+		return nil, nil, errors.New("this machine has no GPU that kbnode can see; check that the driver is loaded (nvidia-smi, or ls /sys/class/kfd for AMD), then run kbnode inventory; slots without a GPU are made with --gpus none --slots N")
 	}
-	var slots []bound
+	pool, replaced := findMembers(gpus, kept, reshape)
 	var warnings []string
-	taken := make([]bool, len(gpus))
-	for _, b := range kept {
-		s := bound{Binding: b}
-		if i := findGPU(gpus, taken, b); i >= 0 {
-			taken[i] = true
-			s.gpu = &gpus[i]
-			if s.UUID != "" && s.gpu.UUID != "" && !strings.EqualFold(s.UUID, s.gpu.UUID) {
-				warnings = append(warnings, fmt.Sprintf("slot %s: GPU %s at %s was replaced by %s", SlotName(b.Slot), b.UUID, b.PCI, s.gpu.UUID))
-			}
-			s.Binding = bindingOf(b.Slot, *s.gpu, b)
-		}
-		slots = append(slots, s)
+	for _, r := range replaced {
+		warnings = append(warnings, "slot "+SlotName(r.Slot)+": "+r.Why)
 	}
-	used := map[int]bool{}
-	for _, s := range slots {
-		used[s.Slot] = true
-	}
-	for i, g := range gpus {
-		if taken[i] {
-			continue
-		}
-		k := i
-		if used[k] {
-			k = nextFree(used)
-		}
-		used[k] = true
-		slots = append(slots, bound{Binding: bindingOf(k, g, Binding{}), gpu: &gpus[i]})
-	}
-	slices.SortFunc(slots, func(a, b bound) int { return a.Slot - b.Slot })
-	slots, err := choose(slots, want)
+	chosen, err := choose(pool, cfg.GPUs)
 	if err != nil {
 		return nil, nil, err
 	}
+	groups, err := group(chosen, cfg, kept)
+	if err != nil {
+		return nil, nil, err
+	}
+	slots := number(groups, pool, kept)
 	for i := range slots {
 		slots[i].parked = parkedWhy(slots[i])
 		if slots[i].parked != "" {
@@ -68,100 +86,130 @@ func bind(gpus []inventory.GPU, want config.GPUs, kept []Binding) ([]bound, []st
 	return slots, warnings, nil
 }
 
-func nextFree(used map[int]bool) int {
-	k := 0
-	for used[k] {
-		k++
-	}
-	return k
-}
-
-// findGPU finds a binding's GPU: by UUID, else, where one of the two UUIDs is
-// unknown or the old one is nowhere, by PCI address.
-func findGPU(gpus []inventory.GPU, taken []bool, b Binding) int {
-	if b.UUID != "" {
-		for i, g := range gpus {
-			if !taken[i] && strings.EqualFold(g.UUID, b.UUID) && g.Partition == b.Partition {
-				return i
-			}
-		}
-	}
-	for i, g := range gpus {
-		if !taken[i] && g.Vendor == b.Vendor && strings.EqualFold(g.PCI, b.PCI) && g.Partition == b.Partition {
-			return i
-		}
-	}
-	return -1
-}
-
-// bindingOf describes a GPU, keeping what was known of it where it does not
-// tell any more.
-func bindingOf(slot int, g inventory.GPU, old Binding) Binding {
-	b := Binding{
-		Slot: slot, UUID: g.UUID, PCI: g.PCI, Vendor: g.Vendor, Model: g.Model,
-		Partition: g.Partition, NUMANode: g.NUMANode, MemoryNode: g.MemoryNode,
-	}
-	if b.UUID == "" {
-		b.UUID = old.UUID
-	}
-	if old.Vendor != "" && !g.Healthy {
-		b.Model, b.NUMANode, b.MemoryNode = old.Model, old.NUMANode, old.MemoryNode
-	}
-	return b
-}
-
-// choose keeps the slots whose GPUs the operator wants. An index means the slot
-// of that number, which is the GPU's index when the slot was made: it does not
+// choose keeps what the operator wants. An index is a GPU's number, which does not
 // shift when another GPU goes away.
-func choose(slots []bound, want config.GPUs) ([]bound, error) {
+func choose(pool []resolved, want config.GPUs) ([]resolved, error) {
 	if want.Count > 0 {
-		if want.Count > len(slots) {
-			return nil, fmt.Errorf("%d GPUs are asked for and this machine has %d; write --gpus all or name fewer", want.Count, len(slots))
+		all := numbers(pool)
+		if want.Count > len(all) {
+			return nil, fmt.Errorf("%d GPUs are asked for and this machine has %d; write --gpus all or name fewer", want.Count, len(all))
 		}
-		return slots[:want.Count], nil
+		return slices.DeleteFunc(slices.Clone(pool), func(u resolved) bool { return !slices.Contains(all[:want.Count], u.GPU) }), nil
 	}
 	if len(want.List) == 0 {
-		return slots, nil
+		return pool, nil
 	}
-	var chosen []bound
+	taken := make([]bool, len(pool))
 	for _, name := range want.List {
-		i := slices.IndexFunc(slots, func(s bound) bool {
-			if k, err := strconv.Atoi(name); err == nil {
-				return s.Slot == k
+		of, err := named(pool, name)
+		if err != nil {
+			return nil, fmt.Errorf("%w; name one of them with --gpus", err)
+		}
+		for _, i := range of {
+			if taken[i] {
+				return nil, fmt.Errorf("GPU %s is chosen twice; name each GPU once in --gpus", name)
 			}
-			return strings.EqualFold(s.UUID, name) || strings.EqualFold(s.PCI, name) || strings.EqualFold(strings.TrimPrefix(s.PCI, "0000:"), name)
-		})
-		if i < 0 {
-			return nil, fmt.Errorf("GPU %s does not exist: this machine has %s; name one of them with --gpus", name, slotList(slots))
+			taken[i] = true
 		}
-		if slices.ContainsFunc(chosen, func(s bound) bool { return s.Slot == slots[i].Slot }) {
-			return nil, fmt.Errorf("GPU %s is chosen twice; name each GPU once in --gpus", name)
-		}
-		chosen = append(chosen, slots[i])
 	}
-	slices.SortFunc(chosen, func(a, b bound) int { return a.Slot - b.Slot })
+	var chosen []resolved
+	for i, u := range pool {
+		if taken[i] {
+			chosen = append(chosen, u)
+		}
+	}
 	return chosen, nil
 }
 
-func slotList(slots []bound) string {
-	if n := len(slots); n > 1 && slots[n-1].Slot == n-1 {
+// named are the indices of what a name means: all parts of a GPU, or the one whose
+// number follows a colon.
+func named(pool []resolved, name string) ([]int, error) {
+	gpu, part, parted := name, "", false
+	if i := strings.LastIndexByte(name, ':'); i >= 0 && !strings.Contains(name[i:], ".") {
+		gpu, part, parted = name[:i], name[i+1:], true
+	}
+	var of []int
+	for i, u := range pool {
+		if k, err := strconv.Atoi(gpu); err == nil && u.GPU == k || err != nil &&
+			(strings.EqualFold(u.UUID, gpu) || strings.EqualFold(u.PCI, gpu) || strings.EqualFold(strings.TrimPrefix(u.PCI, "0000:"), gpu)) {
+			of = append(of, i)
+		}
+	}
+	if len(of) == 0 {
+		return nil, fmt.Errorf("GPU %s does not exist: this machine has %s", gpu, numberList(numbers(pool)))
+	}
+	if !parted {
+		return of, nil
+	}
+	if k, err := strconv.Atoi(part); err == nil && k < len(of) && pool[of[0]].Part() != "" {
+		return of[k : k+1], nil
+	}
+	return nil, fmt.Errorf("GPU %s has no part %s: it has %d", gpu, part, len(of))
+}
+
+// numbers are the numbers of GPUs in a sorted pool.
+func numbers(pool []resolved) []int {
+	var out []int
+	for _, u := range pool {
+		out = append(out, u.GPU)
+	}
+	return slices.Compact(out)
+}
+
+func numberList(list []int) string {
+	if n := len(list); n > 1 && list[n-1] == n-1 {
 		return fmt.Sprintf("GPUs 0 to %d", n-1)
 	}
-	names := make([]string, len(slots))
-	for i, s := range slots {
-		names[i] = strconv.Itoa(s.Slot)
+	names := make([]string, len(list))
+	for i, k := range list {
+		names[i] = strconv.Itoa(k)
 	}
 	return "GPU " + strings.Join(names, ", ")
 }
 
-func parkedWhy(s bound) string {
-	switch {
-	case s.gpu == nil:
-		return fmt.Sprintf("GPU %s at %s is missing", s.UUID, s.PCI)
-	case !s.gpu.Healthy:
-		return fmt.Sprintf("GPU at %s does not answer: %s", s.PCI, s.gpu.Error)
-	case s.gpu.MIGMode == "on":
-		return fmt.Sprintf("GPU %s is in MIG mode, and a slot is a whole GPU; turn it off with nvidia-smi -i %s -mig 0", s.UUID, s.PCI)
+// number gives each group its slot: the one that has kept all of it, else the one
+// of its first member, else that member's place on the machine.
+func number(groups [][]resolved, pool []resolved, kept []Binding) []bound {
+	slots := make([]bound, len(groups))
+	used := map[int]bool{}
+	for i, g := range groups {
+		slots[i] = bound{Slot: -1, members: g}
+		k := g[0].slot
+		at := slices.IndexFunc(kept, func(b Binding) bool { return b.Slot == k })
+		if at >= 0 && len(kept[at].Members()) == len(g) && !slices.ContainsFunc(g, func(u resolved) bool { return u.slot != k }) {
+			slots[i].Slot, used[k] = k, true
+		}
 	}
-	return ""
+	for i, g := range groups {
+		if slots[i].Slot >= 0 {
+			continue
+		}
+		k := g[0].slot
+		if k < 0 || used[k] {
+			k = slices.IndexFunc(pool, func(u resolved) bool { return compareMembers(u.Member, g[0].Member) == 0 })
+		}
+		if used[k] {
+			k = nextFree(used)
+		}
+		slots[i].Slot, used[k] = k, true
+	}
+	slices.SortFunc(slots, func(a, b bound) int { return a.Slot - b.Slot })
+	return slots
+}
+
+func parkedWhy(s bound) string {
+	var why []string
+	for _, u := range s.members {
+		switch {
+		case u.gpu == nil:
+			why = append(why, fmt.Sprintf("GPU %s at %s is missing", u.UUID, u.PCI))
+		case !u.gpu.Healthy:
+			why = append(why, fmt.Sprintf("GPU at %s does not answer: %s", u.PCI, u.gpu.Error))
+		case u.lost != "":
+			why = append(why, u.lost)
+		case u.mig != nil && (u.mig.GPUCap < 0 || u.mig.ComputeCap < 0):
+			why = append(why, fmt.Sprintf("the driver does not tell which devices are those of %s; see /proc/driver/nvidia-caps/mig-minors", u.describe()))
+		}
+	}
+	return strings.Join(slices.Compact(why), "; ")
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
@@ -22,12 +23,12 @@ const (
 // says what to change.
 func Build(in Input) (*Plan, error) {
 	inv, cfg := in.Inventory, in.Config.WithDefaults()
-	slots, warnings, err := bind(inv.GPUs, cfg.GPUs, in.Bindings)
+	slots, warnings, err := bind(inv.GPUs, cfg, in.Bindings, in.Reshape)
 	if err != nil {
 		return nil, err
 	}
 	node := cmp.Or(cfg.Node, inv.Hostname, "node")
-	split, err := split(splitInputOf(inv, cfg, slots))
+	split, err := splitSlots(inv, cfg, slots)
 	if err != nil {
 		return nil, err
 	}
@@ -37,10 +38,7 @@ func Build(in Input) (*Plan, error) {
 		Warnings: append(append([]string{}, warnings...), split.Warnings...), // never nil: JSON has a list
 		Reserved: Reserved{CPUs: split.ReservedCPUs.String(), MemoryBytes: split.ReservedMemory},
 	}
-	if cfg.Queue == "" {
-		cfg.Queue = gpuKey(slots[0].Model)
-		p.Warnings = append(p.Warnings, fmt.Sprintf("no queue is given; %q is taken from the GPU's model, --queue sets another", cfg.Queue))
-	}
+	p.chooseQueue(&cfg, slots)
 	if err := p.addNode(in); err != nil {
 		return nil, err
 	}
@@ -70,8 +68,10 @@ func Build(in Input) (*Plan, error) {
 			}
 		}
 		p.Slots = append(p.Slots, s)
-		if s.Parked == "" && b.UUID == "" {
-			p.Warnings = append(p.Warnings, fmt.Sprintf("slot %s: no driver names the GPU at %s, so it is known by its address only", s.Name, b.PCI))
+		for _, g := range s.GPUs {
+			if s.Parked == "" && g.UUID == "" {
+				p.Warnings = append(p.Warnings, fmt.Sprintf("slot %s: no driver names the GPU at %s, so it is known by its address only", s.Name, g.PCI))
+			}
 		}
 		if err := p.addSlot(in, cfg, program.Version, keys[s.AgentVersion], s); err != nil {
 			return nil, err
@@ -84,61 +84,50 @@ func Build(in Input) (*Plan, error) {
 		return nil, err
 	}
 	p.addTunables(inv, cfg)
-	cores, memory, disk := TooSmall(inv, p.Slots[0])
+	cores, memory, disk := TooSmall(inv, p)
 	for _, w := range []string{cores, memory, disk} {
 		if w != "" {
 			p.Warnings = append(p.Warnings, w)
 		}
 	}
 	p.Warnings = append(p.Warnings, unboundDisks(inv, cfg)...)
+	p.Warnings = append(p.Warnings, p.withoutSlot(in.Drains)...)
 	p.sort()
 	return p, nil
 }
 
-func splitInputOf(inv *inventory.Inventory, cfg config.Config, slots []bound) splitInput {
-	in := splitInput{
-		CPU: inv.CPU, Memory: inv.Memory,
-		CPUsPerSlot: cfg.CPUsPerSlot, MemoryPerSlot: int64(cfg.MemoryPerSlot),
-		ReserveCPUs: cfg.Reserve.CPUs, ReserveMemory: int64(cfg.Reserve.Memory),
-		Virt: inv.OS.Virt,
-	}
+// chooseQueue takes the queue from what slots are where none is given, and warns of
+// one that mixes them.
+func (p *Plan) chooseQueue(cfg *config.Config, slots []bound) {
+	var shapes []string
 	for _, s := range slots {
-		in.GPUs = append(in.GPUs, splitGPU{NUMANode: s.NUMANode, MemoryNode: s.MemoryNode, Name: "slot " + SlotName(s.Slot)})
+		if key := shapeKey(s); !slices.Contains(shapes, key) {
+			shapes = append(shapes, key)
+		}
 	}
-	return in
+	list := strings.Join(shapes, ", ")
+	switch {
+	case cfg.Queue == "" && len(shapes) == 1:
+		p.Warnings = append(p.Warnings, fmt.Sprintf("no queue is given; %q is taken from the GPU's model, --queue sets another", shapes[0]))
+	case cfg.Queue == "":
+		p.Warnings = append(p.Warnings, fmt.Sprintf("no queue is given; slots have one of their shape each (%s), --queue sets others", list))
+	case len(shapes) > 1 && !strings.Contains(cfg.Queue, "{"):
+		p.Warnings = append(p.Warnings, fmt.Sprintf("slots of different shapes (%s) take jobs of one queue, %s; give each shape its own with --queue '%s-{shape}'", list, cfg.Queue, cfg.Queue))
+	}
+	cfg.Queue = cmp.Or(cfg.Queue, "{shape}")
 }
 
 func newSlot(b bound, blk block, cfg config.Config, node, version string) Slot {
 	queue := queueName(cfg.Queue, b, node)
 	return Slot{
-		Index: b.Slot, Name: SlotName(b.Slot), Queue: queue,
-		GPUs: []SlotGPU{{
-			UUID: b.UUID, PCI: b.PCI, Vendor: b.Vendor, Model: b.Model,
-			NUMANode: b.NUMANode, Devices: gpuNodes(b),
-		}},
+		Index: b.Slot, Name: SlotName(b.Slot), Queue: queue, Shape: shapeKey(b),
+		GPUs: slotGPUs(b),
 		CPUs: blk.CPUs.String(), MemoryNodes: blk.MemoryNodes.String(), MemoryBytes: blk.MemoryBytes, DiskBytes: int64(cfg.Job.Disk),
 		Agent:  node + "-" + SlotName(b.Slot),
 		Tags:   agentTags(b, queue, node, version, cfg.Agent.Tags),
 		User:   UserName(b.Slot),
 		Parked: b.parked,
 	}
-}
-
-// gpuNodes are the device nodes that a job of this GPU opens.
-func gpuNodes(b bound) []string {
-	if b.gpu == nil {
-		return []string{}
-	}
-	nodes := []string{}
-	if b.Vendor == "amd" {
-		nodes = append(nodes, "/dev/kfd")
-	} else if b.gpu.Minor >= 0 {
-		nodes = append(nodes, fmt.Sprintf("/dev/nvidia%d", b.gpu.Minor), "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-	}
-	if b.gpu.RenderMinor >= 0 {
-		nodes = append(nodes, fmt.Sprintf("/dev/dri/renderD%d", b.gpu.RenderMinor))
-	}
-	return nodes
 }
 
 // sliceDevices is the device policy of a slot's slice. A container makes its
@@ -151,9 +140,14 @@ func sliceDevices(nodes []string) []Device {
 	return devices
 }
 
-// TooSmall says in a sentence each of what a slot has less than the least; "" of
-// what is enough.
-func TooSmall(inv *inventory.Inventory, s Slot) (cores, memory, disk string) {
+// TooSmall says in a sentence each of what slots have less than the least; "" of what
+// is enough.
+func TooSmall(inv *inventory.Inventory, p *Plan) (cores, memory, disk string) {
+	s := slices.MinFunc(p.Slots, func(a, b Slot) int { return cmp.Compare(a.MemoryBytes, b.MemoryBytes) })
+	who := "each slot"
+	if slices.ContainsFunc(p.Slots, func(o Slot) bool { return o.MemoryBytes != s.MemoryBytes }) {
+		who = "slot " + s.Name
+	}
 	cpus, _ := cpuset.Parse(s.CPUs)
 	whole := map[int]bool{}
 	for _, c := range inv.CPU.List {
@@ -162,13 +156,13 @@ func TooSmall(inv *inventory.Inventory, s Slot) (cores, memory, disk string) {
 		}
 	}
 	if n := len(whole); n < minSlotCores {
-		cores = fmt.Sprintf("each slot has %d %s; %d are the minimum for fair timings", n, map[bool]string{true: "core", false: "cores"}[n == 1], minSlotCores)
+		cores = fmt.Sprintf("%s has %d %s; %d are the minimum for fair timings", who, n, map[bool]string{true: "core", false: "cores"}[n == 1], minSlotCores)
 	}
 	if s.MemoryBytes < minSlotMemory {
-		memory = fmt.Sprintf("each slot has %s of memory; %s are the minimum", config.Size(s.MemoryBytes), config.Size(minSlotMemory))
+		memory = fmt.Sprintf("%s has %s of memory; %s are the minimum", who, config.Size(s.MemoryBytes), config.Size(minSlotMemory))
 	}
 	if s.DiskBytes > 0 && s.DiskBytes < minSlotDisk {
-		disk = fmt.Sprintf("each slot has %s of disk; %s are the minimum", config.Size(s.DiskBytes), config.Size(minSlotDisk))
+		disk = fmt.Sprintf("%s has %s of disk; %s are the minimum", who, config.Size(s.DiskBytes), config.Size(minSlotDisk))
 	}
 	return cores, memory, disk
 }
@@ -183,9 +177,24 @@ type bindingsFile struct {
 func (p *Plan) addBindings(slots []bound) error {
 	f := bindingsFile{WrittenBy: "kbnode", Schema: Schema}
 	for _, s := range slots {
-		f.Slots = append(f.Slots, s.Binding)
+		f.Slots = append(f.Slots, s.binding())
 	}
 	return p.addJSON(BindingsPath, 0o644, -1, f)
+}
+
+// UnmarshalJSON reads a binding. One from before slots of several GPUs has no number
+// of its GPU, which was the slot's.
+func (b *Binding) UnmarshalJSON(text []byte) error {
+	type plain Binding
+	v := plain{Member: Member{GPU: -1}}
+	if err := json.Unmarshal(text, &v); err != nil {
+		return err
+	}
+	if v.GPU < 0 {
+		v.GPU = v.Slot
+	}
+	*b = Binding(v)
+	return nil
 }
 
 // ParseBindings reads the content of BindingsPath.

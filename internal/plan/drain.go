@@ -102,3 +102,21 @@ func rankBy(d Drain) int {
 	}
 	return 0
 }
+
+// withoutSlot warns of what an operator has drained that is no slot now: its GPU may
+// serve in another, and a later slot of its name would be drained. What health has
+// drained, it takes back itself.
+func (p *Plan) withoutSlot(drains []Drain) (warnings []string) {
+	for _, d := range SlotlessDrains(p.Slots, drains) {
+		name := SlotName(d.Slot)
+		warnings = append(warnings, fmt.Sprintf("%s is %s, and is no slot now; a later %s will be drained unless kbnode resume %s comes first", name, d, name, name))
+	}
+	return warnings
+}
+
+// SlotlessDrains are the drains by operators of what is no slot now.
+func SlotlessDrains(slots []Slot, drains []Drain) []Drain {
+	return slices.DeleteFunc(slices.Clone(drains), func(d Drain) bool {
+		return d.By != ByOperator || slices.ContainsFunc(slots, func(s Slot) bool { return s.Index == d.Slot })
+	})
+}

@@ -21,7 +21,7 @@ func TestDrainedSlot(t *testing.T) {
 	at := time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC)
 	health := Drain{Slot: 3, By: "gpu.ecc", Reason: "it needs a reset", Since: at}
 	operator := Drain{Slot: 3, By: ByOperator, Reason: "new fan", Since: at.Add(time.Hour)}
-	in.Drains = []Drain{health, operator, {Slot: 42, By: ByOperator}}
+	in.Drains = []Drain{health, operator, {Slot: 42, By: ByOperator}, {Slot: 43, By: "gpu.ecc"}}
 	got, err := Build(in)
 	if err != nil {
 		t.Fatal(err)
@@ -35,6 +35,7 @@ func TestDrainedSlot(t *testing.T) {
 			want.Units[i].Active = false
 		}
 	}
+	want.Warnings = append(want.Warnings, "gpu42 is drained by operator, and is no slot now; a later gpu42 will be drained unless kbnode resume gpu42 comes first")
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

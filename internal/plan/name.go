@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -46,26 +47,38 @@ func safeName(s string) string {
 
 // queueName fills a queue template for one slot.
 func queueName(template string, s bound, node string) string {
+	vendor, gpu := "cpu", "cpu"
+	if len(s.members) > 0 {
+		vendor, gpu = s.members[0].Vendor, gpuKey(s.members[0].Model)
+	}
 	return strings.NewReplacer(
-		"{vendor}", s.Vendor, "{gpu}", gpuKey(s.Model),
+		"{vendor}", vendor, "{gpu}", gpu, "{shape}", shapeKey(s),
 		"{index}", strconv.Itoa(s.Slot), "{node}", safeName(node),
 	).Replace(template)
 }
 
 // agentTags are the tags of a slot's agent, in the order that people read.
 func agentTags(s bound, queue, node, version string, extra []string) []string {
-	tags := []string{
-		"queue=" + queue,
-		"gpu=" + gpuKey(s.Model),
-		"gpu-index=" + strconv.Itoa(s.Slot),
-		"node=" + safeName(node),
+	tags := []string{"queue=" + queue}
+	if len(s.members) > 0 {
+		tags = append(tags, "gpu="+gpuKey(s.members[0].Model))
 	}
-	if s.UUID != "" {
-		tags = append(tags, "gpu-uuid="+s.UUID)
+	tags = append(tags, "gpu-index="+strconv.Itoa(s.Slot), "node="+safeName(node))
+	switch u := s.members; {
+	case len(u) > 1:
+		tags = append(tags, "gpus="+strconv.Itoa(len(u)))
+	case len(u) == 1 && u[0].UUID != "":
+		tags = append(tags, "gpu-uuid="+u[0].UUID)
 	}
-	tags = append(tags, "gpu-model="+safeName(s.Model))
-	if s.NUMANode >= 0 {
-		tags = append(tags, fmt.Sprintf("numa=%d", s.NUMANode))
+	if len(s.members) > 0 {
+		first := s.members[0]
+		tags = append(tags, "gpu-model="+safeName(first.Model))
+		if part := first.Part(); part != "" {
+			tags = append(tags, "gpu-part="+safeName(part))
+		}
+		if one := !slices.ContainsFunc(s.members, func(u resolved) bool { return u.NUMANode != first.NUMANode }); one && first.NUMANode >= 0 {
+			tags = append(tags, fmt.Sprintf("numa=%d", first.NUMANode))
+		}
 	}
 	return append(append(tags, "kbnode="+safeName(version)), extra...)
 }

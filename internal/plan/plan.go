@@ -4,6 +4,11 @@
 package plan
 
 import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
@@ -25,6 +30,9 @@ type Input struct {
 	// ConfigKept says that the configuration file is kbnode's and says all of Config.
 	// An edit that comes after it was read must not be undone.
 	ConfigKept bool
+	// Reshape makes slots of the instances and partitions that there are now, where
+	// slots have kept others: an operator asked for it.
+	Reshape bool
 }
 
 // Plan is everything that should be true of a machine.
@@ -44,12 +52,13 @@ type Plan struct {
 	Tunables []Tunable `json:"tunables"`
 }
 
-// Slot is one GPU with its CPUs, memory and the one Buildkite agent that may
-// use them.
+// Slot is one GPU, a part of one, several or none, with its CPUs, memory and the
+// one Buildkite agent that may use them.
 type Slot struct {
 	Index       int       `json:"index"`
 	Name        string    `json:"name"` // "gpu0"
 	Queue       string    `json:"queue"`
+	Shape       string    `json:"shape"` // what it is, in a word: "b200", "b200x4", "b200-1g-23gb", "mi300-cpx", "cpu"
 	GPUs        []SlotGPU `json:"gpus"`
 	CPUs        string    `json:"cpus"`         // Linux list format
 	MemoryNodes string    `json:"memory_nodes"` // Linux list format
@@ -67,33 +76,61 @@ type Slot struct {
 // Serves says that the slot's agent should run.
 func (s Slot) Serves() bool { return s.Parked == "" && len(s.Drains) == 0 }
 
-// SlotGPU is the GPU of a slot.
-type SlotGPU struct {
-	UUID     string   `json:"uuid"`
-	PCI      string   `json:"pci"`
-	Vendor   string   `json:"vendor"`
-	Model    string   `json:"model"`
-	NUMANode int      `json:"numa_node"`
-	Devices  []string `json:"devices"` // device nodes a job may open, by path
+// Model is what its GPUs are, for people: "NVIDIA B200", "4 × NVIDIA B200",
+// "NVIDIA B200 1g.23gb"; "" without any.
+func (s Slot) Model() string {
+	if len(s.GPUs) == 0 {
+		return ""
+	}
+	model := strings.TrimSpace(s.GPUs[0].Model + " " + s.GPUs[0].Part)
+	if n := len(s.GPUs); n > 1 {
+		return fmt.Sprintf("%d × %s", n, model)
+	}
+	return model
 }
+
+// Vendor is whose GPUs it has: "nvidia", "amd", "" for none.
+func (s Slot) Vendor() string {
+	if len(s.GPUs) == 0 {
+		return ""
+	}
+	return s.GPUs[0].Vendor
+}
+
+// Devices are the device nodes that a job may open, by path.
+func (s Slot) Devices() []string {
+	nodes := []string{}
+	for _, g := range s.GPUs {
+		for _, d := range g.Devices {
+			if !slices.Contains(nodes, d) {
+				nodes = append(nodes, d)
+			}
+		}
+	}
+	return nodes
+}
+
+// SlotGPU is a GPU of a slot, or a part of one.
+type SlotGPU struct {
+	Number    int      `json:"number"` // on this machine; parts of a GPU share it
+	UUID      string   `json:"uuid"`   // of the whole GPU
+	PCI       string   `json:"pci"`
+	Vendor    string   `json:"vendor"`
+	Model     string   `json:"model"`
+	Part      string   `json:"part,omitempty"`      // MIG profile, or AMD's partition mode; "" for a whole GPU
+	Instance  string   `json:"instance,omitempty"`  // UUID of the MIG instance as it is now
+	Partition int      `json:"partition,omitempty"` // AMD: number within the GPU
+	NUMANode  int      `json:"numa_node"`
+	Devices   []string `json:"devices"` // device nodes a job may open, by path
+}
+
+// Name is what drivers know it by: the UUID of the instance, else of the GPU.
+func (g SlotGPU) Name() string { return cmp.Or(g.Instance, g.UUID) }
 
 // Reserved is what no slot gets.
 type Reserved struct {
 	CPUs        string `json:"cpus"` // Linux list format
 	MemoryBytes int64  `json:"memory_bytes"`
-}
-
-// Binding says which GPU a slot keeps, with the facts that the split needs
-// while the GPU is away. They live in /var/lib/kbnode/slots.json.
-type Binding struct {
-	Slot       int    `json:"slot"`
-	UUID       string `json:"uuid"`
-	PCI        string `json:"pci"`
-	Vendor     string `json:"vendor"`
-	Model      string `json:"model"`
-	Partition  int    `json:"partition,omitempty"`
-	NUMANode   int    `json:"numa_node"`
-	MemoryNode int    `json:"memory_node"`
 }
 
 // User is a system user with a group of the same name and no login.

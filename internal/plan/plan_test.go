@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/coreos/go-systemd/v22/unit"
@@ -23,13 +25,24 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
+// machines are those that were read, by all that is said of them: to write one out
+// takes a hundred times as long as to plan it.
+var machines sync.Map
+
+// readMachine is what kbnode reads of a machine, for a test to change in its first level.
 func readMachine(t testing.TB, m machinetest.Machine) *inventory.Inventory {
 	t.Helper()
-	inv, err := inventory.Read(t.Context(), inventory.Options{Root: m.Dir(t)})
+	once, _ := machines.LoadOrStore(fmt.Sprintf("%+v", m), sync.OnceValues(func() (*inventory.Inventory, error) {
+		return inventory.Read(context.WithoutCancel(t.Context()), inventory.Options{Root: m.Dir(t)})
+	}))
+	read, err := once.(func() (*inventory.Inventory, error))()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return inv
+	inv := *read
+	inv.GPUs, inv.Disks, inv.Problems = slices.Clone(read.GPUs), slices.Clone(read.Disks), slices.Clone(read.Problems)
+	inv.CPU.List, inv.Memory.Nodes = slices.Clone(read.CPU.List), slices.Clone(read.Memory.Nodes)
+	return &inv
 }
 
 func input(inv *inventory.Inventory, cfg config.Config) Input {
@@ -70,7 +83,12 @@ func TestGoldenMachines(t *testing.T) {
 func goldenText(p *Plan) *txtar.Archive {
 	var b strings.Builder
 	for _, s := range p.Slots {
-		fmt.Fprintf(&b, "%s queue=%s gpu=%s node=%d cpus=%s mems=%s memory=%s disk=%s %s\n", s.Name, s.Queue, s.GPUs[0].PCI, s.GPUs[0].NUMANode, s.CPUs, s.MemoryNodes, config.Size(s.MemoryBytes), config.Size(s.DiskBytes), s.Parked)
+		var gpus []string
+		node := -1
+		for _, g := range s.GPUs {
+			gpus, node = append(gpus, g.PCI), g.NUMANode
+		}
+		fmt.Fprintf(&b, "%s queue=%s gpu=%s node=%d cpus=%s mems=%s memory=%s disk=%s %s\n", s.Name, s.Queue, strings.Join(gpus, "+"), node, s.CPUs, s.MemoryNodes, config.Size(s.MemoryBytes), config.Size(s.DiskBytes), s.Parked)
 	}
 	fmt.Fprintf(&b, "reserved cpus=%s memory=%s\n", p.Reserved.CPUs, config.Size(p.Reserved.MemoryBytes))
 	for _, w := range p.Warnings {
@@ -216,7 +234,7 @@ func TestBindings(t *testing.T) {
 		return inventory.GPU{Vendor: "nvidia", UUID: uuid, PCI: pci, Healthy: true, NUMANode: 0, MemoryNode: -1}
 	}
 	kept := func(slot int, uuid, pci string) Binding {
-		return Binding{Slot: slot, UUID: uuid, PCI: pci, Vendor: "nvidia", MemoryNode: -1}
+		return Binding{Slot: slot, Member: Member{GPU: slot, UUID: uuid, PCI: pci, Vendor: "nvidia", MemoryNode: -1}}
 	}
 	for _, tt := range []struct {
 		name string
@@ -245,7 +263,7 @@ func TestBindings(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			slots, _, err := bind(tt.gpus, tt.want, tt.kept)
+			slots, _, err := bind(tt.gpus, config.Config{GPUs: tt.want}, tt.kept, false)
 			if tt.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.err) {
 					t.Fatalf("error is %v, want %q in it", err, tt.err)
@@ -257,7 +275,7 @@ func TestBindings(t *testing.T) {
 			}
 			var is []string
 			for _, s := range slots {
-				text := fmt.Sprintf("%d=%s", s.Slot, s.UUID)
+				text := fmt.Sprintf("%d=%s", s.Slot, s.binding().UUID)
 				if s.parked != "" {
 					text = "[" + text + "]"
 				}
@@ -357,9 +375,11 @@ func TestJobPolicyChoosesTheGPU(t *testing.T) {
 		docker inventory.Docker
 		want   func(JobPolicy) bool
 	}{
-		{"CDI names the GPU", inventory.Docker{CDI: true, CDIDevices: []string{"nvidia.com/gpu=" + uuid}, Runtimes: []string{"nvidia"}}, func(p JobPolicy) bool { return p.CDIDevice == "nvidia.com/gpu="+uuid && p.DeviceRequest == "" }},
-		{"CDI is off", inventory.Docker{CDIDevices: []string{"nvidia.com/gpu=" + uuid}, Runtimes: []string{"nvidia"}}, func(p JobPolicy) bool { return p.DeviceRequest == uuid && p.CDIDevice == "" }},
-		{"CDI does not know this GPU", inventory.Docker{CDI: true, CDIDevices: []string{"nvidia.com/gpu=0"}, Runtimes: []string{"nvidia"}}, func(p JobPolicy) bool { return p.DeviceRequest == uuid }},
+		{"CDI names the GPU", inventory.Docker{CDI: true, CDIDevices: []string{"nvidia.com/gpu=" + uuid}, Runtimes: []string{"nvidia"}}, func(p JobPolicy) bool {
+			return slices.Equal(p.CDIDevices, []string{"nvidia.com/gpu=" + uuid}) && p.DeviceRequests == nil
+		}},
+		{"CDI is off", inventory.Docker{CDIDevices: []string{"nvidia.com/gpu=" + uuid}, Runtimes: []string{"nvidia"}}, func(p JobPolicy) bool { return slices.Equal(p.DeviceRequests, []string{uuid}) && p.CDIDevices == nil }},
+		{"CDI does not know this GPU", inventory.Docker{CDI: true, CDIDevices: []string{"nvidia.com/gpu=0"}, Runtimes: []string{"nvidia"}}, func(p JobPolicy) bool { return slices.Equal(p.DeviceRequests, []string{uuid}) }},
 		{"neither", inventory.Docker{}, func(p JobPolicy) bool { return slices.Contains(p.DeviceNodes, "/dev/nvidia0") }},
 	} {
 		one := *inv

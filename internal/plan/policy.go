@@ -23,14 +23,14 @@ type JobPolicy struct {
 	// would move it, for all slots, to an image that no canary ran.
 	KeptImage string `json:"kept_image,omitempty"`
 
-	Vendor string `json:"vendor"` // "nvidia", "amd"
-	UUID   string `json:"uuid"`
-	// CDIDevice is the one device name to ask the engine for, such as
-	// nvidia.com/gpu=GPU-…; "" where the engine has no CDI for it.
-	CDIDevice string `json:"cdi_device"`
-	// DeviceRequest is the UUID to ask the engine's NVIDIA runtime for where
-	// there is no CDI; "" otherwise.
-	DeviceRequest string `json:"device_request"`
+	Vendor string      `json:"vendor"` // "nvidia", "amd"; "" for a slot without a GPU
+	GPUs   []PolicyGPU `json:"gpus"`
+	// CDIDevices are the device names to ask the engine for, such as
+	// nvidia.com/gpu=GPU-…; none where the engine has no CDI for them.
+	CDIDevices []string `json:"cdi_devices,omitempty"`
+	// DeviceRequests are the UUIDs to ask the engine's NVIDIA runtime for where
+	// there is no CDI; none otherwise.
+	DeviceRequests []string `json:"device_requests,omitempty"`
 	// DeviceNodes are given by path where neither of the two is set.
 	DeviceNodes []string `json:"device_nodes"`
 
@@ -40,6 +40,16 @@ type JobPolicy struct {
 	Binary       string   `json:"binary"`    // mounted read-only at its own path and at ContainerBinary
 	DockerSocket string   `json:"docker_socket"`
 	Socket       string   `json:"socket"` // where the guard listens
+}
+
+// PolicyGPU is a GPU of a slot, or a part of one.
+type PolicyGPU struct {
+	UUID      string   `json:"uuid"` // of the whole GPU
+	PCI       string   `json:"pci"`
+	Instance  string   `json:"instance,omitempty"`  // UUID of the MIG instance
+	Part      string   `json:"part,omitempty"`      // MIG profile, or AMD's partition mode; "" for a whole GPU
+	Partition int      `json:"partition,omitempty"` // AMD: number within the GPU
+	Nodes     []string `json:"nodes"`               // its device nodes, by path
 }
 
 // ContainerBinary is where a job's container finds kbnode.

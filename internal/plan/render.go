@@ -126,7 +126,7 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agentVersion string, keys []
 	}
 	slice := Slice{
 		Unit: SliceName(k), Slot: k, CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
-		TasksMax: cfg.Job.TasksMax, Devices: sliceDevices(s.GPUs[0].Devices),
+		TasksMax: cfg.Job.TasksMax, Devices: sliceDevices(s.Devices()),
 	}
 	p.Slices = append(p.Slices, slice)
 
@@ -212,26 +212,39 @@ func slotEnv(s Slot) []string {
 		"KERNELBOT_CPUS=" + strconv.Itoa(set.Len()),
 		"KERNELBOT_MEMORY=" + strconv.FormatInt(s.MemoryBytes>>20, 10) + "m",
 	}
-	// UUIDs are valid on the host and in a container with one GPU; there an
-	// index above 0 would mean no GPU at all.
-	switch g := s.GPUs[0]; {
-	case g.Vendor == "amd":
-		return append(env, "ROCR_VISIBLE_DEVICES="+cmp.Or(g.UUID, "0"), "HIP_VISIBLE_DEVICES=0")
-	case g.UUID != "":
-		return append(env, "NVIDIA_VISIBLE_DEVICES="+g.UUID, "CUDA_VISIBLE_DEVICES="+g.UUID)
-	default:
+	if s.Vendor() == "amd" {
+		// The compute driver hides GPUs whose render node may not be opened, from the
+		// slot and its containers: those of the slot are 0 and so on. By its UUID ROCm
+		// finds no partition where several have it, and on some kernels no GPU at all.
+		var indices []string
+		for i := range s.GPUs {
+			indices = append(indices, strconv.Itoa(i))
+		}
+		list := strings.Join(indices, ",")
+		return append(env, "ROCR_VISIBLE_DEVICES="+list, "HIP_VISIBLE_DEVICES="+list)
+	}
+	// UUIDs are valid on the host and in a container with some of the GPUs; there
+	// another GPU's index would mean no GPU at all.
+	var names []string
+	for _, g := range s.GPUs {
+		if g.Name() != "" {
+			names = append(names, g.Name())
+		}
+	}
+	if len(names) == 0 || len(names) < len(s.GPUs) {
 		return append(env, "NVIDIA_VISIBLE_DEVICES=void")
 	}
+	list := strings.Join(names, ",")
+	return append(env, "NVIDIA_VISIBLE_DEVICES="+list, "CUDA_VISIBLE_DEVICES="+list)
 }
 
 func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
-	g := s.GPUs[0]
 	pol := JobPolicy{
 		WrittenBy: "kbnode", Slot: s.Index, Name: s.Name, User: s.User, Slice: SliceName(s.Index),
 		CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
 		PidsLimit: cfg.Job.TasksMax, DiskBytes: s.DiskBytes, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
 		Profile: cfg.Job.Profile, Network: cfg.Job.Network, Images: cfg.Job.AllowedImages,
-		Vendor: g.Vendor, UUID: g.UUID,
+		Vendor: s.Vendor(), GPUs: []PolicyGPU{},
 		Env: slotEnv(s),
 		DropEnv: []string{
 			"NVIDIA_*", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
@@ -243,14 +256,27 @@ func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
 	if cfg.Image.Updates() {
 		pol.KeptImage = cfg.Image.Name
 	}
+	for _, g := range s.GPUs {
+		pol.GPUs = append(pol.GPUs, PolicyGPU{UUID: g.UUID, PCI: g.PCI, Instance: g.Instance, Part: g.Part, Partition: g.Partition, Nodes: g.Devices})
+	}
+	var names, cdi []string
+	for _, g := range s.GPUs {
+		if g.Vendor == "nvidia" && g.Name() != "" && (g.Part == "" || g.Instance != "") {
+			names = append(names, g.Name())
+			cdi = append(cdi, "nvidia.com/gpu="+g.Name())
+		}
+	}
 	d := in.Inventory.Software.Docker
-	switch name := "nvidia.com/gpu=" + g.UUID; {
-	case g.Vendor == "nvidia" && g.UUID != "" && d.CDI && slices.Contains(d.CDIDevices, name):
-		pol.CDIDevice = name
-	case g.Vendor == "nvidia" && g.UUID != "" && slices.Contains(d.Runtimes, "nvidia"):
-		pol.DeviceRequest = g.UUID
+	unknown := func(name string) bool { return !slices.Contains(d.CDIDevices, name) }
+	switch {
+	case len(names) == 0 || len(names) < len(s.GPUs):
+		pol.DeviceNodes = s.Devices()
+	case d.CDI && !slices.ContainsFunc(cdi, unknown):
+		pol.CDIDevices = cdi
+	case slices.Contains(d.Runtimes, "nvidia"):
+		pol.DeviceRequests = names
 	default:
-		pol.DeviceNodes = g.Devices
+		pol.DeviceNodes = s.Devices()
 	}
 	return pol
 }

@@ -36,6 +36,7 @@ type splitGPU struct {
 	NUMANode   int    // of the PCI device; -1 if unknown
 	MemoryNode int    // the node that is the GPU's own memory; -1 if none
 	Name       string // for messages: "slot gpu3"
+	None       bool   // there is no GPU: any package will do
 }
 
 // block is what one slot gets.

@@ -25,6 +25,7 @@ func (s *splitter) findHomes() {
 			own, nearest = own || home[p], min(nearest, away[p])
 		}
 		switch {
+		case g.None:
 		case !known:
 			unknown = append(unknown, i)
 		case own:

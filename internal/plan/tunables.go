@@ -122,34 +122,37 @@ func (p *Plan) addMasks(inv *inventory.Inventory) {
 	}
 }
 
+// addGPUTunables sets what a GPU has once, for all slots that are parts of it.
 func (p *Plan) addGPUTunables(inv *inventory.Inventory, clocks string) {
-	for _, s := range p.Slots {
-		g := s.GPUs[0]
-		if g.Vendor != "nvidia" || g.UUID == "" {
-			continue
+	slotsOf := func(pci string) (of []int) {
+		for _, s := range p.Slots {
+			if slices.ContainsFunc(s.GPUs, func(g SlotGPU) bool { return g.PCI == pci }) {
+				of = append(of, s.Index)
+			}
 		}
-		p.Tunables = append(p.Tunables, Tunable{Name: GPUTunable(g.UUID, Persistence), Value: "on", Form: Word, PCI: g.PCI})
-		if clocks != config.ClocksDefault {
-			p.Tunables = append(p.Tunables, Tunable{Name: GPUTunable(g.UUID, Clocks), Value: clocks, Form: Word, PCI: g.PCI, Slots: []int{s.Index}})
+		return of
+	}
+	seen := map[string]bool{}
+	for _, s := range p.Slots {
+		for _, g := range s.GPUs {
+			if g.Vendor != "nvidia" || g.UUID == "" || seen[g.PCI] {
+				continue
+			}
+			seen[g.PCI] = true
+			p.Tunables = append(p.Tunables, Tunable{Name: GPUTunable(g.UUID, Persistence), Value: "on", Form: Word, PCI: g.PCI})
+			if clocks != config.ClocksDefault && g.Instance == "" { // the driver locks no clocks in MIG mode
+				p.Tunables = append(p.Tunables, Tunable{Name: GPUTunable(g.UUID, Clocks), Value: clocks, Form: Word, PCI: g.PCI, Slots: slotsOf(g.PCI)})
+			}
 		}
 	}
 	if clocks == config.ClocksDefault {
 		return
 	}
-	// Partitions of a GPU have one clock.
-	seen := map[string]bool{}
 	for _, g := range inv.GPUs {
-		if g.PerformanceLevel == "" || seen[g.PCI] {
-			continue
-		}
-		seen[g.PCI] = true
-		var of []int
-		for _, s := range p.Slots {
-			if s.GPUs[0].PCI == g.PCI {
-				of = append(of, s.Index)
-			}
-		}
-		if of != nil {
+		// Drivers of MI300 and later take no level but auto.
+		fixed := g.Arch != "gfx942" && g.Arch != "gfx950"
+		if of := slotsOf(g.PCI); g.PerformanceLevel != "" && fixed && !seen[g.PCI] && of != nil {
+			seen[g.PCI] = true
 			p.Tunables = append(p.Tunables, Tunable{Name: "/sys/bus/pci/devices/" + g.PCI + "/power_dpm_force_performance_level", Value: "high", Form: Word, PCI: g.PCI, Slots: of})
 		}
 	}

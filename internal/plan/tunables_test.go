@@ -68,10 +68,11 @@ func TestTunables(t *testing.T) {
 		},
 		{"AMD, clocks as they are", machinetest.MI300X(), config.Config{}, []string{"cpufreq policies 1-23,25-47,49-71,73-95,97-119,121-143,145-167,169-191 = performance"}, 8 + 1},
 		{
-			"AMD, one clock for eight partitions", machinetest.MI300XCPX(), config.Config{Hygiene: config.Hygiene{Clocks: "base"}},
-			[]string{"/sys/bus/pci/devices/0000:26:00.0/power_dpm_force_performance_level = high (word) while idle: [8 9 10 11 12 13 14 15]"},
-			8 + 8 + 1,
+			"AMD, a pair has two", machinetest.MI210(), config.Config{GPUsPerSlot: 2, Hygiene: config.Hygiene{Clocks: "base"}},
+			[]string{"/sys/bus/pci/devices/0000:43:00.0/power_dpm_force_performance_level = high (word) while idle: [0]"},
+			8 + 4 + 1,
 		},
+		{"AMD, where the driver takes no level", machinetest.MI300XCPX(), config.Config{Hygiene: config.Hygiene{Clocks: "base"}}, nil, 8 + 1},
 		{"a kernel that tells nothing", machinetest.VM(), config.Config{}, []string{"nvml/GPU-23310000-0000-4000-8000-000000000001/persistence = on (word)"}, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -130,6 +130,8 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, 
 	}
 	foreign := slices.DeleteFunc(slices.Clone(f.Nodes), func(node string) bool { return ownNode(s, node) })
 	add(len(foreign) == 0, "nodes of other devices", fmt.Sprint(f.Nodes))
+	others := slices.DeleteFunc(slices.Clone(f.Compute), func(node string) bool { return ownNode(s, node) })
+	add(len(others) == 0, "other GPUs in the compute driver's topology", fmt.Sprint(f.Compute))
 	missing := slices.DeleteFunc(gpuNodes(s), func(node string) bool { return slices.Contains(f.Nodes, node) })
 	add(len(missing) == 0, "its own GPU", fmt.Sprint(f.Nodes))
 	secrets := slices.DeleteFunc(slices.Clone(f.Env), func(name string) bool {
@@ -181,12 +183,17 @@ func gpuNodes(s plan.Slot) []string {
 }
 
 // ownNode says whether a device in a container is its slot's. Those that all GPUs
-// of a vendor share, such as /dev/nvidiactl, are.
+// of NVIDIA's share, such as /dev/nvidiactl, are; AMD's come by their path alone.
 func ownNode(s plan.Slot, node string) bool {
+	nvidia := false
 	for _, g := range s.GPUs {
 		if slices.Contains(g.Devices, node) {
 			return true
 		}
+		nvidia = nvidia || g.Vendor != "amd"
+	}
+	if !nvidia {
+		return false
 	}
 	name := filepath.Base(node)
 	numbered := strings.TrimLeft(strings.TrimPrefix(name, "nvidia"), "0123456789") == "" && name != "nvidia"

@@ -108,6 +108,39 @@ func TestJudgeContainer(t *testing.T) {
 	}
 }
 
+// A container on an AMD node has its slot's own nodes, and the compute driver tells it
+// of no other GPU: what it has, ROCm takes.
+func TestJudgeAMDContainer(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		nodes, compute []string
+		want           []string
+	}{
+		"as it should be":             {[]string{"/dev/kfd", "/dev/dri/renderD137"}, []string{"/dev/dri/renderD137"}, nil},
+		"no compute driver to ask":    {[]string{"/dev/kfd", "/dev/dri/renderD137"}, nil, nil},
+		"a neighbour's render node":   {[]string{"/dev/kfd", "/dev/dri/renderD137", "/dev/dri/renderD138"}, nil, []string{"nodes of other devices"}},
+		"a card":                      {[]string{"/dev/kfd", "/dev/dri/renderD137", "/dev/dri/card9"}, nil, []string{"nodes of other devices"}},
+		"no compute driver":           {[]string{"/dev/dri/renderD137"}, nil, []string{"its own GPU"}},
+		"another partition":           {[]string{"/dev/kfd", "/dev/dri/renderD138"}, nil, []string{"nodes of other devices", "its own GPU"}},
+		"all GPUs are told":           {[]string{"/dev/kfd", "/dev/dri/renderD137"}, []string{"/dev/dri/renderD136", "/dev/dri/renderD137"}, []string{"other GPUs in the compute driver's topology"}},
+		"another vendor's, by chance": {[]string{"/dev/kfd", "/dev/dri/renderD137", "/dev/nvidiactl"}, nil, []string{"nodes of other devices"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, p := testSlot()
+			s.GPUs = []plan.SlotGPU{{Vendor: "amd", Devices: []string{"/dev/kfd", "/dev/dri/renderD137"}}}
+			f := &probe.Facts{
+				Status: map[string]string{"CapBnd": "00000000a00405fb", "NoNewPrivs": "1", "Seccomp": "2"}, CPUs: "2-3",
+				Cgroup: map[string]string{"memory.max": "268435456", "pids.max": "64"}, Interfaces: []string{"lo", "eth0"}, Processes: 1,
+				Nodes: row.nodes, Compute: row.compute,
+			}
+			if got := bad(judgeContainer(s, p, probe.Ask{}, probeMemory, "", f)); !slices.Equal(got, row.want) {
+				t.Errorf("does not hold: %q, want %q", got, row.want)
+			}
+		})
+	}
+}
+
 func strictly(f *probe.Facts, p *plan.JobPolicy) {
 	p.Profile, p.Network = "strict", "none"
 	f.UID, f.RootWrites, f.Interfaces = 990, "EROFS", []string{"lo"}

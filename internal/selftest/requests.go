@@ -156,7 +156,10 @@ func (s *slot) target(ctx context.Context) (hostile.Target, error) {
 		WorkRoot: s.policy.WorkRoot, Socket: s.policy.Socket, EngineSocket: s.policy.DockerSocket,
 	}
 	if other := s.otherSlot(); other != nil {
-		t.OtherGPU, t.OtherSlice, t.OtherWork = other.GPUs[0].UUID, plan.SliceName(other.Index), plan.WorkDir(other.Index)
+		if len(other.GPUs) > 0 {
+			t.OtherGPU = other.GPUs[0].Name()
+		}
+		t.OtherSlice, t.OtherWork = plan.SliceName(other.Index), plan.WorkDir(other.Index)
 	}
 	t.Node, _ = os.Hostname()
 	checkout, err := s.checkout(t.OtherWork)

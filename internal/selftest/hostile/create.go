@@ -100,7 +100,10 @@ func devices() []Request {
 		"all GPUs by CDI", `"DeviceRequests":[{"Driver":"cdi","DeviceIDs":["nvidia.com/gpu=all"]}]`,
 		"all abilities of all GPUs", `"DeviceRequests":[{"Count":-1,"Capabilities":[["gpu","nvidia","compute","utility","graphics","video","display"]],"Options":{"visible":"all"}}]`,
 		"device nodes", `"Devices":[{"PathOnHost":"/dev/nvidia1","PathInContainer":"/dev/nvidia1","CgroupPermissions":"rwm"},{"PathOnHost":"/dev/mem","PathInContainer":"/dev/mem","CgroupPermissions":"rwm"}]`,
+		"all GPUs of AMD's by CDI", `"DeviceRequests":[{"Driver":"cdi","DeviceIDs":["amd.com/gpu=all","amd.com/gpu=0"]}]`,
+		"render nodes", `"Devices":[{"PathOnHost":"/dev/dri","PathInContainer":"/dev/dri","CgroupPermissions":"rwm"},{"PathOnHost":"/dev/dri/renderD129","PathInContainer":"/dev/dri/renderD128","CgroupPermissions":"rwm"}]`,
 		"NVIDIA's runtime", `"Runtime":"nvidia"`,
+		"AMD's runtime", `"Runtime":"amd"`,
 		"a runtime that is a path", `"Runtime":"/tmp/evil"`,
 	)...)
 }
@@ -225,7 +228,7 @@ func extras() []Request {
 	)...)
 	list = append(list, bodies(group, Rebuilt,
 		"another slot's label", `{"Image":"{image}","Cmd":["true"],"Labels":{"kbnode.slot":"4095","com.docker.compose.project":"x"}}`,
-		"variables that choose GPUs", `{"Image":"{image}","Cmd":["true"],"Env":["NVIDIA_VISIBLE_DEVICES=all","NVIDIA_DRIVER_CAPABILITIES=all","CUDA_VISIBLE_DEVICES=0,1","ROCR_VISIBLE_DEVICES=0,1","LD_PRELOAD=/x.so"]}`,
+		"variables that choose GPUs", `{"Image":"{image}","Cmd":["true"],"Env":["NVIDIA_VISIBLE_DEVICES=all","NVIDIA_DRIVER_CAPABILITIES=all","CUDA_VISIBLE_DEVICES=0,1","ROCR_VISIBLE_DEVICES=0,1","HIP_VISIBLE_DEVICES=0,1","GPU_DEVICE_ORDINAL=1","LD_PRELOAD=/x.so"]}`,
 		"the agent's secrets", `{"Image":"{image}","Cmd":["true"],"Env":["BUILDKITE_AGENT_ACCESS_TOKEN=secret","BUILDKITE_AGENT_TOKEN=secret","BUILDKITE_AGENT_JOB_API_TOKEN=secret","BUILDKITE_AGENT_JOB_API_SOCKET=/x.sock","DOCKER_HOST=unix://{engine}"]}`,
 	)...)
 	name := create(group, "a name that is a path", Refused, `{"Image":"{image}"}`)

@@ -91,12 +91,9 @@ func gpuFaults(p plan.JobPolicy, h *container.HostConfig) (found []string) {
 		found = append(found, fmt.Sprintf("it has rules for devices: %s", h.DeviceCgroupRules))
 	}
 	for _, r := range h.DeviceRequests {
-		planned := p.CDIDevice
-		if planned == "" {
-			planned = p.DeviceRequest
-		}
-		if planned == "" || r.Count != 0 || !slices.Equal(r.DeviceIDs, []string{planned}) {
-			found = append(found, fmt.Sprintf("it gets the devices %s (count %d), planned is %q", r.DeviceIDs, r.Count, planned))
+		planned := slices.Concat(p.CDIDevices, p.DeviceRequests) // never both
+		if len(planned) == 0 || r.Count != 0 || !slices.Equal(r.DeviceIDs, planned) {
+			found = append(found, fmt.Sprintf("it gets the devices %s (count %d), planned are %q", r.DeviceIDs, r.Count, planned))
 		}
 	}
 	for _, d := range h.Devices {

@@ -66,6 +66,28 @@ func nodes() []string {
 	return list
 }
 
+// compute reads the compute driver's topology as ROCm does: a GPU that the device filter
+// of the process's cgroup keeps from it has neither an ID nor properties (EPERM).
+func compute(dir string) (renders []string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		id, err := os.ReadFile(dir + "/" + e.Name() + "/gpu_id")
+		if err != nil || strings.TrimSpace(string(id)) == "0" {
+			continue // a CPU
+		}
+		properties, err := os.ReadFile(dir + "/" + e.Name() + "/properties")
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(properties)) {
+			if minor, ok := strings.CutPrefix(strings.TrimSpace(line), "drm_render_minor "); ok {
+				renders = append(renders, "/dev/dri/renderD"+minor)
+			}
+		}
+	}
+	return renders
+}
+
 func environment() []string {
 	names := []string{}
 	for _, kv := range os.Environ() {

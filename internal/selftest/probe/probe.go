@@ -58,11 +58,14 @@ type Facts struct {
 	Interfaces []string          `json:"interfaces"`
 	Processes  int               `json:"processes"` // that it sees
 	Nodes      []string          `json:"nodes"`     // of GPUs and disks, in /dev
-	RootWrites string            `json:"root_writes"`
-	Disks      map[string]int64  `json:"disks"` // sizes of the file systems of Ask.Disks, in bytes
-	Env        []string          `json:"env"`   // names
-	Tries      []Try             `json:"tries"`
-	Forked     int               `json:"forked"`
+	// Compute are the render nodes of GPUs that AMD's compute driver tells of. It keeps
+	// those to itself that the process may not open.
+	Compute    []string         `json:"compute,omitempty"`
+	RootWrites string           `json:"root_writes"`
+	Disks      map[string]int64 `json:"disks"` // sizes of the file systems of Ask.Disks, in bytes
+	Env        []string         `json:"env"`   // names
+	Tries      []Try            `json:"tries"`
+	Forked     int              `json:"forked"`
 }
 
 // Try is one attempt.
@@ -107,6 +110,7 @@ func Run(ctx context.Context, a Ask) (*Facts, error) {
 	f.Status = status("CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
 	f.CPUs = widest()
 	f.Interfaces, f.Nodes, f.Env = interfaces(), nodes(), environment()
+	f.Compute = compute("/sys/class/kfd/kfd/topology/nodes")
 	f.Processes = processes()
 	f.RootWrites = result(touch("/.kbnode-probe"))
 	for _, n := range a.Numbers {

@@ -216,3 +216,29 @@ func sessionOf(t *testing.T) int {
 	}
 	return id
 }
+
+// The kernel hides a GPU's ID and properties from who may not open it.
+func TestCompute(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"0/gpu_id": "0\n", "0/properties": "cpu_cores_count 96\ndrm_render_minor 0\n",
+		"2/gpu_id": "51003\n", "2/properties": "simd_count 1216\ndrm_render_minor 129\nunique_id 1\n",
+		"3/gpu_id": "51004\n", // and no properties
+		"4/name":   "hidden\n",
+	} {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := compute(dir); !slices.Equal(got, []string{"/dev/dri/renderD129"}) {
+		t.Errorf("saw %q", got)
+	}
+	if got := compute(dir + "/none"); got != nil {
+		t.Errorf("without the driver: %q", got)
+	}
+}

@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/installer"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// foreignWords are of what only NVIDIA has.
+var foreignWords = regexp.MustCompile(`(?i)nvidia|nvml|cuda|nvlink|gpus: *"?all`)
+
+// What kbnode says of a machine with AMD's GPUs is nothing of NVIDIA's, whatever it lacks;
+// doctor's own test holds doctor to that. Files of a slot still name the variables that no
+// job may set, whosever they are.
+func TestAMDNodeReadsNothingOfNVIDIA(t *testing.T) {
+	t.Parallel()
+	driverless, dead := machinetest.MI300X(), machinetest.MI300X()
+	driverless.Name, driverless.NoKFD = "without a driver", true
+	dead.Name, dead.AMD[3].Dead = "one is dead", true
+	for _, m := range []machinetest.Machine{machinetest.MI300X(), machinetest.MI300XCPX(), driverless, dead} {
+		t.Run(m.Name, func(t *testing.T) {
+			t.Parallel()
+			root := nodeTree(t, m, config.Config{Queue: "mi300"}, "queue: mi300\n")
+			commands := [][]string{
+				{"inventory", "--root", root}, {"inventory", "--root", root, "--json"},
+				{"plan", "--root", m.Dir(t), "--queue", "mi300"}, {"plan", "--root", m.Dir(t)},
+			}
+			for _, kind := range pipeline.Kinds {
+				commands = append(commands, []string{"pipeline", kind, "--root", root}, []string{"pipeline", kind, "--root", root, "--json"})
+			}
+			for _, args := range commands {
+				got := kbnode(t, args...)
+				if got.out == "" {
+					t.Errorf("%q says nothing: code %d, %s", args, got.code, got.err)
+				}
+				for line := range strings.Lines(got.out + got.err) {
+					if foreignWords.MatchString(line) {
+						t.Errorf("%q: %s", args, line)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Nor does it want anything of NVIDIA's installed.
+func TestAMDNodeNeedsNothingOfNVIDIA(t *testing.T) {
+	t.Parallel()
+	inv, err := inventory.Read(t.Context(), inventory.Options{Root: machinetest.MI300X().Dir(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inv.Software = inventory.Software{}
+	said := plan.Preflight(inv)
+	for _, manager := range []string{"apt-get", "dnf"} {
+		steps, err := installer.Packages(inv, manager)
+		if err != nil || len(steps) == 0 {
+			t.Fatalf("%v, %v", steps, err)
+		}
+		for _, s := range steps {
+			said = append(said, s.Why+": "+s.String())
+		}
+	}
+	if i := slices.IndexFunc(said, foreignWords.MatchString); i >= 0 || len(said) < 4 {
+		t.Errorf("it says %q", said)
+	}
+}

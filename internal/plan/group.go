@@ -1,0 +1,130 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+)
+
+// group puts members together that become one slot: those that the configuration
+// names, then as many whole GPUs as a slot is to have, neighbours first. Slots that
+// have what is wanted keep it.
+func group(members []resolved, cfg config.Config, kept []Binding) ([][]resolved, error) {
+	var groups [][]resolved
+	taken := make([]bool, len(members))
+	take := func(of []int) {
+		var g []resolved
+		for _, i := range of {
+			taken[i] = true
+			g = append(g, members[i])
+		}
+		groups = append(groups, g)
+	}
+	for _, names := range cfg.Groups {
+		var of []int
+		for _, name := range names {
+			found, err := named(members, name)
+			if err != nil {
+				return nil, fmt.Errorf("groups: %w", err)
+			}
+			for _, i := range found {
+				if taken[i] || slices.Contains(of, i) {
+					return nil, fmt.Errorf("groups: GPU %s is in two places; name each GPU once", name)
+				}
+				of = append(of, i)
+			}
+		}
+		slices.Sort(of)
+		if err := oneKind(members, of); err != nil {
+			return nil, err
+		}
+		take(of)
+	}
+
+	size := max(1, cfg.GPUsPerSlot)
+	kinds := map[string][]int{} // whole GPUs that are to be put together, by model
+	var models []string
+	for i, u := range members {
+		switch model := u.Vendor + u.Model; {
+		case taken[i]:
+		case size == 1 || u.Part() != "":
+			take([]int{i})
+		default:
+			if kinds[model] == nil {
+				models = append(models, model)
+			}
+			kinds[model] = append(kinds[model], i)
+		}
+	}
+	for _, model := range models {
+		free := kinds[model]
+		if len(free)%size != 0 {
+			return nil, fmt.Errorf("gpus_per_slot: %s cannot be shared out by %d; write a number that divides them (--gpus-per-slot), choose others with --gpus, or name groups in %s",
+				counted(len(free), "GPU"), size, ConfigPath)
+		}
+		for _, b := range kept {
+			var of []int
+			for _, i := range free {
+				if members[i].slot == b.Slot {
+					of = append(of, i)
+				}
+			}
+			if len(of) == size && len(b.Members()) == size {
+				take(of)
+			}
+		}
+		for {
+			free = slices.DeleteFunc(free, func(i int) bool { return taken[i] })
+			if len(free) == 0 {
+				break
+			}
+			take(neighbours(members, free, size))
+		}
+	}
+	slices.SortStableFunc(groups, func(a, b []resolved) int { return compareMembers(a[0].Member, b[0].Member) })
+	return groups, nil
+}
+
+// oneKind refuses a group whose members do not compute together.
+func oneKind(members []resolved, of []int) error {
+	first := members[of[0]]
+	for _, i := range of {
+		switch u := members[i]; {
+		case u.MIG != nil:
+			return fmt.Errorf("groups: GPU %d is in MIG mode, and a program sees one instance at most; leave it out of groups, or turn MIG off", u.GPU)
+		case u.Vendor != first.Vendor || u.Model != first.Model || u.Part() != first.Part():
+			return fmt.Errorf("groups: GPU %d is %s and GPU %d is %s; put GPUs of one kind together", first.GPU, title(first.Member), u.GPU, title(u.Member))
+		}
+	}
+	return nil
+}
+
+// neighbours chooses the first free one and those that are nearest to it and to each
+// other: by direct links, then on the same NUMA node, then by number.
+func neighbours(members []resolved, free []int, size int) []int {
+	of := []int{free[0]}
+	for len(of) < size {
+		near := func(i int) (links, nodes int) {
+			for _, j := range of {
+				a, b := members[i], members[j]
+				if a.gpu != nil && slices.Contains(a.gpu.Links, b.PCI) || b.gpu != nil && slices.Contains(b.gpu.Links, a.PCI) {
+					links++
+				}
+				if a.NUMANode == b.NUMANode {
+					nodes++
+				}
+			}
+			return links, nodes
+		}
+		rest := slices.DeleteFunc(slices.Clone(free), func(i int) bool { return slices.Contains(of, i) })
+		of = append(of, slices.MaxFunc(rest, func(a, b int) int {
+			linksA, nodesA := near(a)
+			linksB, nodesB := near(b)
+			return cmp.Or(linksA-linksB, nodesA-nodesB, b-a)
+		}))
+	}
+	slices.Sort(of)
+	return of
+}

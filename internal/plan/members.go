@@ -1,0 +1,292 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// Member is a GPU of a slot, or a part of one: what it is known by, and the facts
+// that the split needs while it is away.
+type Member struct {
+	GPU        int    `json:"gpu"`  // its number on this machine, which it keeps; parts of a GPU share it
+	UUID       string `json:"uuid"` // of the whole GPU: an instance gets a new one each time it is made
+	PCI        string `json:"pci"`
+	Vendor     string `json:"vendor"`
+	Model      string `json:"model"`
+	Partition  int    `json:"partition,omitempty"` // AMD: number within the PCI device
+	Mode       string `json:"mode,omitempty"`      // AMD: how the GPU is partitioned, "SPX" if it is not; "" if unknown
+	NUMANode   int    `json:"numa_node"`
+	MemoryNode int    `json:"memory_node"`
+	// MIG is the place of a MIG instance in its GPU; nil for a whole GPU.
+	MIG *Placement `json:"mig,omitempty"`
+}
+
+// Placement names a MIG instance for good, however often it is made anew.
+type Placement struct {
+	Profile string `json:"profile"` // "1g.23gb"
+	Start   int    `json:"start"`   // first memory slice
+	Size    int    `json:"size"`    // in memory slices
+	Compute int    `json:"compute"` // number of the compute instance within
+}
+
+// Part is what a part of a GPU is called: a MIG profile, or AMD's partition mode; ""
+// for a whole one.
+func (m Member) Part() string {
+	switch {
+	case m.MIG != nil:
+		return m.MIG.Profile
+	case m.Mode != "SPX":
+		return m.Mode
+	}
+	return ""
+}
+
+func (m Member) describe() string {
+	switch {
+	case m.MIG != nil:
+		return fmt.Sprintf("MIG instance %s at memory slice %d of GPU %s", m.MIG.Profile, m.MIG.Start, cmp.Or(m.UUID, m.PCI))
+	case m.Part() != "":
+		return fmt.Sprintf("partition %d of GPU %s", m.Partition, cmp.Or(m.UUID, m.PCI))
+	}
+	return "GPU " + cmp.Or(m.UUID, m.PCI)
+}
+
+// resolved is a member together with what the machine has in its place now.
+type resolved struct {
+	Member
+	gpu  *inventory.GPU // nil while it is away
+	mig  *inventory.MIG // the instance
+	slot int            // that has kept it; -1 for none
+	lost string         // why it cannot be used; "" when it can
+}
+
+// device is one PCI device with what the inventory says of it: an entry for each
+// partition, else one.
+type device struct {
+	number  int
+	entries []*inventory.GPU
+	taken   bool
+}
+
+func (d *device) sick() *inventory.GPU {
+	if g := d.entries[0]; len(d.entries) == 1 && !g.Healthy {
+		return g
+	}
+	return nil
+}
+
+// findMembers joins what slots have kept with what the machine has. What is kept and
+// away stays. What a healthy GPU does not offer any more, because somebody made other
+// instances or partitions, stays as well, until reshape says that slots are to be
+// made of what there is.
+func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []resolved, replaced []Loss) {
+	var devices []*device
+	at := map[string]*device{}
+	for i := range gpus {
+		g := &gpus[i]
+		if at[g.PCI] == nil {
+			at[g.PCI] = &device{number: -1}
+			devices = append(devices, at[g.PCI])
+		}
+		at[g.PCI].entries = append(at[g.PCI].entries, g)
+	}
+	found := matchDevices(devices, kept)
+	used := map[int]bool{}
+	for _, d := range devices {
+		used[d.number] = true
+	}
+	for i, d := range devices {
+		if d.number < 0 {
+			if d.number = i; used[i] {
+				d.number = nextFree(used)
+			}
+			used[d.number] = true
+		}
+	}
+
+	lost := map[*device][]resolved{}
+	has := map[*device][]resolved{}
+	for _, b := range kept {
+		for _, m := range b.Members() {
+			u := resolved{Member: m, slot: b.Slot}
+			d := found[m.PCI]
+			if d == nil {
+				pool = append(pool, u)
+				continue
+			}
+			if g := d.entries[0]; m.UUID != "" && g.UUID != "" && !strings.EqualFold(m.UUID, g.UUID) {
+				replaced = append(replaced, Loss{b.Slot, m, fmt.Sprintf("GPU %s at %s was replaced by %s", m.UUID, m.PCI, g.UUID)})
+			}
+			if u = d.find(u); u.lost != "" {
+				lost[d] = append(lost[d], u)
+			} else {
+				has[d] = append(has[d], u)
+			}
+		}
+	}
+	for _, d := range devices {
+		fresh := slices.DeleteFunc(d.offers(), func(u resolved) bool {
+			return slices.ContainsFunc(has[d], func(k resolved) bool { return samePart(k.Member, u.Member) })
+		})
+		switch {
+		case d.sick() != nil && len(has[d]) > 0:
+			fresh = nil // how it is divided, it does not tell
+		case len(lost[d]) == 0:
+		case reshape && slices.ContainsFunc(fresh, func(u resolved) bool { return u.lost == "" }):
+			lost[d] = nil
+		default:
+			fresh = nil // their room is a kept slot's
+		}
+		pool = slices.Concat(pool, has[d], lost[d], fresh)
+	}
+	slices.SortStableFunc(pool, func(a, b resolved) int { return compareMembers(a.Member, b.Member) })
+	return pool, replaced
+}
+
+// matchDevices finds the device of each kept member, by its PCI address as kept:
+// the GPU with its UUID, else the one at its address.
+func matchDevices(devices []*device, kept []Binding) map[string]*device {
+	found := map[string]*device{}
+	each := func(same func(m Member, g *inventory.GPU) bool) {
+		for _, b := range kept {
+			for _, m := range b.Members() {
+				if found[m.PCI] != nil {
+					continue
+				}
+				for _, d := range devices {
+					if g := d.entries[0]; !d.taken && g.Vendor == m.Vendor && same(m, g) {
+						d.taken, d.number, found[m.PCI] = true, m.GPU, d
+						break
+					}
+				}
+			}
+		}
+	}
+	each(func(m Member, g *inventory.GPU) bool { return m.UUID != "" && strings.EqualFold(g.UUID, m.UUID) })
+	each(func(m Member, g *inventory.GPU) bool { return strings.EqualFold(g.PCI, m.PCI) })
+	return found
+}
+
+// find puts into a kept member what its device has in its place.
+func (d *device) find(u resolved) resolved {
+	old := u.Member
+	if g := d.sick(); g != nil {
+		u.gpu, u.UUID, u.PCI = g, cmp.Or(g.UUID, old.UUID), g.PCI
+		return u
+	}
+	for _, now := range d.offers() {
+		if now.lost == "" && samePart(old, now.Member) {
+			now.slot, now.UUID = u.slot, cmp.Or(now.UUID, old.UUID)
+			if now.NUMANode < 0 && now.PCI == old.PCI {
+				now.NUMANode = old.NUMANode // a GPU on its way out tells less
+			}
+			return now
+		}
+	}
+	g := d.entries[0]
+	u.gpu = g
+	name := cmp.Or(g.UUID, g.PCI)
+	switch {
+	case old.MIG != nil:
+		u.lost = old.describe() + " is missing; make it again, or run kbnode install to make slots of what there is"
+	case g.Vendor == "amd":
+		u.lost = fmt.Sprintf("GPU %s is in %s mode and was in %s; set it back, or run kbnode install to make slots of what there is",
+			name, cmp.Or(g.ComputePartition, "another"), old.Mode)
+		if old.Mode == "" || old.Mode == g.ComputePartition {
+			u.lost = fmt.Sprintf("GPU %s has no partition %d; set its mode back, or run kbnode install to make slots of what there is", name, old.Partition)
+		}
+	case len(g.MIG) > 0:
+		u.lost = fmt.Sprintf("GPU %s is in MIG mode now; turn it off with nvidia-smi -i %s -mig 0, or run kbnode install to make slots of its instances", name, name)
+	default:
+		u.lost = withoutInstances(g)
+	}
+	return u
+}
+
+// Loss is a member of a slot that the machine does not have any more.
+type Loss struct {
+	Slot int
+	Member
+	Why string // what the machine has in its place, and what to type; "" where the GPU is missing
+}
+
+// Losses are what slots have kept and cannot use: GPUs that are missing, and parts of
+// GPUs that are divided in another way now. replaced are GPUs that others have the
+// place of.
+func Losses(gpus []inventory.GPU, kept []Binding) (lost, replaced []Loss) {
+	pool, replaced := findMembers(gpus, kept, false)
+	for _, u := range pool {
+		if u.slot >= 0 && (u.gpu == nil || u.lost != "") {
+			lost = append(lost, Loss{u.slot, u.Member, u.lost})
+		}
+	}
+	return lost, replaced
+}
+
+func withoutInstances(g *inventory.GPU) string {
+	name := cmp.Or(g.UUID, g.PCI)
+	return fmt.Sprintf("GPU %s is in MIG mode and has no instances; make some with nvidia-smi mig -i %s -cgi, or turn it off with nvidia-smi -i %s -mig 0", name, name, name)
+}
+
+// offers are what a device has for slots: its MIG instances, its partitions, or
+// the GPU as a whole.
+func (d *device) offers() []resolved {
+	var out []resolved
+	for _, g := range d.entries {
+		m := Member{
+			GPU: d.number, UUID: g.UUID, PCI: g.PCI, Vendor: g.Vendor, Model: g.Model,
+			Partition: g.Partition, Mode: g.ComputePartition, NUMANode: g.NUMANode, MemoryNode: g.MemoryNode,
+		}
+		u := resolved{Member: m, gpu: g, slot: -1}
+		if g.MIGMode != "on" {
+			out = append(out, u)
+			continue
+		}
+		if len(g.MIG) == 0 {
+			u.lost = withoutInstances(g)
+			out = append(out, u)
+		}
+		for i, in := range g.MIG {
+			u.mig = &g.MIG[i]
+			u.MIG = &Placement{Profile: cmp.Or(in.Profile, fmt.Sprintf("%dg", in.Slices)), Start: in.Start, Size: in.MemorySlices, Compute: in.ComputeInstance}
+			u.lost = ""
+			if in.Start < 0 {
+				u.lost = fmt.Sprintf("the driver does not tell where in GPU %s its instance %s lies; update it", cmp.Or(g.UUID, g.PCI), in.UUID)
+			}
+			out = append(out, u)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b resolved) int { return compareMembers(a.Member, b.Member) })
+	return out
+}
+
+// samePart says that two members of one device are the same part of it. What is
+// not known of a kept one fits anything.
+func samePart(a, b Member) bool {
+	if a.MIG != nil || b.MIG != nil {
+		return a.MIG != nil && b.MIG != nil && *a.MIG == *b.MIG
+	}
+	return a.Partition == b.Partition && (a.Mode == b.Mode || a.Mode == "" || b.Mode == "")
+}
+
+func compareMembers(a, b Member) int {
+	place := func(m Member) Placement {
+		if m.MIG == nil {
+			return Placement{}
+		}
+		return *m.MIG
+	}
+	return cmp.Or(a.GPU-b.GPU, a.Partition-b.Partition, place(a).Start-place(b).Start, place(a).Compute-place(b).Compute, cmp.Compare(a.PCI, b.PCI))
+}
+
+func nextFree(used map[int]bool) int {
+	k := 0
+	for used[k] {
+		k++
+	}
+	return k
+}

@@ -1,0 +1,194 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// title is what a member is, for people: "NVIDIA B200 1g.23gb".
+func title(m Member) string { return strings.TrimSpace(m.Model + " " + m.Part()) }
+
+// shapeKey names what a slot is in queues and tags: b200, b200x4, b200-1g-23gb,
+// mi300-cpx, cpu.
+func shapeKey(s bound) string {
+	if len(s.members) == 0 {
+		return "cpu"
+	}
+	first := s.members[0].Member
+	key := gpuKey(first.Model)
+	if part := first.Part(); part != "" {
+		key += "-" + safeName(strings.ToLower(strings.NewReplacer(".", "-", "+", "-").Replace(part)))
+	}
+	if n := len(s.members); n > 1 {
+		key = fmt.Sprintf("%sx%d", key, n)
+	}
+	return key
+}
+
+// place is what the split gives a block to: a whole GPU, a partition of one, all
+// MIG instances of one, or a slot without a GPU.
+type place struct {
+	splitGPU
+	weight int // memory slices that its instances have in all
+}
+
+// places are those of all slots, and which ones each slot has.
+func places(slots []bound) (list []place, of [][]int) {
+	of = make([][]int, len(slots))
+	shared := map[string]int{} // by PCI address of a GPU with instances
+	for k, s := range slots {
+		name := "slot " + SlotName(s.Slot)
+		if len(s.members) == 0 {
+			of[k] = []int{len(list)}
+			list = append(list, place{splitGPU: splitGPU{NUMANode: -1, MemoryNode: -1, Name: name, None: true}})
+		}
+		for _, u := range s.members {
+			i, ok := shared[u.PCI]
+			if !ok || u.MIG == nil {
+				i = len(list)
+				list = append(list, place{splitGPU: splitGPU{NUMANode: u.NUMANode, MemoryNode: u.MemoryNode, Name: name}})
+			}
+			if u.MIG != nil {
+				shared[u.PCI] = i
+				list[i].weight += max(1, u.MIG.Size)
+			}
+			of[k] = append(of[k], i)
+		}
+	}
+	return list, of
+}
+
+// splitSlots splits the machine for slots of any shape. The blocks of GPUs are of one
+// size; a slot of several has them all, and MIG instances share their GPU's by the
+// memory slices that they have.
+func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []bound) (splitResult, error) {
+	list, of := places(slots)
+	in := splitInput{
+		CPU: inv.CPU, Memory: inv.Memory,
+		CPUsPerSlot: cfg.CPUsPerSlot, MemoryPerSlot: int64(cfg.MemoryPerSlot),
+		ReserveCPUs: cfg.Reserve.CPUs, ReserveMemory: int64(cfg.Reserve.Memory),
+		Virt: inv.OS.Virt,
+	}
+	for _, p := range list {
+		in.GPUs = append(in.GPUs, p.splitGPU)
+	}
+	whole, err := split(in)
+	if err != nil {
+		return splitResult{}, err
+	}
+	res := whole
+	res.Blocks = make([]block, len(slots))
+	left := make([][][]int, len(list)) // cores that no instance has yet
+	for i := range list {
+		left[i] = coresOf(inv.CPU.List, whole.Blocks[i].CPUs)
+	}
+	cores := make([]int, len(list))
+	for i := range list {
+		cores[i] = len(left[i])
+	}
+	var all cpuset.Set
+	res.ReservedMemory += sumMemory(whole.Blocks)
+	for k, s := range slots {
+		b := &res.Blocks[k]
+		for j, i := range of[k] {
+			from, part := whole.Blocks[i], whole.Blocks[i]
+			if w := list[i].weight; w > 0 {
+				size := max(1, s.members[j].MIG.Size)
+				n := cores[i] * size / w
+				if n == 0 {
+					return splitResult{}, fmt.Errorf("GPU %d is divided into more instances than it has cores: %s for %s; make fewer instances, choose fewer GPUs with --gpus (gpus), or leave instances out (--gpus %d:0,%d:1)",
+						s.members[j].GPU, counted(cores[i], "core"), counted(w, "memory slice"), s.members[j].GPU, s.members[j].GPU)
+				}
+				part.CPUs = cpuset.Of(slices.Concat(left[i][:n]...)...)
+				left[i] = left[i][n:]
+				part.MemoryBytes = share(from.MemoryBytes/mib, int64(size), int64(w), false) * mib
+			}
+			b.CPUs = b.CPUs.Union(part.CPUs)
+			b.MemoryNodes = b.MemoryNodes.Union(part.MemoryNodes)
+			b.MemoryBytes += part.MemoryBytes
+		}
+		all = all.Union(b.CPUs)
+	}
+	for _, b := range whole.Blocks {
+		res.ReservedCPUs = res.ReservedCPUs.Union(b.CPUs.Difference(all))
+	}
+	res.ReservedMemory -= sumMemory(res.Blocks)
+	return res, nil
+}
+
+func sumMemory(blocks []block) (sum int64) {
+	for _, b := range blocks {
+		sum += b.MemoryBytes
+	}
+	return sum
+}
+
+// coresOf are the CPUs of a set by core, neighbours together.
+func coresOf(cpus []inventory.LogicalCPU, set cpuset.Set) [][]int {
+	byCore := map[int][]int{}
+	var order []inventory.LogicalCPU
+	for _, c := range cpus {
+		if !set.Contains(c.ID) {
+			continue
+		}
+		if byCore[c.Core] == nil {
+			order = append(order, c)
+		}
+		byCore[c.Core] = append(byCore[c.Core], c.ID)
+	}
+	slices.SortStableFunc(order, func(a, b inventory.LogicalCPU) int {
+		return cmp.Or(a.NUMANode-b.NUMANode, a.L3-b.L3, a.Core-b.Core)
+	})
+	var out [][]int
+	for _, c := range order {
+		out = append(out, byCore[c.Core])
+	}
+	return out
+}
+
+// slotGPUs are the GPUs of a slot as a plan shows them.
+func slotGPUs(s bound) []SlotGPU {
+	gpus := []SlotGPU{}
+	for _, u := range s.members {
+		g := SlotGPU{
+			Number: u.GPU, UUID: u.UUID, PCI: u.PCI, Vendor: u.Vendor, Model: u.Model, Part: u.Part(), Partition: u.Partition,
+			NUMANode: u.NUMANode, Devices: gpuNodes(u),
+		}
+		if u.mig != nil {
+			g.Instance = u.mig.UUID
+		}
+		gpus = append(gpus, g)
+	}
+	return gpus
+}
+
+// gpuNodes are the device nodes that a job of this GPU opens.
+func gpuNodes(u resolved) []string {
+	nodes := []string{}
+	if u.gpu == nil || u.lost != "" {
+		return nodes
+	}
+	switch {
+	case u.Vendor == "amd":
+		nodes = append(nodes, "/dev/kfd")
+	case u.gpu.Minor >= 0:
+		nodes = append(nodes, fmt.Sprintf("/dev/nvidia%d", u.gpu.Minor), "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+	}
+	switch {
+	case u.mig != nil: // renders nothing
+		for _, minor := range []int{u.mig.GPUCap, u.mig.ComputeCap} {
+			if minor >= 0 {
+				nodes = append(nodes, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor))
+			}
+		}
+	case u.gpu.RenderMinor >= 0:
+		nodes = append(nodes, fmt.Sprintf("/dev/dri/renderD%d", u.gpu.RenderMinor))
+	}
+	return nodes
+}

@@ -1,0 +1,446 @@
+package plan
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+)
+
+// divided is a machine whose GPU i has MIG instances of these sizes, one after the
+// other, in memory slices. serial makes their UUIDs others.
+func divided(inv *inventory.Inventory, serial int, layout map[int][]int) *inventory.Inventory {
+	out := *inv
+	out.GPUs = slices.Clone(inv.GPUs)
+	out.Software.Docker.CDIDevices = slices.Clone(inv.Software.Docker.CDIDevices)
+	for i, sizes := range layout {
+		g := &out.GPUs[i]
+		g.MIGMode, g.MIG = "on", nil
+		start := 0
+		for k, size := range sizes {
+			uuid := fmt.Sprintf("MIG-%d-%d-%d", serial, i, k)
+			g.MIG = append(g.MIG, inventory.MIG{
+				UUID: uuid, Profile: fmt.Sprintf("%dg.%dgb", size, 23*size), GPUInstance: 7 + k, Slices: size, MemorySlices: size, Start: start,
+				GPUCap: 100*i + 9*k + 3, ComputeCap: 100*i + 9*k + 4,
+			})
+			start += size
+			out.Software.Docker.CDIDevices = append(out.Software.Docker.CDIDevices, "nvidia.com/gpu="+uuid)
+		}
+	}
+	return &out
+}
+
+// in describes slots in a line each: "gpu3 b200x2 3,7 cpus=16 memory=4", in bytes/GiB.
+func shapes(p *Plan) string {
+	var b strings.Builder
+	for _, s := range p.Slots {
+		var gpus []string
+		for _, g := range s.GPUs {
+			name := fmt.Sprint(g.Number)
+			if g.Instance != "" {
+				name += "/" + g.Instance
+			}
+			gpus = append(gpus, name)
+		}
+		state := ""
+		if s.Parked != "" {
+			state = " parked: " + s.Parked
+		}
+		fmt.Fprintf(&b, "%s %s %s%s\n", s.Name, s.Queue, strings.Join(gpus, ","), state)
+	}
+	return b.String()
+}
+
+func build(t *testing.T, inv *inventory.Inventory, cfg config.Config, kept []Binding, reshape bool) *Plan {
+	t.Helper()
+	in := input(inv, cfg)
+	in.Bindings, in.Reshape = kept, reshape
+	p, err := Build(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkPlan(t, inv, p)
+	return p
+}
+
+// checkPlan holds what is true of slots of any shape.
+func checkPlan(t *testing.T, inv *inventory.Inventory, p *Plan) {
+	t.Helper()
+	var all cpuset.Set
+	var memory int64
+	nodes, like := map[string]int{}, map[string]Slot{}
+	for _, s := range p.Slots {
+		set, _ := cpuset.Parse(s.CPUs)
+		if set.Len() == 0 || !set.Disjoint(all) {
+			t.Errorf("%s has CPUs %q, which are none or another's", s.Name, s.CPUs)
+		}
+		all = all.Union(set)
+		for _, c := range inv.CPU.List {
+			if set.Contains(c.ID) && !cpuset.Of(c.Siblings...).Difference(set).Difference(cpuset.Set{}).Disjoint(allowed(inv)) {
+				t.Errorf("%s has a part of core %d", s.Name, c.Core)
+			}
+		}
+		memory += s.MemoryBytes
+		if other, ok := like[s.Shape]; ok && s.MemoryBytes != other.MemoryBytes {
+			t.Errorf("%s and %s are %s, with %d and %d bytes", s.Name, other.Name, s.Shape, s.MemoryBytes, other.MemoryBytes)
+		} else if was, _ := cpuset.Parse(other.CPUs); ok && was.Len() != set.Len() {
+			t.Errorf("%s and %s are %s, with CPUs %s and %s", s.Name, other.Name, s.Shape, s.CPUs, other.CPUs)
+		}
+		like[s.Shape] = s
+		for _, d := range s.Devices() {
+			if strings.Contains(d, "nvidia-cap") || strings.Contains(d, "renderD") {
+				nodes[d]++
+			}
+		}
+	}
+	for d, n := range nodes {
+		if n > 1 {
+			t.Errorf("%d slots have %s", n, d)
+		}
+	}
+	reserved, _ := cpuset.Parse(p.Reserved.CPUs)
+	if !reserved.Disjoint(all) || reserved.Union(all).Len() != allowed(inv).Len() {
+		t.Errorf("reserved %s and the slots' %s are not all of %s", reserved, all, allowed(inv))
+	}
+	if total := inv.Memory.TotalBytes; memory+p.Reserved.MemoryBytes > total {
+		t.Errorf("slots have %d bytes and the system %d, the machine %d", memory, p.Reserved.MemoryBytes, total)
+	}
+}
+
+func allowed(inv *inventory.Inventory) cpuset.Set {
+	set, _ := cpuset.Parse(inv.CPU.Allowed)
+	return set
+}
+
+func TestGroups(t *testing.T) {
+	t.Parallel()
+	b200 := readMachine(t, machinetest.B200x8())
+	linked := *b200
+	linked.GPUs = slices.Clone(b200.GPUs)
+	for i := range linked.GPUs {
+		linked.GPUs[i].Links = []string{linked.GPUs[i^2].PCI}
+	}
+	for name, tt := range map[string]struct {
+		inv  *inventory.Inventory
+		cfg  config.Config
+		want string
+	}{
+		"pairs":            {b200, config.Config{GPUsPerSlot: 2}, "gpu0 b200x2 0,1\ngpu2 b200x2 2,3\ngpu4 b200x2 4,5\ngpu6 b200x2 6,7\n"},
+		"linked pairs":     {&linked, config.Config{GPUsPerSlot: 2}, "gpu0 b200x2 0,2\ngpu1 b200x2 1,3\ngpu4 b200x2 4,6\ngpu5 b200x2 5,7\n"},
+		"linked fours":     {&linked, config.Config{GPUsPerSlot: 4}, "gpu0 b200x4 0,1,2,3\ngpu4 b200x4 4,5,6,7\n"},
+		"all":              {b200, config.Config{GPUsPerSlot: 8}, "gpu0 b200x8 0,1,2,3,4,5,6,7\n"},
+		"one of four":      {b200, config.Config{Groups: config.Groups{{"4", "5", "6", "7"}}}, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\ngpu4 b200x4 4,5,6,7\n"},
+		"across nodes":     {b200, config.Config{Groups: config.Groups{{"7", "0"}}, GPUsPerSlot: 3, Queue: "q"}, "gpu0 q 0,7\ngpu1 q 1,2,3\ngpu4 q 4,5,6\n"},
+		"of those chosen":  {b200, config.Config{GPUs: config.GPUs{List: []string{"1", "2", "6", "7"}}, GPUsPerSlot: 2}, "gpu1 b200x2 1,2\ngpu6 b200x2 6,7\n"},
+		"without GPUs":     {b200, config.Config{GPUs: config.GPUs{None: true}, Slots: 3}, "gpu0 cpu \ngpu1 cpu \ngpu2 cpu \n"},
+		"a template":       {b200, config.Config{Groups: config.Groups{{"0", "1", "2", "3", "4", "5", "6"}}, Queue: "{vendor}-{shape}-{index}"}, "gpu0 nvidia-b200x7-0 0,1,2,3,4,5,6\ngpu7 nvidia-b200-7 7\n"},
+		"CPUs without any": {readMachine(t, machinetest.NoGPU()), config.Config{GPUs: config.GPUs{None: true}, Slots: 2, Queue: "cpu-{index}"}, "gpu0 cpu-0 \ngpu1 cpu-1 \n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := build(t, tt.inv, tt.cfg, nil, false)
+			if diff := cmp.Diff(tt.want, shapes(p)); diff != "" {
+				t.Error(diff)
+			}
+			if diff := cmp.Diff(p, build(t, tt.inv, tt.cfg, bindingsOf(t, p), false)); diff != "" {
+				t.Errorf("kept slots give another plan: %s", diff)
+			}
+		})
+	}
+}
+
+// TestGroupHasAllOfItsGPUs compares with a slot each.
+func TestGroupHasAllOfItsGPUs(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	single, pairs := build(t, inv, config.Config{}, nil, false), build(t, inv, config.Config{GPUsPerSlot: 2}, nil, false)
+	for i, s := range pairs.Slots {
+		a, b := single.Slots[2*i], single.Slots[2*i+1]
+		cpusA, _ := cpuset.Parse(a.CPUs)
+		cpusB, _ := cpuset.Parse(b.CPUs)
+		if s.CPUs != cpusA.Union(cpusB).String() || s.MemoryBytes != a.MemoryBytes+b.MemoryBytes {
+			t.Errorf("%s has %s and %d bytes; alone they have %s, %s and %d each", s.Name, s.CPUs, s.MemoryBytes, a.CPUs, b.CPUs, a.MemoryBytes)
+		}
+		for _, node := range append(a.Devices(), b.Devices()...) {
+			if !slices.Contains(s.Devices(), node) {
+				t.Errorf("%s has not %s", s.Name, node)
+			}
+		}
+		pol := policyOf(t, pairs, s.Index)
+		if want := []string{"nvidia.com/gpu=" + a.GPUs[0].UUID, "nvidia.com/gpu=" + b.GPUs[0].UUID}; !slices.Equal(pol.CDIDevices, want) {
+			t.Errorf("containers of %s get %q, want %q", s.Name, pol.CDIDevices, want)
+		}
+		if want := "CUDA_VISIBLE_DEVICES=" + a.GPUs[0].UUID + "," + b.GPUs[0].UUID; !slices.Contains(pol.Env, want) {
+			t.Errorf("%s: environment %q lacks %s", s.Name, pol.Env, want)
+		}
+		if !slices.Contains(s.Tags, "gpus=2") {
+			t.Errorf("%s has the tags %q", s.Name, s.Tags)
+		}
+	}
+}
+
+func TestShapeRefusals(t *testing.T) {
+	t.Parallel()
+	b200 := readMachine(t, machinetest.B200x8())
+	mixed := *b200
+	mixed.GPUs = slices.Clone(b200.GPUs)
+	mixed.GPUs[7].Model = "NVIDIA H100 NVL"
+	for name, tt := range map[string]struct {
+		inv *inventory.Inventory
+		cfg config.Config
+		err string
+	}{
+		"not shared out":  {b200, config.Config{GPUsPerSlot: 3}, "gpus_per_slot: 8 GPUs cannot be shared out by 3"},
+		"two models":      {&mixed, config.Config{Groups: config.Groups{{"6", "7"}}}, "groups: GPU 6 is NVIDIA B200 and GPU 7 is NVIDIA H100 NVL; put GPUs of one kind together"},
+		"no such GPU":     {b200, config.Config{Groups: config.Groups{{"6", "8"}}}, "groups: GPU 8 does not exist: this machine has GPUs 0 to 7"},
+		"two names":       {b200, config.Config{Groups: config.Groups{{"6", b200.GPUs[6].PCI}}}, "is in two places"},
+		"an instance":     {divided(b200, 1, map[int][]int{6: {1, 1}}), config.Config{Groups: config.Groups{{"6:0", "7"}}}, "groups: GPU 6 is in MIG mode"},
+		"no such part":    {divided(b200, 1, map[int][]int{6: {1, 1}}), config.Config{GPUs: config.GPUs{List: []string{"6:2"}}}, "GPU 6 has no part 2: it has 2"},
+		"a part of all":   {b200, config.Config{GPUs: config.GPUs{List: []string{"6:0"}}}, "GPU 6 has no part 0"},
+		"too many parts":  {divided(b200, 1, map[int][]int{6: slices.Repeat([]int{1}, 64)}), config.Config{}, "GPU 6 is divided into more instances than it has cores"},
+		"slots with GPUs": {b200, config.Config{Slots: 4}, "write gpus: none as well"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if _, err := Build(input(tt.inv, tt.cfg)); err == nil || !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("error is %v, want %q in it", err, tt.err)
+			}
+		})
+	}
+}
+
+func policyOf(t *testing.T, p *Plan, slot int) (pol JobPolicy) {
+	t.Helper()
+	i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == SlotPolicyPath(slot) })
+	if err := json.Unmarshal([]byte(p.Files[i].Content), &pol); err != nil {
+		t.Fatal(err)
+	}
+	return pol
+}
+
+func TestMIG(t *testing.T) {
+	t.Parallel()
+	whole := readMachine(t, machinetest.B200x8())
+	inv := divided(whole, 1, map[int][]int{2: {4, 3, 1}})
+	single := build(t, whole, config.Config{}, nil, false)
+	p := build(t, inv, config.Config{Queue: "{shape}"}, nil, false)
+	want := "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200-4g-92gb 2/MIG-1-2-0\ngpu3 b200-3g-69gb 2/MIG-1-2-1\ngpu4 b200-1g-23gb 2/MIG-1-2-2\ngpu5 b200 3\ngpu6 b200 4\ngpu7 b200 5\ngpu8 b200 6\ngpu9 b200 7\n"
+	if diff := cmp.Diff(want, shapes(p)); diff != "" {
+		t.Fatal(diff)
+	}
+	parent, _ := cpuset.Parse(single.Slots[2].CPUs)
+	cores, bytes := parent.Len()/2, single.Slots[2].MemoryBytes
+	for i, size := range []int{4, 3, 1} {
+		s := p.Slots[2+i]
+		set, _ := cpuset.Parse(s.CPUs)
+		if set.Difference(parent).Len() > 0 || set.Len() != cores*size/8*2 {
+			t.Errorf("%s has CPUs %s, %d eighths of %s", s.Name, set, size, parent)
+		}
+		if s.MemoryBytes != bytes>>20*int64(size)/8<<20 {
+			t.Errorf("%s has %d bytes, %d eighths of %d", s.Name, s.MemoryBytes, size, bytes)
+		}
+	}
+	s := p.Slots[3]
+	if diff := cmp.Diff([]string{"/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-caps/nvidia-cap212", "/dev/nvidia-caps/nvidia-cap213"}, s.Devices()); diff != "" {
+		t.Error(diff)
+	}
+	slice := p.Slices[slices.IndexFunc(p.Slices, func(sl Slice) bool { return sl.Slot == 3 })]
+	if diff := cmp.Diff(sliceDevices(s.Devices()), slice.Devices); diff != "" {
+		t.Errorf("the slice's policy: %s", diff)
+	}
+	pol := policyOf(t, p, 3)
+	if !slices.Equal(pol.CDIDevices, []string{"nvidia.com/gpu=MIG-1-2-1"}) || !slices.Contains(pol.Env, "CUDA_VISIBLE_DEVICES=MIG-1-2-1") || pol.GPUs[0].Part != "3g.69gb" {
+		t.Errorf("policy is %+v", pol)
+	}
+	clocks := config.Config{Hygiene: config.Hygiene{Clocks: config.ClocksBase}}
+	for _, tune := range build(t, inv, clocks, nil, false).Tunables {
+		if uuid, what, ok := tune.GPU(); ok && what == Clocks && uuid == inv.GPUs[2].UUID {
+			t.Error("clocks of a GPU in MIG mode are locked, which the driver refuses")
+		}
+	}
+}
+
+// TestReshape follows a machine whose GPUs are divided anew.
+func TestReshape(t *testing.T) {
+	t.Parallel()
+	whole := readMachine(t, machinetest.B200x8())
+	whole.GPUs = whole.GPUs[:4]
+	mig := func(serial int, sizes ...int) *inventory.Inventory {
+		return divided(whole, serial, map[int][]int{1: sizes})
+	}
+	without := func(inv *inventory.Inventory, i int) *inventory.Inventory {
+		out := *inv
+		out.GPUs = slices.Delete(slices.Clone(inv.GPUs), i, i+1)
+		return &out
+	}
+	dead := *mig(1)
+	dead.GPUs = slices.Clone(dead.GPUs)
+	dead.GPUs[1].Healthy, dead.GPUs[1].Error, dead.GPUs[1].MIGMode = false, "lost", ""
+	const uuid = "GPU-29010000-0000-4000-8000-000000000002"
+	kept := "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200 2\ngpu3 b200 3\ngpu4 b200-3g-69gb 1/MIG-1-1-1\n"
+	now := "GPU " + uuid + " is in MIG mode now; turn it off with nvidia-smi -i " + uuid + " -mig 0, or run kbnode install to make slots of its instances"
+	missing := func(profile string, start int) string {
+		return fmt.Sprintf(" parked: MIG instance %s at memory slice %d of GPU %s is missing; make it again, or run kbnode install to make slots of what there is", profile, start, uuid)
+	}
+	away := " parked: GPU " + uuid + " at 0000:43:00.0 is missing"
+	for name, steps := range map[string][]struct {
+		inv     *inventory.Inventory
+		cfg     config.Config
+		reshape bool
+		want    string
+	}{
+		"a GPU is divided": {
+			{whole, config.Config{}, true, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\n"},
+			{mig(1, 4, 3), config.Config{}, false, "gpu0 b200 0\ngpu1 b200 1 parked: " + now + "\ngpu2 b200 2\ngpu3 b200 3\n"},
+			{mig(1, 4, 3), config.Config{}, true, kept},
+			{mig(2, 4, 3), config.Config{}, false, strings.ReplaceAll(kept, "MIG-1", "MIG-2")}, // made anew
+			{whole, config.Config{}, false, "gpu0 b200 0\ngpu1 b200-4g-92gb 1" + missing("4g.92gb", 0) + "\ngpu2 b200 2\ngpu3 b200 3\ngpu4 b200-3g-69gb 1" + missing("3g.69gb", 4) + "\n"},
+			{mig(3, 4, 3), config.Config{}, false, strings.ReplaceAll(kept, "MIG-1", "MIG-3")},
+			{whole, config.Config{}, true, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\n"},
+		},
+		"in another way": {
+			{mig(1, 4, 3), config.Config{}, true, "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200-3g-69gb 1/MIG-1-1-1\ngpu3 b200 2\ngpu4 b200 3\n"},
+			{mig(2, 4, 1, 2), config.Config{}, false, "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-2-1-0\ngpu2 b200-3g-69gb 1" + missing("3g.69gb", 4) + "\ngpu3 b200 2\ngpu4 b200 3\n"},
+			{mig(2, 4, 1, 2), config.Config{}, true, "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-2-1-0\ngpu2 b200-1g-23gb 1/MIG-2-1-1\ngpu3 b200 2\ngpu4 b200 3\ngpu5 b200-2g-46gb 1/MIG-2-1-2\n"},
+		},
+		"a lost parent": {
+			{mig(1, 4, 3), config.Config{}, true, "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200-3g-69gb 1/MIG-1-1-1\ngpu3 b200 2\ngpu4 b200 3\n"},
+			{without(mig(1, 4, 3), 1), config.Config{}, true, "gpu0 b200 0\ngpu1 b200-4g-92gb 1" + away + "\ngpu2 b200-3g-69gb 1" + away + "\ngpu3 b200 2\ngpu4 b200 3\n"},
+			{&dead, config.Config{}, true, "gpu0 b200 0\ngpu1 b200-4g-92gb 1 parked: GPU at 0000:43:00.0 does not answer: lost\ngpu2 b200-3g-69gb 1 parked: GPU at 0000:43:00.0 does not answer: lost\ngpu3 b200 2\ngpu4 b200 3\n"},
+			{mig(1, 4, 3), config.Config{}, false, "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200-3g-69gb 1/MIG-1-1-1\ngpu3 b200 2\ngpu4 b200 3\n"},
+		},
+		"pairs and back": {
+			{whole, config.Config{}, true, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\n"},
+			{whole, config.Config{GPUsPerSlot: 2}, false, "gpu0 b200x2 0,1\ngpu2 b200x2 2,3\n"},
+			{without(whole, 1), config.Config{GPUsPerSlot: 2}, false, "gpu0 b200x2 0,1" + away + "\ngpu2 b200x2 2,3\n"},
+			{whole, config.Config{Groups: config.Groups{{"1", "2", "3"}}}, false, "gpu0 b200 0\ngpu1 b200x3 1,2,3\n"},
+			{whole, config.Config{}, false, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\n"},
+			{whole, config.Config{GPUs: config.GPUs{None: true}, Slots: 1}, false, "gpu0 cpu \n"},
+			{whole, config.Config{}, false, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\n"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var bindings []Binding
+			for i, s := range steps {
+				p := build(t, s.inv, s.cfg, bindings, s.reshape)
+				if diff := cmp.Diff(s.want, shapes(p)); diff != "" {
+					t.Fatalf("step %d: %s", i, diff)
+				}
+				bindings = bindingsOf(t, p)
+			}
+		})
+	}
+}
+
+// TestPartitions follows GPUs of AMD's from one partition mode to another.
+func TestPartitions(t *testing.T) {
+	t.Parallel()
+	cpx, spx := readMachine(t, machinetest.MI300XCPX()), readMachine(t, machinetest.MI300X())
+	p := build(t, cpx, config.Config{GPUs: config.GPUs{List: []string{"1", "7:5"}}}, nil, false)
+	if len(p.Slots) != 9 || p.Slots[8].Index != 61 || p.Slots[8].GPUs[0].Partition != 5 || p.Slots[8].Queue != "mi300-cpx" {
+		t.Errorf("slots are\n%s", shapes(p))
+	}
+	all := build(t, cpx, config.Config{}, nil, false)
+	if len(all.Slots) != 64 {
+		t.Fatalf("%d slots", len(all.Slots))
+	}
+	spx.GPUs, cpx.GPUs = slices.Clone(spx.GPUs), slices.Clone(cpx.GPUs)
+	for i := range spx.GPUs { // the same cards
+		spx.GPUs[i].UUID, spx.GPUs[i].PCI = cpx.GPUs[8*i].UUID, cpx.GPUs[8*i].PCI
+	}
+	parked := build(t, spx, config.Config{}, bindingsOf(t, all), false)
+	for _, s := range parked.Slots {
+		if !strings.Contains(s.Parked, "is in SPX mode and was in CPX") {
+			t.Errorf("%s of a GPU that is whole again: %q", s.Name, s.Parked)
+		}
+	}
+	if again := build(t, spx, config.Config{}, bindingsOf(t, parked), true); len(again.Slots) != 8 || again.Slots[7].Parked != "" {
+		t.Errorf("slots are\n%s", shapes(again))
+	}
+}
+
+func TestMixedModels(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	inv.GPUs = slices.Clone(inv.GPUs[:4])
+	inv.GPUs[2].Model, inv.GPUs[3].Model = "NVIDIA H100 NVL", "NVIDIA H100 NVL"
+	p := build(t, inv, config.Config{}, nil, false)
+	if diff := cmp.Diff("gpu0 b200 0\ngpu1 b200 1\ngpu2 h100 2\ngpu3 h100 3\n", shapes(p)); diff != "" {
+		t.Error(diff)
+	}
+	warned := func(cfg config.Config, text string) bool {
+		return slices.ContainsFunc(build(t, inv, cfg, nil, false).Warnings, func(w string) bool { return strings.Contains(w, text) })
+	}
+	const mixed = "slots of different shapes (b200, h100) take jobs of one queue"
+	if !warned(config.Config{Queue: "fast"}, mixed) || warned(config.Config{Queue: "{gpu}"}, mixed) || warned(config.Config{}, mixed) {
+		t.Error("a queue for different GPUs is not warned of, or another is")
+	}
+}
+
+// TestEarlierBindings reads what a kbnode wrote that had one GPU to a slot.
+func TestEarlierBindings(t *testing.T) {
+	t.Parallel()
+	list, err := ParseBindings([]byte(`{"written_by": "kbnode", "schema": 1, "slots": [
+		{"slot": 3, "uuid": "GPU-a", "pci": "0000:1b:00.0", "vendor": "nvidia", "model": "NVIDIA B200", "numa_node": 0, "memory_node": -1}]}`))
+	want := []Binding{{Slot: 3, Member: Member{GPU: 3, UUID: "GPU-a", PCI: "0000:1b:00.0", Vendor: "nvidia", Model: "NVIDIA B200", MemoryNode: -1}}}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, list); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestShapesHold divides and groups machines at random.
+func TestShapesHold(t *testing.T) {
+	t.Parallel()
+	machines := []*inventory.Inventory{readMachine(t, machinetest.B200x8()), readMachine(t, machinetest.HGXH100()), readMachine(t, machinetest.DGXA100())}
+	r := rand.New(rand.NewPCG(9, 9))
+	built := 0
+	for range 300 {
+		layout := map[int][]int{}
+		for i := range 8 {
+			if r.IntN(3) > 0 {
+				continue
+			}
+			for left := 8; left > 0; {
+				size := 1 + r.IntN(left)
+				layout[i] = append(layout[i], size)
+				left -= size
+			}
+		}
+		inv := divided(machines[r.IntN(len(machines))], 1, layout)
+		cfg := config.Config{GPUsPerSlot: 1 + r.IntN(3)}
+		in := input(inv, cfg)
+		p, err := Build(in)
+		if err != nil {
+			continue // held by TestShapeRefusals
+		}
+		built++
+		checkPlan(t, inv, p)
+		in.Bindings = bindingsOf(t, p)
+		again, err := Build(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(p, again); diff != "" {
+			t.Fatalf("kept slots of %v give another plan: %s", layout, diff)
+		}
+		if t.Failed() {
+			t.Fatalf("layout %v, %d GPUs to a slot", layout, cfg.GPUsPerSlot)
+		}
+	}
+	if built < 100 {
+		t.Errorf("only %d of 300 were built", built)
+	}
+}
