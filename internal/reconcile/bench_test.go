@@ -2,38 +2,109 @@ package reconcile_test
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// BenchmarkNoop is a reconcile that finds nothing to do, which a node does
-// every 30 s: a recorded machine with recorded D-Bus. The target is 100 ms for
-// 8 slots, and no more than linear growth.
-func BenchmarkNoop(b *testing.B) {
-	for _, n := range []int{1, 8, 64} {
-		b.Run(fmt.Sprintf("slots=%d", n), func(b *testing.B) {
-			m := newMachine(b)
-			w := slots(n)
-			w.first, w.width = 0, 1
-			p := w.plan(b)
-			m.apply(p)
-			for b.Loop() {
-				s, err := m.h.Observe(b.Context(), p)
-				if err != nil {
-					b.Fatal(err)
-				}
-				if changes := reconcile.Diff(p, s); len(changes) > 0 {
-					b.Fatalf("%d changes", len(changes))
-				}
-			}
-			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/float64(n), "µs/slot")
-			if words := m.sd.Words(); len(words) > 0 {
-				b.Fatalf("words were said: %v", words)
-			}
-		})
+// BenchmarkSlots is a plan, and a reconcile that finds nothing to do, of one machine
+// with more and more slots: a server whose eight GPUs are eight partitions each. A node
+// does both every 30 s; the target is 100 ms for 8 slots. The last column says what a
+// slot costs there against a slot of eight: where it grows, something is not linear.
+func BenchmarkSlots(b *testing.B) {
+	inv, err := inventory.Read(b.Context(), inventory.Options{Root: machinetest.MI300XCPX().Dir(b)})
+	if err != nil {
+		b.Fatal(err)
 	}
+	inv.Software.Agent.Path = "" // there is none to copy in the tree
+	counts := []int{8, 16, 32, 64}
+	input := func(slots int, kept []plan.Binding) plan.Input {
+		cfg := config.Config{Queue: "q"}
+		for gpu := range slots / 8 {
+			cfg.GPUs.List = append(cfg.GPUs.List, strconv.Itoa(gpu))
+		}
+		return plan.Input{Inventory: inv, Config: &cfg, Bindings: kept, Binary: "/usr/local/bin/kbnode", Version: "1.2.3"}
+	}
+	build := func(b *testing.B, in plan.Input) *plan.Plan {
+		p, err := plan.Build(in)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return p
+	}
+	each := func(name string, run func(b *testing.B, slots int)) {
+		first := 0.0 // what each of eight slots costs, in ns
+		for _, n := range counts {
+			b.Run(fmt.Sprintf("%s/slots=%d", name, n), func(b *testing.B) {
+				run(b, n)
+				cost := float64(b.Elapsed().Nanoseconds()) / float64(b.N) / float64(n)
+				if n == counts[0] {
+					first = cost
+				}
+				b.ReportMetric(cost, "ns/slot")
+				if first > 0 {
+					b.ReportMetric(cost/first, "of-8-slots")
+				}
+			})
+		}
+	}
+	each("plan", func(b *testing.B, n int) {
+		all := build(b, input(64, nil))
+		i := slices.IndexFunc(all.Files, func(f plan.File) bool { return f.Path == plan.BindingsPath })
+		kept, err := plan.ParseBindings([]byte(all.Files[i].Content))
+		if err != nil {
+			b.Fatal(err)
+		}
+		for b.Loop() {
+			if p := build(b, input(n, kept)); len(p.Slots) != n {
+				b.Fatalf("%d slots", len(p.Slots))
+			}
+		}
+	})
+	each("noop", func(b *testing.B, n int) {
+		m := newMachine(b)
+		m.write("/sys/fs/cgroup/cpuset.cpus.effective", inv.CPU.Online+"\n")
+		m.write("/sys/fs/cgroup/cpuset.mems.effective", "0-7\n")
+		p := build(b, input(n, nil))
+		p.Tunables = nil // BenchmarkLookAtSettings
+		m.apply(p)
+		for b.Loop() {
+			s, err := m.h.Observe(b.Context(), p)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if changes := reconcile.Diff(p, s); len(changes) > 0 {
+				b.Fatalf("%d changes: %v", len(changes), changes)
+			}
+		}
+		if words := m.sd.Words(); len(words) > 0 {
+			b.Fatalf("words were said: %v", words)
+		}
+	})
+	// Each slot is to get the CPU of the one before, and the first runs a job.
+	each("reshape", func(b *testing.B, n int) {
+		m := newMachine(b)
+		w := want{slots: n, first: 1, width: 1, memory: 1 << 30, generation: "g1", parked: -1}
+		m.apply(w.plan(b))
+		m.run(0)
+		w.first, w.generation = 0, "g2"
+		p := w.plan(b)
+		s, err := m.h.Observe(b.Context(), p)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for b.Loop() {
+			if changes := reconcile.Diff(p, s); len(deferred(changes, n-1)) == 0 {
+				b.Fatal("the last slot does not wait")
+			}
+		}
+	})
 }
 
 // BenchmarkLookAtSettings is what the settings of a large machine add to a look:

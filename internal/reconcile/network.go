@@ -148,7 +148,7 @@ func (d *differ) protect() {
 	switch {
 	case d.s.network.Rules != firewall.Intact:
 		why = "the firewall rules between jobs are " + string(d.s.network.Rules)
-	case slices.ContainsFunc(d.out, func(c Change) bool { return c.Kind == AddUser || c.Kind == DelUser }):
+	case slices.ContainsFunc(d.out, func(c Change) bool { return (c.Kind == AddUser || c.Kind == DelUser) && c.Deferred == "" }):
 		why = "the slots' users change"
 	default:
 		return

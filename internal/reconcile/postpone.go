@@ -63,20 +63,44 @@ func (d *differ) holds(slot int) cpuset.Set {
 	return held
 }
 
-// spread makes slots wait that are to get CPUs of a slot that waits, and those
-// that are to get theirs.
+// leaves are the devices that a slot has now and is not to keep, as lines of a policy.
+// Those that all slots of a vendor share have no number.
+func (d *differ) leaves(slot int) []string {
+	unit := plan.SliceName(slot)
+	kept := deviceLines(d.wantSlices[unit])
+	return slices.DeleteFunc(slices.Clone(d.s.Slices[unit].Devices), func(line string) bool {
+		name, _, _ := strings.Cut(line, " ")
+		return slices.Contains(kept, line) || strings.TrimRight(name, "0123456789") == name
+	})
+}
+
+// spread makes slots wait that are to get CPUs or devices of a slot that waits, and
+// those that are to get theirs.
 func (d *differ) spread(waits map[int]string) {
-	for again := true; again; {
-		again = false
-		for _, k := range slices.Sorted(maps.Keys(waits)) {
-			held := d.holds(k)
-			for _, w := range d.p.Slices {
-				cpus, _ := cpuset.Parse(w.CPUs)
-				if w.Slot >= 0 && waits[w.Slot] == "" && !cpus.Disjoint(held) {
-					waits[w.Slot], again = waits[k], true
-				}
-			}
+	type claim struct {
+		slot  int
+		cpus  cpuset.Set
+		lines []string
+	}
+	var claims []claim // of slots that do not wait
+	for _, w := range d.p.Slices {
+		if w.Slot >= 0 && waits[w.Slot] == "" {
+			cpus, _ := cpuset.Parse(w.CPUs)
+			claims = append(claims, claim{w.Slot, cpus, deviceLines(w)})
 		}
+	}
+	next := slices.Sorted(maps.Keys(waits))
+	for len(next) > 0 && len(claims) > 0 {
+		k := next[0]
+		next = next[1:]
+		held, left := d.holds(k), d.leaves(k)
+		claims = slices.DeleteFunc(claims, func(c claim) bool {
+			takes := !c.cpus.Disjoint(held) || slices.ContainsFunc(left, func(line string) bool { return slices.Contains(c.lines, line) })
+			if takes {
+				waits[c.slot], next = waits[k], append(next, c.slot)
+			}
+			return takes
+		})
 	}
 }
 

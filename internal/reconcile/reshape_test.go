@@ -1,0 +1,521 @@
+package reconcile_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
+)
+
+// server is a machine with eight GPUs whose plans are real ones.
+type server struct {
+	*machine
+	net *fakeNetwork
+	inv *inventory.Inventory
+}
+
+var b200x8 = struct {
+	sync.Mutex
+	inv *inventory.Inventory
+}{}
+
+func newServer(t testing.TB) *server {
+	t.Helper()
+	b200x8.Lock()
+	defer b200x8.Unlock()
+	if b200x8.inv == nil {
+		inv, err := inventory.Read(t.Context(), inventory.Options{Root: machinetest.B200x8().Dir(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b200x8.inv = inv
+	}
+	inv := *b200x8.inv
+	inv.GPUs = slices.Clone(inv.GPUs)
+	inv.Software.Agent.Path = "" // there is none to copy in the tree
+	root := tempDir(t)
+	sd, err := systemdtest.New(root, "0-223", "0-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	users := systemdtest.Users{Root: root}
+	n := &fakeNetwork{users: users}
+	return &server{&machine{t: t, sd: sd, h: &reconcile.Host{Root: root, Systemd: sd, Users: users, Network: n}}, n, &inv}
+}
+
+// divide makes MIG instances of a GPU, of one memory slice each; 0 turns MIG off. Their
+// UUIDs have the serial in them: those made anew have others.
+func (s *server) divide(gpu, instances, serial int) {
+	g := &s.inv.GPUs[gpu]
+	g.MIG, g.MIGMode = nil, "off"
+	for i := range instances {
+		g.MIGMode = "on"
+		g.MIG = append(g.MIG, inventory.MIG{
+			UUID: fmt.Sprintf("MIG-%d-%d-%d", gpu, i, serial), Profile: "1g.23gb", GPUInstance: 7 + i, Slices: 1, MemorySlices: 1, Start: i,
+			GPUCap: 100*gpu + 9*i + 3, ComputeCap: 100*gpu + 9*i + 4,
+		})
+	}
+}
+
+// plan is what kbnode plans with the bindings that lie on the machine.
+func (s *server) plan(cfg config.Config) *plan.Plan {
+	s.t.Helper()
+	in := plan.Input{Inventory: s.inv, Config: &cfg, Binary: "/usr/local/bin/kbnode", Version: "1.2.3", Reshape: true}
+	text, err := os.ReadFile(filepath.Join(s.h.Root, plan.BindingsPath))
+	if err == nil {
+		in.Bindings, err = plan.ParseBindings(text)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.t.Fatal(err)
+	}
+	p, err := plan.Build(in)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	p.Tunables = nil
+	return p
+}
+
+// pass is a pass of the daemon's.
+func (s *server) pass(cfg config.Config) (reconcile.Result, []string) {
+	s.t.Helper()
+	r, words := s.apply(s.plan(cfg))
+	s.net.networks = nil // the guards make them
+	entries, err := filepath.Glob(filepath.Join(s.h.Root, "sys/fs/cgroup/system.slice/kbnode-guard-gpu*.service"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, e := range entries {
+		s.net.networks = append(s.net.networks, strings.TrimSuffix(strings.Replace(filepath.Base(e), "guard-", "", 1), ".service"))
+	}
+	return r, words
+}
+
+// done holds that nothing is left to do, and that no job was killed on the way.
+func (s *server) done(cfg config.Config) {
+	s.t.Helper()
+	if _, changes := s.diff(s.plan(cfg)); len(changes) > 0 {
+		s.t.Fatalf("changes are left: %v", changes)
+	}
+	if killed := s.sd.Killed(); len(killed) > 0 {
+		s.t.Fatalf("jobs were killed: %v", killed)
+	}
+}
+
+// limits are what a slot's slice allows, as files by path.
+func (s *server) limits(slot int) map[string]string {
+	s.t.Helper()
+	out := map[string]string{}
+	cgroup := "/sys/fs/cgroup/buildkite.slice/" + plan.SliceName(slot)
+	for _, name := range []string{
+		cgroup + "/cpuset.cpus", cgroup + "/cpuset.cpus.effective", cgroup + "/cpuset.mems.effective", cgroup + "/memory.max", cgroup + "/pids.max",
+		"/run/systemd/system.control/" + plan.SliceName(slot) + ".d/50-DeviceAllow.conf",
+		plan.SlotPolicyPath(slot),
+	} {
+		out[name] = s.read(name)
+	}
+	return out
+}
+
+// serving are the slots whose agent runs.
+func (s *server) serving() []int {
+	s.t.Helper()
+	var of []int
+	agents, err := filepath.Glob(filepath.Join(s.h.Root, "sys/fs/cgroup/buildkite.slice/*/buildkite-agent-gpu*.service"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, name := range agents {
+		k, _ := plan.OwnsUnit(filepath.Base(name))
+		of = append(of, k)
+	}
+	slices.Sort(of)
+	return of
+}
+
+// apart says which slots that serve have a CPU or a device in common; "" for none.
+// MIG instances of a GPU share its own node.
+func (s *server) apart() string {
+	s.t.Helper()
+	var cpus cpuset.Set
+	owner := map[string]int{}
+	for _, k := range s.serving() {
+		set, err := cpuset.Parse(s.read("/sys/fs/cgroup/buildkite.slice/" + plan.SliceName(k) + "/cpuset.cpus"))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if !set.Disjoint(cpus) || set.Len() == 0 {
+			return fmt.Sprintf("%s has CPUs %s, which are none or another's", plan.SlotName(k), set)
+		}
+		cpus = cpus.Union(set)
+		devices := s.read("/run/systemd/system.control/" + plan.SliceName(k) + ".d/50-DeviceAllow.conf")
+		part := strings.Contains(devices, "nvidia-cap")
+		for line := range strings.FieldsSeq(devices) {
+			name := strings.TrimPrefix(line, "DeviceAllow=")
+			if !strings.HasPrefix(name, "/dev/") || !strings.ContainsAny(name[len(name)-1:], "0123456789") {
+				continue
+			}
+			whole := !part || strings.Contains(name, "nvidia-cap")
+			if other, taken := owner[name]; taken && (whole || other >= 0) {
+				return fmt.Sprintf("%s has %s of another slot", plan.SlotName(k), name)
+			}
+			if owner[name] = k; !whole {
+				owner[name] = -1
+			}
+		}
+	}
+	return ""
+}
+
+var (
+	singles = config.Config{Queue: "q"}
+	pairs   = config.Config{Queue: "q", GPUsPerSlot: 2}
+)
+
+// kinds are what is done to units, in a word each: "stop agent-gpu1".
+func verbs(words []string) []string {
+	var out []string
+	for _, w := range words {
+		f := strings.Fields(w)
+		if f[0] == "set" || f[0] == "reload" {
+			f = f[:min(2, len(f))]
+		}
+		w = strings.NewReplacer("buildkite-agent-", "agent-", "kbnode-guard-", "guard-", "buildkite-gpu", "gpu", ".service", "").Replace(strings.Join(f, " "))
+		out = append(out, w)
+	}
+	return out
+}
+
+func TestPairsOfSingles(t *testing.T) {
+	t.Parallel()
+	for name, busy := range map[string][]int{"the one that goes": {1}, "the one that stays": {0}, "both": {0, 1}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newServer(t)
+			s.pass(singles)
+			s.done(singles)
+			held := map[int]map[string]string{}
+			for _, k := range busy {
+				s.run(k)
+				held[k] = s.limits(k)
+			}
+			_, words := s.pass(pairs)
+			said := verbs(words)
+			for _, k := range busy {
+				if !slices.Contains(said, "drain agent-"+plan.SlotName(k)) {
+					t.Errorf("%s is not drained: %v", plan.SlotName(k), said)
+				}
+			}
+			equal(t, "slots that serve", []int{0, 2, 4, 6}, slices.DeleteFunc(s.serving(), func(k int) bool { return k == 1 }))
+			for k := 2; k < 8; k += 2 {
+				equal(t, "devices of "+plan.SlotName(k), 2, strings.Count(s.limits(k)["/run/systemd/system.control/"+plan.SliceName(k)+".d/50-DeviceAllow.conf"], "/dev/nvidia"+fmt.Sprint(k))+
+					strings.Count(s.limits(k)["/run/systemd/system.control/"+plan.SliceName(k)+".d/50-DeviceAllow.conf"], "/dev/nvidia"+fmt.Sprint(k+1)))
+			}
+			for _, k := range []int{3, 5, 7} {
+				if s.exists(plan.WorkDir(k)) {
+					t.Errorf("%s is still there", plan.SlotName(k))
+				}
+			}
+			for _, left := range slices.Concat(busy, []int{-1}) {
+				for k, want := range held {
+					equal(t, "limits of the job of "+plan.SlotName(k), want, s.limits(k))
+				}
+				if why := s.apart(); why != "" {
+					t.Fatal(why)
+				}
+				r, words := s.pass(pairs)
+				equal(t, "words while a job runs", nil, words)
+				equal(t, "changes while a job runs", []string{}, brief(r.Applied))
+				if left < 0 {
+					break
+				}
+				s.finish(left)
+				if delete(held, left); len(held) > 0 {
+					continue
+				}
+				_, words = s.pass(pairs)
+				for _, w := range verbs(words) {
+					if w != "reload" && !strings.Contains(w, "gpu0") && !strings.Contains(w, "gpu1") {
+						t.Errorf("after the job: %s", w)
+					}
+				}
+			}
+			s.done(pairs)
+			for name := range s.tree() {
+				if strings.Contains(name, "gpu1") || strings.Contains(name, "gpu-1") || strings.Contains(name, "agent-1") {
+					t.Errorf("%s is left", name)
+				}
+			}
+			equal(t, "networks", []string{"kbnode-gpu0", "kbnode-gpu2", "kbnode-gpu4", "kbnode-gpu6"}, s.net.networks)
+
+			// And back.
+			s.run(0)
+			was := s.limits(0)
+			s.pass(singles)
+			equal(t, "slots that serve", []int{0, 2, 3, 4, 5, 6, 7}, s.serving())
+			equal(t, "limits of the job", was, s.limits(0))
+			s.finish(0)
+			s.pass(singles)
+			s.done(singles)
+		})
+	}
+}
+
+func TestInstancesOfAWholeGPU(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	s.pass(singles)
+	s.done(singles)
+	s.run(3)
+	held := s.limits(3)
+	s.divide(7, 7, 1)
+	s.pass(singles)
+	if why := s.apart(); why != "" {
+		t.Fatal(why)
+	}
+	equal(t, "limits of a job beside it", held, s.limits(3))
+	s.finish(3)
+	s.pass(singles)
+	s.done(singles)
+	equal(t, "slots", []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, s.serving())
+
+	// An instance that is made anew has another name, and nothing else changes.
+	s.run(7)
+	s.run(9)
+	neighbour := s.limits(9)
+	s.inv.GPUs[7].MIG[0].UUID = "MIG-anew"
+	_, words := s.pass(singles)
+	equal(t, "words while its job runs", []string{"reload", "drain agent-gpu7"}, verbs(words))
+	s.finish(7)
+	_, words = s.pass(singles)
+	equal(t, "words after its job", []string{"reload", "restart guard-gpu7", "start agent-gpu7"}, verbs(words))
+	equal(t, "limits of its neighbour", neighbour, s.limits(9))
+
+	// A sibling that is busy for ever keeps nobody: gpu8 goes, and gpu9 serves on.
+	s.inv.GPUs[7].MIG = slices.Delete(s.inv.GPUs[7].MIG, 6, 7)
+	for range 4 {
+		s.pass(singles)
+	}
+	s.finish(9)
+	s.pass(singles)
+	s.pass(singles)
+	s.done(singles)
+	if why := s.apart(); why != "" {
+		t.Fatal(why)
+	}
+
+	// A GPU that is whole again waits for the last job on a part of it.
+	s.run(9)
+	s.divide(7, 0, 0)
+	s.pass(singles)
+	if why := s.apart(); why != "" {
+		t.Fatal(why)
+	}
+	if waits := s.waiting(singles); !slices.Contains(waits, "gpu7") {
+		t.Errorf("gpu7 does not wait: %v", waits)
+	}
+	s.finish(9)
+	s.pass(singles)
+	s.done(singles)
+	equal(t, "slots", []int{0, 1, 2, 3, 4, 5, 6, 7}, s.serving())
+}
+
+// A slot that keeps its CPUs and is to get a GPU of a busy one waits for that.
+func TestGroupsThatSwapGPUs(t *testing.T) {
+	t.Parallel()
+	groups := func(list ...[]string) config.Config {
+		return config.Config{Queue: "q", Groups: list, GPUs: config.GPUs{List: []string{"0", "1", "2", "3"}}}
+	}
+	s := newServer(t)
+	was, is := groups([]string{"0", "1"}, []string{"2", "3"}), groups([]string{"0", "2"}, []string{"1", "3"})
+	s.pass(was)
+	s.done(was)
+	cpus := s.plan(was).Slots[0].CPUs
+	equal(t, "CPUs of gpu0", cpus, s.plan(is).Slots[0].CPUs)
+	s.run(2)
+	held := s.limits(2)
+	s.pass(is)
+	if why := s.apart(); why != "" {
+		t.Fatal(why)
+	}
+	equal(t, "slots that wait", []string{"gpu0", "gpu1", "gpu2"}, s.waiting(is))
+	equal(t, "limits of the job", held, s.limits(2))
+	s.finish(2)
+	s.pass(is)
+	s.done(is)
+	equal(t, "slots that serve", []int{0, 1}, s.serving())
+}
+
+// waiting are the slots with changes that wait.
+func (s *server) waiting(cfg config.Config) []string {
+	_, changes := s.diff(s.plan(cfg))
+	slots := map[string]bool{}
+	for _, c := range changes {
+		if c.Deferred != "" && c.Slot >= 0 {
+			slots[plan.SlotName(c.Slot)] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(slots))
+}
+
+// TestReshapeHolds makes a node again and again what a random configuration says while
+// jobs come and go, also in the middle of a pass.
+func TestReshapeHolds(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(3) {
+		for _, applies := range []bool{false, true} {
+			t.Run(fmt.Sprintf("seed %d, reload applies %v", seed, applies), func(t *testing.T) {
+				t.Parallel()
+				r := rand.New(rand.NewPCG(seed, 11))
+				s := newServer(t)
+				s.sd.ReloadApplies = applies
+				jobs := map[int]map[string]string{} // the limits that each began with
+				hold := func(when string) {
+					t.Helper()
+					if why := s.apart(); why != "" {
+						t.Fatalf("%s: %s", when, why)
+					}
+					for k, want := range jobs {
+						if diff := cmp.Diff(want, s.limits(k), cmpopts.IgnoreMapEntries(func(name, _ string) bool { return want[name] == "" })); diff != "" {
+							t.Fatalf("%s: limits of the job of %s (-want +got):\n%s", when, plan.SlotName(k), diff)
+						}
+					}
+				}
+				begin := func(chance int, inPass bool) {
+					for _, k := range s.serving() {
+						units, err := s.sd.Units(t.Context(), plan.AgentUnit(k))
+						if err != nil {
+							t.Fatal(err)
+						}
+						if jobs[k] == nil && units[0].Active == "active" && r.IntN(chance) == 0 {
+							jobs[k] = s.limits(k)
+							if inPass { // its file may be written by now; the guard has read the old one
+								delete(jobs[k], plan.SlotPolicyPath(k))
+							}
+							s.run(k)
+						}
+					}
+				}
+				s.h.OnStep(func(words string) error {
+					if strings.Contains(words, "/") { // a file
+						return nil
+					}
+					hold("before " + words)
+					if strings.HasPrefix(words, "stop buildkite-agent") && !applies {
+						begin(8, true)
+					}
+					return nil
+				})
+				for round := range 10 {
+					cfg := config.Config{Queue: "q", GPUsPerSlot: []int{1, 1, 2, 4, 8}[r.IntN(5)]}
+					switch r.IntN(6) {
+					case 0:
+						cfg = config.Config{Queue: "q", GPUs: config.GPUs{None: true}, Slots: 1 + r.IntN(12)}
+					case 1:
+						cfg = config.Config{Queue: "q", Groups: [][]string{{"1", "2", "5"}, {"0", "7"}}}
+					}
+					passes := 0
+					for ; passes < 40; passes++ {
+						res, _ := s.pass(cfg)
+						hold(fmt.Sprintf("round %d, pass %d", round, passes))
+						if len(res.Deferred) == 0 {
+							if _, changes := s.diff(s.plan(cfg)); len(changes) == 0 {
+								break
+							}
+						}
+						for k := range jobs {
+							if r.IntN(3) == 0 {
+								delete(jobs, k)
+								s.finish(k)
+							}
+						}
+						begin(3, false)
+					}
+					if passes == 40 {
+						_, changes := s.diff(s.plan(cfg))
+						t.Fatalf("round %d does not end: %v", round, changes)
+					}
+					s.done(cfg)
+				}
+			})
+		}
+	}
+}
+
+// TestInterruptedReshape cuts a reshape off at each step: while a job keeps a part of it
+// waiting, and when that has ended.
+func TestInterruptedReshape(t *testing.T) {
+	t.Parallel()
+	of := func(cfg config.Config) config.Config {
+		cfg.GPUs = config.GPUs{List: []string{"0", "1", "2", "3"}}
+		return cfg
+	}
+	for name, c := range map[string][2]config.Config{"pairs": {of(singles), of(pairs)}, "singles": {of(pairs), of(singles)}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			prepare := func() *server {
+				s := newServer(t)
+				s.pass(c[0])
+				s.run(0)
+				return s
+			}
+			count := func(s *server) int {
+				steps := 0
+				s.h.OnStep(func(string) error { steps++; return nil })
+				s.pass(c[1])
+				return steps
+			}
+			s := prepare()
+			job, first := s.limits(0), count(s)
+			waiting := s.tree()
+			s.finish(0)
+			second := count(s)
+			s.h.OnStep(nil)
+			s.done(c[1])
+			end := s.tree()
+			if min(first, second) < 8 {
+				t.Fatalf("only %d and %d steps to interrupt", first, second)
+			}
+			stride := 1
+			if testing.Short() {
+				stride = 3
+			}
+			for n := 0; n < first+second; n += stride {
+				s := prepare()
+				if n < first {
+					interrupt(t, s.machine, s.plan(c[1]), "killed", n)
+					s.h.OnStep(nil)
+					equal(t, "limits of the job", job, s.limits(0))
+				}
+				s.pass(c[1])
+				equal(t, fmt.Sprintf("tree while a job runs, step %d", n), waiting, s.tree())
+				s.finish(0)
+				if n >= first {
+					interrupt(t, s.machine, s.plan(c[1]), "killed", n-first)
+					s.h.OnStep(nil)
+				}
+				s.pass(c[1])
+				equal(t, fmt.Sprintf("tree, step %d", n), end, s.tree())
+				s.done(c[1])
+			}
+		})
+	}
+}
