@@ -32,7 +32,7 @@ vm-deps:
 	fi
 
 # What takes long and is worth a run of its own when the isolation changes.
-VM_ATTACKS := ^(TestAcceptance|TestAnsible|TestAttack|TestCanary|TestCloudInit|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestImageBuild|TestNetwork|TestPackage|TestPipelines|TestQuiet|TestRotation|TestScreens|TestSelftest|TestTutorial|TestUpgradeAgents)$$
+VM_ATTACKS := ^(TestAcceptance|TestAnsible|TestAttack|TestCanary|TestCloudInit|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestImageBuild|TestNetwork|TestPackage|TestPipelines|TestQuiet|TestRotation|TestScreens|TestSelftest|TestShapes|TestTutorial|TestUpgradeAgents)$$
 
 .PHONY: test-vm
 test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of them
