@@ -155,7 +155,7 @@ test-runner: | deps-check ## the evaluation engine against recorded runs of the 
 		awk '/^ *=== /{next} /^    --- PASS/{n++; next} /^--- PASS/{next} /^    --- FAIL/{bad++} {print} END{print n+bad " cases, " bad+0 " failed"}'
 
 .PHONY: bench
-bench: ## speed: split, inventory, install and no-op reconcile for 1, 8 and 64 slots; what the runner and the guard cost
+bench: ## speed: split, inventory, install, plan and no-op reconcile for up to 64 slots; what the runner and the guard cost
 	go test -run '^$$' -bench . -benchmem ./internal/...
 
 .PHONY: golden
