@@ -53,6 +53,7 @@ type applier struct {
 	errs   []error
 	failed map[int]bool   // slots with a unit that did not do what it should
 	late   map[int]string // what waits for agents that took a job meanwhile, by slot
+	parent string         // and why the slice above all slots does
 }
 
 // together is how many of the next changes systemd can do side by side: starts
@@ -125,6 +126,9 @@ func (a *applier) wait(c Change) string {
 	}
 	if a.h.Systemd == nil && !c.files() {
 		return "waits for systemd, which does not run in this tree"
+	}
+	if c.Subject == plan.ParentSlice {
+		return a.parent
 	}
 	return a.late[c.Slot]
 }

@@ -92,6 +92,7 @@ func (a *applier) stop(ctx context.Context, c Change) error {
 	err := a.h.Systemd.Stop(stopCtx, c.Subject)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		a.late[c.Slot] = fmt.Sprintf("waits for the agent of slot %s to stop", plan.SlotName(c.Slot))
+		a.parent = a.narrows(a.late)
 		a.spread(a.late)
 		return errLate
 	}

@@ -168,6 +168,28 @@ func TestParentDoesNotTakeCPUsFromAJob(t *testing.T) {
 	equal(t, "changes at the end", nil, changes)
 }
 
+// Neither does it from one that begins while its agent is about to be stopped.
+func TestParentDoesNotTakeCPUsFromAJobThatBegins(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(2).plan(t)) // 2-5
+	next := slots(2)
+	next.first, next.generation = 4, "g2" // 4-7: not 2-3 any more
+	p := next.plan(t)
+	s, changes := m.diff(p)
+	m.run(0)
+	r, err := m.h.Apply(t.Context(), p, s, changes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "CPUs of the job", "2-3", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/cpuset.cpus.effective"))
+	equal(t, "reasons", map[string]bool{"waits for the agent of slot gpu0 to stop": true}, deferred(r.Deferred, -1))
+	m.finish(0)
+	m.apply(p)
+	_, changes = m.diff(p)
+	equal(t, "changes at the end", nil, changes)
+}
+
 func TestBusySlotThatIsNotPlannedAnyMore(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)

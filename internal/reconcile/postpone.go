@@ -13,7 +13,8 @@ import (
 // postpone defers what would touch a running job. Of a busy slot only inert
 // files are written; if anything else has to change, its agent is asked to
 // finish its job and take no more, and the rest waits. A slot that is to get
-// CPUs which a busy slot still has waits with it.
+// CPUs or a GPU which a busy slot still has waits with it. Until then it
+// serves on as it is, and a look that finds it busy drains it as well.
 func (d *differ) postpone() {
 	waits := map[int]string{} // why, by slot
 	outside := ""             // a job that no slice of ours holds
@@ -172,8 +173,8 @@ func (d *differ) deferSlot(slot int, why string) {
 // outside of it, and at uninstall of all that jobs use. Slots that cannot get
 // their CPUs because of it are added to those that wait.
 func (d *differ) postponeNode(waits map[int]string, outside string) {
-	busy := slices.Sorted(maps.Keys(waits))
 	if d.uninstall {
+		busy := slices.Sorted(maps.Keys(waits))
 		for i := range d.out {
 			if c := &d.out[i]; c.Slot < 0 && (c.phase != phaseRetire || isSlice(c.Subject)) {
 				c.Deferred = waits[busy[0]]
@@ -181,17 +182,7 @@ func (d *differ) postponeNode(waits map[int]string, outside string) {
 		}
 		return
 	}
-	parent, ok := d.wantSlices[plan.ParentSlice]
-	if !ok || parent.CPUs == "" {
-		return
-	}
-	planned, _ := cpuset.Parse(parent.CPUs)
-	narrows := ""
-	for _, k := range busy {
-		if d.holds(k).Difference(planned).Len() > 0 {
-			narrows = waits[k]
-		}
-	}
+	narrows := d.narrows(waits)
 	for i := range d.out {
 		c := &d.out[i]
 		of := c.Subject == plan.ParentSlice || c.Subject == plan.UnitDir+"/"+plan.ParentSlice
@@ -201,13 +192,30 @@ func (d *differ) postponeNode(waits map[int]string, outside string) {
 			c.Deferred = outside
 		}
 	}
+}
+
+// narrows says what the slice above all slots waits for, because it would take CPUs from
+// a slot that waits. Those that are to get CPUs which it does not have yet wait with it.
+func (d *differ) narrows(waits map[int]string) string {
+	parent, ok := d.wantSlices[plan.ParentSlice]
+	if !ok || parent.CPUs == "" {
+		return ""
+	}
+	planned, _ := cpuset.Parse(parent.CPUs)
+	why := ""
+	for _, k := range slices.Sorted(maps.Keys(waits)) {
+		if d.holds(k).Difference(planned).Len() > 0 {
+			why = waits[k]
+		}
+	}
 	now, _ := cpuset.Parse(d.s.Slices[plan.ParentSlice].Files[fileOwnCPUs])
-	if narrows == "" || now.Len() == 0 {
-		return
+	if why == "" || now.Len() == 0 {
+		return why
 	}
 	for _, w := range d.p.Slices {
 		if cpus, _ := cpuset.Parse(w.CPUs); w.Slot >= 0 && waits[w.Slot] == "" && cpus.Difference(now).Len() > 0 {
-			waits[w.Slot] = narrows
+			waits[w.Slot] = why
 		}
 	}
+	return why
 }

@@ -496,7 +496,7 @@ func TestInterruptedReshape(t *testing.T) {
 			}
 			stride := 1
 			if testing.Short() {
-				stride = 3
+				stride = 5
 			}
 			for n := 0; n < first+second; n += stride {
 				s := prepare()
