@@ -154,7 +154,7 @@ func wholeMinutes(text string) (int, error) {
 // pipelineNode is what pipelines need to know of a node. The zero value is a
 // machine that is none.
 type pipelineNode struct {
-	image, vendor string // "" if unknown
+	image, vendor string         // "" if unknown
 	template      string         // queue of the configuration
 	queues        map[int]string // by slot, as the agents have them
 }
