@@ -174,7 +174,8 @@ func (n *liveNode) Stamp(p *plan.Plan) string {
 		}
 		fmt.Fprintln(&b, path, ino, fi.Size(), fi.ModTime().UnixNano())
 	}
-	for _, path := range []string{plan.ConfigPath, plan.BindingsPath, plan.DrainsPath, plan.AgentsPath} {
+	// Who divides a GPU anew has to write its description for Docker anew.
+	for _, path := range []string{plan.ConfigPath, plan.BindingsPath, plan.DrainsPath, plan.AgentsPath, "/etc/cdi/nvidia.yaml", "/run/cdi/nvidia.yaml"} {
 		file(path)
 	}
 	for _, f := range p.Files {
@@ -182,13 +183,15 @@ func (n *liveNode) Stamp(p *plan.Plan) string {
 			file(f.Source)
 		}
 	}
+	texts := []string{"/sys/module/nvidia/version", "/sys/module/amdgpu/version"}
 	for _, s := range p.Slots {
 		for _, g := range s.GPUs {
 			file("/sys/bus/pci/devices/" + g.PCI)
 			file("/sys/bus/pci/devices/" + g.PCI + "/driver")
+			texts = append(texts, "/sys/bus/pci/devices/"+g.PCI+"/current_compute_partition")
 		}
 	}
-	for _, path := range []string{"/sys/module/nvidia/version", "/sys/module/amdgpu/version"} {
+	for _, path := range texts {
 		if text, err := os.ReadFile(path); err == nil {
 			b.Write(text)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -55,7 +56,7 @@ func ofNVIDIA(ask func(*Machine, fleet) Answer) func(context.Context, *Machine) 
 
 func migModes(m *Machine, f fleet) Answer {
 	var wrong []Finding
-	well := ok("off")
+	var layouts []string
 	for _, g := range f.by(func(g inventory.GPU) string {
 		pending := g.MIGMode
 		if g.NVML.MIGMode != nil {
@@ -65,7 +66,7 @@ func migModes(m *Machine, f fleet) Answer {
 		case g.MIGMode == "on" && pending == "off":
 			return "leaving"
 		case g.MIGMode == "on" && len(g.MIG) > 0:
-			return "instances"
+			return "instances " + migLayout(g.MIG)
 		case g.MIGMode != "on" && pending == "on":
 			return "entering"
 		}
@@ -73,23 +74,38 @@ func migModes(m *Machine, f fleet) Answer {
 	}) {
 		const off = "nvidia-smi -i %s -mig 0"
 		at := g.where()
+		if layout, divided := strings.CutPrefix(g.value, "instances "); divided {
+			layouts = append(layouts, fmt.Sprintf("%s (%s)", layout, at))
+		}
 		switch g.value {
 		case "on":
 			wrong = append(wrong, fail("MIG mode is on, without instances (%s)", at).by("%s", g.each(off)).of(g.slots...).
 				advise("or make instances with nvidia-smi mig -cgi, and type sudo kbnode install"))
-		case "instances":
-			n := 0
-			for _, gpu := range g.gpus {
-				n += len(gpu.MIG)
-			}
-			well = ok("%d instances (%s)", n, at)
 		case "leaving":
 			wrong = append(wrong, rebooted(m, fail("MIG mode is on until the next reset (%s)", at).of(g.slots...)))
 		case "entering":
 			wrong = append(wrong, warn("MIG mode will be on after the next reset (%s)", at).by("%s", g.each(off)).of(g.slots...))
 		}
 	}
-	return otherwise(wrong, well)
+	return otherwise(wrong, ok("%s", cmp.Or(strings.Join(layouts, "; "), "off")))
+}
+
+// migLayout is how a GPU is divided: "4g.90gb, 3g.90gb", "7 of 1g.23gb".
+func migLayout(instances []inventory.MIG) string {
+	var parts []string
+	for i := 0; i < len(instances); {
+		n := 1
+		for i+n < len(instances) && instances[i+n].Profile == instances[i].Profile {
+			n++
+		}
+		part := instances[i].Profile
+		if n > 1 {
+			part = fmt.Sprintf("%d of %s", n, part)
+		}
+		parts = append(parts, part)
+		i += n
+	}
+	return strings.Join(parts, ", ")
 }
 
 func computeModes(_ *Machine, f fleet) Answer {

@@ -3,6 +3,7 @@ package doctor
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/config"
@@ -45,7 +46,10 @@ func TestModeChecks(t *testing.T) {
 		{name: "whole GPUs", id: "nvidia-mig", inv: h100s(3), want: "ok: off"},
 		{name: "MIG without instances", id: "nvidia-mig", inv: one(mode("on", "on")), files: boundSlots(3), slots: second,
 			want: "fail: MIG mode is on, without instances (GPU 0000:1b:00.0)", fix: "nvidia-smi -i 0000:1b:00.0 -mig 0"},
-		{name: "MIG with instances", id: "nvidia-mig", inv: one(func(g *inventory.GPU) { mode("on", "on")(g); g.MIG = make([]inventory.MIG, 7) }), files: boundSlots(3), want: "ok: 7 instances (GPU 0000:1b:00.0)"},
+		{name: "MIG with instances", id: "nvidia-mig", inv: one(func(g *inventory.GPU) {
+			mode("on", "on")(g)
+			g.MIG = append(slices.Repeat([]inventory.MIG{{Profile: "1g.23gb"}}, 2), inventory.MIG{Profile: "4g.92gb"})
+		}), files: boundSlots(3), want: "ok: 2 of 1g.23gb, 4g.92gb (GPU 0000:1b:00.0)"},
 		{name: "MIG of a slot's neighbour", id: "nvidia-mig", inv: one(mode("on", "on")), files: boundSlots(1), want: "ok: off"},
 		{name: "MIG at the next reset", id: "nvidia-mig", inv: one(mode("off", "on")), files: boundSlots(3), slots: second,
 			want: "warn: MIG mode will be on after the next reset (GPU 0000:1b:00.0)", fix: "nvidia-smi -i 0000:1b:00.0 -mig 0"},
