@@ -168,13 +168,17 @@ func capsHeld(text string, strict bool) bool {
 	return set&(1<<27|1<<13|1<<21|1<<16|1<<17|1<<19|1<<22) == 0
 }
 
+// migCaps is what the capabilities of MIG instances begin with. None is shared.
+const migCaps = "/dev/nvidia-caps/"
+
 // gpuNodes are the devices without which a container has not got the slot's GPU.
 // Those that NVIDIA's GPUs share, or use for graphics, an engine may leave out.
 func gpuNodes(s plan.Slot) []string {
 	var nodes []string
 	for _, g := range s.GPUs {
 		for _, node := range g.Devices {
-			if number, is := strings.CutPrefix(node, "/dev/nvidia"); g.Vendor == "amd" || is && strings.Trim(number, "0123456789") == "" {
+			number, is := strings.CutPrefix(node, "/dev/nvidia")
+			if g.Vendor == "amd" || is && strings.Trim(number, "0123456789") == "" || strings.HasPrefix(node, migCaps) {
 				nodes = append(nodes, node)
 			}
 		}
@@ -192,7 +196,7 @@ func ownNode(s plan.Slot, node string) bool {
 		}
 		nvidia = nvidia || g.Vendor != "amd"
 	}
-	if !nvidia {
+	if !nvidia || strings.HasPrefix(node, migCaps) {
 		return false
 	}
 	name := filepath.Base(node)

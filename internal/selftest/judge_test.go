@@ -71,6 +71,7 @@ func TestJudgeContainer(t *testing.T) {
 		"no seccomp":          {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["Seccomp"] = "0" }, "system calls filtered"},
 		"MKNOD":               {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["CapBnd"] = "00000000a80425fb" }, "capabilities"},
 		"another GPU's node":  {func(f *probe.Facts, _ *plan.JobPolicy) { f.Nodes = append(f.Nodes, "/dev/nvidia0") }, "nodes of other devices"},
+		"another instance's":  {func(f *probe.Facts, _ *plan.JobPolicy) { f.Nodes = append(f.Nodes, "/dev/nvidia-caps/nvidia-cap21") }, "nodes of other devices"},
 		"no GPU":              {func(f *probe.Facts, _ *plan.JobPolicy) { f.Nodes = []string{"/dev/nvidiactl"} }, "its own GPU"},
 		"a disk's node":       {func(f *probe.Facts, _ *plan.JobPolicy) { f.Nodes = append(f.Nodes, "/dev/sda") }, "nodes of other devices"},
 		"a token":             {func(f *probe.Facts, _ *plan.JobPolicy) { f.Env = append(f.Env, "BUILDKITE_AGENT_ACCESS_TOKEN") }, "the agent's variables"},
@@ -279,5 +280,19 @@ func TestOwned(t *testing.T) {
 	}
 	if c := owned("/nonexistent", 0, "do"); !c.Held {
 		t.Errorf("%+v", c)
+	}
+}
+
+// An instance's container needs its capabilities, and the GPU's node alone gives nothing.
+func TestInstanceNodes(t *testing.T) {
+	t.Parallel()
+	s := plan.Slot{GPUs: []plan.SlotGPU{{Vendor: "nvidia", Devices: []string{"/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"}}}}
+	if got := gpuNodes(s); !slices.Equal(got, []string{"/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"}) {
+		t.Errorf("an instance is given by %q", got)
+	}
+	for node, own := range map[string]bool{"/dev/nvidia-caps/nvidia-cap12": true, "/dev/nvidia-caps/nvidia-cap14": false, "/dev/nvidia-modeset": true, "/dev/nvidia2": false} {
+		if ownNode(s, node) != own {
+			t.Errorf("%s: own %t, want %t", node, !own, own)
+		}
 	}
 }
