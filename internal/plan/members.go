@@ -96,8 +96,10 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 	}
 	found := matchDevices(devices, kept)
 	used := map[int]bool{}
-	for _, d := range devices {
-		used[d.number] = true
+	for _, b := range kept { // also of those that are away
+		for _, m := range b.Members() {
+			used[m.GPU] = true
+		}
 	}
 	for i, d := range devices {
 		if d.number < 0 {
@@ -113,7 +115,7 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 	for _, b := range kept {
 		for _, m := range b.Members() {
 			u := resolved{Member: m, slot: b.Slot}
-			d := found[m.PCI]
+			d := found[m.card()]
 			if d == nil {
 				pool = append(pool, u)
 				continue
@@ -147,19 +149,23 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 	return pool, replaced
 }
 
-// matchDevices finds the device of each kept member, by its PCI address as kept:
-// the GPU with its UUID, else the one at its address.
-func matchDevices(devices []*device, kept []Binding) map[string]*device {
-	found := map[string]*device{}
+// card is the GPU of a member as it was kept. A GPU that moved may have the address of
+// one that is away.
+func (m Member) card() [2]string { return [2]string{m.UUID, m.PCI} }
+
+// matchDevices finds the device of each card that was kept: the GPU with its UUID, else
+// the one at its address.
+func matchDevices(devices []*device, kept []Binding) map[[2]string]*device {
+	found := map[[2]string]*device{}
 	each := func(same func(m Member, g *inventory.GPU) bool) {
 		for _, b := range kept {
 			for _, m := range b.Members() {
-				if found[m.PCI] != nil {
+				if found[m.card()] != nil {
 					continue
 				}
 				for _, d := range devices {
 					if g := d.entries[0]; !d.taken && g.Vendor == m.Vendor && same(m, g) {
-						d.taken, d.number, found[m.PCI] = true, m.GPU, d
+						d.taken, d.number, found[m.card()] = true, m.GPU, d
 						break
 					}
 				}

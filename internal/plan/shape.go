@@ -41,7 +41,7 @@ type place struct {
 // places are those of all slots, and which ones each slot has.
 func places(slots []bound) (list []place, of [][]int) {
 	of = make([][]int, len(slots))
-	shared := map[string]int{} // by PCI address of a GPU with instances
+	shared := map[[2]string]int{} // by the card of GPUs with instances
 	for k, s := range slots {
 		name := "slot " + SlotName(s.Slot)
 		if len(s.members) == 0 {
@@ -49,13 +49,13 @@ func places(slots []bound) (list []place, of [][]int) {
 			list = append(list, place{splitGPU: splitGPU{NUMANode: -1, MemoryNode: -1, Name: name, None: true}})
 		}
 		for _, u := range s.members {
-			i, ok := shared[u.PCI]
+			i, ok := shared[u.card()]
 			if !ok || u.MIG == nil {
 				i = len(list)
 				list = append(list, place{splitGPU: splitGPU{NUMANode: u.NUMANode, MemoryNode: u.MemoryNode, Name: name}})
 			}
 			if u.MIG != nil {
-				shared[u.PCI] = i
+				shared[u.card()] = i
 				list[i].weight += max(1, u.MIG.Size)
 			}
 			of[k] = append(of[k], i)
