@@ -193,7 +193,7 @@ func TestImageBuild(t *testing.T) {
 		}{{"Python", "", true}, {"NumPy", inNumPy, true}, {"C++", inCPP, true}, {"wrong", string(wrong), false}}
 		var builds []string
 		for slot, s := range submissions {
-			builds = append(builds, p.submit(slot, pipeline.Eval, "", prefixSums(t, s.text)))
+			builds = append(builds, p.submit(slot, pipeline.Eval, evalImage, prefixSums(t, s.text)))
 		}
 		for i, s := range submissions {
 			r := p.wait(t, builds[i], "passed")
