@@ -166,7 +166,7 @@ func firstBoot(t *testing.T, m *vm.Machine, debian, before string) {
 	allIdle(t, m, 5)
 	// What it wrote is what the next boot finds.
 	const wrote = "/etc/systemd/system /etc/kbnode /etc/buildkite-agent /usr/local/libexec/kbnode"
-	m.Sh("mkdir /root/wrote; cp -a --parents " + wrote + " /root/wrote")
+	m.Sh("cd /; mkdir /root/wrote; cp -a --parents " + wrote + " /root/wrote")
 	m.Reboot()
 	m.Wait("the agents", "bkstub wait-agents --count 8 --timeout 10s")
 	if got := m.Sh("systemctl show -P ConditionResult -P ExecMainStartTimestampMonotonic kbnode-install"); got != "no\n0" && got != "0\nno" {
