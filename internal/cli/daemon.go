@@ -7,6 +7,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -184,12 +185,15 @@ func (n *liveNode) Stamp(p *plan.Plan) string {
 		}
 	}
 	texts := []string{"/sys/module/nvidia/version", "/sys/module/amdgpu/version"}
+	var gpus []string
 	for _, s := range p.Slots {
-		for _, g := range s.GPUs {
-			file("/sys/bus/pci/devices/" + g.PCI)
-			file("/sys/bus/pci/devices/" + g.PCI + "/driver")
-			texts = append(texts, "/sys/bus/pci/devices/"+g.PCI+"/current_compute_partition")
-		}
+		gpus = append(gpus, s.Each(pciOf)...)
+	}
+	slices.Sort(gpus)
+	for _, pci := range slices.Compact(gpus) { // parts of one have its address
+		file("/sys/bus/pci/devices/" + pci)
+		file("/sys/bus/pci/devices/" + pci + "/driver")
+		texts = append(texts, "/sys/bus/pci/devices/"+pci+"/current_compute_partition")
 	}
 	for _, path := range texts {
 		if text, err := os.ReadFile(path); err == nil {

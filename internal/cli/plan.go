@@ -145,24 +145,22 @@ func printSlots(w io.Writer, p *plan.Plan) {
 	t := newList(w, "Slot", "GPU", "PCI", "NUMA", "Queue", "CPUs", "Memory nodes", "Memory")
 	t.spare = []string{"Memory nodes", "PCI", "NUMA"}
 	for _, s := range p.Slots {
-		t.row(s.Name, cmp.Or(s.Model(), "-"), cmp.Or(gpuText(s, func(g plan.SlotGPU) string { return g.PCI }), "-"),
-			cmp.Or(gpuText(s, func(g plan.SlotGPU) string { return nodeText(g.NUMANode) }), "-"), s.Queue, s.CPUs, s.MemoryNodes, bytesText(s.MemoryBytes))
+		t.row(s.Name, cmp.Or(s.Model(), "-"), gpuText(s.Each(pciOf)), gpuText(s.Each(numaOf)), s.Queue, s.CPUs, s.MemoryNodes, bytesText(s.MemoryBytes))
 	}
 	t.row("system", "", "", "", "", cmp.Or(p.Reserved.CPUs, "-"), "", bytesText(p.Reserved.MemoryBytes))
 	t.print()
 }
 
+func pciOf(g plan.SlotGPU) string  { return g.PCI }
+func numaOf(g plan.SlotGPU) string { return nodeText(g.NUMANode) }
+
 // gpuText is what the GPUs of a slot have, in the room of a column: the values that
 // differ, or the first and how many more there are.
-func gpuText(s plan.Slot, of func(plan.SlotGPU) string) string {
-	var list []string
-	for _, g := range s.GPUs {
-		if v := of(g); !slices.Contains(list, v) {
-			list = append(list, v)
-		}
-	}
+func gpuText(list []string) string {
+	slices.Sort(list)
+	list = slices.Compact(list)
 	if len(list) > 2 {
 		return fmt.Sprintf("%s +%d", list[0], len(list)-1)
 	}
-	return strings.Join(list, ",")
+	return cmp.Or(strings.Join(list, ","), "-")
 }

@@ -178,7 +178,7 @@ func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parke
 	for _, s := range p.Slots {
 		ss := at[s.Index]
 		row := slotStatus{
-			Slot: s.Name, Index: s.Index, GPU: s.Model(), UUID: gpuList(s, plan.SlotGPU.Name), PCI: gpuList(s, func(g plan.SlotGPU) string { return g.PCI }),
+			Slot: s.Name, Index: s.Index, GPU: s.Model(), UUID: strings.Join(s.Each(plan.SlotGPU.Name), ","), PCI: strings.Join(s.Each(pciOf), ","),
 			Shape: s.Shape, Queue: s.Queue,
 			CPUs: s.CPUs, MemoryBytes: s.MemoryBytes,
 			Agent: daemon.SlotWord(s, ss, len(parked[s.Index]) > 0), Since: ss.Agent.Since, Job: ss.Job, Problems: []string{},
@@ -217,15 +217,6 @@ func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parke
 		}
 	}
 	return st
-}
-
-// gpuList is what the GPUs of a slot have, with commas between them.
-func gpuList(s plan.Slot, of func(plan.SlotGPU) string) string {
-	var list []string
-	for _, g := range s.GPUs {
-		list = append(list, of(g))
-	}
-	return strings.Join(list, ",")
 }
 
 func printStatus(w io.Writer, st nodeStatus, now time.Time) {

@@ -171,10 +171,7 @@ func (e *Exporter) slots(s daemon.Snapshot) {
 	jobs := map[int]job{}
 	for _, sl := range s.Plan.Slots {
 		ss := at[sl.Index]
-		var uuids []string
-		for _, g := range sl.GPUs {
-			uuids = append(uuids, g.UUID)
-		}
+		uuids := sl.Each(func(g plan.SlotGPU) string { return g.UUID })
 		e.slotInfo.WithLabelValues(sl.Name, label(strings.Join(uuids, ",")), label(sl.Model()), label(sl.Queue)).Set(1)
 		is := daemon.SlotWord(sl, ss, s.Parked[sl.Index])
 		for _, word := range daemon.SlotWords {

@@ -89,6 +89,15 @@ func (s Slot) Model() string {
 	return model
 }
 
+// Each is what of gives for each of its GPUs.
+func (s Slot) Each(of func(SlotGPU) string) []string {
+	var list []string
+	for _, g := range s.GPUs {
+		list = append(list, of(g))
+	}
+	return list
+}
+
 // Vendor is whose GPUs it has: "nvidia", "amd", "" for none.
 func (s Slot) Vendor() string {
 	if len(s.GPUs) == 0 {
