@@ -72,26 +72,20 @@ func partitionModes(m *Machine, f fleet) Answer {
 	return otherwise(wrong, ok("%s", strings.Join(modes, ", ")))
 }
 
-// lostPartitions are GPUs of which the slots were made when they had more partitions.
+// lostPartitions are GPUs of which the slots were made when they were in another mode.
 func lostPartitions(m *Machine, f fleet) []Finding {
-	now, then := map[string]int{}, map[string]int{}
-	at := map[string]string{} // by UUID
-	for _, g := range m.Inventory.GPUs {
-		now[g.PCI]++
-		at[g.UUID] = g.PCI
-	}
-	delete(at, "")
+	then := map[string]string{} // by UUID, else address
 	for _, b := range slotBindings(m) {
-		if pci := cmp.Or(at[b.UUID], b.PCI); b.Vendor == "amd" {
-			then[pci] = max(then[pci], b.Partition+1)
+		for _, of := range b.Members() {
+			then[cmp.Or(of.UUID, of.PCI)] = of.Mode
 		}
 	}
 	lost := f.by(func(g inventory.GPU) string {
-		if g.ComputePartition == "" || then[g.PCI] <= now[g.PCI] {
+		was := then[cmp.Or(g.UUID, g.PCI)]
+		if was == "" || was == g.ComputePartition || g.ComputePartition == "" {
 			return ""
 		}
-		modes, _ := m.read("/sys/bus/pci/devices/" + g.PCI + "/available_compute_partition")
-		return fmt.Sprintf("%s, and the slots are those of %s", g.ComputePartition, partitionMode(then[g.PCI], modes))
+		return fmt.Sprintf("%s, and the slots are those of %s", g.ComputePartition, was)
 	})
 	var wrong []Finding
 	for _, g := range lost {
@@ -101,20 +95,6 @@ func lostPartitions(m *Machine, f fleet) []Finding {
 			advise("nothing may run on it meanwhile. A reboot, and loading amdgpu again, take the mode back: let a unit with Before=kbnode.service write it. If the slots are to be others now, type sudo kbnode install"))
 	}
 	return wrong
-}
-
-// partitionMode is the first mode that has so many partitions, of those that the GPU has;
-// "" tells none.
-func partitionMode(parts int, available string) string {
-	for _, mode := range []struct {
-		name  string
-		parts int
-	}{{"SPX", 1}, {"DPX", 2}, {"TPX", 3}, {"QPX", 4}} {
-		if parts <= mode.parts && (strings.Contains(available, mode.name) || available == "" && mode.name != "TPX") {
-			return mode.name
-		}
-	}
-	return "CPX"
 }
 
 // amdPower compares what each GPU may draw, which its monitor says in microwatts, and

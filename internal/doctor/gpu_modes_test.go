@@ -136,7 +136,7 @@ func TestAMDChecks(t *testing.T) {
 			fix:  "echo SPX >/sys/bus/pci/devices/0000:1a:00.0/current_compute_partition"},
 		{name: "memory", id: "amd-partitions", inv: one(func(g *inventory.GPU) { g.MemoryPartition = "NPS4" }),
 			want: "fail: equal GPUs divide their memory in different ways: NPS1 (GPUs 0000:1a:00.0, 0000:1c:00.0), NPS4 (GPU 0000:1b:00.0)"},
-		{name: "partitions are gone", id: "amd-partitions", inv: mi300s(3), files: andFiles(partitioned(8, 0, 1), modesOf(1), "SPX, DPX, QPX, CPX\n"), slots: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+		{name: "partitions are gone", id: "amd-partitions", inv: mi300s(3), files: partitioned(8, 0, 1), slots: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
 			want: "fail: the mode is SPX, and the slots are those of CPX (all 2 GPUs)",
 			fix:  "for g in 0000:1a:00.0 0000:1b:00.0; do echo CPX >/sys/bus/pci/devices/$g/current_compute_partition; done"},
 		{name: "half of the partitions are gone", id: "amd-partitions", files: partitioned(4, 0), slots: []int{0, 1, 2, 3},
@@ -146,8 +146,10 @@ func TestAMDChecks(t *testing.T) {
 				inv.GPUs[1].Partition = 1
 			}),
 			want: "fail: the mode is DPX, and the slots are those of QPX (GPU 0000:1a:00.0)", fix: "echo QPX >/sys/bus/pci/devices/0000:1a:00.0/current_compute_partition"},
-		{name: "a third of an MI300A", id: "amd-partitions", inv: mi300s(1), files: andFiles(partitioned(3, 0), modesOf(0), "SPX, TPX, CPX"), slots: []int{0, 1, 2},
+		{name: "a third of an MI300A", id: "amd-partitions", inv: mi300s(1), files: partitioned(3, 0), slots: []int{0, 1, 2},
 			want: "fail: the mode is SPX, and the slots are those of TPX (GPU 0000:1a:00.0)", fix: "echo TPX >/sys/bus/pci/devices/0000:1a:00.0/current_compute_partition"},
+		{name: "divided since", id: "amd-partitions", files: partitioned(1, 0), slots: []int{0}, inv: changed(mi300s(1), func(inv *inventory.Inventory) { inv.GPUs[0].ComputePartition = "CPX" }),
+			want: "fail: the mode is CPX, and the slots are those of SPX (GPU 0000:1a:00.0)", fix: "echo SPX >/sys/bus/pci/devices/0000:1a:00.0/current_compute_partition"},
 		{name: "of whole GPUs", id: "amd-partitions", inv: mi300s(2), files: partitioned(1, 0, 1), want: "ok: SPX, NPS1"},
 		{name: "full power", id: "amd-power", inv: mi300s(2), files: watts(750, 750), want: "ok: 750 W"},
 		{name: "less power", id: "amd-power", inv: mi300s(2), files: andFiles(watts(750, 500), plan.BindingsPath, partitioned(1, 0, 1)[plan.BindingsPath]), slots: []int{1},
@@ -176,9 +178,10 @@ func partitioned(parts int, gpus ...int) map[string]string {
 		Slots  []plan.Binding `json:"slots"`
 	}
 	f.Schema = plan.Schema
+	mode := map[int]string{1: "SPX", 2: "DPX", 3: "TPX", 4: "QPX", 8: "CPX"}[parts]
 	for _, k := range gpus {
 		for n := range parts {
-			f.Slots = append(f.Slots, plan.Binding{Slot: len(f.Slots), Member: plan.Member{GPU: k, UUID: fmt.Sprintf("GPU-%d", k), PCI: pciOf(k), Vendor: "amd", Partition: n}})
+			f.Slots = append(f.Slots, plan.Binding{Slot: len(f.Slots), Member: plan.Member{GPU: k, UUID: fmt.Sprintf("GPU-%d", k), PCI: pciOf(k), Vendor: "amd", Partition: n, Mode: mode}})
 		}
 	}
 	text, err := json.Marshal(f)
@@ -188,9 +191,6 @@ func partitioned(parts int, gpus ...int) map[string]string {
 	return map[string]string{plan.BindingsPath: string(text)}
 }
 
-func modesOf(k int) string {
-	return "/sys/bus/pci/devices/" + pciOf(k) + "/available_compute_partition"
-}
 func firmwareOf(k int) string { return "/sys/bus/pci/devices/" + pciOf(k) + "/vbios_version" }
 
 // watts are the monitors of GPUs that have these limits, and 750 W by default.

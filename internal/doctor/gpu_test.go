@@ -189,7 +189,7 @@ func TestSlotGPUChecks(t *testing.T) {
 		{name: "no slots yet", id: "gpu-present", inv: h100s(2), want: "ok: 2 GPUs, no slots yet"},
 		{name: "all there", id: "gpu-present", inv: h100s(2), files: boundSlots(2), want: "ok: 2 GPUs in 2 slots"},
 		{name: "missing", id: "gpu-present", inv: h100s(2), files: boundSlots(3), want: "fail: GPU GPU-2 at 0000:1c:00.0 is missing", slots: []int{2}},
-		{name: "a partition is missing", id: "gpu-present", inv: mi300s(1), files: partitioned(2, 0), want: "fail: GPU GPU-0 has no partition 1", slots: []int{1}},
+		{name: "a partition is missing", id: "gpu-present", inv: mi300s(1), files: partitioned(2, 0), want: "fail: GPU GPU-0 is in SPX mode and was in DPX (and 1 more)", slots: []int{0}},
 		{name: "replaced", id: "gpu-present", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.GPUs[1].UUID = "GPU-new" }), files: boundSlots(2),
 			want: "warn: GPU GPU-1 at 0000:1b:00.0 was replaced by GPU-new", fix: "kbnode reconcile", slots: []int{1}},
 		{name: "replaced by another vendor's", id: "gpu-present", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.GPUs[1].UUID, inv.GPUs[1].Vendor = "GPU-new", "amd" }), files: boundSlots(2),
