@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/moby/moby/api/types/container"
 	"golang.org/x/tools/txtar"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -249,6 +250,29 @@ func TestRebuildWithoutGPU(t *testing.T) {
 	policy.CDIDevices = nil
 	if got, err := rebuild(policy, testFacts(), []byte(`{"Image":"i"}`)); err == nil {
 		t.Errorf("a slot without a GPU made a container: %+v", got.HostConfig)
+	}
+}
+
+// A slot of several GPUs gives a container all of them, and one that has none no device.
+func TestRebuildShapes(t *testing.T) {
+	t.Parallel()
+	pair, none := testPolicy(), testPolicy()
+	pair.CDIDevices = []string{"nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-b"}
+	none.Vendor, none.GPUs, none.CDIDevices = "", nil, nil
+	body := []byte(`{"Image":"i","HostConfig":{"DeviceRequests":[{"Count":-1,"Capabilities":[["gpu"]]}]}}`)
+	for name, row := range map[string]struct {
+		policy plan.JobPolicy
+		want   []container.DeviceRequest
+	}{
+		"two":  {pair, []container.DeviceRequest{{Driver: "cdi", DeviceIDs: pair.CDIDevices}}},
+		"none": {none, nil},
+	} {
+		got, err := rebuild(row.policy, testFacts(), body)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if diff := cmp.Diff(row.want, got.HostConfig.DeviceRequests); diff != "" || len(got.HostConfig.Devices) > 0 {
+			t.Errorf("%s: %s, devices %v", name, diff, got.HostConfig.Devices)
+		}
 	}
 }
 

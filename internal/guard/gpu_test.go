@@ -1,6 +1,8 @@
 package guard
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -107,6 +109,36 @@ func TestAMDReset(t *testing.T) {
 	}
 	if w.reset = amdReset("0000:05:00.0"); !strings.HasPrefix(w.reset, "sudo amd-smi reset -G -g 0000:05:00.0 ") {
 		t.Error(w.reset)
+	}
+}
+
+// All GPUs of a slot are looked at, each with an idle use of its own.
+func TestSeveralGPUs(t *testing.T) {
+	t.Parallel()
+	r, policy := newSlotRig(t), testPolicy()
+	policy.GPUs = []plan.PolicyGPU{{UUID: "GPU-a"}, {UUID: "GPU-b"}}
+	all := newGPUWatches(policy, r.procs, r.log)
+	if all[0].idle == all[1].idle {
+		t.Errorf("both keep their idle use in %s", all[0].idle)
+	}
+	seen := [2]inventory.Occupancy{{UsedBytes: -1}, {UsedBytes: -1}}
+	var failed error
+	for i := range all {
+		all[i].look = func(context.Context) (inventory.Occupancy, error) { return seen[i], failed }
+	}
+	if busy, known := all.settle(t.Context(), 0); busy != "" || !known {
+		t.Errorf("idle ones: %q, %t", busy, known)
+	}
+	seen[1].Compute = []inventory.GPUProcess{{PID: 502}}
+	if busy, known := all.settle(t.Context(), 0); !strings.HasPrefix(busy, "GPU-b is held by process 502") || !known {
+		t.Errorf("the second is in use: %q, %t", busy, known)
+	}
+	failed = errors.New("no answer")
+	if busy, known := all.settle(t.Context(), 0); busy != "" || known {
+		t.Errorf("without an answer: %q, %t", busy, known)
+	}
+	if busy, known := (gpuWatches{}).settle(t.Context(), 0); busy != "" || !known {
+		t.Errorf("without a GPU: %q, %t", busy, known)
 	}
 }
 
