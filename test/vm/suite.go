@@ -36,7 +36,7 @@ var suites = []suite{
 	{name: Trixie},
 	{name: Bookworm, own: bookwormFS, instead: []string{
 		"suite=trixie", "suite=bookworm",
-		",docker-cli", ",apparmor", // docker.io has the one, and starts nothing without the other where the kernel has it
+		",docker-cli", ",apparmor,bpftool", // docker.io has the one, and starts nothing without the other where the kernel has it; the last for its GPU hook
 		"python3.13", "python3.11",
 		`xz -dc "$root$module"`, `cat "$root$module"`, // its modules are not compressed
 		"--show-depends virtio_blk", "--show-depends -a virtio_pci virtio_blk", // which has Trixie's kernel built in
