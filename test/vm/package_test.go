@@ -23,18 +23,6 @@ const packageState = `{ ` + machineState + `
 	dpkg-query -W -f '${binary:Package} ${db:Status-Abbrev}\n'
 	} | grep -Ev '^/var/lib/(apt(/[^ ]*)?|dpkg/(status|available|diversions|statoverride)(-old)?|dpkg/lock.*|dpkg/triggers/.*|dpkg/updates.*) '`
 
-// openingGPU is a job that opens its GPU, waits to be told, and opens it again.
-const openingGPU = `steps:
-  - command: |
-      (exec 3<>/dev/nvidia5) 2>&1 || true
-      until test -e /end; do sleep 1; done
-      (exec 3<>/dev/nvidia5) 2>&1 || true
-      echo slept well
-    agents: {queue: b200, gpu-index: "5"}
-    plugins:
-      - docker#v5.11.0: {image: "busybox:test", gpus: all}
-`
-
 // guardsNow counts the guards that run what lies at /usr/bin/kbnode now.
 const guardsNow = `for k in 0 1 2 3 4 5 6 7; do readlink /proc/$(systemctl show -P MainPID kbnode-guard-gpu$k)/exe; done | grep -cx /usr/bin/kbnode || true`
 
@@ -71,7 +59,6 @@ func TestPackage(t *testing.T) {
 		t.Run(debian, func(t *testing.T) {
 			t.Parallel()
 			m := packaged(t, debian)
-			m.Put("/root/job.yml", 0o600, openingGPU)
 			before := m.Sh(packageState)
 			t.Run("install", func(t *testing.T) {
 				m.Sh(fmt.Sprintf(aptInstall, "old"))
@@ -90,9 +77,7 @@ func TestPackage(t *testing.T) {
 
 // upgradePackage spoils the upgrade twice before it does it.
 func upgradePackage(t *testing.T, m *vm.Machine) {
-	job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/job.yml --wait")
-	m.Wait("the job's container", "docker ps -q | grep -q .")
-	agents := m.Sh("systemctl show -P MainPID buildkite-agent-gpu5 kbnode-guard-gpu5")
+	job := hold(m, "b200", 5, "/dev/nvidia5", ", gpus: all")
 
 	// A full disk: the probe's directory is one, and has the old one in it.
 	m.Sh(`mkdir /run/full; mount -t tmpfs -o size=$(($(du -sk /usr/libexec/kbnode | cut -f1) + 64))k full /run/full
@@ -111,19 +96,13 @@ func upgradePackage(t *testing.T, m *vm.Machine) {
 	m.Sh(fmt.Sprintf(aptInstall, "new") + "; " + fmt.Sprintf(isPackage, "installed") + "; kbnode version | grep scenario.2")
 
 	m.Wait("the idle slots", "test $("+guardsNow+") = 7")
-	if got := m.Sh("systemctl show -P MainPID buildkite-agent-gpu5 kbnode-guard-gpu5"); got != agents {
-		t.Errorf("agent and guard of the busy slot are %q, and were %q", got, agents)
-	}
 	m.Wait("the daemon", "readlink /proc/$(systemctl show -P MainPID kbnode)/exe | grep -qx /usr/bin/kbnode")
 
 	if r := m.Try("DEBIAN_FRONTEND=noninteractive apt-get remove -y kbnode"); r.Code == 0 || !strings.Contains(r.Stdout+r.Stderr, "Type sudo kbnode uninstall first") {
 		t.Errorf("the removal from a node: exit %d, %s%s", r.Code, r.Stdout, r.Stderr)
 	}
 	m.Sh(fmt.Sprintf(isPackage, "installed") + "; test -x /usr/bin/kbnode; systemctl is-active kbnode")
-	m.Sh("docker exec $(docker ps -q) touch /end")
-	if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") || strings.Count(r.Stdout, "No such device or address") != 2 {
-		t.Errorf("the job ended with %d: %s", r.Code, r.Stdout)
-	}
+	job.end(t)
 	m.Wait("the busy slot", "test $("+guardsNow+") = 8")
 	allIdle(t, m, 5)
 	m.Sh("bkstub submit --queue b200 --wait")

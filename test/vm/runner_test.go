@@ -28,7 +28,7 @@ var task embed.FS
 // evaluating is a step as kernelbot's pipelines have them, on one slot.
 const evaluating = `steps:
   - command: %s
-    agents: {queue: b200, gpu-index: "%d"}
+    agents: {queue: %s, gpu-index: "%d"}
     plugins:
       - docker#v5.11.0: {image: "kernelbot-test:latest", gpus: all, propagate-environment: true}
     artifact_paths: [result.json, loot, "profile_data/*"]
@@ -36,7 +36,8 @@ const evaluating = `steps:
 
 // evaluations are the jobs of one node.
 type evaluations struct {
-	m *vm.Machine
+	m     *vm.Machine
+	queue string // "" is b200
 }
 
 // evaluated is what came of a job.
@@ -103,14 +104,17 @@ func config(t *testing.T, submission string, members map[string]any) []byte {
 
 // submit makes a job for a slot and returns the build's number.
 func (e evaluations) submit(slot int, command string, config []byte) string {
-	dir := fmt.Sprintf("/root/slot-%d", slot)
-	e.m.Put(dir+"/steps.yml", 0o600, fmt.Sprintf(evaluating, command, slot))
+	dir, queue := fmt.Sprintf("/root/slot-%d", slot), e.queue
+	if queue == "" {
+		queue = "b200"
+	}
+	e.m.Put(dir+"/steps.yml", 0o600, fmt.Sprintf(evaluating, command, queue, slot))
 	with := ""
 	if config != nil {
 		e.m.Put(dir+"/config.json", 0o600, string(config))
 		with = "--config " + dir + "/config.json"
 	}
-	return e.m.Sh("bkstub submit --queue b200 --steps " + dir + "/steps.yml " + with)
+	return e.m.Sh("bkstub submit --queue " + queue + " --steps " + dir + "/steps.yml " + with)
 }
 
 // wait waits for a build's end, which ought to be passed or failed.

@@ -30,13 +30,13 @@ const opening = `steps:
           echo ":: has $$n"; (exec 3<>$$n) 2>&1 | sed "s/^/:: /" ;;
         esac
       done
-      env | grep -E "VISIBLE|KERNELBOT" | sort | sed "s/^/:: env /"
+      env | grep -E "^(NVIDIA|CUDA|ROCR|HIP)_VISIBLE" | sort | sed "s/^/:: env /"
     agents: {queue: shapes, gpu-index: "%d"}
     plugins:
       - docker#v5.11.0:
           image: busybox:test
           %spropagate-environment: true
-          environment: [NVIDIA_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, KERNELBOT_GPU_INDEX, KERNELBOT_CPUSET]
+          environment: [NVIDIA_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES]
 `
 
 // allGPUs is the line that pipelines for NVIDIA's GPUs have more than those for AMD's.
@@ -52,7 +52,7 @@ func ofGPU(node string) bool {
 // shaped is a node of such a shape with a slot for each part of the GPUs named, and its plan.
 func shaped(t *testing.T, m *vm.Machine, gpus string, slots int) plan.Plan {
 	t.Helper()
-	m.Sh("kbnode install --queue shapes --token-file /root/token --endpoint http://127.0.0.1:8899/v3 --gpus " + gpus)
+	m.Sh(installShaped + "--gpus " + gpus)
 	m.Sh(fmt.Sprintf("bkstub wait-agents --count %d --timeout 5m", slots))
 	p := planned(t, m, "")
 	if len(p.Slots) != slots {
@@ -119,6 +119,17 @@ func answers(text string) map[string]string {
 // where the kernel has DRM.
 func mayOpen(said string) bool { return strings.HasPrefix(said, "No such device") }
 
+// visible is how a job on a slot is told of its GPUs.
+func visible(s plan.Slot) string {
+	switch s.Vendor() {
+	case "nvidia":
+		return "CUDA_VISIBLE_DEVICES=" + strings.Join(s.Each(plan.SlotGPU.Name), ",")
+	case "amd": // the driver hides what the container may not open, and counts the rest
+		return "ROCR_VISIBLE_DEVICES=0"
+	}
+	return "NVIDIA_VISIBLE_DEVICES=void"
+}
+
 // onlyTheirs runs a job on each slot, and looks at what it and root in its slice can open.
 func onlyTheirs(t *testing.T, m *vm.Machine, p plan.Plan, option string) {
 	t.Helper()
@@ -136,12 +147,13 @@ func onlyTheirs(t *testing.T, m *vm.Machine, p plan.Plan, option string) {
 		for _, mark := range (outcome{log: log}).marks() {
 			if node, ok := strings.CutPrefix(mark, "has "); ok {
 				has = append(has, node)
-			} else if strings.HasPrefix(mark, "env ") {
-				t.Logf("%s: %s", s.Name, mark)
 			}
 		}
 		slices.Sort(has)
 		said := answers(log)
+		if want := visible(s); !strings.Contains(log, ":: env "+want+"\n") {
+			t.Errorf("the job on %s has no %s:\n%s", s.Name, want, log)
+		}
 		if diff := cmp.Diff(own, has); r.Code != 0 || diff != "" {
 			t.Errorf("the job on %s ended with %d; its device nodes (-slot's +container's):\n%s\n%s", s.Name, r.Code, diff, log)
 		}
@@ -221,21 +233,20 @@ func TestShapes(t *testing.T) {
 		}
 		onlyTheirs(t, m, plan.Plan{Slots: anew.Slots[:1]}, allGPUs)
 
-		// All slots of a GPU that is lost are parked, and no other one.
-		m.Sh("sim-gpu lose 0; sim-shape again; kbnode reconcile")
-		for i, s := range status(t, m).Slots {
-			if want := map[bool]string{true: "parked", false: "idle"}[i < 2]; s.Agent != want {
-				t.Errorf("agent of %s is %s without GPU 0, want %s (%v)", s.Slot, s.Agent, want, s.Problems)
-			}
-		}
-		m.Sh("sim-gpu restore 0; sim-shape again; kbnode reconcile; bkstub wait-agents --count 5 --timeout 3m")
+		divideAnew(t, m, p)
+	})
+	t.Run("groups", func(t *testing.T) {
+		t.Parallel()
+		groupsOfGPUs(t, forked(t))
 	})
 	t.Run("spx", func(t *testing.T) {
 		t.Parallel()
 		m := forked(t)
 		m.Shape(vm.SPX)
 		amdIs(t, m, 8)
-		onlyTheirs(t, m, shaped(t, m, "all", 8), "")
+		p := shaped(t, m, "all", 8)
+		onlyTheirs(t, m, p, "")
+		loseAMD(t, m, p, "0000:23:00.0")
 	})
 	t.Run("cpx", func(t *testing.T) {
 		t.Parallel()
@@ -259,7 +270,9 @@ func TestShapes(t *testing.T) {
 		if len(all.Slots) != 64 || len(seen) != 64 {
 			t.Errorf("the plan of a server with 64 partitions has %d slots with %d different GPUs", len(all.Slots), len(seen))
 		}
-		onlyTheirs(t, m, shaped(t, m, "0", 8), "")
+		p := shaped(t, m, "0", 8)
+		onlyTheirs(t, m, p, "")
+		loseAMD(t, m, p, "0000:21:00.0")
 	})
 }
 
