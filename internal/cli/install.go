@@ -66,7 +66,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		return err
 	}
 	if m.cfg.Queue == "" {
-		return usagef("no queue is given; name the Buildkite queue of these GPUs, such as --queue b200 (or set GPU_TYPE)")
+		return usagef("no queue is given; name the Buildkite queue of these GPUs, such as --queue b200 (or set GPU_TYPE); --queue '{shape}' gives each kind of slot its own")
 	}
 	host, closeHost, err := openHost(ctx, s)
 	if err != nil {
@@ -126,6 +126,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	changes := reconcile.Diff(m.plan, state)
 	printf(s.Err, "\n")
 	printSlots(s.Err, m.plan)
+	printFates(s.Err, m.plan, changes)
 	printf(s.Err, "\n")
 	for _, warning := range m.plan.Warnings {
 		s.warn("%s", warning)
