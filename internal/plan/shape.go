@@ -35,11 +35,34 @@ func shapeKey(s bound) string {
 // MIG instances of one, or a slot without a GPU.
 type place struct {
 	splitGPU
-	weight int // memory slices that its instances have in all
+	weight int // what its MIG instances weigh in all
+}
+
+// memorySlice is the weight of a memory slice. Compute instances in one GPU instance share its
+// slices, and there are eight of them at most.
+const memorySlice = 840
+
+// weigh is what each MIG instance weighs in its GPU.
+func weigh(slots []bound) func(resolved) int {
+	type instance struct {
+		card  [2]string
+		start int
+	}
+	within := map[instance]int{}
+	for _, s := range slots {
+		for _, u := range s.members {
+			if u.MIG != nil {
+				within[instance{u.card(), u.MIG.Start}]++
+			}
+		}
+	}
+	return func(u resolved) int {
+		return memorySlice * max(1, u.MIG.Size) / within[instance{u.card(), u.MIG.Start}]
+	}
 }
 
 // places are those of all slots, and which ones each slot has.
-func places(slots []bound) (list []place, of [][]int) {
+func places(slots []bound, weight func(resolved) int) (list []place, of [][]int) {
 	of = make([][]int, len(slots))
 	shared := map[[2]string]int{} // by the card of GPUs with instances
 	for k, s := range slots {
@@ -56,7 +79,7 @@ func places(slots []bound) (list []place, of [][]int) {
 			}
 			if u.MIG != nil {
 				shared[u.card()] = i
-				list[i].weight += max(1, u.MIG.Size)
+				list[i].weight += weight(u)
 			}
 			of[k] = append(of[k], i)
 		}
@@ -68,7 +91,8 @@ func places(slots []bound) (list []place, of [][]int) {
 // size; a slot of several has them all, and MIG instances share their GPU's by the
 // memory slices that they have.
 func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []bound) (splitResult, error) {
-	list, of := places(slots)
+	weight := weigh(slots)
+	list, of := places(slots, weight)
 	in := splitInput{
 		CPU: inv.CPU, Memory: inv.Memory,
 		CPUsPerSlot: cfg.CPUsPerSlot, MemoryPerSlot: int64(cfg.MemoryPerSlot),
@@ -99,15 +123,15 @@ func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []bound) (spl
 		for j, i := range of[k] {
 			from, part := whole.Blocks[i], whole.Blocks[i]
 			if w := list[i].weight; w > 0 {
-				size := max(1, s.members[j].MIG.Size)
-				n := cores[i] * size / w
+				own := weight(s.members[j])
+				n := cores[i] * own / w
 				if n == 0 {
 					return splitResult{}, fmt.Errorf("GPU %d is divided into more instances than it has cores: %s for %s; make fewer instances, choose fewer GPUs with --gpus (gpus), or leave instances out (--gpus %d:0,%d:1)",
-						s.members[j].GPU, counted(cores[i], "core"), counted(w, "memory slice"), s.members[j].GPU, s.members[j].GPU)
+						s.members[j].GPU, counted(cores[i], "core"), counted(w/memorySlice, "memory slice"), s.members[j].GPU, s.members[j].GPU)
 				}
 				part.CPUs = cpuset.Of(slices.Concat(left[i][:n]...)...)
 				left[i] = left[i][n:]
-				part.MemoryBytes = share(from.MemoryBytes/mib, int64(size), int64(w), false) * mib
+				part.MemoryBytes = share(from.MemoryBytes/mib, int64(own), int64(w), false) * mib
 			}
 			b.CPUs = b.CPUs.Union(part.CPUs)
 			b.MemoryNodes = b.MemoryNodes.Union(part.MemoryNodes)

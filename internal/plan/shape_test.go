@@ -102,6 +102,13 @@ func checkPlan(t *testing.T, inv *inventory.Inventory, p *Plan) {
 			}
 		}
 	}
+	for _, g := range inv.GPUs {
+		for _, in := range g.MIG { // compute instances share the GPU instance that they are in
+			if d := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", in.GPUCap); in.ComputeInstance > 0 {
+				nodes[d]--
+			}
+		}
+	}
 	for d, n := range nodes {
 		if n > 1 {
 			t.Errorf("%d slots have %s", n, d)
@@ -266,6 +273,30 @@ func TestMIG(t *testing.T) {
 		if uuid, what, ok := tune.GPU(); ok && what == Clocks && uuid == inv.GPUs[2].UUID {
 			t.Error("clocks of a GPU in MIG mode are locked, which the driver refuses")
 		}
+	}
+}
+
+// TestComputeInstances divides an instance further: its parts share what it has.
+func TestComputeInstances(t *testing.T) {
+	t.Parallel()
+	inv := divided(readMachine(t, machinetest.B200x8()), 1, map[int][]int{2: {4, 4}})
+	g := &inv.GPUs[2]
+	g.MIG[1].Profile = "1c.4g.92gb"
+	other := g.MIG[1]
+	other.UUID, other.ComputeInstance, other.ComputeCap = "MIG-other", 1, other.ComputeCap+1
+	g.MIG = append(g.MIG, other)
+	inv.Software.Docker.CDIDevices = append(inv.Software.Docker.CDIDevices, "nvidia.com/gpu=MIG-other")
+	p := build(t, inv, config.Config{Queue: "{shape}"}, nil, false)
+	first, second, third := p.Slots[2], p.Slots[3], p.Slots[4]
+	if second.GPUs[0].Instance != "MIG-1-2-1" || third.GPUs[0].Instance != "MIG-other" {
+		t.Fatalf("slots are %+v", p.Slots)
+	}
+	cpus := func(s Slot) int { set, _ := cpuset.Parse(s.CPUs); return set.Len() }
+	if all := cpus(first) * 2; cpus(second) != all/8*2 || cpus(third) != cpus(second) {
+		t.Errorf("%d, %d and %d CPUs", cpus(first), cpus(second), cpus(third))
+	}
+	if second.MemoryBytes != third.MemoryBytes || first.MemoryBytes-2*second.MemoryBytes > 2<<20 {
+		t.Errorf("%d, %d and %d bytes", first.MemoryBytes, second.MemoryBytes, third.MemoryBytes)
 	}
 }
 
