@@ -159,6 +159,22 @@ func TestMergeTakesEveryField(t *testing.T) {
 	}
 }
 
+// TestMergeOfShapes goes from GPUs to none and back, as install does over what it wrote.
+func TestMergeOfShapes(t *testing.T) {
+	t.Parallel()
+	pairs := Config{GPUs: GPUs{All: true}, GPUsPerSlot: 2, Groups: Groups{{"0", "1"}}}
+	none := Config{GPUs: GPUs{None: true}, Slots: 4}
+	if diff := cmp.Diff(none, Merge(pairs, none)); diff != "" {
+		t.Errorf("none over pairs: %s", diff)
+	}
+	if diff := cmp.Diff(pairs, Merge(none, pairs)); diff != "" {
+		t.Errorf("pairs over none: %s", diff)
+	}
+	if both := Merge(none, Config{GPUsPerSlot: 2}); len(Validate(both)) == 0 {
+		t.Error("pairs of no GPUs are well")
+	}
+}
+
 func TestRenderIsReadBack(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]Config{

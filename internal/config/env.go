@@ -57,8 +57,10 @@ func Merge(base, over Config) Config {
 	base.Node = or(over.Node, base.Node)
 	if !over.GPUs.IsZero() {
 		base.GPUs = over.GPUs
-		if !base.GPUs.None {
-			base.Slots = 0 // were for a machine without GPUs
+		if base.GPUs.None { // what was for the other kind of machine
+			base.GPUsPerSlot, base.Groups = 0, nil
+		} else {
+			base.Slots = 0
 		}
 	}
 	base.GPUsPerSlot = or(over.GPUsPerSlot, base.GPUsPerSlot)
