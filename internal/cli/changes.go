@@ -36,6 +36,28 @@ func printChanges(w io.Writer, changes []reconcile.Change) {
 	}
 }
 
+// printLater says what waits, in a line for each slot that has several changes waiting
+// for the same.
+func printLater(w io.Writer, deferred []reconcile.Change) {
+	type wait struct {
+		slot int
+		why  string
+	}
+	n := map[wait]int{}
+	for _, c := range deferred {
+		n[wait{c.Slot, c.Deferred}]++
+	}
+	for _, c := range deferred {
+		switch k := (wait{c.Slot, c.Deferred}); {
+		case n[k] == 1 || n[k] > 0 && c.Slot < 0:
+			printf(w, "  later: %s\n", c)
+		case n[k] > 0:
+			printf(w, "  later: %s of %s, %s\n", changeCount(n[k]), plan.SlotName(c.Slot), c.Deferred)
+			n[k] = 0
+		}
+	}
+}
+
 // printFates says which slots go away, and which keep what they have until a job is done:
 // what a person wants to know of a node that gets another shape.
 func printFates(w io.Writer, p *plan.Plan, changes []reconcile.Change) {

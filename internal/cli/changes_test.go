@@ -58,6 +58,23 @@ func TestFoldSlots(t *testing.T) {
 }
 
 // A node that serves gets pairs of its single GPUs while a job runs.
+func TestPrintLater(t *testing.T) {
+	t.Parallel()
+	const job = "waits for job 1 of slot gpu2"
+	var b strings.Builder
+	printLater(&b, []reconcile.Change{
+		{Kind: reconcile.Update, Subject: "/a", Slot: 2, Deferred: job},
+		{Kind: reconcile.Delete, Subject: "/b", Slot: -1, Deferred: "waits for all"},
+		{Kind: reconcile.Update, Subject: "/c", Slot: 2, Deferred: job},
+		{Kind: reconcile.Delete, Subject: "/d", Slot: -1, Deferred: "waits for all"},
+		{Kind: reconcile.Update, Subject: "/e", Slot: 3, Deferred: job},
+	})
+	want := "  later: 2 changes of gpu2, " + job + "\n  later: delete /b, waits for all\n  later: delete /d, waits for all\n  later: update /e, " + job + "\n"
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestPlanOfAnotherShape(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, 8)

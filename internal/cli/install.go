@@ -332,9 +332,7 @@ func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool
 			printf(w, "  %s\n", c)
 		}
 	}
-	for _, c := range result.Deferred {
-		printf(w, "  later: %s\n", c)
-	}
+	printLater(w, result.Deferred)
 	printf(w, `
 Next:
   The agents serve %s %s. In Buildkite, under Agents and Queues of the

@@ -49,9 +49,7 @@ func reconcileOnce(ctx context.Context, s Streams) error {
 		return nil
 	}
 	printf(s.Out, "%s made.\n", changesWere(len(result.Applied)))
-	for _, c := range result.Deferred {
-		printf(s.Out, "  later: %s\n", c)
-	}
+	printLater(s.Out, result.Deferred)
 	return nil
 }
 
