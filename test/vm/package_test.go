@@ -102,7 +102,7 @@ func upgradePackage(t *testing.T, m *vm.Machine) {
 		t.Errorf("the removal from a node: exit %d, %s%s", r.Code, r.Stdout, r.Stderr)
 	}
 	m.Sh(fmt.Sprintf(isPackage, "installed") + "; test -x /usr/bin/kbnode; systemctl is-active kbnode")
-	job.end(t)
+	job.end(t, false)
 	m.Wait("the busy slot", "test $("+guardsNow+") = 8")
 	allIdle(t, m, 5)
 	m.Sh("bkstub submit --queue b200 --wait")

@@ -44,14 +44,16 @@ func hold(m *vm.Machine, queue string, slot int, node, option string) *holder {
 	return h
 }
 
-// end lets the job go on, which nothing may have touched.
-func (h *holder) end(t *testing.T) {
+// end lets the job go on, which nothing may have touched. Whether it may still open what is
+// gone, and is so for the driver, too, nobody asks.
+func (h *holder) end(t *testing.T, gone bool) {
 	t.Helper()
+	opens := map[bool]int{false: 2, true: 1}[gone]
 	if diff := cmp.Diff(h.is, h.m.Sh(h.look)); diff != "" {
 		t.Errorf("the job's container, or its slot's agent or guard, changed: %s", diff)
 	}
 	h.m.Sh("docker exec $(docker ps -q) touch /end")
-	if r := h.job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") || strings.Count(r.Stdout, "No such device") != 2 {
+	if r := h.job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") || strings.Count(r.Stdout, "No such device") < opens {
 		t.Errorf("the job ended with %d: %s", r.Code, r.Stdout)
 	}
 }
@@ -108,7 +110,7 @@ func divideAnew(t *testing.T, m *vm.Machine, p plan.Plan) {
 		}
 	}
 	onlyTheirs(t, m, plan.Plan{Slots: anew.Slots[2:4]}, allGPUs)
-	job.end(t)
+	job.end(t, false)
 	m.Wait("all as planned", "kbnode status")
 	if got := planned(t, m, "").Slots[0]; got.Name != p.Slots[0].Name || got.CPUs != p.Slots[0].CPUs || !slices.Equal(gpuNodes(got), gpuNodes(p.Slots[0])) {
 		t.Errorf("the slot that nobody changed is %+v", got)
@@ -117,7 +119,7 @@ func divideAnew(t *testing.T, m *vm.Machine, p plan.Plan) {
 	job = hold(m, "shapes", 0, "/dev/nvidia0", ", gpus: all")
 	m.Sh("sim-gpu lose 0; sim-shape again; kbnode reconcile")
 	agentsAre(t, m, but(but(idle, "parked", "gpu1"), "job", "gpu0"))
-	job.end(t)
+	job.end(t, true)
 	m.Wait("the end of the slot", `(kbnode status --json || true) | jq -e '.slots[0].agent == "parked"'`)
 	agentsAre(t, m, but(idle, "parked", "gpu0", "gpu1"))
 	m.Sh("sim-gpu restore 0; sim-shape again; kbnode reconcile; bkstub wait-agents --count 5 --timeout 3m")
@@ -137,7 +139,7 @@ func loseAMD(t *testing.T, m *vm.Machine, p plan.Plan, address string) {
 	job := hold(m, "shapes", busy.Index, gpuNodes(busy)[0], "")
 	m.Sh("sim-shape lose " + address + "; kbnode reconcile")
 	agentsAre(t, m, but(but(idle, "parked", gone...), "job", busy.Name))
-	job.end(t)
+	job.end(t, true)
 	m.Wait("the end of the slot", fmt.Sprintf(`(kbnode status --json || true) | jq -e '.slots[] | select(.slot == "%s").agent == "parked"'`, busy.Name))
 	agentsAre(t, m, but(idle, "parked", gone...))
 }
@@ -162,7 +164,7 @@ func groupsOfGPUs(t *testing.T, m *vm.Machine) {
 			t.Errorf("beside the job, %s is %s: %v", s.Slot, s.Agent, s.Problems)
 		}
 	}
-	job.end(t)
+	job.end(t, false)
 	m.Wait("all as planned", "kbnode status")
 	m.Sh("bkstub wait-agents --count 4 --timeout 3m")
 	agentsAre(t, m, all("idle", "gpu0", "gpu2", "gpu4", "gpu6"))
@@ -198,7 +200,7 @@ func groupsOfGPUs(t *testing.T, m *vm.Machine) {
 	job = hold(m, "shapes", 4, "/dev/nvidia5", ", gpus: all")
 	m.Sh("sim-gpu lose 6; kbnode reconcile")
 	agentsAre(t, m, but(idle, "job", "gpu4"))
-	job.end(t)
+	job.end(t, false)
 	m.Wait("the end of the slot", `(kbnode status --json || true) | jq -e '.slots[4].agent == "parked"'`)
 	agentsAre(t, m, but(idle, "parked", "gpu4"))
 	m.Sh("sim-gpu restore 6; kbnode reconcile; bkstub wait-agents --count 5 --timeout 3m")
