@@ -175,7 +175,11 @@ func onlyTheirs(t *testing.T, m *vm.Machine, p plan.Plan, option string) {
 			if where != "on the host" && i > 0 && i < len(p.Slots)-1 {
 				continue // of those in the middle it says nothing that the host's does not
 			}
-			said := answers(m.Sh(command))
+			r := m.Try(command)
+			if r.Code != 0 { // what ends all that a job left in its slice took it for that
+				r = vm.Result{Stdout: m.Sh(command)}
+			}
+			said := answers(r.Stdout)
 			for _, node := range all {
 				if mine := slices.Contains(own, node); mine && !mayOpen(said[node]) || !mine && said[node] != "Operation not permitted" {
 					t.Errorf("opening %s %s in the slice of %s says %q; the slot's are %v", node, where, s.Name, said[node], own)
