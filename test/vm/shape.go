@@ -24,26 +24,29 @@ type Shape struct {
 	amd func() machinetest.Machine
 }
 
-// AMD's shapes: eight MI300X at the addresses of the eight GPUs, whole or in eight each.
+// AMD's shapes: eight MI300X at the addresses of the eight GPUs, whole or in parts.
 var (
 	SPX = Shape{amd: func() machinetest.Machine { return AMDMachine(1, "SPX", "NPS1") }}
 	CPX = Shape{amd: func() machinetest.Machine { return AMDMachine(8, "CPX", "NPS4") }}
+	DPX = Shape{amd: func() machinetest.Machine { return AMDMachine(2, "DPX", "NPS1", 0) }} // the first one alone
 )
 
 // MIG has some GPUs in instances, such as "0:4g.90gb,3g.90gb". A machine that has such a
 // shape can be given another one; instances that stay get new UUIDs all the same.
 func MIG(layout ...string) Shape { return Shape{mig: layout} }
 
-// AMDMachine is the machine with eight MI300X of so many partitions each. Its CPUs and NUMA
-// nodes are those that the machine has in truth.
-func AMDMachine(partitions int, compute, memory string) machinetest.Machine {
+// AMDMachine is the machine with eight MI300X of so many partitions each, or only some of
+// them. Its CPUs and NUMA nodes are those that the machine has in truth.
+func AMDMachine(partitions int, compute, memory string, only ...int) machinetest.Machine {
 	m := machinetest.Machine{Packages: NUMANodes, Nodes: 1, Cores: CPUs / NUMANodes / 2, Threads: 2, CoresPerL3: CPUs / NUMANodes / 2, NodeBytes: 2 << 30}
 	m.AMD = slices.Clone(machinetest.MI300X().AMD)
 	m.Files = map[string]string{}
 	for i, bus := range strings.Fields("21 22 23 24 81 82 83 84") { // as sim-gpu has them
 		g := &m.AMD[i]
 		g.PCI, g.Node = "0000:"+bus+":00.0", i/4
-		g.Partitions, g.Compute, g.Memory = partitions, compute, memory
+		if g.Memory = memory; len(only) == 0 || slices.Contains(only, i) {
+			g.Partitions, g.Compute = partitions, compute
+		}
 		at := "sys/bus/pci/devices/" + g.PCI + "/"
 		maps.Copy(m.Files, map[string]string{
 			at + "power_dpm_force_performance_level": "auto",

@@ -252,6 +252,10 @@ func TestShapes(t *testing.T) {
 		onlyTheirs(t, m, p, "")
 		loseAMD(t, m, p, "0000:23:00.0")
 	})
+	t.Run("dpx", func(t *testing.T) {
+		t.Parallel()
+		partitionAnew(t, forked(t))
+	})
 	t.Run("cpx", func(t *testing.T) {
 		t.Parallel()
 		m := forked(t)
