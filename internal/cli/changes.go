@@ -95,7 +95,7 @@ func printFates(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
 		printf(w, "Slots that go away: %s\n", names(gone))
 	}
 	for _, why := range reasons {
-		printf(w, "The change of %s %s\n", names(waits[why]), why)
+		printf(w, "Later: %s, %s\n", names(waits[why]), why)
 	}
 }
 

@@ -96,7 +96,7 @@ func TestPlanOfAnotherShape(t *testing.T) {
 	head, _, _ := strings.Cut(rest, " changes:")
 	want := `
 Slots that go away: gpu1, gpu3, gpu5, gpu7
-The change of gpu0, gpu1 waits for job 0192 of slot gpu1
+Later: gpu0, gpu1, waits for job 0192 of slot gpu1
 
 `
 	if diff := cmp.Diff(want, strings.TrimRight(head, "0123456789")); diff != "" {
