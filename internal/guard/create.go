@@ -45,6 +45,7 @@ var (
 type facts struct {
 	resolve func(path string) (string, error) // the real path of a file or directory below the work root, or a sentence
 	gids    func(nodes []string) []string     // the groups that own these device nodes, numeric
+	present func(nodes []string) []string     // those of these device nodes that there are
 	user    string                            // the slot's user, "UID:GID"
 }
 
@@ -227,10 +228,12 @@ func (b *builder) gpu() error {
 		h.DeviceRequests = []container.DeviceRequest{{Driver: "cdi", DeviceIDs: p.CDIDevices}}
 	case len(p.DeviceRequests) > 0:
 		h.DeviceRequests = []container.DeviceRequest{{Driver: "nvidia", DeviceIDs: p.DeviceRequests, Capabilities: [][]string{{"gpu"}}}}
+		// NVIDIA's hook lets the container open them without systemd's knowledge, and the
+		// next daemon-reload, of whichever package's update, would take them from the job.
+		// What the hook is to make first, such as /dev/nvidia-uvm, may be missing.
+		b.giveNodes(b.facts.present(p.DeviceNodes))
 	case len(p.DeviceNodes) > 0:
-		for _, node := range p.DeviceNodes {
-			h.Devices = append(h.Devices, container.DeviceMapping{PathOnHost: node, PathInContainer: node, CgroupPermissions: "rw"})
-		}
+		b.giveNodes(p.DeviceNodes)
 		// By number: an image need not have these names, and would not start for one
 		// that it lacks.
 		h.GroupAdd = slices.DeleteFunc(h.GroupAdd, func(name string) bool { return name == "video" || name == "render" })
@@ -239,6 +242,12 @@ func (b *builder) gpu() error {
 		return fmt.Errorf("slot %s has no GPU in its policy: run kbnode reconcile on the node", p.Name)
 	}
 	return nil
+}
+
+func (b *builder) giveNodes(nodes []string) {
+	for _, node := range nodes {
+		b.host.Devices = append(b.host.Devices, container.DeviceMapping{PathOnHost: node, PathInContainer: node, CgroupPermissions: "rw"})
+	}
 }
 
 func (b *builder) takeLabels(v any) error {

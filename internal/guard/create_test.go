@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -44,6 +45,9 @@ func testFacts() facts {
 			return path, nil
 		},
 		gids: func([]string) []string { return []string{"44", "993"} },
+		present: func(nodes []string) []string {
+			return slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == "/dev/nvidia-uvm" })
+		},
 		user: "990:980",
 	}
 }

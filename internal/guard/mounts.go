@@ -250,3 +250,10 @@ func nodeGroups(nodes []string) []string {
 	slices.Sort(gids)
 	return slices.Compact(gids)
 }
+
+func nodesPresent(nodes []string) []string {
+	return slices.DeleteFunc(slices.Clone(nodes), func(node string) bool {
+		_, err := os.Stat(node)
+		return err != nil
+	})
+}

@@ -382,7 +382,9 @@ func TestJobPolicyChoosesTheGPU(t *testing.T) {
 		{"CDI names the GPU", inventory.Docker{CDI: true, CDIDevices: []string{"nvidia.com/gpu=" + uuid}, Runtimes: []string{"nvidia"}}, func(p JobPolicy) bool {
 			return slices.Equal(p.CDIDevices, []string{"nvidia.com/gpu=" + uuid}) && p.DeviceRequests == nil
 		}},
-		{"CDI is off", inventory.Docker{CDIDevices: []string{"nvidia.com/gpu=" + uuid}, Runtimes: []string{"nvidia"}}, func(p JobPolicy) bool { return slices.Equal(p.DeviceRequests, []string{uuid}) && p.CDIDevices == nil }},
+		{"CDI is off", inventory.Docker{CDIDevices: []string{"nvidia.com/gpu=" + uuid}, Runtimes: []string{"nvidia"}}, func(p JobPolicy) bool {
+			return slices.Equal(p.DeviceRequests, []string{uuid}) && p.CDIDevices == nil && len(p.DeviceNodes) > 0
+		}},
 		{"CDI does not know this GPU", inventory.Docker{CDI: true, CDIDevices: []string{"nvidia.com/gpu=0"}, Runtimes: []string{"nvidia"}}, func(p JobPolicy) bool { return slices.Equal(p.DeviceRequests, []string{uuid}) }},
 		{"neither", inventory.Docker{}, func(p JobPolicy) bool { return slices.Contains(p.DeviceNodes, "/dev/nvidia0") }},
 	} {

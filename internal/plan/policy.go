@@ -31,7 +31,8 @@ type JobPolicy struct {
 	// DeviceRequests are the UUIDs to ask the engine's NVIDIA runtime for where
 	// there is no CDI; none otherwise.
 	DeviceRequests []string `json:"device_requests,omitempty"`
-	// DeviceNodes are given by path where neither of the two is set.
+	// DeviceNodes are given by path where there is no CDI: by themselves, or beside
+	// DeviceRequests, whose hook changes what systemd would undo.
 	DeviceNodes []string `json:"device_nodes"`
 
 	Env          []string `json:"env"`       // NAME=value, set in every container

@@ -274,7 +274,7 @@ func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
 	case d.CDI && !slices.ContainsFunc(cdi, unknown):
 		pol.CDIDevices = cdi
 	case slices.Contains(d.Runtimes, "nvidia"):
-		pol.DeviceRequests = names
+		pol.DeviceRequests, pol.DeviceNodes = names, s.Devices()
 	default:
 		pol.DeviceNodes = s.Devices()
 	}
