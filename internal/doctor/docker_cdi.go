@@ -125,7 +125,7 @@ var cdiChecks = []Check{
 			}
 			f := fail("nvidia.com/gpu=%s is not known to Docker, so jobs get the GPU without its driver's files", first)
 			if slices.Contains(d.Runtimes, "nvidia") {
-				f = warn("nvidia.com/gpu=%s is not known to Docker, so the GPU comes by the NVIDIA runtime, and a job loses it when systemd reloads", first)
+				f = warn("nvidia.com/gpu=%s is not known to Docker, so the GPU comes by the NVIDIA runtime, which adds devices that systemd does not know of", first)
 			}
 			return found(f.of(missing...).safely("%s", renew))
 		},

@@ -105,7 +105,7 @@ var dockerGPUChecks = slices.Concat([]Check{
 			case d.CDI:
 				return found(ok("%s", cmp.Or(strings.Join(d.CDIDirs, ", "), "on")))
 			}
-			f := warn("CDI is off, so GPUs come by the NVIDIA runtime, and a job loses its GPU when systemd reloads")
+			f := warn("CDI is off, so GPUs come by the NVIDIA runtime, which adds devices that systemd does not know of")
 			if !slices.Contains(d.Runtimes, "nvidia") {
 				f = fail("CDI is off and there is no NVIDIA runtime, so no container gets a GPU with its driver's files")
 			}

@@ -65,12 +65,12 @@ func TestDockerGPUChecks(t *testing.T) {
 
 		{"on", "docker-cdi", nvidia(inventory.Docker{CDI: true, CDIDirs: []string{"/etc/cdi"}}, docker.Info{}), nil, "ok: /etc/cdi", ""},
 		{"AMD", "docker-cdi", amd, nil, "skip: no NVIDIA GPU", ""},
-		{"switched off", "docker-cdi", runtime("28.5.2"), file(`{"features": {"cdi": false}}`), "warn: CDI is off, so GPUs come by the NVIDIA runtime, and a job loses its GPU when systemd reloads",
+		{"switched off", "docker-cdi", runtime("28.5.2"), file(`{"features": {"cdi": false}}`), "warn: CDI is off, so GPUs come by the NVIDIA runtime, which adds devices that systemd does not know of",
 			`sed -i 's/\("cdi"[[:space:]]*:[[:space:]]*\)false/\1true/' /etc/docker/daemon.json && systemctl restart docker`},
 		{"not switched on", "docker-cdi", nvidia(inventory.Docker{Version: "26.1.5"}, docker.Info{}), nil, "fail: CDI is off and there is no NVIDIA runtime, so no container gets a GPU with its driver's files",
 			`mkdir -p /etc/docker && echo '{"features": {"cdi": true}}' >/etc/docker/daemon.json && systemctl restart docker`},
 		{"other features", "docker-cdi", nvidia(inventory.Docker{Version: "26.1.5"}, docker.Info{}), file(`{"features": {"buildkit": true}}`), "fail: CDI is off and there is no NVIDIA runtime, so no container gets a GPU with its driver's files", ""},
-		{"too old", "docker-cdi", runtime("24.0.7"), nil, "warn: CDI is off, so GPUs come by the NVIDIA runtime, and a job loses its GPU when systemd reloads", ""},
+		{"too old", "docker-cdi", runtime("24.0.7"), nil, "warn: CDI is off, so GPUs come by the NVIDIA runtime, which adds devices that systemd does not know of", ""},
 	} {
 		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
 	}
@@ -159,7 +159,7 @@ func TestCDISlots(t *testing.T) {
 		{"one new", both[:1], nil, nil, slots("GPU-a", "GPU-b"), "fail: nvidia.com/gpu=GPU-b is not known to Docker, so jobs get the GPU without its driver's files", generateCDI, []int{1}},
 		{"not taken by the engine", both, both[:1], nil, slots("GPU-a", "GPU-b"), "fail: nvidia.com/gpu=GPU-b is not known to Docker, so jobs get the GPU without its driver's files", generateCDI, []int{1}},
 		{"by index only", index, index, []string{"nvidia"}, slots("GPU-a", "GPU-b"),
-			"warn: nvidia.com/gpu=GPU-a is not known to Docker, so the GPU comes by the NVIDIA runtime, and a job loses it when systemd reloads", generateCDI + " --device-name-strategy=uuid", []int{0, 1}},
+			"warn: nvidia.com/gpu=GPU-a is not known to Docker, so the GPU comes by the NVIDIA runtime, which adds devices that systemd does not know of", generateCDI + " --device-name-strategy=uuid", []int{0, 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
