@@ -68,6 +68,11 @@ func (g *guard) create(c *call) error {
 	if err != nil {
 		return err
 	}
+	for _, gpu := range g.policy.GPUs {
+		if err := linkNodes("/dev/char", gpu.Nodes); err != nil {
+			g.log.Warn("device not linked", "err", err)
+		}
+	}
 	resp, answerBody, err := g.make(c, wanted)
 	if err == nil && unavailable(resp.StatusCode, answerBody) {
 		// The engine was started anew after the slots' CPUs became a partition,

@@ -3,6 +3,7 @@ package guard
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/moby/moby/api/types/mount"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -256,4 +258,31 @@ func nodesPresent(nodes []string) []string {
 		_, err := os.Stat(node)
 		return err != nil
 	})
+}
+
+// linkNodes makes the links that udev has for what the kernel announces, and for NVIDIA's
+// nodes nobody has: where /dev/char/195:5 is missing, runc as Debian 12 has it does not
+// tell systemd of the device, and the next daemon-reload takes it from the container.
+func linkNodes(dir string, nodes []string) error {
+	var errs []error
+	for _, node := range nodes {
+		info, err := os.Stat(node)
+		if err != nil {
+			continue // nobody gets it
+		}
+		st, ok := info.Sys().(*syscall.Stat_t)
+		if !ok || info.Mode()&os.ModeCharDevice == 0 {
+			continue
+		}
+		link := filepath.Join(dir, fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)))
+		if _, err := os.Stat(link); err == nil {
+			continue
+		}
+		if err := ignoreAbsent(os.Remove(link)); err != nil { // it leads nowhere
+			errs = append(errs, err)
+		} else if err := os.Symlink(node, link); err != nil && !errors.Is(err, fs.ErrExist) { // another slot's guard
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
