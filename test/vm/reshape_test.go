@@ -168,9 +168,8 @@ func partitionAnew(t *testing.T, m *vm.Machine) {
 	onlyTheirs(t, m, anew, "")
 }
 
-// groupsOfGPUs goes from a slot for each GPU to pairs, to four and a group, and to slots
-// without any.
-func groupsOfGPUs(t *testing.T, m *vm.Machine) {
+// pairsOfGPUs goes from a slot for each GPU to pairs.
+func pairsOfGPUs(t *testing.T, m *vm.Machine) {
 	shaped(t, m, "all", 8)
 	job := hold(m, "shapes", 2, "/dev/nvidia2", ", gpus: all")
 	shown := m.Sh("kbnode plan --gpus-per-slot 2")
@@ -212,6 +211,12 @@ func groupsOfGPUs(t *testing.T, m *vm.Machine) {
 		}
 	})
 
+}
+
+// groupsOfGPUs goes from two slots of four GPUs to four of one and one of four, and to slots
+// without any.
+func groupsOfGPUs(t *testing.T, m *vm.Machine) {
+	shaped(t, m, "all --gpus-per-slot 4", 2)
 	m.Put("/etc/kbnode/config.yaml", 0o644, "queue: shapes\ngroups: [[4, 5, 6, 7]]\nagent: {endpoint: http://127.0.0.1:8899/v3}\n")
 	m.Sh("systemctl reload kbnode")
 	m.Wait("five slots", `(kbnode status --json || true) | jq -e '[.slots[] | select(.agent == "idle")] | length == 5'`)
@@ -221,7 +226,7 @@ func groupsOfGPUs(t *testing.T, m *vm.Machine) {
 	agentsAre(t, m, idle)
 	onlyTheirs(t, m, plan.Plan{Slots: p.Slots[3:]}, allGPUs)
 
-	job = hold(m, "shapes", 4, "/dev/nvidia5", ", gpus: all")
+	job := hold(m, "shapes", 4, "/dev/nvidia5", ", gpus: all")
 	m.Sh("sim-gpu lose 6; kbnode reconcile")
 	agentsAre(t, m, but(idle, "job", "gpu4"))
 	job.end(t, false)
