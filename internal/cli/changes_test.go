@@ -57,7 +57,6 @@ func TestFoldSlots(t *testing.T) {
 	}
 }
 
-// A node that serves gets pairs of its single GPUs while a job runs.
 func TestPrintLater(t *testing.T) {
 	t.Parallel()
 	const job = "waits for job 1 of slot gpu2"
@@ -75,6 +74,7 @@ func TestPrintLater(t *testing.T) {
 	}
 }
 
+// A node that serves gets pairs of its single GPUs while a job runs.
 func TestPlanOfAnotherShape(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, 8)

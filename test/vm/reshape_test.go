@@ -210,7 +210,6 @@ func pairsOfGPUs(t *testing.T, m *vm.Machine) {
 			t.Errorf("the evaluation had POPCORN_GPUS of %+v", run)
 		}
 	})
-
 }
 
 // groupsOfGPUs goes from two slots of four GPUs to four of one and one of four, and to slots
