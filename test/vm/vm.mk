@@ -31,8 +31,12 @@ vm-deps:
 		DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
 	fi
 
-# What takes long and is worth a run of its own when the isolation changes.
-VM_ATTACKS := ^(TestAcceptance|TestAnsible|TestAttack|TestCanary|TestCloudInit|TestCompatible|TestDaemon|TestDisk|TestDoctor|TestE2E|TestHygiene|TestImage|TestImageBuild|TestNetwork|TestPackage|TestPipelines|TestQuiet|TestRotation|TestScreens|TestSelftest|TestShapes|TestTutorial|TestUpgradeAgents)$$
+# The long scenarios, which test-vm leaves out: test/vm/groups has them in groups.
+VM_GROUPS  := $(shell sed -nE 's/^[0-9]+ //p' test/vm/groups)
+VM_ATTACKS := ^($(shell sed -nE 's/^([0-9]+|-) //p' test/vm/groups | grep -oE 'Test[A-Za-z0-9]+' | sort -u | paste -sd'|'))$$
+# The group whose turn it is at this commit.
+VM_TURN = $(shell set -- $(foreach g,$(VM_GROUPS),'$(g)'); shift $$(( $$(git rev-list --count HEAD) % $$# )); printf %s "$$1")
+VM_PACKAGED := TestCloudInit TestPackage TestTutorial # they install the .deb
 
 .PHONY: test-vm
 test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of them
@@ -42,6 +46,15 @@ test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of the
 .PHONY: test-attacks
 test-attacks: debs ansible-lint ## the long scenarios: hostile jobs, the network, the self-test, the daemon, doctor, pipelines of every shape
 	$(MAKE) test-vm RUN='$(VM_ATTACKS)'
+
+.PHONY: test-turn
+test-turn: ## the group of long scenarios whose turn it is at this commit; .ci/run adds it to make test
+	@echo "long scenarios of this turn: $(VM_TURN)"
+	$(if $(strip $(foreach t,$(VM_PACKAGED),$(findstring $t,$(VM_TURN)))),$(MAKE) debs)
+	$(MAKE) test-vm RUN='$(VM_TURN)'
+
+.PHONY: test-all
+test-all: test test-attacks test-nvcc ## make test and every long scenario, which takes some six hours
 
 .PHONY: test-packages
 test-packages: debs ## the .deb in the virtual machine, installed, upgraded and removed beside jobs, and the documents' commands
