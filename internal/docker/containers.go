@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -18,6 +19,9 @@ const (
 	// middle of a kernel leaks GPU memory on ROCm. Ten, Docker's own, would keep the
 	// slot from its next job for longer than that.
 	stopSeconds = 5
+	// inspectTime bounds one inspection: the engine answers in milliseconds, or
+	// hangs on something that a job put into its container.
+	inspectTime = 10 * time.Second
 	// removeDeadline bounds the removal of one container, its stop included.
 	removeDeadline = time.Minute
 	// atOnce is how many containers are inspected or removed side by side.
@@ -78,6 +82,8 @@ func (e *Engine) Containers(ctx context.Context, f Filter) ([]Container, error) 
 }
 
 func (e *Engine) inspect(ctx context.Context, id string) (Container, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.inspectTime)
+	defer cancel()
 	res, err := e.api.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	if err != nil {
 		return Container{}, e.wrap("inspect container "+id, err)
@@ -96,33 +102,54 @@ func (e *Engine) inspect(ctx context.Context, id string) (Container, error) {
 	return c, nil
 }
 
-// CleanSlot removes every container whose cgroup parent is this slice, with
-// its anonymous volumes, and tells how many there were. Each has ten seconds to
-// end by itself. Containers of others are never touched.
-func (e *Engine) CleanSlot(ctx context.Context, slice string) (int, error) {
-	if !strings.HasSuffix(slice, ".slice") || strings.Contains(slice, "/") {
-		return 0, fmt.Errorf("clean slot: %q is not the name of a slice", slice)
+// CleanSlot removes the containers that have this label ("name=value") and whose
+// cgroup parent is this slice, with their anonymous volumes, and returns how many
+// there were. Each has five seconds to end by itself. Nothing is asked about a
+// container without the label, so one that hangs the engine's answer holds up no
+// other slot. One that has it and cannot be inspected is removed by its ID: only a
+// slot's guard sets the label.
+func (e *Engine) CleanSlot(ctx context.Context, slice, label string) (int, error) {
+	name, value, _ := strings.Cut(label, "=")
+	if !strings.HasSuffix(slice, ".slice") || strings.Contains(slice, "/") || name == "" || value == "" {
+		return 0, fmt.Errorf("clean slot: %q and %q are not a slice and a label", slice, label)
 	}
-	list, err := e.Containers(ctx, Filter{Slice: slice})
+	list, err := e.api.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", label)})
 	if err != nil {
-		return 0, fmt.Errorf("clean %s: %w", slice, err)
+		return 0, fmt.Errorf("clean %s: %w", slice, e.wrap("list containers", err))
 	}
-	err = each(len(list), func(i int) error { return e.remove(ctx, list[i].ID) })
+	var removed atomic.Int32
+	err = each(len(list.Items), func(i int) error {
+		id := list.Items[i].ID
+		c, err := e.inspect(ctx, id)
+		switch {
+		case errors.Is(err, ErrNotFound), err == nil && c.CgroupParent != slice:
+			return nil
+		case err != nil:
+			err = e.remove(ctx, id, false)
+		default:
+			err = e.remove(ctx, id, true)
+		}
+		removed.Add(1)
+		return err
+	})
 	if err != nil {
-		return len(list), fmt.Errorf("clean %s: %w", slice, err)
+		return int(removed.Load()), fmt.Errorf("clean %s: %w", slice, err)
 	}
-	return len(list), nil
+	return int(removed.Load()), nil
 }
 
 // remove stops, kills and removes one container. That it is gone already, or
 // on its way out because it was run with --rm, is what was wanted.
-func (e *Engine) remove(ctx context.Context, id string) error {
+func (e *Engine) remove(ctx context.Context, id string, stop bool) error {
 	ctx, cancel := context.WithTimeout(ctx, removeDeadline)
 	defer cancel()
-	seconds := stopSeconds
-	_, stopErr := e.api.ContainerStop(ctx, id, client.ContainerStopOptions{Timeout: &seconds})
-	if errdefs.IsNotFound(stopErr) {
-		return nil
+	var stopErr error
+	if stop {
+		seconds := stopSeconds
+		_, stopErr = e.api.ContainerStop(ctx, id, client.ContainerStopOptions{Timeout: &seconds})
+		if errdefs.IsNotFound(stopErr) {
+			return nil
+		}
 	}
 	_, err := e.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{RemoveVolumes: true, Force: true})
 	switch {

@@ -31,8 +31,9 @@ var ErrNotFound = errors.New("not found")
 // from 1.40 on (Docker 19.03), as the engine and the client agree on the first
 // request. It is safe for concurrent use.
 type Engine struct {
-	socket string
-	api    *client.Client
+	socket      string
+	api         *client.Client
+	inspectTime time.Duration
 }
 
 // Ping says why the engine does not answer; nil if it does.
@@ -67,7 +68,7 @@ func New(socket string) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to Docker at %s: %w", socket, err)
 	}
-	return &Engine{socket: socket, api: api}, nil
+	return &Engine{socket: socket, api: api, inspectTime: inspectTime}, nil
 }
 
 // Close drops the idle connections.

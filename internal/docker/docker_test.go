@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -24,6 +25,9 @@ type engine struct {
 	// removing are containers whose removal somebody else has begun: it is over
 	// when it is waited for.
 	removing map[string]bool
+	hung     map[string]bool   // do not answer an inspection
+	stuck    map[string]bool   // cannot be removed
+	labels   map[string]string // "name=value", of containers
 }
 
 func serve(t *testing.T, e *engine) *Engine {
@@ -81,6 +85,9 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case path == "/containers/json":
 		list := []map[string]string{{"Id": "vanished"}}
 		for id := range e.containers {
+			if e.labels != nil && !strings.Contains(r.URL.Query().Get("filters"), `"`+e.labels[id]+`"`) {
+				continue
+			}
 			list = append(list, map[string]string{"Id": id})
 		}
 		reply(http.StatusOK, list)
@@ -95,6 +102,10 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		switch verb := parts[len(parts)-1]; {
 		case !ok:
 			gone("container")
+		case verb == "json" && e.hung[id]:
+			e.mu.Unlock()
+			<-r.Context().Done()
+			e.mu.Lock()
 		case verb == "json":
 			reply(http.StatusOK, map[string]any{"Id": id, "Name": "/name-" + id, "State": map[string]string{"Status": "running"},
 				"Config": map[string]any{"Labels": map[string]string{"a": "b"}}, "HostConfig": map[string]string{"CgroupParent": parent},
@@ -102,6 +113,8 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case verb == "wait":
 			delete(e.containers, id)
 			reply(http.StatusOK, map[string]int{"StatusCode": 0})
+		case r.Method == http.MethodDelete && e.stuck[id]:
+			reply(http.StatusInternalServerError, map[string]string{"message": "could not kill"})
 		case r.Method == http.MethodDelete && e.removing[id]:
 			reply(http.StatusConflict, map[string]string{"message": "removal of container " + id + " is already in progress"})
 		case r.Method == http.MethodDelete:
@@ -148,7 +161,7 @@ func TestAbsent(t *testing.T) {
 	if _, err := e.Info(t.Context()); !errors.Is(err, ErrAbsent) {
 		t.Errorf("Info: %v, want ErrAbsent", err)
 	}
-	if _, err := e.CleanSlot(t.Context(), "buildkite-gpu0.slice"); !errors.Is(err, ErrAbsent) {
+	if _, err := e.CleanSlot(t.Context(), "buildkite-gpu0.slice", "kbnode.slot=0"); !errors.Is(err, ErrAbsent) {
 		t.Errorf("CleanSlot: %v, want ErrAbsent", err)
 	}
 }
@@ -181,19 +194,23 @@ func TestContainers(t *testing.T) {
 	}
 }
 
-// TestCleanSlot removes the slot's containers and asks nothing of any other.
+// TestCleanSlot removes the slot's containers and asks about no other: one that hangs
+// its inspection is its own slot's trouble.
 func TestCleanSlot(t *testing.T) {
 	t.Parallel()
-	fake := &engine{version: "1.45", removing: map[string]bool{"d": true},
-		containers: map[string]string{"a": "buildkite-gpu0.slice", "b": "buildkite-gpu1.slice", "c": "", "d": "buildkite-gpu0.slice"}}
+	const label, slice = "kbnode.slot=0", "buildkite-gpu0.slice"
+	fake := &engine{version: "1.45", removing: map[string]bool{"d": true}, hung: map[string]bool{"b": true, "e": true},
+		containers: map[string]string{"a": slice, "b": "buildkite-gpu1.slice", "c": "", "d": slice, "e": slice},
+		labels:     map[string]string{"a": label, "b": "kbnode.slot=1", "c": label, "d": label, "e": label}}
 	e := serve(t, fake)
-	n, err := e.CleanSlot(t.Context(), "buildkite-gpu0.slice")
-	if err != nil || n != 2 {
+	e.inspectTime = 50 * time.Millisecond
+	n, err := e.CleanSlot(t.Context(), slice, label)
+	if err != nil || n != 3 {
 		t.Fatalf("%d, %v", n, err)
 	}
 	slices.Sort(fake.requests)
 	want := []string{
-		"DELETE /containers/a?force=1&v=1", "DELETE /containers/d?force=1&v=1",
+		"DELETE /containers/a?force=1&v=1", "DELETE /containers/d?force=1&v=1", "DELETE /containers/e?force=1&v=1",
 		"POST /containers/a/stop?t=5", "POST /containers/d/stop?t=5",
 		"POST /containers/d/wait?condition=removed",
 	}
@@ -203,9 +220,25 @@ func TestCleanSlot(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"b": "buildkite-gpu1.slice", "c": ""}, fake.containers); diff != "" {
 		t.Errorf("what is left:\n%s", diff)
 	}
-	for _, slice := range []string{"", "buildkite-gpu0", "/x.slice"} {
-		if _, err := e.CleanSlot(t.Context(), slice); err == nil {
-			t.Errorf("cleaned %q", slice)
+	for _, bad := range [][2]string{{"", label}, {"buildkite-gpu0", label}, {"/x.slice", label}, {slice, ""}, {slice, "kbnode.slot="}} {
+		if _, err := e.CleanSlot(t.Context(), bad[0], bad[1]); err == nil {
+			t.Errorf("cleaned %q", bad)
 		}
+	}
+}
+
+// TestCleanSlotFails: a container that cannot be removed keeps no other.
+func TestCleanSlotFails(t *testing.T) {
+	t.Parallel()
+	const label, slice = "kbnode.slot=0", "buildkite-gpu0.slice"
+	fake := &engine{version: "1.45", stuck: map[string]bool{"a": true}, hung: map[string]bool{"a": true},
+		containers: map[string]string{"a": slice, "b": slice}, labels: map[string]string{"a": label, "b": label}}
+	e := serve(t, fake)
+	e.inspectTime = 50 * time.Millisecond
+	if _, err := e.CleanSlot(t.Context(), slice, label); err == nil || !strings.Contains(err.Error(), "remove container a: ") {
+		t.Errorf("%v, want one about container a", err)
+	}
+	if _, left := fake.containers["b"]; left {
+		t.Error("container b was not removed")
 	}
 }

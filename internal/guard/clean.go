@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -89,7 +90,7 @@ func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatches(p, procs, g.log), agent: c.Agent, log: g.log,
 		noise: newRecorder(p, procs),
 		containers: func(ctx context.Context) (int, error) {
-			n, err := engine.CleanSlot(ctx, p.Slice)
+			n, err := engine.CleanSlot(ctx, p.Slice, slotLabel+"="+strconv.Itoa(p.Slot))
 			if err != nil {
 				return n, err
 			}

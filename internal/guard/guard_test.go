@@ -603,7 +603,7 @@ func TestCleanSlotThroughGuard(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { hangUp(engine) })
-	if n, err := engine.CleanSlot(t.Context(), r.policy.Slice); n != 2 || err != nil {
+	if n, err := engine.CleanSlot(t.Context(), r.policy.Slice, slotLabel+"=0"); n != 2 || err != nil {
 		t.Errorf("removed %d, %v", n, err)
 	}
 	if _, there := r.engine.containers[neighbour]; !there || len(r.engine.containers) != 1 {
