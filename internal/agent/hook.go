@@ -74,7 +74,7 @@ func begin(ctx context.Context, k int, envFile string) error {
 	if err := leftovers(k, os.Getuid(), false).remove(); err != nil {
 		return fmt.Errorf("the job is refused: %w", err)
 	}
-	return admit(envFile)
+	return admit(envFile, plan.AgentDir(k)+"/buildkite-agent.cfg")
 }
 
 // end clears away what a job left. The job that has ended is not made to fail by

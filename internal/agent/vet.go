@@ -7,10 +7,11 @@ import (
 	"io"
 	"maps"
 	"os"
-	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // Bounds of the file in which the agent tells what Buildkite sent.
@@ -19,44 +20,67 @@ const (
 	maxRefused = 20      // variables that are named in the log
 )
 
-// hostVariables make programs on the host run code, or read and write elsewhere:
-// names, or prefixes that end in a star. The agent's list of allowed variables
-// keeps most of them out as well, unless an operator widens it; names that begin
-// with BUILDKITE_ always pass that list.
+// hostVariables make programs on the host run code, or read and write elsewhere,
+// whatever an operator allows: names, or prefixes that end in a star.
 var hostVariables = []string{
 	// The shell that runs the hooks and plugins.
-	"BASH_ENV", "ENV", "BASH_FUNC_*", "SHELLOPTS", "BASHOPTS", "PS4", "PROMPT_COMMAND", "IFS", "CDPATH",
+	"BASH*", "ENV", "SHELL", "SHELLOPTS", "PS0", "PS1", "PS2", "PS4", "PROMPT_COMMAND", "IFS", "CDPATH", "EXECIGNORE", "GLOBIGNORE",
+	"POSIXLY_CORRECT", "INPUTRC", "HISTFILE", "FUNCNEST", "TMOUT",
 	// What every program takes in.
-	"PATH", "HOME", "TMPDIR", "LD_*", "GLIBC_TUNABLES", "GCONV_PATH", "LOCPATH", "NLSPATH", "HOSTALIASES", "OPENSSL_CONF",
-	"SYSTEMD_*", "NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY", "XDG_*",
+	"PATH", "HOME", "PWD", "OLDPWD", "USER", "LOGNAME", "TMPDIR", "TMP", "TEMP", "LD_*", "GLIBC_TUNABLES", "GCONV_PATH", "LOCPATH", "NLSPATH",
+	"MALLOC_*", "TZDIR", "TERMINFO*", "HOSTALIASES", "RES_OPTIONS", "LOCALDOMAIN", "OPENSSL_*", "SSL_*", "SSLKEYLOGFILE", "KRB5*",
+	"SYSTEMD_*", "NOTIFY_SOCKET", "LISTEN_*", "CREDENTIALS_DIRECTORY", "XDG_*", "DBUS_*",
+	"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY",
+	"PYTHON*", "PERL*", "RUBYLIB", "RUBYOPT", "NODE_OPTIONS", "NODE_PATH", "JAVA_TOOL_OPTIONS", "GODEBUG", "GOTRACEBACK", "GOMAXPROCS", "GOMEMLIMIT", "GOGC", "GOCOVERDIR",
 	// Git, and Docker's command line.
-	"GIT_*", "SSH_*", "PERL5*", "PERLLIB", "EDITOR", "VISUAL", "PAGER", "LESSOPEN", "LESSCLOSE",
-	"DOCKER_*", "COMPOSE_*", "BUILDX_*",
+	"GIT_*", "SSH_*", "GNUPGHOME", "GPG_*", "CURL_*", "EDITOR", "VISUAL", "PAGER", "BROWSER", "LESS", "LESSOPEN", "LESSCLOSE", "LESSKEY*",
+	"DOCKER_*", "COMPOSE_*", "BUILDX_*", "BUILDKIT_*", "OTEL_*", "DD_*",
 	"KBNODE_*",
 	// The agent's own configuration. What it does not set itself it takes from a build.
 	"BUILDKITE_BUILD_PATH", "BUILDKITE_BUILD_CHECKOUT_PATH", "BUILDKITE_HOOKS_PATH", "BUILDKITE_ADDITIONAL_HOOKS_PATHS",
-	"BUILDKITE_PLUGINS_PATH", "BUILDKITE_SOCKETS_PATH", "BUILDKITE_BIN_PATH", "BUILDKITE_CONFIG_PATH", "BUILDKITE_REPO_MIRROR",
-	"BUILDKITE_GIT_*", "BUILDKITE_SHELL", "BUILDKITE_HOOKS_SHELL", "BUILDKITE_BOOTSTRAP_PHASES", "BUILDKITE_COMMAND_EVAL",
-	"BUILDKITE_PLUGINS_ENABLED", "BUILDKITE_LOCAL_HOOKS_ENABLED", "BUILDKITE_NO_LOCAL_HOOKS", "BUILDKITE_STRICT_SINGLE_HOOKS",
+	"BUILDKITE_PLUGINS_*", "BUILDKITE_SOCKETS_PATH", "BUILDKITE_BIN_PATH", "BUILDKITE_CONFIG_PATH", "BUILDKITE_REPO_MIRROR",
+	"BUILDKITE_GIT_*", "BUILDKITE_SHELL", "BUILDKITE_HOOKS_SHELL", "BUILDKITE_BOOTSTRAP_*", "BUILDKITE_COMMAND_EVAL",
+	"BUILDKITE_LOCAL_HOOKS_ENABLED", "BUILDKITE_NO_LOCAL_HOOKS", "BUILDKITE_STRICT_SINGLE_HOOKS", "BUILDKITE_SKIP_CHECKOUT",
 	"BUILDKITE_SSH_KEYSCAN", "BUILDKITE_DOCKER*", "BUILDKITE_KUBERNETES_EXEC", "BUILDKITE_CONTAINER_*", "BUILDKITE_CANCEL_SIGNAL",
-	"BUILDKITE_ENV_FILE", "BUILDKITE_ENV_JSON_FILE", "BUILDKITE_AGENT_PROFILE", "BUILDKITE_AGENT_JWKS_*",
-	"BUILDKITE_AGENT_JOB_API_*", "BUILDKITE_TRACING_*", "BUILDKITE_ARTIFACT_UPLOAD_DESTINATION",
-	"BUILDKITE_S3_*", "BUILDKITE_GS_*", "BUILDKITE_ARTIFACTORY_*",
+	"BUILDKITE_ENV_FILE", "BUILDKITE_ENV_JSON_FILE", "BUILDKITE_REDACTED_VARS", "BUILDKITE_SECRETS_CONFIG", "BUILDKITE_TRACING_*",
+	"BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN", "BUILDKITE_AGENT_ENDPOINT", "BUILDKITE_AGENT_BINARY_PATH",
+	"BUILDKITE_AGENT_PROFILE", "BUILDKITE_AGENT_JWKS_*", "BUILDKITE_AGENT_JOB_API_*", "BUILDKITE_AGENT_EXPERIMENT",
+	"BUILDKITE_ARTIFACT_UPLOAD_*", "BUILDKITE_AGENT_ARTIFACT_*", "BUILDKITE_S3_*", "BUILDKITE_GS_*", "BUILDKITE_GCS_*",
+	"BUILDKITE_AZURE_*", "BUILDKITE_ARTIFACTORY_*",
 }
+
+// serverVariables are what Buildkite says of a job
+// (https://buildkite.com/docs/pipelines/configure/environment-variables). The agent
+// lets every name pass that begins with BUILDKITE_; these are all that a job needs.
+var serverVariables = []string{
+	"CI", "BUILDKITE",
+	"BUILDKITE_AGENT_ID", "BUILDKITE_AGENT_NAME", "BUILDKITE_AGENT_META_DATA_*", "BUILDKITE_ARTIFACT_PATHS",
+	"BUILDKITE_BLOCKER", "BUILDKITE_BLOCKER_*", "BUILDKITE_BRANCH", "BUILDKITE_BUILD_AUTHOR", "BUILDKITE_BUILD_AUTHOR_*",
+	"BUILDKITE_BUILD_CREATOR", "BUILDKITE_BUILD_CREATOR_*", "BUILDKITE_BUILD_ID", "BUILDKITE_BUILD_NUMBER", "BUILDKITE_BUILD_URL",
+	"BUILDKITE_CLEAN_CHECKOUT", "BUILDKITE_CLUSTER_*", "BUILDKITE_COMMAND", "BUILDKITE_COMMIT", "BUILDKITE_COMMIT_RESOLVED",
+	"BUILDKITE_COMPUTE_TYPE", "BUILDKITE_GITHUB_*", "BUILDKITE_GROUP_*", "BUILDKITE_JOB_ID", "BUILDKITE_LABEL", "BUILDKITE_MATRIX_*",
+	"BUILDKITE_MERGE_QUEUE_*", "BUILDKITE_MESSAGE", "BUILDKITE_ORGANIZATION_*", "BUILDKITE_PARALLEL_*", "BUILDKITE_PIPELINE_*",
+	"BUILDKITE_PLUGINS", "BUILDKITE_PROJECT_*", "BUILDKITE_PULL_REQUEST", "BUILDKITE_PULL_REQUEST_*", "BUILDKITE_REBUILT_FROM_*",
+	"BUILDKITE_REFSPEC", "BUILDKITE_REPO", "BUILDKITE_RETRY_*", "BUILDKITE_SCRIPT_PATH", "BUILDKITE_SOURCE", "BUILDKITE_STEP_*",
+	"BUILDKITE_TAG", "BUILDKITE_TIMEOUT", "BUILDKITE_TRIGGERED_FROM_*", "BUILDKITE_UNBLOCKER", "BUILDKITE_UNBLOCKER_*",
+}
+
+var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // vet says what is wrong with the variables that Buildkite sent for a job. They
 // come from whoever may start a build, and take effect on the host before any
-// container is there.
-func vet(env map[string]string) []string {
+// container is there. allowed are the operator's patterns of further names.
+func vet(env map[string]string, allowed []*regexp.Regexp) []string {
 	var bad []string
 	refuse := func(name, why string) { bad = append(bad, fmt.Sprintf("%.100q %s", name, why)) }
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		value := env[name]
-		switch {
-		case onList(hostVariables, name):
-			refuse(name, "changes what runs on the host; take it out of the build")
-		case strings.ContainsRune(value, 0):
-			refuse(name, "holds a NUL")
+		if why := vetName(name, allowed); why != "" {
+			refuse(name, why)
+			continue
+		}
+		if why := vetValue(value); why != "" {
+			refuse(name, why)
 		}
 		switch name {
 		case "BUILDKITE_ORGANIZATION_SLUG", "BUILDKITE_PIPELINE_SLUG", "BUILDKITE_JOB_ID":
@@ -65,26 +89,58 @@ func vet(env map[string]string) []string {
 				refuse(name, "leads to another directory")
 			}
 		case "BUILDKITE_BRANCH", "BUILDKITE_COMMIT", "BUILDKITE_TAG", "BUILDKITE_REFSPEC", "BUILDKITE_REPO", "BUILDKITE_PULL_REQUEST":
-			// Git would take them for options.
-			if slices.ContainsFunc(strings.Fields(value), func(s string) bool { return strings.HasPrefix(s, "-") }) {
+			// Git would take them for options. The agent splits refspecs as a shell does.
+			words := strings.FieldsFunc(value, func(r rune) bool { return unicode.IsSpace(r) || strings.ContainsRune(`'"\`, r) })
+			if slices.ContainsFunc(words, func(s string) bool { return strings.HasPrefix(s, "-") }) {
 				refuse(name, "begins with a dash, as an option of git does")
 			}
 		case "BUILDKITE_ARTIFACT_PATHS":
 			for p := range strings.SplitSeq(value, ";") {
-				if p = strings.TrimSpace(p); outside(p) {
-					refuse(name, fmt.Sprintf("names %.100q, which is not in the checkout; write paths relative to it", p))
+				if why := vetArtifact(strings.TrimSpace(p)); why != "" {
+					refuse(name, fmt.Sprintf("names %.100q, which %s", p, why))
 				}
+			}
+		case "BUILDKITE_PLUGINS":
+			for _, why := range vetPlugins(value, env) {
+				refuse(name, why)
 			}
 		}
 	}
 	return bad
 }
 
-// outside says whether an artifact path, which is a pattern, may lead out of the
-// checkout. A brace may hide dots.
-func outside(p string) bool {
-	return path.IsAbs(p) || strings.HasPrefix(p, "~") || strings.Contains(p, "..") || strings.Contains(p, "{/") ||
-		strings.Contains(p, ",/") || strings.Contains(p, "{.") || strings.Contains(p, ",.")
+// vetName says why a build may not send a variable of this name, or nothing.
+func vetName(name string, allowed []*regexp.Regexp) string {
+	upper := strings.ToUpper(name)
+	ofBuildkite := strings.HasPrefix(upper, "BUILDKITE")
+	switch {
+	case strings.HasPrefix(upper, "BUILDKITE_PLUGIN_"):
+		return "is the agent's to make of the pipeline's plugins; take it out of the build"
+	case !variableName.MatchString(name), onList(hostVariables, upper):
+		return "changes what runs on the host; take it out of the build"
+	case onList(serverVariables, name):
+		return ""
+	}
+	for _, re := range allowed {
+		// A pattern that lets everything pass was not written for the agent's own.
+		if re.MatchString(name) && (!ofBuildkite || strings.Contains(re.String(), "BUILDKITE_")) {
+			return ""
+		}
+	}
+	return "is on no list of what a build may set; take it out of the build, or add ^NAME$ to agent.allowed_environment"
+}
+
+// vetValue says what is wrong with a value whatever it is for. The docker plugin
+// reads the lines of env(1) and evaluates the names in them, so a line of a value
+// would be a variable of its own.
+func vetValue(value string) string {
+	switch {
+	case strings.ContainsRune(value, 0):
+		return "holds a NUL"
+	case strings.Contains(value, "\nBUILDKITE_PLUGIN_"):
+		return "has a line that begins with BUILDKITE_PLUGIN_, which the docker plugin takes for a setting"
+	}
+	return ""
 }
 
 func onList(list []string, name string) bool {
@@ -110,6 +166,9 @@ func jobEnv(file string) (map[string]string, error) {
 			continue
 		}
 		name, quoted, ok := strings.Cut(lines.Text(), "=")
+		if !ok && variableName.MatchString(name) {
+			continue // agents of major version 4 also name what they set themselves
+		}
 		value, err := strconv.Unquote(quoted)
 		if !ok || err != nil {
 			return nil, fmt.Errorf("read the job's variables: %.60q is not NAME=\"value\"", lines.Text())
@@ -125,13 +184,43 @@ func jobEnv(file string) (map[string]string, error) {
 	return env, nil
 }
 
+// allowedNames reads from the agent's configuration which names an operator allows.
+func allowedNames(file string) ([]*regexp.Regexp, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read the allowed variables: %w", err)
+	}
+	var allowed []*regexp.Regexp
+	for line := range strings.Lines(string(text)) {
+		list, ok := strings.CutPrefix(strings.TrimSpace(line), "allowed-environment-variables=")
+		if !ok {
+			continue
+		}
+		for pattern := range strings.SplitSeq(strings.Trim(list, `"`), ",") {
+			if pattern == "" {
+				continue // it would allow every name
+			}
+			re, err := regexp.Compile(pattern)
+			if err != nil {
+				return nil, fmt.Errorf("read the allowed variables: %w", err)
+			}
+			allowed = append(allowed, re)
+		}
+	}
+	return allowed, nil
+}
+
 // admit refuses a job whose variables reach for the host.
-func admit(file string) error {
+func admit(file, agentConfig string) error {
 	env, err := jobEnv(file)
 	if err != nil {
 		return err
 	}
-	bad := vet(env)
+	allowed, err := allowedNames(agentConfig)
+	if err != nil {
+		return err
+	}
+	bad := vet(env, allowed)
 	if len(bad) == 0 {
 		return nil
 	}

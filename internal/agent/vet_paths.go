@@ -1,0 +1,71 @@
+package agent
+
+import (
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// maxAlternatives bounds what the braces of one artifact path expand to.
+const maxAlternatives = 256
+
+// artifactClass is a set of characters that matches no dot and no slash.
+var artifactClass = regexp.MustCompile(`\[[!^]?([A-Za-z0-9_]|[A-Z]-[A-Z]|[a-z]-[a-z]|[0-9]-[0-9])+\]`)
+
+// vetArtifact says why an artifact path, which is a pattern, may lead out of the
+// checkout, or nothing. The agent's libraries for patterns take a backslash for an
+// escape and a part like $NAME for a variable, so \.\./x and $NAME/x lead out as well.
+func vetArtifact(p string) string {
+	plain := artifactClass.ReplaceAllString(p, "x")
+	if i := strings.IndexAny(plain, "\\$!()[]`\"'"); i >= 0 {
+		return fmt.Sprintf("has %q in it; write paths with * ? and {a,b} only", plain[i])
+	}
+	paths, ok := expandBraces(plain)
+	if !ok {
+		return fmt.Sprintf("has braces that do not match, or that stand for more than %d paths", maxAlternatives)
+	}
+	for _, p := range paths {
+		if path.IsAbs(p) || strings.HasPrefix(p, "~") || slices.Contains(strings.Split(p, "/"), "..") {
+			return "is not in the checkout; write paths relative to it"
+		}
+	}
+	return ""
+}
+
+// expandBraces writes a pattern out once for each alternative, the innermost first:
+// {,x}/y is /y, too.
+func expandBraces(p string) (paths []string, ok bool) {
+	todo := []string{p}
+	for steps := 0; len(todo) > 0; steps++ {
+		if len(todo)+len(paths) > maxAlternatives || steps > 4*maxAlternatives {
+			return nil, false
+		}
+		p, todo = todo[0], todo[1:]
+		head, rest, found := cutLast(p, '{')
+		if !found {
+			if strings.Contains(p, "}") {
+				return nil, false
+			}
+			paths = append(paths, p)
+			continue
+		}
+		inner, tail, found := strings.Cut(rest, "}")
+		if !found {
+			return nil, false
+		}
+		for alternative := range strings.SplitSeq(inner, ",") {
+			todo = append(todo, head+alternative+tail)
+		}
+	}
+	return paths, true
+}
+
+func cutLast(s string, sep byte) (before, after string, found bool) {
+	i := strings.LastIndexByte(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+1:], true
+}

@@ -1,0 +1,152 @@
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// The docker plugin is a script of bash on the host. It evaluates some of its
+// settings, and a pipeline may take any of them from a build's variables, which
+// Buildkite puts in when the pipeline is uploaded. The forms here evaluate to
+// nothing but themselves or a variable's value.
+// Source: commands/run.sh and lib/shared.bash of docker-buildkite-plugin v5.11.0.
+var (
+	// settingKey is what the agent makes a clean variable's name of.
+	settingKey = regexp.MustCompile(`^[A-Za-z0-9_ -]+$`)
+	retryCount = regexp.MustCompile(`^[0-9]{1,3}$`) // (( retries == 0 ))
+	// An image or a mount that is evaluated: eval echo "$image".
+	evaluated = regexp.MustCompile(`^([A-Za-z0-9_./:@,=+%~-]|\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\})*$`)
+	// $NAME and ${NAME} give a value that is not evaluated again.
+	plainReference = regexp.MustCompile(`\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
+	// What a shell would run or look up where a value is evaluated: $(…), ${…}, a[…].
+	substitution = regexp.MustCompile("[`]|\\$[({\\[]|[A-Za-z0-9_]\\[")
+)
+
+// textSettings go into the container as they are, and may hold a shell's text.
+var textSettings = []string{"COMMAND", "COMMAND_*", "SHELL", "SHELL_*", "ENTRYPOINT", "ENVIRONMENT_*"}
+
+// vetPlugins says what is wrong with the plugins of a job, as the agent gets them: a
+// list in JSON. env are the job's variables.
+func vetPlugins(text string, env map[string]string) []string {
+	if text == "" {
+		return nil
+	}
+	var list []any
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.UseNumber()
+	if err := decoder.Decode(&list); err != nil {
+		return []string{"is no list of plugins"}
+	}
+	var bad []string
+	for _, e := range list {
+		plugins, _ := e.(map[string]any) // else a plugin without settings
+		for _, source := range slices.Sorted(maps.Keys(plugins)) {
+			name := pluginName(source)
+			settings := map[string][]string{}
+			bad = append(bad, collect(settings, "", plugins[source])...)
+			if strings.HasPrefix(name, "docker") {
+				bad = append(bad, vetDocker(settings, env)...)
+			}
+		}
+	}
+	return bad
+}
+
+// pluginName is what the agent names the settings of a plugin after: the last part
+// of its source, without the suffix.
+func pluginName(source string) string {
+	source, _, _ = strings.Cut(source, "#")
+	source, _, _ = strings.Cut(source, "?")
+	if plain, err := url.PathUnescape(source); err == nil {
+		source = plain
+	}
+	return strings.ToLower(path.Base(strings.ReplaceAll(source, `\`, "/")))
+}
+
+// collect adds the variables that the agent makes of a setting, without what all of
+// them begin with. A name may come more than once, as expand-image-vars and
+// EXPAND_IMAGE_VARS are one.
+func collect(into map[string][]string, name string, v any) (bad []string) {
+	add := func(key string) string {
+		return strings.Trim(strings.Join(strings.FieldsFunc(name+"_"+strings.ToUpper(key), func(r rune) bool { return strings.ContainsRune("_- ", r) }), "_"), "_")
+	}
+	switch v := v.(type) {
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			if !settingKey.MatchString(key) {
+				bad = append(bad, fmt.Sprintf("has a setting %.60q; a name is letters, digits and dashes", key))
+				continue
+			}
+			bad = append(bad, collect(into, add(key), v[key])...)
+		}
+	case []any:
+		for i, e := range v {
+			bad = append(bad, collect(into, add(strconv.Itoa(i)), e)...)
+		}
+	case nil:
+	default:
+		value := fmt.Sprint(v)
+		if why := vetValue(value); why != "" {
+			bad = append(bad, fmt.Sprintf("has a setting %s that %s", settingName(name), why))
+		}
+		into[name] = append(into[name], value)
+	}
+	return bad
+}
+
+func settingName(name string) string { return strings.ToLower(strings.ReplaceAll(name, "_", "-")) }
+
+// vetDocker judges the settings of the docker plugin by what its scripts do with them.
+func vetDocker(settings map[string][]string, env map[string]string) (bad []string) {
+	on := func(name string) bool {
+		return slices.ContainsFunc(settings[name], func(v string) bool { return !slices.Contains([]string{"", "false", "off", "0"}, v) })
+	}
+	images, volumes := on("EXPAND_IMAGE_VARS"), on("EXPAND_VOLUME_VARS")
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		for _, value := range settings[name] {
+			if why := vetSetting(name, value, images, volumes, env); why != "" {
+				bad = append(bad, fmt.Sprintf("has docker's setting %s %.100q, which %s", settingName(name), value, why))
+			}
+		}
+	}
+	return bad
+}
+
+func vetSetting(name, value string, images, volumes bool, env map[string]string) string {
+	isImage := name == "IMAGE" || name == "CHOWN_IMAGE"
+	isVolume := onList([]string{"VOLUMES_*", "MOUNTS_*", "TMPFS_*"}, name)
+	expands := isImage && images || isVolume && volumes
+	switch {
+	case onList(textSettings, name):
+		return ""
+	case substitution.MatchString(plainReference.ReplaceAllString(value, "")):
+		return "a shell on the host could run; write it out, or as $NAME"
+	case expands && !evaluated.MatchString(value):
+		return "a shell on the host evaluates; use letters, digits, _./:@,=+%~- and $NAME"
+	case expands && strings.Contains(strings.ToUpper(strings.Join(plainReference.FindAllString(value, -1), " ")), "TOKEN"):
+		return "names a secret"
+	case name == "PULL_RETRIES" && !retryCount.MatchString(value):
+		return "is no number"
+	case name == "ENV_PROPAGATION_LIST" && !variableName.MatchString(value):
+		return "is not the name of a variable"
+	case onList([]string{"ENV_FILE", "ENV_FILE_*"}, name) && (path.IsAbs(value) || slices.Contains(strings.Split(value, "/"), "..")):
+		return "is not in the checkout; write the path relative to it"
+	case isImage:
+		if images {
+			value = os.Expand(value, func(name string) string { return env[name] })
+		}
+		// Docker's command line would read --env-file=/etc/passwd, say.
+		if strings.HasPrefix(strings.TrimSpace(value), "-") {
+			return "is an option of docker run and no image"
+		}
+	}
+	return ""
+}
