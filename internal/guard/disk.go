@@ -81,7 +81,7 @@ func sameDevice(a, b string) (bool, error) {
 // writes below /etc and would keep on its own disk.
 func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (scratch string, err error) {
 	if d.dir == "" {
-		return "", nil
+		return "", prepareCache(wanted.HostConfig, "")
 	}
 	scratch = rand.Text()
 	d.mu.Lock()
@@ -95,6 +95,9 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (s
 		return scratch, fmt.Errorf("make room on the slot's disk: %w", err)
 	}
 	h := wanted.HostConfig
+	if err := prepareCache(h, top); err != nil {
+		return scratch, err
+	}
 	taken := map[string]bool{}
 	for _, m := range h.Mounts {
 		taken[m.Target] = true

@@ -129,7 +129,7 @@ func (g *guard) hold(wanted *container.CreateRequest) ([]bound, error) {
 	var binds []bound
 	mounts := wanted.HostConfig.Mounts
 	for i, m := range mounts {
-		if m.Type != mount.TypeBind || m.Source == g.policy.Binary {
+		if m.Type != mount.TypeBind || m.Source == g.policy.Binary || strings.HasPrefix(m.Source, cacheSource) {
 			continue
 		}
 		b, err := g.binder.hold(m.Source)

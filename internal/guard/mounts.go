@@ -60,6 +60,10 @@ func (b *builder) addBind(source, target string, readOnly bool) error {
 		b.mounts = append(b.mounts, bind(source, target, true))
 		return nil
 	}
+	if isOldCache(source) {
+		b.mounts = append(b.mounts, cacheMount(source, target, readOnly))
+		return nil
+	}
 	// The docker plugin's option mount-buildkite-agent: the program, without a token.
 	if filepath.Base(source) == "buildkite-agent" && !strings.HasPrefix(source, b.policy.WorkRoot+"/") {
 		b.mounts = append(b.mounts, bind(plan.AgentCopy, target, true))

@@ -19,6 +19,9 @@ const (
 	InstallService = "kbnode-install.service"
 	LockPath       = "/run/kbnode.lock"
 
+	// OldCacheDir is what the pipelines of the old scripts mount for all jobs.
+	OldCacheDir = agentsDir + "/cache"
+
 	agentsDir = "/var/lib/buildkite-agent"
 	disksDir  = agentsDir + "/disks"
 )

@@ -119,6 +119,7 @@ func BenchmarkOutput(b *testing.B) {
 		b.ReportMetric(size/costs["engine"]/1000, "engine-MB/s")
 		b.ReportMetric(size/costs["guard"]/1000, "guard-MB/s")
 		b.ReportMetric(costs["engine"]/costs["guard"], "ratio")
+		b.ReportMetric(numbers(b, m.Sh("awk '/VmHWM/ {print $2}' /proc/$(systemctl show -P MainPID kbnode-guard-gpu0)/status"))[0]/1024, "guard-peak-MiB")
 	}
 }
 

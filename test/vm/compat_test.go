@@ -37,10 +37,12 @@ func compatible() []attack {
 			option: `, always-pull: true, environment: [NVIDIA_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES], cpus: "${KERNELBOT_CPUS:-8}", memory: "${KERNELBOT_MEMORY:-64g}"`,
 			script: `echo ":: asked $NVIDIA_VISIBLE_DEVICES"; free >/dev/null && echo :: free`, wants: []string{"asked void", "free"},
 		},
-		{ // deployment/buildkite/pipeline.yml, with packages that are installed as it runs
-			name: "runtime and packages", image: "kernelbot-test:latest",
-			option: `, runtime: nvidia, environment: [NVIDIA_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES, KERNELBOT_PAYLOAD, KERNELBOT_RUN_ID]`, flags: "--env KERNELBOT_PAYLOAD=abc=",
-			script: `mkdir -p /usr/lib/python3/dist-packages/extra /var/lib/extra && echo 'answer = 42' >/usr/lib/python3/dist-packages/extra/__init__.py
+		{ // deployment/buildkite/pipeline.yml with the cache of the guide's option C, and packages that are installed as it runs (option B)
+			name: "runtime and packages", image: "${KERNELBOT_IMAGE:-kernelbot-test:latest}",
+			option: `, runtime: nvidia, environment: [NVIDIA_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES, KERNELBOT_PAYLOAD, KERNELBOT_RUN_ID, KERNELBOT_GPU_INDEX, KERNELBOT_CPUSET],
+          volumes: ["/var/lib/buildkite-agent/cache:/cache:rw", "/var/lib/buildkite-agent/cache/pip:/root/.cache/pip:rw"]`,
+			flags: "--env KERNELBOT_PAYLOAD=abc=",
+			script: `test -z "$(ls -A /root/.cache/pip)" && echo x >/root/.cache/pip/x && echo ":: cache $(cat /cache/pip/x)"; mkdir -p /usr/lib/python3/dist-packages/extra /var/lib/extra && echo 'answer = 42' >/usr/lib/python3/dist-packages/extra/__init__.py
 echo 'extra:x:777:777::/var/lib/extra:/bin/sh' >>/etc/passwd; chown 777:777 /var/lib/extra; mkfifo /var/lib/extra/fifo
 cp /bin/ls /usr/local/bin/extra.new; chmod 4755 /usr/local/bin/extra.new; ln /usr/local/bin/extra.new /usr/local/bin/extra.old; mv -f /usr/local/bin/extra.new /usr/local/bin/extra
 python3 - <<'END'
@@ -49,7 +51,7 @@ print("::", "payload", os.environ["KERNELBOT_PAYLOAD"], os.environ["KERNELBOT_RU
 os.setgroups([]); os.setgid(777); os.setuid(777); open("/var/lib/extra/mine", "w").close()
 END
 extra / >/dev/null && echo ":: $(stat -c '%u %a' /usr/local/bin/extra /var/lib/extra/mine | tr '\n' ' ')"`,
-			wants: []string{"payload abc= run- 42", "0 4755 777 644"},
+			wants: []string{"cache x", "payload abc= run- 42", "0 4755 777 644"},
 		},
 		{
 			name: "environment, volumes and shell",
@@ -90,6 +92,9 @@ cp /bin/busybox /scratch/true && /scratch/true && echo :: runs; test "$(cat /sys
 		list[i].code = cmp.Or(list[i].code, "0")
 	}
 	return append(list,
+		attack{ // the guide's "Verify setup", without a container
+			name: "verify setup", host: true, code: "0", script: `echo ":: NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES"; if command -v nvidia-smi; then nvidia-smi -L; fi`, wants: []string{"NVIDIA_VISIBLE_DEVICES=GPU-"},
+		},
 		attack{name: "command and entrypoint", option: `, entrypoint: /bin/sh, command: ["-c", "echo :: $$(pwd)"], shell: false, mount-checkout: false, workdir: /somewhere`, wants: []string{"/somewhere"}, code: "0"},
 		attack{name: "all that is refused", script: "echo :: it ran", code: "1", not: []string{"it ran"},
 			option: `, privileged: true, add-caps: [SYS_ADMIN], security-opts: ["seccomp=unconfined"], sysctls: ["net.core.somaxconn=1"], publish: ["80:80"], pid: host, volumes: ["/etc:/host"]`,
@@ -163,14 +168,16 @@ func TestCompatible(t *testing.T) {
 			})
 		}
 	}
-	t.Run("memory of the guards", func(t *testing.T) { // all slots were busy at once
-		got := m.Sh("for s in {0..7}; do awk '/VmHWM/ {print $2}' /proc/$(systemctl show -P MainPID kbnode-guard-gpu$s)/status; done")
-		for line := range strings.Lines(got) {
-			if kib, err := strconv.Atoi(strings.TrimSpace(line)); err != nil || kib > 20<<10 {
-				t.Errorf("a guard took up to %s KiB, more than 20 MiB", line)
+	t.Run("a cache that jobs shared", func(t *testing.T) {
+		for range 2 { // the second finds nothing of the first
+			r := runStep(m, 1, step(1, "busybox:test", `echo "cache holds $$(ls -A /cache | wc -w)"; mkdir /cache/pip; echo poison >/cache/pip/x; ! touch /ro/x`,
+				`, volumes: ["/var/lib/buildkite-agent/cache:/cache:rw", "/var/lib/buildkite-agent/cache/other:/ro:ro"]`))
+			if r.Code != 0 || !strings.Contains(r.Stdout, "cache holds 1") { // the place of the other mount
+				t.Errorf("exit code %d\n%s", r.Code, r.Stdout)
 			}
 		}
-		t.Logf("KiB: %s", strings.Join(strings.Fields(got), " "))
+		m.Sh("! test -e /var/lib/buildkite-agent/cache")
+		idle(t, m, 1)
 	})
 }
 

@@ -61,7 +61,7 @@ func TestGuard(t *testing.T) {
 			"BASH_ENV=/tmp/evil", "BUILDKITE_BOOTSTRAP_PHASES=command", "LD_PRELOAD=/tmp/evil.so", "BUILDKITE_GIT_SUBMODULE_CLONE_CONFIG=core.fsmonitor=id",
 			"BUILDKITE_PLUGIN_DOCKER_ENV_PROPAGATION_LIST=a[$(touch /tmp/evil)]", "KERNELBOT_X=1\nBUILDKITE_PLUGIN_DOCKER_ENVIRONMENT_0[$(touch /tmp/evil)]=1",
 		} {
-			r := runStep(m, 2, step(2, "busybox:test", "echo it ran", ""), "--env", env)
+			r := runStep(m, 2, step(2, "busybox:test", "echo it ran", ""), "--env", "'"+env+"'")
 			if r.Code == 0 || strings.Contains(r.Stdout, "it ran") {
 				t.Errorf("%s: exit code %d\n%s", env, r.Code, r.Stdout)
 			}

@@ -1,0 +1,68 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// cacheSource begins the source of a mount that stands for a directory of the old
+// scripts' cache until prepareCache makes one. It is not absolute, so the engine
+// refuses it.
+const cacheSource = "cache:"
+
+// isOldCache says whether a clean path is the directory that the old scripts kept for
+// all jobs of a node, or below it. A job that could write there could change what the
+// next one runs, so each container gets an empty directory in its place.
+func isOldCache(source string) bool {
+	return source == plan.OldCacheDir || strings.HasPrefix(source, plan.OldCacheDir+"/")
+}
+
+func cacheMount(source, target string, readOnly bool) mount.Mount {
+	return bind(cacheSource+strings.TrimPrefix(source, plan.OldCacheDir), target, readOnly)
+}
+
+// prepareCache gives mounts of the old cache directories below top, which is root's
+// alone and is removed with the container. Mounts of one path share one directory.
+// With top "" each is a tmpfs, part of the slot's memory.
+func prepareCache(h *container.HostConfig, top string) error {
+	var kept []mount.Mount
+	made := 0
+	for _, m := range h.Mounts {
+		below, ok := strings.CutPrefix(m.Source, cacheSource)
+		switch {
+		case !ok:
+		case made == maxVolumes:
+			return forbid("a job mounts no more than %d directories of %s", maxVolumes, plan.OldCacheDir)
+		case top == "":
+			if h.Tmpfs == nil {
+				h.Tmpfs = map[string]string{}
+			}
+			h.Tmpfs[m.Target] = "exec,mode=0777"
+			if m.ReadOnly {
+				h.Tmpfs[m.Target] += ",ro"
+			}
+			made++
+			continue
+		default:
+			m.Source = filepath.Join(top, "cache")
+			for step := range strings.SplitSeq(below, "/") {
+				m.Source = filepath.Join(m.Source, step)
+				if err := openDir(m.Source); err != nil && !errors.Is(err, fs.ErrExist) {
+					return fmt.Errorf("make room on the slot's disk: %w", err)
+				}
+			}
+			made++
+		}
+		kept = append(kept, m)
+	}
+	h.Mounts = kept
+	return nil
+}
