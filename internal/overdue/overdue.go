@@ -1,0 +1,97 @@
+// Package overdue bounds calls that may never return: a read of a device or of a
+// file system that hangs sleeps in the kernel, where no context and no signal ends it.
+package overdue
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Error says that a call has not returned in its time.
+type Error struct {
+	Call  string
+	After time.Duration
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("%s: no answer in %s", e.Call, e.After) }
+
+// calls are those of this process that have not returned, by name.
+var (
+	mu    sync.Mutex
+	calls = map[string]*call{}
+)
+
+type call struct {
+	done chan struct{} // closed when it returns
+	late bool          // somebody has given it up
+}
+
+// Call returns what f returns, or an *Error when that takes longer than within. f
+// then goes on, and what it returns is dropped. One call of a name runs at a time: a
+// second one waits for the first, and fails at once where that is overdue, so that
+// what hangs for days holds one thread.
+func Call[T any](name string, within time.Duration, f func() (T, error)) (T, error) {
+	var none T
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	var mine *call
+	for mine == nil {
+		mu.Lock()
+		other := calls[name]
+		if other == nil {
+			mine = &call{done: make(chan struct{})}
+			calls[name] = mine
+		}
+		late := other != nil && other.late
+		mu.Unlock()
+		switch {
+		case mine != nil:
+		case late:
+			return none, &Error{name, within}
+		default:
+			select {
+			case <-other.done:
+			case <-timer.C:
+				return none, &Error{name, within}
+			}
+		}
+	}
+	var value T
+	var err error
+	go func() {
+		defer func() {
+			mu.Lock()
+			delete(calls, name)
+			mu.Unlock()
+			close(mine.done)
+		}()
+		value, err = f()
+	}()
+	select {
+	case <-mine.done:
+		return value, err
+	case <-timer.C:
+		mu.Lock()
+		mine.late = true
+		mu.Unlock()
+		return none, &Error{name, within}
+	}
+}
+
+// Calls are the names of the calls that are overdue and have a path in their names, such
+// as the root of a machine's tree, sorted.
+func Calls(path string) []string {
+	mu.Lock()
+	defer mu.Unlock()
+	var late []string
+	for name, c := range calls {
+		if c.late && strings.Contains(name, path) {
+			late = append(late, name)
+		}
+	}
+	slices.Sort(late)
+	return late
+}
