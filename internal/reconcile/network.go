@@ -38,8 +38,12 @@ type SystemNetwork struct{ Socket string } // the Docker engine's
 // networkLabel is what the guards mark their networks with.
 const networkLabel = "kbnode.slot"
 
+// lookTime bounds what the engine is asked here: one that hangs holds up a pass for as long.
+const lookTime = 10 * time.Second
+
 // Look implements Network. An engine that does not run has no networks that
-// anybody could use, and one that was removed took them along.
+// anybody could use, and one that was removed took them along. With an error the
+// state still has the rules.
 func (s SystemNetwork) Look(ctx context.Context) (NetworkState, error) {
 	var state NetworkState
 	slots, err := firewall.Slots("/")
@@ -57,6 +61,8 @@ func (s SystemNetwork) Look(ctx context.Context) (NetworkState, error) {
 		return state, err
 	}
 	defer func() { _ = engine.Close() }()
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
 	state.Networks, err = engine.Networks(ctx, networkLabel)
 	if errors.Is(err, docker.ErrAbsent) || errors.Is(err, fs.ErrPermission) {
 		err = nil
@@ -107,7 +113,12 @@ func (o *observer) network(ctx context.Context) error {
 	}
 	state, err := o.h.Network.Look(ctx)
 	if err != nil {
-		return fmt.Errorf("look at the slots' networks: %w", err)
+		err = fmt.Errorf("look at the slots' networks: %w", err)
+		if empty(o.p) {
+			return err // an uninstall must know what is left
+		}
+		// Which networks are left over can wait; what else differs must not.
+		o.s.Warnings = append(o.s.Warnings, err.Error())
 	}
 	o.s.network = &state
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/firewall"
@@ -19,6 +20,7 @@ type fakeNetwork struct {
 	networks []string
 	hidden   bool // as for a user who is not root
 	err      error
+	silent   bool // the engine does not answer
 }
 
 func (f *fakeNetwork) names() ([]string, error) {
@@ -43,6 +45,9 @@ func (f *fakeNetwork) Look(context.Context) (reconcile.NetworkState, error) {
 		state.Rules = firewall.Absent
 	case !slices.Equal(names, f.ruled):
 		state.Rules = firewall.Altered
+	}
+	if f.silent {
+		state.Networks, err = nil, errors.Join(err, context.DeadlineExceeded)
 	}
 	return state, err
 }
@@ -155,4 +160,24 @@ func TestNetworkOfBusySlot(t *testing.T) {
 	f.ruled = nil
 	r, _ := m.apply(slots(2).plan(t))
 	equal(t, "changes", []string{"protect inet kbnode"}, brief(r.Applied))
+}
+
+// An engine that does not answer keeps nothing else from being put right. An uninstall
+// would leave its networks behind, and fails.
+func TestSilentEngine(t *testing.T) {
+	t.Parallel()
+	m, f := networked(t)
+	m.apply(slots(2).plan(t))
+	f.silent, f.ruled, f.networks = true, nil, []string{plan.NetworkName(0), plan.NetworkName(1)}
+	p := slots(1).plan(t)
+	state, err := m.h.Observe(t.Context(), p)
+	if err != nil || !slices.ContainsFunc(state.Warnings, func(w string) bool { return strings.Contains(w, "networks: context deadline") }) {
+		t.Fatalf("warnings %q, %v", state.Warnings, err)
+	}
+	if m.apply(p); f.ruled == nil || len(f.networks) != 2 {
+		t.Errorf("rules %q, networks %q", f.ruled, f.networks)
+	}
+	if _, err := m.h.Observe(t.Context(), &plan.Plan{}); err == nil {
+		t.Error("an uninstall does not know of the networks, and goes on")
+	}
 }

@@ -112,38 +112,3 @@ func (o *observer) enabled() (map[string]bool, error) {
 	}
 	return units, nil
 }
-
-// slots finds out what each slot runs.
-func (o *observer) slots(context.Context) error {
-	indexes := map[int]bool{}
-	for _, sl := range o.p.Slots {
-		indexes[sl.Index] = true
-	}
-	for name := range o.s.Units {
-		if slot, ok := plan.OwnsUnit(name); ok && slot >= 0 {
-			indexes[slot] = true
-		}
-	}
-	for _, k := range slices.Sorted(maps.Keys(indexes)) {
-		slot := SlotState{
-			Index: k, Name: plan.SlotName(k),
-			Agent: o.s.Units[plan.AgentUnit(k)],
-			Guard: o.s.Units[plan.GuardUnit(k)],
-			Slice: o.s.Slices[plan.SliceName(k)],
-		}
-		var err, errC error
-		if slot.Agent.Cgroup != "" {
-			slot.Job, err = agent.CurrentJob(o.h.Root, slot.Agent.Cgroup, slot.Agent.MainPID)
-		}
-		if slot.Slice.Cgroup != "" {
-			slot.Containers, errC = agent.Containers(o.h.Root, slot.Slice.Cgroup)
-		}
-		if err := errors.Join(err, errC); err != nil {
-			// What cannot be seen may be a job, and a job is not touched.
-			slot.Job = &agent.Job{ID: "unknown"}
-			o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("slot %s is taken as busy: %v", slot.Name, err))
-		}
-		o.s.Slots = append(o.s.Slots, slot)
-	}
-	return nil
-}

@@ -1,0 +1,82 @@
+package reconcile
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/overdue"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// runsTime bounds the look at one slot's processes. A job can make its own memory, and
+// so its environment, one that nobody can read: a mapped file of a FUSE mount.
+const runsTime = 5 * time.Second
+
+// slots finds out what each slot runs.
+func (o *observer) slots(context.Context) error {
+	indexes := map[int]bool{}
+	for _, sl := range o.p.Slots {
+		indexes[sl.Index] = true
+	}
+	for name := range o.s.Units {
+		if slot, ok := plan.OwnsUnit(name); ok && slot >= 0 {
+			indexes[slot] = true
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(indexes)) {
+		slot, err := o.h.runs(SlotState{
+			Index: k, Name: plan.SlotName(k),
+			Agent: o.s.Units[plan.AgentUnit(k)],
+			Guard: o.s.Units[plan.GuardUnit(k)],
+			Slice: o.s.Slices[plan.SliceName(k)],
+		})
+		if err != nil {
+			o.s.Warnings = append(o.s.Warnings, err.Error())
+		}
+		o.s.Slots = append(o.s.Slots, slot)
+	}
+	return nil
+}
+
+// runs adds what a slot runs. With an error it is taken as busy: what cannot be seen
+// may be a job, and a job is not touched.
+func (h *Host) runs(slot SlotState) (SlotState, error) {
+	found, err := overdue.Call("processes of slot "+slot.Name+" below "+h.Root, runsTime, func() (found SlotState, err error) {
+		if slot.Agent.Cgroup != "" {
+			if found.Job, err = agent.CurrentJob(h.Root, slot.Agent.Cgroup, slot.Agent.MainPID); err != nil {
+				return found, err
+			}
+		}
+		if slot.Slice.Cgroup != "" {
+			found.Containers, err = agent.Containers(h.Root, slot.Slice.Cgroup)
+		}
+		return found, err
+	})
+	if slot.Job, slot.Containers = found.Job, found.Containers; err != nil {
+		slot.Job = &agent.Job{ID: "unknown"}
+		return slot, fmt.Errorf("slot %s is taken as busy: %w", slot.Name, err)
+	}
+	return slot, nil
+}
+
+// Slots are the agents and jobs of slots and nothing else of them, for when Observe
+// cannot read the rest. What a slot runs that cannot be read is a job.
+func (h *Host) Slots(ctx context.Context, of []plan.Slot) ([]SlotState, error) {
+	names := make([]string, len(of))
+	for i, sl := range of {
+		names[i] = plan.AgentUnit(sl.Index)
+	}
+	units, err := h.Systemd.Units(ctx, names...)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]SlotState, len(of))
+	for i, sl := range of {
+		all[i], _ = h.runs(SlotState{Index: sl.Index, Name: plan.SlotName(sl.Index), Agent: units[i]})
+	}
+	return all, nil
+}

@@ -1,0 +1,56 @@
+package reconcile_test
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+)
+
+// A job whose processes cannot be looked at, for the whole of a minute or for good,
+// leaves its slot busy and the others as they are.
+func TestProcessesThatHang(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("waits for a deadline")
+	}
+	m := newMachine(t)
+	p := slots(2).plan(t)
+	m.apply(p)
+	m.run(0)
+	state, err := m.h.Observe(t.Context(), p)
+	if err != nil || state.Slots[0].Job == nil {
+		t.Fatalf("%+v, %v", state, err)
+	}
+	environ := filepath.Join(m.h.Root, "proc", strconv.Itoa(state.Slots[0].Job.PID), "environ")
+	if err := os.Remove(environ); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(environ, 0o600); err != nil { // an open of it hangs
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if f, err := os.OpenFile(environ, os.O_RDWR, 0); err == nil {
+			_ = f.Close()
+		}
+	})
+	for range 2 {
+		began := time.Now()
+		state, err = m.h.Observe(t.Context(), p)
+		if err != nil || state.Slots[0].Busy() == "" || state.Slots[1].Busy() != "" || len(state.Warnings) != 1 || !strings.Contains(state.Warnings[0], "slot gpu0 is taken as busy") {
+			t.Errorf("%+v, %v", state, err)
+		}
+		states, err := m.h.Slots(t.Context(), p.Slots)
+		if err != nil || len(states) != 2 || !states[0].Agent.Running() || states[0].Job == nil || states[1].Job != nil || *states[0].Job != (agent.Job{ID: "unknown"}) {
+			t.Errorf("by themselves: %+v, %v", states, err)
+		}
+		if time.Since(began) > 30*time.Second {
+			t.Error("it waits for what hangs again and again")
+		}
+	}
+}
