@@ -96,7 +96,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 		code = n.Code
 	}
 	// Where NVML does not answer, files know no better than that all is well.
-	looked := n != nil || g.Vendor == "amd" || bus.Dead || !g.Healthy
+	looked := n != nil || g.Vendor == "amd" && !bus.Unread || bus.Dead || !g.Healthy
 	lost, reset := bus.Dead || code == isLost, code == needsReset
 	if looked {
 		j.see(about(checkLost, id), lost, Mark{

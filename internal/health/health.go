@@ -109,6 +109,8 @@ type Slot struct {
 	Job    string // ID of the job that runs in it, "" without
 	Agent  string // why its agent is not connected; "" if it is, or need not be
 	Limits string // how its limits differ from the plan; "" if they do not
+	// Unread are those of Agent and Limits that could not be read this time, by check.
+	Unread []string
 }
 
 // GPUs is what one reading of the GPUs saw.
@@ -121,6 +123,7 @@ type GPUs struct {
 
 // Bus is what sysfs tells of a GPU beside the inventory.
 type Bus struct {
+	Unread   bool           // reading it takes too long; the rest is unknown
 	Dead     bool           // its PCI configuration reads as ones
 	RAS      map[string]RAS // AMD: error counters by block (umc, gfx, …)
 	BadPages int            // AMD: bad pages of its memory
@@ -144,6 +147,10 @@ type Node struct {
 	Clock     Clock    // of the kernel
 	CDIDriver string   // driver version that NVIDIA's CDI specification names; "" without one
 	Down      []string // units that should run and do not: nvidia-fabricmanager.service
+	Overdue   []string // reads that have not returned
+	// Unread is what could not be read this time: paths of Disks, and checks, of whose
+	// signals the fields above say nothing.
+	Unread []string
 }
 
 // Clock is whether something keeps the wall clock right.
@@ -185,7 +192,7 @@ type Event struct {
 var Checks = []string{
 	checkRecovery, checkLost, checkMissing, checkError, checkXid, checkECC, checkRemap, checkRetired,
 	checkThrottle, checkThermal, checkFabric, checkNVLink, checkPCIe, checkMode, checkDirty, checkRAS, checkReset,
-	checkDriver, checkNVML, checkPersistence, checkSwitch, checkDisk, checkDocker, checkClock, checkUnit, checkAgent, checkLimits,
+	checkDriver, checkNVML, checkPersistence, checkSwitch, checkDisk, CheckDocker, checkClock, CheckUnit, checkOverdue, CheckAgent, CheckLimits,
 }
 
 const (
@@ -211,11 +218,16 @@ const (
 	checkPersistence = "node.persistence"
 	checkSwitch      = "node.nvswitch"
 	checkDisk        = "node.disk"
-	checkDocker      = "node.docker"
+	checkOverdue     = "node.overdue"
 	checkClock       = "node.clock"
-	checkUnit        = "node.unit"
-	checkAgent       = "slot.agent"
-	checkLimits      = "slot.limits"
+)
+
+// The checks whose signals a caller reads, and may name as unread.
+const (
+	CheckDocker = "node.docker"
+	CheckUnit   = "node.unit"
+	CheckAgent  = "slot.agent"
+	CheckLimits = "slot.limits"
 )
 
 // Holding is the strongest of the verdicts that keep jobs from a slot; ok is false

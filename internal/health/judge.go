@@ -340,16 +340,20 @@ func (j *judge) slots() {
 	known := map[int]bool{}
 	for _, s := range j.in.Slots {
 		known[s.Index] = true
-		j.see(key{Check: checkAgent, Slot: s.Index}, s.Agent != "", Mark{
-			Level: Warn, After: 5 * time.Minute,
-			Reason: "the slot's agent is not connected: " + s.Agent,
-			Fix:    fmt.Sprintf("journalctl -u buildkite-agent-gpu%d", s.Index),
-		})
-		j.see(key{Check: checkLimits, Slot: s.Index}, s.Limits != "", Mark{
-			Level: Degraded, After: time.Minute,
-			Reason: "the slot's limits are not as planned: " + s.Limits,
-			Fix:    "sudo kbnode reconcile",
-		})
+		if !slices.Contains(s.Unread, CheckAgent) {
+			j.see(key{Check: CheckAgent, Slot: s.Index}, s.Agent != "", Mark{
+				Level: Warn, After: 5 * time.Minute,
+				Reason: "the slot's agent is not connected: " + s.Agent,
+				Fix:    fmt.Sprintf("journalctl -u buildkite-agent-gpu%d", s.Index),
+			})
+		}
+		if !slices.Contains(s.Unread, CheckLimits) {
+			j.see(key{Check: CheckLimits, Slot: s.Index}, s.Limits != "", Mark{
+				Level: Degraded, After: time.Minute,
+				Reason: "the slot's limits are not as planned: " + s.Limits,
+				Fix:    "sudo kbnode reconcile",
+			})
+		}
 	}
 	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool { return m.Slot >= 0 && !known[m.Slot] })
 }

@@ -9,6 +9,8 @@ import (
 const (
 	dockerAfter = time.Minute      // a restart of the engine takes seconds
 	clockAfter  = 10 * time.Minute // NTP takes minutes after a boot
+
+	overdueAfter = time.Minute // a disk may be slow
 )
 
 func ofNode(check, detail string) key { return key{Check: check, Slot: -1, Detail: detail} }
@@ -17,6 +19,9 @@ func ofNode(check, detail string) key { return key{Check: check, Slot: -1, Detai
 func (j *judge) node() {
 	n := j.in.Node
 	seen := map[string]bool{}
+	for _, what := range n.Unread {
+		seen[what] = true // and is as it was
+	}
 	for _, d := range n.Disks {
 		seen[d.Path] = true
 		low, none := min(d.TotalBytes/10, 20<<30), min(d.TotalBytes/50, 1<<30)
@@ -42,9 +47,15 @@ func (j *judge) node() {
 			defer j.clear(m.key, "it is not looked at any more")
 		}
 	}
-	j.see(ofNode(checkDocker, ""), n.Docker != "", Mark{
-		Level: Fatal, Effect: Drain, After: dockerAfter,
-		Reason: "the Docker engine does not answer: " + n.Docker, Fix: "systemctl status docker; journalctl -u docker -n 50",
+	if !seen[CheckDocker] {
+		j.see(ofNode(CheckDocker, ""), n.Docker != "", Mark{
+			Level: Fatal, Effect: Drain, After: dockerAfter,
+			Reason: "the Docker engine does not answer: " + n.Docker, Fix: "systemctl status docker; journalctl -u docker -n 50",
+		})
+	}
+	j.see(ofNode(checkOverdue, ""), len(n.Overdue) > 0, Mark{
+		Level: Warn, After: overdueAfter,
+		Reason: "reads do not return: " + strings.Join(n.Overdue, ", "), Fix: "sudo dmesg, for the device or file system that hangs",
 	})
 	if n.Clock != ClockUnknown {
 		j.see(ofNode(checkClock, ""), n.Clock == ClockAdrift, Mark{
@@ -52,11 +63,13 @@ func (j *judge) node() {
 			Reason: "nothing keeps the clock right", Fix: "sudo timedatectl set-ntp true",
 		})
 	}
-	j.see(ofNode(checkUnit, ""), len(n.Down) > 0, Mark{
-		Level: Warn, After: time.Minute,
-		Reason: "services that should run do not: " + strings.Join(n.Down, ", "), Fix: "sudo systemctl start " + strings.Join(n.Down, " "),
-	})
-	if nv := j.in.GPUs; nv != nil && nv.NVIDIA != nil && nv.NVIDIA.DriverVersion != "" {
+	if !seen[CheckUnit] {
+		j.see(ofNode(CheckUnit, ""), len(n.Down) > 0, Mark{
+			Level: Warn, After: time.Minute,
+			Reason: "services that should run do not: " + strings.Join(n.Down, ", "), Fix: "sudo systemctl start " + strings.Join(n.Down, " "),
+		})
+	}
+	if nv := j.in.GPUs; !seen[checkDriver] && nv != nil && nv.NVIDIA != nil && nv.NVIDIA.DriverVersion != "" {
 		loaded := nv.NVIDIA.DriverVersion
 		j.see(ofNode(checkDriver, "cdi"), n.CDIDriver != "" && n.CDIDriver != loaded, Mark{
 			Level: Fatal, Effect: Park, After: time.Minute,

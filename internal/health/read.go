@@ -10,16 +10,22 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/overdue"
 )
 
 // maxRead bounds one file, in bytes. NVIDIA's CDI specification of eight GPUs has
 // some 60 KiB.
 const maxRead = 1 << 20
+
+// readTime bounds one read of a device or file system, any of which may hang.
+const readTime = 5 * time.Second
 
 // Now reads the clocks.
 func Now() (Moment, error) {
@@ -27,11 +33,25 @@ func Now() (Moment, error) {
 	if err != nil {
 		return Moment{}, err
 	}
-	boot, err := readFile("/proc/sys/kernel/random/boot_id")
+	id, err := bootID()
 	if err != nil {
 		return Moment{}, fmt.Errorf("read the boot's ID: %w", err)
 	}
-	return Moment{Now: time.Now().UTC().Round(0), Up: up, Boot: boot}, nil
+	return Moment{Now: time.Now().UTC().Round(0), Up: up, Boot: id}, nil
+}
+
+// boot is the boot's ID once it was read: no process outlives it.
+var boot atomic.Pointer[string]
+
+func bootID() (string, error) {
+	if id := boot.Load(); id != nil {
+		return *id, nil
+	}
+	id, err := readFile("/proc/sys/kernel/random/boot_id")
+	if err == nil {
+		boot.Store(&id)
+	}
+	return id, err
 }
 
 func uptime() (time.Duration, error) {
@@ -57,19 +77,35 @@ func ReadGPUs(ctx context.Context, root string) (*GPUs, error) {
 }
 
 // ReadBus reads from sysfs, below root, what the inventory does not have of its
-// GPUs. A GPU of which nothing can be read is an empty Bus.
+// GPUs. A GPU of which nothing can be read is an empty Bus; the registers of one that
+// hangs may take forever, which holds up none of the others.
 func ReadBus(root string, gpus []inventory.GPU) map[string]Bus {
 	list := map[string]Bus{}
+	var mu sync.Mutex
+	var group sync.WaitGroup
 	for _, g := range gpus {
-		if _, done := list[g.PCI]; !done && normalPCI(g.PCI) == g.PCI {
-			dir := filepath.Join(root, "sys/bus/pci/devices", g.PCI)
-			b := readBus(dir)
-			if g.Vendor == "amd" { // NVML tells of NVIDIA's
-				b.Link = readLink(dir)
-			}
-			list[g.PCI] = b
+		mu.Lock()
+		_, done := list[g.PCI]
+		if !done && normalPCI(g.PCI) == g.PCI {
+			list[g.PCI] = Bus{}
+			group.Go(func() {
+				dir := filepath.Join(root, "sys/bus/pci/devices", g.PCI)
+				b, err := overdue.Call(dir, readTime, func() (Bus, error) {
+					b := readBus(dir)
+					if g.Vendor == "amd" { // NVML tells of NVIDIA's
+						b.Link = readLink(dir)
+					}
+					return b, nil
+				})
+				b.Unread = err != nil
+				mu.Lock()
+				list[g.PCI] = b
+				mu.Unlock()
+			})
 		}
+		mu.Unlock()
 	}
+	group.Wait()
 	return list
 }
 
@@ -85,7 +121,8 @@ func readBus(dir string) Bus {
 	for _, name := range counters {
 		text, err := readFile(name)
 		if err != nil {
-			continue
+			b.RAS = nil // without one of them fewer errors are no sign of a reset
+			break
 		}
 		var c RAS
 		for line := range strings.Lines(text) {
@@ -142,14 +179,22 @@ func readLink(dir string) *Link {
 
 // ReadNode reads what files and system calls tell of the node: disks, clock and
 // CDI specification. Docker and Down are the caller's to fill in. One part that
-// cannot be read is missing, and named in the error.
+// cannot be read is missing, listed as unread, and named in the error.
 func ReadNode(root string, disks []string) (Node, error) {
 	var n Node
 	var errs []error
 	for _, path := range disks {
-		var st unix.Statfs_t
-		if err := unix.Statfs(filepath.Join(root, path), &st); err != nil {
+		name := filepath.Join(root, path)
+		st, err := overdue.Call("statfs "+name, readTime, func() (st unix.Statfs_t, err error) {
+			err = unix.Statfs(name, &st)
+			return st, err
+		})
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // there is no such disk
 			errs = append(errs, fmt.Errorf("statfs %s: %w", path, err))
+			continue
+		case err != nil:
+			errs, n.Unread = append(errs, fmt.Errorf("statfs %s: %w", path, err)), append(n.Unread, path)
 			continue
 		}
 		n.Disks = append(n.Disks, inventory.DiskFree{Path: path, TotalBytes: int64(st.Blocks) * st.Frsize, FreeBytes: int64(st.Bavail) * st.Frsize})
@@ -160,7 +205,11 @@ func ReadNode(root string, disks []string) (Node, error) {
 		errs = append(errs, fmt.Errorf("adjtimex: %w", err))
 	}
 	n.Clock = clockState(state, tx.Status, err)
-	n.CDIDriver, err = cdiDriver(root)
+	n.CDIDriver, err = overdue.Call("CDI specification below "+root, readTime, func() (string, error) { return cdiDriver(root) })
+	if err != nil {
+		n.Unread = append(n.Unread, checkDriver)
+	}
+	n.Overdue = overdue.Calls(root)
 	return n, errors.Join(append(errs, err)...)
 }
 

@@ -1,0 +1,130 @@
+package health
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// What cannot be read keeps its verdict, and makes none.
+func TestUnreadKeepsItsVerdict(t *testing.T) {
+	t.Parallel()
+	const disk = "/var/lib/docker"
+	nothing := func(in *Signals) { in.Node.Disks[0].FreeBytes = 1 }
+	for name, tt := range map[string]struct {
+		amd         bool
+		bad, unread func(*Signals)
+		check       string
+	}{
+		"a disk":     {bad: nothing, unread: func(in *Signals) { in.Node.Disks, in.Node.Unread = nil, []string{disk} }, check: "node.disk"},
+		"the engine": {bad: func(in *Signals) { in.Node.Docker = "no answer" }, unread: func(in *Signals) { in.Node.Unread = []string{CheckDocker} }, check: "node.docker"},
+		"services":   {bad: func(in *Signals) { in.Node.Down = []string{"x.service"} }, unread: func(in *Signals) { in.Node.Unread = []string{CheckUnit} }, check: "node.unit"},
+		"the specification": {
+			bad: func(in *Signals) { in.Node.CDIDriver = "1.2" }, check: "node.driver",
+			unread: func(in *Signals) { in.Node.CDIDriver, in.Node.Unread = "", []string{"node.driver"} },
+		},
+		"an agent": {bad: func(in *Signals) { in.Slots[0].Agent = "it ends" }, unread: func(in *Signals) { in.Slots[0].Unread = []string{CheckAgent} }, check: "slot.agent"},
+		"limits":   {bad: func(in *Signals) { in.Slots[0].Limits = "no" }, unread: func(in *Signals) { in.Slots[0].Unread = []string{CheckLimits} }, check: "slot.limits"},
+		"a bus": {
+			amd: true, bad: func(in *Signals) { in.GPUs.Bus[pci(1)] = Bus{Dead: true} }, check: "gpu.lost",
+			unread: func(in *Signals) { in.GPUs.Bus[pci(1)] = Bus{Unread: true} },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, machine(2))
+			if tt.amd {
+				n = newNode(t, amdMachine(2))
+			}
+			has := func(v []Verdict) bool {
+				return slices.ContainsFunc(v, func(v Verdict) bool { return v.Check == tt.check })
+			}
+			for range 20 {
+				if has(n.look(time.Minute, tt.unread)) {
+					t.Fatal("it makes a verdict")
+				}
+			}
+			n.look(0, nil)
+			for range 6 {
+				n.look(time.Minute, tt.bad)
+			}
+			if !has(n.look(0, tt.bad)) || !has(n.look(time.Hour, tt.unread)) {
+				t.Errorf("verdicts: %+v", n.look(0, tt.unread))
+			}
+			if n.look(time.Hour, nil); has(n.look(time.Hour, nil)) {
+				t.Error("it does not end when it is read again")
+			}
+		})
+	}
+}
+
+// A read that hangs is named when it lasts, and keeps nothing else from being read.
+func TestReadsThatHang(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("waits for two deadlines")
+	}
+	root := t.TempDir()
+	var gpus []inventory.GPU
+	for i := range 3 {
+		gpus = append(gpus, inventory.GPU{PCI: pci(i)})
+		write(t, root, "sys/bus/pci/devices/"+pci(i)+"/config", "\xff\xff\xff\xff")
+	}
+	for _, name := range []string{"sys/bus/pci/devices/" + pci(1) + "/config", "run/cdi/nvidia.yaml"} {
+		name = filepath.Join(root, name)
+		_ = os.MkdirAll(filepath.Dir(name), 0o700)
+		_ = os.Remove(name)
+		if err := syscall.Mkfifo(name, 0o600); err != nil { // an open of it hangs
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if f, err := os.OpenFile(name, os.O_RDWR, 0); err == nil {
+				_ = f.Close()
+			}
+		})
+	}
+	want := map[string]Bus{pci(0): {Dead: true}, pci(1): {Unread: true}, pci(2): {Dead: true}}
+	if diff := cmp.Diff(want, ReadBus(root, gpus)); diff != "" {
+		t.Error(diff)
+	}
+	n, err := ReadNode(root, []string{"/"})
+	if err == nil || len(n.Disks) != 1 || !slices.Contains(n.Unread, "node.driver") || len(n.Overdue) != 2 {
+		t.Errorf("%+v, %v", n, err)
+	}
+	began := time.Now()
+	if ReadBus(root, gpus); time.Since(began) > readTime/2 {
+		t.Error("the next pass waits for it again")
+	}
+
+	judged := newNode(t, machine(1))
+	hangs := func(in *Signals) { in.Node.Overdue = n.Overdue }
+	if v := judged.look(time.Minute, hangs); len(v) > 0 {
+		t.Errorf("at once: %+v", v)
+	}
+	if v := judged.look(time.Minute, hangs); len(v) != 1 || v[0].Check != "node.overdue" || v[0].Effect != None {
+		t.Errorf("after a minute: %+v", v)
+	}
+}
+
+// A counter that cannot be read is no sign that the GPU was reset.
+func TestUnreadCounter(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for i, block := range []string{"umc", "gfx"} {
+		write(t, root, fmt.Sprintf("sys/bus/pci/devices/%s/ras/%s_err_count", pci(0), block), fmt.Sprintf("ue: %d\n", i+1))
+	}
+	if err := os.Mkdir(filepath.Join(root, "sys/bus/pci/devices", pci(0), "ras/mmhub_err_count"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if b := ReadBus(root, []inventory.GPU{{PCI: pci(0), Vendor: "amd"}})[pci(0)]; b.RAS != nil {
+		t.Errorf("%+v", b)
+	}
+}
