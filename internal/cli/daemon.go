@@ -115,9 +115,8 @@ func replaced() bool {
 
 // liveNode is this machine for the daemon.
 type liveNode struct {
-	s      Streams
-	socket string // of the Docker engine; "" before the first Read
-	units  reconcile.Memory
+	s     Streams
+	units reconcile.Memory
 }
 
 // Read implements daemon.Node.
@@ -130,11 +129,14 @@ func (n *liveNode) Read(ctx context.Context) (*daemon.Reading, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.socket = m.cfg.WithDefaults().Docker.Socket
 	return &daemon.Reading{
 		Plan: m.plan, Inventory: m.inv, Drains: m.drains, Started: began.Up,
-		Listen: m.cfg.Metrics.Listen,
-		Replan: func() (*plan.Plan, error) { err := m.think(); return m.plan, err },
+		Listen: m.cfg.Metrics.Listen, Socket: m.cfg.WithDefaults().Docker.Socket,
+		Replan: func(drains []plan.Drain) (*plan.Plan, error) {
+			m.others = &drains
+			err := m.think()
+			return m.plan, err
+		},
 	}, nil
 }
 
@@ -142,11 +144,8 @@ func (n *liveNode) Read(ctx context.Context) (*daemon.Reading, error) {
 func (n *liveNode) GPUs(ctx context.Context) (*health.GPUs, error) { return health.ReadGPUs(ctx, "/") }
 
 // Docker implements daemon.Node.
-func (n *liveNode) Docker(ctx context.Context) error {
-	if n.socket == "" {
-		return nil
-	}
-	engine, err := docker.New(n.socket)
+func (n *liveNode) Docker(ctx context.Context, socket string) error {
+	engine, err := docker.New(socket)
 	if err != nil {
 		return err
 	}

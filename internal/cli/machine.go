@@ -87,8 +87,9 @@ type machine struct {
 	asked   *configText // another configuration than the machine's
 	inv     *inventory.Inventory
 	cfg     config.Config
-	drains  []plan.Drain // as kept
-	agents  plan.Agents  // as kept
+	drains  []plan.Drain  // as kept
+	others  *[]plan.Drain // to plan with instead
+	agents  plan.Agents   // as kept
 	plan    *plan.Plan
 	managed bool // the configuration file is kbnode's own, or there is none
 	wished  bool // there is none, or it does not say all that was asked for
@@ -209,6 +210,9 @@ func (m *machine) think() error {
 		}
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("read agents: %w", err)
+	}
+	if m.others != nil {
+		m.drains = *m.others
 	}
 	in := plan.Input{Inventory: m.inv, Config: &m.cfg, Bindings: bindings, Drains: m.drains, Agents: m.agents, Binary: unitBinary, Version: Version(), Reshape: m.reshape}
 	if m.live() {

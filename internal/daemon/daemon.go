@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/overdue"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -27,8 +28,8 @@ type Node interface {
 	Read(ctx context.Context) (*Reading, error)
 	// GPUs reads the GPUs only.
 	GPUs(ctx context.Context) (*health.GPUs, error)
-	// Docker says why the engine does not answer; nil if it does.
-	Docker(ctx context.Context) error
+	// Docker says why the engine behind a socket does not answer; nil if it does.
+	Docker(ctx context.Context, socket string) error
 	// Stamp is cheap, and another one when Read may say something else: the
 	// files that it reads, and the GPUs' place on the bus.
 	Stamp(p *plan.Plan) string
@@ -71,6 +72,13 @@ const (
 	// passTime bounds one pass. Starting an agent takes at most 100 s, and
 	// several start at once.
 	passTime = 10 * time.Minute
+	// What may hang has so long: to observe a busy machine, to read all of it with a
+	// driver and an engine that both time out, to look at files' times, to write one.
+	stateTime = 2 * time.Minute
+	readTime  = 3 * time.Minute
+	stampTime = 10 * time.Second
+	writeTime = 10 * time.Second
+	gpusTime  = time.Minute
 	// fewChanges is how many changes of one pass are an event each.
 	fewChanges = 10
 )
@@ -97,14 +105,17 @@ type daemonLoop struct {
 	plan    *plan.Plan // of the last full pass; nil before
 	drains  []plan.Drain
 	stamp   string
+	made    bool // this pass has made a plan and observed the machine
 	wholeAt time.Time
 	gpusAt  time.Time
 	alive   func() bool // of the watch; nil without one
 	unwatch context.CancelFunc
-	changed chan string // units that systemd spoke of
-	said    string      // the last error that was told
-	address string      // Reading.Listen
-	seen    Snapshot    // of the pass that goes on
+	changed chan string           // units that systemd spoke of
+	slots   []reconcile.SlotState // as last read
+	asked   map[int]bool          // slots whose agents were asked to stop for their health
+	said    string                // the last error that was told
+	address string                // Reading.Listen
+	seen    Snapshot              // of the pass that goes on
 	doctor  *doctor
 }
 
@@ -252,45 +263,86 @@ func (d *daemonLoop) tell(err error) {
 }
 
 func (d *daemonLoop) event(e ...events.Event) {
-	if err := d.Events.Add(e...); err != nil {
+	if len(e) == 0 {
+		return
+	}
+	if _, err := bounded(d, "events", writeTime, func() (struct{}, error) { return struct{}{}, d.Events.Add(e...) }); err != nil {
 		d.Log.Warn("event not kept", "err", err)
 	}
 }
 
 // pass looks at the machine, and brings it to its plan where it differs. Everything
-// is read anew now and then, when it was asked for, and when what the plan is made
+// is read again now and then, when it was asked for, and when what the plan is made
 // from has changed.
+//
+// Health comes first, judged by the last good plan: whatever fails after it, be it a
+// typo in the configuration or an engine that hangs, keeps no sick slot in service.
 func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, passTime, fmt.Errorf("nothing more in %s", passTime))
 	defer cancel()
 	host, closeHost, err := d.Node.Host(ctx)
-	if err != nil {
-		return err
+	if err != nil { // verdicts are made and kept nevertheless
+		host, closeHost = &reconcile.Host{Root: d.Root}, func() {}
 	}
 	defer closeHost()
 	host.Progress = func(reconcile.Change) { d.Notify(daemon.SdNotifyWatchdog) }
-	if !whole && d.plan != nil && time.Since(d.wholeAt) < d.Whole && !d.doctor.alarmed() && d.Node.Stamp(d.plan) == d.stamp {
-		state, err := host.Observe(ctx, d.plan)
-		if err != nil {
-			return err
+	whole = whole || d.plan == nil || time.Since(d.wholeAt) >= d.Whole || d.doctor.alarmed() || d.stampNow() != d.stamp
+	l := look{plan: cmp.Or(d.plan, d.doctor.plan), node: true}
+	if err == nil && !whole {
+		if l.state, err = d.observe(ctx, host, d.plan); err == nil {
+			l.changes = reconcile.Diff(d.plan, l.state)
 		}
-		d.seen.State = state
-		changes := reconcile.Diff(d.plan, state)
-		drains, err := d.judge(ctx, host, d.plan, state, changes, d.gpus(ctx))
-		if err != nil {
-			return err
+		d.seen.State = l.state
+	}
+	var drains []plan.Drain
+	if l.plan != nil {
+		l.gpus = d.gpus(ctx)
+		drains = d.judge(ctx, host, l)
+	}
+	d.made = false
+	if err == nil {
+		err = d.converge(ctx, host, l, drains, whole)
+	}
+	var locked *reconcile.LockedError
+	if err != nil && l.plan != nil && !d.made && !errors.As(err, &locked) {
+		err = errors.Join(err, d.holdOver(ctx, host, drains))
+	}
+	return err
+}
+
+// converge makes the machine as planned, once its health has been judged.
+func (d *daemonLoop) converge(ctx context.Context, host *reconcile.Host, l look, drains []plan.Drain, whole bool) error {
+	if !whole && sameDrains(withHealth(d.drains, drains), d.drains) {
+		if !pending(l.changes) {
+			d.seen.Waiting = len(l.changes)
+			return nil
 		}
-		if sameDrains(withHealth(d.drains, drains), d.drains) {
-			if !pending(changes) {
-				d.seen.Waiting = len(changes)
-				return nil
-			}
-			if right, err := d.mend(ctx, host); right || err != nil {
-				return err
-			}
+		if right, err := d.mend(ctx, host); right || err != nil {
+			return err
 		}
 	}
 	return d.whole(ctx, host)
+}
+
+// bounded makes a call that may hang, for as long as within. The service manager
+// hears of each that is over: none of them keeps the daemon for long.
+func bounded[T any](d *daemonLoop, name string, within time.Duration, f func() (T, error)) (T, error) {
+	defer d.Notify(daemon.SdNotifyWatchdog)
+	return overdue.Call(name+" below "+d.Root, within, f)
+}
+
+func (d *daemonLoop) observe(ctx context.Context, host *reconcile.Host, p *plan.Plan) (*reconcile.State, error) {
+	return bounded(d, "state of the node", stateTime, func() (*reconcile.State, error) { return host.Observe(ctx, p) })
+}
+
+// stampNow is the stamp of the plan; "" where it cannot be had.
+func (d *daemonLoop) stampNow() string {
+	p := d.plan
+	stamp, err := bounded(d, "stamp", stampTime, func() (string, error) { return d.Node.Stamp(p), nil })
+	if err != nil {
+		d.Log.Warn("files of the plan not looked at", "err", err)
+	}
+	return stamp
 }
 
 // mend brings what was changed by hand back to the plan. A driver may take a second
@@ -302,10 +354,10 @@ func (d *daemonLoop) mend(ctx context.Context, host *reconcile.Host) (right bool
 		return false, err
 	}
 	defer release()
-	if d.Node.Stamp(d.plan) != d.stamp {
+	if d.stampNow() != d.stamp {
 		return false, nil
 	}
-	state, err := host.Observe(ctx, d.plan)
+	state, err := d.observe(ctx, host, d.plan)
 	if err != nil {
 		return false, err
 	}
@@ -332,42 +384,48 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	// The stamp is taken first: what changes while it is read is read again.
 	stamp := ""
 	if d.plan != nil {
-		stamp = d.Node.Stamp(d.plan)
+		stamp = d.stampNow()
 	}
-	r, err := d.Node.Read(ctx)
+	r, err := bounded(d, "the node", readTime, func() (*Reading, error) { return d.Node.Read(ctx) })
 	if err != nil {
 		return err
 	}
-	if d.plan == nil {
-		stamp = d.Node.Stamp(r.Plan)
+	first := d.plan == nil
+	d.plan, d.drains, d.wholeAt, d.address = r.Plan, r.Drains, time.Now(), r.Listen
+	if d.stamp = stamp; first {
+		d.stamp = d.stampNow()
 	}
-	d.plan, d.drains, d.stamp, d.wholeAt, d.address = r.Plan, r.Drains, stamp, time.Now(), r.Listen
 	d.seen.State = nil // that of a look is of another plan
+	d.doctor.remember(r)
 	host.GPUs = r.Inventory.GPUs
-	state, err := host.Observe(ctx, r.Plan)
+	state, err := d.observe(ctx, host, r.Plan)
 	if err != nil {
 		return err
 	}
-	d.seen.State = state
+	d.seen.State, d.made = state, true
 	d.gpusAt = d.wholeAt
-	d.doctor.engine = cmp.Or(r.Inventory.Software.Docker.RootDir, d.doctor.engine)
 	changes := reconcile.Diff(r.Plan, state)
-	drains, err := d.judge(ctx, host, r.Plan, state, changes, &health.GPUs{
+	drains := withHealth(r.Drains, d.judge(ctx, host, look{plan: r.Plan, state: state, changes: changes, node: first, gpus: &health.GPUs{
 		Started: r.Started, List: r.Inventory.GPUs, NVIDIA: r.Inventory.NVIDIA, Bus: health.ReadBus(host.Root, r.Inventory.GPUs),
-	})
-	if err != nil {
+	}}))
+	var unkept error
+	if !sameDrains(drains, r.Drains) {
+		// On a full disk they hold nevertheless; the next pass writes them again.
+		unkept = d.keepDrains(host, drains)
+		p, err := r.Replan(drains)
+		if err != nil {
+			return errors.Join(unkept, err)
+		}
+		d.plan, d.drains, changes = p, drains, reconcile.Diff(p, state)
+	}
+	if err := errors.Join(unkept, d.apply(ctx, host, state, changes)); err != nil {
 		return err
 	}
-	if drains = withHealth(r.Drains, drains); !sameDrains(drains, r.Drains) {
-		if err := host.WriteDrains(drains); err != nil {
-			return err
-		}
-		if d.plan, err = r.Replan(); err != nil {
-			return err
-		}
-		d.drains, changes = drains, reconcile.Diff(d.plan, state)
+	if boot := d.doctor.state.Boot; boot != d.doctor.boot {
+		d.doctor.boot = boot
+		_ = d.save() // which logs
 	}
-	return d.apply(ctx, host, state, changes)
+	return nil
 }
 
 func (d *daemonLoop) apply(ctx context.Context, host *reconcile.Host, state *reconcile.State, changes []reconcile.Change) error {

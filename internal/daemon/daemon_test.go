@@ -46,6 +46,9 @@ type fakeNode struct {
 	tune         []plan.Tunable
 	watches      int
 	dead         bool // the watch's connection
+	docker       error
+	hostErr      error
+	hang         map[string]chan struct{} // by method: returns when it is closed
 	changed      func(string)
 }
 
@@ -65,6 +68,7 @@ func newFakeNode(t *testing.T) *fakeNode {
 }
 
 func (n *fakeNode) Read(context.Context) (*Reading, error) {
+	n.wait("Read")
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.reads++
@@ -73,10 +77,21 @@ func (n *fakeNode) Read(context.Context) (*Reading, error) {
 		Started:   n.started,
 		Drains:    n.drains(),
 		Listen:    n.listen,
-		Replan:    func() (*plan.Plan, error) { return n.plan(), nil },
+		Socket:    "/run/docker.sock",
+		Replan:    func(drains []plan.Drain) (*plan.Plan, error) { return n.plan(drains), nil },
 	}
-	r.Plan = n.plan()
+	r.Plan = n.plan(r.Drains)
 	return r, n.err
+}
+
+// wait hangs as long as a method is to.
+func (n *fakeNode) wait(method string) {
+	n.mu.Lock()
+	hang := n.hang[method]
+	n.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
 }
 
 func (n *fakeNode) drains() []plan.Drain {
@@ -88,7 +103,7 @@ func (n *fakeNode) drains() []plan.Drain {
 	return drains
 }
 
-func (n *fakeNode) plan() *plan.Plan {
+func (n *fakeNode) plan(drains []plan.Drain) *plan.Plan {
 	p := &plan.Plan{
 		Files: []plan.File{{Path: plan.UnitDir + "/" + unitName, Mode: 0o644, Owner: "root", Slot: -1, Content: unitText}},
 		Units: []plan.Unit{{Name: unitName, Slot: -1, Enabled: true, Active: true}},
@@ -97,7 +112,7 @@ func (n *fakeNode) plan() *plan.Plan {
 	}
 	for i, g := range n.gpus {
 		s := plan.Slot{Index: i, Name: plan.SlotName(i), GPUs: []plan.SlotGPU{{UUID: g.UUID, PCI: g.PCI, Vendor: g.Vendor}}}
-		for _, d := range n.drains() {
+		for _, d := range drains {
 			if d.Slot == i {
 				s.Drains = append(s.Drains, d)
 			}
@@ -105,21 +120,27 @@ func (n *fakeNode) plan() *plan.Plan {
 		agent := plan.AgentUnit(i)
 		p.Slots = append(p.Slots, s)
 		p.Dirs = append(p.Dirs, plan.Dir{Path: plan.RunDir(i), Mode: 0o755, Owner: "root"})
-		p.Files = append(p.Files, plan.File{Path: plan.UnitDir + "/" + agent, Mode: 0o644, Owner: "root", Slot: i, Content: "# " + plan.Marker + "\n[Service]\nType=notify\n"})
+		p.Files = append(p.Files, plan.File{Path: plan.UnitDir + "/" + agent, Mode: 0o644, Owner: "root", Slot: i, Content: "# " + plan.Marker + "\n[Service]\nType=notify\nKillMode=mixed\n"})
 		p.Units = append(p.Units, plan.Unit{Name: agent, Slot: i, Active: s.Serves()})
 	}
 	return p
 }
 
 func (n *fakeNode) GPUs(context.Context) (*health.GPUs, error) {
+	n.wait("GPUs")
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return &health.GPUs{List: slices.Clone(n.gpus)}, nil
 }
 
-func (n *fakeNode) Docker(context.Context) error { return nil }
+func (n *fakeNode) Docker(context.Context, string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.docker
+}
 
 func (n *fakeNode) Stamp(*plan.Plan) string {
+	n.wait("Stamp")
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	stamp := n.stamp
@@ -134,7 +155,18 @@ func (n *fakeNode) Host(context.Context) (*reconcile.Host, func(), error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.hosts++
-	return &reconcile.Host{Root: n.root, Systemd: n.sd, Users: systemdtest.Users{Root: n.root}}, func() {}, nil
+	return &reconcile.Host{Root: n.root, Systemd: n.sd, Users: users{systemdtest.Users{Root: n.root}, n}}, func() {}, n.hostErr
+}
+
+// users are the first that Observe reads.
+type users struct {
+	systemdtest.Users
+	n *fakeNode
+}
+
+func (u users) All() (map[string]reconcile.UserState, error) {
+	u.n.wait("Observe")
+	return u.Users.All()
 }
 
 func (n *fakeNode) Watch(_ context.Context, changed func(string)) (func() bool, error) {
@@ -167,11 +199,8 @@ func running(t *testing.T, n *fakeNode, o Options) (log events.Log, wake chan st
 	wake = make(chan struct{})
 	log = events.Log{File: filepath.Join(n.root, "/var/lib/kbnode/events.jsonl")}
 	o.Node, o.Events, o.Wake, o.Root = n, log, wake, n.root
-	booted := time.Now().Add(-time.Hour)
 	if o.Clock == nil {
-		o.Clock = func() (health.Moment, error) {
-			return health.Moment{Now: time.Now(), Up: time.Since(booted), Boot: "1"}, nil
-		}
+		o.Clock = clock("1")
 	}
 	if o.Kmsg.Path == "" {
 		o.Kmsg.Path = os.DevNull

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,8 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -38,6 +39,12 @@ const (
 type Health struct {
 	State    json.RawMessage  `json:"state"`
 	Verdicts []health.Verdict `json:"verdicts"`
+	// Slots, Socket and Engine are of the last good plan: a daemon that starts with a
+	// configuration that it cannot read judges by them.
+	Slots  []plan.Slot `json:"slots,omitempty"`  // index, name and GPUs
+	Socket string      `json:"socket,omitempty"` // of the Docker engine
+	Engine string      `json:"engine,omitempty"` // directory of the Docker engine
+	Boot   string      `json:"boot,omitempty"`   // in which the node was last made as planned
 }
 
 // ReadHealth reads the verdicts about the machine below root. A machine without
@@ -63,8 +70,11 @@ type doctor struct {
 	state health.State
 	// verdicts are those of the last pass.
 	verdicts []health.Verdict
-	unsaved  bool   // something of them was told since they were written
-	engine   string // directory of the Docker engine, as it last said
+	unsaved  bool       // something of them was told since they were written
+	plan     *plan.Plan // the slots of the last good plan, and no more of it; nil if unknown
+	socket   string     // of the Docker engine; "" if unknown
+	engine   string     // directory of the Docker engine, as it last said
+	boot     string     // in which the node was last made as planned
 
 	mu    sync.Mutex
 	facts []health.Fact // of the kernel, since the last pass
@@ -73,10 +83,26 @@ type doctor struct {
 func newDoctor(root string) (*doctor, error) {
 	d := &doctor{file: filepath.Join(root, HealthPath), engine: "/var/lib/docker"}
 	kept, err := ReadHealth(root)
+	d.socket, d.boot, d.engine = kept.Socket, kept.Boot, cmp.Or(kept.Engine, d.engine)
+	if len(kept.Slots) > 0 {
+		d.plan = &plan.Plan{Slots: kept.Slots}
+	}
 	if err == nil && kept.State != nil {
 		d.state, err = health.ParseState(kept.State)
 	}
 	return d, err // without it the kernel's log is judged again
+}
+
+// remember keeps what a next daemon needs to judge without a plan.
+func (c *doctor) remember(r *Reading) {
+	var list []plan.Slot
+	for _, s := range r.Plan.Slots {
+		list = append(list, plan.Slot{Index: s.Index, Name: s.Name, GPUs: s.GPUs})
+	}
+	socket, engine := r.Socket, cmp.Or(r.Inventory.Software.Docker.RootDir, c.engine)
+	if c.plan == nil || socket != c.socket || engine != c.engine || !reflect.DeepEqual(c.plan.Slots, list) {
+		c.plan, c.socket, c.engine, c.unsaved = &plan.Plan{Slots: list}, socket, engine, true
+	}
 }
 
 // listen collects what the kernel says of GPUs, until ctx ends.
@@ -134,40 +160,85 @@ func (c *doctor) take() []health.Fact {
 	return facts
 }
 
-// judge makes verdicts, keeps them, and returns what they drain.
-func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, p *plan.Plan, s *reconcile.State, changes []reconcile.Change, gpus *health.GPUs) ([]plan.Drain, error) {
+// look is what a pass has read when it judges.
+type look struct {
+	plan    *plan.Plan
+	state   *reconcile.State   // nil: only what its slots run is still to be read
+	changes []reconcile.Change // from state to plan
+	gpus    *health.GPUs       // nil: not read
+	node    bool               // disks, engine and services are to be read, too
+}
+
+// judge makes verdicts, stops the agents that they keep from jobs, and returns what
+// they drain. What cannot be read is as it was judged last.
+func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []plan.Drain {
 	moment, err := d.Clock()
 	if err != nil {
-		return nil, err
+		d.Log.Warn("clocks not read", "err", err)
+		return drainsOf(d.doctor.verdicts, l.plan, d.doctor.state.Now)
 	}
-	in := health.Signals{Moment: moment, Slots: healthSlots(host.Root, p, s, changes, moment.Now), Kernel: d.doctor.take(), GPUs: gpus}
-	if gpus != nil {
+	states, unread := d.slotStates(ctx, host, l)
+	in := health.Signals{Moment: moment, Slots: healthSlots(host.Root, l.plan, states, l.changes, moment.Now), Kernel: d.doctor.take(), GPUs: l.gpus}
+	for i := range in.Slots {
+		in.Slots[i].Unread = unread
+	}
+	if l.gpus != nil {
 		if in.Mended, err = readMended(host.Root); err != nil {
 			d.Log.Warn("operator's word not heard", "err", err)
 		}
 	}
+	if l.node {
+		in.Node = d.node(ctx, host)
+	}
+	state, verdicts, told := health.Judge(d.doctor.state, in)
+	d.doctor.state, d.doctor.verdicts = state, verdicts
+	drains := drainsOf(verdicts, l.plan, moment.Now)
+	d.hold(ctx, host, states, slices.Contains(unread, health.CheckAgent), drains)
+	d.tellHealth(told)
+	d.doctor.unsaved = d.doctor.unsaved || len(told) > 0 || len(in.Mended) > 0
+	if !d.doctor.unsaved || d.save() != nil {
+		return drains // on a full disk the next pass tries again
+	}
+	if err := heard(host.Root, in.Mended); err != nil {
+		d.Log.Warn("operator's word not removed", "err", err)
+	}
+	return drains
+}
+
+// slotStates are what the slots run: as observed, else read by themselves, else as
+// they were last. unread are the checks of which that says nothing.
+func (d *daemonLoop) slotStates(ctx context.Context, host *reconcile.Host, l look) (states []reconcile.SlotState, unread []string) {
+	if l.state != nil {
+		d.slots = l.state.Slots
+		return d.slots, nil
+	}
+	if host.Systemd != nil {
+		states, err := host.Slots(ctx, l.plan.Slots)
+		if err == nil {
+			d.slots = states
+			return states, []string{health.CheckLimits}
+		}
+		d.Log.Warn("slots not read", "err", err)
+	}
+	return d.slots, []string{health.CheckLimits, health.CheckAgent}
+}
+
+// node reads the node's signals.
+func (d *daemonLoop) node(ctx context.Context, host *reconcile.Host) *health.Node {
 	node, err := health.ReadNode(host.Root, []string{"/", d.doctor.engine, "/var/lib/buildkite-agent"})
 	if err != nil {
 		d.Log.Debug("node's signals not read", "err", err)
 	}
-	if err := d.Node.Docker(ctx); err != nil {
+	if d.doctor.socket == "" {
+		node.Unread = append(node.Unread, health.CheckDocker)
+	} else if err := d.Node.Docker(ctx, d.doctor.socket); err != nil {
 		node.Docker = err.Error()
 	}
-	node.Down = downUnits(ctx, host.Systemd)
-	in.Node = &node
-	state, verdicts, told := health.Judge(d.doctor.state, in)
-	d.doctor.state, d.doctor.verdicts = state, verdicts
-	d.tellHealth(told)
-	d.doctor.unsaved = d.doctor.unsaved || len(told) > 0 || len(in.Mended) > 0
-	if d.doctor.unsaved {
-		// On a full disk the node is still to be mended; the next pass tries again.
-		if err := d.doctor.save(); err != nil {
-			d.Log.Warn("health not kept", "err", err)
-		} else if err := heard(host.Root, in.Mended); err != nil {
-			d.Log.Warn("operator's word not removed", "err", err)
-		}
+	var read bool
+	if node.Down, read = downUnits(ctx, host.Systemd); !read {
+		node.Unread = append(node.Unread, health.CheckUnit)
 	}
-	return drainsOf(verdicts, p, moment.Now), nil
+	return &node
 }
 
 // tellHealth makes events of what Judge told.
@@ -185,58 +256,35 @@ func (d *daemonLoop) tellHealth(told []health.Event) {
 }
 
 // save writes the verdicts down, and what they were made of.
-func (c *doctor) save() error {
+func (d *daemonLoop) save() error {
+	c := d.doctor
+	kept := Health{Verdicts: c.verdicts, Socket: c.socket, Engine: c.engine, Boot: c.boot}
+	if c.plan != nil {
+		kept.Slots = c.plan.Slots
+	}
+	var text []byte
 	raw, err := json.Marshal(c.state)
-	if err != nil {
-		return fmt.Errorf("write health: %w", err)
-	}
-	text, err := json.Marshal(Health{State: raw, Verdicts: c.verdicts})
 	if err == nil {
-		err = renameio.WriteFile(c.file, append(text, '\n'), 0o644)
+		kept.State = raw
+		text, err = json.Marshal(kept)
+	}
+	if err == nil {
+		_, err = bounded(d, "health", writeTime, func() (struct{}, error) {
+			return struct{}{}, renameio.WriteFile(c.file, append(text, '\n'), 0o644)
+		})
 	}
 	if err != nil {
-		return fmt.Errorf("write health: %w", err)
+		err = fmt.Errorf("write health: %w", err)
+		d.Log.Warn("health not kept", "err", err)
 	}
-	c.unsaved = false
-	return nil
-}
-
-// drainsOf are the drains that verdicts ask for, the strongest one of each slot.
-func drainsOf(verdicts []health.Verdict, p *plan.Plan, now time.Time) []plan.Drain {
-	var drains []plan.Drain
-	for _, s := range p.Slots {
-		if v, ok := health.Holding(verdicts, s.Index); ok {
-			since := v.Since
-			if since.IsZero() {
-				since = now
-			}
-			drains = append(drains, plan.Drain{Slot: s.Index, By: v.Check, Reason: v.Reason + "; " + v.Fix, Since: since.UTC().Truncate(time.Second)})
-		}
-	}
-	return drains
-}
-
-// withHealth are the drains with those of verdicts exchanged for others.
-func withHealth(drains, of []plan.Drain) []plan.Drain {
-	drains = slices.DeleteFunc(slices.Clone(drains), func(d plan.Drain) bool { return d.By != plan.ByOperator })
-	return append(drains, of...)
-}
-
-func sameDrains(a, b []plan.Drain) bool {
-	less := func(x, y plan.Drain) int {
-		if x.Slot != y.Slot {
-			return x.Slot - y.Slot
-		}
-		return strings.Compare(x.By, y.By)
-	}
-	a, b = slices.SortedFunc(slices.Values(a), less), slices.SortedFunc(slices.Values(b), less)
-	return slices.EqualFunc(a, b, func(x, y plan.Drain) bool { return x.Slot == y.Slot && x.By == y.By && x.Reason == y.Reason })
+	c.unsaved = err != nil
+	return err
 }
 
 // healthSlots are the plan's slots as far as health needs them.
-func healthSlots(root string, p *plan.Plan, s *reconcile.State, changes []reconcile.Change, now time.Time) []health.Slot {
+func healthSlots(root string, p *plan.Plan, states []reconcile.SlotState, changes []reconcile.Change, now time.Time) []health.Slot {
 	at := map[int]reconcile.SlotState{}
-	for _, ss := range s.Slots {
+	for _, ss := range states {
 		at[ss.Index] = ss
 	}
 	var list []health.Slot
@@ -279,7 +327,7 @@ func disconnected(root string, sl plan.Slot, ss reconcile.SlotState, now time.Ti
 	if parked, err := guard.ReadParked(run); err == nil && len(parked) > 0 {
 		return "" // it waits, and says why
 	}
-	fi, err := os.Stat(filepath.Join(root, agent.RegisteredMarker(sl.Index)))
+	fi, err := os.Lstat(filepath.Join(root, agent.RegisteredMarker(sl.Index))) // the slot's user can make it a link
 	if err != nil || fi.ModTime().Before(ss.Agent.Since.Add(-time.Second)) {
 		return fmt.Sprintf("its agent runs and has not registered; journalctl -u %s shows why", unit)
 	}
@@ -287,21 +335,20 @@ func disconnected(root string, sl plan.Slot, ss reconcile.SlotState, now time.Ti
 }
 
 // downUnits are those of the GPUs' own services that should run and do not.
-func downUnits(ctx context.Context, sd reconcile.Systemd) []string {
+func downUnits(ctx context.Context, sd reconcile.Systemd) (down []string, read bool) {
 	if sd == nil {
-		return nil
+		return nil, false
 	}
 	units, err := sd.Units(ctx, "nvidia-fabricmanager.service")
 	if err != nil {
-		return nil
+		return nil, false
 	}
-	var down []string
 	for _, u := range units {
 		if u.Exists() && u.Enabled && !u.Running() {
 			down = append(down, u.Name)
 		}
 	}
-	return down
+	return down, true
 }
 
 // gpus reads the GPUs between two full passes, not at every look: that is what
@@ -311,7 +358,7 @@ func (d *daemonLoop) gpus(ctx context.Context) *health.GPUs {
 		return nil
 	}
 	d.gpusAt = time.Now()
-	gpus, err := d.Node.GPUs(ctx)
+	gpus, err := bounded(d, "GPUs", gpusTime, func() (*health.GPUs, error) { return d.Node.GPUs(ctx) })
 	if err != nil {
 		d.Log.Warn("gpus not read", "err", err)
 		return nil
@@ -326,6 +373,7 @@ type Reading struct {
 	Drains    []plan.Drain  // as kept
 	Started   time.Duration // when it began, by health.Moment.Up
 	Listen    string        // where metrics are to be had; "" is nowhere
-	// Replan makes the plan anew, of other drains.
-	Replan func() (*plan.Plan, error)
+	Socket    string        // of the Docker engine
+	// Replan makes the plan again, of other drains than those kept.
+	Replan func(drains []plan.Drain) (*plan.Plan, error)
 }

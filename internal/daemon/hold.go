@@ -1,0 +1,128 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// drainsOf are the drains that verdicts ask for, the strongest one of each slot.
+func drainsOf(verdicts []health.Verdict, p *plan.Plan, now time.Time) []plan.Drain {
+	var drains []plan.Drain
+	for _, s := range p.Slots {
+		if v, ok := health.Holding(verdicts, s.Index); ok {
+			since := v.Since
+			if since.IsZero() {
+				since = now
+			}
+			drains = append(drains, plan.Drain{Slot: s.Index, By: v.Check, Reason: v.Reason + "; " + v.Fix, Since: since.UTC().Truncate(time.Second)})
+		}
+	}
+	return drains
+}
+
+// withHealth are the drains with those of verdicts exchanged for others.
+func withHealth(drains, of []plan.Drain) []plan.Drain {
+	drains = slices.DeleteFunc(slices.Clone(drains), func(d plan.Drain) bool { return d.By != plan.ByOperator })
+	return append(drains, of...)
+}
+
+func sameDrains(a, b []plan.Drain) bool {
+	less := func(x, y plan.Drain) int {
+		if x.Slot != y.Slot {
+			return x.Slot - y.Slot
+		}
+		return strings.Compare(x.By, y.By)
+	}
+	a, b = slices.SortedFunc(slices.Values(a), less), slices.SortedFunc(slices.Values(b), less)
+	return slices.EqualFunc(a, b, func(x, y plan.Drain) bool { return x.Slot == y.Slot && x.By == y.By && x.Reason == y.Reason })
+}
+
+// hold asks the agents of drained slots to stop, once each, as a drain does: they finish
+// their jobs. It needs no plan, lock or disk, so that nothing else keeps a sick slot in
+// service. unread says that states are old.
+func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []reconcile.SlotState, unread bool, drains []plan.Drain) {
+	asked := map[int]bool{}
+	var made []reconcile.Change
+	for _, drain := range drains {
+		asked[drain.Slot] = d.asked[drain.Slot]
+		i := slices.IndexFunc(states, func(s reconcile.SlotState) bool { return s.Index == drain.Slot })
+		serves := i >= 0 && states[i].Agent.Running() && !states[i].Agent.Stopping()
+		if unread {
+			serves = !asked[drain.Slot] // as far as is known
+		}
+		if !serves || host.Systemd == nil || d.doctor.boot != d.doctor.state.Boot {
+			continue
+		}
+		c := reconcile.Change{Kind: reconcile.Drain, Subject: plan.AgentUnit(drain.Slot), Slot: drain.Slot, Why: drain.String()}
+		if err := host.Systemd.Drain(ctx, c.Subject); err != nil {
+			d.Log.Error("agent of a drained slot not stopped", "unit", c.Subject, "err", err)
+			continue
+		}
+		asked[drain.Slot] = true
+		made = append(made, c)
+	}
+	d.asked = asked
+	d.seen.Applied = append(d.seen.Applied, made...)
+	d.keep(made)
+}
+
+// keepDrains writes down which slots are drained. The node's lock must be held.
+func (d *daemonLoop) keepDrains(host *reconcile.Host, drains []plan.Drain) error {
+	_, err := bounded(d, "drained slots", writeTime, func() (struct{}, error) { return struct{}{}, host.WriteDrains(drains) })
+	return err
+}
+
+// holdOver keeps what health drains, and gives back what it drains no more, in a pass
+// that made no plan: Apply does neither then. It gives nothing back after a boot, in
+// which a slot needs more than its agent.
+func (d *daemonLoop) holdOver(ctx context.Context, host *reconcile.Host, drains []plan.Drain) error {
+	release, err := host.Lock()
+	if err != nil {
+		return err
+	}
+	defer release()
+	before, err := readDrains(d.Root)
+	if err != nil {
+		return err
+	}
+	now := withHealth(before, drains)
+	if sameDrains(before, now) {
+		return nil
+	}
+	var errs []error
+	for _, was := range before {
+		if slices.ContainsFunc(now, func(n plan.Drain) bool { return n.Slot == was.Slot }) || host.Systemd == nil || d.doctor.boot != d.doctor.state.Boot {
+			continue
+		}
+		c := reconcile.Change{Kind: reconcile.Start, Subject: plan.AgentUnit(was.Slot), Slot: was.Slot, Why: "no longer " + was.String()}
+		if err := host.Systemd.Start(ctx, c.Subject); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		d.keep([]reconcile.Change{c})
+	}
+	return errors.Join(append(errs, d.keepDrains(host, now))...)
+}
+
+// readDrains are the drains that are kept.
+func readDrains(root string) ([]plan.Drain, error) {
+	text, err := os.ReadFile(filepath.Join(root, plan.DrainsPath))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read drained slots: %w", err)
+	}
+	return plan.ParseDrains(text)
+}

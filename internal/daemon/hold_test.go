@@ -1,0 +1,255 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// lose is a GPU that a reading finds lost.
+func (n *fakeNode) lose(i int) {
+	n.set(func() { n.gpus[i].Vendor, n.gpus[i].Healthy, n.gpus[i].Error = "amd", false, "it is lost" })
+}
+
+// clock is of a machine in this boot.
+func clock(boot string) func() (health.Moment, error) {
+	booted := time.Now().Add(-time.Hour)
+	return func() (health.Moment, error) {
+		return health.Moment{Now: time.Now(), Up: time.Since(booted), Boot: boot}, nil
+	}
+}
+
+// runUntil runs a daemon until it is called.
+func (n *fakeNode) runUntil(t *testing.T, boot string) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		Run(ctx, Options{Node: n, Root: n.root, Clock: clock(boot), Kmsg: health.Kmsg{Path: os.DevNull}, Notify: func(string) {}})
+	}()
+	synctest.Wait()
+	return func() { cancel(); <-done }
+}
+
+// block makes a path one that nothing can be written to, until it is called.
+func block(t *testing.T, path string) (unblock func()) {
+	t.Helper()
+	if err := errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := os.RemoveAll(path); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestJudgedWhateverFails stops the agent of a lost GPU while something else is broken,
+// and lets the other slot serve.
+func TestJudgedWhateverFails(t *testing.T) {
+	t.Parallel()
+	hangs := func(method string) func(*testing.T, *fakeNode) func() {
+		return func(_ *testing.T, n *fakeNode) func() {
+			hang := make(chan struct{})
+			n.set(func() { n.hang = map[string]chan struct{}{method: hang} })
+			return func() { close(hang) }
+		}
+	}
+	file := func(path string) func(*testing.T, *fakeNode) func() {
+		return func(t *testing.T, n *fakeNode) func() { return block(t, filepath.Join(n.root, path)) }
+	}
+	for name, breaks := range map[string]func(*testing.T, *fakeNode) (mends func()){
+		"a configuration with a typo": func(_ *testing.T, n *fakeNode) func() {
+			n.set(func() { n.err, n.stamp = errors.New("a key that no one knows"), "typo" })
+			return func() { n.set(func() { n.err = nil }) }
+		},
+		"another kbnode that works": func(t *testing.T, n *fakeNode) func() {
+			release, err := (&reconcile.Host{Root: n.root}).Lock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.set(func() { n.stamp = "other" })
+			return release
+		},
+		"users that cannot be read": file("etc/passwd"),
+		"no drains.json":            file(plan.DrainsPath),
+		"no health.json":            file(HealthPath),
+		"no events":                 file("var/lib/kbnode/events.jsonl"),
+		"no mended.json":            file(mendedPath),
+		"no directory for the lock": file(plan.LockPath),
+		"a machine whose reading hangs": func(t *testing.T, n *fakeNode) func() {
+			n.set(func() { n.stamp = "other" })
+			return hangs("Read")(t, n)
+		},
+		"a state whose reading hangs": hangs("Observe"),
+		"files that hang":             hangs("Stamp"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				n := newFakeNode(t)
+				n.gpus = twoGPUs()
+				running(t, n, Options{})
+				passwd, err := os.ReadFile(filepath.Join(n.root, "etc/passwd"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				mends := breaks(t, n)
+				n.lose(1)
+				time.Sleep(6 * time.Minute)
+				if diff := cmp.Diff([]int{0}, n.serving(t)); diff != "" {
+					t.Errorf("slots that serve: %s", diff)
+				}
+				mends()
+				if name == "users that cannot be read" {
+					if err := os.WriteFile(filepath.Join(n.root, "etc/passwd"), passwd, 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				time.Sleep(2 * time.Minute)
+				if drains := n.drains(); len(drains) != 1 || drains[0].Slot != 1 {
+					t.Errorf("kept after it was mended: %+v", drains)
+				}
+				n.set(func() { n.gpus[1].Healthy, n.gpus[1].Error = true, "" })
+				time.Sleep(3 * time.Minute)
+				if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" || len(n.drains()) > 0 {
+					t.Errorf("slots that serve after all was mended: %s; drains %+v", diff, n.drains())
+				}
+			})
+		})
+	}
+}
+
+// TestSystemdThatDoesNotAnswer keeps the verdict, and stops the agent when it can.
+func TestSystemdThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.gpus = twoGPUs()
+		running(t, n, Options{})
+		n.set(func() { n.hostErr = errors.New("connect to systemd: no answer in 25s") })
+		n.lose(1)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if kept, err := ReadHealth(n.root); err != nil || len(kept.Verdicts) != 1 || len(n.drains()) != 1 {
+			t.Errorf("kept %+v, drains %+v, %v", kept.Verdicts, n.drains(), err)
+		}
+		n.set(func() { n.hostErr = nil })
+		time.Sleep(time.Minute)
+		if diff := cmp.Diff([]int{0}, n.serving(t)); diff != "" {
+			t.Errorf("slots that serve: %s", diff)
+		}
+	})
+}
+
+// TestRestartWithTypo judges by what the last daemon knew, drains, keeps that, and gives
+// the slot back, all without a plan.
+func TestRestartWithTypo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.gpus = twoGPUs()
+		n.runUntil(t, "1")()
+		if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" {
+			t.Fatalf("slots that serve at first: %s", diff)
+		}
+
+		n.err = errors.New("a key that no one knows")
+		log, _ := running(t, n, Options{})
+		n.lose(1)
+		time.Sleep(2 * time.Minute)
+		if diff := cmp.Diff([]int{0}, n.serving(t)); diff != "" {
+			t.Errorf("slots that serve: %s", diff)
+		}
+		if d := n.drains(); len(d) != 1 || d[0].Slot != 1 {
+			t.Errorf("drains: %+v", d)
+		}
+		if got := kinds(t, log); !slices.ContainsFunc(got, func(s string) bool {
+			return strings.HasPrefix(s, "changed: drain "+plan.AgentUnit(1)+" (drained by gpu.error: ")
+		}) {
+			t.Errorf("events: %q", got)
+		}
+		n.set(func() { n.gpus[1].Healthy, n.gpus[1].Error = true, "" })
+		time.Sleep(2 * time.Minute)
+		if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" || len(n.drains()) > 0 {
+			t.Errorf("slots that serve again: %s; drains %+v", diff, n.drains())
+		}
+	})
+}
+
+// TestBootWithTypo starts nothing: a slot needs more after a boot than its agent.
+func TestBootWithTypo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.gpus = twoGPUs()
+		stop := n.runUntil(t, "1")
+		n.lose(1)
+		time.Sleep(2 * time.Minute)
+		stop()
+		if err := n.sd.Reboot(); err != nil || len(n.drains()) != 1 {
+			t.Fatalf("drains before the boot %+v, %v", n.drains(), err)
+		}
+		n.err = errors.New("a key that no one knows")
+		n.gpus[1].Healthy, n.gpus[1].Error = true, ""
+		running(t, n, Options{Clock: clock("2")})
+		time.Sleep(3 * time.Minute)
+		if got := n.serving(t); len(got) > 0 {
+			t.Errorf("slots %v serve", got)
+		}
+	})
+}
+
+// TestEngineThatDoesNotAnswer drains the node when that lasts, ends no job, and gives
+// all slots back. One slow answer does nothing. No plan can be made meanwhile.
+func TestEngineThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.gpus = twoGPUs()
+		running(t, n, Options{})
+		if err := n.sd.RunJob(0, "job-0"); err != nil {
+			t.Fatal(err)
+		}
+		down := func(err error) { n.set(func() { n.docker, n.err, n.stamp = err, err, n.stamp+"." }) }
+		for range 3 {
+			down(context.DeadlineExceeded)
+			time.Sleep(30 * time.Second)
+			down(nil)
+			time.Sleep(time.Minute)
+			if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" {
+				t.Fatalf("slots that serve after one slow answer: %s", diff)
+			}
+		}
+		down(context.DeadlineExceeded)
+		time.Sleep(3 * time.Minute)
+		units, err := n.sd.Units(t.Context(), plan.AgentUnit(0), plan.AgentUnit(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !units[0].Stopping() || units[1].Running() || len(n.sd.Killed()) > 0 || len(n.drains()) != 2 {
+			t.Errorf("agents: %+v; killed %q; drains %+v", units, n.sd.Killed(), n.drains())
+		}
+		if err := n.sd.FinishJob(0); err != nil {
+			t.Fatal(err)
+		}
+		down(nil)
+		time.Sleep(2 * time.Minute)
+		if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" || len(n.drains()) > 0 {
+			t.Errorf("slots that serve again: %s; drains %+v", diff, n.drains())
+		}
+	})
+}
