@@ -3,6 +3,7 @@ package guard
 import (
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,7 +26,18 @@ const jobLabels = "com.buildkite."
 // Limits of what a job may choose.
 const (
 	maxFiles       = 1 << 20 // open files
+	maxMounts      = 64      // tmpfs among them
 	maxStopSeconds = 60
+)
+
+// bounds are what the fields of a request may hold, in values and bytes; others
+// have usual. The engine keeps all of it in memory as long as the container is
+// there. The kernel has room for 2 MiB of environment and arguments together.
+var (
+	usual  = room{512, 64 << 10}
+	bounds = map[string]room{
+		"Env": {4096, 2 << 20}, "Cmd": {4096, 256 << 10}, "Entrypoint": {4096, 256 << 10}, "Labels": {128, 16 << 10},
+	}
 )
 
 var (
@@ -89,14 +101,14 @@ type builder struct {
 
 func (b *builder) configRules() map[string]rule {
 	c := &b.conf
-	return map[string]rule{
+	return bounded(map[string]rule{
 		"Image":        takeString(&c.Image, imageForm),
 		"Cmd":          takeStrings(&c.Cmd),
 		"Entrypoint":   takeStrings(&c.Entrypoint),
-		"WorkingDir":   takeString(&c.WorkingDir, pathForm),
+		"WorkingDir":   b.takeDir,
 		"Env":          b.takeEnv,
 		"Labels":       b.takeLabels,
-		"User":         takeString(&c.User, userForm),
+		"User":         b.takeUser,
 		"Hostname":     takeString(&c.Hostname, hostnameForm),
 		"StopSignal":   takeString(&c.StopSignal, signalForm),
 		"StopTimeout":  b.takeStopTimeout,
@@ -108,11 +120,13 @@ func (b *builder) configRules() map[string]rule {
 		"AttachStderr": takeBool(&c.AttachStderr),
 		"ExposedPorts": ignore, // means nothing as long as no port is published
 		"Volumes":      never("a job has no volumes; mount a directory of the checkout, or a tmpfs"),
-		"HostConfig":   func(v any) error { return judge(v, b.hostRules()) },
+		"Healthcheck":  healthcheck,
 		"NetworkingConfig": func(v any) error {
 			return judge(v, map[string]rule{"EndpointsConfig": endpoints})
 		},
-	}
+	}, map[string]rule{
+		"HostConfig": func(v any) error { return judge(v, bounded(b.hostRules(), nil)) },
+	})
 }
 
 func (b *builder) hostRules() map[string]rule {
@@ -190,10 +204,12 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	h.RestartPolicy.Name = "no"
 	// The default seccomp and AppArmor profiles stay because nothing else is said.
 	h.SecurityOpt = []string{"no-new-privileges"}
-	// A device node made in the checkout would reach the neighbour, and forged
-	// packets what lies beyond the node.
-	h.CapDrop = slices.Compact(slices.Sorted(slices.Values(append(h.CapDrop, "MKNOD", "NET_RAW"))))
-	h.LogConfig = container.LogConfig{Type: "local", Config: map[string]string{"max-size": "32m", "max-file": "2"}}
+	// A device node made in the checkout would reach the neighbor, forged packets
+	// what is beyond the node, and audit records the node's kernel log.
+	h.CapDrop = slices.Compact(slices.Sorted(slices.Values(append(h.CapDrop, "AUDIT_WRITE", "MKNOD", "NET_RAW"))))
+	// On Docker's own disk: 256 MiB for all containers of a slot.
+	h.LogConfig = container.LogConfig{Type: "local", Config: map[string]string{"max-size": "8m", "max-file": "2"}}
+	b.conf.Healthcheck = &container.HealthConfig{Test: []string{"NONE"}} // nor the image's
 	// By name: where the engine's default is NVIDIA's runtime, the environment
 	// of an image would choose the GPUs.
 	h.Runtime = "runc"
@@ -213,6 +229,9 @@ func (b *builder) request() (*container.CreateRequest, error) {
 		if p.Binary != "" {
 			b.mounts = append(b.mounts, bind(p.Binary, target, true))
 		}
+	}
+	if len(b.mounts)+len(h.Tmpfs) > maxMounts {
+		return nil, fmt.Errorf("a job mounts at most %d directories and files", maxMounts)
 	}
 	h.Mounts = b.mounts
 	return &container.CreateRequest{Config: &b.conf, HostConfig: h}, nil
@@ -280,15 +299,46 @@ func (b *builder) takeCapDrop(v any) error {
 	return err
 }
 
-func (b *builder) takeGroups(v any) error {
-	list, err := stringList(v)
-	for _, name := range list {
-		if !groupForm.MatchString(name) {
-			return fmt.Errorf("%.40q is not a group", name)
+// takeDir takes the directory in which the container's process begins.
+func (b *builder) takeDir(v any) error {
+	if err := takeString(&b.conf.WorkingDir, pathForm)(v); err != nil {
+		return err
+	}
+	return workingDir(b.conf.WorkingDir)
+}
+
+// workingDir refuses the kernel's file systems: by /proc/self/fd a process would
+// begin in a directory that the engine or its runtime has open.
+func workingDir(dir string) error {
+	dir = path.Clean("/" + dir)
+	if kernel := below(dir, "/proc", "/sys", "/dev"); kernel != "" && below(dir, "/dev/shm") == "" {
+		return fmt.Errorf("%.80q: a job does not begin below %s; choose another directory", dir, kernel)
+	}
+	return nil
+}
+
+// below is the first of dirs that a clean path is, or is below.
+func below(path string, dirs ...string) string {
+	for _, dir := range dirs {
+		if path == dir || strings.HasPrefix(path, dir+"/") {
+			return dir
 		}
 	}
-	b.host.GroupAdd = list
-	return err
+	return ""
+}
+
+// healthcheck admits that there is none. The engine runs one in a container whose
+// /etc/passwd is the job's by then.
+func healthcheck(v any) error {
+	if obj, ok := v.(map[string]any); zero(v) || ok && len(obj) == 1 && slices.Equal(anyStrings(obj["Test"]), []string{"NONE"}) {
+		return nil
+	}
+	return errors.New("not an option that a job may set; leave it out")
+}
+
+func anyStrings(v any) []string {
+	list, _ := stringList(v)
+	return list
 }
 
 func securityOpt(v any) error {

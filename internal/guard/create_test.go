@@ -196,6 +196,29 @@ func TestRebuildRefuses(t *testing.T) {
 		"a stop signal with a blank":  {`{"Image":"i","StopSignal":"TERM x"}`, "StopSignal: "},
 		"a relative work dir":         {`{"Image":"i","WorkingDir":"x"}`, "WorkingDir: "},
 		"a capability that is a path": {host(`"CapDrop":["/x"]`), "not a capability"},
+		"a system account":            {`{"Image":"i","User":"33"}`, "User: \"33\" is a system account"},
+		"a system group":              {`{"Image":"i","User":"0:33"}`, "User: \"33\" is a system group"},
+		"a system group beside it":    {host(`"GroupAdd":["0","998"]`), "GroupAdd: \"998\" is a system group"},
+		"a system account with zeros": {`{"Image":"i","User":"000989"}`, "system account"},
+		"a dynamic user":              {`{"Image":"i","User":"61184"}`, "system account"},
+		"nobody by number":            {`{"Image":"i","User":"65534:65534"}`, "system account"},
+		"a user beyond 31 bits":       {`{"Image":"i","User":"4294967295"}`, "system account"},
+		"a user beyond 64 bits":       {`{"Image":"i","User":"18446744073709551616"}`, "system account"},
+		"another slot's user":         {`{"Image":"i","User":"kbnode-gpu3"}`, "another slot's user"},
+		"another slot's group":        {host(`"GroupAdd":["kbnode-gpu3"]`), "another slot's"},
+		"begins in /proc":             {`{"Image":"i","WorkingDir":"/proc/self/fd/8"}`, "WorkingDir: "},
+		"begins in /sys by dots":      {`{"Image":"i","WorkingDir":"/workdir/.././/sys/"}`, "does not begin below /sys"},
+		"begins in /dev":              {`{"Image":"i","WorkingDir":"/dev"}`, "does not begin below /dev"},
+		"a health check":              {`{"Image":"i","Healthcheck":{"Test":["NONE"],"Interval":1}}`, "Healthcheck: not an option"},
+		"many labels":                 {`{"Image":"i","Labels":{` + many(129, `"l%d":""`) + `}}`, "Labels: a job's has at most 128 values"},
+		"long labels":                 {`{"Image":"i","Labels":{"com.buildkite.x":"` + strings.Repeat("x", 16<<10) + `"}}`, "Labels: a job's has at most"},
+		"many variables":              {`{"Image":"i","Env":[` + many(4097, `"A%d=1"`) + `]}`, "Env: a job's has at most 4096 values"},
+		"long variables":              {`{"Image":"i","Env":["A=` + strings.Repeat("x", 2<<20) + `"]}`, "Env: a job's has at most"},
+		"a long command":              {`{"Image":"i","Cmd":["` + strings.Repeat("x", 257<<10) + `"]}`, "Cmd: a job's has at most"},
+		"many ports":                  {`{"Image":"i","ExposedPorts":{` + many(600, `"%d/tcp":{}`) + `}}`, "ExposedPorts: a job's has at most"},
+		"many groups":                 {host(`"GroupAdd":[` + many(600, `"1%04d"`) + `]`), "GroupAdd: a job's has at most"},
+		"many limits":                 {host(`"Ulimits":[` + many(600, `{"Name":"cpu","Soft":%d}`) + `]`), "Ulimits: a job's has at most"},
+		"many mounts":                 {host(`"Tmpfs":{` + many(65, `"/t%d":""`) + `}`), "at most 64 directories"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -207,6 +230,35 @@ func TestRebuildRefuses(t *testing.T) {
 				t.Errorf("refused with %q, want %q in it", err, row.want)
 			}
 		})
+	}
+}
+
+// many joins n pieces of JSON, each with its number.
+func many(n int, format string) string {
+	list := make([]string, n)
+	for i := range list {
+		list[i] = fmt.Sprintf(format, i)
+	}
+	return strings.Join(list, ",")
+}
+
+// TestRebuildTakes is what a bound or a rule must not catch.
+func TestRebuildTakes(t *testing.T) {
+	t.Parallel()
+	for name, body := range map[string]string{
+		"the slot's user":        `{"Image":"i","User":"990:980"}`,
+		"root":                   `{"Image":"i","User":"0:0"}`,
+		"a name of the image's":  `{"Image":"i","User":"jovyan:users"}`,
+		"an unprivileged number": `{"Image":"i","User":"1000:100","HostConfig":{"GroupAdd":["video","render","44","100000"]}}`,
+		"no health check":        `{"Image":"i","Healthcheck":{"Test":["NONE"]}}`,
+		"shared memory":          `{"Image":"i","WorkingDir":"/dev/shm/x"}`,
+		"a payload in pieces":    `{"Image":"i","Env":[` + many(15, `"KERNELBOT_PAYLOAD_%d=`+strings.Repeat("x", 128<<10)+`"`) + `]}`,
+	} {
+		if got, err := rebuild(testPolicy(), testFacts(), []byte(body)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if got.Healthcheck == nil || !slices.Equal(got.Healthcheck.Test, []string{"NONE"}) {
+			t.Errorf("%s: the image's health check stays", name)
+		}
 	}
 }
 

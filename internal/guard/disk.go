@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -242,17 +241,18 @@ func (d *slotDisk) discard(path string) {
 	}()
 }
 
-// volumes are the directories that an image wants as volumes; none for an image
-// that the engine has not.
-func (g *guard) volumes(c *call, image string) ([]string, error) {
-	if g.disk.dir == "" {
-		return nil, nil
-	}
-	var in struct {
-		Config struct{ Volumes map[string]json.RawMessage }
-	}
-	_, err := g.image(c, image, &in) // where there is none, creating the container says so
-	return slices.Sorted(maps.Keys(in.Config.Volumes)), err
+// imageConfig is what an image says of its containers.
+type imageConfig struct {
+	User, WorkingDir string
+	Volumes          map[string]json.RawMessage
+}
+
+// configOf is an image's; empty for one that the engine has not: creating the
+// container says so.
+func (g *guard) configOf(c *call, image string) (imageConfig, error) {
+	var in struct{ Config imageConfig }
+	_, err := g.image(c, image, &in)
+	return in.Config, err
 }
 
 // image asks the engine what it knows of an image, and says whether it has it.

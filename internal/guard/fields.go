@@ -79,6 +79,48 @@ func variant(key string, rules map[string]rule) string {
 // for all GPUs and a number of CPUs, and get their slot's.
 func ignore(any) error { return nil }
 
+// room is how much a value may hold.
+type room struct{ values, bytes int }
+
+// holds takes a value's part of the room, and says whether there was enough.
+func (r *room) holds(v any) bool {
+	switch v := v.(type) {
+	case string:
+		r.bytes -= len(v)
+	case []any:
+		r.values -= len(v)
+		for _, e := range v {
+			r.holds(e)
+		}
+	case map[string]any:
+		r.values -= len(v)
+		for key, e := range v {
+			r.bytes -= len(key)
+			r.holds(e)
+		}
+	}
+	return r.values >= 0 && r.bytes >= 0
+}
+
+// bounded lets each rule see what fits into its field's room only, and adds rules
+// that have their own bounds.
+func bounded(rules, more map[string]rule) map[string]rule {
+	for name, next := range rules {
+		most, ok := bounds[name]
+		if !ok {
+			most = usual
+		}
+		rules[name] = func(v any) error {
+			if left := most; !left.holds(v) {
+				return fmt.Errorf("a job's has at most %d values and %d bytes", most.values, most.bytes)
+			}
+			return next(v)
+		}
+	}
+	maps.Copy(rules, more)
+	return rules
+}
+
 // never is for what no job gets.
 func never(why string) rule {
 	return func(v any) error {

@@ -28,6 +28,8 @@ import (
 const (
 	maxConnections = 128
 	maxHeader      = 64 << 10 // bytes
+	maxWhole       = 4        // requests at once whose body or answer is held in memory, here or in the engine
+	maxPulls       = 2        // pulls at once
 	headerDeadline = 10 * time.Second
 	idleDeadline   = 2 * time.Minute
 )
@@ -123,6 +125,19 @@ func (g *guard) frugal(handle func(*call) error) func(*call) error {
 	}
 }
 
+// few lets only so many requests of a kind in at once. The others wait.
+func few(places chan struct{}, handle func(*call) error) func(*call) error {
+	return func(c *call) error {
+		select {
+		case places <- struct{}{}:
+		case <-c.r.Context().Done():
+			return c.r.Context().Err()
+		}
+		defer func() { <-places }()
+		return handle(c)
+	}
+}
+
 // connect makes the slot's network before its first job would have to wait for
 // it. A job makes sure of it again.
 func (g *guard) connect(ctx context.Context) {
@@ -149,6 +164,8 @@ type guard struct {
 	network    *slotNetwork
 	cleaner    *cleaner
 	inFlight   inFlight
+	whole      chan struct{} // a place for each of maxWhole
+	pulls      chan struct{} // and of maxPulls
 }
 
 func newGuard(c Config, engine *docker.Engine) *guard {
@@ -161,6 +178,8 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		binder:     newBinder(filepath.Dir(p.Socket)),
 		up:         newUpstream(p.DockerSocket),
 		engine:     engineCheck{ask: engine.Info},
+		whole:      make(chan struct{}, maxWhole),
+		pulls:      make(chan struct{}, maxPulls),
 	}
 	if c.binder != nil {
 		g.binder = c.binder
@@ -176,7 +195,7 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 	}
 	g.own.prefix = "kbnode-" + p.Name + "-"
 	g.own.list = func(ctx context.Context) ([]docker.Container, error) {
-		return engine.Containers(ctx, docker.Filter{Slice: p.Slice, Label: slotLabel + "=" + strconv.Itoa(p.Slot)})
+		return engine.Containers(ctx, docker.Filter{Slice: p.Slice, Label: slotLabel + "=" + strconv.Itoa(p.Slot), Known: g.own.has})
 	}
 	g.cleaner = newCleaner(g, c, engine)
 	g.table = g.routes()

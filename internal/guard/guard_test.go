@@ -353,12 +353,13 @@ func TestStartLooksAgain(t *testing.T) {
 func TestStartEndsTogether(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	id := r.create(t, "job")
-	file := filepath.Join(r.cgroup, "docker-"+id+".scope", "memory.oom.group")
 	// A container that has ended already has none.
-	if status, answer := r.ask(t, "POST", "/containers/job/start", ""); status != http.StatusNoContent {
+	r.create(t, "ended")
+	if status, answer := r.ask(t, "POST", "/containers/ended/start", ""); status != http.StatusNoContent {
 		t.Fatalf("answers %d %s", status, answer)
 	}
+	id := r.create(t, "job")
+	file := filepath.Join(r.cgroup, "docker-"+id+".scope", "memory.oom.group")
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -33,6 +33,20 @@ func (g *guard) pass(c *call) error {
 	return nil
 }
 
+// show relays an answer that the engine holds in memory until it has been read.
+// The size of a container is never asked for: the engine would walk its files.
+func (g *guard) show(c *call) error {
+	c.query.Del("size")
+	resp, err := g.up.ask(c, nil)
+	if err != nil {
+		return err
+	}
+	defer hangUp(resp.Body)
+	defer answerWithin(c.w)()
+	relay(c.w, resp)
+	return nil
+}
+
 // stop bounds the time that a container may take to end: -1 would be for ever.
 func (g *guard) stop(c *call) error {
 	if t := c.query.Get("t"); t != "" {
@@ -50,7 +64,8 @@ func (g *guard) remove(c *call) error {
 	}
 	defer hangUp(resp.Body)
 	if resp.StatusCode == http.StatusNoContent {
-		g.release(g.own.take(c.id))
+		binds, _ := g.own.take(c.id)
+		g.release(binds)
 		g.own.forget(c.id)
 	}
 	relay(c.w, resp)
@@ -64,6 +79,7 @@ var listFilters = []string{"label", "status", "name", "id", "ancestor", "exited"
 // list shows the slot's containers only: the engine is asked for those with the
 // slot's label, and what it says is compared with what is known.
 func (g *guard) list(c *call) error {
+	c.query.Del("size")
 	filters, err := parseFilters(c.query.Get("filters"), listFilters)
 	if err != nil {
 		return err

@@ -2,12 +2,19 @@ package guard
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"maps"
 	"net/http"
 	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,6 +44,11 @@ func (g *guard) create(c *call) error {
 	if err := g.ready(c); err != nil {
 		return err
 	}
+	giveBack, err := g.own.reserve(c.r.Context())
+	if err != nil {
+		return err
+	}
+	defer giveBack()
 	if wanted.HostConfig.NetworkMode != networkNone {
 		if err := g.network.ready(c.r.Context()); err != nil {
 			return err
@@ -46,9 +58,12 @@ func (g *guard) create(c *call) error {
 	if name != "" {
 		c.query.Set("name", g.own.engineName(name))
 	}
-	volumes, err := g.volumes(c, wanted.Image)
+	image, err := g.configOf(c, wanted.Image)
 	if err != nil {
 		return err
+	}
+	if err := g.suits(wanted, image); err != nil {
+		return forbid("%s", err)
 	}
 	if err := g.disk.sweep(c.r.Context(), &g.own); err != nil {
 		return err
@@ -63,7 +78,7 @@ func (g *guard) create(c *call) error {
 	if err != nil {
 		return err
 	}
-	scratch, err := g.disk.prepare(wanted, volumes)
+	scratch, err := g.disk.prepare(wanted, slices.Sorted(maps.Keys(image.Volumes)))
 	defer func() { g.disk.done(scratch, made) }()
 	if err != nil {
 		return err
@@ -98,6 +113,34 @@ func (g *guard) create(c *call) error {
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(answerBody))
 	relay(c.w, resp)
+	return nil
+}
+
+// suits judges what the image says of user and directory where the request does
+// not, and both by what the node has: who owns an ID, and links in the checkout.
+func (g *guard) suits(wanted *container.CreateRequest, image imageConfig) error {
+	b := &builder{policy: g.policy, facts: g.facts}
+	user, dir := cmp.Or(wanted.User, image.User), path.Clean("/"+cmp.Or(wanted.WorkingDir, image.WorkingDir))
+	if wanted.User == "" {
+		if err := b.mayBe(user); err != nil {
+			return fmt.Errorf("image %.120q: %w", wanted.Image, err)
+		}
+	}
+	if err := errors.Join(workingDir(dir), b.othersIDs("/", user, wanted.HostConfig.GroupAdd)); err != nil {
+		return err
+	}
+	for _, m := range wanted.HostConfig.Mounts {
+		if m.Type != mount.TypeBind || below(dir, m.Target) == "" {
+			continue
+		}
+		at := m.Source
+		for step := range strings.SplitSeq(strings.TrimPrefix(strings.TrimPrefix(dir, m.Target), "/"), "/") {
+			at = filepath.Join(at, step)
+			if info, err := os.Lstat(at); err == nil && info.Mode().Type() == fs.ModeSymlink {
+				return fmt.Errorf("WorkingDir: %.80q goes through a link of the checkout; write where it leads", dir)
+			}
+		}
+	}
 	return nil
 }
 
@@ -149,9 +192,14 @@ func (g *guard) release(binds []bound) {
 }
 
 // start looks again at what may have changed since the container was made: the
-// slot's limits, and links on the way to what is mounted.
+// slot's limits, and links on the way to what is mounted. It starts a container
+// once: the engine, which is root, reads /etc/passwd and /etc/group of what it
+// starts, and after the first start these may be pipes, or larger than its memory.
 func (g *guard) start(c *call) error {
-	binds := g.own.take(c.id)
+	binds, first := g.own.take(c.id)
+	if !first {
+		return forbid("container %.12s was started before; a container runs once here, so create another one (docker run)", c.id)
+	}
 	defer g.release(binds)
 	if err := g.mayStart(c, binds); err != nil {
 		// The engine removes a container that cannot start if it is to be removed

@@ -83,10 +83,8 @@ func mountTarget(target string) (string, error) {
 		return "", fmt.Errorf("%.80q: the place in the container is an absolute path with no .. in it", target)
 	}
 	target = filepath.Clean(target)
-	for _, kernel := range []string{"/proc", "/sys", "/dev"} {
-		if target == kernel || (strings.HasPrefix(target, kernel+"/") && !strings.HasPrefix(target, "/dev/shm/")) {
-			return "", fmt.Errorf("%.80q: a job mounts nothing over %s", target, kernel)
-		}
+	if kernel := below(target, "/proc", "/sys", "/dev"); kernel != "" && !strings.HasPrefix(target, "/dev/shm/") {
+		return "", fmt.Errorf("%.80q: a job mounts nothing over %s", target, kernel)
 	}
 	if target == "/" {
 		return "", errors.New("a job mounts nothing over the container's root")

@@ -10,11 +10,16 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
+// maxContainers is how many containers a slot has at once. Each has a shim, a log
+// and a configuration outside of the slot's limits.
+const maxContainers = 16
+
 // owned is a container that was made through this guard.
 type owned struct {
-	name  string  // as the job gave it; "" if the engine made one up
-	binds []bound // what it mounts, until it is started
-	disk  string  // its directory on the slot's disk; "" without one
+	name    string  // as the job gave it; "" if the engine made one up
+	binds   []bound // what it mounts, until it is started
+	disk    string  // its directory on the slot's disk; "" without one
+	started bool    // a start was tried: its files are the job's by now
 }
 
 // owners knows the containers of the slot. It is a copy of what the engine
@@ -26,8 +31,10 @@ type owners struct {
 	prefix string // of names in the engine, so that slots do not take each other's
 	list   func(context.Context) ([]docker.Container, error)
 
-	mu   sync.Mutex
-	byID map[string]owned
+	mu      sync.Mutex
+	byID    map[string]owned
+	loaded  bool // the containers of an earlier guard are in byID
+	pending int  // containers that are being created
 
 	reloading sync.Mutex // one look into the engine at a time
 }
@@ -47,15 +54,46 @@ func (o *owners) add(id string, c owned) {
 }
 
 // take returns what a container mounts, once: after its start it needs none of
-// it on the host.
-func (o *owners) take(id string) []bound {
+// it on the host. It also says whether this is the container's first start.
+func (o *owners) take(id string) (binds []bound, first bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	c, ok := o.byID[id]
 	if ok {
-		o.byID[id] = owned{name: c.name, disk: c.disk}
+		o.byID[id] = owned{name: c.name, disk: c.disk, started: true}
 	}
-	return c.binds
+	return c.binds, ok && !c.started
+}
+
+// reserve takes a place for a new container. The caller gives it back when the
+// container has been added, or will not be.
+func (o *owners) reserve(ctx context.Context) (giveBack func(), err error) {
+	o.mu.Lock()
+	fresh := !o.loaded
+	o.mu.Unlock()
+	if fresh {
+		err = o.reload(ctx)
+	}
+	for ; err == nil; err = o.reload(ctx) {
+		o.mu.Lock()
+		free := len(o.byID)+o.pending < maxContainers
+		if free {
+			o.pending++
+		}
+		o.mu.Unlock()
+		if free {
+			return func() {
+				o.mu.Lock()
+				defer o.mu.Unlock()
+				o.pending--
+			}, nil
+		}
+		if fresh {
+			return nil, forbid("the slot has %d containers already; remove one (docker rm), or run them with --rm", maxContainers)
+		}
+		fresh = true
+	}
+	return nil, err
 }
 
 func (o *owners) forget(id string) {
@@ -115,24 +153,33 @@ func (o *owners) has(id string) bool {
 func (o *owners) reload(ctx context.Context) error {
 	o.reloading.Lock()
 	defer o.reloading.Unlock()
+	o.mu.Lock()
+	gone := map[string]bool{} // of those known now: others are created while the engine makes its list
+	for id := range o.byID {
+		gone[id] = true
+	}
+	o.mu.Unlock()
 	list, err := o.list(ctx)
 	if err != nil {
 		return fmt.Errorf("list the slot's containers: %w", err)
 	}
-	byID := make(map[string]owned, len(list))
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, c := range list {
-		// A name that the engine made up has no prefix and is good as it is.
-		byID[c.ID] = owned{name: strings.TrimPrefix(c.Name, o.prefix), binds: o.byID[c.ID].binds, disk: c.Labels[diskLabel]}
+	if o.byID == nil {
+		o.byID = map[string]owned{}
 	}
-	for id, c := range o.byID {
-		// It was created while the engine made its list.
-		if _, ok := byID[id]; !ok && len(c.binds) > 0 {
-			byID[id] = c
+	for _, c := range list {
+		delete(gone, c.ID)
+		// One without labels was known when the list was made.
+		if _, known := o.byID[c.ID]; !known && c.Labels != nil {
+			// A name that the engine made up has no prefix and is good as it is.
+			o.byID[c.ID] = owned{name: strings.TrimPrefix(c.Name, o.prefix), disk: c.Labels[diskLabel], started: c.State != "created"}
 		}
 	}
-	o.byID = byID
+	for id := range gone {
+		delete(o.byID, id)
+	}
+	o.loaded = true
 	return nil
 }
 

@@ -70,20 +70,20 @@ func (g *guard) routes() []route {
 		{"HEAD", "_ping", nil, g.pass},
 		{"GET", "_ping", nil, g.pass},
 		{"GET", "version", nil, g.pass},
-		{"GET", "info", nil, g.info},
+		{"GET", "info", nil, few(g.whole, g.info)},
 		{"GET", "networks", params{"filters": filterForm}, networks},
 
-		{"POST", "images/create", params{"fromImage": imageForm, "tag": tagForm, "platform": platformForm}, g.pull},
-		{"GET", "images/{image}/json", params{"manifests": flagForm, "platform": filterForm}, g.pass},
+		{"POST", "images/create", params{"fromImage": imageForm, "tag": tagForm, "platform": platformForm}, few(g.pulls, g.pull)},
+		{"GET", "images/{image}/json", params{"manifests": flagForm, "platform": filterForm}, few(g.whole, g.show)},
 
-		{"GET", "containers/json", params{"all": flagForm, "limit": intForm, "size": flagForm, "filters": filterForm}, g.list},
-		{"POST", "containers/create", params{"name": refForm, "platform": platformForm}, g.frugal(g.create)},
-		{"GET", "containers/{id}/json", params{"size": flagForm}, g.pass},
+		{"GET", "containers/json", params{"all": flagForm, "limit": intForm, "size": flagForm, "filters": filterForm}, few(g.whole, g.list)},
+		{"POST", "containers/create", params{"name": refForm, "platform": platformForm}, few(g.whole, g.frugal(g.create))},
+		{"GET", "containers/{id}/json", params{"size": flagForm}, few(g.whole, g.show)},
 		{"GET", "containers/{id}/logs", params{"follow": flagForm, "stdout": flagForm, "stderr": flagForm, "timestamps": flagForm,
 			"details": flagForm, "since": timeForm, "until": timeForm, "tail": tailForm}, g.pass},
 		{"POST", "containers/{id}/attach", params{"logs": flagForm, "stream": flagForm, "stdin": flagForm, "stdout": flagForm,
 			"stderr": flagForm, "detachKeys": keysForm}, g.attach},
-		{"POST", "containers/{id}/start", params{"detachKeys": keysForm}, g.frugal(g.start)},
+		{"POST", "containers/{id}/start", params{"detachKeys": keysForm}, few(g.whole, g.frugal(g.start))},
 		{"POST", "containers/{id}/wait", params{"condition": waitForm}, g.pass},
 		{"POST", "containers/{id}/resize", params{"h": intForm, "w": intForm}, g.pass},
 		{"POST", "containers/{id}/kill", params{"signal": signalForm}, g.pass},
@@ -193,7 +193,7 @@ func query(rt route, raw string) (url.Values, error) {
 		case values[0] == "":
 		case !known:
 			return nil, forbid("%s %s: the parameter %.40q is none that a job may set; leave it out", rt.method, rt.path, name)
-		case !form.MatchString(values[0]):
+		case len(values[0]) > maxString || !form.MatchString(values[0]):
 			return nil, forbid("%s %s: the parameter %s cannot be %.80q", rt.method, rt.path, name, values[0])
 		default:
 			kept.Set(name, values[0])

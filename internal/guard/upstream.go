@@ -18,8 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxAnswer bounds the answers that are read whole, in bytes.
-const maxAnswer = 8 << 20
+const (
+	// maxAnswer bounds the answers that are read whole, in bytes.
+	maxAnswer = 8 << 20
+	// answerDeadline is for a client to read such an answer.
+	answerDeadline = 30 * time.Second
+)
 
 // upstream is the engine's socket. Every request to it is made anew; nothing
 // of the client's is forwarded that is not named.
@@ -151,8 +155,17 @@ func answer(w http.ResponseWriter, v any) error {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(data)))
+	defer answerWithin(w)()
 	_, _ = w.Write(data) // the client reads it or is gone
 	return nil
+}
+
+// answerWithin gives a client answerDeadline to read its answer. What it returns
+// ends the deadline, which would hold for the connection's next answer, too.
+func answerWithin(w http.ResponseWriter) (end func()) {
+	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(time.Now().Add(answerDeadline)) // not for every kind of writer
+	return func() { _ = rc.SetWriteDeadline(time.Time{}) }
 }
 
 // readAll reads an answer of the engine whole.

@@ -1,6 +1,7 @@
 package hostile
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -224,6 +225,10 @@ func extras() []Request {
 		"an image that is a path", `{"Image":"../../volumes"}`,
 		"an image of another kind", `{"Image":"file:///etc/passwd"}`,
 		"a user with a line break", `{"Image":"{image}","User":"root\nx"}`,
+		"a system account", `{"Image":"{image}","User":"1"}`,
+		"another slot's user by name", `{"Image":"{image}","User":"kbnode-gpu4095"}`,
+		"a directory of the runtime's", `{"Image":"{image}","WorkingDir":"/proc/self/fd/8"}`,
+		"a directory of the kernel's by dots", `{"Image":"{image}","WorkingDir":"/tmp/../sys/fs"}`,
 		"a variable without a name", `{"Image":"{image}","Env":["=x"]}`,
 	)...)
 	list = append(list, bodies(group, Rebuilt,
@@ -237,5 +242,15 @@ func extras() []Request {
 	platform.Path = "/containers/create?name={name}-attack&platform=..%2f..%2fx"
 	unknown := create(group, "an unknown parameter", Refused, `{"Image":"{image}"}`)
 	unknown.Path = "/containers/create?name={name}-attack&privileged=1"
+	var labels, variables strings.Builder
+	for i := range 5000 {
+		fmt.Fprintf(&labels, `,"com.buildkite.l%d":""`, i)
+		fmt.Fprintf(&variables, `,"A%d=1"`, i)
+	}
+	list = append(list, bodies(group, Refused,
+		"labels without end", `{"Image":"{image}","Labels":{"a":""`+labels.String()+`}}`,
+		"variables without end", `{"Image":"{image}","Env":["A=1"`+variables.String()+`]}`,
+	)...)
+	list = append(list, fields(group, Refused, "groups of system accounts", `"GroupAdd":["4","998"]`)...)
 	return append(list, name, platform, unknown)
 }

@@ -29,7 +29,7 @@ func Faults(p plan.JobPolicy, c *container.Config, h *container.HostConfig) []st
 
 	not(h.Privileged, "it is privileged")
 	not(len(h.CapAdd) > 0, "capabilities are added: %s", h.CapAdd)
-	for _, name := range []string{"MKNOD", "NET_RAW"} {
+	for _, name := range []string{"AUDIT_WRITE", "MKNOD", "NET_RAW"} {
 		not(!dropped(h.CapDrop, name) || strict && !dropped(h.CapDrop, "ALL"), "capabilities are kept: only %s are dropped", h.CapDrop)
 	}
 	not(!slices.ContainsFunc(h.SecurityOpt, func(o string) bool {
@@ -68,6 +68,7 @@ func Faults(p plan.JobPolicy, c *container.Config, h *container.HostConfig) []st
 	}
 	not(h.RestartPolicy.Name != "" && h.RestartPolicy.Name != "no", "it is restarted: %s", h.RestartPolicy.Name)
 	not(h.LogConfig.Type != "local" && h.LogConfig.Type != "none", "its log goes to %s", h.LogConfig.Type)
+	not(c.Healthcheck == nil || !slices.Equal(c.Healthcheck.Test, []string{"NONE"}), "the engine runs a health check in it")
 	not(h.Runtime != "runc", "its runtime is %q", h.Runtime)
 	not(len(h.Annotations) > 0, "it has annotations: %v", h.Annotations)
 
