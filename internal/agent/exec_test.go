@@ -85,7 +85,7 @@ func TestJournalLines(t *testing.T) {
 	if got := journalLines("\n"); got != nil {
 		t.Errorf("an empty journal has lines %q", got)
 	}
-	want := []string{"[31mfatal: no", "second"}
+	want := []string{"fatal: no", "second"}
 	if diff := cmp.Diff(want, journalLines("\x1b[31mfatal: no\a\r\n\n  second")); diff != "" {
 		t.Error(diff)
 	}

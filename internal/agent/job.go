@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Bounds on what a job's processes can make their readers read.
@@ -137,18 +139,10 @@ func Environ(root string, pid int) (map[string]string, error) {
 			continue
 		}
 		if strings.HasPrefix(name, "BUILDKITE_") || strings.HasPrefix(name, "KBNODE_") {
-			env[name] = strings.Map(printable, value)
+			env[name] = text.Line(value, maxField)
 		}
 	}
 	return env, nil
-}
-
-// printable drops what could drive a terminal.
-func printable(r rune) rune {
-	if r < ' ' || r > '~' {
-		return -1
-	}
-	return r
 }
 
 // startTicks is when a process was started, in ticks after boot.

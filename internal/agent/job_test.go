@@ -57,7 +57,7 @@ func TestCurrentJob(t *testing.T) {
 	t.Parallel()
 	const procs = "-- sys/fs/cgroup/a.slice/agent.service/cgroup.procs --\n"
 	job := &Job{
-		ID: "0190-aa", Build: "7", BuildURL: "https://buildkite.com/o/p/builds/7", Pipeline: "p[31m",
+		ID: "0190-aa", Build: "7", BuildURL: "https://buildkite.com/o/p/builds/7", Pipeline: "p",
 		PID: 101, Since: time.Unix(1700000012, 500_000_000).UTC(),
 	}
 	for _, tt := range []struct {

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Journal is the end of what a unit logged since it was last started, newest
@@ -26,10 +28,10 @@ func Journal(ctx context.Context, unit string, lines int) ([]string, error) {
 
 // journalLines are the lines of a log, without what could drive a terminal:
 // what an agent logs may come from a job or the network.
-func journalLines(text string) []string {
+func journalLines(log string) []string {
 	var lines []string
-	for line := range strings.Lines(text) {
-		if line = strings.TrimSpace(strings.Map(printable, line)); line != "" {
+	for line := range strings.Lines(log) {
+		if line = text.Line(line, maxField); line != "" {
 			lines = append(lines, line)
 		}
 	}

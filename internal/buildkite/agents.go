@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/buildkite/go-buildkite/v4"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Agent is an agent that is connected.
@@ -111,7 +113,7 @@ func (c *Client) Organizations(ctx context.Context) ([]string, error) {
 		return nil, fmt.Errorf("list organizations: %w", plain(err, "read_organizations"))
 	}
 	for _, o := range list {
-		all = append(all, printable(o.Slug, maxText))
+		all = append(all, text.Line(o.Slug, maxText))
 	}
 	return all, nil
 }
@@ -143,7 +145,7 @@ func (c *Client) ClusterQueues(ctx context.Context, organization string) ([]stri
 			return nil, fmt.Errorf("list queues: %w", plain(err, "read_clusters"))
 		}
 		for _, q := range queues {
-			all = append(all, printable(q.Key, maxText))
+			all = append(all, text.Line(q.Key, maxText))
 		}
 	}
 	return all, nil

@@ -12,6 +12,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Artifact is a file that a job has uploaded.
@@ -42,9 +44,9 @@ func (c *Client) Artifacts(ctx context.Context, org, pipeline string, number int
 // checksum. A link into the store is good for a minute, so each attempt asks for one.
 func (c *Client) Download(ctx context.Context, a Artifact, most int64) ([]byte, error) {
 	if a.Size > most {
-		return nil, fmt.Errorf("download %s: it has %d bytes, %d are read at most", printable(a.Path, 100), a.Size, most)
+		return nil, fmt.Errorf("download %s: it has %d bytes, %d are read at most", text.Line(a.Path, 100), a.Size, most)
 	}
-	name := printable(a.Path, 100)
+	name := text.Line(a.Path, 100)
 	for attempt := 1; ; attempt++ {
 		link, err := c.link(ctx, a)
 		if err != nil { // tried often enough

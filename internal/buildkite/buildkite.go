@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/buildkite/go-buildkite/v4"
 )
@@ -171,13 +170,4 @@ func Refused(err error) int {
 		return refused.Status
 	}
 	return 0
-}
-
-// printable is a text of others, for people: on one line, and of so many bytes.
-func printable(s string, most int) string {
-	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, ""), func(r rune) bool { return !unicode.IsGraphic(r) || unicode.IsSpace(r) }), " ")
-	if len(s) > most {
-		s = strings.ToValidUTF8(s[:most], "") + "…"
-	}
-	return s
 }

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Near sorts names so that those most like a word come first.
@@ -29,7 +31,7 @@ func Named(word string, names []string) string {
 		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", len(names)-maxNamed)
 	}
 	for i, n := range names {
-		names[i] = printable(n, 100)
+		names[i] = text.Line(n, 100)
 	}
 	return strings.Join(names, ", ") + more
 }

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -78,7 +80,7 @@ type QueueJob struct {
 func Queues(agents []Agent, builds []Build) []Queue {
 	found := map[string]*Queue{}
 	at := func(name string) *Queue {
-		name = cmp.Or(printable(name, maxText), DefaultQueue)
+		name = cmp.Or(text.Line(name, maxText), DefaultQueue)
 		if found[name] == nil {
 			found[name] = &Queue{Name: name, Agents: []QueueAgent{}}
 		}
@@ -152,7 +154,7 @@ func (w *Waiting) add(b Build, j Job, agents []Agent) {
 	w.Unmatched++
 	for _, a := range agents {
 		for _, rule := range a.lacks(j.Rules) {
-			if rule = printable(rule, maxText); len(w.Missing) < 20*maxMissing && !slices.Contains(w.Missing, rule) {
+			if rule = text.Line(rule, maxText); len(w.Missing) < 20*maxMissing && !slices.Contains(w.Missing, rule) {
 				w.Missing = append(w.Missing, rule)
 			}
 		}
@@ -176,12 +178,12 @@ func (a Agent) lacks(rules []string) []string {
 }
 
 func (a Agent) inQueue() QueueAgent {
-	tag := func(key string) string { return printable(a.Tag(key), maxText) }
+	tag := func(key string) string { return text.Line(a.Tag(key), maxText) }
 	out := QueueAgent{
-		Name: printable(a.Name, maxText), Note: printable(a.PausedNote, 2*maxText),
-		Node:     cmp.Or(tag("node"), printable(a.Hostname, maxText)),
+		Name: text.Line(a.Name, maxText), Note: text.Line(a.PausedNote, 2*maxText),
+		Node:     cmp.Or(tag("node"), text.Line(a.Hostname, maxText)),
 		GPUModel: cmp.Or(tag("gpu-model"), tag("gpu")), GPUUUID: tag("gpu-uuid"), NUMA: tag("numa"),
-		AgentVersion: printable(a.Version, maxText), KbnodeVersion: tag("kbnode"),
+		AgentVersion: text.Line(a.Version, maxText), KbnodeVersion: tag("kbnode"),
 	}
 	if n, err := strconv.ParseUint(a.Tag("gpu-index"), 10, 16); err == nil {
 		index := int(n)
@@ -200,7 +202,7 @@ func (a Agent) inQueue() QueueAgent {
 		out.State = Idle
 	}
 	if j := a.Job; j != nil {
-		out.Job = &QueueJob{ID: printable(j.ID, maxText), Name: printable(j.Name, maxText), State: printable(j.State, maxText), URL: printable(j.URL, 5*maxText), Started: j.Started}
+		out.Job = &QueueJob{ID: text.Line(j.ID, maxText), Name: text.Line(j.Name, maxText), State: text.Line(j.State, maxText), URL: text.Line(j.URL, 5*maxText), Started: j.Started}
 		out.Job.Pipeline, out.Job.Build = buildOf(out.Job.URL)
 	}
 	return out

@@ -10,6 +10,8 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -139,5 +141,5 @@ func message(body []byte) string {
 	if json.Unmarshal(body, &says) != nil {
 		return ""
 	}
-	return printable(says.Message, 500)
+	return text.Line(says.Message, 500)
 }

@@ -10,13 +10,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jedib0t/go-pretty/v6/text"
+	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/e2e"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/results"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 type e2eFlags struct {
@@ -78,7 +78,7 @@ func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
 		return f.show(s, o)
 	}
 	client, err := f.api.client(s, func(why string, pause time.Duration) {
-		s.progress("%s; asking again in %s", probe.Printable(why, 300), max(pause, time.Second).Round(time.Second))
+		s.progress("%s; asking again in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
 	})
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
 		}
 	}
 	o.On = e2eProgress(s)
-	o.Log = func(why string) { s.progress("%s", probe.Printable(why, 300)) }
+	o.Log = func(why string) { s.progress("%s", text.Line(why, 300)) }
 	report := e2e.Run(ctx, client, o)
 	if err := showE2E(s, report, f.asJSON); err != nil {
 		return err
@@ -197,9 +197,9 @@ func e2eProgress(s Streams) func(part, name string, st submit.Status) {
 		if st.State == "creating" || st.State == "fetching" {
 			return
 		}
-		line := fmt.Sprintf("%s, %s: %s", part, probe.Printable(name, 60), st.State)
+		line := fmt.Sprintf("%s, %s: %s", part, text.Line(name, 60), st.State)
 		if st.Agent != "" && st.State == "running" {
-			line += " on " + probe.Printable(st.Agent, 60)
+			line += " on " + text.Line(st.Agent, 60)
 		}
 		if st.Build != 0 {
 			line += fmt.Sprintf(", build %d", st.Build)
@@ -214,7 +214,7 @@ func showE2E(s Streams, r *e2e.Report, asJSON bool) error {
 		return printJSON(s.Out, r)
 	}
 	words := map[e2e.Verdict]string{
-		e2e.OK: paint(s.Out, text.FgGreen, "ok"), e2e.Failed: paint(s.Out, text.FgRed, "FAIL"), e2e.Untried: paint(s.Out, text.FgYellow, "not tried"),
+		e2e.OK: paint(s.Out, pretty.FgGreen, "ok"), e2e.Failed: paint(s.Out, pretty.FgRed, "FAIL"), e2e.Untried: paint(s.Out, pretty.FgYellow, "not tried"),
 	}
 	seconds := func(c e2e.Check, v float64) string {
 		if c.Run == 0 {
@@ -228,8 +228,8 @@ func showE2E(s Streams, r *e2e.Report, asJSON bool) error {
 	for _, c := range r.Checks {
 		count[c.Verdict]++
 		t.row(
-			words[c.Verdict], c.Part, probe.Printable(c.Name, 60), seconds(c, c.Queue), seconds(c, c.Run),
-			cmp.Or(probe.Printable(c.Agent, 60), "-"), cmp.Or(probe.Printable(c.URL, 300), "-"), probe.Printable(c.Saw, 500),
+			words[c.Verdict], c.Part, text.Line(c.Name, 60), seconds(c, c.Queue), seconds(c, c.Run),
+			cmp.Or(text.Line(c.Agent, 60), "-"), cmp.Or(text.Line(c.URL, 300), "-"), text.Line(c.Saw, 500),
 		)
 	}
 	t.print()

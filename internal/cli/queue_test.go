@@ -106,7 +106,7 @@ func TestQueueOrganization(t *testing.T) {
 	t.Setenv("BUILDKITE_API_URL", server.URL)
 	t.Setenv("BUILDKITE_API_TOKEN", "token")
 	got := kbnode(t, "queue", "--org", "gpumode")
-	if want := "kbnode: the API token reaches no organization gpumode; it reaches gpu-mode [2J, other\n"; got.code != exitNo || got.err != want {
+	if want := "kbnode: the API token reaches no organization gpumode; it reaches gpu-mode, other\n"; got.code != exitNo || got.err != want {
 		t.Errorf("%+v; want %s", got, want)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
@@ -23,6 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/task"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -218,17 +218,12 @@ func (f *submitFlags) showTemplate(s Streams) error {
 	if err != nil {
 		return err
 	}
-	for lang, text := range t.Templates {
+	for lang, body := range t.Templates {
 		if strings.EqualFold(lang, f.template) {
 			if _, ok := terminal(s.Out); ok {
-				text = strings.Map(func(r rune) rune {
-					if r != '\n' && r != '\t' && unicode.IsControl(r) {
-						return -1
-					}
-					return r
-				}, text)
+				body = text.Block(body)
 			}
-			verbatim(s.Out, text)
+			verbatim(s.Out, body)
 			return nil
 		}
 	}

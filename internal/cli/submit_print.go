@@ -6,12 +6,12 @@ import (
 	"io"
 	"strings"
 
-	"github.com/jedib0t/go-pretty/v6/text"
+	pretty "github.com/jedib0t/go-pretty/v6/text"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // showOutcome prints a result for people, or for programs.
@@ -30,7 +30,7 @@ func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
 	var node noise.Record
 	if json.Unmarshal(out.Node, &node) == nil && node.Noisy {
 		for _, why := range node.Why[:min(len(node.Why), 5)] {
-			printf(s.Out, "noisy: %s\n", probe.Printable(why, 200))
+			printf(s.Out, "noisy: %s\n", text.Line(why, 200))
 		}
 	}
 	to := s.Out
@@ -42,7 +42,7 @@ func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
 		said, _ = out.Result.Verdict()
 	}
 	if said != out.Reason {
-		printf(to, "%s: %s\n", out.Verdict, probe.Printable(out.Reason, 1000))
+		printf(to, "%s: %s\n", out.Verdict, text.Line(out.Reason, 1000))
 	}
 	if out.Build != 0 {
 		printf(s.Out, "%s\n", buildLine(out))
@@ -54,9 +54,9 @@ func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
 func paintReport(w io.Writer, report string, r *runner.Result) string {
 	said, passed := r.Verdict()
 	word, _, _ := strings.Cut(said, ":")
-	c := text.FgRed
+	c := pretty.FgRed
 	if passed {
-		c = text.FgGreen
+		c = pretty.FgGreen
 	}
 	before, after, found := strings.Cut("\n"+report, "\n"+word)
 	if !found {
@@ -74,5 +74,5 @@ func buildLine(out submit.Outcome) string {
 	if out.Run > 0 {
 		parts = append(parts, fmt.Sprintf("waited %.0f s", out.Queue), fmt.Sprintf("ran %.0f s", out.Run))
 	}
-	return strings.Join(append(parts, probe.Printable(out.URL, 300)), ", ")
+	return strings.Join(append(parts, text.Line(out.URL, 300)), ", ")
 }

@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // submitProgress shows where one build stands: on a terminal one line whose seconds
@@ -55,7 +55,7 @@ func (p *submitProgress) show(_ int, st submit.Status) {
 	first := p.status.Build == 0 && st.Build != 0
 	p.status = st
 	if first {
-		p.above("build %d: %s", st.Build, probe.Printable(st.URL, 300))
+		p.above("build %d: %s", st.Build, text.Line(st.URL, 300))
 	}
 	if p.width == 0 && st.State != "creating" && !first {
 		p.s.progress("%s", p.line())
@@ -67,7 +67,7 @@ func (p *submitProgress) show(_ int, st submit.Status) {
 func (p *submitProgress) trouble(why string, pause time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.above("%s; asking again in %s", probe.Printable(why, 300), max(pause, time.Second).Round(time.Second))
+	p.above("%s; asking again in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
 	p.draw()
 }
 
@@ -81,14 +81,14 @@ func (p *submitProgress) above(format string, args ...any) {
 
 func (p *submitProgress) line() string {
 	st := p.status
-	text := st.State
+	says := st.State
 	if st.Build != 0 {
-		text = fmt.Sprintf("build %d: %s", st.Build, st.State)
+		says = fmt.Sprintf("build %d: %s", st.Build, st.State)
 	}
 	if st.Agent != "" && st.State == "running" {
-		text += " on " + probe.Printable(st.Agent, 60)
+		says += " on " + text.Line(st.Agent, 60)
 	}
-	return text
+	return says
 }
 
 // draw replaces the terminal's current line. The lock is held.

@@ -18,6 +18,8 @@ import (
 	"github.com/moby/moby/api/types/jsonstream"
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Errors of a registry or a pull that a second try does not mend.
@@ -157,7 +159,7 @@ func (e *Engine) stream(ctx context.Context, doing string, tell func(Progress), 
 			return e.wrapPull(doing, cmp.Or(context.Cause(ctx), err))
 		}
 		quiet.Reset(quietDeadline)
-		p := Progress{Layer: printable(m.ID), Status: printable(m.Status + m.Stream)}
+		p := Progress{Layer: text.Line(m.ID, maxText), Status: text.Line(m.Status+m.Stream, maxText)}
 		if m.Progress != nil {
 			p.Current, p.Total = max(0, m.Progress.Current), max(0, m.Progress.Total)
 		}
@@ -169,13 +171,16 @@ func (e *Engine) stream(ctx context.Context, doing string, tell func(Progress), 
 	return nil
 }
 
+// maxText is how many bytes of what a registry or a build says are shown.
+const maxText = 2000
+
 // wrapPull is wrap, and tells what a second try does not mend. Errors in the
 // middle of a pull are sentences only.
 func (e *Engine) wrapPull(doing string, err error) error {
-	text := strings.ToLower(err.Error())
+	lower, shown := strings.ToLower(err.Error()), text.Line(err.Error(), maxText)
 	says := func(parts ...string) bool {
 		for _, p := range parts {
-			if strings.Contains(text, p) {
+			if strings.Contains(lower, p) {
 				return true
 			}
 		}
@@ -185,27 +190,14 @@ func (e *Engine) wrapPull(doing string, err error) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 	case says("returned a non-zero code", "dockerfile parse error", "copy failed:", "add failed:"):
 		// A build's own, whatever else it says: no registry refuses anything.
-		return fmt.Errorf("%s: %s", doing, printable(err.Error()))
+		return fmt.Errorf("%s: %s", doing, shown)
 	case says("no space left on device", "disk quota exceeded"):
-		return fmt.Errorf("%s: %w: %s", doing, ErrDiskFull, printable(err.Error()))
+		return fmt.Errorf("%s: %w: %s", doing, ErrDiskFull, shown)
 	case errdefs.IsUnauthorized(err), errdefs.IsPermissionDenied(err), errdefs.IsNotFound(err), errdefs.IsInvalidArgument(err),
 		says("unauthorized", "denied", "manifest unknown", "not found", "no matching manifest", "no basic auth"):
-		return fmt.Errorf("%s: %w: %s", doing, ErrRefused, printable(err.Error()))
+		return fmt.Errorf("%s: %w: %s", doing, ErrRefused, shown)
 	}
 	return e.wrap(doing, err)
-}
-
-// printable drops what could drive a terminal: registries and builds write some of it.
-func printable(s string) string {
-	return strings.TrimRight(strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' {
-			return ' '
-		}
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-			return -1
-		}
-		return r
-	}, s), " ")
 }
 
 // Tag gives an image another name, taking it from the one that has it.

@@ -49,7 +49,7 @@ func TestResolve(t *testing.T) {
 		{name: "no digest", answer: says(200, `{"Descriptor":{"digest":"latest"}}`), text: `"latest", which is not a digest`},
 		{name: "not there", answer: says(404, `{"message":"manifest unknown"}`), err: ErrRefused},
 		{name: "not allowed", answer: says(401, `{"message":"unauthorized: authentication required"}`), err: ErrRefused},
-		{name: "denied as a server's error", answer: says(500, `{"message":"Get https://r/v2/: denied: \u001b[31mno"}`), err: ErrRefused, text: "denied: [31mno"},
+		{name: "denied as a server's error", answer: says(500, `{"message":"Get https://r/v2/: denied: \u001b[31mno"}`), err: ErrRefused, text: "denied: no"},
 		{name: "away", answer: says(500, `{"message":"dial tcp: i/o timeout"}`), text: "i/o timeout"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestPull(t *testing.T) {
 	}{
 		{
 			name: "whole", answer: `{"status":"Pulling from x","id":"1"}{"status":"Downloading","progressDetail":{"current":5,"total":9},"id":"abc"}` + "\r\n" + `{"status":"Pull complete","id":"abc\u001b[2J"}`,
-			want: []Progress{{Layer: "1", Status: "Pulling from x"}, {Layer: "abc", Status: "Downloading", Current: 5, Total: 9}, {Layer: "abc[2J", Status: "Pull complete"}},
+			want: []Progress{{Layer: "1", Status: "Pulling from x"}, {Layer: "abc", Status: "Downloading", Current: 5, Total: 9}, {Layer: "abc", Status: "Pull complete"}},
 		},
 		{name: "no room", answer: `{"errorDetail":{"message":"write /x: no space left on device"},"error":"x"}`, err: ErrDiskFull},
 		{name: "refused on the way", answer: `{"errorDetail":{"message":"unauthorized: log in"},"error":"x"}`, err: ErrRefused},

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // heavy are timers that read or write much of a disk, or start a package manager,
@@ -85,8 +85,8 @@ func (m *Machine) unattended() bool {
 	files, _ := filepath.Glob(m.path("/etc/apt/apt.conf.d/*"))
 	on, periodic := false, true
 	for _, file := range files {
-		text, _ := m.read("/etc/apt/apt.conf.d/" + filepath.Base(file))
-		for line := range strings.Lines(text) {
+		conf, _ := m.read("/etc/apt/apt.conf.d/" + filepath.Base(file))
+		for line := range strings.Lines(conf) {
 			value, ok := strings.CutPrefix(strings.TrimSpace(line), "APT::Periodic::Unattended-Upgrade")
 			if ok {
 				value = strings.Trim(value, " \t\";")
@@ -103,14 +103,14 @@ func (m *Machine) unattended() bool {
 // swap is no matter to jobs, which have none, but to what begins and ends them. Swap
 // in memory is no disk's.
 func (m *Machine) swap() Answer {
-	text, err := m.read("/proc/swaps")
+	swaps, err := m.read("/proc/swaps")
 	if err != nil {
 		return none("this kernel has no swap")
 	}
 	var areas []string
-	for line := range strings.Lines(text) {
+	for line := range strings.Lines(swaps) {
 		if f := strings.Fields(line); len(f) >= 5 && f[0] != "Filename" && !strings.HasPrefix(f[0], "/dev/zram") {
-			areas = append(areas, probe.Printable(f[0], 60))
+			areas = append(areas, text.Line(f[0], 60))
 		}
 	}
 	if len(areas) == 0 {

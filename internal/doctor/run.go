@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Options choose what is asked.
@@ -233,10 +233,10 @@ func (r *run) ask(ctx context.Context, a asked) {
 	for i, f := range answer.Findings {
 		f.Status = min(f.Status, max(a.Worst, Skip))
 		// Names of processes and what files and the network say may be a job's.
-		f.Detail, f.Advice = probe.Printable(f.Detail, maxText), probe.Printable(f.Advice, maxText)
+		f.Detail, f.Advice = text.Line(f.Detail, maxText), text.Line(f.Advice, maxText)
 		answer.Findings[i] = f
 	}
-	answer.Detail = probe.Printable(answer.Detail, maxText)
+	answer.Detail = text.Line(answer.Detail, maxText)
 	if len(answer.Findings) == 0 {
 		answer.Findings = []Finding{}
 	}

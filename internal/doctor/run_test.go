@@ -76,7 +76,7 @@ func TestRun(t *testing.T) {
 		{"no containers", Options{Checks: []Check{fast, slow}, Fast: true}, map[string]string{"c3": "ok: fast"}, false},
 		{"a bare machine", Options{Checks: []Check{fast, bare}, Bare: true}, map[string]string{"d1": "ok: bare"}, false},
 		{"no worse than it may be", Options{Checks: []Check{capped}}, map[string]string{"d2": "warn: no worse than a warning"}, false},
-		{"what a terminal would obey", Options{Checks: []Check{says("f1", fail("process 7 (\x1b[2J\u009b0m\r\nok)"))}}, map[string]string{"f1": "fail: process 7 ([2J0mok)"}, true},
+		{"what a terminal would obey", Options{Checks: []Check{says("f1", fail("process 7 (\x1b[2J\u009b0m\r\nok)"))}}, map[string]string{"f1": "fail: process 7 ( ok)"}, true},
 		{"the worst of several", Options{Checks: []Check{several, none}}, map[string]string{"d3": "warn: slot 3", "d4": "skip: no GPU of this kind"}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -73,8 +73,8 @@ func (m *Machine) processes(ctx context.Context, cgroup string) (all []process) 
 
 // comm is what a process calls itself; it may be a job's.
 func (m *Machine) comm(pid int) string {
-	text, _ := m.read("/proc/" + strconv.Itoa(pid) + "/comm")
-	return probe.Printable(text, 40)
+	comm, _ := m.read("/proc/" + strconv.Itoa(pid) + "/comm")
+	return text.Line(comm, 40)
 }
 
 // age is 0 for a process that has ended.

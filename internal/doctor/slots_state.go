@@ -13,9 +13,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/guard"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // partition looks at what keeps everybody else off the slots' CPUs.
@@ -49,7 +49,7 @@ func (m *Machine) partition() Answer {
 	why := fmt.Sprintf("cpuset.cpus.partition of %s is %q", want.Unit, now)
 	if refused, err := m.read("/run/kbnode/partition-refused"); err == nil {
 		if _, words, ok := strings.Cut(strings.TrimSpace(refused), "\n"); ok {
-			why = "the kernel refuses it: " + probe.Printable(words, 200)
+			why = "the kernel refuses it: " + text.Line(words, 200)
 		}
 	}
 	return found(warn("other programs can run on the slots' CPUs: %s", why).by(again))

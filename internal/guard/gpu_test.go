@@ -40,7 +40,7 @@ func TestJudge(t *testing.T) {
 		"memory not known":       {inventory.Occupancy{UsedBytes: -1}, ""},
 		"a desktop":              {inventory.Occupancy{UsedBytes: 1 << 20, Graphics: on(500)}, ""},
 		"an operator's process":  {inventory.Occupancy{Compute: on(500, 501)}, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500) and 1 more, which is not of a job; end it"},
-		"a job's process":        {inventory.Occupancy{Compute: on(501)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 501 ([2Jpy) of a job, which does not end; reboot"},
+		"a job's process":        {inventory.Occupancy{Compute: on(501)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 501 (py) of a job, which does not end; reboot"},
 		"a process that is gone": {inventory.Occupancy{Compute: on(502)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 502, which has ended; reset it (" + reset + ") or reboot"},
 		"memory without a process": {
 			inventory.Occupancy{UsedBytes: 65 << 20, Graphics: on(500)},

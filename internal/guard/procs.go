@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -59,11 +59,11 @@ func (s slotProcs) owns(pid int) bool { return strings.HasPrefix(s.cgroupOf(pid)
 
 // name is what a process calls itself, "" when it has ended. It may be a job's.
 func (s slotProcs) name(pid int) string {
-	text, err := os.ReadFile(filepath.Join(s.proc, strconv.Itoa(pid), "comm"))
+	comm, err := os.ReadFile(filepath.Join(s.proc, strconv.Itoa(pid), "comm"))
 	if err != nil {
 		return ""
 	}
-	return probe.Printable(string(text), 40)
+	return text.Line(string(comm), 40)
 }
 
 // above are a process of the agent's unit and those that it descends from: the

@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // RecordPath is asked when a job's command has ended and before its artifacts are
@@ -122,7 +123,7 @@ func (s *cleaner) record(ctx context.Context, pid int) (rec noise.Record, err er
 	}
 	if left := errors.Join(err1, err2); left != nil {
 		s.log.Warn("processes not ended before the upload", "err", left)
-		rec.Notes = append(rec.Notes, "a process of the job was still there when this was written, and may have written over files: "+probe.Printable(left.Error(), 500))
+		rec.Notes = append(rec.Notes, "a process of the job was still there when this was written, and may have written over files: "+text.Line(left.Error(), 500))
 	}
 	return rec, err
 }

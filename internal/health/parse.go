@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Kind is what a line of the kernel says.
@@ -81,23 +81,23 @@ func (p *Parser) Parse(record []byte) (Fact, bool) {
 	}
 	f.Up = time.Duration(usec) * time.Microsecond
 	// The kernel writes a line feed within a record as \x0a.
-	text := probe.Printable(strings.ReplaceAll(string(body[:min(len(body), 4*maxText)]), `\x0a`, " "), 4*maxText)
-	f.Text = probe.Printable(text, maxText)
-	if rest, ok := strings.CutPrefix(text, "NVRM: "); ok {
+	said := text.Line(strings.ReplaceAll(string(body[:min(len(body), 4*maxText)]), `\x0a`, " "), 4*maxText)
+	f.Text = text.Line(said, maxText)
+	if rest, ok := strings.CutPrefix(said, "NVRM: "); ok {
 		return f, p.nvidia(rest, &f)
 	}
-	if rest, ok := strings.CutPrefix(text, "nvidia-nvswitch"); ok {
+	if rest, ok := strings.CutPrefix(said, "nvidia-nvswitch"); ok {
 		return f, switchLine(rest, &f)
 	}
-	return f, amd(text, &f)
+	return f, amd(said, &f)
 }
 
 // switchLine reads what follows "nvidia-nvswitch": "3: SXid (PCI:0000:c1:00.0): 20034,
 // Fatal, Link 30 LTSSM Fault Up". Those that are not fatal come at every start of the
 // driver, and lines of data follow both.
-func switchLine(text string, f *Fact) bool {
-	_, text = leadingNumber(text)
-	rest, ok := strings.CutPrefix(text, ": SXid (PCI:")
+func switchLine(said string, f *Fact) bool {
+	_, said = leadingNumber(said)
+	rest, ok := strings.CutPrefix(said, ": SXid (PCI:")
 	if !ok {
 		return false
 	}
@@ -110,23 +110,23 @@ func switchLine(text string, f *Fact) bool {
 	return f.Xid > 0 && strings.HasPrefix(rest, ", Fatal")
 }
 
-func (p *Parser) nvidia(text string, f *Fact) bool {
-	if rest, ok := strings.CutPrefix(text, "Xid ("); ok {
+func (p *Parser) nvidia(said string, f *Fact) bool {
+	if rest, ok := strings.CutPrefix(said, "Xid ("); ok {
 		return xidLine(rest, f)
 	}
-	if strings.HasPrefix(text, "loading NVIDIA UNIX") {
+	if strings.HasPrefix(said, "loading NVIDIA UNIX") {
 		f.Kind = KindLoaded
 		return true
 	}
-	pci := findPCI(text)
+	pci := findPCI(said)
 	switch {
-	case strings.Contains(text, "fallen off the bus"):
+	case strings.Contains(said, "fallen off the bus"):
 		if f.Kind, f.PCI = KindFallen, pci; pci == "" && p.left > 0 {
 			f.PCI = p.pci
 		}
 		p.left = 0
 		return true
-	case strings.HasPrefix(text, "The NVIDIA GPU "):
+	case strings.HasPrefix(said, "The NVIDIA GPU "):
 		// "…0000:1a:00.0", "(PCI ID: 10de:2901) installed in this system has" and
 		// "fallen off the bus and is not responding" may be three records.
 		p.pci, p.left = pci, 3
@@ -138,8 +138,8 @@ func (p *Parser) nvidia(text string, f *Fact) bool {
 
 // xidLine reads what follows "Xid (": "PCI:0000:1a:00): 31, pid=1234, name=python3, …".
 // A MIG instance stands behind the address: "PCI:0000:1a:00 GPU-I:02".
-func xidLine(text string, f *Fact) bool {
-	where, rest, ok := strings.Cut(text, "): ")
+func xidLine(said string, f *Fact) bool {
+	where, rest, ok := strings.Cut(said, "): ")
 	if !ok {
 		return false
 	}
@@ -158,7 +158,7 @@ func xidLine(text string, f *Fact) bool {
 	if name, ok := strings.CutPrefix(rest, ", name="); ok {
 		name, rest, _ = strings.Cut(name, ",")
 		if f.PID != 0 {
-			f.Process = probe.Printable(strings.Trim(name, "'"), 16)
+			f.Process = text.Line(strings.Trim(name, "'"), 16)
 		}
 	}
 	switch {

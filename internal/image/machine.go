@@ -25,6 +25,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 //go:embed smoke.py
@@ -39,7 +40,7 @@ const (
 	// directory among the checkouts.
 	canaryName = "kbnode-canary"
 	maxResult  = 4 << 20 // bytes of a result.json
-	maxReason  = 300     // characters
+	maxReason  = 300     // bytes
 	tidyTime   = 2 * time.Minute
 )
 
@@ -279,7 +280,7 @@ func readable(root *os.Root, agentUser string) bool {
 }
 
 // judge is the verdict on what a canary's container did and left.
-func judge(c Canary, end docker.Ended, text []byte) (Canary, error) {
+func judge(c Canary, end docker.Ended, result []byte) (Canary, error) {
 	var r struct {
 		Success bool   `json:"success"`
 		Error   string `json:"error"`
@@ -296,7 +297,7 @@ func judge(c Canary, end docker.Ended, text []byte) (Canary, error) {
 			} `json:"run"`
 		} `json:"runs"`
 	}
-	if len(text) == 0 || json.Unmarshal(text, &r) != nil {
+	if len(result) == 0 || json.Unmarshal(result, &r) != nil {
 		switch {
 		case end.OOMKilled:
 			c.Reason = "it ran out of the slot's memory"
@@ -305,10 +306,10 @@ func judge(c Canary, end docker.Ended, text []byte) (Canary, error) {
 		default:
 			c.Reason = fmt.Sprintf("it left no result and ended with %d: %s", end.ExitCode, lastLine(string(bytes.TrimSpace(end.Stderr))))
 		}
-		c.Reason = short(c.Reason)
+		c.Reason = text.Line(c.Reason, maxReason)
 		return c, nil
 	}
-	c.GPU, c.Torch = short(strings.TrimSpace(r.System.GPU)), short(r.System.Torch)
+	c.GPU, c.Torch = text.Line(r.System.GPU, maxReason), text.Line(r.System.Torch, maxReason)
 	run := r.Runs["test"].Run
 	switch {
 	case !r.Success:
@@ -320,25 +321,11 @@ func judge(c Canary, end docker.Ended, text []byte) (Canary, error) {
 	default:
 		c.Reason = cmp.Or(run.Result["test.0.error"], lastLine(strings.TrimSpace(run.Stderr)), fmt.Sprintf("the submission ended with %d", run.ExitCode))
 	}
-	c.Reason = short(c.Reason)
+	c.Reason = text.Line(c.Reason, maxReason)
 	return c, nil
 }
 
 func lastLine(text string) string { return text[strings.LastIndexByte(text, '\n')+1:] }
-
-// short is a text of the container's as it may be shown.
-func short(text string) string {
-	text = strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(text, "?"))
-	if r := []rune(text); len(r) > maxReason {
-		text = string(r[:maxReason]) + "…"
-	}
-	return text
-}
 
 // Tidy removes what canaries left that were cut off, where no job runs: where
 // one does, its beginning has.

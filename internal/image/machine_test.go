@@ -105,7 +105,7 @@ func TestCanary(t *testing.T) {
 		{name: "a good image", s: stage{result: good, mode: 0o644, exit: "0"}, want: Canary{Passed: true, Uploadable: true, Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9"}},
 		{name: "one whose result stays its own", s: stage{result: good, mode: 0o600, exit: "0"}, want: Canary{Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "it leaves a result.json that the agent may not read, and so not upload"}},
 		{name: "one that says so and fails", s: stage{result: good, mode: 0o600, exit: "1"}, want: Canary{Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "the submission ended with 0"}},
-		{name: "one without a result", s: stage{exit: "127"}, want: Canary{Slot: "gpu77", Reason: "it left no result and ended with 127: "}},
+		{name: "one without a result", s: stage{exit: "127"}, want: Canary{Slot: "gpu77", Reason: "it left no result and ended with 127:"}},
 		{name: "cleared away by a job", s: stage{gone: true}, err: ErrKilled},
 		{name: "killed", s: stage{exit: "137"}, err: ErrKilled},
 	} {

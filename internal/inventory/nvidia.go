@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // readNVIDIA reads NVIDIA's GPUs: from this machine's NVML when live, else from
@@ -247,7 +248,7 @@ var uuidForm = sync.OnceValue(func() *regexp.Regexp {
 
 func validUUID(s string) bool { return uuidForm().MatchString(s) }
 
-func printable(s string) string { return probe.Printable(s, 300) }
+func printable(s string) string { return text.Line(s, 300) }
 
 // byteCount is n as it fits into an Inventory.
 func byteCount(n uint64) int64 { return int64(min(n, 1<<62)) }

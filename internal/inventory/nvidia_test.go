@@ -193,7 +193,7 @@ Size:      3f0000000
 			files: "-- proc/driver/nvidia/version --\nNVRM version: none\x00\n-- proc/devices --\n511\nx nvidia-uvm\n-1 nvidia-caps\n" +
 				"-- proc/driver/nvidia/gpus/readme/information --\nModel: x\n" +
 				"-- proc/driver/nvidia/gpus/0000:1a:00.0/information --\nModel:\t\x1b[31mred\nGPU UUID: GPU-$(reboot)\nDevice Minor: 99999999999999999999\nGPU Ex",
-			want: "healthy 0000:1a:00.0  [[31mred]  node -1/-1 minor -1 \n",
+			want: "healthy 0000:1a:00.0  [red]  node -1/-1 minor -1 \n",
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -298,7 +298,7 @@ healthy 0000:1b:00.0 GPU-2 [NVIDIA GB200]  node -1/-1 minor -1
 		},
 		{
 			name: "hostile names", gpus: []probe.GPU{{PCI: "0000:1a:00.0", UUID: "GPU-1\nx", Name: "a\x1b]0;b\x07c"}},
-			want: "broken 0000:1a:00.0  [a]0;bc]  node -1/-1 minor -1 \ngpu 0000:1a:00.0: NVML gives no UUID\n",
+			want: "broken 0000:1a:00.0  [ac]  node -1/-1 minor -1 \ngpu 0000:1a:00.0: NVML gives no UUID\n",
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {

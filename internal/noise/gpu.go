@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Samples take one every second or so until ctx is done, and say why they ended before.
@@ -59,7 +60,7 @@ func (g *gpuRun) ended(err error) {
 	if g.all == 0 {
 		verb = "not sampled: "
 	}
-	g.err = verb + probe.Printable(err.Error(), 500)
+	g.err = verb + text.Line(err.Error(), 500)
 }
 
 func (g *gpuRun) record(id string) GPU {

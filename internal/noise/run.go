@@ -9,7 +9,7 @@ import (
 	"github.com/shirou/gopsutil/v3/cpu"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -117,7 +117,7 @@ func (r *Run) Record(ctx context.Context) (Record, error) {
 	rec.Notes = notes(rec)
 	for _, err := range []error{r.err, err} {
 		if err != nil {
-			rec.Notes = append(rec.Notes, "not all could be read: "+probe.Printable(err.Error(), 500))
+			rec.Notes = append(rec.Notes, "not all could be read: "+text.Line(err.Error(), 500))
 			break
 		}
 	}

@@ -37,7 +37,7 @@ func (r *Record) check() error {
 		{"leaderboard's name", r.Leaderboard}, {"GPU type", r.GPU}, {"user's id", r.UserID},
 		{"user's name", r.UserName}, {"submission's file name", r.File},
 	} {
-		if t.text == "" || len(t.text) > maxName || !utf8.ValidString(t.text) || strings.ContainsFunc(t.text, unicode.IsControl) {
+		if t.text == "" || len(t.text) > maxName || !utf8.ValidString(t.text) || strings.ContainsFunc(t.text, func(r rune) bool { return !unicode.IsGraphic(r) }) {
 			bad = append(bad, fmt.Errorf("the %s %.60q is empty, too long or no plain text; give another", t.what, t.text))
 		}
 	}

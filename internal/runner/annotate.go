@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -214,7 +216,7 @@ func code(s string) string {
 
 // codeBlock shows a text as it is, between fences that are longer than any in it.
 func codeBlock(s string) string {
-	s, cut := bound(clean(s), messageRunes, messageLines)
+	s, cut := bound(text.Block(s), messageRunes, messageLines)
 	if s = strings.TrimRight(s, " \t\n"); s == "" {
 		return ""
 	}

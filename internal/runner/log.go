@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"unicode"
 	"unicode/utf8"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Bounds, in characters, of what the log shows of texts that others wrote.
@@ -123,9 +124,9 @@ func (l *buildLog) text(title, s string) {
 // quote shows a program's text, bounded, each of its lines indented.
 func (l *buildLog) quote(s string, runes, lines int) {
 	most := min(len(s), 64*runes)
-	text, cut := bound(clean(s[:most]), runes, lines)
+	shown, cut := bound(text.Block(s[:most]), runes, lines)
 	var b strings.Builder
-	for line := range strings.Lines(strings.TrimRight(text, "\n")) {
+	for line := range strings.Lines(strings.TrimRight(shown, "\n")) {
 		b.WriteString("  " + strings.TrimRight(line, " \t\n") + "\n")
 	}
 	if cut || most < len(s) {
@@ -151,75 +152,10 @@ func bound(s string, runes, lines int) (text string, cut bool) {
 func oneLine(s string, runes int) string {
 	// A text of megabytes is cut before it is looked at.
 	most := min(len(s), 64*runes)
-	line := strings.Join(strings.Fields(clean(s[:most])), " ")
+	line := strings.Join(strings.Fields(text.Block(s[:most])), " ")
 	if most < len(s) || utf8.RuneCountInString(line) > runes {
 		line, _ = bound(line, runes-1, 1)
 		return strings.TrimRight(line, " ") + "…"
 	}
 	return line
-}
-
-// clean removes from a program's text what a terminal or a browser would act
-// on: escape sequences, control characters but newline and tab, and characters
-// that are not seen, such as those that turn the direction of writing.
-func clean(s string) string {
-	var b strings.Builder
-	b.Grow(len(s))
-	for i := 0; i < len(s); {
-		r, n := utf8.DecodeRuneInString(s[i:])
-		switch {
-		case r == 0x1b || r >= 0x80 && r < 0xa0:
-			n = escapeLen(s[i:])
-		case r == '\r':
-			if !strings.HasPrefix(s[i+n:], "\n") {
-				b.WriteByte('\n')
-			}
-		case r == '\n' || r == '\t' || unicode.IsGraphic(r):
-			b.WriteRune(r)
-		}
-		i += n
-	}
-	return b.String()
-}
-
-// escapeLen returns the length of the escape sequence that a text begins with,
-// as ECMA-48 has them: ESC or a control character of the second set, then
-// parameters up to a final byte, or a string up to its terminator. A sequence
-// that does not end on its line is its introducer only.
-func escapeLen(s string) int {
-	intro, n := utf8.DecodeRuneInString(s)
-	final := byte(0x40) // the least of the bytes that end the sequence
-	if intro == 0x1b {
-		if n == len(s) || s[n] < 0x20 || s[n] > 0x7e {
-			return n
-		}
-		if intro = rune(s[n]) + 0x40; s[n] < 0x30 { // ESC [ is another way to write U+009B
-			intro, final = 0x9b, 0x30
-		}
-		n++
-	}
-	switch intro {
-	case 0x9b:
-		for i := n; i < len(s) && s[i] >= 0x20 && s[i] <= 0x7e; i++ {
-			if s[i] >= final {
-				return i + 1
-			}
-		}
-	case 0x90, 0x98, 0x9d, 0x9e, 0x9f: // device control, links, titles, and Buildkite's timestamps
-		for i, r := range s[n:] {
-			switch {
-			case r == '\n':
-				return n
-			case r == '\a':
-				return n + i + 1
-			case r == 0x1b && strings.HasPrefix(s[n+i+1:], `\`):
-				return n + i + 2
-			case r == 0x9c:
-				return n + i + utf8.RuneLen(r)
-			case r == 0x1b || r >= 0x80 && r < 0xa0:
-				return n + i // the next sequence ends the string
-			}
-		}
-	}
-	return n
 }

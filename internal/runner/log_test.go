@@ -15,33 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
-
-func TestClean(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ name, in, want string }{
-		{"plain text", "naïve\t→ 3\n", "naïve\t→ 3\n"},
-		{"colours", "\x1b[1;31mred\x1b[0m", "red"},
-		{"colours by one character", "\u009b31mred", "red"},
-		{"a link, ended by ST", "\x1b]8;;http://x\x1b\\text\x1b]8;;\x1b\\", "text"},
-		{"Buildkite's timestamp", "\x1b_bk;t=1700000000000\x07text", "text"},
-		{"Buildkite's image", "a\x1b]1338;url='x'\ab", "ab"},
-		{"a title that does not end", "\x1b]0;title\nnext", "0;title\nnext"},
-		{"a string that another sequence ends", "\x1b]0;\x1b[mtext", "text"},
-		{"a character set", "\x1b(0text", "text"},
-		{"a lone escape", "a\x1b", "a"},
-		{"an escape before a newline", "a\x1b\nb", "a\nb"},
-		{"carriage returns", "a\r\nb\rc", "a\nb\nc"},
-		{"bells, backspaces, NUL, DEL", "a\a\b\x00\x7fb", "ab"},
-		{"turned writing", "a\u202eb\u2066c\u200b", "abc"},
-		{"line separators", "a\u2028--- b", "a--- b"},
-		{"bytes that are not UTF-8", "a\xffb", "a\ufffdb"},
-	} {
-		if got := clean(c.in); got != c.want {
-			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
-		}
-	}
-}
 
 func FuzzClean(f *testing.F) {
 	for _, s := range []string{"\x1b[1;31mred\r\n--- x", "\x1b]8;;u\x1b\\t\u009d\u009c", "\x1b_bk;t=1\a+++\u202e\xff", "\x1b", "\x1b(", "\u009b12"} {
@@ -49,13 +24,13 @@ func FuzzClean(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, s string, runes, lines int) {
 		runes, lines = min(max(runes, 1), 1000), min(max(lines, 1), 100)
-		got := clean(s)
+		got := text.Block(s)
 		for _, r := range got {
 			if r != '\n' && r != '\t' && !unicode.IsGraphic(r) {
 				t.Fatalf("%q: %U is left", s, r)
 			}
 		}
-		if again := clean(got); again != got || len(got) > 3*len(s) {
+		if again := text.Block(got); again != got || len(got) > 3*len(s) {
 			t.Errorf("%q became %q, and then %q", s, got, again)
 		}
 		if line := oneLine(s, runes); utf8.RuneCountInString(line) > runes || strings.ContainsAny(line, "\n\t") {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // NodeFile is the record of how quiet the job had it, beside the result.
@@ -168,22 +169,12 @@ func ending(b buildkite.Build, job *buildkite.Job) (string, bool) {
 	case job.ExitStatus != nil:
 		return fmt.Sprintf("the job ended with exit status %d; see its log", *job.ExitStatus), false
 	}
-	return fmt.Sprintf("the build is %s, and its job %s", clean(b.State), clean(job.State)), false
+	return fmt.Sprintf("the build is %s, and its job %s", text.Line(b.State, 100), text.Line(job.State, 100)), false
 }
 
 func agentOf(job *buildkite.Job) string {
 	if job.Agent == nil {
 		return "-"
 	}
-	return cmp.Or(clean(job.Agent.Name), "-")
-}
-
-// clean is a name that others gave, for a line of ours.
-func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			return -1
-		}
-		return r
-	}, fmt.Sprintf("%.100s", s))
+	return cmp.Or(text.Line(job.Agent.Name, 100), "-")
 }

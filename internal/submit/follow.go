@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -284,7 +285,7 @@ func (f *follower) found(r *run, b buildkite.Build) {
 	begun := false
 	for _, j := range b.Scripts() {
 		if j.Agent != nil && j.Agent.Name != "" {
-			r.out.Agent, r.out.Tags = clean(j.Agent.Name), j.Agent.Tags
+			r.out.Agent, r.out.Tags = text.Line(j.Agent.Name, 100), j.Agent.Tags
 		}
 		begun = begun || !j.Started.IsZero()
 	}

@@ -13,6 +13,8 @@ import (
 	"unicode/utf8"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Bounds of a problem's files: bytes of one, and how many.
@@ -133,11 +135,11 @@ func (d *definition) files(n *yaml.Node) {
 // checkName refuses a name that does not lead to a file in the job's directory,
 // or leads to one that is there already.
 func (d *definition) checkName(line int, name string) {
-	control := func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 }
+	hidden := func(r rune) bool { return !text.Visible(r) }
 	switch {
 	case !filepath.IsLocal(name) || slices.Contains(strings.Split(name, "/"), ".."):
 		d.refuse(line, "name %s leads out of the job's directory; write a name inside of it, such as %s", quote(name), quote(filepath.Base(name)))
-	case filepath.Clean(name) != name || name == "." || strings.ContainsFunc(name, control):
+	case filepath.Clean(name) != name || name == "." || strings.ContainsFunc(name, hidden):
 		d.refuse(line, "name %s is not a file's name; write one such as %s", quote(name), quote(filepath.Base(name)))
 	case d.has(name):
 		d.refuse(line, "name %s stands for two files; give one of them another name", quote(name))

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -219,7 +221,7 @@ func (c *child) lastWords(status *exec.ExitError) string {
 	if line == "" {
 		return status.Error()
 	}
-	return fmt.Sprintf("%s (%s)", Printable(line, 300), status.Error())
+	return fmt.Sprintf("%s (%s)", text.Line(line, 300), status.Error())
 }
 
 // Parse reads a report, from a probe or from a captured machine.
@@ -235,21 +237,6 @@ func Parse(data []byte) (*Report, error) {
 		return nil, fmt.Errorf("read NVML report: it has schema %d, this kbnode reads %d", r.Schema, Schema)
 	}
 	return &r, nil
-}
-
-// Printable is s without control characters and cut to n bytes: what a driver
-// or a file says ends up on terminals.
-func Printable(s string, n int) string {
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 || r == '\uFFFD' {
-			return -1
-		}
-		return r
-	}, strings.ToValidUTF8(s, ""))
-	if len(s) > n {
-		s = strings.ToValidUTF8(s[:n], "")
-	}
-	return strings.TrimSpace(s)
 }
 
 // bounded keeps what is written to it up to a limit; beyond, the writer is

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const empty = `{"schema":1,"ok":true,"gpus":[]}`
@@ -31,7 +33,7 @@ func TestWhatAProbeMayDo(t *testing.T) {
 		{"needs a newer glibc", "echo \"$0: version 'GLIBC_2.34' not found\" >&2; exit 1", "crashed: version 'GLIBC_2.34' not found"},
 		{"dies of a signal", "kill -SEGV $$", "the NVML probe crashed: signal: segmentation fault"},
 		{"fails without a word", "exit 5", "the NVML probe crashed: exit status 5"},
-		{"writes escape sequences", `printf 'a\033[31mb\n' >&2; exit 2`, "crashed: a[31mb ("},
+		{"writes escape sequences", `printf 'a\033[31mb\n' >&2; exit 2`, "crashed: ab ("},
 		{"prints nothing", "true", "read NVML report: unexpected end of JSON input"},
 		{"prints garbage", "echo oops", "read NVML report: invalid character"},
 		{"speaks another schema", `echo '{"schema":2,"ok":true}'`, "it has schema 2, this kbnode reads 1"},
@@ -240,7 +242,7 @@ func FuzzParse(f *testing.F) {
 		if (r == nil) == (err == nil) {
 			t.Errorf("report %v, error %v", r, err)
 		}
-		if p := Printable(string(data), 40); len(p) > 40 || strings.ContainsAny(p, "\x00\x1b\n\r") {
+		if p := text.Line(string(data), 40); len(p) > 40 || strings.ContainsAny(p, "\x00\x1b\n\r") {
 			t.Errorf("%q is not printable", p)
 		}
 	})

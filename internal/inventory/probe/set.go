@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // What Set can change of a GPU.
@@ -82,8 +84,8 @@ func Set(ctx context.Context, opts Options, s Setting) error {
 	if len(r.GPUs) != 1 || r.GPUs[0].UUID != s.GPU {
 		return errors.New("the NVML probe does not say what became of the GPU")
 	}
-	if text := r.GPUs[0].Error; text != "" {
-		return errors.New(Printable(text, 300))
+	if why := r.GPUs[0].Error; why != "" {
+		return errors.New(text.Line(why, 300))
 	}
 	return nil
 }

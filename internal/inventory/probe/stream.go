@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // maxSampleLine is in bytes.
@@ -144,7 +146,7 @@ func (s *sampler) follow(ctx context.Context, patience time.Duration, each func(
 		select {
 		case sample := <-s.lines:
 			if sample.Error != "" {
-				return errors.Join(errors.New(Printable(sample.Error, 300)), s.end(stop))
+				return errors.Join(errors.New(text.Line(sample.Error, 300)), s.end(stop))
 			}
 			each(sample)
 			silence.Reset(patience)

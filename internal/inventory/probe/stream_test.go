@@ -131,7 +131,7 @@ func TestStreamEnds(t *testing.T) {
 		{"becomes silent", "echo '" + line + "'; trap '' TERM; sleep 1000", 1, "gave no sample for 300ms and was ended"},
 		{"prints garbage", "echo oops; exec sleep 1000", 0, "read a sample: invalid character"},
 		{"prints a line without end", "exec tr '\\0' ' ' </dev/zero", 0, "a line of more than 4096 bytes"},
-		{"is told of a lost GPU", `echo '{"error":"nvmlInit: GPU is\u001b[31m lost"}'; exit 3`, 0, "nvmlInit: GPU is[31m lost"},
+		{"is told of a lost GPU", `echo '{"error":"nvmlInit: GPU is\u001b[31m lost"}'; exit 3`, 0, "nvmlInit: GPU is lost"},
 		{"closes its output", "exec >&-; exec sleep 1000", 0, "gave no sample"},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Want is what must come of a request.
@@ -201,19 +203,9 @@ func (r Response) tells(t Target) bool {
 
 // String is the answer as a person reads it.
 func (r Response) String() string {
-	text := r.message()
-	if text == "" {
-		text = string(bytes.TrimSpace(r.Body))
+	says := r.message()
+	if says == "" {
+		says = string(r.Body)
 	}
-	text = strings.Map(func(c rune) rune {
-		if c < ' ' || c == 0x7f {
-			return ' '
-		}
-		return c
-	}, text)
-	const most = 120
-	if len(text) > most {
-		text = strings.ToValidUTF8(text[:most], "") + "…"
-	}
-	return strings.TrimSpace(fmt.Sprintf("%d %s", r.Status, text))
+	return strings.TrimSpace(fmt.Sprintf("%d %s", r.Status, text.Line(says, 120)))
 }

@@ -1,0 +1,94 @@
+// Package text is what may be shown of texts that others wrote: jobs, registries,
+// servers, drivers and files. A terminal, a browser or a reader must not act on them.
+package text
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Visible reports whether a character shows as itself. Control characters, those that
+// change the direction of writing, and those that take no room do not.
+func Visible(r rune) bool { return unicode.IsGraphic(r) }
+
+// Line makes one line of a text, cut to so many bytes. Escape sequences and invisible
+// characters are gone, white space is one blank, and "…" ends a line that was cut.
+func Line(s string, most int) string {
+	longest := 64 * (most + 1) // a text of megabytes is cut before it is read
+	cut := len(s) > longest
+	if cut {
+		s = s[:longest]
+	}
+	s = strings.Join(strings.Fields(Block(s)), " ")
+	if !cut && len(s) <= most {
+		return s
+	}
+	const end = "…"
+	s = strings.ToValidUTF8(s[:max(0, min(len(s), most-len(end)))], "")
+	return strings.TrimRight(s, " ") + end
+}
+
+// Block is a text without escape sequences and invisible characters. It keeps newlines
+// and tabs; a carriage return becomes a newline.
+func Block(s string) string {
+	var b strings.Builder
+	b.Grow(len(s))
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == 0x1b || r >= 0x80 && r < 0xa0:
+			n = escapeLen(s[i:])
+		case r == '\r':
+			if !strings.HasPrefix(s[i+n:], "\n") {
+				b.WriteByte('\n')
+			}
+		case r == '\n' || r == '\t' || Visible(r):
+			b.WriteRune(r)
+		}
+		i += n
+	}
+	return b.String()
+}
+
+// escapeLen returns the length of the escape sequence that a text begins with,
+// as ECMA-48 has them: ESC or a control character of the second set, then
+// parameters up to a final byte, or a string up to its terminator. A sequence
+// that does not end on its line is its introducer only.
+func escapeLen(s string) int {
+	intro, n := utf8.DecodeRuneInString(s)
+	final := byte(0x40) // the least of the bytes that end the sequence
+	if intro == 0x1b {
+		if n == len(s) || s[n] < 0x20 || s[n] > 0x7e {
+			return n
+		}
+		if intro = rune(s[n]) + 0x40; s[n] < 0x30 { // ESC [ is another way to write U+009B
+			intro, final = 0x9b, 0x30
+		}
+		n++
+	}
+	switch intro {
+	case 0x9b:
+		for i := n; i < len(s) && s[i] >= 0x20 && s[i] <= 0x7e; i++ {
+			if s[i] >= final {
+				return i + 1
+			}
+		}
+	case 0x90, 0x98, 0x9d, 0x9e, 0x9f: // device control, links, titles, and Buildkite's timestamps
+		for i, r := range s[n:] {
+			switch {
+			case r == '\n':
+				return n
+			case r == '\a':
+				return n + i + 1
+			case r == 0x1b && strings.HasPrefix(s[n+i+1:], `\`):
+				return n + i + 2
+			case r == 0x9c:
+				return n + i + utf8.RuneLen(r)
+			case r == 0x1b || r >= 0x80 && r < 0xa0:
+				return n + i // the next sequence ends the string
+			}
+		}
+	}
+	return n
+}

@@ -1,0 +1,55 @@
+package text
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+func TestBlock(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, in, want string }{
+		{"plain text", "naïve\t→ 3\n", "naïve\t→ 3\n"},
+		{"colours", "\x1b[1;31mred\x1b[0m", "red"},
+		{"colours by one character", "\u009b31mred", "red"},
+		{"a link, ended by ST", "\x1b]8;;http://x\x1b\\text\x1b]8;;\x1b\\", "text"},
+		{"Buildkite's timestamp", "\x1b_bk;t=1700000000000\x07text", "text"},
+		{"Buildkite's image", "a\x1b]1338;url='x'\ab", "ab"},
+		{"a title that does not end", "\x1b]0;title\nnext", "0;title\nnext"},
+		{"a string that another sequence ends", "\x1b]0;\x1b[mtext", "text"},
+		{"a character set", "\x1b(0text", "text"},
+		{"a lone escape", "a\x1b", "a"},
+		{"an escape before a newline", "a\x1b\nb", "a\nb"},
+		{"carriage returns", "a\r\nb\rc", "a\nb\nc"},
+		{"bells, backspaces, NUL, DEL", "a\a\b\x00\x7fb", "ab"},
+		{"turned writing", "a\u202eb\u2066c\u200b", "abc"},
+		{"line separators", "a\u2028--- b", "a--- b"},
+		{"bytes that are not UTF-8", "a\xffb", "a\ufffdb"},
+	} {
+		if got := Block(c.in); got != c.want {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func TestLine(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		in   string
+		most int
+		want string
+	}{
+		{"one\n  two\tthree\r\nfour", 100, "one two three four"},
+		{"a\u202egpj.exe\u2066 \u200bb", 100, "agpj.exe b"},
+		{"\x1b]0;title\a\x1b[2Jred", 100, "red"},
+		{"abcdef", 6, "abcdef"},
+		{"abcdefg", 6, "abc…"},
+		{"äöüß", 6, "ä…"},
+		{" a " + strings.Repeat("\x00", 1<<20), 10, "a…"},
+		{"", 10, ""},
+	} {
+		if got := Line(c.in, c.most); got != c.want || !utf8.ValidString(got) {
+			t.Errorf("Line(%.20q, %d) = %q, want %q", c.in, c.most, got, c.want)
+		}
+	}
+}
