@@ -206,7 +206,12 @@ func (e *engine) removeProgram() {
 
 // compiler runs a compiler and reports how it ended.
 func (e *engine) compiler(ctx context.Context, l limit, argv ...string) (*Compilation, *outcome, error) {
-	o, err := program{argv: argv, env: e.env, dir: e.dir, stdin: e.stdin, limit: l}.run(ctx)
+	own, err := e.space()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer e.drop(own)
+	o, err := e.place(program{argv: argv, env: e.env, dir: e.dir, stdin: e.stdin, limit: l}, own).run(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -2,12 +2,10 @@ package runner
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -36,8 +34,12 @@ type engine struct {
 	note    func(format string, args ...any)
 	begin   func(what, name string) // told before each step: "compile" or "run"
 
-	before   map[string]string // modules in the directory before any program ran
-	recorded []recording       // what profilers left, to be delivered
+	landlock  int      // version; 0 for none
+	scratch   string   // for spaces
+	builds    string   // what torch and Triton compiled for the submission; "" for nothing kept
+	temporary []string // where else programs may write
+	areas     []*area
+	recorded  []recording // what profilers left, to be delivered
 }
 
 // step is one evaluation: its name, the mode of the task's program, its cases,
@@ -77,7 +79,15 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *Evaluati
 		return err
 	}
 	defer e.claimProfileData()()
-	for _, s := range steps {
+	if err := errors.Join(e.keepBuilds(), e.record()); err != nil {
+		return err
+	}
+	for i, s := range steps {
+		if i > 0 {
+			if err := e.putBack(); err != nil {
+				return err
+			}
+		}
 		ev, err := e.evaluate(ctx, s)
 		if ev != nil {
 			done(s.name, ev)
@@ -153,16 +163,13 @@ func (e *engine) preparePython(ctx context.Context) (*Compilation, error) {
 	if err := e.src.put(); err != nil {
 		return nil, err
 	}
-	if e.before == nil {
-		e.before = e.src.modules(e.main)
-	}
 	c, err := e.preRun(ctx)
 	if err != nil || ctx.Err() != nil {
 		return nil, err
 	}
 	// The pre-run has run the submission's code. What it left in the place of a
 	// source, or in front of one, must not judge the submission.
-	if err := e.unshadow(ctx); err != nil {
+	if err := e.putBack(); err != nil {
 		return nil, err
 	}
 	return c, e.src.put()
@@ -171,10 +178,15 @@ func (e *engine) preparePython(ctx context.Context) (*Compilation, error) {
 // preRun runs the submission by itself. Its failure is its own affair; it is in
 // the result only if it compiled an extension.
 func (e *engine) preRun(ctx context.Context) (*Compilation, error) {
-	p := program{
+	own, err := e.space()
+	if err != nil {
+		return nil, err
+	}
+	defer e.drop(own)
+	p := e.place(program{
 		argv: []string{"python3", preRunProgram}, env: setenv(e.env, "POPCORN_SEED", "1"),
 		dir: e.dir, stdin: e.stdin, limit: e.compile, popcorn: true,
-	}
+	}, own)
 	o, err := p.run(ctx)
 	if err != nil {
 		return nil, hint(err)
@@ -194,15 +206,15 @@ func (e *engine) preRun(ctx context.Context) (*Compilation, error) {
 
 // run runs the task's program, under a profiler in mode profile.
 func (e *engine) run(ctx context.Context, s step, call []string) (*Run, *Profile, error) {
-	cases, err := e.writeCases(s.cases)
+	own, err := e.space()
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() {
-		if err := ignoreMissing(os.Remove(cases)); err != nil {
-			e.note("remove cases: %v", err)
-		}
-	}()
+	defer e.drop(own)
+	cases, err := own.writeCases(s.cases)
+	if err != nil {
+		return nil, nil, err
+	}
 	env := e.env
 	if e.hasSeed {
 		env = setenv(env, "POPCORN_SEED", e.seed)
@@ -210,10 +222,10 @@ func (e *engine) run(ctx context.Context, s step, call []string) (*Run, *Profile
 	if e.multiGPU {
 		env = setenv(env, "POPCORN_GPUS", strconv.Itoa(e.gpus))
 	}
-	p := program{
+	p := e.place(program{
 		argv: append(call, s.mode, cases), env: env,
 		dir: e.dir, stdin: e.stdin, limit: s.limit, popcorn: true,
-	}
+	}, own)
 	if s.mode == "profile" {
 		return e.profile(ctx, s.name, p)
 	}
@@ -256,34 +268,4 @@ func hint(err error) error {
 		return fmt.Errorf("%w; install it in the job's image", err)
 	}
 	return err
-}
-
-// writeCases writes the test lines to a temporary file, as Python's tempfile
-// would: where TMPDIR says, else in one of the usual places.
-func (e *engine) writeCases(lines string) (string, error) {
-	var errs []error
-	for _, dir := range []string{getenv(e.env, "TMPDIR"), getenv(e.env, "TEMP"), getenv(e.env, "TMP"), "/tmp", "/var/tmp", "/usr/tmp", e.dir} {
-		if dir == "" {
-			continue
-		}
-		if !filepath.IsAbs(dir) {
-			dir = filepath.Join(e.dir, dir)
-		}
-		f, err := os.OpenFile(filepath.Join(dir, tempName()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		_, err = f.WriteString(lines)
-		if err = errors.Join(err, f.Close()); err != nil {
-			return "", errors.Join(fmt.Errorf("write cases: %w", err), os.Remove(f.Name()))
-		}
-		return f.Name(), nil
-	}
-	return "", fmt.Errorf("write cases: %w", errors.Join(errs...))
-}
-
-// tempName returns a name as Python's tempfile makes them.
-func tempName() string {
-	return "tmp" + strings.ToLower(rand.Text()[:8])
 }

@@ -237,7 +237,12 @@ o("check: pass")`},
 
 func TestPreRunCannotJudge(t *testing.T) {
 	t.Parallel()
-	honest := report + "import random, reference, helper\no('check: ' + reference.verdict() + '\\nhelper: ' + helper.x + '\\n')"
+	honest := report + `import random, reference
+try:
+    import helper
+except ImportError:
+    o("helper: none\n")
+o("check: " + reference.verdict() + "\ndata: " + open("data.txt").read())`
 	for name, submission := range map[string]string{
 		"rewriting sources": `for n in ("eval.py", "reference.py"): open(n, "w").write("import os; os.write(3, b'check: pass')")`,
 		"a source as a directory": `import os
@@ -260,12 +265,12 @@ os.mkfifo("random")`,
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			j, result := runPy(t, map[string]string{
-				"submission.py": submission + "\nopen('helper.py', 'w').write('x = \"kept\"')\n",
+				"submission.py": "for n in ('helper.py', 'data.txt'): open(n, 'w').write('0')\n" + submission,
 				"eval.py":       honest,
 				"reference.py":  "def verdict():\n    return 'fail' # and enough room for another program\n",
 			})
 			run := at(result, "runs", "test", "run")
-			if at(run, "result", "check") != "fail" || at(run, "result", "helper") != "kept" {
+			if at(run, "result", "check") != "fail" || at(run, "result", "helper") != "none" || at(run, "result", "data") != "0" {
 				t.Errorf("run is %v\n%s", run, j.stderr.String())
 			}
 		})
@@ -277,13 +282,31 @@ func TestCancelled(t *testing.T) {
 	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "leaderboard", "main": "eval.py", "ranking_by": "geom", "sources": map[string]string{
 		"eval.py": report + daemon + `
 if sys.argv[1] == "test": o("check: pass"); sys.exit()
-daemon(); print("so far", flush=True); os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)`,
+daemon(); print("so far", flush=True); open("now", "w").close(); time.sleep(60)`,
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
-	code, result := j.run(t)
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT} {
+		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
+			cancelWith(t, sig, payload.Encode(text))
+		})
+	}
+}
+
+func cancelWith(t *testing.T, sig syscall.Signal, text string) {
+	j := newJob(t, "KERNELBOT_PAYLOAD="+text)
+	if err := j.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, filepath.Join(j.cmd.Dir, "now"))
+	for _, harmless := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGALRM, syscall.SIGABRT, syscall.SIGSEGV, syscall.SIGPIPE, syscall.SIGTSTP, sig} {
+		if err := j.cmd.Process.Signal(harmless); err != nil {
+			t.Fatal(err)
+		}
+	}
+	code, result := j.wait(t)
 	if message, _ := at(result, "error").(string); code != 1 || at(result, "success") != false || !strings.Contains(message, "cancelled") {
 		t.Errorf("exit code %d, success %v, error %q", code, at(result, "success"), message)
 	}

@@ -1,41 +1,92 @@
 package runner
 
 import (
-	"os"
+	"errors"
+	"fmt"
+	"io/fs"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// fence keeps the children of this thread from looking into the processes above
-// this one, whose environment holds the payload: a Landlock domain, from inside
-// of which /proc/PID of a process outside is closed (landlock(7), "Ptrace
-// restrictions"), also for root with every capability. It needs no privilege,
-// but then programs gain none. It says whether it could: before Linux 5.19 a domain
-// also forbade to rename a file into another directory, as compilers' caches do.
-func fence() bool {
-	const refer = unix.LANDLOCK_ACCESS_FS_REFER
+// Landlock's versions (landlock(7)) that the runner tells apart.
+const (
+	landlockRefer    = 2 // Linux 5.19: files may be renamed into another directory
+	landlockTruncate = 3 // 6.2
+	landlockScopes   = 6 // 6.12: no signals to processes outside
+)
+
+// landlockVersion returns what this kernel has of Landlock: 0 where it has none, or
+// a version in which every rename into another directory fails, as compilers' caches
+// do. Tests take it away.
+var landlockVersion = func() int {
 	version, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
-	if errno != 0 || version < 2 || unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != nil {
-		return false
+	if errno != 0 || version < landlockRefer {
+		return 0
 	}
-	// A domain restricts something: here, what is then allowed everywhere.
-	rules := unix.LandlockRulesetAttr{Handled_access_fs: refer}
-	const firstVersion = 8                                                                                           // bytes of the struct that the oldest kernel knows
-	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&rules)), firstVersion, 0) //nolint:gosec // an argument of the kernel
+	return int(version)
+}
+
+// landlockRules makes the rules of a domain for a program. From inside of it, the
+// program cannot look into a process outside (whose environment holds the payload),
+// cannot signal one since Linux 6.12, and writes only below the given directories, all
+// of which is true for root, too. Without Landlock the engine looks for changes afterwards.
+func landlockRules(version int, writable []string) (int, error) {
+	const write = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
+		unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG |
+		unix.LANDLOCK_ACCESS_FS_MAKE_SOCK | unix.LANDLOCK_ACCESS_FS_MAKE_FIFO | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK |
+		unix.LANDLOCK_ACCESS_FS_MAKE_SYM | unix.LANDLOCK_ACCESS_FS_REFER
+	rules, size := unix.LandlockRulesetAttr{Handled_access_fs: write}, unsafe.Offsetof(unix.LandlockRulesetAttr{}.Handled_access_net)
+	if version >= landlockTruncate {
+		rules.Handled_access_fs |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
+	}
+	if version >= landlockScopes {
+		rules.Scoped, size = unix.LANDLOCK_SCOPE_SIGNAL, unsafe.Offsetof(unix.LandlockRulesetAttr{}.Quiet_access_fs)
+	}
+	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&rules)), size, 0) //nolint:gosec // an argument of the kernel
 	if errno != 0 {
-		return false
+		return 0, fmt.Errorf("make Landlock rules: %w", errno)
 	}
-	defer unix.Close(int(fd)) //nolint:errcheck // nothing was written
-	root, err := os.Open("/")
+	for _, dir := range writable {
+		if err := allow(int(fd), dir, rules.Handled_access_fs); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return 0, errors.Join(fmt.Errorf("let programs write to %s: %w", dir, err), unix.Close(int(fd)))
+		}
+	}
+	return int(fd), nil
+}
+
+// restrict puts this process under rules, -1 for none. It runs between fork and exec.
+// Without Landlock, root's programs may not look into a process that has a capability
+// which they lack (ptrace(2)), so they lose one that is of no use to them. Other users
+// have none to lose.
+//
+//go:norace
+//go:nosplit
+func restrict(rules int) unix.Errno {
+	if rules < 0 {
+		if _, _, errno := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_AUDIT_WRITE, 0); errno != unix.EPERM {
+			return errno
+		}
+		return 0
+	}
+	// Programs gain no privileges.
+	if _, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
+		return errno
+	}
+	_, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(rules), 0, 0)
+	return errno
+}
+
+// allow adds a directory and all below it to a set of rules.
+func allow(rules int, dir string, access uint64) error {
+	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return false
+		return err
 	}
-	defer root.Close() //nolint:errcheck // a directory
-	everywhere := unix.LandlockPathBeneathAttr{Allowed_access: refer, Parent_fd: int32(root.Fd())}
-	if _, _, errno = unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, fd, unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&everywhere)), 0, 0, 0); errno != 0 { //nolint:gosec // likewise
-		return false
+	defer unix.Close(at) //nolint:errcheck // a directory
+	beneath := unix.LandlockPathBeneathAttr{Allowed_access: access, Parent_fd: int32(at)}
+	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(rules), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&beneath)), 0, 0, 0); errno != 0 { //nolint:gosec // an argument of the kernel
+		return errno
 	}
-	_, _, errno = unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0)
-	return errno == 0
+	return nil
 }

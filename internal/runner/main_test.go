@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
@@ -21,6 +22,9 @@ import (
 // the process that it runs in.
 func TestMain(m *testing.M) {
 	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
+		if os.Getenv("KBNODE_TEST_LANDLOCK") == "0" {
+			landlockVersion = func() int { return 0 }
+		}
 		o := Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 		o.Compile, _ = strconv.ParseFloat(os.Getenv("KBNODE_TEST_COMPILE"), 64)
 		o.Config, o.Annotate = os.Getenv("KBNODE_TEST_CONFIG"), os.Getenv("KBNODE_TEST_ANNOTATE") != ""
@@ -110,6 +114,18 @@ func (j *job) wait(t *testing.T) (int, map[string]any) {
 		t.Fatalf("result.json: %v\n%s\n%s", err, text, j.stderr.String())
 	}
 	return j.cmd.ProcessState.ExitCode(), result
+}
+
+// waitFor waits until a program of a job has made a file.
+func waitFor(t *testing.T, path string) {
+	t.Helper()
+	for range 6000 {
+		if _, err := os.Stat(path); err == nil {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Fatalf("no program has made %s", path)
 }
 
 // runPy runs a job in test mode with this program as main file.

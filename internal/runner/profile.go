@@ -81,10 +81,15 @@ func (e *engine) ncu(ctx context.Context, r recording, p program) (*Run, *Profil
 		return run, nil, nil
 	}
 	text := &bounded{limit: ncuTextLimit}
-	printed, err := program{
+	own, err := e.space()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer e.drop(own)
+	printed, err := e.place(program{
 		argv: []string{"ncu", "--import", file, "--print-details", "body"},
 		env:  e.env, dir: e.dir, limit: seconds(reportLimit), stdout: text,
-	}.run(ctx)
+	}, own).run(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

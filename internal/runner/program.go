@@ -7,9 +7,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
-	"syscall"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +29,9 @@ type program struct {
 	limit   limit
 	popcorn bool      // give it a POPCORN_FD
 	stdout  io.Writer // takes the output in place of the outcome's, if not nil
+
+	landlock int      // its version, 0 for none
+	writable []string // directories in which it may write, with Landlock
 }
 
 // outcome is how a program ended. When it was cancelled or ran into its limit
@@ -79,19 +83,37 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	if pipes.err != nil {
 		return nil, fmt.Errorf("run %s: %w", p.argv[0], pipes.err)
 	}
+	spareThreads()
 	start := time.Now()
-	pid, err := syscall.ForkExec(path, p.argv, &syscall.ProcAttr{
-		Dir: p.dir, Env: p.env,
-		Files: append([]uintptr{stdin.Fd()}, pipes.childEnds()...),
-		Sys:   &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
-	})
+	pid, release, err := p.start(path, append([]uintptr{stdin.Fd()}, pipes.childEnds()...))
+	defer release()
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", p.argv[0], err)
 	}
 	pipes.read()
 	err = o.wait(ctx, pid, p.limit)
 	o.duration = time.Since(start)
+	// By the clock, not by what came first: a program may have stopped this process
+	// over the end of its time.
+	o.timedOut = o.timedOut || !o.cancelled && o.duration.Seconds() >= p.limit.seconds
 	return o, errors.Join(err, pipes.drain())
+}
+
+// spareThreads has Go make the threads that it may need while a program has taken all
+// processes that the container may have: Go ends when it cannot have another.
+func spareThreads() {
+	const spares = 8
+	var locked, done sync.WaitGroup
+	locked.Add(spares)
+	for range spares {
+		done.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			locked.Done()
+			locked.Wait()
+		})
+	}
+	done.Wait()
 }
 
 // wait returns when the program has ended, by itself or by force.

@@ -179,7 +179,8 @@ func (r *Result) write(root *os.Root) error {
 		err = errors.Join(err, root.Rename(tmp, ResultFile))
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("write %s: %w", ResultFile, err), ignoreMissing(root.Remove(tmp)))
+		// What has the name is not the runner's.
+		return errors.Join(fmt.Errorf("write %s: %w", ResultFile, err), ignoreMissing(root.Remove(tmp)), ignoreMissing(root.RemoveAll(ResultFile)))
 	}
 	return nil
 }

@@ -37,8 +37,16 @@ type Options struct {
 	Annotate bool
 }
 
+// maxProcs bounds the threads that run Go code at a time: the runner waits, mostly.
+const maxProcs = 2
+
+// exitNoResult is the exit code without a result.json of this job. What has that
+// name then is not the runner's.
+const exitNoResult = 3
+
 // Main evaluates a payload and returns the process's exit code: 0 when
-// result.json says success, whatever the tests gave, and 1 otherwise. It
+// result.json says success, whatever the tests gave, 1 when it says why not, and
+// 3 when it could not be written. It
 // overwrites secrets in the process's initial environment, or executes the
 // program again (os.Args) without them, and it kills and reaps every child of
 // the process: call it last, and once.
@@ -52,19 +60,11 @@ func Main(ctx context.Context, o Options) int {
 	if o.Stderr == nil {
 		o.Stderr = io.Discard
 	}
-	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	ctx, stop := catchSignals(ctx)
 	defer stop()
-	// A log that nobody reads any more must not end the job: with this, writing
-	// it is an error instead of a signal.
-	broken := make(chan os.Signal, 1)
-	signal.Notify(broken, syscall.SIGPIPE)
-	defer signal.Stop(broken)
-	// The kernel ends children together with the thread that started them, so
-	// that none is left should this process be killed.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	runtime.GOMAXPROCS(min(maxProcs, runtime.GOMAXPROCS(0)))
 
-	s := &session{Options: o, log: &buildLog{out: o.Stdout, err: o.Stderr, groups: getenv(o.Env, "BUILDKITE") == "true"}}
+	s := &session{Options: o, landlock: landlockVersion(), log: &buildLog{out: o.Stdout, err: o.Stderr, groups: getenv(o.Env, "BUILDKITE") == "true"}}
 	dir, err := filepath.Abs(o.Dir)
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
@@ -96,7 +96,7 @@ func Main(ctx context.Context, o Options) int {
 	s.tell(ctx, r)
 	if werr != nil {
 		s.log.note("%v", werr)
-		return 1
+		return exitNoResult
 	}
 	if !r.Success {
 		return 1
@@ -107,9 +107,32 @@ func Main(ctx context.Context, o Options) int {
 // session is one run of Main.
 type session struct {
 	Options
-	log  *buildLog
-	api  agentAPI
-	told []*evalSummary
+	landlock int
+	log      *buildLog
+	api      agentAPI
+	told     []*evalSummary
+}
+
+// catchSignals cancels the context at a signal that asks the process to end, and
+// keeps every other one that can be caught from ending it: what runs may send them
+// (before Linux 6.12), and a log that no one reads any more must not end the job.
+func catchSignals(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals)
+	go func() {
+		for sig := range signals {
+			switch sig {
+			case syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM:
+				cancel(fmt.Errorf("%v signal received", sig))
+			}
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		close(signals)
+		cancel(nil)
+	}
 }
 
 // tell ends the log, and annotates the build if that is wanted.
@@ -174,9 +197,17 @@ func (s *session) evaluate(ctx context.Context, root *os.Root, r *Result) (err e
 		return err
 	}
 	e := &engine{
-		config: c, src: src, dir: root.Name(), env: childEnv(public, localeDir), stdin: s.Stdin, note: s.log.note,
-		compile: seconds(compileLimit), begin: s.log.begin,
+		config: c, src: src, dir: root.Name(), env: homeless(childEnv(public, localeDir)), stdin: s.Stdin, note: s.log.note,
+		compile: seconds(compileLimit), begin: s.log.begin, landlock: s.landlock,
 	}
+	if e.scratch, err = newScratch(public, e.dir); err != nil {
+		return err
+	}
+	defer func() {
+		if rerr := os.RemoveAll(e.scratch); rerr != nil {
+			s.log.note("remove temporary files: %v", rerr)
+		}
+	}()
 	if s.Compile > 0 {
 		e.compile = limit{s.Compile, strconv.FormatFloat(s.Compile, 'f', -1, 64)}
 	}

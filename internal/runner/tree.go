@@ -31,17 +31,6 @@ func adopt() error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("hide own memory: %w", err)
 	}
-	// The container's first process, and a shell above this one, have the payload
-	// in their environment.
-	if fence() {
-		return nil
-	}
-	// Root's programs may not look into a process that has a capability which they
-	// lack (ptrace(2)), so this thread's children lose one that is of no use to them.
-	// Who is not root has none to lose.
-	if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_AUDIT_WRITE, 0, 0, 0); err != nil && !errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("drop capability: %w", err)
-	}
 	return nil
 }
 

@@ -1,0 +1,148 @@
+package runner
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// A space is what one program has to itself: a home and a directory for temporary
+// files, both empty at its start. What programs keep there, caches and settings,
+// must not reach the next program, which may judge the one before.
+type space struct{ home, tmp string }
+
+// cacheVars place a cache outside of the home. A program that gets a new home keeps
+// them there.
+var cacheVars = []string{
+	"TORCH_EXTENSIONS_DIR", "TRITON_HOME", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_OVERRIDE_DIR", "TORCHINDUCTOR_CACHE_DIR",
+	"PYTORCH_KERNEL_CACHE_PATH", "CUDA_CACHE_PATH", "CUPY_CACHE_DIR", "NUMBA_CACHE_DIR", "CUTE_DSL_CACHE_DIR", "TILELANG_CACHE_DIR",
+	"AMD_COMGR_CACHE_DIR", "MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR", "CCACHE_DIR", "MPLCONFIGDIR",
+	"XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR",
+}
+
+// searchPaths are lists of directories in which an empty or relative entry means the
+// job's directory, where a submission may leave a library or a module for its judge.
+var searchPaths = []string{"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
+
+// submissionBuilds are the caches in which torch and Triton keep what they compile
+// for a submission: minutes of work, done in the pre-run for the runs after it.
+var submissionBuilds = map[string]string{
+	"TORCH_EXTENSIONS_DIR": "torch_extensions", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
+}
+
+// buildWords are in a source that uses those caches.
+var buildWords = []string{"cpp_extension", "load_inline", "torch_extensions", "extensions_dir", "triton", "inductor", "compile("}
+
+// newScratch makes the directory for the spaces of a job, where Python would put
+// temporary files: where TMPDIR says, else in one of the usual places.
+func newScratch(env []string, dir string) (string, error) {
+	var errs []error
+	for _, in := range []string{getenv(env, "TMPDIR"), getenv(env, "TEMP"), getenv(env, "TMP"), "/tmp", "/var/tmp", "/usr/tmp", dir} {
+		if in == "" {
+			continue
+		}
+		if !filepath.IsAbs(in) {
+			in = filepath.Join(dir, in)
+		}
+		scratch := filepath.Join(in, tempName())
+		err := os.Mkdir(scratch, 0o700)
+		if err == nil {
+			return filepath.EvalSymlinks(scratch)
+		}
+		errs = append(errs, err)
+	}
+	return "", fmt.Errorf("make a directory for temporary files: %w", errors.Join(errs...))
+}
+
+// space makes the next program's space.
+func (e *engine) space() (*space, error) {
+	dir := filepath.Join(e.scratch, tempName())
+	s := &space{filepath.Join(dir, "home"), filepath.Join(dir, "tmp")}
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.Mkdir(s.home, 0o700), os.Mkdir(s.tmp, 0o700)); err != nil {
+		return nil, fmt.Errorf("make a program's home: %w", err)
+	}
+	return s, nil
+}
+
+// drop removes a space and what its program left there.
+func (e *engine) drop(s *space) {
+	if err := os.RemoveAll(filepath.Dir(s.home)); err != nil {
+		e.note("remove a program's home: %v", err)
+	}
+}
+
+// place lets a program work in a space.
+func (e *engine) place(p program, s *space) program {
+	p.env = setenv(setenv(p.env, "HOME", s.home), "TMPDIR", s.tmp)
+	p.landlock, p.writable = e.landlock, append([]string{e.dir, filepath.Dir(s.home), "/dev"}, e.temporary...)
+	if e.builds == "" {
+		return p
+	}
+	p.writable = append(p.writable, e.builds)
+	for name, sub := range submissionBuilds {
+		p.env = setenv(p.env, name, filepath.Join(e.builds, sub))
+	}
+	return p
+}
+
+// keepBuilds gives the runs of a job one place for what torch and Triton compile,
+// unless a file of the task itself uses these caches: the submission could have left
+// there what the judge then loads.
+func (e *engine) keepBuilds() error {
+	for _, f := range e.src.files {
+		text := strings.ToLower(f.Value)
+		if f.Key != preRunProgram && slices.ContainsFunc(buildWords, func(w string) bool { return strings.Contains(text, w) }) {
+			return nil
+		}
+	}
+	e.builds = filepath.Join(e.scratch, "builds")
+	return os.Mkdir(e.builds, 0o700)
+}
+
+// homeless is an environment without what leads to caches, settings and modules that
+// a program may change, for programs that get a home of their own. The modules of the
+// image's user stay: programs cannot write there.
+func homeless(env []string) []string {
+	user := filepath.Join(getenv(env, "HOME"), ".local")
+	var kept []string
+	for _, kv := range env {
+		name, value, _ := strings.Cut(kv, "=")
+		if slices.Contains(searchPaths, name) {
+			dirs := slices.DeleteFunc(filepath.SplitList(value), func(dir string) bool { return !filepath.IsAbs(dir) })
+			value = strings.Join(dirs, string(filepath.ListSeparator))
+			kv = name + "=" + value
+		}
+		// To compilers, an empty list is the job's directory.
+		if slices.Contains(cacheVars, name) || name == "TEMP" || name == "TMP" || value == "" && slices.Contains(searchPaths, name) {
+			continue
+		}
+		kept = append(kept, kv)
+	}
+	env = kept
+	switch {
+	case getenv(env, "PYTHONUSERBASE") != "" || getenv(env, "PYTHONNOUSERSITE") != "":
+	case filepath.IsAbs(user) && isDir(filepath.Join(user, "lib")):
+		env = setenv(env, "PYTHONUSERBASE", user)
+	default:
+		env = setenv(env, "PYTHONNOUSERSITE", "1")
+	}
+	return env
+}
+
+// writeCases writes the test lines to a temporary file.
+func (s *space) writeCases(lines string) (string, error) {
+	name := filepath.Join(s.tmp, tempName())
+	if err := os.WriteFile(name, []byte(lines), 0o600); err != nil {
+		return "", fmt.Errorf("write cases: %w", err)
+	}
+	return name, nil
+}
+
+// tempName returns a name as Python's tempfile makes them.
+func tempName() string {
+	return "tmp" + strings.ToLower(rand.Text()[:8])
+}
