@@ -47,6 +47,9 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 		if n > 0 {
 			log.Warn("links and the like removed from the checkout", "slot", plan.SlotName(k), "count", n)
 		}
+		if err == nil {
+			err = finished(k, checkout, log)
+		}
 		if recErr == nil && err == nil {
 			recErr = keepRecord(k, checkout, rec)
 		}

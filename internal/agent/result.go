@@ -1,0 +1,78 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"syscall"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/runner"
+)
+
+// finished sees to it that a slot's job uploads no result that it did not finish.
+func finished(k int, checkout string, log *slog.Logger) error {
+	at, err := checkoutDir(k, checkout)
+	if err != nil {
+		return fmt.Errorf("nothing is uploaded: %w", err)
+	}
+	status := os.Getenv("BUILDKITE_COMMAND_EXIT_STATUS")
+	removed, err := unfinished(at, status, os.Getenv("BUILDKITE_JOB_CANCELLED") == "true")
+	if err != nil {
+		return fmt.Errorf("nothing is uploaded: %w", err)
+	}
+	if removed {
+		log.Warn("result.json removed: the job ended before kbnode runner could write it", "slot", plan.SlotName(k), "exit_status", status)
+	}
+	return nil
+}
+
+// unfinished removes a result.json from a checkout that kbnode runner, or the engine
+// before it, did not leave itself: a submission may write its own verdict and kill
+// them. The runner ends with 0 when its result says success and with 1 when it does
+// not, and the engine's status tells; status is the job's, "" if no command ran. A file
+// that is no result is another job's business. It says whether it removed one.
+func unfinished(checkout, status string, cancelled bool) (bool, error) {
+	if status == "0" {
+		return false, nil
+	}
+	root, err := os.OpenRoot(checkout)
+	if err != nil {
+		return false, err
+	}
+	defer root.Close() //nolint:errcheck // a directory
+	fields, err := resultFields(root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	_, isResult := fields["runs"]
+	if err == nil && (!isResult || string(fields["success"]) == "false" && (status == "1" || cancelled)) {
+		return false, nil
+	}
+	if err := root.RemoveAll(runner.ResultFile); err != nil {
+		return false, fmt.Errorf("remove a %s that no runner finished: %w", runner.ResultFile, err)
+	}
+	return true, nil
+}
+
+// resultFields reads the members of a result.json, by their exact names.
+func resultFields(root *os.Root) (map[string]json.RawMessage, error) {
+	f, err := root.OpenFile(runner.ResultFile, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > runner.MaxResult {
+		return nil, errors.Join(err, errors.New("is no file that a runner leaves"))
+	}
+	text, err := io.ReadAll(io.LimitReader(f, runner.MaxResult))
+	if err != nil {
+		return nil, err
+	}
+	var fields map[string]json.RawMessage
+	return fields, json.Unmarshal(text, &fields)
+}
