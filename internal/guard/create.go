@@ -214,8 +214,10 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	// of an image would choose the GPUs.
 	h.Runtime = "runc"
 	b.chooseNetwork()
-	if !slices.ContainsFunc(h.Ulimits, func(u *container.Ulimit) bool { return u.Name == "core" }) {
-		h.Ulimits = append(h.Ulimits, &container.Ulimit{Name: "core"})
+	for _, u := range defaultUlimits {
+		if !slices.ContainsFunc(h.Ulimits, func(o *container.Ulimit) bool { return o.Name == u.Name }) {
+			h.Ulimits = append(h.Ulimits, &u)
+		}
 	}
 	if p.Profile == config.ProfileStrict {
 		if err := b.strict(); err != nil {
@@ -382,6 +384,14 @@ func (b *builder) takeUlimits(v any) error {
 		b.host.Ulimits = append(b.host.Ulimits, &container.Ulimit{Name: name, Soft: soft, Hard: hard})
 	}
 	return nil
+}
+
+// defaultUlimits are what a container has unless the job says otherwise. The
+// kernel counts the last three by user, for root in all containers together, and
+// compares with each process's own limit: with one, what a job takes, another
+// slot's lacks. The slot's memory bounds all three.
+var defaultUlimits = []container.Ulimit{
+	{Name: "core"}, {Name: "memlock", Soft: -1, Hard: -1}, {Name: "msgqueue", Soft: -1, Hard: -1}, {Name: "sigpending", Soft: -1, Hard: -1},
 }
 
 func lower(n, bound int64) int64 {

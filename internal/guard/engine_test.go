@@ -19,9 +19,10 @@ import (
 // fakeEngine is a Docker engine with made-up containers, on a unix socket. It
 // records what it was asked.
 type fakeEngine struct {
-	socket string
-	driver string        // cgroup driver
-	exit   chan struct{} // closed: containers have exited
+	socket   string
+	driver   string        // cgroup driver
+	security []string      // its security options
+	exit     chan struct{} // closed: containers have exited
 	// online are the CPUs that the engine knows; "" for all.
 	online string
 	// onStart is called while a container starts, if not nil.
@@ -45,7 +46,7 @@ type fakeContainer struct {
 		Image  string
 		Labels map[string]string
 	}
-	HostConfig struct{ CgroupParent string }
+	HostConfig container.HostConfig
 	Mounts     []map[string]string
 }
 
@@ -68,7 +69,7 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 	mux.HandleFunc("/_ping", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	mux.HandleFunc("GET /info", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, map[string]any{"CgroupDriver": e.driver, "CgroupVersion": "2", "ServerVersion": "26.1.5",
-			"Name": "secret-host", "NCPU": 224, "Runtimes": map[string]any{"runc": map[string]string{"path": "runc"}}})
+			"Name": "secret-host", "NCPU": 224, "SecurityOptions": e.security, "Runtimes": map[string]any{"runc": map[string]string{"path": "runc"}}})
 	})
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, map[string]string{"Version": "26.1.5", "ApiVersion": "1.45", "MinAPIVersion": "1.24", "Os": "linux", "Arch": "amd64"})
@@ -184,6 +185,7 @@ func (e *fakeEngine) create(w http.ResponseWriter, r *http.Request) {
 		name = fmt.Sprintf("quirky_name%d", len(id))
 	}
 	e.add(id, name, req.HostConfig.CgroupParent, req.Labels[slotLabel])
+	e.containers[id].HostConfig = *req.HostConfig
 	reply(w, http.StatusCreated, map[string]any{"Id": id, "Warnings": []string{}})
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -42,9 +43,10 @@ type Config struct {
 	Log        *slog.Logger
 	Agent      AgentUnit // nil is one that nothing can be asked of
 
-	binder  *binder      // nil makes real mounts
-	network *slotNetwork // nil is the node's own
-	disk    *slotDisk    // nil is the one that policy gives
+	binder   *binder      // nil makes real mounts
+	network  *slotNetwork // nil is the node's own
+	disk     *slotDisk    // nil is the one that policy gives
+	confiner *confiner    // nil is the node's own
 }
 
 // Serve answers on the slot's socket until ctx is done, and then until no
@@ -162,6 +164,7 @@ type guard struct {
 	up         *upstream
 	engine     engineCheck
 	network    *slotNetwork
+	confiner   *confiner
 	cleaner    *cleaner
 	inFlight   inFlight
 	whole      chan struct{} // a place for each of maxWhole
@@ -190,6 +193,10 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 	if g.network = c.network; g.network == nil {
 		g.network = newNetwork(p, engine)
 	}
+	if g.confiner = c.confiner; g.confiner == nil {
+		g.confiner = &confiner{ensure: confine.NewKernel().Ensure, sys: "/sys"}
+	}
+	g.confiner.armored = g.engine.armored
 	if g.cgroupRoot == "" {
 		g.cgroupRoot = "/sys/fs/cgroup"
 	}

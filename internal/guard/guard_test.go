@@ -27,17 +27,18 @@ import (
 
 // rig is a guard in front of a fake engine, with the slice's cgroup files.
 type rig struct {
-	engine  *fakeEngine
-	policy  plan.JobPolicy
-	cgroup  string // directory of the slice
-	socket  string
-	mounts  *binder
-	network *fakeNetwork
-	mu      sync.Mutex
-	held    map[string]string // what is mounted now, by held path
-	stop    context.CancelFunc
-	done    chan error
-	client  *http.Client
+	engine   *fakeEngine
+	policy   plan.JobPolicy
+	cgroup   string // directory of the slice
+	socket   string
+	mounts   *binder
+	network  *fakeNetwork
+	confiner *confiner
+	mu       sync.Mutex
+	held     map[string]string // what is mounted now, by held path
+	stop     context.CancelFunc
+	done     chan error
+	client   *http.Client
 }
 
 func newRig(t testing.TB, change ...func(*rig)) *rig {
@@ -111,7 +112,7 @@ func (r *rig) serve(t testing.TB, cgroupRoot string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
 	go func() {
-		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot()})
+		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot(), confiner: r.confiner})
 	}()
 	t.Cleanup(cancel)
 	for deadline := time.Now().Add(5 * time.Second); r.policy.Network != "none" && !r.network.asked() && time.Now().Before(deadline); {

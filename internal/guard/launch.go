@@ -54,6 +54,9 @@ func (g *guard) create(c *call) error {
 			return err
 		}
 	}
+	if err := g.confiner.confine(c.r.Context(), wanted.HostConfig); err != nil {
+		return err
+	}
 	name := c.query.Get("name")
 	if name != "" {
 		c.query.Set("name", g.own.engineName(name))
@@ -236,7 +239,14 @@ func (g *guard) mayStart(c *call, binds []bound) error {
 			return forbid("%.80q is not what it was when the container was created; create it again", b.source)
 		}
 	}
-	return g.onDisk(c)
+	in, err := g.inspect(c)
+	if err != nil {
+		return err
+	}
+	if err := g.confiner.check(c.r.Context(), in); err != nil {
+		return err
+	}
+	return g.onDisk(in)
 }
 
 // discard removes a container that is not started.

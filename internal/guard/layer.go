@@ -17,9 +17,11 @@ type inspected struct {
 		Labels               map[string]string
 		Hostname, Domainname string
 	}
-	HostConfig struct {
-		NetworkMode    string
-		ReadonlyRootfs bool
+	AppArmorProfile string
+	HostConfig      struct {
+		NetworkMode                string
+		ReadonlyRootfs             bool
+		MaskedPaths, ReadonlyPaths []string
 	}
 	GraphDriver struct {
 		Name string
@@ -28,17 +30,19 @@ type inspected struct {
 	Mounts []struct{ Type, Destination string }
 }
 
-// onDisk brings all that a container will write to the slot's disk, before it
-// starts.
-func (g *guard) onDisk(c *call) error {
-	if g.disk.dir == "" {
-		return nil
-	}
+// inspect asks the engine what it made of a container.
+func (g *guard) inspect(c *call) (in inspected, err error) {
 	req := *c
 	req.method, req.path, req.query = http.MethodGet, "containers/"+c.id+"/json", nil
-	var in inspected
-	if err := g.up.get(&req, &in); err != nil {
-		return err
+	err = g.up.get(&req, &in)
+	return in, err
+}
+
+// onDisk brings all that a container will write to the slot's disk, before it
+// starts.
+func (g *guard) onDisk(in inspected) error {
+	if g.disk.dir == "" {
+		return nil
 	}
 	for _, m := range in.Mounts {
 		if m.Type == "volume" {

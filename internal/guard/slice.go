@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -120,6 +121,16 @@ type engineCheck struct {
 	mu    sync.Mutex
 	until time.Time // good until then
 	root  string    // where the engine keeps images
+	armor bool      // it gives containers AppArmor profiles
+}
+
+// armored says whether the engine uses AppArmor. Where it does not, it takes the
+// name of a profile without a word.
+func (c *engineCheck) armored(ctx context.Context) (bool, error) {
+	err := c.ok(ctx, time.Now())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.armor, err
 }
 
 // low returns what tells whether the engine's disk is nearly full.
@@ -149,5 +160,6 @@ func (c *engineCheck) ok(ctx context.Context, now time.Time) error {
 		return fmt.Errorf(`the Docker engine uses the cgroup driver %q with cgroup version %q, so a job would have no limits; it must be "systemd" and "2"`, info.CgroupDriver, info.CgroupVersion)
 	}
 	c.until, c.root = now.Add(engineFresh), info.RootDir
+	c.armor = slices.ContainsFunc(info.Security, func(s string) bool { return s == "name=apparmor" || strings.HasPrefix(s, "name=apparmor,") })
 	return nil
 }

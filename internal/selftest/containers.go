@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/selftest/hostile"
@@ -249,6 +250,23 @@ func hostAddresses(at net.Addr) []string {
 	return list
 }
 
+// windows are the files by which the memory, registers and configuration of the
+// node's devices are reached: by their own paths, by the bus's links and by /proc.
+func windows(sys string) []string {
+	const most = 768 // in one argument of the probe
+	list, _ := confine.Windows(sys)
+	found := slices.Clone(list)
+	for _, path := range list {
+		if device := filepath.Base(filepath.Dir(path)); filepath.Base(path) == "config" && strings.Count(device, ":") == 2 {
+			found = append(found, sys+"/bus/pci/devices/"+device+"/config")
+			_, bus, _ := strings.Cut(device, ":")
+			found = append(found, "/proc/bus/pci/"+strings.Replace(bus, ":", "/", 1))
+		}
+	}
+	slices.SortStableFunc(found, func(a, b string) int { return strings.Compare(filepath.Base(b), filepath.Base(a)) }) // BARs first
+	return append(found[:min(len(found), most)], "/proc/bus/pci/devices", "/proc/kpageflags")
+}
+
 // metadata is where a cloud's machine learns of its own rights.
 const metadata = "169.254.169.254:80"
 
@@ -256,7 +274,8 @@ const metadata = "169.254.169.254:80"
 func (s *slot) containerAsk(host []string, neighbour string) probe.Ask {
 	k := s.plan.Index
 	ask := probe.Ask{
-		Calls: true, Daemon: true, Forks: 4 * probePids,
+		Calls: true, Daemon: true, Forks: 4 * probePids, Proc: true,
+		Windows: windows("/sys"),
 		Numbers: numbers(s.t.machine.others(s.plan)),
 		Open: []string{
 			plan.ContainerBinary, // that it sees anything

@@ -107,6 +107,9 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, 
 			}
 		case try.Kind == "number":
 			tried = "device " + try.What
+		case try.Kind == "window":
+			held = held || try.Saw == probe.Covered
+			tried = "read or map " + try.What
 		}
 		add(held, tried, try.Saw)
 	}
@@ -114,6 +117,7 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, 
 	if ask.Forks > 0 {
 		add(f.Forked > 0 && f.Forked < probePids, "a fork bomb", fmt.Sprintf("%d processes of %d", f.Forked, ask.Forks))
 	}
+	add(len(f.Writable) == 0, "settings of the node in /proc", fmt.Sprintf("%q can be written", f.Writable))
 	add(f.Processes < 16, "processes of others", fmt.Sprintf("%d processes", f.Processes))
 	add(f.Status["NoNewPrivs"] == "1", "new privileges", "NoNewPrivs "+f.Status["NoNewPrivs"])
 	add(f.Status["Seccomp"] == "2", "system calls filtered", "Seccomp "+f.Status["Seccomp"])

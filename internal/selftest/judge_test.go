@@ -85,6 +85,10 @@ func TestJudgeContainer(t *testing.T) {
 		"the engine":          {tried("unix", "/run/docker.sock", "ok"), "unix /run/docker.sock"},
 		"a file by a link":    {tried("open", "/work/out/etc/shadow", "ok"), "open /work/out/etc/shadow"},
 		"a busy program":      {tried("write", "/x", "ETXTBSY"), "write /x"},
+		"a BAR":               {tried("window", "/sys/devices/pci0000:00/0000:1a:00.0/resource0", "ok"), "read or map /sys/devices/pci0000:00/0000:1a:00.0/resource0"},
+		"a BAR is covered":    {tried("window", "/sys/devices/pci0000:00/0000:1a:00.0/resource0", "covered"), ""},
+		"a file is covered":   {tried("open", "/etc/shadow", "covered"), "open /etc/shadow"},
+		"a driver's setting":  {func(f *probe.Facts, _ *plan.JobPolicy) { f.Writable = []string{"/proc/driver/nvidia/suspend"} }, "settings of the node in /proc"},
 		"no kbnode":           {func(f *probe.Facts, _ *plan.JobPolicy) { f.Tries[0].Saw = "ENOENT" }, "open " + plan.ContainerBinary},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -101,6 +101,29 @@ func TestSelftest(t *testing.T) {
 		clean(t, m, "--slot 4,5,6,7", 4)
 	})
 
+	t.Run("devices of other slots through /sys", func(t *testing.T) {
+		const job = "cat /proc/self/attr/current; grep -c resource0 /proc/self/mountinfo || true; for f in /sys/bus/pci/devices/*/resource0 /sys/bus/pci/devices/*/config; do (true <$$f) 2>/dev/null && [ -f $$f ] && echo reads $$f || true; done; cat /sys/bus/pci/devices/*/numa_node | head -1"
+		looks := func(want string) {
+			t.Helper()
+			r := runStep(m, 2, step(2, "busybox:test", job, ""))
+			if r.Code != 0 || !strings.Contains(r.Stdout, want) || strings.Contains(r.Stdout, "reads /sys") {
+				t.Errorf("want %q: %d %s", want, r.Code, r.Stdout)
+			}
+		}
+		looks("(enforce)\n0")
+		profile := m.Sh("grep -o '^kbnode-job-[0-9a-f]*' /sys/kernel/security/apparmor/profiles")
+		m.Sh("printf " + profile + " >/sys/kernel/security/apparmor/.remove")
+		looks(profile + " (enforce)") // the guard has loaded it again
+		// An engine in a container, as it believes, uses no AppArmor.
+		m.Sh("mkdir -p /run/systemd/system/docker.service.d; printf '[Service]\nEnvironment=container=test\n' >/run/systemd/system/docker.service.d/x.conf; systemctl daemon-reload; systemctl restart docker; systemctl restart kbnode-guard-gpu2")
+		if got := m.Sh("docker info --format '{{.SecurityOptions}}'"); strings.Contains(got, "apparmor") {
+			t.Fatalf("Docker still uses AppArmor: %s", got)
+		}
+		looks("unconfined")
+		clean(t, m, "--slot 2", 1)
+		m.Sh("rm -r /run/systemd/system/docker.service.d; systemctl daemon-reload; systemctl restart docker; systemctl restart 'kbnode-guard-gpu*'; kbnode reconcile")
+	})
+
 	t.Run("a slot that is busy", func(t *testing.T) {
 		m.Put("/root/long.yml", 0o600, fmt.Sprintf(sleeping, 600, 5))
 		job := m.Start("bash", "-c", "bkstub submit --queue b200 --wait --steps /root/long.yml")

@@ -35,9 +35,10 @@ func Faults(p plan.JobPolicy, c *container.Config, h *container.HostConfig) []st
 	not(!slices.ContainsFunc(h.SecurityOpt, func(o string) bool {
 		return o == "no-new-privileges" || o == "no-new-privileges=true" || o == "no-new-privileges:true"
 	}), "it may gain privileges")
-	not(len(h.SecurityOpt) > 1, "security options are %s", h.SecurityOpt)
-	not(h.MaskedPaths != nil && len(h.MaskedPaths) == 0, "nothing of /proc is masked")
-	not(h.ReadonlyPaths != nil && len(h.ReadonlyPaths) == 0, "nothing of /proc is read-only")
+	profile := slices.ContainsFunc(h.SecurityOpt, isJobProfile)
+	not(slices.ContainsFunc(h.SecurityOpt, func(o string) bool { return !strings.HasPrefix(o, "no-new-privileges") && !isJobProfile(o) }), "security options are %s", h.SecurityOpt)
+	not(h.MaskedPaths != nil && len(h.MaskedPaths) == 0 || !profile && !slices.Contains(h.MaskedPaths, "/proc/bus/pci"), "files of devices in /sys and /proc are not masked")
+	not(h.ReadonlyPaths != nil && len(h.ReadonlyPaths) == 0 || !profile && !slices.Contains(h.ReadonlyPaths, "/proc/driver"), "settings of drivers in /proc are writable")
 	not(len(h.Sysctls) > 0, "kernel parameters are set: %v", h.Sysctls)
 	not(strict && !h.ReadonlyRootfs, "its root is writable")
 	not(strict && (c.User == "" || c.User == "root" || c.User == "0" || strings.HasPrefix(c.User, "0:")), "it runs as root")
@@ -81,6 +82,9 @@ func Faults(p plan.JobPolicy, c *container.Config, h *container.HostConfig) []st
 	not(c.Labels["kbnode.slot"] != strconv.Itoa(p.Slot), "its label is of slot %q", c.Labels["kbnode.slot"])
 	return found
 }
+
+// isJobProfile says that a security option is the AppArmor profile of jobs.
+func isJobProfile(opt string) bool { return strings.HasPrefix(opt, "apparmor=kbnode-job-") }
 
 // networks says whether a network is one that the slot's containers may have.
 func networks(p plan.JobPolicy, name string) bool {

@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -23,6 +25,8 @@ type Ask struct {
 	Numbers []Number `json:"numbers,omitempty"` // devices to make nodes of, and to open those
 	Open    []string `json:"open,omitempty"`    // files, directories and devices to open for reading
 	Write   []string `json:"write,omitempty"`   // files to open, and directories to look at, for writing
+	Windows []string `json:"windows,omitempty"` // files through which a device's memory and configuration are reached
+	Proc    bool     `json:"proc,omitempty"`    // open every file of /proc for writing that is of no process
 	Unix    []string `json:"unix,omitempty"`    // sockets to connect to
 	TCP     []string `json:"tcp,omitempty"`     // addresses to connect to
 	Disks   []string `json:"disks,omitempty"`   // directories whose file systems to look at
@@ -66,11 +70,12 @@ type Facts struct {
 	Env        []string         `json:"env"`   // names
 	Tries      []Try            `json:"tries"`
 	Forked     int              `json:"forked"`
+	Writable   []string         `json:"writable"` // of Ask.Proc
 }
 
 // Try is one attempt.
 type Try struct {
-	Kind string `json:"kind"` // "number", "open", "write", "unix", "tcp", "call"
+	Kind string `json:"kind"` // "number", "open", "write", "window", "unix", "tcp", "call"
 	What string `json:"what"`
 	Saw  string `json:"saw"`
 }
@@ -121,6 +126,12 @@ func Run(ctx context.Context, a Ask) (*Facts, error) {
 	}
 	for _, path := range a.Write {
 		f.add("write", path, openForWriting(path))
+	}
+	for _, path := range a.Windows {
+		f.add("window", path, window(path))
+	}
+	if a.Proc {
+		f.Writable = writable("/proc")
 	}
 	for _, path := range a.Unix {
 		f.add("unix", path, connectUnix(path))
@@ -177,6 +188,51 @@ func openForWriting(path string) error {
 		return unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK, unix.AT_EACCESS)
 	}
 	return err
+}
+
+// Covered is what is seen of a file that another one is mounted on.
+const Covered = "covered"
+
+// window opens a file of a device. One that is covered is /dev/null.
+func window(path string) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return errors.New(Covered)
+	}
+	return nil
+}
+
+// maxWalk bounds the files of /proc that are looked at.
+const maxWalk = 50_000
+
+// writable lists the files below a /proc that can be opened for writing and are of
+// no process. Nothing is written to them.
+func writable(proc string) []string {
+	list, seen := []string{}, 0
+	_ = filepath.WalkDir(proc, func(path string, e fs.DirEntry, err error) error {
+		if seen++; seen > maxWalk {
+			return filepath.SkipAll
+		}
+		if err != nil || e.IsDir() {
+			if err == nil && filepath.Dir(path) == proc && strings.Trim(e.Name(), "0123456789") == "" {
+				return filepath.SkipDir
+			}
+			return nil //nolint:nilerr // what cannot be read is not written to either
+		}
+		if info, err := e.Info(); err == nil && info.Mode().IsRegular() && info.Mode()&0o222 != 0 && open(path, unix.O_WRONLY) == nil {
+			list = append(list, path)
+		}
+		return nil
+	})
+	return list
 }
 
 // openNumber makes a node of a device and opens it. That a node cannot be made

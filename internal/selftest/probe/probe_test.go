@@ -242,3 +242,37 @@ func TestCompute(t *testing.T) {
 		t.Errorf("without the driver: %q", got)
 	}
 }
+
+func TestWindow(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "resource0")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{file: "ok", os.DevNull: Covered, filepath.Dir(file): Covered, file + "1": "ENOENT"} {
+		if got := result(window(path)); got != want {
+			t.Errorf("%s: %s, want %s", path, got, want)
+		}
+	}
+}
+
+// What belongs to a process is its own to write, and a mode says what a file is for.
+func TestWritable(t *testing.T) {
+	t.Parallel()
+	proc := t.TempDir()
+	for name, mode := range map[string]os.FileMode{"1/oom_score_adj": 0o644, "driver/nvidia/suspend": 0o644, "mdstat": 0o444, "sys/vm/swappiness": 0o644} {
+		file := filepath.Join(proc, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, nil, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(proc+"/driver/nvidia/suspend", proc+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := writable(proc), []string{proc + "/driver/nvidia/suspend", proc + "/sys/vm/swappiness"}; !slices.Equal(got, want) {
+		t.Errorf("saw %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,118 @@
+package confine
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// pciTree is a /sys with a GPU, a bridge without memory of its own, and a device
+// that was taken out while its link was read.
+func pciTree(t *testing.T) (sys string, windows []string) {
+	t.Helper()
+	sys = t.TempDir()
+	gpu := sys + "/devices/pci0000:00/0000:00:01.0/0000:1a:00.0"
+	for _, file := range []string{"config", "rom", "vpd", "resource", "resource0", "resource1_wc", "resource0_resize", "numa_node", "local_cpulist", "../config", "../resource"} {
+		write(t, filepath.Join(gpu, file))
+	}
+	write(t, gpu+"/p2pmem/allocate")
+	write(t, sys+"/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count")
+	if err := os.MkdirAll(sys+"/bus/pci/devices", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, target := range map[string]string{"0000:1a:00.0": "../../../devices/pci0000:00/0000:00:01.0/0000:1a:00.0", "0000:00:01.0": "../../../devices/pci0000:00/0000:00:01.0", "0000:1b:00.0": "../../../devices/gone"} {
+		if err := os.Symlink(target, sys+"/bus/pci/devices/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, file := range []string{"config", "p2pmem/allocate", "resource", "resource0", "resource0_resize", "resource1_wc", "rom", "vpd"} {
+		windows = append(windows, gpu+"/"+file)
+	}
+	return sys, windows
+}
+
+func write(t *testing.T, path string) {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestWindows covers what reaches a device's memory, and leaves what libraries read.
+func TestWindows(t *testing.T) {
+	t.Parallel()
+	sys, want := pciTree(t)
+	got, err := Windows(sys)
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Error(err, diff)
+	}
+	if got, err := Windows(t.TempDir()); err != nil || got != nil {
+		t.Errorf("without PCI: %q, %v", got, err)
+	}
+}
+
+// TestPaths keeps what Docker covers, which a list of one's own replaces.
+func TestPaths(t *testing.T) {
+	t.Parallel()
+	sys, windows := pciTree(t)
+	masked, readonly, err := Paths(sys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range append(windows, "/proc/kcore", "/sys/firmware", "/proc/bus/pci", sys+"/devices/system/cpu/cpu0/thermal_throttle") {
+		if !slices.Contains(masked, path) {
+			t.Errorf("%s is not covered", path)
+		}
+	}
+	for _, path := range []string{"/proc/sys", "/proc/sysrq-trigger", "/proc/driver"} {
+		if !slices.Contains(readonly, path) {
+			t.Errorf("%s is not read-only", path)
+		}
+	}
+}
+
+// TestEnsure says that the kernel has the profile only where it has this one, and
+// enforces it.
+func TestEnsure(t *testing.T) {
+	t.Parallel()
+	name, text := JobProfile()
+	if !strings.Contains(text, "\nprofile "+name+" flags=") {
+		t.Errorf("the profile is not %s", name)
+	}
+	for what, row := range map[string]struct {
+		before, after string // what the kernel has, before and after a load
+		err           error  // of the load
+		want          string // in the error; "" for none
+	}{
+		"loaded":                  {before: "docker-default (enforce)\n" + name + " (enforce)", after: "not again"},
+		"loaded now":              {after: name + " (enforce)"},
+		"an older one":            {before: "kbnode-job-00000000 (enforce)", after: name + " (enforce)"},
+		"one that only complains": {before: name + " (complain)", after: name + " (complain)", want: "does not have it"},
+		"one of a longer name":    {before: "x" + name + " (enforce)", after: "x" + name + " (enforce)", want: "does not have it"},
+		"no parser":               {err: errors.New("apparmor_parser: not found"), want: "apparmor_parser: not found"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			k := &Kernel{list: filepath.Join(t.TempDir(), "profiles")}
+			has := func(text string) error { return os.WriteFile(k.list, []byte(text+"\n"), 0o600) }
+			k.load = func(context.Context, string) error { return errors.Join(row.err, has(row.after)) }
+			if err := has(row.before); err != nil {
+				t.Fatal(err)
+			}
+			got, err := k.Ensure(t.Context())
+			if row.want == "" && (err != nil || got != name) || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
+				t.Errorf("got %q, %v, want %q", got, err, row.want)
+			}
+		})
+	}
+	k := &Kernel{list: filepath.Join(t.TempDir(), "none"), load: func(context.Context, string) error { return nil }}
+	if _, err := k.Ensure(t.Context()); err == nil {
+		t.Error("what cannot be read is taken for loaded")
+	}
+}

@@ -1,0 +1,75 @@
+package confine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Docker's own masked and read-only paths, of all its versions, which a list of
+// one's own replaces, and what root in a container would have of the node's one
+// /proc beyond them. What a kernel lacks, Docker's runtime skips.
+var (
+	maskedPaths = []string{
+		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug",
+		"/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
+
+		"/proc/bus/pci", "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/vmcore",
+	}
+	readonlyPaths = []string{
+		"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger",
+
+		"/proc/cpu", "/proc/driver", "/proc/dynamic_debug", "/proc/mtrr", "/proc/pressure", "/proc/slabinfo", "/proc/tty",
+	}
+)
+
+// Paths are what to mask and what to make read-only in a container that has no
+// profile, on the machine whose /sys this is.
+func Paths(sys string) (masked, readonly []string, err error) {
+	throttle, err := filepath.Glob(sys + "/devices/system/cpu/cpu[0-9]*/thermal_throttle")
+	windows, err2 := Windows(sys)
+	return slices.Concat(maskedPaths, throttle, windows), slices.Clone(readonlyPaths), errors.Join(err, err2)
+}
+
+// Windows are the files by which root reaches the memory, registers and
+// configuration of PCI devices, in any /sys: of all that have memory of their own.
+func Windows(sys string) ([]string, error) {
+	bus := sys + "/bus/pci/devices"
+	links, err := os.ReadDir(bus)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	var list []string
+	for _, link := range links {
+		dir, evalErr := filepath.EvalSymlinks(filepath.Join(bus, link.Name()))
+		entries, readErr := os.ReadDir(dir)
+		if gone := errors.Join(evalErr, readErr); gone != nil {
+			if !errors.Is(gone, os.ErrNotExist) { // a device that was removed meanwhile
+				err = errors.Join(err, gone)
+			}
+			continue
+		}
+		var files []string
+		memory := false
+		for _, e := range entries {
+			bar := strings.HasPrefix(e.Name(), "resource") && e.Name() != "resource"
+			memory = memory || bar
+			if bar || slices.Contains([]string{"config", "rom", "vpd", "resource", "legacy_io", "legacy_mem"}, e.Name()) {
+				files = append(files, filepath.Join(dir, e.Name()))
+			}
+			if e.Name() == "p2pmem" {
+				files = append(files, filepath.Join(dir, e.Name(), "allocate"))
+			}
+		}
+		if memory {
+			list = append(list, files...)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list PCI devices: %w", err)
+	}
+	return list, nil
+}

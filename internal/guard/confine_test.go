@@ -1,0 +1,89 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/moby/moby/api/types/container"
+)
+
+// TestConfine starts nothing that is not confined.
+func TestConfine(t *testing.T) {
+	t.Parallel()
+	without := func(list *[]string, path string) {
+		*list = slices.DeleteFunc(*list, func(p string) bool { return p == path })
+	}
+	for what, row := range map[string]struct {
+		armored bool
+		err     error // of the kernel
+		change  func(*inspected)
+		want    string // in the refusal; "" for none
+	}{
+		"profile loaded":             {armored: true},
+		"not loaded":                 {armored: true, err: errors.New("load AppArmor profile x"), want: "no job may run: load AppArmor profile x"},
+		"made with Docker's profile": {armored: true, change: func(in *inspected) { in.AppArmorProfile = "docker-default" }, want: "create it again"},
+		"made without AppArmor":      {armored: true, change: func(in *inspected) { in.AppArmorProfile = "" }, want: "create it again"},
+		"covered":                    {},
+		"nothing covered":            {change: func(in *inspected) { in.HostConfig.MaskedPaths = nil }, want: "is not covered"},
+		"one not covered":            {change: func(in *inspected) { without(&in.HostConfig.MaskedPaths, "/proc/kpageflags") }, want: "/proc/kpageflags is not covered"},
+		"drivers writable":           {change: func(in *inspected) { without(&in.HostConfig.ReadonlyPaths, "/proc/driver") }, want: "/proc/driver is not read-only"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			f := &confiner{
+				sys: t.TempDir(), armored: func(context.Context) (bool, error) { return row.armored, nil },
+				ensure: func(context.Context) (string, error) { return "kbnode-job-1", row.err },
+			}
+			h := container.HostConfig{SecurityOpt: []string{"no-new-privileges"}}
+			err := f.confine(t.Context(), &h)
+			if err == nil {
+				var in inspected
+				in.HostConfig.MaskedPaths, in.HostConfig.ReadonlyPaths = h.MaskedPaths, h.ReadonlyPaths
+				if slices.Contains(h.SecurityOpt, "apparmor=kbnode-job-1") {
+					in.AppArmorProfile = "kbnode-job-1"
+				}
+				if row.change != nil {
+					row.change(&in)
+				}
+				err = f.check(t.Context(), in)
+			}
+			if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
+				t.Errorf("got %v, want %q", err, row.want)
+			}
+		})
+	}
+}
+
+// TestStartReadsConfinementBack asks the engine what it made.
+func TestStartReadsConfinementBack(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	id := r.create(t, "job")
+	r.engine.mu.Lock()
+	r.engine.containers[id].HostConfig.MaskedPaths = []string{}
+	r.engine.mu.Unlock()
+	status, answer := r.ask(t, http.MethodPost, "/containers/"+id+"/start", "")
+	if status != http.StatusForbidden || !strings.Contains(answer, "is not covered") || r.engine.seen("POST /containers/"+id+"/start") {
+		t.Errorf("started: %d %s", status, answer)
+	}
+}
+
+// TestEngineUsesAppArmor: an engine that does not takes a profile's name and
+// gives the container none.
+func TestEngineUsesAppArmor(t *testing.T) {
+	t.Parallel()
+	for _, security := range [][]string{nil, {"name=seccomp,profile=builtin"}, {"name=apparmor", "name=cgroupns"}} {
+		r := newRig(t, func(r *rig) {
+			r.engine.security = security
+			r.confiner = &confiner{sys: t.TempDir(), ensure: func(context.Context) (string, error) { return "", errors.New("no parser") }}
+		})
+		status, answer := r.ask(t, http.MethodPost, "/containers/create", `{"Image":"img"}`)
+		if armored := len(security) > 1; armored != (status == http.StatusServiceUnavailable) || armored && !strings.Contains(answer, "no job may run: no parser") {
+			t.Errorf("%q: %d %s", security, status, answer)
+		}
+	}
+}
