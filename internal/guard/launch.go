@@ -219,6 +219,9 @@ func (g *guard) start(c *call) error {
 		if err := endTogether(g.cgroupRoot, g.policy.Slice, c.id); err != nil {
 			g.log.Warn("container may outlive its memory limit", "id", c.id, "err", err)
 		}
+		if err := limitPtys(g.cgroupRoot, g.policy.Slice, c.id); err != nil {
+			g.log.Warn("container may take many terminals", "id", c.id, "err", err)
+		}
 	}
 	relay(c.w, resp)
 	return nil

@@ -199,7 +199,8 @@ type DiskFree struct {
 	FreeBytes  int64  `json:"free_bytes"`
 }
 
-// Tuning is what the running kernel lets be set, as far as timings depend on it.
+// Tuning is what the running kernel lets be set, as far as timings or other slots
+// depend on it.
 type Tuning struct {
 	Files     []TuningFile `json:"files,omitempty"`     // by path
 	Governors []Governor   `json:"governors,omitempty"` // by cpufreq policy

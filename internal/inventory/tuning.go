@@ -5,10 +5,24 @@ import (
 	"strings"
 )
 
-// tuningFiles are settings of the running kernel that jobs' timings depend on.
+// tuningFiles are settings of the running kernel that jobs' timings depend on, and
+// limits that slots share.
 var tuningFiles = []string{
 	"proc/irq/default_smp_affinity",
+	"proc/sys/fs/aio-max-nr",
+	"proc/sys/fs/epoll/max_user_watches",
+	"proc/sys/fs/file-max",
+	"proc/sys/fs/inotify/max_user_instances",
+	"proc/sys/fs/inotify/max_user_watches",
+	"proc/sys/fs/pipe-user-pages-soft",
 	"proc/sys/kernel/numa_balancing",
+	"proc/sys/kernel/pid_max",
+	"proc/sys/kernel/pty/max",
+	"proc/sys/kernel/threads-max",
+	"proc/sys/net/ipv4/neigh/default/gc_thresh2",
+	"proc/sys/net/ipv4/neigh/default/gc_thresh3",
+	"proc/sys/net/ipv6/neigh/default/gc_thresh2",
+	"proc/sys/net/ipv6/neigh/default/gc_thresh3",
 	"sys/devices/virtual/workqueue/cpumask",
 	"sys/devices/virtual/workqueue/writeback/cpumask",
 	"sys/kernel/mm/ksm/run",

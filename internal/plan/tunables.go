@@ -13,8 +13,8 @@ import (
 // TunablesPath keeps what the settings of the machine were before kbnode's.
 const TunablesPath = "/var/lib/kbnode/tunables.json"
 
-// Tunable is a setting of the running machine that timings depend on. A boot
-// takes it back.
+// Tunable is a setting of the running machine that timings or other slots depend
+// on. A boot takes it back.
 type Tunable struct {
 	// Name is a file of /proc or /sys, in which one * stands for any number, or
 	// what NVIDIA's driver keeps of a GPU: nvml/UUID/persistence, which is on or
@@ -32,10 +32,11 @@ type Form string
 
 // The forms of a value.
 const (
-	Word   Form = "word"
-	Choice Form = "choice" // one word of several: "always [madvise] never"
-	List   Form = "list"   // of CPUs
-	Mask   Form = "mask"   // of CPUs, hexadecimal
+	Word    Form = "word"
+	Choice  Form = "choice"   // one word of several: "always [madvise] never"
+	List    Form = "list"     // of CPUs
+	Mask    Form = "mask"     // of CPUs, hexadecimal
+	AtLeast Form = "at-least" // a whole number; a larger one is as good
 )
 
 // GPUTunable is the name of what NVIDIA's driver keeps of a GPU.
@@ -73,10 +74,11 @@ var masks = []string{
 	"/sys/devices/virtual/workqueue/writeback/cpumask",
 }
 
-// addTunables plans what is set so that timings are steady. Only what the
-// inventory saw can be set.
+// addTunables plans what is set so that slots leave each other enough, and timings
+// are steady. Only what the inventory saw can be set.
 func (p *Plan) addTunables(inv *inventory.Inventory, cfg config.Config) {
 	p.Tunables = []Tunable{}
+	p.addLimits(inv)
 	if cfg.Hygiene.Disabled {
 		return
 	}

@@ -43,6 +43,7 @@ func tunableLines(list []Tunable) []string {
 
 func TestTunables(t *testing.T) {
 	t.Parallel()
+	const limits = 11 // of a kernel without IPv6
 	for _, tt := range []struct {
 		name    string
 		machine machinetest.Machine
@@ -58,21 +59,21 @@ func TestTunables(t *testing.T) {
 				"/sys/kernel/mm/transparent_hugepage/enabled = madvise (choice)",
 				"nvml/GPU-29010000-0000-4000-8000-000000000008/persistence = on (word)",
 			},
-			8 + 8 + 1,
+			8 + limits + 8 + 1,
 		},
-		{"disabled", machinetest.B200x8(), config.Config{Hygiene: config.Hygiene{Disabled: true, Clocks: "base"}}, nil, 0},
+		{"disabled", machinetest.B200x8(), config.Config{Hygiene: config.Hygiene{Disabled: true, Clocks: "base"}}, []string{"/proc/sys/kernel/pty/max = 65536 (at-least)"}, limits},
 		{
 			"clocks", machinetest.B200x8(), config.Config{Hygiene: config.Hygiene{Clocks: "1410"}},
 			[]string{"nvml/GPU-29010000-0000-4000-8000-000000000003/clocks = 1410 (word) while idle: [2]"},
-			8 + 2*8 + 1,
+			8 + limits + 2*8 + 1,
 		},
-		{"AMD, clocks as they are", machinetest.MI300X(), config.Config{}, []string{"cpufreq policies 1-23,25-47,49-71,73-95,97-119,121-143,145-167,169-191 = performance"}, 8 + 1},
+		{"AMD, clocks as they are", machinetest.MI300X(), config.Config{}, []string{"cpufreq policies 1-23,25-47,49-71,73-95,97-119,121-143,145-167,169-191 = performance"}, 8 + limits + 1},
 		{
 			"AMD, a pair has two", machinetest.MI210(), config.Config{GPUsPerSlot: 2, Hygiene: config.Hygiene{Clocks: "base"}},
 			[]string{"/sys/bus/pci/devices/0000:43:00.0/power_dpm_force_performance_level = high (word) while idle: [0]"},
-			8 + 4 + 1,
+			8 + limits + 4 + 1,
 		},
-		{"AMD, where the driver takes no level", machinetest.MI300XCPX(), config.Config{Hygiene: config.Hygiene{Clocks: "base"}}, nil, 8 + 1},
+		{"AMD, where the driver takes no level", machinetest.MI300XCPX(), config.Config{Hygiene: config.Hygiene{Clocks: "base"}}, nil, 8 + limits + 1},
 		{"a kernel that tells nothing", machinetest.VM(), config.Config{}, []string{"nvml/GPU-23310000-0000-4000-8000-000000000001/persistence = on (word)"}, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -131,5 +132,45 @@ func TestNoReservedCPUs(t *testing.T) {
 	want := []string{"interrupts stay on the slots' CPUs: no CPUs are reserved for them; set reserve.cpus to 1 or more"}
 	if diff := cmp.Diff(want, p.Warnings); diff != "" || len(p.Tunables) > 0 {
 		t.Errorf("%d tunables, warnings: %s", len(p.Tunables), diff)
+	}
+}
+
+// TestLimits raises what slots share, as far as the kernel has it, and nothing that
+// has no limit.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	files := func(text ...string) (list []inventory.TuningFile) {
+		for i := 0; i < len(text); i += 2 {
+			list = append(list, inventory.TuningFile{Path: text[i], Value: text[i+1]})
+		}
+		return list
+	}
+	for name, row := range map[string]struct {
+		files []inventory.TuningFile
+		slots int
+		want  []string
+	}{
+		"a kernel that tells nothing": {nil, 8, []string{}},
+		"eight slots": {
+			files("/proc/sys/fs/inotify/max_user_instances", "128", "/proc/sys/fs/pipe-user-pages-soft", "16384", "/proc/sys/kernel/pid_max", "32768", "/proc/sys/kernel/pty/max", "4096", "/proc/sys/net/ipv6/neigh/default/gc_thresh3", "1024"), 8,
+			[]string{
+				"/proc/sys/fs/inotify/max_user_instances = 2147483647 (at-least)", "/proc/sys/fs/pipe-user-pages-soft = 1099511627776 (at-least)", "/proc/sys/kernel/pid_max = 147456 (at-least)",
+				"/proc/sys/kernel/pty/max = 65536 (at-least)", "/proc/sys/net/ipv6/neigh/default/gc_thresh3 = 65536 (at-least)",
+			},
+		},
+		"many slots":                 {files("/proc/sys/kernel/pid_max", "32768", "/proc/sys/kernel/pty/max", "4096"), 512, []string{"/proc/sys/kernel/pid_max = 4194304 (at-least)", "/proc/sys/kernel/pty/max = 2129920 (at-least)"}},
+		"no limit, and none of ours": {files("/proc/sys/fs/pipe-user-pages-soft", "0", "/proc/sys/kernel/numa_balancing", "1"), 8, []string{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := &Plan{Slots: make([]Slot, row.slots), Slices: []Slice{{Slot: -1}}}
+			for i := range row.slots {
+				p.Slices = append(p.Slices, Slice{Slot: i, TasksMax: 8192})
+			}
+			p.addLimits(&inventory.Inventory{Tuning: inventory.Tuning{Files: row.files}})
+			if diff := cmp.Diff(row.want, tunableLines(p.Tunables)); diff != "" {
+				t.Error(diff)
+			}
+		})
 	}
 }

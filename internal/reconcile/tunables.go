@@ -123,7 +123,7 @@ func (o *observer) drift(t *tuning) error {
 			} else {
 				d.now = o.h.readSetting(name, p.Form)
 			}
-			if d.now != "" && !sameValue(p.Form, d.now, p.Value) && !t.record.gaveUp(d) && (name == p.Name || o.h.writable(name)) {
+			if d.now != "" && !met(p.Form, d.now, p.Value) && !t.record.gaveUp(d) && (name == p.Name || o.h.writable(name)) {
 				t.drift = append(t.drift, d)
 			}
 		}
@@ -243,10 +243,20 @@ func (h *Host) writeSetting(name string, form plan.Form, value string) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	if now := h.readSetting(name, form); !sameValue(form, now, value) {
+	if now := h.readSetting(name, form); !met(form, now, value) {
 		return fmt.Errorf("%w: it is %q after it was set to %q", errNotTaken, now, value)
 	}
 	return nil
+}
+
+// met says that a setting is as planned.
+func met(form plan.Form, now, planned string) bool {
+	if form != plan.AtLeast {
+		return sameValue(form, now, planned)
+	}
+	n, err1 := strconv.ParseUint(now, 10, 64)
+	least, err2 := strconv.ParseUint(planned, 10, 64)
+	return err1 == nil && err2 == nil && n >= least
 }
 
 func sameValue(form plan.Form, a, b string) bool {

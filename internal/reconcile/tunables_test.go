@@ -162,6 +162,43 @@ func TestUninstallPutsSettingsBack(t *testing.T) {
 	}
 }
 
+// TestLimitsAreOnlyRaised leaves what is larger to whoever set it.
+func TestLimitsAreOnlyRaised(t *testing.T) {
+	t.Parallel()
+	const aio, ptys = "/proc/sys/fs/aio-max-nr", "/proc/sys/kernel/pty/max"
+	for name, row := range map[string]struct{ found, planned, back string }{
+		"lower":             {"65536", "1048576", "65536"},
+		"larger":            {"4194304", "4194304", "4194304"},
+		"the same":          {"1048576", "1048576", "1048576"},
+		"larger by a digit": {"1048577", "1048577", "1048577"},
+		"fewer digits":      {"999999", "1048576", "999999"},
+		"the most":          {"18446744073709551615", "18446744073709551615", "18446744073709551615"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			m.write(bootID, "boot-1\n")
+			m.write(aio, row.found+"\n")
+			m.write(ptys, "4096\n")
+			p := slots(1).plan(t)
+			p.Tunables = []plan.Tunable{{Name: aio, Value: "1048576", Form: plan.AtLeast}, {Name: ptys, Value: "36864", Form: plan.AtLeast}}
+			m.apply(p)
+			equal(t, "planned", row.planned, m.read(aio))
+			if _, changes := m.diff(p); len(changes) > 0 {
+				t.Errorf("changes are left: %v", changes)
+			}
+			// Somebody raises one further: that is as planned, and theirs.
+			m.write(ptys, "50000\n")
+			if _, changes := m.diff(p); len(changes) > 0 {
+				t.Errorf("raised further: %v", changes)
+			}
+			m.apply(slots(1).plan(t))
+			equal(t, "put back", row.back, m.read(aio))
+			equal(t, "somebody else's", "50000", m.read(ptys))
+		})
+	}
+}
+
 // Killed anywhere, the next run ends with the same settings, and putting back ends
 // with those that were found.
 func TestTuneInterrupted(t *testing.T) {
