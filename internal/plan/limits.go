@@ -47,6 +47,6 @@ func (p *Plan) addLimits(inv *inventory.Inventory) {
 		if !ok || f.Path == "/proc/sys/fs/pipe-user-pages-soft" && f.Value == "0" { // no limit
 			continue
 		}
-		p.Tunables = append(p.Tunables, Tunable{Name: f.Path, Value: strconv.FormatInt(n, 10), Form: AtLeast})
+		p.Tunables = append(p.Tunables, Tunable{Name: f.Path, Value: strconv.FormatInt(n, 10), Form: Least})
 	}
 }

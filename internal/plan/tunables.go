@@ -32,11 +32,11 @@ type Form string
 
 // The forms of a value.
 const (
-	Word    Form = "word"
-	Choice  Form = "choice"   // one word of several: "always [madvise] never"
-	List    Form = "list"     // of CPUs
-	Mask    Form = "mask"     // of CPUs, hexadecimal
-	AtLeast Form = "at-least" // a whole number; a larger one is as good
+	Word   Form = "word"
+	Choice Form = "choice"   // one word of several: "always [madvise] never"
+	List   Form = "list"     // of CPUs
+	Mask   Form = "mask"     // of CPUs, hexadecimal
+	Least  Form = "at-least" // a whole number; a larger one is as good
 )
 
 // GPUTunable is the name of what NVIDIA's driver keeps of a GPU.

@@ -251,7 +251,7 @@ func (h *Host) writeSetting(name string, form plan.Form, value string) error {
 
 // met says that a setting is as planned.
 func met(form plan.Form, now, planned string) bool {
-	if form != plan.AtLeast {
+	if form != plan.Least {
 		return sameValue(form, now, planned)
 	}
 	n, err1 := strconv.ParseUint(now, 10, 64)

@@ -181,7 +181,7 @@ func TestLimitsAreOnlyRaised(t *testing.T) {
 			m.write(aio, row.found+"\n")
 			m.write(ptys, "4096\n")
 			p := slots(1).plan(t)
-			p.Tunables = []plan.Tunable{{Name: aio, Value: "1048576", Form: plan.AtLeast}, {Name: ptys, Value: "36864", Form: plan.AtLeast}}
+			p.Tunables = []plan.Tunable{{Name: aio, Value: "1048576", Form: plan.Least}, {Name: ptys, Value: "36864", Form: plan.Least}}
 			m.apply(p)
 			equal(t, "planned", row.planned, m.read(aio))
 			if _, changes := m.diff(p); len(changes) > 0 {

@@ -101,27 +101,60 @@ func TestSelftest(t *testing.T) {
 		clean(t, m, "--slot 4,5,6,7", 4)
 	})
 
+	t.Run("limits that slots share", func(t *testing.T) {
+		// As much as a job can take, unless something stops it, and it is still there.
+		m.Put("/root/hoard.yml", 0o600, step(4, "kernelbot-test:latest", fmt.Sprintf(hoard, 20000), ""))
+		job := m.Start("bash", "-c", "bkstub submit --queue b200 --wait --steps /root/hoard.yml")
+		m.Wait("what a job takes", "find /var/lib/buildkite-agent/gpu-4/builds -name TAKEN | grep -q .")
+		took := m.Sh("cat $(find /var/lib/buildkite-agent/gpu-4/builds -name TAKEN)")
+		t.Log("one slot has ", took)
+		var inotify, pipes, aio, ptys int
+		if _, err := fmt.Sscanf(took, "inotify %d pipes %d aio %d ptys %d", &inotify, &pipes, &aio, &ptys); err != nil {
+			t.Fatal(err)
+		}
+		// More than the kernel's defaults leave to anyone; terminals are the container's.
+		if inotify <= 128 || pipes <= 1024 || aio <= 16 || ptys < 1 || ptys > 256 {
+			t.Error("limits that bind before the slot's own, or no limit of terminals")
+		}
+		if r := runStep(m, 5, step(5, "kernelbot-test:latest", fmt.Sprintf(hoard, 3)+"\ncat TAKEN", "")); r.Code != 0 || !strings.Contains(r.Stdout, "inotify 3 pipes 3 aio 3 ptys 3 of 65536 bytes") {
+			t.Errorf("the neighbor: %d %s", r.Code, r.Stdout)
+		}
+		m.Sh("echo a line >/root/tailed; timeout 5 tail -f /root/tailed 2>&1 | grep -q inotify && exit 1; script -qec true /dev/null; docker run --rm -t busybox:test true")
+		m.Sh("docker kill $(docker ps -q)")
+		job.Wait()
+	})
+
 	t.Run("devices of other slots through /sys", func(t *testing.T) {
-		const job = "cat /proc/self/attr/current; grep -c resource0 /proc/self/mountinfo || true; for f in /sys/bus/pci/devices/*/resource0 /sys/bus/pci/devices/*/config; do (true <$$f) 2>/dev/null && [ -f $$f ] && echo reads $$f || true; done; cat /sys/bus/pci/devices/*/numa_node | head -1"
+		// Every device that has memory of its own.
+		const job = `cat /proc/self/attr/current 2>/dev/null || echo no profile
+for bar in /sys/bus/pci/devices/*/resource0; do
+  for f in $$bar $$(dirname $$bar)/config; do
+    (true <$$f) 2>/dev/null && [ -f $$f ] && echo "reads $$f" || echo "kept from $$f"
+  done
+  cat $$(dirname $$bar)/numa_node
+done`
 		looks := func(want string) {
 			t.Helper()
 			r := runStep(m, 2, step(2, "busybox:test", job, ""))
-			if r.Code != 0 || !strings.Contains(r.Stdout, want) || strings.Contains(r.Stdout, "reads /sys") {
+			if r.Code != 0 || !strings.Contains(r.Stdout, want) || strings.Contains(r.Stdout, "reads /sys") || !strings.Contains(r.Stdout, "kept from /sys/bus/pci/devices/") {
 				t.Errorf("want %q: %d %s", want, r.Code, r.Stdout)
 			}
 		}
-		looks("(enforce)\n0")
+		// Debian's Docker uses no AppArmor as long as there is no parser for it.
+		if got := m.Sh("docker info --format '{{.SecurityOptions}}'"); strings.Contains(got, "apparmor") {
+			t.Fatalf("Docker uses AppArmor already: %s", got)
+		}
+		looks("kept from")
+		m.InstallPackages("apparmor")
+		m.Sh("systemctl restart docker; systemctl restart kbnode-guard-gpu2; until docker -H unix:///run/kbnode/gpu2/docker.sock version >/dev/null 2>&1; do sleep 1; done")
+		if got := m.Sh("docker info --format '{{.SecurityOptions}}'"); !strings.Contains(got, "apparmor") {
+			t.Fatalf("Docker uses no AppArmor: %s", got)
+		}
+		looks("(enforce)")
 		profile := m.Sh("grep -o '^kbnode-job-[0-9a-f]*' /sys/kernel/security/apparmor/profiles")
 		m.Sh("printf " + profile + " >/sys/kernel/security/apparmor/.remove")
 		looks(profile + " (enforce)") // the guard has loaded it again
-		// An engine in a container, as it believes, uses no AppArmor.
-		m.Sh("mkdir -p /run/systemd/system/docker.service.d; printf '[Service]\nEnvironment=container=test\n' >/run/systemd/system/docker.service.d/x.conf; systemctl daemon-reload; systemctl restart docker; systemctl restart kbnode-guard-gpu2")
-		if got := m.Sh("docker info --format '{{.SecurityOptions}}'"); strings.Contains(got, "apparmor") {
-			t.Fatalf("Docker still uses AppArmor: %s", got)
-		}
-		looks("unconfined")
 		clean(t, m, "--slot 2", 1)
-		m.Sh("rm -r /run/systemd/system/docker.service.d; systemctl daemon-reload; systemctl restart docker; systemctl restart 'kbnode-guard-gpu*'; kbnode reconcile")
 	})
 
 	t.Run("a slot that is busy", func(t *testing.T) {
@@ -201,6 +234,32 @@ func TestSelftest(t *testing.T) {
 		{"no network", edit(`.network = "bridge"`), reconcile, []string{"its network is"}},
 	})
 }
+
+// hoard takes as many as it is let, up to a number, of what the kernel counts for a
+// user or the machine, says so in the file TAKEN, and holds them.
+const hoard = `cat >hoard.py <<'END'
+import ctypes, fcntl, os, resource, sys, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+libc, most = ctypes.CDLL(None), int(sys.argv[1])
+def take(one, most):
+    for n in range(most):
+        try:
+            if one() < 0:
+                return n
+        except OSError:
+            return n
+    return most
+def context():
+    return libc.syscall(206, 4096, ctypes.byref(ctypes.c_ulong()))
+size = fcntl.fcntl(os.pipe()[0], 1032)
+text = "inotify %%d pipes %%d aio %%d ptys %%d of %%d bytes" %% (take(libc.inotify_init, min(most, 1000)), take(lambda: os.pipe()[0], min(most, 3000)),
+    take(context, min(most, 64)), take(lambda: os.openpty()[0], most), size)
+open("TAKEN.new", "w").write(text + "\n")
+os.rename("TAKEN.new", "TAKEN")
+if most > 3:
+    time.sleep(600)
+END
+python3 hoard.py %d`
 
 // taken is one protection that is taken away by hand.
 type taken struct {

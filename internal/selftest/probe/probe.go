@@ -221,11 +221,11 @@ func writable(proc string) []string {
 		if seen++; seen > maxWalk {
 			return filepath.SkipAll
 		}
-		if err != nil || e.IsDir() {
-			if err == nil && filepath.Dir(path) == proc && strings.Trim(e.Name(), "0123456789") == "" {
-				return filepath.SkipDir
-			}
+		if err != nil {
 			return nil //nolint:nilerr // what cannot be read is not written to either
+		}
+		if e.IsDir() && filepath.Dir(path) == proc && strings.Trim(e.Name(), "0123456789") == "" {
+			return filepath.SkipDir // a process
 		}
 		if info, err := e.Info(); err == nil && info.Mode().IsRegular() && info.Mode()&0o222 != 0 && open(path, unix.O_WRONLY) == nil {
 			list = append(list, path)
