@@ -20,7 +20,8 @@ KERNELBOT_PAYLOAD_0, _1, … where it is larger than one variable may be, or fro
 --payload. With --config it is JSON text that is not encoded.
 
 Exit code 0 when the evaluation was done, whatever its tests gave, and 1
-otherwise; result.json is left in both cases.`,
+otherwise; result.json is left in both cases. Exit code 3 when it could not be
+written.`,
 		Example: `  kbnode runner                               as a job's command
   kbnode runner --config task.json            on the command line
   kbnode payload decode | kbnode runner --config - --workdir /tmp/job`,

@@ -249,6 +249,10 @@ o("check: " + reference.verdict() + "\ndata: " + open("data.txt").read())`
 os.remove("reference.py"); os.mkdir("reference.py"); open("reference.py/x", "w")`,
 		"a source as a link": `import os
 open("evil", "w").write("def verdict(): return 'pass'"); os.remove("reference.py"); os.symlink("evil", "reference.py")`,
+		"a source as a link to the same text beside another module": `import os, shutil
+d = os.environ["TORCH_EXTENSIONS_DIR"]; os.makedirs(d)
+shutil.copy("eval.py", d); open(d + "/reference.py", "w").write("def verdict(): return 'pass'")
+os.remove("eval.py"); os.symlink(d + "/eval.py", "eval.py")`,
 		"a source as a pipe": `import os
 os.remove("reference.py"); os.mkfifo("reference.py")`,
 		"planted byte code": `import importlib.util, os, py_compile

@@ -16,6 +16,9 @@ const (
 	landlockScopes   = 6 // 6.12: no signals to processes outside
 )
 
+// devices are there for every program.
+const devices = "/dev"
+
 // landlockVersion returns what this kernel has of Landlock: 0 where it has none, or
 // a version in which every rename into another directory fails, as compilers' caches
 // do. Tests take it away.
@@ -48,7 +51,11 @@ func landlockRules(version int, writable []string) (int, error) {
 		return 0, fmt.Errorf("make Landlock rules: %w", errno)
 	}
 	for _, dir := range writable {
-		if err := allow(int(fd), dir, rules.Handled_access_fs); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		access := rules.Handled_access_fs
+		if dir == devices { // to use, not to replace
+			access &= unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE
+		}
+		if err := allow(int(fd), dir, access); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return 0, errors.Join(fmt.Errorf("let programs write to %s: %w", dir, err), unix.Close(int(fd)))
 		}
 	}

@@ -36,6 +36,9 @@ func TestMain(m *testing.M) {
 	if memory := os.Getenv("KBNODE_TEST_SHED"); memory != "" {
 		os.Exit(showShed(memory))
 	}
+	if os.Getenv("KBNODE_TEST_ADOPT") != "" {
+		os.Exit(showAdopted())
+	}
 	os.Exit(m.Run())
 }
 

@@ -78,7 +78,7 @@ func (e *engine) drop(s *space) {
 // place lets a program work in a space.
 func (e *engine) place(p program, s *space) program {
 	p.env = setenv(setenv(p.env, "HOME", s.home), "TMPDIR", s.tmp)
-	p.landlock, p.writable = e.landlock, append([]string{e.dir, filepath.Dir(s.home), "/dev"}, e.temporary...)
+	p.landlock, p.writable = e.landlock, append([]string{e.dir, filepath.Dir(s.home), devices, "/dev/shm"}, e.temporary...)
 	if e.builds == "" {
 		return p
 	}

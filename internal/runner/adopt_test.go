@@ -1,0 +1,139 @@
+package runner
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// showAdopted adopts, then prints what the kernel says of this process.
+func showAdopted() int {
+	if err := adopt(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
+	flags, ferr := unix.FcntlInt(4, unix.F_GETFD, 0)
+	var reaper int32
+	rerr := unix.Prctl(unix.PR_GET_CHILD_SUBREAPER, uintptr(unsafe.Pointer(&reaper)), 0, 0, 0)
+	fmt.Printf("dumpable %d %v, file closes %v %v, subreaper %d %v\n", dumpable, err, flags&unix.FD_CLOEXEC != 0, ferr, reaper, rerr)
+	return 0
+}
+
+func TestAdopt(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), "KBNODE_TEST_ADOPT=1")
+	cmd.ExtraFiles = []*os.File{os.Stdin, os.Stdin}
+	out, err := cmd.Output()
+	if want := "dumpable 0 <nil>, file closes true <nil>, subreaper 1 <nil>\n"; err != nil || string(out) != want {
+		t.Errorf("got %q (%v), want %q", out, err, want)
+	}
+}
+
+// TestInheritedFilesStay gives the runner files of a process above it, as a shell may.
+func TestInheritedFilesStay(t *testing.T) {
+	t.Parallel()
+	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
+		"submission.py": "", "eval.py": report + `o("check: pass\nopen: %s\n" % sorted(os.listdir("/proc/self/fd"))[:-1])`,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
+	secret, err := os.Open("/etc/passwd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer secret.Close() //nolint:errcheck // opened for reading
+	for range 20 {
+		j.cmd.ExtraFiles = append(j.cmd.ExtraFiles, secret)
+	}
+	_, result := j.run(t)
+	if got := at(result, "runs", "test", "run", "result", "open"); got != "['0', '1', '2', '3']" {
+		t.Errorf("open are %v\n%s", got, j.stderr.String())
+	}
+}
+
+// TestKilledRunnerLeavesNothing: no program outlives the runner, and no result.json of
+// an earlier job is taken for this one's.
+func TestKilledRunnerLeavesNothing(t *testing.T) {
+	t.Parallel()
+	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
+		"submission.py": "", "eval.py": report + `open("pid~", "w").write(str(os.getpid())); os.rename("pid~", "pid"); time.sleep(60)`,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
+	write(t, filepath.Join(j.cmd.Dir, ResultFile), "{}")
+	if err := j.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, filepath.Join(j.cmd.Dir, "pid"))
+	if err := j.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, result := j.wait(t); result != nil {
+		t.Errorf("there is a result: %v", result)
+	}
+	for range 200 {
+		if !alive(t, j) {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Error("the program is alive")
+}
+
+func TestScratch(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, sub := range []string{"a", "b"} {
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, row := range []struct {
+		env  []string
+		want string
+	}{
+		{[]string{"TMPDIR=" + dir + "/a", "TEMP=" + dir + "/b"}, dir + "/a"},
+		{[]string{"TMPDIR=" + dir + "/none", "TMP=" + dir + "/b"}, dir + "/b"},
+		{[]string{"TMPDIR=b"}, dir + "/b"},
+	} {
+		got, err := newScratch(row.env, dir)
+		if err != nil || filepath.Dir(got) != row.want || !strings.HasPrefix(filepath.Base(got), "tmp") {
+			t.Errorf("%q: got %s, %v", row.env, got, err)
+		}
+	}
+}
+
+func TestHomeless(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	for _, row := range []struct{ in, want string }{
+		{"HOME=/nowhere XDG_CACHE_HOME=/x TRITON_CACHE_DIR=/x TEMP=/x A=1", "HOME=/nowhere A=1 PYTHONNOUSERSITE=1"},
+		{"PYTHONUSERBASE=/x LD_LIBRARY_PATH=:/a:.:/b: LIBRARY_PATH= PYTHONPATH=. CPATH=/a", "PYTHONUSERBASE=/x LD_LIBRARY_PATH=/a:/b CPATH=/a"},
+		{"HOME=" + home, "HOME=" + home + " PYTHONUSERBASE=" + home + "/.local"},
+	} {
+		write(t, filepath.Join(home, ".local", "lib", "x"), "")
+		if got := strings.Join(homeless(strings.Fields(row.in)), " "); got != row.want {
+			t.Errorf("%s\ngot  %s\nwant %s", row.in, got, row.want)
+		}
+	}
+}
