@@ -94,6 +94,11 @@ func vet(env map[string]string, allowed []*regexp.Regexp) []string {
 			if slices.ContainsFunc(words, func(s string) bool { return strings.HasPrefix(s, "-") }) {
 				refuse(name, "begins with a dash, as an option of git does")
 			}
+		case "KERNELBOT_IMAGE":
+			// A step without the plugin hands it to docker run.
+			if strings.HasPrefix(strings.TrimSpace(value), "-") {
+				refuse(name, "is an option of docker run and no image")
+			}
 		case "BUILDKITE_ARTIFACT_PATHS":
 			for p := range strings.SplitSeq(value, ";") {
 				if why := vetArtifact(strings.TrimSpace(p)); why != "" {

@@ -54,7 +54,8 @@ func TestVet(t *testing.T) {
 		"BUILDKITE_BRANCH": "--upload-pack=id", "BUILDKITE_COMMIT": "-x", "BUILDKITE_REFSPEC": "a --x", "BUILDKITE_REPO": "-x",
 		"BUILDKITE_TAG": "-x", "BUILDKITE_PULL_REQUEST": "-x", "KERNELBOT_RUN_ID": "a\x00b",
 		// A line of a value is a line of env(1), which the docker plugin reads.
-		"BUILDKITE_MESSAGE": "x\nBUILDKITE_PLUGIN_DOCKER_ENVIRONMENT_0[$(id)]=x", "KERNELBOT_IMAGE": "\nBUILDKITE_PLUGIN_X=1",
+		"BUILDKITE_MESSAGE": "x\nBUILDKITE_PLUGIN_DOCKER_ENVIRONMENT_0[$(id)]=x", "KERNELBOT_RUN": "\nBUILDKITE_PLUGIN_X=1",
+		"KERNELBOT_IMAGE": " --env-file=/etc/passwd",
 	} {
 		refused(t, name, value, "", defaults(t))
 	}

@@ -66,13 +66,24 @@ func New(o Options) (*Client, error) {
 		if err != nil || at.Host == "" || at.Scheme != "https" && at.Scheme != "http" {
 			return nil, errors.New("the address of Buildkite's API is not one; write it as https://api.buildkite.com")
 		}
-		options = append(options, buildkite.WithBaseURL(strings.TrimSuffix(o.URL, "/")+"/"))
+		options = append(options, buildkite.WithBaseURL(BaseURL(o.URL)+"/"))
 	}
 	var err error
 	if c.api, err = buildkite.NewClient(options...); err != nil {
 		return nil, fmt.Errorf("connect to Buildkite: %w", err)
 	}
 	return c, nil
+}
+
+// BaseURL is the address of an API as the requests here need it: without the version,
+// which Buildkite's own documents end it with, and without a slash. "" is Buildkite's.
+func BaseURL(address string) string {
+	address = strings.TrimRight(strings.TrimSpace(address), "/")
+	address = strings.TrimRight(strings.TrimSuffix(address, "/v2"), "/")
+	if address == "" {
+		return "https://api.buildkite.com"
+	}
+	return address
 }
 
 var slugRule = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`) })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha1"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -249,9 +250,41 @@ func TestAddress(t *testing.T) {
 			t.Errorf("%s is an address", at)
 		}
 	}
+	for at, want := range map[string]string{
+		"": "https://api.buildkite.com", "https://api.buildkite.com": "https://api.buildkite.com", "https://api.buildkite.com/": "https://api.buildkite.com",
+		"https://api.buildkite.com/v2": "https://api.buildkite.com", "https://api.buildkite.com/v2/": "https://api.buildkite.com", " https://api.buildkite.com//v2//": "https://api.buildkite.com",
+		"http://127.0.0.1:8899/at/v2": "http://127.0.0.1:8899/at", "http://h/v22": "http://h/v22",
+	} {
+		if got := BaseURL(at); got != want {
+			t.Errorf("%q is %q, want %q", at, got, want)
+		}
+	}
+	var asked string
+	for _, at := range []string{"", "/", "/v2", "/v2/"} {
+		c, err := New(Options{URL: "http://buildkite.test" + at, Token: "t", Network: pathOf(&asked)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.EachAgent(t.Context(), "gpu-mode", func(Agent) bool { return true })
+		if asked != "/v2/organizations/gpu-mode/agents" {
+			t.Errorf("BUILDKITE_API_URL that ends in %q asks %s", at, asked)
+		}
+	}
 	for slug, ok := range map[string]bool{"gpu-mode": true, "a_b": true, "": false, "a/b": false, "..": false, "a?b": false, "a b": false, strings.Repeat("a", 101): false} {
 		if err := CheckSlug("an organization", slug); (err == nil) != ok {
 			t.Errorf("%q: %v", slug, err)
 		}
 	}
 }
+
+// pathOf is a network that notes what is asked for.
+func pathOf(path *string) roundTrip {
+	return func(r *http.Request) (*http.Response, error) {
+		*path = r.URL.Path
+		return nil, errors.New("no network")
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

@@ -45,7 +45,8 @@ is eval.
 
 The text is for the steps of a pipeline in Buildkite, or for buildkite-agent
 pipeline upload; the JSON has the same steps. On a machine that is no node, queue
-and image are the variables KERNELBOT_QUEUE and KERNELBOT_IMAGE of the build.
+and image are the variables KERNELBOT_QUEUE and KERNELBOT_IMAGE of the build, the
+latter with a default.
 Nothing is written, and nobody is asked.`,
 		Example: `  kbnode pipeline >pipeline.yml
   kbnode pipeline docker-test --gpu-index 3
@@ -132,6 +133,9 @@ func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
 	o.Image = cmp.Or(f.image, n.image)
 	if o.Queue = f.queue; o.Queue == "" {
 		o.Queue, err = n.queue(f.index)
+		if strings.Contains(o.Queue, "$") { // a variable is for the command line to name
+			err = fmt.Errorf("%.120q is not the name of a queue; correct it on the node, or add --queue NAME", o.Queue)
+		}
 	}
 	return o, usage(err)
 }

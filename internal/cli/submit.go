@@ -295,7 +295,7 @@ func readText(name string, most int64) (string, error) {
 func (f *submitFlags) requestOf(j submit.Job) map[string]any {
 	org := cmp.Or(f.api.org, os.Getenv("BUILDKITE_ORG"), "ORG")
 	j.Build.MetaData = map[string]string{buildkite.RunIDKey: j.RunID}
-	at := fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds", cmp.Or(strings.TrimSuffix(os.Getenv("BUILDKITE_API_URL"), "/"), "https://api.buildkite.com"), org, f.pipeline)
+	at := fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds", buildkite.BaseURL(os.Getenv("BUILDKITE_API_URL")), org, f.pipeline)
 	return map[string]any{"method": "POST", "url": at, "body": j.Build}
 }
 

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/gpu-mode/kbnode/internal/config"
 )
 
 // Kinds of pipelines, in the order in which people should read of them.
@@ -26,11 +28,11 @@ const (
 // Kinds are all of them.
 var Kinds = []string{Eval, Fast, DockerTest, ArtifactTest}
 
-// What stands for a queue and an image that are not known: variables that a
-// build sets.
+// What a queue and an image that are not known are: variables that a build sets.
+// Buildkite puts them in when the steps are uploaded. A build need not name an image.
 const (
 	QueueVariable = "${KERNELBOT_QUEUE}"
-	ImageVariable = "${KERNELBOT_IMAGE}"
+	ImageVariable = "${KERNELBOT_IMAGE:-" + config.DefaultImage + "}"
 )
 
 // DefaultTimeout is how many minutes a job may take.
@@ -103,9 +105,11 @@ func lazily(expr string) func() *regexp.Regexp {
 // interpolation or to a shell, but for values of tags, which no shell sees.
 var (
 	queueForm = lazily(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
-	imageForm = lazily(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
-	keyForm   = lazily(`^[A-Za-z0-9_.-]{1,64}$`)
-	valueForm = lazily(`^[^\s,"=$\\\pC]{1,200}$`)
+	// variableForm is a variable of a build, such as the older launcher's GPU_QUEUE.
+	variableForm = lazily(`^\$\{[A-Z][A-Z0-9_]{0,99}(:-[A-Za-z0-9][A-Za-z0-9._-]{0,99})?\}$`)
+	imageForm    = lazily(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
+	keyForm      = lazily(`^[A-Za-z0-9_.-]{1,64}$`)
+	valueForm    = lazily(`^[^\s,"=$\\\pC]{1,200}$`)
 )
 
 // Build makes a pipeline of a kind. An error is a refusal of its arguments, all
@@ -138,8 +142,8 @@ func Build(kind string, o Options) (*Pipeline, error) {
 func (o Options) check() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if o.Queue != "" && !queueForm().MatchString(o.Queue) {
-		bad("%.120q is not the name of a queue; use letters, digits, '-', '_' and '.', such as b200", o.Queue)
+	if o.Queue != "" && !queueForm().MatchString(o.Queue) && !variableForm().MatchString(o.Queue) {
+		bad("%.120q is not the name of a queue; use letters, digits, '-', '_' and '.', such as b200, or a variable, such as '${GPU_QUEUE}'", o.Queue)
 	}
 	if o.Image != "" && (!imageForm().MatchString(o.Image) || len(o.Image) > 400) {
 		bad("%.120q is not the name of an image; write one such as ghcr.io/gpu-mode/kernelbot:latest", o.Image)

@@ -103,7 +103,10 @@ func TestBuildRefuses(t *testing.T) {
 	}{
 		{"evil", pipeline.Options{}, []string{`"evil" is no kind of pipeline; the kinds are eval, fast, docker-test, artifact-test`}},
 		{"eval", pipeline.Options{Queue: "a\nb: c"}, []string{"not the name of a queue"}},
-		{"eval", pipeline.Options{Queue: "${X}", Image: "a b", Timeout: -1}, []string{"not the name of a queue", "not the name of an image", "time limit of -1 minutes"}},
+		{"eval", pipeline.Options{Queue: "${X?}", Image: "a b", Timeout: -1}, []string{"not the name of a queue", "not the name of an image", "time limit of -1 minutes"}},
+		{"eval", pipeline.Options{Queue: "${X:-$(id)}"}, []string{"not the name of a queue"}},
+		{"eval", pipeline.Options{Queue: "$X"}, []string{"or a variable, such as '${GPU_QUEUE}'"}},
+		{"eval", pipeline.Options{Queue: "a${X}"}, []string{"not the name of a queue"}},
 		{"eval", pipeline.Options{Queue: "nvidia-h100-{index}"}, []string{"not the name of a queue"}},
 		{"fast", pipeline.Options{Image: "x;reboot"}, []string{"not the name of an image"}},
 		{"fast", pipeline.Options{Image: "--privileged"}, []string{"not the name of an image"}},

@@ -13,10 +13,8 @@ const (
 	gitFailed    = 128 // git could not fetch the repository or the plugin
 )
 
-// infrastructure are the failures that are no submission's doing. A job whose
-// variables are too long for Linux ends with -1 as well, of which the reason is
-// process_run_error, and one that ran into its time limit has the reason cancel:
-// both would only fail again.
+// infrastructure are the failures that are no submission's doing. One that ran into
+// its time limit has the reason cancel, and would only fail again.
 var infrastructure = []Rule{
 	{ExitStatus: []int{agentLost}, SignalReason: "none", Limit: 2},
 	// What a stopped agent ended may have any status, and -1 is none of 1 to 255.
@@ -25,13 +23,16 @@ var infrastructure = []Rule{
 	// Nothing of the job has run, and another slot may be fit.
 	{ExitStatus: []int{agentLost}, SignalReason: "agent_refused", Limit: 1},
 	{ExitStatus: []int{dockerFailed, gitFailed}, SignalReason: "none", Limit: 1},
+	// Agents from 3.121.1 make this of 125. A job whose variables are too long for
+	// Linux has it, too, and fails once more.
+	{ExitStatus: []int{agentLost}, SignalReason: "process_run_error", Limit: 1},
 }
 
 // retryComment stands above the rules. No text of a comment has a dollar sign:
 // not every reader of YAML knows that it is one.
 const retryComment = `Only what is no submission's doing runs again: the agent was lost (-1) or stopped,
-or refused the job before it began; docker (125) or git (128) failed. The command ends
-with 0 or 1 whatever was submitted; a payload too large is -1 with process_run_error.`
+or refused the job before it began; docker (125) or git (128) failed. Newer agents make
+process_run_error of 125. The command ends with 0 or 1 whatever was submitted.`
 
 // About says what a kind is for, in lines of a paragraph.
 func About(kind string) string { return abouts[kind] }
@@ -93,7 +94,7 @@ func escape(script string) string { return strings.ReplaceAll(script, "$", "$$")
 // could be any command.
 func fastScript(image string) string {
 	if image == "" {
-		image = `"${KERNELBOT_IMAGE:?is not set}"`
+		image = `"` + ImageVariable + `"`
 	}
 	return `names=("${!KERNELBOT_@}" SUBMISSION_PAYLOAD BUILDKITE BUILDKITE_SOURCE)
 exec docker run --rm --init --pull never --volume "$PWD:/workdir" --workdir /workdir \

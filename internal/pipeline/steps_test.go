@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/runner"
 )
@@ -111,12 +112,44 @@ runner
 	if _, err := os.Stat(filepath.Join(dir, "pwned")); err == nil {
 		t.Error("the image ran as a command")
 	}
-	if got, code := shell(t, "bash", dir, command(t, pipeline.Fast, pipeline.Options{}), env...); code == 0 || !strings.Contains(got, "KERNELBOT_IMAGE: is not set") {
-		t.Errorf("without an image: exit %d: %s", code, got)
+	for _, unset := range [][]string{env, append(env, "KERNELBOT_IMAGE=")} {
+		if got, _ := shell(t, "bash", dir, command(t, pipeline.Fast, pipeline.Options{}), unset...); !strings.Contains(got, "\n"+config.DefaultImage+"\nrunner\n") {
+			t.Errorf("without an image: %s", got)
+		}
 	}
 }
 
-// TestDockerScript runs the script against a pretended container.
+// TestVariables: what a build leaves out has a default, and the older launcher's queue
+// can be named.
+func TestVariables(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		queue string
+		env   map[string]string
+		want  [2]string // queue and image
+	}{
+		{"", map[string]string{"KERNELBOT_QUEUE": "b200"}, [2]string{"b200", config.DefaultImage}},
+		{"", map[string]string{"KERNELBOT_QUEUE": "b200", "KERNELBOT_IMAGE": ""}, [2]string{"b200", config.DefaultImage}},
+		{"", map[string]string{"KERNELBOT_QUEUE": "b200", "KERNELBOT_IMAGE": "x:y"}, [2]string{"b200", "x:y"}},
+		{"${GPU_QUEUE}", map[string]string{"GPU_QUEUE": "nvidia-h100"}, [2]string{"nvidia-h100", config.DefaultImage}},
+		{"${GPU_QUEUE:-h100}", nil, [2]string{"h100", config.DefaultImage}},
+	} {
+		s := bktest.New(bktest.Options{})
+		if _, err := s.Submit(bktest.NewBuild{Steps: string(build(t, pipeline.Eval, pipeline.Options{Queue: tt.queue}).YAML()), Env: tt.env}); err != nil {
+			t.Fatal(err)
+		}
+		a := &agent{t: t, s: s, token: bktest.DefaultAgentToken}
+		got := a.send("POST", "/register", map[string]any{"name": "a", "meta_data": []string{"queue=" + tt.want[0]}, "version": "3.76.2"})
+		a.token, _ = got["access_token"].(string)
+		a.send("POST", "/connect", nil)
+		job := a.send("PUT", "/jobs/"+a.offered()+"/accept", nil)
+		env, _ := job["env"].(map[string]any)
+		if plugins, _ := env["BUILDKITE_PLUGINS"].(string); !strings.Contains(plugins, fmt.Sprintf(`"image":%q`, tt.want[1])) {
+			t.Errorf("%s of %v: %s, want image %s", tt.queue, tt.env, plugins, tt.want[1])
+		}
+	}
+}
+
 func TestDockerScript(t *testing.T) {
 	t.Parallel()
 	allowed, err := exec.CommandContext(t.Context(), "sh", "-c", `grep Cpus_allowed_list: /proc/self/status | tr -d '\t' | cut -d: -f2`).Output()
@@ -194,7 +227,7 @@ func TestRetries(t *testing.T) {
 		{"the runner could not work", "", 1, 1},
 		{"the container ran out of memory", "", 137, 1},
 		{"no kbnode in the container", "", 127, 1},
-		{"a payload that is too large", "process_run_error", -1, 1},
+		{"docker failed, with an agent from 3.121.1", "process_run_error", -1, 2},
 		{"a signature that does not fit", "signature_rejected", -1, 1},
 		{"the time limit", "cancel", 1, 1},
 		{"the time limit, killed", "cancel", -1, 1},

@@ -15,9 +15,10 @@ var modelName = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)\b((?:RTX(?: PRO)?|GTX|TITAN|Quadro) ?[A-Z]?\d{3,5}|(?:GB|GH|MI|[ABHLPTV])\d{1,4}[A-Z]?)\b`)
 })
 
-// gpuKey is the short name of a GPU model in queue templates and tags: "b200",
-// "h100", "mi300". The contracts' GPU types use the same.
-func gpuKey(model string) string {
+// GPUKey is the short name of a GPU model in queue templates and tags: "b200",
+// "h100", "mi300". It takes a driver's name of the model and the short ones that
+// people type.
+func GPUKey(model string) string {
 	m := modelName().FindString(model)
 	if m == "" {
 		m = strings.TrimPrefix(strings.TrimPrefix(model, "NVIDIA "), "AMD ")
@@ -49,7 +50,7 @@ func safeName(s string) string {
 func queueName(template string, s bound, node string) string {
 	vendor, gpu := "cpu", "cpu"
 	if len(s.members) > 0 {
-		vendor, gpu = s.members[0].Vendor, gpuKey(s.members[0].Model)
+		vendor, gpu = s.members[0].Vendor, GPUKey(s.members[0].Model)
 	}
 	return strings.NewReplacer(
 		"{vendor}", vendor, "{gpu}", gpu, "{shape}", shapeKey(s),
@@ -61,7 +62,7 @@ func queueName(template string, s bound, node string) string {
 func agentTags(s bound, queue, node, version string, extra []string) []string {
 	tags := []string{"queue=" + queue}
 	if len(s.members) > 0 {
-		tags = append(tags, "gpu="+gpuKey(s.members[0].Model))
+		tags = append(tags, "gpu="+GPUKey(s.members[0].Model))
 	}
 	tags = append(tags, "gpu-index="+strconv.Itoa(s.Slot), "node="+safeName(node))
 	switch u := s.members; {

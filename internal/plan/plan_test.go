@@ -300,8 +300,8 @@ func TestGPUKey(t *testing.T) {
 		"AMD Instinct MI355X": "mi355", "AMD Instinct MI210": "mi210", "NVIDIA GeForce RTX 4090": "rtx-4090", "Tesla T4": "t4",
 		"NVIDIA device 10de:ffff": "device-10de-ffff", "": "unknown",
 	} {
-		if got := gpuKey(model); got != want {
-			t.Errorf("gpuKey(%q) = %q, want %q", model, got, want)
+		if got := GPUKey(model); got != want {
+			t.Errorf("GPUKey(%q) = %q, want %q", model, got, want)
 		}
 	}
 }

@@ -21,7 +21,7 @@ func shapeKey(s bound) string {
 		return "cpu"
 	}
 	first := s.members[0].Member
-	key := gpuKey(first.Model)
+	key := GPUKey(first.Model)
 	if part := first.Part(); part != "" {
 		key += "-" + safeName(strings.ToLower(strings.NewReplacer(".", "-", "+", "-").Replace(part)))
 	}

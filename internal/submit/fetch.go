@@ -143,6 +143,19 @@ func judge(b buildkite.Build, job *buildkite.Job, result *runner.Result, j Job, 
 	}
 }
 
+const noContainer = "docker could not start the container: the image is missing or its name is empty or misspelled (give one with --image), " +
+	"or the node refused an option, which a line of the job's log that begins with kbnode: names"
+
+// exits are exit statuses that the runner never has, in words.
+var exits = map[int]string{
+	-1:  "the agent was lost, or the job was killed with it",
+	125: noContainer,
+	126: "the step's command cannot be executed; look at the step and at the job's log",
+	127: "the step's command was not found in the image; on a node of kbnode it is exec kbnode runner",
+	128: "git could not fetch the repository or the plugin; look at the job's log",
+	137: "the job was killed, most likely for using more memory than its slot has",
+}
+
 // ending says how a build ended, and whether that was well.
 func ending(b buildkite.Build, job *buildkite.Job) (string, bool) {
 	switch {
@@ -159,7 +172,7 @@ func ending(b buildkite.Build, job *buildkite.Job) (string, bool) {
 	case job.SignalReason == "agent_refused":
 		return fmt.Sprintf("agent %s refused the job; its log on the node says why: kbnode logs", agentOf(job)), false
 	case job.SignalReason == "process_run_error":
-		return "the agent could not start the job; the payload may be too large for its environment", false
+		return noContainer + "; or the payload is too large for the job's environment (agents report both this way)", false
 	case job.State == "timed_out":
 		return "the job ran into the time-out of its step", false
 	case job.State == "canceled":
@@ -167,6 +180,9 @@ func ending(b buildkite.Build, job *buildkite.Job) (string, bool) {
 	case job.State == "broken", job.State == "expired":
 		return "no agent ran the job: it is " + job.State, false
 	case job.ExitStatus != nil:
+		if why := exits[*job.ExitStatus]; why != "" {
+			return fmt.Sprintf("%s (exit status %d)", why, *job.ExitStatus), false
+		}
 		return fmt.Sprintf("the job ended with exit status %d; see its log", *job.ExitStatus), false
 	}
 	return fmt.Sprintf("the build is %s, and its job %s", text.Line(b.State, 100), text.Line(job.State, 100)), false

@@ -16,40 +16,6 @@ import (
 // it has to stay below what Linux starts a program with, 2 MiB for the agent's stack.
 const maxEnviron = 1_900_000
 
-// GPU is a type of GPU that kernelbot knows.
-type GPU struct {
-	Queue string // of its agents
-	Arch  string // of its streaming multiprocessors, for nvcc; "" is AMD's
-}
-
-// gpus are the types by their names in kernelbot; those of its Buildkite agents end
-// in _BK. Others are found by their model's name.
-var gpus = map[string]GPU{
-	"B200_BK": {"b200", "100"}, "H100_BK": {"h100", "90a"}, "MI300_BK": {"mi300", ""}, "L40S_BK": {"test", "89"},
-	"B200": {"b200", "100"}, "B300": {"b300", "103"}, "H100": {"h100", "90a"}, "H200": {"h200", "90a"}, "A100": {"a100", "80"}, "L40S": {"l40s", "89"},
-	"MI300": {"mi300", ""}, "MI300X": {"mi300x", ""}, "MI325X": {"mi325x", ""}, "MI355X": {"mi355x", ""}, "MI210": {"mi210", ""},
-}
-
-// GPUOf finds a type of GPU, in any case, with _BK or without.
-func GPUOf(name string) (GPU, error) {
-	upper := strings.ToUpper(name)
-	for _, n := range []string{upper, strings.TrimSuffix(upper, "_BK")} {
-		if g, ok := gpus[n]; ok {
-			return g, nil
-		}
-	}
-	var names []string
-	for n := range gpus {
-		if !strings.HasSuffix(n, "_BK") {
-			names = append(names, n)
-		}
-	}
-	return GPU{}, fmt.Errorf("%q is no type of GPU that kbnode knows; there are %s; for others give --queue and --arch", name, strings.Join(buildkite.Near(name, names), ", "))
-}
-
-// AMD says that the GPUs are AMD's.
-func (g GPU) AMD() bool { return g.Arch == "" && strings.HasPrefix(g.Queue, "mi") }
-
 // Request is what an operator wants evaluated.
 type Request struct {
 	RunID          string
@@ -68,7 +34,7 @@ type Request struct {
 // Job makes the build of a request.
 func (r Request) Job() (Job, error) {
 	var errs []error
-	env := map[string]string{"KERNELBOT_RUN_ID": r.RunID, "KERNELBOT_QUEUE": r.Queue}
+	env := map[string]string{"KERNELBOT_RUN_ID": r.RunID, "KERNELBOT_QUEUE": r.Queue, "GPU_QUEUE": r.Queue}
 	if r.Image != "" {
 		env["KERNELBOT_IMAGE"] = r.Image
 	}
@@ -80,6 +46,9 @@ func (r Request) Job() (Job, error) {
 	for _, kv := range payload.Environ(text) {
 		k, v, _ := strings.Cut(kv, "=")
 		env[k] = v
+		if k == payload.Var { // it is in one piece, so pipelines of the older launcher can have it, too
+			env[payload.OldVar] = v
+		}
 	}
 	if r.Queue == "" {
 		errs = append(errs, errors.New("no queue is given; write --queue b200, or --gpu B200_BK"))

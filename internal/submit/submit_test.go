@@ -104,7 +104,7 @@ func TestOutcomes(t *testing.T) {
 		{name: "a failed build that says it passed", do: takes(20, 7, result(good)), verdict: NotPassed, reason: "its result says that it passed, but the job ended with exit status 7; see its log"},
 		{name: "the runner's own error", do: takes(1, 1, result(`{"success":false,"error":"no payload","runs":{},"system":{}}`)), verdict: NoResult, reason: "No verdict: no payload"},
 		{name: "nothing left", do: takes(1, 0, nil), verdict: NoResult, reason: "the job has passed, and left no result.json; name it in the step's artifact_paths"},
-		{name: "fails with nothing left", do: takes(1, 125, nil), verdict: NoResult, reason: "the job ended with exit status 125; see its log"},
+		{name: "fails with nothing left", do: takes(1, 125, nil), verdict: NoResult, reason: "docker could not start the container"},
 		{name: "no JSON", do: takes(1, 0, result("<html>")), verdict: NoResult, reason: "read result.json: invalid character '<' looking for beginning of value"},
 		{name: "too slow", do: takes(3600, 0, nil), limits: Options{RunTime: 5 * time.Minute}, verdict: TimedOut, reason: "it had not ended after 5m0s"},
 		{name: "nobody takes it", steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "none"}}}, limits: Options{QueueTime: 10 * time.Minute}, verdict: TimedOut, reason: "no agent took it within 10m0s"},

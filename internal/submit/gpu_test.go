@@ -1,0 +1,145 @@
+package submit
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/runner"
+
+	"github.com/gpu-mode/kbnode/internal/buildkite"
+)
+
+// TestGPUOfMachines: a build for the GPUs of a recorded machine goes to the queue that
+// the machine's plan has for it, however the GPU is named.
+func TestGPUOfMachines(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../plan/testdata/*.plan.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no plans: %v", err)
+	}
+	tags := regexp.MustCompile(`tags="queue=([^,]+),gpu=([^,]+),.*gpu-model=([^,]+),`)
+	found := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), "warning: no queue is given") {
+			continue // its operator chose another, or it has no GPU
+		}
+		for _, m := range tags.FindAllStringSubmatch(string(text), -1) {
+			queue, key, model := m[1], m[2], strings.ReplaceAll(m[3], "-", " ")
+			names := map[string]string{queue: queue, strings.ToUpper(queue): queue, key: key, model: key, strings.ToUpper(key) + "_BK": key, strings.ToUpper(key) + "x8": key + "x8"}
+			if strings.HasPrefix(key, "mi") {
+				names[strings.ToUpper(key)+"X"] = key
+			}
+			if key == "l40s" {
+				delete(names, "L40S_BK") // kernelbot's test machine
+			}
+			for name, want := range names {
+				if g, err := GPUOf(name); err != nil || g.Queue != want || g.AMD() != strings.HasPrefix(key, "mi") {
+					t.Errorf("%s: --gpu %q is %+v, %v; its slots are in %s", filepath.Base(file), name, g, err, want)
+				}
+			}
+			found++
+		}
+	}
+	if found < 10 {
+		t.Errorf("only %d plans tell their GPUs", found)
+	}
+}
+
+func TestGPUOf(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]GPU{
+		// kernelbot's, in all of its runners
+		"B200_BK": {"b200", "100"}, "H100_BK": {"h100", "90a"}, "MI300_BK": {"mi300", ""}, "L40S_BK": {"test", "89"}, "b200_bk": {"b200", "100"},
+		"T4": {"t4", "75"}, "L4": {"l4", "89"}, "L4x4": {"l4x4", "89"}, "A100": {"a100", "80"}, "H100": {"h100", "90a"}, "B200": {"b200", "100"}, "L40S": {"l40s", "89"},
+		"MI300": {"mi300", ""}, "MI250": {"mi250", ""}, "MI300x8": {"mi300x8", ""}, "MI355X": {"mi355", ""}, "B200_Nebius": {"b200", "100"}, "h200": {"h200", "90a"}, "B300": {"b300", "103"},
+		// of the other branch, whose queues have the vendor's name
+		"nvidia-h100": {"nvidia-h100", "90a"}, "NVIDIA_H100": {"nvidia-h100", "90a"}, "amd-mi250": {"amd-mi250", ""}, "amd-mi300": {"amd-mi300", ""}, "AMD_MI250": {"amd-mi250", ""},
+		"nebius-h100": {"nebius-h100", "90a"}, "nvidia-h100-0": {"nvidia-h100-0", "90a"},
+		// models, as people and drivers name them
+		"MI300X": {"mi300", ""}, "MI325X": {"mi325", ""}, "mi250x": {"mi250", ""}, "AMD Instinct MI355X": {"mi355", ""}, "NVIDIA H100 80GB HBM3": {"h100", "90a"},
+		"RTX 4090": {"rtx-4090", "89"}, "RTX4090": {"rtx-4090", "89"}, "GB200": {"gb200", "100"}, "b200-1g-23gb": {"b200-1g-23gb", "100"}, "MI300-CPX": {"mi300-cpx", ""},
+		"b200-1g-23gbx2": {"b200-1g-23gbx2", "100"},
+	} {
+		if got, err := GPUOf(name); err != nil || got != want {
+			t.Errorf("%s is %+v, %v, want %+v", name, got, err, want)
+		}
+	}
+	for _, name := range []string{"", "B2000", "NVIDIA", "tpu", "nvidia-", "h100-what", "h100x", "x8", "b200_aws", "google-tpu-0", "h100\nx"} {
+		if g, err := GPUOf(name); err == nil || !strings.Contains(err.Error(), "is no type of GPU") {
+			t.Errorf("%q is %+v, %v", name, g, err)
+		}
+	}
+	if _, err := GPUOf("H1OO"); err == nil || !strings.Contains(err.Error(), "H100") {
+		t.Errorf("a typo: %v", err)
+	}
+}
+
+// TestBothNames: a pipeline of either launcher finds its variables.
+func TestBothNames(t *testing.T) {
+	t.Parallel()
+	for text, both := range map[string]bool{`{"a":1}`: true, fmt.Sprintf("%q", noise(300_000)): false} {
+		j, err := Request{RunID: "r", Queue: "b200", Payload: text}.Job()
+		if err != nil {
+			t.Fatal(err)
+		}
+		env := j.Build.Env
+		if env["KERNELBOT_QUEUE"] != "b200" || env["GPU_QUEUE"] != "b200" {
+			t.Errorf("the queues are %q and %q", env["KERNELBOT_QUEUE"], env["GPU_QUEUE"])
+		}
+		old, has := env[payload.OldVar]
+		if has != both || both && (old != env[payload.Var] || old == "") || !both && env[payload.Var+"_1"] == "" {
+			t.Errorf("both %t: %d bytes in %s, %d in %s", both, len(env[payload.Var]), payload.Var, len(old), payload.OldVar)
+		}
+		for name, value := range env {
+			if len(name)+len(value) > 128<<10 {
+				t.Errorf("%s has %d bytes", name, len(value))
+			}
+		}
+	}
+}
+
+// noise is text that does not compress.
+func noise(n int) string {
+	var b strings.Builder
+	for x := uint32(1); b.Len() < n; x = x*1664525 + 1013904223 {
+		fmt.Fprintf(&b, "%08x", x)
+	}
+	return b.String()
+}
+
+// TestEnding says in words what an exit status was.
+func TestEnding(t *testing.T) {
+	t.Parallel()
+	status := func(n int) *int { return &n }
+	for _, row := range []struct {
+		job  buildkite.Job
+		want string
+	}{
+		{buildkite.Job{ExitStatus: status(125)}, "docker could not start the container: the image is missing or its name is empty"},
+		{buildkite.Job{ExitStatus: status(125)}, "begins with kbnode: names (exit status 125)"},
+		{buildkite.Job{ExitStatus: status(-1), SignalReason: "process_run_error"}, "docker could not start the container"},
+		{buildkite.Job{ExitStatus: status(-1), SignalReason: "process_run_error"}, "the payload is too large"},
+		{buildkite.Job{ExitStatus: status(-1)}, "the agent was lost"},
+		{buildkite.Job{ExitStatus: status(-1), SignalReason: "agent_refused"}, "refused the job"},
+		{buildkite.Job{ExitStatus: status(127)}, "was not found in the image"},
+		{buildkite.Job{ExitStatus: status(128)}, "git could not fetch"},
+		{buildkite.Job{ExitStatus: status(137)}, "memory"},
+		{buildkite.Job{ExitStatus: status(3)}, "the job ended with exit status 3; see its log"},
+	} {
+		if got, ok := ending(buildkite.Build{State: "failed"}, &row.job); ok || !strings.Contains(got, row.want) {
+			t.Errorf("%+v: %q, want %q", row.job, got, row.want)
+		}
+	}
+	if verdict, why := judge(buildkite.Build{State: "failed"}, &buildkite.Job{ExitStatus: status(125)}, (*runner.Result)(nil), Job{}, errNoResult); verdict != NoResult || !strings.Contains(why, "docker could not start") {
+		t.Errorf("%s, %s", verdict, why)
+	}
+}
