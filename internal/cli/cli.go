@@ -69,9 +69,13 @@ func run(ctx context.Context, args []string, s Streams) int {
 	}
 	out := &answer{to: s.Out}
 	s.Out = out
-	root := newRoot(s)
+	hint := hints{args}
+	root := newRoot(s, hint)
 	root.SetArgs(append([]string{}, args...)) // nil would be this process's own
-	err := root.ExecuteContext(ctx)
+	err := hint.command(root)
+	if err == nil {
+		err = root.ExecuteContext(ctx)
+	}
 	if err == nil && out.err != nil {
 		err = fmt.Errorf("write output: %w", out.err)
 	}
@@ -98,23 +102,29 @@ func isUsage(err error) bool { return strings.HasPrefix(err.Error(), "required f
 
 // checkArgs makes what a command says of its arguments an error of usage, with
 // what to type instead.
-func checkArgs(cmd *cobra.Command) {
+func checkArgs(cmd *cobra.Command, hint hints) {
+	for _, sub := range cmd.Commands() {
+		checkArgs(sub, hint)
+	}
 	check := cmd.Args
+	if check == nil {
+		return
+	}
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		err := check(cmd, args)
 		if err == nil {
 			return nil
 		}
-		if len(args) > 0 {
-			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-				return usagef("%w; write %s %s", err, cmd.CommandPath(), near[0])
+		if len(args) > 0 && check(cmd, nil) == nil && check(cmd, args[:1]) != nil {
+			if stray := hint.stray(cmd, args[0]); stray != nil {
+				return stray
 			}
 		}
 		return usagef("%w; %s --help shows what it takes", err, cmd.CommandPath())
 	}
 }
 
-func newRoot(s Streams) *cobra.Command {
+func newRoot(s Streams, hint hints) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kbnode",
 		Short: "Turn a GPU server into isolated Buildkite agents, one per GPU",
@@ -124,17 +134,17 @@ with its even share of CPUs and memory.
   sudo kbnode install --queue b200     set the node up, or bring it up to date
   sudo kbnode status                   what runs on it now
   sudo kbnode uninstall                give it back as it was`,
+		Version:       readVersion().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          cobra.NoArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usagef("%w; %s --help lists the flags", err, cmd.CommandPath())
-	})
+	root.SetFlagErrorFunc(hint.flag)
 	root.AddCommand(
 		newInventory(s), newConfig(s), newPlan(s), newInstall(s), newReconcile(s), newUninstall(s), newStatus(s),
 		newDrain(s), newResume(s), newUpgrade(s), newEvents(s), newDaemon(s),
@@ -142,11 +152,9 @@ with its even share of CPUs and memory.
 		newSubmit(s), newE2E(s), newQueue(s), newVersion(s),
 		newAgentExec(s), newGuard(s), newDisk(s), newHook(s), newProbe(s),
 	)
-	root.SuggestionsMinimumDistance = 2
-	checkArgs(root)
-	for _, cmd := range root.Commands() {
-		checkArgs(cmd)
-	}
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	checkArgs(root, hint)
 	complete(root)
 	if width, ok := terminal(s.Out); ok {
 		fitHelp(root, s.Out, min(width, proseWidth))

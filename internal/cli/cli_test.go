@@ -73,11 +73,11 @@ func TestRefusals(t *testing.T) {
 		code int
 		err  string
 	}{
-		{"unknown command", []string{"foo"}, 2, `kbnode: unknown command "foo" for "kbnode"; kbnode --help shows what it takes`},
-		{"mistyped command", []string{"statsu"}, 2, `kbnode: unknown command "statsu" for "kbnode"; write kbnode status`},
-		{"argument of a command that has none", []string{"plan", "b200"}, 2, `kbnode: unknown command "b200" for "kbnode plan"; kbnode plan --help shows what it takes`},
+		{"unknown command", []string{"foo"}, 2, `kbnode: unknown command "foo" for "kbnode"; kbnode --help lists the commands`},
+		{"mistyped command", []string{"statsu"}, 2, `kbnode: unknown command "statsu" for "kbnode"; write sudo kbnode status`},
+		{"argument of a command that has none", []string{"plan", "b200"}, 2, `kbnode: kbnode plan takes no argument "b200"; write kbnode plan --queue b200`},
 		{"unknown flag", []string{"plan", "--slices", "3"}, 2, "kbnode: unknown flag: --slices; kbnode plan --help lists the flags"},
-		{"number that is none", []string{"plan", "--cpus-per-slot", "many"}, 2, `kbnode: invalid argument "many" for "--cpus-per-slot" flag`},
+		{"number that is none", []string{"plan", "--cpus-per-slot", "many"}, 2, `kbnode: --cpus-per-slot: "many" is not a number`},
 		{"guard without a slot", []string{"guard"}, 2, `kbnode: required flag(s) "slot" not set`},
 		{"hook without a name", []string{"hook"}, 2, "kbnode: accepts 1 arg(s), received 0; kbnode hook --help shows what it takes"},
 		{"queue with a comma", []string{"plan", "--root", root, "--queue", "b200,h100"}, 2, `kbnode: --queue: "b200,h100" is not a queue name; use letters, digits`},

@@ -19,7 +19,7 @@ var flagValues = map[string]cobra.CompletionFunc{
 	"agent-binary": fileValues, "bundle": fileValues, "capture": fileValues, "config": fileValues, "dockerfile": fileValues, "eval": dirValues,
 	"payload": fileValues, "result": fileValues, "root": fileValues, "token-file": fileValues, "workdir": dirValues,
 	"gpus": values("all"), "auto-update": values("off"), "vendor": values("nvidia", "amd"), "mode": values(task.Modes...),
-	"slot": numberValues, gpuIndex: numberValues, "only": checkValues, "skip": checkValues,
+	"slot": numberValues, gpuIndex: numberValues, "only": checkValues, "skip": checkValues, "explain": checkValues,
 }
 
 // argValues complete the arguments of commands.

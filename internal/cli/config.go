@@ -28,8 +28,6 @@ func newConfig(s Streams) *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	check, show := newConfigCheck(s), newConfigShow(s)
-	checkArgs(check)
-	checkArgs(show)
 	cmd.AddCommand(check, show)
 	return cmd
 }

@@ -86,7 +86,7 @@ func TestConfigRefuses(t *testing.T) {
 		{[]string{"check", "--strict"}, 2, "unknown flag: --strict"},
 		{[]string{"check", "/dev/zero"}, 1, "larger than 1048576 bytes"},
 		{[]string{"sho"}, 2, "write kbnode config show"},
-		{[]string{"show", "b200"}, 2, "kbnode config show --help shows"},
+		{[]string{"show", "b200"}, 2, "kbnode config show takes no argument"},
 		{[]string{"show", "--json", "--origin"}, 2, "--json has the origins in it; leave --origin out"},
 		{[]string{"show", "--root", bad}, 1, "kbnode: " + bad + plan.ConfigPath + `:2: unknown key "queues"`},
 		{[]string{"show", "--root", dir + "/absent"}, 1, "no such file or directory"},

@@ -15,13 +15,13 @@ import (
 func newDoctor(s Streams) *cobra.Command {
 	var o doctor.Options
 	var asJSON, quiet, verbose, list, fix, yes, accepts bool
-	var bundle string
+	var bundle, explain string
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say whether this machine is fit to be a node, and what to type if not",
 		Long: `Say whether this machine is fit to be a node, and what to type if not.
 
-Each check tries one thing, and docs/doctor.md has a chapter on each. Before kbnode
+Each check tries one thing; --explain CHECK says more about it. Before kbnode
 install, --preflight says what the machine still lacks, in the order in which it is
 to be mended. Nothing is changed, and no running job is disturbed.
 
@@ -43,6 +43,13 @@ wrong. Warnings alone do not make it unfit.`,
 				if err := oneOf(cmd, "acceptance", other); err != nil {
 					return err
 				}
+			}
+			if explain != "" {
+				chapter, err := doctor.Explain(explain)
+				if err == nil {
+					verbatim(s.Out, chapter)
+				}
+				return usage(err)
 			}
 			if list {
 				listChecks(s.Out)
@@ -91,6 +98,7 @@ wrong. Warnings alone do not make it unfit.`,
 	f.StringSliceVar(&o.Skip, "skip", nil, "checks or groups to leave out")
 	f.BoolVar(&o.Fast, "fast", false, "start no containers")
 	f.DurationVar(&o.Limit, "timeout", 0, "how long all together may take, such as 10m on a slow machine (default: 55s)")
+	f.StringVar(&explain, "explain", "", "say what this check looks at, and what to do; asks nothing")
 	f.BoolVar(&list, "list", false, "list the checks and ask nothing")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	f.BoolVarP(&quiet, "quiet", "q", false, "print only what is wrong; nothing where nothing is")

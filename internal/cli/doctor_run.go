@@ -34,7 +34,7 @@ func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
 		API: doctor.API{Token: os.Getenv("BUILDKITE_API_TOKEN"), URL: os.Getenv("BUILDKITE_API_URL")},
 	}
 	report, err := doctor.Run(ctx, d.m, d.o)
-	if _, unknown := errors.AsType[*doctor.UnknownError](err); unknown {
+	if _, unknown := errors.AsType[*doctor.UnknownError](err); unknown || errors.Is(err, doctor.ErrNothingLeft) {
 		return nil, usage(err)
 	}
 	return report, err

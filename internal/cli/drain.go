@@ -54,8 +54,9 @@ reboots, and no job is ended. A slot is written gpu3 or 3.`,
 func newResume(s Streams) *cobra.Command {
 	var f drainFlags
 	cmd := &cobra.Command{
-		Use:   "resume [SLOT...]",
-		Short: "Let drained slots take jobs again",
+		Use:     "resume [SLOT...]",
+		Aliases: []string{"undrain"},
+		Short:   "Let drained slots take jobs again",
 		Long: `Let slots take jobs again that kbnode drain has drained. What a verdict about
 their health has drained comes back by itself when the cause is gone.
 

@@ -2,6 +2,12 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,6 +19,7 @@ import (
 func newEvents(s Streams) *cobra.Command {
 	var asJSON, follow bool
 	var since time.Duration
+	var only []string
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show what happened on this node: drains, health, changes, images",
@@ -25,9 +32,16 @@ keeps some ten thousand events.`,
 			if since > 0 {
 				from = time.Now().Add(-since)
 			}
+			shown, err := eventSlots(only)
+			if err != nil {
+				return err
+			}
+			if _, err := os.Stat(events.Path); errors.Is(err, fs.ErrNotExist) && len(slots(plan.UnitDir, plan.SlotName)) == 0 {
+				return errors.New("this machine is not a node, so it has no events; run kbnode events on a node, or sudo kbnode install --queue NAME here")
+			}
 			log := events.Log{File: events.Path}
 			show := func(e events.Event) {
-				if e.Time.Before(from) {
+				if e.Time.Before(from) || len(shown) > 0 && !slices.Contains(shown, e.Slot) {
 					return
 				}
 				if asJSON {
@@ -48,6 +62,24 @@ keeps some ten thousand events.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, one event per line")
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with new events, until interrupted")
+	cmd.Flags().StringSliceVar(&only, "slot", nil, "only events of this slot, such as gpu3, or of the node; may be given again")
 	cmd.Flags().DurationVar(&since, "since", 0, "only the last 2h, 30m, …")
 	return cmd
+}
+
+// eventSlots are slots by name or number as events have them: -1 is the node.
+func eventSlots(names []string) ([]int, error) {
+	var all []int
+	for _, name := range names {
+		if name == "node" {
+			all = append(all, -1)
+			continue
+		}
+		k, err := strconv.ParseUint(strings.TrimPrefix(name, "gpu"), 10, 16)
+		if err != nil {
+			return nil, usagef("%.60q is not a slot; write gpu3, or node for events of the node itself", name)
+		}
+		all = append(all, int(k))
+	}
+	return all, nil
 }

@@ -27,7 +27,6 @@ func newImage(s Streams) *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	for _, sub := range []*cobra.Command{newImageUpdate(s), newImageBuild(s), newImageList(s), newImageRollback(s)} {
-		checkArgs(sub)
 		cmd.AddCommand(sub)
 	}
 	return cmd

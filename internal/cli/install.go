@@ -59,7 +59,10 @@ before kbnode did.`,
 
 func install(ctx context.Context, s Streams, f *installFlags) error {
 	if err := needRoot("install"); err != nil {
-		return err
+		if !f.dryRun {
+			return err
+		}
+		return tryInstall(ctx, s, f)
 	}
 	m := &machine{root: "/"}
 	if err := m.loadConfig(&f.wishes, os.Getenv); err != nil {
@@ -209,6 +212,19 @@ func findToken(root string, env func(string) string, f *installFlags) (string, e
 		}
 	}
 	return "", usagef("no agent token is given; write the token from Buildkite (Agents, Agent Tokens) to a file and add --token-file FILE, or set BUILDKITE_AGENT_TOKEN")
+}
+
+// tryInstall is a dry run for those who are not root: the plan, against what they may read.
+func tryInstall(ctx context.Context, s Streams, f *installFlags) error {
+	p, changes, err := makePlan(ctx, s, "/", "", &f.wishes)
+	if err != nil {
+		return err
+	}
+	if err := showPlan(s, p, changes, false, false); err != nil {
+		return err
+	}
+	s.warn("without root, the token, units and limits were not read; sudo kbnode install --dry-run compares everything")
+	return nil
 }
 
 func installPackages(ctx context.Context, s Streams, m *machine, f *installFlags) error {

@@ -25,8 +25,6 @@ submission. kbnode runner reads it.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	encode, decode := newPayloadEncode(s), newPayloadDecode(s)
-	checkArgs(encode)
-	checkArgs(decode)
 	cmd.AddCommand(encode, decode)
 	return cmd
 }

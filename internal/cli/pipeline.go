@@ -73,7 +73,6 @@ Nothing is written, and nobody is asked.`,
 			Args: cobra.NoArgs,
 			RunE: func(*cobra.Command, []string) error { return printPipeline(s, kind, f) },
 		}
-		checkArgs(sub)
 		cmd.AddCommand(sub)
 	}
 	return cmd

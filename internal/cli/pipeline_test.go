@@ -136,8 +136,8 @@ func TestPipelineElsewhere(t *testing.T) {
 		code int
 		args []string
 	}{
-		{`unknown command "artefact-test" for "kbnode pipeline"; write kbnode pipeline artifact-test`, exitUsage, []string{"artefact-test"}},
-		{`unknown command "x"`, exitUsage, []string{"eval", "x"}},
+		{`unknown command "artefact-test" for "kbnode pipeline"; write kbnode pipeline`, exitUsage, []string{"artefact-test"}},
+		{`kbnode pipeline eval takes no argument "x"`, exitUsage, []string{"eval", "x"}},
 		{`--timeout "90s": write whole minutes, such as 15m`, exitUsage, []string{"--timeout", "90s"}},
 		{`--timeout "0"`, exitUsage, []string{"--timeout", "0"}},
 		{`a time limit of 99999 minutes is out of range`, exitUsage, []string{"--timeout", "99999"}},

@@ -10,7 +10,7 @@ import (
 
 // Commands are all commands, for what is written from them: they print nothing.
 func Commands() *cobra.Command {
-	root := newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard})
+	root := newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}, hints{})
 	root.InitDefaultCompletionCmd()
 	return root
 }

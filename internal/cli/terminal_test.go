@@ -81,7 +81,7 @@ func everything(t *testing.T) [][]string {
 		{"inventory", "--root", b200}, {"inventory", "--root", h100}, {"doctor", "--list"}, {"plan", "--root", b200, "--queue", "a b"},
 		{"plan", "--root", b200, "--gpus", "0,99"}, {"runner"}, {"submit", "--eval", "/nowhere", "--queue", "b200"}, {"payload", "decode"}, {"pipeline", "evaluate"},
 	}
-	for _, cmd := range newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}).Commands() {
+	for _, cmd := range newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}, hints{}).Commands() {
 		all = append(all, []string{cmd.Name(), "--help"})
 		for _, sub := range cmd.Commands() {
 			all = append(all, []string{cmd.Name(), sub.Name(), "--help"})

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"fmt"
 	"runtime"
 	"runtime/debug"
 
@@ -34,6 +35,10 @@ func readVersion() versionInfo {
 	return v
 }
 
+func (v versionInfo) String() string {
+	return fmt.Sprintf("kbnode %s (%s, %s)", v.Version, cmp.Or(v.Commit, "unknown commit"), v.Arch)
+}
+
 func newVersion(s Streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -45,7 +50,7 @@ func newVersion(s Streams) *cobra.Command {
 			if asJSON {
 				return printJSON(s.Out, v)
 			}
-			printf(s.Out, "kbnode %s (%s, %s)\n", v.Version, cmp.Or(v.Commit, "unknown commit"), v.Arch)
+			printf(s.Out, "%s\n", v)
 			return nil
 		},
 	}

@@ -140,7 +140,7 @@ func agentVersion(_ context.Context, m *Machine) Answer {
 	for v, slots := range agentVersions(m) {
 		switch {
 		case !olderThan(v, "5.0.0"):
-			all = append(all, warn("buildkite-agent %s is newer than kbnode, which knows 3 and 4", v).of(slots...).advise("upgrade kbnode; docs/operations.md says how"))
+			all = append(all, warn("buildkite-agent %s is newer than kbnode, which knows 3 and 4", v).of(slots...).advise("upgrade kbnode; "+Pages+"operations.md says how"))
 		case !olderThan(v, plan.PinnedAgentVersion):
 			all = append(all, ok("%s", v).of(slots...))
 		case m.Config.Agent.Binary != "":

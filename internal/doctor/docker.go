@@ -80,7 +80,7 @@ var engineChecks = []Check{
 			case m.Docker.Version == "":
 				return found(warn("the engine names no version").advise("see docker version"))
 			case slices.ContainsFunc(m.Docker.Security, func(s string) bool { return strings.HasPrefix(s, "name=rootless") }):
-				return found(fail("it runs without root, so that no container can be put into a slot's slice").advise("set docker.socket to the socket of an engine that runs as root; docs/configuration.md has the key"))
+				return found(fail("it runs without root, so that no container can be put into a slot's slice").advise("set docker.socket to the socket of an engine that runs as root; " + Pages + "configuration.md has the key"))
 			case strings.HasPrefix(m.Docker.RootDir, "/var/snap/"):
 				return found(fail("it is the snap, which reads neither the slots' files nor CDI's specifications").
 					by("snap remove docker && %s", plan.DockerCommand(m.Inventory.OS.ID)))

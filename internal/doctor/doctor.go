@@ -26,6 +26,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
+// Pages is where the documents are for a reader who has only a package.
+const Pages = "https://github.com/gpu-mode/kbnode/blob/main/docs/"
+
 // Status is what came of a check.
 type Status int
 

@@ -27,7 +27,7 @@ var nodeChecks = []Check{
 		Run: func(_ context.Context, m *Machine) Answer {
 			cfg, err := m.Source.Config()
 			if err != nil {
-				return found(fail("%s", lines(err)).advise("correct the file; docs/configuration.md has every key"))
+				return found(fail("%s", lines(err)).advise("correct the file; " + Pages + "configuration.md has every key"))
 			}
 			text := plan.ConfigPath
 			if _, err := os.Stat(m.path(plan.ConfigPath)); errors.Is(err, fs.ErrNotExist) {
@@ -56,7 +56,7 @@ var nodeChecks = []Check{
 		Run: func(_ context.Context, m *Machine) Answer {
 			p, err := m.Source.Plan()
 			if err != nil {
-				return found(fail("%s", lines(err)).advise("see what kbnode plan says; docs/configuration.md has the keys that choose GPUs, CPUs and memory"))
+				return found(fail("%s", lines(err)).advise("see what kbnode plan says; " + Pages + "configuration.md has the keys that choose GPUs, CPUs and memory"))
 			}
 			all := []Finding{ok("%d slots", len(p.Slots))}
 			cores, memory, disk := plan.TooSmall(m.Inventory, p)
@@ -94,7 +94,7 @@ var nodeChecks = []Check{
 			for _, w := range s.Warnings {
 				tuned := slices.ContainsFunc(p.Tunables, func(t plan.Tunable) bool { return ofTunable(t, w) })
 				if !tuned && !strings.Contains(w, "cpuset partition") { // group noise and slot-partition tell
-					all = append(all, warn("%s", w).advise("see docs/operations.md"))
+					all = append(all, warn("%s", w).advise("see "+Pages+"operations.md"))
 				}
 			}
 			return Answer{Findings: all, Keep: func(m *Machine) { m.State, m.Changes = s, reconcile.Diff(p, s) }}

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -38,6 +39,9 @@ type UnknownError struct{ Name string }
 func (e *UnknownError) Error() string {
 	return fmt.Sprintf("there is no check and no group %q; kbnode doctor --list shows them", e.Name)
 }
+
+// ErrNothingLeft says that the options leave out every check.
+var ErrNothingLeft = errors.New("these options leave out every check; kbnode doctor --list shows the checks and their groups")
 
 // Run asks all checks that are chosen, side by side where they do not need each
 // other. It ends within Limit, whatever hangs.
@@ -108,6 +112,9 @@ func (o Options) choose(checks []Check) ([]string, error) {
 		if !left {
 			ids = append(ids, c.ID)
 		}
+	}
+	if len(ids) == 0 {
+		return nil, ErrNothingLeft
 	}
 	return ids, nil
 }

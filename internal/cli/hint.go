@@ -1,0 +1,278 @@
+package cli
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/gpu-mode/kbnode/internal/text"
+)
+
+// rootCommands are those that only root can run to their end: hints write sudo before them.
+var rootCommands = []string{"install", "reconcile", "uninstall", "status", "drain", "resume", "upgrade", "daemon", "selftest", "doctor", "image"}
+
+// synonyms are words that other tools have for a command.
+var synonyms = map[string][]string{
+	"install": {"setup", "init"}, "uninstall": {"remove", "delete", "purge"}, "reconcile": {"apply", "sync"},
+	"drain": {"cordon", "pause", "disable", "stop"}, "resume": {"uncordon", "unpause", "enable", "start"},
+	"status": {"ps", "ls", "list"}, "doctor": {"check", "diagnose"}, "events": {"log", "logs", "history"}, "version": {"ver"},
+}
+
+// strayFlags are the flags that a word without one means, by command.
+var strayFlags = map[string]string{
+	"install": "queue", "plan": "queue", "upgrade": "agent-version", "doctor": "only", "selftest": "slot", "events": "slot",
+}
+
+// hints knows the words that were typed, so that it can write them again, corrected.
+type hints struct{ args []string }
+
+// line is the command line with args in place of what was typed.
+func line(cmd *cobra.Command, args []string) string {
+	words := []string{"kbnode"}
+	for _, a := range args {
+		if a = text.Line(a, 200); a == "" || strings.ContainsAny(a, " $`\"\\*?[]{}()<>|&;#~!'") {
+			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+		words = append(words, a)
+	}
+	for top := cmd; top != nil; top = top.Parent() {
+		if slices.Contains(rootCommands, top.Name()) && args[0] != "help" {
+			words = slices.Insert(words, 0, "sudo")
+			break
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// with is the typed line with word i replaced; without words, it is left out.
+func (h hints) with(cmd *cobra.Command, i int, words ...string) string {
+	args := slices.Replace(slices.Clone(h.args), i, i+1, words...)
+	return line(cmd, args)
+}
+
+// command finds a word that is no command where one is expected. Cobra looks at the flags
+// first, and says of `kbnode instal --queue b200` that there is no flag --queue.
+func (h hints) command(root *cobra.Command) error {
+	at, value := root, false
+	for i, word := range h.args {
+		switch {
+		case word == "--" || !at.HasSubCommands():
+			return nil
+		case value:
+			value = false
+			continue
+		case strings.HasPrefix(word, "-"):
+			name, _, given := strings.Cut(strings.TrimLeft(word, "-"), "=")
+			f := at.Flag(name)
+			if f == nil && name != "h" && name != "help" {
+				return nil // an unknown flag is what is said first
+			}
+			value = f != nil && f.NoOptDefVal == "" && !given
+			continue
+		case at == root && word == "help":
+			continue
+		}
+		subs := at.Commands()
+		k := slices.IndexFunc(subs, func(c *cobra.Command) bool { return c.Name() == word || c.HasAlias(word) })
+		if k >= 0 {
+			at = subs[k]
+			continue
+		}
+		if strings.HasPrefix(word, cobra.ShellCompRequestCmd) {
+			return nil
+		}
+		var lines []string
+		for _, c := range nearCommands(subs, word) {
+			lines = append(lines, h.with(c, i, c.Name()))
+		}
+		says := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), at.CommandPath())
+		switch {
+		case len(lines) > 0:
+			return usagef("%s; write %s", says, strings.Join(lines, ", or "))
+		case at == root:
+			return usagef("%s; kbnode --help lists the commands", says)
+		}
+		var names []string
+		for _, c := range subs {
+			if c.IsAvailableCommand() {
+				names = append(names, c.Name())
+			}
+		}
+		return usagef("%s; it has %s", says, strings.Join(names, ", "))
+	}
+	return nil
+}
+
+// nearCommands are those whose names are nearest to a mistyped word. Where several are as
+// near, all are named: install and uninstall are not for kbnode to choose between.
+func nearCommands(all []*cobra.Command, word string) []*cobra.Command {
+	var near []*cobra.Command
+	best := farthest(word) + 1
+	for _, c := range all {
+		if c.Hidden || !c.IsAvailableCommand() {
+			continue
+		}
+		d := len(word) + 64
+		for _, name := range append([]string{c.Name()}, c.Aliases...) {
+			d = min(d, distance(name, word))
+			if len(word) > 2 && strings.HasPrefix(name, word) {
+				d = min(d, 1)
+			}
+		}
+		if slices.Contains(synonyms[c.Name()], word) {
+			d = 0
+		}
+		switch {
+		case d < best:
+			near, best = []*cobra.Command{c}, d
+		case d == best && len(near) > 0:
+			near = append(near, c)
+		}
+	}
+	return near
+}
+
+// farthest is how far a word may be from what was meant.
+func farthest(word string) int { return max(1, len(word)/3) }
+
+// distance is how many characters have to be put in, taken out, replaced or swapped with the
+// next one to make one word of the other.
+func distance(a, b string) int {
+	if len(a) > 64 || len(b) > 64 {
+		return 64
+	}
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+		for j := 1; j <= len(b); j++ {
+			if i == 0 {
+				rows[i][j] = j
+				continue
+			}
+			change := rows[i-1][j-1]
+			if a[i-1] != b[j-1] {
+				change++
+			}
+			rows[i][j] = min(rows[i-1][j]+1, rows[i][j-1]+1, change)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
+			}
+		}
+	}
+	return rows[len(a)][len(b)]
+}
+
+// flag explains an error of the flags, with the corrected line where there is one.
+func (h hints) flag(cmd *cobra.Command, err error) error {
+	help := cmd.CommandPath() + " --help lists the flags"
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		name := unknown.GetSpecifiedName()
+		i := h.find("--" + name)
+		switch {
+		case name == "token" && cmd.Flags().Lookup("token-file") != nil:
+			// Whatever followed is not written again: it may be the token.
+			return usagef("unknown flag: --token; every user of a machine can read command lines, so none takes a token; write --token-file FILE; %s", help)
+		case i < 0:
+		default:
+			if near := nearFlag(cmd, name); near != "" {
+				return usagef("unknown flag: --%s; write %s", text.Line(name, 60), h.with(cmd, i, strings.Replace(h.args[i], name, near, 1)))
+			}
+		}
+	}
+	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		f, value := bad.GetFlag(), bad.GetValue()
+		says, better := explainValue(f.Value.Type(), value)
+		if says == "" {
+			return usagef("%w; %s", err, help)
+		}
+		says = fmt.Sprintf("--%s: %s", f.Name, says)
+		if i := h.find("--" + f.Name); i >= 0 && better != value {
+			switch {
+			case f.Value.Type() == "bool":
+				return usagef("%s; write %s", says, h.with(cmd, i, "--"+f.Name))
+			case strings.Contains(h.args[i], "="):
+				return usagef("%s; write %s", says, h.with(cmd, i, "--"+f.Name+"="+better))
+			case i+1 < len(h.args):
+				return usagef("%s; write %s", says, h.with(cmd, i+1, better))
+			}
+		}
+		return usagef("%s; %s", says, help)
+	}
+	return usagef("%w; %s", err, help)
+}
+
+// find is where a flag was typed, or -1.
+func (h hints) find(flag string) int {
+	return slices.IndexFunc(h.args, func(a string) bool { return a == flag || strings.HasPrefix(a, flag+"=") })
+}
+
+var (
+	wholeNumber = regexp.MustCompile(`^[0-9]+$`)
+	slotName    = regexp.MustCompile(`^gpu[0-9]+$`)
+	longTime    = regexp.MustCompile(`^([0-9]{1,4})([dw])$`)
+)
+
+// explainValue says what is wrong with a flag's value, and what was probably meant.
+func explainValue(kind, value string) (says, better string) {
+	shown := text.Line(value, 60)
+	switch kind {
+	case "duration":
+		if wholeNumber.MatchString(value) {
+			return fmt.Sprintf("%q has no unit, such as s, m or h", shown), value + "m"
+		}
+		if m := longTime.FindStringSubmatch(value); m != nil {
+			n, _ := strconv.Atoi(m[1])
+			return fmt.Sprintf("%q has a unit other than s, m and h", shown), strconv.Itoa(n*24*map[string]int{"d": 1, "w": 7}[m[2]]) + "h"
+		}
+		return fmt.Sprintf("%q is not a time such as 90s, 30m or 2h", shown), value
+	case "bool":
+		return fmt.Sprintf("it takes no value such as %q", shown), ""
+	case "int", "intSlice":
+		if slotName.MatchString(value) {
+			return fmt.Sprintf("%q is not a number", shown), strings.TrimPrefix(value, "gpu")
+		}
+		return fmt.Sprintf("%q is not a number", shown), value
+	}
+	return "", ""
+}
+
+// nearFlag is the flag of a command that a mistyped one probably is, or "".
+func nearFlag(cmd *cobra.Command, name string) string {
+	near, best := "", farthest(name)+1
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		d := distance(f.Name, name)
+		if len(name) > 2 && (strings.HasPrefix(f.Name, name) || strings.HasPrefix(name, f.Name)) {
+			d = min(d, 1)
+		}
+		if !f.Hidden && d < best {
+			near, best = f.Name, d
+		}
+	})
+	return near
+}
+
+// stray explains an argument of a command that takes none.
+func (h hints) stray(cmd *cobra.Command, arg string) error {
+	i := slices.Index(h.args, arg)
+	if i < 0 {
+		return nil
+	}
+	says := fmt.Sprintf("%s takes no argument %q", cmd.CommandPath(), text.Line(arg, 60))
+	name := strayFlags[cmd.Name()]
+	if name == "" || cmd.Flags().Changed(name) || strings.Contains(arg, "=") {
+		return usagef("%s; write %s", says, h.with(cmd, i))
+	}
+	value := arg
+	if f := cmd.Flags().Lookup(name); f != nil && f.Value.Type() == "intSlice" {
+		value = cmp.Or(strings.TrimPrefix(arg, "gpu"), arg)
+	}
+	return usagef("%s; write %s", says, h.with(cmd, i, "--"+name, value))
+}
