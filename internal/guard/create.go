@@ -219,7 +219,7 @@ func (b *builder) request() (*container.CreateRequest, error) {
 			h.Ulimits = append(h.Ulimits, &u)
 		}
 	}
-	if p.Profile == config.ProfileStrict {
+	if b.policy.Profile == config.ProfileStrict {
 		if err := b.strict(); err != nil {
 			return nil, err
 		}

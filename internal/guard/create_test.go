@@ -291,6 +291,49 @@ func TestAllowedImages(t *testing.T) {
 	}
 }
 
+// TestStrictByWish: a step may ask for less than the node's profile gives, never
+// for more.
+func TestStrictByWish(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		profile, body string
+		strict        bool
+		refused       string
+	}{
+		"asked for":                {"compatible", `"Env":["A=b","KBNODE_PROFILE=strict"],"User":"root","HostConfig":{"GroupAdd":["docker"],"CapDrop":["CHOWN"]}`, true, ""},
+		"asked for as a string":    {"compatible", `"Env":"KBNODE_PROFILE=strict"`, true, ""},
+		"not asked for":            {"compatible", `"Env":["KBNODE_PROFILES=strict"]`, false, ""},
+		"asked for what there is":  {"compatible", `"Env":["KBNODE_PROFILE=compatible"]`, false, ""},
+		"a way out":                {"strict", `"Env":["KBNODE_PROFILE=compatible"]`, true, ""},
+		"a way out with nothing":   {"strict", `"Env":["KBNODE_PROFILE="]`, true, ""},
+		"a way back":               {"compatible", `"Env":["KBNODE_PROFILE=strict","KBNODE_PROFILE=compatible"]`, true, ""},
+		"a profile that is not":    {"compatible", `"Env":["KBNODE_PROFILE=Strict"]`, false, `"Strict" is no profile; write KBNODE_PROFILE=strict`},
+		"the node's other wishes":  {"compatible", `"Env":["KBNODE_PROFILE=strict"],"HostConfig":{"Privileged":true}`, false, "never privileged"},
+		"nothing of the variables": {"compatible", `"Env":["KBNODE_SLOT=3"]`, false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			policy := testPolicy()
+			policy.Profile, policy.DropEnv = row.profile, []string{"KBNODE_*"}
+			got, err := rebuild(policy, testFacts(), []byte(`{"Image":"i",`+row.body+`}`))
+			if row.refused != "" {
+				if err == nil || !strings.Contains(err.Error(), row.refused) {
+					t.Fatalf("got %v, want %q", err, row.refused)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			strict := got.User == testFacts().user && got.HostConfig.ReadonlyRootfs && slices.Contains(got.HostConfig.CapDrop, "ALL") && got.HostConfig.GroupAdd == nil &&
+				slices.Contains(got.Env, "USER="+policy.User)
+			if strict != row.strict || slices.ContainsFunc(got.Env, func(e string) bool { return strings.HasPrefix(e, "KBNODE_") }) {
+				t.Errorf("strict is %t: user %q, %+v", strict, got.User, got.Env)
+			}
+		})
+	}
+}
+
 func TestStrictNeedsUser(t *testing.T) {
 	t.Parallel()
 	policy, f := testPolicy(), testFacts()

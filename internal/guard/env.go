@@ -4,11 +4,16 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/config"
 )
 
 // agentSecrets are variables that let a job act as the agent, which runs hooks
 // on the host. Existing pipelines send them without wanting to.
 var agentSecrets = []string{"BUILDKITE_AGENT_JOB_API_*", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN"}
+
+// profileVariable is how a step asks for a stricter profile than the node's.
+const profileVariable = "KBNODE_PROFILE="
 
 const jobAPIVariable = "BUILDKITE_AGENT_JOB_API_SOCKET="
 
@@ -29,9 +34,26 @@ func (b *builder) takeEnv(v any) error {
 		if name == "" {
 			return fmt.Errorf("%.40q has no name", e)
 		}
+		if err := b.takeProfile(e); err != nil {
+			return err
+		}
 		if !matches(drop, name) {
 			b.env = append(b.env, e)
 		}
+	}
+	return nil
+}
+
+// takeProfile lets a container ask for the strict profile, and for none that leaves
+// it more than policy does. The environment is judged first, so that every other
+// field is judged as that profile's.
+func (b *builder) takeProfile(e string) error {
+	switch value, asked := strings.CutPrefix(e, profileVariable); {
+	case !asked, value == "", value == config.ProfileCompatible: // what policy says stays
+	case value == config.ProfileStrict:
+		b.policy.Profile = config.ProfileStrict
+	default:
+		return fmt.Errorf("%s%.40q is no profile; write %[1]s%[3]s, or leave it out", profileVariable, value, config.ProfileStrict)
 	}
 	return nil
 }

@@ -43,7 +43,9 @@ func (b *builder) strict() error {
 		}
 		h.Tmpfs[dir] = "rw,exec,nosuid,nodev,mode=1777,size=" + size + ",nr_inodes=" + strconv.Itoa(scratchInodes)
 	}
-	b.conf.Env = append(b.conf.Env, "HOME=/tmp")
+	// The image has no name for the user, and Python's getpass.getuser, by which torch
+	// names its caches, fails without one.
+	b.conf.Env = append(b.conf.Env, "HOME=/tmp", "USER="+b.policy.User, "LOGNAME="+b.policy.User)
 	return nil
 }
 
