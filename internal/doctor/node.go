@@ -92,7 +92,7 @@ var nodeChecks = []Check{
 			p := m.Plan
 			all := []Finding{ok("%d units", len(s.Units))}
 			for _, w := range s.Warnings {
-				tuned := slices.ContainsFunc(p.Tunables, func(t plan.Tunable) bool { return ofTunable(t, w) })
+				tuned := slices.ContainsFunc(p.Tunables, func(t plan.Tunable) bool { return t.Form != plan.Least && ofTunable(t, w) })
 				if !tuned && !strings.Contains(w, "cpuset partition") { // group noise and slot-partition tell
 					all = append(all, warn("%s", w).advise("see "+Pages+"operations.md"))
 				}

@@ -88,6 +88,10 @@ func TestSlotLimits(t *testing.T) {
 			f.state.Warnings = []string{"no cpuset partition: x", "/sys/kernel/mm/ksm/run is not set: y"}
 			f.plan.Tunables = []plan.Tunable{{Name: "/sys/kernel/mm/ksm/run"}}
 		}), nil, nil, "ok: 3 units", ""},
+		{"a limit that all slots share", "state", node(func(f *fake) {
+			f.state.Warnings = []string{"/proc/sys/kernel/pty/max is not set: y"}
+			f.plan.Tunables = []plan.Tunable{{Name: "/proc/sys/kernel/pty/max", Form: plan.Least}}
+		}), nil, nil, "warn: /proc/sys/kernel/pty/max is not set: y", ""},
 		{"its own", "state", node(func(f *fake) { f.state.Warnings = []string{"slot gpu0 is taken as busy: z"} }), nil, nil, "warn: slot gpu0 is taken as busy: z", ""},
 
 		{"good", "slot-partition", node(nil), nil, nil, "ok: CPUs 1-2,5-6,9-10,13-14", ""},

@@ -23,6 +23,9 @@ done
 for f in /proc/irq/*/smp_affinity_list; do (cat $f >$f) 2>/dev/null && echo "$f $(cat $f)"; done
 grep -h persistence /etc/fake-nvml.conf | tail -n 1`
 
+// shared shows limits that all slots share.
+const shared = "cat /proc/sys/fs/inotify/max_user_instances /proc/sys/kernel/pty/max /proc/sys/fs/aio-max-nr /proc/sys/fs/pipe-user-pages-soft"
+
 // spoilt is a machine as its maker left it.
 const spoilt = `echo always >/sys/kernel/mm/transparent_hugepage/enabled; echo 1 >/sys/kernel/mm/transparent_hugepage/khugepaged/defrag; echo 1 >/sys/kernel/mm/ksm/run
 [ ! -e /proc/sys/kernel/numa_balancing ] || echo 1 >/proc/sys/kernel/numa_balancing
@@ -34,7 +37,7 @@ func TestQuiet(t *testing.T) {
 	t.Parallel()
 	m := forked(t)
 	m.Sh(spoilt)
-	before := m.Sh(settings)
+	before, limits := m.Sh(settings), m.Sh(shared)
 	m.Sh(installCommand + "; bkstub wait-agents --count 8 --timeout 5m")
 	allIdle(t, m)
 	const thp, defrag = "/sys/kernel/mm/transparent_hugepage/enabled", "/sys/kernel/mm/transparent_hugepage/khugepaged/defrag"
@@ -96,7 +99,10 @@ func TestQuiet(t *testing.T) {
 
 	t.Run("off", func(t *testing.T) {
 		m.Sh("sed -i '/^hygiene/,$d' /etc/kbnode/config.yaml; printf 'hygiene:\\n  disabled: true\\n' >>/etc/kbnode/config.yaml; systemctl reload kbnode; systemctl kill -s KILL kbnode")
-		m.Wait("the settings of before", "test ! -e /var/lib/kbnode/tunables.json")
+		m.Wait("the settings of before", "! grep -q -e transparent_hugepage -e persistence /var/lib/kbnode/tunables.json")
+		if got := m.Sh(shared); got == limits || !strings.HasPrefix(got, "2147483647\n") {
+			t.Errorf("limits that keep slots apart are %s, before %s", got, limits)
+		}
 		m.Sh("sed -i '/^gpu.*persistence = 0/d; s/^gpu.*\\(persistence = .\\)/\\1/' /etc/fake-nvml.conf")
 		if diff := cmp.Diff(withoutGPU(before), withoutGPU(m.Sh(settings))); diff != "" {
 			t.Error(diff)
@@ -111,6 +117,9 @@ func TestQuiet(t *testing.T) {
 			t.Errorf("it is %s", got)
 		}
 		m.Sh("echo always >" + thp)
+		if got := m.Sh(shared); got != limits {
+			t.Errorf("limits are %s, before %s", got, limits)
+		}
 		if diff := cmp.Diff(withoutGPU(before), withoutGPU(m.Sh(settings))); diff != "" {
 			t.Error(diff)
 		}
