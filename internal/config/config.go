@@ -53,6 +53,9 @@ type Agent struct {
 	DownloadURL string `yaml:"download_url,omitempty"`
 	// DownloadSHA256 is the archive's checksum, for an own DownloadURL.
 	DownloadSHA256 string `yaml:"download_sha256,omitempty"`
+	// Proxies are what slots' commands on the host may reach of this machine besides
+	// DNS and a local Endpoint, as host:port. Default: none.
+	Proxies []string `yaml:"proxies,omitempty"`
 	// Tags are added to those that kbnode sets.
 	Tags []string `yaml:"tags,omitempty"`
 	// AllowedRepositories are regular expressions. Default: DefaultRepositories.
@@ -74,6 +77,10 @@ type Job struct {
 	// AllowedImages are regular expressions of the images that a job may run.
 	// Default: all.
 	AllowedImages []string `yaml:"allowed_images,omitempty"`
+	// PrivateRegistries are registries, as host or host:port, from which jobs may pull
+	// although their addresses are private. The one of Image.Name is among them.
+	// Default: none.
+	PrivateRegistries []string `yaml:"private_registries,omitempty"`
 	// MaxMinutes is how long a stopping agent may go on with its job. Default:
 	// DefaultJobMinutes.
 	MaxMinutes int `yaml:"max_minutes,omitempty"`

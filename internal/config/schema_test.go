@@ -100,12 +100,14 @@ func rules() map[string]func(*jsonschema.Schema) {
 		"job.network": func(s *jsonschema.Schema) {
 			s.Enum, s.Default = []any{NetworkBridge, NetworkNone}, nil // which one, the profile says
 		},
-		"job.allowed_images": patterns,
-		"job.max_minutes":    least(1),
-		"job.tasks_max":      least(64),
-		"job.shm_size":       nil,
-		"job.disk":           func(s *jsonschema.Schema) { s.AnyOf[0].Minimum = json.Number(fmt.Sprint(256 << 20)) },
-		"job.cpu_quota":      nil,
+		"job.allowed_images":     patterns,
+		"agent.proxies":          func(s *jsonschema.Schema) { s.Items.Pattern = proxyForm().String() },
+		"job.private_registries": func(s *jsonschema.Schema) { s.Items.Pattern = registryForm().String() },
+		"job.max_minutes":        least(1),
+		"job.tasks_max":          least(64),
+		"job.shm_size":           nil,
+		"job.disk":               func(s *jsonschema.Schema) { s.AnyOf[0].Minimum = json.Number(fmt.Sprint(256 << 20)) },
+		"job.cpu_quota":          nil,
 		"image.name": func(s *jsonschema.Schema) {
 			s.Pattern, s.MaxLength = imageForm().String(), new(uint64(255))
 		},

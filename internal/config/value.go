@@ -98,12 +98,14 @@ type Problem struct {
 }
 
 var (
-	queueForm = lazily(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
-	field     = lazily(`\{[^{}]*\}`)
-	nodeForm  = lazily(`^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$`)
-	tagForm   = lazily(`^[A-Za-z0-9_.-]{1,64}=[^\s,"=]{1,200}$`)
-	sumForm   = lazily(`^[0-9a-f]{64}$`)
-	imageForm = lazily(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
+	queueForm    = lazily(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
+	field        = lazily(`\{[^{}]*\}`)
+	nodeForm     = lazily(`^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$`)
+	tagForm      = lazily(`^[A-Za-z0-9_.-]{1,64}=[^\s,"=]{1,200}$`)
+	sumForm      = lazily(`^[0-9a-f]{64}$`)
+	proxyForm    = lazily(`^[A-Za-z0-9.-]{1,253}:[0-9]{1,5}$`)
+	registryForm = lazily(`^[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?$`)
+	imageForm    = lazily(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 )
 
 // QueueFields are the names that a queue template may use.
@@ -211,6 +213,16 @@ func Validate(c Config) []Problem {
 			} else if !strings.HasPrefix(re, "^") || !strings.HasSuffix(re, "$") {
 				bad(key, "%q matches anywhere in a name; write %q", hidePattern(re), "^"+strings.Trim(hidePattern(re), "^$")+"$")
 			}
+		}
+	}
+	for _, p := range c.Agent.Proxies {
+		if !proxyForm().MatchString(p) {
+			bad("agent.proxies", "%q is not host:port; write one such as 127.0.0.1:3128", p)
+		}
+	}
+	for _, r := range c.Job.PrivateRegistries {
+		if !registryForm().MatchString(r) {
+			bad("job.private_registries", "%q is not a registry; write host or host:port as in the names of its images, such as reg.example:5000", r)
 		}
 	}
 	if e := c.Agent.Endpoint; e != "" && !regexp.MustCompile(`^https?://[^\s"]+$`).MatchString(e) {

@@ -6,6 +6,7 @@ package firewall
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -66,6 +67,34 @@ func Slots(root string) ([]Slot, error) {
 	return list, nil
 }
 
+// maxPolicy bounds a slot's policy, in bytes.
+const maxPolicy = 1 << 20
+
+// LocalPorts are the ports of the node that the commands of these slots may reach,
+// by the slots' policies in a tree. What cannot be read opens none.
+func LocalPorts(root string, list []Slot) []uint16 {
+	var ports []uint16
+	for _, s := range list {
+		k, err := strconv.Atoi(strings.TrimPrefix(s.Bridge, bridges))
+		if err != nil {
+			continue
+		}
+		f, err := os.Open(filepath.Join(root, plan.SlotPolicyPath(k)))
+		if err != nil {
+			continue
+		}
+		var policy struct {
+			LocalPorts []uint16 `json:"local_ports"`
+		}
+		if json.NewDecoder(io.LimitReader(f, maxPolicy)).Decode(&policy) == nil {
+			ports = append(ports, policy.LocalPorts...)
+		}
+		_ = f.Close()
+	}
+	slices.Sort(ports)
+	return slices.Compact(ports)
+}
+
 // State is what the kernel has of the table.
 type State string
 
@@ -78,16 +107,17 @@ const (
 
 var table = nftables.Table{Name: Name, Family: nftables.TableFamilyINet}
 
-// Look compares the kernel's rules with those for these slots.
-func Look(list []Slot) (State, error) {
-	state, err := look(list)
+// Look compares the kernel's rules with those for these slots, whose commands may
+// reach these ports of the node.
+func Look(list []Slot, ports ...uint16) (State, error) {
+	state, err := look(list, ports)
 	if err != nil {
 		return "", fmt.Errorf("read the nftables table inet %s: %w", Name, err)
 	}
 	return state, nil
 }
 
-func look(list []Slot) (State, error) {
+func look(list []Slot, ports []uint16) (State, error) {
 	conn, err := nftables.New(nftables.AsLasting())
 	if err != nil {
 		return "", err
@@ -131,11 +161,11 @@ func look(list []Slot) (State, error) {
 			}
 		}
 	}
-	return sets(conn, list)
+	return sets(conn, list, ports)
 }
 
-func sets(conn *nftables.Conn, list []Slot) (State, error) {
-	for _, w := range members(list) {
+func sets(conn *nftables.Conn, list []Slot, ports []uint16) (State, error) {
+	for _, w := range members(list, ports) {
 		has, err := conn.GetSetElements(&nftables.Set{Table: &table, Name: w.set.Name})
 		if errors.Is(err, fs.ErrNotExist) {
 			return Altered, nil
@@ -153,12 +183,12 @@ func sets(conn *nftables.Conn, list []Slot) (State, error) {
 
 // Set writes the table for these slots in place of the one that is there. The
 // kernel does it in one step: there is no moment without rules.
-func Set(list []Slot) error {
+func Set(list []Slot, ports ...uint16) error {
 	conn := &nftables.Conn{}
 	conn.AddTable(&table)
 	conn.DelTable(&table)
 	conn.AddTable(&table)
-	for _, m := range members(list) {
+	for _, m := range members(list, ports) {
 		if err := conn.AddSet(m.set, m.elements); err != nil {
 			return fmt.Errorf("write the nftables table inet %s: %w", Name, err)
 		}
@@ -179,12 +209,12 @@ func Set(list []Slot) error {
 }
 
 // Ensure makes the kernel have the table for these slots.
-func Ensure(list []Slot) error {
+func Ensure(list []Slot, ports ...uint16) error {
 	// What cannot be read is written anew.
-	if state, err := Look(list); err == nil && state == Intact {
+	if state, err := Look(list, ports...); err == nil && state == Intact {
 		return nil
 	}
-	return Set(list)
+	return Set(list, ports...)
 }
 
 // Remove takes the table away. There may be none.

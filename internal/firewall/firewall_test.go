@@ -17,6 +17,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 var update = flag.Bool("update", false, "write testdata anew")
@@ -77,8 +79,31 @@ kbnode-gpu1:x:996:995::/:/usr/sbin/nologin
 	}
 }
 
+func TestLocalPorts(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for k, text := range []string{`{"local_ports": [8899, 3128]}`, `{"local_ports": [3128]}`, `{"local_ports": [70000]}`, `{"other": 1}`} {
+		path := filepath.Join(root, plan.SlotPolicyPath(k))
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var list []Slot
+	for k := range 5 {
+		list = append(list, Slot{plan.NetworkName(k), 1})
+	}
+	if diff := cmp.Diff([]uint16{3128, 8899}, LocalPorts(root, list)); diff != "" {
+		t.Error(diff)
+	}
+	if got := LocalPorts(root, list[2:]); len(got) > 0 {
+		t.Errorf("what cannot be read opens %v", got)
+	}
+}
+
 const (
 	uidOfSlot0 = 47110
+	proxy      = 3128 // a port that slots may reach
+	ofSlot     = 4000 // where a slot's own command listens
 )
 
 var twoSlots = []Slot{{"kbnode-gpu0", uidOfSlot0}, {"kbnode-gpu1", uidOfSlot0 + 1}}
@@ -112,10 +137,11 @@ func newRig(t *testing.T) rig {
 	}
 	r.outside.sh(t, `ip addr add 169.254.169.254/32 dev lo`)
 	for _, ns := range []*namespace{r.node, r.job, r.sibling, r.neighbour, r.other, r.outside} {
-		for _, port := range []int{53, 80} {
-			serve(t, ns, port)
+		for _, port := range []int{53, 80, proxy} {
+			serve(t, ns, port, 0)
 		}
 	}
+	serve(t, r.node, ofSlot, uidOfSlot0)
 	// A container's port that the node publishes, as Docker does.
 	r.node.in(func() {
 		conn := &nftables.Conn{}
@@ -136,9 +162,13 @@ func newRig(t *testing.T) rig {
 }
 
 // serve answers on a port by TCP, and by UDP on each of its addresses.
-func serve(t *testing.T, ns *namespace, port int) {
+func serve(t *testing.T, ns *namespace, port, uid int) {
 	t.Helper()
 	ns.in(func() {
+		if uid != 0 { // of this thread, as in reach
+			_ = unix.Setfsuid(uid)
+			defer func() { _ = unix.Setfsuid(0) }()
+		}
 		l, err := net.Listen("tcp", fmt.Sprintf(":%d", port))
 		if err != nil {
 			t.Fatal(err)
@@ -249,6 +279,11 @@ func traffic(t *testing.T, r rig) {
 		{"a slot's command to the metadata", r.node, "169.254.169.254", uidOfSlot0, map[int]bool{80: no, 53: yes}, told},
 		{"a slot's command to the outside", r.node, "192.0.2.2", uidOfSlot0, map[int]bool{80: yes}, false},
 		{"a slot's command to a job", r.node, "198.18.1.2", uidOfSlot0, map[int]bool{80: no}, false},
+		{"a slot's command to loopback", r.node, "127.0.0.1", uidOfSlot0, map[int]bool{80: no, 53: yes, proxy: yes}, told},
+		{"a slot's command to the node's address", r.node, "192.0.2.1", uidOfSlot0, map[int]bool{80: no, 53: yes, proxy: yes}, told},
+		{"a slot's command to its bridge", r.node, "198.18.0.1", uidOfSlot0, map[int]bool{80: no}, told},
+		{"the node to loopback", r.node, "127.0.0.1", 0, map[int]bool{80: yes}, false},
+		{"the node to a slot's server", r.node, "127.0.0.1", 0, map[int]bool{ofSlot: yes}, false},
 	}
 	// Without rules everything is reached: nothing else keeps them apart here.
 	for _, row := range rows {
@@ -259,7 +294,7 @@ func traffic(t *testing.T, r rig) {
 		}
 	}
 	r.node.in(func() {
-		if err := Ensure(twoSlots); err != nil {
+		if err := Ensure(twoSlots, proxy); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -320,6 +355,9 @@ func TestRepair(t *testing.T) {
 		look(Altered, twoSlots[:1])
 		other := []Slot{twoSlots[0], {"kbnode-gpu1", 5}}
 		look(Altered, other)
+		if got, err := Look(twoSlots, proxy); err != nil || got != Altered {
+			t.Errorf("with a port: %s, %v", got, err)
+		}
 
 		conn := &nftables.Conn{}
 		for name, spoil := range map[string]func() error{

@@ -103,12 +103,19 @@ func nfproto6() part { return part{"meta nfproto ipv6", nfproto(unix.NFPROTO_IPV
 
 // dns matches what goes to port 53 by "udp" or "tcp".
 func dns(proto string) part {
+	return part{proto + " dport 53", append(dport(proto), equals(binaryutil.BigEndian.PutUint16(53)))}
+}
+
+// portIn matches what goes to a port of a set by "udp" or "tcp".
+func portIn(proto, set string) part { return inSet(proto+" dport", set, dport(proto)...) }
+
+// dport loads the destination port.
+func dport(proto string) []expr.Any {
 	number := map[string]byte{"udp": unix.IPPROTO_UDP, "tcp": unix.IPPROTO_TCP}[proto]
-	return part{proto + " dport 53", []expr.Any{
+	return []expr.Any{
 		meta(expr.MetaKeyL4PROTO, 1), equals([]byte{number}),
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		equals(binaryutil.BigEndian.PutUint16(53)),
-	}}
+	}
 }
 
 // daddr matches the destination address. In a packet it is at 16 of IPv4's

@@ -61,6 +61,7 @@ func rules() []chain {
 		}},
 		{name: "output", hook: nftables.ChainHookOutput, rules: append([]rule{
 			{toJob, ctState("new", "invalid"), drop()},
+			{oifname("lo"), inSet("meta skuid", slotUsers, skuidTo(1)), jump("to_self")},
 		}, host...)},
 
 		// A job speaks to the node itself.
@@ -81,6 +82,13 @@ func rules() []chain {
 		{name: "metadata", rules: append(slices.Clone(names),
 			rule{inSet("meta skuid", slotUsers, skuidTo(1)), jump("refuse")},
 		)},
+		// A command of a job on the host speaks to the node itself: many services of a
+		// node, DCGM's among them, trust whoever reaches its loopback interface.
+		{name: "to_self", rules: slices.Concat([]rule{{ctState("established"), accept()}}, names, []rule{
+			{portIn("udp", localPorts), accept()},
+			{portIn("tcp", localPorts), accept()},
+			{jump("refuse")},
+		})},
 		// Whoever is refused hears of it.
 		{name: "refuse", rules: []rule{{reset()}, {reject()}}},
 	}
@@ -88,8 +96,9 @@ func rules() []chain {
 
 // The table's sets, the only part that depends on the slots.
 const (
-	sameSlot  = "same_slot"  // a bridge and itself
-	slotUsers = "slot_users" // user IDs
+	sameSlot   = "same_slot"   // a bridge and itself
+	slotUsers  = "slot_users"  // user IDs
+	localPorts = "local_ports" // of the node, for these users
 )
 
 // member is a set and what it holds, by key.
@@ -98,7 +107,7 @@ type member struct {
 	elements []nftables.SetElement
 }
 
-func members(list []Slot) []member {
+func members(list []Slot, ports []uint16) []member {
 	same := member{set: &nftables.Set{
 		Table: &table, ID: 1, Name: sameSlot, Concatenation: true, // the library's own numbers are not for goroutines
 		KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIFName),
@@ -106,12 +115,18 @@ func members(list []Slot) []member {
 	users := member{set: &nftables.Set{
 		Table: &table, ID: 2, Name: slotUsers, KeyType: nftables.TypeUID, KeyByteOrder: binaryutil.NativeEndian,
 	}}
+	local := member{set: &nftables.Set{
+		Table: &table, ID: 3, Name: localPorts, KeyType: nftables.TypeInetService,
+	}}
+	for _, p := range ports {
+		local.elements = append(local.elements, nftables.SetElement{Key: binaryutil.BigEndian.PutUint16(p)})
+	}
 	for _, s := range list {
 		name := ifname(s.Bridge)
 		same.elements = append(same.elements, nftables.SetElement{Key: slices.Concat(name, name)})
 		users.elements = append(users.elements, nftables.SetElement{Key: binaryutil.NativeEndian.PutUint32(s.UID)})
 	}
-	all := []member{same, users}
+	all := []member{same, users, local}
 	for _, m := range all {
 		slices.SortFunc(m.elements, func(a, b nftables.SetElement) int { return bytes.Compare(a.Key, b.Key) })
 	}

@@ -165,6 +165,7 @@ type guard struct {
 	engine     engineCheck
 	network    *slotNetwork
 	confiner   *confiner
+	registries registries
 	cleaner    *cleaner
 	inFlight   inFlight
 	whole      chan struct{} // a place for each of maxWhole
@@ -181,6 +182,7 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		binder:     newBinder(filepath.Dir(p.Socket)),
 		up:         newUpstream(p.DockerSocket),
 		engine:     engineCheck{ask: engine.Info},
+		registries: newRegistries(p.Registries),
 		whole:      make(chan struct{}, maxWhole),
 		pulls:      make(chan struct{}, maxPulls),
 	}

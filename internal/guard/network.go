@@ -114,7 +114,7 @@ func newNetwork(p plan.JobPolicy, engine *docker.Engine) *slotNetwork {
 			if err != nil {
 				return err
 			}
-			return firewall.Ensure(slots)
+			return firewall.Ensure(slots, firewall.LocalPorts("/", slots)...)
 		},
 		routes: func() (io.ReadCloser, error) { return os.Open("/proc/net/route") },
 	}

@@ -31,6 +31,9 @@ func (g *guard) pull(c *call) error {
 	if kept, err := g.kept(c, reference(image, tag)); err != nil || kept {
 		return err
 	}
+	if err := g.registries.mayPull(c.r.Context(), reference(image, tag)); err != nil {
+		return forbid("%s", err)
+	}
 	if c.auth = c.r.Header.Get("X-Registry-Auth"); len(c.auth) > maxAuth {
 		return forbid("X-Registry-Auth is larger than %d bytes", maxAuth)
 	}

@@ -19,6 +19,12 @@ type JobPolicy struct {
 	Profile string   `json:"profile"`          // config.ProfileCompatible or ProfileStrict
 	Network string   `json:"network"`          // config.NetworkBridge, from which a job may step down, or NetworkNone
 	Images  []string `json:"images,omitempty"` // regular expressions; none means all
+	// Registries are those from which jobs may pull although their addresses are
+	// private, as host or host:port.
+	Registries []string `json:"registries,omitempty"`
+	// LocalPorts are the TCP and UDP ports of this machine that the slot's commands on
+	// the host may reach besides DNS.
+	LocalPorts []uint16 `json:"local_ports,omitempty"`
 	// KeptImage is the name that kbnode updates by itself; "" for none. A job's pull
 	// would move it, for all slots, to an image that no canary ran.
 	KeptImage string `json:"kept_image,omitempty"`

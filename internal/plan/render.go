@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -252,6 +253,7 @@ func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
 		},
 		WorkRoot: BuildsDir(s.Index), Binary: in.Binary, DockerSocket: cfg.Docker.Socket, Socket: SocketPath(s.Index),
 		DeviceNodes: []string{},
+		Registries:  registries(cfg), LocalPorts: localPorts(cfg.Agent),
 	}
 	if cfg.Image.Updates() {
 		pol.KeptImage = cfg.Image.Name
@@ -279,6 +281,34 @@ func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
 		pol.DeviceNodes = s.Devices()
 	}
 	return pol
+}
+
+// registries are those that the operator names: in a list, or in the image's name.
+func registries(cfg config.Config) []string {
+	list := slices.Clone(cfg.Job.PrivateRegistries)
+	if host, _, ok := strings.Cut(cfg.Image.Name, "/"); ok && (host == "localhost" || strings.ContainsAny(host, ".:")) {
+		list = append(list, host)
+	}
+	return list
+}
+
+// localPorts are the ports of the proxies that the operator names, and of an agent
+// API that is not Buildkite's own and so may be this machine's.
+func localPorts(a config.Agent) []uint16 {
+	var ports []uint16
+	add := func(text string) {
+		if n, err := strconv.ParseUint(text, 10, 16); err == nil {
+			ports = append(ports, uint16(n))
+		}
+	}
+	for _, proxy := range a.Proxies {
+		add(proxy[strings.LastIndexByte(proxy, ':')+1:])
+	}
+	if u, err := url.Parse(a.Endpoint); err == nil && u.Hostname() != "buildkite.com" && !strings.HasSuffix(u.Hostname(), ".buildkite.com") {
+		add(cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme]))
+	}
+	slices.Sort(ports)
+	return slices.Compact(ports)
 }
 
 // MinSystemd is the oldest systemd that knows what units and slices need.

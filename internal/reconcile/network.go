@@ -48,7 +48,7 @@ func (s SystemNetwork) Look(ctx context.Context) (NetworkState, error) {
 	var state NetworkState
 	slots, err := firewall.Slots("/")
 	if err == nil {
-		state.Rules, err = firewall.Look(slots)
+		state.Rules, err = firewall.Look(slots, firewall.LocalPorts("/", slots)...)
 	}
 	switch {
 	case errors.Is(err, fs.ErrPermission):
@@ -76,7 +76,7 @@ func (SystemNetwork) Protect() error {
 	if err != nil {
 		return err
 	}
-	return firewall.Ensure(slots)
+	return firewall.Ensure(slots, firewall.LocalPorts("/", slots)...)
 }
 
 // Unprotect implements Network.

@@ -243,7 +243,7 @@ func TestAttack(t *testing.T) {
 	t.Parallel()
 	m := installed(t)
 	// The daemon's work takes as long as a job, emulated.
-	m.Sh(`systemctl stop kbnode; printf 'job:\n  tasks_max: 256\n  disk: 512MiB\n' >>/etc/kbnode/config.yaml
+	m.Sh(`systemctl stop kbnode; printf 'job:\n  tasks_max: 256\n  disk: 512MiB\n  private_registries: ["127.0.0.1:5999"]\n' >>/etc/kbnode/config.yaml
 		kbnode reconcile; bkstub wait-agents --count 8 --timeout 3m; systemctl stop kbnode`)
 	lanes := attacks()
 	putScripts(t, m)

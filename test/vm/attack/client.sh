@@ -20,7 +20,7 @@ say inspect docker inspect -f '{{.Name}} {{.HostConfig.CpusetCpus}} {{.State.Run
 say logs docker logs service
 say "logs -f" docker logs -f service
 say wait docker wait service
-say start docker start service
+say "start again" docker start service
 say stop docker stop -t 1 service
 say "ps -a" docker ps -a --format '{{.Names}} {{.Status}}'
 say rm docker rm service

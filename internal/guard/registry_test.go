@@ -1,0 +1,68 @@
+package guard
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"testing"
+)
+
+func TestMayPull(t *testing.T) {
+	t.Parallel()
+	names := map[string][]string{
+		"lan.example": {"10.0.0.9"},
+		"reg.example": {"93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"}, "rebind.example": {"93.184.215.14", "127.0.0.1"},
+		"localhost": {"127.0.0.1"}, "LOCALHOST": {"::1"}, "meta.example": {"169.254.169.254"}, "mapped.example": {"::ffff:10.0.0.1"},
+		"nat64.example": {"64:ff9b::a00:1"}, "nat64ok.example": {"64:ff9b::5db8:d70e"}, "ula.example": {"fc00::1"}, "ll.example": {"fe80::1%eth0"},
+		"six.example": {"2002:a00:1::1"}, "this.example": {"203.0.113.7"}, "compat.example": {"::127.0.0.1"},
+	}
+	r := registries{
+		listed: []string{"10.0.0.5:5000", "Lan.example"},
+		lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
+			list, ok := names[host]
+			if !ok {
+				return nil, &net.DNSError{Err: "no such host", IsNotFound: true}
+			}
+			var addrs []netip.Addr
+			for _, a := range list {
+				addrs = append(addrs, netip.MustParseAddr(a))
+			}
+			return addrs, nil
+		},
+		own: func() ([]net.Addr, error) { return []net.Addr{&net.IPNet{IP: net.ParseIP("203.0.113.7")}}, nil },
+	}
+	for image, want := range map[string]bool{
+		"python": true, "gpu-mode/eval:1": true, "docker.io/a/b": true, "index.docker.io/a/b": true,
+		"reg.example/a/b:1": true, "reg.example:8443/a": true, "93.184.215.14/a": true, "nat64ok.example/a": true,
+		"10.0.0.5:5000/a": true, "lan.example/a": true,
+		"10.0.0.5/a": false, "10.0.0.5:5001/a": false, "lan.example:5000/a": false, // another port is another service
+		"localhost/a": false, "localhost:5000/a": false, "LOCALHOST/a": false, "127.0.0.1:5000/a": false, "127.0.0.53/a": false,
+		"169.254.169.254/latest": false, "100.100.100.200/a": false, "168.63.129.16/a": false, "192.168.1.1/a": false, "172.16.0.1/a": false,
+		"172.31.255.255/a": false, "0.0.0.0/a": false, "255.255.255.255/a": false, "224.0.0.1/a": false, "198.18.0.1/a": false,
+		"127.1/a": false, "2130706433:80/a": false, "0x7f000001:80/a": false, "0x7f.1/a": false, "017700000001:80/a": false, "127.0.0.0x1/a": false,
+		"rebind.example/a": false, "meta.example/a": false, "mapped.example/a": false, "nat64.example/a": false, "ula.example/a": false,
+		"ll.example/a": false, "six.example/a": false, "compat.example/a": false, "this.example/a": false,
+		"unknown.example/a": true, // the engine does not find it either
+	} {
+		if err := r.mayPull(t.Context(), image); (err == nil) != want {
+			t.Errorf("%s: %v", image, err)
+		}
+	}
+}
+
+func TestPullFromPrivateRegistry(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(r *rig) { r.policy.Registries = []string{"127.0.0.2:5000"} })
+	for image, want := range map[string]int{"127.0.0.1:5000/a": http.StatusForbidden, "169.254.169.254/a": http.StatusForbidden, "127.0.0.2:5000/a": http.StatusOK} {
+		status, answer := r.ask(t, "POST", "/images/create?tag=1&fromImage="+url.QueryEscape(image), "")
+		if status != want || status == http.StatusForbidden && !strings.Contains(answer, "job.private_registries") {
+			t.Errorf("%s: %d %s", image, status, answer)
+		}
+		if asked := r.engine.seen("POST /images/create?fromImage=" + url.QueryEscape(image)); asked != (want == http.StatusOK) {
+			t.Errorf("%s: the engine was asked: %t", image, asked)
+		}
+	}
+}

@@ -1,0 +1,40 @@
+package plan
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+)
+
+// TestLocalPorts: what slots may reach of the node itself is named by the operator.
+func TestLocalPorts(t *testing.T) {
+	t.Parallel()
+	for endpoint, want := range map[string][]uint16{
+		config.DefaultEndpoint:                {3128},
+		"https://agent-edge.buildkite.com/v3": {3128},
+		"http://127.0.0.1:8899/v3":            {3128, 8899},
+		"http://localhost/v3":                 {80, 3128},
+		"https://buildkite.com.example/v3":    {443, 3128},
+		"":                                    {3128},
+	} {
+		agent := config.Agent{Endpoint: endpoint, Proxies: []string{"127.0.0.1:3128", "proxy:3128", "proxy:70000"}}
+		if diff := cmp.Diff(want, localPorts(agent)); diff != "" {
+			t.Errorf("%s: %s", endpoint, diff)
+		}
+	}
+}
+
+func TestRegistries(t *testing.T) {
+	t.Parallel()
+	for image, want := range map[string][]string{
+		"ghcr.io/gpu-mode/kernelbot:latest": {"lan:5000", "ghcr.io"}, "127.0.0.1:5000/eval:latest": {"lan:5000", "127.0.0.1:5000"},
+		"localhost/eval:1": {"lan:5000", "localhost"}, "gpu-mode/eval:1": {"lan:5000"}, "eval:1": {"lan:5000"},
+	} {
+		cfg := config.Config{Image: config.Image{Name: image}, Job: config.Job{PrivateRegistries: []string{"lan:5000"}}}
+		if diff := cmp.Diff(want, registries(cfg)); diff != "" {
+			t.Errorf("%s: %s", image, diff)
+		}
+	}
+}
