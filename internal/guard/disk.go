@@ -227,15 +227,20 @@ func (d *slotDisk) discard(path string) {
 		d.log.Warn("directory left behind", "path", path, "err", err)
 		return
 	}
-	away := filepath.Join(trash, rand.Text())
-	if err := os.Rename(path, away); err != nil {
+	away := rand.Text()
+	if err := os.Rename(path, filepath.Join(trash, away)); err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
 			d.log.Warn("directory left behind", "path", path, "err", err)
 		}
 		return
 	}
 	go func() {
-		if err := os.RemoveAll(away); err != nil { // follows no link
+		root, err := os.OpenRoot(trash)
+		if err == nil {
+			// os.RemoveAll would keep every directory open that leads to where it is.
+			err = errors.Join(RemoveTree(root, away), root.Close())
+		}
+		if err != nil {
 			d.log.Warn("directory left behind", "path", path, "err", err)
 		}
 	}()

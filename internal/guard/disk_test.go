@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
@@ -114,6 +115,51 @@ func TestDiskSweep(t *testing.T) {
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("the trash keeps %v, %v", left, err)
+		}
+	}
+}
+
+// TestDiscardDeepTree removes directories in each other, of which no more than a few
+// may be open at a time.
+func TestDiscardDeepTree(t *testing.T) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	d, _ := testDisk(t)
+	path := d.path("deep")
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	for range 3000 {
+		if err == nil {
+			err = unix.Mkdirat(fd, "d", 0o700)
+		}
+		below := -1
+		if err == nil {
+			below, err = unix.Openat(fd, "d", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		}
+		_ = unix.Close(fd)
+		fd = below
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(fd)
+	// Not parallel: the limit is that of the process.
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
+	d.discard(path)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		left, err := os.ReadDir(filepath.Join(d.dir, "trash"))
+		if err == nil && len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("left in the trash: %d, %v", len(left), err)
 		}
 	}
 }
