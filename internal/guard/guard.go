@@ -99,6 +99,7 @@ func Serve(ctx context.Context, c Config) error {
 	go g.cleaner.watchTasks(ctx)
 	go g.cleaner.watchEnd(ctx)
 	go g.connect(ctx)
+	go g.collectImages(ctx)
 	g.log.Info("guard ready", "path", listener.Addr().String())
 	g.notify(daemon.SdNotifyReady)
 	g.trim()
@@ -166,6 +167,7 @@ type guard struct {
 	network    *slotNetwork
 	confiner   *confiner
 	registries registries
+	pulled     pulledImages
 	cleaner    *cleaner
 	inFlight   inFlight
 	whole      chan struct{} // a place for each of maxWhole
@@ -183,6 +185,7 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		up:         newUpstream(p.DockerSocket),
 		engine:     engineCheck{ask: engine.Info},
 		registries: newRegistries(p.Registries),
+		pulled:     newPulledImages(p, engine),
 		whole:      make(chan struct{}, maxWhole),
 		pulls:      make(chan struct{}, maxPulls),
 	}

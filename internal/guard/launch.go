@@ -112,6 +112,9 @@ func (g *guard) create(c *call) error {
 		}
 		made = true
 		g.own.add(created.ID, owned{name: name, binds: binds, disk: scratch})
+		if err := g.pulled.used(wanted.Image, false); err != nil {
+			g.log.Warn("use of the image not noted", "err", err)
+		}
 		g.log.Info("container created", "id", created.ID, "image", wanted.Image)
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(answerBody))

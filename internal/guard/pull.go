@@ -37,6 +37,14 @@ func (g *guard) pull(c *call) error {
 	if c.auth = c.r.Header.Get("X-Registry-Auth"); len(c.auth) > maxAuth {
 		return forbid("X-Registry-Auth is larger than %d bytes", maxAuth)
 	}
+	has, err := g.image(c, reference(image, tag), &struct{}{})
+	if err != nil {
+		return err
+	}
+	// Before the pull, so that what is given up half-way is known, too.
+	if err := g.pulled.used(reference(image, tag), !has); err != nil {
+		return err
+	}
 	return g.fetch(c)
 }
 

@@ -25,6 +25,8 @@ type JobPolicy struct {
 	// LocalPorts are the TCP and UDP ports of this machine that the slot's commands on
 	// the host may reach besides DNS.
 	LocalPorts []uint16 `json:"local_ports,omitempty"`
+	// NodeImage is the image that pipelines of this node name; it stays.
+	NodeImage string `json:"node_image,omitempty"`
 	// KeptImage is the name that kbnode updates by itself; "" for none. A job's pull
 	// would move it, for all slots, to an image that no canary ran.
 	KeptImage string `json:"kept_image,omitempty"`

@@ -253,7 +253,7 @@ func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
 		},
 		WorkRoot: BuildsDir(s.Index), Binary: in.Binary, DockerSocket: cfg.Docker.Socket, Socket: SocketPath(s.Index),
 		DeviceNodes: []string{},
-		Registries:  registries(cfg), LocalPorts: localPorts(cfg.Agent),
+		Registries:  registries(cfg), LocalPorts: localPorts(cfg.Agent), NodeImage: cfg.Image.Name,
 	}
 	if cfg.Image.Updates() {
 		pol.KeptImage = cfg.Image.Name

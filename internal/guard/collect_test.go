@@ -1,0 +1,68 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestCollect removes what jobs pulled and left for a day, and nothing that was there
+// before, that the operator names, or that a container uses.
+func TestCollect(t *testing.T) {
+	t.Parallel()
+	p := testPolicy()
+	p.Socket, p.NodeImage, p.Images = filepath.Join(t.TempDir(), "gpu0/docker.sock"), "ghcr.io/gpu-mode/eval:latest", []string{"^listed:[0-9]$"}
+	l := newPulledImages(p, nil)
+	var asked []string
+	l.untag = func(_ context.Context, image string) error {
+		asked = append(asked, image)
+		if image == "busy:1" {
+			return errors.New("conflict: a container uses it")
+		}
+		return nil
+	}
+	for image, fresh := range map[string]bool{
+		"old:1": true, "busy:1": true, "young:1": true, "again:1": true, "operators:1": false, "listed:1": true, "ghcr.io/gpu-mode/eval": true,
+	} {
+		if err := l.used(image, fresh); err != nil {
+			t.Fatal(err)
+		}
+	}
+	past := time.Now().Add(-idleImage - time.Minute)
+	for _, image := range []string{"old:1", "busy:1", "again:1"} {
+		if err := os.Chtimes(l.file(image), past, past); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.used("docker.io/library/again:1", false); err != nil { // by another name
+		t.Fatal(err)
+	}
+	removed, err := l.collect(t.Context(), time.Now())
+	if diff := cmp.Diff([]string{"old:1"}, removed); diff != "" || err == nil || len(asked) != 2 {
+		t.Errorf("removed %s; asked for %q, %v", diff, asked, err)
+	}
+	asked = nil
+	if removed, err = l.collect(t.Context(), time.Now()); len(removed) > 0 || err == nil || len(asked) != 1 {
+		t.Errorf("the second time: %q, %v", asked, err)
+	}
+	if _, err := (pulledImages{dir: filepath.Join(t.TempDir(), "none")}).collect(t.Context(), time.Now()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPullIsNoted sees which pulls begin a record.
+func TestPullIsNoted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.ask(t, "POST", "/images/create?fromImage=gpu-mode%2Fabsent&tag=1", "")
+	r.ask(t, "POST", "/images/create?fromImage=gpu-mode%2Fthere&tag=1", "")
+	list, err := os.ReadDir(filepath.Join(filepath.Dir(filepath.Dir(r.socket)), "pulled"))
+	if err != nil || len(list) != 1 {
+		t.Errorf("noted: %v, %v", list, err)
+	}
+}
