@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode"
 )
 
@@ -65,7 +66,13 @@ var serverVariables = []string{
 	"BUILDKITE_TAG", "BUILDKITE_TIMEOUT", "BUILDKITE_TRIGGERED_FROM_*", "BUILDKITE_UNBLOCKER", "BUILDKITE_UNBLOCKER_*",
 }
 
-var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+// lazily compiles a regular expression when it is needed first: this program also
+// starts for every evaluation of a submission.
+func lazily(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
+}
+
+var variableName = lazily(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // vet says what is wrong with the variables that Buildkite sent for a job. They
 // come from whoever may start a build, and take effect on the host before any
@@ -121,7 +128,7 @@ func vetName(name string, allowed []*regexp.Regexp) string {
 	switch {
 	case strings.HasPrefix(upper, "BUILDKITE_PLUGIN_"):
 		return "is the agent's to make of the pipeline's plugins; take it out of the build"
-	case !variableName.MatchString(name), onList(hostVariables, upper):
+	case !variableName().MatchString(name), onList(hostVariables, upper):
 		return "changes what runs on the host; take it out of the build"
 	case onList(serverVariables, name):
 		return ""
@@ -171,7 +178,7 @@ func jobEnv(file string) (map[string]string, error) {
 			continue
 		}
 		name, quoted, ok := strings.Cut(lines.Text(), "=")
-		if !ok && variableName.MatchString(name) {
+		if !ok && variableName().MatchString(name) {
 			continue // agents of major version 4 also name what they set themselves
 		}
 		value, err := strconv.Unquote(quoted)

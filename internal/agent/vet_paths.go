@@ -3,7 +3,6 @@ package agent
 import (
 	"fmt"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -12,13 +11,13 @@ import (
 const maxAlternatives = 256
 
 // artifactClass is a set of characters that matches no dot and no slash.
-var artifactClass = regexp.MustCompile(`\[[!^]?([A-Za-z0-9_]|[A-Z]-[A-Z]|[a-z]-[a-z]|[0-9]-[0-9])+\]`)
+var artifactClass = lazily(`\[[!^]?([A-Za-z0-9_]|[A-Z]-[A-Z]|[a-z]-[a-z]|[0-9]-[0-9])+\]`)
 
 // vetArtifact says why an artifact path, which is a pattern, may lead out of the
 // checkout, or nothing. The agent's libraries for patterns take a backslash for an
 // escape and a part like $NAME for a variable, so \.\./x and $NAME/x lead out as well.
 func vetArtifact(p string) string {
-	plain := artifactClass.ReplaceAllString(p, "x")
+	plain := artifactClass().ReplaceAllString(p, "x")
 	if i := strings.IndexAny(plain, "\\$!()[]`\"'"); i >= 0 {
 		return fmt.Sprintf("has %q in it; write paths with * ? and {a,b} only", plain[i])
 	}

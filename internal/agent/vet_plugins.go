@@ -7,7 +7,6 @@ import (
 	"net/url"
 	"os"
 	"path"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,14 +19,14 @@ import (
 // Source: commands/run.sh and lib/shared.bash of docker-buildkite-plugin v5.11.0.
 var (
 	// settingKey is what the agent makes a clean variable's name of.
-	settingKey = regexp.MustCompile(`^[A-Za-z0-9_ -]+$`)
-	retryCount = regexp.MustCompile(`^[0-9]{1,3}$`) // (( retries == 0 ))
+	settingKey = lazily(`^[A-Za-z0-9_ -]+$`)
+	retryCount = lazily(`^[0-9]{1,3}$`) // (( retries == 0 ))
 	// An image or a mount that is evaluated: eval echo "$image".
-	evaluated = regexp.MustCompile(`^([A-Za-z0-9_./:@,=+%~-]|\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\})*$`)
+	evaluated = lazily(`^([A-Za-z0-9_./:@,=+%~-]|\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\})*$`)
 	// $NAME and ${NAME} give a value that is not evaluated again.
-	plainReference = regexp.MustCompile(`\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
+	plainReference = lazily(`\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
 	// What a shell would run or look up where a value is evaluated: $(…), ${…}, a[…].
-	substitution = regexp.MustCompile("[`]|\\$[({\\[]|[A-Za-z0-9_]\\[")
+	substitution = lazily("[`]|\\$[({\\[]|[A-Za-z0-9_]\\[")
 )
 
 // textSettings go into the container as they are, and may hold a shell's text.
@@ -81,7 +80,7 @@ func collect(into map[string][]string, name string, v any) (bad []string) {
 	switch v := v.(type) {
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(v)) {
-			if !settingKey.MatchString(key) {
+			if !settingKey().MatchString(key) {
 				bad = append(bad, fmt.Sprintf("has a setting %.60q; a name is letters, digits and dashes", key))
 				continue
 			}
@@ -127,15 +126,15 @@ func vetSetting(name, value string, images, volumes bool, env map[string]string)
 	switch {
 	case onList(textSettings, name):
 		return ""
-	case substitution.MatchString(plainReference.ReplaceAllString(value, "")):
+	case substitution().MatchString(plainReference().ReplaceAllString(value, "")):
 		return "a shell on the host could run; write it out, or as $NAME"
-	case expands && !evaluated.MatchString(value):
+	case expands && !evaluated().MatchString(value):
 		return "a shell on the host evaluates; use letters, digits, _./:@,=+%~- and $NAME"
-	case expands && strings.Contains(strings.ToUpper(strings.Join(plainReference.FindAllString(value, -1), " ")), "TOKEN"):
+	case expands && strings.Contains(strings.ToUpper(strings.Join(plainReference().FindAllString(value, -1), " ")), "TOKEN"):
 		return "names a secret"
-	case name == "PULL_RETRIES" && !retryCount.MatchString(value):
+	case name == "PULL_RETRIES" && !retryCount().MatchString(value):
 		return "is no number"
-	case name == "ENV_PROPAGATION_LIST" && !variableName.MatchString(value):
+	case name == "ENV_PROPAGATION_LIST" && !variableName().MatchString(value):
 		return "is not the name of a variable"
 	case onList([]string{"ENV_FILE", "ENV_FILE_*"}, name) && (path.IsAbs(value) || slices.Contains(strings.Split(value, "/"), "..")):
 		return "is not in the checkout; write the path relative to it"
