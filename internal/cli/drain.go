@@ -223,13 +223,31 @@ func changeDrains(ctx context.Context, s Streams, command string, all bool, args
 			return nil, err
 		}
 		_, err = converge(ctx, host, m.plan)
-		return withSlots(m.plan, gone), err
+		of := map[int]bool{}
+		for _, sl := range slots {
+			of[sl.Index] = true
+		}
+		return withSlots(m.plan, gone), otherSlots(s, err, of)
 	}()
 	if err != nil {
 		closeHost()
 		return nil, none, err
 	}
 	return p, drainHost{host, closeHost}, nil
+}
+
+// otherSlots warns of what failed in slots that nothing was asked of, and returns
+// what is left of an error.
+func otherSlots(s Streams, err error, asked map[int]bool) error {
+	var errs []error
+	rest := reconcile.EachSlot(err, func(slot int, err error) {
+		if asked[slot] {
+			errs = append(errs, err)
+		} else {
+			s.warn("%v", err)
+		}
+	})
+	return errors.Join(append(errs, rest)...)
 }
 
 // slotless are what is drained and no slot of the plan, by name only.

@@ -162,7 +162,7 @@ func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Ho
 	result, err := host.Apply(ctx, m.plan, state, changes)
 	end()
 	if err != nil {
-		return fmt.Errorf("%w\nnothing else was changed; mend this and run kbnode install again, which goes on from here", err)
+		return fmt.Errorf("%w\neverything that this does not stop was changed (%s); fix it and run kbnode install again, which goes on from here", err, changeCount(len(result.Applied)))
 	}
 	if err := waitRegistered(ctx, s, m.plan, host, result.Deferred); err != nil {
 		return err

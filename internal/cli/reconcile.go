@@ -104,7 +104,7 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 	})
 	end()
 	if err != nil {
-		return fmt.Errorf("%w\nmend this and run kbnode uninstall again, which goes on from here", err)
+		return fmt.Errorf("%w\nfix this and run kbnode uninstall again, which goes on from here", err)
 	}
 	if len(result.Applied) == 0 {
 		printf(s.Out, "Nothing to remove: kbnode has set up nothing here.\n")

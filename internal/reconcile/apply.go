@@ -21,29 +21,40 @@ type Result struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// Apply makes the changes that Diff found, in their order. A write that fails
-// ends it: nothing else is changed, and the next run goes on from there. A unit
-// that does not start ends it for its slot only.
+// Apply makes the changes that Diff found, in their order. What fails, fails for
+// its slot: nothing else is done to that slot but to keep jobs from it where the
+// plan says so, and every other slot gets all its changes. Where a file that
+// all jobs depend on fails, that holds for all slots. The error joins all that
+// failed; the next run goes on from there.
 func (h *Host) Apply(ctx context.Context, p *plan.Plan, s *State, changes []Change) (Result, error) {
 	a := &applier{h: h, differ: newDiffer(p, s), failed: map[int]bool{}, late: map[int]string{}}
 	if paths := Conflicts(changes); len(paths) > 0 && !h.Adopt {
-		return a.result, &ConflictError{Paths: paths}
+		if !a.ours() { // a node of somebody else's is not changed by halves
+			return a.result, &ConflictError{Paths: paths}
+		}
+		a.errs = conflictsBySlot(changes)
 	}
 	for i := 0; i < len(changes); {
 		if err := ctx.Err(); err != nil {
 			return a.result, errors.Join(append(a.errs, err)...)
 		}
 		n := together(changes[i:])
-		err := a.change(ctx, changes[i:i+n])
-		if err != nil {
+		if err := a.change(ctx, changes[i:i+n]); err != nil {
 			a.errs = append(a.errs, err)
-			if changes[i].files() || changes[i].phase == phaseReload {
-				break
-			}
 		}
 		i += n
 	}
 	return a.result, errors.Join(a.errs...)
+}
+
+// ours says that kbnode has written something of what is planned.
+func (d *differ) ours() bool {
+	for name, f := range d.wantFiles {
+		if d.s.paths[name].marked && !f.Kept {
+			return true
+		}
+	}
+	return false
 }
 
 type applier struct {
@@ -51,7 +62,7 @@ type applier struct {
 	h      *Host
 	result Result
 	errs   []error
-	failed map[int]bool   // slots with a unit that did not do what it should
+	failed map[int]bool   // slots of which something could not be made as planned; -1: what all jobs depend on
 	late   map[int]string // what waits for agents that took a job meanwhile, by slot
 	parent string         // and why the slice above all slots does
 }
@@ -78,15 +89,16 @@ func (a *applier) change(ctx context.Context, group []Change) error {
 	for _, c := range group {
 		c.Deferred = a.wait(c)
 		switch {
+		case a.refuses(c): // the error says so
 		case c.Deferred != "":
 			a.result.Deferred = append(a.result.Deferred, c)
 			a.h.log().Debug("change deferred", "kind", c.Kind, "unit", c.Subject, "slot", c.Slot, "why", c.Deferred)
 			// What was agreed to now a later run may do without being asked:
 			// the backup stands for that.
 			if err := a.backup(c); err != nil {
-				return err
+				return a.fail(c, err)
 			}
-		case c.Slot >= 0 && a.failed[c.Slot]: // the error says why
+		case a.skips(c): // the error says why
 		default:
 			do = append(do, c)
 		}
@@ -109,8 +121,10 @@ func (a *applier) change(ctx context.Context, group []Change) error {
 	bad := failedUnits(err)
 	for _, c := range do {
 		if err != nil && (len(bad) == 0 || slices.Contains(bad, c.Subject)) {
-			// A setting is no reason to keep a slot from jobs.
-			a.failed[c.Slot] = a.failed[c.Slot] || c.Kind != Tune && c.Kind != Untune
+			named := a.fail(c, err)
+			if len(do) == 1 {
+				err = named
+			}
 			continue
 		}
 		a.result.Applied = append(a.result.Applied, c)
@@ -170,6 +184,9 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 	c := group[0]
 	h, subject := a.h, strings.TrimSuffix(c.Subject, "/")
 	isDir := subject != c.Subject
+	if c.fault != nil {
+		return c.fault
+	}
 	err := a.backup(c)
 	if err != nil {
 		return err

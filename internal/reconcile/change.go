@@ -45,6 +45,7 @@ type Change struct {
 	Deferred string `json:"deferred,omitempty"`
 
 	phase  phase
+	fault  error   // why it cannot be made
 	inert  bool    // harmless to a running job
 	agreed bool    // to an Adopt, earlier
 	text   string  // content of an Adopt that no plan has
@@ -59,7 +60,11 @@ type Change struct {
 type phase int
 
 const (
-	phaseRetire phase = iota // stop and disable what no plan has
+	// What kbnode started in slots that take no jobs goes first: whatever comes
+	// after may fail. The busy ones are asked before others are waited for.
+	phaseParkBusy phase = iota
+	phasePark
+	phaseRetire // stop and disable what no plan has
 	phaseUntune
 	phaseDelete
 	phaseWrite

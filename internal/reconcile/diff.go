@@ -134,6 +134,9 @@ func (d *differ) retires(name string) bool {
 	if name == plan.InstallService {
 		return d.s.Units[name].Enabled
 	}
+	if g := d.s.Units[name].Generation; g != "" && g != unknown {
+		return true // kbnode started it, whatever has become of its file
+	}
 	file, ok := d.s.paths[plan.UnitDir+"/"+name]
 	if ok {
 		return file.marked
@@ -142,8 +145,8 @@ func (d *differ) retires(name string) bool {
 }
 
 // stops ask agents to stop that are to run something else, or nothing, and stop
-// the other units of parked slots. It is after the reload, so that systemd
-// stops a unit of the old scripts in the new, graceful way.
+// the other units of parked slots. An agent of the old scripts stops after the
+// reload, so that systemd does it in the new, graceful way.
 func (d *differ) stops() {
 	for _, w := range d.planned() {
 		u := d.s.Units[w.Name]
@@ -151,6 +154,8 @@ func (d *differ) stops() {
 			continue
 		}
 		switch {
+		case !w.Active && !earlierAgent(u):
+			d.add(phasePark, Change{Kind: Stop, Subject: w.Name, Slot: w.Slot, Why: "slot takes no jobs"})
 		case !w.Active:
 			d.add(phaseStop, Change{Kind: Stop, Subject: w.Name, Slot: w.Slot, Why: "slot takes no jobs"})
 		case isAgent(w.Name, w.Slot) && outdated(w, u):

@@ -46,6 +46,8 @@ func (d *differ) dir(w plan.Dir) {
 	switch got, ok := d.s.paths[w.Path]; {
 	case !ok:
 		c.Diff = describe(w.Mode, w.Owner)
+	case got.err != nil:
+		c.Kind, c.Why, c.fault, c.inert = Update, "what is there cannot be read", got.err, false
 	case got.kind != directory:
 		c.Kind, c.Why, c.agreed, c.inert = Adopt, "something else is in the way", false, false
 	case d.differs(got, w.Mode, w.Owner):
@@ -98,7 +100,9 @@ func (d *differ) file(f plan.File) {
 	case !ok:
 		c.Kind = Create
 		c.Diff = lineDiff("", f.Content)
-	case got.kind != regular, !got.marked && !same && f.Source == "":
+	case got.err != nil:
+		c.Kind, c.Why, c.fault = Update, "what is there cannot be read", got.err
+	case got.kind != regular, !got.marked && !same && f.Source == "" && !cut(got.content, f.Content):
 		// What somebody else wrote may hold a secret: it is not shown.
 		c.Kind, c.Why, c.agreed = Adopt, "not written by kbnode", got.backedUp
 		c.Diff = lineDiff("", f.Content)

@@ -140,10 +140,15 @@ func (h *Host) mkdir(name string, mode uint32, own owner) error {
 	if err := os.MkdirAll(h.path(path.Dir(name)), 0o755); err != nil { //nolint:gosec // system directories are for all to read
 		return err
 	}
-	if err := os.Mkdir(h.path(name), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
+	made := os.Mkdir(h.path(name), 0o700)
+	if made != nil && !errors.Is(made, fs.ErrExist) {
+		return made
 	}
-	return h.chmod(name, mode, own)
+	err := h.chmod(name, mode, own)
+	if err != nil && made == nil {
+		_ = os.Remove(h.path(name)) // or the next run takes its mode for somebody else's
+	}
+	return err
 }
 
 // remove deletes a file or, where all is set, a directory with all in it. What

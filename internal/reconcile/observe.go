@@ -65,7 +65,11 @@ func (o *observer) list(dir string) ([]os.DirEntry, error) {
 		entries, err = os.ReadDir(o.h.path(dir))
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
-		return nil, fmt.Errorf("list %s: %w", dir, err)
+		err = fmt.Errorf("list %s: %w", dir, err)
+		if slotOf(dir) < 0 || empty(o.p) {
+			return nil, err
+		}
+		o.s.Warnings = append(o.s.Warnings, err.Error()) // what is planned there says more
 	}
 	o.dirs[dir] = entries
 	return entries, nil
@@ -172,8 +176,11 @@ func (o *observer) file(name string, slot int, kind pathKind) error {
 		return nil
 	}
 	state, err := o.stat(name)
-	if err != nil || state == nil {
-		return err
+	if err != nil {
+		return o.unreadable(name, slot, err)
+	}
+	if state == nil {
+		return nil
 	}
 	state.slot = slot
 	switch {
@@ -185,9 +192,10 @@ func (o *observer) file(name string, slot int, kind pathKind) error {
 		case secret && kind == input:
 			return nil // the token is root's, and a plan can be shown to others
 		case err != nil && (!secret || kind != foreign):
-			return fmt.Errorf("read %s: %w", name, err)
+			return o.unreadable(name, slot, fmt.Errorf("read %s: %w", name, err))
 		}
-		state.content, state.marked, state.kind = string(data), ours(name, string(data)), kind
+		state.content, state.kind = string(data), kind
+		state.marked = ours(name, state.content) || emptied(name, state.content)
 		if kind == input || kind == foreign {
 			state.content = ""
 		}
@@ -196,6 +204,17 @@ func (o *observer) file(name string, slot int, kind pathKind) error {
 		state.backedUp = o.h.same(name, backupPath(name, n))
 	}
 	o.s.paths[name] = *state
+	return nil
+}
+
+// unreadable notes that it is unknown what is at a path. Where that is planned,
+// Apply says so; what no plan has is left there, but not by uninstall.
+func (o *observer) unreadable(name string, slot int, err error) error {
+	if empty(o.p) {
+		return err
+	}
+	o.s.paths[name] = pathState{kind: other, slot: slot, err: err}
+	o.s.Warnings = append(o.s.Warnings, err.Error())
 	return nil
 }
 
@@ -208,10 +227,8 @@ func (o *observer) copy(f plan.File) error {
 	state.slot = f.Slot
 	a, errA := os.Stat(o.h.path(f.Source))
 	b, errB := os.Lstat(o.h.path(f.Path))
-	if err := errors.Join(errA, errB); err != nil {
-		return fmt.Errorf("compare %s with its source: %w", f.Path, err)
-	}
-	state.copied = a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
+	// Where one cannot be read, copying it again says why.
+	state.copied = errA == nil && errB == nil && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 	o.s.paths[f.Path] = *state
 	return nil
 }
@@ -270,8 +287,11 @@ func (o *observer) directories(context.Context) error {
 
 func (o *observer) dir(name string, slot int, owned plan.OwnedDir) error {
 	state, err := o.stat(name)
-	if err != nil || state == nil {
-		return err
+	if err != nil {
+		return o.unreadable(name, slot, err)
+	}
+	if state == nil {
+		return nil
 	}
 	state.slot, state.owned = slot, owned
 	if owned.Pattern != "" && !owned.All && state.kind == directory {

@@ -121,7 +121,11 @@ func (d *differ) postponeBusy(slot SlotState, why string) {
 	// The agent's own stop is now a request without waiting.
 	d.out = slices.DeleteFunc(d.out, func(c Change) bool { return c.Kind == Stop && c.Subject == slot.Agent.Name })
 	if slot.Agent.Running() && !slot.Agent.Stopping() {
-		d.add(phaseDrain, Change{
+		phase := phaseDrain
+		if w := d.wantUnits[slot.Agent.Name]; !w.Active && !earlierAgent(slot.Agent) {
+			phase = phaseParkBusy
+		}
+		d.add(phase, Change{
 			Kind: Drain, Subject: slot.Agent.Name, Slot: slot.Index, inert: true,
 			Why: "other changes wait until it has finished its job",
 		})

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -216,12 +218,16 @@ func runtimeFile(unit, property string) string {
 	return runtimeDir + "/" + unit + ".d/50-" + property + ".conf"
 }
 
-// readSmall reads a file of which no more than 1 MiB is of interest.
+// readSmall reads a file of which no more than 1 MiB is of interest, and nothing
+// that is no file: that could take forever.
 func readSmall(name string) ([]byte, error) {
-	f, err := os.Open(name)
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(err, fmt.Errorf("%s is not a regular file", name))
+	}
 	return io.ReadAll(io.LimitReader(f, 1<<20))
 }

@@ -3,6 +3,8 @@ package reconcile
 import (
 	"encoding/json"
 	"fmt"
+	"path"
+	"slices"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
@@ -64,6 +66,7 @@ type pathState struct {
 	copied   bool   // same size and time as the source of a planned copy
 	backedUp bool   // the newest backup has the same content: replacing it was agreed to
 	slot     int    // that it belongs to by its name; -1 for the node's own
+	err      error  // why it cannot be read: what is there is unknown
 	entries  []string
 	owned    plan.OwnedDir // of a directory
 }
@@ -85,7 +88,11 @@ func ours(name, content string) bool {
 		var mark struct {
 			WrittenBy string `json:"written_by"`
 		}
-		return json.Unmarshal([]byte(content), &mark) == nil && mark.WrittenBy == "kbnode"
+		if err := json.Unmarshal([]byte(content), &mark); err == nil {
+			return mark.WrittenBy == "kbnode"
+		}
+		// Cut off behind the mark, it is still ours.
+		return strings.HasPrefix(strings.Join(strings.Fields(content), ""), `{"written_by":"kbnode"`)
 	}
 	for i, line := range strings.SplitN(content, "\n", 4) {
 		if i < 3 && strings.Contains(line, plan.Marker) {
@@ -93,4 +100,21 @@ func ours(name, content string) bool {
 		}
 	}
 	return false
+}
+
+// cut says that a file is what a crash leaves of a planned one: its beginning,
+// nothing at all, or zeros in place of what was not written back.
+func cut(content, planned string) bool {
+	return strings.HasPrefix(planned, strings.TrimRight(content, "\x00"))
+}
+
+// emptied says that nothing is left of a file that no one but kbnode writes.
+func emptied(name, content string) bool {
+	if strings.TrimRight(content, "\x00") != "" {
+		return false
+	}
+	return slices.ContainsFunc(plan.Owned, func(pattern string) bool {
+		_, ok := plan.MatchOwned(pattern, name)
+		return ok && path.Base(pattern) != "*" // operators may have files of their own there
+	})
 }

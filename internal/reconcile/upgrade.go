@@ -233,27 +233,9 @@ func (u *Upgrade) converge(ctx context.Context, next *plan.Agents) error {
 		return err
 	}
 	_, err = u.Host.Apply(ctx, u.plan, s, Diff(u.plan, s))
-	return u.ofSlots(err)
-}
-
-// ofSlots keeps what units of slots did instead of starting: an agent of the new
-// version that does not start is what is looked out for, and a slot that was
-// broken before keeps no other one back. It returns what is left of an error.
-func (u *Upgrade) ofSlots(err error) error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var left []error
-		for _, e := range joined.Unwrap() {
-			left = append(left, u.ofSlots(e))
-		}
-		return errors.Join(left...)
-	}
-	if one, ok := errors.AsType[*UnitError](err); ok {
-		if slot, _ := plan.OwnsUnit(one.Unit); slot >= 0 {
-			u.broken[slot] = err
-			return nil
-		}
-	}
-	return err
+	// An agent of the new version that does not start is what is looked out for,
+	// and a slot that was broken before keeps no other one back.
+	return EachSlot(err, func(slot int, err error) { u.broken[slot] = err })
 }
 
 // unchanged refuses to go on when somebody else has decided otherwise.

@@ -23,7 +23,11 @@ func (s *Systemd) get(elem ...string) string {
 
 // file is the text of a unit file as it is on disk now.
 func (s *Systemd) file(name string) (string, bool) {
-	data, err := os.ReadFile(filepath.Join(s.Root, plan.UnitDir, name))
+	name = filepath.Join(s.Root, plan.UnitDir, name)
+	if info, err := os.Stat(name); err == nil && !info.Mode().IsRegular() {
+		return "", false
+	}
+	data, err := os.ReadFile(name)
 	return string(data), err == nil
 }
 

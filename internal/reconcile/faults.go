@@ -1,0 +1,151 @@
+package reconcile
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// SlotError is what failed for one slot while the others got their changes.
+type SlotError struct {
+	Slot int
+	Err  error
+}
+
+func (e *SlotError) Error() string { return "slot " + plan.SlotName(e.Slot) + ": " + e.Err.Error() }
+func (e *SlotError) Unwrap() error { return e.Err }
+
+// EachSlot calls f with what of an error of Apply is of a slot, and returns the rest.
+func EachSlot(err error, f func(slot int, err error)) (rest error) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var left []error
+		for _, e := range joined.Unwrap() {
+			left = append(left, EachSlot(e, f))
+		}
+		return errors.Join(left...)
+	}
+	slot := -1
+	if of, ok := errors.AsType[*SlotError](err); ok {
+		slot = of.Slot
+	} else if unit, ok := errors.AsType[*UnitError](err); ok {
+		slot, _ = plan.OwnsUnit(unit.Unit)
+	}
+	if slot < 0 {
+		return err
+	}
+	f(slot, err)
+	return nil
+}
+
+// fail notes that a change could not be made, and returns why with the slot that
+// it is of.
+func (a *applier) fail(c Change, err error) error {
+	switch {
+	case c.Kind == Tune || c.Kind == Untune: // no reason to keep a slot from jobs
+	case c.Kind == Reload:
+		// systemd would start what it knows from before.
+		for name, u := range a.s.Units {
+			if slot, _ := plan.OwnsUnit(name); u.NeedReload && slot >= 0 {
+				a.failed[slot] = true
+			}
+		}
+		for _, done := range a.result.Applied {
+			if done.Slot >= 0 && isUnitFile(done.Subject) {
+				a.failed[done.Slot] = true
+			}
+		}
+	case c.Slot >= 0, a.uninstall, ofAllJobs(c):
+		a.failed[c.Slot] = true
+	}
+	if c.Slot < 0 {
+		return err
+	}
+	return &SlotError{c.Slot, err}
+}
+
+// ofAllJobs says that a change is of what the jobs of all slots run or read. The
+// hooks are: without them nothing looks at what a job brings along.
+func ofAllJobs(c Change) bool {
+	const dir = "/etc/buildkite-agent/"
+	return c.Slot < 0 && c.files() && !c.away && strings.HasPrefix(c.Subject, dir)
+}
+
+// refuses says that a change would replace a file of somebody else's.
+func (a *applier) refuses(c Change) bool {
+	if c.Kind != Adopt || c.agreed || a.h.Adopt {
+		return false
+	}
+	_ = a.fail(c, nil) // Apply has the error
+	return true
+}
+
+// skips says that a change is not made because something before it failed.
+func (a *applier) skips(c Change) bool {
+	switch {
+	case c.Kind == Reload:
+		return !a.reloads()
+	case len(a.failed) == 0:
+		return false
+	case c.Slot < 0: // uninstall removes the node's own only when all slots are gone
+		return a.uninstall && c.files()
+	case a.keepsJobsAway(c):
+		return false
+	}
+	return a.failed[c.Slot] || a.failed[-1] && !c.files() && c.phase != phaseRetire
+}
+
+// reloads says that systemd has something to read again.
+func (a *applier) reloads() bool {
+	for _, u := range a.s.Units {
+		if u.NeedReload {
+			return true
+		}
+	}
+	return slices.ContainsFunc(a.result.Applied, func(c Change) bool {
+		return c.Kind == Enable || c.Kind == Disable || isUnitFile(c.Subject) && c.Kind != Chmod
+	})
+}
+
+// keepsJobsAway says that a change ends what must not run, which is done whatever
+// else has failed: the units of a slot that takes no jobs, and the agent of one
+// that holds on to what another slot is to get. An agent of an earlier setup ends its
+// job at once where its unit was not replaced.
+func (a *applier) keepsJobsAway(c Change) bool {
+	if c.Kind != Stop && c.Kind != Drain {
+		return false
+	}
+	w, planned := a.wantUnits[c.Subject]
+	switch {
+	case isSlice(c.Subject), earlierAgent(a.s.Units[c.Subject]):
+		return false
+	case !planned || !w.Active:
+		return true
+	}
+	waits := map[int]string{c.Slot: "x"}
+	a.spread(waits)
+	return len(waits) > 1
+}
+
+// conflictsBySlot are the conflicts of each slot, the node's first.
+func conflictsBySlot(changes []Change) []error {
+	bySlot := map[int][]string{}
+	last := -1
+	for _, c := range changes {
+		if c.Kind == Adopt && !c.agreed {
+			bySlot[c.Slot], last = append(bySlot[c.Slot], c.Subject), max(last, c.Slot)
+		}
+	}
+	var errs []error
+	for k := -1; k <= last; k++ {
+		if paths := bySlot[k]; len(paths) > 0 {
+			var err error = &ConflictError{Paths: paths}
+			if k >= 0 {
+				err = &SlotError{k, err}
+			}
+			errs = append(errs, err)
+		}
+	}
+	return errs
+}

@@ -1,0 +1,337 @@
+package reconcile_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// spoil puts something else where a file is, or nothing but its beginning.
+func (m *machine) spoil(t *testing.T, how, name string) {
+	t.Helper()
+	at := filepath.Join(m.h.Root, name)
+	was, err := os.ReadFile(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if how != "foreign" && how != "empty" {
+		err = os.Remove(at)
+	}
+	switch how {
+	case "foreign":
+		err = os.WriteFile(at, []byte("# of the operator\n"), 0o644)
+	case "empty":
+		err = os.Truncate(at, 0)
+	case "cut":
+		err = os.WriteFile(at, was[:len(was)/2], 0o644)
+	case "zeros":
+		err = os.WriteFile(at, make([]byte, len(was)), 0o644)
+	case "directory":
+		err = errors.Join(err, os.Mkdir(at, 0o755), os.WriteFile(at+"/x", nil, 0o644))
+	case "link":
+		err = errors.Join(err, os.Symlink("/dev/null", at))
+	case "loop":
+		err = errors.Join(err, os.Symlink(at, at))
+	case "fifo":
+		err = errors.Join(err, unix.Mkfifo(at, 0o644))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func slotFiles(k int) []string {
+	return []string{
+		plan.SlotPolicyPath(k), plan.AgentDir(k) + "/buildkite-agent.cfg", plan.UnitDir + "/" + plan.SliceName(k),
+		plan.UnitDir + "/" + plan.GuardUnit(k), plan.UnitDir + "/" + plan.AgentUnit(k),
+	}
+}
+
+// After a boot, a file of one slot that is not kbnode's keeps that slot's agent
+// down and no other one.
+func TestFaultOfOneSlot(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"foreign", "directory", "link", "loop", "fifo"} {
+		for _, name := range slotFiles(1) {
+			t.Run(how+" "+filepath.Base(name), func(t *testing.T) {
+				t.Parallel()
+				m := newMachine(t)
+				p := slots(3).plan(t)
+				m.apply(p)
+				m.spoil(t, how, name)
+				if err := m.sd.Reboot(); err != nil {
+					t.Fatal(err)
+				}
+				err := m.try(p)
+				if slots := slotsOf(err); !slices.Equal(slots, []int{1}) || !strings.Contains(err.Error(), "slot gpu1: "+name+": not written by kbnode") {
+					t.Errorf("slots %v: %v", slots, err)
+				}
+				words := strings.Join(m.sd.Words(), "\n")
+				for k := range 3 {
+					if started := strings.Contains(words, plan.AgentUnit(k)); started != (k != 1) {
+						t.Errorf("agent %d started: %v\n%s", k, started, words)
+					}
+				}
+			})
+		}
+	}
+}
+
+// slotsOf are the slots that an error of Apply is of; -1 stands for the rest.
+func slotsOf(err error) []int {
+	var of []int
+	if rest := reconcile.EachSlot(err, func(slot int, _ error) { of = append(of, slot) }); rest != nil {
+		of = append(of, -1)
+	}
+	slices.Sort(of)
+	return slices.Compact(of)
+}
+
+// What a crash leaves of a file that only kbnode writes is written again.
+func TestCutFileIsWrittenAgain(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"empty", "cut", "zeros"} {
+		m := newMachine(t)
+		p := slots(2).plan(t)
+		m.apply(p)
+		before := m.tree()
+		for _, name := range append(slotFiles(1), plan.HooksDir+"/environment", plan.UnitDir+"/"+plan.NodeService) {
+			m.spoil(t, how, name)
+			if err := os.Chmod(filepath.Join(m.h.Root, name), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m.write(plan.HooksDir+"/mine", "")
+		m.apply(p)
+		if err := os.Remove(filepath.Join(m.h.Root, plan.HooksDir, "mine")); err != nil {
+			t.Fatal("an operator's empty file: ", err)
+		}
+		equal(t, "tree after "+how, before, m.tree())
+	}
+	// And in the end it is removed, also where its slot is planned no more.
+	m := newMachine(t)
+	m.apply(slots(1).plan(t))
+	want := m.tree()
+	m = newMachine(t)
+	m.apply(slots(2).plan(t))
+	m.spoil(t, "empty", plan.UnitDir+"/"+plan.AgentUnit(1))
+	m.spoil(t, "cut", plan.SlotPolicyPath(1))
+	m.apply(slots(1).plan(t))
+	equal(t, "tree without the slot", want, m.tree())
+}
+
+// A slot that is to take no jobs stops, whatever else fails: a file of its own, of
+// another slot or of the node, systemd's reload, or all writes.
+func TestParkedWhateverFails(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(m *machine){
+		"its unit":       func(m *machine) { m.spoil(t, "foreign", plan.UnitDir+"/"+plan.AgentUnit(0)) },
+		"its policy":     func(m *machine) { m.spoil(t, "directory", plan.SlotPolicyPath(0)) },
+		"another slot's": func(m *machine) { m.spoil(t, "link", plan.UnitDir+"/"+plan.GuardUnit(1)) },
+		"a hook":         func(m *machine) { m.spoil(t, "foreign", plan.HooksDir+"/environment") },
+		"another hook":   func(m *machine) { m.write(plan.HooksDir+"/post-command", "echo mine\n") },
+		"node's unit":    func(m *machine) { m.spoil(t, "foreign", plan.UnitDir+"/"+plan.NodeService) },
+		"reload": func(m *machine) {
+			m.write(plan.UnitDir+"/"+plan.GuardUnit(1), header+"# changed\n")
+			m.sd.Hook = failing("reload")
+		},
+		"guard's stop": func(m *machine) { m.sd.Hook = failing("stop " + plan.GuardUnit(0)) },
+		"all writes": func(m *machine) {
+			m.spoil(t, "cut", plan.SlotPolicyPath(0))
+			m.spoil(t, "cut", plan.SlotPolicyPath(1))
+			m.h.OnStep(func(words string) error {
+				if strings.HasPrefix(words, "write ") {
+					return syscall.EROFS
+				}
+				return nil
+			})
+		},
+	} {
+		for _, busy := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, busy), func(t *testing.T) {
+				t.Parallel()
+				m := newMachine(t)
+				m.apply(slots(2).plan(t))
+				if busy {
+					m.run(0)
+				}
+				spoil(m)
+				m.sd.Words()
+				w := slots(2)
+				w.parked = 0
+				if err := m.try(w.plan(t)); err == nil && !(busy && name == "guard's stop") {
+					t.Error("no error")
+				}
+				verb := map[bool]string{true: "drain ", false: "stop "}[busy]
+				words := m.sd.Words()
+				if !slices.Contains(words, verb+plan.AgentUnit(0)) {
+					t.Errorf("the slot still takes jobs: %q", words)
+				}
+				if slices.ContainsFunc(words, func(w string) bool { return strings.Contains(w, "stop "+plan.AgentUnit(1)) }) {
+					t.Errorf("another slot stopped: %q", words)
+				}
+				if len(m.sd.Killed()) > 0 {
+					t.Errorf("jobs were killed: %q", m.sd.Killed())
+				}
+			})
+		}
+	}
+}
+
+func failing(word string) func(string) error {
+	return func(w string) error {
+		if w == word {
+			return errors.New("no")
+		}
+		return nil
+	}
+}
+
+// Without the hooks that look at jobs no agent starts; an operator's own hook
+// keeps none down. What runs goes on.
+func TestFaultOfAHook(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]bool{"environment": false, "post-command": true} {
+		m := newMachine(t)
+		p := slots(2).plan(t)
+		m.apply(p)
+		m.write(plan.HooksDir+"/"+name, "echo mine\n")
+		if err := m.try(p); !slices.Equal(slotsOf(err), []int{-1}) || len(m.sd.Words()) > 13 {
+			t.Errorf("%s while it runs: %v", name, err)
+		}
+		if err := m.sd.Reboot(); err != nil {
+			t.Fatal(err)
+		}
+		m.sd.Words()
+		if err := m.try(p); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		started := strings.Contains(strings.Join(m.sd.Words(), "\n"), plan.AgentUnit(1))
+		if started != want {
+			t.Errorf("%s: started is %v", name, started)
+		}
+	}
+}
+
+// A slot that cannot be changed gets out of the way of one that is to have its
+// CPUs, and serves on as it is where none is.
+func TestFaultySlotHoldsNoOneUp(t *testing.T) {
+	t.Parallel()
+	for first, stops := range map[int]bool{0: true, 2: false} {
+		m := newMachine(t)
+		m.apply(slots(3).plan(t))
+		m.sd.Words()
+		m.spoil(t, "foreign", plan.SlotPolicyPath(1))
+		next := slots(3)
+		next.first, next.generation = first, "g2" // 0-1, 2-3, 4-5 of 2-3, 4-5, 6-7
+		if err := m.try(next.plan(t)); !slices.Equal(slotsOf(err), []int{1}) {
+			t.Error(err)
+		}
+		words := m.sd.Words()
+		if stopped := slices.Contains(words, "stop "+plan.AgentUnit(1)); stopped != stops {
+			t.Errorf("from CPU %d: stopped is %v: %q", first, stopped, words)
+		}
+		if !slices.Contains(words, "start "+plan.AgentUnit(0)+" "+plan.AgentUnit(2)) {
+			t.Errorf("the others did not change: %q", words)
+		}
+	}
+}
+
+// An agent of the old scripts whose unit is not replaced is not stopped: systemd
+// would end its job.
+func TestFaultySlotOfTheOldScripts(t *testing.T) {
+	t.Parallel()
+	m := oldNode(t, 2)
+	m.write(plan.SlotPolicyPath(0), "{\"written_by\": \"kbnode\"}") // an install that went no further
+	m.run(1)
+	w := slots(2)
+	w.parked = 1
+	if err := m.try(w.plan(t)); !slices.Equal(slotsOf(err), []int{-1, 0, 1}) {
+		t.Error(err)
+	}
+	words := strings.Join(m.sd.Words(), "\n")
+	if strings.Contains(words, "agent-gpu") || len(m.sd.Killed()) > 0 {
+		t.Errorf("killed %q: %s", m.sd.Killed(), words)
+	}
+}
+
+// Each step may fail alone. The next run ends with the same machine.
+func TestOneStepFails(t *testing.T) {
+	t.Parallel()
+	was, is := slots(3), slots(2)
+	is.memory, is.generation, is.parked = 2<<30, "g2", 1
+	prepare := func() *machine {
+		m := newMachine(t)
+		m.apply(was.plan(t))
+		return m
+	}
+	p := is.plan(t)
+	whole, steps := prepare(), 0
+	whole.h.OnStep(func(string) error { steps++; return nil })
+	whole.apply(p)
+	for n := range steps {
+		m, at, failed := prepare(), 0, ""
+		m.h.OnStep(func(words string) error {
+			if at++; at-1 == n {
+				failed = words
+				return syscall.EIO
+			}
+			return nil
+		})
+		if err := m.try(p); err == nil {
+			t.Errorf("%s: no error", failed)
+		}
+		m.h.OnStep(nil)
+		m.apply(p)
+		equal(t, "tree after "+failed, whole.tree(), m.tree())
+	}
+}
+
+// What must stop stops before anything else takes its time.
+func TestParkedFirst(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(2).plan(t))
+	m.sd.Words()
+	w := slots(2)
+	w.parked, w.generation = 0, "g2"
+	p := w.plan(t)
+	s, changes := m.diff(p)
+	ctx, cancel := context.WithCancel(t.Context())
+	m.h.OnStep(func(words string) error {
+		if strings.HasPrefix(words, "write ") {
+			cancel()
+		}
+		return nil
+	})
+	if _, err := m.h.Apply(ctx, p, s, changes); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	equal(t, "words", []string{"stop " + plan.GuardUnit(0), "stop " + plan.AgentUnit(0)}, m.sd.Words())
+}
+
+// A slot whose units systemd has not read keeps those that run.
+func TestReloadFails(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(2).plan(t))
+	m.sd.Words()
+	m.sd.Hook = failing("reload")
+	w := slots(2)
+	w.generation = "g2"
+	if err := m.try(w.plan(t)); err == nil {
+		t.Error("no error")
+	}
+	equal(t, "words", nil, m.sd.Words())
+}
