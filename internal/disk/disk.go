@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,13 +38,25 @@ type Disk struct {
 	Log   *slog.Logger
 }
 
-func (d Disk) image() string { return filepath.Join(d.Dir, "image") }
-func (d Disk) mount() string { return filepath.Join(d.Dir, "mnt") }
+// retryTime is how long after a failure a disk is made again; systemd gives up a
+// start after 90 s.
+const retryTime = 30 * time.Second
+
+func wrap(err error, doing string) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}
+
+func (d Disk) failed() string { return filepath.Join(d.Dir, "failed") }
+func (d Disk) image() string  { return filepath.Join(d.Dir, "image") }
+func (d Disk) mount() string  { return filepath.Join(d.Dir, "mnt") }
 
 // Ensure makes and mounts the disk. One that is mounted and has its size stays
-// as it is; every other one, such as after a boot, is made anew: nothing that is
-// worth keeping lies there, and nothing of a broken one has to be mended. It
-// must run as root, in OnHost.
+// as it is; every other one, such as after a boot, is made again: nothing there is
+// worth keeping, and nothing of a broken one has to be fixed. It must run as root,
+// in OnHost.
 func (d Disk) Ensure(ctx context.Context) error {
 	mounted, err := d.mounted()
 	if err != nil {
@@ -60,11 +73,12 @@ func (d Disk) Ensure(ctx context.Context) error {
 	} else if err != nil {
 		return err
 	}
-	if err := d.make(ctx); err != nil {
-		return fmt.Errorf("make the disk %s: %w", d.image(), err)
+	err = wrap(d.make(ctx), "make the disk "+d.image())
+	if err == nil {
+		err = wrap(d.attach(), "mount the disk "+d.image())
 	}
-	if err := d.attach(); err != nil {
-		return fmt.Errorf("mount the disk %s: %w", d.image(), err)
+	if d.note(err); err != nil {
+		return err
 	}
 	d.Log.Info("disk made", "path", d.mount(), "bytes", d.Bytes)
 	return nil
@@ -99,11 +113,23 @@ func (d Disk) Close() error {
 	return nil
 }
 
-// make writes an empty file system of the planned size.
+// make writes an empty file system of the planned size. Where that fails, no part
+// of it is left.
 func (d Disk) make(ctx context.Context) error {
 	// Everything of an earlier one goes first: what is set aside must be there.
 	if err := os.Remove(d.image()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
+	}
+	if err := d.pause(ctx); err != nil {
+		return err
+	}
+	// Trying it would fill the host's file system, if only for a moment.
+	var st unix.Statfs_t
+	if err := unix.Statfs(d.Dir, &st); err != nil {
+		return fmt.Errorf("look at the free space: %w", err)
+	}
+	if free := int64(st.Bavail) * st.Bsize; free-d.Bytes/64 < d.Bytes { // something stays free for the node
+		return d.full(fmt.Errorf("%d MiB are free: %w", free>>20, unix.ENOSPC))
 	}
 	f, err := os.OpenFile(d.image(), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
@@ -115,7 +141,7 @@ func (d Disk) make(ctx context.Context) error {
 		err = f.Truncate(d.Bytes)
 	}
 	if errors.Is(err, unix.ENOSPC) {
-		err = fmt.Errorf("%s do not fit; free some space, or set job.disk to less in %s and run kbnode reconcile: %w", strconv.FormatInt(d.Bytes>>20, 10)+" MiB", plan.ConfigPath, err)
+		err = d.full(err)
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = d.format(ctx)
@@ -124,6 +150,42 @@ func (d Disk) make(ctx context.Context) error {
 		return errors.Join(err, os.Remove(d.image()))
 	}
 	return nil
+}
+
+func (d Disk) full(err error) error {
+	return fmt.Errorf("%d MiB do not fit; free some space, or set job.disk to less in %s and run kbnode reconcile: %w", d.Bytes>>20, plan.ConfigPath, err)
+}
+
+// pause waits where the last try failed a short time ago: systemd starts a guard
+// again every second.
+func (d Disk) pause(ctx context.Context) error {
+	info, err := os.Lstat(d.failed())
+	if err != nil {
+		return nil //nolint:nilerr // it did not fail, or cannot be said to
+	}
+	age := time.Since(info.ModTime())
+	if age < 0 || age > retryTime {
+		return nil
+	}
+	d.Log.Info("disk waits before it is made again", "path", d.mount(), "wait", retryTime-age)
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(retryTime - age):
+		return nil
+	}
+}
+
+// note keeps whether the disk could be made, for pause.
+func (d Disk) note(err error) {
+	if err == nil {
+		err = os.Remove(d.failed())
+	} else {
+		err = os.WriteFile(d.failed(), nil, 0o600)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		d.Log.Debug("failure not noted", "path", d.failed(), "err", err)
+	}
 }
 
 // format needs no journal, as a disk never outlives a boot, and no discard, which

@@ -1,0 +1,132 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func testDisk(t *testing.T, bytes int64) Disk {
+	t.Helper()
+	d := Disk{Dir: t.TempDir(), Home: filepath.Join(t.TempDir(), "home"), Bytes: bytes, GID: 4242, Log: slog.New(slog.DiscardHandler)}
+	if err := os.Mkdir(d.Home, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// A disk that does not fit takes nothing, also not of what an earlier try left,
+// and is not tried again at once.
+func TestDiskThatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	d := testDisk(t, 1<<60)
+	if err := os.WriteFile(d.image(), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := d.Ensure(t.Context())
+	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "job.disk") || !strings.Contains(err.Error(), "MiB are free") {
+		t.Errorf("error is %v", err)
+	}
+	if _, err := os.Lstat(d.image()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("an image is left: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := d.Ensure(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the next try: %v", err)
+	}
+	long := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(d.failed(), long, long); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Ensure(ctx); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("a try much later: %v", err)
+	}
+}
+
+// What fails after the space was set aside leaves none of it.
+func TestNoPartIsLeft(t *testing.T) {
+	t.Parallel()
+	d := testDisk(t, 64<<10)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // mkfs is not even started
+	if err := d.Ensure(ctx); err == nil {
+		t.Error("no error")
+	}
+	if _, err := os.Lstat(d.image()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("an image is left: %v", err)
+	}
+}
+
+// A disk is mounted twice, closed to device nodes and set-user-ID programs, stays as it
+// is while it has its size, and is empty after it had to be made again.
+func TestEnsure(t *testing.T) {
+	t.Parallel()
+	if _, err := os.Stat("/dev/loop-control"); err != nil || os.Geteuid() != 0 {
+		t.Skip("needs root and loop devices")
+	}
+	d := testDisk(t, 8<<20)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the mounts end with the thread
+		if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
+			t.Log("skipped: ", err)
+			return
+		}
+		defer func() {
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		if err := d.Ensure(t.Context()); errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) {
+			t.Log("skipped: ", err)
+			return
+		} else if err != nil {
+			t.Error(err)
+			return
+		}
+		mark := filepath.Join(d.Home, "builds/a")
+		if err := os.WriteFile(mark, nil, 0o600); err != nil {
+			t.Error(err)
+		}
+		var st unix.Statfs_t
+		if err := unix.Statfs(d.Home, &st); err != nil || st.Flags&unix.ST_NOSUID == 0 || st.Flags&unix.ST_NODEV == 0 {
+			t.Errorf("flags %#x, %v", st.Flags, err)
+		}
+		if err := d.Ensure(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(mark); err != nil {
+			t.Errorf("a disk that is right was made again: %v", err)
+		}
+		open, err := os.Open(mark)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		d.Bytes *= 2
+		if err := d.Ensure(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if info, err := os.Stat(d.image()); err != nil || info.Size() != d.Bytes/2 {
+			t.Errorf("a disk in use was replaced: %v", err)
+		}
+		if err := errors.Join(open.Close(), d.Ensure(t.Context())); err != nil {
+			t.Error(err)
+		}
+		info, err := os.Stat(d.image())
+		if _, old := os.Stat(mark); err != nil || info.Size() != d.Bytes || !errors.Is(old, os.ErrNotExist) {
+			t.Errorf("size %v, mark %v", err, old)
+		}
+	}()
+	<-done
+}
