@@ -158,8 +158,8 @@ func (d *differ) stops() {
 			d.add(phasePark, Change{Kind: Stop, Subject: w.Name, Slot: w.Slot, Why: "slot takes no jobs"})
 		case !w.Active:
 			d.add(phaseStop, Change{Kind: Stop, Subject: w.Name, Slot: w.Slot, Why: "slot takes no jobs"})
-		case isAgent(w.Name, w.Slot) && outdated(w, u):
-			d.add(phaseStop, Change{Kind: Stop, Subject: w.Name, Slot: w.Slot, Why: "its configuration changed"})
+		case isAgent(w.Name, w.Slot) && d.restarts(w, u) != "":
+			d.add(phaseStop, Change{Kind: Stop, Subject: w.Name, Slot: w.Slot, Why: d.restarts(w, u)})
 		}
 	}
 }
@@ -231,15 +231,27 @@ func (d *differ) starts() {
 			}
 		case w.Slot >= 0 && u.Stopping():
 			c.Why = "it is stopping"
-		case isAgent(w.Name, w.Slot) && outdated(w, u):
-			c.Why = "its configuration changed"
-		case outdated(w, u):
-			c.Kind, c.Why = Restart, "its configuration changed"
-		default:
+		case d.restarts(w, u) == "":
 			continue
+		case isAgent(w.Name, w.Slot):
+			c.Why = d.restarts(w, u)
+		default:
+			c.Kind, c.Why = Restart, d.restarts(w, u)
 		}
 		d.add(phaseStart, c)
 	}
+}
+
+// restarts says why a unit that runs has to start again; "" where it need not. An
+// agent has its slot's run directory mounted, so it starts again with the guard.
+func (d *differ) restarts(w plan.Unit, u UnitState) string {
+	switch {
+	case outdated(w, u):
+		return "its configuration changed"
+	case w.Slot >= 0:
+		return d.s.slot(w.Slot).cutOff
+	}
+	return ""
 }
 
 func (d *differ) enables() {

@@ -2,8 +2,11 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
 	"slices"
 	"time"
 
@@ -37,9 +40,39 @@ func (o *observer) slots(context.Context) error {
 		if err != nil {
 			o.s.Warnings = append(o.s.Warnings, err.Error())
 		}
+		if slices.ContainsFunc(o.p.Dirs, func(d plan.Dir) bool { return d.Path == plan.RunDir(k) }) {
+			slot.cutOff = o.h.cutOff(slot.Guard)
+		}
 		o.s.Slots = append(o.s.Slots, slot)
 	}
 	return nil
+}
+
+// bindTime is how much later than a guard's start its socket may be made, by its
+// time: the guard makes it before it says that it is ready.
+const bindTime = 2 * time.Second
+
+// cutOff says why no job reaches a guard that runs; "" where they do. A socket
+// that was made after the guard's start is another program's.
+func (h *Host) cutOff(guard UnitState) string {
+	k, ok := plan.OwnsUnit(guard.Name)
+	if !ok || guard.Active != "active" {
+		return ""
+	}
+	for _, dir := range []string{plan.RunDir(k), plan.RunDir(k) + "/agent"} {
+		if info, err := os.Lstat(h.path(dir)); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+			return dir + " is gone"
+		}
+	}
+	info, err := os.Lstat(h.path(plan.SocketPath(k)))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return plan.SocketPath(k) + " is gone"
+	case err != nil: // unknown
+	case info.Mode().Type() != fs.ModeSocket, !guard.Since.IsZero() && info.ModTime().After(guard.Since.Add(bindTime)):
+		return plan.SocketPath(k) + " is not the guard's"
+	}
+	return ""
 }
 
 // runs adds what a slot runs. With an error it is taken as busy: what cannot be seen

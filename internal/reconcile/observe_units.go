@@ -72,15 +72,16 @@ func (o *observer) units(ctx context.Context) error {
 			case errors.Is(err, fs.ErrPermission), err == nil && env == nil:
 				u.Generation = unknown
 			case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH):
-				return err
+				u.Generation = unknown
+				o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("what %s was started with is unknown: %v", u.Name, err))
 			}
 		}
 		u.Enabled = enabled[u.Name]
 		o.s.Units[u.Name] = u
 		if strings.HasSuffix(u.Name, ".slice") {
 			got, err := o.h.readSlice(u.Name, u.Cgroup)
-			if err != nil {
-				return err
+			if err != nil { // setting it again says more, for its slot
+				o.s.Warnings = append(o.s.Warnings, err.Error())
 			}
 			o.s.Slices[u.Name] = got
 			if p := got.Files[filePartition]; strings.Contains(p, "invalid") {

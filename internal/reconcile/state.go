@@ -43,6 +43,8 @@ type SlotState struct {
 	Slice      SliceState `json:"slice"`
 	Job        *agent.Job `json:"job,omitempty"`
 	Containers []string   `json:"containers,omitempty"` // running below the slice
+
+	cutOff string // why its agent does not reach its guard, which runs; "" where it does
 }
 
 // Busy says what a slot is busy with, as in "waits for …"; "" when it is idle.

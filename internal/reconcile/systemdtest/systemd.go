@@ -198,6 +198,12 @@ func (s *Systemd) start(name string) error {
 	if err := s.start(slice); err != nil {
 		return err
 	}
+	if slot, ok := plan.OwnsUnit(name); ok && slot >= 0 && name == plan.GuardUnit(slot) {
+		if err := s.listen(slot); err != nil {
+			return err
+		}
+		u.since = time.Now()
+	}
 	s.pid++
 	u.pid, u.cgroup = s.pid, s.units[slice].cgroup+"/"+name
 	s.units[name] = u

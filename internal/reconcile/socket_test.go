@@ -1,0 +1,76 @@
+package reconcile_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// A guard that no job reaches starts again with its agent, when its slot is idle.
+func TestGuardThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	p := slots(2).plan(t)
+	for k := range 2 {
+		p.Dirs = append(p.Dirs, plan.Dir{Path: plan.RunDir(k), Mode: 0o711, Owner: "root"}, plan.Dir{Path: plan.RunDir(k) + "/agent", Mode: 0o700, Owner: "root"})
+	}
+	for name, cut := range map[string]func(run string) error{
+		"directory gone":      os.RemoveAll,
+		"agent's part gone":   func(run string) error { return os.RemoveAll(filepath.Join(run, "agent")) },
+		"socket gone":         func(run string) error { return os.Remove(filepath.Join(run, "docker.sock")) },
+		"a file in its place": func(run string) error { return os.WriteFile(filepath.Join(run, "docker.sock.new"), nil, 0o600) },
+		"another one's socket": func(run string) error {
+			return unix.Mknod(filepath.Join(run, "docker.sock.new"), unix.S_IFSOCK|0o660, 0)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			m.apply(p)
+			if _, changes := m.diff(p); len(changes) > 0 {
+				t.Fatalf("changes without a reason: %v", changes)
+			}
+			run := filepath.Join(m.h.Root, plan.RunDir(1))
+			if err := cut(run); err != nil {
+				t.Fatal(err)
+			}
+			if placed := filepath.Join(run, "docker.sock.new"); m.exists(plan.RunDir(1) + "/docker.sock.new") {
+				later := time.Now().Add(time.Minute)
+				if err := os.Chtimes(placed, later, later); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Rename(placed, filepath.Join(run, "docker.sock")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m.run(1)
+			_, words := m.apply(p)
+			equal(t, "words while a job runs", []string{"drain " + plan.AgentUnit(1)}, words)
+			m.finish(1)
+			_, words = m.apply(p)
+			if name == "agent's part gone" {
+				words = append([]string{"restart " + plan.GuardUnit(1)}, words...) // the new one is seen by all
+			}
+			if !slices.Equal(words, []string{"restart " + plan.GuardUnit(1), "start " + plan.AgentUnit(1)}) {
+				t.Errorf("words after it: %q", words)
+			}
+			if _, changes := m.diff(p); len(changes) > 0 {
+				t.Errorf("changes are left: %v", changes)
+			}
+			if err := cut(run); err != nil || !m.exists(plan.RunDir(1)) && name != "directory gone" {
+				t.Fatal(err)
+			}
+			if m.exists(plan.RunDir(1) + "/docker.sock.new") {
+				return
+			}
+			_, words = m.apply(p)
+			equal(t, "words of an idle slot", []string{"stop " + plan.AgentUnit(1), "restart " + plan.GuardUnit(1), "start " + plan.AgentUnit(1)}, words)
+			equal(t, "jobs killed", nil, m.sd.Killed())
+		})
+	}
+}
