@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -19,10 +22,16 @@ import (
 const (
 	callTimeout = 25 * time.Second
 	jobTimeout  = 100 * time.Second
+	// maxAsks is how often a call is made whose answer got lost; askPause is
+	// between the first two.
+	maxAsks  = 3
+	askPause = 250 * time.Millisecond
 )
 
 // Bus is systemd of this machine over D-Bus.
 type Bus struct {
+	dial func() (*sddbus.Conn, error)
+	mu   sync.Mutex
 	conn *sddbus.Conn
 	// Memory, where there is one, saves questions.
 	Memory *Memory
@@ -34,10 +43,15 @@ func Connect(ctx context.Context) (*Bus, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	late := time.AfterFunc(callTimeout, func() { cancel(fmt.Errorf("no answer in %s", callTimeout)) })
 	defer late.Stop()
-	conn, err := sddbus.NewWithContext(ctx)
+	b, err := connect(func() (*sddbus.Conn, error) { return sddbus.NewWithContext(ctx) })
 	if cause := context.Cause(ctx); err != nil && cause != nil {
-		err = cause
+		err = fmt.Errorf("connect to systemd: %w", cause)
 	}
+	return b, err
+}
+
+func connect(dial func() (*sddbus.Conn, error)) (*Bus, error) {
+	conn, err := dial()
 	if err != nil {
 		return nil, fmt.Errorf("connect to systemd: %w", err)
 	}
@@ -46,11 +60,54 @@ func Connect(ctx context.Context) (*Bus, error) {
 		conn.Close()
 		return nil, fmt.Errorf("subscribe to systemd: %w", err)
 	}
-	return &Bus{conn: conn}, nil
+	return &Bus{dial: dial, conn: conn}, nil
 }
 
 // Close ends the connection.
-func (b *Bus) Close() { b.conn.Close() }
+func (b *Bus) Close() { b.systemd().Close() }
+
+func (b *Bus) systemd() *sddbus.Conn {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.conn
+}
+
+// ask calls systemd, again where the answer got lost: it answers no one while it
+// reads its unit files, and drops all connections when it is replaced. f may
+// so happen twice; each time has limit.
+func (b *Bus) ask(ctx context.Context, limit time.Duration, f func(context.Context, *sddbus.Conn) error) error {
+	for try := 1; ; try++ {
+		callCtx, cancel := context.WithTimeout(ctx, limit)
+		conn := b.systemd()
+		err := f(callCtx, conn)
+		cancel()
+		if try == maxAsks || ctx.Err() != nil || !lost(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(time.Duration(try) * askPause):
+		}
+		if conn.Connected() {
+			continue
+		}
+		if again, dialErr := connect(b.dial); dialErr == nil {
+			b.mu.Lock()
+			b.conn = again.conn
+			b.mu.Unlock()
+			conn.Close()
+		}
+	}
+}
+
+// lost says that a call may have been made, or not, and that the next may have an
+// answer.
+func lost(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, dbus.ErrClosed) || errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) ||
+		isBusError(err, "org.freedesktop.DBus.Error.NoReply", "org.freedesktop.DBus.Error.Timeout", "org.freedesktop.DBus.Error.TimedOut",
+			"org.freedesktop.DBus.Error.Disconnected", "org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner")
+}
 
 // Units implements Systemd. Properties are asked for one by one: a service has
 // some 300, and systemd searches directories for a few of them.
@@ -58,9 +115,11 @@ func (b *Bus) Units(ctx context.Context, names ...string) ([]UnitState, error) {
 	if len(names) == 0 {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	listed, err := b.conn.ListUnitsByNamesContext(ctx, names)
+	var listed []sddbus.UnitStatus
+	err := b.ask(ctx, callTimeout, func(ctx context.Context, conn *sddbus.Conn) (err error) {
+		listed, err = conn.ListUnitsByNamesContext(ctx, names)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("read units: %w", err)
 	}
@@ -84,12 +143,9 @@ func (b *Bus) Units(ctx context.Context, names ...string) ([]UnitState, error) {
 func (b *Bus) details(ctx context.Context, u *UnitState) error {
 	var errs []error
 	get := func(kind, property string) any {
-		p, err := b.conn.GetUnitTypePropertyContext(ctx, u.Name, kind, property)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("read %s of unit %s: %w", property, u.Name, err))
-			return nil
-		}
-		return p.Value.Value()
+		value, err := b.property(ctx, u.Name, kind, property)
+		errs = append(errs, err)
+		return value
 	}
 	if u.Load != "not-found" || u.Active != "inactive" {
 		u.NeedReload, _ = get("Unit", "NeedDaemonReload").(bool)
@@ -114,33 +170,45 @@ func (b *Bus) details(ctx context.Context, u *UnitState) error {
 		u.MainPID, u.Restarts, u.ExitStatus = int(pid), int(restarts), int(status)
 		u.Result, _ = get("Service", "Result").(string)
 	}
-	if len(errs) == 0 {
+	err := errors.Join(errs...)
+	if err == nil {
 		b.Memory.keep(*u)
 	}
-	return errors.Join(errs...)
+	return err
+}
+
+func (b *Bus) property(ctx context.Context, unit, kind, name string) (value any, err error) {
+	err = b.ask(ctx, callTimeout, func(ctx context.Context, conn *sddbus.Conn) error {
+		p, err := conn.GetUnitTypePropertyContext(ctx, unit, kind, name)
+		if err == nil {
+			value = p.Value.Value()
+		}
+		return err
+	})
+	return value, wrap(err, "read "+name+" of unit "+unit)
 }
 
 // Properties reads settings of a unit as they are in force, whatever its files and
 // drop-ins say. kind is "Unit", or "Service" for what only services have.
 func (b *Bus) Properties(ctx context.Context, unit, kind string, names ...string) (map[string]any, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	values := map[string]any{}
 	for _, name := range names {
-		p, err := b.conn.GetUnitTypePropertyContext(ctx, unit, kind, name)
+		value, err := b.property(ctx, unit, kind, name)
 		if err != nil {
-			return nil, fmt.Errorf("read %s of unit %s: %w", name, unit, err)
+			return nil, err
 		}
-		values[name] = p.Value.Value()
+		values[name] = value
 	}
 	return values, nil
 }
 
 // Loaded implements Systemd.
 func (b *Bus) Loaded(ctx context.Context, patterns ...string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	units, err := b.conn.ListUnitsByPatternsContext(ctx, nil, patterns)
+	var units []sddbus.UnitStatus
+	err := b.ask(ctx, callTimeout, func(ctx context.Context, conn *sddbus.Conn) (err error) {
+		units, err = conn.ListUnitsByPatternsContext(ctx, nil, patterns)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list units: %w", err)
 	}
@@ -154,39 +222,40 @@ func (b *Bus) Loaded(ctx context.Context, patterns ...string) ([]string, error) 
 // Reload implements Systemd.
 func (b *Bus) Reload(ctx context.Context) error {
 	// A reload runs all generators, which takes its time on a busy machine.
-	ctx, cancel := context.WithTimeout(ctx, jobTimeout)
-	defer cancel()
-	return wrap(b.conn.ReloadContext(ctx), "reload systemd")
+	err := b.ask(ctx, jobTimeout, func(ctx context.Context, conn *sddbus.Conn) error { return conn.ReloadContext(ctx) })
+	return wrap(err, "reload systemd")
 }
 
 // Start implements Systemd.
 func (b *Bus) Start(ctx context.Context, names ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, jobTimeout)
 	defer cancel()
-	return b.jobs(ctx, "start", b.conn.StartUnitContext, names)
+	return b.jobs(ctx, "start", (*sddbus.Conn).StartUnitContext, names)
 }
 
 // Restart implements Systemd.
 func (b *Bus) Restart(ctx context.Context, names ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, jobTimeout)
 	defer cancel()
-	return b.jobs(ctx, "restart", b.conn.RestartUnitContext, names)
+	return b.jobs(ctx, "restart", (*sddbus.Conn).RestartUnitContext, names)
 }
 
 // Stop implements Systemd. How long it may take is the caller's business.
 func (b *Bus) Stop(ctx context.Context, names ...string) error {
-	return b.jobs(ctx, "stop", b.conn.StopUnitContext, names)
+	return b.jobs(ctx, "stop", (*sddbus.Conn).StopUnitContext, names)
 }
 
 // jobs queues one job per unit and waits for all of them, so that units which
 // take their time do so side by side.
-func (b *Bus) jobs(ctx context.Context, verb string, queue func(context.Context, string, string, chan<- string) (int, error), names []string) error {
+func (b *Bus) jobs(ctx context.Context, verb string, queue func(*sddbus.Conn, context.Context, string, string, chan<- string) (int, error), names []string) error {
 	var errs []error
 	done := make([]chan string, len(names))
 	for i, name := range names {
 		done[i] = make(chan string, 1) // buffered: the connection must not wait for us
-		if _, err := queue(ctx, name, "replace", done[i]); err != nil {
-			errs = append(errs, &UnitError{name, verb, err})
+		if _, err := queue(b.systemd(), ctx, name, "replace", done[i]); err != nil {
+			if !lost(err) || !b.reached(ctx, verb, name) {
+				errs = append(errs, &UnitError{name, verb, err})
+			}
 			done[i] = nil
 		}
 	}
@@ -200,10 +269,25 @@ func (b *Bus) jobs(ctx context.Context, verb string, queue func(context.Context,
 				errs = append(errs, &UnitError{name, verb, fmt.Errorf("job %s%s", result, b.why(ctx, name))})
 			}
 		case <-ctx.Done():
-			errs = append(errs, &UnitError{name, verb, ctx.Err()})
+			if !b.reached(ctx, verb, name) {
+				errs = append(errs, &UnitError{name, verb, ctx.Err()})
+			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// reached says that a unit is what a job was to make it, of whose end nothing was
+// heard. A restart cannot be told from none.
+func (b *Bus) reached(ctx context.Context, verb, name string) bool {
+	if errors.Is(ctx.Err(), context.Canceled) || verb == "restart" {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer cancel()
+	units, err := b.Units(ctx, name)
+	want := map[string]string{"start": "active", "stop": "inactive"}[verb]
+	return err == nil && units[0].Active == want
 }
 
 // why adds what a service ended with to the result of its job.
@@ -217,11 +301,12 @@ func (b *Bus) why(ctx context.Context, name string) string {
 
 // Drain implements Systemd.
 func (b *Bus) Drain(ctx context.Context, names ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	var errs []error
 	for _, name := range names {
-		_, err := b.conn.StopUnitContext(ctx, name, "replace", nil)
+		err := b.ask(ctx, callTimeout, func(ctx context.Context, conn *sddbus.Conn) error {
+			_, err := conn.StopUnitContext(ctx, name, "replace", nil)
+			return err
+		})
 		errs = append(errs, wrap(err, "stop "+name))
 	}
 	return errors.Join(errs...)
@@ -235,7 +320,7 @@ func (b *Bus) Kill(ctx context.Context, name string, all bool, signal syscall.Si
 	if all {
 		who = sddbus.All
 	}
-	err := b.conn.KillUnitWithTarget(ctx, name, who, int32(signal))
+	err := b.systemd().KillUnitWithTarget(ctx, name, who, int32(signal))
 	if isBusError(err, "org.freedesktop.systemd1.NoSuchProcess", "org.freedesktop.DBus.Error.UnixProcessIdUnknown", "org.freedesktop.systemd1.NoSuchUnit") {
 		return nil
 	}
@@ -244,9 +329,7 @@ func (b *Bus) Kill(ctx context.Context, name string, all bool, signal syscall.Si
 
 // ResetFailed implements Systemd.
 func (b *Bus) ResetFailed(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	err := b.conn.ResetFailedUnitContext(ctx, name)
+	err := b.ask(ctx, callTimeout, func(ctx context.Context, conn *sddbus.Conn) error { return conn.ResetFailedUnitContext(ctx, name) })
 	if isBusError(err, "org.freedesktop.systemd1.NoSuchUnit") {
 		return nil // unloaded meanwhile
 	}
@@ -255,29 +338,32 @@ func (b *Bus) ResetFailed(ctx context.Context, name string) error {
 
 // Enable implements Systemd.
 func (b *Bus) Enable(ctx context.Context, names ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	_, _, err := b.conn.EnableUnitFilesContext(ctx, names, false, true)
+	err := b.ask(ctx, callTimeout, func(ctx context.Context, conn *sddbus.Conn) error {
+		_, _, err := conn.EnableUnitFilesContext(ctx, names, false, true)
+		return err
+	})
 	return wrap(err, "enable "+strings.Join(names, " "))
 }
 
 // Disable implements Systemd.
 func (b *Bus) Disable(ctx context.Context, names ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	_, err := b.conn.DisableUnitFilesContext(ctx, names, false)
+	err := b.ask(ctx, callTimeout, func(ctx context.Context, conn *sddbus.Conn) error {
+		_, err := conn.DisableUnitFilesContext(ctx, names, false)
+		return err
+	})
 	return wrap(err, "disable "+strings.Join(names, " "))
 }
 
 // SetProperties implements Systemd.
 func (b *Bus) SetProperties(ctx context.Context, name string, properties ...Property) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	props := make([]sddbus.Property, len(properties))
 	for i, p := range properties {
 		props[i] = sddbus.Property{Name: p.Name, Value: dbus.MakeVariant(p.Value)}
 	}
-	return wrap(b.conn.SetUnitPropertiesContext(ctx, name, true, props...), "set properties of "+name)
+	err := b.ask(ctx, callTimeout, func(ctx context.Context, conn *sddbus.Conn) error {
+		return conn.SetUnitPropertiesContext(ctx, name, true, props...)
+	})
+	return wrap(err, "set properties of "+name)
 }
 
 func wrap(err error, doing string) error {

@@ -49,7 +49,7 @@ func (b *Bus) RunProgram(ctx context.Context, p Program) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.Limit+callTimeout)
 	defer cancel()
 	done := make(chan string, 1) // buffered: the connection must not wait for us
-	if _, err := b.conn.StartTransientUnitContext(ctx, p.Unit, "fail", props, done); err != nil {
+	if _, err := b.systemd().StartTransientUnitContext(ctx, p.Unit, "fail", props, done); err != nil {
 		return nil, &UnitError{p.Unit, "start", err}
 	}
 	select {
@@ -60,7 +60,7 @@ func (b *Bus) RunProgram(ctx context.Context, p Program) ([]byte, error) {
 	case <-ctx.Done():
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 		defer cancel()
-		_, err := b.conn.StopUnitContext(end, p.Unit, "replace", nil)
+		_, err := b.systemd().StopUnitContext(end, p.Unit, "replace", nil)
 		return nil, errors.Join(&UnitError{p.Unit, "start", ctx.Err()}, wrap(err, "stop "+p.Unit))
 	}
 	text, err := io.ReadAll(io.NewSectionReader(out, 0, maxProgramOutput))

@@ -18,7 +18,7 @@ const watchBuffer = 64
 func (b *Bus) Watch(ctx context.Context, changed func(unit string)) {
 	updates := make(chan *sddbus.PropertiesUpdate, watchBuffer)
 	lost := make(chan error, watchBuffer)
-	b.conn.SetPropertiesSubscriber(updates, lost)
+	b.systemd().SetPropertiesSubscriber(updates, lost)
 	go func() {
 		for {
 			select {
@@ -36,4 +36,4 @@ func (b *Bus) Watch(ctx context.Context, changed func(unit string)) {
 }
 
 // Alive says that the connection to systemd still stands.
-func (b *Bus) Alive() bool { return b.conn.Connected() }
+func (b *Bus) Alive() bool { return b.systemd().Connected() }
