@@ -81,7 +81,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer func() { release() }()
 	// Again: the kbnode that was waited for may have written other wishes.
 	if err := m.loadConfig(&f.wishes, os.Getenv); err != nil {
 		return err
@@ -139,8 +139,24 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		printf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
 		return nil
 	}
+	agreed := reconcile.Conflicts(changes)
+	asks := f.adopt && !f.yes && len(agreed) > 0
+	if asks { // the daemon, and who else wants to change the node, do not wait for a person
+		release()
+		release = func() {}
+	}
 	if err := confirmAdopt(s, f, changes); err != nil {
 		return err
+	}
+	if asks {
+		held, err := lock(ctx, s, host)
+		if err != nil {
+			return err
+		}
+		release = held
+		if state, changes, err = lookAgain(ctx, s, m, host, f, agreed); err != nil {
+			return err
+		}
 	}
 	if fetched, err := installAgent(ctx, s, m, host, f); err != nil {
 		return err
@@ -151,6 +167,35 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		changes = reconcile.Diff(m.plan, state)
 	}
 	return applyInstall(ctx, s, m, host, state, changes, token)
+}
+
+// lookAgain reads and plans once more, after a time without the lock. What was
+// agreed to is all that may be replaced.
+func lookAgain(ctx context.Context, s Streams, m *machine, host *reconcile.Host, f *installFlags, agreed []string) (*reconcile.State, []reconcile.Change, error) {
+	if err := m.loadConfig(&f.wishes, os.Getenv); err != nil {
+		return nil, nil, err
+	}
+	if err := m.read(ctx, s.logger()); err != nil {
+		return nil, nil, err
+	}
+	if err := m.think(); err != nil {
+		return nil, nil, err
+	}
+	host.GPUs = m.inv.GPUs
+	state, err := host.Observe(ctx, m.plan)
+	if err != nil {
+		return nil, nil, err
+	}
+	changes := reconcile.Diff(m.plan, state)
+	return state, changes, onlyAgreed(changes, agreed)
+}
+
+func onlyAgreed(changes []reconcile.Change, agreed []string) error {
+	more := slices.DeleteFunc(reconcile.Conflicts(changes), func(path string) bool { return slices.Contains(agreed, path) })
+	if len(more) > 0 {
+		return fmt.Errorf("%s: was not there when you agreed, and nothing was changed; run kbnode install again", strings.Join(more, ", "))
+	}
+	return nil
 }
 
 func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Host, state *reconcile.State, changes []reconcile.Change, token string) error {

@@ -208,3 +208,15 @@ func TestNextSteps(t *testing.T) {
 		t.Errorf("two queues and a new token: %q", got)
 	}
 }
+
+// What appears while a person is asked is not replaced.
+func TestOnlyWhatWasAgreedTo(t *testing.T) {
+	t.Parallel()
+	changes := []reconcile.Change{{Kind: reconcile.Adopt, Subject: "/etc/a"}, {Kind: reconcile.Create, Subject: "/etc/b"}, {Kind: reconcile.Adopt, Subject: "/etc/c"}}
+	if err := onlyAgreed(changes, []string{"/etc/a", "/etc/c", "/etc/gone"}); err != nil {
+		t.Error(err)
+	}
+	if err := onlyAgreed(changes, []string{"/etc/a"}); err == nil || !strings.HasPrefix(err.Error(), "/etc/c: was not there") {
+		t.Errorf("error is %v", err)
+	}
+}

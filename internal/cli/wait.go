@@ -39,8 +39,15 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 	deadline := time.Now().Add(agent.RegisterTime)
 	for len(wait) > 0 {
 		state, err := host.Observe(ctx, p)
+		if err != nil && ctx.Err() == nil && time.Now().Before(deadline) { // it was applied; only this look failed
+			s.logger().Debug("agents not looked at", "err", err)
+			if err := pause(ctx); err != nil {
+				return err
+			}
+			continue
+		}
 		if err != nil {
-			return err
+			return fmt.Errorf("everything is set up, but whether the agents have registered cannot be seen: %w; kbnode status shows it", err)
 		}
 		var refused []error
 		wait = slices.DeleteFunc(wait, func(slot plan.Slot) bool {
@@ -74,13 +81,20 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 			s.warn("%s not registered yet; kbnode status and journalctl -u %s tell more", slotNames(wait), plan.AgentUnit(wait[0].Index))
 			return &exitError{code: exitNo}
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(300 * time.Millisecond):
+		if err := pause(ctx); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func pause(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(300 * time.Millisecond):
+		return nil
+	}
 }
 
 func slotState(state *reconcile.State, index int) reconcile.SlotState {
