@@ -88,7 +88,7 @@ func (h *Host) backup(name string, have int) error {
 		if err := h.mkdir(half, modeBits(info.Mode()), ownerOf(info)); err != nil {
 			return err
 		}
-		return errors.Join(os.Rename(h.path(half), h.path(to)), syncDir(h.path(path.Dir(to))))
+		return errors.Join(os.Rename(h.path(half), h.path(to)), h.syncDir(path.Dir(to)))
 	case info.Mode().IsRegular():
 		return h.copyFile(name, to)
 	}

@@ -40,7 +40,7 @@ func (h *Host) write(name string, mode uint32, own owner, content io.Reader, lik
 		_ = t.Cleanup()
 		return err
 	}
-	return syncDir(filepath.Dir(target))
+	return h.syncDir(path.Dir(name))
 }
 
 func (h *Host) fill(t *renameio.PendingFile, name string, mode uint32, own owner, content io.Reader, like fs.FileInfo) error {
@@ -67,8 +67,11 @@ func (h *Host) fill(t *renameio.PendingFile, name string, mode uint32, own owner
 }
 
 // syncDir makes a rename in a directory last.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
+func (h *Host) syncDir(dir string) error {
+	if err := h.before("sync", dir); err != nil {
+		return err
+	}
+	f, err := os.Open(h.path(dir))
 	if err != nil {
 		return err
 	}

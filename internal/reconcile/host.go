@@ -94,6 +94,9 @@ func (h *Host) lock(file string) (release func(), err error) {
 		if err != nil {
 			return nil, fmt.Errorf("lock: %w", err)
 		}
+		if err := h.before("flock", file); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			holder, _ := io.ReadAll(io.LimitReader(f, 32))
 			_ = f.Close()

@@ -86,7 +86,13 @@ func (s *Systemd) SetProperties(_ context.Context, name string, properties ...re
 		if err != nil {
 			return err
 		}
-		dropIns[p.Name] = text
+		if _, cleared := dropIns[p.Name]; p.Name == "DeviceAllow" && text != "DeviceAllow=" && !cleared {
+			// Lines are added to those that are there.
+			there := strings.TrimPrefix(s.get(runtimeDir, name+".d", "50-DeviceAllow.conf"), "[Slice]\n")
+			dropIns[p.Name] = there + "\n" + strings.TrimPrefix(text, "DeviceAllow=\n")
+		} else {
+			dropIns[p.Name] = text
+		}
 		if p.Name != "DeviceAllow" || text != "DeviceAllow=" {
 			word = append(word, strings.ReplaceAll(strings.TrimPrefix(text, "DeviceAllow=\n"), "\n", " "))
 		}

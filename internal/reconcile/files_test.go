@@ -1,0 +1,176 @@
+package reconcile_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// applyAfter applies a plan to a machine that is changed once it was looked at.
+func (m *machine) applyAfter(p *plan.Plan, change func()) error {
+	s, changes := m.diff(p)
+	change()
+	_, err := m.h.Apply(m.t.Context(), p, s, changes)
+	return err
+}
+
+// A link that somebody puts in place of a directory between the look and the write
+// leads nowhere.
+func TestPlantedLink(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("root's links are trusted, and there are no others")
+	}
+	m := newMachine(t)
+	m.apply(slots(1).plan(t))
+	next := slots(1)
+	next.generation = "g2"
+	p := next.plan(t)
+	p.Files = append(p.Files, plan.File{Path: plan.AgentDir(0) + "/new", Mode: 0o644, Owner: "root", Content: header, Slot: 0})
+	elsewhere := t.TempDir()
+	err := m.applyAfter(p, func() {
+		at := filepath.Join(m.h.Root, plan.AgentDir(0))
+		if err := errors.Join(os.RemoveAll(at), os.Symlink(elsewhere, at), os.Lchown(at, 4242, 4242)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err == nil || !strings.Contains(err.Error(), "a symbolic link that root did not make") {
+		t.Errorf("error is %v", err)
+	}
+	if left, _ := os.ReadDir(elsewhere); len(left) > 0 {
+		t.Errorf("written through the link: %v", left)
+	}
+}
+
+// A mode is that of what is at the path.
+func TestChmodFollowsNoLink(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	p := slots(1).plan(t)
+	m.apply(p)
+	hook := filepath.Join(m.h.Root, plan.HooksDir, "environment")
+	other := filepath.Join(t.TempDir(), "other")
+	if err := errors.Join(os.Chmod(hook, 0o700), os.WriteFile(other, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	err := m.applyAfter(p, func() {
+		if err := errors.Join(os.Remove(hook), os.Symlink(other, hook)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("error is %v", err)
+	}
+	if info, err := os.Stat(other); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the target has mode %v, %v", info.Mode(), err)
+	}
+}
+
+// What is mounted in a directory that is deleted stays as it is.
+func TestUnmountBeforeRemoval(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(2).plan(t))
+	kept := t.TempDir()
+	at := filepath.Join(m.h.Root, plan.WorkDir(1), "mnt")
+	if err := errors.Join(os.WriteFile(filepath.Join(kept, "a"), nil, 0o600), os.Mkdir(at, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(kept, at, "", unix.MS_BIND, ""); err != nil {
+		t.Skip("cannot mount: ", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+	m.apply(slots(1).plan(t))
+	if _, err := os.Stat(filepath.Join(kept, "a")); err != nil || m.exists(plan.WorkDir(1)) {
+		t.Errorf("what was mounted is gone: %v", err)
+	}
+}
+
+// A file is in its directory for good before anything relies on it.
+func TestRenameLasts(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	var steps []string
+	m.h.OnStep(func(words string) error { steps = append(steps, words); return nil })
+	m.apply(slots(1).plan(t))
+	for i, s := range steps {
+		if name, ok := strings.CutPrefix(s, "rename "); ok && (i+1 == len(steps) || steps[i+1] != "sync "+filepath.Dir(name)) {
+			t.Errorf("%s is not made to last: %v", name, steps[i+1:min(i+2, len(steps))])
+		}
+	}
+}
+
+// A lock on a file that its last holder has deleted keeps no one out, so it is none.
+func TestLockOnAFileWithoutAName(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	tries := 0
+	m.h.OnStep(func(words string) error {
+		if tries++; words == "flock "+plan.LockPath && tries == 1 {
+			return os.Remove(filepath.Join(m.h.Root, plan.LockPath))
+		}
+		return nil
+	})
+	release, err := m.h.Lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.h.Lock(); err == nil {
+		t.Error("two at once")
+	} else if _, locked := errors.AsType[*reconcile.LockedError](err); !locked {
+		t.Error(err)
+	}
+	release()
+}
+
+// Each limit that somebody took away is set again.
+func TestEveryLimit(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	p := slots(1).plan(t)
+	m.apply(p)
+	m.sd.Words()
+	for file, text := range map[string]string{"pids.max": "max", "memory.max": "max", "memory.swap.max": "max", "cpuset.cpus.effective": "0-127", "cpuset.mems.effective": "0-1"} {
+		m.write("/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/"+file, text+"\n")
+		if _, words := m.apply(p); !slices.Equal(words, []string{setWord(0, "2-3", 1<<30)}) {
+			t.Errorf("%s: %q", file, words)
+		}
+	}
+}
+
+// An agent that stops may have a job still: its slot is left to end.
+func TestStoppingAgentIsBusy(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(slots(1).plan(t))
+	m.run(0)
+	if err := m.sd.Drain(t.Context(), plan.AgentUnit(0)); err != nil {
+		t.Fatal(err)
+	}
+	m.sd.Words()
+	procs, err := filepath.Glob(filepath.Join(m.h.Root, "proc/*/environ"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range procs { // the job is between two of its processes
+		if text, err := os.ReadFile(name); err == nil && strings.Contains(string(text), "BUILDKITE_JOB_ID") {
+			if err := os.WriteFile(name, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	next := slots(1)
+	next.memory, next.generation = 2<<30, "g2"
+	r, words := m.apply(next.plan(t))
+	equal(t, "words", []string{"reload"}, words)
+	equal(t, "why", map[string]bool{"waits for the agent of slot gpu0 to stop": true}, deferred(r.Deferred, 0))
+}
