@@ -52,6 +52,9 @@ type Host struct {
 	// for real.
 	Sleep func(ctx context.Context, d time.Duration) error
 
+	// sockets says that guards listen in a tree, too.
+	sockets bool
+
 	// step, where set, is called before each change of the machine, with words
 	// that name it; an error is returned as if the change had failed. Tests
 	// interrupt here.

@@ -40,7 +40,7 @@ func (o *observer) slots(context.Context) error {
 		if err != nil {
 			o.s.Warnings = append(o.s.Warnings, err.Error())
 		}
-		if slices.ContainsFunc(o.p.Dirs, func(d plan.Dir) bool { return d.Path == plan.RunDir(k) }) {
+		if o.h.Root == "/" || o.h.sockets {
 			slot.cutOff = o.h.cutOff(slot.Guard)
 		}
 		o.s.Slots = append(o.s.Slots, slot)

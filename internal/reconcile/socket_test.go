@@ -31,6 +31,8 @@ func TestGuardThatIsCutOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t)
+			m.sd.Listen = true
+			m.h.LookAtSockets()
 			m.apply(p)
 			if _, changes := m.diff(p); len(changes) > 0 {
 				t.Fatalf("changes without a reason: %v", changes)

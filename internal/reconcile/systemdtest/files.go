@@ -55,12 +55,9 @@ func setting(text, name string) string {
 	return values[len(values)-1]
 }
 
-// listen leaves a socket where a guard does, if its directory is there.
+// listen leaves a socket where a guard does.
 func (s *Systemd) listen(slot int) error {
 	socket := filepath.Join(s.Root, plan.SocketPath(slot))
-	if _, err := os.Stat(filepath.Dir(socket)); err != nil {
-		return nil //nolint:nilerr // nobody planned one
-	}
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

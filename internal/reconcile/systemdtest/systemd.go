@@ -27,6 +27,8 @@ type Systemd struct {
 	// ReloadApplies makes a reload apply changed slice files to running slices,
 	// as systemd 252 does; without it none are, as with systemd 257.
 	ReloadApplies bool
+	// Listen makes guards leave a socket, in a directory that is there.
+	Listen bool
 	// Hook, where set, is called with each word before it takes effect.
 	Hook func(word string) error
 
@@ -198,7 +200,7 @@ func (s *Systemd) start(name string) error {
 	if err := s.start(slice); err != nil {
 		return err
 	}
-	if slot, ok := plan.OwnsUnit(name); ok && slot >= 0 && name == plan.GuardUnit(slot) {
+	if slot, ok := plan.OwnsUnit(name); ok && slot >= 0 && s.Listen && name == plan.GuardUnit(slot) {
 		if err := s.listen(slot); err != nil {
 			return err
 		}
