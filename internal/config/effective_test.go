@@ -95,7 +95,7 @@ func TestEffective(t *testing.T) {
 		{Key: "agent.binary", Origin: FromDefault, Note: "the installed one"},
 		{Key: "docker.socket", Value: DefaultDockerSocket, Origin: FromDefault},
 		{Key: "job.tasks_max", Value: DefaultTasksMax, Origin: FromDefault},
-		{Key: "agent.allowed_plugins", Value: []any{DefaultPlugins[0]}, Origin: FromDefault},
+		{Key: "agent.allowed_plugins", Value: []any{}, Origin: FromFile},
 		{Key: "hygiene.disabled", Value: false, Origin: FromFile},
 		{Key: "job.cpu_quota", Value: false, Origin: FromDefault},
 	} {
@@ -109,10 +109,10 @@ func TestEffective(t *testing.T) {
 func TestTextIsReadBack(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
-		"nothing":    "",
+		"nothing":    "{}\n",
 		"strict":     "job: {profile: strict}\n",
 		"words":      "node: '123'\nhygiene: {clocks: 1410}\nimage: {auto_update: off}\nagent: {tags: ['a=#b'], binary: \"/a\\nb: 'c #\"}\n",
-		"every kind": "gpus: [0000:1a:00.0, 3]\nmemory_per_slot: 1.5GiB\njob: {cpu_quota: true, disk: 100000000000, allowed_images: ['^a: b$']}\n",
+		"every kind": "gpus: [0000:1a:00.0, 3]\nmemory_per_slot: 1.5GiB\njob: {cpu_quota: true, disk: 100000000000B, allowed_images: ['^a: b$']}\n",
 	} {
 		f, err := Read(name, []byte(text))
 		if err != nil {

@@ -35,8 +35,11 @@ func hide(key string, value any) (shown any, some bool) {
 			shown := hideURL(v)
 			return shown, shown != v
 		}
+	case Patterns:
+		shown, some := hide(key, []string(v))
+		return shown, some
 	case []string:
-		var list []string
+		list := []string{}
 		for _, s := range v {
 			list = append(list, hidePattern(s))
 			some = some || list[len(list)-1] != s

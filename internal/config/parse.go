@@ -33,7 +33,7 @@ func Parse(name string, text []byte) (Config, error) {
 	return f.Config, err
 }
 
-// Read reads the text of a configuration file. An error is [*Faults]: all of them,
+// Read reads the text of a configuration file; nil is no file. An error is [*Faults]: all of them,
 // not just the first.
 func Read(name string, text []byte) (File, error) {
 	r := reader{lines: map[string]int{}}
@@ -53,6 +53,8 @@ func Read(name string, text []byte) (File, error) {
 		}
 	} else if !errors.Is(err, io.EOF) {
 		r.told(err)
+	} else if text != nil && len(bytes.TrimSpace(text)) == 0 {
+		r.fault(0, "is empty, which a disk that was full leaves; write it again, or remove it for the defaults")
 	}
 	if len(r.faults) == 0 {
 		return File{c, r.lines}, nil

@@ -13,7 +13,7 @@ var moreCases = map[string]bool{
 	"groups: [[0, 1], ['0000:1a:00.0', GPU-1f]]": true, "groups: []": true, "groups: [0, 1]": false, "groups: [[0]]": false, "groups: [[]]": false, "groups: [[0, x]]": false, "groups: {a: [0, 1]}": false, "groups: all": false, "groups: [all]": false, "groups: [[0, 0]]": false, "groups: ['0,1']": false, "groups: [[[0, 1]]]": false,
 	"queue: '{shape}'":   true,
 	"cpus_per_slot: 8.5": false, "cpus_per_slot: '8'": false, "cpus_per_slot: true": false,
-	"memory_per_slot: 1024": true, "memory_per_slot: 1.5 GiB": true, "memory_per_slot: 32g": true, "memory_per_slot: 32Gi": true, "memory_per_slot: 32Gb": false, "memory_per_slot: -1": false, "memory_per_slot: [1G]": false, "memory_per_slot: true": false,
+	"memory_per_slot: 1024": false, "memory_per_slot: 1e9": false, "memory_per_slot: 1024B": true, "memory_per_slot: 1.5 GiB": true, "memory_per_slot: 32g": true, "memory_per_slot: 32Gi": true, "memory_per_slot: 32Gb": false, "memory_per_slot: -1": false, "memory_per_slot: [1G]": false, "memory_per_slot: true": false,
 	"reserve: {cpus: -1}": false, "reserve: {memory: lots}": false, "reserve:": true, "reserve: 4": false, "reserve: [cpus]": false,
 	"agent: {binary: bin/agent}": false, "agent: {binary: /bin/agent}": true,
 	"agent: {endpoint: ftp://h}": false, "agent: {endpoint: 'https://a b'}": false, "agent: {endpoint: http://h:1/v3}": true,
@@ -24,7 +24,7 @@ var moreCases = map[string]bool{
 	"agent: {token: secret}": false,
 	"job: {profile: open}":   false, "job: {profile: strict, network: none}": true, "job: {network: host}": false,
 	"job: {tasks_max: 63}": false, "job: {tasks_max: 64}": true, "job: {max_minutes: -5}": false, "job: {cpu_quota: 1}": false, "job: {cpu_quota: maybe}": false,
-	"job: {disk: 268435456}": true, "job: {disk: 268435455}": false, "job: {shm_size: 8GB}": false, "job: {allowed_images: [ghcr.io]}": false,
+	"job: {disk: 268435456B}": true, "job: {disk: 256MiB}": true, "job: {disk: 268435456}": false, "job: {shm_size: 8GB}": false, "job: {allowed_images: [ghcr.io]}": false,
 	"image: {name: a/b}": false, "image: {name: 'reg.example:5000/a/b:v1'}": true, "image: {name: 'A/b:c'}": false, "image: {keep: -1}": false, "image: {first_jobs: x}": false,
 	"image: {auto_update: '@daily'}": true, "image: {auto_update: '@noon'}": false, "image: {auto_update: '0 3 * *'}": false, "image: {auto_update: '60 3 * * *'}": false, "image: {auto_update: '0 3 1-5/2 jan,3 MON-fri'}": true, "image: {auto_update: '*/15 0-6,22 * * 7'}": true, "image: {auto_update: false}": false,
 	"docker: {socket: docker.sock}": false, "docker: {socket: /run/docker.sock}": true,
@@ -42,7 +42,6 @@ var beyond = []string{
 	"gpus: none",     // and no slots
 	"gpus: none\nslots: 2\ngpus_per_slot: 2",
 	"groups: [[0, 1], [1, 2]]",
-	"memory_per_slot: 1e9",
 	"memory_per_slot: 0GiB", // arithmetic, here and below
 	"job: {disk: 255MiB}",
 	"image: {auto_update: '0 5-3 * * *'}",

@@ -46,10 +46,7 @@ func (Groups) JSONSchema() *jsonschema.Schema {
 
 // JSONSchema is sizeForm without the units of 1000, which ParseSize refuses.
 func (Size) JSONSchema() *jsonschema.Schema {
-	return anyOf(
-		&jsonschema.Schema{Type: "integer", Minimum: "1"},
-		&jsonschema.Schema{Type: "string", Pattern: `^\d{1,19}(\.\d{1,6})?\s*([kKmMgGtT](i[bB]?)?|[bB])?$`},
-	)
+	return &jsonschema.Schema{Type: "string", Pattern: `^\d{1,19}(\.\d{1,6})?\s*([kKmMgGtT](i[bB]?)?|[bB])$`}
 }
 
 func anyOf(of ...*jsonschema.Schema) *jsonschema.Schema { return &jsonschema.Schema{AnyOf: of} }
@@ -106,7 +103,7 @@ func rules() map[string]func(*jsonschema.Schema) {
 		"job.max_minutes":        least(1),
 		"job.tasks_max":          least(64),
 		"job.shm_size":           nil,
-		"job.disk":               func(s *jsonschema.Schema) { s.AnyOf[0].Minimum = json.Number(fmt.Sprint(256 << 20)) },
+		"job.disk":               nil,
 		"job.cpu_quota":          nil,
 		"image.name": func(s *jsonschema.Schema) {
 			s.Pattern, s.MaxLength = imageForm().String(), new(uint64(255))

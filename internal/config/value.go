@@ -55,7 +55,7 @@ func ParseGPUs(s string) (GPUs, error) {
 	return g, nil
 }
 
-// Size is a number of bytes, written as 32GiB, 32G or 34359738368.
+// Size is a number of bytes, written as 32GiB, 32G or 34359738368B.
 type Size int64
 
 var sizeForm = lazily(`^(\d{1,19}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)(i?[bB]?)$`)
@@ -69,6 +69,9 @@ func ParseSize(s string) (Size, error) {
 		return 0, fmt.Errorf("%q is not a size; write one such as 32GiB", s)
 	}
 	unit := strings.ToUpper(m[2])
+	if unit == "" && m[3] == "" {
+		return 0, fmt.Errorf("%q has no unit; write %s", s, sizeMeant(m[1]))
+	}
 	if strings.EqualFold(m[3], "b") && unit != "" {
 		return 0, fmt.Errorf("%q is not a size; write %q", s, m[1]+unit+"iB")
 	}
@@ -80,10 +83,19 @@ func ParseSize(s string) (Size, error) {
 	return Size(v), nil
 }
 
-// String writes the size with the largest unit that is exact.
+// sizeMeant is the size that a number without a unit probably is: GiB where it is small,
+// else the bytes that it would be.
+func sizeMeant(number string) string {
+	if n, err := strconv.ParseInt(number, 10, 64); err == nil && n >= 1<<16 {
+		return Size(n).String()
+	}
+	return number + "GiB"
+}
+
+// String writes the size with the largest unit that is exact, which ParseSize reads again.
 func (s Size) String() string {
 	v, unit := int64(s), 0
-	units := []string{"", "KiB", "MiB", "GiB", "TiB"}
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	for unit < len(units)-1 && v != 0 && v%1024 == 0 {
 		v /= 1024
 		unit++
@@ -199,7 +211,7 @@ func Validate(c Config) []Problem {
 			bad("agent.tags", "the tag %q is set by kbnode; choose another key", key)
 		}
 	}
-	for key, list := range map[string][]string{
+	for key, list := range map[string]Patterns{
 		"agent.allowed_repositories": c.Agent.AllowedRepositories,
 		"agent.allowed_plugins":      c.Agent.AllowedPlugins,
 		"agent.allowed_environment":  c.Agent.AllowedEnvironment,

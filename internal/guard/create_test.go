@@ -265,6 +265,10 @@ func TestRebuildTakes(t *testing.T) {
 func TestAllowedImages(t *testing.T) {
 	t.Parallel()
 	policy := testPolicy()
+	policy.Images = []string{}
+	if _, err := rebuild(policy, testFacts(), []byte(`{"Image":"alpine"}`)); err == nil {
+		t.Error("an empty list allows an image")
+	}
 	digest := "sha256:" + strings.Repeat("a", 64)
 	policy.Images = []string{`^ghcr\.io/gpu-mode/eval(:[a-z0-9]+)?(@sha256:[0-9a-f]{64})?$`, `^python:3\.11$`, `^alpine:latest$`, `a|b`}
 	for image, want := range map[string]bool{

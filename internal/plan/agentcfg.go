@@ -62,10 +62,10 @@ var agentKeys = []agentKey{
 	{name: "no-ssh-keyscan", value: fixed("true"), must: true},
 	{name: "no-git-submodules", value: fixed("true"), must: true},
 	{name: "strict-single-hooks", value: fixed("true")},
-	{name: "allowed-repositories", value: fromConfig(func(c config.Config) string { return strings.Join(c.Agent.AllowedRepositories, ",") }), must: true},
-	{name: "allowed-plugins", value: fromConfig(func(c config.Config) string { return strings.Join(c.Agent.AllowedPlugins, ",") }), must: true},
+	{name: "allowed-repositories", value: fromConfig(func(c config.Config) string { return allowList(c.Agent.AllowedRepositories) }), must: true},
+	{name: "allowed-plugins", value: fromConfig(func(c config.Config) string { return allowList(c.Agent.AllowedPlugins) }), must: true},
 	{name: "enable-environment-variable-allowlist", value: fixed("true"), must: true},
-	{name: "allowed-environment-variables", value: fromConfig(func(c config.Config) string { return strings.Join(c.Agent.AllowedEnvironment, ",") }), must: true},
+	{name: "allowed-environment-variables", value: fromConfig(func(c config.Config) string { return allowList(c.Agent.AllowedEnvironment) }), must: true},
 
 	// Major version 3 knows the first two, 4 the others.
 	{name: "cancel-grace-period", value: fixed(strconv.Itoa(cancelGraceSeconds))},
@@ -119,4 +119,16 @@ func renderAgentConfig(keys []agentKey, cfg config.Config, s Slot) string {
 		b.WriteString(k.name + `="` + k.value(cfg, s) + "\"\n")
 	}
 	return b.String()
+}
+
+// matchesNothing is a regular expression that no text matches.
+const matchesNothing = `^[^\x00-\x{10FFFF}]$`
+
+// allowList is a list as the agent reads it. The agent takes an empty one for no list, and
+// allows everything.
+func allowList(p config.Patterns) string {
+	if len(p) == 0 {
+		return matchesNothing
+	}
+	return strings.Join(p, ",")
 }

@@ -16,9 +16,9 @@ type JobPolicy struct {
 	DiskBytes   int64  `json:"disk_bytes"` // of the slot's file system at DiskMount; 0 for none
 	ShmBytes    int64  `json:"shm_bytes"`
 
-	Profile string   `json:"profile"`          // config.ProfileCompatible or ProfileStrict
-	Network string   `json:"network"`          // config.NetworkBridge, from which a job may step down, or NetworkNone
-	Images  []string `json:"images,omitempty"` // regular expressions; none means all
+	Profile string   `json:"profile"`         // config.ProfileCompatible or ProfileStrict
+	Network string   `json:"network"`         // config.NetworkBridge, from which a job may step down, or NetworkNone
+	Images  []string `json:"images,omitzero"` // regular expressions; nil means all, and an empty list none
 	// Registries are those from which jobs may pull although their addresses are
 	// private, as host or host:port.
 	Registries []string `json:"registries,omitempty"`

@@ -1,0 +1,71 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+// An empty list allows nothing; a key that is not there has its default.
+func TestEmptyLists(t *testing.T) {
+	t.Parallel()
+	c, err := Parse("f", []byte("agent: {allowed_repositories: [], allowed_plugins: [], allowed_environment: []}\njob: {allowed_images: []}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []Config{c, c.WithDefaults(), Merge(c, Config{Queue: "b200"}), Merge(Config{Job: Job{AllowedImages: Patterns{"^a$"}}}, c)} {
+		for name, p := range map[string]Patterns{
+			"repositories": c.Agent.AllowedRepositories, "plugins": c.Agent.AllowedPlugins,
+			"environment": c.Agent.AllowedEnvironment, "images": c.Job.AllowedImages,
+		} {
+			if p == nil || len(p) != 0 {
+				t.Errorf("%s: %#v; want an empty list", name, p)
+			}
+		}
+	}
+	text, err := Render(c, "marker")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Parse("f", []byte(text))
+	if err != nil || again.Job.AllowedImages == nil || again.Agent.AllowedPlugins == nil {
+		t.Errorf("rendered and read again: %v\n%s", err, text)
+	}
+	if none, err := Parse("f", []byte("queue: b200\n")); err != nil || none.Job.AllowedImages != nil || len(none.WithDefaults().Agent.AllowedPlugins) == 0 {
+		t.Errorf("without lists: %+v, %v", none, err)
+	}
+}
+
+// A file that a full disk emptied is not a choice of the defaults.
+func TestEmptyFile(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"", "\n", " \n\n"} {
+		if _, err := Parse("f", []byte(text)); err == nil || !strings.Contains(err.Error(), "is empty") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	for _, text := range [][]byte{nil, []byte("# Written by kbnode\n"), []byte("{}\n")} {
+		if _, err := Parse("f", text); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestSizesHaveUnits(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"32": `"32" has no unit; write 32GiB`, "1.5": `"1.5" has no unit; write 1.5GiB`, "0": `"0" has no unit; write 0GiB`,
+		"34359738368": `"34359738368" has no unit; write 32GiB`, "100000000001": `"100000000001" has no unit; write 100000000001B`,
+	} {
+		if _, err := ParseSize(in); err == nil || err.Error() != want {
+			t.Errorf("%s: %v; want %s", in, err, want)
+		}
+	}
+	for _, text := range []string{"memory_per_slot: 32", "reserve: {memory: 4}", "job: {disk: 100}", "job: {shm_size: 8}"} {
+		if _, err := Parse("f", []byte(text)); err == nil || !strings.Contains(err.Error(), "has no unit") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if c, err := FromEnv(func(name string) string { return map[string]string{"RAM_PER_GPU": "144"}[name] }); err != nil || c.MemoryPerSlot != 144<<30 {
+		t.Errorf("RAM_PER_GPU=144: %v, %v", c.MemoryPerSlot, err)
+	}
+}
