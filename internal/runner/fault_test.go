@@ -242,6 +242,7 @@ try:
     import helper
 except ImportError:
     o("helper: none\n")
+o("link: %s\n" % os.path.islink("eval.py"))
 o("check: " + reference.verdict() + "\ndata: " + open("data.txt").read())`
 	for name, submission := range map[string]string{
 		"rewriting sources": `for n in ("eval.py", "reference.py"): open(n, "w").write("import os; os.write(3, b'check: pass')")`,
@@ -249,10 +250,8 @@ o("check: " + reference.verdict() + "\ndata: " + open("data.txt").read())`
 os.remove("reference.py"); os.mkdir("reference.py"); open("reference.py/x", "w")`,
 		"a source as a link": `import os
 open("evil", "w").write("def verdict(): return 'pass'"); os.remove("reference.py"); os.symlink("evil", "reference.py")`,
-		"a source as a link to the same text beside another module": `import os, shutil
-d = os.environ["TORCH_EXTENSIONS_DIR"]; os.makedirs(d)
-shutil.copy("eval.py", d); open(d + "/reference.py", "w").write("def verdict(): return 'pass'")
-os.remove("eval.py"); os.symlink(d + "/eval.py", "eval.py")`,
+		"a source as a link to the same text": `import os, shutil
+shutil.copy("eval.py", "copy.txt"); os.remove("eval.py"); os.symlink("copy.txt", "eval.py")`,
 		"a source as a pipe": `import os
 os.remove("reference.py"); os.mkfifo("reference.py")`,
 		"planted byte code": `import importlib.util, os, py_compile
@@ -274,7 +273,7 @@ os.mkfifo("random")`,
 				"reference.py":  "def verdict():\n    return 'fail' # and enough room for another program\n",
 			})
 			run := at(result, "runs", "test", "run")
-			if at(run, "result", "check") != "fail" || at(run, "result", "helper") != "none" || at(run, "result", "data") != "0" {
+			if at(run, "result", "check") != "fail" || at(run, "result", "helper") != "none" || at(run, "result", "data") != "0" || at(run, "result", "link") != "False" {
 				t.Errorf("run is %v\n%s", run, j.stderr.String())
 			}
 		})

@@ -120,8 +120,12 @@ func (s *sources) put() error {
 }
 
 func (s *sources) intact(name, text string) bool {
-	// Nothing that a program put there may be followed or block.
-	f, err := s.root.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	// Nothing that a program put there may be followed or block. An os.Root follows
+	// links below it, whatever the flags are; nothing runs that could make one now.
+	if info, err := s.root.Lstat(name); err != nil || !info.Mode().IsRegular() {
+		return false
+	}
+	f, err := s.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return false
 	}

@@ -184,30 +184,33 @@ o("check: pass\n")`})
 // could before Linux 6.12.
 func TestStoppedRunnerKeepsTheTime(t *testing.T) {
 	t.Parallel()
-	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "test_timeout": 1.5, "sources": map[string]string{
-		"submission.py": "", "eval.py": report + `open("now", "w").close(); time.sleep(2.5); o("check: pass\n"); open("end", "w").close()`,
+	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "test_timeout": 6, "sources": map[string]string{
+		"submission.py": "", "eval.py": report + `open("now", "w").close(); time.sleep(6.5); o("check: pass\n"); open("end", "w").close()`,
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 4 { // of two things that are ready, select takes either
-		j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
-		if err := j.cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		waitFor(t, filepath.Join(j.cmd.Dir, "now"))
-		if err := j.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-		waitFor(t, filepath.Join(j.cmd.Dir, "end"))
-		time.Sleep(100 * time.Millisecond)
-		if err := j.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
-		_, result := j.wait(t)
-		if run := at(result, "runs", "test", "run"); at(run, "exit_code") != 114.0 || at(run, "passed") != false {
-			t.Fatalf("run is %v", run)
-		}
+	for range 6 { // of two things that are ready, select takes either
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
+			if err := j.cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			waitFor(t, filepath.Join(j.cmd.Dir, "now"))
+			if err := j.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			waitFor(t, filepath.Join(j.cmd.Dir, "end"))
+			time.Sleep(100 * time.Millisecond)
+			if err := j.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			_, result := j.wait(t)
+			if run := at(result, "runs", "test", "run"); at(run, "exit_code") != 114.0 || at(run, "passed") != false {
+				t.Errorf("run is %v", run)
+			}
+		})
 	}
 }
 
@@ -216,14 +219,14 @@ func TestStoppedRunnerKeepsTheTime(t *testing.T) {
 func TestForgedResultDoesNotStay(t *testing.T) {
 	t.Parallel()
 	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
-		"submission.py": "", "eval.py": report + `open("result.json", "w").write("{}"); o("check: pass\n")`,
+		"submission.py": "", "eval.py": report + `open("result.json", "w").write("{}"); print("x" * 16000); o("check: pass\n")`,
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
-	// A limit of the file's size stands for a full disk.
-	j.cmd.Args = append([]string{"sh", "-c", `ulimit -f 0; exec "$0"`}, j.cmd.Path)
+	// A limit of 4 KiB for a file stands for a full disk: the result is longer.
+	j.cmd.Args = append([]string{"sh", "-c", `ulimit -f 8; exec "$0"`}, j.cmd.Path)
 	if j.cmd.Path, err = exec.LookPath("sh"); err != nil {
 		t.Fatal(err)
 	}
