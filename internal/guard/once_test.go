@@ -56,6 +56,21 @@ func TestStartsTogether(t *testing.T) {
 	}
 }
 
+// TestStartBeforeAnswer starts a container that a list has shown before its creation
+// was answered, and again after it.
+func TestStartBeforeAnswer(t *testing.T) {
+	t.Parallel()
+	var o owners
+	o.add("a", owned{})
+	if _, first := o.take("a"); !first {
+		t.Error("the first start is refused")
+	}
+	o.add("a", owned{name: "job"})
+	if _, first := o.take("a"); first {
+		t.Error("it starts twice")
+	}
+}
+
 // TestContainersPerSlot creates more than a slot may have, side by side, with
 // those of an earlier guard.
 func TestContainersPerSlot(t *testing.T) {

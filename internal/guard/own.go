@@ -50,6 +50,8 @@ func (o *owners) add(id string, c owned) {
 	if o.byID == nil {
 		o.byID = map[string]owned{}
 	}
+	// It may have been found in a list and started before its creation was answered.
+	c.started = c.started || o.byID[id].started
 	o.byID[id] = c
 }
 
