@@ -63,6 +63,7 @@ type applier struct {
 	result Result
 	errs   []error
 	failed map[int]bool   // slots of which something could not be made as planned; -1: what all jobs depend on
+	theirs []string       // units of the node whose file is not as planned
 	late   map[int]string // what waits for agents that took a job meanwhile, by slot
 	parent string         // and why the slice above all slots does
 }

@@ -76,12 +76,13 @@ func (b *Bus) systemd() *sddbus.Conn {
 // reads its unit files, and drops all connections when it is replaced. f may
 // so happen twice; each time has limit.
 func (b *Bus) ask(ctx context.Context, limit time.Duration, f func(context.Context, *sddbus.Conn) error) error {
+	began := time.Now()
 	for try := 1; ; try++ {
 		callCtx, cancel := context.WithTimeout(ctx, limit)
 		conn := b.systemd()
 		err := f(callCtx, conn)
 		cancel()
-		if try == maxAsks || ctx.Err() != nil || !lost(err) {
+		if try == maxAsks || ctx.Err() != nil || !lost(err) || time.Since(began) >= jobTimeout {
 			return err
 		}
 		select {

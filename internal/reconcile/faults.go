@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"errors"
+	"path"
 	"slices"
 	"strings"
 
@@ -58,6 +59,8 @@ func (a *applier) fail(c Change, err error) error {
 		}
 	case c.Slot >= 0, a.uninstall, ofAllJobs(c):
 		a.failed[c.Slot] = true
+	case isUnitFile(c.Subject):
+		a.theirs = append(a.theirs, path.Base(c.Subject))
 	}
 	if c.Slot < 0 {
 		return err
@@ -86,6 +89,8 @@ func (a *applier) skips(c Change) bool {
 	switch {
 	case c.Kind == Reload:
 		return !a.reloads()
+	case !isSlice(c.Subject) && slices.Contains(a.theirs, c.Subject):
+		return c.Kind == Start || c.Kind == Restart || c.Kind == Enable
 	case len(a.failed) == 0:
 		return false
 	case c.Slot < 0: // uninstall removes the node's own only when all slots are gone

@@ -198,6 +198,25 @@ func failing(word string) func(string) error {
 	}
 }
 
+// A unit of the node's that kbnode did not write is not started, and the slots are.
+func TestFaultOfTheNodesUnit(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	p := slots(1).plan(t)
+	m.apply(p)
+	m.spoil(t, "foreign", plan.UnitDir+"/"+plan.NodeService)
+	if err := m.sd.Reboot(); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.try(p); !slices.Equal(slotsOf(err), []int{-1}) {
+		t.Error(err)
+	}
+	words := strings.Join(m.sd.Words(), "\n")
+	if !strings.Contains(words, plan.AgentUnit(0)) || strings.Contains(words, "start "+plan.NodeService) {
+		t.Errorf("words: %s", words)
+	}
+}
+
 // Without the hooks that look at jobs no agent starts; an operator's own hook
 // keeps none down. What runs goes on.
 func TestFaultOfAHook(t *testing.T) {
