@@ -168,6 +168,36 @@ func TestDaemon(t *testing.T) {
 		}
 	})
 
+	t.Run("a typo, and a lost GPU", func(t *testing.T) {
+		const stopped = "! systemctl is-active -q buildkite-agent-gpu3"
+		m.Sh("echo 'colour: red' >>/etc/kbnode/config.yaml; systemctl reload kbnode")
+		m.Wait("the refusal", "systemctl show -P StatusText kbnode | grep -q colour")
+		for range 2 {
+			m.Sh("sim-gpu lose 3")
+			m.Wait("its agent to stop", stopped)
+			m.Wait("the drain to be kept", `jq -e '.drains | map(.slot) == [3]' /var/lib/kbnode/drains.json`)
+			m.Sh("for k in 0 1 2 4 5 6 7; do systemctl is-active -q buildkite-agent-gpu$k; done")
+			idle(t, m, 2)
+			m.Sh("sim-gpu restore 3")
+			m.Wait("its agent to run again", "systemctl is-active -q buildkite-agent-gpu3")
+			idle(t, m, 3)
+			m.Sh("systemctl restart kbnode") // the next one makes no plan at all
+		}
+		m.Sh("sed -i /colour/d /etc/kbnode/config.yaml; systemctl reload kbnode")
+		allIdle(t, m, 3)
+	})
+
+	t.Run("an engine that hangs", func(t *testing.T) {
+		const verdict = `jq -e '.verdicts[] | select(.check == "%s")' /var/lib/kbnode/health.json`
+		m.Sh("systemctl kill -s STOP docker; sim-gpu lose 5")
+		m.Wait("the lost GPU to be judged", fmt.Sprintf(verdict, "gpu.missing"))
+		m.Wait("the engine to be judged", fmt.Sprintf(verdict, "node.docker"))
+		m.Wait("all agents to stop", "! systemctl is-active -q 'buildkite-agent-gpu*'")
+		m.Sh("sim-gpu restore 5; systemctl kill -s CONT docker")
+		allIdle(t, m, 5)
+		idle(t, m, 1)
+	})
+
 	t.Run("drain", func(t *testing.T) {
 		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 40, 6))
 		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")

@@ -119,9 +119,9 @@ func status(t *testing.T, m *vm.Machine) (st struct {
 	Changes []struct{ Kind, Subject, Deferred string }
 }) {
 	t.Helper()
-	out := m.Try("kbnode status --json").Stdout
-	if err := json.Unmarshal([]byte(out), &st); err != nil {
-		t.Fatalf("status is no JSON: %v\n%s", err, out)
+	r := m.Try("kbnode status --json")
+	if err := json.Unmarshal([]byte(r.Stdout), &st); err != nil {
+		t.Fatalf("status is no JSON: %v\n%s%s", err, r.Stdout, r.Stderr)
 	}
 	return st
 }
