@@ -25,6 +25,9 @@ const (
 	maxLine = 16 << 10 // bytes
 	maxText = 4 << 10  // bytes of a sentence
 	poll    = 500 * time.Millisecond
+	// lockTime bounds the wait for another writer: whoever may read the file can lock
+	// it, and must not hold up the daemon.
+	lockTime = time.Second
 )
 
 // Event is something that happened.
@@ -101,10 +104,25 @@ func (l Log) append(text []byte) error {
 	}
 }
 
+// lock waits for other writers, and goes on without the lock when that takes too long:
+// two that write at once may tear a line, which readers leave out.
+func lock(f *os.File) error {
+	for end := time.Now().Add(lockTime); ; {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		if time.Now().After(end) {
+			return nil
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 // prepare locks the file, and moves it away when it is full. again says that
 // there is another one by now.
 func prepare(f *os.File, name string) (again bool, err error) {
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+	if err := lock(f); err != nil {
 		return false, err
 	}
 	here, err := os.Lstat(name)

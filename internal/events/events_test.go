@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func texts(tb testing.TB, l Log) (all []string) {
@@ -53,6 +54,42 @@ func TestCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{"first", "second"}, texts(t, l)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestLock waits for another writer, who may be about to move the file away, but not for
+// somebody who only holds the lock.
+func TestLock(t *testing.T) {
+	t.Parallel()
+	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}
+	if err := l.Add(Event{Kind: "drain", Text: "first"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, released := range []bool{true, false} {
+		other, err := os.Open(l.File)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = other.Close() }()
+		if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() { done <- l.Add(Event{Kind: "drain", Text: fmt.Sprint("after ", released)}) }()
+		select {
+		case <-done:
+			t.Error("it writes beside another one")
+		case <-time.After(lockTime / 4):
+		}
+		if released {
+			_ = other.Close()
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff([]string{"first", "after true", "after false"}, texts(t, l)); diff != "" {
 		t.Error(diff)
 	}
 }
