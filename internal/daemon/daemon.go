@@ -286,7 +286,7 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 	}
 	defer closeHost()
 	host.Progress = func(reconcile.Change) { d.Notify(daemon.SdNotifyWatchdog) }
-	whole = whole || d.plan == nil || time.Since(d.wholeAt) >= d.Whole || d.doctor.alarmed() || d.stampNow() != d.stamp
+	whole = whole || d.plan == nil || time.Since(d.wholeAt) >= d.Whole || d.doctor.alarmed() || d.stampOf(d.plan) != d.stamp
 	l := look{plan: cmp.Or(d.plan, d.doctor.plan), node: true}
 	if err == nil && !whole {
 		if l.state, err = d.observe(ctx, host, d.plan); err == nil {
@@ -335,9 +335,8 @@ func (d *daemonLoop) observe(ctx context.Context, host *reconcile.Host, p *plan.
 	return bounded(d, "state of the node", stateTime, func() (*reconcile.State, error) { return host.Observe(ctx, p) })
 }
 
-// stampNow is the stamp of the plan; "" where it cannot be had.
-func (d *daemonLoop) stampNow() string {
-	p := d.plan
+// stampOf is the stamp of a plan; "" where it cannot be had.
+func (d *daemonLoop) stampOf(p *plan.Plan) string {
 	stamp, err := bounded(d, "stamp", stampTime, func() (string, error) { return d.Node.Stamp(p), nil })
 	if err != nil {
 		d.Log.Warn("files of the plan not looked at", "err", err)
@@ -354,7 +353,7 @@ func (d *daemonLoop) mend(ctx context.Context, host *reconcile.Host) (right bool
 		return false, err
 	}
 	defer release()
-	if d.stampNow() != d.stamp {
+	if d.stampOf(d.plan) != d.stamp {
 		return false, nil
 	}
 	state, err := d.observe(ctx, host, d.plan)
@@ -382,19 +381,17 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	}
 	defer release()
 	// The stamp is taken first: what changes while it is read is read again.
-	stamp := ""
-	if d.plan != nil {
-		stamp = d.stampNow()
-	}
+	p := cmp.Or(d.plan, &plan.Plan{})
+	stamp := d.stampOf(p)
 	r, err := bounded(d, "the node", readTime, func() (*Reading, error) { return d.Node.Read(ctx) })
 	if err != nil {
 		return err
 	}
 	first := d.plan == nil
-	d.plan, d.drains, d.wholeAt, d.address = r.Plan, r.Drains, time.Now(), r.Listen
-	if d.stamp = stamp; first {
-		d.stamp = d.stampNow()
+	if first && d.stampOf(p) == stamp { // which had none of the plan's own files
+		stamp = d.stampOf(r.Plan)
 	}
+	d.plan, d.drains, d.stamp, d.wholeAt, d.address = r.Plan, r.Drains, stamp, time.Now(), r.Listen
 	d.seen.State = nil // that of a look is of another plan
 	d.doctor.remember(r)
 	host.GPUs = r.Inventory.GPUs
@@ -412,11 +409,11 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	if !sameDrains(drains, r.Drains) {
 		// On a full disk they hold nevertheless; the next pass writes them again.
 		unkept = d.keepDrains(host, drains)
-		p, err := r.Replan(drains)
+		replanned, err := r.Replan(drains)
 		if err != nil {
 			return errors.Join(unkept, err)
 		}
-		d.plan, d.drains, changes = p, drains, reconcile.Diff(p, state)
+		d.plan, d.drains, changes = replanned, drains, reconcile.Diff(replanned, state)
 	}
 	if err := errors.Join(unkept, d.apply(ctx, host, state, changes)); err != nil {
 		return err

@@ -48,6 +48,9 @@ type fakeNode struct {
 	dead         bool // the watch's connection
 	docker       error
 	hostErr      error
+	unitsErr     error
+	onRead       func()                   // at each Read
+	ctx          context.Context          // of the last pass
 	hang         map[string]chan struct{} // by method: returns when it is closed
 	changed      func(string)
 }
@@ -69,6 +72,9 @@ func newFakeNode(t *testing.T) *fakeNode {
 
 func (n *fakeNode) Read(context.Context) (*Reading, error) {
 	n.wait("Read")
+	if n.onRead != nil {
+		n.onRead()
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.reads++
@@ -155,7 +161,22 @@ func (n *fakeNode) Host(context.Context) (*reconcile.Host, func(), error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.hosts++
-	return &reconcile.Host{Root: n.root, Systemd: n.sd, Users: users{systemdtest.Users{Root: n.root}, n}}, func() {}, n.hostErr
+	return &reconcile.Host{Root: n.root, Systemd: systemd{n.sd, n}, Users: users{systemdtest.Users{Root: n.root}, n}}, func() {}, n.hostErr
+}
+
+// systemd may not tell of its units.
+type systemd struct {
+	*systemdtest.Systemd
+	n *fakeNode
+}
+
+func (s systemd) Units(ctx context.Context, names ...string) ([]reconcile.UnitState, error) {
+	s.n.mu.Lock()
+	defer s.n.mu.Unlock()
+	if s.n.unitsErr != nil {
+		return nil, s.n.unitsErr
+	}
+	return s.Systemd.Units(ctx, names...)
 }
 
 // users are the first that Observe reads.
@@ -314,6 +335,24 @@ func TestWhatMakesItReadAnew(t *testing.T) {
 		reads("SIGHUP", 3)
 		time.Sleep(5*time.Minute + 30*time.Second)
 		reads("five minutes", 4)
+	})
+}
+
+// A change of the configuration while everything is read is read again at the next look,
+// also in the first pass.
+func TestChangeWhileReading(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.onRead = func() { n.set(func() { n.stamp = fmt.Sprint("while read ", min(n.reads, 1)) }) } // twice
+		_, _ = running(t, n, Options{})
+		for i, want := range []int{1, 2, 3, 3} {
+			if reads, _, _ := n.count(); reads != want {
+				t.Errorf("look %d: %d reads, want %d", i, reads, want)
+			}
+			time.Sleep(30 * time.Second)
+			synctest.Wait()
+		}
 	})
 }
 

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
+
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -65,7 +67,8 @@ func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []re
 			continue
 		}
 		c := reconcile.Change{Kind: reconcile.Drain, Subject: plan.AgentUnit(drain.Slot), Slot: drain.Slot, Why: drain.String()}
-		if err := host.Systemd.Drain(ctx, c.Subject); err != nil {
+		err := host.Systemd.Drain(ctx, c.Subject)
+		if d.Notify(daemon.SdNotifyWatchdog); err != nil {
 			d.Log.Error("agent of a drained slot not stopped", "unit", c.Subject, "err", err)
 			continue
 		}

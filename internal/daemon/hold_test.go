@@ -114,12 +114,15 @@ func TestJudgedWhateverFails(t *testing.T) {
 					t.Errorf("slots that serve: %s", diff)
 				}
 				mends()
+				mended := time.Now()
 				if name == "users that cannot be read" {
 					if err := os.WriteFile(filepath.Join(n.root, "etc/passwd"), passwd, 0o600); err != nil {
 						t.Fatal(err)
 					}
 				}
-				time.Sleep(2 * time.Minute)
+				for len(n.drains()) == 0 && time.Since(mended) < 40*time.Second { // at the next pass
+					time.Sleep(time.Second)
+				}
 				if drains := n.drains(); len(drains) != 1 || drains[0].Slot != 1 {
 					t.Errorf("kept after it was mended: %+v", drains)
 				}
@@ -153,6 +156,49 @@ func TestSystemdThatDoesNotAnswer(t *testing.T) {
 			t.Errorf("slots that serve: %s", diff)
 		}
 	})
+}
+
+// TestUnitsThatAreNotKnown asks the agent of a lost GPU to stop, once, without knowing
+// whether it runs, and judges no agent meanwhile.
+func TestUnitsThatAreNotKnown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.gpus = twoGPUs()
+		running(t, n, Options{})
+		if err := n.sd.Fail(plan.AgentUnit(0)); err != nil {
+			t.Fatal(err)
+		}
+		n.sd.Words()
+		n.set(func() { n.unitsErr = errors.New("read units: no answer") })
+		n.lose(1)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"drain " + plan.AgentUnit(1)}, n.sd.Words()); diff != "" {
+			t.Errorf("said to systemd: %s", diff)
+		}
+		kept, err := ReadHealth(n.root)
+		if err != nil || slices.ContainsFunc(kept.Verdicts, func(v health.Verdict) bool { return v.Check == health.CheckAgent }) {
+			t.Errorf("verdicts: %+v, %v", kept.Verdicts, err)
+		}
+	})
+}
+
+// TestUnknownEngine asks no engine at a socket that only a configuration names.
+func TestUnknownEngine(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode(t)
+	n.docker = errors.New("no such file")
+	d := newDaemon(Options{Root: n.root, Node: n})
+	host := &reconcile.Host{Root: n.root, Systemd: n.sd}
+	if got := d.node(t.Context(), host); got.Docker != "" || !slices.Equal(got.Unread, []string{health.CheckDocker}) {
+		t.Errorf("%+v", got)
+	}
+	d.doctor.socket = "/run/docker.sock"
+	host.Systemd = nil
+	if got := d.node(t.Context(), host); got.Docker == "" || !slices.Equal(got.Unread, []string{health.CheckUnit}) {
+		t.Errorf("%+v", got)
+	}
 }
 
 // TestRestartWithTypo judges by what the last daemon knew, drains, keeps that, and gives
@@ -242,6 +288,9 @@ func TestEngineThatDoesNotAnswer(t *testing.T) {
 		}
 		if !units[0].Stopping() || units[1].Running() || len(n.sd.Killed()) > 0 || len(n.drains()) != 2 {
 			t.Errorf("agents: %+v; killed %q; drains %+v", units, n.sd.Killed(), n.drains())
+		}
+		if words := n.sd.Words(); slices.Index(words, "drain "+plan.AgentUnit(0)) < 0 || slices.Contains(words[slices.Index(words, "drain "+plan.AgentUnit(0))+1:], "drain "+plan.AgentUnit(0)) {
+			t.Errorf("the agent with a job is not asked once to stop: %q", words)
 		}
 		if err := n.sd.FinishJob(0); err != nil {
 			t.Fatal(err)

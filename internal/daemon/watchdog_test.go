@@ -1,0 +1,176 @@
+package daemon
+
+import (
+	"errors"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// watchdogTime is what the unit gives the daemon between two signs of life.
+func watchdogTime(t *testing.T) time.Duration {
+	t.Helper()
+	unit, err := os.ReadFile("../../systemd/kbnode.service.tmpl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seconds, err := strconv.Atoi(string(regexp.MustCompile(`(?m)^WatchdogSec=(\d+)$`).FindSubmatch(unit)[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// TestWatchdogIsFed whatever takes its time: the service manager would kill the daemon
+// in the middle of what it does.
+func TestWatchdogIsFed(t *testing.T) {
+	t.Parallel()
+	longest := watchdogTime(t)
+	forever := func(methods ...string) func(*fakeNode) {
+		return func(n *fakeNode) {
+			n.hang = map[string]chan struct{}{}
+			for _, m := range methods {
+				n.hang[m] = make(chan struct{})
+			}
+		}
+	}
+	for name, slow := range map[string]func(*fakeNode){
+		"nothing":                   func(*fakeNode) {},
+		"no systemd":                func(n *fakeNode) { n.hostErr = errors.New("no answer") },
+		"reads that hang":           forever("Read", "GPUs", "Observe", "Stamp"),
+		"reads that hang later":     func(*fakeNode) {},
+		"a machine that hangs":      forever("Read"),
+		"a state that hangs":        forever("Observe"),
+		"units that start slowly":   func(n *fakeNode) { n.sd.Hook = func(string) error { time.Sleep(90 * time.Second); return nil } },
+		"agents that stop slowly":   func(n *fakeNode) { n.sd.Hook = func(string) error { time.Sleep(20 * time.Second); return nil } },
+		"a machine read in minutes": func(n *fakeNode) { n.onRead = func() { time.Sleep(2 * time.Minute) } },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				n := newFakeNode(t)
+				n.gpus = twoGPUs()
+				slow(n)
+				var mu sync.Mutex
+				fed := []time.Time{time.Now()}
+				running(t, n, Options{Notify: func(s string) {
+					mu.Lock()
+					defer mu.Unlock()
+					if s == "WATCHDOG=1" {
+						fed = append(fed, time.Now())
+					}
+				}})
+				time.Sleep(15 * time.Minute)
+				if name == "reads that hang later" {
+					n.set(func() { forever("Read", "GPUs", "Observe", "Stamp")(n) })
+				}
+				n.lose(0)
+				time.Sleep(15 * time.Minute)
+				mu.Lock()
+				fed = append(fed, time.Now())
+				for i := range len(fed) - 1 {
+					if gap := fed[i+1].Sub(fed[i]); gap > longest*2/3 {
+						t.Errorf("fed after %s, and has %s", gap, longest)
+					}
+				}
+				mu.Unlock()
+				for _, hang := range n.hang {
+					close(hang)
+				}
+				n.hang = nil
+			})
+		})
+	}
+}
+
+// TestPassHasADeadline ends a pass that goes on for too long in the middle of its changes.
+func TestPassHasADeadline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNode(t)
+		n.gpus = twoGPUs()
+		log, _ := running(t, n, Options{})
+		n.sd.Words()
+		n.set(func() { n.sd.Hook = func(string) error { time.Sleep(passTime + time.Second); return nil } })
+		for i := range 2 {
+			if err := n.sd.Fail(plan.AgentUnit(i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.spoil(t)
+		time.Sleep(passTime + 45*time.Second)
+		n.set(func() { n.sd.Hook = nil })
+		time.Sleep(2 * passTime)
+		if !slices.Contains(kinds(t, log), "error: context deadline exceeded") {
+			t.Errorf("events %q", kinds(t, log))
+		}
+	})
+}
+
+// TestSlotWord names what a slot does, of which an agent that stops is not idle.
+func TestSlotWord(t *testing.T) {
+	t.Parallel()
+	drained := []plan.Drain{{By: plan.ByOperator}}
+	unit := func(active, sub string) reconcile.UnitState { return reconcile.UnitState{Active: active, Sub: sub} }
+	for _, row := range []struct {
+		slot   plan.Slot
+		agent  reconcile.UnitState
+		job    bool
+		parked bool
+		want   string
+	}{
+		{want: "idle", agent: unit("active", "running")},
+		{want: "busy", agent: unit("active", "running"), job: true},
+		{want: "draining", agent: unit("deactivating", "stop-sigterm"), job: true},
+		{want: "draining", slot: plan.Slot{Drains: drained}, agent: unit("active", "running"), job: true},
+		{want: "draining", agent: unit("active", "running"), job: true, parked: true},
+		{want: "stopping", agent: unit("deactivating", "stop-sigterm")},
+		{want: "parked", agent: unit("active", "running"), parked: true},
+		{want: "parked", slot: plan.Slot{Parked: "away"}, agent: unit("inactive", "dead")},
+		{want: "drained", slot: plan.Slot{Drains: drained}, agent: unit("inactive", "dead")},
+		{want: "failed", agent: unit("failed", "failed")},
+		{want: "starting", agent: unit("activating", "start")},
+		{want: "down", agent: unit("inactive", "dead")},
+	} {
+		ss := reconcile.SlotState{Agent: row.agent}
+		if row.job {
+			ss.Job = &agent.Job{ID: "1"}
+		}
+		if got := SlotWord(row.slot, ss, row.parked); got != row.want || !slices.Contains(SlotWords, got) {
+			t.Errorf("%+v: %s, want %s", row, got, row.want)
+		}
+	}
+}
+
+// TestDisconnected tells an agent that stops or works from one that does not come up.
+func TestDisconnected(t *testing.T) {
+	t.Parallel()
+	root, now := t.TempDir(), time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC)
+	old := now.Add(-time.Hour)
+	for _, row := range []struct {
+		name  string
+		slot  plan.Slot
+		state reconcile.SlotState
+		want  bool
+	}{
+		{"not registered", plan.Slot{}, reconcile.SlotState{Agent: reconcile.UnitState{Active: "active", Since: old}}, true},
+		{"failed", plan.Slot{}, reconcile.SlotState{Agent: reconcile.UnitState{Active: "failed"}}, true},
+		{"just started", plan.Slot{}, reconcile.SlotState{Agent: reconcile.UnitState{Active: "active", Since: now}}, false},
+		{"stopping", plan.Slot{}, reconcile.SlotState{Agent: reconcile.UnitState{Active: "deactivating", Sub: "auto-restart", Since: old}}, false},
+		{"at work", plan.Slot{}, reconcile.SlotState{Job: &agent.Job{ID: "1"}, Agent: reconcile.UnitState{Active: "active", Since: old}}, false},
+		{"drained", plan.Slot{Drains: []plan.Drain{{}}}, reconcile.SlotState{Agent: reconcile.UnitState{Active: "failed"}}, false},
+	} {
+		if got := disconnected(root, row.slot, row.state, now); (got != "") != row.want {
+			t.Errorf("%s: %q", row.name, got)
+		}
+	}
+}
