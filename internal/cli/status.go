@@ -139,6 +139,11 @@ func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
 		}
 	}
 	st := statusOf(m.plan, state, parked, reconcile.Diff(m.plan, state))
+	for i, sl := range m.plan.Slots {
+		if why := agentProblem(ctx, "/", sl, slotState(state, sl.Index), time.Now(), agent.Journal); why != "" {
+			st.Slots[i].Problems = append(st.Slots[i].Problems, why)
+		}
+	}
 	if roll := m.agents.Roll; roll != nil {
 		st.Warnings = append(st.Warnings, fmt.Sprintf("agents change to %s: %d of %d slots have registered with it",
 			versionName(m.inv.Software.Agent)(roll.To), len(roll.Registered), len(m.plan.Slots)))

@@ -294,7 +294,7 @@ func healthSlots(root string, p *plan.Plan, states []reconcile.SlotState, change
 		if ss.Job != nil {
 			one.Job = ss.Job.ID
 		}
-		one.Agent = disconnected(root, sl, ss, now)
+		one.Agent = Disconnected(root, sl, ss, now)
 		for _, c := range changes {
 			if c.Kind == reconcile.Set && c.Slot == sl.Index {
 				one.Limits = c.Why
@@ -311,8 +311,8 @@ func healthSlots(root string, p *plan.Plan, states []reconcile.SlotState, change
 	return list
 }
 
-// disconnected says why an agent that should wait for jobs does not.
-func disconnected(root string, sl plan.Slot, ss reconcile.SlotState, now time.Time) string {
+// Disconnected says why an agent that should wait for jobs does not.
+func Disconnected(root string, sl plan.Slot, ss reconcile.SlotState, now time.Time) string {
 	if !sl.Serves() || ss.Job != nil || ss.Agent.Stopping() {
 		return ""
 	}

@@ -169,7 +169,7 @@ func TestDisconnected(t *testing.T) {
 		{"at work", plan.Slot{}, reconcile.SlotState{Job: &agent.Job{ID: "1"}, Agent: reconcile.UnitState{Active: "active", Since: old}}, false},
 		{"drained", plan.Slot{Drains: []plan.Drain{{}}}, reconcile.SlotState{Agent: reconcile.UnitState{Active: "failed"}}, false},
 	} {
-		if got := disconnected(root, row.slot, row.state, now); (got != "") != row.want {
+		if got := Disconnected(root, row.slot, row.state, now); (got != "") != row.want {
 			t.Errorf("%s: %q", row.name, got)
 		}
 	}

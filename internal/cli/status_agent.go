@@ -1,0 +1,34 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/daemon"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// agentProblem says why a slot's agent does not come up: how its last run ended, how often
+// systemd has started it again, and what it said last. "" where nothing is wrong.
+func agentProblem(ctx context.Context, root string, sl plan.Slot, ss reconcile.SlotState, now time.Time, journal func(context.Context, string, int) ([]string, error)) string {
+	why := daemon.Disconnected(root, sl, ss, now)
+	if why == "" {
+		return ""
+	}
+	a := ss.Agent
+	if a.Result != "" && a.Result != "success" {
+		why += fmt.Sprintf("; it ended with %s, exit status %d", a.Result, a.ExitStatus)
+	}
+	if a.Restarts > 0 {
+		why += fmt.Sprintf("; started again %d times", a.Restarts)
+	}
+	lines, err := journal(ctx, plan.AgentUnit(sl.Index), 40)
+	if err != nil {
+		return why // it names journalctl
+	}
+	return why + "; it said last: " + cmp.Or(agent.LastWords(lines), "nothing")
+}
