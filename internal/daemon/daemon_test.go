@@ -50,7 +50,6 @@ type fakeNode struct {
 	hostErr      error
 	unitsErr     error
 	onRead       func()                   // at each Read
-	ctx          context.Context          // of the last pass
 	hang         map[string]chan struct{} // by method: returns when it is closed
 	changed      func(string)
 }

@@ -78,8 +78,8 @@ func TestLock(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- l.Add(Event{Kind: "drain", Text: fmt.Sprint("after ", released)}) }()
 		select {
-		case <-done:
-			t.Error("it writes beside another one")
+		case err := <-done:
+			t.Fatalf("it writes beside another one: %v", err)
 		case <-time.After(lockTime / 4):
 		}
 		if released {
