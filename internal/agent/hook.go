@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/guard"
@@ -33,7 +34,7 @@ const registeredName = "registered"
 func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 	switch name {
 	case "agent-startup":
-		if err := os.WriteFile(RegisteredMarker(k), nil, 0o644); err != nil { //nolint:gosec // an empty file that status reads
+		if err := noteRegistered(RegisteredMarker(k)); err != nil {
 			return fmt.Errorf("note registration: %w", err)
 		}
 		return nil
@@ -63,6 +64,25 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 	default:
 		return fmt.Errorf("%q is no hook; kbnode has agent-startup, pre-bootstrap, pre-artifact and pre-exit", name)
 	}
+}
+
+// noteRegistered writes the marker anew. A job may have left anything in its place: to
+// open a FIFO would wait forever, and no agent would start over a directory.
+func noteRegistered(marker string) error {
+	root, err := os.OpenRoot(filepath.Dir(marker))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	name := filepath.Base(marker)
+	if err := guard.RemoveTree(root, name); err != nil {
+		return err
+	}
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // begin lets a job begin where nothing of an earlier one is left, and its own

@@ -84,6 +84,9 @@ type Job struct {
 	// MaxMinutes is how long a stopping agent may go on with its job. Default:
 	// DefaultJobMinutes.
 	MaxMinutes int `yaml:"max_minutes,omitempty"`
+	// TimeLimit is how long a job may take before it is ended, such as "90m", or
+	// NoLimit. Limit reads it. Default: DefaultTimeLimit.
+	TimeLimit string `yaml:"time_limit,omitempty"`
 	// TasksMax bounds the processes and threads of a slot. Default: DefaultTasksMax.
 	TasksMax int64 `yaml:"tasks_max,omitempty"`
 	// ShmSize is /dev/shm of a container, part of the slot's memory. Default:
@@ -129,6 +132,7 @@ const (
 	DefaultEndpoint     = "https://agent.buildkite.com/v3"
 	DefaultDockerSocket = "/var/run/docker.sock"
 	DefaultJobMinutes   = 60
+	DefaultTimeLimit    = "2h"
 	DefaultTasksMax     = 8192
 	DefaultImage        = "ghcr.io/gpu-mode/kernelbot:latest"
 	DefaultKeep         = 1
@@ -196,6 +200,7 @@ func (c Config) WithDefaults() Config {
 	c.Agent.AllowedPlugins = orList(c.Agent.AllowedPlugins, Patterns(DefaultPlugins))
 	c.Agent.AllowedEnvironment = orList(c.Agent.AllowedEnvironment, Patterns(DefaultEnvironment))
 	c.Job.MaxMinutes = or(c.Job.MaxMinutes, DefaultJobMinutes)
+	c.Job.TimeLimit = or(c.Job.TimeLimit, DefaultTimeLimit)
 	c.Job.TasksMax = or(c.Job.TasksMax, DefaultTasksMax)
 	c.Job.Profile = or(c.Job.Profile, ProfileCompatible)
 	c.Job.Network = or(c.Job.Network, map[string]string{ProfileStrict: NetworkNone}[c.Job.Profile])

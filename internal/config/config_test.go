@@ -52,6 +52,7 @@ var parseCases = []struct {
 	{name: "metrics without an address", text: "metrics: {listen: ':9700'}\n", err: "is not an IP address and a port"},
 	{name: "metrics on no port", text: "metrics: {listen: '127.0.0.1:0'}\n", err: "is not an IP address and a port"},
 	{name: "no hygiene", text: "hygiene: {disabled: true}\n", want: Config{Hygiene: Hygiene{Disabled: true}}},
+	{name: "a time limit without a unit", text: "job: {time_limit: 7200}\n", err: `f.yaml:1: job.time_limit: "7200" is not a time limit; write one such as 90m, 2h or 1h30m, of a minute or more, or none`},
 	{name: "clocks in MHz", text: "hygiene: {clocks: 1410}\n", want: Config{Hygiene: Hygiene{Clocks: "1410"}}},
 	{name: "clocks by another word", text: "hygiene:\n  clocks: max\n", err: `f.yaml:2: hygiene.clocks: "max" is no clock; write default, base or a number of MHz such as 1410`},
 	{name: "clocks in GHz", text: "hygiene: {clocks: 1.4}\n", err: `"1.4" is no clock`},

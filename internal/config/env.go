@@ -82,6 +82,7 @@ func Merge(base, over Config) Config {
 	base.Agent.AllowedPlugins = orList(over.Agent.AllowedPlugins, base.Agent.AllowedPlugins)
 	base.Agent.AllowedEnvironment = orList(over.Agent.AllowedEnvironment, base.Agent.AllowedEnvironment)
 	base.Job.MaxMinutes = or(over.Job.MaxMinutes, base.Job.MaxMinutes)
+	base.Job.TimeLimit = or(over.Job.TimeLimit, base.Job.TimeLimit)
 	base.Job.TasksMax = or(over.Job.TasksMax, base.Job.TasksMax)
 	base.Job.ShmSize = or(over.Job.ShmSize, base.Job.ShmSize)
 	base.Job.Disk = or(over.Job.Disk, base.Job.Disk)

@@ -105,6 +105,13 @@ func rules() map[string]func(*jsonschema.Schema) {
 		"job.shm_size":           nil,
 		"job.disk":               nil,
 		"job.cpu_quota":          nil,
+		"job.time_limit": func(s *jsonschema.Schema) {
+			s.Type = ""
+			s.AnyOf = []*jsonschema.Schema{
+				{Enum: []any{NoLimit, 0}},
+				{Type: "string", Pattern: limitForm().String(), MinLength: new(uint64(2))},
+			}
+		},
 		"image.name": func(s *jsonschema.Schema) {
 			s.Pattern, s.MaxLength = imageForm().String(), new(uint64(255))
 		},

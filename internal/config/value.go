@@ -182,6 +182,9 @@ func Validate(c Config) []Problem {
 		}
 	}
 	validateShape(c, bad)
+	if _, err := c.Job.Limit(); err != nil {
+		bad("job.time_limit", "%v", err)
+	}
 	if c.Job.TasksMax > 0 && c.Job.TasksMax < 64 {
 		bad("job.tasks_max", "%d is too few for an agent and a job; write 64 or more", c.Job.TasksMax)
 	}

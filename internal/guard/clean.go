@@ -20,7 +20,7 @@ import (
 // where it is. The answer is 204, or 200 with a message for the job's log, or 409
 // with the reason why the slot is parked.
 const (
-	ReadyPath = "/kbnode/ready" // the agent is about to start
+	ReadyPath = "/kbnode/ready" // the agent is about to start; only root is believed
 	BeginPath = "/kbnode/begin" // a job is about to begin
 	EndPath   = "/kbnode/end"   // a job has ended
 )
@@ -52,10 +52,10 @@ type AgentUnit interface {
 }
 
 // cleaner clears away what jobs leave, as root, and parks the slot with a reason
-// where it cannot. It trusts nothing that is asked of it by the slot's user but
-// what this user could do itself: ending the slot's own processes. So before a
-// job begins it looks for processes again, whatever was said at the last one's
-// end.
+// where it cannot. Jobs on the host run as the user that tells of their begin and
+// end, so what is told does no more than end the slot's own processes sooner. Two
+// things are believed: that an agent's process is gone, and root's word that the
+// next one is about to start.
 type cleaner struct {
 	runDir string
 	procs  slotProcs
@@ -64,10 +64,12 @@ type cleaner struct {
 	containers func(context.Context) (int, error)
 	checkouts  func(context.Context) error
 	agent      AgentUnit
-	noise      *recorder // nil keeps none
+	noise      *recorder     // nil keeps none
+	limit      time.Duration // that a job may take; 0 for any
 	log        *slog.Logger
 
 	mu       sync.Mutex
+	starter  int    // the process that asked last whether it may become the agent
 	swept    bool   // since the last job nothing is left but what the GPU may hold
 	looked   bool   // and that was looked at
 	busy     bool   // and holds something
@@ -88,7 +90,7 @@ func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 	procs := newSlotProcs(g.cgroupRoot, p)
 	return &cleaner{
 		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatches(p, procs, g.log), agent: c.Agent, log: g.log,
-		noise: newRecorder(p, procs),
+		noise: newRecorder(p, procs), limit: time.Duration(p.TimeLimitSeconds) * time.Second,
 		containers: func(ctx context.Context) (int, error) {
 			n, err := engine.CleanSlot(ctx, p.Slice, slotLabel+"="+strconv.Itoa(p.Slot))
 			if err != nil {
@@ -120,14 +122,17 @@ func (s *cleaner) ready(ctx context.Context, pid int) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if pid != s.starter { // not the one that waits while the slot is parked
+		s.starter, s.swept = pid, false
+	}
 	s.stopping = false
 	s.running.Store(false)
 	s.watched.Store(false)
 	return s.clean(ctx, keep, engineTime)
 }
 
-// begin is asked before a job. The slot is clean already, unless the end of the
-// last job was never told, or a process was started after it.
+// begin is asked before a job. The slot is clean since the agent's start, or since the
+// guard saw that the last job was gone, unless this comes sooner.
 func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 	keep, err := s.procs.above(pid)
 	if err != nil {
@@ -135,11 +140,12 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 	}
 	within, err1 := s.procs.within(keep)
 	beside, err2 := s.procs.beside()
-	if err := errors.Join(err1, err2); err != nil {
+	outside, err3 := s.procs.outside()
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return "", err
 	}
-	if len(within)+len(beside) > 0 {
-		s.log.Warn("processes outlived their job", "count", len(within)+len(beside))
+	if n := len(within) + len(beside) + len(outside); n > 0 {
+		s.log.Warn("processes outlived their job", "count", n)
 		s.swept = false
 	}
 	why := ""
@@ -160,8 +166,9 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 	return why, err
 }
 
-// end is asked after a job. When it has been answered, the GPU is looked at (see
-// endLook): that takes a driver longer than all the rest, and the job need not wait.
+// end is asked after a job, so that its log can say what is left of it. Whoever asks
+// may be the job itself, which goes on: all of it is done again when the agent's
+// process for the job, or the agent, is gone.
 func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
 	keep, err := s.procs.above(pid)
 	if err != nil {
@@ -170,6 +177,7 @@ func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTime)
 	defer cancel()
 	why, err := "", s.clear(ctx, keep, engineTime)
+	s.swept = false
 	if err == nil {
 		why, err = s.parked()
 	}
@@ -179,12 +187,11 @@ func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
 	return why, err
 }
 
-// endLook looks at the GPU after a job. An agent whose GPU stays in use is asked to end
-// before the rest of the time that a GPU has: it is to take no job that would be refused.
+// endLook looks at the GPU when the end of a job has been answered: that takes a driver
+// longer than all the rest, and the job need not wait. An agent whose GPU stays in use is
+// asked to end before the rest of the time that a GPU has: it is to take no job that would
+// be refused.
 func (s *cleaner) endLook(ctx context.Context) {
-	if !s.swept {
-		return
-	}
 	why, err := s.look(ctx, soonTime)
 	if why != "" {
 		s.stop(ctx)
@@ -275,7 +282,11 @@ func (s *cleaner) sweep(ctx context.Context, keep func(pid int) bool, engine tim
 	if err != nil {
 		return err
 	}
-	if ended += beside; ended+removed > 0 {
+	outside, err := s.procs.endOutside(ctx)
+	if err != nil {
+		return err
+	}
+	if ended += beside + outside; ended+removed > 0 {
 		s.log.Info("leftovers cleared", "processes", ended, "containers", removed)
 	}
 	return s.checkouts(ctx)
@@ -333,6 +344,18 @@ func (o *owners) clear() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.byID = nil
+}
+
+// toldByRoot is told by root alone: by agent-exec, before it becomes the agent. No
+// process of the slot's user becomes root in the agent's unit.
+func (g *guard) toldByRoot(stage func(context.Context, int) (string, error)) func(*call) error {
+	told := g.told(stage, func(context.Context) {})
+	return func(c *call) error {
+		if peer, ok := c.r.Context().Value(peerKey{}).(*peerConn); ok && !peer.root {
+			return forbid("only the agent's unit may ask this, before the agent starts")
+		}
+		return told(c)
+	}
 }
 
 // told answers what the slot's agent tells, and then does what may come after the

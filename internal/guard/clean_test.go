@@ -13,11 +13,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
@@ -26,20 +28,22 @@ import (
 // containers and a made-up GPU. Nothing in it runs.
 type slotRig struct {
 	*cleaner
-	t        *testing.T
-	cgroups  map[int]string // of processes, below the cgroup root
-	immortal int            // a process that no signal ends
-	frozen   bool           // the agent's unit, at the last kill
-	killed   []int
-	onKill   func(pid int)
-	removed  int
-	asked    []string // what was cleared, in order
-	stopped  int
-	gpu      inventory.Occupancy
-	gpuErr   error
-	looks    int
-	broken   error     // what the engine answers
-	until    time.Time // then engine and GPU are well again, if it is set
+	t         *testing.T
+	main      int            // the agent's process
+	cgroups   map[int]string // of processes, below the cgroup root
+	immortal  int            // a process that no signal ends
+	frozen    bool           // the agent's unit, at the last kill
+	killed    []int
+	continued []int
+	onKill    func(pid int)
+	removed   int
+	asked     []string // what was cleared, in order
+	stopped   int
+	gpu       inventory.Occupancy
+	gpuErr    error
+	looks     int
+	broken    error     // what the engine answers
+	until     time.Time // then engine and GPU are well again, if it is set
 }
 
 const (
@@ -53,13 +57,13 @@ const (
 
 func newSlotRig(t *testing.T) *slotRig {
 	t.Helper()
-	r := &slotRig{t: t, cgroups: map[int]string{}, gpu: inventory.Occupancy{Driver: "580.1", UsedBytes: 4 << 20}}
+	r := &slotRig{t: t, main: agentPID, cgroups: map[int]string{}, gpu: inventory.Occupancy{Driver: "580.1", UsedBytes: 4 << 20}}
 	dir := t.TempDir()
 	policy := testPolicy()
 	policy.Socket = filepath.Join(dir, "run/docker.sock")
 	procs := newSlotProcs(filepath.Join(dir, "cgroup"), policy)
 	procs.proc = filepath.Join(dir, "proc")
-	procs.kill = r.signal
+	procs.send = r.signal
 	log := slog.New(slog.DiscardHandler)
 	watch := newGPUWatches(policy, procs, log)[0]
 	watch.look = func(context.Context) (inventory.Occupancy, error) {
@@ -98,7 +102,7 @@ func newSlotRig(t *testing.T) *slotRig {
 
 func (r *slotRig) End(context.Context) error { r.stopped++; return nil }
 
-func (r *slotRig) MainPID(context.Context) (int, error) { return agentPID, nil }
+func (r *slotRig) MainPID(context.Context) (int, error) { return r.main, nil }
 
 func (r *slotRig) put(name, text string) {
 	r.t.Helper()
@@ -134,7 +138,12 @@ func (r *slotRig) list(cgroup string) {
 }
 
 // signal is what SIGKILL does.
-func (r *slotRig) signal(pid int) error {
+func (r *slotRig) signal(pid int, sig unix.Signal) error {
+	if sig == unix.SIGCONT {
+		r.continued = append(r.continued, pid)
+		r.state(pid, "S (sleeping)")
+		return nil
+	}
 	text, err := os.ReadFile(filepath.Join(r.procs.root, agentCgroup, "cgroup.freeze"))
 	if err != nil {
 		return err
@@ -153,8 +162,45 @@ func (r *slotRig) signal(pid int) error {
 	return os.RemoveAll(filepath.Join(r.procs.proc, strconv.Itoa(pid)))
 }
 
-// end is the end of a job, with what follows the answer.
-func (r *slotRig) end(ctx context.Context, pid int) (string, error) {
+// state is what the kernel says of a process.
+func (r *slotRig) state(pid int, state string) {
+	r.t.Helper()
+	r.status(pid, "State:", state)
+}
+
+// status changes a line of a process's status.
+func (r *slotRig) status(pid int, name, value string) {
+	r.t.Helper()
+	file := filepath.Join(r.procs.proc, strconv.Itoa(pid), "status")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	lines := slices.DeleteFunc(strings.SplitAfter(string(text), "\n"), func(line string) bool { return strings.HasPrefix(line, name) })
+	r.put(file, strings.Join(lines, "")+name+"\t"+value+"\n")
+}
+
+// agentStarts is a new agent: root's process, which asks before it becomes the agent.
+func (r *slotRig) agentStarts(pid int) string {
+	r.t.Helper()
+	for old, cgroup := range r.cgroups {
+		if cgroup == agentCgroup {
+			r.kill(old) // systemd ended the unit
+		}
+	}
+	r.main = pid
+	r.start(pid, 1, agentCgroup)
+	r.status(pid, "Uid:", "0 0 0 0")
+	why, err := r.ready(r.t.Context(), pid)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.status(pid, "Uid:", "990 990 990 990")
+	return why
+}
+
+// endAndLook is the end of a job, with what follows the answer.
+func (r *slotRig) endAndLook(ctx context.Context, pid int) (string, error) {
 	why, err := r.cleaner.end(ctx, pid)
 	if why != "" || err != nil {
 		return why, err
@@ -196,8 +242,8 @@ func TestEndClearsWhatIsLeft(t *testing.T) {
 			t.Errorf("%s is %q, %v; want %q", file, text, err, want)
 		}
 	}
-	if r.stopped != 0 || r.looks != 1 {
-		t.Errorf("the agent was stopped %d times, the GPU looked at %d times", r.stopped, r.looks)
+	if r.stopped != 0 {
+		t.Errorf("the agent was stopped %d times", r.stopped)
 	}
 }
 
@@ -207,7 +253,7 @@ func TestEndAnswersFirst(t *testing.T) {
 	r := newSlotRig(t)
 	r.want(r.ready, "")
 	r.looks = 0
-	r.want(r.cleaner.end, "")
+	r.want(r.end, "")
 	if r.looks != 0 {
 		t.Errorf("a job waited for %d looks at the GPU", r.looks)
 	}
@@ -235,18 +281,27 @@ func TestBegin(t *testing.T) {
 	if len(r.asked) != 2 || r.looks != 1 {
 		t.Errorf("the first job began with %v and %d looks", r.asked, r.looks)
 	}
-	r.want(r.end, "")
+	for name, end := range map[string]func(){"was told": func() { r.want(r.end, "") }, "was not told": func() {}} {
+		end()
+		r.asked, r.looks = nil, 0
+		r.want(r.begin, "")
+		if len(r.asked) != 2 || r.looks != 1 {
+			t.Errorf("after an end that %s the same agent's next job began with %v and %d looks", name, r.asked, r.looks)
+		}
+	}
+	if why := r.agentStarts(200); why != "" {
+		t.Error(why)
+	}
+	r.start(bootstrap, 200, agentCgroup)
+	r.start(hookPID, bootstrap, agentCgroup)
 	r.asked, r.looks = nil, 0
 	r.want(r.begin, "")
 	if len(r.asked) != 0 || r.looks != 0 {
-		t.Errorf("a job in a clean slot began with %v and %d looks", r.asked, r.looks)
+		t.Errorf("the first job of an agent began with %v and %d looks", r.asked, r.looks)
 	}
-	r.want(r.begin, "")
-	if len(r.asked) != 2 || r.looks != 1 {
-		t.Errorf("after a job whose end was not told the next one began with %v and %d looks", r.asked, r.looks)
-	}
-	// The last one's end was told, and then it started a process.
-	r.want(r.end, "")
+	// A process is there when it begins, which no cleaning saw.
+	r.want(r.ready, "")
+	r.killed = nil
 	r.start(104, 1, agentCgroup)
 	r.start(105, 1, jobCgroup)
 	r.want(r.begin, "")
@@ -331,7 +386,7 @@ func TestGPUInUseParks(t *testing.T) {
 		r.start(500, 1, otherCgroup)
 		r.gpu.Compute = []inventory.GPUProcess{{PID: 500, UsedBytes: 1}}
 		begun := time.Now()
-		r.want(r.end, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500), which is not of a job; end it")
+		r.want(r.endAndLook, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500), which is not of a job; end it")
 		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
 			t.Errorf("it waited %v", d)
 		}
@@ -352,7 +407,7 @@ func TestGPUInUseParks(t *testing.T) {
 		r.want(r.ready, "")
 		r.want(r.begin, "")
 		r.gpuErr = errors.New("the driver hangs")
-		r.want(r.end, "")
+		r.want(r.endAndLook, "")
 
 		// It ends a moment after the job, or later than the agent may take the next one.
 		r.gpuErr = nil
@@ -362,7 +417,7 @@ func TestGPUInUseParks(t *testing.T) {
 			r.want(r.begin, "")
 			r.gpu.Compute = []inventory.GPUProcess{{PID: 500}}
 			r.until, r.stopped = time.Now().Add(after), 0
-			r.want(r.end, "")
+			r.want(r.endAndLook, "")
 			if r.stopped != stopped {
 				t.Errorf("idle after %v: the agent was asked to stop %d times", after, r.stopped)
 			}
@@ -412,7 +467,13 @@ func TestTold(t *testing.T) {
 	g := newGuard(Config{Policy: policy, Log: slog.New(slog.DiscardHandler)}, nil)
 	g.cleaner = s.cleaner
 	g.table = g.routes()
-	server := &http.Server{Handler: http.HandlerFunc(g.serve), ConnContext: notePeer}
+	var asRoot atomic.Bool
+	server := &http.Server{Handler: http.HandlerFunc(g.serve), ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+		if p, ok := conn.(*peerConn); ok {
+			p.root = asRoot.Load()
+		}
+		return notePeer(ctx, conn)
+	}}
 	go func() {
 		_ = server.Serve(&peers{UnixListener: l, allowed: []int{os.Getuid()}, slots: make(chan struct{}, 8), log: g.log})
 	}()
@@ -440,7 +501,7 @@ func TestTold(t *testing.T) {
 	if code, err := post(t.Context(), BeginPath); code != http.StatusNoContent || err != nil {
 		t.Errorf("the next job: %d, %v", code, err)
 	}
-	if diff := cmp.Diff([]string{"containers", "checkouts"}, s.asked); diff != "" {
+	if diff := cmp.Diff([]string{"containers", "checkouts", "containers", "checkouts"}, s.asked); diff != "" {
 		t.Errorf("cleared: %s", diff)
 	}
 	// A job's end is answered while the driver is still asked, and the next one waits.
@@ -460,8 +521,12 @@ func TestTold(t *testing.T) {
 		close(asked)
 	}
 	s.put(filepath.Join(s.runDir, parkedDir, "operator.json"), `{"reason":"maintenance"}`)
-	if code, err := post(t.Context(), ReadyPath); code != http.StatusConflict || err != nil {
-		t.Errorf("a parked slot: %d, %v", code, err)
+	// No process of the slot's user is believed to be about to become the agent.
+	for root, want := range map[bool]int{true: http.StatusConflict, false: http.StatusForbidden} {
+		asRoot.Store(root)
+		if code, err := post(t.Context(), ReadyPath); code != want || err != nil {
+			t.Errorf("a parked slot, asked by root %v: %d, %v", root, code, err)
+		}
 	}
 }
 

@@ -69,6 +69,7 @@ func Serve(ctx context.Context, c Config) error {
 		return err
 	}
 	g.facts.user = fmt.Sprintf("%d:%d", uid, gid)
+	g.cleaner.procs.uid = uid
 	listener := c.Listener
 	if listener == nil {
 		if listener, err = listen(c.Policy.Socket, uid, gid); err != nil {

@@ -35,8 +35,9 @@ type slotProcs struct {
 	proc  string // "/proc"
 	slice string // of the slot, below root
 	agent string // the cgroup of the agent's unit, below root
-	// kill ends one process; nil does it for real.
-	kill func(pid int) error
+	uid   int    // of the slot's user, 0 where it is not known
+	// send signals one process; nil does it for real.
+	send func(pid int, sig unix.Signal) error
 }
 
 func newSlotProcs(cgroupRoot string, p plan.JobPolicy) slotProcs {
@@ -83,6 +84,13 @@ func (s slotProcs) above(pid int) (keep func(pid int) bool, err error) {
 	return nil, forbid("it has too many ancestors")
 }
 
+// ofRoot says that a process is kbnode's own or systemd's. No process of the slot's
+// user becomes root in the agent's unit, whose NoNewPrivileges= keeps it from that.
+func (s slotProcs) ofRoot(pid int) bool {
+	uids := s.uids(pid)
+	return len(uids) > 0 && !slices.ContainsFunc(uids, func(uid int) bool { return uid != 0 })
+}
+
 // below says whether a process is the agent or descends from it. What outlives the
 // process that runs its job does not: init has it then.
 func (s slotProcs) below(agent, pid int) bool {
@@ -105,17 +113,8 @@ func (s slotProcs) runsJob(agent int) (bool, error) {
 }
 
 func (s slotProcs) parent(pid int) int {
-	text, err := os.ReadFile(filepath.Join(s.proc, strconv.Itoa(pid), "status"))
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(text)) {
-		if v, ok := strings.CutPrefix(line, "PPid:"); ok {
-			ppid, _ := strconv.Atoi(strings.TrimSpace(v))
-			return ppid
-		}
-	}
-	return 0
+	ppid, _ := strconv.Atoi(s.status(pid, "PPid:"))
+	return ppid
 }
 
 // within are the processes of the agent's unit but those to keep; nil keeps none.
@@ -171,7 +170,7 @@ func (s slotProcs) endWithin(ctx context.Context, keep func(pid int) bool) (ende
 	err = s.freeze(ctx, agent)
 	list, listErr := strays()
 	for _, pid := range list {
-		err = errors.Join(err, s.endOne(pid))
+		err = errors.Join(err, s.signal(pid, unix.SIGKILL, s.owns))
 	}
 	if err = errors.Join(err, listErr, s.thaw()); err != nil {
 		return len(list), fmt.Errorf("end what the job left: %w", err)
@@ -181,7 +180,7 @@ func (s slotProcs) endWithin(ctx context.Context, keep func(pid int) bool) (ende
 	return len(list), s.gone(ctx, func() ([]int, error) {
 		now, err := strays()
 		return slices.DeleteFunc(now, func(pid int) bool { return !slices.Contains(list, pid) }), err
-	})
+	}, s.owns)
 }
 
 // endBeside kills all that the slot runs outside of the agent's unit.
@@ -202,11 +201,11 @@ func (s slotProcs) endBeside(ctx context.Context) (ended int, err error) {
 	if err != nil {
 		return len(list), fmt.Errorf("end what the job left: %w", err)
 	}
-	return len(list), s.gone(ctx, s.beside)
+	return len(list), s.gone(ctx, s.beside, s.owns)
 }
 
-// gone kills what is listed until nothing is.
-func (s slotProcs) gone(ctx context.Context, list func() ([]int, error)) error {
+// gone kills what is listed, and still what it was taken for, until nothing is.
+func (s slotProcs) gone(ctx context.Context, list func() ([]int, error), still func(pid int) bool) error {
 	deadline := time.Now().Add(endTime)
 	for {
 		left, err := list()
@@ -217,7 +216,7 @@ func (s slotProcs) gone(ctx context.Context, list func() ([]int, error)) error {
 			return fmt.Errorf("process %d (%s) of a job does not end although it was killed; if a driver holds it, only a reboot frees it", left[0], s.name(left[0]))
 		}
 		for _, pid := range left {
-			if err := s.endOne(pid); err != nil {
+			if err := s.signal(pid, unix.SIGKILL, still); err != nil {
 				return err
 			}
 		}
@@ -251,28 +250,6 @@ func (s slotProcs) thaw() error {
 	return writeControl(filepath.Join(s.root, s.agent), "cgroup.freeze", "0")
 }
 
-// endOne kills one process, if it is the slot's still: numbers are used again.
-func (s slotProcs) endOne(pid int) error {
-	if s.kill != nil {
-		return s.kill(pid)
-	}
-	fd, err := unix.PidfdOpen(pid, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("kill process %d: %w", pid, err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	if !s.owns(pid) {
-		return nil
-	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("kill process %d: %w", pid, err)
-	}
-	return nil
-}
-
 func writeControl(dir, file, value string) error {
 	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
 	if err == nil {
@@ -280,14 +257,6 @@ func writeControl(dir, file, value string) error {
 		err = errors.Join(err, f.Close())
 	}
 	return ignoreAbsent(err)
-}
-
-// ignoreAbsent forgives a cgroup that went away: it has no processes.
-func ignoreAbsent(err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-		return nil
-	}
-	return err
 }
 
 func pause(ctx context.Context, d time.Duration) error {

@@ -77,6 +77,7 @@ func TestRecord(t *testing.T) {
 			t.Errorf("a second time: %v, sampled by %d", err, gpu.by.Load())
 		}
 		r.want(r.end, "")
+		synctest.Wait()
 		if gpu.by.Load() != 0 {
 			t.Error("the GPU is sampled after the job")
 		}

@@ -90,7 +90,7 @@ func (g *guard) routes() []route {
 		{"POST", "containers/{id}/stop", params{"t": intForm, "signal": signalForm}, g.stop},
 		{"DELETE", "containers/{id}", params{"force": flagForm, "v": flagForm, "link": offForm}, g.remove},
 
-		{"POST", strings.TrimPrefix(ReadyPath, "/"), nil, g.told(g.cleaner.ready, func(context.Context) {})},
+		{"POST", strings.TrimPrefix(ReadyPath, "/"), nil, g.toldByRoot(g.cleaner.ready)},
 		{"POST", strings.TrimPrefix(BeginPath, "/"), nil, g.told(g.cleaner.begin, func(context.Context) {})},
 		{"POST", strings.TrimPrefix(EndPath, "/"), nil, g.told(g.cleaner.end, g.cleaner.endLook)},
 		{"POST", strings.TrimPrefix(RecordPath, "/"), nil, g.frugal(g.tellRecord)},

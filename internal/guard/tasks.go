@@ -46,21 +46,14 @@ func (s *cleaner) watchTasks(ctx context.Context) {
 	}
 }
 
-// makeRoom ends all of the job but the agent and what it runs the job with, so
-// that this can end well.
+// makeRoom ends a job that has all tasks.
 func (s *cleaner) makeRoom(ctx context.Context, has, most int) {
-	s.said = fmt.Sprintf("the job was ended: it had %d of the %d processes and threads that job.tasks_max gives a slot", has, most)
 	s.log.Warn("job ended, it had all tasks", "tasks", has, "limit", most)
-	main, err := s.agentPID(ctx)
-	if main > 0 {
-		_, err = s.procs.endWithin(ctx, func(pid int) bool { return pid == main || s.procs.parent(pid) == main })
-	}
+	agent, err := s.agentPID(ctx)
 	if err != nil {
-		s.log.Warn("processes of the agent's unit not ended", "err", err)
+		s.log.Warn("agent not found", "err", err)
 	}
-	if _, err := s.procs.endBeside(ctx); err != nil {
-		s.log.Warn("containers not ended", "err", err)
-	}
+	s.endJob(ctx, agent, fmt.Sprintf("the job was ended: it had %d of the %d processes and threads that job.tasks_max gives a slot", has, most))
 }
 
 // agentPID is the agent's process, 0 without one.

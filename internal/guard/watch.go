@@ -15,21 +15,21 @@ const (
 	startLooks = 13
 )
 
-// watchEnd clears away what jobs left of whose end nobody told, until ctx is done.
-// An agent kills the hooks of a job that was cancelled and takes too long, and the
-// kernel what runs the job where memory ran out. Without this, what such a job has
-// started would go on until the next one comes.
+// watchEnd clears away what jobs left when the agent's process for one is gone, or the
+// agent itself, until ctx is done. Whatever was told meanwhile, by hooks or by the job
+// in their place, does not end this watch. It also ends a job that takes too long, or
+// that stops its agent.
 func (s *cleaner) watchEnd(ctx context.Context) {
 	agent := 0
+	// runs says that the agent has a process for a job, or that this is not known.
 	runs := func() bool {
 		if agent == 0 || s.procs.cgroupOf(agent) != s.procs.agent {
 			var err error
 			if agent, err = s.agentPID(ctx); err != nil {
 				return true
 			}
-			if agent == 0 { // its unit has ended all, and the next one asks
-				s.watched.Store(false)
-				return true
+			if agent == 0 {
+				return false
 			}
 		}
 		is, err := s.procs.runsJob(agent)
@@ -38,19 +38,21 @@ func (s *cleaner) watchEnd(ctx context.Context) {
 	if runs() && agent != 0 {
 		s.watched.Store(true) // a guard that was restarted heard of no begin
 	}
+	var e enforcer
 	for pause(ctx, endPoll) == nil {
 		if !s.watched.Load() {
 			continue
 		}
 		if runs() {
 			s.alone.Store(0)
+			e.look(ctx, s, agent)
 			continue
 		}
-		if s.alone.Add(1) < endLooks {
+		if s.alone.Add(1) < endLooks && agent != 0 {
 			continue
 		}
 		s.mu.Lock()
-		if s.alone.Load() >= endLooks && !runs() {
+		if s.watched.Load() && (s.alone.Load() >= endLooks || agent == 0) && !runs() {
 			s.watched.Store(false)
 			s.untold(ctx, agent)
 		}
@@ -58,15 +60,18 @@ func (s *cleaner) watchEnd(ctx context.Context) {
 	}
 }
 
-// untold ends a job that the agent does not run any more, unless that was done.
+// untold ends what is left of a job that the agent does not run any more. Without an
+// agent (0), systemd ends its unit, and may start the next one at the same time.
 func (s *cleaner) untold(ctx context.Context, agent int) {
-	keep := func(pid int) bool { return s.procs.below(agent, pid) }
+	keep := func(pid int) bool { return agent > 0 && s.procs.below(agent, pid) || s.procs.ofRoot(pid) }
 	within, err1 := s.procs.within(keep)
 	beside, err2 := s.procs.beside()
-	if s.swept && err1 == nil && err2 == nil && len(within)+len(beside) == 0 {
-		return
+	if n := len(within) + len(beside); n > 0 || err1 != nil || err2 != nil {
+		s.log.Warn("job ended without a word", "processes", n)
 	}
-	s.log.Warn("job ended without a word", "processes", len(within)+len(beside))
+	if agent > 0 && s.procs.isStopped(agent) {
+		s.resume(agent)
+	}
 	if why, err := s.ended(ctx, keep); err != nil {
 		s.log.Warn("slot not cleared", "err", err)
 	} else if why != "" {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // exit is the end of a process, whose children init takes.
@@ -24,7 +25,7 @@ func (r *slotRig) exit(pid int, orphans ...int) {
 func (r *slotRig) kill(pid int) {
 	r.t.Helper()
 	killed, frozen := r.killed, r.frozen
-	if err := r.signal(pid); err != nil {
+	if err := r.signal(pid, unix.SIGKILL); err != nil {
 		r.t.Fatal(err)
 	}
 	r.killed, r.frozen = killed, frozen
@@ -94,9 +95,40 @@ func TestUntoldEnd(t *testing.T) {
 			then: func(r *slotRig) {
 				r.tells(r.begin)
 				r.tells(r.end)
+				time.Sleep(endPoll * 3 / 2)
 				r.exit(hookPID)
 				r.exit(bootstrap)
 			},
+			cleared: true, // whoever told it
+		},
+		{
+			name:   "told by the job, which then starts a container",
+			before: func(*slotRig) {},
+			then: func(r *slotRig) {
+				r.tells(r.begin)
+				r.tells(r.end)
+				r.start(113, 1, jobCgroup)
+				time.Sleep(time.Minute)
+				r.exit(hookPID)
+				r.exit(bootstrap)
+			},
+			killed: []int{113}, cleared: true,
+		},
+		{
+			name:   "the agent is killed, and the next one about to start",
+			before: func(*slotRig) {},
+			then: func(r *slotRig) {
+				r.tells(r.begin)
+				r.start(113, 1, jobCgroup)
+				r.exit(hookPID)
+				r.exit(bootstrap)
+				r.exit(agentPID)
+				r.start(200, 1, agentCgroup) // systemd says nothing of it yet
+				r.status(200, "Uid:", "0 0 0 0")
+				r.start(104, 1, agentCgroup)
+				r.status(104, "Uid:", "990 990 990 990")
+			},
+			killed: []int{104, 113}, cleared: true,
 		},
 		{
 			name:   "a job that takes its time to begin",
@@ -164,7 +196,7 @@ func TestUntoldEnd(t *testing.T) {
 				if cleared := len(r.asked) > 0; cleared != tt.cleared {
 					t.Errorf("cleared %v", r.asked)
 				}
-				if pid, err := r.agentPID(t.Context()); tt.name != "no agent" && (pid != agentPID || err != nil) {
+				if pid, err := r.agentPID(t.Context()); tt.name != "no agent" && r.cgroups[agentPID] != "" && (pid != agentPID || err != nil) {
 					t.Errorf("the agent is process %d, %v", pid, err)
 				}
 			})

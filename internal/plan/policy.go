@@ -15,6 +15,8 @@ type JobPolicy struct {
 	PidsLimit   int64  `json:"pids_limit"`
 	DiskBytes   int64  `json:"disk_bytes"` // of the slot's file system at DiskMount; 0 for none
 	ShmBytes    int64  `json:"shm_bytes"`
+	// TimeLimitSeconds is how long a job may take before the guard ends it; 0 for any.
+	TimeLimitSeconds int64 `json:"time_limit_seconds,omitempty"`
 
 	Profile string   `json:"profile"`         // config.ProfileCompatible or ProfileStrict
 	Network string   `json:"network"`         // config.NetworkBridge, from which a job may step down, or NetworkNone

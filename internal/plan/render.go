@@ -133,7 +133,10 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agentVersion string, keys []
 
 	cfgText := renderAgentConfig(keys, cfg, s)
 	envText := renderEnvironment(s)
-	policy := jobPolicy(in, cfg, s)
+	policy, err := jobPolicy(in, cfg, s)
+	if err != nil {
+		return err
+	}
 	p.addFile(AgentDir(k)+"/buildkite-agent.cfg", 0o644, k, cfgText)
 	p.addFile(AgentDir(k)+"/environment", 0o644, k, envText)
 	if err := p.addJSON(SlotPolicyPath(k), 0o644, k, policy); err != nil {
@@ -239,11 +242,15 @@ func slotEnv(s Slot) []string {
 	return append(env, "NVIDIA_VISIBLE_DEVICES="+list, "CUDA_VISIBLE_DEVICES="+list)
 }
 
-func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
+func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
+	limit, err := cfg.Job.Limit()
+	if err != nil {
+		return JobPolicy{}, fmt.Errorf("job.time_limit: %w", err)
+	}
 	pol := JobPolicy{
 		WrittenBy: "kbnode", Slot: s.Index, Name: s.Name, User: s.User, Slice: SliceName(s.Index),
 		CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
-		PidsLimit: cfg.Job.TasksMax, DiskBytes: s.DiskBytes, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
+		TimeLimitSeconds: int64(limit.Seconds()), PidsLimit: cfg.Job.TasksMax, DiskBytes: s.DiskBytes, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
 		Profile: cfg.Job.Profile, Network: cfg.Job.Network, Images: cfg.Job.AllowedImages,
 		Vendor: s.Vendor(), GPUs: []PolicyGPU{},
 		Env: slotEnv(s),
@@ -280,7 +287,7 @@ func jobPolicy(in Input, cfg config.Config, s Slot) JobPolicy {
 	default:
 		pol.DeviceNodes = s.Devices()
 	}
-	return pol
+	return pol, nil
 }
 
 // registries are those that the operator names: in a list, or in the image's name.

@@ -1,0 +1,117 @@
+package guard
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// hookTime is what the agent has to end a job by itself whose processes were
+	// ended: its hooks run, and artifacts are uploaded.
+	hookTime = 2 * time.Minute
+	// stopLooks in a row have to find the agent stopped: a debugger stops it for a
+	// moment.
+	stopLooks = 3
+	// outsidePoll lies between two looks for processes outside of the slice.
+	outsidePoll = 10 * time.Second
+)
+
+// enforcer ends a job that has had its time, or that stops its agent. Its clock is the
+// life of the agent's own process for the job, which the job cannot change, as the guard
+// sees it: nothing that is told counts.
+type enforcer struct {
+	job     int       // the agent's process for the job, 0 before
+	since   time.Time // when it was first seen
+	ended   time.Time // when the job's processes were ended; zero before
+	stopped int       // looks in a row that found the agent stopped
+	looked  time.Time // for processes outside of the slice
+}
+
+// look looks at a job that runs. It comes back when the slot is cleared meanwhile.
+func (e *enforcer) look(ctx context.Context, s *cleaner, agent int) {
+	if !s.mu.TryLock() {
+		return
+	}
+	defer s.mu.Unlock()
+	now := time.Now()
+	if job := s.procs.child(agent, e.job); job != e.job {
+		*e = enforcer{job: job, since: now, looked: e.looked}
+	}
+	if now.Sub(e.looked) > outsidePoll {
+		e.looked = now
+		if n, err := s.procs.endOutside(ctx); n > 0 || err != nil {
+			s.log.Warn("processes of the slot's user ended outside of its slice", "processes", n, "err", err)
+		}
+	}
+	if e.stopped++; !s.procs.isStopped(agent) {
+		e.stopped = 0
+	}
+	switch {
+	case e.job == 0:
+	case !e.ended.IsZero():
+		if now.Sub(e.ended) > hookTime {
+			e.ended = now
+			s.log.Warn("job goes on, what runs it is ended")
+			if _, err := s.procs.endWithin(ctx, func(pid int) bool { return pid == agent }); err != nil {
+				s.log.Warn("processes of the agent's unit not ended", "err", err)
+			}
+		}
+	case e.stopped >= stopLooks:
+		e.end(ctx, s, agent, now, "the job was ended: it stopped the slot's agent")
+	case s.limit > 0 && now.Sub(e.since) > s.limit:
+		e.end(ctx, s, agent, now, fmt.Sprintf("the job was ended: it ran longer than the %s that job.time_limit gives it", s.limit))
+	}
+	if e.stopped >= stopLooks {
+		s.resume(agent)
+	}
+}
+
+// end ends the job, and leaves what runs it, so that its log says why.
+func (e *enforcer) end(ctx context.Context, s *cleaner, agent int, now time.Time, why string) {
+	e.ended = now
+	s.log.Warn("job ended", "reason", why)
+	s.endJob(ctx, agent, why)
+}
+
+// resume lets a stopped agent go on: it could not even be asked to end.
+func (s *cleaner) resume(agent int) {
+	if err := s.procs.signal(agent, unix.SIGCONT, s.procs.owns); err != nil {
+		s.log.Warn("agent not continued", "err", err)
+	}
+}
+
+// child is a process of the agent's own, the same as before while that is one.
+func (s slotProcs) child(agent, before int) int {
+	list, _ := s.within(nil)
+	list = slices.DeleteFunc(list, func(pid int) bool { return s.parent(pid) != agent })
+	if slices.Contains(list, before) || len(list) == 0 {
+		return before
+	}
+	return list[0]
+}
+
+// endJob ends all of the job but the agent and what it runs the job with, so that
+// this can end well. why goes into the job's log.
+func (s *cleaner) endJob(ctx context.Context, agent int, why string) {
+	s.said = why
+	if agent > 0 {
+		_, err := s.procs.endWithin(ctx, func(pid int) bool { return pid == agent || s.procs.parent(pid) == agent })
+		if err != nil {
+			s.log.Warn("processes of the agent's unit not ended", "err", err)
+		}
+	}
+	if _, err := s.procs.endBeside(ctx); err != nil {
+		s.log.Warn("containers not ended", "err", err)
+	}
+}
+
+// isStopped says that a process was stopped by a signal or is traced.
+func (s slotProcs) isStopped(pid int) bool {
+	state := s.status(pid, "State:")
+	return strings.HasPrefix(state, "T") || strings.HasPrefix(state, "t")
+}
