@@ -88,8 +88,8 @@ func TestSignalLooksAgain(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
 	var s slotProcs
 	if err := s.signal(cmd.Process.Pid, unix.SIGKILL, func(int) bool { return false }); err != nil {
 		t.Fatal(err)

@@ -250,7 +250,7 @@ func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
 	pol := JobPolicy{
 		WrittenBy: "kbnode", Slot: s.Index, Name: s.Name, User: s.User, Slice: SliceName(s.Index),
 		CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
-		TimeLimitSeconds: int64(limit.Seconds()), PidsLimit: cfg.Job.TasksMax, DiskBytes: s.DiskBytes, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
+		TimeLimitSeconds: limit, PidsLimit: cfg.Job.TasksMax, DiskBytes: s.DiskBytes, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
 		Profile: cfg.Job.Profile, Network: cfg.Job.Network, Images: cfg.Job.AllowedImages,
 		Vendor: s.Vendor(), GPUs: []PolicyGPU{},
 		Env: slotEnv(s),
