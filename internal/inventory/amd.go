@@ -42,6 +42,7 @@ func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 	}
 	var gpus []GPU
 	var problems []Problem
+	unread := t.failedBelow(kfdDir) || t.failedBelow(kfdDirVirtual) // some nodes may be missing
 	numberPartitions(nodes)
 	links := xgmiLinks(nodes)
 	parts := map[string]int{}
@@ -78,11 +79,16 @@ func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 			continue
 		}
 		gpu := amdDevice(t, pci)
-		gpu.Healthy, gpu.Error = amdWithoutKFD(t, pci, kfd)
+		if gpu.Healthy = unread; !unread {
+			gpu.Healthy, gpu.Error = amdWithoutKFD(t, pci, kfd)
+		}
 		if gpu.Error != "" {
-			problems = append(problems, Problem{"gpu " + pci, gpu.Error})
+			problems = append(problems, Problem{GPUSubject(pci), gpu.Error})
 		}
 		gpus = append(gpus, gpu)
+	}
+	for i := range gpus {
+		gpus[i].Unread = unread
 	}
 	sortGPUs(gpus)
 	return gpus, &AMD{DriverVersion: version, KFD: kfd}, problems
@@ -132,7 +138,7 @@ func amdDevice(t tree, pci string) GPU {
 		NUMANode: t.id(dir + "/numa_node"), RenderMinor: renderMinor(t, pci),
 		Model:            amdModel(device, printable(t.text(dir+"/product_name"))),
 		ComputePartition: printable(t.text(dir + "/current_compute_partition")),
-		MemoryPartition:  printable(t.text(dir + "/current_memory_partition")),
+		MemoryPartition:  printable(t.unplanned().text(dir + "/current_memory_partition")),
 		PerformanceLevel: printable(t.text(dir + "/power_dpm_force_performance_level")),
 	}
 	if device != "" {
@@ -141,8 +147,8 @@ func amdDevice(t tree, pci string) GPU {
 	if unique, err := strconv.ParseUint(strings.TrimPrefix(t.text(dir+"/unique_id"), "0x"), 16, 64); err == nil {
 		gpu.UUID = amdUUID(unique)
 	}
-	gpu.MemoryBytes, _ = t.number(dir + "/mem_info_vram_total")
-	gpu.MemoryUsedBytes, _ = t.number(dir + "/mem_info_vram_used")
+	gpu.MemoryBytes, _ = t.unplanned().number(dir + "/mem_info_vram_total")
+	gpu.MemoryUsedBytes, _ = t.unplanned().number(dir + "/mem_info_vram_used")
 	return gpu
 }
 

@@ -1,6 +1,9 @@
 package inventory
 
-import "context"
+import (
+	"context"
+	"slices"
+)
 
 // ReadGPUs reads nothing but the GPUs of the machine below root, as Read does: they
 // change while a machine runs, and all else costs more.
@@ -10,9 +13,11 @@ func ReadGPUs(ctx context.Context, root string) ([]GPU, *NVIDIA, []Problem, erro
 		return nil, nil, nil, err
 	}
 	defer t.close() //nolint:errcheck // nothing was written
-	gpus, nv, problems := readNVIDIA(ctx, t.root, t.live())
+	gpus, nv, problems := readNVIDIA(ctx, t)
 	more, _, amd := readAMD(t)
 	gpus = append(gpus, more...)
 	sortGPUs(gpus)
-	return gpus, nv, append(problems, amd...), nil
+	unread := t.unread()
+	markUnread(gpus, unread)
+	return gpus, nv, slices.Concat(problems, amd, unread), nil
 }

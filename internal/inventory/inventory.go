@@ -25,6 +25,9 @@ type Inventory struct {
 	Disks    []DiskFree `json:"disks,omitempty"`
 	Tuning   Tuning     `json:"tuning,omitzero"`
 	Problems []Problem  `json:"problems,omitempty"`
+	// Unread are the subjects of Problems that could not be read, or not all of them:
+	// what is missing here may be there. The others were read and are broken.
+	Unread []string `json:"unread,omitempty"`
 }
 
 // Problem is a part of the machine that could not be read, or was read as
@@ -99,6 +102,9 @@ type GPU struct {
 	Arch        string `json:"arch"`         // "sm_100", "gfx942"; "" if unknown
 	Healthy     bool   `json:"healthy"`      // answers; see Problem for why not
 	Error       string `json:"error,omitempty"`
+	// Unread says that it is there and something of it could not be read, such as how
+	// it is divided while NVML is silent: what is missing here may be there.
+	Unread bool `json:"unread,omitempty"`
 
 	Serial          string `json:"serial,omitempty"`
 	PersistenceMode string `json:"persistence_mode,omitempty"` // "on", "off"
@@ -209,7 +215,7 @@ type Tuning struct {
 // TuningFile is one setting, for the whole machine.
 type TuningFile struct {
 	Path  string `json:"path"`
-	Value string `json:"value"` // as the file has it
+	Value string `json:"value"` // as the file has it; "" if it could not be read
 }
 
 // Governor chooses the frequency of some CPUs.
@@ -217,5 +223,5 @@ type Governor struct {
 	Path  string   `json:"path"`  // of the file that names it
 	CPUs  string   `json:"cpus"`  // Linux list format
 	Value string   `json:"value"` // "performance", "powersave", …
-	Known []string `json:"known"` // those that the driver has
+	Known []string `json:"known"` // those that the driver has; none if they could not be read
 }

@@ -40,6 +40,20 @@ func migInstances(n *probe.GPU) []MIG {
 	return list
 }
 
+// PartsUnread says that it is not known how a GPU that answers is divided, or not all
+// of it.
+func (g *GPU) PartsUnread() bool {
+	switch {
+	case !g.Healthy:
+		return false
+	case g.Unread || g.NVML == nil:
+		return g.Unread
+	}
+	return slices.ContainsFunc(g.NVML.Unread, func(query string) bool {
+		return strings.Contains(query, "Mig") || strings.Contains(query, "GpuInstance")
+	}) || slices.ContainsFunc(g.NVML.MIG, func(m probe.MIG) bool { return m.Error != "" || !validUUID(m.UUID) })
+}
+
 // migName is what NVML calls an instance: the model, and the profile behind it. With
 // +me or +gfx it has engines that the others lack, with -me it lacks them.
 var migName = sync.OnceValue(func() *regexp.Regexp {
@@ -108,7 +122,7 @@ func migCaps(t tree, gpus []GPU) []Problem {
 			}
 		}
 		if without != nil {
-			problems = append(problems, Problem{"gpu " + g.PCI, fmt.Sprintf("/%s has no capabilities for %d of its %d MIG instances (%s)",
+			problems = append(problems, Problem{GPUSubject(g.PCI), fmt.Sprintf("/%s has no capabilities for %d of its %d MIG instances (%s)",
 				migMinors, len(without), len(g.MIG), strings.Join(without, ", "))})
 		}
 		if g.NVML == nil {
@@ -117,7 +131,7 @@ func migCaps(t tree, gpus []GPU) []Problem {
 		for _, m := range g.NVML.MIG {
 			if m.Error != "" {
 				name := strings.TrimSpace("MIG instance " + printable(m.UUID))
-				problems = append(problems, Problem{"gpu " + g.PCI, name + ": " + printable(m.Error)})
+				problems = append(problems, Problem{GPUSubject(g.PCI), name + ": " + printable(m.Error)})
 			}
 		}
 	}

@@ -42,7 +42,7 @@ func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
 		memory.TotalBytes = sum
 	}
 	if memory.TotalBytes == 0 {
-		problems = append(problems, Problem{"memory", "neither /proc/meminfo nor a NUMA node says how much there is"})
+		problems = append(problems, Problem{SubjectMemory, "neither /proc/meminfo nor a NUMA node says how much there is"})
 	}
 
 	if len(memory.Nodes) == 0 {

@@ -16,19 +16,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// readNVIDIA reads NVIDIA's GPUs: from this machine's NVML when live, else from
+// readNVIDIA reads NVIDIA's GPUs: from this machine's NVML, or from
 // what a captured tree says that NVML answered; both are joined with the PCI
 // devices in sysfs, so that a GPU which NVML has lost is reported, too. Without
 // NVML, sysfs and /proc/driver/nvidia have to do. The result is nil on a machine
 // that has neither a GPU nor the driver.
-func readNVIDIA(ctx context.Context, root string, live bool) ([]GPU, *NVIDIA, []Problem) {
-	t, err := openTree(root)
-	if err != nil {
-		return nil, nil, []Problem{{"nvml", err.Error()}}
-	}
-	defer t.close() //nolint:errcheck // nothing was written
+func readNVIDIA(ctx context.Context, t tree) ([]GPU, *NVIDIA, []Problem) {
 	var report *probe.Report
-	if live {
+	var err error
+	if t.live() {
 		report, err = probe.Run(ctx, probe.Options{})
 	} else {
 		report, err = capturedNVML(t)
@@ -78,21 +74,25 @@ func nvidiaGPUs(t tree, report *probe.Report, refusal error) ([]GPU, *NVIDIA, []
 		}
 		gpus = withoutNVML(t, nv, devices)
 		if refusal != nil {
+			absent := errors.Is(refusal, probe.ErrNotEmbedded) || errors.Is(refusal, probe.ErrNoLoader)
 			nv.NVMLError = printable(refusal.Error())
 			if e := (*probe.Error)(nil); errors.As(refusal, &e) {
-				nv.NVMLCode = e.Code
+				nv.NVMLCode, absent = e.Code, e.Absent
+			}
+			for i := range gpus {
+				gpus[i].Unread = gpus[i].Healthy && !absent
 			}
 			from := map[string]string{"proc": "/proc/driver/nvidia", "pci": "the PCI devices in sysfs"}[nv.Source]
-			problems = append(problems, Problem{"nvml", fmt.Sprintf("%v; the GPUs were read from %s", refusal, from)})
+			problems = append(problems, Problem{SubjectNVML, fmt.Sprintf("%v; the GPUs were read from %s", refusal, from)})
 		}
 	}
 	sortGPUs(gpus)
 	for _, g := range gpus {
 		if g.Error != "" {
-			problems = append(problems, Problem{"gpu " + g.PCI, g.Error})
+			problems = append(problems, Problem{GPUSubject(g.PCI), g.Error})
 		}
 		if g.NVML != nil && len(g.NVML.Unread) > 0 {
-			problems = append(problems, Problem{"gpu " + g.PCI, printable(strings.Join(g.NVML.Unread, "; "))})
+			problems = append(problems, Problem{GPUSubject(g.PCI), printable(strings.Join(g.NVML.Unread, "; "))})
 		}
 	}
 	nvLinks(gpus)
@@ -133,11 +133,11 @@ func withoutNVML(t tree, nv *NVIDIA, devices map[string]nvidiaDevice) []GPU {
 		g := d.gpu()
 		switch {
 		case g.Error != "":
-		case listed && !d.listed:
+		case listed && !d.listed && !t.failedBelow(nvidiaProc+"/gpus"):
 			g.Error = "the NVIDIA driver does not list it"
-		case onBus && !d.onBus:
+		case onBus && !d.onBus && !t.failedBelow(pciDir+"/"+d.pci):
 			g.Error = "it is gone from the PCI bus"
-		case known && nv.DriverVersion == "":
+		case known && nv.DriverVersion == "" && !t.failedBelow(nvidiaProc+"/version") && !t.failedBelow(nvidiaModule):
 			g.Error = "the NVIDIA driver is not loaded"
 		}
 		g.Healthy = g.Error == ""
@@ -161,7 +161,7 @@ func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]
 			nameless = append(nameless, n)
 			continue
 		case !ok || seen[pci]:
-			problems = append(problems, Problem{"nvml", fmt.Sprintf("GPU %d has the PCI address %q", n.Index, printable(n.PCI))})
+			problems = append(problems, Problem{SubjectNVML, fmt.Sprintf("GPU %d has the PCI address %q", n.Index, printable(n.PCI))})
 			continue
 		}
 		seen[pci] = true
@@ -189,7 +189,7 @@ func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]
 	}
 	if len(nameless) != len(lost) {
 		for _, n := range nameless {
-			problems = append(problems, Problem{"nvml", fmt.Sprintf("GPU %d: %s", n.Index, printable(n.Error))})
+			problems = append(problems, Problem{SubjectNVML, fmt.Sprintf("GPU %d: %s", n.Index, printable(n.Error))})
 		}
 	}
 	return gpus, problems

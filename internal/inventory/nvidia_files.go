@@ -11,6 +11,7 @@ import (
 
 const (
 	nvidiaProc   = "proc/driver/nvidia"
+	nvidiaModule = "sys/module/nvidia/version"
 	nvidiaVendor = "0x10de"
 	// A recorded tree may have the devices but not the directory of links.
 	pciRoots = "sys/devices"
@@ -194,7 +195,7 @@ func nvidiaDriver(t tree) *NVIDIA {
 		nv.DriverVersion = driverVersion().FindString(line)
 	}
 	if nv.DriverVersion == "" {
-		nv.DriverVersion = driverVersion().FindString(t.text("sys/module/nvidia/version"))
+		nv.DriverVersion = driverVersion().FindString(t.text(nvidiaModule))
 	}
 	characters, _, _ := strings.Cut(t.text("proc/devices"), "Block devices:")
 	for line := range strings.Lines(characters) {

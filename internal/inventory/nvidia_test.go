@@ -28,6 +28,11 @@ func nvidiaTree(tb testing.TB, archives ...string) tree {
 			}
 		}
 	}
+	return treeAt(tb, dir)
+}
+
+func treeAt(tb testing.TB, dir string) tree {
+	tb.Helper()
 	t, err := openTree(dir)
 	if err != nil {
 		tb.Fatal(err)
@@ -369,8 +374,7 @@ func TestCapturedNVML(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			root := nvidiaTree(t, pci+"-- kbnode/nvml.json --\n"+row.report+"\n").root
-			gpus, nv, problems := readNVIDIA(t.Context(), root, false)
+			gpus, nv, problems := readNVIDIA(t.Context(), nvidiaTree(t, pci+"-- kbnode/nvml.json --\n"+row.report+"\n"))
 			if len(gpus) != 1 || nv.Source != row.source {
 				t.Fatalf("%d GPUs, driver %+v", len(gpus), nv)
 			}
@@ -404,7 +408,7 @@ func FuzzNVIDIAFiles(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		gpus, nv, problems := readNVIDIA(t.Context(), dir, false)
+		gpus, nv, problems := readNVIDIA(t.Context(), treeAt(t, dir))
 		if len(gpus) != 1 || nv == nil {
 			t.Fatalf("%d GPUs, driver %v", len(gpus), nv)
 		}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -66,7 +67,7 @@ func Read(ctx context.Context, opts Options) (*Inventory, error) {
 		driver   *NVIDIA
 		problems []Problem
 	}
-	wait.Go(func() { nvidia.gpus, nvidia.driver, nvidia.problems = readNVIDIA(ctx, t.root, t.live()) })
+	wait.Go(func() { nvidia.gpus, nvidia.driver, nvidia.problems = readNVIDIA(ctx, t) })
 	wait.Go(func() { live = readLive(ctx, t, opts) })
 	inv, problems := readFiles(t)
 	wait.Wait()
@@ -86,7 +87,8 @@ func Read(ctx context.Context, opts Options) (*Inventory, error) {
 	inv.GPUs = append(append([]GPU{}, nvidia.gpus...), inv.GPUs...) // never nil: JSON has a list
 	sortGPUs(inv.GPUs)
 	placeGPUs(t, inv)
-	inv.Problems = append(append(problems, nvidia.problems...), live.Problems...)
+	inv.Problems = slices.Concat(problems, nvidia.problems, live.Problems)
+	inv.addUnread(slices.Concat(live.Problems, t.unread()))
 	log.Debug("inventory read", "path", t.root, "cpus", len(inv.CPU.List), "gpus", len(inv.GPUs), "took", time.Since(start))
 	return inv, nil
 }
@@ -112,7 +114,7 @@ func readLive(ctx context.Context, t tree, opts Options) Live {
 		live := Live{Schema: Schema, Arch: runtime.GOARCH}
 		var err error
 		if live.Hostname, err = os.Hostname(); err != nil {
-			live.Problems = append(live.Problems, Problem{"hostname", err.Error()})
+			live.Problems = append(live.Problems, Problem{SubjectHost, err.Error()})
 		}
 		askSoftware(ctx, t, opts, &live)
 		return live

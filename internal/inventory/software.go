@@ -47,7 +47,7 @@ func askSoftware(ctx context.Context, t tree, opts Options, live *Live) {
 	for _, p := range []struct {
 		subject string
 		err     error
-	}{{"systemd", systemd}, {"docker", engine}, {"buildkite-agent", agent}} {
+	}{{SubjectSystem, systemd}, {SubjectDocker, engine}, {SubjectAgent, agent}} {
 		if p.err != nil {
 			live.Problems = append(live.Problems, Problem{p.subject, p.err.Error()})
 		}
@@ -60,7 +60,7 @@ func askSoftware(ctx context.Context, t tree, opts Options, live *Live) {
 	for _, path := range paths {
 		disk, err := diskFree(path)
 		if err != nil {
-			live.Problems = append(live.Problems, Problem{"disk " + path, err.Error()})
+			live.Problems = append(live.Problems, Problem{DiskSubject(path), err.Error()})
 			continue
 		}
 		live.Disks = append(live.Disks, disk)

@@ -25,6 +25,8 @@ type tree struct {
 	// seen, where it is not nil, gathers what was read, by path: a tree of just
 	// these files reads the same. A directory is in it as path + dirMark.
 	seen map[string]string
+	// failed, where it is not nil, gathers what could not be read.
+	failed *failures
 }
 
 // dirMark is an empty file that stands for a directory of which nothing else
@@ -33,13 +35,13 @@ const dirMark = "/.kbnode"
 
 func openTree(root string) (tree, error) {
 	if root == "" || filepath.Clean(root) == "/" {
-		return tree{root: "/"}, nil
+		return tree{root: "/", failed: &failures{list: map[string]error{}}}, nil
 	}
 	dir, err := os.OpenRoot(root)
 	if err != nil {
 		return tree{}, fmt.Errorf("open machine tree: %w", err)
 	}
-	return tree{root: root, dir: dir}, nil
+	return tree{root: root, dir: dir, failed: &failures{list: map[string]error{}}}, nil
 }
 
 // live tells whether the tree is the machine that this runs on.
@@ -64,11 +66,13 @@ func (t tree) open(path string) (*os.File, error) {
 func (t tree) read(path string) (string, error) {
 	f, err := t.open(path)
 	if err != nil {
+		t.fail(path, err)
 		return "", err
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxFile))
 	_ = f.Close() // nothing was written
 	if err != nil {
+		t.fail(path, err)
 		return "", err
 	}
 	text, _, _ := strings.Cut(string(data), "\x00")
@@ -108,12 +112,13 @@ func (t tree) id(path string) int {
 func (t tree) names(path string) []string {
 	f, err := t.open(path)
 	if err != nil {
+		t.fail(path, err)
 		return nil
 	}
 	defer f.Close() //nolint:errcheck // nothing was written
 	entries, err := f.ReadDir(maxEntries)
-	if err != nil && len(entries) == 0 {
-		return nil
+	if err != nil {
+		t.fail(path, err) // not at its end, which is no error of the kernel's
 	}
 	names := make([]string, 0, len(entries))
 	for _, e := range entries {
@@ -151,6 +156,9 @@ func (t tree) exists(path string) bool {
 		info, err = os.Stat(filepath.Join("/", path))
 	} else {
 		info, err = t.dir.Stat(path)
+	}
+	if err != nil {
+		t.fail(path, err)
 	}
 	if err == nil && t.seen != nil && info.IsDir() {
 		t.seen[path+dirMark] = ""

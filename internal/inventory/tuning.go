@@ -3,6 +3,8 @@ package inventory
 import (
 	"strconv"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
 )
 
 // tuningFiles are settings of the running kernel that jobs' timings depend on, and
@@ -34,7 +36,7 @@ var tuningFiles = []string{
 func readTuning(t tree) Tuning {
 	var out Tuning
 	for _, path := range tuningFiles {
-		if text, err := t.read(path); err == nil {
+		if text, err := t.read(path); err == nil || t.failedBelow(path) {
 			out.Files = append(out.Files, TuningFile{Path: "/" + path, Value: printable(text)})
 		}
 	}
@@ -48,8 +50,11 @@ func readTuning(t tree) Tuning {
 		at := dir + "/policy" + strconv.Itoa(n)
 		known := strings.Fields(printable(t.text(at + "/scaling_available_governors")))
 		cpus, ok := t.cpus(at + "/affected_cpus")
-		if !ok || len(known) == 0 {
+		switch {
+		case (!ok || len(known) == 0) && !t.failedBelow(at):
 			continue
+		case !ok:
+			cpus = cpuset.Of(n) // a policy has the number of its first CPU
 		}
 		out.Governors = append(out.Governors, Governor{
 			Path: "/" + at + "/scaling_governor", CPUs: cpus.String(), Value: printable(t.text(at + "/scaling_governor")), Known: known,

@@ -1,0 +1,163 @@
+package inventory
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// Subjects of problems whose facts a plan is made from. The GPU at an address has
+// GPUSubject.
+const (
+	SubjectCPU    = "cpu"    // topology, caches, and which CPUs are online and allowed
+	SubjectMemory = "memory" // RAM, NUMA nodes and huge pages
+	SubjectGPUs   = "gpus"   // which GPUs there are
+	SubjectNVML   = "nvml"
+	SubjectAgent  = "buildkite-agent"
+	SubjectDocker = "docker"
+	SubjectCDI    = "cdi" // of Docker: whether it has CDI, and the devices
+	SubjectHost   = "hostname"
+	SubjectSystem = "systemd"
+	SubjectFiles  = "installed software" // programs, directories and cgroup v2
+	SubjectTuning = "tuning"
+)
+
+// GPUSubject is the subject of problems with the GPU at a PCI address.
+func GPUSubject(pci string) string { return "gpu " + pci }
+
+// DiskSubject is the subject of problems with the file system at a path.
+func DiskSubject(path string) string { return "disk " + path }
+
+// WhyUnread says why a subject, or some of it, could not be read; "" if it was, or is
+// not there.
+func (inv *Inventory) WhyUnread(subject string) string {
+	for _, p := range inv.Problems {
+		if p.Subject == subject && slices.Contains(inv.Unread, subject) {
+			return p.Detail
+		}
+	}
+	return ""
+}
+
+// addUnread adds problems with what could not be read, and marks the GPUs among it.
+func (inv *Inventory) addUnread(problems []Problem) {
+	for _, p := range problems {
+		if !slices.Contains(inv.Problems, p) {
+			inv.Problems = append(inv.Problems, p)
+		}
+	}
+	silent := slices.ContainsFunc(inv.GPUs, func(g GPU) bool { return g.Vendor == "nvidia" && g.Unread && g.NVML == nil })
+	for _, p := range inv.Problems {
+		if !slices.Contains(inv.Unread, p.Subject) && (slices.Contains(problems, p) || p.Subject == SubjectMemory || p.Subject == SubjectNVML && silent) {
+			inv.Unread = append(inv.Unread, p.Subject)
+		}
+	}
+	markUnread(inv.GPUs, problems)
+}
+
+// failures are the files of a tree that could not be read, by path.
+type failures struct {
+	mu   sync.Mutex
+	list map[string]error
+}
+
+// fail records that a file could not be read. One that does not exist is absent, and
+// so is one that a recorded tree has outside of it.
+func (t tree) fail(path string, err error) {
+	var errno syscall.Errno
+	if t.failed == nil || !errors.As(err, &errno) || errno == syscall.ENOENT || errno == syscall.ENOTDIR {
+		return
+	}
+	t.failed.mu.Lock()
+	defer t.failed.mu.Unlock()
+	if t.failed.list[path] == nil {
+		t.failed.list[path] = errno
+	}
+}
+
+// failedBelow says that a file at a path, or below it, could not be read.
+func (t tree) failedBelow(path string) bool {
+	if t.failed == nil {
+		return false
+	}
+	t.failed.mu.Lock()
+	defer t.failed.mu.Unlock()
+	for failed := range t.failed.list {
+		if failed == path || strings.HasPrefix(failed, path+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// unplanned reads the same files, and does not mind if one cannot be read: no plan
+// is made from it.
+func (t tree) unplanned() tree {
+	t.failed = nil
+	return t
+}
+
+// unread is a problem for each subject of which something could not be read.
+func (t tree) unread() []Problem {
+	t.failed.mu.Lock()
+	defer t.failed.mu.Unlock()
+	of := map[string][]string{}
+	for path := range t.failed.list {
+		subject := subjectOf(path)
+		of[subject] = append(of[subject], path)
+	}
+	var problems []Problem
+	for subject, paths := range of {
+		slices.Sort(paths)
+		detail := fmt.Sprintf("read /%s: %v", paths[0], t.failed.list[paths[0]])
+		if n := len(paths) - 1; n > 0 {
+			detail += fmt.Sprintf(" (and %d more)", n)
+		}
+		problems = append(problems, Problem{subject, printable(detail)})
+	}
+	slices.SortFunc(problems, func(a, b Problem) int { return strings.Compare(a.Subject, b.Subject) })
+	return problems
+}
+
+// subjects are the files that tell of each subject, by prefix; the first one counts.
+var subjects = []struct{ prefix, subject string }{
+	{cpuDir + "/cpufreq", SubjectTuning},
+	{cpuDir, SubjectCPU}, {"sys/devices/cpu_", SubjectCPU}, {"proc/cpuinfo", SubjectCPU},
+	{"sys/fs/cgroup/cgroup.controllers", SubjectFiles},
+	{"sys/fs/cgroup", SubjectCPU}, {"dev/cpuset", SubjectCPU}, {"proc/self/cpuset", SubjectCPU},
+	{nodeDir, SubjectMemory}, {"proc/meminfo", SubjectMemory}, {"sys/kernel/mm/hugepages", SubjectMemory},
+	{pciDir, SubjectGPUs}, {pciRoots + "/pci", SubjectGPUs}, {nvidiaProc + "/gpus", SubjectGPUs}, {kfdDir, SubjectGPUs}, {kfdDirVirtual, SubjectGPUs},
+	{"proc/driver", "driver"}, {"proc/devices", "driver"}, {"sys/module", "driver"},
+	{dockerConfig, SubjectCDI}, {"etc/cdi", SubjectCDI}, {"var/run/cdi", SubjectCDI}, {"run/cdi", SubjectCDI},
+	{"etc/hostname", SubjectHost}, {"etc/os-release", "os"}, {"usr/lib/os-release", "os"},
+	{"proc/sys/kernel/osrelease", "os"}, {"proc/version", "os"},
+	{"proc", SubjectTuning}, {"sys", SubjectTuning},
+}
+
+func subjectOf(path string) string {
+	for _, dir := range []string{pciDir + "/", nvidiaProc + "/gpus/"} {
+		if rest, ok := strings.CutPrefix(path, dir); ok {
+			name, _, _ := strings.Cut(rest, "/")
+			if pci, ok := pciAddress(name); ok {
+				return GPUSubject(pci)
+			}
+		}
+	}
+	for _, s := range subjects {
+		if strings.HasPrefix(path, s.prefix) {
+			return s.subject
+		}
+	}
+	return SubjectFiles
+}
+
+// markUnread marks the GPUs of which something could not be read.
+func markUnread(gpus []GPU, problems []Problem) {
+	for i := range gpus {
+		g := &gpus[i]
+		g.Unread = g.Unread || slices.ContainsFunc(problems, func(p Problem) bool { return p.Subject == GPUSubject(g.PCI) })
+	}
+}
