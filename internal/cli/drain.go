@@ -347,7 +347,11 @@ func readNode(ctx context.Context, s Streams) (*machine, error) {
 	if err := m.read(ctx, s.logger()); err != nil {
 		return nil, err
 	}
-	if missing := plan.Preflight(m.inv); len(missing) > 0 {
+	missing, err := m.missing()
+	if err != nil {
+		return nil, err
+	}
+	if len(missing) > 0 {
 		return nil, fmt.Errorf("nothing was changed: %s", strings.Join(missing, "\n"))
 	}
 	return m, m.think()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/installer"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -96,6 +97,9 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	}
 	if missing := plan.Preflight(m.inv); len(missing) > 0 {
 		return errors.New(strings.Join(missing, "\n"))
+	}
+	if f.agentBinary != "" && m.inv.WhyUnread(inventory.SubjectAgent) != "" {
+		m.inv.Software.Agent = inventory.Agent{} // which that one replaces
 	}
 	// Everything that can be refused is refused before anything is written.
 	m.reshape = true

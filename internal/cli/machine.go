@@ -167,8 +167,11 @@ func firstLines(text string, n int) string {
 func (m *machine) read(ctx context.Context, log *slog.Logger) error {
 	agentPath := m.cfg.Agent.Binary
 	if agentPath == "" {
-		if f, err := m.open(installer.AgentPath); err == nil {
+		f, err := m.open(installer.AgentPath)
+		if err == nil {
 			_ = f.Close()
+		}
+		if !errors.Is(err, fs.ErrNotExist) { // also one that cannot be read: it is the one to ask
 			agentPath = installer.AgentPath
 		}
 	}
@@ -182,16 +185,36 @@ func (m *machine) read(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-// think builds the plan.
-func (m *machine) think() error {
-	var bindings []plan.Binding
+// bindings are what slots have kept; none on a new machine.
+func (m *machine) bindings() ([]plan.Binding, error) {
 	switch text, err := m.readFile(plan.BindingsPath); {
 	case err == nil:
-		if bindings, err = plan.ParseBindings(text); err != nil {
-			return err
-		}
+		return plan.ParseBindings(text)
 	case !errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("read slot bindings: %w", err)
+		return nil, fmt.Errorf("read slot bindings: %w", err)
+	}
+	return nil, nil
+}
+
+// missing is what keeps the machine from being a node. What cannot be read now is as
+// it was last planned.
+func (m *machine) missing() ([]string, error) {
+	kept, err := m.bindings()
+	if err != nil {
+		return nil, err
+	}
+	inv, err := plan.Recall(m.inv, kept)
+	if err != nil {
+		return nil, err
+	}
+	return plan.Preflight(inv), nil
+}
+
+// think builds the plan.
+func (m *machine) think() error {
+	bindings, err := m.bindings()
+	if err != nil {
+		return err
 	}
 	m.drains = nil
 	switch text, err := m.readFile(plan.DrainsPath); {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,6 +17,9 @@ type Binding struct {
 	Slot   int      `json:"slot"`
 	Member          // the first; without a vendor for a slot that has no GPU
 	Others []Member `json:"others,omitempty"`
+	Last   *Last    `json:"last,omitempty"` // nil in a file of an older kbnode
+	// Node is the file's, the same in all of its bindings.
+	Node *LastNode `json:"-"`
 }
 
 // Members are all GPUs of the slot, or parts of some.
@@ -31,6 +35,8 @@ type bound struct {
 	Slot    int
 	members []resolved
 	parked  string // why the slot takes no jobs
+	last    *Last  // nil for a new one
+	disk    int64  // bytes of its own; 0 for none
 }
 
 func (b bound) binding() Binding {
@@ -52,7 +58,7 @@ func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool)
 	if cfg.GPUs.None {
 		slots := make([]bound, cfg.Slots)
 		for k := range slots {
-			slots[k].Slot = k
+			slots[k].Slot, slots[k].last = k, lastOf(kept, k)
 		}
 		return slots, nil, nil
 	}
@@ -65,6 +71,13 @@ func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool)
 	}
 	pool, replaced := findMembers(gpus, kept, reshape)
 	var warnings []string
+	for _, g := range undivided(gpus, pool) {
+		why := fmt.Sprintf("how GPU %s is divided could not be read", cmp.Or(g.UUID, g.PCI))
+		if len(kept) == 0 {
+			return nil, nil, errors.New(why + ", so no slots can be made of it; see kbnode inventory, and install again when it can be read")
+		}
+		warnings = append(warnings, why+"; it becomes a slot when it can be read")
+	}
 	for _, r := range replaced {
 		warnings = append(warnings, "slot "+SlotName(r.Slot)+": "+r.Why)
 	}
@@ -78,12 +91,22 @@ func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool)
 	}
 	slots := number(groups, pool, kept)
 	for i := range slots {
-		slots[i].parked = parkedWhy(slots[i])
+		slots[i].parked, slots[i].last = parkedWhy(slots[i]), lastOf(kept, slots[i].Slot)
 		if slots[i].parked != "" {
 			warnings = append(warnings, fmt.Sprintf("slot %s is parked: %s", SlotName(slots[i].Slot), slots[i].parked))
 		}
 	}
 	return slots, warnings, nil
+}
+
+// lastOf is what a slot was last planned with.
+func lastOf(kept []Binding, slot int) *Last {
+	for _, b := range kept {
+		if b.Slot == slot {
+			return b.Last
+		}
+	}
+	return nil
 }
 
 // choose keeps what the operator wants. An index is a GPU's number, which does not
@@ -201,13 +224,13 @@ func parkedWhy(s bound) string {
 	var why []string
 	for _, u := range s.members {
 		switch {
+		case u.lost != "":
+			why = append(why, u.lost)
 		case u.gpu == nil:
 			why = append(why, fmt.Sprintf("GPU %s at %s is missing", u.UUID, u.PCI))
 		case !u.gpu.Healthy:
 			why = append(why, fmt.Sprintf("GPU at %s does not answer: %s", u.PCI, u.gpu.Error))
-		case u.lost != "":
-			why = append(why, u.lost)
-		case u.mig != nil && (u.mig.GPUCap < 0 || u.mig.ComputeCap < 0):
+		case u.mig != nil && !u.nodesKept && (u.mig.GPUCap < 0 || u.mig.ComputeCap < 0):
 			why = append(why, fmt.Sprintf("the driver does not tell which devices are those of %s; see /proc/driver/nvidia-caps/mig-minors", u.describe()))
 		}
 	}

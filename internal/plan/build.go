@@ -22,16 +22,28 @@ const (
 // Build computes what should be true of a machine. An error is a refusal that
 // says what to change.
 func Build(in Input) (*Plan, error) {
-	inv, cfg := in.Inventory, in.Config.WithDefaults()
+	read, cfg := in.Inventory, in.Config.WithDefaults()
+	inv, err := Recall(read, in.Bindings)
+	if err != nil {
+		return nil, err
+	}
+	in.Inventory = inv
+	if why := unlisted(inv); why != "" && len(in.Bindings) == 0 && !cfg.GPUs.None {
+		return nil, fmt.Errorf("which GPUs there are could not be read, so no slots can be made of them; install again when it can be (%s)", why)
+	}
 	slots, warnings, err := bind(inv.GPUs, cfg, in.Bindings, in.Reshape)
 	if err != nil {
 		return nil, err
 	}
 	node := cmp.Or(cfg.Node, inv.Hostname, "node")
-	split, err := splitSlots(inv, cfg, slots)
+	if cfg.Node == "" && inv.Hostname == "" && slices.Contains(inv.Unread, inventory.SubjectHost) {
+		return nil, fmt.Errorf("this machine does not say its name (%s), and agents are called by it; give one with --node (node)", inv.WhyUnread(inventory.SubjectHost))
+	}
+	split, err := chooseSplit(inv, cfg, slots, in.Bindings)
 	if err != nil {
 		return nil, err
 	}
+	warnings = append(warnings, sayUnread(inv)...)
 	p := &Plan{
 		Schema:   Schema,
 		Node:     safeName(node),
@@ -39,7 +51,8 @@ func Build(in Input) (*Plan, error) {
 		Reserved: Reserved{CPUs: split.ReservedCPUs.String(), MemoryBytes: split.ReservedMemory},
 	}
 	p.chooseQueue(&cfg, slots)
-	if err := p.addNode(in); err != nil {
+	was, is := read.Software.Agent, inv.Software.Agent
+	if err := p.addNode(in, was.Version == is.Version && len(was.Keys) == len(is.Keys)); err != nil {
 		return nil, err
 	}
 	agents := in.Agents
@@ -51,8 +64,8 @@ func Build(in Input) (*Plan, error) {
 	if err := p.addAutoUpdate(in, cfg); err != nil {
 		return nil, err
 	}
-	if cfg.Job.Disk == 0 {
-		cfg.Job.Disk = config.Size(diskShare(inv.Disks, len(slots)))
+	if err := chooseDisks(inv, cfg, slots); err != nil {
+		return nil, err
 	}
 	var all cpuset.Set
 	for i, b := range slots {
@@ -80,7 +93,7 @@ func Build(in Input) (*Plan, error) {
 	if err := p.addParent(all); err != nil {
 		return nil, err
 	}
-	if err := p.addBindings(slots); err != nil {
+	if err := p.addBindings(slots, p.lastNode(inv, cfg)); err != nil {
 		return nil, err
 	}
 	p.addTunables(inv, cfg)
@@ -90,7 +103,7 @@ func Build(in Input) (*Plan, error) {
 			p.Warnings = append(p.Warnings, w)
 		}
 	}
-	p.Warnings = append(p.Warnings, unboundDisks(inv, cfg)...)
+	p.Warnings = append(p.Warnings, unboundDisks(inv, cfg, slots)...)
 	p.Warnings = append(p.Warnings, p.withoutSlot(in.Drains)...)
 	p.sort()
 	return p, nil
@@ -122,7 +135,7 @@ func newSlot(b bound, blk block, cfg config.Config, node, version string) Slot {
 	return Slot{
 		Index: b.Slot, Name: SlotName(b.Slot), Queue: queue, Shape: shapeKey(b),
 		GPUs: slotGPUs(b),
-		CPUs: blk.CPUs.String(), MemoryNodes: blk.MemoryNodes.String(), MemoryBytes: blk.MemoryBytes, DiskBytes: int64(cfg.Job.Disk),
+		CPUs: blk.CPUs.String(), MemoryNodes: blk.MemoryNodes.String(), MemoryBytes: blk.MemoryBytes, DiskBytes: b.disk,
 		Agent:  node + "-" + SlotName(b.Slot),
 		Tags:   agentTags(b, queue, node, version, cfg.Agent.Tags),
 		User:   UserName(b.Slot),
@@ -172,12 +185,15 @@ type bindingsFile struct {
 	WrittenBy string    `json:"written_by"`
 	Schema    int       `json:"schema"`
 	Slots     []Binding `json:"slots"`
+	Node      *LastNode `json:"node,omitempty"` // nil in a file of an older kbnode
 }
 
-func (p *Plan) addBindings(slots []bound) error {
-	f := bindingsFile{WrittenBy: "kbnode", Schema: Schema}
-	for _, s := range slots {
-		f.Slots = append(f.Slots, s.binding())
+func (p *Plan) addBindings(slots []bound, node *LastNode) error {
+	f := bindingsFile{WrittenBy: "kbnode", Schema: Schema, Node: node}
+	for i, s := range slots {
+		b, planned := s.binding(), p.Slots[i]
+		b.Last = &Last{CPUs: planned.CPUs, MemoryNodes: planned.MemoryNodes, MemoryBytes: planned.MemoryBytes, DiskBytes: planned.DiskBytes}
+		f.Slots = append(f.Slots, b)
 	}
 	return p.addJSON(BindingsPath, 0o644, -1, f)
 }
@@ -212,6 +228,10 @@ func ParseBindings(text []byte) ([]Binding, error) {
 			return nil, fmt.Errorf("the slot bindings in %s name slot %d twice or out of range; move the file away to bind the GPUs anew", BindingsPath, b.Slot)
 		}
 		seen[b.Slot] = true
+	}
+	slices.SortFunc(f.Slots, func(a, b Binding) int { return a.Slot - b.Slot })
+	for i := range f.Slots {
+		f.Slots[i].Node = f.Node
 	}
 	return f.Slots, nil
 }

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -21,15 +22,35 @@ const (
 func diskShare(disks []inventory.DiskFree, slots int) int64 {
 	for _, d := range disks {
 		if d.Path == agentsDir {
-			return min(minSlotDisk, d.TotalBytes/2/int64(slots)) / diskStep * diskStep
+			return min(minSlotDisk, max(0, d.TotalBytes)/2/int64(slots)) / diskStep * diskStep
 		}
 	}
 	return 0
 }
 
+// chooseDisks gives each slot its disk: as configured, else its share, else what it had
+// where the size of the file system cannot be read.
+func chooseDisks(inv *inventory.Inventory, cfg config.Config, slots []bound) error {
+	subject := inventory.DiskSubject(agentsDir)
+	at := slices.IndexFunc(inv.Problems, func(p inventory.Problem) bool { return p.Subject == subject })
+	unread := at >= 0 && cfg.Job.Disk == 0 && !slices.ContainsFunc(inv.Disks, func(d inventory.DiskFree) bool { return d.Path == agentsDir })
+	for i := range slots {
+		s := &slots[i]
+		switch s.disk = int64(cfg.Job.Disk); {
+		case unread && s.last == nil:
+			return fmt.Errorf("the size of %s could not be read (%s), so slot %s cannot have a disk of its own; set its size with job.disk, or try again", agentsDir, inv.Problems[at].Detail, SlotName(s.Slot))
+		case unread:
+			s.disk = s.last.DiskBytes
+		case s.disk == 0:
+			s.disk = diskShare(inv.Disks, len(slots))
+		}
+	}
+	return nil
+}
+
 // unboundDisks warns where a job can fill more than a disk of its own.
-func unboundDisks(inv *inventory.Inventory, cfg config.Config) []string {
-	size, driver := cfg.Job.Disk, inv.Software.Docker.StorageDriver
+func unboundDisks(inv *inventory.Inventory, cfg config.Config, slots []bound) []string {
+	size, driver := slots[0].disk, inv.Software.Docker.StorageDriver
 	var warnings []string
 	if len(inv.Disks) > 0 && size == 0 {
 		warnings = append(warnings, fmt.Sprintf("the size of %s is not known, so slots have no disk of their own and a job can fill the node's; set job.disk", agentsDir))

@@ -23,6 +23,9 @@ type Member struct {
 	MemoryNode int    `json:"memory_node"`
 	// MIG is the place of a MIG instance in its GPU; nil for a whole GPU.
 	MIG *Placement `json:"mig,omitempty"`
+	// What it was last planned with, for when that cannot be read.
+	Devices  string `json:"devices,omitempty"`  // device nodes, by path, with commas
+	Instance string `json:"instance,omitempty"` // UUID of the MIG instance
 }
 
 // Placement names a MIG instance for good, however often it is made anew.
@@ -62,6 +65,12 @@ type resolved struct {
 	mig  *inventory.MIG // the instance
 	slot int            // that has kept it; -1 for none
 	lost string         // why it cannot be used; "" when it can
+	// twice says that another slot has kept it, too, and comes first.
+	twice bool
+	// recalled says that its GPU does not tell of it, and that it is what it was.
+	recalled  bool
+	nodes     []string // device nodes that its jobs open
+	nodesKept bool     // nodes are those that it was last planned with
 }
 
 // device is one PCI device with what the inventory says of it: an entry for each
@@ -70,6 +79,7 @@ type device struct {
 	number  int
 	entries []*inventory.GPU
 	taken   bool
+	kept    int // members of slots that are on it
 }
 
 func (d *device) sick() *inventory.GPU {
@@ -94,6 +104,7 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 		}
 		at[g.PCI].entries = append(at[g.PCI].entries, g)
 	}
+	kept = numberedOnce(kept)
 	found := matchDevices(devices, kept)
 	used := map[int]bool{}
 	for _, b := range kept { // also of those that are away
@@ -114,7 +125,25 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 	has := map[*device][]resolved{}
 	for _, b := range kept {
 		for _, m := range b.Members() {
+			if d := found[m.card()]; d != nil {
+				d.kept++
+			}
+		}
+	}
+	var seen []resolved
+	twice := false
+	for _, b := range kept {
+		for _, m := range b.Members() {
 			u := resolved{Member: m, slot: b.Slot}
+			if at := slices.IndexFunc(seen, func(s resolved) bool { return overlap(s.Member, m) }); at >= 0 {
+				if !reshape && seen[at].slot != b.Slot {
+					twice, u.twice = true, true
+					u.lost = fmt.Sprintf("%s is in slot %s, too; run kbnode install to leave it there alone, or correct %s", m.describe(), SlotName(seen[at].slot), BindingsPath)
+					pool = append(pool, u)
+				}
+				continue
+			}
+			seen = append(seen, u)
 			d := found[m.card()]
 			if d == nil {
 				pool = append(pool, u)
@@ -135,8 +164,10 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 			return slices.ContainsFunc(has[d], func(k resolved) bool { return samePart(k.Member, u.Member) })
 		})
 		switch {
-		case d.sick() != nil && len(has[d]) > 0:
+		case d.sick() != nil && len(has[d]) > 0, d.unread():
 			fresh = nil // how it is divided, it does not tell
+		case twice:
+			fresh = nil // it may be what a slot should have that has another's
 		case len(lost[d]) == 0:
 		case reshape && slices.ContainsFunc(fresh, func(u resolved) bool { return u.lost == "" }):
 			lost[d] = nil
@@ -146,6 +177,7 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 		pool = slices.Concat(pool, has[d], lost[d], fresh)
 	}
 	slices.SortStableFunc(pool, func(a, b resolved) int { return compareMembers(a.Member, b.Member) })
+	giveNodes(pool)
 	return pool, replaced
 }
 
@@ -185,16 +217,17 @@ func (d *device) find(u resolved) resolved {
 		return u
 	}
 	for _, now := range d.offers() {
-		if now.lost == "" && samePart(old, now.Member) {
-			now.slot, now.UUID = u.slot, cmp.Or(now.UUID, old.UUID)
-			if now.NUMANode < 0 && now.PCI == old.PCI {
-				now.NUMANode = old.NUMANode // a GPU on its way out tells less
-			}
+		if now.lost == "" && samePart(old, now.Member) && (old.Part() == "" || !d.unread() || len(d.entries) >= d.kept || old.MIG != nil) {
+			now.slot = u.slot
+			now.keep(old)
 			return now
 		}
 	}
 	g := d.entries[0]
 	u.gpu = g
+	if d.unread() {
+		return recall(u)
+	}
 	name := cmp.Or(g.UUID, g.PCI)
 	switch {
 	case old.MIG != nil:

@@ -63,7 +63,7 @@ func (p *Plan) addUnit(name, tmpl string, slot int, data any) error {
 }
 
 // addNode adds what belongs to the node and to no slot.
-func (p *Plan) addNode(in Input) error {
+func (p *Plan) addNode(in Input, agentKnown bool) error {
 	for _, d := range []string{"/etc/kbnode", "/etc/kbnode/slots", "/etc/buildkite-agent", HooksDir, "/var/lib/kbnode", agentsDir, "/usr/local/libexec/kbnode"} {
 		p.Dirs = append(p.Dirs, Dir{Path: d, Mode: 0o755, Owner: "root"})
 	}
@@ -73,8 +73,12 @@ func (p *Plan) addNode(in Input) error {
 		p.Files = append(p.Files, File{Path: ConfigPath, Mode: 0o644, Owner: "root", Kept: true, Slot: -1})
 	}
 	p.addFile(GitConfigPath, 0o644, -1, gitConfig)
-	if src := in.Inventory.Software.Agent.Path; src != "" {
+	switch src := in.Inventory.Software.Agent.Path; {
+	case src == "":
+	case agentKnown:
 		p.Files = append(p.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", Source: src, Slot: -1})
+	default: // what does not say its version takes no other's place
+		p.Files = append(p.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", Kept: true, Slot: -1})
 	}
 	scripts, err := hooks.Scripts.ReadDir(".")
 	if err != nil {
@@ -272,7 +276,7 @@ func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
 	for _, g := range s.GPUs {
 		if g.Vendor == "nvidia" && g.Name() != "" && (g.Part == "" || g.Instance != "") {
 			names = append(names, g.Name())
-			cdi = append(cdi, "nvidia.com/gpu="+g.Name())
+			cdi = append(cdi, cdiName(g))
 		}
 	}
 	d := in.Inventory.Software.Docker
@@ -317,6 +321,9 @@ func localPorts(a config.Agent) []uint16 {
 	slices.Sort(ports)
 	return slices.Compact(ports)
 }
+
+// cdiName is what CDI calls a GPU, or a part of one.
+func cdiName(g SlotGPU) string { return "nvidia.com/gpu=" + g.Name() }
 
 // MinSystemd is the oldest systemd that knows what units and slices need.
 const MinSystemd = 249

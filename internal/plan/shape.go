@@ -51,13 +51,13 @@ func weigh(slots []bound) func(resolved) int {
 	within := map[instance]int{}
 	for _, s := range slots {
 		for _, u := range s.members {
-			if u.MIG != nil {
+			if u.MIG != nil && !u.twice {
 				within[instance{u.card(), u.MIG.Start}]++
 			}
 		}
 	}
 	return func(u resolved) int {
-		return memorySlice * max(1, u.MIG.Size) / within[instance{u.card(), u.MIG.Start}]
+		return memorySlice * max(1, u.MIG.Size) / max(1, within[instance{u.card(), u.MIG.Start}])
 	}
 }
 
@@ -182,27 +182,33 @@ func slotGPUs(s bound) []SlotGPU {
 	for _, u := range s.members {
 		g := SlotGPU{
 			Number: u.GPU, UUID: u.UUID, PCI: u.PCI, Vendor: u.Vendor, Model: u.Model, Part: u.Part(), Partition: u.Partition,
-			NUMANode: u.NUMANode, Devices: gpuNodes(u),
+			NUMANode: u.NUMANode, Devices: u.nodes,
 		}
-		if u.mig != nil {
+		switch {
+		case u.mig != nil:
 			g.Instance = u.mig.UUID
+		case u.recalled:
+			g.Instance = u.Instance
 		}
 		gpus = append(gpus, g)
 	}
 	return gpus
 }
 
-// gpuNodes are the device nodes that a job of this GPU opens.
-func gpuNodes(u resolved) []string {
-	nodes := []string{}
+// gpuNodes are the device nodes that a job of this GPU opens; complete says that all of
+// them are known.
+func gpuNodes(u resolved) (nodes []string, complete bool) {
+	nodes, complete = []string{}, true
 	if u.gpu == nil || u.lost != "" {
-		return nodes
+		return nodes, false
 	}
 	switch {
 	case u.Vendor == "amd":
-		nodes = append(nodes, "/dev/kfd")
+		nodes, complete = append(nodes, "/dev/kfd"), u.gpu.RenderMinor >= 0
 	case u.gpu.Minor >= 0:
 		nodes = append(nodes, fmt.Sprintf("/dev/nvidia%d", u.gpu.Minor), "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+	default:
+		complete = false
 	}
 	switch {
 	case u.mig != nil: // renders nothing
@@ -210,9 +216,10 @@ func gpuNodes(u resolved) []string {
 			if minor >= 0 {
 				nodes = append(nodes, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor))
 			}
+			complete = complete && minor >= 0
 		}
 	case u.gpu.RenderMinor >= 0:
 		nodes = append(nodes, fmt.Sprintf("/dev/dri/renderD%d", u.gpu.RenderMinor))
 	}
-	return nodes
+	return nodes, complete
 }

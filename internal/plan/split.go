@@ -50,7 +50,9 @@ type block struct {
 type splitResult struct {
 	Blocks         []block // in the order of the GPUs
 	ReservedCPUs   cpuset.Set
-	ReservedMemory int64 // bytes
+	ReservedMemory int64  // bytes
+	Spare          int64  // bytes of the system's that slots may use if need be
+	Clamped        string // that slots get less memory than asked for; "" if not
 	Warnings       []string
 }
 
@@ -82,7 +84,7 @@ func split(in splitInput) (splitResult, error) {
 		return splitResult{}, err
 	}
 	s.warnReserve(res.ReservedCPUs.Len())
-	res.Warnings = s.warnings
+	res.Spare, res.Clamped, res.Warnings = s.reserved*mib, s.clamped, s.warnings
 	return res, nil
 }
 
@@ -94,6 +96,9 @@ type splitter struct {
 	away  [][]int  // [gpu][package]: NUMA distance
 	where []int    // [gpu]: index of its package
 	cores [][]physCore
+
+	reserved int64  // MiB of memory taken off the nodes
+	clamped  string // see splitResult
 }
 
 func (s *splitter) run() error {
@@ -296,7 +301,8 @@ func (s *splitter) room(k, keep int) []int {
 // coresFor is how many cores must stay free so that the system has this many
 // CPUs; the CPUs that no slot can have count for it.
 func (s *splitter) coresFor(cpus int) int {
-	return (max(0, cpus-s.unusable()) + s.width - 1) / s.width
+	cpus = max(0, cpus-s.unusable())
+	return cpus/s.width + min(1, cpus%s.width)
 }
 
 // unusable is the number of CPUs that only the system can have.

@@ -66,7 +66,10 @@ func (s *splitter) reserveMemory() error {
 	for _, n := range s.ram {
 		all += n.free
 	}
-	reserve := (max(s.in.ReserveMemory, 0) + mib - 1) / mib
+	reserve := max(s.in.ReserveMemory, 0) / mib
+	if s.in.ReserveMemory%mib > 0 {
+		reserve++
+	}
 	switch {
 	case reserve == 0:
 		reserve = min(max(2<<10, all/20), all/4)
@@ -75,7 +78,9 @@ func (s *splitter) reserveMemory() error {
 			config.Size(s.in.ReserveMemory), readable(all))
 	}
 	for i := range s.ram {
-		s.ram[i].free -= share(reserve, s.ram[i].free, all, true)
+		own := share(reserve, s.ram[i].free, all, true)
+		s.ram[i].free -= own
+		s.reserved += own
 	}
 	return nil
 }
@@ -113,6 +118,8 @@ func (s *splitter) shareMemory(res *splitResult) error {
 	poor := slices.Index(shares, least)
 	perSlot := least
 	switch {
+	case want > least && least*mib >= minMemory && near(want, least):
+		s.clamped = fmt.Sprintf("memory_per_slot: %s are a little more than fit; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
 	case want > least:
 		return fmt.Errorf("memory_per_slot: %s for each of %s do not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
 			config.Size(s.in.MemoryPerSlot), counted(len(shares), "slot"), s.in.GPUs[poor].Name, readable(least),

@@ -84,7 +84,7 @@ func (p *Plan) addTunables(inv *inventory.Inventory, cfg config.Config) {
 	}
 	p.addMasks(inv)
 	for _, f := range inv.Tuning.Files {
-		if t, ok := quiet[f.Path]; ok && (t.Form != Choice || strings.Contains(f.Value, t.Value)) {
+		if t, ok := quiet[f.Path]; ok && (t.Form != Choice || f.Value == "" || strings.Contains(f.Value, t.Value)) {
 			t.Name = f.Path
 			p.Tunables = append(p.Tunables, t)
 		}
@@ -95,7 +95,9 @@ func (p *Plan) addTunables(inv *inventory.Inventory, cfg config.Config) {
 		all = all.Union(cpus)
 	}
 	for _, g := range inv.Tuning.Governors {
-		if cpus, err := cpuset.Parse(g.CPUs); err == nil && !cpus.Disjoint(all) && slices.Contains(g.Known, "performance") {
+		// Where the list could not be read, it is as it was: every driver has this one.
+		known := len(g.Known) == 0 || slices.Contains(g.Known, "performance")
+		if cpus, err := cpuset.Parse(g.CPUs); err == nil && known && !cpus.Disjoint(all) {
 			p.Tunables = append(p.Tunables, Tunable{Name: g.Path, Value: "performance", Form: Word})
 		}
 	}
@@ -153,7 +155,7 @@ func (p *Plan) addGPUTunables(inv *inventory.Inventory, clocks string) {
 	for _, g := range inv.GPUs {
 		// Drivers of MI300 and later take no level but auto.
 		fixed := g.Arch != "gfx942" && g.Arch != "gfx950"
-		if of := slotsOf(g.PCI); g.PerformanceLevel != "" && fixed && !seen[g.PCI] && of != nil {
+		if of := slotsOf(g.PCI); (g.PerformanceLevel != "" || g.Unread && g.Arch != "") && fixed && !seen[g.PCI] && of != nil {
 			seen[g.PCI] = true
 			p.Tunables = append(p.Tunables, Tunable{Name: "/sys/bus/pci/devices/" + g.PCI + "/power_dpm_force_performance_level", Value: "high", Form: Word, PCI: g.PCI, Slots: of})
 		}

@@ -1,0 +1,248 @@
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// Last is what a slot was last planned with. It is kept where what that comes from
+// cannot be read, and memory also where it differs by what one boot takes more than
+// another.
+type Last struct {
+	CPUs        string `json:"cpus"`         // Linux list format
+	MemoryNodes string `json:"memory_nodes"` // Linux list format
+	MemoryBytes int64  `json:"memory_bytes"`
+	DiskBytes   int64  `json:"disk_bytes"`
+}
+
+// LastNode is what the plan was last made from of the node itself.
+type LastNode struct {
+	Name          string             `json:"name,omitempty"` // of the host, where no other is configured
+	ReservedCPUs  string             `json:"reserved_cpus"`  // Linux list format
+	ReserveMemory int64              `json:"reserve_memory"` // as configured, in bytes; 0 for none
+	MemoryPerSlot int64              `json:"memory_per_slot"`
+	Software      inventory.Software `json:"software"` // as far as plans depend on it
+}
+
+// keptNode is what all bindings of a file know of the node; nil in one from before
+// that was kept.
+func keptNode(kept []Binding) *LastNode {
+	if len(kept) == 0 {
+		return nil
+	}
+	return kept[0].Node
+}
+
+// Recall is an inventory in which what could not be read is as it was last planned.
+// It refuses what is essential and was never read.
+func Recall(inv *inventory.Inventory, kept []Binding) (*inventory.Inventory, error) {
+	out, last := *inv, keptNode(kept)
+	sw := &out.Software
+	if last == nil {
+		last = &LastNode{}
+	}
+	why := func(subject string) string { // also of an Inventory that says it in Problems only
+		if p := slices.IndexFunc(inv.Problems, func(p inventory.Problem) bool { return p.Subject == subject }); p >= 0 {
+			return inv.Problems[p].Detail
+		}
+		return ""
+	}
+	if why(inventory.SubjectHost) != "" {
+		out.Hostname = last.Name
+	}
+	agent := why(inventory.SubjectAgent)
+	if sw.Agent.Path == "" && slices.Contains(inv.Unread, inventory.SubjectFiles) || sw.Agent.Path != "" && (sw.Agent.Version == "" || agent != "") {
+		sw.Agent = last.Software.Agent
+		if sw.Agent.Version == "" && inv.Software.Agent.Path != "" {
+			return nil, fmt.Errorf("%s does not say its version (%s), and what it understands decides how closed a slot is; run it with --version, mend that or move it away, and try again",
+				inv.Software.Agent.Path, agent)
+		}
+	}
+	if sw.Docker.Version == "" && why(inventory.SubjectDocker) != "" {
+		sw.Docker = last.Software.Docker
+	}
+	if slices.Contains(inv.Unread, inventory.SubjectCDI) && last.Software.Docker.Version != "" {
+		sw.Docker.CDI, sw.Docker.CDIDevices = last.Software.Docker.CDI, last.Software.Docker.CDIDevices
+	}
+	if sw.Systemd == "" && why(inventory.SubjectSystem) != "" {
+		sw.Systemd = last.Software.Systemd
+	}
+	if slices.Contains(inv.Unread, inventory.SubjectFiles) {
+		sw.CgroupV2, sw.Cron = sw.CgroupV2 || last.Software.CgroupV2, sw.Cron || last.Software.Cron
+		for now, was := range map[*string]string{&sw.Git: last.Software.Git, &sw.MkfsExt4: last.Software.MkfsExt4, &sw.Toolkit: last.Software.Toolkit} {
+			if *now == "" {
+				*now = was
+			}
+		}
+	}
+	out.GPUs = withUnreadGPUs(inv, kept)
+	return &out, nil
+}
+
+// unlisted says why a new machine may have GPUs that are not in its inventory.
+func unlisted(inv *inventory.Inventory) string {
+	for _, subject := range inv.Unread {
+		pci, one := strings.CutPrefix(subject, inventory.GPUSubject(""))
+		if subject == inventory.SubjectGPUs || one && !slices.ContainsFunc(inv.GPUs, func(g inventory.GPU) bool { return g.PCI == pci }) {
+			return inv.WhyUnread(subject)
+		}
+	}
+	return ""
+}
+
+// withUnreadGPUs marks the GPUs of slots whose instances NVML does not tell, and adds
+// those that may be there: the list of GPUs, or what is at their address, could not be
+// read.
+func withUnreadGPUs(inv *inventory.Inventory, kept []Binding) []inventory.GPU {
+	gpus := slices.Clone(inv.GPUs)
+	silent := inv.NVIDIA != nil && inv.NVIDIA.NVMLError != ""
+	for _, b := range kept {
+		for _, m := range b.Members() {
+			listed := slices.ContainsFunc(gpus, func(g inventory.GPU) bool { return g.PCI == m.PCI || g.UUID != "" && strings.EqualFold(g.UUID, m.UUID) })
+			for i := range gpus { // even if there is no NVML any more: this GPU had instances
+				g := &gpus[i]
+				g.Unread = g.Unread || silent && g.Healthy && g.NVML == nil && m.MIG != nil && (g.UUID == m.UUID || g.PCI == m.PCI)
+			}
+			if !listed && (slices.Contains(inv.Unread, inventory.SubjectGPUs) || slices.Contains(inv.Unread, inventory.GPUSubject(m.PCI))) {
+				gpus = append(gpus, inventory.GPU{
+					Vendor: m.Vendor, UUID: m.UUID, PCI: m.PCI, Index: -1, Model: m.Model, NUMANode: m.NUMANode, MemoryNode: m.MemoryNode,
+					Minor: -1, RenderMinor: -1, Healthy: true, Unread: true,
+				})
+			}
+		}
+	}
+	return gpus
+}
+
+// sayUnread warns of all that could not be read.
+func sayUnread(inv *inventory.Inventory) (warnings []string) {
+	for _, subject := range inv.Unread {
+		warnings = append(warnings, fmt.Sprintf("%s: could not be read, so what was planned from it stays as it was: %s", subject, inv.WhyUnread(subject)))
+	}
+	return warnings
+}
+
+// unreadCPUs says why the machine cannot be split: its CPUs and memory are not known
+// in full.
+func unreadCPUs(inv *inventory.Inventory) string {
+	return cmp.Or(inv.WhyUnread(inventory.SubjectCPU), inv.WhyUnread(inventory.SubjectMemory))
+}
+
+// lastSplit is the split as it was planned last, for a machine that cannot be split
+// now. Slots that had none, or that would share CPUs, are refused.
+func lastSplit(slots []bound, node *LastNode, total int64, why string) (splitResult, error) {
+	var res splitResult
+	var all cpuset.Set
+	for _, s := range slots {
+		var cpus, mems cpuset.Set
+		err := errors.New("it had none")
+		if s.last != nil && node != nil && s.last.MemoryBytes >= minMemory {
+			if cpus, err = cpuset.Parse(s.last.CPUs); err == nil {
+				mems, err = cpuset.Parse(s.last.MemoryNodes)
+			}
+		}
+		if err != nil || cpus.Len() == 0 || !cpus.Disjoint(all) {
+			return splitResult{}, fmt.Errorf("the machine cannot be split, since its CPUs and memory could not be read (%s), and slot %s has no CPUs to keep; try again when they can be read", why, SlotName(s.Slot))
+		}
+		all = all.Union(cpus)
+		res.Blocks = append(res.Blocks, block{CPUs: cpus, MemoryNodes: mems, MemoryBytes: s.last.MemoryBytes})
+	}
+	for _, b := range res.Blocks {
+		total -= b.MemoryBytes
+	}
+	res.ReservedMemory = max(0, total)
+	if node != nil {
+		reserved, _ := cpuset.Parse(node.ReservedCPUs) // of a file of root's; without them none are reserved
+		res.ReservedCPUs = reserved.Difference(all)
+	}
+	return res, nil
+}
+
+// chooseSplit is the split of the machine, or the last one where it cannot be read.
+func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []bound, kept []Binding) (splitResult, error) {
+	if why := unreadCPUs(inv); why != "" {
+		return lastSplit(slots, keptNode(kept), inv.Memory.TotalBytes, why)
+	}
+	if slices.ContainsFunc(slots, func(s bound) bool { return slices.ContainsFunc(s.members, func(u resolved) bool { return u.twice }) }) {
+		// What that slot should have is not known, so the others keep what they have.
+		if res, err := lastSplit(slots, keptNode(kept), inv.Memory.TotalBytes, ""); err == nil {
+			return res, nil
+		}
+	}
+	res, err := splitSlots(inv, cfg, slots)
+	if err != nil {
+		return splitResult{}, err
+	}
+	if !keepMemory(&res, slots, kept, cfg) && res.Clamped != "" {
+		res.Warnings = append(res.Warnings, res.Clamped)
+	}
+	return res, nil
+}
+
+// bootShare is the part by which memory may differ between two boots of a machine that
+// did not change: the kernel takes some, now here and now there.
+const bootShare = 32
+
+// keepMemory lets slots keep their memory while their share of it differs by no more
+// than two boots do. They never get more than the machine has, so what they keep over
+// their share comes out of the reserve.
+func keepMemory(res *splitResult, slots []bound, kept []Binding, cfg config.Config) bool {
+	node := keptNode(kept)
+	if node == nil || node.ReserveMemory != int64(cfg.Reserve.Memory) || node.MemoryPerSlot != int64(cfg.MemoryPerSlot) || len(kept) != len(slots) {
+		return false
+	}
+	over := int64(0)
+	for i, s := range slots {
+		b := res.Blocks[i]
+		if s.last == nil || s.last.CPUs != b.CPUs.String() || s.last.MemoryNodes != b.MemoryNodes.String() || !near(s.last.MemoryBytes, b.MemoryBytes) {
+			return false
+		}
+		over += s.last.MemoryBytes - b.MemoryBytes
+	}
+	if over > res.Spare || over < 0 && cfg.MemoryPerSlot > 0 { // what was asked for fits now
+		return false
+	}
+	for i, s := range slots {
+		res.Blocks[i].MemoryBytes = s.last.MemoryBytes
+	}
+	res.ReservedMemory -= over
+	return true
+}
+
+// near says that two sizes differ by no more than two boots of a machine do.
+func near(was, is int64) bool {
+	return was > 0 && is > 0 && max(was, is)-min(was, is) <= was/bootShare
+}
+
+// lastNode is what the next plan may need of this one.
+func (p *Plan) lastNode(inv *inventory.Inventory, cfg config.Config) *LastNode {
+	sw, d := inv.Software, inv.Software.Docker
+	sw.Agent.Keys = slices.DeleteFunc(slices.Clone(sw.Agent.Keys), func(name string) bool {
+		return !slices.ContainsFunc(agentKeys, func(k agentKey) bool { return k.name == name })
+	})
+	sw.Docker = inventory.Docker{ // JSON has lists
+		Version: d.Version, CgroupDriver: d.CgroupDriver, StorageDriver: d.StorageDriver,
+		CDI: d.CDI, CDIDirs: []string{}, Runtimes: append([]string{}, d.Runtimes...),
+	}
+	for _, s := range p.Slots {
+		for _, g := range s.GPUs {
+			if name := cdiName(g); slices.Contains(d.CDIDevices, name) && !slices.Contains(sw.Docker.CDIDevices, name) {
+				sw.Docker.CDIDevices = append(sw.Docker.CDIDevices, name)
+			}
+		}
+	}
+	n := &LastNode{
+		ReservedCPUs: p.Reserved.CPUs, ReserveMemory: int64(cfg.Reserve.Memory), MemoryPerSlot: int64(cfg.MemoryPerSlot), Software: sw,
+	}
+	if cfg.Node == "" {
+		n.Name = inv.Hostname
+	}
+	return n
+}

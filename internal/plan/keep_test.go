@@ -1,0 +1,206 @@
+package plan
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+)
+
+// booted is a machine whose nodes have some MiB more or less than they had.
+func booted(inv *inventory.Inventory, mibs ...int64) *inventory.Inventory {
+	out := *inv
+	out.Memory.Nodes = slices.Clone(inv.Memory.Nodes)
+	for i, n := range mibs {
+		out.Memory.Nodes[i].MemoryBytes += n * mib
+		out.Memory.TotalBytes += n * mib
+	}
+	return &out
+}
+
+// TestMemoryBetweenBoots holds the memory of slots while the machine's differs by what
+// one boot takes more than another.
+func TestMemoryBetweenBoots(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	node := inv.Memory.Nodes[0].MemoryBytes / mib
+	for name, row := range map[string]struct {
+		then, now config.Config
+		mibs      []int64
+		kept      bool
+	}{
+		"the same":                           {mibs: []int64{0, 0}, kept: true},
+		"a little less":                      {mibs: []int64{-3, -7}, kept: true},
+		"a little more":                      {mibs: []int64{5, 2}, kept: true},
+		"in another place":                   {mibs: []int64{40, -40}, kept: true},
+		"just within":                        {mibs: []int64{-node / 33, -node / 33}, kept: true},
+		"a bank less":                        {mibs: []int64{-node / 16, -node / 16}},
+		"a bank more":                        {mibs: []int64{node / 16, node / 16}},
+		"another reserve":                    {now: config.Config{Reserve: config.Reserve{Memory: 65 << 30}}, mibs: []int64{0, 0}},
+		"a share of its own":                 {now: config.Config{MemoryPerSlot: 200 << 30}, mibs: []int64{0, 0}},
+		"the same share":                     {then: config.Config{MemoryPerSlot: 200 << 30}, now: config.Config{MemoryPerSlot: 200 << 30}, mibs: []int64{-9, -9}, kept: true},
+		"fewer slots":                        {now: config.Config{GPUs: config.GPUs{Count: 7}}, mibs: []int64{0, 0}},
+		"more than the reserve makes up for": {then: config.Config{Reserve: config.Reserve{Memory: 1 << 30}}, now: config.Config{Reserve: config.Reserve{Memory: 1 << 30}}, mibs: []int64{-node / 40, -node / 40}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			before, err := Build(input(inv, row.then))
+			if err != nil {
+				t.Fatal(err)
+			}
+			in := input(booted(inv, row.mibs...), row.now)
+			in.Bindings = bindingsOf(t, before)
+			after, err := Build(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if row.kept {
+				before.Reserved.MemoryBytes, after.Reserved.MemoryBytes = 0, 0
+				if diff := cmp.Diff(before, after); diff != "" {
+					t.Errorf("another boot changes the plan: %s", diff)
+				}
+				return
+			}
+			fresh := input(in.Inventory, row.now)
+			want, err := Build(fresh)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := after.Slots[0].MemoryBytes; got != want.Slots[0].MemoryBytes {
+				t.Errorf("a slot has %s, want %s as on a new machine", config.Size(got), config.Size(want.Slots[0].MemoryBytes))
+			}
+		})
+	}
+}
+
+// TestMemoryAskedFor asks for the memory that a slot was shown to have.
+func TestMemoryAskedFor(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	p, err := Build(input(inv, config.Config{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := p.Slots[0].MemoryBytes
+	for _, row := range []struct {
+		ask     int64
+		refused bool
+	}{{shown, false}, {shown + shown/40, false}, {shown + shown/8, true}, {math.MaxInt64 - 1023, true}} {
+		p, err := Build(input(booted(inv, -30, -30), config.Config{MemoryPerSlot: config.Size(row.ask)}))
+		if row.refused {
+			if err == nil || !strings.Contains(err.Error(), "memory_per_slot") {
+				t.Errorf("%s: %v", config.Size(row.ask), err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Slots[0].MemoryBytes; got >= shown || got < shown-shown/32 {
+			t.Errorf("%s: a slot has %s", config.Size(row.ask), config.Size(got))
+		}
+		if !slices.ContainsFunc(p.Warnings, func(w string) bool { return strings.HasPrefix(w, "memory_per_slot: ") }) {
+			t.Errorf("%s: not said: %q", config.Size(row.ask), p.Warnings)
+		}
+	}
+}
+
+// TestSizesOverflow asks for the largest sizes that a configuration can say.
+func TestSizesOverflow(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	const most = math.MaxInt64 - 1023 // what a configuration can say
+	for name, cfg := range map[string]config.Config{
+		"reserve.memory":  {Reserve: config.Reserve{Memory: most}},
+		"reserve.cpus":    {Reserve: config.Reserve{CPUs: math.MaxInt}},
+		"memory_per_slot": {MemoryPerSlot: most},
+		"cpus_per_slot":   {CPUsPerSlot: math.MaxInt},
+	} {
+		if _, err := Build(input(inv, cfg)); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestSlotsOfOneGPU reads a slots.json in which slots share a GPU.
+func TestSlotsOfOneGPU(t *testing.T) {
+	t.Parallel()
+	whole, mig := machinetest.B200x8(), machinetest.B200MIG()
+	type change func(kept []Binding)
+	for name, row := range map[string]struct {
+		machine machinetest.Machine
+		do      change
+		parked  []string
+	}{
+		"the same":           {whole, func(k []Binding) { k[3].Member = k[1].Member }, []string{"gpu3"}},
+		"not in their order": {whole, func(k []Binding) { k[3].Member = k[1].Member; slices.Reverse(k) }, []string{"gpu3"}},
+		"at another address": {whole, func(k []Binding) { k[3].Member = k[1].Member; k[3].PCI = "0000:ff:00.0" }, []string{"gpu3"}},
+		"in other letters":   {whole, func(k []Binding) { k[3].Member = k[1].Member; k[3].UUID = strings.ToLower(k[3].UUID) }, []string{"gpu3"}},
+		"three of them":      {whole, func(k []Binding) { k[3].Member, k[5].Member = k[1].Member, k[1].Member }, []string{"gpu3", "gpu5"}},
+		"twice in one":       {whole, func(k []Binding) { k[0].Others = []Member{k[0].Member} }, []string{}},
+		"beside its own":     {whole, func(k []Binding) { k[0].Others = []Member{k[2].Member} }, nil},
+		"an instance":        {mig, func(k []Binding) { k[3].Member = k[1].Member }, []string{"gpu3"}},
+		"a whole and a part": {mig, func(k []Binding) { k[1].MIG = nil }, nil},
+		"one number":         {whole, func(k []Binding) { k[3].GPU = k[1].GPU }, []string{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inv := readMachine(t, row.machine)
+			before, err := Build(input(inv, config.Config{Queue: "q"}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept := bindingsOf(t, before)
+			row.do(kept)
+			in := input(inv, config.Config{Queue: "q"})
+			if in.Bindings, err = ParseBindings([]byte(mustBindings(t, kept))); err != nil {
+				t.Fatal(err)
+			}
+			after, err := Build(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var parked []string
+			owner := map[string]string{}
+			for _, s := range after.Slots {
+				if s.Parked != "" {
+					parked = append(parked, s.Name)
+					continue
+				}
+				if was := before.Slots[min(s.Index, len(before.Slots)-1)]; row.parked != nil && (was.CPUs != s.CPUs || was.MemoryBytes != s.MemoryBytes) {
+					t.Errorf("%s has the CPUs %s and had %s", s.Name, s.CPUs, was.CPUs)
+				}
+				for _, g := range s.GPUs {
+					if was := owner[g.Name()]; was != "" {
+						t.Errorf("%s and %s serve %s", was, s.Name, g.Name())
+					}
+					owner[g.Name()] = s.Name
+				}
+			}
+			if row.parked != nil && !slices.Equal(parked, row.parked) {
+				t.Errorf("parked are %q, want %q; %q", parked, row.parked, after.Warnings)
+			}
+			for _, s := range parked {
+				if !strings.Contains(strings.Join(after.Warnings, "\n"), fmt.Sprintf("slot %s is parked: ", s)) {
+					t.Errorf("it is not said that %s is parked: %q", s, after.Warnings)
+				}
+			}
+		})
+	}
+}
+
+func mustBindings(t *testing.T, kept []Binding) string {
+	t.Helper()
+	p := &Plan{}
+	if err := p.addJSON(BindingsPath, 0o644, -1, bindingsFile{WrittenBy: "kbnode", Schema: Schema, Slots: kept, Node: keptNode(kept)}); err != nil {
+		t.Fatal(err)
+	}
+	return p.Files[0].Content
+}

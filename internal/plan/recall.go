@@ -1,0 +1,173 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// unread says that the device does not tell all of how it is divided.
+func (d *device) unread() bool {
+	return slices.ContainsFunc(d.entries, (*inventory.GPU).PartsUnread)
+}
+
+// undivided are the GPUs that no slot can be made of, since it cannot be read how they
+// are divided.
+func undivided(gpus []inventory.GPU, pool []resolved) []inventory.GPU {
+	var out []inventory.GPU
+	for _, g := range gpus {
+		in := func(pci string) bool { return pci == g.PCI }
+		if g.PartsUnread() && !slices.ContainsFunc(pool, func(u resolved) bool { return in(u.PCI) }) && !slices.ContainsFunc(out, func(o inventory.GPU) bool { return in(o.PCI) }) {
+			out = append(out, g)
+		}
+	}
+	return out
+}
+
+// keep takes from what a slot has kept what its GPU does not tell now.
+func (u *resolved) keep(old Member) {
+	same := u.UUID == "" || old.UUID == "" || strings.EqualFold(u.UUID, old.UUID)
+	u.UUID = cmp.Or(u.UUID, old.UUID)
+	if u.NUMANode < 0 && u.PCI == old.PCI {
+		u.NUMANode = old.NUMANode // a GPU on its way out tells less
+	}
+	if !same {
+		return
+	}
+	u.Devices, u.Instance = old.Devices, old.Instance
+	if u.gpu.Unread {
+		u.Model, u.Mode = cmp.Or(old.Model, u.Model), cmp.Or(u.Mode, old.Mode)
+		if u.MemoryNode < 0 {
+			u.MemoryNode = old.MemoryNode
+		}
+	}
+}
+
+// recall takes a part of a GPU for what it was: the GPU does not tell of it. One that
+// moved to other device files, or another card in its place, is not what it was.
+func recall(u resolved) resolved {
+	g := u.gpu
+	name := cmp.Or(g.UUID, g.PCI)
+	node := fmt.Sprintf("/dev/nvidia%d", g.Minor)
+	switch {
+	case u.Devices == "",
+		g.UUID != "" && u.UUID != "" && !strings.EqualFold(g.UUID, u.UUID),
+		g.Vendor == "nvidia" && g.Minor >= 0 && !slices.Contains(strings.Split(u.Devices, ","), node):
+		u.lost = fmt.Sprintf("%s cannot be told, since how GPU %s is divided could not be read; see kbnode inventory", u.describe(), name)
+	default:
+		u.recalled = true
+	}
+	u.PCI, u.UUID = g.PCI, cmp.Or(g.UUID, u.UUID)
+	return u
+}
+
+// giveNodes gives members their device nodes: those that the machine tells, else those
+// that they were last planned with. Of the latter none that another one has now.
+func giveNodes(pool []resolved) {
+	owner := map[string]string{}
+	for i := range pool {
+		u := &pool[i]
+		var complete bool
+		if u.nodes, complete = gpuNodes(*u); u.gpu == nil || !u.gpu.Healthy || u.lost != "" {
+			continue
+		}
+		sameInstance := u.mig == nil || u.mig.UUID == u.Instance
+		if u.nodesKept = u.recalled || !complete && u.Devices != "" && sameInstance; u.nodesKept {
+			continue
+		}
+		u.Devices, u.Instance = strings.Join(u.nodes, ","), ""
+		if u.mig != nil {
+			u.Instance = u.mig.UUID
+		}
+		for _, n := range u.nodes {
+			owner[n] = u.claim(n)
+		}
+	}
+	for i := range pool {
+		u := &pool[i]
+		if !u.nodesKept {
+			continue
+		}
+		u.nodes = strings.Split(u.Devices, ",")
+		for _, n := range u.nodes {
+			if who := owner[n]; who != "" && who != u.claim(n) {
+				u.lost = fmt.Sprintf("which device files %s has could not be read, and %s is another's now", u.describe(), n)
+			}
+			owner[n] = cmp.Or(owner[n], u.claim(n))
+		}
+		if u.lost != "" {
+			u.nodes, u.nodesKept = []string{}, false
+		}
+	}
+}
+
+// claim is who has a device node: all members those of the driver, the parts of a GPU
+// the GPU's, and each its own.
+func (u resolved) claim(node string) string {
+	switch {
+	case !strings.ContainsAny(node[len(node)-1:], "0123456789"):
+		return "all"
+	case strings.HasPrefix(node, "/dev/nvidia") && !strings.HasPrefix(node, "/dev/nvidia-caps/"):
+		return u.PCI
+	case u.MIG != nil: // compute instances share the capability of their GPU instance
+		return fmt.Sprint(u.PCI, u.MIG.Start, u.MIG.Size)
+	}
+	return fmt.Sprint(u.PCI, u.Partition)
+}
+
+// overlap says that two slots cannot have both of these: it is the same GPU, and not
+// two parts of it.
+func overlap(a, b Member) bool {
+	sameGPU := strings.EqualFold(a.UUID, b.UUID)
+	if a.UUID == "" || b.UUID == "" {
+		sameGPU = a.PCI == b.PCI
+	}
+	switch {
+	case !sameGPU || a.Vendor != b.Vendor:
+		return false
+	case a.MIG == nil && b.MIG == nil:
+		return a.Partition == b.Partition
+	case a.MIG == nil || b.MIG == nil:
+		return true
+	case a.MIG.Start == b.MIG.Start && a.MIG.Size == b.MIG.Size:
+		return a.MIG.Compute == b.MIG.Compute
+	}
+	return a.MIG.Start < b.MIG.Start+b.MIG.Size && b.MIG.Start < a.MIG.Start+a.MIG.Size
+}
+
+// numberedOnce gives GPUs that were kept with one number several.
+func numberedOnce(kept []Binding) []Binding {
+	numbers, cards := map[[2]string]int{}, map[int][2]string{}
+	used := map[int]bool{}
+	for _, b := range kept {
+		for _, m := range b.Members() {
+			used[m.GPU] = true
+		}
+	}
+	number := func(m *Member) {
+		card := [2]string{m.UUID, m.PCI}
+		if k, ok := numbers[card]; ok {
+			m.GPU = k
+			return
+		}
+		if _, taken := cards[m.GPU]; taken || m.GPU < 0 {
+			m.GPU = nextFree(used)
+		}
+		used[m.GPU], numbers[card], cards[m.GPU] = true, m.GPU, card
+	}
+	kept = slices.Clone(kept)
+	for i := range kept {
+		if kept[i].Vendor == "" {
+			continue
+		}
+		number(&kept[i].Member)
+		kept[i].Others = slices.Clone(kept[i].Others)
+		for j := range kept[i].Others {
+			number(&kept[i].Others[j])
+		}
+	}
+	return kept
+}
