@@ -148,6 +148,7 @@ func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
 		st.Warnings = append(st.Warnings, fmt.Sprintf("agents change to %s: %d of %d slots have registered with it",
 			versionName(m.inv.Software.Agent)(roll.To), len(roll.Registered), len(m.plan.Slots)))
 	}
+	st.Warnings = append(st.Warnings, plan.SayUnread(m.inv)...)
 	kept, err := daemon.ReadHealth("/")
 	if err != nil {
 		st.Warnings = append(st.Warnings, err.Error())

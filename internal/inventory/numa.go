@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 )
@@ -67,10 +68,15 @@ func readNode(t tree, id int, online cpuset.Set) NUMANode {
 	// A list may name CPUs that the machine could have but has not.
 	cpus, _ := t.cpus(dir+"/cpulist", dir+"/cpumap")
 	node := NUMANode{ID: id, CPUs: cpus.Intersect(online).String(), HugepagesBytes: hugepages(t, dir+"/hugepages")}
-	for line := range strings.Lines(t.text(dir + "/meminfo")) {
+	told := false
+	text, err := t.read(dir + "/meminfo")
+	for line := range strings.Lines(text) {
 		if _, value, ok := strings.Cut(line, "MemTotal:"); ok {
-			node.MemoryBytes = kibibytes(value)
+			node.MemoryBytes, told = kibibytes(value), true
 		}
+	}
+	if err == nil && !told { // cut short; a node without memory says 0 kB
+		t.fail(dir+"/meminfo", syscall.ENODATA)
 	}
 	for field := range strings.FieldsSeq(t.text(dir + "/distance")) {
 		distance, err := strconv.Atoi(field)

@@ -43,7 +43,7 @@ func Build(in Input) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	warnings = append(warnings, sayUnread(inv)...)
+	warnings = append(warnings, SayUnread(inv)...)
 	p := &Plan{
 		Schema:   Schema,
 		Node:     safeName(node),

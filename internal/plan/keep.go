@@ -121,8 +121,8 @@ func withUnreadGPUs(inv *inventory.Inventory, kept []Binding) []inventory.GPU {
 	return gpus
 }
 
-// sayUnread warns of all that could not be read.
-func sayUnread(inv *inventory.Inventory) (warnings []string) {
+// SayUnread warns of all that could not be read.
+func SayUnread(inv *inventory.Inventory) (warnings []string) {
 	for _, subject := range inv.Unread {
 		warnings = append(warnings, fmt.Sprintf("%s: could not be read, so what was planned from it stays as it was: %s", subject, inv.WhyUnread(subject)))
 	}
@@ -198,21 +198,28 @@ func keepMemory(res *splitResult, slots []bound, kept []Binding, cfg config.Conf
 	if node == nil || node.ReserveMemory != int64(cfg.Reserve.Memory) || node.MemoryPerSlot != int64(cfg.MemoryPerSlot) || len(kept) != len(slots) {
 		return false
 	}
-	over := int64(0)
+	over := map[string]int64{} // by NUMA nodes: what one has more does not help the other
+	of := map[string]int64{}   // slots
 	for i, s := range slots {
 		b := res.Blocks[i]
 		if s.last == nil || s.last.CPUs != b.CPUs.String() || s.last.MemoryNodes != b.MemoryNodes.String() || !near(s.last.MemoryBytes, b.MemoryBytes) {
 			return false
 		}
-		over += s.last.MemoryBytes - b.MemoryBytes
+		if s.last.MemoryBytes < b.MemoryBytes && cfg.MemoryPerSlot > 0 { // what was asked for fits now
+			return false
+		}
+		over[s.last.MemoryNodes] += s.last.MemoryBytes - b.MemoryBytes
+		of[s.last.MemoryNodes]++
 	}
-	if over > res.Spare || over < 0 && cfg.MemoryPerSlot > 0 { // what was asked for fits now
-		return false
+	for nodes, n := range over {
+		if n > res.Spare/int64(len(slots))*of[nodes] {
+			return false
+		}
 	}
 	for i, s := range slots {
+		res.ReservedMemory -= s.last.MemoryBytes - res.Blocks[i].MemoryBytes
 		res.Blocks[i].MemoryBytes = s.last.MemoryBytes
 	}
-	res.ReservedMemory -= over
 	return true
 }
 

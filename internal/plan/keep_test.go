@@ -36,11 +36,12 @@ func TestMemoryBetweenBoots(t *testing.T) {
 		mibs      []int64
 		kept      bool
 	}{
-		"the same":                           {mibs: []int64{0, 0}, kept: true},
-		"a little less":                      {mibs: []int64{-3, -7}, kept: true},
-		"a little more":                      {mibs: []int64{5, 2}, kept: true},
-		"in another place":                   {mibs: []int64{40, -40}, kept: true},
-		"just within":                        {mibs: []int64{-node / 33, -node / 33}, kept: true},
+		"the same":         {mibs: []int64{0, 0}, kept: true},
+		"a little less":    {mibs: []int64{-3, -7}, kept: true},
+		"a little more":    {mibs: []int64{5, 2}, kept: true},
+		"in another place": {mibs: []int64{40, -40}, kept: true},
+		"just within":      {mibs: []int64{-node / 33, -node / 33}, kept: true},
+		"far off on one node, by a small reserve": {then: config.Config{Reserve: config.Reserve{Memory: 4 << 30}}, now: config.Config{Reserve: config.Reserve{Memory: 4 << 30}}, mibs: []int64{-node / 40, node / 40}},
 		"a bank less":                        {mibs: []int64{-node / 16, -node / 16}},
 		"a bank more":                        {mibs: []int64{node / 16, node / 16}},
 		"another reserve":                    {now: config.Config{Reserve: config.Reserve{Memory: 65 << 30}}, mibs: []int64{0, 0}},

@@ -7,11 +7,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -141,6 +144,29 @@ func TestLock(t *testing.T) {
 		if _, err := Run(t.Context(), Options{Path: path, Timeout: time.Minute, runDir: dir}); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A probe has the lock and nothing else of ours: what it inherits, the programs that
+// the driver's library starts have, too.
+func TestInheritsNothing(t *testing.T) {
+	t.Parallel()
+	path, done, err := inMemory(unpacked([]byte("#!/bin/sh\n")))()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	fd, err := strconv.Atoi(filepath.Base(path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("the probe itself is inherited by it: flags %x, %v", flags, err)
+	}
+	list := script(t, `for f in /proc/$$/fd/*; do case $(readlink "$f") in *memfd:*|*/`+lockName("")+`) test "${f##*/}" = 3 || exit 9; esac; done
+flock -n 3 || exit 8; echo '`+empty+`'`)
+	if _, err := Run(t.Context(), Options{Path: list, Timeout: time.Minute, runDir: t.TempDir()}); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -204,20 +204,34 @@ func TestOneSampler(t *testing.T) {
 	}
 }
 
-// TestStreamDies starts itself as the process that samples, and kills that: its
-// sampler must not outlive it.
+// TestStreamDies starts itself as the process that asks, and kills that: its probe must
+// not outlive it.
 func TestStreamDies(t *testing.T) {
 	t.Parallel()
 	if pidFile := os.Getenv("KBNODE_TEST_STREAM"); pidFile != "" {
-		opts := Options{Path: os.Getenv("KBNODE_TEST_PROBE"), GPU: "GPU-1", runDir: filepath.Dir(pidFile)}
+		opts := Options{Path: os.Getenv("KBNODE_TEST_PROBE"), GPU: "GPU-1", runDir: filepath.Dir(pidFile), Timeout: time.Minute}
+		if os.Getenv("KBNODE_TEST_ONCE") != "" {
+			_, _ = Run(t.Context(), opts)
+			return
+		}
 		_ = Stream(t.Context(), opts, time.Second, func(Sample) {})
 		return
 	}
+	for name, once := range map[string]string{"a sampler": "", "a probe": "yes"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			diesWithItsParent(t, once)
+		})
+	}
+}
+
+func diesWithItsParent(t *testing.T, once string) {
+	t.Helper()
 	dir := t.TempDir()
 	pidFile := filepath.Join(dir, "pid")
 	path := script(t, "echo $$ >"+pidFile+".new; mv "+pidFile+".new "+pidFile+"; trap '' TERM INT HUP; while :; do sleep 0.1; done")
 	proc, err := os.StartProcess("/proc/self/exe", []string{os.Args[0], "-test.run=^TestStreamDies$"},
-		&os.ProcAttr{Env: append(os.Environ(), "KBNODE_TEST_STREAM="+pidFile, "KBNODE_TEST_PROBE="+path)})
+		&os.ProcAttr{Env: append(os.Environ(), "KBNODE_TEST_STREAM="+pidFile, "KBNODE_TEST_PROBE="+path, "KBNODE_TEST_ONCE="+once)})
 	if err != nil {
 		t.Fatal(err)
 	}
