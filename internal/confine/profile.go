@@ -32,6 +32,11 @@ var JobProfile = sync.OnceValues(func() (name, text string) {
 	return name, strings.Replace(profileText, "profile kbnode-job ", "profile "+name+" ", 1)
 })
 
+// Parser compiles and loads profiles. An engine on a machine without it confines no container
+// by AppArmor, although it lists AppArmor among what the kernel has (containerd's
+// pkg/apparmor, hostSupports; moby's pkg/sysinfo).
+const Parser = "/sbin/apparmor_parser"
+
 // Kernel is where AppArmor's profiles are.
 type Kernel struct {
 	list string // the file that names those that are loaded
@@ -75,7 +80,7 @@ func load(ctx context.Context, text string) error {
 	ctx, cancel := context.WithTimeout(ctx, loadDeadline)
 	defer cancel()
 	return disk.OnHost(func() error {
-		cmd := exec.CommandContext(ctx, "apparmor_parser", "-Kr")
+		cmd := exec.CommandContext(ctx, Parser, "-Kr")
 		cmd.Stdin = strings.NewReader(text)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("apparmor_parser: %w: %.500s", err, bytes.TrimSpace(out))

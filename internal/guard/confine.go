@@ -2,7 +2,10 @@ package guard
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"net/http"
+	"os"
 	"slices"
 
 	"github.com/moby/moby/api/types/container"
@@ -16,16 +19,21 @@ type confiner struct {
 	armored func(context.Context) (bool, error)   // the engine uses AppArmor
 	ensure  func(context.Context) (string, error) // the profile's name, when the kernel has it
 	sys     string                                // where /sys is
+	parser  string                                // the file without which no engine uses AppArmor; "" is not looked for
 }
 
 // confine adds to a container what keeps it from those files, and fails where
 // nothing would.
 func (f *confiner) confine(ctx context.Context, h *container.HostConfig) error {
 	armored, err := f.armored(ctx)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case armored:
+	}
+	if armored && f.parser != "" {
+		_, err := os.Stat(f.parser)
+		armored = !errors.Is(err, fs.ErrNotExist)
+	}
+	if armored {
 		name, err := f.ensure(ctx)
 		if err != nil {
 			return refusal{http.StatusServiceUnavailable, "kbnode: no job may run: " + err.Error()}

@@ -19,6 +19,7 @@ func TestConfine(t *testing.T) {
 	}
 	for what, row := range map[string]struct {
 		armored bool
+		parser  string
 		err     error // of the kernel
 		change  func(*inspected)
 		want    string // in the refusal; "" for none
@@ -27,6 +28,8 @@ func TestConfine(t *testing.T) {
 		"not loaded":                 {armored: true, err: errors.New("load AppArmor profile x"), want: "no job may run: load AppArmor profile x"},
 		"made with Docker's profile": {armored: true, change: func(in *inspected) { in.AppArmorProfile = "docker-default" }, want: "create it again"},
 		"made without AppArmor":      {armored: true, change: func(in *inspected) { in.AppArmorProfile = "" }, want: "create it again"},
+		"no parser on the machine":   {armored: true, parser: "/nonexistent/apparmor_parser", err: errors.New("asked to load"), want: ""},
+		"without a parser, bare":     {armored: true, parser: "/nonexistent/apparmor_parser", change: func(in *inspected) { in.HostConfig.MaskedPaths = nil }, want: "is not covered"},
 		"covered":                    {},
 		"nothing covered":            {change: func(in *inspected) { in.HostConfig.MaskedPaths = nil }, want: "is not covered"},
 		"one not covered":            {change: func(in *inspected) { without(&in.HostConfig.MaskedPaths, "/proc/kpageflags") }, want: "/proc/kpageflags is not covered"},
@@ -35,7 +38,7 @@ func TestConfine(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			f := &confiner{
-				sys: t.TempDir(), armored: func(context.Context) (bool, error) { return row.armored, nil },
+				sys: t.TempDir(), parser: row.parser, armored: func(context.Context) (bool, error) { return row.armored, nil },
 				ensure: func(context.Context) (string, error) { return "kbnode-job-1", row.err },
 			}
 			h := container.HostConfig{SecurityOpt: []string{"no-new-privileges"}}

@@ -200,7 +200,7 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		g.network = newNetwork(p, engine)
 	}
 	if g.confiner = c.confiner; g.confiner == nil {
-		g.confiner = &confiner{ensure: confine.NewKernel().Ensure, sys: "/sys"}
+		g.confiner = &confiner{ensure: confine.NewKernel().Ensure, sys: "/sys", parser: confine.Parser}
 	}
 	g.confiner.armored = g.engine.armored
 	if g.cgroupRoot == "" {
