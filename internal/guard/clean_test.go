@@ -201,7 +201,7 @@ func (r *slotRig) agentStarts(pid int) string {
 
 // endAndLook is the end of a job, with what follows the answer.
 func (r *slotRig) endAndLook(ctx context.Context, pid int) (string, error) {
-	why, err := r.cleaner.end(ctx, pid)
+	why, err := r.end(ctx, pid)
 	if why != "" || err != nil {
 		return why, err
 	}

@@ -2,12 +2,9 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -19,7 +16,7 @@ func serve(ctx context.Context, c *cli, args []string) error {
 	var files, queues list
 	f := c.flags
 	addr := f.String("addr", "127.0.0.1:8899", "address of the APIs")
-	storeAddr := f.String("store-addr", "", "address of the artifact store (default: the next port)")
+	storeAddr := f.String("store-addr", "", "address of the artifact store (default: that of the APIs, since a node lets jobs reach no other local port)")
 	f.StringVar(&o.AgentToken, "agent-token", bktest.DefaultAgentToken, "token that agents register with")
 	tokens := f.String("agent-tokens", "", "`FILE` of tokens that agents register with, one a line, read at each registration")
 	f.StringVar(&o.APIToken, "api-token", bktest.DefaultAPIToken, "token for REST")
@@ -61,13 +58,6 @@ func serve(ctx context.Context, c *cli, args []string) error {
 		slug := strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
 		o.Pipelines = append(o.Pipelines, bktest.Pipeline{Slug: slug, Repo: *repo, Steps: string(text)})
 	}
-	if *storeAddr == "" {
-		next, err := nextPort(*addr)
-		if err != nil {
-			return usageError{err}
-		}
-		*storeAddr = next
-	}
 	s := bktest.New(o)
 	if err := s.Listen(*addr, *storeAddr); err != nil {
 		return err
@@ -75,20 +65,4 @@ func serve(ctx context.Context, c *cli, args []string) error {
 	c.sayf("serving %s; the endpoint of agents is %s\n", s.URL(), s.Endpoint())
 	<-ctx.Done()
 	return s.Close()
-}
-
-// nextPort is addr with the port after its own; port 0 stays.
-func nextPort(addr string) (string, error) {
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return "", fmt.Errorf("--addr %s: %w; write HOST:PORT", addr, err)
-	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil || n == 65535 {
-		return "", fmt.Errorf("--addr %s: the port is no number below 65535", addr)
-	}
-	if n > 0 {
-		n++
-	}
-	return net.JoinHostPort(host, strconv.FormatUint(n, 10)), nil
 }
