@@ -83,7 +83,11 @@ func (n *fakeNode) Read(context.Context) (*Reading, error) {
 		Drains:    n.drains(),
 		Listen:    n.listen,
 		Socket:    "/run/docker.sock",
-		Replan:    func(drains []plan.Drain) (*plan.Plan, error) { return n.plan(drains), nil },
+		Replan: func(drains []plan.Drain) (*plan.Plan, error) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return n.plan(drains), nil
+		},
 	}
 	r.Plan = n.plan(r.Drains)
 	return r, n.err

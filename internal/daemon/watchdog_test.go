@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -86,7 +87,7 @@ func TestWatchdogIsFed(t *testing.T) {
 				for _, hang := range n.hang {
 					close(hang)
 				}
-				n.hang = nil
+				n.set(func() { n.hang = nil })
 			})
 		})
 	}
@@ -98,9 +99,16 @@ func TestPassHasADeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newFakeNode(t)
 		n.gpus = twoGPUs()
+		var slow atomic.Bool
+		n.sd.Hook = func(string) error {
+			if slow.Load() {
+				time.Sleep(passTime + time.Second)
+			}
+			return nil
+		}
 		log, _ := running(t, n, Options{})
 		n.sd.Words()
-		n.set(func() { n.sd.Hook = func(string) error { time.Sleep(passTime + time.Second); return nil } })
+		slow.Store(true)
 		for i := range 2 {
 			if err := n.sd.Fail(plan.AgentUnit(i)); err != nil {
 				t.Fatal(err)
@@ -108,7 +116,7 @@ func TestPassHasADeadline(t *testing.T) {
 		}
 		n.spoil(t)
 		time.Sleep(passTime + 45*time.Second)
-		n.set(func() { n.sd.Hook = nil })
+		slow.Store(false)
 		time.Sleep(2 * passTime)
 		if !slices.Contains(kinds(t, log), "error: context deadline exceeded") {
 			t.Errorf("events %q", kinds(t, log))
