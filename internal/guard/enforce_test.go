@@ -72,7 +72,9 @@ func TestEnforce(t *testing.T) {
 				r.start(110, agentPID, agentCgroup)
 				r.start(111, 110, agentCgroup)
 				r.start(113, 1, jobCgroup)
+				r.mu.Lock()
 				r.killed = nil
+				r.mu.Unlock()
 				if tt.act != nil {
 					tt.act(r)
 				}

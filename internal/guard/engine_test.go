@@ -185,7 +185,9 @@ func (e *fakeEngine) create(w http.ResponseWriter, r *http.Request) {
 		name = fmt.Sprintf("quirky_name%d", len(id))
 	}
 	e.add(id, name, req.HostConfig.CgroupParent, req.Labels[slotLabel])
+	e.mu.Lock()
 	e.containers[id].HostConfig = *req.HostConfig
+	e.mu.Unlock()
 	reply(w, http.StatusCreated, map[string]any{"Id": id, "Warnings": []string{}})
 }
 
