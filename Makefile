@@ -128,7 +128,7 @@ hooks-lint: | deps-check
 	shellcheck -x hooks/environment hooks/pre-bootstrap hooks/pre-artifact hooks/pre-exit hooks/agent-startup .ci/run packaging/scripts/* $$(git ls-files -co --exclude-standard -- '*.sh')
 
 # Names and deliberate typos that look like a word misspelt. Test data is what it is.
-SPELT := ane,debgu,frmo,inflight,inforce,nce,nd,passtime,renderd,te,ue,ues,updat
+SPELT := ane,debgu,frmo,inflight,inforce,nce,nd,passtime,renderd,te,ue,ues,updat,chek,instal,queu
 
 .PHONY: spell
 spell: | deps-check ## misspelt words in documents, comments and messages
