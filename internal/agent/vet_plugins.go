@@ -16,7 +16,7 @@ import (
 // settings, and a pipeline may take any of them from a build's variables, which
 // Buildkite puts in when the pipeline is uploaded. The forms here evaluate to
 // nothing but themselves or a variable's value.
-// Source: commands/run.sh and lib/shared.bash of docker-buildkite-plugin v5.11.0.
+// Source: commands/run.sh and lib/shared.bash of docker-buildkite-plugin, at versions from 5.11.0 on.
 var (
 	// settingKey is what the agent makes a clean variable's name of.
 	settingKey = lazily(`^[A-Za-z0-9_ -]+$`)

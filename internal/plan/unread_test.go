@@ -217,7 +217,7 @@ func TestUnread(t *testing.T) {
 					same := cmp.Options{
 						cmpopts.IgnoreFields(Plan{}, "Warnings"), cmpopts.IgnoreFields(Reserved{}, "MemoryBytes"),
 						cmp.FilterPath(func(p cmp.Path) bool { return strings.Contains(p.GoString(), "Files") }, cmp.Comparer(func(a, b File) bool {
-							a.Kept, a.Source, b.Kept, b.Source = false, "", false, "" // see TestUnreadAgent
+							a.Kept, a.Source, b.Kept, b.Source = false, "", false, "" // where its text comes from
 							return a == b
 						})),
 					}
