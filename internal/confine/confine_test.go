@@ -116,3 +116,27 @@ func TestEnsure(t *testing.T) {
 		t.Error("what cannot be read is taken for loaded")
 	}
 }
+
+// An engine that started before AppArmor's parser was there ignores profiles, and has not loaded
+// its own.
+func TestEngineConfines(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		"docker-default (enforce)\n":                  true,
+		"lxc-x (enforce)\ndocker-default (enforce)\n": true,
+		"docker-default (complain)\n":                 false,
+		"my-docker-default (enforce)\n":               false,
+		"":                                            false,
+	} {
+		k := &Kernel{list: filepath.Join(t.TempDir(), "profiles")}
+		if err := os.WriteFile(k.list, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := k.EngineConfines(); got != want {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+	if (&Kernel{list: filepath.Join(t.TempDir(), "none")}).EngineConfines() {
+		t.Error("profiles that cannot be read are taken for the engine's")
+	}
+}

@@ -32,10 +32,8 @@ var JobProfile = sync.OnceValues(func() (name, text string) {
 	return name, strings.Replace(profileText, "profile kbnode-job ", "profile "+name+" ", 1)
 })
 
-// Parser compiles and loads profiles. An engine on a machine without it confines no container
-// by AppArmor, although it lists AppArmor among what the kernel has (containerd's
-// pkg/apparmor, hostSupports; moby's pkg/sysinfo).
-const Parser = "/sbin/apparmor_parser"
+// parser compiles and loads profiles.
+const parser = "/sbin/apparmor_parser"
 
 // Kernel is where AppArmor's profiles are.
 type Kernel struct {
@@ -49,20 +47,31 @@ func NewKernel() *Kernel {
 	return &Kernel{list: "/sys/kernel/security/apparmor/profiles", load: load}
 }
 
+// EngineConfines reports whether Docker confines containers by AppArmor. Docker lists AppArmor
+// wherever the kernel has it (moby's pkg/sysinfo), but uses it only if AppArmor's parser was
+// there when it started, and loads its own profile then (moby's daemon/apparmor_default.go).
+// Otherwise it takes the name of a profile and ignores it.
+func (k *Kernel) EngineConfines() bool {
+	ok, err := k.has("docker-default")
+	return ok && err == nil
+}
+
+// has says whether the kernel has a profile and enforces it.
+func (k *Kernel) has(name string) (bool, error) {
+	list, err := os.ReadFile(k.list)
+	return bytes.Contains(append([]byte("\n"), list...), []byte("\n"+name+" (enforce)\n")), err
+}
+
 // Ensure loads the profile of jobs unless the kernel has it, and returns its name.
 // An error says why it has not.
 func (k *Kernel) Ensure(ctx context.Context) (name string, err error) {
 	name, text := JobProfile()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	has := func() (bool, error) {
-		list, err := os.ReadFile(k.list)
-		return bytes.Contains(append([]byte("\n"), list...), []byte("\n"+name+" (enforce)\n")), err
-	}
-	ok, err := has()
+	ok, err := k.has(name)
 	if !ok && err == nil {
 		if err = k.load(ctx, text); err == nil {
-			ok, err = has()
+			ok, err = k.has(name)
 		}
 	}
 	if err == nil && !ok {
@@ -80,7 +89,7 @@ func load(ctx context.Context, text string) error {
 	ctx, cancel := context.WithTimeout(ctx, loadDeadline)
 	defer cancel()
 	return disk.OnHost(func() error {
-		cmd := exec.CommandContext(ctx, Parser, "-Kr")
+		cmd := exec.CommandContext(ctx, parser, "-Kr")
 		cmd.Stdin = strings.NewReader(text)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("apparmor_parser: %w: %.500s", err, bytes.TrimSpace(out))

@@ -2,10 +2,7 @@ package guard
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"net/http"
-	"os"
 	"slices"
 
 	"github.com/moby/moby/api/types/container"
@@ -16,24 +13,20 @@ import (
 // confiner keeps containers from what /sys and /proc have of other slots' devices:
 // by AppArmor where the engine uses it, else by covering each file.
 type confiner struct {
-	armored func(context.Context) (bool, error)   // the engine uses AppArmor
-	ensure  func(context.Context) (string, error) // the profile's name, when the kernel has it
-	sys     string                                // where /sys is
-	parser  string                                // the file without which no engine uses AppArmor; "" is not looked for
+	armored  func(context.Context) (bool, error)   // the engine lists AppArmor
+	confines func() bool                           // an engine that does also uses it
+	ensure   func(context.Context) (string, error) // the profile's name, when the kernel has it
+	sys      string                                // where /sys is
 }
 
 // confine adds to a container what keeps it from those files, and fails where
 // nothing would.
 func (f *confiner) confine(ctx context.Context, h *container.HostConfig) error {
 	armored, err := f.armored(ctx)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if armored && f.parser != "" {
-		_, err := os.Stat(f.parser)
-		armored = !errors.Is(err, fs.ErrNotExist)
-	}
-	if armored {
+	case armored && f.confines():
 		name, err := f.ensure(ctx)
 		if err != nil {
 			return refusal{http.StatusServiceUnavailable, "kbnode: no job may run: " + err.Error()}

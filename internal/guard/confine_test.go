@@ -19,7 +19,7 @@ func TestConfine(t *testing.T) {
 	}
 	for what, row := range map[string]struct {
 		armored bool
-		parser  string
+		ignored bool  // the engine lists AppArmor and does not use it
 		err     error // of the kernel
 		change  func(*inspected)
 		want    string // in the refusal; "" for none
@@ -28,8 +28,8 @@ func TestConfine(t *testing.T) {
 		"not loaded":                 {armored: true, err: errors.New("load AppArmor profile x"), want: "no job may run: load AppArmor profile x"},
 		"made with Docker's profile": {armored: true, change: func(in *inspected) { in.AppArmorProfile = "docker-default" }, want: "create it again"},
 		"made without AppArmor":      {armored: true, change: func(in *inspected) { in.AppArmorProfile = "" }, want: "create it again"},
-		"no parser on the machine":   {armored: true, parser: "/nonexistent/apparmor_parser", err: errors.New("asked to load"), want: ""},
-		"without a parser, bare":     {armored: true, parser: "/nonexistent/apparmor_parser", change: func(in *inspected) { in.HostConfig.MaskedPaths = nil }, want: "is not covered"},
+		"listed and not used":        {armored: true, ignored: true, err: errors.New("asked to load")},
+		"not used, nothing covered":  {armored: true, ignored: true, change: func(in *inspected) { in.HostConfig.MaskedPaths = nil }, want: "is not covered"},
 		"covered":                    {},
 		"nothing covered":            {change: func(in *inspected) { in.HostConfig.MaskedPaths = nil }, want: "is not covered"},
 		"one not covered":            {change: func(in *inspected) { without(&in.HostConfig.MaskedPaths, "/proc/kpageflags") }, want: "/proc/kpageflags is not covered"},
@@ -38,7 +38,7 @@ func TestConfine(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			f := &confiner{
-				sys: t.TempDir(), parser: row.parser, armored: func(context.Context) (bool, error) { return row.armored, nil },
+				sys: t.TempDir(), confines: func() bool { return !row.ignored }, armored: func(context.Context) (bool, error) { return row.armored, nil },
 				ensure: func(context.Context) (string, error) { return "kbnode-job-1", row.err },
 			}
 			h := container.HostConfig{SecurityOpt: []string{"no-new-privileges"}}
@@ -82,7 +82,7 @@ func TestEngineUsesAppArmor(t *testing.T) {
 	for _, security := range [][]string{nil, {"name=seccomp,profile=builtin"}, {"name=apparmor", "name=cgroupns"}} {
 		r := newRig(t, func(r *rig) {
 			r.engine.security = security
-			r.confiner = &confiner{sys: t.TempDir(), ensure: func(context.Context) (string, error) { return "", errors.New("no parser") }}
+			r.confiner = &confiner{sys: t.TempDir(), confines: func() bool { return true }, ensure: func(context.Context) (string, error) { return "", errors.New("no parser") }}
 		})
 		status, answer := r.ask(t, http.MethodPost, "/containers/create", `{"Image":"img"}`)
 		if armored := len(security) > 1; armored != (status == http.StatusServiceUnavailable) || armored && !strings.Contains(answer, "no job may run: no parser") {

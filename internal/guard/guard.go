@@ -200,7 +200,8 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		g.network = newNetwork(p, engine)
 	}
 	if g.confiner = c.confiner; g.confiner == nil {
-		g.confiner = &confiner{ensure: confine.NewKernel().Ensure, sys: "/sys", parser: confine.Parser}
+		kernel := confine.NewKernel()
+		g.confiner = &confiner{ensure: kernel.Ensure, confines: kernel.EngineConfines, sys: "/sys"}
 	}
 	g.confiner.armored = g.engine.armored
 	if g.cgroupRoot == "" {
