@@ -11,8 +11,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"unicode"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // Bounds of the file in which the agent tells what Buildkite sent.
@@ -66,13 +67,7 @@ var serverVariables = []string{
 	"BUILDKITE_TAG", "BUILDKITE_TIMEOUT", "BUILDKITE_TRIGGERED_FROM_*", "BUILDKITE_UNBLOCKER", "BUILDKITE_UNBLOCKER_*",
 }
 
-// lazily compiles a regular expression when it is needed first: this program also
-// starts for every evaluation of a submission.
-func lazily(expr string) func() *regexp.Regexp {
-	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
-}
-
-var variableName = lazily(`^[A-Za-z_][A-Za-z0-9_]*$`)
+var variableName = lazy.Regexp(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // vet says what is wrong with the variables that Buildkite sent for a job. They
 // come from whoever may start a build, and take effect on the host before any

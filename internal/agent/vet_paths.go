@@ -5,13 +5,15 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // maxAlternatives bounds what the braces of one artifact path expand to.
 const maxAlternatives = 256
 
 // artifactClass is a set of characters that matches no dot and no slash.
-var artifactClass = lazily(`\[[!^]?([A-Za-z0-9_]|[A-Z]-[A-Z]|[a-z]-[a-z]|[0-9]-[0-9])+\]`)
+var artifactClass = lazy.Regexp(`\[[!^]?([A-Za-z0-9_]|[A-Z]-[A-Z]|[a-z]-[a-z]|[0-9]-[0-9])+\]`)
 
 // vetArtifact says why an artifact path, which is a pattern, may lead out of the
 // checkout, or nothing. The agent's libraries for patterns take a backslash for an

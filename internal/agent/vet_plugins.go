@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // The docker plugin is a script of bash on the host. It evaluates some of its
@@ -19,15 +21,19 @@ import (
 // Source: commands/run.sh and lib/shared.bash of docker-buildkite-plugin, at versions from 5.11.0 on.
 var (
 	// settingKey is what the agent makes a clean variable's name of.
-	settingKey = lazily(`^[A-Za-z0-9_ -]+$`)
-	retryCount = lazily(`^[0-9]{1,3}$`) // (( retries == 0 ))
+	settingKey = lazy.Regexp(`^[A-Za-z0-9_ -]+$`)
+	retryCount = lazy.Regexp(`^[0-9]{1,3}$`) // (( retries == 0 ))
 	// An image or a mount that is evaluated: eval echo "$image".
-	evaluated = lazily(`^([A-Za-z0-9_./:@,=+%~-]|\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\})*$`)
+	evaluated = lazy.Regexp(`^([A-Za-z0-9_./:@,=+%~-]|\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\})*$`)
 	// $NAME and ${NAME} give a value that is not evaluated again.
-	plainReference = lazily(`\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
+	plainReference = lazy.Regexp(`\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
 	// What a shell would run or look up where a value is evaluated: $(…), ${…}, a[…].
-	substitution = lazily("[`]|\\$[({\\[]|[A-Za-z0-9_]\\[")
+	substitution = lazy.Regexp("[`]|\\$[({\\[]|[A-Za-z0-9_]\\[")
 )
+
+// maxPlugins is what Linux takes as one variable, in bytes. More never reaches a hook, and
+// nested deeply enough it would take minutes to name.
+const maxPlugins = 128 << 10
 
 // textSettings go into the container as they are, and may hold a shell's text.
 var textSettings = []string{"COMMAND", "COMMAND_*", "SHELL", "SHELL_*", "ENTRYPOINT", "ENVIRONMENT_*"}
@@ -37,6 +43,9 @@ var textSettings = []string{"COMMAND", "COMMAND_*", "SHELL", "SHELL_*", "ENTRYPO
 func vetPlugins(text string, env map[string]string) []string {
 	if text == "" {
 		return nil
+	}
+	if len(text) > maxPlugins {
+		return []string{"is larger than a variable may be"}
 	}
 	var list []any
 	decoder := json.NewDecoder(strings.NewReader(text))

@@ -7,13 +7,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/buildkite/go-buildkite/v4"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // maxPages bounds a list: ten thousand agents, or three thousand builds.
@@ -86,7 +85,7 @@ func BaseURL(address string) string {
 	return address
 }
 
-var slugRule = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`) })
+var slugRule = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
 // CheckSlug says whether a name can be that of an organization or a pipeline in an
 // address, which what is one in a browser's is.

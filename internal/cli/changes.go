@@ -4,14 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/jedib0t/go-pretty/v6/text"
 
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -139,7 +138,7 @@ func foldSlots(changes []reconcile.Change) []reconcile.Change {
 const slotHole = "\x00" // in no name
 
 // numbered is where names have a slot's number: kbnode-gpu3, gpu-3/, agent-3/.
-var numbered = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(gpu-?|agent-)([0-9]+)\b`) })
+var numbered = lazy.Regexp(`(gpu-?|agent-)([0-9]+)\b`)
 
 // withoutSlot has a hole where the slot's number stands.
 func withoutSlot(s string, slot int) string {

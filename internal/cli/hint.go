@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -215,9 +215,9 @@ func (h hints) find(flag string) int {
 }
 
 var (
-	wholeNumber = regexp.MustCompile(`^[0-9]+$`)
-	slotName    = regexp.MustCompile(`^gpu[0-9]+$`)
-	longTime    = regexp.MustCompile(`^([0-9]{1,4})([dw])$`)
+	wholeNumber = lazy.Regexp(`^[0-9]+$`)
+	slotName    = lazy.Regexp(`^gpu[0-9]+$`)
+	longTime    = lazy.Regexp(`^([0-9]{1,4})([dw])$`)
 )
 
 // explainValue says what is wrong with a flag's value, and what was probably meant.
@@ -225,10 +225,10 @@ func explainValue(kind, value string) (says, better string) {
 	shown := text.Line(value, 60)
 	switch kind {
 	case "duration":
-		if wholeNumber.MatchString(value) {
+		if wholeNumber().MatchString(value) {
 			return fmt.Sprintf("%q has no unit, such as s, m or h", shown), value + "m"
 		}
-		if m := longTime.FindStringSubmatch(value); m != nil {
+		if m := longTime().FindStringSubmatch(value); m != nil {
 			n, _ := strconv.Atoi(m[1])
 			return fmt.Sprintf("%q has a unit other than s, m and h", shown), strconv.Itoa(n*24*map[string]int{"d": 1, "w": 7}[m[2]]) + "h"
 		}
@@ -236,7 +236,7 @@ func explainValue(kind, value string) (says, better string) {
 	case "bool":
 		return fmt.Sprintf("it takes no value such as %q", shown), ""
 	case "int", "intSlice":
-		if slotName.MatchString(value) {
+		if slotName().MatchString(value) {
 			return fmt.Sprintf("%q is not a number", shown), strings.TrimPrefix(value, "gpu")
 		}
 		return fmt.Sprintf("%q is not a number", shown), value

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"gopkg.in/yaml.v3"
 )
 
@@ -54,8 +55,8 @@ func visible(s string) string {
 func quoted(s string) string { return fmt.Sprintf("%.80q", s) }
 
 var (
-	yamlLine = lazily(`(?s)^(?:yaml: )?line (\d+): (.*)$`)
-	yamlType = lazily("(?s)^cannot unmarshal !!(\\w+)(?: `(.*)`)? into (\\S+)$")
+	yamlLine = lazy.Regexp(`(?s)^(?:yaml: )?line (\d+): (.*)$`)
+	yamlType = lazy.Regexp("(?s)^cannot unmarshal !!(\\w+)(?: `(.*)`)? into (\\S+)$")
 )
 
 // told takes what the library says of a file.

@@ -1,12 +1,14 @@
 package config
 
+import "github.com/gpu-mode/kbnode/internal/lazy"
+
 // hidden stands for what is not shown. It is well in a URL and in a regular expression.
 const hidden = "xxxxx"
 
 var (
-	urlLogin     = lazily(`(?s)^([A-Za-z][A-Za-z0-9+.-]*://)?.*@`)
-	urlQuery     = lazily(`(?s)([?#]).+$`)
-	patternLogin = lazily(`(:(?:\\?/){2})([^/\s\[\]()|]+)@`)
+	urlLogin     = lazy.Regexp(`(?s)^([A-Za-z][A-Za-z0-9+.-]*://)?.*@`)
+	urlQuery     = lazy.Regexp(`(?s)([?#]).+$`)
+	patternLogin = lazy.Regexp(`(:(?:\\?/){2})([^/\s\[\]()|]+)@`)
 )
 
 // hideURL takes the user, the password, and what follows the path out of a URL: a

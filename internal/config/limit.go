@@ -2,9 +2,9 @@ package config
 
 import (
 	"fmt"
-	"regexp"
 	"strconv"
-	"sync"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // NoLimit says that a job may take as long as it likes; "0" says the same.
@@ -14,9 +14,7 @@ const NoLimit = "none"
 const maxLimit = 30 * 24 * 3600
 
 // limitForm is a time as people write it, in whole hours, minutes and seconds.
-var limitForm = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^([1-9][0-9]{0,3}h)?([1-9][0-9]{0,4}m)?([1-9][0-9]{0,6}s)?$`)
-})
+var limitForm = lazy.Regexp(`^([1-9][0-9]{0,3}h)?([1-9][0-9]{0,4}m)?([1-9][0-9]{0,6}s)?$`)
 
 // Limit is how long a job may take in seconds, 0 for any time.
 func (j Job) Limit() (seconds int64, err error) {

@@ -8,14 +8,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-)
 
-// lazily compiles a regular expression when it is needed first: this program
-// also starts for every evaluation of a submission, which reads no config.
-func lazily(expr string) func() *regexp.Regexp {
-	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
-}
+	"github.com/gpu-mode/kbnode/internal/lazy"
+)
 
 // GPUs chooses GPUs: the first Count, those in List by index, UUID or PCI
 // address, all, or none. At most one of its fields is set; the zero value means all.
@@ -30,7 +25,7 @@ type GPUs struct {
 // Groups are lists of GPUs, each of which is one slot.
 type Groups [][]string
 
-var gpuName = lazily(`^(\d{1,4}|GPU-[0-9a-fA-F-]{1,64}|([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])(:\d{1,2})?$`)
+var gpuName = lazy.Regexp(`^(\d{1,4}|GPU-[0-9a-fA-F-]{1,64}|([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])(:\d{1,2})?$`)
 
 // ParseGPUs reads "all", "none" or a comma-separated list.
 func ParseGPUs(s string) (GPUs, error) {
@@ -58,7 +53,7 @@ func ParseGPUs(s string) (GPUs, error) {
 // Size is a number of bytes, written as 32GiB, 32G or 34359738368B.
 type Size int64
 
-var sizeForm = lazily(`^(\d{1,19}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)(i?[bB]?)$`)
+var sizeForm = lazy.Regexp(`^(\d{1,19}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)(i?[bB]?)$`)
 
 // ParseSize reads a size. Units are powers of 1024, as systemd and Docker read
 // them; "GB", which says something else, is refused.
@@ -110,14 +105,14 @@ type Problem struct {
 }
 
 var (
-	queueForm    = lazily(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
-	field        = lazily(`\{[^{}]*\}`)
-	nodeForm     = lazily(`^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$`)
-	tagForm      = lazily(`^[A-Za-z0-9_.-]{1,64}=[^\s,"=]{1,200}$`)
-	sumForm      = lazily(`^[0-9a-f]{64}$`)
-	proxyForm    = lazily(`^[A-Za-z0-9.-]{1,253}:[0-9]{1,5}$`)
-	registryForm = lazily(`^[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?$`)
-	imageForm    = lazily(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
+	queueForm    = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
+	field        = lazy.Regexp(`\{[^{}]*\}`)
+	nodeForm     = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$`)
+	tagForm      = lazy.Regexp(`^[A-Za-z0-9_.-]{1,64}=[^\s,"=]{1,200}$`)
+	sumForm      = lazy.Regexp(`^[0-9a-f]{64}$`)
+	proxyForm    = lazy.Regexp(`^[A-Za-z0-9.-]{1,253}:[0-9]{1,5}$`)
+	registryForm = lazy.Regexp(`^[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?$`)
+	imageForm    = lazy.Regexp(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 )
 
 // QueueFields are the names that a queue template may use.

@@ -12,12 +12,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/distribution/reference"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/moby/moby/api/types/registry"
 )
 
@@ -152,7 +151,7 @@ func bareHost(key string) string {
 	return host
 }
 
-var helperForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`) })
+var helperForm = lazy.Regexp(`^[A-Za-z0-9._-]{1,64}$`)
 
 // askHelper asks a credential helper, a program of the operator's. What it says
 // on standard error may hold a secret and is not passed on.

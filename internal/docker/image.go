@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"regexp"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -19,6 +17,7 @@ import (
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -66,7 +65,7 @@ func WithDigest(ref, digest string) (string, error) {
 	return reference.FamiliarName(named) + "@" + digest, nil
 }
 
-var digestForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^sha256:[0-9a-f]{64}$`) })
+var digestForm = lazy.Regexp(`^sha256:[0-9a-f]{64}$`)
 
 // Resolve asks the registry which digest an image has there now. It reads the
 // credentials of the user that runs kbnode.

@@ -4,12 +4,11 @@ import (
 	"context"
 	"fmt"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -88,9 +87,7 @@ func gitAnswer(out, host string) Finding {
 	return warn("git does not reach %s (%.100q)", host, status).advise("see whether the firewall lets jobs' checkouts out")
 }
 
-var repositoryHost = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`https?:/+([A-Za-z0-9-]+(?:(?:\.|\\\.)[A-Za-z0-9-]+)*(?::[0-9]+)?)`)
-})
+var repositoryHost = lazy.Regexp(`https?:/+([A-Za-z0-9-]+(?:(?:\.|\\\.)[A-Za-z0-9-]+)*(?::[0-9]+)?)`)
 
 // repository is one that the patterns of allowed repositories let in, or at least on
 // the same server.

@@ -9,12 +9,11 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/installer"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -87,7 +86,7 @@ func atBoot(m *Machine) []string {
 }
 
 // unitName is one that a shell takes as it is.
-var unitName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9@._-]+$`) })
+var unitName = lazy.Regexp(`^[A-Za-z0-9@._-]+$`)
 
 func agentBinary(_ context.Context, m *Machine) Answer {
 	a := m.Inventory.Software.Agent

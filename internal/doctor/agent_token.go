@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -18,9 +17,7 @@ import (
 const newToken = "copy a token from Buildkite (Agents, Agent Tokens) to a file, delete " + plan.TokenPath + " if you wrote it by hand, and type sudo kbnode install --token-file FILE"
 
 // placeholder finds what guides write in the place of a token.
-var placeholder = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`(?i)^(x{3,}|.*(your|insert|replace|change)[-_.]?(agent|bk|buildkite|token|me|here|this).*|.*token[-_.]here.*|token|secret|todo)$`)
-})
+var placeholder = lazy.Regexp(`(?i)^(x{3,}|.*(your|insert|replace|change)[-_.]?(agent|bk|buildkite|token|me|here|this).*|.*token[-_.]here.*|token|secret|todo)$`)
 
 // plainToken takes away what is round the token in its line.
 const plainToken = `sed -i -E 's/^(export )?[[:space:]]*(token|BUILDKITE_AGENT_TOKEN)[[:space:]]*=|^[[:space:]]+/BUILDKITE_AGENT_TOKEN=/; /^#/!s/["'"'"'[:space:]]//g'` //nolint:gosec // holds no token
@@ -66,9 +63,7 @@ var tokenPlaces = []string{
 	plan.UnitDir + "/buildkite-agent*.service", plan.UnitDir + "/buildkite-agent*.service.d/*.conf",
 }
 
-var tokenLine = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`(?m)^[^#\n]*\b(?:token|BUILDKITE_AGENT_TOKEN)\s*=\s*["']?([A-Za-z0-9_.-]{6,})`)
-})
+var tokenLine = lazy.Regexp(`(?m)^[^#\n]*\b(?:token|BUILDKITE_AGENT_TOKEN)\s*=\s*["']?([A-Za-z0-9_.-]{6,})`)
 
 func tokenElsewhere(_ context.Context, m *Machine) Answer {
 	users, err := reconcile.ReadUsers(m.Root)
@@ -114,4 +109,4 @@ func quoted(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-var unquoted = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9@%+=:,./_-]+$`) })
+var unquoted = lazy.Regexp(`^[A-Za-z0-9@%+=:,./_-]+$`)

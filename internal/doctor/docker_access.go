@@ -4,20 +4,17 @@ import (
 	"cmp"
 	"context"
 	"os"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // apiOpen finds the address in the engine's warning about itself.
-var apiOpen = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`API is accessible on (\S+) without (encryption|TLS client verification)`)
-})
+var apiOpen = lazy.Regexp(`API is accessible on (\S+) without (encryption|TLS client verification)`)
 
 // dockerAccessChecks are about who reaches the engine, and what it keeps jobs from.
 var dockerAccessChecks = []Check{

@@ -4,11 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -124,13 +123,9 @@ var dockerGPUChecks = slices.Concat([]Check{
 }, cdiChecks)
 
 var (
-	askUnprivileged = sync.OnceValue(func() *regexp.Regexp {
-		return regexp.MustCompile(`(?m)^\s*accept-nvidia-visible-devices-envvar-when-unprivileged\s*=\s*false`)
-	})
-	defaultRuntime = sync.OnceValue(func() *regexp.Regexp {
-		return regexp.MustCompile(`"default-runtime"[ \t]*:[ \t]*"nvidia"`)
-	})
-	cdiOff = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`"cdi"[ \t]*:[ \t]*false`) })
+	askUnprivileged = lazy.Regexp(`(?m)^\s*accept-nvidia-visible-devices-envvar-when-unprivileged\s*=\s*false`)
+	defaultRuntime  = lazy.Regexp(`"default-runtime"[ \t]*:[ \t]*"nvidia"`)
+	cdiOff          = lazy.Regexp(`"cdi"[ \t]*:[ \t]*false`)
 )
 
 func namesGPUs(devices []string) bool {

@@ -5,11 +5,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
-	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 const fabricUnit = "nvidia-fabricmanager.service"
@@ -92,9 +91,7 @@ func fabricStates(gpus []inventory.GPU) (joined, waiting int) {
 }
 
 // What a fabric manager says that is not of the driver's version, before it ends.
-var fabricMismatch = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`driver interface version ([0-9.]{3,32}) do(?:n't|esn't) match with driver version ([0-9.]{3,32}[0-9])`)
-})
+var fabricMismatch = lazy.Regexp(`driver interface version ([0-9.]{3,32}) do(?:n't|esn't) match with driver version ([0-9.]{3,32}[0-9])`)
 
 // fabricVersion is the version of a fabric manager that refused to start with a driver,
 // as the end of a log has it.

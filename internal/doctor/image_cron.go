@@ -3,11 +3,10 @@ package doctor
 import (
 	"context"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -61,9 +60,7 @@ func checkSchedule(ctx context.Context, m *Machine) Answer {
 
 // imageCommands are what others do to images: kbnode's own update pulls when no job
 // runs, and pruning with -a takes the image that jobs run.
-var imageCommands = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`update-image\.sh|\bdocker\s+(image\s+)?pull\s|\bdocker\s+(rmi|image\s+rm)\s|\bdocker\s+(system|image)\s+prune\b[^;&|]*\s(-[a-z]*a[a-z]*|--all)`)
-})
+var imageCommands = lazy.Regexp(`update-image\.sh|\bdocker\s+(image\s+)?pull\s|\bdocker\s+(rmi|image\s+rm)\s|\bdocker\s+(system|image)\s+prune\b[^;&|]*\s(-[a-z]*a[a-z]*|--all)`)
 
 func checkOtherCron(_ context.Context, m *Machine) Answer {
 	var all []Finding

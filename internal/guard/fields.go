@@ -8,7 +8,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // rule judges the value of one field: it takes it into the new request, leaves
@@ -159,13 +160,10 @@ func takeBool(dst *bool) rule {
 	}
 }
 
-// form is what a text must match. It is compiled when it is needed first: this
-// program also starts for every evaluation of a submission, which needs none.
+// form is what a text must match.
 type form func() *regexp.Regexp
 
-func lazily(expr string) form {
-	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
-}
+func lazily(expr string) form { return lazy.Regexp(expr) }
 
 // MatchString says whether a text has the form.
 func (f form) MatchString(s string) bool { return f().MatchString(s) }

@@ -3,22 +3,19 @@ package inventory
 import (
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // migMinors lists the minor numbers of the driver's capabilities, each a line such
 // as "gpu0/gi1/ci0/access 13". The number after gpu is the GPU's device minor.
 const migMinors = "proc/driver/nvidia-caps/mig-minors"
 
-var capability = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^(gpu\d{1,4}/gi\d{1,4}(?:/ci\d{1,4})?)/access (\d{1,7})$`)
-})
+var capability = lazy.Regexp(`^(gpu\d{1,4}/gi\d{1,4}(?:/ci\d{1,4})?)/access (\d{1,7})$`)
 
 // migInstances are the instances of which NVML says something that can be told
 // from another one. Their capabilities are not known yet.
@@ -56,9 +53,7 @@ func (g *GPU) PartsUnread() bool {
 
 // migName is what NVML calls an instance: the model, and the profile behind it. With
 // +me or +gfx it has engines that the others lack, with -me it lacks them.
-var migName = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(` MIG ((?:\d{1,2}c\.)?\d{1,2}g\.\d{1,4}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8})?){0,4})$`)
-})
+var migName = lazy.Regexp(` MIG ((?:\d{1,2}c\.)?\d{1,2}g\.\d{1,4}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8})?){0,4})$`)
 
 // migProfile is an instance's profile: that of its name, else the one that its size
 // comes to, in which memory is counted in eighths of the GPU's.

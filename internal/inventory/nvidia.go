@@ -7,12 +7,11 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -242,9 +241,7 @@ func nvmlGPU(d nvidiaDevice, n probe.GPU) GPU {
 
 // uuidForm is what a UUID may look like. The driver writes question marks as
 // long as a GPU has not been started; MIG-GPU-…/1/0 is the form before 470.
-var uuidForm = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^(GPU|MIG)-[0-9A-Za-z/-]{1,90}$`)
-})
+var uuidForm = lazy.Regexp(`^(GPU|MIG)-[0-9A-Za-z/-]{1,90}$`)
 
 func validUUID(s string) bool { return uuidForm().MatchString(s) }
 

@@ -3,10 +3,10 @@ package inventory
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
-	"sync"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 const (
@@ -183,9 +183,7 @@ var nvidiaModels = map[string]struct{ model, arch string }{
 }
 
 // driverVersion finds 580.95.05 in the driver's line about itself.
-var driverVersion = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`\b\d{3,4}\.\d{1,3}(\.\d{1,3})?\b`)
-})
+var driverVersion = lazy.Regexp(`\b\d{3,4}\.\d{1,3}(\.\d{1,3})?\b`)
 
 // nvidiaDriver is what files say of the loaded driver.
 func nvidiaDriver(t tree) *NVIDIA {
@@ -226,9 +224,7 @@ func pciID(text string) string {
 
 // pciForm is an address as sysfs, NVML (eight digits, capitals) and the kernel's
 // log (no function) write it.
-var pciForm = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?$`)
-})
+var pciForm = lazy.Regexp(`^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?$`)
 
 // pciAddress writes an address as sysfs does: dddd:bb:dd.f in lower case.
 func pciAddress(s string) (string, bool) {

@@ -8,12 +8,13 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // Options say which machine to read and how. The zero value reads this one.
@@ -141,9 +142,7 @@ func readLive(ctx context.Context, t tree, opts Options) Live {
 
 // controls are characters, as JSON may write them, that a terminal acts on. A
 // capture comes from somebody else, and what it says is printed.
-var controls = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`(?i)\\u00[01]|\\u007f|\\u00[89]|[\x7f\x{80}-\x{9f}]`)
-})
+var controls = lazy.Regexp(`(?i)\\u00[01]|\\u007f|\\u00[89]|[\x7f\x{80}-\x{9f}]`)
 
 // readOS reads os-release and whether a hypervisor runs the machine.
 func readOS(t tree, cpuinfo string) OS {

@@ -7,14 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // Kinds of pipelines, in the order in which people should read of them.
@@ -95,21 +94,15 @@ type Rule struct {
 	Limit        int    `json:"limit" yaml:"limit"`
 }
 
-// lazily compiles a regular expression when it is needed first: this program
-// also starts for every evaluation of a submission.
-func lazily(expr string) func() *regexp.Regexp {
-	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
-}
-
 // The forms have no character that means something to YAML, to Buildkite's
 // interpolation or to a shell, but for values of tags, which no shell sees.
 var (
-	queueForm = lazily(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
+	queueForm = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 	// variableForm is a variable of a build, such as the older launcher's GPU_QUEUE.
-	variableForm = lazily(`^\$\{[A-Z][A-Z0-9_]{0,99}(:-[A-Za-z0-9][A-Za-z0-9._-]{0,99})?\}$`)
-	imageForm    = lazily(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
-	keyForm      = lazily(`^[A-Za-z0-9_.-]{1,64}$`)
-	valueForm    = lazily(`^[^\s,"=$\\\pC]{1,200}$`)
+	variableForm = lazy.Regexp(`^\$\{[A-Z][A-Z0-9_]{0,99}(:-[A-Za-z0-9][A-Za-z0-9._-]{0,99})?\}$`)
+	imageForm    = lazy.Regexp(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
+	keyForm      = lazy.Regexp(`^[A-Za-z0-9_.-]{1,64}$`)
+	valueForm    = lazy.Regexp(`^[^\s,"=$\\\pC]{1,200}$`)
 )
 
 // Build makes a pipeline of a kind. An error is a refusal of its arguments, all

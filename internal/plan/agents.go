@@ -4,12 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 const (
@@ -31,9 +30,7 @@ func AgentBinary(version string) string {
 }
 
 // agentVersion is a version as releases are named: part of a path and a URL.
-var agentVersion = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^[0-9]{1,9}(\.[0-9]{1,9}){2}(-[0-9A-Za-z]{1,32}(\.[0-9A-Za-z]{1,32}){0,4})?$`)
-})
+var agentVersion = lazy.Regexp(`^[0-9]{1,9}(\.[0-9]{1,9}){2}(-[0-9A-Za-z]{1,32}(\.[0-9A-Za-z]{1,32}){0,4})?$`)
 
 // CheckAgentVersion refuses what is no version of a release.
 func CheckAgentVersion(v string) error {

@@ -2,18 +2,16 @@ package plan
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // modelName finds the model in a marketing name: "NVIDIA H100 80GB HBM3" → H100,
 // "NVIDIA GeForce RTX 4090" → RTX 4090, "AMD Instinct MI300X" → MI300X.
-var modelName = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`(?i)\b((?:RTX(?: PRO)?|GTX|TITAN|Quadro) ?[A-Z]?\d{3,5}|(?:GB|GH|MI|[ABHLPTV])\d{1,4}[A-Z]?)\b`)
-})
+var modelName = lazy.Regexp(`(?i)\b((?:RTX(?: PRO)?|GTX|TITAN|Quadro) ?[A-Z]?\d{3,5}|(?:GB|GH|MI|[ABHLPTV])\d{1,4}[A-Z]?)\b`)
 
 // GPUKey is the short name of a GPU model in queue templates and tags: "b200",
 // "h100", "mi300". It takes a driver's name of the model and the short ones that
@@ -30,9 +28,7 @@ func GPUKey(model string) string {
 	return safeName(key)
 }
 
-var unsafeName = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`[^A-Za-z0-9._-]+`)
-})
+var unsafeName = lazy.Regexp(`[^A-Za-z0-9._-]+`)
 
 // safeName makes a text fit for a queue name or a tag's value.
 func safeName(s string) string {

@@ -12,11 +12,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // maxUpload bounds a blob or manifest, in bytes.
@@ -66,9 +67,7 @@ func (g *Registry) Digest(name, tag string) string {
 	return g.manifests[name+" "+tag].digest
 }
 
-var route = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^/v2/([a-z0-9][a-z0-9._/-]*)/(manifests|blobs/uploads|blobs)/([A-Za-z0-9._:-]*)$`)
-})
+var route = lazy.Regexp(`^/v2/([a-z0-9][a-z0-9._/-]*)/(manifests|blobs/uploads|blobs)/([A-Za-z0-9._:-]*)$`)
 
 // ServeHTTP answers the distribution API at /v2/, and POST /faults, whose body is
 // Faults as JSON.

@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"net/url"
-	"regexp"
 	"strings"
-	"sync"
 
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -55,7 +54,7 @@ func HasPassword(dsn string) bool {
 }
 
 // hasPassword matches password and sslpassword as a keyword and in a query.
-var hasPassword = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?i)password\s*=`) })
+var hasPassword = lazy.Regexp(`(?i)password\s*=`)
 
 func (s *Store) connect(ctx context.Context) (*pgx.Conn, error) {
 	within, cancel := context.WithTimeout(ctx, s.limits.connect)

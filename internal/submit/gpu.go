@@ -4,12 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -35,14 +34,10 @@ var contracted = map[string]string{"L40S_BK": "test"}
 
 var (
 	// vendorName is how the other branch of kernelbot names queues: nvidia-h100.
-	vendorName = sync.OnceValue(func() *regexp.Regexp {
-		return regexp.MustCompile(`^(?:NVIDIA|AMD|NEBIUS)[-_]([A-Z0-9]+)(?:-\d{1,3})?$`)
-	})
+	vendorName = lazy.Regexp(`^(?:NVIDIA|AMD|NEBIUS)[-_]([A-Z0-9]+)(?:-\d{1,3})?$`)
 	// shapeName is what a slot that is no whole GPU has behind the model: b200-1g-23gb,
 	// mi300-cpx, b200x4.
-	shapeName = sync.OnceValue(func() *regexp.Regexp {
-		return regexp.MustCompile(`^(.+?)((?:-\d+G(?:-[A-Z0-9]+)*|-[SDTQC]PX)?(?:X\d{1,2})?)$`)
-	})
+	shapeName = lazy.Regexp(`^(.+?)((?:-\d+G(?:-[A-Z0-9]+)*|-[SDTQC]PX)?(?:X\d{1,2})?)$`)
 )
 
 // GPUOf finds a type of GPU by its name in kernelbot, in any case, with _BK or

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"unicode/utf8"
 
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"gopkg.in/yaml.v3"
 )
 
@@ -106,8 +107,8 @@ func (d *document) parse(text []byte) *yaml.Node {
 }
 
 var (
-	yamlLine  = lazily(`^(?:yaml: )?(?:line (\d+): )?(?s:(.*))$`)
-	yamlAlias = lazily(`^unknown anchor '(.*)' referenced$`)
+	yamlLine  = lazy.Regexp(`^(?:yaml: )?(?:line (\d+): )?(?s:(.*))$`)
+	yamlAlias = lazy.Regexp(`^unknown anchor '(.*)' referenced$`)
 )
 
 // syntax notes the library's error.
