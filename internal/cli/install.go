@@ -173,35 +173,6 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	return applyInstall(ctx, s, m, host, state, changes, token)
 }
 
-// lookAgain reads and plans once more, after a time without the lock. What was
-// agreed to is all that may be replaced.
-func lookAgain(ctx context.Context, s Streams, m *machine, host *reconcile.Host, f *installFlags, agreed []string) (*reconcile.State, []reconcile.Change, error) {
-	if err := m.loadConfig(&f.wishes, os.Getenv); err != nil {
-		return nil, nil, err
-	}
-	if err := m.read(ctx, s.logger()); err != nil {
-		return nil, nil, err
-	}
-	if err := m.think(); err != nil {
-		return nil, nil, err
-	}
-	host.GPUs = m.inv.GPUs
-	state, err := host.Observe(ctx, m.plan)
-	if err != nil {
-		return nil, nil, err
-	}
-	changes := reconcile.Diff(m.plan, state)
-	return state, changes, onlyAgreed(changes, agreed)
-}
-
-func onlyAgreed(changes []reconcile.Change, agreed []string) error {
-	more := slices.DeleteFunc(reconcile.Conflicts(changes), func(path string) bool { return slices.Contains(agreed, path) })
-	if len(more) > 0 {
-		return fmt.Errorf("%s: was not there when you agreed, and nothing was changed; run kbnode install again", strings.Join(more, ", "))
-	}
-	return nil
-}
-
 func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Host, state *reconcile.State, changes []reconcile.Change, token string) error {
 	wrote, err := writeToken(host, token)
 	if err != nil {
@@ -261,19 +232,6 @@ func findToken(root string, env func(string) string, f *installFlags) (string, e
 		}
 	}
 	return "", usagef("no agent token is given; write the token from Buildkite (Agents, Agent Tokens) to a file and add --token-file FILE, or set BUILDKITE_AGENT_TOKEN")
-}
-
-// tryInstall is a dry run for those who are not root: the plan, against what they may read.
-func tryInstall(ctx context.Context, s Streams, f *installFlags) error {
-	p, changes, err := makePlan(ctx, s, "/", "", &f.wishes)
-	if err != nil {
-		return err
-	}
-	if err := showPlan(s, p, changes, false, false); err != nil {
-		return err
-	}
-	s.warn("without root, the token, units and limits were not read; sudo kbnode install --dry-run compares everything")
-	return nil
 }
 
 func installPackages(ctx context.Context, s Streams, m *machine, f *installFlags) error {
@@ -353,22 +311,6 @@ func mayWriteToken(host *reconcile.Host, token string) error {
 		return nil
 	}
 	return fmt.Errorf("%s holds another token and was not written by kbnode; delete it, or use --adopt to replace it", plan.TokenPath)
-}
-
-// confirmAdopt asks before somebody else's files are replaced.
-func confirmAdopt(s Streams, f *installFlags, changes []reconcile.Change) error {
-	paths := reconcile.Conflicts(changes)
-	if len(paths) > 0 && !f.adopt {
-		return &reconcile.ConflictError{Paths: paths}
-	}
-	if len(paths) == 0 || f.yes {
-		return nil
-	}
-	adopts := slices.DeleteFunc(slices.Clone(changes), func(c reconcile.Change) bool { return c.Kind != reconcile.Adopt })
-	printChanges(s.Err, adopts)
-	files := plural(len(adopts), "file", "files")
-	return s.confirm(fmt.Sprintf("Replace %d %s and keep backups?", len(adopts), files),
-		fmt.Sprintf("%d %s of an earlier setup would be replaced, with backups; add --yes to agree", len(adopts), files))
 }
 
 // fewChanges is how many changes are worth a line each.

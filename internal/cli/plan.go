@@ -164,3 +164,16 @@ func gpuText(list []string) string {
 	}
 	return cmp.Or(strings.Join(list, ","), "-")
 }
+
+// tryInstall is a dry run for those who are not root: the plan, against what they may read.
+func tryInstall(ctx context.Context, s Streams, f *installFlags) error {
+	p, changes, err := makePlan(ctx, s, "/", "", &f.wishes)
+	if err != nil {
+		return err
+	}
+	if err := showPlan(s, p, changes, false, false); err != nil {
+		return err
+	}
+	s.warn("without root, the token, units and limits were not read; sudo kbnode install --dry-run compares everything")
+	return nil
+}

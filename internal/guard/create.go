@@ -329,61 +329,9 @@ func below(path string, dirs ...string) string {
 	return ""
 }
 
-// healthcheck admits that there is none. The engine runs one in a container whose
-// /etc/passwd is the job's by then.
-func healthcheck(v any) error {
-	if obj, ok := v.(map[string]any); zero(v) || ok && len(obj) == 1 && slices.Equal(anyStrings(obj["Test"]), []string{"NONE"}) {
-		return nil
-	}
-	return errors.New("not an option that a job may set; leave it out")
-}
-
 func anyStrings(v any) []string {
 	list, _ := stringList(v)
 	return list
-}
-
-func securityOpt(v any) error {
-	list, err := stringList(v)
-	for _, opt := range list {
-		if !slices.Contains([]string{"no-new-privileges", "no-new-privileges=true", "no-new-privileges:true"}, opt) {
-			return fmt.Errorf("%.60q: a job keeps the engine's seccomp and AppArmor profiles; leave it out", opt)
-		}
-	}
-	return err
-}
-
-// takeUlimits lowers what is above the bound. What memory, CPUs or processes
-// bound anyway is free.
-func (b *builder) takeUlimits(v any) error {
-	list, ok := v.([]any)
-	if !ok && v != nil {
-		return errors.New("not a list")
-	}
-	bounds := map[string]int64{"nofile": maxFiles, "core": 0}
-	for _, e := range list {
-		var name string
-		var soft, hard int64
-		err := judge(e, map[string]rule{
-			"Name": takeString(&name, groupForm),
-			"Soft": func(v any) (err error) { soft, err = number(v); return err },
-			"Hard": func(v any) (err error) { hard, err = number(v); return err },
-		})
-		if err != nil {
-			return err
-		}
-		bound, bounded := bounds[name]
-		free := slices.Contains([]string{"memlock", "stack", "fsize", "nproc", "cpu", "data", "as", "rss"}, name)
-		switch {
-		case bounded:
-			// -1 stands for unlimited.
-			soft, hard = lower(soft, bound), lower(hard, bound)
-		case !free:
-			return fmt.Errorf("%.40q is not a limit that a job may set; leave it out", name)
-		}
-		b.host.Ulimits = append(b.host.Ulimits, &container.Ulimit{Name: name, Soft: soft, Hard: hard})
-	}
-	return nil
 }
 
 // defaultUlimits are what a container has unless the job says otherwise. The
@@ -392,11 +340,4 @@ func (b *builder) takeUlimits(v any) error {
 // slot's lacks. The slot's memory bounds all three.
 var defaultUlimits = []container.Ulimit{
 	{Name: "core"}, {Name: "memlock", Soft: -1, Hard: -1}, {Name: "msgqueue", Soft: -1, Hard: -1}, {Name: "sigpending", Soft: -1, Hard: -1},
-}
-
-func lower(n, bound int64) int64 {
-	if n < 0 {
-		return bound
-	}
-	return min(n, bound)
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/moby/moby/api/types/container"
 )
 
 // rule judges the value of one field: it takes it into the new request, leaves
@@ -260,4 +261,63 @@ func atMost(dst *int64) rule {
 		}
 		return err
 	}
+}
+
+// healthcheck admits that there is none. The engine runs one in a container whose
+// /etc/passwd is the job's by then.
+func healthcheck(v any) error {
+	if obj, ok := v.(map[string]any); zero(v) || ok && len(obj) == 1 && slices.Equal(anyStrings(obj["Test"]), []string{"NONE"}) {
+		return nil
+	}
+	return errors.New("not an option that a job may set; leave it out")
+}
+
+func securityOpt(v any) error {
+	list, err := stringList(v)
+	for _, opt := range list {
+		if !slices.Contains([]string{"no-new-privileges", "no-new-privileges=true", "no-new-privileges:true"}, opt) {
+			return fmt.Errorf("%.60q: a job keeps the engine's seccomp and AppArmor profiles; leave it out", opt)
+		}
+	}
+	return err
+}
+
+// takeUlimits lowers what is above the bound. What memory, CPUs or processes
+// bound anyway is free.
+func (b *builder) takeUlimits(v any) error {
+	list, ok := v.([]any)
+	if !ok && v != nil {
+		return errors.New("not a list")
+	}
+	bounds := map[string]int64{"nofile": maxFiles, "core": 0}
+	for _, e := range list {
+		var name string
+		var soft, hard int64
+		err := judge(e, map[string]rule{
+			"Name": takeString(&name, groupForm),
+			"Soft": func(v any) (err error) { soft, err = number(v); return err },
+			"Hard": func(v any) (err error) { hard, err = number(v); return err },
+		})
+		if err != nil {
+			return err
+		}
+		bound, bounded := bounds[name]
+		free := slices.Contains([]string{"memlock", "stack", "fsize", "nproc", "cpu", "data", "as", "rss"}, name)
+		switch {
+		case bounded:
+			// -1 stands for unlimited.
+			soft, hard = lower(soft, bound), lower(hard, bound)
+		case !free:
+			return fmt.Errorf("%.40q is not a limit that a job may set; leave it out", name)
+		}
+		b.host.Ulimits = append(b.host.Ulimits, &container.Ulimit{Name: name, Soft: soft, Hard: hard})
+	}
+	return nil
+}
+
+func lower(n, bound int64) int64 {
+	if n < 0 {
+		return bound
+	}
+	return min(n, bound)
 }

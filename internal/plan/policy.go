@@ -1,5 +1,17 @@
 package plan
 
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+)
+
 // JobPolicy is what the containers of one slot are made with, whatever the
 // pipeline asks for. It is the content of SlotPolicyPath(k), written by root
 // and read by the slot's guard.
@@ -65,3 +77,87 @@ type PolicyGPU struct {
 
 // ContainerBinary is where a job's container finds kbnode.
 const ContainerBinary = "/usr/local/bin/kbnode"
+
+func mustJSON(p JobPolicy) string {
+	text, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // a struct of strings, numbers and lists of them
+	}
+	return string(text)
+}
+
+func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
+	limit, err := cfg.Job.Limit()
+	if err != nil {
+		return JobPolicy{}, fmt.Errorf("job.time_limit: %w", err)
+	}
+	pol := JobPolicy{
+		WrittenBy: "kbnode", Slot: s.Index, Name: s.Name, User: s.User, Slice: SliceName(s.Index),
+		CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
+		TimeLimitSeconds: limit, PidsLimit: cfg.Job.TasksMax, DiskBytes: s.DiskBytes, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
+		Profile: cfg.Job.Profile, Network: cfg.Job.Network, Images: cfg.Job.AllowedImages,
+		Vendor: s.Vendor(), GPUs: []PolicyGPU{},
+		Env: slotEnv(s),
+		DropEnv: []string{
+			"NVIDIA_*", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
+			"LD_*", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN", "BUILDKITE_AGENT_JOB_API_*", "DOCKER_HOST", "KBNODE_*",
+		},
+		WorkRoot: BuildsDir(s.Index), Binary: in.Binary, DockerSocket: cfg.Docker.Socket, Socket: SocketPath(s.Index),
+		DeviceNodes: []string{},
+		Registries:  registries(cfg), LocalPorts: localPorts(cfg.Agent), NodeImage: cfg.Image.Name,
+	}
+	if cfg.Image.Updates() {
+		pol.KeptImage = cfg.Image.Name
+	}
+	for _, g := range s.GPUs {
+		pol.GPUs = append(pol.GPUs, PolicyGPU{UUID: g.UUID, PCI: g.PCI, Instance: g.Instance, Part: g.Part, Partition: g.Partition, Nodes: g.Devices})
+	}
+	var names, cdi []string
+	for _, g := range s.GPUs {
+		if g.Vendor == "nvidia" && g.Name() != "" && (g.Part == "" || g.Instance != "") {
+			names = append(names, g.Name())
+			cdi = append(cdi, cdiName(g))
+		}
+	}
+	d := in.Inventory.Software.Docker
+	unknown := func(name string) bool { return !slices.Contains(d.CDIDevices, name) }
+	switch {
+	case len(names) == 0 || len(names) < len(s.GPUs):
+		pol.DeviceNodes = s.Devices()
+	case d.CDI && !slices.ContainsFunc(cdi, unknown):
+		pol.CDIDevices = cdi
+	case slices.Contains(d.Runtimes, "nvidia"):
+		pol.DeviceRequests, pol.DeviceNodes = names, s.Devices()
+	default:
+		pol.DeviceNodes = s.Devices()
+	}
+	return pol, nil
+}
+
+// registries are those that the operator names: in a list, or in the image's name.
+func registries(cfg config.Config) []string {
+	list := slices.Clone(cfg.Job.PrivateRegistries)
+	if host, _, ok := strings.Cut(cfg.Image.Name, "/"); ok && (host == "localhost" || strings.ContainsAny(host, ".:")) {
+		list = append(list, host)
+	}
+	return list
+}
+
+// localPorts are the ports of the proxies that the operator names, and of an agent
+// API that is not Buildkite's own and so may be this machine's.
+func localPorts(a config.Agent) []uint16 {
+	var ports []uint16
+	add := func(text string) {
+		if n, err := strconv.ParseUint(text, 10, 16); err == nil {
+			ports = append(ports, uint16(n))
+		}
+	}
+	for _, proxy := range a.Proxies {
+		add(proxy[strings.LastIndexByte(proxy, ':')+1:])
+	}
+	if u, err := url.Parse(a.Endpoint); err == nil && u.Hostname() != "buildkite.com" && !strings.HasSuffix(u.Hostname(), ".buildkite.com") {
+		add(cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme]))
+	}
+	slices.Sort(ports)
+	return slices.Compact(ports)
+}
