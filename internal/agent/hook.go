@@ -66,7 +66,7 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 	}
 }
 
-// noteRegistered writes the marker anew. A job may have left anything in its place: to
+// noteRegistered writes the marker again. A job may have left anything in its place: to
 // open a FIFO would wait forever, and no agent would start over a directory.
 func noteRegistered(marker string) error {
 	root, err := os.OpenRoot(filepath.Dir(marker))

@@ -114,7 +114,7 @@ func TestNoteRegistered(t *testing.T) {
 					t.Fatal(err)
 				}
 			case <-time.After(30 * time.Second):
-				t.Fatal("it waits for whoever opens the other end")
+				t.Fatal("it waits for the other end to be opened")
 			}
 			if info, err := os.Lstat(marker); err != nil || !info.Mode().IsRegular() || info.Size() != 0 {
 				t.Errorf("the marker is %v, %v", info, err)

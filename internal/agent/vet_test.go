@@ -65,7 +65,7 @@ func TestVet(t *testing.T) {
 }
 
 // A build sets what its list allows, and nothing else: neither a name that some
-// program on the host is known to read, nor one that nobody has thought of.
+// program on the host is known to read, nor one that no one has thought of.
 func TestVetNames(t *testing.T) {
 	t.Parallel()
 	all := []*regexp.Regexp{regexp.MustCompile(`.*`)}
@@ -168,6 +168,7 @@ func TestVetPlugins(t *testing.T) {
 			}
 		}
 	}
+	refused(t, "BUILDKITE_PLUGINS", strings.Repeat(`[{"a":`, maxPlugins/6+1), "is larger than a variable may be", defaults(t))
 	for _, text := range []string{"{", "{}", `"x"`, "1"} {
 		refused(t, "BUILDKITE_PLUGINS", text, "is no list of plugins", defaults(t))
 	}
@@ -205,7 +206,7 @@ func TestAdmit(t *testing.T) {
 	other["OTHER"] = "x"
 	for name, cfg := range map[string]string{"": cfg, "no list": write("token=x\n"), "no file": "/nowhere", "no pattern": write("allowed-environment-variables=\"(\"\n")} {
 		if err := admit(write(lines(other)), cfg); err == nil {
-			t.Errorf("%s: a variable that nobody allows is admitted", name)
+			t.Errorf("%s: a variable that no one allows is admitted", name)
 		}
 	}
 	many := ordinary()

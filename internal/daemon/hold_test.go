@@ -71,7 +71,7 @@ func TestJudgedWhateverFails(t *testing.T) {
 	file := func(path string) func(*testing.T, *fakeNode) func() {
 		return func(t *testing.T, n *fakeNode) func() { return block(t, filepath.Join(n.root, path)) }
 	}
-	for name, breaks := range map[string]func(*testing.T, *fakeNode) (mends func()){
+	for name, breaks := range map[string]func(*testing.T, *fakeNode) (repair func()){
 		"a configuration with a typo": func(_ *testing.T, n *fakeNode) func() {
 			n.set(func() { n.err, n.stamp = errors.New("a key that no one knows"), "typo" })
 			return func() { n.set(func() { n.err = nil }) }
@@ -107,29 +107,29 @@ func TestJudgedWhateverFails(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				mends := breaks(t, n)
+				repair := breaks(t, n)
 				n.lose(1)
 				time.Sleep(6 * time.Minute)
 				if diff := cmp.Diff([]int{0}, n.serving(t)); diff != "" {
 					t.Errorf("slots that serve: %s", diff)
 				}
-				mends()
-				mended := time.Now()
+				repair()
+				repaired := time.Now()
 				if name == "users that cannot be read" {
 					if err := os.WriteFile(filepath.Join(n.root, "etc/passwd"), passwd, 0o600); err != nil {
 						t.Fatal(err)
 					}
 				}
-				for len(n.drains()) == 0 && time.Since(mended) < 40*time.Second { // at the next pass
+				for len(n.drains()) == 0 && time.Since(repaired) < 40*time.Second { // at the next pass
 					time.Sleep(time.Second)
 				}
 				if drains := n.drains(); len(drains) != 1 || drains[0].Slot != 1 {
-					t.Errorf("kept after it was mended: %+v", drains)
+					t.Errorf("kept after the repair: %+v", drains)
 				}
 				n.set(func() { n.gpus[1].Healthy, n.gpus[1].Error = true, "" })
 				time.Sleep(3 * time.Minute)
 				if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" || len(n.drains()) > 0 {
-					t.Errorf("slots that serve after all was mended: %s; drains %+v", diff, n.drains())
+					t.Errorf("slots that serve after the repair: %s; drains %+v", diff, n.drains())
 				}
 			})
 		})

@@ -25,7 +25,7 @@ const (
 	maxLine = 16 << 10 // bytes
 	maxText = 4 << 10  // bytes of a sentence
 	poll    = 500 * time.Millisecond
-	// lockTime bounds the wait for another writer: whoever may read the file can lock
+	// lockTime bounds the wait for another writer: anyone who may read the file can lock
 	// it, and must not hold up the daemon.
 	lockTime = time.Second
 )

@@ -59,7 +59,7 @@ func TestCutOff(t *testing.T) {
 }
 
 // TestLock waits for another writer, who may be about to move the file away, but not for
-// somebody who only holds the lock.
+// someone who only holds the lock.
 func TestLock(t *testing.T) {
 	t.Parallel()
 	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}

@@ -83,7 +83,7 @@ func rules() []chain {
 			rule{inSet("meta skuid", slotUsers, skuidTo(1)), jump("refuse")},
 		)},
 		// A command of a job on the host speaks to the node itself: many services of a
-		// node, DCGM's among them, trust whoever reaches its loopback interface.
+		// node, DCGM's among them, trust every process that reaches its loopback interface.
 		{name: "to_self", rules: slices.Concat([]rule{{ctState("established"), accept()}}, names, []rule{
 			{portIn("udp", localPorts), accept()},
 			{portIn("tcp", localPorts), accept()},

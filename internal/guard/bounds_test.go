@@ -48,7 +48,7 @@ func TestThawAtStart(t *testing.T) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the agent's unit stands still: %q, %v", text, err)
+			t.Fatalf("the agent's unit is frozen: %q, %v", text, err)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// cacheSource begins the source of a mount that stands for a directory of the old
+// cacheSource begins the source of a mount in place of a directory of the old
 // scripts' cache until prepareCache makes one. It is not absolute, so the engine
 // refuses it.
 const cacheSource = "cache:"

@@ -346,7 +346,7 @@ func (o *owners) clear() {
 	o.byID = nil
 }
 
-// toldByRoot is told by root alone: by agent-exec, before it becomes the agent. No
+// toldByRoot is sent by root alone: by agent-exec, before it becomes the agent. No
 // process of the slot's user becomes root in the agent's unit.
 func (g *guard) toldByRoot(stage func(context.Context, int) (string, error)) func(*call) error {
 	told := g.told(stage, func(context.Context) {})

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// collectEvery lies between two looks for images that no job needs any more.
+	// collectEvery is the time between two looks for images that no job needs any more.
 	collectEvery = time.Hour
 	// idleImage is how long one that a job pulled stays after its last use.
 	idleImage = 24 * time.Hour

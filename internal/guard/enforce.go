@@ -17,13 +17,13 @@ const (
 	// stopLooks in a row have to find the agent stopped: a debugger stops it for a
 	// moment.
 	stopLooks = 3
-	// outsidePoll lies between two looks for processes outside of the slice.
+	// outsidePoll is the time between two looks for processes outside of the slice.
 	outsidePoll = 10 * time.Second
 )
 
 // enforcer ends a job that has had its time, or that stops its agent. Its clock is the
 // life of the agent's own process for the job, which the job cannot change, as the guard
-// sees it: nothing that is told counts.
+// sees it: nothing that a job says counts.
 type enforcer struct {
 	job     int       // the agent's process for the job, 0 before
 	since   time.Time // when it was first seen

@@ -48,7 +48,7 @@ func TestStartsTogether(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() { r.ask(t, "POST", "/containers/job/start", "") })
-		all.Go(func() { r.ask(t, "GET", "/containers/unknown/json", "") }) // the list is read anew meanwhile
+		all.Go(func() { r.ask(t, "GET", "/containers/unknown/json", "") }) // the list is read again meanwhile
 	}
 	all.Wait()
 	if started != 1 {

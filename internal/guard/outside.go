@@ -16,7 +16,7 @@ import (
 
 // outside are processes of the slot's user that are in no slice of kbnode's: a user
 // manager, or what a service of the system started for it. No limit of the slot
-// holds them. A container of somebody else's may use the same number for a user of
+// holds them. A container that is not kbnode's may use the same number for a user of
 // its own, so those with PIDs of their own count only in the user's slice.
 func (s slotProcs) outside() ([]int, error) {
 	if s.uid <= 0 {

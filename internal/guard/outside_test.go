@@ -50,7 +50,7 @@ func TestOutside(t *testing.T) {
 	if want := []int{301, 302, 303, 304}; !slices.Equal(r.killed, want) {
 		t.Errorf("killed %v, want %v", r.killed, want)
 	}
-	// Where the user is not known nobody is taken for it, least of all root.
+	// Where the user is not known, no process counts as its, least of all one of root.
 	r.killed, r.procs.uid = nil, 0
 	if n, err := r.procs.endOutside(t.Context()); n != 0 || err != nil || len(r.killed) > 0 {
 		t.Errorf("killed %v, %v", r.killed, err)

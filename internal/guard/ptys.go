@@ -33,7 +33,7 @@ func limitPtys(cgroupRoot, slice, id string) error {
 // a file system of its own in each container, and leaves its other options.
 func remountPts(proc string, most int) error {
 	mounts, err := os.ReadFile(proc + "/mountinfo")
-	if errors.Is(err, unix.EINVAL) { // it has ended, and nobody has waited for it yet
+	if errors.Is(err, unix.EINVAL) { // it has ended, and no one has waited for it yet
 		return unix.ESRCH
 	}
 	if err != nil {

@@ -26,7 +26,7 @@ var (
 
 type call struct {
 	done chan struct{} // closed when it returns
-	late bool          // somebody has given it up
+	late bool          // a caller has given up
 }
 
 // Call returns what f returns, or an *Error when that takes longer than within. f

@@ -61,7 +61,7 @@ func Recall(inv *inventory.Inventory, kept []Binding) (*inventory.Inventory, err
 	if sw.Agent.Path == "" && slices.Contains(inv.Unread, inventory.SubjectFiles) || sw.Agent.Path != "" && (sw.Agent.Version == "" || agent != "") {
 		sw.Agent = last.Software.Agent
 		if sw.Agent.Version == "" && inv.Software.Agent.Path != "" {
-			return nil, fmt.Errorf("%s does not say its version (%s), and what it understands decides how closed a slot is; run it with --version, mend that or move it away, and try again",
+			return nil, fmt.Errorf("%s does not say its version (%s), and what it understands decides how closed a slot is; run it with --version, fix it or move it away, and try again",
 				inv.Software.Agent.Path, agent)
 		}
 	}

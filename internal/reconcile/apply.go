@@ -29,7 +29,7 @@ type Result struct {
 func (h *Host) Apply(ctx context.Context, p *plan.Plan, s *State, changes []Change) (Result, error) {
 	a := &applier{h: h, differ: newDiffer(p, s), failed: map[int]bool{}, late: map[int]string{}}
 	if paths := Conflicts(changes); len(paths) > 0 && !h.Adopt {
-		if !a.ours() { // a node of somebody else's is not changed by halves
+		if !a.ours() { // a node that kbnode did not set up is changed as a whole or not at all
 			return a.result, &ConflictError{Paths: paths}
 		}
 		a.errs = conflictsBySlot(changes)

@@ -202,7 +202,7 @@ func TestLostReadIsRepeated(t *testing.T) {
 	}
 }
 
-// A job that failed is an error; one whose end nobody tells of is judged by its unit.
+// A job that failed is an error; one whose end is not reported is judged by its unit.
 func TestJobs(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {

@@ -75,7 +75,7 @@ func ofAllJobs(c Change) bool {
 	return c.Slot < 0 && c.files() && !c.away && strings.HasPrefix(c.Subject, dir)
 }
 
-// refuses says that a change would replace a file of somebody else's.
+// refuses says that a change would replace a file that kbnode did not write.
 func (a *applier) refuses(c Change) bool {
 	if c.Kind != Adopt || c.agreed || a.h.Adopt {
 		return false

@@ -88,7 +88,7 @@ func TestFaultOfOneSlot(t *testing.T) {
 	}
 }
 
-// slotsOf are the slots that an error of Apply is of; -1 stands for the rest.
+// slotsOf are the slots that an error of Apply is of; -1 is the rest.
 func slotsOf(err error) []int {
 	var of []int
 	if rest := reconcile.EachSlot(err, func(slot int, _ error) { of = append(of, slot) }); rest != nil {

@@ -149,7 +149,7 @@ func (h *Host) mkdir(name string, mode uint32, own owner) error {
 	}
 	err := h.chmod(name, mode, own)
 	if err != nil && made == nil {
-		_ = os.Remove(h.path(name)) // or the next run takes its mode for somebody else's
+		_ = os.Remove(h.path(name)) // or the next run takes its mode for the operator's
 	}
 	return err
 }

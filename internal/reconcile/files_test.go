@@ -23,7 +23,7 @@ func (m *machine) applyAfter(p *plan.Plan, change func()) error {
 	return err
 }
 
-// A link that somebody puts in place of a directory between the look and the write
+// A link that someone puts in place of a directory between the look and the write
 // leads nowhere.
 func TestPlantedLink(t *testing.T) {
 	t.Parallel()
@@ -132,7 +132,7 @@ func TestLockOnAFileWithoutAName(t *testing.T) {
 	release()
 }
 
-// Each limit that somebody took away is set again.
+// Each limit that someone removed is set again.
 func TestEveryLimit(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)

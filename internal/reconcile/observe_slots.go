@@ -16,7 +16,7 @@ import (
 )
 
 // runsTime bounds the look at one slot's processes. A job can make its own memory, and
-// so its environment, one that nobody can read: a mapped file of a FUSE mount.
+// so its environment, one that no one can read: a mapped file of a FUSE mount.
 const runsTime = 5 * time.Second
 
 // slots finds out what each slot runs.

@@ -162,7 +162,7 @@ func TestUninstallPutsSettingsBack(t *testing.T) {
 	}
 }
 
-// TestLimitsAreOnlyRaised leaves what is larger to whoever set it.
+// TestLimitsAreOnlyRaised leaves a larger value as it is.
 func TestLimitsAreOnlyRaised(t *testing.T) {
 	t.Parallel()
 	const aio, ptys = "/proc/sys/fs/aio-max-nr", "/proc/sys/kernel/pty/max"
@@ -187,14 +187,14 @@ func TestLimitsAreOnlyRaised(t *testing.T) {
 			if _, changes := m.diff(p); len(changes) > 0 {
 				t.Errorf("changes are left: %v", changes)
 			}
-			// Somebody raises one further: that is as planned, and theirs.
+			// Someone raises one further: that is as planned, and theirs.
 			m.write(ptys, "50000\n")
 			if _, changes := m.diff(p); len(changes) > 0 {
 				t.Errorf("raised further: %v", changes)
 			}
 			m.apply(slots(1).plan(t))
 			equal(t, "put back", row.back, m.read(aio))
-			equal(t, "somebody else's", "50000", m.read(ptys))
+			equal(t, "the operator's", "50000", m.read(ptys))
 		})
 	}
 }
