@@ -107,6 +107,7 @@ func checkConfig(s Streams, name string, text []byte, asJSON bool) error {
 	if faults, ok := errors.AsType[*config.Faults](err); ok {
 		report.Faults = faults.List
 	}
+	report.Warnings = append(report.Warnings, f.Notes...)
 	if err == nil && f.Config.Queue == "" {
 		report.Warnings = append(report.Warnings, "no queue is set, and kbnode install needs one; add a line such as queue: b200")
 	}

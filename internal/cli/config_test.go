@@ -232,6 +232,16 @@ func TestConfigShowEnvironment(t *testing.T) {
 	if got := show(map[string]string{"GPU_TYPE": "from-file"}); got.err != "" {
 		t.Errorf("the same over one by hand: %+v", got)
 	}
+	put(t, root, plan.ConfigPath, "# "+plan.Marker+"\ngpus: [6, 7]\n")
+	if got := show(map[string]string{"GPU_COUNT": "4"}); !strings.Contains(squeeze(got.out), "gpu_count: 4 # environment (GPU_COUNT)\n") || !strings.Contains(squeeze(got.out), "#gpus: # default: the first gpu_count\n") {
+		t.Errorf("the old variable: %+v", got)
+	}
+	m := &machine{root: root}
+	for flag, want := range map[string]string{"": "GPU_COUNT=4 is read as the first 4 GPUs; write --gpu-count 4", "6-7": ""} {
+		if err := m.loadConfig(&wishes{gpus: flag}, func(k string) string { return map[string]string{"GPU_COUNT": "4"}[k] }); err != nil || strings.Join(m.notes, " ") != want {
+			t.Errorf("with --gpus %q: %q, %v", flag, m.notes, err)
+		}
+	}
 	if got := show(map[string]string{"GPU_COUNT": "many"}); got.code != 1 || !strings.Contains(got.err, "GPU_COUNT=many is not a number") {
 		t.Errorf("a bad variable: %+v", got)
 	}

@@ -11,9 +11,11 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/installer"
@@ -30,6 +32,7 @@ const packagedBinary = "/usr/bin/kbnode"
 // wishes are the flags that say the same as the configuration file.
 type wishes struct {
 	cfg           config.Config
+	flags         *pflag.FlagSet // nil for no flags
 	gpus          string
 	memory        string
 	reserveMemory string
@@ -37,9 +40,11 @@ type wishes struct {
 
 func (w *wishes) register(cmd *cobra.Command) {
 	f := cmd.Flags()
+	w.flags = f
 	f.StringVar(&w.cfg.Queue, "queue", "", "Buildkite queue, or a template with {vendor}, {gpu}, {shape}, {index}, {node}")
 	f.StringVar(&w.cfg.Node, "node", "", "name of this node (default: the host name)")
-	f.StringVar(&w.gpus, "gpus", "", "GPUs to use: all, none, or indices, UUIDs or PCI addresses such as 0,2,5")
+	f.StringVar(&w.gpus, "gpus", "", "GPUs to use: all, none, or indices, UUIDs or PCI addresses such as 0,2,5 or 0-3")
+	f.IntVar((*int)(&w.cfg.GPUCount), "gpu-count", 0, "how many GPUs to use, the first ones (default: all)")
 	f.IntVar(&w.cfg.GPUsPerSlot, "gpus-per-slot", 0, "whole GPUs of each slot (default: 1)")
 	f.IntVar(&w.cfg.Slots, "slots", 0, "slots of a machine whose GPUs are none")
 	f.IntVar(&w.cfg.CPUsPerSlot, "cpus-per-slot", 0, "hardware threads of each slot (default: an even share)")
@@ -72,6 +77,14 @@ func (w *wishes) config() (config.Config, error) {
 			errs = append(errs, fmt.Errorf("--gpus: %w", err))
 		}
 		c.GPUs = g
+		// A bare number is a count to some, as in `gpus: 4`, and an index to others: the wrong
+		// GPUs would be lent without a word.
+		if n, err := strconv.Atoi(strings.TrimSpace(w.gpus)); err == nil && n > 0 {
+			errs = append(errs, fmt.Errorf("--gpus %d may mean %[1]d GPUs or GPU %[1]d; write --gpu-count %[1]d for %[1]d GPUs, or --gpus %[1]d-%[1]d for GPU %[1]d alone", n))
+		}
+	}
+	if w.flags != nil && w.flags.Changed("gpu-count") && c.GPUCount == 0 {
+		errs = append(errs, errors.New("--gpu-count: 0 is not a number of GPUs; write one above 0, or --gpus none --slots N for slots without any"))
 	}
 	for _, p := range config.Validate(c) {
 		flag := strings.NewReplacer("reserve.", "reserve-", "agent.", "", "image.", "", "_", "-").Replace(p.Key)
@@ -91,9 +104,11 @@ type machine struct {
 	others  *[]plan.Drain // to plan with instead
 	agents  plan.Agents   // as kept
 	plan    *plan.Plan
-	managed bool // the configuration file is kbnode's own, or there is none
-	wished  bool // there is none, or it does not say all that was asked for
-	reshape bool // slots are made of the instances and partitions that there are now
+	notes   []string // about old spellings
+	old     bool     // the configuration file has some
+	managed bool     // the configuration file is kbnode's own, or there is none
+	wished  bool     // there is none, or it does not say all that was asked for
+	reshape bool     // slots are made of the instances and partitions that there are now
 }
 
 // configText is a configuration before it is parsed.
@@ -138,10 +153,11 @@ func (m *machine) loadConfig(w *wishes, env func(string) string) error {
 	}
 	missing := err != nil
 	m.managed = missing || strings.Contains(firstLines(string(text), 3), plan.Marker)
-	base, err := config.Parse(file, text)
+	read, err := config.Read(file, text)
 	if err != nil {
 		return usage(err)
 	}
+	base := read.Config
 	over, err := config.FromEnv(env)
 	if err != nil {
 		return usage(err)
@@ -151,6 +167,10 @@ func (m *machine) loadConfig(w *wishes, env func(string) string) error {
 		return err
 	}
 	m.cfg = config.Merge(config.Merge(base, over), flags)
+	m.notes, m.old = read.Notes, len(read.Notes) > 0
+	if n := over.GPUCount; n > 0 && flags.GPUs.IsZero() && flags.GPUCount == 0 {
+		m.notes = append(m.notes, fmt.Sprintf("GPU_COUNT=%d is read as the first %[1]d GPUs; write --gpu-count %[1]d", n))
+	}
 	m.wished = missing || !reflect.DeepEqual(m.cfg, base)
 	if !m.managed && m.wished {
 		return usagef("%s was written by hand and says otherwise than the flags or variables given; change the file, or leave them out", file)
@@ -245,8 +265,9 @@ func (m *machine) think() error {
 		}
 		in.Binary = exe
 	}
-	in.ConfigKept = m.managed && !m.wished
-	if m.managed && m.wished {
+	wished := m.wished || m.reshape && m.old // an install writes the new spelling
+	in.ConfigKept = m.managed && !wished
+	if m.managed && wished {
 		var err error
 		if in.ConfigText, err = config.Render(m.cfg, plan.Marker+". Flags of kbnode install end up here; to own the file, edit it and delete this line."); err != nil {
 			return err
@@ -256,6 +277,7 @@ func (m *machine) think() error {
 	if err != nil {
 		return err
 	}
+	p.Warnings = append(append([]string{}, m.notes...), p.Warnings...)
 	m.plan = p
 	return nil
 }

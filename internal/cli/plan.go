@@ -149,6 +149,9 @@ func printSlots(w io.Writer, p *plan.Plan) {
 	}
 	t.row("system", "", "", "", "", cmp.Or(p.Reserved.CPUs, "-"), "", bytesText(p.Reserved.MemoryBytes))
 	t.print()
+	if used := p.UsedGPUs(); used < p.GPUs {
+		printf(w, "%d of %d GPUs used\n", used, p.GPUs)
+	}
 }
 
 func pciOf(g plan.SlotGPU) string  { return g.PCI }

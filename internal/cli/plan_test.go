@@ -25,6 +25,20 @@ func TestPlanText(t *testing.T) {
 	golden(t, "b200x8.plan.txt", got.out)
 }
 
+// A vendor who lends some of the GPUs sees how many.
+func TestPlanSaysHowManyGPUs(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"--gpu-count 4": "\n4 of 8 GPUs used\n", "--gpus 0,2-3": "\n3 of 8 GPUs used\n", "--gpus 4-4": "\n1 of 8 GPUs used\n",
+		"--gpus none --slots 2": "\n0 of 8 GPUs used\n", "--gpus all": "", "--gpu-count 8 --gpus all": "",
+	} {
+		got := kbnode(t, append([]string{"plan", "--root", machinetest.B200x8().Dir(t), "--queue", "q"}, strings.Fields(args)...)...)
+		if got.code != 0 || !strings.Contains(got.out, want) || want == "" && strings.Contains(got.out, "GPUs used") {
+			t.Errorf("%s: code %d, %q in\n%s%s", args, got.code, want, got.out, got.err)
+		}
+	}
+}
+
 // contract is what programs that read the plan rely on, written down apart from
 // the types that make it.
 type contract struct {
@@ -200,6 +214,9 @@ func TestConfigFileOfATree(t *testing.T) {
 		{name: "kbnode's own keeps what no flag says", text: ours + "queue: from-file\nnode: n9\n", args: []string{"--cpus-per-slot", "4"}, out: `"agent": "n9-gpu0"`},
 		{name: "an operator's that agrees", text: "queue: from-file\n", args: []string{"--queue", "from-file"}, out: `"queue": "from-file"`},
 		{name: "an operator's that disagrees", text: "queue: from-file\n", args: []string{"--queue", "from-flag"}, code: 2, err: plan.ConfigPath + " was written by hand and says otherwise"},
+		{name: "an operator's old count that agrees", text: "queue: a\ngpus: 4\n", args: []string{"--gpu-count", "4"}, out: "gpus: 4 is read as the first 4 GPUs; write gpu_count: 4"},
+		{name: "an operator's count that disagrees", text: "gpu_count: 4\n", args: []string{"--gpus", "0-3"}, code: 2, err: "written by hand and says otherwise"},
+		{name: "kbnode's own count gives way to a choice", text: ours + "gpu_count: 4\n", args: []string{"--gpus", "6-7"}, out: `"name": "gpu7"`},
 		{name: "unknown key", text: "\nqueue: a\nqueues: b\n", code: 2, err: plan.ConfigPath + `:3: unknown key "queues"; write "queue"`},
 		{name: "two errors", text: "cpus_per_slot: -1\nmemory_per_slot: 8GB\n", code: 2, err: plan.ConfigPath + `:2: "8GB" is not a size`},
 	} {
@@ -232,7 +249,10 @@ func TestConfigFileIsWrittenWhereItMustBe(t *testing.T) {
 		{name: "all is said", text: ours + "queue: a # why\n", kept: true},
 		{name: "said again", text: ours + "queue: a\n", args: []string{"--queue", "a"}, kept: true},
 		{name: "a new wish", text: ours + "queue: a\n", args: []string{"--queue", "b"}, content: "queue: b"},
+		{name: "an old spelling", text: ours + "queue: a\ngpus: 4\n", content: "gpu_count: 4"},
+		{name: "an old choice", text: ours + "queue: a\ngpus: '4'\n", content: "gpus: [4]"},
 		{name: "by hand", text: "queue: a\n"},
+		{name: "an old spelling by hand", text: "queue: a\ngpus: 4\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -11,8 +11,11 @@ type Config struct {
 	Queue string `yaml:"queue,omitempty"`
 	// Node names this machine in agent names and tags. Default: the host name.
 	Node string `yaml:"node,omitempty"`
-	// GPUs chooses the GPUs that become slots. Default: all.
+	// GPUs chooses the GPUs that become slots. Default: all, or the first GPUCount.
 	GPUs GPUs `yaml:"gpus,omitempty"`
+	// GPUCount is how many GPUs become slots; parts of a GPU count as one. Where GPUs
+	// chooses as well, both must agree. Default: as many as GPUs chooses.
+	GPUCount Count `yaml:"gpu_count,omitempty"`
 	// GPUsPerSlot is how many whole GPUs a slot has. Default: 1.
 	GPUsPerSlot int `yaml:"gpus_per_slot,omitempty"`
 	// Groups are slots of several GPUs, beside those that GPUsPerSlot makes of the

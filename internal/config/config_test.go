@@ -22,7 +22,15 @@ var parseCases = []struct {
 		want: Config{Queue: "nvidia-h100-{index}", Node: "box1", GPUs: GPUs{List: []string{"0", "2", "5"}}, CPUsPerSlot: 16, MemoryPerSlot: 32 << 30, Reserve: Reserve{CPUs: 4, Memory: 16 << 30}},
 	},
 	{name: "all GPUs", text: "gpus: all\n", want: Config{GPUs: GPUs{All: true}}},
-	{name: "a number of GPUs", text: "gpus: 4\n", want: Config{GPUs: GPUs{Count: 4}}},
+	{name: "a number of GPUs", text: "gpu_count: 4\n", want: Config{GPUCount: 4}},
+	{name: "ranges of GPUs", text: "gpus: 0,2-4\n", want: Config{GPUs: GPUs{List: []string{"0", "2", "3", "4"}}}},
+	{name: "a range in a list", text: "gpus: [6, 2-3]\n", want: Config{GPUs: GPUs{List: []string{"6", "2", "3"}}}},
+	{name: "range backward", text: "gpus: 3-0\n", err: `f.yaml:1: gpus: "3-0" runs backward; write 0-3`},
+	{name: "range without end", text: "gpus: 0-9999\n", err: `f.yaml:1: gpus: "0-9999" names more GPUs than a machine has`},
+	{name: "GPU in two ranges", text: "gpus: 0-3,2-5\n", err: "f.yaml:1: gpus: GPU 2 is named twice"},
+	{name: "no number of GPUs", text: "queue: a\ngpu_count: 0\n", err: `f.yaml:2: gpu_count: "0" is not a number of GPUs; write one above 0`},
+	{name: "count against choice", text: "gpus: 0-3\ngpu_count: 2\n", err: "f.yaml:2: gpu_count: 2 and gpus, which names 4, contradict each other"},
+	{name: "old count against count", text: "gpus: 4\ngpu_count: 2\n", err: `f.yaml:2: key "gpu_count" stands here a second time`},
 	{name: "one GPU in a list", text: "gpus: [4]\n", want: Config{GPUs: GPUs{List: []string{"4"}}}},
 	{name: "unknown key", text: "queue: a\nqueues: b\n", err: `f.yaml:2: unknown key "queues"; write "queue"`},
 	{name: "unknown nested key", text: "reserve:\n  mem: 1G\n", err: `f.yaml:2: unknown key "mem"; known here: cpus, memory`},
@@ -112,7 +120,7 @@ func TestFromEnv(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Config{Queue: "b200", Node: "box", GPUs: GPUs{Count: 4}, CPUsPerSlot: 16, MemoryPerSlot: 144 << 30}
+	want := Config{Queue: "b200", Node: "box", GPUCount: 4, CPUsPerSlot: 16, MemoryPerSlot: 144 << 30}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -176,12 +184,55 @@ func TestMergeOfShapes(t *testing.T) {
 	}
 }
 
+// TestMergeOfCounts: what a layer says of GPUs, by number or by name, sets aside both of the
+// layer below.
+func TestMergeOfCounts(t *testing.T) {
+	t.Parallel()
+	some, four, all := Config{GPUs: GPUs{List: []string{"1", "5"}}}, Config{GPUCount: 4}, Config{GPUs: GPUs{All: true}}
+	for _, over := range []Config{some, four, all} {
+		for _, base := range []Config{some, four, all} {
+			if diff := cmp.Diff(over, Merge(base, over)); diff != "" {
+				t.Errorf("%v over %v: %s", over, base, diff)
+			}
+		}
+	}
+}
+
+// TestOldCounts reads files from before gpu_count: they mean what they meant, and it is said.
+func TestOldCounts(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]struct {
+		Config
+		note string
+	}{
+		"gpus: 4\n":            {Config{GPUCount: 4}, "gpus: 4 is read as the first 4 GPUs; write gpu_count: 4 for that, or gpus: [4] for GPU 4 alone"},
+		"gpus: &n 2\n":         {Config{GPUCount: 2}, "write gpu_count: 2"},
+		"gpus: '4'\n":          {Config{GPUs: GPUs{List: []string{"4"}}}, "gpus: '4' is GPU 4 alone; write gpus: [4], or gpu_count: 4"},
+		"gpus: [4]\n":          {Config{GPUs: GPUs{List: []string{"4"}}}, ""},
+		"gpus: 4-4\n":          {Config{GPUs: GPUs{List: []string{"4"}}}, ""},
+		"gpus: all\n":          {Config{GPUs: GPUs{All: true}}, ""},
+		"reserve: {cpus: 4}\n": {Config{Reserve: Reserve{CPUs: 4}}, ""},
+	} {
+		f, err := Read("f", []byte(text))
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+			continue
+		}
+		if diff := cmp.Diff(want.Config, f.Config); diff != "" {
+			t.Errorf("%q: %s", text, diff)
+		}
+		if said := strings.Join(f.Notes, "\n"); (said == "") != (want.note == "") || !strings.Contains(said, want.note) {
+			t.Errorf("%q: said is %q, want %q", text, said, want.note)
+		}
+	}
+}
+
 func TestRenderIsReadBack(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]Config{
 		"empty": {},
 		"list":  {Queue: "b200", GPUs: GPUs{List: []string{"0", "GPU-1f", "0000:1a:00.0"}}, MemoryPerSlot: 32 << 30},
-		"count": {GPUs: GPUs{Count: 3}, Agent: Agent{Tags: []string{"a=b"}}},
+		"count": {GPUCount: 3, Agent: Agent{Tags: []string{"a=b"}}},
 		"all":   {GPUs: GPUs{All: true}, Job: Job{ShmSize: 1 << 30, CPUQuota: true}},
 		"none":  {GPUs: GPUs{None: true}, Slots: 4},
 		"parts": {GPUs: GPUs{List: []string{"0:3", "GPU-1f:0"}}, GPUsPerSlot: 2, Groups: Groups{{"0", "1"}, {"0000:1a:00.0", "GPU-1f"}}},

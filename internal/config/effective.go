@@ -34,6 +34,8 @@ type Setting struct {
 var decided = map[string]string{
 	"queue":                  "from what a slot is: b200, b200x4, b200-1g-23gb, mi300-cpx",
 	"node":                   "the host name",
+	"gpus":                   "the first gpu_count",
+	"gpu_count":              "as many as gpus names",
 	"groups":                 "none",
 	"slots":                  "none",
 	"cpus_per_slot":          "an even share",
@@ -57,7 +59,7 @@ var decided = map[string]string{
 // the file, of what the environment says over it, and of the defaults.
 func Effective(f File, env Config) ([]Setting, error) {
 	full := Merge(f.Config, env).WithDefaults()
-	if full.GPUs.IsZero() {
+	if full.GPUs.IsZero() && full.GPUCount == 0 {
 		full.GPUs.All = true
 	}
 	inEnv, inFile := map[string]bool{}, map[string]bool{}

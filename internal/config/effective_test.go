@@ -50,7 +50,7 @@ func TestDecidedAreTheKeysWithoutADefault(t *testing.T) {
 	t.Parallel()
 	var want []string
 	eachKey(reflect.ValueOf(Config{}.WithDefaults()), "", func(key string, v reflect.Value) {
-		if v.IsZero() && v.Kind() != reflect.Bool && key != "gpus" {
+		if v.IsZero() && v.Kind() != reflect.Bool {
 			want = append(want, key)
 		}
 	})

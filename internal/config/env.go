@@ -9,7 +9,7 @@ import (
 
 // variables are those of the scripts that kbnode replaces, by the key that each sets.
 var variables = map[string]string{
-	"queue": "GPU_TYPE", "node": "NODE_NAME", "gpus": "GPU_COUNT", "cpus_per_slot": "CPUS_PER_GPU", "memory_per_slot": "RAM_PER_GPU",
+	"queue": "GPU_TYPE", "node": "NODE_NAME", "gpu_count": "GPU_COUNT", "cpus_per_slot": "CPUS_PER_GPU", "memory_per_slot": "RAM_PER_GPU",
 }
 
 // FromEnv reads the variables of the scripts that kbnode replaces. get is
@@ -30,7 +30,7 @@ func FromEnv(get func(string) string) (Config, error) {
 	}
 	c.Queue = get("GPU_TYPE")
 	c.Node = get("NODE_NAME")
-	c.GPUs.Count = number("GPU_COUNT")
+	c.GPUCount = Count(number("GPU_COUNT"))
 	c.CPUsPerSlot = number("CPUS_PER_GPU")
 	if s := strings.TrimSpace(get("RAM_PER_GPU")); s != "" {
 		if _, err := strconv.Atoi(s); err == nil {
@@ -55,8 +55,8 @@ func FromEnv(get func(string) string) (Config, error) {
 func Merge(base, over Config) Config {
 	base.Queue = or(over.Queue, base.Queue)
 	base.Node = or(over.Node, base.Node)
-	if !over.GPUs.IsZero() {
-		base.GPUs = over.GPUs
+	if !over.GPUs.IsZero() || over.GPUCount != 0 { // either sets aside what was chosen before
+		base.GPUs, base.GPUCount = over.GPUs, over.GPUCount
 		if base.GPUs.None { // what was for the other kind of machine
 			base.GPUsPerSlot, base.Groups = 0, nil
 		} else {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gopkg.in/yaml.v3"
@@ -25,6 +26,8 @@ type File struct {
 	Config Config
 	// Lines are those of the keys that have a value, by dotted path.
 	Lines map[string]int
+	// Notes are sentences about old spellings: how they were read and what to write.
+	Notes []string
 }
 
 // Parse is what [Read] makes of a file.
@@ -57,7 +60,7 @@ func Read(name string, text []byte) (File, error) {
 		r.fault(0, "is empty, which a disk that was full leaves; write it again, or remove it for the defaults")
 	}
 	if len(r.faults) == 0 {
-		return File{c, r.lines}, nil
+		return File{c, r.lines, r.notes}, nil
 	}
 	slices.SortStableFunc(r.faults, func(a, b Fault) int { return cmp.Compare(a.Line, b.Line) })
 	if r.more > 0 {
@@ -69,6 +72,7 @@ func Read(name string, text []byte) (File, error) {
 // reader collects what is found in a file.
 type reader struct {
 	lines  map[string]int
+	notes  []string
 	faults []Fault
 	more   int // than are kept
 }
@@ -97,6 +101,9 @@ func (r *reader) look(n *yaml.Node, t reflect.Type, prefix string) {
 	var kept []*yaml.Node
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
+		if prefix == "" && key.Value == "gpus" {
+			r.oldCount(key, target(value))
+		}
 		typ, ok := known[key.Value]
 		switch before := first[key.Value]; {
 		case !ok:
@@ -120,6 +127,20 @@ func (r *reader) look(n *yaml.Node, t reflect.Type, prefix string) {
 		kept = append(kept, key, value)
 	}
 	n.Content = kept
+}
+
+// oldCount reads `gpus: 4` as it was meant before gpu_count: a number there took the first so
+// many GPUs, and a text named one.
+func (r *reader) oldCount(key, value *yaml.Node) {
+	v, err := strconv.Atoi(value.Value)
+	switch {
+	case err != nil || v < 0:
+	case value.ShortTag() == "!!str":
+		r.notes = append(r.notes, fmt.Sprintf("gpus: '%d' is GPU %[1]d alone; write gpus: [%[1]d], or gpu_count: %[1]d for the first %[1]d GPUs", v))
+	case v > 0:
+		key.Value = "gpu_count"
+		r.notes = append(r.notes, fmt.Sprintf("gpus: %d is read as the first %[1]d GPUs; write gpu_count: %[1]d for that, or gpus: [%[1]d] for GPU %[1]d alone", v))
+	}
 }
 
 // fits says whether a value may be decoded: it has no groups in it, whose keys would

@@ -9,6 +9,9 @@ var moreCases = map[string]bool{
 	"node: a_b": false, "node: a.b-c": true,
 	"gpus: [0, GPU-1f, '0000:1a:00.0']": true, "gpus: 0,2": true, "gpus: '0, x'": false, "gpus: []": false, "gpus: 1.5": false, "gpus: {a: 1}": false, "gpus: [10000]": false, "gpus: some": false,
 	"gpus: none\nslots: 4": true, "gpus: ['0:3', 'GPU-1f:0', '1a:00.0:6']": true, "gpus: '0:x'": false, "gpus: ['0:100']": false,
+	"gpus: 0-3": true, "gpus: '0,2-3'": true, "gpus: [0-3, 6]": true, "gpus: [GPU-1f, 2-2]": true, "gpus: 0-x": false, "gpus: '-3'": false, "gpus: '0-'": false, "gpus: 0-1-2": false, "gpus: '0-3:1'": false, "gpus: 0--3": false, "gpus: [10000-10001]": false, "gpus: -1": false,
+	"gpu_count: 4": true, "gpu_count: 0": false, "gpu_count: -2": false, "gpu_count: 1.5": false, "gpu_count: '4'": false, "gpu_count: all": false, "gpu_count: [4]": false, "gpu_count: {a: 4}": false, "gpu_count: 4\ngpus: 0-3": true, "gpu_count: 2\ngpus: ['0:1', '0:2', 1]": true,
+	"groups: [[0-3], [4-5, 7]]": true, "groups: [['0:1-2']]": false,
 	"gpus_per_slot: 2": true, "gpus_per_slot: 257": false, "gpus_per_slot: -2": false, "gpus_per_slot: two": false, "slots: 257": false, "slots: 0.5": false,
 	"groups: [[0, 1], ['0000:1a:00.0', GPU-1f]]": true, "groups: []": true, "groups: [0, 1]": false, "groups: [[0]]": false, "groups: [[]]": false, "groups: [[0, x]]": false, "groups: {a: [0, 1]}": false, "groups: all": false, "groups: [all]": false, "groups: [[0, 0]]": false, "groups: ['0,1']": false, "groups: [[[0, 1]]]": false,
 	"queue: '{shape}'":   true,
@@ -35,13 +38,20 @@ var moreCases = map[string]bool{
 }
 
 // beyondCases are those of parseCases that only a parser can refuse, by name.
-var beyondCases = []string{"two documents", "key twice", "clocks in octal"}
+var beyondCases = []string{
+	"two documents", "key twice", "clocks in octal",
+	"range backward", "range without end", "GPU in two ranges", "count against choice",
+}
 
 // beyond are more files that only kbnode refuses.
 var beyond = []string{
 	"queue: a\n---\n",
 	"gpus: [1, '1']", // equal, to kbnode
-	"gpus: none",     // and no slots
+	"gpus: 0-256",
+	"groups: [[2-2]]",
+	"gpu_count: 4\ngpus: [0, 1]",
+	"gpu_count: 4\ngpus: none\nslots: 4",
+	"gpus: none", // and no slots
 	"gpus: none\nslots: 2\ngpus_per_slot: 2",
 	"groups: [[0, 1], [1, 2]]",
 	"memory_per_slot: 0GiB", // arithmetic, here and below
@@ -56,6 +66,7 @@ var beyond = []string{
 
 // stricter are files that Parse takes and the schema does not, by what to write.
 var stricter = map[string]string{
+	"gpus: 4":                   "gpu_count: 4",
 	"cpus_per_slot: 0":          "leave the key out",
 	"queue: ''":                 "leave the key out",
 	"queue:":                    "leave the key out",

@@ -25,13 +25,11 @@ const (
 
 // JSONSchema is all that UnmarshalYAML reads.
 func (GPUs) JSONSchema() *jsonschema.Schema {
-	name := func() *jsonschema.Schema { return &jsonschema.Schema{Type: "string", Pattern: gpuName().String()} }
+	one := "(" + strings.Trim(gpuName().String(), "^$") + "|" + strings.Trim(gpuRange().String(), "^$") + ")"
 	list := &jsonschema.Schema{Type: "array", MinItems: new(uint64(1)), UniqueItems: true}
-	list.Items = anyOf(&jsonschema.Schema{Type: "integer", Minimum: "0", Maximum: "9999"}, name())
-	one := strings.Trim(gpuName().String(), "^$")
+	list.Items = anyOf(&jsonschema.Schema{Type: "integer", Minimum: "0", Maximum: "9999"}, &jsonschema.Schema{Type: "string", Pattern: "^" + one + "$"})
 	return anyOf(
 		&jsonschema.Schema{Enum: []any{"all", "none"}},
-		&jsonschema.Schema{Type: "integer", Minimum: "1"},
 		list,
 		&jsonschema.Schema{Type: "string", Pattern: "^" + one + `(\s*,\s*` + one + ")*$"},
 	)
@@ -39,9 +37,10 @@ func (GPUs) JSONSchema() *jsonschema.Schema {
 
 // JSONSchema is all that UnmarshalYAML reads.
 func (Groups) JSONSchema() *jsonschema.Schema {
-	list := GPUs{}.JSONSchema().AnyOf[2]
+	list, ranged := GPUs{}.JSONSchema().AnyOf[1], GPUs{}.JSONSchema().AnyOf[1]
 	list.MinItems = new(uint64(2))
-	return &jsonschema.Schema{Type: "array", Items: list, MaxItems: new(uint64(maxSlots))}
+	ranged.Items = &jsonschema.Schema{Type: "string", Pattern: gpuRange().String()}
+	return &jsonschema.Schema{Type: "array", Items: anyOf(list, ranged), MaxItems: new(uint64(maxSlots))}
 }
 
 // JSONSchema is sizeForm without the units of 1000, which ParseSize refuses.
@@ -75,6 +74,7 @@ func rules() map[string]func(*jsonschema.Schema) {
 		"queue":                      pattern("^" + strings.ReplaceAll(queue, "F", `\{(`+strings.Join(QueueFields, "|")+`)\}`) + "$"),
 		"node":                       pattern(nodeForm().String()),
 		"gpus":                       nil,
+		"gpu_count":                  least(1),
 		"gpus_per_slot":              between(1, maxSlots),
 		"groups":                     nil,
 		"slots":                      between(1, maxSlots),

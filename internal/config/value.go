@@ -12,22 +12,28 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
-// GPUs chooses GPUs: the first Count, those in List by index, UUID or PCI
-// address, all, or none. At most one of its fields is set; the zero value means all.
-// A part of a GPU is its GPU's name, a colon and the number of the part: 0:3.
+// GPUs chooses GPUs: those in List by index, UUID or PCI address, all, or none. At most
+// one of its fields is set; the zero value means all. A part of a GPU is its GPU's name, a
+// colon and the number of the part: 0:3.
 type GPUs struct {
-	All   bool // said in so many words, which sets aside what a lower layer chose
-	None  bool // slots without a GPU
-	Count int
-	List  []string
+	All  bool // said in so many words, which sets aside what a lower layer chose
+	None bool // slots without a GPU
+	List []string
 }
+
+// Count is a number of GPUs above 0; the zero value says nothing.
+type Count int
 
 // Groups are lists of GPUs, each of which is one slot.
 type Groups [][]string
 
-var gpuName = lazy.Regexp(`^(\d{1,4}|GPU-[0-9a-fA-F-]{1,64}|([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])(:\d{1,2})?$`)
+var (
+	gpuName  = lazy.Regexp(`^(\d{1,4}|GPU-[0-9a-fA-F-]{1,64}|([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])(:\d{1,2})?$`)
+	gpuRange = lazy.Regexp(`^(\d{1,4})-(\d{1,4})$`)
+)
 
-// ParseGPUs reads "all", "none" or a comma-separated list.
+// ParseGPUs reads "all", "none" or a comma-separated list, with ranges of indices such as
+// 0-3.
 func ParseGPUs(s string) (GPUs, error) {
 	s = strings.TrimSpace(s)
 	switch s {
@@ -38,16 +44,41 @@ func ParseGPUs(s string) (GPUs, error) {
 	}
 	var g GPUs
 	for part := range strings.SplitSeq(s, ",") {
-		part = strings.TrimSpace(part)
-		if !gpuName().MatchString(part) {
-			return GPUs{}, fmt.Errorf("%q names no GPU; write all, none, or indices, UUIDs or PCI addresses such as 0,2,5", part)
+		names, err := expand(strings.TrimSpace(part))
+		if err != nil {
+			return GPUs{}, err
 		}
-		if slices.Contains(g.List, part) {
-			return GPUs{}, fmt.Errorf("GPU %s is named twice; name each once", part)
+		for _, name := range names {
+			if slices.Contains(g.List, name) {
+				return GPUs{}, fmt.Errorf("GPU %s is named twice; name each once", name)
+			}
+			g.List = append(g.List, name)
 		}
-		g.List = append(g.List, part)
 	}
 	return g, nil
+}
+
+// expand is a name, or all indices of a range.
+func expand(part string) (names []string, err error) {
+	ends := gpuRange().FindStringSubmatch(part)
+	if ends == nil {
+		if !gpuName().MatchString(part) {
+			return nil, fmt.Errorf("%q names no GPU; write all, none, or indices, UUIDs or PCI addresses such as 0,2,5", part)
+		}
+		return []string{part}, nil
+	}
+	first, _ := strconv.Atoi(ends[1]) // digits, by the form
+	last, _ := strconv.Atoi(ends[2])
+	switch {
+	case first > last:
+		return nil, fmt.Errorf("%q runs backward; write %d-%d", part, last, first)
+	case last-first >= maxSlots:
+		return nil, fmt.Errorf("%q names more GPUs than a machine has; write at most %d", part, maxSlots)
+	}
+	for k := first; k <= last; k++ {
+		names = append(names, strconv.Itoa(k))
+	}
+	return names, nil
 }
 
 // Size is a number of bytes, written as 32GiB, 32G or 34359738368B.
@@ -124,6 +155,10 @@ const maxSlots = 256
 // validateShape checks what slots are made of.
 func validateShape(c Config, bad func(key, format string, args ...any)) {
 	switch {
+	case c.GPUCount > 0 && c.GPUs.None:
+		bad("gpu_count", "%d and gpus: none contradict each other; leave one of them out", c.GPUCount)
+	case c.GPUCount > 0 && len(c.GPUs.List) > 0 && len(c.GPUs.List) != int(c.GPUCount) && !slices.ContainsFunc(c.GPUs.List, notIndex):
+		bad("gpu_count", "%d and gpus, which names %d, contradict each other; leave out one of them", c.GPUCount, len(c.GPUs.List))
 	case c.GPUs.None && c.Slots == 0:
 		bad("slots", "a machine without GPUs has no number of slots; write one (--slots)")
 	case c.GPUs.None && (c.GPUsPerSlot > 0 || len(c.Groups) > 0):
@@ -147,6 +182,12 @@ func validateShape(c Config, bad func(key, format string, args ...any)) {
 	}
 }
 
+// notIndex says that a name may be another one's GPU, as a part of it or by its UUID.
+func notIndex(name string) bool {
+	_, err := strconv.Atoi(name)
+	return err != nil
+}
+
 // Validate checks what can be checked without a machine.
 func Validate(c Config) []Problem {
 	var ps []Problem
@@ -168,7 +209,7 @@ func Validate(c Config) []Problem {
 	}
 	for key, n := range map[string]int64{
 		"cpus_per_slot": int64(c.CPUsPerSlot), "reserve.cpus": int64(c.Reserve.CPUs),
-		"gpus_per_slot": int64(c.GPUsPerSlot), "slots": int64(c.Slots),
+		"gpu_count": int64(c.GPUCount), "gpus_per_slot": int64(c.GPUsPerSlot), "slots": int64(c.Slots),
 		"job.max_minutes": int64(c.Job.MaxMinutes), "job.tasks_max": c.Job.TasksMax,
 		"image.keep": int64(c.Image.Keep), "image.first_jobs": int64(c.Image.FirstJobs),
 	} {

@@ -17,24 +17,28 @@ func mistake(n *yaml.Node, format string, args ...any) error {
 	return &yaml.TypeError{Errors: []string{fmt.Sprintf("line %d: ", n.Line) + fmt.Sprintf(format, args...)}}
 }
 
-// UnmarshalYAML reads "all", "none", a count, or a list of indices, UUIDs and PCI
+// UnmarshalYAML reads "all", "none", or a list of indices, ranges of them, UUIDs and PCI
 // addresses.
 func (g *GPUs) UnmarshalYAML(n *yaml.Node) error {
-	switch n.Kind {
-	case yaml.ScalarNode:
-		if n.Tag == "!!int" {
-			v, err := strconv.Atoi(n.Value)
-			if err != nil || v < 1 {
-				return mistake(n, "gpus: %s is not a number of GPUs; write all, none, a number or a list such as [0, 2, 5]", n.Value)
-			}
-			*g = GPUs{Count: v}
-			return nil
-		}
+	switch {
+	case n.ShortTag() == "!!int": // a number that is one, look has made gpu_count
+		return mistake(n, "gpus: %s is not a number of GPUs; write gpu_count: 4 for four, or a list such as [0, 2, 5]", n.Value)
+	case n.Kind == yaml.ScalarNode:
 		return g.parse(n, n.Value)
-	case yaml.SequenceNode:
+	case n.Kind == yaml.SequenceNode:
 		return g.parse(n, joined(n))
 	}
-	return mistake(n, "gpus: write all, none, a number or a list such as [0, 2, 5]")
+	return mistake(n, "gpus: write all, none or a list such as [0, 2, 5] or 0-3")
+}
+
+// UnmarshalYAML reads a whole number above 0.
+func (c *Count) UnmarshalYAML(n *yaml.Node) error {
+	v, err := strconv.Atoi(n.Value)
+	if err != nil || v < 1 || n.ShortTag() != "!!int" {
+		return mistake(n, "gpu_count: %.80q is not a number of GPUs; write one above 0, or gpus: none for slots without any", n.Value)
+	}
+	*c = Count(v)
+	return nil
 }
 
 func (g *GPUs) parse(n *yaml.Node, s string) error {
@@ -51,8 +55,6 @@ func (g GPUs) MarshalYAML() (any, error) {
 	switch {
 	case g.None:
 		return "none", nil
-	case g.Count > 0:
-		return g.Count, nil
 	case len(g.List) == 0:
 		return "all", nil
 	}
@@ -112,7 +114,7 @@ func (g Groups) MarshalYAML() (any, error) {
 }
 
 // IsZero says that nothing was said, which means all GPUs.
-func (g GPUs) IsZero() bool { return !g.All && !g.None && g.Count == 0 && len(g.List) == 0 }
+func (g GPUs) IsZero() bool { return !g.All && !g.None && len(g.List) == 0 }
 
 // UnmarshalYAML reads a size such as 32GiB.
 func (s *Size) UnmarshalYAML(n *yaml.Node) error {

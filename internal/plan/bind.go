@@ -81,7 +81,7 @@ func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool)
 	for _, r := range replaced {
 		warnings = append(warnings, "slot "+SlotName(r.Slot)+": "+r.Why)
 	}
-	chosen, err := choose(pool, cfg.GPUs)
+	chosen, err := choose(pool, cfg.GPUs, int(cfg.GPUCount))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -111,14 +111,22 @@ func lastOf(kept []Binding, slot int) *Last {
 
 // choose keeps what the operator wants. An index is a GPU's number, which does not
 // shift when another GPU goes away.
-func choose(pool []resolved, want config.GPUs) ([]resolved, error) {
-	if want.Count > 0 {
-		all := numbers(pool)
-		if want.Count > len(all) {
-			return nil, fmt.Errorf("%d GPUs are asked for and this machine has %d; write --gpus all or name fewer", want.Count, len(all))
-		}
-		return slices.DeleteFunc(slices.Clone(pool), func(u resolved) bool { return !slices.Contains(all[:want.Count], u.GPU) }), nil
+func choose(pool []resolved, want config.GPUs, count int) ([]resolved, error) {
+	chosen, err := chooseNamed(pool, want)
+	if err != nil || count == 0 {
+		return chosen, err
 	}
+	all := numbers(chosen)
+	switch {
+	case !want.IsZero() && count != len(all):
+		return nil, fmt.Errorf("gpu_count: %d and gpus, which names %d, contradict each other; leave out one of them (--gpu-count, --gpus)", count, len(all))
+	case count < 0 || count > len(all):
+		return nil, fmt.Errorf("gpu_count: %d GPUs are asked for and this machine has %d; write at most %[2]d (--gpu-count), or leave it out for all", count, len(all))
+	}
+	return slices.DeleteFunc(slices.Clone(chosen), func(u resolved) bool { return !slices.Contains(all[:count], u.GPU) }), nil
+}
+
+func chooseNamed(pool []resolved, want config.GPUs) ([]resolved, error) {
 	if len(want.List) == 0 {
 		return pool, nil
 	}

@@ -50,6 +50,16 @@ func Build(in Input) (*Plan, error) {
 		Warnings: append(append([]string{}, warnings...), split.Warnings...), // never nil: JSON has a list
 		Reserved: Reserved{CPUs: split.ReservedCPUs.String(), MemoryBytes: split.ReservedMemory},
 	}
+	places := map[string]bool{}
+	for _, g := range inv.GPUs {
+		places[g.PCI] = true
+	}
+	for _, s := range slots { // also those that are away
+		for _, u := range s.members {
+			places[u.PCI] = true
+		}
+	}
+	p.GPUs = len(places)
 	p.chooseQueue(&cfg, slots)
 	was, is := read.Software.Agent, inv.Software.Agent
 	if err := p.addNode(in, was.Version == is.Version && len(was.Keys) == len(is.Keys)); err != nil {

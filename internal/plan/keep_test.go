@@ -47,7 +47,7 @@ func TestMemoryBetweenBoots(t *testing.T) {
 		"another reserve":                    {now: config.Config{Reserve: config.Reserve{Memory: 65 << 30}}, mibs: []int64{0, 0}},
 		"a share of its own":                 {now: config.Config{MemoryPerSlot: 200 << 30}, mibs: []int64{0, 0}},
 		"the same share":                     {then: config.Config{MemoryPerSlot: 200 << 30}, now: config.Config{MemoryPerSlot: 200 << 30}, mibs: []int64{-9, -9}, kept: true},
-		"fewer slots":                        {now: config.Config{GPUs: config.GPUs{Count: 7}}, mibs: []int64{0, 0}},
+		"fewer slots":                        {now: config.Config{GPUCount: 7}, mibs: []int64{0, 0}},
 		"more than the reserve makes up for": {then: config.Config{Reserve: config.Reserve{Memory: 1 << 30}}, now: config.Config{Reserve: config.Reserve{Memory: 1 << 30}}, mibs: []int64{-node / 40, -node / 40}},
 	} {
 		t.Run(name, func(t *testing.T) {

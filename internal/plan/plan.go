@@ -40,6 +40,7 @@ type Plan struct {
 	Schema   int      `json:"schema"`
 	Node     string   `json:"node"`
 	Slots    []Slot   `json:"slots"`
+	GPUs     int      `json:"gpus"` // of the machine, in slots or not; parts of one are one
 	Reserved Reserved `json:"reserved"`
 	Warnings []string `json:"warnings"`
 
@@ -71,6 +72,17 @@ type Slot struct {
 	User         string  `json:"user"`
 	Parked       string  `json:"parked,omitempty"` // why this slot cannot take jobs; "" when it can
 	Drains       []Drain `json:"drains,omitempty"` // who wants it to take none, an operator first
+}
+
+// UsedGPUs is how many of the GPUs are in slots, as a whole or in part.
+func (p *Plan) UsedGPUs() int {
+	used := map[int]bool{}
+	for _, s := range p.Slots {
+		for _, g := range s.GPUs {
+			used[g.Number] = true
+		}
+	}
+	return len(used)
 }
 
 // Serves says that the slot's agent should run.

@@ -237,12 +237,13 @@ func TestBindings(t *testing.T) {
 		return Binding{Slot: slot, Member: Member{GPU: slot, UUID: uuid, PCI: pci, Vendor: "nvidia", MemoryNode: -1}}
 	}
 	for _, tt := range []struct {
-		name string
-		gpus []inventory.GPU
-		kept []Binding
-		want config.GPUs
-		is   string // slot=uuid, parked slots in brackets
-		err  string
+		name  string
+		gpus  []inventory.GPU
+		kept  []Binding
+		want  config.GPUs
+		count config.Count
+		is    string // slot=uuid, parked slots in brackets
+		err   string
 	}{
 		{name: "new machine", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, is: "0=A 1=B"},
 		{name: "moved to another address", gpus: []inventory.GPU{gpu("B", "0"), gpu("A", "1")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, is: "0=A 1=B"},
@@ -259,15 +260,21 @@ func TestBindings(t *testing.T) {
 		{name: "chosen by index", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1"), gpu("C", "2")}, want: config.GPUs{List: []string{"2", "0"}}, is: "0=A 2=C"},
 		{name: "an index does not shift", gpus: []inventory.GPU{gpu("A", "0"), gpu("C", "2")}, kept: []Binding{kept(0, "A", "0"), kept(2, "C", "2")}, want: config.GPUs{List: []string{"0", "2"}}, is: "0=A 2=C"},
 		{name: "chosen by UUID and address", gpus: []inventory.GPU{gpu("A", "0000:01:00.0"), gpu("B", "0000:02:00.0"), gpu("C", "0000:03:00.0")}, want: config.GPUs{List: []string{"b", "03:00.0"}}, is: "1=B 2=C"},
-		{name: "the first two", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1"), gpu("C", "2")}, want: config.GPUs{Count: 2}, is: "0=A 1=B"},
+		{name: "the first two", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1"), gpu("C", "2")}, count: 2, is: "0=A 1=B"},
 		{name: "no such index", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, want: config.GPUs{List: []string{"9"}}, err: "GPU 9 does not exist: this machine has GPUs 0 to 1"},
-		{name: "too many", gpus: []inventory.GPU{gpu("A", "0")}, want: config.GPUs{Count: 2}, err: "2 GPUs are asked for and this machine has 1"},
+		{name: "too many", gpus: []inventory.GPU{gpu("A", "0")}, count: 2, err: "gpu_count: 2 GPUs are asked for and this machine has 1; write at most 1 (--gpu-count)"},
+		{name: "as many as chosen", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1"), gpu("C", "2")}, count: 2, want: config.GPUs{List: []string{"2", "b"}}, is: "1=B 2=C"},
+		{name: "all, and that many", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, count: 2, want: config.GPUs{All: true}, is: "0=A 1=B"},
+		{name: "all, and fewer", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, count: 1, want: config.GPUs{All: true}, err: "gpu_count: 1 and gpus, which names 2, contradict each other"},
+		{name: "fewer than chosen", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, count: 1, want: config.GPUs{List: []string{"A", "B"}}, err: "contradict each other"},
+		{name: "a negative number", gpus: []inventory.GPU{gpu("A", "0")}, count: -1, err: "gpu_count: -1 GPUs"},
+		{name: "the first of which is away", gpus: []inventory.GPU{gpu("B", "1"), gpu("C", "2")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, count: 2, is: "[0=A] 1=B"},
 		{name: "one GPU named twice", gpus: []inventory.GPU{gpu("A", "0")}, want: config.GPUs{List: []string{"0", "A"}}, err: "GPU A is chosen twice"},
 		{name: "no GPU", err: "no GPU that kbnode can see"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			slots, _, err := bind(tt.gpus, config.Config{GPUs: tt.want}, tt.kept, false)
+			slots, _, err := bind(tt.gpus, config.Config{GPUs: tt.want, GPUCount: tt.count}, tt.kept, false)
 			if tt.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.err) {
 					t.Fatalf("error is %v, want %q in it", err, tt.err)

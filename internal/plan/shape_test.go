@@ -141,16 +141,18 @@ func TestGroups(t *testing.T) {
 		cfg  config.Config
 		want string
 	}{
-		"pairs":            {b200, config.Config{GPUsPerSlot: 2}, "gpu0 b200x2 0,1\ngpu2 b200x2 2,3\ngpu4 b200x2 4,5\ngpu6 b200x2 6,7\n"},
-		"linked pairs":     {&linked, config.Config{GPUsPerSlot: 2}, "gpu0 b200x2 0,2\ngpu1 b200x2 1,3\ngpu4 b200x2 4,6\ngpu5 b200x2 5,7\n"},
-		"linked fours":     {&linked, config.Config{GPUsPerSlot: 4}, "gpu0 b200x4 0,1,2,3\ngpu4 b200x4 4,5,6,7\n"},
-		"all":              {b200, config.Config{GPUsPerSlot: 8}, "gpu0 b200x8 0,1,2,3,4,5,6,7\n"},
-		"one of four":      {b200, config.Config{Groups: config.Groups{{"4", "5", "6", "7"}}}, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\ngpu4 b200x4 4,5,6,7\n"},
-		"across nodes":     {b200, config.Config{Groups: config.Groups{{"7", "0"}}, GPUsPerSlot: 3, Queue: "q"}, "gpu0 q 0,7\ngpu1 q 1,2,3\ngpu4 q 4,5,6\n"},
-		"of those chosen":  {b200, config.Config{GPUs: config.GPUs{List: []string{"1", "2", "6", "7"}}, GPUsPerSlot: 2}, "gpu1 b200x2 1,2\ngpu6 b200x2 6,7\n"},
-		"without GPUs":     {b200, config.Config{GPUs: config.GPUs{None: true}, Slots: 3}, "gpu0 cpu \ngpu1 cpu \ngpu2 cpu \n"},
-		"a template":       {b200, config.Config{Groups: config.Groups{{"0", "1", "2", "3", "4", "5", "6"}}, Queue: "{vendor}-{shape}-{index}"}, "gpu0 nvidia-b200x7-0 0,1,2,3,4,5,6\ngpu7 nvidia-b200-7 7\n"},
-		"CPUs without any": {readMachine(t, machinetest.NoGPU()), config.Config{GPUs: config.GPUs{None: true}, Slots: 2, Queue: "cpu-{index}"}, "gpu0 cpu-0 \ngpu1 cpu-1 \n"},
+		"pairs":                              {b200, config.Config{GPUsPerSlot: 2}, "gpu0 b200x2 0,1\ngpu2 b200x2 2,3\ngpu4 b200x2 4,5\ngpu6 b200x2 6,7\n"},
+		"linked pairs":                       {&linked, config.Config{GPUsPerSlot: 2}, "gpu0 b200x2 0,2\ngpu1 b200x2 1,3\ngpu4 b200x2 4,6\ngpu5 b200x2 5,7\n"},
+		"linked fours":                       {&linked, config.Config{GPUsPerSlot: 4}, "gpu0 b200x4 0,1,2,3\ngpu4 b200x4 4,5,6,7\n"},
+		"all":                                {b200, config.Config{GPUsPerSlot: 8}, "gpu0 b200x8 0,1,2,3,4,5,6,7\n"},
+		"one of four":                        {b200, config.Config{Groups: config.Groups{{"4", "5", "6", "7"}}}, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\ngpu4 b200x4 4,5,6,7\n"},
+		"across nodes":                       {b200, config.Config{Groups: config.Groups{{"7", "0"}}, GPUsPerSlot: 3, Queue: "q"}, "gpu0 q 0,7\ngpu1 q 1,2,3\ngpu4 q 4,5,6\n"},
+		"of those chosen":                    {b200, config.Config{GPUs: config.GPUs{List: []string{"1", "2", "6", "7"}}, GPUsPerSlot: 2}, "gpu1 b200x2 1,2\ngpu6 b200x2 6,7\n"},
+		"of the first four":                  {b200, config.Config{GPUCount: 4, GPUsPerSlot: 2}, "gpu0 b200x2 0,1\ngpu2 b200x2 2,3\n"},
+		"a number of GPUs, not of instances": {divided(b200, 1, map[int][]int{0: {1, 1}, 1: {1, 1}}), config.Config{GPUCount: 1}, "gpu0 b200-1g-23gb 0/MIG-1-0-0\ngpu1 b200-1g-23gb 0/MIG-1-0-1\n"},
+		"without GPUs":                       {b200, config.Config{GPUs: config.GPUs{None: true}, Slots: 3}, "gpu0 cpu \ngpu1 cpu \ngpu2 cpu \n"},
+		"a template":                         {b200, config.Config{Groups: config.Groups{{"0", "1", "2", "3", "4", "5", "6"}}, Queue: "{vendor}-{shape}-{index}"}, "gpu0 nvidia-b200x7-0 0,1,2,3,4,5,6\ngpu7 nvidia-b200-7 7\n"},
+		"CPUs without any":                   {readMachine(t, machinetest.NoGPU()), config.Config{GPUs: config.GPUs{None: true}, Slots: 2, Queue: "cpu-{index}"}, "gpu0 cpu-0 \ngpu1 cpu-1 \n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -378,6 +380,9 @@ func TestPartitions(t *testing.T) {
 	t.Parallel()
 	cpx, spx := readMachine(t, machinetest.MI300XCPX()), readMachine(t, machinetest.MI300X())
 	p := build(t, cpx, config.Config{GPUs: config.GPUs{List: []string{"1", "7:5"}}}, nil, false)
+	if two := build(t, cpx, config.Config{GPUCount: 2}, nil, false); len(two.Slots) != 16 || two.UsedGPUs() != 2 || two.GPUs != 8 {
+		t.Errorf("2 GPUs are %d slots of %d of %d", len(two.Slots), two.UsedGPUs(), two.GPUs)
+	}
 	if len(p.Slots) != 9 || p.Slots[8].Index != 61 || p.Slots[8].GPUs[0].Partition != 5 || p.Slots[8].Queue != "mi300-cpx" {
 		t.Errorf("slots are\n%s", shapes(p))
 	}

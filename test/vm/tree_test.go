@@ -37,7 +37,7 @@ func TestInstallPlansAnotherMachine(t *testing.T) {
 	if found := regexp.MustCompile(`.{0,60}\b(` + regexp.QuoteMeta(own) + `|b200)\b.{0,60}`).FindString(out); own == "" || found != "" {
 		t.Errorf("the plan of another machine names this one's GPU %q or queue: %s", own, found)
 	}
-	if r := m.Try("kbnode plan --root /root/mi300x.txtar --gpus 9 --json"); r.Code != 1 || !strings.HasPrefix(strings.TrimSpace(r.Stdout), `{`) || !strings.Contains(r.Stdout, `"error": "GPU 9 does not exist`) {
+	if r := m.Try("kbnode plan --root /root/mi300x.txtar --gpus 9-9 --json"); r.Code != 1 || !strings.HasPrefix(strings.TrimSpace(r.Stdout), `{`) || !strings.Contains(r.Stdout, `"error": "GPU 9 does not exist`) {
 		t.Errorf("a refusal: exit %d, %s", r.Code, r.Stdout)
 	}
 	// The machine's own capture gives the same slots as the machine.
