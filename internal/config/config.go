@@ -74,9 +74,12 @@ type Agent struct {
 type Job struct {
 	// Profile is how closed a job's container is. Default: ProfileCompatible.
 	Profile string `yaml:"profile,omitempty"`
-	// Network is what a job's container is connected to, NetworkBridge or
-	// NetworkNone. Default: by the profile.
+	// Network is what a job's container is connected to: NetworkBridge,
+	// NetworkInternet or NetworkNone. Default: by the profile.
 	Network string `yaml:"network,omitempty"`
+	// AllowedNetworks are what jobs reach with NetworkInternet although it is private,
+	// in the forms of ParseDestination. Default: none.
+	AllowedNetworks []string `yaml:"allowed_networks,omitempty"`
 	// AllowedImages are regular expressions of the images that a job may run.
 	// Default: all.
 	AllowedImages Patterns `yaml:"allowed_images,omitempty"`
@@ -150,8 +153,11 @@ const (
 	// to but the checkout and tmpfs.
 	ProfileStrict = "strict"
 
-	NetworkBridge = "bridge"
-	NetworkNone   = "none"
+	// NetworkBridge has a way out to all that the node reaches, and NetworkInternet to
+	// public addresses only.
+	NetworkBridge   = "bridge"
+	NetworkInternet = "internet"
+	NetworkNone     = "none"
 )
 
 // DefaultRepositories are the repositories that kernelbot's pipelines use, by

@@ -47,6 +47,7 @@ var decided = map[string]string{
 	"agent.download_sha256":  "from the release's list of checksums",
 	"agent.proxies":          "none",
 	"agent.tags":             "none",
+	"job.allowed_networks":   "none",
 	"job.allowed_images":     "all",
 	"job.private_registries": "none",
 	"job.shm_size":           "a quarter of the slot's memory, 8 GiB at most",

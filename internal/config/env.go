@@ -88,6 +88,7 @@ func Merge(base, over Config) Config {
 	base.Job.Disk = or(over.Job.Disk, base.Job.Disk)
 	base.Job.Profile = or(over.Job.Profile, base.Job.Profile)
 	base.Job.Network = or(over.Job.Network, base.Job.Network)
+	base.Job.AllowedNetworks = orList(over.Job.AllowedNetworks, base.Job.AllowedNetworks)
 	base.Job.AllowedImages = orList(over.Job.AllowedImages, base.Job.AllowedImages)
 	base.Job.PrivateRegistries = orList(over.Job.PrivateRegistries, base.Job.PrivateRegistries)
 	base.Job.CPUQuota = or(over.Job.CPUQuota, base.Job.CPUQuota)

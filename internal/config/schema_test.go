@@ -95,7 +95,10 @@ func rules() map[string]func(*jsonschema.Schema) {
 		},
 		"job.profile": words(ProfileCompatible, ProfileStrict),
 		"job.network": func(s *jsonschema.Schema) {
-			s.Enum, s.Default = []any{NetworkBridge, NetworkNone}, nil // which one, the profile says
+			s.Enum, s.Default = []any{NetworkBridge, NetworkInternet, NetworkNone}, nil // which one, the profile says
+		},
+		"job.allowed_networks": func(s *jsonschema.Schema) {
+			s.Items.Pattern, s.MaxItems = destinationForm().String(), new(uint64(maxDestinations))
 		},
 		"job.allowed_images":     patterns,
 		"agent.proxies":          func(s *jsonschema.Schema) { s.Items.Pattern = proxyForm().String() },

@@ -291,7 +291,8 @@ func Validate(c Config) []Problem {
 		}
 	}
 	choice("job.profile", c.Job.Profile, ProfileCompatible, ProfileStrict)
-	choice("job.network", c.Job.Network, NetworkBridge, NetworkNone)
+	choice("job.network", c.Job.Network, NetworkBridge, NetworkInternet, NetworkNone)
+	validateNetworks(c.Job, bad)
 	for key, path := range map[string]string{"agent.binary": c.Agent.Binary, "docker.socket": c.Docker.Socket} {
 		if path != "" && !strings.HasPrefix(path, "/") {
 			bad(key, "%q is not an absolute path; write one that begins with /", path)

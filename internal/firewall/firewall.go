@@ -5,95 +5,17 @@ package firewall
 
 import (
 	"bytes"
-	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/google/nftables"
-
-	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // Name is the table, of family inet.
 const Name = "kbnode"
-
-// Slot is what the rules know of one slot.
-type Slot struct {
-	Bridge string // the interface of its containers' network
-	UID    uint32 // who its commands on the host run as
-}
-
-// maxPasswd bounds /etc/passwd, in bytes.
-const maxPasswd = 4 << 20
-
-// Slots are the slots that a tree's /etc/passwd has users of. Whoever writes
-// the rules asks there, so that all agree on them.
-func Slots(root string) ([]Slot, error) {
-	f, err := os.Open(filepath.Join(root, "etc/passwd"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the slots' users: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	data, err := io.ReadAll(io.LimitReader(f, maxPasswd))
-	if err != nil {
-		return nil, fmt.Errorf("read the slots' users: %w", err)
-	}
-	var list []Slot
-	for line := range strings.Lines(string(data)) {
-		fields := strings.Split(line, ":")
-		k, err := strconv.Atoi(strings.TrimPrefix(fields[0], bridges))
-		if err != nil || len(fields) < 3 || k < 0 || fields[0] != plan.UserName(k) {
-			continue
-		}
-		uid, err := strconv.ParseUint(fields[2], 10, 32)
-		if err != nil || uid == 0 {
-			return nil, fmt.Errorf("read the slots' users: user %s has the ID %.20q", fields[0], fields[2])
-		}
-		list = append(list, Slot{Bridge: plan.NetworkName(k), UID: uint32(uid)})
-	}
-	slices.SortFunc(list, func(a, b Slot) int { return cmp.Compare(a.Bridge, b.Bridge) })
-	return list, nil
-}
-
-// maxPolicy bounds a slot's policy, in bytes.
-const maxPolicy = 1 << 20
-
-// LocalPorts are the ports of the node that the commands of these slots may reach,
-// by the slots' policies in a tree. What cannot be read opens none.
-func LocalPorts(root string, list []Slot) []uint16 {
-	var ports []uint16
-	for _, s := range list {
-		k, err := strconv.Atoi(strings.TrimPrefix(s.Bridge, bridges))
-		if err != nil {
-			continue
-		}
-		f, err := os.Open(filepath.Join(root, plan.SlotPolicyPath(k)))
-		if err != nil {
-			continue
-		}
-		var policy struct {
-			LocalPorts []uint16 `json:"local_ports"`
-		}
-		if json.NewDecoder(io.LimitReader(f, maxPolicy)).Decode(&policy) == nil {
-			ports = append(ports, policy.LocalPorts...)
-		}
-		_ = f.Close()
-	}
-	slices.Sort(ports)
-	return slices.Compact(ports)
-}
 
 // State is what the kernel has of the table.
 type State string
@@ -107,17 +29,16 @@ const (
 
 var table = nftables.Table{Name: Name, Family: nftables.TableFamilyINet}
 
-// Look compares the kernel's rules with those for these slots, whose commands may
-// reach these ports of the node.
-func Look(list []Slot, ports ...uint16) (State, error) {
-	state, err := look(list, ports)
+// Look compares the kernel's rules with those for this node.
+func (n Node) Look() (State, error) {
+	state, err := n.look()
 	if err != nil {
 		return "", fmt.Errorf("read the nftables table inet %s: %w", Name, err)
 	}
 	return state, nil
 }
 
-func look(list []Slot, ports []uint16) (State, error) {
+func (n Node) look() (State, error) {
 	conn, err := nftables.New(nftables.AsLasting())
 	if err != nil {
 		return "", err
@@ -139,7 +60,7 @@ func look(list []Slot, ports []uint16) (State, error) {
 		return "", err
 	}
 	chains = slices.DeleteFunc(chains, func(c *nftables.Chain) bool { return c.Table == nil || c.Table.Name != Name })
-	want := rules()
+	want := n.rules()
 	if len(chains) != len(want) {
 		return Altered, nil
 	}
@@ -161,11 +82,11 @@ func look(list []Slot, ports []uint16) (State, error) {
 			}
 		}
 	}
-	return sets(conn, list, ports)
+	return n.sets(conn)
 }
 
-func sets(conn *nftables.Conn, list []Slot, ports []uint16) (State, error) {
-	for _, w := range members(list, ports) {
+func (n Node) sets(conn *nftables.Conn) (State, error) {
+	for _, w := range n.members() {
 		has, err := conn.GetSetElements(&nftables.Set{Table: &table, Name: w.set.Name})
 		if errors.Is(err, fs.ErrNotExist) {
 			return Altered, nil
@@ -181,23 +102,24 @@ func sets(conn *nftables.Conn, list []Slot, ports []uint16) (State, error) {
 	return Intact, nil
 }
 
-// Set writes the table for these slots in place of the one that is there. The
+// Set writes the table for this node in place of the one that is there. The
 // kernel does it in one step: there is no moment without rules.
-func Set(list []Slot, ports ...uint16) error {
+func (n Node) Set() error {
 	conn := &nftables.Conn{}
 	conn.AddTable(&table)
 	conn.DelTable(&table)
 	conn.AddTable(&table)
-	for _, m := range members(list, ports) {
+	for _, m := range n.members() {
 		if err := conn.AddSet(m.set, m.elements); err != nil {
 			return fmt.Errorf("write the nftables table inet %s: %w", Name, err)
 		}
 	}
 	made := map[string]*nftables.Chain{}
-	for _, c := range rules() { // before the rules, which jump to them
+	chains := n.rules()
+	for _, c := range chains { // before the rules, which jump to them
 		made[c.name] = conn.AddChain(c.nft())
 	}
-	for _, c := range rules() {
+	for _, c := range chains {
 		for _, r := range c.rules {
 			conn.AddRule(&nftables.Rule{Table: &table, Chain: made[c.name], Exprs: r.exprs()})
 		}
@@ -208,13 +130,13 @@ func Set(list []Slot, ports ...uint16) error {
 	return nil
 }
 
-// Ensure makes the kernel have the table for these slots.
-func Ensure(list []Slot, ports ...uint16) error {
+// Ensure makes the kernel have the table for this node.
+func (n Node) Ensure() error {
 	// What cannot be read is written anew.
-	if state, err := Look(list, ports...); err == nil && state == Intact {
+	if state, err := n.Look(); err == nil && state == Intact {
 		return nil
 	}
-	return Set(list, ports...)
+	return n.Set()
 }
 
 // Remove takes the table away. There may be none.

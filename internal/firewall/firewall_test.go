@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -18,7 +19,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/config"
 )
 
 var update = flag.Bool("update", false, "write testdata anew")
@@ -27,7 +28,7 @@ func TestText(t *testing.T) {
 	t.Parallel()
 	golden := filepath.Join("testdata", "kbnode.nft")
 	if *update {
-		if err := os.WriteFile(golden, []byte(text()), 0o600); err != nil {
+		if err := os.WriteFile(golden, []byte(example.text()), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -35,69 +36,15 @@ func TestText(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(want), text()); diff != "" {
+	if diff := cmp.Diff(string(want), example.text()); diff != "" {
 		t.Error(diff)
 	}
 }
 
-func TestSlots(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	if got, err := Slots(root); err != nil || got != nil {
-		t.Errorf("a tree without users: %v, %v", got, err)
-	}
-	write := func(text string) {
-		if err := os.MkdirAll(filepath.Join(root, "etc"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write(`root:x:0:0::/root:/bin/sh
-kbnode-gpu10:x:995:994::/:/usr/sbin/nologin
-kbnode-gpu:x:1:1::/:/
-kbnode-gpu07:x:2:2::/:/
-kbnode-gpu-1:x:3:3::/:/
-kbnode-gpu1x:x:4:4::/:/
-7:x:5:5::/:/
-kbnode-gpu2
-kbnode-gpu1:x:996:995::/:/usr/sbin/nologin
-`)
-	got, err := Slots(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]Slot{{"kbnode-gpu1", 996}, {"kbnode-gpu10", 995}}, got); diff != "" {
-		t.Error(diff)
-	}
-	for _, uid := range []string{"", "0", "-1", "x", "4294967296"} {
-		write("kbnode-gpu1:x:" + uid + ":995::/:/\n")
-		if got, err := Slots(root); err == nil {
-			t.Errorf("user ID %q: %v", uid, got)
-		}
-	}
-}
-
-func TestLocalPorts(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	for k, text := range []string{`{"local_ports": [8899, 3128]}`, `{"local_ports": [3128]}`, `{"local_ports": [70000]}`, `{"other": 1}`} {
-		path := filepath.Join(root, plan.SlotPolicyPath(k))
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var list []Slot
-	for k := range 5 {
-		list = append(list, Slot{plan.NetworkName(k), 1})
-	}
-	if diff := cmp.Diff([]uint16{3128, 8899}, LocalPorts(root, list)); diff != "" {
-		t.Error(diff)
-	}
-	if got := LocalPorts(root, list[2:]); len(got) > 0 {
-		t.Errorf("what cannot be read opens %v", got)
-	}
+// neighborhood are addresses beyond the node's link that are not of the Internet.
+var neighborhood = []string{
+	"10.1.2.3/32", "10.200.0.1/32", "100.64.7.7/32", "172.16.0.53/32", "172.31.255.1/32", "192.168.77.7/32", "192.168.77.8/32", "198.19.255.9/32",
+	"203.0.113.1/32", "fd00::53/128", "fd77::7/128", "fd78::1/128", "fd79::1/128", "64:ff9b::a01:203/128", "2002:a01:203::1/128",
 }
 
 const (
@@ -106,7 +53,22 @@ const (
 	ofSlot     = 4000 // where a slot's own command listens
 )
 
-var twoSlots = []Slot{{"kbnode-gpu0", uidOfSlot0}, {"kbnode-gpu1", uidOfSlot0 + 1}}
+var twoSlots = []Slot{{Bridge: "kbnode-gpu0", UID: uidOfSlot0}, {Bridge: "kbnode-gpu1", UID: uidOfSlot0 + 1}}
+
+// example is a node with something of everything that the rules depend on.
+var example = Node{
+	Slots: twoSlots, Ports: []uint16{proxy},
+	Allowed:   []config.Destination{destination("10.0.0.0/9"), destination("192.168.77.7:80"), destination("fd77::/16"), destination("[fd78::1]:443")},
+	Resolvers: []netip.Addr{netip.MustParseAddr("172.16.0.53"), netip.MustParseAddr("fd00::53")},
+}
+
+func destination(s string) config.Destination {
+	d, err := config.ParseDestination(s)
+	if err != nil {
+		panic(err)
+	}
+	return d
+}
 
 // rig is a node with two slots, two containers in the first, another bridge
 // such as Docker's, and a machine outside that also has the metadata's address.
@@ -135,7 +97,9 @@ func newRig(t *testing.T) rig {
 	} {
 		ns.sh(t, `ip link set lo up; ip addr add `+net[0]+`/24 dev eth0; ip link set eth0 up; ip route add default via `+net[1])
 	}
-	r.outside.sh(t, `ip addr add 169.254.169.254/32 dev lo`)
+	r.outside.sh(t, `for a in 169.254.169.254 `+strings.Join(neighborhood, " ")+`; do ip addr add $a dev lo; done
+		ip -6 addr add 2001:db8::2/64 dev eth0 nodad`)
+	r.node.sh(t, `ip route add default via 192.0.2.2; ip -6 addr add 2001:db8::1/64 dev outside nodad; ip -6 route add default via 2001:db8::2`)
 	for _, ns := range []*namespace{r.node, r.job, r.sibling, r.neighbour, r.other, r.outside} {
 		for _, port := range []int{53, 80, proxy} {
 			serve(t, ns, port, 0)
@@ -250,17 +214,22 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
+const yes, no, told = true, false, true
+
+// way is where somebody may get to, by port.
+type way struct {
+	what  string
+	from  *namespace
+	to    string
+	uid   int
+	ports map[int]bool
+	told  bool // a refusal comes at once
+}
+
+const long = 10 * time.Second
+
 func traffic(t *testing.T, r rig) {
-	const yes, no, told = true, false, true
-	const long = 10 * time.Second
-	rows := []struct {
-		what  string
-		from  *namespace
-		to    string
-		uid   int
-		ports map[int]bool
-		told  bool // a refusal comes at once
-	}{
+	rows := []way{
 		{"a job to the outside", r.job, "192.0.2.2", 0, map[int]bool{80: yes, 53: yes}, false},
 		{"a job to the metadata", r.job, "169.254.169.254", 0, map[int]bool{80: no, 53: yes}, told},
 		{"a job to its bridge", r.job, "198.18.0.1", 0, map[int]bool{80: no, 53: yes}, told},
@@ -294,27 +263,11 @@ func traffic(t *testing.T, r rig) {
 		}
 	}
 	r.node.in(func() {
-		if err := Ensure(twoSlots, proxy); err != nil {
+		if err := (Node{Slots: twoSlots, Ports: []uint16{proxy}}).Ensure(); err != nil {
 			t.Fatal(err)
 		}
 	})
-	for _, row := range rows {
-		for port, want := range row.ports {
-			for _, network := range []string{"tcp", "udp"} {
-				if port == 8080 && network == "udp" {
-					continue
-				}
-				patience := map[bool]time.Duration{yes: long, no: 300 * time.Millisecond}[want]
-				got, err := reach(row.from, network, fmt.Sprintf("%s:%d", row.to, port), row.uid, patience)
-				if got != want {
-					t.Errorf("%s, %s port %d: answered %t, %v", row.what, network, port, got, err)
-				}
-				if row.told && !want && network == "tcp" && !errors.Is(err, syscall.ECONNREFUSED) {
-					t.Errorf("%s, port %d: %v; a program would wait", row.what, port, err)
-				}
-			}
-		}
-	}
+	try(t, rows)
 	t.Run("link-local IPv6", func(t *testing.T) {
 		var hw net.HardwareAddr
 		r.node.in(func() {
@@ -333,6 +286,28 @@ func traffic(t *testing.T, r rig) {
 	})
 }
 
+// try goes each way by TCP and, in IPv4, by UDP.
+func try(t *testing.T, rows []way) {
+	t.Helper()
+	for _, row := range rows {
+		for port, want := range row.ports {
+			for _, network := range []string{"tcp", "udp"} {
+				if (port == 8080 || strings.Contains(row.to, ":")) && network == "udp" {
+					continue
+				}
+				patience := map[bool]time.Duration{yes: long, no: 300 * time.Millisecond}[want]
+				got, err := reach(row.from, network, net.JoinHostPort(row.to, fmt.Sprint(port)), row.uid, patience)
+				if got != want {
+					t.Errorf("%s, %s port %d: answered %t, %v", row.what, network, port, got, err)
+				}
+				if row.told && !want && network == "tcp" && !errors.Is(err, syscall.ECONNREFUSED) {
+					t.Errorf("%s, port %d: %v; a program would wait", row.what, port, err)
+				}
+			}
+		}
+	}
+}
+
 // TestRepair changes the rules as an operator might, and looks.
 func TestRepair(t *testing.T) {
 	t.Parallel()
@@ -340,7 +315,7 @@ func TestRepair(t *testing.T) {
 	node.in(func() {
 		look := func(want State, slots []Slot) {
 			t.Helper()
-			if got, err := Look(slots); err != nil || got != want {
+			if got, err := (Node{Slots: slots}).Look(); err != nil || got != want {
 				t.Errorf("%s, %v, want %s", got, err, want)
 			}
 		}
@@ -348,15 +323,27 @@ func TestRepair(t *testing.T) {
 		if err := Remove(); err != nil {
 			t.Error(err)
 		}
-		if err := Ensure(twoSlots); err != nil {
+		if err := (Node{Slots: twoSlots}).Ensure(); err != nil {
 			t.Fatal(err)
 		}
 		look(Intact, twoSlots)
 		look(Altered, twoSlots[:1])
-		other := []Slot{twoSlots[0], {"kbnode-gpu1", 5}}
-		look(Altered, other)
-		if got, err := Look(twoSlots, proxy); err != nil || got != Altered {
-			t.Errorf("with a port: %s, %v", got, err)
+		for what, other := range map[string]Node{
+			"another user":  {Slots: []Slot{twoSlots[0], {Bridge: "kbnode-gpu1", UID: 5}}},
+			"a port":        {Slots: twoSlots, Ports: []uint16{proxy}},
+			"the Internet":  {Slots: []Slot{twoSlots[0], {Bridge: "kbnode-gpu1", UID: uidOfSlot0 + 1, Internet: true}}},
+			"a destination": {Slots: twoSlots, Allowed: example.Allowed[:1]},
+			"a name server": {Slots: twoSlots, Resolvers: example.Resolvers[1:]},
+		} {
+			if got, err := other.Look(); err != nil || got != Altered {
+				t.Errorf("with %s: %s, %v", what, got, err)
+			}
+		}
+		if err := example.Ensure(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := example.Look(); err != nil || got != Intact {
+			t.Errorf("%s, %v", got, err)
 		}
 
 		conn := &nftables.Conn{}
@@ -380,28 +367,28 @@ func TestRepair(t *testing.T) {
 				return conn.Flush()
 			},
 		} {
-			if err := Ensure(twoSlots); err != nil {
+			if err := (Node{Slots: twoSlots}).Ensure(); err != nil {
 				t.Fatal(err)
 			}
 			if err := spoil(); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
-			if got, err := Look(twoSlots); err != nil || got == Intact {
+			if got, err := (Node{Slots: twoSlots}).Look(); err != nil || got == Intact {
 				t.Errorf("%s: %s, %v", name, got, err)
 			}
 		}
 		many := make([]Slot, 256)
 		for k := range many {
-			many[k] = Slot{fmt.Sprintf("kbnode-gpu%d", k), uint32(1000 + k)}
+			many[k] = Slot{fmt.Sprintf("kbnode-gpu%d", k), uint32(1000 + k), k%2 == 0}
 		}
-		if err := Ensure(many); err != nil {
+		if err := (Node{Slots: many}).Ensure(); err != nil {
 			t.Errorf("256 slots: %v", err)
 		}
-		if state, err := Look(many); err != nil || state == Altered {
+		if state, err := (Node{Slots: many}).Look(); err != nil || state == Altered {
 			// members are in the order of Slots, which this list is not
 			t.Errorf("256 slots: %s, %v", state, err)
 		}
-		if err := Ensure(nil); err != nil {
+		if err := (Node{}).Ensure(); err != nil {
 			t.Error(err)
 		}
 		look(Intact, nil)
@@ -415,12 +402,12 @@ func TestRepair(t *testing.T) {
 // BenchmarkEnsure is what each container costs. It needs the network of the
 // whole process to itself: unshare -n go test -bench .
 func BenchmarkEnsure(b *testing.B) {
-	if state, err := Look(nil); err != nil || state != Absent {
+	if state, err := (Node{}).Look(); err != nil || state != Absent {
 		b.Skip(state, err)
 	}
 	defer func() { _ = Remove() }()
 	for b.Loop() {
-		if err := Ensure(twoSlots); err != nil {
+		if err := (Node{Slots: twoSlots}).Ensure(); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 
@@ -102,8 +103,11 @@ func nfproto(proto byte) []expr.Any {
 func nfproto6() part { return part{"meta nfproto ipv6", nfproto(unix.NFPROTO_IPV6)} }
 
 // dns matches what goes to port 53 by "udp" or "tcp".
-func dns(proto string) part {
-	return part{proto + " dport 53", append(dport(proto), equals(binaryutil.BigEndian.PutUint16(53)))}
+func dns(proto string) part { return port(proto, 53) }
+
+// port matches what goes to a port by "udp" or "tcp".
+func port(proto string, number uint16) part {
+	return part{fmt.Sprintf("%s dport %d", proto, number), append(dport(proto), equals(binaryutil.BigEndian.PutUint16(number)))}
 }
 
 // portIn matches what goes to a port of a set by "udp" or "tcp".

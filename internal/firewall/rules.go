@@ -29,18 +29,35 @@ var metadata = []netip.Prefix{
 	netip.MustParsePrefix("fd00:c1::a9fe:a9fe/128"),
 }
 
+// private are the addresses that lead to the node, its neighborhood or a tunnel into
+// it, and not to the Internet. Of IPv6 everything outside of 2000::/3 is, and 6to4
+// and Teredo, which carry addresses of IPv4.
+var private = prefixes("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+	"192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/3",
+	"::/3", "4000::/2", "8000::/1", "2001::/32", "2002::/16")
+
+func prefixes(texts ...string) (list []netip.Prefix) {
+	for _, s := range texts {
+		list = append(list, netip.MustParsePrefix(s))
+	}
+	return list
+}
+
 // rules are the table's chains. DNS passes wherever it goes: some clouds serve
 // it at the address of the metadata, and the engine asks the node's resolver
 // from within a container's network. What a job may not reach says so at once:
 // many programs look for metadata at their start and would wait.
-func rules() []chain {
+func (n Node) rules() []chain {
 	job := iifname(bridges + "*")
 	toJob := oifname(bridges + "*")
 	names := []rule{
 		{dns("udp"), accept()},
 		{dns("tcp"), accept()},
 	}
-	fromJob := slices.Concat([]rule{{nfproto6(), drop()}}, names, []rule{
+	fromJob := slices.Concat([]rule{
+		{nfproto6(), drop()},
+		{inSet("iifname", internetBridges, iifnameTo(1)), jump("internet")},
+	}, names, []rule{
 		{ctStatusDNAT(), jump("refuse")}, // what the node publishes of others' containers
 	})
 	var host []rule
@@ -62,6 +79,7 @@ func rules() []chain {
 		{name: "output", hook: nftables.ChainHookOutput, rules: append([]rule{
 			{toJob, ctState("new", "invalid"), drop()},
 			{oifname("lo"), inSet("meta skuid", slotUsers, skuidTo(1)), jump("to_self")},
+			{inSet("meta skuid", internetUsers, skuidTo(1)), jump("internet")},
 		}, host...)},
 
 		// A job speaks to the node itself.
@@ -78,6 +96,9 @@ func rules() []chain {
 		}},
 		// A job speaks to the outside.
 		{name: "from_job", rules: fromJob},
+		// A job, or a command of one on the host, speaks to the outside where that is
+		// the Internet only.
+		{name: "internet", rules: n.internet()},
 		// The node speaks to the cloud; commands of jobs on the host must not.
 		{name: "metadata", rules: append(slices.Clone(names),
 			rule{inSet("meta skuid", slotUsers, skuidTo(1)), jump("refuse")},
@@ -94,11 +115,38 @@ func rules() []chain {
 	}
 }
 
-// The table's sets, the only part that depends on the slots.
+// internet passes DNS to the node's name servers, what the operator lists, and public
+// addresses. Metadata stays closed whatever is listed.
+func (n Node) internet() []rule {
+	var list []rule
+	for _, a := range n.Resolvers {
+		to := daddr(netip.PrefixFrom(a, a.BitLen()))
+		list = append(list, rule{to, dns("udp"), accept()}, rule{to, dns("tcp"), accept()})
+	}
+	list = append(list, rule{ctStatusDNAT(), jump("refuse")})
+	for _, p := range metadata {
+		list = append(list, rule{daddr(p), jump("refuse")})
+	}
+	for _, d := range n.Allowed {
+		if d.Port == 0 {
+			list = append(list, rule{daddr(d.Prefix), accept()})
+			continue
+		}
+		list = append(list, rule{daddr(d.Prefix), port("udp", d.Port), accept()}, rule{daddr(d.Prefix), port("tcp", d.Port), accept()})
+	}
+	for _, p := range private {
+		list = append(list, rule{daddr(p), jump("refuse")})
+	}
+	return append(list, rule{accept()})
+}
+
+// The table's sets, of what depends on the slots.
 const (
-	sameSlot   = "same_slot"   // a bridge and itself
-	slotUsers  = "slot_users"  // user IDs
-	localPorts = "local_ports" // of the node, for these users
+	sameSlot        = "same_slot"        // a bridge and itself
+	slotUsers       = "slot_users"       // user IDs
+	localPorts      = "local_ports"      // of the node, for these users
+	internetBridges = "internet_bridges" // of slots that have the Internet only
+	internetUsers   = "internet_users"   // of the same
 )
 
 // member is a set and what it holds, by key.
@@ -107,7 +155,7 @@ type member struct {
 	elements []nftables.SetElement
 }
 
-func members(list []Slot, ports []uint16) []member {
+func (n Node) members() []member {
 	same := member{set: &nftables.Set{
 		Table: &table, ID: 1, Name: sameSlot, Concatenation: true, // the library's own numbers are not for goroutines
 		KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIFName),
@@ -118,15 +166,25 @@ func members(list []Slot, ports []uint16) []member {
 	local := member{set: &nftables.Set{
 		Table: &table, ID: 3, Name: localPorts, KeyType: nftables.TypeInetService,
 	}}
-	for _, p := range ports {
+	publicBridges := member{set: &nftables.Set{
+		Table: &table, ID: 4, Name: internetBridges, KeyType: nftables.TypeIFName,
+	}}
+	publicUsers := member{set: &nftables.Set{
+		Table: &table, ID: 5, Name: internetUsers, KeyType: nftables.TypeUID, KeyByteOrder: binaryutil.NativeEndian,
+	}}
+	for _, p := range n.Ports {
 		local.elements = append(local.elements, nftables.SetElement{Key: binaryutil.BigEndian.PutUint16(p)})
 	}
-	for _, s := range list {
-		name := ifname(s.Bridge)
+	for _, s := range n.Slots {
+		name, user := ifname(s.Bridge), nftables.SetElement{Key: binaryutil.NativeEndian.PutUint32(s.UID)}
 		same.elements = append(same.elements, nftables.SetElement{Key: slices.Concat(name, name)})
-		users.elements = append(users.elements, nftables.SetElement{Key: binaryutil.NativeEndian.PutUint32(s.UID)})
+		users.elements = append(users.elements, user)
+		if s.Internet {
+			publicBridges.elements = append(publicBridges.elements, nftables.SetElement{Key: name})
+			publicUsers.elements = append(publicUsers.elements, user)
+		}
 	}
-	all := []member{same, users, local}
+	all := []member{same, users, local, publicBridges, publicUsers}
 	for _, m := range all {
 		slices.SortFunc(m.elements, func(a, b nftables.SetElement) int { return bytes.Compare(a.Key, b.Key) })
 	}
@@ -134,10 +192,10 @@ func members(list []Slot, ports []uint16) []member {
 }
 
 // text is the table as nft would print it, without the sets' elements.
-func text() string {
+func (n Node) text() string {
 	var b strings.Builder
 	b.WriteString("table inet " + Name + " {\n")
-	for _, c := range rules() {
+	for _, c := range n.rules() {
 		b.WriteString("\tchain " + c.name + " {\n")
 		if c.hook != nil {
 			b.WriteString("\t\ttype filter hook " + c.name + " priority filter; policy accept;\n")

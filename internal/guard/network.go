@@ -110,11 +110,11 @@ func newNetwork(p plan.JobPolicy, engine *docker.Engine) *slotNetwork {
 		slot:   p.Slot,
 		ensure: engine.EnsureNetwork,
 		protect: func() error {
-			slots, err := firewall.Slots("/")
+			node, err := firewall.Read("/")
 			if err != nil {
 				return err
 			}
-			return firewall.Ensure(slots, firewall.LocalPorts("/", slots)...)
+			return node.Ensure()
 		},
 		routes: func() (io.ReadCloser, error) { return os.Open("/proc/net/route") },
 	}

@@ -114,6 +114,9 @@ func Build(in Input) (*Plan, error) {
 		}
 	}
 	p.Warnings = append(p.Warnings, unboundDisks(inv, cfg, slots)...)
+	if len(cfg.Job.AllowedNetworks) > 0 && cfg.Job.Network == config.NetworkBridge {
+		p.Warnings = append(p.Warnings, "job.allowed_networks closes nothing by itself: jobs reach all that the node reaches; set job.network: internet")
+	}
 	p.Warnings = append(p.Warnings, p.withoutSlot(in.Drains)...)
 	p.sort()
 	return p, nil

@@ -31,11 +31,14 @@ type JobPolicy struct {
 	TimeLimitSeconds int64 `json:"time_limit_seconds,omitempty"`
 
 	Profile string   `json:"profile"`         // config.ProfileCompatible or ProfileStrict
-	Network string   `json:"network"`         // config.NetworkBridge, from which a job may step down, or NetworkNone
+	Network string   `json:"network"`         // config.NetworkBridge or NetworkInternet, from which a job may step down, or NetworkNone
 	Images  []string `json:"images,omitzero"` // regular expressions; nil means all, and an empty list none
 	// Registries are those from which jobs may pull although their addresses are
 	// private, as host or host:port.
 	Registries []string `json:"registries,omitempty"`
+	// Networks are what jobs reach with config.NetworkInternet although it is private, as
+	// config.ParseDestination reads it.
+	Networks []string `json:"allowed_networks,omitempty"`
 	// LocalPorts are the TCP and UDP ports of this machine that the slot's commands on
 	// the host may reach besides DNS.
 	LocalPorts []uint16 `json:"local_ports,omitempty"`
@@ -95,7 +98,7 @@ func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
 		WrittenBy: "kbnode", Slot: s.Index, Name: s.Name, User: s.User, Slice: SliceName(s.Index),
 		CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
 		TimeLimitSeconds: limit, PidsLimit: cfg.Job.TasksMax, DiskBytes: s.DiskBytes, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
-		Profile: cfg.Job.Profile, Network: cfg.Job.Network, Images: cfg.Job.AllowedImages,
+		Profile: cfg.Job.Profile, Network: cfg.Job.Network, Networks: cfg.Job.AllowedNetworks, Images: cfg.Job.AllowedImages,
 		Vendor: s.Vendor(), GPUs: []PolicyGPU{},
 		Env: slotEnv(s),
 		DropEnv: []string{

@@ -46,9 +46,9 @@ const lookTime = 10 * time.Second
 // state still has the rules.
 func (s SystemNetwork) Look(ctx context.Context) (NetworkState, error) {
 	var state NetworkState
-	slots, err := firewall.Slots("/")
+	node, err := firewall.Read("/")
 	if err == nil {
-		state.Rules, err = firewall.Look(slots, firewall.LocalPorts("/", slots)...)
+		state.Rules, err = node.Look()
 	}
 	switch {
 	case errors.Is(err, fs.ErrPermission):
@@ -72,11 +72,11 @@ func (s SystemNetwork) Look(ctx context.Context) (NetworkState, error) {
 
 // Protect implements Network.
 func (SystemNetwork) Protect() error {
-	slots, err := firewall.Slots("/")
+	node, err := firewall.Read("/")
 	if err != nil {
 		return err
 	}
-	return firewall.Ensure(slots, firewall.LocalPorts("/", slots)...)
+	return node.Ensure()
 }
 
 // Unprotect implements Network.
@@ -150,7 +150,8 @@ func (d *differ) networksGone() {
 }
 
 // protect writes the firewall rules where they are not as they should be, and
-// where they soon will not be: they name the slots' users.
+// where they soon will not be: they name the slots' users, and what the slots'
+// policies let them reach.
 func (d *differ) protect() {
 	if d.s.network == nil || d.uninstall || d.s.network.Rules == "" {
 		return
@@ -161,6 +162,10 @@ func (d *differ) protect() {
 		why = "the firewall rules between jobs are " + string(d.s.network.Rules)
 	case slices.ContainsFunc(d.out, func(c Change) bool { return (c.Kind == AddUser || c.Kind == DelUser) && c.Deferred == "" }):
 		why = "the slots' users change"
+	case slices.ContainsFunc(d.out, func(c Change) bool {
+		return c.Slot >= 0 && c.Subject == plan.SlotPolicyPath(c.Slot) && c.Kind != Chmod && c.Deferred == ""
+	}):
+		why = "the slots' policies change"
 	default:
 		return
 	}

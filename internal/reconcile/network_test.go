@@ -98,6 +98,20 @@ func TestNetwork(t *testing.T) {
 	_, changes := m.diff(p)
 	equal(t, "changes of the second run", nil, changes)
 
+	// What slots may reach is in their policies, which are there before the rules.
+	closed := slots(2).plan(t)
+	for i, file := range closed.Files {
+		if file.Path == plan.SlotPolicyPath(1) {
+			closed.Files[i].Content = strings.Replace(file.Content, `"network":""`, `"network":"internet"`, 1)
+		}
+	}
+	r, _ = m.apply(closed)
+	names = brief(r.Applied)
+	if policy := slices.Index(names, "update "+plan.SlotPolicyPath(1)); policy < 0 || policy > slices.Index(names, "protect inet kbnode") {
+		t.Errorf("the rules would be those of before: %v", names)
+	}
+	m.apply(p)
+
 	// A firewall that starts anew, and a node that gets a slot and loses it.
 	f.ruled = nil
 	r, _ = m.apply(p)

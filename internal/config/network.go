@@ -1,0 +1,83 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
+)
+
+// Destination is what jobs may reach: addresses, and a TCP and UDP port of them, or 0
+// for all.
+type Destination struct {
+	Prefix netip.Prefix
+	Port   uint16
+}
+
+// maxDestinations bounds the list, each of which is a rule that packets pass.
+const maxDestinations = 64
+
+// six is an address of IPv6 or a CIDR, which has two colons at least.
+const six = `[0-9A-Fa-f]{0,4}:[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:.]{0,40}(/\d{1,3})?`
+
+var destinationForm = lazy.Regexp(`^(\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?(:\d{1,5})?|` + six + `|\[` + six + `\](:\d{1,5})?)$`)
+
+// ParseDestination reads an address or a CIDR, with a port or without:
+// 10.1.2.3, 10.1.0.0/16, 10.1.2.3:5000, fd00::/8, [fd00::1]:443.
+func ParseDestination(s string) (Destination, error) {
+	if !destinationForm().MatchString(s) {
+		return Destination{}, errors.New("not an address or CIDR")
+	}
+	text, port := s, ""
+	if rest, is := strings.CutPrefix(s, "["); is {
+		text, port, _ = strings.Cut(rest, "]")
+		port = strings.TrimPrefix(port, ":")
+	} else if strings.Count(s, ":") == 1 {
+		text, port, _ = strings.Cut(s, ":")
+	}
+	var d Destination
+	if port != "" {
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil || n == 0 {
+			return d, fmt.Errorf("%s is not a port", port)
+		}
+		d.Port = uint16(n)
+	}
+	var err error
+	if strings.Contains(text, "/") {
+		d.Prefix, err = netip.ParsePrefix(text)
+	} else {
+		var addr netip.Addr
+		addr, err = netip.ParseAddr(text)
+		d.Prefix = netip.PrefixFrom(addr, addr.BitLen())
+	}
+	switch {
+	case err != nil:
+		return d, errors.New("not an address or CIDR")
+	case d.Prefix.Bits() == 0:
+		return d, errors.New("all addresses, which is what job.network: bridge reaches")
+	case d.Prefix.Addr().Is4In6():
+		return d, errors.New("IPv4 in the form of IPv6")
+	}
+	d.Prefix = d.Prefix.Masked()
+	return d, nil
+}
+
+// validateNetworks checks the list of what a job may reach besides the Internet.
+func validateNetworks(j Job, bad func(key, format string, args ...any)) {
+	const key = "job.allowed_networks"
+	for _, s := range j.AllowedNetworks {
+		switch d, err := ParseDestination(s); {
+		case err != nil:
+			bad(key, "%.80q: %v; write an address or CIDR, with a port or without, such as 10.1.2.0/24 or 10.1.2.3:5000", s, err)
+		case d.Prefix.Addr().IsLoopback() || d.Prefix.Addr().IsLinkLocalUnicast():
+			bad(key, "%s is closed to jobs whatever is listed; leave it out, and name ports of this machine in agent.proxies", s)
+		}
+	}
+	if len(j.AllowedNetworks) > maxDestinations {
+		bad(key, "%d entries are more than %d; write larger networks", len(j.AllowedNetworks), maxDestinations)
+	}
+}

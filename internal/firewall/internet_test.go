@@ -1,0 +1,60 @@
+package firewall
+
+import (
+	"maps"
+	"slices"
+	"testing"
+)
+
+// TestInternet sends packets of a slot that has the Internet only, beside one that
+// has more.
+func TestInternet(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	n := example
+	n.Slots = slices.Clone(twoSlots)
+	n.Slots[0].Internet = true
+	r.node.in(func() {
+		if err := n.Ensure(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	// What slots reach beyond the node's link, of ports 53, 80 and proxy.
+	none, all := map[int]bool{53: no, 80: no}, map[int]bool{53: yes, 80: yes, proxy: yes}
+	ways := map[string]map[int]bool{
+		"192.0.2.2": all, "203.0.113.1": all, // documentation's, which stands for the Internet
+		"10.1.2.3": all, "10.200.0.1": none,
+		"100.64.7.7": none, "172.31.255.1": none, "198.19.255.9": none, "192.168.77.8": none,
+		"192.168.77.7":    {80: yes, 53: no, proxy: no},
+		"172.16.0.53":     {53: yes, 80: no},
+		"169.254.169.254": none,
+	}
+	six := map[string]map[int]bool{
+		"2001:db8::2": all, "fd77::7": all, "fd78::1": none, "fd79::1": none, "64:ff9b::a01:203": none, "2002:a01:203::1": none,
+		"fd00::53": {53: yes, 80: no},
+	}
+	var rows []way
+	for to, ports := range ways {
+		rows = append(rows,
+			way{"a job to " + to, r.job, to, 0, ports, told},
+			way{"a slot's command to " + to, r.node, to, uidOfSlot0, ports, told},
+			way{"the node to " + to, r.node, to, 0, map[int]bool{53: yes, 80: yes}, false},
+			way{"the other slot's job to " + to, r.neighbour, to, 0, map[int]bool{53: yes, 80: to != "169.254.169.254"}, false})
+	}
+	for to, ports := range six {
+		rows = append(rows,
+			way{"a slot's command to " + to, r.node, to, uidOfSlot0, ports, told},
+			way{"the other slot's command to " + to, r.node, to, uidOfSlot0 + 1, maps.Clone(all), false})
+	}
+	rows = append(rows, []way{
+		{"a job to its slot's other container", r.job, "198.18.0.3", 0, all, false},
+		{"a job to its neighbour", r.job, "198.18.1.2", 0, none, told},
+		{"a job to another container", r.job, "172.30.0.2", 0, none, told},
+		{"a job to what the node publishes", r.job, "192.0.2.1", 0, map[int]bool{8080: no}, false},
+		{"a job to the node", r.job, "192.0.2.1", 0, map[int]bool{53: yes, 80: no}, told},
+		{"a slot's command to another container", r.node, "172.30.0.2", uidOfSlot0, none, told},
+		{"a slot's command to the node", r.node, "192.0.2.1", uidOfSlot0, map[int]bool{53: yes, 80: no, proxy: yes}, told},
+		{"the outside to a job", r.outside, "198.18.0.2", 0, none, false},
+	}...)
+	try(t, rows)
+}

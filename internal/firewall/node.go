@@ -1,0 +1,154 @@
+package firewall
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// Node is what the rules of a machine depend on.
+type Node struct {
+	Slots []Slot
+	// Ports are those of the node that the slots' commands on the host may reach.
+	Ports []uint16
+	// Allowed is what slots that have the Internet only reach besides, and Resolvers
+	// are the node's name servers, of which they reach port 53.
+	Allowed   []config.Destination
+	Resolvers []netip.Addr
+}
+
+// Slot is what the rules know of one slot.
+type Slot struct {
+	Bridge   string // the interface of its containers' network
+	UID      uint32 // who its commands on the host run as
+	Internet bool   // it reaches public addresses only
+}
+
+// Bounds of what is read, in bytes.
+const (
+	maxPasswd = 4 << 20 // /etc/passwd
+	maxFile   = 1 << 20 // a slot's policy, Docker's configuration, a list of name servers
+)
+
+// maxResolvers bounds the name servers, each of which is two rules. The C library
+// asks three.
+const maxResolvers = 16
+
+// Read reads a tree: the slots that it has users of, and their policies. Whoever
+// writes the rules reads them here, so that all agree on them.
+func Read(root string) (Node, error) {
+	slots, err := readSlots(root)
+	if err != nil {
+		return Node{}, fmt.Errorf("read the slots' users: %w", err)
+	}
+	n := Node{Slots: slots}
+	for i := range n.Slots {
+		n.readPolicy(root, &n.Slots[i])
+	}
+	if slices.ContainsFunc(n.Slots, func(s Slot) bool { return s.Internet }) {
+		n.Resolvers = resolvers(root)
+	}
+	slices.Sort(n.Ports)
+	n.Ports = slices.Compact(n.Ports)
+	slices.SortFunc(n.Allowed, func(a, b config.Destination) int {
+		return cmp.Or(a.Prefix.Compare(b.Prefix), cmp.Compare(a.Port, b.Port))
+	})
+	n.Allowed = slices.Compact(n.Allowed)
+	return n, nil
+}
+
+func readSlots(root string) ([]Slot, error) {
+	data, err := readFile(root, "etc/passwd", maxPasswd)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []Slot
+	for line := range strings.Lines(string(data)) {
+		fields := strings.Split(line, ":")
+		k, err := strconv.Atoi(strings.TrimPrefix(fields[0], bridges))
+		if err != nil || len(fields) < 3 || k < 0 || fields[0] != plan.UserName(k) {
+			continue
+		}
+		uid, err := strconv.ParseUint(fields[2], 10, 32)
+		if err != nil || uid == 0 {
+			return nil, fmt.Errorf("user %s has the ID %.20q", fields[0], fields[2])
+		}
+		list = append(list, Slot{Bridge: plan.NetworkName(k), UID: uint32(uid)})
+	}
+	slices.SortFunc(list, func(a, b Slot) int { return cmp.Compare(a.Bridge, b.Bridge) })
+	return list, nil
+}
+
+// readPolicy adds what a slot's policy says. One that cannot be read opens nothing.
+func (n *Node) readPolicy(root string, s *Slot) {
+	s.Internet = true
+	k, err := strconv.Atoi(strings.TrimPrefix(s.Bridge, bridges))
+	if err != nil {
+		return
+	}
+	data, err := readFile(root, plan.SlotPolicyPath(k), maxFile)
+	var policy plan.JobPolicy
+	if err != nil || json.Unmarshal(data, &policy) != nil {
+		return
+	}
+	s.Internet = policy.Network == config.NetworkInternet
+	n.Ports = append(n.Ports, policy.LocalPorts...)
+	for _, text := range policy.Networks {
+		if d, err := config.ParseDestination(text); err == nil {
+			n.Allowed = append(n.Allowed, d)
+		}
+	}
+}
+
+// resolvers are the name servers of the node, of systemd-resolved where that stands
+// between, and of Docker. Those on loopback are the node itself.
+func resolvers(root string) []netip.Addr {
+	var names []string
+	for _, name := range []string{"etc/resolv.conf", "run/systemd/resolve/resolv.conf"} {
+		data, _ := readFile(root, name, maxFile)
+		for line := range strings.Lines(string(data)) {
+			if f := strings.Fields(line); len(f) > 1 && f[0] == "nameserver" {
+				names = append(names, f[1])
+			}
+		}
+	}
+	var daemon struct {
+		DNS []string `json:"dns"`
+	}
+	if data, err := readFile(root, "etc/docker/daemon.json", maxFile); err == nil && json.Unmarshal(data, &daemon) == nil {
+		names = append(names, daemon.DNS...)
+	}
+	var list []netip.Addr
+	for _, name := range names {
+		if a, err := netip.ParseAddr(name); err == nil && !a.IsLoopback() && !a.IsUnspecified() {
+			list = append(list, a.Unmap().WithZone(""))
+		}
+	}
+	slices.SortFunc(list, netip.Addr.Compare)
+	list = slices.Compact(list)
+	return list[:min(len(list), maxResolvers)]
+}
+
+func readFile(root, name string, most int64) ([]byte, error) {
+	f, err := os.Open(filepath.Join(root, name))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, most))
+}

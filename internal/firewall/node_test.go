@@ -1,0 +1,107 @@
+package firewall
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+func TestSlots(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	if got, err := readSlots(root); err != nil || got != nil {
+		t.Errorf("a tree without users: %v, %v", got, err)
+	}
+	write := func(text string) {
+		if err := os.MkdirAll(filepath.Join(root, "etc"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(`root:x:0:0::/root:/bin/sh
+kbnode-gpu10:x:995:994::/:/usr/sbin/nologin
+kbnode-gpu:x:1:1::/:/
+kbnode-gpu07:x:2:2::/:/
+kbnode-gpu-1:x:3:3::/:/
+kbnode-gpu1x:x:4:4::/:/
+7:x:5:5::/:/
+kbnode-gpu2
+kbnode-gpu1:x:996:995::/:/usr/sbin/nologin
+`)
+	got, err := readSlots(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Slot{{Bridge: "kbnode-gpu1", UID: 996}, {Bridge: "kbnode-gpu10", UID: 995}}, got); diff != "" {
+		t.Error(diff)
+	}
+	for _, uid := range []string{"", "0", "-1", "x", "4294967296"} {
+		write("kbnode-gpu1:x:" + uid + ":995::/:/\n")
+		if got, err := readSlots(root); err == nil {
+			t.Errorf("user ID %q: %v", uid, got)
+		}
+	}
+}
+
+func put(t *testing.T, root, name, text string) {
+	t.Helper()
+	path := filepath.Join(root, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRead(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	put(t, root, "etc/resolv.conf", "# nameserver 192.0.2.9\nnameserver 127.0.0.53\nnameserver 10.0.0.2\nnameserver\nnameserver fe80::1%eth0\nnameserver x\noptions edns0\n")
+	put(t, root, "run/systemd/resolve/resolv.conf", "nameserver 10.0.0.2\nnameserver ::ffff:10.0.0.3\n")
+	put(t, root, "etc/docker/daemon.json", `{"dns": ["10.9.9.9", "0.0.0.0"], "other": 1}`)
+	users := ""
+	for k, text := range []string{
+		`{"network": "bridge", "local_ports": [8899, 3128]}`,
+		`{"network": "none", "local_ports": [3128]}`,
+		`{"network": "internet", "allowed_networks": ["10.2.0.0/16:443", "10.1.2.3", "x", "10.1.2.3/32"]}`,
+		`{"network": "bridge", "local_ports": [70000]}`,
+		"", // there is none
+	} {
+		if text != "" {
+			put(t, root, plan.SlotPolicyPath(k), text)
+		}
+		users += plan.UserName(k) + ":x:990:990::/:/bin/sh\n"
+	}
+	read := func() Node {
+		n, err := Read(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	put(t, root, "etc/passwd", users)
+	want := Node{
+		Ports: []uint16{3128, 8899}, Allowed: []config.Destination{destination("10.1.2.3"), destination("10.2.0.0/16:443")},
+		Resolvers: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.9.9.9"), netip.MustParseAddr("fe80::1")},
+	}
+	for k, internet := range []bool{false, false, true, true, true} { // what cannot be read opens nothing
+		want.Slots = append(want.Slots, Slot{plan.NetworkName(k), 990, internet})
+	}
+	if diff := cmp.Diff(want, read(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
+		t.Error(diff)
+	}
+	put(t, root, "etc/passwd", plan.UserName(0)+":x:990:990::/:/bin/sh\n")
+	if got := read(); got.Resolvers != nil {
+		t.Errorf("the rules of a node where no slot has the Internet only depend on %v", got.Resolvers)
+	}
+}
