@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -213,6 +214,37 @@ o("check: pass\n")`})
 		if got := at(run, "result", what); got != "Permission denied" {
 			t.Errorf("%s of the process above: %v", what, got)
 		}
+	}
+}
+
+// TestProcessesAboveRoot is the same without Landlock, for root with the capabilities
+// of a job's container, below a process that has the same.
+func TestProcessesAboveRoot(t *testing.T) {
+	t.Parallel()
+	setpriv, err := exec.LookPath("setpriv")
+	if err != nil || os.Getuid() != 0 {
+		t.Skip("it takes root and setpriv: ", err)
+	}
+	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
+		"submission.py": "", "eval.py": report + `
+above = int([l for l in open("/proc/%d/status" % os.getppid()) if l.startswith("PPid:")][0].split()[1])
+try:
+    o("environ: %s\n" % (b"KERNELBOT_PAYLOAD" in open("/proc/%d/environ" % above, "rb").read()))
+except OSError as e:
+    o("environ: %s\n" % e.strerror)
+o("check: pass\n")`,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := newJob(t, "KBNODE_TEST_LANDLOCK=0", "KERNELBOT_PAYLOAD="+payload.Encode(text))
+	j.cmd.Args = []string{
+		setpriv, "--bounding-set", "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+sys_chroot,+setfcap",
+		"sh", "-c", `"$0"; exit $?`, j.cmd.Path,
+	}
+	j.cmd.Path = setpriv
+	if _, result := j.run(t); at(result, "runs", "test", "run", "result", "environ") != "Permission denied" {
+		t.Errorf("result is %v\n%s", result, j.stderr.String())
 	}
 }
 

@@ -64,14 +64,14 @@ func landlockRules(version int, writable []string) (int, error) {
 
 // restrict puts this process under rules, -1 for none. It runs between fork and exec.
 // Without Landlock, root's programs may not look into a process that has a capability
-// which they lack (ptrace(2)), so they lose one that is of no use to them. Other users
-// have none to lose.
+// which they lack (ptrace(2)), so they lose one that is of no use to them and that a job's
+// container has. Other users have none to lose: for them the runner has to be process 1.
 //
 //go:norace
 //go:nosplit
 func restrict(rules int) unix.Errno {
 	if rules < 0 {
-		if _, _, errno := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_AUDIT_WRITE, 0); errno != unix.EPERM {
+		if _, _, errno := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_SETFCAP, 0); errno != unix.EPERM {
 			return errno
 		}
 		return 0
