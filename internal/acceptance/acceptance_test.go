@@ -40,7 +40,7 @@ func well() *world {
 		return doctor.Result{ID: id, Status: f[0].Status, Findings: f}
 	}
 	evaluations := func() []image.Evaluation {
-		c := image.Canary{Passed: true, Uploadable: true, GPU: "NVIDIA B200", Torch: "2.9", Seconds: 3}
+		c := image.Canary{Passed: true, Profile: "strict", Uploadable: true, GPU: "NVIDIA B200", Torch: "2.9", Seconds: 3}
 		a, b := image.Evaluation{Canary: c}, image.Evaluation{Canary: c, Index: 1}
 		a.Slot, b.Slot, b.Seconds = "gpu0", "gpu1", 4.5
 		return []image.Evaluation{a, b}
@@ -121,12 +121,23 @@ func TestAccepted(t *testing.T) {
 	want := map[string]string{
 		"image": "passed: sha256:abc", "doctor": "passed: 4 checks are well, 1 warn", "agents": "passed: agent-running: registered; buildkite-queue: b200: 2 agents",
 		"limits": "passed: container: its GPU, CPUs and memory; slot-limits: as planned", "isolation": "passed: 3 things were tried, and held",
-		"evaluation": "passed: 2 passed, in 3.0 to 4.5 s", "together": "passed: 2 passed, in 3.0 to 4.5 s", "gpu": "passed: 4 x NVIDIA B200, torch 2.9",
+		"evaluation": "passed: 2 passed in profile strict, in 3.0 to 4.5 s", "together": "passed: 2 passed in profile strict, in 3.0 to 4.5 s", "gpu": "passed: 4 x NVIDIA B200, torch 2.9",
 		"artifacts": "passed: 4 of 4 result.json are whole, and the agent may read them", "restart": "passed: gpu1: back after N s, registered after N s",
 		"build": "by hand: an agent's token cannot start one",
 	}
 	if diff := gocmp.Diff(want, got); diff != "" || !r.Accepted {
 		t.Errorf("accepted %t: %s", r.Accepted, diff)
+	}
+}
+
+// An image that needs root is accepted, and what that means is said.
+func TestNotStrict(t *testing.T) {
+	t.Parallel()
+	w := well()
+	w.alone[1].Profile, w.alone[1].NotStrict = "compatible", "no python3"
+	_, all := w.walk(t)
+	if got, want := all["evaluation"].Saw, "2 passed in profile compatible and strict, in 3.0 to 4.5 s; print pipelines with --profile compatible, as in the strict one the image fails in gpu1: no python3"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
 

@@ -155,9 +155,13 @@ func evaluated(all []image.Evaluation, err error) Item {
 	if err != nil {
 		return failed("sudo kbnode image list", "%v", err)
 	}
-	var wrong, left []string
+	var wrong, left, profiles, loose []string
 	var took []float64
 	for _, e := range all {
+		profiles = append(profiles, e.Profile)
+		if e.NotStrict != "" {
+			loose = append(loose, e.Slot+": "+e.NotStrict)
+		}
 		switch {
 		case e.Missed != "":
 			left = append(left, e.Slot+": "+e.Missed)
@@ -172,7 +176,11 @@ func evaluated(all []image.Evaluation, err error) Item {
 	case len(left) > 0 || len(all) == 0:
 		return untried(typeAgain, "%s", cmp.Or(some(left), "there is no slot"))
 	}
-	return passed("%d passed, in %.1f to %.1f s", len(all), slices.Min(took), slices.Max(took))
+	saw := fmt.Sprintf("%d passed in profile %s, in %.1f to %.1f s", len(all), strings.Join(slices.Compact(slices.Sorted(slices.Values(profiles))), " and "), slices.Min(took), slices.Max(took))
+	if len(loose) > 0 {
+		saw += "; print pipelines with --profile compatible, as in the strict one the image fails in " + some(loose)
+	}
+	return passed("%s", saw)
 }
 
 // gpu tells what the evaluations computed on. Where the image has no library that

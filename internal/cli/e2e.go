@@ -111,7 +111,7 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
 	o := e2e.Options{
 		RunID: e2e.NewRunID(), Org: f.api.org, Pipeline: f.pipeline, Queue: f.queue, Branch: f.branch, Image: f.image, Inline: f.inline,
-		GPU: strings.ToUpper(cmp.Or(f.gpu, f.queue)), Arch: f.arch, AMD: f.amd, Mode: f.mode,
+		GPU: strings.ToUpper(cmp.Or(f.gpu, f.queue)), Arch: f.arch, AMD: f.amd, Profile: f.profile, Mode: f.mode,
 		Jobs: f.jobs, Hold: f.hold, QueueTime: f.queueTimeout, RunTime: f.timeout, Cleanup: f.cleanup, Parts: args,
 	}
 	if len(args) == 0 {

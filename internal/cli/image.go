@@ -182,6 +182,9 @@ func canaryText(c image.Canary) string {
 	if c.Torch != "" {
 		parts = append(parts, "torch "+c.Torch)
 	}
+	if c.NotStrict != "" {
+		parts = append(parts, "only in the compatible profile (strict: "+c.NotStrict+"; kbnode pipeline --profile compatible prints steps for it)")
+	}
 	return strings.Join(parts, ", ")
 }
 

@@ -29,10 +29,10 @@ const gpuIndex = "gpu-index"
 const noGPU = "none"
 
 type pipelineFlags struct {
-	queue, image, timeout, label, vendor, root string
-	index                                      int
-	agents                                     []string
-	asJSON                                     bool
+	queue, image, timeout, label, vendor, profile, root string
+	index                                               int
+	agents                                              []string
+	asJSON                                              bool
 }
 
 func newPipeline(s Streams) *cobra.Command {
@@ -63,6 +63,7 @@ Nothing is written, and nobody is asked.`,
 	fl.StringArrayVar(&f.agents, "agent", nil, "only agents with the tag `KEY=VALUE`; may be repeated")
 	fl.StringVar(&f.label, "label", "", "label of the step (default: what it does, and where)")
 	fl.StringVar(&f.vendor, "vendor", "", "whose GPUs they are, nvidia, amd or none (default: this node's)")
+	fl.StringVar(&f.profile, "profile", "", "profile of the job's container, strict or compatible (default: strict for evaluations)")
 	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
 	fl.StringVar(&f.root, "root", "/", "read the node in this directory or captured file, and nothing of this one")
 	for _, kind := range pipeline.Kinds {
@@ -96,7 +97,7 @@ func printPipeline(s Streams, kind string, f pipelineFlags) error {
 
 // options are the flags over what is known of the node.
 func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
-	o := pipeline.Options{Agents: map[string]string{}, Label: f.label}
+	o := pipeline.Options{Agents: map[string]string{}, Label: f.label, Profile: f.profile}
 	var errs []error
 	var err error
 	if o.Timeout, err = wholeMinutes(f.timeout); err != nil {

@@ -142,7 +142,7 @@ func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) 
 		errs = append(errs, errors.New("a submission goes with --eval DIR"))
 	}
 	errs = append(errs, f.resolve())
-	r := submit.Request{RunID: cmp.Or(f.runID, submit.NewRunID()), Queue: f.queue, AMD: f.amd, Image: f.image, Branch: f.branch, Inline: f.inline}
+	r := submit.Request{RunID: cmp.Or(f.runID, submit.NewRunID()), Queue: f.queue, AMD: f.amd, Image: f.image, Branch: f.branch, Inline: f.inline, Profile: f.profile}
 	if err := errors.Join(errs...); err != nil {
 		return r, usage(err)
 	}

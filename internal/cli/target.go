@@ -17,10 +17,10 @@ const defaultPipeline = "kernelbot"
 
 // targetFlags say where builds go, and how they run there.
 type targetFlags struct {
-	api                                       apiFlags
-	queue, gpu, arch, pipeline, branch, image string
-	timeout, queueTimeout                     time.Duration
-	amd, inline, force, dryRun, asJSON        bool // amd is not a flag: --gpu says it
+	api                                                apiFlags
+	queue, gpu, arch, pipeline, branch, image, profile string
+	timeout, queueTimeout                              time.Duration
+	amd, inline, force, dryRun, asJSON                 bool // amd is not a flag: --gpu says it
 }
 
 func (t *targetFlags) add(cmd *cobra.Command) {
@@ -33,6 +33,7 @@ func (t *targetFlags) add(cmd *cobra.Command) {
 	fl.StringVar(&t.branch, "branch", "main", "branch of the pipeline's repository")
 	fl.StringVar(&t.image, "image", "", "image of the job (default: the pipeline's)")
 	fl.BoolVar(&t.inline, "inline-steps", false, "send the evaluation's steps along, so that the pipeline needs none")
+	fl.StringVar(&t.profile, "profile", "", "with --inline-steps, profile of the job's container, strict or compatible (default: strict)")
 	fl.DurationVar(&t.timeout, "timeout", 0, "how long a job may run before it is cancelled, such as 20m (default: by what it does)")
 	fl.DurationVar(&t.queueTimeout, "queue-timeout", 30*time.Minute, "how long it may wait for an agent")
 	fl.BoolVar(&t.force, "force", false, "create builds even if no agent is in the queue")
@@ -57,6 +58,9 @@ func (t *targetFlags) resolve() error {
 		t.queue, t.arch, t.amd = cmp.Or(t.queue, g.Queue), cmp.Or(t.arch, g.Arch), g.AMD()
 	} else if t.queue == "" {
 		errs = append(errs, errors.New("no queue is given; write --queue b200, or --gpu B200_BK"))
+	}
+	if t.profile != "" && !t.inline {
+		errs = append(errs, errors.New("--profile goes with --inline-steps; otherwise the pipeline's steps say it"))
 	}
 	if t.inline {
 		t.image = cmp.Or(t.image, config.DefaultImage)

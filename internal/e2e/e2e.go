@@ -5,14 +5,17 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/results"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Parts of the proof, in the order in which they are run.
@@ -57,6 +60,7 @@ type Check struct {
 	Agent   string  `json:"agent,omitempty"`
 	Queue   float64 `json:"queue_seconds,omitempty"` // that it waited for an agent
 	Run     float64 `json:"run_seconds,omitempty"`   // that it ran
+	Profile string  `json:"profile,omitempty"`       // job profile of an evaluation, as its node.json says
 }
 
 // Schema is the version of the JSON that Report marshals to.
@@ -83,6 +87,7 @@ type Options struct {
 	GPU           string         // its type's name, for the database
 	Arch          string         // for nvcc; "" is none
 	AMD           bool           // the GPUs are AMD's
+	Profile       string         // that inline steps ask for; "" is strict
 	Parts         []string       // those to run
 	Problem       *Problem       // of the evaluations
 	Mode          string         // one of Modes
@@ -195,7 +200,7 @@ func (r *Report) run(ctx context.Context, c *buildkite.Client, o Options, part s
 	for i, t := range trials {
 		jobs[i] = t.job
 	}
-	follow := submit.Options{Org: o.Org, Pipeline: o.Pipeline, QueueTime: o.QueueTime, RunTime: o.runTime(part)}
+	follow := submit.Options{Org: o.Org, Pipeline: o.Pipeline, QueueTime: o.QueueTime, RunTime: o.runTime(part), Node: part == Evaluation}
 	if o.On != nil {
 		follow.On = func(i int, s submit.Status) { o.On(part, trials[i].name, s) }
 	}
@@ -216,7 +221,13 @@ func (r *Report) run(ctx context.Context, c *buildkite.Client, o Options, part s
 			Agent: out.Agent, Queue: out.Queue, Run: out.Run,
 		}
 		var ok bool
-		switch check.Saw, ok = trials[i].judge(out); {
+		check.Saw, ok = trials[i].judge(out)
+		var node noise.Record
+		if json.Unmarshal(out.Node, &node) == nil && node.Profile != "" {
+			check.Profile = text.Line(node.Profile, 60)
+			check.Saw += "; profile " + check.Profile
+		}
+		switch {
 		case ok:
 			check.Verdict = OK
 		case out.Verdict == submit.Cancelled && ctx.Err() != nil:

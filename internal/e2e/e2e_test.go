@@ -36,6 +36,9 @@ func TestWell(t *testing.T) {
 				if c.Name != "side by side" && (c.Agent == "" || c.URL == "" || c.Run < 29 || !strings.HasPrefix(c.RunID, r.RunID+"-")) {
 					t.Errorf("%+v", c)
 				}
+				if strict := c.Profile == "strict" && strings.HasSuffix(c.Saw, "; profile strict"); strict != (c.Part == Evaluation) {
+					t.Errorf("the profile is %q: %s", c.Profile, c.Saw)
+				}
 			}
 			want := []string{
 				"artifact-test", "submission.py", "wrong.py", "cheat.py", "cheat_equal.py", "cheat_input.py",

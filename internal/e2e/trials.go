@@ -133,7 +133,7 @@ func (o Options) atOnce(n int) ([]trial, error) {
 func (o Options) request(part, name, doc string) (submit.Job, error) {
 	r := submit.Request{
 		RunID: o.RunID + "-" + name, Payload: doc, Queue: o.Queue, Image: o.Image, Branch: o.Branch,
-		Message: fmt.Sprintf("kbnode e2e: %s, %s", part, name), Inline: o.Inline, AMD: o.AMD, Minutes: minutes(o.runTime(part)),
+		Message: fmt.Sprintf("kbnode e2e: %s, %s", part, name), Inline: o.Inline, AMD: o.AMD, Profile: o.Profile, Minutes: minutes(o.runTime(part)),
 	}
 	return r.Job()
 }

@@ -107,6 +107,7 @@ func pretend(w *bktest.Work, p *Problem) (kind Kind) {
 			names = names[:2]
 		}
 		w.Files["result.json"] = evaluates(passes, `"check":"x"`, names...)
+		w.Files["node.json"] = `{"schema":1,"profile":"strict"}`
 	}
 	return kind
 }

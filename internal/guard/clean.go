@@ -77,7 +77,8 @@ type cleaner struct {
 	said     string // to the job's log, at its end
 	sampled  func() // waits until nothing samples the GPU any more; nil without a job
 
-	running atomic.Bool // a job, as far as was told
+	running            atomic.Bool // a job, as far as was told
+	strict, compatible atomic.Bool // it has made a container of this profile
 
 	// A job that began is watched until the agent has no process for it any more:
 	// that of its end may have been killed, or never started.
@@ -161,6 +162,8 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 		s.running.Store(true)
 		s.alone.Store(-startLooks)
 		s.watched.Store(true)
+		s.strict.Store(false)
+		s.compatible.Store(false)
 		s.noise.begin()
 	}
 	return why, err

@@ -19,6 +19,9 @@ import (
 // container below the slot's slice, and it trusts no other.
 const slotLabel = "kbnode.slot"
 
+// profileLabel says which job profile a container was made by.
+const profileLabel = "kbnode.profile"
+
 // jobLabels are the labels that a job may set: the agent's hooks find their
 // containers by them.
 const jobLabels = "com.buildkite."
@@ -188,7 +191,7 @@ func (b *builder) hostRules() map[string]rule {
 func (b *builder) request() (*container.CreateRequest, error) {
 	p, h := b.policy, &b.host
 	b.conf.Env = append(b.env, p.Env...)
-	b.conf.Labels[slotLabel] = strconv.Itoa(p.Slot)
+	b.conf.Labels[slotLabel], b.conf.Labels[profileLabel] = strconv.Itoa(p.Slot), p.Profile
 
 	h.CgroupParent = p.Slice
 	h.CpusetCpus, h.CpusetMems = p.CPUs, p.MemoryNodes

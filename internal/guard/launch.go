@@ -112,6 +112,7 @@ func (g *guard) create(c *call) error {
 		}
 		made = true
 		g.own.add(created.ID, owned{name: name, binds: binds, disk: scratch})
+		g.cleaner.made(wanted.Labels[profileLabel])
 		if err := g.pulled.used(wanted.Image, false); err != nil {
 			g.log.Warn("use of the image not noted", "err", err)
 		}

@@ -31,8 +31,6 @@ func (b *builder) strict() error {
 	h.GroupAdd = nil // those of the GPU's nodes follow
 	h.ReadonlyRootfs = true
 	h.CapDrop = []string{"ALL"}
-	yes := true
-	h.Init = &yes
 	size := strconv.FormatInt(b.policy.MemoryBytes/4, 10)
 	if h.Tmpfs == nil {
 		h.Tmpfs = map[string]string{}

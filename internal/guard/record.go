@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
@@ -115,6 +116,7 @@ func (s *cleaner) record(ctx context.Context, pid int) (rec noise.Record, err er
 		reading, cancel := context.WithTimeout(ctx, readTime)
 		defer cancel()
 		rec, err = s.noise.run.Record(reading)
+		rec.Profile = s.profile()
 	}
 	within, err1 := s.procs.endWithin(ctx, keep)
 	beside, err2 := s.procs.endBeside(ctx)
@@ -126,6 +128,26 @@ func (s *cleaner) record(ctx context.Context, pid int) (rec noise.Record, err er
 		rec.Notes = append(rec.Notes, "a process of the job was still there when this was written, and may have written over files: "+text.Line(left.Error(), 500))
 	}
 	return rec, err
+}
+
+// made notes the job profile of a container that the job has made.
+func (s *cleaner) made(profile string) {
+	if profile == config.ProfileStrict {
+		s.strict.Store(true)
+	} else {
+		s.compatible.Store(true)
+	}
+}
+
+// profile is that of the job's containers, the looser one if there were both.
+func (s *cleaner) profile() string {
+	switch {
+	case s.compatible.Load():
+		return config.ProfileCompatible
+	case s.strict.Load():
+		return config.ProfileStrict
+	}
+	return ""
 }
 
 // tellRecord answers a request for the record.

@@ -149,6 +149,33 @@ func TestSamplerHangs(t *testing.T) {
 	})
 }
 
+// The record names the looser job profile of the job's containers, and none of an
+// earlier job's.
+func TestRecordProfile(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newSlotRig(t)
+		r.records(new(sampled).samples)
+		for _, row := range []struct {
+			made []string
+			want string
+		}{
+			{[]string{"strict"}, "strict"},
+			{[]string{"strict", "compatible", "strict"}, "compatible"},
+			{nil, ""},
+		} {
+			r.want(r.begin, "")
+			for _, profile := range row.made {
+				r.made(profile)
+			}
+			if rec, err := r.record(t.Context(), hookPID); err != nil || rec.Profile != row.want {
+				t.Errorf("after %q: %q, %v", row.made, rec.Profile, err)
+			}
+			r.want(r.end, "")
+		}
+	})
+}
+
 // A process that does not end is told in the record, which is there all the same.
 func TestRecordBesideAProcess(t *testing.T) {
 	t.Parallel()

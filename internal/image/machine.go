@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/payload"
@@ -142,13 +143,26 @@ func (m *Machine) policy(k int) (plan.JobPolicy, error) {
 }
 
 // Canary runs the runner's own evaluation of a small submission in a container
-// of the slot: its GPU, limits and profile, and no network.
+// of the slot: its GPU and limits, and no network. The profile is strict, as
+// evaluations ask for, and the slot's where that fails.
 func (m *Machine) Canary(ctx context.Context, slot Slot, imageID string) (Canary, error) {
-	c := Canary{Slot: slot.Name, Time: time.Now().UTC()}
 	p, err := m.policy(slot.Index)
 	if err != nil {
-		return c, err
+		return Canary{Slot: slot.Name}, err
 	}
+	strict, err := m.evaluate(ctx, p, imageID, config.ProfileStrict)
+	if err != nil || strict.Passed || p.Profile == config.ProfileStrict {
+		return strict, err
+	}
+	c, err := m.evaluate(ctx, p, imageID, p.Profile)
+	if c.Passed {
+		c.NotStrict = strict.Reason
+	}
+	return c, err
+}
+
+func (m *Machine) evaluate(ctx context.Context, p plan.JobPolicy, imageID, profile string) (Canary, error) {
+	c := Canary{Slot: p.Name, Profile: profile, Time: time.Now().UTC()}
 	if err := m.tidy(ctx, p); err != nil {
 		return c, err
 	}
@@ -167,7 +181,7 @@ func (m *Machine) Canary(ctx context.Context, slot Slot, imageID string) (Canary
 	if err := errors.Join(root.Mkdir(canaryName, 0o700), root.Chmod(canaryName, 0o777)); err != nil {
 		return c, fmt.Errorf("make a checkout: %w", err)
 	}
-	end, err := m.run(ctx, p, imageID)
+	end, err := m.run(ctx, p, imageID, profile)
 	if err != nil {
 		return c, err
 	}
@@ -197,7 +211,7 @@ func Smoke() ([]byte, error) {
 }
 
 // run runs the container to its end.
-func (m *Machine) run(ctx context.Context, p plan.JobPolicy, imageID string) (docker.Ended, error) {
+func (m *Machine) run(ctx context.Context, p plan.JobPolicy, imageID, profile string) (docker.Ended, error) {
 	doc, err := Smoke()
 	if err != nil {
 		return docker.Ended{}, err
@@ -210,7 +224,7 @@ func (m *Machine) run(ctx context.Context, p plan.JobPolicy, imageID string) (do
 	id, err := guarded.Create(ctx, docker.Run{
 		Name: canaryName, Image: imageID, Network: "none",
 		Entrypoint: []string{plan.ContainerBinary}, Cmd: []string{"runner", "--workdir", "/work"},
-		Env: payload.Environ(payload.Encode(doc)), Binds: []string{p.WorkRoot + "/" + canaryName + ":/work"},
+		Env: append(payload.Environ(payload.Encode(doc)), "KBNODE_PROFILE="+profile), Binds: []string{p.WorkRoot + "/" + canaryName + ":/work"},
 	})
 	if err != nil {
 		return docker.Ended{}, err

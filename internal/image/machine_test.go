@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -8,10 +9,11 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/payload"
@@ -22,10 +24,12 @@ import (
 type stage struct {
 	work   string      // of the slot
 	result string      // what the container leaves; "" for nothing
+	loose  bool        // it leaves that in the compatible profile only
 	mode   os.FileMode // of that
 	gone   bool        // a job's beginning has cleared it away
 	exit   string
 
+	profile string // that was asked for
 	created map[string]any
 	name    string
 	removed []string
@@ -53,11 +57,14 @@ func (s *stage) serve(t *testing.T) *Machine {
 	on("GET /volumes", always(200, `{}`))
 	on("POST /containers/create", func(r *http.Request) (int, string) {
 		s.name = r.URL.Query().Get("name")
+		s.created = nil
 		_ = json.NewDecoder(r.Body).Decode(&s.created)
+		env, _ := s.created["Env"].([]any)
+		s.profile, _ = strings.CutPrefix(env[len(env)-1].(string), "KBNODE_PROFILE=")
 		return 201, `{"Id":"c1"}`
 	})
 	on("POST /containers/c1/start", func(*http.Request) (int, string) {
-		if s.result != "" {
+		if s.result != "" && (!s.loose || s.profile == "compatible") {
 			if err := os.WriteFile(filepath.Join(s.work, canaryName, "result.json"), []byte(s.result), s.mode); err != nil {
 				t.Error(err)
 			}
@@ -98,14 +105,21 @@ func TestCanary(t *testing.T) {
 	const good = `{"success":true,"error":"","system":{"gpu":"NVIDIA H100\n","torch":"2.9"},"runs":{"test":{"run":{"passed":true}}}}`
 	for _, tt := range []struct {
 		name string
+		node string // its profile; "" is compatible
 		s    stage
 		want Canary
 		err  error
 	}{
-		{name: "a good image", s: stage{result: good, mode: 0o644, exit: "0"}, want: Canary{Passed: true, Uploadable: true, Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9"}},
-		{name: "one whose result stays its own", s: stage{result: good, mode: 0o600, exit: "0"}, want: Canary{Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "it leaves a result.json that the agent may not read, and so not upload"}},
-		{name: "one that says so and fails", s: stage{result: good, mode: 0o600, exit: "1"}, want: Canary{Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "the submission ended with 0"}},
-		{name: "one without a result", s: stage{exit: "127"}, want: Canary{Slot: "gpu77", Reason: "it left no result and ended with 127:"}},
+		{name: "a good image", s: stage{result: good, mode: 0o644, exit: "0"}, want: Canary{Passed: true, Profile: "strict", Uploadable: true, Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9"}},
+		{name: "one that needs root", s: stage{result: good, loose: true, mode: 0o644, exit: "0"}, want: Canary{
+			Passed: true, Profile: "compatible", NotStrict: "it left no result and ended with 0:", Uploadable: true, Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9",
+		}},
+		{name: "one that needs root on a strict node", node: "strict", s: stage{result: good, loose: true, mode: 0o644, exit: "0"}, want: Canary{
+			Profile: "strict", Slot: "gpu77", Reason: "it left no result and ended with 0:",
+		}},
+		{name: "one whose result stays its own", s: stage{result: good, mode: 0o600, exit: "0"}, want: Canary{Profile: "compatible", Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "it leaves a result.json that the agent may not read, and so not upload"}},
+		{name: "one that says so and fails", s: stage{result: good, mode: 0o600, exit: "1"}, want: Canary{Profile: "compatible", Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "the submission ended with 0"}},
+		{name: "one without a result", s: stage{exit: "127"}, want: Canary{Profile: "compatible", Slot: "gpu77", Reason: "it left no result and ended with 127:"}},
 		{name: "cleared away by a job", s: stage{gone: true}, err: ErrKilled},
 		{name: "killed", s: stage{exit: "137"}, err: ErrKilled},
 	} {
@@ -113,6 +127,7 @@ func TestCanary(t *testing.T) {
 			t.Parallel()
 			s := tt.s
 			m := s.serve(t)
+			m.Policies[0].Profile = cmp.Or(tt.node, "compatible")
 			// What an earlier one left must not count.
 			if err := errors.Join(os.Mkdir(filepath.Join(s.work, canaryName), 0o700), os.WriteFile(filepath.Join(s.work, canaryName, "result.json"), []byte(good), 0o600)); err != nil {
 				t.Fatal(err)
@@ -122,14 +137,14 @@ func TestCanary(t *testing.T) {
 				t.Fatalf("%v, want %v", err, tt.err)
 			}
 			got.Time, got.Seconds = tt.want.Time, 0
-			if d := cmp.Diff(tt.want, got); d != "" && tt.err == nil {
+			if d := gocmp.Diff(tt.want, got); d != "" && tt.err == nil {
 				t.Error(d)
 			}
 			if _, err := os.Stat(filepath.Join(s.work, canaryName)); !os.IsNotExist(err) {
 				t.Errorf("its directory stays: %v", err)
 			}
-			if d := cmp.Diff([]string{"old", "old"}, s.removed); d != "" {
-				t.Errorf("removed before and after: %s", d)
+			if n := len(s.removed); n%2 != 0 || n == 0 || slices.ContainsFunc(s.removed, func(id string) bool { return id != "old" }) {
+				t.Errorf("removed before and after: %q", s.removed)
 			}
 			host, _ := s.created["HostConfig"].(map[string]any)
 			env, _ := s.created["Env"].([]any)
@@ -138,10 +153,10 @@ func TestCanary(t *testing.T) {
 				"name": canaryName, "image": id(1), "entrypoint": []any{plan.ContainerBinary}, "cmd": []any{"runner", "--workdir", "/work"},
 				"network": "none", "binds": []any{s.work + "/" + canaryName + ":/work"},
 			}
-			if d := cmp.Diff(want, made); d != "" {
+			if d := gocmp.Diff(want, made); d != "" {
 				t.Error(d)
 			}
-			if len(env) != 1 {
+			if len(env) != 2 {
 				t.Fatalf("its environment is %q", env)
 			}
 			text, ok := strings.CutPrefix(env[0].(string), payload.Var+"=")
@@ -157,7 +172,7 @@ func TestSlots(t *testing.T) {
 	s := &stage{}
 	m := s.serve(t)
 	got, err := m.Slots(t.Context())
-	if d := cmp.Diff([]Slot{{Index: 77, Name: "gpu77"}}, got); d != "" || err != nil {
+	if d := gocmp.Diff([]Slot{{Index: 77, Name: "gpu77"}}, got); d != "" || err != nil {
 		t.Error(d, err)
 	}
 	m.Policies[0].Socket += ".gone"

@@ -50,13 +50,16 @@ func (i *Image) passed() bool { return i != nil && i.Canary != nil && i.Canary.P
 
 // Canary is what came of running an image once, in the place of a job.
 type Canary struct {
-	Passed  bool      `json:"passed"`
-	Reason  string    `json:"reason,omitempty"` // why not
-	Slot    string    `json:"slot"`
-	GPU     string    `json:"gpu,omitempty"`   // as the runner named it
-	Torch   string    `json:"torch,omitempty"` // its version
-	Seconds float64   `json:"seconds"`
-	Time    time.Time `json:"time"`
+	Passed  bool   `json:"passed"`
+	Reason  string `json:"reason,omitempty"`  // why not
+	Profile string `json:"profile,omitempty"` // the job profile that it ran in
+	// NotStrict is why it did not pass in the strict profile, which evaluations ask for.
+	NotStrict string    `json:"not_strict,omitempty"`
+	Slot      string    `json:"slot"`
+	GPU       string    `json:"gpu,omitempty"`   // as the runner named it
+	Torch     string    `json:"torch,omitempty"` // its version
+	Seconds   float64   `json:"seconds"`
+	Time      time.Time `json:"time"`
 	// Uploadable says that it left a result, which the slot's agent can read.
 	Uploadable bool `json:"-"`
 }

@@ -21,9 +21,12 @@ type Record struct {
 	Slot   string   `json:"slot"`
 	// SharedGPU is what of a GPU the slot has, where that is a part of one: the profile
 	// of a MIG instance ("1g.23gb") or the mode of a partition ("CPX").
-	SharedGPU string    `json:"shared_gpu,omitempty"`
-	Begin     time.Time `json:"begin"`   // of the job
-	Seconds   float64   `json:"seconds"` // from there to the record
+	SharedGPU string `json:"shared_gpu,omitempty"`
+	// Profile is the job profile of its containers, "compatible" if one of them had that;
+	// "" if there was none.
+	Profile string    `json:"profile,omitempty"`
+	Begin   time.Time `json:"begin"`   // of the job
+	Seconds float64   `json:"seconds"` // from there to the record
 
 	GPU        GPU        `json:"gpu"`
 	CPU        CPU        `json:"cpu"`

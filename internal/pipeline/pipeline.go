@@ -48,6 +48,7 @@ type Options struct {
 	Agents  map[string]string // further tags that an agent must have, such as gpu-index
 	Timeout int               // minutes; 0 is DefaultTimeout
 	AMD     bool              // the GPUs are AMD's, or there are none
+	Profile string            // of the container, config.ProfileStrict or ProfileCompatible; "" is strict for evaluations
 	Label   string            // of the step; "" says what it does and where
 }
 
@@ -76,9 +77,11 @@ type Plugin map[string]Docker
 
 // Docker are the options of the docker plugin that the steps use.
 type Docker struct {
-	Image                string `json:"image" yaml:"image"`
-	GPUs                 string `json:"gpus,omitempty" yaml:"gpus,omitempty"`
-	PropagateEnvironment bool   `json:"propagate-environment" yaml:"propagate-environment"`
+	Image                string   `json:"image" yaml:"image"`
+	GPUs                 string   `json:"gpus,omitempty" yaml:"gpus,omitempty"`
+	Init                 *bool    `json:"init,omitempty" yaml:"init,omitempty"`
+	Environment          []string `json:"environment,omitempty" yaml:"environment,omitempty"`
+	PropagateEnvironment bool     `json:"propagate-environment" yaml:"propagate-environment"`
 }
 
 // Retry says which jobs Buildkite runs again by itself.
@@ -140,6 +143,9 @@ func (o Options) check() error {
 	}
 	if o.Image != "" && (!imageForm().MatchString(o.Image) || len(o.Image) > 400) {
 		bad("%.120q is not the name of an image; write one such as ghcr.io/gpu-mode/kernelbot:latest", o.Image)
+	}
+	if !slices.Contains([]string{"", config.ProfileStrict, config.ProfileCompatible}, o.Profile) {
+		bad("%.60q is no profile; write %s or %s", o.Profile, config.ProfileStrict, config.ProfileCompatible)
 	}
 	for _, k := range slices.Sorted(maps.Keys(o.Agents)) {
 		switch v := o.Agents[k]; {

@@ -113,6 +113,7 @@ func TestBuildRefuses(t *testing.T) {
 		{"eval", pipeline.Options{Image: "Upper"}, []string{"not the name of an image"}},
 		{"eval", pipeline.Options{Agents: map[string]string{"queue": "x", "a b": "c", "d": "$e", "f": "\u202e", "g": "\xff"}}, []string{"tag queue is set already", `"a b=c" is not a tag`, `"d=$e" is not a tag`, `"f=\u202e" is not a tag`, `"g=\xff" is not a tag`}},
 		{"eval", pipeline.Options{Timeout: 1 << 30}, []string{"out of range; give 1 to 10080"}},
+		{"eval", pipeline.Options{Profile: "Strict"}, []string{`"Strict" is no profile; write strict or compatible`}},
 		{"eval", pipeline.Options{Label: "cost: $5"}, []string{"is not a label"}},
 		{"eval", pipeline.Options{Label: "a\x1b[2J"}, []string{`"a\x1b[2J" is not a label`}},
 	} {

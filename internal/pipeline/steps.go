@@ -1,9 +1,17 @@
 package pipeline
 
-import "strings"
+import (
+	"cmp"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+)
 
 // dockerPlugin is the version that kernelbot's pipelines name.
 const dockerPlugin = "docker#v5.11.0"
+
+// strictVariable asks a node for its strict profile. It means nothing elsewhere.
+const strictVariable = "KBNODE_PROFILE=" + config.ProfileStrict
 
 // Exit statuses of a job that the command itself never has: kbnode runner ends
 // with 0 or 1, also for a submission that is killed.
@@ -39,7 +47,8 @@ func About(kind string) string { return abouts[kind] }
 
 var abouts = map[string]string{
 	Eval: `Evaluates the submission that a build brings along in KERNELBOT_PAYLOAD, or in its
-pieces KERNELBOT_PAYLOAD_0, _1, …, in a container with one GPU.
+pieces KERNELBOT_PAYLOAD_0, _1, …, in a container with one GPU and the strict profile:
+without root, and without a place to write but the checkout and temporary files.
 `,
 	Fast: `Evaluates a submission as the pipeline eval does, with less before it: no plugin is
 fetched, the image's entrypoint does not run, and an image that is not on the node is
@@ -59,13 +68,17 @@ func fill(st *Step, kind string, o Options) (label string) {
 	evaluated := []string{"result.json", "node.json", "profile_data/**"}
 	switch kind {
 	case Eval:
-		st.Command, st.Plugins, st.ArtifactPaths = "exec kbnode runner", inContainer(o), evaluated
+		o.Profile = cmp.Or(o.Profile, config.ProfileStrict)
+		d := inContainer(o)
+		d.Init = new(bool) // the runner is process 1, which no submission can stop or look into
+		st.Command, st.Plugins, st.ArtifactPaths = "exec kbnode runner", []Plugin{{dockerPlugin: d}}, evaluated
 		return "evaluate"
 	case Fast:
-		st.Command, st.ArtifactPaths = escape(fastScript(o.Image)), evaluated
+		o.Profile = cmp.Or(o.Profile, config.ProfileStrict)
+		st.Command, st.ArtifactPaths = escape(fastScript(o)), evaluated
 		return "evaluate fast"
 	case DockerTest:
-		st.Command, st.Plugins = escape(dockerScript(o.AMD)), inContainer(o)
+		st.Command, st.Plugins = escape(dockerScript(o.AMD)), []Plugin{{dockerPlugin: inContainer(o)}}
 		return "look around in a container"
 	default:
 		st.Command, st.ArtifactPaths = escape(artifactScript), []string{"result.json"}
@@ -75,7 +88,7 @@ func fill(st *Step, kind string, o Options) (label string) {
 
 // inContainer is the docker plugin. Its option gpus is NVIDIA's: without their
 // runtime or CDI, Docker has no such thing. A slot's GPU comes in any case.
-func inContainer(o Options) []Plugin {
+func inContainer(o Options) Docker {
 	d := Docker{Image: o.Image, GPUs: "all", PropagateEnvironment: true}
 	if d.Image == "" {
 		d.Image = ImageVariable
@@ -83,7 +96,10 @@ func inContainer(o Options) []Plugin {
 	if o.AMD {
 		d.GPUs = ""
 	}
-	return []Plugin{{dockerPlugin: d}}
+	if o.Profile == config.ProfileStrict {
+		d.Environment = []string{strictVariable}
+	}
+	return d
 }
 
 // escape keeps Buildkite from filling in the shell's variables.
@@ -92,13 +108,17 @@ func escape(script string) string { return strings.ReplaceAll(script, "$", "$$")
 // fastScript becomes docker, which passes a cancellation on. The shell takes an
 // image that a build sets from its variables when it runs: put in by Buildkite, it
 // could be any command.
-func fastScript(image string) string {
+func fastScript(o Options) string {
+	image, profile := o.Image, ""
 	if image == "" {
 		image = `"` + ImageVariable + `"`
 	}
+	if o.Profile == config.ProfileStrict {
+		profile = "--env=" + strictVariable + " "
+	}
 	return `names=("${!KERNELBOT_@}" SUBMISSION_PAYLOAD BUILDKITE BUILDKITE_SOURCE)
-exec docker run --rm --init --pull never --volume "$PWD:/workdir" --workdir /workdir \
-  "${names[@]/#/--env=}" --entrypoint /usr/local/bin/kbnode ` + image + ` runner
+exec docker run --rm --pull never --volume "$PWD:/workdir" --workdir /workdir \
+  "${names[@]/#/--env=}" ` + profile + `--entrypoint /usr/local/bin/kbnode ` + image + ` runner
 `
 }
 

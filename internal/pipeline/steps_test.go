@@ -80,7 +80,6 @@ func TestFastScript(t *testing.T) {
 	env := []string{"KERNELBOT_PAYLOAD_0=a", "KERNELBOT_PAYLOAD_1=b", "SUBMISSION_PAYLOAD=c", "BUILDKITE=true", "BUILDKITE_AGENT_ACCESS_TOKEN=secret"}
 	want := `run
 --rm
---init
 --pull
 never
 --volume
@@ -92,6 +91,7 @@ never
 --env=SUBMISSION_PAYLOAD
 --env=BUILDKITE
 --env=BUILDKITE_SOURCE
+--env=KBNODE_PROFILE=strict
 --entrypoint
 /usr/local/bin/kbnode
 kernelbot:latest
@@ -115,6 +115,34 @@ runner
 	for _, unset := range [][]string{env, append(env, "KERNELBOT_IMAGE=")} {
 		if got, _ := shell(t, "bash", dir, command(t, pipeline.Fast, pipeline.Options{}), unset...); !strings.Contains(got, "\n"+config.DefaultImage+"\nrunner\n") {
 			t.Errorf("without an image: %s", got)
+		}
+	}
+}
+
+// TestProfiles: evaluations run in the strict profile unless told otherwise, and the
+// runner is process 1 of its container.
+func TestProfiles(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		kind, profile string
+		strict, init  bool
+	}{
+		{pipeline.Eval, "", true, false},
+		{pipeline.Eval, config.ProfileStrict, true, false},
+		{pipeline.Eval, config.ProfileCompatible, false, false},
+		{pipeline.Fast, "", true, false},
+		{pipeline.Fast, config.ProfileCompatible, false, false},
+		{pipeline.DockerTest, "", false, true},
+		{pipeline.DockerTest, config.ProfileStrict, true, true},
+	} {
+		text, err := json.Marshal(build(t, tt.kind, pipeline.Options{Profile: tt.profile}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		strict := strings.Contains(string(text), `"environment":["KBNODE_PROFILE=strict"]`) || strings.Contains(string(text), " --env=KBNODE_PROFILE=strict ")
+		init := !strings.Contains(string(text), `"init":false`) && (tt.kind != pipeline.Fast || strings.Contains(string(text), "--init"))
+		if strict != tt.strict || init != tt.init {
+			t.Errorf("%s with %q: strict %t, init %t in %s", tt.kind, tt.profile, strict, init, text)
 		}
 	}
 }

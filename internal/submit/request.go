@@ -26,6 +26,7 @@ type Request struct {
 	// Inline sends the steps along, so that the pipeline needs none.
 	Inline  bool
 	AMD     bool
+	Profile string            // of the container, with Inline; "" is strict
 	Agents  map[string]string // further tags, with Inline
 	Minutes int               // of the job, with Inline; 0 is the steps' default
 	Env     map[string]string // further variables
@@ -57,7 +58,7 @@ func (r Request) Job() (Job, error) {
 		Commit: cmp.Or(r.Commit, "HEAD"), Branch: cmp.Or(r.Branch, "main"), Message: r.Message, Env: env,
 	}}
 	if r.Inline {
-		p, err := pipeline.Build(pipeline.Eval, pipeline.Options{Queue: r.Queue, Image: r.Image, AMD: r.AMD, Agents: r.Agents, Timeout: r.Minutes})
+		p, err := pipeline.Build(pipeline.Eval, pipeline.Options{Queue: r.Queue, Image: r.Image, AMD: r.AMD, Profile: r.Profile, Agents: r.Agents, Timeout: r.Minutes})
 		if err != nil {
 			errs = append(errs, err)
 		} else {

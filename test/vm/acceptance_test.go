@@ -57,6 +57,11 @@ func TestAcceptance(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" || !r.Accepted || code != 0 {
 			t.Errorf("accepted %t, exit code %d: %s", r.Accepted, code, diff)
 		}
+		for _, i := range r.Items {
+			if (i.ID == "evaluation" || i.ID == "together") && !strings.Contains(i.Saw, "in profile strict,") {
+				t.Errorf("%s saw %s, want profile strict", i.ID, i.Saw)
+			}
+		}
 	})
 
 	t.Run("one that is not", func(t *testing.T) {

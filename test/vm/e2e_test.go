@@ -33,7 +33,7 @@ func proven(t *testing.T, m *vm.Machine, args string) (r e2e.Report, code int) {
 	}
 	for _, c := range r.Checks {
 		if c.Verdict != e2e.OK || !strings.HasPrefix(c.Name, "job ") {
-			t.Logf("%s, %s: %s on %s (%.0f s + %.0f s): %s", c.Part, c.Name, c.Verdict, c.Agent, c.Queue, c.Run, c.Saw)
+			t.Logf("%s, %s: %s on %s (%.0f s + %.0f s, profile %q): %s", c.Part, c.Name, c.Verdict, c.Agent, c.Queue, c.Run, c.Profile, c.Saw)
 		}
 	}
 	return r, code
@@ -82,8 +82,16 @@ func TestE2E(t *testing.T) {
 	}
 
 	t.Run("with steps of its own", func(t *testing.T) {
-		if r, code := proven(t, m, "evaluation --mode test --inline-steps --image kernelbot-test:latest"); !r.OK || code != 0 {
-			t.Errorf("ok %t, exit code %d", r.OK, code)
+		for profile, flag := range map[string]string{"strict": "", "compatible": " --profile compatible"} {
+			r, code := proven(t, m, "evaluation --mode test --inline-steps --image kernelbot-test:latest"+flag)
+			if !r.OK || code != 0 {
+				t.Errorf("ok %t, exit code %d", r.OK, code)
+			}
+			for _, c := range r.Checks {
+				if c.Profile != profile {
+					t.Errorf("%s ran in profile %q, want %s", c.Name, c.Profile, profile)
+				}
+			}
 		}
 	})
 

@@ -197,6 +197,7 @@ func TestImageBuild(t *testing.T) {
 		}
 		for i, s := range submissions {
 			r := p.wait(t, builds[i], "passed")
+			p.profiled(t, builds[i], "strict")
 			if run := r.Result.Runs["test"].Run; !r.Result.Success || run == nil || run.Passed != s.passes {
 				text, _ := json.Marshal(run)
 				t.Errorf("%s: success %v, %s", s.name, r.Result.Success, text)

@@ -76,6 +76,7 @@ func TestPipelines(t *testing.T) {
 	wrong["sources"] = map[string]string{"eval.py": source(t, "eval.py"), "submission.py": "def double(numbers):\n    return numbers\n"}
 	builds := map[string]string{
 		"eval":          p.submit(0, pipeline.Eval, image, right),
+		"compatible":    p.submit(7, pipeline.Eval, image+" --profile compatible", right),
 		"fast":          p.submit(1, pipeline.Fast, image, right),
 		"docker-test":   p.submit(2, pipeline.DockerTest, image, nil),
 		"artifact-test": p.submit(3, pipeline.ArtifactTest, image, nil),
@@ -105,12 +106,19 @@ func TestPipelines(t *testing.T) {
 			if !strings.Contains(r.Log, "\n+++ ") {
 				t.Error("the log has no groups, so the container does not know that it is Buildkite's")
 			}
+			p.profiled(t, builds[kind], "strict")
 			var quiet struct{ Noisy *bool }
 			if text := m.Sh("bkstub artifact " + builds[kind] + " node.json"); json.Unmarshal([]byte(text), &quiet) != nil || quiet.Noisy == nil {
 				t.Errorf("node.json is %s", text)
 			}
 		})
 	}
+	t.Run("compatible", func(t *testing.T) {
+		if r := p.wait(t, builds["compatible"], "passed"); !r.Result.Success {
+			t.Errorf("result.json says %+v", r.Result)
+		}
+		p.profiled(t, builds["compatible"], "compatible")
+	})
 	t.Run(pipeline.DockerTest, func(t *testing.T) {
 		r := p.wait(t, builds["docker-test"], "passed")
 		once(t, builds["docker-test"], 0)

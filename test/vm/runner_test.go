@@ -136,6 +136,18 @@ func (e evaluations) wait(t *testing.T, build, state string) (r evaluated) {
 	return r
 }
 
+// profiled says in which job profile a build ran, which should be this one.
+func (e evaluations) profiled(t *testing.T, build, want string) {
+	t.Helper()
+	var node struct{ Profile string }
+	text := e.m.Sh("bkstub artifact " + build + " node.json")
+	if err := json.Unmarshal([]byte(text), &node); err != nil || node.Profile != want {
+		t.Errorf("build %s ran in profile %q, want %q: %v in %s", build, node.Profile, want, err, text)
+		return
+	}
+	t.Logf("build %s ran in profile %s", build, node.Profile)
+}
+
 func (r evaluated) exitStatus() int {
 	if len(r.Build.Jobs) != 1 || r.Build.Jobs[0].ExitStatus == nil {
 		return -1

@@ -122,6 +122,7 @@ func runPage(t *testing.T, m *vm.Machine, b doctest.Block) {
 	m.Put("/root/page.json", 0o600, string(config(t, "submission.py", nil)))
 	build := m.Sh("bkstub submit --queue b200 --steps /root/page.yml --config /root/page.json --env KERNELBOT_IMAGE=kernelbot-test:latest")
 	r := e.wait(t, build, "passed")
+	e.profiled(t, build, "strict")
 	if run := r.Result.Runs["test"].Run; !r.Result.Success || run == nil || !run.Passed {
 		t.Errorf("the result is %+v", r.Result)
 	}
