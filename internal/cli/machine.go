@@ -49,7 +49,7 @@ func (w *wishes) register(cmd *cobra.Command) {
 	f.IntVar(&w.cfg.Slots, "slots", 0, "slots of a machine whose GPUs are none")
 	f.IntVar(&w.cfg.CPUsPerSlot, "cpus-per-slot", 0, "hardware threads of each slot (default: an even share)")
 	f.StringVar(&w.memory, "memory-per-slot", "", "memory of each slot, such as 32GiB (default: an even share)")
-	f.IntVar(&w.cfg.Reserve.CPUs, "reserve-cpus", 0, "hardware threads that stay with the system, at least")
+	f.IntVar((*int)(&w.cfg.Reserve.CPUs), "reserve-cpus", 0, "hardware threads that stay with the system, at least; 0 is none")
 	f.StringVar(&w.reserveMemory, "reserve-memory", "", "memory that stays with the system, at least")
 	f.StringVar(&w.cfg.Image.AutoUpdate, "auto-update", "", "when the jobs' image is updated, as cron has it, such as '0 3 * * *', or off")
 	f.StringVar(&w.cfg.Agent.Endpoint, "endpoint", "", "Buildkite's agent API (default: "+config.DefaultEndpoint+")")
@@ -85,6 +85,12 @@ func (w *wishes) config() (config.Config, error) {
 	}
 	if w.flags != nil && w.flags.Changed("gpu-count") && c.GPUCount == 0 {
 		errs = append(errs, errors.New("--gpu-count: 0 is not a number of GPUs; write one above 0, or --gpus none --slots N for slots without any"))
+	}
+	switch n := c.Reserve.CPUs; {
+	case n < 0:
+		errs = append(errs, fmt.Errorf("--reserve-cpus: %d is negative; write 0 for none, or a number above", n))
+	case n == 0 && w.flags != nil && w.flags.Changed("reserve-cpus"):
+		c.Reserve.CPUs = config.NoThreads
 	}
 	for _, p := range config.Validate(c) {
 		flag := strings.NewReplacer("reserve.", "reserve-", "agent.", "", "image.", "", "_", "-").Replace(p.Key)

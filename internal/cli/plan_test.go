@@ -2,8 +2,10 @@ package cli
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -355,5 +357,31 @@ func TestPlanOfAnotherConfiguration(t *testing.T) {
 	}
 	if got := kbnode(t, "plan", "--root", dir, "--config", "/nowhere"); got.code != 1 || !strings.Contains(got.err, "/nowhere") {
 		t.Errorf("code %d, err %q", got.code, got.err)
+	}
+}
+
+// TestMigrationCommand types what docs/migration.md has for setup-agent.sh, on the machines of
+// the guide that it is from.
+func TestMigrationCommand(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/migration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := regexp.MustCompile("`setup-agent.sh [^`]*`[^|]*\\| `kbnode install ([^`]*)`").FindStringSubmatch(string(page))
+	if line == nil {
+		t.Fatal("the page has no command for setup-agent.sh")
+	}
+	for _, m := range []machinetest.Machine{machinetest.GuideH100(), machinetest.GuideH100SMT()} {
+		got := kbnode(t, append([]string{"plan", "--json", "--root", m.Dir(t)}, strings.Fields(strings.ReplaceAll(line[1], "'", ""))...)...)
+		var p contract
+		if err := json.Unmarshal([]byte(got.out), &p); err != nil || got.code != 0 || len(p.Slots) != 8 {
+			t.Fatalf("%s: code %d, %d slots, %v: %.300s %s", m.Name, got.code, len(p.Slots), err, got.out, got.err)
+		}
+		for i, s := range p.Slots {
+			if cpus, err := cpuset.Parse(s.CPUs); err != nil || cpus.Len() != 16 || s.MemoryBytes < 30<<30 || s.Queue != fmt.Sprintf("nvidia-h100-%d", i) {
+				t.Errorf("%s: %+v", m.Name, s)
+			}
+		}
 	}
 }

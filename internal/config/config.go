@@ -41,8 +41,8 @@ type Config struct {
 
 // Reserve is what stays with the system, at least.
 type Reserve struct {
-	CPUs   int  `yaml:"cpus,omitempty"`   // hardware threads
-	Memory Size `yaml:"memory,omitempty"` // bytes
+	CPUs   Threads `yaml:"cpus,omitempty"`
+	Memory Size    `yaml:"memory,omitempty"` // bytes
 }
 
 // Agent is how the Buildkite agents run.

@@ -32,6 +32,8 @@ var parseCases = []struct {
 	{name: "count against choice", text: "gpus: 0-3\ngpu_count: 2\n", err: "f.yaml:2: gpu_count: 2 and gpus, which names 4, contradict each other"},
 	{name: "old count against count", text: "gpus: 4\ngpu_count: 2\n", err: `f.yaml:2: key "gpu_count" stands here a second time`},
 	{name: "one GPU in a list", text: "gpus: [4]\n", want: Config{GPUs: GPUs{List: []string{"4"}}}},
+	{name: "no reserve", text: "reserve: {cpus: 0}\n", want: Config{Reserve: Reserve{CPUs: NoThreads}}},
+	{name: "negative reserve", text: "reserve:\n  cpus: -1\n", err: "f.yaml:2: reserve.cpus: -1 is negative; write 0 for none"},
 	{name: "unknown key", text: "queue: a\nqueues: b\n", err: `f.yaml:2: unknown key "queues"; write "queue"`},
 	{name: "unknown nested key", text: "reserve:\n  mem: 1G\n", err: `f.yaml:2: unknown key "mem"; known here: cpus, memory`},
 	{name: "hyphens for underscores", text: "cpus-per-slot: 4\n", err: `f.yaml:1: unknown key "cpus-per-slot"; write "cpus_per_slot"`},
@@ -234,7 +236,7 @@ func TestRenderIsReadBack(t *testing.T) {
 		"list":  {Queue: "b200", GPUs: GPUs{List: []string{"0", "GPU-1f", "0000:1a:00.0"}}, MemoryPerSlot: 32 << 30},
 		"count": {GPUCount: 3, Agent: Agent{Tags: []string{"a=b"}}},
 		"all":   {GPUs: GPUs{All: true}, Job: Job{ShmSize: 1 << 30, CPUQuota: true}},
-		"none":  {GPUs: GPUs{None: true}, Slots: 4},
+		"none":  {GPUs: GPUs{None: true}, Slots: 4, Reserve: Reserve{CPUs: NoThreads, Memory: 1 << 30}},
 		"parts": {GPUs: GPUs{List: []string{"0:3", "GPU-1f:0"}}, GPUsPerSlot: 2, Groups: Groups{{"0", "1"}, {"0000:1a:00.0", "GPU-1f"}}},
 		"MHz":   {Hygiene: Hygiene{Disabled: true, Clocks: "1410"}},
 	} {

@@ -90,7 +90,7 @@ func TestEffective(t *testing.T) {
 		{Key: "node", Value: "over", Origin: FromEnvironment, Note: "NODE_NAME"},
 		{Key: "gpus", Value: []any{1, "GPU-1f"}, Origin: FromFile},
 		{Key: "cpus_per_slot", Value: 4, Origin: FromEnvironment, Note: "CPUS_PER_GPU"},
-		{Key: "reserve.cpus", Origin: FromDefault, Note: decided["reserve.cpus"]},
+		{Key: "reserve.cpus", Value: 0, Origin: FromFile},
 		{Key: "agent.endpoint", Value: "https://xxxxx@h/v3", Origin: FromFile, Hidden: true},
 		{Key: "agent.binary", Origin: FromDefault, Note: "the installed one"},
 		{Key: "docker.socket", Value: DefaultDockerSocket, Origin: FromDefault},

@@ -17,6 +17,7 @@ var moreCases = map[string]bool{
 	"queue: '{shape}'":   true,
 	"cpus_per_slot: 8.5": false, "cpus_per_slot: '8'": false, "cpus_per_slot: true": false,
 	"memory_per_slot: 1024": false, "memory_per_slot: 1e9": false, "memory_per_slot: 1024B": true, "memory_per_slot: 1.5 GiB": true, "memory_per_slot: 32g": true, "memory_per_slot: 32Gi": true, "memory_per_slot: 32Gb": false, "memory_per_slot: -1": false, "memory_per_slot: [1G]": false, "memory_per_slot: true": false,
+	"reserve: {cpus: 0}": true, "reserve: {cpus: 1.5}": false, "reserve: {cpus: '0'}": false, "reserve: {cpus: none}": false,
 	"reserve: {cpus: -1}": false, "reserve: {memory: lots}": false, "reserve:": true, "reserve: 4": false, "reserve: [cpus]": false,
 	"agent: {binary: bin/agent}": false, "agent: {binary: /bin/agent}": true,
 	"agent: {endpoint: ftp://h}": false, "agent: {endpoint: 'https://a b'}": false, "agent: {endpoint: http://h:1/v3}": true,

@@ -80,7 +80,7 @@ func rules() map[string]func(*jsonschema.Schema) {
 		"slots":                      between(1, maxSlots),
 		"cpus_per_slot":              least(1),
 		"memory_per_slot":            nil,
-		"reserve.cpus":               least(1),
+		"reserve.cpus":               least(0),
 		"reserve.memory":             nil,
 		"agent.binary":               pattern("^/"),
 		"agent.endpoint":             pattern(`^https?://[^\s"]+$`),

@@ -24,6 +24,13 @@ type GPUs struct {
 // Count is a number of GPUs above 0; the zero value says nothing.
 type Count int
 
+// Threads is a number of hardware threads to reserve. The zero value means "decide";
+// NoThreads, which is 0 in a file, none.
+type Threads int
+
+// NoThreads is an operator's word that nothing is reserved.
+const NoThreads Threads = -1
+
 // Groups are lists of GPUs, each of which is one slot.
 type Groups [][]string
 
@@ -208,8 +215,8 @@ func Validate(c Config) []Problem {
 		bad("node", "%q is not a node name; use letters, digits, '-' and '.', 63 at most", c.Node)
 	}
 	for key, n := range map[string]int64{
-		"cpus_per_slot": int64(c.CPUsPerSlot), "reserve.cpus": int64(c.Reserve.CPUs),
-		"gpu_count": int64(c.GPUCount), "gpus_per_slot": int64(c.GPUsPerSlot), "slots": int64(c.Slots),
+		"cpus_per_slot": int64(c.CPUsPerSlot),
+		"gpu_count":     int64(c.GPUCount), "gpus_per_slot": int64(c.GPUsPerSlot), "slots": int64(c.Slots),
 		"job.max_minutes": int64(c.Job.MaxMinutes), "job.tasks_max": c.Job.TasksMax,
 		"image.keep": int64(c.Image.Keep), "image.first_jobs": int64(c.Image.FirstJobs),
 	} {

@@ -116,6 +116,25 @@ func (g Groups) MarshalYAML() (any, error) {
 // IsZero says that nothing was said, which means all GPUs.
 func (g GPUs) IsZero() bool { return !g.All && !g.None && len(g.List) == 0 }
 
+// UnmarshalYAML reads a whole number, 0 for none.
+func (t *Threads) UnmarshalYAML(n *yaml.Node) error {
+	var v int
+	if err := n.Decode(&v); err != nil || n.ShortTag() != "!!int" {
+		return mistake(n, "reserve.cpus: %.80q is not a whole number", n.Value)
+	}
+	if v < 0 {
+		return mistake(n, "reserve.cpus: %d is negative; write 0 for none, a number above, or leave the key out", v)
+	}
+	*t = Threads(v)
+	if v == 0 {
+		*t = NoThreads
+	}
+	return nil
+}
+
+// MarshalYAML writes what UnmarshalYAML reads.
+func (t Threads) MarshalYAML() (any, error) { return max(int(t), 0), nil }
+
 // UnmarshalYAML reads a size such as 32GiB.
 func (s *Size) UnmarshalYAML(n *yaml.Node) error {
 	v, err := ParseSize(n.Value)

@@ -108,7 +108,7 @@ func Build(in Input) (*Plan, error) {
 	}
 	p.addTunables(inv, cfg)
 	cores, memory, disk := TooSmall(inv, p)
-	for _, w := range []string{cores, memory, disk} {
+	for _, w := range []string{cores, split.Unreserved, memory, disk} {
 		if w != "" {
 			p.Warnings = append(p.Warnings, w)
 		}

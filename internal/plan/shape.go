@@ -96,7 +96,7 @@ func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []bound) (spl
 	in := splitInput{
 		CPU: inv.CPU, Memory: inv.Memory,
 		CPUsPerSlot: cfg.CPUsPerSlot, MemoryPerSlot: int64(cfg.MemoryPerSlot),
-		ReserveCPUs: cfg.Reserve.CPUs, ReserveMemory: int64(cfg.Reserve.Memory),
+		ReserveCPUs: int(cfg.Reserve.CPUs), ReserveMemory: int64(cfg.Reserve.Memory),
 		Virt: inv.OS.Virt,
 	}
 	for _, p := range list {

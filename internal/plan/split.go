@@ -14,6 +14,8 @@ import (
 const (
 	// maxSlots bounds the work of a split; the largest machines known have 64.
 	maxSlots = 256
+	// advisedCores is what the vendors' guide advises for each GPU; minSlotCores is its least.
+	advisedCores = 16
 	// minLocalCores is how small a slot may get, in cores, so that its CPUs stay
 	// on the package of its GPU.
 	minLocalCores = 2
@@ -27,7 +29,7 @@ type splitInput struct {
 	GPUs          []splitGPU // one per slot, in the order of the slots
 	CPUsPerSlot   int        // hardware threads
 	MemoryPerSlot int64      // bytes
-	ReserveCPUs   int        // hardware threads that the system keeps, at least
+	ReserveCPUs   int        // hardware threads that the system keeps, at least; negative for none
 	ReserveMemory int64      // bytes that the system keeps, at least
 	Virt          bool       // the topology is what a hypervisor shows
 }
@@ -52,6 +54,7 @@ type splitResult struct {
 	ReservedCPUs   cpuset.Set
 	ReservedMemory int64  // bytes
 	Spare          int64  // bytes of the system's that slots may use if need be
+	Unreserved     string // what slots have without a reserve; "" where that does not matter
 	Clamped        string // that slots get less memory than asked for; "" if not
 	Warnings       []string
 }
@@ -84,7 +87,7 @@ func split(in splitInput) (splitResult, error) {
 		return splitResult{}, err
 	}
 	s.warnReserve(res.ReservedCPUs.Len())
-	res.Spare, res.Clamped, res.Warnings = s.reserved*mib, s.clamped, s.warnings
+	res.Spare, res.Clamped, res.Unreserved, res.Warnings = s.reserved*mib, s.clamped, s.unreserved, s.warnings
 	return res, nil
 }
 
@@ -97,8 +100,11 @@ type splitter struct {
 	where []int    // [gpu]: index of its package
 	cores [][]physCore
 
-	reserved int64  // MiB of memory taken off the nodes
-	clamped  string // see splitResult
+	reserved int64 // MiB of memory taken off the nodes
+	// unreserved says what slots have without a reserve, where that is the guide's least.
+	unreserved string
+	said       int    // warnings before memory was shared out
+	clamped    string // see splitResult
 }
 
 func (s *splitter) run() error {
@@ -148,7 +154,7 @@ func (s *splitter) chooseSize() (k, least int, err error) {
 	case reserve > spare:
 		return 0, 0, fmt.Errorf("reserve.cpus: %d of %d CPUs leave too few for %s with a core (%d CPUs) each; write at most %d (--reserve-cpus), or choose fewer GPUs with --gpus (gpus)",
 			s.in.ReserveCPUs, s.allowed.Len(), counted(gpus, "slot"), s.width, s.unusable()+spare*s.width)
-	case s.in.ReserveCPUs <= 0:
+	case s.in.ReserveCPUs == 0:
 		reserve = min(s.coresFor(s.defaultReserve()), spare)
 	}
 	if s.in.CPUsPerSlot <= 0 {
@@ -159,16 +165,20 @@ func (s *splitter) chooseSize() (k, least int, err error) {
 		if k == 0 {
 			return 0, 0, errors.New("the CPUs cannot be split into equal blocks; choose fewer GPUs with --gpus (gpus)")
 		}
+		if s.in.ReserveCPUs == 0 && !s.in.GPUs[0].None {
+			k, keep = s.asAdvised(k, keep, reserve, local)
+		}
 		s.assignPackages(k, keep, local)
 		return k, (3*k + 3) / 4, nil
 	}
 
-	// The default reserve gives way to a request for CPUs, down to one core.
+	// The default reserve gives way to a request for CPUs, also for all of them: the scripts
+	// before kbnode shared out every CPU, and who asks for that many has said so.
 	reserveFor := func(k int) int {
-		if s.in.ReserveCPUs > 0 {
+		if s.in.ReserveCPUs != 0 {
 			return reserve
 		}
-		return min(reserve, max(s.total-gpus*k, min(s.coresFor(1), spare)))
+		return min(reserve, max(s.total-gpus*k, 0))
 	}
 	k, err = s.wantedCores(func(k int) bool { return s.fits(k, 0, reserveFor(k), false) })
 	if err != nil {
@@ -183,6 +193,26 @@ func (s *splitter) chooseSize() (k, least int, err error) {
 		}
 	}
 	return 0, 0, s.tooMany(s.total / gpus)
+}
+
+// asAdvised lets the default reserve give way, down to one core, where slots then have as many
+// cores as the vendors' guide advises, or its least. Without any reserve they have that many on
+// the guide's own machines, which only an operator decides.
+func (s *splitter) asAdvised(k, keep, reserve int, local bool) (cores, kept int) {
+	for _, advised := range []int{advisedCores, minSlotCores} {
+		if k >= advised {
+			return k, keep
+		}
+		for kept := keep; kept >= 0; kept-- {
+			if s.fits(advised, kept, min(s.coresFor(1), reserve), local) {
+				return advised, kept
+			}
+		}
+	}
+	if s.fits(minSlotCores, 0, 0, local) {
+		s.unreserved = fmt.Sprintf("without a reserve for the system each slot has %d cores; write reserve.cpus: 0 (--reserve-cpus 0) to let it run on the slots' CPUs", minSlotCores)
+	}
+	return k, keep
 }
 
 // wantedCores is the requested size of a slot in cores, if the machine has it.
@@ -221,14 +251,14 @@ func (s *splitter) tooMany(most int) error {
 // largestSize finds the most cores that every slot can get. Slots stay on their
 // GPUs' packages unless that makes them very small; keep is the number of cores
 // per package that no slot gets, which interrupts are served on, unless that
-// costs a slot more than a quarter.
+// costs a slot more than a quarter or nothing is to be reserved.
 func (s *splitter) largestSize(reserve int) (k, keep int, local bool) {
 	try := func(local bool) (int, int) {
 		most := func(keep int) int {
 			return sort.Search(s.total/len(s.in.GPUs), func(n int) bool { return !s.fits(n+1, keep, reserve, local) })
 		}
 		with, without := most(1), most(0)
-		if 4*with < 3*without {
+		if 4*with < 3*without || s.in.ReserveCPUs < 0 {
 			return without, 0
 		}
 		return with, 1
@@ -314,9 +344,9 @@ func (s *splitter) defaultReserve() int { return min(max(s.total/16, 2), 8) * s.
 func (s *splitter) warnReserve(left int) {
 	want := s.defaultReserve()
 	switch {
-	case left >= want || s.in.ReserveCPUs > 0 || len(s.in.GPUs) == 0:
+	case left >= want || s.in.ReserveCPUs != 0 || len(s.in.GPUs) == 0:
 	case left == 0:
-		s.warn("the slots take every CPU and the system has to run on theirs; choose fewer GPUs with --gpus (gpus)")
+		s.warn("the slots take every CPU and the system has to run on theirs; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)")
 	default:
 		s.warn("only %s left for the system, %d are advised; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)",
 			plural(left, "CPU is", "CPUs are"), want)

@@ -329,7 +329,7 @@ func TestSplitRefusals(t *testing.T) {
 		{
 			"more CPUs than there are", eight,
 			func(in *splitInput) { in.CPUsPerSlot = 13 },
-			"cpus_per_slot: 13 CPUs for each of 8 slots do not fit on 48 cores (96 CPUs) of 2 packages; write at most 10 (--cpus-per-slot) or choose fewer GPUs with --gpus (gpus)",
+			"cpus_per_slot: 13 CPUs for each of 8 slots do not fit on 48 cores (96 CPUs) of 2 packages; write at most 12 (--cpus-per-slot) or choose fewer GPUs with --gpus (gpus)",
 		},
 		{
 			"CPUs beside a reserve", eight,

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"sort"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
@@ -16,6 +17,14 @@ const (
 	mib = 1 << 20
 	// minMemory is the least that an agent and a container start in.
 	minMemory = 128 * mib
+	// gbShare is the part by which an even share of a machine may be less than one in GB: its
+	// memory is 7 % less in GiB, and the kernel and the reserve have some.
+	gbShare = 12
+	// advisedMemory and fullMemory are in MiB what the vendors' guide advises for each GPU,
+	// 32 GB, which is less than 30 GiB, and the 32 GiB that its command asks for.
+	advisedMemory, fullMemory = 30 << 10, 32 << 10
+	// leastReserve is what the default reserve never gives way beyond, in MiB.
+	leastReserve = 2 << 10
 )
 
 // ramNode is a NUMA node whose memory slots can have.
@@ -59,30 +68,78 @@ func ramNodes(m inventory.Memory, cpus []inventory.LogicalCPU) []ramNode {
 	return out
 }
 
-// reserveMemory takes the system's memory off the nodes, from each in
-// proportion to what it has.
-func (s *splitter) reserveMemory() error {
-	var all int64
-	for _, n := range s.ram {
-		all += n.free
-	}
-	reserve := max(s.in.ReserveMemory, 0) / mib
-	if s.in.ReserveMemory%mib > 0 {
-		reserve++
-	}
-	switch {
-	case reserve == 0:
-		reserve = min(max(2<<10, all/20), all/4)
-	case reserve >= all:
-		return fmt.Errorf("reserve.memory: %s leave nothing of the machine's %s for slots; write less (--reserve-memory)",
-			config.Size(s.in.ReserveMemory), readable(all))
-	}
+// shares takes the system's memory off the nodes, from each in proportion to what it has,
+// and shares out the rest: what each slot weighs on each node, and what it gets in MiB.
+func (s *splitter) shares(ram []ramNode, reserve int64) (weights [][]int64, shares []int64) {
+	s.ram, s.reserved, s.warnings = slices.Clone(ram), 0, s.warnings[:s.said]
+	all := free(ram)
 	for i := range s.ram {
 		own := share(reserve, s.ram[i].free, all, true)
 		s.ram[i].free -= own
 		s.reserved += own
 	}
-	return nil
+	weights = make([][]int64, len(s.cores))
+	for i, cores := range s.cores {
+		weights[i] = make([]int64, len(s.ram))
+		for _, c := range cores {
+			weights[i][s.nearestRAM(c.node)]++
+		}
+	}
+	for _, p := range slices.Compact(slices.Sorted(slices.Values(s.where))) {
+		weights = s.widen(p, weights, max(s.in.MemoryPerSlot/mib, s.fairShare()*45/100))
+	}
+	return weights, s.entitlements(weights)
+}
+
+// free is the memory of nodes in MiB that is not huge pages.
+func free(ram []ramNode) (all int64) {
+	for _, n := range ram {
+		all += n.free
+	}
+	return all
+}
+
+// chooseReserve is the system's memory in MiB, and the most that slots get besides it, or 0.
+// The default gives way where slots then have what the vendors' guide advises: of a machine
+// with 256 GB, the kernel keeps some before it is shared out.
+func (s *splitter) chooseReserve(ram []ramNode) (reserve, most int64, err error) {
+	all := free(ram)
+	reserve = max(s.in.ReserveMemory, 0) / mib
+	if s.in.ReserveMemory%mib > 0 {
+		reserve++
+	}
+	switch {
+	case reserve >= all && reserve > 0:
+		return 0, 0, fmt.Errorf("reserve.memory: %s leave nothing of the machine's %s for slots; write less (--reserve-memory)",
+			config.Size(s.in.ReserveMemory), readable(all))
+	case reserve > 0:
+		return reserve, 0, nil
+	}
+	reserve = min(max(leastReserve, all/20), all/4)
+	floor := min(leastReserve, reserve)
+	want, advised := s.in.MemoryPerSlot/mib, []int64{advisedMemory, minSlotMemory / mib}
+	switch {
+	case want > 0:
+		advised = []int64{min(want, fullMemory), min(want, advisedMemory)}
+	case s.in.GPUs[0].None:
+		return reserve, 0, nil
+	}
+	for _, most := range advised {
+		gives := sort.Search(int(reserve-floor)+1, func(n int) bool {
+			_, shares := s.shares(ram, reserve-int64(n))
+			return slices.Min(shares) >= most
+		})
+		switch {
+		case gives == 0:
+			return reserve, 0, nil
+		case int64(gives) <= reserve-floor:
+			return reserve - int64(gives), most, nil
+		}
+	}
+	if want > 0 {
+		reserve = floor
+	}
+	return reserve, 0, nil
 }
 
 // shareMemory gives every slot the same memory, from the nodes of its cores. A
@@ -98,27 +155,22 @@ func (s *splitter) shareMemory(res *splitResult) error {
 	if len(s.ram) == 0 {
 		return errors.New("the machine does not tell how much memory it has; look at /proc/meminfo and /sys/devices/system/node/node*/meminfo")
 	}
-	if err := s.reserveMemory(); err != nil {
+	ram := s.ram
+	s.said = len(s.warnings)
+	reserve, most, err := s.chooseReserve(ram)
+	if err != nil {
 		return err
 	}
-	weights := make([][]int64, len(s.cores))
-	for i, cores := range s.cores {
-		weights[i] = make([]int64, len(s.ram))
-		for _, c := range cores {
-			weights[i][s.nearestRAM(c.node)]++
-		}
-	}
-	want := s.in.MemoryPerSlot / mib
-	fair := s.fairShare()
-	for _, p := range slices.Compact(slices.Sorted(slices.Values(s.where))) {
-		weights = s.widen(p, weights, max(want, fair*45/100))
-	}
-	shares := s.entitlements(weights)
+	weights, shares := s.shares(ram, reserve)
+	want, fair := s.in.MemoryPerSlot/mib, s.fairShare()
 	least := slices.Min(shares)
 	poor := slices.Index(shares, least)
+	if most > 0 {
+		least = min(least, most)
+	}
 	perSlot := least
 	switch {
-	case want > least && least*mib >= minMemory && near(want, least):
+	case want > least && least*mib >= minMemory && (near(want, least) || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
 		s.clamped = fmt.Sprintf("memory_per_slot: %s are a little more than fit; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
 	case want > least:
 		return fmt.Errorf("memory_per_slot: %s for each of %s do not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",

@@ -16,6 +16,7 @@ const (
 func Published() []Machine {
 	return append([]Machine{
 		DGXA100(), HGXH100(), B200x8(), Uneven(), GB200(), MI300X(), MI300XCPX(), VM(), NoGPU(),
+		GuideH100(), GuideH100SMT(), GuideL40S(),
 	}, Shapes()...)
 }
 
@@ -112,6 +113,34 @@ func VM() Machine {
 		Packages: 1, Nodes: 0, Cores: 26, Threads: 1, NodeBytes: 200 * gib,
 	}
 	return m.withNVIDIA("NVIDIA H100 PCIe", "2331", []int{-1}, "0000:06:00.0")
+}
+
+// GuideH100 is the 8-GPU node that the vendors' guide plans for: 128 cores and 256 GB, of
+// which the kernel keeps 2 %.
+func GuideH100() Machine {
+	m := Machine{
+		Name: "guide-h100", Model: "AMD EPYC 7763 64-Core Processor",
+		Packages: 2, Nodes: 1, Cores: 64, Threads: 1, CoresPerL3: 8, NodeBytes: 128 * gib * 98 / 100,
+	}
+	return m.withNVIDIA("NVIDIA H100 80GB HBM3", "2330", []int{0, 0, 0, 0, 1, 1, 1, 1},
+		"0000:18:00.0", "0000:2a:00.0", "0000:3a:00.0", "0000:5d:00.0",
+		"0000:9a:00.0", "0000:ab:00.0", "0000:ba:00.0", "0000:db:00.0")
+}
+
+// GuideH100SMT is the same with 128 hardware threads, which the guide's scripts counted.
+func GuideH100SMT() Machine {
+	m := GuideH100()
+	m.Name, m.Model, m.Cores, m.Threads = "guide-h100-smt", "AMD EPYC 7543 32-Core Processor", 32, 2
+	return m
+}
+
+// GuideL40S is the node that the infrastructure guide was tested on: 16 CPUs and 289 GB.
+func GuideL40S() Machine {
+	m := Machine{
+		Name: "guide-l40s", Model: "AMD EPYC-Genoa Processor", Hypervisor: true,
+		Packages: 1, Nodes: 0, Cores: 16, Threads: 1, NodeBytes: 289 * gib,
+	}
+	return m.withNVIDIA("NVIDIA L40S", "26b9", []int{-1, -1}, "0000:06:00.0", "0000:07:00.0")
 }
 
 // NoGPU is a server that has none.
