@@ -47,6 +47,7 @@ func (e *Engine) Ping(ctx context.Context) error {
 // Info is what the engine says of itself.
 type Info struct {
 	Version        string   // "26.1.5"
+	Runc           string   // "1.1.5+ds1"; "" where the engine does not say
 	APIVersion     string   // the newest it speaks, or the newest the client does: "1.45"
 	CgroupDriver   string   // "systemd" or "cgroupfs"
 	CgroupVersion  string   // "2"
@@ -98,6 +99,13 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 		Snapshotter: slices.ContainsFunc(in.DriverStatus, func(s [2]string) bool {
 			return s[0] == "driver-type" && strings.HasPrefix(s[1], "io.containerd.snapshotter")
 		}),
+	}
+	if versions, err := e.api.ServerVersion(ctx, client.ServerVersionOptions{}); err == nil {
+		for _, c := range versions.Components {
+			if c.Name == "runc" {
+				info.Runc = c.Version
+			}
+		}
 	}
 	for _, d := range in.DiscoveredDevices {
 		if d.Source == "cdi" {

@@ -82,6 +82,12 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			info["DiscoveredDevices"] = []map[string]string{{"Source": "cdi", "ID": "nvidia.com/gpu=1"}, {"Source": "cdi", "ID": "nvidia.com/gpu=0"}, {"Source": "x", "ID": "y"}}
 		}
 		reply(http.StatusOK, info)
+	case path == "/version":
+		if e.version == "1.41" { // as of an engine that does not tell
+			gone("page")
+			return
+		}
+		reply(http.StatusOK, map[string]any{"Components": []map[string]string{{"Name": "Engine", "Version": "x"}, {"Name": "runc", "Version": "1.1.5+ds1"}}})
 	case path == "/containers/json":
 		list := []map[string]string{{"Id": "vanished"}}
 		for id := range e.containers {
@@ -135,6 +141,9 @@ func TestInfo(t *testing.T) {
 			t.Parallel()
 			want := Info{Version: "x", APIVersion: version, CgroupDriver: "systemd", CgroupVersion: "2", StorageDriver: "overlay2",
 				RootDir: "/var/lib/docker", Runtimes: []string{"io.containerd.runc.v2", "runc"}, DefaultRuntime: "runc"}
+			if version != "1.41" {
+				want.Runc = "1.1.5+ds1"
+			}
 			if version == "1.50" {
 				want.CDISpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
 				want.CDIDevices = []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1"}

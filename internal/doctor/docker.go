@@ -17,7 +17,7 @@ import (
 
 const dockerUnit = "docker.service"
 
-var dockerChecks = slices.Concat(engineChecks, dockerDiskChecks, dockerAccessChecks, dockerGPUChecks)
+var dockerChecks = slices.Concat(engineChecks, []Check{runcCheck}, dockerDiskChecks, dockerAccessChecks, []Check{lanCheck}, dockerGPUChecks)
 
 // engineChecks are about the engine itself.
 var engineChecks = []Check{

@@ -1,14 +1,11 @@
 package guard
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"math/bits"
 	"net/http"
 	"net/netip"
 	"os"
@@ -155,35 +152,12 @@ func (n *slotNetwork) ready(ctx context.Context) error {
 	return nil
 }
 
-// maxRoutes bounds a table of routes, in bytes; a server has a few lines.
-const maxRoutes = 1 << 20
-
 // unrouted leaves out the subnets that the node has a way to already, by a table
 // in the form of /proc/net/route. The default route and that of the network
 // itself do not count.
 func unrouted(subnets []netip.Prefix, table io.Reader, own string) []netip.Prefix {
-	taken := map[netip.Prefix]bool{}
-	lines := bufio.NewScanner(io.LimitReader(table, maxRoutes))
-	for lines.Scan() {
-		f := strings.Fields(lines.Text())
-		if len(f) < 8 || f[0] == own {
-			continue
-		}
-		to, err := strconv.ParseUint(f[1], 16, 32)
-		mask, errMask := strconv.ParseUint(f[7], 16, 32)
-		if err != nil || errMask != nil || mask == 0 {
-			continue
-		}
-		// Both are in the order of the network's bytes, printed as a number.
-		addr := netip.AddrFrom4([4]byte(binary.NativeEndian.AppendUint32(nil, uint32(to))))
-		taken[netip.PrefixFrom(addr, bits.OnesCount32(uint32(mask)))] = true
-	}
+	taken := slices.DeleteFunc(firewall.Routes(table), func(r firewall.Route) bool { return r.Device == own || r.To.Bits() == 0 })
 	return slices.DeleteFunc(subnets, func(p netip.Prefix) bool {
-		for t := range taken {
-			if t.Overlaps(p) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(taken, func(r firewall.Route) bool { return r.To.Overlaps(p) })
 	})
 }

@@ -310,6 +310,7 @@ func TestNetwork(t *testing.T) {
 			t.Error(out)
 		}
 	})
+	t.Run("the Internet only", func(t *testing.T) { internetOnly(t, n, theirs) })
 	t.Run("reboot", func(t *testing.T) {
 		m.Reboot()
 		m.Sh("bkstub wait-agents --count 8 --timeout 5m; nft list table inet kbnode")

@@ -1,0 +1,134 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/firewall"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+var lanCheck = Check{
+	ID: "docker-lan", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"config"},
+	About: "jobs reach no private network that the node is in, and agents reach Buildkite",
+	Run: func(ctx context.Context, m *Machine) Answer {
+		switch m.Config.Job.Network {
+		case config.NetworkNone:
+			return none("jobs have no network (job.network: none)")
+		case config.NetworkInternet:
+			return found(m.internetOnly(ctx))
+		}
+		table, err := m.read("/proc/net/route")
+		if err != nil {
+			return found(skip("the node's routes cannot be read: %s", err))
+		}
+		if list := m.neighborhood(table); len(list) > 0 {
+			return found(warn("jobs reach %s, which %s", strings.Join(list, ", "), map[bool]string{true: "is a private network of the node's", false: "are private networks of the node's"}[len(list) == 1]).
+				advise("write network: internet below job: in %s, and below it allowed_networks: with what jobs and agents need there, such as [10.1.2.3:3128]; then type kbnode reconcile", plan.ConfigPath))
+		}
+		return found(ok("the node is in no private network"))
+	},
+}
+
+// shownNetworks is how many networks a finding names.
+const shownNetworks = 4
+
+// neighborhood are the private networks that a table of routes leads to. Those of
+// containers on the node itself are none.
+func (m *Machine) neighborhood(table string) (list []string) {
+	var nets []netip.Prefix
+	for _, r := range firewall.Routes(strings.NewReader(table)) {
+		to := r.To
+		if to.Bits() == 0 {
+			to = netip.PrefixFrom(r.Via, r.Via.BitLen())
+		}
+		a := to.Addr()
+		if firewall.Private(a) && !a.IsUnspecified() && !a.IsLinkLocalUnicast() && !a.IsMulticast() && !m.inside(r.Device) {
+			nets = append(nets, to)
+		}
+	}
+	slices.SortFunc(nets, func(a, b netip.Prefix) int { return cmp.Or(cmp.Compare(a.Bits(), b.Bits()), a.Compare(b)) })
+	var shown []netip.Prefix
+	for _, p := range nets {
+		if !slices.ContainsFunc(shown, func(s netip.Prefix) bool { return s.Overlaps(p) }) {
+			shown = append(shown, p)
+		}
+	}
+	for i, p := range shown {
+		if i == shownNetworks {
+			return append(list, fmt.Sprintf("and %d more", len(shown)-i))
+		}
+		list = append(list, p.String())
+	}
+	return list
+}
+
+// inside says that a device is a bridge that no network card belongs to.
+func (m *Machine) inside(device string) bool {
+	dir := m.path("/sys/class/net/" + filepath.Base(device))
+	if bridge, _ := filepath.Glob(dir + "/bridge"); bridge == nil {
+		return strings.HasPrefix(device, strings.TrimSuffix(plan.NetworkName(0), "0"))
+	}
+	cards, _ := filepath.Glob(dir + "/lower_*/device")
+	bonds, _ := filepath.Glob(dir + "/lower_*/lower_*")
+	return len(cards)+len(bonds) == 0
+}
+
+// lookupTime bounds the question of a name.
+const lookupTime = 3 * time.Second
+
+// internetOnly says whether the rules are there, and whether they let agents out.
+func (m *Machine) internetOnly(ctx context.Context) Finding {
+	if slices.ContainsFunc(m.Changes, func(c reconcile.Change) bool { return c.Kind == reconcile.Protect }) {
+		return fail("the firewall rules that keep jobs from private networks are not as planned").by("kbnode reconcile")
+	}
+	var n firewall.Node
+	for _, s := range m.Config.Job.AllowedNetworks {
+		if d, err := config.ParseDestination(s); err == nil {
+			n.Allowed = append(n.Allowed, d)
+		}
+	}
+	at, err := url.Parse(m.Config.Agent.Endpoint)
+	if err != nil {
+		return skip("agent.endpoint is no URL: the check agent-endpoint says so")
+	}
+	_, proxies := m.agentNetwork(ctx)
+	if proxy, err := proxies.ProxyFunc()(at); err == nil && proxy != nil {
+		at = proxy
+	}
+	port, _ := strconv.ParseUint(cmp.Or(at.Port(), map[string]string{"http": "80"}[at.Scheme], "443"), 10, 16)
+	ctx, cancel := context.WithTimeout(ctx, lookupTime)
+	defer cancel()
+	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", at.Hostname())
+	if err != nil || loopback(at.Hostname()) {
+		addresses = nil // the check agent-endpoint says so, or it is this machine
+	}
+	closed := ""
+	for _, a := range addresses {
+		to := netip.AddrPortFrom(a.Unmap(), uint16(port))
+		if n.Passes(to) {
+			closed = ""
+			break
+		}
+		closed = to.String()
+	}
+	if closed != "" {
+		return fail("agents reach Buildkite by %s (%s), which is private and not allowed", at.Host, closed).
+			advise("add '%s' to job.allowed_networks in %s, then type kbnode reconcile", closed, plan.ConfigPath)
+	}
+	if len(n.Allowed) == 0 {
+		return ok("jobs reach public addresses only")
+	}
+	return ok("jobs reach public addresses, and %s", strings.Join(m.Config.Job.AllowedNetworks, ", "))
+}

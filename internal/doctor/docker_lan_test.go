@@ -1,0 +1,121 @@
+package doctor
+
+import (
+	"bytes"
+	"compress/gzip"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// with is a fake whose configuration says this of jobs and agents.
+func with(job config.Job, endpoint string) *fake {
+	full := config.Config{Job: job, Agent: config.Agent{Endpoint: endpoint}}.WithDefaults()
+	return &fake{cfg: &full}
+}
+
+func TestLAN(t *testing.T) {
+	t.Setenv("HTTPS_PROXY", "")
+	t.Setenv("https_proxy", "")
+	routes := func(lines string) map[string]string {
+		return map[string]string{"/proc/net/route": "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n" + lines}
+	}
+	const (
+		line      = "\t0001\t0\t0\t0\t"
+		gateway   = "eth0\t00000000\t0100000A" + line + "00000000\t0\t0\t0\n"              // default via 10.0.0.1
+		public    = "eth0\t00000000\t010200C0" + line + "00000000\t0\t0\t0\n"              // default via 192.0.2.1
+		link      = "eth0\t0000000A\t00000000" + line + "0000FFFF\t0\t0\t0\n"              // 10.0.0.0/16
+		vpn       = "tun0\t0000A8C0\t00000000" + line + "00FFFFFF\t0\t0\t0\n"              // 192.168.0.0/24
+		docker0   = "docker0\t000011AC\t00000000" + line + "0000FFFF\t0\t0\t0\n"           // 172.17.0.0/16
+		slot      = "kbnode-gpu0\t000012C6\t00000000" + line + "00FFFFFF\t0\t0\t0\n"       // 198.18.0.0/24
+		linkLocal = "eth0\t0000FEA9\t00000000" + line + "0000FFFF\t0\t0\t0\n"              // 169.254.0.0/16
+		many      = link + vpn + "eth1\t0000010B\t00000000" + line + "0000FFFF\t0\t0\t0\n" // 11.1.0.0/16, public
+	)
+	bridged := func(lines, member string) map[string]string {
+		files := routes(lines)
+		files["/sys/class/net/docker0/bridge/stp_state"] = "0"
+		files["/sys/class/net/docker0/"+member] = ""
+		return files
+	}
+	internet := func(endpoint string, allowed ...string) *fake {
+		return with(config.Job{Network: config.NetworkInternet, AllowedNetworks: allowed}, endpoint)
+	}
+	const closed = "fail: agents reach Buildkite by 10.1.2.3:8080 (10.1.2.3:8080), which is private and not allowed"
+	for _, s := range []stated{
+		{"a private link", "", &fake{}, routes(gateway + link + linkLocal + slot), "warn: jobs reach 10.0.0.0/16, which is a private network of the node's", ""},
+		{"a private gateway only", "", &fake{}, routes(gateway), "warn: jobs reach 10.0.0.1/32, which is a private network of the node's", ""},
+		{"two", "", &fake{}, routes(public + many), "warn: jobs reach 10.0.0.0/16, 192.168.0.0/24, which are private networks of the node's", ""},
+		{"public only", "", &fake{}, routes(public + linkLocal + slot), "ok: the node is in no private network", ""},
+		{"containers", "", &fake{}, bridged(public+docker0, "lower_veth1/ifindex"), "ok: the node is in no private network", ""},
+		{"a bridge with a card", "", &fake{}, bridged(public+docker0, "lower_eth0/device/vendor"), "warn: jobs reach 172.17.0.0/16, which is a private network of the node's", ""},
+		{"garbage", "", &fake{}, routes("x\ny z\neth0\tq\tq\t0\t0\t0\t0\tq\n"), "ok: the node is in no private network", ""},
+		{"no routes", "", &fake{}, nil, "skip: the node's routes cannot be read", ""},
+		{"no network", "", with(config.Job{Network: config.NetworkNone}, ""), routes(link), "skip: jobs have no network (job.network: none)", ""},
+
+		{"the Internet only", "", internet("https://192.0.2.7/v3"), routes(link), "ok: jobs reach public addresses only", ""},
+		{"with a list", "", internet("http://10.1.2.3:8080/v3", "10.1.0.0/16:8080"), nil, "ok: jobs reach public addresses, and 10.1.0.0/16:8080", ""},
+		{"an endpoint that is closed", "", internet("http://10.1.2.3:8080/v3"), nil, closed, ""},
+		{"another port", "", internet("http://10.1.2.3:8080/v3", "10.1.0.0/16:443"), nil, closed, ""},
+		{"metadata", "", internet("http://100.100.100.200/v3", "100.64.0.0/10"), nil, "fail: agents reach Buildkite by 100.100.100.200 (100.100.100.200:80), which is private and not allowed", ""},
+		{"this machine", "", internet("http://127.0.0.1:8899/v3"), nil, "ok: jobs reach public addresses only", ""},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			s.id = "docker-lan"
+			if s.files == nil && s.f.cfg == nil {
+				s.want += ": open " // and the path of the test's own
+				got := answer(t, machineOf(t, s.f, nil), s.id)
+				if !strings.HasPrefix(got.Status.String()+": "+got.Summary(), s.want) {
+					t.Errorf("%s: %s", got.Status, got.Summary())
+				}
+				return
+			}
+			s.run(t, nil)
+		})
+	}
+	t.Run("rules that are gone", func(t *testing.T) {
+		s := stated{"", "docker-lan", internet(""), nil, "fail: the firewall rules that keep jobs from private networks are not as planned", "kbnode reconcile"}
+		s.run(t, func(m *Machine) { m.Changes = []reconcile.Change{{Kind: reconcile.Protect}} })
+	})
+}
+
+func TestRuncHoles(t *testing.T) {
+	t.Parallel()
+	both, races := runcLeak+" "+runcRaces, runcRaces
+	for version, want := range map[string]string{
+		"1.0.0-rc93": both, "1.1.5+ds1": both, "1.1.11": both, "1.1.12-rc.1": both, "v1.1.12": races, "1.1.15-0ubuntu1": races,
+		"1.2.7": races, "1.2.8": "", "1.2.9": "", "1.3.0-rc.2": races, "1.3.2": races, "1.3.3": "", "1.3.10": "",
+		"1.4.0-rc.2": races, "1.4.0-rc.3": "", "1.4.0": "", "2.0.0": "", "": "", "N/A": "", "crun 1.8": "",
+	} {
+		if got := strings.Join(runcHoles(version), " "); got != want {
+			t.Errorf("%q: %q, want %q", version, got, want)
+		}
+	}
+}
+
+func TestRunc(t *testing.T) {
+	t.Parallel()
+	of := func(version string) *fake { return engine(docker.Info{Runc: version}) }
+	files := func(status, changelog string) map[string]string {
+		var b bytes.Buffer
+		z := gzip.NewWriter(&b)
+		_, _ = z.Write([]byte(changelog))
+		_ = z.Close()
+		return map[string]string{"/var/lib/dpkg/status": status, "/usr/share/doc/runc/changelog.Debian.gz": b.String()}
+	}
+	const debian, theirs = "Package: runc\nStatus: install ok installed\nVersion: 1.1.5+ds1-1+deb12u1\n", "Package: containerd.io\nStatus: install ok installed\nVersion: 1.7\n\nPackage: runc\nStatus: deinstall ok config-files\nVersion: 1\n"
+	const upgrade = "apt-get update && apt-get install -y --only-upgrade "
+	for _, s := range []stated{
+		{"good", "", of("1.3.3"), nil, "ok: 1.3.3", ""},
+		{"untold", "", of(""), nil, "skip: the engine names no version of runc", ""},
+		{"old", "", of("1.1.5"), files(debian, ""), "warn: 1.1.5: by its number a job can become root of the node (CVE-2024-21626, CVE-2025-31133)", upgrade + "runc"},
+		{"one is closed", "", of("1.1.5+ds1"), files(debian, "  * CVE-2024-21626: several\n"), "warn: 1.1.5+ds1: by its number a job can become root of the node (CVE-2025-31133)", upgrade + "runc"},
+		{"all are", "", of("1.1.5+ds1"), files(debian, "  * CVE-2024-21626\n * CVE-2025-31133\n"), "ok: 1.1.5+ds1; by its changelog the distribution has closed CVE-2024-21626 and CVE-2025-31133", ""},
+		{"Docker's own", "", of("1.2.5"), files(theirs, ""), "warn: 1.2.5: by its number a job can become root of the node (CVE-2025-31133)", upgrade + "containerd.io"},
+		{"no dpkg", "", of("1.2.5"), nil, "warn: 1.2.5: by its number a job can become root of the node (CVE-2025-31133)", ""},
+	} {
+		t.Run(s.name, func(t *testing.T) { t.Parallel(); s.id = "docker-runc"; s.run(t, nil) })
+	}
+}

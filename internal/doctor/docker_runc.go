@@ -1,0 +1,90 @@
+package doctor
+
+import (
+	"compress/gzip"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
+)
+
+// Holes of runc by which a container becomes root of the node.
+const (
+	runcLeak  = "CVE-2024-21626" // closed in 1.1.12
+	runcRaces = "CVE-2025-31133" // and 52565 and 52881; closed in 1.2.8, 1.3.3 and 1.4.0-rc.3
+)
+
+var runcForm = lazy.Regexp(`^v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?:-rc\.?(\d{1,4}))?`)
+
+// runcHoles are those of a version of runc's own, the oldest first.
+func runcHoles(version string) []string {
+	m := runcForm().FindStringSubmatch(version)
+	if m == nil {
+		return nil
+	}
+	const released = 1 << 16 // after all candidates
+	v := make([]int, 4)
+	for i, text := range m[1:] {
+		_, _ = fmt.Sscan(text, &v[i])
+	}
+	if m[4] == "" {
+		v[3] = released
+	}
+	before := func(minor, patch, candidate int) bool { // of 1
+		return slices.Compare(v, []int{1, minor, patch, candidate}) < 0
+	}
+	of := func(major, minor int) bool { return v[0] == major && v[1] == minor }
+	switch {
+	case before(1, 12, released):
+		return []string{runcLeak, runcRaces}
+	case before(2, 8, released), of(1, 3) && before(3, 3, released), of(1, 4) && before(4, 0, 3):
+		return []string{runcRaces}
+	}
+	return nil
+}
+
+var runcCheck = Check{
+	ID: "docker-runc", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
+	About: "runc, which starts containers, has no known way out of one",
+	Run: func(_ context.Context, m *Machine) Answer {
+		version := m.Docker.Runc
+		holes := runcHoles(version)
+		log := m.changelog("runc")
+		left := slices.DeleteFunc(slices.Clone(holes), func(hole string) bool { return strings.Contains(log, hole) })
+		switch {
+		case version == "":
+			return none("the engine names no version of runc")
+		case len(holes) == 0:
+			return found(ok("%s", version))
+		case len(left) == 0:
+			return found(ok("%s; by its changelog the distribution has closed %s", version, strings.Join(holes, " and ")))
+		}
+		hole := left[len(left)-1]
+		f := warn("%s: by its number a job can become root of the node (%s)", version, strings.Join(left, ", "))
+		list, _ := m.packages([]string{"containerd.io", "runc", "runc-stable"})
+		if len(list) == 0 {
+			return found(f.advise("update runc to 1.2.8, 1.3.3 or newer. A distribution may have closed it and kept the number: rpm -q --changelog runc containerd.io | grep %s", hole))
+		}
+		return found(f.by("apt-get update && apt-get install -y --only-upgrade %s", list[0].name).
+			advise("where that changes nothing, ask whether the distribution has closed it: apt-get changelog %s | grep %s", list[0].name, hole))
+	},
+}
+
+// changelog is that of a Debian package, as far as it is there.
+func (m *Machine) changelog(name string) string {
+	f, err := os.Open(m.path("/usr/share/doc/" + name + "/changelog.Debian.gz"))
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = f.Close() }()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return ""
+	}
+	text, _ := io.ReadAll(io.LimitReader(z, maxFile))
+	return string(text)
+}
