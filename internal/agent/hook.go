@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/guard"
@@ -24,18 +23,16 @@ const (
 const RegisterTime = 2 * time.Minute
 
 // RegisteredMarker is the file whose time says when a slot's agent last
-// registered with Buildkite. The slot's user writes it: status shows it, and an
-// upgrade of agents goes back where it is missing. Nothing else is decided by it.
-func RegisteredMarker(k int) string { return plan.RunDir(k) + "/agent/" + registeredName }
-
-const registeredName = "registered"
+// registered with Buildkite. The slot's guard writes it when the agent says so.
+func RegisteredMarker(k int) string { return plan.RunDir(k) + "/" + guard.RegisteredName }
 
 // Hook runs one of the hooks as the slot's user, inside the agent's job.
 func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 	switch name {
 	case "agent-startup":
-		if err := noteRegistered(RegisteredMarker(k)); err != nil {
-			return fmt.Errorf("note registration: %w", err)
+		// An agent whose hook fails would end, although it can work.
+		if _, err := tell(ctx, plan.SocketPath(k), guard.RegisteredPath); err != nil {
+			log.Warn("registration not noted; status shows the agent as not registered", "slot", plan.SlotName(k), "err", err)
 		}
 		return nil
 	case "pre-bootstrap":
@@ -64,25 +61,6 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 	default:
 		return fmt.Errorf("%q is no hook; kbnode has agent-startup, pre-bootstrap, pre-artifact and pre-exit", name)
 	}
-}
-
-// noteRegistered writes the marker again. A job may have left anything in its place: to
-// open a FIFO would wait forever, and no agent would start over a directory.
-func noteRegistered(marker string) error {
-	root, err := os.OpenRoot(filepath.Dir(marker))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = root.Close() }()
-	name := filepath.Base(marker)
-	if err := guard.RemoveTree(root, name); err != nil {
-		return err
-	}
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if err != nil {
-		return err
-	}
-	return f.Close()
 }
 
 // begin lets a job begin where nothing of an earlier one is left, and its own

@@ -7,13 +7,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 func TestHookNames(t *testing.T) {
@@ -87,41 +84,4 @@ func TestTell(t *testing.T) {
 			t.Error("it answers")
 		}
 	})
-}
-
-// TestNoteRegistered: what a job left in the marker's place neither stops the agent nor
-// is written to.
-func TestNoteRegistered(t *testing.T) {
-	t.Parallel()
-	for name, leave := range map[string]func(marker, other string) error{
-		"nothing":     func(string, string) error { return nil },
-		"a file":      func(marker, _ string) error { return os.WriteFile(marker, []byte("x"), 0o400) },
-		"a FIFO":      func(marker, _ string) error { return unix.Mkfifo(marker, 0o600) },
-		"a directory": func(marker, _ string) error { return os.MkdirAll(filepath.Join(marker, "a/b"), 0o700) },
-		"a link":      func(marker, other string) error { return os.Symlink(other, marker) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			marker, other := filepath.Join(t.TempDir(), "registered"), filepath.Join(t.TempDir(), "other")
-			if err := errors.Join(os.WriteFile(other, []byte("kept"), 0o600), leave(marker, other)); err != nil {
-				t.Fatal(err)
-			}
-			noted := make(chan error, 1)
-			go func() { noted <- noteRegistered(marker) }()
-			select {
-			case err := <-noted:
-				if err != nil {
-					t.Fatal(err)
-				}
-			case <-time.After(30 * time.Second):
-				t.Fatal("it waits for the other end to be opened")
-			}
-			if info, err := os.Lstat(marker); err != nil || !info.Mode().IsRegular() || info.Size() != 0 {
-				t.Errorf("the marker is %v, %v", info, err)
-			}
-			if text, err := os.ReadFile(other); string(text) != "kept" || err != nil {
-				t.Errorf("the link's target has %q, %v", text, err)
-			}
-		})
-	}
 }

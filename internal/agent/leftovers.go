@@ -54,7 +54,7 @@ func leftovers(k, uid int, within bool) left {
 		{plan.WorkDir(k), names("builds", "plugins")},
 		// agent-<pid> and agent-leader are the agent's own sockets.
 		{plan.RunDir(k) + "/agent", func(name string) bool {
-			return name == registeredName || strings.HasPrefix(name, "agent-") || within && name == "job-api"
+			return strings.HasPrefix(name, "agent-") || within && name == "job-api"
 		}},
 	}}
 }

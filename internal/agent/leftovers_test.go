@@ -153,8 +153,8 @@ func TestWhatTheAgentUsesStays(t *testing.T) {
 		{true, "/dev/shm", ""},
 		{true, "/dev/mqueue", ""},
 		{true, "/var/lib/buildkite-agent/gpu-3", "builds plugins"},
-		{true, "/run/kbnode/gpu3/agent", "registered agent-100 agent-leader job-api"},
-		{false, "/run/kbnode/gpu3/agent", "registered agent-100 agent-leader"},
+		{true, "/run/kbnode/gpu3/agent", "agent-100 agent-leader job-api"},
+		{false, "/run/kbnode/gpu3/agent", "agent-100 agent-leader"},
 	} {
 		dirs := leftovers(3, 950, row.within).dirs
 		at := slices.IndexFunc(dirs, func(d leftDir) bool { return d.path == row.path })

@@ -117,7 +117,7 @@ func registered(root string, k int, ss reconcile.SlotState) bool {
 }
 
 func failedToStart(ss reconcile.SlotState) bool {
-	return ss.Agent.Active == "failed" || ss.Agent.Sub == "auto-restart" && ss.Agent.ExitStatus != 0
+	return ss.Agent.Active == "failed" || ss.Agent.Failing() && ss.Agent.ExitStatus != 0
 }
 
 // agentFailure is what an agent that gave up has said last.

@@ -318,7 +318,7 @@ func Disconnected(root string, sl plan.Slot, ss reconcile.SlotState, now time.Ti
 	}
 	unit := plan.AgentUnit(sl.Index)
 	switch a := ss.Agent; {
-	case a.Active == "failed" || a.Sub == "auto-restart":
+	case a.Active == "failed" || a.Failing():
 		return fmt.Sprintf("its agent ends again and again; journalctl -u %s shows why", unit)
 	case a.Active != "active" || now.Sub(a.Since) < agent.RegisterTime:
 		return ""

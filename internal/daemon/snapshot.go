@@ -61,12 +61,12 @@ func SlotWord(s plan.Slot, ss reconcile.SlotState, parked bool) string {
 		return "busy"
 	case parked || s.Parked != "":
 		return "parked"
+	case ss.Agent.Failing() || ss.Agent.Active == "failed":
+		return "failed"
 	case ss.Agent.Stopping():
 		return "stopping"
 	case len(s.Drains) > 0 && !ss.Agent.Running():
 		return "drained"
-	case ss.Agent.Sub == "auto-restart" || ss.Agent.Active == "failed":
-		return "failed"
 	case ss.Agent.Active == "active":
 		return "idle"
 	case ss.Agent.Running():

@@ -17,13 +17,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-const (
-	// An agent that was restarted so often, the last time so lately, is in a loop.
-	manyRestarts = 3
-	lately       = 10 * time.Minute
-	// pingTime bounds the question whether a socket answers.
-	pingTime = 5 * time.Second
-)
+// pingTime bounds the question whether a socket answers.
+const pingTime = 5 * time.Second
 
 // agentsRunning looks at what kbnode status shows, and adds the agent's last words.
 func agentsRunning(ctx context.Context, m *Machine) Answer {
@@ -42,13 +37,11 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 			f = fail("there is no %s", unit).safely("kbnode reconcile")
 		case a.Load == "masked":
 			f = fail("%s is masked", unit).safely("systemctl unmask %s && kbnode reconcile", unit)
-		case a.Sub == "auto-restart" && a.Result == "success":
-			f = warn("Buildkite sent the agent away, and it starts again: %s", m.lastWords(ctx, unit)).advise("somebody stopped it in Buildkite; where it goes on, see journalctl -u %s", unit)
-		case a.Active == "activating" && a.Sub != "auto-restart":
-			f = warn("the agent is starting").advise("ask again in a minute: kbnode doctor --only agent-running")
-		case a.Active == "failed" || a.Sub == "auto-restart":
+		case a.Active == "failed" || a.Failing():
 			f = fail("the agent ends again and again (%s, exit status %d): %s", a.Result, a.ExitStatus, m.lastWords(ctx, unit)).
 				advise("mend what it says; it starts by itself then. journalctl -u %s shows more", unit)
+		case a.Active == "activating":
+			f = warn("the agent is starting").advise("ask again in a minute: kbnode doctor --only agent-running")
 		case a.Stopping():
 			f = ok("stops when its job is done")
 		case a.Active != "active":
@@ -57,9 +50,6 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 			f = ok("runs a job")
 		case m.registered(s.Index, a.Since):
 			f = ok("registered")
-			if a.Restarts >= manyRestarts && up < lately {
-				f = warn("the agent was restarted %d times, the last time %s ago: %s", a.Restarts, up.Round(time.Second), m.lastWords(ctx, unit)).advise("see journalctl -u %s", unit)
-			}
 		case up < agent.RegisterTime:
 			f = warn("the agent runs since %s, and has not registered yet", up.Round(time.Second)).advise("ask again in a minute: kbnode doctor --only agent-running")
 		default:

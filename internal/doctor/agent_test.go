@@ -189,9 +189,9 @@ func TestAgentChecks(t *testing.T) {
 			})
 			w.f.journal[plan.AgentUnit(1)] = []string{"fatal: Could not find queue", "Stopped."}
 		}, "agent-running fail 1: the agent ends again and again (exit-code, exit status 1): fatal: Could not find queue", ""},
-		{"an agent was sent away", func(w *world) {
+		{"an agent ended after its job", func(w *world) {
 			w.agentOf(1, func(u *reconcile.UnitState) { u.Active, u.Sub, u.Result = "activating", "auto-restart", "success" })
-		}, "agent-running warn 1: Buildkite sent the agent away, and it starts again: it said nothing", ""},
+		}, "agent-running warn 1: the agent is starting", ""},
 		{"an agent starts", func(w *world) { w.agentOf(1, func(u *reconcile.UnitState) { u.Active, u.Sub = "activating", "start" }) },
 			"agent-running warn 1: the agent is starting", ""},
 		{"an agent is stopped", func(w *world) { w.agentOf(1, func(u *reconcile.UnitState) { u.Active = "inactive" }) },
@@ -206,9 +206,9 @@ func TestAgentChecks(t *testing.T) {
 			w.must(os.Chtimes(w.path(agent.RegisteredMarker(1)), time.Time{}, w.Now.Add(-time.Hour)))
 			w.agentOf(1, func(u *reconcile.UnitState) { u.Since = w.Now.Add(-30 * time.Second) })
 		}, "agent-running warn 1: the agent runs since 30s, and has not registered yet", ""},
-		{"an agent comes back and back", func(w *world) {
+		{"an agent after nine jobs", func(w *world) {
 			w.agentOf(1, func(u *reconcile.UnitState) { u.Since, u.Restarts = w.Now.Add(-time.Second), 9 })
-		}, "agent-running warn 1: the agent was restarted 9 times, the last time 1s ago: it said nothing", ""},
+		}, "", ""},
 		{"an agent that waits for its job", func(w *world) { w.agentOf(1, func(u *reconcile.UnitState) { u.Active = "deactivating" }) }, "", ""},
 		{"a job that began before the reinstallation", func(w *world) {
 			w.must(os.Remove(w.path(agent.RegisteredMarker(1))))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -20,10 +21,15 @@ import (
 // where it is. The answer is 204, or 200 with a message for the job's log, or 409
 // with the reason why the slot is parked.
 const (
-	ReadyPath = "/kbnode/ready" // the agent is about to start; only root is believed
-	BeginPath = "/kbnode/begin" // a job is about to begin
-	EndPath   = "/kbnode/end"   // a job has ended
+	ReadyPath      = "/kbnode/ready"      // the agent is about to start; only root is believed
+	RegisteredPath = "/kbnode/registered" // Buildkite took the agent
+	BeginPath      = "/kbnode/begin"      // a job is about to begin
+	EndPath        = "/kbnode/end"        // a job has ended
 )
+
+// RegisteredName is the file beside the socket whose time says when the slot's agent
+// last registered.
+const RegisteredName = "registered"
 
 // The files of parkedDir that are the guard's.
 const (
@@ -69,7 +75,7 @@ type cleaner struct {
 	log        *slog.Logger
 
 	mu       sync.Mutex
-	starter  int    // the process that asked last whether it may become the agent
+	starts   starts
 	swept    bool   // since the last job nothing is left but what the GPU may hold
 	looked   bool   // and that was looked at
 	busy     bool   // and holds something
@@ -123,13 +129,28 @@ func (s *cleaner) ready(ctx context.Context, pid int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if pid != s.starter { // not the one that waits while the slot is parked
-		s.starter, s.swept = pid, false
+	if s.starts.next(pid, time.Now()) { // not the one that waits while the slot is parked
+		s.swept = false
 	}
 	s.stopping = false
 	s.running.Store(false)
 	s.watched.Store(false)
-	return s.clean(ctx, keep, engineTime)
+	why, err := s.clean(ctx, keep, engineTime)
+	if why == "" && err == nil {
+		why = s.starts.wait(time.Now())
+	}
+	return why, err
+}
+
+// registered notes when Buildkite took the agent, for status.
+func (s *cleaner) registered(_ context.Context, pid int) (string, error) {
+	if _, err := s.procs.above(pid); err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(filepath.Join(s.runDir, RegisteredName), nil, 0o644); err != nil { //nolint:gosec // an empty file that status reads
+		return "", fmt.Errorf("note registration: %w", err)
+	}
+	return "", nil
 }
 
 // begin is asked before a job. The slot is clean since the agent's start, or since the
@@ -159,6 +180,7 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 		s.stop(ctx)
 	} else if err == nil {
 		s.swept, s.looked, s.said = false, false, ""
+		s.starts.worked = true
 		s.running.Store(true)
 		s.alone.Store(-startLooks)
 		s.watched.Store(true)

@@ -91,6 +91,7 @@ func (g *guard) routes() []route {
 		{"DELETE", "containers/{id}", params{"force": flagForm, "v": flagForm, "link": offForm}, g.remove},
 
 		{"POST", strings.TrimPrefix(ReadyPath, "/"), nil, g.toldByRoot(g.cleaner.ready)},
+		{"POST", strings.TrimPrefix(RegisteredPath, "/"), nil, g.told(g.cleaner.registered, func(context.Context) {})},
 		{"POST", strings.TrimPrefix(BeginPath, "/"), nil, g.told(g.cleaner.begin, func(context.Context) {})},
 		{"POST", strings.TrimPrefix(EndPath, "/"), nil, g.told(g.cleaner.end, g.cleaner.endLook)},
 		{"POST", strings.TrimPrefix(RecordPath, "/"), nil, g.frugal(g.tellRecord)},

@@ -56,6 +56,10 @@ var agentKeys = []agentKey{
 		return "/bin/sh -c 'echo 0 >/proc/self/oom_score_adj; exec " + AgentBinary(s.AgentVersion) + " bootstrap' kbnode"
 	})},
 
+	// Nothing of a job meets the next one: each agent runs one job, and its unit's
+	// processes and directories in memory end with it.
+	{name: "disconnect-after-job", value: fixed("true"), must: true},
+
 	{name: "no-local-hooks", value: fixed("true"), must: true},
 	// no-local-hooks turns plugins off unless they are asked for.
 	{name: "no-plugins", value: fixed("false"), must: true},

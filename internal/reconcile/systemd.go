@@ -75,5 +75,11 @@ func (u UnitState) Running() bool {
 	return u.Active == "active" || u.Active == "activating" || u.Active == "deactivating" || u.Active == "reloading"
 }
 
+// Failing says that the unit's process ended with an error and is about to be
+// started again. An agent that ends after its job is not failing.
+func (u UnitState) Failing() bool {
+	return u.Result != "success" && (u.Sub == "auto-restart" || u.Sub == "auto-restart-queued" || u.Sub == "stop-post")
+}
+
 // Stopping says that the unit was asked to stop and has not yet.
 func (u UnitState) Stopping() bool { return u.Active == "deactivating" }

@@ -201,7 +201,7 @@ done`
 	edit := func(expr string) string {
 		return "f=/etc/kbnode/slots/gpu1.json; jq '" + expr + "' $f >/root/edited && cat /root/edited >$f; " + guardUp
 	}
-	const agentUp = "systemctl daemon-reload; rm -f /run/kbnode/gpu1/agent/registered; systemctl restart buildkite-agent-gpu1; until [ -e /run/kbnode/gpu1/agent/registered ]; do sleep 1; done; "
+	const agentUp = "systemctl daemon-reload; rm -f /run/kbnode/gpu1/registered; systemctl restart buildkite-agent-gpu1; until [ -e /run/kbnode/gpu1/registered ]; do sleep 1; done; "
 	reconcile := "kbnode reconcile; " + guardUp
 	takeAway(t, m, 1, []taken{
 		{"device policy", "systemctl set-property --runtime buildkite-gpu1.slice DevicePolicy=auto DeviceAllow=", "", []string{"gpu1, devices: open /dev/nvidia0: ENXIO", "plan: buildkite-gpu1.slice: not as planned"}},
