@@ -159,7 +159,7 @@ bench: ## speed: split, inventory, install, plan and no-op reconcile for up to 6
 	go test -run '^$$' -bench . -benchmem ./internal/...
 
 .PHONY: golden
-golden: ## write the golden files anew; review the diff
+golden: ## write the golden files again; review the diff
 	go test ./internal/plan -update
 	go test ./internal/cli -update
 	go test ./internal/guard -update
