@@ -110,6 +110,51 @@ ls -ld ~/builds`))
 		idle(t, m, 2)
 	})
 
+	t.Run("what a host command sees of /run", func(t *testing.T) {
+		// Each line says what could be done; the job ends well whatever that is.
+		m.Sh("mkdir -p /run/secret-of-the-node && echo x >/run/secret-of-the-node/x")
+		agentBefore := m.Sh("systemctl show -P MainPID buildkite-agent-gpu6")
+		r := runStep(m, 6, hostStep(6, `echo run: $$(ls -A /run | grep -v -x -e kbnode -e systemd -e NetworkManager -e resolvconf -e netconfig -e credentials)
+echo systemd: $$(ls -A /run/systemd 2>/dev/null | grep -v -x -e resolve)
+echo slots: $$(ls -A /run/kbnode)
+echo sockets: $$(find /run -type s -not -path '/run/kbnode/gpu6/*' 2>/dev/null)
+loginctl enable-linger >/dev/null 2>&1 && echo lingers
+systemd-run --user true >/dev/null 2>&1 && echo user manager
+systemd-run true >/dev/null 2>&1 && echo system manager
+systemctl list-units >/dev/null 2>&1 && echo bus
+echo true | at now >/dev/null 2>&1 && echo at
+echo '* * * * * true' | crontab - >/dev/null 2>&1 && echo cron
+cd /run/kbnode/gpu6/agent
+rm -rf registered ../registered; mkfifo registered; mkdir ../registered 2>/dev/null && echo a directory beside the socket
+for k in $$(seq 2000); do : >agent-$$k; done 2>/dev/null
+head -c 64M /dev/zero >agent-big 2>/dev/null && echo 64 MiB
+echo files: $$(($$(ls | grep -c ^agent-) > 1100))
+exit 0`))
+		out := strings.ReplaceAll(r.Stdout, "\r", "")
+		for _, want := range []string{"\nrun:\n", "\nsystemd:\n", "\nslots: gpu6\n", "\nsockets:\n", "\nfiles: 0\n"} {
+			if !strings.Contains(out, want) || r.Code != 0 {
+				t.Errorf("exit code %d, no %q in\n%s", r.Code, want, out)
+			}
+		}
+		for _, bad := range []string{"lingers", "user manager", "system manager", "bus", "at", "cron", "a directory beside the socket", "64 MiB"} {
+			if strings.Contains(out, "\n"+bad+"\n") {
+				t.Errorf("the job could: %s\n%s", bad, out)
+			}
+		}
+		looksClean(t, m, 6)
+		r = runStep(m, 6, hostStep(6, "echo agent: $$(ls -A /run/kbnode/gpu6/agent | grep -v -e '^agent-[0-9]*$$' -e ^agent-leader$$ -e ^job-api$$)\necho files: $$(($$(ls /run/kbnode/gpu6/agent | grep -c ^agent-) > 3))"))
+		if out := strings.ReplaceAll(r.Stdout, "\r", ""); !strings.Contains(out, "\nagent:\n") || !strings.Contains(out, "\nfiles: 0\n") {
+			t.Errorf("the next job finds what was left\n%s", out)
+		}
+		idle(t, m, 6)
+		if agentNow := m.Sh("systemctl show -P MainPID buildkite-agent-gpu6"); agentNow == agentBefore {
+			t.Errorf("the agent %s ran all three jobs", agentNow)
+		}
+		if s := status(t, m).Slots[6]; len(s.Problems) > 0 {
+			t.Errorf("after three jobs status has %q", s.Problems)
+		}
+	})
+
 	t.Run("a daemon in a container", func(t *testing.T) {
 		runStep(m, 3, step(3, "busybox:test", "(setsid setsid sleep 6666 >/dev/null 2>&1 </dev/null &)\necho done", ""))
 		if got := m.Try("pgrep -f 'sleep 666[6]'").Stdout; got != "" {
