@@ -60,6 +60,7 @@ var (
 type facts struct {
 	resolve func(path string) (string, error) // the real path of a file or directory below the work root, or a sentence
 	gids    func(nodes []string) []string     // the groups that own these device nodes, numeric
+	named   []string                          // the node's groups video and render, numeric
 	present func(nodes []string) []string     // those of these device nodes that there are
 	user    string                            // the slot's user, "UID:GID"
 }

@@ -44,7 +44,7 @@ func testFacts() facts {
 			}
 			return path, nil
 		},
-		gids: func([]string) []string { return []string{"44", "993"} },
+		gids: func([]string) []string { return []string{"44", "993"} }, named: []string{"39"},
 		present: func(nodes []string) []string {
 			return slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == "/dev/nvidia-uvm" })
 		},
@@ -249,7 +249,7 @@ func TestRebuildTakes(t *testing.T) {
 		"the slot's user":        `{"Image":"i","User":"990:980"}`,
 		"root":                   `{"Image":"i","User":"0:0"}`,
 		"a name of the image's":  `{"Image":"i","User":"jovyan:users"}`,
-		"an unprivileged number": `{"Image":"i","User":"1000:100","HostConfig":{"GroupAdd":["video","render","44","100000"]}}`,
+		"an unprivileged number": `{"Image":"i","User":"1000:100","HostConfig":{"GroupAdd":["video","render","39","44","100000"]}}`,
 		"no health check":        `{"Image":"i","Healthcheck":{"Test":["NONE"]}}`,
 		"shared memory":          `{"Image":"i","WorkingDir":"/dev/shm/x"}`,
 		"a payload in pieces":    `{"Image":"i","Env":[` + many(15, `"KERNELBOT_PAYLOAD_%d=`+strings.Repeat("x", 128<<10)+`"`) + `]}`,

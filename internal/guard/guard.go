@@ -179,7 +179,7 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 	p := c.Policy
 	g := &guard{
 		policy:     p,
-		facts:      facts{resolve: resolver(p.WorkRoot), gids: nodeGroups, present: nodesPresent},
+		facts:      facts{resolve: resolver(p.WorkRoot), gids: nodeGroups, named: numbers("video", "render"), present: nodesPresent},
 		cgroupRoot: c.CgroupRoot,
 		log:        c.Log.With("slot", p.Slot),
 		binder:     newBinder(filepath.Dir(p.Socket)),

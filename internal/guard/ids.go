@@ -74,7 +74,7 @@ func (b *builder) gpuGroups() []string {
 	for _, g := range b.policy.GPUs {
 		nodes = append(nodes, g.Nodes...)
 	}
-	return append(b.facts.gids(nodes), strconv.Itoa(usersGID))
+	return slices.Concat(b.facts.gids(nodes), b.facts.named, []string{strconv.Itoa(usersGID)})
 }
 
 // free says whether a job may have this ID. A name has a meaning in the image

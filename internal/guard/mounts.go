@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/user"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -253,6 +254,17 @@ func nodeGroups(nodes []string) []string {
 	}
 	slices.Sort(gids)
 	return slices.Compact(gids)
+}
+
+// numbers are the IDs of the groups that the node has: pipelines name these two by
+// number, since not each image has them.
+func numbers(groups ...string) (ids []string) {
+	for _, name := range groups {
+		if g, err := user.LookupGroup(name); err == nil {
+			ids = append(ids, g.Gid)
+		}
+	}
+	return ids
 }
 
 func nodesPresent(nodes []string) []string {
