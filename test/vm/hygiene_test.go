@@ -104,9 +104,6 @@ ls -ld ~/builds`))
 			t.Errorf("it ended well\n%s", r.Stdout)
 		}
 		looksClean(t, m, 2)
-		if got := m.Sh("journalctl -b -o cat -u kbnode-guard-gpu2 | grep -cE 'processes outlived their job|job ended without a word' || true"); got != "1" {
-			t.Errorf("the guard saw %s jobs outlived", got)
-		}
 		idle(t, m, 2)
 	})
 
@@ -114,8 +111,9 @@ ls -ld ~/builds`))
 		// Each line says what could be done; the job ends well whatever that is.
 		m.Sh("mkdir -p /run/secret-of-the-node && echo x >/run/secret-of-the-node/x")
 		agentBefore := m.Sh("systemctl show -P MainPID buildkite-agent-gpu6")
-		r := runStep(m, 6, hostStep(6, `echo run: $$(ls -A /run | grep -v -x -e kbnode -e systemd -e NetworkManager -e resolvconf -e netconfig -e credentials)
-echo systemd: $$(ls -A /run/systemd 2>/dev/null | grep -v -x -e resolve)
+		r := runStep(m, 6, hostStep(6, `set +e
+echo run: $$(ls -A /run | grep -v -x -e kbnode -e systemd -e NetworkManager -e resolvconf -e netconfig -e credentials)
+echo systemd: $$(ls -A /run/systemd 2>/dev/null | grep -v -x -e resolve -e incoming)
 echo slots: $$(ls -A /run/kbnode)
 echo sockets: $$(find /run -type s -not -path '/run/kbnode/gpu6/*' 2>/dev/null)
 loginctl enable-linger >/dev/null 2>&1 && echo lingers
@@ -125,7 +123,7 @@ systemctl list-units >/dev/null 2>&1 && echo bus
 echo true | at now >/dev/null 2>&1 && echo at
 echo '* * * * * true' | crontab - >/dev/null 2>&1 && echo cron
 cd /run/kbnode/gpu6/agent
-rm -rf registered ../registered; mkfifo registered; mkdir ../registered 2>/dev/null && echo a directory beside the socket
+rm -rf registered ../registered 2>/dev/null; mkfifo registered; rm -f ../registered 2>/dev/null; mkdir ../registered 2>/dev/null && echo a directory beside the socket
 for k in $$(seq 2000); do : >agent-$$k; done 2>/dev/null
 head -c 64M /dev/zero >agent-big 2>/dev/null && echo 64 MiB
 echo files: $$(($$(ls | grep -c ^agent-) > 1100))
