@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -16,20 +15,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
-
-// Paths of a guard's socket that are none of Docker's: the slot's agent tells
-// where it is. The answer is 204, or 200 with a message for the job's log, or 409
-// with the reason why the slot is parked.
-const (
-	ReadyPath      = "/kbnode/ready"      // the agent is about to start; only root is believed
-	RegisteredPath = "/kbnode/registered" // Buildkite took the agent
-	BeginPath      = "/kbnode/begin"      // a job is about to begin
-	EndPath        = "/kbnode/end"        // a job has ended
-)
-
-// RegisteredName is the file beside the socket whose time says when the slot's agent
-// last registered.
-const RegisteredName = "registered"
 
 // The files of parkedDir that are the guard's.
 const (
@@ -369,52 +354,4 @@ func (o *owners) clear() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.byID = nil
-}
-
-// toldByRoot is sent by root alone: by agent-exec, before it becomes the agent. No
-// process of the slot's user becomes root in the agent's unit.
-func (g *guard) toldByRoot(stage func(context.Context, int) (string, error)) func(*call) error {
-	told := g.told(stage, func(context.Context) {})
-	return func(c *call) error {
-		if peer, ok := c.r.Context().Value(peerKey{}).(*peerConn); ok && !peer.root {
-			return forbid("only the agent's unit may ask this, before the agent starts")
-		}
-		return told(c)
-	}
-}
-
-// told answers what the slot's agent tells, and then does what may come after the
-// answer. What was begun goes on when the agent's hook has been killed.
-func (g *guard) told(stage func(context.Context, int) (string, error), after func(context.Context)) func(*call) error {
-	return func(c *call) error {
-		peer, ok := c.r.Context().Value(peerKey{}).(*peerConn)
-		if !ok {
-			return errors.New("the kernel does not tell who asks")
-		}
-		g.cleaner.mu.Lock()
-		defer g.cleaner.mu.Unlock()
-		defer g.trim()
-		if err := c.r.Context().Err(); err != nil {
-			return err // it went away while it waited
-		}
-		ctx := context.WithoutCancel(c.r.Context())
-		why, err := stage(ctx, peer.pid)
-		if err != nil {
-			return err
-		}
-		if why != "" {
-			return refusal{http.StatusConflict, why}
-		}
-		if said := g.cleaner.said; said != "" {
-			g.cleaner.said = ""
-			err = answer(c.w, map[string]string{"message": said})
-		} else {
-			c.w.WriteHeader(http.StatusNoContent)
-		}
-		if err = errors.Join(err, http.NewResponseController(c.w).Flush()); err != nil {
-			g.log.Debug("answer not sent", "err", err)
-		}
-		after(ctx)
-		return nil
-	}
 }
