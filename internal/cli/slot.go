@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -72,46 +71,28 @@ func newGuard(s Streams) *cobra.Command {
 				s.logger().Debug("memory not given back", "err", err)
 			}
 			probe.Keep() // it looks at its GPU after each job, while the next may wait
-			return guard.Serve(cmd.Context(), guard.Config{Policy: pol, Log: s.logger(), Agent: agentService(plan.AgentUnit(k))})
+			return guard.Serve(cmd.Context(), guard.Config{
+				Policy: pol, Log: s.logger(),
+				MainPID: func(ctx context.Context) (int, error) { return mainPID(ctx, plan.AgentUnit(k)) },
+			})
 		},
 	}
 	slotFlag(cmd, &k)
 	return cmd
 }
 
-// agentService is an agent's unit of this machine, by its name.
-type agentService string
-
-// End implements guard.AgentUnit.
-func (u agentService) End(ctx context.Context) error {
-	return u.ask(ctx, func(bus *reconcile.Bus, state reconcile.UnitState) error {
-		if state.Stopping() {
-			return nil
-		}
-		return bus.Kill(ctx, string(u), false, syscall.SIGTERM)
-	})
-}
-
-// MainPID implements guard.AgentUnit.
-func (u agentService) MainPID(ctx context.Context) (pid int, err error) {
-	err = u.ask(ctx, func(_ *reconcile.Bus, state reconcile.UnitState) error {
-		pid = state.MainPID
-		return nil
-	})
-	return pid, err
-}
-
-func (u agentService) ask(ctx context.Context, do func(*reconcile.Bus, reconcile.UnitState) error) error {
+// mainPID is the main process of a unit of this machine, 0 without one.
+func mainPID(ctx context.Context, unit string) (int, error) {
 	bus, err := reconcile.Connect(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer bus.Close()
-	units, err := bus.Units(ctx, string(u))
+	units, err := bus.Units(ctx, unit)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return do(bus, units[0])
+	return units[0].MainPID, nil
 }
 
 func readPolicy(k int) (plan.JobPolicy, error) {

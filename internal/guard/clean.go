@@ -33,15 +33,6 @@ const (
 	beginTime = 2 * time.Minute
 )
 
-// AgentUnit is the unit of the slot's agent.
-type AgentUnit interface {
-	// End asks the agent to end after its job, after which systemd starts it
-	// again. One that was asked already is left alone: it would cancel its job.
-	End(context.Context) error
-	// MainPID is the agent's process, 0 without one.
-	MainPID(context.Context) (int, error)
-}
-
 // cleaner clears away what jobs leave, as root, and parks the slot with a reason
 // where it cannot. Jobs on the host run as the user that tells of their begin and
 // end, so what is told does no more than end the slot's own processes sooner. Two
@@ -54,19 +45,18 @@ type cleaner struct {
 	// containers removes the slot's containers, checkouts gives them back.
 	containers func(context.Context) (int, error)
 	checkouts  func(context.Context) error
-	agent      AgentUnit
-	noise      *recorder     // nil keeps none
-	limit      time.Duration // that a job may take; 0 for any
+	mainPID    func(context.Context) (int, error) // of the agent's unit; nil knows none
+	noise      *recorder                          // nil keeps none
+	limit      time.Duration                      // that a job may take; 0 for any
 	log        *slog.Logger
 
-	mu       sync.Mutex
-	starts   starts
-	swept    bool   // since the last job nothing is left but what the GPU may hold
-	looked   bool   // and that was looked at
-	busy     bool   // and holds something
-	stopping bool   // the agent was asked to end
-	said     string // to the job's log, at its end
-	sampled  func() // waits until nothing samples the GPU any more; nil without a job
+	mu      sync.Mutex
+	starts  starts
+	swept   bool   // since the last job nothing is left but what the GPU may hold
+	looked  bool   // and that was looked at
+	busy    bool   // and holds something
+	said    string // to the job's log, at its end
+	sampled func() // waits until nothing samples the GPU any more; nil without a job
 
 	running            atomic.Bool // a job, as far as was told
 	strict, compatible atomic.Bool // it has made a container of this profile
@@ -81,7 +71,7 @@ func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 	p := c.Policy
 	procs := newSlotProcs(g.cgroupRoot, p)
 	return &cleaner{
-		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatches(p, procs, g.log), agent: c.Agent, log: g.log,
+		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatches(p, procs, g.log), mainPID: c.MainPID, log: g.log,
 		noise: newRecorder(p, procs), limit: time.Duration(p.TimeLimitSeconds) * time.Second,
 		containers: func(ctx context.Context) (int, error) {
 			n, err := engine.CleanSlot(ctx, p.Slice, slotLabel+"="+strconv.Itoa(p.Slot))
@@ -117,7 +107,6 @@ func (s *cleaner) ready(ctx context.Context, pid int) (string, error) {
 	if s.starts.next(pid, time.Now()) { // not the one that waits while the slot is parked
 		s.swept = false
 	}
-	s.stopping = false
 	s.running.Store(false)
 	s.watched.Store(false)
 	why, err := s.clean(ctx, keep, engineTime)
@@ -161,9 +150,7 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 	} else {
 		why, err = s.clean(ctx, keep, beginTime)
 	}
-	if why != "" {
-		s.stop(ctx)
-	} else if err == nil {
+	if why == "" && err == nil {
 		s.swept, s.looked, s.said = false, false, ""
 		s.starts.worked = true
 		s.running.Store(true)
@@ -191,26 +178,13 @@ func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
 	if err == nil {
 		why, err = s.parked()
 	}
-	if why != "" {
-		s.stop(ctx)
-	}
 	return why, err
 }
 
 // endLook looks at the GPU when the end of a job has been answered: that takes a driver
-// longer than all the rest, and the job need not wait. An agent whose GPU stays in use is
-// asked to end before the rest of the time that a GPU has: it is to take no job that would
-// be refused.
+// longer than all the rest, and the job need not wait.
 func (s *cleaner) endLook(ctx context.Context) {
-	why, err := s.look(ctx, soonTime)
-	if why != "" {
-		s.stop(ctx)
-	}
-	if s.busy {
-		s.busy = false // not waited for to the end
-		_, err = s.look(ctx, gpuTime-soonTime)
-	}
-	if err != nil {
+	if _, err := s.look(ctx, gpuTime); err != nil {
 		s.log.Warn("gpu not looked at", "err", err)
 	}
 }
@@ -218,11 +192,7 @@ func (s *cleaner) endLook(ctx context.Context) {
 // ended is all that follows a job of whose end nobody told.
 func (s *cleaner) ended(ctx context.Context, keep func(pid int) bool) (string, error) {
 	s.swept = false
-	why, err := s.clean(ctx, keep, engineTime)
-	if why != "" {
-		s.stop(ctx)
-	}
-	return why, err
+	return s.clean(ctx, keep, engineTime)
 }
 
 // clean clears away what is left, looks at the GPU, and returns why the slot is
@@ -334,19 +304,6 @@ func (s *cleaner) parked() (string, error) {
 		reasons = append(reasons, p.Reason)
 	}
 	return strings.Join(reasons, "; "), err
-}
-
-// stop asks the agent, once, to end when its job has: a second time would cancel
-// the job.
-func (s *cleaner) stop(ctx context.Context) {
-	if s.stopping || s.agent == nil {
-		return
-	}
-	if err := s.agent.End(ctx); err != nil {
-		s.log.Warn("agent not stopped; the next job will be refused", "err", err)
-		return
-	}
-	s.stopping = true
 }
 
 // clear forgets all containers.

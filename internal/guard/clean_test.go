@@ -38,7 +38,6 @@ type slotRig struct {
 	onKill    func(pid int)
 	removed   int
 	asked     []string // what was cleared, in order
-	stopped   int
 	gpu       inventory.Occupancy
 	gpuErr    error
 	looks     int
@@ -85,7 +84,7 @@ func newSlotRig(t *testing.T) *slotRig {
 			return n, r.broken
 		},
 		checkouts: func(context.Context) error { r.asked = append(r.asked, "checkouts"); return nil },
-		agent:     r,
+		mainPID:   r.MainPID,
 	}
 	for _, cgroup := range []string{agentCgroup, jobCgroup} {
 		r.put(filepath.Join(procs.root, cgroup, "cgroup.events"), "populated 1\nfrozen 1\n")
@@ -99,8 +98,6 @@ func newSlotRig(t *testing.T) *slotRig {
 	r.start(hookPID, bootstrap, agentCgroup)
 	return r
 }
-
-func (r *slotRig) End(context.Context) error { r.stopped++; return nil }
 
 func (r *slotRig) MainPID(context.Context) (int, error) { return r.main, nil }
 
@@ -242,9 +239,6 @@ func TestEndClearsWhatIsLeft(t *testing.T) {
 			t.Errorf("%s is %q, %v; want %q", file, text, err, want)
 		}
 	}
-	if r.stopped != 0 {
-		t.Errorf("the agent was stopped %d times", r.stopped)
-	}
 }
 
 // A job does not wait for the driver: what follows its end comes before the next one.
@@ -308,9 +302,6 @@ func TestBegin(t *testing.T) {
 	if diff := cmp.Diff([]int{104, 105}, r.killed); diff != "" {
 		t.Errorf("killed: %s", diff)
 	}
-	if r.stopped != 0 {
-		t.Error("the agent was stopped")
-	}
 }
 
 func TestOnlyTheAgentAsks(t *testing.T) {
@@ -345,9 +336,6 @@ func TestWhatCannotBeClearedParks(t *testing.T) {
 				t.Errorf("it took %v", d)
 			}
 			r.want(r.begin, "process 104 (p104) of a job does not end")
-			if r.stopped != 1 {
-				t.Errorf("the agent was asked to stop %d times", r.stopped)
-			}
 			r.immortal = 0
 			r.want(r.ready, "")
 		})
@@ -390,8 +378,8 @@ func TestGPUInUseParks(t *testing.T) {
 		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
 			t.Errorf("it waited %v", d)
 		}
-		if len(r.killed) > 0 || r.stopped != 1 {
-			t.Errorf("killed %v, the agent was asked to stop %d times", r.killed, r.stopped)
+		if len(r.killed) > 0 {
+			t.Errorf("killed %v", r.killed)
 		}
 		r.want(r.begin, "GPU-11111111-2222-3333-4444-555555555555 is used") // a job that the agent had taken already
 		begun = time.Now()
@@ -409,19 +397,14 @@ func TestGPUInUseParks(t *testing.T) {
 		r.gpuErr = errors.New("the driver hangs")
 		r.want(r.endAndLook, "")
 
-		// It ends a moment after the job, or later than the agent may take the next one.
+		// It ends a moment after the job.
 		r.gpuErr = nil
-		for after, stopped := range map[time.Duration]int{soonTime / 2: 0, gpuTime - soonTime: 1} {
-			r.gpu.Compute = nil
-			r.want(r.ready, "")
-			r.want(r.begin, "")
-			r.gpu.Compute = []inventory.GPUProcess{{PID: 500}}
-			r.until, r.stopped = time.Now().Add(after), 0
-			r.want(r.endAndLook, "")
-			if r.stopped != stopped {
-				t.Errorf("idle after %v: the agent was asked to stop %d times", after, r.stopped)
-			}
-		}
+		r.gpu.Compute = nil
+		r.want(r.ready, "")
+		r.want(r.begin, "")
+		r.gpu.Compute = []inventory.GPUProcess{{PID: 500}}
+		r.until = time.Now().Add(gpuTime - time.Second)
+		r.want(r.endAndLook, "")
 	})
 }
 

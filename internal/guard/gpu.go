@@ -23,8 +23,6 @@ const (
 	// gpuTime is what a GPU has to become idle after its last process: the
 	// driver frees memory a moment later.
 	gpuTime = 5 * time.Second
-	// soonTime of it is waited for before the agent is asked to end.
-	soonTime = time.Second
 	// gpuPoll lies between two looks.
 	gpuPoll = 250 * time.Millisecond
 	// GPUSlack is how much more of its memory than ever seen idle a GPU may have

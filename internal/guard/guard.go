@@ -41,7 +41,8 @@ type Config struct {
 	Listener   *net.UnixListener // nil makes the run directory and listens on Policy.Socket
 	CgroupRoot string            // "" is /sys/fs/cgroup
 	Log        *slog.Logger
-	Agent      AgentUnit // nil is one that nothing can be asked of
+	// MainPID is the process of the agent's unit, 0 without one. Nil is not known.
+	MainPID func(context.Context) (int, error)
 
 	binder   *binder      // nil makes real mounts
 	network  *slotNetwork // nil is the node's own

@@ -58,10 +58,10 @@ func (s *cleaner) makeRoom(ctx context.Context, has, most int) {
 
 // agentPID is the agent's process, 0 without one.
 func (s *cleaner) agentPID(ctx context.Context) (int, error) {
-	if s.agent == nil {
+	if s.mainPID == nil {
 		return 0, nil
 	}
-	pid, err := s.agent.MainPID(ctx)
+	pid, err := s.mainPID(ctx)
 	if err != nil || s.procs.cgroupOf(pid) != s.procs.agent {
 		return 0, err
 	}
