@@ -2,6 +2,7 @@ package guard
 
 import (
 	"bufio"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -28,6 +29,9 @@ type fakeEngine struct {
 	// onStart is called while a container starts, if not nil.
 	onStart func()
 
+	// stats are files in containers, as the engine tells of them; "" for one that is not there.
+	stats map[string]string
+
 	mu         sync.Mutex
 	requests   []string
 	created    []container.CreateRequest
@@ -41,6 +45,7 @@ type fakeEngine struct {
 type fakeContainer struct {
 	ID     string `json:"Id"`
 	Name   string
+	Image  string
 	State  struct{ Status string }
 	Config struct {
 		Image  string
@@ -59,7 +64,8 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 	t.Helper()
 	e := &fakeEngine{
 		socket: filepath.Join(t.TempDir(), "engine.sock"), driver: "systemd",
-		exit: make(chan struct{}), containers: map[string]*fakeContainer{}, attached: make(chan stream, 8),
+		stats: map[string]string{"/etc/passwd": `{"size": 1000, "mode": 420}`, "/etc/group": ""},
+		exit:  make(chan struct{}), containers: map[string]*fakeContainer{}, attached: make(chan stream, 8),
 	}
 	l, err := net.Listen("unix", e.socket)
 	if err != nil {
@@ -90,6 +96,17 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 	mux.HandleFunc("POST /containers/create", e.create)
 	mux.HandleFunc("GET /containers/json", e.list)
 	mux.HandleFunc("GET /containers/{id}/json", e.with(func(w http.ResponseWriter, _ *http.Request, c *fakeContainer) { reply(w, http.StatusOK, c) }))
+	mux.HandleFunc("HEAD /containers/{id}/archive", e.with(func(w http.ResponseWriter, r *http.Request, _ *fakeContainer) {
+		stat, has := e.stats[r.URL.Query().Get("path")]
+		if !has {
+			stat = `{"mode": 2147484141}` // a directory
+		}
+		if stat == "" {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		w.Header().Set("X-Docker-Container-Path-Stat", base64.StdEncoding.EncodeToString([]byte(stat)))
+	}))
 	mux.HandleFunc("POST /containers/{id}/attach", e.with(e.attach))
 	mux.HandleFunc("POST /containers/{id}/wait", e.with(func(w http.ResponseWriter, r *http.Request, _ *fakeContainer) {
 		w.Header().Set("Content-Type", "application/json")
@@ -150,7 +167,7 @@ func (e *fakeEngine) with(next func(http.ResponseWriter, *http.Request, *fakeCon
 
 // add puts a container into the engine as somebody else would.
 func (e *fakeEngine) add(id, name, slice, slot string) {
-	c := &fakeContainer{ID: id, Name: "/" + name}
+	c := &fakeContainer{ID: id, Name: "/" + name, Image: "sha256:" + strings.Repeat("1", 64)}
 	c.State.Status = "running"
 	c.HostConfig.CgroupParent = slice
 	c.Config.Labels = map[string]string{slotLabel: slot}

@@ -170,6 +170,7 @@ type guard struct {
 	confiner   *confiner
 	registries registries
 	pulled     pulledImages
+	accounts   accounts
 	cleaner    *cleaner
 	inFlight   inFlight
 	whole      chan struct{} // a place for each of maxWhole

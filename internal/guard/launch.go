@@ -253,6 +253,9 @@ func (g *guard) mayStart(c *call, binds []bound) error {
 	if err := g.confiner.check(c.r.Context(), in); err != nil {
 		return err
 	}
+	if err := g.judge(c, in.Image); err != nil {
+		return err
+	}
 	return g.onDisk(in)
 }
 

@@ -13,6 +13,7 @@ import (
 
 // inspected is what the engine says of a container that is about to start.
 type inspected struct {
+	Image  string // its ID
 	Config struct {
 		Labels               map[string]string
 		Hostname, Domainname string

@@ -95,6 +95,22 @@ func TestGuard(t *testing.T) {
 		idle(t, m, 4)
 	})
 
+	t.Run("an image whose accounts are a pipe", func(t *testing.T) {
+		m.Sh(`mkdir /root/pipe; docker create --name pipe busybox:test; docker export pipe | tar -C /root/pipe -x; docker rm pipe
+			for name in passwd group; do rm -f /root/pipe/etc/$name; mkfifo /root/pipe/etc/$name; tar -C /root/pipe -c . | docker import - $name:pipe; rm /root/pipe/etc/$name; done`)
+		for _, image := range []string{"passwd:pipe", "group:pipe"} {
+			r := m.Try("runuser -u kbnode-gpu5 -- env DOCKER_HOST=unix:///run/kbnode/gpu5/docker.sock HOME=/tmp timeout 60 docker run --rm --user 1000:1000 " + image + " true 2>&1")
+			if r.Code != 125 || !strings.Contains(r.Stdout, "is no regular file") {
+				t.Errorf("%s: exit code %d: %s", image, r.Code, r.Stdout)
+			}
+		}
+		if got := m.Sh("timeout 20 docker ps -aq --filter name=kbnode-gpu5"); got != "" {
+			t.Errorf("it left %s", got)
+		}
+		m.Sh("docker rmi passwd:pipe group:pipe; rm -r /root/pipe")
+		idle(t, m, 5)
+	})
+
 	t.Run("a guard that is killed", func(t *testing.T) {
 		file := "/root/steps-6.yml"
 		m.Put(file, 0o600, step(6, "busybox:test", "sleep 15; echo done well", ""))

@@ -1,0 +1,166 @@
+package guard
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+)
+
+const (
+	// maxAccounts bounds an image's /etc/passwd and /etc/group, in bytes. The engine
+	// takes several times as much memory as a line has.
+	maxAccounts = 1 << 20
+	// maxJudged bounds the images whose verdict is remembered.
+	maxJudged = 256
+	// lookTime bounds the look at one image.
+	lookTime = 30 * time.Second
+)
+
+// accounts are verdicts on images, by ID: "", or why they cannot run. The engine,
+// which is root, reads their /etc/passwd and /etc/group at the start of a container,
+// whatever user is asked for: from a pipe for ever, with the container locked, and a
+// line of any length into its memory.
+type accounts struct {
+	mu     sync.Mutex
+	judged map[string]string
+}
+
+// judge looks at the files in a container that never starts. The job's own would show
+// what the job mounts over them, and the engine reads what is below.
+func (g *guard) judge(c *call, image string) error {
+	if image == "" {
+		return errors.New("the Docker engine does not say which image the container is of")
+	}
+	a := &g.accounts
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	why, known := a.judged[image]
+	if !known {
+		var err error
+		if why, err = g.lookInto(c, image); err != nil {
+			return fmt.Errorf("look at the image's accounts: %w", err)
+		}
+		if a.judged == nil || len(a.judged) >= maxJudged {
+			a.judged = map[string]string{}
+		}
+		a.judged[image] = why
+	}
+	if why != "" {
+		return forbid("%s, and Docker reads it as root; use an image in which it is a file of 1 MiB at most", why)
+	}
+	return nil
+}
+
+func (g *guard) lookInto(c *call, image string) (why string, err error) {
+	of, err := g.configOf(c, image)
+	if err != nil {
+		return "", err
+	}
+	wanted := container.CreateRequest{
+		Config:     &container.Config{Image: image, Entrypoint: []string{}, Cmd: []string{"-"}},
+		HostConfig: &container.HostConfig{NetworkMode: networkNone, ReadonlyRootfs: true, CapDrop: []string{"ALL"}},
+	}
+	wanted.HostConfig.CgroupParent = g.policy.Slice
+	for path := range of.Volumes { // else the engine would copy what is there
+		wanted.HostConfig.Mounts = append(wanted.HostConfig.Mounts, mount.Mount{Type: mount.TypeTmpfs, Target: path})
+	}
+	body, err := json.Marshal(wanted)
+	if err != nil {
+		return "", fmt.Errorf("write the request: %w", err)
+	}
+	name := "kbnode-" + g.policy.Name + ".image" // none of a job's begins so
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.r.Context()), lookTime)
+	defer cancel()
+	at := *c
+	at.r = c.r.WithContext(ctx)
+	send := func(method, path string, query url.Values, body []byte) (*http.Response, []byte, error) {
+		req := at
+		req.method, req.path, req.query = method, path, query
+		resp, err := g.up.ask(&req, bytes.NewReader(body))
+		if err != nil {
+			return nil, nil, err
+		}
+		defer hangUp(resp.Body)
+		answer, err := readAll(resp)
+		return resp, answer, err
+	}
+	remove := func(container string) error {
+		_, _, err := send(http.MethodDelete, "containers/"+container, url.Values{"v": {"1"}, "force": {"1"}}, nil)
+		return err
+	}
+	if err := remove(name); err != nil { // of a guard that was killed
+		return "", err
+	}
+	resp, answer, err := send(http.MethodPost, "containers/create", url.Values{"name": {name}}, body)
+	if err != nil {
+		return "", err
+	}
+	var made struct {
+		ID string `json:"Id"`
+	}
+	if err := json.Unmarshal(answer, &made); err != nil || resp.StatusCode != http.StatusCreated || made.ID == "" {
+		return "", fmt.Errorf("the Docker engine makes no container of it: %.200q", answer)
+	}
+	defer func() { err = errors.Join(err, remove(made.ID)) }()
+	stat := func(path string) (file, error) {
+		resp, _, err := send(http.MethodHead, "containers/"+made.ID+"/archive", url.Values{"path": {path}}, nil)
+		if err != nil {
+			return file{}, err
+		}
+		return readStat(path, resp)
+	}
+	for _, path := range []string{"/etc/passwd", "/etc/group"} {
+		f, err := stat(path)
+		if err == nil && f.Mode&fs.ModeSymlink != 0 {
+			f, err = stat(f.LinkTarget)
+		}
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return "", err
+		case !f.Mode.IsRegular():
+			return fmt.Sprintf("the image's %s is no regular file", path), nil
+		case f.Size > maxAccounts:
+			return fmt.Sprintf("the image's %s has %d bytes", path, f.Size), nil
+		}
+	}
+	_, err = stat("/") // a container that somebody removed has none of the files either
+	return "", err
+}
+
+// file is what the engine says of a path in a container. LinkTarget is where a link
+// leads in the end.
+type file struct {
+	Size       int64
+	Mode       fs.FileMode
+	LinkTarget string
+}
+
+func readStat(path string, resp *http.Response) (f file, err error) {
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound:
+		return f, fmt.Errorf("%s: %w", path, fs.ErrNotExist)
+	default:
+		return f, fmt.Errorf("%s: the Docker engine says %s", path, resp.Status)
+	}
+	text, err := base64.StdEncoding.DecodeString(resp.Header.Get("X-Docker-Container-Path-Stat"))
+	if err == nil {
+		err = json.Unmarshal(text, &f)
+	}
+	if err != nil {
+		return f, fmt.Errorf("%s: read Docker's answer: %w", path, err)
+	}
+	return f, nil
+}

@@ -1,0 +1,61 @@
+package guard
+
+import (
+	"maps"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// TestAccounts starts containers of images whose accounts the engine must not read.
+func TestAccounts(t *testing.T) {
+	t.Parallel()
+	const plain, link = `{"size": 1048576, "mode": 420}`, `{"size": 9, "mode": 134218239, "linkTarget": "/dev/zero"}`
+	for name, row := range map[string]struct {
+		stats map[string]string
+		want  string // of the refusal; "" for none
+	}{
+		"plain":                      {map[string]string{"/etc/passwd": plain, "/etc/group": plain}, ""},
+		"none":                       {map[string]string{"/etc/passwd": "", "/etc/group": ""}, ""},
+		"a link to a file":           {map[string]string{"/etc/passwd": link, "/dev/zero": plain, "/etc/group": ""}, ""},
+		"a link to nothing":          {map[string]string{"/etc/passwd": link, "/dev/zero": "", "/etc/group": ""}, ""},
+		"a FIFO":                     {map[string]string{"/etc/passwd": `{"size": 0, "mode": 33554852}`}, "the image's /etc/passwd is no regular file"},
+		"a directory":                {map[string]string{"/etc/passwd": `{"mode": 2147484141}`}, "the image's /etc/passwd is no regular file"},
+		"a device":                   {map[string]string{"/etc/group": `{"mode": 69206436}`}, "the image's /etc/group is no regular file"},
+		"a link to a device":         {map[string]string{"/etc/passwd": link, "/dev/zero": `{"mode": 69206436}`}, "the image's /etc/passwd is no regular file"},
+		"a link to a link":           {map[string]string{"/etc/group": link, "/dev/zero": link}, "the image's /etc/group is no regular file"},
+		"a large file":               {map[string]string{"/etc/group": `{"size": 1048577, "mode": 420}`}, "the image's /etc/group has 1048577 bytes"},
+		"no answer":                  {map[string]string{"/etc/group": "x"}, "read Docker's answer"},
+		"a container that went away": {map[string]string{"/etc/passwd": "", "/etc/group": "", "/": ""}, "look at the image's accounts"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			maps.Copy(r.engine.stats, row.stats)
+			started := false
+			r.engine.onStart = func() { started = true }
+			job := r.create(t, "job")
+			status, answer := r.ask(t, "POST", "/containers/job/start", "")
+			if (status == http.StatusNoContent) != (row.want == "") || !strings.Contains(answer, row.want) || started != (row.want == "") {
+				t.Errorf("%d %s, started: %t", status, answer, started)
+			}
+			last := r.engine.created[len(r.engine.created)-1]
+			if !strings.HasPrefix(last.Image, "sha256:") || last.Labels[slotLabel] != "" || last.HostConfig.Binds != nil {
+				t.Errorf("looked into %+v", last)
+			}
+			for id := range r.engine.containers {
+				if id != job {
+					t.Errorf("%s is left", id)
+				}
+			}
+			// The verdict is remembered.
+			if row.want == "" {
+				n := len(r.engine.created)
+				r.create(t, "next")
+				if status, answer := r.ask(t, "POST", "/containers/next/start", ""); status != http.StatusNoContent || len(r.engine.created) != n+1 {
+					t.Errorf("the second: %d %s, %d containers", status, answer, len(r.engine.created)-n)
+				}
+			}
+		})
+	}
+}
