@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"fmt"
 	"path"
 	"strconv"
 	"strings"
@@ -22,7 +23,7 @@ func readCPU(t tree, cpuinfo string) (CPU, []Problem) {
 	}
 
 	classes := coreClasses(t)
-	hasCapacity := false
+	hasCapacity, hasMIDR := false, false
 	ids := online.Ints()
 	c.List = make([]LogicalCPU, len(ids))
 	index := make(map[int]int, len(ids))
@@ -30,6 +31,7 @@ func readCPU(t tree, cpuinfo string) (CPU, []Problem) {
 		c.List[i] = LogicalCPU{ID: id, Package: -1, Die: -1, L3: -1, Core: -1, NUMANode: -1, Allowed: allowed.Contains(id)}
 		index[id] = i
 		hasCapacity = hasCapacity || i == 0 && t.exists(cpuPath(id, "cpu_capacity"))
+		hasMIDR = hasMIDR || i == 0 && t.exists(cpuPath(id, midrFile))
 	}
 	// What one CPU says of its core or cache holds for all that share it, so
 	// each core and each cache is read once.
@@ -47,7 +49,11 @@ func readCPU(t tree, cpuinfo string) (CPU, []Problem) {
 		if hasCapacity {
 			cpu.Capacity = max(0, t.id(cpuPath(cpu.ID, "cpu_capacity")))
 		} else {
-			cpu.Capacity = classes[cpu.ID]
+			cpu.Capacity = classCapacity[classes[cpu.ID]]
+		}
+		cpu.Kind = classes[cpu.ID]
+		if hasMIDR {
+			cpu.Kind = midrKind(t, cpu.ID)
 		}
 	}
 	countThreads(c.List, present.Equal(online))
@@ -142,17 +148,27 @@ func l3CPUs(t tree, id int) cpuset.Set {
 	return cpuset.Set{}
 }
 
-// Capacities of the two kinds of cores of a hybrid x86 processor, whose kernel
-// driver names the kinds but does not rate them. They rank, they do not measure.
-const (
-	performanceCore = 1024
-	efficiencyCore  = 512
-)
+// midrFile is the register of an Arm core that says what it is.
+const midrFile = "regs/identification/midr_el1"
 
-func coreClasses(t tree) map[int]int {
-	classes := map[int]int{}
-	for file, class := range map[string]int{"sys/devices/cpu_core/cpus": performanceCore, "sys/devices/cpu_atom/cpus": efficiencyCore} {
-		set, _ := t.cpus(file)
+// midrKind is the implementer and part of a core, without its variant and revision.
+func midrKind(t tree, id int) string {
+	midr, ok := t.number(cpuPath(id, midrFile))
+	if !ok {
+		return ""
+	}
+	return fmt.Sprintf("%#x %#x", midr>>24&0xff, midr>>4&0xfff)
+}
+
+// classCapacity rates the two kinds of cores of a hybrid x86 processor, whose kernel
+// driver names the kinds but does not rate them. It ranks, it does not measure.
+var classCapacity = map[string]int{"core": 1024, "atom": 512}
+
+// coreClasses are the kinds of the cores of a hybrid x86 processor, by CPU.
+func coreClasses(t tree) map[int]string {
+	classes := map[int]string{}
+	for class := range classCapacity {
+		set, _ := t.cpus("sys/devices/cpu_" + class + "/cpus")
 		for _, id := range set.Ints() {
 			classes[id] = class
 		}

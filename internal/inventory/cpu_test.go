@@ -111,8 +111,8 @@ NUL
 `,
 			want: []string{
 				"present 0-3", "online 0-3", "allowed 0-3",
-				"core [0 1] and on: package -1 die -1 l3 -1 node 0 capacity 1024 allowed true, 2 threads online of 2",
-				"core [2] and on: package -1 die -1 l3 -1 node 0 capacity 512 allowed true, 1 threads online of 1",
+				"core [0 1] and on: package -1 die -1 l3 -1 node 0 capacity 1024 allowed true, 2 threads online of 2, kind core",
+				"core [2] and on: package -1 die -1 l3 -1 node 0 capacity 512 allowed true, 1 threads online of 1, kind atom",
 			},
 		},
 		{
@@ -128,11 +128,15 @@ CPU part	: 0xd0c
 446
 -- sys/devices/system/cpu/cpu1/cpu_capacity --
 1024
+-- sys/devices/system/cpu/cpu0/regs/identification/midr_el1 --
+0x00000000410fd871
+-- sys/devices/system/cpu/cpu1/regs/identification/midr_el1 --
+0x00000000411fd850
 `,
 			want: []string{
 				"present 0-1", "online 0-1", "allowed 0-1",
-				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 446 allowed true, 1 threads online of 1",
-				"core [1] and on: package -1 die -1 l3 -1 node 0 capacity 1024 allowed true, 1 threads online of 1",
+				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 446 allowed true, 1 threads online of 1, kind 0x41 0xd87",
+				"core [1] and on: package -1 die -1 l3 -1 node 0 capacity 1024 allowed true, 1 threads online of 1, kind 0x41 0xd85",
 			},
 		},
 		{

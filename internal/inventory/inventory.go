@@ -67,6 +67,9 @@ type LogicalCPU struct {
 	NUMANode int   `json:"numa_node"`
 	Capacity int   `json:"capacity"` // cpu_capacity or a hybrid core class; 0 if the kernel does not tell
 	Allowed  bool  `json:"allowed"`
+	// Kind is its microarchitecture, as implementer and part (0x41 0xd85) on Arm and as core or
+	// atom on hybrid x86; "" if the kernel does not tell.
+	Kind string `json:"kind"`
 }
 
 // Memory is RAM in bytes and its NUMA nodes.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -42,8 +43,12 @@ type topology struct {
 	warnings []string
 }
 
-// coreKind tells apart cores that would make slots unequal.
-type coreKind struct{ capacity, width int }
+// coreKind tells apart cores that would make slots unequal: those of another
+// microarchitecture, capacity or number of threads.
+type coreKind struct {
+	name            string // as inventory.LogicalCPU.Kind
+	capacity, width int
+}
 
 func (t *topology) warn(format string, args ...any) {
 	t.warnings = append(t.warnings, fmt.Sprintf(format, args...))
@@ -132,13 +137,13 @@ func cleanCPUs(in splitInput) []inventory.LogicalCPU {
 				c.NUMANode = in.Memory.Nodes[0].ID
 			}
 		}
-		c.Package, c.Die, c.L3 = max(c.Package, -1), max(c.Die, -1), max(c.L3, -1)
+		c.Package, c.Die, c.L3, c.Capacity = max(c.Package, -1), max(c.Die, -1), max(c.L3, -1), max(c.Capacity, 0)
 	}
 	return cpus
 }
 
 // wholeCoresOf are the cores that can go to slots: complete, and of the most
-// common kind. It sets the width.
+// common kind, or the fastest of those. It sets the width.
 func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU) []physCore {
 	groups := map[int][]inventory.LogicalCPU{}
 	for _, c := range cpus {
@@ -148,7 +153,7 @@ func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU) []physCore {
 		}
 		groups[key] = append(groups[key], c)
 	}
-	kinds := map[coreKind][]physCore{}
+	kinds, capacity := map[coreKind][]physCore{}, capacities(cpus)
 	var broken, other []int
 	for _, c := range cpus {
 		threads, ok := groups[c.ID]
@@ -170,12 +175,12 @@ func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU) []physCore {
 			}
 			continue
 		}
-		kind := coreKind{c.Capacity, len(threads)}
+		kind := coreKind{c.Kind, capacity[c.Kind][c.Capacity], len(threads)}
 		kinds[kind] = append(kinds[kind], core)
 	}
 	var best coreKind
 	for kind, cores := range kinds {
-		if cmp.Or(len(cores)-len(kinds[best]), kind.capacity-best.capacity, kind.width-best.width) > 0 {
+		if cmp.Or(len(cores)-len(kinds[best]), kind.capacity-best.capacity, kind.width-best.width, strings.Compare(kind.name, best.name)) > 0 {
 			best = kind
 		}
 	}
@@ -194,6 +199,27 @@ func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU) []physCore {
 	}
 	t.width = max(best.width, 1)
 	return kinds[best]
+}
+
+// capacities are those that cores of each microarchitecture are taken to have. Favored cores
+// have a few percent more than their neighbors, so only a gap of more than a tenth counts.
+func capacities(cpus []inventory.LogicalCPU) map[string]map[int]int {
+	lists := map[string][]int{}
+	for _, c := range cpus {
+		lists[c.Kind] = append(lists[c.Kind], c.Capacity)
+	}
+	of := map[string]map[int]int{}
+	for name, list := range lists {
+		slices.Sort(list)
+		of[name] = map[int]int{}
+		for i, top := len(list)-1, list[len(list)-1]; i >= 0; i-- {
+			if i+1 < len(list) && list[i+1]-list[i] > list[i+1]/10 {
+				top = list[i]
+			}
+			of[name][list[i]] = top
+		}
+	}
+	return of
 }
 
 // complete tells whether these are all threads of a core and all allowed.

@@ -16,7 +16,7 @@ const (
 func Published() []Machine {
 	return append([]Machine{
 		DGXA100(), HGXH100(), B200x8(), Uneven(), GB200(), MI300X(), MI300XCPX(), VM(), NoGPU(),
-		GuideH100(), GuideH100SMT(), GuideL40S(),
+		GuideH100(), GuideH100SMT(), GuideL40S(), DGXSpark(),
 	}, Shapes()...)
 }
 
@@ -141,6 +141,28 @@ func GuideL40S() Machine {
 		Packages: 1, Nodes: 0, Cores: 16, Threads: 1, NodeBytes: 289 * gib,
 	}
 	return m.withNVIDIA("NVIDIA L40S", "26b9", []int{-1, -1}, "0000:06:00.0", "0000:07:00.0")
+}
+
+// DGXSpark is NVIDIA's DGX Spark: two clusters of five Cortex-A725 and five Cortex-X925, of
+// which some are favored (hrw/arm-socs-table#133). The capacities of the small ones are assumed.
+func DGXSpark() Machine {
+	m := Machine{
+		Name: "dgx-spark", Arch: "arm64",
+		Packages: 1, Nodes: 1, Cores: 20, Threads: 1, CoresPerL3: 10, NodeBytes: 119 * gib,
+		Files: map[string]string{"proc/cpuinfo": "processor\t: 0\nBogoMIPS\t: 2000.00\nCPU implementer\t: 0x41\nCPU part\t: 0xd87\n"},
+	}
+	for k := range 20 {
+		midr, capacity := "0x00000000410fd871", 705+13*(k/10)
+		if k%10 >= 5 {
+			midr, capacity = "0x00000000410fd851", map[bool]int{true: 997, false: 1017}[k < 10]
+		}
+		if k == 19 {
+			capacity = 1024
+		}
+		at := fmt.Sprintf("sys/devices/system/cpu/cpu%d/", k)
+		m.Files[at+"cpu_capacity"], m.Files[at+"regs/identification/midr_el1"] = fmt.Sprint(capacity), midr
+	}
+	return m.withNVIDIA("NVIDIA GB10", "2e12", []int{-1}, "000f:01:00.0")
 }
 
 // NoGPU is a server that has none.
