@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/runner"
@@ -61,12 +60,12 @@ func unfinished(checkout, status string, cancelled bool) (bool, error) {
 
 // resultFields reads the members of a result.json, by their exact names.
 func resultFields(root *os.Root) (map[string]json.RawMessage, error) {
-	f, err := root.OpenFile(runner.ResultFile, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := runner.OpenFile(root, runner.ResultFile)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > runner.MaxResult {
+	if info, err := f.Stat(); err != nil || info.Size() > runner.MaxResult {
 		return nil, errors.Join(err, errors.New("is no file that a runner leaves"))
 	}
 	text, err := io.ReadAll(io.LimitReader(f, runner.MaxResult))

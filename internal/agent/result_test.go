@@ -33,6 +33,7 @@ func TestUnfinished(t *testing.T) {
 		"nothing":                            {status: "137"},
 		"a directory in its place, which is": {text: "/", status: "137", removed: true},
 		"a link in its place":                {text: "@", status: "137", removed: true},
+		"a link to what a failed job leaves": {text: "@", status: "1", removed: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -92,7 +92,7 @@ func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 			}
 			// So much that it cannot be given back in time is not worth keeping.
 			g.log.Warn("checkouts deleted", "err", err)
-			return wipe(p.WorkRoot)
+			return Wipe(p.WorkRoot)
 		},
 	}
 }

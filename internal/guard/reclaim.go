@@ -87,14 +87,28 @@ func openBelow(dir string) (*os.Root, error) {
 		return nil, err
 	}
 	defer hangUp(above)
-	return above.OpenRoot(filepath.Base(dir))
+	root, err := above.OpenRoot(filepath.Base(dir))
+	if err != nil {
+		return nil, err
+	}
+	// A link that stays in the directory above would be followed.
+	open, err := root.Stat(".")
+	named, nerr := above.Lstat(filepath.Base(dir))
+	if err = errors.Join(err, nerr); err == nil && !os.SameFile(open, named) {
+		err = fmt.Errorf("%s is a link: %w", dir, syscall.ENOTDIR)
+	}
+	if err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	return root, nil
 }
 
-// wipe deletes everything below a directory.
-func wipe(dir string) error {
+// Wipe deletes everything below a directory, but nothing that a link in its place leads
+// to. It keeps few directories open, however deep they are.
+func Wipe(dir string) error {
 	root, err := openBelow(dir)
 	if err != nil {
-		return fmt.Errorf("delete the checkouts: %w", err)
+		return fmt.Errorf("empty %s: %w", dir, err)
 	}
 	defer hangUp(root)
 	entries, err := fs.ReadDir(root.FS(), ".")
@@ -102,7 +116,7 @@ func wipe(dir string) error {
 		err = errors.Join(err, RemoveTree(root, e.Name()))
 	}
 	if err != nil {
-		return fmt.Errorf("delete the checkouts: %w", err)
+		return fmt.Errorf("empty %s: %w", dir, err)
 	}
 	return nil
 }

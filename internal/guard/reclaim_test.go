@@ -114,7 +114,7 @@ func TestWipe(t *testing.T) {
 	if err := os.Symlink(secret, filepath.Join(dir, "link")); err != nil {
 		t.Fatal(err)
 	}
-	if err := wipe(dir); err != nil {
+	if err := Wipe(dir); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
@@ -128,19 +128,35 @@ func TestWipe(t *testing.T) {
 // TestLinkInPlaceOfCheckouts must reach nothing outside of the user's directory.
 func TestLinkInPlaceOfCheckouts(t *testing.T) {
 	t.Parallel()
-	outside, home := t.TempDir(), t.TempDir()
+	for name, outside := range map[string]string{"elsewhere": t.TempDir(), "beside it": "neighbor"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			linkInPlace(t, outside)
+		})
+	}
+}
+
+func linkInPlace(t *testing.T, link string) {
+	t.Helper()
+	home, outside := t.TempDir(), link
+	if !filepath.IsAbs(link) {
+		outside = filepath.Join(home, link)
+		if err := os.Mkdir(outside, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
 	file := filepath.Join(outside, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	builds := filepath.Join(home, "builds")
-	if err := os.Symlink(outside, builds); err != nil {
+	if err := os.Symlink(link, builds); err != nil {
 		t.Fatal(err)
 	}
 	if err := reclaim(t.Context(), builds, 54321, 54322); err == nil {
 		t.Error("the link was followed to give back")
 	}
-	if err := wipe(builds); err == nil {
+	if err := Wipe(builds); err == nil {
 		t.Error("the link was followed to delete")
 	}
 	var st syscall.Stat_t

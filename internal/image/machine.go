@@ -26,6 +26,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -263,14 +264,11 @@ func (m *Machine) canaryOf(slot int) string {
 // readResult reads what the container left; nil for nothing that could be read.
 // The container could have put anything there.
 func readResult(root *os.Root) []byte {
-	f, err := root.OpenFile(canaryName+"/result.json", os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	f, err := runner.OpenFile(root, canaryName+"/"+runner.ResultFile)
 	if err != nil {
 		return nil
 	}
 	defer func() { _ = f.Close() }()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil
-	}
 	text, err := io.ReadAll(io.LimitReader(f, maxResult+1))
 	if err != nil || len(text) > maxResult {
 		return nil
@@ -372,7 +370,7 @@ func (m *Machine) tidy(ctx context.Context, p plan.JobPolicy) error {
 		return err
 	}
 	if openErr == nil {
-		openErr = errors.Join(root.RemoveAll(canaryName), root.Close())
+		openErr = errors.Join(guard.RemoveTree(root, canaryName), root.Close())
 	}
 	if err = errors.Join(err, openErr); err != nil {
 		return fmt.Errorf("tidy slot %s: %w", p.Name, err)

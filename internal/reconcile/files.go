@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/guard"
 )
 
 // owner is whom a new file belongs to. -1 leaves it as it is made.
@@ -166,10 +168,13 @@ func (h *Host) remove(name string, all bool) error {
 		if err := unmountBelow(target); err != nil {
 			return err
 		}
-		return os.RemoveAll(target) // follows no link
+		// A file, or what a job may have made: directories in each other without end.
+		if err := guard.Wipe(target); err != nil && !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	err := os.Remove(target)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, syscall.EEXIST) {
+	if errors.Is(err, fs.ErrNotExist) || !all && (errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, syscall.EEXIST)) {
 		return nil
 	}
 	return err

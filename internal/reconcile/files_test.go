@@ -95,6 +95,37 @@ func TestUnmountBeforeRemoval(t *testing.T) {
 	}
 }
 
+// Directories in each other, as a job may make them, go with few open at a time.
+func TestRemoveDeepTree(t *testing.T) {
+	m := newMachine(t)
+	m.apply(slots(2).plan(t))
+	fd, err := unix.Open(filepath.Join(m.h.Root, plan.WorkDir(1)), unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	for range 3000 {
+		below := -1
+		if err == nil {
+			err = unix.Mkdirat(fd, "d", 0o700)
+		}
+		if err == nil {
+			below, err = unix.Openat(fd, "d", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		}
+		_ = unix.Close(fd)
+		fd = below
+	}
+	var limit unix.Rlimit
+	if err = errors.Join(err, unix.Close(fd), unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)); err != nil {
+		t.Fatal(err)
+	}
+	// Not parallel: the limit is that of the process.
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
+	m.apply(slots(1).plan(t))
+	if m.exists(plan.WorkDir(1)) {
+		t.Error("it is still there")
+	}
+}
+
 // A file is in its directory for good before anything relies on it.
 func TestRenameLasts(t *testing.T) {
 	t.Parallel()

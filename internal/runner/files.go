@@ -92,6 +92,25 @@ func (s *sources) check(name string) (string, error) {
 	return name, nil
 }
 
+// OpenFile opens a regular file for reading, and no link, pipe or device in its place.
+// A root of its own keeps no program from that: it follows links that stay in it,
+// O_NOFOLLOW or not.
+func OpenFile(root *os.Root, name string) (*os.File, error) {
+	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	open, err := f.Stat()
+	named, nerr := root.Lstat(name)
+	if err = errors.Join(err, nerr); err == nil && (!named.Mode().IsRegular() || !os.SameFile(open, named)) {
+		err = fmt.Errorf("%s is not a file", name)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
 func kind(info fs.FileInfo) string {
 	if info.IsDir() {
 		return "directory"

@@ -14,8 +14,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // ProfileDir is the directory beside result.json in which the files of the
@@ -159,15 +157,11 @@ func (e *engine) takeCodeObjects(r recording) error {
 
 // copyFile appends a regular file to a writer, no more than limit bytes of it.
 func (e *engine) copyFile(w io.Writer, name string, limit int64) (int64, error) {
-	// Nothing that a program put there may be followed or block.
-	f, err := e.src.root.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := OpenFile(e.src.root, name)
 	if err != nil {
 		return 0, err
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return 0, errors.Join(err, fmt.Errorf("%s is not a file", name))
-	}
 	n, err := io.Copy(w, io.LimitReader(f, limit+1))
 	if err == nil && n > limit {
 		err = errFull

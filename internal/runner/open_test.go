@@ -1,0 +1,37 @@
+package runner
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestOpenFile: what a program puts in a file's place is not opened.
+func TestOpenFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	if err := errors.Join(
+		os.WriteFile(at("file"), []byte("text"), 0o600), os.Link(at("file"), at("same")), os.Symlink("file", at("link")),
+		os.Symlink("/etc/passwd", at("outside")), os.Symlink("none", at("broken")), os.Mkdir(at("dir"), 0o700), unix.Mkfifo(at("pipe"), 0o600),
+	); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close() //nolint:errcheck // a directory
+	for name, opens := range map[string]bool{"file": true, "same": true, "link": false, "outside": false, "broken": false, "dir": false, "pipe": false, "none": false} {
+		f, err := OpenFile(root, name)
+		if (err == nil) != opens {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			_ = f.Close()
+		}
+	}
+}
