@@ -1,13 +1,17 @@
 package guard
 
 import (
+	"errors"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -163,8 +167,11 @@ func TestPeers(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = conn.Close() })
 			if !row.in {
-				if n, err := conn.Read(make([]byte, 1)); err == nil {
-					t.Errorf("read %d bytes", n)
+				if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+					t.Errorf("the connection is open: %v", err)
 				}
 				return
 			}
