@@ -142,6 +142,7 @@ func TestVetPlugins(t *testing.T) {
 		`{"image": "x", "environment": ["A=$(date)", "B"], "shell": ["/bin/sh", "-ec"], "command": ["python", "-c", "print(a[0], ` + "`x`" + `, '${X:-y}')"]}`,
 		`{"image": "$KERNELBOT_IMAGE", "expand-image-vars": true, "volumes": ["./:/here", "$BUILDKITE_BUILD_CHECKOUT_PATH/x:/x:ro", "${KERNELBOT_RUN_ID}/y:/y"], "expand-volume-vars": true}`,
 		`{"image": "x", "expand-image-vars": false, "env-propagation-list": "KERNELBOT_LIST", "env-file": ["a/.env"], "add-host": ["a:[::1]"], "memory": "64g", "memory-swap": "-1", "shm-size": "2g"}`,
+		`{"image": "x", "gpus": "all", "init": false, "environment": ["KBNODE_PROFILE=strict"], "propagate-environment": true}`, // kbnode pipeline eval
 		`null`, `{}`,
 	} {
 		if bad := vetOf(docker, settings); len(bad) > 0 {

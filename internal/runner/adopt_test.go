@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -98,6 +99,27 @@ func TestKilledRunnerLeavesNothing(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	t.Error("the program is alive")
+}
+
+// TestOrphanIsNoProgram forks for a runner that is gone by then.
+func TestOrphanIsNoProgram(t *testing.T) {
+	t.Parallel()
+	var report [2]int
+	if err := unix.Pipe2(report[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	c := child{parent: os.Getppid(), rules: -1, report: report[1]}
+	pid, errno := c.fork()
+	if err := unix.Close(report[1]); err != nil || errno != 0 {
+		t.Fatal(err, errno)
+	}
+	var failed [4]byte
+	n, err := unix.Read(report[0], failed[:])
+	_, werr := unix.Wait4(pid, nil, 0, nil)
+	if got := unix.Errno(binary.NativeEndian.Uint32(failed[:])); n != 4 || got != unix.ESRCH || err != nil || werr != nil {
+		t.Errorf("%d bytes, %v, %v, %v", n, got, err, werr)
+	}
+	_ = unix.Close(report[0])
 }
 
 func TestScratch(t *testing.T) {
