@@ -111,9 +111,9 @@ func (s *splitter) run() error {
 	gpus := len(s.in.GPUs)
 	switch {
 	case gpus > maxSlots:
-		return fmt.Errorf("%d GPUs are more than kbnode can split a machine for; choose at most %d with --gpus (gpus)", gpus, maxSlots)
+		return fmt.Errorf("%d GPUs are more than kbnode can split a machine for; choose at most %d with --gpu-count (gpu_count)", gpus, maxSlots)
 	case gpus > s.total:
-		return fmt.Errorf("%d GPUs but only %s that a slot can have, and every slot needs a core of its own; choose at most %d GPUs with --gpus (gpus)",
+		return fmt.Errorf("%d GPUs but only %s that a slot can have, and every slot needs a core of its own; choose at most %d GPUs with --gpu-count (gpu_count)",
 			gpus, s.describe(s.total), s.total)
 	}
 	s.findHomes()

@@ -310,11 +310,11 @@ func TestSplitRefusals(t *testing.T) {
 	}{
 		{
 			"more slots than cores", onTwo(2, gpusAt(0, 8)...), nil,
-			"8 GPUs but only 4 cores (8 CPUs) that a slot can have, and every slot needs a core of its own; choose at most 4 GPUs with --gpus (gpus)",
+			"8 GPUs but only 4 cores (8 CPUs) that a slot can have, and every slot needs a core of its own; choose at most 4 GPUs with --gpu-count (gpu_count)",
 		},
 		{
 			"more slots than anybody has", onTwo(512, gpusAt(0, 257)...), nil,
-			"257 GPUs are more than kbnode can split a machine for; choose at most 256 with --gpus (gpus)",
+			"257 GPUs are more than kbnode can split a machine for; choose at most 256 with --gpu-count (gpu_count)",
 		},
 		{
 			"half a core", eight,

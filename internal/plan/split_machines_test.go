@@ -192,7 +192,7 @@ func TestSplitNonsense(t *testing.T) {
 // checkRefusal checks that a machine is refused for a reason and with advice.
 func checkRefusal(t *testing.T, in splitInput, err error) {
 	t.Helper()
-	for _, advice := range []string{"--gpus", "--cpus-per-slot", "--memory-per-slot", "--reserve-memory", "bring CPUs online", "look at /proc/meminfo"} {
+	for _, advice := range []string{"--gpus", "--gpu-count", "--cpus-per-slot", "--memory-per-slot", "--reserve-memory", "bring CPUs online", "look at /proc/meminfo"} {
 		if strings.Contains(err.Error(), advice) {
 			return
 		}
@@ -244,7 +244,7 @@ func advised(text string) (n int, kind string) {
 		{"write at most ", " (--cpus-per-slot)", "cpus"},
 		{"write ", " (--cpus-per-slot)", "cpus"},
 		{"write at most ", " (--reserve-cpus)", "reserve"},
-		{"choose at most ", " GPUs with --gpus", "gpus"},
+		{"choose at most ", " GPUs with --gpu-count", "gpus"},
 	} {
 		_, rest, ok := strings.Cut(text, form.before)
 		if number, _, found := strings.Cut(rest, form.after); ok && found {
