@@ -154,7 +154,11 @@ func (d *doctorSource) Docker(ctx context.Context) (docker.Info, error) {
 		return docker.Info{}, err
 	}
 	defer func() { _ = e.Close() }()
-	return e.Info(ctx)
+	info, err := e.Info(ctx)
+	if err == nil {
+		info.Runc = e.Runc(ctx)
+	}
+	return info, err
 }
 
 func (d *doctorSource) Image(ctx context.Context, ref string) (docker.Image, error) {

@@ -44,10 +44,25 @@ func (e *Engine) Ping(ctx context.Context) error {
 	return nil
 }
 
+// Runc is the version of runc that the engine names, such as "1.1.5+ds1"; "" where it
+// names none. The engine starts runc to ask it, so this is no part of Info.
+func (e *Engine) Runc(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, infoDeadline)
+	defer cancel()
+	if versions, err := e.api.ServerVersion(ctx, client.ServerVersionOptions{}); err == nil {
+		for _, c := range versions.Components {
+			if c.Name == "runc" {
+				return c.Version
+			}
+		}
+	}
+	return ""
+}
+
 // Info is what the engine says of itself.
 type Info struct {
 	Version        string   // "26.1.5"
-	Runc           string   // "1.1.5+ds1"; "" where the engine does not say
+	Runc           string   // what Runc says; "" where it was not asked
 	APIVersion     string   // the newest it speaks, or the newest the client does: "1.45"
 	CgroupDriver   string   // "systemd" or "cgroupfs"
 	CgroupVersion  string   // "2"
@@ -99,13 +114,6 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 		Snapshotter: slices.ContainsFunc(in.DriverStatus, func(s [2]string) bool {
 			return s[0] == "driver-type" && strings.HasPrefix(s[1], "io.containerd.snapshotter")
 		}),
-	}
-	if versions, err := e.api.ServerVersion(ctx, client.ServerVersionOptions{}); err == nil {
-		for _, c := range versions.Components {
-			if c.Name == "runc" {
-				info.Runc = c.Version
-			}
-		}
 	}
 	for _, d := range in.DiscoveredDevices {
 		if d.Source == "cdi" {

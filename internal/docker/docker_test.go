@@ -141,21 +141,22 @@ func TestInfo(t *testing.T) {
 			t.Parallel()
 			want := Info{Version: "x", APIVersion: version, CgroupDriver: "systemd", CgroupVersion: "2", StorageDriver: "overlay2",
 				RootDir: "/var/lib/docker", Runtimes: []string{"io.containerd.runc.v2", "runc"}, DefaultRuntime: "runc"}
-			if version != "1.41" {
-				want.Runc = "1.1.5+ds1"
-			}
 			if version == "1.50" {
 				want.CDISpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
 				want.CDIDevices = []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1"}
 				want.Snapshotter, want.Insecure = true, []string{"r.example:5000"}
 				want.Security, want.Warnings = []string{"name=userns"}, []string{"WARNING: x"}
 			}
-			got, err := serve(t, &engine{version: version}).Info(t.Context())
+			e := serve(t, &engine{version: version})
+			got, err := e.Info(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Error(diff)
+			}
+			if got, want := e.Runc(t.Context()), map[string]string{"1.45": "1.1.5+ds1", "1.50": "1.1.5+ds1"}[version]; got != want {
+				t.Errorf("runc %q, want %q", got, want)
 			}
 		})
 	}

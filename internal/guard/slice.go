@@ -114,6 +114,11 @@ func endTogether(cgroupRoot, slice, id string) error {
 // believed: it changes with a restart of the engine only.
 const engineFresh = 30 * time.Second
 
+// engineAsks is how often an engine that does not answer in time is asked, each time for
+// docker.Info's twenty seconds. Eight jobs that begin together keep an engine busy, and
+// waiting is better for a job than to be refused.
+const engineAsks = 4
+
 // engineCheck remembers that the engine puts containers where it is told to.
 type engineCheck struct {
 	ask func(context.Context) (docker.Info, error)
@@ -153,6 +158,12 @@ func (c *engineCheck) ok(ctx context.Context, now time.Time) error {
 		return nil
 	}
 	info, err := c.ask(ctx)
+	for range engineAsks - 1 {
+		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			break
+		}
+		info, err = c.ask(ctx)
+	}
 	if err != nil {
 		return err
 	}
