@@ -28,6 +28,8 @@ func allIdle(t *testing.T, m *vm.Machine, slots ...int) {
 func TestDaemon(t *testing.T) {
 	t.Parallel()
 	m := installed(t)
+	m.Sh("printf 'metrics:\n  listen: 127.0.0.1:9700\n' >>/etc/kbnode/config.yaml; systemctl reload kbnode") // for all parts
+	m.Wait("the metrics", "curl -s http://127.0.0.1:9700/metrics >/dev/null")
 	allIdle(t, m)
 	const memory2 = "/sys/fs/cgroup/buildkite.slice/buildkite-gpu2.slice/memory.max"
 	planned := m.Sh("cat " + memory2)
@@ -60,7 +62,7 @@ func TestDaemon(t *testing.T) {
 	})
 
 	t.Run("configuration", func(t *testing.T) {
-		m.Sh("printf 'job:\n  tasks_max: 3000\nmetrics:\n  listen: 127.0.0.1:9700\n' >>/etc/kbnode/config.yaml")
+		m.Sh("printf 'job:\n  tasks_max: 3000\n' >>/etc/kbnode/config.yaml")
 		m.Wait("the new limit", "test $(cat /sys/fs/cgroup/buildkite.slice/buildkite-gpu7.slice/pids.max) = 3000")
 		m.Sh("echo 'colour: red' >>/etc/kbnode/config.yaml; systemctl reload kbnode")
 		m.Wait("the refusal", "systemctl show -P StatusText kbnode | grep -q colour")
