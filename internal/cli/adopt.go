@@ -39,7 +39,7 @@ func onlyAgreed(changes []reconcile.Change, agreed []string) error {
 	return nil
 }
 
-// confirmAdopt asks before somebody else's files are replaced.
+// confirmAdopt asks before files that are not kbnode's are replaced.
 func confirmAdopt(s Streams, f *installFlags, changes []reconcile.Change) error {
 	paths := reconcile.Conflicts(changes)
 	if len(paths) > 0 && !f.adopt {

@@ -77,8 +77,8 @@ func (w *wishes) config() (config.Config, error) {
 			errs = append(errs, fmt.Errorf("--gpus: %w", err))
 		}
 		c.GPUs = g
-		// A bare number is a count to some, as in `gpus: 4`, and an index to others: the wrong
-		// GPUs would be lent without a word.
+		// A bare number is a count to some, as in `gpus: 4`, and an index to others: a guess
+		// would lend the wrong GPUs.
 		if n, err := strconv.Atoi(strings.TrimSpace(w.gpus)); err == nil && n > 0 {
 			errs = append(errs, fmt.Errorf("--gpus %d may mean %[1]d GPUs or GPU %[1]d; write --gpu-count %[1]d for %[1]d GPUs, or --gpus %[1]d-%[1]d for GPU %[1]d alone", n))
 		}

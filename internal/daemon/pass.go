@@ -62,7 +62,7 @@ func (d *daemonLoop) converge(ctx context.Context, host *reconcile.Host, l look,
 			d.seen.Waiting = len(l.changes)
 			return nil
 		}
-		if right, err := d.mend(ctx, host); right || err != nil {
+		if right, err := d.repair(ctx, host); right || err != nil {
 			return err
 		}
 	}
@@ -89,10 +89,10 @@ func (d *daemonLoop) stampOf(p *plan.Plan) string {
 	return stamp
 }
 
-// mend brings what was changed by hand back to the plan. A driver may take a second
+// repair brings what was changed by hand back to the plan. A driver may take a second
 // to be asked, and need not be: nothing that the plan was made from has changed. It
 // says whether the plan is still right now that no other kbnode is at work.
-func (d *daemonLoop) mend(ctx context.Context, host *reconcile.Host) (right bool, err error) {
+func (d *daemonLoop) repair(ctx context.Context, host *reconcile.Host) (right bool, err error) {
 	release, err := host.Lock()
 	if err != nil {
 		return false, err

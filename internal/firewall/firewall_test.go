@@ -216,7 +216,7 @@ func TestTraffic(t *testing.T) {
 
 const yes, no, told = true, false, true
 
-// way is where somebody may get to, by port.
+// way is a destination and the ports of it that answer.
 type way struct {
 	what  string
 	from  *namespace

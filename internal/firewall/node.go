@@ -46,8 +46,8 @@ const (
 // asks three.
 const maxResolvers = 16
 
-// Read reads a tree: the slots that it has users of, and their policies. Whoever
-// writes the rules reads them here, so that all agree on them.
+// Read reads a tree: the slots that it has users of, and their policies.
+// All that write the rules read them here, so that they agree.
 func Read(root string) (Node, error) {
 	slots, err := readSlots(root)
 	if err != nil {

@@ -41,7 +41,7 @@ func internetOnly(t *testing.T, n network, theirs string) {
 	m.Sh(`printf 'job:\n  network: internet\n  allowed_networks: ["10.77.0.80:80"]\n' >>/etc/kbnode/config.yaml; kbnode reconcile; bkstub wait-agents --count 8 --timeout 3m`)
 	n.want(n.run(1, "", append([]string{"ask"}, keys(closed)...)...), closed)
 	n.want(command(keys(closed)), closed)
-	if c := asked(t, m, "--only docker-lan")["docker-lan"]; c.Status != doctor.OK {
+	if c := asked(t, m, "--only state,docker-lan")["docker-lan"]; c.Status != doctor.OK {
 		t.Errorf("%s: %s", c.Status, c.Summary())
 	}
 	root := map[string]string{"tcp,10.77.0.81,80": "ok lan", "tcp,10.77.0.53,80": "ok lan"}
