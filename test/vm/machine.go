@@ -23,8 +23,9 @@ const Patience = 6 * time.Minute
 // Machine is a fork that belongs to a test, which fails where it cannot reach
 // it. All of its methods run as root in the guest.
 type Machine struct {
-	VM *VM
-	t  testing.TB
+	VM       *VM
+	t        testing.TB
+	survived int // how many times the kernel died while it booted, and booted again
 }
 
 var templates = map[string]func() (*Template, error){Trixie: once(Trixie), Bookworm: once(Bookworm)}
@@ -105,7 +106,7 @@ func (m *Machine) Run(ctx context.Context, argv ...string) Result {
 	defer cancel()
 	ctx, died := context.WithCancelCause(ctx)
 	defer died(nil)
-	go m.listen(ctx, died)
+	go m.listen(ctx, m.survived, died)
 	r, err := m.VM.Run(ctx, nil, argv...)
 	if err != nil {
 		if cause := context.Cause(ctx); errors.Is(cause, errDied) {
@@ -116,11 +117,11 @@ func (m *Machine) Run(ctx context.Context, argv ...string) Result {
 	return r
 }
 
-// errDied says that there is nobody who could answer.
+// errDied ends the wait for a command that a dead guest cannot answer.
 var errDied = errors.New("the guest's kernel died; serial.log says how")
 
-// listen to the console, so that nobody waits for a dead guest until his patience ends.
-func (m *Machine) listen(ctx context.Context, died context.CancelCauseFunc) {
+// listen to the console, so that a dead guest is not waited for until patience ends.
+func (m *Machine) listen(ctx context.Context, survived int, died context.CancelCauseFunc) {
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()
 	for {
@@ -130,8 +131,8 @@ func (m *Machine) listen(ctx context.Context, died context.CancelCauseFunc) {
 		case <-tick.C:
 		}
 		// Of a stall it may recover; of a panic it does not.
-		if strings.Contains(m.VM.Log("serial.log"), "Kernel panic - not syncing") {
-			died(errDied)
+		if seen := m.VM.panics(); len(seen) > survived {
+			died(fmt.Errorf("%w: %s", errDied, seen[survived]))
 			return
 		}
 	}
@@ -262,8 +263,19 @@ func (m *Machine) back(how func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(m.t.Context(), 2*Patience)
 	defer cancel()
 	err := how(ctx)
-	if err == nil {
-		_, err = m.VM.Booted(ctx)
+	for n := 0; err == nil; n++ {
+		// A kernel that dies while it boots boots again by itself (panic=1).
+		for seen := m.VM.panics(); m.survived < len(seen); m.survived++ {
+			m.t.Logf("the guest's kernel died while it booted, and booted again: %s", seen[m.survived])
+		}
+		booting, died := context.WithCancelCause(ctx)
+		go m.listen(booting, m.survived, died)
+		_, err = m.VM.Booted(booting)
+		died(nil)
+		if n == 2 || !errors.Is(context.Cause(booting), errDied) {
+			break
+		}
+		err = m.VM.comeBack(ctx)
 	}
 	if err != nil {
 		m.t.Fatal(err)

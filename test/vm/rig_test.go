@@ -181,7 +181,18 @@ func TestRigReboot(t *testing.T) {
 	m := vm.Fork(t)
 	boot := m.Sh("cat /proc/sys/kernel/random/boot_id")
 	m.Sh("echo kept >/root/kept; sim-gpu lose 7")
+	// The emulator's boots die now and then, which says nothing about what is tested.
+	m.Put("/etc/systemd/system/die-once.service", 0o644, `[Unit]
+ConditionPathExists=/root/die
+[Service]
+Type=oneshot
+ExecStart=sh -c 'rm /root/die && sync && echo c >/proc/sysrq-trigger'
+`)
+	m.Sh("touch /root/die; systemctl add-wants multi-user.target die-once.service")
 	m.Reboot()
+	if r := m.Try("test -e /root/die"); r.Code == 0 {
+		t.Error("the first boot did not die")
+	}
 	if m.Sh("cat /proc/sys/kernel/random/boot_id") == boot {
 		t.Error("the boot ID did not change")
 	}

@@ -318,6 +318,17 @@ func (m *VM) Log(name string) string {
 	return string(b[max(0, len(b)-most):])
 }
 
+// panics returns the kernel's last words, one line for each time it died.
+func (m *VM) panics() (words []string) {
+	b, _ := os.ReadFile(filepath.Join(m.Dir, "serial.log")) // no log, no words
+	for line := range strings.Lines(string(b)) {
+		if strings.Contains(line, "Kernel panic - not syncing") && !strings.Contains(line, "end Kernel panic") {
+			words = append(words, strings.TrimSpace(line))
+		}
+	}
+	return words
+}
+
 const runDirPattern = "kbvm-"
 
 // newRunDir makes a directory, short enough for socket names, that is locked
