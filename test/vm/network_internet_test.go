@@ -41,12 +41,12 @@ func internetOnly(t *testing.T, n network, theirs string) {
 	m.Sh(`printf 'job:\n  network: internet\n  allowed_networks: ["10.77.0.80:80"]\n' >>/etc/kbnode/config.yaml; kbnode reconcile; bkstub wait-agents --count 8 --timeout 3m`)
 	n.want(n.run(1, "", append([]string{"ask"}, keys(closed)...)...), closed)
 	n.want(command(keys(closed)), closed)
-	if c := asked(t, m, "--only state,docker-lan")["docker-lan"]; c.Status != doctor.OK {
+	if c := asked(t, m, "--only docker-lan")["docker-lan"]; c.Status != doctor.OK {
 		t.Errorf("%s: %s", c.Status, c.Summary())
 	}
 	root := map[string]string{"tcp,10.77.0.81,80": "ok lan", "tcp,10.77.0.53,80": "ok lan"}
 	n.want(m.Sh("python3 /root/net.py ask "+strings.Join(keys(root), " ")), root)
-	if r := runStep(m, 2, step(2, "busybox:test", "wget -q -O- -T 20 http://10.77.0.81/ 2>&1; wget -q -O- -T 20 http://10.77.0.80/", "")); r.Code != 0 || !strings.Contains(r.Stdout, "refused") || !strings.Contains(r.Stdout, "lan sees 192.0.2.1") {
+	if r := runStep(m, 2, step(2, "busybox:test", "wget -q -O- -T 20 http://10.77.0.81/ 2>&1 || true; wget -q -O- -T 20 http://10.77.0.80/", "")); r.Code != 0 || !strings.Contains(r.Stdout, "refused") || !strings.Contains(r.Stdout, "lan sees 192.0.2.1") {
 		t.Errorf("a pipeline: exit %d\n%s", r.Code, r.Stdout)
 	}
 	m.Sh("nft flush ruleset")
