@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -154,7 +155,8 @@ func TestDaemon(t *testing.T) {
 		m.Wait("the same story", "curl -s http://127.0.0.1:9700/metrics >/root/metrics; "+
 			`grep -q '^kbnode_slot_drained{by="gpu.recovery",slot="gpu4"} 1$' /root/metrics && grep -q '^kbnode_slot_state{slot="gpu4",state="drained"} 1$' /root/metrics && `+
 			`grep -q '^kbnode_slot_state{slot="gpu5",state="idle"} 1$' /root/metrics && grep -q '^kbnode_health_verdicts{check="gpu.recovery",.*slot="gpu4"} 1$' /root/metrics`)
-		if f := asked(t, m, "--only health")["health"].Findings; len(f) != 1 || !slices.Equal(f[0].Slots, []int{4}) || !strings.Contains(f[0].Detail, "gpu.recovery") {
+		ofNode := func(f doctor.Finding) bool { return len(f.Slots) == 0 } // such as of the clock that has jumped
+		if f := slices.DeleteFunc(asked(t, m, "--only health")["health"].Findings, ofNode); len(f) != 1 || !slices.Equal(f[0].Slots, []int{4}) || !strings.Contains(f[0].Detail, "gpu.recovery") {
 			t.Errorf("doctor tells another story: %+v", f)
 		}
 		m.Sh("systemctl kill -s KILL kbnode; sleep 20")
