@@ -28,7 +28,7 @@ const (
 
 // Item is one line of the list.
 type Item struct {
-	ID      string  `json:"id"` // stable; docs/acceptance.md tells of each
+	ID      string  `json:"id"` // stable; docs/install.md tells of each
 	About   string  `json:"about"`
 	Verdict Verdict `json:"verdict"`
 	Saw     string  `json:"saw"`

@@ -224,13 +224,13 @@ func TestInterrupted(t *testing.T) {
 
 func TestDocumented(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/acceptance.md")
+	text, err := os.ReadFile("../../docs/install.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for n, i := range items {
 		if row := fmt.Sprintf("| %d | `%s` | %s |", n+1, i.id, i.about); !strings.Contains(string(text), row) {
-			t.Errorf("docs/acceptance.md lacks the row %s", row)
+			t.Errorf("docs/install.md lacks the row %s", row)
 		}
 	}
 }

@@ -23,7 +23,7 @@ import (
 // acceptTime is how long doctor may take for it: nobody waits in front of a screen.
 const acceptTime = 5 * time.Minute
 
-// acceptanceOutput is the JSON of kbnode doctor --acceptance; docs/acceptance.md
+// acceptanceOutput is the JSON of kbnode doctor --acceptance; docs/install.md
 // describes it.
 type acceptanceOutput struct {
 	Node   string   `json:"node"`
