@@ -5,6 +5,7 @@ import (
 	"os"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,11 +15,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/e2e"
 )
 
-// TestJSONDocuments holds the tables of the pages to the types: the same fields, in
-// the same order, with the same JSON types, each with a meaning.
+// TestJSONDocuments compares the tables and lists of the pages with the types: the same
+// fields, in the same order, with the same JSON types, each with a meaning.
 func TestJSONDocuments(t *testing.T) {
 	t.Parallel()
-	row := regexp.MustCompile("(?m)^\\| `([a-zA-Z_.\\[\\]]+)` \\| ([^|]+) \\|[^|]*\\| [^|]+ \\|$")
+	row := regexp.MustCompile("(?m)^(?:\\| `([a-zA-Z_.\\[\\]]+)` \\| ([^|]+) \\|[^|]*\\| [^|]+ \\||- `([a-zA-Z_.\\[\\]]+)` \\(([^)]+)\\): (?:.*(fields as in `plan`)|.+))$")
+	var ofPlan []string
 	for _, tt := range []struct {
 		page, heading string
 		typ           reflect.Type
@@ -38,10 +40,18 @@ func TestJSONDocuments(t *testing.T) {
 		}
 		section, _, _ = strings.Cut(section, "\n## ")
 		var documented, coded []string
-		for _, m := range row.FindAllStringSubmatch(section, -1) {
-			documented = append(documented, m[1]+" "+m[2])
-		}
 		fieldsOf(tt.typ, "", &coded)
+		if ofPlan == nil {
+			ofPlan = slices.Clone(coded)
+		}
+		for _, m := range row.FindAllStringSubmatch(section, -1) {
+			documented = append(documented, m[1]+m[3]+" "+m[2]+m[4])
+			if m[5] != "" {
+				coded = slices.DeleteFunc(coded, func(f string) bool {
+					return strings.HasPrefix(f, m[3]+"[].") && slices.Contains(ofPlan, f)
+				})
+			}
+		}
 		if d := cmp.Diff(coded, documented); d != "" {
 			t.Errorf("%s: %s (+) differs from the code (-):\n%s", tt.heading, tt.page, d)
 		}
