@@ -27,7 +27,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-var update = flag.Bool("update", false, "write docs/cli.md anew")
+var update = flag.Bool("update", false, "update docs/cli.md")
 
 // root is the repository, seen from this directory.
 const root = ".."
