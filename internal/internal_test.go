@@ -281,8 +281,7 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-// TestNamedTests holds the pages to tests that are there: security.md says which
-// one shows what.
+// TestNamedTests looks for each test that test/security.md names.
 func TestNamedTests(t *testing.T) {
 	t.Parallel()
 	there := map[string]bool{}
@@ -295,13 +294,13 @@ func TestNamedTests(t *testing.T) {
 			}
 		}
 	}
-	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w+)`").FindAllStringSubmatch(read(t, "docs/security.md"), -1)
+	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w+)`").FindAllStringSubmatch(read(t, "test/security.md"), -1)
 	if len(named) < 40 {
-		t.Errorf("security.md names %d tests; is its table gone?", len(named))
+		t.Errorf("test/security.md names %d tests; is its table gone?", len(named))
 	}
 	for _, m := range named {
 		if !there[m[1]] {
-			t.Errorf("docs/security.md names %s, and there is no such test", m[1])
+			t.Errorf("test/security.md names %s, and there is no such test", m[1])
 		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 )
 
-// selftestOutput is the JSON of kbnode selftest; docs/selftest.md describes it.
+// selftestOutput is the JSON of kbnode selftest; docs/security.md describes it.
 type selftestOutput struct {
 	Node  string                `json:"node"`
 	Held  bool                  `json:"held"`

@@ -99,7 +99,7 @@ func TestSelftestGroups(t *testing.T) {
 
 func TestSelftestDocument(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/selftest.md")
+	text, err := os.ReadFile("../../docs/security.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,11 +109,11 @@ func TestSelftestDocument(t *testing.T) {
 	}
 	fieldsOf(reflect.TypeFor[selftestOutput](), "", &coded)
 	if d := cmp.Diff(coded, documented); d != "" {
-		t.Errorf("docs/selftest.md (+) differs from the code (-):\n%s", d)
+		t.Errorf("docs/security.md (+) differs from the code (-):\n%s", d)
 	}
 	for _, g := range groups {
 		if !strings.Contains(string(text), "| "+g.name+" |") {
-			t.Errorf("docs/selftest.md does not describe the group %q", g.name)
+			t.Errorf("docs/security.md does not describe the group %q", g.name)
 		}
 	}
 }

@@ -143,7 +143,7 @@ func (m *Machine) whoChanges(ctx context.Context) string {
 	if len(run) > 0 {
 		who = "type systemctl disable --now " + strings.Join(run, " ") + " if it is that which changes it"
 	}
-	return who + "; " + Pages + "hygiene.md under \"Where it does not work\" says how to try again"
+	return who + "; " + Pages + "configuration.md under \"Where it does not work\" says how to try again"
 }
 
 // irqbalance keeps off CPUs only where it is told to.

@@ -110,7 +110,7 @@ func TestNoiseChecks(t *testing.T) {
 func TestWhoChanges(t *testing.T) {
 	t.Parallel()
 	m := machineOf(t, &fake{units: []reconcile.UnitState{{Name: "tuned.service", Active: "active"}, {Name: "thermald.service", Active: "inactive"}}}, nil)
-	const want = `type systemctl disable --now tuned.service if it is that which changes it; ` + Pages + `hygiene.md under "Where it does not work" says how to try again`
+	const want = `type systemctl disable --now tuned.service if it is that which changes it; ` + Pages + `configuration.md under "Where it does not work" says how to try again`
 	if got := m.whoChanges(t.Context()); got != want {
 		t.Error(got)
 	}

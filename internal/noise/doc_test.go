@@ -12,11 +12,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestPage holds docs/noise.md to the record: its example is one, and every field is
+// TestPage holds docs/results.md to the record: its example is one, and every field is
 // in it and explained.
 func TestPage(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/noise.md")
+	page, err := os.ReadFile("../../docs/results.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import "time"
 const Schema = 1
 
 // Record is how a job had it, the content of node.json. A value that nobody told
-// is absent, never a made-up zero. docs/noise.md describes the fields.
+// is absent, never a made-up zero. docs/results.md describes the fields.
 type Record struct {
 	Schema int      `json:"schema"`
 	Noisy  bool     `json:"noisy"`           // a timing should not be trusted

@@ -148,7 +148,7 @@ check memory "$(( $(cat /sys/fs/cgroup/memory.max) / 1048576 ))m" "${KERNELBOT_M
 `
 }
 
-// artifactScript writes what docs/result.md describes.
+// artifactScript writes what docs/results.md describes.
 const artifactScript = `printf '{"success": true, "error": "", "system": {"gpu": "", "device_count": 0, "cpu": "", "runtime": "", "platform": "%s", "torch": "", "hostname": "%s"}, "runs": {}}\n' "$(uname -srm)" "$(uname -n)" >result.json
 cat result.json
 `

@@ -18,7 +18,7 @@ import (
 const (
 	maxResult = 256 << 20 // bytes
 	maxRuns   = 256
-	maxNames  = 65536 // that the task's program reported in one run, as in docs/result.md
+	maxNames  = 65536 // that the task's program reported in one run, as in docs/results.md
 )
 
 // text is a string as PostgreSQL takes it: U+0000, which neither its text nor its
@@ -34,7 +34,7 @@ func (t *text) UnmarshalJSON(doc []byte) error {
 
 func clean(s string) string { return strings.ReplaceAll(s, "\x00", "\ufffd") }
 
-// document is result.json, as docs/result.md describes it; an object with other
+// document is result.json, as docs/results.md describes it; an object with other
 // keys is refused, as kernelbot does.
 type document struct {
 	Success bool        `json:"success"`

@@ -33,23 +33,23 @@ func link(t *testing.T, target, path string) {
 	}
 }
 
-// TestResultDocument holds the tables of docs/result.md to the types: the same
+// TestResultDocument compares the table of docs/results.md with the types: the same
 // fields, in the same order, with the same JSON types, each with a meaning.
 func TestResultDocument(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/result.md")
+	text, err := os.ReadFile("../../docs/results.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var documented []string
-	row := regexp.MustCompile("(?m)^\\| `([a-zA-Z_.]+)` \\| ([^|]+) \\|[^|]*\\| [^|]+ \\|$")
+	row := regexp.MustCompile("(?m)^\\| `([a-zA-Z_.]+)` \\| ([^|]+) \\| [^|]+ \\|$")
 	for _, m := range row.FindAllStringSubmatch(string(text), -1) {
 		documented = append(documented, m[1]+" "+m[2])
 	}
 	var coded []string
 	collect(reflect.TypeFor[Result](), "", &coded)
 	if d := cmp.Diff(coded, documented); d != "" {
-		t.Errorf("docs/result.md (+) differs from the code (-):\n%s", d)
+		t.Errorf("docs/results.md (+) differs from the code (-):\n%s", d)
 	}
 }
 

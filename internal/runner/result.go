@@ -14,7 +14,7 @@ import (
 // ResultFile is the name of the file that holds the Result.
 const ResultFile = "result.json"
 
-// Result is what result.json holds; docs/result.md describes every field. No
+// Result is what result.json holds; docs/results.md describes every field. No
 // field may be added below System, Runs, Compilation, Run and Profile: the
 // consumers refuse keys they do not know.
 type Result struct {
