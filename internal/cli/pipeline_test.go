@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/doctest"
 )
 
 // nodeTree is a machine with the files of a node: its configuration, and what
@@ -174,5 +175,29 @@ func TestPipelineDocument(t *testing.T) {
 		if !strings.Contains(string(page), "| `kbnode pipeline "+kind+"` |") {
 			t.Errorf("docs/pipelines.md has no row for %s", kind)
 		}
+	}
+}
+
+// TestPipelineOfReadme: the job of README.md, which TestTutorial of test/vm runs, is what
+// the command prints.
+func TestPipelineOfReadme(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks, err := doctest.Parse(string(page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var jobs []string
+	for _, b := range blocks {
+		if b.Kind == doctest.Job {
+			jobs = append(jobs, b.Text)
+		}
+	}
+	want := []string{kbnode(t, "pipeline", "eval", "--root", t.TempDir()).out}
+	if diff := cmp.Diff(want, jobs); diff != "" {
+		t.Errorf("the jobs of README.md (+) are not what kbnode pipeline eval prints (-): %s", diff)
 	}
 }
