@@ -40,7 +40,7 @@ var infrastructure = []Rule{
 // not every reader of YAML knows that it is one.
 const retryComment = `Only what is no submission's doing runs again: the agent was lost (-1) or stopped,
 or refused the job before it began; docker (125) or git (128) failed. Newer agents make
-process_run_error of 125. The command ends with 0 or 1 whatever was submitted.`
+process_run_error of 125. The command ends with 0, 1 or 3 whatever was submitted.`
 
 // About says what a kind is for, in lines of a paragraph.
 func About(kind string) string { return abouts[kind] }
