@@ -88,18 +88,18 @@ func (r *reference) write(cmd *cobra.Command) {
 	}
 
 	flags, common := split(flagsOf(cmd), r.common)
-	var shared string
+	var shared strings.Builder
 	for _, other := range r.before {
 		if rest, same := split(flags, flagsOf(other)); len(same) >= sharedBy {
 			flags = rest
 			name := other.CommandPath()
-			shared += fmt.Sprintf("\nAlso the flags of [%s](#%s): %s.\n", name, strings.ReplaceAll(name, " ", "-"), strings.Join(same, ", "))
+			printf(&shared, "\nAlso the flags of [%s](#%s): %s.\n", name, strings.ReplaceAll(name, " ", "-"), strings.Join(same, ", "))
 		}
 	}
 	if flags.HasFlags() {
 		printf(r, "\n```\n%s```\n", flags.FlagUsages())
 	}
-	printf(r, "%s", shared)
+	printf(r, "%s", shared.String())
 	if len(common) > 0 {
 		printf(r, "\n[Common flags](#common-flags): %s.\n", strings.Join(common, ", "))
 	}
