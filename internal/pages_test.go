@@ -15,7 +15,7 @@ import (
 // pages are what people read: the Markdown files.
 func pages(t *testing.T) []string {
 	t.Helper()
-	list := []string{"README.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md"}
+	list := []string{"README.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md", "STYLE.md"}
 	for _, dir := range []string{".github", "docs", "examples", "packaging", "test"} {
 		for _, f := range files(t, dir) {
 			if path.Ext(f) == ".md" {
