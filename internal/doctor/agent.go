@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// agentChecks are about what jobs come through.
+// agentChecks check the agents, through which jobs come.
 var agentChecks = []Check{
 	{
 		ID: "agent-other", Group: "agent", Bare: true, Worst: Fail, Needs: []string{"system-systemd"},
@@ -94,7 +94,7 @@ var agentChecks = []Check{
 	},
 }
 
-// planned is the content of a file of the plan.
+// planned returns the planned content of a file, or "" if the plan has no such file.
 func (m *Machine) planned(name string) string {
 	i := slices.IndexFunc(m.Plan.Files, func(f plan.File) bool { return f.Path == name })
 	if i < 0 {
@@ -103,12 +103,12 @@ func (m *Machine) planned(name string) string {
 	return m.Plan.Files[i].Content
 }
 
-// without are the elements of a that are not in b.
+// without returns the elements of a that are not in b.
 func without(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(x string) bool { return slices.Contains(b, x) })
 }
 
-// because is an error without the path or URL, which its sentence names.
+// because returns err without the path or URL, which the finding already names.
 func because(err error) string {
 	if u, is := errors.AsType[*url.Error](err); is {
 		err = u.Err

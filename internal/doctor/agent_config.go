@@ -7,10 +7,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// cfgPath is the configuration of a slot's agent.
+// cfgPath returns the path of the configuration of slot k's agent.
 func cfgPath(k int) string { return plan.AgentDir(k) + "/buildkite-agent.cfg" }
 
-// settings are the keys of an agent's configuration and their values, in order.
+// settings parses an agent's configuration. The keys are in file order.
 func settings(text string) (keys []string, values map[string]string) {
 	values = map[string]string{}
 	for line := range strings.Lines(text) {
@@ -24,8 +24,8 @@ func settings(text string) (keys []string, values map[string]string) {
 	return keys, values
 }
 
-// agentKeys reads what agents start with: a key that an agent does not know it
-// ignores without a word, and the slot is open.
+// agentKeys checks the agents' configuration. An agent silently ignores a key that it does
+// not know, and the slot is open.
 func agentKeys(_ context.Context, m *Machine) Answer {
 	known := map[string][]string{"": m.Inventory.Software.Agent.Keys}
 	if text, err := m.read(plan.AgentsPath); err == nil {
@@ -68,7 +68,7 @@ func agentQueue(_ context.Context, m *Machine) Answer {
 	for _, s := range m.Plan.Slots {
 		text, err := m.read(cfgPath(s.Index))
 		if err != nil {
-			continue // agent-keys says so
+			continue // agent-keys reports it
 		}
 		_, values := settings(text)
 		var queues []string

@@ -17,8 +17,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// agentHooks looks at what runs on the host in every job. The agent leaves out a hook
-// that it cannot execute, without a word.
+// agentHooks checks the hooks, which run on the host in every job. The agent silently skips
+// a hook that it cannot execute.
 func agentHooks(_ context.Context, m *Machine) Answer {
 	var all []Finding
 	if uid, _, mode := owner(m.path(plan.HooksDir)); uid != root() || mode&0o022 != 0 {
@@ -48,7 +48,7 @@ func agentHooks(_ context.Context, m *Machine) Answer {
 	return Answer{Findings: all}
 }
 
-// hookProblem is why the agent leaves a hook out, or fails with it.
+// hookProblem returns why the agent skips a hook or fails with it.
 func hookProblem(m *Machine, name string) string {
 	uid, _, mode := owner(m.path(name))
 	switch {
@@ -80,7 +80,7 @@ func hookProblem(m *Machine, name string) string {
 	return ""
 }
 
-// buildPaths looks at where checkouts are made, and whether they can be.
+// buildPaths checks the directories in which agents make checkouts.
 func buildPaths(_ context.Context, m *Machine) Answer {
 	users, err := reconcile.ReadUsers(m.Root)
 	if err != nil {
@@ -127,7 +127,8 @@ func dirProblem(m *Machine, dir string, gid int) Finding {
 	return Finding{}
 }
 
-// owner is whose a path is; uid -1 where nothing is. Links are not followed.
+// owner returns the owner, group and mode of a path, or -1, -1 and 0 if lstat fails. It
+// does not follow links.
 func owner(name string) (uid, gid int, mode fs.FileMode) {
 	info, err := os.Lstat(name)
 	if err != nil {
@@ -139,10 +140,10 @@ func owner(name string) (uid, gid int, mode fs.FileMode) {
 	return uid, gid, info.Mode()
 }
 
-// root is who the machine's own files belong to: root, or who runs a test.
+// root returns the user who owns the machine's files: root, or the user who runs a test.
 func root() int { return os.Geteuid() }
 
-// list names the files of the machine that match a pattern.
+// list returns the names of the machine's files that match a pattern.
 func (m *Machine) list(pattern string) []string {
 	names, _ := filepath.Glob(m.path(pattern)) // the patterns are well formed
 	for i, name := range names {

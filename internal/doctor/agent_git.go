@@ -13,15 +13,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// gitTime bounds what git is given, in seconds.
+// gitTime is the time limit of git, in seconds.
 const gitTime = 8
 
-// gitScript runs git as jobs do, but for the checkout. Its last line is the status.
+// gitScript runs git as jobs do, but does not check out. Its last line is the exit status.
 const gitScript = `exec 2>&1
 GIT_CONFIG_GLOBAL=` + plan.GitConfigPath + ` GIT_TERMINAL_PROMPT=0 HOME=/nonexistent LC_ALL=C timeout "$3" "$1" ls-remote "$2" HEAD
 echo "exit $?"`
 
-// gitHTTPS asks a repository's server as the user of a slot that runs no job.
+// gitHTTPS connects to a repository's server as the user of an idle slot.
 func gitHTTPS(ctx context.Context, m *Machine) Answer {
 	i := slices.IndexFunc(m.Plan.Slots, func(s plan.Slot) bool {
 		ss, there := m.stateOf(s.Index)
@@ -57,7 +57,7 @@ func gitHTTPS(ctx context.Context, m *Machine) Answer {
 	return found(f)
 }
 
-// gitAnswer reads what git said. A server that wants a login, or knows no such
+// gitAnswer interprets git's output. A server that wants a login, or does not know the
 // repository, was reached.
 func gitAnswer(out, host string) Finding {
 	said := strings.Split(strings.TrimSpace(out), "\n")
@@ -89,8 +89,8 @@ func gitAnswer(out, host string) Finding {
 
 var repositoryHost = lazy.Regexp(`https?:/+([A-Za-z0-9-]+(?:(?:\.|\\\.)[A-Za-z0-9-]+)*(?::[0-9]+)?)`)
 
-// repository is one that the patterns of allowed repositories let in, or at least on
-// the same server.
+// repository returns a repository that the patterns of allowed repositories match, or at
+// least one on the same server.
 func repository(patterns []string) string {
 	for _, p := range patterns {
 		whole := strings.ReplaceAll(strings.TrimSuffix(strings.TrimPrefix(p, "^"), "$"), `\.`, ".")
@@ -111,7 +111,7 @@ func repository(patterns []string) string {
 	return "https://github.com/gpu-mode/kernelbot"
 }
 
-// stateOf is what a slot is like now.
+// stateOf returns the current state of slot k, and false if there is none.
 func (m *Machine) stateOf(k int) (reconcile.SlotState, bool) {
 	i := slices.IndexFunc(m.State.Slots, func(s reconcile.SlotState) bool { return s.Index == k })
 	if i < 0 {

@@ -20,14 +20,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// answerTime bounds the question whether Buildkite answers, and systemTime the one
-// about the agents' proxies.
+// answerTime limits the request to Buildkite, and systemTime the query for the agents'
+// proxies.
 const (
 	answerTime = 8 * time.Second
 	systemTime = 2 * time.Second
 )
 
-// agentEndpoint goes the way that agents go, step by step, and sends no token.
+// agentEndpoint connects to Buildkite as agents do, step by step, without sending a token.
 func agentEndpoint(ctx context.Context, m *Machine) Answer {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -69,8 +69,8 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// agentNetwork is how the agents reach Buildkite: with the proxies of one that runs,
-// which operators put into its unit, or else of kbnode's own environment.
+// agentNetwork returns how the agents reach Buildkite. It takes the proxies from a running
+// agent, because operators put them into its unit, or else from kbnode's own environment.
 func (m *Machine) agentNetwork(ctx context.Context) (*http.Transport, *httpproxy.Config) {
 	proxies := httpproxy.FromEnvironment()
 	for _, u := range m.agentUnits(ctx) {
@@ -89,8 +89,8 @@ func (m *Machine) agentNetwork(ctx context.Context) (*http.Transport, *httpproxy
 	}, proxies
 }
 
-// agentUnits asks systemd for no longer than systemTime. Where it does not answer,
-// other checks say so.
+// agentUnits asks systemd for at most systemTime. If systemd does not answer, other checks
+// report it.
 func (m *Machine) agentUnits(ctx context.Context) []reconcile.UnitState {
 	ctx, cancel := context.WithTimeout(ctx, systemTime)
 	defer cancel()
@@ -107,7 +107,8 @@ func (m *Machine) agentUnits(ctx context.Context) []reconcile.UnitState {
 	}
 }
 
-// proxiesOf are the proxies of a process, by its environment as the kernel has it.
+// proxiesOf returns the proxies in a process's environment, in the form of
+// /proc/PID/environ.
 func proxiesOf(environ string) *httpproxy.Config {
 	env := map[string]string{}
 	for v := range strings.SplitSeq(environ, "\x00") {
@@ -118,7 +119,7 @@ func proxiesOf(environ string) *httpproxy.Config {
 	return &httpproxy.Config{HTTPProxy: of("HTTP_PROXY"), HTTPSProxy: of("HTTPS_PROXY"), NoProxy: of("NO_PROXY")}
 }
 
-// explain says how far a connection came, and what to do.
+// explain returns how far a connection got, and what to do.
 func explain(err error, at *url.URL) (what, todo string) {
 	if u, is := errors.AsType[*url.Error](err); is {
 		err = u.Err // it repeats the URL
@@ -156,7 +157,7 @@ func explain(err error, at *url.URL) (what, todo string) {
 
 func day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04") }
 
-// tokenAccepted asks Buildkite, and registers no agent.
+// tokenAccepted sends the token to Buildkite without registering an agent.
 func tokenAccepted(ctx context.Context, m *Machine) Answer {
 	token, err := agent.ReadToken(m.path(plan.TokenPath))
 	if err != nil {

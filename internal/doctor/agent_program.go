@@ -17,8 +17,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// otherAgents looks for services, and for processes outside of the slots: a job of
-// such an agent has all GPUs and CPUs.
+// otherAgents looks for other agents, as services and as processes outside of the slots. A
+// job of such an agent has all GPUs and CPUs.
 func otherAgents(ctx context.Context, m *Machine) Answer {
 	units, err := m.Source.Units(ctx, "buildkite-agent*.service")
 	if err != nil {
@@ -41,11 +41,11 @@ func otherAgents(ctx context.Context, m *Machine) Answer {
 	names, _ := filepath.Glob(m.path("/proc/[0-9]*/comm")) // the pattern is well formed
 	for _, name := range names {
 		pid := path.Base(path.Dir(name))
-		// What has ended meanwhile is none.
+		// Skip processes that have ended in the meantime.
 		if comm, _ := m.read("/proc/" + pid + "/comm"); strings.TrimSpace(comm) != "buildkite-agent" {
 			continue
 		}
-		// Others, kbnode among them, only ask it for its version.
+		// Others, including kbnode, only run it to get its version.
 		if words, _ := m.read("/proc/" + pid + "/cmdline"); !strings.Contains(words, "\x00start\x00") {
 			continue
 		}
@@ -72,7 +72,7 @@ func underAny(at string, cgroups map[string]bool) bool {
 	return false
 }
 
-// atBoot are other agents' services that a target starts.
+// atBoot returns the services of other agents that a systemd target starts.
 func atBoot(m *Machine) []string {
 	links, _ := filepath.Glob(m.path(plan.UnitDir + "/*.wants/buildkite-agent*.service")) // the pattern is well formed
 	var names []string
@@ -85,7 +85,7 @@ func atBoot(m *Machine) []string {
 	return slices.Compact(names)
 }
 
-// unitName is one that a shell takes as it is.
+// unitName matches names that a shell needs no quotes for.
 var unitName = lazy.Regexp(`^[A-Za-z0-9@._-]+$`)
 
 func agentBinary(_ context.Context, m *Machine) Answer {
@@ -121,7 +121,7 @@ func agentBinary(_ context.Context, m *Machine) Answer {
 	return found(ok("%s", a.Path))
 }
 
-// agentVersions are the slots by the version of their agent.
+// agentVersions returns the slots by the version of their agent.
 func agentVersions(m *Machine) map[string][]int {
 	slots := map[string][]int{}
 	for _, s := range m.Plan.Slots {

@@ -17,17 +17,17 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// pingTime bounds the question whether a socket answers.
+// pingTime is the time limit of a ping of a guard's socket.
 const pingTime = 5 * time.Second
 
-// agentsRunning looks at what kbnode status shows, and adds the agent's last words.
+// agentsRunning checks what kbnode status shows, and adds the agent's last words.
 func agentsRunning(ctx context.Context, m *Machine) Answer {
 	var all []Finding
 	for _, s := range m.Plan.Slots {
 		ss, _ := m.stateOf(s.Index)
 		unit := plan.AgentUnit(s.Index)
 		if !s.Serves() || len(m.guardParked(s.Index)) > 0 {
-			continue // agent-drained, or slot-parked, says why
+			continue // agent-drained or slot-parked says why
 		}
 		a := ss.Agent
 		up := m.Now.Sub(a.Since)
@@ -64,13 +64,13 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 	return Answer{Findings: together(all)}
 }
 
-// registered says that the agent has registered since it was started.
+// registered reports whether the agent has registered since it was started.
 func (m *Machine) registered(k int, since time.Time) bool {
 	info, err := os.Stat(m.path(agent.RegisteredMarker(k)))
 	return err == nil && !info.ModTime().Before(since.Add(-time.Second))
 }
 
-// lastWords are what tells why an agent gave up.
+// lastWords returns the log lines that tell why an agent gave up.
 func (m *Machine) lastWords(ctx context.Context, unit string) string {
 	log, err := m.Source.Journal(ctx, unit)
 	if err != nil {
@@ -79,7 +79,7 @@ func (m *Machine) lastWords(ctx context.Context, unit string) string {
 	return fmt.Sprintf("%.300s", cmp.Or(agent.LastWords(log), "it said nothing"))
 }
 
-// guardParked is why the guard lets a slot take no jobs.
+// guardParked returns the reasons why the guard keeps jobs out of slot k.
 func (m *Machine) guardParked(k int) []guard.Parked {
 	reasons, err := guard.ReadParked(m.path(plan.RunDir(k)))
 	if err != nil {
@@ -88,8 +88,8 @@ func (m *Machine) guardParked(k int) []guard.Parked {
 	return reasons
 }
 
-// drained are slots that take no jobs because somebody wants it so, or because the
-// guard found what cannot be cleared. Verdicts about health are check health's.
+// drained lists the slots that take no jobs because an operator drained them, or because
+// the guard found something that it cannot clear. The check health reports health verdicts.
 func drained(_ context.Context, m *Machine) Answer {
 	var all []Finding
 	for _, s := range m.Plan.Slots {
@@ -105,7 +105,7 @@ func drained(_ context.Context, m *Machine) Answer {
 	return Answer{Findings: together(all)}
 }
 
-// guards asks each slot's Docker socket for a sign of life, side by side.
+// guards pings each slot's Docker socket, all at once.
 func guards(ctx context.Context, m *Machine) Answer {
 	users, err := reconcile.ReadUsers(m.Root)
 	if err != nil {

@@ -13,16 +13,16 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// newToken is what to do about a token that is of no use.
+// newToken is the advice for an unusable token.
 const newToken = "copy a token from Buildkite (Agents, Agent Tokens) to a file, delete " + plan.TokenPath + " if you wrote it by hand, and type sudo kbnode install --token-file FILE"
 
-// placeholder finds what guides write in the place of a token.
+// placeholder matches what guides write in place of a token.
 var placeholder = lazy.Regexp(`(?i)^(x{3,}|.*(your|insert|replace|change)[-_.]?(agent|bk|buildkite|token|me|here|this).*|.*token[-_.]here.*|token|secret|todo)$`)
 
-// plainToken takes away what is round the token in its line.
+// plainToken removes what surrounds the token in its line.
 const plainToken = `sed -i -E 's/^(export )?[[:space:]]*(token|BUILDKITE_AGENT_TOKEN)[[:space:]]*=|^[[:space:]]+/BUILDKITE_AGENT_TOKEN=/; /^#/!s/["'"'"'[:space:]]//g'` //nolint:gosec // holds no token
 
-// agentToken looks at the token's file, and tells nobody what is in it.
+// agentToken checks the token's file, and never shows its content.
 func agentToken(_ context.Context, m *Machine) Answer {
 	uid, _, mode := owner(m.path(plan.TokenPath))
 	text, err := m.read(plan.TokenPath)
@@ -56,8 +56,7 @@ func agentToken(_ context.Context, m *Machine) Answer {
 	return found(ok("mode 0600"))
 }
 
-// tokenPlaces are where setups before kbnode's, and the agent's own package, keep
-// a token.
+// tokenPlaces are where earlier setups, and the agent's own package, keep a token.
 var tokenPlaces = []string{
 	"/etc/buildkite-agent/*.cfg", "/etc/buildkite-agent/agent-*/*", "/etc/buildkite-agent/*.bak", "/etc/buildkite-agent/token?*", "/etc/default/buildkite-agent*",
 	plan.UnitDir + "/buildkite-agent*.service", plan.UnitDir + "/buildkite-agent*.service.d/*.conf",
@@ -101,7 +100,7 @@ func tokenElsewhere(_ context.Context, m *Machine) Answer {
 	return Answer{Findings: slices.CompactFunc(all, func(a, b Finding) bool { return a.Detail == b.Detail })}
 }
 
-// quoted is a word of a shell's command line.
+// quoted quotes a word for a shell's command line if needed.
 func quoted(s string) string {
 	if unquoted().MatchString(s) {
 		return s

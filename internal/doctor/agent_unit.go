@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// unitSettings are what an agent's service must not lose, with what it means.
+// unitSettings are the settings that an agent's service must not lose, and the consequence.
 var unitSettings = []struct{ file, property, why string }{
 	{"Restart", "Restart", "an agent that Buildkite sends away stays away"},
 	{"KillMode", "KillMode", "a stop ends jobs, or leaves their processes behind"},
@@ -22,8 +22,8 @@ var unitSettings = []struct{ file, property, why string }{
 	{"Environment=KBNODE_SLOT", "Environment", "its jobs get what is another slot's"},
 }
 
-// agentUnits compares what systemd has in force with the planned unit: drop-ins
-// of operators change it, and no file of kbnode's.
+// agentUnits compares the settings in force in systemd with the planned unit. Operators'
+// drop-ins change them without changing any file of kbnode.
 func agentUnits(ctx context.Context, m *Machine) Answer {
 	var properties []string
 	for _, s := range unitSettings {
@@ -60,7 +60,7 @@ func agentUnits(ctx context.Context, m *Machine) Answer {
 	return Answer{Findings: together(all)}
 }
 
-// undo names what takes a setting out of operators' drop-ins.
+// undo adds the command that removes a setting from operators' drop-ins.
 func (m *Machine) undo(f Finding, unit, key string, dropIns []string) Finding {
 	var sets []string
 	for _, name := range dropIns {
@@ -76,7 +76,7 @@ func (m *Machine) undo(f Finding, unit, key string, dropIns []string) Finding {
 	return f.by(`sed -i '/^[[:space:]]*%s=/d' %s && systemctl daemon-reload`, key, strings.Join(sets, " "))
 }
 
-// wanted is the last value of a setting in a unit's file.
+// wanted returns the last value of a setting in a unit file, or "".
 func wanted(text, key string) (value string) {
 	for line := range strings.Lines(text) {
 		if v, is := strings.CutPrefix(strings.TrimSpace(line), key+"="); is {
@@ -86,7 +86,7 @@ func wanted(text, key string) (value string) {
 	return value
 }
 
-// inForce is a property of systemd's as a unit's file would have it.
+// inForce formats a systemd property as a unit file would.
 func inForce(v any, key string) string {
 	switch v := v.(type) {
 	case string:
@@ -118,7 +118,7 @@ func inForce(v any, key string) string {
 
 func same(key, want, have string) bool {
 	switch key {
-	case "TimeoutStopSec": // longer is as good
+	case "TimeoutStopSec": // longer is fine
 		w, errW := strconv.Atoi(want)
 		h, errH := strconv.Atoi(have)
 		return have == "infinity" || errW == nil && errH == nil && h >= w

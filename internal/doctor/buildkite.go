@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// buildkiteChecks are about what Buildkite knows of the node.
+// buildkiteChecks check what Buildkite knows of the node.
 var buildkiteChecks = []Check{
 	{
 		ID: "buildkite-queue", Group: "buildkite", Worst: Fail, Needs: []string{"agent-running"},
@@ -25,7 +25,7 @@ var buildkiteChecks = []Check{
 	},
 }
 
-// waiting are the slots whose agents should be connected now.
+// waiting returns the slots whose agents should be connected now.
 func (m *Machine) waiting() []plan.Slot {
 	return slices.DeleteFunc(slices.Clone(m.Plan.Slots), func(s plan.Slot) bool {
 		ss, _ := m.stateOf(s.Index)
@@ -33,7 +33,7 @@ func (m *Machine) waiting() []plan.Slot {
 	})
 }
 
-// queues asks with the agents' own token, which sees the queues of its cluster.
+// queues uses the agents' own token, which sees the queues of its cluster.
 func queues(_ context.Context, m *Machine) Answer {
 	if m.Account == nil || len(m.Account.Agents.Queues) == 0 {
 		return none("Buildkite names no queues to this token")
@@ -63,7 +63,7 @@ func queues(_ context.Context, m *Machine) Answer {
 	return Answer{Findings: all}
 }
 
-// connected asks the REST API, which needs a person's token.
+// connected uses the REST API, which needs a user's token.
 func connected(ctx context.Context, m *Machine) Answer {
 	if m.API.Token == "" {
 		return none("no API token; set BUILDKITE_API_TOKEN to ask")

@@ -21,10 +21,10 @@ import (
 )
 
 const (
-	// maxPart bounds one file of a bundle, in bytes. Of a longer one the end counts.
+	// maxPart limits one file of a bundle, in bytes. Of a longer file, the end is kept.
 	maxPart   = 2 << 20
 	maxSecret = 16 << 10
-	// partTime bounds what is asked of one program.
+	// partTime limits the query of one program.
 	partTime = 20 * time.Second
 )
 
@@ -34,12 +34,12 @@ type Part struct {
 	Text func(ctx context.Context) ([]byte, error)
 }
 
-// Value is a part with the JSON of a value.
+// Value returns a part that contains the JSON of a value.
 func Value(name string, value func() any) Part {
 	return Part{name, func(context.Context) ([]byte, error) { return json.MarshalIndent(value(), "", "  ") }}
 }
 
-// parts are what every bundle has beside what the caller gives.
+// parts returns what every bundle contains besides the caller's parts.
 func parts(m *Machine) []Part {
 	all := []Part{
 		Value("inventory.json", func() any { return m.Inventory }),
@@ -80,9 +80,9 @@ func printed(ctx context.Context, args ...string) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// Bundle writes a support archive (tar, gzip): the report, what was read for it,
-// kbnode's own files, and what the journal says of kbnode, agents, Docker and the
-// kernel. Secrets are taken out. A part that cannot be had is told of in it.
+// Bundle writes a support archive (tar, gzip): the report, what was read for it, kbnode's
+// own files, and what the journal has about kbnode, agents, Docker and the kernel. It
+// removes secrets. A part that cannot be read contains the error instead.
 func Bundle(ctx context.Context, w io.Writer, m *Machine, r *Report, more ...Part) error {
 	all := append([]Part{Value("doctor.json", func() any { return r })}, more...)
 	all = append(all, parts(m)...)
@@ -105,7 +105,7 @@ func Bundle(ctx context.Context, w io.Writer, m *Machine, r *Report, more ...Par
 	zip := gzip.NewWriter(w)
 	archive := tar.NewWriter(zip)
 	for i, p := range all {
-		// What is cut off must not leave half a secret that nobody knows for one.
+		// The cut must not leave half a secret, which no pattern recognizes.
 		text := last(hide.clean(last(texts[i], maxPart+maxSecret)), maxPart)
 		header := &tar.Header{Name: "kbnode-doctor/" + p.Name, Mode: 0o600, Size: int64(len(text)), ModTime: m.Now}
 		if err := archive.WriteHeader(header); err != nil {
@@ -123,11 +123,11 @@ func Bundle(ctx context.Context, w io.Writer, m *Machine, r *Report, more ...Par
 
 func last(text []byte, n int) []byte { return text[max(0, len(text)-n):] }
 
-// hidden stands in the place of a secret.
+// hidden replaces secrets.
 const hidden = "(hidden)"
 
-// secretForms are what looks like a secret wherever it stands; the first group of
-// each is kept.
+// secretForms match what looks like a secret anywhere in a text. The first group of each is
+// kept.
 var secretForms = sync.OnceValue(func() []*regexp.Regexp {
 	var all []*regexp.Regexp
 	for _, form := range []string{
@@ -146,10 +146,10 @@ var secretForms = sync.OnceValue(func() []*regexp.Regexp {
 	return all
 })
 
-// scrubber takes secrets out of text.
+// scrubber removes secrets from text.
 type scrubber struct{ known []string }
 
-// newScrubber knows this machine's own token, whatever it looks like.
+// newScrubber knows this machine's own token, whatever its form.
 func newScrubber(m *Machine) scrubber {
 	var s scrubber
 	if m.API.Token != "" {
@@ -181,8 +181,8 @@ func (s scrubber) clean(text []byte) []byte {
 	return text
 }
 
-// CreateBundle makes the file that a bundle goes to, which only root may read. It
-// must not be there: a link in a directory that others can write to is not followed.
+// CreateBundle creates the file for a bundle, which only root may read. The file must not
+// exist, so that a link in a directory that others can write to is not followed.
 func CreateBundle(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {

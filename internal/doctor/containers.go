@@ -17,7 +17,7 @@ var containerCheck = Check{
 	Run: func(ctx context.Context, m *Machine) Answer {
 		asking, cancel := ctx, context.CancelFunc(func() {})
 		if end, bounded := ctx.Deadline(); bounded {
-			// What is left of the time is for clearing away.
+			// Keep the rest of the time for cleaning up.
 			asking, cancel = context.WithDeadline(ctx, end.Add(-time.Until(end)/4))
 		}
 		defer cancel()

@@ -19,7 +19,7 @@ const dockerUnit = "docker.service"
 
 var dockerChecks = slices.Concat(engineChecks, []Check{runcCheck}, dockerDiskChecks, dockerAccessChecks, []Check{lanCheck}, dockerGPUChecks)
 
-// engineChecks are about the engine itself.
+// engineChecks check the engine itself.
 var engineChecks = []Check{
 	{
 		ID: "docker-config", Group: "docker", Bare: true, Worst: Fail,
@@ -122,7 +122,7 @@ var engineChecks = []Check{
 	},
 }
 
-// engineDown says why no engine answers.
+// engineDown returns why no engine answers.
 func engineDown(ctx context.Context, m *Machine) Finding {
 	why := m.problem("docker")
 	u, err := m.unit(ctx, dockerUnit)
@@ -147,7 +147,7 @@ func engineDown(ctx context.Context, m *Machine) Finding {
 		advise("that ends all jobs; journalctl -u docker -n 50 says what it hangs on")
 }
 
-// linked says that systemd starts a unit at boot.
+// linked reports whether systemd starts a unit at boot.
 func (m *Machine) linked(unit string) bool {
 	for _, kind := range []string{"wants", "requires"} {
 		if names, _ := filepath.Glob(m.path(plan.UnitDir + "/*." + kind + "/" + unit)); len(names) > 0 {
@@ -157,7 +157,8 @@ func (m *Machine) linked(unit string) bool {
 	return false
 }
 
-// release is the beginning of a version: 28 and 5 of "28.5.2". What is none is 0.
+// release returns the first two numbers of a version, such as 28 and 5 of "28.5.2". A
+// missing number is 0.
 func release(version string) (major, minor int) {
 	parts := strings.FieldsFunc(version, func(r rune) bool { return r < '0' || r > '9' })
 	number := func(i int) int {
@@ -170,5 +171,5 @@ func release(version string) (major, minor int) {
 	return number(0), number(1)
 }
 
-// gib is a size for people.
+// gib formats a size for people.
 func gib(bytes int64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }

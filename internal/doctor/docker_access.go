@@ -13,10 +13,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
-// apiOpen finds the address in the engine's warning about itself.
+// apiOpen matches the address in the engine's warning about its open API.
 var apiOpen = lazy.Regexp(`API is accessible on (\S+) without (encryption|TLS client verification)`)
 
-// dockerAccessChecks are about who reaches the engine, and what it keeps jobs from.
+// dockerAccessChecks check who reaches the engine, and what it denies jobs.
 var dockerAccessChecks = []Check{
 	{
 		ID: "docker-api", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
@@ -147,7 +147,7 @@ var dockerAccessChecks = []Check{
 	},
 }
 
-// socketGroup is the group that Docker's socket belongs to; -1 without a socket.
+// socketGroup returns the group that owns Docker's socket, or -1 if there is no socket.
 func (m *Machine) socketGroup() int {
 	info, err := os.Stat(m.path(m.Config.Docker.Socket))
 	if err != nil {
@@ -159,8 +159,8 @@ func (m *Machine) socketGroup() int {
 	return -1
 }
 
-// socketUsers are those who may use Docker's socket, each with the group, and with
-// "own" where that is the user's first.
+// socketUsers returns the users who may use Docker's socket, each with the group, and with
+// "own" if that is the user's primary group.
 func socketUsers(groups, users string, gid int) [][3]string {
 	var list [][3]string
 	for line := range strings.Lines(groups) {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// cdiChecks are about the files that describe NVIDIA's GPUs to Docker.
+// cdiChecks check the files that describe NVIDIA GPUs to Docker.
 var cdiChecks = []Check{
 	{
 		ID: "docker-cdi-spec", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-cdi", "docker-toolkit"},
@@ -68,7 +68,7 @@ var cdiChecks = []Check{
 			}
 			for i, s := range specs {
 				if covered(s, specs[i+1:]) {
-					continue // docker-cdi-spec says so
+					continue // docker-cdi-spec reports it
 				}
 				var gone []string
 				for _, name := range s.Needs[:min(len(s.Needs), 1000)] {
@@ -78,7 +78,7 @@ var cdiChecks = []Check{
 				}
 				renew := renewCDI(ctx, m)
 				if slices.ContainsFunc(gone, func(n string) bool { return strings.HasPrefix(n, "/dev/nvidia-") }) {
-					renew = "nvidia-modprobe -c=0 -u -m" // it makes the nodes that the driver makes late
+					renew = "nvidia-modprobe -c=0 -u -m" // creates the nodes that the driver creates late
 				}
 				if len(gone) > 0 {
 					return found(fail("%s names what is not there, and no container starts with it: %s (%d in all)", s.Path, gone[0], len(gone)).safely("%s", renew))
@@ -95,7 +95,7 @@ var cdiChecks = []Check{
 		About: "each slot's GPU is described by its UUID",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			d := m.Inventory.Software.Docker
-			known := m.Docker.CDIDevices // what the engine itself took
+			known := m.Docker.CDIDevices // what the engine itself has loaded
 			if known == nil {
 				known = d.CDIDevices
 			}
@@ -121,7 +121,7 @@ var cdiChecks = []Check{
 			case len(missing) == 0:
 				return found(ok("%d GPUs", len(named)))
 			case renew == generateCDI && !slices.ContainsFunc(known, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=GPU-") }):
-				renew = generateCDI + " --device-name-strategy=uuid" // what toolkits before 1.16 do only if asked
+				renew = generateCDI + " --device-name-strategy=uuid" // toolkits before 1.16 do this only if asked
 			}
 			f := fail("nvidia.com/gpu=%s is not known to Docker, so jobs get the GPU without its driver's files", first)
 			if slices.Contains(d.Runtimes, "nvidia") {
@@ -158,8 +158,8 @@ var cdiChecks = []Check{
 	},
 }
 
-// renewCDI is the command that describes the GPUs anew: where the toolkit has a
-// service for it, a file of one's own would hide behind the service's.
+// renewCDI returns the command that describes the GPUs again. If the toolkit has a service
+// for it, a separate file would be hidden behind the service's.
 func renewCDI(ctx context.Context, m *Machine) string {
 	if u, err := m.unit(ctx, refreshUnit); err == nil && u.Exists() && u.Load != "masked" {
 		return "systemctl restart " + refreshUnit
@@ -167,7 +167,7 @@ func renewCDI(ctx context.Context, m *Machine) string {
 	return generateCDI
 }
 
-// gpuSpecs are CDI's specifications that name NVIDIA's GPUs, and those that are broken.
+// gpuSpecs returns the CDI specifications that name NVIDIA GPUs, and the broken ones.
 func gpuSpecs(m *Machine) ([]inventory.CDISpec, error) {
 	dirs := m.Inventory.Software.Docker.CDIDirs
 	if len(dirs) == 0 {
@@ -177,8 +177,8 @@ func gpuSpecs(m *Machine) ([]inventory.CDISpec, error) {
 	return slices.DeleteFunc(specs, func(s inventory.CDISpec) bool { return s.Err == nil && !namesGPUs(s.Devices) }), err
 }
 
-// twice says where a specification names what one before it does. In one directory
-// Docker then knows neither; of two directories the later one's counts.
+// twice finds devices of a specification that an earlier one names too. If both are in one
+// directory, Docker knows neither; otherwise the later directory's counts.
 func twice(s inventory.CDISpec, before []inventory.CDISpec) []Finding {
 	for _, o := range before {
 		for _, name := range s.Devices {
@@ -198,7 +198,7 @@ func twice(s inventory.CDISpec, before []inventory.CDISpec) []Finding {
 	return nil
 }
 
-// covered says that a specification of another directory, which Docker reads later,
+// covered reports whether a specification in another directory, which Docker reads later,
 // names one of the same GPUs.
 func covered(s inventory.CDISpec, later []inventory.CDISpec) bool {
 	return slices.ContainsFunc(later, func(o inventory.CDISpec) bool {
@@ -207,10 +207,10 @@ func covered(s inventory.CDISpec, later []inventory.CDISpec) bool {
 	})
 }
 
-// pkg is a package of dpkg's.
+// pkg is a dpkg package.
 type pkg struct{ name, version, state string }
 
-// packages are those of these names that dpkg knows.
+// packages returns the named packages that dpkg knows.
 func (m *Machine) packages(names []string) ([]pkg, error) {
 	f, err := os.Open(m.path("/var/lib/dpkg/status"))
 	if err != nil {

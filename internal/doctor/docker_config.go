@@ -21,15 +21,15 @@ const (
 	validateTime = 5 * time.Second
 )
 
-// dockerd is how the engine is configured: by its file, and by its command line.
+// dockerd is the engine's configuration: its file and its command line.
 type dockerd struct {
 	text    string
 	keys    map[string]json.RawMessage
 	args    []string
-	problem string // why it would not start with them
+	problem string // why it would not start with this configuration
 }
 
-// readDaemon reads them as they are now, not as they were when dockerd started.
+// readDaemon reads the configuration as it is now, not as it was when dockerd started.
 func readDaemon(ctx context.Context, m *Machine) dockerd {
 	d := dockerd{args: dockerdArgs(ctx, m)}
 	text, err := m.read(daemonJSON)
@@ -60,8 +60,8 @@ func readDaemon(ctx context.Context, m *Machine) dockerd {
 	return d
 }
 
-// startProblem is why dockerd would not start; "" if it would. It is asked itself
-// only where it has not read the file yet, since that takes it long.
+// startProblem returns why dockerd would not start, or "" if it would. It runs dockerd,
+// which is slow, only if dockerd has not read the file yet.
 func startProblem(ctx context.Context, m *Machine, check string) string {
 	d := readDaemon(ctx, m)
 	if d.problem != "" || d.text == "" {
@@ -76,7 +76,7 @@ func startProblem(ctx context.Context, m *Machine, check string) string {
 		Unit: fmt.Sprintf("kbnode-%s-%d.service", check, os.Getpid()), Slice: "system.slice", Limit: validateTime,
 		Argv: []string{"/bin/sh", "-c", "dockerd --validate --config-file=" + daemonJSON + " 2>&1 || true"},
 	})
-	// Engines before 23.0 do not know the flag, which tells nothing of the file.
+	// Engines before 23.0 do not know the flag, so their error says nothing about the file.
 	_, why, bad := strings.Cut(string(out), "unable to configure the Docker daemon with file ")
 	if err != nil || !bad {
 		return ""
@@ -85,7 +85,7 @@ func startProblem(ctx context.Context, m *Machine, check string) string {
 	return strings.ToValidUTF8(why[:min(len(why), 300)], "")
 }
 
-// dockerdArgs are the words of the running dockerd, or else of its unit.
+// dockerdArgs returns the command line of the running dockerd, or else of its unit.
 func dockerdArgs(ctx context.Context, m *Machine) []string {
 	if u, err := m.unit(ctx, dockerUnit); err == nil && u.MainPID > 0 {
 		if text, err := m.read(fmt.Sprintf("/proc/%d/cmdline", u.MainPID)); err == nil && text != "" {
@@ -113,8 +113,7 @@ func dockerdArgs(ctx context.Context, m *Machine) []string {
 	return args
 }
 
-// flag is the word of the command line that says the same as a key of the file;
-// "" if none does.
+// flag returns the command-line argument that sets the same as a key of the file, or "".
 func (d dockerd) flag(key string) string {
 	names := []string{"--" + key}
 	if one, is := strings.CutSuffix(key, "ies"); is {
@@ -140,13 +139,13 @@ func (d dockerd) flag(key string) string {
 
 func (d dockerd) has(key string) bool { _, is := d.keys[key]; return is }
 
-// off says that a switch is set to false, in the file or on the command line.
+// off reports whether a switch is set to false, in the file or on the command line.
 func (d dockerd) off(key string) bool {
 	return strings.TrimSpace(string(d.keys[key])) == "false" || slices.Contains(d.args, "--"+key+"=false")
 }
 
-// add is a command that puts members into the file, which has none of their names.
-// What else stands in it may be secret and is not repeated.
+// add returns a command that adds members to the file, which must not have them yet. The
+// rest of the file may be secret and is not repeated.
 func (d dockerd) add(members string) string {
 	if len(d.keys) == 0 {
 		return fmt.Sprintf("mkdir -p /etc/docker && echo '{%s}' >%s", members, daemonJSON)
@@ -154,7 +153,7 @@ func (d dockerd) add(members string) string {
 	return fmt.Sprintf("sed -i '0,/{/s//{%s, /' %s", members, daemonJSON)
 }
 
-// word is a name as one word of a shell's.
+// word quotes a name as one word for a shell.
 func word(name string) string {
 	if strings.ContainsFunc(name, func(r rune) bool {
 		return !strings.ContainsRune("/._-:@", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// dockerDiskChecks are about where images and layers lie.
+// dockerDiskChecks check where images and layers are stored.
 var dockerDiskChecks = []Check{
 	{
 		ID: "docker-storage-driver", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
@@ -73,11 +73,11 @@ var dockerDiskChecks = []Check{
 	},
 }
 
-// containerdRoot is where containerd keeps what is its own, unless its config.toml
-// says otherwise. Docker's data-root does not move it.
+// containerdRoot is where containerd keeps its data, unless its config.toml says otherwise.
+// Docker's data-root does not move it.
 const containerdRoot = "/var/lib/containerd"
 
-// imageDisk is the disk that images and layers are on; false where it was not read.
+// imageDisk returns the disk that holds images and layers, and false if it was not read.
 func (m *Machine) imageDisk() (inventory.DiskFree, bool) {
 	if m.Docker.Snapshotter {
 		v, err := m.volume(containerdRoot)
@@ -90,11 +90,11 @@ func (m *Machine) imageDisk() (inventory.DiskFree, bool) {
 	return m.Inventory.Disks[i], true
 }
 
-// leftFree is what pulls leave free on Docker's disk, in bytes.
+// leftFree returns what pulls leave free on Docker's disk, in bytes.
 func leftFree(total int64) int64 { return min(10<<30, total/10) }
 
-// mountOf is where the file system of a directory is mounted, and its type, by
-// the text of a mountinfo. The last of several mounts on one place is on top.
+// mountOf returns where the file system of a directory is mounted, and its type, from the
+// text of a mountinfo. The last of several mounts at one place is on top.
 func mountOf(text, dir string) (point, kind string) {
 	for line := range strings.Lines(text) {
 		before, after, _ := strings.Cut(line, " - ")

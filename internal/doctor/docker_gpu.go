@@ -18,8 +18,8 @@ const (
 	toolkitConf = "/etc/nvidia-container-runtime/config.toml"
 )
 
-// dockerGPUChecks are about how a container gets an NVIDIA GPU. AMD's come by
-// their device nodes, which needs nothing of Docker.
+// dockerGPUChecks check how a container gets an NVIDIA GPU. AMD GPUs come through their
+// device nodes, which need nothing from Docker.
 var dockerGPUChecks = slices.Concat([]Check{
 	{
 		ID: "docker-default-runtime", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
@@ -132,5 +132,5 @@ func namesGPUs(devices []string) bool {
 	return slices.ContainsFunc(devices, func(name string) bool { return strings.HasPrefix(name, "nvidia.com/gpu=") })
 }
 
-// toolkitPackages have to be of one version.
+// toolkitPackages must all have the same version.
 var toolkitPackages = []string{"nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools", "libnvidia-container1"}

@@ -43,8 +43,8 @@ var lanCheck = Check{
 // shownNetworks is how many networks a finding names.
 const shownNetworks = 4
 
-// neighborhood are the private networks that a table of routes leads to. Those of
-// containers on the node itself are none.
+// neighborhood returns the private networks that a routing table leads to, without those of
+// containers on the node itself.
 func (m *Machine) neighborhood(table string) (list []string) {
 	var nets []netip.Prefix
 	for _, r := range firewall.Routes(strings.NewReader(table)) {
@@ -73,7 +73,7 @@ func (m *Machine) neighborhood(table string) (list []string) {
 	return list
 }
 
-// inside says that a device is a bridge that no network card belongs to.
+// inside reports whether a device is a bridge without a network card.
 func (m *Machine) inside(device string) bool {
 	dir := m.path("/sys/class/net/" + filepath.Base(device))
 	if bridge, _ := filepath.Glob(dir + "/bridge"); bridge == nil {
@@ -84,11 +84,11 @@ func (m *Machine) inside(device string) bool {
 	return len(cards)+len(bonds) == 0
 }
 
-// lookupTime bounds the question of a name.
+// lookupTime limits the lookup of a name.
 const lookupTime = 3 * time.Second
 
-// internetOnly says whether the planned rules let agents out. Whether the rules are
-// there is as-planned's to say.
+// internetOnly checks whether the planned rules let agents out. The check as-planned
+// reports whether the rules are in place.
 func (m *Machine) internetOnly(ctx context.Context) Finding {
 	var n firewall.Node
 	for _, s := range m.Config.Job.AllowedNetworks {
@@ -109,7 +109,7 @@ func (m *Machine) internetOnly(ctx context.Context) Finding {
 	defer cancel()
 	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", at.Hostname())
 	if err != nil || loopback(at.Hostname()) {
-		addresses = nil // the check agent-endpoint says so, or it is this machine
+		addresses = nil // agent-endpoint reports it, or it is this machine
 	}
 	closed := ""
 	for _, a := range addresses {

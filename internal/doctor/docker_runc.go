@@ -12,21 +12,21 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
-// Holes of runc by which a container becomes root of the node.
+// Vulnerabilities of runc by which a container becomes root of the node.
 const (
-	runcLeak  = "CVE-2024-21626" // closed in 1.1.12
-	runcRaces = "CVE-2025-31133" // and 52565 and 52881; closed in 1.2.8, 1.3.3 and 1.4.0-rc.3
+	runcLeak  = "CVE-2024-21626" // fixed in 1.1.12
+	runcRaces = "CVE-2025-31133" // and 52565 and 52881; fixed in 1.2.8, 1.3.3 and 1.4.0-rc.3
 )
 
 var runcForm = lazy.Regexp(`^v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?:-rc\.?(\d{1,4}))?`)
 
-// runcHoles are those of a version of runc's own, the oldest first.
+// runcHoles returns the vulnerabilities of a version from runc itself, the oldest first.
 func runcHoles(version string) []string {
 	m := runcForm().FindStringSubmatch(version)
 	if m == nil {
 		return nil
 	}
-	const released = 1 << 16 // after all candidates
+	const released = 1 << 16 // after all release candidates
 	v := make([]int, 4)
 	for i, text := range m[1:] {
 		_, _ = fmt.Sscan(text, &v[i])
@@ -34,7 +34,7 @@ func runcHoles(version string) []string {
 	if m[4] == "" {
 		v[3] = released
 	}
-	before := func(minor, patch, candidate int) bool { // of 1
+	before := func(minor, patch, candidate int) bool { // of major version 1
 		return slices.Compare(v, []int{1, minor, patch, candidate}) < 0
 	}
 	of := func(major, minor int) bool { return v[0] == major && v[1] == minor }
@@ -74,7 +74,7 @@ var runcCheck = Check{
 	},
 }
 
-// changelog is that of a Debian package, as far as it is there.
+// changelog returns the changelog of a Debian package, or "" if there is none.
 func (m *Machine) changelog(name string) string {
 	f, err := os.Open(m.path("/usr/share/doc/" + name + "/changelog.Debian.gz"))
 	if err != nil {

@@ -1,10 +1,10 @@
-// Package doctor asks whether a machine is fit to be a node, and what to type
-// where it is not.
+// Package doctor checks whether a machine is fit to be a node, and says what to type if it
+// is not.
 //
-// Checks are data: what they need, what they say, and a function that tries the
-// thing. They change nothing. What several of them look at, such as the inventory
-// and the plan, are checks too, so that a machine on which one of those cannot be
-// had still gets a table, with the reason in place of what could not be looked at.
+// Checks are data: what they need, what they say, and a function that tries the thing. They
+// change nothing. What several checks use, such as the inventory and the plan, is a check
+// too. If one of those fails, there is still a table, with the reason in place of the
+// checks that depend on it.
 package doctor
 
 import (
@@ -26,17 +26,17 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
-// Pages is where the documents are for a reader who has only a package.
+// Pages is where readers who have only a package find the documents.
 const Pages = "https://github.com/gpu-mode/kbnode/blob/main/docs/"
 
-// Status is what came of a check.
+// Status is the outcome of a check.
 type Status int
 
 // The statuses, in order.
 const (
 	OK   Status = iota
-	Skip        // not looked at; the detail says why
-	Warn        // the node works; somebody should look
+	Skip        // not checked; the detail says why
+	Warn        // the node works; someone should look
 	Fail        // the node is not fit
 )
 
@@ -44,10 +44,10 @@ var statuses = []string{"ok", "skip", "warn", "fail"}
 
 func (s Status) String() string { return statuses[s] }
 
-// MarshalText writes a status as its name.
+// MarshalText encodes a status as its name.
 func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText reads the name of a status.
+// UnmarshalText decodes the name of a status.
 func (s *Status) UnmarshalText(text []byte) error {
 	i := slices.Index(statuses, string(text))
 	if i < 0 {
@@ -57,15 +57,15 @@ func (s *Status) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Finding is one thing that a check saw.
+// Finding is one thing that a check found.
 type Finding struct {
 	Status Status `json:"status"`
-	Slots  []int  `json:"slots,omitempty"` // those it is about; none for the node
+	Slots  []int  `json:"slots,omitempty"` // affected slots; none for the node
 	Detail string `json:"detail"`
-	Fix    string `json:"fix,omitempty"`    // a command line for a root shell that mends it
-	Advice string `json:"advice,omitempty"` // what to do where no command does it
-	// Safe says that the command ends no job, of the Slots at least while they are
-	// idle, and can be taken back: --fix may run it.
+	Fix    string `json:"fix,omitempty"`    // a command line for a root shell that fixes it
+	Advice string `json:"advice,omitempty"` // what to do if no command does it
+	// Safe means that --fix may run the command: it can be undone, and ends no job, at
+	// least while the Slots are idle.
 	Safe bool `json:"safe,omitempty"`
 }
 
@@ -73,63 +73,62 @@ type Finding struct {
 type Check struct {
 	ID    string   // stable, such as "docker-cgroup-driver"; a heading of docs/doctor.md
 	Group string   // one of Groups
-	About string   // a sentence: what is so where nothing is wrong
-	Needs []string // IDs of checks without which it cannot be asked
-	Worst Status   // the worst that it may say: Warn or Fail
-	// Vendor is whose GPUs it is about, "nvidia" or "amd"; "" is anybody's. Where a
-	// machine has another's and none of this one's, there is no such question.
+	About string   // a sentence: what is true if nothing is wrong
+	Needs []string // IDs of checks that must pass first
+	Worst Status   // the worst possible status: Warn or Fail
+	// Vendor is the vendor of the GPUs that the check is about, "nvidia" or "amd", or ""
+	// for any. A machine that has only the other vendor's GPUs skips the check.
 	Vendor string
-	// Bare says that it can be asked of a machine before kbnode install.
+	// Bare means that the check can run before kbnode install.
 	Bare bool
-	// Slow says that it runs containers.
+	// Slow means that the check runs containers.
 	Slow  bool
-	Limit time.Duration // 0 is ten seconds
-	// Run asks. It may not write to the machine; what it has read for others it
-	// hands over in Answer.Keep.
+	Limit time.Duration // 0 means ten seconds
+	// Run runs the check. It must not write to the machine. It passes what it has read for
+	// other checks to Answer.Keep.
 	Run func(context.Context, *Machine) Answer
 }
 
-// Answer is what a check found. No finding at all means that its question does
-// not arise on this machine, and Detail says why.
+// Answer is what a check found. No findings means that the check does not apply to this
+// machine, and Detail says why.
 type Answer struct {
 	Findings []Finding
-	Detail   string         // of a check that has nothing to say
-	Keep     func(*Machine) // called before those that need the check run
+	Detail   string         // of a check without findings
+	Keep     func(*Machine) // called before the checks that need this one run
 }
 
 // Groups are the groups of checks, in the order in which they are shown.
 var Groups = []string{"node", "gpu", "docker", "slots", "agent", "buildkite", "image", "hardware", "noise", "system"}
 
-// Source reads the machine, each part with its own deadline in ctx.
+// Source reads the machine. Each part has its own deadline in ctx.
 type Source interface {
-	// Config reads the configuration file, and fills in what it leaves out.
+	// Config reads the configuration file and fills in defaults.
 	Config() (*config.Config, error)
-	// Inventory reads the machine, and Plan makes a plan of the two.
+	// Inventory reads the machine, and Plan makes a plan from it and the configuration.
 	Inventory(ctx context.Context) (*inventory.Inventory, error)
 	Plan() (*plan.Plan, error)
-	// Observe reads what the plan says something about.
+	// Observe reads the state of what the plan covers.
 	Observe(ctx context.Context) (*reconcile.State, error)
-	// Units lists the units of systemd that match a pattern.
+	// Units lists the systemd units that match a pattern.
 	Units(ctx context.Context, pattern string) ([]reconcile.UnitState, error)
-	// Properties reads settings of a unit as they are in force. kind is "Unit", or
-	// "Service" for what only services have.
+	// Properties reads settings of a unit that are in force. kind is "Unit", or "Service"
+	// for settings that only services have.
 	Properties(ctx context.Context, unit, kind string, names ...string) (map[string]any, error)
-	// Journal is the end of what a unit logged, newest last.
+	// Journal returns the end of a unit's log, newest last.
 	Journal(ctx context.Context, unit string) ([]string, error)
-	// Program runs a program as a service of systemd's, as the user and below the
-	// limits that it names.
+	// Program runs a program as a systemd service, with the user and limits that p names.
 	Program(ctx context.Context, p reconcile.Program) ([]byte, error)
-	// Containers runs a container in each idle slot and says what it was given.
+	// Containers runs a container in each idle slot and reports what it got.
 	Containers(ctx context.Context, m *Machine) ([]selftest.SlotReport, error)
-	// Docker asks the engine what it is, and Image for one of its images.
+	// Docker asks the engine about itself, and Image about one of its images.
 	Docker(ctx context.Context) (docker.Info, error)
 	Image(ctx context.Context, ref string) (docker.Image, error)
 }
 
-// Machine is what is looked at. The checks of group node fill in what they read;
-// others name those in their Needs.
+// Machine is the machine being checked. The checks of group node fill in what they read;
+// other checks name those in their Needs.
 type Machine struct {
-	Root   string // "/", or a directory that holds a machine's tree
+	Root   string // "/", or a directory with a machine's tree
 	Source Source
 	Now    time.Time
 	API    API
@@ -145,11 +144,11 @@ type Machine struct {
 
 // API is Buildkite's REST API.
 type API struct {
-	Token string // "" where none is given
-	URL   string // "" is Buildkite's own
+	Token string // "" if none is given
+	URL   string // "" means Buildkite's own
 }
 
-// Result is what came of one check.
+// Result is the outcome of one check.
 type Result struct {
 	ID       string        `json:"id"`
 	Group    string        `json:"group"`
@@ -160,7 +159,7 @@ type Result struct {
 	Took     time.Duration `json:"took_ns"`
 }
 
-// Summary is the worst finding, and how many others are like it.
+// Summary returns the worst finding and how many others have the same status.
 func (r Result) Summary() string {
 	same, first := 0, ""
 	for _, f := range r.Findings {
@@ -189,7 +188,7 @@ type Report struct {
 // Schema is the version of the JSON that Report marshals to.
 const Schema = 1
 
-// Count is how many checks came to a status.
+// Count returns how many checks have a status.
 func (r *Report) Count(s Status) (n int) {
 	for _, c := range r.Checks {
 		if c.Status == s {
@@ -199,13 +198,13 @@ func (r *Report) Count(s Status) (n int) {
 	return n
 }
 
-// path is where a file of the machine is.
+// path returns the path of a file of the machine below Root.
 func (m *Machine) path(name string) string { return filepath.Join(m.Root, name) }
 
-// maxFile bounds a file that a check reads, in bytes.
+// maxFile limits a file that a check reads, in bytes.
 const maxFile = 1 << 20
 
-// read reads a small file of the machine.
+// read reads a file of the machine, at most maxFile bytes.
 func (m *Machine) read(name string) (string, error) {
 	f, err := os.Open(m.path(name))
 	if err != nil {
@@ -216,7 +215,7 @@ func (m *Machine) read(name string) (string, error) {
 	return string(text), err
 }
 
-// unit reads one unit of systemd. One that does not exist is no error.
+// unit reads one systemd unit. A missing unit is not an error.
 func (m *Machine) unit(ctx context.Context, name string) (reconcile.UnitState, error) {
 	units, err := m.Source.Units(ctx, name)
 	if err != nil || len(units) == 0 {
@@ -225,7 +224,7 @@ func (m *Machine) unit(ctx context.Context, name string) (reconcile.UnitState, e
 	return units[0], nil
 }
 
-// problem is why the inventory could not read a subject; "" if it could.
+// problem returns why the inventory could not read a subject, or "" if it could.
 func (m *Machine) problem(subject string) string {
 	for _, p := range m.Inventory.Problems {
 		if p.Subject == subject {
@@ -237,7 +236,7 @@ func (m *Machine) problem(subject string) string {
 
 func found(all ...Finding) Answer { return Answer{Findings: all} }
 
-// none is the answer where the question does not arise.
+// none returns the answer of a check that does not apply.
 func none(format string, args ...any) Answer { return Answer{Detail: fmt.Sprintf(format, args...)} }
 
 func ok(format string, args ...any) Finding {
@@ -256,32 +255,31 @@ func fail(format string, args ...any) Finding {
 	return Finding{Status: Fail, Detail: fmt.Sprintf(format, args...)}
 }
 
-// by names the command that mends it.
+// by sets the command that fixes it.
 func (f Finding) by(format string, args ...any) Finding {
 	f.Fix = fmt.Sprintf(format, args...)
 	return f
 }
 
-// safely names the command that mends it, which --fix may run.
+// safely sets the command that fixes it, which --fix may run.
 func (f Finding) safely(format string, args ...any) Finding {
 	f.Safe = true
 	return f.by(format, args...)
 }
 
-// advise says what to do where no command does it.
+// advise says what to do if no command fixes it.
 func (f Finding) advise(format string, args ...any) Finding {
 	f.Advice = fmt.Sprintf(format, args...)
 	return f
 }
 
-// of names the slots that it is about.
+// of sets the affected slots.
 func (f Finding) of(slots ...int) Finding {
 	f.Slots = slots
 	return f
 }
 
-// worst is the status of all findings together. Where some were skipped and the
-// others are well, it is well.
+// worst returns the worst status of all findings. Skip counts only if all were skipped.
 func worst(all []Finding) Status {
 	if len(all) == 0 {
 		return Skip

@@ -6,8 +6,8 @@ import (
 	"github.com/gpu-mode/kbnode/docs"
 )
 
-// Explain is the chapter of the documents on a check. The names of groups and words that
-// are no check are an *UnknownError.
+// Explain returns the chapter of the documents on a check. For names of groups and unknown
+// words it returns an *UnknownError.
 func Explain(id string) (string, error) {
 	var chapter strings.Builder
 	within := false

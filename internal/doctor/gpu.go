@@ -12,20 +12,19 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// gpuChecks ask for the drivers first, then for the GPUs, and last for how they
-// are set.
+// gpuChecks check the drivers first, then the GPUs, and then their settings.
 var gpuChecks = slices.Concat(driverChecks, slotGPUChecks, fabricChecks, judgedChecks, modeChecks, amdChecks)
 
-// ownVerdicts are those of the daemon whose cause group gpu looks at by itself.
+// ownVerdicts are the daemon's verdicts whose causes group gpu checks itself.
 var ownVerdicts = []string{"gpu.missing", "gpu.error", "gpu.mode", "node.driver", "node.nvml", "node.persistence", "node.unit"}
 
-// isOwn says that a check of the group gpu tells of what a verdict is about, with what
-// to type: nobody else repeats it.
+// isOwn reports whether a check of group gpu covers the cause of a verdict, with a fix, so
+// that no other check repeats it.
 func isOwn(m *Machine, v health.Verdict) bool {
 	if v.Check != "gpu.lost" && v.Check != "gpu.recovery" || m.Inventory == nil {
 		return slices.Contains(ownVerdicts, v.Check)
 	}
-	f := fleetOf(m, "") // those that do not answer now are the business of gpu-answers
+	f := fleetOf(m, "") // gpu-answers covers GPUs that do not answer now
 	bus := health.ReadBus(m.Root, f.gpus)
 	return slices.ContainsFunc(f.gpus, func(g inventory.GPU) bool {
 		same := v.GPU == g.PCI || v.GPU == g.UUID || slices.ContainsFunc(f.slots[g.PCI], func(k int) bool { return slices.Contains(v.Slots, k) })
@@ -33,14 +32,14 @@ func isOwn(m *Machine, v health.Verdict) bool {
 	})
 }
 
-// fleet are the GPUs of the slots, or all of them before there are slots. A GPU of
-// several partitions is there once.
+// fleet holds the GPUs of the slots, or all GPUs before there are slots. A GPU with several
+// partitions is in it once.
 type fleet struct {
 	gpus  []inventory.GPU
 	slots map[string][]int // by PCI address
 }
 
-// fleetOf are the GPUs of a vendor, of all for "".
+// fleetOf returns the GPUs of a vendor, or of all vendors for "".
 func fleetOf(m *Machine, vendor string) fleet {
 	f := fleet{slots: map[string][]int{}}
 	bound := slotBindings(m)
@@ -68,8 +67,8 @@ func fleetOf(m *Machine, vendor string) fleet {
 	return f
 }
 
-// slotBindings are the slots' GPUs as they were recorded; none before the install. That
-// the file is broken is the plan's to say.
+// slotBindings returns the recorded GPUs of the slots, or none before the install. The plan
+// reports a broken file.
 func slotBindings(m *Machine) []plan.Binding {
 	text, err := m.read(plan.BindingsPath)
 	if err != nil {
@@ -79,7 +78,7 @@ func slotBindings(m *Machine) []plan.Binding {
 	return list
 }
 
-// gpuGroup are GPUs that have something in common.
+// gpuGroup is a group of GPUs that share a value.
 type gpuGroup struct {
 	value string
 	gpus  []inventory.GPU
@@ -87,8 +86,8 @@ type gpuGroup struct {
 	all   bool // there are no others
 }
 
-// by groups GPUs by a value that each of them has, in their order. "" is unknown and
-// left out.
+// by groups the GPUs by a value, in their order. It leaves out GPUs with the unknown value
+// "".
 func (f fleet) by(value func(inventory.GPU) string) []gpuGroup {
 	var groups []gpuGroup
 	for _, g := range f.gpus {
@@ -110,7 +109,7 @@ func (f fleet) by(value func(inventory.GPU) string) []gpuGroup {
 	return groups
 }
 
-// kinds are the groups of one model each.
+// kinds groups the GPUs by model.
 func (f fleet) kinds() []fleet {
 	var kinds []fleet
 	for _, g := range f.by(func(g inventory.GPU) string { return cmp.Or(g.Model, "?") }) {
@@ -140,7 +139,7 @@ func (g gpuGroup) addresses() []string {
 	return list
 }
 
-// each is a command for every GPU of the group; %s is its PCI address.
+// each returns a command for every GPU of the group. In it, %s is the PCI address.
 func (g gpuGroup) each(command string) string {
 	if len(g.gpus) == 1 {
 		return fmt.Sprintf(command, g.gpus[0].PCI)
@@ -148,7 +147,7 @@ func (g gpuGroup) each(command string) string {
 	return fmt.Sprintf("for g in %s; do %s; done", strings.Join(g.addresses(), " "), fmt.Sprintf(command, "$g"))
 }
 
-// whoHas says which GPUs have what: "1980 (all 7 GPUs), 1755 (GPU 0000:1a:00.0)".
+// whoHas formats which GPUs have which value: "1980 (all 7 GPUs), 1755 (GPU 0000:1a:00.0)".
 func whoHas(groups []gpuGroup) string {
 	list := make([]string, len(groups))
 	for i, g := range groups {
@@ -157,7 +156,7 @@ func whoHas(groups []gpuGroup) string {
 	return strings.Join(list, ", ")
 }
 
-// otherwise is what was found wrong, or else that all is well.
+// otherwise returns the findings in wrong, or else well.
 func otherwise(wrong []Finding, well Finding) Answer {
 	if len(wrong) > 0 {
 		return found(wrong...)
@@ -165,7 +164,7 @@ func otherwise(wrong []Finding, well Finding) Answer {
 	return found(well)
 }
 
-// rebooted is a finding that a reboot mends.
+// rebooted adds a reboot as the fix of a finding.
 func rebooted(m *Machine, f Finding, before ...string) Finding {
 	const reboot = "systemctl reboot"
 	if _, err := os.Stat(m.path(plan.BindingsPath)); err != nil {
@@ -174,7 +173,7 @@ func rebooted(m *Machine, f Finding, before ...string) Finding {
 	return f.by("%s", strings.Join(append(before, "kbnode drain --all --wait", reboot), " && ")).advise("after it type sudo kbnode resume --all")
 }
 
-// driverOf is the kernel driver that a PCI device is bound to; "" for none.
+// driverOf returns the kernel driver that a PCI device is bound to, or "".
 func driverOf(m *Machine, pci string) string {
 	text, _ := m.read("/sys/bus/pci/devices/" + pci + "/uevent")
 	for line := range strings.Lines(text) {

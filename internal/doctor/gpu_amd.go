@@ -28,7 +28,7 @@ var amdChecks = []Check{
 	},
 }
 
-// ofAMD asks about AMD's GPUs.
+// ofAMD runs a check on AMD GPUs.
 func ofAMD(ask func(*Machine, fleet) Answer) func(context.Context, *Machine) Answer {
 	return func(_ context.Context, m *Machine) Answer {
 		if m.Inventory.AMD == nil {
@@ -72,7 +72,7 @@ func partitionModes(m *Machine, f fleet) Answer {
 	return otherwise(wrong, ok("%s", strings.Join(modes, ", ")))
 }
 
-// lostPartitions are GPUs of which the slots were made when they were in another mode.
+// lostPartitions finds GPUs whose slots were made for another partition mode.
 func lostPartitions(m *Machine, f fleet) []Finding {
 	then := map[string]string{} // by UUID, else address
 	for _, b := range slotBindings(m) {
@@ -97,8 +97,8 @@ func lostPartitions(m *Machine, f fleet) []Finding {
 	return wrong
 }
 
-// amdPower compares what each GPU may draw, which its monitor says in microwatts, and
-// the firmware that enforces it.
+// amdPower compares the power limits of the GPUs, which hwmon has in microwatts, and the
+// firmware that enforces them.
 func amdPower(m *Machine, f fleet) Answer {
 	monitor := func(g inventory.GPU, name string) string {
 		files, _ := filepath.Glob(m.path("/sys/bus/pci/devices/" + g.PCI + "/hwmon/hwmon*/" + name)) // an address has no pattern
@@ -149,7 +149,7 @@ func amdPower(m *Machine, f fleet) Answer {
 	return found(ok("%s", all[0].value))
 }
 
-// commonest is the group of most GPUs; of whole ones, where there are as many.
+// commonest returns the group with the most GPUs. On a tie, it prefers whole GPUs.
 func commonest(groups []gpuGroup) gpuGroup {
 	whole := func(g gpuGroup) int {
 		if g.value == "SPX" {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Codes of nvml.h.
+// Error codes from nvml.h.
 const (
 	nvmlNoLibrary = 12 // NVML_ERROR_LIBRARY_NOT_FOUND
 	nvmlLost      = 15 // NVML_ERROR_GPU_IS_LOST
@@ -110,7 +110,7 @@ var driverChecks = []Check{
 	},
 }
 
-// moduleMissing says why NVIDIA's module is not loaded.
+// moduleMissing returns why NVIDIA's module is not loaded.
 func moduleMissing(m *Machine) Finding {
 	kernel := m.Inventory.Kernel
 	built := kernelsWith(m, "*")
@@ -132,7 +132,7 @@ func moduleMissing(m *Machine) Finding {
 	return fail("NVIDIA's driver is not installed").advise("install NVIDIA's data centre driver and reboot; on Ubuntu type sudo ubuntu-drivers install --gpgpu")
 }
 
-// kernelsWith are the kernels below /lib/modules for which NVIDIA's module is there.
+// kernelsWith returns the kernels below /lib/modules that have NVIDIA's module.
 func kernelsWith(m *Machine, kernel string) []string {
 	var kernels []string
 	for _, dir := range []string{"updates", "updates/dkms", "extra", "extra/nvidia", "weak-updates", "kernel/drivers/video", "kernel/nvidia-*", "kernel/nvidia-*/bits"} {
@@ -154,8 +154,8 @@ func hasSecureBoot(m *Machine) bool {
 	return err == nil && len(text) == 5 && text[4] == 1
 }
 
-// libraryVersion is the version in the name of the library that programs load, if
-// there is exactly one.
+// libraryVersion returns the version in the name of the library that programs load, or ""
+// if there is not exactly one.
 func libraryVersion(m *Machine) string {
 	var versions []string
 	for _, dir := range []string{"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"} {

@@ -61,7 +61,7 @@ func fabricManager(ctx context.Context, m *Machine) Answer {
 	return found(fail("it is %s", u.Active).safely("systemctl enable --now %s", fabricUnit))
 }
 
-// nvSwitches counts NVIDIA's bridges on the PCI bus: up to Hopper they are NVSwitches.
+// nvSwitches counts NVIDIA's bridges on the PCI bus: up to Hopper, these are NVSwitches.
 func nvSwitches(m *Machine) (n int) {
 	dirs, _ := filepath.Glob(m.path("/sys/bus/pci/devices/*"))
 	for _, dir := range dirs {
@@ -74,7 +74,7 @@ func nvSwitches(m *Machine) (n int) {
 	return n
 }
 
-// fabricStates counts the GPUs that are part of a fabric, and those that want to be.
+// fabricStates counts the GPUs that have joined a fabric, and those that wait to.
 func fabricStates(gpus []inventory.GPU) (joined, waiting int) {
 	for _, g := range gpus {
 		if g.NVML == nil || g.NVML.Fabric == nil {
@@ -90,11 +90,12 @@ func fabricStates(gpus []inventory.GPU) (joined, waiting int) {
 	return joined, waiting
 }
 
-// What a fabric manager says that is not of the driver's version, before it ends.
+// fabricMismatch matches what a fabric manager logs before it exits if its version is not
+// the driver's.
 var fabricMismatch = lazy.Regexp(`driver interface version ([0-9.]{3,32}) do(?:n't|esn't) match with driver version ([0-9.]{3,32}[0-9])`)
 
-// fabricVersion is the version of a fabric manager that refused to start with a driver,
-// as the end of a log has it.
+// fabricVersion returns the version of a fabric manager that refused to start with a
+// driver, from the end of a log.
 func fabricVersion(m *Machine, driver string) string {
 	for _, name := range []string{"/var/log/fabricmanager.log", "/var/log/syslog", "/var/log/messages"} {
 		all := fabricMismatch().FindAllStringSubmatch(endOf(m.path(name)), -1)
@@ -105,7 +106,7 @@ func fabricVersion(m *Machine, driver string) string {
 	return ""
 }
 
-// endOf is the end of a log.
+// endOf returns the end of a log.
 func endOf(name string) string {
 	const most = 256 << 10
 	f, err := os.Open(name)

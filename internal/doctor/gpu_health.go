@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// judgedChecks are package health's verdicts, where no daemon makes them.
+// judgedChecks are the verdicts of package health, for when no daemon makes them.
 var judgedChecks = []Check{
 	{
 		ID: "gpu-errors", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
@@ -35,15 +35,15 @@ var judgedChecks = []Check{
 	},
 }
 
-// judged says which of these verdicts there are. Where the daemon makes them, they are
-// the check health's, but for what it has not seen yet.
+// judged returns a check for these verdicts. If the daemon runs, the check health reports
+// them, except what the daemon has not seen yet.
 func judged(checks ...string) func(context.Context, *Machine) Answer {
 	return func(ctx context.Context, m *Machine) Answer {
 		f := fleetOf(m, "")
 		if len(f.gpus) == 0 {
 			return none("no GPU")
 		}
-		// Its cgroup tells whether the daemon runs, where systemd does not answer, too.
+		// The daemon's cgroup tells whether it runs, even if systemd does not answer.
 		procs, _ := m.read("/sys/fs/cgroup/system.slice/" + plan.NodeService + "/cgroup.procs")
 		watched := procs != ""
 		verdicts, unread := verdictsNow(ctx, m, f, watched)
@@ -63,7 +63,7 @@ func judged(checks ...string) func(context.Context, *Machine) Answer {
 	}
 }
 
-// verdictFinding is a verdict as a finding.
+// verdictFinding converts a verdict to a finding.
 func verdictFinding(v health.Verdict) Finding {
 	f := Finding{Status: Warn, Slots: v.Slots, Detail: fmt.Sprintf("%s: %s", v.Check, v.Reason), Advice: v.Fix}
 	if v.Effect > health.None || v.Level == health.Fatal {
@@ -72,10 +72,10 @@ func verdictFinding(v health.Verdict) Finding {
 	return f
 }
 
-// verdictsNow judges the GPUs as a daemon does that has just been started, and that
-// sees the same again a minute later. Beside a daemon it judges only what is seen now,
-// and leaves out what that one has judged. The error is that the kernel's log cannot be
-// read; the verdicts are good without it.
+// verdictsNow judges the GPUs like a daemon that has just started and sees the same again a
+// minute later. If a daemon runs, it judges only the current state and leaves out what the
+// daemon has judged. An error means that the kernel's log cannot be read; the verdicts are
+// still valid.
 func verdictsNow(ctx context.Context, m *Machine, f fleet, watched bool) ([]health.Verdict, error) {
 	now, err := health.Now()
 	if err != nil {
@@ -89,16 +89,18 @@ func verdictsNow(ctx context.Context, m *Machine, f fleet, watched bool) ([]heal
 		}
 	}
 	if watched {
-		kept, _ := daemon.ReadHealth(m.Root) // the check health says what is wrong with it
+		kept, _ := daemon.ReadHealth(m.Root) // the check health reports what is wrong with it
 		_, verdicts, _ := health.Judge(health.State{}, in)
 		return slices.DeleteFunc(verdicts, func(v health.Verdict) bool {
-			// AMD's counters may hold what was before a reset, which only the daemon knows.
+			// AMD's counters may include errors from before a reset, which only the daemon
+			// knows.
 			return v.Check == "gpu.ras" || slices.ContainsFunc(kept.Verdicts, func(k health.Verdict) bool { return k.Check == v.Check && k.GPU == v.GPU })
 		}), nil
 	}
 	log := health.Kmsg{Path: m.path("/dev/kmsg"), Once: true}
 	err = log.Run(ctx, func(fact health.Fact) {
-		// What jobs cause is no fault of a GPU, and whose it was cannot be known now.
+		// Errors that jobs cause are no fault of the GPU, and the job can no longer be
+		// determined.
 		caused := fact.Kind == health.KindRing || fact.Kind == health.KindFault ||
 			fact.Kind == health.KindXid && health.LookupXid(fact.Xid).Class == health.XidApplication
 		if !caused && len(in.Kernel) < maxFacts {
@@ -111,5 +113,5 @@ func verdictsNow(ctx context.Context, m *Machine, f fleet, watched bool) ([]heal
 	return verdicts, err
 }
 
-// maxFacts bounds what is judged of the kernel's log.
+// maxFacts limits how many facts from the kernel's log are judged.
 const maxFacts = 10000

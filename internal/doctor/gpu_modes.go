@@ -39,7 +39,7 @@ var modeChecks = []Check{
 	},
 }
 
-// ofNVIDIA asks about NVIDIA's GPUs where NVML has answered for them.
+// ofNVIDIA runs a check on the NVIDIA GPUs that NVML answers for.
 func ofNVIDIA(ask func(*Machine, fleet) Answer) func(context.Context, *Machine) Answer {
 	return func(_ context.Context, m *Machine) Answer {
 		if m.Inventory.NVIDIA == nil {
@@ -90,7 +90,7 @@ func migModes(m *Machine, f fleet) Answer {
 	return otherwise(wrong, ok("%s", cmp.Or(strings.Join(layouts, "; "), "off")))
 }
 
-// migLayout is how a GPU is divided: "4g.90gb, 3g.90gb", "7 of 1g.23gb".
+// migLayout formats how a GPU is divided: "4g.90gb, 3g.90gb", "7 of 1g.23gb".
 func migLayout(instances []inventory.MIG) string {
 	var parts []string
 	for i := 0; i < len(instances); {
@@ -236,7 +236,7 @@ func powerLimits(_ *Machine, f fleet) Answer {
 	return otherwise(wrong, ok("%s", cmp.Or(all[0].value, "?")))
 }
 
-// inUnits writes a number with its unit; "" if it is unknown.
+// inUnits formats a number with its unit, or returns "" if it is unknown.
 func inUnits(n int64, unit string) string {
 	if n <= 0 {
 		return ""

@@ -97,7 +97,7 @@ var slotGPUChecks = []Check{
 				}
 				for _, name := range s.Devices() {
 					if strings.HasPrefix(name, "/dev/nvidia-uvm") && m.Inventory.NVIDIA != nil && m.Inventory.NVIDIA.UVMMajor == 0 {
-						continue // nvidia-uvm says so
+						continue // nvidia-uvm reports it
 					}
 					if slots[name] == nil {
 						names = append(names, name)
@@ -123,7 +123,7 @@ var slotGPUChecks = []Check{
 	},
 }
 
-// driverless says that no GPU of this one's vendor has its driver.
+// driverless reports whether no GPU of g's vendor has its driver.
 func driverless(inv *inventory.Inventory, g inventory.GPU) bool {
 	if g.Vendor == "amd" {
 		return inv.AMD == nil || !inv.AMD.KFD
@@ -131,7 +131,7 @@ func driverless(inv *inventory.Inventory, g inventory.GPU) bool {
 	return inv.NVIDIA == nil || inv.NVIDIA.DriverVersion == ""
 }
 
-// silent says why a GPU cannot be used.
+// silent returns why a GPU cannot be used.
 func silent(m *Machine, g inventory.GPU) Finding {
 	f := fail("the GPU at %s: %s", g.PCI, g.Error)
 	want := map[string]string{"nvidia": "nvidia", "amd": "amdgpu"}[g.Vendor]
@@ -148,7 +148,7 @@ func silent(m *Machine, g inventory.GPU) Finding {
 	return f.advise("see what sudo dmesg says of it; a reboot brings most of them back, and if not, have its seat and its power checked")
 }
 
-// reset is what a GPU that wants to be reset needs.
+// reset returns the finding and fix for a GPU that needs a reset.
 func reset(g inventory.GPU, slots []int) Finding {
 	f := fail("the GPU at %s wants to be reset: %s", g.PCI, g.Error).of(slots...).
 		advise("if that says that it is in use, stop nvidia-persistenced meanwhile; on machines with NVSwitches reboot instead")
@@ -158,7 +158,7 @@ func reset(g inventory.GPU, slots []int) Finding {
 	return f.by("kbnode drain %[1]d --wait && nvidia-smi -r -i %[2]s && kbnode resume %[1]d", slots[0], g.PCI)
 }
 
-// badDevice says what is wrong with a device file.
+// badDevice returns what is wrong with a device file, and false if nothing is.
 func badDevice(m *Machine, name string) (Finding, bool) {
 	major, minor := deviceNumber(m, name)
 	clear := fmt.Sprintf("mkdir -p %s && rm -f %s", path.Dir(name), name)
@@ -191,8 +191,8 @@ func badDevice(m *Machine, name string) (Finding, bool) {
 	return Finding{}, false
 }
 
-// closedDevice says that only root may open a device file of an AMD GPU. A job that is
-// not root gets the group that owns the file, which is not root's.
+// closedDevice returns a finding if only root may open a device file of an AMD GPU. A job
+// that is not root gets the group that owns the file, if that is not root's.
 func closedDevice(m *Machine, name string) (Finding, bool) {
 	if name != "/dev/kfd" && !strings.HasPrefix(name, "/dev/dri/") {
 		return Finding{}, false
@@ -210,12 +210,13 @@ func closedDevice(m *Machine, name string) (Finding, bool) {
 		advise("if it comes back after a reboot, look for a rule below /etc/udev/rules.d that takes it away from the group render"), true
 }
 
-// openToJobs says that everybody may read and write a file, or a group that is not root's.
+// openToJobs reports whether everyone may read and write a file, or a group other than
+// root's.
 func openToJobs(mode fs.FileMode, gid uint32) bool {
 	return mode&0o006 == 0o006 || mode&0o060 == 0o060 && gid != 0
 }
 
-// deviceNumber is what a device file has to be; -1 where nothing tells.
+// deviceNumber returns the expected number of a device file, or -1, -1 if it is unknown.
 func deviceNumber(m *Machine, name string) (major, minor int) {
 	major, minor = -1, -1
 	known := func(number string) {

@@ -11,9 +11,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// What the vendors' guide recommends for each GPU, of the whole machine: kbnode
-// itself keeps a part of it for the system. The guide counts CPUs as nproc does,
-// and bytes as disks are sold.
+// Recommendations of the vendors' guide per GPU, for the whole machine: kbnode itself keeps
+// a part of it for the system. The guide counts CPUs as nproc does, and bytes as disk
+// vendors do.
 const (
 	goodMemory  = 32e9  // bytes
 	goodCPUs    = 16    // hardware threads
@@ -22,7 +22,7 @@ const (
 	goodNetwork = 1000  // Mbit/s
 )
 
-// hardwareChecks compare the machine with what the vendors' guide asks for.
+// hardwareChecks compare the machine with the vendors' guide.
 var hardwareChecks = []Check{
 	{
 		ID: "hardware-memory", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
@@ -59,7 +59,7 @@ var hardwareChecks = []Check{
 	},
 }
 
-// enough says what a slot lacks, or what its share of the machine is.
+// enough returns what a slot lacks, or its share of the machine.
 func enough(least string, share, good int64, name func(int64) string) Answer {
 	const advice = "use fewer of the GPUs (gpus in the configuration, or kbnode install --gpus), or add to the machine"
 	switch {
@@ -71,8 +71,8 @@ func enough(least string, share, good int64, name func(int64) string) Answer {
 	return found(ok("%s for each slot", name(share)))
 }
 
-// diskBytes is the room on the file systems that slots and Docker write to. Two of
-// one size are one: the inventory names it for each.
+// diskBytes sums the sizes of the file systems that slots and Docker write to. It counts
+// equal sizes once, because the inventory names a shared file system for each use.
 func diskBytes(disks []inventory.DiskFree) (sum int64) {
 	seen := map[int64]bool{}
 	for _, d := range disks {
@@ -104,7 +104,7 @@ func (m *Machine) network() Answer {
 	return found(ok("%s", saw))
 }
 
-// defaultDevice is where packets to the internet go, "" if nowhere.
+// defaultDevice returns the device of the default route, or "".
 func (m *Machine) defaultDevice() string {
 	const up = 1
 	name, best := "", -1
@@ -123,7 +123,7 @@ func (m *Machine) defaultDevice() string {
 	if name == "" {
 		text, _ = m.read("/proc/net/ipv6_route")
 		for line := range strings.Lines(text) {
-			f := strings.Fields(line) // …, the prefix's length second, the device last
+			f := strings.Fields(line) // …, the prefix length second, the device last
 			if len(f) == 10 && f[0] == strings.Repeat("0", 32) && f[1] == "00" && f[9] != "lo" {
 				name = f[9]
 				break
@@ -133,7 +133,7 @@ func (m *Machine) defaultDevice() string {
 	return name
 }
 
-// slotsCPUs are the CPUs of all slots, as planned.
+// slotsCPUs returns the planned CPUs of all slots.
 func slotsCPUs(p *plan.Plan) (all cpuset.Set) {
 	for _, s := range p.Slots {
 		cpus, _ := cpuset.Parse(s.CPUs)

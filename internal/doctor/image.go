@@ -16,12 +16,12 @@ import (
 
 const (
 	updateImage = "kbnode image update"
-	// onItsWay is how long an update may take: a large image and busy slots.
+	// onItsWay is how long an update may take with a large image and busy slots.
 	onItsWay = 26 * time.Hour
 )
 
-// imageChecks are about the image that jobs run. No registry is asked: that would
-// take seconds, and what it has is the update's own business.
+// imageChecks check the image that jobs run. They do not ask the registry: that would take
+// seconds, and its content is up to the update.
 var imageChecks = []Check{
 	{
 		ID: "image-state", Group: "image", Worst: Warn, Needs: []string{"installed"},
@@ -138,13 +138,14 @@ var imageChecks = []Check{
 			case !m.Config.Image.Updates():
 				return none("kbnode does not update it (image.auto_update)")
 			}
-			s, _ := image.Read(m.path(plan.ImageDir)) // image-state says what is wrong with it
+			s, _ := image.Read(m.path(plan.ImageDir)) // image-state reports what is wrong with it
 			var old int64
 			for _, p := range append(s.Previous, s.Drop...) {
 				old += p.Size
 			}
 			d, read := m.imageDisk()
-			// An update counts three times what it downloads, about half an image.
+			// An update needs room for three times its download, which is about half an
+			// image.
 			need := leftFree(d.TotalBytes) + i.Size*3/2
 			switch {
 			case !read:
@@ -170,7 +171,7 @@ var imageChecks = []Check{
 	},
 }
 
-// label is an image as people tell it from others.
+// label returns what people identify an image by.
 func label(i docker.Image) string {
 	digest := ""
 	if len(i.Digests) > 0 {
@@ -179,7 +180,7 @@ func label(i docker.Image) string {
 	return short(digest, i.ID)
 }
 
-// short is a digest, or else an ID, as much of it as people compare.
+// short returns the part of a digest, or else an ID, that people compare.
 func short(digest, id string) string {
 	text := cmp.Or(digest, id, "an image")
 	return text[:min(len(text), len("sha256:")+12)]
@@ -192,7 +193,7 @@ func age(now, made time.Time) string {
 	return ", built" + ago(now, made)
 }
 
-// ago is how long ago something was, for people.
+// ago formats how long ago something was.
 func ago(now, then time.Time) string {
 	switch d := now.Sub(then); {
 	case then.IsZero():

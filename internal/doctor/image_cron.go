@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	maxCronFiles = 256 // looked at in one directory
-	maxShown     = 80  // characters of somebody's command
+	maxCronFiles = 256 // per directory
+	maxShown     = 80  // characters of a command
 )
 
-// checkSchedule looks at what runs the update. That the file or the timer is as
-// planned is not looked at again.
+// checkSchedule checks what runs the update. The check as-planned covers the file and the
+// timer.
 func checkSchedule(ctx context.Context, m *Machine) Answer {
 	if !m.Config.Image.Updates() {
 		return none("kbnode does not update the image (image.auto_update)")
@@ -58,8 +58,8 @@ func checkSchedule(ctx context.Context, m *Machine) Answer {
 	return found(f.by("%s", install))
 }
 
-// imageCommands are what others do to images: kbnode's own update pulls when no job
-// runs, and pruning with -a takes the image that jobs run.
+// imageCommands match what others do to images. kbnode's own update pulls when no job runs,
+// and pruning with -a removes the image that jobs run.
 var imageCommands = lazy.Regexp(`update-image\.sh|\bdocker\s+(image\s+)?pull\s|\bdocker\s+(rmi|image\s+rm)\s|\bdocker\s+(system|image)\s+prune\b[^;&|]*\s(-[a-z]*a[a-z]*|--all)`)
 
 func checkOtherCron(_ context.Context, m *Machine) Answer {

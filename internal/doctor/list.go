@@ -2,8 +2,8 @@ package doctor
 
 import "slices"
 
-// All are all checks, in the order in which they are shown. Those of a bare machine
-// stand in the order in which what they find is to be mended.
+// All returns all checks in the order in which they are shown. Those for a bare machine are
+// in the order in which to fix their findings.
 func All() []Check {
 	return slices.Concat(
 		nodeChecks, gpuChecks, dockerChecks, slotChecks, []Check{containerCheck}, agentChecks,

@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// Mend is a command that mends something and ends no job.
+// Mend is a command that fixes something and ends no job.
 type Mend struct {
 	Command string
-	Checks  []string // whose findings it mends
-	Slots   []int    // that have to be idle
+	Checks  []string // whose findings it fixes
+	Slots   []int    // that must be idle
 }
 
-// mendTime bounds one of them; starting eight agents takes the longest.
+// mendTime limits one command. Starting eight agents takes the longest.
 const mendTime = 10 * time.Minute
 
-// Mends are the commands that --fix may run, each once, in the order of the checks.
+// Mends returns the commands that --fix may run, each once, in the order of the checks.
 func (r *Report) Mends() []Mend {
 	var all []Mend
 	for _, c := range r.Checks {
@@ -47,12 +47,12 @@ func (r *Report) Mends() []Mend {
 	return all
 }
 
-// Run runs the command as it was shown, and sends what it prints to out.
+// Run runs the command as shown and writes its output to out.
 func (m Mend) Run(ctx context.Context, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, mendTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", m.Command)
-	// Neither cron nor every sudo looks where kbnode and modprobe are.
+	// Neither cron nor every sudo has the directories of kbnode and modprobe in PATH.
 	cmd.Env = append(os.Environ(), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

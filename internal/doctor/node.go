@@ -15,11 +15,11 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// Reading a machine with a hanging driver or engine takes as long as their
-// deadlines; all of it has to end within a minute.
+// readTime limits the reading of a machine, which takes as long as the deadlines of a hung
+// driver or engine. All of doctor must end within a minute.
 const readTime = 45 * time.Second
 
-// nodeChecks are what others build on, and kbnode's own state.
+// nodeChecks check kbnode's own state and what the other checks build on.
 var nodeChecks = []Check{
 	{
 		ID: "config", Group: "node", Bare: true, Worst: Fail,
@@ -61,7 +61,7 @@ var nodeChecks = []Check{
 			all := []Finding{ok("%d slots", len(p.Slots))}
 			cores, memory, disk := plan.TooSmall(m.Inventory, p)
 			for _, w := range p.Warnings {
-				if w != cores && w != memory && w != disk { // group hardware tells
+				if w != cores && w != memory && w != disk { // group hardware reports these
 					all = append(all, warn("%s", w).advise("see what kbnode plan says"))
 				}
 			}
@@ -93,7 +93,7 @@ var nodeChecks = []Check{
 			all := []Finding{ok("%d units", len(s.Units))}
 			for _, w := range s.Warnings {
 				tuned := slices.ContainsFunc(p.Tunables, func(t plan.Tunable) bool { return t.Form != plan.Least && ofTunable(t, w) })
-				if !tuned && !strings.Contains(w, "cpuset partition") { // group noise and slot-partition tell
+				if !tuned && !strings.Contains(w, "cpuset partition") { // group noise and slot-partition report these
 					all = append(all, warn("%s", w).advise("see "+Pages+"operations.md"))
 				}
 			}
@@ -110,10 +110,10 @@ var nodeChecks = []Check{
 			var all []Finding
 			for _, c := range m.Changes {
 				if m.ofLimits(c) {
-					continue // slot-limits and slot-partition tell
+					continue // slot-limits and slot-partition report it
 				}
 				if c.Kind == reconcile.Start && strings.HasSuffix(c.Subject, ".service") {
-					continue // daemon, agent-running and agent-guard tell
+					continue // daemon, agent-running and agent-guard report it
 				}
 				f := fail("%s", c).safely("kbnode reconcile")
 				if c.Deferred != "" {

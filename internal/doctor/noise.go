@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// noiseChecks look for what makes the timings of a job depend on something else
-// than the job. None of it makes a node unfit.
+// noiseChecks look for what makes a job's timings depend on anything but the job. None of
+// it makes a node unfit.
 var noiseChecks = []Check{
 	settingCheck("noise-governor", "the slots' CPUs are kept at full speed", "cpufreq/"),
 	settingCheck("noise-hugepages", "nothing moves memory into huge pages while jobs run", "transparent_hugepage/"),
@@ -80,9 +80,9 @@ var noiseChecks = []Check{
 	},
 }
 
-// settingCheck tells of a setting that kbnode makes, and that is not so because the
-// kernel does not take it or somebody else changes it again and again. What kbnode
-// will put right is in as-planned.
+// settingCheck reports a setting that kbnode makes and that does not hold, because the
+// kernel rejects it or another program keeps changing it. The check as-planned reports what
+// kbnode will correct.
 func settingCheck(id, about, part string) Check {
 	return Check{
 		ID: id, Group: "noise", Worst: Warn, About: about, Needs: []string{"as-planned"},
@@ -116,12 +116,12 @@ func settingCheck(id, about, part string) Check {
 	}
 }
 
-// ofTunable says that a warning of the state is of a setting: it begins with its name.
+// ofTunable reports whether a warning of the state is about t: it begins with t's name.
 func ofTunable(t plan.Tunable, warning string) bool {
 	return strings.HasPrefix(t.Name, "/") && strings.HasPrefix(warning, t.Name+" is ")
 }
 
-// shown is a planned value as people read it.
+// shown formats a planned value for people.
 func shown(t plan.Tunable) string {
 	if t.Form == plan.Mask {
 		if s, err := cpuset.ParseMask(t.Value); err == nil {
@@ -131,7 +131,7 @@ func shown(t plan.Tunable) string {
 	return t.Value
 }
 
-// whoChanges names programs that are known to set the same things.
+// whoChanges names running programs that are known to change the same settings.
 func (m *Machine) whoChanges(ctx context.Context) string {
 	var run []string
 	for _, name := range []string{"tuned.service", "power-profiles-daemon.service", "thermald.service", "irqbalance.service", "cpufrequtils.service", "auto-cpufreq.service", "tlp.service"} {
@@ -146,7 +146,7 @@ func (m *Machine) whoChanges(ctx context.Context) string {
 	return who + "; " + Pages + "configuration.md under \"Where it does not work\" says how to try again"
 }
 
-// irqbalance keeps off CPUs only where it is told to.
+// irqbalance avoids CPUs only if told to.
 func irqbalance(ctx context.Context, m *Machine) Answer {
 	planned := slices.ContainsFunc(m.Plan.Tunables, func(t plan.Tunable) bool { return strings.HasPrefix(t.Name, "/proc/irq/") })
 	if !planned {
@@ -171,8 +171,7 @@ func irqbalance(ctx context.Context, m *Machine) Answer {
 	return found(warn("irqbalance runs, and moves interrupts to the slots' CPUs").by("systemctl disable --now irqbalance.service"))
 }
 
-// turbo is for people to know: scores that were made with another setting do not
-// compare.
+// turbo informs people: scores made with different settings do not compare.
 func (m *Machine) turbo() Answer {
 	for _, f := range []struct{ path, on string }{
 		{"/sys/devices/system/cpu/intel_pstate/no_turbo", "0"},
@@ -188,7 +187,7 @@ func (m *Machine) turbo() Answer {
 	return none("the kernel does not tell")
 }
 
-// idleStates goes by the first CPU; those of a machine are alike.
+// idleStates looks at the first CPU; all CPUs of a machine are alike.
 func (m *Machine) idleStates() Answer {
 	name, longest := "", -1
 	dirs, _ := filepath.Glob(m.path("/sys/devices/system/cpu/cpu0/cpuidle/state*"))

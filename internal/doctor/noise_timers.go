@@ -11,8 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// heavy are timers that read or write much of a disk, or start a package manager,
-// when nobody asks for it.
+// heavy are timers that do much disk I/O, or start a package manager, unasked.
 var heavy = []string{
 	"apt-daily.timer", "dnf-makecache.timer", "man-db.timer", "mlocate-updatedb.timer", "plocate-updatedb.timer", "updatedb.timer",
 	"fstrim.timer", "e2scrub_all.timer", "xfs_scrub_all.timer", "mdcheck_start.timer", "mdcheck_continue.timer", "snapd.refresh.timer",
@@ -31,7 +30,7 @@ func (m *Machine) timers(ctx context.Context) Answer {
 	return found(ok("none"))
 }
 
-// running are those of these units that are.
+// running returns those of the named units that run.
 func (m *Machine) running(ctx context.Context, names ...string) (list []string, err error) {
 	for _, name := range names {
 		u, err := m.unit(ctx, name)
@@ -45,13 +44,13 @@ func (m *Machine) running(ctx context.Context, names ...string) (list []string, 
 	return list, nil
 }
 
-// upgrades looks for what replaces a driver or Docker while jobs run.
+// upgrades looks for programs that replace a driver or Docker while jobs run.
 func (m *Machine) upgrades(ctx context.Context) Answer {
 	run, err := m.running(ctx, "apt-daily-upgrade.timer", "dnf-automatic.timer", "dnf-automatic-install.timer", "dnf5-automatic.timer", "snapd.service")
 	if err != nil {
 		return found(skip("%s", err))
 	}
-	// Without the package, or with it switched off, the timer does nothing.
+	// Without the package, or if it is switched off, the timer does nothing.
 	if i := slices.Index(run, "apt-daily-upgrade.timer"); i >= 0 && !m.unattended() {
 		run = slices.Delete(run, i, i+1)
 	}
@@ -69,7 +68,7 @@ func (m *Machine) upgrades(ctx context.Context) Answer {
 	return found(ok("nothing upgrades packages by itself"))
 }
 
-// holds says that a file, one long line perhaps, has a text in it.
+// holds reports whether a file, which may be one long line, contains a text.
 func (m *Machine) holds(name, text string) bool {
 	f, err := os.Open(m.path(name))
 	if err != nil {
@@ -80,7 +79,7 @@ func (m *Machine) holds(name, text string) bool {
 	return err == nil && strings.Contains(string(all), text)
 }
 
-// unattended reads APT's configuration as APT does: the last file decides.
+// unattended reads APT's configuration as APT does: the last file wins.
 func (m *Machine) unattended() bool {
 	files, _ := filepath.Glob(m.path("/etc/apt/apt.conf.d/*"))
 	on, periodic := false, true
@@ -100,8 +99,8 @@ func (m *Machine) unattended() bool {
 	return on && periodic
 }
 
-// swap is no matter to jobs, which have none, but to what begins and ends them. Swap
-// in memory is no disk's.
+// swap looks for swap on disks. Jobs have none, but it slows what starts and ends them.
+// Swap in memory (zram) does not count.
 func (m *Machine) swap() Answer {
 	swaps, err := m.read("/proc/swaps")
 	if err != nil {

@@ -13,16 +13,17 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Options choose what is asked.
+// Options select the checks.
 type Options struct {
-	Checks []Check // nil is All
-	// Only and Skip name checks or groups. What the chosen ones need is asked too,
-	// and not reported.
+	Checks []Check // nil means All
+	// Only and Skip name checks or groups. Checks that the selected ones need run too, but
+	// are not reported.
 	Only, Skip []string
-	Bare       bool          // only what can be asked before kbnode install
+	Bare       bool          // only checks that can run before kbnode install
 	Fast       bool          // no containers
-	Limit      time.Duration // for all together; 0 is 55 seconds. Each check has its part of it
-	// Progress is told what is being asked; nil is fine.
+	Limit      time.Duration // for all checks; 0 means 55 seconds. Limits of single checks scale with it
+	// Progress is called before each wait with the number of finished checks; it may be
+	// nil.
 	Progress func(done, all int)
 	Log      *slog.Logger
 }
@@ -33,18 +34,18 @@ const (
 	maxText   = 2 << 10 // bytes of a sentence
 )
 
-// UnknownError says that something was named that is no check and no group.
+// UnknownError means that a name is neither a check nor a group.
 type UnknownError struct{ Name string }
 
 func (e *UnknownError) Error() string {
 	return fmt.Sprintf("there is no check and no group %q; kbnode doctor --list shows them", e.Name)
 }
 
-// ErrNothingLeft says that the options leave out every check.
+// ErrNothingLeft means that the options exclude every check.
 var ErrNothingLeft = errors.New("these options leave out every check; kbnode doctor --list shows the checks and their groups")
 
-// Run asks all checks that are chosen, side by side where they do not need each
-// other. It ends within Limit, whatever hangs.
+// Run runs the selected checks, concurrently unless they need each other. It ends within
+// Limit, even if something hangs.
 func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
 	checks := o.Checks
 	if checks == nil {
@@ -72,7 +73,7 @@ func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
 	}
 	r.all(whole, wanted, o.Progress)
 	if err := ctx.Err(); err != nil {
-		return nil, err // somebody interrupted it
+		return nil, err // interrupted
 	}
 	report := &Report{Schema: Schema, Fit: true, Checks: []Result{}}
 	for _, c := range checks {
@@ -86,8 +87,8 @@ func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
 	return report, nil
 }
 
-// foreign says that a check is about GPUs of a vendor of which the machine has nothing,
-// while it has something of another's.
+// foreign reports whether a check is about GPUs of a vendor that the machine has none of,
+// while it has another vendor's.
 func (m *Machine) foreign(c Check) bool {
 	if m.Inventory == nil {
 		return false
@@ -96,7 +97,7 @@ func (m *Machine) foreign(c Check) bool {
 	return c.Vendor == "nvidia" && amd && !nvidia || c.Vendor == "amd" && nvidia && !amd
 }
 
-// choose lists the IDs of the checks that are to be reported.
+// choose returns the IDs of the checks to report.
 func (o Options) choose(checks []Check) ([]string, error) {
 	names := func(c Check, list []string) bool {
 		return slices.Contains(list, c.ID) || slices.Contains(list, c.Group)
@@ -119,7 +120,7 @@ func (o Options) choose(checks []Check) ([]string, error) {
 	return ids, nil
 }
 
-// withNeeds adds what checks need, and what that needs.
+// withNeeds adds the checks that ids need, recursively.
 func withNeeds(checks []Check, ids []string) []string {
 	all := slices.Clone(ids)
 	for i := 0; i < len(all); i++ {
@@ -137,25 +138,25 @@ func withNeeds(checks []Check, ids []string) []string {
 	return all
 }
 
-// asked is a check on its way.
+// asked is a check and its progress.
 type asked struct {
 	Check
 	begun  bool
 	keep   func(*Machine)
-	result *Result // nil until it ended
+	result *Result // nil until it has ended
 }
 
 type run struct {
 	m      *Machine
 	log    *slog.Logger
-	slower float64 // by how much more time each check has
+	slower float64 // factor on each check's time limit
 	byID   map[string]*asked
 	asked  chan *asked // copies that have ended, from their goroutines
 }
 
-// all begins each check when what it needs has ended, and takes what came of it.
-// Only this goroutine touches the machine's fields while no check that needs them
-// runs: a check that has ended too late changes nothing.
+// all starts each check when those it needs have ended, and collects the results. Only this
+// goroutine writes the machine's fields, and only while no check that needs them runs. A
+// check that ends too late changes nothing.
 func (r *run) all(ctx context.Context, wanted []*asked, progress func(done, all int)) {
 	for done := 0; done < len(wanted); {
 		begun := false
@@ -174,7 +175,7 @@ func (r *run) all(ctx context.Context, wanted []*asked, progress func(done, all 
 			}
 		}
 		if begun {
-			continue // what was skipped may be what others wait for
+			continue // others may wait for a skipped check
 		}
 		if progress != nil {
 			progress(done, len(wanted))
@@ -188,7 +189,7 @@ func (r *run) all(ctx context.Context, wanted []*asked, progress func(done, all 
 	}
 }
 
-// needs says whether a check has to wait, or why it cannot be asked.
+// needs reports whether a check must wait, or returns why it cannot run.
 func (r *run) needs(a *asked) (wait bool, why string) {
 	for _, id := range a.Needs {
 		need := r.byID[id]
@@ -200,14 +201,14 @@ func (r *run) needs(a *asked) (wait bool, why string) {
 		case Fail:
 			return false, fmt.Sprintf("%s failed", id)
 		case Skip:
-			return false, need.result.Summary() // the first cause is what helps
+			return false, need.result.Summary() // the first cause helps most
 		}
 	}
 	return wait, ""
 }
 
-// ask runs one check, and waits for it no longer than it may take. A function that
-// hangs in the kernel is left behind.
+// ask runs one check for at most its time limit. It abandons a function that hangs in the
+// kernel.
 func (r *run) ask(ctx context.Context, a asked) {
 	limit := a.Limit
 	if limit == 0 {
@@ -239,7 +240,7 @@ func (r *run) ask(ctx context.Context, a asked) {
 	}
 	for i, f := range answer.Findings {
 		f.Status = min(f.Status, max(a.Worst, Skip))
-		// Names of processes and what files and the network say may be a job's.
+		// Process names, and texts from files and the network, may come from a job.
 		f.Detail, f.Advice = text.Line(f.Detail, maxText), text.Line(f.Advice, maxText)
 		answer.Findings[i] = f
 	}
@@ -263,5 +264,5 @@ func skipped(c Check, why string) *Result {
 	return &Result{ID: c.ID, Group: c.Group, About: c.About, Status: Skip, Detail: why, Findings: []Finding{}}
 }
 
-// lines joins errors of several lines to one.
+// lines joins the lines of an error.
 func lines(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// slotChecks are what the kernel makes of the slots, and what is in them that
-// should not be.
+// slotChecks check how the kernel applies the slots' limits, and whether anything is in the
+// slots that should not be.
 var slotChecks = []Check{
 	{
 		ID: "slot-limits", Group: "slots", Worst: Fail, Needs: []string{"state"},
@@ -70,8 +70,8 @@ var slotChecks = []Check{
 	},
 }
 
-// ofLimits says that a change is of the limits of a slice that runs, of which the
-// checks of this group tell more than as-planned could.
+// ofLimits reports whether a change is of the limits of a running slice. The checks of this
+// group report more about it than as-planned could.
 func (m *Machine) ofLimits(c reconcile.Change) bool {
 	return (c.Kind == reconcile.Set || c.Kind == reconcile.Partition) && m.State.Units[c.Subject].Running()
 }
@@ -86,7 +86,7 @@ func (m *Machine) limits() []Finding {
 		if i := slices.IndexFunc(m.Plan.Slices, func(s plan.Slice) bool { return s.Unit == c.Subject }); i >= 0 {
 			var lines []string
 			for _, mis := range reconcile.Compare(m.Plan.Slices[i], m.State.Slices[c.Subject]) {
-				mis.File = path.Base(mis.File) // without the slot, so that slots can be told together
+				mis.File = path.Base(mis.File) // without the slot, so that slots can be reported together
 				lines = append(lines, mis.String())
 			}
 			if len(lines) > 0 {
@@ -110,7 +110,7 @@ func (m *Machine) limits() []Finding {
 	return together(all)
 }
 
-// together makes one finding of those that differ in their slots only.
+// together merges findings that differ only in their slots.
 func together(all []Finding) []Finding {
 	var out []Finding
 	for _, f := range all {
@@ -126,7 +126,7 @@ func together(all []Finding) []Finding {
 	return out
 }
 
-// slotCPUs are the CPUs that the kernel lets each slot use.
+// slotCPUs returns the CPUs that the kernel lets each slot use.
 func (m *Machine) slotCPUs() map[int]cpuset.Set {
 	all := map[int]cpuset.Set{}
 	for _, s := range m.Plan.Slots {
@@ -142,7 +142,7 @@ func (m *Machine) sharedCores() []Finding {
 	cpus := m.slotCPUs()
 	reserved, _ := cpuset.Parse(m.Plan.Reserved.CPUs)
 	var all []Finding
-	core := map[int][]int{} // slots, by core; -1 is none of them
+	core := map[int][]int{} // slots, by core; -1 means no slot
 	owner := func(cpu int) (slots []int) {
 		for _, s := range m.Plan.Slots {
 			if cpus[s.Index].Contains(cpu) {
@@ -224,7 +224,7 @@ func (m *Machine) sharedMemory() []Finding {
 	return together(all)
 }
 
-// ownMemory says that a NUMA node is the memory of the slot's own GPU.
+// ownMemory reports whether a NUMA node is the memory of the slot's own GPU.
 func ownMemory(inv *inventory.Inventory, s plan.Slot, n inventory.NUMANode) bool {
 	return slices.ContainsFunc(s.GPUs, func(g plan.SlotGPU) bool {
 		return g.PCI == n.GPU || slices.ContainsFunc(inv.GPUs, func(i inventory.GPU) bool { return i.PCI == g.PCI && i.MemoryNode == n.ID })

@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// gpuProcesses leaves out a slot's own: those are a job's, or slot-processes tells.
+// gpuProcesses leaves out a slot's own processes: they are a job's, or slot-processes
+// reports them.
 func (m *Machine) gpuProcesses() Answer {
 	owner := health.OwnerOf(m.Root)
 	var all []Finding
@@ -31,7 +32,7 @@ func (m *Machine) gpuProcesses() Answer {
 		for _, pid := range pids {
 			switch who, name := owner(pid), m.comm(pid); {
 			case who != nil && slices.Contains(slots, who.Slot):
-			case name == "": // it ended meanwhile; if the GPU is still held, the guard parks the slot
+			case name == "": // it has ended; if the GPU is still held, the guard parks the slot
 			default:
 				list = append(list, process{pid: pid, name: name})
 			}
@@ -48,8 +49,8 @@ func (m *Machine) gpuProcesses() Answer {
 	return Answer{Findings: all}
 }
 
-// computeOn are the processes that compute on a GPU or a partition, as far as its driver
-// tells.
+// computeOn returns the processes that compute on a GPU or partition, as far as its driver
+// knows.
 func (m *Machine) computeOn(g inventory.GPU) (pids []int, err error) {
 	if g.Vendor == "amd" {
 		o, err := inventory.AMDOccupied(m.Root, []string{fmt.Sprintf("/dev/dri/renderD%d", g.RenderMinor)})
@@ -71,7 +72,7 @@ func (m *Machine) wasInstalled() bool {
 	return err == nil
 }
 
-// slotsOn are the slots that have a GPU or a partition, or MIG instances of it.
+// slotsOn returns the slots that have a GPU, a partition or MIG instances of it.
 func slotsOn(p *plan.Plan, g inventory.GPU) (slots []int) {
 	for _, s := range p.Slots {
 		if slices.ContainsFunc(s.GPUs, func(of plan.SlotGPU) bool { return isGPU(of, g) }) {
@@ -85,8 +86,8 @@ func isGPU(of plan.SlotGPU, g inventory.GPU) bool {
 	return g.Partition == of.Partition && (of.UUID != "" && g.UUID == of.UUID || of.UUID == "" && g.PCI == of.PCI)
 }
 
-// gpuMemory compares with what the guard saw in use when the GPU was idle, as the
-// guard does before each job.
+// gpuMemory compares the memory in use with what the guard saw when the GPU was idle, as
+// the guard does before each job.
 func (m *Machine) gpuMemory() Answer {
 	var all []Finding
 	looked := 0
@@ -99,8 +100,8 @@ func (m *Machine) gpuMemory() Answer {
 			UsedBytes int64 `json:"used_bytes"`
 		}
 		text, err := m.read(run + "/" + guard.IdleFile)
-		// The memory of a GPU that is a NUMA node is the kernel's, that of a
-		// partition everybody's.
+		// The memory of a GPU that is a NUMA node belongs to the kernel. All partitions
+		// share the GPU's memory.
 		if i < 0 || s.GPUs[0].Part != "" || err != nil || json.Unmarshal([]byte(text), &idle) != nil || m.Inventory.GPUs[i].MemoryNode >= 0 {
 			continue
 		}

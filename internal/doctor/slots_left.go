@@ -20,16 +20,16 @@ import (
 
 const (
 	cgroupRoot = "/sys/fs/cgroup"
-	// leftAfter is how old something in an idle slot is before it is taken for
-	// left: since the slot was seen idle a job, or another check, may have begun.
+	// leftAfter is the age from which something in an idle slot counts as left behind. A
+	// job or another check may have started since the slot was seen idle.
 	leftAfter = 10 * time.Second
-	// Bounds of one look.
+	// Limits of one scan.
 	maxGroups    = 4096
 	maxProcesses = 1 << 16
-	userHZ       = 100 // in which the kernel gives times to programs
+	userHZ       = 100 // ticks per second, in which the kernel gives times to programs
 )
 
-// containerOf is the short ID of the container that a scope is of, "" of none.
+// containerOf returns the short ID of the container of a scope, or "".
 func containerOf(scope string) string {
 	id, ok := strings.CutPrefix(strings.TrimSuffix(scope, ".scope"), "docker-")
 	if !ok || len(id) != 64 || strings.Trim(id, "0123456789abcdef") != "" {
@@ -38,7 +38,7 @@ func containerOf(scope string) string {
 	return id[:12]
 }
 
-// process is one in the cgroups of a slot.
+// process is a process in the cgroups of a slot.
 type process struct {
 	pid   int
 	name  string
@@ -48,7 +48,7 @@ type process struct {
 
 func (p process) String() string { return fmt.Sprintf("process %d (%s)", p.pid, p.name) }
 
-// processes lists those in a cgroup and below it.
+// processes lists the processes in a cgroup and below it.
 func (m *Machine) processes(ctx context.Context, cgroup string) (all []process) {
 	groups := 0
 	top := m.path(cgroupRoot + cgroup)
@@ -71,13 +71,13 @@ func (m *Machine) processes(ctx context.Context, cgroup string) (all []process) 
 	return all
 }
 
-// comm is what a process calls itself; it may be a job's.
+// comm returns a process's name, which a job may have chosen.
 func (m *Machine) comm(pid int) string {
 	comm, _ := m.read("/proc/" + strconv.Itoa(pid) + "/comm")
 	return text.Line(comm, 40)
 }
 
-// age is 0 for a process that has ended.
+// age returns 0 for a process that has ended.
 func (m *Machine) age(pid int) time.Duration {
 	text, err := m.read("/proc/" + strconv.Itoa(pid) + "/stat")
 	up, errUp := m.read("/proc/uptime")
@@ -97,8 +97,7 @@ func (m *Machine) age(pid int) time.Duration {
 	return time.Duration((seconds - float64(ticks)/userHZ) * float64(time.Second))
 }
 
-// leftContainers goes by what was observed before any check could start a
-// container of its own.
+// leftContainers uses what was observed before any check could start a container.
 func (m *Machine) leftContainers(ctx context.Context) []Finding {
 	var all []Finding
 	seen := 0
@@ -117,7 +116,7 @@ func (m *Machine) leftContainers(ctx context.Context) []Finding {
 			}
 		}
 	}
-	// With the cgroupfs driver Docker makes a slice's directory in its own cgroup.
+	// With the cgroupfs driver, Docker makes a slice's directory in its own cgroup.
 	for _, pattern := range []string{"/*", "/*/*"} {
 		dirs, _ := filepath.Glob(m.path(cgroupRoot + pattern + "/buildkite-gpu*.slice"))
 		direct, _ := filepath.Glob(m.path(cgroupRoot + "/buildkite-gpu*.slice"))
@@ -155,7 +154,7 @@ func (m *Machine) leftProcesses(ctx context.Context) Answer {
 		for _, p := range m.processes(ctx, s.Slice.Cgroup) {
 			inside[p.pid] = true
 			first, _, _ := strings.Cut(p.group, "/")
-			// Containers are another check's, and kbnode's own programs end by themselves.
+			// Another check covers containers, and kbnode's own programs end by themselves.
 			if s.Job == nil && p.pid != s.Agent.MainPID && p.age >= leftAfter && containerOf(first) == "" && !strings.HasPrefix(first, "kbnode-") {
 				left[s.Index] = append(left[s.Index], p)
 			}
@@ -188,7 +187,7 @@ func (m *Machine) leftProcesses(ctx context.Context) Answer {
 	return Answer{Findings: all}
 }
 
-// ofProcesses names the first, and ends all.
+// ofProcesses names the first process, and ends all.
 func ofProcesses(list []process, what string) Finding {
 	text, pids := fmt.Sprintf("%s %s", list[0], what), make([]string, 0, len(list))
 	if n := len(list) - 1; n > 0 {
@@ -204,7 +203,7 @@ func ofProcesses(list []process, what string) Finding {
 	return f.by("kill -9 %s", strings.Join(pids, " "))
 }
 
-// uid is who a process runs as, "" for one that has ended.
+// uid returns the user ID of a process, or "" if it has ended.
 func (m *Machine) uid(pid int) string {
 	text, _ := m.read("/proc/" + strconv.Itoa(pid) + "/status")
 	_, after, _ := strings.Cut(text, "\nUid:")

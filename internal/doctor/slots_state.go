@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// partition looks at what keeps everybody else off the slots' CPUs.
+// partition checks what keeps everyone else off the slots' CPUs.
 func (m *Machine) partition() Answer {
 	i := slices.IndexFunc(m.Plan.Slices, func(s plan.Slice) bool { return s.Partition })
 	if i < 0 {
@@ -29,7 +29,7 @@ func (m *Machine) partition() Answer {
 	now, has := m.State.Slices[want.Unit].Files["cpuset.cpus.partition"]
 	switch {
 	case !m.State.Units[want.Unit].Running():
-		return none("%s does not run", want.Unit) // as-planned says so
+		return none("%s does not run", want.Unit) // as-planned reports it
 	case now == "root":
 		return found(ok("CPUs %s", want.CPUs))
 	case !has:
@@ -55,7 +55,7 @@ func (m *Machine) partition() Answer {
 	return found(warn("other programs can run on the slots' CPUs: %s", why).by(again))
 }
 
-// slotState is what a slot runs; the zero value where nothing is known of it.
+// slotState returns a slot's state, or one with only Index set if it is unknown.
 func (m *Machine) slotState(k int) reconcile.SlotState {
 	i := slices.IndexFunc(m.State.Slots, func(s reconcile.SlotState) bool { return s.Index == k })
 	if i < 0 {
@@ -72,7 +72,7 @@ func (m *Machine) disks() Answer {
 	var all []Finding
 	planned := 0
 	for _, s := range m.Plan.Slots {
-		if s.DiskBytes == 0 || s.Parked != "" { // a parked slot has no guard, which mounts it
+		if s.DiskBytes == 0 || s.Parked != "" { // the guard, which mounts the disk, does not run for a parked slot
 			continue
 		}
 		planned++
@@ -96,13 +96,13 @@ func (m *Machine) disks() Answer {
 	return Answer{Findings: together(all)}
 }
 
-// mounted is a file system where it is mounted.
+// mounted is a mounted file system.
 type mounted struct {
 	device   string // major:minor
 	readOnly bool
 }
 
-// addMount reads a line of proc_pid_mountinfo(5).
+// addMount parses a line of mountinfo; see proc_pid_mountinfo(5).
 func addMount(all map[string]mounted, line string) {
 	before, after, _ := strings.Cut(line, " - ")
 	f, super := strings.Fields(before), strings.Fields(after)
@@ -113,7 +113,7 @@ func addMount(all map[string]mounted, line string) {
 	all[f[4]] = mounted{f[2], ro}
 }
 
-// slotDisk is a slot's disk as it was found.
+// slotDisk is the state of a slot's disk.
 type slotDisk struct {
 	slot        plan.Slot
 	busy        string
@@ -124,7 +124,7 @@ type slotDisk struct {
 
 func (d slotDisk) judge() Finding {
 	k := d.slot.Index
-	// Only one that is not mounted is made anew.
+	// Only a disk that is not mounted is made again.
 	anew := fmt.Sprintf("kbnode drain %d --wait && umount %s %s && systemctl restart %s && kbnode resume %d",
 		k, plan.WorkDir(k), plan.DiskMount(k), plan.GuardUnit(k), k)
 	switch {

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// systemChecks are about the operating system that kbnode builds on.
+// systemChecks check the operating system that kbnode builds on.
 var systemChecks = []Check{
 	{
 		ID: "system-systemd", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
@@ -125,8 +125,8 @@ func (m *Machine) controllers() Finding {
 	return ok("v2 with %s", strings.Join(has, ", "))
 }
 
-// since are what kernels learned that keeps slots apart. Where a file tells, it is
-// asked, since distributions bring some of it to older kernels.
+// since lists kernel features that keep slots apart. If a file shows the feature, it
+// decides, because distributions backport some to older kernels.
 var since = []struct {
 	major, minor int
 	file         string
@@ -172,8 +172,8 @@ func (m *Machine) kernel() Finding {
 	return ok("%s", version)
 }
 
-// clock says what the kernel thinks of its clock. On a node the daemon judges that,
-// and knows for how long.
+// clock reports what the kernel thinks of its clock. On a node the daemon judges that, and
+// knows for how long.
 func (m *Machine) clock(ctx context.Context, state health.Clock) Answer {
 	run, err := m.running(ctx, "chrony.service", "chronyd.service", "systemd-timesyncd.service", "ntp.service", "ntpd.service", "ntpsec.service", "openntpd.service")
 	switch {

@@ -10,14 +10,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// volume is a file system as statfs(2) and stat(2) tell of it.
+// volume is a file system as described by statfs(2) and stat(2).
 type volume struct {
 	path string
 	dev  uint64
 	unix.Statfs_t
 }
 
-// volume looks at the file system of a path, or of what is above it.
+// volume returns the file system of a path, or of its nearest existing parent.
 func (m *Machine) volume(name string) (volume, error) {
 	for at := name; ; at = path.Dir(at) {
 		v := volume{path: at}
@@ -82,7 +82,7 @@ func (m *Machine) space() []Finding {
 	return all
 }
 
-// judge uses no number that changes all the time.
+// judge keeps numbers that change all the time out of the finding.
 func (v volume) judge() Finding {
 	size := uint64(v.Frsize)
 	total, free := v.Blocks*size, v.Bavail*size

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// features are what slots need of the kernel.
+// features are the kernel features that slots need.
 var features = []struct{ module, why string }{
 	{"nf_tables", "the firewall between slots"},
 	{"overlay", "Docker's images"},
@@ -21,8 +21,8 @@ var features = []struct{ module, why string }{
 	{"veth", "the slots' networks"},
 }
 
-// maxLong bounds a file that is read by lines, in bytes: modules.dep of a large
-// kernel has 1 MiB.
+// maxLong limits a file that is read by lines, in bytes. modules.dep of a large kernel has
+// 1 MiB.
 const maxLong = 16 << 20
 
 func (m *Machine) modules() Answer {
@@ -72,7 +72,8 @@ func (m *Machine) modules() Answer {
 	return Answer{Findings: all}
 }
 
-// eachLine reads a large file; there is false for one that cannot be read.
+// eachLine calls line for each line of a large file. It returns false if the file cannot be
+// read.
 func (m *Machine) eachLine(name string, line func(string)) (there bool) {
 	f, err := os.Open(m.path(name))
 	if err != nil {
@@ -86,8 +87,8 @@ func (m *Machine) eachLine(name string, line func(string)) (there bool) {
 	return true
 }
 
-// corePattern: the limit on the size of core files, which is 0 for jobs, keeps the
-// kernel from writing files, not from calling a program.
+// corePattern checks for a core-dump program. The limit on core files, which is 0 for jobs,
+// keeps the kernel from writing files, not from calling a program.
 func (m *Machine) corePattern() Answer {
 	text, err := m.read("/proc/sys/kernel/core_pattern")
 	if err != nil {
@@ -108,8 +109,8 @@ func (m *Machine) corePattern() Answer {
 	return found(f.by("echo kernel.core_pattern=core > /etc/sysctl.d/99-core-pattern.conf && sysctl -p /etc/sysctl.d/99-core-pattern.conf"))
 }
 
-// pids compares what all slots may have with what there is: a job that takes all
-// of its own must leave some to the others.
+// pids compares the limits of all slots with what there is. A job that uses all of its own
+// must leave some to the others.
 func (m *Machine) pids() Answer {
 	var sum int64
 	for _, s := range m.Plan.Slices {
@@ -117,7 +118,7 @@ func (m *Machine) pids() Answer {
 			sum += s.TasksMax
 		}
 	}
-	const spare = 8192 // the system's own
+	const spare = 8192 // for the system
 	var all []Finding
 	least := int64(0)
 	for _, name := range []string{"kernel.pid_max", "kernel.threads-max"} {
@@ -144,7 +145,7 @@ func (m *Machine) pids() Answer {
 	return Answer{Findings: all}
 }
 
-// sandbox looks at the kernel; what Docker makes of it is docker-seccomp's.
+// sandbox checks the kernel. The check docker-seccomp covers what Docker makes of it.
 func (m *Machine) sandbox() Finding {
 	if _, err := os.Stat(m.path("/proc/sys/kernel/seccomp/actions_avail")); err != nil {
 		return fail("this kernel has no seccomp, so containers may call all of it").advise("boot the distribution's standard kernel")
@@ -187,7 +188,7 @@ func (m *Machine) users() []Finding {
 	for _, s := range m.Plan.Slots {
 		id, there := ids[s.User]
 		if !there {
-			continue // as-planned, or an install, makes it
+			continue // as-planned reports it, or an install creates it
 		}
 		if others := slices.DeleteFunc(slices.Clone(names[id]), func(n string) bool { return n == s.User }); len(others) > 0 {
 			all = append(all, fail("user %s has the ID %s, which is also that of %s", s.User, id, strings.Join(others, ", ")).of(s.Index).
@@ -206,6 +207,6 @@ func (m *Machine) users() []Finding {
 	return all
 }
 
-// powerful are groups whose members are as good as root, but for docker, which is
-// docker-group's.
+// powerful are groups whose members are as good as root, except docker, which docker-group
+// covers.
 var powerful = []string{"root", "sudo", "wheel", "admin", "disk", "lxd", "incus-admin", "libvirt", "kvm", "shadow"}
