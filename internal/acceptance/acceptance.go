@@ -1,6 +1,6 @@
-// Package acceptance goes through what a vendor shows the operators before a node
-// goes live. Each item is tried on the node itself; what cannot be tried from
-// there is on the list too, for somebody to do by hand.
+// Package acceptance runs the checks that a vendor shows the operators before a node goes
+// live. It tries each item on the node itself. What cannot be tried from there is also on
+// the list, to do by hand.
 package acceptance
 
 import (
@@ -15,39 +15,39 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
-// Verdict is what came of an item.
+// Verdict is the outcome of an item.
 type Verdict string
 
-// Verdicts of items.
+// The verdicts.
 const (
 	Passed  Verdict = "passed"
 	Failed  Verdict = "failed"
-	Untried Verdict = "not tried" // and so the node is not accepted
+	Untried Verdict = "not tried" // so the node is not accepted
 	ByHand  Verdict = "by hand"   // it cannot be tried from the node
 )
 
 // Item is one line of the list.
 type Item struct {
-	ID      string  `json:"id"` // stable; docs/install.md tells of each
+	ID      string  `json:"id"` // stable; documented in docs/install.md
 	About   string  `json:"about"`
 	Verdict Verdict `json:"verdict"`
 	Saw     string  `json:"saw"`
-	Do      string  `json:"do,omitempty"` // what to type or to do, where it did not pass
+	Do      string  `json:"do,omitempty"` // what to type or do if it did not pass
 	Seconds float64 `json:"seconds"`
 }
 
 // Schema is the version of the JSON that Report marshals to.
 const Schema = 1
 
-// Report is the list, filled in.
+// Report is the completed list.
 type Report struct {
 	Schema   int       `json:"schema"`
-	Time     time.Time `json:"time"`     // of its beginning
-	Accepted bool      `json:"accepted"` // nothing failed, and all was tried that can be
+	Time     time.Time `json:"time"`     // when the run began
+	Accepted bool      `json:"accepted"` // nothing failed, and everything that can be tried was
 	Items    []Item    `json:"items"`
 }
 
-// Count is how many items came to a verdict.
+// Count returns how many items have a verdict.
 func (r *Report) Count(v Verdict) (n int) {
 	for _, i := range r.Items {
 		if i.Verdict == v {
@@ -59,42 +59,42 @@ func (r *Report) Count(v Verdict) (n int) {
 
 // Agent is a slot's agent at one moment.
 type Agent struct {
-	PID        int  // 0 while none runs
+	PID        int  // 0 if none runs
 	Registered bool // with Buildkite, since it was started
 }
 
-// Node is what is tried.
+// Node is the node to accept.
 type Node interface {
 	Doctor(ctx context.Context) (*doctor.Report, error)
-	// Selftest is the report of the node itself and one of each slot.
+	// Selftest returns a report for the node itself and one for each slot.
 	Selftest(ctx context.Context) ([]selftest.SlotReport, error)
-	// Pull fetches the image that jobs run once more, and says which it is.
+	// Pull fetches the image that jobs run again, and returns its digest.
 	Pull(ctx context.Context) (digest string, err error)
-	// Evaluate runs an evaluation in each slot, or in all at once.
+	// Evaluate runs an evaluation in each slot, one after another or all at once.
 	Evaluate(ctx context.Context, atOnce bool) ([]image.Evaluation, error)
-	// Idle is a slot that serves and has nothing to do; false where there is none.
+	// Idle returns a slot that serves and has no job, and false if there is none.
 	Idle(ctx context.Context) (slot int, ok bool, err error)
-	// Agent looks at a slot's agent, and Kill ends it as a fault would.
+	// Agent returns the state of a slot's agent, and Kill ends it as a fault would.
 	Agent(ctx context.Context, slot int) (Agent, error)
 	Kill(ctx context.Context, slot int) error
 }
 
-// run is one way through the list.
+// run is one run through the list.
 type run struct {
 	Node
-	fit         *doctor.Report // nil while it could not be had
+	fit         *doctor.Report // nil until doctor has run
 	evaluations []image.Evaluation
-	// seconds that agents have to be back, and to register; tests shorten them.
+	// Time limits for agents to be back and to register; tests shorten them.
 	back, register, poll time.Duration
 }
 
-// item is one that is still to be tried.
+// item is an item to try.
 type item struct {
 	id, about string
 	try       func(context.Context, *run) Item
 }
 
-// Run goes through the list. It returns early only when ctx ends.
+// Run tries all items. It returns early only when ctx ends.
 func Run(ctx context.Context, node Node, progress func(text string)) (*Report, error) {
 	return walk(ctx, &run{Node: node, back: backTime, register: agent.RegisterTime, poll: pollTime}, progress)
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
-// world is a node of two slots on which everything is well.
+// world is a node of two slots on which everything is OK.
 type world struct {
 	checks     []doctor.Result
 	doctorErr  error
@@ -30,9 +30,9 @@ type world struct {
 	busy       bool
 
 	killed      time.Time
-	back, ready time.Duration // after the kill; < 0 is never
+	back, ready time.Duration // after the kill; < 0 means never
 	killErr     error
-	limits      [2]time.Duration // to be back, and to register; 0 is ten seconds
+	limits      [2]time.Duration // to be back, and to register; 0 means ten seconds
 }
 
 func well() *world {
@@ -81,7 +81,7 @@ func (w *world) Agent(context.Context, int) (Agent, error) {
 	case since < w.back/2:
 		return Agent{PID: 10, Registered: true}, nil // systemd has not seen it yet
 	case w.back < 0 || since < w.back:
-		return Agent{Registered: true}, nil // the marker of the one before
+		return Agent{Registered: true}, nil // the previous agent's marker
 	}
 	return Agent{PID: 11, Registered: w.ready >= 0 && since >= w.ready}, nil
 }
@@ -130,7 +130,8 @@ func TestAccepted(t *testing.T) {
 	}
 }
 
-// An image that needs root is accepted, and what that means is said.
+// TestNotStrict tests that an image that needs root is accepted, and that the report says
+// what that means.
 func TestNotStrict(t *testing.T) {
 	t.Parallel()
 	w := well()
@@ -141,15 +142,15 @@ func TestNotStrict(t *testing.T) {
 	}
 }
 
-// TestNotAccepted spoils one thing at a time. What depends on it may fall with it;
-// everything else passes.
+// TestNotAccepted breaks one thing at a time. What depends on it may fail too; everything
+// else passes.
 func TestNotAccepted(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name  string
 		spoil func(*world)
-		want  map[string]string // of all that do not pass; others pass
-		yet   bool              // it is accepted nevertheless
+		want  map[string]string // all that do not pass
+		yet   bool              // accepted anyway
 	}{
 		{"an image that was loaded", func(w *world) { w.pullErr = image.ErrNoRegistry }, map[string]string{"image": "by hand: it was made or loaded here: it comes from no registry"}, true},
 		{"a registry that is gone", func(w *world) { w.pullErr = fmt.Errorf("pull: %w", docker.ErrRefused) }, map[string]string{"image": "failed: pull: " + docker.ErrRefused.Error()}, false},

@@ -15,17 +15,17 @@ import (
 )
 
 const (
-	backTime = 10 * time.Second // that an agent has to be back
+	backTime = 10 * time.Second // for an agent to be back
 	pollTime = 100 * time.Millisecond
 
-	// shown is how many of several things that went wrong are told.
+	// shown is how many failures of one kind are reported.
 	shown = 3
 
 	typeAgain = "sudo kbnode doctor --acceptance, when no job runs"
 )
 
-// items are in the order in which they are tried: what is quick first, and what
-// ends an agent last.
+// items are in the order in which they are tried: quick ones first, and the one that ends
+// an agent last.
 var items = []item{
 	{"image", "the image that jobs run can be pulled", pull},
 	{"doctor", "kbnode doctor finds the node fit", fit},
@@ -69,8 +69,8 @@ func fit(ctx context.Context, r *run) Item {
 	return passed("%d checks are well, %d warn", report.Count(doctor.OK), report.Count(doctor.Warn))
 }
 
-// checks sums up some of doctor's. At least one must be well, and the first of them
-// in all slots.
+// checks sums up some of doctor's checks. At least one must be OK, and the first of them in
+// all slots.
 func (r *run) checks(do string, ids ...string) Item {
 	if r.fit == nil {
 		return untried("sudo kbnode doctor", "kbnode doctor could not be run")
@@ -183,8 +183,8 @@ func evaluated(all []image.Evaluation, err error) Item {
 	return passed("%s", saw)
 }
 
-// gpu tells what the evaluations computed on. Where the image has no library that
-// uses GPUs nothing was asked of them.
+// gpu reports what the evaluations computed on. If the image has no library that uses GPUs,
+// it is left to do by hand.
 func gpu(_ context.Context, r *run) Item {
 	seen := map[string]int{}
 	var none []string
@@ -239,12 +239,12 @@ func artifacts(_ context.Context, r *run) Item {
 	return passed("%d of %d result.json are whole, and the agent may read them", n, n)
 }
 
-// build is what Buildkite must be asked for: no agent token can start a build.
+// build is a check for Buildkite: an agent token cannot start a build.
 func build(context.Context, *run) Item {
 	return byHand("type kbnode e2e --org ORG --queue QUEUE where there is an API token; it starts builds in this queue, and looks at what they leave", "an agent's token cannot start one")
 }
 
-// some is a few of several texts, and how many more there are.
+// some returns a few of the texts, and how many more there are.
 func some(all []string) string {
 	more := ""
 	if n := len(all) - shown; n > 0 {

@@ -34,7 +34,7 @@ func restart(ctx context.Context, r *run) Item {
 	for {
 		now, err := r.Agent(ctx, slot)
 		since := time.Since(began)
-		// systemd may still be asked about the one that was killed.
+		// systemd may still report the killed agent.
 		if err == nil && now.PID != 0 && now.PID != before.PID {
 			if back == 0 {
 				back = since
