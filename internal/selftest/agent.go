@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// agent checks how the kernel holds the slot's agent, and so all commands of jobs
-// on the host. A drop-in of the unit could have changed it.
+// agent checks how the kernel confines the slot's agent, and so all commands of jobs on the
+// host. A drop-in of the unit could have changed it.
 func (s *slot) agent(context.Context) ([]Check, error) {
 	unit := plan.AgentUnit(s.plan.Index)
 	do := fmt.Sprintf("look at systemctl cat %[1]s; sudo systemctl revert %[1]s && sudo kbnode reconcile && sudo systemctl restart %[1]s", unit)
@@ -45,7 +45,7 @@ func (s *slot) agent(context.Context) ([]Check, error) {
 	return tidyChecks(checks), nil
 }
 
-// tidyChecks leaves what to do out of what held.
+// tidyChecks clears Do of checks that held.
 func tidyChecks(checks []Check) []Check {
 	for i := range checks {
 		if checks[i].Held {
@@ -55,7 +55,7 @@ func tidyChecks(checks []Check) []Check {
 	return checks
 }
 
-// judgeStatus reads /proc/<pid>/status of an agent.
+// judgeStatus checks /proc/PID/status of an agent.
 func judgeStatus(status string, user reconcile.UserState, do string) []Check {
 	fields := map[string]string{}
 	for line := range strings.Lines(status) {
@@ -79,8 +79,8 @@ func judgeStatus(status string, user reconcile.UserState, do string) []Check {
 	return checks
 }
 
-// judgeMounts reads /proc/<pid>/mountinfo of an agent: which parts of the system
-// it sees read-only, and which not at all.
+// judgeMounts checks /proc/PID/mountinfo of an agent: which parts of the system are
+// read-only, and which are hidden.
 func judgeMounts(mountinfo string, homes []string, do string) []Check {
 	type mount struct{ point, options, root, fstype string }
 	var mounts []mount
@@ -92,7 +92,7 @@ func judgeMounts(mountinfo string, homes []string, do string) []Check {
 		}
 		mounts = append(mounts, mount{f[4], f[5], f[3], f[dash+1]})
 	}
-	// The last mount that covers a path is the one that is seen.
+	// The last mount that covers a path is the visible one.
 	at := func(path string) (best mount) {
 		for _, m := range mounts {
 			if (m.point == "/" || path == m.point || strings.HasPrefix(path, m.point+"/")) && len(m.point) >= len(best.point) {
@@ -102,7 +102,7 @@ func judgeMounts(mountinfo string, homes []string, do string) []Check {
 		return best
 	}
 	var checks []Check
-	// Not /sys itself, which systemd 257 leaves writable for who may write to it.
+	// Not /sys itself, which systemd 257 leaves writable for those who may write to it.
 	for _, path := range []string{"/", "/usr", "/etc", "/etc/buildkite-agent", "/proc/sys", "/sys/fs/cgroup", "/boot"} {
 		m := at(path)
 		held := slices.Contains(strings.Split(m.options, ","), "ro")
@@ -110,7 +110,7 @@ func judgeMounts(mountinfo string, homes []string, do string) []Check {
 	}
 	for _, path := range homes {
 		m := at(path)
-		// systemd covers a directory by one of its own that nobody may enter.
+		// systemd covers a directory with one that no one may enter.
 		held := m.point == path && (strings.Contains(m.root, "systemd/inaccessible") || m.fstype == "tmpfs" && m.root == "/")
 		checks = append(checks, Check{Group: "agent", Tried: "files in " + path, Saw: covered(m.point == path), Held: held, Do: do})
 	}

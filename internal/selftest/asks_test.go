@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 )
 
-// testedSlot is slot 1 of two.
+// testedSlot returns slot 1 of two.
 func testedSlot() *slot {
 	p, pol := testSlot()
 	text, _ := json.Marshal(pol)
@@ -27,8 +27,8 @@ func testedSlot() *slot {
 	return &slot{t: t, plan: p, policy: pol, state: t.stateOf(1)}
 }
 
-// TestAsks tries what is other slots', the node's and Docker's, and what the slot
-// itself has, without which nothing would be proved.
+// TestAsks tests that the probe tries what belongs to other slots, the node and Docker, and
+// also what the slot itself has, without which it would prove nothing.
 func TestAsks(t *testing.T) {
 	t.Parallel()
 	s := testedSlot()

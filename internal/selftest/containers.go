@@ -28,13 +28,13 @@ const (
 	probeMemory   = 256 << 20 // bytes
 	bombMemory    = 64 << 20
 	probePids     = 64
-	containerTime = 5 * time.Minute // for one, on a machine that is busy
+	containerTime = 5 * time.Minute // for one container on a busy machine
 	goneTime      = 20 * time.Second
 	listenPort    = 4711
 )
 
-// emptyRoot is an image's archive of nothing but the directories that Docker and
-// the drivers' hooks expect.
+// emptyRoot returns an image archive with only the directories that Docker and the drivers'
+// hooks expect.
 func emptyRoot() (io.Reader, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -53,8 +53,8 @@ func emptyRoot() (io.Reader, error) {
 	return &b, nil
 }
 
-// containers runs probes as jobs: one that tries everything, and one that takes
-// more memory than it has.
+// containers runs probes as jobs: one that tries everything, and one that takes more memory
+// than it has.
 func (s *slot) containers(ctx context.Context) ([]Check, error) {
 	target, stopNeighbour, err := s.neighbour(ctx)
 	if err != nil {
@@ -98,7 +98,7 @@ func (s *slot) containers(ctx context.Context) ([]Check, error) {
 	return tidyChecks(checks), nil
 }
 
-// plain runs a container that asks for all that a job may have, and tries nothing.
+// plain runs a container that asks for everything that a job may have, and tries nothing.
 func (s *slot) plain(ctx context.Context) ([]Check, error) {
 	const tried = "a container"
 	memory := s.policy.MemoryBytes
@@ -116,13 +116,13 @@ func (s *slot) plain(ctx context.Context) ([]Check, error) {
 	return judgeContainer(s.plan, s.policy, probe.Ask{}, memory, "", f), nil
 }
 
-// refused is a container that did not come to be.
+// refused is the check for a container that could not run.
 func (s *slot) refused(tried string, err error) Check {
 	return Check{Group: "container", Tried: tried, Saw: err.Error(), Do: s.hint()}
 }
 
-// run runs a probe through the slot's guard to its end, and looks at what the
-// engine made of it.
+// run runs a probe through the slot's guard to its end, and checks what the engine made of
+// it.
 func (s *slot) run(ctx context.Context, what string, ask probe.Ask, memory int64) (docker.Ended, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, containerTime)
 	defer cancel()
@@ -165,8 +165,8 @@ func (s *slot) run(ctx context.Context, what string, ask probe.Ask, memory int64
 	return end, id, err
 }
 
-// gone checks that nothing of a container is left: the probe has left a process
-// behind that ignores the end of its parents.
+// gone checks that nothing of a container is left. The probe leaves a process behind that
+// survives its parents.
 func (s *slot) gone(ctx context.Context, id string) []Check {
 	scope := filepath.Join("/sys/fs/cgroup", s.state.Slice.Cgroup, "docker-"+id+".scope")
 	c := Check{Group: "left behind", Tried: "processes of a container that has ended", Do: "sudo systemctl stop docker-" + id + ".scope"}
@@ -189,8 +189,8 @@ func (s *slot) gone(ctx context.Context, id string) []Check {
 	return tidyChecks([]Check{c, m})
 }
 
-// neighbour runs a container in another idle slot that listens, and returns its
-// address; "" where there is none.
+// neighbour runs a container that listens in another idle slot, and returns its address, or
+// "" if there is no such slot.
 func (s *slot) neighbour(ctx context.Context) (address string, stop func(), err error) {
 	stop = func() {}
 	i := slices.IndexFunc(s.t.idle, func(o *slot) bool { return o.plan.Index == s.plan.Index })
@@ -214,7 +214,7 @@ func (s *slot) neighbour(ctx context.Context) (address string, stop func(), err 
 		Name: s.name("listener"), Image: image, Cmd: []string{plan.ContainerBinary, "probe", string(text)}, Memory: bombMemory, Pids: probePids,
 	})
 	if err != nil {
-		// That is the other slot's trouble, and said there.
+		// That is a fault of the other slot, which its own report shows.
 		return "", stop, nil //nolint:nilerr // see above
 	}
 	stop = func() {
@@ -234,8 +234,8 @@ func (s *slot) neighbour(ctx context.Context) (address string, stop func(), err 
 	return net.JoinHostPort(addr.String(), strconv.Itoa(listenPort)), stop, nil
 }
 
-// hostAddresses are where something on this machine listens, as containers could
-// reach it.
+// hostAddresses returns the addresses at which containers could reach a listener on this
+// machine.
 func hostAddresses(at net.Addr) []string {
 	const most = 16
 	var list []string
@@ -250,8 +250,8 @@ func hostAddresses(at net.Addr) []string {
 	return list
 }
 
-// windows are the files by which the memory, registers and configuration of the
-// node's devices are reached: by their own paths, by the bus's links and by /proc.
+// windows returns the files that give access to the memory, registers and configuration of
+// the node's devices: by their own paths, by the bus's links and in /proc.
 func windows(sys string) []string {
 	const most = 768 // in one argument of the probe
 	list, _ := confine.Windows(sys)
@@ -267,10 +267,10 @@ func windows(sys string) []string {
 	return append(found[:min(len(found), most)], "/proc/bus/pci/devices", "/proc/kpageflags")
 }
 
-// metadata is where a cloud's machine learns of its own rights.
+// metadata is where a cloud machine gets its own credentials.
 const metadata = "169.254.169.254:80"
 
-// containerAsk is what a submission would look for.
+// containerAsk returns what a hostile submission would try.
 func (s *slot) containerAsk(host []string, neighbour string) probe.Ask {
 	k := s.plan.Index
 	ask := probe.Ask{
@@ -278,7 +278,7 @@ func (s *slot) containerAsk(host []string, neighbour string) probe.Ask {
 		Windows: windows("/sys"),
 		Numbers: numbers(s.t.machine.others(s.plan)),
 		Open: []string{
-			plan.ContainerBinary, // that it sees anything
+			plan.ContainerBinary, // proves that it sees anything
 			"/work/out" + plan.TokenPath, "/work/out/etc/shadow", "/work/other/builds", plan.WorkDir(k), plan.TokenPath,
 			"/var/lib/docker", "/proc/1/root/etc/shadow", "/sys/firmware/efi", "/sys/kernel/debug/tracing",
 		},

@@ -19,18 +19,17 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 )
 
-// programTime bounds a probe on the host.
+// programTime limits a probe on the host.
 const programTime = time.Minute
 
-// machine is what the probes need to know of this one.
+// machine is what the probes need to know of this machine.
 type machine struct {
 	users   map[string]reconcile.UserState
-	devices []string // that some job could want to open, by path
+	devices []string // paths that a job could want to open
 }
 
-// readMachine looks for devices: GPUs of all slots and of none, disks, and what
-// gives power over the kernel. Watchdogs are left alone: to open one is to
-// start it.
+// readMachine finds devices: GPUs, whether in a slot or not, disks, and what gives power
+// over the kernel. It leaves watchdogs alone, because opening one starts it.
 func readMachine(p *plan.Plan) machine {
 	var m machine
 	m.users, _ = reconcile.ReadUsers("/")
@@ -59,14 +58,14 @@ func readMachine(p *plan.Plan) machine {
 	return m
 }
 
-// others are the devices that a slot must not open.
+// others returns the devices that a slot must not open.
 func (m machine) others(s plan.Slot) []string {
 	return slices.DeleteFunc(slices.Clone(m.devices), func(path string) bool {
 		return slices.ContainsFunc(s.GPUs, func(g plan.SlotGPU) bool { return slices.Contains(g.Devices, path) })
 	})
 }
 
-// numbers are devices as the kernel counts them, for where there are no nodes.
+// numbers returns devices by their numbers, for places without nodes.
 func numbers(paths []string) []probe.Number {
 	var list []probe.Number
 	for _, path := range paths {
@@ -81,9 +80,9 @@ func numbers(paths []string) []probe.Number {
 	return list
 }
 
-// host runs two probes in the slot's slice, where commands of jobs run: one as
-// the slot's user, with all groups that the system gives it, and one as root,
-// whom nothing but the slice keeps from a device.
+// host runs two probes in the slot's slice, where commands of jobs run: one as the slot's
+// user, with all groups that the system gives it, and one as root, whom only the slice
+// keeps from a device.
 func (s *slot) host(ctx context.Context) ([]Check, error) {
 	ask := s.hostAsk()
 	user, err := s.program(ctx, "user", s.plan.User, ask)
@@ -134,12 +133,12 @@ func readFacts(text []byte) (*probe.Facts, error) {
 	return f, nil
 }
 
-// hostAsk is what a command of a job on the host would look for.
+// hostAsk returns what a hostile command of a job on the host would try.
 func (s *slot) hostAsk() probe.Ask {
 	k, agent := s.plan.Index, strconv.Itoa(s.state.Agent.MainPID)
 	ask := probe.Ask{
 		Open: []string{
-			plan.WorkDir(k), // its own: that it sees anything
+			plan.WorkDir(k), // its own, to prove that it sees anything
 			plan.TokenPath, "/run/credentials/" + plan.AgentUnit(k) + "/token", "/etc/shadow", plan.AgentCopy,
 			"/proc/" + agent + "/environ", "/proc/" + agent + "/mem", "/proc/1/environ",
 			plan.RunDir(k) + "/mounts", "/var/lib/docker",

@@ -14,10 +14,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 )
 
-// denied are the ways in which the kernel says that something is not for one.
+// denied are the errors with which the kernel denies access.
 var denied = []string{"EPERM", "EACCES", "ENOENT", "EROFS", "ENOTDIR", "ESRCH"}
 
-// judgeHost compares what the slot's user saw on the host with what it should.
+// judgeHost compares what the slot's user saw on the host with what it should see.
 func judgeHost(s plan.Slot, p plan.JobPolicy, user reconcile.UserState, ask probe.Ask, f *probe.Facts) []Check {
 	const group = "host"
 	var checks []Check
@@ -51,7 +51,7 @@ func judgeHost(s plan.Slot, p plan.JobPolicy, user reconcile.UserState, ask prob
 	return tidyChecks(checks)
 }
 
-// judgeDevices compares what root could open in the slot's slice.
+// judgeDevices checks what root could open in the slot's slice.
 func judgeDevices(s plan.Slot, ask probe.Ask, f *probe.Facts) []Check {
 	var checks []Check
 	for _, path := range ask.Open {
@@ -64,8 +64,7 @@ func judgeDevices(s plan.Slot, ask probe.Ask, f *probe.Facts) []Check {
 	return tidyChecks(checks)
 }
 
-// judgeDisk checks that what is written to a directory fills the slot's disk, and
-// not the node's.
+// judgeDisk checks that writes to a directory fill the slot's disk, not the node's.
 func judgeDisk(group, dir string, planned, size int64) Check {
 	return Check{
 		Group: group, Tried: "filling the disk below " + dir, Saw: fmt.Sprintf("%d MiB in all, planned are %d", size>>20, planned>>20),
@@ -79,8 +78,8 @@ func sameCPUs(a, b string) bool {
 	return errX == nil && errY == nil && x.Equal(y)
 }
 
-// judgeContainer compares what a container saw with what its slot's should, which
-// asked for so much memory.
+// judgeContainer compares what a container saw with what a container of its slot should
+// see. memory is the memory that the container asked for, in bytes.
 func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, neighbour string, f *probe.Facts) []Check {
 	const group = "container"
 	strict := p.Profile == config.ProfileStrict
@@ -94,7 +93,7 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, 
 		tried := try.Kind + " " + try.What
 		switch {
 		case try.Kind == "call":
-			// EALREADY: root in the container has nothing to become.
+			// Root in the container has nothing to become.
 			held = slices.Contains([]string{"EPERM", "EACCES", "ENOSYS", "EAFNOSUPPORT"}, try.Saw) || try.What == "root" && try.Saw == "EALREADY" && !strict
 			tried = try.What
 		case try.What == plan.ContainerBinary && try.Kind == "open":
@@ -153,14 +152,15 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, 
 	return tidyChecks(checks)
 }
 
-// within says that a limit of the kernel's is one, and at most so much.
+// within reports whether text is a limit, not "max", and is at most most.
 func within(text string, most int64) bool {
 	n, err := strconv.ParseInt(text, 10, 64)
 	return err == nil && n > 0 && n <= most
 }
 
-// capsHeld reads a set of capabilities: none in the strict profile, and never
-// those to make devices (27), packets (13) or to administer (21).
+// capsHeld checks a set of capabilities. The strict profile has none. No profile has those
+// to create devices (27), to send raw packets (13), to load modules (16), for raw I/O (17),
+// to trace processes (19), to administer (21) or to reboot (22).
 func capsHeld(text string, strict bool) bool {
 	set, err := strconv.ParseUint(text, 16, 64)
 	if err != nil {
@@ -172,11 +172,11 @@ func capsHeld(text string, strict bool) bool {
 	return set&(1<<27|1<<13|1<<21|1<<16|1<<17|1<<19|1<<22) == 0
 }
 
-// migCaps is what the capabilities of MIG instances begin with. None is shared.
+// migCaps is the prefix of MIG instances' capabilities. No two instances share one.
 const migCaps = "/dev/nvidia-caps/"
 
-// gpuNodes are the devices without which a container has not got the slot's GPU.
-// Those that NVIDIA's GPUs share, or use for graphics, an engine may leave out.
+// gpuNodes returns the devices that a container needs to have the slot's GPU. An engine may
+// leave out those that NVIDIA GPUs share or use for graphics.
 func gpuNodes(s plan.Slot) []string {
 	var nodes []string
 	for _, g := range s.GPUs {
@@ -190,8 +190,9 @@ func gpuNodes(s plan.Slot) []string {
 	return nodes
 }
 
-// ownNode says whether a device in a container is its slot's. Those that all GPUs
-// of NVIDIA's share, such as /dev/nvidiactl, are; AMD's come by their path alone.
+// ownNode reports whether a device in a container may be there: one of the slot's, or one
+// that all NVIDIA GPUs share, such as /dev/nvidiactl, or use for graphics. AMD devices must
+// be the slot's.
 func ownNode(s plan.Slot, node string) bool {
 	nvidia := false
 	for _, g := range s.GPUs {

@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 )
 
-// bad are the names of what did not hold.
+// bad returns the names of the checks that did not hold.
 func bad(checks []Check) []string {
 	var list []string
 	for _, c := range checks {
@@ -113,8 +113,8 @@ func TestJudgeContainer(t *testing.T) {
 	}
 }
 
-// A container on an AMD node has its slot's own nodes, and the compute driver tells it
-// of no other GPU: what it has, ROCm takes.
+// TestJudgeAMDContainer tests that a container on an AMD node has its slot's own nodes, and
+// that the compute driver shows it no other GPU, because ROCm uses all that it sees.
 func TestJudgeAMDContainer(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
@@ -287,7 +287,8 @@ func TestOwned(t *testing.T) {
 	}
 }
 
-// An instance's container needs its capabilities, and the GPU's node alone gives nothing.
+// TestInstanceNodes tests that a MIG instance's container needs its capabilities, because
+// the GPU's node alone gives nothing.
 func TestInstanceNodes(t *testing.T) {
 	t.Parallel()
 	s := plan.Slot{GPUs: []plan.SlotGPU{{Vendor: "nvidia", Devices: []string{"/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"}}}}

@@ -43,7 +43,7 @@ func (t *tester) engineSocket() string {
 	return path
 }
 
-// owned checks that a file is root's, and none of these bits of its mode are set.
+// owned checks that root owns a file, and that its mode has none of the bits in never.
 func owned(path string, never fs.FileMode, do string) Check {
 	c := Check{Group: "files", Tried: path, Do: do}
 	info, err := os.Stat(path)
@@ -64,8 +64,8 @@ func owned(path string, never fs.FileMode, do string) Check {
 	return c
 }
 
-// listener checks that the slot's guard is who answers on its socket: the kernel
-// tells which process made it listen.
+// listener checks that the slot's guard answers on its socket. The kernel tells which
+// process listens.
 func (s *slot) listener() Check {
 	c := Check{Group: "requests", Tried: "who listens on " + s.policy.Socket, Do: s.hint()}
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: s.policy.Socket})

@@ -16,15 +16,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest/hostile"
 )
 
-// senders is how many requests go to a guard side by side, of those that make
-// no container.
+// senders is how many requests go to a guard at once, of those that create no container.
 const senders = 4
 
-// slow says that a request needs time and nothing else.
+// slow reports whether a request needs only time.
 func slow(r hostile.Request) bool { return r.Patience >= 30*time.Second }
 
-// slowClients sends what a guard must cut off after a while. They need no
-// container, so they go in all slots at once, before anything else.
+// slowClients sends what a guard must cut off after a while. These requests need no
+// container, so they run in all slots at once, before anything else.
 func (s *slot) slowClients(ctx context.Context) <-chan []Check {
 	done := make(chan []Check, 1)
 	var group sync.WaitGroup
@@ -43,7 +42,7 @@ func (s *slot) slowClients(ctx context.Context) <-chan []Check {
 	go func() {
 		group.Wait()
 		if ctx.Err() != nil {
-			checks = nil // cut off by us
+			checks = nil // we cut them off
 		}
 		done <- checks
 	}()
@@ -100,7 +99,7 @@ func (s *slot) send(ctx context.Context, r hostile.Request, target hostile.Targe
 	}
 	saw, held := r.Check(answer, target)
 	if id := answer.Created(); id != "" {
-		// It should not be there; with its name it would be in the way of others.
+		// It should not exist, and its name would block other requests.
 		if err := s.t.engine.Discard(ctx, id); err != nil {
 			saw += "; " + err.Error()
 		}
@@ -108,7 +107,7 @@ func (s *slot) send(ctx context.Context, r hostile.Request, target hostile.Targe
 	return s.check(r, saw, held)
 }
 
-// rebuilt sends a request for a container, and looks at what the engine made.
+// rebuilt sends a request for a container, and checks what the engine made.
 func (s *slot) rebuilt(ctx context.Context, r hostile.Request, target hostile.Target) Check {
 	answer, err := r.Send(ctx, s.policy.Socket, target)
 	if err != nil {
@@ -129,7 +128,7 @@ func (s *slot) rebuilt(ctx context.Context, r hostile.Request, target hostile.Ta
 	return s.check(r, "a container with the slot's policy, whatever was asked", held)
 }
 
-// faults compares a container with the plan, by what the engine has of it.
+// faults compares a container, as the engine has it, with the plan.
 func (s *slot) faults(ctx context.Context, id string) ([]string, error) {
 	in, err := s.t.engine.Inspect(ctx, id)
 	if err != nil {
@@ -141,14 +140,14 @@ func (s *slot) faults(ctx context.Context, id string) ([]string, error) {
 	return hostile.Faults(s.policy, in.Config, in.HostConfig), nil
 }
 
-// name is a container's of this slot, in the engine.
+// name returns the name of a container of this slot in the engine.
 func (s *slot) name(what string) string { return hostile.Name + "-" + s.plan.Name + "-" + what }
 
 // prefix is what the slot's guard puts before the names of containers.
 func (s *slot) prefix() string { return "kbnode-" + s.plan.Name + "-" }
 
-// target makes what the requests aim at: a container of the slot, one of nobody
-// with a label that claims the slot, and a directory with links out of it.
+// target creates what the requests aim at: a container of the slot, one of no slot with a
+// label that claims the slot, and a directory with links out of it.
 func (s *slot) target(ctx context.Context) (hostile.Target, error) {
 	t := hostile.Target{
 		Image: image, OtherName: s.name("other"), OtherGPU: "GPU-00000000-0000-0000-0000-000000000000",
@@ -183,7 +182,7 @@ func (s *slot) target(ctx context.Context) (hostile.Target, error) {
 	return t, err
 }
 
-// guarded is the engine as the slot's jobs see it.
+// guarded returns the engine as the slot's jobs see it.
 func (s *slot) guarded() (*docker.Engine, func(), error) {
 	e, err := docker.New(s.policy.Socket)
 	if err != nil {
@@ -192,7 +191,7 @@ func (s *slot) guarded() (*docker.Engine, func(), error) {
 	return e, func() { _ = e.Close() }, nil
 }
 
-// otherSlot is the next slot, in a circle; nil where there is one only.
+// otherSlot returns the next slot, wrapping around, or nil if there is only one.
 func (s *slot) otherSlot() *plan.Slot {
 	all := s.t.Plan.Slots
 	if len(all) < 2 {
@@ -202,8 +201,8 @@ func (s *slot) otherSlot() *plan.Slot {
 	return &all[(i+1)%len(all)]
 }
 
-// madeByRefused finds what a request made that was refused, and that two
-// containers are still there, and never started.
+// madeByRefused looks for what refused requests created, and checks that the target's two
+// containers still exist and were never started.
 func (s *slot) madeByRefused(ctx context.Context, target hostile.Target) ([]Check, error) {
 	traces, err := s.t.engine.Traces(ctx, hostile.Name)
 	if err != nil {
@@ -213,7 +212,7 @@ func (s *slot) madeByRefused(ctx context.Context, target hostile.Target) ([]Chec
 	for _, tr := range traces {
 		ours := tr.Kind == "image" && tr.Name == image ||
 			tr.Kind == "container" && strings.Contains(tr.Name, hostile.Name+"-gpu")
-		// Other slots' guards put their own names before those of containers.
+		// Other slots' guards put their own prefixes before the names of containers.
 		theirs := strings.HasPrefix(tr.Name, "kbnode-gpu") && !strings.HasPrefix(tr.Name, s.prefix())
 		if !ours && !theirs {
 			strange = append(strange, tr.Kind+" "+tr.Name)
@@ -240,8 +239,8 @@ func (s *slot) madeByRefused(ctx context.Context, target hostile.Target) ([]Chec
 	return checks, nil
 }
 
-// checkout makes a directory among the slot's checkouts, with links that lead out
-// of it. Its owner could replace any part of the way, so nothing is followed.
+// checkout makes a directory among the slot's checkouts, with links that lead out of it. It
+// follows no links, because the slot's user could replace any part of the path.
 func (s *slot) checkout(other string) (string, error) {
 	root, err := os.OpenRoot(s.policy.WorkRoot)
 	if err != nil {
@@ -260,7 +259,7 @@ func (s *slot) checkout(other string) (string, error) {
 	return s.policy.WorkRoot + "/" + name, nil
 }
 
-// tidy removes what this slot's part has made, so that a job finds nothing of it.
+// tidy removes what this slot's part has created, so that a job finds none of it.
 func (s *slot) tidy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 	defer cancel()

@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest/hostile"
 )
 
-// permissive is an engine without a guard: it makes privileged containers for whoever
-// asks, and starts what was not to be started.
+// permissive is an engine without a guard. It creates privileged containers for anyone who
+// asks, and starts what should not start.
 type permissive struct {
 	mu      sync.Mutex
 	removed []string
@@ -59,8 +59,8 @@ func (p *permissive) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, answer)
 }
 
-// TestNothingHolds tries a slot whose socket refuses nothing: it is said of each
-// request, and what was made does not stay.
+// TestNothingHolds tests a slot whose socket refuses nothing. Each request is reported, and
+// what it created is removed.
 func TestNothingHolds(t *testing.T) {
 	t.Parallel()
 	s, engine := testedSlot(), &permissive{}

@@ -1,7 +1,7 @@
-// Package selftest tries to break out of a node's slots: as a job's container,
-// as a command on the host, and with hostile requests to the slots' Docker
-// sockets. What it finds it compares with the plan, so that an edited file on
-// the node fools nobody. It changes nothing that it does not put back.
+// Package selftest tries to break out of a node's slots: as a job's container, as a command
+// on the host, and with hostile requests to the slots' Docker sockets. It compares what it
+// finds with the plan, so an edited file on the node fools no one. It undoes every change
+// it makes.
 package selftest
 
 import (
@@ -30,35 +30,35 @@ type Check struct {
 	Tried string `json:"tried"`
 	Saw   string `json:"saw"`
 	Held  bool   `json:"held"`
-	Do    string `json:"do,omitempty"` // what to type when it did not hold
+	Do    string `json:"do,omitempty"` // what to type if it did not hold
 }
 
-// SlotReport is what was seen in one slot, or of the node itself.
+// SlotReport is the report of one slot, or of the node itself.
 type SlotReport struct {
 	Slot    string  `json:"slot"`              // "gpu0"; "node" for what belongs to no slot
 	Index   int     `json:"index"`             // -1 for the node
-	Skipped string  `json:"skipped,omitempty"` // why it was not tried, or not to the end
+	Skipped string  `json:"skipped,omitempty"` // why it was not tried, or not completely
 	Checks  []Check `json:"checks"`
 }
 
-// Held says that everything held that was tried.
+// Held reports whether all checks held.
 func (r SlotReport) Held() bool {
 	return !slices.ContainsFunc(r.Checks, func(c Check) bool { return !c.Held })
 }
 
-// Options are what a self-test needs to know.
+// Options are the inputs of a self-test.
 type Options struct {
-	Plan    *plan.Plan // computed anew, not read from what the node has
+	Plan    *plan.Plan // computed now, not read from the node
 	State   *reconcile.State
 	Changes []reconcile.Change // between the two
-	Slots   []int              // of the plan; none for all
-	// Quick tries nothing hostile: one container in each slot, which tells what it
-	// has been given.
+	Slots   []int              // of the plan; empty means all
+	// Quick tries nothing hostile. It runs one container in each slot, which reports what
+	// it got.
 	Quick  bool
 	Binary string // absolute path of kbnode
-	// Program runs a program as a service of systemd's.
+	// Program runs a program as a systemd service.
 	Program func(context.Context, reconcile.Program) ([]byte, error)
-	// Progress is told what is being done, in words.
+	// Progress is called with a slot, "" for the node, and what is being done there.
 	Progress func(slot, doing string)
 	Log      *slog.Logger
 }
@@ -66,14 +66,14 @@ type Options struct {
 const (
 	image     = hostile.Name + ":latest"
 	lockPath  = "/run/kbnode/selftest.lock"
-	atOnce    = 2                // slots side by side
-	cleanTime = 2 * time.Minute  // for the end, also after an interrupt
-	jobPoll   = time.Second      // how often a slot is asked whether a job has come
+	atOnce    = 2                // slots at the same time
+	cleanTime = 2 * time.Minute  // for cleanup, even after an interrupt
+	jobPoll   = time.Second      // how often to check a slot for a job
 	imageTime = 10 * time.Minute // for what is done once for all slots
 )
 
-// Run tries everything, and returns the node's own report first. The error says
-// that it could not be done; what did not hold is in the reports.
+// Run tries everything, and returns the node's own report first. An error means that the
+// test could not be done. The reports show what did not hold.
 func Run(ctx context.Context, o Options) ([]SlotReport, error) {
 	release, err := lock()
 	if err != nil {
@@ -99,7 +99,7 @@ type tester struct {
 	policies map[int]plan.JobPolicy
 	engine   *docker.Engine
 	machine  machine
-	idle     []*slot // also those that are not tried
+	idle     []*slot // including those that Options.Slots leaves out
 }
 
 func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
@@ -134,8 +134,8 @@ func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
 	return reports, errors.Join(err, ctx.Err())
 }
 
-// slots tries the idle ones, a few side by side. What only takes time begins in
-// all of them at once.
+// slots tries the idle slots, a few at a time. Steps that only take time start in all of
+// them at once.
 func (t *tester) slots(ctx context.Context, slots []*slot) error {
 	errs := make([]error, len(slots))
 	places := make(chan struct{}, atOnce)
@@ -164,8 +164,8 @@ func (t *tester) slots(ctx context.Context, slots []*slot) error {
 	return errors.Join(errs...)
 }
 
-// prepare removes what an earlier run may have left, and makes the image that
-// all containers run: an empty one, as kbnode comes by itself.
+// prepare removes what an earlier run may have left, and makes the image for all
+// containers. It is empty, because the guard adds kbnode to each container.
 func (t *tester) prepare(ctx context.Context) error {
 	t.Progress("", "making an image")
 	ctx, cancel := context.WithTimeout(ctx, imageTime)
@@ -180,7 +180,7 @@ func (t *tester) prepare(ctx context.Context) error {
 	return t.engine.Import(ctx, image, archive)
 }
 
-// clean removes all that was made. It also does when the run was interrupted.
+// clean removes everything that was made, even if the run was interrupted.
 func (t *tester) clean(ctx context.Context) {
 	t.Progress("", "cleaning up")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
@@ -190,7 +190,7 @@ func (t *tester) clean(ctx context.Context) {
 	}
 }
 
-// erase removes everything of the engine's that has the self-test's name.
+// erase removes everything in the engine that has the self-test's name.
 func (t *tester) erase(ctx context.Context) error {
 	traces, err := t.engine.Traces(ctx, hostile.Name)
 	for _, trace := range traces {
@@ -208,7 +208,7 @@ func (t *tester) stateOf(k int) reconcile.SlotState {
 	return reconcile.SlotState{}
 }
 
-// policyOf is a slot's policy as planned.
+// policyOf returns a slot's policy as planned.
 func policyOf(p *plan.Plan, k int) (pol plan.JobPolicy, err error) {
 	for _, f := range p.Files {
 		if f.Path == plan.SlotPolicyPath(k) {
@@ -219,7 +219,7 @@ func policyOf(p *plan.Plan, k int) (pol plan.JobPolicy, err error) {
 	return pol, fmt.Errorf("the plan has no policy for slot %s", plan.SlotName(k))
 }
 
-// lock keeps a second self-test away: the two would remove each other's containers.
+// lock keeps a second self-test from running: the two would remove each other's containers.
 func lock() (release func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(lockPath), 0o755); err != nil { //nolint:gosec // the parent of all slots' directories
 		return nil, fmt.Errorf("lock: %w", err)

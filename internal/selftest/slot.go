@@ -30,7 +30,7 @@ func (s *slot) add(checks ...Check) {
 	s.report.Checks = append(s.report.Checks, checks...)
 }
 
-// away says why a slot is not tried; "" when it is.
+// away returns why a slot is not tried, or "" if it is.
 func (s *slot) away() string {
 	if s.plan.Parked != "" {
 		return "it is parked: " + s.plan.Parked
@@ -51,11 +51,11 @@ func (s *slot) away() string {
 	return ""
 }
 
-// errJob ends the trying of a slot that has a job to do.
+// errJob ends the test of a slot whose agent gets a job.
 var errJob = errors.New("a job came")
 
-// try does everything in one slot. A job that comes meanwhile goes first: what
-// is going on ends.
+// try runs all steps in one slot. A job that comes in the meantime goes first and ends the
+// current step.
 func (s *slot) try(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -95,7 +95,7 @@ func (s *slot) try(ctx context.Context) error {
 	return nil
 }
 
-// watch ends the trying when the slot's agent has a job.
+// watch ends the test when the slot's agent has a job.
 func (s *slot) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(jobPoll)
 	defer tick.Stop()
@@ -112,7 +112,7 @@ func (s *slot) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	}
 }
 
-// hasJob says whether the slot's agent runs a job now.
+// hasJob reports whether the slot's agent runs a job now.
 func (s *slot) hasJob() bool {
 	if s.state.Agent.Cgroup == "" {
 		return false
@@ -121,13 +121,13 @@ func (s *slot) hasJob() bool {
 	return err == nil && job != nil
 }
 
-// hint is what to type when nothing better is known.
+// hint returns what to type if nothing better is known.
 func (s *slot) hint() string {
 	k := s.plan.Index
 	return fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; until it holds, keep jobs away: sudo systemctl stop %s", plan.GuardUnit(k), plan.AgentUnit(k))
 }
 
-// planned are the differences that kbnode reconcile would mend.
+// planned returns the differences that kbnode reconcile would fix.
 func (s *slot) planned(context.Context) ([]Check, error) {
 	return comparison(s.t.Changes, s.plan.Index, "the slot's files, units and limits"), nil
 }

@@ -41,8 +41,8 @@ func TestEmptyRoot(t *testing.T) {
 	}
 }
 
-// TestCheckout makes the directory that the requests aim at, also where the
-// slot's user has put something else in its place.
+// TestCheckout makes the directory that the requests aim at, even if the slot's user has
+// put something else in its place.
 func TestCheckout(t *testing.T) {
 	t.Parallel()
 	s := &slot{t: &tester{}, plan: plan.Slot{User: "kbnode-gpu1"}, policy: plan.JobPolicy{WorkRoot: t.TempDir()}}

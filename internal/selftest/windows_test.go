@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestWindowsAsked asks for a device's files by every way that leads to them.
+// TestWindowsAsked asks for a device's files by every path that leads to them.
 func TestWindowsAsked(t *testing.T) {
 	t.Parallel()
 	sys := t.TempDir()

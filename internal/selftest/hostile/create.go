@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// create is a request to make a container with this body.
+// create returns a request to create a container with this body.
 func create(group, name string, want Want, body string) Request {
 	return Request{Group: group, Name: name, Want: want, Method: http.MethodPost, Path: "/containers/create?name={name}-attack", Body: body}
 }
 
-// host is the body of a create with these fields of HostConfig.
+// host returns the body of a create request with these fields of HostConfig.
 func host(fields string) string {
 	return `{"Image":"{image}","Cmd":["true"],"HostConfig":{` + fields + `}}`
 }
 
-// fields makes a request of each pair of a name and fields of HostConfig.
+// fields returns a request for each pair of a name and fields of HostConfig.
 func fields(group string, want Want, pairs ...string) []Request {
 	var list []Request
 	for pair := range slices.Chunk(pairs, 2) {
@@ -26,7 +26,7 @@ func fields(group string, want Want, pairs ...string) []Request {
 	return list
 }
 
-// bodies is fields with whole bodies.
+// bodies is like fields, but with whole bodies.
 func bodies(group string, want Want, pairs ...string) []Request {
 	var list []Request
 	for pair := range slices.Chunk(pairs, 2) {
@@ -35,7 +35,7 @@ func bodies(group string, want Want, pairs ...string) []Request {
 	return list
 }
 
-// texts are bodies that the guard and the engine could read in two ways.
+// texts are bodies that the guard and the engine could read differently.
 func texts() []Request {
 	return bodies("json", Refused,
 		"HostConfig twice", `{"Image":"{image}","HostConfig":{},"HostConfig":{"Privileged":true}}`,

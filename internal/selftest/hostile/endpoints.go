@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// asks makes a request of each line: a method, a path and, after another blank,
-// a body. The line is its name.
+// asks makes a request from each line: a method, a path and, after another space, a body.
+// The method and the path are its name.
 func asks(group string, want Want, lines ...string) []Request {
 	var list []Request
 	for _, line := range lines {
@@ -18,7 +18,7 @@ func asks(group string, want Want, lines ...string) []Request {
 	return list
 }
 
-// named is a path as it is shown.
+// named formats a path for display.
 func named(path string) string {
 	name, query, _ := strings.Cut(path, "?")
 	if text, err := url.QueryUnescape(query); query != "" && err == nil {
@@ -27,7 +27,7 @@ func named(path string) string {
 	return strings.NewReplacer("{", "", "}", "").Replace(name)
 }
 
-// ownContainer is what no job may do to its own containers.
+// ownContainer is what a job must not do to its own containers.
 func ownContainer() []Request {
 	return append(asks("own container", Refused,
 		`POST /containers/{own}/update {"CpusetCpus":"0-4095","Memory":0,"PidsLimit":-1}`,
@@ -63,8 +63,8 @@ func ownContainer() []Request {
 	}, asks("own container", Blind, `GET /containers/{own}/json?size=1`)[0])
 }
 
-// otherContainers tries everything that a job may do to its own containers on
-// one that is not the slot's, by each of its names.
+// otherContainers tries everything that a job may do to its own containers on a container
+// that is not the slot's, by each of its names.
 func otherContainers() []Request {
 	const group = "other containers"
 	var list []Request
@@ -105,7 +105,7 @@ func otherContainers() []Request {
 		filter(`{"label":["kbnode.slot=4095"]}`),
 		filter(`{"label":{"kbnode.slot=4095":true},"status":["created","running","exited"]}`),
 	)...)
-	// At the end: without a guard the rest would find nothing.
+	// Last, because without a guard the rest would find nothing.
 	return append(list, asks(group, Refused, "DELETE /containers/{short}", "DELETE /containers/{otherName}", "DELETE /containers/{other}?force=1&v=1")...)
 }
 

@@ -15,9 +15,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// Faults lists where a container has more than its slot's policy gives, as
-// sentences. It reads what the engine was asked to make as well as what it says
-// of a container that is there.
+// Faults lists, as sentences, where a container has more than its slot's policy gives. c
+// and h are what the engine was asked to create, or what it reports of an existing
+// container.
 func Faults(p plan.JobPolicy, c *container.Config, h *container.HostConfig) []string {
 	var found []string
 	not := func(bad bool, format string, args ...any) {
@@ -54,8 +54,8 @@ func Faults(p plan.JobPolicy, c *container.Config, h *container.HostConfig) []st
 	not(len(h.PortBindings) > 0 || h.PublishAllPorts, "ports are published")
 
 	not(h.CgroupParent != p.Slice, "it is below %q, not %s", h.CgroupParent, p.Slice)
-	// An engine that was started after the slots' CPUs became a partition believes that
-	// they are not there, and is asked for none: the slice's are the container's then.
+	// An engine that started after the slots' CPUs became a partition believes that they do
+	// not exist, so it is asked for none. The container then has those of the slice.
 	named := h.CpusetCpus != "" || h.CpusetMems != ""
 	not(named && (!sameSet(h.CpusetCpus, p.CPUs) || !sameSet(h.CpusetMems, p.MemoryNodes)), "its CPUs are %q on nodes %q, planned are %s on %s", h.CpusetCpus, h.CpusetMems, p.CPUs, p.MemoryNodes)
 	not(h.Memory <= 0 || h.Memory > p.MemoryBytes, "its memory is %d, planned are at most %d", h.Memory, p.MemoryBytes)
@@ -83,10 +83,10 @@ func Faults(p plan.JobPolicy, c *container.Config, h *container.HostConfig) []st
 	return found
 }
 
-// isJobProfile says that a security option is the AppArmor profile of jobs.
+// isJobProfile reports whether a security option is the AppArmor profile of jobs.
 func isJobProfile(opt string) bool { return strings.HasPrefix(opt, "apparmor=kbnode-job-") }
 
-// networks says whether a network is one that the slot's containers may have.
+// networks reports whether the slot's containers may have a network.
 func networks(p plan.JobPolicy, name string) bool {
 	return name == plan.NetworkName(p.Slot)
 }

@@ -1,7 +1,7 @@
-// Package hostile is what a job may send to its slot's Docker socket to get out
-// of its slot: a table of requests, with what must come of each. kbnode selftest
-// sends them to a live guard, and the guard's own tests to one in front of a
-// made-up engine. Each is made so that it does no harm where it gets through.
+// Package hostile is what a job may send to its slot's Docker socket to break out of its
+// slot: a table of requests, with the required outcome of each. kbnode selftest sends them
+// to a live guard, and the guard's own tests to one in front of a fake engine. Each does no
+// harm if it gets through.
 package hostile
 
 import (
@@ -17,43 +17,43 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Want is what must come of a request.
+// Want is the required outcome of a request.
 type Want int
 
 const (
-	// Refused is a no in the guard's own words, or the end of the connection.
+	// Refused is a refusal in the guard's own words, or the end of the connection.
 	Refused Want = iota
-	// Rebuilt is a container that has what policy gives and not what was asked:
-	// Faults finds none.
+	// Rebuilt is a container that has what the policy gives and not what was asked: Faults
+	// finds nothing.
 	Rebuilt
-	// Blind is an answer that tells nothing of other slots.
+	// Blind is an answer that reveals nothing of other slots.
 	Blind
 )
 
-// Request is one attack. Its texts have the names of a Target's fields in braces.
+// Request is one attack. Its texts contain names of Target's fields in braces.
 type Request struct {
 	Group string
 	Name  string
 	Want  Want
 
 	Method, Path, Body string
-	Header             string // further lines, each with its end
-	Raw                string // all that is written, instead of the above
+	Header             string // further lines, each with its line end
+	Raw                string // everything to write, instead of the above
 
-	// Before is how many answers of success may come first: those to what the
-	// attack rides on.
+	// Before is how many successful answers may come first, to the innocent part of the
+	// attack.
 	Before int
-	// Drip is written twice a second, for as long as there is no answer.
+	// Drip is written twice a second until there is an answer.
 	Drip string
-	// Patience is how long the guard may take; 0 is for one that answers at once.
+	// Patience is how long the guard may take; 0 means that it must answer at once.
 	Patience time.Duration
 }
 
-// Target is what the requests aim at. Image is one that the engine has.
+// Target is what the requests aim at. The engine has Image.
 type Target struct {
 	Image string
-	// Own is a container of the slot, by ID, that was never started; Other one
-	// that is not the slot's, with its name.
+	// Own is the ID of a container of the slot that was never started. Other is the ID of
+	// one that is not the slot's, and OtherName its name.
 	Own, Other, OtherName string
 	OtherGPU              string // UUID of another slot's GPU
 	OtherSlice            string // another slot's slice
@@ -66,8 +66,8 @@ type Target struct {
 	EngineSocket          string
 }
 
-// Name is what everything is called that a request could make, if the guard let
-// it: so it can be found and removed.
+// Name is in the name of everything that a request could create if the guard let it, so
+// that it can be found and removed.
 const Name = "kbnode-selftest"
 
 func (t Target) fill(text string) string {
@@ -79,7 +79,7 @@ func (t Target) fill(text string) string {
 	).Replace(text)
 }
 
-// bytes are what is written to the socket.
+// bytes returns what is written to the socket.
 func (r Request) bytes(t Target) string {
 	if r.Raw != "" {
 		return t.fill(r.Raw)
@@ -98,7 +98,7 @@ func (r Request) bytes(t Target) string {
 	return head + "\r\n" + body
 }
 
-// Requests is the whole table.
+// Requests returns the whole table.
 func Requests() []Request {
 	return slices.Concat(texts(), privileges(), devices(), mounts(), namespaces(), limits(), extras(),
 		ownContainer(), otherContainers(), engine(), paths(), wire(), clients())
@@ -107,18 +107,18 @@ func Requests() []Request {
 // Answer is what came back.
 type Answer struct {
 	Responses []Response
-	// Ended says that the guard answered or hung up, in time.
+	// Ended means that the guard answered or hung up in time.
 	Ended bool
 }
 
-// Response is one answer of a connection. Of its body, 64 KiB are kept at most.
+// Response is one answer on a connection. At most 64 KiB of its body are kept.
 type Response struct {
 	Status int
 	Body   []byte
-	head   bool // an answer to HEAD has no body
+	head   bool // an answer to HEAD, which has no body
 }
 
-// Created is the ID of the container that was made; "" for none.
+// Created returns the ID of the container that was created, or "".
 func (a Answer) Created() string {
 	for _, r := range a.Responses {
 		var made struct {
@@ -131,8 +131,8 @@ func (a Answer) Created() string {
 	return ""
 }
 
-// Check says what came back in a few words, and whether that is what must. Of a
-// container that was made, only Faults can tell.
+// Check describes the answer in a few words, and reports whether it is the required one.
+// Only Faults can judge a container that was created.
 func (r Request) Check(a Answer, t Target) (saw string, held bool) {
 	if !a.Ended {
 		return "the connection stays open without an answer", false
@@ -159,12 +159,12 @@ func (r Request) Check(a Answer, t Target) (saw string, held bool) {
 	return saw, true
 }
 
-// ownWords are how the guard's refusals begin. What the engine refuses has come
-// through, and so has what it says of a container that is there.
+// ownWords are the beginnings of the guard's refusals. A refusal by the engine itself means
+// that the request got through, and so does what it says of an existing container.
 var ownWords = []string{"kbnode: ", "No such container: "}
 
-// protocol are what Go's HTTP server itself answers to what is no request, in
-// plain text and before anybody else sees it.
+// protocol are the statuses with which Go's HTTP server itself answers an invalid request,
+// in plain text and before any handler sees it.
 var protocol = []int{
 	http.StatusBadRequest, http.StatusExpectationFailed, http.StatusRequestHeaderFieldsTooLarge,
 	http.StatusNotImplemented, http.StatusHTTPVersionNotSupported,
@@ -191,7 +191,7 @@ func (r Response) message() string {
 	return no.Message
 }
 
-// tells says that an answer names what belongs to somebody else.
+// tells reports whether an answer names something that belongs to others.
 func (r Response) tells(t Target) bool {
 	for _, secret := range []string{t.Other, t.Other[:min(12, len(t.Other))], t.OtherName, `"Name":"` + t.Node + `"`} {
 		if secret != "" && bytes.Contains(r.Body, []byte(secret)) {
@@ -201,7 +201,7 @@ func (r Response) tells(t Target) bool {
 	return false
 }
 
-// String is the answer as a person reads it.
+// String formats the answer for people.
 func (r Response) String() string {
 	says := r.message()
 	if says == "" {

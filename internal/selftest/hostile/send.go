@@ -14,21 +14,21 @@ import (
 
 const (
 	patience   = 30 * time.Second // for an answer that should come at once, on a busy machine
-	quiet      = time.Second      // after which an answered connection has no more to say
+	quiet      = time.Second      // without data, after which an answered connection is done
 	dripPeriod = 500 * time.Millisecond
 	maxKept    = 64 << 10 // bytes of a body
 	maxAnswers = 16
 )
 
-// Send writes the request to a socket and reads what comes back. The error says
-// that it could not be sent.
+// Send writes the request to a socket and reads the answers. An error means that it could
+// not be sent.
 func (r Request) Send(ctx context.Context, socket string, t Target) (Answer, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return Answer{}, fmt.Errorf("connect to the slot's Docker socket: %w", err)
 	}
 	defer func() { _ = conn.Close() }()
-	// An end of the context is one of the connection.
+	// The end of ctx ends the connection.
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	wait := r.Patience
 	if wait == 0 {
@@ -42,8 +42,8 @@ func (r Request) Send(ctx context.Context, socket string, t Target) (Answer, err
 	return a, ctx.Err()
 }
 
-// write goes on beside the reading: the guard may answer before it has read all,
-// and then there is nobody who takes the rest.
+// write runs while the answers are read: the guard may answer before it has read
+// everything, and then no one reads the rest.
 func (r Request) write(conn net.Conn, t Target) {
 	_, err := io.WriteString(conn, r.bytes(t))
 	for err == nil && r.Drip != "" {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// paths are ways to an endpoint that a comparison of texts could miss.
+// paths are ways to reach an endpoint that a plain comparison of paths could miss.
 func paths() []Request {
 	const group = "paths"
 	list := asks(group, Refused,
@@ -57,21 +57,21 @@ func paths() []Request {
 	return append(append(list, override), asks(group, Blind, "OPTIONS *")...)
 }
 
-// evil is a create of a privileged container, in the wire's form.
+// evil is the body of a request for a privileged container.
 const evil = `{"Image":"{image}","HostConfig":{"Privileged":true}}`
 
 func raw(name, text string) Request { return Request{Group: "http", Name: name, Raw: text} }
 
-// after is an attack behind an innocent request.
+// after is an attack that follows an innocent request.
 func after(name, text string) Request {
 	return Request{Group: "http", Name: name, Raw: "GET /_ping HTTP/1.1\r\nHost: docker\r\n" + text, Before: 1}
 }
 
-// wire are requests of which two readers could see different ends.
+// wire are requests whose ends two readers could see at different places.
 func wire() []Request {
 	const (
 		post = "POST /containers/create?name={name}-attack HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\n"
-		// Whatever reads it as a request of its own asks for something refused.
+		// Read as a separate request, this asks for something refused.
 		hidden = "GET /volumes HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n\r\n"
 	)
 	return []Request{
@@ -135,8 +135,8 @@ func wire() []Request {
 	}
 }
 
-// clients are connections that take their time. The guard's own deadlines are
-// ten seconds for a header and thirty for a body.
+// clients are connections that take their time. The guard's own deadlines are ten seconds
+// for a header and thirty for a body.
 func clients() []Request {
 	const header, body = 40 * time.Second, 75 * time.Second
 	const begun = "POST /containers/create?name={name}-attack HTTP/1.1\r\nHost: docker\r\nContent-Length: 10000\r\nConnection: close\r\n\r\n{"

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// calls are system calls that a job must not be let do. Where one is let, the
-// arguments keep it from doing anything: the error is another one then.
+// calls are system calls that a job must not be able to make. Where one is allowed, its
+// arguments keep it from doing anything, and the error is a different one.
 var calls = []struct {
 	name string
 	try  func() error
@@ -42,7 +42,7 @@ var calls = []struct {
 }
 
 func mount() error {
-	const over = "/dev/shm" // where nobody misses anything
+	const over = "/dev/shm" // where no one misses anything
 	err := unix.Mount("none", over, "tmpfs", 0, "")
 	if err == nil {
 		_ = unix.Unmount(over, unix.MNT_DETACH)
@@ -50,7 +50,7 @@ func mount() error {
 	return err
 }
 
-// hostname sets the name that there is.
+// hostname sets the name to what it already is.
 func hostname() error {
 	name, err := os.Hostname()
 	if err != nil {
@@ -66,7 +66,7 @@ func call(number, a, b uintptr) error {
 	return nil
 }
 
-// apart leaves this thread's namespaces, and the thread with them.
+// apart moves this thread out of its namespaces. The thread then ends.
 func apart(flags int) error {
 	done := make(chan error)
 	go func() {
@@ -85,8 +85,8 @@ func setns() error {
 	return unix.Setns(fd, unix.CLONE_NEWNET)
 }
 
-// handle opens the root of the file system below this one, as containers were
-// broken out of by: inode 2.
+// handle opens the root of the file system below this one (inode 2), a known way to break
+// out of containers.
 func handle() error {
 	fd, err := unix.Open("/", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -108,7 +108,7 @@ func socket(domain, kind, proto int) error {
 	return err
 }
 
-// setroot tries to become root where the process is not; root already is.
+// setroot tries to become root. If the process is root already, it returns EALREADY.
 func setroot() error {
 	if os.Getuid() == 0 {
 		return unix.EALREADY
@@ -121,8 +121,8 @@ func setroot() error {
 	return <-done
 }
 
-// forks starts processes that wait, and returns how many there were when the
-// kernel let it start no more. They are ended again.
+// forks starts processes that wait, and returns how many the kernel allowed, at most most.
+// It ends them again.
 func forks(most int) int {
 	var pids []int
 	for range most {
@@ -139,8 +139,8 @@ func forks(most int) int {
 	return len(pids)
 }
 
-// fork starts a process that does nothing. It is a copy of this one with a single
-// thread, in which Go's runtime does not work: raw calls are all that it makes.
+// fork starts a process that does nothing. The child is a copy of this one with a single
+// thread, in which Go's runtime does not work, so it makes only raw system calls.
 //
 //go:nosplit
 //go:norace
@@ -163,7 +163,7 @@ func idle() {
 	}
 }
 
-// daemon leaves a process behind in a session of its own whose parent is gone.
+// daemon leaves an orphaned process behind in its own session.
 //
 //go:nosplit
 //go:norace
@@ -173,7 +173,7 @@ func daemon() {
 		return
 	}
 	_, _, _ = unix.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
-	_, _, _ = unix.RawSyscall(unix.SYS_CLOSE_RANGE, 0, 1<<31, 0) // nobody waits for it to be silent
+	_, _, _ = unix.RawSyscall(unix.SYS_CLOSE_RANGE, 0, 1<<31, 0) // so that no one waits for its output
 	pid, _, _ = unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if pid == 0 {
 		idle()

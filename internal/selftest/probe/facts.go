@@ -11,14 +11,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 )
 
-// widest asks for all CPUs and returns those that were given.
+// widest asks for all CPUs and returns the ones it got.
 func widest() string {
 	var set unix.CPUSet
 	for i := range 1024 {
 		set.Set(i)
 	}
 	_ = unix.SchedSetaffinity(0, &set)
-	set.Zero() // the kernel writes as much as it has CPUs
+	set.Zero() // the kernel writes only as much as it has CPUs
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		return result(err)
 	}
@@ -38,7 +38,7 @@ func interfaces() []string {
 		return append(list, result(err))
 	}
 	for _, i := range all {
-		// Modules make tunl0 and the like appear everywhere, down.
+		// Kernel modules make tunl0 and the like appear everywhere, but down.
 		if i.Flags&net.FlagUp != 0 {
 			list = append(list, i.Name)
 		}
@@ -46,7 +46,7 @@ func interfaces() []string {
 	return list
 }
 
-// nodes are what a container sees of GPUs and disks.
+// nodes returns the device files of GPUs and disks that a container sees.
 func nodes() []string {
 	list := []string{}
 	for _, dir := range []string{"/dev", "/dev/dri"} {
@@ -66,8 +66,8 @@ func nodes() []string {
 	return list
 }
 
-// compute reads the compute driver's topology as ROCm does: a GPU that the device filter
-// of the process's cgroup keeps from it has neither an ID nor properties (EPERM).
+// compute reads the compute driver's topology as ROCm does. A GPU that the device filter of
+// the process's cgroup denies has neither an ID nor properties (EPERM).
 func compute(dir string) (renders []string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {

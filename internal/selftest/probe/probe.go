@@ -1,6 +1,5 @@
-// Package probe is what kbnode selftest runs in the place of a job: a process
-// that tries to get out and tells what it saw. It judges nothing, and does
-// nothing that would harm where it succeeds.
+// Package probe is what kbnode selftest runs in place of a job: a process that tries to
+// break out and reports what it saw. It judges nothing, and does no harm where it succeeds.
 package probe
 
 import (
@@ -20,27 +19,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ask is what to try. What is empty is not tried.
+// Ask is what to try. Empty fields are not tried.
 type Ask struct {
-	Numbers []Number `json:"numbers,omitempty"` // devices to make nodes of, and to open those
+	Numbers []Number `json:"numbers,omitempty"` // devices to create nodes for and open
 	Open    []string `json:"open,omitempty"`    // files, directories and devices to open for reading
-	Write   []string `json:"write,omitempty"`   // files to open, and directories to look at, for writing
-	Windows []string `json:"windows,omitempty"` // files through which a device's memory and configuration are reached
-	Proc    bool     `json:"proc,omitempty"`    // open every file of /proc for writing that is of no process
+	Write   []string `json:"write,omitempty"`   // files to open for writing, and directories to check for write access
+	Windows []string `json:"windows,omitempty"` // files that give access to a device's memory and configuration
+	Proc    bool     `json:"proc,omitempty"`    // open every file of /proc that belongs to no process for writing
 	Unix    []string `json:"unix,omitempty"`    // sockets to connect to
 	TCP     []string `json:"tcp,omitempty"`     // addresses to connect to
-	Disks   []string `json:"disks,omitempty"`   // directories whose file systems to look at
-	Calls   bool     `json:"calls,omitempty"`   // system calls that need what no job has
-	Forks   int      `json:"forks,omitempty"`   // processes to start side by side
-	Daemon  bool     `json:"daemon,omitempty"`  // leave a process behind that has left its parents
-	// Allocate is memory to take, in bytes, before anything else is done.
+	Disks   []string `json:"disks,omitempty"`   // directories whose file systems to measure
+	Calls   bool     `json:"calls,omitempty"`   // system calls that no job needs
+	Forks   int      `json:"forks,omitempty"`   // processes to start at the same time
+	Daemon  bool     `json:"daemon,omitempty"`  // leave an orphaned process behind
+	// Allocate is memory to allocate before everything else, in bytes.
 	Allocate int64 `json:"allocate,omitempty"`
-	// Listen makes the probe accept connections on this port for as long as it
-	// is let, and do nothing else.
+	// Listen makes the probe only accept connections on this port until it is ended.
 	Listen int `json:"listen,omitempty"`
 }
 
-// Number is a device of the kernel.
+// Number is a device by its numbers.
 type Number struct {
 	Name  string `json:"name"`
 	Block bool   `json:"block,omitempty"`
@@ -48,22 +46,22 @@ type Number struct {
 	Minor uint32 `json:"minor"`
 }
 
-// Facts are what was seen. Results of attempts are "ok" or the name of an error,
+// Facts are what the probe saw. The result of an attempt is "ok" or the name of an error,
 // such as EPERM.
 type Facts struct {
 	UID    int   `json:"uid"`
 	Groups []int `json:"groups"`
 	// Status are lines of /proc/self/status: CapEff, CapBnd, NoNewPrivs, Seccomp.
 	Status map[string]string `json:"status"`
-	// CPUs are those that the process could run on after it asked for all.
+	// CPUs are those that the process may run on after it asked for all.
 	CPUs string `json:"cpus"`
-	// Cgroup are files of the process's own cgroup, where it sees one.
+	// Cgroup holds files of the process's own cgroup, if it sees one.
 	Cgroup     map[string]string `json:"cgroup"`
 	Interfaces []string          `json:"interfaces"`
-	Processes  int               `json:"processes"` // that it sees
+	Processes  int               `json:"processes"` // visible to the probe
 	Nodes      []string          `json:"nodes"`     // of GPUs and disks, in /dev
-	// Compute are the render nodes of GPUs that AMD's compute driver tells of. It keeps
-	// those to itself that the process may not open.
+	// Compute holds the render nodes of GPUs that AMD's compute driver reports. It hides
+	// those that the process may not open.
 	Compute    []string         `json:"compute,omitempty"`
 	RootWrites string           `json:"root_writes"`
 	Disks      map[string]int64 `json:"disks"` // sizes of the file systems of Ask.Disks, in bytes
@@ -80,7 +78,7 @@ type Try struct {
 	Saw  string `json:"saw"`
 }
 
-// Saw is the result of one attempt; "" if it was not made.
+// Saw returns the result of one attempt, or "" if it was not made.
 func (f *Facts) Saw(kind, what string) string {
 	for _, t := range f.Tries {
 		if t.Kind == kind && t.What == what {
@@ -90,9 +88,9 @@ func (f *Facts) Saw(kind, what string) string {
 	return ""
 }
 
-// Run does what is asked and tells what it saw.
+// Run does what a asks and returns what it saw.
 func Run(ctx context.Context, a Ask) (*Facts, error) {
-	runtime.GOMAXPROCS(2) // on many CPUs Go's own threads would reach the limit that is tried
+	runtime.GOMAXPROCS(2) // on many CPUs, Go's own threads would reach the limit under test
 	if a.Listen > 0 {
 		return nil, listen(ctx, a.Listen)
 	}
@@ -108,7 +106,7 @@ func Run(ctx context.Context, a Ask) (*Facts, error) {
 			f.Disks[dir] = int64(st.Blocks) * st.Bsize
 		}
 	}
-	// It may be left out of the list that the main group is in it too.
+	// The list may not include the primary group.
 	if groups, err := os.Getgroups(); err == nil {
 		f.Groups = groups
 	}
@@ -154,7 +152,7 @@ func (f *Facts) add(kind, what string, err error) {
 	f.Tries = append(f.Tries, Try{kind, what, result(err)})
 }
 
-// result is an error as its name.
+// result returns the name of an error.
 func result(err error) string {
 	if err == nil {
 		return "ok"
@@ -170,8 +168,8 @@ func result(err error) string {
 	return err.Error()
 }
 
-// open opens a file or device and closes it again. NONBLOCK keeps a pipe or a
-// device from waiting.
+// open opens a file or device and closes it again. With O_NONBLOCK, a pipe or device does
+// not block it.
 func open(path string, flags int) error {
 	fd, err := unix.Open(path, flags|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -180,20 +178,20 @@ func open(path string, flags int) error {
 	return unix.Close(fd)
 }
 
-// openForWriting changes nothing: a file is opened and closed, and of a directory
-// the kernel is asked.
+// openForWriting changes nothing: it opens and closes a file, and asks the kernel about a
+// directory.
 func openForWriting(path string) error {
 	err := open(path, unix.O_WRONLY)
-	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ETXTBSY) { // the latter is said of this program before all else
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ETXTBSY) { // the kernel returns ETXTBSY for this program before it checks anything else
 		return unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK, unix.AT_EACCESS)
 	}
 	return err
 }
 
-// Covered is what is seen of a file that another one is mounted on.
+// Covered is the result for a file that another one is mounted on.
 const Covered = "covered"
 
-// window opens a file of a device. One that is covered is /dev/null.
+// window opens a file of a device. A covered one is /dev/null.
 func window(path string) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -210,11 +208,11 @@ func window(path string) error {
 	return nil
 }
 
-// maxWalk bounds the files of /proc that are looked at.
+// maxWalk limits how many files of /proc are checked.
 const maxWalk = 50_000
 
-// writable lists the files below a /proc that can be opened for writing and are of
-// no process. Nothing is written to them.
+// writable lists the files below a /proc that can be opened for writing and belong to no
+// process. It writes nothing to them.
 func writable(proc string) []string {
 	list, seen := []string{}, 0
 	_ = filepath.WalkDir(proc, func(path string, e fs.DirEntry, err error) error {
@@ -222,7 +220,7 @@ func writable(proc string) []string {
 			return filepath.SkipAll
 		}
 		if err != nil {
-			return nil //nolint:nilerr // what cannot be read is not written to either
+			return nil //nolint:nilerr // a file that cannot be read cannot be written to either
 		}
 		if e.IsDir() && filepath.Dir(path) == proc && strings.Trim(e.Name(), "0123456789") == "" {
 			return filepath.SkipDir // a process
@@ -235,8 +233,8 @@ func writable(proc string) []string {
 	return list
 }
 
-// openNumber makes a node of a device and opens it. That a node cannot be made
-// is as good as one that cannot be opened.
+// openNumber creates a node for a device and opens it. A node that cannot be created is as
+// good as one that cannot be opened.
 func openNumber(n Number) error {
 	mode := uint32(unix.S_IFCHR)
 	if n.Block {
@@ -262,7 +260,7 @@ func touch(path string) error {
 	return errors.Join(f.Close(), os.Remove(path))
 }
 
-// connectTime is for a connection: what is kept out gets no answer.
+// connectTime limits a connection attempt: blocked ones get no answer.
 const connectTime = 3 * time.Second
 
 func connectUnix(path string) error {
@@ -271,7 +269,7 @@ func connectUnix(path string) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	// A guard takes every connection, and closes those of others at once.
+	// A guard accepts every connection, and closes those of other users at once.
 	_ = conn.SetDeadline(time.Now().Add(connectTime))
 	if _, err := io.WriteString(conn, "GET /_ping HTTP/1.0\r\n\r\n"); err != nil {
 		return unix.ECONNRESET
@@ -299,7 +297,7 @@ func connectAll(ctx context.Context, addresses []string) []Try {
 	return tries
 }
 
-// listenTime is for a listener that nobody ends: its tester was killed.
+// listenTime limits a listener that no one ends because its tester was killed.
 const listenTime = 10 * time.Minute
 
 func listen(ctx context.Context, port int) error {
@@ -319,7 +317,7 @@ func listen(ctx context.Context, port int) error {
 	}
 }
 
-// allocate takes memory page by page and gives none back.
+// allocate allocates memory page by page and frees none.
 func allocate(size int64) error {
 	data, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {

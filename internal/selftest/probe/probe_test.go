@@ -20,7 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 )
 
-// TestMain is the probe where a test starts this program as one.
+// TestMain runs the probe if a test starts this program as one.
 func TestMain(m *testing.M) {
 	ask := os.Getenv("KBNODE_TEST_ASK")
 	if ask == "" {
@@ -46,7 +46,7 @@ func run(t *testing.T, a Ask, attr *syscall.SysProcAttr) *Facts {
 		t.Fatal(err)
 	}
 	program := os.Args[0]
-	if attr != nil && attr.Credential != nil { // go's own directory is not for others
+	if attr != nil && attr.Credential != nil { // others cannot read Go's own directory
 		dir := t.TempDir()
 		data, err := os.ReadFile(program)
 		program = filepath.Join(dir, "probe")
@@ -79,7 +79,7 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	go func() { // the guard, to somebody else
+	go func() { // the guard, for another user
 		for {
 			conn, err := l.Accept()
 			if err != nil {
@@ -117,7 +117,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestCalls runs as a user without privileges, as far as this machine lets it.
+// TestCalls runs as an unprivileged user, as far as this machine allows.
 func TestCalls(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -169,7 +169,7 @@ func TestListen(t *testing.T) {
 // TestDaemon leaves a process behind, which the test then ends.
 func TestDaemon(t *testing.T) {
 	t.Parallel()
-	// Orphans come to this process, so that they are found.
+	// This process adopts orphans, so that the test finds them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Skip(err)
 	}
@@ -184,7 +184,7 @@ func TestDaemon(t *testing.T) {
 	}
 }
 
-// orphans are children of this process in sessions of their own.
+// orphans returns children of this process that have their own sessions.
 func orphans(t *testing.T) (list []int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -217,7 +217,8 @@ func sessionOf(t *testing.T) int {
 	return id
 }
 
-// The kernel hides a GPU's ID and properties from who may not open it.
+// TestCompute tests that the kernel hides a GPU's ID and properties from those who may not
+// open it.
 func TestCompute(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -256,7 +257,8 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// What belongs to a process is its own to write, and a mode says what a file is for.
+// TestWritable tests that a process's files do not count, nor files whose mode forbids
+// writing.
 func TestWritable(t *testing.T) {
 	t.Parallel()
 	proc := t.TempDir()
