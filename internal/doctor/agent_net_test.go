@@ -27,7 +27,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// closed is an address where nobody listens.
+// closed returns an address that nothing listens on.
 func closed(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -76,7 +76,8 @@ func TestAgentEndpoint(t *testing.T) {
 	}
 }
 
-// Before kbnode install nothing of kbnode's is there.
+// TestAgentChecksOfBareMachine tests a machine before kbnode install, without any of
+// kbnode's files.
 func TestAgentChecksOfBareMachine(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -100,7 +101,7 @@ func TestAgentChecksOfBareMachine(t *testing.T) {
 	}
 }
 
-// A dead systemd and empty files are no reason to fall over.
+// TestAgentChecksOfGarbage tests that a dead systemd and empty files cause no panic.
 func TestAgentChecksOfGarbage(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -144,7 +145,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// A certificate that is no more: the clock may be what is wrong.
+// TestExplainExpired tests an expired certificate: the clock may be wrong.
 func TestExplainExpired(t *testing.T) {
 	t.Parallel()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -170,8 +171,7 @@ func TestExplainExpired(t *testing.T) {
 	}
 }
 
-// The repository that git is asked for is one that jobs may check out, or on its
-// server.
+// TestRepository tests that git gets a repository that jobs may check out, or its server.
 func TestRepository(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -191,8 +191,8 @@ func TestRepository(t *testing.T) {
 	}
 }
 
-// What git is started with: as the slot's user, below its limits, and with no
-// password on the command line.
+// TestGitProgram tests how git is started: as the slot's user, below its limits, and
+// without a password on the command line.
 func TestGitProgram(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// A healthy node has nothing to be said of.
+// TestAgentChecksOfHealthyNode tests that nothing is wrong on a healthy node.
 func TestAgentChecksOfHealthyNode(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -35,7 +35,7 @@ func TestAgentChecksOfHealthyNode(t *testing.T) {
 	}
 }
 
-// Each way to break it, with all that is said then, and what is to be typed.
+// TestAgentChecks breaks the node in each way, and compares the findings and the fix.
 func TestAgentChecks(t *testing.T) {
 	t.Parallel()
 	const dropIn = plan.UnitDir + "/buildkite-agent-gpu1.service.d/mine.conf"
@@ -45,7 +45,7 @@ func TestAgentChecks(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		do   func(*world)
-		want string // "check status slots: detail"
+		want string // "" if there is advice
 		fix  string // "" where there is advice
 	}{
 		{"the package's service runs", func(w *world) {
@@ -278,8 +278,7 @@ func TestAgentChecks(t *testing.T) {
 	}
 }
 
-// expect holds what is wrong in a report against what should be, and the first
-// command.
+// expect compares what is wrong in a report, and the first command, with what should be.
 func (w *world) expect(r *Report, want, fix string) {
 	w.t.Helper()
 	var got []string

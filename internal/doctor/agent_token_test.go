@@ -86,8 +86,8 @@ func TestAgentToken(t *testing.T) {
 	}
 }
 
-// The commands that need no systemd, run as printed below the test's directory, mend
-// what they are for.
+// TestAgentFixes runs the commands that need no systemd, as printed, below the test's
+// directory. They must fix what they are for.
 func TestAgentFixes(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -126,7 +126,8 @@ func TestAgentFixes(t *testing.T) {
 	}
 }
 
-// A line of an operator's drop-in goes, and the others stay.
+// TestDropInFix tests that the fix removes one line of an operator's drop-in and keeps the
+// others.
 func TestDropInFix(t *testing.T) {
 	t.Parallel()
 	for _, line := range []string{"Restart=no", "  KillMode=process", "Environment=KBNODE_SLOT=0"} {
@@ -143,7 +144,7 @@ func TestDropInFix(t *testing.T) {
 	}
 }
 
-// fixes are the commands that are to be typed now.
+// fixes returns the commands to type now.
 func (w *world) fixes() []string {
 	var all []string
 	for _, c := range w.ask().Checks {

@@ -25,14 +25,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// world is a node of two slots with all that the agents' checks look at, in a
-// directory, and with a server in Buildkite's place.
+// world is a node of two slots in a directory, with everything that the agents' checks look
+// at, and with a server in place of Buildkite.
 type world struct {
 	t *testing.T
 	*Machine
 	f       *fake
 	bk      *httptest.Server
-	answers map[string]string // of bk, by path; "404" and the like is a status
+	answers map[string]string // of bk, by path; "404" and the like are statuses
 }
 
 const agentTokenOfTests = "a-token-that-is-good"
@@ -74,7 +74,7 @@ var (
 	readTwo  *inventory.Inventory
 )
 
-// twoGPUs is a machine, read once.
+// twoGPUs returns a machine, read once.
 func twoGPUs(t *testing.T) *inventory.Inventory {
 	t.Helper()
 	readOnce.Do(func() {
@@ -106,7 +106,7 @@ func (w *world) serve(rw http.ResponseWriter, r *http.Request) {
 	_, _ = rw.Write([]byte(answer))
 }
 
-// replan makes the plan anew.
+// replan makes the plan again.
 func (w *world) replan(in plan.Input) {
 	w.t.Helper()
 	in.Inventory, in.Config, in.Binary, in.Version = w.Inventory, w.Config, "/usr/local/bin/kbnode", "1.2.3"
@@ -118,7 +118,7 @@ func (w *world) replan(in plan.Input) {
 	w.Plan = p
 }
 
-// install puts on the disk what the plan says, and lets all of it run.
+// install writes the planned files, and makes everything run.
 func (w *world) install() {
 	for _, d := range w.Plan.Dirs {
 		w.must(os.MkdirAll(w.path(d.Path), 0o755))
@@ -159,7 +159,7 @@ func (w *world) install() {
 	w.f.program = func(reconcile.Program) ([]byte, error) { return []byte("0123456789\tHEAD\nexit 0\n"), nil }
 }
 
-// listen answers in the place of a slot's guard.
+// listen answers in place of a slot's guard.
 func (w *world) listen(k int) {
 	w.t.Helper()
 	l, err := net.Listen("unix", w.path(plan.SocketPath(k)))
@@ -215,7 +215,7 @@ func (w *world) guardOf(k int, change func(*reconcile.UnitState)) {
 	w.State.Units[plan.GuardUnit(k)] = u
 }
 
-// dropIn is an operator's, which is in force.
+// dropIn adds an operator's drop-in that is in force.
 func (w *world) dropIn(k int, text, property string, value any) {
 	name := plan.UnitDir + "/" + plan.AgentUnit(k) + ".d/mine.conf"
 	w.put(name, "[Service]\nEnvironment=HTTPS_PROXY=http://proxy\n"+text+"\n", 0o644)
@@ -223,8 +223,8 @@ func (w *world) dropIn(k int, text, property string, value any) {
 	w.f.props[plan.AgentUnit(k)][property] = value
 }
 
-// ask asks all that is about agents and Buildkite; what they need of other groups
-// is taken as asked.
+// ask runs all checks of agents and Buildkite, and assumes that what they need from other
+// groups is OK.
 func (w *world) ask() *Report {
 	w.t.Helper()
 	checks := slices.Concat(agentChecks, buildkiteChecks)
@@ -240,7 +240,7 @@ func (w *world) ask() *Report {
 
 var errOfTests = errors.New("systemd is dead")
 
-// deaf is a socket that nobody listens on any more.
+// deaf makes a socket that nothing listens on anymore.
 func (w *world) deaf(k int) {
 	w.t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: w.path(plan.SocketPath(k)), Net: "unix"})

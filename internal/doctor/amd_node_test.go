@@ -14,8 +14,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// A node with AMD's GPUs is told nothing of NVIDIA's, whatever is wrong with it. It is not
-// parallel: it keeps all CPUs busy, and others look at the time.
+// TestAMDNodeIsToldNothingOfNVIDIA tests that nothing on a node with AMD GPUs mentions
+// NVIDIA, whatever is wrong. It is not parallel: it keeps all CPUs busy, and other tests
+// measure time.
 func TestAMDNodeIsToldNothingOfNVIDIA(t *testing.T) {
 	driverless, dead, uneven := machinetest.MI300X(), machinetest.MI300X(), machinetest.MI300XCPX()
 	driverless.Name, driverless.NoKFD = "without a driver", true
@@ -56,11 +57,11 @@ func TestAMDNodeIsToldNothingOfNVIDIA(t *testing.T) {
 	}
 }
 
-// foreignWords are of what only NVIDIA has.
+// foreignWords matches what only NVIDIA has.
 var foreignWords = regexp.MustCompile(`(?i)nvidia|nvml|cuda|nvlink|nvswitch|\bxid\b`)
 
-// Nor the other way round, unless a check is asked for by its name; and a machine without
-// any GPU is told of both.
+// TestForeignChecks tests that a machine with one vendor's GPUs gets the other's checks
+// only by name, and that a machine without GPUs gets both.
 func TestForeignChecks(t *testing.T) {
 	t.Parallel()
 	ids := func(inv *inventory.Inventory, o Options) (ids []string) {

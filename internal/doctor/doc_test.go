@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// docs/doctor.md has a chapter on each check, in its group, in the same order, and
-// on no other.
+// TestDocument tests that docs/doctor.md has a chapter on each check, in its group and in
+// the same order, and no others.
 func TestDocument(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/doctor.md")
@@ -41,7 +41,7 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// Each check that makes a node unfit is reached from what somebody sees.
+// TestSymptoms tests that a symptom leads to each check that makes a node unfit.
 func TestSymptoms(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/troubleshooting.md")

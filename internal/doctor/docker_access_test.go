@@ -12,14 +12,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// roomy is an engine whose disk has so much free, of so much.
+// roomy returns an engine whose disk has free of total bytes free.
 func roomy(free, total int64) *fake {
 	f := engine(docker.Info{RootDir: "/var/lib/docker"})
 	f.inv.Disks = []inventory.DiskFree{{Path: "/", FreeBytes: 1}, {Path: "/var/lib/docker", FreeBytes: free, TotalBytes: total}}
 	return f
 }
 
-// Docker's data-root says nothing of where containerd's store is.
+// TestContainerdStore tests that Docker's data-root does not move containerd's store.
 func TestContainerdStore(t *testing.T) {
 	t.Parallel()
 	f := engine(docker.Info{Snapshotter: true, RootDir: "/raid/docker"})
@@ -118,7 +118,8 @@ func TestDockerSocket(t *testing.T) {
 	stated{"", "docker-socket", &fake{}, files, "fail: /var/run/docker.sock has mode 0666, so every user of this machine is root, and a job's host commands are", "chmod 0660 /var/run/docker.sock"}.run(t, mode(0o666))
 }
 
-// The socket's own group counts, whatever its name, and root's is no way in.
+// TestSocketUsers tests that the socket's own group counts, whatever its name, except
+// root's.
 func TestSocketUsers(t *testing.T) {
 	t.Parallel()
 	got := socketUsers("root:x:0:eve\ndocker:x:9:ada\nweb:x:33:bob\n", "carl:x:5:33::/:/bin/sh\n", 33)

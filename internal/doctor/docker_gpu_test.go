@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// nvidia is an engine of a version, on a machine with NVIDIA's GPUs.
+// nvidia returns an engine of a version, on a machine with NVIDIA GPUs.
 func nvidia(d inventory.Docker, info docker.Info) *fake {
 	if d.Version == "" {
 		d.Version = "28.5.2"

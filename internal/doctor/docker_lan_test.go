@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-// with is a fake whose configuration says this of jobs and agents.
+// with returns a fake with this configuration of jobs and agents.
 func with(job config.Job, endpoint string) *fake {
 	full := config.Config{Job: job, Agent: config.Agent{Endpoint: endpoint}}.WithDefaults()
 	return &fake{cfg: &full}
@@ -65,7 +65,7 @@ func TestLAN(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			s.id = "docker-lan"
 			if s.files == nil && s.f.cfg == nil {
-				s.want += ": open " // and the path of the test's own
+				s.want += ": open " // and the path of the test's own directory
 				got := answer(t, machineOf(t, s.f, nil), s.id)
 				if !strings.HasPrefix(got.Status.String()+": "+got.Summary(), s.want) {
 					t.Errorf("%s: %s", got.Status, got.Summary())

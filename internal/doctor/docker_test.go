@@ -20,7 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// stated is one state of a machine, and what a check says of it.
+// stated is a state of a machine, and what a check says about it.
 type stated struct {
 	name, id string
 	f        *fake
@@ -54,7 +54,7 @@ func (s stated) run(t *testing.T, change func(*Machine)) *Result {
 	return got
 }
 
-// file is daemon.json, of a dockerd that is started with these words besides.
+// file returns daemon.json and a dockerd started with these arguments.
 func file(text string, words ...string) map[string]string {
 	args := "/usr/bin/dockerd\x00" + strings.Join(words, "\x00") + "\x00"
 	files := map[string]string{"/proc/7/cmdline": args}
@@ -64,7 +64,7 @@ func file(text string, words ...string) map[string]string {
 	return files
 }
 
-// engine is a machine on which docker.service runs.
+// engine returns a machine on which docker.service runs.
 func engine(info docker.Info) *fake {
 	if info.Version == "" {
 		info.Version = "28.5.2"
@@ -76,7 +76,7 @@ func engine(info docker.Info) *fake {
 	}
 }
 
-// dead is a machine without an engine that answers.
+// dead returns a machine without an engine that answers.
 func dead(u reconcile.UnitState, problem string) *fake {
 	f := &fake{inv: &inventory.Inventory{OS: inventory.OS{ID: "debian"}}}
 	if problem != "" {
@@ -89,7 +89,7 @@ func dead(u reconcile.UnitState, problem string) *fake {
 	return f
 }
 
-// deaf is f where systemd does not answer.
+// deaf makes f a machine on which systemd does not answer.
 func deaf(f *fake) *fake {
 	f.err = errors.New("no answer")
 	return f
@@ -158,7 +158,7 @@ func TestEngineChecks(t *testing.T) {
 	}
 }
 
-// hangingEngine is one that answered the inventory and answers no more.
+// hangingEngine answered the inventory but no longer answers.
 type hangingEngine struct{ *fake }
 
 func (hangingEngine) Docker(context.Context) (docker.Info, error) {
@@ -171,7 +171,7 @@ func TestEngineStopsAnswering(t *testing.T) {
 		run(t, func(m *Machine) { m.Source = hangingEngine{engine(docker.Info{})} })
 }
 
-// TestValidate: dockerd is asked where it has not read the file, and only there.
+// TestValidate tests that dockerd runs only if it has not read the file yet.
 func TestValidate(t *testing.T) {
 	t.Parallel()
 	const bad = "unable to configure the Docker daemon with file /etc/docker/daemon.json: the following directives don't match any configuration option: debgu\n"
@@ -204,8 +204,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// TestDaemonEdits runs the commands that change daemon.json, and looks at what they
-// leave.
+// TestDaemonEdits runs the commands that change daemon.json, and checks the result.
 func TestDaemonEdits(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ before, id, want string }{
@@ -243,7 +242,7 @@ func TestDaemonEdits(t *testing.T) {
 	}
 }
 
-// TestGarbage: whatever the machine's files hold, there is a sentence and no panic.
+// TestGarbage tests that garbage in the machine's files yields a sentence and no panic.
 func TestGarbage(t *testing.T) {
 	t.Parallel()
 	files := map[string]string{}

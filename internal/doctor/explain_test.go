@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Every check can be explained where there is nothing but the program.
+// TestExplainEach tests that the program alone can explain every check.
 func TestExplainEach(t *testing.T) {
 	t.Parallel()
 	for _, c := range All() {

@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
-// fake is a Source that says what a test wants.
+// fake is a Source that returns what a test wants.
 type fake struct {
 	cfg     *config.Config
 	inv     *inventory.Inventory
@@ -28,11 +28,11 @@ type fake struct {
 	program func(reconcile.Program) ([]byte, error)
 	slots   []selftest.SlotReport
 	docker  docker.Info
-	image   docker.Image // the only one that the engine has; the zero value is none
+	image   docker.Image // the only one in the engine; the zero value means none
 	// props and journal are by unit.
 	props   map[string]map[string]any
 	journal map[string][]string
-	err     error // of everything, if set
+	err     error // of every call, if set
 }
 
 func (f *fake) Config() (*config.Config, error)                         { return f.cfg, f.err }
@@ -77,7 +77,7 @@ func (f *fake) Units(_ context.Context, pattern string) ([]reconcile.UnitState, 
 	}), f.err
 }
 
-// machineOf is a machine whose tree has these files, read by nobody yet.
+// machineOf returns a machine with these files that no check has read yet.
 func machineOf(t *testing.T, f *fake, files map[string]string) *Machine {
 	t.Helper()
 	root := t.TempDir()
@@ -98,7 +98,7 @@ func machineOf(t *testing.T, f *fake, files map[string]string) *Machine {
 	return m
 }
 
-// answer asks one check alone, of a machine that others have read.
+// answer runs one check on a machine that other checks have read.
 func answer(t *testing.T, m *Machine, id string) *Result {
 	t.Helper()
 	checks := All()

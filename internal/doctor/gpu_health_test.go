@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// kernelLog is a kernel's log with these lines after a second of uptime each.
+// kernelLog returns a kernel log with these lines, one per second of uptime.
 func kernelLog(lines ...string) map[string]string {
 	var b strings.Builder
 	for i, line := range lines {
@@ -54,7 +54,7 @@ func TestJudgedChecks(t *testing.T) {
 			want: "fail: node.nvswitch: the NVSwitch at 0000:c1:00.0 had a fatal error (SXid 20034)", slots: []int{0, 1}},
 		{name: "the driver wants it reset", id: "gpu-errors", inv: changed(h100s(2), func(inv *inventory.Inventory) {
 			inv.GPUs[1].Healthy, inv.GPUs[1].Error, inv.GPUs[1].NVML.Code = false, "GPU requires reset", 16
-		}), files: slots(kernelLog("")), want: "ok: 2 GPUs"}, // gpu-answers says so
+		}), files: slots(kernelLog("")), want: "ok: 2 GPUs"}, // gpu-answers reports it
 		{name: "its bus is dead", id: "gpu-errors", inv: h100s(2), files: andFiles(slots(kernelLog("")), "/sys/bus/pci/devices/"+pciOf(1)+"/config", "\xff\xff\xff\xff"), want: "ok: 2 GPUs"},
 		{name: "the driver wants it reset, and it answers", id: "gpu-errors", inv: ill(func(g *probe.GPU) { action := int64(1); g.RecoveryAction = &action }),
 			files: slots(kernelLog("")), want: "fail: gpu.recovery: the driver wants the GPU at 0000:1b:00.0 reset (NVML)", slots: []int{1}},
@@ -103,7 +103,7 @@ func TestJudgedChecks(t *testing.T) {
 		{name: "in the fabric", id: "nvidia-fabric", inv: ill(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "completed"} }), want: "ok: 2 GPUs"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if tt.name == "no log" { // its path is the test's own
+			if tt.name == "no log" { // its detail has the test's own path
 				t.Parallel()
 				got := answer(t, machineOf(t, &fake{inv: tt.inv}, nil), tt.id)
 				if got.Status != Warn || !strings.HasPrefix(got.Summary(), "read the kernel's log: ") {
@@ -161,7 +161,7 @@ func TestFabricManager(t *testing.T) {
 	}
 }
 
-// Health leaves out what this group looks at by itself.
+// TestHealthOnce tests that the check health leaves out what this group checks itself.
 func TestHealthOnce(t *testing.T) {
 	t.Parallel()
 	inv := h100s(4)

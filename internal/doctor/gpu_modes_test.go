@@ -170,7 +170,7 @@ func TestAMDChecks(t *testing.T) {
 	}
 }
 
-// partitioned is the bindings' file of slots with so many partitions of each of these
+// partitioned returns the bindings' file of slots with parts partitions of each of these
 // GPUs of mi300s.
 func partitioned(parts int, gpus ...int) map[string]string {
 	var f struct {
@@ -193,7 +193,7 @@ func partitioned(parts int, gpus ...int) map[string]string {
 
 func firmwareOf(k int) string { return "/sys/bus/pci/devices/" + pciOf(k) + "/vbios_version" }
 
-// watts are the monitors of GPUs that have these limits, and 750 W by default.
+// watts returns the hwmon files of GPUs with these power limits, and 750 W by default.
 func watts(limits ...int) map[string]string {
 	files := map[string]string{}
 	for k, n := range limits {

@@ -25,7 +25,7 @@ const loaded = "570.86.15"
 
 func pciOf(k int) string { return fmt.Sprintf("0000:%02x:00.0", 0x1a+k) }
 
-// h100s are GPUs with which nothing is wrong.
+// h100s returns n GPUs without faults.
 func h100s(n int) *inventory.Inventory {
 	inv := &inventory.Inventory{Kernel: "6.8.0-40-generic", OS: inventory.OS{ID: "ubuntu"}, NVIDIA: &inventory.NVIDIA{Source: "nvml", DriverVersion: loaded, CUDAVersion: "12.8", UVMMajor: 510}}
 	for k := range n {
@@ -43,7 +43,7 @@ func h100s(n int) *inventory.Inventory {
 	return inv
 }
 
-// mi300s are AMD GPUs with which nothing is wrong.
+// mi300s returns n AMD GPUs without faults.
 func mi300s(n int) *inventory.Inventory {
 	inv := &inventory.Inventory{Kernel: "6.8.0-40-generic", AMD: &inventory.AMD{DriverVersion: "6.12.12", KFD: true}}
 	for k := range n {
@@ -55,7 +55,7 @@ func mi300s(n int) *inventory.Inventory {
 	return inv
 }
 
-// boundSlots is the bindings' file of slots with the GPUs of h100s.
+// boundSlots returns the bindings' file of slots with the GPUs of h100s.
 func boundSlots(n int) map[string]string {
 	var f struct {
 		Schema int            `json:"schema"`
@@ -118,7 +118,7 @@ func (tt gpuCase) run(t *testing.T) {
 	}
 }
 
-// changed is an inventory with some of it changed.
+// changed changes inv and returns it.
 func changed(inv *inventory.Inventory, change func(*inventory.Inventory)) *inventory.Inventory {
 	change(inv)
 	return inv
@@ -320,7 +320,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// Where Secure Boot is on, the module may be refused.
+// TestSecureBoot tests the advice that Secure Boot may reject the module.
 func TestSecureBoot(t *testing.T) {
 	t.Parallel()
 	const variable = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
@@ -332,7 +332,7 @@ func TestSecureBoot(t *testing.T) {
 	}
 }
 
-// The verdicts that the check health leaves out are verdicts.
+// TestOwnVerdicts tests that the verdicts that the check health leaves out exist.
 func TestOwnVerdicts(t *testing.T) {
 	t.Parallel()
 	for _, id := range ownVerdicts {
@@ -342,9 +342,9 @@ func TestOwnVerdicts(t *testing.T) {
 	}
 }
 
-// Published machines, as they are before the install: of what can be read without
-// NVML and device files, nothing is wrong. It is not parallel: it keeps all CPUs busy,
-// and others look at the time.
+// TestPublishedMachines tests that nothing is wrong with published machines before the
+// install, as far as that can be read without NVML and device files. It is not parallel: it
+// keeps all CPUs busy, and other tests measure time.
 func TestPublishedMachines(t *testing.T) {
 	for _, machine := range machinetest.Published() {
 		t.Run(machine.Name, func(t *testing.T) {

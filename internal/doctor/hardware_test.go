@@ -11,7 +11,7 @@ import (
 
 func TestHardwareChecks(t *testing.T) {
 	t.Parallel()
-	// Eight slots, on a machine with so much.
+	// A machine of eight slots with these resources.
 	of := func(memory, disk int64, cores int, slot plan.Slot) *fake {
 		f := &fake{
 			inv: &inventory.Inventory{

@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// updated is a machine whose image is updated at night, and is this one.
+// updated returns a machine with this image, which is updated at night.
 func updated(i docker.Image) *fake {
 	full := config.Config{Image: config.Image{AutoUpdate: "0 3 * * *"}}.WithDefaults()
 	return &fake{
@@ -98,7 +98,7 @@ func TestImageChecks(t *testing.T) {
 	stated{"", "image-state", updated(here), map[string]string{plan.ImageDir + "/images.json": "{"}, "", ""}.brokenState(t)
 }
 
-// brokenState looks at the fix only: the message has the temporary directory in it.
+// brokenState compares only the fix: the message contains the temporary directory.
 func (s stated) brokenState(t *testing.T) {
 	t.Helper()
 	got := answer(t, machineOf(t, s.f, s.files), s.id)

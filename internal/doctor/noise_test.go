@@ -106,7 +106,7 @@ func TestNoiseChecks(t *testing.T) {
 	})
 }
 
-// Who is named is somebody that runs.
+// TestWhoChanges tests that only running programs are named.
 func TestWhoChanges(t *testing.T) {
 	t.Parallel()
 	m := machineOf(t, &fake{units: []reconcile.UnitState{{Name: "tuned.service", Active: "active"}, {Name: "thermald.service", Active: "inactive"}}}, nil)

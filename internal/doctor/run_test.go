@@ -14,12 +14,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 )
 
-// says is a check that finds one thing.
+// says returns a check that finds one thing.
 func says(id string, f Finding, needs ...string) Check {
 	return Check{ID: id, Group: "group-" + id[:1], About: "a sentence", Worst: Fail, Needs: needs, Run: func(context.Context, *Machine) Answer { return found(f) }}
 }
 
-// told is what a report says of each check, as people read it.
+// told returns what a report says about each check, as text.
 func told(r *Report) map[string]string {
 	all := map[string]string{}
 	for _, c := range r.Checks {
@@ -108,8 +108,8 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-// The checks themselves: what they need exists, comes in no circle, and is asked of
-// a bare machine where they are.
+// TestChecks tests the checks themselves: what they need exists, has no cycles, and runs on
+// a bare machine if they do.
 func TestChecks(t *testing.T) {
 	t.Parallel()
 	all, byID := All(), map[string]Check{}
@@ -145,7 +145,7 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// What was written is read again: other programs go by it.
+// TestReportJSON tests that a report survives JSON, which other programs read.
 func TestReportJSON(t *testing.T) {
 	t.Parallel()
 	r := &Report{Schema: Schema, Checks: []Result{{ID: "a", Group: "gpu", About: "it works", Status: Fail, Findings: []Finding{fail("it does not").by("make it").of(3)}}}}

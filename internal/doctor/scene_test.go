@@ -8,7 +8,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// scene is a machine, and what one check says of it.
+// scene is a machine, and what one check says about it.
 type scene struct {
 	name, id string
 	f        *fake
@@ -45,7 +45,7 @@ func play(t *testing.T, scenes []scene) {
 		})
 		seen[s.id] = true
 	}
-	// Each check of the group is tried, and with a file that is garbage: no panic.
+	// Each check of the group is also run with a garbage file and must not panic.
 	for id := range seen {
 		t.Run(id+", garbage", func(t *testing.T) {
 			t.Parallel()

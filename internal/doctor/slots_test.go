@@ -17,7 +17,7 @@ import (
 
 const giB = 1 << 30
 
-// node is one with two slots of two cores, as it should be; change makes it otherwise.
+// node returns a healthy node with two slots of two cores, after change.
 func node(change func(*fake)) *fake {
 	f := &fake{
 		inv: &inventory.Inventory{Memory: inventory.Memory{TotalBytes: 64 * giB, Nodes: []inventory.NUMANode{
@@ -53,7 +53,7 @@ func node(change func(*fake)) *fake {
 	return f
 }
 
-// kernelSays changes what a file of slices says.
+// kernelSays changes the value of a cgroup file in slices.
 func kernelSays(file, value string, slots ...int) *fake {
 	return node(func(f *fake) {
 		for _, k := range slots {
@@ -152,7 +152,7 @@ func TestSlotState(t *testing.T) {
 		{"by the guard", "slot-parked", node(nil), map[string]string{"/run/kbnode/gpu1/parked/gpu.json": `{"reason":"GPU-1 is held by process 7, which does not end; reboot","since":"2026-11-21T10:00:00Z"}`}, nil,
 			"fail: GPU-1 is held by process 7, which does not end; reboot", ""},
 	})
-	// Fullness is of a file system, which no directory of a test is.
+	// Only a file system can be full, and no directory of a test is one.
 	full := slotDisk{slot: plan.Slot{DiskBytes: 1}, bytes: 1, mount: mounted{device: "7:0"}, home: mounted{device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
 	if f := full.judge(); f.Detail != "its disk is nearly full, although no job runs" || f.Fix != anew {
 		t.Errorf("%+v", f)
@@ -170,7 +170,7 @@ func TestSlotLeftovers(t *testing.T) {
 	t.Parallel()
 	const id = "aaaabbbbccccddddeeeeffff0000111122223333444455556666777788889999"
 	const slice = "/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/"
-	// The machine is up for 1000 s, and a process began at so many of them.
+	// The machine has been up for 1000 s. A process started at began of them.
 	proc := func(files map[string]string, pid int, name string, began int, uid int) map[string]string {
 		out := map[string]string{"/proc/uptime": "1000.00 4000.00\n", "/etc/passwd": "kbnode-gpu0:x:990:990::/:\nkbnode-gpu1:x:991:991::/:\n"}
 		maps.Copy(out, files)
@@ -236,7 +236,7 @@ func TestSlotLeftovers(t *testing.T) {
 	})
 }
 
-// What is alike is told once, for all slots.
+// TestTogether tests that findings that are alike are reported once, for all slots.
 func TestTogether(t *testing.T) {
 	t.Parallel()
 	m := machineOf(t, kernelSays("memory.max", "max", 0, 1), nil)
@@ -249,7 +249,7 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// amdNode is node with two partitions of one of AMD's GPUs.
+// amdNode returns node with two partitions of one AMD GPU.
 func amdNode() *fake {
 	return node(func(f *fake) {
 		for k := range f.inv.GPUs {
@@ -260,8 +260,8 @@ func amdNode() *fake {
 	})
 }
 
-// kfd are the files of the compute driver that has these two partitions and a third GPU,
-// with a process on one of them; pairs are files of the process.
+// kfd returns the files of a compute driver that has these two partitions and a third GPU,
+// with a process on one of them. pairs are files of the process.
 func kfd(pid, gpu int, pairs ...string) map[string]string {
 	const dir = "/sys/class/kfd/kfd/"
 	files := map[string]string{}
