@@ -68,7 +68,7 @@ type Node interface {
 	Doctor(ctx context.Context) (*doctor.Report, error)
 	// Selftest returns a report for the node itself and one for each slot.
 	Selftest(ctx context.Context) ([]selftest.SlotReport, error)
-	// Pull fetches the image that jobs run again, and returns its digest.
+	// Pull pulls the jobs' image again, and returns its digest.
 	Pull(ctx context.Context) (digest string, err error)
 	// Evaluate runs an evaluation in each slot, one after another or all at once.
 	Evaluate(ctx context.Context, atOnce bool) ([]image.Evaluation, error)

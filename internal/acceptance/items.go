@@ -18,7 +18,7 @@ const (
 	backTime = 10 * time.Second // for an agent to be back
 	pollTime = 100 * time.Millisecond
 
-	// shown is how many failures of one kind are reported.
+	// shown is how many of several failures are reported.
 	shown = 3
 
 	typeAgain = "sudo kbnode doctor --acceptance, when no job runs"

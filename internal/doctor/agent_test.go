@@ -45,8 +45,8 @@ func TestAgentChecks(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		do   func(*world)
-		want string // "" if there is advice
-		fix  string // "" where there is advice
+		want string // "check status slots: detail"
+		fix  string // "" if there is advice
 	}{
 		{"the package's service runs", func(w *world) {
 			w.f.units = []reconcile.UnitState{{Name: "buildkite-agent.service", Active: "active", Cgroup: "/system.slice/buildkite-agent.service"}, {Name: "buildkite-agent-gpu0.service", Active: "active"}}

@@ -82,7 +82,7 @@ func printed(ctx context.Context, args ...string) ([]byte, error) {
 
 // Bundle writes a support archive (tar, gzip): the report, what was read for it, kbnode's
 // own files, and what the journal has about kbnode, agents, Docker and the kernel. It
-// removes secrets. A part that cannot be read contains the error instead.
+// removes secrets. A part that cannot be read completely ends with the error.
 func Bundle(ctx context.Context, w io.Writer, m *Machine, r *Report, more ...Part) error {
 	all := append([]Part{Value("doctor.json", func() any { return r })}, more...)
 	all = append(all, parts(m)...)

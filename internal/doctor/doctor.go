@@ -74,10 +74,11 @@ type Check struct {
 	ID    string   // stable, such as "docker-cgroup-driver"; a heading of docs/doctor.md
 	Group string   // one of Groups
 	About string   // a sentence: what is true if nothing is wrong
-	Needs []string // IDs of checks that must pass first
+	Needs []string // IDs of checks that must run first, and neither fail nor skip
 	Worst Status   // the worst possible status: Warn or Fail
 	// Vendor is the vendor of the GPUs that the check is about, "nvidia" or "amd", or ""
-	// for any. A machine that has only the other vendor's GPUs skips the check.
+	// for any. The report on a machine that has only the other vendor's GPUs omits the
+	// check, unless Options.Only names it.
 	Vendor string
 	// Bare means that the check can run before kbnode install.
 	Bare bool
@@ -93,7 +94,7 @@ type Check struct {
 // machine, and Detail says why.
 type Answer struct {
 	Findings []Finding
-	Detail   string         // of a check without findings
+	Detail   string         // why there are no findings
 	Keep     func(*Machine) // called before the checks that need this one run
 }
 

@@ -26,7 +26,7 @@ const (
 	// Limits of one scan.
 	maxGroups    = 4096
 	maxProcesses = 1 << 16
-	userHZ       = 100 // ticks per second, in which the kernel gives times to programs
+	userHZ       = 100 // ticks per second in the times that the kernel reports
 )
 
 // containerOf returns the short ID of the container of a scope, or "".

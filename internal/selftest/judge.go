@@ -158,9 +158,9 @@ func within(text string, most int64) bool {
 	return err == nil && n > 0 && n <= most
 }
 
-// capsHeld checks a set of capabilities. The strict profile has none. No profile has those
-// to create devices (27), to send raw packets (13), to load modules (16), for raw I/O (17),
-// to trace processes (19), to administer (21) or to reboot (22).
+// capsHeld checks a set of capabilities. The strict profile has none. No profile may create
+// devices (27), send raw packets (13), load modules (16), do raw I/O (17), trace processes
+// (19), administer (21) or reboot (22).
 func capsHeld(text string, strict bool) bool {
 	set, err := strconv.ParseUint(text, 16, 64)
 	if err != nil {

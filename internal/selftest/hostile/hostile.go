@@ -45,7 +45,7 @@ type Request struct {
 	Before int
 	// Drip is written twice a second until there is an answer.
 	Drip string
-	// Patience is how long the guard may take; 0 means that it must answer at once.
+	// Patience is how long the guard may take; 0 means 30 seconds.
 	Patience time.Duration
 }
 

@@ -25,11 +25,11 @@ type Ask struct {
 	Open    []string `json:"open,omitempty"`    // files, directories and devices to open for reading
 	Write   []string `json:"write,omitempty"`   // files to open for writing, and directories to check for write access
 	Windows []string `json:"windows,omitempty"` // files that give access to a device's memory and configuration
-	Proc    bool     `json:"proc,omitempty"`    // open every file of /proc that belongs to no process for writing
+	Proc    bool     `json:"proc,omitempty"`    // open for writing every file of /proc that belongs to no process
 	Unix    []string `json:"unix,omitempty"`    // sockets to connect to
 	TCP     []string `json:"tcp,omitempty"`     // addresses to connect to
 	Disks   []string `json:"disks,omitempty"`   // directories whose file systems to measure
-	Calls   bool     `json:"calls,omitempty"`   // system calls that no job needs
+	Calls   bool     `json:"calls,omitempty"`   // system calls that need privileges that no job has
 	Forks   int      `json:"forks,omitempty"`   // processes to start at the same time
 	Daemon  bool     `json:"daemon,omitempty"`  // leave an orphaned process behind
 	// Allocate is memory to allocate before everything else, in bytes.
