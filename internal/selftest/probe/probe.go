@@ -182,7 +182,7 @@ func open(path string, flags int) error {
 // directory.
 func openForWriting(path string) error {
 	err := open(path, unix.O_WRONLY)
-	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ETXTBSY) { // the kernel returns ETXTBSY for this program before it checks anything else
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ETXTBSY) { // for this program, ETXTBSY precedes all other checks
 		return unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK, unix.AT_EACCESS)
 	}
 	return err
