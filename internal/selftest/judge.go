@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -158,9 +160,15 @@ func within(text string, most int64) bool {
 	return err == nil && n > 0 && n <= most
 }
 
-// capsHeld checks a set of capabilities. The strict profile has none. No profile may create
-// devices (27), send raw packets (13), load modules (16), do raw I/O (17), trace processes
-// (19), administer (21) or reboot (22).
+// jobCaps are the capabilities of a container in the compatible profile: Docker's default
+// set without AUDIT_WRITE (29), MKNOD (27) and NET_RAW (13), by their numbers in
+// linux/capability.h.
+const jobCaps = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID |
+	1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP |
+	1<<unix.CAP_NET_BIND_SERVICE | 1<<unix.CAP_SYS_CHROOT | 1<<unix.CAP_SETFCAP
+
+// capsHeld reports whether a hexadecimal set of capabilities has no more than the profile
+// allows: jobCaps, or none in the strict profile.
 func capsHeld(text string, strict bool) bool {
 	set, err := strconv.ParseUint(text, 16, 64)
 	if err != nil {
@@ -169,7 +177,7 @@ func capsHeld(text string, strict bool) bool {
 	if strict {
 		return set == 0
 	}
-	return set&(1<<27|1<<13|1<<21|1<<16|1<<17|1<<19|1<<22) == 0
+	return set&^jobCaps == 0
 }
 
 // migCaps is the prefix of MIG instances' capabilities. No two instances share one.

@@ -32,7 +32,7 @@ func TestJudgeContainer(t *testing.T) {
 	t.Parallel()
 	good := func() *probe.Facts {
 		return &probe.Facts{
-			UID: 0, Status: map[string]string{"CapEff": "00000000a00405fb", "CapBnd": "00000000a00405fb", "NoNewPrivs": "1", "Seccomp": "2"},
+			UID: 0, Status: map[string]string{"CapEff": "00000000800405fb", "CapBnd": "00000000800405fb", "NoNewPrivs": "1", "Seccomp": "2"},
 			CPUs: "2-3", Cgroup: map[string]string{"memory.max": "268435456", "memory.swap.max": "0", "pids.max": "64"},
 			Interfaces: []string{"lo", "eth0"}, Processes: 1, Nodes: []string{"/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-modeset"},
 			RootWrites: "ok", Env: []string{"HOME", "KERNELBOT_CPUS", "PATH"}, Forked: 50, Disks: map[string]int64{"/": 1 << 29},
@@ -69,7 +69,9 @@ func TestJudgeContainer(t *testing.T) {
 		"the host's PIDs":     {func(f *probe.Facts, _ *plan.JobPolicy) { f.Processes = 200 }, "processes of others"},
 		"new privileges":      {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["NoNewPrivs"] = "0" }, "new privileges"},
 		"no seccomp":          {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["Seccomp"] = "0" }, "system calls filtered"},
-		"MKNOD":               {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["CapBnd"] = "00000000a80425fb" }, "capabilities"},
+		"MKNOD":               {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["CapBnd"] = "00000000880405fb" }, "capabilities"},
+		"AUDIT_WRITE":         {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["CapBnd"] = "00000000a00405fb" }, "capabilities"},
+		"NET_ADMIN":           {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["CapBnd"] = "00000000800415fb" }, "capabilities"},
 		"another GPU's node":  {func(f *probe.Facts, _ *plan.JobPolicy) { f.Nodes = append(f.Nodes, "/dev/nvidia0") }, "nodes of other devices"},
 		"another instance's":  {func(f *probe.Facts, _ *plan.JobPolicy) { f.Nodes = append(f.Nodes, "/dev/nvidia-caps/nvidia-cap21") }, "nodes of other devices"},
 		"no GPU":              {func(f *probe.Facts, _ *plan.JobPolicy) { f.Nodes = []string{"/dev/nvidiactl"} }, "its own GPU"},
@@ -135,7 +137,7 @@ func TestJudgeAMDContainer(t *testing.T) {
 			s, p := testSlot()
 			s.GPUs = []plan.SlotGPU{{Vendor: "amd", Devices: []string{"/dev/kfd", "/dev/dri/renderD137"}}}
 			f := &probe.Facts{
-				Status: map[string]string{"CapBnd": "00000000a00405fb", "NoNewPrivs": "1", "Seccomp": "2"}, CPUs: "2-3",
+				Status: map[string]string{"CapBnd": "00000000800405fb", "NoNewPrivs": "1", "Seccomp": "2"}, CPUs: "2-3",
 				Cgroup: map[string]string{"memory.max": "268435456", "pids.max": "64"}, Interfaces: []string{"lo", "eth0"}, Processes: 1,
 				Nodes: row.nodes, Compute: row.compute,
 			}
