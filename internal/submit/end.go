@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// checkTimes ends what takes longer than it may.
+// checkTimes cancels builds that exceed a time limit, and gives up runs whose build was never
+// seen.
 func (f *follower) checkTimes() {
 	for _, r := range f.runs {
 		switch {
@@ -22,8 +23,8 @@ func (f *follower) checkTimes() {
 	}
 }
 
-// interrupt cancels what is on its way. Builds that are not known yet are when they
-// come to be seen.
+// interrupt cancels all builds in progress. Builds that are not known yet are canceled when they
+// are seen.
 func (f *follower) interrupt() {
 	f.ending = true
 	for _, r := range f.runs {
@@ -37,7 +38,7 @@ func (f *follower) interrupt() {
 	}
 }
 
-// cancel cancels a run's build; the looks tell when it has ended.
+// cancel cancels a run's build. Later looks find out when it has ended.
 func (f *follower) cancel(r *run) {
 	f.tell(r, "cancelling")
 	if r.asked {
@@ -58,7 +59,7 @@ func (f *follower) cancel(r *run) {
 	})
 }
 
-// leave ends without ending the builds. Results that are there are fetched.
+// leave stops following builds without canceling them. Results that are there are still fetched.
 func (f *follower) leave() {
 	for _, r := range f.runs {
 		if r.done || r.fetching {

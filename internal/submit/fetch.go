@@ -14,13 +14,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// NodeFile is the record of how quiet the job had it, beside the result.
+// NodeFile is the artifact that records interference with the job.
 const NodeFile = "node.json"
 
 const maxNodeFile = 1 << 20
 
-// fetch gets what an ended build has left. A failed one is no exception: what does not
-// compile fails, and its messages are in the result.
+// fetch gets what an ended build left, even if it failed: a submission that does not compile
+// fails, and the compiler's messages are in the result.
 func (f *follower) fetch(r *run) {
 	r.fetching = true
 	job := scriptOf(r.build)
@@ -53,8 +53,8 @@ func between(from, to time.Time) time.Duration {
 	return to.Sub(from)
 }
 
-// scriptOf is the job of a build that counts: of several, one that did not pass, else
-// the last.
+// scriptOf returns the job that decides a build: the first that did not pass, or else the last.
+// It returns nil if there is none.
 func scriptOf(b buildkite.Build) *buildkite.Job {
 	scripts := b.Scripts()
 	if len(scripts) == 0 {
@@ -67,8 +67,8 @@ func scriptOf(b buildkite.Build) *buildkite.Job {
 	return &scripts[i]
 }
 
-// files fetches result.json and node.json of a build's jobs, never those of a job
-// that was retried.
+// files fetches result.json and node.json of a build's jobs, never those of a job that was
+// retried.
 func (f *follower) files(ctx context.Context, b buildkite.Build) (result, node []byte, err error) {
 	scripts := b.Scripts()
 	file := func(path string, most int64) ([]byte, error) {
@@ -90,25 +90,26 @@ func (f *follower) files(ctx context.Context, b buildkite.Build) (result, node [
 	}
 	result, err = file(runner.ResultFile, runner.MaxResult)
 	if err == nil && f.Node {
-		node, _ = file(NodeFile, maxNodeFile) // the result is as good without
+		node, _ = file(NodeFile, maxNodeFile) // the result is good without it
 	}
 	return result, node, err
 }
 
-// conclude makes a verdict of what there is.
+// conclude finishes a run with the verdict on what was fetched.
 func (f *follower) conclude(r *run, job *buildkite.Job, text []byte, err error) {
 	r.out.Raw = text
 	if err == nil {
 		r.out.Result, err = runner.ReadResult(text)
 	}
 	verdict, reason := judge(r.build, job, r.out.Result, r.job, err)
-	if r.why != "" && verdict != Passed { // it may have ended in that moment
+	if r.why != "" && verdict != Passed { // it may have passed before it was canceled
 		verdict, reason = r.why, r.reason
 	}
 	f.finish(r, verdict, reason)
 }
 
-// judge says how a build came out. Nothing passes that Buildkite does not call passed.
+// judge returns the verdict on a build and the reason. A build never passes unless Buildkite
+// says that it passed.
 func judge(b buildkite.Build, job *buildkite.Job, result *runner.Result, j Job, err error) (Verdict, string) {
 	ended, ok := ending(b, job)
 	switch {
@@ -146,7 +147,7 @@ func judge(b buildkite.Build, job *buildkite.Job, result *runner.Result, j Job, 
 const noContainer = "docker could not start the container: the image is missing or its name is empty or misspelled (give one with --image), " +
 	"or the node refused an option, which a line of the job's log that begins with kbnode: names"
 
-// exits are exit statuses that the runner never has, in words.
+// exits explains exit statuses that the runner never has.
 var exits = map[int]string{
 	-1:  "the agent was lost, or the job was killed with it",
 	125: noContainer,
@@ -156,7 +157,7 @@ var exits = map[int]string{
 	137: "the job was killed, most likely for using more memory than its slot has",
 }
 
-// ending says how a build ended, and whether that was well.
+// ending describes how a build ended and reports whether it passed.
 func ending(b buildkite.Build, job *buildkite.Job) (string, bool) {
 	switch {
 	case b.State == "blocked" || b.Blocked && b.State != "failed":

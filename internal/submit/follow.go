@@ -16,14 +16,14 @@ const (
 	// creators is how many builds are created at once.
 	creators = 4
 	fetchers = 4
-	// cancelTime is how long a cancelled build may take to end; its runner still
-	// uploads what it has.
+	// cancelTime is how long a canceled build may take to end, since its runner still uploads
+	// what it has.
 	cancelTime = 3 * time.Minute
-	// silence is for how long Buildkite may not answer before builds are given up.
+	// silence is how long Buildkite may fail to answer before builds are given up.
 	silence = 15 * time.Minute
-	// late is when a build that may have been made would have been seen.
+	// late is how long a build that may have been created can take to be seen.
 	late = 2 * time.Minute
-	// slowest is how many seconds one request of many takes within the rate limit.
+	// slowest is how long each of many requests takes within the rate limit.
 	slowest = 5 * time.Second
 )
 
@@ -32,7 +32,7 @@ var (
 	errNotBegun = errors.New("interrupted before it was created")
 )
 
-// pause between two looks: short at first, when most jobs end.
+// pause returns the time between two looks: short at first, when most jobs end.
 func pause(since time.Duration) time.Duration {
 	switch {
 	case since < 30*time.Second:
@@ -43,30 +43,30 @@ func pause(since time.Duration) time.Duration {
 	return 10 * time.Second
 }
 
-// run is one job on its way.
+// run is a job in progress.
 type run struct {
 	index    int
 	job      Job
 	out      Outcome
 	build    buildkite.Build
-	waiting  time.Time // since when it is there, by this machine's clock
+	waiting  time.Time // since when the build waits, by this machine's clock
 	running  time.Time
-	why      Verdict // why it was cancelled
+	why      Verdict // why it was canceled
 	reason   string
-	asked    bool      // to be cancelled
-	unsure   time.Time // since when it is not known whether it was made
+	asked    bool      // cancellation was requested
+	unsure   time.Time // since when it is unknown whether the build was created
 	fetching bool
 	done     bool
-	also     string // what else is to be said
+	also     string // appended to the reason
 	told     Status
 }
 
-// follower owns the runs: only its loop touches them, and what takes time comes back
-// as a function for the loop to call.
+// follower owns the runs: only its loop touches them. Slow work runs aside and returns a
+// function for the loop to call.
 type follower struct {
 	Options
 	client            *buildkite.Client
-	work              context.Context // goes on when the caller's has ended
+	work              context.Context // outlives the caller's context
 	batch             string
 	runs              []*run
 	events            chan func()
@@ -75,12 +75,12 @@ type follower struct {
 	looking           bool
 	ending            bool // the caller's context has ended
 	doubles           map[int]bool
-	cancelling        int       // doubles
-	until             time.Time // a double may come to be seen
+	cancelling        int       // doubles being canceled
+	until             time.Time // when no more doubles can appear
 }
 
 func (f *follower) follow(ctx context.Context, stop func()) {
-	// A token that may not look cannot follow either.
+	// A token that may not list builds cannot follow them either.
 	_, err := f.client.Find(ctx, f.Org, f.Pipeline, batchKey, f.batch)
 	if status := buildkite.Refused(err); status >= 400 && status < 500 {
 		for _, r := range f.runs {
@@ -122,7 +122,7 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 	}
 }
 
-// aside does what takes time, and then calls in the loop what it returned.
+// aside runs do in a goroutine, and then has the loop call the function that do returned.
 func (f *follower) aside(do func() func()) {
 	go func() {
 		done := do()
@@ -142,7 +142,7 @@ func (f *follower) allDone() bool {
 	return f.cancelling == 0 && time.Now().After(f.until)
 }
 
-// create creates a job's build, or finds one.
+// create creates a job's build, or finds an existing one if Resume is set.
 func (f *follower) create(ctx context.Context, r *run) {
 	f.tell(r, "creating")
 	f.aside(func() func() {
@@ -153,13 +153,13 @@ func (f *follower) create(ctx context.Context, r *run) {
 			}
 			switch {
 			case err == nil && r.build.Number != 0 && r.build.Number != build.Number:
-				f.cancelDouble(r, build) // a look has found another
+				f.cancelDouble(r, build) // a look has found another one
 			case err == nil:
 				f.found(r, build)
 			case r.build.Number != 0 || r.done:
-				// A look has found it.
+				// A look has already found it.
 			case errors.Is(err, buildkite.ErrUnsure):
-				r.out.Err, r.unsure = err, time.Now() // the looks tell
+				r.out.Err, r.unsure = err, time.Now() // looks will find out
 			case errors.Is(err, errNotBegun):
 				f.finish(r, Cancelled, err.Error())
 			default:
@@ -179,7 +179,7 @@ func (f *follower) createOne(ctx context.Context, j Job) (buildkite.Build, error
 	if ctx.Err() != nil {
 		return buildkite.Build{}, errNotBegun
 	}
-	// A request on its way is not given up, so that its build is known and cancelled.
+	// Do not give up a request in flight: its build must be known, so that it can be canceled.
 	ctx = f.work
 	if f.Resume {
 		found, err := f.client.Find(ctx, f.Org, f.Pipeline, buildkite.RunIDKey, j.RunID)
@@ -193,14 +193,14 @@ func (f *follower) createOne(ctx context.Context, j Job) (buildkite.Build, error
 	return f.client.Create(ctx, f.Org, f.Pipeline, j.Build)
 }
 
-// look asks for all builds that are on their way with one question.
+// look reads all builds in progress with one query.
 func (f *follower) look() {
 	if f.looking {
 		return
 	}
 	f.looking = true
 	key, value := batchKey, f.batch
-	if len(f.runs) == 1 { // it may be an earlier one's
+	if len(f.runs) == 1 { // the build may be an earlier command's
 		key, value = buildkite.RunIDKey, f.runs[0].job.RunID
 	}
 	f.aside(func() func() {
@@ -221,7 +221,8 @@ func (f *follower) look() {
 	})
 }
 
-// unheard gives up where asking again will not help, or has not for long.
+// unheard handles a failed look: it gives up if another will not help, or if all have failed for
+// too long.
 func (f *follower) unheard(err error) {
 	if status := buildkite.Refused(err); status >= 400 && status < 500 || time.Since(f.heard) > silence {
 		f.giveUp(err.Error())
@@ -232,10 +233,10 @@ func (f *follower) unheard(err error) {
 	}
 }
 
-// seen takes what a look says of a build.
+// seen updates the run that a build belongs to.
 func (f *follower) seen(b buildkite.Build) {
 	for _, r := range f.runs {
-		ours := b.MetaData[batchKey] == f.batch || b.Number == r.build.Number // not another's with the same run id
+		ours := b.MetaData[batchKey] == f.batch || b.Number == r.build.Number // not someone else's with the same run ID
 		if r.job.RunID != b.MetaData[buildkite.RunIDKey] || !ours {
 			continue
 		}
@@ -248,7 +249,7 @@ func (f *follower) seen(b buildkite.Build) {
 	}
 }
 
-// cancelDouble cancels a build that was made by a request which seemed lost.
+// cancelDouble cancels a second build, made by a request that seemed lost.
 func (f *follower) cancelDouble(r *run, b buildkite.Build) {
 	if b.Ended() || f.doubles[b.Number] {
 		return
@@ -268,7 +269,7 @@ func (f *follower) cancelDouble(r *run, b buildkite.Build) {
 	})
 }
 
-// found takes what is known of a job's build now.
+// found updates a run with the current state of its build.
 func (f *follower) found(r *run, b buildkite.Build) {
 	if r.done || r.fetching {
 		return
@@ -292,7 +293,7 @@ func (f *follower) found(r *run, b buildkite.Build) {
 	switch {
 	case begun && r.running.IsZero():
 		r.running = now
-	case !begun && !r.running.IsZero(): // another job has taken its place, and waits
+	case !begun && !r.running.IsZero(): // another job took its place and waits
 		r.running, r.waiting = time.Time{}, now
 	}
 	switch {

@@ -15,12 +15,11 @@ import (
 // GPU is a type of GPU that kernelbot knows.
 type GPU struct {
 	Queue string // of its agents
-	Arch  string // of its streaming multiprocessors, for nvcc; "" is AMD's
+	Arch  string // streaming multiprocessor architecture, for nvcc; "" for AMD
 }
 
-// archs are the architectures of GPU models for nvcc, by the names that plan gives
-// the models in queues; "" is AMD's. Source: kernelbot's GPU_TO_SM and NVIDIA's list
-// of compute capabilities.
+// archs maps GPU models, as plan names them in queues, to their architectures for nvcc; "" for
+// AMD. Source: kernelbot's GPU_TO_SM and NVIDIA's list of compute capabilities.
 var archs = map[string]string{
 	"b200": "100", "gb200": "100", "b300": "103", "gb300": "103", "gb10": "121",
 	"h100": "90a", "h200": "90a", "gh200": "90a",
@@ -29,20 +28,20 @@ var archs = map[string]string{
 	"mi100": "", "mi210": "", "mi250": "", "mi300": "", "mi300a": "", "mi308": "", "mi325": "", "mi350": "", "mi355": "",
 }
 
-// contracted are queues that kernelbot's own table names otherwise.
+// contracted holds the queues that kernelbot's own table names differently.
 var contracted = map[string]string{"L40S_BK": "test"}
 
 var (
-	// vendorName is how the other branch of kernelbot names queues: nvidia-h100.
+	// vendorName matches the queue names of the other branch of kernelbot: nvidia-h100.
 	vendorName = lazy.Regexp(`^(?:NVIDIA|AMD|NEBIUS)[-_]([A-Z0-9]+)(?:-\d{1,3})?$`)
-	// shapeName is what a slot that is no whole GPU has behind the model: b200-1g-23gb,
-	// mi300-cpx, b200x4.
+	// shapeName splits the name of a slot that is not a whole GPU into model and shape:
+	// b200-1g-23gb, mi300-cpx, b200x4.
 	shapeName = lazy.Regexp(`^(.+?)((?:-\d+G(?:-[A-Z0-9]+)*|-[SDTQC]PX)?(?:X\d{1,2})?)$`)
 )
 
-// GPUOf finds a type of GPU by its name in kernelbot, in any case, with _BK or
-// without, or by the driver's name of the model. The queue is the one that a node with
-// such GPUs has unless its operator chose another.
+// GPUOf finds a type of GPU by its name in kernelbot, in any case, with or without _BK, or by
+// the driver's name for the model. The queue is the one that a node with such GPUs has unless
+// its operator chose another.
 func GPUOf(name string) (GPU, error) {
 	upper := strings.TrimSpace(strings.ToUpper(name))
 	queue := contracted[upper]
@@ -67,7 +66,7 @@ func GPUOf(name string) (GPU, error) {
 	return GPU{}, fmt.Errorf("%q is no type of GPU that kbnode knows; there are %s; for others give --queue and --arch", name, buildkite.Named(upper, names))
 }
 
-// modelOf finds a model in archs by its short name (MI300X, RTX4090) or the driver's
+// modelOf finds a model in archs by its short name (MI300X, RTX4090) or the driver's name
 // (NVIDIA H100 80GB HBM3).
 func modelOf(name string) (key string, ok bool) {
 	key = plan.GPUKey(name)
@@ -82,5 +81,5 @@ func modelOf(name string) (key string, ok bool) {
 	return "", false
 }
 
-// AMD says that the GPUs are AMD's.
+// AMD reports whether the GPUs are AMD's.
 func (g GPU) AMD() bool { return g.Arch == "" && g.Queue != "" }

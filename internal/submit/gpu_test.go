@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 )
 
-// TestGPUOfMachines: a build for the GPUs of a recorded machine goes to the queue that
-// the machine's plan has for it, however the GPU is named.
+// TestGPUOfMachines checks that a build for the GPUs of a recorded machine goes to the queue in
+// the machine's plan, no matter how the GPU is named.
 func TestGPUOfMachines(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../plan/testdata/*.plan.txtar")
@@ -57,11 +57,11 @@ func TestGPUOfMachines(t *testing.T) {
 func TestGPUOf(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]GPU{
-		// kernelbot's, in all of its runners
+		// kernelbot's, from all of its runners
 		"B200_BK": {"b200", "100"}, "H100_BK": {"h100", "90a"}, "MI300_BK": {"mi300", ""}, "L40S_BK": {"test", "89"}, "b200_bk": {"b200", "100"},
 		"T4": {"t4", "75"}, "L4": {"l4", "89"}, "L4x4": {"l4x4", "89"}, "A100": {"a100", "80"}, "H100": {"h100", "90a"}, "B200": {"b200", "100"}, "L40S": {"l40s", "89"},
 		"MI300": {"mi300", ""}, "MI250": {"mi250", ""}, "MI300x8": {"mi300x8", ""}, "MI355X": {"mi355", ""}, "B200_Nebius": {"b200", "100"}, "h200": {"h200", "90a"}, "B300": {"b300", "103"},
-		// of the other branch, whose queues have the vendor's name
+		// the other branch's, whose queues have the vendor's name
 		"nvidia-h100": {"nvidia-h100", "90a"}, "NVIDIA_H100": {"nvidia-h100", "90a"}, "amd-mi250": {"amd-mi250", ""}, "amd-mi300": {"amd-mi300", ""}, "AMD_MI250": {"amd-mi250", ""},
 		"nebius-h100": {"nebius-h100", "90a"}, "nvidia-h100-0": {"nvidia-h100-0", "90a"},
 		// models, as people and drivers name them
@@ -83,7 +83,7 @@ func TestGPUOf(t *testing.T) {
 	}
 }
 
-// TestBothNames: a pipeline of either launcher finds its variables.
+// TestBothNames checks that pipelines of either launcher find their variables.
 func TestBothNames(t *testing.T) {
 	t.Parallel()
 	for text, both := range map[string]bool{`{"a":1}`: true, fmt.Sprintf("%q", noise(300_000)): false} {
@@ -107,7 +107,7 @@ func TestBothNames(t *testing.T) {
 	}
 }
 
-// noise is text that does not compress.
+// noise returns text that does not compress.
 func noise(n int) string {
 	var b strings.Builder
 	for x := uint32(1); b.Len() < n; x = x*1664525 + 1013904223 {
@@ -116,7 +116,7 @@ func noise(n int) string {
 	return b.String()
 }
 
-// TestEnding says in words what an exit status was.
+// TestEnding checks how exit statuses are explained.
 func TestEnding(t *testing.T) {
 	t.Parallel()
 	status := func(n int) *int { return &n }

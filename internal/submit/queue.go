@@ -10,15 +10,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 )
 
-// CheckQueue refuses a queue in which no agent is connected: a build would wait there
-// for good. A token that may not list agents is asked no more.
+// CheckQueue returns an error if no agent is connected in queue: a build would wait there
+// forever. If the token may not list agents, it returns nil.
 func CheckQueue(ctx context.Context, c *buildkite.Client, org, queue string) error {
 	queues := map[string]bool{}
 	err := c.EachAgent(ctx, org, func(a buildkite.Agent) bool {
 		for _, q := range a.Queues() {
 			queues[q] = true
 		}
-		return !queues[queue] // of thousands, the first one will do
+		return !queues[queue] // of thousands, the first match is enough
 	})
 	switch status := buildkite.Refused(err); {
 	case status == http.StatusForbidden:

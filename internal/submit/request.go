@@ -12,27 +12,28 @@ import (
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 )
 
-// maxEnviron bounds an encoded payload in bytes: with the rest of a job's environment
-// it has to stay below what Linux starts a program with, 2 MiB for the agent's stack.
+// maxEnviron is the maximum size of an encoded payload, in bytes. With the rest of the job's
+// environment it must stay below Linux's limit for starting a program, 2 MiB with the agent's
+// stack.
 const maxEnviron = 1_900_000
 
-// Request is what an operator wants evaluated.
+// Request describes an evaluation.
 type Request struct {
 	RunID          string
 	Payload        string // JSON text
-	Queue, Image   string // Image "" is the pipeline's own
+	Queue, Image   string // an empty Image means the pipeline's own
 	Branch, Commit string
 	Message        string
-	// Inline sends the steps along, so that the pipeline needs none.
+	// Inline sends the steps with the build, so that the pipeline needs none.
 	Inline  bool
 	AMD     bool
-	Profile string            // of the container, with Inline; "" is strict
-	Agents  map[string]string // further tags, with Inline
-	Minutes int               // of the job, with Inline; 0 is the steps' default
-	Env     map[string]string // further variables
+	Profile string            // of the container, with Inline; "" means strict
+	Agents  map[string]string // additional tags, with Inline
+	Minutes int               // of the job, with Inline; 0 means the steps' default
+	Env     map[string]string // additional variables
 }
 
-// Job makes the build of a request.
+// Job returns the build for r. Its error joins everything that is wrong with r.
 func (r Request) Job() (Job, error) {
 	var errs []error
 	env := map[string]string{"KERNELBOT_RUN_ID": r.RunID, "KERNELBOT_QUEUE": r.Queue, "GPU_QUEUE": r.Queue}
@@ -47,7 +48,7 @@ func (r Request) Job() (Job, error) {
 	for _, kv := range payload.Environ(text) {
 		k, v, _ := strings.Cut(kv, "=")
 		env[k] = v
-		if k == payload.Var { // it is in one piece, so pipelines of the older launcher can have it, too
+		if k == payload.Var { // in one piece, so that pipelines of the older launcher can read it too
 			env[payload.OldVar] = v
 		}
 	}

@@ -1,5 +1,5 @@
-// Package submit creates builds in Buildkite, follows them to their end, and fetches
-// their results. However it ends, no build of its own is left running unless it says so.
+// Package submit creates Buildkite builds, follows them until they end, and fetches their
+// results. It never leaves a build of its own running without saying so.
 package submit
 
 import (
@@ -16,7 +16,7 @@ import (
 // Verdict is how a job came out.
 type Verdict string
 
-// The verdicts. All but Passed are a no.
+// Verdicts. Every verdict except Passed is a failure.
 const (
 	Passed      Verdict = "passed"
 	NotPassed   Verdict = "not passed"
@@ -25,47 +25,48 @@ const (
 	Cancelled   Verdict = "cancelled"
 	NotCreated  Verdict = "not created"
 	LeftRunning Verdict = "left running"
-	Unknown     Verdict = "unknown" // Buildkite did not answer any more
+	Unknown     Verdict = "unknown" // Buildkite stopped answering
 )
 
-// Job is one build to be.
+// Job is a build to create.
 type Job struct {
-	RunID    string // in the build's meta-data; no two builds have the same
+	RunID    string // stored in the build's meta-data; unique to the build
 	Build    buildkite.NewBuild
-	NoResult bool // it leaves no result.json
-	// Runs are the evaluations that its result must have.
+	NoResult bool // the job leaves no result.json
+	// Runs are the evaluations that the result must contain.
 	Runs []string
 }
 
-// NewRunID is one that nobody has.
+// NewRunID returns a unique run ID.
 func NewRunID() string { return "kbnode-" + strings.ToLower(rand.Text()[:16]) }
 
-// Options say where builds are made, and for how long they are waited for.
+// Options say where to create builds and how long to wait for them.
 type Options struct {
 	Org, Pipeline string
-	// QueueTime is how long a build may wait for an agent, RunTime how long it may
-	// run; then it is cancelled. Zero is without end.
+	// QueueTime is how long a build may wait for an agent, and RunTime how long it may run,
+	// before it is canceled. Zero means no limit.
 	QueueTime, RunTime time.Duration
-	// Resume follows a build that has the job's run id already. It is for one job.
+	// Resume follows a build that already has the job's run ID. It is ignored unless there is
+	// exactly one job.
 	Resume bool
-	// Node fetches node.json, too.
+	// Node also fetches node.json.
 	Node bool
-	// On is told of each change, of the job with this index; nil is not.
+	// On, if not nil, is called with each change of the job with this index.
 	On func(index int, s Status)
-	// Leave is asked when ctx ends whether builds are left running; nil cancels them.
-	// They are followed meanwhile.
+	// Leave, if not nil, is called when ctx ends and reports whether to leave builds running.
+	// Builds are followed until it returns. If it is nil, builds are canceled.
 	Leave func() bool
-	// Log is told what went wrong and is tried again.
+	// Log, if not nil, is called with errors that are retried.
 	Log func(index int, why string)
 }
 
-// Status is where a job stands.
+// Status is the current status of a job.
 type Status struct {
-	Build int    // its number; 0 is not yet created
-	URL   string // of its page
+	Build int    // build number; 0 if not created yet
+	URL   string // of the build's page
 	State string // creating, waiting, running, cancelling, fetching, or the verdict
 	Agent string
-	Since time.Time // of the state
+	Since time.Time // when the state began
 }
 
 // Outcome is how a job ended.
@@ -73,26 +74,26 @@ type Outcome struct {
 	RunID   string         `json:"run_id"`
 	Build   int            `json:"build,omitempty"`
 	URL     string         `json:"url,omitempty"`
-	State   string         `json:"state,omitempty"` // Buildkite's of the build
+	State   string         `json:"state,omitempty"` // Buildkite's state of the build
 	Verdict Verdict        `json:"verdict"`
 	Reason  string         `json:"reason"`
 	Agent   string         `json:"agent,omitempty"`
 	Tags    []string       `json:"tags,omitempty"`        // of the agent
 	Exit    *int           `json:"exit_status,omitempty"` // of the job
-	Waited  time.Duration  `json:"-"`                     // from when it could run until it did
-	Ran     time.Duration  `json:"-"`                     // until its end
-	Started time.Time      `json:"-"`                     // by the agent's clock; zero is not known
-	Ended   time.Time      `json:"-"`                     // likewise
+	Waited  time.Duration  `json:"-"`                     // from runnable to started
+	Ran     time.Duration  `json:"-"`                     // from started to ended
+	Started time.Time      `json:"-"`                     // by the agent's clock; zero if not known
+	Ended   time.Time      `json:"-"`                     // by the agent's clock; zero if not known
 	Queue   float64        `json:"queue_seconds"`         // Waited
 	Run     float64        `json:"run_seconds"`           // Ran
-	Raw     []byte         `json:"-"`                     // result.json as it came
-	Node    []byte         `json:"-"`                     // node.json, where there is one
-	Err     error          `json:"-"`                     // of a build that was not created
+	Raw     []byte         `json:"-"`                     // result.json as fetched
+	Node    []byte         `json:"-"`                     // node.json, if there is one
+	Err     error          `json:"-"`                     // why the build was not created
 	Result  *runner.Result `json:"result,omitempty"`
 }
 
-// Run runs jobs to their end, side by side. When ctx ends, builds are cancelled and
-// waited for. There is an outcome for each job, in order.
+// Run runs jobs concurrently until they end. When ctx ends, it cancels their builds and waits
+// for them, unless o.Leave says otherwise. It returns one outcome for each job, in order.
 func Run(ctx context.Context, c *buildkite.Client, o Options, jobs []Job) []Outcome {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()

@@ -21,21 +21,20 @@ const (
 	bad  = `{"success":true,"error":"","system":{},"runs":{"test":{"compilation":{"nvcc_found":true,"success":false,"stderr":"a.cu(3): error","exit_code":1},"run":null,"profile":null}}}`
 )
 
-// office is Buildkite with agents, in a test's own time.
+// office is a fake Buildkite with agents, on a test's own clock.
 type office struct {
 	*bktest.Server
 	client *buildkite.Client
 	log    []string
 }
 
-// open makes an office with so many agents, which do the same to each job. It is for
-// use in a bubble of synctest.
+// open returns an office whose agents run do for each job. Call it in a synctest bubble.
 func open(t *testing.T, o bktest.Options, agents int, do func(ctx context.Context, w *bktest.Work)) *office {
 	t.Helper()
 	o.PingSeconds = 1
 	s := bktest.New(o)
 	ctx, stop := context.WithCancel(t.Context())
-	t.Cleanup(func() { time.Sleep(2 * time.Minute); stop(); synctest.Wait() }) // what is delayed comes
+	t.Cleanup(func() { time.Sleep(2 * time.Minute); stop(); synctest.Wait() }) // delayed calls arrive first
 	for i := range agents {
 		err := s.Employ(ctx, bktest.Worker{Name: fmt.Sprintf("n-gpu%d", i), Tags: []string{"queue=b200", fmt.Sprintf("gpu-index=%d", i)}, Do: do})
 		if err != nil {
@@ -71,7 +70,7 @@ func (of *office) run(ctx context.Context, o Options, jobs ...Job) []Outcome {
 	return Run(ctx, of.client, o, jobs)
 }
 
-// takes is a job of so many seconds that leaves these files.
+// takes returns a job that runs for some seconds and leaves these files.
 func takes(seconds int, exit int, files map[string]string) func(context.Context, *bktest.Work) {
 	return func(ctx context.Context, w *bktest.Work) {
 		select {
@@ -84,7 +83,7 @@ func takes(seconds int, exit int, files map[string]string) func(context.Context,
 	}
 }
 
-// One job after another, each with its own way to end.
+// TestOutcomes runs one job after another, each with its own way to end.
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
 	result := func(text string) map[string]string { return map[string]string{"result.json": text} }
@@ -138,8 +137,8 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// A job that runs when the person gives up is cancelled, its result taken along; or it
-// is left, which is said.
+// TestInterrupted checks that a running job is canceled when the user gives up, and its result
+// fetched; or that it is left running, and the outcome says so.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	for _, leave := range []bool{false, true} {
@@ -165,17 +164,18 @@ func TestInterrupted(t *testing.T) {
 					results++
 				}
 			}
-			if (results > 0) == leave { // the second may have begun in the moment in which the first ended
+			if (results > 0) == leave { // the second may have begun when the first ended
 				t.Errorf("%d results", results)
 			}
-			for _, b := range of.Builds() { // for the bubble to end
+			for _, b := range of.Builds() { // so that the bubble can end
 				_ = of.Cancel(b.Number)
 			}
 		})
 	}
 }
 
-// Interrupted in the moment in which a build is made, it is not left behind.
+// TestInterruptedCreation checks that a build is not left behind if the interrupt comes while it
+// is created.
 func TestInterruptedCreation(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -199,7 +199,7 @@ const (
 	cancelRoute   = "PUT /v2/organizations/{org}/pipelines/{pipeline}/builds/{number}/cancel"
 )
 
-// faults are all that may go wrong with a call.
+// faults returns everything that may go wrong with a call.
 func faults() map[string]bktest.Fault {
 	return map[string]bktest.Fault{
 		"drop":        {},
@@ -214,7 +214,7 @@ func faults() map[string]bktest.Fault {
 	}
 }
 
-// Whatever goes wrong with whichever call, the end is the same: one build, its result.
+// TestFaults checks that any fault of any call leads to the same end: one build and its result.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	for _, route := range []string{createRoute, findRoute, listRoute, downloadRoute, "GET /store/{key}", agentsRoute} {
@@ -241,7 +241,7 @@ func TestFaults(t *testing.T) {
 					if ran != 1 {
 						t.Errorf("%d builds", ran)
 					}
-					time.Sleep(3 * time.Minute) // what was delayed has come
+					time.Sleep(3 * time.Minute) // delayed calls have arrived
 					for _, b := range of.Builds() {
 						if !b.Finished() {
 							t.Errorf("build %d is %s", b.Number, b.State)
@@ -256,7 +256,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// A cancellation that goes wrong is tried again; one that cannot be is said.
+// TestCancelFaults checks that a failed cancellation is retried, and reported if it cannot
+// succeed.
 func TestCancelFaults(t *testing.T) {
 	t.Parallel()
 	all := faults()
@@ -282,8 +283,8 @@ func TestCancelFaults(t *testing.T) {
 	}
 }
 
-// An API that answers no more is given up, late; what may go on is said. One that
-// refuses to be asked is given no build.
+// TestUnheard checks that an API that stops answering is given up late, and that the outcome
+// says what may still run. An API that refuses to be asked gets no build.
 func TestUnheard(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]Verdict{503: Unknown, 429: Unknown, 401: NotCreated} {
@@ -308,7 +309,8 @@ func TestUnheard(t *testing.T) {
 	}
 }
 
-// A build that may have been made is looked for, however long nobody answers.
+// TestUnsure checks that a build that may have been created is looked for, no matter how long no
+// one answers.
 func TestUnsure(t *testing.T) {
 	t.Parallel()
 	for name, inject := range map[string]func(of *office){
@@ -332,7 +334,7 @@ func TestUnsure(t *testing.T) {
 			})
 		})
 	}
-	synctest.Test(t, func(t *testing.T) { // it was not made
+	synctest.Test(t, func(t *testing.T) { // it was not created
 		of := open(t, bktest.Options{}, 1, takes(30, 0, nil))
 		of.Inject(bktest.Fault{Route: createRoute, Status: 500, Times: -1})
 		if got := of.run(t.Context(), Options{}, job("a"))[0]; got.Verdict != Unknown || !strings.Contains(got.Reason, "look for its run id run-a") {
@@ -341,7 +343,8 @@ func TestUnsure(t *testing.T) {
 	})
 }
 
-// A job that waits again, after its agent was lost, has its time anew.
+// TestRetried checks that a job that waits again after its agent was lost gets its full time
+// again.
 func TestRetried(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -365,7 +368,7 @@ func TestRetried(t *testing.T) {
 	})
 }
 
-// Two who use the same run id at the same moment do not cancel each other's builds.
+// TestTwoOfOneID checks that two users of one run ID do not cancel each other's builds.
 func TestTwoOfOneID(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -383,7 +386,8 @@ func TestTwoOfOneID(t *testing.T) {
 	})
 }
 
-// A hundred that are interrupted are all cancelled, however few requests there are.
+// TestHundredInterrupted checks that a hundred interrupted builds are all canceled, despite the
+// rate limit.
 func TestHundredInterrupted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -407,7 +411,8 @@ func TestHundredInterrupted(t *testing.T) {
 	})
 }
 
-// Refused for good: nothing is tried again, and the sentence says what to do.
+// TestRefused checks that a permanent refusal is not retried, and that the message says what to
+// do.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]string{401: "refuses the API token", 403: "write_builds", 404: "no such pipeline", 413: "smaller payload", 422: "no good"} {
@@ -422,7 +427,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Who gives the run id of an earlier build gets that build, and makes no other.
+// TestResume checks that the run ID of an earlier build finds that build and creates no other.
 func TestResume(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -435,8 +440,8 @@ func TestResume(t *testing.T) {
 	})
 }
 
-// A hundred submissions over eight slots, with Buildkite's rate limit and with faults
-// in between: each runs once, each has its own result, and no request is one too many.
+// TestHundred runs a hundred submissions on eight slots, with Buildkite's rate limit and with
+// faults: each runs once and has its own result, and no request exceeds the limit.
 func TestHundred(t *testing.T) {
 	t.Parallel()
 	for _, faulty := range []bool{false, true} {
@@ -487,7 +492,7 @@ func TestHundred(t *testing.T) {
 	}
 }
 
-// What is shown of an outcome to programs holds no secret and keeps its keys.
+// TestOutcomeJSON checks that the JSON of an outcome contains no secret and keeps its keys.
 func TestOutcomeJSON(t *testing.T) {
 	t.Parallel()
 	text, err := json.Marshal(Outcome{RunID: "r", Verdict: Passed, Raw: []byte("x")})
