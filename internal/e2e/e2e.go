@@ -1,6 +1,6 @@
-// Package e2e proves a queue of nodes from end to end, from wherever there is a token
-// of Buildkite's API: an artifact comes back, submissions are judged as they should be,
-// and jobs that run at the same time have an agent and a GPU each.
+// Package e2e tests a queue of nodes end to end, from any machine with a Buildkite API token: an
+// artifact comes back, submissions are judged correctly, and concurrent jobs each have their own
+// agent and GPU.
 package e2e
 
 import (
@@ -18,37 +18,37 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Parts of the proof, in the order in which they are run.
+// Parts of the test, in the order in which they run.
 const (
 	Artifact    = "artifact"    // a file of a job comes back; needs no GPU
 	Evaluation  = "evaluation"  // right submissions pass, wrong and cheating ones do not
-	Concurrency = "concurrency" // jobs at the same time have an agent and a GPU each
-	Database    = "database"    // the right submission goes into kernelbot's database
+	Concurrency = "concurrency" // concurrent jobs each have their own agent and GPU
+	Database    = "database"    // the right submission is stored in kernelbot's database
 )
 
-// Parts are those that can be asked for.
+// Parts lists the parts that a caller can request.
 var Parts = []string{Artifact, Evaluation, Concurrency}
 
-// Modes are those in which submissions are evaluated here.
+// Modes lists the modes in which e2e evaluates submissions.
 var Modes = []string{"test", "benchmark", "leaderboard"}
 
-// NewRunID is one that nobody has.
+// NewRunID returns a unique run ID.
 func NewRunID() string { return strings.Replace(submit.NewRunID(), "kbnode-", "kbnode-e2e-", 1) }
 
 // MaxJobs bounds Options.Jobs.
 const MaxJobs = 1000
 
-// Verdict is what came of a check.
+// Verdict is the result of a check.
 type Verdict string
 
 // Verdicts of checks.
 const (
 	OK      Verdict = "ok"
 	Failed  Verdict = "failed"
-	Untried Verdict = "not tried" // and so the queue is not proven
+	Untried Verdict = "not tried" // so the queue is not proven
 )
 
-// Check is one thing that was looked at, in most cases one build.
+// Check is one thing that was tested, in most cases one build.
 type Check struct {
 	Part    string  `json:"part"`
 	Name    string  `json:"name"` // unique in its part
@@ -58,58 +58,58 @@ type Check struct {
 	Build   int     `json:"build,omitempty"`
 	URL     string  `json:"url,omitempty"`
 	Agent   string  `json:"agent,omitempty"`
-	Queue   float64 `json:"queue_seconds,omitempty"` // that it waited for an agent
-	Run     float64 `json:"run_seconds,omitempty"`   // that it ran
-	Profile string  `json:"profile,omitempty"`       // job profile of an evaluation, as its node.json says
+	Queue   float64 `json:"queue_seconds,omitempty"` // waiting for an agent
+	Run     float64 `json:"run_seconds,omitempty"`   // running
+	Profile string  `json:"profile,omitempty"`       // job profile of an evaluation, from its node.json
 }
 
 // Schema is the version of the JSON that Report marshals to.
 const Schema = 1
 
-// Report is what came of everything.
+// Report is the result of all checks.
 type Report struct {
 	Schema int             `json:"schema"`
-	Time   time.Time       `json:"time"` // of its beginning
+	Time   time.Time       `json:"time"` // when the run began
 	RunID  string          `json:"run_id"`
 	Queue  string          `json:"queue"`
-	OK     bool            `json:"ok"` // every check is
+	OK     bool            `json:"ok"` // every check is OK
 	Checks []Check         `json:"checks"`
-	Stored *results.Stored `json:"stored,omitempty"` // what is left in the database
+	Stored *results.Stored `json:"stored,omitempty"` // what remains in the database
 }
 
-// Options say what is tried, and where.
+// Options say what to test, and where.
 type Options struct {
-	RunID         string // the beginning of each job's own, and the leaderboard's name
+	RunID         string // prefix of each job's run ID, and the leaderboard's name
 	Org, Pipeline string
 	Queue, Branch string
-	Image         string         // "" is the pipeline's own
-	Inline        bool           // evaluations bring their steps along
-	GPU           string         // its type's name, for the database
-	Arch          string         // for nvcc; "" is none
+	Image         string         // "" means the pipeline's own
+	Inline        bool           // evaluations send their steps with the build
+	GPU           string         // name of the GPU type, for the database
+	Arch          string         // for nvcc; "" means none
 	AMD           bool           // the GPUs are AMD's
-	Profile       string         // that inline steps ask for; "" is strict
+	Profile       string         // of inline steps; "" means strict
 	Parts         []string       // those to run
 	Problem       *Problem       // of the evaluations
 	Mode          string         // one of Modes
-	Jobs          int            // at once; 0 is one for each agent that takes jobs
-	Hold          time.Duration  // how long these run at least; 0 is by their number
-	QueueTime     time.Duration  // that a build may wait for an agent
-	RunTime       time.Duration  // that one may run; 0 is by what it does
-	Store         *results.Store // nil is none
-	Cleanup       bool           // what is stored is removed again
+	Jobs          int            // concurrent jobs; 0 means one for each agent that takes jobs
+	Hold          time.Duration  // minimum run time of these; 0 depends on their number
+	QueueTime     time.Duration  // how long a build may wait for an agent
+	RunTime       time.Duration  // how long a build may run; 0 depends on the part
+	Store         *results.Store // nil means none
+	Cleanup       bool           // remove what was stored
 	On            func(part, name string, s submit.Status)
 	Log           func(why string)
 }
 
-// trial is a build and what it should come to.
+// trial is a build and how to judge its outcome.
 type trial struct {
 	name  string
 	job   submit.Job
 	judge func(submit.Outcome) (saw string, ok bool)
 }
 
-// Run tries everything. It always comes to its end: what goes wrong is in the report.
-// When ctx ends, builds are cancelled, and the rest is not tried.
+// Run runs the parts in o. It always completes: errors are in the report. When ctx ends, it
+// cancels its builds and does not try the rest.
 func Run(ctx context.Context, c *buildkite.Client, o Options) *Report {
 	r := &Report{Schema: Schema, Time: time.Now().UTC().Truncate(time.Second), RunID: o.RunID, Queue: o.Queue}
 	for _, part := range Parts {
@@ -129,7 +129,7 @@ func Run(ctx context.Context, c *buildkite.Client, o Options) *Report {
 
 func (r *Report) add(c Check) { r.Checks = append(r.Checks, c) }
 
-// builds runs a part that is its builds, and no more.
+// builds runs a part that consists only of builds.
 func (r *Report) builds(ctx context.Context, c *buildkite.Client, o Options, part string) {
 	trials, err := o.trials(part, 0)
 	if err != nil {
@@ -138,11 +138,11 @@ func (r *Report) builds(ctx context.Context, c *buildkite.Client, o Options, par
 	}
 	outcomes := r.run(ctx, c, o, part, trials)
 	if part == Evaluation && o.Store != nil {
-		r.store(ctx, o, outcomes[0]) // of the right one
+		r.store(ctx, o, outcomes[0]) // of the right submission
 	}
 }
 
-// concurrency runs as many jobs as there are agents, and looks at when each ran where.
+// concurrency runs as many jobs as there are agents, and checks when and where each ran.
 func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options) {
 	together := Check{Part: Concurrency, Name: "side by side", Verdict: Failed}
 	serving, free, err := agents(ctx, c, o.Org, o.Queue)
@@ -179,7 +179,7 @@ func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options
 	r.add(together)
 }
 
-// agents counts those of a queue that take jobs, and those of them that have none.
+// agents counts the agents of a queue that take jobs, and those of them without a job.
 func agents(ctx context.Context, c *buildkite.Client, org, queue string) (serving, free int, err error) {
 	all, err := c.Agents(ctx, org)
 	for _, a := range all {
@@ -194,7 +194,7 @@ func agents(ctx context.Context, c *buildkite.Client, org, queue string) (servin
 	return serving, free, err
 }
 
-// run runs trials side by side, and adds a check for each.
+// run runs trials concurrently, and adds a check for each.
 func (r *Report) run(ctx context.Context, c *buildkite.Client, o Options, part string, trials []trial) []submit.Outcome {
 	jobs := make([]submit.Job, len(trials))
 	for i, t := range trials {
@@ -211,7 +211,7 @@ func (r *Report) run(ctx context.Context, c *buildkite.Client, o Options, part s
 	refused := ""
 	for i, out := range outcomes {
 		if out.Verdict == submit.NotCreated && out.Err != nil {
-			if refused == "" { // for all the same reason
+			if refused == "" { // the same for all
 				refused = c.Explain(ctx, out.Err, o.Org, o.Pipeline).Error()
 			}
 			outcomes[i].Reason, out.Reason = refused, refused

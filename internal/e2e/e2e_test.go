@@ -20,7 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/submit"
 )
 
-// A good queue, in each mode: every job runs once, and all is well.
+// TestWell checks a good queue in each mode: every job runs once, and every check is OK.
 func TestWell(t *testing.T) {
 	t.Parallel()
 	for _, mode := range Modes {
@@ -57,8 +57,8 @@ func TestWell(t *testing.T) {
 	}
 }
 
-// The real engine evaluates what is sent, with real submissions: right, wrong and
-// cheating ones, and those that wait.
+// TestReally has the real engine evaluate real submissions: right, wrong and cheating ones, and
+// those that wait.
 func TestReally(t *testing.T) {
 	t.Parallel()
 	if err := exec.Command("python3", "-c", "").Run(); err != nil {
@@ -76,7 +76,7 @@ func TestReally(t *testing.T) {
 	})
 }
 
-// One thing is wrong with the nodes at a time. It is found, and hides nothing else.
+// TestUnwell breaks one thing at a time. Each fault is found, and hides nothing else.
 func TestUnwell(t *testing.T) {
 	t.Parallel()
 	passes := "failed: it passed, and should not"
@@ -167,14 +167,14 @@ func TestUnwell(t *testing.T) {
 	}
 }
 
-// Jobs that end otherwise than by their own doing.
+// TestEnds checks jobs that do not end on their own.
 func TestEnds(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name   string
 		node   node
 		o      Options
-		after  time.Duration // interrupted
+		after  time.Duration // when to interrupt; 0 means never
 		checks []string      // the beginnings of verdict and reason
 	}{
 		{"no agents", node{}, Options{Parts: []string{Concurrency}}, 0, []string{"failed: no agent in queue b200 takes jobs"}},
@@ -237,7 +237,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// A hundred jobs over eight slots: none is lost, none is made twice.
+// TestHundred runs a hundred jobs on eight slots: none is lost, and none is created twice.
 func TestHundred(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -262,7 +262,7 @@ func TestHundred(t *testing.T) {
 	})
 }
 
-// Problems that are not fit to tell right from wrong are refused.
+// TestLoad checks that problems that cannot tell right from wrong are refused.
 func TestLoad(t *testing.T) {
 	t.Parallel()
 	for _, name := range exampleNames() {
@@ -302,7 +302,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// What is sent is what is said beforehand, with the steps where they are wanted.
+// TestBuilds checks that Builds returns what Run would send, with steps where they are wanted.
 func TestBuilds(t *testing.T) {
 	t.Parallel()
 	p, err := Load(DefaultProblem)
@@ -345,7 +345,8 @@ func TestBuilds(t *testing.T) {
 	}
 }
 
-// Partitions of a GPU have its UUID, and each is a GPU of its own for who counts them.
+// TestPartsSideBySide checks that partitions of a GPU, which share its UUID, count as separate
+// GPUs.
 func TestPartsSideBySide(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/submit"
 )
 
-// whole judges the result.json of a job that evaluates nothing. That it has its size
-// and checksum was seen when it was fetched.
+// whole judges the result.json of a job that evaluates nothing. Its size and checksum were
+// checked when it was fetched.
 func whole(out submit.Outcome) (string, bool) {
 	r := out.Result
 	switch {
@@ -24,12 +24,12 @@ func whole(out submit.Outcome) (string, bool) {
 	return fmt.Sprintf("result.json came back whole: %d bytes of %s", len(out.Raw), r.System.Hostname), true
 }
 
-// evaluated are the runs of a mode that passes.
+// evaluated lists the runs that a passing result has, by mode.
 var evaluated = map[string][]string{
 	"test": {"test"}, "benchmark": {"benchmark"}, "leaderboard": {"test", "benchmark", "leaderboard"},
 }
 
-// judged says whether a submission came out as its kind should.
+// judged reports whether a submission came out as its kind should, and says why.
 func judged(out submit.Outcome, kind Kind, mode string) (string, bool) {
 	passed := out.Verdict == submit.Passed && out.Result != nil
 	if passed {
@@ -54,7 +54,7 @@ func judged(out submit.Outcome, kind Kind, mode string) (string, bool) {
 	return "it did not pass, but not for its answers: " + unlike(out), false
 }
 
-// refused says that a run came to its end, and found the submission wrong.
+// refused reports whether a run completed and found the submission wrong.
 func refused(r *runner.Result) bool {
 	return r != nil && slices.ContainsFunc(r.Runs, func(e runner.Pair[*runner.Evaluation]) bool {
 		return e.Value.Run != nil && e.Value.Run.Success && !e.Value.Run.Passed
@@ -70,13 +70,12 @@ func runOf(r *runner.Result, name string) *runner.Run {
 	return nil
 }
 
-// unlike is why a build is not what it should be.
+// unlike says why a build is not what it should be.
 func unlike(out submit.Outcome) string {
 	return fmt.Sprintf("%s: %s", out.Verdict, strings.TrimPrefix(out.Reason, "Not passed: "))
 }
 
-// own says whether a job that ran with others came back with its own result, from the
-// GPU of its agent.
+// own reports whether a concurrent job came back with its own result, from the GPU of its agent.
 func own(out submit.Outcome) (string, bool) {
 	if out.Verdict != submit.Passed || out.Result == nil {
 		return unlike(out), false
@@ -101,7 +100,7 @@ func own(out submit.Outcome) (string, bool) {
 	return "its own result, on " + gpu(out), true
 }
 
-// uuid says that a variable names one GPU, or a part of one, as nothing else is named.
+// uuid reports whether s is the UUID of exactly one GPU, or of part of one.
 func uuid(s string) bool {
 	return (strings.HasPrefix(s, "GPU-") || strings.HasPrefix(s, "MIG-")) && !strings.Contains(s, ",")
 }
@@ -115,13 +114,13 @@ func tag(out submit.Outcome, key string) string {
 	return ""
 }
 
-// gpu is a name of the GPU that a job had, which no other has; "" is not known. A UUID
-// moves with its GPU; an index is one of a node.
+// gpu returns a unique name for the GPU that a job had, or "" if it is not known. A UUID moves
+// with its GPU; an index is unique only within a node.
 func gpu(out submit.Outcome) string {
 	node, index := tag(out, "node"), tag(out, "gpu-index")
 	if uuid := tag(out, "gpu-uuid"); uuid != "" {
 		if part := tag(out, "gpu-part"); part != "" && index != "" {
-			return uuid + ", " + part + " of slot " + index // all its partitions have the UUID
+			return uuid + ", " + part + " of slot " + index // all its partitions share the UUID
 		}
 		return uuid
 	}
@@ -131,8 +130,8 @@ func gpu(out submit.Outcome) string {
 	return "GPU " + index + " of " + node
 }
 
-// sideBySide says whether jobs that ran at the same time had an agent and a GPU each,
-// and whether so many did run at the same time.
+// sideBySide reports whether all jobs ran, width of them at the same time, and each had its own
+// agent and GPU.
 func sideBySide(outcomes []submit.Outcome, width int) (string, bool) {
 	var ran []submit.Outcome
 	agents, gpus := map[string]bool{}, map[string]bool{}
@@ -167,7 +166,7 @@ func sideBySide(outcomes []submit.Outcome, width int) (string, bool) {
 	return saw, true
 }
 
-// peak is how many ran at the same time, at most.
+// peak returns how many jobs ran at the same time, at most.
 func peak(ran []submit.Outcome) (most int) {
 	type change struct {
 		at time.Time

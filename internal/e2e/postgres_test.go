@@ -48,7 +48,7 @@ func administrator(t *testing.T, database string) *pgx.Conn {
 	return c
 }
 
-// rows counts what is in kernelbot's tables.
+// rows counts the rows of kernelbot's tables.
 func rows(t *testing.T, c *pgx.Conn) string {
 	t.Helper()
 	var list []string
@@ -62,8 +62,8 @@ func rows(t *testing.T, c *pgx.Conn) string {
 	return strings.Join(list, " ")
 }
 
-// What was evaluated goes into the database, and out of it again, also when something
-// is wrong with the node. What did not pass does not go in.
+// TestDatabase checks that what was evaluated is stored and removed again, even if something is
+// wrong with the node. A submission that did not pass is not stored.
 func TestDatabase(t *testing.T) {
 	fails := func(of Kind) func(w *bktest.Work, _ int, kind Kind) {
 		return func(w *bktest.Work, _ int, kind Kind) {
@@ -77,7 +77,7 @@ func TestDatabase(t *testing.T) {
 		do      func(w *bktest.Work, i int, kind Kind)
 		mode    string
 		cleanup bool
-		spoil   string // done to the database in between
+		spoil   string // run on the database in between
 		left    string
 		checks  map[string]string
 	}{

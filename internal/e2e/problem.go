@@ -18,37 +18,37 @@ import (
 // DefaultProblem is the example that needs no GPU.
 const DefaultProblem = "prefix_python"
 
-// Bounds of a problem's submissions: bytes of one, and how many.
+// Limits of a problem's submissions: the bytes of one, and their number.
 const (
 	maxSubmission  = 8 << 20
 	maxSubmissions = 32
 )
 
-// Kind is what a submission is, and so what should come of it.
+// Kind is the kind of a submission, which decides how it should come out.
 type Kind string
 
-// Kinds of submissions, which their files' names begin with.
+// Kinds of submissions. Their file names begin with these.
 const (
 	Right Kind = "submission"
 	Wrong Kind = "wrong"
-	Cheat Kind = "cheat" // may pass mode test, which makes one call a case
+	Cheat Kind = "cheat" // may pass mode test, which makes one call per case
 )
 
-// Submission is one of a problem's.
+// Submission is one submission to a problem.
 type Submission struct {
 	File string
 	Kind Kind
 	Text string
 }
 
-// Problem is a problem of kernelbot's form with submissions beside its task.yml.
+// Problem is a problem in kernelbot's format with submissions beside its task.yml.
 type Problem struct {
 	Name        string
 	Task        *task.Task
-	Submissions []Submission // the right one first, and one or more that are not
+	Submissions []Submission // the right one first, then one or more that should fail
 }
 
-// Load reads an example that kbnode carries along, by its name, or else a directory.
+// Load reads an embedded example by its name, or else the problem in a directory.
 func Load(name string) (*Problem, error) {
 	var files fs.FS = examples.Files
 	if !slices.Contains(exampleNames(), name) {
@@ -82,8 +82,8 @@ func exampleNames() (names []string) {
 	return names
 }
 
-// read reads a problem of a file system, whose task.yml may name files beside its
-// directory.
+// read reads the problem in directory name. It copies all of files, since task.yml may name
+// files beside that directory.
 func read(files fs.FS, name string) (*task.Task, error) {
 	dir, err := os.MkdirTemp("", "kbnode-e2e-")
 	if err != nil {
@@ -96,7 +96,7 @@ func read(files fs.FS, name string) (*task.Task, error) {
 	return task.Read(filepath.Join(dir, name))
 }
 
-// load finds a problem's submissions.
+// load reads a problem's submissions.
 func load(name string, t *task.Task, dir fs.FS) (*Problem, error) {
 	p := &Problem{Name: name, Task: t}
 	entries, err := fs.ReadDir(dir, ".")

@@ -10,14 +10,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/submit"
 )
 
-// Whoever submits is nobody: kernelbot's users are numbers.
+// The user who submits matches no one: kernelbot's user IDs are numbers.
 const (
 	userID   = "kbnode-e2e"
 	userName = "kbnode e2e"
 )
 
-// store puts the right submission into the database, looks whether all of it is there,
-// and removes it again where that is wanted, also when something went wrong.
+// store saves the right submission in the database, checks that all of it is there, and removes
+// it again if o.Cleanup is set, even after an error.
 func (r *Report) store(ctx context.Context, o Options, out submit.Outcome) {
 	check := func(name string, err error, saw string) bool {
 		c := Check{Part: Database, Name: name, Verdict: OK, Saw: saw}
@@ -47,8 +47,8 @@ func (r *Report) store(ctx context.Context, o Options, out submit.Outcome) {
 	}
 }
 
-// record is what kernelbot would store of the right submission. Its leaderboard is
-// over when it begins, so that nobody submits to it.
+// record returns what kernelbot would store for the right submission. Its leaderboard ends when
+// it begins, so that no one submits to it.
 func (o Options) record(out submit.Outcome, now time.Time) (results.Record, error) {
 	right := o.Problem.Submissions[0]
 	if out.Verdict != submit.Passed {

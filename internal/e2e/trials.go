@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/task"
 )
 
-// overhead is what a job takes beside its evaluations: a first pull of the image.
+// overhead is the time that a job needs besides its evaluations: a first pull of the image.
 const overhead = 10 * time.Minute
 
 // waiting is the problem of the jobs that run side by side.
@@ -20,14 +20,14 @@ const overhead = 10 * time.Minute
 //go:embed wait
 var waiting embed.FS
 
-// holdFor is how long each of so many jobs runs at least, so that the first still does
-// when the last begins: agents ask for work every ten seconds, and Buildkite takes 50
-// requests a minute.
+// holdFor returns how long each of n concurrent jobs runs at least, so that the first still runs
+// when the last begins: agents ask for work every ten seconds, and Buildkite accepts 50 requests
+// a minute.
 func holdFor(n int) time.Duration {
 	return min(15*time.Second+time.Duration(n)*1500*time.Millisecond, 10*time.Minute)
 }
 
-// runTime is how long a job of a part may run.
+// runTime returns how long a job of a part may run.
 func (o Options) runTime(part string) time.Duration {
 	switch {
 	case o.RunTime > 0:
@@ -38,7 +38,7 @@ func (o Options) runTime(part string) time.Duration {
 		t := o.Problem.Task
 		limit := overhead + t.TestTimeout + t.BenchmarkTimeout + t.RankedTimeout
 		if t.Lang == task.CUDA {
-			limit += 6 * time.Minute // three times the compiler
+			limit += 6 * time.Minute // the compiler may run three times
 		}
 		return limit
 	}
@@ -47,8 +47,8 @@ func (o Options) runTime(part string) time.Duration {
 
 func minutes(d time.Duration) int { return int((d + time.Minute - 1) / time.Minute) }
 
-// Builds are the builds that Run makes of one part, so many of them where it is
-// Concurrency. Nothing is asked.
+// Builds returns the builds that Run creates for a part, n of them for Concurrency. It sends no
+// requests.
 func (o Options) Builds(part string, n int) ([]submit.Job, error) {
 	if o.Hold == 0 {
 		o.Hold = holdFor(n)
@@ -85,11 +85,11 @@ func (o Options) artifact() ([]trial, error) {
 	return []trial{{pipeline.ArtifactTest, submit.Job{RunID: id, Build: buildkite.NewBuild{
 		Commit: "HEAD", Branch: cmp.Or(o.Branch, "main"), Message: "kbnode e2e: an artifact",
 		Env:   map[string]string{"KERNELBOT_RUN_ID": id, "KERNELBOT_QUEUE": o.Queue},
-		Steps: p.Steps, // whatever the pipeline's are
+		Steps: p.Steps, // regardless of the pipeline's own
 	}}, whole}}, nil
 }
 
-// evaluation is a build of each submission; the right one is the first.
+// evaluation returns a build for each submission, the right one first.
 func (o Options) evaluation() ([]trial, error) {
 	var all []trial
 	for _, s := range o.Problem.Submissions {
@@ -106,7 +106,7 @@ func (o Options) evaluation() ([]trial, error) {
 	return all, nil
 }
 
-// atOnce are jobs that wait, each with a submission that says whose it is.
+// atOnce returns n jobs that wait, each with a submission that contains its run ID.
 func (o Options) atOnce(n int) ([]trial, error) {
 	t, err := read(waiting, "wait")
 	if err != nil {
@@ -129,7 +129,7 @@ func (o Options) atOnce(n int) ([]trial, error) {
 	return all, nil
 }
 
-// request is the build of an evaluation.
+// request returns the build of an evaluation.
 func (o Options) request(part, name, doc string) (submit.Job, error) {
 	r := submit.Request{
 		RunID: o.RunID + "-" + name, Payload: doc, Queue: o.Queue, Image: o.Image, Branch: o.Branch,

@@ -21,7 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/runner"
 )
 
-// work runs the tests, or is `kbnode runner`, which takes over its process.
+// work runs the tests, or `kbnode runner` if KBNODE_TEST_RUNNER is set.
 func work(m *testing.M) int {
 	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
 		return runner.Main(context.Background(), runner.Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
@@ -29,21 +29,21 @@ func work(m *testing.M) int {
 	return m.Run()
 }
 
-// kinds of jobs, by what they bring along.
+// Kinds of jobs that are not submissions of the problem.
 const isArtifact, isWait Kind = "artifact", "wait"
 
 // node is what agents do with jobs in a test.
 type node struct {
 	agents int
-	tags   func(i int) []string                   // nil is those of kbnode's agents
-	do     func(w *bktest.Work, i int, kind Kind) // after a good job; nil leaves it so
-	engine func(w *bktest.Work)                   // nil pretends
-	takes  func(i int, kind Kind) time.Duration   // nil is half a minute
+	tags   func(i int) []string                   // nil means those of kbnode's agents
+	do     func(w *bktest.Work, i int, kind Kind) // called after a good job, to spoil it; may be nil
+	engine func(w *bktest.Work)                   // nil means pretend's results
+	takes  func(i int, kind Kind) time.Duration   // nil means 30 seconds
 	before func(s *bktest.Server, o *Options)
 }
 
-// evaluates is a result.json of a job that ran these, all of which passed but the last
-// where it did not.
+// evaluates returns a result.json with these runs. All passed, except the last if passed is
+// false.
 func evaluates(passed bool, reported string, names ...string) string {
 	var runs []string
 	for i, name := range names {
@@ -60,7 +60,7 @@ func evaluates(passed bool, reported string, names ...string) string {
 	return `{"success":true,"error":"","system":{"gpu":"","device_count":0,"cpu":"","runtime":"","platform":"Linux","torch":"","hostname":"h"},"runs":{` + strings.Join(runs, ",") + "}}"
 }
 
-// submissionOf finds what a job brings along.
+// submissionOf returns the submission and the mode of a job.
 func submissionOf(env map[string]string) (text, mode string, err error) {
 	doc, err := document(env)
 	if err != nil {
@@ -84,7 +84,7 @@ func document(env map[string]string) (string, error) {
 	return payload.Inflate(encoded, payload.Limits{})
 }
 
-// pretend does a job as a good node would, without doing it.
+// pretend leaves the files that a good node would, without running the job.
 func pretend(w *bktest.Work, p *Problem) (kind Kind) {
 	text, mode, err := submissionOf(w.Env)
 	if err != nil {
@@ -112,7 +112,8 @@ func pretend(w *bktest.Work, p *Problem) (kind Kind) {
 	return kind
 }
 
-// evaluateReally has the runner's engine do a job, in a directory of its own.
+// evaluateReally returns a function that runs a job with the runner's engine, in its own
+// directory.
 func evaluateReally(t *testing.T) func(w *bktest.Work) {
 	self, err := os.Executable()
 	if err != nil {
@@ -219,7 +220,7 @@ func (n node) prove(t *testing.T, ctx context.Context, o Options) (*Report, *bkt
 	return r, s
 }
 
-// unwell are the checks that did not come out as they should, and what they saw.
+// unwell returns what failed checks saw, by name.
 func unwell(r *Report) map[string]string {
 	all := map[string]string{}
 	for _, c := range r.Checks {
@@ -230,7 +231,7 @@ func unwell(r *Report) map[string]string {
 	return all
 }
 
-// compare holds what went wrong to the beginnings of what should.
+// compare compares what went wrong with the beginnings of what should.
 func compare(t *testing.T, r *Report, want map[string]string) {
 	t.Helper()
 	got := unwell(r)
