@@ -1,6 +1,5 @@
-// Package pipeline writes the steps that kbnode's nodes run, in Buildkite's
-// form: for a pipeline's configuration as YAML, and for a request that creates a
-// build as JSON. It is pure.
+// Package pipeline writes the steps that kbnode's nodes run, in Buildkite's format: YAML for a
+// pipeline's configuration, and JSON for a request that creates a build. It is pure.
 package pipeline
 
 import (
@@ -16,7 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
-// Kinds of pipelines, in the order in which people should read of them.
+// Kinds of pipelines, in the order in which to present them.
 const (
 	Eval         = "eval"
 	Fast         = "fast"
@@ -24,36 +23,34 @@ const (
 	ArtifactTest = "artifact-test"
 )
 
-// Kinds are all of them.
+// Kinds lists all kinds.
 var Kinds = []string{Eval, Fast, DockerTest, ArtifactTest}
 
-// What a queue and an image that are not known are: variables that a build sets.
-// Buildkite puts them in when the steps are uploaded. A build need not name an image.
+// Variables for a queue and an image that are not known. A build sets them, and Buildkite
+// substitutes them when the steps are uploaded. A build need not name an image.
 const (
 	QueueVariable = "${KERNELBOT_QUEUE}"
 	ImageVariable = "${KERNELBOT_IMAGE:-" + config.DefaultImage + "}"
 )
 
-// DefaultTimeout is how many minutes a job may take.
+// DefaultTimeout is how long a job may take by default, in minutes.
 const DefaultTimeout = 15
 
 // maxTimeout bounds Options.Timeout in minutes: a week.
 const maxTimeout = 7 * 24 * 60
 
-// Options are what differs between nodes. The zero value is a pipeline for any
-// node with NVIDIA GPUs.
+// Options are what differs between nodes. The zero value means any node with NVIDIA GPUs.
 type Options struct {
-	Queue   string            // "" is QueueVariable
-	Image   string            // "" is ImageVariable
-	Agents  map[string]string // further tags that an agent must have, such as gpu-index
-	Timeout int               // minutes; 0 is DefaultTimeout
+	Queue   string            // "" means QueueVariable
+	Image   string            // "" means ImageVariable
+	Agents  map[string]string // additional tags that an agent must have, such as gpu-index
+	Timeout int               // minutes; 0 means DefaultTimeout
 	AMD     bool              // the GPUs are AMD's, or there are none
-	Profile string            // of the container, config.ProfileStrict or ProfileCompatible; "" is strict for evaluations
-	Label   string            // of the step; "" says what it does and where
+	Profile string            // of the container, config.ProfileStrict or ProfileCompatible; "" means strict for evaluations
+	Label   string            // of the step; "" means one that says what it does and where
 }
 
-// Pipeline is a pipeline's configuration. As JSON it is what Buildkite takes as
-// well.
+// Pipeline is a pipeline's configuration. Buildkite also accepts it as JSON.
 type Pipeline struct {
 	Steps []Step `json:"steps" yaml:"steps"`
 	kind  string
@@ -72,10 +69,10 @@ type Step struct {
 	Retry         Retry             `json:"retry" yaml:"retry"`
 }
 
-// Plugin is the docker plugin by its name and version.
+// Plugin maps the docker plugin's name and version to its options.
 type Plugin map[string]Docker
 
-// Docker are the options of the docker plugin that the steps use.
+// Docker holds the options of the docker plugin that the steps use.
 type Docker struct {
 	Image                string   `json:"image" yaml:"image"`
 	GPUs                 string   `json:"gpus,omitempty" yaml:"gpus,omitempty"`
@@ -84,7 +81,7 @@ type Docker struct {
 	PropagateEnvironment bool     `json:"propagate-environment" yaml:"propagate-environment"`
 }
 
-// Retry says which jobs Buildkite runs again by itself.
+// Retry says which jobs Buildkite retries automatically.
 type Retry struct {
 	Automatic []Rule `json:"automatic" yaml:"automatic"`
 }
@@ -92,24 +89,23 @@ type Retry struct {
 // Rule matches jobs that failed with one of the exit statuses and for the
 // reason: https://buildkite.com/docs/pipelines/configure/retry.
 type Rule struct {
-	ExitStatus   []int  `json:"exit_status,omitempty" yaml:"exit_status,omitempty,flow"` // empty is 1 to 255
+	ExitStatus   []int  `json:"exit_status,omitempty" yaml:"exit_status,omitempty,flow"` // empty means 1 to 255
 	SignalReason string `json:"signal_reason" yaml:"signal_reason"`
 	Limit        int    `json:"limit" yaml:"limit"`
 }
 
-// The forms have no character that means something to YAML, to Buildkite's
-// interpolation or to a shell, but for values of tags, which no shell sees.
+// The forms allow no character that is special to YAML, Buildkite's interpolation or a shell,
+// except in values of tags, which no shell sees.
 var (
 	queueForm = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
-	// variableForm is a variable of a build, such as the older launcher's GPU_QUEUE.
+	// variableForm matches a variable of a build, such as the older launcher's GPU_QUEUE.
 	variableForm = lazy.Regexp(`^\$\{[A-Z][A-Z0-9_]{0,99}(:-[A-Za-z0-9][A-Za-z0-9._-]{0,99})?\}$`)
 	imageForm    = lazy.Regexp(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
 	keyForm      = lazy.Regexp(`^[A-Za-z0-9_.-]{1,64}$`)
 	valueForm    = lazy.Regexp(`^[^\s,"=$\\\pC]{1,200}$`)
 )
 
-// Build makes a pipeline of a kind. An error is a refusal of its arguments, all
-// of them at once.
+// Build makes a pipeline of a kind. If it refuses o, its error says everything that is wrong.
 func Build(kind string, o Options) (*Pipeline, error) {
 	if !slices.Contains(Kinds, kind) {
 		return nil, fmt.Errorf("%.60q is no kind of pipeline; the kinds are %s", kind, strings.Join(Kinds, ", "))

@@ -62,7 +62,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// same says that YAML and JSON of a pipeline are the same document.
+// same checks that the YAML and the JSON of a pipeline are the same document.
 func same(tb testing.TB, p *pipeline.Pipeline) {
 	tb.Helper()
 	text, err := json.Marshal(p)
@@ -130,8 +130,8 @@ func TestBuildRefuses(t *testing.T) {
 	}
 }
 
-// FuzzBuild: whatever names are taken come back from the YAML as they went in,
-// through Buildkite's filling-in of variables too, and change nothing else.
+// FuzzBuild checks that accepted names come back from the YAML unchanged, also after Buildkite
+// substitutes variables, and change nothing else.
 func FuzzBuild(f *testing.F) {
 	for _, s := range []string{"b200", "on", "1_000", "0x1f", "1e3", "12:30:45", "null", "~", "a\nb", "'", `"`, "${HOME}", "$$", "a: b", "- a", "#", "!!int 3", "*x", "%41", "\xff", "\ufeff", "\u0085", "\ufffd"} {
 		for _, kind := range pipeline.Kinds {
@@ -152,7 +152,7 @@ func FuzzBuild(f *testing.F) {
 		if diff := cmp.Diff(p.Steps, back.Steps); diff != "" {
 			t.Error(diff)
 		}
-		// The stand-in's parser fills variables in.
+		// The fake's parser substitutes variables.
 		env := map[string]string{"KERNELBOT_QUEUE": "from-the-build", "HOME": "leaked"}
 		b := submit(t, string(p.YAML()), env)
 		want := []string{"queue=" + queue, "tag=" + tag}
@@ -178,7 +178,7 @@ func FuzzBuild(f *testing.F) {
 	})
 }
 
-// submit has the stand-in for Buildkite's servers read a pipeline.
+// submit has the fake Buildkite parse a pipeline.
 func submit(tb testing.TB, steps any, env map[string]string) bktest.Build {
 	tb.Helper()
 	b, err := bktest.New(bktest.Options{}).Submit(bktest.NewBuild{Steps: steps, Env: env})

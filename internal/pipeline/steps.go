@@ -10,39 +10,39 @@ import (
 // dockerPlugin is the version that kernelbot's pipelines name.
 const dockerPlugin = "docker#v5.11.0"
 
-// strictVariable asks a node for its strict profile. It means nothing elsewhere.
+// strictVariable requests a node's strict profile. It has no effect elsewhere.
 const strictVariable = "KBNODE_PROFILE=" + config.ProfileStrict
 
-// Exit statuses of a job that the command itself never has: kbnode runner ends
-// with 0 or 1, also for a submission that is killed.
+// Exit statuses of a job that the command itself never has: kbnode runner exits with 0, 1 or 3,
+// even for a submission that is killed.
 const (
 	agentLost    = -1
 	dockerFailed = 125 // docker run could not make or start the container
 	gitFailed    = 128 // git could not fetch the repository or the plugin
 )
 
-// infrastructure are the failures that are no submission's doing. One that ran into
-// its time limit has the reason cancel, and would only fail again.
+// infrastructure lists the failures that no submission causes. A job that exceeds its time limit
+// has the reason cancel, and would only fail again.
 var infrastructure = []Rule{
 	{ExitStatus: []int{agentLost}, SignalReason: "none", Limit: 2},
-	// What a stopped agent ended may have any status, and -1 is none of 1 to 255.
+	// A job that a stopped agent ended may have any status, and 1 to 255 does not include -1.
 	{ExitStatus: []int{agentLost}, SignalReason: "agent_stop", Limit: 2},
 	{SignalReason: "agent_stop", Limit: 2},
-	// Nothing of the job has run, and another slot may be fit.
+	// Nothing of the job ran, and another slot may be fit.
 	{ExitStatus: []int{agentLost}, SignalReason: "agent_refused", Limit: 1},
 	{ExitStatus: []int{dockerFailed, gitFailed}, SignalReason: "none", Limit: 1},
-	// Agents from 3.121.1 make this of 125. A job whose variables are too long for
-	// Linux has it, too, and fails once more.
+	// Agents from 3.121.1 report this instead of 125. A job whose variables are too long for
+	// Linux gets it too, and fails once more.
 	{ExitStatus: []int{agentLost}, SignalReason: "process_run_error", Limit: 1},
 }
 
-// retryComment stands above the rules. No text of a comment has a dollar sign:
-// not every reader of YAML knows that it is one.
+// retryComment is written above the rules. It contains no dollar sign: not every reader of YAML
+// recognizes a comment.
 const retryComment = `Only what is no submission's doing runs again: the agent was lost (-1) or stopped,
 or refused the job before it began; docker (125) or git (128) failed. Newer agents make
 process_run_error of 125. The command ends with 0, 1 or 3 whatever was submitted.`
 
-// About says what a kind is for, in lines of a paragraph.
+// About returns what a kind is for, as the lines of a paragraph.
 func About(kind string) string { return abouts[kind] }
 
 var abouts = map[string]string{
@@ -63,14 +63,14 @@ GPU, no container and no payload.
 `,
 }
 
-// fill puts what a kind does into a step, and returns a label for it.
+// fill adds what a kind does to a step, and returns a label for it.
 func fill(st *Step, kind string, o Options) (label string) {
 	evaluated := []string{"result.json", "node.json", "profile_data/**"}
 	switch kind {
 	case Eval:
 		o.Profile = cmp.Or(o.Profile, config.ProfileStrict)
 		d := inContainer(o)
-		d.Init = new(bool) // the runner is process 1, which no submission can stop or look into
+		d.Init = new(bool) // the runner is process 1, which no submission can stop or inspect
 		st.Command, st.Plugins, st.ArtifactPaths = "exec kbnode runner", []Plugin{{dockerPlugin: d}}, evaluated
 		return "evaluate"
 	case Fast:
@@ -86,8 +86,8 @@ func fill(st *Step, kind string, o Options) (label string) {
 	}
 }
 
-// inContainer is the docker plugin. Its option gpus is NVIDIA's: without their
-// runtime or CDI, Docker has no such thing. A slot's GPU comes in any case.
+// inContainer returns the options of the docker plugin. The option gpus is NVIDIA's: Docker
+// rejects it without their runtime or CDI. A slot's GPU is passed in any case.
 func inContainer(o Options) Docker {
 	d := Docker{Image: o.Image, GPUs: "all", PropagateEnvironment: true}
 	if d.Image == "" {
@@ -102,11 +102,11 @@ func inContainer(o Options) Docker {
 	return d
 }
 
-// escape keeps Buildkite from filling in the shell's variables.
+// escape keeps Buildkite from substituting the shell's variables.
 func escape(script string) string { return strings.ReplaceAll(script, "$", "$$") }
 
-// fastScript becomes docker, which passes a cancellation on. The shell takes an
-// image that a build sets from its variables when it runs: put in by Buildkite, it
+// fastScript returns a script that replaces itself with docker, which forwards a cancellation.
+// The shell expands the image variable of a build when it runs: substituted by Buildkite, it
 // could be any command.
 func fastScript(o Options) string {
 	image, profile := o.Image, ""

@@ -21,14 +21,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/runner"
 )
 
-// command is what an agent gets to run: the server has filled variables in.
+// command returns what an agent gets to run, after the server substituted variables.
 func command(t *testing.T, kind string, o pipeline.Options) string {
 	t.Helper()
 	b := submit(t, string(build(t, kind, o).YAML()), map[string]string{"KERNELBOT_QUEUE": "q", "KERNELBOT_IMAGE": "filled:in"})
 	return b.Jobs[0].Command
 }
 
-// shell runs a script as an agent or the docker plugin does.
+// shell runs a script as an agent or the docker plugin would.
 func shell(t *testing.T, sh, dir, script string, env ...string) (out string, code int) {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), sh, "-e", "-c", script)
@@ -51,7 +51,7 @@ func TestArtifactScript(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
-	// The runner's own type, less runs, which it only writes.
+	// The runner's own type, except runs, which it only writes.
 	var got struct {
 		runner.Result
 		Runs map[string]any `json:"runs"`
@@ -101,7 +101,7 @@ runner
 	if diff := cmp.Diff(want, got); diff != "" || code != 3 {
 		t.Errorf("exit %d: %s", code, diff)
 	}
-	// An image that a build names is one word, whatever stands in it.
+	// An image that a build names is one word, whatever it contains.
 	hostile := `x; touch pwned; $(touch pwned) "`
 	want = strings.Replace(want, "kernelbot:latest", hostile, 1)
 	want = strings.Replace(want, "--env=KERNELBOT_PAYLOAD_0", "--env=KERNELBOT_IMAGE\n--env=KERNELBOT_PAYLOAD_0", 1)
@@ -119,8 +119,8 @@ runner
 	}
 }
 
-// TestProfiles: evaluations run in the strict profile unless told otherwise, and the
-// runner is process 1 of its container.
+// TestProfiles checks that evaluations run in the strict profile by default, and that the runner
+// is process 1 of its container.
 func TestProfiles(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -147,8 +147,8 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// TestVariables: what a build leaves out has a default, and the older launcher's queue
-// can be named.
+// TestVariables checks the defaults of what a build leaves out, and that it can name the older
+// launcher's queue.
 func TestVariables(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -190,8 +190,8 @@ func TestDockerScript(t *testing.T) {
 		amd     bool
 		devices []string
 		memory  string // memory.max
-		smi     int    // GPUs that nvidia-smi lists; -1 is none installed
-		env     string // over what fits
+		smi     int    // GPUs that nvidia-smi lists; -1 means not installed
+		env     string // overrides what fits
 		wrong   string // what the script says is wrong; "" passes
 	}{
 		"NVIDIA":               {devices: nvidia, smi: 1},
@@ -282,7 +282,7 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// TestRetryOfALostAgent: another agent gets the job of one that fell silent.
+// TestRetryOfALostAgent checks that another agent gets the job of one that fell silent.
 func TestRetryOfALostAgent(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -298,7 +298,7 @@ func TestRetryOfALostAgent(t *testing.T) {
 	}
 }
 
-// agent plays an agent of the stand-in, without a network.
+// agent is an agent of the fake server, without a network.
 type agent struct {
 	t     *testing.T
 	s     *bktest.Server
@@ -344,7 +344,7 @@ func (a *agent) send(method, path string, body any) map[string]any {
 	return got
 }
 
-// offered is the job that the agent would get now, or "".
+// offered returns the ID of the job that the agent would get now, or "".
 func (a *agent) offered() string {
 	a.t.Helper()
 	job, _ := a.send("GET", "/ping", nil)["job"].(map[string]any)

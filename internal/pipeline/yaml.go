@@ -8,7 +8,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// YAML is the pipeline's text, with a head that says what it is for.
+// YAML returns the pipeline as YAML, with a header that says what it is for.
 func (p *Pipeline) YAML() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# kbnode pipeline %s\n", p.kind)
@@ -29,7 +29,7 @@ func (p *Pipeline) YAML() []byte {
 	return b.Bytes()
 }
 
-// dress gives a document the form that people write.
+// dress styles a document as people write it.
 func dress(n *yaml.Node) {
 	for i := 0; n.Kind == yaml.MappingNode && i < len(n.Content); i += 2 {
 		key, v := n.Content[i], n.Content[i+1]
