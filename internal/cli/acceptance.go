@@ -20,7 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
-// acceptTime is how long doctor may take for it: nobody waits in front of a screen.
+// acceptTime is how long doctor may take for the acceptance: no one waits at a screen.
 const acceptTime = 5 * time.Minute
 
 // acceptanceOutput is the JSON of kbnode doctor --acceptance; docs/install.md
@@ -34,7 +34,7 @@ type acceptanceOutput struct {
 	*acceptance.Report
 }
 
-// accept goes through the list and prints it.
+// accept runs the acceptance and prints its report.
 func accept(ctx context.Context, s Streams, asJSON bool) error {
 	if err := needRoot("doctor --acceptance"); err != nil {
 		return err
@@ -137,7 +137,7 @@ func (n *acceptedNode) Kill(ctx context.Context, slot int) error {
 		return err
 	}
 	ss := slotState(state, slot)
-	if busy := ss.Busy(); busy != "" { // a job may have come since
+	if busy := ss.Busy(); busy != "" { // a job may have started since
 		return fmt.Errorf("kill %s: it is busy with %s", plan.AgentUnit(slot), busy)
 	}
 	p, err := os.FindProcess(ss.Agent.MainPID)
@@ -150,7 +150,7 @@ func (n *acceptedNode) Kill(ctx context.Context, slot int) error {
 	return nil
 }
 
-// printAcceptance is plain enough for a letter: what is what stands in front.
+// printAcceptance prints a report plain enough for a letter: the label comes first.
 func printAcceptance(w io.Writer, out acceptanceOutput) {
 	printf(w, "Node    %s\nTime    %s\nkbnode  %s, %s\nQueue   %s\nImage   %s\n", out.Node, out.Time.Format(time.DateTime+" UTC"), out.Kbnode, runtime.GOARCH, strings.Join(out.Queues, ", "), out.Image)
 	for _, gpu := range out.GPUs {

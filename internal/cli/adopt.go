@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// lookAgain reads and plans once more, after a time without the lock. What was
-// agreed to is all that may be replaced.
+// lookAgain reads and plans again after a time without the lock. Only what was agreed to may be
+// replaced.
 func lookAgain(ctx context.Context, s Streams, m *machine, host *reconcile.Host, f *installFlags, agreed []string) (*reconcile.State, []reconcile.Change, error) {
 	if err := m.loadConfig(&f.wishes, os.Getenv); err != nil {
 		return nil, nil, err

@@ -14,10 +14,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 )
 
-// maxAPIToken bounds a token in bytes; Buildkite's have 45.
+// maxAPIToken is the maximum size of a token in bytes; Buildkite's have 45.
 const maxAPIToken = 4 << 10
 
-// apiFlags say whom of Buildkite's REST API a command asks, and as whom.
+// apiFlags say which organization of Buildkite's REST API to ask, and with which token.
 type apiFlags struct{ org, tokenFile string }
 
 func (a *apiFlags) add(cmd *cobra.Command) {
@@ -25,8 +25,8 @@ func (a *apiFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&a.tokenFile, "token-file", "", "file with the API token, which nobody else may read (default: BUILDKITE_API_TOKEN)")
 }
 
-// client fills in what the environment says, and connects. It waits and asks again;
-// log is told so, or standard error if it is nil.
+// client fills in what the environment says, and connects. Failed requests are retried: log is
+// told, or standard error if log is nil.
 func (a *apiFlags) client(s Streams, log func(string, time.Duration)) (*buildkite.Client, error) {
 	if a.org == "" {
 		a.org = os.Getenv("BUILDKITE_ORG")
@@ -53,7 +53,7 @@ func (a *apiFlags) client(s Streams, log func(string, time.Duration)) (*buildkit
 	return client, nil
 }
 
-// token is the one of --token-file, else of the environment.
+// token returns the token of --token-file, or else of the environment.
 func (a *apiFlags) token() (string, error) {
 	from, text := "BUILDKITE_API_TOKEN", os.Getenv("BUILDKITE_API_TOKEN")
 	if a.tokenFile != "" {
@@ -76,7 +76,7 @@ func (a *apiFlags) token() (string, error) {
 	return token, nil
 }
 
-// readSecret reads a file that nobody else may.
+// readSecret reads a file that no one else may read.
 func readSecret(name string) (string, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a named pipe is not waited for
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// marks shows a kind of change at a glance.
+// marks are the signs and colors of the kinds of changes.
 var marks = map[reconcile.Kind]struct {
 	sign string
 	c    text.Color
@@ -24,8 +24,8 @@ var marks = map[reconcile.Kind]struct {
 	reconcile.Delete: {"-", text.FgRed}, reconcile.DelUser: {"-", text.FgRed}, reconcile.DelNet: {"-", text.FgRed}, reconcile.Unprotect: {"-", text.FgRed}, reconcile.Stop: {"-", text.FgRed}, reconcile.Disable: {"-", text.FgRed}, reconcile.Drain: {"-", text.FgRed},
 }
 
-// printChanges shows changes. On a terminal those that are the same for several slots are
-// one line, with the slots as a shell writes them: buildkite-gpu{0..7}.slice.
+// printChanges prints changes. On a terminal, changes that are the same for several slots are
+// one line, with the slots as in a shell: buildkite-gpu{0..7}.slice.
 func printChanges(w io.Writer, changes []reconcile.Change) {
 	if _, ok := terminal(w); ok {
 		changes = foldSlots(changes)
@@ -35,8 +35,8 @@ func printChanges(w io.Writer, changes []reconcile.Change) {
 	}
 }
 
-// printLater says what waits, in a line for each slot that has several changes waiting
-// for the same.
+// printLater prints the deferred changes. If several changes of a slot wait for the same thing,
+// they are one line.
 func printLater(w io.Writer, deferred []reconcile.Change) {
 	type wait struct {
 		slot int
@@ -57,8 +57,8 @@ func printLater(w io.Writer, deferred []reconcile.Change) {
 	}
 }
 
-// printFates says which slots go away, and which keep what they have until a job is done:
-// what a person wants to know of a node that gets another shape.
+// printFates prints which slots go away, and which keep what they have until a job is done: what
+// a person wants to know when a node changes shape.
 func printFates(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
 	var gone []string
 	waits := map[string][]string{} // slots, by what they wait for
@@ -98,12 +98,11 @@ func printFates(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
 	}
 }
 
-// maxDiffLines bounds what a terminal shows of one file: the bindings of 64 slots are not
-// to be read.
+// maxDiffLines limits the lines of one file's diff on a terminal: no one reads the bindings of
+// 64 slots.
 const maxDiffLines = 20
 
-// foldSlots makes one change of those that differ in the slot's number only, where the
-// first of them stands.
+// foldSlots merges changes that differ only in the slot's number, at the place of the first.
 func foldSlots(changes []reconcile.Change) []reconcile.Change {
 	type key struct {
 		kind                         reconcile.Kind
@@ -124,7 +123,7 @@ func foldSlots(changes []reconcile.Change) []reconcile.Change {
 		k := keys[i]
 		switch all := slots[k]; {
 		case len(all) == 0:
-			continue // it is in the line of an earlier one
+			continue // merged into an earlier change
 		case len(all) > 1 && strings.Contains(k.subject, slotHole):
 			in := func(s string) string { return strings.ReplaceAll(s, slotHole, braces(all)) }
 			c.Subject, c.Why, c.Deferred, c.Diff = in(k.subject), in(k.why), in(k.deferred), in(k.diff)
@@ -137,10 +136,10 @@ func foldSlots(changes []reconcile.Change) []reconcile.Change {
 
 const slotHole = "\x00" // in no name
 
-// numbered is where names have a slot's number: kbnode-gpu3, gpu-3/, agent-3/.
+// numbered matches slot numbers in names: kbnode-gpu3, gpu-3/, agent-3/.
 var numbered = lazy.Regexp(`(gpu-?|agent-)([0-9]+)\b`)
 
-// withoutSlot has a hole where the slot's number stands.
+// withoutSlot replaces a slot's number in names with slotHole.
 func withoutSlot(s string, slot int) string {
 	number := strconv.Itoa(slot)
 	return numbered().ReplaceAllStringFunc(s, func(name string) string {
@@ -151,7 +150,7 @@ func withoutSlot(s string, slot int) string {
 	})
 }
 
-// braces are numbers as a shell expands them.
+// braces writes numbers as a brace expression of a shell.
 func braces(slots []int) string {
 	slices.Sort(slots)
 	if first, last := slots[0], slots[len(slots)-1]; last-first == len(slots)-1 {
@@ -174,7 +173,7 @@ func printChange(w io.Writer, c reconcile.Change) {
 		line = fold(line, "", width, len("+ partition "))
 	}
 	printf(w, "%s\n", line)
-	// A new file's content is the plan itself; what changes is worth reading.
+	// A new file's content is the plan itself; a change is worth reading.
 	if showsDiff(c.Kind) && c.Diff != "" {
 		lines := strings.Split(strings.TrimRight(c.Diff, "\n"), "\n")
 		more := 0

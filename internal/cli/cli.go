@@ -1,5 +1,5 @@
-// Package cli is kbnode's commands: flags, output and exit codes. It decides
-// nothing that another package could.
+// Package cli implements kbnode's commands: flags, output and exit codes. It makes no decision
+// that another package could make.
 package cli
 
 import (
@@ -23,15 +23,14 @@ const (
 	exitUsage = 2
 )
 
-// Streams are a command's standard streams: Out carries the answer and Err
-// everything else.
+// Streams are a command's standard streams: Out is for the answer, and Err for everything else.
 type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
 }
 
-// exitError ends a command with an exit code of its own. Its message is printed
-// unless it is empty, which says that all was printed already.
+// exitError ends a command with its own exit code. An empty message means that everything was
+// already printed.
 type exitError struct {
 	code int
 	err  error
@@ -46,7 +45,7 @@ func (e *exitError) Error() string {
 
 func (e *exitError) Unwrap() error { return e.err }
 
-// usage makes an error one of usage.
+// usage turns an error into a usage error.
 func usage(err error) error {
 	if err == nil {
 		return nil
@@ -71,7 +70,7 @@ func run(ctx context.Context, args []string, s Streams) int {
 	s.Out = out
 	hint := hints{args}
 	root := newRoot(s, hint)
-	root.SetArgs(append([]string{}, args...)) // nil would be this process's own
+	root.SetArgs(append([]string{}, args...)) // nil would mean this process's own
 	err := hint.command(root)
 	if err == nil {
 		err = root.ExecuteContext(ctx)
@@ -96,12 +95,11 @@ func run(ctx context.Context, args []string, s Streams) int {
 	return code
 }
 
-// isUsage recognises cobra's complaint about a flag that is not there, which
-// has no type.
+// isUsage recognizes cobra's error for a missing required flag, which has no type.
 func isUsage(err error) bool { return strings.HasPrefix(err.Error(), "required flag") }
 
-// checkArgs makes what a command says of its arguments an error of usage, with
-// what to type instead.
+// checkArgs turns what a command says about its arguments into a usage error that says what to
+// type instead.
 func checkArgs(cmd *cobra.Command, hint hints) {
 	for _, sub := range cmd.Commands() {
 		checkArgs(sub, hint)
@@ -162,7 +160,7 @@ with its even share of CPUs and memory.
 	return root
 }
 
-// logger writes to Err; in a unit the journal adds the time itself.
+// logger returns a log to Err. In a unit it omits the time, which the journal adds.
 func (s Streams) logger() *slog.Logger {
 	opts := &slog.HandlerOptions{}
 	if os.Getenv("JOURNAL_STREAM") != "" {
@@ -176,12 +174,12 @@ func (s Streams) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(s.Err, opts))
 }
 
-// progress is a line about work under way.
+// progress prints a line about work in progress.
 func (s Streams) progress(format string, args ...any) {
 	printf(s.Err, "  "+format+"\n", args...)
 }
 
-// warn is a line about something that did not stop the work.
+// warn prints a line about something that did not stop the work.
 func (s Streams) warn(format string, args ...any) {
 	printf(s.Err, "kbnode: warning: "+format+"\n", args...)
 }

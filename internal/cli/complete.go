@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/task"
 )
 
-// flagValues complete the values of flags, which mean the same in every command. What
-// is not here is free text, for which no file is offered.
+// flagValues complete the values of flags, which mean the same in every command. Other flags
+// take free text and get no file names.
 var flagValues = map[string]cobra.CompletionFunc{
 	"agent-binary": fileValues, "bundle": fileValues, "capture": fileValues, "config": fileValues, "dockerfile": fileValues, "eval": dirValues,
 	"payload": fileValues, "result": fileValues, "root": fileValues, "token-file": fileValues, "workdir": dirValues,
@@ -35,7 +35,7 @@ func complete(cmd *cobra.Command) {
 		cmd.ValidArgsFunction = argValues[cmd.Name()]
 	}
 	for name, values := range flagValues {
-		_ = cmd.RegisterFlagCompletionFunc(name, values) // refused where there is no such flag, or the command has its own
+		_ = cmd.RegisterFlagCompletionFunc(name, values) // fails if the command has no such flag or completes it itself
 	}
 	for _, sub := range cmd.Commands() {
 		complete(sub)
@@ -50,7 +50,7 @@ func dirValues(*cobra.Command, []string, string) ([]cobra.Completion, cobra.Shel
 	return nil, cobra.ShellCompDirectiveFilterDirs
 }
 
-// values offers those that were not typed yet.
+// values offers those of all that were not typed yet.
 func values(all ...string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		left := slices.DeleteFunc(slices.Clone(all), func(v string) bool { return slices.Contains(args, v) })
@@ -75,7 +75,7 @@ func numberValues(cmd *cobra.Command, _ []string, typed string) ([]cobra.Complet
 	return values(slots(plan.UnitDir, strconv.Itoa)...)(cmd, nil, typed)
 }
 
-// slots are those of this node by their units: anybody may look at these.
+// slots returns this node's slots, found by their units, which anyone may list.
 func slots(dir string, spell func(k int) string) []string {
 	units, _ := os.ReadDir(dir)
 	var found []int

@@ -72,7 +72,7 @@ that the file is for.`,
 	return cmd
 }
 
-// configName is what messages call a file that may be standard input.
+// configName returns what messages call a file, which may be standard input.
 func configName(name string) string {
 	if name == "-" {
 		return "standard input"
@@ -159,7 +159,7 @@ machine, kbnode plan shows what it comes to.`,
 			m := &machine{root: filepath.Clean(dir), name: root}
 			env := os.Getenv
 			if !m.live() {
-				env = func(string) string { return "" } // variables are of this machine
+				env = func(string) string { return "" } // the variables are this machine's
 			}
 			return showConfig(s, m, env, asJSON, origin)
 		},
@@ -255,7 +255,7 @@ func configJSON(file string, list []config.Setting) configShow {
 	return v
 }
 
-// valueText is a value in a cell of a table.
+// valueText returns a value for a cell of a table.
 func valueText(v any) string {
 	switch v := v.(type) {
 	case nil:

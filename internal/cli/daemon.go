@@ -26,7 +26,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// dockerTime is what the engine has to answer a ping.
+// dockerTime is how long Docker has to answer a ping.
 const dockerTime = 10 * time.Second
 
 func newDaemon(s Streams) *cobra.Command {
@@ -78,7 +78,7 @@ func runDaemon(ctx context.Context, s Streams) error {
 		Publish: func(seen daemon.Snapshot) {
 			told.Publish(seen)
 			if !seen.Whole {
-				return // what a look needs is soon needed again
+				return // the next look soon needs this memory again
 			}
 			if err := guard.Trim(); err != nil {
 				s.logger().Debug("memory not given back", "err", err)
@@ -88,17 +88,17 @@ func runDaemon(ctx context.Context, s Streams) error {
 	return nil
 }
 
-// beFrugal is for what runs all the time, one of them for each slot: better some work
-// than a large heap.
+// beFrugal is for a process that runs all the time, once for each slot: some extra work is
+// better than a large heap.
 func beFrugal() {
 	debug.SetGCPercent(25)
 	fewThreads()
 }
 
-// fewThreads saves what the runtime keeps for each of hundreds of CPUs.
+// fewThreads saves the memory that the runtime keeps for each of hundreds of CPUs.
 func fewThreads() { runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0))) }
 
-// replaced says that another file is where this program was started from.
+// replaced reports whether another file is now where this program was started from.
 func replaced() bool {
 	exe, err := os.Executable()
 	if err != nil {
@@ -107,7 +107,7 @@ func replaced() bool {
 	exe = strings.TrimSuffix(exe, " (deleted)")
 	there, err := os.Stat(exe)
 	if err != nil {
-		return false // it is away; nobody could start it
+		return false // it is gone, so no one could start it
 	}
 	running, err := os.Stat("/proc/self/exe")
 	return err == nil && !os.SameFile(there, running)
@@ -168,13 +168,13 @@ func (n *liveNode) Stamp(p *plan.Plan) string {
 		if st, ok := fi.Sys().(*syscall.Stat_t); ok {
 			ino = st.Ino
 		}
-		if fi.IsDir() { // of sysfs, which keeps no times
+		if fi.IsDir() { // in sysfs, which keeps no times
 			fmt.Fprintln(&b, path)
 			return
 		}
 		fmt.Fprintln(&b, path, ino, fi.Size(), fi.ModTime().UnixNano())
 	}
-	// Who divides a GPU anew has to write its description for Docker anew.
+	// Anyone who divides a GPU again must also write its description for Docker again.
 	for _, path := range []string{plan.ConfigPath, plan.BindingsPath, plan.DrainsPath, plan.AgentsPath, "/etc/cdi/nvidia.yaml", "/run/cdi/nvidia.yaml"} {
 		file(path)
 	}
@@ -189,7 +189,7 @@ func (n *liveNode) Stamp(p *plan.Plan) string {
 		gpus = append(gpus, s.Each(pciOf)...)
 	}
 	slices.Sort(gpus)
-	for _, pci := range slices.Compact(gpus) { // parts of one have its address
+	for _, pci := range slices.Compact(gpus) { // parts of a GPU have its address
 		file("/sys/bus/pci/devices/" + pci)
 		file("/sys/bus/pci/devices/" + pci + "/driver")
 		texts = append(texts, "/sys/bus/pci/devices/"+pci+"/current_compute_partition")

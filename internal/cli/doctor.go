@@ -110,7 +110,7 @@ wrong. Warnings alone do not make it unfit.`,
 	return cmd
 }
 
-// oneOf refuses flags that do not go together.
+// oneOf refuses flags that exclude each other.
 func oneOf(cmd *cobra.Command, names ...string) error {
 	var given []string
 	for _, name := range names {
@@ -137,12 +137,12 @@ type verbosity int
 
 const (
 	plainly   verbosity = iota
-	quietly             // what is wrong
-	verbosely           // what was skipped too, one by one
+	quietly             // only what is wrong
+	verbosely           // also each check that was skipped
 )
 
-// printDoctor shows what is well as a table, and below it all that is not, the
-// worst last: that is what stays on the screen.
+// printDoctor shows what is OK as a table. Below it is everything that is not, the worst last,
+// because that stays on the screen.
 func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
 	if how != quietly {
 		printChecks(w, r, how == verbosely)
@@ -167,13 +167,13 @@ func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
 		r.Count(doctor.Warn), plural(r.Count(doctor.Warn), "warning", "warnings"), r.Count(doctor.OK), r.Count(doctor.Skip))
 }
 
-// printChecks shows each check in its group. Those that were skipped for the same
-// reason are one line.
+// printChecks shows each check in its group. Checks that were skipped for the same reason are
+// one line.
 func printChecks(w io.Writer, r *doctor.Report, all bool) {
 	t := newList(w, "Group", "Check", "", "Saw")
 	brief := 60
 	if width, ok := terminal(w); ok {
-		brief = max(roomy, min(brief, width-42)) // a line
+		brief = max(roomy, min(brief, width-42)) // one line
 	}
 	for _, group := range doctor.Groups {
 		shown := group
@@ -194,7 +194,7 @@ func printChecks(w io.Writer, r *doctor.Report, all bool) {
 			case c.Status > doctor.Skip:
 				first, _, cut := strings.Cut(fold(saw, "", brief-1, 0), "\n")
 				if cut {
-					first += "…" // below it stands whole
+					first += "…" // below it is complete
 				}
 				row(c.ID, c.Status, first)
 			default:

@@ -17,7 +17,7 @@ import (
 type doctorRun struct {
 	s Streams
 	o doctor.Options
-	m *doctor.Machine // as it was read last
+	m *doctor.Machine // as last read
 }
 
 func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
@@ -40,7 +40,7 @@ func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
 	return report, err
 }
 
-// fix runs what mends something and ends no job, and asks everything again.
+// fix runs the repairs that end no job, and runs all checks again.
 func (d *doctorRun) fix(ctx context.Context, report *doctor.Report, yes bool) (*doctor.Report, error) {
 	mends := report.Mends()
 	if len(mends) == 0 {
@@ -68,13 +68,13 @@ func (d *doctorRun) fix(ctx context.Context, report *doctor.Report, yes bool) (*
 			return nil, ctx.Err()
 		}
 		if err != nil {
-			d.s.warn("%v", err) // what is not mended shows in the next report
+			d.s.warn("%v", err) // the next report shows what is not repaired
 		}
 	}
 	return d.ask(ctx)
 }
 
-// busy are those of the slots that run a job now.
+// busy returns which of the slots run a job now.
 func (d *doctorRun) busy(ctx context.Context, slots []int) ([]int, error) {
 	if len(slots) == 0 {
 		return nil, nil
@@ -100,7 +100,7 @@ func (d *doctorRun) busy(ctx context.Context, slots []int) ([]int, error) {
 	return busy, nil
 }
 
-// bundle writes the support archive. A file that is cut off is of no use to anybody.
+// bundle writes the support archive. It deletes a truncated file, which is of no use.
 func (d *doctorRun) bundle(ctx context.Context, name string, report *doctor.Report) error {
 	f, err := doctor.CreateBundle(name)
 	if err != nil {

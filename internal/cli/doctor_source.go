@@ -18,15 +18,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
-// journalLines is how much of an agent's journal is searched for its last words.
+// journalLines is how many lines of an agent's journal are searched for its last words.
 const journalLines = 40
 
 // doctorSource reads this machine, as the other commands do.
 type doctorSource struct {
 	s Streams
 	m *machine
-	// life is the run's own: a connection ends with the context that it was made in,
-	// and a check's with the check.
+	// life is the context of the whole run: a connection ends with the context that made it, and
+	// a check's context ends with the check.
 	life context.Context
 
 	mu   sync.Mutex
@@ -34,7 +34,7 @@ type doctorSource struct {
 	shut func()
 }
 
-// connect asks systemd once, for all checks.
+// connect connects to systemd once, for all checks.
 func (d *doctorSource) connect() (*reconcile.Host, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -50,7 +50,7 @@ func (d *doctorSource) connect() (*reconcile.Host, error) {
 
 func (d *doctorSource) close() {
 	if !d.mu.TryLock() {
-		return // a check still waits for systemd; what it opens ends with life
+		return // a check still waits for systemd; life closes what it opens
 	}
 	defer d.mu.Unlock()
 	if d.shut != nil {
@@ -95,7 +95,7 @@ func (d *doctorSource) Units(ctx context.Context, pattern string) ([]reconcile.U
 		return nil, err
 	}
 	if len(names) == 0 && !strings.ContainsAny(pattern, "*?[") {
-		names = []string{pattern} // not in memory, and perhaps on disk
+		names = []string{pattern} // not loaded, but perhaps on disk
 	}
 	return host.Systemd.Units(ctx, names...)
 }
@@ -142,7 +142,7 @@ func (d *doctorSource) Containers(ctx context.Context, m *doctor.Machine) ([]sel
 	})
 }
 
-// engine is asked anew for each question: no connection is left behind.
+// engine connects for each question, so that no connection stays open.
 func (d *doctorSource) engine() (*docker.Engine, error) {
 	full := d.m.cfg.WithDefaults()
 	return docker.New(full.Docker.Socket)

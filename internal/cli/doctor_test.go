@@ -108,7 +108,7 @@ NOT ACCEPTED: 1 passed, 0 failed, 1 not tried, 0 by hand. Send all of this to th
 	}
 }
 
-// Not parallel: where the bus is, the environment says.
+// Not parallel: the environment says where the bus is.
 func TestDeafBus(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "bus")
 	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", socket)
@@ -118,7 +118,7 @@ func TestDeafBus(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	called := make(chan struct{})
 	go func() {
-		if conn, err := l.Accept(); err == nil { // and not another word
+		if conn, err := l.Accept(); err == nil { // and nothing more
 			close(called)
 			<-t.Context().Done()
 			_ = conn.Close()
@@ -134,7 +134,7 @@ func TestDeafBus(t *testing.T) {
 	}()
 	<-called
 	end()
-	src.close() // hangs where it waits for who asks
+	src.close() // hangs if it waits for a check
 	if err := <-asked; err == nil {
 		t.Error("a deaf bus answers")
 	}

@@ -19,11 +19,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// maxDrainReason bounds what an operator says, in characters: it stands in a
-// table.
+// maxDrainReason is the maximum length of an operator's reason, in characters: a table shows it.
 const maxDrainReason = 200
 
-// drainFlags are those of drain and resume.
+// drainFlags are the flags of drain and resume.
 type drainFlags struct {
 	all     bool
 	reason  string
@@ -144,7 +143,7 @@ func checkReason(reason string) error {
 	return nil
 }
 
-// chosenSlots are the slots of the plan that the arguments name.
+// chosenSlots returns the slots of the plan that the arguments name.
 func chosenSlots(p *plan.Plan, all bool, args []string) ([]plan.Slot, error) {
 	switch {
 	case all && len(args) > 0:
@@ -176,14 +175,14 @@ type drainHost struct {
 	close func()
 }
 
-// changeDrains changes what is drained, and then the node accordingly.
+// changeDrains changes which slots are drained, and then the node accordingly.
 func changeDrains(ctx context.Context, s Streams, command string, all bool, args []string, change func([]plan.Drain, int) []plan.Drain) (*plan.Plan, drainHost, error) {
 	none := drainHost{}
 	host, closeHost, err := rootHost(ctx, s, command)
 	if err != nil {
 		return nil, none, err
 	}
-	host.Log = nil // each slot has its line
+	host.Log = nil // each slot has its own line
 	p, err := func() (*plan.Plan, error) {
 		release, err := lock(ctx, s, host)
 		if err != nil {
@@ -194,7 +193,7 @@ func changeDrains(ctx context.Context, s Streams, command string, all bool, args
 		if err != nil {
 			return nil, err
 		}
-		var gone []plan.Slot // drain does not know them
+		var gone []plan.Slot // drained, but not slots of the plan; drain does not know them
 		if command == "resume" {
 			gone = slotless(m.plan, m.drains)
 		}
@@ -236,8 +235,7 @@ func changeDrains(ctx context.Context, s Streams, command string, all bool, args
 	return p, drainHost{host, closeHost}, nil
 }
 
-// otherSlots warns of what failed in slots that nothing was asked of, and returns
-// what is left of an error.
+// otherSlots warns of failures in slots that were not asked for, and returns the rest of err.
 func otherSlots(s Streams, err error, asked map[int]bool) error {
 	var errs []error
 	rest := reconcile.EachSlot(err, func(slot int, err error) {
@@ -250,7 +248,7 @@ func otherSlots(s Streams, err error, asked map[int]bool) error {
 	return errors.Join(append(errs, rest)...)
 }
 
-// slotless are what is drained and no slot of the plan, by name only.
+// slotless returns drains without a slot in the plan as slots that have only a name.
 func slotless(p *plan.Plan, drains []plan.Drain) []plan.Slot {
 	var gone []plan.Slot
 	for _, d := range plan.SlotlessDrains(p.Slots, drains) {
@@ -274,8 +272,7 @@ func drainText(command string, drains []plan.Drain, slot int) string {
 	return name + " is " + drains[i].String()
 }
 
-// waitDrained says of each slot how far it is, and waits for all where that was
-// asked for.
+// waitDrained prints the progress of each slot, and waits for all of them if f says so.
 func (h drainHost) waitDrained(ctx context.Context, s Streams, p *plan.Plan, slots []plan.Slot, f drainFlags) error {
 	if f.timeout > 0 {
 		var cancel context.CancelFunc
@@ -319,7 +316,7 @@ func (h drainHost) waitDrained(ctx context.Context, s Streams, p *plan.Plan, slo
 
 var errTimeout = errors.New("the time given is over")
 
-// gaveUp tells what is left when the waiting ends early: the slots stay drained.
+// gaveUp returns what is left when the wait ends early. The slots stay drained.
 func (h drainHost) gaveUp(ctx context.Context, said map[int]string) error {
 	if ctx.Err() == nil {
 		return nil
@@ -333,9 +330,8 @@ func (h drainHost) gaveUp(ctx context.Context, said map[int]string) error {
 	return fmt.Errorf("%w: %d %s not drained yet, and will be when their jobs are done; kbnode status shows them", context.Cause(ctx), busy, plural(busy, "slot is", "slots are"))
 }
 
-// readNode reads this node and makes its plan. What is missing now may be back
-// in a moment, and a plan made without it would take things away that running
-// jobs need.
+// readNode reads this node and makes its plan. It fails if anything is missing: that may be back
+// in a moment, and a plan without it would remove what running jobs need.
 func readNode(ctx context.Context, s Streams) (*machine, error) {
 	if _, err := os.Stat(filepath.Clean(plan.BindingsPath)); errors.Is(err, os.ErrNotExist) {
 		return nil, errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
@@ -357,7 +353,7 @@ func readNode(ctx context.Context, s Streams) (*machine, error) {
 	return m, m.think()
 }
 
-// converge makes the machine what the plan says.
+// converge changes the machine to match the plan.
 func converge(ctx context.Context, host *reconcile.Host, p *plan.Plan) (reconcile.Result, error) {
 	state, err := host.Observe(ctx, p)
 	if err != nil {

@@ -84,7 +84,7 @@ func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
 		return err
 	}
 	o.Org = f.api.org
-	// Before anything is built, so that nothing is evaluated for a database that is not there.
+	// Before any build, so that nothing is evaluated for a database that is not there.
 	if o.Store, err = f.store(ctx); err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
 	return nil
 }
 
-// options are what the flags ask for. All that is wrong with them is said at once.
+// options returns what the flags ask for. Its error says everything that is wrong with them.
 func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 	errs := []error{f.resolve()}
 	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
@@ -162,7 +162,7 @@ func (f *e2eFlags) store(ctx context.Context) (*results.Store, error) {
 	return results.Open(ctx, f.db)
 }
 
-// show prints the requests that would be sent. How many agents there are is not asked.
+// show prints the requests that would be sent. It does not ask how many agents there are.
 func (f *e2eFlags) show(s Streams, o e2e.Options) error {
 	var all []map[string]any
 	one := submitFlags{targetFlags: f.targetFlags}
@@ -191,7 +191,7 @@ func (f *e2eFlags) show(s Streams, o e2e.Options) error {
 	return nil
 }
 
-// e2eProgress writes a line for each job whenever it changes.
+// e2eProgress returns a function that writes a line whenever a job changes.
 func e2eProgress(s Streams) func(part, name string, st submit.Status) {
 	return func(part, name string, st submit.Status) {
 		if st.State == "creating" || st.State == "fetching" {
@@ -208,7 +208,7 @@ func e2eProgress(s Streams) func(part, name string, st submit.Status) {
 	}
 }
 
-// showE2E prints a report for people, or for programs.
+// showE2E prints a report for people or, as JSON, for programs.
 func showE2E(s Streams, r *e2e.Report, asJSON bool) error {
 	if asJSON {
 		return printJSON(s.Out, r)

@@ -12,7 +12,7 @@ import (
 
 const resultArtifact = `{"success":true,"error":"","system":{"gpu":"","device_count":0,"platform":"Linux","hostname":"n"},"runs":{}}`
 
-// proving runs kbnode e2e against a stand-in whose agent leaves this with each job.
+// proving runs kbnode e2e against a fake Buildkite whose agent leaves this with each job.
 func proving(t *testing.T, left string, args ...string) (result, *bktest.Server) {
 	t.Helper()
 	s := bktest.New(bktest.Options{PingSeconds: 1})
@@ -78,7 +78,7 @@ func TestE2E(t *testing.T) {
 	}
 }
 
-// Nothing is sent, and nothing asked for, with --dry-run.
+// TestE2EDryRun checks that --dry-run sends no request.
 func TestE2EDryRun(t *testing.T) {
 	t.Setenv("BUILDKITE_API_URL", "")
 	t.Setenv("BUILDKITE_API_TOKEN", "bkua_secret")

@@ -67,7 +67,7 @@ keeps some ten thousand events.`,
 	return cmd
 }
 
-// eventSlots are slots by name or number as events have them: -1 is the node.
+// eventSlots converts names or numbers of slots to slots of events: -1 is the node.
 func eventSlots(names []string) ([]int, error) {
 	var all []int
 	for _, name := range names {

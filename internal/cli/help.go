@@ -8,14 +8,14 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// proseWidth is how wide a line of help is at most: longer ones are hard to read.
+// proseWidth is the maximum width of a line of help: longer lines are hard to read.
 const proseWidth = 100
 
-// fitHelp makes what --help prints fit a terminal of so many columns.
+// fitHelp fits what --help prints to a terminal of width columns.
 func fitHelp(root *cobra.Command, w io.Writer, width int) {
 	root.SetUsageTemplate(strings.NewReplacer(
 		"FlagUsages", fmt.Sprintf("FlagUsagesWrapped %d", width),
-		"Padding }} {{.Short}}", "Padding }}  {{.Short}}", // two blanks, as between columns elsewhere
+		"Padding }} {{.Short}}", "Padding }}  {{.Short}}", // two blanks, as between other columns
 	).Replace(root.UsageTemplate()))
 	help := root.HelpFunc()
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
@@ -27,8 +27,8 @@ func fitHelp(root *cobra.Command, w io.Writer, width int) {
 	})
 }
 
-// reflow fills the lines of paragraphs anew, and those of lists of words and what they
-// mean, each of which begins a line that is indented.
+// reflow refills paragraphs, and lists of words and their meanings, in which each word begins an
+// indented line.
 func reflow(s string, width int) string {
 	var out []string
 	for line := range strings.SplitSeq(s, "\n") {

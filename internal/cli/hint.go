@@ -15,25 +15,25 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// rootCommands are those that only root can run to their end: hints write sudo before them.
+// rootCommands are the commands that only root can complete. Hints write sudo before them.
 var rootCommands = []string{"install", "reconcile", "uninstall", "status", "drain", "resume", "upgrade", "daemon", "selftest", "doctor", "image"}
 
-// synonyms are words that other tools have for a command.
+// synonyms are other tools' words for a command.
 var synonyms = map[string][]string{
 	"install": {"setup", "init"}, "uninstall": {"remove", "delete", "purge"}, "reconcile": {"apply", "sync"},
 	"drain": {"cordon", "pause", "disable", "stop"}, "resume": {"uncordon", "unpause", "enable", "start"},
 	"status": {"ps", "ls", "list"}, "doctor": {"check", "diagnose"}, "events": {"log", "logs", "history"}, "version": {"ver"},
 }
 
-// strayFlags are the flags that a word without one means, by command.
+// strayFlags names, by command, the flag that a word without one means.
 var strayFlags = map[string]string{
 	"install": "queue", "plan": "queue", "upgrade": "agent-version", "doctor": "only", "selftest": "slot", "events": "slot",
 }
 
-// hints knows the words that were typed, so that it can write them again, corrected.
+// hints holds the typed words, to repeat them corrected.
 type hints struct{ args []string }
 
-// line is the command line with args in place of what was typed.
+// line returns the command line of cmd with args, quoted for a shell.
 func line(cmd *cobra.Command, args []string) string {
 	words := []string{"kbnode"}
 	for _, a := range args {
@@ -51,14 +51,14 @@ func line(cmd *cobra.Command, args []string) string {
 	return strings.Join(words, " ")
 }
 
-// with is the typed line with word i replaced; without words, it is left out.
+// with returns the typed line with word i replaced, or removed if words is empty.
 func (h hints) with(cmd *cobra.Command, i int, words ...string) string {
 	args := slices.Replace(slices.Clone(h.args), i, i+1, words...)
 	return line(cmd, args)
 }
 
-// command finds a word that is no command where one is expected. Cobra looks at the flags
-// first, and says of `kbnode instal --queue b200` that there is no flag --queue.
+// command finds an unknown word where a command is expected. Cobra checks the flags first, and
+// says of `kbnode instal --queue b200` that there is no flag --queue.
 func (h hints) command(root *cobra.Command) error {
 	at, value := root, false
 	for i, word := range h.args {
@@ -72,7 +72,7 @@ func (h hints) command(root *cobra.Command) error {
 			name, _, given := strings.Cut(strings.TrimLeft(word, "-"), "=")
 			f := at.Flag(name)
 			if f == nil && name != "h" && name != "help" {
-				return nil // an unknown flag is what is said first
+				return nil // report the unknown flag first
 			}
 			value = f != nil && f.NoOptDefVal == "" && !given
 			continue
@@ -110,8 +110,8 @@ func (h hints) command(root *cobra.Command) error {
 	return nil
 }
 
-// nearCommands are those whose names are nearest to a mistyped word. Where several are as
-// near, all are named: install and uninstall are not for kbnode to choose between.
+// nearCommands returns the commands nearest to a mistyped word. It returns all that are equally
+// near: kbnode must not choose between install and uninstall.
 func nearCommands(all []*cobra.Command, word string) []*cobra.Command {
 	var near []*cobra.Command
 	best := farthest(word) + 1
@@ -139,11 +139,11 @@ func nearCommands(all []*cobra.Command, word string) []*cobra.Command {
 	return near
 }
 
-// farthest is how far a word may be from what was meant.
+// farthest returns the largest distance of a typo from what was meant.
 func farthest(word string) int { return max(1, len(word)/3) }
 
-// distance is how many characters have to be put in, taken out, replaced or swapped with the
-// next one to make one word of the other.
+// distance returns how many characters must be inserted, removed, replaced or swapped with the
+// next one to turn a into b. It is 64 for words of more than 64 bytes.
 func distance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64
@@ -170,7 +170,7 @@ func distance(a, b string) int {
 	return rows[len(a)][len(b)]
 }
 
-// flag explains an error of the flags, with the corrected line where there is one.
+// flag explains an error in the flags, with the corrected line if there is one.
 func (h hints) flag(cmd *cobra.Command, err error) error {
 	help := cmd.CommandPath() + " --help lists the flags"
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
@@ -178,7 +178,7 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 		i := h.find("--" + name)
 		switch {
 		case name == "token" && cmd.Flags().Lookup("token-file") != nil:
-			// Whatever followed is not written again: it may be the token.
+			// Do not repeat what followed: it may be the token.
 			return usagef("unknown flag: --token; every user of a machine can read command lines, so none takes a token; write --token-file FILE; %s", help)
 		case i < 0:
 		default:
@@ -209,7 +209,7 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 	return usagef("%w; %s", err, help)
 }
 
-// find is where a flag was typed, or -1.
+// find returns the index of a flag in the typed words, or -1.
 func (h hints) find(flag string) int {
 	return slices.IndexFunc(h.args, func(a string) bool { return a == flag || strings.HasPrefix(a, flag+"=") })
 }
@@ -220,7 +220,7 @@ var (
 	longTime    = lazy.Regexp(`^([0-9]{1,4})([dw])$`)
 )
 
-// explainValue says what is wrong with a flag's value, and what was probably meant.
+// explainValue returns what is wrong with a flag's value, and what was probably meant.
 func explainValue(kind, value string) (says, better string) {
 	shown := text.Line(value, 60)
 	switch kind {
@@ -244,7 +244,7 @@ func explainValue(kind, value string) (says, better string) {
 	return "", ""
 }
 
-// nearFlag is the flag of a command that a mistyped one probably is, or "".
+// nearFlag returns the flag of a command that a mistyped one probably is, or "".
 func nearFlag(cmd *cobra.Command, name string) string {
 	near, best := "", farthest(name)+1
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -259,7 +259,7 @@ func nearFlag(cmd *cobra.Command, name string) string {
 	return near
 }
 
-// stray explains an argument of a command that takes none.
+// stray explains an argument to a command that takes none.
 func (h hints) stray(cmd *cobra.Command, arg string) error {
 	i := slices.Index(h.args, arg)
 	if i < 0 {

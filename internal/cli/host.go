@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// needRoot refuses to go on as anybody else.
+// needRoot returns an error unless the user is root.
 func needRoot(command string) error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("%s changes the system and must run as root; type sudo kbnode %s", command, command)
@@ -18,7 +18,7 @@ func needRoot(command string) error {
 	return nil
 }
 
-// openHost is this machine, ready to be changed.
+// openHost returns this machine, ready to be changed, and a function that closes it.
 func openHost(ctx context.Context, s Streams) (*reconcile.Host, func(), error) {
 	bus, err := reconcile.Connect(ctx)
 	if err != nil {
@@ -27,7 +27,7 @@ func openHost(ctx context.Context, s Streams) (*reconcile.Host, func(), error) {
 	return &reconcile.Host{Root: "/", Systemd: bus, Users: reconcile.SystemUsers{Root: "/"}, Network: openNetwork(), Log: s.logger()}, bus.Close, nil
 }
 
-// rootHost is openHost for a command that only root may type.
+// rootHost is openHost for a command that needs root.
 func rootHost(ctx context.Context, s Streams, command string) (*reconcile.Host, func(), error) {
 	if err := needRoot(command); err != nil {
 		return nil, nil, err
@@ -35,9 +35,9 @@ func rootHost(ctx context.Context, s Streams, command string) (*reconcile.Host, 
 	return openHost(ctx, s)
 }
 
-// lockTime is how long a command waits for another one: a pass of the daemon takes
-// seconds, and a minute where a slow driver is asked to change all GPUs; an
-// uninstall that waits for jobs may take an hour.
+// lockTime is how long a command waits for another one. A pass of the daemon takes seconds, or a
+// minute if a slow driver is asked to change all GPUs. An uninstall that waits for jobs may take
+// an hour.
 const lockTime = 2 * time.Minute
 
 func lock(ctx context.Context, s Streams, host *reconcile.Host) (release func(), err error) {

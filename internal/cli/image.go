@@ -32,7 +32,7 @@ func newImage(s Streams) *cobra.Command {
 	return cmd
 }
 
-// openUpdater is the node's images, ready to be looked at or changed.
+// openUpdater returns the updater of the node's images, and a function that closes it.
 func openUpdater() (*image.Updater, func(), error) {
 	m := &machine{root: "/"}
 	if err := m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
@@ -57,11 +57,11 @@ func openUpdater() (*image.Updater, func(), error) {
 	}, func() { _ = engine.Close() }, nil
 }
 
-// trialPoll lies between two looks at how the first jobs with a new image ended.
+// trialPoll is the time between looks at how the first jobs with a new image ended.
 const trialPoll = 30 * time.Second
 
-// watchFirstJobs takes a new image back when its first jobs fail, until ctx ends.
-// Where none is on trial it reads one small file.
+// watchFirstJobs rolls a new image back if its first jobs fail, until ctx ends. If none is on
+// trial, it reads one small file.
 func watchFirstJobs(ctx context.Context, log *slog.Logger) {
 	for {
 		select {
@@ -70,7 +70,7 @@ func watchFirstJobs(ctx context.Context, log *slog.Logger) {
 		case <-time.After(trialPoll):
 		}
 		if st, err := image.Read(plan.ImageDir); err != nil || st.Trial == nil {
-			continue // an update says what is wrong with it
+			continue // an update reports what is wrong with it
 		}
 		u, closeUpdater, err := openUpdater()
 		var r image.Result
@@ -86,8 +86,7 @@ func watchFirstJobs(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// changeImages runs a command that changes the node's images, and prints what
-// came of it.
+// changeImages runs a command that changes the node's images, and prints the result.
 func changeImages(ctx context.Context, s Streams, command string, auto, asJSON bool, do func(context.Context, *image.Updater) (image.Result, error)) error {
 	if err := needRoot("image " + command); err != nil {
 		return err
@@ -128,8 +127,8 @@ func changeImages(ctx context.Context, s Streams, command string, auto, asJSON b
 	return err
 }
 
-// imageResult says what came of a command. Nobody looks on with auto, and that
-// nothing was to be done is nothing to say.
+// imageResult describes the result of a command. With auto no one watches, so it returns "" if
+// there was nothing to do.
 func imageResult(r image.Result, auto bool) string {
 	reason := ""
 	if r.Reason != "" {
@@ -170,7 +169,7 @@ func imageLabel(i *image.Image) string {
 	return cmp.Or(i.Digest, i.ID)
 }
 
-// canaryText is a verb and what follows.
+// canaryText returns a verb and its details.
 func canaryText(c image.Canary) string {
 	if !c.Passed {
 		return fmt.Sprintf("failed in %s: %s", c.Slot, c.Reason)

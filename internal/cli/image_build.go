@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	maxContext    = 1 << 30 // bytes that a build is sent
+	maxContext    = 1 << 30 // bytes sent to a build
 	maxDockerfile = 1 << 20
 )
 
-// buildFlags say what is built.
+// buildFlags say what to build.
 type buildFlags struct {
 	variant, dockerfile string
 	args                []string
@@ -79,7 +79,7 @@ what was built here alone, unless it was pushed.`,
 	return cmd
 }
 
-// source is what the flags ask for, and the text of its Dockerfile.
+// source returns what the flags ask for, and the text of its Dockerfile.
 func (f *buildFlags) source() (src image.Source, text string, err error) {
 	switch {
 	case f.dockerfile == "":
@@ -115,7 +115,7 @@ func (f *buildFlags) ownSource() (image.Source, string, error) {
 	}, text, nil
 }
 
-// fileSource is a Dockerfile with its directory.
+// fileSource returns a Dockerfile with its directory.
 func fileSource(name string) (src image.Source, text string, err error) {
 	info, err := os.Lstat(name)
 	switch {
@@ -142,8 +142,8 @@ func fileSource(name string) (src image.Source, text string, err error) {
 	}, string(content), nil
 }
 
-// buildArgs are the arguments by name. Docker only warns of one that a Dockerfile
-// does not know, and builds what was not meant.
+// buildArgs returns the build arguments by name. It refuses one that the Dockerfile does not
+// know: Docker only warns, and builds something else.
 func (f *buildFlags) buildArgs(name, dockerfile string) (map[string]string, error) {
 	known, err := docker.BuildArgs(dockerfile)
 	if err != nil {
@@ -173,7 +173,7 @@ func itHas(args []string) string {
 	return "it has " + strings.Join(slices.Sorted(slices.Values(args)), ", ")
 }
 
-// oneFile is an archive of one file.
+// oneFile returns an archive of one file.
 func oneFile(name, content string) io.ReadCloser {
 	r, w := io.Pipe()
 	go func() {
@@ -187,8 +187,7 @@ func oneFile(name, content string) io.ReadCloser {
 	return r
 }
 
-// directory is an archive of a directory: its files, directories and links, but
-// for git's.
+// directory returns an archive of a directory: its files, directories and links, except git's.
 func directory(dir string) (io.ReadCloser, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	evaluation "github.com/gpu-mode/kbnode/packaging/image"
 )
 
-// TestImageBuildRefuses types what cannot be built. Docker itself only warns of
-// most of it.
+// TestImageBuildRefuses checks that what cannot be built is refused. Docker itself only warns
+// about most of it.
 func TestImageBuildRefuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -65,8 +65,7 @@ func TestImageBuildRefuses(t *testing.T) {
 	}
 }
 
-// TestBuildContext packs a Dockerfile's directory, and nothing that a link in it
-// leads to.
+// TestBuildContext packs a Dockerfile's directory, and nothing that a link in it points to.
 func TestBuildContext(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

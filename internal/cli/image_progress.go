@@ -16,11 +16,11 @@ const (
 	redraw    = 100 * time.Millisecond
 )
 
-// bars shows a pull as docker does on a terminal, a line for each layer. Where
-// there is none it shows a build's own lines only.
+// bars shows a pull as docker does on a terminal, one line for each layer. Without a terminal it
+// shows only a build's own lines.
 type bars struct {
 	s      Streams
-	width  int // of the terminal; 0 without one
+	width  int // of the terminal; 0 if there is none
 	order  []string
 	layers map[string]docker.Progress
 	lines  int // on the screen
@@ -55,8 +55,7 @@ func done(status string) bool {
 	return slices.Contains([]string{"Pull complete", "Already exists", "Pushed", "Layer already exists"}, status)
 }
 
-// draw writes the lines anew over those on the screen: the layers under way, and
-// how many are done.
+// draw rewrites the lines on the screen: the layers in progress, and how many are done.
 func (b *bars) draw() {
 	var lines []string
 	ready := 0
@@ -78,7 +77,7 @@ func (b *bars) draw() {
 		}
 		out.WriteString("\r\x1b[K" + line + "\n")
 	}
-	out.WriteString("\x1b[J") // what was longer before
+	out.WriteString("\x1b[J") // erases longer earlier lines
 	printf(b.s.Err, "%s", out.String())
 	b.lines, b.drawn = len(lines), time.Now()
 }
@@ -96,7 +95,7 @@ func (b *bars) line(p docker.Progress) string {
 	return fmt.Sprintf("%s [%s] %s/%s", text, bar, bytesText(p.Current), bytesText(p.Total))
 }
 
-// end leaves the lines as they are at last; what comes next goes below.
+// end leaves the last state on the screen; later output goes below.
 func (b *bars) end() {
 	if len(b.order) > 0 {
 		b.draw()

@@ -88,7 +88,7 @@ Not taken: eeeeeeeeeeee, for 0s: it fails
 	}
 }
 
-// TestBars draws layers over each other and leaves the end on the screen.
+// TestBars draws layers over each other and leaves the last state on the screen.
 func TestBars(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer

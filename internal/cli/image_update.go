@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/image"
 )
 
-// autoWait is how long an update that nobody looks at waits for idle slots.
+// autoWait is how long an unattended update waits for idle slots.
 const autoWait = time.Hour
 
 func newImageUpdate(s Streams) *cobra.Command {

@@ -83,7 +83,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		return err
 	}
 	defer func() { release() }()
-	// Again: the kbnode that was waited for may have written other wishes.
+	// Again: the kbnode that held the lock may have written other wishes.
 	if err := m.loadConfig(&f.wishes, os.Getenv); err != nil {
 		return err
 	}
@@ -99,9 +99,9 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		return errors.New(strings.Join(missing, "\n"))
 	}
 	if f.agentBinary != "" && m.inv.WhyUnread(inventory.SubjectAgent) != "" {
-		m.inv.Software.Agent = inventory.Agent{} // which that one replaces
+		m.inv.Software.Agent = inventory.Agent{} // --agent-binary replaces it
 	}
-	// Everything that can be refused is refused before anything is written.
+	// Refuse everything that can be refused before writing anything.
 	m.reshape = true
 	if err := m.think(); err != nil {
 		return err
@@ -145,7 +145,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	}
 	agreed := reconcile.Conflicts(changes)
 	asks := f.adopt && !f.yes && len(agreed) > 0
-	if asks { // the daemon, and who else wants to change the node, do not wait for a person
+	if asks { // the daemon and other commands do not wait for a person
 		release()
 		release = func() {}
 	}
@@ -191,8 +191,8 @@ func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Ho
 	return nextSteps(s, m.plan, result, wrote)
 }
 
-// usableBinary refuses to write units that start a kbnode which others could
-// replace or which is gone tomorrow.
+// usableBinary refuses to write units that start a kbnode that others could replace, or that may
+// soon be gone.
 func usableBinary(exe string) error {
 	for dir := exe; ; dir = filepath.Dir(dir) {
 		fi, err := os.Stat(dir)
@@ -209,8 +209,8 @@ func usableBinary(exe string) error {
 	}
 }
 
-// findToken is the token of --token-file, else of the environment, else of an
-// earlier install, else of what --adopt takes over.
+// findToken returns the token of --token-file, or else of the environment, of an earlier
+// install, or of what --adopt takes over, in this order.
 func findToken(root string, env func(string) string, f *installFlags) (string, error) {
 	if f.tokenFile != "" {
 		return agent.ReadToken(f.tokenFile)
@@ -254,15 +254,15 @@ func installPackages(ctx context.Context, s Streams, m *machine, f *installFlags
 	return m.read(ctx, s.logger())
 }
 
-// installAgent makes sure that there is a buildkite-agent. Where it had to fetch
-// one, the machine is read and planned again with what that understands.
+// installAgent makes sure that there is a buildkite-agent. If it installed one, it reads and
+// plans the machine again with what that agent understands.
 func installAgent(ctx context.Context, s Streams, m *machine, host *reconcile.Host, f *installFlags) (fetched bool, err error) {
 	switch {
 	case f.agentBinary != "":
 		err = installer.CopyAgent("/", f.agentBinary)
 		if v := m.agents; err == nil && (v.Version != "" || v.Roll != nil) {
 			s.progress("slots run this agent, and not what kbnode upgrade chose")
-			err = host.WriteAgents(plan.Agents{Releases: v.Releases}) // which the daemon removes
+			err = host.WriteAgents(plan.Agents{Releases: v.Releases}) // the daemon removes them
 		}
 	case m.inv.Software.Agent.Path != "":
 		return false, nil
@@ -285,8 +285,8 @@ func installAgent(ctx context.Context, s Streams, m *machine, host *reconcile.Ho
 	return true, m.think()
 }
 
-// writeToken puts the token where the agents' units read it. A token file that
-// an operator wrote stays as it is when it says the same.
+// writeToken writes the token where the agents' units read it. It keeps an operator's token file
+// that has the same token.
 func writeToken(host *reconcile.Host, token string) (wrote bool, err error) {
 	if err := mayWriteToken(host, token); err != nil {
 		return false, err
@@ -301,7 +301,7 @@ func writeToken(host *reconcile.Host, token string) (wrote bool, err error) {
 	return false, nil
 }
 
-// mayWriteToken refuses to replace an operator's token file that says otherwise.
+// mayWriteToken refuses to replace an operator's token file that has another token.
 func mayWriteToken(host *reconcile.Host, token string) error {
 	text, err := os.ReadFile(filepath.Join(host.Root, plan.TokenPath))
 	if errors.Is(err, fs.ErrNotExist) || host.Adopt || strings.Contains(firstLines(string(text), 3), plan.Marker) {
@@ -316,7 +316,7 @@ func mayWriteToken(host *reconcile.Host, token string) error {
 // fewChanges is how many changes are worth a line each.
 const fewChanges = 12
 
-// nextSteps says what was done and what is left to a person.
+// nextSteps prints what was done and what is left to do by hand.
 func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool) error {
 	var queues []string
 	running := 0

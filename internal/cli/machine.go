@@ -26,13 +26,13 @@ import (
 // unitBinary is kbnode's path in the units of a tree that is not this machine.
 const unitBinary = "/usr/local/bin/kbnode"
 
-// packagedBinary is where the .deb and the .rpm have it.
+// packagedBinary is where the .deb and the .rpm install kbnode.
 const packagedBinary = "/usr/bin/kbnode"
 
-// wishes are the flags that say the same as the configuration file.
+// wishes are the flags that correspond to settings of the configuration file.
 type wishes struct {
 	cfg           config.Config
-	flags         *pflag.FlagSet // nil for no flags
+	flags         *pflag.FlagSet // nil means no flags
 	gpus          string
 	memory        string
 	reserveMemory string
@@ -55,7 +55,7 @@ func (w *wishes) register(cmd *cobra.Command) {
 	f.StringVar(&w.cfg.Agent.Endpoint, "endpoint", "", "Buildkite's agent API (default: "+config.DefaultEndpoint+")")
 }
 
-// config is what the flags set.
+// config returns what the flags set.
 func (w *wishes) config() (config.Config, error) {
 	c := w.cfg
 	var errs []error
@@ -77,7 +77,7 @@ func (w *wishes) config() (config.Config, error) {
 			errs = append(errs, fmt.Errorf("--gpus: %w", err))
 		}
 		c.GPUs = g
-		// A bare number is a count to some, as in `gpus: 4`, and an index to others: a guess
+		// Some read a bare number as a count, as in `gpus: 4`, others as an index. A wrong guess
 		// would lend the wrong GPUs.
 		if n, err := strconv.Atoi(strings.TrimSpace(w.gpus)); err == nil && n > 0 {
 			errs = append(errs, fmt.Errorf("--gpus %d may mean %[1]d GPUs or GPU %[1]d; write --gpu-count %[1]d for %[1]d GPUs, or --gpus %[1]d-%[1]d for GPU %[1]d alone", n))
@@ -99,25 +99,25 @@ func (w *wishes) config() (config.Config, error) {
 	return c, usage(errors.Join(errs...))
 }
 
-// machine is how far a command has come down the pipe: read, then thought.
+// machine holds what a command has read and planned so far.
 type machine struct {
 	root    string
-	name    string      // of the root, in messages; "" is root itself
-	asked   *configText // another configuration than the machine's
+	name    string      // of the root, in messages; "" means root itself
+	asked   *configText // a configuration to use instead of the machine's
 	inv     *inventory.Inventory
 	cfg     config.Config
-	drains  []plan.Drain  // as kept
-	others  *[]plan.Drain // to plan with instead
-	agents  plan.Agents   // as kept
+	drains  []plan.Drain  // as stored
+	others  *[]plan.Drain // to plan with instead of drains
+	agents  plan.Agents   // as stored
 	plan    *plan.Plan
 	notes   []string // about old spellings
-	old     bool     // the configuration file has some
+	old     bool     // the configuration file has old spellings
 	managed bool     // the configuration file is kbnode's own, or there is none
-	wished  bool     // there is none, or it does not say all that was asked for
-	reshape bool     // slots are made of the instances and partitions that there are now
+	wished  bool     // the file is missing, or lacks something that was asked for
+	reshape bool     // make slots of the instances and partitions that exist now
 }
 
-// configText is a configuration before it is parsed.
+// configText is a configuration before parsing.
 type configText struct {
 	name string
 	text []byte
@@ -125,8 +125,7 @@ type configText struct {
 
 func (m *machine) live() bool { return m.root == "/" }
 
-// open opens a file of the machine. Below any root but "/" it opens nothing
-// outside of it, whatever links the tree holds.
+// open opens a file of the machine. Below any root but "/", links cannot lead out of the tree.
 func (m *machine) open(path string) (*os.File, error) {
 	if m.live() {
 		return os.Open(path)
@@ -134,7 +133,7 @@ func (m *machine) open(path string) (*os.File, error) {
 	return os.OpenInRoot(m.root, strings.TrimPrefix(path, "/"))
 }
 
-// maxInput bounds a file that the plan is made from, in bytes.
+// maxInput is the maximum size of a file that the plan is made from, in bytes.
 const maxInput = 4 << 20
 
 func (m *machine) readFile(path string) ([]byte, error) {
@@ -146,8 +145,8 @@ func (m *machine) readFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxInput))
 }
 
-// loadConfig reads the configuration file and puts over it, in this order, the
-// environment's variables (of this machine only) and the flags.
+// loadConfig reads the configuration file. The environment's variables (only on this machine)
+// override it, and the flags override both.
 func (m *machine) loadConfig(w *wishes, env func(string) string) error {
 	file := filepath.Join(cmp.Or(m.name, m.root), plan.ConfigPath)
 	text, err := m.readFile(plan.ConfigPath)
@@ -197,7 +196,7 @@ func (m *machine) read(ctx context.Context, log *slog.Logger) error {
 		if err == nil {
 			_ = f.Close()
 		}
-		if !errors.Is(err, fs.ErrNotExist) { // also one that cannot be read: it is the one to ask
+		if !errors.Is(err, fs.ErrNotExist) { // also if it cannot be read: it is still the agent to ask
 			agentPath = installer.AgentPath
 		}
 	}
@@ -211,7 +210,7 @@ func (m *machine) read(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-// bindings are what slots have kept; none on a new machine.
+// bindings returns the stored bindings of slots, or nil on a new machine.
 func (m *machine) bindings() ([]plan.Binding, error) {
 	switch text, err := m.readFile(plan.BindingsPath); {
 	case err == nil:
@@ -222,8 +221,8 @@ func (m *machine) bindings() ([]plan.Binding, error) {
 	return nil, nil
 }
 
-// missing is what keeps the machine from being a node. What cannot be read now is as
-// it was last planned.
+// missing returns what keeps the machine from being a node. What cannot be read now counts as it
+// was last planned.
 func (m *machine) missing() ([]string, error) {
 	kept, err := m.bindings()
 	if err != nil {

@@ -15,12 +15,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// mendedTime is how long the daemon has to hear an operator's word: a pass that
-// goes on, and a GPU that does not answer.
+// mendedTime is how long the daemon has to read the operator's message: a pass may be under way,
+// and a GPU may not answer.
 const mendedTime = 2 * time.Minute
 
-// mended tells the daemon that the GPUs of slots were reset by hand, and waits
-// until it has judged them by it.
+// mended tells the daemon that the GPUs of slots were reset by hand, and waits until it has
+// judged them again.
 func mended(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	host, closeHost, err := rootHost(ctx, s, "resume")
 	if err != nil {
@@ -30,7 +30,7 @@ func mended(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	if err := sayMended(ctx, s, host, f.all, args); err != nil {
 		return err
 	}
-	// Everything is read anew then, the GPUs too.
+	// The daemon then reads everything again, including the GPUs.
 	if err := host.Systemd.Kill(ctx, plan.NodeService, false, syscall.SIGHUP); err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func mended(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	return nil
 }
 
-// sayMended leaves word for the daemon, which has to run.
+// sayMended leaves the message for the daemon, which must be running.
 func sayMended(ctx context.Context, s Streams, host *reconcile.Host, all bool, args []string) error {
 	now, err := health.Now()
 	if err != nil {

@@ -7,10 +7,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// openNetwork is the network of this machine. The configuration says where the
-// engine is; without one, or with one that cannot be read, it is at the usual place.
+// openNetwork returns this machine's network. The configuration names the Docker socket. Without
+// a readable configuration it is the default one.
 func openNetwork() reconcile.Network {
 	m := &machine{root: "/"}
-	_ = m.loadConfig(&wishes{}, func(string) string { return "" }) // whoever needs it whole says what is wrong with it
+	_ = m.loadConfig(&wishes{}, func(string) string { return "" }) // commands that need all of it report what is wrong
 	return reconcile.SystemNetwork{Socket: cmp.Or(m.cfg.Docker.Socket, config.DefaultDockerSocket)}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 )
 
-// answer is a command's standard output. It keeps the first error, so that
-// nobody takes a table that was cut off by a full disk for the whole.
+// answer is a command's standard output. It keeps the first error, so that no one mistakes a
+// table cut off by a full disk for all of it.
 type answer struct {
 	to  io.Writer
 	err error
@@ -26,8 +26,8 @@ func (a *answer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// printf writes text for people, on a terminal without breaking words. An answer keeps
-// its errors, and what goes to standard error has nowhere else to go.
+// printf writes text for people, on a terminal without breaking words. It ignores errors: an
+// answer keeps them, and those of standard error have nowhere else to go.
 func printf(w io.Writer, format string, args ...any) {
 	s := spell(w, fmt.Sprintf(format, args...))
 	if width, ok := terminal(w); ok && !strings.Contains(s, "\r") {
@@ -36,10 +36,10 @@ func printf(w io.Writer, format string, args ...any) {
 	_, _ = io.WriteString(w, s)
 }
 
-// verbatim writes a text that people save as often as they look at it: it is not wrapped.
+// verbatim writes a text that people save as often as they read it, without wrapping.
 func verbatim(w io.Writer, s string) { _, _ = io.WriteString(document(w), s) }
 
-// printCommand writes a line that ends in a command: it can be typed as it stands there.
+// printCommand writes a line that ends in a command, so that it can be typed as shown.
 func printCommand(w io.Writer, line string) {
 	if width, ok := terminal(w); ok {
 		line = commands(line, width)
@@ -57,7 +57,8 @@ func printJSON(w io.Writer, v any) error {
 	return nil
 }
 
-// confirm asks a person. Where nobody types, otherwise says what to type instead.
+// confirm asks a person. If no one is at a terminal, its error is otherwise, which says what to
+// type instead.
 func (s Streams) confirm(question, otherwise string) error {
 	if !isTerminal(s.In) {
 		return usagef("%s", otherwise)
@@ -70,7 +71,7 @@ func (s Streams) confirm(question, otherwise string) error {
 	return nil
 }
 
-// paint colours a word on a terminal.
+// paint colors a word on a terminal.
 func paint(w io.Writer, c text.Color, word string) string {
 	if !colour(w) {
 		return word
@@ -78,7 +79,7 @@ func paint(w io.Writer, c text.Color, word string) string {
 	return c.Sprint(word)
 }
 
-// bytesText writes a size as people compare them: "180 GiB", "512 MiB".
+// bytesText returns a size for people to compare: "180 GiB", "512 MiB".
 func bytesText(n int64) string {
 	const unit = 1024
 	switch {

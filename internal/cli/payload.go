@@ -114,8 +114,8 @@ piped in, of the environment, where kbnode runner finds it.`,
 	return cmd
 }
 
-// input opens the file that is named, or standard input. It is nil when none is
-// named and nobody pipes anything in.
+// input opens the named file, or standard input. It returns nil if no file is named and nothing
+// is piped in.
 func (s Streams) input(args []string) (io.ReadCloser, error) {
 	if len(args) > 0 && args[0] != "-" {
 		f, err := os.Open(args[0])
@@ -133,8 +133,7 @@ func (s Streams) input(args []string) (io.ReadCloser, error) {
 	return io.NopCloser(s.In), nil
 }
 
-// encoded returns an encoded payload from the command's input, else from the
-// environment.
+// encoded returns an encoded payload from the command's input, or else from the environment.
 func (s Streams) encoded(args []string) (string, error) {
 	in, err := s.input(args)
 	if err != nil {

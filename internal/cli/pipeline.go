@@ -22,7 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// gpuIndex is the tag that tells the slots of a node apart.
+// gpuIndex is the tag that distinguishes the slots of a node.
 const gpuIndex = "gpu-index"
 
 // noGPU is the vendor of slots without a GPU.
@@ -95,7 +95,7 @@ func printPipeline(s Streams, kind string, f pipelineFlags) error {
 	return err
 }
 
-// options are the flags over what is known of the node.
+// options returns the flags, filled in with what is known of the node.
 func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
 	o := pipeline.Options{Agents: map[string]string{}, Label: f.label, Profile: f.profile}
 	var errs []error
@@ -129,18 +129,18 @@ func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
 		return o, err
 	}
 	vendor := cmp.Or(f.vendor, n.vendor)
-	o.AMD = vendor == "amd" || vendor == noGPU // either way nothing is asked of NVIDIA's
+	o.AMD = vendor == "amd" || vendor == noGPU // in either case nothing of NVIDIA's is needed
 	o.Image = cmp.Or(f.image, n.image)
 	if o.Queue = f.queue; o.Queue == "" {
 		o.Queue, err = n.queue(f.index)
-		if strings.Contains(o.Queue, "$") { // a variable is for the command line to name
+		if strings.Contains(o.Queue, "$") { // only the command line may name a variable
 			err = fmt.Errorf("%.120q is not the name of a queue; correct it on the node, or add --queue NAME", o.Queue)
 		}
 	}
 	return o, usage(err)
 }
 
-// wholeMinutes reads a time limit, which Buildkite has in minutes. "" is 0.
+// wholeMinutes parses a time limit, which Buildkite keeps in minutes. "" is 0.
 func wholeMinutes(text string) (int, error) {
 	if text == "" {
 		return 0, nil
@@ -155,15 +155,15 @@ func wholeMinutes(text string) (int, error) {
 	return int(d / time.Minute), nil
 }
 
-// pipelineNode is what pipelines need to know of a node. The zero value is a
-// machine that is none.
+// pipelineNode is what pipelines need to know about a node. The zero value is a machine that is
+// not a node.
 type pipelineNode struct {
 	image, vendor string         // "" if unknown
-	template      string         // queue of the configuration
+	template      string         // queue in the configuration
 	queues        map[int]string // by slot, as the agents have them
 }
 
-// queue is the queue of a slot, or of all if the index is -1.
+// queue returns the queue of a slot, or of all slots if index is -1.
 func (n pipelineNode) queue(index int) (string, error) {
 	slots := slices.Sorted(maps.Keys(n.queues))
 	if len(slots) == 0 {
@@ -188,8 +188,8 @@ func (n pipelineNode) queue(index int) (string, error) {
 	return first, nil
 }
 
-// readPipelineNode reads a node's files, as whoever types the command may. What
-// the agents were told is what Buildkite knows.
+// readPipelineNode reads a node's files, with the rights of the user. Queues come from the
+// agents' configuration, which is what Buildkite knows.
 func readPipelineNode(s Streams, root string) (n pipelineNode, err error) {
 	dir, closeRoot, err := inventory.Open(root)
 	if err != nil {
@@ -244,7 +244,7 @@ func readPipelineNode(s Streams, root string) (n pipelineNode, err error) {
 	return n, nil
 }
 
-// agentQueue finds the queue among the tags of an agent's configuration.
+// agentQueue returns the queue among the tags of an agent's configuration.
 func agentQueue(cfg string) string {
 	for line := range strings.Lines(cfg) {
 		tags, ok := strings.CutPrefix(strings.TrimSpace(line), `tags="`)

@@ -19,7 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// exitChanges is what --detailed-exit-code ends with when changes are pending.
+// exitChanges is the exit code of --detailed-exit-code if changes are pending.
 const exitChanges = 3
 
 // planOutput is the JSON of kbnode plan; docs/plan.md describes it.
@@ -71,7 +71,7 @@ where kbnode.service finds it within 30 seconds: --config FILE.`,
 func showPlan(s Streams, p *plan.Plan, changes []reconcile.Change, asJSON, detailed bool) error {
 	var err error
 	if asJSON {
-		err = printJSON(s.Out, planOutput{p, append([]reconcile.Change{}, changes...)}) // a list, also when empty
+		err = printJSON(s.Out, planOutput{p, append([]reconcile.Change{}, changes...)}) // a list, even if empty
 	} else {
 		printPlan(s.Out, p, changes)
 	}
@@ -90,7 +90,7 @@ func makePlan(ctx context.Context, s Streams, root, file string, w *wishes) (*pl
 	m := &machine{root: filepath.Clean(dir), name: root}
 	env := os.Getenv
 	if !m.live() {
-		env = func(string) string { return "" } // variables are of this machine
+		env = func(string) string { return "" } // the variables are this machine's
 	}
 	if file != "" {
 		text, err := s.configText(file)
@@ -157,8 +157,8 @@ func printSlots(w io.Writer, p *plan.Plan) {
 func pciOf(g plan.SlotGPU) string  { return g.PCI }
 func numaOf(g plan.SlotGPU) string { return nodeText(g.NUMANode) }
 
-// gpuText is what the GPUs of a slot have, in the room of a column: the values that
-// differ, or the first and how many more there are.
+// gpuText fits values of a slot's GPUs into a column: the ones that differ, or the first and how
+// many more there are.
 func gpuText(list []string) string {
 	slices.Sort(list)
 	list = slices.Compact(list)
@@ -168,7 +168,7 @@ func gpuText(list []string) string {
 	return cmp.Or(strings.Join(list, ","), "-")
 }
 
-// tryInstall is a dry run for those who are not root: the plan, against what they may read.
+// tryInstall is a dry run without root: the plan, compared with what the user may read.
 func tryInstall(ctx context.Context, s Streams, f *installFlags) error {
 	p, changes, err := makePlan(ctx, s, "/", "", &f.wishes)
 	if err != nil {

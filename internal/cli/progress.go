@@ -7,7 +7,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// doing names the work of each kind of change for people who wait for it.
+// doing names the work of each kind of change, for people who wait for it.
 var doing = map[reconcile.Kind]string{
 	reconcile.Create: "writing files", reconcile.Update: "writing files", reconcile.Adopt: "writing files", reconcile.Chmod: "writing files",
 	reconcile.Delete: "deleting files", reconcile.Restore: "restoring files",
@@ -20,12 +20,12 @@ var doing = map[reconcile.Kind]string{
 	reconcile.Enable: "enabling units", reconcile.Disable: "disabling units",
 }
 
-// changeProgress shows changes as they are made: on a terminal one line for
-// each sort of work, with what is under way; else one line when the sort
-// changes. The full list is what plan and --dry-run print.
+// changeProgress shows changes as they are made. A terminal gets one line for each kind of work,
+// with the current change. Otherwise there is one line whenever the kind changes. plan and
+// --dry-run print the full list.
 type changeProgress struct {
 	s     Streams
-	width int // of the terminal; 0 without one
+	width int // of the terminal; 0 if there is none
 	work  string
 	count int
 }
@@ -34,11 +34,11 @@ func newChangeProgress(s Streams) *changeProgress {
 	return &changeProgress{s: s, width: cursor(s.Err)}
 }
 
-// show is told of a change before it is made.
+// show is called before a change is made.
 func (p *changeProgress) show(c reconcile.Change) {
 	work := doing[c.Kind]
 	if strings.HasSuffix(c.Subject, ".slice") && (c.Kind == reconcile.Start || c.Kind == reconcile.Set) {
-		work = doing[reconcile.Partition] // a slice does nothing but limit
+		work = doing[reconcile.Partition] // a slice only limits
 	}
 	if work != p.work {
 		p.end()
@@ -53,7 +53,7 @@ func (p *changeProgress) show(c reconcile.Change) {
 	}
 }
 
-// end leaves the line of the work that is done, with its count.
+// end completes the line of the finished work with its count.
 func (p *changeProgress) end() {
 	if p.width > 0 && p.work != "" {
 		rewriteLine(p.s.Err, p.width, fmt.Sprintf("  %s: %d", p.work, p.count))
@@ -62,7 +62,7 @@ func (p *changeProgress) end() {
 	p.work = ""
 }
 
-// showProgress prints changes as they are made, in place of the log.
+// showProgress prints changes as they are made, instead of the log.
 func showProgress(s Streams, host *reconcile.Host) (end func()) {
 	p := newChangeProgress(s)
 	host.Log = nil

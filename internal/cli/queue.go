@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// queuePeriod is how often --watch asks. A look takes two requests of the fifty
-	// that a person's tokens have in a minute, more where there are many agents or builds.
+	// queuePeriod is how often --watch asks. A look takes two of the fifty requests that a
+	// user's tokens have per minute, and more if there are many agents or builds.
 	queuePeriod = 10 * time.Second
 )
 
@@ -35,10 +35,10 @@ type queueView struct {
 	s      Streams
 	client *buildkite.Client
 	org    string
-	name   string // of the queue; "" is all
+	name   string // of the queue; "" means all
 	asJSON bool
 
-	exists map[string]bool // the queues of the clusters; nil was not asked, or is not known
+	exists map[string]bool // the queues of the clusters; nil if not asked or not known
 	asked  bool
 }
 
@@ -107,7 +107,7 @@ func (v *queueView) once(ctx context.Context) error {
 	return err
 }
 
-// watch shows it again and again. What fails on the way is said, and asked again.
+// watch prints the queues repeatedly. It reports errors and retries.
 func (v *queueView) watch(ctx context.Context) error {
 	var last []byte
 	for {
@@ -159,7 +159,7 @@ func (v *queueView) line(report queueReport) error {
 	return nil
 }
 
-// ask reads the queues that are to be shown, and the names of all that have agents.
+// ask reads the queues to show, and the names of all queues with agents.
 func (v *queueView) ask(ctx context.Context) (report queueReport, others []string, err error) {
 	agents, err := v.client.Agents(ctx, v.org)
 	if err != nil {
@@ -184,7 +184,7 @@ func (v *queueView) ask(ctx context.Context) (report queueReport, others []strin
 	return report, others, nil
 }
 
-// empty says why there is nobody to show; "" if there is.
+// empty says why there is no agent to show. It returns "" if there is one.
 func (v *queueView) empty(ctx context.Context, others []string) string {
 	if len(others) > 0 && (v.name == "" || slices.Contains(others, v.name)) {
 		return ""

@@ -12,10 +12,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 )
 
-// queueMost is what a terminal shows of names at most, in letters.
+// queueMost is the maximum length of names on a terminal, in characters.
 var queueMost = map[string]int{"Agent": 28, "Job": 24, "Model": 20, "Node": 20, "Version": 20, "kbnode": 20}
 
-// queueColumns are the table's, with what they hold of an agent.
+// queueColumns are the table's columns and what they show of an agent.
 var queueColumns = []struct {
 	title string
 	cell  func(a buildkite.QueueAgent, now time.Time) string
@@ -50,7 +50,7 @@ var queueColumns = []struct {
 	{"kbnode", func(a buildkite.QueueAgent, _ time.Time) string { return a.KbnodeVersion }},
 }
 
-// queueSpare are the columns that a narrow terminal goes without, the first first.
+// queueSpare are the columns to omit on a narrow terminal, first to last.
 var queueSpare = []string{"Node", "kbnode", "Version", "Model"}
 
 func (v *queueView) print(report queueReport) {
@@ -74,7 +74,7 @@ func (v *queueView) print(report queueReport) {
 	}
 }
 
-// queueSummary is a queue in one line.
+// queueSummary returns a queue in one line.
 func queueSummary(q buildkite.Queue, now time.Time) string {
 	busy, n := q.Count(buildkite.Busy, buildkite.Draining), len(q.Agents)
 	part := []string{fmt.Sprintf("%s: %d %s", q.Name, n, plural(n, "agent", "agents")), fmt.Sprintf("%d idle", q.Count(buildkite.Idle)), fmt.Sprintf("%d busy", busy)}
@@ -96,7 +96,7 @@ func queueSummary(q buildkite.Queue, now time.Time) string {
 	return strings.Join(part, ", ") + "; " + waits
 }
 
-// table is a queue's agents.
+// table returns a queue's agents as a table.
 func (v *queueView) table(q buildkite.Queue, now time.Time) *list {
 	l := &list{w: v.s.Out, spare: queueSpare, most: queueMost}
 	for _, c := range queueColumns {

@@ -33,8 +33,8 @@ func reconcileOnce(ctx context.Context, s Streams) error {
 		return err
 	}
 	defer release()
-	// Not before: the kbnode that was waited for may have written other wishes, or
-	// taken everything away.
+	// Not earlier: the kbnode that held the lock may have written other wishes, or removed
+	// everything.
 	m, err := readNode(ctx, s)
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 	}
 	defer release()
 	if gpus, err := health.ReadGPUs(ctx, "/"); err == nil {
-		host.GPUs = gpus.List // whose settings are put back
+		host.GPUs = gpus.List // to restore their settings
 	}
 	if dryRun {
 		nothing := &plan.Plan{}
@@ -118,7 +118,7 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 	return nil
 }
 
-// whatStays says who takes away the binary that uninstall ran from.
+// whatStays says who removes the binary that uninstall ran from.
 func whatStays(exe string) string {
 	if exe == packagedBinary {
 		return "The package kbnode stays; remove it with apt or dnf."

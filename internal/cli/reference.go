@@ -9,14 +9,14 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Commands are all commands, for what is written from them: they print nothing.
+// Commands returns all commands, for generating documents. They print nothing.
 func Commands() *cobra.Command {
 	root := newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}, hints{})
 	root.InitDefaultCompletionCmd()
 	return root
 }
 
-// Reference is docs/cli.md: every command that people type, with its flags, and the names
+// Reference returns docs/cli.md: every command that people type, with its flags, and the names
 // of the commands that units and hooks start. Flags of several commands are explained once.
 func Reference() string {
 	root := Commands()
@@ -117,7 +117,7 @@ func flagsOf(cmd *cobra.Command) *pflag.FlagSet {
 	return set
 }
 
-// split removes the flags that other has too from a set, and returns their names.
+// split removes the flags of other from set, and returns their names.
 func split(set, other *pflag.FlagSet) (rest *pflag.FlagSet, same []string) {
 	rest = pflag.NewFlagSet("", pflag.ContinueOnError)
 	set.VisitAll(func(f *pflag.Flag) {
@@ -130,7 +130,7 @@ func split(set, other *pflag.FlagSet) (rest *pflag.FlagSet, same []string) {
 	return rest, same
 }
 
-// said is the text of the page about a flag.
+// said returns what the page says about a flag.
 func said(f *pflag.Flag) string {
 	set := pflag.NewFlagSet("", pflag.ContinueOnError)
 	set.AddFlag(f)

@@ -141,7 +141,7 @@ func lookLocked(ctx context.Context, s Streams, host *reconcile.Host) (*machine,
 	return m, state, err
 }
 
-// groups names what a group of checks is about, in the order in which it is shown.
+// groups says what each group of checks is about, in the order in which they are shown.
 var groups = []struct{ name, about string }{
 	{"plan", "files, units and limits, against the plan"},
 	{"files", "owners and modes"},
@@ -154,7 +154,7 @@ var groups = []struct{ name, about string }{
 	{"selftest", "the test itself"},
 }
 
-// shownFailures is how many failures of one group are shown in full.
+// shownFailures is how many failures of a group are shown in full.
 const shownFailures = 8
 
 func printSelftest(w io.Writer, out *selftestOutput, verbose bool) {
@@ -204,7 +204,7 @@ func failures(checks []selftest.Check) []selftest.Check {
 	return slices.DeleteFunc(slices.Clone(checks), func(c selftest.Check) bool { return c.Held })
 }
 
-// verdict is the last line.
+// verdict returns the last line.
 func verdict(out *selftestOutput) string {
 	tried, skipped, bad := 0, 0, []string{}
 	for _, r := range out.Slots {
@@ -231,7 +231,7 @@ func verdict(out *selftestOutput) string {
 	return fmt.Sprintf("Everything held in %d %s%s.", tried, plural(tried, "slot", "slots"), left)
 }
 
-// newProbe is what selftest starts in containers and in slices.
+// newProbe returns the command that selftest starts in containers and slices.
 func newProbe(s Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:    "probe JSON",

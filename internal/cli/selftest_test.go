@@ -76,8 +76,8 @@ func TestSelftestOutput(t *testing.T) {
 	}
 }
 
-// TestSelftestGroups has every group of checks in the table: one that is not
-// would be tried and never shown.
+// TestSelftestGroups checks that every group of checks is in the table: a missing one would run
+// but never be shown.
 func TestSelftestGroups(t *testing.T) {
 	t.Parallel()
 	shown := map[string]bool{}

@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// The commands of this file are started by units and hooks, not by people.
+// Units and hooks start the commands of this file, not people.
 
 func slotFlag(cmd *cobra.Command, k *int) {
 	cmd.Flags().IntVar(k, "slot", -1, "number of the slot")
@@ -36,8 +36,8 @@ func newAgentExec(s Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			// A slice without its unit limits nothing, so an agent that came up
-			// outside of its plan must not take a job.
+			// A slice without its unit limits nothing, so an agent that started outside of its
+			// plan must not take a job.
 			if err := guard.CheckSlice("/sys/fs/cgroup", pol); err != nil {
 				return err
 			}
@@ -67,7 +67,7 @@ func newGuard(s Streams) *cobra.Command {
 				return err
 			}
 			beFrugal()
-			if err := guard.Trim(); err != nil { // what the start of the program needed
+			if err := guard.Trim(); err != nil { // from the start of the program
 				s.logger().Debug("memory not given back", "err", err)
 			}
 			probe.Keep() // it looks at its GPU after each job, while the next may wait
@@ -81,7 +81,7 @@ func newGuard(s Streams) *cobra.Command {
 	return cmd
 }
 
-// mainPID is the main process of a unit of this machine, 0 without one.
+// mainPID returns the main process of a unit of this machine, or 0.
 func mainPID(ctx context.Context, unit string) (int, error) {
 	bus, err := reconcile.Connect(ctx)
 	if err != nil {

@@ -39,7 +39,7 @@ type slotStatus struct {
 	Agent       string       `json:"agent"` // one of daemon.SlotWords
 	Since       time.Time    `json:"since,omitzero"`
 	Job         *agent.Job   `json:"job,omitempty"`
-	Drains      []plan.Drain `json:"drains,omitempty"` // who wants it to take no jobs
+	Drains      []plan.Drain `json:"drains,omitempty"` // who wants the slot to take no jobs
 	Problems    []string     `json:"problems"`         // what disagrees with the plan
 }
 
@@ -156,7 +156,7 @@ func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
 	return st.withHealth(kept.Verdicts), nil
 }
 
-// withHealth adds verdicts. Those that drain a slot stand in it already.
+// withHealth adds verdicts. Those that drain a slot are already in its status.
 func (st nodeStatus) withHealth(verdicts []health.Verdict) nodeStatus {
 	st.Health = append(st.Health, verdicts...)
 	for _, v := range verdicts {
@@ -173,8 +173,8 @@ func (st nodeStatus) withHealth(verdicts []health.Verdict) nodeStatus {
 	return st
 }
 
-// statusOf makes the status of what was read; parked are reasons that only show
-// while a node runs, by slot.
+// statusOf returns the status of what was read. parked has reasons, by slot, that only a running
+// node shows.
 func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parked, changes []reconcile.Change) nodeStatus {
 	st := nodeStatus{Node: p.Node, Slots: []slotStatus{}, Health: []health.Verdict{}, Warnings: append([]string{}, state.Warnings...), Changes: append([]reconcile.Change{}, changes...)}
 	at := map[int]reconcile.SlotState{}
@@ -194,7 +194,7 @@ func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parke
 		}
 		row.Drains = s.Drains
 		for _, d := range s.Drains {
-			if d.By != plan.ByOperator { // that is as somebody wants it
+			if d.By != plan.ByOperator { // an operator's drain is wanted
 				row.Problems = append(row.Problems, d.String())
 			}
 		}
@@ -267,7 +267,7 @@ func paintAgent(w io.Writer, word string) string {
 	}
 }
 
-// ago is a time as people say it: "3m", "2h10m", "5d".
+// ago returns a time as people say it: "3m", "2h10m", "5d".
 func ago(t, now time.Time) string {
 	if t.IsZero() {
 		return "-"

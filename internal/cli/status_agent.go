@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// agentProblem says why a slot's agent does not come up: how its last run ended, how often
-// systemd has started it again, and what it said last. "" where nothing is wrong.
+// agentProblem returns why a slot's agent does not come up: how its last run ended, how often
+// systemd has restarted it, and what it said last. It returns "" if nothing is wrong.
 func agentProblem(ctx context.Context, root string, sl plan.Slot, ss reconcile.SlotState, now time.Time, journal func(context.Context, string, int) ([]string, error)) string {
 	why := daemon.Disconnected(root, sl, ss, now)
 	if why == "" {

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// A crash loop is explained in status: the last end, how many, the agent's own words.
+// A crash loop is explained in status: the last end, the count, and the agent's own words.
 func TestAgentProblem(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC)

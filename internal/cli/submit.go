@@ -26,10 +26,10 @@ import (
 )
 
 const (
-	// overhead is what a job takes beside its evaluations: a first pull of the image.
+	// overhead is the time that a job needs besides its evaluations: a first pull of the image.
 	overhead       = 10 * time.Minute
 	maxSubmission  = 8 << 20
-	defaultRunTime = time.Hour // of a payload, whose time limits may be anything
+	defaultRunTime = time.Hour // of a payload, whose time limits are not known
 )
 
 type submitFlags struct {
@@ -37,7 +37,7 @@ type submitFlags struct {
 
 	eval, template, payload, mode, runID, resultFile string
 	hello                                            bool
-	runs                                             []string // that the result must have
+	runs                                             []string // that the result must contain
 }
 
 func newSubmit(s Streams) *cobra.Command {
@@ -129,7 +129,7 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	return nil
 }
 
-// request is what the flags ask for. All that is wrong with them is said at once.
+// request returns what the flags ask for. Its error says everything that is wrong with them.
 func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) {
 	var errs []error
 	if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
@@ -202,14 +202,14 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 		}
 		f.timeout += overhead
 		if t.Lang == task.CUDA {
-			f.timeout += 6 * time.Minute // three times the compiler
+			f.timeout += 6 * time.Minute // the compiler may run three times
 		}
 	}
 	return nil
 }
 
-// showTemplate prints what the problem has to start from: to a file as its author wrote
-// it, to a terminal without what that would act on.
+// showTemplate prints the problem's template: to a file as its author wrote it, and to a
+// terminal without control characters.
 func (f *submitFlags) showTemplate(s Streams) error {
 	if f.eval == "" {
 		return usagef("a template is of a problem; add --eval DIR")
@@ -233,8 +233,8 @@ func (f *submitFlags) showTemplate(s Streams) error {
 	return usagef("%s has no template for %.40q; it has %s", filepath.Join(t.Dir, task.FileName), f.template, strings.Join(slices.Sorted(maps.Keys(t.Templates)), ", "))
 }
 
-// runsOf are the evaluations of a mode, of which the result tells. Those of a profile go
-// by the benchmarks.
+// runsOf returns the evaluations of a mode that the result contains. Those of mode profile
+// depend on the benchmarks.
 func runsOf(mode string) []string {
 	switch mode {
 	case "test", "benchmark":
@@ -245,7 +245,7 @@ func runsOf(mode string) []string {
 	return nil
 }
 
-// readPayload reads a payload in either form, with --mode in place of its own.
+// readPayload reads a payload in either form. --mode replaces its mode.
 func (f *submitFlags) readPayload(s Streams) (string, error) {
 	in, err := s.input([]string{f.payload})
 	if err != nil {
@@ -277,7 +277,7 @@ func (f *submitFlags) readPayload(s Streams) (string, error) {
 	return text, nil
 }
 
-// readText reads a file of a person's.
+// readText reads a user's file of at most so many bytes.
 func readText(name string, most int64) (string, error) {
 	file, err := os.Open(name)
 	if err != nil {
@@ -291,7 +291,7 @@ func readText(name string, most int64) (string, error) {
 	return string(text), err
 }
 
-// requestOf is the request that would be sent.
+// requestOf returns the request that would be sent.
 func (f *submitFlags) requestOf(j submit.Job) map[string]any {
 	org := cmp.Or(f.api.org, os.Getenv("BUILDKITE_ORG"), "ORG")
 	j.Build.MetaData = map[string]string{buildkite.RunIDKey: j.RunID}

@@ -14,14 +14,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// showOutcome prints a result for people, or for programs.
+// showOutcome prints an outcome for people or, as JSON, for programs.
 func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
 	if asJSON {
 		return printJSON(s.Out, out)
 	}
 	if out.Result != nil {
 		if _, ok := terminal(s.Err); ok {
-			printf(s.Err, "\n") // between how it went and what came of it
+			printf(s.Err, "\n") // between the progress and the result
 		}
 		var report strings.Builder
 		out.Result.Report(&report)
@@ -50,7 +50,7 @@ func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
 	return nil
 }
 
-// paintReport colours the verdict in a report.
+// paintReport colors the verdict in a report.
 func paintReport(w io.Writer, report string, r *runner.Result) string {
 	said, passed := r.Verdict()
 	word, _, _ := strings.Cut(said, ":")
@@ -65,7 +65,7 @@ func paintReport(w io.Writer, report string, r *runner.Result) string {
 	return (before + "\n" + paint(w, c, word) + after)[1:]
 }
 
-// buildLine says where a job ran, and for how long.
+// buildLine returns where a job ran, and for how long.
 func buildLine(out submit.Outcome) string {
 	parts := []string{fmt.Sprintf("build %d", out.Build)}
 	if out.Agent != "" {

@@ -14,15 +14,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// submitProgress shows where one build stands: on a terminal one line whose seconds
-// run, else a line for each change.
+// submitProgress shows the status of one build: on a terminal as one line that counts the
+// seconds, otherwise as a line for each change.
 type submitProgress struct {
 	s     Streams
-	width int // of the terminal; 0 without one
+	width int // of the terminal; 0 if there is none
 
 	mu     sync.Mutex
 	status submit.Status
-	quiet  bool // a question stands there
+	quiet  bool // a question is on the screen
 	stop   chan struct{}
 	done   sync.WaitGroup
 }
@@ -48,7 +48,7 @@ func newSubmitProgress(s Streams) *submitProgress {
 	return p
 }
 
-// show is told of each change.
+// show is called with each change.
 func (p *submitProgress) show(_ int, st submit.Status) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -63,7 +63,7 @@ func (p *submitProgress) show(_ int, st submit.Status) {
 	p.draw()
 }
 
-// trouble says what went wrong and is tried again.
+// trouble reports an error that is retried.
 func (p *submitProgress) trouble(why string, pause time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,7 +71,7 @@ func (p *submitProgress) trouble(why string, pause time.Duration) {
 	p.draw()
 }
 
-// above writes a line that stays. The lock is held.
+// above writes a line that stays. The caller holds the lock.
 func (p *submitProgress) above(format string, args ...any) {
 	if p.width > 0 {
 		printf(p.s.Err, "\r\x1b[K")
@@ -91,20 +91,20 @@ func (p *submitProgress) line() string {
 	return says
 }
 
-// draw replaces the terminal's current line. The lock is held.
+// draw replaces the terminal's current line. The caller holds the lock.
 func (p *submitProgress) draw() {
 	if p.width == 0 || p.quiet || p.status.State == "" {
 		return
 	}
 	select {
-	case <-p.stop: // the result stands there
+	case <-p.stop: // the result is on the screen
 		return
 	default:
 	}
 	rewriteLine(p.s.Err, p.width, fmt.Sprintf("  %s, %d s", p.line(), int(time.Since(p.status.Since).Seconds())))
 }
 
-// end takes the moving line away. It may be called again.
+// end removes the moving line. It may be called more than once.
 func (p *submitProgress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,8 +119,8 @@ func (p *submitProgress) end() {
 	}
 }
 
-// leave asks after Ctrl-C whether the build goes on. Where nobody types it is
-// cancelled, as it is with another Ctrl-C.
+// leave asks after Ctrl-C whether to leave the build running. Without a terminal, or after
+// another Ctrl-C, the build is canceled.
 func (f *submitFlags) leave(s Streams, p *submitProgress) func() bool {
 	if !isTerminal(s.In) || p.width == 0 {
 		return nil
@@ -145,7 +145,7 @@ func (f *submitFlags) leave(s Streams, p *submitProgress) func() bool {
 		printf(s.Err, "\r\x1b[KCancel %s in Buildkite? [Y/n] ", what)
 		said := make(chan string, 1)
 		go func() {
-			answer, _ := bufio.NewReader(s.In).ReadString('\n') // the end of the input is a yes
+			answer, _ := bufio.NewReader(s.In).ReadString('\n') // the end of the input means yes
 			said <- answer
 		}()
 		select {

@@ -20,7 +20,7 @@ const (
 	resultBad  = `{"success":true,"error":"","system":{},"runs":{"test":{"compilation":{"nvcc_found":true,"command":"nvcc a.cu","success":false,"stderr":"a.cu(3): error: \u001b[31mno such thing","exit_code":1},"run":null}}}`
 )
 
-// submitTo runs kbnode submit against a stand-in whose one agent leaves these files.
+// submitTo runs kbnode submit against a fake Buildkite whose one agent leaves these files.
 func submitTo(t *testing.T, files map[string]string, args ...string) (result, *bktest.Server, map[string]string) {
 	t.Helper()
 	s := bktest.New(bktest.Options{PingSeconds: 1, Pipelines: []bktest.Pipeline{{
@@ -97,7 +97,7 @@ func TestSubmit(t *testing.T) {
 	}
 }
 
-// A payload is sent as it is, but for the mode.
+// TestSubmitPayload checks that a payload is sent unchanged except for the mode.
 func TestSubmitPayload(t *testing.T) {
 	doc := put(t, t.TempDir(), "task.json", `{"lang": "py", "mode": "test", "tests": [{"size": 1e2}]}`)
 	file := filepath.Join(t.TempDir(), "result.json")
@@ -119,7 +119,7 @@ func TestSubmitPayload(t *testing.T) {
 	}
 }
 
-// Nothing is sent, and nothing asked for, with --dry-run.
+// TestSubmitDryRun checks that --dry-run sends no request.
 func TestSubmitDryRun(t *testing.T) {
 	t.Setenv("BUILDKITE_API_URL", "")
 	t.Setenv("BUILDKITE_API_TOKEN", "bkua_secret")
@@ -134,7 +134,7 @@ func TestSubmitDryRun(t *testing.T) {
 	}
 }
 
-// A template is printed as it is, and nothing else is needed for it.
+// TestSubmitTemplate checks that a template is printed unchanged, and needs no other flag.
 func TestSubmitTemplate(t *testing.T) {
 	t.Setenv("BUILDKITE_API_TOKEN", "")
 	dir := filepath.Join("..", "..", "examples", "prefix_python")
@@ -183,7 +183,7 @@ func TestSubmitUsage(t *testing.T) {
 	}
 }
 
-// noiseText does not compress to less than half.
+// noiseText returns text that does not compress to less than half.
 func noiseText(n int) string {
 	var b bytes.Buffer
 	x := uint32(1)

@@ -10,20 +10,20 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 )
 
-// roomy is the width, in characters, that a column of sentences has at least before
-// others give way to it.
+// roomy is the minimum width, in characters, of a column of sentences. Other columns give way to
+// it.
 const roomy = 30
 
-// list is a table without lines: it is read, and cut with awk. On a terminal it is no
-// wider than that. Elsewhere all of it stands there, each row on one line.
+// list is a table without lines, for people and for awk. On a terminal it is no wider than that.
+// Elsewhere nothing is cut, and each row is one line.
 type list struct {
 	w      io.Writer
 	header []string
 	rows   [][]string
 
-	spare []string       // columns that a narrow terminal goes without, the first first
-	most  map[string]int // what a terminal shows of a column's cells at most, in letters
-	wraps string         // the column whose cells are wrapped between words; else the last
+	spare []string       // columns to omit on a narrow terminal, first to last
+	most  map[string]int // maximum characters of a column's cells on a terminal
+	wraps string         // the column whose cells are wrapped between words; "" means the last
 }
 
 func newList(w io.Writer, header ...string) *list { return &list{w: w, header: header} }
@@ -41,7 +41,7 @@ func (l *list) print() {
 	_, _ = fmt.Fprintln(l.w, l.draw(width))
 }
 
-// draw is the table in so many columns; 0 is for any number of them.
+// draw returns the table in width columns. 0 means no limit.
 func (l *list) draw(width int) string {
 	if width > 0 {
 		l.shorten()
@@ -85,7 +85,7 @@ func (l *list) draw(width int) string {
 	return t.Render()
 }
 
-// wrapCell breaks a cell between words, and words that are longer than a line.
+// wrapCell breaks a cell between words, and breaks words that are longer than a line.
 func wrapCell(s string, width int) string {
 	var lines []string
 	for line := range strings.SplitSeq(s, "\n") {
@@ -106,7 +106,7 @@ func (l *list) shorten() {
 	}
 }
 
-// middle shortens a text in its middle: names of agents differ at their ends.
+// middle cuts out the middle of a text: names of agents differ at their ends.
 func middle(s string, most int) string {
 	r := []rune(s)
 	if len(r) <= most {
@@ -116,7 +116,7 @@ func middle(s string, most int) string {
 	return string(r[:head]) + "…" + string(r[len(r)-(most-1-head):])
 }
 
-// measure is how wide the table is, and each of its columns.
+// measure returns the width of the table and of each column.
 func (l *list) measure(hidden []bool) (wide int, each []int) {
 	each = make([]int, len(l.header))
 	for i, title := range l.header {

@@ -15,12 +15,12 @@ import (
 
 const defaultPipeline = "kernelbot"
 
-// targetFlags say where builds go, and how they run there.
+// targetFlags say where builds go and how they run there.
 type targetFlags struct {
 	api                                                apiFlags
 	queue, gpu, arch, pipeline, branch, image, profile string
 	timeout, queueTimeout                              time.Duration
-	amd, inline, force, dryRun, asJSON                 bool // amd is not a flag: --gpu says it
+	amd, inline, force, dryRun, asJSON                 bool // amd is not a flag: --gpu implies it
 }
 
 func (t *targetFlags) add(cmd *cobra.Command) {
@@ -41,8 +41,8 @@ func (t *targetFlags) add(cmd *cobra.Command) {
 	fl.BoolVar(&t.asJSON, "json", false, "print JSON")
 }
 
-// resolve fills in what follows from other flags and from the environment. All that is
-// wrong is said at once.
+// resolve fills in what follows from other flags and the environment. Its error says everything
+// that is wrong.
 func (t *targetFlags) resolve() error {
 	var errs []error
 	if t.timeout < 0 || t.queueTimeout < 0 {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/term"
 )
 
-// terminal says whether w is one, and how wide.
+// terminal returns the width of w in columns if w is a terminal.
 func terminal(w io.Writer) (width int, ok bool) {
 	f, isFile := bottom(w).(*os.File)
 	if !isFile || !term.IsTerminal(int(f.Fd())) {
@@ -25,7 +25,7 @@ func terminal(w io.Writer) (width int, ok bool) {
 	return width, true
 }
 
-// bottom is what a stream writes to at last.
+// bottom returns the writer that a stream finally writes to.
 func bottom(w io.Writer) io.Writer {
 	for {
 		switch v := w.(type) {
@@ -39,7 +39,7 @@ func bottom(w io.Writer) io.Writer {
 	}
 }
 
-// cursor is the width of a terminal whose lines can be written anew, else 0.
+// cursor returns the width of a terminal whose lines can be rewritten, or 0.
 func cursor(w io.Writer) int {
 	width, _ := terminal(w)
 	if os.Getenv("TERM") == "dumb" {
@@ -48,10 +48,10 @@ func cursor(w io.Writer) int {
 	return width
 }
 
-// colour says whether to colour what goes to w.
+// colour reports whether to color what is written to w.
 func colour(w io.Writer) bool { return cursor(w) > 0 && os.Getenv("NO_COLOR") == "" }
 
-// isTerminal says whether a person types at r.
+// isTerminal reports whether r is a terminal, at which a person types.
 func isTerminal(r io.Reader) bool {
 	f, ok := r.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
@@ -65,9 +65,9 @@ func rewriteLine(w io.Writer, width int, line string) {
 	printf(w, "\r\x1b[K%s", strings.TrimRight(line, " "))
 }
 
-// wrap breaks the lines of a text that are wider than width between words. What goes
-// on stands below the words that it belongs to: after the last column that two blanks
-// end, or two blanks further in than its line.
+// wrap breaks lines that are wider than width between words. The rest of a line is indented to
+// the words that it belongs to: after the last column that two blanks end, or two blanks more
+// than its line.
 func wrap(s string, width int) string {
 	var b strings.Builder
 	for line := range strings.Lines(s) {
@@ -77,7 +77,7 @@ func wrap(s string, width int) string {
 	return b.String()
 }
 
-// commands breaks lines that are typed, so that they can be typed as they stand there.
+// commands breaks lines of commands so that they can still be typed as shown.
 func commands(s string, width int) string {
 	var b strings.Builder
 	for line := range strings.Lines(s) {
@@ -87,8 +87,8 @@ func commands(s string, width int) string {
 	return b.String()
 }
 
-// fold breaks a line into lines of so many columns, all but the last with end
-// behind them, all but the first indented. With an end, what is in quotes stays whole.
+// fold breaks a line into lines of at most width columns. All but the last end with end, and all
+// but the first are indented. If end is not empty, quoted text is not broken.
 func fold(line, end string, width, indent int) string {
 	if text.StringWidthWithoutEscSequences(line) <= width {
 		return line
@@ -124,23 +124,23 @@ func hang(line string, width int) int {
 	return min(lead+2, width/2)
 }
 
-// isUTF8 says whether people read UTF-8 here, as the C library decides it. So does who
-// reads the log of a Buildkite job, whatever the container's locale.
+// isUTF8 reports whether people read UTF-8 here, by the C library's rules. People who read the
+// log of a Buildkite job do, whatever the container's locale.
 func isUTF8(env func(string) string) bool {
 	_, charset, _ := strings.Cut(cmp.Or(env("LC_ALL"), env("LC_CTYPE"), env("LANG")), ".")
 	charset, _, _ = strings.Cut(strings.ToLower(charset), "@")
 	return charset == "utf-8" || charset == "utf8" || env("BUILDKITE") == "true"
 }
 
-// spelt are the characters that kbnode writes, for those who read ASCII only.
+// spelt maps the characters that kbnode writes to ASCII.
 var spelt = map[rune]string{
 	'…': "...", '±': "+/-", '×': "x", '°': "", 'µ': "u", 'μ': "u", '¦': "|",
 	'–': "-", '—': "-", '→': "->", '·': ".", '•': "*", '≤': "<=", '≥': ">=", '\u00a0': " ",
 	'‘': "'", '’': "'", '“': `"`, '”': `"`,
 }
 
-// toASCII spells a text in ASCII. Of characters that kbnode does not write itself it
-// only says that there was one.
+// toASCII spells a text in ASCII. It replaces each character that kbnode does not write itself
+// with a question mark.
 func toASCII(s string) string {
 	if isASCII(s) {
 		return s
@@ -167,11 +167,11 @@ func isASCII[T string | []byte](s T) bool {
 	return true
 }
 
-// asciiText is a stream for people who read ASCII only.
+// asciiText is a writer for people who read only ASCII.
 type asciiText struct {
 	to   io.Writer
 	mu   sync.Mutex
-	part []byte // of a character whose end was not written yet
+	part []byte // the beginning of a character that is not complete yet
 }
 
 func (a *asciiText) Write(p []byte) (int, error) {
@@ -191,7 +191,7 @@ func (a *asciiText) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// spell is a text as w will show it.
+// spell returns a text as w will show it.
 func spell(w io.Writer, s string) string {
 	if a, ok := w.(*answer); ok {
 		w = a.to
@@ -202,8 +202,8 @@ func spell(w io.Writer, s string) string {
 	return s
 }
 
-// data is a command's standard output where programs read it: its bytes are the same
-// in every locale.
+// data returns a command's standard output for programs to read: its bytes are the same in every
+// locale.
 func data(w io.Writer) io.Writer {
 	if a, ok := w.(*answer); ok {
 		a.to = bottom(a.to)
@@ -211,7 +211,7 @@ func data(w io.Writer) io.Writer {
 	return w
 }
 
-// document is standard output for a text that people save as often as they look at it.
+// document returns standard output for a text that people save as often as they read it.
 func document(w io.Writer) io.Writer {
 	if _, ok := terminal(w); ok {
 		return w

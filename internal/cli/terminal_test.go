@@ -24,7 +24,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 )
 
-// TestMain gives all tests one locale and one terminal, whoever runs them.
+// TestMain gives all tests the same locale and terminal.
 func TestMain(m *testing.M) {
 	for _, name := range []string{"LC_ALL", "LC_CTYPE", "NO_COLOR", "BUILDKITE"} {
 		_ = os.Unsetenv(name)
@@ -34,8 +34,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// pty is a pseudo-terminal of so many columns; seen is what was written to it, with the
-// terminal's line breaks as lines have them elsewhere.
+// pty returns a pseudo-terminal of so many columns. seen returns what was written to it, with \n
+// as line breaks.
 func pty(t *testing.T, cols uint16) (tty *os.File, seen func() string) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -63,7 +63,7 @@ func pty(t *testing.T, cols uint16) (tty *os.File, seen func() string) {
 	}
 }
 
-// onTerminal runs a command line on a terminal.
+// onTerminal runs a command line on a terminal and returns its output.
 func onTerminal(t *testing.T, cols uint16, args ...string) string {
 	t.Helper()
 	tty, seen := pty(t, cols)
@@ -71,7 +71,7 @@ func onTerminal(t *testing.T, cols uint16, args ...string) string {
 	return seen()
 }
 
-// everything is what can be asked for without a node: answers, help, refusals.
+// everything returns what can be asked without a node: answers, help, refusals.
 func everything(t *testing.T) [][]string {
 	t.Helper()
 	t.Chdir(t.TempDir()) // kbnode runner leaves a result.json
@@ -90,7 +90,7 @@ func everything(t *testing.T) [][]string {
 	return all
 }
 
-// TestWidth: nothing goes over a terminal's edge but a word that is wider.
+// TestWidth checks that nothing exceeds a terminal's width except a single wider word.
 func TestWidth(t *testing.T) {
 	for _, args := range everything(t) {
 		if args[0] == "runner" && len(args) == 1 {
@@ -107,7 +107,7 @@ func TestWidth(t *testing.T) {
 	}
 }
 
-// TestColour: there is some on a terminal only, and none where it is not wanted.
+// TestColour checks that there is color only on a terminal, and only where it is wanted.
 func TestColour(t *testing.T) {
 	args := []string{"plan", "--root", machinetest.B200x8().Dir(t)}
 	for _, tt := range []struct {
@@ -126,7 +126,7 @@ func TestColour(t *testing.T) {
 	}
 }
 
-// TestDumbTerminal: nothing that stands there is written over.
+// TestDumbTerminal checks that nothing on the screen is overwritten.
 func TestDumbTerminal(t *testing.T) {
 	t.Setenv("TERM", "dumb")
 	tty, seen := pty(t, 80)
@@ -168,7 +168,7 @@ func TestLocale(t *testing.T) {
 	}
 }
 
-// TestASCII: where the locale is not UTF-8, no command writes anything but ASCII.
+// TestASCII checks that no command writes anything but ASCII if the locale is not UTF-8.
 func TestASCII(t *testing.T) {
 	t.Setenv("LC_ALL", "C")
 	for _, args := range everything(t) {
@@ -181,7 +181,7 @@ func TestASCII(t *testing.T) {
 	}
 }
 
-// TestASCIIKeepsDocuments: what programs read is the same in every locale.
+// TestASCIIKeepsDocuments checks that what programs read is the same in every locale.
 func TestASCIIKeepsDocuments(t *testing.T) {
 	const doc = `{"mode": "test", "note": "größer"}`
 	file := put(t, t.TempDir(), "task.json", doc)
@@ -199,7 +199,7 @@ func TestASCIIKeepsDocuments(t *testing.T) {
 	}
 }
 
-// TestSpelt: kbnode has an ASCII spelling of each character that it writes.
+// TestSpelt checks that kbnode has an ASCII spelling for each character that it writes.
 func TestSpelt(t *testing.T) {
 	t.Parallel()
 	err := filepath.WalkDir("..", func(name string, _ fs.DirEntry, err error) error {
@@ -282,7 +282,7 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// TestList: narrow, a table goes without what is spare, and wraps its sentences.
+// TestList checks that a narrow table omits its spare columns and wraps its sentences.
 func TestList(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
@@ -308,7 +308,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestVerbatim: what people save is not wrapped.
+// TestVerbatim checks that text that people save is not wrapped.
 func TestVerbatim(t *testing.T) {
 	root := t.TempDir()
 	put(t, root, "etc/kbnode/config.yaml", "queue: b200\nimage:\n  name: registry.example.com/"+strings.Repeat("x", 60)+":latest\n  auto_update: 10 3 * * 1,2,3,4,5,6,7\n")

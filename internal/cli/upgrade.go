@@ -106,9 +106,9 @@ func upgrade(ctx context.Context, s Streams, f upgradeFlags) error {
 		return err
 	}
 	u := newUpgrader(s, host, m.inv.Software.Agent)
-	host.Log = nil // each slot has its line
+	host.Log = nil // each slot has its own line
 	u.Lock = func(ctx context.Context) (func(), error) {
-		for { // what was begun is to be ended; the daemon's passes take their time
+		for { // finish what was begun, however long the daemon's passes take
 			release, err := lock(ctx, s, host)
 			if _, locked := errors.AsType[*reconcile.LockedError](err); !locked {
 				return release, err
@@ -147,10 +147,10 @@ type target struct {
 	version string
 }
 
-// file is where its release is, or will be.
+// file returns the path of its release, which may not exist yet.
 func (t *target) file() string { return filepath.Join(t.host.Root, plan.AgentBinary(t.version)) }
 
-// known is how the version is called where the node has it already: "" is the
+// known returns the version's name in agents.json if the node already has it: "" means the
 // installed agent.
 func (t *target) known() (to string, ok bool) {
 	if t.m.agents.Has(t.version) {
@@ -160,8 +160,8 @@ func (t *target) known() (to string, ok bool) {
 	return "", t.m.inv.Software.Agent.Version == t.version
 }
 
-// get makes sure that the version is there, runs, and closes a slot. What does
-// not is removed again, and nothing has changed. release is what was fetched.
+// get makes sure that the version is there, runs, and closes a slot. A release that does not is
+// removed again, and nothing has changed. release is nil unless one was fetched.
 func (t *target) get(ctx context.Context, binary string) (to string, release *plan.AgentRelease, err error) {
 	if to, ok := t.known(); ok {
 		if to == "" {
@@ -202,7 +202,7 @@ func (t *target) prove(ctx context.Context) (*plan.AgentRelease, error) {
 	return &plan.AgentRelease{Version: a.Version, Keys: a.Keys}, plan.CheckAgent(a)
 }
 
-// askAgent asks an agent that slots are to run who it is.
+// askAgent asks an agent that slots are to run for its version and options.
 func askAgent(ctx context.Context, file string) (inventory.Agent, error) {
 	a, err := inventory.AskAgent(ctx, file)
 	if err == nil && len(a.Keys) == 0 {
@@ -217,7 +217,7 @@ func askAgent(ctx context.Context, file string) (inventory.Agent, error) {
 	return a, nil
 }
 
-// dryRun says what would be done.
+// dryRun prints what would be done.
 func (t *target) dryRun(ctx context.Context) error {
 	name := versionName(t.m.inv.Software.Agent)
 	from := name(t.m.agents.Version)
@@ -249,8 +249,8 @@ func (t *target) dryRun(ctx context.Context) error {
 	return nil
 }
 
-// lockUpgrade waits until no other upgrade of agents goes on; the daemon's takes
-// as long as an agent has to register.
+// lockUpgrade waits until no other upgrade of agents runs. The daemon's takes as long as an
+// agent has to register.
 func lockUpgrade(ctx context.Context, s Streams, host *reconcile.Host) (release func(), err error) {
 	for told := false; ; told = true {
 		release, err := host.LockUpgrade()
@@ -269,7 +269,7 @@ func lockUpgrade(ctx context.Context, s Streams, host *reconcile.Host) (release 
 	}
 }
 
-// versionName is what people call a version of agents.json.
+// versionName returns a function that names a version of agents.json for people.
 func versionName(installed inventory.Agent) func(string) string {
 	return func(version string) string {
 		if version == "" {
@@ -302,11 +302,11 @@ func newUpgrader(s Streams, host *reconcile.Host, installed inventory.Agent) *re
 	}
 }
 
-// upgradePoll lies between two looks whether agents are to be changed.
+// upgradePoll is the time between checks whether agents are to be changed.
 const upgradePoll = 30 * time.Second
 
-// watchUpgrade goes on with an upgrade of agents whose command has ended, until
-// ctx ends. Where there is none it reads one small file.
+// watchUpgrade continues an upgrade of agents whose command has ended, until ctx ends. If there
+// is none, it reads one small file.
 func watchUpgrade(ctx context.Context, s Streams, log *slog.Logger) {
 	said := ""
 	for {
@@ -317,7 +317,7 @@ func watchUpgrade(ctx context.Context, s Streams, log *slog.Logger) {
 		}
 		kept, err := (&reconcile.Host{Root: "/"}).ReadAgents()
 		if _, unused := kept.Used(); err != nil || kept.Roll == nil && !unused {
-			continue // what is wrong with it every pass says
+			continue // every pass reports what is wrong with it
 		}
 		err = goOnUpgrading(ctx, s, log)
 		if _, locked := errors.AsType[*reconcile.LockedError](err); locked || ctx.Err() != nil {

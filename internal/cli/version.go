@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version, commit and date are set by the linker (Makefile).
+// The linker sets version, commit and date (Makefile).
 var version, commit, date string
 
 type versionInfo struct {
@@ -20,7 +20,7 @@ type versionInfo struct {
 	Arch    string `json:"arch"`
 }
 
-// Version is kbnode's own: "1.2.3", or "0.0.0-dev" for a build without one.
+// Version returns kbnode's version: "1.2.3", or "0.0.0-dev" for a build without one.
 func Version() string { return cmp.Or(version, "0.0.0-dev") }
 
 func readVersion() versionInfo {

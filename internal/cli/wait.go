@@ -17,9 +17,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// waitRegistered waits until Buildkite has taken every agent that should run,
-// but for those of slots that wait for a job or are parked. One that was refused
-// is shown with its own words.
+// waitRegistered waits until every agent that should run has registered with Buildkite, except
+// agents of slots that wait for a job or are parked. If one was refused, the error quotes the
+// agent.
 func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change) error {
 	var wait []plan.Slot
 	for _, slot := range p.Slots {
@@ -29,7 +29,7 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 		}
 	}
 	total, told, width := len(wait), -1, cursor(s.Err)
-	end := func() { // of the line that is written anew
+	end := func() { // of the line that is rewritten
 		if width > 0 && told >= 0 {
 			printf(s.Err, "\n")
 			told = -1
@@ -39,7 +39,7 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 	deadline := time.Now().Add(agent.RegisterTime)
 	for len(wait) > 0 {
 		state, err := host.Observe(ctx, p)
-		if err != nil && ctx.Err() == nil && time.Now().Before(deadline) { // it was applied; only this look failed
+		if err != nil && ctx.Err() == nil && time.Now().Before(deadline) { // the plan was applied; only this look failed
 			s.logger().Debug("agents not looked at", "err", err)
 			if err := pause(ctx); err != nil {
 				return err
@@ -106,8 +106,8 @@ func slotState(state *reconcile.State, index int) reconcile.SlotState {
 	return reconcile.SlotState{}
 }
 
-// registered says that the agent that runs now has registered, or will when it
-// has finished its job.
+// registered reports whether the running agent has registered, or will when it has finished its
+// job.
 func registered(root string, k int, ss reconcile.SlotState) bool {
 	if ss.Agent.Stopping() || ss.Job != nil {
 		return true
@@ -120,7 +120,7 @@ func failedToStart(ss reconcile.SlotState) bool {
 	return ss.Agent.Active == "failed" || ss.Agent.Failing() && ss.Agent.ExitStatus != 0
 }
 
-// agentFailure is what an agent that gave up has said last.
+// agentFailure returns the last words of an agent that gave up.
 func agentFailure(ctx context.Context, slot plan.Slot) error {
 	unit := plan.AgentUnit(slot.Index)
 	lines, err := agent.Journal(ctx, unit, 40)

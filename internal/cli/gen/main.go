@@ -1,6 +1,6 @@
-// Command gen writes what packages install beside kbnode: its manual pages, completions
-// for three shells, and the changelog of a .deb. It is a program of its own because what writes manual
-// pages has no place in a binary on servers.
+// Command gen writes what packages install besides kbnode: its manual pages, completions for
+// three shells, and the changelog of a .deb. It is a separate program because the code that
+// writes manual pages does not belong in a binary on servers.
 package main
 
 import (
@@ -34,7 +34,7 @@ func main() {
 	}
 }
 
-// changes is the changelog of Debian's form, which a .deb must have.
+// changes is the changelog in Debian's format, which a .deb must have.
 const changes = `kbnode (%s) unstable; urgency=medium
 
   * What is new says CHANGELOG.md, beside this file.
@@ -42,8 +42,8 @@ const changes = `kbnode (%s) unstable; urgency=medium
  -- kbnode authors <gpu-mode@users.noreply.github.com>  %s
 `
 
-// write makes man/, completions/ and changelog in a directory. The same commands, version and
-// date give the same bytes.
+// write writes man/, completions/ and changelog below dir. The same commands, version and date
+// give the same bytes.
 func write(dir, version, date string) error {
 	when, err := time.Parse(time.RFC3339, date)
 	if err != nil {
@@ -78,15 +78,15 @@ func write(dir, version, date string) error {
 	return nil
 }
 
-// option is how a flag comes out, with a tab where a hanging paragraph should be; off
-// and unset are the defaults that say nothing.
+// option matches a generated flag, with a tab where a hanging paragraph should be. off and unset
+// match defaults that say nothing.
 var (
 	option = regexp.MustCompile(`(?m)^(?:\.PP\n)?(\\fB-.*)\n\t`)
 	off    = regexp.MustCompile(`(?m)^(\\fB-.*)\[=false\]$`)
 	unset  = regexp.MustCompile(`(?m)^(\\fB-.*)=(?:""|\[\]|0s?)$`)
 )
 
-// pages writes the page of a command, and of those below it.
+// pages writes the page of a command and of its subcommands.
 func pages(cmd *cobra.Command, header doc.GenManHeader, dir string) error {
 	var page bytes.Buffer
 	one := header // GenMan fills in the title
@@ -104,8 +104,8 @@ func pages(cmd *cobra.Command, header doc.GenManHeader, dir string) error {
 	return errors.Join(errs...)
 }
 
-// mark makes Markdown of commands' plain text, since pages are made from that, and
-// leaves out the line that says when a page was written.
+// mark turns the plain text of commands into Markdown, which the pages are made from, and omits
+// the line that says when a page was written.
 func mark(cmd *cobra.Command) {
 	cmd.DisableAutoGenTag = true
 	var b strings.Builder
@@ -123,7 +123,7 @@ func mark(cmd *cobra.Command) {
 	}
 	cmd.Long = b.String()
 	for _, sub := range cmd.Commands() {
-		sub.Hidden = sub.Hidden || sub.Name() == "completion" // what it prints is installed beside the pages
+		sub.Hidden = sub.Hidden || sub.Name() == "completion" // packages install its output beside the pages
 		mark(sub)
 	}
 }
