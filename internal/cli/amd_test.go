@@ -14,12 +14,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// foreignWords are of what only NVIDIA has.
+// foreignWords match what only NVIDIA has.
 var foreignWords = regexp.MustCompile(`(?i)nvidia|nvml|cuda|nvlink|gpus: *"?all`)
 
-// What kbnode says of a machine with AMD's GPUs is nothing of NVIDIA's, whatever it lacks;
-// doctor's own test holds doctor to that. Files of a slot still name the variables that no
-// job may set, whosever they are.
+// TestAMDNodeReadsNothingOfNVIDIA checks that kbnode mentions nothing of NVIDIA's on a machine
+// with AMD GPUs, whatever the machine lacks. The test of doctor covers doctor. Files of a slot
+// still name the variables that no job may set, of any vendor.
 func TestAMDNodeReadsNothingOfNVIDIA(t *testing.T) {
 	t.Parallel()
 	driverless, dead := machinetest.MI300X(), machinetest.MI300X()
@@ -51,7 +51,7 @@ func TestAMDNodeReadsNothingOfNVIDIA(t *testing.T) {
 	}
 }
 
-// Nor does it want anything of NVIDIA's installed.
+// TestAMDNodeNeedsNothingOfNVIDIA checks that nothing of NVIDIA's needs to be installed.
 func TestAMDNodeNeedsNothingOfNVIDIA(t *testing.T) {
 	t.Parallel()
 	inv, err := inventory.Read(t.Context(), inventory.Options{Root: machinetest.MI300X().Dir(t)})

@@ -8,13 +8,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// The sizes of node that benchmarks compare: one GPU, a usual server, and more
+// slotCounts are the sizes of node that benchmarks compare: one GPU, a usual server, and more
 // than any server has.
 var slotCounts = []int{1, 8, 64}
 
-// BenchmarkInstall is an install on a new machine until all its agents are
-// connected: reading, planning, every file with its sync (to memory), the
-// answers of a recording systemd, and Buildkite's agent API over HTTP.
+// BenchmarkInstall measures an install on a new machine until all its agents are connected:
+// reading, planning, every file with its sync (to memory), the answers of a recording systemd,
+// and Buildkite's agent API over HTTP.
 func BenchmarkInstall(b *testing.B) {
 	for _, slots := range slotCounts {
 		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
@@ -42,9 +42,9 @@ func BenchmarkInstall(b *testing.B) {
 	}
 }
 
-// BenchmarkNoop is what a full pass of the daemon costs on a node that is as
-// planned: all of it, from the first file of /sys to the empty list of changes.
-// The target is 100 ms for 8 slots, and no more than linear growth.
+// BenchmarkNoop measures a full pass of the daemon on a node that is as planned, from the first
+// file of /sys to the empty list of changes. The target is 100 ms for 8 slots, and no more than
+// linear growth.
 func BenchmarkNoop(b *testing.B) {
 	for _, slots := range slotCounts {
 		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
@@ -71,8 +71,8 @@ func BenchmarkNoop(b *testing.B) {
 	}
 }
 
-// BenchmarkLook is what the daemon's look every 30 seconds costs on a node that
-// is as planned. At 8 slots 0.1 % of a CPU is 30 ms.
+// BenchmarkLook measures the daemon's look every 30 seconds on a node that is as planned. At 8
+// slots 0.1 % of a CPU is 30 ms.
 func BenchmarkLook(b *testing.B) {
 	for _, slots := range slotCounts {
 		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {

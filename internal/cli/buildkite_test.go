@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestAPIFlags: what is missing or unfit has a sentence, and the token is in none.
+// TestAPIFlags checks the message for each missing or bad value, and that none contains the
+// token.
 func TestAPIFlags(t *testing.T) {
 	const token = "bkua_0123456789abcdef"
 	dir := t.TempDir()
@@ -25,7 +26,7 @@ func TestAPIFlags(t *testing.T) {
 	for _, tt := range []struct {
 		name, org, env, url string
 		flags               apiFlags
-		err                 string // "" is none
+		err                 string // "" means none
 	}{
 		{name: "environment", org: "gpu-mode", env: token},
 		{name: "file", flags: apiFlags{"gpu-mode", good}},

@@ -27,13 +27,13 @@ func TestFoldSlots(t *testing.T) {
 	}
 	in = append(in,
 		reconcile.Change{Kind: reconcile.Restart, Subject: "buildkite-agent-gpu3.service", Slot: 3, Why: "its unit file changed", Deferred: "waits for a job"},
-		// Not the slot's number, though it is in the name.
+		// The number in the name is not a slot's.
 		reconcile.Change{Kind: reconcile.Create, Subject: "/var/lib/kbnode/gpu1", Slot: -1},
 		reconcile.Change{Kind: reconcile.Create, Subject: "/var/lib/kbnode/gpu2", Slot: -1})
 
 	var got []string
 	for _, c := range foldSlots(in) {
-		if c.Kind != reconcile.Update { // which differ, and stay as they are
+		if c.Kind != reconcile.Update { // updates differ and are not merged
 			got = append(got, fmt.Sprint(c.Kind, " ", c.Subject, suffix("; ", c.Deferred)))
 		}
 	}
@@ -74,7 +74,7 @@ func TestPrintLater(t *testing.T) {
 	}
 }
 
-// A node that serves gets pairs of its single GPUs while a job runs.
+// TestPlanOfAnotherShape plans pairs of GPUs on a node of single GPUs while a job runs.
 func TestPlanOfAnotherShape(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, 8)

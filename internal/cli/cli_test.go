@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// result is what a command line left.
+// result is the exit code and the output of a command line.
 type result struct {
 	code     int
 	out, err string
@@ -61,8 +61,8 @@ func put(t testing.TB, root, name, text string) string {
 	return file
 }
 
-// TestRefusals holds the exit code and the sentence of each wrong command line,
-// and that nothing is answered on standard output.
+// TestRefusals checks the exit code and the message of each wrong command line, and that
+// standard output stays empty.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	root := machinetest.B200x8().Dir(t)
@@ -134,7 +134,7 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// full is a disk without room.
+// full is a full disk.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }

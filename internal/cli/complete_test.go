@@ -12,7 +12,7 @@ func TestComplete(t *testing.T) {
 	const nothing, only, files, dirs = ":4", ":4", ":0", ":16"
 	for _, tt := range []struct {
 		line string
-		want []string // the last says what the shell adds
+		want []string // the last one tells the shell what to add
 	}{
 		{"e2e ", []string{"artifact", "evaluation", "concurrency", only}},
 		{"e2e artifact ", []string{"evaluation", "concurrency", only}},

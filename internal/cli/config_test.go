@@ -98,7 +98,7 @@ func TestConfigRefuses(t *testing.T) {
 	}
 }
 
-// pageConfig is the example that docs/configuration.md ends with.
+// pageConfig returns docs/configuration.md and the example at its end.
 func pageConfig(t *testing.T) (page, example string) {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/configuration.md")
@@ -123,7 +123,7 @@ func TestConfigPage(t *testing.T) {
 	if text := strings.ReplaceAll(got.out, root, ""); got.code != 0 || got.err != "" || !strings.Contains(page, strings.TrimSpace(text)) {
 		t.Errorf("docs/configuration.md does not have what config check prints (code %d, err %q):\n%s", got.code, got.err, text)
 	}
-	// Of what show prints the page has the first lines.
+	// The page has the first lines of what show prints.
 	const first = "# The configuration of this node."
 	_, shown, _ := strings.Cut(page, "```yaml\n"+first)
 	shown, _, _ = strings.Cut(shown, "```")
@@ -143,7 +143,7 @@ func TestConfigPage(t *testing.T) {
 func TestConfigShow(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
-	// Without a file: the defaults, which are well.
+	// Without a file: the defaults, which are OK.
 	got := kbnode(t, "config", "show", "--root", root)
 	if again := fed(t, strings.NewReader(got.out), "config", "check", "-"); got.code != 0 || again.code != 0 || !strings.Contains(got.out, "File: none\n") {
 		t.Errorf("the defaults: %+v, checked %+v", got, again)
@@ -173,7 +173,7 @@ func TestConfigShow(t *testing.T) {
 	if doc.File != root+plan.ConfigPath || doc.Config["queue"] != "b200" || doc.Origin["agent.endpoint"] != "file" || doc.Origin["node"] != "default" || len(doc.Hidden) != 2 {
 		t.Errorf("JSON: %s", asJSON.out)
 	}
-	// JSON is YAML, so this too is a file.
+	// JSON is YAML, so this is a configuration file too.
 	text, err := json.Marshal(doc.Config)
 	if err != nil {
 		t.Fatal(err)
@@ -188,7 +188,7 @@ func TestConfigShow(t *testing.T) {
 	}
 }
 
-// squeeze makes every run of blanks one.
+// squeeze replaces each run of blanks with a single one.
 func squeeze(s string) string {
 	var b strings.Builder
 	for line := range strings.Lines(s) {
@@ -219,7 +219,7 @@ func TestConfigShowEnvironment(t *testing.T) {
 	if got.err != "" {
 		t.Errorf("without a file: %s", got.err)
 	}
-	// kbnode's own file gives way to the environment, a hand-written one does not.
+	// The environment overrides kbnode's own file, but not an operator's.
 	put(t, root, plan.ConfigPath, "# "+plan.Marker+"\nqueue: from-file\n")
 	if got := show(env); got.err != "" || !strings.Contains(got.out, "queue: from-env") {
 		t.Errorf("over kbnode's own: %+v", got)
@@ -246,7 +246,7 @@ func TestConfigShowEnvironment(t *testing.T) {
 	}
 }
 
-// The file may be one that this user must not read.
+// TestConfigShowWithoutPermission shows a file that the user must not read.
 func TestConfigShowWithoutPermission(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() == 0 {
@@ -261,7 +261,8 @@ func TestConfigShowWithoutPermission(t *testing.T) {
 	}
 }
 
-// What is shown must not become a file of kbnode's own by being kept.
+// TestConfigShownIsTheOperators checks that saved output does not count as a file of kbnode's
+// own.
 func TestConfigShownIsTheOperators(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()

@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/e2e"
 )
 
-// TestJSONDocuments compares the tables and lists of the pages with the types: the same
-// fields, in the same order, with the same JSON types, each with a meaning.
+// TestJSONDocuments compares the tables and lists of the pages with the types: the same fields
+// in the same order, with the same JSON types, each with a meaning.
 func TestJSONDocuments(t *testing.T) {
 	t.Parallel()
 	row := regexp.MustCompile("(?m)^(?:\\| `([a-zA-Z_.\\[\\]]+)` \\| ([^|]+) \\|[^|]*\\| [^|]+ \\||- `([a-zA-Z_.\\[\\]]+)` \\(([^)]+)\\): (?:.*(fields as in `plan`)|.+))$")

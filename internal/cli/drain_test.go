@@ -42,7 +42,7 @@ func TestChosenSlots(t *testing.T) {
 	}
 }
 
-// What is drained and no slot any more can be resumed, by name and with all.
+// TestSlotlessDrains checks that drains without a slot can be resumed, by name and with all.
 func TestSlotlessDrains(t *testing.T) {
 	t.Parallel()
 	p := &plan.Plan{Slots: wantedSlots(2)}

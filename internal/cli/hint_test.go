@@ -11,7 +11,7 @@ func TestHints(t *testing.T) {
 		// Commands.
 		{"undran gpu3", "write sudo kbnode resume gpu3\n"},
 		{"uninstal", "write sudo kbnode uninstall\n"},
-		{"uinstall", "write sudo kbnode install, or sudo kbnode uninstall\n"}, // opposites, as near as each other
+		{"uinstall", "write sudo kbnode install, or sudo kbnode uninstall\n"}, // opposites, equally near
 		{"instal --queue b200", "write sudo kbnode install --queue b200\n"},
 		{"instal --queue=b200 --yes", "write sudo kbnode install --queue=b200 --yes\n"},
 		{"drian gpu3", "write sudo kbnode drain gpu3\n"},
@@ -63,7 +63,8 @@ func TestHints(t *testing.T) {
 	}
 }
 
-// A token on the command line is in the process list already. It does not go to a log, too.
+// TestHintsHideTokens checks that a token on the command line, which the process list already
+// shows, is not logged too.
 func TestHintsHideTokens(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{

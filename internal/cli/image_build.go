@@ -187,7 +187,8 @@ func oneFile(name, content string) io.ReadCloser {
 	return r
 }
 
-// directory returns an archive of a directory: its files, directories and links, except git's.
+// directory returns an archive of a directory: its files, directories and links, except those of
+// git.
 func directory(dir string) (io.ReadCloser, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {

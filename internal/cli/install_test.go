@@ -15,7 +15,7 @@ import (
 
 func TestUsableBinary(t *testing.T) {
 	t.Parallel()
-	// A program of the distribution lies where kbnode should.
+	// A program of the distribution is where kbnode should be.
 	shell, err := filepath.EvalSymlinks("/bin/sh")
 	if err != nil {
 		t.Skip("no /bin/sh here")
@@ -43,7 +43,7 @@ func TestWhatStays(t *testing.T) {
 			t.Errorf("uninstall by %s ends with %q, want %q", exe, got, want)
 		}
 	}
-	// What is compared is where the packages have it.
+	// packagedBinary must be where the packages install kbnode.
 	text, err := os.ReadFile("../../.goreleaser.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +71,7 @@ func TestFindToken(t *testing.T) {
 			"/etc/buildkite-agent/agent-1/buildkite-agent.cfg": "token=\"" + older + "\"\n",
 		}, want: old},
 		{name: "what is adopted, in the other scripts' place", adopt: true, tree: map[string]string{
-			"/etc/buildkite-agent/buildkite-agent.cfg":         "token=\"xxx\"\n", // as the package leaves it
+			"/etc/buildkite-agent/buildkite-agent.cfg":         "token=\"xxx\"\n", // as the package installs it
 			"/etc/buildkite-agent/agent-1/buildkite-agent.cfg": "token=\"" + older + "\"\n",
 		}, want: older},
 		{name: "an old setup without --adopt", tree: map[string]string{"/etc/buildkite-agent/buildkite-agent-gpu0.cfg": "token=\"" + old + "\"\n"}, err: "no agent token is given"},
@@ -209,7 +209,8 @@ func TestNextSteps(t *testing.T) {
 	}
 }
 
-// What appears while a person is asked is not replaced.
+// TestOnlyWhatWasAgreedTo checks that a file that appears while a person is asked is not
+// replaced.
 func TestOnlyWhatWasAgreedTo(t *testing.T) {
 	t.Parallel()
 	changes := []reconcile.Change{{Kind: reconcile.Adopt, Subject: "/etc/a"}, {Kind: reconcile.Create, Subject: "/etc/b"}, {Kind: reconcile.Adopt, Subject: "/etc/c"}}

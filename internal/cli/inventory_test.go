@@ -45,7 +45,7 @@ func TestInventoryJSON(t *testing.T) {
 			if err := json.Unmarshal([]byte(result.out), &got); err != nil || result.code != 0 {
 				t.Fatalf("code %d, err %q: %v", result.code, result.err, err)
 			}
-			// JSON keeps no difference between an empty list and none.
+			// JSON does not distinguish an empty list from none.
 			text, err := json.Marshal(want)
 			if err != nil {
 				t.Fatal(err)

@@ -29,7 +29,7 @@ import (
 
 const agentBinary = "/usr/bin/buildkite-agent"
 
-// serverOf is a server with n GPUs on two sockets, with eight cores for each.
+// serverOf returns a server with n GPUs on two sockets, with eight cores for each.
 func serverOf(n int) machinetest.Machine {
 	m := machinetest.Machine{
 		Name: "bench", Model: "of a benchmark", Packages: 2, Nodes: 1, Cores: max(8, 8*(n+1)/2) + 8, Threads: 2, CoresPerL3: 8,
@@ -46,7 +46,7 @@ func serverOf(n int) machinetest.Machine {
 	return m
 }
 
-// node is a server in memory, with a systemd that records.
+// node is a server in memory with a systemd that records its calls.
 type node struct {
 	root string
 	sd   *systemdtest.Systemd
@@ -77,7 +77,7 @@ func (n *node) remove(tb testing.TB) {
 	}
 }
 
-// think reads the machine and makes its plan, as every command does.
+// think reads the machine and plans it, as every command does.
 func (n *node) think(ctx context.Context, w wishes) (*plan.Plan, *reconcile.State, []reconcile.Change, error) {
 	m := &machine{root: n.root}
 	if err := m.loadConfig(&w, func(string) string { return "" }); err != nil {
@@ -96,7 +96,7 @@ func (n *node) think(ctx context.Context, w wishes) (*plan.Plan, *reconcile.Stat
 	return m.plan, state, reconcile.Diff(m.plan, state), nil
 }
 
-// install makes the node what kbnode install would.
+// install changes the node as kbnode install would.
 func (n *node) install(ctx context.Context, endpoint, token string) error {
 	w := wishes{cfg: config.Config{Queue: "b200", Node: "bench", Agent: config.Agent{Endpoint: endpoint}}}
 	p, state, changes, err := n.think(ctx, w)
@@ -110,8 +110,8 @@ func (n *node) install(ctx context.Context, endpoint, token string) error {
 	return err
 }
 
-// fleet is the agents of a node: each unit that is started registers with
-// Buildkite and connects, as its configuration on the disk says.
+// fleet plays the agents of a node: each unit that is started registers with Buildkite and
+// connects, as its configuration on disk says.
 type fleet struct {
 	root string
 	wait sync.WaitGroup
@@ -125,7 +125,7 @@ var (
 	setting   = regexp.MustCompile(`(?m)^([a-z-]+)="(.*)"$`)
 )
 
-// said starts the agents that a word to systemd starts.
+// said starts the agent that a call to systemd starts.
 func (f *fleet) said(word string) error {
 	if !strings.HasPrefix(word, "start ") {
 		return nil
@@ -166,7 +166,7 @@ func (f *fleet) connect(k int) error {
 	if err := post(cfg["endpoint"]+"/register", token, request, &registered); err != nil {
 		return err
 	}
-	// What the hook agent-startup does.
+	// The hook agent-startup does this.
 	if err := os.WriteFile(filepath.Join(f.root, agent.RegisteredMarker(k)), nil, 0o600); err != nil {
 		return err
 	}
@@ -197,7 +197,7 @@ func post(url, token string, body, answer any) error {
 	return json.NewDecoder(resp.Body).Decode(answer)
 }
 
-// serve starts a Buildkite for the agents of a node.
+// serve starts a fake Buildkite for the agents of a node.
 func (n *node) serve(tb testing.TB) (*fleet, *bktest.Server) {
 	tb.Helper()
 	f := &fleet{root: n.root}
@@ -209,8 +209,8 @@ func (n *node) serve(tb testing.TB) (*fleet, *bktest.Server) {
 	return f, bk
 }
 
-// connected waits for the agents that were started and counts those that
-// Buildkite knows as connected.
+// connected waits for the agents that were started, and returns how many are connected to
+// Buildkite.
 func (f *fleet) connected(bk *bktest.Server) (int, error) {
 	f.wait.Wait()
 	n := 0
@@ -222,8 +222,8 @@ func (f *fleet) connected(bk *bktest.Server) (int, error) {
 	return n, errors.Join(f.errs...)
 }
 
-// TestInstallOnATree goes the whole way of install, status and a second install
-// on a machine of files: what only a real machine shows is in test/vm.
+// TestInstallOnATree runs install, status and a second install on a machine of files. test/vm
+// tests what only a real machine shows.
 func TestInstallOnATree(t *testing.T) {
 	t.Parallel()
 	const slots = 4
@@ -255,7 +255,7 @@ func TestInstallOnATree(t *testing.T) {
 		t.Errorf("registered: %v, said %q", err, said.String())
 	}
 
-	// An agent that Buildkite refuses ends its wait with its name; one that says
+	// If Buildkite refuses an agent, the wait ends with the agent's name. An agent that says
 	// nothing is waited for.
 	if err := n.sd.Fail(plan.AgentUnit(2)); err != nil {
 		t.Fatal(err)
@@ -270,7 +270,7 @@ func TestInstallOnATree(t *testing.T) {
 	if err := errors.Join(n.sd.Start(t.Context(), plan.AgentUnit(2)), os.Remove(filepath.Join(n.root, agent.RegisteredMarker(1)))); err != nil {
 		t.Fatal(err)
 	}
-	now := time.Now() // it registers anew
+	now := time.Now() // it registers again
 	if err := os.Chtimes(filepath.Join(n.root, agent.RegisteredMarker(2)), now, now); err != nil {
 		t.Fatal(err)
 	}

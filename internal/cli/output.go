@@ -57,8 +57,8 @@ func printJSON(w io.Writer, v any) error {
 	return nil
 }
 
-// confirm asks a person. If no one is at a terminal, its error is otherwise, which says what to
-// type instead.
+// confirm asks a person. Without a terminal it returns the usage error otherwise, which says
+// what to type instead.
 func (s Streams) confirm(question, otherwise string) error {
 	if !isTerminal(s.In) {
 		return usagef("%s", otherwise)

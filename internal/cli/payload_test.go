@@ -20,8 +20,8 @@ func fed(t *testing.T, in io.Reader, args ...string) result {
 	return result{code, out.String(), err.String()}
 }
 
-// payloadDoc has what encoding/json would not give back: the order of keys, a key that
-// comes twice, numbers of Python's.
+// payloadDoc has what encoding/json would not preserve: the order of keys, a duplicate key, and
+// Python's numbers.
 const payloadDoc = `{"mode": "test", "lang": "py", "sources": {"b.py": "", "a.py": "é\u0041"}, "tests": [], "seed": 1E3, "x": NaN, "seed": 12345678901234567890123}`
 
 func TestPayloadThereAndBack(t *testing.T) {

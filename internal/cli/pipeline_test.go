@@ -17,8 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/test/doctest"
 )
 
-// nodeTree is a machine with the files of a node: its configuration, and what
-// the plan says of it.
+// nodeTree returns a machine with the files of a node: its configuration and planned files.
 func nodeTree(t *testing.T, m machinetest.Machine, cfg config.Config, text string) string {
 	t.Helper()
 	root := m.Dir(t)
@@ -36,7 +35,7 @@ func nodeTree(t *testing.T, m machinetest.Machine, cfg config.Config, text strin
 	return root
 }
 
-// printed is what the command says, and what it ought to.
+// printed checks that the command prints the pipeline.
 func printed(t *testing.T, kind string, o pipeline.Options, args ...string) {
 	t.Helper()
 	p, err := pipeline.Build(kind, o)
@@ -84,7 +83,7 @@ func TestPipelineOfANode(t *testing.T) {
 		t.Error(diff)
 	}
 
-	// AMD's GPUs are known from the slots.
+	// The slots show that the GPUs are AMD's.
 	root = nodeTree(t, machinetest.MI300X(), config.Config{Queue: "mi300"}, "queue: mi300\n")
 	amd := pipeline.Options{Queue: "mi300", Image: config.DefaultImage, AMD: true}
 	printed(t, "docker-test", amd, "docker-test", "--root", root)
@@ -114,7 +113,7 @@ func TestPipelineElsewhere(t *testing.T) {
 	printed(t, "eval", pipeline.Options{}, "--root", none)
 	printed(t, "eval", pipeline.Options{AMD: true, Agents: map[string]string{"gpu-index": "0"}}, "--root", none, "--vendor", "amd", "--gpu-index", "0")
 
-	configured := t.TempDir() // and not installed
+	configured := t.TempDir() // but not installed
 	put(t, configured, plan.ConfigPath, "queue: h100\n")
 	printed(t, "eval", pipeline.Options{Queue: "h100", Image: config.DefaultImage}, "--root", configured)
 	template := t.TempDir()
@@ -161,7 +160,7 @@ func TestPipelineElsewhere(t *testing.T) {
 	}
 }
 
-// TestPipelineDocument: the page shows what the command prints.
+// TestPipelineDocument checks that the page shows what the command prints.
 func TestPipelineDocument(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/pipelines.md")
@@ -178,8 +177,8 @@ func TestPipelineDocument(t *testing.T) {
 	}
 }
 
-// TestPipelineOfReadme: the job of README.md, which TestTutorial of test/vm runs, is what
-// the command prints.
+// TestPipelineOfReadme checks that the job in README.md, which TestTutorial of test/vm runs, is
+// what the command prints.
 func TestPipelineOfReadme(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../README.md")

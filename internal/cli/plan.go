@@ -157,8 +157,8 @@ func printSlots(w io.Writer, p *plan.Plan) {
 func pciOf(g plan.SlotGPU) string  { return g.PCI }
 func numaOf(g plan.SlotGPU) string { return nodeText(g.NUMANode) }
 
-// gpuText fits values of a slot's GPUs into a column: the ones that differ, or the first and how
-// many more there are.
+// gpuText fits values of a slot's GPUs into a column: the distinct ones, or if there are more
+// than two, the first and how many more there are.
 func gpuText(list []string) string {
 	slices.Sort(list)
 	list = slices.Compact(list)

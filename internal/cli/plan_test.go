@@ -27,7 +27,7 @@ func TestPlanText(t *testing.T) {
 	golden(t, "b200x8.plan.txt", got.out)
 }
 
-// A vendor who lends some of the GPUs sees how many.
+// TestPlanSaysHowManyGPUs checks that a vendor who lends some of the GPUs sees how many.
 func TestPlanSaysHowManyGPUs(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
@@ -41,8 +41,8 @@ func TestPlanSaysHowManyGPUs(t *testing.T) {
 	}
 }
 
-// contract is what programs that read the plan rely on, written down apart from
-// the types that make it.
+// contract is what programs that read the plan rely on, written separately from the types that
+// produce it.
 type contract struct {
 	Slots []struct {
 		Index int    `json:"index"`
@@ -147,8 +147,8 @@ func TestPlanExitCodes(t *testing.T) {
 	}
 }
 
-// TestPlanReadsOnlyItsRoot gives this process everything that must not reach the
-// plan of another machine.
+// TestPlanReadsOnlyItsRoot sets everything in this process that must not affect the plan of
+// another machine.
 func TestPlanReadsOnlyItsRoot(t *testing.T) {
 	root := machinetest.VM().Dir(t)
 	want := kbnode(t, "plan", "--json", "--root", root)
@@ -164,7 +164,7 @@ func TestPlanReadsOnlyItsRoot(t *testing.T) {
 	if strings.Contains(got.out, "leak") {
 		t.Error("the plan of a tree holds a variable of this process")
 	}
-	// A link out of the tree leads nowhere.
+	// A link cannot lead out of the tree.
 	outside := put(t, t.TempDir(), "config.yaml", "queue: leak\n")
 	if err := os.MkdirAll(filepath.Join(root, "etc/kbnode"), 0o755); err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestPlanOfCapture(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" || got.code != 0 {
 		t.Errorf("the plan of a capture is not that of its machine: %s", diff)
 	}
-	// A capture of a capture is the same capture, also on standard output.
+	// A capture of a capture is the same capture, on standard output too.
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -237,7 +237,8 @@ func TestConfigFileOfATree(t *testing.T) {
 	}
 }
 
-// An edit of the file that comes while the plan is made must not be undone by it.
+// TestConfigFileIsWrittenWhereItMustBe checks that the plan writes the configuration file only
+// if it must: writing it could undo an edit made meanwhile.
 func TestConfigFileIsWrittenWhereItMustBe(t *testing.T) {
 	t.Parallel()
 	ours := "# " + plan.Marker + "\n"
@@ -245,7 +246,7 @@ func TestConfigFileIsWrittenWhereItMustBe(t *testing.T) {
 		name, text string
 		args       []string
 		kept       bool
-		content    string // "" where nothing is to be written
+		content    string // "" if nothing is to be written
 	}{
 		{name: "none yet", args: []string{"--queue", "a"}, content: "queue: a"},
 		{name: "all is said", text: ours + "queue: a # why\n", kept: true},
@@ -360,8 +361,8 @@ func TestPlanOfAnotherConfiguration(t *testing.T) {
 	}
 }
 
-// TestMigrationCommand types what docs/migration.md has for setup-agent.sh, on the machines of
-// the guide that it is from.
+// TestMigrationCommand runs what docs/migration.md has for setup-agent.sh, on the machines of
+// the guide that it comes from.
 func TestMigrationCommand(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/migration.md")

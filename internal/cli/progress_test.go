@@ -43,7 +43,7 @@ func TestProgressOnATerminal(t *testing.T) {
 			p.show(c)
 		}
 		p.end()
-		p.end() // a second time is nothing
+		p.end() // a second call does nothing
 		got := ""
 		for line := range strings.Lines(b.String()) {
 			parts := strings.Split(strings.TrimSuffix(line, "\n"), "\r\x1b[K")
@@ -63,7 +63,7 @@ func TestProgressOnATerminal(t *testing.T) {
 	}
 }
 
-// TestEveryChangeIsNamed keeps a new kind of change from a line without words.
+// TestEveryChangeIsNamed checks that no kind of change shows a line without words.
 func TestEveryChangeIsNamed(t *testing.T) {
 	t.Parallel()
 	for _, k := range []reconcile.Kind{

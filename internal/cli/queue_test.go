@@ -19,7 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 )
 
-// office is Buildkite with these agents, by tags, which work until the end of the test.
+// office returns a fake Buildkite with these agents and tags, which work until the test ends.
 func office(t *testing.T, o bktest.Options, agents map[string][]string) *bktest.Server {
 	t.Helper()
 	s := bktest.New(o)
@@ -95,7 +95,8 @@ func TestQueueCommand(t *testing.T) {
 	}
 }
 
-// An organization that the token does not reach is told with those that it does.
+// TestQueueOrganization checks that an unreachable organization is reported with the reachable
+// ones.
 func TestQueueOrganization(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v2/organizations", func(w http.ResponseWriter, _ *http.Request) {
@@ -111,8 +112,8 @@ func TestQueueOrganization(t *testing.T) {
 	}
 }
 
-// TestQueueWatch: a line at each change and none between, within the rate limit, over a
-// fault, and until interrupted.
+// TestQueueWatch checks that watch prints one line for each change, within the rate limit,
+// despite a fault, and until interrupted.
 func TestQueueWatch(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -155,13 +156,13 @@ func TestQueueWatch(t *testing.T) {
 			t.Errorf("%d requests were refused; %s", s.Over(), stderr.String())
 		}
 		asked := s.Requests()["GET /v2/organizations/{org}/agents"]
-		if asked < 70 || asked > 97 { // in 16 minutes, some of them spent on the fault
+		if asked < 70 || asked > 97 { // in 16 minutes, including the fault
 			t.Errorf("asked %d times", asked)
 		}
 	})
 }
 
-// TestQueueWatchDraws: each look replaces the one before, also without an agent.
+// TestQueueWatchDraws checks that each look replaces the previous one, even without an agent.
 func TestQueueWatchDraws(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -194,7 +195,7 @@ func TestQueueWatchDraws(t *testing.T) {
 	})
 }
 
-// A look that is refused ends the watch: nobody waits for a token to become another.
+// TestQueueWatchRefused checks that a refusal ends the watch: waiting does not change a token.
 func TestQueueWatchRefused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -210,7 +211,7 @@ func TestQueueWatchRefused(t *testing.T) {
 	})
 }
 
-// TestQueueTable: what people see of each state, in the width of a terminal.
+// TestQueueTable checks what people see of each state at the width of a terminal.
 func TestQueueTable(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)

@@ -48,8 +48,8 @@ func TestShapesPage(t *testing.T) {
 	}
 }
 
-// statusTable is what status prints when all agents wait for jobs, without most rows
-// of a long one.
+// statusTable returns what status prints when all agents wait for jobs, and omits most rows of a
+// long table.
 func statusTable(t *testing.T, machine, text string) string {
 	t.Helper()
 	cfg, err := config.Parse(machine, []byte(text))

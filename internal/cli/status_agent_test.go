@@ -11,7 +11,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// A crash loop is explained in status: the last end, the count, and the agent's own words.
+// TestAgentProblem checks how status explains a crash loop: the last end, the count, and the
+// agent's own words.
 func TestAgentProblem(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC)
@@ -25,7 +26,7 @@ func TestAgentProblem(t *testing.T) {
 		agent   reconcile.UnitState
 		slot    plan.Slot
 		journal func(context.Context, string, int) ([]string, error)
-		want    []string // none: no problem
+		want    []string // nil means no problem
 	}{
 		{"a loop", loop, plan.Slot{}, words, []string{"ends again and again", "exit-code, exit status 1", "12 times", "fatal: invalid token", "journalctl -u buildkite-agent-gpu0"}},
 		{"no journal", loop, plan.Slot{}, says(nil, errors.New("no journalctl")), []string{"exit status 1", "12 times"}},

@@ -233,8 +233,8 @@ func (f *submitFlags) showTemplate(s Streams) error {
 	return usagef("%s has no template for %.40q; it has %s", filepath.Join(t.Dir, task.FileName), f.template, strings.Join(slices.Sorted(maps.Keys(t.Templates)), ", "))
 }
 
-// runsOf returns the evaluations of a mode that the result contains. Those of mode profile
-// depend on the benchmarks.
+// runsOf returns the evaluations that the result of a mode contains. It returns nil for mode
+// profile, whose evaluations depend on the benchmarks.
 func runsOf(mode string) []string {
 	switch mode {
 	case "test", "benchmark":

@@ -119,8 +119,8 @@ func (p *submitProgress) end() {
 	}
 }
 
-// leave asks after Ctrl-C whether to leave the build running. Without a terminal, or after
-// another Ctrl-C, the build is canceled.
+// leave returns a function that asks after Ctrl-C whether to leave the build running. Another
+// Ctrl-C means no. Without a terminal it returns nil, so that the build is canceled.
 func (f *submitFlags) leave(s Streams, p *submitProgress) func() bool {
 	if !isTerminal(s.In) || p.width == 0 {
 		return nil

@@ -14,8 +14,8 @@ import (
 // it.
 const roomy = 30
 
-// list is a table without lines, for people and for awk. On a terminal it is no wider than that.
-// Elsewhere nothing is cut, and each row is one line.
+// list is a table without lines, for people and for awk. On a terminal it is no wider than the
+// terminal. Elsewhere nothing is cut, and each row is one line.
 type list struct {
 	w      io.Writer
 	header []string

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/term"
 )
 
-// terminal returns the width of w in columns if w is a terminal.
+// terminal reports whether w is a terminal, and returns its width in columns.
 func terminal(w io.Writer) (width int, ok bool) {
 	f, isFile := bottom(w).(*os.File)
 	if !isFile || !term.IsTerminal(int(f.Fd())) {
@@ -87,8 +87,8 @@ func commands(s string, width int) string {
 	return b.String()
 }
 
-// fold breaks a line into lines of at most width columns. All but the last end with end, and all
-// but the first are indented. If end is not empty, quoted text is not broken.
+// fold breaks a line between words into lines of at most width columns. All but the last end
+// with end, and all but the first are indented. If end is not empty, quoted text is not broken.
 func fold(line, end string, width, indent int) string {
 	if text.StringWidthWithoutEscSequences(line) <= width {
 		return line

@@ -150,8 +150,8 @@ type target struct {
 // file returns the path of its release, which may not exist yet.
 func (t *target) file() string { return filepath.Join(t.host.Root, plan.AgentBinary(t.version)) }
 
-// known returns the version's name in agents.json if the node already has it: "" means the
-// installed agent.
+// known returns the version's name in agents.json, where "" means the installed agent, and
+// reports whether the node already has it.
 func (t *target) known() (to string, ok bool) {
 	if t.m.agents.Has(t.version) {
 		_, err := os.Stat(t.file())
@@ -160,8 +160,8 @@ func (t *target) known() (to string, ok bool) {
 	return "", t.m.inv.Software.Agent.Version == t.version
 }
 
-// get makes sure that the version is there, runs, and closes a slot. A release that does not is
-// removed again, and nothing has changed. release is nil unless one was fetched.
+// get makes sure that the version is there, runs, and passes plan.CheckAgent. If a release
+// fails, get removes it, and nothing has changed. release is nil unless one was fetched.
 func (t *target) get(ctx context.Context, binary string) (to string, release *plan.AgentRelease, err error) {
 	if to, ok := t.known(); ok {
 		if to == "" {

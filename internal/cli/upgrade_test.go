@@ -25,13 +25,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// agentProgram is a program that answers as a buildkite-agent does.
+// agentProgram is a program that answers like a buildkite-agent.
 func agentProgram(version string, keys []string) string {
 	return "#!/bin/sh\nif [ \"$1\" = --version ]; then echo buildkite-agent version " + version + "+build.1; else cat <<END\n   --" +
 		strings.Join(keys, " value\n   --") + " value\nEND\nfi\n"
 }
 
-// serveAgent is a mirror with one release that holds a program.
+// serveAgent serves a mirror with one release, which contains a program.
 func serveAgent(t *testing.T, program string) config.Agent {
 	t.Helper()
 	var b bytes.Buffer
@@ -58,8 +58,8 @@ func serveAgent(t *testing.T, program string) config.Agent {
 	return config.Agent{DownloadURL: server.URL + "/{version}.tgz", DownloadSHA256: hex.EncodeToString(sum[:])}
 }
 
-// TestUpgradeFetches takes a release that closes a slot, and leaves nothing of
-// one that does not.
+// TestUpgradeFetches installs a release that can close a slot, and leaves nothing of one that
+// cannot.
 func TestUpgradeFetches(t *testing.T) {
 	t.Parallel()
 	keys := machinetest.AgentKeys()
@@ -74,7 +74,7 @@ func TestUpgradeFetches(t *testing.T) {
 		{name: "for another machine", program: "\x7fELF", says: "is no buildkite-agent for this machine"},
 		{name: "wrong sum", program: agentProgram("3.100.0", keys), sum: strings.Repeat("0", 64), says: "was expected"},
 	} {
-		t.Run(tt.name, func(t *testing.T) { // not side by side: what was just written is executed
+		t.Run(tt.name, func(t *testing.T) { // not parallel: it executes what was just written
 			m := &machine{inv: &inventory.Inventory{}, cfg: config.Config{Agent: serveAgent(t, tt.program)}}
 			if tt.sum != "" {
 				m.cfg.Agent.DownloadSHA256 = tt.sum
@@ -92,7 +92,7 @@ func TestUpgradeFetches(t *testing.T) {
 			if err != nil || to != "3.100.0" || release == nil || len(release.Keys) != len(keys) {
 				t.Errorf("%q, %+v, %v", to, release, err)
 			}
-			// Once it is kept, it is not fetched again, not even without a mirror.
+			// A kept release is not fetched again, not even without a mirror.
 			m.agents.Releases, m.cfg.Agent.DownloadURL = []plan.AgentRelease{*release}, "http://127.0.0.1:1/"
 			if to, release, err := target.get(t.Context(), ""); err != nil || to != "3.100.0" || release != nil {
 				t.Errorf("again: %q, %v, %v", to, release, err)
@@ -101,7 +101,7 @@ func TestUpgradeFetches(t *testing.T) {
 	}
 }
 
-// The version that is installed is not fetched either.
+// TestUpgradeToTheInstalledOne checks that the installed version is not fetched.
 func TestUpgradeToTheInstalledOne(t *testing.T) {
 	t.Parallel()
 	m := &machine{inv: &inventory.Inventory{}}

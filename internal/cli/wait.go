@@ -120,7 +120,7 @@ func failedToStart(ss reconcile.SlotState) bool {
 	return ss.Agent.Active == "failed" || ss.Agent.Failing() && ss.Agent.ExitStatus != 0
 }
 
-// agentFailure returns the last words of an agent that gave up.
+// agentFailure returns an error with the last words of an agent that gave up.
 func agentFailure(ctx context.Context, slot plan.Slot) error {
 	unit := plan.AgentUnit(slot.Index)
 	lines, err := agent.Journal(ctx, unit, 40)

@@ -21,7 +21,7 @@ func TestRegistered(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		state  reconcile.SlotState
-		marker time.Duration // after the agent's start; 0 is no marker
+		marker time.Duration // after the agent's start; 0 means no marker
 		want   bool
 	}{
 		{"said so since it started", reconcile.SlotState{Agent: agentAt("active", "running")}, time.Second, true},

@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli"
 )
 
-// tree are all files below a directory.
+// tree returns all files below a directory.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
