@@ -60,7 +60,7 @@ type Check struct {
 	Agent   string  `json:"agent,omitempty"`
 	Queue   float64 `json:"queue_seconds,omitempty"` // waiting for an agent
 	Run     float64 `json:"run_seconds,omitempty"`   // running
-	Profile string  `json:"profile,omitempty"`       // job profile of an evaluation, from its node.json
+	Profile string  `json:"profile,omitempty"`       // evaluation's job profile, from node.json
 }
 
 // Schema is the version of the JSON that Report marshals to.

@@ -15,7 +15,7 @@ import (
 // overhead is the time that a job needs besides its evaluations: a first pull of the image.
 const overhead = 10 * time.Minute
 
-// waiting is the problem of the jobs that run side by side.
+// waiting is the problem that concurrent jobs run.
 //
 //go:embed wait
 var waiting embed.FS

@@ -151,7 +151,7 @@ func evaluateReally(t *testing.T) func(w *bktest.Work) {
 	}
 }
 
-// prove runs it all against nodes, in a bubble of synctest.
+// prove runs o on the node's agents. Call it in a synctest bubble.
 func (n node) prove(t *testing.T, ctx context.Context, o Options) (*Report, *bktest.Server) { //nolint:revive // the test comes first here
 	t.Helper()
 	p, err := Load("prefix_python")
