@@ -86,8 +86,8 @@ type Retry struct {
 	Automatic []Rule `json:"automatic" yaml:"automatic"`
 }
 
-// Rule matches jobs that failed with one of the exit statuses and for the
-// reason: https://buildkite.com/docs/pipelines/configure/retry.
+// Rule matches jobs that failed with one of the exit statuses and for the reason:
+// https://buildkite.com/docs/pipelines/configure/retry.
 type Rule struct {
 	ExitStatus   []int  `json:"exit_status,omitempty" yaml:"exit_status,omitempty,flow"` // empty means 1 to 255
 	SignalReason string `json:"signal_reason" yaml:"signal_reason"`
