@@ -134,7 +134,7 @@ func foldSlots(changes []reconcile.Change) []reconcile.Change {
 	return out
 }
 
-const slotHole = "\x00" // in no name
+const slotHole = "\x00" // not in any name
 
 // numbered matches slot numbers in names: kbnode-gpu3, gpu-3/, agent-3/.
 var numbered = lazy.Regexp(`(gpu-?|agent-)([0-9]+)\b`)

@@ -50,7 +50,7 @@ func (d *doctorSource) connect() (*reconcile.Host, error) {
 
 func (d *doctorSource) close() {
 	if !d.mu.TryLock() {
-		return // a check still waits for systemd; life closes what it opens
+		return // a check still waits for systemd; the end of life closes what it opens
 	}
 	defer d.mu.Unlock()
 	if d.shut != nil {

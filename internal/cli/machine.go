@@ -145,8 +145,9 @@ func (m *machine) readFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxInput))
 }
 
-// loadConfig reads the configuration file. The environment's variables (only on this machine)
-// override it, and the flags override both.
+// loadConfig reads the configuration file, then the environment's variables (only on this
+// machine), then the flags. Later ones override earlier ones, but must not contradict a file
+// that was written by hand.
 func (m *machine) loadConfig(w *wishes, env func(string) string) error {
 	file := filepath.Join(cmp.Or(m.name, m.root), plan.ConfigPath)
 	text, err := m.readFile(plan.ConfigPath)

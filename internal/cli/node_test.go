@@ -125,7 +125,7 @@ var (
 	setting   = regexp.MustCompile(`(?m)^([a-z-]+)="(.*)"$`)
 )
 
-// said starts the agent that a call to systemd starts.
+// said starts the agents whose units a call to systemd starts.
 func (f *fleet) said(word string) error {
 	if !strings.HasPrefix(word, "start ") {
 		return nil

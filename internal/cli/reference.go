@@ -117,7 +117,7 @@ func flagsOf(cmd *cobra.Command) *pflag.FlagSet {
 	return set
 }
 
-// split removes the flags of other from set, and returns their names.
+// split removes the flags that other documents the same from set, and returns their names.
 func split(set, other *pflag.FlagSet) (rest *pflag.FlagSet, same []string) {
 	rest = pflag.NewFlagSet("", pflag.ContinueOnError)
 	set.VisitAll(func(f *pflag.Flag) {

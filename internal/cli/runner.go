@@ -40,7 +40,7 @@ written.`,
 			}
 			o.Stdout, o.Stderr = s.Out, s.Err
 			if a, ok := s.Out.(*answer); ok {
-				o.Stdout = a.to // its answer is result.json; anyone may read the summary
+				o.Stdout = a.to // the answer is result.json, so errors in writing the summary do not count
 			}
 			o.Stdin, _ = s.In.(*os.File)
 			if code := runner.Main(cmd.Context(), o); code != exitDone {

@@ -67,7 +67,7 @@ func newGuard(s Streams) *cobra.Command {
 				return err
 			}
 			beFrugal()
-			if err := guard.Trim(); err != nil { // from the start of the program
+			if err := guard.Trim(); err != nil { // frees what the start of the program needed
 				s.logger().Debug("memory not given back", "err", err)
 			}
 			probe.Keep() // it looks at its GPU after each job, while the next may wait
