@@ -36,8 +36,8 @@ var infrastructure = []Rule{
 	{ExitStatus: []int{agentLost}, SignalReason: "process_run_error", Limit: 1},
 }
 
-// retryComment is written above the rules. It contains no dollar sign: not every reader of YAML
-// recognizes a comment.
+// retryComment is written above the rules. Like all comments in the YAML, it has no dollar sign:
+// not every reader of YAML recognizes a comment.
 const retryComment = `Only what is no submission's doing runs again: the agent was lost (-1) or stopped,
 or refused the job before it began; docker (125) or git (128) failed. Newer agents make
 process_run_error of 125. The command ends with 0, 1 or 3 whatever was submitted.`
