@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestDocument holds docs/health.md to the checks and to the table of Xids.
+// TestDocument compares docs/health.md with the checks and the table of Xids.
 func TestDocument(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/health.md")
@@ -49,7 +49,7 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// list is the Xids of a class: "31-32, 45".
+// list returns the Xids of a class: "31-32, 45".
 func list(class XidClass) string {
 	var parts []string
 	for i := 0; i < len(Xids); i++ {
@@ -69,7 +69,7 @@ func list(class XidClass) string {
 	return strings.Join(parts, ", ")
 }
 
-// Judging reads nothing: what it needs to know it is told.
+// Judging reads nothing: everything it needs is passed to it.
 func TestJudgingIsPure(t *testing.T) {
 	t.Parallel()
 	readers := []string{"kmsg.go", "read.go"}

@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	throttleAfter = time.Minute     // two readings; one may be the start of a kernel
-	throttleQuiet = 5 * time.Minute // to cool down, and not to flap
-	fabricStart   = 5 * time.Minute // that the fabric manager may take after a boot
+	throttleAfter = time.Minute     // two readings; a single one may be the start of a kernel
+	throttleQuiet = 5 * time.Minute // time to cool down, and to avoid flapping
+	fabricStart   = 5 * time.Minute // time that the fabric manager may take after a boot
 	replayRate    = 31              // PCIe replays per minute: DCGM's limit at generation 5, 16 lanes
 )
 
@@ -37,7 +37,7 @@ func (j *judge) gpus() {
 			id = g.PCI
 		}
 		if seen[id] {
-			continue // a partition; what is known of one is known of all
+			continue // a partition; a GPU's partitions share their state
 		}
 		seen[id] = true
 		j.judgeGPU(id, g)
@@ -68,7 +68,8 @@ func (j *judge) gpus() {
 	j.driver()
 }
 
-// allReset is when the first of the slots' GPUs was reset, if all were and answer.
+// allReset returns when the first of the slots' GPUs was reset. ok is true if all of them
+// were reset and have answered since.
 func (j *judge) allReset() (first time.Duration, ok bool) {
 	for _, s := range j.in.Slots {
 		id := j.idOf(s)
@@ -86,7 +87,7 @@ func (j *judge) allReset() (first time.Duration, ok bool) {
 	return first, ok
 }
 
-// judgeGPU judges one GPU. What could not be read stays as it was.
+// judgeGPU judges one GPU. Signals that could not be read keep their last verdict.
 func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	st := j.gpu(id, g.PCI)
 	st.PCI, st.Vendor = g.PCI, g.Vendor
@@ -95,7 +96,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	if n != nil {
 		code = n.Code
 	}
-	// Where NVML does not answer, files know no better than that all is well.
+	// Where NVML does not answer, the files in sysfs cannot show that the GPU is healthy.
 	looked := n != nil || g.Vendor == "amd" && !bus.Unread || bus.Dead || !g.Healthy
 	lost, reset := bus.Dead || code == isLost, code == needsReset
 	if looked {
@@ -120,7 +121,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	if !looked || lost || !g.Healthy {
 		return
 	}
-	if st.Away { // it does not come back without having been reset
+	if st.Away { // it does not come back without a reset
 		st.Away, st.Reset = false, j.in.GPUs.Started
 	}
 	if n != nil {
@@ -138,7 +139,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 			j.link(id, *bus.Link)
 		}
 	}
-	// It answers: what was wrong before it was reset is over.
+	// The GPU answers, so whatever was wrong before its reset is over.
 	if st.Reset > 0 && j.in.GPUs.Started >= st.Reset {
 		j.release(id, st.Reset)
 		st.Released = j.in.GPUs.Started
@@ -152,7 +153,7 @@ func lostWhy(bus Bus, said string) string {
 	return said
 }
 
-// memory judges ECC, row remapping and page retirement.
+// memory judges ECC errors, row remapping and page retirement.
 func (j *judge) memory(id string, n *probe.GPU) {
 	see := func(check, detail string, bad bool, level Level, effect Effect, reason, fix string) {
 		k := about(check, id)
@@ -184,8 +185,8 @@ func (j *judge) memory(id string, n *probe.GPU) {
 	}
 	st := j.gpu(id, pci)
 	if n.Persistence == "on" && n.EnergyMillijoules != nil {
-		// It counts since the driver started the GPU, which with persistence on
-		// happens when it was reset or the driver was loaded.
+		// The counter starts when the driver starts the GPU. With persistence on, that is
+		// at a reset or when the driver is loaded.
 		if st.Energy != nil && *n.EnergyMillijoules < *st.Energy {
 			st.Reset = j.in.GPUs.Started
 		}
@@ -196,7 +197,7 @@ func (j *judge) memory(id string, n *probe.GPU) {
 	}
 }
 
-// speed judges why clocks are low, and heat.
+// speed judges temperature and the reasons for low clocks.
 func (j *judge) speed(id string, n *probe.GPU) {
 	pci := j.at(id)
 	if r := n.ClockReasons; r != nil {
@@ -225,7 +226,7 @@ func (j *judge) speed(id string, n *probe.GPU) {
 	hot := n.ClockReasons != nil && *n.ClockReasons&0x60 != 0
 	reason := "the GPU at " + pci + " is slowed down by heat"
 	if t := n.Temperature; t != nil {
-		if t.Margin != nil && *t.Margin > 0 && *t.Margin <= 5 { // 0 and less: not measured
+		if t.Margin != nil && *t.Margin > 0 && *t.Margin <= 5 { // 0 or less: not measured
 			hot, reason = true, fmt.Sprintf("%s, or about to be: %d °C are left", reason, *t.Margin)
 		}
 		if t.GPU != nil {
@@ -247,7 +248,7 @@ func (j *judge) links(id string, g *inventory.GPU) {
 		k := about(checkFabric, id)
 		m := Mark{Level: Degraded, Effect: Park, Fix: "systemctl status nvidia-fabricmanager"}
 		if old := j.find(k); old != nil && j.in.Up-old.First >= fabricStart {
-			m.Level = Fatal // it has had its time
+			m.Level = Fatal // it has had enough time
 		}
 		bad := f.State == "in progress" || f.State == "not started"
 		m.Reason = "the GPU at " + pci + " is not part of the NVLink fabric: " + f.State
@@ -265,7 +266,7 @@ func (j *judge) links(id string, g *inventory.GPU) {
 		st := j.gpu(id, pci)
 		st.Links = max(st.Links, *up)
 		want := st.Links
-		for _, other := range j.in.GPUs.List { // where there are no bridges, no link is up
+		for _, other := range j.in.GPUs.List { // without bridges, no link is up
 			if other.Model == g.Model && other.NVML != nil && other.NVML.NVLinksUp != nil && want > 0 {
 				want = max(want, *other.NVML.NVLinksUp)
 			}
@@ -281,8 +282,8 @@ func (j *judge) links(id string, g *inventory.GPU) {
 	}
 }
 
-// fabricHealth says what NVML's mask means, "" for nothing wrong or not told
-// (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: 1 is true in two-bit fields).
+// fabricHealth describes NVML's mask, "" if nothing is wrong or reported (nvml.h,
+// NVML_GPU_FABRIC_HEALTH_MASK_*: 1 is true in two-bit fields).
 func fabricHealth(mask uint32) string {
 	var why []string
 	for _, f := range []struct {
@@ -301,7 +302,7 @@ func fabricHealth(mask uint32) string {
 
 func (j *judge) pcie(id string, n *probe.GPU, p *probe.PCIe) {
 	pci := j.at(id)
-	// At rest a link is slow to save power.
+	// An idle link is slow to save power.
 	c := n.Clocks
 	if busy := c != nil && c.SM != nil && c.MaxSM != nil && *c.SM >= *c.MaxSM/2 && len(n.Processes) > 0; busy && p.Gen != nil && p.MaxGen != nil {
 		j.seeLink(id, "generation", *p.Gen < *p.MaxGen, fmt.Sprintf("the GPU at %s uses PCIe generation %d of %d under load", pci, *p.Gen, *p.MaxGen))
@@ -309,7 +310,7 @@ func (j *judge) pcie(id string, n *probe.GPU, p *probe.PCIe) {
 	j.link(id, Link{Width: p.Width, MaxWidth: p.MaxWidth, Replays: p.Replays})
 }
 
-// link judges what any vendor's PCIe link may have.
+// link judges what the PCIe links of all vendors have in common.
 func (j *judge) link(id string, l Link) {
 	pci := j.at(id)
 	if l.Width != nil && l.MaxWidth != nil && *l.Width > 0 {
@@ -336,7 +337,7 @@ func (j *judge) seeLink(id, detail string, bad bool, reason string) {
 	})
 }
 
-// use judges modes that wait for a reset, and who uses the GPU.
+// use judges modes that wait for a reset, and processes on an idle GPU.
 func (j *judge) use(id string, n *probe.GPU) {
 	var waits []string
 	for _, m := range []struct {
@@ -379,7 +380,7 @@ func (j *judge) ras(id string, bus Bus) {
 		}
 		slices.Sort(blocks)
 		if st.Reset > st.Released || errors < st.RAS {
-			st.RAS = errors // it was reset, or its driver loaded, since
+			st.RAS = errors // reset, or its driver was loaded, since the last reading
 		}
 		j.see(about(checkRAS, id), errors > st.RAS, Mark{
 			Level: Fatal, Effect: Drain,

@@ -1,18 +1,18 @@
 // Package health judges GPUs and the node: signals in, verdicts out.
 //
-// Judge is pure: it reads no file, clock or environment. What it knows of the past
-// is its State, which is JSON and small, so that a daemon that was restarted goes
-// on where it stopped. The readers beside it are Kmsg (the kernel's log, as Facts),
-// ReadBus and ReadNode; the GPUs come from package inventory, whose probe of NVML
-// has a deadline. A daemon does this:
+// Judge is pure: it reads no file, clock or environment. It remembers the past in its
+// State, which is small and can be stored as JSON, so that a restarted daemon continues
+// where it stopped. Kmsg (the kernel's log, as Facts), ReadBus and ReadNode read the
+// signals. The GPUs come from package inventory, whose NVML probe has a deadline. A
+// daemon does this:
 //
 //	in := health.Signals{Moment: now, Slots: slots, Kernel: what came from Kmsg.Run}
 //	in.GPUs, in.Node = …        // every 30 s; nil when only lines of the kernel came
 //	state, verdicts, events = health.Judge(state, in)
 //
-// What was not read stays as it was judged last: no news is no good news. The first
-// call after a start should have everything. A State that is lost heals, but for
-// the past of application errors: Kmsg begins with the oldest line of this boot.
+// Signals that were not read keep their last verdict, good or bad. The first call after a
+// start should have all of them. A lost State rebuilds itself, except for the history of
+// application errors: Kmsg begins with the oldest line of this boot.
 package health
 
 import (
@@ -24,26 +24,26 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// Level says how bad something is.
+// Level is how bad something is.
 type Level int
 
 // The levels, in order.
 const (
 	OK       Level = iota
 	Info           // worth knowing, normal
-	Warn           // somebody should look; jobs run as they should
-	Degraded       // jobs run; what they measure may be wrong
-	Fatal          // jobs fail, or what they compute may be wrong
+	Warn           // someone should look; jobs run normally
+	Degraded       // jobs run; their measurements may be wrong
+	Fatal          // jobs fail, or their results may be wrong
 )
 
-// Effect is what a verdict does to a slot. None of them ends a running job.
+// Effect is what a verdict does to a slot. No effect ends a running job.
 type Effect int
 
 // The effects, in order.
 const (
 	None  Effect = iota
 	Drain        // the slot finishes its job and takes no more
-	Park         // the same, and there is nothing to be had from its GPU until the cause is gone
+	Park         // the same, and the GPU cannot be used until the cause is gone
 )
 
 var (
@@ -60,14 +60,14 @@ func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 // MarshalText writes an effect as its name.
 func (e Effect) MarshalText() ([]byte, error) { return []byte(e.String()), nil }
 
-// UnmarshalText reads the name of a level.
+// UnmarshalText parses the name of a level.
 func (l *Level) UnmarshalText(text []byte) error {
 	i := slices.Index(levels, string(text))
 	*l = Level(max(i, 0))
 	return unknownIf(i < 0, "level", text)
 }
 
-// UnmarshalText reads the name of an effect.
+// UnmarshalText parses the name of an effect.
 func (e *Effect) UnmarshalText(text []byte) error {
 	i := slices.Index(effects, string(text))
 	*e = Effect(max(i, 0))
@@ -84,36 +84,36 @@ func unknownIf(unknown bool, what string, text []byte) error {
 // Moment is a point in time by three clocks.
 type Moment struct {
 	Now  time.Time     `json:"now"`  // wall clock; only shown to people
-	Up   time.Duration `json:"up"`   // since the boot (CLOCK_MONOTONIC), ns; all waiting is measured by it
+	Up   time.Duration `json:"up"`   // since the boot (CLOCK_MONOTONIC), ns; measures all delays
 	Boot string        `json:"boot"` // the kernel's boot ID
 }
 
-// Signals is all that is known at one moment.
+// Signals is everything that is known at one moment.
 type Signals struct {
 	Moment
-	Slots  []Slot // all that the plan has
-	Kernel []Fact // since the last call, in order; facts that were judged before are skipped
+	Slots  []Slot // all slots of the plan
+	Kernel []Fact // since the last call, in order; facts that were already judged are skipped
 	GPUs   *GPUs  // nil: not read this time
 	Node   *Node  // nil: not read this time
-	// Mended are GPUs, by UUID or PCI address, that an operator says to have reset,
-	// where no signal tells of it, and when he did, by Moment.Up.
+	// Mended maps GPUs, by UUID or PCI address, that an operator reports as reset, when
+	// no signal shows it, to the time of the reset by Moment.Up.
 	Mended map[string]time.Duration
 }
 
-// Slot is a slot as far as health needs it. One of several GPUs is in a list of
-// slots once for each.
+// Slot is a slot as far as health needs it. A slot with several GPUs is listed once for
+// each.
 type Slot struct {
 	Index  int
-	UUID   string // of its GPU, as recorded; "" where it could never be read
+	UUID   string // of its GPU, as recorded; "" if it could never be read
 	PCI    string // dddd:bb:dd.f; "" for a slot without a GPU
-	Job    string // ID of the job that runs in it, "" without
+	Job    string // ID of the running job; "" if there is none
 	Agent  string // why its agent is not connected; "" if it is, or need not be
 	Limits string // how its limits differ from the plan; "" if they do not
-	// Unread are those of Agent and Limits that could not be read this time, by check.
+	// Unread lists the checks, of Agent and Limits, that could not be read this time.
 	Unread []string
 }
 
-// GPUs is what one reading of the GPUs saw.
+// GPUs is one reading of the GPUs.
 type GPUs struct {
 	Started time.Duration // Moment.Up when the reading began
 	List    []inventory.GPU
@@ -121,17 +121,17 @@ type GPUs struct {
 	Bus     map[string]Bus // by PCI address; see ReadBus
 }
 
-// Bus is what sysfs tells of a GPU beside the inventory.
+// Bus is what sysfs has of a GPU beyond the inventory.
 type Bus struct {
-	Unread   bool           // reading it takes too long; the rest is unknown
+	Unread   bool           // reading takes too long; the rest is unknown
 	Dead     bool           // its PCI configuration reads as ones
 	RAS      map[string]RAS // AMD: error counters by block (umc, gfx, …)
 	BadPages int            // AMD: bad pages of its memory
-	Waiting  int            // AMD: of them, those that are in use still
-	Link     *Link          // AMD: its PCIe link; nil where nothing tells
+	Waiting  int            // AMD: how many of them are still in use
+	Link     *Link          // AMD: its PCIe link; nil if not reported
 }
 
-// Link is a PCIe link. What nothing tells is nil.
+// Link is a PCIe link. Values that are not reported are nil.
 type Link struct {
 	Width, MaxWidth *int // lanes
 	Replays         *int // packets sent again, since the driver was loaded
@@ -140,20 +140,20 @@ type Link struct {
 // RAS counts errors of one block of an AMD GPU since its driver was loaded.
 type RAS struct{ Uncorrected, Corrected uint64 }
 
-// Node is what one reading of the node saw.
+// Node is one reading of the node.
 type Node struct {
 	Disks     []inventory.DiskFree
 	Docker    string   // why the engine does not answer; "" if it does
-	Clock     Clock    // of the kernel
-	CDIDriver string   // driver version that NVIDIA's CDI specification names; "" without one
-	Down      []string // units that should run and do not: nvidia-fabricmanager.service
-	Overdue   []string // reads that have not returned
-	// Unread is what could not be read this time: paths of Disks, and checks, of whose
-	// signals the fields above say nothing.
+	Clock     Clock    // the kernel's clock
+	CDIDriver string   // driver version named in NVIDIA's CDI specification; "" if there is none
+	Down      []string // units that should run but do not: nvidia-fabricmanager.service
+	Overdue   []string // reads that have not returned yet
+	// Unread is what could not be read this time: paths of Disks, and checks whose fields
+	// above are not valid.
 	Unread []string
 }
 
-// Clock is whether something keeps the wall clock right.
+// Clock reports whether the wall clock is synchronized.
 type Clock int
 
 // The states of a Clock.
@@ -163,28 +163,28 @@ const (
 	ClockAdrift
 )
 
-// Verdict is one thing that is wrong, until it is not.
+// Verdict is one problem, for as long as it lasts.
 type Verdict struct {
-	Check  string    `json:"check"`         // its stable ID, one of Checks
-	GPU    string    `json:"gpu,omitempty"` // UUID, or PCI address where that is unknown; "" for the node
+	Check  string    `json:"check"`         // one of Checks
+	GPU    string    `json:"gpu,omitempty"` // UUID, else PCI address; "" for the node
 	Slots  []int     `json:"slots,omitempty"`
 	Level  Level     `json:"level"`
 	Effect Effect    `json:"effect"` // on Slots
 	Reason string    `json:"reason"` // a sentence
-	Fix    string    `json:"fix"`    // what to do, or to type
+	Fix    string    `json:"fix"`    // what to do or type
 	Since  time.Time `json:"since"`
 }
 
-// Event is something that happened: a verdict began, changed or ended, or the
-// kernel told something that is no verdict.
+// Event is something that happened: a verdict began, changed or ended, or the kernel
+// logged something that is not a verdict.
 type Event struct {
 	Time  time.Time `json:"time"`
 	Kind  string    `json:"kind"` // "raised", "changed", "cleared", "kernel", "clock"
 	Check string    `json:"check"`
 	GPU   string    `json:"gpu,omitempty"`
-	Slot  int       `json:"slot"` // -1 for the node, and for GPUs of no slot or several
+	Slot  int       `json:"slot"` // -1 for the node, and for GPUs with no slot or several
 	Level Level     `json:"level"`
-	Job   string    `json:"job,omitempty"` // that the kernel's line is about: flag its result
+	Job   string    `json:"job,omitempty"` // job that caused the kernel's line: flag its result
 	Text  string    `json:"text"`          // a sentence
 }
 
@@ -222,7 +222,7 @@ const (
 	checkClock       = "node.clock"
 )
 
-// The checks whose signals a caller reads, and may name as unread.
+// The checks whose signals the caller reads, and may report as unread.
 const (
 	CheckDocker = "node.docker"
 	CheckUnit   = "node.unit"
@@ -230,8 +230,8 @@ const (
 	CheckLimits = "slot.limits"
 )
 
-// Holding is the strongest of the verdicts that keep jobs from a slot; ok is false
-// if there is none.
+// Holding returns the strongest verdict that keeps jobs from a slot; ok is false if there
+// is none.
 func Holding(verdicts []Verdict, slot int) (v Verdict, ok bool) {
 	for _, w := range verdicts {
 		if w.Effect > None && slices.Contains(w.Slots, slot) && (!ok || cmp.Or(cmp.Compare(w.Effect, v.Effect), cmp.Compare(w.Level, v.Level)) > 0) {

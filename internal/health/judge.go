@@ -8,18 +8,18 @@ import (
 	"time"
 )
 
-// judge is one call of Judge.
+// judge is the state of one call of Judge.
 type judge struct {
 	in     Signals
 	s      State
-	byPCI  map[string]string // the GPU at an address
+	byPCI  map[string]string // ID of the GPU at an address
 	events []Event
 }
 
-// Judge makes verdicts of what is known by now: of the State that the last call
-// returned, and of what was seen since. It keeps nothing of either.
+// Judge derives verdicts and events from the State that the last call returned and from
+// the signals since then. It modifies and retains neither.
 func Judge(prev State, in Signals) (State, []Verdict, []Event) {
-	in.Now = in.Now.Round(0) // the process's own clock is no part of a State
+	in.Now = in.Now.Round(0) // the monotonic clock is not part of a State
 	in.Slots = slices.Clone(in.Slots)
 	for i := range in.Slots {
 		in.Slots[i].PCI = normalPCI(in.Slots[i].PCI)
@@ -51,7 +51,7 @@ func Judge(prev State, in Signals) (State, []Verdict, []Event) {
 	return j.s, j.verdicts(), j.events
 }
 
-// begin looks at the clocks since the last call.
+// begin compares the clocks with the last call.
 func (j *judge) begin() {
 	if j.s.Boot != j.in.Boot {
 		j.reboot()
@@ -63,7 +63,7 @@ func (j *judge) begin() {
 	}
 }
 
-// reboot ends what a boot ends. What was read is kept until it is read again.
+// reboot clears what a reboot ends. Readings are kept until the next ones.
 func (j *judge) reboot() {
 	j.s.Next, j.s.Jobs = 0, nil
 	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool {
@@ -80,8 +80,8 @@ func (j *judge) reboot() {
 	}
 }
 
-// name finds out which GPU is at which address. The kernel's log has addresses,
-// and a GPU that is lost may have nothing else.
+// name finds out which GPU is at which address. The kernel's log has addresses, and a
+// lost GPU may have nothing else.
 func (j *judge) name() {
 	j.byPCI = map[string]string{}
 	at := func(pci, uuid string) {
@@ -100,7 +100,7 @@ func (j *judge) name() {
 			at(g.PCI, g.UUID)
 		}
 	}
-	// What was known by its address only has its name from now on.
+	// What was known only by its address is now known by its UUID.
 	for i := range j.s.Marks {
 		if m := &j.s.Marks[i]; m.GPU != "" {
 			m.GPU = cmp.Or(j.byPCI[m.GPU], m.GPU)
@@ -114,8 +114,8 @@ func (j *judge) name() {
 	slices.SortFunc(j.s.GPUs, func(a, b gpu) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-// gpu is what is remembered of a GPU, which begins here if it is new. The pointer
-// is good until the next new one.
+// gpu returns the record of a GPU and creates it if needed. The pointer is valid until
+// the next new GPU.
 func (j *judge) gpu(id, pci string) *gpu {
 	for i := range j.s.GPUs {
 		if j.s.GPUs[i].ID == id {
@@ -126,12 +126,12 @@ func (j *judge) gpu(id, pci string) *gpu {
 	return &j.s.GPUs[len(j.s.GPUs)-1]
 }
 
-// idOf is the GPU of a slot.
+// idOf returns the ID of a slot's GPU.
 func (j *judge) idOf(s Slot) string {
 	return cmp.Or(s.UUID, j.byPCI[s.PCI], s.PCI)
 }
 
-// slotsOf are the slots of a GPU; partitions of one share it.
+// slotsOf returns the slots of a GPU, several if it is partitioned.
 func (j *judge) slotsOf(id string) []Slot {
 	var list []Slot
 	for _, s := range j.in.Slots {
@@ -142,7 +142,7 @@ func (j *judge) slotsOf(id string) []Slot {
 	return list
 }
 
-// slotOf is the number of a GPU's only slot, -1 if it has none or several.
+// slotOf returns the index of a GPU's only slot, -1 if it has none or several.
 func (j *judge) slotOf(id string) int {
 	if list := j.slotsOf(id); len(list) == 1 && id != "" {
 		return list[0].Index
@@ -150,7 +150,7 @@ func (j *judge) slotOf(id string) int {
 	return -1
 }
 
-// at is a GPU's address, or its ID where that is unknown.
+// at returns a GPU's address, or its ID if the address is unknown.
 func (j *judge) at(id string) string {
 	for _, g := range j.s.GPUs {
 		if g.ID == id && g.PCI != "" {
@@ -171,8 +171,9 @@ func (j *judge) find(k key) *Mark {
 	return nil
 }
 
-// see says what a reading found: m, or with bad false nothing. What the kernel told
-// is not undone by a reading.
+// see records the finding m under k if bad is true, and otherwise clears it, unless it
+// was seen less than its Quiet ago or comes from the kernel's log, which no reading
+// overrules.
 func (j *judge) see(k key, bad bool, m Mark) {
 	old := j.find(k)
 	if bad {
@@ -186,7 +187,7 @@ func (j *judge) see(k key, bad bool, m Mark) {
 	j.clear(k, "")
 }
 
-// latch is see for what is told only once, at a time of its own.
+// latch is like see for findings that are reported only once, at the time at.
 func (j *judge) latch(k key, at time.Duration, m Mark) {
 	m.key, m.Last, m.Latched = k, at, true
 	j.mark(m)
@@ -207,11 +208,11 @@ func (j *judge) mark(m Mark) {
 		}
 	}
 	if !m.Latched {
-		j.show(old) // others when all lines have been judged: the next may be the end of it
+		j.show(old) // latched marks wait: a later line may clear them
 	}
 }
 
-// show makes a verdict of what lasts long enough.
+// show turns a mark into a verdict once it has lasted long enough.
 func (j *judge) show(m *Mark) {
 	if !m.Shown && j.in.Up-m.First >= m.After {
 		m.Shown = true
@@ -247,13 +248,13 @@ func (j *judge) tell(e Event) {
 		e.Time = j.in.Now
 	}
 	if e.Level == Info && e.Kind != "kernel" {
-		return // what is normal comes and goes
+		return // normal conditions come and go
 	}
 	j.events = append(j.events, e)
 }
 
-// settle lets time pass: for what the kernel told and that ends by being quiet, or
-// that was expected to end.
+// settle handles the passing of time: it clears marks from the kernel's log that were
+// quiet for long enough, and shows those that did not end in time.
 func (j *judge) settle() {
 	for _, m := range slices.Clone(j.s.Marks) {
 		if m.Latched && m.Quiet > 0 && j.in.Up-m.Last >= m.Quiet {
@@ -275,7 +276,7 @@ func (j *judge) settle() {
 	}
 }
 
-// release ends what a reset ends, when the GPU has been seen to answer after it.
+// release clears what a reset ends, once the GPU has answered after it.
 func (j *judge) release(id string, reset time.Duration) {
 	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool {
 		over := m.GPU == id && m.Latched && m.Last < reset
@@ -286,8 +287,8 @@ func (j *judge) release(id string, reset time.Duration) {
 	})
 }
 
-// mended takes an operator's word for a reset. Like any other one it ends what came
-// before it when the GPU answers, and nothing that is still seen.
+// mended records resets that an operator reported. Like any other reset, one clears
+// earlier marks once the GPU answers, and nothing that readings still show.
 func (j *judge) mended() {
 	for id, at := range j.in.Mended {
 		if pci := normalPCI(id); pci != "" {
@@ -301,7 +302,7 @@ func (j *judge) mended() {
 	}
 }
 
-// verdicts are the marks that are shown, the worst first.
+// verdicts returns the shown marks, the worst first.
 func (j *judge) verdicts() []Verdict {
 	var list []Verdict
 	for _, m := range j.s.Marks {
@@ -321,7 +322,7 @@ func (j *judge) verdicts() []Verdict {
 				v.Slots = append(v.Slots, s.Index)
 			}
 		}
-		// What the driver wants done is better than a table.
+		// The driver's recovery action overrides the table of Xids.
 		if r := j.find(about(checkRecovery, m.GPU)); m.Check == checkXid && r != nil && r.Shown && m.Effect > None {
 			v.Level, v.Effect, v.Fix = Info, None, r.Fix
 		}
@@ -335,7 +336,7 @@ func (j *judge) verdicts() []Verdict {
 	return list
 }
 
-// slots looks at what belongs to a slot and not to its GPU.
+// slots judges what belongs to a slot and not to its GPU.
 func (j *judge) slots() {
 	known := map[int]bool{}
 	for _, s := range j.in.Slots {

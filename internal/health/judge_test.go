@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
-// Every row: what is read of the fourth GPU, or of the node, what that leads to,
-// and how long after it was mended the verdict ends. The other seven go on.
+// Each row changes one reading of the fourth GPU or of the node, and states the verdict
+// and how long after the repair it ends. The other seven slots must not be affected.
 func TestReadings(t *testing.T) {
 	t.Parallel()
 	third := func(change func(*inventory.GPU)) func(*Signals) {
@@ -28,9 +28,9 @@ func TestReadings(t *testing.T) {
 		amd    bool
 		busy   bool // a job computes on all GPUs
 		change func(*Signals)
-		lasts  time.Duration // before it is a verdict
+		lasts  time.Duration // before it becomes a verdict
 		want   string        // "" for none
-		quiet  time.Duration // after it is over
+		quiet  time.Duration // after the cause is gone
 		says   string
 	}{
 		{name: "recovery action reset", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(1)) }), want: "gpu.recovery fatal drain [3]", says: "reset (NVML)"},
@@ -141,14 +141,14 @@ func TestReadings(t *testing.T) {
 			if raised := len(n.events) == 1 && n.events[0].Kind != "cleared"; raised == strings.Contains(row.want, " info ") {
 				t.Errorf("events: %+v", n.events)
 			}
-			// Nothing new was read: it stays.
+			// Nothing new was read: the verdict stays.
 			sick := machine(8)
 			if !row.amd {
 				row.change(&sick)
 			}
 			n.want(n.look(time.Second, func(in *Signals) {
 				in.GPUs, in.Node = nil, nil
-				for i, was := range sick.Slots { // always known
+				for i, was := range sick.Slots { // these are always known
 					in.Slots[i].Agent, in.Slots[i].Limits = was.Agent, was.Limits
 				}
 			}), row.want)
@@ -165,7 +165,7 @@ func TestReadings(t *testing.T) {
 	}
 }
 
-// Every Xid by what its class says, first with a job and then without.
+// Every Xid has the effect of its class, first with a job and then without.
 func TestXids(t *testing.T) {
 	t.Parallel()
 	verdict := map[XidClass]string{
@@ -211,8 +211,8 @@ func TestXids(t *testing.T) {
 	n.want(n.lines(time.Second, xidLineOf(3, 999, "something")), "gpu.xid warn none [3]")
 }
 
-// However many, of whichever jobs and in whichever order: what jobs cause at will
-// keeps no slot from its next job.
+// Application errors, however many, from any jobs and in any order, never keep a slot
+// from its next job.
 func TestApplicationErrorsDrainNothing(t *testing.T) {
 	t.Parallel()
 	numbers := []int{94}
@@ -252,8 +252,8 @@ func TestApplicationErrorsDrainNothing(t *testing.T) {
 	}
 }
 
-// Errors of one job are its own; those of many different ones, or of none, are
-// worth a look at the GPU.
+// Errors of a single job belong to that job. Errors of many different jobs, or without a
+// job, are worth a look at the GPU.
 func TestApplicationErrors(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, machine(8))
@@ -277,7 +277,7 @@ func TestApplicationErrors(t *testing.T) {
 	n.want(n.look(59*time.Minute, nil), "gpu.xid degraded none [3]")
 	n.want(n.look(time.Minute, nil))
 
-	// A line that comes late is the job's that has just ended.
+	// A late line belongs to the job that has just ended.
 	n = newNode(t, machine(8))
 	n.in.Slots[3].Job = "job-1"
 	n.look(0, nil)
@@ -288,7 +288,7 @@ func TestApplicationErrors(t *testing.T) {
 		t.Errorf("event %+v", n.events[0])
 	}
 
-	// What a PID's cgroup says goes before that.
+	// The cgroup of the PID takes precedence.
 	for _, row := range []struct {
 		owner      *Owner
 		says, want string
@@ -306,7 +306,7 @@ func TestApplicationErrors(t *testing.T) {
 			t.Errorf("%q does not say %q", n.events[0].Text, row.says)
 		}
 	}
-	// Without any job a context switch that does not end is the GPU's.
+	// Without a job, a context switch that does not end is the GPU's fault.
 	for job, want := range map[string][]string{"": {"gpu.xid fatal drain [3]"}, "job-1": nil} {
 		n = newNode(t, machine(8))
 		n.in.Slots[3].Job = job
@@ -315,7 +315,7 @@ func TestApplicationErrors(t *testing.T) {
 			in.Kernel[0].Owner = &Owner{Slot: -1}
 		}), want...)
 	}
-	// A line from before anybody looked says nothing of today's job.
+	// A line from before the first look does not concern today's job.
 	n = newNode(t, machine(8))
 	n.in.Slots[3].Job = "job-1"
 	n.want(n.look(0, func(in *Signals) { in.Kernel = n.facts(in.Up-10*time.Minute, xid31) }))
@@ -324,14 +324,14 @@ func TestApplicationErrors(t *testing.T) {
 	}
 }
 
-// What the driver wants done decides, whatever the table says of the Xid.
+// The driver's recovery action decides, whatever the table says about the Xid.
 func TestRecoveryActionOverridesXids(t *testing.T) {
 	t.Parallel()
 	change := func(from, to string) string {
 		return xidLineOf(3, 154, "pid='<unknown>', name=<unknown>, GPU recovery action changed from "+from+" to "+to)
 	}
 	n := newNode(t, machine(8))
-	n.in.GPUs.List[3].NVML.RecoveryAction = nil // a driver that tells it in its log only
+	n.in.GPUs.List[3].NVML.RecoveryAction = nil // a driver that reports it only in its log
 	n.want(n.lines(time.Second, xidLineOf(3, 119, "x")), "gpu.xid fatal drain [3]")
 	got := n.lines(time.Second, change("0x0 (None)", "0x3 (Drain P2P)"))
 	n.want(got, "gpu.recovery degraded drain [3]", "gpu.xid info none [3]")
@@ -340,12 +340,12 @@ func TestRecoveryActionOverridesXids(t *testing.T) {
 	}
 	n.want(n.lines(time.Second, change("0x3 (Drain P2P)", "0x2 (OS Reboot)")), "gpu.recovery fatal park [3]", "gpu.xid info none [3]")
 	n.want(n.look(48*time.Hour, nil), "gpu.recovery fatal park [3]", "gpu.xid info none [3]") // quiet ends nothing
-	// None ends it, and what led to it as soon as the GPU is seen to answer.
+	// None ends it, and ends its cause as soon as the GPU answers.
 	n.want(n.lines(time.Second, change("0x2 (OS Reboot)", "0x0 (None)")), "gpu.xid fatal drain [3]")
 	n.want(n.look(time.Second, func(in *Signals) { in.GPUs.List[3].Healthy = false }), "gpu.error fatal park [3]", "gpu.xid fatal drain [3]")
 	n.want(n.look(time.Second, nil))
 
-	// NVML's word is as good, but not one that is older than the line.
+	// NVML's report counts as much, unless it is older than the line.
 	n = newNode(t, machine(8))
 	n.want(n.look(30*time.Second, func(in *Signals) {
 		in.Kernel = n.facts(in.Up, xidLineOf(3, 119, "x"), change("0x0 (None)", "0x1 (PF FLR)"))
@@ -354,11 +354,11 @@ func TestRecoveryActionOverridesXids(t *testing.T) {
 	n.want(n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].NVML.RecoveryAction = new(int64(1)) }), "gpu.recovery fatal drain [3]", "gpu.xid info none [3]")
 	n.want(n.look(30*time.Second, nil))
 
-	// None as such says nothing of an Xid.
+	// None alone does not concern an Xid.
 	n = newNode(t, machine(8))
 	n.lines(time.Second, xidLineOf(3, 119, "x"))
 	n.want(n.look(24*time.Hour, nil), "gpu.xid fatal drain [3]")
-	// A line that cannot be read changes nothing.
+	// An unreadable line changes nothing.
 	n.want(n.lines(time.Second, change("0x0 (None)", "reboot, please")), "gpu.xid fatal drain [3]")
 }
 
@@ -452,7 +452,7 @@ func TestClearing(t *testing.T) {
 func TestAMDKernel(t *testing.T) {
 	t.Parallel()
 	line := func(text string) string { return "amdgpu " + pci(3) + ": amdgpu: " + text }
-	// A job's hang ends in a reset that works: nothing is held against the GPU.
+	// A job's hang ends in a successful reset: nothing is held against the GPU.
 	n := newNode(t, amdMachine(8))
 	n.in.Slots[3].Job = "job-1"
 	n.want(n.lines(time.Second, line("ring comp_1.0.0 timeout, signaled seq=1, emitted seq=3"), line("GPU reset begin!")))
@@ -461,7 +461,7 @@ func TestAMDKernel(t *testing.T) {
 	}
 	n.want(n.lines(10*time.Second, line("GPU reset(2) succeeded!")))
 	n.want(n.look(time.Hour, nil))
-	// One that does not end, or fails.
+	// A reset that does not end, or fails.
 	n.want(n.lines(0, line("GPU reset begin!")))
 	n.want(n.look(2*time.Minute, nil), "gpu.reset fatal park [3]")
 	n.want(n.lines(time.Second, line("GPU reset(3) succeeded!")))
@@ -470,7 +470,7 @@ func TestAMDKernel(t *testing.T) {
 	n.in.Boot, n.in.Up = "boot-2", 0
 	n.want(n.look(time.Minute, nil))
 
-	// A reset takes the GPUs along that xGMI joins: the jobs there are not its cause.
+	// A reset also resets the GPUs joined by xGMI: jobs there did not cause it.
 	n = newNode(t, amdMachine(8))
 	n.in.Slots[3].Job, n.in.Slots[5].Job = "job-1", "job-2"
 	n.want(n.lines(time.Second, line("GPU reset begin!. Source: 1"), line("GPU reset(7) succeeded!"),
@@ -484,7 +484,7 @@ func TestAMDKernel(t *testing.T) {
 		t.Errorf("memory that was lost: %+v", e)
 	}
 
-	// Errors that the hardware reports, until a reset; the counters stay.
+	// Errors that the hardware reports last until a reset; the counters stay.
 	n = newNode(t, amdMachine(8))
 	n.want(n.lines(time.Second, line("socket: 4, die: 0 1 new uncorrectable hardware errors detected in umc block")), "gpu.ras fatal drain [3]")
 	n.in.GPUs.Bus[pci(3)] = Bus{RAS: map[string]RAS{"umc": {Uncorrected: 1}}}
@@ -497,7 +497,7 @@ func TestAMDKernel(t *testing.T) {
 	n.want(n.lines(time.Second, line("device lost from bus!")), "gpu.lost fatal park [3]")
 }
 
-// An operator's word ends nothing that is still seen.
+// An operator's report ends nothing that is still seen.
 func TestMendedAndNotWell(t *testing.T) {
 	t.Parallel()
 	errors := uint64(3)
@@ -524,7 +524,7 @@ func TestMendedAndNotWell(t *testing.T) {
 	}
 }
 
-// A GPU that is in pieces in every way leaves the others alone.
+// A GPU that is broken in every way does not affect the others.
 func TestOneDeadGPU(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, machine(8))
@@ -541,12 +541,12 @@ func TestOneDeadGPU(t *testing.T) {
 			t.Errorf("slot %d: %t %+v", slot, held, v)
 		}
 	}
-	// It comes back under the name that it had.
+	// It comes back under the same name.
 	n.in.Boot, n.in.Up = "boot-2", 0
 	n.want(n.look(time.Minute, nil))
 }
 
-// Readings that change every time do not make a slot come and go.
+// Readings that change every time do not make a slot flap.
 func TestNoFlapping(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, machine(8))
@@ -572,7 +572,7 @@ func TestNoFlapping(t *testing.T) {
 	}
 }
 
-// A daemon that was restarted reads the log from its beginning.
+// A restarted daemon reads the log from its beginning.
 func TestLinesCountOnce(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, machine(8))
@@ -587,7 +587,7 @@ func TestLinesCountOnce(t *testing.T) {
 	if len(n.events) != 0 {
 		t.Errorf("the second time: %+v", n.events)
 	}
-	// Another boot begins to count anew.
+	// Sequence numbers start again after a boot.
 	n.in.Boot, n.in.Up = "boot-2", 0
 	lines = n.facts(time.Minute, xidLineOf(4, 48, "x"))
 	lines[0].Seq = 1
@@ -610,7 +610,7 @@ func TestClockJump(t *testing.T) {
 	n := newNode(t, machine(1))
 	n.look(30*time.Second, func(in *Signals) { in.GPUs.List[0].NVML.ClockReasons = new(uint64(0x8)) })
 	n.in.Now = n.in.Now.Add(-48 * time.Hour)
-	// Waiting is not measured by the wall clock.
+	// Delays are not measured by the wall clock.
 	n.want(n.look(30*time.Second, func(in *Signals) { in.GPUs.List[0].NVML.ClockReasons = new(uint64(0x8)) }))
 	if len(n.events) != 1 || n.events[0].Text != "the clock jumped by -48h0m0s" {
 		t.Errorf("events %+v", n.events)
@@ -618,7 +618,7 @@ func TestClockJump(t *testing.T) {
 	n.want(n.look(30*time.Second, func(in *Signals) { in.GPUs.List[0].NVML.ClockReasons = new(uint64(0x8)) }), "gpu.throttle degraded none [0]")
 }
 
-// A GPU known by its address only is the same when its UUID is there.
+// A GPU known only by its address is the same GPU once its UUID is known.
 func TestAddressBecomesUUID(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, machine(2))
@@ -632,7 +632,7 @@ func TestAddressBecomesUUID(t *testing.T) {
 	}
 }
 
-// Partitions of one GPU share what is wrong with it.
+// Partitions of one GPU share its verdicts.
 func TestPartitions(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, amdMachine(1))
@@ -644,8 +644,8 @@ func TestPartitions(t *testing.T) {
 	n.want(n.look(time.Second, nil), "gpu.lost fatal park [0 1]")
 }
 
-// Each verdict about a GPU reaches all its partitions, and no others; what jobs cause is
-// laid to none of them where the line does not say whose it is.
+// Each verdict about a GPU applies to all its partitions and no others. Errors that jobs
+// cause are attributed to none of them unless the line names the process.
 func TestCPX(t *testing.T) {
 	t.Parallel()
 	in := amdMachine(8)
@@ -684,7 +684,7 @@ func TestCPX(t *testing.T) {
 	}
 }
 
-// Bridges: links that were never up are not down.
+// Without bridges, links that were never up are not down.
 func TestNVLinkWithoutBridge(t *testing.T) {
 	t.Parallel()
 	in := machine(4)
@@ -739,7 +739,7 @@ func TestParseState(t *testing.T) {
 			t.Errorf("%.40q was taken", text)
 		}
 	}
-	// Without a State the log of the boot is judged again.
+	// Without a State, the log of the boot is judged again.
 	n := newNode(t, machine(8))
 	line := n.facts(time.Minute, xidLineOf(3, 48, "x"))
 	_, got, _ := Judge(State{}, func() Signals { in := machine(8); in.Kernel = line; return in }())

@@ -13,18 +13,18 @@ const (
 	resetLimit = 2 * time.Minute // AMD's resets take seconds
 )
 
-// who tells whether a job can have caused what the kernel said.
+// who is the possible cause of a line of the kernel.
 type who int
 
 const (
 	nobody  who = iota // no job ran
-	ofJob              // one did, or a process of the slot's
-	outside            // a process of no slot
+	ofJob              // a job ran, or the process belongs to the slot
+	outside            // the process belongs to no slot
 	past               // too long ago to know
 )
 
-// owner finds whose a line about a GPU is. Only the jobs of a GPU's own slots can
-// open it. Lines come late, and after the end of what they are about.
+// owner finds who caused a line about a GPU. Only jobs of the GPU's own slots can open
+// it. Lines may come late, after their cause has ended.
 func (j *judge) owner(f Fact, id string) (slot int, job string, w who) {
 	mine := j.slotsOf(id)
 	slot = j.slotOf(id)
@@ -54,14 +54,14 @@ func (j *judge) owner(f Fact, id string) (slot int, job string, w who) {
 	case len(jobs) == 1:
 		return jobs[0].Slot, jobs[0].Job, ofJob
 	case len(jobs) > 1:
-		return -1, "", ofJob // of parts of the GPU, and the line does not say of which
+		return -1, "", ofJob // jobs on several parts of the GPU; the line does not name the part
 	case f.Owner != nil:
 		return slot, "", ofJob
 	}
 	return slot, "", nobody
 }
 
-// kernel judges one line of the kernel.
+// kernel judges one line of the kernel's log.
 func (j *judge) kernel(f Fact) {
 	if f.Kind == KindSwitch {
 		j.nvswitch(f)
@@ -82,7 +82,7 @@ func (j *judge) kernel(f Fact) {
 	}()
 	if id == "" && f.Kind != KindLoaded {
 		e.Level = Warn
-		return // of which GPU, the next reading tells
+		return // the next reading shows which GPU it is
 	}
 	if id != "" {
 		j.gpu(id, f.PCI)
@@ -133,8 +133,8 @@ func (j *judge) kernel(f Fact) {
 	}
 }
 
-// nvswitch judges a fatal error of an NVSwitch. No GPU of its fabric starts CUDA
-// until they all were reset together.
+// nvswitch judges a fatal error of an NVSwitch. No GPU of its fabric starts CUDA until
+// all of them were reset together.
 func (j *judge) nvswitch(f Fact) {
 	k := ofNode(checkSwitch, f.PCI)
 	if old := j.find(k); old == nil || f.Up-old.Last > time.Minute {
@@ -147,7 +147,7 @@ func (j *judge) nvswitch(f Fact) {
 	})
 }
 
-// switches ends what NVSwitches had told before a time.
+// switches clears the NVSwitch errors reported before a time.
 func (j *judge) switches(before time.Duration, why string) {
 	for _, m := range slices.Clone(j.s.Marks) {
 		if m.Check == checkSwitch && m.Last < before {
@@ -156,8 +156,8 @@ func (j *judge) switches(before time.Duration, why string) {
 	}
 }
 
-// repeats tells whether the same was told of a GPU within the last minute: one
-// faulty kernel writes hundreds of lines, and events are kept on the disk.
+// repeats reports whether the same line was recorded for the GPU within the last minute:
+// one faulty kernel logs hundreds of lines, and events are stored on disk.
 func (j *judge) repeats(id, what string, f Fact) bool {
 	if id == "" {
 		return false
@@ -171,8 +171,8 @@ func (j *judge) repeats(id, what string, f Fact) bool {
 	return false
 }
 
-// by says whose a line is. GPUs that xGMI joins are reset together, so a reset is not
-// laid to the job that it ended.
+// by describes who caused a line. GPUs joined by xGMI are reset together, so a reset is
+// not attributed to the job that it ended.
 func by(f Fact, slot int, job string, w who) string {
 	if f.Kind == KindLoaded || f.Kind == KindFallen {
 		return ""
@@ -194,7 +194,7 @@ func by(f Fact, slot int, job string, w who) string {
 	return ""
 }
 
-// xid judges an Xid and says how bad the line is.
+// xid judges an Xid and returns the level of its line.
 func (j *judge) xid(f Fact, id, job string, w who) Level {
 	x := LookupXid(f.Xid)
 	class := x.Class
@@ -239,28 +239,28 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 	return m.Level
 }
 
-// hadJob tells whether a job ran on the GPU, whatever became of the process that a
-// line names: it may have ended, and its PID be another's.
+// hadJob reports whether a job ran on the GPU. It ignores the process that the line
+// names: it may have ended, and its PID been reused.
 func (j *judge) hadJob(f Fact, id string) bool {
 	f.Owner = nil
 	_, _, w := j.owner(f, id)
 	return w == ofJob
 }
 
-// recovery judges what the driver wants done with a GPU, as known at a time.
+// recovery judges the recovery action that the driver asked for at the time at.
 func (j *judge) recovery(id string, action int, at time.Duration, source string) Level {
 	k := about(checkRecovery, id)
 	old := j.find(k)
 	if old != nil && old.Last > at {
-		return Info // something newer is known
+		return Info // newer information is available
 	}
 	m := Mark{Level: Fatal, Effect: Drain, Fix: fixReset(j.at(id))}
 	switch action {
 	case -1:
-		return Warn // not readable; NVML tells
+		return Warn // not readable; NVML reports it
 	case 0:
-		// Only the change says that something was done: None as such is no
-		// statement about what a table of Xids calls fatal.
+		// Only a change means that something was done. None by itself does not end an Xid
+		// that the table calls fatal.
 		if old != nil || source == "Xid 154" {
 			j.clear(k, "the driver wants nothing done any more")
 			g := j.gpu(id, "")
@@ -286,8 +286,8 @@ func (j *judge) recovery(id string, action int, at time.Duration, source string)
 	return m.Level
 }
 
-// application counts an error that jobs cause at will. However many there are, it
-// takes no GPU away: then one submission could take the node down.
+// application counts an error that jobs cause at will. No number of them takes a GPU
+// away, because one submission could then take the node down.
 func (j *judge) application(f Fact, id, job string, w who) {
 	k := about(checkXid, id)
 	m := Mark{Level: Degraded, Fix: "run a known good job in this slot; if that fails too, " + fixReset(j.at(id))}
@@ -317,8 +317,8 @@ func fixReset(pci string) string {
 	return "when its slot is idle: sudo nvidia-smi -r -i " + pci
 }
 
-// fixAMDReset drains all slots: a reset takes the GPUs along that xGMI joins to this one,
-// and ends whatever computes on any of them.
+// fixAMDReset drains all slots: a reset also resets the GPUs that xGMI joins to this one,
+// and ends all computations on them.
 func fixAMDReset(pci string) string {
 	return "sudo kbnode drain --all --wait; sudo amd-smi reset -G -g " + pci + "; sudo kbnode resume --all"
 }

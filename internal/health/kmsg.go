@@ -13,24 +13,24 @@ import (
 
 const (
 	kmsgPath = "/dev/kmsg"
-	// A record is 8 KiB at most (PRINTKRB_RECORD_MAX and CONSOLE_EXT_LOG_MAX); a
-	// shorter buffer gets EINVAL.
+	// A record is at most 8 KiB (PRINTKRB_RECORD_MAX and CONSOLE_EXT_LOG_MAX); a shorter
+	// buffer gets EINVAL.
 	kmsgBuffer = 32 << 10
-	kmsgGather = 50 * time.Millisecond // bounds how often many lines wake the daemon
+	kmsgGather = 50 * time.Millisecond // limits how often a burst of lines wakes the daemon
 )
 
 // Kmsg reads the kernel's log.
 type Kmsg struct {
 	Path string // "" is /dev/kmsg; a FIFO or a recorded file in tests
-	// Owner looks up whose process a PID is, as long as it runs; nil looks up
-	// nothing. See OwnerOf.
+	// Owner returns whose process a PID is while it runs; nil looks up nothing. See
+	// OwnerOf.
 	Owner func(pid int) *Owner
-	Once  bool // end when the lines that there are have been read
+	Once  bool // stop after the existing lines
 }
 
-// Run hands over the Facts of all lines since the boot, then, but for Once, of each new
-// line, until ctx ends or, with a recorded file, the file does. Those that a State has are
-// skipped by Judge. The error is that the log cannot be read.
+// Run calls each with the Facts of all lines since the boot and then, unless Once is set,
+// of each new line, until ctx ends or, with a recorded file, the file does. Judge skips
+// those that its State already has. The error is that the log cannot be read.
 func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 	f, live, err := openKmsg(k.Path)
 	if err != nil {
@@ -43,12 +43,12 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 	}
 	var overrun bool
 	var told time.Duration                                                            // of the last overrun
-	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) }) // a file cannot wait
+	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) }) // a regular file has no deadlines
 	defer stop()
 
 	r := records{each: k.hand(func(f Fact) {
-		// The kernel stamps lines by a clock that nobody corrects, and that is
-		// minutes off after months. Those that came while we waited came now.
+		// The kernel stamps lines by a clock that is never corrected and is minutes off
+		// after months. Lines that came while we waited came now.
 		if up, err := uptime(); err == nil && (live || f.Up > up) {
 			f.Up = up
 		}
@@ -73,7 +73,7 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 		case k.Once && errors.Is(cause, unix.EAGAIN):
 			return nil
 		case errors.Is(cause, unix.EPIPE):
-			// The next read goes on with the oldest line that is left.
+			// The next read continues with the oldest line that is left.
 			if up, err := uptime(); err == nil && (!overrun || up-told > time.Minute) {
 				overrun, told = true, up
 				each(Fact{Up: up, Kind: KindOverrun, Text: "lines of the kernel's log were lost: there were more than could be read"})
@@ -96,19 +96,19 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 	}
 }
 
-// hand parses records and looks up their processes.
+// hand returns a function that parses records and looks up their processes.
 func (k Kmsg) hand(each func(Fact)) func([]byte) {
 	var p Parser
 	var second time.Duration
-	told := map[Fact]bool{} // of this second
-	var last Fact           // whose process was looked up: many lines are about one
+	told := map[Fact]bool{} // reported in this second
+	var last Fact           // the last process looked up: many lines are about the same one
 	return func(record []byte) {
 		f, ok := p.Parse(record)
 		if !ok {
 			return
 		}
-		// One faulty kernel has hundreds of lines that say the same, and must not
-		// push out what somebody else's GPU says.
+		// One faulty kernel logs hundreds of identical lines, which must not push out
+		// lines about other GPUs.
 		if f.Kind == KindXid && f.Xid != 154 || f.Kind == KindRing || f.Kind == KindFault {
 			if now := f.Up.Truncate(time.Second); now != second {
 				second = now
@@ -130,7 +130,7 @@ func (k Kmsg) hand(each func(Fact)) func([]byte) {
 	}
 }
 
-// openKmsg opens the log; live says that it has no lines of the past.
+// openKmsg opens the log; live means that it has no past lines.
 func openKmsg(path string) (f *os.File, live bool, err error) {
 	if path == "" {
 		path = kmsgPath
@@ -143,13 +143,13 @@ func openKmsg(path string) (f *os.File, live bool, err error) {
 	return f, live, err
 }
 
-// records cuts what was read into lines. /dev/kmsg gives one record at a time,
-// pipes and files give pieces.
+// records splits input into lines. /dev/kmsg returns one record at a time, pipes and
+// files return pieces.
 type records struct {
 	each func([]byte)
 	buf  [kmsgBuffer]byte
 	n    int
-	skip bool // the rest of a line that was too long
+	skip bool // the rest of a line was too long
 }
 
 func (r *records) room() []byte {

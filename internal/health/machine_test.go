@@ -18,7 +18,7 @@ func uuid(i int) string { return fmt.Sprintf("GPU-b2000000-0000-4000-8000-%012d"
 
 func pci(i int) string { return fmt.Sprintf("0000:%02x:00.0", 0x1a+i) }
 
-// machine is a healthy node with this many B200, all with a slot.
+// machine returns a healthy node with n B200 GPUs, all with a slot.
 func machine(n int) Signals {
 	in := Signals{
 		Moment: Moment{Now: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Up: time.Hour, Boot: "boot-1"},
@@ -50,7 +50,7 @@ func machine(n int) Signals {
 	return in
 }
 
-// amdMachine is the same with MI300X.
+// amdMachine is like machine with MI300X GPUs.
 func amdMachine(n int) Signals {
 	in := machine(n)
 	in.GPUs.NVIDIA, in.Node.CDIDriver = nil, ""
@@ -62,7 +62,7 @@ func amdMachine(n int) Signals {
 	return in
 }
 
-// node goes through time with a State.
+// node keeps a State over simulated time.
 type node struct {
 	t      *testing.T
 	state  State
@@ -80,7 +80,7 @@ func newNode(t *testing.T, in Signals) *node {
 	return n
 }
 
-// look judges what change makes of the signals, a while later. The State goes
+// look judges the signals, modified by change, after the time later. The State goes
 // through JSON each time, as over a restart of the daemon.
 func (n *node) look(later time.Duration, change func(*Signals)) []Verdict {
 	n.t.Helper()
@@ -143,7 +143,7 @@ func (n *node) look(later time.Duration, change func(*Signals)) []Verdict {
 	return verdicts
 }
 
-// lines judges lines of the kernel alone; GPUs and node are not read.
+// lines judges only lines of the kernel; GPUs and node are not read.
 func (n *node) lines(later time.Duration, lines ...string) []Verdict {
 	n.t.Helper()
 	return n.look(later, func(in *Signals) {
@@ -171,7 +171,7 @@ func xidLineOf(gpu, xid int, rest string) string {
 	return fmt.Sprintf("NVRM: Xid (PCI:%.10s): %d, %s", pci(gpu), xid, rest)
 }
 
-// short is a verdict in a line: "gpu.lost fatal park [3]".
+// short formats verdicts as "gpu.lost fatal park [3]".
 func short(verdicts []Verdict) []string {
 	list := []string{}
 	for _, v := range verdicts {

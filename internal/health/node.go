@@ -20,13 +20,13 @@ func (j *judge) node() {
 	n := j.in.Node
 	seen := map[string]bool{}
 	for _, what := range n.Unread {
-		seen[what] = true // and is as it was
+		seen[what] = true // unchanged
 	}
 	for _, d := range n.Disks {
 		seen[d.Path] = true
 		low, none := min(d.TotalBytes/10, 20<<30), min(d.TotalBytes/50, 1<<30)
 		k := ofNode(checkDisk, d.Path)
-		if m := j.find(k); m != nil { // more must be free again than was too little
+		if m := j.find(k); m != nil { // more must be free again than was missing before
 			low += low / 2
 			if m.Level == Fatal {
 				none += none / 2
@@ -34,7 +34,7 @@ func (j *judge) node() {
 		}
 		m := Mark{
 			Level:  Warn,
-			Reason: fmt.Sprintf("less than %d MiB are free at %s", low>>20, d.Path), // no number that changes all the time
+			Reason: fmt.Sprintf("less than %d MiB are free at %s", low>>20, d.Path), // without a number that changes all the time
 			Fix:    "docker system df; sudo du -xsh " + strings.TrimSuffix(d.Path, "/") + "/*",
 		}
 		if d.FreeBytes < none {
@@ -79,7 +79,7 @@ func (j *judge) node() {
 	}
 }
 
-// driver judges what NVML says of itself, and what all GPUs have in common.
+// driver judges what NVML reports about itself, and settings of all GPUs.
 func (j *judge) driver() {
 	nv := j.in.GPUs.NVIDIA
 	if nv == nil {

@@ -18,13 +18,13 @@ func TestSwitchLines(t *testing.T) {
 	}{
 		{"3,7,1000000,-;" + switchFatal, 20034},
 		{"3,7,1000000,-;nvidia-nvswitch0: SXid (PCI:0000:59:00.0): 23001, Fatal, Link 12 Always Fatal", 23001},
-		{"11,7,1000000,-;" + switchFatal, 0}, // a program wrote it
+		{"11,7,1000000,-;" + switchFatal, 0}, // written by a program
 		{"3,7,1000000,-;" + switchData, 0},
 		{"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Severity 1 Engine instance 30 Sub-engine instance 00", 0},
 		{"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt", 0},
 		{"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:x): 20034, Fatal, Link 30", 0},
 		{"3,7,1000000,-;nvidia-nvswitch3: using MSI", 0},
-		{"6,7,1000000,-;nvidia-nvswitch[812]: segfault at 0 ip 0 sp 0 error 4", 0}, // a program's name
+		{"6,7,1000000,-;nvidia-nvswitch[812]: segfault at 0 ip 0 sp 0 error 4", 0}, // program name
 		{"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): , Fatal", 0},
 	} {
 		f, ok := new(Parser).Parse([]byte(row.record))
@@ -34,8 +34,8 @@ func TestSwitchLines(t *testing.T) {
 	}
 }
 
-// A fatal error of an NVSwitch keeps all slots from jobs, until all of their GPUs
-// were reset, the driver was loaded again, or the node rebooted.
+// A fatal error of an NVSwitch keeps jobs from all slots until all of their GPUs were
+// reset, the driver was loaded again, or the node was rebooted.
 func TestSwitch(t *testing.T) {
 	t.Parallel()
 	const bad = "node.nvswitch fatal drain [0 1 2 3 4 5 6 7]"

@@ -9,56 +9,56 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Kind is what a line of the kernel says.
+// Kind is the kind of event that a line of the kernel reports.
 type Kind string
 
 // The kinds.
 const (
 	KindXid         Kind = "xid"
 	KindFallen      Kind = "fallen"        // off the bus
-	KindLoaded      Kind = "driver-loaded" // NVIDIA's kernel module was loaded: its GPUs began anew
-	KindResetBegin  Kind = "reset-begin"   // AMD, like all that follow
+	KindLoaded      Kind = "driver-loaded" // NVIDIA's kernel module was loaded: GPUs restarted
+	KindResetBegin  Kind = "reset-begin"   // AMD, as are those that follow
 	KindResetDone   Kind = "reset-done"
 	KindResetFailed Kind = "reset-failed"
 	KindRing        Kind = "ring-timeout"
 	KindFault       Kind = "page-fault"
 	KindRAS         Kind = "ras"       // uncorrectable errors
-	KindVRAM        Kind = "vram-lost" // a reset emptied the memory of whatever computed
+	KindVRAM        Kind = "vram-lost" // a reset cleared the GPU's memory
 	KindSwitch      Kind = "switch"    // a fatal error of an NVSwitch, at PCI; Xid is its SXid
-	KindOverrun     Kind = "overrun"   // of Kmsg itself: lines were overwritten before they could be read
+	KindOverrun     Kind = "overrun"   // of Kmsg itself: lines were overwritten unread
 )
 
-// Fact is what one line of the kernel's log tells of a GPU.
+// Fact is what one line of the kernel's log reports about a GPU.
 type Fact struct {
-	Seq      uint64        // of the line; rises during one boot
+	Seq      uint64        // sequence number of the line; increases during one boot
 	Up       time.Duration // since the boot; see Kmsg.Run
 	Kind     Kind
-	PCI      string // dddd:bb:dd.f; "" where the line does not tell
+	PCI      string // dddd:bb:dd.f; "" if the line does not name it
 	Xid      int
-	PID      int // of the process that it is about, 0 if unknown; on the host
+	PID      int // process that the line is about, as seen on the host; 0 if unknown
 	Process  string
-	To       int    // Xid 154: the recovery action that the driver wants now; -1 if it cannot be read
+	To       int    // Xid 154: the recovery action that the driver wants now; -1 if unreadable
 	Severity string // NVLink 5: "Fatal", "Nonfatal"
 	Text     string // the line, printable
-	Owner    *Owner // of PID, where somebody looked while it ran
+	Owner    *Owner // of PID, if it was looked up while it ran
 }
 
-// Owner is whose process a PID is.
+// Owner is the slot that a process belongs to.
 type Owner struct{ Slot int } // -1: of none
 
-// Parser makes Facts of the kernel's records. It remembers a GPU's address that
-// the next line needs.
+// Parser parses the kernel's records into Facts. It remembers a GPU's address for the
+// lines that follow.
 type Parser struct {
 	pci  string
-	left int // lines that pci may still be meant by
+	left int // number of lines to which pci may still apply
 }
 
-// Parse reads one record of /dev/kmsg, "6,1234,5140900,-;NVRM: Xid …". Only lines
-// that the kernel itself wrote (facility 0) are believed: what root writes to
-// /dev/kmsg has another facility. The patterns are anchored, and never look behind
-// the name of a process, which its owner chooses.
+// Parse parses one record of /dev/kmsg, "6,1234,5140900,-;NVRM: Xid …". It trusts only
+// lines that the kernel itself wrote (facility 0): what root writes to /dev/kmsg has
+// another facility. The patterns are anchored and never look past the name of a process,
+// which its owner chooses.
 func (p *Parser) Parse(record []byte) (Fact, bool) {
-	// Nearly all lines end here, and cost no more than this.
+	// Nearly all lines end here, and must cost no more than this.
 	head, body, ok := bytes.Cut(record, []byte(";"))
 	if !ok || !bytes.HasPrefix(body, []byte("NVRM: ")) && !bytes.HasPrefix(body, []byte("amdgpu")) && !bytes.HasPrefix(body, []byte("[drm")) && !bytes.HasPrefix(body, []byte("nvidia-nvswitch")) {
 		return Fact{}, false
@@ -92,9 +92,9 @@ func (p *Parser) Parse(record []byte) (Fact, bool) {
 	return f, amd(said, &f)
 }
 
-// switchLine reads what follows "nvidia-nvswitch": "3: SXid (PCI:0000:c1:00.0): 20034,
-// Fatal, Link 30 LTSSM Fault Up". Those that are not fatal come at every start of the
-// driver, and lines of data follow both.
+// switchLine parses what follows "nvidia-nvswitch": "3: SXid (PCI:0000:c1:00.0): 20034,
+// Fatal, Link 30 LTSSM Fault Up". Nonfatal errors occur at every start of the driver, and
+// lines of data follow both kinds.
 func switchLine(said string, f *Fact) bool {
 	_, said = leadingNumber(said)
 	rest, ok := strings.CutPrefix(said, ": SXid (PCI:")
@@ -136,8 +136,8 @@ func (p *Parser) nvidia(said string, f *Fact) bool {
 	return false
 }
 
-// xidLine reads what follows "Xid (": "PCI:0000:1a:00): 31, pid=1234, name=python3, …".
-// A MIG instance stands behind the address: "PCI:0000:1a:00 GPU-I:02".
+// xidLine parses what follows "Xid (": "PCI:0000:1a:00): 31, pid=1234, name=python3, …".
+// A MIG instance follows the address: "PCI:0000:1a:00 GPU-I:02".
 func xidLine(said string, f *Fact) bool {
 	where, rest, ok := strings.Cut(said, "): ")
 	if !ok {
@@ -184,7 +184,7 @@ func xidLine(said string, f *Fact) bool {
 	return true
 }
 
-// amd reads "amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!" and the like.
+// amd parses "amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!" and the like.
 func amd(text string, f *Fact) bool {
 	if rest, ok := strings.CutPrefix(text, "amdgpu "); ok {
 		address, _, _ := strings.Cut(rest, ": ")
@@ -206,7 +206,7 @@ func amd(text string, f *Fact) bool {
 	}
 	f.Kind = amdKind(text)
 	if at := strings.LastIndex(text, " pid "); at >= 0 && f.Kind == KindFault {
-		f.PID, _ = leadingNumber(text[at+5:]) // the last: names stand before it
+		f.PID, _ = leadingNumber(text[at+5:]) // the last one: names come before it
 	}
 	return f.Kind != ""
 }
@@ -244,7 +244,7 @@ func amdKind(text string) Kind {
 	return ""
 }
 
-// leadingNumber is the decimal number that text begins with, 0 if there is none.
+// leadingNumber returns the decimal number that text begins with, 0 if there is none.
 func leadingNumber(text string) (n int, rest string) {
 	end := 0
 	for end < len(text) && end < 10 && text[end] >= '0' && text[end] <= '9' {
@@ -254,7 +254,7 @@ func leadingNumber(text string) (n int, rest string) {
 	return n, text[end:]
 }
 
-// findPCI is the first address in a text, "" if there is none.
+// findPCI returns the first address in a text, "" if there is none.
 func findPCI(text string) string {
 	for word := range strings.FieldsSeq(text) {
 		if pci := normalPCI(strings.TrimPrefix(strings.TrimRight(word, ":.,"), "PCI:")); pci != "" {
@@ -264,8 +264,8 @@ func findPCI(text string) string {
 	return ""
 }
 
-// normalPCI writes an address as sysfs does, dddd:bb:dd.f in lower case. The
-// kernel's log may lack the function and the domain.
+// normalPCI formats an address as sysfs does, dddd:bb:dd.f in lower case, "" if it is
+// invalid. The kernel's log may omit the function and the domain.
 func normalPCI(s string) string {
 	s = strings.ToLower(s)
 	base, function, ok := strings.Cut(s, ".")

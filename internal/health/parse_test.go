@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// facts are what a recorded log tells, one line each.
+// facts formats the facts of a recorded log, one per line.
 func facts(t *testing.T, name string) string {
 	t.Helper()
 	var b strings.Builder
@@ -81,7 +81,7 @@ func TestRecordedLogs(t *testing.T) {
 	}
 }
 
-// What a process can make the kernel's log say is not believed.
+// Lines that a process can make the kernel write are not trusted.
 func TestForgedLines(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct{ name, record string }{
@@ -103,7 +103,7 @@ func TestForgedLines(t *testing.T) {
 			t.Errorf("%s: believed as %+v", row.name, f)
 		}
 	}
-	// The name stands in a true line, and changes nothing of it.
+	// A name within a genuine line changes nothing.
 	f, ok := new(Parser).Parse([]byte(`3,9,1,-;NVRM: Xid (PCI:0000:1d:00): 31, pid=7, name=): 79, pid=1, Ch 00000008`))
 	if !ok || f.Xid != 31 || f.PID != 7 {
 		t.Errorf("got %+v", f)
@@ -148,7 +148,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// What an ordinary line costs: nearly all are.
+// The cost of an ordinary line, as nearly all are.
 func BenchmarkParseOrdinary(b *testing.B) {
 	line := []byte("6,2219,97000000,-;docker0: port 3(veth3a) entered forwarding state of a bridge with many ports")
 	var p Parser

@@ -20,8 +20,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/overdue"
 )
 
-// maxRead bounds one file, in bytes. NVIDIA's CDI specification of eight GPUs has
-// some 60 KiB.
+// maxRead bounds one file, in bytes. NVIDIA's CDI specification for eight GPUs has about
+// 60 KiB.
 const maxRead = 1 << 20
 
 // readTime bounds one read of a device or file system, any of which may hang.
@@ -40,7 +40,7 @@ func Now() (Moment, error) {
 	return Moment{Now: time.Now().UTC().Round(0), Up: up, Boot: id}, nil
 }
 
-// boot is the boot's ID once it was read: no process outlives it.
+// boot is the boot's ID once it was read: it cannot change while the process runs.
 var boot atomic.Pointer[string]
 
 func bootID() (string, error) {
@@ -62,8 +62,8 @@ func uptime() (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// ReadGPUs reads the GPUs of the machine below root, and nothing else of it. It takes
-// as long as the probe of NVML may: 20 s where a GPU hangs, 20 ms where none does.
+// ReadGPUs reads the GPUs of the machine below root, and nothing else. It takes as long
+// as the NVML probe: up to 20 s if a GPU hangs, 20 ms otherwise.
 func ReadGPUs(ctx context.Context, root string) (*GPUs, error) {
 	up, err := uptime()
 	if err != nil {
@@ -76,9 +76,9 @@ func ReadGPUs(ctx context.Context, root string) (*GPUs, error) {
 	return &GPUs{Started: up, List: list, NVIDIA: nv, Bus: ReadBus(root, list)}, nil
 }
 
-// ReadBus reads from sysfs, below root, what the inventory does not have of its
-// GPUs. A GPU of which nothing can be read is an empty Bus; the registers of one that
-// hangs may take forever, which holds up none of the others.
+// ReadBus reads from sysfs, below root, what the inventory lacks about its GPUs. A GPU
+// with nothing readable is an empty Bus. Reading the registers of a GPU that hangs may
+// take forever, but does not delay the others.
 func ReadBus(root string, gpus []inventory.GPU) map[string]Bus {
 	list := map[string]Bus{}
 	var mu sync.Mutex
@@ -92,7 +92,7 @@ func ReadBus(root string, gpus []inventory.GPU) map[string]Bus {
 				dir := filepath.Join(root, "sys/bus/pci/devices", g.PCI)
 				b, err := overdue.Call(dir, readTime, func() (Bus, error) {
 					b := readBus(dir)
-					if g.Vendor == "amd" { // NVML tells of NVIDIA's
+					if g.Vendor == "amd" { // NVML reports NVIDIA's
 						b.Link = readLink(dir)
 					}
 					return b, nil
@@ -121,7 +121,7 @@ func readBus(dir string) Bus {
 	for _, name := range counters {
 		text, err := readFile(name)
 		if err != nil {
-			b.RAS = nil // without one of them fewer errors are no sign of a reset
+			b.RAS = nil // if one counter is missing, a lower sum does not indicate a reset
 			break
 		}
 		var c RAS
@@ -141,8 +141,8 @@ func readBus(dir string) Bus {
 		}
 		b.RAS[strings.TrimSuffix(filepath.Base(name), "_err_count")] = c
 	}
-	// "0x00000001 : 0x00001000 : R": page, size, and R once it is out of use; P waits for
-	// that, and F could not be taken out.
+	// "0x00000001 : 0x00001000 : R": page, size, and state: R is out of use, P waits for
+	// that, and F could not be taken out of use.
 	if text, err := readFile(filepath.Join(dir, "ras", "gpu_vram_bad_pages")); err == nil {
 		for line := range strings.Lines(text) {
 			line = strings.TrimSpace(line)
@@ -177,9 +177,9 @@ func readLink(dir string) *Link {
 	return &l
 }
 
-// ReadNode reads what files and system calls tell of the node: disks, clock and
-// CDI specification. Docker and Down are the caller's to fill in. One part that
-// cannot be read is missing, listed as unread, and named in the error.
+// ReadNode reads what files and system calls report about the node: disks, clock and CDI
+// specification. The caller fills in Docker and Down. A part that cannot be read is
+// omitted, listed in Unread, and named in the error.
 func ReadNode(root string, disks []string) (Node, error) {
 	var n Node
 	var errs []error
@@ -223,8 +223,8 @@ func clockState(state int, status int32, err error) Clock {
 	return ClockSynchronised
 }
 
-// cdiDriver is the driver version in NVIDIA's CDI specification, which names the
-// driver's files one by one; "" if there is none. By CDI's rule /run goes before /etc.
+// cdiDriver returns the driver version in NVIDIA's CDI specification, which lists the
+// driver's files; "" if there is none. By CDI's rule /run takes precedence over /etc.
 func cdiDriver(root string) (string, error) {
 	var errs []error
 	for _, path := range []string{"run/cdi/nvidia.yaml", "etc/cdi/nvidia.yaml"} {
@@ -248,8 +248,8 @@ func cdiDriver(root string) (string, error) {
 	return "", errors.Join(errs...)
 }
 
-// OwnerOf tells the slot of processes by their cgroup, below the /proc of root;
-// nil for one that has ended.
+// OwnerOf returns a function that finds the slot of a process by its cgroup, below root's
+// /proc; nil if the process has ended.
 func OwnerOf(root string) func(pid int) *Owner {
 	return func(pid int) *Owner {
 		text, err := readFile(filepath.Join(root, "proc", strconv.Itoa(pid), "cgroup"))
@@ -259,7 +259,7 @@ func OwnerOf(root string) func(pid int) *Owner {
 		_, path, _ := strings.Cut(text, "0::")
 		path, _, _ = strings.Cut(path, "\n")
 		if path == "/" {
-			return nil // the kernel's own, or a dead process that some kernels show there
+			return nil // a kernel thread, or a dead process that some kernels show there
 		}
 		rest, ok := strings.CutPrefix(path, "/buildkite.slice/buildkite-gpu")
 		name, _, cut := strings.Cut(rest, ".slice")
@@ -270,7 +270,7 @@ func OwnerOf(root string) func(pid int) *Owner {
 	}
 }
 
-// readFile is the text of a file without blanks around it, cut at maxRead.
+// readFile returns the first maxRead bytes of a file without surrounding white space.
 func readFile(name string) (string, error) {
 	f, err := os.Open(name)
 	if err != nil {

@@ -39,7 +39,7 @@ func TestReadBus(t *testing.T) {
 	write(t, root, dir(0, "pcie_replay_count"), "12\n")
 	write(t, root, dir(0, "ras/gpu_vram_bad_pages"), "0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n\n")
 	write(t, root, dir(1, "config"), strings.Repeat("\xff", 64))
-	write(t, root, dir(2, "config"), "\xff\xff") // cut short says nothing
+	write(t, root, dir(2, "config"), "\xff\xff") // too short to mean anything
 	gpus := []inventory.GPU{{PCI: pci(0), Vendor: "amd"}, {PCI: pci(0), Vendor: "amd", Partition: 1}, {PCI: pci(1)}, {PCI: pci(2)}, {PCI: "../../etc"}}
 	want := map[string]Bus{
 		pci(0): {RAS: map[string]RAS{"umc": {Uncorrected: 3, Corrected: 12}, "gfx": {}}, BadPages: 2, Waiting: 1, Link: &Link{Width: new(16), Replays: new(12)}},
@@ -133,7 +133,7 @@ func TestOwnerOf(t *testing.T) {
 	}
 }
 
-// A FIFO stands for /dev/kmsg: it has pieces of lines, and writers that come and go.
+// A FIFO replaces /dev/kmsg: it delivers pieces of lines, and writers come and go.
 func TestKmsgFIFO(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "kmsg")
@@ -187,13 +187,13 @@ func TestKmsgFIFO(t *testing.T) {
 			t.Errorf("got %+v at %s", f, up)
 		}
 	}
-	// Far too long, in another writer's time; the next line is whole again.
+	// A line that is far too long, from another writer; the next line is read in full.
 	put(strings.Repeat("x", 3*kmsgBuffer) + "\n" + line(4, 48))
 	if f := next(); f.Xid != 48 {
 		t.Errorf("got %+v", f)
 	}
-	// What one process causes many times in a second is one fact; that of another,
-	// and what the driver wants done, is not left out.
+	// Repeated lines of one process within a second are one fact. Lines of another
+	// process, and recovery actions, are not dropped.
 	action := func(seq int, from, to string) string {
 		return fmt.Sprintf("3,%d,90000140,-;NVRM: Xid (PCI:0000:1d:00): 154, GPU recovery action changed from %s to %s\n", seq, from, to)
 	}
@@ -214,7 +214,7 @@ func TestKmsgFIFO(t *testing.T) {
 	}
 }
 
-// With Once the end of what there is ends it, though more may come.
+// With Once, Run ends at the last existing line, though more may come.
 func TestKmsgOnce(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "kmsg")
@@ -235,7 +235,7 @@ func TestKmsgOnce(t *testing.T) {
 	}
 }
 
-// The log of this machine, where it may be read.
+// The log of this machine, if it is readable.
 func TestKmsgDevice(t *testing.T) {
 	t.Parallel()
 	f, err := os.Open(kmsgPath)
@@ -265,8 +265,8 @@ func TestNow(t *testing.T) {
 	}
 }
 
-// What 1000 lines a second cost, of which one in ten is an Xid: ns/op is of one
-// second's lines, through a pipe, with what wakes the reader.
+// The cost of 1000 lines per second, one in ten an Xid: ns/op is for one second's lines,
+// through a pipe, including waking the reader.
 func BenchmarkKmsg(b *testing.B) {
 	fifo := filepath.Join(b.TempDir(), "kmsg")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {

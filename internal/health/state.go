@@ -9,29 +9,29 @@ import (
 	"time"
 )
 
-// stateSchema is the version of State's JSON. A State of another one is dropped.
+// stateSchema is the version of State's JSON. A State with another version is dropped.
 const stateSchema = 1
 
 const (
-	maxMarks = 512     // far more than eight GPUs can have wrong
+	maxMarks = 512     // far more than eight GPUs can have
 	maxGPUs  = 64      //
-	maxApps  = 32      // application errors remembered of each GPU
+	maxApps  = 32      // application errors remembered per GPU
 	maxState = 1 << 20 // bytes of JSON
-	maxText  = 300     // bytes of what the kernel or a driver says
+	maxText  = 300     // bytes of text from the kernel or a driver
 	jobGrace = 2 * time.Minute
 )
 
-// State is what Judge remembers. The zero value knows nothing.
+// State is what Judge remembers. The zero value is an empty memory.
 type State struct {
 	Schema int `json:"schema"`
 	Moment
-	Next  uint64 `json:"next"` // sequence number of the first line of the kernel not judged yet
+	Next  uint64 `json:"next"` // sequence number of the kernel's first line not yet judged
 	Marks []Mark `json:"marks,omitempty"`
 	GPUs  []gpu  `json:"gpus,omitempty"`
 	Jobs  []ran  `json:"jobs,omitempty"`
 }
 
-// Mark is something wrong, or suspected to be.
+// Mark is a problem, or a suspected one.
 type Mark struct {
 	key
 	Level  Level     `json:"level"`
@@ -39,15 +39,15 @@ type Mark struct {
 	Reason string    `json:"reason"`
 	Fix    string    `json:"fix"`
 	Since  time.Time `json:"since"`
-	// First and Last are when it was seen, by Moment.Up. Seen for After it is a
-	// verdict (Shown), not seen for Quiet it is over.
+	// First and Last are when it was seen, by Moment.Up. Once seen for After, it becomes
+	// a verdict (Shown). Once not seen for Quiet, it is over.
 	First time.Duration `json:"first"`
 	Last  time.Duration `json:"last"`
 	After time.Duration `json:"after,omitempty"`
 	Quiet time.Duration `json:"quiet,omitempty"`
 	Shown bool          `json:"shown,omitempty"`
-	// Latched marks come from the kernel's log, which tells once. They end when
-	// the GPU was reset, with the boot, or after Quiet unless that is 0.
+	// Latched marks come from the kernel's log, which reports once. They end when the GPU
+	// is reset, when the node boots, or after Quiet unless that is 0.
 	Latched bool `json:"latched,omitempty"`
 }
 
@@ -58,21 +58,21 @@ type key struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-// gpu is what is remembered of a GPU.
+// gpu is what Judge remembers about a GPU.
 type gpu struct {
-	ID       string        `json:"id"` // UUID, or PCI address where that is unknown
+	ID       string        `json:"id"` // UUID, or PCI address if the UUID is unknown
 	PCI      string        `json:"pci,omitempty"`
 	Vendor   string        `json:"vendor,omitempty"`
-	Reset    time.Duration `json:"reset,omitempty"`    // when it was seen to be reset, by Moment.Up
+	Reset    time.Duration `json:"reset,omitempty"`    // when its reset was seen, by Moment.Up
 	Released time.Duration `json:"released,omitempty"` // when it answered after Reset
-	Away     bool          `json:"away,omitempty"`     // a reading saw it lost, missing or in need of a reset
+	Away     bool          `json:"away,omitempty"`     // seen lost, missing or in need of a reset
 	Links    int           `json:"links,omitempty"`    // most NVLinks ever seen up
 	Replays  *int          `json:"replays,omitempty"`
 	Energy   *uint64       `json:"energy,omitempty"` // at the last reading with persistence on
 	Read     time.Duration `json:"read,omitempty"`   // when Replays was read
 	RAS      uint64        `json:"ras,omitempty"`    // uncorrected errors at the last reset
 	Apps     []app         `json:"apps,omitempty"`
-	Told     []app         `json:"told,omitempty"` // what made an event just now
+	Told     []app         `json:"told,omitempty"` // what recently produced an event
 }
 
 // app is an application error of a job.
@@ -81,15 +81,15 @@ type app struct {
 	Job string        `json:"job"`
 }
 
-// ran is when a slot was last seen with a job.
+// ran records when a slot was last seen with a job.
 type ran struct {
 	Slot int           `json:"slot"`
 	Job  string        `json:"job"`
 	At   time.Duration `json:"at"`
 }
 
-// ParseState reads a State that was written as JSON. With an error the zero State
-// serves: the kernel's log of this boot is then judged again.
+// ParseState parses a State from JSON. After an error, the zero State can be used: the
+// kernel's log of this boot is then judged again.
 func ParseState(text []byte) (State, error) {
 	if len(text) > maxState {
 		return State{}, fmt.Errorf("read health state: more than %d bytes", maxState)
@@ -104,7 +104,7 @@ func ParseState(text []byte) (State, error) {
 	return s, nil
 }
 
-// clone is a State that shares nothing with s.
+// clone returns a copy that shares nothing with s.
 func (s State) clone() State {
 	s.Schema = stateSchema
 	s.Marks, s.Jobs, s.GPUs = slices.Clone(s.Marks), slices.Clone(s.Jobs), slices.Clone(s.GPUs)
@@ -114,7 +114,7 @@ func (s State) clone() State {
 	return s
 }
 
-// bound keeps the State small, whatever came in: the worst and newest stay.
+// bound limits the size of the State: the worst and newest marks stay.
 func (s *State) bound() {
 	if len(s.Marks) > maxMarks {
 		slices.SortStableFunc(s.Marks, func(a, b Mark) int {

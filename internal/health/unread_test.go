@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// What cannot be read keeps its verdict, and makes none.
+// A signal that cannot be read keeps its verdict, and causes none.
 func TestUnreadKeepsItsVerdict(t *testing.T) {
 	t.Parallel()
 	const disk = "/var/lib/docker"
@@ -66,7 +66,7 @@ func TestUnreadKeepsItsVerdict(t *testing.T) {
 	}
 }
 
-// A read that hangs is named when it lasts, and keeps nothing else from being read.
+// A read that hangs is reported if it lasts, and does not prevent other reads.
 func TestReadsThatHang(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -82,7 +82,7 @@ func TestReadsThatHang(t *testing.T) {
 		name = filepath.Join(root, name)
 		_ = os.MkdirAll(filepath.Dir(name), 0o700)
 		_ = os.Remove(name)
-		if err := syscall.Mkfifo(name, 0o600); err != nil { // an open of it hangs
+		if err := syscall.Mkfifo(name, 0o600); err != nil { // opening it hangs
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
@@ -114,7 +114,7 @@ func TestReadsThatHang(t *testing.T) {
 	}
 }
 
-// A counter that cannot be read is no sign that the GPU was reset.
+// An unreadable counter does not indicate a reset.
 func TestUnreadCounter(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()

@@ -1,19 +1,19 @@
 package health
 
-// XidClass says what an Xid means for a slot.
+// XidClass is what an Xid means for a slot.
 type XidClass string
 
-// The classes. Where the driver also tells a recovery action, that decides.
+// The classes. A recovery action from the driver overrides them.
 const (
 	XidLost        XidClass = "lost"        // fatal: the GPU is gone until the node is rebooted
-	XidMemory      XidClass = "memory"      // fatal: its memory; reset, and replace it if that comes back
+	XidMemory      XidClass = "memory"      // fatal: its memory; reset, and replace it if that recurs
 	XidReset       XidClass = "reset"       // fatal until the GPU is reset
 	XidLink        XidClass = "link"        // NVLink 5: the line says whether it is fatal
-	XidDegraded    XidClass = "degraded"    // goes on; reset it at the next occasion
-	XidPower       XidClass = "power"       // its power supply
-	XidApplication XidClass = "application" // a job can cause it at will: its job's, not the GPU's
-	XidRecovery    XidClass = "recovery"    // the driver tells what it wants done
-	XidIgnored     XidClass = "ignored"     // told, and nothing else
+	XidDegraded    XidClass = "degraded"    // NVLink 5: the line states whether it is fatal
+	XidPower       XidClass = "power"       // still works; reset it at the next opportunity
+	XidApplication XidClass = "application" // jobs can cause it at will: not the GPU's fault
+	XidRecovery    XidClass = "recovery"    // the driver reports which action it wants
+	XidIgnored     XidClass = "ignored"     // recorded, without any effect
 	XidUnknown     XidClass = "unknown"     // not in the table
 )
 
@@ -24,12 +24,12 @@ type Xid struct {
 	Words  string
 }
 
-// Xids are the errors that mean something to kbnode, by number. The words are
-// those of NVIDIA's catalogue,
-// https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html; so are the
-// classes, except that what jobs provoke (13, 31, 32, 43, 45, 69, 109, …) is laid to
-// them although catalogues disagree on it (DCGM, gpud and the NVIDIA device plugin
-// each have their own list), and that contained memory errors (94) drain nothing.
+// Xids are the errors that mean something to kbnode, by number. The words are those of
+// NVIDIA's catalog, https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html.
+// So are the classes, with two exceptions: errors that jobs provoke (13, 31, 32, 43, 45,
+// 69, 109, …) are attributed to the jobs, although catalogs disagree (DCGM, gpud and the
+// NVIDIA device plugin each have their own list), and contained memory errors (94) drain
+// nothing.
 var Xids = []Xid{
 	{8, XidApplication, "GPU stopped processing"},
 	{11, XidApplication, "invalid or corrupted push buffer stream"},
@@ -88,7 +88,7 @@ var Xids = []Xid{
 	{105, XidApplication, "JPEG engine error"},
 	{106, XidIgnored, "SMBPBI test message"},
 	{107, XidIgnored, "SMBPBI test message"},
-	{109, XidApplication, "context switch timeout"}, // XidReset where no job can have caused it
+	{109, XidApplication, "context switch timeout"}, // XidReset if no job can have caused it
 	{110, XidReset, "security fault"},
 	{119, XidReset, "GSP RPC timeout"},
 	{120, XidReset, "GSP error"},
@@ -127,7 +127,7 @@ var Xids = []Xid{
 	{161, XidDegraded, "channel retirement failure"},
 }
 
-// LookupXid is the entry of an Xid, one of class XidUnknown if there is none.
+// LookupXid returns the entry of an Xid, with class XidUnknown if there is none.
 func LookupXid(number int) Xid {
 	for _, x := range Xids {
 		if x.Number == number {
