@@ -1,6 +1,6 @@
-// Package daemon keeps a node as it should be without anybody looking: it
-// compares the machine with its plan, when something says that it changed and
-// otherwise by reading, and writes only where they differ.
+// Package daemon keeps a node as planned without supervision: it compares the machine with
+// its plan, periodically and whenever a signal reports a change, and writes only where they
+// differ.
 package daemon
 
 import (
@@ -20,67 +20,67 @@ import (
 
 // Node is the machine, as the daemon sees it.
 type Node interface {
-	// Read reads everything anew and makes the plan. It costs a probe of the
-	// GPUs, and questions to the Docker engine.
+	// Read reads everything again and makes the plan. It costs a probe of the GPUs and
+	// several requests to the Docker engine.
 	Read(ctx context.Context) (*Reading, error)
 	// GPUs reads the GPUs only.
 	GPUs(ctx context.Context) (*health.GPUs, error)
-	// Docker says why the engine behind a socket does not answer; nil if it does.
+	// Docker returns why the engine behind a socket does not answer; nil if it does.
 	Docker(ctx context.Context, socket string) error
-	// Stamp is cheap, and another one when Read may say something else: the
-	// files that it reads, and the GPUs' place on the bus.
+	// Stamp is cheap and changes when Read may return something else: it covers the files
+	// that Read reads and the GPUs' addresses on the bus.
 	Stamp(p *plan.Plan) string
-	// Host is the machine to observe and change. It is closed after use.
+	// Host returns the machine to observe and change. The caller closes it after use.
 	Host(ctx context.Context) (*reconcile.Host, func(), error)
-	// Watch calls changed when systemd says that a unit of kbnode's is not as it
-	// was. alive says whether it still does.
+	// Watch calls changed when systemd reports a change of one of kbnode's units. alive
+	// reports whether it still listens.
 	Watch(ctx context.Context, changed func(unit string)) (alive func() bool, err error)
 }
 
-// Options are what a daemon needs. Zero durations are the defaults.
+// Options are what a daemon needs. Zero durations mean the defaults.
 type Options struct {
 	Node   Node
 	Events events.Log
 	Log    *slog.Logger
-	// Root is "/", or a directory that holds a machine's tree.
+	// Root is "/", or a directory that contains a machine's tree.
 	Root string
 	// Kmsg is the kernel's log.
 	Kmsg health.Kmsg
-	// Clock reads the clocks; nil is health.Now.
+	// Clock reads the clocks; nil means health.Now.
 	Clock func() (health.Moment, error)
-	// Wake asks for a full pass: SIGHUP.
+	// Wake requests a full pass: SIGHUP.
 	Wake <-chan struct{}
-	// Replaced says that there is another kbnode in this one's place. The loop
-	// ends then, and the service manager starts that one.
+	// Replaced reports whether another kbnode binary has replaced this one. The loop then
+	// ends, and the service manager starts the new one.
 	Replaced func() bool
-	// Notify tells the service manager; nil does so.
+	// Notify sends a state to the service manager; nil means sd_notify.
 	Notify func(state string)
-	// Publish is called after each pass; nil is fine. The loop waits for it.
+	// Publish is called after each pass; it may be nil. The loop waits for it.
 	Publish func(Snapshot)
 
 	Look   time.Duration // between two looks; 30 s
 	GPUs   time.Duration // between two readings of the GPUs; 1 min
 	Whole  time.Duration // between two full passes; 5 min
-	Settle time.Duration // after a signal, before a look: more follow; 200 ms
-	Retry  time.Duration // after a pass that could not be made; 5 s
+	Settle time.Duration // between a signal and a look, as more signals follow; 200 ms
+	Retry  time.Duration // after a failed pass; 5 s
 }
 
 const (
-	// passTime bounds one pass. Starting an agent takes at most 100 s, and
-	// several start at once.
+	// passTime bounds one pass. Starting an agent takes up to 100 s, and several start at
+	// once.
 	passTime = 10 * time.Minute
-	// What may hang has so long: to observe a busy machine, to read all of it with a
-	// driver and an engine that both time out, to look at files' times, to write one.
+	// Deadlines of calls that may hang: observing a busy machine, reading all of it with a
+	// driver and an engine that both time out, checking files' times, writing a file.
 	stateTime = 2 * time.Minute
 	readTime  = 3 * time.Minute
 	stampTime = 10 * time.Second
 	writeTime = 10 * time.Second
 	gpusTime  = time.Minute
-	// fewChanges is how many changes of one pass are an event each.
+	// fewChanges is how many changes of one pass get an event each.
 	fewChanges = 10
 )
 
-// Run keeps the node until ctx ends. What goes wrong is logged, and tried again.
+// Run keeps the node as planned until ctx ends. It logs and retries what fails.
 func Run(ctx context.Context, o Options) {
 	d := newDaemon(o)
 	listening := make(chan struct{})
@@ -90,8 +90,8 @@ func Run(ctx context.Context, o Options) {
 		d.listen(listenCtx, d.Kmsg)
 	}()
 	defer func() { stop(); <-listening }()
-	// Before the first pass, which needs the lock: a kbnode install that starts
-	// this unit has it, and waits for the unit.
+	// Before the first pass, which needs the lock: a kbnode install that starts this unit
+	// holds it, and waits for the unit.
 	d.Notify(daemon.SdNotifyReady)
 	defer d.Notify(daemon.SdNotifyStopping)
 	d.loop(ctx)
@@ -99,20 +99,20 @@ func Run(ctx context.Context, o Options) {
 
 type daemonLoop struct {
 	Options
-	plan    *plan.Plan // of the last full pass; nil before
+	plan    *plan.Plan // of the last full pass; nil before that
 	drains  []plan.Drain
 	stamp   string
 	made    bool // this pass has made a plan and observed the machine
 	wholeAt time.Time
 	gpusAt  time.Time
-	alive   func() bool // of the watch; nil without one
+	alive   func() bool // of the watch; nil if there is none
 	unwatch context.CancelFunc
-	changed chan string           // units that systemd spoke of
+	changed chan string           // units that systemd reported
 	slots   []reconcile.SlotState // as last read
 	asked   map[int]bool          // slots whose agents were asked to stop for their health
-	said    string                // the last error that was told
+	said    string                // the last error that was logged
 	address string                // Reading.Listen
-	seen    Snapshot              // of the pass that goes on
+	seen    Snapshot              // of the current pass
 	doctor  *doctor
 }
 
@@ -143,7 +143,7 @@ func newDaemon(o Options) *daemonLoop {
 	return &daemonLoop{Options: o, changed: make(chan string, 1), doctor: doctor}
 }
 
-// loop looks, waits for a reason to look again, and looks.
+// loop makes passes until ctx ends, waiting for a reason between them.
 func (d *daemonLoop) loop(ctx context.Context) {
 	defer d.stopWatch()
 	whole, failed := true, 0
@@ -174,7 +174,7 @@ func (d *daemonLoop) loop(ctx context.Context) {
 	}
 }
 
-// wait waits for a reason to look. whole says that everything is to be read.
+// wait waits for a reason to look. whole is true if everything must be read.
 func (d *daemonLoop) wait(ctx context.Context, longest time.Duration) (whole bool) {
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
@@ -189,7 +189,7 @@ func (d *daemonLoop) wait(ctx context.Context, longest time.Duration) (whole boo
 	case unit := <-d.changed:
 		d.Log.Debug("woken", "by", unit)
 	}
-	// More follow: a restart is several signals.
+	// More signals follow: a restart is several.
 	select {
 	case <-ctx.Done():
 	case <-time.After(d.Settle):
@@ -201,7 +201,7 @@ func (d *daemonLoop) wait(ctx context.Context, longest time.Duration) (whole boo
 	return false
 }
 
-// watch listens to systemd, anew where the connection was lost.
+// watch listens to systemd, and reconnects if the connection was lost.
 func (d *daemonLoop) watch(ctx context.Context) {
 	if d.alive != nil && d.alive() {
 		return
@@ -235,7 +235,7 @@ func (d *daemonLoop) stopWatch() {
 	d.alive, d.unwatch = nil, nil
 }
 
-// tell logs an error once, and its end.
+// tell logs an error once, and once when it is over.
 func (d *daemonLoop) tell(err error) {
 	now := ""
 	if err != nil {

@@ -28,7 +28,7 @@ const (
 	unitText = "# " + plan.Marker + "\n[Service]\nType=notify\n[Install]\nWantedBy=multi-user.target\n"
 )
 
-// fakeNode is a tree with one unit in it.
+// fakeNode is a machine's tree with one unit.
 type fakeNode struct {
 	root string
 	sd   *systemdtest.Systemd
@@ -39,7 +39,7 @@ type fakeNode struct {
 	err    error // of Read
 	listen string
 	stamp  string
-	// looksAtStamp is after how many of them it changes; 0 is never.
+	// looksAtStamp is after how many calls of Stamp it changes; 0 is never.
 	looksAtStamp int
 	gpus         []inventory.GPU
 	started      time.Duration // of each reading
@@ -49,8 +49,8 @@ type fakeNode struct {
 	docker       error
 	hostErr      error
 	unitsErr     error
-	onRead       func()                   // at each Read
-	hang         map[string]chan struct{} // by method: returns when it is closed
+	onRead       func()                   // called by each Read
+	hang         map[string]chan struct{} // by method: it returns once the channel is closed
 	changed      func(string)
 }
 
@@ -93,7 +93,7 @@ func (n *fakeNode) Read(context.Context) (*Reading, error) {
 	return r, n.err
 }
 
-// wait hangs as long as a method is to.
+// wait blocks while a method is set to hang.
 func (n *fakeNode) wait(method string) {
 	n.mu.Lock()
 	hang := n.hang[method]
@@ -167,7 +167,7 @@ func (n *fakeNode) Host(context.Context) (*reconcile.Host, func(), error) {
 	return &reconcile.Host{Root: n.root, Systemd: systemd{n.sd, n}, Users: users{systemdtest.Users{Root: n.root}, n}}, func() {}, n.hostErr
 }
 
-// systemd may not tell of its units.
+// systemd may refuse to report its units.
 type systemd struct {
 	*systemdtest.Systemd
 	n *fakeNode
@@ -182,7 +182,7 @@ func (s systemd) Units(ctx context.Context, names ...string) ([]reconcile.UnitSt
 	return s.Systemd.Units(ctx, names...)
 }
 
-// users are the first that Observe reads.
+// users are the first thing that Observe reads.
 type users struct {
 	systemdtest.Users
 	n *fakeNode
@@ -217,7 +217,7 @@ func (n *fakeNode) count() (reads, looks, watches int) {
 	return n.reads, n.hosts, n.watches
 }
 
-// running starts a daemon in a bubble whose clock only moves when all sleep.
+// running starts a daemon in a bubble, whose clock advances only when all goroutines sleep.
 func running(t *testing.T, n *fakeNode, o Options) (log events.Log, wake chan struct{}) {
 	t.Helper()
 	wake = make(chan struct{})
@@ -277,7 +277,7 @@ func TestDriftIsMended(t *testing.T) {
 			t.Errorf("events of the start: %q", first)
 		}
 
-		// Nothing to do: it looks, and neither reads everything nor writes.
+		// With nothing to do it looks, and neither reads everything nor writes.
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
 		if reads, looks, _ := n.count(); reads != 1 || looks < 4 {
@@ -306,7 +306,7 @@ func TestDriftIsMended(t *testing.T) {
 			t.Errorf("%d reads, want none for a drift", reads)
 		}
 
-		// Another kbnode wrote a configuration just before the lock was had.
+		// Another kbnode wrote a configuration just before the lock was acquired.
 		n.spoil(t)
 		n.set(func() { n.looksAtStamp = 1 })
 		n.changed(unitName)
@@ -341,7 +341,7 @@ func TestWhatMakesItReadAnew(t *testing.T) {
 	})
 }
 
-// A change of the configuration while everything is read is read again at the next look,
+// A configuration that changes while everything is read is read again at the next look,
 // also in the first pass.
 func TestChangeWhileReading(t *testing.T) {
 	t.Parallel()
@@ -439,7 +439,7 @@ func TestLostConnection(t *testing.T) {
 	})
 }
 
-// TestReplaced ends when another kbnode is there, and not before.
+// TestReplaced checks that Run ends when kbnode was replaced, and not before.
 func TestReplaced(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -493,7 +493,7 @@ func TestManyChangesAreFewEvents(t *testing.T) {
 	}
 }
 
-// TestPublish tells of every pass: a full one, looks, and those that fail.
+// TestPublish checks that every pass is published: full ones, looks and failures.
 func TestPublish(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

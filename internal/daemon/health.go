@@ -25,13 +25,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// HealthPath keeps the verdicts about a node, and what they were made of.
+// HealthPath stores the verdicts about a node and the state behind them.
 const HealthPath = "/var/lib/kbnode/health.json"
 
 const (
-	// maxFacts bounds what the kernel said since the last pass.
+	// maxFacts bounds the kernel's facts since the last pass.
 	maxFacts = 1024
-	// kernelRetry lies between two tries to read the kernel's log.
+	// kernelRetry is the time between two attempts to read the kernel's log.
 	kernelRetry = 30 * time.Second
 )
 
@@ -39,16 +39,16 @@ const (
 type Health struct {
 	State    json.RawMessage  `json:"state"`
 	Verdicts []health.Verdict `json:"verdicts"`
-	// Slots, Socket and Engine are of the last good plan: a daemon that starts with a
-	// configuration that it cannot read judges by them.
+	// Slots, Socket and Engine are from the last good plan: a daemon that starts with an
+	// unreadable configuration judges by them.
 	Slots  []plan.Slot `json:"slots,omitempty"`  // index, name and GPUs
 	Socket string      `json:"socket,omitempty"` // of the Docker engine
 	Engine string      `json:"engine,omitempty"` // directory of the Docker engine
-	Boot   string      `json:"boot,omitempty"`   // in which the node was last made as planned
+	Boot   string      `json:"boot,omitempty"`   // in which the node was last brought to its plan
 }
 
-// ReadHealth reads the verdicts about the machine below root. A machine without
-// any has a zero Health.
+// ReadHealth reads the verdicts about the machine below root. It returns a zero Health if
+// there are none.
 func ReadHealth(root string) (Health, error) {
 	var h Health
 	text, err := os.ReadFile(filepath.Join(root, HealthPath))
@@ -68,13 +68,13 @@ func ReadHealth(root string) (Health, error) {
 type doctor struct {
 	file  string // HealthPath below the machine's root
 	state health.State
-	// verdicts are those of the last pass.
+	// verdicts are from the last pass.
 	verdicts []health.Verdict
-	unsaved  bool       // something of them was told since they were written
-	plan     *plan.Plan // the slots of the last good plan, and no more of it; nil if unknown
+	unsaved  bool       // something was reported since they were written
+	plan     *plan.Plan // only the slots of the last good plan; nil if unknown
 	socket   string     // of the Docker engine; "" if unknown
-	engine   string     // directory of the Docker engine, as it last said
-	boot     string     // in which the node was last made as planned
+	engine   string     // directory of the Docker engine, as last reported
+	boot     string     // in which the node was last brought to its plan
 
 	mu    sync.Mutex
 	facts []health.Fact // of the kernel, since the last pass
@@ -90,10 +90,10 @@ func newDoctor(root string) (*doctor, error) {
 	if err == nil && kept.State != nil {
 		d.state, err = health.ParseState(kept.State)
 	}
-	return d, err // without it the kernel's log is judged again
+	return d, err // without it, the kernel's log is judged again
 }
 
-// remember keeps what a next daemon needs to judge without a plan.
+// remember keeps what the next daemon needs to judge without a plan.
 func (c *doctor) remember(r *Reading) {
 	var list []plan.Slot
 	for _, s := range r.Plan.Slots {
@@ -105,7 +105,7 @@ func (c *doctor) remember(r *Reading) {
 	}
 }
 
-// listen collects what the kernel says of GPUs, until ctx ends.
+// listen collects the kernel's messages about GPUs until ctx ends.
 func (d *daemonLoop) listen(ctx context.Context, kmsg health.Kmsg) {
 	for ctx.Err() == nil {
 		err := kmsg.Run(ctx, func(f health.Fact) {
@@ -123,8 +123,8 @@ func (d *daemonLoop) listen(ctx context.Context, kmsg health.Kmsg) {
 	}
 }
 
-// hear keeps a fact. Where there are too many, those go that a job can cause at
-// will: it must not hide the others.
+// hear keeps a fact. If there are too many, it drops those that a job can cause at will, so
+// that they do not hide the others.
 func (c *doctor) hear(f health.Fact) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,14 +138,14 @@ func (c *doctor) hear(f health.Fact) {
 	c.facts = append(c.facts, f)
 }
 
-// ofJobs says that a job can cause it at will.
+// ofJobs reports whether a job can cause the fact at will.
 func ofJobs(f health.Fact) bool {
 	return f.Kind == health.KindXid && health.LookupXid(f.Xid).Class == health.XidApplication
 }
 
-// alarmed says that since the last pass the kernel spoke of a GPU, and of what no
-// job can make it say: everything is read anew then, which a job must not get for
-// nothing.
+// alarmed reports whether the kernel has reported a GPU since the last pass, not counting
+// what jobs can cause: an alarm makes the daemon read everything again, and jobs must not
+// be able to trigger that.
 func (c *doctor) alarmed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -163,14 +163,14 @@ func (c *doctor) take() []health.Fact {
 // look is what a pass has read when it judges.
 type look struct {
 	plan    *plan.Plan
-	state   *reconcile.State   // nil: only what its slots run is still to be read
+	state   *reconcile.State   // nil: what its slots run must still be read
 	changes []reconcile.Change // from state to plan
 	gpus    *health.GPUs       // nil: not read
-	node    bool               // disks, engine and services are to be read, too
+	node    bool               // also read disks, engine and services
 }
 
-// judge makes verdicts, stops the agents that they keep from jobs, and returns what
-// they drain. What cannot be read is as it was judged last.
+// judge makes verdicts, stops the agents of the slots that they drain, and returns these
+// drains. Signals that cannot be read keep their last verdict.
 func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []plan.Drain {
 	moment, err := d.Clock()
 	if err != nil {
@@ -197,7 +197,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []
 	d.tellHealth(told)
 	d.doctor.unsaved = d.doctor.unsaved || len(told) > 0 || len(in.Mended) > 0
 	if !d.doctor.unsaved || d.save() != nil {
-		return drains // on a full disk the next pass tries again
+		return drains // on a full disk, the next pass tries again
 	}
 	if err := heard(host.Root, in.Mended); err != nil {
 		d.Log.Warn("operator's word not removed", "err", err)
@@ -205,8 +205,8 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []
 	return drains
 }
 
-// slotStates are what the slots run: as observed, else read by themselves, else as
-// they were last. unread are the checks of which that says nothing.
+// slotStates returns what the slots run: as observed, else as read separately, else as last
+// known. unread lists the checks that these states cannot answer.
 func (d *daemonLoop) slotStates(ctx context.Context, host *reconcile.Host, l look) (states []reconcile.SlotState, unread []string) {
 	if l.state != nil {
 		d.slots = l.state.Slots
@@ -241,7 +241,7 @@ func (d *daemonLoop) node(ctx context.Context, host *reconcile.Host) *health.Nod
 	return &node
 }
 
-// tellHealth makes events of what Judge told.
+// tellHealth records the events that Judge returned.
 func (d *daemonLoop) tellHealth(told []health.Event) {
 	var all []events.Event
 	for _, e := range told {
@@ -255,7 +255,7 @@ func (d *daemonLoop) tellHealth(told []health.Event) {
 	d.event(all...)
 }
 
-// save writes the verdicts down, and what they were made of.
+// save writes the verdicts and the state behind them.
 func (d *daemonLoop) save() error {
 	c := d.doctor
 	kept := Health{Verdicts: c.verdicts, Socket: c.socket, Engine: c.engine, Boot: c.boot}
@@ -281,7 +281,7 @@ func (d *daemonLoop) save() error {
 	return err
 }
 
-// healthSlots are the plan's slots as far as health needs them.
+// healthSlots converts the plan's slots to what health needs.
 func healthSlots(root string, p *plan.Plan, states []reconcile.SlotState, changes []reconcile.Change, now time.Time) []health.Slot {
 	at := map[int]reconcile.SlotState{}
 	for _, ss := range states {
@@ -311,7 +311,8 @@ func healthSlots(root string, p *plan.Plan, states []reconcile.SlotState, change
 	return list
 }
 
-// Disconnected says why an agent that should wait for jobs does not.
+// Disconnected returns why an agent that should wait for jobs does not; "" if it does, or
+// need not.
 func Disconnected(root string, sl plan.Slot, ss reconcile.SlotState, now time.Time) string {
 	if !sl.Serves() || ss.Job != nil || ss.Agent.Stopping() {
 		return ""
@@ -325,7 +326,7 @@ func Disconnected(root string, sl plan.Slot, ss reconcile.SlotState, now time.Ti
 	}
 	run := filepath.Join(root, plan.RunDir(sl.Index))
 	if parked, err := guard.ReadParked(run); err == nil && len(parked) > 0 {
-		return "" // it waits, and says why
+		return "" // it waits, and reports why
 	}
 	fi, err := os.Lstat(filepath.Join(root, agent.RegisteredMarker(sl.Index))) // the slot's user can make it a link
 	if err != nil || fi.ModTime().Before(ss.Agent.Since.Add(-time.Second)) {
@@ -334,7 +335,8 @@ func Disconnected(root string, sl plan.Slot, ss reconcile.SlotState, now time.Ti
 	return ""
 }
 
-// downUnits are those of the GPUs' own services that should run and do not.
+// downUnits returns the GPUs' own services that should run but do not. read is false if
+// systemd did not answer.
 func downUnits(ctx context.Context, sd reconcile.Systemd) (down []string, read bool) {
 	if sd == nil {
 		return nil, false
@@ -351,8 +353,8 @@ func downUnits(ctx context.Context, sd reconcile.Systemd) (down []string, read b
 	return down, true
 }
 
-// gpus reads the GPUs between two full passes, not at every look: that is what
-// costs most.
+// gpus reads the GPUs between two full passes, but not at every look, because it is the
+// most expensive reading. It returns nil if they were not read.
 func (d *daemonLoop) gpus(ctx context.Context) *health.GPUs {
 	if time.Since(d.gpusAt) < d.GPUs {
 		return nil
@@ -366,14 +368,14 @@ func (d *daemonLoop) gpus(ctx context.Context) *health.GPUs {
 	return gpus
 }
 
-// Reading is everything that was read of a machine, and the plan made of it.
+// Reading is everything that was read of a machine, and the resulting plan.
 type Reading struct {
 	Plan      *plan.Plan
 	Inventory *inventory.Inventory
-	Drains    []plan.Drain  // as kept
-	Started   time.Duration // when it began, by health.Moment.Up
-	Listen    string        // where metrics are to be had; "" is nowhere
+	Drains    []plan.Drain  // as stored
+	Started   time.Duration // by health.Moment.Up
+	Listen    string        // address of the metrics; "" for none
 	Socket    string        // of the Docker engine
-	// Replan makes the plan again, of other drains than those kept.
+	// Replan makes the plan again with other drains than the stored ones.
 	Replan func(drains []plan.Drain) (*plan.Plan, error)
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// fellOff is what the kernel says of a GPU that left the bus.
+// fellOff is the kernel's line about a GPU that fell off the bus.
 const fellOff = "4,900,1000000,-;NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
 
 func twoGPUs() []inventory.GPU {
@@ -27,7 +27,7 @@ func twoGPUs() []inventory.GPU {
 	}
 }
 
-// serving are the slots whose agents run.
+// serving returns the slots whose agents run.
 func (n *fakeNode) serving(t *testing.T) (slots []int) {
 	t.Helper()
 	for i := range n.gpus {
@@ -42,8 +42,8 @@ func (n *fakeNode) serving(t *testing.T) (slots []int) {
 	return slots
 }
 
-// TestVerdictDrainsItsSlot believes the kernel, and keeps that over a restart and
-// what an operator has drained beside it.
+// TestVerdictDrainsItsSlot checks that a kernel's message drains a slot, also after a
+// restart, without affecting the drains of an operator.
 func TestVerdictDrainsItsSlot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -89,8 +89,8 @@ func TestVerdictDrainsItsSlot(t *testing.T) {
 	})
 }
 
-// TestOperatorsWord gives a slot back whose GPU an operator has reset, when it is
-// seen to answer.
+// TestOperatorsWord checks that a slot whose GPU an operator has reset is released once the
+// GPU answers.
 func TestOperatorsWord(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -128,14 +128,14 @@ func TestOperatorsWord(t *testing.T) {
 	})
 }
 
-// TestVerdictEnds gives the slot back by itself, when its cause is gone.
+// TestVerdictEnds checks that a slot is released by itself when the cause is gone.
 func TestVerdictEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := newFakeNode(t)
 		n.gpus = twoGPUs()
 		n.gpus[1].Healthy, n.gpus[1].Error = false, "GPU is lost"
-		// Of NVIDIA's, NVML would have to say that it is well.
+		// For NVIDIA's, NVML would have to report it healthy.
 		n.gpus[0].Vendor, n.gpus[1].Vendor = "amd", "amd"
 		running(t, n, Options{})
 		time.Sleep(4 * time.Minute)
@@ -144,7 +144,7 @@ func TestVerdictEnds(t *testing.T) {
 			t.Errorf("slots that serve: %s; drains %+v", diff, n.drains())
 		}
 		n.set(func() { n.gpus[1].Healthy, n.gpus[1].Error = true, "" })
-		time.Sleep(2 * time.Minute) // no full pass is due
+		time.Sleep(2 * time.Minute) // before the next full pass
 		synctest.Wait()
 		if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" {
 			t.Errorf("slots that serve again: %s; drains %+v", diff, n.drains())
@@ -152,7 +152,7 @@ func TestVerdictEnds(t *testing.T) {
 	})
 }
 
-// TestManyLines hides nothing behind what a job can cause.
+// TestManyLines checks that what a job can cause hides nothing else.
 func TestManyLines(t *testing.T) {
 	t.Parallel()
 	c := &doctor{}
@@ -182,7 +182,8 @@ func TestManyLines(t *testing.T) {
 	}
 }
 
-// TestHealthThatCannotBeKept drains and mends nevertheless, and writes it later.
+// TestHealthThatCannotBeKept checks that draining and releasing work, and are written
+// later.
 func TestHealthThatCannotBeKept(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -219,8 +220,8 @@ func TestHealthThatCannotBeKept(t *testing.T) {
 	})
 }
 
-// TestLimitsReachHealth names a slot whose limits differ, for longer than it
-// takes to mend them.
+// TestLimitsReachHealth checks that health names a slot whose limits stay wrong for longer
+// than a repair takes.
 func TestLimitsReachHealth(t *testing.T) {
 	t.Parallel()
 	p := &plan.Plan{Slots: []plan.Slot{{Index: 0, GPUs: []plan.SlotGPU{{}}}, {Index: 1, GPUs: []plan.SlotGPU{{}}}}}

@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// drainsOf are the drains that verdicts ask for, the strongest one of each slot.
+// drainsOf returns the drains that verdicts require, the strongest one of each slot.
 func drainsOf(verdicts []health.Verdict, p *plan.Plan, now time.Time) []plan.Drain {
 	var drains []plan.Drain
 	for _, s := range p.Slots {
@@ -33,7 +33,7 @@ func drainsOf(verdicts []health.Verdict, p *plan.Plan, now time.Time) []plan.Dra
 	return drains
 }
 
-// withHealth are the drains with those of verdicts exchanged for others.
+// withHealth returns drains with those of verdicts replaced by of.
 func withHealth(drains, of []plan.Drain) []plan.Drain {
 	drains = slices.DeleteFunc(slices.Clone(drains), func(d plan.Drain) bool { return d.By != plan.ByOperator })
 	return append(drains, of...)
@@ -51,8 +51,8 @@ func sameDrains(a, b []plan.Drain) bool {
 }
 
 // hold asks the agents of drained slots to stop, once each, as a drain does: they finish
-// their jobs. It needs no plan, lock or disk, so that nothing else keeps a sick slot in
-// service. unread says that states are old.
+// their jobs first. It needs no plan, lock or disk, so that no other failure keeps a sick
+// slot in service. unread means that states are old.
 func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []reconcile.SlotState, unread bool, drains []plan.Drain) {
 	asked := map[int]bool{}
 	var made []reconcile.Change
@@ -80,15 +80,15 @@ func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []re
 	d.keep(made)
 }
 
-// keepDrains writes down which slots are drained. The node's lock must be held.
+// keepDrains writes which slots are drained. The caller must hold the node's lock.
 func (d *daemonLoop) keepDrains(host *reconcile.Host, drains []plan.Drain) error {
 	_, err := bounded(d, "drained slots", writeTime, func() (struct{}, error) { return struct{}{}, host.WriteDrains(drains) })
 	return err
 }
 
-// holdOver keeps what health drains, and gives back what it drains no more, in a pass
-// that made no plan: Apply does neither then. It gives nothing back after a boot, in
-// which a slot needs more than its agent.
+// holdOver stores what health drains and releases what it no longer drains, in a pass that
+// made no plan and therefore calls no Apply. It releases nothing after a boot, when a slot
+// needs more than its agent.
 func (d *daemonLoop) holdOver(ctx context.Context, host *reconcile.Host, drains []plan.Drain) error {
 	release, err := host.Lock()
 	if err != nil {
@@ -118,7 +118,7 @@ func (d *daemonLoop) holdOver(ctx context.Context, host *reconcile.Host, drains 
 	return errors.Join(append(errs, d.keepDrains(host, now))...)
 }
 
-// readDrains are the drains that are kept.
+// readDrains reads the stored drains.
 func readDrains(root string) ([]plan.Drain, error) {
 	text, err := os.ReadFile(filepath.Join(root, plan.DrainsPath))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -18,12 +18,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// lose is a GPU that a reading finds lost.
+// lose makes readings find a GPU lost.
 func (n *fakeNode) lose(i int) {
 	n.set(func() { n.gpus[i].Vendor, n.gpus[i].Healthy, n.gpus[i].Error = "amd", false, "it is lost" })
 }
 
-// clock is of a machine in this boot.
+// clock returns the clock of a machine in this boot.
 func clock(boot string) func() (health.Moment, error) {
 	booted := time.Now().Add(-time.Hour)
 	return func() (health.Moment, error) {
@@ -31,7 +31,7 @@ func clock(boot string) func() (health.Moment, error) {
 	}
 }
 
-// runUntil runs a daemon until it is called.
+// runUntil runs a daemon until stop is called.
 func (n *fakeNode) runUntil(t *testing.T, boot string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -44,7 +44,7 @@ func (n *fakeNode) runUntil(t *testing.T, boot string) (stop func()) {
 	return func() { cancel(); <-done }
 }
 
-// block makes a path one that nothing can be written to, until it is called.
+// block makes a path unwritable until unblock is called.
 func block(t *testing.T, path string) (unblock func()) {
 	t.Helper()
 	if err := errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"), 0o700)); err != nil {
@@ -57,8 +57,8 @@ func block(t *testing.T, path string) (unblock func()) {
 	}
 }
 
-// TestJudgedWhateverFails stops the agent of a lost GPU while something else is broken,
-// and lets the other slot serve.
+// TestJudgedWhateverFails checks that the agent of a lost GPU is stopped while something
+// else is broken, and that the other slot serves.
 func TestJudgedWhateverFails(t *testing.T) {
 	t.Parallel()
 	hangs := func(method string) func(*testing.T, *fakeNode) func() {
@@ -136,7 +136,7 @@ func TestJudgedWhateverFails(t *testing.T) {
 	}
 }
 
-// TestSystemdThatDoesNotAnswer keeps the verdict, and stops the agent when it can.
+// TestSystemdThatDoesNotAnswer checks that the verdict stays, and stops the agent later.
 func TestSystemdThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -158,8 +158,8 @@ func TestSystemdThatDoesNotAnswer(t *testing.T) {
 	})
 }
 
-// TestUnitsThatAreNotKnown asks the agent of a lost GPU to stop, once, without knowing
-// whether it runs, and judges no agent meanwhile.
+// TestUnitsThatAreNotKnown checks that the agent of a lost GPU is asked to stop, once,
+// without knowing whether it runs, and that no agent is judged meanwhile.
 func TestUnitsThatAreNotKnown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -184,7 +184,8 @@ func TestUnitsThatAreNotKnown(t *testing.T) {
 	})
 }
 
-// TestUnknownEngine asks no engine at a socket that only a configuration names.
+// TestUnknownEngine checks that no engine is asked while its socket is known only from a
+// configuration.
 func TestUnknownEngine(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode(t)
@@ -201,8 +202,8 @@ func TestUnknownEngine(t *testing.T) {
 	}
 }
 
-// TestRestartWithTypo judges by what the last daemon knew, drains, keeps that, and gives
-// the slot back, all without a plan.
+// TestRestartWithTypo checks that a daemon without a plan judges by what the last one knew,
+// drains, stores the drain, and releases the slot.
 func TestRestartWithTypo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -236,7 +237,8 @@ func TestRestartWithTypo(t *testing.T) {
 	})
 }
 
-// TestBootWithTypo starts nothing: a slot needs more after a boot than its agent.
+// TestBootWithTypo checks that nothing is started: after a boot, a slot needs more than its
+// agent.
 func TestBootWithTypo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -259,8 +261,9 @@ func TestBootWithTypo(t *testing.T) {
 	})
 }
 
-// TestEngineThatDoesNotAnswer drains the node when that lasts, ends no job, and gives
-// all slots back. One slow answer does nothing. No plan can be made meanwhile.
+// TestEngineThatDoesNotAnswer checks that an engine that stays silent drains the node, ends
+// no job, and releases all slots later. One slow answer does nothing. No plan can be made
+// meanwhile.
 func TestEngineThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// A setting that somebody changed is set again at the next look. A look that finds
-// nothing writes nothing, and switched off, all is as it was.
+// A setting that someone changed is set again at the next look. A look that finds nothing
+// writes nothing, and switching hygiene off restores everything.
 func TestHygiene(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode(t)

@@ -13,16 +13,16 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// mendedPath holds an operator's word that GPUs were reset, until the daemon has
-// judged them by it. It ends with the boot, as what it is about does.
+// mendedPath stores an operator's report that GPUs were reset, until the daemon has judged
+// by it. Like the resets, it does not outlive the boot.
 const mendedPath = "/run/kbnode/mended.json"
 
-// Mend leaves word for the daemon that GPUs, by UUID or PCI address, have been
-// reset by hand at a time, by health.Moment.Up. The node's lock must be held.
+// Mend reports to the daemon that GPUs, by UUID or PCI address, were reset by hand at a
+// time, by health.Moment.Up. The caller must hold the node's lock.
 func Mend(root string, gpus []string, at time.Duration) error {
 	all, err := readMended(root)
 	if err != nil || all == nil {
-		all = map[string]time.Duration{} // what cannot be read is said anew
+		all = map[string]time.Duration{} // reports that cannot be read are replaced
 	}
 	for _, id := range gpus {
 		all[id] = at
@@ -37,7 +37,7 @@ func Mend(root string, gpus []string, at time.Duration) error {
 	return nil
 }
 
-// Mending says that the daemon has not judged yet by what Mend said.
+// Mending reports whether the daemon has yet to judge by a report of Mend.
 func Mending(root string) bool {
 	_, err := os.Stat(filepath.Join(root, mendedPath))
 	return err == nil
@@ -58,7 +58,7 @@ func readMended(root string) (map[string]time.Duration, error) {
 	return all, nil
 }
 
-// heard removes what was judged by, unless more was said meanwhile.
+// heard removes the reports that were judged, unless there are new ones.
 func heard(root string, judged map[string]time.Duration) error {
 	now, err := readMended(root)
 	if err != nil || len(judged) == 0 || !maps.Equal(now, judged) {

@@ -16,17 +16,16 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// pass looks at the machine, and brings it to its plan where it differs. Everything
-// is read again now and then, when it was asked for, and when what the plan is made
-// from has changed.
+// pass looks at the machine and brings it to its plan where it differs. It reads everything
+// again periodically, on request, and when an input of the plan has changed.
 //
-// Health comes first, judged by the last good plan: whatever fails after it, be it a
-// typo in the configuration or an engine that hangs, keeps no sick slot in service.
+// Health comes first, judged by the last good plan: a later failure, such as a typo in the
+// configuration or an engine that hangs, must not keep a sick slot in service.
 func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, passTime, fmt.Errorf("nothing more in %s", passTime))
 	defer cancel()
 	host, closeHost, err := d.Node.Host(ctx)
-	if err != nil { // verdicts are made and kept nevertheless
+	if err != nil { // verdicts are made and stored anyway
 		host, closeHost = &reconcile.Host{Root: d.Root}, func() {}
 	}
 	defer closeHost()
@@ -55,7 +54,7 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 	return err
 }
 
-// converge makes the machine as planned, once its health has been judged.
+// converge brings the machine to its plan, once its health was judged.
 func (d *daemonLoop) converge(ctx context.Context, host *reconcile.Host, l look, drains []plan.Drain, whole bool) error {
 	if !whole && sameDrains(withHealth(d.drains, drains), d.drains) {
 		if !pending(l.changes) {
@@ -69,8 +68,8 @@ func (d *daemonLoop) converge(ctx context.Context, host *reconcile.Host, l look,
 	return d.whole(ctx, host)
 }
 
-// bounded makes a call that may hang, for as long as within. The service manager
-// hears of each that is over: none of them keeps the daemon for long.
+// bounded makes a call that may hang, with the deadline within. It notifies the watchdog
+// after the call, so that the calls do not add up.
 func bounded[T any](d *daemonLoop, name string, within time.Duration, f func() (T, error)) (T, error) {
 	defer d.Notify(daemon.SdNotifyWatchdog)
 	return overdue.Call(name+" below "+d.Root, within, f)
@@ -80,7 +79,7 @@ func (d *daemonLoop) observe(ctx context.Context, host *reconcile.Host, p *plan.
 	return bounded(d, "state of the node", stateTime, func() (*reconcile.State, error) { return host.Observe(ctx, p) })
 }
 
-// stampOf is the stamp of a plan; "" where it cannot be had.
+// stampOf returns the stamp of a plan; "" if it is not available.
 func (d *daemonLoop) stampOf(p *plan.Plan) string {
 	stamp, err := bounded(d, "stamp", stampTime, func() (string, error) { return d.Node.Stamp(p), nil })
 	if err != nil {
@@ -89,9 +88,9 @@ func (d *daemonLoop) stampOf(p *plan.Plan) string {
 	return stamp
 }
 
-// repair brings what was changed by hand back to the plan. A driver may take a second
-// to be asked, and need not be: nothing that the plan was made from has changed. It
-// says whether the plan is still right now that no other kbnode is at work.
+// repair reverts changes that were made by hand. It does not ask the driver, which may take
+// a second: no input of the plan has changed. right reports whether the plan is still right
+// now that the lock keeps every other kbnode away.
 func (d *daemonLoop) repair(ctx context.Context, host *reconcile.Host) (right bool, err error) {
 	release, err := host.Lock()
 	if err != nil {
@@ -108,7 +107,7 @@ func (d *daemonLoop) repair(ctx context.Context, host *reconcile.Host) (right bo
 	return true, d.apply(ctx, host, state, reconcile.Diff(d.plan, state))
 }
 
-// pending says that something can be changed now.
+// pending reports whether some change can be made now.
 func pending(changes []reconcile.Change) bool {
 	for _, c := range changes {
 		if c.Deferred == "" {
@@ -125,7 +124,7 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 		return err
 	}
 	defer release()
-	// The stamp is taken first: what changes while it is read is read again.
+	// The stamp is taken first, so that changes during the reading are read again.
 	p := cmp.Or(d.plan, &plan.Plan{})
 	stamp := d.stampOf(p)
 	r, err := bounded(d, "the node", readTime, func() (*Reading, error) { return d.Node.Read(ctx) })
@@ -133,11 +132,11 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 		return err
 	}
 	first := d.plan == nil
-	if first && d.stampOf(p) == stamp { // which had none of the plan's own files
+	if first && d.stampOf(p) == stamp { // p had none of the plan's own files
 		stamp = d.stampOf(r.Plan)
 	}
 	d.plan, d.drains, d.stamp, d.wholeAt, d.address = r.Plan, r.Drains, stamp, time.Now(), r.Listen
-	d.seen.State = nil // that of a look is of another plan
+	d.seen.State = nil // the state of a look belongs to another plan
 	d.doctor.remember(r)
 	host.GPUs = r.Inventory.GPUs
 	state, err := d.observe(ctx, host, r.Plan)
@@ -152,7 +151,7 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	}}))
 	var unkept error
 	if !sameDrains(drains, r.Drains) {
-		// On a full disk they hold nevertheless; the next pass writes them again.
+		// On a full disk they hold anyway; the next pass writes them again.
 		unkept = d.keepDrains(host, drains)
 		replanned, err := r.Replan(drains)
 		if err != nil {
@@ -165,7 +164,7 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	}
 	if boot := d.doctor.state.Boot; boot != d.doctor.boot {
 		d.doctor.boot = boot
-		_ = d.save() // which logs
+		_ = d.save() // it logs errors
 	}
 	return nil
 }
@@ -177,7 +176,7 @@ func (d *daemonLoop) apply(ctx context.Context, host *reconcile.Host, state *rec
 	return err
 }
 
-// keep writes down what was changed.
+// keep records the changes as events.
 func (d *daemonLoop) keep(applied []reconcile.Change) {
 	if len(applied) == 0 {
 		return

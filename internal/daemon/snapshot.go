@@ -14,20 +14,20 @@ import (
 type Snapshot struct {
 	Began    time.Time
 	Duration time.Duration
-	Whole    bool  // everything was read anew
-	Err      error // why the pass was not made
-	// Plan and Verdicts are those of the last pass that had some; nil before.
+	Whole    bool  // everything was read again
+	Err      error // why the pass failed
+	// Plan and Verdicts are those of the last pass that had any; nil before that.
 	Plan     *plan.Plan
 	Verdicts []health.Verdict
-	// State is the machine before the changes; nil where the pass saw none.
+	// State is the machine before the changes; nil if the pass did not observe it.
 	State   *reconcile.State
-	Parked  map[int]bool       // by slot: something keeps it from jobs while it runs
+	Parked  map[int]bool       // by slot: whether something keeps jobs from it while it runs
 	Applied []reconcile.Change // that were made
-	Waiting int                // changes that wait for the end of a job
-	Listen  string             // where metrics are to be had; "" is nowhere
+	Waiting int                // number of changes that wait for the end of a job
+	Listen  string             // address of the metrics; "" for none
 }
 
-// publish hands the pass that has ended to whoever wants to know.
+// publish passes the finished pass to Options.Publish.
 func (d *daemonLoop) publish(began time.Time, err error) {
 	if d.Publish == nil {
 		return
@@ -48,11 +48,11 @@ func (d *daemonLoop) publish(began time.Time, err error) {
 	d.Publish(s)
 }
 
-// SlotWords are all that SlotWord says.
+// SlotWords are all results of SlotWord.
 var SlotWords = []string{"idle", "busy", "draining", "drained", "parked", "starting", "stopping", "failed", "down"}
 
-// SlotWord is the state of a slot in one word. parked says that something keeps it
-// from jobs while it runs.
+// SlotWord returns the state of a slot in one word. parked means that something keeps jobs
+// from it while it runs.
 func SlotWord(s plan.Slot, ss reconcile.SlotState, parked bool) string {
 	switch {
 	case ss.Job != nil && (parked || len(s.Drains) > 0 || ss.Agent.Stopping()):

@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// watchdogTime is what the unit gives the daemon between two signs of life.
+// watchdogTime is the watchdog interval in the daemon's unit.
 func watchdogTime(t *testing.T) time.Duration {
 	t.Helper()
 	unit, err := os.ReadFile("../../systemd/kbnode.service.tmpl")
@@ -31,8 +31,8 @@ func watchdogTime(t *testing.T) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// TestWatchdogIsFed whatever takes its time: the service manager would kill the daemon
-// in the middle of what it does.
+// TestWatchdogIsFed checks that no slow call starves the watchdog: the service manager
+// would kill the daemon in the middle of its work.
 func TestWatchdogIsFed(t *testing.T) {
 	t.Parallel()
 	longest := watchdogTime(t)
@@ -93,7 +93,8 @@ func TestWatchdogIsFed(t *testing.T) {
 	}
 }
 
-// TestPassHasADeadline ends a pass that goes on for too long in the middle of its changes.
+// TestPassHasADeadline checks that a pass that takes too long ends in the middle of its
+// changes.
 func TestPassHasADeadline(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -124,7 +125,7 @@ func TestPassHasADeadline(t *testing.T) {
 	})
 }
 
-// TestSlotWord names what a slot does, of which an agent that stops is not idle.
+// TestSlotWord checks the words; an agent that is stopping is not idle.
 func TestSlotWord(t *testing.T) {
 	t.Parallel()
 	drained := []plan.Drain{{By: plan.ByOperator}}
@@ -159,7 +160,8 @@ func TestSlotWord(t *testing.T) {
 	}
 }
 
-// TestDisconnected tells an agent that stops or works from one that does not come up.
+// TestDisconnected distinguishes an agent that stops or works from one that does not come
+// up.
 func TestDisconnected(t *testing.T) {
 	t.Parallel()
 	root, now := t.TempDir(), time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC)

@@ -1,6 +1,6 @@
-// Package events keeps what happened on a node: one line of JSON each, in a file
-// of bounded size that outlives a reboot. The journal has more words; this is
-// what an operator asks first.
+// Package events records what happened on a node: one line of JSON per event, in a file of
+// bounded size that survives a reboot. The journal has more detail; this is where an
+// operator looks first.
 package events
 
 import (
@@ -17,16 +17,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Path is where a node keeps them.
+// Path is a node's file of events.
 const Path = "/var/lib/kbnode/events.jsonl"
 
 const (
-	maxFile = 1 << 20  // bytes; with the file before it, some ten thousand events
+	maxFile = 1 << 20  // bytes; with the previous file, about ten thousand events
 	maxLine = 16 << 10 // bytes
 	maxText = 4 << 10  // bytes of a sentence
 	poll    = 500 * time.Millisecond
 	// lockTime bounds the wait for another writer: anyone who may read the file can lock
-	// it, and must not hold up the daemon.
+	// it, and must not block the daemon.
 	lockTime = time.Second
 )
 
@@ -42,10 +42,10 @@ type Event struct {
 // Log is a node's events. The zero value keeps none.
 type Log struct {
 	File string
-	Now  func() time.Time // nil is the clock
+	Now  func() time.Time // nil means the system clock
 }
 
-// Add writes events down. Several processes may do so.
+// Add appends events. Several processes may call it.
 func (l Log) Add(events ...Event) error {
 	if l.File == "" || len(events) == 0 {
 		return nil
@@ -82,7 +82,7 @@ func clip(s string) string {
 	return s
 }
 
-// append adds text to the file in one write, to the next one when it is full.
+// append adds text to the file in one write. It starts a new file when the old one is full.
 func (l Log) append(text []byte) error {
 	for {
 		f, err := os.OpenFile(l.File, os.O_RDWR|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW, 0o644) //nolint:gosec // for all to read
@@ -104,8 +104,8 @@ func (l Log) append(text []byte) error {
 	}
 }
 
-// lock waits for other writers, and goes on without the lock when that takes too long:
-// two that write at once may tear a line, which readers leave out.
+// lock waits for other writers, but continues without the lock after lockTime: two writers
+// at once may tear a line, which readers skip.
 func lock(f *os.File) error {
 	for end := time.Now().Add(lockTime); ; {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -119,8 +119,8 @@ func lock(f *os.File) error {
 	}
 }
 
-// prepare locks the file, and moves it away when it is full. again says that
-// there is another one by now.
+// prepare locks the file, and moves it away when it is full. again is true if name is now
+// another file.
 func prepare(f *os.File, name string) (again bool, err error) {
 	if err := lock(f); err != nil {
 		return false, err
@@ -142,7 +142,7 @@ func prepare(f *os.File, name string) (again bool, err error) {
 	return true, os.Rename(name, name+".1")
 }
 
-// afterLine begins a new line where a write was cut off.
+// afterLine starts a new line if the last write was cut off.
 func afterLine(f *os.File, text []byte) ([]byte, error) {
 	end, err := f.Seek(0, io.SeekEnd)
 	if err != nil || end == 0 {
@@ -158,8 +158,8 @@ func afterLine(f *os.File, text []byte) ([]byte, error) {
 	return text, nil
 }
 
-// Read calls fn with every event that is kept, the oldest first. What is no
-// event is left out.
+// Read calls fn with every stored event, the oldest first. It skips lines that are not
+// events.
 func (l Log) Read(fn func(Event)) error {
 	return errors.Join(readFile(l.File+".1", fn), readFile(l.File, fn))
 }
@@ -179,7 +179,7 @@ func readFile(name string, fn func(Event)) error {
 	return nil
 }
 
-// scan reads whole lines from an offset, and returns where the next begins.
+// scan reads complete lines from an offset, and returns the offset of the next one.
 func scan(f *os.File, from int64, fn func(Event)) (int64, error) {
 	if _, err := f.Seek(from, io.SeekStart); err != nil {
 		return from, err
@@ -188,7 +188,7 @@ func scan(f *os.File, from int64, fn func(Event)) (int64, error) {
 	for {
 		line, err := r.ReadSlice('\n')
 		switch {
-		case errors.Is(err, bufio.ErrBufferFull): // no event: the rest of it is none either
+		case errors.Is(err, bufio.ErrBufferFull): // not an event, nor is the rest of the line
 			from += int64(len(line))
 			continue
 		case errors.Is(err, io.EOF):
@@ -204,8 +204,7 @@ func scan(f *os.File, from int64, fn func(Event)) (int64, error) {
 	}
 }
 
-// Follow calls fn with every event that is kept and then with each new one,
-// until ctx ends.
+// Follow calls fn with every stored event and then with each new one, until ctx ends.
 func (l Log) Follow(ctx context.Context, fn func(Event)) error {
 	var f *os.File
 	defer func() {
@@ -224,8 +223,8 @@ func (l Log) Follow(ctx context.Context, fn func(Event)) error {
 			}
 		}
 		if f != nil {
-			// Looked at before the rest is read: nothing is written to a file
-			// that was moved away.
+			// Check this before reading the rest: nothing is written to a file after it was
+			// moved away.
 			moved := l.moved(f)
 			var err error
 			if at, err = scan(f, at, fn); err != nil {

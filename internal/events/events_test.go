@@ -42,7 +42,7 @@ func TestAddAndRead(t *testing.T) {
 	}
 }
 
-// TestCutOff writes after a line that a crash cut off.
+// TestCutOff appends after a line that a crash cut off.
 func TestCutOff(t *testing.T) {
 	t.Parallel()
 	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}
@@ -58,8 +58,8 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// TestLock waits for another writer, who may be about to move the file away, but not for
-// someone who only holds the lock.
+// TestLock checks that a writer waits for another one, which may be about to move the file
+// away, but not for someone who only holds the lock.
 func TestLock(t *testing.T) {
 	t.Parallel()
 	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}
@@ -94,8 +94,8 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// TestBounded has many writers fill several files: two stay, no line is torn,
-// and the newest are there.
+// TestBounded checks that many writers fill several files, of which two stay, that no line
+// is torn, and that the newest are there.
 func TestBounded(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -111,7 +111,7 @@ func TestBounded(t *testing.T) {
 		})
 	}
 	group.Wait()
-	// One that was done long before the others may have been moved away with reason.
+	// The last events of a writer that finished long before the others may rightly be gone.
 	for w := range 4 {
 		if err := (Log{File: file}).Add(Event{Kind: "x", Text: fmt.Sprintf("%d:last:", w)}); err != nil {
 			t.Error(err)
@@ -142,7 +142,7 @@ func TestBounded(t *testing.T) {
 	}
 }
 
-// TestFollow sees each event once, also over a move of the file.
+// TestFollow checks that each event is seen once, also when the file is moved.
 func TestFollow(t *testing.T) {
 	t.Parallel()
 	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}

@@ -26,7 +26,7 @@ func repository(t *testing.T, name string) string {
 	return string(text)
 }
 
-// described is what an Exporter tells, "TYPE LABELS" by name.
+// described returns "TYPE LABELS" of an Exporter's metrics by name.
 func described(t *testing.T) map[string]string {
 	t.Helper()
 	e := New(Options{Images: images})
@@ -84,7 +84,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// exist holds the metrics that a text names to those that there are.
+// exist checks that all metrics that a text names exist.
 func exist(t *testing.T, name, text string) (found int) {
 	t.Helper()
 	known := described(t)

@@ -1,5 +1,5 @@
-// Package metrics tells Prometheus what the daemon sees and does. It is the door
-// to Prometheus's client; docs/metrics.md has a row for each metric.
+// Package metrics exports to Prometheus what the daemon sees and does. Only this package
+// imports Prometheus's client; docs/metrics.md has a row for each metric.
 package metrics
 
 import (
@@ -26,12 +26,12 @@ const maxLabel = 256
 // Options are what an Exporter needs.
 type Options struct {
 	Version, Commit string // of kbnode
-	// Images reads what is known of the node's images; nil where nothing is.
+	// Images reads the state of the node's images; it may be nil.
 	Images func() (image.State, error)
 	Log    *slog.Logger // nil discards
 }
 
-// Exporter makes metrics of snapshots and serves them.
+// Exporter turns snapshots into metrics and serves them.
 type Exporter struct {
 	Options
 	registry *prometheus.Registry
@@ -48,13 +48,13 @@ type Exporter struct {
 	jobs map[int]job // by slot, as of the last snapshot with a state
 }
 
-// job is one that ran when a slot was last seen.
+// job is the job that ran when a slot was last seen.
 type job struct {
-	id          string // only compared: it is what the job's environment says
+	id          string // only compared: it comes from the job's environment
 	began, seen time.Time
 }
 
-// New makes an Exporter that serves nothing yet.
+// New returns an Exporter that serves nothing yet.
 func New(o Options) *Exporter {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -106,8 +106,8 @@ func New(o Options) *Exporter {
 	return e
 }
 
-// Publish takes a pass into account, and brings the server to the address that it
-// names. It is not called concurrently.
+// Publish records a pass, and moves the server to the address that it names. It must not be
+// called concurrently.
 func (e *Exporter) Publish(s daemon.Snapshot) {
 	var images image.State
 	if e.Images != nil {
@@ -147,7 +147,7 @@ func (e *Exporter) pass(s daemon.Snapshot) {
 	}
 }
 
-// slots tells of slots what the snapshot does. What it does not say stays.
+// slots updates the metrics of slots. What the snapshot lacks keeps its value.
 func (e *Exporter) slots(s daemon.Snapshot) {
 	e.verdicts.Reset()
 	for _, v := range s.Verdicts {
@@ -191,7 +191,7 @@ func (e *Exporter) slots(s daemon.Snapshot) {
 	e.jobs = jobs
 }
 
-// job compares the job of a slot with the one that was seen before.
+// job compares the job of a slot with the one seen before.
 func (e *Exporter) job(slot string, before job, is *agent.Job, now time.Time) job {
 	started, ended := e.jobsStarted.WithLabelValues(slot), e.jobSeconds.WithLabelValues(slot)
 	if is != nil && is.ID == before.id {
@@ -210,7 +210,7 @@ func (e *Exporter) job(slot string, before job, is *agent.Job, now time.Time) jo
 	if !is.Since.IsZero() {
 		age = max(0, now.Sub(is.Since))
 	}
-	// By now's monotonic clock: the other one may be set while the job runs.
+	// Use now's monotonic clock: the wall clock may be set while the job runs.
 	return job{id: is.ID, began: now.Add(-age), seen: now}
 }
 
@@ -230,7 +230,7 @@ func (e *Exporter) image(s image.State) {
 	e.imageOnTrial.WithLabelValues().Set(trial)
 }
 
-// label is a text as the value of a label: the client panics on others.
+// label makes a text valid as the value of a label: the client panics on invalid UTF-8.
 func label(text string) string {
 	return strings.ToValidUTF8(text[:min(len(text), maxLabel)], "")
 }

@@ -27,8 +27,7 @@ var update = flag.Bool("update", false, "write testdata anew")
 
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// text is what Prometheus reads, without what another build or run would have
-// otherwise.
+// text returns what Prometheus reads, without values that depend on the build or run.
 func text(t *testing.T, e *Exporter) string {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -40,7 +39,7 @@ func text(t *testing.T, e *Exporter) string {
 	return regexp.MustCompile(`(?m)^(process_\w+) \S+$`).ReplaceAllString(out, "$1 -")
 }
 
-// samples are the lines of some metrics.
+// samples returns the lines of some metrics.
 func samples(t *testing.T, e *Exporter, names string) []string {
 	t.Helper()
 	var list []string
@@ -71,7 +70,7 @@ func running(k int, job string, since time.Time) reconcile.SlotState {
 	return s
 }
 
-// full is a pass over a node that has something of everything.
+// full is a pass over a node that has a bit of everything.
 func full() daemon.Snapshot {
 	p := &plan.Plan{Slots: slots(4)}
 	p.Slots[1].Drains = []plan.Drain{{Slot: 1, By: plan.ByOperator, Reason: "a new fan"}, {Slot: 1, By: "gpu.ecc"}, {Slot: 1, By: "gpu.ecc"}}
@@ -99,7 +98,7 @@ func images() (image.State, error) {
 	}, nil
 }
 
-// TestText is all that is told, of a look after a full pass.
+// TestText compares all output, for a look after a full pass.
 func TestText(t *testing.T) {
 	t.Parallel()
 	e := New(Options{Version: "1.2.3", Commit: "abc", Images: images})
@@ -174,7 +173,7 @@ func TestJobs(t *testing.T) {
 	}
 }
 
-// TestFailedPass keeps what was known, and says that it grows old.
+// TestFailedPass checks that known values stay, and that their age shows.
 func TestFailedPass(t *testing.T) {
 	t.Parallel()
 	const known = `kbnode_slot_info|kbnode_slot_state|kbnode_slot_drained|kbnode_changes_waiting|kbnode_health_verdicts`
@@ -204,7 +203,7 @@ func TestFailedPass(t *testing.T) {
 		t.Error(diff)
 	}
 
-	// A slot that is gone is told of no more, and neither is an image.
+	// A slot or image that is gone is no longer exported.
 	s.Plan = &plan.Plan{Slots: slots(1)}
 	e.Publish(s)
 	for _, line := range samples(t, e, `kbnode_slot_\w+|kbnode_image_\w+`) {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// registerProcess tells what this process costs, by the names that everybody uses.
-// The client's own collector comes with a package that links database drivers.
+// registerProcess registers the metrics of this process under their standard names. The
+// client's own collector is in a package that links database drivers.
 func (e *Exporter) registerProcess() {
 	started := seconds(time.Now())
 	e.registry.MustRegister(
@@ -27,8 +27,8 @@ func (e *Exporter) registerProcess() {
 	)
 }
 
-// residentBytes is the second field of /proc/self/statm (proc_pid_statm(5)), 0 if
-// it cannot be read.
+// residentBytes returns the second field of /proc/self/statm (proc_pid_statm(5)) in bytes,
+// 0 if it cannot be read.
 func residentBytes() float64 {
 	text, err := os.ReadFile("/proc/self/statm")
 	fields := strings.Fields(string(text))

@@ -15,23 +15,22 @@ import (
 )
 
 const (
-	// maxConns are open at a time: jobs' commands on the host can open them too.
+	// maxConns bounds the open connections: jobs' commands on the host can open them too.
 	maxConns  = 16
-	maxHeader = 4 << 10 // bytes, and 4 KiB that Go adds
+	maxHeader = 4 << 10 // bytes, plus 4 KiB that Go adds
 	readTime  = 5 * time.Second
 	writeTime = 10 * time.Second
 )
 
 // web is the server of an Exporter.
 type web struct {
-	address string // that is wanted
-	said    string // why it cannot be had, as told
+	address string // the wanted one
+	said    string // why it is not available, as logged
 	server  *http.Server
-	ended   chan struct{} // closed when server serves no more
+	ended   chan struct{} // closed when server has stopped serving
 }
 
-// serve brings the server to an address; "" is none. It tries again what failed
-// before, so that each pass is another try.
+// serve moves the server to an address; "" is none. A failure is retried at each pass.
 func (e *Exporter) serve(address string) {
 	if e.server != nil {
 		select {
@@ -84,7 +83,7 @@ func (e *Exporter) listen(address string) error {
 			}
 		},
 	}
-	e.server.SetKeepAlivesEnabled(false) // a scrape a minute needs none
+	e.server.SetKeepAlivesEnabled(false) // not needed for one scrape a minute
 	ended := make(chan struct{})
 	e.ended = ended
 	go func(s *http.Server) {
@@ -96,7 +95,7 @@ func (e *Exporter) listen(address string) error {
 	return nil
 }
 
-// Close ends the server.
+// Close stops the server.
 func (e *Exporter) Close() {
 	if e.server == nil {
 		return
@@ -108,13 +107,13 @@ func (e *Exporter) Close() {
 
 func (e *Exporter) handler() http.Handler {
 	mux := http.NewServeMux()
-	// What went wrong with one metric must not hide the others.
+	// An error of one metric must not hide the others.
 	mux.Handle("GET /metrics", promhttp.HandlerFor(prometheus.GathererFunc(e.gather),
 		promhttp.HandlerOpts{DisableCompression: true, ErrorHandling: promhttp.ContinueOnError}))
 	return mux
 }
 
-// gather reads all metrics as they were after a pass.
+// gather reads all metrics as of the end of a pass.
 func (e *Exporter) gather() ([]*dto.MetricFamily, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/daemon"
 )
 
-// logged is a log that several goroutines write.
+// logged is a log for several goroutines.
 type logged struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -41,7 +41,7 @@ func served(t *testing.T) (*Exporter, *logged) {
 	return e, log
 }
 
-// taken is a listener on a port that was free.
+// taken returns a listener on a free port.
 func taken(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -142,7 +142,7 @@ func TestPortTaken(t *testing.T) {
 	}
 }
 
-// TestServerThatEnded comes back with the next pass.
+// TestServerThatEnded checks that the next pass starts the server again.
 func TestServerThatEnded(t *testing.T) {
 	t.Parallel()
 	e, _ := served(t)
@@ -156,7 +156,8 @@ func TestServerThatEnded(t *testing.T) {
 	}
 }
 
-// TestHostileClients hold neither the daemon up nor more than a few connections.
+// TestHostileClients checks that clients neither delay the daemon nor hold more than
+// maxConns connections.
 func TestHostileClients(t *testing.T) {
 	t.Parallel()
 	e, _ := served(t)
@@ -169,7 +170,7 @@ func TestHostileClients(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = c.Close() })
-		_, _ = c.Write([]byte("GET /metrics HTTP/1.1\r\n")) // and no more
+		_, _ = c.Write([]byte("GET /metrics HTTP/1.1\r\n")) // and nothing more
 		conns = append(conns, c)
 	}
 	began := time.Now()
@@ -178,7 +179,7 @@ func TestHostileClients(t *testing.T) {
 		t.Errorf("a pass took %s", d)
 	}
 	closed := 0
-	for _, c := range slices.Backward(conns) { // the first ones are waited for
+	for _, c := range slices.Backward(conns) { // the server waits for the first ones
 		_ = c.SetReadDeadline(began.Add(readTime / 2))
 		if _, err := io.ReadAll(c); err == nil || !strings.Contains(err.Error(), "timeout") {
 			closed++
@@ -187,12 +188,12 @@ func TestHostileClients(t *testing.T) {
 	if closed != 2*maxConns {
 		t.Errorf("%d of %d connections were closed at once, want all but %d", closed, len(conns), maxConns)
 	}
-	// Those that say nothing go in time.
+	// Silent clients are disconnected in time.
 	_ = conns[0].SetReadDeadline(began.Add(2 * readTime))
 	if _, err := io.ReadAll(conns[0]); err != nil {
 		t.Errorf("a slow client is still connected: %v", err)
 	}
-	for range 50 { // the others go at the same time
+	for range 50 { // the others are disconnected at the same time
 		if got, _ := get(t, http.MethodGet, "http://"+address+"/metrics"); got == http.StatusOK {
 			return
 		}
@@ -201,7 +202,8 @@ func TestHostileClients(t *testing.T) {
 	t.Error("not served after that")
 }
 
-// TestScrapesWhilePassesGoOn is for the race detector, and sees no half of a pass.
+// TestScrapesWhilePassesGoOn is for the race detector, and checks that no scrape sees half
+// of a pass.
 func TestScrapesWhilePassesGoOn(t *testing.T) {
 	t.Parallel()
 	e, _ := served(t)
