@@ -13,18 +13,19 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// building is the name of an image between its build and its being kept.
+// building names an image between its build and its adoption.
 const building = ownNames + "building"
 
-// Source is what an image is built of.
+// Source is what an image is built from.
 type Source struct {
-	Name       string                        // what it is, for whoever looks on
+	Name       string                        // description, for messages
 	Dockerfile string                        // its path in the archive
-	Args       map[string]string             // that the Dockerfile declares
-	Archive    func() (io.ReadCloser, error) // a tar archive, from its beginning
+	Args       map[string]string             // build arguments that the Dockerfile declares
+	Archive    func() (io.ReadCloser, error) // opens a tar archive at its beginning
 }
 
-// Variant is the one of kbnode's own images that suits the GPUs of a node's slots.
+// Variant returns which of kbnode's own images suits the GPUs of a node's slots: "cuda",
+// "rocm" or "cpu".
 func Variant(slots []plan.JobPolicy) (string, error) {
 	variants := map[string]bool{}
 	for _, p := range slots {
@@ -40,8 +41,8 @@ func Variant(slots []plan.JobPolicy) (string, error) {
 	}
 }
 
-// Build builds the image on the node and lets the name stand for it if a canary
-// runs it well. With push it then goes to its registry.
+// Build builds the image on the node, and points the name to it if a canary passes. With
+// push it then pushes the image to its registry.
 func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (Result, error) {
 	release, err := u.open(ctx)
 	if err != nil {
@@ -104,7 +105,7 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 	return r, nil
 }
 
-// push sends the current image to its registry and notes that it is there.
+// push pushes the current image to its registry and records its digest there.
 func (u *Updater) push(ctx context.Context) error {
 	u.say("pushing %s", u.Name)
 	if err := u.Engine.Push(ctx, u.Name, u.tell); err != nil {

@@ -20,9 +20,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/registrytest"
 )
 
-// TestEngine goes through updates with a real Docker engine, whose socket is in
-// KBNODE_TEST_DOCKER and which reaches this process on 127.0.0.1, and with a
-// registry that is made up. Canaries are too.
+// TestEngine updates images in a real Docker engine, whose socket is in KBNODE_TEST_DOCKER
+// and which reaches this process on 127.0.0.1. The registry and the canaries are fake.
 func TestEngine(t *testing.T) {
 	socket := os.Getenv("KBNODE_TEST_DOCKER")
 	if socket == "" {
@@ -47,7 +46,7 @@ func TestEngine(t *testing.T) {
 		}
 	}
 	quiet := func(docker.Progress) {}
-	// publish gives the registry another image, and takes it from the engine.
+	// publish puts another image into the registry, and removes it from the engine.
 	publish := func(tag string) {
 		t.Helper()
 		must(engine.Import(t.Context(), repository+":"+tag, layer(t)))
@@ -111,7 +110,7 @@ func TestEngine(t *testing.T) {
 		t.Error("an image that failed got the name")
 	}
 
-	// A container holds an image that is to go.
+	// A container uses an image that should be removed.
 	held, err := engine.Create(t.Context(), docker.Run{Name: "kbnode-test-held", Image: latest, Cmd: []string{"true"}})
 	must(err)
 	defer func() { _ = engine.Discard(context.Background(), held) }()
@@ -141,7 +140,7 @@ func TestEngine(t *testing.T) {
 		t.Errorf("a tag that is not there: %v", err)
 	}
 
-	// A registry that asks who is there.
+	// A registry that requires credentials.
 	locked := httptest.NewServer(&registrytest.Registry{User: "u", Password: "s3cret"})
 	defer locked.Close()
 	host := strings.TrimPrefix(locked.URL, "http://")
@@ -170,7 +169,7 @@ func TestEngine(t *testing.T) {
 	must(engine.Untag(t.Context(), latest))
 }
 
-// realNode is a node with images of the engine, and verdicts that are made up.
+// realNode is a node with images of the engine and fake verdicts.
 type realNode struct {
 	*world
 	engine *docker.Engine
@@ -184,7 +183,7 @@ func (n realNode) Canary(ctx context.Context, slot Slot, image string) (Canary, 
 	return Canary{Slot: slot.Name, Passed: n.passed[image], Reason: "it fails"}, nil
 }
 
-// layer is a root file system with some random bytes in it.
+// layer returns a root file system with some random bytes.
 func layer(t *testing.T) io.Reader {
 	t.Helper()
 	data := make([]byte, 1<<20)

@@ -9,12 +9,11 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-// ErrNoRegistry says that the image that jobs run was made or loaded here.
+// ErrNoRegistry means that the image that jobs run was built or loaded on this node.
 var ErrNoRegistry = errors.New("it comes from no registry")
 
-// Again pulls the image that jobs run by its digest, as a machine does that lacks
-// it, and returns the digest. What is here already is not sent again, and no name
-// moves.
+// Again pulls the image that jobs run by its digest, as a machine without it would, and
+// returns the digest. Layers that are already here are not sent again, and no name moves.
 func (u *Updater) Again(ctx context.Context) (digest string, err error) {
 	release, err := u.open(ctx)
 	if err != nil {
@@ -35,15 +34,15 @@ func (u *Updater) Again(ctx context.Context) (digest string, err error) {
 	return cur.Digest, u.pullOnce(ctx, ref, 0, 0, map[string]bool{})
 }
 
-// Evaluation is what came of the image in one slot.
+// Evaluation is the result of the image in one slot.
 type Evaluation struct {
 	Canary
 	Index  int
-	Missed string // why it was not run, or not to its end; "" where it was
+	Missed string // why it was not run, or not to its end; "" if it was
 }
 
-// Evaluate runs the image that jobs run as a canary in every slot: in one after
-// the other, or in all at once. Where a job comes it goes first.
+// Evaluate runs the image that jobs use as a canary in every slot: one after the other, or
+// all at once. A canary gives way to a job.
 func (u *Updater) Evaluate(ctx context.Context, atOnce bool) ([]Evaluation, error) {
 	release, err := u.open(ctx)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package image keeps the image that a node's jobs run up to date: it fetches
-// by digest, runs a canary in an idle slot, and only then lets the name that
-// jobs use stand for the new image. It remembers the one before, and goes back
-// to it. What it does it writes down first, so that it can be cut off anywhere.
+// Package image keeps the image of a node's jobs up to date: it fetches by digest, runs a
+// canary in an idle slot, and only then points the name that jobs use to the new image. It
+// keeps the previous image, and can go back to it. It writes down each step before it takes
+// it, so that it can be interrupted anywhere.
 package image
 
 import (
@@ -17,18 +17,17 @@ import (
 	"github.com/gpu-mode/kbnode/internal/events"
 )
 
-// ownNames begin the names by which kbnode keeps images from docker image
-// prune. The domain is one that nobody can have (RFC 2606), so nothing is ever
-// pulled by them.
+// ownNames is the prefix of the names by which kbnode protects images from docker image
+// prune. No one can own the domain (RFC 2606), so nothing is ever pulled by these names.
 const ownNames = "kbnode.invalid/image:"
 
-// ownName is kbnode's own name of an image.
+// ownName returns kbnode's own name of an image.
 func ownName(id string) string {
 	id = strings.TrimPrefix(id, "sha256:")
 	return ownNames + id[:min(12, len(id))]
 }
 
-// Engine is what is asked of Docker.
+// Engine is the part of Docker that updates need.
 type Engine interface {
 	Image(ctx context.Context, ref string) (docker.Image, error)
 	Resolve(ctx context.Context, ref string) (digest string, err error)
@@ -43,21 +42,21 @@ type Engine interface {
 	Ends(ctx context.Context, label string, since time.Time) ([]docker.End, error)
 }
 
-// Slot is one of the node's as it is at the moment.
+// Slot is the current state of one of the node's slots.
 type Slot struct {
 	Index int
 	Name  string
-	Away  string // why no canary runs in it; "" where one may
-	Job   string // what runs in it; "" where it is idle
+	Away  string // why no canary can run in it; "" if one can
+	Job   string // what runs in it; "" if it is idle
 }
 
 // Node is where canaries run.
 type Node interface {
-	// Slots looks at all of them.
+	// Slots returns the state of all slots.
 	Slots(ctx context.Context) ([]Slot, error)
-	// Canary runs an image in a slot. An error says that it could not be tried there.
+	// Canary runs an image in a slot. An error means that it could not be tried there.
 	Canary(ctx context.Context, slot Slot, imageID string) (Canary, error)
-	// Tidy removes what a canary left that was cut off.
+	// Tidy removes what an interrupted canary left.
 	Tidy(ctx context.Context) error
 }
 
@@ -66,55 +65,55 @@ type Updater struct {
 	Engine    Engine
 	Node      Node
 	Dir       string // of the state
-	Name      string // what jobs call the image, whole
-	Keep      int    // how many previous images stay, at least 1
-	FirstJobs int    // that must all fail for the image to be taken back
+	Name      string // what jobs call the image, in full
+	Keep      int    // how many previous images to keep, at least 1
+	FirstJobs int    // number of jobs that must all fail before the image is rolled back
 
-	Say   func(string)          // what is being done, in words
-	Tell  func(docker.Progress) // how a pull, a push or a build goes on
-	Pause time.Duration         // between two looks at the slots, and times two before the first retry; 0 is a second
-	Now   func() time.Time      // nil is the clock
-	// Events is where it is kept what became of images.
+	Say   func(string)          // receives what is being done, in words
+	Tell  func(docker.Progress) // receives the progress of a pull, a push or a build
+	Pause time.Duration         // between two looks at the slots, half the first retry's delay; 0 is 1 s
+	Now   func() time.Time      // nil means the system clock
+	// Events records what happened to images.
 	Events events.Log
 
 	state  State
-	before func(what string) // tests cut the run off here
+	before func(what string) // tests interrupt the run here
 }
 
 // Options are how one update is done.
 type Options struct {
 	From   string        // what to fetch instead of the name
-	Auto   bool          // nobody looks on: what was decided by hand stays
+	Auto   bool          // run unattended: decisions made by hand stay
 	Beside bool          // also while jobs run
-	Check  bool          // only look
-	Wait   time.Duration // for idle slots; 0 is for ever
+	Check  bool          // only check
+	Wait   time.Duration // for idle slots; 0 means forever
 }
 
-// Result is what came of a command.
+// Result is the result of a command.
 type Result struct {
 	Name     string `json:"name"`
 	Action   string `json:"action"` // one of those below
 	Reason   string `json:"reason,omitempty"`
 	Current  *Image `json:"current,omitempty"`
 	Previous *Image `json:"previous,omitempty"`
-	Newer    string `json:"newer,omitempty"` // a digest that is there to be fetched
+	Newer    string `json:"newer,omitempty"` // digest of an image that can be fetched
 }
 
-// What Result.Action may be.
+// The values of Result.Action.
 const (
-	ActionNone    = "none"        // nothing was to be done
-	ActionNewer   = "newer"       // there is a newer image, and it was only looked
+	ActionNone    = "none"        // there was nothing to do
+	ActionNewer   = "newer"       // there is a newer image, and Options.Check was set
 	ActionLater   = "later"       // the node was busy
 	ActionSkipped = "skipped"     // the registry's image has failed before
-	ActionUpdated = "updated"     // the name stands for the new image
-	ActionRefused = "refused"     // the canary failed, the name stands for what it did
-	ActionBack    = "rolled back" // the name stands for the previous image
+	ActionUpdated = "updated"     // the name points to the new image
+	ActionRefused = "refused"     // the canary failed; the name was not changed
+	ActionBack    = "rolled back" // the name points to the previous image
 )
 
-// ErrNoPrevious says that there is nothing to go back to.
+// ErrNoPrevious means that there is no image to go back to.
 var ErrNoPrevious = errors.New("no previous image is kept; kbnode image list shows those that are")
 
-// open locks, reads, and goes on with what was cut off.
+// open takes the lock, reads the state, and continues what was interrupted.
 func (u *Updater) open(ctx context.Context) (release func(), err error) {
 	unlock, err := lock(u.Dir)
 	if err != nil {
@@ -136,7 +135,7 @@ func (u *Updater) open(ctx context.Context) (release func(), err error) {
 	return unlock, nil
 }
 
-// recover ends what a run before this one began.
+// recover finishes what an earlier run began.
 func (u *Updater) recover(ctx context.Context) error {
 	if err := u.Node.Tidy(ctx); err != nil {
 		return err
@@ -161,7 +160,7 @@ func (u *Updater) recover(ctx context.Context) error {
 	return nil
 }
 
-// save writes the state; nothing that it says is done before.
+// save writes the state. It must be called before anything is done that the state mentions.
 func (u *Updater) save(s State) error {
 	u.step("save")
 	if err := s.write(u.Dir); err != nil {
@@ -178,12 +177,12 @@ func (u *Updater) step(what string) {
 	}
 }
 
-// move lets the name stand for the current image, as the state says already.
+// move points the name to the current image, as the state already says.
 func (u *Updater) move(ctx context.Context) error {
 	s := u.state
 	err := u.Engine.Tag(ctx, s.Current.ID, u.Name)
 	if errors.Is(err, docker.ErrNotFound) {
-		// Somebody removed it. The name stands for what it did.
+		// Someone removed it. The name keeps pointing to what it did.
 		s.Current = nil
 	} else if err != nil {
 		return err
@@ -192,7 +191,7 @@ func (u *Updater) move(ctx context.Context) error {
 	return u.save(s)
 }
 
-// Rollback lets the name stand for the previous image again.
+// Rollback points the name to the previous image again.
 func (u *Updater) Rollback(ctx context.Context, reason string) (Result, error) {
 	release, err := u.open(ctx)
 	if err != nil {
@@ -211,7 +210,7 @@ func (u *Updater) rollback(ctx context.Context, reason string) (Result, error) {
 		} else if !errors.Is(err, docker.ErrNotFound) {
 			return Result{}, err
 		}
-		s.Previous = slices.Clone(s.Previous[1:]) // somebody removed it
+		s.Previous = slices.Clone(s.Previous[1:]) // someone removed it
 	}
 	if len(s.Previous) == 0 {
 		return Result{}, ErrNoPrevious
@@ -229,8 +228,8 @@ func (u *Updater) rollback(ctx context.Context, reason string) (Result, error) {
 	return r, u.prune(ctx)
 }
 
-// prune removes what is to go and nothing uses: kbnode's own names and digests,
-// and with the last of its names the image. Others' names stay.
+// prune removes dropped images that nothing uses: kbnode's own names and digests, and the
+// image with its last name. Other names stay.
 func (u *Updater) prune(ctx context.Context) error {
 	used, err := u.Engine.ImagesInUse(ctx)
 	if err != nil {
@@ -259,8 +258,8 @@ func (u *Updater) prune(ctx context.Context) error {
 	return errors.Join(append(errs, u.save(s))...)
 }
 
-// remove takes from an image what kbnode gave it, its digests last: where those
-// are gone, all is.
+// remove removes kbnode's names from an image, its digests last: once those are gone,
+// everything is.
 func (u *Updater) remove(ctx context.Context, i Image) error {
 	if i.ID != "" {
 		if err := u.Engine.Untag(ctx, ownName(i.ID)); err != nil {
@@ -279,9 +278,9 @@ func (u *Updater) remove(ctx context.Context, i Image) error {
 		return nil
 	}
 	if err != nil || len(have.Names) > 0 {
-		return err // it is somebody else's too
+		return err // someone else uses it too
 	}
-	// The same image may have had another digest there, too.
+	// The same image may have had another digest there.
 	repository := strings.TrimSuffix(ref, i.Digest)
 	for _, d := range have.Digests {
 		if strings.HasPrefix(d, repository) {
@@ -314,7 +313,7 @@ func (u *Updater) say(format string, args ...any) {
 	}
 }
 
-// note keeps what happened. That it could not be is no reason to stop.
+// note records an event. Failing to do so is no reason to stop.
 func (u *Updater) note(format string, args ...any) {
 	if err := u.Events.Add(events.Event{Kind: "image", Slot: -1, Time: u.now(), Text: fmt.Sprintf(format, args...)}); err != nil {
 		u.say("%v", err)

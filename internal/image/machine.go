@@ -38,7 +38,7 @@ const submission = `def custom_kernel(data):
 `
 
 const (
-	// canaryName is a canary's container, behind the prefix of its slot, and its
+	// canaryName names a canary's container, after the prefix of its slot, and its
 	// directory among the checkouts.
 	canaryName = "kbnode-canary"
 	maxResult  = 4 << 20 // bytes of a result.json
@@ -46,7 +46,7 @@ const (
 	tidyTime   = 2 * time.Minute
 )
 
-// ErrNoNode says that there are no slots.
+// ErrNoNode means that there are no slots.
 var ErrNoNode = errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
 
 // Machine is the node that kbnode runs on.
@@ -55,10 +55,10 @@ type Machine struct {
 	Engine   *docker.Engine
 
 	mu  sync.Mutex
-	own map[int]string // slots to the cgroups of the canaries that run in them
+	own map[int]string // by slot: cgroup of the canary that runs in it
 }
 
-// OpenMachine reads which slots this machine has, from what their guards read.
+// OpenMachine reads this machine's slots from the policies of their guards.
 func OpenMachine(engine *docker.Engine) (*Machine, error) {
 	m := &Machine{Engine: engine}
 	names, err := filepath.Glob(filepath.Dir(plan.SlotPolicyPath(0)) + "/gpu*.json")
@@ -80,7 +80,7 @@ func OpenMachine(engine *docker.Engine) (*Machine, error) {
 	return m, nil
 }
 
-// Slots looks at all slots of the machine.
+// Slots returns the state of all slots of the machine.
 func (m *Machine) Slots(context.Context) ([]Slot, error) {
 	drains, err := readDrains()
 	if err != nil {
@@ -111,7 +111,7 @@ func (m *Machine) Slots(context.Context) ([]Slot, error) {
 			return nil, err
 		}
 		if i := slices.IndexFunc(drains, func(d plan.Drain) bool { return d.Slot == p.Slot && d.By != plan.ByOperator }); i >= 0 {
-			// What an operator has drained is free, which may be why.
+			// A slot that an operator drained may be used; canaries may be the reason.
 			s.Away = drains[i].String()
 		} else if len(parked) > 0 {
 			s.Away = "it is parked: " + parked[0].Reason
@@ -143,9 +143,9 @@ func (m *Machine) policy(k int) (plan.JobPolicy, error) {
 	return plan.JobPolicy{}, fmt.Errorf("there is no slot %d", k)
 }
 
-// Canary runs the runner's own evaluation of a small submission in a container
-// of the slot: its GPU and limits, and no network. The profile is strict, as
-// evaluations ask for, and the slot's where that fails.
+// Canary runs the runner's evaluation of a small submission in a container of the slot,
+// with its GPU and limits, and without network. It uses the strict profile, which
+// evaluations ask for, and if that fails the slot's profile.
 func (m *Machine) Canary(ctx context.Context, slot Slot, imageID string) (Canary, error) {
 	p, err := m.policy(slot.Index)
 	if err != nil {
@@ -178,7 +178,7 @@ func (m *Machine) evaluate(ctx context.Context, p plan.JobPolicy, imageID, profi
 		return c, fmt.Errorf("make a checkout: %w", err)
 	}
 	defer func() { _ = root.Close() }()
-	// Whoever the image runs as writes its result there.
+	// The image may run as any user, which writes its result there.
 	if err := errors.Join(root.Mkdir(canaryName, 0o700), root.Chmod(canaryName, 0o777)); err != nil {
 		return c, fmt.Errorf("make a checkout: %w", err)
 	}
@@ -195,8 +195,8 @@ func (m *Machine) evaluate(ctx context.Context, p plan.JobPolicy, imageID, profi
 	return c, err
 }
 
-// Smoke is the payload, as JSON, of an evaluation that any image passes in which
-// submissions can be evaluated.
+// Smoke returns the payload, as JSON, of an evaluation that passes in any image that can
+// evaluate submissions.
 func Smoke() ([]byte, error) {
 	doc, err := json.Marshal(map[string]any{
 		"lang": "py", "mode": "test", "main": "smoke.py",
@@ -238,7 +238,8 @@ func (m *Machine) run(ctx context.Context, p plan.JobPolicy, imageID, profile st
 	return end, gone(err)
 }
 
-// gone is what a container met that a job's beginning has cleared away.
+// gone adds ErrKilled to the error of a container that was removed, as the start of a job
+// does.
 func gone(err error) error {
 	if errors.Is(err, docker.ErrNotFound) {
 		return fmt.Errorf("%w: %w", ErrKilled, err)
@@ -261,8 +262,8 @@ func (m *Machine) canaryOf(slot int) string {
 	return m.own[slot]
 }
 
-// readResult reads what the container left; nil for nothing that could be read.
-// The container could have put anything there.
+// readResult reads the result that the container left; nil if there is no readable one. The
+// container could have put anything there.
 func readResult(root *os.Root) []byte {
 	f, err := runner.OpenFile(root, canaryName+"/"+runner.ResultFile)
 	if err != nil {
@@ -276,8 +277,8 @@ func readResult(root *os.Root) []byte {
 	return text
 }
 
-// readable says that the result can be uploaded: while a job goes on, its files
-// belong to whom the container runs as.
+// readable reports whether the agent can upload the result: until a job ends, its files
+// belong to the user of the container.
 func readable(root *os.Root, agentUser string) bool {
 	info, err := root.Lstat(canaryName + "/result.json")
 	if err != nil {
@@ -291,7 +292,7 @@ func readable(root *os.Root, agentUser string) bool {
 	return err == nil && u.Uid == strconv.FormatUint(uint64(st.Uid), 10) && info.Mode().Perm()&0o400 != 0
 }
 
-// judge is the verdict on what a canary's container did and left.
+// judge judges what a canary's container did and left.
 func judge(c Canary, end docker.Ended, result []byte) (Canary, error) {
 	var r struct {
 		Success bool   `json:"success"`
@@ -339,8 +340,8 @@ func judge(c Canary, end docker.Ended, result []byte) (Canary, error) {
 
 func lastLine(text string) string { return text[strings.LastIndexByte(text, '\n')+1:] }
 
-// Tidy removes what canaries left that were cut off, where no job runs: where
-// one does, its beginning has.
+// Tidy removes what interrupted canaries left in slots without a job. In the others, the
+// start of the job has removed it.
 func (m *Machine) Tidy(ctx context.Context) error {
 	slots, err := m.Slots(ctx)
 	if err != nil {

@@ -20,16 +20,16 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// stage is an engine, and the guard of a slot, with one container in it.
+// stage is an engine and the guard of a slot, with one container.
 type stage struct {
 	work   string      // of the slot
 	result string      // what the container leaves; "" for nothing
-	loose  bool        // it leaves that in the compatible profile only
-	mode   os.FileMode // of that
-	gone   bool        // a job's beginning has cleared it away
+	loose  bool        // it leaves the result only in the compatible profile
+	mode   os.FileMode // of the result
+	gone   bool        // the start of a job has removed it
 	exit   string
 
-	profile string // that was asked for
+	profile string // the requested one
 	created map[string]any
 	name    string
 	removed []string
@@ -128,7 +128,7 @@ func TestCanary(t *testing.T) {
 			s := tt.s
 			m := s.serve(t)
 			m.Policies[0].Profile = cmp.Or(tt.node, "compatible")
-			// What an earlier one left must not count.
+			// Files of an earlier canary must not count.
 			if err := errors.Join(os.Mkdir(filepath.Join(s.work, canaryName), 0o700), os.WriteFile(filepath.Join(s.work, canaryName, "result.json"), []byte(good), 0o600)); err != nil {
 				t.Fatal(err)
 			}

@@ -26,8 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestSmoke runs the canary's submission as a slot's container does, with this
-// machine's python3 and libraries that are made up.
+// TestSmoke runs the canary's submission like a slot's container, with this machine's
+// python3 and fake libraries.
 func TestSmoke(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("python3"); err != nil {
@@ -81,7 +81,7 @@ def equal(a, b): return EQUAL
 			if err := os.WriteFile(config, doc, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			// One process each, as the runner ends whatever its process has started.
+			// A process for each, as the runner ends all that its process started.
 			cmd := exec.CommandContext(t.Context(), os.Args[0])
 			cmd.Env = append(os.Environ(), "KBNODE_TEST_TASK="+config)
 			cmd.Dir = dir

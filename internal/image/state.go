@@ -23,21 +23,21 @@ const (
 	stateName = "images.json"
 	lockName  = "images.lock"
 	maxState  = 1 << 20 // bytes
-	// maxRefused bounds the digests that are remembered as bad.
+	// maxRefused bounds the digests remembered as bad.
 	maxRefused = 32
 )
 
-// Image is one that kbnode has fetched or built, or found in use.
+// Image is an image that kbnode has fetched or built, or found in use.
 type Image struct {
 	ID     string    `json:"id,omitempty"`     // "sha256:…"; "" until it is fetched
-	Digest string    `json:"digest,omitempty"` // at its registry; "" for one that was built here
-	From   string    `json:"from,omitempty"`   // the reference it was fetched by; "" for one that was built here
+	Digest string    `json:"digest,omitempty"` // at its registry; "" if it was built here
+	From   string    `json:"from,omitempty"`   // the reference it was fetched by; "" if it was built here
 	Size   int64     `json:"size_bytes,omitempty"`
-	Since  time.Time `json:"since"` // of being here
+	Since  time.Time `json:"since"` // when it came to this node
 	Canary *Canary   `json:"canary,omitempty"`
 }
 
-// label is the image as people tell it from others.
+// label returns what identifies the image to people.
 func (i *Image) label() string {
 	if i == nil {
 		return "nothing"
@@ -45,13 +45,13 @@ func (i *Image) label() string {
 	return cmp.Or(i.Digest, i.ID)
 }
 
-// passed says that a canary ran it, and well.
+// passed reports whether a canary of the image has passed.
 func (i *Image) passed() bool { return i != nil && i.Canary != nil && i.Canary.Passed }
 
-// Canary is what came of running an image once, in the place of a job.
+// Canary is the result of running an image once, like a job.
 type Canary struct {
 	Passed  bool   `json:"passed"`
-	Reason  string `json:"reason,omitempty"`  // why not
+	Reason  string `json:"reason,omitempty"`  // why it did not pass
 	Profile string `json:"profile,omitempty"` // the job profile that it ran in
 	// NotStrict is why it did not pass in the strict profile, which evaluations ask for.
 	NotStrict string    `json:"not_strict,omitempty"`
@@ -60,34 +60,35 @@ type Canary struct {
 	Torch     string    `json:"torch,omitempty"` // its version
 	Seconds   float64   `json:"seconds"`
 	Time      time.Time `json:"time"`
-	// Uploadable says that it left a result, which the slot's agent can read.
+	// Uploadable reports whether it left a result that the slot's agent can read.
 	Uploadable bool `json:"-"`
 }
 
-// Refusal is an image that kbnode does not take by itself again.
+// Refusal is an image that kbnode does not use again unattended.
 type Refusal struct {
 	Digest string    `json:"digest"`
 	Reason string    `json:"reason"`
 	Time   time.Time `json:"time"`
 }
 
-// State is what kbnode knows of the node's images. It is written before
-// anything is done by it, so that a run that was cut off is gone on with.
+// State is what kbnode knows of the node's images. It is written before each action, so
+// that the next run can continue an interrupted one.
 type State struct {
 	WrittenBy string `json:"written_by"` // "kbnode"
 	Schema    int    `json:"schema"`
 	Name      string `json:"name"` // what jobs call the image
-	// Current is what the name should stand for; Moving says that it may not yet.
+	// Current is the image that the name should point to; while Moving is set it may not
+	// yet.
 	Current   *Image    `json:"current,omitempty"`
 	Moving    bool      `json:"moving,omitempty"`
-	Candidate *Image    `json:"candidate,omitempty"` // on its way to become current
-	Previous  []Image   `json:"previous"`            // newest first, to go back to
-	Drop      []Image   `json:"drop"`                // to be removed when nothing uses them
+	Candidate *Image    `json:"candidate,omitempty"` // the image to become current
+	Previous  []Image   `json:"previous"`            // images to go back to, newest first
+	Drop      []Image   `json:"drop"`                // to be removed once nothing uses them
 	Refused   []Refusal `json:"refused"`             // newest first
 	Trial     *Trial    `json:"trial,omitempty"`     // of the current image
 }
 
-// Read is the state of a node, kept in its directory of state. One without any is empty.
+// Read reads a node's state from its directory. A missing file is an empty State.
 func Read(dir string) (State, error) {
 	s := State{WrittenBy: "kbnode", Schema: schema, Previous: []Image{}, Drop: []Image{}, Refused: []Refusal{}}
 	name := filepath.Join(dir, stateName)
@@ -118,7 +119,7 @@ func (s State) write(dir string) error {
 		err = renameio.WriteFile(filepath.Join(dir, stateName), append(text, '\n'), 0o644)
 	}
 	if err == nil {
-		err = syncDir(dir) // what follows in the engine must not outlive it
+		err = syncDir(dir) // what follows in the engine must not survive without it
 	}
 	if err != nil {
 		return fmt.Errorf("write images: %w", err)
@@ -134,8 +135,7 @@ func syncDir(dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// named is the state for this name. What was kept for another one is not gone
-// back to.
+// named returns the state for this name. Images kept for another name are dropped.
 func (s State) named(name string) State {
 	if s.Name == name {
 		return s
@@ -149,7 +149,7 @@ func (s State) named(name string) State {
 	return State{WrittenBy: "kbnode", Schema: schema, Name: name, Previous: []Image{}, Drop: drop, Refused: s.Refused}
 }
 
-// chosen says why nothing is fetched without being told to; "" where it is.
+// chosen returns why nothing is fetched unattended; "" if it is.
 func (s State) chosen() string {
 	switch {
 	case s.Current == nil || s.Current.From == s.Name:
@@ -160,7 +160,7 @@ func (s State) chosen() string {
 	return s.Current.From + " was chosen by hand; kbnode image update without an image goes back to " + s.Name
 }
 
-// refused is why an image is not taken again by itself; nil where it is.
+// refused returns why an image is not used again unattended; nil if it may be.
 func (s State) refused(digest string) *Refusal {
 	if i := slices.IndexFunc(s.Refused, func(r Refusal) bool { return r.Digest == digest && digest != "" }); i >= 0 {
 		return &s.Refused[i]
@@ -178,7 +178,7 @@ func (s State) refuse(digest, reason string, now time.Time) State {
 	return s
 }
 
-// pursue makes an image the candidate; the one before it goes.
+// pursue makes an image the candidate and drops the previous candidate.
 func (s State) pursue(i Image) State {
 	if c := s.Candidate; c != nil && (c.Digest != i.Digest || c.ID != i.ID && i.ID != "") {
 		s.Drop = append(slices.Clone(s.Drop), *c)
@@ -196,8 +196,8 @@ func (s State) abandon() State {
 	return s
 }
 
-// take makes the candidate current. before is what the name stands for where
-// kbnode does not know it yet.
+// take makes the candidate current. before is the image that the name points to, if kbnode
+// does not know it yet.
 func (s State) take(before *Image, keep int, trial *Trial) State {
 	if s.Current != nil {
 		before = s.Current
@@ -219,8 +219,7 @@ func (s State) take(before *Image, keep int, trial *Trial) State {
 	return s
 }
 
-// back makes the previous image current again and does not take the bad one
-// by itself again.
+// back makes the previous image current again and refuses the bad one.
 func (s State) back(reason string, now time.Time) State {
 	if s.Current != nil {
 		s = s.refuse(s.Current.Digest, reason, now)
@@ -231,7 +230,7 @@ func (s State) back(reason string, now time.Time) State {
 	return s
 }
 
-// kept are the images that stay.
+// kept returns the images to keep.
 func (s State) kept() []Image {
 	list := slices.Clone(s.Previous)
 	for _, i := range []*Image{s.Current, s.Candidate} {
@@ -242,14 +241,14 @@ func (s State) kept() []Image {
 	return list
 }
 
-// LockedError says that another kbnode is at work on the images.
+// LockedError means that another kbnode is changing the images.
 type LockedError struct{ PID string }
 
 func (e *LockedError) Error() string {
 	return "another kbnode image command runs (pid " + e.PID + "); try again when it is done"
 }
 
-// lock keeps every other updater away until release.
+// lock excludes all other updaters until release.
 func lock(dir string) (release func(), err error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -264,7 +263,7 @@ func lock(dir string) (release func(), err error) {
 		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	return func() {
-		// A program that is being started holds the file for a moment, too.
+		// A program that is just starting also holds the file for a moment.
 		_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
 		_ = f.Close()
 	}, nil

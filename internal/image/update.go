@@ -12,12 +12,11 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-// pulls is how often a pull is tried when nothing of it gets through in between.
+// pulls is how often a pull is tried without progress.
 const pulls = 5
 
-// Update lets the name stand for what its registry has now, or for Options.From,
-// if a canary runs it well. An error says that it could not be done; the name
-// then stands for what it did.
+// Update points the name to what its registry has now, or to Options.From, if a canary
+// passes. After an error the name keeps pointing to what it did.
 func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 	release, err := u.open(ctx)
 	if err != nil {
@@ -37,7 +36,7 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 		return Result{}, err
 	}
 	cur := u.state.Current
-	// It passed, and somebody gave its name to another.
+	// It passed, and someone pointed its name to another image.
 	lost := cur.passed() && tagged != nil && tagged.ID != cur.ID && !o.Check
 	if why := u.state.chosen(); why != "" && o.Auto {
 		if lost {
@@ -83,10 +82,10 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 	return u.prove(ctx, tagged, o)
 }
 
-// isCurrent is an update that finds nothing to fetch.
+// isCurrent ends an update that finds nothing to fetch.
 func (u *Updater) isCurrent(ctx context.Context, from string) (Result, error) {
 	s := u.state.abandon()
-	if s.Current.From != from { // by hand, and the same as the registry's
+	if s.Current.From != from { // it was chosen by hand and is the same as the registry's
 		next := *s.Current
 		next.From = from
 		s.Current = &next
@@ -99,7 +98,7 @@ func (u *Updater) isCurrent(ctx context.Context, from string) (Result, error) {
 	return u.result(ActionNone, ""), u.prune(ctx)
 }
 
-// again gives the name back to the current image.
+// again points the name back to the current image.
 func (u *Updater) again(ctx context.Context) (Result, error) {
 	u.say("%s stands for another image than kbnode chose; taking it back", u.Name)
 	s := u.state
@@ -116,7 +115,7 @@ func (u *Updater) again(ctx context.Context) (Result, error) {
 	return u.result(ActionUpdated, "its name had gone to another image"), u.prune(ctx)
 }
 
-// tagged is what the name stands for; nil for nothing.
+// tagged returns what the name points to; nil for nothing.
 func (u *Updater) tagged(ctx context.Context) (*docker.Image, error) {
 	i, err := u.Engine.Image(ctx, u.Name)
 	if errors.Is(err, docker.ErrNotFound) {
@@ -125,7 +124,7 @@ func (u *Updater) tagged(ctx context.Context) (*docker.Image, error) {
 	return &i, err
 }
 
-// fetch makes the image of a digest the candidate. No name moves.
+// fetch makes the image with a digest the candidate. No name moves.
 func (u *Updater) fetch(ctx context.Context, from, digest string, o Options) error {
 	ref, err := docker.WithDigest(from, digest)
 	if err != nil {
@@ -149,7 +148,7 @@ func (u *Updater) fetch(ctx context.Context, from, digest string, o Options) err
 	return u.hold(ctx, have)
 }
 
-// hold notes what the candidate is, and gives it a name of kbnode's own.
+// hold records the candidate's ID, and gives it one of kbnode's own names.
 func (u *Updater) hold(ctx context.Context, have docker.Image) error {
 	if u.state.Candidate.ID != have.ID {
 		next := *u.state.Candidate
@@ -163,7 +162,7 @@ func (u *Updater) hold(ctx context.Context, have docker.Image) error {
 	return u.Engine.Tag(ctx, have.ID, ownName(have.ID))
 }
 
-// pull fetches, again after a cut as long as something of it gets through.
+// pull pulls an image, and retries an interrupted pull as long as it makes progress.
 func (u *Updater) pull(ctx context.Context, ref string) error {
 	free, total, err := u.Engine.Room(ctx)
 	if err != nil {
@@ -215,12 +214,11 @@ func (u *Updater) pullOnce(ctx context.Context, ref string, free, total int64, d
 	})
 }
 
-// minFree is what stays free on the engine's disk, in bytes: less than that and
-// jobs pull nothing any more.
+// minFree must stay free on the engine's disk, in bytes: with less, jobs cannot pull.
 const minFree = 10 << 30
 
-// room says whether a pull fits on the engine's disk. What is unpacked takes
-// about twice what was downloaded.
+// room returns an error if a pull does not fit on the engine's disk. Unpacked layers take
+// about twice their download size.
 func room(free, total int64, layers map[string]docker.Progress) error {
 	if total == 0 {
 		return nil
@@ -235,7 +233,7 @@ func room(free, total int64, layers map[string]docker.Progress) error {
 	return fmt.Errorf("%w: %d GiB are free, and the image and what jobs need take %d GiB; docker image prune frees some", docker.ErrDiskFull, free>>30, need>>30+1)
 }
 
-// prove runs the candidate's canary and lets the name stand for it if that passes.
+// prove runs the candidate's canary and points the name to it if that passes.
 func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (Result, error) {
 	if !u.state.Candidate.passed() {
 		verdict, err := u.canary(ctx, o)
@@ -277,8 +275,8 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 	return u.result(ActionUpdated, ""), u.prune(ctx)
 }
 
-// stay ends an update whose canary failed. Where the name stands for that very
-// image, as somebody pulled it by its name, it goes back.
+// stay ends an update whose canary failed. If the name points to that very image, because
+// someone pulled it by name, the name goes back to the current image.
 func (u *Updater) stay(ctx context.Context, tagged *docker.Image, reason string) (Result, error) {
 	bad := u.state.Drop[len(u.state.Drop)-1]
 	u.note("%s is not taken for %s: %s", bad.label(), u.Name, reason)
@@ -291,7 +289,7 @@ func (u *Updater) stay(ctx context.Context, tagged *docker.Image, reason string)
 	return u.result(ActionRefused, reason), u.prune(ctx)
 }
 
-// unlessBusy makes a wait that has gone on for too long a result.
+// unlessBusy turns an expired wait into a result.
 func (u *Updater) unlessBusy(err error) (Result, error) {
 	if busy, ok := errors.AsType[*busyError](err); ok {
 		return u.result(ActionLater, busy.Error()), nil

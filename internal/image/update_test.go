@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-// outcome is what must be the same however often a run was cut off.
+// outcome is what must not depend on how often a run was interrupted.
 type outcome struct {
 	Names, Digests               map[string]string
 	Current, Previous, Candidate string
@@ -52,9 +52,9 @@ func build(w *world) Source {
 	return Source{Dockerfile: "Dockerfile", Archive: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(nil)), w.step("archive") }}
 }
 
-// TestCutOff kills each kind of run before and after every step, and lets every
-// step fail once. The next run comes to where one that was let alone does, and
-// at no moment did the name stand for an image that no canary ran.
+// TestCutOff interrupts each kind of run before and after every step, and makes every step
+// fail once. The next run must reach the same outcome as an undisturbed one, and the name
+// must never point to an image whose canary did not run.
 func TestCutOff(t *testing.T) {
 	t.Parallel()
 	update := func(w *world, dir string) (Result, error) {
@@ -105,7 +105,7 @@ func TestCutOff(t *testing.T) {
 			run: func(w *world, dir string) (Result, error) {
 				s, err := Read(dir)
 				if err == nil && s.Current.ID != id(2) {
-					return Result{}, w.updater(dir).reopen() // done already: a person would see that
+					return Result{}, w.updater(dir).reopen() // already done, as a person would see
 				}
 				return w.updater(dir).Rollback(context.Background(), "told to")
 			},
@@ -155,7 +155,7 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// reopen ends what an earlier run began, and no more.
+// reopen only finishes what an earlier run began.
 func (u *Updater) reopen() error {
 	release, err := u.open(context.Background())
 	if err != nil {
@@ -182,7 +182,7 @@ func cutOffAt(t *testing.T, prepare func(*testing.T, *world, string), run func(*
 		t.Errorf("step %d: %v", at, err)
 	}
 	w.killAt, w.failAt = -1, -1
-	for range 2 { // the second changes nothing
+	for range 2 { // the second one changes nothing
 		if _, err := run(w, dir); err != nil {
 			t.Errorf("after %q (step %d): %v", killed, at, err)
 		}
@@ -212,7 +212,7 @@ func TestUpdate(t *testing.T) {
 		action string
 		reason string // in it
 		err    string
-		stands int // what the name stands for afterwards
+		stands int // what the name points to afterwards
 	}{
 		{name: "nothing new", o: auto, action: ActionNone, stands: 1},
 		{name: "something new", change: func(w *world) { w.registry[name] = digest(2) }, o: auto, action: ActionUpdated, stands: 2},
@@ -313,7 +313,7 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// TestByHandStays holds the nightly update to what a person decided.
+// TestByHandStays checks that the nightly update respects decisions made by hand.
 func TestByHandStays(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
@@ -346,7 +346,7 @@ func TestByHandStays(t *testing.T) {
 	}
 }
 
-// TestJobGoesFirst lets jobs come in the middle of a pull and of a canary.
+// TestJobGoesFirst starts jobs during a pull and a canary.
 func TestJobGoesFirst(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
@@ -358,7 +358,7 @@ func TestJobGoesFirst(t *testing.T) {
 			}
 			first = false
 			w.job(slot, "job x")
-			<-ctx.Done() // hangs until it is cut off
+			<-ctx.Done() // hangs until it is interrupted
 			go func() { time.Sleep(5 * time.Millisecond); w.job(slot, "") }()
 			return ctx.Err()
 		}
@@ -393,7 +393,8 @@ func TestOneAtATime(t *testing.T) {
 	mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
 }
 
-// TestPruneLeavesOthers removes only what is kbnode's own and not in use.
+// TestPruneLeavesOthers checks that only kbnode's own images that are not in use are
+// removed.
 func TestPruneLeavesOthers(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
@@ -413,8 +414,8 @@ func TestPruneLeavesOthers(t *testing.T) {
 	}
 }
 
-// TestNothingIsLost removes what a run left that was cut off at a bad moment and
-// what nobody asks for any more.
+// TestNothingIsLost checks that what a run left when it was interrupted at a bad moment is
+// removed, and so is what no one asks for anymore.
 func TestNothingIsLost(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
@@ -436,8 +437,8 @@ func TestNothingIsLost(t *testing.T) {
 	}
 }
 
-// TestNameIsTakenBack gives the name back to the image that kbnode chose, where a
-// pull by name has moved it, also when nothing is fetched.
+// TestNameIsTakenBack checks that the name goes back to the image that kbnode chose after a
+// pull by name moved it, even if nothing is fetched.
 func TestNameIsTakenBack(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
@@ -468,13 +469,13 @@ func TestNameIsTakenBack(t *testing.T) {
 	}
 }
 
-// TestOtherManifest forgets no digest of an image that had two.
+// TestOtherManifest checks that no digest of an image with two is forgotten.
 func TestOtherManifest(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
 	for _, n := range []int{1, 4, 5, 6} {
 		w.registry[name] = digest(n)
-		if n == 4 { // the image of digest 1, pushed anew
+		if n == 4 { // the image of digest 1, pushed again
 			w.digests[ref(4)] = id(1)
 		}
 		if _, err := w.updater(dir).Update(t.Context(), Options{}); err != nil {

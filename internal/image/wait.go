@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// errJob cuts off what goes on when a job begins.
+// errJob interrupts what must not go on when a job begins.
 var errJob = errors.New("a job came")
 
-// busyError says that the node had no time within the wait.
+// busyError means that the node was busy for the whole wait.
 type busyError struct{ why string }
 
 func (e *busyError) Error() string { return e.why }
@@ -33,8 +33,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// jobs are the slots that run something. Which of them are timed only the jobs
-// themselves would say, so all count.
+// jobs returns the slots that run something. Only the jobs know whether they are timed, so
+// all of them count.
 func jobs(slots []Slot) []string {
 	var names []string
 	for _, s := range slots {
@@ -45,8 +45,8 @@ func jobs(slots []Slot) []string {
 	return names
 }
 
-// quietly does what would disturb timings while no slot runs a job: it waits for
-// that, and begins again when a job came meanwhile.
+// quietly calls do, which would disturb timings, while no slot runs a job: it waits for
+// that, and starts over if a job comes meanwhile.
 func (u *Updater) quietly(ctx context.Context, o Options, what string, do func(context.Context) error) error {
 	if o.Beside {
 		return do(ctx)
@@ -69,7 +69,7 @@ func (u *Updater) quietly(ctx context.Context, o Options, what string, do func(c
 	}
 }
 
-// deadline is when a wait for idle slots is over; zero for never.
+// deadline returns when a wait for idle slots ends; zero means never.
 func (u *Updater) deadline(o Options) time.Time {
 	if o.Wait <= 0 {
 		return time.Time{}
@@ -77,7 +77,7 @@ func (u *Updater) deadline(o Options) time.Time {
 	return time.Now().Add(o.Wait)
 }
 
-// await waits until the slots are as wanted: until why is silent.
+// await waits until why returns "".
 func (u *Updater) await(ctx context.Context, end time.Time, why func([]Slot) string, hint string) error {
 	for said := ""; ; {
 		slots, err := u.Node.Slots(ctx)
@@ -101,8 +101,7 @@ func (u *Updater) await(ctx context.Context, end time.Time, why func([]Slot) str
 	}
 }
 
-// unless does something that ends with errJob as soon as the slots are not as
-// wanted any more.
+// unless calls do and interrupts it with errJob as soon as over reports true for the slots.
 func (u *Updater) unless(ctx context.Context, over func([]Slot) bool, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -125,22 +124,21 @@ func (u *Updater) unless(ctx context.Context, over func([]Slot) bool, do func(co
 	return err
 }
 
-// Tries of one canary.
+// Limits of one canary.
 const (
-	// spared is how often a container that was killed, for no reason that shows,
-	// is tried again: a job may have come and gone between two looks.
+	// spared is how often a container that was killed for no visible reason is tried: a job
+	// may have come and gone between two looks.
 	spared = 3
-	// canaryTime bounds one canary: the first import of a large library takes a
-	// minute from a slow disk.
+	// canaryTime bounds one canary: the first import of a large library takes a minute from
+	// a slow disk.
 	canaryTime = 10 * time.Minute
 )
 
-// ErrKilled says that a canary was killed before it could say anything.
+// ErrKilled means that a canary was killed before it gave a result.
 var ErrKilled = errors.New("it was killed before it said anything")
 
-// canary runs the candidate in one idle slot. Where it fails it runs once more,
-// and then the current image does: where that fails too the slot is not fit, and
-// another is tried.
+// canary runs the candidate in one idle slot. If it fails, it runs once more, and then the
+// current image does. If that fails too, the slot is unfit, and another one is tried.
 func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 	unfit := map[int]string{}
 	id, kills, failed := u.state.Candidate.ID, 0, false
@@ -188,7 +186,7 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 	}
 }
 
-// tryIn runs one image in a slot, until a job comes to it.
+// tryIn runs one image in a slot, until a job comes to the slot.
 func (u *Updater) tryIn(ctx context.Context, slot Slot, id string) (verdict Canary, err error) {
 	taken := func(slots []Slot) bool {
 		i := slices.IndexFunc(slots, func(s Slot) bool { return s.Index == slot.Index })
@@ -206,7 +204,7 @@ func (u *Updater) tryIn(ctx context.Context, slot Slot, id string) (verdict Cana
 	return verdict, err
 }
 
-// idleSlot waits for a slot that a canary may run in.
+// idleSlot waits for a slot that can run a canary.
 func (u *Updater) idleSlot(ctx context.Context, end time.Time, unfit map[int]string) (found Slot, err error) {
 	reasons := ""
 	err = u.await(ctx, end, func(slots []Slot) string {
@@ -227,7 +225,7 @@ func (u *Updater) idleSlot(ctx context.Context, end time.Time, unfit map[int]str
 		}
 		if len(busy) == 0 {
 			reasons = strings.Join(away, "; ")
-			return "" // no wait helps
+			return "" // waiting does not help
 		}
 		return "no slot is idle to try the image in; " + strings.Join(busy, ", ") + plural(len(busy), " runs a job", " run jobs")
 	}, "; kbnode drain keeps the next job away from one")

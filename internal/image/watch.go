@@ -7,13 +7,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-// slotLabel is on every container that a slot's guard makes.
+// slotLabel is a label of every container that a slot's guard creates.
 const slotLabel = "kbnode.slot"
 
-// Watch looks at how the first jobs with a new image ended and goes back to the
-// one before if all failed. Where no image is on trial it reads one file and no
-// more, so it may be called often. What the jobs are comes from the engine, which
-// no job can make say otherwise.
+// Watch checks how the first jobs with a new image ended, and goes back to the previous
+// image if all failed. Without an image on trial it reads only one file, so it may be
+// called often. The engine reports the jobs, which they cannot falsify.
 func (u *Updater) Watch(ctx context.Context) (Result, error) {
 	s, err := Read(u.Dir)
 	if err != nil || s.Trial == nil || s.Name != u.Name {
@@ -57,7 +56,7 @@ func (u *Updater) watch(ctx context.Context) (Result, error) {
 	return u.result(ActionNone, ""), u.save(s)
 }
 
-// whole is the name as ParseRef writes it.
+// whole returns the name as ParseRef writes it.
 func (u *Updater) whole() string {
 	if name, err := docker.ParseRef(u.Name); err == nil {
 		return name

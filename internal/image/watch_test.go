@@ -40,8 +40,8 @@ func TestFirstJobs(t *testing.T) {
 	}
 }
 
-// TestWatch goes back when the first jobs with a new image all fail, and counts
-// each of them once.
+// TestWatch goes back when the first jobs with a new image all fail, and counts each of
+// them once.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
@@ -52,7 +52,7 @@ func TestWatch(t *testing.T) {
 	end := func(image string, code int) {
 		w.ends = append(w.ends, docker.End{ID: fmt.Sprint(len(w.ends)), Image: image, ExitCode: code, Time: time.Now()})
 	}
-	w.ends = append(w.ends, docker.End{Image: name, Time: time.Now().Add(-time.Hour)}) // of the time before
+	w.ends = append(w.ends, docker.End{Image: name, Time: time.Now().Add(-time.Hour)}) // before the trial
 	end("other:tag", 0)
 	end(name, 1)
 	end(name, 1)

@@ -18,8 +18,8 @@ import (
 
 const name = "reg.example/eval:latest"
 
-// world is a made-up engine, registry and node. Every call is a step before and
-// after which the run can be cut off or fail.
+// world is a fake engine, registry and node. Every call is a step before and after which
+// the run can be interrupted or fail.
 type world struct {
 	t *testing.T
 
@@ -30,12 +30,12 @@ type world struct {
 	used     map[string]bool
 	bad      map[string]bool // IDs whose canary fails
 	tried    []string        // IDs that canaries ran
-	original string          // what the name stood for before kbnode came
+	original string          // what the name pointed to before kbnode
 	passed   map[string]bool
 	slots    []Slot
 	ends     []docker.End
 	free     int64
-	cuts     int // pulls that are cut off from now on
+	cuts     int // number of the next pulls to interrupt
 	onPull   func(context.Context) error
 	onCanary func(context.Context, Slot) error
 	built    string // ID
@@ -67,7 +67,7 @@ func newWorld(t *testing.T) *world {
 	}
 }
 
-// step is one place where the run can be cut off.
+// step is a place where the run can be interrupted.
 func (w *world) step(what string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -184,8 +184,8 @@ func (w *world) Build(_ context.Context, ref string, archive io.Reader, _ string
 	})
 }
 
-// Tag holds kbnode to its promise: the name never stands for an image that no
-// canary has run well, but for the one that it stood for before.
+// Tag checks kbnode's promise: the name never points to an image whose canary has not
+// passed, except to the one from before kbnode.
 func (w *world) Tag(_ context.Context, source, to string) error {
 	return w.do("tag "+to, func() error {
 		i := w.find(source)
@@ -291,7 +291,8 @@ func (w *world) updater(dir string) *Updater {
 	}
 }
 
-// tempDir is in memory where it can be: each step of hundreds of runs is synced.
+// tempDir returns a directory in memory if possible: each step of hundreds of runs is
+// synced.
 func tempDir(t *testing.T) string {
 	dir, err := os.MkdirTemp("/dev/shm", "kbnode-image-") //nolint:usetesting // t.TempDir is on a disk
 	if err != nil {
@@ -301,7 +302,7 @@ func tempDir(t *testing.T) string {
 	return dir
 }
 
-// cutOff runs something that may be killed in the middle.
+// cutOff calls run, which may be killed in the middle.
 func cutOff(run func() (Result, error)) (killed string, err error) {
 	defer func() {
 		if k, ok := recover().(kill); ok {

@@ -134,7 +134,7 @@ func TestJobs(t *testing.T) {
 		s := daemon.Snapshot{Began: noon.Add(d), Plan: &plan.Plan{Slots: slots(1)}, State: &reconcile.State{}}
 		start := noon.Add(since)
 		if since < 0 {
-			start = time.Time{} // could not be read
+			start = time.Time{} // unreadable
 		}
 		s.State.Slots = []reconcile.SlotState{running(0, job, start)}
 		return s
