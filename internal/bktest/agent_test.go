@@ -53,7 +53,7 @@ func realAgent(t *testing.T, s *bktest.Server, token, tags string) *agentProcess
 		close(p.exited)
 	}()
 	t.Cleanup(func() {
-		p.signal(syscall.SIGQUIT) // cancels the job that is left, if any
+		p.signal(syscall.SIGQUIT) // cancels the remaining job, if any
 		select {
 		case <-p.exited:
 		case <-time.After(20 * time.Second):
@@ -144,7 +144,7 @@ steps:
 		t.Error(diff)
 	}
 
-	// The first SIGTERM lets an idle agent leave at once, with status 0.
+	// The first SIGTERM makes an idle agent exit at once, with status 0.
 	p.signal(syscall.SIGTERM)
 	if err := p.wait(t); err != nil {
 		t.Errorf("after SIGTERM: %v", err)

@@ -15,8 +15,8 @@ import (
 
 const maxJSON = 4 << 20 // bytes of a JSON body; a build's environment fits
 
-// agentRoutes are the calls of buildkite-agent 3 (its package api). An answer
-// other than 2xx, 429 or 5xx to ping or heartbeat makes the agent stop.
+// agentRoutes are the calls of buildkite-agent 3 (its package api). A response other than
+// 2xx, 429 or 5xx to ping or heartbeat makes the agent stop.
 func (s *Server) agentRoutes() {
 	s.handle("POST /v3/register", 64<<10, s.byRegistration, s.register)
 	s.handle("GET /v3/metrics", 0, s.byRegistration, s.metrics)
@@ -36,7 +36,7 @@ func (s *Server) agentRoutes() {
 
 func ok(*call) reply { return reply{} }
 
-// unauthorized is the answer to every wrong token:
+// unauthorized is the response to every wrong token:
 // https://github.com/buildkite/agent/issues/743
 func unauthorized() (reply, bool) {
 	return refuse(http.StatusUnauthorized, "Invalid access token"), false
@@ -63,8 +63,7 @@ func (s *Server) byAgent(c *call) (reply, bool) {
 	return reply{}, true
 }
 
-// byJob lets in the agent that has the job, and who has the job's own token
-// while it runs.
+// byJob admits the agent that has the job, and the job's own token while the job runs.
 func (s *Server) byJob(c *call) (reply, bool) {
 	j := s.job(c.PathValue("job"))
 	if j == nil || j.agent == nil {
@@ -118,7 +117,7 @@ func (s *Server) register(c *call) reply {
 	}
 	a := &agent{token: "agent-" + rand.Text(), seen: s.opts.Now()}
 	name := strings.NewReplacer("%hostname", req.Hostname, "%pid", strconv.Itoa(req.PID), "%random", rand.Text()[:6]).Replace(req.Name)
-	prio, _ := strconv.Atoi(req.Priority) // "" and anything odd is 0
+	prio, _ := strconv.Atoi(req.Priority) // "" and invalid values are 0
 	ip, _, _ := net.SplitHostPort(c.RemoteAddr)
 	a.Agent = Agent{
 		ID: newID(), Name: name, ConnectionState: "never_connected", Hostname: req.Hostname, IPAddress: ip,
@@ -132,7 +131,8 @@ func (s *Server) register(c *call) reply {
 	}}
 }
 
-// room forgets the oldest agent that is gone when there are too many.
+// room reports whether another agent may register. If there are too many, it forgets the
+// oldest one that has left.
 func (s *Server) room() bool {
 	if len(s.agents) < maxAgents {
 		return true
@@ -171,7 +171,7 @@ func (s *Server) ping(c *call) reply {
 	switch {
 	case a.stop != "":
 		return reply{body: map[string]string{"action": "disconnect", "message": a.stop}}
-	case a.Paused: // agents before 3.93 know no pause and see that there is no job
+	case a.Paused: // agents before 3.93 cannot pause and see that there is no job
 		return reply{body: map[string]string{"action": "pause", "message": a.PausedNote}}
 	case a.job == nil:
 		if a.job = s.next(a); a.job != nil {
@@ -193,7 +193,7 @@ func (s *Server) accept(c *call) reply {
 	return s.take(c, j)
 }
 
-// acquire is how an agent takes a job by its id (--acquire-job).
+// acquire lets an agent take a job by its ID (--acquire-job).
 func (s *Server) acquire(c *call) reply {
 	j := s.job(c.PathValue("job"))
 	if j == nil || !matches(queueRules(j.step.rules), c.agent.MetaData) {
@@ -223,7 +223,7 @@ func (s *Server) take(c *call, j *job) reply {
 	}}
 }
 
-// jobState is what a running agent polls; it knows one word for being stopped.
+// jobState is what a running agent polls; "canceling" is its only word for being stopped.
 func (s *Server) jobState(c *call) reply {
 	state := c.job.State
 	if state == "timing_out" {
@@ -269,7 +269,7 @@ func (s *Server) finished(c *call) reply {
 	return reply{}
 }
 
-// saveChunk keeps a piece of a log; one that is sent again replaces the first.
+// saveChunk stores a piece of a log; sending it again replaces the first.
 func (s *Server) saveChunk(c *call) reply {
 	seq, err1 := strconv.ParseUint(c.URL.Query().Get("sequence"), 10, 64)
 	offset, err2 := strconv.ParseUint(c.URL.Query().Get("offset"), 10, 64)

@@ -32,7 +32,7 @@ steps:
 
 	want := map[string]string{
 		"BUILDKITE": "true", "CI": "true", "SHARED": "step", "KERNELBOT_IMAGE": "own:1", "KERNELBOT_QUEUE": "b200",
-		"BUILDKITE_REPO":         s.URL() + "/git/kernelbot.git", // a build cannot change what the server says
+		"BUILDKITE_REPO":         s.URL() + "/git/kernelbot.git", // a build cannot change what the server sets
 		"BUILDKITE_PULL_REQUEST": "false", "BUILDKITE_PIPELINE_PROVIDER": "git", "BUILDKITE_ORGANIZATION_SLUG": "kbnode",
 		"BUILDKITE_PIPELINE_SLUG": "kernelbot", "BUILDKITE_COMMIT": "HEAD", "BUILDKITE_BRANCH": "main",
 		"BUILDKITE_AGENT_NAME": "n-gpu3", "BUILDKITE_AGENT_ID": a.id, "BUILDKITE_JOB_ID": id, "BUILDKITE_BUILD_ID": b.ID,
@@ -54,7 +54,7 @@ steps:
 		t.Error("chunks_max_size_bytes is missing")
 	}
 
-	// The job's own token opens what is about the job, and nothing else.
+	// The job's own token gives access to the job, and to nothing else.
 	job := *a
 	job.token = accepted.text(t, "token")
 	job.do("POST", "/jobs/"+id+"/data/set", map[string]string{"key": "k", "value": "v"}, http.StatusOK)
@@ -178,7 +178,7 @@ func TestOneJobGoesToOneAgent(t *testing.T) {
 		t.Errorf("an offer that was not accepted is %q the next time; want %q", again, got[0])
 	}
 	second.do("PUT", "/jobs/"+got[0]+"/accept", nil, http.StatusUnprocessableEntity)
-	// An agent that leaves gives back what it did not take up.
+	// An agent that leaves returns a job that it did not accept.
 	first.do("POST", "/disconnect", nil, http.StatusOK)
 	first.do("GET", "/ping", nil, http.StatusUnauthorized)
 	fourth := register(t, s, "4")
@@ -192,7 +192,7 @@ func TestOutcomes(t *testing.T) {
 	type states struct{ Build, Job string }
 	tests := map[string]struct {
 		step     string
-		statuses []int // of each try
+		statuses []int // of each attempt
 		want     states
 		retries  int
 	}{
@@ -234,7 +234,7 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// TestRetryReasons: exit status and reason of a rule must both match.
+// TestRetryReasons checks that exit status and reason of a rule must both match.
 func TestRetryReasons(t *testing.T) {
 	t.Parallel()
 	const steps = `steps: [{command: x, retry: {automatic: [{exit_status: -1, signal_reason: none}, {signal_reason: cancel}, {exit_status: -1, signal_reason: agent_stop, limit: 0}]}}]`

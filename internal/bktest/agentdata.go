@@ -33,7 +33,7 @@ func (s *Server) dataRoutes() {
 	})
 }
 
-// byBuild lets in whoever has a token for a job of the build.
+// byBuild admits every token for a job of the build.
 func (s *Server) byBuild(c *call) (reply, bool) {
 	for _, b := range s.builds {
 		if b.ID != c.PathValue("build") {
@@ -139,7 +139,7 @@ func (s *Server) searchArtifacts(c *call) reply {
 	return reply{body: found}
 }
 
-// globMatch knows * within a path element and ** across them.
+// globMatch supports * within a path element, and ** at the end of a pattern across them.
 func globMatch(glob, name string) bool {
 	if head, _, ok := strings.Cut(glob, "**"); ok {
 		return strings.HasPrefix(name, head)
@@ -188,8 +188,8 @@ func (s *Server) metaKeys(c *call) reply {
 	return reply{body: slices.AppendSeq([]string{}, maps.Keys(c.job.build.MetaData))}
 }
 
-// uploadPipeline adds the steps of `buildkite-agent pipeline upload`, which
-// has interpolated them already.
+// uploadPipeline adds the steps of `buildkite-agent pipeline upload`, which has already
+// interpolated them.
 func (s *Server) uploadPipeline(c *call) reply {
 	var req struct {
 		UUID     string `json:"uuid"`
@@ -238,7 +238,7 @@ func (s *Server) uploadState(c *call) reply {
 	return reply{body: map[string]string{"state": state}}
 }
 
-// metrics is what autoscalers ask for, and the cheapest check of a token:
+// metrics is what autoscalers request, and the cheapest check of a token:
 // https://buildkite.com/docs/apis/agent-api/metrics
 func (s *Server) metrics(*call) reply {
 	agents := func(queue string) map[string]int {

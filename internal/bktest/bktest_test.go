@@ -30,7 +30,7 @@ func listen(t *testing.T, o bktest.Options) *bktest.Server {
 	return s
 }
 
-// clock is a time that tests move by hand.
+// clock is a clock that tests advance by hand.
 type clock struct {
 	mu sync.Mutex
 	t  time.Time
@@ -50,14 +50,14 @@ func (c *clock) pass(d time.Duration) {
 	c.t = c.t.Add(d)
 }
 
-// answer is what came back for a request.
+// answer is the response to a request.
 type answer struct {
 	status int
 	header http.Header
 	body   []byte
 }
 
-// get reads a value out of a JSON answer; path elements are keys or indices.
+// get returns a value from a JSON response; path elements are keys or indices.
 func (a answer) get(t *testing.T, path ...any) any {
 	t.Helper()
 	var v any
@@ -87,7 +87,7 @@ func (a answer) text(t *testing.T, path ...any) string {
 	return s
 }
 
-// send makes one request and follows no redirect.
+// send makes one request without following redirects.
 func send(t *testing.T, method, url, auth string, body any, header ...string) answer {
 	t.Helper()
 	a, err := try(t, method, url, auth, body, header...)
@@ -136,7 +136,7 @@ func try(t *testing.T, method, url, auth string, body any, header ...string) (an
 	return answer{resp.StatusCode, resp.Header, data}, nil
 }
 
-// rawAgent speaks the agent API by hand.
+// rawAgent calls the agent API directly.
 type rawAgent struct {
 	t     *testing.T
 	s     *bktest.Server
@@ -165,13 +165,13 @@ func (r *rawAgent) do(method, path string, body any, want int) answer {
 	return a
 }
 
-// offered is the id of the job that a ping brings, or "".
+// offered returns the ID of the job that a ping offers, or "".
 func (r *rawAgent) offered() string {
 	r.t.Helper()
 	return r.do("GET", "/ping", nil, http.StatusOK).text(r.t, "job", "id")
 }
 
-// begin takes up the job that is offered and starts it.
+// begin accepts the offered job and starts it.
 func (r *rawAgent) begin() (id string, accepted answer) {
 	r.t.Helper()
 	id = r.offered()
@@ -202,8 +202,8 @@ func (r *rawAgent) chunk(id string, sequence, offset int, text string) answer {
 	return send(r.t, "POST", u, "Token "+r.token, z.Bytes(), "Content-Type", "text/plain", "Content-Encoding", "gzip")
 }
 
-// upload stores a file as an artifact of the job, as the agent does it, and
-// returns the store's answer.
+// upload stores a file as an artifact of the job, as an agent does, and returns the store's
+// response.
 func (r *rawAgent) upload(id, path, content string, auth string) answer {
 	r.t.Helper()
 	made := r.do("POST", "/jobs/"+id+"/artifacts", map[string]any{

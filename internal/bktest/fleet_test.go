@@ -17,9 +17,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/submit"
 )
 
-// TestFleet is a thousand nodes of eight agents each, in a test's own time, and an
-// operator with Buildkite's limit of fifty requests a minute. docs/fleet.md has what it
-// prints.
+// TestFleet runs a thousand nodes of eight agents each, in simulated time, and an operator
+// with Buildkite's limit of fifty requests a minute. docs/fleet.md has its output.
 func TestFleet(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short")
@@ -35,7 +34,7 @@ func TestFleet(t *testing.T) {
 		}
 		rates := &rates{last: s.Requests()}
 
-		// The power comes back: all nodes boot within two minutes.
+		// Power returns: all nodes boot within two minutes.
 		var group sync.WaitGroup
 		boots := rand.New(rand.NewPCG(1, 1))
 		for n := range nodes {
@@ -118,7 +117,7 @@ func asked(s *bktest.Server) (n int) {
 	return n
 }
 
-// rates are requests of agents by route: a second's mean, and the worst second.
+// rates are the requests of agents by route: the mean per second, and the worst second.
 type rates struct {
 	last       map[string]int
 	sum, worst map[string]int

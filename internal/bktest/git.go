@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// git serves the repositories that pipelines without one of their own have,
-// over git's "dumb" HTTP protocol: plain files, which `git clone` reads.
+// git serves the repositories of pipelines without their own, over git's "dumb" HTTP
+// protocol: plain files, which `git clone` reads.
 func (s *Server) git(w http.ResponseWriter, r *http.Request) {
 	slug, isRepo := strings.CutSuffix(r.PathValue("repo"), ".git")
 	s.mu.Lock()
@@ -32,11 +32,11 @@ func (s *Server) git(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain")
-	_, _ = w.Write(data) // a client that hung up loses only its own answer
+	_, _ = w.Write(data) // if the client hung up, only its response is lost
 }
 
-// repository makes a bare git repository of one commit on branch main, by path
-// inside it. A path that ends in "*" is an executable file of that name.
+// repository builds a bare git repository with one commit on branch main, and returns its
+// files by path. An input path that ends in "*" is an executable file of that name.
 func repository(files map[string]string) map[string][]byte {
 	out := map[string][]byte{}
 	object := func(kind string, content []byte) (id [20]byte) {
@@ -44,7 +44,7 @@ func repository(files map[string]string) map[string][]byte {
 		id = sha1.Sum(full)
 		var z bytes.Buffer
 		zw := zlib.NewWriter(&z)
-		_, _ = zw.Write(full) // a buffer takes everything
+		_, _ = zw.Write(full) // a buffer never fails
 		_ = zw.Close()
 		h := hex.EncodeToString(id[:])
 		out["objects/"+h[:2]+"/"+h[2:]] = z.Bytes()

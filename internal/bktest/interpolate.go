@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// maxInterpolated bounds what the strings of one pipeline may grow to, in bytes.
+// maxInterpolated bounds the strings of one expanded pipeline, in bytes.
 const maxInterpolated = 8 << 20
 
-// interpolator expands variables as a pipeline upload does: $NAME, ${NAME},
-// ${NAME:-word}, ${NAME-word}, ${NAME:?word}, ${NAME?word} and
-// ${NAME:offset:length}; $$ and \$ stand for a dollar sign.
+// interpolator expands variables as a pipeline upload does: $NAME, ${NAME}, ${NAME:-word},
+// ${NAME-word}, ${NAME:?word}, ${NAME?word} and ${NAME:offset:length}; $$ and \$ are a
+// dollar sign.
 type interpolator struct {
 	env  map[string]string
-	used int // bytes put out so far
+	used int // bytes written so far
 }
 
 // value expands every string of a decoded document, keys included.
@@ -144,7 +144,7 @@ func (in *interpolator) braced(s string, depth int) (value, rest string, err err
 	return word, rest, nil
 }
 
-// substring cuts "offset" or "offset:length" out of v; a negative offset counts
+// substring returns the part "offset" or "offset:length" of v; a negative offset counts
 // from the end.
 func substring(v, word string) (string, error) {
 	off, length, hasLength := strings.Cut(strings.TrimSpace(word), ":")
@@ -166,7 +166,7 @@ func substring(v, word string) (string, error) {
 	return v[:min(n, len(v))], nil
 }
 
-// nameLen is the length of the variable name that s begins with.
+// nameLen returns the length of the variable name that s begins with.
 func nameLen(s string) int {
 	for i := range len(s) {
 		c := s[i]

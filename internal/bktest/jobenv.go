@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// buildEnv are the variables that every job of a build has and that
-// interpolation knows.
+// buildEnv returns the variables that every job of a build has and that interpolation
+// knows.
 func (s *Server) buildEnv(b *build) map[string]string {
 	return map[string]string{
 		"BUILDKITE": "true", "CI": "true",
@@ -44,10 +44,10 @@ func (s *Server) interpolationEnv(b *build) map[string]string {
 
 var notName = regexp.MustCompile(`[^A-Z0-9]+`)
 
-// jobEnv is the environment that an agent gets with a job. Later sources win:
-// pipeline, build, step, and what the server itself says
-// (https://buildkite.com/docs/pipelines/configure/environment-variables). The
-// tags of the agent are variables because the server makes them so.
+// jobEnv returns the environment that an agent gets with a job. Later sources win:
+// pipeline, build, step, and the server itself
+// (https://buildkite.com/docs/pipelines/configure/environment-variables). The server also
+// turns the agent's tags into variables.
 func (s *Server) jobEnv(j *job, base string) map[string]string {
 	b, a := j.build, j.agent
 	env := maps.Clone(b.own)
@@ -80,7 +80,7 @@ func (s *Server) jobEnv(j *job, base string) map[string]string {
 		env["BUILDKITE_TIMEOUT"] = strconv.Itoa(j.step.timeout)
 	}
 	if len(j.step.plugins) > 0 {
-		plugins, _ := json.Marshal(j.step.plugins) // marshalled once before, in pluginList
+		plugins, _ := json.Marshal(j.step.plugins) // pluginList has already marshaled it once
 		env["BUILDKITE_PLUGINS"] = string(plugins)
 	}
 	for _, tag := range a.MetaData {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Submit makes a build as REST would. Commit and Branch default to HEAD and main.
+// Submit creates a build as REST would. Commit and Branch default to HEAD and main.
 func (s *Server) Submit(nb NewBuild) (Build, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -25,10 +25,10 @@ func (s *Server) WaitBuild(ctx context.Context, number int) (Build, error) {
 	return s.WaitFor(ctx, number, Build.Finished)
 }
 
-// WaitFor waits until a build is as done wants it, and returns it as it was
-// last even when ctx ends first.
+// WaitFor waits until done returns true for a build. If ctx ends first, it returns the
+// build's last state with an error.
 func (s *Server) WaitFor(ctx context.Context, number int, done func(Build) bool) (Build, error) {
-	tick := time.NewTicker(200 * time.Millisecond) // for what happens by the clock
+	tick := time.NewTicker(200 * time.Millisecond) // for changes that depend on the clock
 	defer tick.Stop()
 	for {
 		b, wake, err := s.look(number)
@@ -56,7 +56,7 @@ func (s *Server) look(number int) (Build, <-chan struct{}, error) {
 	return Build{}, nil, fmt.Errorf("there is no build %d", number)
 }
 
-// WaitAgents waits until done likes the agents, and returns them.
+// WaitAgents waits until done returns true for the agents, and returns them.
 func (s *Server) WaitAgents(ctx context.Context, done func([]Agent) bool) ([]Agent, error) {
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
@@ -116,8 +116,8 @@ func (s *Server) Cancel(number int) error {
 	return nil
 }
 
-// Artifact returns the file that a job of the build uploaded under path, the
-// latest if there are several.
+// Artifact returns the file that a job of the build uploaded under path, the latest one if
+// there are several.
 func (s *Server) Artifact(number int, path string) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,8 +136,7 @@ func (s *Server) Artifact(number int, path string) ([]byte, error) {
 	return nil, fmt.Errorf("build %d has no artifact %s", number, path)
 }
 
-// Log returns the output of a job so far, as its agent sent it; "" also when
-// there is no such job.
+// Log returns the output of a job so far, as its agent sent it; "" if there is no such job.
 func (s *Server) Log(jobID string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

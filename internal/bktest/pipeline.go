@@ -16,12 +16,12 @@ import (
 // maxSteps bounds the command steps of one build.
 const maxSteps = 500
 
-// Pipeline is a pipeline as somebody configured it in Buildkite.
+// Pipeline is a pipeline as configured in Buildkite.
 type Pipeline struct {
 	Slug  string
 	Steps string // YAML, interpolated when a build is created
-	// Repo is the repository that agents check out; "" is one that the server
-	// holds itself, with the content of Files on its branch main.
+	// Repo is the repository that agents check out; "" is one on the server itself, with
+	// the content of Files on its branch main.
 	Repo  string
 	Files map[string]string // path to content; nil is a README
 }
@@ -35,14 +35,14 @@ type step struct {
 	timeout             int // minutes; 0 is none
 	artifactPaths       string
 	retry               []retryRule
-	softFail            []string // exit statuses; "*" is every
+	softFail            []string // exit statuses; "*" matches all
 	priority            int
 }
 
 // retryRule is one entry of retry.automatic.
 type retryRule struct {
-	status []string // exit statuses; "*" is every
-	signal string   // signal_reason; "" and "*" are every
+	status []string // exit statuses; "*" matches all
+	signal string   // signal_reason; "" and "*" match all
 	limit  int
 }
 
@@ -50,7 +50,7 @@ func parseYAML(text string) (any, error) {
 	dec := yaml.NewDecoder(strings.NewReader(text))
 	var v any
 	if err := dec.Decode(&v); errors.Is(err, io.EOF) {
-		return nil, nil // an empty pipeline: parseSteps says so
+		return nil, nil // an empty pipeline, which parseSteps reports
 	} else if err != nil {
 		return nil, fmt.Errorf("parse pipeline: %w", err)
 	}
@@ -60,9 +60,9 @@ func parseYAML(text string) (any, error) {
 	return v, nil
 }
 
-// expandPipeline does what an upload does before the steps are read: it
-// interpolates the document with env and the document's own env on top, in
-// which env wins. It returns the document and its own env.
+// expandPipeline does what an upload does before it parses the steps: it interpolates the
+// document with env and the document's own env, where env wins. It returns the document and
+// its own env.
 func expandPipeline(doc any, env map[string]string) (any, map[string]string, error) {
 	in := &interpolator{env: maps.Clone(env)}
 	own := map[string]string{}
@@ -88,7 +88,7 @@ func expandPipeline(doc any, env map[string]string) (any, map[string]string, err
 	return v, own, err
 }
 
-// parseSteps reads a decoded pipeline: a list of steps, or a map with steps.
+// parseSteps parses a decoded pipeline: a list of steps, or a map with steps.
 func parseSteps(doc any) ([]step, error) {
 	list, ok := doc.([]any)
 	var rules []string
@@ -170,14 +170,14 @@ func (st *step) set(key string, v any) (err error) {
 	case "retry":
 		st.retry, err = retryRules(v)
 	case "type", "signature", "notify", "branches":
-		// No effect on where and how the command runs.
+		// They do not affect where and how the command runs.
 	default:
 		err = errors.New("not a key of the command steps that run here; remove it")
 	}
 	return err
 }
 
-// agentRules reads agents: {queue: x} or ["queue=x"].
+// agentRules parses agents: {queue: x} or ["queue=x"].
 func agentRules(v any) ([]string, error) {
 	if list, ok := v.([]any); ok {
 		return stringList(list)
@@ -193,8 +193,8 @@ func agentRules(v any) ([]string, error) {
 	return rules, nil
 }
 
-// matches reports whether an agent with these tags may run a job with these
-// rules. A value of * is any; an agent without a queue is in queue default.
+// matches reports whether an agent with these tags may run a job with these rules. The
+// value * matches any; an agent without a queue is in queue default.
 func matches(rules, tags []string) bool {
 	if !slices.ContainsFunc(tags, func(t string) bool { return strings.HasPrefix(t, "queue=") }) {
 		tags = append(slices.Clone(tags), "queue=default")
@@ -211,8 +211,8 @@ func matches(rules, tags []string) bool {
 	return true
 }
 
-// pluginList brings plugins into the form that agents get: a list of one-key
-// maps with the full source, or of sources alone.
+// pluginList converts plugins to the form that agents get: a list of one-key maps with the
+// full source, or of sources alone.
 func pluginList(v any) ([]any, error) {
 	var list []any
 	switch v := v.(type) {
@@ -242,13 +242,13 @@ func pluginList(v any) ([]any, error) {
 			return nil, fmt.Errorf("entry %d is a %T; want a name or a map", i+1, e)
 		}
 	}
-	if _, err := json.Marshal(out); err != nil { // a key that is no string
+	if _, err := json.Marshal(out); err != nil { // a key that is not a string
 		return nil, err
 	}
 	return out, nil
 }
 
-// fullSource writes out a plugin's short name:
+// fullSource expands a plugin's short name:
 // https://buildkite.com/docs/pipelines/integrations/plugins/using#plugin-sources
 func fullSource(src string) string {
 	u, err := url.Parse(src)

@@ -13,7 +13,7 @@ import (
 
 const restPipeline = "/v2/organizations/{org}/pipelines/{pipeline}"
 
-// restRoutes are the calls of REST API version 2 that there are.
+// restRoutes are the supported calls of REST API version 2.
 func (s *Server) restRoutes() {
 	get := func(p string, h handler) { s.handle("GET "+p, 0, s.byAPI, s.limited(h)) }
 	get("/v2/access-token", func(*call) reply {
@@ -66,7 +66,7 @@ func (s *Server) byAPI(c *call) (reply, bool) {
 	return reply{}, true
 }
 
-// limited counts a request against the rate limit and says so in the headers:
+// limited counts a request against the rate limit and reports it in the headers:
 // https://buildkite.com/docs/apis/rest-api/rate-limits
 func (s *Server) limited(h handler) handler {
 	return func(c *call) reply {
@@ -186,7 +186,7 @@ func (s *Server) listBuilds(c *call) reply {
 	return reply{body: out, header: links}
 }
 
-// render is the build as the query of c wants to see it.
+// render returns the build as the query of c requests it.
 func (s *Server) render(c *call, b *build) Build {
 	q := c.URL.Query()
 	out := s.view(b, base(c.Request), q.Get("include_retried_jobs") == "true")
@@ -274,7 +274,7 @@ func (s *Server) getArtifact(c *call, j *job) reply {
 	return reply{body: s.viewArtifact(c, f)}
 }
 
-// downloadArtifact sends the client on to the store.
+// downloadArtifact redirects the client to the store.
 func (s *Server) downloadArtifact(c *call, j *job) reply {
 	f := j.file(c.PathValue("artifact"))
 	if f == nil || f.State != "finished" {
@@ -284,8 +284,8 @@ func (s *Server) downloadArtifact(c *call, j *job) reply {
 	return reply{status: http.StatusFound, body: map[string]string{"url": link}, header: map[string]string{"Location": link}}
 }
 
-// paginate cuts the page that the client asked for, with the Link header that
-// leads to the others.
+// paginate returns the page that the client asked for, and the Link header to the other
+// pages.
 func paginate[T any](c *call, all []T) ([]T, map[string]string) {
 	q := c.URL.Query()
 	per, err := strconv.Atoi(q.Get("per_page"))

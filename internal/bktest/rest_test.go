@@ -138,7 +138,7 @@ func TestArtifacts(t *testing.T) {
 	}
 	a.upload(id, "result.json", `{"success":true}`, "")
 	a.upload(id, "profile_data/p.ncu-rep", "p", "")
-	const odd = "/abs//a b/../ü?.txt" // a job may name its files as it likes
+	const odd = "/abs//a b/../ü?.txt" // a job may choose any names for its files
 	a.upload(id, odd, "odd", "")
 	found := a.do("GET", "/builds/"+s.Builds()[0].ID+"/artifacts/search?query=profile_data/**&state=finished", nil, http.StatusOK)
 	if got := found.text(t, 0, "path"); got != "profile_data/p.ncu-rep" {
@@ -168,7 +168,7 @@ func TestArtifacts(t *testing.T) {
 		"the link":                {link, "", 200, `{"success":true}`},
 		"the link with a token":   {link, bearer, 400, "Only one auth mechanism"},
 		"a link to another file":  {strings.Replace(link, "result.json", "other.json", 1), "", 403, "SignatureDoesNotMatch"},
-		"a link that is extended": {link + "&X-Expires=99999999999999", "", 200, `{"success":true}`}, // the first one counts
+		"a link that is extended": {link + "&X-Expires=99999999999999", "", 200, `{"success":true}`}, // the first parameter counts
 	} {
 		if got := send(t, "GET", tt.link, tt.auth, nil); got.status != tt.status || !strings.Contains(string(got.body), tt.body) {
 			t.Errorf("%s: %d %s", name, got.status, got.body)

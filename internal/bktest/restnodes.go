@@ -74,8 +74,7 @@ func (s *Server) viewAgent(a *agent, base string) Agent {
 	return out
 }
 
-// listAgents lists the agents that are there: those that left are not listed
-// by the real API either.
+// listAgents lists the connected agents: like the real API, it omits those that have left.
 func (s *Server) listAgents(c *call) reply {
 	q := c.URL.Query()
 	var found []Agent
@@ -100,8 +99,8 @@ func (s *Server) listAgents(c *call) reply {
 	return reply{body: page, header: links}
 }
 
-// stopAgent makes the agent's next ping send it away; with force, which is the
-// default, its job is canceled first.
+// stopAgent makes the agent disconnect at its next ping; with force, which is the default,
+// it first cancels the agent's job.
 func (s *Server) stopAgent(c *call, a *agent) reply {
 	req := struct{ Force *bool }{}
 	if err := c.decode(&req); err != nil {
@@ -161,7 +160,8 @@ func (s *Server) queue(key string) *Queue {
 	return s.queues[i]
 }
 
-// addQueue makes a queue that is not there yet; at most 50 fit into a cluster.
+// addQueue returns the queue with this key and creates it if needed; nil if the cluster
+// already has 50 queues.
 func (s *Server) addQueue(key, description string) *Queue {
 	if q := s.queue(key); q != nil {
 		return q

@@ -1,8 +1,7 @@
-// Package bktest is a stand-in for Buildkite's servers, for tests and for a
-// machine without a network: the agent API that a real buildkite-agent
-// registers with, as much of REST as a client of builds, agents and artifacts
-// needs, and the artifact store. Its state is in memory, and it knows only
-// command steps.
+// Package bktest is a fake of Buildkite's servers, for tests and for machines without a
+// network: the agent API that a real buildkite-agent registers with, the part of REST that
+// a client of builds, agents and artifacts needs, and the artifact store. Its state is in
+// memory, and it supports only command steps.
 package bktest
 
 import (
@@ -24,34 +23,34 @@ import (
 	"time"
 )
 
-// Options say what a Server is like; the zero value of each is sensible.
+// Options configure a Server; all zero values are sensible.
 type Options struct {
 	Org        string // organization slug; "" is "kbnode"
 	AgentToken string // registers agents; "" is DefaultAgentToken
-	// AgentTokens, where it is given, are those that register agents now: a token that
-	// is not among them any more is revoked, which no connected agent feels.
+	// AgentTokens, if set, returns the tokens that can register agents now. A token that it
+	// no longer returns is revoked, which does not affect connected agents.
 	AgentTokens func() []string
 	APIToken    string     // for REST; "" is DefaultAPIToken
 	Pipelines   []Pipeline // nil is one named kernelbot, for builds with their own steps
-	Queues      []string   // of the cluster; nil lets whoever names a queue first create it
+	Queues      []string   // of the cluster; nil creates each queue when it is first named
 	PingSeconds int        // ping and job status interval of agents; 0 is 1
-	// HeartbeatSeconds lie between two heartbeats of an agent; 0 is 10.
+	// HeartbeatSeconds is the interval of an agent's heartbeats; 0 is 10.
 	HeartbeatSeconds int
-	Minute           time.Duration // a minute of timeout_in_minutes; 0 is a minute
+	Minute           time.Duration // length of a minute of timeout_in_minutes; 0 is a minute
 	LostAfter        time.Duration // silence after which an agent is lost; 0 is three minutes
 	LinkTTL          time.Duration // validity of a link to the store; 0 is Buildkite's minute
-	RateLimit        int           // REST requests a minute and token; 0 refuses none
+	RateLimit        int           // REST requests per minute; 0 refuses none
 	Now              func() time.Time
 	Log              *slog.Logger // requests and refusals; nil discards
 }
 
-// The tokens of a Server that was given none.
+// The default tokens of a Server.
 const (
 	DefaultAgentToken = "bktest-agent-token"
 	DefaultAPIToken   = "bktest-api-token"
 )
 
-// Server is the stand-in. Its methods may be called from any goroutine.
+// Server is the fake. Its methods may be called from any goroutine.
 type Server struct {
 	opts   Options
 	mux    *http.ServeMux
@@ -62,7 +61,7 @@ type Server struct {
 
 	mu       sync.Mutex // guards everything below
 	byToken  map[string]*agent
-	swept    time.Time // when lost agents were last looked for
+	swept    time.Time // time of the last search for lost agents
 	number   int
 	builds   []*build
 	agents   []*agent
@@ -78,8 +77,7 @@ type Server struct {
 	wake     chan struct{}
 }
 
-// New makes a server that is reached through ServeHTTP, or through a network
-// after Listen.
+// New returns a server that is reached through ServeHTTP, or over the network after Listen.
 func New(o Options) *Server {
 	def := func(s *string, d string) {
 		if *s == "" {
@@ -126,9 +124,8 @@ func New(o Options) *Server {
 	return s
 }
 
-// Listen serves the APIs on addr and the store on storeAddr too, so that its
-// links lead to another port as they do in reality; "" serves it on addr only.
-// Port 0 is any free one.
+// Listen serves the APIs on addr, and the store also on storeAddr, so that its links lead
+// to another port as in reality; "" serves it only on addr. Port 0 is any free port.
 func (s *Server) Listen(addr, storeAddr string) error {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -166,40 +163,40 @@ func (s *Server) Close() error {
 	return errors.Join(errs...)
 }
 
-// URL is where Listen listens, without a slash at the end.
+// URL returns the address where Listen listens, without a trailing slash.
 func (s *Server) URL() string { return s.url }
 
-// Endpoint is what an agent is configured with.
+// Endpoint returns the endpoint to configure in an agent.
 func (s *Server) Endpoint() string { return s.url + "/v3" }
 
-// Fault makes requests of one route go wrong, for tests of clients.
+// Fault makes requests of one route fail, for tests of clients.
 type Fault struct {
-	Route   string        // as Requests names it, or "" for all
-	Status  int           // what to answer; 0 drops the connection
-	Message string        // of the answer
+	Route   string        // status to respond with; 0 drops the connection
+	Status  int           // of the response
+	Message string        // of the response
 	Header  http.Header   // of the answer
-	Perform bool          // do what was asked for first, and lose only the answer
-	Delay   time.Duration // before it; alone, nothing else goes wrong
-	Cut     bool          // send half of the real answer
-	Times   int           // how many requests; 0 is one, negative is all
+	Perform bool          // perform the request first, and lose only the response
+	Delay   time.Duration // before it; alone, nothing else fails
+	Cut     bool          // send half of the real response
+	Times   int           // number of requests; 0 is one, negative is all
 }
 
-// Inject adds a fault. Faults of a route take turns in the order they came.
+// Inject adds a fault. Faults of a route apply in the order they were added.
 func (s *Server) Inject(f Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.faults = append(s.faults, f)
 }
 
-// Requests counts the requests so far by route, such as "GET /v3/ping";
-// requests for anything else are under "".
+// Requests returns the number of requests so far by route, such as "GET /v3/ping"; requests
+// without a route are under "".
 func (s *Server) Requests() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.requests)
 }
 
-// Over counts the REST requests that the rate limit has refused.
+// Over returns the number of REST requests that the rate limit has refused.
 func (s *Server) Over() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,7 +218,7 @@ func (s *Server) takeFault(route string) (Fault, bool) {
 	return f, true
 }
 
-// ServeHTTP counts the request, lets a fault have its way and answers.
+// ServeHTTP counts the request, applies a fault, and answers.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, route := s.mux.Handler(r)
 	s.mu.Lock()
@@ -256,7 +253,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, f.Status, map[string]string{"message": f.Message})
 }
 
-// kept is an answer that does not reach its client, or not whole.
+// kept is a response that does not reach its client in full.
 type kept struct {
 	header http.Header
 	status int
@@ -275,7 +272,7 @@ type call struct {
 	job   *job   // set on routes that name a job of an agent
 }
 
-// reply is an answer: body goes out as JSON unless text is set.
+// reply is a response: body is sent as JSON unless text is set.
 type reply struct {
 	status int // 0 is 200
 	body   any
@@ -290,8 +287,8 @@ func refuse(status int, format string, args ...any) reply {
 // handler answers with the server's lock held.
 type handler func(c *call) reply
 
-// handle routes a pattern of http.ServeMux to h, with at most limit bytes of
-// body. allow finds out who sent the request; it refuses with ok false.
+// handle routes a pattern of http.ServeMux to h, with at most limit bytes of body. allow
+// identifies the sender; it refuses the request if ok is false.
 func (s *Server) handle(pattern string, limit int64, allow func(c *call) (reply, bool), h handler) {
 	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
@@ -310,7 +307,7 @@ func (s *Server) handle(pattern string, limit int64, allow func(c *call) (reply,
 		switch {
 		case a.text != nil:
 			w.WriteHeader(a.status)
-			_, _ = w.Write(a.text) // a client that hung up loses only its own answer
+			_, _ = w.Write(a.text) // if the client hung up, only its response is lost
 		case a.status == http.StatusNoContent:
 			w.WriteHeader(a.status)
 		default:
@@ -339,10 +336,10 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	}
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = w.Write(append(out, '\n')) // a client that hung up loses only its own answer
+	_, _ = w.Write(append(out, '\n')) // if the client hung up, only its response is lost
 }
 
-// decode reads the body into v; an empty one leaves v alone.
+// decode parses the body into v; an empty body leaves v unchanged.
 func (c *call) decode(v any) error {
 	if len(c.body) == 0 {
 		return nil
@@ -350,7 +347,7 @@ func (c *call) decode(v any) error {
 	return json.Unmarshal(c.body, v)
 }
 
-// credentials returns what follows the scheme in Authorization.
+// credentials returns the part of Authorization after the scheme.
 func credentials(r *http.Request, scheme string) string {
 	have, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(have, scheme) {
@@ -361,5 +358,5 @@ func credentials(r *http.Request, scheme string) string {
 
 func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
-// base is the address that the client used, for the links in an answer.
+// base returns the address that the client used, for the links in a response.
 func base(r *http.Request) string { return "http://" + r.Host }

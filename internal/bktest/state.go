@@ -28,7 +28,7 @@ type build struct {
 	pipeline *Pipeline
 	own      map[string]string // the pipeline document's env
 	jobs     []*job
-	canceled bool // somebody asked
+	canceled bool // cancellation was requested
 	uploads  map[string]string
 }
 
@@ -36,7 +36,7 @@ type job struct {
 	Job
 	step     step
 	build    *build
-	agent    *agent // who has it now, or had it last
+	agent    *agent // the agent that has it now, or had it last
 	token    string
 	deadline time.Time // zero is none
 	chunks   map[uint64]chunk
@@ -66,7 +66,7 @@ type artifact struct {
 // open reports whether the job has not ended.
 func (j *job) open() bool { return j.FinishedAt == nil }
 
-// begun reports whether an agent has taken the job up.
+// begun reports whether an agent has accepted the job.
 func (j *job) begun() bool { return j.open() && j.State != "scheduled" && j.State != "assigned" }
 
 // live reports whether the agent's token still works.
@@ -79,13 +79,13 @@ func (s *Server) now() *time.Time {
 	return &t
 }
 
-// changed wakes everybody who waits for a build.
+// changed wakes everyone who waits for a build.
 func (s *Server) changed() {
 	close(s.wake)
 	s.wake = make(chan struct{})
 }
 
-// create makes a build and its jobs.
+// create creates a build and its jobs.
 func (s *Server) create(nb NewBuild) (*build, error) {
 	p := s.pipeline(nb.Pipeline)
 	if p == nil {
@@ -150,7 +150,7 @@ func (s *Server) pipeline(slug string) *Pipeline {
 	return &s.opts.Pipelines[i]
 }
 
-// forget drops the oldest finished build when there are too many.
+// forget drops the oldest finished build if there are too many.
 func (s *Server) forget() error {
 	if len(s.builds) < maxBuilds {
 		return nil
@@ -185,7 +185,7 @@ func (s *Server) addJob(b *build, st step) *job {
 	return j
 }
 
-// next picks the job that an idle agent gets, or nil.
+// next returns the job that an idle agent gets, or nil.
 func (s *Server) next(a *agent) *job {
 	var best *job
 	for _, b := range s.builds {
@@ -199,12 +199,12 @@ func (s *Server) next(a *agent) *job {
 	return best
 }
 
-// sweep does what a real server does by the clock: it lets jobs time out and
-// gives up agents that went silent. Every request and every waiter calls it.
+// sweep does what a real server does by the clock: it times out jobs and gives up silent
+// agents. Every request and every waiter calls it.
 func (s *Server) sweep() {
 	now := s.opts.Now()
 	if now.Sub(s.swept) < s.opts.Minute/60 {
-		return // with thousands of agents it is most of the work
+		return // with thousands of agents it would be most of the work
 	}
 	s.swept = now
 	for _, a := range s.agents {
@@ -224,8 +224,8 @@ func (s *Server) sweep() {
 	}
 }
 
-// release takes an agent's job away from it: one that was not taken up goes
-// back into the queue, any other has failed.
+// release takes an agent's job away: a job that was not accepted goes back into the queue,
+// any other fails.
 func (s *Server) release(a *agent, reason string) {
 	j := a.job
 	a.job = nil
@@ -240,7 +240,7 @@ func (s *Server) release(a *agent, reason string) {
 	s.finish(j, -1)
 }
 
-// finish ends a job with the exit status that its agent gave.
+// finish ends a job with the exit status that its agent reported.
 func (s *Server) finish(j *job, status int) {
 	j.FinishedAt, j.ExitStatus = s.now(), &status
 	if a := j.agent; a != nil {
@@ -261,14 +261,14 @@ func (s *Server) finish(j *job, status int) {
 		j.State = "failed"
 		j.SoftFailed = statusMatches(j.step.softFail, text)
 	}
-	// What is cancelled is never run again; what ran into its time limit is.
+	// A canceled job is never run again; a job that timed out may be.
 	if j.State == "failed" || j.State == "timed_out" {
 		s.retry(j, text)
 	}
 	s.settle(j.build)
 }
 
-// retry runs a job that failed again if the first rule that matches says so.
+// retry runs a failed job again if the first matching rule allows it.
 func (s *Server) retry(j *job, status string) {
 	i := slices.IndexFunc(j.step.retry, func(r retryRule) bool {
 		return statusMatches(r.status, status) && r.reasonMatches(j.SignalReason)
@@ -281,8 +281,7 @@ func (s *Server) retry(j *job, status string) {
 	j.Retried, j.RetriedInJobID = true, again.ID
 }
 
-// cancel ends the jobs that nobody runs and asks the agents of the others to
-// stop.
+// cancel ends the jobs that no agent runs and asks the agents of the others to stop.
 func (s *Server) cancel(b *build) {
 	b.canceled = true
 	for _, j := range b.jobs {
@@ -303,7 +302,7 @@ func (s *Server) cancelJob(j *job) {
 	}
 }
 
-// settle works a build's state out from its jobs'.
+// settle derives a build's state from its jobs.
 func (s *Server) settle(b *build) {
 	defer s.changed()
 	var open, begun, failed bool
@@ -336,7 +335,7 @@ func (s *Server) settle(b *build) {
 	}
 }
 
-// log puts a job's output together.
+// log assembles a job's output.
 func (j *job) log() []byte {
 	chunks := slices.SortedFunc(maps.Values(j.chunks), func(a, b chunk) int { return cmp.Compare(a.offset, b.offset) })
 	out := make([]byte, 0, j.logSize)
@@ -346,7 +345,7 @@ func (j *job) log() []byte {
 	return out
 }
 
-// newID is a random UUID.
+// newID returns a random UUID.
 func newID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails: crypto/rand

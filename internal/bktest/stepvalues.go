@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// softFail reads true, or [{exit_status: 1}, {exit_status: "*"}].
+// softFail parses true, or [{exit_status: 1}, {exit_status: "*"}].
 func softFail(v any) ([]string, error) {
 	switch v := v.(type) {
 	case bool:
@@ -34,7 +34,7 @@ func softFail(v any) ([]string, error) {
 	return nil, fmt.Errorf("%v; want true, false or a list of exit_status", v)
 }
 
-// retryRules reads retry: {automatic: true | {exit_status, limit} | [...]}.
+// retryRules parses retry: {automatic: true | {exit_status, limit} | [...]}.
 func retryRules(v any) ([]retryRule, error) {
 	m, ok := v.(map[string]any)
 	if !ok {
@@ -85,11 +85,12 @@ func retryRules(v any) ([]retryRule, error) {
 	return rules, nil
 }
 
-// agentLost is what a job says of an agent that went silent. To rules it is no
-// reason: https://buildkite.com/changelog/193-signal-and-signal-reason-in-automatic-retry-rules.
+// agentLost is the signal reason of a job whose agent went silent. Rules do not treat it as
+// a reason:
+// https://buildkite.com/changelog/193-signal-and-signal-reason-in-automatic-retry-rules.
 const agentLost = "agent_lost"
 
-// signalReasons are those that rules may name:
+// signalReasons are the reasons that rules may name:
 // https://buildkite.com/docs/pipelines/configure/retry.
 var signalReasons = []string{"*", "none", "cancel", "agent_stop", "agent_refused", "agent_incompatible", "process_run_error", "signature_rejected", "stack_error"}
 
@@ -107,7 +108,7 @@ func statusMatches(rules []string, status string) bool {
 	return slices.Contains(rules, "*") || slices.Contains(rules, status)
 }
 
-// scalar reads a value that YAML may have typed as the string it was.
+// scalar returns a value that YAML may have typed as the original string.
 func scalar(v any) (string, error) {
 	switch v := v.(type) {
 	case nil:

@@ -20,16 +20,15 @@ import (
 
 const storePath = "/store"
 
-// storeRoutes behave like the S3 bucket behind Buildkite: a signed form to
-// upload with, signed links that expire, and no patience with an
-// Authorization header beside a signature.
+// storeRoutes behave like the S3 bucket behind Buildkite: a signed form for uploads, signed
+// links that expire, and no Authorization header beside a signature.
 func (s *Server) storeRoutes() {
 	s.mux.HandleFunc("POST "+storePath, s.put)
 	s.mux.HandleFunc("GET "+storePath+"/{key}", s.get)
 	s.mux.HandleFunc("GET /git/{repo}/{path...}", s.git)
 }
 
-// storeBase is where the client of r finds the store.
+// storeBase returns the store's address for the client of r.
 func (s *Server) storeBase(r *http.Request) string {
 	host := r.Host
 	if s.storePort != "" {
@@ -43,7 +42,7 @@ func (s *Server) storeBase(r *http.Request) string {
 
 func (s *Server) sign(text string) string {
 	m := hmac.New(sha256.New, s.secret)
-	_, _ = io.WriteString(m, text) // a hash takes everything
+	_, _ = io.WriteString(m, text) // a hash never fails
 	return hex.EncodeToString(m.Sum(nil))
 }
 
@@ -59,11 +58,11 @@ func (s *Server) uploadPolicy(prefix string) (encoded, signature string) {
 	return encoded, s.sign(encoded)
 }
 
-// signedURL is a link that works without a token for a short time.
+// signedURL returns a link that works for a short time without a token.
 func (s *Server) signedURL(r *http.Request, key string) string {
 	expires := strconv.FormatInt(s.opts.Now().Add(s.opts.LinkTTL).UnixMilli(), 10)
 	q := url.Values{"X-Expires": {expires}, "X-Signature": {s.sign(expires + "\n" + key)}}
-	// One path element, so that net/http cleans no ".." or "//" out of the key.
+	// One path element, so that net/http does not clean ".." or "//" out of the key.
 	return s.storeBase(r) + storePath + "/" + url.PathEscape(key) + "?" + q.Encode()
 }
 
@@ -169,5 +168,5 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "binary/octet-stream")
 	w.Header().Set("Content-Length", strconv.Itoa(len(data)))
-	_, _ = w.Write(data) // a client that hung up loses only its own answer
+	_, _ = w.Write(data) // if the client hung up, only its response is lost
 }

@@ -2,10 +2,10 @@ package bktest
 
 import "time"
 
-// The types that REST answers with; field names and meanings are Buildkite's
+// The types of REST responses; field names and meanings are Buildkite's
 // (https://buildkite.com/docs/apis/rest-api). Times are UTC; nil is not yet.
 
-// Build is one build of a pipeline. Numbers count over all pipelines.
+// Build is one build of a pipeline. Numbers are shared by all pipelines.
 type Build struct {
 	ID             string            `json:"id"`
 	URL            string            `json:"url"`
@@ -28,7 +28,7 @@ type Build struct {
 	Pipeline       *PipelineRef      `json:"pipeline,omitempty"`
 }
 
-// Finished reports whether the build's state will not change any more.
+// Finished reports whether the build's state is final.
 func (b Build) Finished() bool {
 	return b.State == "passed" || b.State == "failed" || b.State == "canceled"
 }
@@ -118,15 +118,14 @@ type Queue struct {
 	CreatedAt      *time.Time `json:"created_at"`
 }
 
-// NewBuild is the body of a request for a build.
+// NewBuild is the body of a request to create a build.
 type NewBuild struct {
-	Pipeline string            `json:"-"` // slug; "" is the only one
+	Pipeline string            `json:"-"` // slug; "" is the only pipeline
 	Commit   string            `json:"commit"`
 	Branch   string            `json:"branch"`
 	Message  string            `json:"message,omitempty"`
 	Env      map[string]string `json:"env,omitempty"`
 	MetaData map[string]string `json:"meta_data,omitempty"`
-	// Steps replaces the pipeline's own: a list of steps, a pipeline or the
-	// text of one in YAML.
+	// Steps replaces the pipeline's own: a list of steps, a pipeline, or one as YAML text.
 	Steps any `json:"steps,omitempty"`
 }

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Work is one job as a Worker does it.
+// Work is one job as a Worker performs it.
 type Work struct {
 	Env   map[string]string
 	Files map[string]string // its artifacts, by path
@@ -22,16 +22,16 @@ type Work struct {
 	Gone  bool // the agent is lost with the job
 }
 
-// Worker is an agent without a program: it says what a job leaves.
+// Worker is an agent without a program: a function that determines the outcome of a job.
 type Worker struct {
 	Name string
 	Tags []string
-	// Do does a job. Its context ends when the job is cancelled.
+	// Do performs a job. Its context ends when the job is canceled.
 	Do func(ctx context.Context, w *Work)
 }
 
-// Employ registers a worker and lets it work until ctx ends. It speaks as an agent
-// does, but for the store, and without a network, so that time may be a test's own.
+// Employ registers a worker and lets it work until ctx ends. It speaks like an agent,
+// except to the store, and without a network, so that it works in simulated time.
 func (s *Server) Employ(ctx context.Context, w Worker) error {
 	var me struct {
 		ID        string `json:"id"`
@@ -82,7 +82,7 @@ func (s *Server) pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// work does one job. vanish ends all that the agent says.
+// work performs one job. vanish ends all requests of the agent.
 func (s *Server) work(ctx context.Context, w Worker, token, id string, vanish func()) bool {
 	var job struct {
 		Env map[string]string `json:"env"`
@@ -93,7 +93,7 @@ func (s *Server) work(ctx context.Context, w Worker, token, id string, vanish fu
 	}
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // as an agent asks
+	go func() { // polls like an agent
 		for {
 			select {
 			case <-inner.Done():
@@ -120,7 +120,7 @@ func (s *Server) work(ctx context.Context, w Worker, token, id string, vanish fu
 	return s.say(ctx, http.MethodPut, at+"/finish", token, map[string]any{"exit_status": fmt.Sprint(done.Exit)}, nil) == nil
 }
 
-// upload puts files into the store as a job's artifacts.
+// upload stores files as artifacts of a job.
 func (s *Server) upload(id string, files map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +135,7 @@ func (s *Server) upload(id string, files map[string]string) {
 	}
 }
 
-// say asks the server as an agent.
+// say sends a request to the server as an agent.
 func (s *Server) say(ctx context.Context, method, to, token string, body, into any) error {
 	var text []byte
 	if body != nil {
@@ -162,8 +162,8 @@ func (s *Server) say(ctx context.Context, method, to, token string, body, into a
 	return json.NewDecoder(resp.Body).Decode(into)
 }
 
-// Wire reaches the server without a network. A dropped connection is an error, as it
-// would be.
+// Wire returns a transport that reaches the server without a network. A dropped connection
+// is an error, as in reality.
 func (s *Server) Wire() http.RoundTripper { return wire{s} }
 
 type wire struct{ s *Server }
@@ -177,7 +177,7 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		dropped bool
 	}
 	back := make(chan answered, 1)
-	req := r.Clone(context.WithoutCancel(r.Context())) // a server goes on when its client has gone
+	req := r.Clone(context.WithoutCancel(r.Context())) // a server continues after its client has gone
 	req.Host, req.RequestURI = r.URL.Host, r.URL.RequestURI()
 	if req.Body == nil {
 		req.Body = http.NoBody
@@ -211,7 +211,7 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// cutOff is the end of an answer that was not its end.
+// cutOff ends a response before its end.
 type cutOff struct{}
 
 func (cutOff) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }

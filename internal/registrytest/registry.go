@@ -1,6 +1,6 @@
-// Package registrytest is a registry of images that is made up: it serves the
-// distribution API over plain HTTP out of memory, takes what is pushed, and
-// fails as it is told to. An engine takes one on localhost without TLS.
+// Package registrytest is a fake image registry: it serves the distribution API over plain
+// HTTP from memory, accepts pushes, and fails on request. An engine uses one on localhost
+// without TLS.
 package registrytest
 
 import (
@@ -23,17 +23,17 @@ import (
 // maxUpload bounds a blob or manifest, in bytes.
 const maxUpload = 4 << 30
 
-// Faults are what goes wrong with downloads of blobs and questions for manifests.
+// Faults configure failures of blob downloads and of requests.
 type Faults struct {
-	Cuts  int           `json:"cuts"`   // downloads of blobs that are cut off from now on
+	Cuts  int           `json:"cuts"`   // number of the next blob downloads to cut off
 	After int64         `json:"after"`  // bytes of each that get through
 	Pause time.Duration `json:"pause"`  // nanoseconds between two 64 KiB of a blob
-	Deny  int           `json:"status"` // answers every question with this status; 0 for none
+	Deny  int           `json:"status"` // status of every response; 0 for none
 }
 
 // Registry is an http.Handler. Its zero value has no images.
 type Registry struct {
-	// User and Password are asked for where set.
+	// User and Password are required of clients if set.
 	User, Password string
 
 	mu        sync.Mutex
@@ -41,26 +41,26 @@ type Registry struct {
 	manifests map[string]manifest // by "name digest" and "name tag"
 	uploads   map[string][]byte
 	faults    Faults
-	pulled    int // blobs that were sent whole
+	pulled    int // number of blobs sent in full
 }
 
 type manifest struct{ kind, digest string }
 
-// SetFaults sets what goes wrong from now on.
+// SetFaults sets the faults from now on.
 func (g *Registry) SetFaults(f Faults) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.faults = f
 }
 
-// Pulled is how many blobs were sent to their end.
+// Pulled returns how many blobs were sent in full.
 func (g *Registry) Pulled() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.pulled
 }
 
-// Digest is what a tag stands for; "" for one that is not there.
+// Digest returns the digest that a tag points to; "" if there is no such tag.
 func (g *Registry) Digest(name, tag string) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -69,8 +69,8 @@ func (g *Registry) Digest(name, tag string) string {
 
 var route = lazy.Regexp(`^/v2/([a-z0-9][a-z0-9._/-]*)/(manifests|blobs/uploads|blobs)/([A-Za-z0-9._:-]*)$`)
 
-// ServeHTTP answers the distribution API at /v2/, and POST /faults, whose body is
-// Faults as JSON.
+// ServeHTTP serves the distribution API at /v2/, and POST /faults, whose body is Faults as
+// JSON.
 func (g *Registry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
 	if r.URL.Path == "/faults" && r.Method == http.MethodPost {
@@ -123,7 +123,7 @@ func sum(data []byte) string {
 	return "sha256:" + hex.EncodeToString(s[:])
 }
 
-// upload takes a blob, in one piece or in several.
+// upload accepts a blob, in one piece or several.
 func (g *Registry) upload(w http.ResponseWriter, r *http.Request, name, id string) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxUpload))
 	if err != nil {
@@ -161,7 +161,7 @@ func (g *Registry) upload(w http.ResponseWriter, r *http.Request, name, id strin
 	w.WriteHeader(http.StatusCreated)
 }
 
-// blob sends a blob or a part of it, as far as the faults let it.
+// blob sends a blob or a part of it, as far as the faults allow.
 func (g *Registry) blob(w http.ResponseWriter, r *http.Request, digest string) {
 	g.mu.Lock()
 	data, ok := g.blobs[digest]
@@ -218,7 +218,7 @@ func (g *Registry) blob(w http.ResponseWriter, r *http.Request, digest string) {
 	g.pulled++
 }
 
-// manifest takes and sends manifests, by tag and by digest.
+// manifest accepts and sends manifests, by tag and by digest.
 func (g *Registry) manifest(w http.ResponseWriter, r *http.Request, name, ref string) {
 	if r.Method == http.MethodPut {
 		body, err := io.ReadAll(io.LimitReader(r.Body, 4<<20))

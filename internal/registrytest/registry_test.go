@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// client speaks to a registry as an engine does.
+// client speaks to a registry like an engine.
 type client struct {
 	t   *testing.T
 	url string
@@ -44,8 +44,8 @@ func serve(t *testing.T, g *Registry) client {
 	return client{t, s.URL}
 }
 
-// TestPushAndPull sends an image as docker push does and fetches it back, also
-// after a cut.
+// TestPushAndPull pushes an image like docker push and pulls it back, also after an
+// interruption.
 func TestPushAndPull(t *testing.T) {
 	t.Parallel()
 	g := &Registry{}
