@@ -5,8 +5,8 @@ import (
 	"path"
 )
 
-// AMDDevice is the directory in /sys of the PCI device that one of AMD's GPUs, or the
-// partition of one, is on. The GPU is told by the render node among its device nodes.
+// AMDDevice returns the directory in /sys of the PCI device of an AMD GPU, or of a
+// partition of one. It identifies the GPU by the render node among its device nodes.
 func AMDDevice(nodes []string) (string, error) {
 	t, err := openTree("/")
 	if err != nil {

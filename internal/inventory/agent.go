@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// agentVersion is "3.76.2" of "buildkite-agent version 3.76.2+build.4321", with
-// the mark of a pre-release where there is one.
+// agentVersion returns "3.76.2" for "buildkite-agent version 3.76.2+build.4321", including
+// a pre-release suffix.
 func agentVersion(output string) string {
 	words := strings.Fields(output)
 	if len(words) < 3 || words[1] != "version" {
@@ -17,8 +17,8 @@ func agentVersion(output string) string {
 	return version
 }
 
-// agentKeys are the configuration keys that `buildkite-agent start --help`
-// lists: every long flag is one. Sorted.
+// agentKeys returns the configuration keys that `buildkite-agent start --help` lists,
+// sorted: every long flag is one.
 func agentKeys(help string) []string {
 	flag := regexp.MustCompile(`^\s+(?:-\w, )?--([a-z0-9][a-z0-9-]*)`)
 	var keys []string

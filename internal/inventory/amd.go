@@ -12,13 +12,12 @@ import (
 const (
 	pciDir = "sys/bus/pci/devices"
 	kfdDir = "sys/class/kfd/kfd/topology/nodes"
-	// The same directory without the link that a copied tree may lack.
+	// The same directory without the link, which a copied tree may lack.
 	kfdDirVirtual = "sys/devices/virtual/kfd/kfd/topology/nodes"
 	amdVendor     = "0x1002"
 )
 
-// kfdGPU is a node of the kernel's compute topology that is a GPU or one
-// partition of one.
+// kfdGPU is a node of the kernel's compute topology that is a GPU or a partition of one.
 type kfdGPU struct {
 	node      int
 	pci       string
@@ -28,11 +27,11 @@ type kfdGPU struct {
 	render    int
 	target    int64 // gfx_target_version: 90402 is gfx942
 	memory    int64 // bytes; 0 if the node has no memory banks
-	links     []int // nodes at the other end of an xGMI link; of a device's first node only
+	links     []int // nodes at the other ends of xGMI links; only of a device's first node
 }
 
-// readAMD reads AMD's GPUs from sysfs, without any ROCm library. The result is
-// nil on a machine that has neither a GPU nor the driver.
+// readAMD reads AMD's GPUs from sysfs, without any ROCm library. The result is nil on a
+// machine with neither a GPU nor the driver.
 func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 	devices := amdDevices(t)
 	nodes, kfd := readKFD(t, devices)
@@ -55,7 +54,7 @@ func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 		gpu.Arch = gfxName(node.target)
 		gpu.Links = links[node.pci]
 		gpu.Healthy = true
-		if node.render >= 0 || parts[node.pci] > 1 { // the device's is that of one partition
+		if node.render >= 0 || parts[node.pci] > 1 { // a device's own belongs to one partition
 			gpu.RenderMinor = node.render
 		}
 		if gpu.RenderMinor < 0 && parts[node.pci] > 1 {
@@ -94,9 +93,9 @@ func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 	return gpus, &AMD{DriverVersion: version, KFD: kfd}, problems
 }
 
-// amdWithoutKFD says whether a GPU that the compute driver does not list can be
-// used, and why not. A tree that holds no more than the PCI devices does not
-// tell, and gets the benefit of the doubt.
+// amdWithoutKFD reports whether a GPU that the compute driver does not list can be used,
+// and why not. A tree with nothing but PCI devices cannot tell, and gets the benefit of the
+// doubt.
 func amdWithoutKFD(t tree, pci string, kfd bool) (healthy bool, reason string) {
 	uevent, err := t.read(pciDir + "/" + pci + "/uevent")
 	driver := printable(ueventField(uevent, "DRIVER"))
@@ -111,8 +110,8 @@ func amdWithoutKFD(t tree, pci string, kfd bool) (healthy bool, reason string) {
 	return false, "is driven by amdgpu, but the kernel has no compute driver (KFD) for it"
 }
 
-// amdDevices are the PCI addresses of AMD's GPUs: display controllers (VGA, 3D,
-// other) and processing accelerators.
+// amdDevices returns the PCI addresses of AMD's GPUs: display controllers (VGA, 3D, other)
+// and processing accelerators.
 func amdDevices(t tree) []string {
 	var out []string
 	for _, pci := range t.names(pciDir) {
@@ -129,7 +128,7 @@ func amdDevices(t tree) []string {
 	return out
 }
 
-// amdDevice is what the PCI device says of a GPU.
+// amdDevice returns what the PCI device reports about a GPU.
 func amdDevice(t tree, pci string) GPU {
 	dir := pciDir + "/" + pci
 	device := pciID(t.text(dir + "/device"))
@@ -152,8 +151,7 @@ func amdDevice(t tree, pci string) GPU {
 	return gpu
 }
 
-// readKFD reads the compute driver's topology; exists is false where there is
-// no such driver.
+// readKFD reads the compute driver's topology; exists is false if there is no such driver.
 func readKFD(t tree, devices []string) (nodes []kfdGPU, exists bool) {
 	dir := kfdDir
 	if !t.exists(dir) {
@@ -178,12 +176,12 @@ func readKFD(t tree, devices []string) (nodes []kfdGPU, exists bool) {
 		node.pci, node.partition = kfdAddress(number("domain"), number("location_id"), devices)
 		for _, bank := range t.numbered(fmt.Sprintf("%s/%d/mem_banks", dir, id), "") {
 			b := fields(t.text(fmt.Sprintf("%s/%d/mem_banks/%d/properties", dir, id, bank)))
-			if heap := b["heap_type"]; heap == "1" || heap == "2" { // VRAM that the CPU can see, or not
+			if heap := b["heap_type"]; heap == "1" || heap == "2" { // CPU-visible VRAM or not
 				size, _ := strconv.ParseInt(b["size_in_bytes"], 10, 64)
 				node.memory += size
 			}
 		}
-		if !known[node.pci] { // of 64 partitions each has 63 links, all alike
+		if !known[node.pci] { // each of 64 partitions has 63 links, all alike
 			known[node.pci] = true
 			node.links = readXGMI(t, fmt.Sprintf("%s/%d/io_links", dir, id))
 		}
@@ -192,7 +190,7 @@ func readKFD(t tree, devices []string) (nodes []kfdGPU, exists bool) {
 	return nodes, exists
 }
 
-// renderMinor is N of the PCI device's /dev/dri/renderD<N>, -1 if it has none.
+// renderMinor returns N of the PCI device's /dev/dri/renderD<N>, -1 if it has none.
 func renderMinor(t tree, pci string) int {
 	dir := path.Join(pciDir, pci, "drm")
 	for _, minor := range t.numbered(dir, "renderD") {
@@ -201,7 +199,7 @@ func renderMinor(t tree, pci string) int {
 	return -1
 }
 
-// amdUUID is the form of a unique id in which ROCR_VISIBLE_DEVICES takes it.
+// amdUUID formats a unique ID as ROCR_VISIBLE_DEVICES expects it.
 func amdUUID(unique uint64) string {
 	if unique == 0 {
 		return ""
@@ -209,8 +207,8 @@ func amdUUID(unique uint64) string {
 	return fmt.Sprintf("GPU-%016x", unique)
 }
 
-// gfxName is the compiler's name of a target version: 90402 is gfx942, 90010
-// is gfx90a.
+// gfxName returns the compiler's name of a target version: 90402 is gfx942, 90010 is
+// gfx90a.
 func gfxName(version int64) string {
 	if version <= 0 {
 		return ""
@@ -224,7 +222,7 @@ func sortGPUs(gpus []GPU) {
 	})
 }
 
-// ueventField is the value of a NAME=value line of a device's uevent.
+// ueventField returns the value of a NAME=value line of a device's uevent.
 func ueventField(uevent, name string) string {
 	for line := range strings.Lines(uevent) {
 		if value, ok := strings.CutPrefix(strings.TrimSpace(line), name+"="); ok {

@@ -8,9 +8,10 @@ import (
 	"strings"
 )
 
-// kfdAddress is the PCI address of a compute node, and which partition of that device it is.
-// Drivers write the partition's number into bits 28 to 31 of location_id, or over its lowest
-// three, which are the PCI function otherwise: they are one where such a PCI device exists.
+// kfdAddress returns the PCI address of a compute node, and its partition number on that
+// device. Drivers write the number into bits 28 to 31 of location_id, or over its lowest
+// three bits, which otherwise are the PCI function: they are the function if such a PCI
+// device exists.
 func kfdAddress(domain, location int64, devices []string) (pci string, partition int) {
 	address := fmt.Sprintf("%04x:%02x:%02x.", domain, location>>8&0xff, location>>3&0x1f)
 	low := int(location & 7)
@@ -24,8 +25,8 @@ func kfdAddress(domain, location int64, devices []string) (pci string, partition
 	return address + "0", low
 }
 
-// numberPartitions numbers the nodes of a device in their order where the driver gave two of
-// them the same number: for some models it writes none.
+// numberPartitions renumbers the nodes of a device in order if the driver gave two of them
+// the same number: for some models it writes none.
 func numberPartitions(nodes []kfdGPU) {
 	type place struct {
 		pci       string
@@ -46,11 +47,12 @@ func numberPartitions(nodes []kfdGPU) {
 	}
 }
 
-// xgmiType is the type of a link in KFD's words. What is reached by way of a CPU is in
-// p2p_links beside io_links, and no direct link.
+// xgmiType is KFD's type number of an xGMI link. Paths through a CPU are in p2p_links
+// beside io_links, and are not direct links.
 const xgmiType = "11"
 
-// readXGMI are the nodes that a node's xGMI links lead to; CPUs may be among them.
+// readXGMI returns the nodes at the other ends of a node's xGMI links, possibly including
+// CPUs.
 func readXGMI(t tree, dir string) []int {
 	var nodes []int
 	for _, link := range t.numbered(dir, "") {
@@ -62,7 +64,7 @@ func readXGMI(t tree, dir string) []int {
 	return nodes
 }
 
-// xgmiLinks are the other devices that each device has a link to.
+// xgmiLinks returns the other devices that each device is linked to.
 func xgmiLinks(nodes []kfdGPU) map[string][]string {
 	at := map[int]string{}
 	for _, n := range nodes {
@@ -80,8 +82,8 @@ func xgmiLinks(nodes []kfdGPU) map[string][]string {
 	return links
 }
 
-// amdModels names GPUs by their device id, since the name in the board's memory is not
-// readable on every machine.
+// amdModels names GPUs by device ID, because the name in the board's memory is not readable
+// on every machine.
 var amdModels = map[string]string{
 	"738c": "AMD Instinct MI100",
 	"7408": "AMD Instinct MI250X",
@@ -98,7 +100,8 @@ var amdModels = map[string]string{
 	"75b3": "AMD Instinct MI355X VF",
 }
 
-// amdModel is a GPU's name. Boards of two models have the id 740c, and say which they are.
+// amdModel returns a GPU's name. The ID 740c is shared by two models, whose boards name
+// themselves.
 func amdModel(device, product string) string {
 	if known := amdModels[device]; known != "" && device != "740c" {
 		return known

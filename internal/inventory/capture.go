@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
-// Bounds of an archive. A machine with 512 CPUs makes 2,000 files, 200 KiB.
+// Limits of an archive. A machine with 512 CPUs has 2,000 files, 200 KiB.
 const (
 	maxArchive      = 64 << 20
 	maxArchiveFiles = 50_000
@@ -29,11 +29,10 @@ const archiveComment = `A machine as kbnode inventory --capture saw it. Read it 
 example: kbnode plan --root FILE
 `
 
-// Capture writes a machine as a text archive (txtar) of the files that Read
-// looks at, with what it asked of drivers and daemons in kbnode/live.json and
-// kbnode/nvml.json. Reading the archive gives what reading the machine gives,
-// without the host name and serial numbers unless opts.KeepNames asks for them:
-// captures go into bug reports.
+// Capture writes a machine as a text archive (txtar) of the files that Read uses, with the
+// answers of drivers and daemons in kbnode/live.json and kbnode/nvml.json. Reading the
+// archive gives the same result as reading the machine, except for the host name and serial
+// numbers, which it omits unless opts.KeepNames is set: captures go into bug reports.
 func Capture(ctx context.Context, opts Options, w io.Writer) error {
 	t, err := openTree(opts.Root)
 	if err != nil {
@@ -48,13 +47,13 @@ func Capture(ctx context.Context, opts Options, w io.Writer) error {
 	if err := captureNVML(ctx, t, inv, opts.KeepNames); err != nil {
 		return err
 	}
-	placeGPUs(t, inv) // some GPUs' nodes are in yet other files
+	placeGPUs(t, inv) // the nodes of some GPUs are in other files
 	live := readLive(ctx, t, opts)
 	if !opts.KeepNames {
 		live.Hostname = ""
 		delete(t.seen, "etc/hostname")
 	}
-	// One CPU is as good as all of them, and 500 take a megabyte.
+	// One CPU is enough; 500 take a megabyte.
 	if text, ok := t.seen["proc/cpuinfo"]; ok {
 		t.seen["proc/cpuinfo"], _, _ = strings.Cut(text, "\n\n")
 	}
@@ -75,8 +74,8 @@ func Capture(ctx context.Context, opts Options, w io.Writer) error {
 	return writeArchive(w, t.seen)
 }
 
-// captureNVML adds what NVML says, or what it said when the tree was captured,
-// and the files that are read beside it. A machine without NVML has only those.
+// captureNVML adds NVML's report, current or captured, and the files that are read with it.
+// A machine without NVML has only the files.
 func captureNVML(ctx context.Context, t tree, inv *Inventory, keepNames bool) error {
 	var report *probe.Report
 	var err error
@@ -109,7 +108,7 @@ func captureNVML(ctx context.Context, t tree, inv *Inventory, keepNames bool) er
 
 func writeArchive(w io.Writer, files map[string]string) error {
 	archive := txtar.Archive{Comment: []byte(archiveComment)}
-	full := map[string]bool{} // directories of which something was read
+	full := map[string]bool{} // directories with files that were read
 	for name := range files {
 		if !strings.HasSuffix(name, dirMark) {
 			for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
@@ -138,8 +137,8 @@ func writeArchive(w io.Writer, files map[string]string) error {
 	return nil
 }
 
-// Open makes a root for Read of what --root names: a directory as it is, or a
-// captured machine, unpacked into a temporary directory that close removes.
+// Open returns a root for Read from the argument of --root: a directory as it is, or a
+// captured machine, unpacked into a temporary directory that closeRoot removes.
 func Open(name string) (root string, closeRoot func() error, err error) {
 	info, err := os.Stat(name)
 	if err != nil {

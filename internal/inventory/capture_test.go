@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 )
 
-// capture is a machine's archive.
+// capture returns a machine's archive.
 func capture(t *testing.T, opts inventory.Options) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -25,7 +25,7 @@ func capture(t *testing.T, opts inventory.Options) string {
 	return b.String()
 }
 
-// opened is the root that Open makes of an archive.
+// opened returns the root that Open makes of an archive.
 func opened(t *testing.T, archive string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "machine.txtar")
@@ -47,13 +47,13 @@ func opened(t *testing.T, archive string) string {
 	return root
 }
 
-// recaptured is a machine after a trip through an archive.
+// recaptured returns a machine after a round trip through an archive.
 func recaptured(t *testing.T, opts inventory.Options) *inventory.Inventory {
 	t.Helper()
 	return read(t, opened(t, capture(t, opts)))
 }
 
-// This machine, too, reads from its capture as it does in place.
+// This machine reads the same from its capture as in place.
 func TestCaptureThisMachine(t *testing.T) {
 	t.Parallel()
 	machine, back := read(t, "/"), recaptured(t, inventory.Options{KeepNames: true})

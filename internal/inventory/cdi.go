@@ -13,18 +13,19 @@ import (
 // maxSpecs bounds the CDI files that are read per directory.
 const maxSpecs = 64
 
-// DefaultCDIDirs are where an engine looks for specifications, the last before the others.
+// DefaultCDIDirs returns where an engine looks for specifications; later directories take
+// precedence.
 func DefaultCDIDirs() []string { return []string{"/etc/cdi", "/var/run/cdi"} }
 
 // CDISpec is one of CDI's specification files.
 type CDISpec struct {
 	Path    string
 	Devices []string // fully qualified: nvidia.com/gpu=0
-	Needs   []string // paths of the host that its containers get, and of the hooks it runs
-	Err     error    // why the engine passes over it
+	Needs   []string // host paths that its containers get, and of the hooks that it runs
+	Err     error    // why the engine skips it
 }
 
-// ReadCDI reads CDI's specifications of the machine below root.
+// ReadCDI reads the CDI specifications of the machine below root.
 func ReadCDI(root string, dirs []string) ([]CDISpec, error) {
 	t, err := openTree(root)
 	if err != nil {
@@ -39,7 +40,7 @@ func readCDI(t tree, dirs []string) []CDISpec {
 	for _, dir := range dirs {
 		files := slices.DeleteFunc(t.names(strings.TrimPrefix(dir, "/")), func(name string) bool {
 			ext := path.Ext(name)
-			return ext != ".json" && ext != ".yaml" // what CDI itself heeds
+			return ext != ".json" && ext != ".yaml" // the extensions that CDI reads
 		})
 		for _, name := range files[:min(len(files), maxSpecs)] {
 			s := CDISpec{Path: path.Join(dir, name)}
@@ -50,8 +51,8 @@ func readCDI(t tree, dirs []string) []CDISpec {
 	return specs
 }
 
-// cdiDevices are the names of the devices in CDI's specification files. One broken
-// file does not hide the rest.
+// cdiDevices returns the names of the devices in CDI's specification files. A broken file
+// does not hide the others.
 func cdiDevices(t tree, dirs []string) ([]string, error) {
 	var names []string
 	var errs []error
@@ -65,7 +66,7 @@ func cdiDevices(t tree, dirs []string) ([]string, error) {
 	return slices.Compact(names), errors.Join(errs...)
 }
 
-// cdiEdits are what a device, or all of them, change of a container.
+// cdiEdits are the changes that a device, or all of them, make to a container.
 type cdiEdits struct {
 	DeviceNodes []struct {
 		Path     string `yaml:"path"`

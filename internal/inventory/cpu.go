@@ -11,7 +11,7 @@ import (
 
 const cpuDir = "sys/devices/system/cpu"
 
-// readCPU reads the processor topology. NUMA nodes are filled in by readMemory.
+// readCPU reads the processor topology. readMemory fills in the NUMA nodes.
 func readCPU(t tree, cpuinfo string) (CPU, []Problem) {
 	present, online := cpuLists(t)
 	allowed, problems := allowedCPUs(t, online)
@@ -33,8 +33,8 @@ func readCPU(t tree, cpuinfo string) (CPU, []Problem) {
 		hasCapacity = hasCapacity || i == 0 && t.exists(cpuPath(id, "cpu_capacity"))
 		hasMIDR = hasMIDR || i == 0 && t.exists(cpuPath(id, midrFile))
 	}
-	// What one CPU says of its core or cache holds for all that share it, so
-	// each core and each cache is read once.
+	// CPUs that share a core or cache report the same, so each core and each cache is read
+	// once.
 	for i := range c.List {
 		cpu := &c.List[i]
 		if cpu.Core < 0 {
@@ -60,8 +60,8 @@ func readCPU(t tree, cpuinfo string) (CPU, []Problem) {
 	return c, problems
 }
 
-// cpuLists are the CPUs that the machine has and those that run. An online file
-// of a CPU that says 0 wins over the list, and a missing one means online: CPUs
+// cpuLists returns the CPUs that the machine has and those that run. A CPU's own online
+// file takes precedence over the list if it contains 0; without one the CPU is online: CPUs
 // that cannot be switched off have none.
 func cpuLists(t tree) (present, online cpuset.Set) {
 	dirs := cpuset.Of(t.numbered(cpuDir, "cpu")...)
@@ -86,10 +86,10 @@ func cpuLists(t tree) (present, online cpuset.Set) {
 	return present.Union(online), online
 }
 
-// allowedCPUs is what the machine's own cpuset leaves of the online CPUs. Only
-// the root's cpuset counts: the one of the process that reads would change with
-// where kbnode is started. CPUs that buildkite.slice holds as a partition of
-// its own are missing in the root's set although they are kbnode's to give out.
+// allowedCPUs returns the online CPUs in the machine's own cpuset. Only the root's cpuset
+// counts: that of the reading process depends on where kbnode was started. CPUs that
+// buildkite.slice has as its own partition are missing from the root's set although kbnode
+// assigns them.
 func allowedCPUs(t tree, online cpuset.Set) (cpuset.Set, []Problem) {
 	const root, slice = "sys/fs/cgroup", "sys/fs/cgroup/buildkite.slice"
 	set, ok := t.cpus(path.Join(root, "cpuset.cpus.effective"))
@@ -101,8 +101,8 @@ func allowedCPUs(t tree, online cpuset.Set) (cpuset.Set, []Problem) {
 		set, ok = t.cpus(path.Join(root, "cpuset/cpuset.effective_cpus"), "dev/cpuset/cpus")
 	}
 	if !ok && !t.live() {
-		// A tree recorded from inside a cpuset of version 1, without the root's
-		// file: what the recorder was confined to is all that is known.
+		// A tree recorded from inside a version 1 cpuset, without the root's file: the
+		// recorder's own cpuset is all that is known.
 		own := strings.Trim(t.text("proc/self/cpuset"), "/")
 		set, ok = t.cpus(path.Join("dev/cpuset", own, "cpus"))
 	}
@@ -116,7 +116,7 @@ func allowedCPUs(t tree, online cpuset.Set) (cpuset.Set, []Problem) {
 	return allowed, nil
 }
 
-// readCore fills in the core that a CPU belongs to, for all its siblings.
+// readCore fills in the core of a CPU, for all its siblings.
 func readCore(t tree, list []LogicalCPU, index map[int]int, id int, online cpuset.Set) {
 	siblings, _ := t.cpus(
 		cpuPath(id, "topology/core_cpus_list"), cpuPath(id, "topology/thread_siblings_list"),
@@ -130,13 +130,13 @@ func readCore(t tree, list []LogicalCPU, index map[int]int, id int, online cpuse
 	}
 }
 
-// l3CPUs are the CPUs that share a CPU's level-3 cache, none if it has none.
+// l3CPUs returns the CPUs that share a CPU's level-3 cache, none if it has none.
 func l3CPUs(t tree, id int) cpuset.Set {
 	shared := func(index string) cpuset.Set {
 		set, _ := t.cpus(cpuPath(id, "cache/"+index+"/shared_cpu_list"), cpuPath(id, "cache/"+index+"/shared_cpu_map"))
 		return set
 	}
-	// Nearly always there, which saves reading a directory for each cache.
+	// This file nearly always exists, which saves reading a directory for each cache.
 	if t.text(cpuPath(id, "cache/index3/level")) == "3" {
 		return shared("index3")
 	}
@@ -148,10 +148,10 @@ func l3CPUs(t tree, id int) cpuset.Set {
 	return cpuset.Set{}
 }
 
-// midrFile is the register of an Arm core that says what it is.
+// midrFile is the register that identifies an Arm core.
 const midrFile = "regs/identification/midr_el1"
 
-// midrKind is the implementer and part of a core, without its variant and revision.
+// midrKind returns the implementer and part of a core, without variant and revision.
 func midrKind(t tree, id int) string {
 	midr, ok := t.number(cpuPath(id, midrFile))
 	if !ok {
@@ -160,11 +160,11 @@ func midrKind(t tree, id int) string {
 	return fmt.Sprintf("%#x %#x", midr>>24&0xff, midr>>4&0xfff)
 }
 
-// classCapacity rates the two kinds of cores of a hybrid x86 processor, whose kernel
-// driver names the kinds but does not rate them. It ranks, it does not measure.
+// classCapacity rates the two kinds of cores of a hybrid x86 processor, whose kernel driver
+// names them without rating them. It is a ranking, not a measurement.
 var classCapacity = map[string]int{"core": 1024, "atom": 512}
 
-// coreClasses are the kinds of the cores of a hybrid x86 processor, by CPU.
+// coreClasses returns the kinds of the cores of a hybrid x86 processor, by CPU.
 func coreClasses(t tree) map[int]string {
 	classes := map[int]string{}
 	for class := range classCapacity {
@@ -176,9 +176,8 @@ func coreClasses(t tree) map[int]string {
 	return classes
 }
 
-// countThreads fills in Threads. The kernel takes an offline CPU out of its
-// siblings' lists, so while some CPU is offline only the widest cores are known
-// to be complete.
+// countThreads fills in Threads. The kernel removes an offline CPU from its siblings'
+// lists, so while some CPU is offline only the widest cores are known to be complete.
 func countThreads(list []LogicalCPU, complete bool) {
 	widest := 0
 	for i := range list {
@@ -191,8 +190,8 @@ func countThreads(list []LogicalCPU, complete bool) {
 	}
 }
 
-// cpuModel is the name of the first CPU in /proc/cpuinfo. Arm prints numbers in
-// place of a name; the ones of server cores are known here.
+// cpuModel returns the name of the first CPU in /proc/cpuinfo. Arm prints numbers instead
+// of a name; those of server cores are translated here.
 func cpuModel(cpuinfo string) string {
 	for _, key := range []string{"model name", "cpu"} {
 		if model := cpuinfoField(cpuinfo, key); model != "" {
@@ -227,8 +226,8 @@ func cpuinfoField(cpuinfo, key string) string {
 	return ""
 }
 
-// cpuArch guesses the architecture, in GOARCH's words, of a tree that does not
-// name it, from what only one architecture's /proc/cpuinfo has.
+// cpuArch guesses the architecture, as GOARCH names it, of a tree that does not name it,
+// from fields that only one architecture has in /proc/cpuinfo.
 func cpuArch(cpuinfo string) string {
 	switch {
 	case cpuinfoField(cpuinfo, "CPU implementer") != "":

@@ -155,7 +155,7 @@ CPU part	: 0xd0c
 			},
 		},
 		{
-			// Else the second plan of a machine would differ from the first.
+			// Otherwise the second plan of a machine would differ from the first.
 			name: "kbnode's own partition took CPUs out of the root's cpuset",
 			tree: `
 -- sys/devices/system/cpu/online --

@@ -94,7 +94,7 @@ added. Optional fields are left out when empty. Sets of CPUs are in Linux list f
 	return b.Bytes()
 }
 
-// typeText is a Go type in the words of JSON.
+// typeText describes a Go type in JSON's terms.
 func typeText(goType string) string {
 	if elem, ok := strings.CutPrefix(goType, "[]"); ok {
 		return "list of " + typeText(elem)

@@ -17,8 +17,8 @@ const (
 	dockerConfig        = "etc/docker/daemon.json"
 )
 
-// askDocker asks the engine what it is. No engine is no error where Docker is
-// not installed.
+// askDocker asks the engine about itself. A missing engine is not an error if Docker is not
+// installed.
 func askDocker(ctx context.Context, t tree, socket string) (Docker, error) {
 	socket = cmp.Or(socket, defaultDockerSocket)
 	engine, err := docker.New(socket)
@@ -52,8 +52,8 @@ func askDocker(ctx context.Context, t tree, socket string) (Docker, error) {
 	return d, err
 }
 
-// cdiByVersion tells whether an engine of a version takes CDI devices: from
-// 28.2 on unless that is switched off, from 25.0 on where it is switched on.
+// cdiByVersion reports whether an engine of a version supports CDI devices: from 28.2 on
+// unless switched off, from 25.0 on if switched on.
 func cdiByVersion(version string, wanted, configured bool) bool {
 	parts := strings.SplitN(version, ".", 3)
 	if len(parts) < 2 {
@@ -70,7 +70,7 @@ func cdiByVersion(version string, wanted, configured bool) bool {
 	return major >= 25 && wanted
 }
 
-// cdiFeature is the switch features.cdi of the engine's daemon.json.
+// cdiFeature returns the switch features.cdi of the engine's daemon.json.
 func cdiFeature(config string) (on, set bool) {
 	var c struct {
 		Features map[string]bool `json:"features"`

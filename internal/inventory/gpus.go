@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// ReadGPUs reads nothing but the GPUs of the machine below root, as Read does: they
-// change while a machine runs, and all else costs more.
+// ReadGPUs is like Read, but reads only the GPUs of the machine below root: they change
+// while a machine runs, and everything else costs more.
 func ReadGPUs(ctx context.Context, root string) ([]GPU, *NVIDIA, []Problem, error) {
 	t, err := openTree(root)
 	if err != nil {

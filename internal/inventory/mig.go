@@ -11,14 +11,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
-// migMinors lists the minor numbers of the driver's capabilities, each a line such
-// as "gpu0/gi1/ci0/access 13". The number after gpu is the GPU's device minor.
+// migMinors lists the minor numbers of the driver's capabilities, in lines such as
+// "gpu0/gi1/ci0/access 13". The number after gpu is the GPU's device minor.
 const migMinors = "proc/driver/nvidia-caps/mig-minors"
 
 var capability = lazy.Regexp(`^(gpu\d{1,4}/gi\d{1,4}(?:/ci\d{1,4})?)/access (\d{1,7})$`)
 
-// migInstances are the instances of which NVML says something that can be told
-// from another one. Their capabilities are not known yet.
+// migInstances returns the instances that NVML identifies. Their capabilities are not known
+// yet.
 func migInstances(n *probe.GPU) []MIG {
 	var list []MIG
 	for _, m := range n.MIG {
@@ -37,8 +37,8 @@ func migInstances(n *probe.GPU) []MIG {
 	return list
 }
 
-// PartsUnread says that it is not known how a GPU that answers is divided, or not all
-// of it.
+// PartsUnread reports whether it is unknown, at least in part, how a GPU that answers is
+// divided.
 func (g *GPU) PartsUnread() bool {
 	switch {
 	case !g.Healthy:
@@ -51,12 +51,12 @@ func (g *GPU) PartsUnread() bool {
 	}) || slices.ContainsFunc(g.NVML.MIG, func(m probe.MIG) bool { return m.Error != "" || !validUUID(m.UUID) })
 }
 
-// migName is what NVML calls an instance: the model, and the profile behind it. With
-// +me or +gfx it has engines that the others lack, with -me it lacks them.
+// migName matches NVML's name of an instance: the model, then the profile. With +me or +gfx
+// the instance has engines that the others lack, with -me it lacks them.
 var migName = lazy.Regexp(` MIG ((?:\d{1,2}c\.)?\d{1,2}g\.\d{1,4}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8})?){0,4})$`)
 
-// migProfile is an instance's profile: that of its name, else the one that its size
-// comes to, in which memory is counted in eighths of the GPU's.
+// migProfile returns an instance's profile: the one in its name, or else one derived from
+// its size, in which memory is counted in eighths of the GPU's.
 func migProfile(n *probe.GPU, m probe.MIG) string {
 	if found := migName().FindStringSubmatch(m.Name); found != nil {
 		return found[1]
@@ -73,8 +73,8 @@ func migProfile(n *probe.GPU, m probe.MIG) string {
 	return profile
 }
 
-// migCaps tells the GPUs' instances their capabilities, and says which have none:
-// nobody but root could use those.
+// migCaps fills in the capabilities of the GPUs' instances, and reports those without: only
+// root could use them.
 func migCaps(t tree, gpus []GPU) []Problem {
 	if !slices.ContainsFunc(gpus, func(g GPU) bool { return len(g.MIG) > 0 || g.NVML != nil && len(g.NVML.MIG) > 0 }) {
 		return nil

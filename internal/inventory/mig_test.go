@@ -79,7 +79,7 @@ func TestMIGCaps(t *testing.T) {
 	}
 }
 
-// What is no instance, or does not answer, is named.
+// An instance that is invalid or does not answer is reported.
 func TestMIGBroken(t *testing.T) {
 	t.Parallel()
 	num := func(n int) *int { return &n }

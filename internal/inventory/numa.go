@@ -12,7 +12,7 @@ import (
 
 const nodeDir = "sys/devices/system/node"
 
-// readMemory reads the NUMA nodes and tells each CPU its node.
+// readMemory reads the NUMA nodes and fills in the node of each CPU.
 func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
 	var problems []Problem
 	online, _ := cpuset.Parse(cpu.Online) // as readCPU printed it
@@ -65,7 +65,7 @@ func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
 
 func readNode(t tree, id int, online cpuset.Set) NUMANode {
 	dir := nodeDir + "/node" + strconv.Itoa(id)
-	// A list may name CPUs that the machine could have but has not.
+	// A list may name CPUs that the machine could have but does not.
 	cpus, _ := t.cpus(dir+"/cpulist", dir+"/cpumap")
 	node := NUMANode{ID: id, CPUs: cpus.Intersect(online).String(), HugepagesBytes: hugepages(t, dir+"/hugepages")}
 	told := false
@@ -75,7 +75,7 @@ func readNode(t tree, id int, online cpuset.Set) NUMANode {
 			node.MemoryBytes, told = kibibytes(value), true
 		}
 	}
-	if err == nil && !told { // cut short; a node without memory says 0 kB
+	if err == nil && !told { // truncated; a node without memory has 0 kB
 		t.fail(dir+"/meminfo", syscall.ENODATA)
 	}
 	for field := range strings.FieldsSeq(t.text(dir + "/distance")) {
@@ -88,7 +88,7 @@ func readNode(t tree, id int, online cpuset.Set) NUMANode {
 	return node
 }
 
-// hugepages is what all sizes of huge pages together keep, in bytes.
+// hugepages returns the memory of all sizes of huge pages, in bytes.
 func hugepages(t tree, dir string) int64 {
 	var sum int64
 	for _, name := range t.names(dir) {
@@ -104,7 +104,7 @@ func hugepages(t tree, dir string) int64 {
 	return sum
 }
 
-// kibibytes reads meminfo's "131072 kB" as bytes.
+// kibibytes parses meminfo's "131072 kB" as bytes.
 func kibibytes(text string) int64 {
 	n, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(text), "kB")), 10, 64)
 	if err != nil || n < 0 || n > 1<<43 {
@@ -113,9 +113,9 @@ func kibibytes(text string) int64 {
 	return n << 10
 }
 
-// placeGPUs ties GPUs and NUMA nodes together: a GPU whose PCI device does not
-// name its node gets the one that holds the CPUs near it, and a node that is a
-// GPU's memory gets the GPU's address and is no longer counted as RAM.
+// placeGPUs connects GPUs and NUMA nodes: a GPU whose PCI device does not name its node
+// gets the node with the CPUs near it, and a node that is a GPU's memory gets the GPU's
+// address and is no longer counted as RAM.
 func placeGPUs(t tree, inv *Inventory) {
 	nodes := inv.Memory.Nodes
 	for i := range inv.GPUs {
@@ -137,8 +137,7 @@ func placeGPUs(t tree, inv *Inventory) {
 	}
 }
 
-// nearNode is the one node that holds all CPUs near a PCI device, -1 if there
-// is no such node.
+// nearNode returns the node that has all CPUs near a PCI device, -1 if there is none.
 func nearNode(t tree, pci string, nodes []NUMANode) int {
 	dir := "sys/bus/pci/devices/" + pci
 	near, ok := t.cpus(dir+"/local_cpulist", dir+"/local_cpus")

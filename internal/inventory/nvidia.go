@@ -15,11 +15,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// readNVIDIA reads NVIDIA's GPUs: from this machine's NVML, or from
-// what a captured tree says that NVML answered; both are joined with the PCI
-// devices in sysfs, so that a GPU which NVML has lost is reported, too. Without
-// NVML, sysfs and /proc/driver/nvidia have to do. The result is nil on a machine
-// that has neither a GPU nor the driver.
+// readNVIDIA reads NVIDIA's GPUs from this machine's NVML, or from the NVML report of a
+// captured tree. It combines either with the PCI devices in sysfs, so that a GPU that NVML
+// has lost is reported too. Without NVML, it uses sysfs and /proc/driver/nvidia. The result
+// is nil on a machine with neither a GPU nor the driver.
 func readNVIDIA(ctx context.Context, t tree) ([]GPU, *NVIDIA, []Problem) {
 	var report *probe.Report
 	var err error
@@ -31,8 +30,7 @@ func readNVIDIA(ctx context.Context, t tree) ([]GPU, *NVIDIA, []Problem) {
 	return nvidiaGPUs(t, report, err)
 }
 
-// capturedNVML is what NVML answered when a tree was captured; nil in a tree
-// that was not.
+// capturedNVML returns NVML's report in a captured tree; nil in other trees.
 func capturedNVML(t tree) (*probe.Report, error) {
 	text, err := t.read(nvmlPath)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -48,14 +46,14 @@ func capturedNVML(t tree) (*probe.Report, error) {
 	return r, err
 }
 
-// nvidiaGPUs joins NVML's report, if there is one, with what files say. refusal
-// is why NVML did not answer.
+// nvidiaGPUs combines NVML's report, if there is one, with the files. refusal is why NVML
+// did not answer.
 func nvidiaGPUs(t tree, report *probe.Report, refusal error) ([]GPU, *NVIDIA, []Problem) {
 	devices := nvidiaDevices(t)
 	nv := nvidiaDriver(t)
 	answered := refusal == nil && report != nil
 	if len(devices) == 0 && nv.DriverVersion == "" && !answered {
-		return nil, nil, nil // no such hardware here: that NVML is missing is no news
+		return nil, nil, nil // without such hardware, missing NVML is normal
 	}
 
 	var gpus []GPU
@@ -98,8 +96,8 @@ func nvidiaGPUs(t tree, report *probe.Report, refusal error) ([]GPU, *NVIDIA, []
 	return gpus, nv, append(problems, migCaps(t, gpus)...)
 }
 
-// nvLinks says which GPUs are at the other ends of each other's links. What is no
-// GPU of this machine, such as another virtual machine's, nobody can be given.
+// nvLinks fills in which GPUs are linked to each other. It omits everything that is not a
+// GPU of this machine, such as another virtual machine's, because no slot can get it.
 func nvLinks(gpus []GPU) {
 	here := map[string]bool{}
 	for _, g := range gpus {
@@ -119,13 +117,13 @@ func nvLinks(gpus []GPU) {
 	}
 }
 
-// withoutNVML makes GPUs of what files say.
+// withoutNVML returns GPUs according to files.
 func withoutNVML(t tree, nv *NVIDIA, devices map[string]nvidiaDevice) []GPU {
 	var listed, onBus bool
 	for _, d := range devices {
 		listed, onBus = listed || d.listed, onBus || d.onBus
 	}
-	// A tree of sysfs alone may well come from a machine with the driver.
+	// A tree of sysfs alone may come from a machine with the driver.
 	known := t.live() || t.exists(livePath)
 	var gpus []GPU
 	for _, d := range devices {
@@ -145,8 +143,8 @@ func withoutNVML(t tree, nv *NVIDIA, devices map[string]nvidiaDevice) []GPU {
 	return gpus
 }
 
-// joinNVML makes GPUs of NVML's report. A GPU that has fallen off the bus may
-// be an entry without an address, or none at all; its PCI device is still there.
+// joinNVML returns GPUs according to NVML's report. A GPU that has fallen off the bus may
+// be an entry without an address, or missing; its PCI device is still there.
 func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]GPU, []Problem) {
 	var gpus []GPU
 	var problems []Problem
@@ -167,12 +165,12 @@ func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]
 		delete(missing, pci)
 		d, ok := devices[pci]
 		if !ok {
-			d = nvidiaAt(t, pci, pciDir+"/"+pci) // not NVIDIA's by its vendor, or no sysfs at all
+			d = nvidiaAt(t, pci, pciDir+"/"+pci) // another vendor's in sysfs, or no sysfs
 		}
 		gpus = append(gpus, nvmlGPU(d, n))
 	}
-	// NVML numbers GPUs by address, so as many without an entry as entries
-	// without an address are the same ones in the same order.
+	// NVML numbers GPUs by address. If there are as many devices without an entry as
+	// entries without an address, they are the same GPUs in the same order.
 	lost := slices.SortedFunc(maps.Values(missing), func(a, b nvidiaDevice) int { return comparePCI(a.pci, b.pci) })
 	for i, d := range lost {
 		g := d.gpu()
@@ -194,7 +192,7 @@ func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]
 	return gpus, problems
 }
 
-// nvmlGPU is a GPU of which NVML says n and files say d.
+// nvmlGPU combines NVML's report n and the files' data d about a GPU.
 func nvmlGPU(d nvidiaDevice, n probe.GPU) GPU {
 	g := d.gpu()
 	g.NVML, g.Index = &n, n.Index
@@ -239,13 +237,13 @@ func nvmlGPU(d nvidiaDevice, n probe.GPU) GPU {
 	return g
 }
 
-// uuidForm is what a UUID may look like. The driver writes question marks as
-// long as a GPU has not been started; MIG-GPU-…/1/0 is the form before 470.
+// uuidForm matches a valid UUID. The driver writes question marks until a GPU has been
+// started; MIG-GPU-…/1/0 is the form before 470.
 var uuidForm = lazy.Regexp(`^(GPU|MIG)-[0-9A-Za-z/-]{1,90}$`)
 
 func validUUID(s string) bool { return uuidForm().MatchString(s) }
 
 func printable(s string) string { return text.Line(s, 300) }
 
-// byteCount is n as it fits into an Inventory.
+// byteCount converts n for an Inventory.
 func byteCount(n uint64) int64 { return int64(min(n, 1<<62)) }

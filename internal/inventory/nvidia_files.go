@@ -13,31 +13,30 @@ const (
 	nvidiaProc   = "proc/driver/nvidia"
 	nvidiaModule = "sys/module/nvidia/version"
 	nvidiaVendor = "0x10de"
-	// A recorded tree may have the devices but not the directory of links.
+	// A recorded tree may have the devices without the directory of links.
 	pciRoots = "sys/devices"
 )
 
-// nvidiaDevice is what files say of one GPU.
+// nvidiaDevice is what files report about one GPU.
 type nvidiaDevice struct {
 	t      tree
 	pci    string
 	onBus  bool   // sysfs has it
 	id     string // "10de:2901"
-	node   int    // NUMA node, -1 if the firmware does not tell
-	driver string // that is bound to it, "" if sysfs does not tell
+	node   int    // NUMA node, -1 if the firmware does not report it
+	driver string // bound driver, "" if sysfs does not report it
 
 	listed     bool // the NVIDIA driver has it
-	excluded   bool // and was told to leave it alone
+	excluded   bool // and was told to ignore it
 	model      string
 	uuid       string
 	minor      int
 	memoryNode int
-	memory     int64 // bytes; known only where it is a NUMA node
+	memory     int64 // bytes; known only if it is a NUMA node
 }
 
-// nvidiaDevices finds the GPUs among the PCI devices and in the driver's own
-// directory, by address. On a machine that lost one it may be in one of them
-// only, and recorded trees may have either.
+// nvidiaDevices finds the GPUs among the PCI devices and in the driver's own directory, by
+// address. A lost GPU may be in only one of them, and recorded trees may have either.
 func nvidiaDevices(t tree) map[string]nvidiaDevice {
 	dirs := pciDirs(t)
 	devices := map[string]nvidiaDevice{}
@@ -65,7 +64,7 @@ func nvidiaDevices(t tree) map[string]nvidiaDevice {
 	return devices
 }
 
-// pciDirs are the directories of the PCI devices by address.
+// pciDirs returns the directories of the PCI devices by address.
 func pciDirs(t tree) map[string]string {
 	dirs := map[string]string{}
 	for _, name := range t.names(pciDir) {
@@ -87,7 +86,7 @@ func pciDirs(t tree) map[string]string {
 	}
 	for _, name := range t.names(pciRoots) {
 		if strings.HasPrefix(name, "pci") {
-			walk(pciRoots+"/"+name, 16) // more bridges in a row there are not
+			walk(pciRoots+"/"+name, 16) // chains of bridges are shorter
 		}
 	}
 	return dirs
@@ -104,7 +103,7 @@ func nvidiaAt(t tree, pci, dir string) nvidiaDevice {
 	return d
 }
 
-// readProc reads what the driver says of a GPU.
+// readProc reads what the driver reports about a GPU.
 func (d *nvidiaDevice) readProc(t tree, dir string) {
 	d.listed = true
 	for line := range strings.Lines(t.text(dir + "/information")) {
@@ -114,7 +113,7 @@ func (d *nvidiaDevice) readProc(t tree, dir string) {
 		case "Model":
 			d.model = value
 		case "GPU UUID":
-			if validUUID(value) { // not so while the GPU has not been started
+			if validUUID(value) { // it is not until the GPU has been started
 				d.uuid = value
 			}
 		case "Device Minor":
@@ -136,16 +135,16 @@ func (d *nvidiaDevice) readProc(t tree, dir string) {
 	}
 }
 
-// memoryOnly tells whether a NUMA node has no CPUs. A GPU's own memory has
-// none; believing a driver that names another one would take RAM away.
+// memoryOnly reports whether a NUMA node has no CPUs, as a GPU's own memory does. Believing
+// a driver that names another node would take RAM away.
 func (d *nvidiaDevice) memoryOnly(node int) bool {
 	dir := nodeDir + "/node" + strconv.Itoa(node)
 	cpus, _ := d.t.cpus(dir+"/cpulist", dir+"/cpumap")
 	return cpus.Len() == 0
 }
 
-// gpu is d as an Inventory has it. Error says why it cannot be used, as far as
-// one device's files tell.
+// gpu converts d for an Inventory. Error is why it cannot be used, as far as the files of
+// one device show.
 func (d *nvidiaDevice) gpu() GPU {
 	known := nvidiaModels[strings.TrimPrefix(d.id, "10de:")]
 	g := GPU{
@@ -164,8 +163,8 @@ func (d *nvidiaDevice) gpu() GPU {
 	return g
 }
 
-// nvidiaModels names GPUs as their driver would, by PCI device ID, for when
-// there is none. The IDs are from pci.ids.
+// nvidiaModels names GPUs as their driver would, by PCI device ID, in case there is no
+// driver. The IDs are from pci.ids.
 var nvidiaModels = map[string]struct{ model, arch string }{
 	"20b0": {"NVIDIA A100-SXM4-40GB", "sm_80"},
 	"20b2": {"NVIDIA A100-SXM4-80GB", "sm_80"},
@@ -182,10 +181,10 @@ var nvidiaModels = map[string]struct{ model, arch string }{
 	"3182": {"NVIDIA B300 SXM6 AC", "sm_103"},
 }
 
-// driverVersion finds 580.95.05 in the driver's line about itself.
+// driverVersion matches 580.95.05 in the driver's version line.
 var driverVersion = lazy.Regexp(`\b\d{3,4}\.\d{1,3}(\.\d{1,3})?\b`)
 
-// nvidiaDriver is what files say of the loaded driver.
+// nvidiaDriver returns what files report about the loaded driver.
 func nvidiaDriver(t tree) *NVIDIA {
 	nv := &NVIDIA{}
 	if line, ok := strings.CutPrefix(t.text(nvidiaProc+"/version"), "NVRM version:"); ok {
@@ -213,7 +212,7 @@ func nvidiaDriver(t tree) *NVIDIA {
 	return nv
 }
 
-// pciID is a vendor or device file's number as four digits, "" if it is none.
+// pciID formats the number in a vendor or device file as four digits, "" if it is invalid.
 func pciID(text string) string {
 	n, err := strconv.ParseUint(text, 0, 16)
 	if err != nil {
@@ -222,11 +221,11 @@ func pciID(text string) string {
 	return fmt.Sprintf("%04x", n)
 }
 
-// pciForm is an address as sysfs, NVML (eight digits, capitals) and the kernel's
-// log (no function) write it.
+// pciForm matches an address as sysfs, NVML (eight digits, upper case) and the kernel's log
+// (no function) write it.
 var pciForm = lazy.Regexp(`^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?$`)
 
-// pciAddress writes an address as sysfs does: dddd:bb:dd.f in lower case.
+// pciAddress formats an address as sysfs does: dddd:bb:dd.f in lower case.
 func pciAddress(s string) (string, bool) {
 	m := pciForm().FindStringSubmatch(s)
 	if m == nil {
@@ -239,7 +238,7 @@ func pciAddress(s string) (string, bool) {
 	return fmt.Sprintf("%04x:%s:%s.%s", domain, strings.ToLower(m[2]), strings.ToLower(m[3]), cmp.Or(m[4], "0")), true
 }
 
-// comparePCI orders addresses as the bus does; a domain may have five digits.
+// comparePCI orders addresses like the bus; a domain may have five digits.
 func comparePCI(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }

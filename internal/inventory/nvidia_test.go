@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
-// nvidiaTree is the tree with the files of text archives; later ones win.
+// nvidiaTree returns a tree with the files of text archives; later ones win.
 func nvidiaTree(tb testing.TB, archives ...string) tree {
 	tb.Helper()
 	dir := tb.TempDir()
@@ -41,14 +41,14 @@ func treeAt(tb testing.TB, dir string) tree {
 	return t
 }
 
-// pciGPU are the files of a GPU's PCI device.
+// pciGPU returns the files of a GPU's PCI device.
 func pciGPU(pci, device, node string) string {
 	dir := "-- sys/bus/pci/devices/" + pci + "/"
 	return dir + "vendor --\n0x10de\n" + dir + "device --\n0x" + device + "\n" + dir + "class --\n0x030200\n" +
 		dir + "numa_node --\n" + node + "\n" + dir + "uevent --\nDRIVER=nvidia\nPCI_CLASS=30200\n"
 }
 
-// procGPU is what the driver says of a GPU.
+// procGPU returns the driver's file about a GPU.
 func procGPU(pci, uuid, minor string) string {
 	return "-- proc/driver/nvidia/gpus/" + pci + "/information --\nModel: \t\t NVIDIA B200\nIRQ:   \t\t 512\nGPU UUID: \t " + uuid +
 		"\nBus Type: \t PCIe\nBus Location: \t " + pci + "\nDevice Minor: \t " + minor + "\nGPU Excluded:\t No\n"
@@ -73,7 +73,7 @@ Block devices:
 509 nvidia-uvm
 `
 
-// summary is one line for each GPU, and one for each problem.
+// summary has one line per GPU, and one per problem.
 func summary(gpus []GPU, problems []Problem) string {
 	var b strings.Builder
 	for _, g := range gpus {
@@ -287,7 +287,7 @@ healthy 0000:9a:00.0 GPU-b2000000-0000-4000-8000-000000000002 [NVIDIA B200] 10de
 				"nvml: GPU 2 has the PCI address \"0000:9a:00.0\"\nnvml: GPU 1 has the PCI address \"../etc\"\n",
 		},
 		{
-			// The machine of the tests: NVML's addresses are those of other devices.
+			// The machine of the tests: NVML's addresses belong to other devices.
 			name: "sysfs has another vendor there", files: strings.NewReplacer("0x10de", "0x1b36", "0x2901", "0x0005").Replace(files),
 			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), answer(2, "0000:9a:00.0")}, want: healthy,
 		},

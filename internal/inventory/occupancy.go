@@ -12,26 +12,26 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
-// useTimeout bounds one look at a GPU, the wait for another probe included.
+// useTimeout bounds one look at a GPU, including the wait for another probe.
 const useTimeout = 20 * time.Second
 
-// Occupancy is what uses one GPU at one moment.
+// Occupancy is what uses a GPU at one moment.
 type Occupancy struct {
-	Driver    string       // version; "" for the driver of the kernel itself
-	Compute   []GPUProcess // that compute on it
-	Graphics  []GPUProcess // that draw on it; NVIDIA only
-	UsedBytes int64        // of its memory; -1 where that says nothing of its processes
+	Driver    string       // version; "" for the kernel's own driver
+	Compute   []GPUProcess // processes that compute on it
+	Graphics  []GPUProcess // processes that draw on it; NVIDIA only
+	UsedBytes int64        // of its memory; -1 if that says nothing about its processes
 }
 
 // GPUProcess is a process on a GPU, by its PID on the host.
 type GPUProcess struct {
 	PID       int
-	UsedBytes int64 // of the GPU's memory; 0 where the driver does not tell
+	UsedBytes int64 // of the GPU's memory; 0 if the driver does not report it
 }
 
-// Occupied looks at one GPU of this machine: one of NVIDIA's by its UUID, one of
-// AMD's by its render node among the device nodes. An error says that the driver
-// did not tell, which is no statement about the GPU. No handle is kept.
+// Occupied looks at one GPU of this machine: an NVIDIA GPU by its UUID, an AMD GPU by the
+// render node among its device nodes. An error means that the driver did not answer; it
+// says nothing about the GPU. No handle is kept open.
 func Occupied(ctx context.Context, vendor, uuid string, nodes []string) (Occupancy, error) {
 	if vendor == "amd" {
 		return AMDOccupied("/", nodes)
@@ -42,7 +42,7 @@ func Occupied(ctx context.Context, vendor, uuid string, nodes []string) (Occupan
 	return nvidiaUse(ctx, probe.Options{GPU: uuid, Timeout: useTimeout})
 }
 
-// AMDOccupied is Occupied for a GPU of AMD's, on the machine below root.
+// AMDOccupied is Occupied for an AMD GPU, on the machine below root.
 func AMDOccupied(root string, nodes []string) (Occupancy, error) {
 	t, err := openTree(root)
 	if err != nil {
@@ -65,8 +65,8 @@ func nvidiaUse(ctx context.Context, opts probe.Options) (Occupancy, error) {
 		return Occupancy{}, fmt.Errorf("look at %s: %s", opts.GPU, printable(g.Error))
 	}
 	o := Occupancy{Driver: printable(report.Driver), Compute: onGPU(g.Processes), Graphics: onGPU(g.Graphics), UsedBytes: -1}
-	// Memory of a GPU that is a NUMA node is the kernel's, which keeps other
-	// things there, too, and frees nothing when a process ends.
+	// The memory of a GPU that is a NUMA node belongs to the kernel, which also keeps other
+	// things there and frees nothing when a process ends.
 	if g.Memory != nil && g.MemoryNode == nil {
 		o.UsedBytes = byteCount(g.Memory.UsedBytes)
 	}
@@ -81,9 +81,9 @@ func onGPU(list []probe.Process) []GPUProcess {
 	return all
 }
 
-// amdUse reads what the compute driver says of its processes:
-// /sys/class/kfd/kfd/proc/<pid> has vram_<gpu_id>, in bytes, and the queues. A
-// process that only opened the driver is on no GPU.
+// amdUse reads what the compute driver reports about its processes:
+// /sys/class/kfd/kfd/proc/<pid> has vram_<gpu_id>, in bytes, and the queues. A process that
+// only opened the driver does not count.
 func amdUse(t tree, nodes []string) (Occupancy, error) {
 	gpu, err := amdNode(t, nodes)
 	if err != nil {
@@ -111,7 +111,7 @@ func amdUse(t tree, nodes []string) (Occupancy, error) {
 	return o, nil
 }
 
-// amdGPU is a GPU in the compute driver's words.
+// amdGPU is a GPU as the compute driver identifies it.
 type amdGPU struct {
 	dir   string // of all nodes of the topology
 	id    string // gpu_id

@@ -17,37 +17,37 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
-// Options say which machine to read and how. The zero value reads this one.
+// Options are which machine to read and how. The zero value reads this one.
 type Options struct {
-	// Root is "/" or "" for this machine. Any other directory is a tree of
-	// files that describes a machine, its GPUs included: then nothing is asked
-	// of this machine's drivers or daemons.
+	// Root is "/" or "" for this machine. Any other directory is a tree of files that
+	// describes a machine, including its GPUs: Read then asks none of this machine's
+	// drivers or daemons.
 	Root         string
-	AgentPath    string       // buildkite-agent; "" looks where packages put it, then in PATH
+	AgentPath    string       // buildkite-agent; "" searches the directories of packages, then PATH
 	DockerSocket string       // "" is /run/docker.sock
-	KeepNames    bool         // Capture writes the host name and serial numbers, too
+	KeepNames    bool         // Capture also writes the host name and serial numbers
 	Log          *slog.Logger // nil logs nothing
 }
 
-// livePath and nvmlPath hold, in a captured tree, what is no file on a machine.
+// livePath and nvmlPath are files of a captured tree that no machine has.
 const (
 	livePath = "kbnode/live.json"
 	nvmlPath = "kbnode/nvml.json"
 )
 
-// Live is the part of an Inventory that comes from asking programs and the
-// kernel rather than from files. A captured machine has it in kbnode/live.json.
+// Live is the part of an Inventory that comes from programs and the kernel, not from files.
+// A captured machine has it in kbnode/live.json.
 type Live struct {
 	Schema   int        `json:"schema"`
 	Hostname string     `json:"hostname,omitempty"` // left out of a capture unless asked for
 	Arch     string     `json:"arch"`
 	Software Software   `json:"software"`
 	Disks    []DiskFree `json:"disks,omitempty"`
-	Problems []Problem  `json:"problems,omitempty"` // of what is in here
+	Problems []Problem  `json:"problems,omitempty"` // with the fields above
 }
 
-// Read reads a machine. What cannot be read is left out and named in Problems;
-// the error is for a tree that holds no machine at all.
+// Read reads a machine. What cannot be read is omitted and named in Problems; an error
+// means that the tree does not contain a machine.
 func Read(ctx context.Context, opts Options) (*Inventory, error) {
 	t, err := openTree(opts.Root)
 	if err != nil {
@@ -94,7 +94,7 @@ func Read(ctx context.Context, opts Options) (*Inventory, error) {
 	return inv, nil
 }
 
-// readFiles reads what is in files on every machine.
+// readFiles reads what every machine has in files.
 func readFiles(t tree) (*Inventory, []Problem) {
 	cpuinfo := t.text("proc/cpuinfo")
 	inv := &Inventory{Schema: Schema, Arch: cpuArch(cpuinfo), Kernel: kernelRelease(t), OS: readOS(t, cpuinfo)}
@@ -108,8 +108,8 @@ func readFiles(t tree) (*Inventory, []Problem) {
 	return inv, append(problems, more...)
 }
 
-// readLive asks this machine, or reads what a captured one answered. A tree
-// that is no capture tells at least which programs are there.
+// readLive asks this machine's programs, or reads a captured machine's answers. For other
+// trees it reports at least which programs are there.
 func readLive(ctx context.Context, t tree, opts Options) Live {
 	if t.live() {
 		live := Live{Schema: Schema, Arch: runtime.GOARCH}
@@ -140,11 +140,11 @@ func readLive(ctx context.Context, t tree, opts Options) Live {
 	return live
 }
 
-// controls are characters, as JSON may write them, that a terminal acts on. A
-// capture comes from somebody else, and what it says is printed.
+// controls matches characters, as JSON may write them, that a terminal acts on. A capture
+// comes from someone else, and its content is printed.
 var controls = lazy.Regexp(`(?i)\\u00[01]|\\u007f|\\u00[89]|[\x7f\x{80}-\x{9f}]`)
 
-// readOS reads os-release and whether a hypervisor runs the machine.
+// readOS reads os-release and whether the machine runs under a hypervisor.
 func readOS(t tree, cpuinfo string) OS {
 	text := t.text("etc/os-release")
 	if text == "" {
@@ -163,7 +163,7 @@ func readOS(t tree, cpuinfo string) OS {
 	return os
 }
 
-// kernelRelease is what uname -r prints.
+// kernelRelease returns what uname -r prints.
 func kernelRelease(t tree) string {
 	if release := printable(t.text("proc/sys/kernel/osrelease")); release != "" {
 		return release

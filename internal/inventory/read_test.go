@@ -29,7 +29,7 @@ func read(tb testing.TB, root string) *inventory.Inventory {
 	return inv
 }
 
-// tree is a directory with the files of a text archive.
+// tree returns a directory with the files of a text archive.
 func tree(tb testing.TB, archive string) string {
 	tb.Helper()
 	m := map[string]string{}
@@ -70,7 +70,7 @@ func golden(t *testing.T, name, text string) {
 	}
 }
 
-// summary is an inventory for reading: cores that sit alike are one line.
+// summary formats an inventory for reading: cores with the same place share a line.
 func summary(inv *inventory.Inventory) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "machine %q %q %q virt=%t\n", inv.Arch, inv.OS.PrettyName, inv.Kernel, inv.OS.Virt)
@@ -126,8 +126,8 @@ func summary(inv *inventory.Inventory) string {
 	return b.String()
 }
 
-// TestMain puts temporary files into memory where it can: machines are thousands of
-// files each, and captures of them are unpacked once more.
+// TestMain puts temporary files into memory if possible: each machine has thousands of
+// files, and captures of them are unpacked again.
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("/dev/shm", "kbnode-inventory-")
 	if err != nil {
@@ -180,7 +180,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// A tree comes from somebody else and must not make kbnode read other files.
+// A tree comes from someone else and must not make kbnode read other files.
 func TestReadStaysInTree(t *testing.T) {
 	t.Parallel()
 	dir := tree(t, "-- sys/devices/system/cpu/online --\n0-1\n-- etc/keep --\n")

@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	systemdDeadline = 25 * time.Second // as its own tools wait; a loaded machine needs seconds
-	agentDeadline   = 30 * time.Second // a cold disk; it answers in 0.05 s
+	systemdDeadline = 25 * time.Second // like systemd's own tools; a loaded machine needs seconds
+	agentDeadline   = 30 * time.Second // for a cold disk; otherwise it answers in 0.05 s
 	maxAgentOutput  = 1 << 20
 	agentWorkDir    = "/var/lib/buildkite-agent"
 )
 
-// installed is what the files of a tree tell of its software.
+// installed returns what the files of a tree show about its software.
 func installed(t tree) Software {
 	return Software{
 		CgroupV2: t.exists("sys/fs/cgroup/cgroup.controllers"), // only version 2's root has it
@@ -35,7 +35,7 @@ func installed(t tree) Software {
 	}
 }
 
-// askSoftware asks this machine's daemons and programs, side by side.
+// askSoftware asks this machine's daemons and programs concurrently.
 func askSoftware(ctx context.Context, t tree, opts Options, live *Live) {
 	s := installed(t)
 	var wait sync.WaitGroup
@@ -67,8 +67,8 @@ func askSoftware(ctx context.Context, t tree, opts Options, live *Live) {
 	}
 }
 
-// findProgram is where a program is installed, "" if it is not. On this machine
-// PATH is searched after the directories that packages use.
+// findProgram returns where a program is installed, "" if it is not. On this machine it
+// searches PATH after the directories that packages use.
 func findProgram(t tree, name string) string {
 	for _, dir := range []string{"/usr/bin", "/usr/local/bin", "/bin", "/usr/sbin", "/usr/local/sbin", "/sbin"} {
 		if path := dir + "/" + name; t.exists(path[1:]) {
@@ -83,8 +83,8 @@ func findProgram(t tree, name string) string {
 	return ""
 }
 
-// askSystemd asks systemd for its version. Root asks it directly, which works
-// while the bus is down; others over the bus.
+// askSystemd asks systemd for its version. Root asks it directly, which works while the bus
+// is down; other users ask over the bus.
 func askSystemd(ctx context.Context) (string, error) {
 	if _, err := os.Stat("/run/systemd/system"); err != nil {
 		return "", errors.New("this machine was not booted with systemd")
@@ -100,8 +100,8 @@ func askSystemd(ctx context.Context) (string, error) {
 	return version, nil
 }
 
-// systemdVersion is the version, "257" of "257.9-1~deb13u1", of the systemd
-// behind a D-Bus address. A bus wants a greeting, systemd itself knows none.
+// systemdVersion returns the version, "257" for "257.9-1~deb13u1", of the systemd behind a
+// D-Bus address. A bus requires a greeting; systemd itself does not support it.
 func systemdVersion(ctx context.Context, address string, bus bool) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, systemdDeadline)
 	defer cancel()
@@ -131,7 +131,7 @@ func systemdVersion(ctx context.Context, address string, bus bool) (string, erro
 	return majorVersion(version), nil
 }
 
-// majorVersion is the leading number of "257.9-1", "v255" or "252".
+// majorVersion returns the leading number of "257.9-1", "v255" or "252".
 func majorVersion(version string) string {
 	version = strings.TrimPrefix(version, "v")
 	end := strings.IndexFunc(version, func(r rune) bool { return r < '0' || r > '9' })
@@ -141,13 +141,13 @@ func majorVersion(version string) string {
 	return version[:end]
 }
 
-// AskAgent asks a buildkite-agent of this machine for its version and for the
-// configuration keys it knows.
+// AskAgent asks a buildkite-agent of this machine for its version and for the configuration
+// keys that it knows.
 func AskAgent(ctx context.Context, path string) (Agent, error) { return askAgent(ctx, tree{}, path) }
 
-// askAgent asks the installed buildkite-agent for its version and for the
-// configuration keys it knows: it ignores unknown ones without a word. No agent
-// is no error.
+// askAgent asks the installed buildkite-agent for its version and for the configuration
+// keys that it knows, because it silently ignores unknown ones. A missing agent is not an
+// error.
 func askAgent(ctx context.Context, t tree, path string) (Agent, error) {
 	if path == "" {
 		path = findProgram(t, "buildkite-agent")
@@ -182,15 +182,14 @@ func askAgent(ctx context.Context, t tree, path string) (Agent, error) {
 	return agent, nil
 }
 
-// askedAgents are the answers of programs that did not change since, by their identity:
-// the daemon reads the machine anew every few minutes, and the agent takes longer to
-// start than all the rest.
+// askedAgents caches the answers of programs by identity: the daemon reads the machine
+// again every few minutes, and starting the agent takes longer than everything else.
 var askedAgents sync.Map
 
-// programIdentity changes with whatever changes an ELF program: nobody can set a file's
+// programIdentity changes whenever an ELF program changes, because no one can set a file's
 // ctime. It is "" for a script, which may start anything.
 func programIdentity(path string) string {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe does not hold it up
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe must not block it
 	if err != nil {
 		return ""
 	}
@@ -210,8 +209,8 @@ func programIdentity(path string) string {
 	return fmt.Sprint(path, st.Dev, st.Ino, st.Size, st.Ctim)
 }
 
-// runAgent runs the agent in an empty environment: the caller's may hold a
-// token or settings that change what it prints.
+// runAgent runs the agent in an empty environment: the caller's may contain a token or
+// settings that change its output.
 func runAgent(ctx context.Context, path string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Dir = "/"
@@ -250,6 +249,6 @@ func diskFree(path string) (DiskFree, error) {
 		if !errors.Is(err, os.ErrNotExist) || at == "/" {
 			return DiskFree{}, fmt.Errorf("statfs %s: %w", at, err)
 		}
-		at = filepath.Dir(at) // where it will be made
+		at = filepath.Dir(at) // where it will be created
 	}
 }

@@ -57,8 +57,8 @@ Options:
 	}
 }
 
-// script is a program for tests. It is to be made before t.Parallel: a program
-// cannot be run while another test's fork still holds it open for writing.
+// script writes a program for tests. Call it before t.Parallel: a program cannot be run
+// while another test's fork still holds it open for writing.
 func script(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "buildkite-agent")
@@ -235,7 +235,7 @@ func TestAskDocker(t *testing.T) {
 	}
 }
 
-// The engine before 28.2 does not list CDI devices: the files do.
+// Engines before 28.2 do not list CDI devices, but the files do.
 func TestAskDockerReadsCDIFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -273,7 +273,7 @@ func TestDiskFree(t *testing.T) {
 	}
 }
 
-// A program that has answered is not started again, until it changes.
+// A program that has answered is not started again until it changes.
 func TestAskedAgent(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
@@ -298,7 +298,7 @@ func TestAskedAgent(t *testing.T) {
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {
 			t.Errorf("%v, %s", err, diff)
 		}
-		got.Keys[0] = "changed" // the caller's own
+		got.Keys[0] = "changed" // must not change the cached copy
 	}
 	if err := os.Chmod(path, 0o700); err != nil {
 		t.Fatal(err)

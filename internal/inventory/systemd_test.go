@@ -14,8 +14,8 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// peer is a D-Bus server that answers every call with one variant; with nil it
-// takes a connection and says nothing.
+// peer is a D-Bus server that answers every call with one variant; with nil it accepts a
+// connection and never answers.
 func peer(t *testing.T, answer any) (address string) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "private")
@@ -33,7 +33,7 @@ func peer(t *testing.T, answer any) (address string) {
 		defer conn.Close() //nolint:errcheck // the client closes first
 		in := bufio.NewReader(conn)
 		if answer == nil {
-			_, err = in.WriteTo(io.Discard) // until the client goes
+			_, err = in.WriteTo(io.Discard) // until the client leaves
 		} else {
 			err = serve(conn, in, answer)
 		}

@@ -16,8 +16,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 )
 
-// recorded are trees of real machines, from hwloc's test suite, beside the
-// repository where they are at hand.
+// recorded contains trees of real machines, from hwloc's test suite. It is beside the
+// repository if available.
 const recorded = "../../../shared/topologies"
 
 func TestReadRecorded(t *testing.T) {
@@ -80,8 +80,7 @@ func untar(t *testing.T, archive string) string {
 	}
 }
 
-// The machines that machinetest describes have their CPUs and GPUs on the nodes
-// that the published maps say.
+// The machines in machinetest have their CPUs and GPUs on the nodes of the published maps.
 func TestPublishedMaps(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join(recorded, "gpu-maps.json"))

@@ -12,25 +12,25 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 )
 
-// maxFile bounds what is read of one file. The largest that is read in full is
-// /proc/cpuinfo, 1.5 KiB for each CPU.
+// maxFile bounds what is read of one file. The largest file that is read in full is
+// /proc/cpuinfo, 1.5 KiB per CPU.
 const maxFile = 4 << 20
 
-// tree is a machine's files below one root, by paths relative to it. Below "/"
-// they are opened as they are. Below any other root nothing outside of it is
-// opened, whatever links it holds: a recorded tree comes from somebody else.
+// tree is a machine's files below one root, by relative path. Below "/" files are opened as
+// they are. Below any other root nothing outside of it is opened, whatever its links point
+// to: a recorded tree comes from someone else.
 type tree struct {
 	root string
 	dir  *os.Root // nil for "/"
-	// seen, where it is not nil, gathers what was read, by path: a tree of just
-	// these files reads the same. A directory is in it as path + dirMark.
+	// seen, if not nil, collects what was read, by path: a tree of just these files reads
+	// the same. A directory is recorded as path + dirMark.
 	seen map[string]string
-	// failed, where it is not nil, gathers what could not be read.
+	// failed, if not nil, collects what could not be read.
 	failed *failures
 }
 
-// dirMark is an empty file that stands for a directory of which nothing else
-// was read; an archive of files has no other way to say that it exists.
+// dirMark is an empty file that represents a directory of which nothing else was read; an
+// archive of files has no other way to record that it exists.
 const dirMark = "/.kbnode"
 
 func openTree(root string) (tree, error) {
@@ -44,7 +44,7 @@ func openTree(root string) (tree, error) {
 	return tree{root: root, dir: dir, failed: &failures{list: map[string]error{}}}, nil
 }
 
-// live tells whether the tree is the machine that this runs on.
+// live reports whether the tree is the machine that kbnode runs on.
 func (t tree) live() bool { return t.dir == nil }
 
 func (t tree) close() error {
@@ -61,8 +61,8 @@ func (t tree) open(path string) (*os.File, error) {
 	return t.dir.Open(path)
 }
 
-// read is the text of a file without blanks around it and without the NUL that
-// files copied out of sysfs often end in.
+// read returns the text of a file without surrounding white space and without the NUL at
+// the end of many files copied out of sysfs.
 func (t tree) read(path string) (string, error) {
 	f, err := t.open(path)
 	if err != nil {
@@ -83,7 +83,7 @@ func (t tree) read(path string) (string, error) {
 	return text, nil
 }
 
-// text is the text of a file, "" if there is none.
+// text returns the text of a file, "" if there is none.
 func (t tree) text(path string) string {
 	text, err := t.read(path)
 	if err != nil {
@@ -92,14 +92,14 @@ func (t tree) text(path string) string {
 	return text
 }
 
-// number is the number that a file holds, decimal or with 0x.
+// number returns the number in a file, decimal or with 0x.
 func (t tree) number(path string) (int64, bool) {
 	n, err := strconv.ParseInt(t.text(path), 0, 64)
 	return n, err == nil
 }
 
-// id is the number that a file holds, -1 if it holds none or a negative one,
-// which is how the kernel says that it does not know.
+// id returns the number in a file, -1 if there is none or it is negative, which is how the
+// kernel reports an unknown value.
 func (t tree) id(path string) int {
 	n, ok := t.number(path)
 	if !ok || n < 0 || n > 1<<20 {
@@ -108,7 +108,7 @@ func (t tree) id(path string) int {
 	return int(n)
 }
 
-// names are the entries of a directory in the order of the alphabet.
+// names returns the entries of a directory in alphabetical order.
 func (t tree) names(path string) []string {
 	f, err := t.open(path)
 	if err != nil {
@@ -118,7 +118,7 @@ func (t tree) names(path string) []string {
 	defer f.Close() //nolint:errcheck // nothing was written
 	entries, err := f.ReadDir(maxEntries)
 	if err != nil {
-		t.fail(path, err) // not at its end, which is no error of the kernel's
+		t.fail(path, err) // the end of the directory is not an error here
 	}
 	names := make([]string, 0, len(entries))
 	for _, e := range entries {
@@ -128,11 +128,11 @@ func (t tree) names(path string) []string {
 	return names
 }
 
-// maxEntries bounds one directory; a machine has at most 8192 CPUs and far
-// fewer PCI devices.
+// maxEntries bounds one directory; a machine has at most 8192 CPUs and far fewer PCI
+// devices.
 const maxEntries = 32 << 10
 
-// numbered are the numbers N of the entries prefix+N of a directory, ascending.
+// numbered returns the numbers N of the entries prefix+N of a directory, ascending.
 func (t tree) numbered(path, prefix string) []int {
 	var ids []int
 	for _, name := range t.names(path) {
@@ -166,9 +166,9 @@ func (t tree) exists(path string) bool {
 	return err == nil
 }
 
-// cpus is the set that the first readable one of these files holds. Files whose
-// name ends in list or is online, present and the like hold lists, others
-// masks; recorded trees mix them up, so what the text looks like decides.
+// cpus returns the set in the first readable one of these files. Files whose names end in
+// list, or are online, present and the like, contain lists, others masks; recorded trees
+// mix them up, so the form of the text decides.
 func (t tree) cpus(paths ...string) (cpuset.Set, bool) {
 	for _, path := range paths {
 		text, err := t.read(path)
@@ -186,9 +186,9 @@ func (t tree) cpus(paths ...string) (cpuset.Set, bool) {
 	return cpuset.Set{}, false
 }
 
-// isMask tells a hexadecimal mask from a list of numbers. A list has at most
-// four digits in a row; a mask is printed in groups of eight, of which only the
-// first may be shorter.
+// isMask distinguishes a hexadecimal mask from a list of numbers. A list has at most four
+// digits in a row; a mask has groups of eight digits, of which only the first may be
+// shorter.
 func isMask(path, text string) bool {
 	switch filepath.Base(path) {
 	case "cpumap", "local_cpus", "shared_cpu_map", "thread_siblings", "core_cpus", "core_siblings", "package_cpus":
@@ -205,8 +205,8 @@ func isMask(path, text string) bool {
 	return false
 }
 
-// fields are the "name value" or "name: value" lines of a file, as in meminfo
-// and KFD's properties.
+// fields parses the "name value" or "name: value" lines of a file, as in meminfo and KFD's
+// properties.
 func fields(text string) map[string]string {
 	out := map[string]string{}
 	for line := range strings.Lines(text) {

@@ -7,8 +7,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 )
 
-// tuningFiles are settings of the running kernel that jobs' timings depend on, and
-// limits that slots share.
+// tuningFiles are settings of the running kernel that affect jobs' timings, and limits that
+// slots share.
 var tuningFiles = []string{
 	"proc/irq/default_smp_affinity",
 	"proc/sys/fs/aio-max-nr",
@@ -32,7 +32,7 @@ var tuningFiles = []string{
 	"sys/kernel/mm/transparent_hugepage/khugepaged/defrag",
 }
 
-// readTuning reads which settings this kernel has, and their values.
+// readTuning reads the settings that this kernel has, and their values.
 func readTuning(t tree) Tuning {
 	var out Tuning
 	for _, path := range tuningFiles {
@@ -40,7 +40,7 @@ func readTuning(t tree) Tuning {
 			out.Files = append(out.Files, TuningFile{Path: "/" + path, Value: printable(text)})
 		}
 	}
-	if t.seen != nil { // a capture has what a plan of it is compared with
+	if t.seen != nil { // a capture also has the files that a plan is compared with
 		for _, n := range t.numbered("proc/irq", "") {
 			t.text("proc/irq/" + strconv.Itoa(n) + "/smp_affinity_list")
 		}

@@ -32,7 +32,7 @@ func TestTuning(t *testing.T) {
 	if diff := cmp.Diff(inventory.TuningFile{Path: "/sys/kernel/mm/transparent_hugepage/enabled", Value: "[always] madvise never"}, got.Tuning.Files[files-2]); diff != "" {
 		t.Error(diff)
 	}
-	// A tree without them tells of none.
+	// A tree without these files has no settings.
 	if diff := cmp.Diff(inventory.Tuning{}, read(t, machinetest.VM().Dir(t)).Tuning); diff != "" {
 		t.Error(diff)
 	}

@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// Subjects of problems whose facts a plan is made from. The GPU at an address has
+// Subjects of problems with facts that a plan uses. The subject of a single GPU is
 // GPUSubject.
 const (
 	SubjectCPU    = "cpu"    // topology, caches, and which CPUs are online and allowed
@@ -18,21 +18,21 @@ const (
 	SubjectNVML   = "nvml"
 	SubjectAgent  = "buildkite-agent"
 	SubjectDocker = "docker"
-	SubjectCDI    = "cdi" // of Docker: whether it has CDI, and the devices
+	SubjectCDI    = "cdi" // Docker's: whether it supports CDI, and the devices
 	SubjectHost   = "hostname"
 	SubjectSystem = "systemd"
 	SubjectFiles  = "installed software" // programs, directories and cgroup v2
 	SubjectTuning = "tuning"
 )
 
-// GPUSubject is the subject of problems with the GPU at a PCI address.
+// GPUSubject returns the subject of problems with the GPU at a PCI address.
 func GPUSubject(pci string) string { return "gpu " + pci }
 
-// DiskSubject is the subject of problems with the file system at a path.
+// DiskSubject returns the subject of problems with the file system at a path.
 func DiskSubject(path string) string { return "disk " + path }
 
-// WhyUnread says why a subject, or some of it, could not be read; "" if it was, or is
-// not there.
+// WhyUnread returns why a subject, or part of it, could not be read; "" if it was read or
+// does not exist.
 func (inv *Inventory) WhyUnread(subject string) string {
 	for _, p := range inv.Problems {
 		if p.Subject == subject && slices.Contains(inv.Unread, subject) {
@@ -42,7 +42,7 @@ func (inv *Inventory) WhyUnread(subject string) string {
 	return ""
 }
 
-// addUnread adds problems with what could not be read, and marks the GPUs among it.
+// addUnread adds problems with what could not be read, and marks the affected GPUs.
 func (inv *Inventory) addUnread(problems []Problem) {
 	for _, p := range problems {
 		if !slices.Contains(inv.Problems, p) {
@@ -64,8 +64,8 @@ type failures struct {
 	list map[string]error
 }
 
-// fail records that a file could not be read. One that does not exist is absent, and
-// so is one that a recorded tree has outside of it.
+// fail records that a file could not be read. A file that does not exist is not a failure,
+// and neither is a link of a recorded tree that leads out of it.
 func (t tree) fail(path string, err error) {
 	var errno syscall.Errno
 	if t.failed == nil || !errors.As(err, &errno) || errno == syscall.ENOENT || errno == syscall.ENOTDIR {
@@ -78,7 +78,7 @@ func (t tree) fail(path string, err error) {
 	}
 }
 
-// failedBelow says that a file at a path, or below it, could not be read.
+// failedBelow reports whether a file at or below a path could not be read.
 func (t tree) failedBelow(path string) bool {
 	if t.failed == nil {
 		return false
@@ -93,14 +93,14 @@ func (t tree) failedBelow(path string) bool {
 	return false
 }
 
-// unplanned reads the same files, and does not mind if one cannot be read: no plan
-// is made from it.
+// unplanned returns a tree of the same files that ignores failures, for facts that no plan
+// uses.
 func (t tree) unplanned() tree {
 	t.failed = nil
 	return t
 }
 
-// unread is a problem for each subject of which something could not be read.
+// unread returns a problem for each subject of which something could not be read.
 func (t tree) unread() []Problem {
 	t.failed.mu.Lock()
 	defer t.failed.mu.Unlock()
@@ -122,7 +122,7 @@ func (t tree) unread() []Problem {
 	return problems
 }
 
-// subjects are the files that tell of each subject, by prefix; the first one counts.
+// subjects maps files to subjects, by prefix; the first match counts.
 var subjects = []struct{ prefix, subject string }{
 	{cpuDir + "/cpufreq", SubjectTuning},
 	{cpuDir, SubjectCPU}, {"sys/devices/cpu_", SubjectCPU}, {"proc/cpuinfo", SubjectCPU},
