@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
-// readGPU asks everything about the GPU with this NVML index.
+// readGPU reads everything about the GPU with this NVML index.
 func readGPU(index int) probe.GPU {
 	g := probe.GPU{Index: index}
 	h, ret := nvml.DeviceGetHandleByIndex(index)
@@ -30,8 +30,8 @@ func readGPU(index int) probe.GPU {
 	return g
 }
 
-// readUse asks what uses the GPU with this UUID. A list of processes that the
-// driver does not give is an error: it must not pass for an empty one.
+// readUse reads what uses the GPU with this UUID. A list of processes that the driver does
+// not return is an error: it must not look like an empty one.
 func readUse(uuid string) probe.GPU {
 	g := probe.GPU{Index: -1, UUID: uuid}
 	h, ret := nvml.DeviceGetHandleByUUID(uuid)
@@ -53,9 +53,9 @@ func readUse(uuid string) probe.GPU {
 
 func (d *device) identity() {
 	g := d.out
-	// The address first: it is kept by the driver and names even a lost GPU.
+	// The address first: the driver stores it, and it names even a lost GPU.
 	if pci, ret := d.GetPciInfo(); ret == nvml.SUCCESS {
-		// The function is missing in Bus and Device, and always 0 for a GPU.
+		// Bus and Device lack the function, which is always 0 for a GPU.
 		g.PCI = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
 		g.PCIID = fmt.Sprintf("%04x:%04x", pci.PciDeviceId&0xffff, pci.PciDeviceId>>16)
 		g.Subsystem = fmt.Sprintf("%04x:%04x", pci.PciSubSystemId&0xffff, pci.PciSubSystemId>>16)
@@ -80,7 +80,7 @@ func (d *device) identity() {
 	g.Memory = d.memory()
 }
 
-// memory is nil where the driver does not tell.
+// memory returns nil if the driver does not report it.
 func (d *device) memory() *probe.Memory {
 	m := ask(d, "nvmlDeviceGetMemoryInfo_v2", func() (probe.Memory, nvml.Return) {
 		m, ret := d.GetMemoryInfo_v2()
@@ -163,7 +163,7 @@ func (d *device) retired() {
 	d.out.RetiredPages = &probe.Retired{SingleBit: *single, DoubleBit: *double, Pending: value(pending) == nvml.FEATURE_ENABLED}
 }
 
-// speed reads clocks, power and heat.
+// speed reads clocks, power and temperature.
 func (d *device) speed() {
 	g := d.out
 	clock := func(of nvml.ClockType) *uint32 {
@@ -175,7 +175,7 @@ func (d *device) speed() {
 	g.Clocks = given(probe.Clocks{
 		SM: clock(nvml.CLOCK_SM), Memory: clock(nvml.CLOCK_MEM), MaxSM: top(nvml.CLOCK_SM), MaxMemory: top(nvml.CLOCK_MEM),
 	})
-	// Drivers before 535 have the older name only.
+	// Drivers before 535 have only the older name.
 	if has("nvmlDeviceGetCurrentClocksEventReasons") {
 		g.ClockReasons = ask(d, "nvmlDeviceGetCurrentClocksEventReasons", d.GetCurrentClocksEventReasons)
 	} else {
@@ -210,8 +210,8 @@ func (d *device) speed() {
 	})
 }
 
-// processes are those of one kind, by the newest function that the driver has,
-// which is the one that list calls; ok is false where it gives no list.
+// processes returns the processes of one kind, from the newest function that the driver
+// has, which is the one that list calls; ok is false if it returns no list.
 func (d *device) processes(kind string, list func() ([]nvml.ProcessInfo, nvml.Return)) (all []probe.Process, ok bool) {
 	for _, version := range []string{"_v3", "_v2", ""} {
 		symbol := "nvmlDeviceGet" + kind + "RunningProcesses" + version
@@ -231,7 +231,7 @@ func (d *device) processes(kind string, list func() ([]nvml.ProcessInfo, nvml.Re
 	return nil, false
 }
 
-// given is a pointer to v, nil when nothing in it is set.
+// given returns a pointer to v, nil if v is zero.
 func given[T comparable](v T) *T {
 	var none T
 	if v == none {

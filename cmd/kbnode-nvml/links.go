@@ -52,8 +52,8 @@ func (d *device) links() {
 	}
 }
 
-// neighbour is the PCI address of the GPU at the other end of a link, "" if
-// something else is there, such as a switch.
+// neighbour returns the PCI address of the GPU at the other end of a link, "" if it is
+// something else, such as a switch.
 func (d *device) neighbour(link int) string {
 	kind := ask(d, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (nvml.IntNvLinkDeviceType, nvml.Return) {
 		return d.GetNvLinkRemoteDeviceType(link)

@@ -1,15 +1,14 @@
 //go:build cgo && linux
 
-// Command kbnode-nvml prints what NVML says of this machine's GPUs as one JSON
-// object and exits. It changes nothing and keeps no handle: an open one blocks
-// driver upgrades and GPU resets. With the UUID of a GPU as its argument it asks
-// nothing but what uses that one. `kbnode-nvml sample` and `set` are the exceptions:
-// the first samples one GPU for as long as its input is open, the second changes one
-// setting of one GPU.
+// Command kbnode-nvml prints NVML's report about this machine's GPUs as one JSON object and
+// exits. It changes nothing and keeps no handle: an open one blocks driver upgrades and GPU
+// resets. With the UUID of a GPU as its argument it reads only what uses that GPU.
+// `kbnode-nvml sample` and `set` are the exceptions: the first samples one GPU while its
+// input is open, the second changes one setting of one GPU.
 //
-// It exits 0 when NVML could be initialised, whatever the single GPUs answered,
-// and 3 when not. Link it with -Wl,-z,lazy: go-nvml leaves every function
-// unresolved that the installed driver may lack.
+// It exits with 0 if NVML could be initialized, whatever the single GPUs answered, and with
+// 3 otherwise. Link it with -Wl,-z,lazy: go-nvml leaves every function unresolved that the
+// installed driver may lack.
 package main
 
 import (
@@ -54,7 +53,7 @@ func show(r *probe.Report) int {
 	return 0
 }
 
-// read makes the whole report, or the one on what uses the GPU with this UUID.
+// read makes the full report, or the one on what uses the GPU with this UUID.
 func read(uuid string) *probe.Report {
 	r := &probe.Report{Schema: probe.Schema, GPUs: []probe.GPU{}}
 	if !initialize(r) {
@@ -87,10 +86,10 @@ func read(uuid string) *probe.Report {
 	return r
 }
 
-// initialize starts NVML. The report says why not.
+// initialize starts NVML. If that fails, the report says why.
 func initialize(r *probe.Report) bool {
-	// nvml.Init answers "library not found" to whatever dlopen did not like, so
-	// dlopen is asked first: no driver is one thing, a broken one another.
+	// nvml.Init returns "library not found" for every failure of dlopen, so call dlopen
+	// first to distinguish a missing driver from a broken one.
 	lib := dl.New(library, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
 	if err := lib.Open(); err != nil {
 		r.Code = int(nvml.ERROR_LIBRARY_NOT_FOUND)
@@ -105,21 +104,21 @@ func initialize(r *probe.Report) bool {
 	return true
 }
 
-// has tells whether the installed driver knows a function. Calling one that it
-// lacks ends the process in the dynamic loader, with no chance to recover.
+// has reports whether the installed driver has a function. Calling one that it lacks ends
+// the process in the dynamic loader, without a chance to recover.
 func has(symbol string) bool {
 	return nvml.Extensions().LookupSymbol(symbol) == nil
 }
 
-// device asks one GPU, and remembers what went wrong.
+// device queries one GPU and records errors.
 type device struct {
 	nvml.Device
 	out *probe.GPU
 }
 
-// ask calls one NVML function and returns its value, nil when there is none.
-// Only what a healthy GPU would not answer is remembered; once the GPU is lost
-// nothing more is asked, since each call may take seconds.
+// ask calls one NVML function and returns its value, nil if there is none. It records only
+// errors that a healthy GPU would not return. Once the GPU is lost it makes no more calls,
+// since each may take seconds.
 func ask[T any](d *device, symbol string, call func() (T, nvml.Return)) *T {
 	if d.out.Error != "" || !has(symbol) {
 		return nil
@@ -138,7 +137,7 @@ func ask[T any](d *device, symbol string, call func() (T, nvml.Return)) *T {
 	return nil
 }
 
-// need is ask for what every GPU answers: without it the GPU counts as broken.
+// need is like ask for values that every GPU has: without them the GPU counts as broken.
 func need[T any](d *device, symbol string, call func() (T, nvml.Return)) (v T) {
 	if d.out.Error != "" {
 		return v
@@ -154,7 +153,7 @@ func (d *device) fail(symbol string, ret nvml.Return) {
 	d.out.Error, d.out.Code = symbol+": "+ret.String(), int(ret)
 }
 
-// value is what p points to, or the zero value.
+// value returns what p points to, or the zero value.
 func value[T any](p *T) (v T) {
 	if p != nil {
 		v = *p

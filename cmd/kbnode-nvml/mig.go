@@ -8,7 +8,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
-// mig reads the MIG devices; indices have holes.
+// mig reads the MIG devices; indices may have gaps.
 func (d *device) mig() {
 	if d.out.MIGMode == nil || d.out.MIGMode.Current != "on" {
 		return
@@ -34,8 +34,8 @@ func (d *device) mig() {
 	}
 }
 
-// placement reads where an instance lies on its parent; that and the profile
-// stay the same when the instance is made anew, and its UUID does not.
+// placement reads the place of an instance on its parent. Place and profile stay the same
+// when the instance is created again; its UUID does not.
 func (d *device) placement(m *probe.MIG) {
 	if !has("nvmlGpuInstanceGetInfo") {
 		return

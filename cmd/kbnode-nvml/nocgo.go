@@ -1,7 +1,7 @@
 //go:build !cgo || !linux
 
-// Command kbnode-nvml prints what NVML says of this machine's GPUs. This is
-// what is left of it without cgo: it says that it cannot.
+// Command kbnode-nvml prints NVML's report about this machine's GPUs. Without cgo it only
+// reports that it cannot.
 package main
 
 import (

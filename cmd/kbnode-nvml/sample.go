@@ -16,25 +16,26 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
-// niceness is that of the sampler: it must not be in anybody's way.
+// niceness is the sampler's: it must not get in anyone's way.
 const niceness = 10
 
-// sample prints one line of JSON about a GPU every so often, until its input is
-// closed: with it goes the handle, so whoever wants samples holds the GPU and nobody
-// else. It returns the exit status: 3 when the driver does not answer.
+// sample prints one line of JSON about a GPU per interval until its input is closed. Then
+// its handle is closed too, so only the process that wants samples holds the GPU. It
+// returns the exit status: 3 if the driver does not answer.
 func sample(args []string) int {
 	flags := flag.NewFlagSet("sample", flag.ExitOnError)
 	uuid := flags.String("uuid", "", "UUID of the GPU")
 	every := flags.Duration("every", time.Second, "time between two samples")
-	_ = flags.Parse(args) // it exits
-	// systemd tells all of the guard's processes to stop, and the guard goes on until
-	// its job has ended.
+	_ = flags.Parse(args) // it exits on errors
+	// systemd tells all of the guard's processes to stop, but the guard runs until its job
+	// has ended.
 	signal.Ignore(syscall.SIGTERM)
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)
 	}()
-	// The group's is that of all threads; only who is root cannot get it wrong.
+	// The priority of the process group applies to all threads. Setting it cannot fail for
+	// root.
 	_ = syscall.Setpriority(syscall.PRIO_PGRP, 0, niceness)
 	out := json.NewEncoder(os.Stdout)
 	refuse := func(what string) int {
@@ -49,7 +50,7 @@ func sample(args []string) int {
 		return refuse("nvmlDeviceGetHandleByUUID: " + ret.String())
 	}
 	d := &device{Device: h, out: &probe.GPU{Index: -1}}
-	// Clocks and heat are those of the whole GPU.
+	// Clocks and temperature belong to the whole GPU.
 	if whole := ask(d, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", d.GetDeviceHandleFromMigDeviceHandle); whole != nil {
 		d.Device = *whole
 	}
@@ -60,7 +61,7 @@ func sample(args []string) int {
 			return refuse(s.Error)
 		}
 		if err := out.Encode(s); err != nil {
-			return 1 // nobody reads it
+			return 1 // no one reads it
 		}
 	}
 }
@@ -84,7 +85,7 @@ func (d *device) sample() probe.Sample {
 	} else {
 		s.Reasons = ask(d, "nvmlDeviceGetCurrentClocksThrottleReasons", d.GetCurrentClocksThrottleReasons)
 	}
-	d.out.Unread = nil // once a second they would add up
+	d.out.Unread = nil // they would add up once per second
 	s.Error = d.out.Error
 	return s
 }

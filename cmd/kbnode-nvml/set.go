@@ -11,12 +11,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
-// tdp is NVML_CLOCK_LIMIT_ID_TDP: both bounds of the clock are what the GPU keeps
-// up within its power limit.
+// tdp is NVML_CLOCK_LIMIT_ID_TDP: both bounds of the clock are what the GPU can sustain
+// within its power limit.
 const tdp = 0xffffff01
 
-// set changes one setting of one GPU and prints how that ended, as a report with
-// this GPU. It returns the exit status.
+// set changes one setting of one GPU and prints the result as a report with this GPU. It
+// returns the exit status.
 func set(args []string) int {
 	s, err := probe.ParseSet(args)
 	if err != nil {
@@ -43,7 +43,7 @@ func change(s probe.Setting) probe.GPU {
 	symbol, call := "nvmlDeviceSetPersistenceMode", func() nvml.Return {
 		return d.SetPersistenceMode(map[bool]nvml.EnableState{true: nvml.FEATURE_ENABLED, false: nvml.FEATURE_DISABLED}[s.Value == "on"])
 	}
-	mhz, _ := s.MHz() // ParseSet has looked
+	mhz, _ := s.MHz() // ParseSet has checked it
 	switch {
 	case s.Name == probe.SetClocks && s.Value == "default":
 		symbol, call = "nvmlDeviceResetGpuLockedClocks", d.ResetGpuLockedClocks

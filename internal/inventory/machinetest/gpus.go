@@ -8,7 +8,7 @@ import (
 
 const pciDir = "sys/bus/pci/devices/"
 
-// pciFiles are what every PCI device has.
+// pciFiles adds the files that every PCI device has.
 func (m Machine) pciFiles(f map[string]string, pci, vendor, device, class, driver string, node int) {
 	at := pciDir + pci + "/"
 	f[at+"vendor"], f[at+"device"], f[at+"class"] = "0x"+vendor, "0x"+device, "0x"+class
@@ -116,9 +116,9 @@ func (m Machine) amdFiles(f map[string]string) {
 	}
 }
 
-// linkFiles are the links of a GPU's first node: to the CPUs of its node by PCIe, to its
-// other partitions and to all of other GPUs by xGMI. The other partitions have the same;
-// of 64 that would be 4,000 files, and they are left out.
+// linkFiles adds the links of a GPU's first node: PCIe to the CPUs of its NUMA node, xGMI
+// to its other partitions and to all partitions of other GPUs. The other partitions have
+// the same links; they are left out, because 64 partitions would have 4,000 files.
 func (m Machine) linkFiles(f map[string]string, dir string, gpu int, first []int) {
 	n := 0
 	link := func(kind, to int) {
@@ -132,7 +132,7 @@ func (m Machine) linkFiles(f map[string]string, dir string, gpu int, first []int
 	}
 	for _, other := range m.AMD[gpu].Links {
 		if other >= len(first) {
-			continue // a test has taken it out
+			continue // a test has removed it
 		}
 		for part := range max(1, m.AMD[other].Partitions) {
 			link(11, first[other]+part)
@@ -140,7 +140,7 @@ func (m Machine) linkFiles(f map[string]string, dir string, gpu int, first []int
 	}
 }
 
-// location is KFD's location_id of a PCI address: bus, device and function.
+// location returns KFD's location_id of a PCI address: bus, device and function.
 func location(pci string) int {
 	return hex(pci[5:7])<<8 | hex(pci[8:10])<<3 | hex(pci[11:12])
 }

@@ -5,14 +5,14 @@ import (
 	"fmt"
 )
 
-// Live is kbnode/live.json of a machine with everything that kbnode wants: a
-// recent systemd and Docker, CDI with the machine's NVIDIA GPUs, git, cron and
-// buildkite-agent 3.76.2.
+// Live returns kbnode/live.json of a machine with everything that kbnode needs: a recent
+// systemd and Docker, CDI with the machine's NVIDIA GPUs, git, cron and buildkite-agent
+// 3.76.2.
 func Live(m Machine) json.RawMessage {
 	type obj = map[string]any
 	devices := []string{"nvidia.com/gpu=all"}
 	for k, g := range m.NVIDIA {
-		for i := range g.MIG { // a GPU that is split is no device of its own
+		for i := range g.MIG { // a GPU with instances is not a device itself
 			devices = append(devices, fmt.Sprintf("nvidia.com/gpu=%d:%d", k, i), "nvidia.com/gpu="+m.migUUID(k, i))
 		}
 		if g.MIG == nil {
@@ -47,12 +47,12 @@ func Live(m Machine) json.RawMessage {
 	}
 	text, err := json.MarshalIndent(live, "", "\t")
 	if err != nil {
-		panic("machinetest: " + err.Error()) // cannot happen: only strings and numbers
+		panic("machinetest: " + err.Error()) // impossible: only strings and numbers
 	}
 	return text
 }
 
-// AgentKeys are the configuration keys of buildkite-agent 3.76.2.
+// AgentKeys returns the configuration keys of buildkite-agent 3.76.2.
 func AgentKeys() []string {
 	return []string{
 		"acquire-job", "allowed-environment-variables", "allowed-plugins", "allowed-repositories",

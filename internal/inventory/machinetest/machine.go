@@ -1,6 +1,5 @@
-// Package machinetest writes the sysfs and proc tree of a described machine for
-// tests; it knows the files that the kernel and the GPU drivers show, not what
-// kbnode makes of them.
+// Package machinetest writes the sysfs and proc tree of a described machine for tests. It
+// knows the files of the kernel and the GPU drivers, but not what kbnode makes of them.
 package machinetest
 
 import (
@@ -17,37 +16,35 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 )
 
-// Machine describes a machine. All its packages and nodes are alike; what is
-// not comes in the lists.
+// Machine describes a machine. All its packages and nodes are alike, except for the lists.
 type Machine struct {
-	Name     string // for tests' names
+	Name     string // for names of tests
 	Arch     string // "amd64" (also if ""), "arm64" or "ppc64le"
 	Model    string // of the CPU
 	Packages int
-	Nodes    int // NUMA nodes of each package; 0 is a kernel without NUMA
+	Nodes    int // NUMA nodes of each package; 0 means a kernel without NUMA
 	Cores    int // of each node (of each package without NUMA)
-	Threads  int // of each core; 0 is 1
-	// Adjacent numbers the threads of a core in a row, as virtual machines and
-	// POWER do. Otherwise the first threads of all cores come first.
+	Threads  int // of each core; 0 means 1
+	// Adjacent numbers the threads of a core consecutively, like virtual machines and
+	// POWER. Otherwise the first threads of all cores come first.
 	Adjacent   bool
-	CoresPerL3 int // 0 is no level-3 cache
+	CoresPerL3 int // 0 means no level-3 cache
 	NodeOrder  []int
 	Hypervisor bool
 
 	NodeBytes  int64 // memory of each node (of the machine without NUMA)
 	Hugepages  int64 // 1 GiB pages reserved on each node
 	MemoryOnly []MemoryNode
-	// Distances is the kernel's table, by node in ascending order. nil is 10
-	// for the node itself, 12 within the package, 32 elsewhere, 80 to memory
-	// without CPUs.
+	// Distances is the kernel's table, by node in ascending order. nil means 10 for the
+	// node itself, 12 within the package, 32 elsewhere, 80 to memory without CPUs.
 	Distances [][]int
 
 	Offline []int  // CPUs that are switched off
-	Allowed string // the root cgroup's effective cpuset; "" is all that is online
+	Allowed string // the root cgroup's effective cpuset; "" means all online CPUs
 
 	NVIDIA []NVIDIA
-	// NVIDIADriver is the version in /proc/driver/nvidia; "" is no driver, and
-	// then the GPUs are PCI devices only.
+	// NVIDIADriver is the version in /proc/driver/nvidia; "" means that there is no driver
+	// and the GPUs are only PCI devices.
 	NVIDIADriver string
 	AMD          []AMD
 	NoKFD        bool // the amdgpu driver is not loaded
@@ -55,7 +52,7 @@ type Machine struct {
 	// Live becomes kbnode/live.json, what a capture asked of daemons and
 	// programs; nil writes none. It is marshalled unless it is json.RawMessage.
 	Live any
-	// Files are written as they are, over what the description makes.
+	// Files are written as they are, and replace files that the description produces.
 	Files map[string]string
 }
 
@@ -68,18 +65,17 @@ type MemoryNode struct {
 // NVIDIA is one NVIDIA GPU.
 type NVIDIA struct {
 	PCI        string
-	Device     string // PCI device id: "2901"
+	Device     string // PCI device ID: "2901"
 	Model      string
 	UUID       string
 	Minor      int
-	Node       int // NUMA node in sysfs; -1 is unknown
-	MemoryNode int // NUMA node that is its memory; 0 or less is none
-	// MIG are its instances. A machine that has instances or links also has what
-	// NVML answers, kbnode/nvml.json: no file of the driver's says any of that.
+	Node       int // NUMA node in sysfs; -1 means unknown
+	MemoryNode int // NUMA node that is its memory; 0 or less means none
+	// MIG are its instances. A machine that has instances or links also has NVML's report,
+	// kbnode/nvml.json: no file of the driver contains them.
 	MIG   []MIG
-	Links []int // other GPUs, by their place in Machine.NVIDIA, that NVLink bridges lead to
-	// Dead leaves the driver's entry out: the GPU fell off the bus after the
-	// PCI scan.
+	Links []int // indices in Machine.NVIDIA of other GPUs that NVLink bridges lead to
+	// Dead omits the driver's entry: the GPU fell off the bus after the PCI scan.
 	Dead bool
 }
 
@@ -96,26 +92,26 @@ type MIG struct {
 // AMD is one AMD GPU, which KFD shows as Partitions nodes.
 type AMD struct {
 	PCI        string
-	Device     string // PCI device id: "74a1"
-	Product    string // of the board's memory; "" is unreadable
+	Device     string // PCI device ID: "74a1"
+	Product    string // in the board's memory; "" means unreadable
 	UniqueID   uint64
 	Node       int
 	VRAM       int64
 	Used       int64
 	Render     int // first render minor
 	Target     int // gfx_target_version
-	Partitions int // 0 is 1
-	// HighNumber has the partition's number in bits 28 to 31 of location_id, as
-	// drivers of 2024 have it; others write it over the PCI function.
+	Partitions int // 0 means 1
+	// HighNumber puts the partition's number into bits 28 to 31 of location_id, like
+	// drivers of 2024; others write it over the PCI function.
 	HighNumber bool
-	Links      []int // other GPUs, by their place in Machine.AMD, at the ends of its xGMI links
+	Links      []int // indices in Machine.AMD of other GPUs at the ends of its xGMI links
 	Compute    string
 	Memory     string
 	Dead       bool // no KFD node
 }
 
-// Dir writes the machine's files into a new directory that goes away with the
-// test. It is in memory where it can be: a machine is thousands of files.
+// Dir writes the machine's files into a new directory that is removed after the test. It is
+// in memory if possible: a machine has thousands of files.
 func (m Machine) Dir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "kbnode-machine-") //nolint:usetesting // its directory is on a disk
@@ -154,7 +150,7 @@ func (m Machine) Write(tb testing.TB, dir string) {
 	}
 }
 
-// files are the machine's files by path below its root.
+// files returns the machine's files by path below its root.
 func (m Machine) files() map[string]string {
 	f := map[string]string{
 		"etc/os-release":                   "PRETTY_NAME=\"Ubuntu 24.04.3 LTS\"\nID=ubuntu\nVERSION_ID=\"24.04\"\n",
@@ -181,10 +177,10 @@ func (m Machine) files() map[string]string {
 	return f
 }
 
-// cpu is where one logical CPU sits.
+// cpu is the place of one logical CPU.
 type cpu struct{ id, pkg, node, core, l3 int }
 
-// cpus are all CPUs that the machine has, by ID.
+// cpus returns all CPUs of the machine, by ID.
 func (m Machine) cpus() []cpu {
 	threads, nodes := max(1, m.Threads), max(1, m.Nodes)
 	total := m.Packages * nodes * m.Cores
@@ -207,7 +203,7 @@ func (m Machine) cpus() []cpu {
 	return out
 }
 
-// nodeID is the number that the firmware gives to the n-th node.
+// nodeID returns the number that the firmware gives to the n-th node.
 func (m Machine) nodeID(n int) int {
 	if m.NodeOrder != nil {
 		return m.NodeOrder[n]
@@ -320,7 +316,7 @@ func (m Machine) nodeFiles(f map[string]string) {
 	}
 }
 
-// list is the kernel's list of some CPUs.
+// list formats CPUs as the kernel does.
 func list(cpus []cpu) string {
 	ids := make([]int, 0, len(cpus))
 	for _, c := range cpus {

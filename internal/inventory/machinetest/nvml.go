@@ -9,27 +9,27 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
-// instances and compute instances that the driver has capabilities for, of each GPU
-// whether or not they exist.
+// Numbers of instances, and of compute instances of each, for which the driver has
+// capabilities on each GPU, whether or not they exist.
 const (
 	migInstances = 15
 	migComputes  = 8
 )
 
-// migCap is the minor number of a GPU instance's capability, as drivers give them out:
-// its compute instances' follow.
+// migCap returns the minor number of a GPU instance's capability, as drivers assign them.
+// Those of its compute instances follow.
 func migCap(minor, instance int) int {
 	const first = 3 // 1 and 2 are config and monitor
 	return first + (minor*migInstances+instance)*(1+migComputes)
 }
 
-// migUUID is the UUID of the i-th instance of the k-th GPU.
+// migUUID returns the UUID of the i-th instance of the k-th GPU.
 func (m Machine) migUUID(k, i int) string {
 	return fmt.Sprintf("MIG-%s0000-0000-5000-8%03x-%012x", m.NVIDIA[k].Device, k, i+1)
 }
 
-// nvmlFiles are what NVML answers on a machine with MIG instances or NVLink bridges, and
-// the capabilities of instances.
+// nvmlFiles adds NVML's report for a machine with MIG instances or NVLink bridges, and the
+// capabilities of instances.
 func (m Machine) nvmlFiles(f map[string]string) {
 	if m.NVIDIADriver == "" || !slices.ContainsFunc(m.NVIDIA, func(g NVIDIA) bool { return g.MIG != nil || g.Links != nil }) {
 		return
@@ -49,13 +49,13 @@ func (m Machine) nvmlFiles(f map[string]string) {
 	f["proc/driver/nvidia-caps/mig-minors"] = strings.Join(minors, "\n")
 	text, err := json.MarshalIndent(report, "", "\t")
 	if err != nil {
-		panic(fmt.Sprintf("machinetest: %v", err)) // cannot happen: only strings and numbers
+		panic(fmt.Sprintf("machinetest: %v", err)) // impossible: only strings and numbers
 	}
 	f["kbnode/nvml.json"] = string(text)
 }
 
-// boards are what NVML says of a model, by PCI device ID: compute capability, memory in
-// MiB, and NVLinks, which without bridges are down.
+// boards are what NVML reports about a model, by PCI device ID: compute capability, memory
+// in MiB, and NVLinks, which are down without bridges.
 var boards = map[string]struct {
 	compute string
 	mib     uint64
@@ -68,7 +68,7 @@ var boards = map[string]struct {
 	"26b9": {"8.9", 46068, 0},
 }
 
-// nvml is what NVML says of the k-th GPU.
+// nvml returns NVML's report about the k-th GPU.
 func (m Machine) nvml(k int) probe.GPU {
 	g, board := m.NVIDIA[k], boards[m.NVIDIA[k].Device]
 	mode, minor, up := "off", g.Minor, int(board.links)
@@ -78,7 +78,7 @@ func (m Machine) nvml(k int) probe.GPU {
 		Persistence: "on", ComputeMode: "default", ECCMode: &probe.Mode{Current: "on", Pending: "on"},
 	}
 	if g.MIG != nil {
-		mode, up = "on", 0 // NVLink is off then
+		mode, up = "on", 0 // NVLink is off in this mode
 	}
 	for _, other := range g.Links {
 		n.NVLinkGPUs = append(n.NVLinkGPUs, m.NVIDIA[other].PCI)

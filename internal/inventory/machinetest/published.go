@@ -7,12 +7,12 @@ import (
 
 const (
 	gib = 1 << 30
-	// What an MI300X's driver reports of its 192 GB.
+	// What an MI300X's driver reports for its 192 GB.
 	mi300xBytes = 206141652992
 )
 
-// Published are machines as published facts describe them, with the software
-// that kbnode wants. Their names are fit for file names.
+// Published returns machines according to published facts, with the software that kbnode
+// needs. Their names are valid file names.
 func Published() []Machine {
 	return append([]Machine{
 		DGXA100(), HGXH100(), B200x8(), Uneven(), GB200(), MI300X(), MI300XCPX(), VM(), NoGPU(),
@@ -20,9 +20,8 @@ func Published() []Machine {
 	}, Shapes()...)
 }
 
-// DGXA100 is NVIDIA's DGX A100: two EPYC 7742 in NPS4, where two GPUs hang on
-// every other NUMA node (rapidsai/dask-cuda#1358; CPU lists as in Kubernetes'
-// CPU manager tests).
+// DGXA100 is NVIDIA's DGX A100: two EPYC 7742 in NPS4, with two GPUs on every other NUMA
+// node (rapidsai/dask-cuda#1358; CPU lists as in Kubernetes' CPU manager tests).
 func DGXA100() Machine {
 	m := Machine{
 		Name: "dgx-a100", Model: "AMD EPYC 7742 64-Core Processor",
@@ -67,8 +66,8 @@ func Uneven() Machine {
 		"0000:1a:00.0", "0000:1c:00.0", "0000:3d:00.0", "0000:5e:00.0", "0000:9b:00.0", "0000:cc:00.0")
 }
 
-// GB200 is a compute tray of two Grace and four Blackwell whose GPU memory is
-// NUMA nodes without CPUs. The numbers of those nodes are assumed.
+// GB200 is a compute tray with two Grace and four Blackwell, whose GPU memory is NUMA nodes
+// without CPUs. The numbers of these nodes are assumed.
 func GB200() Machine {
 	m := Machine{
 		Name: "gb200", Arch: "arm64",
@@ -83,7 +82,7 @@ func GB200() Machine {
 	return m
 }
 
-// MI300X is a server with two EPYC of 96 cores and eight MI300X, each whole.
+// MI300X is a server with two EPYC of 96 cores and eight unpartitioned MI300X.
 func MI300X() Machine {
 	m := Machine{
 		Name: "mi300x", Model: "AMD EPYC 9654 96-Core Processor",
@@ -106,7 +105,7 @@ func MI300X() Machine {
 // MI300XCPX is the same server with each GPU split into eight.
 func MI300XCPX() Machine { return partitioned("mi300x-cpx", 8, "CPX", "NPS4") }
 
-// VM is a virtual machine with one GPU, without NUMA and without cores.
+// VM is a virtual machine with one GPU, without NUMA and without SMT.
 func VM() Machine {
 	m := Machine{
 		Name: "vm-1gpu", Model: "Intel Xeon Processor (SapphireRapids)", Hypervisor: true,
@@ -115,8 +114,8 @@ func VM() Machine {
 	return m.withNVIDIA("NVIDIA H100 PCIe", "2331", []int{-1}, "0000:06:00.0")
 }
 
-// GuideH100 is the 8-GPU node that the vendors' guide plans for: 128 cores and 256 GB, of
-// which the kernel keeps 2 %.
+// GuideH100 is the 8-GPU node in the vendors' guide: 128 cores and 256 GB, of which the
+// kernel keeps 2 %.
 func GuideH100() Machine {
 	m := Machine{
 		Name: "guide-h100", Model: "AMD EPYC 7763 64-Core Processor",
@@ -143,8 +142,9 @@ func GuideL40S() Machine {
 	return m.withNVIDIA("NVIDIA L40S", "26b9", []int{-1, -1}, "0000:06:00.0", "0000:07:00.0")
 }
 
-// DGXSpark is NVIDIA's DGX Spark: two clusters of five Cortex-A725 and five Cortex-X925, of
-// which some are favored (hrw/arm-socs-table#133). The capacities of the small ones are assumed.
+// DGXSpark is NVIDIA's DGX Spark: two clusters of five Cortex-A725 and five Cortex-X925,
+// some of which are favored (hrw/arm-socs-table#133). The capacities of the small cores are
+// assumed.
 func DGXSpark() Machine {
 	m := Machine{
 		Name: "dgx-spark", Arch: "arm64",
@@ -165,7 +165,7 @@ func DGXSpark() Machine {
 	return m.withNVIDIA("NVIDIA GB10", "2e12", []int{-1}, "000f:01:00.0")
 }
 
-// NoGPU is a server that has none.
+// NoGPU is a server without GPUs.
 func NoGPU() Machine {
 	m := Machine{
 		Name: "no-gpu", Model: "AMD EPYC 7313P 16-Core Processor",
@@ -175,7 +175,7 @@ func NoGPU() Machine {
 	return m
 }
 
-// withNVIDIA adds GPUs of one model, one for each node, and the live facts.
+// withNVIDIA adds GPUs of one model, one for each element of nodes, and the live facts.
 func (m Machine) withNVIDIA(model, device string, nodes []int, pci ...string) Machine {
 	m.NVIDIADriver = "580.95.05"
 	for i, node := range nodes {

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Shapes are machines of other shapes than whole GPUs that are all alike: split and
-// linked ones, several models, virtual machines.
+// Shapes returns machines that are not just identical whole GPUs: with split or linked
+// GPUs, several models, and virtual machines.
 func Shapes() []Machine {
 	return []Machine{
 		B200MIG(), H100Mixed(), MI300XDPX(), MI300XQPX(), MI325X(), MI355X(), MI210(),
@@ -14,7 +14,7 @@ func Shapes() []Machine {
 	}
 }
 
-// sevenths are the seven smallest instances of a GPU.
+// sevenths returns the seven smallest instances of a GPU.
 func sevenths(profile string, mib int64) []MIG {
 	var list []MIG
 	for i := range 7 {
@@ -23,7 +23,7 @@ func sevenths(profile string, mib int64) []MIG {
 	return list
 }
 
-// B200MIG is the DGX B200 with each GPU in seven.
+// B200MIG is the DGX B200 with each GPU split into seven.
 func B200MIG() Machine {
 	m := B200x8()
 	m.Name = "b200-mig"
@@ -34,8 +34,8 @@ func B200MIG() Machine {
 	return m
 }
 
-// H100Mixed is the HGX H100 with four whole GPUs, one in two unequal halves and three in
-// seven.
+// H100Mixed is the HGX H100 with four whole GPUs, one split into two unequal halves and
+// three split into seven.
 func H100Mixed() Machine {
 	m := HGXH100()
 	m.Name = "h100-mixed"
@@ -50,7 +50,7 @@ func H100Mixed() Machine {
 	return m
 }
 
-// partitioned is the server with eight MI300X, each split.
+// partitioned returns the server with eight MI300X, each split.
 func partitioned(name string, parts int, compute, memory string) Machine {
 	m := MI300X()
 	m.Name = name
@@ -61,7 +61,7 @@ func partitioned(name string, parts int, compute, memory string) Machine {
 	return m
 }
 
-// MI300XDPX has each GPU in two, numbered as drivers of 2024 do.
+// MI300XDPX has each GPU split into two, numbered as by drivers of 2024.
 func MI300XDPX() Machine {
 	m := partitioned("mi300x-dpx", 2, "DPX", "NPS2")
 	for i := range m.AMD {
@@ -70,7 +70,7 @@ func MI300XDPX() Machine {
 	return m
 }
 
-// MI300XQPX has each GPU in four, whose memory is not split.
+// MI300XQPX has each GPU split into four, without splitting its memory.
 func MI300XQPX() Machine { return partitioned("mi300x-qpx", 4, "QPX", "NPS1") }
 
 // MI325X is the server with eight MI325X of 256 GB.
@@ -95,7 +95,7 @@ func MI355X() Machine {
 	return m.withTuning(true, "ondemand powersave performance")
 }
 
-// MI210 has four cards with xGMI bridges between two each.
+// MI210 has four cards, joined in pairs by xGMI bridges.
 func MI210() Machine {
 	m := Machine{
 		Name: "mi210", Model: "AMD EPYC 7763 64-Core Processor",
@@ -111,7 +111,7 @@ func MI210() Machine {
 	return m.withTuning(true, "ondemand powersave performance")
 }
 
-// A100NVLink has four PCIe cards with NVLink bridges between the two of each socket.
+// A100NVLink has four PCIe cards; NVLink bridges join the two of each socket.
 func A100NVLink() Machine {
 	m := Machine{
 		Name: "a100-nvlink", Model: "Intel(R) Xeon(R) Gold 6338 CPU @ 2.00GHz",
@@ -125,7 +125,7 @@ func A100NVLink() Machine {
 	return m
 }
 
-// MixedModels has two L40S and two H100 NVL, which a bridge joins.
+// MixedModels has two L40S, and two H100 NVL that a bridge joins.
 func MixedModels() Machine {
 	m := Machine{
 		Name: "mixed-models", Model: "AMD EPYC 9354 32-Core Processor",
@@ -134,7 +134,7 @@ func MixedModels() Machine {
 	m = m.withNVIDIA("NVIDIA L40S", "26b9", []int{0, 1}, "0000:01:00.0", "0000:81:00.0")
 	m = m.withNVIDIA("NVIDIA H100 NVL", "2321", []int{0, 0}, "0000:41:00.0", "0000:61:00.0")
 	slices.SortFunc(m.NVIDIA, func(a, b NVIDIA) int { return strings.Compare(a.PCI, b.PCI) })
-	for i := range m.NVIDIA { // drivers number them by address
+	for i := range m.NVIDIA { // drivers number GPUs by address
 		m.NVIDIA[i].Minor = i
 	}
 	m.NVIDIA[1].Links, m.NVIDIA[2].Links = []int{2}, []int{1}
@@ -142,8 +142,8 @@ func MixedModels() Machine {
 	return m
 }
 
-// GH200 is one Grace with one Hopper. Of the eight NUMA nodes that its firmware sets aside
-// for the GPU's memory the driver puts all of it into the first.
+// GH200 is one Grace with one Hopper. Its firmware reserves eight NUMA nodes for the GPU's
+// memory, and the driver puts all of it into the first.
 func GH200() Machine {
 	m := Machine{
 		Name: "gh200", Arch: "arm64",
@@ -161,8 +161,8 @@ func GH200() Machine {
 	return m
 }
 
-// VMNodes is a virtual machine with two NUMA nodes and one GPU, of which nothing tells the
-// node, in a PCI domain of its own as clouds give them.
+// VMNodes is a virtual machine with two NUMA nodes and one GPU, whose node is not reported,
+// in its own PCI domain, as in clouds.
 func VMNodes() Machine {
 	m := Machine{
 		Name: "vm-2nodes", Model: "AMD EPYC 9V84 96-Core Processor", Hypervisor: true,

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// withTuning adds the settings of a kernel as a distribution has them. Two CPUs
-// of a core share a cpufreq policy where shared is set.
+// withTuning adds a distribution's kernel settings. If shared is set, the threads of a core
+// share a cpufreq policy.
 func (m Machine) withTuning(shared bool, governors string) Machine {
 	all := m.cpus()
 	mask := strings.TrimSuffix(strings.Repeat("ffffffff,", len(all)/32), ",")

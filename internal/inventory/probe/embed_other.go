@@ -4,6 +4,5 @@ package probe
 
 import "embed"
 
-// embedded is empty: NVIDIA has no driver for this architecture that kbnode
-// knows of.
+// embedded is empty: as far as kbnode knows, NVIDIA has no driver for this architecture.
 var embedded embed.FS

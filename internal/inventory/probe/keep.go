@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// Keep makes this process keep the probe as it was unpacked, or remember the file that
-// was found to be it: to unpack it takes longer than most of its answers. It is for
-// who asks every minute and can spare some megabytes, which are no part of its heap.
+// Keep makes this process keep the unpacked probe, or remember the installed file that was
+// verified, because unpacking takes longer than most answers. It is for processes that ask
+// every minute and can spare some megabytes, which are not part of the heap.
 func Keep() {
 	kept.mu.Lock()
 	defer kept.mu.Unlock()
@@ -23,10 +23,10 @@ type keeper struct {
 	mu   sync.Mutex
 	on   bool
 	mem  *os.File // sealed
-	same string   // identity of the file that is the probe
+	same string   // identity of the file that was verified to be the probe
 }
 
-// memory is where the kept probe can be executed; "" where there is none.
+// memory returns the path for executing the kept probe; "" if there is none.
 func (k *keeper) memory() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -36,7 +36,7 @@ func (k *keeper) memory() string {
 	return fmt.Sprintf("/proc/self/fd/%d", k.mem.Fd())
 }
 
-// keepMemory takes over a file that was executed from.
+// keepMemory takes ownership of a file that the probe was executed from.
 func (k *keeper) keepMemory(f *os.File) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -47,7 +47,7 @@ func (k *keeper) keepMemory(f *os.File) {
 	k.mem = f
 }
 
-// file says that a file was found to be the probe, and has not been changed since.
+// file reports whether a file was verified to be the probe and has not changed since.
 func (k *keeper) file(fi fs.FileInfo) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -62,7 +62,7 @@ func (k *keeper) keepFile(fi fs.FileInfo) {
 	}
 }
 
-// identity changes with whatever changes a file: nobody can set its ctime.
+// identity changes whenever a file changes, because no one can set its ctime.
 func identity(fi fs.FileInfo) string {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {

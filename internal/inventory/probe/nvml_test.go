@@ -171,7 +171,7 @@ gpu.0.mig.2 = MIG-11111111-2222-5333-8444-666666666666 5 0 4 2 2 30 44000 14 NVI
 	}
 }
 
-// Bridges lead from GPU to GPU, all else to a switch.
+// Bridges lead from GPU to GPU, all other links to a switch.
 func TestNVLinks(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
@@ -199,7 +199,7 @@ gpu.2.nvlinks_up = 0
 	}
 }
 
-// An old driver lacks functions; calling one would end the probe.
+// An old driver lacks functions; calling a missing one would end the probe.
 func TestOldDriver(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
@@ -234,7 +234,7 @@ func TestNoNVML(t *testing.T) {
 	}
 	for _, row := range []struct {
 		name, config string
-		library      string // directory; "" is the stand-in
+		library      string // directory; "" is the fake
 		want         Error
 		says         string
 	}{
@@ -295,7 +295,7 @@ func TestHang(t *testing.T) {
 			if report, err := Run(t.Context(), opts); report != nil || err == nil {
 				t.Fatalf("got %+v, %v", report, err)
 			}
-			// The next one has its turn: nothing is left of the first.
+			// The next probe can run: nothing is left of the first.
 			if _, err := Run(t.Context(), r.options(t, "hang", "hang = 0")); err != nil {
 				t.Error(err)
 			}
@@ -318,7 +318,7 @@ func TestEnvironmentIsClean(t *testing.T) {
 	}
 }
 
-// What uses one GPU is asked of that one only, and quickly.
+// What uses one GPU is read only from that GPU, and quickly.
 func TestUse(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)

@@ -23,18 +23,18 @@ const (
 	maxImage = 64 << 20
 )
 
-// place is somewhere to run the probe from. prepare returns a path to execute
-// and what to call once that has happened.
+// place is a location to run the probe from. prepare returns a path to execute and a
+// function to call after that.
 type place struct {
 	name    string
 	prepare func() (path string, done func(), err error)
 }
 
-// source writes a probe to w. It is called for each place anew: unpacked, the
-// probe takes megabytes, which no process of kbnode's needs to hold.
+// source writes a probe to w. It is called again for each place, because no kbnode process
+// should hold the megabytes of the unpacked probe.
 type source func(w io.Writer) error
 
-// image is the embedded probe.
+// image returns the embedded probe.
 func image() (source, error) {
 	name := "bin/" + runtime.GOARCH + "/kbnode-nvml.gz"
 	if _, err := fs.Stat(embedded, name); errors.Is(err, fs.ErrNotExist) {
@@ -60,9 +60,9 @@ func image() (source, error) {
 	}, nil
 }
 
-// places lists where to run the probe from, best first. Packages install it as
-// a file, which hosts with SELinux or fapolicyd allow; an anonymous file needs
-// no disk and works with noexec mounts; the last is for vm.memfd_noexec=2.
+// places lists where to run the probe from, best first. Packages install it as a file,
+// which hosts with SELinux or fapolicyd allow; an anonymous file needs no disk and works
+// with noexec mounts; the last one is for vm.memfd_noexec=2.
 func places(elf source, dir string) []place {
 	var all []place
 	for _, path := range []string{"/usr/local/libexec/kbnode/kbnode-nvml", "/usr/libexec/kbnode/kbnode-nvml"} {
@@ -75,8 +75,8 @@ func atPath(path string) func() (string, func(), error) {
 	return func() (string, func(), error) { return path, func() {}, nil }
 }
 
-// installed is the file that a package put there, if it is this very probe and
-// only root can change it.
+// installed uses the file from a package, if it is exactly this probe and only root can
+// change it.
 func installed(path string, elf source) func() (string, func(), error) {
 	return func() (string, func(), error) {
 		f, err := os.Open(path)
@@ -110,8 +110,8 @@ func installed(path string, elf source) func() (string, func(), error) {
 	}
 }
 
-// inMemory is a sealed anonymous file. Kernels before 6.3 do not know MFD_EXEC,
-// newer ones may refuse execution without it.
+// inMemory uses a sealed anonymous file. Kernels before 6.3 do not support MFD_EXEC; newer
+// ones may refuse execution without it.
 func inMemory(elf source) func() (string, func(), error) {
 	return func() (string, func(), error) {
 		if path := kept.memory(); path != "" {
@@ -137,14 +137,14 @@ func inMemory(elf source) func() (string, func(), error) {
 	}
 }
 
-// inDir is a file that only its owner can read or run, removed once it runs.
+// inDir uses a file that only its owner can read or run, and removes it once it runs.
 func inDir(dir string, elf source) func() (string, func(), error) {
 	return func() (string, func(), error) {
 		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // jobs' sockets live below
 			return "", nil, err
 		}
-		// A process forked meanwhile would hold the file open for writing, and
-		// Linux executes no such file.
+		// A process forked meanwhile would hold the file open for writing, and Linux does
+		// not execute such a file.
 		syscall.ForkLock.RLock()
 		defer syscall.ForkLock.RUnlock()
 		f, err := os.CreateTemp(dir, "kbnode-nvml-*")
@@ -163,8 +163,8 @@ func inDir(dir string, elf source) func() (string, func(), error) {
 	}
 }
 
-// lockName is the lock of a probe that asks about one GPU, or about all. Those
-// about different GPUs do not wait for each other.
+// lockName returns the lock of a probe of one GPU, or of all. Probes of different GPUs do
+// not wait for each other.
 func lockName(gpu string) string {
 	if gpu == "" {
 		return "nvml.lock"
@@ -172,12 +172,12 @@ func lockName(gpu string) string {
 	return "nvml-" + strings.ReplaceAll(gpu, "/", "_") + ".lock"
 }
 
-// running holds a token for the probe that this process has under way.
+// running holds a token while this process runs a probe.
 var running = make(chan struct{}, 1)
 
-// acquire waits for the turn to run a probe. The lock file also keeps other
-// kbnode processes from it; it is nil for an ordinary user, and where nothing
-// is installed yet that had to make /run/kbnode.
+// acquire waits for its turn to run a probe. The lock file also excludes other kbnode
+// processes. It is nil for an ordinary user, and while no installation has created
+// /run/kbnode.
 func acquire(ctx context.Context, lockPath string) (release func(), lock *os.File, err error) {
 	busy := func() error {
 		return fmt.Errorf("another NVML probe is still running; a GPU may hang in the driver: %w", ctx.Err())

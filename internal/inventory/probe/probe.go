@@ -1,6 +1,5 @@
-// Package probe runs kbnode-nvml, the one-shot program that asks NVIDIA's
-// library about the GPUs, and defines its answer; it loads no driver code into
-// the process that calls it.
+// Package probe runs kbnode-nvml, the one-shot program that queries NVIDIA's library about
+// the GPUs, and defines its report. It loads no driver code into the calling process.
 package probe
 
 import (
@@ -23,21 +22,21 @@ import (
 
 const (
 	timeout   = 20 * time.Second // eight GPUs without persistence take several seconds
-	killGrace = 2 * time.Second  // after SIGKILL; a process that a driver holds does not die
+	killGrace = 2 * time.Second  // after SIGKILL; a process stuck in a driver does not die
 	maxOutput = 8 << 20
 	maxErrors = 64 << 10
 )
 
-// ErrNotEmbedded says that this kbnode was built without the probe.
+// ErrNotEmbedded means that this kbnode was built without the probe.
 var ErrNotEmbedded = errors.New("this kbnode was built without the NVML probe")
 
-// ErrNoLoader says that the machine has no glibc, which NVML itself needs.
+// ErrNoLoader means that the machine has no glibc, which NVML itself needs.
 var ErrNoLoader = errors.New("NVML is not available: this machine has no glibc loader (ld-linux)")
 
-// Error is NVML's own refusal to start.
+// Error is NVML's refusal to start.
 type Error struct {
 	Code   int    // of nvml.h: 9 driver not loaded, 12 library not usable, 18 version mismatch
-	Text   string // as NVML or the loader says it
+	Text   string // as reported by NVML or the loader
 	Absent bool   // no libnvidia-ml.so.1 on this machine
 }
 
@@ -54,20 +53,20 @@ func (e *Error) Error() string {
 	}
 }
 
-// Options change how the probe is run; the zero value is right on a machine.
+// Options change how the probe is run; on a real machine, use the zero value.
 type Options struct {
-	Path    string        // this binary, not the embedded one
-	Env     []string      // NAME=value, on top of the clean environment
-	Timeout time.Duration // 0 is 20 s
-	GPU     string        // ask only what uses the GPU with this UUID: its processes and memory
-	set     []string      // change this instead, the arguments of kbnode-nvml set
-	runDir  string        // "" is /run/kbnode; for tests
+	Path    string        // this binary instead of the embedded one
+	Env     []string      // NAME=value, added to the clean environment
+	Timeout time.Duration // 0 means 20 s
+	GPU     string        // query only what uses the GPU with this UUID: its processes and memory
+	set     []string      // change a setting instead: the arguments of kbnode-nvml set
+	runDir  string        // "" means /run/kbnode; for tests
 }
 
-// Run asks NVML about this machine. When NVML cannot start it returns the
-// report that says so and an *Error. It runs one probe of all GPUs and one of each
-// at a time, machine-wide where it may write /run/kbnode: a GPU that hangs in the
-// driver must not gather processes that cannot be killed.
+// Run queries NVML about this machine. If NVML cannot start, it returns the report and an
+// *Error. At a time it runs one probe of all GPUs and one of each GPU, machine-wide if it
+// may write /run/kbnode: a GPU that hangs in the driver must not accumulate processes that
+// cannot be killed.
 func Run(ctx context.Context, opts Options) (*Report, error) {
 	if opts.Timeout <= 0 {
 		opts.Timeout = timeout
@@ -86,7 +85,7 @@ func Run(ctx context.Context, opts Options) (*Report, error) {
 	return runAny(ctx, opts, places(elf, opts.runDir))
 }
 
-// runAny runs the probe from the first place that the machine lets it run from.
+// runAny runs the probe from the first place that the machine allows.
 func runAny(ctx context.Context, opts Options, from []place) (*Report, error) {
 	release, lock, err := acquire(ctx, filepath.Join(opts.runDir, lockName(opts.GPU)))
 	if err != nil {
@@ -106,7 +105,7 @@ func runAny(ctx context.Context, opts Options, from []place) (*Report, error) {
 		case err == nil:
 			return c.wait(ctx)
 		case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
-			// A noexec mount, SELinux or fapolicyd: another place may do.
+			// A noexec mount, SELinux or fapolicyd: another place may work.
 			refused = append(refused, fmt.Errorf("%s: %w", p.name, err))
 		case errors.Is(err, syscall.ENOENT) && opts.Path == "":
 			release()
@@ -128,9 +127,9 @@ type child struct {
 	exited         chan error
 }
 
-// start runs the probe on a thread of its own, which lives as long as the
-// probe: the kernel sends Pdeathsig when the thread that forked ends. The lock
-// goes along into the child and is free only when that has really gone.
+// start runs the probe on its own thread, which lives as long as the probe: the kernel
+// sends Pdeathsig when the thread that forked ends. The child inherits the lock, which is
+// released only when the child is really gone.
 func start(path string, opts Options, lock *os.File, release func()) *child {
 	cmd := exec.Command(path)
 	switch {
@@ -142,7 +141,7 @@ func start(path string, opts Options, lock *os.File, release func()) *child {
 	c := &child{cmd: cmd, started: make(chan error, 1), exited: make(chan error, 1)}
 	c.stdout.limit, c.stderr.limit = maxOutput, maxErrors
 	cmd.Dir = "/"
-	// Nothing of ours: LD_BIND_NOW=1 alone would kill it before main.
+	// None of our environment: LD_BIND_NOW=1 alone would kill it before main.
 	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}, opts.Env...)
 	cmd.Stdout, cmd.Stderr = &c.stdout, &c.stderr
 	cmd.WaitDelay = killGrace
@@ -173,7 +172,7 @@ func (c *child) wait(ctx context.Context) (*Report, error) {
 	case <-ctx.Done():
 	}
 	pid := c.cmd.Process.Pid
-	_ = syscall.Kill(-pid, syscall.SIGKILL) // gone already is as good
+	_ = syscall.Kill(-pid, syscall.SIGKILL) // if it is already gone, that is fine
 	select {
 	case err := <-c.exited:
 		if err == nil {
@@ -185,7 +184,7 @@ func (c *child) wait(ctx context.Context) (*Report, error) {
 	}
 }
 
-// report makes a report of what an ended probe has left.
+// report parses the output of a probe that has ended.
 func (c *child) report(exit error) (*Report, error) {
 	if c.stdout.full {
 		return nil, fmt.Errorf("the NVML probe printed more than %d bytes", maxOutput)
@@ -213,8 +212,8 @@ func (c *child) report(exit error) (*Report, error) {
 	return r, nil
 }
 
-// lastWords is the first line that a crashed probe wrote: the loader's "symbol
-// lookup error" or Go's name for a signal. Without one, how it ended.
+// lastWords returns the first line that a crashed probe wrote, the loader's "symbol lookup
+// error" or Go's name for a signal, and its exit status.
 func (c *child) lastWords(status *exec.ExitError) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(c.stderr.buf.String()), "\n")
 	line = strings.ReplaceAll(line, c.cmd.Path+": ", "")
@@ -224,7 +223,7 @@ func (c *child) lastWords(status *exec.ExitError) string {
 	return fmt.Sprintf("%s (%s)", text.Line(line, 300), status.Error())
 }
 
-// Parse reads a report, from a probe or from a captured machine.
+// Parse parses a report, from a probe or from a captured machine.
 func Parse(data []byte) (*Report, error) {
 	if len(data) > maxOutput {
 		return nil, fmt.Errorf("read NVML report: more than %d bytes", maxOutput)
@@ -239,9 +238,9 @@ func Parse(data []byte) (*Report, error) {
 	return &r, nil
 }
 
-// bounded keeps what is written to it up to a limit; beyond, the writer is
-// refused, which closes the pipe and ends the process behind it. The buffer is
-// not embedded: its ReadFrom would go round the limit.
+// bounded keeps what is written to it up to a limit. Beyond that it refuses the writer,
+// which closes the pipe and ends the process behind it. The buffer is not embedded: its
+// ReadFrom would bypass the limit.
 type bounded struct {
 	buf   bytes.Buffer
 	limit int

@@ -1,16 +1,16 @@
 package probe
 
-// Schema is the version of the JSON that the probe prints. It rises when a
-// field changes its meaning or goes away, not when one is added.
+// Schema is the version of the JSON that the probe prints. It rises when a field changes
+// its meaning or is removed, not when one is added.
 const Schema = 1
 
-// Report is what NVML says of a machine. A value that the driver does not give
-// for a GPU is absent (nil, "" or an empty list), never a made-up zero.
+// Report is what NVML reports about a machine. A value that the driver does not report for
+// a GPU is absent (nil, "" or an empty list), never zero.
 type Report struct {
 	Schema int    `json:"schema"`
-	OK     bool   `json:"ok"`               // NVML was initialised; single GPUs may still have failed
+	OK     bool   `json:"ok"`               // NVML was initialized; GPUs may still have failed
 	Error  string `json:"error,omitempty"`  // why not OK
-	Code   int    `json:"code,omitempty"`   // NVML's return code for Error, of nvml.h
+	Code   int    `json:"code,omitempty"`   // NVML's return code for Error, from nvml.h
 	Absent bool   `json:"absent,omitempty"` // there is no libnvidia-ml.so.1 on this machine
 	Driver string `json:"driver,omitempty"` // "580.95.05"
 	NVML   string `json:"nvml,omitempty"`   // version of the library
@@ -18,10 +18,10 @@ type Report struct {
 	GPUs   []GPU  `json:"gpus"`             // by NVML index
 }
 
-// GPU is one physical GPU. Error is set when it does not answer; the fields
-// that were read before are kept.
+// GPU is one physical GPU. Error is set if it does not answer; fields that were read before
+// that are kept.
 type GPU struct {
-	Index int    `json:"index"` // NVML's; no identity, it may change at every boot
+	Index int    `json:"index"` // NVML's; not an identity, because it may change at every boot
 	Error string `json:"error,omitempty"`
 	Code  int    `json:"code,omitempty"` // NVML's return code for Error; 15 is lost, 16 needs a reset
 
@@ -33,12 +33,12 @@ type GPU struct {
 	Serial     string `json:"serial,omitempty"`
 	Minor      *int   `json:"minor,omitempty"` // /dev/nvidia<minor>
 	ModuleID   *int   `json:"module_id,omitempty"`
-	MemoryNode *int   `json:"memory_node,omitempty"` // NUMA node that is the GPU's memory (Grace); not the node of its CPUs
+	MemoryNode *int   `json:"memory_node,omitempty"` // NUMA node of the GPU's memory (Grace), not of its CPUs
 
 	Architecture string `json:"architecture,omitempty"`       // "hopper"
 	Compute      string `json:"compute_capability,omitempty"` // "9.0"
 	VBIOS        string `json:"vbios,omitempty"`
-	GSP          string `json:"gsp,omitempty"` // firmware version; "" where it is off
+	GSP          string `json:"gsp,omitempty"` // firmware version; "" if it is off
 
 	Memory      *Memory `json:"memory,omitempty"`
 	Persistence string  `json:"persistence,omitempty"` // "on", "off"
@@ -50,32 +50,31 @@ type GPU struct {
 	ECC          *ECC      `json:"ecc,omitempty"`
 	RemappedRows *Remapped `json:"remapped_rows,omitempty"`
 	RetiredPages *Retired  `json:"retired_pages,omitempty"`
-	// RecoveryAction is what the driver wants done: 0 nothing, 1 reset,
-	// 2 reboot, 3 drain P2P, 4 drain and reset (NVML_GPU_RECOVERY_ACTION_*).
+	// RecoveryAction is the action that the driver wants: 0 nothing, 1 reset, 2 reboot, 3
+	// drain P2P, 4 drain and reset (NVML_GPU_RECOVERY_ACTION_*).
 	RecoveryAction *int64 `json:"recovery_action,omitempty"`
 
 	Clocks *Clocks `json:"clocks,omitempty"`
-	// ClockReasons says why the clocks are not higher, as a bit set
-	// (nvmlClocksEventReason*): 0x4 power cap, 0x8 hardware slowdown, 0x20 and
-	// 0x40 heat, 0x80 power brake.
+	// ClockReasons is why the clocks are not higher, as a bit set (nvmlClocksEventReason*):
+	// 0x4 power cap, 0x8 hardware slowdown, 0x20 and 0x40 heat, 0x80 power brake.
 	ClockReasons *uint64 `json:"clock_reasons,omitempty"`
 	Power        *Power  `json:"power,omitempty"`
-	// EnergyMillijoules is what the GPU used since the driver started it: it falls
-	// when the GPU was reset, and without persistence whenever nobody uses it.
+	// EnergyMillijoules is the GPU's consumption since the driver started it. It falls when
+	// the GPU is reset, and without persistence whenever no one uses the GPU.
 	EnergyMillijoules *uint64      `json:"energy_mj,omitempty"`
 	Temperature       *Temperature `json:"temperature,omitempty"`
 	PCIe              *PCIe        `json:"pcie,omitempty"`
 	Fabric            *Fabric      `json:"fabric,omitempty"`
-	NVLinks           *int64       `json:"nvlinks,omitempty"`        // that the GPU has
-	NVLinksUp         *int         `json:"nvlinks_active,omitempty"` // of them
-	// NVLinkGPUs are the PCI addresses of the GPUs at the other ends of active
-	// links, each once, sorted; behind NVSwitch there are none.
+	NVLinks           *int64       `json:"nvlinks,omitempty"`        // total
+	NVLinksUp         *int         `json:"nvlinks_active,omitempty"` // up
+	// NVLinkGPUs are the PCI addresses of the GPUs at the other ends of active links,
+	// without duplicates, sorted; empty with an NVSwitch.
 	NVLinkGPUs []string `json:"nvlink_gpus,omitempty"`
 
 	Processes []Process `json:"processes,omitempty"`          // that compute on it
 	Graphics  []Process `json:"graphics_processes,omitempty"` // that draw on it; only with Options.GPU
-	// Unread names the queries that failed in a way that a healthy GPU does not
-	// show: "nvmlDeviceGetEccMode: Unknown Error".
+	// Unread names the queries that failed in a way that a healthy GPU does not:
+	// "nvmlDeviceGetEccMode: Unknown Error".
 	Unread []string `json:"unread,omitempty"`
 }
 
@@ -85,8 +84,8 @@ type Mode struct {
 	Pending string `json:"pending"`
 }
 
-// Memory is device memory in bytes. Reserved is the driver's and firmware's,
-// and not part of Used; it is 0 with drivers that do not tell them apart.
+// Memory is device memory in bytes. Reserved belongs to driver and firmware and is not part
+// of Used; it is 0 with drivers that do not distinguish them.
 type Memory struct {
 	TotalBytes    uint64 `json:"total_bytes"`
 	UsedBytes     uint64 `json:"used_bytes"`
@@ -94,8 +93,8 @@ type Memory struct {
 	ReservedBytes uint64 `json:"reserved_bytes"`
 }
 
-// MIG is one MIG device. Its UUID changes when the instance is made anew;
-// Start, Size and Profile of the parent do not.
+// MIG is one MIG device. Its UUID changes when the instance is created again; Start, Size
+// and Profile of the parent do not.
 type MIG struct {
 	UUID            string `json:"uuid"`
 	Name            string `json:"name,omitempty"`
@@ -111,8 +110,8 @@ type MIG struct {
 	Error           string `json:"error,omitempty"`
 }
 
-// ECC counts memory errors: volatile since the driver was loaded, aggregate
-// over the life of the board.
+// ECC counts memory errors: volatile since the driver was loaded, aggregate over the life
+// of the board.
 type ECC struct {
 	VolatileCorrected    *uint64 `json:"volatile_corrected,omitempty"`
 	VolatileUncorrected  *uint64 `json:"volatile_uncorrected,omitempty"`
@@ -121,14 +120,14 @@ type ECC struct {
 	SRAMThreshold        *bool   `json:"sram_threshold_exceeded,omitempty"`
 }
 
-// Remapped is the state of row remapping (Ampere and newer). Pending needs a
-// reset; Failed means that the board wants replacing.
+// Remapped is the state of row remapping (Ampere and newer). Pending needs a reset; Failed
+// means that the board must be replaced.
 type Remapped struct {
 	Correctable   int  `json:"correctable"`
 	Uncorrectable int  `json:"uncorrectable"`
 	Pending       bool `json:"pending"`
 	Failed        bool `json:"failed"`
-	// Banks counts memory banks by the spare rows they have left.
+	// Banks counts memory banks by their remaining spare rows.
 	Banks *Banks `json:"banks,omitempty"`
 }
 
@@ -166,7 +165,7 @@ type Power struct {
 	Max      *uint32 `json:"max,omitempty"`
 }
 
-// Temperature is in degrees Celsius; Margin is what is left to slowing down.
+// Temperature is in degrees Celsius; Margin is the distance to slowing down.
 type Temperature struct {
 	GPU      *uint32 `json:"gpu,omitempty"`
 	Margin   *int32  `json:"margin,omitempty"`
@@ -189,13 +188,13 @@ type Fabric struct {
 	Status     int    `json:"status,omitempty"` // NVML return code, meaningful when completed
 	Clique     uint32 `json:"clique"`
 	Cluster    string `json:"cluster,omitempty"`     // UUID
-	HealthMask uint32 `json:"health_mask,omitempty"` // NVML_GPU_FABRIC_HEALTH_MASK_*; 0 with drivers that do not tell
+	HealthMask uint32 `json:"health_mask,omitempty"` // NVML_GPU_FABRIC_HEALTH_MASK_*; 0 if not reported
 }
 
 // Process is one process on a GPU, by its PID on the host. The instances are -1 without MIG.
 type Process struct {
 	PID             uint32 `json:"pid"`
-	UsedBytes       uint64 `json:"used_bytes,omitempty"` // 0 where the driver does not tell
+	UsedBytes       uint64 `json:"used_bytes,omitempty"` // 0 if the driver does not report it
 	GPUInstance     int    `json:"gpu_instance"`
 	ComputeInstance int    `json:"compute_instance"`
 }

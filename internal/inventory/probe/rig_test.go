@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// rig is the real probe and the stand-ins for NVIDIA's library, built once.
+// rig is the real probe and the fakes of NVIDIA's library, built once.
 type rig struct {
 	dir, probe string
 	skip       string // why there is none
@@ -57,7 +57,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// needRig skips the test where nothing can be compiled.
+// needRig skips the test if nothing can be compiled.
 func needRig(t *testing.T) rig {
 	t.Helper()
 	r, err := built()
@@ -70,7 +70,8 @@ func needRig(t *testing.T) rig {
 	return r
 }
 
-// options run the real probe against a stand-in with these lines in its file.
+// options returns Options to run the real probe against a fake with these lines in its
+// file.
 func (r rig) options(t *testing.T, variant, config string) Options {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "fake-nvml.conf")
@@ -83,9 +84,9 @@ func (r rig) options(t *testing.T, variant, config string) Options {
 	}
 }
 
-// script is a program in place of the probe. The file is written with no fork
-// under way: a child of another test would hold it open for writing for a
-// moment, and Linux executes no such file.
+// script writes a program to use as the probe. No fork may happen meanwhile: a child of
+// another test would briefly hold the file open for writing, and Linux does not execute
+// such a file.
 func script(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "probe")

@@ -59,14 +59,14 @@ func TestWhatAProbeMayDo(t *testing.T) {
 	}
 }
 
-// The driver's library starts programs of its own; they end with the probe.
+// The driver's library starts its own programs; they end with the probe.
 func TestDeadlineEndsTheWholeGroup(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r, err := os.OpenFile(fifo, os.O_RDWR, 0) // not to block
+	r, err := os.OpenFile(fifo, os.O_RDWR, 0) // so that the open does not block
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestDeadlineEndsTheWholeGroup(t *testing.T) {
 		_, err := Run(ctx, Options{Path: path, Timeout: time.Minute})
 		done <- err
 	}()
-	// Our own end would keep the other from ending: read through another one.
+	// Our own write end would hide the end of the others: read through another file.
 	reader, err := os.OpenFile(fifo, os.O_RDONLY, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestDeadlineEndsTheWholeGroup(t *testing.T) {
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := io.ReadAll(reader); err != nil { // blocks for as long as the sleep lives
+	if _, err := io.ReadAll(reader); err != nil { // blocks while the sleep runs
 		t.Error(err)
 	}
 }
@@ -113,8 +113,8 @@ func TestOneAtATime(t *testing.T) {
 	wait.Wait()
 }
 
-// A probe that a driver holds keeps the lock, whoever started it and even when
-// that is gone.
+// A probe stuck in a driver keeps the lock, no matter which process started it, and even
+// when that process is gone.
 func TestLock(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -138,7 +138,7 @@ func TestLock(t *testing.T) {
 	if err := held.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// The child has the lock itself: its own attempt at it fails.
+	// The child has the lock itself: its own attempt to lock it fails.
 	path = script(t, "flock -n "+dir+"/"+lockName("")+" true && exit 9; flock -n 3 || exit 8; echo '"+empty+"'")
 	for range 2 { // and it is free again afterwards
 		if _, err := Run(t.Context(), Options{Path: path, Timeout: time.Minute, runDir: dir}); err != nil {
@@ -147,8 +147,8 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// A probe has the lock and nothing else of ours: what it inherits, the programs that
-// the driver's library starts have, too.
+// A probe inherits the lock and nothing else: programs that the driver's library starts
+// would inherit it too.
 func TestInheritsNothing(t *testing.T) {
 	t.Parallel()
 	path, done, err := inMemory(unpacked([]byte("#!/bin/sh\n")))()
@@ -274,7 +274,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// Not parallel: what is kept is the process's.
+// Not parallel, because the kept probe belongs to the process.
 func TestKeep(t *testing.T) {
 	r := needRig(t)
 	elf, err := os.ReadFile(r.probe)
@@ -308,7 +308,7 @@ func TestKeep(t *testing.T) {
 				t.Errorf("%s, keep %t: unpacked %d times, want %d", from.name, keep, times, want)
 			}
 		}
-		if from.name == "libexec" { // which somebody replaces
+		if from.name == "libexec" { // someone replaces the file
 			write(elf[1:])
 			if _, _, err := from.prepare(); err == nil {
 				t.Error("another file is taken for the probe")

@@ -10,13 +10,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// What Set can change of a GPU.
+// The settings of a GPU that Set can change.
 const (
 	SetPersistence = "persistence" // "on" or "off"
 	SetClocks      = "clocks"      // of its SMs: "default", "base", or MHz to lock them to
 )
 
-// Bounds of a clock in MHz; what a GPU knows is its driver's to say.
+// Bounds of a clock in MHz; the driver checks what the GPU supports.
 const (
 	minClock = 100
 	maxClock = 10_000
@@ -29,7 +29,7 @@ type Setting struct {
 	Value string
 }
 
-// ParseSet reads the arguments of kbnode-nvml set: a UUID, a name and a value.
+// ParseSet parses the arguments of kbnode-nvml set: a UUID, a name and a value.
 func ParseSet(args []string) (Setting, error) {
 	if len(args) != 3 {
 		return Setting{}, errors.New("write set UUID NAME VALUE")
@@ -56,7 +56,7 @@ func ParseSet(args []string) (Setting, error) {
 	return s, nil
 }
 
-// MHz is the clock to lock to; 0 for default and base.
+// MHz returns the clock to lock to; 0 for default and base.
 func (s Setting) MHz() (uint32, error) {
 	if s.Value == "default" || s.Value == "base" {
 		return 0, nil
@@ -68,8 +68,8 @@ func (s Setting) MHz() (uint32, error) {
 	return uint32(n), nil
 }
 
-// Set changes a setting of one GPU. It is a run of the probe of its own, with the
-// same deadline, and changes nothing else. The driver forgets it when it is loaded
+// Set changes a setting of one GPU. It is a separate run of the probe, with the same
+// deadline, and changes nothing else. The driver forgets the setting when it is loaded
 // again.
 func Set(ctx context.Context, opts Options, s Setting) error {
 	args := []string{s.GPU, s.Name, s.Value}

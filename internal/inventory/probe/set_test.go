@@ -32,7 +32,7 @@ func TestParseSet(t *testing.T) {
 		{"GPU-1f-0 persistence 1", `persistence is "1"; write on or off`},
 		{"GPU-1f-0 power 1", `"power" cannot be set; write persistence or clocks`},
 		{"GPU-1f-0 clocks max", `clocks are "max"; write default, base or a number of MHz from 100 to 10000`},
-		{"GPU-1f-0 clocks 4294967041", "from 100 to 10000"}, // NVML's own word for base
+		{"GPU-1f-0 clocks 4294967041", "from 100 to 10000"}, // NVML's own value for base
 		{"GPU-1f-0 clocks -1", "from 100 to 10000"},
 		{"GPU-1f-0 clocks 99", "from 100 to 10000"},
 	} {
@@ -43,7 +43,7 @@ func TestParseSet(t *testing.T) {
 	}
 }
 
-// What is set of one GPU is set of that one only, and stays.
+// A setting of one GPU affects only that GPU, and stays.
 func TestSet(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)

@@ -21,28 +21,28 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// maxSampleLine is in bytes.
+// maxSampleLine bounds one line, in bytes.
 const maxSampleLine = 4 << 10
 
-// Sample is a GPU at one moment, a line of `kbnode-nvml sample`. A value that the
-// driver does not give is absent.
+// Sample is the state of a GPU at one moment, a line of `kbnode-nvml sample`. Values that
+// the driver does not report are absent.
 type Sample struct {
 	Clock       *uint32 `json:"sm_clock_mhz,omitempty"`
 	Temperature *uint32 `json:"temperature_c,omitempty"`
-	Margin      *int32  `json:"margin_c,omitempty"` // to slowing down
+	Margin      *int32  `json:"margin_c,omitempty"` // distance to slowing down
 	Power       *uint32 `json:"power_mw,omitempty"`
 	Busy        *uint32 `json:"busy_percent,omitempty"`
 	// Reasons is the bit set of GPU.ClockReasons.
 	Reasons *uint64 `json:"clock_reasons,omitempty"`
-	// Error says that the driver does not answer for this GPU; it is the last line.
+	// Error means that the driver does not answer for this GPU; it is the last line.
 	Error string `json:"error,omitempty"`
 }
 
-// Stream samples the GPU of opts every so often until ctx is done, with one process
-// that holds it for as long. That process ends when ctx does or this one ends. Stream
-// returns nil if it did, after four seconds at the latest, and an error if there
-// are no samples, or no more: also when none came for opts.Timeout. There is one
-// sampler of a GPU at a time, one that hangs in the driver included.
+// Stream samples the GPU of opts at the interval every until ctx is done. One process holds
+// the GPU meanwhile, and ends when ctx or this process does. Stream then returns nil, after
+// four seconds at the latest. It returns an error if there are no samples, or no more,
+// including when none came for opts.Timeout. There is one sampler per GPU at a time,
+// including one that hangs in the driver.
 func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sample)) error {
 	opts.Timeout, opts.runDir = cmp.Or(opts.Timeout, timeout), cmp.Or(opts.runDir, runDir)
 	from := []place{{name: opts.Path, prepare: atPath(opts.Path)}}
@@ -83,8 +83,8 @@ func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sa
 	return fmt.Errorf("start the NVML probe: %w", errors.Join(refused...))
 }
 
-// lockSampler does not wait: who has the lock samples, or hangs. It is nil where no
-// lock can be had, as for an ordinary user.
+// lockSampler does not wait: the holder of the lock samples, or hangs. It returns nil if
+// there can be no lock, as for an ordinary user.
 func lockSampler(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -96,16 +96,16 @@ func lockSampler(path string) (*os.File, error) {
 	return f, nil
 }
 
-// sampler is a child that prints samples for as long as its input is open.
+// sampler is a child that prints samples while its input is open.
 type sampler struct {
 	*child
 	stdin io.Closer
 	lines chan Sample
-	wrong chan error    // what is no sample
-	quit  chan struct{} // nobody takes lines any more
+	wrong chan error    // errors in the child's output
+	quit  chan struct{} // closed when no one receives lines anymore
 }
 
-// startSampler starts it on a thread of its own, as start does.
+// startSampler starts the child on its own thread, like start.
 func startSampler(path string, opts Options, every time.Duration, lock *os.File) (*sampler, error) {
 	cmd := exec.Command(path, "sample", "--uuid", opts.GPU, "--every", every.String())
 	s := &sampler{child: &child{cmd: cmd, started: make(chan error, 1), exited: make(chan error, 1)}, lines: make(chan Sample), wrong: make(chan error, 1), quit: make(chan struct{})}
@@ -136,7 +136,7 @@ func startSampler(path string, opts Options, every time.Duration, lock *os.File)
 	return s, <-s.started
 }
 
-// follow hands samples on until ctx is done or the child has ended.
+// follow passes samples to each until ctx is done or the child has ended.
 func (s *sampler) follow(ctx context.Context, patience time.Duration, each func(Sample)) error {
 	stop := sync.OnceFunc(func() { close(s.quit) })
 	defer stop()
@@ -167,18 +167,18 @@ func (s *sampler) follow(ctx context.Context, patience time.Duration, each func(
 	}
 }
 
-// end closes the child's input, which ends it, kills it where that does not, and
-// says if not even that does.
+// end closes the child's input, which ends it, or else kills it. It returns an error if not
+// even that works.
 func (s *sampler) end(stop func()) error {
 	stop()
-	_ = s.stdin.Close() // it has ended already
+	_ = s.stdin.Close() // it may have ended already
 	select {
 	case <-s.exited: //nolint:errcheck // it was ended, however that went
 		return nil
 	case <-time.After(killGrace):
 	}
 	pid := s.cmd.Process.Pid
-	_ = syscall.Kill(-pid, syscall.SIGKILL) // gone already is as good
+	_ = syscall.Kill(-pid, syscall.SIGKILL) // if it is already gone, that is fine
 	select {
 	case <-s.exited: //nolint:errcheck // it was ended, however that went
 		return nil
@@ -187,7 +187,7 @@ func (s *sampler) end(stop func()) error {
 	}
 }
 
-// why is how a child ended that nobody asked to.
+// why describes the end of a child that no one ended.
 func (s *sampler) why(exit error) error {
 	if status, ok := errors.AsType[*exec.ExitError](exit); ok {
 		return fmt.Errorf("the NVML probe crashed: %s", s.lastWords(status))
@@ -198,7 +198,7 @@ func (s *sampler) why(exit error) error {
 	return errors.New("the NVML probe ended by itself")
 }
 
-// sampleWriter makes samples of what the child prints.
+// sampleWriter parses samples from the child's output.
 type sampleWriter struct {
 	to   *sampler
 	rest []byte

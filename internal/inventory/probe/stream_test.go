@@ -18,7 +18,7 @@ import (
 
 const firstGPU = "GPU-00000000-0000-4000-8000-000000000000"
 
-// take streams until there are so many samples.
+// take streams until there are n samples.
 func take(t *testing.T, opts Options, n int) ([]Sample, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -33,7 +33,7 @@ func take(t *testing.T, opts Options, n int) ([]Sample, error) {
 	return all, err
 }
 
-// gone waits until no process has this in its arguments.
+// gone waits until no process has this argument.
 func gone(t *testing.T, argument string) {
 	t.Helper()
 	deadline := time.Now().Add(10 * time.Second)
@@ -116,7 +116,7 @@ func TestStream(t *testing.T) {
 	})
 }
 
-// What a sampler may do wrong: it loses its samples, and nothing stays.
+// A faulty sampler loses its samples, and leaves nothing behind.
 func TestStreamEnds(t *testing.T) {
 	t.Parallel()
 	const line = `{"sm_clock_mhz":1}`
@@ -146,8 +146,8 @@ func TestStreamEnds(t *testing.T) {
 	}
 }
 
-// A GPU that hangs in the driver holds up nobody but its own sampler, which does not
-// end when its input does.
+// A GPU that hangs in the driver blocks only its own sampler, which does not end when its
+// input does.
 func TestStreamHangs(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
@@ -204,8 +204,8 @@ func TestOneSampler(t *testing.T) {
 	}
 }
 
-// TestStreamDies starts itself as the process that asks, and kills that: its probe must
-// not outlive it.
+// TestStreamDies starts itself as the calling process and kills it: the probe must not
+// outlive it.
 func TestStreamDies(t *testing.T) {
 	t.Parallel()
 	if pidFile := os.Getenv("KBNODE_TEST_STREAM"); pidFile != "" {
@@ -260,7 +260,7 @@ func diesWithItsParent(t *testing.T, once string) {
 
 func ignore(_ *os.ProcessState, err error) error { return err }
 
-// systemd tells the guard to stop, and its sampler with it; the job goes on.
+// systemd tells the guard to stop, and its sampler with it; the job continues.
 func TestStreamIgnoresStop(t *testing.T) {
 	t.Parallel()
 	opts := needRig(t).options(t, "driver", "")
@@ -275,7 +275,7 @@ func TestStreamIgnoresStop(t *testing.T) {
 			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 				t.Error(err)
 			}
-			if prio, err := syscall.Getpriority(syscall.PRIO_PROCESS, pid); err != nil || prio != 20-10 { // the kernel's form of it
+			if prio, err := syscall.Getpriority(syscall.PRIO_PROCESS, pid); err != nil || prio != 20-10 { // as the kernel encodes it
 				t.Errorf("priority %d, %v", prio, err)
 			}
 		case 10:
@@ -287,7 +287,7 @@ func TestStreamIgnoresStop(t *testing.T) {
 	}
 }
 
-// samplerOf is the child that has the lock of this directory.
+// samplerOf returns the child that has the lock of this directory.
 func samplerOf(t *testing.T, dir string) int {
 	t.Helper()
 	links, _ := filepath.Glob("/proc/[0-9]*/fd/3")
