@@ -87,8 +87,8 @@ func (d *daemonLoop) keepDrains(host *reconcile.Host, drains []plan.Drain) error
 }
 
 // holdOver stores what health drains and releases what it no longer drains, in a pass that
-// made no plan and therefore calls no Apply. It releases nothing after a boot, when a slot
-// needs more than its agent.
+// made no plan: Apply does neither then. It releases nothing after a boot, when a slot needs
+// more than its agent.
 func (d *daemonLoop) holdOver(ctx context.Context, host *reconcile.Host, drains []plan.Drain) error {
 	release, err := host.Lock()
 	if err != nil {

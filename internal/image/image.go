@@ -69,10 +69,12 @@ type Updater struct {
 	Keep      int    // how many previous images to keep, at least 1
 	FirstJobs int    // number of jobs that must all fail before the image is rolled back
 
-	Say   func(string)          // receives what is being done, in words
-	Tell  func(docker.Progress) // receives the progress of a pull, a push or a build
-	Pause time.Duration         // between two looks at the slots, half the first retry's delay; 0 is 1 s
-	Now   func() time.Time      // nil means the system clock
+	Say  func(string)          // receives what is being done, in words
+	Tell func(docker.Progress) // receives the progress of a pull, a push or a build
+	// Pause is the time between two looks at the slots; a first retry waits twice as long. 0 means
+	// a second.
+	Pause time.Duration
+	Now   func() time.Time // nil means the system clock
 	// Events records what happened to images.
 	Events events.Log
 

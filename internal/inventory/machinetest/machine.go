@@ -49,8 +49,8 @@ type Machine struct {
 	AMD          []AMD
 	NoKFD        bool // the amdgpu driver is not loaded
 
-	// Live becomes kbnode/live.json, what a capture asked of daemons and
-	// programs; nil writes none. It is marshalled unless it is json.RawMessage.
+	// Live becomes kbnode/live.json, a capture's answers of daemons and programs; nil
+	// writes none. It is marshaled unless it is a json.RawMessage.
 	Live any
 	// Files are written as they are, and replace files that the description produces.
 	Files map[string]string

@@ -50,7 +50,7 @@ func TestSet(t *testing.T) {
 	for _, row := range []struct {
 		name, variant, config string
 		set                   []Setting
-		kept                  []string // lines that the stand-in appended
+		kept                  []string // lines that the fake appended
 		err                   string
 	}{
 		{
