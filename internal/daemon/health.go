@@ -123,8 +123,8 @@ func (d *daemonLoop) listen(ctx context.Context, kmsg health.Kmsg) {
 	}
 }
 
-// hear keeps a fact. If there are too many, it drops those that a job can cause at will, so
-// that they do not hide the others.
+// hear keeps a fact. If there are too many, it drops one that a job can cause at will, so
+// that these do not hide the others, or else the new one.
 func (c *doctor) hear(f health.Fact) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -263,7 +263,7 @@ func lock(dir string) (release func(), err error) {
 		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	return func() {
-		// A program that is just starting also holds the file for a moment.
+		// A child that has not executed its program yet also holds the file for a moment.
 		_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
 		_ = f.Close()
 	}, nil
