@@ -140,7 +140,13 @@ func (c *doctor) hear(f health.Fact) {
 
 // ofJobs reports whether a job can cause the fact at will.
 func ofJobs(f health.Fact) bool {
-	return f.Kind == health.KindXid && health.LookupXid(f.Xid).Class == health.XidApplication
+	switch f.Kind {
+	case health.KindXid:
+		return health.LookupXid(f.Xid).Class == health.XidApplication
+	case health.KindRing, health.KindFault: // a reset that follows is a fact of its own
+		return true
+	}
+	return false
 }
 
 // alarmed reports whether the kernel has reported a GPU since the last pass, not counting

@@ -167,8 +167,10 @@ func TestManyLines(t *testing.T) {
 		t.Error("a lost GPU is no reason to read everything")
 	}
 	facts := c.take()
-	if c.hear(health.Fact{Kind: health.KindXid, Xid: 13}); c.alarmed() {
-		t.Error("a job makes the daemon read everything as often as it likes")
+	for _, f := range []health.Fact{{Kind: health.KindXid, Xid: 13}, {Kind: health.KindFault}, {Kind: health.KindRing}} {
+		if c.hear(f); c.alarmed() {
+			t.Errorf("a job makes the daemon read everything as often as it likes, with %s", f.Kind)
+		}
 	}
 	c.take()
 	n := 0
