@@ -18,35 +18,35 @@ import (
 )
 
 const (
-	// annotationLimit is far below Buildkite's limit of 1 MiB for a body: what is
-	// longer nobody reads on a build's page.
+	// annotationLimit is far below Buildkite's limit of 1 MiB for a body: no one reads
+	// more on a build's page.
 	annotationLimit = 60 << 10
-	annotationTime  = 10 * time.Second // in all
-	annotationTry   = 4 * time.Second  // for one of two attempts
+	annotationTime  = 10 * time.Second // for all attempts
+	annotationTry   = 4 * time.Second  // for each of two attempts
 )
 
-// agentAPI is where a job reaches Buildkite: the agent's own API, with the token
-// that the agent gave the job.
+// agentAPI is how a job reaches Buildkite: the agent's own API, with the token that the
+// agent gave the job.
 type agentAPI struct {
-	endpoint string // as the agent has it: https://agent.buildkite.com/v3
+	endpoint string // the agent's setting: https://agent.buildkite.com/v3
 	jobID    string
 	token    string
 	pause    time.Duration // before the second attempt
 }
 
-// newAgentAPI takes what a job's environment has of the API. What is missing is
-// an error of annotate.
+// newAgentAPI reads the API's address and credentials from a job's environment. If some
+// are missing, annotate returns an error.
 func newAgentAPI(public, private []string) agentAPI {
 	return agentAPI{
-		// The agent's own default; not every container is given the variable.
+		// The agent's own default; not every container gets the variable.
 		endpoint: cmp.Or(getenv(public, "BUILDKITE_AGENT_ENDPOINT"), "https://agent.buildkite.com/v3"), jobID: getenv(public, "BUILDKITE_JOB_ID"),
 		// A copy, so that the token does not keep the payload beside it in memory.
 		token: strings.Clone(getenv(private, "BUILDKITE_AGENT_ACCESS_TOKEN")), pause: time.Second,
 	}
 }
 
-// annotate puts a text on the build's page. Jobs of one build do not overwrite
-// each other's.
+// annotate puts a text on the build's page. Jobs of one build do not overwrite each
+// other's texts.
 func (a agentAPI) annotate(ctx context.Context, body, style string) error {
 	switch {
 	case a.token == "":
@@ -78,8 +78,8 @@ func (a agentAPI) annotate(ctx context.Context, body, style string) error {
 	return err
 }
 
-// post makes one attempt and says whether another makes sense: what is sent
-// replaces what an earlier attempt may have left.
+// post makes one attempt and reports whether to make another. An attempt replaces what
+// an earlier one may have left.
 func (a agentAPI) post(ctx context.Context, target string, doc []byte) (again bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, annotationTry)
 	defer cancel()
@@ -109,21 +109,20 @@ func (a agentAPI) post(ctx context.Context, target string, doc []byte) (again bo
 	return again, fmt.Errorf("ask agent API: it answered %s", oneLine(strings.TrimSpace(resp.Status+" "+answer.Message), lineRunes))
 }
 
-// markdown writes an annotation, as far as there is room.
+// markdown is an annotation of limited size.
 type markdown struct {
 	text []byte
 	over bool
 }
 
-// add writes a block, whole or not at all, and nothing behind one that found no
-// room.
+// add appends a block, or nothing if it or an earlier block did not fit.
 func (m *markdown) add(block string) {
 	if m.over = m.over || len(m.text)+len(block) > annotationLimit; !m.over {
 		m.text = append(m.text, block...)
 	}
 }
 
-// annotation renders a result as Markdown with the style of its frame.
+// annotation renders a result as Markdown and returns it with Buildkite's style for it.
 func annotation(r *Result, list []*evalSummary) (body, style string) {
 	sentence, ok := verdictOf(r, list)
 	style = "warning" // the submission's fault
@@ -180,13 +179,13 @@ func (m *markdown) more(n int, what string) {
 
 func tableRow(cells ...string) string { return "| " + strings.Join(cells, " | ") + " |\n" }
 
-// plain writes a line so that Markdown, HTML and Buildkite's emoji see nothing
-// in it: as it is, if it is made of letters, figures and harmless signs, else as
+// plain renders a line so that Markdown, HTML and Buildkite's emoji find no markup in
+// it: unchanged if it consists of letters, digits and harmless characters, else as
 // code.
 func plain(s string) string {
 	s = oneLine(s, lineRunes)
 	for i, r := range s {
-		colon := r == ':' && (i+1 == len(s) || s[i+1] == ' ') // not one of an emoji's or an address's
+		colon := r == ':' && (i+1 == len(s) || s[i+1] == ' ') // not part of an emoji or an address
 		if !colon && !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune(` .,;%/=+-±×…()'"`, r) {
 			return code(s)
 		}
@@ -197,8 +196,8 @@ func plain(s string) string {
 	return s
 }
 
-// code writes a line as a code span, which ends at its own number of backquotes
-// only, or, in a table, at a bar: that is why there is none in it.
+// code renders a line as a code span. A span ends only at its own number of backquotes
+// or, in a table, at a bar, so bars are replaced.
 func code(s string) string {
 	s = strings.ReplaceAll(oneLine(s, lineRunes), "|", "¦")
 	if s == "" {
@@ -209,12 +208,12 @@ func code(s string) string {
 		fence += "`"
 	}
 	if len(fence) > 1 {
-		s = " " + s + " " // not shown, and keeps backquotes at the ends apart
+		s = " " + s + " " // not shown; separates backquotes at the ends from the fence
 	}
 	return fence + s + fence
 }
 
-// codeBlock shows a text as it is, between fences that are longer than any in it.
+// codeBlock renders a text unchanged, between fences that are longer than any in it.
 func codeBlock(s string) string {
 	s, cut := bound(text.Block(s), messageRunes, messageLines)
 	if s = strings.TrimRight(s, " \t\n"); s == "" {

@@ -9,10 +9,10 @@ import (
 
 const (
 	textLimit  = 16384 // characters of stdout and of stderr in result.json
-	textMargin = 100   // room that the limit leaves for the note on omitted lines
+	textMargin = 100   // of them, reserved for the note on omitted lines
 
-	// headLimit is how much of an output is kept. The text limit falls into it
-	// whatever the output is: a character takes at most 4 bytes.
+	// headLimit is how many bytes of an output are kept. They always contain the text
+	// up to textLimit, because a character takes at most 4 bytes.
 	headLimit = 8 * textLimit
 
 	// popcornLimit and popcornKeys bound what a program may report.
@@ -20,15 +20,15 @@ const (
 	popcornKeys  = 1 << 16
 )
 
-// capture takes in an output of any length and keeps what its truncated text
-// depends on: the beginning and the number of lines.
+// capture takes output of any length and keeps what its truncated text depends on: the
+// beginning and the number of lines.
 type capture struct {
 	head []byte
 	size int64
 	lf   int  // "\n"
-	cr   int  // "\r", those before a "\n" too
+	cr   int  // "\r", including those before "\n"
 	crlf int  // "\r\n"
-	last byte // of what came so far
+	last byte // the last byte so far
 }
 
 // Write never fails.
@@ -52,7 +52,8 @@ func (c *capture) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// text returns the output, decoded and truncated, its newlines translated or not.
+// text returns the output, decoded and truncated, with newlines translated if translate
+// is set.
 func (c *capture) text(translate bool) string {
 	s, pieces := decode(c.head), c.lf+1
 	if translate {
@@ -62,8 +63,8 @@ func (c *capture) text(translate bool) string {
 }
 
 // truncate cuts a text before the first line with which it has more than
-// textLimit-textMargin characters, newlines included, and says how many of its
-// pieces (lines, split at "\n" only) are missing.
+// textLimit-textMargin characters, newlines included. It appends how many of its pieces
+// (lines, split at "\n" only) are missing.
 func truncate(s string, pieces int) string {
 	size, start := 0, 0
 	for i := 0; start <= len(s); i++ {
@@ -82,14 +83,14 @@ func truncate(s string, pieces int) string {
 	return s
 }
 
-// bounded keeps up to a limit of bytes and remembers whether there were more.
+// bounded keeps up to limit bytes and records whether there were more.
 type bounded struct {
 	buf   []byte
 	limit int
 	over  bool
 }
 
-// Write never fails, so that the program at the other end is not held up.
+// Write never fails, so that the program at the other end does not block.
 func (b *bounded) Write(p []byte) (int, error) {
 	room := b.limit - len(b.buf)
 	b.over = b.over || len(p) > room
@@ -97,8 +98,8 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// parsePopcorn reads what a program wrote to POPCORN_FD: one "key: value" a
-// line. The last of equal keys counts. It says whether it left keys out.
+// parsePopcorn reads what a program wrote to POPCORN_FD: one "key: value" per line. The
+// last of equal keys counts. It sets over if it left keys out.
 func parsePopcorn(b []byte) (result Pairs[string], over bool) {
 	at := map[string]int{}
 	for _, line := range splitLines(newlines(decode(b))) {

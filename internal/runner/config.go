@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// config is a payload whose values have been checked, as far as the engine
-// reads them. Lines and texts are as they go to the program.
+// config holds the values of a payload that the engine uses, checked. Lines and texts
+// are in the form in which programs get them.
 type config struct {
 	lang       string
 	mode       string
@@ -19,7 +19,7 @@ type config struct {
 	sources    Pairs[string] // cu: in the order in which they are compiled
 	headers    Pairs[string] // cu: written, not compiled
 	flags      []string      // cu: of the compiler, after its own
-	includes   []string      // cu: directories that have to be there
+	includes   []string      // cu: directories that must exist
 	arch       string        // cu: the flag that names the architecture
 	tests      string
 	benchmarks string
@@ -35,16 +35,16 @@ type config struct {
 // limit is a program's time limit.
 type limit struct {
 	seconds float64 // +Inf for none
-	text    string  // as the payload has it, for the duration in the result
+	text    string  // as in the payload; the result's duration after a timeout
 }
 
-// limits in seconds: of the Python engine where the payload names none, and of
-// what it ran without one.
+// Limits in seconds: the Python engine's default, and limits for programs that it ran
+// without one.
 const (
 	defaultLimit = 180
-	compileLimit = 120 // of the compiler, and of the pre-run that stands for it
+	compileLimit = 120 // for the compiler, and for the pre-run, which takes its place in lang py
 	toolLimit    = 10
-	reportLimit  = 60 // of ncu, to print what it has recorded
+	reportLimit  = 60 // for ncu to print its report
 )
 
 func seconds(n int) limit { return limit{float64(n), strconv.Itoa(n)} }
@@ -55,7 +55,7 @@ type fields struct {
 	errs []error
 }
 
-// maxFaults is how many of a payload's faults are told; it may have a million.
+// maxFaults bounds the faults that are reported: a payload may have a million.
 const maxFaults = 20
 
 func (f *fields) refuse(format string, args ...any) {
@@ -67,8 +67,8 @@ func (f *fields) refuse(format string, args ...any) {
 	}
 }
 
-// parseConfig checks the payload whole before anything is touched. All that is
-// wrong with it is in the one error.
+// parseConfig checks the whole payload before anything is changed. Its one error lists
+// all faults.
 func parseConfig(o *payload.Object) (*config, error) {
 	f := &fields{Object: o}
 	c := &config{
@@ -120,7 +120,7 @@ func (p Pairs[T]) has(key string) bool {
 	return false
 }
 
-// member returns a member that must be there.
+// member returns a required member.
 func (f *fields) member(key string) (payload.Value, bool) {
 	v, ok := f.Get(key)
 	if !ok {
@@ -188,7 +188,7 @@ func (f *fields) lines(key string) string {
 		return ""
 	}
 	if none, ok := v.(*payload.Object); v == "" || ok && none.Len() == 0 {
-		return "" // what Python iterates over without a word
+		return "" // Python iterates over these without an error
 	}
 	list, ok := v.([]payload.Value)
 	if !ok {
@@ -242,11 +242,12 @@ func (f *fields) limit(key string) limit {
 	return limit{}
 }
 
-// benchmarkLines returns what ranking_by "last" leaves of the benchmark lines.
+// benchmarkLines returns the benchmark lines, or only the last one for ranking_by
+// "last".
 func (c *config) benchmarkLines() string {
 	if !c.last {
 		return c.benchmarks
 	}
 	lines := splitLines(c.benchmarks)
-	return lines[len(lines)-1] // parseConfig has seen that there is one
+	return lines[len(lines)-1] // parseConfig checked that there is one
 }

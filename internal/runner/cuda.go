@@ -16,18 +16,18 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// evalProgram is what the sources of a task in lang cu are compiled to.
+// evalProgram is the program that is compiled from the sources of a task in lang cu.
 const evalProgram = "eval.out"
 
-// cudaFlags are what every task is compiled with.
+// cudaFlags are the compiler's flags for every task.
 var cudaFlags = []string{
 	"--std=c++20", "-DNDEBUG", "-Xcompiler=-Wno-psabi", "-Xcompiler=-fno-strict-aliasing",
 	"--expt-extended-lambda", "--expt-relaxed-constexpr", "-forward-unknown-to-host-compiler",
 	"-O3", "-Xnvlink=--verbose", "-Xptxas=--verbose", "-Xptxas=--warn-on-spills",
 }
 
-// cuda reads what only lang cu has. Values that are no strings are written as
-// Python would write them.
+// cuda reads the fields of lang cu. It writes values that are not strings as Python
+// would.
 func (f *fields) cuda(c *config) {
 	if v, _ := f.Get("headers"); v != nil {
 		c.headers = f.texts("headers", v)
@@ -63,7 +63,7 @@ func (f *fields) cuda(c *config) {
 	}
 }
 
-// words returns a list of texts; null is an empty one.
+// words returns a list of strings; null is an empty list.
 func (f *fields) words(key string) []string {
 	v, _ := f.Get(key)
 	if v == nil {
@@ -106,8 +106,8 @@ func (f *fields) defines(c *config) {
 	}
 }
 
-// isIdentifier is str.isidentifier: Unicode's XID_Start and XID_Continue, and
-// "_". The exceptions are the characters whose compatibility forms (NFKC) are no
+// isIdentifier is Python's str.isidentifier: Unicode's XID_Start and XID_Continue, and
+// "_". The exceptions are the characters whose compatibility forms (NFKC) are not
 // identifiers (Unicode Standard Annex 31, section 5.1).
 func isIdentifier(s string) bool {
 	first := true
@@ -137,7 +137,7 @@ var (
 	}}
 )
 
-// checkIncludes refuses directories that are not there.
+// checkIncludes returns an error for every include directory that does not exist.
 func (e *engine) checkIncludes() error {
 	var errs []error
 	for _, dir := range e.includes {
@@ -154,11 +154,10 @@ func (e *engine) checkIncludes() error {
 	return errors.Join(errs...)
 }
 
-// compileCUDA writes the sources, compiles them and removes them, so that the
-// program has nothing to read there. Without a program (false) the report says
-// why.
+// compileCUDA writes the sources, compiles them and removes them, so that the program
+// cannot read them. If ok is false, there is no program and c says why.
 func (e *engine) compileCUDA(ctx context.Context) (c *Compilation, ok bool, err error) {
-	// A program of an earlier run must not be taken for this one's.
+	// An earlier run's program must not be mistaken for this one's.
 	if err := ignoreMissing(e.src.root.RemoveAll(evalProgram)); err != nil {
 		return nil, false, fmt.Errorf("remove old %s: %w", evalProgram, err)
 	}
@@ -173,7 +172,7 @@ func (e *engine) compileCUDA(ctx context.Context) (c *Compilation, ok bool, err 
 	version, o, err := e.compiler(ctx, seconds(toolLimit), "nvcc", "--version")
 	if err != nil || version.ExitCode != 0 {
 		if version != nil && !o.timedOut {
-			version.Stderr = "" // only a compilation's is reported
+			version.Stderr = "" // stderr is reported only for a compilation
 		}
 		return version, false, err
 	}
@@ -196,8 +195,7 @@ func (e *engine) compileCUDA(ctx context.Context) (c *Compilation, ok bool, err 
 	return c, true, nil
 }
 
-// removeProgram removes what was compiled: it is of no use to anyone after its
-// run.
+// removeProgram removes the compiled program, which is of no use after its run.
 func (e *engine) removeProgram() {
 	if err := ignoreMissing(e.src.root.RemoveAll(evalProgram)); err != nil {
 		e.note("remove program: %v", err)
@@ -227,7 +225,7 @@ func (e *engine) compiler(ctx context.Context, l limit, argv ...string) (*Compil
 	return c, o, nil
 }
 
-// fail turns a compiler's success into the contrary and says why.
+// fail marks a compilation as failed and says why.
 func (c *Compilation) fail(why string) {
 	c.Success = false
 	if c.Stderr != "" && !strings.HasSuffix(c.Stderr, "\n") {
@@ -236,8 +234,8 @@ func (c *Compilation) fail(why string) {
 	c.Stderr += "kbnode: " + why + "\n"
 }
 
-// cannotExecute says whether a program could not even be started for what the
-// compiler had made of it.
+// cannotExecute reports whether a program did not start because of what the compiler
+// made.
 func cannotExecute(err error) bool {
 	return errors.Is(err, unix.ENOEXEC) || errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) ||
 		errors.Is(err, unix.ELIBBAD) || errors.Is(err, unix.EINVAL)

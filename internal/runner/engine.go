@@ -14,14 +14,14 @@ import (
 // Exit codes of the protocol between the engine and a task's program.
 const (
 	exitValidate = 112 // the submission's results are wrong
-	exitTimeout  = 114 // the program ran into its limit
+	exitTimeout  = 114 // the program exceeded its time limit
 )
 
-// preRunProgram is run once before the task's program, so that what it compiles
-// on import is compiled.
+// preRunProgram runs once before the task's program, so that what it compiles on import
+// is already compiled.
 const preRunProgram = "submission.py"
 
-// engine carries out the evaluations of one job.
+// engine runs the evaluations of one job.
 type engine struct {
 	*config
 	src     *sources
@@ -32,18 +32,18 @@ type engine struct {
 	runtime string // CUDA, ROCm or empty
 	compile limit  // of the compiler and of the pre-run
 	note    func(format string, args ...any)
-	begin   func(what, name string) // told before each step: "compile" or "run"
+	begin   func(what, name string) // called before each step: what is "compile" or "run"
 
 	landlock  int      // version; 0 for none
-	scratch   string   // for spaces
-	builds    string   // what torch and Triton compiled for the submission; "" for nothing kept
-	temporary []string // where else programs may write
+	scratch   string   // the directory of the spaces
+	builds    string   // where torch and Triton keep what they compile; "" if nothing is kept
+	temporary []string // other directories where programs may write
 	areas     []*area
-	recorded  []recording // what profilers left, to be delivered
+	recorded  []recording // profilers' files, to be delivered
 }
 
-// step is one evaluation: its name, the mode of the task's program, its cases,
-// its limit.
+// step is one evaluation: its name, the mode of the task's program, its cases and its
+// time limit.
 type step struct {
 	name  string
 	mode  string
@@ -71,8 +71,8 @@ func (e *engine) steps() []step {
 	return []step{test, benchmark, {"leaderboard", "leaderboard", lines, e.ranked}}
 }
 
-// runAll reports every evaluation to done, in order. The first that does not
-// pass is the last, except for profiles, which do not depend on each other.
+// runAll runs the evaluations in order and calls done after each. It stops after the
+// first that does not pass, except for profiles, which do not depend on each other.
 func (e *engine) runAll(ctx context.Context, done func(name string, ev *Evaluation)) error {
 	steps := e.steps()
 	if err := e.check(steps); err != nil {
@@ -105,7 +105,7 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *Evaluati
 	return nil
 }
 
-// check refuses what cannot be done here, before anything is touched.
+// check returns an error if the steps cannot run here. It changes nothing.
 func (e *engine) check(steps []step) error {
 	err := e.checkIncludes()
 	if e.mode == "profile" && len(steps) > 0 {
@@ -114,9 +114,8 @@ func (e *engine) check(steps []step) error {
 	return err
 }
 
-// evaluate is complete in itself: it writes the files and removes them. Without
-// an evaluation there is an error, or the job was cancelled before the task's
-// program ran.
+// evaluate runs one step. It writes the files and removes them again. It returns a nil
+// Evaluation with an error, or if the job was canceled before the task's program ran.
 func (e *engine) evaluate(ctx context.Context, s step) (*Evaluation, error) {
 	start := time.Now()
 	ev := &Evaluation{Start: localTime(start)}
@@ -145,13 +144,13 @@ func (e *engine) evaluate(ctx context.Context, s step) (*Evaluation, error) {
 	if err != nil {
 		return nil, err
 	}
-	// By the monotonic clock, so that the end is not before the start.
+	// Use the monotonic clock, so that the end is not before the start.
 	ev.End = localTime(start.Add(max(time.Since(start), time.Microsecond)))
 	return ev, nil
 }
 
-// removeSources removes the files that were written. Its failure must not cost
-// the result.
+// removeSources removes the files that were written. It only logs an error, which must
+// not cost the result.
 func (e *engine) removeSources() {
 	if err := e.src.remove(); err != nil {
 		e.note("%v", err)
@@ -167,16 +166,16 @@ func (e *engine) preparePython(ctx context.Context) (*Compilation, error) {
 	if err != nil || ctx.Err() != nil {
 		return nil, err
 	}
-	// The pre-run has run the submission's code. What it left in the place of a
-	// source, or in front of one, must not judge the submission.
+	// The pre-run ran the submission's code. Anything that it left in place of a
+	// source, or ahead of one on a search path, must not judge the submission.
 	if err := e.putBack(); err != nil {
 		return nil, err
 	}
 	return c, e.src.put()
 }
 
-// preRun runs the submission by itself. Its failure is its own affair; it is in
-// the result only if it compiled an extension.
+// preRun runs the submission by itself and ignores its failure. It returns a
+// Compilation only if the submission compiled an extension.
 func (e *engine) preRun(ctx context.Context) (*Compilation, error) {
 	own, err := e.space()
 	if err != nil {
@@ -236,7 +235,7 @@ func (e *engine) run(ctx context.Context, s step, call []string) (*Run, *Profile
 	return e.report(p, o), nil, nil
 }
 
-// report turns a program's end into what the result says of it.
+// report converts the outcome of a program to a Run.
 func (e *engine) report(p program, o *outcome) *Run {
 	run := &Run{
 		Command: quote(p.argv), ExitCode: o.exitCode,
@@ -255,14 +254,14 @@ func (e *engine) report(p program, o *outcome) *Run {
 	run.Success = o.exitCode == 0 || o.exitCode == exitValidate
 	run.Passed = result.get("check") == "pass"
 	if over || o.popcorn.over {
-		// What is missing may take the check back.
+		// The omitted part may contain a check that takes back this one.
 		run.Passed = false
 		e.note("the program reported more than %d bytes or %d keys; the rest is left out and it does not pass", popcornLimit, popcornKeys)
 	}
 	return run
 }
 
-// hint adds what to do about a program that is not there.
+// hint adds what to do to an error about a missing program.
 func hint(err error) error {
 	if errors.Is(err, errNoProgram) {
 		return fmt.Errorf("%w; install it in the job's image", err)

@@ -9,19 +9,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Landlock's versions (landlock(7)) that the runner tells apart.
+// Landlock versions (landlock(7)) that the runner distinguishes.
 const (
 	landlockRefer    = 2 // Linux 5.19: files may be renamed into another directory
 	landlockTruncate = 3 // 6.2
 	landlockScopes   = 6 // 6.12: no signals to processes outside
 )
 
-// devices are there for every program.
+// devices is the directory whose files every program may use.
 const devices = "/dev"
 
-// landlockVersion returns what this kernel has of Landlock: 0 where it has none, or
-// a version in which every rename into another directory fails, as compilers' caches
-// do. Tests take it away.
+// landlockVersion returns this kernel's Landlock version. It returns 0 if the kernel
+// has none, or one in which every rename into another directory fails, which compilers'
+// caches need. Tests replace it.
 var landlockVersion = func() int {
 	version, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno != 0 || version < landlockRefer {
@@ -30,10 +30,11 @@ var landlockVersion = func() int {
 	return int(version)
 }
 
-// landlockRules makes the rules of a domain for a program. From inside of it, the
-// program cannot look into a process outside (whose environment holds the payload),
-// cannot signal one since Linux 6.12, and writes only below the given directories, all
-// of which is true for root, too. Without Landlock the engine looks for changes afterwards.
+// landlockRules creates the rules of a domain for a program and returns their file
+// descriptor. A program in the domain cannot look into a process outside (whose
+// environment holds the payload), cannot signal one (since Linux 6.12), and writes only
+// below the given directories, even as root. Without Landlock, the engine looks for
+// changes afterwards.
 func landlockRules(version int, writable []string) (int, error) {
 	const write = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
 		unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG |
@@ -52,7 +53,7 @@ func landlockRules(version int, writable []string) (int, error) {
 	}
 	for _, dir := range writable {
 		access := rules.Handled_access_fs
-		if dir == devices { // to use, not to replace
+		if dir == devices { // may be used, not replaced
 			access &= unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE
 		}
 		if err := allow(int(fd), dir, access); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -62,10 +63,11 @@ func landlockRules(version int, writable []string) (int, error) {
 	return int(fd), nil
 }
 
-// restrict puts this process under rules, -1 for none. It runs between fork and exec.
-// Without Landlock, root's programs may not look into a process that has a capability
-// which they lack (ptrace(2)), so they lose one that is of no use to them and that a job's
-// container has. Other users have none to lose: for them the runner has to be process 1.
+// restrict applies rules to this process, -1 for none. It runs between fork and exec.
+// Without Landlock, root's programs cannot look into a process that has a capability
+// which they lack (ptrace(2)), so they lose one that they do not need and that a job's
+// container has. Other users have none to lose: for them, the runner has to be process
+// 1.
 //
 //go:norace
 //go:nosplit
@@ -84,7 +86,7 @@ func restrict(rules int) unix.Errno {
 	return errno
 }
 
-// allow adds a directory and all below it to a set of rules.
+// allow adds a directory and everything below it to a set of rules.
 func allow(rules int, dir string, access uint64) error {
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -12,17 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sources are the files of a task in the job's directory. All access goes
-// through the os.Root, so that no name and no link planted by a program leads
-// out of it.
+// sources are a task's files in the job's directory. All access goes through the
+// os.Root, so that no name and no link made by a program leads out of it.
 type sources struct {
 	root  *os.Root
 	files Pairs[string]  // by name in root
-	at    map[string]int // where in files a name is
+	at    map[string]int // the index in files of each name
 }
 
-// newSources refuses every name that does not lead to a file in the directory,
-// before anything is written.
+// newSources returns an error for every name that does not lead to a file in the
+// directory. It writes nothing.
 func newSources(root *os.Root, c *config) (*sources, error) {
 	s := &sources{root: root, at: map[string]int{}}
 	return s, errors.Join(s.add("sources", c.sources), s.add("headers", c.headers))
@@ -38,7 +37,7 @@ func (s *sources) add(key string, files Pairs[string]) error {
 			}
 		}
 		if i, ok := s.at[name]; ok {
-			s.files[i].Value = f.Value // of two texts under one name the later is there
+			s.files[i].Value = f.Value // the later of two texts with one name wins
 			continue
 		}
 		s.at[name] = len(s.files)
@@ -64,7 +63,7 @@ func (s *sources) check(name string) (string, error) {
 	if !filepath.IsLocal(name) {
 		return "", errOutside
 	}
-	// Not filepath.Dir, which would cut a link and a ".." after it.
+	// Not filepath.Dir, which would remove a link together with a ".." after it.
 	if i := strings.LastIndexByte(name, '/'); i > 0 {
 		info, err := s.root.Stat(name[:i])
 		if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
@@ -92,9 +91,8 @@ func (s *sources) check(name string) (string, error) {
 	return name, nil
 }
 
-// OpenFile opens a regular file for reading, and no link, pipe or device in its place.
-// A root of its own keeps no program from that: it follows links that stay in it,
-// O_NOFOLLOW or not.
+// OpenFile opens a regular file for reading. It returns an error for a link, a pipe or
+// a device. An os.Root alone follows links that stay inside it, even with O_NOFOLLOW.
 func OpenFile(root *os.Root, name string) (*os.File, error) {
 	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -118,10 +116,9 @@ func kind(info fs.FileInfo) string {
 	return "special file"
 }
 
-// put makes the directory hold exactly these texts under their names: at first
-// in place of files that were there, later in place of what a program made of
-// them. Files that are as they should be keep their times, so that a build that
-// depends on them is not repeated.
+// put writes the texts under their names. It replaces files that were there before, and
+// later anything a program made of them. Files with the right content keep their times,
+// so that a build that depends on them is not repeated.
 func (s *sources) put() error {
 	for _, f := range s.files {
 		if s.intact(f.Key, f.Value) {
@@ -139,8 +136,9 @@ func (s *sources) put() error {
 }
 
 func (s *sources) intact(name, text string) bool {
-	// Nothing that a program put there may be followed or block. An os.Root follows
-	// links below it, whatever the flags are; nothing runs that could make one now.
+	// Do not follow a link or block on a pipe that a program left. An os.Root follows
+	// links below it, whatever the flags; no program is running that could make one
+	// now.
 	if info, err := s.root.Lstat(name); err != nil || !info.Mode().IsRegular() {
 		return false
 	}
@@ -157,8 +155,8 @@ func (s *sources) intact(name, text string) bool {
 	return err == nil && string(got) == text
 }
 
-// dropCaches removes Python's byte code beside the sources: it can be planted
-// to take the place of a source.
+// dropCaches removes Python's byte code beside the sources: a program can plant byte
+// code that Python loads instead of a source.
 func (s *sources) dropCaches() error {
 	var errs []error
 	done := map[string]bool{}
@@ -172,8 +170,8 @@ func (s *sources) dropCaches() error {
 	return errors.Join(errs...)
 }
 
-// remove removes the files by name, and the byte code made of them. A directory
-// that a program put in a file's place stays.
+// remove removes the files by name, and the byte code made from them. It keeps a
+// directory that a program put in a file's place.
 func (s *sources) remove() error {
 	var errs []error
 	for _, f := range s.files {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What package syscall calls around its own fork. Go keeps the names for packages
-// that must do more between fork and exec than syscall.SysProcAttr says.
+// Package syscall calls these around its own fork. Go keeps the names for packages that
+// must do more between fork and exec than syscall.SysProcAttr can.
 
 //go:linkname beforeFork syscall.runtime_BeforeFork
 func beforeFork()
@@ -24,11 +24,11 @@ func afterFork()
 //go:linkname afterForkInChild syscall.runtime_AfterForkInChild
 func afterForkInChild()
 
-// start starts the program, restricted, with these files as 0, 1, …. Only the child
-// enters the Landlock domain: programs may signal whatever is in their domain, and a
-// thread of the runner must not be. That thread lives until release is called, since
-// the kernel ends children together with the thread that started them, so that none
-// is left should this process be killed.
+// start starts the program, restricted, with files as descriptors 0, 1, …. Only the
+// child enters the Landlock domain: programs may signal every process in their domain,
+// and no thread of the runner may be in it. The thread that forks lives until release
+// is called: so that no child outlives a killed runner, the kernel kills children when
+// the thread that started them ends.
 func (p program) start(path string, files []uintptr) (pid int, release func(), err error) {
 	started, ended := make(chan error), make(chan struct{})
 	release = func() { close(ended) }
@@ -51,7 +51,7 @@ func (p program) start(path string, files []uintptr) (pid int, release func(), e
 	return pid, release, err
 }
 
-// fork is syscall.ForkExec with what start wants.
+// fork is syscall.ForkExec with the restrictions that start needs.
 func (p program) fork(path string, files []uintptr, rules int) (int, error) {
 	file, err := unix.BytePtrFromString(path)
 	dir, derr := unix.BytePtrFromString(p.dir)
@@ -61,7 +61,7 @@ func (p program) fork(path string, files []uintptr, rules int) (int, error) {
 		return 0, err
 	}
 	c := child{file: file, dir: dir, argv: &argv[0], env: &env[0], parent: os.Getpid(), rules: rules, open: fileLimit()}
-	// Out of the way of the numbers that they will have.
+	// High numbers, so that the child's dup3 to 0, 1, … overwrites none of them.
 	for _, fd := range files {
 		high, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 16)
 		if err != nil {
@@ -95,8 +95,9 @@ func (p program) fork(path string, files []uintptr, rules int) (int, error) {
 	return 0, unix.Errno(*(*uint32)(unsafe.Pointer(&failed))) //nolint:gosec // as the child wrote it
 }
 
-// fileLimit returns the limit of open files for programs: Go raises it for itself at
-// its start, so it is that of the process above. The zero value leaves it.
+// fileLimit returns the limit of open files for programs. It is that of the parent
+// process, because Go raises its own at startup. The zero value leaves the limit as it
+// is.
 func fileLimit() (l unix.Rlimit) {
 	var own unix.Rlimit
 	if unix.Prlimit(os.Getppid(), unix.RLIMIT_NOFILE, nil, &l) != nil || unix.Getrlimit(unix.RLIMIT_NOFILE, &own) != nil || l.Max != own.Max {
@@ -105,14 +106,14 @@ func fileLimit() (l unix.Rlimit) {
 	return l
 }
 
-// child is what a new process needs to become the program. Its stack may not grow
-// between fork and exec, and nothing may be allocated.
+// child is what a forked process needs to become the program. Between fork and exec,
+// its stack must not grow and nothing may be allocated.
 type child struct {
 	file, dir     *byte
 	argv, env     **byte
 	files         []int
-	parent, rules int // process; Landlock rules, -1 for none
-	report        int // takes the error
+	parent, rules int // process ID; Landlock rules, -1 for none
+	report        int // pipe for the error
 	open          unix.Rlimit
 }
 
@@ -140,7 +141,7 @@ func (c *child) exec() unix.Errno {
 		return errno
 	}
 	if parent, _, _ := unix.RawSyscall(unix.SYS_GETPPID, 0, 0, 0); int(parent) != c.parent {
-		return unix.ESRCH // it was gone before
+		return unix.ESRCH // the parent is already gone
 	}
 	if c.open.Max != 0 {
 		if _, _, errno := unix.RawSyscall6(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_NOFILE, uintptr(unsafe.Pointer(&c.open)), 0, 0, 0); errno != 0 { //nolint:gosec // likewise

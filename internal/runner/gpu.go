@@ -17,8 +17,8 @@ const (
 	runtimeROCm = "ROCm"
 )
 
-// gpusWithoutTorch asks the vendors' tools, as the Python engine does where
-// torch is not installed: NVIDIA's answer is passed on with its newlines.
+// gpusWithoutTorch asks the vendors' tools, as the Python engine does if torch is not
+// installed. It returns NVIDIA's answer with its newlines.
 func (e *engine) gpusWithoutTorch(ctx context.Context) (gpu string, count int, runtime string) {
 	if out, ok := e.tool(ctx, "nvidia-smi", "--query-gpu=name", "--format=csv,noheader"); ok {
 		return out, strings.Count(out, "\n"), runtimeCUDA
@@ -29,7 +29,7 @@ func (e *engine) gpusWithoutTorch(ctx context.Context) (gpu string, count int, r
 	return "", 1, ""
 }
 
-// gpusOfTorch names the GPUs that torch would use. None means that
+// gpusOfTorch returns the names of the GPUs that torch would use. If there are none,
 // torch.cuda.is_available() is false.
 func (e *engine) gpusOfTorch(ctx context.Context, t torchVersion) (names []string, runtime string) {
 	switch {
@@ -43,7 +43,7 @@ func (e *engine) gpusOfTorch(ctx context.Context, t torchVersion) (names []strin
 	return nil, ""
 }
 
-// nvidiaGPU is a GPU with the two names by which a job may be given it.
+// nvidiaGPU is the model name and the UUID of a GPU.
 type nvidiaGPU struct{ name, uuid string }
 
 func (e *engine) nvidiaGPUs(ctx context.Context) []nvidiaGPU {
@@ -56,7 +56,7 @@ func (e *engine) nvidiaGPUs(ctx context.Context) []nvidiaGPU {
 		}
 		return gpus
 	}
-	// Without the tool: what the driver says, in the order of the PCI addresses.
+	// Without the tool, ask the driver, in the order of the PCI addresses.
 	files, _ := filepath.Glob("/proc/driver/nvidia/gpus/*/information")
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -77,8 +77,8 @@ func (e *engine) nvidiaGPUs(ctx context.Context) []nvidiaGPU {
 	return gpus
 }
 
-// visibleGPUs applies CUDA_VISIBLE_DEVICES: indices or beginnings of UUIDs,
-// up to the first that is not valid.
+// visibleGPUs applies CUDA_VISIBLE_DEVICES: indices or prefixes of UUIDs, up to the
+// first that is not valid. If limited is false, the variable is not set.
 func visibleGPUs(gpus []nvidiaGPU, visible string, limited bool) []string {
 	var names []string
 	if !limited {
@@ -104,10 +104,10 @@ func visibleGPUs(gpus []nvidiaGPU, visible string, limited bool) []string {
 	return names
 }
 
-// rocmNames names the GPUs that rocm-smi lists: {"card0": {"Card Series": NAME,
-// …}, …, "system": …}, or the cards as a list. Versions spell the key
-// differently; a card without it has an empty name. Images of newer ROCm may lack
-// the tool: then the driver is asked. Without an answer ok is false.
+// rocmNames returns the names of the GPUs that rocm-smi lists: {"card0": {"Card
+// Series": NAME, …}, …, "system": …}, or the cards as a list. Versions spell the key
+// differently; a card without it has an empty name. Images of newer ROCm may lack the
+// tool; rocmNames then asks the driver. If neither answers, ok is false.
 func (e *engine) rocmNames(ctx context.Context) (names []string, ok bool) {
 	out, ok := e.tool(ctx, "rocm-smi", "--showproductname", "--json")
 	var answer any
@@ -135,9 +135,10 @@ func (e *engine) rocmNames(ctx context.Context) (names []string, ok bool) {
 	return names, true
 }
 
-// kfdNames names the GPUs that the compute driver shows and whose render nodes are
-// here, as ROCm would count them: by the board's name, else by the compiler's name of
-// the GPU. The driver hides from a container what its cgroup may not open.
+// kfdNames returns the names of the GPUs that the compute driver shows and whose render
+// nodes exist here, as ROCm would count them: the board's name, or else the compiler's
+// name of the GPU. The driver hides GPUs from a container whose cgroup may not open
+// them.
 func kfdNames(sys, dev string) (names []string) {
 	nodes, _ := filepath.Glob(sys + "/class/kfd/kfd/topology/nodes/*/properties")
 	slices.SortFunc(nodes, func(a, b string) int { return nodeNumber(a) - nodeNumber(b) })

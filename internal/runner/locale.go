@@ -12,10 +12,9 @@ import (
 // localeDir is where glibc keeps locales.
 const localeDir = "/usr/lib/locale"
 
-// childEnv completes the environment of programs as the Python engine's own
-// start did: in the C locale, and in one that is not installed in dir, CPython
-// sets LC_CTYPE and its children inherit it (PEP 538). Compilers' messages
-// depend on it.
+// childEnv completes the environment of programs as starting the Python engine did: in
+// the C locale, or in one that is not installed in dir, CPython sets LC_CTYPE and its
+// children inherit it (PEP 538). Compilers' messages depend on it.
 func childEnv(public []string, dir string) []string {
 	if getenv(public, "LC_ALL") != "" || getenv(public, "PYTHONCOERCECLOCALE") == "0" {
 		return public
@@ -30,10 +29,11 @@ func childEnv(public []string, dir string) []string {
 	return setenv(public, "LC_CTYPE", "C.UTF-8")
 }
 
-// hasLocale says whether glibc would find a locale (LANGUAGE_TERRITORY.CODESET):
+// hasLocale reports whether glibc would find a locale (LANGUAGE_TERRITORY.CODESET):
 // built in, as a directory, or in the archive.
 func hasLocale(dir, name string) bool {
-	// It looks for the codeset in small letters and digits too: utf8 for UTF-8.
+	// glibc also looks for the codeset in lower-case letters and digits: utf8 for
+	// UTF-8.
 	normal := name
 	base, modifier, modified := strings.Cut(name, "@")
 	if language, codeset, ok := strings.Cut(base, "."); ok {
@@ -65,10 +65,10 @@ func hasLocale(dir, name string) bool {
 	return false
 }
 
-// archivedLocales returns the names in glibc's locale archive, between zeros.
-// Its header, as locale/locarchive.h has it, is of 32-bit numbers in the
-// machine's order: a magic number, and as the sixth and seventh the offset and
-// the size of the names.
+// archivedLocales returns the names in glibc's locale archive, separated by zero bytes.
+// The header (locale/locarchive.h) consists of 32-bit numbers in native byte order: the
+// first is a magic number, the sixth and seventh are the offset and the size of the
+// names.
 func archivedLocales(path string) []byte {
 	f, err := os.Open(path)
 	if err != nil {

@@ -9,39 +9,40 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Bounds, in characters, of what the log shows of texts that others wrote.
+// Bounds, in characters, on what the log shows of texts by others.
 const (
 	outputRunes  = textLimit // stdout, stderr: as much as result.json holds
-	messageRunes = 2000      // what a test says went wrong
+	messageRunes = 2000      // a test's message
 	messageLines = 30
-	lineRunes    = 200 // a text that has to fit on a line of ours
+	lineRunes    = 200 // a text on one of our lines
 	maxRows      = 50  // tests or benchmarks in one list
 
-	// errorLimit bounds an error, in result.json too; a payload may have thousands
-	// of faults.
+	// errorLimit bounds an error, also in result.json: a payload may have thousands of
+	// faults.
 	errorLimit = 8192
 )
 
-// buildLog is what people read of a job. In a Buildkite job its steps are
-// groups: the build's page folds what stands below a line that begins with
-// "---", and opens it below "+++". What programs wrote is cleaned and indented,
-// so that it cannot look like such a line.
+// buildLog is the log of a job, for people. In a Buildkite job its steps are groups:
+// the build's page folds the lines after one that begins with "---", and opens them
+// after "+++". Output of programs is cleaned and indented, so that it cannot look like
+// such a line.
 type buildLog struct {
 	out, err io.Writer
 	groups   bool // in a Buildkite job
 }
 
-// line writes a line; a log that cannot be written must not cost the result.
+// line writes a line. It ignores errors: a log that cannot be written must not cost the
+// result.
 func (l *buildLog) line(format string, args ...any) {
 	_, _ = fmt.Fprintf(l.out, format+"\n", args...)
 }
 
-// note writes a line about something that is wrong.
+// note writes a line about a problem.
 func (l *buildLog) note(format string, args ...any) {
 	_, _ = fmt.Fprintf(l.err, "kbnode runner: %s\n", oneLine(fmt.Sprintf(format, args...), errorLimit))
 }
 
-// group opens a group. Outside of Buildkite its title is a line as others are.
+// group opens a group. Outside Buildkite its title is an ordinary line.
 func (l *buildLog) group(fold, icon, title string) {
 	if l.groups {
 		title = fold + " " + icon + " " + title
@@ -49,8 +50,8 @@ func (l *buildLog) group(fold, icon, title string) {
 	l.line("%s", title)
 }
 
-// begin opens the group of a step: what is "compile" or "run", name that of the
-// evaluation.
+// begin opens the group of a step: what is "compile" or "run", name is the
+// evaluation's.
 func (l *buildLog) begin(what, name string) {
 	icon := ":compile:"
 	if what != "compile" {
@@ -69,7 +70,7 @@ func (l *buildLog) begin(what, name string) {
 	l.group("---", icon, name+": "+what)
 }
 
-// done tells how an evaluation ended, and all about it if it did not pass.
+// done writes how an evaluation ended, with all details if it did not pass.
 func (l *buildLog) done(s *evalSummary, ev *Evaluation) {
 	run, comp := ev.Run, ev.Compilation
 	if s.verdict == passed {
@@ -106,14 +107,14 @@ func (l *buildLog) compilation(c *Compilation) {
 	l.text("Standard output", c.Stdout)
 }
 
-// more says that a list goes on.
+// more writes that a list goes on.
 func (l *buildLog) more(n int, what string) {
 	if n > 0 {
 		l.line("… and %d more %s; result.json has all", n, what)
 	}
 }
 
-// text shows a program's text under a title, if there is any.
+// text writes a program's text under a title, unless it is blank.
 func (l *buildLog) text(title, s string) {
 	if strings.TrimSpace(s) != "" {
 		l.line("%s:", title)
@@ -121,7 +122,7 @@ func (l *buildLog) text(title, s string) {
 	}
 }
 
-// quote shows a program's text, bounded, each of its lines indented.
+// quote writes a program's text, bounded and with each line indented.
 func (l *buildLog) quote(s string, runes, lines int) {
 	most := min(len(s), 64*runes)
 	shown, cut := bound(text.Block(s[:most]), runes, lines)
@@ -135,7 +136,7 @@ func (l *buildLog) quote(s string, runes, lines int) {
 	_, _ = io.WriteString(l.out, b.String())
 }
 
-// bound cuts a text to so many characters and lines.
+// bound cuts a text to at most that many characters and lines.
 func bound(s string, runes, lines int) (text string, cut bool) {
 	for i, r := range s {
 		if runes == 0 || lines == 0 {
@@ -148,9 +149,9 @@ func bound(s string, runes, lines int) (text string, cut bool) {
 	return s, false
 }
 
-// oneLine makes one line of a program's text, cut to so many characters.
+// oneLine joins a program's text into one line and cuts it to that many characters.
 func oneLine(s string, runes int) string {
-	// A text of megabytes is cut before it is looked at.
+	// Cut a text of megabytes before looking at it.
 	most := min(len(s), 64*runes)
 	line := strings.Join(strings.Fields(text.Block(s[:most])), " ")
 	if most < len(s) || utf8.RuneCountInString(line) > runes {

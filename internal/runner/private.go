@@ -16,15 +16,17 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// privateFD names the variable that tells the successor of a process that could
-// not hide its environment the number of the file that holds the private part.
+// privateFD is the variable with the number of the file that holds the private part of
+// the environment. A process that cannot hide its environment sets it for its
+// successor.
 const privateFD = "KBNODE_RUNNER_PRIVATE_FD"
 
 // privateLimit bounds that file; execve accepts 6 MiB of environment at most.
 const privateLimit = 8 << 20
 
-// isPrivate says whether a variable must not reach the submission: the payload,
-// which holds the secret seed and the tests, and what opens Buildkite's APIs.
+// isPrivate reports whether a variable must not reach the submission: the payload,
+// which holds the secret seed and the tests, and credentials for Buildkite's APIs and
+// artifact stores.
 func isPrivate(name string) bool {
 	switch name {
 	case "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN", "BUILDKITE_API_TOKEN",
@@ -37,7 +39,8 @@ func isPrivate(name string) bool {
 	return payload.IsVar(name)
 }
 
-// splitEnv parts an environment into what programs may see and what not.
+// splitEnv splits an environment into the variables that programs may see and the
+// others.
 func splitEnv(env []string) (public, private []string) {
 	for _, kv := range env {
 		name, _, _ := strings.Cut(kv, "=")
@@ -50,10 +53,10 @@ func splitEnv(env []string) (public, private []string) {
 	return public, private
 }
 
-// shed splits the environment and sees to it that the private part is not in
-// /proc/PID/environ either, which shows what the process was started with: it
-// overwrites that, through memory, which is /proc/self/mem. Where the system does
-// not let it, the process is replaced, and shed returns in its successor.
+// shed splits the environment and removes the private part from /proc/PID/environ,
+// which shows what the process was started with. It overwrites that part through
+// memory, which is /proc/self/mem. If the system does not allow that, shed executes the
+// program again and returns in the new one.
 func shed(env []string, memory string) (public, private []string, err error) {
 	if fd := getenv(env, privateFD); fd != "" {
 		public, _ = splitEnv(env)
@@ -67,8 +70,8 @@ func shed(env []string, memory string) (public, private []string, err error) {
 	return public, private, replaceProcess(public, private)
 }
 
-// overwriteInitial blanks the private variables of the environment that the
-// process was started with. Go works on a copy of it, made at the start.
+// overwriteInitial blanks the private variables of the environment that the process was
+// started with. Go uses a copy, made at startup.
 func overwriteInitial(memory string) error {
 	start, size, err := initialEnv()
 	if err != nil {
@@ -106,8 +109,8 @@ func readAll(path string, buf []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// initialEnv says where in this process's memory the kernel put its environment:
-// env_start and env_end are the fields 50 and 51 of /proc/PID/stat, proc_pid_stat(5).
+// initialEnv returns where in this process's memory the kernel put its environment:
+// env_start and env_end, fields 50 and 51 of /proc/PID/stat, proc_pid_stat(5).
 func initialEnv() (start, size int64, err error) {
 	const first, envStart = 3, 50 // the first field after the name, which may hold anything
 	stat, err := os.ReadFile("/proc/self/stat")
@@ -129,8 +132,8 @@ func initialEnv() (start, size int64, err error) {
 	return start, size, err
 }
 
-// replaceProcess puts the private part into an anonymous file and executes this
-// program again without it. It returns only if that cannot be done.
+// replaceProcess writes the private part to an anonymous file and executes this program
+// again without it. It returns only if that fails.
 func replaceProcess(public, private []string) error {
 	fd, err := unix.MemfdCreate("kbnode-runner", 0)
 	if err == nil {

@@ -16,8 +16,8 @@ import (
 	"strings"
 )
 
-// ProfileDir is the directory beside result.json in which the files of the
-// profiler are left for the upload of artifacts.
+// ProfileDir is the directory beside result.json where the profiler's files are left
+// for the upload of artifacts.
 const ProfileDir = "profile_data"
 
 const (
@@ -25,10 +25,10 @@ const (
 	profileFiles = 1 << 12  // files in it
 	traceLimit   = 32 << 20 // bytes of a zip archive that goes into result.json
 	ncuReport    = "profile.ncu-rep"
-	ncuTextLimit = 16 << 20 // bytes of what ncu prints of its report
+	ncuTextLimit = 16 << 20 // bytes of ncu's printed report
 )
 
-// recording is a directory with what a profiler left of one evaluation.
+// recording is a directory with a profiler's files for one evaluation.
 type recording struct {
 	name string // of the evaluation
 	tmp  string // relative to the job's directory; ProfileDir is in it
@@ -36,7 +36,7 @@ type recording struct {
 
 func (r recording) dir() string { return path.Join(r.tmp, ProfileDir) }
 
-// checkProfiler refuses a profile that cannot be made here.
+// checkProfiler returns an error if no profile can be made here.
 func (e *engine) checkProfiler() error {
 	tool := map[string]string{runtimeCUDA: "ncu", runtimeROCm: "rocprofv3"}[e.runtime]
 	switch {
@@ -114,15 +114,14 @@ func (e *engine) rocprof(ctx context.Context, r recording, p program) (*Run, *Pr
 	if !run.Success {
 		return run, nil, nil
 	}
-	// A profile that is not complete must not cost the result.
+	// An incomplete profile must not cost the result.
 	if err := errors.Join(e.combine(r), e.takeCodeObjects(r)); err != nil {
 		e.note("%v", err)
 	}
 	return run, e.trace(r, "rocPROF"), nil
 }
 
-// combine joins the traces, one of each process, to one that a viewer shows as
-// a whole.
+// combine joins the traces, one per process, into one that a viewer shows as a whole.
 func (e *engine) combine(r recording) error {
 	const combined = "combined.pftrace"
 	root, tmp := e.src.root, path.Join(r.tmp, combined)
@@ -143,7 +142,8 @@ func (e *engine) combine(r recording) error {
 	return nil
 }
 
-// takeCodeObjects moves what the ROCm runtime dumped into the job's directory.
+// takeCodeObjects moves the code objects that the ROCm runtime dumped in the job's
+// directory to the recording.
 func (e *engine) takeCodeObjects(r recording) error {
 	names, err := fs.Glob(e.src.root.FS(), "_code_object*.o")
 	for _, name := range names {
@@ -155,7 +155,8 @@ func (e *engine) takeCodeObjects(r recording) error {
 	return nil
 }
 
-// copyFile appends a regular file to a writer, no more than limit bytes of it.
+// copyFile copies a regular file to w. It returns errFull if the file has more than
+// limit bytes.
 func (e *engine) copyFile(w io.Writer, name string, limit int64) (int64, error) {
 	f, err := OpenFile(e.src.root, name)
 	if err != nil {
@@ -171,7 +172,7 @@ func (e *engine) copyFile(w io.Writer, name string, limit int64) (int64, error) 
 
 var errFull = errors.New("is over the limit")
 
-// trace packs what a profiler left into the result, if there is room for it.
+// trace packs a profiler's files for the result. If they do not fit, Trace is empty.
 func (e *engine) trace(r recording, profiler string) *Profile {
 	archive := &bounded{limit: traceLimit}
 	z := zip.NewWriter(archive)
@@ -194,8 +195,8 @@ func (e *engine) trace(r recording, profiler string) *Profile {
 	return p
 }
 
-// walk calls f for the regular files and the directories (their names end with
-// a slash) below a directory, in the order of their names.
+// walk calls f for the regular files and the directories below a directory, ordered by
+// name. The names of directories end with a slash.
 func (e *engine) walk(dir string, f func(name string, size int64) error) error {
 	// A link in its place would lead to files that no profiler made.
 	if info, err := e.src.root.Lstat(dir); err != nil || !info.IsDir() {
@@ -220,16 +221,16 @@ func (e *engine) walk(dir string, f func(name string, size int64) error) error {
 	})
 }
 
-// claimProfileData returns what has to be done at the job's end: put the files
-// of the profilers, and nothing else, into ProfileDir. A directory of that name
-// which a submission made goes away, as its contents would be uploaded.
+// claimProfileData returns a function to call at the job's end. It puts the profilers'
+// files, and nothing else, into ProfileDir. It removes a directory of that name that a
+// submission made, because its contents would be uploaded.
 func (e *engine) claimProfileData() func() {
 	_, err := e.src.root.Lstat(ProfileDir)
 	if e.mode != "profile" && err == nil {
 		return func() {} // not this job's
 	}
 	return func() {
-		// Nothing of the submission may be left that could interfere.
+		// No process of the submission may be left to interfere.
 		err := errors.Join(endTree(), e.src.root.RemoveAll(ProfileDir))
 		if err == nil && len(e.recorded) > 0 {
 			err = e.src.root.Mkdir(ProfileDir, 0o777)
@@ -242,14 +243,15 @@ func (e *engine) claimProfileData() func() {
 			err = errors.Join(err, e.src.root.RemoveAll(r.tmp))
 		}
 		if err != nil {
-			e.note("deliver profile: %v", err) // the verdicts are there
+			e.note("deliver profile: %v", err) // the verdicts do not depend on it
 		}
 	}
 }
 
-// deliver moves the files of one evaluation and returns the room that is left.
-// They lie flat, as an artifact path such as "profile_data/*" expects; with
-// several evaluations they begin with its name.
+// deliver moves the files of one evaluation to ProfileDir and returns how many bytes
+// still fit. It makes no subdirectories, because an artifact path such as
+// "profile_data/*" does not expect any. With several evaluations, the file names begin
+// with the evaluation's name.
 func (e *engine) deliver(r recording, room int64) (int64, error) {
 	type file struct {
 		from, to string
@@ -278,11 +280,11 @@ func (e *engine) deliver(r recording, room int64) (int64, error) {
 	return room, err
 }
 
-// reportTables are the tables of ncu's report that a submitter is shown.
+// reportTables are the tables of ncu's report that submitters see.
 var reportTables = []string{"GPU Throughput", "Pipe Utilization (% of active cycles)", "Warp State (All Cycles)"}
 
-// filterReport cuts what ncu prints down to the kernels' names and, for the
-// first two, the tables that tell most.
+// filterReport reduces ncu's output to the names of the kernels and, for the first two,
+// the most useful tables.
 func filterReport(text string) string {
 	const (
 		mark     = "Table Name :"
@@ -326,8 +328,8 @@ func filterReport(text string) string {
 	return out.String()
 }
 
-// startsKernel says whether a line names a kernel: it is indented less than
-// what is said of the kernel.
+// startsKernel reports whether a line names a kernel: it is indented less than the
+// lines about the kernel.
 func startsKernel(line string) bool {
 	// Characters, not bytes.
 	r := []rune(line[:min(len(line), 12)])

@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// drainLimit is how long output is awaited after a program's end before the
-// processes that may still hold its pipes are killed.
+// drainLimit is how long to wait for output after a program's end. Then the processes
+// that may still hold its pipes are killed.
 const drainLimit = 250 * time.Millisecond
 
-// program is one child process to be run to its end.
+// program is a child process to run to its end.
 type program struct {
 	argv    []string
 	env     []string
@@ -28,16 +28,16 @@ type program struct {
 	stdin   *os.File // nil for /dev/null
 	limit   limit
 	popcorn bool      // give it a POPCORN_FD
-	stdout  io.Writer // takes the output in place of the outcome's, if not nil
+	stdout  io.Writer // receives standard output instead of the outcome, if not nil
 
 	landlock int      // its version, 0 for none
 	writable []string // directories in which it may write, with Landlock
 }
 
-// outcome is how a program ended. When it was cancelled or ran into its limit
-// it was killed.
+// outcome is how a program ended. A program is killed when it reaches its limit or the
+// job is canceled.
 type outcome struct {
-	exitCode  int // minus the signal's number if one ended it
+	exitCode  int // the negative signal number if a signal ended it
 	timedOut  bool
 	cancelled bool
 	stdout    capture
@@ -46,8 +46,8 @@ type outcome struct {
 	duration  time.Duration
 }
 
-// texts returns stdout and stderr as they are in the result. The Python engine
-// translates newlines except when the program ran into its limit.
+// texts returns stdout and stderr in the form of the result. Like the Python engine, it
+// translates newlines unless the program reached its limit.
 func (o *outcome) texts() (stdout, stderr string) {
 	return o.stdout.text(!o.timedOut), o.stderr.text(!o.timedOut)
 }
@@ -55,8 +55,8 @@ func (o *outcome) texts() (stdout, stderr string) {
 // errNoProgram means that the program to run is not installed.
 var errNoProgram = errors.New("is not on the PATH")
 
-// run runs a program and returns when it and everything that it started are
-// gone. It reaps every child of this process, so only one may run at a time.
+// run runs a program and returns when it and everything it started are gone. It reaps
+// every child of this process, so only one program may run at a time.
 func (p program) run(ctx context.Context) (*outcome, error) {
 	path, err := lookPath(p.env, p.argv[0])
 	if err != nil {
@@ -93,14 +93,14 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	pipes.read()
 	err = o.wait(ctx, pid, p.limit)
 	o.duration = time.Since(start)
-	// By the clock, not by what came first: a program may have stopped this process
-	// over the end of its time.
+	// Compare the clock too: a program may have stopped this process until after the
+	// limit.
 	o.timedOut = o.timedOut || !o.cancelled && o.duration.Seconds() >= p.limit.seconds
 	return o, errors.Join(err, pipes.drain())
 }
 
-// spareThreads has Go make the threads that it may need while a program has taken all
-// processes that the container may have: Go ends when it cannot have another.
+// spareThreads makes Go create the threads that it may need while a program uses up all
+// processes that the container may have: Go exits if it cannot create a thread.
 func spareThreads() {
 	const spares = 8
 	var locked, done sync.WaitGroup
@@ -116,7 +116,8 @@ func spareThreads() {
 	done.Wait()
 }
 
-// wait returns when the program has ended, by itself or by force.
+// wait waits until the program has ended. It kills the program at its limit or when ctx
+// is done.
 func (o *outcome) wait(ctx context.Context, pid int, l limit) error {
 	exited := make(chan error, 1)
 	go func() { exited <- o.reap(pid) }()
@@ -125,7 +126,7 @@ func (o *outcome) wait(ctx context.Context, pid int, l limit) error {
 		now := make(chan time.Time)
 		close(now)
 		expired = now
-	} else if l.seconds < 1e9 { // 30 years: beyond, a Duration may overflow
+	} else if l.seconds < 1e9 { // 30 years; a longer Duration may overflow
 		t := time.NewTimer(time.Duration(l.seconds * float64(time.Second)))
 		defer t.Stop()
 		expired = t.C
@@ -154,7 +155,7 @@ func (o *outcome) wait(ctx context.Context, pid int, l limit) error {
 	}
 }
 
-// reap waits for the program and takes care of orphans that end meanwhile.
+// reap waits for the program, and reaps orphans that end in the meantime.
 func (o *outcome) reap(pid int) error {
 	for {
 		var status unix.WaitStatus
@@ -173,12 +174,12 @@ func (o *outcome) reap(pid int) error {
 	}
 }
 
-// pipes carry a child's output to writers while it runs.
+// pipes copy a child's output to writers while it runs.
 type pipes struct {
 	ends    []*os.File // ours
 	child   []int      // the child's, open until read
 	writers []io.Writer
-	done    chan struct{} // one value a pipe at its end
+	done    chan struct{} // one value for each pipe that has ended
 	err     error
 }
 
@@ -194,7 +195,8 @@ func (p *pipes) add(w io.Writer) {
 	var fds [2]int
 	err := unix.Pipe2(fds[:], unix.O_CLOEXEC)
 	if err == nil {
-		// Only our end: with a deadline, it lets go of a pipe that someone keeps open.
+		// Only our end: non-blocking, it has deadlines, and can stop reading a pipe
+		// that someone keeps open.
 		err = unix.SetNonblock(fds[0], true)
 		p.ends = append(p.ends, os.NewFile(uintptr(fds[0]), "pipe"))
 		p.child = append(p.child, fds[1])
@@ -220,7 +222,7 @@ func (p *pipes) read() {
 	p.done = make(chan struct{}, len(p.ends))
 	for i, end := range p.ends {
 		go func() {
-			// It ends at the end of file or at a deadline; both are the end of what there is.
+			// The copy ends at end of file or at a deadline. Neither is an error here.
 			_, _ = io.CopyBuffer(p.writers[i], onlyReader{end}, make([]byte, 32<<10))
 			p.done <- struct{}{}
 		}()
@@ -230,8 +232,8 @@ func (p *pipes) read() {
 // onlyReader hides os.File's WriteTo, which would allocate its own buffer.
 type onlyReader struct{ io.Reader }
 
-// drain waits for the end of all pipes, kills what is left of the program, and
-// gives up on pipes that a process out of reach keeps open.
+// drain waits for the end of all pipes, kills what is left of the program, and gives up
+// on pipes that a process out of its reach keeps open.
 func (p *pipes) drain() error {
 	open := p.await(len(p.ends), drainLimit)
 	err := endTree()
@@ -246,7 +248,7 @@ func (p *pipes) drain() error {
 	return err
 }
 
-// await waits until n pipes have ended and returns how many have not in time.
+// await waits for n pipes to end and returns how many have not ended after atMost.
 func (p *pipes) await(n int, atMost time.Duration) int {
 	t := time.NewTimer(atMost)
 	defer t.Stop()
@@ -269,8 +271,8 @@ func (p *pipes) close() {
 	}
 }
 
-// lookPath finds a program on the PATH of an environment. Relative entries do
-// not count: they would lead into the job's directory.
+// lookPath finds a program on the PATH of an environment. It ignores relative entries,
+// which would lead into the job's directory.
 func lookPath(env []string, name string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil
@@ -279,7 +281,7 @@ func lookPath(env []string, name string) (string, error) {
 		if !filepath.IsAbs(dir) {
 			continue
 		}
-		path := dir + "/" + name // as which prints it
+		path := dir + "/" + name // in the form that which(1) prints
 		if info, err := os.Stat(path); err == nil && !info.IsDir() && unix.Access(path, unix.X_OK) == nil {
 			return path, nil
 		}

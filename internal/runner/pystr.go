@@ -6,9 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// decode turns a program's bytes into text as Python's
-// bytes.decode("utf-8", "replace") does: one U+FFFD for each longest piece that
-// could have begun a character, where Go would give one for each byte.
+// decode converts a program's bytes to text like Python's bytes.decode("utf-8",
+// "replace"): it writes one U+FFFD for each longest piece that could have begun a
+// character, where Go would write one for each byte.
 func decode(b []byte) string {
 	if utf8.Valid(b) {
 		return string(b)
@@ -28,8 +28,8 @@ func decode(b []byte) string {
 	return out.String()
 }
 
-// invalidPrefix returns the length of the longest beginning of b that is the
-// beginning of a character without being one, at least 1.
+// invalidPrefix returns the length, at least 1, of the longest prefix of b that is an
+// incomplete character.
 func invalidPrefix(b []byte) int {
 	need, lo, hi := 0, byte(0x80), byte(0xBF)
 	switch c := b[0]; {

@@ -16,8 +16,7 @@ const MaxResult = 96 << 20
 // maxPairs bounds an object whose order matters; a program's report has fewer keys.
 const maxPairs = 1 << 18
 
-// ReadResult reads a result.json, which may be anybody's. Keys that it does not know
-// are passed over.
+// ReadResult reads a result.json, which may come from anyone. It ignores unknown keys.
 func ReadResult(data []byte) (*Result, error) {
 	if len(data) > MaxResult {
 		return nil, fmt.Errorf("read %s: it has %d bytes, %d are read at most", ResultFile, len(data), MaxResult)
@@ -40,13 +39,13 @@ func ReadResult(data []byte) (*Result, error) {
 	return r, nil
 }
 
-// Verdict says in a sentence how the job went, and whether the submission passed.
+// Verdict returns a sentence on how the job went, and whether the submission passed.
 func (r *Result) Verdict() (sentence string, ok bool) {
 	return verdictOf(r, r.summaries())
 }
 
-// Report writes for people what the job's log has said at its end, and all about what
-// did not pass.
+// Report writes the end of the job's log for people, and all details of what did not
+// pass.
 func (r *Result) Report(w io.Writer) {
 	l := &buildLog{out: w, err: w}
 	list := r.summaries()
@@ -81,7 +80,7 @@ func (p *Pairs[T]) UnmarshalJSON(text []byte) error {
 	case open != json.Delim('{'):
 		return errors.New("not an object")
 	}
-	at := map[string]int{} // of duplicate keys the last counts
+	at := map[string]int{} // the last of duplicate keys counts
 	for dec.More() {
 		key, err := dec.Token()
 		if err != nil {
@@ -105,15 +104,15 @@ func (p *Pairs[T]) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// UnmarshalJSON reads Python's isoformat, with a zone or without. What is no time is
-// none.
+// UnmarshalJSON reads Python's isoformat, with or without a zone. Any other text is the
+// zero time.
 func (t *localTime) UnmarshalJSON(text []byte) error {
 	var s string
 	if err := json.Unmarshal(text, &s); err != nil {
 		return err
 	}
 	*t = localTime{}
-	for _, layout := range []string{"2006-01-02T15:04:05", "2006-01-02 15:04:05", time.RFC3339} { // a fraction is read with each
+	for _, layout := range []string{"2006-01-02T15:04:05", "2006-01-02 15:04:05", time.RFC3339} { // each accepts a fraction too
 		if at, err := time.ParseInLocation(layout, s, time.Local); err == nil {
 			*t = localTime(at)
 			break

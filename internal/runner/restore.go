@@ -18,16 +18,16 @@ import (
 // maxEntries bounds the files of one area.
 const maxEntries = 1 << 18
 
-// area is a directory that programs may write to, or with foreign one that they
-// should not be able to. What it holds is recorded before the first of them.
+// area is a directory that programs may write to or, if foreign is set, should not be
+// able to write to. Its contents are recorded before the first program runs.
 type area struct {
 	dir     string
 	foreign bool
 	before  map[string]stamp
 }
 
-// stamp tells a file from what was made of it: no program without CAP_SYS_TIME sets
-// the time of a change.
+// stamp tells a file from a changed one: no program without CAP_SYS_TIME can set the
+// time of a change.
 type stamp struct {
 	mode   fs.FileMode
 	inode  uint64
@@ -35,7 +35,7 @@ type stamp struct {
 	change syscall.Timespec
 }
 
-// record notes what every area holds. It comes before any program.
+// record records what every area holds. Call it before any program runs.
 func (e *engine) record() error {
 	if err := e.findTemporary(); err != nil {
 		return err
@@ -61,9 +61,9 @@ func (e *engine) record() error {
 	return nil
 }
 
-// findTemporary finds the system's directories for temporary files, where they are
-// this job's alone: in a container in which nothing else runs. Elsewhere programs
-// have only their TMPDIR.
+// findTemporary finds the system's directories for temporary files if no other job uses
+// them: in a container in which nothing else runs. Elsewhere, programs have only their
+// TMPDIR.
 func (e *engine) findTemporary() error {
 	var root unix.Statfs_t
 	if err := unix.Statfs("/", &root); err != nil {
@@ -84,8 +84,8 @@ func (e *engine) findTemporary() error {
 	return nil
 }
 
-// loaded lists the directories that a later interpreter or loader reads from, for
-// kernels on which programs may write there.
+// loaded returns the directories that a later interpreter or loader reads from. It is
+// for kernels on which programs may write there.
 func (e *engine) loaded() []string {
 	dirs := []string{"/etc"}
 	if python, err := lookPath(e.env, "python3"); err == nil {
@@ -104,7 +104,8 @@ func (e *engine) loaded() []string {
 	return real
 }
 
-// walkArea calls f for what is in an area, but not below what f skips.
+// walkArea calls f for everything in an area except the engine's own files. If f
+// returns fs.SkipDir, it skips that directory.
 func (e *engine) walkArea(a *area, f func(name string, s stamp) error) error {
 	n := 0
 	err := filepath.WalkDir(a.dir, func(name string, d fs.DirEntry, err error) error {
@@ -136,7 +137,8 @@ func (e *engine) walkArea(a *area, f func(name string, s stamp) error) error {
 	return nil
 }
 
-// own says whether what has this path is the engine's to keep in order.
+// own reports whether the engine itself looks after the file or directory with this
+// path.
 func (e *engine) own(name string) bool {
 	if name == e.scratch || name == filepath.Join(e.dir, ".git") {
 		return true
@@ -144,9 +146,10 @@ func (e *engine) own(name string) bool {
 	return slices.ContainsFunc(e.recorded, func(r recording) bool { return name == filepath.Join(e.dir, r.tmp) })
 }
 
-// putBack brings every area back to what the next program may trust, once all of the
-// last one is dead. It removes what is new, except plain data in the job's directory,
-// and refuses to go on where something else than data was changed there.
+// putBack restores every area so that the next program may trust it. Call it when all
+// processes of the last program are dead. It removes new files, except plain data in
+// the job's directory. It returns an error if a program changed or removed anything
+// there but data.
 func (e *engine) putBack() error {
 	here, err := os.Stat(e.dir)
 	was, werr := e.src.root.Stat(".")
@@ -190,18 +193,18 @@ func (e *engine) putBack() error {
 	return nil
 }
 
-// isCache says whether a file is Python's byte code, which it writes again.
+// isCache reports whether a file is Python's byte code, which Python writes again.
 func isCache(name string) bool { return strings.Contains(name+"/", "/__pycache__/") }
 
-// data are the endings of files that nothing loads unless it names them.
+// data are the extensions of files that are loaded only by name.
 var data = []string{
 	"", ".txt", ".log", ".md", ".csv", ".tsv", ".json", ".jsonl", ".bin", ".dat", ".npy", ".npz", ".pt", ".safetensors",
 	".out", ".err", ".png", ".svg", ".html", ".o",
 }
 
-// harmless says whether a file of the job's directory may be what a program made of
-// it: plain data, or what the engine itself writes before each use. In lang cu all
-// is within the compiler's reach.
+// harmless reports whether a program may have changed a file in the job's directory:
+// plain data, or a source, which the engine writes before each use. In lang cu nothing
+// counts as plain data, because the compiler can read every file.
 func (e *engine) harmless(a *area, name string, mode fs.FileMode) bool {
 	rel, err := filepath.Rel(e.dir, name)
 	if err != nil || a.dir != e.dir {
@@ -215,8 +218,8 @@ func (e *engine) harmless(a *area, name string, mode fs.FileMode) bool {
 		!strings.HasPrefix(base, ".") && slices.Contains(data, strings.ToLower(path.Ext(base)))
 }
 
-// alone says whether this process shares its process table with none but its parents
-// and children.
+// alone reports whether this process shares its process table only with its parents and
+// children.
 func alone() bool {
 	family := map[int]bool{os.Getpid(): true}
 	for _, pid := range descendants() {

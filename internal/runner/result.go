@@ -14,9 +14,9 @@ import (
 // ResultFile is the name of the file that holds the Result.
 const ResultFile = "result.json"
 
-// Result is what result.json holds; docs/results.md describes every field. No
-// field may be added below System, Runs, Compilation, Run and Profile: the
-// consumers refuse keys they do not know.
+// Result is the content of result.json; docs/results.md describes every field. Do not
+// add fields to System, Evaluation, Compilation, Run or Profile: consumers refuse keys
+// they do not know.
 type Result struct {
 	Success bool               `json:"success"`
 	Error   string             `json:"error"`
@@ -55,8 +55,8 @@ type Compilation struct {
 	ExitCode    int    `json:"exit_code"`
 }
 
-// Run reports the run of the task's program. Success says that it ran to an end
-// that the protocol knows, Passed that the task found the submission correct.
+// Run reports the run of the task's program. Success means that it ended in a way that
+// the protocol knows, Passed that the task found the submission correct.
 type Run struct {
 	Success  bool          `json:"success"`
 	Passed   bool          `json:"passed"`
@@ -116,7 +116,7 @@ func (p Pairs[T]) get(key string) (v T) {
 	return v
 }
 
-// set gives a key a value.
+// set sets the value of a key, and appends a key that is new.
 func (p *Pairs[T]) set(key string, v T) {
 	for i := range *p {
 		if (*p)[i].Key == key {
@@ -127,8 +127,8 @@ func (p *Pairs[T]) set(key string, v T) {
 	*p = append(*p, Pair[T]{key, v})
 }
 
-// localTime is a point in time that is written as Python's naive
-// datetime.isoformat: local time without a zone.
+// localTime is a time that is written like Python's naive datetime.isoformat: local
+// time without a zone.
 type localTime time.Time
 
 // MarshalJSON writes the fraction with six digits, or none when it is zero.
@@ -140,7 +140,7 @@ func (t localTime) MarshalJSON() ([]byte, error) {
 	return json.Marshal(time.Time(t).Local().Format(layout))
 }
 
-// MarshalJSON writes no system information as an empty object.
+// MarshalJSON writes a nil System as an empty object.
 func (r *Result) MarshalJSON() ([]byte, error) {
 	type plain Result
 	if r.System != nil {
@@ -163,8 +163,8 @@ func marshal(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// write puts the result into the directory in one step. What a program left
-// under that name, a directory or a link too, is replaced.
+// write writes the result into the directory atomically. It replaces anything that a
+// program left under that name, even a directory or a link.
 func (r *Result) write(root *os.Root) error {
 	text, err := marshal(r)
 	if err != nil {
@@ -179,13 +179,13 @@ func (r *Result) write(root *os.Root) error {
 		err = errors.Join(err, root.Rename(tmp, ResultFile))
 	}
 	if err != nil {
-		// What has the name is not the runner's.
+		// A file that now has the name is not the runner's.
 		return errors.Join(fmt.Errorf("write %s: %w", ResultFile, err), ignoreMissing(root.Remove(tmp)), ignoreMissing(root.RemoveAll(ResultFile)))
 	}
 	return nil
 }
 
-// writeFile makes a new file; one that exists, even as a link, is an error.
+// writeFile creates a file. If the name exists, even as a link, it returns an error.
 func writeFile(root *os.Root, name string, text []byte, mode fs.FileMode) error {
 	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package runner evaluates one submission inside of a job's container and
-// leaves result.json; it isolates nothing, that is the container's work.
+// Package runner evaluates one submission inside a job's container and writes
+// result.json. It does not isolate the job from the node; the container does.
 package runner
 
 import (
@@ -21,35 +21,36 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// Options say what a runner works with.
+// Options configure Main.
 type Options struct {
 	Env     []string  // NAME=VALUE; nil means the process's own
-	Dir     string    // where the program runs and result.json is left; "" is the current directory
+	Dir     string    // where programs run and result.json is written; "" is the current directory
 	Payload string    // file with an encoded payload, "-" for Stdin; "" means that Env has it
-	Config  string    // file with a payload that is not encoded, "-" for Stdin; goes before Payload
-	Stdin   *os.File  // what programs inherit, unless it is read here; nil means /dev/null
-	Stdout  io.Writer // the log and the summary; nil drops them
-	Stderr  io.Writer // what went wrong; nil drops it
+	Config  string    // payload file that is not encoded, "-" for Stdin; overrides Payload
+	Stdin   *os.File  // for programs, unless the payload is read from it; nil means /dev/null
+	Stdout  io.Writer // the log and the summary; nil discards them
+	Stderr  io.Writer // errors; nil discards them
 	Limits  payload.Limits
 	Compile float64 // seconds for the compiler and for the pre-run; 0 means 120
-	// Annotate also puts the summary on the Buildkite build's page, when the job
-	// has the agent's access token. It changes nothing else.
+	// Annotate also puts the summary on the Buildkite build's page, if the job has the
+	// agent's access token. It changes nothing else.
 	Annotate bool
 }
 
-// maxProcs bounds the threads that run Go code at a time: the runner waits, mostly.
+// maxProcs bounds the threads that run Go code at the same time: the runner mostly
+// waits.
 const maxProcs = 2
 
-// exitNoResult is the exit code without a result.json of this job. What has that
-// name then is not the runner's.
+// exitNoResult is the exit code if result.json could not be written. A file with that
+// name is then not the runner's.
 const exitNoResult = 3
 
-// Main evaluates a payload and returns the process's exit code: 0 when
-// result.json says success, whatever the tests gave, 1 when it says why not, and
-// 3 when it could not be written. It
-// overwrites secrets in the process's initial environment, or executes the
-// program again (os.Args) without them, and it kills and reaps every child of
-// the process: call it last, and once.
+// Main evaluates a payload and returns the process's exit code: 0 if result.json
+// reports success, whatever the tests found, or if there is nothing to evaluate; 1 if
+// result.json reports an error, or if the directory cannot be opened; 3 if result.json
+// could not be written. Main overwrites secrets in the process's initial environment,
+// or executes the program again (os.Args) without them, and it kills and reaps every
+// child of the process: call it last, and only once.
 func Main(ctx context.Context, o Options) int {
 	if o.Env == nil {
 		o.Env = os.Environ()
@@ -113,9 +114,10 @@ type session struct {
 	told     []*evalSummary
 }
 
-// catchSignals cancels the context at a signal that asks the process to end, and
-// keeps every other one that can be caught from ending it: what runs may send them
-// (before Linux 6.12), and a log that no one reads any more must not end the job.
+// catchSignals returns a context that is canceled by a signal that asks the process to
+// end. It also keeps every other signal that can be caught from ending the process:
+// programs may send them (before Linux 6.12), and a log that no one reads anymore must
+// not end the job.
 func catchSignals(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 16)
@@ -135,14 +137,14 @@ func catchSignals(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// tell ends the log, and annotates the build if that is wanted.
+// tell ends the log and, if o.Annotate is set, annotates the build.
 func (s *session) tell(ctx context.Context, r *Result) {
 	s.log.end(r, s.told)
 	if !r.Success {
-		// With the build failed, its log is all that some readers see.
+		// If the build failed, some readers see only its log.
 		s.log.note("%s", r.Error)
 	}
-	if !s.Annotate || ctx.Err() != nil { // once cancelled, there is no time
+	if !s.Annotate || ctx.Err() != nil { // a canceled job has no time left
 		return
 	}
 	body, style := annotation(r, s.told)
@@ -154,12 +156,12 @@ func (s *session) tell(ctx context.Context, r *Result) {
 // errNoJob means that there is nothing to do, which is not a failure.
 var errNoJob = errors.New("no payload, and this build was not started through the API: nothing to evaluate")
 
-// cancelled is the error of a job that was told to stop.
+// cancelled returns the error of a job that was told to stop.
 func cancelled(ctx context.Context) error {
 	return fmt.Errorf("the job was cancelled before its end: %w", context.Cause(ctx))
 }
 
-// evaluate fills in the result as far as it comes.
+// evaluate fills in the result as far as it gets.
 func (s *session) evaluate(ctx context.Context, root *os.Root, r *Result) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -178,7 +180,7 @@ func (s *session) evaluate(ctx context.Context, root *os.Root, r *Result) (err e
 	if errors.Is(err, errNoJob) {
 		return err
 	}
-	// A result of an earlier job must not be taken for this one's.
+	// An earlier job's result must not be mistaken for this one's.
 	if rerr := ignoreMissing(root.RemoveAll(ResultFile)); rerr != nil {
 		err = errors.Join(err, fmt.Errorf("remove old %s: %w", ResultFile, rerr))
 	}
@@ -221,7 +223,7 @@ func (s *session) evaluate(ctx context.Context, root *os.Root, r *Result) (err e
 	})
 }
 
-// object returns the payload, from wherever it comes.
+// object returns the payload from a file, standard input or the environment.
 func (s *session) object(public, private []string) (*payload.Object, error) {
 	var text string
 	var err error
@@ -256,8 +258,8 @@ func (s *session) object(public, private []string) (*payload.Object, error) {
 		payload.Var, payload.OldVar, payload.Var)
 }
 
-// read reads a file, or standard input, which is then empty for the programs
-// too: a file that it came from could be read again.
+// read reads a file, or standard input if name is "-". It then replaces standard input
+// with /dev/null, because a program could read a redirected file again.
 func (s *session) read(name string, read func(io.Reader, payload.Limits) (string, error)) (string, error) {
 	if name != "-" || s.Stdin == nil {
 		f, err := os.Open(name)

@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// A space is what one program has to itself: a home and a directory for temporary
-// files, both empty at its start. What programs keep there, caches and settings,
-// must not reach the next program, which may judge the one before.
+// A space is a program's own home and directory for temporary files, both empty when it
+// starts. Caches and settings that the program leaves there must not reach the next
+// program, which may judge it.
 type space struct{ home, tmp string }
 
-// cacheVars place a cache outside of the home. A program that gets a new home keeps
-// them there.
+// cacheVars are variables that place a cache outside the home. Without them, a program
+// keeps its caches in its new home.
 var cacheVars = []string{
 	"TORCH_EXTENSIONS_DIR", "TRITON_HOME", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_OVERRIDE_DIR", "TORCHINDUCTOR_CACHE_DIR",
 	"PYTORCH_KERNEL_CACHE_PATH", "CUDA_CACHE_PATH", "CUPY_CACHE_DIR", "NUMBA_CACHE_DIR", "CUTE_DSL_CACHE_DIR", "TILELANG_CACHE_DIR",
@@ -24,21 +24,21 @@ var cacheVars = []string{
 	"XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR",
 }
 
-// searchPaths are lists of directories in which an empty or relative entry means the
+// searchPaths are variables that list directories. An empty or relative entry means the
 // job's directory, where a submission may leave a library or a module for its judge.
 var searchPaths = []string{"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
 
-// submissionBuilds are the caches in which torch and Triton keep what they compile
-// for a submission: minutes of work, done in the pre-run for the runs after it.
+// submissionBuilds are the caches in which torch and Triton keep what they compile for
+// a submission. Compiling takes minutes; the pre-run does it for the runs after it.
 var submissionBuilds = map[string]string{
 	"TORCH_EXTENSIONS_DIR": "torch_extensions", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
 }
 
-// buildWords are in a source that uses those caches.
+// buildWords show that a source uses those caches.
 var buildWords = []string{"cpp_extension", "load_inline", "torch_extensions", "extensions_dir", "triton", "inductor", "compile("}
 
-// newScratch makes the directory for the spaces of a job, where Python would put
-// temporary files: where TMPDIR says, else in one of the usual places.
+// newScratch creates the directory for the spaces of a job where Python would put
+// temporary files: in TMPDIR, TEMP or TMP, or in one of the usual places.
 func newScratch(env []string, dir string) (string, error) {
 	var errs []error
 	for _, in := range []string{getenv(env, "TMPDIR"), getenv(env, "TEMP"), getenv(env, "TMP"), "/tmp", "/var/tmp", "/usr/tmp", dir} {
@@ -58,7 +58,7 @@ func newScratch(env []string, dir string) (string, error) {
 	return "", fmt.Errorf("make a directory for temporary files: %w", errors.Join(errs...))
 }
 
-// space makes the next program's space.
+// space creates the space of the next program.
 func (e *engine) space() (*space, error) {
 	dir := filepath.Join(e.scratch, tempName())
 	s := &space{filepath.Join(dir, "home"), filepath.Join(dir, "tmp")}
@@ -75,7 +75,7 @@ func (e *engine) drop(s *space) {
 	}
 }
 
-// place lets a program work in a space.
+// place returns p, set up to run in a space.
 func (e *engine) place(p program, s *space) program {
 	p.env = setenv(setenv(p.env, "HOME", s.home), "TMPDIR", s.tmp)
 	p.landlock, p.writable = e.landlock, append([]string{e.dir, filepath.Dir(s.home), devices, "/dev/shm"}, e.temporary...)
@@ -89,9 +89,9 @@ func (e *engine) place(p program, s *space) program {
 	return p
 }
 
-// keepBuilds gives the runs of a job one place for what torch and Triton compile,
-// unless a file of the task itself uses these caches: the submission could have left
-// there what the judge then loads.
+// keepBuilds gives the runs of a job one directory for what torch and Triton compile,
+// unless a file of the task itself uses these caches: the submission could leave
+// something there for the judge to load.
 func (e *engine) keepBuilds() error {
 	for _, f := range e.src.files {
 		text := strings.ToLower(f.Value)
@@ -103,9 +103,9 @@ func (e *engine) keepBuilds() error {
 	return os.Mkdir(e.builds, 0o700)
 }
 
-// homeless is an environment without what leads to caches, settings and modules that
-// a program may change, for programs that get a home of their own. The modules of the
-// image's user stay: programs cannot write there.
+// homeless returns an environment, for programs with their own home, without variables
+// that lead to caches, settings and modules that a program may change. Modules of the
+// image's user stay available: programs cannot write there.
 func homeless(env []string) []string {
 	user := filepath.Join(getenv(env, "HOME"), ".local")
 	var kept []string
@@ -116,7 +116,7 @@ func homeless(env []string) []string {
 			value = strings.Join(dirs, string(filepath.ListSeparator))
 			kv = name + "=" + value
 		}
-		// To compilers, an empty list is the job's directory.
+		// Compilers take an empty list as the job's directory.
 		if slices.Contains(cacheVars, name) || name == "TEMP" || name == "TMP" || value == "" && slices.Contains(searchPaths, name) {
 			continue
 		}
@@ -142,7 +142,7 @@ func (s *space) writeCases(lines string) (string, error) {
 	return name, nil
 }
 
-// tempName returns a name as Python's tempfile makes them.
+// tempName returns a name like those of Python's tempfile.
 func tempName() string {
 	return "tmp" + strings.ToLower(rand.Text()[:8])
 }

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Verdicts on an evaluation, as people read them.
+// Verdicts on an evaluation, as shown to people.
 const (
 	passed       = "passed"
 	notPassed    = "not passed"
@@ -23,7 +23,7 @@ const (
 	wasCancelled = "cancelled"
 )
 
-// evalSummary is what people are told of an evaluation. Its texts are clean.
+// evalSummary is what people see of an evaluation. Its texts are safe to print.
 type evalSummary struct {
 	name    string
 	verdict string
@@ -50,7 +50,7 @@ type reportedCase struct {
 
 func (c *reportedCase) title() string { return fmt.Sprintf("%s %d: %s", c.kind, c.index, c.spec) }
 
-// outcome is the verdict with the numbers, for a line of its own.
+// outcome returns the verdict and the numbers on one line.
 func (s *evalSummary) outcome() string {
 	parts := []string{s.verdict}
 	for _, p := range []string{s.counts, s.seconds} {
@@ -61,7 +61,8 @@ func (s *evalSummary) outcome() string {
 	return strings.Join(parts, ", ")
 }
 
-// numbers says how many cases passed, or else what the verdict does not say.
+// numbers returns how many cases passed or, without a count, why the evaluation did not
+// pass.
 func (s *evalSummary) numbers() string {
 	if s.counts == "" && s.verdict == notPassed {
 		return s.reason
@@ -69,8 +70,8 @@ func (s *evalSummary) numbers() string {
 	return s.counts
 }
 
-// summarise reads what an evaluation left. The program's report follows the
-// task's protocol as far as the program liked.
+// summarise summarizes an evaluation. The program's report may break the task's
+// protocol.
 func summarise(ctx context.Context, name string, ev *Evaluation) *evalSummary {
 	s := &evalSummary{name: oneLine(name, lineRunes)}
 	run := ev.Run
@@ -121,7 +122,7 @@ func summarise(ctx context.Context, name string, ev *Evaluation) *evalSummary {
 	return s
 }
 
-// signalName says which signal an exit code stands for.
+// signalName returns the signal that an exit code stands for, if any.
 func signalName(code int) (string, bool) {
 	if code >= 0 {
 		return "", false
@@ -132,7 +133,8 @@ func signalName(code int) (string, bool) {
 	return fmt.Sprintf("signal %d", -code), true
 }
 
-// read takes tests and benchmarks from a report and says how many failed.
+// read takes tests and benchmarks from a report and returns how many failed, "" for
+// none.
 func (s *evalSummary) read(report map[string]string) (failures string) {
 	var counts, failed []string
 	for _, kind := range []string{"test", "benchmark"} {
@@ -212,8 +214,8 @@ func readCase(report map[string]string, kind string, i int) reportedCase {
 	return c
 }
 
-// timeText makes nanoseconds readable with so many digits: "4.096 ms". What is
-// not a time is shown as it is.
+// timeText formats nanoseconds with that many significant digits: "4.096 ms". It
+// returns a text that is not a time as it is, shortened.
 func timeText(text string, digits int) string {
 	ns, err := strconv.ParseFloat(text, 64)
 	if err != nil || math.IsNaN(ns) || ns < 0 || ns > 1e18 {
@@ -222,7 +224,7 @@ func timeText(text string, digits int) string {
 	if ns == 0 {
 		return "0 ns"
 	}
-	// Rounded first, so that 999.96 µs becomes 1.000 ms.
+	// Round first, so that 999.96 µs becomes 1.000 ms.
 	ns, err = strconv.ParseFloat(strconv.FormatFloat(ns, 'e', digits-1, 64), 64)
 	if err != nil {
 		return oneLine(text, 16)
@@ -248,8 +250,7 @@ func secondsText(text string) string {
 	return oneLine(text, 16) + " s"
 }
 
-// verdictOf says in a sentence how the job went, and whether the submission
-// passed.
+// verdictOf returns a sentence on how the job went, and whether the submission passed.
 func verdictOf(r *Result, list []*evalSummary) (sentence string, ok bool) {
 	switch {
 	case !r.Success:
@@ -272,7 +273,7 @@ func verdictOf(r *Result, list []*evalSummary) (sentence string, ok bool) {
 	return "Passed: " + strings.Join(names, ", "), true
 }
 
-// machine says in a line what the submission ran on.
+// machine returns a line about what the submission ran on.
 func machine(sys *System) string {
 	if sys == nil {
 		return ""
@@ -332,7 +333,7 @@ func (l *buildLog) tables(r *Result, list []*evalSummary) {
 		}
 		rows := [][]string{{s.name, "mean ± error", "best", "worst"}}
 		for _, c := range s.timings {
-			// So that the table fits on 80 columns.
+			// Make the table fit in 80 columns.
 			lines := wrap(c.spec, 36, 4)
 			if c.failed {
 				message, _, _ := strings.Cut(c.message, "\n")
@@ -350,8 +351,8 @@ func (l *buildLog) tables(r *Result, list []*evalSummary) {
 	}
 }
 
-// table writes rows in columns, indented, some of them flush right. The last
-// cell of a row that is shorter than the first does not widen its column.
+// table writes rows in indented columns and aligns the columns in right to the right.
+// The last cell of a row that is shorter than the first row does not widen its column.
 func (l *buildLog) table(rows [][]string, right ...int) {
 	var widths []int
 	for _, row := range rows {
@@ -379,7 +380,8 @@ func (l *buildLog) table(rows [][]string, right ...int) {
 	}
 }
 
-// wrap breaks a line of words into lines of so many characters, one at least.
+// wrap breaks a line of words into lines of at most width characters. It returns at
+// least one line, and at most most.
 func wrap(s string, width, most int) []string {
 	var lines []string
 	line := ""

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// system describes the machine, and returns the number of GPUs that torch
-// counts. It runs no program where torch is installed for the CPU only, and
-// never torch itself: importing it takes about a second and initialises CUDA.
+// system describes the machine, and returns the number of GPUs that torch counts. If
+// torch is installed for the CPU only, it runs no program. It never runs torch itself:
+// importing it takes about a second and initializes CUDA.
 func (e *engine) system(ctx context.Context) (*System, int) {
 	s := &System{CPU: cpuModel("/proc/cpuinfo"), Platform: platform(), DeviceCount: 1}
 	s.Hostname, _ = os.Hostname()
@@ -37,7 +37,7 @@ func (e *engine) system(ctx context.Context) (*System, int) {
 	return s, len(names)
 }
 
-// cpuModel returns the model name of the last processor, empty where the kernel
+// cpuModel returns the model name of the last processor. It is empty if the kernel
 // gives none (ARM).
 func cpuModel(path string) string {
 	f, err := os.Open(path)
@@ -46,7 +46,7 @@ func cpuModel(path string) string {
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
 	var model, vendor string
-	for lines := bufio.NewScanner(f); lines.Scan(); { // a machine with many processors has 1 MB of it
+	for lines := bufio.NewScanner(f); lines.Scan(); { // up to 1 MB with many processors
 		switch k, v, _ := strings.Cut(lines.Text(), ":"); strings.TrimSpace(k) {
 		case "model name":
 			model = strings.TrimSpace(v)
@@ -73,8 +73,8 @@ func platform() string {
 	return strings.ReplaceAll(strings.Join(parts, "-"), " ", "_")
 }
 
-// glibcVersion finds the C library and reads the version off its banner: this
-// binary is static and does not load it.
+// glibcVersion finds the C library and reads the version from its banner: this binary
+// is static and does not load the library.
 func glibcVersion(machine string) string {
 	for _, dir := range []string{"/lib/" + machine + "-linux-gnu", "/usr/lib/" + machine + "-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"} {
 		f, err := os.Open(filepath.Join(dir, "libc.so.6"))
@@ -90,8 +90,8 @@ func glibcVersion(machine string) string {
 	return ""
 }
 
-// banner finds "GNU C Library (…) stable release version 2.36.", which is among
-// the constants, near the end of the library's 2 MiB.
+// banner finds "GNU C Library (…) stable release version 2.36." and returns the
+// version. It is among the constants, near the end of the library's 2 MiB.
 func banner(library *os.File) string {
 	const piece, longest = 16 << 10, 256
 	info, err := library.Stat()
@@ -113,8 +113,8 @@ func banner(library *os.File) string {
 	return ""
 }
 
-// tool runs a program that describes the machine. One that is missing, fails or
-// hangs gives ok false.
+// tool runs a program that describes the machine. If the program is missing, fails or
+// hangs, ok is false.
 func (e *engine) tool(ctx context.Context, argv ...string) (stdout string, ok bool) {
 	o, err := program{argv: argv, env: e.env, dir: e.dir, limit: seconds(toolLimit), landlock: e.landlock, writable: []string{devices}}.run(ctx)
 	if err != nil || o.timedOut || o.cancelled || o.exitCode != 0 {
@@ -123,8 +123,8 @@ func (e *engine) tool(ctx context.Context, argv ...string) (stdout string, ok bo
 	return newlines(decode(o.stdout.head)), true
 }
 
-// torchVersion is what torch/version.py says; an empty runtime version means
-// that torch was built without it.
+// torchVersion is the content of torch/version.py. An empty cuda or hip means that
+// torch was built without it.
 type torchVersion struct{ version, cuda, hip string }
 
 // findTorch looks for torch where python3 would.
@@ -142,7 +142,7 @@ func (e *engine) findTorch(ctx context.Context) (torchVersion, bool) {
 	if sure {
 		return torchVersion{}, false
 	}
-	// python3 is a script, or laid out in a way that is not known here: ask it.
+	// python3 is a script, or has an unknown layout: ask it.
 	const find = `import sys; del sys.path[0]
 import importlib.util, os
 s = importlib.util.find_spec("torch")
@@ -180,8 +180,8 @@ func torchIn(dir string) (torchVersion, bool) {
 	return torchVersion{values["__version__"], values["cuda"], values["hip"]}, true
 }
 
-// pythonDirs lists the directories that an interpreter imports installed modules
-// from, and says whether its layout was recognised.
+// pythonDirs returns the directories from which an interpreter imports installed
+// modules, and whether its layout was recognized.
 func pythonDirs(env []string, python string) (dirs []string, sure bool) {
 	for _, dir := range filepath.SplitList(getenv(env, "PYTHONPATH")) {
 		if filepath.IsAbs(dir) {

@@ -13,14 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// endLimit is how long processes may take to die of SIGKILL. Longer means that
-// one hangs in the kernel, as with a GPU driver that has stopped.
+// endLimit is how long processes may take to die after SIGKILL. One that takes longer
+// hangs in the kernel, as with a GPU driver that has stopped.
 const endLimit = 10 * time.Second
 
-// adopt makes this process the parent of every orphan among its descendants, so
-// that none gets out of its sight, and makes its own memory and environment
-// unreadable for them. Files that this process was started with do not reach
-// them either.
+// adopt makes this process the parent of every orphan among its descendants, so that
+// none escapes, and hides its own memory and environment from them. They do not inherit
+// the files that this process was started with either.
 func adopt() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become subreaper: %w", err)
@@ -34,8 +33,8 @@ func adopt() error {
 	return nil
 }
 
-// closeOnExec keeps every file but the standard ones from children. It comes
-// before hiding: an unprivileged process that hides cannot list its files.
+// closeOnExec keeps children from inheriting any but the standard files. Call it before
+// hiding: an unprivileged process that hides cannot list its files.
 func closeOnExec() error {
 	if unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return nil
@@ -53,9 +52,9 @@ func closeOnExec() error {
 	return nil
 }
 
-// endTree kills and reaps every descendant. As a process that double-forks
-// falls to the subreaper, having no child left means having no descendant left;
-// the usual case, none, costs one system call.
+// endTree kills and reaps every descendant. A process that double-forks falls to the
+// subreaper, so a process with no child left has no descendant left. The usual case,
+// none, costs one system call.
 func endTree() error {
 	deadline := time.Now().Add(endLimit)
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
@@ -79,11 +78,11 @@ func endTree() error {
 	}
 }
 
-// killDescendants sends SIGKILL to all descendants there are now. A process may
-// fork meanwhile: call it until none is left.
+// killDescendants sends SIGKILL to all current descendants. A process may fork in the
+// meantime: call it until none is left.
 func killDescendants() {
 	for _, pid := range descendants() {
-		// Gone already, or not ours to kill: the caller sees who is left.
+		// On error, it is gone or not ours to kill; the caller sees what is left.
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 }
@@ -116,8 +115,8 @@ func descendants() []int {
 	return list
 }
 
-// parentOf reads the parent's id from /proc/PID/stat: "PID (NAME) STATE PPID …",
-// where NAME may hold anything.
+// parentOf reads the parent's ID from /proc/PID/stat: "PID (NAME) STATE PPID …", where
+// NAME may contain anything.
 func parentOf(pid int) (int, bool) {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
