@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Names of the environment variables that carry a payload. Numbered ones
+// Names of the environment variables that hold a payload. Numbered ones
 // (KERNELBOT_PAYLOAD_0, _1, …) are pieces of one text, because Linux limits one
 // environment string to 128 KiB.
 const (
@@ -19,16 +19,16 @@ const (
 	piecePref = Var + "_"
 )
 
-// pieceSize keeps one variable, name included, under Linux's limit of 131 072
-// bytes for an environment string with room to spare.
+// pieceSize keeps one variable, including its name, well under Linux's limit of 131 072
+// bytes for an environment string.
 const pieceSize = 100_000
 
-// maxPieces bounds how far FromEnv counts; execve's own limit for the whole
-// environment is 6 MiB at most.
+// maxPieces bounds how far FromEnv counts. execve's own limit for the whole environment
+// is 6 MiB at most.
 const maxPieces = 100
 
-// IsVar says whether an environment variable carries (a piece of) a payload,
-// which must not reach the submission.
+// IsVar reports whether an environment variable holds (a piece of) a payload, which
+// must not reach the submission.
 func IsVar(name string) bool {
 	if name == Var || name == OldVar {
 		return true
@@ -37,8 +37,8 @@ func IsVar(name string) bool {
 	return ok && digits != "" && strings.Trim(digits, "0123456789") == ""
 }
 
-// FromEnv returns the encoded payload and the name of the variable that holds
-// it. Without one, both are empty. Variables without a value do not count.
+// FromEnv returns the encoded payload and the name of its variable, or two empty
+// strings if there is none. It ignores variables without a value.
 func FromEnv(env []string) (text, name string, err error) {
 	vars := map[string]string{}
 	for _, kv := range env {
@@ -69,8 +69,8 @@ func FromEnv(env []string) (text, name string, err error) {
 	return b.String(), piecePref + "0", nil
 }
 
-// Environ returns an encoded payload as environment strings (NAME=VALUE): one
-// variable when it fits, else numbered pieces.
+// Environ returns an encoded payload as environment strings (NAME=VALUE): one variable
+// if it fits, numbered pieces otherwise.
 func Environ(text string) []string {
 	if len(text) <= pieceSize {
 		return []string{Var + "=" + text}

@@ -10,10 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// Value is a JSON value as Python reads it: nil, bool, Int, Float, string,
-// []Value or *Object. A string may hold lone surrogates (JSON can escape them);
-// they are kept as the three bytes their code point would have, so such a
-// string is not valid UTF-8.
+// Value is a JSON value as Python reads it: nil, bool, Int, Float, string, []Value or
+// *Object. A string may contain lone surrogates, which JSON can escape. Each is kept as
+// the three bytes that its code point would have, so the string is not valid UTF-8.
 type Value any
 
 // Int is an integer of any size, in decimal without leading zeros.
@@ -23,15 +22,15 @@ type Int string
 // an infinity.
 type Float float64
 
-// Object is a JSON object that keeps the order of its keys. Of duplicate keys
-// the last value counts, at the first one's place. Nil is an empty object.
+// Object is a JSON object that keeps the order of its keys. The last value of a
+// duplicate key counts, in the place of the first. Nil is an empty object.
 type Object struct {
 	keys   []string
 	values []Value
-	index  map[string]int // made when linear search would be slow
+	index  map[string]int // created when linear search would be slow
 }
 
-// indexFrom is the number of keys from which an Object keeps an index.
+// indexFrom is the number of keys at which an Object starts to keep an index.
 const indexFrom = 16
 
 func (o *Object) find(key string) int {
@@ -52,7 +51,7 @@ func (o *Object) find(key string) int {
 	return -1
 }
 
-// Set adds a member, or replaces the value of one that is there.
+// Set adds a member, or replaces the value of an existing one.
 func (o *Object) Set(key string, v Value) {
 	if i := o.find(key); i >= 0 {
 		o.values[i] = v
@@ -97,9 +96,9 @@ func (o *Object) All() iter.Seq2[string, Value] {
 	}
 }
 
-// ParseObject reads a JSON text that is an object, by the rules of Python's
-// json.loads: NaN, Infinity and -Infinity are numbers, control characters in
-// strings are refused, nothing may follow.
+// ParseObject reads a JSON text that is an object, by the rules of Python's json.loads:
+// NaN, Infinity and -Infinity are numbers, and control characters in strings are
+// errors. Only white space may follow the object.
 func ParseObject(doc string, lim Limits) (*Object, error) {
 	p := parser{in: doc, lim: lim.orDefault()}
 	v, err := p.value(0)
@@ -237,7 +236,7 @@ func (p *parser) list(depth int) (Value, error) {
 	}
 }
 
-// str reads a string whose opening quote is consumed.
+// str reads a string after its opening quote.
 func (p *parser) str() (string, error) {
 	start := p.pos
 	var b []byte // nil until the first escape, so that plain strings share the document's memory
@@ -298,14 +297,14 @@ func (p *parser) hex(at int) (rune, bool) {
 	if at+6 > len(p.in) || p.in[at] != '\\' || p.in[at+1] != 'u' {
 		return 0, false
 	}
-	n, err := strconv.ParseUint(p.in[at+2:at+6], 16, 16) // takes hex digits only
+	n, err := strconv.ParseUint(p.in[at+2:at+6], 16, 16) // accepts only hex digits
 	return rune(n), err == nil
 }
 
 func isHigh(r rune) bool { return r >= 0xD800 && r < 0xDC00 }
 func isLow(r rune) bool  { return r >= 0xDC00 && r < 0xE000 }
 
-// appendRune is utf8.AppendRune, but keeps surrogates.
+// appendRune is utf8.AppendRune, except that it keeps surrogates.
 func appendRune(b []byte, r rune) []byte {
 	if isHigh(r) || isLow(r) {
 		return append(b, 0xE0|byte(r>>12), 0x80|byte(r>>6)&0xBF, 0x80|byte(r)&0xBF)
@@ -330,7 +329,7 @@ func (p *parser) number() (Value, error) {
 	} else if digits() == 0 {
 		return nil, errors.New("a value is missing or not one of JSON's")
 	}
-	end := i // what follows belongs to the number only if it is complete
+	end := i // a fraction or exponent belongs to the number only if it is complete
 	if i < len(s) && s[i] == '.' {
 		i++
 		if digits() > 0 {

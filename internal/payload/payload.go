@@ -1,5 +1,5 @@
-// Package payload packs a submission for its way to a job and unpacks it
-// within stated bounds; it knows Python's JSON, not what the keys mean.
+// Package payload packs a submission for transport to a job and unpacks it within
+// limits. It knows Python's JSON, not what the keys mean.
 package payload
 
 import (
@@ -34,8 +34,8 @@ func (l Limits) orDefault() Limits {
 	return l
 }
 
-// Encode returns base64(zlib(doc)), the form in which a payload travels in an
-// environment variable or a file.
+// Encode returns base64(zlib(doc)), the form of a payload in an environment variable or
+// a file.
 func Encode(doc []byte) string {
 	var buf bytes.Buffer
 	w, err := zlib.NewWriterLevel(&buf, zlib.BestCompression)
@@ -51,9 +51,9 @@ func Encode(doc []byte) string {
 	return base64.StdEncoding.EncodeToString(buf.Bytes())
 }
 
-// Decode unpacks a payload to its JSON object. Like Python's decoder it skips
-// what is not in the base64 alphabet and ignores bytes after the zlib stream.
-// What is over a limit is refused without being kept in memory.
+// Decode unpacks a payload to its JSON object. Like Python's decoder, it skips
+// characters outside the base64 alphabet and ignores bytes after the zlib stream. It
+// does not keep data over a limit in memory.
 func Decode(text string, lim Limits) (*Object, error) {
 	doc, err := Inflate(text, lim)
 	if err != nil {
@@ -62,8 +62,8 @@ func Decode(text string, lim Limits) (*Object, error) {
 	return ParseObject(doc, lim)
 }
 
-// Inflate undoes base64 and zlib and returns the JSON text, which is valid
-// UTF-8 of at most lim.JSON bytes.
+// Inflate decodes base64 and zlib and returns the JSON text, which is valid UTF-8 of at
+// most lim.JSON bytes.
 func Inflate(text string, lim Limits) (string, error) {
 	lim = lim.orDefault()
 	if len(text) > lim.Encoded {
@@ -72,8 +72,8 @@ func Inflate(text string, lim Limits) (string, error) {
 	packed, err := decodeBase64(text)
 	var size int64
 	if err == nil {
-		// The first pass only counts, so that a bomb costs time up to the limit
-		// and no memory.
+		// The first pass only counts, so that a bomb takes time up to the limit and no
+		// memory.
 		size, err = inflate(io.Discard, packed, lim.JSON)
 	}
 	if err != nil {
@@ -111,9 +111,9 @@ func inflate(w io.Writer, packed []byte, limit int) (int64, error) {
 	return n, nil
 }
 
-// decodeBase64 follows CPython's binascii.a2b_base64 in its default, lax mode:
-// foreign ASCII characters are skipped, padding that closes a group ends the
-// data, padding elsewhere is skipped.
+// decodeBase64 works like CPython's binascii.a2b_base64 in its default, lax mode: it
+// skips foreign ASCII characters, padding that closes a group ends the data, and
+// padding elsewhere is skipped.
 func decodeBase64(text string) ([]byte, error) {
 	out := make([]byte, 0, len(text)/4*3+3)
 	var (

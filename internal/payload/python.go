@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Str renders a value as Python's str() does: strings verbatim, everything
-// else by Repr.
+// Str renders a value as Python's str() does: strings verbatim, everything else with
+// Repr.
 func Str(v Value) string {
 	if s, ok := v.(string); ok {
 		return s
@@ -25,7 +25,7 @@ func Repr(v Value) string {
 	return b.String()
 }
 
-// Truth says whether Python takes a value for true in a condition.
+// Truth reports whether Python treats a value as true in a condition.
 func Truth(v Value) bool {
 	switch v := v.(type) {
 	case nil:
@@ -46,8 +46,8 @@ func Truth(v Value) bool {
 	return true
 }
 
-// HasSurrogate says whether a string of a Value holds a lone surrogate, which
-// no UTF-8 file, argument or environment variable can hold.
+// HasSurrogate reports whether a string of a Value contains a lone surrogate, which no
+// UTF-8 file, argument or environment variable can hold.
 func HasSurrogate(s string) bool { return !utf8.ValidString(s) }
 
 func repr(b *strings.Builder, v Value) {
@@ -89,8 +89,8 @@ func repr(b *strings.Builder, v Value) {
 	}
 }
 
-// floatRepr is Python's float.__repr__: the shortest digits that read back,
-// with an exponent iff it is under -4 or at least 16.
+// floatRepr is Python's float.__repr__: the shortest digits that parse to the same
+// value, with an exponent if and only if it is under -4 or at least 16.
 func floatRepr(f float64) string {
 	switch {
 	case math.IsNaN(f):

@@ -7,13 +7,13 @@ import (
 	"unicode"
 )
 
-// indentDepth bounds the indentation, so that lists in lists do not make text of
-// the square of their number.
+// indentDepth bounds the indentation, so that the text for nested lists does not grow
+// with the square of their number.
 const indentDepth = 32
 
-// Indent writes a JSON text over several lines. It changes nothing but the white
-// space between values: numbers, escapes and duplicate keys stay as they are.
-// The text must be one that ParseObject accepts.
+// Indent writes a JSON text on several lines. It changes only white space between
+// values; numbers, escapes and duplicate keys stay as they are. ParseObject must accept
+// the text.
 func Indent(w *bufio.Writer, doc string) error {
 	depth := 0
 	newline := func() {
@@ -32,7 +32,7 @@ func Indent(w *bufio.Writer, doc string) error {
 		case '{', '[':
 			_ = w.WriteByte(c)
 			rest := strings.TrimLeft(doc[i+1:], " \t\n\r")
-			if rest != "" && rest[0] == c+2 { // } and ] are two behind their openers
+			if rest != "" && rest[0] == c+2 { // } and ] are two code points after their openers
 				_ = w.WriteByte(rest[0])
 				i = len(doc) - len(rest)
 				continue
@@ -55,7 +55,7 @@ func Indent(w *bufio.Writer, doc string) error {
 	return w.WriteByte('\n')
 }
 
-// stringEnd returns the offset behind the string that begins at start.
+// stringEnd returns the offset after the string that begins at start.
 func stringEnd(doc string, start int) int {
 	for i := start + 1; i < len(doc); i++ {
 		switch doc[i] {
@@ -68,8 +68,8 @@ func stringEnd(doc string, start int) int {
 	return len(doc)
 }
 
-// EscapeInvisible writes as escapes the characters that a terminal would act on
-// or not show. In JSON they stand in strings only, and mean the same there.
+// EscapeInvisible escapes the characters that a terminal would act on or not show. In
+// JSON they occur only in strings, where the escapes mean the same.
 func EscapeInvisible(doc string) string {
 	var b strings.Builder
 	for _, r := range doc {

@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// JSON writes a value as Python's json.dumps does with ensure_ascii=False, but
-// without blanks: NaN and Infinity are numbers, halves of surrogate pairs are
-// escaped. ParseObject reads the same value again.
+// JSON writes a value as Python's json.dumps does with ensure_ascii=False, but without
+// blanks: NaN and Infinity are numbers, and halves of surrogate pairs are escaped.
+// ParseObject reads the same value again.
 func JSON(v Value) string {
 	var b strings.Builder
 	writeJSON(&b, v)
@@ -53,8 +53,7 @@ func writeJSON(b *strings.Builder, v Value) {
 	}
 }
 
-// FloatJSON is a number as Python's json writes it, which is also how it names
-// an object's key that is a number.
+// FloatJSON returns a number as Python's json writes it, also as an object's key.
 func FloatJSON(f Float) string {
 	switch {
 	case math.IsNaN(float64(f)):
@@ -80,7 +79,7 @@ func writeString(b *strings.Builder, s string) {
 			r, n = decodeRune(s[i:])
 		}
 		switch {
-		case r == '\n': // texts are full of it and of tabs
+		case r == '\n': // texts often contain it and tabs
 			flush(i, i+n)
 			b.WriteString(`\n`)
 		case r == '\t':
@@ -92,7 +91,7 @@ func writeString(b *strings.Builder, s string) {
 		case r < ' ' || isHigh(r) || isLow(r):
 			flush(i, i+n)
 			fmt.Fprintf(b, `\u%04x`, r)
-		case r == utf8.RuneError && n == 1: // of no Value; a file of Latin-1, say
+		case r == utf8.RuneError && n == 1: // not from a Value; from a file in Latin-1, say
 			flush(i, i+n)
 			b.WriteRune(r)
 		}
@@ -102,7 +101,7 @@ func writeString(b *strings.Builder, s string) {
 	b.WriteByte('"')
 }
 
-// decodeRune is utf8.DecodeRuneInString, but knows the surrogates that
+// decodeRune is utf8.DecodeRuneInString, except that it decodes the surrogates that
 // appendRune wrote.
 func decodeRune(s string) (rune, int) {
 	if len(s) >= 3 && s[0] == 0xED && s[1]&0xE0 == 0xA0 && s[2]&0xC0 == 0x80 {
