@@ -10,13 +10,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// errDSN is all that is said of a DSN that cannot be read: a part that is in the
-// wrong place may be the password.
+// errDSN is the only error for a DSN that cannot be parsed: a misplaced part may be the
+// password.
 var errDSN = errors.New("the database's DSN cannot be read; write postgres://USER@HOST:PORT/NAME or host=HOST dbname=NAME user=USER, " +
 	"with the password in PGPASSWORD or ~/.pgpass (in a URL, special characters as %XX), and a service that the service file has")
 
-// parse reads a DSN. It refuses those in which a password that is not quoted may
-// have become a host, a database or a setting, which errors would show.
+// parse parses a DSN. It refuses one in which a password that is not quoted may have
+// become a host, a database or a setting, which errors would show.
 func parse(dsn string) (*pgx.ConnConfig, error) {
 	config, err := pgx.ParseConfig(dsn)
 	if err != nil {
@@ -36,14 +36,14 @@ func parse(dsn string) (*pgx.ConnConfig, error) {
 	if _, named := config.RuntimeParams["application_name"]; !named {
 		config.RuntimeParams["application_name"] = "kbnode"
 	}
-	// No prepared statements: behind a pooler the next transaction may be on
-	// another server connection.
+	// No prepared statements: behind a pooler, the next transaction may use another
+	// server connection.
 	config.DefaultQueryExecMode = pgx.QueryExecModeDescribeExec
 	return config, nil
 }
 
-// HasPassword says whether a DSN may hold a password, so that it is not for a command
-// line, which everybody on the machine sees. It would rather say so once too often.
+// HasPassword reports whether a DSN may contain a password and so must not be on a
+// command line, which everyone on the machine sees. False positives are possible.
 func HasPassword(dsn string) bool {
 	if hasPassword().MatchString(dsn) {
 		return true

@@ -16,15 +16,15 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ErrExists means that a leaderboard of this name is there.
+// ErrExists means that a leaderboard with this name exists.
 var ErrExists = errors.New("the leaderboard exists")
 
-// ErrShared means that rows of others hang on what was to be removed.
+// ErrShared means that rows of others refer to what was to be removed.
 var ErrShared = errors.New("rows that kbnode did not make hang on it")
 
-// unreachable says why there is no connection. It wraps nothing of the driver's,
-// whose errors carry the configuration with the password; and it says nothing of
-// the server's message, which may quote a setting of the DSN.
+// unreachable returns an error that says why there is no connection. It does not wrap
+// the driver's errors, which contain the configuration with the password, or quote the
+// server's message, which may contain a setting of the DSN.
 func (s *Store) unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
 		return fmt.Errorf("connect to PostgreSQL: %w", context.Canceled)
@@ -70,8 +70,8 @@ func (s *Store) unreachable(ctx context.Context, err error) error {
 	return fmt.Errorf("connect to PostgreSQL at %q: %s", at, why)
 }
 
-// plain says in a sentence what the server or the connection refused, and what to
-// do about it. An error of this package stays what it is.
+// plain returns an error that says what the server or the connection refused, and what
+// to do about it. It returns an error of this package unchanged.
 func (s *Store) plain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -119,8 +119,8 @@ var errInTheWay = errors.New("another transaction was in the way")
 
 var errLost = errors.New("the connection to PostgreSQL was lost; try again")
 
-// isClosed tells a connection that ended in the middle, of which the driver has
-// more than one form.
+// isClosed reports whether a connection ended early. The driver has several errors for
+// this.
 func isClosed(err error) bool {
 	return slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, pgconn.ErrConnClosed, pgx.ErrTxClosed},
 		func(closed error) bool { return errors.Is(err, closed) })

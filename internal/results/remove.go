@@ -9,10 +9,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Remove deletes what Save made, and what kernelbot itself hangs on it and deletes
-// with it. Code and user go only if Save made them and nobody else uses them. When
-// the leaderboard has submissions of others it deletes nothing: ErrShared. What is
-// not there any more is no error.
+// Remove deletes what Save created and what kernelbot itself attaches to it and deletes
+// with it. It deletes the code and the user only if Save created them and no one else
+// uses them. If the leaderboard has submissions of others, it deletes nothing and
+// returns ErrShared. Missing rows are not an error.
 func (s *Store) Remove(ctx context.Context, st Stored) error {
 	err := s.transact(ctx, pgx.ReadWrite, func(ctx context.Context, tx pgx.Tx) error { return st.remove(ctx, tx) })
 	if err != nil {
@@ -22,12 +22,13 @@ func (s *Store) Remove(ctx context.Context, st Stored) error {
 }
 
 func (st *Stored) remove(ctx context.Context, tx pgx.Tx) error {
-	// Both the id and the name: in a database that was set up anew the id is
-	// somebody else's. The lock keeps new submissions out until the end.
+	// Both the ID and the name: in a database that was set up again, the ID may be
+	// someone else's. The lock keeps new submissions out until the end.
 	var id int64
 	err := tx.QueryRow(ctx, "SELECT id FROM leaderboard.leaderboard WHERE id = $1 AND name = $2 FOR UPDATE", st.Leaderboard, st.Name).Scan(&id)
-	// Before anything is deleted, and in the order of insert: to delete a user or
-	// code, the server waits for whoever deletes a submission of theirs just then.
+	// Lock before anything is deleted, and in the order of insert: to delete a user or
+	// code, the server waits for any transaction that is deleting a submission of
+	// theirs.
 	if err == nil && st.UserIsNew {
 		_, err = tx.Exec(ctx, "SELECT FROM leaderboard.user_info WHERE id = $1 FOR UPDATE", st.User)
 	}
@@ -76,8 +77,8 @@ func (st *Stored) removeLeaderboard(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// removeUnused deletes a row unless another one refers to it, which the foreign
-// keys know better than a query could: they also see what just now comes in.
+// removeUnused deletes a row unless another one refers to it. It relies on the foreign
+// keys because, unlike a query, they also see rows that are being inserted.
 func removeUnused(ctx context.Context, tx pgx.Tx, statement string, key ...any) error {
 	err := pgx.BeginFunc(ctx, tx, func(save pgx.Tx) error {
 		_, err := save.Exec(ctx, statement, key...)

@@ -1,6 +1,6 @@
-// Package results stores what a submission came to in kernelbot's PostgreSQL
-// database, in the rows that kernelbot's backend would have written, reads it
-// back, and removes it. It is the one door to PostgreSQL.
+// Package results stores the results of a submission in kernelbot's PostgreSQL
+// database, in the rows that kernelbot's backend would have written, reads them back,
+// and removes them. Only this package accesses PostgreSQL.
 package results
 
 import (
@@ -13,17 +13,17 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Bounds on what a server, or a way to it, that does not answer may cost.
+// Bounds on the time that a server that does not answer, or the way to it, may cost.
 const (
 	connectTime   = 10 * time.Second // all addresses of the server together
-	callTime      = time.Minute      // Open, Save, Verify or Remove, all of it
-	statementTime = 30 * time.Second // one statement, kept by the server
-	lockTime      = 10 * time.Second // wait for what another transaction holds
-	closeTime     = time.Second      // a connection's goodbye
-	attempts      = 5                // of one transaction, in deadlocks
+	callTime      = time.Minute      // all of Open, Save, Verify or Remove
+	statementTime = 30 * time.Second // one statement, enforced by the server
+	lockTime      = 10 * time.Second // wait for another transaction's lock
+	closeTime     = time.Second      // closing a connection
+	attempts      = 5                // of one transaction, after deadlocks
 )
 
-// Record is a submission and everything that it hangs on.
+// Record is a submission and everything that its rows refer to.
 type Record struct {
 	Leaderboard string          // its name, which must be new
 	Description string          // may be empty
@@ -31,7 +31,7 @@ type Record struct {
 	Task        json.RawMessage // the task's definition as kernelbot keeps it: an object
 	GPU         string          // the leaderboard's only GPU type, such as B200_BK
 	UserID      string
-	UserName    string // for a user who is new; one who is there keeps the name
+	UserName    string // for a new user; an existing one keeps their name
 	File        string // the submission's name
 	Code        string // the submission, UTF-8
 	Submitted   time.Time
@@ -45,15 +45,15 @@ type Run struct {
 	Runner     string // the GPU type that it ran on
 	Start, End time.Time
 	Passed     bool
-	Score      *float64        // seconds; nil where the run is not ranked
-	Compile    json.RawMessage // nil where nothing was compiled
+	Score      *float64        // seconds; nil if the run is not ranked
+	Compile    json.RawMessage // nil if nothing was compiled
 	Meta       json.RawMessage // output, exit code, duration
 	Result     json.RawMessage // what the task's program reported
 	System     json.RawMessage // the machine as the job saw it
 }
 
-// Stored says where a Record lies in the database, and what of it Save made.
-// It is all that Remove needs, so it can be kept as JSON.
+// Stored identifies the rows of a Record and which of them Save created. It is all that
+// Remove needs, so it can be kept as JSON.
 type Stored struct {
 	Leaderboard int64   `json:"leaderboard_id"`
 	Name        string  `json:"leaderboard"`
@@ -67,8 +67,8 @@ type Stored struct {
 	Runs        []int64 `json:"run_ids"` // in the Record's order
 }
 
-// Store is a database that Open found fit. It keeps no connection: an evaluation
-// takes longer than what lies between may keep an idle one.
+// Store is a database that Open has checked. It keeps no connection: an evaluation may
+// take longer than the network keeps an idle one.
 type Store struct {
 	config *pgx.ConnConfig
 	limits limits
@@ -77,8 +77,7 @@ type Store struct {
 // limits are the bounds of one Store, so that tests need not wait for them.
 type limits struct{ connect, call, statement, lock time.Duration }
 
-// tables are what kernelbot's migrations make and this package touches, with the
-// columns it names.
+// tables are the tables and columns of kernelbot's migrations that this package uses.
 var tables = []struct{ name, columns string }{
 	{"leaderboard", "id, name, deadline, task, creator_id, forum_id, description"},
 	{"gpu_type", "leaderboard_id, gpu_type"},
@@ -88,10 +87,10 @@ var tables = []struct{ name, columns string }{
 	{"runs", "id, submission_id, start_time, end_time, mode, secret, runner, score, passed, compilation, meta, result, system_info"},
 }
 
-// Open connects to the database that a DSN names (a URL or key=value words; what
-// it leaves out comes from the environment variables PGHOST, PGPASSWORD and so
-// on, ~/.pgpass and the service file) and looks whether kernelbot's tables are
-// there and may be written. No error of this package shows the DSN or a password.
+// Open connects to the database that a DSN names (a URL or key=value words; missing
+// parts come from environment variables such as PGHOST and PGPASSWORD, ~/.pgpass and
+// the service file) and checks that kernelbot's tables exist and may be written. No
+// error of this package shows the DSN or a password.
 func Open(ctx context.Context, dsn string) (*Store, error) {
 	return open(ctx, dsn, limits{connectTime, callTime, statementTime, lockTime})
 }
@@ -105,7 +104,7 @@ func open(ctx context.Context, dsn string, l limits) (*Store, error) {
 	return s, s.transact(ctx, pgx.ReadOnly, func(ctx context.Context, tx pgx.Tx) error {
 		var refused []error
 		for _, t := range tables {
-			// Columns first: the error of a table that is missing says more.
+			// Columns first: the error for a missing table is clearer.
 			if _, err := tx.Exec(ctx, "SELECT "+t.columns+" FROM leaderboard."+t.name+" LIMIT 0"); err != nil {
 				return err
 			}
@@ -122,10 +121,9 @@ func open(ctx context.Context, dsn string, l limits) (*Store, error) {
 	})
 }
 
-// transact runs do in one transaction over a connection of its own. When it
-// returns an error that is no ErrUnsure, the database is as it was. Where it was in
-// a deadlock with another one, which here only kernelbot's own could be, it is
-// tried again; so do must not mind.
+// transact runs do in one transaction on its own connection. If it returns an error
+// other than ErrUnsure, the database is unchanged. After a deadlock, which here only
+// kernelbot's own transactions can cause, it runs do again.
 func (s *Store) transact(ctx context.Context, mode pgx.TxAccessMode, do func(context.Context, pgx.Tx) error) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.limits.call)
 	defer cancel()
@@ -169,13 +167,13 @@ func (s *Store) attempt(ctx context.Context, mode pgx.TxAccessMode, do func(cont
 	return fmt.Errorf("%w; nothing was changed", s.plain(ctx, err))
 }
 
-// begin starts a transaction with its bounds and, where it may write, an id by which
-// the server knows it later.
+// begin starts a transaction with its bounds and, if it may write, returns an ID by
+// which the server knows it later.
 func (s *Store) begin(ctx context.Context, conn *pgx.Conn, mode pgx.TxAccessMode) (tx pgx.Tx, id int64, err error) {
 	if tx, err = conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: mode}); err != nil {
 		return nil, 0, err
 	}
-	// In the transaction, not at the start of the session: poolers refuse that.
+	// In the transaction, not at the start of the session, which poolers refuse.
 	ms := func(d time.Duration) string { return fmt.Sprint(d.Milliseconds()) }
 	err = tx.QueryRow(ctx, `SELECT CASE WHEN $4 THEN txid_current() ELSE 0 END, set_config('statement_timeout', $1, true),
 		set_config('lock_timeout', $2, true), set_config('idle_in_transaction_session_timeout', $3, true)`,
@@ -183,12 +181,12 @@ func (s *Store) begin(ctx context.Context, conn *pgx.Conn, mode pgx.TxAccessMode
 	return tx, id, err
 }
 
-// ErrUnsure means that the connection was lost while the server committed, and
-// that it could not be asked afterwards what became of it.
+// ErrUnsure means that the connection was lost during the commit and that the server
+// could not be asked about the outcome.
 var ErrUnsure = errors.New("it is not known whether the database took it all or nothing")
 
-// fate asks over another connection what became of a transaction: committed,
-// aborted, or something else where that cannot be had.
+// fate asks over another connection what became of a transaction. It returns
+// "committed", "aborted", or anything else if the outcome is unknown.
 func (s *Store) fate(ctx context.Context, id int64) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.connect+s.limits.lock)
 	defer cancel()

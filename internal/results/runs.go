@@ -13,17 +13,16 @@ import (
 	"time"
 )
 
-// What RunsOf accepts of a result.json: a profile's trace has 32 MiB, in base64,
-// and there is one for each benchmark.
+// Limits on a result.json for RunsOf: a profile's trace has 32 MiB, in base64, and
+// there is one for each benchmark.
 const (
 	maxResult = 256 << 20 // bytes
 	maxRuns   = 256
-	maxNames  = 65536 // that the task's program reported in one run, as in docs/results.md
+	maxNames  = 65536 // reported by the task's program in one run, as in docs/results.md
 )
 
-// text is a string as PostgreSQL takes it: U+0000, which neither its text nor its
-// jsonb can hold, is U+FFFD. (What is not UTF-8 already became that when it was
-// decoded.)
+// text is a string for PostgreSQL. U+FFFD replaces U+0000, which neither its text nor
+// its jsonb can hold. (Decoding has already done this to bytes that are not UTF-8.)
 type text string
 
 func (t *text) UnmarshalJSON(doc []byte) error {
@@ -34,8 +33,8 @@ func (t *text) UnmarshalJSON(doc []byte) error {
 
 func clean(s string) string { return strings.ReplaceAll(s, "\x00", "\ufffd") }
 
-// document is result.json, as docs/results.md describes it; an object with other
-// keys is refused, as kernelbot does.
+// document is result.json, as docs/results.md describes it. Like kernelbot, RunsOf
+// refuses objects with other keys.
 type document struct {
 	Success bool        `json:"success"`
 	Error   text        `json:"error"`
@@ -69,14 +68,14 @@ type evaluation struct {
 	End         localTime    `json:"end"`
 	Compilation *compilation `json:"compilation"`
 	Run         *run         `json:"run"`
-	Profile     ignored      `json:"profile"` // up to 43 MiB, which the database does not have
+	Profile     ignored      `json:"profile"` // up to 43 MiB, not stored in the database
 }
 
 type ignored struct{}
 
 func (ignored) UnmarshalJSON([]byte) error { return nil }
 
-// meta is what column meta has.
+// meta is the content of column meta.
 type meta struct {
 	Stdout   text    `json:"stdout"`
 	Stderr   text    `json:"stderr"`
@@ -92,8 +91,8 @@ type run struct {
 	Result map[string]string `json:"result"`
 }
 
-// localTime is a time without a zone. The database takes it for UTC, as most
-// containers do; one with a zone is taken at its word.
+// localTime is a time without a zone. The database takes it as UTC, which most
+// containers use. A time that has a zone keeps it.
 type localTime time.Time
 
 func (t *localTime) UnmarshalJSON(doc []byte) error {
@@ -101,7 +100,7 @@ func (t *localTime) UnmarshalJSON(doc []byte) error {
 	if err := json.Unmarshal(doc, &s); err != nil {
 		return err
 	}
-	at, err := time.Parse("2006-01-02T15:04:05", s) // takes a fraction too
+	at, err := time.Parse("2006-01-02T15:04:05", s) // accepts a fraction too
 	if err != nil {
 		at, err = time.Parse(time.RFC3339, s)
 	}
@@ -112,7 +111,7 @@ func (t *localTime) UnmarshalJSON(doc []byte) error {
 	return nil
 }
 
-// evaluations are the members of runs, in their order.
+// evaluations are the members of runs, in order.
 type evaluations []evaluation
 
 func (e *evaluations) UnmarshalJSON(doc []byte) error {
@@ -145,13 +144,13 @@ func strict(doc []byte) *json.Decoder {
 	return in
 }
 
-// RunsOf maps the evaluations of a result.json to rows, as kernelbot's backend does:
-// mode is the submission's (private: the rows are secret), rankingBy the task's
-// ranking_by (last, mean or geom; empty is last), gpu the GPU type that the job ran
-// on. An evaluation that did not come to run the task's program, as the compilation
-// had failed, makes no row: kernelbot has none either. The score, in seconds, is that
-// of the evaluation leaderboard, if it succeeded and passed. An error says what is
-// wrong with the document, or that the runner reports one.
+// RunsOf converts the evaluations of a result.json to rows, as kernelbot's backend
+// does. mode is the submission's (private: the rows are secret), rankingBy is the
+// task's ranking_by (last, mean or geom; empty is last), and gpu is the GPU type that
+// the job ran on. Like kernelbot, it makes no row for an evaluation whose compilation
+// failed, so that the task's program did not run. The score, in seconds, is that of the
+// evaluation leaderboard, if it succeeded and passed. RunsOf returns an error if the
+// document is invalid or the runner reports an error.
 func RunsOf(doc []byte, mode, rankingBy, gpu string) ([]Run, error) {
 	if len(doc) > maxResult {
 		return nil, fmt.Errorf("read result.json: it has over %d bytes", maxResult)
@@ -197,7 +196,7 @@ func (e *evaluation) row(machine *system) (r Run, err error) {
 		return r, fmt.Errorf("it reports more than %d names", maxNames)
 	}
 	reported := make(map[string]string, len(e.Run.Result))
-	for _, name := range slices.Sorted(maps.Keys(e.Run.Result)) { // in order, as two may become one
+	for _, name := range slices.Sorted(maps.Keys(e.Run.Result)) { // sorted, because two may become one
 		reported[clean(name)] = clean(e.Run.Result[name])
 	}
 	r = Run{Mode: e.name, Start: time.Time(e.Start), End: time.Time(e.End), Passed: e.Run.Passed}
@@ -216,9 +215,9 @@ func (e *evaluation) row(machine *system) (r Run, err error) {
 	return r, err
 }
 
-// score is the ranked time of a run in seconds, from its benchmarks' means, which
-// are in nanoseconds. The geometric mean is taken by logarithms: the product of
-// many short times is too small a number.
+// score returns the ranked time of a run in seconds, from its benchmarks' means, which
+// are in nanoseconds. It uses logarithms for the geometric mean: the product of many
+// short times is too small a number.
 func score(reported map[string]string, rankingBy string) (float64, error) {
 	count, err := strconv.Atoi(reported["benchmark-count"])
 	if err != nil || count < 1 || count > len(reported) {
@@ -248,7 +247,7 @@ func score(reported map[string]string, rankingBy string) (float64, error) {
 	return 0, fmt.Errorf("ranking_by %.40q is not known; write last, mean or geom", rankingBy)
 }
 
-// printable quotes an error whose text may hold what the document holds.
+// printable quotes an error whose text may contain parts of the document.
 type printable struct{ error }
 
 func (p printable) Error() string {

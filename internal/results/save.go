@@ -16,21 +16,22 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// maxName and maxCode bound what a Record may bring, in bytes; maxTask is the
-// bound of a payload's JSON.
+// maxName and maxCode bound the fields of a Record, in bytes; maxTask is the limit of a
+// payload's JSON.
 const (
 	maxName = 1000
 	maxCode = 16 << 20
 	maxTask = 16 << 20
 )
 
-// Who makes the leaderboard, and which forum thread it has: nobody, and none.
+// The leaderboard's creator is no one, and it has no forum thread.
 const (
 	creator = 0
 	forum   = -1
 )
 
-// check collects what PostgreSQL, or kernelbot when it reads the rows, would not take.
+// check reports everything that PostgreSQL, or kernelbot when it reads the rows, would
+// not accept.
 func (r *Record) check() error {
 	var bad []error
 	for _, t := range []struct{ what, text string }{
@@ -56,10 +57,11 @@ func (r *Record) check() error {
 	return errors.Join(bad...)
 }
 
-// Save makes a leaderboard, and stores a submission to it with its runs, in one
-// transaction: all or nothing. The code is shared with earlier submissions of the
-// same text, and the user with theirs, as in kernelbot. A leaderboard of that name
-// is ErrExists. With ErrUnsure the Stored is what would be there, for Remove.
+// Save creates a leaderboard and stores a submission to it with its runs, all in one
+// transaction. As in kernelbot, earlier submissions with the same text share the code,
+// and those of the same user share the user. If a leaderboard with that name exists,
+// Save returns ErrExists. With ErrUnsure, it returns the Stored that may be in the
+// database, for Remove.
 func (s *Store) Save(ctx context.Context, r Record) (Stored, error) {
 	if err := r.check(); err != nil {
 		return Stored{}, fmt.Errorf("store leaderboard: %w", err)
@@ -75,7 +77,7 @@ func (s *Store) Save(ctx context.Context, r Record) (Stored, error) {
 	return st, err
 }
 
-// insert takes its locks in the same order as remove: user, code.
+// insert locks in the same order as remove: user, code.
 func (st *Stored) insert(ctx context.Context, tx pgx.Tx, r *Record) error {
 	st.Runs = nil
 	err := tx.QueryRow(ctx, `INSERT INTO leaderboard.leaderboard (name, deadline, task, creator_id, forum_id, description)
@@ -118,9 +120,9 @@ func (st *Stored) insert(ctx context.Context, tx pgx.Tx, r *Record) error {
 	return err
 }
 
-// insertOrShare inserts a row, or finds the one that is there and keeps it from
-// being deleted until the transaction ends. Between the two it may be deleted. The
-// first argument is what the row is found by.
+// insertOrShare inserts a row, or finds the existing one and keeps it from being
+// deleted until the transaction ends. It tries again if the row is deleted between the
+// two. The first of args identifies the row.
 func insertOrShare(ctx context.Context, tx pgx.Tx, id any, insert, find string, args ...any) (isNew bool, err error) {
 	for range 3 {
 		if err = tx.QueryRow(ctx, insert, args...).Scan(id); !errors.Is(err, pgx.ErrNoRows) {
@@ -133,7 +135,7 @@ func insertOrShare(ctx context.Context, tx pgx.Tx, id any, insert, find string, 
 	return false, errors.New("others make and remove the same user or code; try again")
 }
 
-// score is the score as numeric: the shortest decimal number that is it.
+// score returns the score as a numeric: the shortest decimal number with its value.
 func (r *Run) score() any {
 	if r.Score == nil {
 		return nil
@@ -141,7 +143,7 @@ func (r *Run) score() any {
 	return strconv.FormatFloat(*r.Score, 'g', -1, 64)
 }
 
-// nullable is a JSON text, or NULL.
+// nullable returns a JSON text, or NULL for nil.
 func nullable(doc json.RawMessage) any {
 	if doc == nil {
 		return nil
@@ -149,5 +151,5 @@ func nullable(doc json.RawMessage) any {
 	return string(doc)
 }
 
-// stamp is a time as timestamptz keeps it: in microseconds.
+// stamp formats a time with the microseconds of a timestamptz.
 func stamp(t time.Time) string { return t.Truncate(time.Microsecond).UTC().Format(time.RFC3339Nano) }

@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Verify reads what Save stored over another connection, and compares all of it
-// with the Record. The error names every difference.
+// Verify reads what Save stored over another connection and compares all of it with the
+// Record. The error lists every difference.
 func (s *Store) Verify(ctx context.Context, st Stored, r Record) error {
 	if err := r.check(); err != nil {
 		return fmt.Errorf("check leaderboard: %w", err)
@@ -38,7 +38,7 @@ func (s *Store) Verify(ctx context.Context, st Stored, r Record) error {
 	return nil
 }
 
-// differences collects what is not as it should be.
+// differences collects the differences that Verify reports.
 type differences []error
 
 func (d *differences) compare(what string, got, want any) {
@@ -50,7 +50,7 @@ func (d *differences) compare(what string, got, want any) {
 	for same < min(len(g), len(w)) && g[same] == w[same] {
 		same++
 	}
-	from := max(0, same-10) // so that long texts show where they part
+	from := max(0, same-10) // so that long texts show where they differ
 	*d = append(*d, fmt.Errorf("%s: %.50q is stored, not %.50q, from byte %d", what, g[min(from, len(g)):], w[min(from, len(w)):], from))
 }
 
@@ -58,7 +58,7 @@ func (d *differences) leaderboard(ctx context.Context, tx pgx.Tx, st Stored, r *
 	var name, task, want, description string
 	var deadline time.Time
 	var gpus []string
-	// The server writes both tasks, so that they differ in nothing but their content.
+	// The server formats both tasks, so that only their content can differ.
 	err := tx.QueryRow(ctx, `SELECT name, deadline, task::text, $2::jsonb::text, coalesce(description, ''),
 			ARRAY(SELECT gpu_type FROM leaderboard.gpu_type WHERE leaderboard_id = l.id)
 		FROM leaderboard.leaderboard l WHERE id = $1`, st.Leaderboard, string(r.Task)).
