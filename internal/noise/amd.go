@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
-// AMD samples one of AMD's GPUs by the files of its PCI device, given as that
-// directory of /sys, every so often.
+// AMD samples an AMD GPU at this interval. It reads the files of its PCI device in
+// /sys, whose directory is dir.
 func AMD(dir string, every time.Duration) Samples {
 	return func(ctx context.Context, each func(probe.Sample)) error {
 		tick := time.NewTicker(every)
@@ -40,10 +40,10 @@ func AMD(dir string, every time.Duration) Samples {
 	}
 }
 
-// sampleAMD reads what amdgpu says: the active step of pp_dpm_sclk ("1: 2100Mhz *"),
-// how busy the GPU is, and the heat of its junction, or of its edge, in thousandths
-// of a degree. On a partitioned GPU all of it is of the whole, and the clock that of the
-// first of its dies.
+// sampleAMD reads amdgpu's files: the active step of pp_dpm_sclk ("1: 2100Mhz *"), how
+// busy the GPU is, and the temperature of its junction, or of its edge, in thousandths
+// of a degree. On a partitioned GPU all values are those of the whole GPU, and the
+// clock is that of its first die.
 func sampleAMD(dir string) (s probe.Sample, err error) {
 	clocks, err := read(filepath.Join(dir, "pp_dpm_sclk"))
 	if err != nil {
@@ -80,19 +80,20 @@ func sampleAMD(dir string) (s probe.Sample, err error) {
 	return s, nil
 }
 
-// residency is how long the firmware has held a GPU back, by reason, in cycles of its own.
+// residency is how long the firmware has slowed a GPU down, by reason, in its own
+// cycles.
 type residency struct {
-	cycles uint32 // that it has run; 0 where it does not tell
+	cycles uint32 // that it has run; 0 if not reported
 	held   [5]uint32
 }
 
-// residencyBits are its reasons as NVML's bits, in the order of the table: PROCHOT, a
-// signal of the board's; the power limit; and heat of the socket, regulators and memory.
+// residencyBits are the reasons as NVML's bits, in the order of the table: PROCHOT, a
+// signal of the board; the power limit; and heat of the socket, regulators and memory.
 var residencyBits = [5]int{3, 2, 6, 6, 6}
 
-// readResidency reads the driver's table gpu_metrics. Its header has its size and its
-// version; the counters stand in one row in those of MI300 from 1.6 on (the
-// kernel's kgd_pp_interface.h); 1.9 is laid out in another way.
+// readResidency reads the driver's table gpu_metrics. Its header has its size and
+// version. The counters are in one row in the tables of MI300 from 1.6 on (the kernel's
+// kgd_pp_interface.h); 1.9 has another layout.
 func readResidency(dir string) (r residency) {
 	text, err := read(filepath.Join(dir, "gpu_metrics"))
 	if err != nil || len(text) < 4 || text[2] != 1 {
@@ -110,8 +111,8 @@ func readResidency(dir string) (r residency) {
 	return r
 }
 
-// since says what held the GPU back for at least a hundredth of the time after another
-// reading; nil where that is not known. The counters wrap around.
+// since returns what slowed the GPU down for at least a hundredth of the time since
+// another reading, or nil if that is unknown. The counters wrap around.
 func (r residency) since(before residency) *uint64 {
 	cycles := r.cycles - before.cycles
 	if r.cycles == 0 || before.cycles == 0 || cycles == 0 {
@@ -126,7 +127,7 @@ func (r residency) since(before residency) *uint64 {
 	return &reasons
 }
 
-// number is what a file has, in so many of its units, nil without one.
+// number returns the number in a file, divided by unit, or nil if there is none.
 func number(path string, unit uint64) *uint32 {
 	text, err := read(path)
 	if err != nil {

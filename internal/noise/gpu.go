@@ -9,13 +9,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Samples take one every second or so until ctx is done, and say why they ended before.
+// Samples takes a sample every second or so until ctx is done. It returns an error if
+// it ends earlier.
 type Samples func(ctx context.Context, each func(probe.Sample)) error
 
-// idleReason is NVML's bit for a GPU without work.
+// idleReason is NVML's bit for an idle GPU.
 const idleReason = 1 << 0
 
-// gpuRun adds samples up, in a few kilobytes however many there are.
+// gpuRun accumulates samples, in a few kilobytes however many there are.
 type gpuRun struct {
 	mu                        sync.Mutex
 	all, busy                 int
@@ -38,7 +39,7 @@ func (g *gpuRun) add(s probe.Sample) {
 			g.reasons[i]++
 		}
 	}
-	// An idle GPU lowers its clocks by itself.
+	// An idle GPU lowers its own clocks.
 	idle := s.Reasons != nil && *s.Reasons&idleReason != 0 || s.Busy != nil && *s.Busy == 0
 	if !idle {
 		g.busy++
@@ -52,7 +53,7 @@ func (g *gpuRun) add(s probe.Sample) {
 	}
 }
 
-// ended notes why there are no more samples.
+// ended records why there are no more samples.
 func (g *gpuRun) ended(err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -89,8 +90,8 @@ func reasonName(bit int) string {
 	return fmt.Sprintf("0x%x", uint64(1)<<bit)
 }
 
-// counts are how often a value fell into each step; what is beyond the last one
-// counts as that.
+// counts is how often a value fell into each step. The last step includes all higher
+// values.
 type counts struct {
 	step  int
 	of    []uint32
@@ -105,7 +106,7 @@ func (c *counts) add(v *uint32, unit uint32) {
 	c.total++
 }
 
-// spread is nil without a value.
+// spread returns nil if there is no value.
 func (c *counts) spread() *Spread {
 	if c.total == 0 {
 		return nil
@@ -128,7 +129,7 @@ func (c *counts) spread() *Spread {
 	return s
 }
 
-// below counts the values that are less than a hundredth of this.
+// below returns how many values are less than hundredfold/100.
 func (c *counts) below(hundredfold int) (n int) {
 	for i, k := range c.of {
 		if 100*i*c.step < hundredfold {

@@ -5,43 +5,44 @@ import (
 	"slices"
 )
 
-// Limits beyond which a timing should not be trusted. Where no source is named they
-// are kbnode's own.
+// Limits beyond which a timing should not be trusted. Those without a source are
+// kbnode's own.
 const (
-	// LowClock is what per cent of the median a clock may fall to. nvbench discards
-	// samples below 75 per cent of the default clock (docs/cli_help.md).
+	// LowClock is the percentage of its median below which a clock is low. nvbench
+	// discards samples below 75 percent of the default clock (docs/cli_help.md).
 	LowClock = 75
-	// lowSamples is how many samples have to be below: one may be of the moment in
-	// which the GPU takes up work.
+	// lowSamples is how many samples have to be low: one may be from the moment when
+	// the GPU starts to work.
 	lowSamples = 2
-	// lowMargin is in degrees Celsius: NVIDIA's management library counts down to
-	// the slowdown, and DCGM and gpud warn when nothing is left.
+	// lowMargin is in degrees Celsius: NVIDIA's management library counts down to the
+	// slowdown, and DCGM and gpud warn when nothing is left.
 	lowMargin = 5
-	// othersLimit is of the time of the slot's CPUs, in per cent.
+	// othersLimit and stealLimit are in percent of the time of the slot's CPUs.
 	othersLimit = 5
 	stealLimit  = 1
-	// throttledLimit is for cpu_quota, of the slot's CPU time. BenchExec rejects a run
-	// in which a core was throttled at all (CPUThrottleCheck), as heatLimit does.
+	// throttledLimit is for cpu_quota, in percent of the slot's CPU time. BenchExec
+	// rejects a run in which a core was throttled at all (CPUThrottleCheck), as
+	// heatLimit does.
 	throttledLimit = 1
 	heatLimit      = 0
-	// interruptLimit is per second on one CPU: at five microseconds each, one per cent
+	// interruptLimit is per second on one CPU: at five microseconds each, one percent
 	// of its time.
 	interruptLimit = 2000
-	// Pressure in per cent of the whole job's time, its cold start included. Tasks of
-	// the job itself wait for each other, too.
+	// Pressure is in percent of the whole job's time, including its cold start. A job's
+	// own tasks wait for each other too.
 	cpuLimit    = 25
 	memoryLimit = 5
 	ioLimit     = 25
-	// shortest is how many seconds the kernel's ticks need to say anything.
+	// shortest is how many seconds a job needs for the kernel's ticks to mean anything.
 	shortest = 2
 )
 
-// clockReasons are NVML's, in the order of their bits (nvmlClocksEventReason*).
-// Those that slow a GPU down below what it was set to make a timing worthless; at
-// its power limit a GPU works as it should.
+// clockReasons are NVML's, in the order of their bits (nvmlClocksEventReason*). Reasons
+// that slow a GPU below its settings make a timing worthless; at its power limit a GPU
+// works as it should.
 var clockReasons = [64]struct {
 	name string
-	says string // makes noise, ""  does not
+	says string // "" if it is not noise
 }{
 	0: {name: "gpu_idle"}, 1: {name: "applications_clocks_setting"}, 2: {name: "sw_power_cap"},
 	3: {"hw_slowdown", "the hardware slowed the GPU down"},
@@ -52,8 +53,8 @@ var clockReasons = [64]struct {
 	8: {name: "display_clock_setting"},
 }
 
-// Judge says whether a timing of this job should be trusted, and why not. It looks
-// at nothing but the record.
+// Judge reports whether a timing of this job should not be trusted, and why. It uses
+// only the record.
 func Judge(r Record) (noisy bool, why []string) {
 	say := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
 	if r.SharedGPU != "" {
@@ -96,7 +97,7 @@ func Judge(r Record) (noisy bool, why []string) {
 	return len(why) > 0, why
 }
 
-// notes are what is worth knowing of a record and speaks against no timing.
+// notes returns facts about a record that do not make it noisy.
 func notes(r Record) (all []string) {
 	if n := r.GPU.Reasons[clockReasons[2].name]; n > 0 {
 		all = append(all, fmt.Sprintf("%s: the GPU was at its power limit in %d of %d samples", clockReasons[2].name, n, r.GPU.Samples))

@@ -29,8 +29,8 @@ const (
 	maxNeighbours = 64
 )
 
-// reading is what the counters of a slot and its neighbours said at one moment. A
-// part that could not be read is missing in it.
+// reading holds the counters of a slot and its neighbors at one moment. It lacks parts
+// that could not be read.
 type reading struct {
 	at         time.Time
 	slot       *stats.Metrics
@@ -47,7 +47,8 @@ type neighbour struct {
 	cpus  int
 }
 
-// read takes a reading; what fails is told, and the rest read all the same.
+// read takes a reading. It reads the rest even if a part fails, and returns an error
+// for the part.
 func (c Config) read(ctx context.Context) (reading, error) {
 	r := reading{at: time.Now()}
 	ctx = context.WithValue(ctx, common.EnvKey, common.EnvMap{common.HostProcEnvKey: c.Proc, common.HostSysEnvKey: c.Sys})
@@ -63,7 +64,8 @@ func (c Config) read(ctx context.Context) (reading, error) {
 	return r, errors.Join(errs[:]...)
 }
 
-// metrics are those of one cgroup. The library takes a missing file for zero.
+// metrics returns the metrics of one cgroup. The library would take a missing file as
+// zero.
 func (c Config) metrics(group string, what cgroup2.StatMask) (*stats.Metrics, error) {
 	if _, err := os.Stat(filepath.Join(c.Cgroups, group, "cpu.stat")); err != nil {
 		return nil, fmt.Errorf("read cgroup: %w", err)
@@ -96,7 +98,7 @@ func times(ctx context.Context) (map[int]cpu.TimesStat, error) {
 	return all, nil
 }
 
-// siblings are the slices beside the slot's.
+// siblings returns the slices beside the slot's.
 func (c Config) siblings() (map[string]neighbour, error) {
 	parent := filepath.Dir(c.Slice)
 	entries, err := os.ReadDir(filepath.Join(c.Cgroups, parent))
@@ -110,7 +112,7 @@ func (c Config) siblings() (map[string]neighbour, error) {
 		}
 		s, err := c.metrics(filepath.Join(parent, e.Name()), cgroup2.StatCPU)
 		if err != nil {
-			continue // it went away
+			continue // it is gone
 		}
 		n := neighbour{usage: s.GetCPU().GetUsageUsec()}
 		if text, err := os.ReadFile(filepath.Join(c.Cgroups, parent, e.Name(), "cpuset.cpus.effective")); err == nil {
@@ -123,8 +125,8 @@ func (c Config) siblings() (map[string]neighbour, error) {
 	return all, nil
 }
 
-// throttles are how often each core was slowed down by heat, for CPUs that count
-// it (Intel).
+// throttles returns how often heat slowed down each core, for CPUs that count it
+// (Intel).
 func (c Config) throttles() map[int]int {
 	all := map[int]int{}
 	for _, id := range c.CPUs.Ints() {
@@ -136,7 +138,7 @@ func (c Config) throttles() map[int]int {
 	return all
 }
 
-// interrupts adds up /proc/interrupts for the slot's CPUs: lines with a number are
+// interrupts sums /proc/interrupts for the slot's CPUs. Lines with a number are
 // devices', those with a name are the CPUs' own. Sums wrap as the kernel's do.
 func (c Config) interrupts() (devices, local map[int]uint32, err error) {
 	f, err := os.Open(filepath.Join(c.Proc, "interrupts"))
@@ -189,8 +191,8 @@ func (c Config) header(line string) ([]int, error) {
 	return columns, nil
 }
 
-// addLine adds the numbers of a line. It is done thousands of times with hundreds
-// of numbers, so nothing is copied.
+// addLine adds the numbers of a line. It runs thousands of times with hundreds of
+// numbers, so it copies nothing.
 func addLine(sum map[int]uint32, columns []int, line []byte) {
 	for _, id := range columns {
 		line = bytes.TrimLeft(line, " ")

@@ -13,13 +13,14 @@ import (
 )
 
 const (
-	// stopTime is what sampling of a GPU has to end, so that none outlives its job.
+	// stopTime is how long sampling of a GPU may take to end, so that none outlives its
+	// job.
 	stopTime = 5 * time.Second
-	// alivePoll lies between two looks whether there still is a job.
+	// alivePoll is the time between two checks for a job.
 	alivePoll = 5 * time.Second
 )
 
-// Config is what one slot's records are made from.
+// Config says what a slot's records are made from.
 type Config struct {
 	Slot    string // "gpu0"
 	CPUs    cpuset.Set
@@ -27,27 +28,27 @@ type Config struct {
 	Slice   string // the slot's, below that
 	Proc    string // "/proc"
 	Sys     string // "/sys"
-	GPU     string // what it is called
-	Part    string // what of it the slot has, where others have the rest; "" for all of it
+	GPU     string // UUID or PCI address; "" for none
+	Part    string // the part of it that the slot has; "" for all of it
 	Samples Samples
-	// Alive says that the slot still has a job. Without one, sampling ends although
-	// nobody said so.
+	// Alive reports whether the slot still has a job. If not, sampling ends without
+	// Stop.
 	Alive func() bool
 }
 
-// Run is the time of one job.
+// Run records one job.
 type Run struct {
 	c     Config
 	gpu   *gpuRun
 	stop  context.CancelFunc
-	ended chan struct{} // sampling has
-	first chan struct{} // begin and err are there
+	ended chan struct{} // closed when sampling has ended
+	first chan struct{} // closed when begin and err are set
 	begin reading
 	err   error
 }
 
 // Start takes the first reading and begins to sample the GPU, without waiting for
-// either. Stop it.
+// either. The caller must call Stop.
 func Start(c Config) *Run {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &Run{c: c, gpu: newGPURun(), stop: cancel, ended: make(chan struct{}), first: make(chan struct{})}
@@ -70,8 +71,8 @@ func Start(c Config) *Run {
 	return r
 }
 
-// watch ends sampling when there is no job for two looks in a row: its end was not
-// told, and who samples a GPU holds it.
+// watch ends sampling after two checks in a row without a job: no one called Stop, and
+// sampling holds the GPU.
 func (r *Run) watch(ctx context.Context) {
 	for gone := 0; gone < 2; {
 		select {
@@ -86,11 +87,10 @@ func (r *Run) watch(ctx context.Context) {
 	r.stop()
 }
 
-// Stop ends sampling. A run can be stopped again, and asked for its record
-// afterwards.
+// Stop ends sampling. It may be called again, and Record may be called afterwards.
 func (r *Run) Stop() { r.stop() }
 
-// Wait returns when sampling has ended, at the latest after five seconds.
+// Wait returns when sampling has ended, after at most five seconds.
 func (r *Run) Wait() {
 	select {
 	case <-r.ended:
@@ -98,8 +98,8 @@ func (r *Run) Wait() {
 	}
 }
 
-// Record is how the job had it until now. What could not be read is missing in it,
-// with a note.
+// Record returns the record of the job until now. It lacks values that could not be
+// read, with a note.
 func (r *Run) Record(ctx context.Context) (Record, error) {
 	select {
 	case <-r.first:
@@ -147,7 +147,7 @@ func (b between) fill(rec *Record, cpus cpuset.Set) {
 	}
 }
 
-// usage is what the slot's cgroup and its CPUs did.
+// usage fills in what the slot's cgroup and its CPUs did.
 func (b between) usage(rec *Record, seconds float64, cpus cpuset.Set) {
 	var busy, steal float64
 	known := 0
@@ -192,7 +192,7 @@ func (b between) interrupts(rec *Record, seconds float64) {
 		return
 	}
 	var i Interrupts
-	// A device that is removed takes its count along.
+	// A removed device takes its count along.
 	more := func(from, to uint32) float64 { return float64(max(int32(to-from), 0)) }
 	for id, n := range b.to.devices {
 		k := more(b.from.devices[id], n)
@@ -224,10 +224,10 @@ func (b between) neighbours(rec *Record, seconds float64) {
 	}
 }
 
-// working is the time, in seconds, that a CPU did something. User has the guests' in it.
+// working returns how many seconds a CPU was busy. User includes guests.
 func working(t cpu.TimesStat) float64 { return t.User + t.Nice + t.System + t.Irq + t.Softirq }
 
-// waited is nil where the kernel does not tell.
+// waited returns nil if the kernel reports no pressure.
 func waited(from, to *stats.PSIStats, seconds float64) *float64 {
 	if from.GetSome() == nil || to.GetSome() == nil {
 		return nil
@@ -235,11 +235,11 @@ func waited(from, to *stats.PSIStats, seconds float64) *float64 {
 	return percent(micro(from.GetSome().GetTotal(), to.GetSome().GetTotal()), seconds)
 }
 
-// micro is in seconds what a counter of microseconds has grown by.
+// micro returns the growth of a counter of microseconds, in seconds.
 func micro(from, to uint64) float64 { return float64(grown(from, to)) / 1e6 }
 
-// grown is what was added to a counter; one of a cgroup that was made anew meanwhile
-// begins at zero.
+// grown returns the growth of a counter. If the cgroup was created again in between,
+// the counter began at zero.
 func grown(from, to uint64) uint64 {
 	if to < from {
 		return to
