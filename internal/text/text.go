@@ -1,5 +1,5 @@
-// Package text is what may be shown of texts that others wrote: jobs, registries,
-// servers, drivers and files. A terminal, a browser or a reader must not act on them.
+// Package text makes texts by others safe to show: those of jobs, registries, servers,
+// drivers and files. A terminal, a browser or a reader must not act on them.
 package text
 
 import (
@@ -9,13 +9,14 @@ import (
 )
 
 // Visible reports whether a character shows as itself. Control characters, those that
-// change the direction of writing, and those that take no room do not.
+// change the writing direction, and those without width do not.
 func Visible(r rune) bool { return unicode.IsGraphic(r) }
 
-// Line makes one line of a text, cut to so many bytes. Escape sequences and invisible
-// characters are gone, white space is one blank, and "…" ends a line that was cut.
+// Line makes one line of a text, cut to at most most bytes. It removes escape sequences
+// and invisible characters, replaces white space with single blanks, and ends a line
+// that was cut with "…".
 func Line(s string, most int) string {
-	longest := 64 * (most + 1) // a text of megabytes is cut before it is read
+	longest := 64 * (most + 1) // cut a text of megabytes before reading it
 	cut := len(s) > longest
 	if cut {
 		s = s[:longest]
@@ -29,8 +30,8 @@ func Line(s string, most int) string {
 	return strings.TrimRight(s, " ") + end
 }
 
-// Block is a text without escape sequences and invisible characters. It keeps newlines
-// and tabs; a carriage return becomes a newline.
+// Block removes escape sequences and invisible characters from a text. It keeps
+// newlines and tabs; a carriage return becomes a newline.
 func Block(s string) string {
 	var b strings.Builder
 	b.Grow(len(s))
@@ -51,13 +52,13 @@ func Block(s string) string {
 	return b.String()
 }
 
-// escapeLen returns the length of the escape sequence that a text begins with,
-// as ECMA-48 has them: ESC or a control character of the second set, then
-// parameters up to a final byte, or a string up to its terminator. A sequence
-// that does not end on its line is its introducer only.
+// escapeLen returns the length of the escape sequence at the start of a text, by
+// ECMA-48: ESC or a control character of the second set, then parameters up to a final
+// byte, or a string up to its terminator. Of a sequence that does not end on its line,
+// only the introducer counts.
 func escapeLen(s string) int {
 	intro, n := utf8.DecodeRuneInString(s)
-	final := byte(0x40) // the least of the bytes that end the sequence
+	final := byte(0x40) // the lowest byte that ends the sequence
 	if intro == 0x1b {
 		if n == len(s) || s[n] < 0x20 || s[n] > 0x7e {
 			return n
