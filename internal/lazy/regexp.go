@@ -1,5 +1,5 @@
-// Package lazy makes values when they are needed first. The one program also starts for
-// every evaluation of a submission, which needs few of them.
+// Package lazy computes values on first use. The same program also starts for every
+// evaluation of a submission, which needs few of them.
 package lazy
 
 import (
@@ -7,7 +7,8 @@ import (
 	"sync"
 )
 
-// Regexp compiles a regular expression at its first use. One that does not compile panics then.
+// Regexp compiles a regular expression on first use. It panics then if the expression
+// is invalid.
 func Regexp(expr string) func() *regexp.Regexp {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
 }
