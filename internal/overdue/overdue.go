@@ -1,5 +1,5 @@
-// Package overdue bounds calls that may never return: a read of a device or of a
-// file system that hangs sleeps in the kernel, where no context and no signal ends it.
+// Package overdue bounds calls that may never return. A read of a hanging device or
+// file system sleeps in the kernel, where no context and no signal ends it.
 package overdue
 
 import (
@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Error says that a call has not returned in its time.
+// Error reports that a call has not returned in time.
 type Error struct {
 	Call  string
 	After time.Duration
@@ -18,7 +18,7 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: no answer in %s", e.Call, e.After) }
 
-// calls are those of this process that have not returned, by name.
+// calls are the calls of this process that have not returned, by name.
 var (
 	mu    sync.Mutex
 	calls = map[string]*call{}
@@ -29,10 +29,10 @@ type call struct {
 	late bool          // a caller has given up
 }
 
-// Call returns what f returns, or an *Error when that takes longer than within. f
-// then goes on, and what it returns is dropped. One call of a name runs at a time: a
-// second one waits for the first, and fails at once where that is overdue, so that
-// what hangs for days holds one thread.
+// Call returns what f returns, or an *Error if that takes longer than within. f then
+// continues, and its result is dropped. Only one call of a name runs at a time. A
+// second one waits for the first, or fails at once if the first is overdue, so that
+// calls that hang for days hold one thread.
 func Call[T any](name string, within time.Duration, f func() (T, error)) (T, error) {
 	var none T
 	timer := time.NewTimer(within)
@@ -81,8 +81,8 @@ func Call[T any](name string, within time.Duration, f func() (T, error)) (T, err
 	}
 }
 
-// Calls are the names of the calls that are overdue and have a path in their names, such
-// as the root of a machine's tree, sorted.
+// Calls returns the sorted names of the overdue calls whose names contain path, such as
+// the root of a machine's tree.
 func Calls(path string) []string {
 	mu.Lock()
 	defer mu.Unlock()
