@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// showAdopted adopts, then prints what the kernel says of this process.
+// showAdopted calls adopt, then prints what the kernel shows of this process.
 func showAdopted() int {
 	if err := adopt(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -46,7 +46,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// TestInheritedFilesStay gives the runner files of a process above it, as a shell may.
+// TestInheritedFilesStay gives the runner a parent's open files, as a shell may.
 func TestInheritedFilesStay(t *testing.T) {
 	t.Parallel()
 	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
@@ -70,8 +70,8 @@ func TestInheritedFilesStay(t *testing.T) {
 	}
 }
 
-// TestKilledRunnerLeavesNothing: no program outlives the runner, and no result.json of
-// an earlier job is taken for this one's.
+// TestKilledRunnerLeavesNothing checks that no program outlives the runner and that an
+// earlier job's result.json is not taken for this one's.
 func TestKilledRunnerLeavesNothing(t *testing.T) {
 	t.Parallel()
 	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
@@ -101,7 +101,7 @@ func TestKilledRunnerLeavesNothing(t *testing.T) {
 	t.Error("the program is alive")
 }
 
-// TestOrphanIsNoProgram forks for a runner that is gone by then.
+// TestOrphanIsNoProgram forks a child whose runner is already gone.
 func TestOrphanIsNoProgram(t *testing.T) {
 	t.Parallel()
 	var report [2]int

@@ -17,11 +17,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// annotations is the part of the agent's API that takes them.
+// annotations is a fake of the agent API that takes annotations.
 type annotations struct {
 	*httptest.Server
 	mu      sync.Mutex
-	answers []int // status of each request to come; 200 when there are none
+	answers []int // statuses of the next requests; 200 when there are none
 	got     []map[string]any
 	seen    func(*http.Request)
 }
@@ -135,8 +135,8 @@ func TestAgentAPIOfTheEnvironment(t *testing.T) {
 	}
 }
 
-// A job annotates its build once its result is there, and its submission does
-// not see the token.
+// TestAnnotateInJob checks that a job annotates its build after its result is written,
+// and that its submission does not see the token.
 func TestAnnotateInJob(t *testing.T) {
 	t.Parallel()
 	look := report + `
@@ -220,8 +220,8 @@ got 3
 	}
 }
 
-// What programs say cannot leave its place: with any words the Markdown has the
-// same lines and cells, and nothing outside of code that means something.
+// TestAnnotationCannotBeForged checks that any text from a program leaves the
+// Markdown's lines and cells the same and adds no markup outside code.
 func TestAnnotationCannotBeForged(t *testing.T) {
 	t.Parallel()
 	var tables [2]string
@@ -239,7 +239,7 @@ func TestAnnotationCannotBeForged(t *testing.T) {
 			if strings.HasPrefix(line, "|---") {
 				continue
 			}
-			// Without its code spans, a line has our own signs only.
+			// Without its code spans, a line has only our own characters.
 			if rest := codeSpan.ReplaceAllString(line, ""); strings.ContainsAny(strings.ReplaceAll(rest, "**", ""), "<>`[]\\*&@") || strings.Contains(rest, ":x") {
 				t.Errorf("%s", line)
 			}
@@ -250,7 +250,7 @@ func TestAnnotationCannotBeForged(t *testing.T) {
 	}
 }
 
-// codeSpan is one of up to three backquotes.
+// codeSpan matches a code span with one to three backquotes.
 var codeSpan = regexp.MustCompile("```[^`].*?[^`]```|``[^`].*?[^`]``|`[^`]+`")
 
 func TestMarkdown(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// benchProgram is a task's program: it prints MB, then reports how much memory
-// its parent has held so far, in KiB.
+// benchProgram is a task's program. It prints output, in MB, then reports the peak
+// memory of its parent, in KiB.
 const benchProgram = `import os
 line = b"x" * 1023 + b"\n"
 for _ in range(%d): os.write(1, line * 1024)
@@ -24,11 +24,10 @@ peak = status.partition("VmHWM:")[2].split()[0]
 os.write(int(os.environ["POPCORN_FD"]), b"check: pass\npeak: %%s\n" %% peak.encode())
 `
 
-// BenchmarkOwnCost is what the runner adds to a trivial job: the time of the
-// whole less that of its two programs run by themselves, and its memory. Beside
-// it is the same for an engine in Python that does as little as it can. The three
-// take turns, so that whatever else the machine does meets them alike, and the
-// least time of each counts, which is the one that was disturbed least.
+// BenchmarkOwnCost measures what the runner adds to a trivial job: its memory, and the
+// time of the job less that of its two programs run by themselves. It compares this
+// with a minimal engine in Python. The three take turns, so that other load affects
+// them equally, and the shortest time of each counts, which is the least disturbed.
 func BenchmarkOwnCost(b *testing.B) {
 	binary := filepath.Join(b.TempDir(), "kbnode")
 	build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "../../cmd/kbnode")
@@ -73,7 +72,7 @@ func BenchmarkOwnCost(b *testing.B) {
 	}
 }
 
-// benchJob is a job that can be run again and again.
+// benchJob is a job that can run repeatedly.
 type benchJob struct {
 	dir, bin string
 	env      []string
@@ -85,7 +84,7 @@ func newBenchJob(b *testing.B, stdout int, torch bool) *benchJob {
 	if err != nil {
 		b.Skip("python3 cannot be run: ", err)
 	}
-	j := &benchJob{dir: b.TempDir(), bin: b.TempDir()} // no vendor's tool is on the PATH
+	j := &benchJob{dir: b.TempDir(), bin: b.TempDir()} // without any vendor's tool on the PATH
 	program := fmt.Sprintf(benchProgram, stdout)
 	config, err := json.Marshal(map[string]any{
 		"lang": "py", "mode": "test", "main": "eval.py", "tests": []map[string]int{{"a": 1}},
@@ -117,7 +116,7 @@ func newBenchJob(b *testing.B, stdout int, torch bool) *benchJob {
 	return j
 }
 
-// run runs a command in the job's directory and environment to a good end.
+// run runs a command in the job's directory and environment. It must succeed.
 func (j *benchJob) run(b *testing.B, argv ...string) cost {
 	b.Helper()
 	if argv[0] == "python3" {
@@ -135,10 +134,10 @@ func (j *benchJob) run(b *testing.B, argv ...string) cost {
 	return cost{took, cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()}
 }
 
-// cost is what a process, and those that it waited for, took.
+// cost is the time of a process and of those that it waited for.
 type cost struct{ wall, cpu time.Duration }
 
-// least is the least of several costs, in ms.
+// least is the minimum of several costs, in ms.
 type least struct{ wall, cpu float64 }
 
 func (l *least) add(c cost) {
@@ -151,7 +150,7 @@ func (l *least) add(c cost) {
 	lower(&l.cpu, c.cpu)
 }
 
-// peak is the most memory that the last engine held, in MiB, as its program saw it.
+// peak returns the peak memory of the last engine, in MiB, as seen by its program.
 func (j *benchJob) peak(b *testing.B) float64 {
 	b.Helper()
 	text, err := os.ReadFile(filepath.Join(j.dir, ResultFile))

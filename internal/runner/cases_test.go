@@ -21,18 +21,18 @@ import (
 // caseLimit is how long one case may take.
 const caseLimit = time.Minute
 
-// engineCase is a run of the Python engine: the payload and what came of it.
-// <BASE> stands for the directory that holds the job's.
+// engineCase is a run of the Python engine: the payload and its outcome. <BASE> stands
+// for the parent of the job's directory.
 type engineCase struct {
 	Config  json.RawMessage   `json:"config"`
-	Payload *engineCoding     `json:"payload"` // where the encoding is the point
+	Payload *engineCoding     `json:"payload"` // if the case is about the encoding
 	Env     map[string]string `json:"env"`
 	Files   map[string]string `json:"files"`
-	Tools   map[string]string `json:"tools"`  // executable, first on the PATH
-	Leaves  []string          `json:"leaves"` // what the programs make and nobody removes
+	Tools   map[string]string `json:"tools"`  // executables, first on the PATH
+	Leaves  []string          `json:"leaves"` // files that programs create and no one removes
 	Python  struct {
 		ExitCode int             `json:"exit_code"`
-		Result   json.RawMessage `json:"result"` // null: it crashed, an error is wanted
+		Result   json.RawMessage `json:"result"` // null: it crashed, and an error is expected
 	} `json:"python"`
 }
 
@@ -51,8 +51,7 @@ func TestOwnCases(t *testing.T) {
 	runCases(t, "testdata/cases")
 }
 
-// TestSpecCases runs the project's shared cases where they lie beside the
-// repository.
+// TestSpecCases runs the project's shared cases, which are beside the repository.
 func TestSpecCases(t *testing.T) {
 	t.Parallel()
 	runCases(t, "../../../shared/spec/cases")
@@ -108,7 +107,7 @@ func runCase(t *testing.T, text string) {
 	if err = errors.Join(err, json.Unmarshal([]byte(text), &wanted)); err != nil {
 		t.Fatal(err)
 	}
-	c.Python = wanted.Python // in which <BASE> stays
+	c.Python = wanted.Python // keeps <BASE>
 	j.cmd.Env = append(j.cmd.Env, "PATH="+filepath.Join(j.dir, "bin")+":"+getenvLast(j.cmd.Env, "PATH"), "KERNELBOT_PAYLOAD="+c.encoded(t))
 	for k, v := range c.Env {
 		j.cmd.Env = append(j.cmd.Env, k+"="+v)
@@ -137,7 +136,7 @@ func runCase(t *testing.T, text string) {
 	c.compare(t, j, code, result)
 
 	var kind struct{ Mode string }
-	_ = json.Unmarshal(c.Config, &kind) // the config may be what is wrong
+	_ = json.Unmarshal(c.Config, &kind) // the config may be invalid
 	left := slices.DeleteFunc(j.files(t), func(name string) bool {
 		return name == ResultFile || slices.Contains(before, name) || slices.Contains(c.Leaves, name) ||
 			kind.Mode == "profile" && (name == ProfileDir || strings.HasPrefix(name, ProfileDir+"/"))
@@ -150,14 +149,14 @@ func runCase(t *testing.T, text string) {
 	}
 }
 
-// getenvLast returns a variable's value as os/exec passes it on: the last one.
+// getenvLast returns a variable's last value, which is the one that os/exec passes on.
 func getenvLast(env []string, name string) string {
 	env = slices.Clone(env)
 	slices.Reverse(env)
 	return getenv(env, name)
 }
 
-// encoded returns the payload as the job is given it.
+// encoded returns the payload in the form that the job gets.
 func (c *engineCase) encoded(t *testing.T) string {
 	if c.Payload == nil {
 		return payload.Encode(c.Config)
@@ -198,11 +197,11 @@ func (c *engineCase) compare(t *testing.T, j *job, code int, result map[string]a
 		if path := regexp.MustCompile(`\btmp[a-z0-9_]{8}/` + ProfileDir).FindString(command); path != "" {
 			pairs = append([]string{path, "<DIR>/" + ProfileDir}, pairs...)
 		}
-		// A program's own exit code 114 has a duration that the case could not know.
+		// If a program itself exits with 114, the case cannot know the duration.
 		if w, ok := at(want, "runs", name, "run").(map[string]any); ok && len(at(w, "result").(map[string]any)) > 0 {
 			w["duration"] = "*"
 		}
-		// An archive is given by its files.
+		// A case lists the files of an archive.
 		if _, ok := at(want, "runs", name, "profile", "trace").(map[string]any); ok {
 			trace := map[string]any{}
 			for file, text := range unzip(t, at(ev, "profile", "trace")) {
@@ -223,7 +222,7 @@ func (c *engineCase) compare(t *testing.T, j *job, code int, result map[string]a
 	}
 }
 
-// runNames returns the names of the runs in their order.
+// runNames returns the names of the runs in order.
 func runNames(t *testing.T, result string) (names []string) {
 	o, err := payload.ParseObject(result, payload.Limits{})
 	if err != nil {
@@ -237,8 +236,8 @@ func runNames(t *testing.T, result string) (names []string) {
 	return names
 }
 
-// files lists what lies in the job's directory, and in the one for temporary
-// files, with names that begin with "../tmp".
+// files lists the files in the job's directory and in the one for temporary files,
+// whose names begin with "../tmp".
 func (j *job) files(t *testing.T) (names []string) {
 	for _, dir := range []string{j.cmd.Dir, filepath.Join(j.dir, "tmp")} {
 		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
@@ -254,7 +253,7 @@ func (j *job) files(t *testing.T) (names []string) {
 	return names
 }
 
-// processes lists those that have the job's directory in their environment.
+// processes lists the processes with the job's directory in their environment.
 func (j *job) processes(t *testing.T) (pids []string) {
 	all, err := filepath.Glob("/proc/[0-9]*/environ")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// standIn puts a program of shell text on a job's PATH, before all others.
+// standIn puts a shell script on a job's PATH, before all other programs.
 func (j *job) standIn(t *testing.T, name, text string) {
 	t.Helper()
 	dir := filepath.Join(j.dir, "bin")
@@ -28,7 +28,7 @@ func (j *job) standIn(t *testing.T, name, text string) {
 	}
 }
 
-// nvcc is a compiler whose programs are shell scripts: it joins the sources.
+// nvcc is a fake compiler that joins the sources into a shell script.
 const nvcc = `[ "$1" = --version ] && { echo "stand-in 1"; exit 0; }
 for a; do case "$a" in *.cu) set -- "$a";; esac; done
 echo compiling; echo "ptxas info" >&2
@@ -85,8 +85,8 @@ func TestCUDADoesNotRun(t *testing.T) {
 		env     []string
 		found   bool
 		code    float64
-		command string // its beginning
-		stderr  string // in it
+		command string // a prefix
+		stderr  string // a substring
 	}{
 		"no compiler":             {command: "which nvcc", code: 1},
 		"a compiler that is ill":  {nvcc: "echo sick; echo why >&2; exit 3", command: "nvcc --version", code: 3},

@@ -59,7 +59,7 @@ func collect(typ reflect.Type, path string, list *[]string) {
 		name := path + f.Tag.Get("json")
 		*list = append(*list, name+" "+jsonType(f.Type))
 		inner := f.Type
-		if strings.HasPrefix(inner.Name(), "Pairs[") { // the member's name stands for each
+		if strings.HasPrefix(inner.Name(), "Pairs[") { // NAME stands for each member
 			inner, name = inner.Elem().Field(1).Type, name+".NAME"
 			if inner.Kind() != reflect.Pointer {
 				continue

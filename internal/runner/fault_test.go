@@ -26,8 +26,8 @@ def o(s):
         b = b[os.write(fd, b):]
 `
 
-// daemon leaves a process behind that has left its session and its parents and
-// writes its id to the file pid.
+// daemon starts a process that leaves its session and its parents and writes its ID to
+// the file pid.
 const daemon = `
 def daemon(then="time.sleep(60)"):
     code = "import os, sys, time\nos.setsid()\nif os.fork(): os._exit(0)\n" \
@@ -78,8 +78,7 @@ o("check: pass")`})
 	}
 }
 
-// peak returns the most memory that a job's runner or one of its programs held,
-// in KiB.
+// peak returns the peak memory of a job's runner and its programs, in KiB.
 func peak(t *testing.T, j *job) int64 {
 	t.Helper()
 	usage, ok := j.cmd.ProcessState.SysUsage().(*syscall.Rusage)
@@ -111,14 +110,14 @@ o(b"check: pass\nk\xff: v\xc3\n")`,
 	}
 }
 
-// alive says whether the process whose id is in the file pid still runs.
+// alive reports whether the process whose ID is in the file pid is still running.
 func alive(t *testing.T, j *job) bool {
 	t.Helper()
 	pid, err := os.ReadFile(filepath.Join(j.cmd.Dir, "pid"))
 	if err != nil || len(pid) == 0 {
 		t.Fatal("no daemon was there: ", err)
 	}
-	// One that has ended stays in the table until the machine's process 1 waits for it.
+	// An ended process stays in the table until the machine's process 1 waits for it.
 	stat, err := os.ReadFile("/proc/" + string(pid) + "/stat")
 	_, state, _ := strings.Cut(string(stat), ") ")
 	return err == nil && !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
@@ -167,7 +166,7 @@ func TestTimeoutEndsTheWholeTree(t *testing.T) {
 	}
 }
 
-// mayProfile says whether this process has CAP_PERFMON or CAP_SYS_ADMIN.
+// mayProfile reports whether this process has CAP_PERFMON or CAP_SYS_ADMIN.
 func mayProfile(t *testing.T) bool {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
@@ -182,8 +181,8 @@ func mayProfile(t *testing.T) bool {
 	return caps&(1<<38|1<<21) != 0
 }
 
-// TestProcessesAboveAreOutOfSight starts the runner from a process with the
-// payload in its environment, as a container's first one is.
+// TestProcessesAboveAreOutOfSight starts the runner from a process with the payload in
+// its environment, like a container's first process.
 func TestProcessesAboveAreOutOfSight(t *testing.T) {
 	t.Parallel()
 	if version, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION); errno != 0 || version < 2 {
@@ -206,7 +205,8 @@ o("check: pass\n")`})
 		t.Errorf("run is %v", run)
 	}
 	seen := []string{"mem", "fd/0"}
-	// Who may profile the system may read these two of any process, since Linux 6.15.
+	// Since Linux 6.15, a process that may profile the system may read these two of any
+	// process.
 	if !mayProfile(t) {
 		seen = append(seen, "environ", "maps")
 	}
@@ -217,7 +217,7 @@ o("check: pass\n")`})
 	}
 }
 
-// TestProcessesAboveRoot is the same without Landlock, for root with the capabilities
+// TestProcessesAboveRoot tests the same without Landlock, as root with the capabilities
 // of a job's container, below a process that has the same.
 func TestProcessesAboveRoot(t *testing.T) {
 	t.Parallel()

@@ -12,10 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The functions that read what programs wrote are held to plain ones that do the
-// same with the whole text at hand.
+// These tests compare the functions that read programs' output with simple ones that
+// have the whole text in memory.
 
-// lines are texts with what ends a line, in Python or in some places only.
+// addTexts adds texts with line boundaries of Python and of other definitions.
 func addTexts(f *testing.F, add func(text []byte)) {
 	f.Helper()
 	for _, s := range []string{
@@ -37,7 +37,7 @@ func FuzzParsePopcorn(f *testing.F) {
 	})
 }
 
-// plainPopcorn is what section 6 of the specification says, word for word.
+// plainPopcorn follows section 6 of the specification literally.
 func plainPopcorn(text string) Pairs[string] {
 	blank := func(r rune) bool { return unicode.Is(unicode.White_Space, r) || r >= 0x1c && r <= 0x1f }
 	for _, end := range []string{"\r\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\u0085", "\u2028", "\u2029"} {
@@ -63,7 +63,7 @@ func plainPopcorn(text string) Pairs[string] {
 	return pairs
 }
 
-// TestParsePopcornIsBounded goes where the fuzzer's inputs are too short.
+// TestParsePopcornIsBounded covers inputs that are too long for the fuzzer.
 func TestParsePopcornIsBounded(t *testing.T) {
 	t.Parallel()
 	var text strings.Builder
@@ -120,7 +120,7 @@ func FuzzCapture(f *testing.F) {
 
 func tail(s string) string { return s[max(0, len(s)-60):] }
 
-// plainText is section 7 of the specification on the whole text.
+// plainText follows section 7 of the specification, with the whole text in memory.
 func plainText(in []byte, translate bool) string {
 	text := plainDecode(in)
 	if translate {
@@ -154,8 +154,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// plainDecode replaces each longest piece that could have begun a character. It
-// knows what could by trying: with the right bytes behind it, it is one.
+// plainDecode replaces each longest piece that could have begun a character. It finds
+// these by trying which following bytes complete one.
 func plainDecode(in []byte) string {
 	var out strings.Builder
 	for len(in) > 0 {
@@ -189,7 +189,7 @@ func couldBegin(b []byte) bool {
 	return false
 }
 
-// FuzzMarkdown holds that a text stays inside of its code.
+// FuzzMarkdown checks that a text stays inside its code.
 func FuzzMarkdown(f *testing.F) {
 	for _, s := range []string{"size: 3", "`", "a``b`", "|\\|", "```\nx\n````", "~~~", "    x", "</code>", "\x1b[m`", "\r\n```\r", "www.x", ":x:"} {
 		f.Add(s)

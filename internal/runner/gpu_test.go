@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A container of a slot sees the whole topology of its node, with the properties of its
-// own GPU only, and has one render node.
+// A slot's container sees its node's whole topology, but only the properties of its own
+// GPU, and has one render node.
 func TestKFDNames(t *testing.T) {
 	t.Parallel()
 	const nodes = "sys/class/kfd/kfd/topology/nodes/"

@@ -50,7 +50,7 @@ func FuzzClean(f *testing.F) {
 	})
 }
 
-// A text of megabytes is not looked at beyond what is shown of it.
+// A text of megabytes is read only as far as it is shown.
 func TestLongTextsAreCut(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("\x1b]", 4<<20)
@@ -64,10 +64,10 @@ func TestLongTextsAreCut(t *testing.T) {
 	}
 }
 
-// groupLine is what Buildkite takes for the header of a group.
+// groupLine matches what Buildkite takes for the header of a group.
 var groupLine = regexp.MustCompile(`(?m)^(---|\+\+\+|~~~|\^\^\^).*$`)
 
-// forge tries to look like the log's own lines in all that a program can say.
+// forge tries to imitate the log's own lines in everything that a program can write.
 const forge = report + `
 evil = "x\n--- forged\n+++ forged\r+++ forged\x1b[2K\u2028~~~ forged\n^^^ +++\n"
 print(evil); print(evil, file=sys.stderr)
@@ -126,7 +126,7 @@ func TestLogOfAnError(t *testing.T) {
 	}
 }
 
-// Of the payload the log shows nothing but what the result holds.
+// The log shows only those parts of the payload that the result has.
 func TestLogKeepsThePayload(t *testing.T) {
 	t.Parallel()
 	cases := []map[string]any{{"seed": 271828182}}
@@ -145,7 +145,7 @@ func TestLogKeepsThePayload(t *testing.T) {
 	}
 }
 
-// A job is not lost with its log.
+// A job survives the loss of its log.
 func TestLogIsClosed(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode([]byte(
@@ -214,7 +214,7 @@ func TestBeginNamesEveryStep(t *testing.T) {
 func TestConfig(t *testing.T) {
 	t.Parallel()
 	const doc = `{"lang": "py", "mode": "test", "main": "eval.py", "seed": 314159265, "sources": {"eval.py": "EVAL", "submission.py": ""}}`
-	// It looks for the payload wherever a descendant of the runner could.
+	// It looks for the payload everywhere that a descendant of the runner could.
 	look := report + `
 found = []
 for path in ["/proc/self/fd/0", "/proc/%d/fd/0" % os.getppid()]:

@@ -18,8 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// TestMain lets the test binary stand in for `kbnode runner`, which takes over
-// the process that it runs in.
+// TestMain lets the test binary run as `kbnode runner`, which takes over its process.
 func TestMain(m *testing.M) {
 	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
 		if os.Getenv("KBNODE_TEST_LANDLOCK") == "0" {
@@ -42,13 +41,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// pythonDir finds the interpreter behind a python3 that may be a slow script.
+// pythonDir finds the interpreter that python3 runs; python3 may be a slow script.
 var pythonDir = sync.OnceValues(func() (string, error) {
 	out, err := exec.Command("python3", "-c", "import sys; print(sys.executable)").Output()
 	return filepath.Dir(strings.TrimSpace(string(out))), err
 })
 
-// job is one run of the runner in a directory of its own.
+// job is one run of the runner in its own directory.
 type job struct {
 	dir    string
 	cmd    *exec.Cmd
@@ -119,7 +118,7 @@ func (j *job) wait(t *testing.T) (int, map[string]any) {
 	return j.cmd.ProcessState.ExitCode(), result
 }
 
-// waitFor waits until a program of a job has made a file.
+// waitFor waits until a program of a job has created a file.
 func waitFor(t *testing.T, path string) {
 	t.Helper()
 	for range 6000 {
@@ -170,8 +169,8 @@ func at(v any, path ...string) any {
 	return v
 }
 
-// differences compares a result with a case's, where "*" stands for anything
-// and <CASES> and <BASE> for what differs from run to run.
+// differences compares a result with a case's, where "*" stands for anything and
+// <CASES> and <BASE> for what differs between runs.
 func differences(path string, want, got any, replace *strings.Replacer) []string {
 	switch want := want.(type) {
 	case map[string]any:

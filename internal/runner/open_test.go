@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestOpenFile: what a program puts in a file's place is not opened.
+// TestOpenFile checks that OpenFile does not open what a program put in a file's place.
 func TestOpenFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// showShed stands in for a runner that hides its environment, then prints what
-// it knows itself and what /proc shows of each of its threads.
+// showShed acts as a runner that hides its environment. It prints what it knows itself
+// and what /proc shows of each of its threads.
 func showShed(memory string) int {
 	_, private, err := shed(os.Environ(), memory)
 	if err != nil {
@@ -31,7 +31,7 @@ func showShed(memory string) int {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
-		os.Stdout.Write(text) //nolint:errcheck // the test sees what is missing
+		os.Stdout.Write(text) //nolint:errcheck // the test notices missing output
 	}
 	return 0
 }

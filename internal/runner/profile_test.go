@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// ncu stands for NVIDIA's profiler: it records the program's name.
+	// ncu is a fake of NVIDIA's profiler that records the program's name.
 	ncu = `if [ "$1" = --import ]; then echo "report of $2" >&2; cat "$2"; exit 0; fi
 while [ "$1" != -- ]; do [ "$1" = -o ] && out=$2; shift; done; shift
 printf '  kernel (1,1)\n    Table Name : GPU Throughput\n    %s\n' "$2" >"$out"
 ln -s /etc/passwd "${out%/*}/link"; mkfifo "${out%/*}/fifo"
 "$@"
 `
-	// rocprof stands for AMD's: it leaves two traces and a table.
+	// rocprof is a fake of AMD's profiler that leaves two traces and a table.
 	rocprof = `while [ "$1" != -- ]; do [ "$1" = -d ] && out=$2; shift; done; shift
 "$@"; code=$?
 printf one >"$out/1.pftrace"; printf two >"$out/2.pftrace"; echo a,b >"$out/1_kernel.csv"
@@ -82,7 +82,7 @@ func unzip(t *testing.T, trace any) map[string]string {
 	return files
 }
 
-// files returns what is in a directory, with the texts.
+// files returns the files in a directory with their contents.
 func files(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

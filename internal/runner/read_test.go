@@ -11,7 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Every result of the shared cases and of our own is read back as it was written.
+// TestReadResultAgain checks that every result of the shared cases and of our own is
+// read back as it was written.
 func TestReadResultAgain(t *testing.T) {
 	t.Parallel()
 	r := &Result{Success: true, System: &System{GPU: "NVIDIA L40S", DeviceCount: 1}, Runs: Pairs[*Evaluation]{
@@ -54,7 +55,8 @@ func TestReadResultRefused(t *testing.T) {
 	}
 }
 
-// What a hostile job leaves does not reach a terminal as it is, and does no harm.
+// FuzzReadResult checks that a hostile job's result does no harm and reaches a terminal
+// only cleaned.
 func FuzzReadResult(f *testing.F) {
 	files, err := filepath.Glob("testdata/*/*.json")
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// result makes a program's report of lines.
+// result returns a program's report with these lines.
 func result(t *testing.T, lines ...string) Pairs[string] {
 	t.Helper()
 	p, over := parsePopcorn([]byte(strings.Join(lines, "\n")))
@@ -22,7 +22,7 @@ func result(t *testing.T, lines ...string) Pairs[string] {
 	return p
 }
 
-// timings is a report of n benchmarks.
+// timings returns a report of n benchmarks.
 func timings(n int, spec string) []string {
 	lines := []string{fmt.Sprintf("benchmark-count: %d", n), "check: pass"}
 	for i := range n {
@@ -101,7 +101,7 @@ func TestTimeText(t *testing.T) {
 	}
 }
 
-// told summarises a job of these evaluations.
+// told summarizes a job with these evaluations.
 func told(t *testing.T, l *buildLog, r *Result) (list []*evalSummary) {
 	t.Helper()
 	for _, p := range r.Runs {

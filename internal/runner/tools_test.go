@@ -16,7 +16,7 @@ func TestLookPath(t *testing.T) {
 	if err := os.Chmod(filepath.Join(dir, "good", "tool"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]string{ // as which prints it, it is in a compilation's command
+	for path, want := range map[string]string{ // as which(1) prints it
 		dir + "/good":          dir + "/good/tool",
 		dir + "/good/":         dir + "/good//tool",
 		dir + "/plain/../good": dir + "/plain/../good/tool",
@@ -31,8 +31,8 @@ func TestLookPath(t *testing.T) {
 	}
 }
 
-// TestToolsLeaveNothing has the tools start processes that outlive them, with
-// their outputs open.
+// TestToolsLeaveNothing has the tools start processes that outlive them and keep their
+// outputs open.
 func TestToolsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	const stay = "setsid sleep 60 &\n"

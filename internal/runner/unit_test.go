@@ -31,7 +31,7 @@ func TestTruncate(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			for _, size := range []int{1, 7, 1 << 20} { // how the output is cut into reads must not matter
+			for _, size := range []int{1, 7, 1 << 20} { // how reads split the output must not matter
 				var out capture
 				for in := []byte(c.in); len(in) > 0; {
 					n := min(size, len(in))

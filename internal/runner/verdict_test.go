@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// plant are what a submission may leave for a later interpreter, loader or tool.
+// plant leaves everything that a submission may leave for a later interpreter, loader
+// or tool.
 const plant = `
 import glob, os, site, sys, sysconfig, tempfile
 forge = "import os; os.write(3, b'forged: yes\\n')\n"
@@ -39,7 +40,7 @@ for name in ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA
     put(os.environ.get(name, os.environ["HOME"]) + "/planted")
 `
 
-// search is a judge that says what of it is there.
+// search is a judge that reports what it finds of that.
 const search = `
 import glob, os, sys, tempfile
 from importlib import metadata
@@ -60,8 +61,8 @@ if metadata.entry_points().select(group="judge"): o("forged: entry point\n")
 o("check: pass\n")
 `
 
-// TestNothingIsPlanted has a submission leave all it can for the programs after it, in
-// an environment that an image may have.
+// TestNothingIsPlanted has a submission leave everything it can for the programs after
+// it, in an environment that an image may have.
 func TestNothingIsPlanted(t *testing.T) {
 	t.Parallel()
 	for _, landlock := range []string{"", "0"} {
@@ -90,7 +91,7 @@ func TestNothingIsPlanted(t *testing.T) {
 				"TRITON_CACHE_DIR="+filepath.Join(j.dir, "triton"), "PATH="+filepath.Join(j.dir, "venv", "bin")+":"+getenvLast(j.cmd.Env, "PATH"))
 			code, result := j.run(t)
 			message, _ := at(result, "error").(string)
-			if landlock == "0" { // it could write there, so it is found out
+			if landlock == "0" { // it could write there, and is detected
 				if code != 1 || !strings.Contains(message, "a program changed "+j.dir) {
 					t.Errorf("exit code %d, error %q", code, message)
 				}
@@ -138,8 +139,8 @@ func TestChangedFilesAreRefused(t *testing.T) {
 	}
 }
 
-// TestBuildsAreKept: what torch and Triton compile for a submission is compiled once,
-// unless the judge reads the same caches.
+// TestBuildsAreKept checks that what torch and Triton compile for a submission is
+// compiled once, unless the judge reads the same caches.
 func TestBuildsAreKept(t *testing.T) {
 	t.Parallel()
 	for judge, want := range map[string]string{"": "True", "# import triton": "False", "# torch.compile(f)": "False", "# load_inline()": "False"} {
@@ -154,7 +155,7 @@ func TestBuildsAreKept(t *testing.T) {
 	}
 }
 
-// TestRunnerIsOutOfReach has a submission signal the runner in all ways.
+// TestRunnerIsOutOfReach has a submission send signals to the runner in every way.
 func TestRunnerIsOutOfReach(t *testing.T) {
 	t.Parallel()
 	if landlockVersion() < landlockScopes {
@@ -180,8 +181,8 @@ o("check: pass\n")`})
 	}
 }
 
-// TestStoppedRunnerKeepsTheTime stops the runner over a program's end, as a submission
-// could before Linux 6.12.
+// TestStoppedRunnerKeepsTheTime stops the runner until after a program's end, as a
+// submission could before Linux 6.12.
 func TestStoppedRunnerKeepsTheTime(t *testing.T) {
 	t.Parallel()
 	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "test_timeout": 6, "sources": map[string]string{
@@ -190,7 +191,7 @@ func TestStoppedRunnerKeepsTheTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 6 { // of two things that are ready, select takes either
+	for range 6 { // select chooses either of two ready cases
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
 			j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
@@ -214,8 +215,8 @@ func TestStoppedRunnerKeepsTheTime(t *testing.T) {
 	}
 }
 
-// TestForgedResultDoesNotStay has a submission forge the result and see to it that
-// another cannot be written.
+// TestForgedResultDoesNotStay has a submission forge the result and prevent another
+// from being written.
 func TestForgedResultDoesNotStay(t *testing.T) {
 	t.Parallel()
 	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
@@ -225,7 +226,7 @@ func TestForgedResultDoesNotStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
-	// A limit of 4 KiB for a file stands for a full disk: the result is longer.
+	// A file size limit of 4 KiB imitates a full disk: the result is longer.
 	j.cmd.Args = append([]string{"sh", "-c", `ulimit -f 8; exec "$0"`}, j.cmd.Path)
 	if j.cmd.Path, err = exec.LookPath("sh"); err != nil {
 		t.Fatal(err)
