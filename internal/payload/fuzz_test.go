@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// FuzzInflate holds Inflate to the standard library, where that accepts a
-// payload, and to its bounds. As a document, the same text comes back.
+// FuzzInflate compares Inflate with the standard library for payloads that that
+// accepts, and checks its limits. Encoding the document again gives the same text.
 func FuzzInflate(f *testing.F) {
 	whole := Encode([]byte(`{"a": 1, "b": "é"}`))
 	packed, err := base64.StdEncoding.DecodeString(whole)
@@ -40,7 +40,7 @@ func FuzzInflate(f *testing.F) {
 		if want, ok := plainInflate(text, limit); ok && (err != nil || got != want) {
 			t.Errorf("got %.40q, %v; want %.40q", got, err, want)
 		}
-		// Characters outside of the alphabet are nothing.
+		// Characters outside the alphabet do not matter.
 		spaced, serr := Inflate("\n"+strings.ReplaceAll(text, "e", " e-\n"), lim)
 		if (serr == nil) != (err == nil) || spaced != got {
 			t.Errorf("with blanks: got %.40q, %v; want %.40q, %v", spaced, serr, got, err)
@@ -53,7 +53,7 @@ func FuzzInflate(f *testing.F) {
 	})
 }
 
-// plainInflate is base64, zlib and UTF-8 of the standard library.
+// plainInflate uses base64, zlib and UTF-8 of the standard library.
 func plainInflate(text string, limit int) (string, bool) {
 	packed, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
@@ -67,8 +67,8 @@ func plainInflate(text string, limit int) (string, bool) {
 	return string(doc), err == nil && len(doc) <= limit && utf8.Valid(doc)
 }
 
-// FuzzParseObject holds the parser to encoding/json: the same texts, with the
-// same values, but for what Python adds and for the bounds.
+// FuzzParseObject compares the parser with encoding/json: it accepts the same texts
+// with the same values, except for Python's additions and the limits.
 func FuzzParseObject(f *testing.F) {
 	for _, doc := range []string{
 		`{"a": [1, -0.5e7, "\ud83d\ude00"], "a": null}`, `{"\u0000": NaN, "b": -Infinity}`, `{"a":{"b":{}}}`, `{}`, ` { } `, `[]`, `{"a": -0, "b": -0.0, "c": 1E+400}`,
@@ -80,7 +80,7 @@ func FuzzParseObject(f *testing.F) {
 	lim := Limits{Depth: 50, Values: 1000}
 	f.Fuzz(func(t *testing.T, doc string) {
 		if !utf8.ValidString(doc) {
-			return // Inflate and ReadJSON let none through
+			return // Inflate and ReadJSON refuse it
 		}
 		o, err := ParseObject(doc, lim)
 		dec := json.NewDecoder(strings.NewReader(doc))
@@ -97,7 +97,7 @@ func FuzzParseObject(f *testing.F) {
 			}
 			return
 		}
-		if values, depth := measure(o); values > lim.Values || depth > lim.Depth+1 { // an empty list may lie at the bound
+		if values, depth := measure(o); values > lim.Values || depth > lim.Depth+1 { // an empty list may be at the limit
 			t.Errorf("%d values, %d deep", values, depth)
 		}
 		if r := Repr(o); strings.ContainsAny(r, "\n\r\x00\x1b\u009b\u2028") {
@@ -106,12 +106,12 @@ func FuzzParseObject(f *testing.F) {
 		switch named := strings.Contains(doc, "NaN") || strings.Contains(doc, "Infinity"); {
 		case stdErr != nil && !named:
 			t.Errorf("accepted what encoding/json refuses: %v", stdErr)
-		case stdErr == nil && !strings.Contains(doc, `\u`): // of surrogates, encoding/json keeps nothing
+		case stdErr == nil && !strings.Contains(doc, `\u`): // encoding/json does not keep surrogates
 			if d := cmp.Diff(numbers(std), plain(o)); d != "" {
 				t.Errorf("values differ from encoding/json's (-): %s", d)
 			}
 		}
-		// What is shown to people means the same.
+		// What people see means the same.
 		spread := indented(t, doc)
 		if again := indented(t, spread); again != spread {
 			t.Errorf("indented twice: %q, then %q", spread, again)
@@ -125,7 +125,7 @@ func FuzzParseObject(f *testing.F) {
 	})
 }
 
-// measure counts values and the depth of lists and objects.
+// measure returns the number of values and the depth of lists and objects.
 func measure(v Value) (values, depth int) {
 	values = 1
 	inner := func(v Value) {
@@ -147,8 +147,8 @@ func measure(v Value) (values, depth int) {
 	return values, depth + 1
 }
 
-// numbers reads the numbers of encoding/json as Python does: an integer is of any
-// size, what is out of range is infinite.
+// numbers converts encoding/json's numbers as Python does: integers have any size, and
+// numbers out of range are infinite.
 func numbers(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -161,7 +161,7 @@ func numbers(v any) any {
 		}
 	case json.Number:
 		if strings.ContainsAny(string(v), ".eE") {
-			f, _ := strconv.ParseFloat(string(v), 64) // an infinity, when it is out of range
+			f, _ := strconv.ParseFloat(string(v), 64) // an infinity if out of range
 			return f
 		}
 		if v == "-0" {
@@ -171,7 +171,7 @@ func numbers(v any) any {
 	return v
 }
 
-// plain makes of a value what encoding/json would.
+// plain converts a value to what encoding/json would return.
 func plain(v Value) any {
 	switch v := v.(type) {
 	case *Object:

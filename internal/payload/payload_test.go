@@ -77,7 +77,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// Not parallel: it measures what the whole process allocates.
+// Not parallel: it measures the allocations of the whole process.
 func TestBombCostsNoMemory(t *testing.T) {
 	bomb := Encode(make([]byte, 90<<20))
 	var before, after runtime.MemStats
@@ -133,7 +133,7 @@ func TestObjectKeepsOrder(t *testing.T) {
 	t.Parallel()
 	var o Object
 	var want []string
-	for i := range 100 { // beyond the number from which there is an index
+	for i := range 100 { // enough keys for an index
 		key := fmt.Sprint(100 - i)
 		o.Set(key, nil)
 		want = append(want, key)

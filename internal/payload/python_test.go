@@ -47,8 +47,8 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// askPython gives one document a line to a Python expression in x and returns
-// an answer each.
+// askPython evaluates a Python expression in x for each document and returns the
+// answers.
 func askPython(t *testing.T, expr string, docs []string) []string {
 	t.Helper()
 	script := `import sys, json, base64, unicodedata
@@ -87,7 +87,7 @@ for line in sys.stdin:
 	return answers
 }
 
-// What is random here has a fixed seed: a difference shows again.
+// The random inputs have a fixed seed, so that a difference can be reproduced.
 func TestAgreesWithPython(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))
@@ -127,8 +127,8 @@ func scramble(r *rand.Rand, letters string, n int) string {
 	return b.String()
 }
 
-// TestPrintable compares characters that both Unicode tables know: those of the
-// first planes all, of the rest a part.
+// TestPrintable compares characters that both Unicode tables have: all of the first
+// planes, and some of the rest.
 func TestPrintable(t *testing.T) {
 	t.Parallel()
 	var chars []string

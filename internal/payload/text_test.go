@@ -42,7 +42,7 @@ func TestIndent(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
-	// Deep lists do not make text of the square of their depth.
+	// The text of nested lists does not grow with the square of their depth.
 	const deep = 1000
 	doc := `{"a":` + strings.Repeat("[", deep) + "1" + strings.Repeat("]", deep) + "}"
 	if got := indented(t, doc); len(got) > 2*deep*(2*indentDepth+2) {

@@ -26,8 +26,8 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// FuzzJSON holds the writer to the parser: what was read is read again, and
-// written the same.
+// FuzzJSON compares the writer with the parser: a parsed value is parsed and written
+// the same again.
 func FuzzJSON(f *testing.F) {
 	for _, doc := range []string{
 		`{}`, `{"a": [1, -0.5e7, "\ud83d\ude00"], "a": null}`, `{"\u0000": NaN, "b": -Infinity, "c": 1e400, "d": -0.0, "e": -0, "f": 1E3}`,
@@ -38,7 +38,7 @@ func FuzzJSON(f *testing.F) {
 	lim := Limits{Depth: 50, Values: 1000}
 	f.Fuzz(func(t *testing.T, doc string) {
 		if !utf8.ValidString(doc) {
-			return // Inflate and ReadJSON let none through
+			return // Inflate and ReadJSON refuse it
 		}
 		o, err := ParseObject(doc, lim)
 		if err != nil {
@@ -52,7 +52,7 @@ func FuzzJSON(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%q was written as %q: %v", doc, text, err)
 		}
-		// Which tells 1 from 1.0 and "nan" from nan, and keeps the order.
+		// Repr tells 1 from 1.0 and "nan" from nan, and keeps the order.
 		if d := cmp.Diff(Repr(o), Repr(same)); d != "" {
 			t.Error(d)
 		}
