@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A DSN that cannot be read, or not surely, is refused without a word of it: the
-// password is where it should not be.
+// TestParseRefuses checks that an error for a DSN that cannot be parsed, or not
+// reliably, quotes no part of it: the password may be in the wrong place.
 func TestParseRefuses(t *testing.T) {
 	t.Parallel()
 	for _, dsn := range []string{

@@ -18,12 +18,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// password is one that no message may show, nor a part of it.
+// password must not appear in any message, not even in part.
 const password = "pa55-w0rd-Qq"
 
-// proxy is a way to the server that something happens on. bite sees what the client
-// sends and says whether that is passed on and whether the answer is; the
-// connections end with the first that is not.
+// proxy is a connection to the server that can be cut. For everything that the client
+// sends, bite returns whether to pass it on and whether to pass on the answer. The
+// connection ends at the first that is not passed on.
 func proxy(t *testing.T, bite func(sent []byte) (pass, answer bool)) (host string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -89,11 +89,11 @@ func relay(client net.Conn, bite func([]byte) (pass, answer bool)) {
 	}
 }
 
-// name is the database of a DSN that database made.
+// name returns the database in a DSN of database.
 func name(dsn string) string { return dsn[strings.Index(dsn, "dbname="):] }
 
-// Whatever the connection is cut at, the database has all of it or nothing, and the
-// caller is told which.
+// TestConnectionCut checks that wherever the connection is cut, the database has all or
+// nothing, and the caller learns which.
 func TestConnectionCut(t *testing.T) {
 	t.Parallel()
 	s, admin, dsn := database(t)
@@ -136,8 +136,8 @@ func TestConnectionCut(t *testing.T) {
 	}
 }
 
-// When the server cannot be asked what became of a commit, the caller learns that,
-// and what to remove.
+// TestUnsureCommit checks that if the server cannot be asked about a commit, the caller
+// learns that, and what to remove.
 func TestUnsureCommit(t *testing.T) {
 	t.Parallel()
 	s, admin, dsn := database(t)
@@ -164,8 +164,8 @@ func TestUnsureCommit(t *testing.T) {
 	same(t, "rows left", map[string]int{}, rows(t, admin))
 }
 
-// The administrator ends the server's process in the middle of a transaction, which
-// waits for a lock just then.
+// TestBackendTerminated has the administrator end the server's process during a
+// transaction that waits for a lock.
 func TestBackendTerminated(t *testing.T) {
 	t.Parallel()
 	s, admin, dsn := database(t)
@@ -190,8 +190,8 @@ func TestBackendTerminated(t *testing.T) {
 	same(t, "rows", map[string]int{}, rows(t, admin))
 }
 
-// Neither a lock that nobody releases, nor a statement without end, nor a server
-// that stops to answer, nor the user's Ctrl-C leaves the caller hanging.
+// TestNothingHangs checks that a call ends despite a lock that no one releases, a
+// statement without end or a server that stops answering, and on the user's Ctrl-C.
 func TestNothingHangs(t *testing.T) {
 	t.Parallel()
 	_, admin, dsn := database(t)
@@ -249,7 +249,8 @@ func TestNothingHangs(t *testing.T) {
 	same(t, "rows", map[string]int{}, rows(t, admin))
 }
 
-// What Open finds wrong, it says in a sentence, and the password in none.
+// TestOpenRefuses checks that Open's errors explain the problem and never contain the
+// password.
 func TestOpenRefuses(t *testing.T) {
 	t.Parallel()
 	_, admin, dsn := database(t)
@@ -268,7 +269,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 	_, port, _ := net.SplitHostPort(dead.Addr().String())
 	_ = dead.Close()
-	mute, err := net.Listen("tcp", "127.0.0.1:0") // it takes connections and says nothing
+	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and sends nothing
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -312,12 +313,12 @@ func TestOpenRefuses(t *testing.T) {
 		}
 	}
 	if _, err := Open(t.Context(), "host="+server.Dir+" user=secretive password=right "+of); err == nil || strings.Contains(err.Error(), "password") {
-		t.Errorf("the right password: %v", err) // lets the user in, who lacks the rights
+		t.Errorf("the right password: %v", err) // lets in the user, who lacks the rights
 	}
 }
 
-// hides tells where an error shows the password: in its text, or in an error below
-// that a logger might take apart.
+// hides returns an error if err shows the password, in its text or in a wrapped error
+// that a logger might format.
 func hides(err error) error {
 	for e := err; e != nil; e = errors.Unwrap(e) {
 		doc, _ := json.Marshal(e)

@@ -39,8 +39,8 @@ func TestMain(m *testing.M) {
 
 var databases atomic.Int32
 
-// database makes one with kernelbot's tables, and opens it. The connection is the
-// administrator's own.
+// database creates a database with kernelbot's tables and opens it. The connection is
+// the administrator's own.
 func database(t *testing.T) (*Store, *pgx.Conn, string) {
 	t.Helper()
 	name := fmt.Sprint("kernelbot", databases.Add(1))
@@ -71,7 +71,7 @@ func must(t *testing.T, c *pgx.Conn, statement string, args ...any) {
 	}
 }
 
-// rows counts what is in each of kernelbot's tables.
+// rows counts the rows in each of kernelbot's tables.
 func rows(t *testing.T, c *pgx.Conn) map[string]int {
 	t.Helper()
 	count := map[string]int{}
@@ -133,7 +133,7 @@ func TestSaveVerifyRemove(t *testing.T) {
 	}
 	same(t, "rows", map[string]int{"leaderboard": 1, "gpu_type": 1, "user_info": 1, "code_files": 1, "submission": 1, "runs": 3}, rows(t, admin))
 
-	// As kernelbot's own ranking finds it.
+	// Query as kernelbot's own ranking does.
 	var user, runner string
 	var score float64
 	if err := admin.QueryRow(t.Context(), `SELECT u.user_name, r.runner, r.score::float8 FROM leaderboard.runs r
@@ -149,7 +149,7 @@ func TestSaveVerifyRemove(t *testing.T) {
 	}
 	same(t, "documents", []string{"out", "a\ufffd\ufffd"}, []string{stdout, nul})
 
-	// What Remove needs survives as JSON, and kernelbot's own marks go too.
+	// What Remove needs survives as JSON, and it also removes kernelbot's own rows.
 	must(t, admin, "INSERT INTO leaderboard.submission_job_status (submission_id, status) VALUES ($1, 'succeeded')", st.Submission)
 	must(t, admin, "INSERT INTO leaderboard.rate_limit (leaderboard_id, mode_category, max_submissions_per_hour) VALUES ($1, 'test', 1)", st.Leaderboard)
 	kept, err := json.Marshal(st)
@@ -169,7 +169,7 @@ func TestSaveVerifyRemove(t *testing.T) {
 	says(t, s.Verify(t.Context(), st, r), `check leaderboard "kbnode-e2e-1"`, "a row is not there", "0 are stored, not 3")
 }
 
-// Every column that is changed behind Verify's back is found, all at once.
+// TestVerifyFinds checks that Verify finds every changed column at once.
 func TestVerifyFinds(t *testing.T) {
 	t.Parallel()
 	s, admin, _ := database(t)
@@ -213,7 +213,8 @@ func TestVerifyFinds(t *testing.T) {
 	says(t, s.Verify(t.Context(), st, r), "runs: 2 are stored, not 3")
 }
 
-// Others' leaderboard, user and code stay, whoever comes first.
+// TestSharedRows checks that others' leaderboard, user and code stay, regardless of who
+// was first.
 func TestSharedRows(t *testing.T) {
 	t.Parallel()
 	s, admin, _ := database(t)
@@ -246,7 +247,7 @@ func TestSharedRows(t *testing.T) {
 	}
 	same(t, "rows after a refusal", before, rows(t, admin))
 	must(t, admin, "UPDATE leaderboard.submission SET leaderboard_id = (SELECT id FROM leaderboard.leaderboard WHERE name = 'theirs') WHERE user_id = '42'")
-	// A run of ours that somebody else added stops it too.
+	// A run that someone else added to our submission prevents it too.
 	must(t, admin, "INSERT INTO leaderboard.runs (submission_id, start_time, end_time, mode, secret, runner, passed, system_info) VALUES ($1, now(), now(), 'x', false, 'x', true, '{}')", st.Submission)
 	if err = s.Remove(t.Context(), st); !errors.Is(err, ErrShared) {
 		t.Error(err)
@@ -257,7 +258,7 @@ func TestSharedRows(t *testing.T) {
 	}
 	same(t, "rows that others use", map[string]int{"leaderboard": 1, "submission": 1, "user_info": 1, "code_files": 2}, rows(t, admin))
 
-	// In a database that was set up anew, the ids are others'.
+	// In a database that was set up again, the IDs are others'.
 	must(t, admin, "DELETE FROM leaderboard.submission")
 	must(t, admin, "UPDATE leaderboard.leaderboard SET id = $1", st.Leaderboard)
 	must(t, admin, "UPDATE leaderboard.code_files SET code = 'theirs' WHERE id = $1", st.Code)
@@ -284,8 +285,8 @@ func TestNameIsTaken(t *testing.T) {
 	same(t, "rows", before, rows(t, admin))
 }
 
-// Many at once, with the same user and code: none is lost, none is in another's way,
-// and in the end nothing is left but what the first of them shared.
+// TestConcurrent checks many calls at once with the same user and code: none fails or
+// gets in another's way, and in the end only what the first of them shared is left.
 func TestConcurrent(t *testing.T) {
 	t.Parallel()
 	s, admin, _ := database(t)

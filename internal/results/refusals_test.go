@@ -17,7 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// servePostgres answers one connection after another with what serve does.
+// servePostgres calls serve for one connection after another.
 func servePostgres(t *testing.T, serve func(net.Conn)) (host string, port int) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -44,7 +44,7 @@ func servePostgres(t *testing.T, serve func(net.Conn)) (host string, port int) {
 	return at.IP.String(), at.Port
 }
 
-// refuses is a server that answers the start of a connection with an error.
+// refuses returns a server that answers the start of a connection with an error.
 func refuses(code string) func(net.Conn) {
 	return func(c net.Conn) {
 		b := pgproto3.NewBackend(c, c)
@@ -56,8 +56,8 @@ func refuses(code string) func(net.Conn) {
 	}
 }
 
-// TestConnectRefused: what keeps a connection from being made is said with what to do
-// about it, and without the password.
+// TestConnectRefused checks that an error says why there is no connection and what to
+// do about it, without the password.
 func TestConnectRefused(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -98,7 +98,7 @@ func TestConnectRefused(t *testing.T) {
 	}
 }
 
-// TestPlain: what a server refuses in a transaction.
+// TestPlain checks the errors for what a server refuses in a transaction.
 func TestPlain(t *testing.T) {
 	t.Parallel()
 	s := &Store{&pgx.ConnConfig{Config: pgconn.Config{Database: "db", User: "u"}}, limits{call: time.Minute, lock: time.Second}}
@@ -143,8 +143,8 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-// TestRecordCheck: what PostgreSQL or kernelbot would not take is refused before
-// anything is asked.
+// TestRecordCheck checks that what PostgreSQL or kernelbot would not accept is refused
+// before the server is asked.
 func TestRecordCheck(t *testing.T) {
 	t.Parallel()
 	good := func() Record {
@@ -177,7 +177,7 @@ func TestRecordCheck(t *testing.T) {
 	}
 }
 
-// TestStoredForms are the texts that values are stored and compared as.
+// TestStoredForms checks the texts in which values are stored and compared.
 func TestStoredForms(t *testing.T) {
 	t.Parallel()
 	score := math.Nextafter(0.1, 1)
@@ -205,12 +205,13 @@ func TestStoredForms(t *testing.T) {
 	}
 }
 
-// script is a transaction that notes statements. others are the submissions that are
-// not kbnode's; fail is a statement that is refused, with the error.
+// script is a transaction that records its statements. others is the number of
+// submissions that are not kbnode's; fail has the errors of statements that are
+// refused.
 type script struct {
 	pgx.Tx
 	done   []string
-	gone   bool // the leaderboard is not there
+	gone   bool // the leaderboard does not exist
 	others int
 	fail   map[string]error
 }
@@ -238,7 +239,7 @@ func (s *script) QueryRow(_ context.Context, sql string, _ ...any) pgx.Row {
 	return row{err, s.others}
 }
 
-// Begin is a savepoint.
+// Begin creates a savepoint.
 func (s *script) Begin(context.Context) (pgx.Tx, error) { return s, s.note("savepoint") }
 func (s *script) Commit(context.Context) error          { return s.note("release") }
 func (s *script) Rollback(context.Context) error        { return s.note("rollback") }
@@ -260,7 +261,8 @@ func (r row) Scan(into ...any) error {
 	return r.err
 }
 
-// TestRemoveKeeps: nothing of others is deleted, and of ours only what Save made.
+// TestRemoveKeeps checks that Remove deletes nothing of others, and of ours only what
+// Save created.
 func TestRemoveKeeps(t *testing.T) {
 	t.Parallel()
 	deletes := func(s *script) string {

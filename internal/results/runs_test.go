@@ -21,7 +21,7 @@ const (
 	compiled = `{"nvcc_found":true,"nvcc_version":"12.8","success":true,"command":"nvcc","stdout":"","stderr":"","exit_code":0}`
 )
 
-// evaluated is a member of runs.
+// evaluated returns a member of runs.
 func evaluated(name, compilation string, passed bool, reported string) string {
 	return fmt.Sprintf(`%q:{"start":"2026-03-04T05:06:07.123456","end":"2026-03-04T05:06:09","compilation":%s,"run":{"success":true,`+
 		`"passed":%v,"command":"python3 eval.py","stdout":"out","stderr":"","exit_code":0,"duration":1.5,"result":%s},"profile":null}`,
@@ -66,7 +66,7 @@ func TestRunsOf(t *testing.T) {
 	}
 }
 
-// What the runner itself writes is read, and every field of it arrives.
+// TestRunsOfRunner checks that RunsOf reads every field that the runner writes.
 func TestRunsOfRunner(t *testing.T) {
 	t.Parallel()
 	doc, err := json.Marshal(&runner.Result{
@@ -85,7 +85,7 @@ func TestRunsOfRunner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The zero time is refused, and the runner's is not exported.
+	// The zero time is refused, and the runner's type is not exported.
 	doc = bytes.ReplaceAll(doc, []byte(`"0001-01-01T00:00:00"`), []byte(`"2026-01-01T00:00:00"`))
 	got, err := RunsOf(doc, "test", "geom", "H100_BK")
 	if err != nil {
@@ -189,7 +189,7 @@ func TestRunsOfRefuses(t *testing.T) {
 	}
 }
 
-// A compilation that failed leaves nothing to run, and no row.
+// A failed compilation leaves nothing to run, and no row.
 func TestRunsOfCompileError(t *testing.T) {
 	t.Parallel()
 	doc := resultOf(`"test":{"start":"2026-03-04T05:06:07","end":"2026-03-04T05:06:09","compilation":` + compiled + `,"run":null,"profile":null}`)
@@ -231,7 +231,7 @@ func FuzzRunsOf(f *testing.F) {
 	})
 }
 
-// hasNUL tells whether a string in a JSON text has U+0000.
+// hasNUL reports whether a string in a JSON text contains U+0000.
 func hasNUL(t *testing.T, doc []byte) bool {
 	in := json.NewDecoder(bytes.NewReader(doc))
 	for in.More() {
