@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestPage holds docs/results.md to the record: its example is one, and every field is
-// in it and explained.
+// TestPage checks that the example in docs/results.md is a record and that the page
+// explains every field.
 func TestPage(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/results.md")
@@ -57,7 +57,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// fields are all names in the JSON of a type.
+// fields calls each for every name in the JSON of a type.
 func fields(t reflect.Type, each func(string)) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()

@@ -28,7 +28,7 @@ type Config struct {
 	Slice   string // the slot's, below that
 	Proc    string // "/proc"
 	Sys     string // "/sys"
-	GPU     string // UUID or PCI address; "" for none
+	GPU     string // IDs of the slot's GPUs, joined by commas; "" for none
 	Part    string // the part of it that the slot has; "" for all of it
 	Samples Samples
 	// Alive reports whether the slot still has a job. If not, sampling ends without

@@ -20,7 +20,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
-// node is a machine of files: two slots with two CPUs each, and CPU 0 for the rest.
+// node is a machine made of files: two slots with two CPUs each, and CPU 0 for the
+// rest.
 type node struct {
 	t   *testing.T
 	dir string
@@ -50,7 +51,7 @@ func pressure(some int) string {
 	return fmt.Sprintf("some avg10=0.00 avg60=0.12 avg300=0.00 total=%d\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n", some)
 }
 
-// cpuStat is of Linux 6.12, in microseconds.
+// cpuStat returns a cpu.stat of Linux 6.12, in microseconds.
 func cpuStat(usage, throttled int) string {
 	return fmt.Sprintf("usage_usec %d\nuser_usec 1\nsystem_usec 2\nnice_usec 0\ncore_sched.force_idle_usec 0\nnr_periods 1\nnr_throttled 1\nthrottled_usec %d\nnr_bursts 0\nburst_usec 0\n", usage, throttled)
 }
@@ -94,7 +95,7 @@ ctxt 9
 	}
 }
 
-// end is ten seconds later: the slot used 12 s of CPU time, somebody else 1 s.
+// end moves to ten seconds later: the slot used 12 s of CPU time, others 1 s.
 func (n node) end() {
 	n.slot("buildkite-gpu0.slice", 17_000_000, 2_000_100, 1_001_000, 3)
 	n.slot("buildkite-gpu1.slice", 24_000_000, 0, 0, 0)
@@ -121,7 +122,7 @@ func (n node) config(samples Samples) Config {
 	}
 }
 
-// each gives a sample per second for as long as there are some.
+// each gives one sample per second until there are no more.
 func each(list ...probe.Sample) Samples {
 	return func(ctx context.Context, each func(probe.Sample)) error {
 		for _, s := range list {
@@ -187,13 +188,14 @@ func TestRun(t *testing.T) {
 		}
 		r.Stop()
 		r.Wait()
-		if diff := cmp.Diff(want, record(t, r)); diff != "" { // as often as one likes
+		if diff := cmp.Diff(want, record(t, r)); diff != "" { // can be called again
 			t.Error(diff)
 		}
 	})
 }
 
-// Samples may fail, hang and never come; the rest of the record is there.
+// TestSamplesLost checks that the record has everything else if samples fail, hang or
+// never arrive.
 func TestSamplesLost(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -229,13 +231,14 @@ func TestSamplesLost(t *testing.T) {
 				if d := time.Since(begun); d > stopTime {
 					t.Errorf("its end took %v", d)
 				}
-				time.Sleep(time.Hour) // for the one that hangs
+				time.Sleep(time.Hour) // for the case that hangs
 			})
 		})
 	}
 }
 
-// Whoever forgets to tell a job's end does not keep the GPU.
+// TestRunWithoutJob checks that a caller that does not report a job's end does not keep
+// the GPU.
 func TestRunWithoutJob(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -256,7 +259,7 @@ func TestRunWithoutJob(t *testing.T) {
 		time.Sleep(time.Hour + alivePoll/2)
 		job.Store(false)
 		time.Sleep(alivePoll)
-		job.Store(true) // it was between two of its hooks
+		job.Store(true) // the job was between two hooks
 		time.Sleep(time.Minute)
 		if ended() {
 			t.Fatal("sampling ended during the job")
@@ -270,7 +273,7 @@ func TestRunWithoutJob(t *testing.T) {
 	})
 }
 
-// What cannot be read is missing, and said.
+// TestUnreadable checks that values that cannot be read are missing, with a note.
 func TestUnreadable(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -321,7 +324,8 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// A slot that was made anew has counters from zero.
+// TestCountersFall checks a slot whose cgroup was created again: its counters begin at
+// zero.
 func TestCountersFall(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -338,7 +342,8 @@ func TestCountersFall(t *testing.T) {
 	})
 }
 
-// A record is small, whatever happened and for however long.
+// TestRecordIsSmall checks that a record is small, whatever happened and for however
+// long.
 func TestRecordIsSmall(t *testing.T) {
 	t.Parallel()
 	g := newGPURun()
@@ -392,8 +397,8 @@ func TestAMD(t *testing.T) {
 	}
 }
 
-// The table is the kernel's struct gpu_metrics_v1_6 or later: two bytes of size, two of
-// version, and the counters in a row.
+// TestResidency uses the layout of the kernel's struct gpu_metrics_v1_6 or later: two
+// bytes of size, two of version, and the counters in a row.
 func TestResidency(t *testing.T) {
 	t.Parallel()
 	table := func(size int, version byte, at int, counters ...uint32) string {
