@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A call that hangs is given up, is not made again while it hangs, and is made again
-// when it has returned. Calls of other names go on.
+// TestCall checks that a hanging call is given up, is not made again while it hangs,
+// and is made again after it has returned. Calls of other names continue.
 func TestCall(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestCall(t *testing.T) {
 	})
 }
 
-// Two calls of a name at the same time are made one after the other.
+// TestCallWaits checks that two simultaneous calls of a name run one after the other.
 func TestCallWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
