@@ -34,8 +34,8 @@ type agentAPI struct {
 	pause    time.Duration // before the second attempt
 }
 
-// newAgentAPI reads the API's address and credentials from a job's environment. If some
-// are missing, annotate returns an error.
+// newAgentAPI reads the API's settings from a job's environment. annotate refuses if
+// some are missing.
 func newAgentAPI(public, private []string) agentAPI {
 	return agentAPI{
 		// The agent's own default; not every container gets the variable.

@@ -137,7 +137,7 @@ var (
 	}}
 )
 
-// checkIncludes returns an error for every include directory that does not exist.
+// checkIncludes returns an error if include directories do not exist.
 func (e *engine) checkIncludes() error {
 	var errs []error
 	for _, dir := range e.includes {

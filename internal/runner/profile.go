@@ -142,8 +142,8 @@ func (e *engine) combine(r recording) error {
 	return nil
 }
 
-// takeCodeObjects moves the code objects that the ROCm runtime dumped in the job's
-// directory to the recording.
+// takeCodeObjects moves the ROCm runtime's dumps from the job's directory to the
+// recording.
 func (e *engine) takeCodeObjects(r recording) error {
 	names, err := fs.Glob(e.src.root.FS(), "_code_object*.o")
 	for _, name := range names {
@@ -249,9 +249,8 @@ func (e *engine) claimProfileData() func() {
 }
 
 // deliver moves the files of one evaluation to ProfileDir and returns how many bytes
-// still fit. It makes no subdirectories, because an artifact path such as
-// "profile_data/*" does not expect any. With several evaluations, the file names begin
-// with the evaluation's name.
+// still fit. It makes no subdirectories, as an artifact path such as "profile_data/*"
+// expects. With several evaluations, file names begin with the evaluation's.
 func (e *engine) deliver(r recording, room int64) (int64, error) {
 	type file struct {
 		from, to string

@@ -116,8 +116,7 @@ func spareThreads() {
 	done.Wait()
 }
 
-// wait waits until the program has ended. It kills the program at its limit or when ctx
-// is done.
+// wait waits for the program to end. It kills it at its limit or when ctx is done.
 func (o *outcome) wait(ctx context.Context, pid int, l limit) error {
 	exited := make(chan error, 1)
 	go func() { exited <- o.reap(pid) }()
@@ -195,8 +194,7 @@ func (p *pipes) add(w io.Writer) {
 	var fds [2]int
 	err := unix.Pipe2(fds[:], unix.O_CLOEXEC)
 	if err == nil {
-		// Only our end: non-blocking, it has deadlines, and can stop reading a pipe
-		// that someone keeps open.
+		// Only our end: with a deadline, it can give up a pipe that someone keeps open.
 		err = unix.SetNonblock(fds[0], true)
 		p.ends = append(p.ends, os.NewFile(uintptr(fds[0]), "pipe"))
 		p.child = append(p.child, fds[1])

@@ -104,8 +104,8 @@ func (e *engine) loaded() []string {
 	return real
 }
 
-// walkArea calls f for everything in an area except the engine's own files. If f
-// returns fs.SkipDir, it skips that directory.
+// walkArea calls f for everything in an area except the engine's own files. f may
+// return fs.SkipDir.
 func (e *engine) walkArea(a *area, f func(name string, s stamp) error) error {
 	n := 0
 	err := filepath.WalkDir(a.dir, func(name string, d fs.DirEntry, err error) error {
@@ -147,9 +147,9 @@ func (e *engine) own(name string) bool {
 }
 
 // putBack restores every area so that the next program may trust it. Call it when all
-// processes of the last program are dead. It removes new files, except plain data in
-// the job's directory. It returns an error if a program changed or removed anything
-// there but data.
+// processes of the last one are dead. It removes new files, except plain data in the
+// job's directory, and returns an error if a program changed or removed anything but
+// data.
 func (e *engine) putBack() error {
 	here, err := os.Stat(e.dir)
 	was, werr := e.src.root.Stat(".")

@@ -116,7 +116,7 @@ func (p Pairs[T]) get(key string) (v T) {
 	return v
 }
 
-// set sets the value of a key, and appends a key that is new.
+// set sets the value of a key, which may be new.
 func (p *Pairs[T]) set(key string, v T) {
 	for i := range *p {
 		if (*p)[i].Key == key {

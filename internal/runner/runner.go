@@ -45,12 +45,12 @@ const maxProcs = 2
 // name is then not the runner's.
 const exitNoResult = 3
 
-// Main evaluates a payload and returns the process's exit code: 0 if result.json
-// reports success, whatever the tests found, or if there is nothing to evaluate; 1 if
-// result.json reports an error, or if the directory cannot be opened; 3 if result.json
-// could not be written. Main overwrites secrets in the process's initial environment,
-// or executes the program again (os.Args) without them, and it kills and reaps every
-// child of the process: call it last, and only once.
+// Main evaluates a payload and returns the exit code: 0 if result.json reports success,
+// whatever the tests found, or there is nothing to evaluate; 1 if it reports an error,
+// or the directory cannot be opened; 3 if it could not be written. Main overwrites
+// secrets in the process's initial environment, or executes the program again (os.Args)
+// without them, and kills and reaps every child of the process: call it last, and only
+// once.
 func Main(ctx context.Context, o Options) int {
 	if o.Env == nil {
 		o.Env = os.Environ()
@@ -115,9 +115,8 @@ type session struct {
 }
 
 // catchSignals returns a context that is canceled by a signal that asks the process to
-// end. It also keeps every other signal that can be caught from ending the process:
-// programs may send them (before Linux 6.12), and a log that no one reads anymore must
-// not end the job.
+// end. It catches all other signals: programs may send them (before Linux 6.12), and a
+// log that no one reads anymore must not end the job.
 func catchSignals(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 16)

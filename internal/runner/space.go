@@ -15,8 +15,8 @@ import (
 // program, which may judge it.
 type space struct{ home, tmp string }
 
-// cacheVars are variables that place a cache outside the home. Without them, a program
-// keeps its caches in its new home.
+// cacheVars place a cache outside the home. Without them, it is in a program's own
+// home.
 var cacheVars = []string{
 	"TORCH_EXTENSIONS_DIR", "TRITON_HOME", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_OVERRIDE_DIR", "TORCHINDUCTOR_CACHE_DIR",
 	"PYTORCH_KERNEL_CACHE_PATH", "CUDA_CACHE_PATH", "CUPY_CACHE_DIR", "NUMBA_CACHE_DIR", "CUTE_DSL_CACHE_DIR", "TILELANG_CACHE_DIR",

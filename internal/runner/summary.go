@@ -214,8 +214,8 @@ func readCase(report map[string]string, kind string, i int) reportedCase {
 	return c
 }
 
-// timeText formats nanoseconds with that many significant digits: "4.096 ms". It
-// returns a text that is not a time as it is, shortened.
+// timeText formats nanoseconds with that many digits: "4.096 ms". Other texts are only
+// shortened.
 func timeText(text string, digits int) string {
 	ns, err := strconv.ParseFloat(text, 64)
 	if err != nil || math.IsNaN(ns) || ns < 0 || ns > 1e18 {
@@ -380,8 +380,7 @@ func (l *buildLog) table(rows [][]string, right ...int) {
 	}
 }
 
-// wrap breaks a line of words into lines of at most width characters. It returns at
-// least one line, and at most most.
+// wrap breaks words into one to most lines of at most width characters.
 func wrap(s string, width, most int) []string {
 	var lines []string
 	line := ""
