@@ -90,7 +90,7 @@ func repr(b *strings.Builder, v Value) {
 }
 
 // floatRepr is Python's float.__repr__: the shortest digits that parse to the same
-// value, with an exponent if and only if it is under -4 or at least 16.
+// value, with an exponent only if it is under -4 or at least 16.
 func floatRepr(f float64) string {
 	switch {
 	case math.IsNaN(f):
