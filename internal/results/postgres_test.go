@@ -213,8 +213,7 @@ func TestVerifyFinds(t *testing.T) {
 	says(t, s.Verify(t.Context(), st, r), "runs: 2 are stored, not 3")
 }
 
-// TestSharedRows checks that others' leaderboard, user and code stay, regardless of who
-// was first.
+// TestSharedRows checks that others' leaderboard, user and code stay, in any order.
 func TestSharedRows(t *testing.T) {
 	t.Parallel()
 	s, admin, _ := database(t)

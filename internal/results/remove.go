@@ -10,9 +10,9 @@ import (
 )
 
 // Remove deletes what Save created and what kernelbot itself attaches to it and deletes
-// with it. It deletes the code and the user only if Save created them and no one else
-// uses them. If the leaderboard has submissions of others, it deletes nothing and
-// returns ErrShared. Missing rows are not an error.
+// with it. It deletes the code and user only if Save created them and no one else uses
+// them. If the leaderboard has submissions of others, it deletes nothing and returns
+// ErrShared. Missing rows are not an error.
 func (s *Store) Remove(ctx context.Context, st Stored) error {
 	err := s.transact(ctx, pgx.ReadWrite, func(ctx context.Context, tx pgx.Tx) error { return st.remove(ctx, tx) })
 	if err != nil {

@@ -58,10 +58,9 @@ func (r *Record) check() error {
 }
 
 // Save creates a leaderboard and stores a submission to it with its runs, all in one
-// transaction. As in kernelbot, earlier submissions with the same text share the code,
-// and those of the same user share the user. If a leaderboard with that name exists,
-// Save returns ErrExists. With ErrUnsure, it returns the Stored that may be in the
-// database, for Remove.
+// transaction. As in kernelbot, submissions with the same text share the code, and
+// those of a user the user. If a leaderboard of that name exists, Save returns
+// ErrExists. With ErrUnsure, the Stored is what may be in the database, for Remove.
 func (s *Store) Save(ctx context.Context, r Record) (Stored, error) {
 	if err := r.check(); err != nil {
 		return Stored{}, fmt.Errorf("store leaderboard: %w", err)
