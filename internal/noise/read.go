@@ -47,8 +47,7 @@ type neighbour struct {
 	cpus  int
 }
 
-// read takes a reading. It reads the rest even if a part fails, and returns an error
-// for the part.
+// read takes a reading. If a part fails, it reads the rest and also returns an error.
 func (c Config) read(ctx context.Context) (reading, error) {
 	r := reading{at: time.Now()}
 	ctx = context.WithValue(ctx, common.EnvKey, common.EnvMap{common.HostProcEnvKey: c.Proc, common.HostSysEnvKey: c.Sys})

@@ -1,8 +1,8 @@
 // Package noise records how quiet a job's slot was: what slowed its GPU down, who else
-// used its CPUs, and what its neighbors did in the meantime. A record consists of two
-// readings of the kernel's counters, at the start of the job and when the record is
-// requested, and samples of the GPU in between. Judge says whether a timing of that job
-// should be trusted. The package only reads.
+// used its CPUs, and what its neighbors did. A record consists of two readings of the
+// kernel's counters, at the start of the job and when the record is requested, and
+// samples of the GPU in between. Judge reports whether a timing of that job should be
+// trusted. The package only reads.
 package noise
 
 import "time"
@@ -43,7 +43,7 @@ type GPU struct {
 	Samples int    `json:"samples"`
 	Busy    int    `json:"busy_samples"` // of them, with work on the GPU
 	// Clock is of busy samples, in MHz, rounded down to a multiple of five. LowClock is
-	// how many of them were below the constant LowClock, in percent of the median.
+	// how many of them were below LowClock percent of the median.
 	Clock       *Spread `json:"sm_clock_mhz,omitempty"`
 	LowClock    int     `json:"low_clock_samples"`
 	Temperature *Spread `json:"temperature_c,omitempty"`

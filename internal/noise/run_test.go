@@ -194,8 +194,8 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestSamplesLost checks that the record has everything else if samples fail, hang or
-// never arrive.
+// TestSamplesLost checks that a record is complete except for samples that fail, hang
+// or never arrive.
 func TestSamplesLost(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -237,8 +237,7 @@ func TestSamplesLost(t *testing.T) {
 	}
 }
 
-// TestRunWithoutJob checks that a caller that does not report a job's end does not keep
-// the GPU.
+// TestRunWithoutJob checks that a job whose end is not reported does not keep the GPU.
 func TestRunWithoutJob(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -273,7 +272,7 @@ func TestRunWithoutJob(t *testing.T) {
 	})
 }
 
-// TestUnreadable checks that values that cannot be read are missing, with a note.
+// TestUnreadable checks that unreadable values are missing, with a note.
 func TestUnreadable(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -324,7 +323,7 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestCountersFall checks a slot whose cgroup was created again: its counters begin at
+// TestCountersFall checks that counters of a cgroup that was created again begin at
 // zero.
 func TestCountersFall(t *testing.T) {
 	t.Parallel()
@@ -342,8 +341,7 @@ func TestCountersFall(t *testing.T) {
 	})
 }
 
-// TestRecordIsSmall checks that a record is small, whatever happened and for however
-// long.
+// TestRecordIsSmall checks that a record is small after any events and any time.
 func TestRecordIsSmall(t *testing.T) {
 	t.Parallel()
 	g := newGPURun()
