@@ -12,9 +12,9 @@ import (
 // change the writing direction, and those without width do not.
 func Visible(r rune) bool { return unicode.IsGraphic(r) }
 
-// Line makes one line of a text, cut to at most most bytes. It removes escape sequences
-// and invisible characters, replaces white space with single blanks, and ends a line
-// that was cut with "…".
+// Line makes one line of a text and cuts it to that many bytes. It removes escape
+// sequences and invisible characters, replaces white space with single blanks, and ends
+// a cut line with "…".
 func Line(s string, most int) string {
 	longest := 64 * (most + 1) // cut a text of megabytes before reading it
 	cut := len(s) > longest
