@@ -20,7 +20,7 @@ const (
 const devices = "/dev"
 
 // landlockVersion returns this kernel's Landlock version. It returns 0 if the kernel
-// has none, or one in which every rename into another directory fails, which compilers'
+// has none, or a version that prevents renames into another directory, which compilers'
 // caches need. Tests replace it.
 var landlockVersion = func() int {
 	version, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
@@ -33,8 +33,8 @@ var landlockVersion = func() int {
 // landlockRules creates the rules of a domain for a program and returns their file
 // descriptor. A program in the domain cannot look into a process outside (whose
 // environment holds the payload), cannot signal one (since Linux 6.12), and writes only
-// below the given directories, even as root. Without Landlock, the engine looks for
-// changes afterwards.
+// below the given directories. This applies to root too. Without Landlock, the engine
+// looks for changes afterwards.
 func landlockRules(version int, writable []string) (int, error) {
 	const write = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
 		unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG |
@@ -66,8 +66,7 @@ func landlockRules(version int, writable []string) (int, error) {
 // restrict applies rules to this process, -1 for none. It runs between fork and exec.
 // Without Landlock, root's programs cannot look into a process that has a capability
 // which they lack (ptrace(2)), so they lose one that they do not need and that a job's
-// container has. Other users have none to lose: for them, the runner has to be process
-// 1.
+// container has. Other users have none to lose: for them the runner must be process 1.
 //
 //go:norace
 //go:nosplit

@@ -137,8 +137,7 @@ func (s *sources) put() error {
 
 func (s *sources) intact(name, text string) bool {
 	// Do not follow a link or block on a pipe that a program left. An os.Root follows
-	// links below it, whatever the flags; no program is running that could make one
-	// now.
+	// links below it, whatever the flags; no program that could make one is running.
 	if info, err := s.root.Lstat(name); err != nil || !info.Mode().IsRegular() {
 		return false
 	}

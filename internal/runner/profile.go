@@ -250,7 +250,7 @@ func (e *engine) claimProfileData() func() {
 
 // deliver moves the files of one evaluation to ProfileDir and returns how many bytes
 // still fit. It makes no subdirectories, as an artifact path such as "profile_data/*"
-// expects. With several evaluations, file names begin with the evaluation's.
+// expects. With several evaluations, file names begin with the name of theirs.
 func (e *engine) deliver(r recording, room int64) (int64, error) {
 	type file struct {
 		from, to string

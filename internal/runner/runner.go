@@ -115,8 +115,8 @@ type session struct {
 }
 
 // catchSignals returns a context that is canceled by a signal that asks the process to
-// end. It catches all other signals: programs may send them (before Linux 6.12), and a
-// log that no one reads anymore must not end the job.
+// end. It catches all other signals that it can: programs may send them (before Linux
+// 6.12), and a log that no one reads anymore must not end the job.
 func catchSignals(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 16)
@@ -136,7 +136,7 @@ func catchSignals(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// tell ends the log and, if o.Annotate is set, annotates the build.
+// tell ends the log and, if s.Annotate is set, annotates the build.
 func (s *session) tell(ctx context.Context, r *Result) {
 	s.log.end(r, s.told)
 	if !r.Success {
