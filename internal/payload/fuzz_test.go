@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// FuzzInflate compares Inflate with the standard library for payloads that that
-// accepts, and checks its limits. Encoding the document again gives the same text.
+// FuzzInflate compares Inflate with the standard library where the latter accepts a
+// payload, and checks the limits. A text that is encoded and inflated must not change.
 func FuzzInflate(f *testing.F) {
 	whole := Encode([]byte(`{"a": 1, "b": "é"}`))
 	packed, err := base64.StdEncoding.DecodeString(whole)
