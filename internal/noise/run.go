@@ -29,7 +29,7 @@ type Config struct {
 	Proc    string // "/proc"
 	Sys     string // "/sys"
 	GPU     string // IDs of the slot's GPUs, joined by commas; "" for none
-	Part    string // the part of it that the slot has; "" for all of it
+	Part    string // the part of a GPU that the slot has; "" for all of it
 	Samples Samples
 	// Alive reports whether the slot still has a job. If not, sampling ends without
 	// Stop.

@@ -323,7 +323,7 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestCountersFall checks that counters of a cgroup that was created again begin at
+// TestCountersFall covers a slot whose cgroup was created again: its counters begin at
 // zero.
 func TestCountersFall(t *testing.T) {
 	t.Parallel()
@@ -341,7 +341,8 @@ func TestCountersFall(t *testing.T) {
 	})
 }
 
-// TestRecordIsSmall checks that a record is small after any events and any time.
+// TestRecordIsSmall checks that a record is small, whatever happened and for however
+// long.
 func TestRecordIsSmall(t *testing.T) {
 	t.Parallel()
 	g := newGPURun()
