@@ -56,7 +56,7 @@ func splitEnv(env []string) (public, private []string) {
 // shed splits the environment and removes the private part from /proc/PID/environ,
 // which shows what the process was started with. It overwrites that part through
 // memory, which is /proc/self/mem. If the system does not allow that, shed executes the
-// program again and returns in the new one.
+// program again without it, and returns there.
 func shed(env []string, memory string) (public, private []string, err error) {
 	if fd := getenv(env, privateFD); fd != "" {
 		public, _ = splitEnv(env)

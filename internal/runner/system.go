@@ -15,8 +15,8 @@ import (
 )
 
 // system describes the machine, and returns the number of GPUs that torch counts. If
-// torch is installed for the CPU only, it runs no program. It never runs torch itself:
-// importing it takes about a second and initializes CUDA.
+// torch is installed for the CPU only, it asks no vendor's tool. It never runs torch
+// itself: importing it takes about a second and initializes CUDA.
 func (e *engine) system(ctx context.Context) (*System, int) {
 	s := &System{CPU: cpuModel("/proc/cpuinfo"), Platform: platform(), DeviceCount: 1}
 	s.Hostname, _ = os.Hostname()
