@@ -17,19 +17,18 @@ import (
 // Result is what Apply did.
 type Result struct {
 	Applied  []Change `json:"applied"`
-	Deferred []Change `json:"deferred"` // and why, in Change.Deferred
+	Deferred []Change `json:"deferred"` // with the reason in Change.Deferred
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// Apply makes the changes that Diff found, in their order. What fails, fails for
-// its slot: nothing else is done to that slot but to keep jobs from it where the
-// plan says so, and every other slot gets all its changes. Where a file that
-// all jobs depend on fails, that holds for all slots. The error joins all that
-// failed; the next run goes on from there.
+// Apply makes the changes that Diff found, in order. After a failure it makes no more
+// changes to that slot, except to keep jobs away from it as planned; all other slots get
+// all their changes. If a file that all jobs depend on fails, this applies to all slots.
+// The error joins all failures; the next run continues from there.
 func (h *Host) Apply(ctx context.Context, p *plan.Plan, s *State, changes []Change) (Result, error) {
 	a := &applier{h: h, differ: newDiffer(p, s), failed: map[int]bool{}, late: map[int]string{}}
 	if paths := Conflicts(changes); len(paths) > 0 && !h.Adopt {
-		if !a.ours() { // a node that kbnode did not set up is changed as a whole or not at all
+		if !a.ours() { // a node that kbnode did not set up is changed completely or not at all
 			return a.result, &ConflictError{Paths: paths}
 		}
 		a.errs = conflictsBySlot(changes)
@@ -47,7 +46,7 @@ func (h *Host) Apply(ctx context.Context, p *plan.Plan, s *State, changes []Chan
 	return a.result, errors.Join(a.errs...)
 }
 
-// ours says that kbnode has written something of what is planned.
+// ours reports whether kbnode has written any planned file.
 func (d *differ) ours() bool {
 	for name, f := range d.wantFiles {
 		if d.s.paths[name].marked && !f.Kept {
@@ -62,14 +61,14 @@ type applier struct {
 	h      *Host
 	result Result
 	errs   []error
-	failed map[int]bool   // slots of which something could not be made as planned; -1: what all jobs depend on
+	failed map[int]bool   // slots with a failed change; -1: what all jobs depend on
 	theirs []string       // units of the node whose file is not as planned
 	late   map[int]string // what waits for agents that took a job meanwhile, by slot
-	parent string         // and why the slice above all slots does
+	parent string         // why the slice above all slots waits for them
 }
 
-// together is how many of the next changes systemd can do side by side: starts
-// of the same kind of unit.
+// together returns how many of the next changes systemd can make at once: starts of the
+// same kind of unit.
 func together(changes []Change) int {
 	first := changes[0]
 	if first.Kind != Start || isSlice(first.Subject) || first.Deferred != "" {
@@ -94,8 +93,8 @@ func (a *applier) change(ctx context.Context, group []Change) error {
 		case c.Deferred != "":
 			a.result.Deferred = append(a.result.Deferred, c)
 			a.h.log().Debug("change deferred", "kind", c.Kind, "unit", c.Subject, "slot", c.Slot, "why", c.Deferred)
-			// What was agreed to now a later run may do without being asked:
-			// the backup stands for that.
+			// The backup records the operator's consent, so that a later run may make
+			// this change without being asked.
 			if err := a.backup(c); err != nil {
 				return a.fail(c, err)
 			}
@@ -134,7 +133,7 @@ func (a *applier) change(ctx context.Context, group []Change) error {
 	return err
 }
 
-// wait says why a change has to wait; "" when it has not.
+// wait returns why a change has to wait; "" if it does not.
 func (a *applier) wait(c Change) string {
 	if c.Deferred != "" {
 		return c.Deferred
@@ -148,7 +147,7 @@ func (a *applier) wait(c Change) string {
 	return a.late[c.Slot]
 }
 
-// backup keeps a backup of what a change is about to replace, once.
+// backup backs up what a change is about to replace, once.
 func (a *applier) backup(c Change) error {
 	if !c.keep && (c.Kind != Adopt || c.agreed || !a.h.Adopt) {
 		return nil
@@ -157,7 +156,7 @@ func (a *applier) backup(c Change) error {
 	return wrap(a.h.backup(subject, a.s.backups[subject]), "back up "+subject)
 }
 
-// failedUnits are the units that a joined error of Start is about.
+// failedUnits returns the units that a joined error of Start names.
 func failedUnits(err error) []string {
 	var units []string
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
@@ -170,7 +169,7 @@ func failedUnits(err error) []string {
 	return units
 }
 
-// UnitError says what a unit did instead of what it was asked to do.
+// UnitError is a unit's failure to do what it was asked to.
 type UnitError struct {
 	Unit string
 	Verb string // "start", "restart", "stop"
@@ -180,7 +179,7 @@ type UnitError struct {
 func (e *UnitError) Error() string { return e.Verb + " " + e.Unit + ": " + e.Err.Error() }
 func (e *UnitError) Unwrap() error { return e.Err }
 
-// apply makes a change. More than one are starts.
+// apply makes a change. A group of more than one consists of starts.
 func (a *applier) apply(ctx context.Context, group []Change) error {
 	c := group[0]
 	h, subject := a.h, strings.TrimSuffix(c.Subject, "/")
@@ -259,7 +258,7 @@ func (a *applier) makeDir(c Change) error {
 }
 
 func (a *applier) writeFile(c Change) error {
-	if c.text != "" { // an agent of the old scripts, on its way out
+	if c.text != "" { // the unit of an agent that takeOver lets finish
 		return a.h.write(c.Subject, 0o644, owner{0, 0}, strings.NewReader(c.text), nil)
 	}
 	f, ok := a.wantFiles[c.Subject]

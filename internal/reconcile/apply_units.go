@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// systemd says the word to systemd that a change stands for.
+// systemd makes a change through systemd.
 func (a *applier) systemd(ctx context.Context, group []Change) error {
 	c, sd := group[0], a.h.Systemd
 	names := make([]string, len(group))
@@ -45,8 +45,8 @@ func (a *applier) systemd(ctx context.Context, group []Change) error {
 	return fmt.Errorf("unknown word %s", c)
 }
 
-// disable takes a unit out of the boot. Links that somebody else made for it
-// are kept as backups, so that uninstall can put them back.
+// disable keeps a unit from starting at boot. Links to it that someone else made are
+// backed up, so that uninstall can restore them.
 func (a *applier) disable(ctx context.Context, c Change) error {
 	if a.s.backups[plan.UnitDir+"/"+c.Subject] > 0 || a.adopts(c.Subject) {
 		entries, err := os.ReadDir(a.h.path(plan.UnitDir))
@@ -65,18 +65,18 @@ func (a *applier) disable(ctx context.Context, c Change) error {
 	return a.h.Systemd.Disable(ctx, c.Subject)
 }
 
-// adopts says whether this run replaced a unit of somebody else.
+// adopts reports whether this run replaced someone else's unit.
 func (a *applier) adopts(unit string) bool {
 	return slices.ContainsFunc(a.result.Applied, func(c Change) bool {
 		return c.Kind == Adopt && c.Subject == plan.UnitDir+"/"+unit
 	})
 }
 
-// errLate says that an agent took a job after it was seen idle.
+// errLate means that an agent took a job after it was seen idle.
 var errLate = errors.New("took a job meanwhile")
 
-// stop stops a unit. An agent that takes longer than one without a job would is
-// left to finish it.
+// stop stops a unit. An agent that takes longer to stop than one without a job is left to
+// finish its job.
 func (a *applier) stop(ctx context.Context, c Change) error {
 	if !isAgent(c.Subject, c.Slot) {
 		stopCtx, cancel := context.WithTimeout(ctx, jobTimeout)
@@ -99,8 +99,8 @@ func (a *applier) stop(ctx context.Context, c Change) error {
 	return errors.Join(err, a.forget(ctx, c.Subject))
 }
 
-// kill ends an agent with its job: SIGQUIT makes it cancel the job and report
-// that, and what does not end then is killed.
+// kill ends an agent and its job: SIGQUIT makes the agent cancel the job and report that.
+// Anything that has not ended then is killed.
 func (a *applier) kill(ctx context.Context, unit string) error {
 	sd := a.h.Systemd
 	if err := errors.Join(sd.Drain(ctx, unit), sd.Kill(ctx, unit, false, syscall.SIGQUIT)); err != nil {
@@ -120,8 +120,8 @@ func (a *applier) kill(ctx context.Context, unit string) error {
 	return errors.Join(err, a.forget(ctx, unit))
 }
 
-// forget clears the failure of a unit that no plan has, which systemd would
-// show until the next boot.
+// forget clears the failed state of an unplanned unit, which systemd would show until the
+// next boot.
 func (a *applier) forget(ctx context.Context, unit string) error {
 	if _, planned := a.wantUnits[unit]; planned || isSlice(unit) {
 		return nil

@@ -16,15 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// backupDir holds what was adopted, by its path: outside of all directories that
-// systemd, cron or the agent read, and for root alone, since secrets are in it.
+// backupDir holds what was adopted, by path. It is outside all directories that systemd,
+// cron or the agent read, and only root can read it, since it contains secrets.
 const backupDir = "/var/lib/kbnode/backup"
 
-// backupPath is where the n-th backup of a path lies.
+// backupPath returns the path of the n-th backup of a path.
 func backupPath(name string, n int) string { return backupDir + name + "." + strconv.Itoa(n) }
 
-// backupOf is the reverse of backupPath below backupDir; n is 0 for another
-// file, such as the temporary one of an interrupted write.
+// backupOf is the inverse of backupPath below backupDir. n is 0 for any other file, such
+// as the temporary file of an interrupted write.
 func backupOf(name string) (original string, n int) {
 	dot := strings.LastIndexByte(name, '.')
 	if dot < 0 || strings.HasPrefix(path.Base(name), ".") {
@@ -37,7 +37,7 @@ func backupOf(name string) (original string, n int) {
 	return name[:dot], n
 }
 
-// backups counts the backups of what was adopted.
+// backups counts the backups of adopted files.
 func (o *observer) backups(context.Context) error {
 	top := o.h.path(backupDir)
 	err := fs.WalkDir(os.DirFS(top), ".", func(name string, _ fs.DirEntry, err error) error {
@@ -59,9 +59,9 @@ func (o *observer) backups(context.Context) error {
 	return nil
 }
 
-// backup keeps what is at a path, of which have backups are there: a file with
-// its mode, owner and time, a link as a link, and of a directory its mode and
-// owner, as an empty one. The newest backup is not repeated, nor a directory's.
+// backup copies what is at a path that already has this many backups: a file with its
+// mode, owner and time, a link as a link, and a directory as an empty one with its mode
+// and owner. It does not repeat the newest backup, and backs up a directory only once.
 func (h *Host) backup(name string, have int) error {
 	info, err := os.Lstat(h.path(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -95,8 +95,7 @@ func (h *Host) backup(name string, have int) error {
 	return fmt.Errorf("%s is neither a file nor a link; move it away", name)
 }
 
-// same says whether two files have the same content, or two links the same
-// target.
+// same reports whether two files have the same content, or two links the same target.
 func (h *Host) same(a, b string) bool {
 	if target, err := os.Readlink(h.path(a)); err == nil {
 		other, err := os.Readlink(h.path(b))
@@ -130,7 +129,7 @@ func (h *Host) copyLink(from, to string) error {
 
 // copyFile copies a file with its mode, owner and time.
 func (h *Host) copyFile(from, to string) error {
-	// Whoever the directory belongs to may have put something else there since.
+	// The owner of the directory may have put something else there since.
 	f, err := os.OpenFile(h.path(from), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
@@ -146,15 +145,14 @@ func (h *Host) copyFile(from, to string) error {
 	return h.write(to, modeBits(info.Mode()), ownerOf(info), f, info)
 }
 
-// restore puts back what was adopted: the oldest backup at its path, later ones
-// beside it. A file that somebody put there since stays, and a directory keeps
-// what is in it.
+// restore restores what was adopted: the oldest backup at its path, later ones beside it.
+// A file that someone has put there since stays, and a directory keeps its contents.
 func (h *Host) restore(name string, n int, ours bool) error {
 	for i := n; i >= 1; i-- {
 		from, to := backupPath(name, i), name
 		info, err := os.Lstat(h.path(from))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // put back by a run that was interrupted
+			continue // restored by an interrupted run
 		}
 		if err != nil {
 			return err
@@ -182,9 +180,9 @@ func (h *Host) restore(name string, n int, ours bool) error {
 	return nil
 }
 
-// WriteInput writes a file that kbnode also reads, such as the token, readable
-// by root alone. Its text carries plan.Marker, by which uninstall knows it. Of
-// somebody else's file there it keeps a backup, which uninstall puts back.
+// WriteInput writes a file that kbnode also reads, such as the token, readable only by
+// root. The text contains plan.Marker, by which uninstall recognizes it. WriteInput backs
+// up someone else's file there, and uninstall restores it.
 func (h *Host) WriteInput(name, text string) error {
 	had, err := readSmall(h.path(name))
 	if err == nil && !ours(name, string(had)) {

@@ -10,75 +10,75 @@ type Kind string
 
 // The kinds of change. A Subject that ends in "/" is a directory.
 const (
-	Create    Kind = "create"  // a file or directory
+	Create    Kind = "create"  // a file that kbnode wrote
 	Update    Kind = "update"  // a file of ours
-	Adopt     Kind = "adopt"   // a file of somebody else: keep a backup, then write ours or remove it
+	Adopt     Kind = "adopt"   // someone else's file: back it up, then replace or remove it
 	Chmod     Kind = "chmod"   // mode or owner
-	Delete    Kind = "delete"  // a file or directory of ours
+	Delete    Kind = "delete"  // a file or directory that kbnode made
 	Restore   Kind = "restore" // what was adopted, from its backup
 	AddUser   Kind = "adduser"
 	DelUser   Kind = "deluser"
 	DelNet    Kind = "delnet"    // a slot's network, from the Docker engine
 	Protect   Kind = "protect"   // write the firewall rules between slots
-	Unprotect Kind = "unprotect" // take them away
+	Unprotect Kind = "unprotect" // remove them
 	Reload    Kind = "reload"    // systemd's unit files
 	Start     Kind = "start"
 	Stop      Kind = "stop"
 	Restart   Kind = "restart"
-	Drain     Kind = "drain"     // stop after the current job; nobody waits for it
-	Set       Kind = "set"       // the limits of a slice that runs
+	Drain     Kind = "drain"     // stop after the current job, without waiting for it
+	Set       Kind = "set"       // the limits of a running slice
 	Partition Kind = "partition" // keep everything else off the CPUs of a slice
 	Enable    Kind = "enable"
 	Disable   Kind = "disable"
-	Tune      Kind = "tune"   // make settings of the running machine
-	Untune    Kind = "untune" // put them back
+	Tune      Kind = "tune"   // change settings of the running machine
+	Untune    Kind = "untune" // restore them
 )
 
 // Change is one difference between a machine and its plan.
 type Change struct {
 	Kind    Kind   `json:"kind"`
 	Subject string `json:"subject"` // a path, unit, user or network
-	Slot    int    `json:"slot"`    // -1 for the node's own
+	Slot    int    `json:"slot"`    // -1 for the node
 	Diff    string `json:"diff,omitempty"`
 	Why     string `json:"why,omitempty"`
-	// Deferred says what the change waits for; "" when it can be made now.
+	// Deferred is what the change waits for; "" if it can be made now.
 	Deferred string `json:"deferred,omitempty"`
 
 	phase  phase
 	fault  error   // why it cannot be made
 	inert  bool    // harmless to a running job
-	agreed bool    // to an Adopt, earlier
-	text   string  // content of an Adopt that no plan has
+	agreed bool    // an Adopt that an earlier run was allowed to make
+	text   string  // content for an Adopt of an unplanned file
 	away   bool    // an Adopt that only removes
-	keep   bool    // a Chmod that keeps a backup of mode and owner
-	owner  bool    // a Chmod of which only the owner differs
-	mode   bool    // a Chmod that leaves the owner as it is
-	tuned  []tuned // of a Tune or Untune
+	keep   bool    // a Chmod that backs up mode and owner
+	owner  bool    // a Chmod in which only the owner differs
+	mode   bool    // a Chmod that does not change the owner
+	tuned  []tuned // for Tune and Untune
 }
 
-// phase orders the changes of different subjects.
+// phase orders changes to different subjects.
 type phase int
 
 const (
-	// What kbnode started in slots that take no jobs goes first: whatever comes
-	// after may fail. The busy ones are asked before others are waited for.
+	// What runs in slots that take no jobs is stopped first: anything after that may
+	// fail. Agents with jobs are asked to stop before kbnode waits for the others.
 	phaseParkBusy phase = iota
 	phasePark
-	phaseRetire // stop and disable what no plan has
+	phaseRetire // stop and disable unplanned units
 	phaseUntune
 	phaseDelete
 	phaseWrite
-	phaseEnable // before the reload: to systemd its units are out of date after it
+	phaseEnable // before the reload, because systemd then considers its units out of date
 	phaseReload
 	phaseDrain
 	phaseStop
-	phaseHooks // what agents of an earlier setup read: they have stopped, or finish their last job
+	phaseHooks // what agents of an earlier setup read, once they have stopped or are on their last job
 	phaseSlice
 	phaseTune
 	phaseStart
 )
 
-// files says that a change is of files and directories, and of users.
+// files reports whether a change is to files, directories or users.
 func (c Change) files() bool {
 	return c.phase == phaseDelete || c.phase == phaseWrite || c.phase == phaseHooks
 }
@@ -94,8 +94,8 @@ func (c Change) String() string {
 	return s
 }
 
-// Conflicts are the files that Apply refuses to touch unless Host.Adopt is
-// set: those that kbnode did not write and that no earlier run adopted.
+// Conflicts returns the files that Apply refuses to touch unless Host.Adopt is set: those
+// that kbnode did not write and that no earlier run adopted.
 func Conflicts(changes []Change) []string {
 	var paths []string
 	for _, c := range changes {
@@ -117,8 +117,8 @@ func (e *ConflictError) Error() string {
 // diffContext is how many unchanged lines a diff shows around a change.
 const diffContext = 2
 
-// lineDiff shows how a text changes, as one block: the lines between the first
-// and the last that differ.
+// lineDiff shows how a text changes, as one block from the first to the last line that
+// differs.
 func lineDiff(old, text string) string {
 	a, b := lines(old), lines(text)
 	head := 0
@@ -144,7 +144,7 @@ func lineDiff(old, text string) string {
 	return out.String()
 }
 
-// span is a range of lines as unified diffs have it.
+// span formats a range of lines as in a unified diff.
 func span(from, to int) string {
 	if from == to {
 		return fmt.Sprintf("%d,0", from)

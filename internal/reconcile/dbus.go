@@ -16,29 +16,28 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// callTimeout bounds one question to systemd. jobTimeout bounds the start of a
-// unit; it is above systemd's own default of 90 s, so that systemd's verdict is
-// what is reported.
+// callTimeout bounds one call to systemd. jobTimeout bounds the start of a unit; it is
+// above systemd's own default of 90 s, so that systemd's verdict is what is reported.
 const (
 	callTimeout = 25 * time.Second
 	jobTimeout  = 100 * time.Second
-	// maxAsks is how often a call is made whose answer got lost; askPause is
-	// between the first two.
+	// maxAsks is how often a call is made if its answer is lost. askPause is the pause
+	// after the first call; the pauses grow by as much.
 	maxAsks  = 3
 	askPause = 250 * time.Millisecond
 )
 
-// Bus is systemd of this machine over D-Bus.
+// Bus is a connection to this machine's systemd over D-Bus.
 type Bus struct {
 	dial func() (*sddbus.Conn, error)
 	mu   sync.Mutex
 	conn *sddbus.Conn
-	// Memory, where there is one, saves questions.
+	// Memory, if set, saves calls.
 	Memory *Memory
 }
 
-// Connect opens a connection to systemd, which ends when ctx does. A bus that takes
-// connections and says nothing is given up.
+// Connect opens a connection to systemd, which ends when ctx does. It gives up on a bus
+// that accepts connections but does not answer.
 func Connect(ctx context.Context) (*Bus, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	late := time.AfterFunc(callTimeout, func() { cancel(fmt.Errorf("no answer in %s", callTimeout)) })
@@ -55,7 +54,7 @@ func connect(dial func() (*sddbus.Conn, error)) (*Bus, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to systemd: %w", err)
 	}
-	// Without a subscriber systemd sends no signal when a job is done.
+	// Without a subscriber systemd does not signal the end of a job.
 	if err := conn.Subscribe(); err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("subscribe to systemd: %w", err)
@@ -72,9 +71,9 @@ func (b *Bus) systemd() *sddbus.Conn {
 	return b.conn
 }
 
-// ask calls systemd, again where the answer got lost: it answers no one while it
-// reads its unit files, and drops all connections when it is replaced. f may
-// so happen twice; each time has limit.
+// ask calls f, again if the answer is lost: systemd does not answer while it reads its
+// unit files, and drops all connections when it is replaced. f may thus take effect more
+// than once. limit bounds each call.
 func (b *Bus) ask(ctx context.Context, limit time.Duration, f func(context.Context, *sddbus.Conn) error) error {
 	began := time.Now()
 	for try := 1; ; try++ {
@@ -102,7 +101,7 @@ func (b *Bus) ask(ctx context.Context, limit time.Duration, f func(context.Conte
 	}
 }
 
-// lost says that a call may have been made, or not, and that the next may have an
+// lost reports whether it is unknown if a call was made, and the next one may get an
 // answer.
 func lost(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, dbus.ErrClosed) || errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) ||
@@ -110,8 +109,8 @@ func lost(err error) bool {
 			"org.freedesktop.DBus.Error.Disconnected", "org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner")
 }
 
-// Units implements Systemd. Properties are asked for one by one: a service has
-// some 300, and systemd searches directories for a few of them.
+// Units implements Systemd. It reads properties one by one: a service has some 300, and
+// systemd searches directories for a few of them.
 func (b *Bus) Units(ctx context.Context, names ...string) ([]UnitState, error) {
 	if len(names) == 0 {
 		return nil, nil
@@ -140,7 +139,7 @@ func (b *Bus) Units(ctx context.Context, names ...string) ([]UnitState, error) {
 	return units, nil
 }
 
-// details adds what the list of units does not tell.
+// details adds what is not in the list of units.
 func (b *Bus) details(ctx context.Context, u *UnitState) error {
 	var errs []error
 	get := func(kind, property string) any {
@@ -189,7 +188,7 @@ func (b *Bus) property(ctx context.Context, unit, kind, name string) (value any,
 	return value, wrap(err, "read "+name+" of unit "+unit)
 }
 
-// Properties reads settings of a unit as they are in force, whatever its files and
+// Properties reads settings of a unit as they are in effect, whatever its files and
 // drop-ins say. kind is "Unit", or "Service" for what only services have.
 func (b *Bus) Properties(ctx context.Context, unit, kind string, names ...string) (map[string]any, error) {
 	values := map[string]any{}
@@ -222,7 +221,7 @@ func (b *Bus) Loaded(ctx context.Context, patterns ...string) ([]string, error) 
 
 // Reload implements Systemd.
 func (b *Bus) Reload(ctx context.Context) error {
-	// A reload runs all generators, which takes its time on a busy machine.
+	// A reload runs all generators, which takes long on a busy machine.
 	err := b.ask(ctx, jobTimeout, func(ctx context.Context, conn *sddbus.Conn) error { return conn.ReloadContext(ctx) })
 	return wrap(err, "reload systemd")
 }
@@ -241,13 +240,13 @@ func (b *Bus) Restart(ctx context.Context, names ...string) error {
 	return b.jobs(ctx, "restart", (*sddbus.Conn).RestartUnitContext, names)
 }
 
-// Stop implements Systemd. How long it may take is the caller's business.
+// Stop implements Systemd. The caller bounds its time.
 func (b *Bus) Stop(ctx context.Context, names ...string) error {
 	return b.jobs(ctx, "stop", (*sddbus.Conn).StopUnitContext, names)
 }
 
-// jobs queues one job per unit and waits for all of them, so that units which
-// take their time do so side by side.
+// jobs queues one job per unit and waits for all of them, so that slow units do not wait
+// for each other.
 func (b *Bus) jobs(ctx context.Context, verb string, queue func(*sddbus.Conn, context.Context, string, string, chan<- string) (int, error), names []string) error {
 	var errs []error
 	done := make([]chan string, len(names))
@@ -278,8 +277,9 @@ func (b *Bus) jobs(ctx context.Context, verb string, queue func(*sddbus.Conn, co
 	return errors.Join(errs...)
 }
 
-// reached says that a unit is what a job was to make it, of whose end nothing was
-// heard. A restart cannot be told from none.
+// reached reports whether a unit is in the state that a job was to bring it to, if the
+// end of the job was not reported. It is false for a restart, which leaves no trace in
+// the state.
 func (b *Bus) reached(ctx context.Context, verb, name string) bool {
 	if errors.Is(ctx.Err(), context.Canceled) || verb == "restart" {
 		return false
@@ -291,7 +291,7 @@ func (b *Bus) reached(ctx context.Context, verb, name string) bool {
 	return err == nil && units[0].Active == want
 }
 
-// why adds what a service ended with to the result of its job.
+// why returns how a service ended, to add to the result of its job.
 func (b *Bus) why(ctx context.Context, name string) string {
 	units, err := b.Units(ctx, name)
 	if err != nil || units[0].Result == "" || units[0].Result == "success" {
@@ -313,7 +313,7 @@ func (b *Bus) Drain(ctx context.Context, names ...string) error {
 	return errors.Join(errs...)
 }
 
-// Kill implements Systemd. A unit without processes is no error.
+// Kill implements Systemd. A unit without processes is not an error.
 func (b *Bus) Kill(ctx context.Context, name string, all bool, signal syscall.Signal) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

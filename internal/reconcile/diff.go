@@ -12,9 +12,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// Diff lists what has to change for a machine to be as planned, in the order of
-// application. It is pure. An empty plan asks for everything of kbnode's to go
-// away. Changes that would touch a running job are Deferred.
+// Diff returns what has to change for a machine to be as planned, in the order of
+// application. It is pure. An empty plan removes everything of kbnode's. Changes that
+// would touch a running job are Deferred.
 func Diff(p *plan.Plan, s *State) []Change {
 	d := newDiffer(p, s)
 	d.retire()
@@ -35,7 +35,7 @@ func Diff(p *plan.Plan, s *State) []Change {
 	return d.out
 }
 
-// empty says that a plan wants nothing at all.
+// empty reports whether a plan wants nothing at all.
 func empty(p *plan.Plan) bool {
 	return len(p.Files)+len(p.Dirs)+len(p.Users)+len(p.Units)+len(p.Slices) == 0
 }
@@ -45,11 +45,11 @@ type differ struct {
 	s          *State
 	uninstall  bool
 	wantFiles  map[string]plan.File  // planned, by path
-	wantDirs   map[string]bool       // planned, and those above planned files
+	wantDirs   map[string]bool       // planned, and those with planned files
 	wantUnits  map[string]plan.Unit  // planned, by name
 	wantSlices map[string]plan.Slice // planned, by unit
-	written    map[string]bool       // unit files that are written
-	gone       map[string]bool       // paths that are deleted
+	written    map[string]bool       // unit files to write
+	gone       map[string]bool       // paths to delete
 	out        []Change
 }
 
@@ -85,9 +85,8 @@ func isAgent(unit string, slot int) bool { return slot >= 0 && unit == plan.Agen
 
 func isSlice(unit string) bool { return strings.HasSuffix(unit, ".slice") }
 
-// retire stops and disables units of ours that no plan has: the node's own
-// first, so that the daemon starts nothing again, then agents, guards, slices
-// and the parent of all.
+// retire stops and disables kbnode's unplanned units: the node's own first, so that the
+// daemon starts nothing again, then agents, guards, slices and their parent.
 func (d *differ) retire() {
 	var stale []string
 	for _, name := range slices.Sorted(maps.Keys(d.s.Units)) {
@@ -128,8 +127,8 @@ func (d *differ) retire() {
 	}
 }
 
-// retires says whether a unit that is not planned is ours to stop: its file is
-// ours, or it has none and only the name is left.
+// retires reports whether kbnode is to stop an unplanned unit: kbnode started it or wrote
+// its file, or the file is gone and only the name is left.
 func (d *differ) retires(name string) bool {
 	if name == plan.InstallService {
 		return d.s.Units[name].Enabled
@@ -144,9 +143,9 @@ func (d *differ) retires(name string) bool {
 	return !d.s.Units[name].Exists() || d.s.Units[name].NeedReload
 }
 
-// stops ask agents to stop that are to run something else, or nothing, and stop
-// the other units of parked slots. An agent of the old scripts stops after the
-// reload, so that systemd does it in the new, graceful way.
+// stops stops agents that are to run something else, or nothing, and the other units of
+// parked slots. An agent of the old scripts stops after the reload, so that systemd stops
+// it in the new, graceful way.
 func (d *differ) stops() {
 	for _, w := range d.planned() {
 		u := d.s.Units[w.Name]
@@ -164,8 +163,8 @@ func (d *differ) stops() {
 	}
 }
 
-// planned are the units in the order in which they start: guards, agents, the
-// node's own.
+// planned returns the units in the order in which they start: guards, agents, the node's
+// own.
 func (d *differ) planned() []plan.Unit {
 	rank := func(u plan.Unit) int {
 		switch {
@@ -181,8 +180,8 @@ func (d *differ) planned() []plan.Unit {
 	})
 }
 
-// outdated says that a running unit was started with something else than what
-// is planned now.
+// outdated reports whether a running unit was started with something other than what is
+// planned now.
 func outdated(w plan.Unit, u UnitState) bool {
 	return w.Generation != "" && u.MainPID > 0 && u.Generation != w.Generation && u.Generation != unknown
 }
@@ -242,8 +241,8 @@ func (d *differ) starts() {
 	}
 }
 
-// restarts says why a unit that runs has to start again; "" where it need not. An
-// agent has its slot's run directory mounted, so it starts again with the guard.
+// restarts returns why a running unit has to start again; "" if it need not. An agent has
+// its slot's run directory mounted, so it starts again with the guard.
 func (d *differ) restarts(w plan.Unit, u UnitState) string {
 	switch {
 	case outdated(w, u):
@@ -265,8 +264,8 @@ func (d *differ) enables() {
 	}
 }
 
-// reload asks systemd to read its unit files once, if any changes or changed
-// without its knowing.
+// reload makes systemd read its unit files once, if any change or have changed without
+// its knowing.
 func (d *differ) reload() {
 	why := ""
 	for _, name := range slices.Sorted(maps.Keys(d.s.Units)) {
@@ -300,5 +299,5 @@ func isUnitFile(name string) bool {
 	return strings.HasPrefix(name, plan.UnitDir+"/") && !strings.HasPrefix(path.Base(name), ".") || strings.HasPrefix(name, runtimeDir+"/")
 }
 
-// describe is a mode and owner as a person reads them.
+// describe formats a mode and owner for people.
 func describe(mode uint32, owner string) string { return fmt.Sprintf("%04o %s", mode, owner) }

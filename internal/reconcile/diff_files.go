@@ -53,7 +53,7 @@ func (d *differ) dir(w plan.Dir) {
 	case d.differs(got, w.Mode, w.Owner):
 		c.Kind, c.inert = Chmod, false
 		c.Diff = d.modes(got, w.Mode, w.Owner)
-		// Empty, root's and 0700 is how an interrupted run leaves it.
+		// An interrupted run leaves it empty, owned by root, with mode 0700.
 		half := len(got.entries) == 0 && got.uid == 0 && got.mode == 0o700
 		c.keep = !d.installed() && !half && got.owned.Pattern != "" && !got.owned.All
 		c.owner = got.mode == w.Mode
@@ -63,8 +63,8 @@ func (d *differ) dir(w plan.Dir) {
 	d.add(phaseWrite, c)
 }
 
-// installed says whether an earlier run wrote the node's own files: directories
-// that differ since were not there before kbnode.
+// installed reports whether an earlier run wrote the node's own files. If so, directories
+// that differ did not exist before kbnode.
 func (d *differ) installed() bool { return d.s.paths[plan.UnitDir+"/"+plan.NodeService].marked }
 
 func (d *differ) differs(got pathState, mode uint32, owner string) bool {
@@ -93,7 +93,7 @@ func (d *differ) file(f plan.File) {
 	}
 	if f.Kept {
 		if same = ok && got.kind == regular; !same {
-			return // whoever has moved it is heard when it is read again
+			return // if someone has moved it, the next read of it says so
 		}
 	}
 	switch {
@@ -103,7 +103,7 @@ func (d *differ) file(f plan.File) {
 	case got.err != nil:
 		c.Kind, c.Why, c.fault = Update, "what is there cannot be read", got.err
 	case got.kind != regular, !got.marked && !same && f.Source == "" && !cut(got.content, f.Content):
-		// What somebody else wrote may hold a secret: it is not shown.
+		// A file that someone else wrote may contain a secret: it is not shown.
 		c.Kind, c.Why, c.agreed = Adopt, "not written by kbnode", got.backedUp
 		c.Diff = lineDiff("", f.Content)
 	case !same:
@@ -128,17 +128,17 @@ func (d *differ) file(f plan.File) {
 	d.add(phaseWrite, c)
 }
 
-// inert says whether a file of a slot can be written while the slot runs a job:
-// the agent has read its configuration, and a new unit file of a service binds
-// nothing that runs. (A new slice file does, on systemd 252.)
+// inert reports whether a file of a slot can be written while the slot runs a job: the
+// agent has already read its configuration, and a new unit file of a service does not
+// affect a running one. (A new slice file does, on systemd 252.)
 func inert(file string, slot int) bool {
 	return path.Dir(file) == plan.AgentDir(slot) || file == plan.UnitDir+"/"+plan.AgentUnit(slot)
 }
 
-// takeOver makes agents of the old scripts stop gracefully whose slots are not
-// planned: their unit files become ours, with the one change that SIGTERM only
-// reaches the agent, and that it does not start again: its configuration goes. The
-// next run finds units that no plan has.
+// takeOver makes agents of the old scripts stop gracefully if their slots are not
+// planned. Their unit files become kbnode's, with two changes: SIGTERM only reaches the
+// agent, and the agent does not start again, because its configuration is removed. The
+// next run retires the units.
 func (d *differ) takeOver() {
 	if d.uninstall || !d.s.adopt {
 		return
@@ -156,9 +156,9 @@ func (d *differ) takeOver() {
 	}
 }
 
-// earlier removes, with a backup, what an earlier setup left and no plan writes
-// over. It is late: until systemd has read the new unit of an agent it may start
-// the old one again, which reads its configuration then.
+// earlier removes, with a backup, what an earlier setup left and no plan overwrites. It
+// comes late: until systemd has read an agent's new unit it may start the old one again,
+// which then reads its configuration.
 func (d *differ) earlier() {
 	if d.uninstall {
 		return
@@ -179,9 +179,9 @@ func (d *differ) earlier() {
 	}
 }
 
-// removals deletes what is ours and in no plan: files, what systemd keeps of
-// SetProperties, temporary files, directories and users. Uninstall also puts
-// back what was adopted.
+// removals deletes what is kbnode's but unplanned: files, what systemd keeps of
+// SetProperties, temporary files, directories and users. Uninstall also restores what was
+// adopted.
 func (d *differ) removals() {
 	names := slices.Sorted(maps.Keys(d.s.paths))
 	for _, name := range names {
@@ -219,8 +219,8 @@ func (d *differ) removals() {
 	}
 }
 
-// restores puts back what was adopted: files first, and then their directories,
-// so that those are root's while it writes there.
+// restores restores what was adopted: files before their directories, which thus belong
+// to root while files are written there.
 func (d *differ) restores() {
 	var dirs []Change
 	for _, name := range slices.Sorted(maps.Keys(d.s.backups)) {
@@ -241,12 +241,11 @@ func (d *differ) restores() {
 	}
 }
 
-// userPattern is plan.UserName as plan.MatchOwned has patterns.
+// userPattern is plan.UserName as a pattern of plan.MatchOwned.
 const userPattern = "kbnode-gpu[0-9]*"
 
-// removeDirs deletes directories of slots that are not planned, and at
-// uninstall the node's own: inner ones first, and those that others may use
-// only when nothing of others is in them.
+// removeDirs deletes directories of unplanned slots and, at uninstall, the node's own:
+// inner ones first, and those that others may use only if they contain nothing of others.
 func (d *differ) removeDirs(names []string) {
 	for _, owned := range append([]plan.OwnedDir{runtimeDirs}, plan.OwnedDirs...) {
 		for _, name := range names {
@@ -259,7 +258,7 @@ func (d *differ) removeDirs(names []string) {
 			}
 			if owned.All && got.slot >= 0 && d.s.chown && got.uid != 0 {
 				if u, ok := d.s.users[plan.UserName(got.slot)]; !ok || u.UID != got.uid {
-					continue // somebody else's
+					continue // someone else's
 				}
 			}
 			if !owned.All && slices.ContainsFunc(got.entries, func(e string) bool { return !d.gone[e] && !isRuntime(e) }) || d.restoresBelow(name) {
@@ -271,14 +270,15 @@ func (d *differ) removeDirs(names []string) {
 	}
 }
 
-// isRuntime says that a file is what systemd keeps of SetProperties. It goes
+// isRuntime reports whether a file is what systemd keeps of SetProperties. It is deleted
 // with its directory.
 func isRuntime(name string) bool {
 	unit := strings.TrimSuffix(path.Base(path.Dir(name)), ".d")
 	return slices.ContainsFunc(runtimeNames, func(property string) bool { return runtimeFile(unit, property) == name })
 }
 
-// restoresBelow says whether a backup of or in a directory will be put back.
+// restoresBelow reports whether a backup of a directory, or of something in it, will be
+// restored.
 func (d *differ) restoresBelow(dir string) bool {
 	for name := range d.s.backups {
 		if d.uninstall && (name == dir || strings.HasPrefix(name, dir+"/")) {

@@ -7,8 +7,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// WriteDrains keeps which slots are to take no jobs. The node's lock must be
-// held; the change of the machine itself is the next Apply's.
+// WriteDrains saves which slots take no jobs. The caller must hold the node's lock. The
+// next Apply changes the machine itself.
 func (h *Host) WriteDrains(drains []plan.Drain) error {
 	text, err := plan.RenderDrains(drains)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// SlotError is what failed for one slot while the others got their changes.
+// SlotError is a failure of one slot. The others got their changes.
 type SlotError struct {
 	Slot int
 	Err  error
@@ -18,7 +18,8 @@ type SlotError struct {
 func (e *SlotError) Error() string { return "slot " + plan.SlotName(e.Slot) + ": " + e.Err.Error() }
 func (e *SlotError) Unwrap() error { return e.Err }
 
-// EachSlot calls f with what of an error of Apply is of a slot, and returns the rest.
+// EachSlot calls f with each part of an error of Apply that is about a slot, and returns
+// the rest.
 func EachSlot(err error, f func(slot int, err error)) (rest error) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var left []error
@@ -40,13 +41,13 @@ func EachSlot(err error, f func(slot int, err error)) (rest error) {
 	return nil
 }
 
-// fail notes that a change could not be made, and returns why with the slot that
-// it is of.
+// fail records that a change could not be made, and returns the error with the change's
+// slot.
 func (a *applier) fail(c Change, err error) error {
 	switch {
 	case c.Kind == Tune || c.Kind == Untune: // no reason to keep a slot from jobs
 	case c.Kind == Reload:
-		// systemd would start what it knows from before.
+		// systemd would start what it knew before.
 		for name, u := range a.s.Units {
 			if slot, _ := plan.OwnsUnit(name); u.NeedReload && slot >= 0 {
 				a.failed[slot] = true
@@ -68,14 +69,14 @@ func (a *applier) fail(c Change, err error) error {
 	return &SlotError{c.Slot, err}
 }
 
-// ofAllJobs says that a change is of what the jobs of all slots run or read. The
-// hooks are: without them nothing looks at what a job brings along.
+// ofAllJobs reports whether a change is to something that the jobs of all slots run or
+// read. The hooks are: without them nothing checks what a job brings along.
 func ofAllJobs(c Change) bool {
 	const dir = "/etc/buildkite-agent/"
 	return c.Slot < 0 && c.files() && !c.away && strings.HasPrefix(c.Subject, dir)
 }
 
-// refuses says that a change would replace a file that kbnode did not write.
+// refuses reports whether a change would replace a file that kbnode did not write.
 func (a *applier) refuses(c Change) bool {
 	if c.Kind != Adopt || c.agreed || a.h.Adopt {
 		return false
@@ -84,7 +85,7 @@ func (a *applier) refuses(c Change) bool {
 	return true
 }
 
-// skips says that a change is not made because something before it failed.
+// skips reports whether a change is not made because something before it failed.
 func (a *applier) skips(c Change) bool {
 	switch {
 	case c.Kind == Reload:
@@ -101,7 +102,7 @@ func (a *applier) skips(c Change) bool {
 	return a.failed[c.Slot] || a.failed[-1] && !c.files() && c.phase != phaseRetire
 }
 
-// reloads says that systemd has something to read again.
+// reloads reports whether systemd has something to read again.
 func (a *applier) reloads() bool {
 	for _, u := range a.s.Units {
 		if u.NeedReload {
@@ -113,10 +114,10 @@ func (a *applier) reloads() bool {
 	})
 }
 
-// keepsJobsAway says that a change ends what must not run, which is done whatever
-// else has failed: the units of a slot that takes no jobs, and the agent of one
-// that holds on to what another slot is to get. An agent of an earlier setup ends its
-// job at once where its unit was not replaced.
+// keepsJobsAway reports whether a change stops what must not run, which happens whatever
+// else has failed: the units of a slot that takes no jobs, and the agent of a slot that
+// holds what another slot is to get. Agents of an earlier setup are excluded: they end
+// their job at once if their unit was not replaced.
 func (a *applier) keepsJobsAway(c Change) bool {
 	if c.Kind != Stop && c.Kind != Drain {
 		return false
@@ -133,7 +134,7 @@ func (a *applier) keepsJobsAway(c Change) bool {
 	return len(waits) > 1
 }
 
-// conflictsBySlot are the conflicts of each slot, the node's first.
+// conflictsBySlot returns the conflicts of each slot, the node's first.
 func conflictsBySlot(changes []Change) []error {
 	bySlot := map[int][]string{}
 	last := -1

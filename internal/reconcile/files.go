@@ -18,12 +18,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/guard"
 )
 
-// owner is whom a new file belongs to. -1 leaves it as it is made.
+// owner is the owner of a new file. -1 leaves it as it is created.
 type owner struct{ uid, gid int }
 
-// write puts a file in place in one step: whoever opens the path sees the old
-// file or the new one, whole and with its mode and owner, whatever happens
-// meanwhile.
+// write replaces a file in one step: anyone who opens the path sees the old file or the
+// new one, complete and with its mode and owner, whatever happens meanwhile. If like is
+// not nil, the file gets its modification time.
 func (h *Host) write(name string, mode uint32, own owner, content io.Reader, like fs.FileInfo) error {
 	if err := h.before("write", name); err != nil {
 		return err
@@ -36,8 +36,8 @@ func (h *Host) write(name string, mode uint32, own owner, content io.Reader, lik
 	if err != nil {
 		return err
 	}
-	// Not deferred: a panic stands for kill -9 in tests, and nothing is cleaned
-	// up after that.
+	// Not deferred: in tests a panic simulates kill -9, after which nothing is cleaned
+	// up.
 	if err := h.fill(t, name, mode, own, content, like); err != nil {
 		_ = t.Cleanup()
 		return err
@@ -68,7 +68,7 @@ func (h *Host) fill(t *renameio.PendingFile, name string, mode uint32, own owner
 	return t.CloseAtomicallyReplace()
 }
 
-// syncDir makes a rename in a directory last.
+// syncDir makes a rename in a directory durable.
 func (h *Host) syncDir(dir string) error {
 	if err := h.before("sync", dir); err != nil {
 		return err
@@ -81,7 +81,7 @@ func (h *Host) syncDir(dir string) error {
 	return errors.Join(err, f.Close())
 }
 
-// fileMode is the reverse of modeBits.
+// fileMode is the inverse of modeBits.
 func fileMode(bits uint32) fs.FileMode {
 	m := fs.FileMode(bits & 0o777)
 	for _, b := range []struct {
@@ -95,8 +95,8 @@ func fileMode(bits uint32) fs.FileMode {
 	return m
 }
 
-// noPlantedLink refuses a path that leads through a symbolic link which root
-// did not make: a job could have put it there.
+// noPlantedLink refuses a path that leads through a symbolic link that root did not make,
+// because a job could have put it there.
 func (h *Host) noPlantedLink(name string) error {
 	for dir := path.Dir(name); dir != "/"; dir = path.Dir(dir) {
 		info, err := os.Lstat(h.path(dir))
@@ -111,8 +111,7 @@ func (h *Host) noPlantedLink(name string) error {
 	return nil
 }
 
-// chmod sets mode and owner of what is at a path, never of what a link there
-// points to.
+// chmod sets the mode and owner of what is at a path, never of a link's target.
 func (h *Host) chmod(name string, mode uint32, own owner) error {
 	if err := h.before("chmod", name); err != nil {
 		return err
@@ -134,7 +133,7 @@ func (h *Host) chmod(name string, mode uint32, own owner) error {
 	return f.Chmod(fileMode(mode))
 }
 
-// mkdir makes a directory, and those above it as root's.
+// mkdir makes a directory, and its missing parents as root's.
 func (h *Host) mkdir(name string, mode uint32, own owner) error {
 	if err := h.before("mkdir", name); err != nil {
 		return err
@@ -151,24 +150,24 @@ func (h *Host) mkdir(name string, mode uint32, own owner) error {
 	}
 	err := h.chmod(name, mode, own)
 	if err != nil && made == nil {
-		_ = os.Remove(h.path(name)) // or the next run takes its mode for the operator's
+		_ = os.Remove(h.path(name)) // or the next run thinks that the operator chose its mode
 	}
 	return err
 }
 
-// remove deletes a file or, where all is set, a directory with all in it. What
-// is gone already is no error, and neither is a directory that is still used.
+// remove deletes a file or, if all is set, a directory with everything in it. A path that
+// is already gone is not an error, nor is a directory that is still in use.
 func (h *Host) remove(name string, all bool) error {
 	if err := h.before("remove", name); err != nil {
 		return err
 	}
 	target := h.path(name)
 	if all {
-		// What is mounted there, such as a slot's disk, stays busy otherwise.
+		// A mount there, such as a slot's disk, would stay busy.
 		if err := unmountBelow(target); err != nil {
 			return err
 		}
-		// A file, or what a job may have made: directories in each other without end.
+		// It may be a file, or what a job may have made: endlessly nested directories.
 		if err := guard.Wipe(target); err != nil && !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -180,7 +179,7 @@ func (h *Host) remove(name string, all bool) error {
 	return err
 }
 
-// unmountBelow ends the mounts at and below a path, the last one first.
+// unmountBelow unmounts everything at and below a path, the last mount first.
 func unmountBelow(target string) error {
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -201,7 +200,7 @@ func unmountBelow(target string) error {
 	return errors.Join(errs...)
 }
 
-// wantedOwner reads the owner of a plan's file or directory.
+// wantedOwner returns the owner of a planned file or directory.
 func wantedOwner(s map[string]UserState, name string) (owner, error) {
 	if name == "" || name == "root" {
 		return owner{0, 0}, nil

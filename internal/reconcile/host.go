@@ -1,6 +1,6 @@
-// Package reconcile makes a machine what its plan says: Observe reads, Diff
-// compares, Apply writes. It is the only package that changes the machine, and
-// it decides nothing about what should be true of it.
+// Package reconcile makes a machine match its plan: Observe reads, Diff compares, Apply
+// writes. It is the only package that changes the machine, and it does not decide what
+// the machine should be like.
 package reconcile
 
 import (
@@ -27,37 +27,36 @@ type Host struct {
 	Root    string  // "/", or a directory that holds a machine's tree
 	Systemd Systemd // nil: a tree without a running system, in which no unit exists
 	Users   Users
-	Network Network      // nil: it is left alone
+	Network Network      // nil: networks are left alone
 	Log     *slog.Logger // nil logs nothing
 
-	// GPUs are what was read of them in this pass. Without, the settings of GPUs
-	// are left alone.
+	// GPUs is what this pass has read of the GPUs. If empty, their settings are left
+	// alone.
 	GPUs []inventory.GPU
-	// SetGPU changes a setting that NVIDIA's driver keeps; nil is probe.Set.
+	// SetGPU changes a setting that NVIDIA's driver keeps; nil means probe.Set.
 	SetGPU func(ctx context.Context, s probe.Setting) error
 
 	// Adopt replaces files that kbnode did not write, and keeps a backup.
 	Adopt bool
-	// Now stops agents in the middle of their jobs where a change needs it.
+	// Now stops agents in the middle of their jobs if a change needs it.
 	Now bool
-	// Progress, where set, is told of each change before it is made.
+	// Progress, if set, is called with each change before it is made.
 	Progress func(Change)
-	// StopTimeout bounds the wait for an agent that runs no job; 0 means 15 s.
-	// One that took a job meanwhile is left to finish it.
+	// StopTimeout bounds the wait for an agent without a job to stop; 0 means 15 s. An
+	// agent that took a job meanwhile is left to finish it.
 	StopTimeout time.Duration
-	// KillTimeout is how long a job has to end when Now is set, before it is
-	// killed; 0 means 60 s. The agent itself gives it about 10 s of them.
+	// KillTimeout is how long a job has to end when Now is set, before it is killed; 0
+	// means 60 s. The agent itself gives the job about 10 s of that.
 	KillTimeout time.Duration
-	// Sleep waits between two looks at jobs that Uninstall waits for; nil waits
-	// for real.
+	// Sleep waits between two looks at the jobs that Uninstall waits for; nil waits in
+	// real time.
 	Sleep func(ctx context.Context, d time.Duration) error
 
-	// sockets says that guards listen in a tree, too.
+	// sockets makes guards count as listening in a tree, too.
 	sockets bool
 
-	// step, where set, is called before each change of the machine, with words
-	// that name it; an error is returned as if the change had failed. Tests
-	// interrupt here.
+	// step, if set, is called before each change of the machine, with words that name it.
+	// An error is returned as if the change had failed. Tests interrupt here.
 	step func(words string) error
 }
 
@@ -72,7 +71,7 @@ func (h *Host) log() *slog.Logger {
 	return h.Log
 }
 
-// before announces a change of the machine to a test.
+// before calls step, if set.
 func (h *Host) before(words ...string) error {
 	if h.step == nil {
 		return nil
@@ -80,11 +79,11 @@ func (h *Host) before(words ...string) error {
 	return h.step(strings.Join(words, " "))
 }
 
-// canChown says that files can be given to their owners.
+// canChown reports whether this process can give files to their owners.
 func canChown() bool { return os.Geteuid() == 0 }
 
-// Lock keeps every other kbnode from changing the machine until release is
-// called or the process ends. The error says who holds it.
+// Lock keeps every other kbnode from changing the machine until release is called or the
+// process ends. The error is a *LockedError if another kbnode holds the lock.
 func (h *Host) Lock() (release func(), err error) { return h.lock(plan.LockPath) }
 
 func (h *Host) lock(file string) (release func(), err error) {
@@ -108,8 +107,8 @@ func (h *Host) lock(file string) (release func(), err error) {
 			}
 			return nil, &LockedError{PID: strings.TrimSpace(string(holder))}
 		}
-		// Whoever held it before has deleted the file on release: a lock on a
-		// file without a name keeps nobody out.
+		// The previous holder deletes the file on release: a lock on a file without a
+		// name keeps no one out.
 		if !sameFile(f, name) {
 			_ = f.Close()
 			continue
@@ -135,9 +134,9 @@ func writeAt(f *os.File, text string) error {
 	return err
 }
 
-// LockedError says that another kbnode changes the machine at the moment.
+// LockedError means that another kbnode is changing the machine.
 type LockedError struct {
-	PID string // of the other one; "" if it did not say
+	PID string // of the other kbnode; "" if unknown
 }
 
 func (e *LockedError) Error() string {
@@ -147,7 +146,7 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("another kbnode (pid %s) is changing this machine; try again when it is done", e.PID)
 }
 
-// exists says whether a path is there, without following a link.
+// exists reports whether a path exists, without following a link.
 func exists(name string) bool {
 	_, err := os.Lstat(name)
 	return !errors.Is(err, fs.ErrNotExist)

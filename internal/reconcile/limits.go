@@ -11,8 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// set gives a running slice all its limits and reads back what the kernel made
-// of them.
+// set sets all limits of a running slice and reads back what the kernel made of them.
 func (a *applier) set(ctx context.Context, w plan.Slice) error {
 	props, err := properties(w)
 	if err != nil {
@@ -21,8 +20,8 @@ func (a *applier) set(ctx context.Context, w plan.Slice) error {
 	if err := a.h.Systemd.SetProperties(ctx, w.Unit, props...); err != nil {
 		return err
 	}
-	// The answer to this comes from systemd's next turn, before which it writes
-	// to the cgroup what it was told in the last one.
+	// systemd answers this in its next event loop iteration, by when it has written the
+	// limits to the cgroup.
 	units, err := a.h.Systemd.Units(ctx, w.Unit)
 	if err != nil {
 		return err
@@ -42,10 +41,9 @@ func (a *applier) set(ctx context.Context, w plan.Slice) error {
 	return errors.Join(errs...)
 }
 
-// partition makes a slice a cpuset partition: the kernel then keeps everything
-// outside of it off its CPUs. Where it cannot, that is a warning, given once
-// per boot and plan. systemd knows nothing of this file, so nothing of it is
-// undone.
+// partition makes a slice a cpuset partition: the kernel then keeps everything outside it
+// off its CPUs. If the kernel refuses, that is a warning, once per boot and plan. systemd
+// does not know this file, so it undoes nothing of it.
 func (a *applier) partition(unit string) error {
 	w, got := a.wantSlices[unit], a.s.Slices[unit]
 	if got.Cgroup == "" { // did not start; the error says so

@@ -15,10 +15,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// NetworkState is what keeps the slots' networks apart, and what they are.
+// NetworkState is the state of the slots' networks and of the rules that keep them apart.
 type NetworkState struct {
-	Rules    firewall.State `json:"rules"`              // "" where this user may not see them
-	Networks []string       `json:"networks,omitempty"` // of kbnode's, in the engine; the guards make them
+	Rules    firewall.State `json:"rules"`              // "" if this user may not see them
+	Networks []string       `json:"networks,omitempty"` // kbnode's networks; the guards make them
 }
 
 // Network reads and changes the networks of a machine's slots.
@@ -26,7 +26,7 @@ type Network interface {
 	Look(ctx context.Context) (NetworkState, error)
 	// Protect writes the firewall rules for the slots that have users.
 	Protect() error
-	// Unprotect takes the rules away.
+	// Unprotect removes the rules.
 	Unprotect() error
 	// Remove removes a network from the engine.
 	Remove(ctx context.Context, name string) error
@@ -35,15 +35,15 @@ type Network interface {
 // SystemNetwork is the network of the machine that kbnode runs on.
 type SystemNetwork struct{ Socket string } // the Docker engine's
 
-// networkLabel is what the guards mark their networks with.
+// networkLabel is the label that the guards put on their networks.
 const networkLabel = "kbnode.slot"
 
-// lookTime bounds what the engine is asked here: one that hangs holds up a pass for as long.
+// lookTime bounds the calls to the engine: one that hangs delays a pass by as much.
 const lookTime = 10 * time.Second
 
-// Look implements Network. An engine that does not run has no networks that
-// anybody could use, and one that was removed took them along. With an error the
-// state still has the rules.
+// Look implements Network. An engine that does not run has no networks that anyone could
+// use, and one that was removed took them along. Together with an error the state still has
+// the rules.
 func (s SystemNetwork) Look(ctx context.Context) (NetworkState, error) {
 	var state NetworkState
 	node, err := firewall.Read("/")
@@ -54,7 +54,7 @@ func (s SystemNetwork) Look(ctx context.Context) (NetworkState, error) {
 	case errors.Is(err, fs.ErrPermission):
 		return state, nil
 	case err != nil:
-		state.Rules = firewall.Altered // writing them will tell what is wrong
+		state.Rules = firewall.Altered // writing them will show what is wrong
 	}
 	engine, err := docker.New(s.Socket)
 	if err != nil {
@@ -83,7 +83,7 @@ func (SystemNetwork) Protect() error {
 func (SystemNetwork) Unprotect() error { return firewall.Remove() }
 
 const (
-	detachTime = 15 * time.Second // for the engine to let go of containers that were ended
+	detachTime = 15 * time.Second // for the engine to let go of ended containers
 	detachPoll = 500 * time.Millisecond
 )
 
@@ -117,18 +117,18 @@ func (o *observer) network(ctx context.Context) error {
 		if empty(o.p) {
 			return err // an uninstall must know what is left
 		}
-		// Which networks are left over can wait; what else differs must not.
+		// Which networks are left over can wait; other differences must not.
 		o.s.Warnings = append(o.s.Warnings, err.Error())
 	}
 	o.s.network = &state
 	return nil
 }
 
-// rulesName is how people call the firewall rules.
+// rulesName is what messages call the firewall rules.
 const rulesName = "inet " + firewall.Name
 
-// networksGone takes away the networks of slots that no plan has, when their
-// containers are gone and before anything that a next run would need.
+// networksGone removes the networks of unplanned slots, after their containers are gone and
+// before anything that a later run would need.
 func (d *differ) networksGone() {
 	if d.s.network == nil {
 		return
@@ -138,7 +138,7 @@ func (d *differ) networksGone() {
 	for _, name := range names {
 		k, err := strconv.Atoi(strings.TrimPrefix(name, strings.TrimSuffix(plan.NetworkName(0), "0")))
 		if err != nil || k < 0 || plan.NetworkName(k) != name {
-			continue // somebody else's, whatever its label says
+			continue // someone else's, whatever its label says
 		}
 		if _, planned := d.wantUnits[plan.GuardUnit(k)]; !planned {
 			d.add(phaseDelete, Change{Kind: DelNet, Subject: name, Slot: k})
@@ -149,9 +149,8 @@ func (d *differ) networksGone() {
 	}
 }
 
-// protect writes the firewall rules where they are not as they should be, and
-// where they soon will not be: they name the slots' users, and what the slots'
-// policies let them reach.
+// protect writes the firewall rules if they are not as they should be, or soon will not be:
+// they name the slots' users and what the slots' policies let them reach.
 func (d *differ) protect() {
 	if d.s.network == nil || d.uninstall || d.s.network.Rules == "" {
 		return

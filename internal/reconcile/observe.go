@@ -14,15 +14,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// refusedPath holds the CPUs for which the kernel refused a cpuset partition, so
-// that it is asked once per boot and plan, not every 30 s.
+// refusedPath holds the CPUs for which the kernel refused a cpuset partition, so that
+// kbnode asks once per boot and plan, not every 30 s.
 const refusedPath = "/run/kbnode/partition-refused"
 
 // runtimeDirs are where systemd keeps what SetProperties set, one per slice.
 var runtimeDirs = plan.OwnedDir{Pattern: runtimeDir + "/*.slice.d"}
 
-// Observe reads everything that a plan says something about, and everything of
-// kbnode's that is in no plan any more. It changes nothing.
+// Observe reads everything that a plan covers, and everything of kbnode's that is no
+// longer planned. It changes nothing.
 func (h *Host) Observe(ctx context.Context, p *plan.Plan) (*State, error) {
 	o := &observer{h: h, p: p, s: &State{
 		Offline: h.Systemd == nil,
@@ -46,7 +46,7 @@ type observer struct {
 	h    *Host
 	p    *plan.Plan
 	s    *State
-	dirs map[string][]os.DirEntry // directories that were listed
+	dirs map[string][]os.DirEntry // directories already listed
 }
 
 func (o *observer) users(context.Context) (err error) {
@@ -54,7 +54,7 @@ func (o *observer) users(context.Context) (err error) {
 	return err
 }
 
-// list lists a directory once. One that is absent or a link has no entries.
+// list lists a directory once. An absent directory, or a link, has no entries.
 func (o *observer) list(dir string) ([]os.DirEntry, error) {
 	if entries, ok := o.dirs[dir]; ok {
 		return entries, nil
@@ -69,14 +69,14 @@ func (o *observer) list(dir string) ([]os.DirEntry, error) {
 		if slotOf(dir) < 0 || empty(o.p) {
 			return nil, err
 		}
-		o.s.Warnings = append(o.s.Warnings, err.Error()) // what is planned there says more
+		o.s.Warnings = append(o.s.Warnings, err.Error()) // planned paths in it say more
 	}
 	o.dirs[dir] = entries
 	return entries, nil
 }
 
-// match lists the paths that match a pattern of package plan, and the temporary
-// files that were left beside such paths.
+// match calls found for the paths that match a pattern of package plan, and for the
+// temporary files left beside such paths.
 func (o *observer) match(pattern string, found func(name string, slot int, leftover bool)) error {
 	parents := []string{path.Dir(pattern)}
 	if strings.ContainsRune(parents[0], '*') {
@@ -190,7 +190,7 @@ func (o *observer) file(name string, slot int, kind pathKind) error {
 		data, err := readSmall(o.h.path(name))
 		switch secret := errors.Is(err, fs.ErrPermission); {
 		case secret && kind == input:
-			return nil // the token is root's, and a plan can be shown to others
+			return nil // the token is root's, and others may see a plan
 		case err != nil && (!secret || kind != foreign):
 			return o.unreadable(name, slot, fmt.Errorf("read %s: %w", name, err))
 		}
@@ -207,8 +207,8 @@ func (o *observer) file(name string, slot int, kind pathKind) error {
 	return nil
 }
 
-// unreadable notes that it is unknown what is at a path. Where that is planned,
-// Apply says so; what no plan has is left there, but not by uninstall.
+// unreadable records that what is at a path is unknown. If the path is planned, Apply
+// reports that; an unplanned path is left alone, except that uninstall fails.
 func (o *observer) unreadable(name string, slot int, err error) error {
 	if empty(o.p) {
 		return err
@@ -227,13 +227,13 @@ func (o *observer) copy(f plan.File) error {
 	state.slot = f.Slot
 	a, errA := os.Stat(o.h.path(f.Source))
 	b, errB := os.Lstat(o.h.path(f.Path))
-	// Where one cannot be read, copying it again says why.
+	// If one cannot be read, copying it again reports why.
 	state.copied = errA == nil && errB == nil && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 	o.s.paths[f.Path] = *state
 	return nil
 }
 
-// stat is nil for a path where nothing is.
+// stat returns nil if nothing is at a path.
 func (o *observer) stat(name string) (*pathState, error) {
 	info, err := os.Lstat(o.h.path(name))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
@@ -255,7 +255,7 @@ func (o *observer) stat(name string) (*pathState, error) {
 	return state, nil
 }
 
-// modeBits are the mode as chmod(2) has it.
+// modeBits returns the mode as in chmod(2).
 func modeBits(m fs.FileMode) uint32 {
 	bits := uint32(m.Perm())
 	for _, b := range []struct {
@@ -307,8 +307,8 @@ func (o *observer) dir(name string, slot int, owned plan.OwnedDir) error {
 	return nil
 }
 
-// slotOf is the slot that a directory belongs to, by its name or that of a
-// directory above it.
+// slotOf returns the slot that a directory belongs to, by its name or that of a directory
+// above it; -1 if none.
 func slotOf(dir string) int {
 	for ; dir != "/" && dir != "."; dir = path.Dir(dir) {
 		for _, d := range plan.OwnedDirs {

@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// runsTime bounds the look at one slot's processes. A job can make its own memory, and
-// so its environment, one that no one can read: a mapped file of a FUSE mount.
+// runsTime bounds the look at one slot's processes. A job can make its memory, and so its
+// environment, unreadable: a mapped file of a FUSE mount.
 const runsTime = 5 * time.Second
 
 // slots finds out what each slot runs.
@@ -48,12 +48,12 @@ func (o *observer) slots(context.Context) error {
 	return nil
 }
 
-// bindTime is how much later than a guard's start its socket may be made, by its
-// time: the guard makes it before it says that it is ready.
+// bindTime is how much newer than its guard's start a socket may be. The guard makes it
+// before it reports that it is ready.
 const bindTime = 2 * time.Second
 
-// cutOff says why no job reaches a guard that runs; "" where they do. A socket
-// that was made after the guard's start is another program's.
+// cutOff returns why jobs cannot reach a running guard; "" if they can. A socket made
+// after the guard's start is another program's.
 func (h *Host) cutOff(guard UnitState) string {
 	k, ok := plan.OwnsUnit(guard.Name)
 	if !ok || guard.Active != "active" {
@@ -75,7 +75,7 @@ func (h *Host) cutOff(guard UnitState) string {
 	return ""
 }
 
-// runs adds what a slot runs. With an error it is taken as busy: what cannot be seen
+// runs adds what a slot runs. On an error the slot counts as busy: what cannot be seen
 // may be a job, and a job is not touched.
 func (h *Host) runs(slot SlotState) (SlotState, error) {
 	found, err := overdue.Call("processes of slot "+slot.Name+" below "+h.Root, runsTime, func() (found SlotState, err error) {
@@ -96,8 +96,8 @@ func (h *Host) runs(slot SlotState) (SlotState, error) {
 	return slot, nil
 }
 
-// Slots are the agents and jobs of slots and nothing else of them, for when Observe
-// cannot read the rest. What a slot runs that cannot be read is a job.
+// Slots reads only the agents and jobs of slots, for when Observe cannot read the rest. A
+// slot whose processes cannot be read counts as busy.
 func (h *Host) Slots(ctx context.Context, of []plan.Slot) ([]SlotState, error) {
 	names := make([]string, len(of))
 	for i, sl := range of {

@@ -19,14 +19,13 @@ import (
 // because only root can, or because the process has just called exec.
 const unknown = "unknown"
 
-// unitPatterns are the names of plan.Owned's units for fnmatch(3).
+// unitPatterns are the names of plan.Owned's units as patterns of fnmatch(3).
 var unitPatterns = []string{
 	plan.ParentSlice, "buildkite-gpu*.slice", "buildkite-agent-gpu*.service",
 	"kbnode-guard-gpu*.service", plan.NodeService, plan.NodeTimer, "kbnode-image.*",
 }
 
-// units asks systemd about planned units and about all that have names of
-// kbnode's.
+// units asks systemd about planned units and about all units with kbnode's names.
 func (o *observer) units(ctx context.Context) error {
 	if o.s.Offline {
 		return nil
@@ -59,7 +58,7 @@ func (o *observer) units(ctx context.Context) error {
 		return err
 	}
 	if empty(o.p) && enabled[plan.InstallService] {
-		names[plan.InstallService] = true // or what is uninstalled is back after the next boot
+		names[plan.InstallService] = true // or the next boot installs again
 	}
 	units, err := o.h.Systemd.Units(ctx, slices.Sorted(maps.Keys(names))...)
 	if err != nil {
@@ -92,8 +91,8 @@ func (o *observer) units(ctx context.Context) error {
 	return nil
 }
 
-// enabled are the units that a target in /etc pulls in at boot. systemd takes
-// long to tell, because it looks at every unit file for it.
+// enabled returns the units that a target in /etc starts at boot. Asking systemd would be
+// slow, because it looks at every unit file.
 func (o *observer) enabled() (map[string]bool, error) {
 	units := map[string]bool{}
 	entries, err := o.list(plan.UnitDir)

@@ -10,14 +10,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// postpone defers what would touch a running job. Of a busy slot only inert
-// files are written; if anything else has to change, its agent is asked to
-// finish its job and take no more, and the rest waits. A slot that is to get
-// CPUs or a GPU which a busy slot still has waits with it. Until then it
-// serves on as it is, and a look that finds it busy drains it as well.
+// postpone defers changes that would touch a running job. For a busy slot it keeps only
+// inert files; if anything else has to change, the agent is asked to finish its job and
+// take no more, and the rest waits. A slot that is to get CPUs or a GPU from a busy slot
+// waits with it. Until then it keeps serving as it is, and is drained as well if a later
+// look finds it busy.
 func (d *differ) postpone() {
 	waits := map[int]string{} // why, by slot
-	outside := ""             // a job that no slice of ours holds
+	outside := ""             // a job outside kbnode's slices
 	old := ""                 // a job of an earlier setup
 	for _, slot := range d.s.Slots {
 		busy := slot.Busy()
@@ -54,7 +54,7 @@ func (d *differ) postpone() {
 	}
 }
 
-// holds are the CPUs that a slot has now by limits of its own.
+// holds returns the CPUs that a slot has now by its own limits.
 func (d *differ) holds(slot int) cpuset.Set {
 	files := d.s.Slices[plan.SliceName(slot)].Files
 	if files[fileOwnCPUs] == "" {
@@ -64,8 +64,8 @@ func (d *differ) holds(slot int) cpuset.Set {
 	return held
 }
 
-// leaves are the devices that a slot has now and is not to keep, as lines of a policy.
-// Those that all slots of a vendor share have no number.
+// leaves returns the devices that a slot has now and will not keep, as lines of a policy.
+// Devices without a number are left out, because all slots of a vendor share them.
 func (d *differ) leaves(slot int) []string {
 	unit := plan.SliceName(slot)
 	kept := deviceLines(d.wantSlices[unit])
@@ -75,7 +75,7 @@ func (d *differ) leaves(slot int) []string {
 	})
 }
 
-// spread makes slots wait that are to get CPUs or devices of a slot that waits, and
+// spread makes slots wait that are to get CPUs or devices of a waiting slot, and then
 // those that are to get theirs.
 func (d *differ) spread(waits map[int]string) {
 	type claim struct {
@@ -109,16 +109,16 @@ func (d *differ) spread(waits map[int]string) {
 func (d *differ) postponeBusy(slot SlotState, why string) {
 	mine := func(c Change) bool { return c.Slot == slot.Index && !c.inert }
 	if !slices.ContainsFunc(d.out, func(c Change) bool { return mine(c) && c.Kind != Start }) {
-		// Nothing changes but that something does not run: an agent that was
-		// killed may start again beside what is left of its job, because it
-		// clears that away first. One that stops cannot start yet.
+		// Nothing changes except that something does not run. An agent that was killed
+		// may start again beside what is left of its job, because it clears that away
+		// first. One that is stopping cannot start yet.
 		if slot.Agent.Stopping() {
 			d.deferSlot(slot.Index, why)
 		}
 		return
 	}
 	d.deferSlot(slot.Index, why)
-	// The agent's own stop is now a request without waiting.
+	// Instead of the agent's own stop, ask it to stop without waiting.
 	d.out = slices.DeleteFunc(d.out, func(c Change) bool { return c.Kind == Stop && c.Subject == slot.Agent.Name })
 	if slot.Agent.Running() && !slot.Agent.Stopping() {
 		phase := phaseDrain
@@ -132,12 +132,12 @@ func (d *differ) postponeBusy(slot SlotState, why string) {
 	}
 }
 
-// earlierAgent says that an agent runs which no kbnode started.
+// earlierAgent reports whether an agent runs that kbnode did not start.
 func earlierAgent(u UnitState) bool { return u.Running() && u.MainPID > 0 && u.Generation == "" }
 
-// postponeOwners leaves the node's directories to the user of an earlier setup
-// while a job of it runs: one of them is its home, where jobs write. Their modes
-// change at once, because slots have directories below.
+// postponeOwners leaves the node's directories to the user of an earlier setup while one
+// of its jobs runs: one of them is the user's home, where jobs write. Modes change at
+// once, because slots have directories below.
 func (d *differ) postponeOwners(why string) {
 	for i := range d.out {
 		c := &d.out[i]
@@ -152,10 +152,10 @@ func (d *differ) postponeOwners(why string) {
 	}
 }
 
-// deferSlot defers all changes of a slot that matter to a job. A slot that
-// waits for another one has no job, and keeps its files as they are too: its
-// agent would read them at its next start and disagree with its limits. An
-// agent of an earlier setup stops nevertheless: the node's hooks are not for it.
+// deferSlot defers all changes of a slot that matter to a job. A slot that waits for
+// another one has no job, but its files stay as they are too: its agent would read them
+// at its next start and disagree with its limits. An idle agent of an earlier setup stops
+// nevertheless: the node's hooks are not for it.
 func (d *differ) deferSlot(slot int, why string) {
 	idle, old := true, false
 	for _, s := range d.s.Slots {
@@ -172,10 +172,10 @@ func (d *differ) deferSlot(slot int, why string) {
 	}
 }
 
-// postponeNode defers changes of the node itself: of the slice above all slots
-// when it would take CPUs from a busy one, of the partition while a job runs
-// outside of it, and at uninstall of all that jobs use. Slots that cannot get
-// their CPUs because of it are added to those that wait.
+// postponeNode defers changes of the node itself: of the slice above all slots if it
+// would take CPUs from a busy slot, of the partition while a job runs outside it, and at
+// uninstall of everything that jobs use. It adds slots to waits that cannot get their
+// CPUs because of that.
 func (d *differ) postponeNode(waits map[int]string, outside string) {
 	if d.uninstall {
 		busy := slices.Sorted(maps.Keys(waits))
@@ -198,8 +198,9 @@ func (d *differ) postponeNode(waits map[int]string, outside string) {
 	}
 }
 
-// narrows says what the slice above all slots waits for, because it would take CPUs from
-// a slot that waits. Those that are to get CPUs which it does not have yet wait with it.
+// narrows returns what the slice above all slots waits for, because it would take CPUs
+// from a waiting slot; "" if nothing. It adds to waits the slots that are to get CPUs
+// that the slice does not have yet.
 func (d *differ) narrows(waits map[int]string) string {
 	parent, ok := d.wantSlices[plan.ParentSlice]
 	if !ok || parent.CPUs == "" {

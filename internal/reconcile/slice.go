@@ -18,12 +18,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// The files of a slice's cgroup that are read. What they say is what holds:
-// systemd's own idea of a limit may differ from the kernel's (after a
-// daemon-reload systemd 257 shows the new one and applies nothing).
+// The files of a slice's cgroup that are read. They are what counts: systemd's view of a
+// limit may differ from the kernel's (after a daemon-reload systemd 257 shows the new one
+// and applies nothing).
 const (
 	fileCPUs      = "cpuset.cpus.effective"
-	fileOwnCPUs   = "cpuset.cpus" // empty where the slice sets none itself
+	fileOwnCPUs   = "cpuset.cpus" // empty if the slice itself sets none
 	fileNodes     = "cpuset.mems.effective"
 	fileMemory    = "memory.max"
 	fileSwap      = "memory.swap.max"
@@ -39,17 +39,16 @@ const runtimeDir = "/run/systemd/system.control"
 // runtimeNames are the properties that kbnode sets on a slice.
 var runtimeNames = []string{"AllowedCPUs", "AllowedMemoryNodes", "MemoryMax", "MemorySwapMax", "TasksMax", "DevicePolicy", "DeviceAllow"}
 
-// SliceState is a slice as the kernel has it.
+// SliceState is the kernel's state of a slice.
 type SliceState struct {
 	Unit   string `json:"unit"`
-	Slot   int    `json:"slot"` // -1 for the parent of all
+	Slot   int    `json:"slot"` // -1 for the slice above all slots
 	Cgroup string `json:"cgroup,omitempty"`
-	// Files are files of the cgroup and what they say, without the newline. A
-	// file that the kernel does not have is left out.
+	// Files maps files of the cgroup to their contents, without the newline. A file that
+	// the kernel does not have is absent.
 	Files map[string]string `json:"files"`
-	// Devices is the device policy that was last set on the running slice, the
-	// policy first and then sorted lines. The kernel's own copy is a program
-	// that cannot be read back.
+	// Devices is the device policy that was last set on the running slice: the policy,
+	// then sorted lines. The kernel's own copy is a program that cannot be read back.
 	Devices []string `json:"devices"`
 }
 
@@ -67,8 +66,7 @@ func (m Mismatch) String() string {
 	return fmt.Sprintf("%s is %s, planned is %s", m.File, m.Effective, m.Planned)
 }
 
-// Compare lists where a slice differs from its plan, as far as the kernel's
-// files tell.
+// Compare returns where a slice differs from its plan, as far as the kernel's files show.
 func Compare(want plan.Slice, got SliceState) []Mismatch {
 	var out []Mismatch
 	add := func(file, planned string, same func(string) bool) {
@@ -111,8 +109,8 @@ func sameSet(planned string) func(string) bool {
 	}
 }
 
-// sameDevices says whether the device policy that was last set is the planned
-// one. A slice without one needs none set.
+// sameDevices reports whether the device policy that was last set is the planned one. A
+// slice without devices needs none.
 func sameDevices(want plan.Slice, got SliceState) bool {
 	if len(want.Devices) == 0 {
 		return len(got.Devices) == 0 || slices.Equal(got.Devices, []string{"auto"})
@@ -129,7 +127,7 @@ func deviceLines(want plan.Slice) []string {
 	return append([]string{"closed"}, slices.Compact(lines)...)
 }
 
-// permissions are in the order in which systemd writes them.
+// permissions returns permissions in the order in which systemd writes them.
 func permissions(perm string) string {
 	return strings.Map(func(c rune) rune {
 		if strings.ContainsRune(perm, c) {
@@ -139,8 +137,8 @@ func permissions(perm string) string {
 	}, "rwm")
 }
 
-// properties are everything that holds for a slice. The full set is sent each
-// time: what is left out would keep the value of an older plan.
+// properties returns all limits of a slice. The full set is sent each time: anything left
+// out would keep the value of an older plan.
 func properties(want plan.Slice) ([]Property, error) {
 	var props []Property
 	for _, set := range []struct{ name, list string }{{"AllowedCPUs", want.CPUs}, {"AllowedMemoryNodes", want.MemoryNodes}} {
@@ -168,7 +166,7 @@ func properties(want plan.Slice) ([]Property, error) {
 	props = append(props,
 		Property{"MemoryMax", memory}, Property{"MemorySwapMax", swap}, Property{"TasksMax", tasks},
 		Property{"DevicePolicy", policy},
-		// Lines are added to those that are there; the empty list clears them.
+		// Lines are added to the existing ones; the empty list clears them.
 		Property{"DeviceAllow", []DeviceAllow{}},
 	)
 	if len(allow) > 0 {
@@ -218,8 +216,8 @@ func runtimeFile(unit, property string) string {
 	return runtimeDir + "/" + unit + ".d/50-" + property + ".conf"
 }
 
-// readSmall reads a file of which no more than 1 MiB is of interest, and nothing
-// that is no file: that could take forever.
+// readSmall reads up to 1 MiB of a regular file. It refuses anything else, which could
+// take forever.
 func readSmall(name string) ([]byte, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

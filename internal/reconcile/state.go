@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// State is what a machine is like, as far as a plan could want it otherwise.
+// State is the actual state of a machine, as far as a plan could change it.
 type State struct {
 	Offline  bool                  `json:"offline,omitempty"` // a tree without a running system
 	Slots    []SlotState           `json:"slots"`             // planned and left over, by index
@@ -21,15 +21,15 @@ type State struct {
 
 	users   map[string]UserState // by name
 	paths   map[string]pathState // planned or owned, by absolute path
-	network *NetworkState        // nil: of no concern
+	network *NetworkState        // nil if Host.Network is nil
 	tune    tuning
-	backups map[string]int // how many backups there are, by path of the original
-	// refused are the CPUs for which the kernel made no cpuset partition.
+	backups map[string]int // number of backups, by path of the original
+	// refused holds the CPUs for which the kernel refused a cpuset partition.
 	refused string
-	// kept are directories that this uninstall has put back, so that it does
-	// not delete them as its own when they are empty.
+	// kept holds directories that this uninstall has restored, so that it does not delete
+	// them as its own when they are empty.
 	kept  map[string]bool
-	chown bool // owners are compared
+	chown bool // compare owners
 	adopt bool // Host.Adopt
 	now   bool // Host.Now
 }
@@ -44,10 +44,10 @@ type SlotState struct {
 	Job        *agent.Job `json:"job,omitempty"`
 	Containers []string   `json:"containers,omitempty"` // running below the slice
 
-	cutOff string // why its agent does not reach its guard, which runs; "" where it does
+	cutOff string // why its agent cannot reach its running guard; "" if it can
 }
 
-// Busy says what a slot is busy with, as in "waits for …"; "" when it is idle.
+// Busy returns what a slot is busy with, as in "waits for …"; "" if it is idle.
 func (s SlotState) Busy() string {
 	switch {
 	case s.Job != nil:
@@ -63,12 +63,12 @@ type pathState struct {
 	kind     pathKind
 	mode     uint32 // permission and sticky bits
 	uid, gid int
-	content  string // of a regular file, up to 1 MiB; not kept of an input or foreign file
+	content  string // of a regular file, up to 1 MiB; not kept for an input or foreign file
 	marked   bool   // kbnode wrote it
 	copied   bool   // same size and time as the source of a planned copy
-	backedUp bool   // the newest backup has the same content: replacing it was agreed to
-	slot     int    // that it belongs to by its name; -1 for the node's own
-	err      error  // why it cannot be read: what is there is unknown
+	backedUp bool   // the newest backup has the same content, so replacing it was agreed to
+	slot     int    // by its name; -1 for the node
+	err      error  // why it cannot be read; what is there is unknown
 	entries  []string
 	owned    plan.OwnedDir // of a directory
 }
@@ -84,7 +84,7 @@ const (
 	foreign  // one of plan.EarlierFiles
 )
 
-// ours says whether kbnode wrote a file, by its content.
+// ours reports whether kbnode wrote a file, judging by its content.
 func ours(name, content string) bool {
 	if strings.HasSuffix(name, ".json") {
 		var mark struct {
@@ -93,7 +93,7 @@ func ours(name, content string) bool {
 		if err := json.Unmarshal([]byte(content), &mark); err == nil {
 			return mark.WrittenBy == "kbnode"
 		}
-		// Cut off behind the mark, it is still ours.
+		// kbnode also wrote a file that is cut off after the mark.
 		return strings.HasPrefix(strings.Join(strings.Fields(content), ""), `{"written_by":"kbnode"`)
 	}
 	for i, line := range strings.SplitN(content, "\n", 4) {
@@ -104,13 +104,13 @@ func ours(name, content string) bool {
 	return false
 }
 
-// cut says that a file is what a crash leaves of a planned one: its beginning,
+// cut reports whether a file is what a crash leaves of the planned one: its beginning,
 // nothing at all, or zeros in place of what was not written back.
 func cut(content, planned string) bool {
 	return strings.HasPrefix(planned, strings.TrimRight(content, "\x00"))
 }
 
-// emptied says that nothing is left of a file that no one but kbnode writes.
+// emptied reports whether a file that only kbnode writes has nothing left in it.
 func emptied(name, content string) bool {
 	if strings.TrimRight(content, "\x00") != "" {
 		return false

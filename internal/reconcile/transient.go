@@ -16,8 +16,7 @@ import (
 // maxProgramOutput bounds what RunProgram reads, in bytes.
 const maxProgramOutput = 1 << 20
 
-// Program is a program that runs once, as a service of systemd's that leaves
-// nothing behind.
+// Program is a program that runs once, as a systemd service that leaves nothing behind.
 type Program struct {
 	Unit  string // the service's name
 	Slice string
@@ -26,8 +25,7 @@ type Program struct {
 	Limit time.Duration // after which it is killed
 }
 
-// RunProgram runs a program to its end and returns what it wrote to standard
-// output, up to 1 MiB.
+// RunProgram runs a program until it ends and returns its standard output, up to 1 MiB.
 func (b *Bus) RunProgram(ctx context.Context, p Program) ([]byte, error) {
 	fd, err := unix.MemfdCreate(p.Unit, unix.MFD_CLOEXEC)
 	if err != nil {

@@ -21,10 +21,10 @@ import (
 
 const (
 	bootIDPath = "/proc/sys/kernel/random/boot_id"
-	// maxTries is how often a setting is tried that may be possible later, per boot.
+	// maxTries is how often per boot a setting is tried that may be possible later.
 	maxTries = 3
-	// maxRounds is how often settings of one sort that somebody else changes are
-	// set again, per boot. Two programs that undo each other disturb every job.
+	// maxRounds is how often per boot settings of one sort are set again after another
+	// program changed them. Two programs that undo each other disturb every job.
 	maxRounds = 20
 )
 
@@ -33,31 +33,31 @@ type tuning struct {
 	known  bool    // the record could be read
 	exists bool    // there is a record, of this boot or another
 	record record  // of this boot; empty where there is none
-	drift  []tuned // planned, and otherwise
-	back   []tuned // changed by kbnode, and planned no more
+	drift  []tuned // planned, but not as planned
+	back   []tuned // changed by kbnode, and no longer planned
 }
 
-// tuned is one setting: the Name is no pattern any more.
+// tuned is one setting. Its Name is not a pattern.
 type tuned struct {
 	plan.Tunable
 	group   string // its sort: the plan's Name for it
-	now     string // in the form in which it is written
-	session string // of the driver that keeps it
-	fate    fate   // of one that is planned no more
+	now     string // its value, in the form in which it is written
+	session string // of the driver that keeps it; see Host.session
+	fate    fate   // if it is no longer planned
 }
 
-// fate is what becomes of a setting that is planned no more.
+// fate is what happens to a setting that is no longer planned.
 type fate int
 
 const (
 	restored  fate = iota
-	asItWas        // it is what it was
-	theirs         // somebody else has changed it since
-	forgotten      // nobody knows it any more
+	asItWas        // it has its original value
+	theirs         // someone else has changed it since
+	forgotten      // its value is lost
 )
 
-// tunables reads the settings that are planned or were changed. What cannot be
-// read is not there.
+// tunables reads the settings that are planned or were changed. A setting that cannot be
+// read is absent.
 func (o *observer) tunables(context.Context) error {
 	t := &o.s.tune
 	text, err := readSmall(o.h.path(plan.TunablesPath))
@@ -74,7 +74,7 @@ func (o *observer) tunables(context.Context) error {
 		o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("settings of the machine are left alone: %s cannot be read (%v); delete it to begin anew", plan.TunablesPath, err))
 		return nil
 	}
-	boot, _ := readSmall(o.h.path(bootIDPath)) // nowhere else is it missing than in a tree
+	boot, _ := readSmall(o.h.path(bootIDPath)) // it is missing only in a tree
 	t.known, t.record = true, record{WrittenBy: "kbnode", Schema: plan.Schema, Boot: strings.TrimSpace(string(boot))}
 	if t.exists && old.Boot == t.record.Boot {
 		t.record = old
@@ -98,7 +98,7 @@ func (o *observer) tunables(context.Context) error {
 	return nil
 }
 
-// drift finds what is not as planned.
+// drift finds settings that are not as planned.
 func (o *observer) drift(t *tuning) error {
 	for _, p := range o.p.Tunables {
 		names := []string{p.Name}
@@ -131,8 +131,8 @@ func (o *observer) drift(t *tuning) error {
 	return nil
 }
 
-// back says what becomes of a setting that is planned no more; ok is false for
-// one of which nobody can tell now.
+// back returns what happens to a setting that is no longer planned; ok is false if that
+// is unknown for now.
 func (o *observer) back(k kept) (b tuned, ok bool) {
 	b = tuned{Tunable: plan.Tunable{Name: k.Name, Value: k.Was, Form: k.Form, PCI: k.PCI, Slots: k.Slots}, group: k.group(), session: k.Session}
 	uuid, setting, isGPU := b.GPU()
@@ -142,7 +142,7 @@ func (o *observer) back(k kept) (b tuned, ok bool) {
 		switch persistence, seen := o.h.persistence(uuid); {
 		case o.h.session(k.PCI) != k.Session: // the driver was loaded again
 		case !seen && !empty(o.p):
-			return b, false // later: not each pass looks at GPUs
+			return b, false // later: not every pass reads GPUs
 		case !seen:
 		case setting == plan.Clocks:
 			b.now = k.Set[len(k.Set)-1] // it cannot be read
@@ -161,7 +161,8 @@ func (o *observer) back(k kept) (b tuned, ok bool) {
 	return b, true
 }
 
-// persistence is the persistence mode of a GPU, where NVML told it in this pass.
+// persistence returns the persistence mode of a GPU; seen reports whether NVML gave it in
+// this pass.
 func (h *Host) persistence(uuid string) (mode string, seen bool) {
 	i := slices.IndexFunc(h.GPUs, func(g inventory.GPU) bool { return g.UUID == uuid && g.PersistenceMode != "" })
 	if i < 0 {
@@ -170,9 +171,9 @@ func (h *Host) persistence(uuid string) (mode string, seen bool) {
 	return h.GPUs[i].PersistenceMode, true
 }
 
-// gpuSetting is what a GPU's setting is, "" where nobody can tell. Locked clocks
-// cannot be read: they are what the record says was done, unless the GPU has
-// forgotten its persistence mode, as after a reset.
+// gpuSetting returns the value of a GPU's setting, "" if unknown. Locked clocks cannot be
+// read: they are what the record says was set, unless the GPU has lost its persistence
+// mode, as after a reset.
 func (h *Host) gpuSetting(r *record, d tuned, uuid, setting string) string {
 	mode, seen := h.persistence(uuid)
 	if !seen || setting == plan.Persistence {
@@ -190,8 +191,9 @@ func (h *Host) gpuSetting(r *record, d tuned, uuid, setting string) string {
 	return "default"
 }
 
-// session is another one after the driver of a PCI device was loaded again, or
-// the device taken from it: sysfs makes the link anew.
+// session identifies one load of a PCI device's driver. It changes when the driver is
+// loaded again or the device is taken from it: sysfs makes the link again. It is ""
+// without a driver.
 func (h *Host) session(pci string) string {
 	info, err := os.Lstat(h.path("/sys/bus/pci/devices", pci, "driver"))
 	if err != nil {
@@ -203,8 +205,8 @@ func (h *Host) session(pci string) string {
 	return ""
 }
 
-// readSetting is the value of a file as it is written to it, "" if it has none.
-// Hundreds are read at each look.
+// readSetting returns the value of a file in the form in which it is written, "" if it
+// has none. Each look reads hundreds.
 func (h *Host) readSetting(name string, form plan.Form) string {
 	fd, err := unix.Open(h.path(name), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -223,17 +225,17 @@ func (h *Host) readSetting(name string, form plan.Form) string {
 	return text
 }
 
-// writable says that a file has not the mode by which the kernel tells that it
-// manages an interrupt itself. Older ones do not tell.
+// writable reports whether a file's mode allows writing. The kernel denies that for an
+// interrupt that it manages itself; older kernels do not.
 func (h *Host) writable(name string) bool {
 	info, err := os.Lstat(h.path(name))
 	return err == nil && info.Mode().Perm()&0o200 != 0
 }
 
-// errNotTaken says that the kernel made something else of a value.
+// errNotTaken means that the kernel made something else of a value.
 var errNotTaken = errors.New("the kernel does not take it")
 
-// writeSetting writes a value and looks whether the kernel took it.
+// writeSetting writes a value and checks whether the kernel took it.
 func (h *Host) writeSetting(name string, form plan.Form, value string) error {
 	f, err := os.OpenFile(h.path(name), os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
@@ -249,7 +251,7 @@ func (h *Host) writeSetting(name string, form plan.Form, value string) error {
 	return nil
 }
 
-// met says that a setting is as planned.
+// met reports whether a setting is as planned.
 func met(form plan.Form, now, planned string) bool {
 	if form != plan.Least {
 		return sameValue(form, now, planned)

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// tune makes settings. What they were is on the disk before the first changes. One
-// that cannot be made is a warning.
+// tune changes settings. Their original values are on disk before the first one changes.
+// A setting that cannot be made is a warning.
 func (a *applier) tune(ctx context.Context, c Change) error {
 	r := &a.s.tune.record
 	rounds := map[string]bool{}
@@ -43,14 +43,14 @@ func (a *applier) tune(ctx context.Context, c Change) error {
 		}
 		a.refused(r, t, err)
 		if len(k.Set) == 1 && !k.Done {
-			r.forget(t.Name) // it is what it was
+			r.forget(t.Name) // it has its original value
 		}
 	}
-	// For those who look next: what differs from now on, somebody else has changed.
+	// For later looks: from now on, any difference is someone else's change.
 	return a.h.writeRecord(r)
 }
 
-// setting makes one setting of the machine.
+// setting changes one setting of the machine.
 func (h *Host) setting(ctx context.Context, t plan.Tunable) error {
 	uuid, setting, ok := t.GPU()
 	if !ok {
@@ -63,8 +63,8 @@ func (h *Host) setting(ctx context.Context, t plan.Tunable) error {
 	return probe.Set(ctx, probe.Options{}, s)
 }
 
-// refused remembers that a setting cannot be made, so that the kernel is not asked
-// at every look.
+// refused records that a setting cannot be made, so that the kernel is not asked at every
+// look.
 func (a *applier) refused(r *record, t tuned, err error) {
 	f := refusal{place: place{Name: t.Name}, Value: t.Value, Session: t.session, Why: reason(err), Tries: 1}
 	if _, _, gpu := t.GPU(); !gpu && !passing(err) {
@@ -94,13 +94,13 @@ func (a *applier) refused(r *record, t tuned, err error) {
 	r.Refused[i] = f
 }
 
-// passing says that the kernel may take a value later: an interrupt finds no room
-// on the CPUs, or moves at the moment.
+// passing reports whether the kernel may take a value later: the CPUs have no room for an
+// interrupt, or it is moving at the moment.
 func passing(err error) bool {
 	return errors.Is(err, syscall.EBUSY) || errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.ENOSPC)
 }
 
-// reason is an error without the path, which the subject names.
+// reason returns an error without the path, which the subject names.
 func reason(err error) string {
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return p.Err.Error()
@@ -108,7 +108,7 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// untune puts settings back, and forgets them.
+// untune restores settings and removes them from the record.
 func (a *applier) untune(ctx context.Context, c Change) error {
 	r := &a.s.tune.record
 	for _, t := range c.tuned {

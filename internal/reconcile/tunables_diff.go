@@ -10,12 +10,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// settings is how people call what a Tune changes.
+// settings is what messages call the subject of a Tune.
 const settings = "settings of the machine"
 
-// tune sets what is not as planned, and puts back what is planned no more: what
-// is of no matter to a running job in one change, and the clocks of each GPU
-// when its slots are idle.
+// tune sets what is not as planned, and restores what is no longer planned: everything
+// that does not matter to a running job in one change, and the clocks of each GPU when
+// its slots are idle.
 func (d *differ) tune() {
 	t := d.s.tune
 	if !t.known {
@@ -24,7 +24,7 @@ func (d *differ) tune() {
 	d.tuneAll(phaseTune, Tune, t.drift)
 	d.tuneAll(phaseUntune, Untune, t.back)
 	if t.exists && len(d.p.Tunables) == 0 && len(t.back) == 0 && len(t.record.Settings) == 0 {
-		// Of an earlier boot, or only of what could not be set.
+		// It is of an earlier boot, or only lists what could not be set.
 		d.add(phaseUntune, Change{Kind: Untune, Subject: settings, Slot: -1, Why: "none is changed any more"})
 	}
 }
@@ -65,7 +65,7 @@ func (d *differ) tuneAll(phase phase, kind Kind, list []tuned) {
 	}
 }
 
-// busyOf says which job of these slots a change has to wait for.
+// busyOf returns which job of these slots a change has to wait for; "" if none.
 func (d *differ) busyOf(slots []int) string {
 	if d.uninstall && d.s.now {
 		return ""
@@ -78,8 +78,8 @@ func (d *differ) busyOf(slots []int) string {
 	return ""
 }
 
-// holdClocks keeps a job's clocks as they are even where --now ends it otherwise.
-// Only an uninstall has stopped it by then.
+// holdClocks keeps a job's clocks as they are, even with --now. Only an uninstall with
+// --now has stopped the job by then.
 func (d *differ) holdClocks() {
 	for i := range d.out {
 		if c := &d.out[i]; (c.Kind == Tune || c.Kind == Untune) && c.Slot >= 0 && c.Deferred == "" {
@@ -88,8 +88,8 @@ func (d *differ) holdClocks() {
 	}
 }
 
-// tunedLines say what changes, each sort in a line, and which settings somebody
-// else has changed.
+// tunedLines describes what changes, one line for each sort, and names the settings that
+// someone else has changed.
 func tunedLines(kind Kind, list []tuned) (lines []string, others string) {
 	type sort struct{ name, from, to string }
 	var sorts []sort
@@ -120,7 +120,7 @@ func tunedLines(kind Kind, list []tuned) (lines []string, others string) {
 	return lines, strings.Join(foreign, ", ")
 }
 
-// asList is a value as people read it.
+// asList formats a value for people.
 func asList(form plan.Form, value string) string {
 	if form == plan.Mask {
 		if set, err := cpuset.ParseMask(value); err == nil {
@@ -130,7 +130,7 @@ func asList(form plan.Form, value string) string {
 	return value
 }
 
-// sortName is a name without its number, and a GPU's without the GPU.
+// sortName returns a name with * in place of its number or GPU.
 func sortName(name string) string {
 	if _, setting, ok := (plan.Tunable{Name: name}).GPU(); ok {
 		return "nvml/*/" + setting

@@ -13,25 +13,25 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// record is the content of plan.TunablesPath: what the settings were before
-// kbnode's, written before they change. A boot makes it void.
+// record is the content of plan.TunablesPath: the settings before kbnode changed them,
+// written before they change. A boot makes it void.
 type record struct {
 	WrittenBy string         `json:"written_by"`
 	Schema    int            `json:"schema"`
 	Boot      string         `json:"boot_id"`
 	Settings  []kept         `json:"settings"` // by name
 	Refused   []refusal      `json:"refused,omitempty"`
-	Rounds    map[string]int `json:"rounds,omitempty"` // how often somebody else changed it, by group
+	Rounds    map[string]int `json:"rounds,omitempty"` // how often someone else changed it, by group
 }
 
-// kept is what a setting was.
+// kept is the original value of a setting.
 type kept struct {
 	place
-	Group   string    `json:"group,omitempty"` // "" is the name
+	Group   string    `json:"group,omitempty"` // "" means Name
 	Form    plan.Form `json:"form"`
 	Was     string    `json:"was"`
-	Set     []string  `json:"set"`            // what kbnode may have made it, the newest last
-	Done    bool      `json:"done,omitempty"` // and did
+	Set     []string  `json:"set"`            // values that kbnode may have set, the newest last
+	Done    bool      `json:"done,omitempty"` // the newest was set
 	PCI     string    `json:"pci,omitempty"`
 	Slots   []int     `json:"slots,omitempty"`
 	Session string    `json:"session,omitempty"`
@@ -42,12 +42,12 @@ type refusal struct {
 	place
 	Group   string `json:"group,omitempty"`
 	Value   string `json:"value"`
-	Why     string `json:"why,omitempty"` // "" is as it should be
+	Why     string `json:"why,omitempty"` // "" if that is as it should be
 	Tries   int    `json:"tries"`
 	Session string `json:"session,omitempty"`
 }
 
-// place is the name of a setting; in the file also of many, with * for each of
+// place is the name of a setting. In the file it may stand for many, with * for each of
 // Numbers: a machine has hundreds of interrupts.
 type place struct {
 	Name    string `json:"name"`
@@ -57,7 +57,7 @@ type place struct {
 func placeOfKept(k *kept) *place       { return &k.place }
 func placeOfRefusal(f *refusal) *place { return &f.place }
 
-// collapse puts those together of which only the number differs.
+// collapse merges entries that differ only in the number.
 func collapse[T any](list []T, at func(*T) *place) []T {
 	out := []T{}
 	seen := map[string]int{}
@@ -81,7 +81,7 @@ func collapse[T any](list []T, at func(*T) *place) []T {
 	return out
 }
 
-// expand is the reverse of collapse, by name.
+// expand is the inverse of collapse, sorted by name.
 func expand[T any](list []T, at func(*T) *place) []T {
 	var out []T
 	for _, v := range list {
@@ -98,8 +98,8 @@ func expand[T any](list []T, at func(*T) *place) []T {
 	return out
 }
 
-// cutNumber puts * for the number that a part of a path is or ends in; n is -1
-// where there is none.
+// cutNumber puts * in place of the number that a part of a path is or ends in; n is -1 if
+// there is none.
 func cutNumber(name string) (pattern string, n int) {
 	parts := strings.Split(name, "/")
 	for i, p := range parts {
@@ -142,14 +142,14 @@ func (r *record) find(name string) *kept {
 	return &r.Settings[i]
 }
 
-// gaveUp says that a setting is not tried any more.
+// gaveUp reports whether a setting is no longer tried.
 func (r *record) gaveUp(t tuned) bool {
 	return r.Rounds[t.group] >= maxRounds || slices.ContainsFunc(r.Refused, func(f refusal) bool {
 		return f.Name == t.Name && f.Value == t.Value && f.Session == t.session && f.Tries >= maxTries
 	})
 }
 
-// warnings are what a person should know of settings that are not made.
+// warnings returns what a person should know of settings that are not made.
 func (r *record) warnings() []string {
 	count := map[string]int{}
 	for _, f := range r.Refused {
@@ -183,8 +183,8 @@ func (k kept) group() string {
 	return k.Name
 }
 
-// begin records a setting that is about to change. It says whether somebody else
-// has changed it since kbnode did.
+// begin records a setting that is about to change. It reports whether someone else has
+// changed it since kbnode did.
 func (r *record) begin(t tuned) (again bool) {
 	i, ok := slices.BinarySearchFunc(r.Settings, t.Name, func(k kept, name string) int { return strings.Compare(k.Name, name) })
 	if ok && r.Settings[i].Session == t.session {
@@ -212,7 +212,7 @@ func (r *record) forget(name string) {
 	r.Settings = slices.DeleteFunc(r.Settings, func(k kept) bool { return k.Name == name })
 }
 
-// writeRecord writes the record: short, since each look reads it.
+// writeRecord writes the record in a short form, since each look reads it.
 func (h *Host) writeRecord(r *record) error {
 	short := *r
 	short.Settings, short.Refused = collapse(r.Settings, placeOfKept), collapse(r.Refused, placeOfRefusal)

@@ -12,10 +12,10 @@ import (
 // pollJobs is how often Uninstall looks at jobs that it waits for.
 const pollJobs = 2 * time.Second
 
-// Uninstall takes everything of kbnode's from the machine and puts back what
-// was adopted. It waits for running jobs as long as ctx allows, unless Now is
-// set; the caller holds the lock. waiting, where set, is told what it waits
-// for, once.
+// Uninstall removes everything of kbnode's from the machine and restores what was
+// adopted. It waits for running jobs as long as ctx allows, unless Now is set. The caller
+// must hold the lock. waiting, if not nil, is called with the jobs that it waits for,
+// again when they change.
 func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Result, error) {
 	nothing := &plan.Plan{}
 	var all Result

@@ -17,33 +17,33 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// Upgrade changes the agents of a node to another version, slot by slot, and
-// back where one does not register. What it does it writes down first, in
-// plan.AgentsPath: cut off anywhere, each slot has an agent, and the next run
-// goes on. No job is ended: a busy slot changes when its job is done.
+// Upgrade changes the agents of a node to another version, slot by slot, and back if one
+// does not register. It records each step in plan.AgentsPath first: wherever it is
+// interrupted, each slot has an agent, and the next run continues. It ends no job: a busy
+// slot changes when its job is done.
 type Upgrade struct {
 	Host *Host
 	// Lock keeps others from changing the node.
 	Lock func(ctx context.Context) (release func(), err error)
-	// Plan reads the machine anew and makes its plan, while the lock is held.
+	// Plan reads the machine again and makes its plan, while the lock is held.
 	Plan func(ctx context.Context) (*plan.Plan, error)
-	// Name is what people call a version, and Why the last words of an agent.
+	// Name returns what people call a version, and Why the last words of an agent.
 	Name func(version string) string
 	Why  func(ctx context.Context, slot plan.Slot) string
-	// Say is told what happens, in words; slot is -1 for the node.
+	// Say is called with what happens, in words; slot is -1 for the node.
 	Say    func(slot int, text string)
 	Events events.Log
-	Pause  time.Duration // between two looks; 0 is a second
+	Pause  time.Duration // between two looks; 0 means 1 s
 
 	agents plan.Agents
 	plan   *plan.Plan
 	since  map[int]time.Time // when a slot was first seen free to run the new agent
 	said   map[int]string
-	broken map[int]error // what systemd said of an agent that it was to start
+	broken map[int]error // systemd's errors for agents that it was to start
 }
 
-// RollbackError says that an agent of the new version did not register, and that
-// all slots go back to the one before.
+// RollbackError means that an agent of the new version did not register, and that all
+// slots go back to the previous version.
 type RollbackError struct {
 	Slot, To, Back, Why string
 	Missing             []string // slots whose agents have not registered again
@@ -57,12 +57,12 @@ func (e *RollbackError) Error() string {
 	return text
 }
 
-// LockUpgrade keeps every other upgrade of agents away. It is held beside the
+// LockUpgrade keeps every other upgrade of agents away. It is held in addition to the
 // node's lock, which is only taken for each change.
 func (h *Host) LockUpgrade() (release func(), err error) { return h.lock("/run/kbnode-upgrade.lock") }
 
-// ReadAgents reads which agents slots run. A node without a choice has the zero
-// value.
+// ReadAgents reads which agents slots run. It returns the zero value for a node without a
+// choice.
 func (h *Host) ReadAgents() (plan.Agents, error) {
 	text, err := readSmall(h.path(plan.AgentsPath))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -74,8 +74,8 @@ func (h *Host) ReadAgents() (plan.Agents, error) {
 	return plan.ParseAgents(text)
 }
 
-// WriteAgents keeps which agents slots run. The node's lock must be held; the
-// change of the machine itself is the next Apply's.
+// WriteAgents saves which agents slots run. The caller must hold the node's lock. The
+// next Apply changes the machine itself.
 func (h *Host) WriteAgents(a plan.Agents) error {
 	text, err := plan.RenderAgents(a)
 	if err == nil {
@@ -87,8 +87,8 @@ func (h *Host) WriteAgents(a plan.Agents) error {
 	return nil
 }
 
-// Begin writes down that slots are to change to a version, whose release is
-// there; "" is the installed agent. Run does it.
+// Begin records that slots are to change to a version whose release is there; "" is the
+// installed agent. Run does it.
 func (u *Upgrade) Begin(ctx context.Context, to string, release *plan.AgentRelease, timeout time.Duration) error {
 	unlock, err := u.Lock(ctx)
 	if err != nil {
@@ -118,9 +118,9 @@ func (u *Upgrade) Begin(ctx context.Context, to string, release *plan.AgentRelea
 	return nil
 }
 
-// Run goes on with what was begun until it is done, or until only slots are left
-// that run jobs, which it returns; with wait it waits for those. The error is a
-// *RollbackError where all went back.
+// Run continues what was begun until it is done, or until only slots are left that run
+// jobs, which it returns; with wait it waits for those. The error wraps a *RollbackError
+// if all slots went back.
 func (u *Upgrade) Run(ctx context.Context, wait bool) (busy []plan.Slot, err error) {
 	u.since, u.said, u.broken = map[int]time.Time{}, map[int]string{}, map[int]error{}
 	if u.agents, err = u.Host.ReadAgents(); err != nil {
@@ -156,7 +156,7 @@ func (u *Upgrade) Run(ctx context.Context, wait bool) (busy []plan.Slot, err err
 	return nil, u.tidy(ctx)
 }
 
-// back lets all slots run the version before, and says of which it is not seen.
+// back makes all slots run the previous version, and returns which of them do not yet.
 func (u *Upgrade) back(ctx context.Context, bad plan.Slot) error {
 	roll := *u.agents.Roll
 	e := &RollbackError{Slot: bad.Name, To: u.Name(roll.To), Back: u.Name(u.agents.Version), Why: "nothing was heard of it within " + roll.Timeout.String()}
@@ -178,8 +178,8 @@ func (u *Upgrade) back(ctx context.Context, bad plan.Slot) error {
 	return errors.Join(e, err)
 }
 
-// settle waits until the slots of a roll have registered with the version that
-// they went back to, but for those that finish a job.
+// settle waits until the slots of a roll have registered with the version that they went
+// back to, except those that are finishing a job.
 func (u *Upgrade) settle(ctx context.Context, roll plan.AgentRoll, e *RollbackError) error {
 	for end := time.Now().Add(roll.Timeout); ; {
 		s, err := u.Host.Observe(ctx, u.plan)
@@ -209,7 +209,7 @@ func (u *Upgrade) settle(ctx context.Context, roll plan.AgentRoll, e *RollbackEr
 	}
 }
 
-// converge writes a state down, where one is given, and makes the node so.
+// converge saves next, if not nil, and makes the node match it.
 func (u *Upgrade) converge(ctx context.Context, next *plan.Agents) error {
 	unlock, err := u.Lock(ctx)
 	if err != nil {
@@ -233,12 +233,12 @@ func (u *Upgrade) converge(ctx context.Context, next *plan.Agents) error {
 		return err
 	}
 	_, err = u.Host.Apply(ctx, u.plan, s, Diff(u.plan, s))
-	// An agent of the new version that does not start is what is looked out for,
-	// and a slot that was broken before keeps no other one back.
+	// The upgrade watches for agents of the new version that do not start, and a slot
+	// that was broken before holds up no other.
 	return EachSlot(err, func(slot int, err error) { u.broken[slot] = err })
 }
 
-// unchanged refuses to go on when somebody else has decided otherwise.
+// unchanged returns an error if someone else has decided otherwise.
 func (u *Upgrade) unchanged() error {
 	kept, err := u.Host.ReadAgents()
 	if err == nil && !reflect.DeepEqual(kept, u.agents) {
@@ -247,9 +247,9 @@ func (u *Upgrade) unchanged() error {
 	return err
 }
 
-// tidy removes the releases that no slot runs or is to run, and directories of
-// releases that were never taken. Where an agent is not yet what it should be it
-// waits for the next time.
+// tidy removes the releases that no slot runs or is to run, and directories of releases
+// that were never used. If an agent is not yet what it should be, it leaves them to the
+// next run.
 func (u *Upgrade) tidy(ctx context.Context) error {
 	unlock, err := u.Lock(ctx)
 	if err != nil {
@@ -293,7 +293,7 @@ func (u *Upgrade) sleep(ctx context.Context) error {
 	return u.Host.sleep(ctx, orDefault(u.Pause, time.Second))
 }
 
-// say tells something of a slot once.
+// say reports something about a slot once.
 func (u *Upgrade) say(slot int, text string) {
 	if u.Say != nil && u.said[slot] != text {
 		u.Say(slot, text)
@@ -301,7 +301,7 @@ func (u *Upgrade) say(slot int, text string) {
 	}
 }
 
-// note keeps what happened. That it could not be is no reason to stop.
+// note records an event. A failure to record it is no reason to stop.
 func (u *Upgrade) note(slot int, format string, args ...any) {
 	e := events.Event{Kind: "upgrade", Slot: slot, Text: fmt.Sprintf(format, args...)}
 	if err := u.Events.Add(e); err != nil {
@@ -309,7 +309,7 @@ func (u *Upgrade) note(slot int, format string, args ...any) {
 	}
 }
 
-// slot is a slot's state; the zero value is of one that is not there.
+// slot returns a slot's state; the zero value if there is no such slot.
 func (s *State) slot(k int) SlotState {
 	for _, ss := range s.Slots {
 		if ss.Index == k {

@@ -11,19 +11,19 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// pending says that an agent of these slots could be changed now.
+// pending reports whether an agent of these slots could be changed now.
 func pending(p *plan.Plan, s *State, of []int) bool {
 	return slices.ContainsFunc(Diff(p, s), func(c Change) bool {
 		return c.Deferred == "" && isAgent(c.Subject, c.Slot) && slices.Contains(of, c.Slot)
 	})
 }
 
-// step looks how far the slots are. next is what is to be written down then, nil
-// to wait; busy are those that the wait is for, where it is for jobs only.
+// step checks how far the slots are. next is the state to record, nil to wait; busy is
+// the slots whose jobs it waits for, if it only waits for jobs.
 func (u *Upgrade) step(ctx context.Context, s *State) (next *plan.Agents, busy []plan.Slot, err error) {
 	roll, known := *u.agents.Roll, len(u.agents.Roll.Registered)
 	changes := Diff(u.plan, s)
-	waits := func(k int) bool { // for a job, its own or a neighbour's
+	waits := func(k int) bool { // for a job, its own or a neighbor's
 		return slices.ContainsFunc(changes, func(c Change) bool { return c.Deferred != "" && isAgent(c.Subject, k) })
 	}
 	var starting, free, doubtful, full []plan.Slot
@@ -41,7 +41,7 @@ func (u *Upgrade) step(ctx context.Context, s *State) (next *plan.Agents, busy [
 		case !on && u.registered(sl.Index, ss):
 			free = append(free, sl)
 		case !on:
-			doubtful = append(doubtful, sl) // its agent is not there now; what is a fault of it, and what the version's?
+			doubtful = append(doubtful, sl) // its agent is away: a failure may be the slot's or the version's
 		case u.current(ss) && u.registered(sl.Index, ss):
 			u.note(sl.Index, "%s runs %s, which has registered", sl.Name, u.Name(roll.To))
 			u.say(sl.Index, "registered with "+u.Name(roll.To))
@@ -66,10 +66,10 @@ func (u *Upgrade) step(ctx context.Context, s *State) (next *plan.Agents, busy [
 	free = append(free, doubtful...)
 	var more []plan.Slot
 	switch {
-	case len(starting) > 0: // one after the other
+	case len(starting) > 0: // one at a time
 	case len(free) > 0:
 		more = free[:1]
-	case len(roll.Registered) > 0: // the version has proved itself
+	case len(roll.Registered) > 0: // the version works
 		more = full
 	case len(busy) == 0 && len(full) > 0:
 		more = full[:1]
@@ -88,7 +88,7 @@ func (u *Upgrade) step(ctx context.Context, s *State) (next *plan.Agents, busy [
 	return &done, nil, nil
 }
 
-// with is the state in which more slots run the new version.
+// with returns the state in which more slots run the new version.
 func (u *Upgrade) with(roll plan.AgentRoll, more []plan.Slot) *plan.Agents {
 	roll.Slots = slices.Clone(roll.Slots)
 	for _, sl := range more {
@@ -99,13 +99,13 @@ func (u *Upgrade) with(roll plan.AgentRoll, more []plan.Slot) *plan.Agents {
 	return &next
 }
 
-// current says that a slot's agent was started as it is planned now.
+// current reports whether a slot's agent was started as it is planned now.
 func (u *Upgrade) current(ss SlotState) bool {
 	i := slices.IndexFunc(u.plan.Units, func(w plan.Unit) bool { return w.Name == ss.Agent.Name })
 	return i >= 0 && ss.Agent.Generation == u.plan.Units[i].Generation
 }
 
-// registered says that Buildkite has taken the agent that runs now.
+// registered reports whether the agent that runs now has registered with Buildkite.
 func (u *Upgrade) registered(k int, ss SlotState) bool {
 	fi, err := os.Lstat(u.Host.path(agent.RegisteredMarker(k)))
 	return err == nil && ss.Agent.Active == "active" && fi.ModTime().After(ss.Agent.Since)

@@ -26,11 +26,11 @@ type UserState struct {
 
 // Users reads and changes the users of a machine.
 type Users interface {
-	// All are the users by name.
+	// All returns the users by name.
 	All() (map[string]UserState, error)
-	// Add makes a system user with a group of its own and no login.
+	// Add makes a system user with its own group and no login.
 	Add(ctx context.Context, u plan.User) error
-	// Remove deletes a user and its group, and no file.
+	// Remove deletes a user and its group, but no file.
 	Remove(ctx context.Context, name string) error
 }
 
@@ -80,7 +80,7 @@ func (s SystemUsers) Remove(ctx context.Context, name string) error {
 	if err := s.run(ctx, "userdel", name); err != nil {
 		return err
 	}
-	if s.hasGroup(name) { // userdel leaves it where login.defs says so
+	if s.hasGroup(name) { // userdel keeps it if login.defs says so
 		return s.run(ctx, "groupdel", name)
 	}
 	return nil

@@ -8,13 +8,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// watchBuffer holds what systemd says while nobody listens. More than that is
-// lost, which is no harm: one signal is enough to look.
+// watchBuffer is how many of systemd's signals are kept until they are read. The rest is
+// lost, which does no harm: one signal is enough to look.
 const watchBuffer = 64
 
-// Watch calls changed, from another goroutine, when systemd says that one of
-// kbnode's units is not as it was, until ctx ends. It is for a connection that
-// stays: Alive says whether it still does.
+// Watch calls changed, from another goroutine, when systemd reports that one of kbnode's
+// units has changed, until ctx ends. It needs a connection that stays open: Alive reports
+// whether it is.
 func (b *Bus) Watch(ctx context.Context, changed func(unit string)) {
 	updates := make(chan *sddbus.PropertiesUpdate, watchBuffer)
 	lost := make(chan error, watchBuffer)
@@ -24,7 +24,7 @@ func (b *Bus) Watch(ctx context.Context, changed func(unit string)) {
 			select {
 			case <-ctx.Done():
 				return
-			case err := <-lost: // more was said than fits
+			case err := <-lost: // more signals than fit
 				changed(err.Error())
 			case u := <-updates:
 				if _, ours := plan.OwnsUnit(u.UnitName); ours {
@@ -35,5 +35,5 @@ func (b *Bus) Watch(ctx context.Context, changed func(unit string)) {
 	}()
 }
 
-// Alive says that the connection to systemd still stands.
+// Alive reports whether the connection to systemd is still open.
 func (b *Bus) Alive() bool { return b.systemd().Connected() }

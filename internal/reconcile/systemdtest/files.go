@@ -25,7 +25,7 @@ func (s *Systemd) get(elem ...string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// file is the text of a unit file as it is on disk now.
+// file returns the text of a unit file as it is on disk now.
 func (s *Systemd) file(name string) (string, bool) {
 	name = filepath.Join(s.Root, plan.UnitDir, name)
 	if info, err := os.Stat(name); err == nil && !info.Mode().IsRegular() {
@@ -35,7 +35,7 @@ func (s *Systemd) file(name string) (string, bool) {
 	return string(data), err == nil
 }
 
-// settings are the values of a setting in a unit file.
+// settings returns the values of a setting in a unit file.
 func settings(text, name string) []string {
 	var values []string
 	for line := range strings.Lines(text) {
@@ -46,7 +46,7 @@ func settings(text, name string) []string {
 	return values
 }
 
-// setting is the last one of settings, which is the one that holds.
+// setting returns the last value of a setting, which is the one that counts.
 func setting(text, name string) string {
 	values := settings(text, name)
 	if len(values) == 0 {
@@ -55,7 +55,7 @@ func setting(text, name string) string {
 	return values[len(values)-1]
 }
 
-// listen leaves a socket where a guard does.
+// listen creates a socket where a guard does.
 func (s *Systemd) listen(slot int) error {
 	socket := filepath.Join(s.Root, plan.SocketPath(slot))
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -19,7 +19,7 @@ import (
 
 const runtimeDir = "/run/systemd/system.control"
 
-// sliceSettings are the settings of a slice file and of the drop-ins that
+// sliceSettings returns the settings of a slice file and of the drop-ins that
 // SetProperties left, which override it.
 func (s *Systemd) sliceSettings(name, text string) map[string]string {
 	out := map[string]string{}
@@ -52,7 +52,7 @@ func (s *Systemd) limit(cgroup string, set map[string]string) error {
 		if err != nil {
 			return err
 		}
-		// What a cgroup asks for and its parent has not is left out.
+		// What a cgroup asks for and its parent does not have is left out.
 		if got := own.Intersect(above); got.Len() > 0 {
 			above = got
 		}
@@ -87,7 +87,7 @@ func (s *Systemd) SetProperties(_ context.Context, name string, properties ...re
 			return err
 		}
 		if _, cleared := dropIns[p.Name]; p.Name == "DeviceAllow" && text != "DeviceAllow=" && !cleared {
-			// Lines are added to those that are there.
+			// Lines are added to the existing ones.
 			there := strings.TrimPrefix(s.get(runtimeDir, name+".d", "50-DeviceAllow.conf"), "[Slice]\n")
 			dropIns[p.Name] = there + "\n" + strings.TrimPrefix(text, "DeviceAllow=\n")
 		} else {
@@ -112,7 +112,7 @@ func (s *Systemd) SetProperties(_ context.Context, name string, properties ...re
 	return s.limit(u.cgroup, s.sliceSettings(name, u.text))
 }
 
-// render is a property as systemd writes it to a drop-in.
+// render formats a property as systemd writes it to a drop-in.
 func render(p reconcile.Property) (string, error) {
 	switch v := p.Value.(type) {
 	case string:

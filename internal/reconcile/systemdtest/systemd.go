@@ -1,6 +1,6 @@
-// Package systemdtest is a systemd for tests: it records the words that are
-// said to it and keeps the unit files, cgroup files and processes of a
-// directory tree as systemd and the kernel would. It runs nothing.
+// Package systemdtest is a systemd for tests: it records what it is asked and keeps the
+// unit files, cgroup files and processes of a directory tree as systemd and the kernel
+// would. It runs nothing.
 package systemdtest
 
 import (
@@ -24,12 +24,12 @@ import (
 // Systemd is a recording reconcile.Systemd for one tree.
 type Systemd struct {
 	Root string
-	// ReloadApplies makes a reload apply changed slice files to running slices,
-	// as systemd 252 does; without it none are, as with systemd 257.
+	// ReloadApplies makes a reload apply changed slice files to running slices, as
+	// systemd 252 does. systemd 257 applies none.
 	ReloadApplies bool
-	// Listen makes guards leave a socket, in a directory that is there.
+	// Listen makes guards create a socket, in a directory that exists.
 	Listen bool
-	// Hook, where set, is called with each word before it takes effect.
+	// Hook, if set, is called with each word before it takes effect.
 	Hook func(word string) error
 
 	mu     sync.Mutex
@@ -37,8 +37,8 @@ type Systemd struct {
 	killed []string
 	units  map[string]*unit // those that run, stop or failed
 	pid    int
-	// outdated is set by Enable and Disable: systemd then says of all units
-	// that they need a reload.
+	// outdated is set by Enable and Disable: systemd then reports that all units need a
+	// reload.
 	outdated bool
 }
 
@@ -70,7 +70,7 @@ func New(root, cpus, nodes string) (*Systemd, error) {
 	return s, os.MkdirAll(filepath.Join(root, plan.UnitDir), 0o750)
 }
 
-// Words are the words that changed something, since the last call.
+// Words returns the words that changed something since the last call.
 func (s *Systemd) Words() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,7 +79,7 @@ func (s *Systemd) Words() []string {
 	return words
 }
 
-// Killed are the units whose job was killed.
+// Killed returns the units whose job was killed.
 func (s *Systemd) Killed() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,8 +244,8 @@ func (s *Systemd) Restart(_ context.Context, names ...string) error {
 	return nil
 }
 
-// Stop implements reconcile.Systemd. The stop of an agent with a job ends with
-// the deadline at once.
+// Stop implements reconcile.Systemd. For an agent with a job, the deadline passes at
+// once.
 func (s *Systemd) Stop(_ context.Context, names ...string) error {
 	return s.stop("stop", names)
 }
