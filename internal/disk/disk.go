@@ -1,7 +1,7 @@
-// Package disk makes the file system of a slot: a file of fixed size that is
-// mounted through a loop device, so that neither the bytes nor the files of a
-// slot's jobs take anything from its neighbours or the system. Project quotas
-// would not do: who owns a file can take it out of its project.
+// Package disk makes the file system of a slot: a file of fixed size that is mounted
+// through a loop device, so that neither the bytes nor the files of a slot's jobs take
+// anything from its neighbors or the system. Project quotas would not do: the owner of a
+// file can take it out of its project.
 package disk
 
 import (
@@ -22,8 +22,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// Inodes of a disk: one for each inodeBytes, at most maxInodes, which is what a
-// clean-up goes through in seconds.
+// The inodes of a disk: one for each inodeBytes, at most maxInodes, which a cleanup can
+// go through in seconds.
 const (
 	inodeBytes = 16 << 10
 	maxInodes  = 1 << 20
@@ -31,15 +31,15 @@ const (
 
 // Disk is where a slot's disk is and who uses it.
 type Disk struct {
-	Dir   string // holds the image and the mount point; root's
+	Dir   string // holds the image and the mount point; owned by root
 	Home  string // the slot user's directory, which is bound to home/ of the disk
 	Bytes int64
 	GID   int // of the slot's user
 	Log   *slog.Logger
 }
 
-// retryTime is how long after a failure a disk is made again; systemd gives up a
-// start after 90 s.
+// retryTime is how long after a failure a disk is made again; systemd gives up a start
+// after 90 s.
 const retryTime = 30 * time.Second
 
 func wrap(err error, doing string) error {
@@ -53,10 +53,9 @@ func (d Disk) failed() string { return filepath.Join(d.Dir, "failed") }
 func (d Disk) image() string  { return filepath.Join(d.Dir, "image") }
 func (d Disk) mount() string  { return filepath.Join(d.Dir, "mnt") }
 
-// Ensure makes and mounts the disk. One that is mounted and has its size stays
-// as it is; every other one, such as after a boot, is made again: nothing there is
-// worth keeping, and nothing of a broken one has to be fixed. It must run as root,
-// in OnHost.
+// Ensure makes and mounts the disk. A mounted disk of the right size stays as it is. Any
+// other is made again, for example after a boot: nothing on it is worth keeping, and
+// nothing of a broken one has to be repaired. Ensure must run as root, in OnHost.
 func (d Disk) Ensure(ctx context.Context) error {
 	mounted, err := d.mounted()
 	if err != nil {
@@ -67,7 +66,7 @@ func (d Disk) Ensure(ctx context.Context) error {
 		return nil
 	}
 	if err := d.Close(); errors.Is(err, unix.EBUSY) && mounted {
-		// Of another size, and in use: an agent still runs.
+		// It has another size and is in use: an agent still runs.
 		d.Log.Warn("disk keeps its size until its slot is idle", "path", d.mount())
 		return nil
 	} else if err != nil {
@@ -84,7 +83,7 @@ func (d Disk) Ensure(ctx context.Context) error {
 	return nil
 }
 
-// mounted says whether both mounts are there.
+// mounted reports whether both mounts exist.
 func (d Disk) mounted() (bool, error) {
 	var dir, mnt, home unix.Stat_t
 	for path, st := range map[string]*unix.Stat_t{d.Dir: &dir, d.mount(): &mnt, d.Home: &home} {
@@ -97,7 +96,7 @@ func (d Disk) mounted() (bool, error) {
 	return dir.Dev != mnt.Dev && mnt.Dev == home.Dev, nil
 }
 
-// Close ends the mounts. What is still used is unix.EBUSY.
+// Close unmounts the disk. The error is unix.EBUSY if it is still in use.
 func (d Disk) Close() error {
 	for _, path := range []string{d.Home, d.mount()} {
 		for {
@@ -113,22 +112,22 @@ func (d Disk) Close() error {
 	return nil
 }
 
-// make writes an empty file system of the planned size. Where that fails, no part
-// of it is left.
+// make writes an empty file system of the planned size. If that fails, no part of it is
+// left.
 func (d Disk) make(ctx context.Context) error {
-	// Everything of an earlier one goes first: what is set aside must be there.
+	// Remove the earlier one first: the space that is set aside must be free.
 	if err := os.Remove(d.image()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := d.pause(ctx); err != nil {
 		return err
 	}
-	// Trying it would fill the host's file system, if only for a moment.
+	// Trying would fill the host's file system, if only for a moment.
 	var st unix.Statfs_t
 	if err := unix.Statfs(d.Dir, &st); err != nil {
 		return fmt.Errorf("look at the free space: %w", err)
 	}
-	if free := int64(st.Bavail) * st.Bsize; free-d.Bytes/64 < d.Bytes { // something stays free for the node
+	if free := int64(st.Bavail) * st.Bsize; free-d.Bytes/64 < d.Bytes { // keep some free for the node
 		return d.full(fmt.Errorf("%d MiB are free: %w", free>>20, unix.ENOSPC))
 	}
 	f, err := os.OpenFile(d.image(), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
@@ -156,12 +155,12 @@ func (d Disk) full(err error) error {
 	return fmt.Errorf("%d MiB do not fit; free some space, or set job.disk to less in %s and run kbnode reconcile: %w", d.Bytes>>20, plan.ConfigPath, err)
 }
 
-// pause waits where the last try failed a short time ago: systemd starts a guard
-// again every second.
+// pause waits if the last try failed a short time ago: systemd starts a guard again every
+// second.
 func (d Disk) pause(ctx context.Context) error {
 	info, err := os.Lstat(d.failed())
 	if err != nil {
-		return nil //nolint:nilerr // it did not fail, or cannot be said to
+		return nil //nolint:nilerr // no failure, or it is unknown
 	}
 	age := time.Since(info.ModTime())
 	if age < 0 || age > retryTime {
@@ -176,7 +175,7 @@ func (d Disk) pause(ctx context.Context) error {
 	}
 }
 
-// note keeps whether the disk could be made, for pause.
+// note records for pause whether the disk could be made.
 func (d Disk) note(err error) {
 	if err == nil {
 		err = os.Remove(d.failed())
@@ -188,8 +187,8 @@ func (d Disk) note(err error) {
 	}
 }
 
-// format needs no journal, as a disk never outlives a boot, and no discard, which
-// would give back the space that was set aside.
+// format makes the file system without a journal, because a disk never outlives a boot,
+// and without discard, which would give back the space that was set aside.
 func (d Disk) format(ctx context.Context) error {
 	inodes := min(d.Bytes/inodeBytes, maxInodes)
 	cmd := exec.CommandContext(ctx, "mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal",
@@ -205,8 +204,8 @@ func (d Disk) format(ctx context.Context) error {
 	return nil
 }
 
-// attach mounts the image and makes what is expected on it. Neither device nodes
-// nor set-user-ID programs work there.
+// attach mounts the image and makes the directories on it. Device nodes and set-user-ID
+// programs do not work there.
 func (d Disk) attach() error {
 	if err := os.MkdirAll(d.mount(), 0o700); err != nil {
 		return err
@@ -215,7 +214,7 @@ func (d Disk) attach() error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = dev.Close() }() // the mount keeps the device, and its end frees it
+	defer func() { _ = dev.Close() }() // the mount keeps the device, and unmounting frees it
 	const flags = unix.MS_NOSUID | unix.MS_NODEV
 	if err := unix.Mount(dev.Name(), d.mount(), "ext4", flags, "noinit_itable"); err != nil {
 		return fmt.Errorf("mount %s: %w", dev.Name(), err)
@@ -230,7 +229,7 @@ func (d Disk) attach() error {
 		{filepath.Join(home, "builds"), plan.WorkMode, d.GID},
 		{filepath.Join(d.mount(), "containers"), 0o700, 0},
 	} {
-		// Not os.Chmod, which has bits of its own.
+		// Not os.Chmod, which uses its own mode bits.
 		if err := errors.Join(os.Mkdir(dir.path, 0o700), os.Chown(dir.path, 0, dir.gid), unix.Chmod(dir.path, dir.mode)); err != nil {
 			return err
 		}
@@ -238,14 +237,14 @@ func (d Disk) attach() error {
 	if err := unix.Mount(home, d.Home, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount %s: %w", d.Home, err)
 	}
-	// A bind mount takes its flags from no one.
+	// A bind mount does not inherit these flags.
 	if err := unix.Mount("", d.Home, "", unix.MS_BIND|unix.MS_REMOUNT|flags, ""); err != nil {
 		return fmt.Errorf("mount %s: %w", d.Home, err)
 	}
 	return nil
 }
 
-// attachLoop puts a loop device over a file. It goes away with its last user.
+// attachLoop attaches a loop device to a file. The device is freed with its last user.
 func attachLoop(image string) (*os.File, error) {
 	f, err := os.OpenFile(image, os.O_RDWR, 0)
 	if err != nil {
@@ -280,10 +279,10 @@ func attachLoop(image string) (*os.File, error) {
 func configure(dev, image *os.File) error {
 	c := unix.LoopConfig{Fd: uint32(image.Fd())}
 	copy(c.Info.File_name[:len(c.Info.File_name)-1], image.Name())
-	// Past the page cache, which would hold everything twice.
+	// Bypass the page cache, which would hold everything twice.
 	c.Info.Flags = unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO
 	err := unix.IoctlLoopConfigure(int(dev.Fd()), &c)
-	if errors.Is(err, unix.EINVAL) { // where the file system below cannot
+	if errors.Is(err, unix.EINVAL) { // the file system below does not support it
 		c.Info.Flags = unix.LO_FLAGS_AUTOCLEAR
 		err = unix.IoctlLoopConfigure(int(dev.Fd()), &c)
 	}

@@ -23,8 +23,8 @@ func testDisk(t *testing.T, bytes int64) Disk {
 	return d
 }
 
-// A disk that does not fit takes nothing, also not of what an earlier try left,
-// and is not tried again at once.
+// A disk that does not fit takes no space, nor does what an earlier try left, and it is
+// not tried again at once.
 func TestDiskThatDoesNotFit(t *testing.T) {
 	t.Parallel()
 	d := testDisk(t, 1<<60)
@@ -52,7 +52,7 @@ func TestDiskThatDoesNotFit(t *testing.T) {
 	}
 }
 
-// What fails after the space was set aside leaves none of it.
+// If something fails after the space was set aside, none of it is left.
 func TestNoPartIsLeft(t *testing.T) {
 	t.Parallel()
 	d := testDisk(t, 64<<10)
@@ -66,8 +66,8 @@ func TestNoPartIsLeft(t *testing.T) {
 	}
 }
 
-// A disk is mounted twice, closed to device nodes and set-user-ID programs, stays as it
-// is while it has its size, and is empty after it had to be made again.
+// A disk is mounted twice, without device nodes and set-user-ID programs. It stays as it
+// is while it has its size, and is empty when it had to be made again.
 func TestEnsure(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/dev/loop-control"); err != nil || os.Geteuid() != 0 {

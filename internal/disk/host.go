@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OnHost runs f in the host's mount namespace, which is the Docker engine's and
-// the agents': a unit with a sandbox has one of its own, and what is mounted
-// there stays there. f must not start goroutines that open files.
+// OnHost runs f in the host's mount namespace, which the Docker engine and the agents
+// use: a unit with a sandbox has its own, and mounts made there stay there. f must not
+// start goroutines that open files.
 func OnHost(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		// The thread ends with this goroutine, as it is not unlocked.
+		// The thread ends with this goroutine, because it is not unlocked.
 		runtime.LockOSThread()
 		done <- func() error {
 			host, err := os.Open("/proc/1/ns/mnt")

@@ -1,6 +1,6 @@
-// Package firewall keeps the network of a slot's jobs to what lies outside of
-// the node: one nftables table of kbnode's own, so that nobody else's rules are
-// touched and one operation takes it away. What the rules say is in rules.go.
+// Package firewall limits the network of a slot's jobs to what is outside the node. It
+// uses one nftables table of kbnode's own, so that it touches no one else's rules and one
+// operation removes it. The rules are in rules.go.
 package firewall
 
 import (
@@ -14,22 +14,22 @@ import (
 	"github.com/google/nftables"
 )
 
-// Name is the table, of family inet.
+// Name is the name of the table, of family inet.
 const Name = "kbnode"
 
-// State is what the kernel has of the table.
+// State is the state of the table in the kernel.
 type State string
 
 // The states of the table.
 const (
 	Absent  State = "absent"
-	Altered State = "altered" // it says something else than Set would
+	Altered State = "altered" // it differs from what Set would write
 	Intact  State = "intact"
 )
 
 var table = nftables.Table{Name: Name, Family: nftables.TableFamilyINet}
 
-// Look compares the kernel's rules with those for this node.
+// Look compares the rules in the kernel with those for this node.
 func (n Node) Look() (State, error) {
 	state, err := n.look()
 	if err != nil {
@@ -52,7 +52,7 @@ func (n Node) look() (State, error) {
 	if i < 0 {
 		return Absent, nil
 	}
-	if tables[i].Flags != 0 { // asleep, or somebody else's by now
+	if tables[i].Flags != 0 { // dormant, or someone else's by now
 		return Altered, nil
 	}
 	chains, err := conn.ListChainsOfTableFamily(table.Family)
@@ -102,8 +102,8 @@ func (n Node) sets(conn *nftables.Conn) (State, error) {
 	return Intact, nil
 }
 
-// Set writes the table for this node in place of the one that is there. The
-// kernel does it in one step: there is no moment without rules.
+// Set replaces the table with the one for this node. The kernel does that in one step:
+// there is no moment without rules.
 func (n Node) Set() error {
 	conn := &nftables.Conn{}
 	conn.AddTable(&table)
@@ -130,19 +130,19 @@ func (n Node) Set() error {
 	return nil
 }
 
-// Ensure makes the kernel have the table for this node.
+// Ensure writes the table for this node unless the kernel has it.
 func (n Node) Ensure() error {
-	// What cannot be read is written anew.
+	// Rules that cannot be read are written again.
 	if state, err := n.Look(); err == nil && state == Intact {
 		return nil
 	}
 	return n.Set()
 }
 
-// Remove takes the table away. There may be none.
+// Remove deletes the table. It is not an error if there is none.
 func Remove() error {
 	conn := &nftables.Conn{}
-	conn.AddTable(&table) // what is not there cannot be deleted
+	conn.AddTable(&table) // a missing table cannot be deleted
 	conn.DelTable(&table)
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("delete the nftables table inet %s: %w", Name, err)

@@ -41,7 +41,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// neighborhood are addresses beyond the node's link that are not of the Internet.
+// neighborhood are addresses beyond the node's link that are not on the Internet.
 var neighborhood = []string{
 	"10.1.2.3/32", "10.200.0.1/32", "100.64.7.7/32", "172.16.0.53/32", "172.31.255.1/32", "192.168.77.7/32", "192.168.77.8/32", "198.19.255.9/32",
 	"203.0.113.1/32", "fd00::53/128", "fd77::7/128", "fd78::1/128", "fd79::1/128", "64:ff9b::a01:203/128", "2002:a01:203::1/128",
@@ -55,7 +55,7 @@ const (
 
 var twoSlots = []Slot{{Bridge: "kbnode-gpu0", UID: uidOfSlot0}, {Bridge: "kbnode-gpu1", UID: uidOfSlot0 + 1}}
 
-// example is a node with something of everything that the rules depend on.
+// example is a node with some of everything that the rules depend on.
 var example = Node{
 	Slots: twoSlots, Ports: []uint16{proxy},
 	Allowed:   []config.Destination{destination("10.0.0.0/9"), destination("192.168.77.7:80"), destination("fd77::/16"), destination("[fd78::1]:443")},
@@ -70,8 +70,8 @@ func destination(s string) config.Destination {
 	return d
 }
 
-// rig is a node with two slots, two containers in the first, another bridge
-// such as Docker's, and a machine outside that also has the metadata's address.
+// rig is a node with two slots, two containers in the first, another bridge such as
+// Docker's, and a machine outside that also has the metadata address.
 type rig struct{ node, job, sibling, neighbour, other, outside *namespace }
 
 func newRig(t *testing.T) rig {
@@ -176,10 +176,10 @@ func serve(t *testing.T, ns *namespace, port, uid int) {
 	})
 }
 
-// reach says whether somebody answers a user in time.
+// reach reports whether a user gets an answer in time.
 func reach(ns *namespace, network, to string, uid int, patience time.Duration) (answered bool, err error) {
 	ns.in(func() {
-		if uid != 0 { // of this thread, at the making of the socket
+		if uid != 0 { // for this thread, when the socket is made
 			_ = unix.Setfsuid(uid)
 			defer func() { _ = unix.Setfsuid(0) }()
 		}
@@ -216,7 +216,7 @@ func TestTraffic(t *testing.T) {
 
 const yes, no, told = true, false, true
 
-// way is a destination and the ports of it that answer.
+// way is a destination and which of its ports answer.
 type way struct {
 	what  string
 	from  *namespace
@@ -254,7 +254,7 @@ func traffic(t *testing.T, r rig) {
 		{"the node to loopback", r.node, "127.0.0.1", 0, map[int]bool{80: yes}, false},
 		{"the node to a slot's server", r.node, "127.0.0.1", 0, map[int]bool{ofSlot: yes}, false},
 	}
-	// Without rules everything is reached: nothing else keeps them apart here.
+	// Without rules everything can be reached: nothing else separates them here.
 	for _, row := range rows {
 		for port := range row.ports {
 			if ok, err := reach(row.from, "tcp", fmt.Sprintf("%s:%d", row.to, port), row.uid, long); !ok {
@@ -286,7 +286,7 @@ func traffic(t *testing.T, r rig) {
 	})
 }
 
-// try goes each way by TCP and, in IPv4, by UDP.
+// try tries each way by TCP and, in IPv4, by UDP.
 func try(t *testing.T, rows []way) {
 	t.Helper()
 	for _, row := range rows {
@@ -308,7 +308,7 @@ func try(t *testing.T, rows []way) {
 	}
 }
 
-// TestRepair changes the rules as an operator might, and looks.
+// TestRepair changes the rules as an operator might, and checks the state.
 func TestRepair(t *testing.T) {
 	t.Parallel()
 	node := newNamespace(t)
@@ -399,8 +399,8 @@ func TestRepair(t *testing.T) {
 	})
 }
 
-// BenchmarkEnsure is what each container costs. It needs the network of the
-// whole process to itself: unshare -n go test -bench .
+// BenchmarkEnsure measures what each container costs. It needs a network namespace for
+// the whole process: unshare -n go test -bench .
 func BenchmarkEnsure(b *testing.B) {
 	if state, err := (Node{}).Look(); err != nil || state != Absent {
 		b.Skip(state, err)

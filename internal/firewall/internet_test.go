@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// TestInternet sends packets of a slot that has the Internet only, beside one that
-// has more.
+// TestInternet sends packets of a slot with only the Internet, beside one with more.
 func TestInternet(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -19,10 +18,10 @@ func TestInternet(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	// What slots reach beyond the node's link, of ports 53, 80 and proxy.
+	// What slots reach beyond the node's link, on ports 53, 80 and proxy.
 	none, all := map[int]bool{53: no, 80: no}, map[int]bool{53: yes, 80: yes, proxy: yes}
 	ways := map[string]map[int]bool{
-		"192.0.2.2": all, "203.0.113.1": all, // documentation's, which stands for the Internet
+		"192.0.2.2": all, "203.0.113.1": all, // documentation addresses, in place of the Internet
 		"10.1.2.3": all, "10.200.0.1": none,
 		"100.64.7.7": none, "172.31.255.1": none, "198.19.255.9": none, "192.168.77.8": none,
 		"192.168.77.7":    {80: yes, 53: no, proxy: no},

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chain is one of the table's, in the words of the nft program.
+// chain is a chain of the table, in the terms of the nft program.
 type chain struct {
-	name  string              // of a base chain: its hook's
-	hook  *nftables.ChainHook // nil: it is jumped to
+	name  string              // for a base chain, its hook's
+	hook  *nftables.ChainHook // nil: other chains jump to it
 	rules []rule
 }
 
@@ -27,7 +27,7 @@ func (c chain) nft() *nftables.Chain {
 	return n
 }
 
-// same says whether the kernel's chain is attached where this one is.
+// same reports whether the kernel's chain is attached where this one is.
 func (c chain) same(has *nftables.Chain) bool {
 	if c.hook == nil || has.Hooknum == nil {
 		return c.hook == nil && has.Hooknum == nil
@@ -35,7 +35,7 @@ func (c chain) same(has *nftables.Chain) bool {
 	return has.Type == nftables.ChainTypeFilter && *has.Hooknum == *c.hook && *has.Priority == *nftables.ChainPriorityFilter
 }
 
-// rule is a row of matches with a verdict at its end.
+// rule is a list of matches with a verdict at its end.
 type rule []part
 
 // part is a piece of a rule, as the kernel reads it and as nft writes it.
@@ -60,7 +60,7 @@ func (r rule) text() string {
 	return strings.Join(words, " ")
 }
 
-// ifname is the name of an interface as the kernel keeps it.
+// ifname returns the name of an interface as the kernel stores it.
 func ifname(name string) []byte {
 	b := make([]byte, unix.IFNAMSIZ)
 	copy(b, name)
@@ -75,7 +75,7 @@ func equals(data []byte) *expr.Cmp {
 	return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}
 }
 
-// interfaceIs compares a name; a * at its end stands for anything.
+// interfaceIs matches a name; a * at its end matches anything.
 func interfaceIs(word, name string, key expr.MetaKey) part {
 	data := ifname(name)
 	if before, ok := strings.CutSuffix(name, "*"); ok {
@@ -91,7 +91,7 @@ func iifnameTo(register uint32) expr.Any { return meta(expr.MetaKeyIIFNAME, regi
 func oifnameTo(register uint32) expr.Any { return meta(expr.MetaKeyOIFNAME, register) }
 func skuidTo(register uint32) expr.Any   { return meta(expr.MetaKeySKUID, register) }
 
-// inSet looks up what loads has put into the registers from the first one on.
+// inSet looks up the values that loads puts into the registers, starting with register 1.
 func inSet(word, set string, loads ...expr.Any) part {
 	return part{word + " @" + set, append(loads, &expr.Lookup{SourceRegister: 1, SetName: set})}
 }
@@ -102,15 +102,15 @@ func nfproto(proto byte) []expr.Any {
 
 func nfproto6() part { return part{"meta nfproto ipv6", nfproto(unix.NFPROTO_IPV6)} }
 
-// dns matches what goes to port 53 by "udp" or "tcp".
+// dns matches packets to port 53 by "udp" or "tcp".
 func dns(proto string) part { return port(proto, 53) }
 
-// port matches what goes to a port by "udp" or "tcp".
+// port matches packets to a port by "udp" or "tcp".
 func port(proto string, number uint16) part {
 	return part{fmt.Sprintf("%s dport %d", proto, number), append(dport(proto), equals(binaryutil.BigEndian.PutUint16(number)))}
 }
 
-// portIn matches what goes to a port of a set by "udp" or "tcp".
+// portIn matches packets to any port of a set by "udp" or "tcp".
 func portIn(proto, set string) part { return inSet(proto+" dport", set, dport(proto)...) }
 
 // dport loads the destination port.
@@ -122,8 +122,8 @@ func dport(proto string) []expr.Any {
 	}
 }
 
-// daddr matches the destination address. In a packet it is at 16 of IPv4's
-// header and at 24 of IPv6's.
+// daddr matches the destination address, which is at byte 16 of an IPv4 header and at
+// byte 24 of an IPv6 header.
 func daddr(p netip.Prefix) part {
 	word, proto, offset := "ip6", byte(unix.NFPROTO_IPV6), uint32(24)
 	if p.Addr().Is4() {
@@ -146,7 +146,7 @@ func daddr(p netip.Prefix) part {
 	return part{word + " daddr " + name, append(exprs, equals(p.Masked().Addr().AsSlice()[:n]))}
 }
 
-// anyOf matches a word of conntrack's that has one of these bits.
+// anyOf matches if a word of conntrack's has any of these bits.
 func anyOf(word string, key expr.CtKey, bits uint32) part {
 	return part{word, []expr.Any{
 		&expr.Ct{Key: key, Register: 1},
@@ -181,7 +181,7 @@ func accept() part           { return verdict("accept", expr.VerdictAccept, "") 
 func drop() part             { return verdict("drop", expr.VerdictDrop, "") }
 func jump(chain string) part { return verdict("jump "+chain, expr.VerdictJump, chain) }
 
-// reject drops a packet and says so to its sender, in IPv4 and IPv6.
+// reject drops a packet and tells its sender, in IPv4 and IPv6.
 func reject() part {
 	const prohibited = 3 // NFT_REJECT_ICMPX_ADMIN_PROHIBITED
 	return part{"reject with icmpx admin-prohibited", []expr.Any{
@@ -189,8 +189,8 @@ func reject() part {
 	}}
 }
 
-// reset is reject for TCP: the kernel sends few ICMP messages, and any number
-// of these.
+// reset is reject for TCP: the kernel limits the rate of ICMP messages, but not of
+// resets.
 func reset() part {
 	return part{"meta l4proto tcp reject with tcp reset", []expr.Any{
 		meta(expr.MetaKeyL4PROTO, 1), equals([]byte{unix.IPPROTO_TCP}),

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespace is a network of its own, on a thread of its own.
+// namespace is a network namespace on its own thread.
 type namespace struct {
 	thread int
 	do     chan func()
@@ -44,7 +44,7 @@ func (n *namespace) in(f func()) {
 	<-done
 }
 
-// sh runs a command line in the namespace; @name stands for another one.
+// sh runs a command line in the namespace; @name is replaced with another namespace.
 func (n *namespace) sh(t *testing.T, script string, others ...*namespace) {
 	t.Helper()
 	for i, o := range others {

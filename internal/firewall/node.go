@@ -21,33 +21,33 @@ import (
 // Node is what the rules of a machine depend on.
 type Node struct {
 	Slots []Slot
-	// Ports are those of the node that the slots' commands on the host may reach.
+	// Ports are the node's ports that the slots' commands on the host may reach.
 	Ports []uint16
-	// Allowed is what slots that have the Internet only reach besides, and Resolvers
-	// are the node's name servers, of which they reach port 53.
+	// Allowed is what slots with only the Internet may reach in addition. Resolvers are
+	// the node's name servers, of which these slots reach port 53.
 	Allowed   []config.Destination
 	Resolvers []netip.Addr
 }
 
-// Slot is what the rules know of one slot.
+// Slot is what the rules need to know of one slot.
 type Slot struct {
 	Bridge   string // the interface of its containers' network
-	UID      uint32 // who its commands on the host run as
-	Internet bool   // it reaches public addresses only
+	UID      uint32 // of its commands on the host
+	Internet bool   // it reaches only public addresses
 }
 
-// Bounds of what is read, in bytes.
+// Limits of what is read, in bytes.
 const (
 	maxPasswd = 4 << 20 // /etc/passwd
 	maxFile   = 1 << 20 // a slot's policy, Docker's configuration, a list of name servers
 )
 
-// maxResolvers bounds the name servers, each of which is two rules. The C library
-// asks three.
+// maxResolvers bounds the number of name servers, each of which takes two rules. The C
+// library asks three.
 const maxResolvers = 16
 
-// Read reads a tree: the slots that it has users of, and their policies.
-// All that write the rules read them here, so that they agree.
+// Read reads a tree: the slots that it has users for, and their policies. Everything that
+// writes the rules reads them here, so that they agree.
 func Read(root string) (Node, error) {
 	slots, err := readSlots(root)
 	if err != nil {
@@ -94,7 +94,8 @@ func readSlots(root string) ([]Slot, error) {
 	return list, nil
 }
 
-// readPolicy adds what a slot's policy says. One that cannot be read opens nothing.
+// readPolicy adds what a slot's policy allows. A policy that cannot be read allows
+// nothing.
 func (n *Node) readPolicy(root string, s *Slot) {
 	s.Internet = true
 	k, err := strconv.Atoi(strings.TrimPrefix(s.Bridge, bridges))
@@ -115,8 +116,8 @@ func (n *Node) readPolicy(root string, s *Slot) {
 	}
 }
 
-// resolvers are the name servers of the node, of systemd-resolved where that stands
-// between, and of Docker. Those on loopback are the node itself.
+// resolvers returns the name servers of the node, of systemd-resolved if it is in
+// between, and of Docker. Those on loopback are the node itself and are left out.
 func resolvers(root string) []netip.Addr {
 	var names []string
 	for _, name := range []string{"etc/resolv.conf", "run/systemd/resolve/resolv.conf"} {

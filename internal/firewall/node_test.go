@@ -75,7 +75,7 @@ func TestRead(t *testing.T) {
 		`{"network": "none", "local_ports": [3128]}`,
 		`{"network": "internet", "allowed_networks": ["10.2.0.0/16:443", "10.1.2.3", "x", "10.1.2.3/32"]}`,
 		`{"network": "bridge", "local_ports": [70000]}`,
-		"", // there is none
+		"", // no file
 	} {
 		if text != "" {
 			put(t, root, plan.SlotPolicyPath(k), text)

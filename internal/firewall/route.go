@@ -11,19 +11,19 @@ import (
 	"strings"
 )
 
-// Route is a way that the node has to addresses of IPv4.
+// Route is an IPv4 route of the node.
 type Route struct {
 	Device string
 	To     netip.Prefix
-	Via    netip.Addr // 0.0.0.0 for what is on the link
+	Via    netip.Addr // 0.0.0.0 for addresses on the link
 }
 
-// maxRoutes bounds a table of routes, in bytes; a server has a few lines.
+// maxRoutes bounds a routing table, in bytes; a server has a few lines.
 const maxRoutes = 1 << 20
 
-// Routes reads a table in the form of /proc/net/route.
+// Routes reads a routing table in the form of /proc/net/route.
 func Routes(table io.Reader) (list []Route) {
-	// An address is in the order of the network's bytes, printed as a number.
+	// An address is printed as a number whose bytes are in network order.
 	number := func(s string) ([4]byte, bool) {
 		n, err := strconv.ParseUint(s, 16, 32)
 		return [4]byte(binary.NativeEndian.AppendUint32(nil, uint32(n))), err == nil
@@ -46,14 +46,14 @@ func Routes(table io.Reader) (list []Route) {
 	return list
 }
 
-// Private says whether a slot that has the Internet only is kept from an address
-// unless the operator lists it.
+// Private reports whether a slot with only the Internet cannot reach an address unless
+// the operator lists it.
 func Private(a netip.Addr) bool {
 	return slices.ContainsFunc(slices.Concat(private, metadata), func(p netip.Prefix) bool { return p.Contains(a.Unmap()) })
 }
 
-// Passes says whether a slot that has the Internet only reaches a TCP port, other
-// than those of name servers.
+// Passes reports whether a slot with only the Internet reaches a TCP port, other than
+// those of name servers.
 func (n Node) Passes(to netip.AddrPort) bool {
 	a := to.Addr().Unmap()
 	if slices.ContainsFunc(metadata, func(p netip.Prefix) bool { return p.Contains(a) }) {

@@ -12,13 +12,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// bridges is what the names of all slots' bridges begin with. The rules ask for
-// no more than that, so they hold for a slot that they have not heard of yet.
+// bridges is the prefix of the names of all slots' bridges. The rules match only the
+// prefix, so they also hold for a slot that they do not know yet.
 var bridges = strings.TrimSuffix(plan.NetworkName(0), "0")
 
-// metadata are the addresses that tell a cloud's machine who it is and with
-// which rights: instance metadata, Azure's wire server, Alibaba's metadata. On
-// real servers the link-local ones lead to the management controller.
+// metadata are the addresses that tell a cloud machine its identity and rights: instance
+// metadata, Azure's wire server, Alibaba's metadata. On physical servers the link-local
+// ones lead to the management controller.
 var metadata = []netip.Prefix{
 	netip.MustParsePrefix("169.254.0.0/16"),
 	netip.MustParsePrefix("168.63.129.16/32"),
@@ -29,9 +29,9 @@ var metadata = []netip.Prefix{
 	netip.MustParsePrefix("fd00:c1::a9fe:a9fe/128"),
 }
 
-// private are the addresses that lead to the node, its neighborhood or a tunnel into
-// it, and not to the Internet. Of IPv6 everything outside of 2000::/3 is, and 6to4
-// and Teredo, which carry addresses of IPv4.
+// private are the addresses that lead to the node, its neighborhood or a tunnel into it,
+// not to the Internet. In IPv6 these are everything outside 2000::/3, and 6to4 and Teredo,
+// which carry IPv4 addresses.
 var private = prefixes("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
 	"192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/3",
 	"::/3", "4000::/2", "8000::/1", "2001::/32", "2002::/16")
@@ -43,10 +43,10 @@ func prefixes(texts ...string) (list []netip.Prefix) {
 	return list
 }
 
-// rules are the table's chains. DNS passes wherever it goes: some clouds serve
-// it at the address of the metadata, and the engine asks the node's resolver
-// from within a container's network. What a job may not reach says so at once:
-// many programs look for metadata at their start and would wait.
+// rules returns the table's chains. DNS passes to any address: some clouds serve it at the
+// metadata address, and the engine asks the node's resolver from within a container's
+// network. Anything else that a job may not reach is refused at once: many programs look
+// for metadata when they start and would wait.
 func (n Node) rules() []chain {
 	job := iifname(bridges + "*")
 	toJob := oifname(bridges + "*")
@@ -82,41 +82,41 @@ func (n Node) rules() []chain {
 			{inSet("meta skuid", internetUsers, skuidTo(1)), jump("internet")},
 		}, host...)},
 
-		// A job speaks to the node itself.
+		// From a job to the node itself.
 		{name: "to_host", rules: slices.Concat([]rule{{nfproto6(), drop()}}, names, []rule{{jump("refuse")}})},
-		// Two jobs. With br_netfilter, frames within one bridge come by here too.
+		// Between two jobs. With br_netfilter, frames within one bridge pass here too.
 		{name: "between", rules: []rule{
 			{inSet("iifname . oifname", sameSlot, iifnameTo(1), oifnameTo(2)), accept()},
 			{jump("refuse")},
 		}},
-		// Somebody outside of the node, or another container, speaks to a job.
+		// From outside the node, or from another container, to a job.
 		{name: "to_job", rules: []rule{
 			{ctState("established", "related"), accept()},
 			{drop()},
 		}},
-		// A job speaks to the outside.
+		// From a job to the outside.
 		{name: "from_job", rules: fromJob},
-		// A job, or a command of one on the host, speaks to the outside where that is
-		// the Internet only.
+		// From a job, or its command on the host, to the outside, for slots with only the
+		// Internet.
 		{name: "internet", rules: n.internet()},
-		// The node speaks to the cloud; commands of jobs on the host must not.
+		// From the node to the cloud; jobs' commands on the host must not get there.
 		{name: "metadata", rules: append(slices.Clone(names),
 			rule{inSet("meta skuid", slotUsers, skuidTo(1)), jump("refuse")},
 		)},
-		// A command of a job on the host speaks to the node itself: many services of a
-		// node, DCGM's among them, trust every process that reaches its loopback interface.
+		// From a job's command on the host to the node itself: many services of a node,
+		// such as DCGM, trust every process that reaches its loopback interface.
 		{name: "to_self", rules: slices.Concat([]rule{{ctState("established"), accept()}}, names, []rule{
 			{portIn("udp", localPorts), accept()},
 			{portIn("tcp", localPorts), accept()},
 			{jump("refuse")},
 		})},
-		// Whoever is refused hears of it.
+		// Tell the sender of a refusal.
 		{name: "refuse", rules: []rule{{reset()}, {reject()}}},
 	}
 }
 
-// internet passes DNS to the node's name servers, what the operator lists, and public
-// addresses. Metadata stays closed whatever is listed.
+// internet accepts DNS to the node's name servers, what the operator lists, and public
+// addresses. Metadata is refused whatever is listed.
 func (n Node) internet() []rule {
 	var list []rule
 	for _, a := range n.Resolvers {
@@ -140,16 +140,16 @@ func (n Node) internet() []rule {
 	return append(list, rule{accept()})
 }
 
-// The table's sets, of what depends on the slots.
+// The table's sets, whose elements depend on the slots.
 const (
-	sameSlot        = "same_slot"        // a bridge and itself
+	sameSlot        = "same_slot"        // each bridge, paired with itself
 	slotUsers       = "slot_users"       // user IDs
-	localPorts      = "local_ports"      // of the node, for these users
-	internetBridges = "internet_bridges" // of slots that have the Internet only
-	internetUsers   = "internet_users"   // of the same
+	localPorts      = "local_ports"      // ports of the node, for these users
+	internetBridges = "internet_bridges" // bridges of slots with only the Internet
+	internetUsers   = "internet_users"   // users of the same slots
 )
 
-// member is a set and what it holds, by key.
+// member is a set and its elements, by key.
 type member struct {
 	set      *nftables.Set
 	elements []nftables.SetElement
@@ -157,7 +157,7 @@ type member struct {
 
 func (n Node) members() []member {
 	same := member{set: &nftables.Set{
-		Table: &table, ID: 1, Name: sameSlot, Concatenation: true, // the library's own numbers are not for goroutines
+		Table: &table, ID: 1, Name: sameSlot, Concatenation: true, // the library's own IDs are not goroutine-safe
 		KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIFName),
 	}}
 	users := member{set: &nftables.Set{
@@ -191,7 +191,7 @@ func (n Node) members() []member {
 	return all
 }
 
-// text is the table as nft would print it, without the sets' elements.
+// text returns the table as nft would print it, without the elements of the sets.
 func (n Node) text() string {
 	var b strings.Builder
 	b.WriteString("table inet " + Name + " {\n")
