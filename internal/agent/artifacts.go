@@ -16,17 +16,17 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// Bounds on what artifacts are looked for in. Past one of them nothing is uploaded.
+// Bounds on the search for artifacts. Beyond any of them nothing is uploaded.
 const (
 	maxFiles     = 1 << 20
 	maxDepth     = 100 // directories below each other
 	artifactTime = time.Minute
 )
 
-// artifacts makes the checkout of slot k safe to upload these paths from, patterns
-// with a semicolon between them. The upload runs on the host and follows links: one
-// that a container left would deliver the upload's own environment, with the
-// payload and the job's token, as result.json. And at a pipe it would wait for ever.
+// artifacts makes it safe to upload paths, patterns separated by semicolons, from the
+// checkout of slot k. The upload runs on the host and follows links: a link that a
+// container left could deliver the upload's own environment, with the payload and the
+// job's token, as result.json. And at a pipe the upload would wait forever.
 func artifacts(ctx context.Context, k int, checkout, paths string) (removed int, err error) {
 	at, err := checkoutDir(k, checkout)
 	if err == nil {
@@ -38,8 +38,8 @@ func artifacts(ctx context.Context, k int, checkout, paths string) (removed int,
 	return removed, nil
 }
 
-// checkoutDir is where a checkout of slot k is. Links on the way to it are followed
-// here and nowhere below.
+// checkoutDir returns where a checkout of slot k is. It follows links on the way there;
+// nothing follows links below it.
 func checkoutDir(k int, checkout string) (string, error) {
 	at, err := filepath.EvalSymlinks(checkout)
 	if err == nil && !strings.HasPrefix(at, plan.BuildsDir(k)+"/") {
@@ -48,8 +48,8 @@ func checkoutDir(k int, checkout string) (string, error) {
 	return at, err
 }
 
-// stay removes what leads out of a directory and what is no file, links to
-// elsewhere, pipes, sockets and devices, where the patterns may find it.
+// stay removes from a directory what the patterns may find but must not be uploaded:
+// links to elsewhere, pipes, sockets and devices. It returns how many it removed.
 func stay(ctx context.Context, dir, patterns string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, artifactTime)
 	defer cancel()
@@ -71,11 +71,11 @@ type walk struct {
 	ctx           context.Context
 	root          *os.Root
 	seen, removed int
-	all           bool // the pattern reaches down to any depth
+	all           bool // the pattern matches at any depth
 }
 
-// pattern looks at the names that a pattern spells out, and then as deep as the
-// rest of it reaches.
+// pattern checks the names that a pattern spells out, and then as deep as the rest of it
+// reaches.
 func (w *walk) pattern(p string) error {
 	at, parts := ".", strings.Split(p, "/")
 	for len(parts) > 0 && !strings.ContainsAny(parts[0], `*?[{\`) {
@@ -106,8 +106,8 @@ func (w *walk) pattern(p string) error {
 	return w.dir(below, at, levels)
 }
 
-// ignoreShut is for what is not there, is no directory, or is closed to the
-// slot's user: the upload does not get there either.
+// ignoreShut ignores errors for what does not exist, is not a directory, or is closed to
+// the slot's user: the upload cannot get there either.
 func ignoreShut(err error) error {
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil
@@ -115,8 +115,8 @@ func ignoreShut(err error) error {
 	return err
 }
 
-// dir looks at one directory, path of the root, and those so many levels below
-// it. Each is opened from the one above: a long path is as good as a short one.
+// dir checks one directory, whose path in the root is path, and as many levels below it.
+// Each is opened from the one above it, so the length of a path does not matter.
 func (w *walk) dir(at *os.Root, path string, levels int) error {
 	f, err := at.Open(".")
 	if err != nil {
@@ -142,7 +142,7 @@ func (w *walk) dir(at *os.Root, path string, levels int) error {
 	}
 }
 
-// below looks at an entry of a directory.
+// below checks an entry of a directory.
 func (w *walk) below(at *os.Root, path string, e fs.DirEntry, levels int) error {
 	if w.seen++; w.seen > maxFiles {
 		return fmt.Errorf("the checkout has more than %d files", maxFiles)
@@ -165,14 +165,14 @@ func (w *walk) below(at *os.Root, path string, e fs.DirEntry, levels int) error 
 	return w.dir(root, path+"/"+e.Name(), levels-1)
 }
 
-// entry removes an entry that must not be uploaded and tells whether it did.
+// entry removes an entry that must not be uploaded and reports whether it did.
 func (w *walk) entry(at *os.Root, path string, e fs.DirEntry) (gone bool, err error) {
 	name := e.Name()
 	switch e.Type() {
 	case 0, fs.ModeDir:
 		return false, nil
 	case fs.ModeSymlink:
-		// A root resolves no link that leads out of it.
+		// An os.Root resolves no link that leads out of it.
 		if info, err := w.root.Stat(path + "/" + name); err == nil && (info.IsDir() || info.Mode().IsRegular()) {
 			return false, nil
 		}

@@ -69,8 +69,8 @@ func TestStay(t *testing.T) {
 	}
 }
 
-// TestStayReaches leaves alone what no pattern finds, such as the links of a
-// Python environment, which may be root's and lead to /usr.
+// TestStayReaches leaves alone what no pattern finds, such as the links of a Python
+// environment, which may belong to root and lead to /usr.
 func TestStayReaches(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {

@@ -1,4 +1,4 @@
-// Package agent is a slot's buildkite-agent as a process: installed, started
+// Package agent is a slot's buildkite-agent as a process: its installation, its start
 // with the slot's user and token, its hooks, and the job that it runs.
 package agent
 
@@ -19,16 +19,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// tokenVar is the variable that the agent reads its registration token from,
-// and the name that the token file gives it.
+// tokenVar is the variable from which the agent reads its registration token, and its
+// name in the token file.
 const tokenVar = "BUILDKITE_AGENT_TOKEN"
 
 // maxToken bounds a token file in bytes.
 const maxToken = 64 << 10
 
-// ParseToken finds the token in the text of a token file: a line
-// BUILDKITE_AGENT_TOKEN=…, a line token=… of an agent's configuration, or a file
-// that is nothing but the token.
+// ParseToken finds the token in the text of a token file: a line BUILDKITE_AGENT_TOKEN=…,
+// a line token=… of an agent's configuration, or a file with only the token.
 func ParseToken(text []byte) (string, error) {
 	var bare []string
 	sc := bufio.NewScanner(bytes.NewReader(text))
@@ -49,7 +48,7 @@ func ParseToken(text []byte) (string, error) {
 	return "", fmt.Errorf("no agent token found; write a line %s=… with the token from Buildkite (Agents, Agent Tokens)", tokenVar)
 }
 
-// checkToken refuses what cannot be a token, without repeating it.
+// checkToken refuses what cannot be a token. The error does not repeat it.
 func checkToken(t string) (string, error) {
 	bad := strings.ContainsFunc(t, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"'\$`, r) })
 	if len(t) < 6 || len(t) > 1024 || bad {
@@ -76,16 +75,15 @@ func ReadToken(path string) (string, error) {
 	return t, nil
 }
 
-// RenderToken is the content of plan.TokenPath for a token.
+// RenderToken returns the content of plan.TokenPath for a token.
 func RenderToken(token string) string {
 	return "# " + plan.Marker + "\n" + tokenVar + "=" + token + "\n"
 }
 
-// Exec replaces this process with the agent of slot k. It starts as root, in
-// the agent's unit, and gives up root for the slot's user: so the credential
-// that holds the token stays with root. binary must be one that the user may
-// execute and not read, which keeps /proc/<pid>/environ from the user's other
-// processes.
+// Exec replaces this process with the agent of slot k. It starts as root, in the agent's
+// unit, and changes to the slot's user, so that the credential with the token stays with
+// root. The user must be able to execute binary but not read it, which keeps
+// /proc/<pid>/environ from the user's other processes.
 func Exec(k int, binary string) error {
 	token, err := ReadToken(filepath.Join(os.Getenv("CREDENTIALS_DIRECTORY"), "token"))
 	if err != nil {
@@ -118,8 +116,8 @@ func Exec(k int, binary string) error {
 	return nil
 }
 
-// undumpable refuses an agent that its user could read: the kernel would then
-// let every process of that user read the agent's environment.
+// undumpable refuses an agent that its user could read: the kernel would then let every
+// process of that user read the agent's environment.
 func undumpable(binary string) error {
 	fi, err := os.Stat(binary)
 	if err != nil {
@@ -131,7 +129,7 @@ func undumpable(binary string) error {
 	return nil
 }
 
-// childEnv is the agent's environment: the unit's, less what is systemd's, with
+// childEnv returns the agent's environment: the unit's without systemd's variables, plus
 // the user's own and the token.
 func childEnv(env []string, k int, userName, token string) []string {
 	drop := []string{"CREDENTIALS_DIRECTORY", "INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE", "SYSTEMD_EXEC_PID", "LISTEN_FDS", "LISTEN_PID", "HOME", "USER", "LOGNAME", "SHELL", tokenVar}

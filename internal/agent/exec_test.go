@@ -71,8 +71,8 @@ func TestUndumpable(t *testing.T) {
 	}
 }
 
-// TestExecWithoutToken: the first thing that fails is said, before anything of
-// the process is changed.
+// TestExecWithoutToken: the first failure is reported before anything of the process
+// changes.
 func TestExecWithoutToken(t *testing.T) {
 	t.Setenv("CREDENTIALS_DIRECTORY", t.TempDir())
 	if err := Exec(0, "/nowhere"); err == nil || !strings.Contains(err.Error(), "read agent token") {

@@ -16,21 +16,21 @@ import (
 )
 
 const (
-	// guardTime is how long a guard that does not listen is tried again: after a
-	// fault it is back in a second.
+	// guardTime is how long to retry a guard that does not listen: after a fault it is
+	// back in a second.
 	guardTime = 15 * time.Second
-	// parkedPoll lies between two questions whether a slot is still parked.
+	// parkedPoll is the time between checks whether a slot is still parked.
 	parkedPoll = 5 * time.Second
 )
 
-// parkedError says why a slot takes no jobs.
+// parkedError is the reason why a slot takes no jobs.
 type parkedError struct{ reason string }
 
 func (e *parkedError) Error() string { return e.reason }
 
-// Ready waits until slot k may take jobs: its guard clears away what earlier
-// jobs left, and looks at the GPU. As long as something is left that cannot be
-// cleared the slot is parked, and its agent does not start.
+// Ready waits until slot k may take jobs: its guard clears away what earlier jobs left
+// and checks the GPU. As long as something remains that cannot be cleared, the slot is
+// parked and its agent does not start.
 func Ready(ctx context.Context, k int, log *slog.Logger) error {
 	said := ""
 	for {
@@ -51,8 +51,8 @@ func Ready(ctx context.Context, k int, log *slog.Logger) error {
 	}
 }
 
-// tell tells the slot's guard, which is root, where the agent is. A slot that is
-// parked is a *parkedError. What the guard says is for the job's log.
+// tell tells the slot's guard, which runs as root, where the agent is, and returns the
+// guard's message for the job's log. The error is a *parkedError if the slot is parked.
 func tell(ctx context.Context, socket, path string) (says string, err error) {
 	says, err = tryTell(ctx, socket, path)
 	deadline := time.Now().Add(guardTime)

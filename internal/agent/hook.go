@@ -12,25 +12,25 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// How long a hook waits for the guard. One that ended a job is killed with it
-// when that was cancelled, and the guard goes on alone.
+// How long a hook waits for the guard. The hook that ends a canceled job is killed with
+// the job, and the guard continues alone.
 const (
 	beginTime = 4 * time.Minute
 	endTime   = 25 * time.Second
 )
 
-// RegisterTime is what an agent has to register with Buildkite after its start.
+// RegisterTime is how long an agent has to register with Buildkite after its start.
 const RegisterTime = 2 * time.Minute
 
-// RegisteredMarker is the file whose time says when a slot's agent last
-// registered with Buildkite. The slot's guard writes it when the agent says so.
+// RegisteredMarker returns the file whose modification time is when a slot's agent last
+// registered with Buildkite. The slot's guard writes it when the agent reports that.
 func RegisteredMarker(k int) string { return plan.RunDir(k) + "/" + guard.RegisteredName }
 
-// Hook runs one of the hooks as the slot's user, inside the agent's job.
+// Hook runs a hook as the slot's user, inside the agent's job.
 func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 	switch name {
 	case "agent-startup":
-		// An agent whose hook fails would end, although it can work.
+		// If this hook failed, the agent would exit although it can work.
 		if _, err := tell(ctx, plan.SocketPath(k), guard.RegisteredPath); err != nil {
 			log.Warn("registration not noted; status shows the agent as not registered", "slot", plan.SlotName(k), "err", err)
 		}
@@ -39,7 +39,7 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 		return begin(ctx, k, os.Getenv("BUILDKITE_ENV_FILE"))
 	case "pre-artifact":
 		checkout := os.Getenv("BUILDKITE_BUILD_CHECKOUT_PATH")
-		// First, since it ends who could put links back.
+		// First, because this ends anything that could put links back.
 		rec, recErr := record(ctx, plan.SocketPath(k))
 		n, err := artifacts(ctx, k, checkout, os.Getenv("BUILDKITE_ARTIFACT_PATHS"))
 		if n > 0 {
@@ -51,7 +51,7 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 		if recErr == nil && err == nil {
 			recErr = keepRecord(k, checkout, rec)
 		}
-		if recErr != nil { // the job's result is as good without
+		if recErr != nil { // the job's result is as good without it
 			log.Warn("no node.json", "slot", plan.SlotName(k), "err", recErr)
 		}
 		return err
@@ -63,23 +63,23 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 	}
 }
 
-// begin lets a job begin where nothing of an earlier one is left, and its own
-// variables do not reach for the host.
+// begin lets a job begin if nothing of an earlier one is left and its own variables do
+// not affect the host.
 func begin(ctx context.Context, k int, envFile string) error {
 	ctx, cancel := context.WithTimeout(ctx, beginTime)
 	defer cancel()
 	if _, err := tell(ctx, plan.SocketPath(k), guard.BeginPath); err != nil {
 		return fmt.Errorf("the job is refused, slot %s is not fit for it: %w", plan.SlotName(k), err)
 	}
-	// Only now nobody is left who could write more.
+	// Only now is no one left who could write more.
 	if err := leftovers(k, os.Getuid(), false).remove(); err != nil {
 		return fmt.Errorf("the job is refused: %w", err)
 	}
 	return admit(envFile, plan.AgentDir(k)+"/buildkite-agent.cfg")
 }
 
-// end clears away what a job left. The job that has ended is not made to fail by
-// what is left of it: the slot is parked, and the job's log says why.
+// end clears away what a job left. Leftovers do not fail the job that has ended: the slot
+// is parked, and the job's log says why.
 func end(ctx context.Context, k int, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()

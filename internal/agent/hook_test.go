@@ -22,7 +22,7 @@ func TestHookNames(t *testing.T) {
 	}
 }
 
-// fakeGuard answers what a slot's agent tells.
+// fakeGuard answers what a slot's agent sends.
 func fakeGuard(t *testing.T, socket string, status int, message string) {
 	t.Helper()
 	l, err := net.Listen("unix", socket)

@@ -17,9 +17,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Bounds on what a job's processes can make their readers read.
+// Bounds on what a job's processes can make kbnode read.
 const (
-	maxProcs    = 4096      // processes of a unit that are looked at
+	maxProcs    = 4096      // processes of a unit that are examined
 	maxEnviron  = 4 << 20   // bytes; Linux limits arguments and environment to 6 MiB at most
 	maxProcFile = 256 << 10 // bytes of any other file of /proc or /sys/fs/cgroup
 	maxField    = 512       // bytes of a value that is shown
@@ -29,8 +29,8 @@ const (
 // architecture that kbnode runs on (proc_pid_stat(5), sysconf(_SC_CLK_TCK)).
 const userHz = 100
 
-// Job is what an agent runs at the moment. All but PID and Since are what the
-// job's environment says, so good for show and for nothing else.
+// Job is what an agent is running. All but PID and Since come from the job's environment,
+// so they are only for display.
 type Job struct {
 	ID       string    `json:"id"`
 	Build    string    `json:"build,omitempty"` // number
@@ -40,10 +40,9 @@ type Job struct {
 	PID      int       `json:"pid"` // the process that runs it
 }
 
-// CurrentJob finds the job that an agent runs: the oldest process in the cgroup
-// of its unit, other than the agent itself, that has a BUILDKITE_JOB_ID. nil
-// means that there is none. The cgroup is a path as systemd's ControlGroup has
-// it.
+// CurrentJob finds the job that an agent runs: the oldest process in the cgroup of its
+// unit, other than the agent itself, that has a BUILDKITE_JOB_ID. It returns nil if there
+// is none. The cgroup is a path as in systemd's ControlGroup.
 func CurrentJob(root, cgroup string, mainPID int) (*Job, error) {
 	procs, err := readBounded(filepath.Join(root, "sys/fs/cgroup", cgroup, "cgroup.procs"), maxProcFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -90,7 +89,7 @@ func CurrentJob(root, cgroup string, mainPID int) (*Job, error) {
 	return job, nil
 }
 
-// Containers are the Docker containers that live in a slice: the names of the
+// Containers returns the Docker containers that run in a slice: the names of the
 // docker-*.scope cgroups in it that have processes.
 func Containers(root, slice string) ([]string, error) {
 	dir := filepath.Join(root, "sys/fs/cgroup", slice)
@@ -120,10 +119,10 @@ func Containers(root, slice string) ([]string, error) {
 	return found, nil
 }
 
-// Environ are the variables that a process was started with, values cut to what
-// can be shown and free of control characters. Names beginning with BUILDKITE
-// and KBNODE are kept, no others, and no token. A process that is about to run
-// its program has none, and its map is nil.
+// Environ returns the variables that a process was started with, cut to a length that can
+// be shown and without control characters. It only keeps names that begin with BUILDKITE_
+// and KBNODE_, and no token. The map is nil for a process that is about to run its
+// program, which has no environment.
 func Environ(root string, pid int) (map[string]string, error) {
 	data, err := readBounded(filepath.Join(root, "proc", strconv.Itoa(pid), "environ"), maxEnviron)
 	if err != nil {
@@ -145,14 +144,14 @@ func Environ(root string, pid int) (map[string]string, error) {
 	return env, nil
 }
 
-// startTicks is when a process was started, in ticks after boot.
+// startTicks returns when a process was started, in ticks after boot.
 func startTicks(root string, pid int) (uint64, error) {
 	stat, err := readBounded(filepath.Join(root, "proc", strconv.Itoa(pid), "stat"), maxProcFile)
 	if err != nil {
 		return 0, fmt.Errorf("read start time of process %d: %w", pid, err)
 	}
-	// The name of the program is in parentheses and may contain anything, so
-	// fields are counted after the last one. The start time is field 22.
+	// The name of the program is in parentheses and may contain anything, so count fields
+	// after the last parenthesis. The start time is field 22.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 20 {
 		return 0, fmt.Errorf("read start time of process %d: %d fields in its stat file", pid, len(fields))

@@ -13,9 +13,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Journal is the end of what a unit logged since it was last started, newest
-// last. The journal has no reader for a static Go program, so journalctl reads
-// it.
+// Journal returns the last lines that a unit logged, newest last. There is no journal
+// reader for a static Go program, so journalctl reads it.
 func Journal(ctx context.Context, unit string, lines int) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -26,7 +25,7 @@ func Journal(ctx context.Context, unit string, lines int) ([]string, error) {
 	return journalLines(string(out)), nil
 }
 
-// journalLines are the lines of a log, without what could drive a terminal:
+// journalLines returns the lines of a log without anything that could control a terminal:
 // what an agent logs may come from a job or the network.
 func journalLines(log string) []string {
 	var lines []string
@@ -38,7 +37,7 @@ func journalLines(log string) []string {
 	return lines
 }
 
-// LastWords is the last line of a log that tells of an error, else its last.
+// LastWords returns the last line of a log that reports an error, or else its last line.
 func LastWords(lines []string) string {
 	last := ""
 	for _, l := range slices.Backward(lines) {

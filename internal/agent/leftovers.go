@@ -17,27 +17,27 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// left is what a slot's user may have left outside of processes: files in
-// directories that programs write to, and what System V calls IPC. It is removed
-// as that user, where the agent's unit sees it.
+// left is what a slot's user may have left besides processes: files in directories that
+// programs write to, and System V IPC objects. It is removed as that user, as the agent's
+// unit sees it.
 type left struct {
 	uid  int
 	dirs []leftDir
 	ipc  string // "/proc/sysvipc"
-	// end removes one object of a kind, for real where it is nil.
+	// end removes one object of a kind; nil removes it for real.
 	end func(kind string, id int) error
 }
 
-// leftDir is a directory that is emptied of a user's files, but for these names.
+// leftDir is a directory that is emptied of a user's files, except for the names to keep.
 type leftDir struct {
 	path string
 	keep func(name string) bool
 }
 
-// leftovers is what a job of slot k may leave. During a job (within) the agent's
-// own files for it stay; these are their names in buildkite-agent 3.76.
+// leftovers returns what a job of slot k may leave. During a job (within) the agent's own
+// files for it stay; these are their names in buildkite-agent 3.76.
 func leftovers(k, uid int, within bool) left {
-	// The variables that Buildkite sent, for hooks; with version 4 also as JSON.
+	// The variables that Buildkite sent, for hooks; in version 4 also as JSON.
 	env := []string{os.Getenv("BUILDKITE_ENV_FILE"), os.Getenv("BUILDKITE_ENV_JSON_FILE")}
 	none := func(string) bool { return false }
 	names := func(list ...string) func(string) bool {
@@ -77,8 +77,8 @@ func (l left) remove() error {
 	return nil
 }
 
-// empty removes what belongs to the user. A directory that is not there, or not
-// for the user to read, has nothing of it.
+// empty removes what belongs to the user. A directory that does not exist, or that the
+// user cannot read, contains nothing of the user's.
 func (d leftDir) empty(uid int) error {
 	root, err := os.OpenRoot(d.path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
@@ -114,9 +114,9 @@ func (d leftDir) empty(uid int) error {
 	return errors.Join(errs...)
 }
 
-// objects removes the user's objects of one kind: shared memory segments,
-// semaphores or message queues. The kernel lists them in a table with a heading,
-// each kind with other columns (proc_sysvipc(5)).
+// objects removes the user's objects of one kind: shared memory segments, semaphores or
+// message queues. The kernel lists them in a table with a heading, with different columns
+// for each kind (proc_sysvipc(5)).
 func (l left) objects(kind string) error {
 	text, err := os.ReadFile(filepath.Join(l.ipc, kind))
 	if errors.Is(err, fs.ErrNotExist) {

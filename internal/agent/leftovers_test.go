@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// As Linux 6.12 prints them.
+// As printed by Linux 6.12.
 const (
 	shmTable = `       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  cgid      atime      dtime      ctime                   rss                  swap
       1234          5   600                  4096   100   100      0   950   950   950   950          0          0 1700000000                     0                     0
@@ -42,7 +42,7 @@ func TestObjectsOfOneUser(t *testing.T) {
 	l := left{uid: 950, ipc: dir, end: func(kind string, id int) error {
 		removed = append(removed, fmt.Sprint(kind, " ", id))
 		if id == 8 {
-			return syscall.EIDRM // somebody was faster
+			return syscall.EIDRM // someone was faster
 		}
 		return nil
 	}}
@@ -61,7 +61,7 @@ func TestObjectsOfOneUser(t *testing.T) {
 	}
 }
 
-// A segment that the kernel has is really removed.
+// A segment that exists in the kernel is really removed.
 func TestObjectIsRemoved(t *testing.T) {
 	t.Parallel()
 	before, err := os.ReadFile("/proc/sysvipc/shm")
@@ -138,8 +138,8 @@ func TestDirectoriesAreEmptied(t *testing.T) {
 	}
 }
 
-// During a job the agent's own files for it stay, and before one only those that
-// it has just made.
+// During a job the agent's own files for it stay; before a job only those that it has
+// just made stay.
 func TestWhatTheAgentUsesStays(t *testing.T) {
 	t.Setenv("BUILDKITE_ENV_FILE", "/tmp/job-env-0190-aa123")
 	t.Setenv("BUILDKITE_ENV_JSON_FILE", "")

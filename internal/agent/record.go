@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	// recordName is the noise record's, in the checkout beside result.json.
+	// recordName is the name of the noise record, beside result.json in the checkout.
 	recordName = "node.json"
-	// recordTime is what the guard has to make it. It is not waited for.
+	// recordTime is how long the guard has to make it. A guard that does not listen is not retried.
 	recordTime = 20 * time.Second
 	maxRecord  = 16 << 10 // bytes
 )
@@ -31,9 +31,9 @@ func record(ctx context.Context, socket string) (string, error) {
 	return text, err
 }
 
-// keepRecord writes the record into the checkout of slot k. A job may have put
-// anything in its place: a link or a file is replaced, not followed or written to, a
-// directory is moved aside, and nothing is written elsewhere.
+// keepRecord writes the record into the checkout of slot k. A job may have put anything
+// in its place: a link or a file is replaced, not followed or written to, a directory is
+// moved aside, and nothing is written elsewhere.
 func keepRecord(k int, checkout, text string) (err error) {
 	at, err := checkoutDir(k, checkout)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/runner"
 )
 
-// finished sees to it that a slot's job uploads no result that it did not finish.
+// finished makes sure that a slot's job uploads no result that it did not finish.
 func finished(k int, checkout string, log *slog.Logger) error {
 	at, err := checkoutDir(k, checkout)
 	if err != nil {
@@ -30,11 +30,12 @@ func finished(k int, checkout string, log *slog.Logger) error {
 	return nil
 }
 
-// unfinished removes a result.json from a checkout that kbnode runner, or the engine
-// before it, did not leave itself: a submission may write its own verdict and kill
-// them. The runner ends with 0 when its result says success and with 1 when it does
-// not, and the engine's status tells; status is the job's, "" if no command ran. A file
-// that is no result is another job's business. It says whether it removed one.
+// unfinished removes from a checkout a result.json that kbnode runner, or the engine
+// before it, did not leave itself: a submission may write its own verdict and kill them.
+// The runner exits with 0 if its result says success and with 1 if not, and the engine's
+// status tells as well. status is the job's, "" if no command ran. A file that is not a
+// result belongs to another kind of job and stays. unfinished reports whether it removed
+// one.
 func unfinished(checkout, status string, cancelled bool) (bool, error) {
 	if status == "0" {
 		return false, nil

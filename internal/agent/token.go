@@ -11,31 +11,31 @@ import (
 	"time"
 )
 
-// ErrTokenRefused says that Buildkite does not take the token.
+// ErrTokenRefused means that Buildkite does not accept the token.
 var ErrTokenRefused = errors.New("Buildkite refuses the agent token") //nolint:staticcheck // a name
 
-// Account is what Buildkite tells whoever has a registration token.
+// Account is what Buildkite tells anyone who has a registration token.
 type Account struct {
 	Organization struct {
 		Slug string `json:"slug"`
 	} `json:"organization"`
 	Agents struct {
-		// Queues are those of the token's cluster.
+		// Queues are the queues of the token's cluster.
 		Queues map[string]struct {
-			Total int `json:"total"` // agents that are connected
+			Total int `json:"total"` // connected agents
 		} `json:"queues"`
 	} `json:"agents"`
 }
 
-// CheckToken asks Buildkite's agent API whether it takes a token, without
-// registering an agent. An error that is not ErrTokenRefused leaves the
-// question open: the endpoint did not answer, or not to this question.
+// CheckToken asks Buildkite's agent API whether it accepts a token, without registering
+// an agent. Any error other than ErrTokenRefused leaves the question open: the endpoint
+// did not answer it.
 func CheckToken(ctx context.Context, endpoint, token string) error {
 	_, err := AskAccount(ctx, http.DefaultTransport, endpoint, token)
 	return err
 }
 
-// AskAccount is CheckToken over a given network, for what else is told.
+// AskAccount is CheckToken over a given network, and returns what else Buildkite tells.
 func AskAccount(ctx context.Context, network http.RoundTripper, endpoint, token string) (*Account, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()

@@ -16,19 +16,19 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
-// Bounds of the file in which the agent tells what Buildkite sent.
+// Bounds on the file in which the agent passes on what Buildkite sent.
 const (
 	maxJobEnv  = 8 << 20 // bytes
-	maxRefused = 20      // variables that are named in the log
+	maxRefused = 20      // variables that the log names
 )
 
-// hostVariables make programs on the host run code, or read and write elsewhere,
-// whatever an operator allows: names, or prefixes that end in a star.
+// hostVariables make programs on the host run code, or read and write elsewhere. They are
+// refused whatever an operator allows. Each is a name, or a prefix followed by a star.
 var hostVariables = []string{
 	// The shell that runs the hooks and plugins.
 	"BASH*", "ENV", "SHELL", "SHELLOPTS", "PS0", "PS1", "PS2", "PS4", "PROMPT_COMMAND", "IFS", "CDPATH", "EXECIGNORE", "GLOBIGNORE",
 	"POSIXLY_CORRECT", "INPUTRC", "HISTFILE", "FUNCNEST", "TMOUT",
-	// What every program takes in.
+	// What every program reads.
 	"PATH", "HOME", "PWD", "OLDPWD", "USER", "LOGNAME", "TMPDIR", "TMP", "TEMP", "LD_*", "GLIBC_TUNABLES", "GCONV_PATH", "LOCPATH", "NLSPATH",
 	"MALLOC_*", "TZDIR", "TERMINFO*", "HOSTALIASES", "RES_OPTIONS", "LOCALDOMAIN", "OPENSSL_*", "SSL_*", "SSLKEYLOGFILE", "KRB5*",
 	"SYSTEMD_*", "NOTIFY_SOCKET", "LISTEN_*", "CREDENTIALS_DIRECTORY", "XDG_*", "DBUS_*",
@@ -38,7 +38,7 @@ var hostVariables = []string{
 	"GIT_*", "SSH_*", "GNUPGHOME", "GPG_*", "CURL_*", "EDITOR", "VISUAL", "PAGER", "BROWSER", "LESS", "LESSOPEN", "LESSCLOSE", "LESSKEY*",
 	"DOCKER_*", "COMPOSE_*", "BUILDX_*", "BUILDKIT_*", "OTEL_*", "DD_*",
 	"KBNODE_*",
-	// The agent's own configuration. What it does not set itself it takes from a build.
+	// The agent's own configuration. It takes from a build what it does not set itself.
 	"BUILDKITE_BUILD_PATH", "BUILDKITE_BUILD_CHECKOUT_PATH", "BUILDKITE_HOOKS_PATH", "BUILDKITE_ADDITIONAL_HOOKS_PATHS",
 	"BUILDKITE_PLUGINS_*", "BUILDKITE_SOCKETS_PATH", "BUILDKITE_BIN_PATH", "BUILDKITE_CONFIG_PATH", "BUILDKITE_REPO_MIRROR",
 	"BUILDKITE_GIT_*", "BUILDKITE_SHELL", "BUILDKITE_HOOKS_SHELL", "BUILDKITE_BOOTSTRAP_*", "BUILDKITE_COMMAND_EVAL",
@@ -51,9 +51,9 @@ var hostVariables = []string{
 	"BUILDKITE_AZURE_*", "BUILDKITE_ARTIFACTORY_*",
 }
 
-// serverVariables are what Buildkite says of a job
+// serverVariables are what Buildkite sends for a job
 // (https://buildkite.com/docs/pipelines/configure/environment-variables). The agent
-// lets every name pass that begins with BUILDKITE_; these are all that a job needs.
+// accepts every name that begins with BUILDKITE_; these are all that a job needs.
 var serverVariables = []string{
 	"CI", "BUILDKITE",
 	"BUILDKITE_AGENT_ID", "BUILDKITE_AGENT_NAME", "BUILDKITE_AGENT_META_DATA_*", "BUILDKITE_ARTIFACT_PATHS",
@@ -69,9 +69,9 @@ var serverVariables = []string{
 
 var variableName = lazy.Regexp(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// vet says what is wrong with the variables that Buildkite sent for a job. They
-// come from whoever may start a build, and take effect on the host before any
-// container is there. allowed are the operator's patterns of further names.
+// vet returns what is wrong with the variables that Buildkite sent for a job. They come
+// from anyone who may start a build, and take effect on the host before any container
+// exists. allowed are the operator's patterns for further names.
 func vet(env map[string]string, allowed []*regexp.Regexp) []string {
 	var bad []string
 	refuse := func(name, why string) { bad = append(bad, fmt.Sprintf("%.100q %s", name, why)) }
@@ -86,18 +86,19 @@ func vet(env map[string]string, allowed []*regexp.Regexp) []string {
 		}
 		switch name {
 		case "BUILDKITE_ORGANIZATION_SLUG", "BUILDKITE_PIPELINE_SLUG", "BUILDKITE_JOB_ID":
-			// They are parts of paths.
+			// These are parts of paths.
 			if strings.Contains(value, "/") || value == "." || value == ".." {
 				refuse(name, "leads to another directory")
 			}
 		case "BUILDKITE_BRANCH", "BUILDKITE_COMMIT", "BUILDKITE_TAG", "BUILDKITE_REFSPEC", "BUILDKITE_REPO", "BUILDKITE_PULL_REQUEST":
-			// Git would take them for options. The agent splits refspecs as a shell does.
+			// Git would take these for options. The agent splits refspecs as a shell
+			// does.
 			words := strings.FieldsFunc(value, func(r rune) bool { return unicode.IsSpace(r) || strings.ContainsRune(`'"\`, r) })
 			if slices.ContainsFunc(words, func(s string) bool { return strings.HasPrefix(s, "-") }) {
 				refuse(name, "begins with a dash, as an option of git does")
 			}
 		case "KERNELBOT_IMAGE":
-			// A step without the plugin hands it to docker run.
+			// A step without the plugin passes it to docker run.
 			if strings.HasPrefix(strings.TrimSpace(value), "-") {
 				refuse(name, "is an option of docker run and no image")
 			}
@@ -116,7 +117,7 @@ func vet(env map[string]string, allowed []*regexp.Regexp) []string {
 	return bad
 }
 
-// vetName says why a build may not send a variable of this name, or nothing.
+// vetName returns why a build may not send a variable of this name; "" if it may.
 func vetName(name string, allowed []*regexp.Regexp) string {
 	upper := strings.ToUpper(name)
 	ofBuildkite := strings.HasPrefix(upper, "BUILDKITE")
@@ -129,7 +130,7 @@ func vetName(name string, allowed []*regexp.Regexp) string {
 		return ""
 	}
 	for _, re := range allowed {
-		// A pattern that lets everything pass was not written for the agent's own.
+		// A pattern that accepts everything was not meant for the agent's own variables.
 		if re.MatchString(name) && (!ofBuildkite || strings.Contains(re.String(), "BUILDKITE_")) {
 			return ""
 		}
@@ -137,9 +138,9 @@ func vetName(name string, allowed []*regexp.Regexp) string {
 	return "is on no list of what a build may set; take it out of the build, or add ^NAME$ to agent.allowed_environment"
 }
 
-// vetValue says what is wrong with a value whatever it is for. The docker plugin
-// reads the lines of env(1) and evaluates the names in them, so a line of a value
-// would be a variable of its own.
+// vetValue returns what is wrong with a value, whatever it is for. The docker plugin
+// reads the lines of env(1) and evaluates the names in them, so a line of a value would
+// become its own variable.
 func vetValue(value string) string {
 	switch {
 	case strings.ContainsRune(value, 0):
@@ -157,8 +158,8 @@ func onList(list []string, name string) bool {
 	})
 }
 
-// jobEnv reads what Buildkite sent for a job from the file that the agent writes
-// for its hooks: a line NAME="value" each, the value quoted as in Go.
+// jobEnv reads what Buildkite sent for a job from the file that the agent writes for its
+// hooks: lines NAME="value", with the value quoted as in Go.
 func jobEnv(file string) (map[string]string, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -191,7 +192,7 @@ func jobEnv(file string) (map[string]string, error) {
 	return env, nil
 }
 
-// allowedNames reads from the agent's configuration which names an operator allows.
+// allowedNames reads the names that an operator allows from the agent's configuration.
 func allowedNames(file string) ([]*regexp.Regexp, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -217,7 +218,7 @@ func allowedNames(file string) ([]*regexp.Regexp, error) {
 	return allowed, nil
 }
 
-// admit refuses a job whose variables reach for the host.
+// admit refuses a job whose variables affect the host.
 func admit(file, agentConfig string) error {
 	env, err := jobEnv(file)
 	if err != nil {

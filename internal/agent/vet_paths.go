@@ -9,15 +9,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
-// maxAlternatives bounds what the braces of one artifact path expand to.
+// maxAlternatives bounds how many paths the braces of one artifact path expand to.
 const maxAlternatives = 256
 
 // artifactClass is a set of characters that matches no dot and no slash.
 var artifactClass = lazy.Regexp(`\[[!^]?([A-Za-z0-9_]|[A-Z]-[A-Z]|[a-z]-[a-z]|[0-9]-[0-9])+\]`)
 
-// vetArtifact says why an artifact path, which is a pattern, may lead out of the
-// checkout, or nothing. The agent's libraries for patterns take a backslash for an
-// escape and a part like $NAME for a variable, so \.\./x and $NAME/x lead out as well.
+// vetArtifact returns why an artifact path, which is a pattern, may lead out of the
+// checkout; "" if it cannot. The agent's pattern libraries take a backslash for an escape
+// and a part like $NAME for a variable, so \.\./x and $NAME/x lead out as well.
 func vetArtifact(p string) string {
 	plain := artifactClass().ReplaceAllString(p, "x")
 	if i := strings.IndexAny(plain, "\\$!()[]`\"'"); i >= 0 {
@@ -35,8 +35,9 @@ func vetArtifact(p string) string {
 	return ""
 }
 
-// expandBraces writes a pattern out once for each alternative, the innermost first:
-// {,x}/y is /y, too.
+// expandBraces expands a pattern to one path for each alternative, the innermost first:
+// {,x}/y is also /y. ok is false if braces do not match or there are more than
+// maxAlternatives.
 func expandBraces(p string) (paths []string, ok bool) {
 	todo := []string{p}
 	for steps := 0; len(todo) > 0; steps++ {

@@ -14,32 +14,31 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
-// The docker plugin is a script of bash on the host. It evaluates some of its
-// settings, and a pipeline may take any of them from a build's variables, which
-// Buildkite puts in when the pipeline is uploaded. The forms here evaluate to
-// nothing but themselves or a variable's value.
-// Source: commands/run.sh and lib/shared.bash of docker-buildkite-plugin, at versions from 5.11.0 on.
+// The docker plugin is a bash script that runs on the host. It evaluates some of its settings,
+// and a pipeline may take any of them from a build's variables, which Buildkite inserts when the
+// pipeline is uploaded. The forms here evaluate only to themselves or a variable's value.
+// Source: commands/run.sh and lib/shared.bash of docker-buildkite-plugin, versions 5.11.0 and later.
 var (
-	// settingKey is what the agent makes a clean variable's name of.
+	// settingKey matches settings that the agent turns into a clean variable name.
 	settingKey = lazy.Regexp(`^[A-Za-z0-9_ -]+$`)
 	retryCount = lazy.Regexp(`^[0-9]{1,3}$`) // (( retries == 0 ))
 	// An image or a mount that is evaluated: eval echo "$image".
 	evaluated = lazy.Regexp(`^([A-Za-z0-9_./:@,=+%~-]|\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\})*$`)
 	// $NAME and ${NAME} give a value that is not evaluated again.
 	plainReference = lazy.Regexp(`\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
-	// What a shell would run or look up where a value is evaluated: $(…), ${…}, a[…].
+	// What a shell would run or look up when it evaluates a value: $(…), ${…}, a[…].
 	substitution = lazy.Regexp("[`]|\\$[({\\[]|[A-Za-z0-9_]\\[")
 )
 
-// maxPlugins is what Linux takes as one variable, in bytes. More never reaches a hook, and
-// nested deeply enough it would take minutes to name.
+// maxPlugins is the longest variable that Linux accepts, in bytes. A longer one never reaches a
+// hook, and if nested deeply enough it would take minutes to name.
 const maxPlugins = 128 << 10
 
-// textSettings go into the container as they are, and may hold a shell's text.
+// textSettings go into the container unchanged, and may contain shell text.
 var textSettings = []string{"COMMAND", "COMMAND_*", "SHELL", "SHELL_*", "ENTRYPOINT", "ENVIRONMENT_*"}
 
-// vetPlugins says what is wrong with the plugins of a job, as the agent gets them: a
-// list in JSON. env are the job's variables.
+// vetPlugins returns what is wrong with the plugins of a job, as the agent gets them: a JSON list.
+// env are the job's variables.
 func vetPlugins(text string, env map[string]string) []string {
 	if text == "" {
 		return nil
@@ -68,8 +67,8 @@ func vetPlugins(text string, env map[string]string) []string {
 	return bad
 }
 
-// pluginName is what the agent names the settings of a plugin after: the last part
-// of its source, without the suffix.
+// pluginName returns the name that the agent uses for the settings of a plugin: the last part of
+// its source, without the suffix.
 func pluginName(source string) string {
 	source, _, _ = strings.Cut(source, "#")
 	source, _, _ = strings.Cut(source, "?")
@@ -79,9 +78,8 @@ func pluginName(source string) string {
 	return strings.ToLower(path.Base(strings.ReplaceAll(source, `\`, "/")))
 }
 
-// collect adds the variables that the agent makes of a setting, without what all of
-// them begin with. A name may come more than once, as expand-image-vars and
-// EXPAND_IMAGE_VARS are one.
+// collect adds the variables that the agent makes of a setting, without their common prefix.
+// A name may occur more than once: expand-image-vars and EXPAND_IMAGE_VARS are the same.
 func collect(into map[string][]string, name string, v any) (bad []string) {
 	add := func(key string) string {
 		return strings.Trim(strings.Join(strings.FieldsFunc(name+"_"+strings.ToUpper(key), func(r rune) bool { return strings.ContainsRune("_- ", r) }), "_"), "_")
@@ -112,7 +110,7 @@ func collect(into map[string][]string, name string, v any) (bad []string) {
 
 func settingName(name string) string { return strings.ToLower(strings.ReplaceAll(name, "_", "-")) }
 
-// vetDocker judges the settings of the docker plugin by what its scripts do with them.
+// vetDocker checks the settings of the docker plugin against what its scripts do with them.
 func vetDocker(settings map[string][]string, env map[string]string) (bad []string) {
 	on := func(name string) bool {
 		return slices.ContainsFunc(settings[name], func(v string) bool { return !slices.Contains([]string{"", "false", "off", "0"}, v) })
@@ -151,7 +149,7 @@ func vetSetting(name, value string, images, volumes bool, env map[string]string)
 		if images {
 			value = os.Expand(value, func(name string) string { return env[name] })
 		}
-		// Docker's command line would read --env-file=/etc/passwd, say.
+		// Docker's command line would read --env-file=/etc/passwd, for example.
 		if strings.HasPrefix(strings.TrimSpace(value), "-") {
 			return "is an option of docker run and no image"
 		}

@@ -24,7 +24,7 @@ func ordinary() map[string]string {
 	}
 }
 
-// defaults are the names that a node allows unless its operator says otherwise.
+// defaults returns the names that a node allows unless its operator says otherwise.
 func defaults(t *testing.T) []*regexp.Regexp {
 	t.Helper()
 	var list []*regexp.Regexp
@@ -34,7 +34,7 @@ func defaults(t *testing.T) []*regexp.Regexp {
 	return list
 }
 
-// refused asks that an ordinary job with one more variable is refused for it.
+// refused checks that an ordinary job with one more variable is refused because of it.
 func refused(t *testing.T, name, value, want string, allowed []*regexp.Regexp) {
 	t.Helper()
 	env := ordinary()
@@ -64,8 +64,8 @@ func TestVet(t *testing.T) {
 	}
 }
 
-// A build sets what its list allows, and nothing else: neither a name that some
-// program on the host is known to read, nor one that no one has thought of.
+// A build can only set what its lists allow: neither a name that some program on the host
+// is known to read, nor one that no one has thought of.
 func TestVetNames(t *testing.T) {
 	t.Parallel()
 	all := []*regexp.Regexp{regexp.MustCompile(`.*`)}
@@ -90,7 +90,7 @@ func TestVetNames(t *testing.T) {
 		BUILDKITE_AGENT_JOB_API_SOCKET BUILDKITE_AGENT_PROFILE BUILDKITE_AGENT_EXPERIMENT BUILDKITE_TRACING_BACKEND BUILDKITE_KUBERNETES_EXEC
 		A-B A.B 1A A[0] A$(id)`) {
 		refused(t, name, "x", "", defaults(t))
-		refused(t, name, "x", "", all) // an operator's pattern that lets everything pass
+		refused(t, name, "x", "", all) // an operator's pattern that accepts everything
 	}
 	for _, name := range []string{"", "A\nB", "A B"} {
 		refused(t, name, "x", "", all)
