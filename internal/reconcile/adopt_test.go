@@ -15,7 +15,7 @@ import (
 
 const oldUnit = "[Unit]\nDescription=Buildkite Agent\n[Service]\nUser=buildkite-agent\n[Install]\nWantedBy=multi-user.target\n"
 
-// oldNode is a machine of the old scripts with n agents that run.
+// oldNode is a machine of the old scripts with n running agents.
 func oldNode(t *testing.T, n int) *machine {
 	t.Helper()
 	m := newMachine(t)

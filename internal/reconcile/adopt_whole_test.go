@@ -18,13 +18,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// oldDirs are what the old scripts gave to the user of all agents.
+// oldDirs are the directories that the old scripts gave to the user of all agents.
 var oldDirs = []string{"/etc/buildkite-agent", plan.HooksDir, plan.AgentDir(0), "/var/lib/buildkite-agent"}
 
 const oldConfig = "/etc/buildkite-agent/buildkite-agent-gpu0.cfg"
 
-// wholeOldNode is an old node with one slot as the scripts leave it: owners,
-// modes, a token file, a hook that is a link and a directory that is empty.
+// wholeOldNode is an old node with one slot as the scripts leave it: owners, modes, a
+// token file, a hook that is a link and an empty directory.
 func wholeOldNode(t *testing.T) *machine {
 	t.Helper()
 	m := oldNode(t, 1)
@@ -48,7 +48,7 @@ func wholeOldNode(t *testing.T) *machine {
 	return m
 }
 
-// adopt adopts a node with another token and forgets what was said.
+// adopt adopts a node with another token and discards the recorded words.
 func (m *machine) adopt(p *plan.Plan) {
 	m.t.Helper()
 	if err := m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nother\n"); err != nil {
@@ -57,7 +57,7 @@ func (m *machine) adopt(p *plan.Plan) {
 	m.apply(p)
 }
 
-// still is what uninstall has to leave as it was: all but what runs and what
+// still returns what uninstall must leave as it was: everything except what runs and what
 // only systemd makes.
 func still(tree map[string]string) map[string]string {
 	out := map[string]string{}
@@ -105,7 +105,7 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 	equal(t, "words of the second run", nil, words)
 	equal(t, "tree after the second run", after, m.tree())
 
-	// The same file again was agreed to; another one was not.
+	// Consent covers the same file again, but not another one.
 	m.write(plan.HooksDir+"/pre-command", "echo old\n")
 	m.apply(p)
 	if m.exists(plan.HooksDir + "/pre-command") {
@@ -125,7 +125,7 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 	equal(t, "tree after uninstall", before, still(m.tree()))
 }
 
-// Without --adopt nothing is changed, and nothing of a secret is shown.
+// Without --adopt nothing changes, and no part of a secret is shown.
 func TestWholeOldNodeConflicts(t *testing.T) {
 	t.Parallel()
 	m := wholeOldNode(t)
@@ -145,12 +145,12 @@ func TestWholeOldNodeConflicts(t *testing.T) {
 	}
 }
 
-// Uninstall may be killed anywhere as well.
+// Uninstall may be killed at any step, too.
 func TestInterruptedUninstallOfAdopted(t *testing.T) {
 	t.Parallel()
 	prepare := func(t *testing.T) (*machine, map[string]string) {
 		m := wholeOldNode(t)
-		// An empty directory is known as somebody else's only until its backup is gone.
+		// An empty directory is known as someone else's only until its backup is removed.
 		if err := os.Remove(filepath.Join(m.h.Root, "/etc/kbnode/slots")); err != nil {
 			t.Fatal(err)
 		}
@@ -199,8 +199,8 @@ func TestInterruptedUninstallOfAdopted(t *testing.T) {
 	}
 }
 
-// While a job of the old setup runs, its home stays its user's, but others can
-// look for their own below.
+// While a job of the old setup runs, its home stays with its user, but other users can
+// find their own directories below it.
 func TestAdoptLeavesHomeOfRunningJob(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -235,8 +235,8 @@ func TestAdoptLeavesHomeOfRunningJob(t *testing.T) {
 	equal(t, "tree after uninstall", before, still(m.tree()))
 }
 
-// An idle agent of the old setup whose slot waits for CPUs would run its jobs
-// with hooks that are not for it: it stops at once.
+// An idle agent of the old setup whose slot waits for CPUs would run its jobs with hooks
+// that are not for it, so it stops at once.
 func TestAdoptStopsIdleAgentThatWaits(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -280,7 +280,7 @@ func TestWriteInputKeepsBackup(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := still(m.tree())
-	for step := range 2 { // the second is refused between backup and write, and done again
+	for step := range 2 { // the second is refused between backup and write, and repeated
 		m.h.OnStep(func(words string) error {
 			if step == 0 && words == "write "+plan.TokenPath {
 				return syscall.ENOSPC
@@ -292,7 +292,7 @@ func TestWriteInputKeepsBackup(t *testing.T) {
 		}
 	}
 	m.h.OnStep(nil)
-	for range 2 { // of our own there is none
+	for range 2 { // our own file gets no backup
 		if err := m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nnext\n"); err != nil {
 			t.Fatal(err)
 		}

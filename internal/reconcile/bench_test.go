@@ -13,16 +13,16 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// BenchmarkSlots is a plan, and a reconcile that finds nothing to do, of one machine
-// with more and more slots: a server whose eight GPUs are eight partitions each. A node
-// does both every 30 s; the target is 100 ms for 8 slots. The last column says what a
-// slot costs there against a slot of eight: where it grows, something is not linear.
+// BenchmarkSlots measures a plan, and a reconcile that finds nothing to do, for one
+// machine with more and more slots: a server whose eight GPUs are eight partitions each.
+// A node does both every 30 s; the target is 100 ms for 8 slots. The last column is the
+// cost of a slot relative to a slot of eight: if it grows, something is not linear.
 func BenchmarkSlots(b *testing.B) {
 	inv, err := inventory.Read(b.Context(), inventory.Options{Root: machinetest.MI300XCPX().Dir(b)})
 	if err != nil {
 		b.Fatal(err)
 	}
-	inv.Software.Agent.Path = "" // there is none to copy in the tree
+	inv.Software.Agent.Path = "" // the tree has none to copy
 	counts := []int{8, 16, 32, 64}
 	input := func(slots int, kept []plan.Binding) plan.Input {
 		cfg := config.Config{Queue: "q"}
@@ -72,7 +72,7 @@ func BenchmarkSlots(b *testing.B) {
 		m.write("/sys/fs/cgroup/cpuset.cpus.effective", inv.CPU.Online+"\n")
 		m.write("/sys/fs/cgroup/cpuset.mems.effective", "0-7\n")
 		p := build(b, input(n, nil))
-		p.Tunables = nil // BenchmarkLookAtSettings
+		p.Tunables = nil // see BenchmarkLookAtSettings
 		m.apply(p)
 		for b.Loop() {
 			s, err := m.h.Observe(b.Context(), p)
@@ -87,7 +87,7 @@ func BenchmarkSlots(b *testing.B) {
 			b.Fatalf("words were said: %v", words)
 		}
 	})
-	// Each slot is to get the CPU of the one before, and the first runs a job.
+	// Each slot is to get the CPU of the previous one, and the first slot runs a job.
 	each("reshape", func(b *testing.B, n int) {
 		m := newMachine(b)
 		w := want{slots: n, first: 1, width: 1, memory: 1 << 30, generation: "g1", parked: -1}
@@ -107,7 +107,7 @@ func BenchmarkSlots(b *testing.B) {
 	})
 }
 
-// BenchmarkLookAtSettings is what the settings of a large machine add to a look:
+// BenchmarkLookAtSettings measures what the settings of a large machine add to a look:
 // 224 CPUs and 1000 interrupts.
 func BenchmarkLookAtSettings(b *testing.B) {
 	m := newMachine(b)

@@ -28,7 +28,7 @@ func (m *machine) finish(slot int) {
 	}
 }
 
-// deferred is why the changes of a slot wait.
+// deferred returns why the changes of a slot wait.
 func deferred(changes []reconcile.Change, slot int) map[string]bool {
 	why := map[string]bool{}
 	for _, c := range changes {
@@ -115,7 +115,7 @@ func TestContainerMakesASlotBusy(t *testing.T) {
 	equal(t, "words", []string{"drain buildkite-agent-gpu0.service"}, words)
 	equal(t, "reasons", map[string]bool{"waits for container docker-1234.scope of slot gpu0": true}, deferred(r.Deferred, 0))
 
-	// What is left of a job does not keep an agent that died from starting.
+	// What is left of a job does not keep a dead agent from starting.
 	if err := m.sd.Fail(plan.AgentUnit(0)); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func TestIdleSlotWaitsForCPUsOfABusyOne(t *testing.T) {
 		"drain buildkite-agent-gpu0.service",
 		"set buildkite.slice AllowedCPUs=0-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
 	}, words)
-	for k := 1; k <= 2; k++ { // slot 1 keeps 4-5 then, which slot 2 is to get
+	for k := 1; k <= 2; k++ { // slot 1 then keeps 4-5, which slot 2 is to get
 		equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, k))
 	}
 	equal(t, "CPUs of slot 1", "4-5", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus"))
@@ -157,7 +157,7 @@ func TestParentDoesNotTakeCPUsFromAJob(t *testing.T) {
 	m.apply(slots(2).plan(t)) // 2-5
 	m.run(0)
 	next := slots(2)
-	next.first, next.generation = 4, "g2" // 4-7: not 2-3 any more
+	next.first, next.generation = 4, "g2" // 4-7: no longer 2-3
 	p := next.plan(t)
 	_, words := m.apply(p)
 	equal(t, "words", []string{"reload", "drain buildkite-agent-gpu0.service"}, words)
@@ -168,13 +168,13 @@ func TestParentDoesNotTakeCPUsFromAJob(t *testing.T) {
 	equal(t, "changes at the end", nil, changes)
 }
 
-// Neither does it from one that begins while its agent is about to be stopped.
+// Nor from one that begins while its agent is about to be stopped.
 func TestParentDoesNotTakeCPUsFromAJobThatBegins(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	m.apply(slots(2).plan(t)) // 2-5
 	next := slots(2)
-	next.first, next.generation = 4, "g2" // 4-7: not 2-3 any more
+	next.first, next.generation = 4, "g2" // 4-7: no longer 2-3
 	p := next.plan(t)
 	s, changes := m.diff(p)
 	m.run(0)
@@ -286,7 +286,7 @@ func TestUninstall(t *testing.T) {
 		"stop buildkite.slice",
 		"reload",
 	}, m.sd.Words())
-	// Directories above ours that a bare tree did not have, and a system does.
+	// Parent directories that a bare tree does not have, but a system does.
 	after := m.tree()
 	for _, dir := range []string{"/run/", "/run/systemd/", "/run/systemd/system.control/", "/usr/", "/usr/local/", "/usr/local/libexec/", "/var/", "/var/lib/", "/sys/fs/cgroup/system.slice/"} {
 		delete(after, dir)

@@ -17,8 +17,8 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// fakeBus answers on D-Bus's wire as systemd does. Each call is looked up by its
-// member; answer returns a body, or the name of an error, or "hang up".
+// fakeBus answers like systemd, in D-Bus's wire format. answer gets the member of each
+// call and returns a body, the name of an error, or "hang up".
 type fakeBus struct {
 	answer func(member string, nth int, body []any) (reply []any, fault string)
 
@@ -103,7 +103,7 @@ func (f *fakeBus) message(c net.Conn, r io.Reader) error {
 	if err := send(c, out); err != nil || !strings.HasSuffix(member, "Unit") || f.result == "" {
 		return err
 	}
-	// The end of a job is told on the other connection.
+	// The end of a job is signaled on the other connection.
 	signal := &dbus.Message{Type: dbus.TypeSignal, Headers: map[dbus.HeaderField]dbus.Variant{
 		dbus.FieldPath:      dbus.MakeVariant(dbus.ObjectPath("/org/freedesktop/systemd1")),
 		dbus.FieldInterface: dbus.MakeVariant("org.freedesktop.systemd1.Manager"), dbus.FieldMember: dbus.MakeVariant("JobRemoved"),
@@ -119,7 +119,7 @@ func send(c net.Conn, m *dbus.Message) error {
 		m.Headers[dbus.FieldSignature] = dbus.MakeVariant(dbus.SignatureOf(m.Body...))
 	}
 	var wire bytes.Buffer
-	// A message of a server needs a serial, which EncodeTo takes from the message.
+	// A server's message needs a serial, which EncodeTo takes from the message.
 	if err := m.EncodeTo(&wire, binary.LittleEndian); err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func send(c net.Conn, m *dbus.Message) error {
 	return err
 }
 
-// unitRow is a unit as systemd lists it.
+// unitRow is a unit in the form in which systemd lists it.
 type unitRow struct {
 	Name, Description, Load, Active, Sub, Followed string
 	Path                                           dbus.ObjectPath
@@ -164,8 +164,8 @@ func unitsAnswer(active string) func(string, []any) ([]any, string) {
 	}
 }
 
-// A read whose answer got lost is made again, on a new connection where the old one
-// is gone; what systemd refuses is not.
+// A read whose answer is lost is repeated, on a new connection if the old one is gone. A
+// call that systemd refuses is not.
 func TestLostReadIsRepeated(t *testing.T) {
 	t.Parallel()
 	for fault, want := range map[string]int{
@@ -202,7 +202,8 @@ func TestLostReadIsRepeated(t *testing.T) {
 	}
 }
 
-// A job that failed is an error; one whose end is not reported is judged by its unit.
+// A failed job is an error. If the end of a job is not reported, the state of its unit
+// decides.
 func TestJobs(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {

@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// TestDrain takes the agents of two slots down, one of them busy: its job runs
-// to its end, the guards stay, and both come back.
+// TestDrain drains the agents of two slots, one of them busy: its job runs to its end,
+// the guards stay, and both agents come back.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)

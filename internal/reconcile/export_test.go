@@ -1,8 +1,8 @@
 package reconcile
 
-// OnStep makes a host call f before each change of the machine; an error of f
-// is returned as if the change had failed.
+// OnStep makes a host call f before each change of the machine. An error of f is returned
+// as if the change had failed.
 func (h *Host) OnStep(f func(words string) error) { h.step = f }
 
-// LookAtSockets makes a host look at the sockets of guards below its root.
+// LookAtSockets makes a host check the sockets of guards below its root.
 func (h *Host) LookAtSockets() { h.sockets = true }

@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// spoil puts something else where a file is, or nothing but its beginning.
+// spoil replaces a file with something else, or leaves only its beginning.
 func (m *machine) spoil(t *testing.T, how, name string) {
 	t.Helper()
 	at := filepath.Join(m.h.Root, name)
@@ -58,8 +58,8 @@ func slotFiles(k int) []string {
 	}
 }
 
-// After a boot, a file of one slot that is not kbnode's keeps that slot's agent
-// down and no other one.
+// After a boot, a file of one slot that is not kbnode's keeps down that slot's agent and
+// no other.
 func TestFaultOfOneSlot(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"foreign", "directory", "link", "loop", "fifo"} {
@@ -88,7 +88,7 @@ func TestFaultOfOneSlot(t *testing.T) {
 	}
 }
 
-// slotsOf are the slots that an error of Apply is of; -1 is the rest.
+// slotsOf returns the slots that an error of Apply is about; -1 is the rest.
 func slotsOf(err error) []int {
 	var of []int
 	if rest := reconcile.EachSlot(err, func(slot int, _ error) { of = append(of, slot) }); rest != nil {
@@ -98,7 +98,7 @@ func slotsOf(err error) []int {
 	return slices.Compact(of)
 }
 
-// What a crash leaves of a file that only kbnode writes is written again.
+// A file that only kbnode writes is written again if a crash cut it off.
 func TestCutFileIsWrittenAgain(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"empty", "cut", "zeros"} {
@@ -119,7 +119,7 @@ func TestCutFileIsWrittenAgain(t *testing.T) {
 		}
 		equal(t, "tree after "+how, before, m.tree())
 	}
-	// And in the end it is removed, also where its slot is planned no more.
+	// In the end it is removed, even if its slot is no longer planned.
 	m := newMachine(t)
 	m.apply(slots(1).plan(t))
 	want := m.tree()
@@ -131,8 +131,8 @@ func TestCutFileIsWrittenAgain(t *testing.T) {
 	equal(t, "tree without the slot", want, m.tree())
 }
 
-// A slot that is to take no jobs stops, whatever else fails: a file of its own, of
-// another slot or of the node, systemd's reload, or all writes.
+// A slot that is to take no jobs stops, whatever else fails: one of its own files, a file
+// of another slot or of the node, systemd's reload, or all writes.
 func TestParkedWhateverFails(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(m *machine){
@@ -198,7 +198,7 @@ func failing(word string) func(string) error {
 	}
 }
 
-// A unit of the node's that kbnode did not write is not started, and the slots are.
+// A unit of the node that kbnode did not write is not started, but the slots are.
 func TestFaultOfTheNodesUnit(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -217,8 +217,8 @@ func TestFaultOfTheNodesUnit(t *testing.T) {
 	}
 }
 
-// Without the hooks that look at jobs no agent starts; an operator's own hook
-// keeps none down. What runs goes on.
+// Without the hooks that check jobs no agent starts. An operator's own hook keeps none
+// down. What runs continues.
 func TestFaultOfAHook(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]bool{"environment": false, "post-command": true} {
@@ -243,8 +243,8 @@ func TestFaultOfAHook(t *testing.T) {
 	}
 }
 
-// A slot that cannot be changed gets out of the way of one that is to have its
-// CPUs, and serves on as it is where none is.
+// A slot that cannot be changed makes way for one that is to get its CPUs, and otherwise
+// keeps serving as it is.
 func TestFaultySlotHoldsNoOneUp(t *testing.T) {
 	t.Parallel()
 	for first, stops := range map[int]bool{0: true, 2: false} {
@@ -267,12 +267,12 @@ func TestFaultySlotHoldsNoOneUp(t *testing.T) {
 	}
 }
 
-// An agent of the old scripts whose unit is not replaced is not stopped: systemd
+// An agent of the old scripts whose unit was not replaced is not stopped, because systemd
 // would end its job.
 func TestFaultySlotOfTheOldScripts(t *testing.T) {
 	t.Parallel()
 	m := oldNode(t, 2)
-	m.write(plan.SlotPolicyPath(0), "{\"written_by\": \"kbnode\"}") // an install that went no further
+	m.write(plan.SlotPolicyPath(0), "{\"written_by\": \"kbnode\"}") // an install that stopped here
 	m.run(1)
 	w := slots(2)
 	w.parked = 1
@@ -285,7 +285,7 @@ func TestFaultySlotOfTheOldScripts(t *testing.T) {
 	}
 }
 
-// Each step may fail alone. The next run ends with the same machine.
+// Each step may fail alone. The next run leads to the same machine.
 func TestOneStepFails(t *testing.T) {
 	t.Parallel()
 	was, is := slots(3), slots(2)
@@ -317,7 +317,7 @@ func TestOneStepFails(t *testing.T) {
 	}
 }
 
-// What must stop stops before anything else takes its time.
+// What must stop is stopped before anything slow.
 func TestParkedFirst(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -340,7 +340,7 @@ func TestParkedFirst(t *testing.T) {
 	equal(t, "words", []string{"stop " + plan.GuardUnit(0), "stop " + plan.AgentUnit(0)}, m.sd.Words())
 }
 
-// A slot whose units systemd has not read keeps those that run.
+// If systemd has not read a slot's units, the slot keeps those that run.
 func TestReloadFails(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// applyAfter applies a plan to a machine that is changed once it was looked at.
+// applyAfter applies a plan to a machine that changes after it was observed.
 func (m *machine) applyAfter(p *plan.Plan, change func()) error {
 	s, changes := m.diff(p)
 	change()
@@ -23,8 +23,8 @@ func (m *machine) applyAfter(p *plan.Plan, change func()) error {
 	return err
 }
 
-// A link that someone puts in place of a directory between the look and the write
-// leads nowhere.
+// A link that someone puts in place of a directory between the look and the write is not
+// followed.
 func TestPlantedLink(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -51,7 +51,7 @@ func TestPlantedLink(t *testing.T) {
 	}
 }
 
-// A mode is that of what is at the path.
+// A mode is set on what is at the path.
 func TestChmodFollowsNoLink(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -75,7 +75,7 @@ func TestChmodFollowsNoLink(t *testing.T) {
 	}
 }
 
-// What is mounted in a directory that is deleted stays as it is.
+// What is mounted in a deleted directory stays as it is.
 func TestUnmountBeforeRemoval(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -95,7 +95,7 @@ func TestUnmountBeforeRemoval(t *testing.T) {
 	}
 }
 
-// Directories in each other, as a job may make them, go with few open at a time.
+// Nested directories, as a job may make them, are removed with few open at a time.
 func TestRemoveDeepTree(t *testing.T) {
 	m := newMachine(t)
 	m.apply(slots(2).plan(t))
@@ -115,7 +115,7 @@ func TestRemoveDeepTree(t *testing.T) {
 	if err = errors.Join(err, unix.Close(fd), unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)); err != nil {
 		t.Fatal(err)
 	}
-	// Not parallel: the limit is that of the process.
+	// Not parallel: the limit is the process's.
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}); err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestRemoveDeepTree(t *testing.T) {
 	}
 }
 
-// A file is in its directory for good before anything relies on it.
+// A file is durable in its directory before anything relies on it.
 func TestRenameLasts(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -140,7 +140,7 @@ func TestRenameLasts(t *testing.T) {
 	}
 }
 
-// A lock on a file that its last holder has deleted keeps no one out, so it is none.
+// A lock on a file that its last holder deleted keeps no one out, so it does not count.
 func TestLockOnAFileWithoutAName(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -178,7 +178,7 @@ func TestEveryLimit(t *testing.T) {
 	}
 }
 
-// An agent that stops may have a job still: its slot is left to end.
+// A stopping agent may still have a job, so its slot counts as busy.
 func TestStoppingAgentIsBusy(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -192,7 +192,7 @@ func TestStoppingAgentIsBusy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range procs { // the job is between two of its processes
+	for _, name := range procs { // between two processes of the job
 		if text, err := os.ReadFile(name); err == nil && strings.Contains(string(text), "BUILDKITE_JOB_ID") {
 			if err := os.WriteFile(name, nil, 0o600); err != nil {
 				t.Fatal(err)

@@ -6,8 +6,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// TestAutoUpdateComesAndGoes writes what updates the image, leaves an update
-// alone that runs, and takes it away with its key.
+// TestAutoUpdateComesAndGoes writes what updates the image, leaves a running update
+// alone, and removes it all with its key.
 func TestAutoUpdateComesAndGoes(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -31,7 +31,7 @@ func TestAutoUpdateComesAndGoes(t *testing.T) {
 	if m.exists(plan.CronPath) {
 		t.Error("cron's line stays beside the timer")
 	}
-	if err := m.sd.Start(t.Context(), plan.ImageService); err != nil { // the timer does
+	if err := m.sd.Start(t.Context(), plan.ImageService); err != nil { // as the timer does
 		t.Fatal(err)
 	}
 	m.sd.Words()

@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
 )
 
-// want is what a test plans: slots of width CPUs each, from CPU first on.
+// want is what a test plans: slots of width CPUs each, starting with CPU first.
 type want struct {
 	slots      int
 	first      int
@@ -88,8 +88,8 @@ type machine struct {
 	h  *reconcile.Host
 }
 
-// tempDir is in memory where it can be: hundreds of machines are written, and
-// each of their files is synced.
+// tempDir returns a directory in memory if possible: hundreds of machines are written,
+// and each of their files is synced.
 func tempDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "kbnode-reconcile-") //nolint:usetesting // t.TempDir is on a disk
@@ -114,7 +114,7 @@ func newMachine(t testing.TB) *machine {
 	return &machine{t: t, sd: sd, h: &reconcile.Host{Root: root, Systemd: sd, Users: systemdtest.Users{Root: root}}}
 }
 
-// diff is what has to change.
+// diff returns what has to change.
 func (m *machine) diff(p *plan.Plan) (*reconcile.State, []reconcile.Change) {
 	m.t.Helper()
 	s, err := m.h.Observe(m.t.Context(), p)
@@ -124,7 +124,7 @@ func (m *machine) diff(p *plan.Plan) (*reconcile.State, []reconcile.Change) {
 	return s, reconcile.Diff(p, s)
 }
 
-// apply makes the machine as planned and returns what was said to systemd.
+// apply makes the machine as planned and returns what systemd was asked to do.
 func (m *machine) apply(p *plan.Plan) (reconcile.Result, []string) {
 	m.t.Helper()
 	s, changes := m.diff(p)
@@ -171,7 +171,7 @@ func (m *machine) exists(name string) bool {
 	return err == nil
 }
 
-// chown gives directories to somebody, where the test may.
+// chown gives directories to a user, if the test may.
 func (m *machine) chown(uid int, names ...string) {
 	m.t.Helper()
 	if os.Geteuid() != 0 {
@@ -184,8 +184,8 @@ func (m *machine) chown(uid int, names ...string) {
 	}
 }
 
-// tree is everything on the machine: contents, modes, owners and links by path,
-// without what differs from one process to the next.
+// tree returns everything on the machine: contents, modes, owners and links by path,
+// without what differs between processes.
 func (m *machine) tree() map[string]string {
 	m.t.Helper()
 	out := map[string]string{}
@@ -220,7 +220,7 @@ func (m *machine) tree() map[string]string {
 	return out
 }
 
-// brief is a change as tests name it.
+// brief returns changes in short form.
 func brief(changes []reconcile.Change) []string {
 	out := []string{}
 	for _, c := range changes {

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Only a unit in the very same state is not asked again.
+// Only a unit in exactly the same state is not asked again.
 func TestMemory(t *testing.T) {
 	t.Parallel()
 	since := time.UnixMicro(1_700_000_000_000_001).UTC()
@@ -35,7 +35,7 @@ func TestMemory(t *testing.T) {
 		}
 		want := tt.ask
 		if tt.want {
-			// What is not of its state is asked for each time.
+			// What is not part of its state is asked each time.
 			want.MainPID, want.Restarts, want.ExitStatus, want.Result, want.Cgroup = 7, 2, 1, "success", "/a"
 		}
 		if diff := cmp.Diff(want, got); diff != "" {

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
 )
 
-// fakeNetwork has rules for the users that the machine had when they were written.
+// fakeNetwork has rules for the users that existed when the rules were written.
 type fakeNetwork struct {
 	users    systemdtest.Users
 	ruled    []string // nil: there are no rules
@@ -98,7 +98,7 @@ func TestNetwork(t *testing.T) {
 	_, changes := m.diff(p)
 	equal(t, "changes of the second run", nil, changes)
 
-	// What slots may reach is in their policies, which are there before the rules.
+	// The policies define what slots may reach, and are written before the rules.
 	closed := slots(2).plan(t)
 	for i, file := range closed.Files {
 		if file.Path == plan.SlotPolicyPath(1) {
@@ -112,7 +112,7 @@ func TestNetwork(t *testing.T) {
 	}
 	m.apply(p)
 
-	// A firewall that starts anew, and a node that gets a slot and loses it.
+	// A firewall that starts again, and a node that gains a slot and loses it.
 	f.ruled = nil
 	r, _ = m.apply(p)
 	equal(t, "changes after a flush", []string{"protect inet kbnode"}, brief(r.Applied))
@@ -125,7 +125,7 @@ func TestNetwork(t *testing.T) {
 	equal(t, "changes without it", []string{"delnet kbnode-gpu2", "protect inet kbnode"}, networkChanges(r.Applied))
 	equal(t, "networks", []string{"kbnode-gpu1", "kbnode-gpu02", "theirs"}, f.networks)
 
-	// Who may not see the rules plans nothing about them.
+	// A user who may not see the rules plans nothing about them.
 	f.hidden = true
 	_, changes = m.diff(p)
 	equal(t, "changes for a user", nil, changes)
@@ -137,7 +137,7 @@ func TestNetworkUninstall(t *testing.T) {
 	m.apply(slots(2).plan(t))
 	f.networks = []string{"kbnode-gpu0", "kbnode-gpu1"}
 
-	// What cannot be removed stops the uninstall while it can still go on later.
+	// What cannot be removed stops the uninstall while it can still continue later.
 	f.err = errors.New("network has active endpoints")
 	if _, err := m.h.Uninstall(t.Context(), nil); !errors.Is(err, f.err) {
 		t.Fatalf("uninstall: %v", err)
@@ -170,14 +170,14 @@ func TestNetworkOfBusySlot(t *testing.T) {
 			t.Errorf("a running job would lose its network: %s", c)
 		}
 	}
-	// A rule that is missing does not wait for jobs: it protects them.
+	// A missing rule does not wait for jobs: it protects them.
 	f.ruled = nil
 	r, _ := m.apply(slots(2).plan(t))
 	equal(t, "changes", []string{"protect inet kbnode"}, brief(r.Applied))
 }
 
-// An engine that does not answer keeps nothing else from being put right. An uninstall
-// would leave its networks behind, and fails.
+// An engine that does not answer keeps nothing else from being fixed. An uninstall would
+// leave its networks behind, so it fails.
 func TestSilentEngine(t *testing.T) {
 	t.Parallel()
 	m, f := networked(t)

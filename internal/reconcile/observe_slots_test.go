@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/agent"
 )
 
-// A job whose processes cannot be looked at, for the whole of a minute or for good,
-// leaves its slot busy and the others as they are.
+// A job whose processes cannot be read, for a minute or forever, leaves its slot busy and
+// the others as they are.
 func TestProcessesThatHang(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -31,7 +31,7 @@ func TestProcessesThatHang(t *testing.T) {
 	if err := os.Remove(environ); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mkfifo(environ, 0o600); err != nil { // an open of it hangs
+	if err := syscall.Mkfifo(environ, 0o600); err != nil { // opening it hangs
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

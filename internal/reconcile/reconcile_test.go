@@ -80,8 +80,8 @@ func TestReboot(t *testing.T) {
 	equal(t, "tree", before, m.tree())
 }
 
-// A run that is killed anywhere, or whose disk is full, leaves each file old or
-// new, and the next run ends with the same machine.
+// If a run is killed anywhere, or its disk is full, each file is either old or new, and
+// the next run leads to the same machine.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	was, is := slots(3), slots(2)
@@ -127,7 +127,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// interrupt applies a plan until the n-th step.
+// interrupt applies a plan up to the n-th step.
 func interrupt(t *testing.T, m *machine, p *plan.Plan, way string, n int) {
 	t.Helper()
 	type killed struct{}

@@ -25,7 +25,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
 )
 
-// server is a machine with eight GPUs whose plans are real ones.
+// server is a machine with eight GPUs and real plans.
 type server struct {
 	*machine
 	net *fakeNetwork
@@ -50,7 +50,7 @@ func newServer(t testing.TB) *server {
 	}
 	inv := *b200x8.inv
 	inv.GPUs = slices.Clone(inv.GPUs)
-	inv.Software.Agent.Path = "" // there is none to copy in the tree
+	inv.Software.Agent.Path = "" // the tree has none to copy
 	root := tempDir(t)
 	sd, err := systemdtest.New(root, "0-223", "0-1")
 	if err != nil {
@@ -62,7 +62,7 @@ func newServer(t testing.TB) *server {
 }
 
 // divide makes MIG instances of a GPU, of one memory slice each; 0 turns MIG off. Their
-// UUIDs have the serial in them: those made anew have others.
+// UUIDs contain the serial, so that instances made again have others.
 func (s *server) divide(gpu, instances, serial int) {
 	g := &s.inv.GPUs[gpu]
 	g.MIG, g.MIGMode = nil, "off"
@@ -75,7 +75,7 @@ func (s *server) divide(gpu, instances, serial int) {
 	}
 }
 
-// plan is what kbnode plans with the bindings that lie on the machine.
+// plan returns what kbnode plans with the bindings on the machine.
 func (s *server) plan(cfg config.Config) *plan.Plan {
 	s.t.Helper()
 	in := plan.Input{Inventory: s.inv, Config: &cfg, Binary: "/usr/local/bin/kbnode", Version: "1.2.3", Reshape: true}
@@ -94,7 +94,7 @@ func (s *server) plan(cfg config.Config) *plan.Plan {
 	return p
 }
 
-// pass is a pass of the daemon's.
+// pass makes a pass of the daemon.
 func (s *server) pass(cfg config.Config) (reconcile.Result, []string) {
 	s.t.Helper()
 	r, words := s.apply(s.plan(cfg))
@@ -109,7 +109,7 @@ func (s *server) pass(cfg config.Config) (reconcile.Result, []string) {
 	return r, words
 }
 
-// done holds that nothing is left to do, and that no job was killed on the way.
+// done checks that nothing is left to do, and that no job was killed on the way.
 func (s *server) done(cfg config.Config) {
 	s.t.Helper()
 	if _, changes := s.diff(s.plan(cfg)); len(changes) > 0 {
@@ -120,7 +120,7 @@ func (s *server) done(cfg config.Config) {
 	}
 }
 
-// limits are what a slot's slice allows, as files by path.
+// limits returns what a slot's slice allows, as files by path.
 func (s *server) limits(slot int) map[string]string {
 	s.t.Helper()
 	out := map[string]string{}
@@ -135,7 +135,7 @@ func (s *server) limits(slot int) map[string]string {
 	return out
 }
 
-// serving are the slots whose agent runs.
+// serving returns the slots whose agents run.
 func (s *server) serving() []int {
 	s.t.Helper()
 	var of []int
@@ -151,8 +151,8 @@ func (s *server) serving() []int {
 	return of
 }
 
-// apart says which slots that serve have a CPU or a device in common; "" for none.
-// MIG instances of a GPU share its own node.
+// apart returns which serving slots have a CPU or a device in common; "" if none. MIG
+// instances of a GPU share its node.
 func (s *server) apart() string {
 	s.t.Helper()
 	var cpus cpuset.Set
@@ -190,7 +190,7 @@ var (
 	pairs   = config.Config{Queue: "q", GPUsPerSlot: 2}
 )
 
-// kinds are what is done to units, in a word each: "stop agent-gpu1".
+// verbs shortens the words about units, as in "stop agent-gpu1".
 func verbs(words []string) []string {
 	var out []string
 	for _, w := range words {
@@ -297,7 +297,7 @@ func TestInstancesOfAWholeGPU(t *testing.T) {
 	s.done(singles)
 	equal(t, "slots", []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, s.serving())
 
-	// An instance that is made anew has another name, and nothing else changes.
+	// An instance that is made again has another name, and nothing else changes.
 	s.run(7)
 	s.run(9)
 	neighbour := s.limits(9)
@@ -309,7 +309,8 @@ func TestInstancesOfAWholeGPU(t *testing.T) {
 	equal(t, "words after its job", []string{"reload", "restart guard-gpu7", "start agent-gpu7"}, verbs(words))
 	equal(t, "limits of its neighbour", neighbour, s.limits(9))
 
-	// A sibling that is busy for ever keeps nobody: gpu8 goes, and gpu9 serves on.
+	// A sibling that stays busy forever holds up no one: gpu8 goes, and gpu9 keeps
+	// serving.
 	s.inv.GPUs[7].MIG = slices.Delete(s.inv.GPUs[7].MIG, 6, 7)
 	for range 4 {
 		s.pass(singles)
@@ -322,7 +323,7 @@ func TestInstancesOfAWholeGPU(t *testing.T) {
 		t.Fatal(why)
 	}
 
-	// A GPU that is whole again waits for the last job on a part of it.
+	// A GPU that becomes whole again waits for the last job on a part of it.
 	s.run(9)
 	s.divide(7, 0, 0)
 	s.pass(singles)
@@ -338,7 +339,7 @@ func TestInstancesOfAWholeGPU(t *testing.T) {
 	equal(t, "slots", []int{0, 1, 2, 3, 4, 5, 6, 7}, s.serving())
 }
 
-// A slot that keeps its CPUs and is to get a GPU of a busy one waits for that.
+// A slot that keeps its CPUs and is to get a GPU of a busy slot waits for it.
 func TestGroupsThatSwapGPUs(t *testing.T) {
 	t.Parallel()
 	groups := func(list ...[]string) config.Config {
@@ -364,7 +365,7 @@ func TestGroupsThatSwapGPUs(t *testing.T) {
 	equal(t, "slots that serve", []int{0, 1}, s.serving())
 }
 
-// waiting are the slots with changes that wait.
+// waiting returns the slots with changes that wait.
 func (s *server) waiting(cfg config.Config) []string {
 	_, changes := s.diff(s.plan(cfg))
 	slots := map[string]bool{}
@@ -376,8 +377,8 @@ func (s *server) waiting(cfg config.Config) []string {
 	return slices.Sorted(maps.Keys(slots))
 }
 
-// TestReshapeHolds makes a node again and again what a random configuration says while
-// jobs come and go, also in the middle of a pass.
+// TestReshapeHolds repeatedly reshapes a node to random configurations while jobs come
+// and go, also in the middle of a pass.
 func TestReshapeHolds(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(3) {
@@ -387,7 +388,7 @@ func TestReshapeHolds(t *testing.T) {
 				r := rand.New(rand.NewPCG(seed, 11))
 				s := newServer(t)
 				s.sd.ReloadApplies = applies
-				jobs := map[int]map[string]string{} // the limits that each began with
+				jobs := map[int]map[string]string{} // the limits with which each began
 				hold := func(when string) {
 					t.Helper()
 					if why := s.apart(); why != "" {
@@ -407,7 +408,7 @@ func TestReshapeHolds(t *testing.T) {
 						}
 						if jobs[k] == nil && units[0].Active == "active" && r.IntN(chance) == 0 {
 							jobs[k] = s.limits(k)
-							if inPass { // its file may be written by now; the guard has read the old one
+							if inPass { // its file may be written by now, but the guard has read the old one
 								delete(jobs[k], plan.SlotPolicyPath(k))
 							}
 							s.run(k)
@@ -460,8 +461,8 @@ func TestReshapeHolds(t *testing.T) {
 	}
 }
 
-// TestInterruptedReshape cuts a reshape off at each step: while a job keeps a part of it
-// waiting, and when that has ended.
+// TestInterruptedReshape interrupts a reshape at each step: while a job keeps a part of
+// it waiting, and after that job has ended.
 func TestInterruptedReshape(t *testing.T) {
 	t.Parallel()
 	of := func(cfg config.Config) config.Config {

@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// A guard that no job reaches starts again with its agent, when its slot is idle.
+// A guard that jobs cannot reach starts again, together with its agent, when its slot is
+// idle.
 func TestGuardThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	p := slots(2).plan(t)
@@ -56,7 +57,7 @@ func TestGuardThatIsCutOff(t *testing.T) {
 			m.finish(1)
 			_, words = m.apply(p)
 			if name == "agent's part gone" {
-				words = append([]string{"restart " + plan.GuardUnit(1)}, words...) // the new one is seen by all
+				words = append([]string{"restart " + plan.GuardUnit(1)}, words...) // everyone sees the new one
 			}
 			if !slices.Equal(words, []string{"restart " + plan.GuardUnit(1), "start " + plan.AgentUnit(1)}) {
 				t.Errorf("words after it: %q", words)

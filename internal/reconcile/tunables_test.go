@@ -31,15 +31,15 @@ const (
 	gpu0PCI  = "0000:1a:00.0"
 )
 
-// asFound are settings of a machine that no kbnode has seen.
+// asFound are settings of a machine that kbnode has never changed.
 var asFound = map[string]string{
 	newIRQs: "ffffffff,ffffffff,ffffffff,ffffffff", irq24: "0-127", irq25: "64-127", pages: "always", governor: "powersave",
 }
 
-// asPlanned are they when kbnode has set them.
+// asPlanned are the same settings after kbnode has set them.
 var asPlanned = map[string]string{newIRQs: "3", irq24: "0-1", irq25: "0-1", pages: "madvise", governor: "performance"}
 
-// tuned is the plan of one slot with settings.
+// tuned returns the plan of n slots with settings.
 func tuned(t testing.TB, n int) *plan.Plan {
 	t.Helper()
 	p := slots(n).plan(t)
@@ -108,7 +108,7 @@ func TestTuneAndUntune(t *testing.T) {
 	m.apply(p)
 	equal(t, "tree", before, m.tree())
 
-	// An interrupt that the kernel manages itself, and says so, is none to set.
+	// An interrupt that the kernel manages itself, and marks as such, is left alone.
 	m.write("/proc/irq/27/smp_affinity_list", "3\n")
 	if err := os.Chmod(filepath.Join(m.h.Root, "/proc/irq/27/smp_affinity_list"), 0o444); err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ func TestUninstallPutsSettingsBack(t *testing.T) {
 	for _, now := range []bool{false, true} {
 		m := newTunedMachine(t)
 		m.apply(tuned(t, 1))
-		m.write(irq25, "7\n") // somebody else's now
+		m.write(irq25, "7\n") // someone else's now
 		m.run(0)
 		m.h.Now = now
 		want := maps.Clone(asFound)
@@ -187,7 +187,7 @@ func TestLimitsAreOnlyRaised(t *testing.T) {
 			if _, changes := m.diff(p); len(changes) > 0 {
 				t.Errorf("changes are left: %v", changes)
 			}
-			// Someone raises one further: that is as planned, and theirs.
+			// Someone raises one further: that is as planned, and stays theirs.
 			m.write(ptys, "50000\n")
 			if _, changes := m.diff(p); len(changes) > 0 {
 				t.Errorf("raised further: %v", changes)
@@ -199,8 +199,8 @@ func TestLimitsAreOnlyRaised(t *testing.T) {
 	}
 }
 
-// Killed anywhere, the next run ends with the same settings, and putting back ends
-// with those that were found.
+// Killed anywhere, the next run ends with the same settings, and restoring ends with
+// those that were found.
 func TestTuneInterrupted(t *testing.T) {
 	t.Parallel()
 	prepare := func() (*machine, *plan.Plan) {
@@ -240,7 +240,7 @@ func TestTuneInterrupted(t *testing.T) {
 	}
 }
 
-// killedAt applies a plan and is killed at the n-th step, if there are as many.
+// killedAt applies a plan and is killed at the n-th step, if there are that many.
 func killedAt(m *machine, p *plan.Plan, n int) {
 	step := 0
 	m.h.OnStep(func(string) error {
@@ -254,15 +254,15 @@ func killedAt(m *machine, p *plan.Plan, n int) {
 	m.apply(p)
 }
 
-// Another value is planned, and the run is killed before it is set: what kbnode
-// made before is not taken for somebody else's.
+// Another value is planned, and the run is killed before it is set: the value that kbnode
+// set before is not taken for someone else's.
 func TestTuneInterruptedAtAnotherValue(t *testing.T) {
 	t.Parallel()
 	m := newTunedMachine(t)
 	m.apply(tuned(t, 1))
 	next := tuned(t, 1)
 	next.Tunables[1].Value = "0"
-	killedAt(m, next, 2) // after write and rename of the record
+	killedAt(m, next, 2) // after the record is written and renamed
 	equal(t, "record", true, strings.Contains(m.read(plan.TunablesPath), `"0"`))
 	equal(t, "interrupt", "0-1", m.read(irq24))
 	m.apply(slots(1).plan(t))
@@ -285,7 +285,7 @@ func TestFullDiskChangesNoSetting(t *testing.T) {
 	equal(t, "settings", asFound, m.settings())
 }
 
-// The originals of another boot are none: the machine has begun anew.
+// Original values of an earlier boot do not count.
 func TestTuneAfterReboot(t *testing.T) {
 	t.Parallel()
 	m := newTunedMachine(t)
@@ -300,7 +300,7 @@ func TestTuneAfterReboot(t *testing.T) {
 	m.apply(slots(1).plan(t))
 	equal(t, "governor", "ondemand", m.read(governor))
 
-	// Disabled while the machine was off, there is nothing to put back.
+	// If it was disabled while the machine was off, there is nothing to restore.
 	m.apply(tuned(t, 1))
 	m.write(bootID, "boot-3\n")
 	r, _ = m.apply(slots(1).plan(t))
@@ -311,14 +311,14 @@ func TestTuneAfterReboot(t *testing.T) {
 	}
 }
 
-// What cannot be set is a warning for that setting, and not tried for ever. An
-// interrupt that the kernel manages is not even that.
+// What cannot be set is a warning for that setting, and is not tried forever. An
+// interrupt that the kernel manages is not even a warning.
 func TestSettingsThatCannotBeMade(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		err     syscall.Errno
 		tries   int
-		managed syscall.Errno // by the kernel's version
+		managed syscall.Errno // depends on the kernel's version
 	}{{syscall.EROFS, 1, syscall.EIO}, {syscall.EPERM, 1, syscall.EPERM}, {syscall.EBUSY, 3, syscall.EIO}} {
 		t.Run(tt.err.Error(), func(t *testing.T) {
 			t.Parallel()
@@ -351,7 +351,7 @@ func TestSettingsThatCannotBeMade(t *testing.T) {
 			want[irq25], want[governor] = "64-127", "powersave"
 			equal(t, "settings", want, m.settings())
 
-			// Another value is another matter, and so is another boot.
+			// Another value is tried again, and so is another boot.
 			p.Tunables[3].Value = "schedutil"
 			if _, changes := m.diff(p); len(changes) != 1 {
 				t.Errorf("with another value: %v", changes)
@@ -370,7 +370,7 @@ func TestSettingsThatCannotBeMade(t *testing.T) {
 
 const governorLine = "/sys/devices/system/cpu/cpufreq/policy*/scaling_governor: powersave -> performance"
 
-// Where another program changes what kbnode set, kbnode gives way in the end.
+// If another program changes what kbnode set, kbnode gives way in the end.
 func TestTuneGivesWay(t *testing.T) {
 	t.Parallel()
 	m := newTunedMachine(t)
@@ -431,14 +431,14 @@ func (g *gpus) read() {
 	}
 }
 
-// load is the driver taking the GPU.
+// load makes the driver take the GPU.
 func (g *gpus) load() {
 	g.m.t.Helper()
 	link := filepath.Join(g.m.h.Root, "/sys/bus/pci/devices", gpu0PCI, "driver")
 	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
 		g.m.t.Fatal(err)
 	}
-	// The old one is away only when the new one is there: it has another inode.
+	// Remove the old link only when the new one exists, so that its inode differs.
 	if err := os.Symlink("../nvidia", link+".new"); err != nil {
 		g.m.t.Fatal(err)
 	}
@@ -493,8 +493,8 @@ func TestSettingsOfGPUs(t *testing.T) {
 	expect("on already", clocked(t, ""))
 	expect("it was on before", slots(1).plan(t))
 
-	// A GPU that does not answer keeps nothing else from being done, and a slot's
-	// agent from nothing.
+	// A GPU that does not answer keeps nothing else from being done, nor a slot's agent
+	// from starting.
 	g.mode, g.err = "off", errors.New("GPU is lost")
 	g.read()
 	p := clocked(t, "base")

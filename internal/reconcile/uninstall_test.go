@@ -7,14 +7,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// TestUninstallDisablesInstall: what is uninstalled is not back after the next boot, and
-// install leaves the unit alone that runs it.
+// TestUninstallDisablesInstall: what is uninstalled does not come back with the next
+// boot, and install leaves alone the unit that runs it.
 func TestUninstallDisablesInstall(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	m.write("/usr/lib/systemd/system/"+plan.InstallService, "[Install]\nWantedBy=multi-user.target\n")
 	link := plan.UnitDir + "/multi-user.target.wants/" + plan.InstallService
-	m.write(link, "") // in a target's directory all that counts is the name
+	m.write(link, "") // in a target's directory only the name counts
 	m.apply(slots(1).plan(t))
 	m.apply(slots(2).plan(t))
 	equal(t, "link on a node", true, m.exists(link))

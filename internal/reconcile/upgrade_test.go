@@ -19,15 +19,15 @@ import (
 
 const newAgent = "3.100.0"
 
-// fleet is a node whose agents are to be upgraded. Agents register when the
-// upgrade waits, but for those of a bad version in the slots named.
+// fleet is a node whose agents are to be upgraded. Agents register when the upgrade
+// waits, except those of a bad version in the given slots.
 type fleet struct {
 	*machine
 	n     int
 	bad   map[int]bool    // slots in which newAgent does not register
 	onGo  func(looks int) // called at each wait
-	drain map[int]bool    // slots that serve nobody
-	most  int             // slots that were without a registered agent at once
+	drain map[int]bool    // slots that serve no one
+	most  int             // the most slots that were without a registered agent at once
 	upg   *reconcile.Upgrade
 	lines []string
 }
@@ -60,7 +60,7 @@ func newFleet(t *testing.T, n int) *fleet {
 	return f
 }
 
-// plan is the plan of the node with the agents that are kept on it.
+// plan returns the plan of the node with its recorded agents.
 func (f *fleet) plan() *plan.Plan {
 	f.t.Helper()
 	kept, err := f.h.ReadAgents()
@@ -96,7 +96,7 @@ func (f *fleet) plan() *plan.Plan {
 	return p
 }
 
-// running is the version that each slot's agent was started with.
+// running returns the version that each slot's agent was started with.
 func (f *fleet) running() []string {
 	f.t.Helper()
 	s, _ := f.diff(f.plan())
@@ -114,7 +114,7 @@ func (f *fleet) running() []string {
 	return out
 }
 
-// register lets Buildkite take every agent that runs and can.
+// register makes Buildkite register every running agent that can be.
 func (f *fleet) register() {
 	for k, v := range f.running() {
 		file := filepath.Join(f.h.Root, agent.RegisteredMarker(k))
@@ -131,7 +131,7 @@ func (f *fleet) register() {
 	}
 }
 
-// mostDown counts the slots whose agent is not there for jobs.
+// mostDown updates most with the number of slots whose agents are not there for jobs.
 func (f *fleet) mostDown() {
 	s, _ := f.diff(f.plan())
 	down := 0
@@ -200,7 +200,7 @@ func TestUpgradeSlotBySlot(t *testing.T) {
 	if f.exists(plan.AgentsDir + "/3.90.0") {
 		t.Error("what no slot runs is still there")
 	}
-	// Back to the installed one: the release goes.
+	// Back to the installed one: the release is removed.
 	if err := f.upg.Begin(t.Context(), "", nil, time.Minute); err != nil {
 		t.Fatal(err)
 	}
@@ -221,8 +221,8 @@ func TestUpgradeSlotBySlot(t *testing.T) {
 	}
 }
 
-// An agent that does not register takes all slots back: the first one before any
-// other has changed, a later one with those that had.
+// An agent that does not register takes all slots back: the first one before any other
+// has changed, a later one together with those that have.
 func TestUpgradeGoesBack(t *testing.T) {
 	t.Parallel()
 	for bad, touched := range []int{1, 2, 3} {
@@ -253,7 +253,7 @@ func TestUpgradeGoesBack(t *testing.T) {
 	}
 }
 
-// A unit that cannot start at all is the same as an agent that does not register.
+// A unit that cannot start is treated like an agent that does not register.
 func TestUpgradeToWhatDoesNotStart(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)
@@ -270,8 +270,7 @@ func TestUpgradeToWhatDoesNotStart(t *testing.T) {
 	equal(t, "agents", all(2, ""), f.running())
 }
 
-// A slot that was broken before keeps no other one back, and is drained to be
-// left out.
+// A slot that was broken before holds up no other one. To leave it out, drain it.
 func TestUpgradeBesideABrokenSlot(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3)
@@ -296,8 +295,8 @@ func TestUpgradeBesideABrokenSlot(t *testing.T) {
 	equal(t, "agents", []string{newAgent, "none", newAgent}, f.running())
 }
 
-// A busy slot finishes its job and changes then: with wait the run goes on until
-// that, without it somebody else does.
+// A busy slot finishes its job and then changes: with wait the run continues until then,
+// without it someone else makes the change.
 func TestUpgradeWaitsForJobs(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -354,8 +353,8 @@ func TestUpgradeWaitsForJobs(t *testing.T) {
 	}
 }
 
-// A drained slot has no agent that could register: it is left out, and has the
-// new one when it is back.
+// A drained slot has no agent that could register: it is left out, and has the new
+// version when it is back.
 func TestUpgradeLeavesDrainedSlotsOut(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3)
@@ -378,8 +377,8 @@ func TestUpgradeLeavesDrainedSlotsOut(t *testing.T) {
 	}
 }
 
-// A drained slot that finishes a job still runs the release before: it is kept
-// until that agent has stopped.
+// A drained slot that finishes a job still runs the previous release, which is kept until
+// that agent has stopped.
 func TestUpgradeKeepsWhatRuns(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)
@@ -407,8 +406,8 @@ func TestUpgradeKeepsWhatRuns(t *testing.T) {
 	}
 }
 
-// Cut off anywhere, each slot has an agent when the daemon has passed, and the
-// same command again ends the upgrade.
+// Interrupted anywhere, each slot has an agent after the daemon's pass, and the same
+// command again completes the upgrade.
 func TestUpgradeCutOff(t *testing.T) {
 	t.Parallel()
 	prepare := func(t *testing.T) *fleet {
@@ -445,7 +444,7 @@ func TestUpgradeCutOff(t *testing.T) {
 	}
 }
 
-// cut runs an upgrade until the n-th step.
+// cut runs an upgrade up to the n-th step.
 func cut(t *testing.T, f *fleet, n int) {
 	t.Helper()
 	type killed struct{}
@@ -465,7 +464,7 @@ func cut(t *testing.T, f *fleet, n int) {
 	t.Fatalf("step %d was not reached", n)
 }
 
-// What somebody else decides meanwhile holds.
+// What someone else decides meanwhile holds.
 func TestUpgradeGivesWay(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)
