@@ -19,7 +19,7 @@ const (
 	// guardTime is how long to retry a guard that does not listen: after a fault it is
 	// back in a second.
 	guardTime = 15 * time.Second
-	// parkedPoll is the time between checks whether a slot is still parked.
+	// parkedPoll is the time between checks of a parked slot.
 	parkedPoll = 5 * time.Second
 )
 
@@ -51,8 +51,9 @@ func Ready(ctx context.Context, k int, log *slog.Logger) error {
 	}
 }
 
-// tell tells the slot's guard, which runs as root, where the agent is, and returns the
-// guard's message for the job's log. The error is a *parkedError if the slot is parked.
+// tell reports to the slot's guard, which runs as root, what the agent is about to do,
+// and returns the guard's message for the job's log. The error is a *parkedError if the
+// slot is parked.
 func tell(ctx context.Context, socket, path string) (says string, err error) {
 	says, err = tryTell(ctx, socket, path)
 	deadline := time.Now().Add(guardTime)

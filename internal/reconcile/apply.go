@@ -22,9 +22,9 @@ type Result struct {
 }
 
 // Apply makes the changes that Diff found, in order. After a failure it makes no more
-// changes to that slot, except to keep jobs away from it as planned; all other slots get
-// all their changes. If a file that all jobs depend on fails, this applies to all slots.
-// The error joins all failures; the next run continues from there.
+// changes to that slot, except those that keep jobs away from it as planned; all other
+// slots get all their changes. If a file that all jobs depend on fails, this applies to
+// all slots. The error joins all failures; the next run continues from there.
 func (h *Host) Apply(ctx context.Context, p *plan.Plan, s *State, changes []Change) (Result, error) {
 	a := &applier{h: h, differ: newDiffer(p, s), failed: map[int]bool{}, late: map[int]string{}}
 	if paths := Conflicts(changes); len(paths) > 0 && !h.Adopt {
@@ -46,7 +46,7 @@ func (h *Host) Apply(ctx context.Context, p *plan.Plan, s *State, changes []Chan
 	return a.result, errors.Join(a.errs...)
 }
 
-// ours reports whether kbnode has written any planned file.
+// ours reports whether kbnode has written any planned file that is not Kept.
 func (d *differ) ours() bool {
 	for name, f := range d.wantFiles {
 		if d.s.paths[name].marked && !f.Kept {
@@ -63,7 +63,7 @@ type applier struct {
 	errs   []error
 	failed map[int]bool   // slots with a failed change; -1: what all jobs depend on
 	theirs []string       // units of the node whose file is not as planned
-	late   map[int]string // what waits for agents that took a job meanwhile, by slot
+	late   map[int]string // why slots wait for agents that took a job meanwhile
 	parent string         // why the slice above all slots waits for them
 }
 

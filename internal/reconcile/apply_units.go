@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// systemd makes a change through systemd.
+// systemd makes a group of changes through systemd.
 func (a *applier) systemd(ctx context.Context, group []Change) error {
 	c, sd := group[0], a.h.Systemd
 	names := make([]string, len(group))

@@ -21,8 +21,8 @@ import (
 const (
 	callTimeout = 25 * time.Second
 	jobTimeout  = 100 * time.Second
-	// maxAsks is how often a call is made if its answer is lost. askPause is the pause
-	// after the first call; the pauses grow by as much.
+	// maxAsks is how many times a call is made if its answer is lost. askPause is the
+	// pause after the first try; each later pause is longer by as much.
 	maxAsks  = 3
 	askPause = 250 * time.Millisecond
 )
@@ -101,8 +101,8 @@ func (b *Bus) ask(ctx context.Context, limit time.Duration, f func(context.Conte
 	}
 }
 
-// lost reports whether it is unknown if a call was made, and the next one may get an
-// answer.
+// lost reports whether the answer to a call was lost, so that the call may have been made
+// or not, and another one may be answered.
 func lost(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, dbus.ErrClosed) || errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) ||
 		isBusError(err, "org.freedesktop.DBus.Error.NoReply", "org.freedesktop.DBus.Error.Timeout", "org.freedesktop.DBus.Error.TimedOut",
@@ -221,7 +221,7 @@ func (b *Bus) Loaded(ctx context.Context, patterns ...string) ([]string, error) 
 
 // Reload implements Systemd.
 func (b *Bus) Reload(ctx context.Context) error {
-	// A reload runs all generators, which takes long on a busy machine.
+	// A reload runs all generators, which is slow on a busy machine.
 	err := b.ask(ctx, jobTimeout, func(ctx context.Context, conn *sddbus.Conn) error { return conn.ReloadContext(ctx) })
 	return wrap(err, "reload systemd")
 }
@@ -240,7 +240,7 @@ func (b *Bus) Restart(ctx context.Context, names ...string) error {
 	return b.jobs(ctx, "restart", (*sddbus.Conn).RestartUnitContext, names)
 }
 
-// Stop implements Systemd. The caller bounds its time.
+// Stop implements Systemd. The caller bounds its time with ctx.
 func (b *Bus) Stop(ctx context.Context, names ...string) error {
 	return b.jobs(ctx, "stop", (*sddbus.Conn).StopUnitContext, names)
 }

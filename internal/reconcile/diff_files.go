@@ -136,8 +136,8 @@ func inert(file string, slot int) bool {
 }
 
 // takeOver makes agents of the old scripts stop gracefully if their slots are not
-// planned. Their unit files become kbnode's, with two changes: SIGTERM only reaches the
-// agent, and the agent does not start again, because its configuration is removed. The
+// planned. Their unit files become kbnode's, changed so that SIGTERM only reaches the
+// agent and so that it does not start again, because its configuration is removed. The
 // next run retires the units.
 func (d *differ) takeOver() {
 	if d.uninstall || !d.s.adopt {

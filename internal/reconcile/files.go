@@ -155,8 +155,9 @@ func (h *Host) mkdir(name string, mode uint32, own owner) error {
 	return err
 }
 
-// remove deletes a file or, if all is set, a directory with everything in it. A path that
-// is already gone is not an error, nor is a directory that is still in use.
+// remove deletes a file or, if all is set, a directory with everything in it. It is not
+// an error if the path is already gone or, without all, if it is a directory that is not
+// empty.
 func (h *Host) remove(name string, all bool) error {
 	if err := h.before("remove", name); err != nil {
 		return err

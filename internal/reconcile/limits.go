@@ -43,7 +43,7 @@ func (a *applier) set(ctx context.Context, w plan.Slice) error {
 
 // partition makes a slice a cpuset partition: the kernel then keeps everything outside it
 // off its CPUs. If the kernel refuses, that is a warning, once per boot and plan. systemd
-// does not know this file, so it undoes nothing of it.
+// does not know about this file, so it does not undo the change.
 func (a *applier) partition(unit string) error {
 	w, got := a.wantSlices[unit], a.s.Slices[unit]
 	if got.Cgroup == "" { // did not start; the error says so

@@ -16,7 +16,7 @@ import (
 )
 
 // runsTime bounds the look at one slot's processes. A job can make its memory, and so its
-// environment, unreadable: a mapped file of a FUSE mount.
+// environment, unreadable: with a mapped file of a FUSE mount.
 const runsTime = 5 * time.Second
 
 // slots finds out what each slot runs.

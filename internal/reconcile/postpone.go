@@ -10,11 +10,11 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// postpone defers changes that would touch a running job. For a busy slot it keeps only
-// inert files; if anything else has to change, the agent is asked to finish its job and
-// take no more, and the rest waits. A slot that is to get CPUs or a GPU from a busy slot
-// waits with it. Until then it keeps serving as it is, and is drained as well if a later
-// look finds it busy.
+// postpone defers changes that would touch a running job. While a slot is busy, only its
+// inert files are written. If anything else has to change, its agent is asked to finish
+// its job and take no more, and the rest waits. A slot that is to get CPUs or a GPU from
+// a busy slot waits with it. Until then it keeps serving as it is, and is drained as well
+// if a later look finds it busy.
 func (d *differ) postpone() {
 	waits := map[int]string{} // why, by slot
 	outside := ""             // a job outside kbnode's slices
@@ -75,8 +75,8 @@ func (d *differ) leaves(slot int) []string {
 	})
 }
 
-// spread makes slots wait that are to get CPUs or devices of a waiting slot, and then
-// those that are to get theirs.
+// spread adds to waits the slots that are to get CPUs or devices of a waiting slot,
+// transitively.
 func (d *differ) spread(waits map[int]string) {
 	type claim struct {
 		slot  int

@@ -21,10 +21,10 @@ import (
 
 const (
 	bootIDPath = "/proc/sys/kernel/random/boot_id"
-	// maxTries is how often per boot a setting is tried that may be possible later.
+	// maxTries is how many times per boot a setting is tried that may be possible later.
 	maxTries = 3
-	// maxRounds is how often per boot settings of one sort are set again after another
-	// program changed them. Two programs that undo each other disturb every job.
+	// maxRounds is how many times per boot settings of one sort are set again after
+	// another program changed them. Two programs that undo each other disturb every job.
 	maxRounds = 20
 )
 
@@ -33,7 +33,7 @@ type tuning struct {
 	known  bool    // the record could be read
 	exists bool    // there is a record, of this boot or another
 	record record  // of this boot; empty where there is none
-	drift  []tuned // planned, but not as planned
+	drift  []tuned // planned, but with another value
 	back   []tuned // changed by kbnode, and no longer planned
 }
 

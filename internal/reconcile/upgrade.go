@@ -156,7 +156,8 @@ func (u *Upgrade) Run(ctx context.Context, wait bool) (busy []plan.Slot, err err
 	return nil, u.tidy(ctx)
 }
 
-// back makes all slots run the previous version, and returns which of them do not yet.
+// back makes all slots run the previous version. Its error wraps a *RollbackError, which
+// lists the slots that have not registered with that version yet.
 func (u *Upgrade) back(ctx context.Context, bad plan.Slot) error {
 	roll := *u.agents.Roll
 	e := &RollbackError{Slot: bad.Name, To: u.Name(roll.To), Back: u.Name(u.agents.Version), Why: "nothing was heard of it within " + roll.Timeout.String()}
