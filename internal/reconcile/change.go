@@ -10,8 +10,8 @@ type Kind string
 
 // The kinds of change. A Subject that ends in "/" is a directory.
 const (
-	Create    Kind = "create"  // a file that kbnode wrote
-	Update    Kind = "update"  // a file of ours
+	Create    Kind = "create"  // a file or directory
+	Update    Kind = "update"  // a file that kbnode wrote
 	Adopt     Kind = "adopt"   // someone else's file: back it up, then replace or remove it
 	Chmod     Kind = "chmod"   // mode or owner
 	Delete    Kind = "delete"  // a file or directory that kbnode made

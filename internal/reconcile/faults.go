@@ -47,7 +47,7 @@ func (a *applier) fail(c Change, err error) error {
 	switch {
 	case c.Kind == Tune || c.Kind == Untune: // no reason to keep a slot from jobs
 	case c.Kind == Reload:
-		// systemd would start what it knew before.
+		// systemd would start units as it last read them.
 		for name, u := range a.s.Units {
 			if slot, _ := plan.OwnsUnit(name); u.NeedReload && slot >= 0 {
 				a.failed[slot] = true

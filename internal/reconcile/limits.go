@@ -20,7 +20,7 @@ func (a *applier) set(ctx context.Context, w plan.Slice) error {
 	if err := a.h.Systemd.SetProperties(ctx, w.Unit, props...); err != nil {
 		return err
 	}
-	// systemd answers this in its next event loop iteration, by when it has written the
+	// systemd answers this in its next event loop iteration, after it has written the
 	// limits to the cgroup.
 	units, err := a.h.Systemd.Units(ctx, w.Unit)
 	if err != nil {

@@ -42,8 +42,8 @@ const networkLabel = "kbnode.slot"
 const lookTime = 10 * time.Second
 
 // Look implements Network. An engine that does not run has no networks that anyone could
-// use, and one that was removed took them along. Together with an error the state still has
-// the rules.
+// use, and one that was removed took them along. If there is an error, the state still
+// has the rules.
 func (s SystemNetwork) Look(ctx context.Context) (NetworkState, error) {
 	var state NetworkState
 	node, err := firewall.Read("/")

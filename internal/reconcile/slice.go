@@ -127,7 +127,7 @@ func deviceLines(want plan.Slice) []string {
 	return append([]string{"closed"}, slices.Compact(lines)...)
 }
 
-// permissions returns permissions in the order in which systemd writes them.
+// permissions returns perm in the order in which systemd writes it.
 func permissions(perm string) string {
 	return strings.Map(func(c rune) rune {
 		if strings.ContainsRune(perm, c) {

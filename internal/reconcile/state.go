@@ -93,7 +93,7 @@ func ours(name, content string) bool {
 		if err := json.Unmarshal([]byte(content), &mark); err == nil {
 			return mark.WrittenBy == "kbnode"
 		}
-		// kbnode also wrote a file that is cut off after the mark.
+		// A file that is cut off after the mark is still kbnode's.
 		return strings.HasPrefix(strings.Join(strings.Fields(content), ""), `{"written_by":"kbnode"`)
 	}
 	for i, line := range strings.SplitN(content, "\n", 4) {
