@@ -51,9 +51,9 @@ func Ready(ctx context.Context, k int, log *slog.Logger) error {
 	}
 }
 
-// tell reports to the slot's guard, which runs as root, what the agent is about to do,
-// and returns the guard's message for the job's log. The error is a *parkedError if the
-// slot is parked.
+// tell reports a step of the agent, such as guard.BeginPath, to the slot's guard, which
+// runs as root, and returns the guard's message for the job's log. The error is a
+// *parkedError if the slot is parked.
 func tell(ctx context.Context, socket, path string) (says string, err error) {
 	says, err = tryTell(ctx, socket, path)
 	deadline := time.Now().Add(guardTime)

@@ -14,7 +14,8 @@ import (
 const (
 	// recordName is the name of the noise record, beside result.json in the checkout.
 	recordName = "node.json"
-	// recordTime is how long the guard has to make it. A guard that does not listen is not retried.
+	// recordTime is how long the guard has to make it. A guard that does not listen is
+	// not retried.
 	recordTime = 20 * time.Second
 	maxRecord  = 16 << 10 // bytes
 )

@@ -17,7 +17,7 @@ import (
 // The docker plugin is a bash script that runs on the host. It evaluates some of its settings,
 // and a pipeline may take any of them from a build's variables, which Buildkite inserts when the
 // pipeline is uploaded. The forms here evaluate only to themselves or a variable's value.
-// Source: commands/run.sh and lib/shared.bash of docker-buildkite-plugin, versions 5.11.0 and later.
+// Source: commands/run.sh and lib/shared.bash of docker-buildkite-plugin, from version 5.11.0 on.
 var (
 	// settingKey matches settings that the agent turns into a clean variable name.
 	settingKey = lazy.Regexp(`^[A-Za-z0-9_ -]+$`)

@@ -237,7 +237,7 @@ func (d Disk) attach() error {
 	if err := unix.Mount(home, d.Home, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount %s: %w", d.Home, err)
 	}
-	// A bind mount does not inherit these flags.
+	// mount(2) ignores these flags when it makes a bind mount.
 	if err := unix.Mount("", d.Home, "", unix.MS_BIND|unix.MS_REMOUNT|flags, ""); err != nil {
 		return fmt.Errorf("mount %s: %w", d.Home, err)
 	}

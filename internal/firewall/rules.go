@@ -110,7 +110,7 @@ func (n Node) rules() []chain {
 			{portIn("tcp", localPorts), accept()},
 			{jump("refuse")},
 		})},
-		// Tell the sender of a refusal.
+		// Refuse, and tell the sender.
 		{name: "refuse", rules: []rule{{reset()}, {reject()}}},
 	}
 }
