@@ -10,13 +10,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// agentKey is one key of buildkite-agent.cfg. The agent ignores keys that it
-// does not know without a word, so each is checked against what the installed
-// one lists.
+// agentKey is one key of buildkite-agent.cfg. The agent silently ignores keys
+// that it does not know, so each is checked against what the installed one
+// lists.
 type agentKey struct {
 	name  string
 	value func(config.Config, Slot) string
-	// must is set where the slot would be open without the key.
+	// must is set if the slot would not be isolated without the key.
 	must bool
 }
 
@@ -32,7 +32,7 @@ func fromConfig(f func(config.Config) string) func(config.Config, Slot) string {
 	return func(c config.Config, _ Slot) string { return f(c) }
 }
 
-// Seconds that a cancelled job has to end, and in all before it is killed: the
+// The seconds that a canceled job has to end, and those until it is killed: the
 // runner writes a result.json, and Docker stops the container.
 const (
 	cancelSignalSeconds = 25
@@ -50,18 +50,18 @@ var agentKeys = []agentKey{
 	{name: "sockets-path", value: fromSlot(func(s Slot) string { return RunDir(s.Index) + "/agent" }), must: true},
 
 	// What the agent starts would inherit the score that keeps the agent alive, and
-	// then the kernel ends the node's services before a job that takes all memory.
-	// The last word is the shell's own name: no value may end with a quote.
+	// the kernel would then kill the node's services before a job that takes all
+	// memory. The last word is the shell's $0: no value may end with a quote.
 	{name: "bootstrap-script", value: fromSlot(func(s Slot) string {
 		return "/bin/sh -c 'echo 0 >/proc/self/oom_score_adj; exec " + AgentBinary(s.AgentVersion) + " bootstrap' kbnode"
 	})},
 
-	// Nothing of a job meets the next one: each agent runs one job, and its unit's
-	// processes and directories in memory end with it.
+	// Nothing is left of a job for the next one: each agent runs one job, and its
+	// unit's processes and in-memory directories end with it.
 	{name: "disconnect-after-job", value: fixed("true"), must: true},
 
 	{name: "no-local-hooks", value: fixed("true"), must: true},
-	// no-local-hooks turns plugins off unless they are asked for.
+	// no-local-hooks turns plugins off unless they are turned on explicitly.
 	{name: "no-plugins", value: fixed("false"), must: true},
 	{name: "no-ssh-keyscan", value: fixed("true"), must: true},
 	{name: "no-git-submodules", value: fixed("true"), must: true},
@@ -111,7 +111,7 @@ func agentKeysFor(agent inventory.Agent) ([]agentKey, error) {
 	return keys, nil
 }
 
-// PinnedAgentVersion is the agent that install fetches where there is none.
+// PinnedAgentVersion is the agent that install fetches if there is none.
 const PinnedAgentVersion = "3.76.2"
 
 func renderAgentConfig(keys []agentKey, cfg config.Config, s Slot) string {
@@ -119,7 +119,7 @@ func renderAgentConfig(keys []agentKey, cfg config.Config, s Slot) string {
 	b.WriteString(header)
 	b.WriteString("# The token is not here: the unit hands it over as a systemd credential.\n")
 	for _, k := range keys {
-		// The agent has no escapes, and takes away all quotes at both ends.
+		// The agent knows no escapes, and strips all quotes at both ends.
 		b.WriteString(k.name + `="` + k.value(cfg, s) + "\"\n")
 	}
 	return b.String()
@@ -128,8 +128,8 @@ func renderAgentConfig(keys []agentKey, cfg config.Config, s Slot) string {
 // matchesNothing is a regular expression that no text matches.
 const matchesNothing = `^[^\x00-\x{10FFFF}]$`
 
-// allowList is a list as the agent reads it. The agent takes an empty one for no list, and
-// allows everything.
+// allowList formats a list for the agent, which takes an empty one for no list and allows
+// everything.
 func allowList(p config.Patterns) string {
 	if len(p) == 0 {
 		return matchesNothing

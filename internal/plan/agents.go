@@ -12,16 +12,17 @@ import (
 )
 
 const (
-	// AgentsPath keeps which release of the agent slots run, where kbnode upgrade
-	// chose one.
+	// AgentsPath records which agent releases slots run, if kbnode upgrade chose
+	// one.
 	AgentsPath = "/var/lib/kbnode/agents.json"
-	// AgentsDir holds those releases, each in a directory of its own: a slot may
-	// run another one than its neighbour.
+	// AgentsDir holds those releases, each in its own directory, since slots may
+	// run different ones.
 	AgentsDir = "/usr/local/libexec/kbnode/agents"
 )
 
-// AgentBinary is the program of a release, and of "" the copy of the installed
-// agent. It is called buildkite-agent because jobs find it by that name.
+// AgentBinary returns the program of a release; for "", the copy of the
+// installed agent. It is called buildkite-agent because jobs find it by that
+// name.
 func AgentBinary(version string) string {
 	if version == "" {
 		return AgentCopy
@@ -29,10 +30,11 @@ func AgentBinary(version string) string {
 	return AgentsDir + "/" + version + "/buildkite-agent"
 }
 
-// agentVersion is a version as releases are named: part of a path and a URL.
+// agentVersion matches the version of a release, which is part of a path and a
+// URL.
 var agentVersion = lazy.Regexp(`^[0-9]{1,9}(\.[0-9]{1,9}){2}(-[0-9A-Za-z]{1,32}(\.[0-9A-Za-z]{1,32}){0,4})?$`)
 
-// CheckAgentVersion refuses what is no version of a release.
+// CheckAgentVersion returns an error if v is not the version of a release.
 func CheckAgentVersion(v string) error {
 	if !agentVersion().MatchString(v) {
 		return fmt.Errorf("%.80q is no version of buildkite-agent; write one such as %s", v, PinnedAgentVersion)
@@ -40,21 +42,20 @@ func CheckAgentVersion(v string) error {
 	return nil
 }
 
-// CheckAgent refuses an agent with which a slot would be open.
+// CheckAgent returns an error if a slot would not be isolated with this agent.
 func CheckAgent(agent inventory.Agent) error {
 	_, err := agentKeysFor(agent)
 	return err
 }
 
-// Agents says which agent slots run.
+// Agents records which agent slots run.
 type Agents struct {
 	Version  string         `json:"version"`        // "" is the installed one
-	Releases []AgentRelease `json:"releases"`       // that are in AgentsDir
-	Roll     *AgentRoll     `json:"roll,omitempty"` // on the way to another version
+	Releases []AgentRelease `json:"releases"`       // those in AgentsDir
+	Roll     *AgentRoll     `json:"roll,omitempty"` // change in progress; nil for none
 }
 
-// AgentRelease is an agent that was fetched, and the configuration keys that it
-// knows.
+// AgentRelease is a downloaded agent and the configuration keys that it knows.
 type AgentRelease struct {
 	Version string   `json:"version"`
 	Keys    []string `json:"keys"`
@@ -63,12 +64,12 @@ type AgentRelease struct {
 // AgentRoll is a change of all slots to another version, slot by slot.
 type AgentRoll struct {
 	To         string        `json:"to"`         // "" is the installed one
-	Slots      []int         `json:"slots"`      // that are to run it already
-	Registered []int         `json:"registered"` // of those, whose agent Buildkite has taken
-	Timeout    time.Duration `json:"timeout_ns"` // that an agent has to register
+	Slots      []int         `json:"slots"`      // those that should run it already
+	Registered []int         `json:"registered"` // those of Slots whose agent has registered
+	Timeout    time.Duration `json:"timeout_ns"` // for an agent to register
 }
 
-// Of is the version that a slot runs.
+// Of returns the version that a slot runs.
 func (a Agents) Of(slot int) string {
 	if a.Roll != nil && slices.Contains(a.Roll.Slots, slot) {
 		return a.Roll.To
@@ -76,13 +77,14 @@ func (a Agents) Of(slot int) string {
 	return a.Version
 }
 
-// Has says that a release is there.
+// Has reports whether a release is there.
 func (a Agents) Has(version string) bool {
 	return slices.ContainsFunc(a.Releases, func(r AgentRelease) bool { return r.Version == version })
 }
 
-// Begin is the state in which slots change to a version. The same again goes on
-// with what was begun; the one that they come from takes it back.
+// Begin returns the state in which slots change to a version. The same version
+// again continues a change in progress; the version that slots come from
+// cancels it.
 func (a Agents) Begin(to string, timeout time.Duration) Agents {
 	switch {
 	case a.Roll != nil && a.Roll.To == to:
@@ -97,8 +99,8 @@ func (a Agents) Begin(to string, timeout time.Duration) Agents {
 	return a
 }
 
-// Used are the releases that slots run or change to; unused says that there are
-// others.
+// Used returns the releases that slots run or change to; unused reports whether
+// there are others.
 func (a Agents) Used() (used []AgentRelease, unused bool) {
 	used = []AgentRelease{}
 	for _, r := range a.Releases {
@@ -109,7 +111,8 @@ func (a Agents) Used() (used []AgentRelease, unused bool) {
 	return used, len(used) < len(a.Releases)
 }
 
-// program is a version as the plan needs it.
+// program returns the agent of a version, or installed if there is no such
+// release.
 func (a Agents) program(version string, installed inventory.Agent) inventory.Agent {
 	for _, r := range a.Releases {
 		if r.Version == version {
@@ -119,7 +122,8 @@ func (a Agents) program(version string, installed inventory.Agent) inventory.Age
 	return installed
 }
 
-// addReleases keeps the modes of what was fetched: each is its own source.
+// addReleases plans the modes of downloaded releases: each file is its own
+// source.
 func (p *Plan) addReleases(a Agents) {
 	if len(a.Releases) > 0 {
 		p.Dirs = append(p.Dirs, Dir{Path: AgentsDir, Mode: 0o755, Owner: "root"})
@@ -172,7 +176,7 @@ func (a Agents) check() error {
 	return nil
 }
 
-// RenderAgents is the content of AgentsPath.
+// RenderAgents returns the content of AgentsPath.
 func RenderAgents(a Agents) (string, error) {
 	text, err := json.MarshalIndent(agentsFile{"kbnode", Schema, a}, "", "  ")
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 )
 
-// TestAgentPerSlot gives one slot another release, and changes nothing of the
-// others.
+// TestAgentPerSlot gives one slot another release, which must change nothing
+// for the others.
 func TestAgentPerSlot(t *testing.T) {
 	t.Parallel()
 	in := input(readMachine(t, machinetest.B200x8()), config.Config{Queue: "b200"})

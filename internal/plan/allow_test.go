@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 )
 
-// An empty list allows nothing: the agent would take an empty value for no list at all, and
-// a policy without the key for all images.
+// An empty list allows nothing. The agent would take an empty value for no list, and a
+// policy without the key would allow all images.
 func TestEmptyListsAllowNothing(t *testing.T) {
 	t.Parallel()
 	got := allowList(config.Patterns{})

@@ -12,17 +12,17 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// Binding says what a slot keeps. They live in /var/lib/kbnode/slots.json.
+// Binding is what a slot keeps. Bindings are stored in /var/lib/kbnode/slots.json.
 type Binding struct {
 	Slot   int      `json:"slot"`
-	Member          // the first; without a vendor for a slot that has no GPU
+	Member          // the first; Vendor is "" if the slot has no GPU
 	Others []Member `json:"others,omitempty"`
 	Last   *Last    `json:"last,omitempty"` // nil in a file of an older kbnode
-	// Node is the file's, the same in all of its bindings.
+	// Node is the file's, the same in all its bindings.
 	Node *LastNode `json:"-"`
 }
 
-// Members are all GPUs of the slot, or parts of some.
+// Members returns all GPUs of the slot, or parts of GPUs.
 func (b Binding) Members() []Member {
 	if b.Vendor == "" {
 		return nil
@@ -35,8 +35,8 @@ type bound struct {
 	Slot    int
 	members []resolved
 	parked  string // why the slot takes no jobs
-	last    *Last  // nil for a new one
-	disk    int64  // bytes of its own; 0 for none
+	last    *Last  // nil for a new slot
+	disk    int64  // bytes of its own disk; 0 for none
 }
 
 func (b bound) binding() Binding {
@@ -51,9 +51,9 @@ func (b bound) binding() Binding {
 	return out
 }
 
-// bind makes slots of GPUs, of parts of them and of groups. A slot keeps what it
-// has as long as the operator does not choose otherwise: a GPU that is away leaves
-// its slot parked and every other slot as it was.
+// bind makes slots of GPUs, parts of GPUs and groups. A slot keeps what it has
+// unless the operator chooses otherwise: a missing GPU parks its slot and leaves
+// every other slot as it was.
 func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool) ([]bound, []string, error) {
 	if cfg.GPUs.None {
 		slots := make([]bound, cfg.Slots)
@@ -99,7 +99,7 @@ func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool)
 	return slots, warnings, nil
 }
 
-// lastOf is what a slot was last planned with.
+// lastOf returns what a slot was last planned with; nil if nothing is kept.
 func lastOf(kept []Binding, slot int) *Last {
 	for _, b := range kept {
 		if b.Slot == slot {
@@ -109,8 +109,8 @@ func lastOf(kept []Binding, slot int) *Last {
 	return nil
 }
 
-// choose keeps what the operator wants. An index is a GPU's number, which does not
-// shift when another GPU goes away.
+// choose returns the members that the operator wants. An index is a GPU's number,
+// which does not shift when another GPU goes away.
 func choose(pool []resolved, want config.GPUs, count int) ([]resolved, error) {
 	chosen, err := chooseNamed(pool, want)
 	if err != nil || count == 0 {
@@ -152,8 +152,8 @@ func chooseNamed(pool []resolved, want config.GPUs) ([]resolved, error) {
 	return chosen, nil
 }
 
-// named are the indices of what a name means: all parts of a GPU, or the one whose
-// number follows a colon.
+// named returns the indices that a name refers to: all parts of a GPU, or the one
+// whose number follows a colon.
 func named(pool []resolved, name string) ([]int, error) {
 	gpu, part, parted := name, "", false
 	if i := strings.LastIndexByte(name, ':'); i >= 0 && !strings.Contains(name[i:], ".") {
@@ -178,7 +178,7 @@ func named(pool []resolved, name string) ([]int, error) {
 	return nil, fmt.Errorf("GPU %s has no part %s: it has %d", gpu, part, len(of))
 }
 
-// numbers are the numbers of GPUs in a sorted pool.
+// numbers returns the GPU numbers in a sorted pool.
 func numbers(pool []resolved) []int {
 	var out []int
 	for _, u := range pool {
@@ -199,7 +199,7 @@ func numberList(list []int) string {
 }
 
 // number gives each group its slot: the one that has kept all of it, else the one
-// of its first member, else that member's place on the machine.
+// of its first member, else that member's index in pool.
 func number(groups [][]resolved, pool []resolved, kept []Binding) []bound {
 	slots := make([]bound, len(groups))
 	used := map[int]bool{}

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// What a slot should have at least, from the vendors' guide.
+// The minimum of a slot, from the vendors' guide.
 const (
 	minSlotMemory = 16 << 30 // bytes
 	minSlotCores  = 8
@@ -54,7 +54,7 @@ func Build(in Input) (*Plan, error) {
 	for _, g := range inv.GPUs {
 		places[g.PCI] = true
 	}
-	for _, s := range slots { // also those that are away
+	for _, s := range slots { // including missing ones
 		for _, u := range s.members {
 			places[u.PCI] = true
 		}
@@ -122,8 +122,8 @@ func Build(in Input) (*Plan, error) {
 	return p, nil
 }
 
-// chooseQueue takes the queue from what slots are where none is given, and warns of
-// one that mixes them.
+// chooseQueue names the queue after the slots' shape if none is configured, and
+// warns if one queue mixes shapes.
 func (p *Plan) chooseQueue(cfg *config.Config, slots []bound) {
 	var shapes []string
 	for _, s := range slots {
@@ -156,8 +156,9 @@ func newSlot(b bound, blk block, cfg config.Config, node, version string) Slot {
 	}
 }
 
-// sliceDevices is the device policy of a slot's slice. A container makes its
-// device nodes with mknod, which gives nothing without the right to open them.
+// sliceDevices returns the device policy of a slot's slice. A container creates
+// its device nodes with mknod, which is useless without permission to open
+// them.
 func sliceDevices(nodes []string) []Device {
 	devices := []Device{{"char-*", "m"}, {"block-*", "m"}}
 	for _, n := range nodes {
@@ -166,8 +167,8 @@ func sliceDevices(nodes []string) []Device {
 	return devices
 }
 
-// TooSmall says in a sentence each of what slots have less than the least; "" of what
-// is enough.
+// TooSmall returns a sentence for each resource of which slots have less than the
+// minimum; "" for one that is enough.
 func TooSmall(inv *inventory.Inventory, p *Plan) (cores, memory, disk string) {
 	s := slices.MinFunc(p.Slots, func(a, b Slot) int { return cmp.Compare(a.MemoryBytes, b.MemoryBytes) })
 	who := "each slot"
@@ -211,8 +212,8 @@ func (p *Plan) addBindings(slots []bound, node *LastNode) error {
 	return p.addJSON(BindingsPath, 0o644, -1, f)
 }
 
-// UnmarshalJSON reads a binding. One from before slots of several GPUs has no number
-// of its GPU, which was the slot's.
+// UnmarshalJSON reads a binding. One from before slots of several GPUs lacks the
+// number of its GPU, which was the slot's.
 func (b *Binding) UnmarshalJSON(text []byte) error {
 	type plain Binding
 	v := plain{Member: Member{GPU: -1}}

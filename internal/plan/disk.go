@@ -9,16 +9,17 @@ import (
 )
 
 const (
-	// minSlotDisk is what a slot should have at least, in bytes, from the vendors'
-	// guide, and what it gets where there is more.
+	// minSlotDisk is the minimum for a slot, in bytes, from the vendors' guide,
+	// and the most that it gets by default.
 	minSlotDisk = 50 << 30
-	// diskStep is what sizes of disks are rounded down to, in bytes.
+	// diskStep is the multiple that sizes of disks are rounded down to, in bytes.
 	diskStep = 64 << 20
 )
 
-// diskShare is the size of each slot's disk: half of the file system, shared
-// evenly. It goes by the size and not by what is free, so that it stays the same
-// once the disks are there. 0 is for a size that is not known.
+// diskShare returns the size of each slot's disk: an even share of half the file
+// system, at most minSlotDisk. It depends on the size and not on the free space,
+// so that it stays the same once the disks exist. It is 0 if the size is
+// unknown.
 func diskShare(disks []inventory.DiskFree, slots int) int64 {
 	for _, d := range disks {
 		if d.Path == agentsDir {
@@ -28,8 +29,8 @@ func diskShare(disks []inventory.DiskFree, slots int) int64 {
 	return 0
 }
 
-// chooseDisks gives each slot its disk: as configured, else its share, else what it had
-// where the size of the file system cannot be read.
+// chooseDisks gives each slot its disk: as configured, else its share, or its last size
+// if the size of the file system cannot be read.
 func chooseDisks(inv *inventory.Inventory, cfg config.Config, slots []bound) error {
 	subject := inventory.DiskSubject(agentsDir)
 	at := slices.IndexFunc(inv.Problems, func(p inventory.Problem) bool { return p.Subject == subject })
@@ -48,7 +49,7 @@ func chooseDisks(inv *inventory.Inventory, cfg config.Config, slots []bound) err
 	return nil
 }
 
-// unboundDisks warns where a job can fill more than a disk of its own.
+// unboundDisks returns warnings about jobs that can fill more than their own disk.
 func unboundDisks(inv *inventory.Inventory, cfg config.Config, slots []bound) []string {
 	size, driver := slots[0].disk, inv.Software.Docker.StorageDriver
 	var warnings []string

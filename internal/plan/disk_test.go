@@ -40,7 +40,7 @@ func TestDisk(t *testing.T) {
 		spoil   func(*inventory.Inventory)
 		job     config.Job
 		disk    int64
-		warning string // "" for none on disks
+		warning string // "" for none about disks
 	}{
 		"by default":             {func(*inventory.Inventory) {}, config.Job{}, 50 << 30, ""},
 		"as configured":          {func(*inventory.Inventory) {}, config.Job{Disk: 100 << 30}, 100 << 30, ""},

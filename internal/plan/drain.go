@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// DrainsPath keeps which slots are to take no jobs: what operators and verdicts
-// about a slot's health ask for outlives a reboot.
+// DrainsPath records which slots operators and health verdicts have drained, so
+// that this survives a reboot.
 const DrainsPath = "/var/lib/kbnode/drains.json"
 
-// ByOperator has drained a slot with kbnode drain. Who else drains is the ID of
-// a health check.
+// ByOperator is the By of a slot that was drained with kbnode drain. Any other
+// value is the ID of a health check.
 const ByOperator = "operator"
 
-// Drain says that a slot finishes its job and takes no more.
+// Drain makes a slot finish its job and take no more.
 type Drain struct {
 	Slot   int       `json:"slot"`
 	By     string    `json:"by"`     // ByOperator, or the ID of a health check
@@ -25,7 +25,7 @@ type Drain struct {
 	Since  time.Time `json:"since"`
 }
 
-// String is the drain in a line: "drained by operator: new fan".
+// String returns the drain in one line: "drained by operator: new fan".
 func (d Drain) String() string {
 	text := "drained by " + d.By
 	if d.Reason != "" {
@@ -53,7 +53,7 @@ func ParseDrains(text []byte) ([]Drain, error) {
 	return f.Drains, nil
 }
 
-// RenderDrains is the content of DrainsPath, by slot and who drained it.
+// RenderDrains returns the content of DrainsPath, sorted by slot and By.
 func RenderDrains(drains []Drain) (string, error) {
 	f := drainsFile{WrittenBy: "kbnode", Schema: Schema, Drains: slices.SortedFunc(slices.Values(drains), func(a, b Drain) int {
 		return cmp.Or(a.Slot-b.Slot, cmp.Compare(a.By, b.By))
@@ -65,7 +65,7 @@ func RenderDrains(drains []Drain) (string, error) {
 	return string(text) + "\n", nil
 }
 
-// AddDrain adds a drain. One of the same slot by the same keeps its time.
+// AddDrain adds a drain. One of the same slot with the same By keeps its time.
 func AddDrain(drains []Drain, add Drain) []Drain {
 	drains = slices.Clone(drains)
 	for i, d := range drains {
@@ -77,12 +77,12 @@ func AddDrain(drains []Drain, add Drain) []Drain {
 	return append(drains, add)
 }
 
-// RemoveDrain removes what somebody has drained.
+// RemoveDrain removes the drain of a slot with this By.
 func RemoveDrain(drains []Drain, slot int, by string) []Drain {
 	return slices.DeleteFunc(slices.Clone(drains), func(d Drain) bool { return d.Slot == slot && d.By == by })
 }
 
-// drained are the drains of one slot, an operator's own first.
+// drained returns the drains of one slot, an operator's first.
 func drained(drains []Drain, slot int) []Drain {
 	var of []Drain
 	for _, d := range drains {
@@ -103,9 +103,9 @@ func rankBy(d Drain) int {
 	return 0
 }
 
-// withoutSlot warns of what an operator has drained that is no slot now: its GPU may
-// serve in another, and a later slot of its name would be drained. What health has
-// drained, it takes back itself.
+// withoutSlot warns about drains by operators whose slot no longer exists: its GPU
+// may be in another slot, and a later slot of that name would be drained. Health
+// checks remove their own drains.
 func (p *Plan) withoutSlot(drains []Drain) (warnings []string) {
 	for _, d := range SlotlessDrains(p.Slots, drains) {
 		name := SlotName(d.Slot)
@@ -114,7 +114,7 @@ func (p *Plan) withoutSlot(drains []Drain) (warnings []string) {
 	return warnings
 }
 
-// SlotlessDrains are the drains by operators of what is no slot now.
+// SlotlessDrains returns the drains by operators whose slot does not exist now.
 func SlotlessDrains(slots []Slot, drains []Drain) []Drain {
 	return slices.DeleteFunc(slices.Clone(drains), func(d Drain) bool {
 		return d.By != ByOperator || slices.ContainsFunc(slots, func(s Slot) bool { return s.Index == d.Slot })

@@ -8,9 +8,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 )
 
-// group puts members together that become one slot: those that the configuration
-// names, then as many whole GPUs as a slot is to have, neighbours first. Slots that
-// have what is wanted keep it.
+// group combines members into slots: first those that the configuration names, then
+// as many whole GPUs as a slot is to have, neighbors first. Slots that already have
+// such a group keep it.
 func group(members []resolved, cfg config.Config, kept []Binding) ([][]resolved, error) {
 	var groups [][]resolved
 	taken := make([]bool, len(members))
@@ -44,7 +44,7 @@ func group(members []resolved, cfg config.Config, kept []Binding) ([][]resolved,
 	}
 
 	size := max(1, cfg.GPUsPerSlot)
-	kinds := map[string][]int{} // whole GPUs that are to be put together, by model
+	kinds := map[string][]int{} // whole GPUs to combine, by model
 	var models []string
 	for i, u := range members {
 		switch model := u.Vendor + u.Model; {
@@ -87,7 +87,7 @@ func group(members []resolved, cfg config.Config, kept []Binding) ([][]resolved,
 	return groups, nil
 }
 
-// oneKind refuses a group whose members do not compute together.
+// oneKind returns an error for a group whose members cannot compute together.
 func oneKind(members []resolved, of []int) error {
 	first := members[of[0]]
 	for _, i := range of {
@@ -101,8 +101,8 @@ func oneKind(members []resolved, of []int) error {
 	return nil
 }
 
-// neighbours chooses the first free one and those that are nearest to it and to each
-// other: by direct links, then on the same NUMA node, then by number.
+// neighbours chooses the first free GPU and those nearest to it and to each other:
+// by direct links, then on the same NUMA node, then by number.
 func neighbours(members []resolved, free []int, size int) []int {
 	of := []int{free[0]}
 	for len(of) < size {

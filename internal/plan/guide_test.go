@@ -9,7 +9,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 )
 
-// cpuCount is how many CPUs a list has.
+// cpuCount returns how many CPUs a list has.
 func cpuCount(t *testing.T, list string) int {
 	t.Helper()
 	set, err := cpuset.Parse(list)
@@ -19,7 +19,8 @@ func cpuCount(t *testing.T, list string) int {
 	return set.Len()
 }
 
-// TestGuideMachines asks of the machines of the vendors' guides what the guides promise.
+// TestGuideMachines checks that the machines of the vendors' guides get what the guides
+// promise.
 func TestGuideMachines(t *testing.T) {
 	t.Parallel()
 	h100, smt, l40s := machinetest.GuideH100(), machinetest.GuideH100SMT(), machinetest.GuideL40S()
@@ -77,7 +78,7 @@ func TestGuideMachines(t *testing.T) {
 	}
 }
 
-// TestReserveThatWasSaid does not give way to anything.
+// TestReserveThatWasSaid checks that a configured reserve never shrinks.
 func TestReserveThatWasSaid(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.GuideH100())

@@ -6,17 +6,18 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 )
 
-// What updates the node's image: a line of cron, or a timer where no cron runs.
+// What updates the node's image: a cron line, or a timer if there is no cron.
 const (
 	CronPath     = "/etc/cron.d/kbnode"
 	ImageService = "kbnode-image.service"
 	ImageTimer   = "kbnode-image.timer"
 
-	// ImageDir holds what kbnode knows of the node's images.
+	// ImageDir holds what kbnode knows about the node's images.
 	ImageDir = "/var/lib/kbnode"
 )
 
-// addAutoUpdate adds what updates the image, if the configuration asks for it.
+// addAutoUpdate adds the cron line or timer that updates the image, if the
+// configuration asks for it.
 func (p *Plan) addAutoUpdate(in Input, cfg config.Config) error {
 	if !cfg.Image.Updates() {
 		return nil

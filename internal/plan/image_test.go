@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 )
 
-// TestAutoUpdate writes a line of cron, a timer where there is no cron, and
-// nothing without the key.
+// TestAutoUpdate expects a cron line, a timer if there is no cron, and nothing
+// without the key.
 func TestAutoUpdate(t *testing.T) {
 	t.Parallel()
 	content := func(p *Plan, path string) string {
@@ -66,7 +66,7 @@ func TestAutoUpdate(t *testing.T) {
 			}
 			var want []Unit
 			if tt.calendar != "" {
-				// In the plan, so that a reconcile meanwhile does not stop it.
+				// In the plan, so that a concurrent reconcile does not stop it.
 				want = []Unit{{Name: ImageService, Slot: -1}, {Name: ImageTimer, Slot: -1, Enabled: true, Active: true}}
 				if s := content(p, UnitDir+"/"+ImageService); !strings.Contains(s, "ExecStart=/opt/100%/kbnode image update --auto\n") {
 					t.Errorf("the service is %q", s)

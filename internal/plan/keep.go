@@ -12,9 +12,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// Last is what a slot was last planned with. It is kept where what that comes from
-// cannot be read, and memory also where it differs by what one boot takes more than
-// another.
+// Last is what a slot was last planned with. The slot keeps it if the facts behind
+// it cannot be read, and keeps its memory also if the machine's differs only as it
+// may between boots.
 type Last struct {
 	CPUs        string `json:"cpus"`         // Linux list format
 	MemoryNodes string `json:"memory_nodes"` // Linux list format
@@ -22,17 +22,17 @@ type Last struct {
 	DiskBytes   int64  `json:"disk_bytes"`
 }
 
-// LastNode is what the plan was last made from of the node itself.
+// LastNode records what the last plan was made from about the node itself.
 type LastNode struct {
-	Name          string             `json:"name,omitempty"` // of the host, where no other is configured
+	Name          string             `json:"name,omitempty"` // hostname, if no other name is configured
 	ReservedCPUs  string             `json:"reserved_cpus"`  // Linux list format
 	ReserveMemory int64              `json:"reserve_memory"` // as configured, in bytes; 0 for none
 	MemoryPerSlot int64              `json:"memory_per_slot"`
-	Software      inventory.Software `json:"software"` // as far as plans depend on it
+	Software      inventory.Software `json:"software"` // only what plans depend on
 }
 
-// keptNode is what all bindings of a file know of the node; nil in one from before
-// that was kept.
+// keptNode returns what the bindings record about the node; nil if there are none
+// or an older kbnode wrote them.
 func keptNode(kept []Binding) *LastNode {
 	if len(kept) == 0 {
 		return nil
@@ -40,15 +40,15 @@ func keptNode(kept []Binding) *LastNode {
 	return kept[0].Node
 }
 
-// Recall is an inventory in which what could not be read is as it was last planned.
-// It refuses what is essential and was never read.
+// Recall returns an inventory in which what could not be read is as last planned.
+// It returns an error if something essential was never read.
 func Recall(inv *inventory.Inventory, kept []Binding) (*inventory.Inventory, error) {
 	out, last := *inv, keptNode(kept)
 	sw := &out.Software
 	if last == nil {
 		last = &LastNode{}
 	}
-	why := func(subject string) string { // also of an Inventory that says it in Problems only
+	why := func(subject string) string { // also for an Inventory that has it only in Problems
 		if p := slices.IndexFunc(inv.Problems, func(p inventory.Problem) bool { return p.Subject == subject }); p >= 0 {
 			return inv.Problems[p].Detail
 		}
@@ -86,7 +86,8 @@ func Recall(inv *inventory.Inventory, kept []Binding) (*inventory.Inventory, err
 	return &out, nil
 }
 
-// unlisted says why a new machine may have GPUs that are not in its inventory.
+// unlisted returns why a new machine may have GPUs that are not in its inventory; ""
+// if all are known.
 func unlisted(inv *inventory.Inventory) string {
 	for _, subject := range inv.Unread {
 		pci, one := strings.CutPrefix(subject, inventory.GPUSubject(""))
@@ -97,16 +98,16 @@ func unlisted(inv *inventory.Inventory) string {
 	return ""
 }
 
-// withUnreadGPUs marks the GPUs of slots whose instances NVML does not tell, and adds
-// those that may be there: the list of GPUs, or what is at their address, could not be
-// read.
+// withUnreadGPUs marks the GPUs of slots whose instances NVML does not report, and
+// adds those that may exist because the list of GPUs, or what is at their address,
+// could not be read.
 func withUnreadGPUs(inv *inventory.Inventory, kept []Binding) []inventory.GPU {
 	gpus := slices.Clone(inv.GPUs)
 	silent := inv.NVIDIA != nil && inv.NVIDIA.NVMLError != ""
 	for _, b := range kept {
 		for _, m := range b.Members() {
 			listed := slices.ContainsFunc(gpus, func(g inventory.GPU) bool { return g.PCI == m.PCI || g.UUID != "" && strings.EqualFold(g.UUID, m.UUID) })
-			for i := range gpus { // even if there is no NVML any more: this GPU had instances
+			for i := range gpus { // even if NVML is gone: this GPU had instances
 				g := &gpus[i]
 				g.Unread = g.Unread || silent && g.Healthy && g.NVML == nil && m.MIG != nil && (g.UUID == m.UUID || g.PCI == m.PCI)
 			}
@@ -121,7 +122,7 @@ func withUnreadGPUs(inv *inventory.Inventory, kept []Binding) []inventory.GPU {
 	return gpus
 }
 
-// SayUnread warns of all that could not be read.
+// SayUnread returns a warning for everything that could not be read.
 func SayUnread(inv *inventory.Inventory) (warnings []string) {
 	for _, subject := range inv.Unread {
 		warnings = append(warnings, fmt.Sprintf("%s: could not be read, so what was planned from it stays as it was: %s", subject, inv.WhyUnread(subject)))
@@ -129,14 +130,14 @@ func SayUnread(inv *inventory.Inventory) (warnings []string) {
 	return warnings
 }
 
-// unreadCPUs says why the machine cannot be split: its CPUs and memory are not known
-// in full.
+// unreadCPUs returns why the machine cannot be split: its CPUs or memory are not
+// fully known. "" if it can be.
 func unreadCPUs(inv *inventory.Inventory) string {
 	return cmp.Or(inv.WhyUnread(inventory.SubjectCPU), inv.WhyUnread(inventory.SubjectMemory))
 }
 
-// lastSplit is the split as it was planned last, for a machine that cannot be split
-// now. Slots that had none, or that would share CPUs, are refused.
+// lastSplit returns the last planned split, for a machine that cannot be split now.
+// It returns an error if a slot had none, or if slots would share CPUs.
 func lastSplit(slots []bound, node *LastNode, total int64, why string) (splitResult, error) {
 	var res splitResult
 	var all cpuset.Set
@@ -159,19 +160,20 @@ func lastSplit(slots []bound, node *LastNode, total int64, why string) (splitRes
 	}
 	res.ReservedMemory = max(0, total)
 	if node != nil {
-		reserved, _ := cpuset.Parse(node.ReservedCPUs) // of a file of root's; without them none are reserved
+		reserved, _ := cpuset.Parse(node.ReservedCPUs) // root wrote the file; if it is invalid, none are reserved
 		res.ReservedCPUs = reserved.Difference(all)
 	}
 	return res, nil
 }
 
-// chooseSplit is the split of the machine, or the last one where it cannot be read.
+// chooseSplit returns the split of the machine, or the last one if the machine cannot
+// be read.
 func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []bound, kept []Binding) (splitResult, error) {
 	if why := unreadCPUs(inv); why != "" {
 		return lastSplit(slots, keptNode(kept), inv.Memory.TotalBytes, why)
 	}
 	if slices.ContainsFunc(slots, func(s bound) bool { return slices.ContainsFunc(s.members, func(u resolved) bool { return u.twice }) }) {
-		// What that slot should have is not known, so the others keep what they have.
+		// It is unknown what that slot should have, so the others keep what they have.
 		if res, err := lastSplit(slots, keptNode(kept), inv.Memory.TotalBytes, ""); err == nil {
 			return res, nil
 		}
@@ -186,26 +188,26 @@ func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []bound, kep
 	return res, nil
 }
 
-// bootShare is the part by which memory may differ between two boots of a machine that
-// did not change: the kernel takes some, now here and now there.
+// bootShare is the fraction (1/32) by which memory may differ between two boots of an
+// unchanged machine: the kernel takes some, not always from the same place.
 const bootShare = 32
 
-// keepMemory lets slots keep their memory while their share of it differs by no more
-// than two boots do. They never get more than the machine has, so what they keep over
-// their share comes out of the reserve.
+// keepMemory lets slots keep their memory while their share of it differs only as it
+// may between two boots, and reports whether they do. They never get more than the
+// machine has, so what they keep over their share comes out of the reserve.
 func keepMemory(res *splitResult, slots []bound, kept []Binding, cfg config.Config) bool {
 	node := keptNode(kept)
 	if node == nil || node.ReserveMemory != int64(cfg.Reserve.Memory) || node.MemoryPerSlot != int64(cfg.MemoryPerSlot) || len(kept) != len(slots) {
 		return false
 	}
-	over := map[string]int64{} // by NUMA nodes: what one has more does not help the other
-	of := map[string]int64{}   // slots
+	over := map[string]int64{} // by NUMA nodes: a surplus of one does not help another
+	of := map[string]int64{}   // slots, by NUMA nodes
 	for i, s := range slots {
 		b := res.Blocks[i]
 		if s.last == nil || s.last.CPUs != b.CPUs.String() || s.last.MemoryNodes != b.MemoryNodes.String() || !near(s.last.MemoryBytes, b.MemoryBytes) {
 			return false
 		}
-		if s.last.MemoryBytes < b.MemoryBytes && cfg.MemoryPerSlot > 0 { // what was asked for fits now
+		if s.last.MemoryBytes < b.MemoryBytes && cfg.MemoryPerSlot > 0 { // the requested size fits now
 			return false
 		}
 		over[s.last.MemoryNodes] += s.last.MemoryBytes - b.MemoryBytes
@@ -223,18 +225,19 @@ func keepMemory(res *splitResult, slots []bound, kept []Binding, cfg config.Conf
 	return true
 }
 
-// near says that two sizes differ by no more than two boots of a machine do.
+// near reports whether two sizes differ only as they may between two boots of a
+// machine.
 func near(was, is int64) bool {
 	return was > 0 && is > 0 && max(was, is)-min(was, is) <= was/bootShare
 }
 
-// lastNode is what the next plan may need of this one.
+// lastNode returns what the next plan may need from this one.
 func (p *Plan) lastNode(inv *inventory.Inventory, cfg config.Config) *LastNode {
 	sw, d := inv.Software, inv.Software.Docker
 	sw.Agent.Keys = slices.DeleteFunc(slices.Clone(sw.Agent.Keys), func(name string) bool {
 		return !slices.ContainsFunc(agentKeys, func(k agentKey) bool { return k.name == name })
 	})
-	sw.Docker = inventory.Docker{ // JSON has lists
+	sw.Docker = inventory.Docker{ // lists are never nil in JSON
 		Version: d.Version, CgroupDriver: d.CgroupDriver, StorageDriver: d.StorageDriver,
 		CDI: d.CDI, CDIDirs: []string{}, Runtimes: append([]string{}, d.Runtimes...),
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 )
 
-// booted is a machine whose nodes have some MiB more or less than they had.
+// booted returns inv with some MiB more or less on its nodes.
 func booted(inv *inventory.Inventory, mibs ...int64) *inventory.Inventory {
 	out := *inv
 	out.Memory.Nodes = slices.Clone(inv.Memory.Nodes)
@@ -25,8 +25,8 @@ func booted(inv *inventory.Inventory, mibs ...int64) *inventory.Inventory {
 	return &out
 }
 
-// TestMemoryBetweenBoots holds the memory of slots while the machine's differs by what
-// one boot takes more than another.
+// TestMemoryBetweenBoots checks that slots keep their memory while the machine's
+// differs only as it may between boots.
 func TestMemoryBetweenBoots(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())
@@ -113,11 +113,11 @@ func TestMemoryAskedFor(t *testing.T) {
 	}
 }
 
-// TestSizesOverflow asks for the largest sizes that a configuration can say.
+// TestSizesOverflow asks for the largest sizes that a configuration can state.
 func TestSizesOverflow(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())
-	const most = math.MaxInt64 - 1023 // what a configuration can say
+	const most = math.MaxInt64 - 1023 // the most that a configuration can state
 	for name, cfg := range map[string]config.Config{
 		"reserve.memory":  {Reserve: config.Reserve{Memory: most}},
 		"reserve.cpus":    {Reserve: config.Reserve{CPUs: math.MaxInt}},

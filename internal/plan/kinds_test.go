@@ -8,13 +8,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 )
 
-// TestKindsOfCores gives a machine of 12 cores other capacities and microarchitectures; what is
-// of another kind than most stays with the system.
+// TestKindsOfCores gives a machine of 12 cores other capacities and microarchitectures. Cores
+// of another kind than most stay with the system.
 func TestKindsOfCores(t *testing.T) {
 	t.Parallel()
 	const a, b = "0x41 0xd85", "0x41 0xd87"
 	for name, tt := range map[string]struct {
-		capacity []int // of the cores, the last one for all that follow
+		capacity []int // of the cores; the last one also applies to the rest
 		kind     []string
 		slots    string // CPUs that slots may have
 	}{
@@ -49,7 +49,7 @@ func TestKindsOfCores(t *testing.T) {
 	}
 }
 
-// TestFavoredCoresOfSpark takes the big cores of a DGX Spark, favored or not, and none else.
+// TestFavoredCoresOfSpark takes the big cores of a DGX Spark, favored or not, and no others.
 func TestFavoredCoresOfSpark(t *testing.T) {
 	t.Parallel()
 	p := build(t, readMachine(t, machinetest.DGXSpark()), config.Config{}, nil, false)

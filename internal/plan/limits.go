@@ -6,14 +6,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// systemTasks are processes and threads of the node's own.
+// systemTasks is the allowance for processes and threads of the node itself.
 const systemTasks = 8192
 
-// addLimits raises what the kernel limits for a user, or for the whole machine,
-// although it charges the slot's memory for it: root in all containers is one user,
-// so that one slot could leave the others and the node without. What is not charged
-// in full has a limit that grows with the slots. This is isolation, and goes on
-// where hygiene is disabled.
+// addLimits raises kernel limits per user or machine on what is charged to the
+// slot's memory anyway: root in all containers is one user, so one slot could leave
+// none for the others and the node. Limits on what is not fully charged grow with
+// the slots. This is isolation, so it applies even if hygiene is disabled.
 func (p *Plan) addLimits(inv *inventory.Inventory) {
 	tasks := int64(systemTasks)
 	for _, s := range p.Slices {
@@ -30,11 +29,11 @@ func (p *Plan) addLimits(inv *inventory.Inventory) {
 	least := map[string]int64{
 		"/proc/sys/fs/aio-max-nr":                     plenty,
 		"/proc/sys/fs/epoll/max_user_watches":         plenty,
-		"/proc/sys/fs/file-max":                       longMax, // as systemd has it
+		"/proc/sys/fs/file-max":                       longMax, // as systemd sets it
 		"/proc/sys/fs/inotify/max_user_instances":     intMax,
 		"/proc/sys/fs/inotify/max_user_watches":       intMax,
 		"/proc/sys/fs/pipe-user-pages-soft":           plenty,
-		"/proc/sys/kernel/pid_max":                    min(2*tasks, 1<<22), // the most that the kernel takes
+		"/proc/sys/kernel/pid_max":                    min(2*tasks, 1<<22), // the kernel's maximum
 		"/proc/sys/kernel/pty/max":                    shares,
 		"/proc/sys/kernel/threads-max":                2 * tasks,
 		"/proc/sys/net/ipv4/neigh/default/gc_thresh2": shares / 2,

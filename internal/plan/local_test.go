@@ -11,7 +11,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 )
 
-// TestLocalPorts: what slots may reach of the node itself is named by the operator.
+// TestLocalPorts checks that slots reach only the ports of the node that the operator
+// named.
 func TestLocalPorts(t *testing.T) {
 	t.Parallel()
 	for endpoint, want := range map[string][]uint16{
@@ -42,8 +43,8 @@ func TestRegistries(t *testing.T) {
 	}
 }
 
-// TestAllowedNetworks: they are in the slots' policies, and a list that closes nothing
-// is worth a warning.
+// TestAllowedNetworks checks that the networks are in the slots' policies, and that a
+// list that closes nothing causes a warning.
 func TestAllowedNetworks(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())

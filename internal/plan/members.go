@@ -9,11 +9,11 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// Member is a GPU of a slot, or a part of one: what it is known by, and the facts
-// that the split needs while it is away.
+// Member is a GPU of a slot, or a part of one: its identity, and the facts that
+// the split needs while it is missing.
 type Member struct {
-	GPU        int    `json:"gpu"`  // its number on this machine, which it keeps; parts of a GPU share it
-	UUID       string `json:"uuid"` // of the whole GPU: an instance gets a new one each time it is made
+	GPU        int    `json:"gpu"`  // its permanent number on this machine; parts of a GPU share it
+	UUID       string `json:"uuid"` // of the whole GPU: an instance gets a new one each time it is created
 	PCI        string `json:"pci"`
 	Vendor     string `json:"vendor"`
 	Model      string `json:"model"`
@@ -23,12 +23,12 @@ type Member struct {
 	MemoryNode int    `json:"memory_node"`
 	// MIG is the place of a MIG instance in its GPU; nil for a whole GPU.
 	MIG *Placement `json:"mig,omitempty"`
-	// What it was last planned with, for when that cannot be read.
+	// What it was last planned with, used when the current values cannot be read.
 	Devices  string `json:"devices,omitempty"`  // device nodes, by path, with commas
 	Instance string `json:"instance,omitempty"` // UUID of the MIG instance
 }
 
-// Placement names a MIG instance for good, however often it is made anew.
+// Placement identifies a MIG instance permanently, however often it is recreated.
 type Placement struct {
 	Profile string `json:"profile"` // "1g.23gb"
 	Start   int    `json:"start"`   // first memory slice
@@ -36,8 +36,8 @@ type Placement struct {
 	Compute int    `json:"compute"` // number of the compute instance within
 }
 
-// Part is what a part of a GPU is called: a MIG profile, or AMD's partition mode; ""
-// for a whole one.
+// Part returns the name of a part of a GPU: a MIG profile or AMD's partition mode;
+// "" for a whole GPU.
 func (m Member) Part() string {
 	switch {
 	case m.MIG != nil:
@@ -58,28 +58,28 @@ func (m Member) describe() string {
 	return "GPU " + cmp.Or(m.UUID, m.PCI)
 }
 
-// resolved is a member together with what the machine has in its place now.
+// resolved is a member with what the machine has in its place now.
 type resolved struct {
 	Member
-	gpu  *inventory.GPU // nil while it is away
+	gpu  *inventory.GPU // nil while it is missing
 	mig  *inventory.MIG // the instance
-	slot int            // that has kept it; -1 for none
+	slot int            // the one that has kept it; -1 for none
 	lost string         // why it cannot be used; "" when it can
-	// twice says that another slot has kept it, too, and comes first.
+	// twice is set if an earlier slot has kept it, too.
 	twice bool
-	// recalled says that its GPU does not tell of it, and that it is what it was.
+	// recalled is set if its GPU does not report it, so it is assumed to be unchanged.
 	recalled  bool
 	nodes     []string // device nodes that its jobs open
 	nodesKept bool     // nodes are those that it was last planned with
 }
 
-// device is one PCI device with what the inventory says of it: an entry for each
-// partition, else one.
+// device is one PCI device with its inventory entries: one for each partition,
+// or else a single one.
 type device struct {
 	number  int
 	entries []*inventory.GPU
 	taken   bool
-	kept    int // members of slots that are on it
+	kept    int // number of kept members on it
 }
 
 func (d *device) sick() *inventory.GPU {
@@ -89,10 +89,10 @@ func (d *device) sick() *inventory.GPU {
 	return nil
 }
 
-// findMembers joins what slots have kept with what the machine has. What is kept and
-// away stays. What a healthy GPU does not offer any more, because somebody made other
-// instances or partitions, stays as well, until reshape says that slots are to be
-// made of what there is.
+// findMembers matches the members that slots have kept with what the machine has. A
+// member that is missing is kept. So is one that a healthy GPU no longer offers,
+// because someone made other instances or partitions, unless reshape is set: then
+// slots are made of what there is now.
 func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []resolved, replaced []Loss) {
 	var devices []*device
 	at := map[string]*device{}
@@ -107,7 +107,7 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 	kept = numberedOnce(kept)
 	found := matchDevices(devices, kept)
 	used := map[int]bool{}
-	for _, b := range kept { // also of those that are away
+	for _, b := range kept { // including missing ones
 		for _, m := range b.Members() {
 			used[m.GPU] = true
 		}
@@ -165,14 +165,14 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 		})
 		switch {
 		case d.sick() != nil && len(has[d]) > 0, d.unread():
-			fresh = nil // how it is divided, it does not tell
+			fresh = nil // it does not report how it is divided
 		case twice:
-			fresh = nil // it may be what a slot should have that has another's
+			fresh = nil // it may belong to the slot that has another slot's member
 		case len(lost[d]) == 0:
 		case reshape && slices.ContainsFunc(fresh, func(u resolved) bool { return u.lost == "" }):
 			lost[d] = nil
 		default:
-			fresh = nil // their room is a kept slot's
+			fresh = nil // a kept slot has their place
 		}
 		pool = slices.Concat(pool, has[d], lost[d], fresh)
 	}
@@ -181,8 +181,8 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 	return pool, replaced
 }
 
-// card is the GPU of a member as it was kept. A GPU that moved may have the address of
-// one that is away.
+// card identifies the GPU of a member as it was kept. The address alone does not: a
+// GPU that moved may have the address of a missing one.
 func (m Member) card() [2]string { return [2]string{m.UUID, m.PCI} }
 
 // matchDevices finds the device of each card that was kept: the GPU with its UUID, else
@@ -209,7 +209,7 @@ func matchDevices(devices []*device, kept []Binding) map[[2]string]*device {
 	return found
 }
 
-// find puts into a kept member what its device has in its place.
+// find fills in a kept member with what its device has in its place.
 func (d *device) find(u resolved) resolved {
 	old := u.Member
 	if g := d.sick(); g != nil {
@@ -246,16 +246,16 @@ func (d *device) find(u resolved) resolved {
 	return u
 }
 
-// Loss is a member of a slot that the machine does not have any more.
+// Loss is a member of a slot that the machine no longer has.
 type Loss struct {
 	Slot int
 	Member
-	Why string // what the machine has in its place, and what to type; "" where the GPU is missing
+	Why string // what the machine has in its place, and what to type; "" if the GPU is missing
 }
 
-// Losses are what slots have kept and cannot use: GPUs that are missing, and parts of
-// GPUs that are divided in another way now. replaced are GPUs that others have the
-// place of.
+// Losses returns what slots have kept and cannot use: GPUs that are missing, and
+// parts of GPUs that are now divided in another way. replaced are GPUs whose place
+// another GPU has taken.
 func Losses(gpus []inventory.GPU, kept []Binding) (lost, replaced []Loss) {
 	pool, replaced := findMembers(gpus, kept, false)
 	for _, u := range pool {
@@ -271,8 +271,8 @@ func withoutInstances(g *inventory.GPU) string {
 	return fmt.Sprintf("GPU %s is in MIG mode and has no instances; make some with nvidia-smi mig -i %s -cgi, or turn it off with nvidia-smi -i %s -mig 0", name, name, name)
 }
 
-// offers are what a device has for slots: its MIG instances, its partitions, or
-// the GPU as a whole.
+// offers returns what a device has for slots: its MIG instances, its
+// partitions, or the GPU as a whole.
 func (d *device) offers() []resolved {
 	var out []resolved
 	for _, g := range d.entries {
@@ -303,8 +303,8 @@ func (d *device) offers() []resolved {
 	return out
 }
 
-// samePart says that two members of one device are the same part of it. What is
-// not known of a kept one fits anything.
+// samePart reports whether two members of one device are the same part of it.
+// An unknown mode matches any.
 func samePart(a, b Member) bool {
 	if a.MIG != nil || b.MIG != nil {
 		return a.MIG != nil && b.MIG != nil && *a.MIG == *b.MIG

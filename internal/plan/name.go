@@ -13,9 +13,9 @@ import (
 // "NVIDIA GeForce RTX 4090" → RTX 4090, "AMD Instinct MI300X" → MI300X.
 var modelName = lazy.Regexp(`(?i)\b((?:RTX(?: PRO)?|GTX|TITAN|Quadro) ?[A-Z]?\d{3,5}|(?:GB|GH|MI|[ABHLPTV])\d{1,4}[A-Z]?)\b`)
 
-// GPUKey is the short name of a GPU model in queue templates and tags: "b200",
-// "h100", "mi300". It takes a driver's name of the model and the short ones that
-// people type.
+// GPUKey returns the short name of a GPU model in queue templates and tags:
+// "b200", "h100", "mi300". It accepts a driver's name of the model and the short
+// ones that people type.
 func GPUKey(model string) string {
 	m := modelName().FindString(model)
 	if m == "" {
@@ -30,7 +30,8 @@ func GPUKey(model string) string {
 
 var unsafeName = lazy.Regexp(`[^A-Za-z0-9._-]+`)
 
-// safeName makes a text fit for a queue name or a tag's value.
+// safeName makes a text fit for a queue name or a tag's value. "" becomes
+// "unknown".
 func safeName(s string) string {
 	s = strings.Trim(unsafeName().ReplaceAllString(s, "-"), "-.")
 	if len(s) > 63 {
@@ -54,7 +55,7 @@ func queueName(template string, s bound, node string) string {
 	).Replace(template)
 }
 
-// agentTags are the tags of a slot's agent, in the order that people read.
+// agentTags returns the tags of a slot's agent, in the order that people read.
 func agentTags(s bound, queue, node, version string, extra []string) []string {
 	tags := []string{"queue=" + queue}
 	if len(s.members) > 0 {

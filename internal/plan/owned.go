@@ -10,10 +10,10 @@ import (
 const slotNumber = "[0-9]*"
 
 // Owned are the files that kbnode may write, overwrite and delete, as patterns
-// of path.Match in which [0-9]* stands for the number of a slot. A file is
-// kbnode's own if its path matches and it carries Marker: operators' files
-// beside them, and drop-in directories, never do both. One that matches, is
-// marked and is in no plan any more is deleted.
+// of path.Match in which [0-9]* is the number of a slot. A file is kbnode's own
+// if its path matches and it contains Marker. Operators' files next to them,
+// and drop-in directories, never do both. A marked file that matches and is no
+// longer planned is deleted.
 var Owned = []string{
 	UnitDir + "/" + ParentSlice,
 	UnitDir + "/buildkite-gpu[0-9]*.slice",
@@ -30,8 +30,8 @@ var Owned = []string{
 	"/etc/cron.d/kbnode",
 }
 
-// OwnedInputs are files that kbnode may have written but reads as well. They
-// carry Marker then, and only uninstall deletes them.
+// OwnedInputs are files that kbnode reads and may have written. If so, they
+// contain Marker, and only uninstall deletes them.
 var OwnedInputs = []string{
 	ConfigPath,
 	TokenPath,
@@ -39,27 +39,28 @@ var OwnedInputs = []string{
 	TunablesPath,
 }
 
-// OwnedCopies are files that carry no marker and are kbnode's own by their
-// place: copies of other files of the machine. Only uninstall deletes them.
+// OwnedCopies are copies of other files of the machine. They contain no marker
+// and are kbnode's own by their path. Only uninstall deletes them.
 var OwnedCopies = []string{
 	"/usr/local/libexec/kbnode/buildkite-agent",
 }
 
-// EarlierFile is a file of a setup before kbnode's that is in the way although
-// no plan writes it.
+// EarlierFile is a file of an earlier setup that is in the way although no plan
+// writes it.
 type EarlierFile struct {
 	Pattern string // as in Owned
-	Why     string // what it does to jobs where it stays
+	Why     string // what it does to jobs if it stays
 }
 
-// EarlierFiles are what kbnode does not work beside, wherever it comes from.
+// EarlierFiles are the files that kbnode cannot work with, whatever their
+// origin.
 var EarlierFiles = append([]EarlierFile{
 	{"/etc/buildkite-agent/buildkite-agent-gpu[0-9]*.cfg", "holds the registration token where jobs may read it"},
 	{"/etc/cron.d/kernelbot-update", "restarts agents under running jobs"},
 }, earlierHooks()...)
 
-// earlierHooks are the hooks that buildkite-agent runs, by their exact names:
-// what else lies in its hooks directory, such as *.sample, runs never.
+// earlierHooks returns the hooks that buildkite-agent runs, by their exact
+// names: other files in its hooks directory, such as *.sample, never run.
 func earlierHooks() []EarlierFile {
 	var hooks []EarlierFile
 	for _, name := range []string{
@@ -74,7 +75,7 @@ func earlierHooks() []EarlierFile {
 // OwnedDir is a directory that kbnode may have made.
 type OwnedDir struct {
 	Pattern string // as in Owned
-	All     bool   // delete with all that is in it; else only when it is empty
+	All     bool   // delete with all its content; else only if empty
 }
 
 // OwnedDirs are the directories that kbnode may have made, inner ones first.
@@ -96,7 +97,8 @@ var OwnedDirs = []OwnedDir{
 	{"/usr/local/libexec/kbnode", false},
 }
 
-// Owns says whether a path matches one of the patterns above exactly, and which slot it belongs to: -1 for the node's own.
+// Owns reports whether a path matches one of the patterns above exactly, and
+// which slot it belongs to: -1 for the node's own.
 func Owns(file string) (slot int, ok bool) {
 	for _, list := range [][]string{Owned, OwnedInputs, OwnedCopies} {
 		for _, pattern := range list {

@@ -3,7 +3,7 @@ package plan
 import "strconv"
 
 // Paths and names that other programs rely on. All are absolute on the target
-// machine; Host.Root is put in front where a tree is read or written.
+// machine; Host.Root is prepended where a tree is read or written.
 const (
 	ConfigPath    = "/etc/kbnode/config.yaml"
 	TokenPath     = "/etc/buildkite-agent/token" //nolint:gosec // where a secret is, not one
@@ -15,63 +15,64 @@ const (
 	NodeService   = "kbnode.service"
 	NodeTimer     = "kbnode.timer"
 	// InstallService is the packages' own unit, which runs install at the first boot of a
-	// machine whose image has it enabled.
+	// machine whose image enables it.
 	InstallService = "kbnode-install.service"
 	LockPath       = "/run/kbnode.lock"
 
-	// OldCacheDir is what the pipelines of the old scripts mount for all jobs.
+	// OldCacheDir is the directory that the pipelines of the old scripts mount for all
+	// jobs.
 	OldCacheDir = agentsDir + "/cache"
 
 	agentsDir = "/var/lib/buildkite-agent"
 	disksDir  = agentsDir + "/disks"
 )
 
-// Marker opens every file that kbnode writes (after a #! line) and is what
+// Marker is at the top of every file that kbnode writes (after a #! line) and
 // allows it to overwrite or delete the file later.
 const Marker = "Written by kbnode"
 
 // Names and paths of slot k.
 
-// SlotName is what people call it: gpu0.
+// SlotName is the slot's name: gpu0.
 func SlotName(k int) string { return "gpu" + strconv.Itoa(k) }
 
-// SliceName is its slice, nested below ParentSlice by systemd's rule for dashes.
+// SliceName is the slot's slice, nested below ParentSlice by systemd's rule for dashes.
 func SliceName(k int) string { return "buildkite-" + SlotName(k) + ".slice" }
 
-// AgentUnit runs its buildkite-agent.
+// AgentUnit runs the slot's buildkite-agent.
 func AgentUnit(k int) string { return "buildkite-agent-" + SlotName(k) + ".service" }
 
-// GuardUnit serves its Docker socket.
+// GuardUnit serves the slot's Docker socket.
 func GuardUnit(k int) string { return "kbnode-guard-" + SlotName(k) + ".service" }
 
-// UserName is who its agent and host commands run as.
+// UserName is the user of the slot's agent and host commands.
 func UserName(k int) string { return "kbnode-" + SlotName(k) }
 
-// AgentDir holds its agent's configuration, root's own.
+// AgentDir holds the agent's configuration and belongs to root.
 func AgentDir(k int) string { return "/etc/buildkite-agent/agent-" + strconv.Itoa(k) }
 
-// WorkDir is its user's home, with checkouts and plugins.
+// WorkDir is the user's home, with checkouts and plugins.
 func WorkDir(k int) string { return "/var/lib/buildkite-agent/gpu-" + strconv.Itoa(k) }
 
-// WorkMode is the mode of WorkDir and BuildsDir, which are root's and of the
-// user's group: it makes and removes what it likes in them, and cannot put a link
-// in the place of the checkouts, in which root works between two jobs.
+// WorkMode is the mode of WorkDir and BuildsDir, which belong to root and the
+// user's group. The user can create and remove anything in them, but cannot
+// replace the checkouts, in which root works between two jobs, with a link.
 const WorkMode = 0o1770
 
-// BuildsDir holds its checkouts, the only part of WorkDir that containers see.
+// BuildsDir holds the checkouts, the only part of WorkDir that containers see.
 func BuildsDir(k int) string { return WorkDir(k) + "/builds" }
 
-// DiskDir holds its disk: the image, and below DiskMount what is on it.
+// DiskDir holds the slot's disk: the image, and below DiskMount its content.
 func DiskDir(k int) string { return disksDir + "/" + SlotName(k) }
 
-// DiskMount is where its disk is mounted. WorkDir is the directory home of it.
+// DiskMount is where the disk is mounted. Its directory home is bound to WorkDir.
 func DiskMount(k int) string { return DiskDir(k) + "/mnt" }
 
-// RunDir holds its socket, and agent/ which is its user's.
+// RunDir holds the slot's socket, and agent/, which belongs to its user.
 func RunDir(k int) string { return "/run/kbnode/" + SlotName(k) }
 
-// SocketPath is the Docker socket that its jobs see.
+// SocketPath is the Docker socket that the slot's jobs see.
 func SocketPath(k int) string { return RunDir(k) + "/docker.sock" }
 
-// SlotPolicyPath is its JobPolicy.
+// SlotPolicyPath is the file of the slot's JobPolicy.
 func SlotPolicyPath(k int) string { return "/etc/kbnode/slots/" + SlotName(k) + ".json" }

@@ -1,6 +1,6 @@
-// Package plan thinks: from what a machine has and what its operator wants it
-// computes everything that should be true. It is pure: no file, clock,
-// environment or log is read or written here.
+// Package plan computes everything that should be true of a machine from its
+// inventory and its operator's configuration. It is pure: it touches no file,
+// clock, environment or log.
 package plan
 
 import (
@@ -25,13 +25,13 @@ type Input struct {
 	Agents    Agents    // as kept on the machine
 	Binary    string    // absolute path of kbnode on the machine
 	Version   string    // of kbnode
-	// ConfigText is the configuration file to write; "" leaves the one that is there.
+	// ConfigText is the configuration file to write; "" leaves the existing one.
 	ConfigText string
-	// ConfigKept says that the configuration file is kbnode's and says all of Config.
-	// An edit that comes after it was read must not be undone.
+	// ConfigKept is set if the existing configuration file is kbnode's own and states
+	// all of Config. An edit made after it was read must not be undone.
 	ConfigKept bool
-	// Reshape makes slots of the instances and partitions that there are now, where
-	// slots have kept others: an operator asked for it.
+	// Reshape makes slots of the instances and partitions that exist now in place
+	// of those that slots have kept: an operator asked for it.
 	Reshape bool
 }
 
@@ -40,7 +40,7 @@ type Plan struct {
 	Schema   int      `json:"schema"`
 	Node     string   `json:"node"`
 	Slots    []Slot   `json:"slots"`
-	GPUs     int      `json:"gpus"` // of the machine, in slots or not; parts of one are one
+	GPUs     int      `json:"gpus"` // of the machine, in slots or not; parts of a GPU count as one
 	Reserved Reserved `json:"reserved"`
 	Warnings []string `json:"warnings"`
 
@@ -53,8 +53,8 @@ type Plan struct {
 	Tunables []Tunable `json:"tunables"`
 }
 
-// Slot is one GPU, a part of one, several or none, with its CPUs, memory and the
-// one Buildkite agent that may use them.
+// Slot is one GPU (or part of one, several, or none) with its CPUs, memory and
+// the one Buildkite agent that may use them.
 type Slot struct {
 	Index       int       `json:"index"`
 	Name        string    `json:"name"` // "gpu0"
@@ -67,14 +67,14 @@ type Slot struct {
 	DiskBytes   int64     `json:"disk_bytes"` // of its own file system; 0 for none
 	Agent       string    `json:"agent"`      // the agent's name in Buildkite
 	Tags        []string  `json:"tags"`       // key=value
-	// AgentVersion is the release that its agent is; "" is the installed one.
+	// AgentVersion is the release of its agent; "" is the installed one.
 	AgentVersion string  `json:"agent_version,omitempty"`
 	User         string  `json:"user"`
 	Parked       string  `json:"parked,omitempty"` // why this slot cannot take jobs; "" when it can
-	Drains       []Drain `json:"drains,omitempty"` // who wants it to take none, an operator first
+	Drains       []Drain `json:"drains,omitempty"` // why it is to take no jobs, an operator's first
 }
 
-// UsedGPUs is how many of the GPUs are in slots, as a whole or in part.
+// UsedGPUs returns how many GPUs are in slots, in whole or in part.
 func (p *Plan) UsedGPUs() int {
 	used := map[int]bool{}
 	for _, s := range p.Slots {
@@ -85,11 +85,11 @@ func (p *Plan) UsedGPUs() int {
 	return len(used)
 }
 
-// Serves says that the slot's agent should run.
+// Serves reports whether the slot's agent should run.
 func (s Slot) Serves() bool { return s.Parked == "" && len(s.Drains) == 0 }
 
-// Model is what its GPUs are, for people: "NVIDIA B200", "4 × NVIDIA B200",
-// "NVIDIA B200 1g.23gb"; "" without any.
+// Model returns the slot's GPU model for display: "NVIDIA B200", "4 × NVIDIA
+// B200", "NVIDIA B200 1g.23gb"; "" if it has no GPU.
 func (s Slot) Model() string {
 	if len(s.GPUs) == 0 {
 		return ""
@@ -101,7 +101,7 @@ func (s Slot) Model() string {
 	return model
 }
 
-// Each is what of gives for each of its GPUs.
+// Each returns the result of calling of on each of the slot's GPUs.
 func (s Slot) Each(of func(SlotGPU) string) []string {
 	var list []string
 	for _, g := range s.GPUs {
@@ -110,7 +110,8 @@ func (s Slot) Each(of func(SlotGPU) string) []string {
 	return list
 }
 
-// Vendor is whose GPUs it has: "nvidia", "amd", "" for none.
+// Vendor returns the vendor of the slot's GPUs: "nvidia" or "amd", or "" if it has
+// none.
 func (s Slot) Vendor() string {
 	if len(s.GPUs) == 0 {
 		return ""
@@ -118,7 +119,7 @@ func (s Slot) Vendor() string {
 	return s.GPUs[0].Vendor
 }
 
-// Devices are the device nodes that a job may open, by path.
+// Devices returns the paths of the device nodes that a job may open.
 func (s Slot) Devices() []string {
 	nodes := []string{}
 	for _, g := range s.GPUs {
@@ -145,7 +146,7 @@ type SlotGPU struct {
 	Devices   []string `json:"devices"` // device nodes a job may open, by path
 }
 
-// Name is what drivers know it by: the UUID of the instance, else of the GPU.
+// Name returns the UUID that drivers know it by: the instance's, or else the GPU's.
 func (g SlotGPU) Name() string { return cmp.Or(g.Instance, g.UUID) }
 
 // Reserved is what no slot gets.
@@ -164,7 +165,7 @@ type User struct {
 type Dir struct {
 	Path  string `json:"path"`
 	Mode  uint32 `json:"mode"`
-	Owner string `json:"owner"` // a user of the plan or "root", whose group it has, or "root:<a user's group>"
+	Owner string `json:"owner"` // a user of the plan or "root", each with its own group; or "root:<a user's group>"
 }
 
 // File is a file that must exist with this content. Its first or second line
@@ -174,11 +175,11 @@ type File struct {
 	Mode    uint32 `json:"mode"`
 	Owner   string `json:"owner"`
 	Content string `json:"content,omitempty"`
-	// Source makes the file a copy of that file of the machine, instead of
-	// Content. Copies keep the modification time: same size and time, same file.
+	// Source is a file of the machine to copy instead of writing Content. Copies
+	// keep the modification time: same size and time, same file.
 	Source string `json:"source,omitempty"`
-	// Kept leaves what the file says to whoever wrote it: only its mode and owner are
-	// planned, and only where it is there.
+	// Kept leaves the content to the file's author. Only the mode and owner are
+	// planned, and only if the file exists.
 	Kept bool `json:"kept,omitempty"`
 	Slot int  `json:"slot"` // the slot it belongs to; -1 for the node's own
 }
@@ -207,8 +208,8 @@ type Unit struct {
 	Slot    int    `json:"slot"` // -1 for the node's own
 	Enabled bool   `json:"enabled"`
 	Active  bool   `json:"active"`
-	// Generation names what the unit's processes were started with: they carry
-	// it in KBNODE_GENERATION, and a running unit with another one needs a
-	// restart. "" never asks for one.
+	// Generation identifies what the unit's processes were started with. They
+	// carry it in KBNODE_GENERATION, and a running unit with another one needs
+	// a restart. "" never requires one.
 	Generation string `json:"generation,omitempty"`
 }

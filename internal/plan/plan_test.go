@@ -25,11 +25,11 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// machines are those that were read, by all that is said of them: to write one out
-// takes a hundred times as long as to plan it.
+// machines caches inventories by the description of their machine: writing a
+// machine to disk takes a hundred times as long as planning it.
 var machines sync.Map
 
-// readMachine is what kbnode reads of a machine, for a test to change in its first level.
+// readMachine returns what kbnode reads of a machine. A test may change its top level.
 func readMachine(t testing.TB, m machinetest.Machine) *inventory.Inventory {
 	t.Helper()
 	once, _ := machines.LoadOrStore(fmt.Sprintf("%+v", m), sync.OnceValues(func() (*inventory.Inventory, error) {
@@ -49,7 +49,7 @@ func input(inv *inventory.Inventory, cfg config.Config) Input {
 	return Input{Inventory: inv, Config: &cfg, Binary: "/usr/local/bin/kbnode", Version: "1.2.3", ConfigText: "# " + Marker + "\nqueue: x\n"}
 }
 
-// TestGoldenMachines holds the plan of each published machine: the split in
+// TestGoldenMachines compares the plan of each published machine: the split in
 // full, the node's files and those of the first slot.
 func TestGoldenMachines(t *testing.T) {
 	t.Parallel()
@@ -121,7 +121,7 @@ func TestPlanHolds(t *testing.T) {
 			inv := readMachine(t, m)
 			p, err := Build(input(inv, config.Config{}))
 			if err != nil {
-				return // the golden file holds the refusal
+				return // the golden file has the refusal
 			}
 			var all cpuset.Set
 			for _, s := range p.Slots {
@@ -216,7 +216,7 @@ func TestLostGPUParksItsSlotAndNoOther(t *testing.T) {
 				t.Errorf("unit %s of slot %d is wanted active=%t with GPU %d gone", u.Name, u.Slot, u.Active, lost)
 			}
 		}
-		// It comes back to its own slot, and so does the whole plan.
+		// The GPU comes back to its own slot, and the plan is as before.
 		in.Inventory, in.Bindings = inv, bindingsOf(t, after)
 		back, err := Build(in)
 		if err != nil {
@@ -327,8 +327,8 @@ func TestQueueTemplate(t *testing.T) {
 	}
 }
 
-// TestAgentConfigKnowsTheAgent holds the configuration to what each major
-// version of the agent understands: it ignores every other key silently.
+// TestAgentConfigKnowsTheAgent checks the configuration against what each major
+// version of the agent understands: it silently ignores every other key.
 func TestAgentConfigKnowsTheAgent(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.VM())

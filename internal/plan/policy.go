@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 )
 
-// JobPolicy is what the containers of one slot are made with, whatever the
+// JobPolicy is what the containers of one slot are created with, whatever the
 // pipeline asks for. It is the content of SlotPolicyPath(k), written by root
 // and read by the slot's guard.
 type JobPolicy struct {
@@ -27,42 +27,44 @@ type JobPolicy struct {
 	PidsLimit   int64  `json:"pids_limit"`
 	DiskBytes   int64  `json:"disk_bytes"` // of the slot's file system at DiskMount; 0 for none
 	ShmBytes    int64  `json:"shm_bytes"`
-	// TimeLimitSeconds is how long a job may take before the guard ends it; 0 for any.
+	// TimeLimitSeconds is how long a job may take before the guard ends it; 0 for no
+	// limit.
 	TimeLimitSeconds int64 `json:"time_limit_seconds,omitempty"`
 
 	Profile string   `json:"profile"`         // config.ProfileCompatible or ProfileStrict
 	Network string   `json:"network"`         // config.NetworkBridge or NetworkInternet, from which a job may step down, or NetworkNone
 	Images  []string `json:"images,omitzero"` // regular expressions; nil means all, and an empty list none
-	// Registries are those from which jobs may pull although their addresses are
-	// private, as host or host:port.
+	// Registries are the registries with private addresses from which jobs may
+	// pull, as host or host:port.
 	Registries []string `json:"registries,omitempty"`
-	// Networks are what jobs reach with config.NetworkInternet although it is private, as
-	// config.ParseDestination reads it.
+	// Networks are the private destinations that jobs may reach with
+	// config.NetworkInternet, in the format of config.ParseDestination.
 	Networks []string `json:"allowed_networks,omitempty"`
 	// LocalPorts are the TCP and UDP ports of this machine that the slot's commands on
 	// the host may reach besides DNS.
 	LocalPorts []uint16 `json:"local_ports,omitempty"`
-	// NodeImage is the image that pipelines of this node name; it stays.
+	// NodeImage is the image that pipelines of this node name. The guard never removes
+	// it.
 	NodeImage string `json:"node_image,omitempty"`
-	// KeptImage is the name that kbnode updates by itself; "" for none. A job's pull
-	// would move it, for all slots, to an image that no canary ran.
+	// KeptImage is the image name that kbnode updates by itself; "" for none. A
+	// job's pull would move it, for all slots, to an image that no canary ran.
 	KeptImage string `json:"kept_image,omitempty"`
 
 	Vendor string      `json:"vendor"` // "nvidia", "amd"; "" for a slot without a GPU
 	GPUs   []PolicyGPU `json:"gpus"`
 	// CDIDevices are the device names to ask the engine for, such as
-	// nvidia.com/gpu=GPU-…; none where the engine has no CDI for them.
+	// nvidia.com/gpu=GPU-…; empty if the engine has no CDI for them.
 	CDIDevices []string `json:"cdi_devices,omitempty"`
-	// DeviceRequests are the UUIDs to ask the engine's NVIDIA runtime for where
-	// there is no CDI; none otherwise.
+	// DeviceRequests are the UUIDs to ask the engine's NVIDIA runtime for if
+	// there is no CDI; empty otherwise.
 	DeviceRequests []string `json:"device_requests,omitempty"`
-	// DeviceNodes are given by path where there is no CDI: by themselves, or beside
-	// DeviceRequests, whose hook changes what systemd would undo.
+	// DeviceNodes are the nodes to pass by path if there is no CDI: alone, or with
+	// DeviceRequests, whose hook makes changes that systemd would undo.
 	DeviceNodes []string `json:"device_nodes"`
 
 	Env          []string `json:"env"`       // NAME=value, set in every container
 	DropEnv      []string `json:"drop_env"`  // names (or prefixes that end in *) that no container gets
-	WorkRoot     string   `json:"work_root"` // mounts must lie below it: the checkouts, not the plugins that run on the host
+	WorkRoot     string   `json:"work_root"` // mounts must be below it: the checkouts, not the plugins that run on the host
 	Binary       string   `json:"binary"`    // mounted read-only at its own path and at ContainerBinary
 	DockerSocket string   `json:"docker_socket"`
 	Socket       string   `json:"socket"` // where the guard listens
@@ -78,7 +80,7 @@ type PolicyGPU struct {
 	Nodes     []string `json:"nodes"`               // its device nodes, by path
 }
 
-// ContainerBinary is where a job's container finds kbnode.
+// ContainerBinary is the path of kbnode in a job's container.
 const ContainerBinary = "/usr/local/bin/kbnode"
 
 func mustJSON(p JobPolicy) string {
@@ -137,7 +139,8 @@ func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
 	return pol, nil
 }
 
-// registries are those that the operator names: in a list, or in the image's name.
+// registries returns the registries that the operator named in the list or in the
+// image's name.
 func registries(cfg config.Config) []string {
 	list := slices.Clone(cfg.Job.PrivateRegistries)
 	if host, _, ok := strings.Cut(cfg.Image.Name, "/"); ok && (host == "localhost" || strings.ContainsAny(host, ".:")) {
@@ -146,8 +149,8 @@ func registries(cfg config.Config) []string {
 	return list
 }
 
-// localPorts are the ports of the proxies that the operator names, and of an agent
-// API that is not Buildkite's own and so may be this machine's.
+// localPorts returns the ports of the configured proxies, and of an agent API that
+// is not Buildkite's own and so may be on this machine.
 func localPorts(a config.Agent) []uint16 {
 	var ports []uint16
 	add := func(text string) {

@@ -9,13 +9,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// unread says that the device does not tell all of how it is divided.
+// unread reports whether the device does not fully report how it is divided.
 func (d *device) unread() bool {
 	return slices.ContainsFunc(d.entries, (*inventory.GPU).PartsUnread)
 }
 
-// undivided are the GPUs that no slot can be made of, since it cannot be read how they
-// are divided.
+// undivided returns the GPUs that no slot can be made of because how they are divided
+// could not be read.
 func undivided(gpus []inventory.GPU, pool []resolved) []inventory.GPU {
 	var out []inventory.GPU
 	for _, g := range gpus {
@@ -27,12 +27,12 @@ func undivided(gpus []inventory.GPU, pool []resolved) []inventory.GPU {
 	return out
 }
 
-// keep takes from what a slot has kept what its GPU does not tell now.
+// keep fills in from the kept member what the GPU does not report now.
 func (u *resolved) keep(old Member) {
 	same := u.UUID == "" || old.UUID == "" || strings.EqualFold(u.UUID, old.UUID)
 	u.UUID = cmp.Or(u.UUID, old.UUID)
 	if u.NUMANode < 0 && u.PCI == old.PCI {
-		u.NUMANode = old.NUMANode // a GPU on its way out tells less
+		u.NUMANode = old.NUMANode // a failing GPU reports less
 	}
 	if !same {
 		return
@@ -46,8 +46,8 @@ func (u *resolved) keep(old Member) {
 	}
 }
 
-// recall takes a part of a GPU for what it was: the GPU does not tell of it. One that
-// moved to other device files, or another card in its place, is not what it was.
+// recall assumes that a part that its GPU does not report is unchanged. That fails if
+// the GPU moved to other device files, or another card is in its place.
 func recall(u resolved) resolved {
 	g := u.gpu
 	name := cmp.Or(g.UUID, g.PCI)
@@ -64,8 +64,8 @@ func recall(u resolved) resolved {
 	return u
 }
 
-// giveNodes gives members their device nodes: those that the machine tells, else those
-// that they were last planned with. Of the latter none that another one has now.
+// giveNodes gives members their device nodes: those that the machine reports, or else
+// those that they were last planned with, unless another member has them now.
 func giveNodes(pool []resolved) {
 	owner := map[string]string{}
 	for i := range pool {
@@ -104,8 +104,8 @@ func giveNodes(pool []resolved) {
 	}
 }
 
-// claim is who has a device node: all members those of the driver, the parts of a GPU
-// the GPU's, and each its own.
+// claim returns the owner of a device node: all members share the driver's, the parts
+// of a GPU share the GPU's, and each has its own.
 func (u resolved) claim(node string) string {
 	switch {
 	case !strings.ContainsAny(node[len(node)-1:], "0123456789"):
@@ -118,8 +118,8 @@ func (u resolved) claim(node string) string {
 	return fmt.Sprint(u.PCI, u.Partition)
 }
 
-// overlap says that two slots cannot have both of these: it is the same GPU, and not
-// two parts of it.
+// overlap reports whether a and b cannot be in two slots, because they are the same
+// GPU and not two parts of it.
 func overlap(a, b Member) bool {
 	sameGPU := strings.EqualFold(a.UUID, b.UUID)
 	if a.UUID == "" || b.UUID == "" {
@@ -138,7 +138,7 @@ func overlap(a, b Member) bool {
 	return a.MIG.Start < b.MIG.Start+b.MIG.Size && b.MIG.Start < a.MIG.Start+a.MIG.Size
 }
 
-// numberedOnce gives GPUs that were kept with one number several.
+// numberedOnce gives GPUs that were kept with the same number different ones.
 func numberedOnce(kept []Binding) []Binding {
 	numbers, cards := map[[2]string]int{}, map[int][2]string{}
 	used := map[int]bool{}

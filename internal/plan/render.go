@@ -22,8 +22,8 @@ import (
 const header = "# " + Marker + ". Changes are overwritten; edit " + ConfigPath + ".\n"
 
 // AgentCopy is the agent that slots run: a copy that its users may execute but
-// not read, which makes the process undumpable, so that no job reads the token
-// out of /proc/<pid>/environ.
+// not read, which makes the process undumpable, so that no job can read the
+// token from /proc/<pid>/environ.
 const AgentCopy = "/usr/local/libexec/kbnode/buildkite-agent"
 
 // gitConfig makes git use HTTPS for GitHub, for the slots' users only.
@@ -76,7 +76,7 @@ func (p *Plan) addNode(in Input, agentKnown bool) error {
 	case src == "":
 	case agentKnown:
 		p.Files = append(p.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", Source: src, Slot: -1})
-	default: // what does not say its version takes no other's place
+	default: // an agent that does not report its version replaces no other
 		p.Files = append(p.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", Kept: true, Slot: -1})
 	}
 	scripts, err := hooks.Scripts.ReadDir(".")
@@ -96,7 +96,7 @@ func (p *Plan) addNode(in Input, agentKnown bool) error {
 }
 
 func (p *Plan) addParent(all cpuset.Set) error {
-	// A partition leaves its CPUs to nobody else, so the system needs its own.
+	// A partition takes its CPUs away from everyone else, so the system needs its own.
 	s := Slice{Unit: ParentSlice, Slot: -1, CPUs: all.String(), Partition: p.Reserved.CPUs != "", Devices: []Device{}}
 	p.Slices = append(p.Slices, s)
 	return p.addUnit(s.Unit, "parent.slice.tmpl", -1, s)
@@ -122,7 +122,7 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agentVersion string, keys []
 		Dir{Path: AgentDir(k), Mode: 0o755, Owner: "root"},
 		Dir{Path: WorkDir(k), Mode: WorkMode, Owner: "root:" + s.User},
 		Dir{Path: BuildsDir(k), Mode: WorkMode, Owner: "root:" + s.User},
-		// The guard makes these two as well, so that it can start without us.
+		// The guard also creates these two, so that it can start by itself.
 		Dir{Path: RunDir(k), Mode: 0o711, Owner: "root"},
 		Dir{Path: RunDir(k) + "/agent", Mode: 0o700, Owner: s.User})
 	if s.DiskBytes > 0 {
@@ -186,8 +186,8 @@ func generation(parts ...string) string {
 	return hex.EncodeToString(sum[:6])
 }
 
-// renderEnvironment is what a slot's hooks export and its agent starts with.
-// The values need no quoting in a shell or in systemd.
+// renderEnvironment returns what a slot's hooks export and its agent starts
+// with. The values need no quoting in a shell or in systemd.
 func renderEnvironment(s Slot) string {
 	var b strings.Builder
 	b.WriteString(header)
@@ -202,7 +202,7 @@ func renderEnvironment(s Slot) string {
 	return b.String()
 }
 
-// slotEnv is the job environment of the contracts: NAME=value.
+// slotEnv returns the job environment of the contracts: NAME=value.
 func slotEnv(s Slot) []string {
 	set, _ := cpuset.Parse(s.CPUs)
 	env := []string{
@@ -212,9 +212,10 @@ func slotEnv(s Slot) []string {
 		"KERNELBOT_MEMORY=" + strconv.FormatInt(s.MemoryBytes>>20, 10) + "m",
 	}
 	if s.Vendor() == "amd" {
-		// The compute driver hides GPUs whose render node may not be opened, from the
-		// slot and its containers: those of the slot are 0 and so on. By its UUID ROCm
-		// finds no partition where several have it, and on some kernels no GPU at all.
+		// The compute driver hides GPUs whose render node may not be opened from the
+		// slot and its containers, so the slot's GPUs are 0 and up. By UUID, ROCm
+		// finds no partition if several share the UUID, and on some kernels no GPU at
+		// all.
 		var indices []string
 		for i := range s.GPUs {
 			indices = append(indices, strconv.Itoa(i))
@@ -222,8 +223,8 @@ func slotEnv(s Slot) []string {
 		list := strings.Join(indices, ",")
 		return append(env, "ROCR_VISIBLE_DEVICES="+list, "HIP_VISIBLE_DEVICES="+list)
 	}
-	// UUIDs are valid on the host and in a container with some of the GPUs; there
-	// another GPU's index would mean no GPU at all.
+	// UUIDs are valid on the host and in a container with only some of the GPUs,
+	// where an index of the host may mean no GPU at all.
 	var names []string
 	for _, g := range s.GPUs {
 		if g.Name() != "" {
@@ -237,14 +238,14 @@ func slotEnv(s Slot) []string {
 	return append(env, "NVIDIA_VISIBLE_DEVICES="+list, "CUDA_VISIBLE_DEVICES="+list)
 }
 
-// cdiName is what CDI calls a GPU, or a part of one.
+// cdiName returns the CDI name of a GPU, or of a part of one.
 func cdiName(g SlotGPU) string { return "nvidia.com/gpu=" + g.Name() }
 
-// MinSystemd is the oldest systemd that knows what units and slices need.
+// MinSystemd is the oldest systemd that supports what units and slices need.
 const MinSystemd = 249
 
 // Preflight lists what keeps this machine from being a node, each with what to
-// type. It looks at what Build does not need.
+// type. It checks what Build does not need.
 func Preflight(inv *inventory.Inventory) []string {
 	var missing []string
 	say := func(format string, args ...any) { missing = append(missing, fmt.Sprintf(format, args...)) }
@@ -274,7 +275,7 @@ func Preflight(inv *inventory.Inventory) []string {
 	return missing
 }
 
-// problem is what the inventory says of a subject that it could not read.
+// problem returns what the inventory says about a subject that it could not read.
 func problem(inv *inventory.Inventory, subject string) string {
 	for _, p := range inv.Problems {
 		if p.Subject == subject {
@@ -293,7 +294,8 @@ func usesDNF(id string) bool {
 	return slices.Contains([]string{"rhel", "centos", "rocky", "almalinux", "fedora", "ol", "amzn"}, id)
 }
 
-// PackageCommand installs a package of the distribution's, for a root shell.
+// PackageCommand returns the command for a root shell that installs a package of the
+// distribution.
 func PackageCommand(osID, pkg string) string {
 	if usesDNF(osID) {
 		return "dnf install -y " + pkg
@@ -301,7 +303,8 @@ func PackageCommand(osID, pkg string) string {
 	return "apt-get update && apt-get install -y " + pkg
 }
 
-// DockerCommand installs and starts the engine.
+// DockerCommand returns the command for a root shell that installs and starts the
+// engine.
 func DockerCommand(osID string) string {
 	pkg := "docker.io"
 	switch {
@@ -315,7 +318,7 @@ func DockerCommand(osID string) string {
 
 func packageHint(osID, pkg string) string { return "run: " + withSudo(PackageCommand(osID, pkg)) }
 
-// withSudo is a command for a root shell as somebody else types it.
+// withSudo adds sudo to a command for a root shell.
 func withSudo(command string) string { return "sudo " + strings.ReplaceAll(command, "&& ", "&& sudo ") }
 
 func dockerHint(osID string) string {

@@ -11,11 +11,11 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// title is what a member is, for people: "NVIDIA B200 1g.23gb".
+// title returns a member's name for display: "NVIDIA B200 1g.23gb".
 func title(m Member) string { return strings.TrimSpace(m.Model + " " + m.Part()) }
 
-// shapeKey names what a slot is in queues and tags: b200, b200x4, b200-1g-23gb,
-// mi300-cpx, cpu.
+// shapeKey returns the name of a slot's shape in queues and tags: b200, b200x4,
+// b200-1g-23gb, mi300-cpx, cpu.
 func shapeKey(s bound) string {
 	if len(s.members) == 0 {
 		return "cpu"
@@ -35,14 +35,14 @@ func shapeKey(s bound) string {
 // MIG instances of one, or a slot without a GPU.
 type place struct {
 	splitGPU
-	weight int // what its MIG instances weigh in all
+	weight int // total of its MIG instances
 }
 
-// memorySlice is the weight of a memory slice. Compute instances in one GPU instance share its
-// slices, and there are eight of them at most.
+// memorySlice is the weight of a memory slice. Up to eight compute instances in one GPU
+// instance share its slices, and 840 is divisible by 1 to 8.
 const memorySlice = 840
 
-// weigh is what each MIG instance weighs in its GPU.
+// weigh returns a function that gives the weight of a MIG instance in its GPU.
 func weigh(slots []bound) func(resolved) int {
 	type instance struct {
 		card  [2]string
@@ -61,7 +61,7 @@ func weigh(slots []bound) func(resolved) int {
 	}
 }
 
-// places are those of all slots, and which ones each slot has.
+// places returns the places of all slots, and the indices of each slot's own.
 func places(slots []bound, weight func(resolved) int) (list []place, of [][]int) {
 	of = make([][]int, len(slots))
 	shared := map[[2]string]int{} // by the card of GPUs with instances
@@ -87,9 +87,9 @@ func places(slots []bound, weight func(resolved) int) (list []place, of [][]int)
 	return list, of
 }
 
-// splitSlots splits the machine for slots of any shape. The blocks of GPUs are of one
-// size; a slot of several has them all, and MIG instances share their GPU's by the
-// memory slices that they have.
+// splitSlots splits the machine for slots of any shape. GPUs get blocks of one size.
+// A slot of several GPUs has all their blocks, and MIG instances share their GPU's in
+// proportion to their memory slices.
 func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []bound) (splitResult, error) {
 	weight := weigh(slots)
 	list, of := places(slots, weight)
@@ -153,7 +153,7 @@ func sumMemory(blocks []block) (sum int64) {
 	return sum
 }
 
-// coresOf are the CPUs of a set by core, neighbours together.
+// coresOf returns the CPUs of a set by core, neighbors together.
 func coresOf(cpus []inventory.LogicalCPU, set cpuset.Set) [][]int {
 	byCore := map[int][]int{}
 	var order []inventory.LogicalCPU
@@ -176,7 +176,7 @@ func coresOf(cpus []inventory.LogicalCPU, set cpuset.Set) [][]int {
 	return out
 }
 
-// slotGPUs are the GPUs of a slot as a plan shows them.
+// slotGPUs returns the GPUs of a slot as a plan shows them.
 func slotGPUs(s bound) []SlotGPU {
 	gpus := []SlotGPU{}
 	for _, u := range s.members {
@@ -195,8 +195,8 @@ func slotGPUs(s bound) []SlotGPU {
 	return gpus
 }
 
-// gpuNodes are the device nodes that a job of this GPU opens; complete says that all of
-// them are known.
+// gpuNodes returns the device nodes that a job of this GPU opens; complete reports
+// whether all of them are known.
 func gpuNodes(u resolved) (nodes []string, complete bool) {
 	nodes, complete = []string{}, true
 	if u.gpu == nil || u.lost != "" {
@@ -211,7 +211,7 @@ func gpuNodes(u resolved) (nodes []string, complete bool) {
 		complete = false
 	}
 	switch {
-	case u.mig != nil: // renders nothing
+	case u.mig != nil: // MIG instances cannot render
 		for _, minor := range []int{u.mig.GPUCap, u.mig.ComputeCap} {
 			if minor >= 0 {
 				nodes = append(nodes, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor))

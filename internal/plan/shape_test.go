@@ -16,8 +16,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 )
 
-// divided is a machine whose GPU i has MIG instances of these sizes, one after the
-// other, in memory slices. serial makes their UUIDs others.
+// divided returns a machine whose GPU i has MIG instances of these sizes, one
+// after the other, in memory slices. serial changes their UUIDs.
 func divided(inv *inventory.Inventory, serial int, layout map[int][]int) *inventory.Inventory {
 	out := *inv
 	out.GPUs = slices.Clone(inv.GPUs)
@@ -39,7 +39,8 @@ func divided(inv *inventory.Inventory, serial int, layout map[int][]int) *invent
 	return &out
 }
 
-// in describes slots in a line each: "gpu3 b200x2 3,7 cpus=16 memory=4", in bytes/GiB.
+// shapes describes slots in a line each: "gpu3 b200x2 3,7 cpus=16 memory=4", in
+// bytes/GiB.
 func shapes(p *Plan) string {
 	var b strings.Builder
 	for _, s := range p.Slots {
@@ -72,7 +73,7 @@ func build(t *testing.T, inv *inventory.Inventory, cfg config.Config, kept []Bin
 	return p
 }
 
-// checkPlan holds what is true of slots of any shape.
+// checkPlan checks what is true of slots of any shape.
 func checkPlan(t *testing.T, inv *inventory.Inventory, p *Plan) {
 	t.Helper()
 	var all cpuset.Set
@@ -167,7 +168,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// TestGroupHasAllOfItsGPUs compares with a slot each.
+// TestGroupHasAllOfItsGPUs compares a group with one slot per GPU.
 func TestGroupHasAllOfItsGPUs(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())
@@ -302,7 +303,7 @@ func TestComputeInstances(t *testing.T) {
 	}
 }
 
-// TestReshape follows a machine whose GPUs are divided anew.
+// TestReshape follows a machine whose GPUs are divided again.
 func TestReshape(t *testing.T) {
 	t.Parallel()
 	whole := readMachine(t, machinetest.B200x8())
@@ -335,7 +336,7 @@ func TestReshape(t *testing.T) {
 			{whole, config.Config{}, true, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\n"},
 			{mig(1, 4, 3), config.Config{}, false, "gpu0 b200 0\ngpu1 b200 1 parked: " + now + "\ngpu2 b200 2\ngpu3 b200 3\n"},
 			{mig(1, 4, 3), config.Config{}, true, kept},
-			{mig(2, 4, 3), config.Config{}, false, strings.ReplaceAll(kept, "MIG-1", "MIG-2")}, // made anew
+			{mig(2, 4, 3), config.Config{}, false, strings.ReplaceAll(kept, "MIG-1", "MIG-2")}, // recreated
 			{whole, config.Config{}, false, "gpu0 b200 0\ngpu1 b200-4g-92gb 1" + missing("4g.92gb", 0) + "\ngpu2 b200 2\ngpu3 b200 3\ngpu4 b200-3g-69gb 1" + missing("3g.69gb", 4) + "\n"},
 			{mig(3, 4, 3), config.Config{}, false, strings.ReplaceAll(kept, "MIG-1", "MIG-3")},
 			{whole, config.Config{}, true, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\n"},
@@ -375,7 +376,7 @@ func TestReshape(t *testing.T) {
 	}
 }
 
-// TestPartitions follows GPUs of AMD's from one partition mode to another.
+// TestPartitions follows AMD GPUs from one partition mode to another.
 func TestPartitions(t *testing.T) {
 	t.Parallel()
 	cpx, spx := readMachine(t, machinetest.MI300XCPX()), readMachine(t, machinetest.MI300X())
@@ -423,7 +424,7 @@ func TestMixedModels(t *testing.T) {
 	}
 }
 
-// TestEarlierBindings reads what a kbnode wrote that had one GPU to a slot.
+// TestEarlierBindings reads what a kbnode with one GPU per slot wrote.
 func TestEarlierBindings(t *testing.T) {
 	t.Parallel()
 	list, err := ParseBindings([]byte(`{"written_by": "kbnode", "schema": 1, "slots": [
@@ -460,7 +461,7 @@ func TestShapesHold(t *testing.T) {
 		in := input(inv, cfg)
 		p, err := Build(in)
 		if err != nil {
-			continue // held by TestShapeRefusals
+			continue // covered by TestShapeRefusals
 		}
 		built++
 		checkPlan(t, inv, p)

@@ -14,10 +14,11 @@ import (
 const (
 	// maxSlots bounds the work of a split; the largest machines known have 64.
 	maxSlots = 256
-	// advisedCores is what the vendors' guide advises for each GPU; minSlotCores is its least.
+	// advisedCores is what the vendors' guide recommends for each GPU; minSlotCores is its
+	// minimum.
 	advisedCores = 16
-	// minLocalCores is how small a slot may get, in cores, so that its CPUs stay
-	// on the package of its GPU.
+	// minLocalCores is how small a slot may get, in cores, to keep its CPUs on
+	// its GPU's package.
 	minLocalCores = 2
 )
 
@@ -47,22 +48,22 @@ type block struct {
 	MemoryBytes       int64 // whole MiB
 }
 
-// splitResult is the split: blocks that are disjoint, of one size, of whole
-// cores, each within one package; and what no slot gets.
+// splitResult is a split: disjoint blocks of equal size and whole cores, each
+// within one package, and what no slot gets.
 type splitResult struct {
 	Blocks         []block // in the order of the GPUs
 	ReservedCPUs   cpuset.Set
 	ReservedMemory int64  // bytes
-	Spare          int64  // bytes of the system's that slots may use if need be
-	Unreserved     string // what slots have without a reserve; "" where that does not matter
-	Clamped        string // that slots get less memory than asked for; "" if not
+	Spare          int64  // bytes of the system's memory that slots may use if necessary
+	Unreserved     string // what slots would have without a reserve; "" if that does not matter
+	Clamped        string // warning that slots get less memory than requested; "" if they do not
 	Warnings       []string
 }
 
 // split gives every GPU the same number of cores, as near to it as the machine
-// allows. It depends on its input only, not on the input's order, so a machine
-// that did not change gets the same split again. An error is a refusal that
-// says what to change.
+// allows. It depends only on its input, not on the input's order, so an
+// unchanged machine gets the same split again. An error is a refusal that says
+// what to change.
 func split(in splitInput) (splitResult, error) {
 	t, err := newTopology(in)
 	if err != nil {
@@ -100,10 +101,10 @@ type splitter struct {
 	where []int    // [gpu]: index of its package
 	cores [][]physCore
 
-	reserved int64 // MiB of memory taken off the nodes
-	// unreserved says what slots have without a reserve, where that is the guide's least.
+	reserved int64 // MiB of memory taken from the nodes
+	// unreserved says what slots would have without a reserve, if that is the guide's minimum.
 	unreserved string
-	said       int    // warnings before memory was shared out
+	said       int    // number of warnings before memory was divided
 	clamped    string // see splitResult
 }
 
@@ -145,7 +146,7 @@ func (s *splitter) run() error {
 }
 
 // chooseSize decides how many cores a slot gets and on which package, and how
-// few it may get for the sake of a better place.
+// few it may get in exchange for a better place.
 func (s *splitter) chooseSize() (k, least int, err error) {
 	gpus := len(s.in.GPUs)
 	spare := s.total - gpus // cores that need not go to a slot
@@ -172,8 +173,8 @@ func (s *splitter) chooseSize() (k, least int, err error) {
 		return k, (3*k + 3) / 4, nil
 	}
 
-	// The default reserve gives way to a request for CPUs, also for all of them: the scripts
-	// before kbnode shared out every CPU, and who asks for that many has said so.
+	// The default reserve gives way to a request for CPUs, even for all of them: the scripts
+	// before kbnode gave out every CPU, and an operator who asks for that many means it.
 	reserveFor := func(k int) int {
 		if s.in.ReserveCPUs != 0 {
 			return reserve
@@ -195,9 +196,9 @@ func (s *splitter) chooseSize() (k, least int, err error) {
 	return 0, 0, s.tooMany(s.total / gpus)
 }
 
-// asAdvised lets the default reserve give way, down to one core, where slots then have as many
-// cores as the vendors' guide advises, or its least. Without any reserve they have that many on
-// the guide's own machines, which only an operator decides.
+// asAdvised shrinks the default reserve, down to one core, if slots then have as many cores as
+// the vendors' guide recommends, or its minimum. On the guide's own machines they have that
+// many only without any reserve, which only an operator may choose.
 func (s *splitter) asAdvised(k, keep, reserve int, local bool) (cores, kept int) {
 	for _, advised := range []int{advisedCores, minSlotCores} {
 		if k >= advised {
@@ -215,7 +216,8 @@ func (s *splitter) asAdvised(k, keep, reserve int, local bool) (cores, kept int)
 	return k, keep
 }
 
-// wantedCores is the requested size of a slot in cores, if the machine has it.
+// wantedCores returns the requested size of a slot in cores, or a refusal if the machine does
+// not have it.
 func (s *splitter) wantedCores(fits func(k int) bool) (int, error) {
 	largest := func() int {
 		return sort.Search(s.total/len(s.in.GPUs), func(n int) bool { return !fits(n + 1) })
@@ -237,7 +239,7 @@ func (s *splitter) wantedCores(fits func(k int) bool) (int, error) {
 	return k, nil
 }
 
-// tooMany refuses a request for more CPUs than slots of most cores have.
+// tooMany returns the refusal of a request for more CPUs than slots of most cores have.
 func (s *splitter) tooMany(most int) error {
 	besides, lower := "", ""
 	if s.in.ReserveCPUs > 0 {
@@ -249,9 +251,9 @@ func (s *splitter) tooMany(most int) error {
 }
 
 // largestSize finds the most cores that every slot can get. Slots stay on their
-// GPUs' packages unless that makes them very small; keep is the number of cores
-// per package that no slot gets, which interrupts are served on, unless that
-// costs a slot more than a quarter or nothing is to be reserved.
+// GPUs' packages unless that makes them very small. keep is the number of cores
+// per package that no slot gets, for interrupts; it is 0 if it would cost a
+// slot more than a quarter of its cores, or if nothing is to be reserved.
 func (s *splitter) largestSize(reserve int) (k, keep int, local bool) {
 	try := func(local bool) (int, int) {
 		most := func(keep int) int {
@@ -273,7 +275,7 @@ func (s *splitter) largestSize(reserve int) (k, keep int, local bool) {
 	return k, keep, true
 }
 
-// fits tells whether every slot can have k cores within a package, its own
+// fits reports whether every slot can have k cores within a package, its own
 // package if local, with keep cores left over on each package and reserve in all.
 func (s *splitter) fits(k, keep, reserve int, local bool) bool {
 	if s.total-k*len(s.in.GPUs) < reserve {
@@ -287,8 +289,8 @@ func (s *splitter) fits(k, keep, reserve int, local bool) bool {
 		}
 		return sum >= len(s.in.GPUs)
 	}
-	// Each GPU takes a place on one of its packages; where all are taken, one
-	// that sits there moves to another package of its own, if it has one.
+	// Each GPU takes a place on one of its packages. If all are taken, a GPU
+	// already there moves to another package of its own, if it has one.
 	taken := make([][]int, len(room))
 	var seat func(gpu int, tried []bool) bool
 	seat = func(gpu int, tried []bool) bool {
@@ -318,7 +320,7 @@ func (s *splitter) fits(k, keep, reserve int, local bool) bool {
 	return true
 }
 
-// room is how many blocks of k cores each package holds.
+// room returns how many blocks of k cores each package holds.
 func (s *splitter) room(k, keep int) []int {
 	out := make([]int, len(s.packages))
 	for i := range s.packages {
@@ -328,14 +330,14 @@ func (s *splitter) room(k, keep int) []int {
 	return out
 }
 
-// coresFor is how many cores must stay free so that the system has this many
-// CPUs; the CPUs that no slot can have count for it.
+// coresFor returns how many cores must stay free for the system to have this
+// many CPUs. CPUs that no slot can have count toward them.
 func (s *splitter) coresFor(cpus int) int {
 	cpus = max(0, cpus-s.unusable())
 	return cpus/s.width + min(1, cpus%s.width)
 }
 
-// unusable is the number of CPUs that only the system can have.
+// unusable returns the number of CPUs that only the system can have.
 func (s *splitter) unusable() int { return s.allowed.Len() - s.total*s.width }
 
 // defaultReserve is one core in 16, at least 2 and at most 8, in CPUs.
@@ -353,7 +355,7 @@ func (s *splitter) warnReserve(left int) {
 	}
 }
 
-// describe says how much k cores are: "48 cores (96 CPUs)".
+// describe formats k cores: "48 cores (96 CPUs)".
 func (s *splitter) describe(k int) string {
 	return fmt.Sprintf("%s (%s)", counted(k, "core"), counted(k*s.width, "CPU"))
 }

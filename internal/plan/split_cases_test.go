@@ -18,7 +18,7 @@ func onTwo(n int, gpuNodes ...int) machine {
 	return machine{packages: 2, nodesPerPackage: 1, coresPerNode: n, smt: 2, gpuNodes: gpuNodes}
 }
 
-// TestSplitCases pins what the machines that are not regular get.
+// TestSplitCases pins what irregular machines get.
 func TestSplitCases(t *testing.T) {
 	t.Parallel()
 	small := onTwo(4, 0, 0, 1, 1)
@@ -28,8 +28,8 @@ func TestSplitCases(t *testing.T) {
 		change   func(*splitInput)
 		cpus     []string // of each slot
 		reserved string
-		mems     []string // of each slot; nil does not look
-		memory   int64    // MiB of each slot; 0 does not look
+		mems     []string // of each slot; nil for any
+		memory   int64    // MiB of each slot; 0 for any
 		warnings []string // a part of each, in order
 	}{
 		{

@@ -20,8 +20,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// randomMachine makes any machine that a server could be, with what breaks on
-// servers: CPUs offline or taken away, GPUs anywhere, memory uneven or missing.
+// randomMachine makes any machine that a server could be, with what goes wrong
+// on servers: CPUs offline or taken away, GPUs anywhere, memory uneven or
+// missing.
 func randomMachine(r *rand.Rand) splitInput {
 	pick := func(n ...int) int { return n[r.IntN(len(n))] }
 	m := machine{
@@ -67,7 +68,7 @@ func randomMachine(r *rand.Rand) splitInput {
 			n.HugepagesBytes = n.MemoryBytes / 4
 		}
 	}
-	if r.IntN(4) == 0 { // memory of GPUs and of nobody
+	if r.IntN(4) == 0 { // memory of GPUs and of no one
 		top := slices.MaxFunc(in.Memory.Nodes, func(a, b inventory.NUMANode) int { return a.ID - b.ID }).ID
 		for i := range in.GPUs {
 			in.GPUs[i].MemoryNode = top + 1 + i
@@ -152,7 +153,7 @@ func TestSplitRandomMachines(t *testing.T) {
 }
 
 // TestSplitNonsense feeds machines that contradict themselves, as a bug report
-// may: any answer will do that gives no CPU out twice.
+// may. Any answer will do that gives no CPU to two slots.
 func TestSplitNonsense(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(400) {
@@ -262,8 +263,8 @@ func advised(text string) (n int, kind string) {
 	return 0, ""
 }
 
-// recorded are the machines of shared/topologies, with GPUs added where the
-// machine has none that is known.
+// recorded are the machines of shared/topologies, with GPUs added to machines
+// without known ones.
 var recorded = []struct {
 	archive string
 	gpus    []int // nodes; nil takes the GPUs that the inventory finds
@@ -301,7 +302,7 @@ reserved 2-3,6-7, 1000445 MiB
 `},
 }
 
-// TestSplitRecorded splits machines recorded by others, where they are at hand.
+// TestSplitRecorded splits machines recorded by others, if they are available.
 func TestSplitRecorded(t *testing.T) {
 	t.Parallel()
 	for _, tt := range recorded {
@@ -327,7 +328,7 @@ func TestSplitRecorded(t *testing.T) {
 	}
 }
 
-// noise are files that no reader of a topology opens.
+// noise matches files that no reader of a topology opens.
 var noise = regexp.MustCompile(`/(cache/index[0-2]|msi_irqs|power|access\d|cpufreq|cpuidle|smt_snooze_delay)(/|$)|/(uevent|memory\d+|vmstat|numastat|sensor_\d+)$`)
 
 // unpack writes what matters of a tar.bz2 into a new directory.

@@ -15,15 +15,16 @@ import (
 
 const (
 	mib = 1 << 20
-	// minMemory is the least that an agent and a container start in.
+	// minMemory is the least in which an agent and a container start, in bytes.
 	minMemory = 128 * mib
-	// gbShare is the part by which an even share of a machine may be less than one in GB: its
-	// memory is 7 % less in GiB, and the kernel and the reserve have some.
+	// gbShare is the fraction (1/12) by which an even share of a machine may fall short of a
+	// request: memory sold in GB is 7 % less in GiB, and the kernel and the reserve take
+	// some.
 	gbShare = 12
-	// advisedMemory and fullMemory are in MiB what the vendors' guide advises for each GPU,
-	// 32 GB, which is less than 30 GiB, and the 32 GiB that its command asks for.
+	// advisedMemory and fullMemory, in MiB, are from the vendors' guide: it recommends 32
+	// GB for each GPU, which is less than 30 GiB, and its command asks for 32 GiB.
 	advisedMemory, fullMemory = 30 << 10, 32 << 10
-	// leastReserve is what the default reserve never gives way beyond, in MiB.
+	// leastReserve is how far the default reserve may shrink, in MiB.
 	leastReserve = 2 << 10
 )
 
@@ -31,11 +32,11 @@ const (
 type ramNode struct {
 	id    int
 	bytes int64 // all of it
-	free  int64 // MiB that are not huge pages; after reserveMemory, what slots share
+	free  int64 // MiB that are not huge pages; in splitter.ram, what slots share
 }
 
-// ramNodes are the nodes with both CPUs and memory. A node without CPUs is a
-// GPU's memory, or slow memory that would make timings depend on luck.
+// ramNodes returns the nodes with both CPUs and memory. A node without CPUs is
+// a GPU's memory, or slow memory that would make timings depend on luck.
 func ramNodes(m inventory.Memory, cpus []inventory.LogicalCPU) []ramNode {
 	withCPUs := map[int]bool{}
 	for _, c := range cpus {
@@ -68,8 +69,9 @@ func ramNodes(m inventory.Memory, cpus []inventory.LogicalCPU) []ramNode {
 	return out
 }
 
-// shares takes the system's memory off the nodes, from each in proportion to what it has,
-// and shares out the rest: what each slot weighs on each node, and what it gets in MiB.
+// shares takes the system's reserve, in MiB, from the nodes in proportion to what each
+// has, and divides the rest. It returns what each slot weighs on each node, and what it
+// gets in MiB.
 func (s *splitter) shares(ram []ramNode, reserve int64) (weights [][]int64, shares []int64) {
 	s.ram, s.reserved, s.warnings = slices.Clone(ram), 0, s.warnings[:s.said]
 	all := free(ram)
@@ -91,7 +93,7 @@ func (s *splitter) shares(ram []ramNode, reserve int64) (weights [][]int64, shar
 	return weights, s.entitlements(weights)
 }
 
-// free is the memory of nodes in MiB that is not huge pages.
+// free returns the memory of nodes, in MiB, that is not huge pages.
 func free(ram []ramNode) (all int64) {
 	for _, n := range ram {
 		all += n.free
@@ -99,9 +101,9 @@ func free(ram []ramNode) (all int64) {
 	return all
 }
 
-// chooseReserve is the system's memory in MiB, and the most that slots get besides it, or 0.
-// The default gives way where slots then have what the vendors' guide advises: of a machine
-// with 256 GB, the kernel keeps some before it is shared out.
+// chooseReserve returns the system's memory in MiB, and the most that a slot gets besides
+// it, or 0 for no limit. The default shrinks if slots then have what the vendors' guide
+// recommends: of a machine's 256 GB, the kernel keeps some before kbnode divides it.
 func (s *splitter) chooseReserve(ram []ramNode) (reserve, most int64, err error) {
 	all := free(ram)
 	reserve = max(s.in.ReserveMemory, 0) / mib
@@ -143,8 +145,8 @@ func (s *splitter) chooseReserve(ram []ramNode) (reserve, most int64, err error)
 }
 
 // shareMemory gives every slot the same memory, from the nodes of its cores. A
-// node's memory is shared in proportion to the cores that slots have on it;
-// what the slots may use of a node together is never more than it has free.
+// node's memory is divided in proportion to the cores that slots have on it.
+// Together, slots never get more of a node than it has free.
 func (s *splitter) shareMemory(res *splitResult) error {
 	for _, n := range s.ram {
 		res.ReservedMemory += n.bytes
@@ -200,7 +202,7 @@ func (s *splitter) shareMemory(res *splitResult) error {
 	return nil
 }
 
-// widen lets the slots of a package use the memory of all its nodes where the
+// widen lets the slots of a package use the memory of all its nodes if the
 // nodes of their own cores give one of them less than enough.
 func (s *splitter) widen(p int, weights [][]int64, enough int64) [][]int64 {
 	least := func(w [][]int64) int64 {
@@ -235,7 +237,7 @@ func (s *splitter) widen(p int, weights [][]int64, enough int64) [][]int64 {
 	return wide
 }
 
-// entitlements is the memory, in MiB, that each slot gets of its nodes.
+// entitlements returns the memory, in MiB, that each slot gets from its nodes.
 func (s *splitter) entitlements(weights [][]int64) []int64 {
 	sum := make([]int64, len(s.ram))
 	for _, w := range weights {
@@ -254,8 +256,8 @@ func (s *splitter) entitlements(weights [][]int64) []int64 {
 	return out
 }
 
-// fairShare is what a slot would get, in MiB, if the memory of the packages
-// with slots were shared regardless of nodes.
+// fairShare returns what a slot would get, in MiB, if the memory of the
+// packages with slots were divided regardless of nodes.
 func (s *splitter) fairShare() int64 {
 	used := map[int]bool{}
 	for _, p := range s.where {
@@ -270,8 +272,8 @@ func (s *splitter) fairShare() int64 {
 	return sum / int64(len(s.where))
 }
 
-// nearestRAM is the index of the node that a core's memory comes from: its own
-// if that has any.
+// nearestRAM returns the index of the node that a core's memory comes from: its
+// own if that has any, or else the nearest.
 func (s *splitter) nearestRAM(node int) int {
 	if at, ok := slices.BinarySearchFunc(s.ram, node, func(n ramNode, id int) int { return n.id - id }); ok {
 		return at
@@ -295,16 +297,16 @@ func (s *splitter) nodesOf(weights []int64) cpuset.Set {
 	return cpuset.Of(ids...)
 }
 
-// hasMemory tells whether a NUMA node exists and has memory: the kernel takes
-// no other into a cpuset.
+// hasMemory reports whether a NUMA node exists and has memory: the kernel
+// accepts no other in a cpuset.
 func (s *splitter) hasMemory(node int) bool {
 	return slices.ContainsFunc(s.in.Memory.Nodes, func(n inventory.NUMANode) bool {
 		return n.ID == node && n.MemoryBytes > 0
 	})
 }
 
-// share is amount × part / whole, rounded down, or up if asked; part is at most
-// whole.
+// share returns amount × part / whole, rounded down, or up if up is set. part
+// must be at most whole.
 func share(amount, part, whole int64, up bool) int64 {
 	if whole == 0 {
 		return 0
@@ -317,8 +319,8 @@ func share(amount, part, whole int64, up bool) int64 {
 	return int64(q)
 }
 
-// readable is a number of MiB for a message, rounded down to GiB where that
-// loses little.
+// readable formats n MiB for a message, rounded down to GiB if that loses
+// little.
 func readable(n int64) config.Size {
 	if n >= 4<<10 {
 		n &^= 1<<10 - 1

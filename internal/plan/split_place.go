@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// findHomes finds each GPU's own packages, and how far the others are.
+// findHomes finds each GPU's own packages, and how far away the others are.
 func (s *splitter) findHomes() {
 	var unknown, moved []int
 	for i, g := range s.in.GPUs {
@@ -50,8 +50,8 @@ func (s *splitter) findHomes() {
 	}
 }
 
-// assignPackages puts every GPU on a package that has room: on its own if
-// local, else as near as possible; where that leaves a choice, evenly.
+// assignPackages puts every GPU on a package with room: its own if local, else
+// the nearest possible. Where that leaves a choice, it spreads them evenly.
 func (s *splitter) assignPackages(k, keep int, local bool) {
 	const forbidden = 1 << 50
 	var seats []int // package of each seat
@@ -88,12 +88,12 @@ func (s *splitter) assignPackages(k, keep int, local bool) {
 	}
 }
 
-// place gives slots of one package a block of k cores each, as near to their
-// GPUs as there are blocks.
+// place gives the slots of one package a block of k cores each, as near to
+// their GPUs as possible.
 func (s *splitter) place(p *cpuPackage, slots []int, k int) {
 	blocks, _ := p.shape(len(slots), k, k)
-	// Equally near blocks are taken from all nodes in turn, which shares out
-	// the memory, and from a node's end, which leaves its first cores (the
+	// Equally near blocks are taken from all nodes in turn, which spreads the
+	// memory, and from a node's end, which leaves its first cores (the
 	// machine's CPU 0) to the system.
 	rank := make([]int64, len(blocks))
 	onNode := map[int]int64{}
@@ -123,8 +123,8 @@ func (s *splitter) place(p *cpuPackage, slots []int, k int) {
 }
 
 // shape cuts a package into at least n blocks of at least size cores, where
-// size is k if it can be, and never less than least unless k is. In order:
-// level-3 caches of their own, blocks within one cache, blocks within one NUMA
+// size is k if possible, and otherwise at least least. In order of preference:
+// separate level-3 caches, blocks within one cache, blocks within one NUMA
 // node, blocks that straddle.
 func (p *cpuPackage) shape(n, k, least int) (blocks [][]physCore, size int) {
 	caches := runs(p.cores, cacheKey)
@@ -132,7 +132,8 @@ func (p *cpuPackage) shape(n, k, least int) (blocks [][]physCore, size int) {
 	for _, c := range caches {
 		largest = max(largest, len(c))
 	}
-	// From the fewest caches that could hold k cores, or as many as there are.
+	// Start with the fewest caches that could hold k cores, or with as many as
+	// there are.
 	fewest := max(1, min((k+largest-1)/largest, len(caches)/n))
 	for m := fewest; m <= len(caches)/n && best < k; m++ {
 		groups := groupCaches(caches, m, n)
@@ -162,7 +163,7 @@ func (p *cpuPackage) shape(n, k, least int) (blocks [][]physCore, size int) {
 func nodeKey(c physCore) [2]int  { return [2]int{c.node} }
 func cacheKey(c physCore) [2]int { return [2]int{c.node, c.l3} }
 
-// groupCaches joins neighbouring caches, m to a group: within their nodes if
+// groupCaches joins neighboring caches, m to a group: within their nodes if
 // that makes n groups, else across.
 func groupCaches(caches [][]physCore, m, n int) [][]physCore {
 	var out [][]physCore
@@ -195,7 +196,7 @@ func carveEach(lists [][]physCore, k int) [][]physCore {
 }
 
 // carve cuts as many chunks of at least k cores as it can from the end of a
-// list, and never between a pair.
+// list, and never splits a pair.
 func carve(cores []physCore, k int) [][]physCore {
 	var out [][]physCore
 	for end := len(cores); end >= k; {
@@ -223,7 +224,7 @@ func countCarved(cores []physCore, k int) int {
 
 // assign picks a column for each row so that the sum of costs is least (the
 // Hungarian method, rows² × columns). There are at least as many columns as
-// rows. Rows that are alike but for a constant, which changes nothing, get their
+// rows. Rows that differ only by a constant, which does not matter, get their
 // columns in ascending order.
 func assign(cost [][]int64) []int {
 	n, m := len(cost), len(cost[0])

@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// machine describes a regular machine; input makes it into what inventory
-// would read.
+// machine describes a regular machine; input turns it into what inventory would
+// read.
 type machine struct {
 	packages, nodesPerPackage, coresPerNode, smt int
 	coresPerL3                                   int   // 0: one cache per package
@@ -102,8 +102,7 @@ func gpusOn(nodes ...int) []splitGPU {
 	return out
 }
 
-// published are machines as their owners describe them, with what the split
-// makes of them.
+// published are machines as their owners describe them, with their split.
 var published = []struct {
 	name         string
 	machine      machine
@@ -251,8 +250,8 @@ func render(r splitResult) string {
 	return b.String()
 }
 
-// packagesOn are the packages with a CPU that is allowed, and whose siblings
-// all are, on a node.
+// packagesOn returns the packages with a CPU on a node that is allowed together
+// with all its siblings.
 func packagesOn(in splitInput, node int) map[int]bool {
 	allowed := map[int]bool{}
 	for _, c := range in.CPU.List {
@@ -348,7 +347,7 @@ func checkInvariants(t *testing.T, in splitInput, r splitResult) {
 			all, nodes = all+room[n.ID], nodes+1
 		}
 	}
-	if all == 0 { // only the sum is told
+	if all == 0 { // only the sum is known
 		for _, n := range in.Memory.Nodes {
 			if n.CPUs != "" {
 				room[n.ID] = in.Memory.TotalBytes / nodes

@@ -15,20 +15,21 @@ import (
 type physCore struct {
 	cpus               []int // ascending
 	pkg, node, die, l3 int   // -1 where unknown
-	// pair is shared by cores that must not go to two slots: the lowest CPU of
-	// the core, or of the two CPUs that a hypervisor may have put on one core.
+	// pair is equal for cores that must not go to different slots: the lowest
+	// CPU of the core, or of the two CPUs that a hypervisor may have put on one
+	// core.
 	pair int
 }
 
-// cpuPackage is a package (a NUMA node where packages are unknown) with at
-// least one core, sorted so that what shares a cache or a node is together.
+// cpuPackage is a package (a NUMA node if packages are unknown) with at least
+// one core. Cores that share a node or a cache are adjacent.
 type cpuPackage struct {
 	id    int
 	cores []physCore
 	nodes []int // of the cores, ascending
 }
 
-// topology is the machine in the terms of the split.
+// topology describes the machine in the terms of the split.
 type topology struct {
 	packages []cpuPackage // by id
 	total    int          // cores in all packages
@@ -37,13 +38,13 @@ type topology struct {
 	byNode   bool         // the packages are NUMA nodes
 	allowed  cpuset.Set   // every CPU that slots and system share
 	ram      []ramNode    // NUMA nodes with CPUs and memory, by ID
-	present  map[int]bool // NUMA nodes that CPUs or memory are on
+	present  map[int]bool // NUMA nodes with CPUs or memory
 	beside   map[int][]int
 	distance func(a, b int) int
 	warnings []string
 }
 
-// coreKind tells apart cores that would make slots unequal: those of another
+// coreKind distinguishes cores that would make slots unequal: those of another
 // microarchitecture, capacity or number of threads.
 type coreKind struct {
 	name            string // as inventory.LogicalCPU.Kind
@@ -100,7 +101,7 @@ func newTopology(in splitInput) (*topology, error) {
 		p.nodes = slices.Compact(p.nodes)
 		t.packages = append(t.packages, p)
 	}
-	// Where a node's own CPUs are all taken, its package may still have others.
+	// If a node's own CPUs are all taken, its package may still have others.
 	for _, c := range cpus {
 		at, ok := slices.BinarySearchFunc(t.packages, packageOf(c.Package, c.NUMANode), func(p cpuPackage, id int) int { return p.id - id })
 		if ok && !slices.Contains(t.beside[c.NUMANode], at) {
@@ -110,8 +111,8 @@ func newTopology(in splitInput) (*topology, error) {
 	return t, nil
 }
 
-// cleanCPUs are the CPUs by ID, each once, with their NUMA node where any part
-// of the inventory knows it.
+// cleanCPUs returns the CPUs by ID without duplicates, with their NUMA node if
+// any part of the inventory knows it.
 func cleanCPUs(in splitInput) []inventory.LogicalCPU {
 	cpus := slices.DeleteFunc(slices.Clone(in.CPU.List), func(c inventory.LogicalCPU) bool { return c.ID < 0 || c.ID >= cpuset.Max })
 	slices.SortStableFunc(cpus, func(a, b inventory.LogicalCPU) int { return a.ID - b.ID })
@@ -142,8 +143,8 @@ func cleanCPUs(in splitInput) []inventory.LogicalCPU {
 	return cpus
 }
 
-// wholeCoresOf are the cores that can go to slots: complete, and of the most
-// common kind, or the fastest of those. It sets the width.
+// wholeCoresOf returns the cores that can go to slots: complete ones of the
+// most common kind, or the fastest of equally common ones. It sets the width.
 func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU) []physCore {
 	groups := map[int][]inventory.LogicalCPU{}
 	for _, c := range cpus {
@@ -201,8 +202,9 @@ func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU) []physCore {
 	return kinds[best]
 }
 
-// capacities are those that cores of each microarchitecture are taken to have. Favored cores
-// have a few percent more than their neighbors, so only a gap of more than a tenth counts.
+// capacities returns, for each microarchitecture, the capacity to assume for each one
+// reported. Favored cores have a few percent more than their neighbors, so only a gap of
+// more than a tenth counts.
 func capacities(cpus []inventory.LogicalCPU) map[string]map[int]int {
 	lists := map[string][]int{}
 	for _, c := range cpus {
@@ -222,7 +224,7 @@ func capacities(cpus []inventory.LogicalCPU) map[string]map[int]int {
 	return of
 }
 
-// complete tells whether these are all threads of a core and all allowed.
+// complete reports whether these are all threads of a core and all allowed.
 func complete(threads []inventory.LogicalCPU, ids []int) bool {
 	for _, c := range threads {
 		if !c.Allowed || c.Threads > len(threads) {
@@ -237,8 +239,8 @@ func complete(threads []inventory.LogicalCPU, ids []int) bool {
 	return true
 }
 
-// packagesUnknown tells whether NUMA nodes have to stand for packages: the
-// kernel does not number them, or a hypervisor shows each core as one.
+// packagesUnknown reports whether NUMA nodes must replace packages: the kernel
+// does not number them, or a hypervisor shows each core as one.
 func packagesUnknown(cores []physCore, virt bool) bool {
 	seen := map[int]bool{}
 	for _, c := range cores {
@@ -250,8 +252,8 @@ func packagesUnknown(cores []physCore, virt bool) bool {
 	return virt && len(cores) > 1 && len(seen) == len(cores)
 }
 
-// pairUp makes the CPUs 2i and 2i+1 a pair: hypervisors that hide SMT number
-// the siblings next to each other.
+// pairUp makes the CPUs 2i and 2i+1 a pair, since hypervisors that hide SMT
+// number siblings consecutively. It reports whether it made any.
 func pairUp(cores []physCore) bool {
 	at := map[int]int{}
 	for i, c := range cores {
@@ -271,7 +273,8 @@ func pairUp(cores []physCore) bool {
 	return paired
 }
 
-// unpair gives up the guess of pairUp, for machines too small for it.
+// unpair drops the guess of pairUp, for machines too small for it. It reports whether
+// there was one.
 func (t *topology) unpair() bool {
 	was := t.paired
 	for _, p := range t.packages {
@@ -283,8 +286,8 @@ func (t *topology) unpair() bool {
 	return was
 }
 
-// distances looks up the NUMA distance of two nodes; 10 is the distance to
-// itself, and 20 is assumed where the firmware does not tell.
+// distances returns a function that looks up the NUMA distance of two nodes: 10
+// from a node to itself, and 20 if the firmware does not report it.
 func distances(nodes []inventory.NUMANode) func(a, b int) int {
 	at := map[int]int{}
 	for i, n := range nodes {

@@ -10,20 +10,20 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// TunablesPath keeps what the settings of the machine were before kbnode's.
+// TunablesPath keeps the machine's settings from before kbnode changed them.
 const TunablesPath = "/var/lib/kbnode/tunables.json"
 
 // Tunable is a setting of the running machine that timings or other slots depend
-// on. A boot takes it back.
+// on. A reboot resets it.
 type Tunable struct {
-	// Name is a file of /proc or /sys, in which one * stands for any number, or
-	// what NVIDIA's driver keeps of a GPU: nvml/UUID/persistence, which is on or
-	// off, and nvml/UUID/clocks, as in the configuration.
+	// Name is a file in /proc or /sys, in which one * matches any number, or a
+	// setting that NVIDIA's driver keeps for a GPU: nvml/UUID/persistence, which
+	// is on or off, and nvml/UUID/clocks, as in the configuration.
 	Name  string `json:"name"`
 	Value string `json:"value"` // what to write
 	Form  Form   `json:"form"`
-	PCI   string `json:"pci,omitempty"` // of the GPU whose it is
-	// Slots are those whose jobs must not run while it changes.
+	PCI   string `json:"pci,omitempty"` // of the GPU that it belongs to
+	// Slots are the slots whose jobs must not run while it changes.
 	Slots []int `json:"slots,omitempty"`
 }
 
@@ -36,13 +36,13 @@ const (
 	Choice Form = "choice"   // one word of several: "always [madvise] never"
 	List   Form = "list"     // of CPUs
 	Mask   Form = "mask"     // of CPUs, hexadecimal
-	Least  Form = "at-least" // a whole number; a larger one is as good
+	Least  Form = "at-least" // an integer; a larger one is fine
 )
 
-// GPUTunable is the name of what NVIDIA's driver keeps of a GPU.
+// GPUTunable returns the name of a setting that NVIDIA's driver keeps for a GPU.
 func GPUTunable(uuid, setting string) string { return "nvml/" + uuid + "/" + setting }
 
-// GPU is the UUID and the setting of a GPUTunable; ok is false for a file.
+// GPU returns the UUID and the setting of a GPUTunable; ok is false for a file.
 func (t Tunable) GPU() (uuid, setting string, ok bool) {
 	rest, ok := strings.CutPrefix(t.Name, "nvml/")
 	if !ok {
@@ -58,8 +58,8 @@ const (
 	Clocks      = "clocks"
 )
 
-// quiet are the settings of memory management that stop the kernel from moving
-// pages about while a job is timed.
+// quiet are the memory management settings that stop the kernel from moving
+// pages while a job is timed.
 var quiet = map[string]Tunable{
 	"/proc/sys/kernel/numa_balancing":                       {Value: "0", Form: Word},
 	"/sys/kernel/mm/ksm/run":                                {Value: "0", Form: Word},
@@ -67,15 +67,15 @@ var quiet = map[string]Tunable{
 	"/sys/kernel/mm/transparent_hugepage/khugepaged/defrag": {Value: "0", Form: Word},
 }
 
-// masks say on which CPUs the kernel does its own work.
+// masks are the files that say on which CPUs the kernel does its own work.
 var masks = []string{
 	"/proc/irq/default_smp_affinity",
 	"/sys/devices/virtual/workqueue/cpumask",
 	"/sys/devices/virtual/workqueue/writeback/cpumask",
 }
 
-// addTunables plans what is set so that slots leave each other enough, and timings
-// are steady. Only what the inventory saw can be set.
+// addTunables plans the settings that leave each slot enough and keep timings
+// steady. Only what the inventory saw can be set.
 func (p *Plan) addTunables(inv *inventory.Inventory, cfg config.Config) {
 	p.Tunables = []Tunable{}
 	p.addLimits(inv)
@@ -95,7 +95,7 @@ func (p *Plan) addTunables(inv *inventory.Inventory, cfg config.Config) {
 		all = all.Union(cpus)
 	}
 	for _, g := range inv.Tuning.Governors {
-		// Where the list could not be read, it is as it was: every driver has this one.
+		// An unread list is assumed to be unchanged: every driver has this governor.
 		known := len(g.Known) == 0 || slices.Contains(g.Known, "performance")
 		if cpus, err := cpuset.Parse(g.CPUs); err == nil && known && !cpus.Disjoint(all) {
 			p.Tunables = append(p.Tunables, Tunable{Name: g.Path, Value: "performance", Form: Word})
@@ -126,7 +126,7 @@ func (p *Plan) addMasks(inv *inventory.Inventory) {
 	}
 }
 
-// addGPUTunables sets what a GPU has once, for all slots that are parts of it.
+// addGPUTunables plans the settings that a GPU has once for all slots that share it.
 func (p *Plan) addGPUTunables(inv *inventory.Inventory, clocks string) {
 	slotsOf := func(pci string) (of []int) {
 		for _, s := range p.Slots {
@@ -144,7 +144,7 @@ func (p *Plan) addGPUTunables(inv *inventory.Inventory, clocks string) {
 			}
 			seen[g.PCI] = true
 			p.Tunables = append(p.Tunables, Tunable{Name: GPUTunable(g.UUID, Persistence), Value: "on", Form: Word, PCI: g.PCI})
-			if clocks != config.ClocksDefault && g.Instance == "" { // the driver locks no clocks in MIG mode
+			if clocks != config.ClocksDefault && g.Instance == "" { // the driver cannot lock clocks in MIG mode
 				p.Tunables = append(p.Tunables, Tunable{Name: GPUTunable(g.UUID, Clocks), Value: clocks, Form: Word, PCI: g.PCI, Slots: slotsOf(g.PCI)})
 			}
 		}
@@ -153,7 +153,7 @@ func (p *Plan) addGPUTunables(inv *inventory.Inventory, clocks string) {
 		return
 	}
 	for _, g := range inv.GPUs {
-		// Drivers of MI300 and later take no level but auto.
+		// Drivers of MI300 and later accept only the level auto.
 		fixed := g.Arch != "gfx942" && g.Arch != "gfx950"
 		if of := slotsOf(g.PCI); (g.PerformanceLevel != "" || g.Unread && g.Arch != "") && fixed && !seen[g.PCI] && of != nil {
 			seen[g.PCI] = true
@@ -162,7 +162,7 @@ func (p *Plan) addGPUTunables(inv *inventory.Inventory, clocks string) {
 	}
 }
 
-// maskText is a set in the kernel's mask format.
+// maskText formats a set in the kernel's mask format.
 func maskText(s cpuset.Set) string {
 	ids := s.Ints()
 	words := make([]uint32, ids[len(ids)-1]/32+1)

@@ -18,7 +18,7 @@ import (
 
 var policyName = regexp.MustCompile(`/policy(\d+)/`)
 
-// tunableLines are a plan's tunables, with cpufreq's policies in one line.
+// tunableLines returns a plan's tunables, with cpufreq's policies in one line.
 func tunableLines(list []Tunable) []string {
 	lines := []string{}
 	var policies []int
@@ -98,7 +98,7 @@ func TestTunables(t *testing.T) {
 	}
 }
 
-// Nothing of the kernel's is put on a CPU of a slot.
+// The kernel does no work of its own on a CPU of a slot.
 func TestMasksAreReserved(t *testing.T) {
 	t.Parallel()
 	p, err := Build(input(readMachine(t, machinetest.B200x8()), config.Config{}))
@@ -135,8 +135,8 @@ func TestNoReservedCPUs(t *testing.T) {
 	}
 }
 
-// TestLimits raises what slots share, as far as the kernel has it, and nothing that
-// has no limit.
+// TestLimits raises the limits that slots share, if the kernel has them, and
+// nothing that has no limit.
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	files := func(text ...string) (list []inventory.TuningFile) {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 )
 
-// tree is a machine's files for a test to break and put back.
+// tree is a machine's files for a test to break and restore.
 type tree struct {
 	t    *testing.T
 	root string
@@ -32,7 +32,7 @@ func (m tree) read(name string) string {
 	return string(text)
 }
 
-// edit changes what a JSON file says. It returns what puts the file back.
+// edit changes what a JSON file says. It returns a function that restores the file.
 func (m tree) edit(name string, change func(map[string]any)) func() {
 	m.t.Helper()
 	was := m.read(name)
@@ -54,7 +54,8 @@ func (m tree) edit(name string, change func(map[string]any)) func() {
 	return func() { write(was) }
 }
 
-// broken makes a file or directory one that is there and cannot be opened.
+// broken makes a file or directory impossible to open. It returns a function that
+// restores it.
 func (m tree) broken(name string) func() {
 	m.t.Helper()
 	path, aside := filepath.Join(m.root, name), filepath.Join(m.root, "aside")
@@ -76,7 +77,7 @@ func (m tree) broken(name string) func() {
 
 func object(v any) map[string]any { return v.(map[string]any) }
 
-// silenced is a live.json in which a subject could not be asked.
+// silenced edits live.json as if a subject could not be asked.
 func silenced(subject, detail string, change func(live map[string]any)) func(m tree) func() {
 	return func(m tree) func() {
 		return m.edit("kbnode/live.json", func(live map[string]any) {
@@ -88,16 +89,16 @@ func silenced(subject, detail string, change func(live map[string]any)) func(m t
 
 func file(name string) func(m tree) func() { return func(m tree) func() { return m.broken(name) } }
 
-// nvmlGPU changes what NVML says of the first GPU.
+// nvmlGPU changes what NVML reports about the first GPU.
 func nvmlGPU(change func(gpu map[string]any)) func(m tree) func() {
 	return func(m tree) func() {
 		return m.edit("kbnode/nvml.json", func(v map[string]any) { change(object(v["gpus"].([]any)[0])) })
 	}
 }
 
-// TestUnread takes one fact after the other from machines that are nodes. What cannot be
-// read is as it was planned last: nothing changes, and it is said. A machine that is no
-// node yet is refused where it cannot do without (first), and planned elsewhere.
+// TestUnread takes one fact after another from machines that are nodes. What cannot be
+// read stays as last planned: nothing changes, and a warning says so. A machine that is
+// not a node yet is refused if the fact is essential (first), and planned otherwise.
 func TestUnread(t *testing.T) {
 	t.Parallel()
 	type damage struct {
@@ -176,7 +177,7 @@ func TestUnread(t *testing.T) {
 		}
 		return out
 	}
-	small := machinetest.B200MIG() // to read it a hundred times
+	small := machinetest.B200MIG() // small, to read it a hundred times
 	small.NVIDIA, small.Cores = small.NVIDIA[:2], 20
 	parts, whole := machinetest.MI300XCPX(), machinetest.MI300X()
 	parts.AMD, parts.Cores, whole.AMD, whole.Cores = parts.AMD[:2], 20, whole.AMD[:2], 20
@@ -198,7 +199,7 @@ func TestUnread(t *testing.T) {
 					return nil, err
 				}
 				in := input(inv, config.Config{Queue: "q"})
-				in.Bindings, in.Reshape = kept, true // as install has it, at every play of a role
+				in.Bindings, in.Reshape = kept, true // as install does, at every play of a role
 				return Build(in)
 			}
 			before, err := build(nil)
