@@ -11,18 +11,18 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Agent is an agent that is connected.
+// Agent is a connected agent.
 type Agent struct {
 	Name, Hostname string
 	Version        string   // of buildkite-agent
 	Tags           []string // key=value
-	Stopping       bool     // it ends after its job
-	Paused         bool     // in Buildkite: it is sent no jobs
+	Stopping       bool     // it exits after its job
+	Paused         bool     // paused in Buildkite, which sends it no jobs
 	PausedNote     string
-	Job            *Job // that it runs; nil is idle
+	Job            *Job // what it runs; nil if idle
 }
 
-// Tag is the value of a tag, "" where the agent has none such.
+// Tag returns the value of a tag; "" if the agent does not have it.
 func (a Agent) Tag(key string) string {
 	for _, tag := range a.Tags {
 		if value, ok := strings.CutPrefix(tag, key+"="); ok {
@@ -32,7 +32,8 @@ func (a Agent) Tag(key string) string {
 	return ""
 }
 
-// Queues are those that it takes jobs from; one that names none is in [DefaultQueue].
+// Queues returns the queues that it takes jobs from; an agent that names none is in
+// [DefaultQueue].
 func (a Agent) Queues() []string { return queuesOf(a.Tags) }
 
 // Agents lists the connected agents of an organization. The token needs the scope
@@ -47,7 +48,7 @@ func (c *Client) Agents(ctx context.Context, organization string) ([]Agent, erro
 }
 
 // EachAgent calls each with the connected agents of an organization until it returns
-// false: a hundred of them are one request.
+// false. A request covers a hundred agents.
 func (c *Client) EachAgent(ctx context.Context, organization string, each func(Agent) bool) error {
 	err := pages(func(page int) (int, error) {
 		agents, resp, err := c.api.Agents.List(ctx, organization, &buildkite.AgentListOptions{ListOptions: buildkite.ListOptions{Page: page, PerPage: 100}})
@@ -104,8 +105,8 @@ func (c *Client) Pipelines(ctx context.Context, organization string) ([]string, 
 	return all, nil
 }
 
-// Organizations lists the names of those that the token reaches. It needs the scope
-// read_organizations.
+// Organizations lists the names of the organizations that the token reaches. The
+// token needs the scope read_organizations.
 func (c *Client) Organizations(ctx context.Context) ([]string, error) {
 	var all []string
 	list, _, err := c.api.Organizations.List(ctx, &buildkite.OrganizationListOptions{ListOptions: buildkite.ListOptions{Page: 1, PerPage: 100}})
@@ -118,11 +119,11 @@ func (c *Client) Organizations(ctx context.Context) ([]string, error) {
 	return all, nil
 }
 
-// maxClusters bounds how many clusters are asked for their queues, one request each.
+// maxClusters bounds the clusters whose queues are listed, with one request each.
 const maxClusters = 20
 
-// ClusterQueues lists the names of the queues that an organization's clusters have,
-// with agents or without. The token needs the scope read_clusters.
+// ClusterQueues lists the names of the queues of an organization's clusters, with
+// or without agents. The token needs the scope read_clusters.
 func (c *Client) ClusterQueues(ctx context.Context, organization string) ([]string, error) {
 	type cluster struct {
 		ID string `json:"id"`

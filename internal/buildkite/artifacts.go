@@ -3,7 +3,7 @@ package buildkite
 import (
 	"bytes"
 	"context"
-	"crypto/sha1" //nolint:gosec // the checksum that Buildkite has
+	"crypto/sha1" //nolint:gosec // the checksum that Buildkite uses
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Artifact is a file that a job has uploaded.
+// Artifact is a file that a job uploaded.
 type Artifact struct {
 	ID    string `json:"id"`
 	JobID string `json:"job_id"`
@@ -26,8 +26,8 @@ type Artifact struct {
 	URL   string `json:"download_url"`
 }
 
-// Artifacts lists the files of a build that were uploaded whole, those with this path
-// only where it is not "". The token needs the scope read_artifacts.
+// Artifacts lists the completely uploaded files of a build, only those with this path
+// if it is not "". The token needs the scope read_artifacts.
 func (c *Client) Artifacts(ctx context.Context, org, pipeline string, number int, path string) ([]Artifact, error) {
 	query := url.Values{"state": {"finished"}, "per_page": {"100"}}
 	if path != "" {
@@ -40,8 +40,9 @@ func (c *Client) Artifacts(ctx context.Context, org, pipeline string, number int
 	return all, nil
 }
 
-// Download fetches a file of at most so many bytes, and holds it to its size and
-// checksum. A link into the store is good for a minute, so each attempt asks for one.
+// Download fetches a file of at most that many bytes and checks its size and
+// checksum. A link into the store is valid for a minute, so each attempt gets a new
+// one.
 func (c *Client) Download(ctx context.Context, a Artifact, most int64) ([]byte, error) {
 	if a.Size > most {
 		return nil, fmt.Errorf("download %s: it has %d bytes, %d are read at most", text.Line(a.Path, 100), a.Size, most)
@@ -49,7 +50,7 @@ func (c *Client) Download(ctx context.Context, a Artifact, most int64) ([]byte, 
 	name := text.Line(a.Path, 100)
 	for attempt := 1; ; attempt++ {
 		link, err := c.link(ctx, a)
-		if err != nil { // tried often enough
+		if err != nil { // already retried
 			return nil, fmt.Errorf("download %s: %w", name, plain(err, "read_artifacts"))
 		}
 		data, err := c.fetch(ctx, link, a, most)
@@ -57,7 +58,7 @@ func (c *Client) Download(ctx context.Context, a Artifact, most int64) ([]byte, 
 			return data, nil
 		}
 		if inner, is := errors.AsType[*url.Error](err); is {
-			err = inner.Err // the link is a key
+			err = inner.Err // the link is a secret
 		}
 		if ctx.Err() != nil || attempt >= c.tries {
 			return nil, fmt.Errorf("download %s: %w", name, err)
@@ -75,7 +76,7 @@ func (c *Client) Download(ctx context.Context, a Artifact, most int64) ([]byte, 
 }
 
 func (c *Client) fetch(ctx context.Context, link string, a Artifact, most int64) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTime+time.Duration(a.Size>>20)*time.Second) // 1 MiB/s at least
+	ctx, cancel := context.WithTimeout(ctx, requestTime+time.Duration(a.Size>>20)*time.Second) // at least 1 MiB/s
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, link, nil)
 	if err != nil {
@@ -105,8 +106,8 @@ func (c *Client) fetch(ctx context.Context, link string, a Artifact, most int64)
 	return data.Bytes(), nil
 }
 
-// link asks the API where the file is. The token goes to no other host: the address
-// is what an answer said.
+// link asks the API where the file is. The URL comes from a response, so link sends
+// the token only to the API's host.
 func (c *Client) link(ctx context.Context, a Artifact) (string, error) {
 	at, err := url.Parse(a.URL)
 	if base := c.api.BaseURL; err != nil || at.Scheme != base.Scheme || at.Host != base.Host {

@@ -1,4 +1,4 @@
-// Package buildkite is the one door to Buildkite's REST API.
+// Package buildkite is the only client of Buildkite's REST API in kbnode.
 package buildkite
 
 import (
@@ -15,31 +15,31 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
-// maxPages bounds a list: ten thousand agents, or three thousand builds.
+// maxPages bounds a list to ten thousand agents, or three thousand builds.
 const maxPages = 100
 
-// Options say whom a client asks, and how.
+// Options configures a Client.
 type Options struct {
-	URL     string            // of the API; "" is Buildkite's own
-	Token   string            // of a person, with the scopes for what is asked
-	Network http.RoundTripper // nil is the machine's
-	// Patient keeps below the rate limit, waits where it is used up, and asks again
-	// what went wrong on the way. Else a question has one try.
+	URL     string            // base URL of the API; "" is Buildkite's own
+	Token   string            // a person's token, with the scopes that the calls need
+	Network http.RoundTripper // nil is http.DefaultTransport
+	// Patient keeps requests below the rate limit, waits when it is used up, and
+	// retries after errors. Otherwise each request has one try.
 	Patient bool
-	// Log is told why a request is tried again, and after which pause; nil is not.
+	// Log, if not nil, is called before each retry with the reason and the pause.
 	Log func(why string, pause time.Duration)
 }
 
-// Client asks with one token. Its methods may be called from any goroutine.
+// Client makes requests with one token. Its methods are safe for concurrent use.
 type Client struct {
 	api   *buildkite.Client
-	http  *http.Client // with the token, to the API only
-	store *http.Client // without, to where artifacts are kept
+	http  *http.Client // with the token; the API only
+	store *http.Client // without the token; the artifact store
 	log   func(string, time.Duration)
 	tries int
 }
 
-// New makes a client.
+// New returns a Client.
 func New(o Options) (*Client, error) {
 	if o.Network == nil {
 		o.Network = http.DefaultTransport
@@ -50,7 +50,7 @@ func New(o Options) (*Client, error) {
 	}
 	c := &Client{
 		log: o.Log, tries: w.attempts,
-		// The token goes nowhere else.
+		// Redirects would send the token elsewhere.
 		http: &http.Client{Transport: w, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		store: &http.Client{Transport: o.Network, CheckRedirect: func(_ *http.Request, via []*http.Request) error {
 			if len(via) > 3 {
@@ -74,8 +74,8 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-// BaseURL is the address of an API as the requests here need it: without the version,
-// which Buildkite's own documents end it with, and without a slash. "" is Buildkite's.
+// BaseURL returns the address of an API without a trailing slash and without the
+// version that ends it in Buildkite's own documents. For "", it returns Buildkite's.
 func BaseURL(address string) string {
 	address = strings.TrimRight(strings.TrimSpace(address), "/")
 	address = strings.TrimRight(strings.TrimSuffix(address, "/v2"), "/")
@@ -87,8 +87,8 @@ func BaseURL(address string) string {
 
 var slugRule = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
-// CheckSlug says whether a name can be that of an organization or a pipeline in an
-// address, which what is one in a browser's is.
+// CheckSlug returns an error if slug cannot be the name of an organization or
+// pipeline in a URL. what says which of them it is, for the error.
 func CheckSlug(what, slug string) error {
 	if slugRule().MatchString(slug) {
 		return nil
@@ -96,7 +96,7 @@ func CheckSlug(what, slug string) error {
 	return fmt.Errorf("%q is no name of %s; write it as in the address of its page, such as gpu-mode", slug, what)
 }
 
-// do asks a question of the API that the library has no words for. next is the
+// do makes an API request that the library has no method for. next is the
 // number of the next page; 0 is none.
 func (c *Client) do(ctx context.Context, method, path string, query url.Values, body, into any) (next int, err error) {
 	if len(query) > 0 {
@@ -113,8 +113,8 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 	return resp.NextPage, nil
 }
 
-// pages calls read with the numbers of pages until it knows no next one. A list that
-// does not end is none: what is missing in it would be taken for gone.
+// pages calls read with page numbers until there is no next page. An endless list is
+// an error: what is missing from it would be taken for gone.
 func pages(read func(page int) (next int, err error)) error {
 	page := 1
 	for range maxPages {
@@ -140,7 +140,7 @@ func list[T any](ctx context.Context, c *Client, path string, query url.Values) 
 	return all, err
 }
 
-// plain says what to do about a refusal. scope is what the token needs.
+// plain makes a refusal say what to do about it. scope is what the token needs.
 func plain(err error, scope string) error {
 	if inner, is := errors.AsType[*url.Error](err); is {
 		err = inner.Err // without the address
@@ -165,7 +165,7 @@ func plain(err error, scope string) error {
 	return &explained{say, refused}
 }
 
-// explained is a refusal in words for people.
+// explained is a refusal with an explanation for people.
 type explained struct {
 	say  string
 	says *Refusal
@@ -174,7 +174,8 @@ type explained struct {
 func (e *explained) Error() string { return e.say }
 func (e *explained) Unwrap() error { return e.says }
 
-// Refused returns the status of the answer that an error is about; 0 is none.
+// Refused returns the HTTP status of the response that err is about; 0 if it is
+// about none.
 func Refused(err error) int {
 	if refused, is := errors.AsType[*Refusal](err); is {
 		return refused.Status

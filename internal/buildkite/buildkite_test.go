@@ -23,7 +23,7 @@ func client(t *testing.T, base, token string) *Client {
 	return c
 }
 
-// Agents of the stand-in, which registers them as Buildkite does.
+// TestAgents lists agents that are registered with the stand-in as with Buildkite.
 func TestAgents(t *testing.T) {
 	t.Parallel()
 	bk := bktest.New(bktest.Options{})
@@ -103,8 +103,9 @@ func TestAgentsRefused(t *testing.T) {
 	}
 }
 
-// A list has pages. Who looks for one agent reads on until it is found, and a list that
-// does not end is refused: half of it would say that agents are gone.
+// TestAgentsPages reads lists of several pages. A caller that looks for one agent reads
+// until it is found, and an endless list is refused: half of it would mean that agents
+// are gone.
 func TestAgentsPages(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int32

@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// RunIDKey is the meta-data key by which a build is found again whose creation was
-// not answered.
+// RunIDKey is the meta-data key that identifies a build if the response to its
+// creation was lost.
 const RunIDKey = "run_id"
 
-// NewBuild is a request for a build. Steps, in the shape of a pipeline's steps, stand
-// in for the pipeline's own: Buildkite takes them, but does not document it.
+// NewBuild is a request for a build. Steps, in the form of a pipeline's steps,
+// replace the pipeline's own: Buildkite accepts them, but does not document it.
 type NewBuild struct {
 	Commit   string            `json:"commit"`
 	Branch   string            `json:"branch"`
@@ -26,8 +26,8 @@ type NewBuild struct {
 	Steps    any               `json:"steps,omitempty"`
 }
 
-// Build is a build as far as it matters to who wants its result. Times that have not
-// come are zero.
+// Build is what matters about a build to those who want its result. Times that have
+// not come are zero.
 type Build struct {
 	Number   int               `json:"number"`
 	State    string            `json:"state"`
@@ -38,8 +38,8 @@ type Build struct {
 	Created  time.Time         `json:"created_at"`
 	Started  time.Time         `json:"started_at"`
 	Finished time.Time         `json:"finished_at"`
-	// Repeated says that the request for it was sent again: another build may come of
-	// the one that seemed lost.
+	// Repeated is set if the request for it was sent again: the first one, which
+	// seemed lost, may create another build.
 	Repeated bool `json:"-"`
 }
 
@@ -53,7 +53,7 @@ type Job struct {
 	ExitStatus   *int      `json:"exit_status"`
 	SignalReason string    `json:"signal_reason"`
 	Rules        []string  `json:"agent_query_rules"` // key=value
-	Retried      bool      `json:"retried"`           // another job has taken its place
+	Retried      bool      `json:"retried"`           // replaced by another job
 	Runnable     time.Time `json:"runnable_at"`
 	Started      time.Time `json:"started_at"`
 	Finished     time.Time `json:"finished_at"`
@@ -63,9 +63,9 @@ type Job struct {
 	} `json:"agent"`
 }
 
-// Ended says that the build will not change any more by itself. Of its states
-// (https://buildkite.com/docs/pipelines/configure/build-states), failing and
-// canceling go on.
+// Ended reports whether the build will not change again by itself. Of the build
+// states (https://buildkite.com/docs/pipelines/configure/build-states), failing
+// and canceling are not final.
 func (b Build) Ended() bool {
 	switch b.State {
 	case "passed", "failed", "canceled", "skipped", "not_run", "waiting_failed", "blocked":
@@ -74,7 +74,7 @@ func (b Build) Ended() bool {
 	return false
 }
 
-// Scripts are the build's jobs that run commands, without those that were retried.
+// Scripts returns the build's jobs that run commands, without those that were retried.
 func (b Build) Scripts() []Job {
 	var all []Job
 	for _, j := range b.Jobs {
@@ -89,12 +89,12 @@ func buildsPath(org, pipeline string) string {
 	return fmt.Sprintf("v2/organizations/%s/pipelines/%s/builds", org, pipeline)
 }
 
-// ErrUnsure says that a build may have been made.
+// ErrUnsure means that a build may have been created.
 var ErrUnsure = errors.New("whether it was made is not known")
 
-// Create creates a build, once: where an answer is lost, a build with its run id, in
-// its meta-data, is looked for before the request is repeated. With ErrUnsure it may be
-// there all the same. The token needs the scopes write_builds and read_builds.
+// Create creates a build once. If a response is lost, it looks for a build with the
+// same run ID in its meta-data before it repeats the request. After ErrUnsure, the
+// build may exist. The token needs the scopes write_builds and read_builds.
 func (c *Client) Create(ctx context.Context, org, pipeline string, b NewBuild) (Build, error) {
 	lost := false
 	for attempt := 1; ; attempt++ {
@@ -126,14 +126,15 @@ func (c *Client) Create(ctx context.Context, org, pipeline string, b NewBuild) (
 	}
 }
 
-// unsent says that a request reached nobody.
+// unsent reports whether a request never reached a server.
 func unsent(err error) bool {
 	dial, is := errors.AsType[*net.OpError](err)
 	return is && dial.Op == "dial"
 }
 
-// lookTwice looks for a build whose creation was not answered, a while apart: the
-// server may still be at it. A request that reached nobody needs no look.
+// lookTwice looks twice, after a pause each, for a build whose creation was not
+// answered: the server may still be creating it. It does not look if the request
+// was never sent.
 func (c *Client) lookTwice(ctx context.Context, org, pipeline, runID string, attempt int, lost error) (*Build, error) {
 	for range 2 {
 		pause := backOff(attempt)
@@ -153,7 +154,7 @@ func (c *Client) lookTwice(ctx context.Context, org, pipeline, runID string, att
 			return nil, err
 		}
 		if len(found) > 0 {
-			return &found[len(found)-1], nil // the list begins with the latest
+			return &found[len(found)-1], nil // the latest is first, so this is the oldest
 		}
 	}
 	return nil, nil
@@ -167,17 +168,17 @@ func (c *Client) Find(ctx context.Context, org, pipeline, key, value string) ([]
 	})
 }
 
-// Unfinished lists the builds of an organization that wait or run.
+// Unfinished lists the builds of an organization that are waiting or running.
 func (c *Client) Unfinished(ctx context.Context, org string) ([]Build, error) {
 	return c.builds(ctx, fmt.Sprintf("v2/organizations/%s/builds", org), url.Values{
 		"state[]": {"scheduled", "running", "failing"}, "exclude_pipeline": {"true"},
 	})
 }
 
-// builds lists builds. A build's environment, with its payload, is part of an answer,
-// so a page holds fewer than it could.
+// builds lists builds. A response includes each build's environment with its payload,
+// so pages are smaller than the API allows.
 func (c *Client) builds(ctx context.Context, path string, query url.Values) ([]Build, error) {
-	query.Set("per_page", "30") // of 1.9 MB at most, with kbnode's own
+	query.Set("per_page", "30") // at most 1.9 MB each for kbnode's own builds
 	all, err := list[Build](ctx, c, path, query)
 	if err != nil {
 		return nil, fmt.Errorf("list builds: %w", plain(err, "read_builds"))
@@ -185,7 +186,7 @@ func (c *Client) builds(ctx context.Context, path string, query url.Values) ([]B
 	return all, nil
 }
 
-// Cancel cancels a build. One that has ended is none to cancel.
+// Cancel cancels a build. It does nothing to a build that has ended.
 func (c *Client) Cancel(ctx context.Context, org, pipeline string, number int) error {
 	_, err := c.api.Builds.Cancel(ctx, org, pipeline, strconv.Itoa(number))
 	if err == nil || Refused(err) == http.StatusUnprocessableEntity {

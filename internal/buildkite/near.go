@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Near sorts names so that those most like a word come first.
+// Near returns names sorted by similarity to a word, the most similar first.
 func Near(word string, names []string) []string {
 	names = slices.Clone(names)
 	slices.SortFunc(names, func(a, b string) int {
@@ -20,10 +20,10 @@ func Near(word string, names []string) []string {
 	return names
 }
 
-// maxNamed bounds the names in a sentence.
+// maxNamed bounds the names in a message.
 const maxNamed = 8
 
-// Named lists names of others for a sentence, those like a word first.
+// Named formats names for a message, those most like word first.
 func Named(word string, names []string) string {
 	names = Near(word, names)
 	more := ""
@@ -36,8 +36,9 @@ func Named(word string, names []string) string {
 	return strings.Join(names, ", ") + more
 }
 
-// Explain says more of an error where the organization, or the pipeline if it is not
-// "", may have another name: which ones there are.
+// Explain returns an error that lists the names that exist if err is a not-found
+// error because the organization, or the pipeline if it is not "", does not exist.
+// Otherwise it returns err.
 func (c *Client) Explain(ctx context.Context, err error, org, pipeline string) error {
 	if Refused(err) != http.StatusNotFound {
 		return err
@@ -60,7 +61,7 @@ func (c *Client) Explain(ctx context.Context, err error, org, pipeline string) e
 	return fmt.Errorf("the API token reaches no organization %s; it reaches %s", org, Named(org, orgs))
 }
 
-// edits counts the bytes to add, remove or change (Levenshtein's distance), in any case.
+// edits counts the bytes to add, remove or change (Levenshtein distance), ignoring case.
 func edits(a, b string) int {
 	a, b = strings.ToLower(a), strings.ToLower(b)
 	row := make([]int, len(b)+1)

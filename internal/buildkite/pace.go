@@ -9,34 +9,33 @@ import (
 )
 
 const (
-	// perMinute is how many requests a person's tokens have:
+	// perMinute is how many requests a person's tokens may make:
 	// https://buildkite.com/docs/apis/rest-api/rate-limits
 	perMinute = 50
-	// window is Buildkite's minute, and a little for the way there.
+	// window is Buildkite's minute, plus some transit time.
 	window   = 61 * time.Second
 	maxReset = 5 * time.Minute
 )
 
-// pace keeps a client below the rate limit, which may be shared with others: their
-// requests are known from what answers say is left. A request counts from when it is
-// sent until a minute after its answer, so in no minute of Buildkite's are there more
-// than the limit, wherever that minute begins.
+// pace keeps a client below a rate limit that others may share: responses tell how
+// much they left. A request counts from when it is sent until a minute after its
+// response, so no minute of Buildkite's exceeds the limit, wherever it begins.
 type pace struct {
 	mu     sync.Mutex
 	limit  int
-	flying int         // sent and not answered
-	counts []time.Time // when an answered request counts no longer; in order
+	flying int         // requests without a response yet
+	counts []time.Time // when each answered request stops counting, in order
 
-	left  int       // of the minute that ends at reset, less what is flying
-	reset time.Time // zero before the first answer
+	left  int       // for the minute that ends at reset, less flying
+	reset time.Time // zero before the first response
 }
 
 func newPace() *pace { return &pace{limit: perMinute} }
 
-// worthTelling is how long a wait is when somebody should know why.
+// worthTelling is the shortest wait that is logged.
 const worthTelling = 3 * time.Second
 
-// begin waits until a request may be sent. log is told of a long wait.
+// begin waits until a request may be sent, and calls log before a long wait.
 func (p *pace) begin(ctx context.Context, log func(string, time.Duration)) error {
 	for {
 		wait := p.try(time.Now())
@@ -54,7 +53,8 @@ func (p *pace) begin(ctx context.Context, log func(string, time.Duration)) error
 	}
 }
 
-// try counts a request, or says how long to wait before the next try.
+// try counts a request and returns 0, or returns how long to wait before the next
+// try.
 func (p *pace) try(now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,7 +66,7 @@ func (p *pace) try(now time.Time) time.Duration {
 	}
 	if p.flying+len(p.counts) >= p.limit {
 		if len(p.counts) == 0 {
-			return time.Second // all are on their way
+			return time.Second // none is answered yet
 		}
 		return p.counts[0].Sub(now)
 	}
@@ -75,7 +75,7 @@ func (p *pace) try(now time.Time) time.Duration {
 	return 0
 }
 
-// end takes what an answer says of the limit; nil is none.
+// end records what a response says about the limit; nil if there was none.
 func (p *pace) end(resp *http.Response) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -85,7 +85,7 @@ func (p *pace) end(resp *http.Response) {
 	if resp == nil {
 		return
 	}
-	// There is a limit for the organization, and one for the token's owner.
+	// The organization has a limit, and so does the token's owner.
 	for _, of := range []string{"RateLimit-", "RateLimit-User-"} {
 		number := func(name string) (int, bool) {
 			n, err := strconv.Atoi(resp.Header.Get(of + name))
@@ -102,13 +102,13 @@ func (p *pace) end(resp *http.Response) {
 		reset := now.Add(min(time.Duration(seconds)*time.Second, maxReset))
 		left -= p.flying
 		switch {
-		case now.After(p.reset) || left < p.left: // another minute, or others ask too
+		case now.After(p.reset) || left < p.left: // a new minute, or others made requests
 			p.left, p.reset = left, reset
 		case reset.Sub(p.reset) > window/2:
 			p.left, p.reset = left, reset
 		}
 	}
 	if resp.StatusCode == http.StatusTooManyRequests && (p.left > 0 || !now.Before(p.reset)) {
-		p.left, p.reset = 0, now.Add(10*time.Second) // it does not say until when
+		p.left, p.reset = 0, now.Add(10*time.Second) // no reset time given
 	}
 }

@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	// DefaultQueue is where agents and jobs are that name no queue:
+	// DefaultQueue is the queue of agents and jobs that name none:
 	// https://buildkite.com/docs/agent/v3/queues
 	DefaultQueue = "default"
-	// maxText bounds a name or tag of others, in bytes.
+	// maxText bounds a name or tag from Buildkite, in bytes.
 	maxText = 100
-	// maxMissing bounds the tags that are said to be missing.
+	// maxMissing bounds the tags reported as missing.
 	maxMissing = 5
 )
 
@@ -25,13 +25,13 @@ const (
 const (
 	Idle     = "idle"
 	Busy     = "busy"
-	Draining = "draining" // busy, and paused or stopping: it takes no other job
+	Draining = "draining" // busy, and paused or stopping: takes no more jobs
 	Paused   = "paused"
 	Stopping = "stopping"
 )
 
-// Queue is a queue with the agents that are connected in it. Texts of others are
-// printable, and bounded.
+// Queue is a queue with its connected agents. Texts from Buildkite are made
+// printable and truncated.
 type Queue struct {
 	Name    string       `json:"queue"`
 	Agents  []QueueAgent `json:"agents"` // by node, GPU and name
@@ -41,19 +41,19 @@ type Queue struct {
 // Waiting are the jobs that no agent has taken yet.
 type Waiting struct {
 	Jobs   int       `json:"jobs"`
-	Oldest time.Time `json:"oldest,omitzero"` // since when it waits
-	// Unmatched are those that no agent in the queue can take: they ask for tags
-	// that none has.
+	Oldest time.Time `json:"oldest,omitzero"` // when it became runnable
+	// Unmatched is the number of jobs that no agent in the queue can take
+	// because they ask for tags that none has.
 	Unmatched int      `json:"unmatched"`
 	Missing   []string `json:"missing,omitempty"` // a few of those tags
 }
 
-// QueueAgent is an agent in a queue. Only kbnode's have all the tags.
+// QueueAgent is an agent in a queue. Only kbnode's agents have all the tags.
 type QueueAgent struct {
 	Name          string    `json:"name"`
 	State         string    `json:"state"`
 	Note          string    `json:"note,omitempty"` // why it is paused
-	Node          string    `json:"node"`           // tag node, else the host's name
+	Node          string    `json:"node"`           // tag node, else the hostname
 	GPUIndex      *int      `json:"gpu_index,omitempty"`
 	GPUModel      string    `json:"gpu_model,omitempty"` // tag gpu-model, else gpu
 	GPUUUID       string    `json:"gpu_uuid,omitempty"`
@@ -71,12 +71,11 @@ type QueueJob struct {
 	URL      string    `json:"url,omitempty"`
 	Pipeline string    `json:"pipeline,omitempty"`
 	Build    int       `json:"build,omitempty"`  // number
-	Started  time.Time `json:"started,omitzero"` // zero: it is about to
+	Started  time.Time `json:"started,omitzero"` // zero if it is about to start
 }
 
-// Queues sorts agents, and the jobs of builds that wait for one, into queues, by name.
-// Builds may be those of a moment before or after the agents: a job that an agent has
-// is not counted as waiting.
+// Queues sorts agents and waiting jobs into queues, by name. builds may be from a
+// moment before or after agents: a job that an agent has is not counted as waiting.
 func Queues(agents []Agent, builds []Build) []Queue {
 	found := map[string]*Queue{}
 	at := func(name string) *Queue {
@@ -125,7 +124,7 @@ func Queues(agents []Agent, builds []Build) []Queue {
 	return all
 }
 
-// queuesOf are the queues that tags, or the rules of a job, name.
+// queuesOf returns the queues that an agent's tags or a job's rules name.
 func queuesOf(tags []string) []string {
 	var names []string
 	for _, t := range tags {
@@ -139,7 +138,7 @@ func queuesOf(tags []string) []string {
 	return names
 }
 
-// add counts a job that waits.
+// add counts a waiting job.
 func (w *Waiting) add(b Build, j Job, agents []Agent) {
 	since := j.Runnable
 	if since.IsZero() {
@@ -161,8 +160,9 @@ func (w *Waiting) add(b Build, j Job, agents []Agent) {
 	}
 }
 
-// lacks are the rules of a job, other than its queue, that an agent does not meet. A
-// value of * is any, and the rule * is none.
+// lacks returns the rules of a job, other than its queue, that an agent does not
+// meet. Any value of the tag meets a rule with the value *, and every agent
+// meets the rule *.
 func (a Agent) lacks(rules []string) []string {
 	var not []string
 	for _, rule := range rules {
@@ -208,7 +208,7 @@ func (a Agent) inQueue() QueueAgent {
 	return out
 }
 
-// jobEnded says that a job of this state keeps no agent.
+// jobEnded reports whether a job in this state no longer occupies an agent.
 func jobEnded(state string) bool {
 	return slices.Contains([]string{"passed", "failed", "canceled", "timed_out", "expired", "broken", "skipped"}, state)
 }
@@ -220,7 +220,7 @@ func (a QueueAgent) index() int {
 	return *a.GPUIndex
 }
 
-// buildOf reads pipeline and number out of the address of a build's or a job's page,
+// buildOf returns the pipeline and number in the URL of a build's or a job's page,
 // https://buildkite.com/ORGANIZATION/PIPELINE/builds/NUMBER#JOB.
 func buildOf(page string) (pipeline string, number int) {
 	at, err := url.Parse(page)
@@ -237,7 +237,7 @@ func buildOf(page string) (pipeline string, number int) {
 	return part[1], number
 }
 
-// Count is how many agents are in one of these states.
+// Count returns how many agents are in one of these states.
 func (q Queue) Count(states ...string) int {
 	n := 0
 	for _, a := range q.Agents {

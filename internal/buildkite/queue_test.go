@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/bktest"
 )
 
-// TestQueues: agents of the stand-in, at work and not, and jobs that wait for one.
+// TestQueues lists agents of the stand-in, busy and idle, and jobs that wait for one.
 func TestQueues(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -111,7 +111,8 @@ func TestAgentStates(t *testing.T) {
 	}
 }
 
-// What others wrote cannot drive a terminal, is bounded, and is never taken for more.
+// TestQueuesOfOthers checks that text from others cannot control a terminal, is
+// bounded, and is never taken for more than text.
 func TestQueuesOfOthers(t *testing.T) {
 	t.Parallel()
 	evil := "\x1b]0;x\x07\u202e\u009b2J\n" + strings.Repeat("é", 500)
@@ -124,7 +125,7 @@ func TestQueuesOfOthers(t *testing.T) {
 		{ID: "a", Type: "script", State: "scheduled", Rules: []string{"queue=" + evil, "*", "x=" + evil}},
 		{ID: "b", Type: "script", State: "running"},
 		{ID: "c", Type: "waiter", State: "scheduled"},
-		{ID: evil, Type: "script", State: "scheduled"}, // taken since
+		{ID: evil, Type: "script", State: "scheduled"}, // taken since then
 	}}}
 	got := Queues([]Agent{agent}, builds)
 	if len(got) != 1 || got[0].Waiting.Jobs != 1 || got[0].Waiting.Unmatched != 1 || got[0].Agents[0].GPUIndex != nil || got[0].Agents[0].Job.Build != 0 {

@@ -15,23 +15,23 @@ import (
 )
 
 const (
-	// maxBody bounds an answer: a page of builds carries their payloads.
+	// maxBody bounds a response in bytes: a page of builds carries their payloads.
 	maxBody = 64 << 20
-	// requestTime bounds one request with its answer.
+	// requestTime bounds one request with its response.
 	requestTime = time.Minute
-	// maxPause lies between two attempts at most.
+	// maxPause is the longest pause between two attempts.
 	maxPause = 30 * time.Second
-	// maxRefused is how often in a row the rate limit may refuse a request.
+	// maxRefused is how many times in a row the rate limit may refuse a request.
 	maxRefused = 15
 )
 
-// errTooLarge says that an answer is no better the next time.
+// errTooLarge is not retried: the response would be no smaller.
 var errTooLarge = fmt.Errorf("the answer is over %d MiB", maxBody>>20)
 
-// Refusal is an answer that says no. What was asked for was not done.
+// Refusal is an error response. What was requested was not done.
 type Refusal struct {
-	Status  int    // of HTTP
-	Message string // Buildkite's own, bounded
+	Status  int    // HTTP status code
+	Message string // from Buildkite, truncated
 }
 
 func (r *Refusal) Error() string {
@@ -41,19 +41,19 @@ func (r *Refusal) Error() string {
 	return fmt.Sprintf("Buildkite answers %d %s: %s", r.Status, http.StatusText(r.Status), r.Message)
 }
 
-// wire is what the library's requests go through. Answers are read to their end
-// here, so that one that was cut off is known before anybody believes it.
+// wire is the transport of the library's requests. It reads responses to the
+// end, so that a truncated one is never used.
 type wire struct {
 	network  http.RoundTripper
-	pace     *pace         // nil asks at once, whatever the rate limit
-	attempts int           // of a request that may be repeated
-	each     time.Duration // one attempt
+	pace     *pace         // nil ignores the rate limit
+	attempts int           // for a request that may be repeated
+	each     time.Duration // timeout of one attempt
 	log      func(what string, pause time.Duration)
 }
 
-// RoundTrip implements http.RoundTripper. A request that the rate limit refused is
-// sent again, as nothing came of it. When an answer is lost, or is the server's own
-// fault, what was asked for may have been done: only what can be asked twice is.
+// RoundTrip implements http.RoundTripper. It repeats a request that the rate limit
+// refused, since it had no effect. If a response is lost or is a server error, the
+// request may have been carried out, so only idempotent requests are repeated.
 func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	ctx, over := r.Context(), 0
 	for attempt := 1; ; attempt++ {
@@ -92,8 +92,9 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// backOff is the pause after a failed attempt: a second, doubled each time, and up
-// to half as much again, so that many who failed together do not come back together.
+// backOff returns the pause after a failed attempt: a second, doubled each time,
+// plus up to half of that, so that clients that failed together do not return
+// together.
 func backOff(attempt int) time.Duration {
 	pause := min(time.Second<<min(attempt-1, 10), maxPause)
 	return pause + rand.N(pause/2) //nolint:gosec // no secret
@@ -133,7 +134,7 @@ func (w *wire) once(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// message is what an answer says is wrong.
+// message returns the error message in a response.
 func message(body []byte) string {
 	var says struct {
 		Message string `json:"message"`

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// server answers in a test's own time.
+// server responds in a test's own time.
 type server func(r *http.Request) (status int, header map[string]string, body string)
 
 func (s server) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -46,8 +46,8 @@ func patient(t *testing.T, s http.RoundTripper) *Client {
 	return c
 }
 
-// However requests come, and whoever else asks, Buildkite's minute is never exceeded,
-// wherever it begins.
+// TestPace checks that no minute of Buildkite's exceeds the limit, wherever it
+// begins, however requests come and whoever else makes some.
 func TestPace(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {
@@ -69,7 +69,7 @@ func TestPace(t *testing.T) {
 					begun, used = now.Truncate(time.Second), 0
 				}
 				if used == 0 {
-					used = others // they were quicker
+					used = others // they were faster
 				}
 				used++
 				left := strconv.Itoa(max(0, 50-used))
@@ -93,7 +93,7 @@ func TestPace(t *testing.T) {
 				})
 			}
 			group.Wait()
-			// Nobody knows of the others before the first answers of a minute.
+			// No one knows of the others before the first responses of a minute.
 			if most := 6 * others / 2; over > most {
 				t.Errorf("%d requests over the limit, %d are others'", over, others)
 			}
@@ -104,8 +104,8 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// Who is impatient is told at once, and who waits gets no answer that was cut or is
-// somebody else's page.
+// TestWire checks that an impatient client fails at once, and that a patient one
+// never accepts a response that was truncated or is from another server.
 func TestWire(t *testing.T) {
 	t.Parallel()
 	for name, bad := range map[string]server{
@@ -139,14 +139,14 @@ func TestWire(t *testing.T) {
 					if n.Load() != -94 {
 						t.Errorf("%s: %d attempts", list, n.Load()+100)
 					}
-					time.Sleep(time.Hour) // what is slow comes to its end
+					time.Sleep(time.Hour) // slow requests must time out
 				})
 			}
 		})
 	}
 }
 
-// lists are the calls that only look.
+// lists are the read-only calls.
 var lists = map[string]func(context.Context, *Client) error{
 	"agents":        func(ctx context.Context, c *Client) error { _, err := c.Agents(ctx, "o"); return err },
 	"pipelines":     func(ctx context.Context, c *Client) error { _, err := c.Pipelines(ctx, "o"); return err },
@@ -155,7 +155,7 @@ var lists = map[string]func(context.Context, *Client) error{
 	"builds":        func(ctx context.Context, c *Client) error { _, err := c.Unfinished(ctx, "o"); return err },
 }
 
-// within ends a request with its context.
+// within fails a request whose context is done.
 type within struct{ http.RoundTripper }
 
 func (w within) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -176,8 +176,8 @@ func (w within) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// An artifact comes whole from the store, which never sees the token; and the token is
-// sent to nobody whom an answer names.
+// TestDownload checks that an artifact comes whole from the store, which never sees
+// the token, and that the token is never sent to a host from a response.
 func TestDownload(t *testing.T) {
 	t.Parallel()
 	const text = `{"success":true}`
@@ -277,7 +277,7 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// pathOf is a network that notes what is asked for.
+// pathOf is a network that records the path of the request.
 func pathOf(path *string) roundTrip {
 	return func(r *http.Request) (*http.Response, error) {
 		*path = r.URL.Path
