@@ -2,8 +2,9 @@ package task
 
 import "github.com/gpu-mode/kbnode/internal/payload"
 
-// Definition is the problem as JSON text in the form in which kernelbot keeps it with a
-// leaderboard: its files by name, with Submission in place of the submission.
+// Definition returns the problem as JSON text in the form that kernelbot stores with a
+// leaderboard: its files by name, with the constant Submission in place of the
+// submission.
 func (t *Task) Definition() string {
 	files, config := &payload.Object{}, &payload.Object{}
 	for _, f := range t.files {

@@ -17,14 +17,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Bounds of a problem's files: bytes of one, and how many.
+// Bounds of a problem's files: the bytes of one, and how many.
 const (
 	maxFile  = 8 << 20
 	maxFiles = 1000
 )
 
-// readFile reads a regular file. It neither blocks on a pipe nor opens a device.
-// Errors go behind the file's name, and do not repeat it.
+// readFile reads a regular file of at most that many bytes. It neither blocks on
+// a pipe nor opens a device. Errors are to follow the file's name, and do not
+// repeat it.
 func readFile(name string, most int64) (text []byte, err error) {
 	defer func() {
 		if pe, ok := errors.AsType[*fs.PathError](err); ok {
@@ -46,7 +47,7 @@ func readFile(name string, most int64) (text []byte, err error) {
 		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
-	// Another file may stand there by now.
+	// The file may have been replaced by now.
 	if info, err = f.Stat(); err == nil && !info.Mode().IsRegular() {
 		return nil, errors.New("is not a file; name a regular file")
 	}
@@ -60,15 +61,16 @@ func readFile(name string, most int64) (text []byte, err error) {
 	return text, nil
 }
 
-// text reads a file that a line names, as Python's read_text does: what ends a
-// line is made \n.
+// text reads a file that a line names, as Python's read_text does: line ends
+// become
+// .
 func (d *definition) text(line int, source string) string {
 	if filepath.IsAbs(source) || strings.Contains(source, "\x00") {
 		d.refuse(line, "source %s is not a relative path; write it as seen from this file's directory", quote(source))
 		return ""
 	}
 	if d.size > maxText {
-		return "" // which is said already
+		return "" // already recorded
 	}
 	b, err := readFile(filepath.Join(d.t.Dir, source), maxFile)
 	if d.size += len(b); err == nil && d.size > maxText {
@@ -84,7 +86,7 @@ func (d *definition) text(line int, source string) string {
 	return strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(string(b))
 }
 
-// files reads what the job's directory will hold.
+// files reads the files for the job's directory.
 func (d *definition) files(n *yaml.Node) {
 	const hint = `{"name": "eval.py", "source": "eval.py"}`
 	list := d.list(n, "files", hint)
@@ -132,8 +134,8 @@ func (d *definition) files(n *yaml.Node) {
 	}
 }
 
-// checkName refuses a name that does not lead to a file in the job's directory,
-// or leads to one that is there already.
+// checkName refuses a name that is not that of a file in the job's directory,
+// or is already taken.
 func (d *definition) checkName(line int, name string) {
 	hidden := func(r rune) bool { return !text.Visible(r) }
 	switch {
@@ -146,7 +148,7 @@ func (d *definition) checkName(line int, name string) {
 	}
 }
 
-// has says whether the problem has a file of this name.
+// has reports whether the problem has a file of this name.
 func (d *definition) has(name string) bool {
 	return slices.ContainsFunc(d.t.files, func(f file) bool { return f.name == name })
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// known refuses keys that nobody reads, which are mostly slips of the pen.
+// known refuses keys that no one reads, which are mostly typos.
 func (d *definition) known(members []pair, prefix string, keys []string) {
 	for _, m := range members {
 		if slices.Contains(keys, m.key) || d.full() {
@@ -26,7 +26,7 @@ func (d *definition) known(members []pair, prefix string, keys []string) {
 	}
 }
 
-// resolved follows an alias for a look at what is there.
+// resolved returns the node that an alias refers to.
 func (d *definition) resolved(n *yaml.Node) *yaml.Node { return d.follow(n, 1) }
 
 // group returns the members of a mapping.
@@ -93,7 +93,7 @@ func isNull(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && tag(n) == "!!null"
 }
 
-// shown is a value as an error shows it.
+// shown formats a value for an error.
 func shown(v payload.Value) string {
 	switch v := v.(type) {
 	case nil:
@@ -108,7 +108,7 @@ func shown(v payload.Value) string {
 	return text
 }
 
-// quote shows a text of the file in an error, shortened, without control
+// quote formats a text of the file for an error, truncated, without control
 // characters.
 func quote(s string) string {
 	if utf8.RuneCountInString(s) > 60 {
@@ -134,7 +134,7 @@ func kind(n *yaml.Node) string {
 	return quote(n.Value)
 }
 
-// near is the word of a list that another was probably meant to be, or "".
+// near returns the word of known that was probably meant, or "".
 func near(word string, known []string) string {
 	best, distance := "", 3
 	for _, k := range known {
@@ -145,7 +145,7 @@ func near(word string, known []string) string {
 	return best
 }
 
-// edits counts the letters to add, remove or change (Levenshtein's distance).
+// edits counts the letters to add, remove or change (Levenshtein distance).
 func edits(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64

@@ -23,18 +23,18 @@ var (
 // Defaults of kernelbot.
 const defaultTimeout = payload.Int("180")
 
-// maxTimeout bounds a time limit in seconds. A day is far over what Buildkite
-// lets a job take here.
+// maxTimeout bounds a time limit in seconds. A day is far more than Buildkite
+// allows a job here.
 const maxTimeout = 86400
 
 // definition reads a task.yml into a Task.
 type definition struct {
 	document
 	t    *Task
-	size int // bytes of all files that were read
+	size int // bytes of all files read so far
 }
 
-// read takes the task from the root of its file.
+// read reads the task from the root of its file.
 func (d *definition) read(root *yaml.Node) {
 	members, ok := d.group(root, "top level", "files:, lang: and config:")
 	if !ok {
@@ -109,11 +109,11 @@ func (d *definition) people(at map[string]pair) {
 	}
 }
 
-// config reads the part of the language.
+// config reads the language's part.
 func (d *definition) config(m pair) {
 	hint := map[string]string{Python: "main: eval.py", CUDA: "sources: [eval.cu]"}[d.t.Lang]
 	if hint == "" {
-		return // what belongs here is not known, and lang is refused already
+		return // lang is already refused, so the valid keys are unknown
 	}
 	members, ok := d.group(m.value, "config", hint)
 	if !ok {
@@ -151,7 +151,7 @@ func (d *definition) config(m pair) {
 			if len(list) == 0 && len(d.faults) == 0 {
 				d.refuse(e.line, "config.sources is empty; write the files to compile, such as [eval.cu]")
 			}
-		case "headers": // all files that are not compiled are, said or not
+		case "headers": // all files that are not compiled are headers, listed or not
 			headers = d.list(e.value, "config.headers", "[util.h]")
 		case "arch":
 			d.arch(e.value)
@@ -175,7 +175,7 @@ func (d *definition) config(m pair) {
 	}
 }
 
-// arch reads the architecture for which nvcc compiles where nobody names a GPU.
+// arch reads the architecture for which nvcc compiles if no GPU is given.
 func (d *definition) arch(n *yaml.Node) {
 	r := d.resolved(n)
 	if r == nil || isNull(r) {

@@ -13,24 +13,24 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// Kernelbot reads task.yml with PyYAML, so a plain scalar is what the resolver of
-// PyYAML 6 takes it for, by the rules of YAML 1.1 as far as PyYAML keeps them.
-// The expressions are looked at first where a file is read, as this program also
-// starts for every evaluation.
+// Kernelbot reads task.yml with PyYAML, so a plain scalar has the type that the
+// resolver of PyYAML 6 gives it, by the rules of YAML 1.1 as far as PyYAML
+// follows them. The expressions are compiled when a file is first read, since
+// this program also starts for every evaluation.
 var (
 	intForm   = lazy.Regexp(`^(?:[-+]?0b[01_]+|[-+]?0[0-7_]+|[-+]?(?:0|[1-9][0-9_]*)|[-+]?0x[0-9a-fA-F_]+|[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+)$`)
 	floatForm = lazy.Regexp(`^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?|` +
 		`[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$`)
 	timeForm = lazy.Regexp(`^(?:\d{4}-\d\d-\d\d|\d{4}-\d\d?-\d\d?(?:[Tt]|[ \t]+)\d\d?:\d\d:\d\d(?:\.\d*)?(?:[ \t]*(?:Z|[-+]\d\d?(?::\d\d)?))?)$`)
 	archForm = lazy.Regexp(`^[0-9]{2,3}[a-z]?$`) // as nvcc names an architecture, without sm_
-	// What Python's float() takes besides, where a tag asks for a float.
+	// What else Python's float() accepts, for a scalar tagged as a float.
 	numberForm = lazy.Regexp(`^[-+]?(?:[0-9_]+\.?[0-9_]*|\.[0-9_]+)(?:[eE][-+]?[0-9]+)?$`)
 )
 
-// maxDigits is Python's limit for integers that are read from or written to text.
+// maxDigits is Python's limit for converting integers from and to text.
 const maxDigits = 4300
 
-// plainTag is the tag that PyYAML gives to a plain scalar.
+// plainTag returns the tag that PyYAML gives to a plain scalar.
 func plainTag(s string) string {
 	switch s {
 	case "", "~", "null", "Null", "NULL":
@@ -56,7 +56,7 @@ func plainTag(s string) string {
 	return "!!str"
 }
 
-// scalar is the value of a scalar with a tag.
+// scalar returns the value of a scalar with a tag.
 func scalar(tag, s string) (payload.Value, error) {
 	switch tag {
 	case "!!str":
@@ -83,7 +83,7 @@ func scalar(tag, s string) (payload.Value, error) {
 	return nil, fmt.Errorf("the tag %s is for a value that a payload cannot carry; leave it out, or write a text, a number, a list or a group", quote(tag))
 }
 
-// integer reads what intForm describes: signs, _ between digits, prefixes 0b, 0x
+// integer reads what intForm matches: signs, _ between digits, prefixes 0b, 0x
 // and 0 for octal, and base 60 with colons.
 func integer(s string) (payload.Value, error) {
 	bad := fmt.Errorf("%s is not a whole number; put it in quotes if it is a text", quote(s))
@@ -123,7 +123,8 @@ func integer(s string) (payload.Value, error) {
 	return payload.Int(text), nil
 }
 
-// float reads what floatForm describes.
+// float reads what floatForm, intForm or numberForm matches, but not the
+// prefixes 0x and 0b.
 func float(s string) (payload.Value, error) {
 	bad := fmt.Errorf("%s is not a number; put it in quotes if it is a text", quote(s))
 	if !floatForm().MatchString(s) && !intForm().MatchString(s) && !numberForm().MatchString(s) {

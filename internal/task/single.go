@@ -18,7 +18,7 @@ func (d *definition) timeout(at map[string]pair, key string, to *time.Duration) 
 	seconds := 0.0
 	switch v := v.(type) {
 	case payload.Int:
-		seconds, _ = strconv.ParseFloat(string(v), 64) // an infinity if it is too large
+		seconds, _ = strconv.ParseFloat(string(v), 64) // infinity if it is too large
 	case payload.Float:
 		seconds = float64(v)
 	}

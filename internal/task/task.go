@@ -1,6 +1,6 @@
-// Package task reads a problem of kernelbot's: a directory with a task.yml and
-// the files that it names. Out of that and a submission it makes the payload that
-// kernelbot's build_task_config makes, key for key and in the same order.
+// Package task reads a kernelbot problem: a directory with a task.yml and the
+// files that it names. From a problem and a submission it makes the same payload
+// as kernelbot's build_task_config, key for key and in the same order.
 package task
 
 import (
@@ -20,7 +20,7 @@ import (
 // FileName is the file that describes a problem, in the problem's directory.
 const FileName = "task.yml"
 
-// Submission is the source of the file that is the submission.
+// Submission is the source that marks a file as the submission.
 const Submission = "@SUBMISSION@"
 
 // Languages of a problem.
@@ -32,27 +32,27 @@ const (
 // Modes are what a payload can ask for.
 var Modes = []string{"test", "benchmark", "leaderboard", "private", "profile"}
 
-// Task is a problem. Its texts are as the files have them: escape what a terminal
-// would act on before they are shown.
+// Task is a problem. Its texts are as in the files: escape control characters
+// before you show them.
 type Task struct {
 	Dir         string            // of task.yml
 	Lang        string            // Python or CUDA
 	Description string            // for people; may have many lines
-	Templates   map[string]string // texts to start a submission from, by language: CUDA, Python, Triton, HIP, CuteDSL
-	GPUs        []string          // kinds of GPU that the problem is for; empty if it does not say
+	Templates   map[string]string // starting points for a submission, by language: CUDA, Python, Triton, HIP, CuteDSL
+	GPUs        []string          // kinds of GPU that the problem is for; empty if not given
 	Tests       int               // how many there are
 	Benchmarks  int
 	RankingBy   string // last, mean or geom
 	MultiGPU    bool
 	Submission  string // the name of the submission's file
-	Arch        string // cu: for nvcc where nobody names a GPU; "" if it does not say
+	Arch        string // cu: for nvcc if no GPU is given; "" if not given
 
 	// How long one evaluation of a kind may take.
 	TestTimeout, BenchmarkTimeout, RankedTimeout time.Duration
 
 	files    []file
-	config   []pairValue    // the language's part of a payload, but for the files
-	common   payload.Object // the rest, but for arch and mode
+	config   []pairValue    // the language's part of a payload, without the files
+	common   payload.Object // the rest, without arch and mode
 	compiled []string       // cu: names of the files that are compiled
 }
 
@@ -67,10 +67,10 @@ type pairValue struct {
 	value payload.Value
 }
 
-// Read reads the problem in a directory, or of a task.yml. Every fault of task.yml
-// is in the error, with its line and what to write instead. A file's source may
-// lie outside of the directory, as problems share files, so a task.yml of somebody
-// else can name any text file that this process can read.
+// Read reads the problem in a directory, or of a task.yml. The error has every
+// fault of task.yml, with its line and what to write instead. A file's source may
+// be outside the directory, since problems share files, so someone else's task.yml
+// can name any text file that this process can read.
 func Read(path string) (*Task, error) {
 	name := filepath.Clean(path)
 	info, err := os.Stat(name)
@@ -98,9 +98,9 @@ func Read(path string) (*Task, error) {
 	return d.t, nil
 }
 
-// Config makes the payload's JSON text for a submission. arch is the GPU's
-// architecture as nvcc names it, without sm_ (90a); "" is sent as null, which is
-// what there is for a GPU that is not NVIDIA's.
+// Config returns the payload's JSON text for a submission. arch is the GPU's
+// architecture as nvcc names it, without sm_ (90a); "" becomes null, as for GPUs
+// of other vendors than NVIDIA.
 func (t *Task) Config(submission, arch, mode string) (string, error) {
 	switch {
 	case !slices.Contains(Modes, mode):

@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// problem writes a problem's files to a directory of their own.
+// problem writes a problem's files to their own directory.
 func problem(t *testing.T, archive string) string {
 	t.Helper()
 	dir := t.TempDir()

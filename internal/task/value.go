@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// follow returns what an alias stands for, and counts it. It is nil when a bound
-// is passed.
+// follow returns the node that an alias refers to, and counts it. It returns nil
+// if a bound is exceeded.
 func (d *document) follow(n *yaml.Node, depth int) *yaml.Node {
 	line := n.Line
 	for n.Kind == yaml.AliasNode {
@@ -38,8 +38,8 @@ type pair struct {
 	value *yaml.Node
 }
 
-// pairs returns the members of a mapping in Python's order: those that merge keys
-// bring stand first. Keys are as Python's json writes them.
+// pairs returns the members of a mapping in Python's order: those from merge keys
+// first. Keys are as Python's json writes them.
 func (d *document) pairs(n *yaml.Node, depth int) []pair {
 	var merged, own []pair
 	at := map[string]int{}
@@ -79,8 +79,8 @@ func (d *document) pairs(n *yaml.Node, depth int) []pair {
 	return all
 }
 
-// merge returns what a merge key brings. Of a list, the first counts most, and in
-// Python it stands last.
+// merge returns the members from a merge key. In a list, the first mapping takes
+// precedence, and Python puts it last.
 func (d *document) merge(n *yaml.Node, depth int) []pair {
 	line := n.Line
 	if n = d.follow(n, depth); n == nil {
@@ -128,7 +128,7 @@ func (d *document) key(n *yaml.Node, line int) (string, bool) {
 	return payload.JSON(v), true
 }
 
-// tag is the tag of a node by PyYAML's rules.
+// tag returns the tag of a node by PyYAML's rules.
 func tag(n *yaml.Node) string {
 	if n.Kind == yaml.ScalarNode && n.Style == 0 {
 		return plainTag(n.Value)
@@ -136,7 +136,7 @@ func tag(n *yaml.Node) string {
 	return n.ShortTag()
 }
 
-// value converts a node. After a fault it is not to be used.
+// value converts a node. The result is invalid after a fault.
 func (d *document) value(n *yaml.Node, depth int) payload.Value {
 	line := n.Line
 	if n = d.follow(n, depth); n == nil {

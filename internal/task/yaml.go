@@ -14,43 +14,43 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// Bounds of a task.yml. Aliases and merge keys can make much of little, so what
-// they make is counted too.
+// Bounds of a task.yml. Aliases and merge keys can expand a little into a lot,
+// so what they produce is counted too.
 const (
 	maxYAML   = 1 << 20
 	maxValues = 1 << 16
 	maxText   = 16 << 20 // bytes of all texts
 	maxDepth  = 100
-	maxFaults = 200 // that are noted
-	shownMost = 20  // of them
+	maxFaults = 200 // recorded
+	shownMost = 20  // of those, in the error
 )
 
 // document reads one YAML file and collects what is wrong with it.
 type document struct {
 	name   string // of the file, in errors
 	faults []fault
-	spent  bool // over a bound: nothing more is read
+	spent  bool // a bound is exceeded: read nothing more
 
 	values, text int
 }
 
-// fault is what is wrong in a line.
+// fault is an error in a line.
 type fault struct {
 	line int
 	err  error
 }
 
-// refuse notes a fault in a line.
+// refuse records a fault in a line.
 func (d *document) refuse(line int, format string, args ...any) {
 	if !d.full() {
 		d.faults = append(d.faults, fault{line, fmt.Errorf("%s:%d: "+format, append([]any{d.name, line}, args...)...)})
 	}
 }
 
-// full says that no more faults are noted.
+// full reports whether no more faults are recorded.
 func (d *document) full() bool { return len(d.faults) == maxFaults }
 
-// err is all faults, in the order of their lines.
+// err returns all faults, in the order of their lines.
 func (d *document) err() error {
 	slices.SortStableFunc(d.faults, func(a, b fault) int { return a.line - b.line })
 	var errs []error
@@ -64,7 +64,7 @@ func (d *document) err() error {
 	return errors.Join(errs...)
 }
 
-// parse returns the root of the file, nil after a fault.
+// parse returns the root of the file; nil after a fault.
 func (d *document) parse(text []byte) *yaml.Node {
 	if len(text) > maxYAML {
 		d.refuse(1, "is over %d bytes, which no task needs; move what is large to a file of its own", maxYAML)
@@ -111,7 +111,7 @@ var (
 	yamlAlias = lazy.Regexp(`^unknown anchor '(.*)' referenced$`)
 )
 
-// syntax notes the library's error.
+// syntax records the library's error.
 func (d *document) syntax(err error, text []byte) {
 	m := yamlLine().FindStringSubmatch(err.Error())
 	line, msg := 1, m[2]

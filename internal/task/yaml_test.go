@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// read converts a document as a value of a task.yml is converted.
+// read converts a document like a value of a task.yml.
 func read(text string) (string, error) {
 	d := document{name: "x.yml"}
 	var v payload.Value
@@ -28,8 +28,8 @@ func read(text string) (string, error) {
 	return payload.JSON(v), nil
 }
 
-// TestPyYAML holds the reader to what PyYAML made of documents. Dates, sets and
-// binary data, for which Python has types that JSON has not, are null there as are
+// TestPyYAML compares the reader with PyYAML's recorded results. Dates, sets and
+// binary data, for which Python has types that JSON lacks, are null there, as are
 // documents that PyYAML refuses. pyyaml.py made the record.
 func TestPyYAML(t *testing.T) {
 	t.Parallel()
@@ -62,7 +62,8 @@ func TestPyYAML(t *testing.T) {
 	}
 }
 
-// TestPyYAMLRecord holds the record to the PyYAML that is installed, if one is.
+// TestPyYAMLRecord compares the record with the installed PyYAML, if there is
+// one.
 func TestPyYAMLRecord(t *testing.T) {
 	t.Parallel()
 	if err := exec.Command("python3", "-c", "import yaml; assert yaml.__version__ >= '6'").Run(); err != nil {
@@ -91,7 +92,7 @@ func TestPyYAMLRecord(t *testing.T) {
 	}
 }
 
-// TestBounds gives documents that are small and would become large.
+// TestBounds reads documents that are small and would expand.
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	laughs := "a0: &a0 [1, 1]\n"
@@ -122,8 +123,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// FuzzRead looks for documents that are read and do not come back as JSON, that
-// are refused without a line, and that end the program.
+// FuzzRead looks for documents that are read but do not come back as JSON, that
+// are refused without a line, or that crash the program.
 func FuzzRead(f *testing.F) {
 	for _, s := range []string{
 		"a: &a {b: 1}\nc: {<<: *a, <<: [*a], b: 2}", "- 1:30\n- 0x_\n- 1_0.5\n- .inf\n- -.5e+3\n- 2024-01-01", "? [a]\n: b", "{a: 1, a: 2}", "- !!int '5'\n- !!float 3\n- !!set {a}\n- !x y",
