@@ -1,6 +1,6 @@
-// Package cpuset is the set of small numbers in which Linux names CPUs and
-// NUMA nodes, with the kernel's text formats and systemd's binary one; it knows
-// nothing of topology.
+// Package cpuset provides sets of the small numbers that Linux uses for CPUs
+// and NUMA nodes, with the kernel's text formats and systemd's binary one. It
+// knows nothing about topology.
 package cpuset
 
 import (
@@ -15,8 +15,8 @@ import (
 // the largest NR_CPUS that a kernel can be configured with.
 const Max = 8192
 
-// maxText bounds what Parse and ParseMask look at. All of Max, one by one, with
-// commas, is 40 KiB.
+// maxText bounds the input of Parse and ParseMask, in bytes. All numbers up to
+// Max, one by one with commas, take 40 KiB.
 const maxText = 64 << 10
 
 // Set is an immutable set of numbers from 0 to Max-1. The zero value is the
@@ -25,8 +25,8 @@ type Set struct {
 	words []uint64 // bit i of words[i/64]; the last word is never 0, so equal sets are equal slices
 }
 
-// Of is the set of these numbers. Numbers outside 0 to Max-1 are left out, so
-// that -1, which stands for "unknown" elsewhere, adds nothing.
+// Of returns the set of these numbers. It ignores numbers outside 0 to Max-1,
+// so that -1, which means "unknown" elsewhere, adds nothing.
 func Of(ids ...int) Set {
 	var s Set
 	for _, id := range ids {
@@ -37,9 +37,9 @@ func Of(ids ...int) Set {
 	return s
 }
 
-// Parse reads the kernel's list format: "0-3,8,10-11", with blanks allowed in
-// place of or beside commas, "0-10:2/5" for the first 2 of each 5, and a
-// newline or NUL at the end. No text is the empty set.
+// Parse reads the kernel's list format: "0-3,8,10-11", with blanks allowed
+// instead of or next to commas, "0-10:2/5" for the first 2 of each 5, and a
+// newline or NUL at the end. Empty text is the empty set.
 func Parse(text string) (Set, error) {
 	text, err := trim(text)
 	if err != nil {
@@ -55,7 +55,7 @@ func Parse(text string) (Set, error) {
 }
 
 // ParseMask reads the kernel's mask format: hexadecimal words of 32 bits, the
-// highest first, with commas between them: "ff,00000000" is 32-39.
+// highest first, separated by commas: "ff,00000000" is 32-39.
 func ParseMask(text string) (Set, error) {
 	text, err := trim(text)
 	if err != nil {
@@ -83,7 +83,8 @@ func ParseMask(text string) (Set, error) {
 	return s, nil
 }
 
-// String is the set in the kernel's list format: "0-3,8"; "" when empty.
+// String returns the set in the kernel's list format: "0-3,8"; "" if it is
+// empty.
 func (s Set) String() string {
 	var b strings.Builder
 	ids := s.Ints()
@@ -105,9 +106,9 @@ func (s Set) String() string {
 	return b.String()
 }
 
-// Bytes is the set as a little-endian bit mask, the way systemd's D-Bus
-// properties AllowedCPUs and AllowedMemoryNodes (type ay) have it: bit i%8 of
-// byte i/8. There are no zero bytes at the end; the empty set has none at all.
+// Bytes returns the set as a little-endian bit mask, as in systemd's D-Bus
+// properties AllowedCPUs and AllowedMemoryNodes (type ay): bit i%8 of byte i/8.
+// There are no trailing zero bytes; the empty set has no bytes.
 func (s Set) Bytes() []byte {
 	out := make([]byte, 0, len(s.words)*8)
 	for _, w := range s.words {
@@ -122,8 +123,8 @@ func (s Set) Bytes() []byte {
 	return out
 }
 
-// FromBytes is the set of a mask such as Bytes makes. Bits at Max and above
-// are left out.
+// FromBytes returns the set of a mask in the format of Bytes. It ignores bits
+// at Max and above.
 func FromBytes(mask []byte) Set {
 	var s Set
 	for i, b := range mask[:min(len(mask), Max/8)] {
@@ -134,7 +135,7 @@ func FromBytes(mask []byte) Set {
 	return s
 }
 
-// Ints are the members, in ascending order.
+// Ints returns the members in ascending order.
 func (s Set) Ints() []int {
 	out := make([]int, 0, s.Len())
 	for i, w := range s.words {
@@ -145,7 +146,7 @@ func (s Set) Ints() []int {
 	return out
 }
 
-// Len is the number of members.
+// Len returns the number of members.
 func (s Set) Len() int {
 	n := 0
 	for _, w := range s.words {
@@ -154,12 +155,12 @@ func (s Set) Len() int {
 	return n
 }
 
-// Contains tells whether id is a member.
+// Contains reports whether id is a member.
 func (s Set) Contains(id int) bool {
 	return id >= 0 && id/64 < len(s.words) && s.words[id/64]>>(id%64)&1 == 1
 }
 
-// Union is the set of what is in s or in t.
+// Union returns the set of what is in s or in t.
 func (s Set) Union(t Set) Set {
 	if len(s.words) < len(t.words) {
 		s, t = t, s
@@ -171,7 +172,7 @@ func (s Set) Union(t Set) Set {
 	return Set{out}
 }
 
-// Intersect is the set of what is in both s and t.
+// Intersect returns the set of what is in both s and t.
 func (s Set) Intersect(t Set) Set {
 	out := make([]uint64, min(len(s.words), len(t.words)))
 	for i := range out {
@@ -180,7 +181,7 @@ func (s Set) Intersect(t Set) Set {
 	return trimmed(out)
 }
 
-// Difference is the set of what is in s and not in t.
+// Difference returns the set of what is in s and not in t.
 func (s Set) Difference(t Set) Set {
 	out := slices.Clone(s.words)
 	for i := range min(len(s.words), len(t.words)) {
@@ -189,13 +190,13 @@ func (s Set) Difference(t Set) Set {
 	return trimmed(out)
 }
 
-// Equal tells whether s and t have the same members.
+// Equal reports whether s and t have the same members.
 func (s Set) Equal(t Set) bool { return slices.Equal(s.words, t.words) }
 
-// Disjoint tells whether s and t have no member in common.
+// Disjoint reports whether s and t have no member in common.
 func (s Set) Disjoint(t Set) bool { return s.Intersect(t).Len() == 0 }
 
-// add is for building a new set only: it may write into the shared words.
+// add is only for building a new set: it may write to shared words.
 func (s *Set) add(id int) {
 	if need := id/64 + 1; need > len(s.words) {
 		s.words = append(s.words, make([]uint64, need-len(s.words))...)
@@ -244,7 +245,7 @@ func (s *Set) addField(field string) error {
 	return nil
 }
 
-// number reads one decimal number below Max, without sign.
+// number reads one decimal number below Max, without a sign.
 func number(text string) (int, error) {
 	for _, c := range []byte(text) {
 		if c < '0' || c > '9' {
@@ -268,8 +269,8 @@ func beyond(number string) error {
 	return fmt.Errorf("parse CPU list: %s is beyond %d, the highest number", number, Max-1)
 }
 
-// trim cuts at a NUL, which files copied out of sysfs end in, and drops blanks
-// around the rest.
+// trim cuts text at a NUL, which ends files copied from sysfs, and removes
+// blanks around the rest.
 func trim(text string) (string, error) {
 	text, _, _ = strings.Cut(text, "\x00")
 	if len(text) > maxText {
