@@ -1,6 +1,6 @@
-// Package installer brings the software that kbnode builds on to a machine:
-// the buildkite-agent from its release archive, and distribution packages. It
-// runs only when the operator asked for it or nothing is installed.
+// Package installer installs the software that kbnode depends on: the
+// buildkite-agent from its release archive, and distribution packages. It runs
+// only if the operator asks for it or nothing is installed.
 package installer
 
 import (
@@ -26,29 +26,29 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// AgentPath is where Agent puts the binary: kbnode's own directory, so that no
-// package manager's file is touched.
+// AgentPath is where Agent puts the binary: in kbnode's own directory, so that
+// no file of a package manager is changed.
 const AgentPath = "/usr/local/libexec/kbnode/dist/buildkite-agent"
 
-// Bounds of a download, in bytes and time. A release archive has about 20 MB.
+// Bounds of a download, in bytes and time. A release archive is about 20 MB.
 const (
 	maxArchive = 256 << 20
 	maxSums    = 1 << 20
 	fetchLimit = 10 * time.Minute
 )
 
-// AgentRelease says which agent to fetch and from where.
+// AgentRelease specifies which agent to fetch and from where.
 type AgentRelease struct {
 	Version string // "3.76.2"
 	Arch    string // as in GOARCH
 	URL     string // of the archive; "" is Buildkite's release archive
-	SHA256  string // of the archive; "" asks the release's own list of checksums
+	SHA256  string // of the archive; "" reads it from the release's list of checksums
 	Base    string // of the release archive; "" is Buildkite's
 }
 
 const releases = "https://github.com/buildkite/agent/releases/download"
 
-// release is where the archives of a version are.
+// release returns the URL of a version's archives.
 func (r AgentRelease) release() string { return cmp.Or(r.Base, releases) + "/v" + r.Version }
 
 func (r AgentRelease) archiveURL() string {
@@ -58,13 +58,13 @@ func (r AgentRelease) archiveURL() string {
 	return fmt.Sprintf("%s/buildkite-agent-linux-%s-%s.tar.gz", r.release(), r.Arch, r.Version)
 }
 
-// Agent downloads a release, checks its SHA-256 before anything of it is
-// unpacked, and puts the binary at root+AgentPath, whole or not at all.
+// Agent downloads a release, checks its SHA-256 before unpacking anything, and
+// atomically puts the binary at root+AgentPath.
 func Agent(ctx context.Context, root string, r AgentRelease) error {
 	return fetchAgent(ctx, filepath.Join(root, AgentPath), 0o755, r)
 }
 
-// Release is Agent for one release beside others, at plan.AgentBinary.
+// Release is like Agent for one of several releases, at plan.AgentBinary.
 func Release(ctx context.Context, root string, r AgentRelease) error {
 	return fetchAgent(ctx, filepath.Join(root, plan.AgentBinary(r.Version)), 0o711, r)
 }
@@ -98,7 +98,8 @@ func fetchAgent(ctx context.Context, dest string, mode fs.FileMode, r AgentRelea
 	return unpackAgent(archive, dest, mode)
 }
 
-// offline adds what to do on a machine that reaches no release archive.
+// offline adds to err what to do on a machine that cannot reach the release
+// archive.
 func offline(err error) error {
 	return fmt.Errorf("install buildkite-agent: %w; on a machine without internet, give a binary with --agent-binary PATH or a mirror with agent.download_url and agent.download_sha256", err)
 }
@@ -139,7 +140,7 @@ func fetch(ctx context.Context, url string, limit int64, w io.Writer) error {
 	return nil
 }
 
-// unpackAgent takes the one file named buildkite-agent out of a release
+// unpackAgent extracts the one file named buildkite-agent from a release
 // archive.
 func unpackAgent(r io.Reader, dest string, mode fs.FileMode) error {
 	gz, err := gzip.NewReader(r)
@@ -187,7 +188,8 @@ func CopyAgent(root, from string) error {
 	return copyAgent(filepath.Join(root, AgentPath), 0o755, from)
 }
 
-// CopyRelease is CopyAgent for one release beside others, at plan.AgentBinary.
+// CopyRelease is like CopyAgent for one of several releases, at
+// plan.AgentBinary.
 func CopyRelease(root, version, from string) error {
 	return copyAgent(filepath.Join(root, plan.AgentBinary(version)), 0o711, from)
 }

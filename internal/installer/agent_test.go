@@ -25,10 +25,10 @@ const binary = "\x7fELF a buildkite-agent"
 type entry struct {
 	name, text string
 	link       string // of a symbolic link
-	size       int64  // that the header claims; 0 is the text's
+	size       int64  // that the header claims; 0 for the text's
 }
 
-// archive is a release as tar.gz.
+// archive returns a release as tar.gz.
 func archive(t *testing.T, entries ...entry) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -64,7 +64,7 @@ func sumOf(data []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// mirror serves files by path and says which were asked for.
+// mirror serves files by path and records which were requested.
 func mirror(t *testing.T, files map[string][]byte) (url string, asked *[]string) {
 	t.Helper()
 	asked = &[]string{}
@@ -81,7 +81,7 @@ func mirror(t *testing.T, files map[string][]byte) (url string, asked *[]string)
 	return s.URL, asked
 }
 
-// left are the files below a root, with their modes.
+// left returns the files below a root with their modes.
 func left(t *testing.T, root string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -160,7 +160,7 @@ func TestAgentFromAMirror(t *testing.T) {
 	if diff := cmp.Diff([]string{"/bk/3.76.2/arm64.tgz"}, *asked); diff != "" {
 		t.Error(diff)
 	}
-	// A second one that is wrong leaves the first.
+	// A second release that is wrong leaves the first.
 	release.SHA256 = sumOf(nil)
 	if err := Agent(t.Context(), root, release); err == nil {
 		t.Error("a wrong sum is taken")
@@ -170,7 +170,8 @@ func TestAgentFromAMirror(t *testing.T) {
 	}
 }
 
-// A release beside others is checked in the same way, and nobody may read it.
+// TestReleaseBesideOthers checks that a release next to others is verified in
+// the same way, and that no one may read it.
 func TestReleaseBesideOthers(t *testing.T) {
 	t.Parallel()
 	good := archive(t, entry{name: "buildkite-agent", text: binary})

@@ -20,11 +20,11 @@ type Step struct {
 	Why  string
 }
 
-// String is the command as a person would type it.
+// String returns the command as a person would type it.
 func (s Step) String() string { return strings.Join(s.Args, " ") }
 
-// Manager is the package manager of this machine that Packages knows: "apt-get",
-// "dnf", or "" without one.
+// Manager returns this machine's package manager: "apt-get" or "dnf", or "" if
+// it has neither.
 func Manager() string {
 	for _, program := range []string{"apt-get", "dnf"} {
 		if _, err := exec.LookPath(program); err == nil {
@@ -69,33 +69,33 @@ func Packages(inv *inventory.Inventory, manager string) ([]Step, error) {
 	switch {
 	case gpus && sw.Docker.CDI:
 		add("describe the GPUs to Docker", "nvidia-ctk", "cdi", "generate", "--output=/etc/cdi/nvidia.yaml")
-	case gpus: // engines before 28 have no CDI unless asked, and every one has runtimes
+	case gpus: // engines before 28 have CDI off by default, and all have runtimes
 		add("give Docker the NVIDIA runtime", "nvidia-ctk", "runtime", "configure", "--runtime=docker")
 		add("make Docker read its configuration", "systemctl", "reload", "docker")
 	}
 	return steps, nil
 }
 
-// givesGPUs says whether an engine can give an NVIDIA GPU to a container.
+// givesGPUs reports whether an engine can give an NVIDIA GPU to a container.
 func givesGPUs(d inventory.Docker) bool {
 	return slices.Contains(d.Runtimes, "nvidia") ||
 		d.CDI && slices.ContainsFunc(d.CDIDevices, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=") })
 }
 
-// dockerPackages are the engine and its command line.
+// dockerPackages returns the packages of the engine and its command line.
 func dockerPackages(os inventory.OS, manager string) []string {
 	if manager == "dnf" {
 		return []string{"docker-ce"}
 	}
-	// In Debian 13 the command line became a package of its own.
+	// In Debian 13 the command line became a separate package.
 	if v, err := strconv.Atoi(os.VersionID); os.ID == "debian" && (err != nil || v >= 13) {
 		return []string{"docker.io", "docker-cli"}
 	}
 	return []string{"docker.io"}
 }
 
-// Run runs the steps in order, their output to w, and stops at the first that
-// fails.
+// Run runs the steps in order with their output to w, and stops at the first
+// that fails.
 func Run(ctx context.Context, steps []Step, w io.Writer) error {
 	for _, s := range steps {
 		cmd := exec.CommandContext(ctx, s.Args[0], s.Args[1:]...)

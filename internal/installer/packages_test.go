@@ -9,7 +9,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// machine is one with NVIDIA GPUs; with says what it has.
+// machine returns a machine with NVIDIA GPUs and this software.
 func machine(id, version string, with inventory.Software) *inventory.Inventory {
 	return &inventory.Inventory{OS: inventory.OS{ID: id, VersionID: version}, NVIDIA: &inventory.NVIDIA{}, Software: with}
 }
