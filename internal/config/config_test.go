@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// parseCases are files and what becomes of them: a Config, or a part of the error.
+// parseCases are files with their result: a Config, or a part of the error.
 var parseCases = []struct {
 	name, text string
 	want       Config
@@ -170,7 +170,7 @@ func TestMergeTakesEveryField(t *testing.T) {
 	}
 }
 
-// TestMergeOfShapes goes from GPUs to none and back, as install does over what it wrote.
+// TestMergeOfShapes goes from GPUs to none and back, as install does over its own file.
 func TestMergeOfShapes(t *testing.T) {
 	t.Parallel()
 	pairs := Config{GPUs: GPUs{All: true}, GPUsPerSlot: 2, Groups: Groups{{"0", "1"}}}
@@ -186,8 +186,8 @@ func TestMergeOfShapes(t *testing.T) {
 	}
 }
 
-// TestMergeOfCounts: what a layer says of GPUs, by number or by name, sets aside both of the
-// layer below.
+// TestMergeOfCounts checks that GPUs of one layer, by number or by name, override both of
+// the layer below.
 func TestMergeOfCounts(t *testing.T) {
 	t.Parallel()
 	some, four, all := Config{GPUs: GPUs{List: []string{"1", "5"}}}, Config{GPUCount: 4}, Config{GPUs: GPUs{All: true}}
@@ -200,7 +200,8 @@ func TestMergeOfCounts(t *testing.T) {
 	}
 }
 
-// TestOldCounts reads files from before gpu_count: they mean what they meant, and it is said.
+// TestOldCounts reads files from before gpu_count: they keep their meaning, and a note says
+// so.
 func TestOldCounts(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]struct {

@@ -11,26 +11,26 @@ import (
 // Origin is where a value comes from.
 type Origin string
 
-// The layers of a node's configuration, the lowest first. Flags are not one: they end
-// up in the file.
+// The layers of a node's configuration, the lowest first. Flags are not a layer: they
+// end up in the file.
 const (
 	FromDefault     Origin = "default"
 	FromFile        Origin = "file"
 	FromEnvironment Origin = "environment"
 )
 
-// Setting is one key of the configuration as a node has it.
+// Setting is the effective value of one configuration key.
 type Setting struct {
-	Key string // by its dotted path
-	// Value is what a YAML file has there, without its secrets. Nil is where the
+	Key string // dotted path
+	// Value is the value as in a YAML file, without secrets. It is nil if the
 	// machine decides, or nothing is set.
 	Value  any
 	Origin Origin
-	Note   string // what is decided where Value is nil; the variable's name
-	Hidden bool   // a secret was taken out
+	Note   string // what applies if Value is nil; or the variable's name
+	Hidden bool   // a secret was removed
 }
 
-// decided says what comes of each key whose default is no value.
+// decided describes what applies for each key whose default is no value.
 var decided = map[string]string{
 	"queue":                  "from what a slot is: b200, b200x4, b200-1g-23gb, mi300-cpx",
 	"node":                   "the host name",
@@ -56,8 +56,8 @@ var decided = map[string]string{
 	"metrics.listen":         "off",
 }
 
-// Effective lists every key, in the order of the documentation, with its value out of
-// the file, of what the environment says over it, and of the defaults.
+// Effective lists every key, in the order of the documentation, with its value from
+// the environment, else from the file, else from the defaults.
 func Effective(f File, env Config) ([]Setting, error) {
 	full := Merge(f.Config, env).WithDefaults()
 	if full.GPUs.IsZero() && full.GPUCount == 0 {
@@ -95,7 +95,7 @@ func Effective(f File, env Config) ([]Setting, error) {
 	return list, err
 }
 
-// plain is a value as YAML has it, without types of this package.
+// plain returns a value as in YAML, without types of this package.
 func plain(v any) (out any, err error) {
 	var node yaml.Node
 	if err := node.Encode(v); err != nil {
@@ -116,11 +116,11 @@ func eachKey(v reflect.Value, prefix string, f func(string, reflect.Value)) {
 	}
 }
 
-// commentColumn is where comments stand, beyond values that are not long.
+// commentColumn is the column of comments, except after long values.
 const commentColumn = 40
 
-// Text is settings as a configuration file, each with its origin in a comment. Keys
-// without a value are in comments as a whole.
+// Text formats settings as a configuration file, each with its origin in a comment.
+// Keys without a value are commented out.
 func Text(list []Setting) (string, error) {
 	var b strings.Builder
 	group := ""
@@ -149,7 +149,7 @@ func Text(list []Setting) (string, error) {
 	return b.String(), nil
 }
 
-// From is the origin in words, and what is decided where there is no value.
+// From describes the origin, and what applies if there is no value.
 func (s Setting) From() string {
 	text := string(s.Origin)
 	switch {
@@ -173,7 +173,7 @@ func anySet(list []Setting, prefix string) bool {
 	return false
 }
 
-// yamlText is a key and its value as lines of YAML. Short lists stand in one line.
+// yamlText formats a key and its value as YAML. Short lists are on one line.
 func yamlText(key string, value any) (string, error) {
 	var node yaml.Node
 	if err := node.Encode(map[string]any{key: value}); err != nil {

@@ -58,7 +58,7 @@ func TestDecidedAreTheKeysWithoutADefault(t *testing.T) {
 	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(decided))); diff != "" {
 		t.Error(diff)
 	}
-	// The page says the same of them.
+	// The page must describe them in the same way.
 	page, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {
 		t.Fatal(err)
@@ -105,7 +105,8 @@ func TestEffective(t *testing.T) {
 	}
 }
 
-// What is shown is a file that says the same.
+// TestTextIsReadBack checks that the text shown is a file with the same
+// meaning.
 func TestTextIsReadBack(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// An empty list allows nothing; a key that is not there has its default.
+// TestEmptyLists checks that an empty list allows nothing, and that a missing
+// key has its default.
 func TestEmptyLists(t *testing.T) {
 	t.Parallel()
 	c, err := Parse("f", []byte("agent: {allowed_repositories: [], allowed_plugins: [], allowed_environment: []}\njob: {allowed_images: []}\n"))
@@ -35,7 +36,8 @@ func TestEmptyLists(t *testing.T) {
 	}
 }
 
-// A file that a full disk emptied is not a choice of the defaults.
+// TestEmptyFile checks that a file that a full disk emptied does not mean the
+// defaults.
 func TestEmptyFile(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "\n", " \n\n"} {

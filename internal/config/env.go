@@ -7,13 +7,14 @@ import (
 	"strings"
 )
 
-// variables are those of the scripts that kbnode replaces, by the key that each sets.
+// variables are the environment variables of the scripts that kbnode replaces, by the
+// key that each sets.
 var variables = map[string]string{
 	"queue": "GPU_TYPE", "node": "NODE_NAME", "gpu_count": "GPU_COUNT", "cpus_per_slot": "CPUS_PER_GPU", "memory_per_slot": "RAM_PER_GPU",
 }
 
-// FromEnv reads the variables of the scripts that kbnode replaces. get is
-// os.Getenv or a stand-in for it.
+// FromEnv reads the environment variables of the scripts that kbnode replaces.
+// get is os.Getenv or a stand-in for it.
 func FromEnv(get func(string) string) (Config, error) {
 	var c Config
 	var errs []error
@@ -34,7 +35,7 @@ func FromEnv(get func(string) string) (Config, error) {
 	c.CPUsPerSlot = number("CPUS_PER_GPU")
 	if s := strings.TrimSpace(get("RAM_PER_GPU")); s != "" {
 		if _, err := strconv.Atoi(s); err == nil {
-			s += "GiB" // the old scripts' figure is in GB without a unit
+			s += "GiB" // the old scripts took GB without a unit
 		}
 		size, err := ParseSize(s)
 		if err != nil {
@@ -55,9 +56,9 @@ func FromEnv(get func(string) string) (Config, error) {
 func Merge(base, over Config) Config {
 	base.Queue = or(over.Queue, base.Queue)
 	base.Node = or(over.Node, base.Node)
-	if !over.GPUs.IsZero() || over.GPUCount != 0 { // either sets aside what was chosen before
+	if !over.GPUs.IsZero() || over.GPUCount != 0 { // either overrides both
 		base.GPUs, base.GPUCount = over.GPUs, over.GPUCount
-		if base.GPUs.None { // what was for the other kind of machine
+		if base.GPUs.None { // drop what applies to the other kind of machine
 			base.GPUsPerSlot, base.Groups = 0, nil
 		} else {
 			base.Slots = 0

@@ -12,19 +12,19 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// Fault is something in a configuration file that cannot be used.
+// Fault is an error in a configuration file.
 type Fault struct {
-	Line int    `json:"line"` // 0 where none can be named
+	Line int    `json:"line"` // 0 if unknown
 	Text string `json:"text"` // what is wrong, and what to write instead
 }
 
-// Faults are all that is wrong with a file, by line.
+// Faults are all errors in a file, by line.
 type Faults struct {
 	File string
 	List []Fault
 }
 
-// Error is one line for each.
+// Error returns one line for each fault.
 func (f *Faults) Error() string {
 	var lines []string
 	for _, fault := range f.List {
@@ -37,8 +37,8 @@ func (f *Faults) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// visible escapes what would do something to a terminal. The library quotes words
-// of the file as they are.
+// visible escapes what a terminal would act on. The library quotes words of the
+// file as they are.
 func visible(s string) string {
 	var b strings.Builder
 	for _, c := range s {
@@ -51,7 +51,7 @@ func visible(s string) string {
 	return b.String()
 }
 
-// quoted is a word of the file, short enough for a message.
+// quoted formats a word of the file, truncated for a message.
 func quoted(s string) string { return fmt.Sprintf("%.80q", s) }
 
 var (
@@ -59,7 +59,7 @@ var (
 	yamlType = lazy.Regexp("(?s)^cannot unmarshal !!(\\w+)(?: `(.*)`)? into (\\S+)$")
 )
 
-// told takes what the library says of a file.
+// told records the faults in an error of the YAML library.
 func (r *reader) told(err error) {
 	if err == nil {
 		return
@@ -99,13 +99,13 @@ func kindName(goType string) string {
 	}
 }
 
-// suggestion is worked out only for a fault that is kept.
+// suggestion is evaluated only for a fault that is kept.
 type suggestion struct {
 	key   string
 	known []string
 }
 
-// String names the key that was probably meant, else all of them.
+// String names the key that was probably meant, or else all known keys.
 func (s suggestion) String() string {
 	flat := func(s string) string {
 		return strings.NewReplacer("-", "", "_", "", ".", "").Replace(strings.ToLower(s))

@@ -14,14 +14,14 @@ func TestEveryFaultIsTold(t *testing.T) {
 		"queue: b200,h100",                // 2: bad value
 		"reserve:",                        // 3
 		"  mem: 1G",                       // 4: unknown
-		"  cpus: 8.5",                     // 5: would be cut off
+		"  cpus: 8.5",                     // 5: would be truncated
 		`"a \e[2J": 1`,                    // 6: unknown, and clears a screen
 		"job: {max_minutes: soon}",        // 7: wrong type
 		"image: [a]",                      // 8: not a group
 		"queue: x",                        // 9: twice
-		"gpus: 0",                         // 10: bad value of a type of its own
+		"gpus: 0",                         // 10: bad value of a custom type
 		"memory_per_slot: 8GB",            // 11: the same
-		"hygiene: {clocks: {a: b, a: c}}", // 12: a group where a text stands
+		"hygiene: {clocks: {a: b, a: c}}", // 12: a group instead of a text
 		`cpus_per_slot: !!int "a\e[2J"`,   // 13: the library quotes it as it is
 		"agent: {tags: [[a]], endpoint: 'ftp://me:secret@h', binary: x}", // 14: three
 	}, "\n")
@@ -43,7 +43,7 @@ func TestEveryFaultIsTold(t *testing.T) {
 	}
 }
 
-// A file that is made to take long must not.
+// TestHostileFiles checks that files made to take long do not.
 func TestHostileFiles(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{

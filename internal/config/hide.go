@@ -2,7 +2,7 @@ package config
 
 import "github.com/gpu-mode/kbnode/internal/lazy"
 
-// hidden stands for what is not shown. It is well in a URL and in a regular expression.
+// hidden replaces what is not shown. It is valid in a URL and in a regular expression.
 const hidden = "xxxxx"
 
 var (
@@ -11,15 +11,16 @@ var (
 	patternLogin = lazy.Regexp(`(:(?:\\?/){2})([^/\s\[\]()|]+)@`)
 )
 
-// hideURL takes the user, the password, and what follows the path out of a URL: a
-// signed one has its signature there. It rather takes too much, since a password
-// may have any character in it and a URL may be none.
+// hideURL removes the user, the password, and all that follows the path from a
+// URL: a signed one has its signature there. It removes too much rather than too
+// little, since a password may contain any character and the text may not be a
+// URL.
 func hideURL(s string) string {
 	return urlQuery().ReplaceAllString(urlLogin().ReplaceAllString(s, "${1}"+hidden+"@"), "${1}"+hidden)
 }
 
-// hidePattern takes users and passwords out of the URLs of a regular expression.
-// The user git is everybody's.
+// hidePattern removes users and passwords from the URLs in a regular expression,
+// except the user git, which is public.
 func hidePattern(s string) string {
 	return patternLogin().ReplaceAllStringFunc(s, func(m string) string {
 		if part := patternLogin().FindStringSubmatch(m); part[2] != "git" {
@@ -29,7 +30,8 @@ func hidePattern(s string) string {
 	})
 }
 
-// hide takes the secrets out of the value of a key.
+// hide removes the secrets from the value of a key. some reports whether there were
+// any.
 func hide(key string, value any) (shown any, some bool) {
 	switch v := value.(type) {
 	case string:

@@ -18,16 +18,16 @@ type Hygiene struct {
 // Words of Hygiene.Clocks.
 const (
 	ClocksDefault = "default" // not locked
-	ClocksBase    = "base"    // what a GPU keeps up within its power limit
+	ClocksBase    = "base"    // what a GPU sustains within its power limit
 )
 
-// Bounds of a clock in MHz. What a GPU knows is its driver's to say.
+// Bounds of a clock in MHz. Only its driver knows what a GPU supports.
 const (
 	minClock = 100
 	maxClock = 10_000
 )
 
-// problem says what is wrong with the clocks; "" when nothing is.
+// problem returns what is wrong with the clocks; "" if nothing is.
 func (h Hygiene) problem() string {
 	switch h.Clocks {
 	case "", ClocksDefault, ClocksBase:

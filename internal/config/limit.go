@@ -7,16 +7,17 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
-// NoLimit says that a job may take as long as it likes; "0" says the same.
+// NoLimit means that a job may take any time; so does "0".
 const NoLimit = "none"
 
 // maxLimit is the longest time limit in seconds, 30 days.
 const maxLimit = 30 * 24 * 3600
 
-// limitForm is a time as people write it, in whole hours, minutes and seconds.
+// limitForm matches a time as people write it, in whole hours, minutes and
+// seconds.
 var limitForm = lazy.Regexp(`^([1-9][0-9]{0,3}h)?([1-9][0-9]{0,4}m)?([1-9][0-9]{0,6}s)?$`)
 
-// Limit is how long a job may take in seconds, 0 for any time.
+// Limit returns how long a job may take, in seconds; 0 for any time.
 func (j Job) Limit() (seconds int64, err error) {
 	switch j.TimeLimit {
 	case "", NoLimit, "0":
@@ -25,7 +26,7 @@ func (j Job) Limit() (seconds int64, err error) {
 	if parts := limitForm().FindStringSubmatch(j.TimeLimit); parts != nil {
 		for i, unit := range []int64{3600, 60, 1} {
 			if part := parts[i+1]; part != "" {
-				n, _ := strconv.ParseInt(part[:len(part)-1], 10, 64) // digits, by the form
+				n, _ := strconv.ParseInt(part[:len(part)-1], 10, 64) // limitForm matches only digits
 				seconds += n * unit
 			}
 		}

@@ -10,22 +10,22 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
-// Destination is what jobs may reach: addresses, and a TCP and UDP port of them, or 0
-// for all.
+// Destination is a destination that jobs may reach: addresses and their TCP and UDP
+// port, or 0 for all ports.
 type Destination struct {
 	Prefix netip.Prefix
 	Port   uint16
 }
 
-// maxDestinations bounds the list, each of which is a rule that packets pass.
+// maxDestinations bounds the list: each entry is a rule that packets pass.
 const maxDestinations = 64
 
-// six is an address of IPv6 or a CIDR, which has two colons at least.
+// six matches an IPv6 address or CIDR, which has at least two colons.
 const six = `[0-9A-Fa-f]{0,4}:[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:.]{0,40}(/\d{1,3})?`
 
 var destinationForm = lazy.Regexp(`^(\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?(:\d{1,5})?|` + six + `|\[` + six + `\](:\d{1,5})?)$`)
 
-// ParseDestination reads an address or a CIDR, with a port or without:
+// ParseDestination reads an address or a CIDR, with or without a port:
 // 10.1.2.3, 10.1.0.0/16, 10.1.2.3:5000, fd00::/8, [fd00::1]:443.
 func ParseDestination(s string) (Destination, error) {
 	if !destinationForm().MatchString(s) {

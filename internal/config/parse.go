@@ -14,30 +14,30 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// Bounds of a configuration file, and of what is said about one. A real one has a
-// few hundred bytes.
+// Bounds of a configuration file, and of the faults reported in one. A real file
+// has a few hundred bytes.
 const (
 	maxBytes  = 1 << 20
 	maxFaults = 100
 )
 
-// File is a configuration file that was read.
+// File is the content of a configuration file.
 type File struct {
 	Config Config
-	// Lines are those of the keys that have a value, by dotted path.
+	// Lines has the line of each key with a value, by dotted path.
 	Lines map[string]int
-	// Notes are sentences about old spellings: how they were read and what to write.
+	// Notes has sentences about old spellings: how they were read and what to write.
 	Notes []string
 }
 
-// Parse is what [Read] makes of a file.
+// Parse returns the Config that [Read] reads.
 func Parse(name string, text []byte) (Config, error) {
 	f, err := Read(name, text)
 	return f.Config, err
 }
 
-// Read reads the text of a configuration file; nil is no file. An error is [*Faults]: all of them,
-// not just the first.
+// Read reads the text of a configuration file; nil means that there is no file. An error is
+// [*Faults], with all faults and not just the first.
 func Read(name string, text []byte) (File, error) {
 	r := reader{lines: map[string]int{}}
 	var c Config
@@ -69,12 +69,12 @@ func Read(name string, text []byte) (File, error) {
 	return File{}, &Faults{name, r.faults}
 }
 
-// reader collects what is found in a file.
+// reader collects the findings in a file.
 type reader struct {
 	lines  map[string]int
 	notes  []string
 	faults []Fault
-	more   int // than are kept
+	more   int // faults beyond those kept
 }
 
 func (r *reader) fault(line int, format string, args ...any) {
@@ -85,12 +85,12 @@ func (r *reader) fault(line int, format string, args ...any) {
 	r.faults = append(r.faults, Fault{line, visible(fmt.Sprintf(format, args...))})
 }
 
-// look goes through the keys of a group of type t. It finds what decoding passes
-// over or stops at, and takes that out, so that decoding comes to the rest.
+// look checks the keys of a group of type t. It finds what decoding would ignore
+// or stop at, and removes it, so that decoding reaches the rest.
 func (r *reader) look(n *yaml.Node, t reflect.Type, prefix string) {
 	n = target(n)
 	if n.Kind != yaml.MappingNode {
-		return // decoding says so
+		return // decoding reports this
 	}
 	known, names := map[string]reflect.Type{}, []string{}
 	for f := range t.Fields() {
@@ -129,8 +129,8 @@ func (r *reader) look(n *yaml.Node, t reflect.Type, prefix string) {
 	n.Content = kept
 }
 
-// oldCount reads `gpus: 4` as it was meant before gpu_count: a number there took the first so
-// many GPUs, and a text named one.
+// oldCount reads `gpus: 4` as it was meant before gpu_count: a number took that many GPUs
+// from the first, and a text named one.
 func (r *reader) oldCount(key, value *yaml.Node) {
 	v, err := strconv.Atoi(value.Value)
 	switch {
@@ -143,9 +143,9 @@ func (r *reader) oldCount(key, value *yaml.Node) {
 	}
 }
 
-// fits says whether a value may be decoded: it has no groups in it, whose keys would
-// be compared each with each, nothing that the library gives up at, and no fraction,
-// which would be cut off.
+// fits reports whether a value can be decoded: it has no groups, whose keys would
+// each be compared with all others, nothing at which the library gives up, and no
+// fraction, which would be truncated.
 func (r *reader) fits(n *yaml.Node, t reflect.Type) bool {
 	if reflect.PointerTo(t).Implements(reflect.TypeFor[yaml.Unmarshaler]()) {
 		return true
@@ -160,7 +160,7 @@ func (r *reader) fits(n *yaml.Node, t reflect.Type) bool {
 			r.fault(item.Line, "this is not %s", kindName(want.String()))
 			return false
 		}
-		if err := item.Decode(new(any)); err != nil { // a tag that is not so
+		if err := item.Decode(new(any)); err != nil { // a tag that does not match
 			r.fault(item.Line, "%s is not %s", quoted(item.Value), kindName(want.String()))
 			return false
 		}
@@ -172,7 +172,7 @@ func (r *reader) fits(n *yaml.Node, t reflect.Type) bool {
 	return true
 }
 
-// target is the node that an alias stands for.
+// target returns the node that an alias refers to.
 func target(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -180,11 +180,11 @@ func target(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// keyOf is the key of a field.
+// keyOf returns the key of a field.
 func keyOf(f reflect.StructField) string {
 	key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 	return key
 }
 
-// isGroup says that a type has keys of its own, where GPUs is one value.
+// isGroup reports whether a type has keys of its own; GPUs is a struct but a single value.
 func isGroup(t reflect.Type) bool { return t.Kind() == reflect.Struct && keyOf(t.Field(0)) != "" }

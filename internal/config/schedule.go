@@ -7,20 +7,21 @@ import (
 	"strings"
 )
 
-// Schedule is when something is done, in cron's words.
+// Schedule is when something is done, in cron's format.
 type Schedule struct {
-	// Text is the five fields, or a word such as @daily, with single blanks.
+	// Text is the five fields, or a word such as @daily, separated by single
+	// blanks.
 	Text string
 	// Fields are the values of minute, hour, day of month, month and day of week
-	// (0 is Sunday), sorted. Nil is all of them.
+	// (0 is Sunday), sorted. Nil means all values.
 	Fields [5][]int
 }
 
-// Off is the word that sets aside a schedule that a lower layer chose.
+// Off overrides a schedule that a lower layer chose with none.
 const Off = "off"
 
-// cronFields are the bounds of each field and the names of its values, the first
-// of which stands for the lower bound.
+// cronFields are the bounds of each field and the names of its values; the first
+// name is that of the lower bound.
 var cronFields = [5]struct {
 	name     string
 	low, top int
@@ -38,8 +39,8 @@ var cronWords = map[string]string{
 	"@monthly": "0 0 1 * *", "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *",
 }
 
-// ParseSchedule reads the five fields of a line of cron, or one of its words
-// that name a time.
+// ParseSchedule reads the five fields of a cron line, or one of cron's words
+// for a time.
 func ParseSchedule(text string) (Schedule, error) {
 	words := strings.Fields(text)
 	s := Schedule{Text: strings.Join(words, " ")}
@@ -88,7 +89,7 @@ func cronValues(field int, word string) ([]int, error) {
 					return nil, bad()
 				}
 			} else if stepped {
-				return nil, bad() // crons differ in what that means
+				return nil, bad() // crons interpret this differently
 			}
 		}
 		if stepped {
@@ -126,8 +127,9 @@ func cronValue(field int, text string) (int, bool) {
 	return n, err == nil && n >= f.low && n <= f.top
 }
 
-// Calendar is the same as systemd's OnCalendar has it. What cron means by a day
-// of the month and one of the week together, either of them, systemd cannot say.
+// Calendar returns the schedule in the format of systemd's OnCalendar. It
+// returns an error if both a day of the month and a day of the week are given:
+// cron runs on either, which systemd cannot express.
 func (s Schedule) Calendar() (string, error) {
 	if s.Fields[2] != nil && s.Fields[4] != nil {
 		return "", fmt.Errorf("%q names days of the month and of the week, and this machine has no cron but systemd's timers, which know no either-or; name one of them", s.Text)

@@ -2,7 +2,7 @@ package config
 
 import "strings"
 
-// moreCases are files beyond parseCases, by whether they are taken.
+// moreCases are files besides parseCases, by whether they are accepted.
 var moreCases = map[string]bool{
 	"queue: '{vendor}-{gpu}.{index}_{node}'": true, "queue: -a": false, "queue: '{gpu'": false, "queue: [a]": false, "queue: {a: b}": false,
 	"queue: " + strings.Repeat("a", 100): true, "queue: " + strings.Repeat("a", 101): false,
@@ -76,7 +76,8 @@ var beyond = []string{
 	"metrics: {listen: '127.0.0.1:99999'}",
 }
 
-// stricter are files that Parse takes and the schema does not, by what to write.
+// stricter are files that Parse accepts and the schema does not, with what to
+// write instead.
 var stricter = map[string]string{
 	"gpus: 4":                   "gpu_count: 4",
 	"cpus_per_slot: 0":          "leave the key out",

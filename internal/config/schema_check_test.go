@@ -13,7 +13,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// readSchema is packaging/config.schema.json, as an editor reads it.
+// readSchema returns packaging/config.schema.json, as an editor reads it.
 func readSchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	text, err := os.ReadFile(schemaFile)
@@ -36,7 +36,7 @@ func readSchema(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// refusal is what the schema says of a file in YAML.
+// refusal returns what the schema says about a file in YAML; nil if it is valid.
 func refusal(t *testing.T, s *jsonschema.Schema, text string) error {
 	t.Helper()
 	var v any
@@ -57,12 +57,12 @@ func refusal(t *testing.T, s *jsonschema.Schema, text string) error {
 	return s.Validate(doc)
 }
 
-// TestSchemaAgreesWithParse asks both of the same files. Where they differ must be
-// said in beyond or stricter.
+// TestSchemaAgreesWithParse checks the same files with both. Differences must be
+// listed in beyond or stricter.
 func TestSchemaAgreesWithParse(t *testing.T) {
 	t.Parallel()
 	s := readSchema(t)
-	asked := map[string]bool{} // by whether Parse takes it
+	asked := map[string]bool{} // by whether Parse accepts it
 	for _, c := range parseCases {
 		asked[c.text] = c.err == ""
 		if slices.Contains(beyondCases, c.name) {
@@ -90,7 +90,7 @@ func TestSchemaAgreesWithParse(t *testing.T) {
 	}
 }
 
-// TestSchemaDifferences keeps both lists from naming what is no difference.
+// TestSchemaDifferences checks that both lists name only differences.
 func TestSchemaDifferences(t *testing.T) {
 	t.Parallel()
 	s := readSchema(t)
@@ -134,7 +134,7 @@ func TestSchemaTakesTheDocumentation(t *testing.T) {
 		if err := refusal(t, s, text); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		// A key that is not known is refused wherever it stands.
+		// An unknown key is refused anywhere.
 		for line := range strings.Lines(text) {
 			if key := regexp.MustCompile(`^( *)[a-z0-9_]+:`).FindStringSubmatch(line); key != nil {
 				if err := refusal(t, s, strings.Replace(text, line, key[1]+"unheard_of: 1\n"+line, 1)); err == nil {
@@ -143,7 +143,7 @@ func TestSchemaTakesTheDocumentation(t *testing.T) {
 			}
 		}
 	}
-	// What kbnode writes itself is well too.
+	// What kbnode writes itself is valid, too.
 	for _, c := range parseCases {
 		if c.err != "" {
 			continue

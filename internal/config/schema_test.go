@@ -50,9 +50,9 @@ func (Size) JSONSchema() *jsonschema.Schema {
 
 func anyOf(of ...*jsonschema.Schema) *jsonschema.Schema { return &jsonschema.Schema{AnyOf: of} }
 
-// rules are what Validate wants of each key, as far as a schema can say it. 0, an
-// empty text and nothing after a key mean that it is not set, which Parse takes; the
-// schema wants it left out.
+// rules are what Validate requires of each key, as far as a schema can express it.
+// 0, an empty text and nothing after a key mean that it is not set, which Parse
+// accepts; the schema requires it to be left out.
 func rules() map[string]func(*jsonschema.Schema) {
 	pattern := func(p string) func(*jsonschema.Schema) {
 		return func(s *jsonschema.Schema) { s.Pattern = p }
@@ -95,7 +95,7 @@ func rules() map[string]func(*jsonschema.Schema) {
 		},
 		"job.profile": words(ProfileCompatible, ProfileStrict),
 		"job.network": func(s *jsonschema.Schema) {
-			s.Enum, s.Default = []any{NetworkBridge, NetworkInternet, NetworkNone}, nil // which one, the profile says
+			s.Enum, s.Default = []any{NetworkBridge, NetworkInternet, NetworkNone}, nil // the profile decides which one
 		},
 		"job.allowed_networks": func(s *jsonschema.Schema) {
 			s.Items.Pattern, s.MaxItems = destinationForm().String(), new(uint64(maxDestinations))
@@ -135,8 +135,8 @@ func rules() map[string]func(*jsonschema.Schema) {
 	}
 }
 
-// schedulePattern is what ParseSchedule reads, but for the names of months and days,
-// the order of a range and the size of a step.
+// schedulePattern matches what ParseSchedule reads, except for the names of months
+// and days, the order of a range and the size of a step.
 func schedulePattern() string {
 	var fields []string
 	for i, number := range [5]string{`[0-5]?\d`, `[01]?\d|2[0-3]`, `0?[1-9]|[12]\d|3[01]`, `0?[1-9]|1[0-2]`, `0?[0-7]`} {
@@ -150,7 +150,8 @@ func schedulePattern() string {
 	return `^\s*(` + strings.Join(words, "|") + "|" + strings.Join(fields, `\s+`) + `)\s*$`
 }
 
-// uncommented is packaging/config.yaml with all its keys, and what it says of each.
+// uncommented returns packaging/config.yaml with all its keys, and its comment on
+// each.
 func uncommented(t *testing.T) (text string, comments map[string]string) {
 	t.Helper()
 	raw, err := os.ReadFile(exampleFile)
@@ -177,8 +178,8 @@ func uncommented(t *testing.T) (text string, comments map[string]string) {
 	return regexp.MustCompile(`(?m)^#((?:  )*(?:[a-z0-9_]+:|- ).*)$`).ReplaceAllString(string(raw), "$1"), comments
 }
 
-// makeSchema is the schema of Config: its structure from the type, its words and
-// examples from packaging/config.yaml, its defaults from WithDefaults.
+// makeSchema returns the schema of Config: its structure from the type, its
+// words and examples from packaging/config.yaml, its defaults from WithDefaults.
 func makeSchema(t *testing.T) []byte {
 	t.Helper()
 	r := jsonschema.Reflector{FieldNameTag: "yaml", DoNotReference: true, ExpandedStruct: true, Anonymous: true}
@@ -203,7 +204,7 @@ func makeSchema(t *testing.T) []byte {
 			sub.Description = comments[key]
 			if isGroup(f.Type) {
 				walk(sub, f.Type, key+".")
-				// A group may stand there with all its keys in comments.
+				// A group may have all its keys in comments.
 				sub.Type, sub.Extras = "", map[string]any{"type": []string{"object", "null"}}
 				continue
 			}
@@ -246,7 +247,7 @@ func makeSchema(t *testing.T) []byte {
 	return []byte(pretty.String())
 }
 
-// byKey are the values of every key, by dotted path.
+// byKey returns the values of every key, by dotted path.
 func byKey(c Config) map[string]reflect.Value {
 	values := map[string]reflect.Value{}
 	eachKey(reflect.ValueOf(c), "", func(key string, v reflect.Value) { values[key] = v })

@@ -16,19 +16,19 @@ import (
 // one of its fields is set; the zero value means all. A part of a GPU is its GPU's name, a
 // colon and the number of the part: 0:3.
 type GPUs struct {
-	All  bool // said in so many words, which sets aside what a lower layer chose
+	All  bool // explicitly all, which overrides the choice of a lower layer
 	None bool // slots without a GPU
 	List []string
 }
 
-// Count is a number of GPUs above 0; the zero value says nothing.
+// Count is a number of GPUs above 0; the zero value means not set.
 type Count int
 
 // Threads is a number of hardware threads to reserve. The zero value means "decide";
-// NoThreads, which is 0 in a file, none.
+// NoThreads, which is 0 in a file, means none.
 type Threads int
 
-// NoThreads is an operator's word that nothing is reserved.
+// NoThreads means that the operator wants nothing reserved.
 const NoThreads Threads = -1
 
 // Groups are lists of GPUs, each of which is one slot.
@@ -65,7 +65,7 @@ func ParseGPUs(s string) (GPUs, error) {
 	return g, nil
 }
 
-// expand is a name, or all indices of a range.
+// expand returns a name as it is, or all indices of a range.
 func expand(part string) (names []string, err error) {
 	ends := gpuRange().FindStringSubmatch(part)
 	if ends == nil {
@@ -74,7 +74,7 @@ func expand(part string) (names []string, err error) {
 		}
 		return []string{part}, nil
 	}
-	first, _ := strconv.Atoi(ends[1]) // digits, by the form
+	first, _ := strconv.Atoi(ends[1]) // gpuRange matches only digits
 	last, _ := strconv.Atoi(ends[2])
 	switch {
 	case first > last:
@@ -93,8 +93,8 @@ type Size int64
 
 var sizeForm = lazy.Regexp(`^(\d{1,19}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)(i?[bB]?)$`)
 
-// ParseSize reads a size. Units are powers of 1024, as systemd and Docker read
-// them; "GB", which says something else, is refused.
+// ParseSize reads a size. Units are powers of 1024, as in systemd and Docker;
+// it refuses "GB", which means something else.
 func ParseSize(s string) (Size, error) {
 	s = strings.TrimSpace(s)
 	m := sizeForm().FindStringSubmatch(s)
@@ -116,8 +116,8 @@ func ParseSize(s string) (Size, error) {
 	return Size(v), nil
 }
 
-// sizeMeant is the size that a number without a unit probably is: GiB where it is small,
-// else the bytes that it would be.
+// sizeMeant returns the size that a number without a unit probably means: GiB if it is
+// small, else bytes.
 func sizeMeant(number string) string {
 	if n, err := strconv.ParseInt(number, 10, 64); err == nil && n >= 1<<16 {
 		return Size(n).String()
@@ -125,7 +125,7 @@ func sizeMeant(number string) string {
 	return number + "GiB"
 }
 
-// String writes the size with the largest unit that is exact, which ParseSize reads again.
+// String returns the size with the largest unit that is exact, in the format of ParseSize.
 func (s Size) String() string {
 	v, unit := int64(s), 0
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
@@ -136,7 +136,7 @@ func (s Size) String() string {
 	return strconv.FormatInt(v, 10) + units[unit]
 }
 
-// Problem is a value that cannot be used. Key is its dotted path in the file.
+// Problem is an invalid value. Key is its dotted path in the file.
 type Problem struct {
 	Key  string
 	Text string
@@ -156,7 +156,7 @@ var (
 // QueueFields are the names that a queue template may use.
 var QueueFields = []string{"vendor", "gpu", "shape", "index", "node"}
 
-// maxSlots bounds what a configuration may ask for; the largest machines known have 64.
+// maxSlots bounds the slots of a configuration; the largest machines known have 64.
 const maxSlots = 256
 
 // validateShape checks what slots are made of.
@@ -189,7 +189,8 @@ func validateShape(c Config, bad func(key, format string, args ...any)) {
 	}
 }
 
-// notIndex says that a name may be another one's GPU, as a part of it or by its UUID.
+// notIndex reports whether a name may be the same GPU as another name, as a part of it or
+// by its UUID.
 func notIndex(name string) bool {
 	_, err := strconv.Atoi(name)
 	return err != nil

@@ -12,7 +12,8 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// mistake is an error of UnmarshalYAML in the one type after which decoding goes on.
+// mistake returns an UnmarshalYAML error of the only type after which decoding
+// continues.
 func mistake(n *yaml.Node, format string, args ...any) error {
 	return &yaml.TypeError{Errors: []string{fmt.Sprintf("line %d: ", n.Line) + fmt.Sprintf(format, args...)}}
 }
@@ -21,7 +22,7 @@ func mistake(n *yaml.Node, format string, args ...any) error {
 // addresses.
 func (g *GPUs) UnmarshalYAML(n *yaml.Node) error {
 	switch {
-	case n.ShortTag() == "!!int": // a number that is one, look has made gpu_count
+	case n.ShortTag() == "!!int": // look has turned valid numbers into gpu_count
 		return mistake(n, "gpus: %s is not a number of GPUs; write gpu_count: 4 for four, or a list such as [0, 2, 5]", n.Value)
 	case n.Kind == yaml.ScalarNode:
 		return g.parse(n, n.Value)
@@ -61,7 +62,7 @@ func (g GPUs) MarshalYAML() (any, error) {
 	return flow(g.List), nil
 }
 
-// joined is the list of a node as one text.
+// joined returns the list of a node as one text.
 func joined(n *yaml.Node) string {
 	var list []string
 	for _, c := range n.Content {
@@ -70,7 +71,7 @@ func joined(n *yaml.Node) string {
 	return strings.Join(list, ",")
 }
 
-// flow is a list of GPUs in one line, its indices as numbers.
+// flow returns a list of GPUs on one line, with indices as numbers.
 func flow(gpus []string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
 	for _, s := range gpus {
@@ -113,7 +114,7 @@ func (g Groups) MarshalYAML() (any, error) {
 	return n, nil
 }
 
-// IsZero says that nothing was said, which means all GPUs.
+// IsZero reports whether nothing is set, which means all GPUs.
 func (g GPUs) IsZero() bool { return !g.All && !g.None && len(g.List) == 0 }
 
 // UnmarshalYAML reads a whole number, 0 for none.
@@ -145,11 +146,11 @@ func (s *Size) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// MarshalYAML writes the size with the largest unit that is exact.
+// MarshalYAML returns the size with the largest unit that is exact.
 func (s Size) MarshalYAML() (any, error) { return s.String(), nil }
 
-// Render is the text of a configuration file that kbnode owns. marker is the
-// line that says so.
+// Render returns the text of a configuration file that kbnode owns. marker is
+// the line that says so.
 func Render(c Config, marker string) (string, error) {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# %s\n", marker)
