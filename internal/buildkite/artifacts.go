@@ -40,9 +40,8 @@ func (c *Client) Artifacts(ctx context.Context, org, pipeline string, number int
 	return all, nil
 }
 
-// Download fetches a file of at most that many bytes and checks its size and
-// checksum. A link into the store is valid for a minute, so each attempt gets a new
-// one.
+// Download fetches a file of at most that many bytes and checks its size and checksum.
+// A link into the store is valid for a minute, so each attempt gets a new one.
 func (c *Client) Download(ctx context.Context, a Artifact, most int64) ([]byte, error) {
 	if a.Size > most {
 		return nil, fmt.Errorf("download %s: it has %d bytes, %d are read at most", text.Line(a.Path, 100), a.Size, most)

@@ -103,9 +103,8 @@ func TestAgentsRefused(t *testing.T) {
 	}
 }
 
-// TestAgentsPages reads lists of several pages. A caller that looks for one agent reads
-// until it is found, and an endless list is refused: half of it would mean that agents
-// are gone.
+// TestAgentsPages reads lists of several pages. A caller that looks for one agent reads until
+// it is found, and an endless list is refused: half of it would mean that agents are gone.
 func TestAgentsPages(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int32

@@ -132,9 +132,8 @@ func unsent(err error) bool {
 	return is && dial.Op == "dial"
 }
 
-// lookTwice looks twice, after a pause each, for a build whose creation was not
-// answered: the server may still be creating it. It does not look if the request
-// was never sent.
+// lookTwice looks twice, after a pause each, for a build whose creation was not answered:
+// the server may still be creating it. It does not look if the request was never sent.
 func (c *Client) lookTwice(ctx context.Context, org, pipeline, runID string, attempt int, lost error) (*Build, error) {
 	for range 2 {
 		pause := backOff(attempt)

@@ -53,8 +53,7 @@ func (p *pace) begin(ctx context.Context, log func(string, time.Duration)) error
 	}
 }
 
-// try counts a request and returns 0, or returns how long to wait before the next
-// try.
+// try counts a request and returns 0, or returns how long to wait before the next try.
 func (p *pace) try(now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -92,9 +92,8 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// backOff returns the pause after a failed attempt: a second, doubled each time,
-// plus up to half of that, so that clients that failed together do not return
-// together.
+// backOff returns the pause after a failed attempt: a second, doubled each time, plus
+// up to half of that, so that clients that failed together do not return together.
 func backOff(attempt int) time.Duration {
 	pause := min(time.Second<<min(attempt-1, 10), maxPause)
 	return pause + rand.N(pause/2) //nolint:gosec // no secret
