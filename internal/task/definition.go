@@ -3,8 +3,7 @@ package task
 import "github.com/gpu-mode/kbnode/internal/payload"
 
 // Definition returns the problem as JSON text in the form that kernelbot stores with a
-// leaderboard: its files by name, with the constant Submission in place of the
-// submission.
+// leaderboard: its files by name, with the constant Submission in place of the submission.
 func (t *Task) Definition() string {
 	files, config := &payload.Object{}, &payload.Object{}
 	for _, f := range t.files {

@@ -23,9 +23,8 @@ const (
 	maxFiles = 1000
 )
 
-// readFile reads a regular file of at most that many bytes. It neither blocks on
-// a pipe nor opens a device. Errors are to follow the file's name, and do not
-// repeat it.
+// readFile reads a regular file of at most that many bytes. It neither blocks on a
+// pipe nor opens a device. Errors are to follow the file's name, and do not repeat it.
 func readFile(name string, most int64) (text []byte, err error) {
 	defer func() {
 		if pe, ok := errors.AsType[*fs.PathError](err); ok {
@@ -62,8 +61,7 @@ func readFile(name string, most int64) (text []byte, err error) {
 }
 
 // text reads a file that a line names, as Python's read_text does: line ends
-// become
-// .
+// become .
 func (d *definition) text(line int, source string) string {
 	if filepath.IsAbs(source) || strings.Contains(source, "\x00") {
 		d.refuse(line, "source %s is not a relative path; write it as seen from this file's directory", quote(source))

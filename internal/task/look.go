@@ -108,8 +108,7 @@ func shown(v payload.Value) string {
 	return text
 }
 
-// quote formats a text of the file for an error, truncated, without control
-// characters.
+// quote formats a text of the file for an error, truncated, without control characters.
 func quote(s string) string {
 	if utf8.RuneCountInString(s) > 60 {
 		s = string([]rune(s)[:60]) + "…"

@@ -73,7 +73,7 @@ func (d *definition) read(root *yaml.Node) {
 	d.people(at)
 }
 
-// people reads what is not for the job.
+// people reads the keys that are not for the job.
 func (d *definition) people(at map[string]pair) {
 	given := func(key string) (pair, bool) {
 		m, ok := at[key]

@@ -62,8 +62,7 @@ func TestPyYAML(t *testing.T) {
 	}
 }
 
-// TestPyYAMLRecord compares the record with the installed PyYAML, if there is
-// one.
+// TestPyYAMLRecord compares the record with the installed PyYAML, if there is one.
 func TestPyYAMLRecord(t *testing.T) {
 	t.Parallel()
 	if err := exec.Command("python3", "-c", "import yaml; assert yaml.__version__ >= '6'").Run(); err != nil {
