@@ -83,8 +83,7 @@ func ParseMask(text string) (Set, error) {
 	return s, nil
 }
 
-// String returns the set in the kernel's list format: "0-3,8"; "" if it is
-// empty.
+// String returns the set in the kernel's list format: "0-3,8"; "" if it is empty.
 func (s Set) String() string {
 	var b strings.Builder
 	ids := s.Ints()
