@@ -98,8 +98,7 @@ func fetchAgent(ctx context.Context, dest string, mode fs.FileMode, r AgentRelea
 	return unpackAgent(archive, dest, mode)
 }
 
-// offline adds to err what to do on a machine that cannot reach the release
-// archive.
+// offline adds to err what to do on a machine that cannot reach the release archive.
 func offline(err error) error {
 	return fmt.Errorf("install buildkite-agent: %w; on a machine without internet, give a binary with --agent-binary PATH or a mirror with agent.download_url and agent.download_sha256", err)
 }
@@ -140,8 +139,7 @@ func fetch(ctx context.Context, url string, limit int64, w io.Writer) error {
 	return nil
 }
 
-// unpackAgent extracts the one file named buildkite-agent from a release
-// archive.
+// unpackAgent extracts the one file named buildkite-agent from a release archive.
 func unpackAgent(r io.Reader, dest string, mode fs.FileMode) error {
 	gz, err := gzip.NewReader(r)
 	if err != nil {

@@ -94,8 +94,7 @@ func dockerPackages(os inventory.OS, manager string) []string {
 	return []string{"docker.io"}
 }
 
-// Run runs the steps in order with their output to w, and stops at the first
-// that fails.
+// Run runs the steps in order with their output to w, and stops at the first that fails.
 func Run(ctx context.Context, steps []Step, w io.Writer) error {
 	for _, s := range steps {
 		cmd := exec.CommandContext(ctx, s.Args[0], s.Args[1:]...)
