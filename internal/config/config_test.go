@@ -200,8 +200,7 @@ func TestMergeOfCounts(t *testing.T) {
 	}
 }
 
-// TestOldCounts reads files from before gpu_count: they keep their meaning, and a note says
-// so.
+// TestOldCounts reads files from before gpu_count: they keep their meaning, and a note says so.
 func TestOldCounts(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]struct {

@@ -105,8 +105,7 @@ func TestEffective(t *testing.T) {
 	}
 }
 
-// TestTextIsReadBack checks that the text shown is a file with the same
-// meaning.
+// TestTextIsReadBack checks that the text shown is a file with the same meaning.
 func TestTextIsReadBack(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{

@@ -36,8 +36,7 @@ func TestEmptyLists(t *testing.T) {
 	}
 }
 
-// TestEmptyFile checks that a file that a full disk emptied does not mean the
-// defaults.
+// TestEmptyFile checks that a file that a full disk emptied does not mean the defaults.
 func TestEmptyFile(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "\n", " \n\n"} {

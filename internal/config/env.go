@@ -52,7 +52,7 @@ func FromEnv(get func(string) string) (Config, error) {
 	return c, errors.Join(errs...)
 }
 
-// Merge returns base with every field that over sets.
+// Merge returns base, overridden by every field that over sets.
 func Merge(base, over Config) Config {
 	base.Queue = or(over.Queue, base.Queue)
 	base.Node = or(over.Node, base.Node)

@@ -11,10 +11,9 @@ var (
 	patternLogin = lazy.Regexp(`(:(?:\\?/){2})([^/\s\[\]()|]+)@`)
 )
 
-// hideURL removes the user, the password, and all that follows the path from a
-// URL: a signed one has its signature there. It removes too much rather than too
-// little, since a password may contain any character and the text may not be a
-// URL.
+// hideURL removes the user, the password, and all that follows the path from a URL:
+// a signed one has its signature there. It removes too much rather than too little,
+// since a password may contain any character and the text may not be a URL.
 func hideURL(s string) string {
 	return urlQuery().ReplaceAllString(urlLogin().ReplaceAllString(s, "${1}"+hidden+"@"), "${1}"+hidden)
 }
@@ -30,8 +29,7 @@ func hidePattern(s string) string {
 	})
 }
 
-// hide removes the secrets from the value of a key. some reports whether there were
-// any.
+// hide removes the secrets from the value of a key. some reports whether there were any.
 func hide(key string, value any) (shown any, some bool) {
 	switch v := value.(type) {
 	case string:

@@ -13,8 +13,7 @@ const NoLimit = "none"
 // maxLimit is the longest time limit in seconds, 30 days.
 const maxLimit = 30 * 24 * 3600
 
-// limitForm matches a time as people write it, in whole hours, minutes and
-// seconds.
+// limitForm matches a time as people write it, in whole hours, minutes and seconds.
 var limitForm = lazy.Regexp(`^([1-9][0-9]{0,3}h)?([1-9][0-9]{0,4}m)?([1-9][0-9]{0,6}s)?$`)
 
 // Limit returns how long a job may take, in seconds; 0 for any time.

@@ -9,8 +9,7 @@ import (
 
 // Schedule is when something is done, in cron's format.
 type Schedule struct {
-	// Text is the five fields, or a word such as @daily, separated by single
-	// blanks.
+	// Text is the five fields, or a word such as @daily, separated by single blanks.
 	Text string
 	// Fields are the values of minute, hour, day of month, month and day of week
 	// (0 is Sunday), sorted. Nil means all values.
@@ -39,8 +38,7 @@ var cronWords = map[string]string{
 	"@monthly": "0 0 1 * *", "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *",
 }
 
-// ParseSchedule reads the five fields of a cron line, or one of cron's words
-// for a time.
+// ParseSchedule reads the five fields of a cron line, or one of cron's words for a time.
 func ParseSchedule(text string) (Schedule, error) {
 	words := strings.Fields(text)
 	s := Schedule{Text: strings.Join(words, " ")}

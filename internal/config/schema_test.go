@@ -23,7 +23,7 @@ const (
 	exampleFile = "../../packaging/config.yaml"
 )
 
-// JSONSchema is all that UnmarshalYAML reads.
+// JSONSchema describes all that UnmarshalYAML accepts.
 func (GPUs) JSONSchema() *jsonschema.Schema {
 	one := "(" + strings.Trim(gpuName().String(), "^$") + "|" + strings.Trim(gpuRange().String(), "^$") + ")"
 	list := &jsonschema.Schema{Type: "array", MinItems: new(uint64(1)), UniqueItems: true}
@@ -35,7 +35,7 @@ func (GPUs) JSONSchema() *jsonschema.Schema {
 	)
 }
 
-// JSONSchema is all that UnmarshalYAML reads.
+// JSONSchema describes all that UnmarshalYAML accepts.
 func (Groups) JSONSchema() *jsonschema.Schema {
 	list, ranged := GPUs{}.JSONSchema().AnyOf[1], GPUs{}.JSONSchema().AnyOf[1]
 	list.MinItems = new(uint64(2))
@@ -150,8 +150,7 @@ func schedulePattern() string {
 	return `^\s*(` + strings.Join(words, "|") + "|" + strings.Join(fields, `\s+`) + `)\s*$`
 }
 
-// uncommented returns packaging/config.yaml with all its keys, and its comment on
-// each.
+// uncommented returns packaging/config.yaml with all its keys, and its comment on each.
 func uncommented(t *testing.T) (text string, comments map[string]string) {
 	t.Helper()
 	raw, err := os.ReadFile(exampleFile)

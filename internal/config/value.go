@@ -13,8 +13,8 @@ import (
 )
 
 // GPUs chooses GPUs: those in List by index, UUID or PCI address, all, or none. At most
-// one of its fields is set; the zero value means all. A part of a GPU is its GPU's name, a
-// colon and the number of the part: 0:3.
+// one of its fields is set; the zero value means all. A part of a GPU is written as the
+// GPU's name, a colon and the part's number: 0:3.
 type GPUs struct {
 	All  bool // explicitly all, which overrides the choice of a lower layer
 	None bool // slots without a GPU

@@ -12,8 +12,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// mistake returns an UnmarshalYAML error of the only type after which decoding
-// continues.
+// mistake returns an UnmarshalYAML error of the only type after which decoding continues.
 func mistake(n *yaml.Node, format string, args ...any) error {
 	return &yaml.TypeError{Errors: []string{fmt.Sprintf("line %d: ", n.Line) + fmt.Sprintf(format, args...)}}
 }
