@@ -11,8 +11,7 @@ import (
 )
 
 // agentKey is one key of buildkite-agent.cfg. The agent silently ignores keys
-// that it does not know, so each is checked against what the installed one
-// lists.
+// that it does not know, so each is checked against what the installed one lists.
 type agentKey struct {
 	name  string
 	value func(config.Config, Slot) string
@@ -32,8 +31,8 @@ func fromConfig(f func(config.Config) string) func(config.Config, Slot) string {
 	return func(c config.Config, _ Slot) string { return f(c) }
 }
 
-// The seconds that a canceled job has to end, and those until it is killed: the
-// runner writes a result.json, and Docker stops the container.
+// The seconds that a canceled job has to end, and the total until it is killed:
+// the runner writes a result.json, and Docker stops the container.
 const (
 	cancelSignalSeconds = 25
 	cancelGraceSeconds  = 30

@@ -12,17 +12,15 @@ import (
 )
 
 const (
-	// AgentsPath records which agent releases slots run, if kbnode upgrade chose
-	// one.
+	// AgentsPath records which agent releases slots run, if kbnode upgrade chose any.
 	AgentsPath = "/var/lib/kbnode/agents.json"
 	// AgentsDir holds those releases, each in its own directory, since slots may
 	// run different ones.
 	AgentsDir = "/usr/local/libexec/kbnode/agents"
 )
 
-// AgentBinary returns the program of a release; for "", the copy of the
-// installed agent. It is called buildkite-agent because jobs find it by that
-// name.
+// AgentBinary returns the program of a release; for "", the copy of the installed
+// agent. It is called buildkite-agent because jobs find it by that name.
 func AgentBinary(version string) string {
 	if version == "" {
 		return AgentCopy
@@ -30,8 +28,7 @@ func AgentBinary(version string) string {
 	return AgentsDir + "/" + version + "/buildkite-agent"
 }
 
-// agentVersion matches the version of a release, which is part of a path and a
-// URL.
+// agentVersion matches the version of a release, which is part of a path and a URL.
 var agentVersion = lazy.Regexp(`^[0-9]{1,9}(\.[0-9]{1,9}){2}(-[0-9A-Za-z]{1,32}(\.[0-9A-Za-z]{1,32}){0,4})?$`)
 
 // CheckAgentVersion returns an error if v is not the version of a release.
@@ -82,9 +79,8 @@ func (a Agents) Has(version string) bool {
 	return slices.ContainsFunc(a.Releases, func(r AgentRelease) bool { return r.Version == version })
 }
 
-// Begin returns the state in which slots change to a version. The same version
-// again continues a change in progress; the version that slots come from
-// cancels it.
+// Begin returns the state in which slots change to a version. The same version again
+// continues a change in progress; the version that slots come from cancels it.
 func (a Agents) Begin(to string, timeout time.Duration) Agents {
 	switch {
 	case a.Roll != nil && a.Roll.To == to:
@@ -111,8 +107,7 @@ func (a Agents) Used() (used []AgentRelease, unused bool) {
 	return used, len(used) < len(a.Releases)
 }
 
-// program returns the agent of a version, or installed if there is no such
-// release.
+// program returns the agent of a version, or installed if there is no such release.
 func (a Agents) program(version string, installed inventory.Agent) inventory.Agent {
 	for _, r := range a.Releases {
 		if r.Version == version {
@@ -122,8 +117,7 @@ func (a Agents) program(version string, installed inventory.Agent) inventory.Age
 	return installed
 }
 
-// addReleases plans the modes of downloaded releases: each file is its own
-// source.
+// addReleases plans the modes of downloaded releases: each file is its own source.
 func (p *Plan) addReleases(a Agents) {
 	if len(a.Releases) > 0 {
 		p.Dirs = append(p.Dirs, Dir{Path: AgentsDir, Mode: 0o755, Owner: "root"})

@@ -157,8 +157,7 @@ func newSlot(b bound, blk block, cfg config.Config, node, version string) Slot {
 }
 
 // sliceDevices returns the device policy of a slot's slice. A container creates
-// its device nodes with mknod, which is useless without permission to open
-// them.
+// its device nodes with mknod, which is useless without permission to open them.
 func sliceDevices(nodes []string) []Device {
 	devices := []Device{{"char-*", "m"}, {"block-*", "m"}}
 	for _, n := range nodes {

@@ -18,8 +18,7 @@ const (
 
 // diskShare returns the size of each slot's disk: an even share of half the file
 // system, at most minSlotDisk. It depends on the size and not on the free space,
-// so that it stays the same once the disks exist. It is 0 if the size is
-// unknown.
+// so that it stays the same once the disks exist. It is 0 if the size is unknown.
 func diskShare(disks []inventory.DiskFree, slots int) int64 {
 	for _, d := range disks {
 		if d.Path == agentsDir {

@@ -21,7 +21,7 @@ const ByOperator = "operator"
 type Drain struct {
 	Slot   int       `json:"slot"`
 	By     string    `json:"by"`     // ByOperator, or the ID of a health check
-	Reason string    `json:"reason"` // "" where an operator gave none
+	Reason string    `json:"reason"` // "" if an operator gave none
 	Since  time.Time `json:"since"`
 }
 

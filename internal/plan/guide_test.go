@@ -19,8 +19,7 @@ func cpuCount(t *testing.T, list string) int {
 	return set.Len()
 }
 
-// TestGuideMachines checks that the machines of the vendors' guides get what the guides
-// promise.
+// TestGuideMachines checks that the machines of the vendors' guides get what the guides promise.
 func TestGuideMachines(t *testing.T) {
 	t.Parallel()
 	h100, smt, l40s := machinetest.GuideH100(), machinetest.GuideH100SMT(), machinetest.GuideL40S()
@@ -28,7 +27,7 @@ func TestGuideMachines(t *testing.T) {
 	threads.Name, threads.Threads = "128 cores with SMT", 2
 	most := h100 // a kernel that keeps more
 	most.NodeBytes = 122 << 30
-	few := h100 // 256 GB that are not GiB
+	few := h100 // 256 GB, not GiB
 	few.NodeBytes = 128e9
 	odd := h100
 	odd.Packages, odd.Cores, odd.CoresPerL3, odd.NodeBytes = 1, 129, 0, 2*h100.NodeBytes

@@ -130,8 +130,8 @@ func SayUnread(inv *inventory.Inventory) (warnings []string) {
 	return warnings
 }
 
-// unreadCPUs returns why the machine cannot be split: its CPUs or memory are not
-// fully known. "" if it can be.
+// unreadCPUs returns why the machine cannot be split, because its CPUs or memory
+// are not fully known; "" if it can be.
 func unreadCPUs(inv *inventory.Inventory) string {
 	return cmp.Or(inv.WhyUnread(inventory.SubjectCPU), inv.WhyUnread(inventory.SubjectMemory))
 }
@@ -166,8 +166,7 @@ func lastSplit(slots []bound, node *LastNode, total int64, why string) (splitRes
 	return res, nil
 }
 
-// chooseSplit returns the split of the machine, or the last one if the machine cannot
-// be read.
+// chooseSplit returns the split of the machine, or the last one if the machine cannot be read.
 func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []bound, kept []Binding) (splitResult, error) {
 	if why := unreadCPUs(inv); why != "" {
 		return lastSplit(slots, keptNode(kept), inv.Memory.TotalBytes, why)
@@ -225,8 +224,7 @@ func keepMemory(res *splitResult, slots []bound, kept []Binding, cfg config.Conf
 	return true
 }
 
-// near reports whether two sizes differ only as they may between two boots of a
-// machine.
+// near reports whether two sizes differ only as they may between two boots of a machine.
 func near(was, is int64) bool {
 	return was > 0 && is > 0 && max(was, is)-min(was, is) <= was/bootShare
 }

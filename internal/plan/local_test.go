@@ -11,8 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 )
 
-// TestLocalPorts checks that slots reach only the ports of the node that the operator
-// named.
+// TestLocalPorts checks that slots reach only the ports of the node that the operator named.
 func TestLocalPorts(t *testing.T) {
 	t.Parallel()
 	for endpoint, want := range map[string][]uint16{

@@ -30,8 +30,7 @@ func GPUKey(model string) string {
 
 var unsafeName = lazy.Regexp(`[^A-Za-z0-9._-]+`)
 
-// safeName makes a text fit for a queue name or a tag's value. "" becomes
-// "unknown".
+// safeName makes a text fit for a queue name or a tag's value. "" becomes "unknown".
 func safeName(s string) string {
 	s = strings.Trim(unsafeName().ReplaceAllString(s, "-"), "-.")
 	if len(s) > 63 {

@@ -52,8 +52,7 @@ type EarlierFile struct {
 	Why     string // what it does to jobs if it stays
 }
 
-// EarlierFiles are the files that kbnode cannot work with, whatever their
-// origin.
+// EarlierFiles are the files that kbnode cannot work with, whatever their origin.
 var EarlierFiles = append([]EarlierFile{
 	{"/etc/buildkite-agent/buildkite-agent-gpu[0-9]*.cfg", "holds the registration token where jobs may read it"},
 	{"/etc/cron.d/kernelbot-update", "restarts agents under running jobs"},

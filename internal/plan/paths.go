@@ -19,8 +19,7 @@ const (
 	InstallService = "kbnode-install.service"
 	LockPath       = "/run/kbnode.lock"
 
-	// OldCacheDir is the directory that the pipelines of the old scripts mount for all
-	// jobs.
+	// OldCacheDir is the directory that the pipelines of the old scripts mount for all jobs.
 	OldCacheDir = agentsDir + "/cache"
 
 	agentsDir = "/var/lib/buildkite-agent"

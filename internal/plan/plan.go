@@ -110,8 +110,7 @@ func (s Slot) Each(of func(SlotGPU) string) []string {
 	return list
 }
 
-// Vendor returns the vendor of the slot's GPUs: "nvidia" or "amd", or "" if it has
-// none.
+// Vendor returns the vendor of the slot's GPUs: "nvidia" or "amd", or "" if it has none.
 func (s Slot) Vendor() string {
 	if len(s.GPUs) == 0 {
 		return ""

@@ -27,8 +27,7 @@ type JobPolicy struct {
 	PidsLimit   int64  `json:"pids_limit"`
 	DiskBytes   int64  `json:"disk_bytes"` // of the slot's file system at DiskMount; 0 for none
 	ShmBytes    int64  `json:"shm_bytes"`
-	// TimeLimitSeconds is how long a job may take before the guard ends it; 0 for no
-	// limit.
+	// TimeLimitSeconds is how long a job may take before the guard ends it; 0 for no limit.
 	TimeLimitSeconds int64 `json:"time_limit_seconds,omitempty"`
 
 	Profile string   `json:"profile"`         // config.ProfileCompatible or ProfileStrict
@@ -43,8 +42,7 @@ type JobPolicy struct {
 	// LocalPorts are the TCP and UDP ports of this machine that the slot's commands on
 	// the host may reach besides DNS.
 	LocalPorts []uint16 `json:"local_ports,omitempty"`
-	// NodeImage is the image that pipelines of this node name. The guard never removes
-	// it.
+	// NodeImage is the image that pipelines of this node name. The guard never removes it.
 	NodeImage string `json:"node_image,omitempty"`
 	// KeptImage is the image name that kbnode updates by itself; "" for none. A
 	// job's pull would move it, for all slots, to an image that no canary ran.

@@ -102,7 +102,7 @@ func (p *Plan) addParent(all cpuset.Set) error {
 	return p.addUnit(s.Unit, "parent.slice.tmpl", -1, s)
 }
 
-// slotUnits is what the slot templates see.
+// slotUnits is the data of the slot templates.
 type slotUnits struct {
 	Slot                                 Slot
 	Slice                                Slice
@@ -213,9 +213,8 @@ func slotEnv(s Slot) []string {
 	}
 	if s.Vendor() == "amd" {
 		// The compute driver hides GPUs whose render node may not be opened from the
-		// slot and its containers, so the slot's GPUs are 0 and up. By UUID, ROCm
-		// finds no partition if several share the UUID, and on some kernels no GPU at
-		// all.
+		// slot and its containers, so the slot's GPUs are 0 and up. By UUID, ROCm finds
+		// no partition if several share the UUID, and on some kernels no GPU at all.
 		var indices []string
 		for i := range s.GPUs {
 			indices = append(indices, strconv.Itoa(i))
@@ -303,8 +302,7 @@ func PackageCommand(osID, pkg string) string {
 	return "apt-get update && apt-get install -y " + pkg
 }
 
-// DockerCommand returns the command for a root shell that installs and starts the
-// engine.
+// DockerCommand returns the command for a root shell that installs and starts the engine.
 func DockerCommand(osID string) string {
 	pkg := "docker.io"
 	switch {

@@ -14,8 +14,7 @@ import (
 const (
 	// maxSlots bounds the work of a split; the largest machines known have 64.
 	maxSlots = 256
-	// advisedCores is what the vendors' guide recommends for each GPU; minSlotCores is its
-	// minimum.
+	// advisedCores is what the vendors' guide recommends for each GPU; minSlotCores is its minimum.
 	advisedCores = 16
 	// minLocalCores is how small a slot may get, in cores, to keep its CPUs on
 	// its GPU's package.
@@ -61,9 +60,8 @@ type splitResult struct {
 }
 
 // split gives every GPU the same number of cores, as near to it as the machine
-// allows. It depends only on its input, not on the input's order, so an
-// unchanged machine gets the same split again. An error is a refusal that says
-// what to change.
+// allows. It depends only on its input, not on the input's order, so an unchanged
+// machine gets the same split again. An error is a refusal that says what to change.
 func split(in splitInput) (splitResult, error) {
 	t, err := newTopology(in)
 	if err != nil {

@@ -20,9 +20,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// randomMachine makes any machine that a server could be, with what goes wrong
-// on servers: CPUs offline or taken away, GPUs anywhere, memory uneven or
-// missing.
+// randomMachine makes any machine that a server could be, with what goes wrong on
+// servers: CPUs offline or taken away, GPUs anywhere, memory uneven or missing.
 func randomMachine(r *rand.Rand) splitInput {
 	pick := func(n ...int) int { return n[r.IntN(len(n))] }
 	m := machine{

@@ -18,17 +18,16 @@ const (
 	// minMemory is the least in which an agent and a container start, in bytes.
 	minMemory = 128 * mib
 	// gbShare is the fraction (1/12) by which an even share of a machine may fall short of a
-	// request: memory sold in GB is 7 % less in GiB, and the kernel and the reserve take
-	// some.
+	// request: memory sold in GB is 7 % less in GiB, and the kernel and the reserve take some.
 	gbShare = 12
-	// advisedMemory and fullMemory, in MiB, are from the vendors' guide: it recommends 32
+	// advisedMemory and fullMemory, in MiB, are from the vendors' guide. It recommends 32
 	// GB for each GPU, which is less than 30 GiB, and its command asks for 32 GiB.
 	advisedMemory, fullMemory = 30 << 10, 32 << 10
 	// leastReserve is how far the default reserve may shrink, in MiB.
 	leastReserve = 2 << 10
 )
 
-// ramNode is a NUMA node whose memory slots can have.
+// ramNode is a NUMA node whose memory slots can use.
 type ramNode struct {
 	id    int
 	bytes int64 // all of it
@@ -69,9 +68,8 @@ func ramNodes(m inventory.Memory, cpus []inventory.LogicalCPU) []ramNode {
 	return out
 }
 
-// shares takes the system's reserve, in MiB, from the nodes in proportion to what each
-// has, and divides the rest. It returns what each slot weighs on each node, and what it
-// gets in MiB.
+// shares takes the system's reserve, in MiB, from the nodes in proportion to what each has, and
+// divides the rest. It returns what each slot weighs on each node, and what it gets in MiB.
 func (s *splitter) shares(ram []ramNode, reserve int64) (weights [][]int64, shares []int64) {
 	s.ram, s.reserved, s.warnings = slices.Clone(ram), 0, s.warnings[:s.said]
 	all := free(ram)
@@ -319,8 +317,7 @@ func share(amount, part, whole int64, up bool) int64 {
 	return int64(q)
 }
 
-// readable formats n MiB for a message, rounded down to GiB if that loses
-// little.
+// readable formats n MiB for a message, rounded down to GiB if that loses little.
 func readable(n int64) config.Size {
 	if n >= 4<<10 {
 		n &^= 1<<10 - 1

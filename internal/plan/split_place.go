@@ -132,8 +132,7 @@ func (p *cpuPackage) shape(n, k, least int) (blocks [][]physCore, size int) {
 	for _, c := range caches {
 		largest = max(largest, len(c))
 	}
-	// Start with the fewest caches that could hold k cores, or with as many as
-	// there are.
+	// Start with the fewest caches that could hold k cores, or with as many as there are.
 	fewest := max(1, min((k+largest-1)/largest, len(caches)/n))
 	for m := fewest; m <= len(caches)/n && best < k; m++ {
 		groups := groupCaches(caches, m, n)

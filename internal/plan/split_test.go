@@ -13,8 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// machine describes a regular machine; input turns it into what inventory would
-// read.
+// machine describes a regular machine; input turns it into what inventory would read.
 type machine struct {
 	packages, nodesPerPackage, coresPerNode, smt int
 	coresPerL3                                   int   // 0: one cache per package

@@ -15,9 +15,8 @@ import (
 type physCore struct {
 	cpus               []int // ascending
 	pkg, node, die, l3 int   // -1 where unknown
-	// pair is equal for cores that must not go to different slots: the lowest
-	// CPU of the core, or of the two CPUs that a hypervisor may have put on one
-	// core.
+	// pair is equal for cores that must not go to different slots: the lowest CPU
+	// of the core, or of the two CPUs that a hypervisor may have put on one core.
 	pair int
 }
 

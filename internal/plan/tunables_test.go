@@ -98,7 +98,7 @@ func TestTunables(t *testing.T) {
 	}
 }
 
-// The kernel does no work of its own on a CPU of a slot.
+// TestMasksAreReserved checks that the kernel does none of its own work on a slot's CPUs.
 func TestMasksAreReserved(t *testing.T) {
 	t.Parallel()
 	p, err := Build(input(readMachine(t, machinetest.B200x8()), config.Config{}))
