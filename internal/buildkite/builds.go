@@ -93,8 +93,8 @@ func buildsPath(org, pipeline string) string {
 var ErrUnsure = errors.New("whether it was made is not known")
 
 // Create creates a build once. If a response is lost, it looks for a build with the
-// same run ID in its meta-data before it repeats the request. After ErrUnsure, the
-// build may exist. The token needs the scopes write_builds and read_builds.
+// same run ID in its meta-data before it repeats the request. With ErrUnsure, the
+// build may still exist. The token needs the scopes write_builds and read_builds.
 func (c *Client) Create(ctx context.Context, org, pipeline string, b NewBuild) (Build, error) {
 	lost := false
 	for attempt := 1; ; attempt++ {
