@@ -26,7 +26,7 @@ type Setting struct {
 	// machine decides, or nothing is set.
 	Value  any
 	Origin Origin
-	Note   string // what applies if Value is nil; or the variable's name
+	Note   string // what applies if Value is nil; for FromEnvironment, the variable's name
 	Hidden bool   // a secret was removed
 }
 

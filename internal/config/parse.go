@@ -129,8 +129,8 @@ func (r *reader) look(n *yaml.Node, t reflect.Type, prefix string) {
 	n.Content = kept
 }
 
-// oldCount reads `gpus: 4` as it was meant before gpu_count: a number took that many GPUs
-// from the first, and a text named one.
+// oldCount reads `gpus: 4` as it was meant before gpu_count: a number meant that many
+// GPUs, from the first, and a text named one.
 func (r *reader) oldCount(key, value *yaml.Node) {
 	v, err := strconv.Atoi(value.Value)
 	switch {

@@ -16,7 +16,7 @@ type Schedule struct {
 	Fields [5][]int
 }
 
-// Off overrides a schedule that a lower layer chose with none.
+// Off means no schedule, whatever a lower layer chose.
 const Off = "off"
 
 // cronFields are the bounds of each field and the names of its values; the first
