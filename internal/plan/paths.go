@@ -50,7 +50,7 @@ func UserName(k int) string { return "kbnode-" + SlotName(k) }
 // AgentDir holds the agent's configuration and belongs to root.
 func AgentDir(k int) string { return "/etc/buildkite-agent/agent-" + strconv.Itoa(k) }
 
-// WorkDir is the user's home, with checkouts and plugins.
+// WorkDir is the slot user's home, with checkouts and plugins.
 func WorkDir(k int) string { return "/var/lib/buildkite-agent/gpu-" + strconv.Itoa(k) }
 
 // WorkMode is the mode of WorkDir and BuildsDir, which belong to root and the

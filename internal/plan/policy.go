@@ -31,7 +31,7 @@ type JobPolicy struct {
 	TimeLimitSeconds int64 `json:"time_limit_seconds,omitempty"`
 
 	Profile string   `json:"profile"`         // config.ProfileCompatible or ProfileStrict
-	Network string   `json:"network"`         // config.NetworkBridge or NetworkInternet, from which a job may step down, or NetworkNone
+	Network string   `json:"network"`         // config.NetworkBridge or NetworkInternet, with which a job may still choose none; or NetworkNone
 	Images  []string `json:"images,omitzero"` // regular expressions; nil means all, and an empty list none
 	// Registries are the registries with private addresses from which jobs may
 	// pull, as host or host:port.
