@@ -160,9 +160,8 @@ func (w *Waiting) add(b Build, j Job, agents []Agent) {
 	}
 }
 
-// lacks returns the rules of a job, other than its queue, that an agent does not
-// meet. Any value of the tag meets a rule with the value *, and every agent
-// meets the rule *.
+// lacks returns the rules of a job, other than its queue, that an agent does not meet.
+// Any value of the tag meets a rule with the value *, and every agent meets the rule *.
 func (a Agent) lacks(rules []string) []string {
 	var not []string
 	for _, rule := range rules {
