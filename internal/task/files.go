@@ -60,8 +60,7 @@ func readFile(name string, most int64) (text []byte, err error) {
 	return text, nil
 }
 
-// text reads a file that a line names, as Python's read_text does: line ends
-// become \n.
+// text reads a file that a line names, as Python's read_text does: line ends become \n.
 func (d *definition) text(line int, source string) string {
 	if filepath.IsAbs(source) || strings.Contains(source, "\x00") {
 		d.refuse(line, "source %s is not a relative path; write it as seen from this file's directory", quote(source))
