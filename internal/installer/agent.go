@@ -186,8 +186,7 @@ func CopyAgent(root, from string) error {
 	return copyAgent(filepath.Join(root, AgentPath), 0o755, from)
 }
 
-// CopyRelease is like CopyAgent for one of several releases, at
-// plan.AgentBinary.
+// CopyRelease is like CopyAgent for one of several releases, at plan.AgentBinary.
 func CopyRelease(root, version, from string) error {
 	return copyAgent(filepath.Join(root, plan.AgentBinary(version)), 0o711, from)
 }
