@@ -12,9 +12,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// Last is what a slot was last planned with. The slot keeps it if the facts behind
-// it cannot be read, and keeps its memory also if the machine's differs only as it
-// may between boots.
+// Last is what a slot was last planned with. The slot keeps it if the facts behind it cannot
+// be read, and keeps its memory also if the machine's differs only as it may between boots.
 type Last struct {
 	CPUs        string `json:"cpus"`         // Linux list format
 	MemoryNodes string `json:"memory_nodes"` // Linux list format

@@ -9,11 +9,10 @@ import (
 // slotNumber is how a pattern below spells the number of a slot.
 const slotNumber = "[0-9]*"
 
-// Owned are the files that kbnode may write, overwrite and delete, as patterns
-// of path.Match in which [0-9]* is the number of a slot. A file is kbnode's own
-// if its path matches and it contains Marker. Operators' files next to them,
-// and drop-in directories, never do both. A marked file that matches and is no
-// longer planned is deleted.
+// Owned are the files that kbnode may write, overwrite and delete, as patterns of
+// path.Match in which [0-9]* is the number of a slot. A file is kbnode's own if its path
+// matches and it contains Marker. Operators' files next to them, and drop-in directories,
+// never do both. A marked file that matches and is no longer planned is deleted.
 var Owned = []string{
 	UnitDir + "/" + ParentSlice,
 	UnitDir + "/buildkite-gpu[0-9]*.slice",

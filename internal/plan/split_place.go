@@ -122,10 +122,9 @@ func (s *splitter) place(p *cpuPackage, slots []int, k int) {
 	}
 }
 
-// shape cuts a package into at least n blocks of at least size cores, where
-// size is k if possible, and otherwise at least least. In order of preference:
-// separate level-3 caches, blocks within one cache, blocks within one NUMA
-// node, blocks that straddle.
+// shape cuts a package into at least n blocks of at least size cores, where size is k
+// if possible, and otherwise at least least. In order of preference: separate level-3
+// caches, blocks within one cache, blocks within one NUMA node, blocks that straddle.
 func (p *cpuPackage) shape(n, k, least int) (blocks [][]physCore, size int) {
 	caches := runs(p.cores, cacheKey)
 	best, largest := 0, 0
@@ -221,10 +220,9 @@ func countCarved(cores []physCore, k int) int {
 	return n
 }
 
-// assign picks a column for each row so that the sum of costs is least (the
-// Hungarian method, rows² × columns). There are at least as many columns as
-// rows. Rows that differ only by a constant, which does not matter, get their
-// columns in ascending order.
+// assign picks a column for each row so that the sum of costs is least (the Hungarian
+// method, rows² × columns). There are at least as many columns as rows. Rows that differ
+// only by a constant, which does not matter, get their columns in ascending order.
 func assign(cost [][]int64) []int {
 	n, m := len(cost), len(cost[0])
 	for _, row := range cost {
