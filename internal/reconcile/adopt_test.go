@@ -177,17 +177,26 @@ func TestAdoptBusy(t *testing.T) {
 
 func TestAdoptTwiceKeepsBoth(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.h.Adopt = true
 	hook := plan.HooksDir + "/environment"
-	p := slots(1).plan(t)
-	for _, text := range []string{"first\n", "second\n"} {
-		m.write(hook, text)
-		m.apply(p)
+	long := strings.Repeat("#", 1<<20+10) // the two differ after what is read of a file
+	for name, start := range map[string]string{"short": "", "long": long} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			m.h.Adopt = true
+			p := slots(1).plan(t)
+			for _, text := range []string{"first\n", "second\n"} {
+				m.write(hook, start+text)
+				m.apply(p)
+			}
+			if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+			for name, want := range map[string]string{hook: start + "first", hook + ".kbnode-backup-2": start + "second"} {
+				if m.read(name) != want {
+					t.Errorf("%s does not have what was adopted", name)
+				}
+			}
+		})
 	}
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
-	equal(t, "hook", "first", m.read(hook))
-	equal(t, "later hook", "second", m.read(hook+".kbnode-backup-2"))
 }

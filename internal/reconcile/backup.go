@@ -101,6 +101,9 @@ func (h *Host) same(a, b string) bool {
 		other, err := os.Readlink(h.path(b))
 		return err == nil && other == target
 	}
+	if _, err := os.Readlink(h.path(b)); err == nil {
+		return false
+	}
 	textA, errA := readSmall(h.path(a))
 	textB, errB := readSmall(h.path(b))
 	return errA == nil && errB == nil && bytes.Equal(textA, textB)
@@ -185,7 +188,7 @@ func (h *Host) restore(name string, n int, ours bool) error {
 // up someone else's file there, and uninstall restores it.
 func (h *Host) WriteInput(name, text string) error {
 	had, err := readSmall(h.path(name))
-	if err == nil && !ours(name, string(had)) {
+	if (err == nil || errors.Is(err, errLarge)) && !ours(name, string(had)) {
 		have := 0
 		for exists(h.path(backupPath(name, have+1))) {
 			have++

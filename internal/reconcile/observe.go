@@ -191,6 +191,7 @@ func (o *observer) file(name string, slot int, kind pathKind) error {
 		switch secret := errors.Is(err, fs.ErrPermission); {
 		case secret && kind == input:
 			return nil // the token is root's, and others may see a plan
+		case errors.Is(err, errLarge): // kbnode writes none
 		case err != nil && (!secret || kind != foreign):
 			return o.unreadable(name, slot, fmt.Errorf("read %s: %w", name, err))
 		}

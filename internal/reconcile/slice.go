@@ -216,8 +216,13 @@ func runtimeFile(unit, property string) string {
 	return runtimeDir + "/" + unit + ".d/50-" + property + ".conf"
 }
 
-// readSmall reads up to 1 MiB of a regular file. It refuses anything else, which could
-// take forever.
+// maxSmall is the size in bytes above which readSmall returns errLarge.
+const maxSmall = 1 << 20
+
+var errLarge = errors.New("file is over 1 MiB")
+
+// readSmall reads a regular file. It refuses anything else, which could take forever. Of a
+// larger file than maxSmall it returns the beginning and errLarge.
 func readSmall(name string) ([]byte, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -227,5 +232,9 @@ func readSmall(name string) ([]byte, error) {
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		return nil, errors.Join(err, fmt.Errorf("%s is not a regular file", name))
 	}
-	return io.ReadAll(io.LimitReader(f, 1<<20))
+	data, err := io.ReadAll(io.LimitReader(f, maxSmall+1))
+	if err == nil && len(data) > maxSmall {
+		return data[:maxSmall], fmt.Errorf("read %s: %w", name, errLarge)
+	}
+	return data, err
 }
