@@ -18,26 +18,27 @@ import (
 )
 
 const (
-	// maxAccounts bounds an image's /etc/passwd and /etc/group, in bytes. The engine
-	// takes several times as much memory as a line has.
+	// maxAccounts bounds an image's /etc/passwd and /etc/group, in bytes. To read a line, the
+	// engine needs several times its length in memory.
 	maxAccounts = 1 << 20
-	// maxJudged bounds the images whose verdict is remembered.
+	// maxJudged bounds the number of images whose verdict is remembered.
 	maxJudged = 256
-	// lookTime bounds the look at one image.
+	// lookTime bounds the check of one image.
 	lookTime = 30 * time.Second
 )
 
-// accounts are verdicts on images, by ID: "", or why they cannot run. The engine,
-// which is root, reads their /etc/passwd and /etc/group at the start of a container,
-// whatever user is asked for: from a pipe for ever, with the container locked, and a
-// line of any length into its memory.
+// accounts holds verdicts on images by ID: why an image cannot run, or "" if it can. When a
+// container starts, the engine, which is root, reads the image's /etc/passwd and /etc/group,
+// whatever user was requested. If one is a pipe, the engine blocks forever with the container
+// locked, and it reads a line of any length into memory.
 type accounts struct {
 	mu     sync.Mutex
 	judged map[string]string
 }
 
-// judge looks at the files in a container that never starts. The job's own would show
-// what the job mounts over them, and the engine reads what is below.
+// judge refuses an image whose account files could harm the engine. It looks at them in a
+// container that never starts: the job's own container would show what the job mounts over them,
+// but the engine reads what is underneath.
 func (g *guard) judge(c *call, image string) error {
 	if image == "" {
 		return errors.New("the Docker engine does not say which image the container is of")
@@ -72,14 +73,14 @@ func (g *guard) lookInto(c *call, image string) (why string, err error) {
 		HostConfig: &container.HostConfig{NetworkMode: networkNone, ReadonlyRootfs: true, CapDrop: []string{"ALL"}},
 	}
 	wanted.HostConfig.CgroupParent = g.policy.Slice
-	for path := range of.Volumes { // else the engine would copy what is there
+	for path := range of.Volumes { // otherwise the engine would copy their contents
 		wanted.HostConfig.Mounts = append(wanted.HostConfig.Mounts, mount.Mount{Type: mount.TypeTmpfs, Target: path})
 	}
 	body, err := json.Marshal(wanted)
 	if err != nil {
 		return "", fmt.Errorf("write the request: %w", err)
 	}
-	name := "kbnode-" + g.policy.Name + ".image" // none of a job's begins so
+	name := "kbnode-" + g.policy.Name + ".image" // no job's container has a name that begins so
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.r.Context()), lookTime)
 	defer cancel()
 	at := *c
@@ -99,7 +100,7 @@ func (g *guard) lookInto(c *call, image string) (why string, err error) {
 		_, _, err := send(http.MethodDelete, "containers/"+container, url.Values{"v": {"1"}, "force": {"1"}}, nil)
 		return err
 	}
-	if err := remove(name); err != nil { // of a guard that was killed
+	if err := remove(name); err != nil { // left by a guard that was killed
 		return "", err
 	}
 	resp, answer, err := send(http.MethodPost, "containers/create", url.Values{"name": {name}}, body)
@@ -135,12 +136,12 @@ func (g *guard) lookInto(c *call, image string) (why string, err error) {
 			return fmt.Sprintf("the image's %s has %d bytes", path, f.Size), nil
 		}
 	}
-	_, err = stat("/") // a container that somebody removed has none of the files either
+	_, err = stat("/") // if someone removed the container, the files were missing only for that reason
 	return "", err
 }
 
-// file is what the engine says of a path in a container. LinkTarget is where a link
-// leads in the end.
+// file is what the engine reports about a path in a container. LinkTarget is the final target of
+// a link.
 type file struct {
 	Size       int64
 	Mode       fs.FileMode

@@ -14,24 +14,22 @@ import (
 	"github.com/gpu-mode/kbnode/internal/disk"
 )
 
-// mountsDir is where what jobs mount is held, beside the slot's socket. Only
-// root can enter it.
+// mountsDir is the directory beside the slot's socket that holds the paths jobs mount. Only root
+// can enter it.
 const mountsDir = "mounts"
 
-// bound is a path that a container mounts: source is the slot user's, who may
-// replace any part of it by a link at any time; held is root's. The engine gets
-// held, and while it starts the container that is a mount of source, opened
-// without following a link. So the engine never walks a path that a job can
-// change, and after the start nothing is left of it on the host.
+// bound is a path that a container mounts. The slot's user owns source and may replace any part
+// of it with a link at any time. Root owns held, which the engine gets. While the engine starts
+// the container, held is a mount of source, opened without following links. So the engine never
+// walks a path that a job can change, and nothing of it is left on the host after the start.
 type bound struct {
 	held, source string
 }
 
-// binder makes and ends mounts.
+// binder mounts and unmounts bound paths.
 type binder struct {
-	dir string // of held paths
-	// mount mounts source on held, and unmount ends that, both where the engine
-	// sees it.
+	dir string // the directory of held paths
+	// mount mounts source on held, and unmount unmounts held, both where the engine sees it.
 	mount   func(source, held string) error
 	unmount func(held string) error
 }
@@ -46,8 +44,8 @@ func newBinder(runDir string) *binder {
 	}
 }
 
-// clear removes what a guard that was killed left. A container that was created
-// and not yet started cannot start any more.
+// clear removes what a killed guard left. A container that was created but not started can no
+// longer start.
 func (b *binder) clear() error {
 	entries, err := os.ReadDir(b.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -62,7 +60,8 @@ func (b *binder) clear() error {
 	return nil
 }
 
-// hold makes a path for a container that is being created.
+// hold creates the held path of source for a container that is being created. It does not mount
+// anything.
 func (b *binder) hold(source string) (bound, error) {
 	info, err := os.Lstat(source)
 	if err != nil {
@@ -83,7 +82,7 @@ func (b *binder) hold(source string) (bound, error) {
 	return bound{held, source}, nil
 }
 
-// release ends a mount and removes its path.
+// release unmounts held paths and removes them.
 func (b *binder) release(list ...bound) error {
 	var errs []error
 	for _, m := range list {
@@ -99,7 +98,7 @@ func (b *binder) release(list ...bound) error {
 	return errors.Join(errs...)
 }
 
-// bindMount mounts exactly what lies at source.
+// bindMount mounts exactly what is at source, without following links.
 func bindMount(source, held string) error {
 	fd, err := openExact(source)
 	if err != nil {
@@ -112,8 +111,8 @@ func bindMount(source, held string) error {
 	return nil
 }
 
-// openExact opens a path without following a link, also not one that is put
-// there this moment. It goes step by step, as systemd's sandbox has no openat2.
+// openExact opens a path without following links, even one that is put there meanwhile. It goes
+// step by step because systemd's sandbox has no openat2.
 func openExact(path string) (fd int, err error) {
 	fd, err = unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	for step := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
@@ -127,7 +126,7 @@ func openExact(path string) (fd int, err error) {
 	if err != nil {
 		return -1, fmt.Errorf("open %s: %w", path, err)
 	}
-	// A link is opened as such, and nothing lies below it: only the last can be one.
+	// A link is opened itself, and nothing is below it, so only the last step can be one.
 	var st unix.Stat_t
 	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
 		err = unix.ELOOP
@@ -140,7 +139,7 @@ func openExact(path string) (fd int, err error) {
 }
 
 func ignoreGone(err error) error {
-	// EINVAL: it is no mount (any more).
+	// EINVAL: it is not a mount (any more).
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 		return nil
 	}

@@ -13,14 +13,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// cacheSource begins the source of a mount in place of a directory of the old
-// scripts' cache until prepareCache makes one. It is not absolute, so the engine
-// refuses it.
+// cacheSource is the prefix of a mount source that stands for a directory of the old scripts'
+// cache until prepareCache creates one. It is not absolute, so the engine refuses it.
 const cacheSource = "cache:"
 
-// isOldCache says whether a clean path is the directory that the old scripts kept for
-// all jobs of a node, or below it. A job that could write there could change what the
-// next one runs, so each container gets an empty directory in its place.
+// isOldCache reports whether a clean path is the directory that the old scripts kept for all
+// jobs of a node, or is below it. A job that could write there could change what the next one
+// runs, so each container gets an empty directory instead.
 func isOldCache(source string) bool {
 	return source == plan.OldCacheDir || strings.HasPrefix(source, plan.OldCacheDir+"/")
 }
@@ -29,9 +28,9 @@ func cacheMount(source, target string, readOnly bool) mount.Mount {
 	return bind(cacheSource+strings.TrimPrefix(source, plan.OldCacheDir), target, readOnly)
 }
 
-// prepareCache gives mounts of the old cache directories below top, which is root's
-// alone and is removed with the container. Mounts of one path share one directory.
-// With top "" each is a tmpfs, part of the slot's memory.
+// prepareCache replaces mounts of the old cache with directories below top, which only root can
+// enter and which is removed with the container. Mounts of one path share one directory. If top
+// is "", each mount is a tmpfs, part of the slot's memory.
 func prepareCache(h *container.HostConfig, top string) error {
 	var kept []mount.Mount
 	made := 0

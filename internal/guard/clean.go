@@ -16,55 +16,54 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-// The files of parkedDir that are the guard's.
+// The guard's files in parkedDir.
 const (
 	leftName = "left" // what a job left
 	gpuName  = "gpu"  // what uses the GPU
 )
 
 const (
-	// cleanTime bounds one cleaning; containers have five seconds to stop.
+	// cleanTime bounds one cleanup; containers have five seconds to stop.
 	cleanTime = 3 * time.Minute
-	// engineTime is how long an engine that does not answer is asked again: it
-	// may be restarting.
+	// engineTime is how long to retry an engine that does not answer: it may be restarting.
 	engineTime = 5 * time.Second
-	// beginTime is the same when a job is about to begin: waiting is better for it
-	// than to be refused because an earlier one's containers end slowly.
+	// beginTime is the same before a job begins: waiting is better for the job than being
+	// refused because an earlier job's containers end slowly.
 	beginTime = 2 * time.Minute
 )
 
-// cleaner clears away what jobs leave, as root, and parks the slot with a reason
-// where it cannot. Jobs on the host run as the user that tells of their begin and
-// end, so what is told does no more than end the slot's own processes sooner. Two
-// things are believed: that an agent's process is gone, and root's word that the
-// next one is about to start.
+// cleaner removes what jobs leave, as root, and parks the slot with a reason if it cannot. Jobs
+// on the host run as the same user that reports their begin and end, so a report can do no more
+// than end the slot's own processes sooner. The cleaner trusts two things: that an agent's
+// process is gone, and root's report that the next agent is about to start.
 type cleaner struct {
 	runDir string
 	procs  slotProcs
 	gpu    gpuWatches
-	// containers removes the slot's containers, checkouts gives them back.
+	// containers removes the slot's containers; checkouts gives the checkouts back to the slot's
+	// user.
 	containers func(context.Context) (int, error)
 	checkouts  func(context.Context) error
-	mainPID    func(context.Context) (int, error) // of the agent's unit; nil knows none
-	noise      *recorder                          // nil keeps none
-	limit      time.Duration                      // that a job may take; 0 for any
+	mainPID    func(context.Context) (int, error) // of the agent's unit; nil if unknown
+	noise      *recorder                          // nil keeps no record
+	limit      time.Duration                      // how long a job may run; 0 is no limit
 	log        *slog.Logger
 
 	mu      sync.Mutex
 	starts  starts
-	swept   bool   // since the last job nothing is left but what the GPU may hold
-	looked  bool   // and that was looked at
-	busy    bool   // and holds something
-	said    string // to the job's log, at its end
+	swept   bool   // nothing is left of the last job, except perhaps on the GPU
+	looked  bool   // the GPU was checked since
+	busy    bool   // the GPU was in use when last known
+	said    string // for the job's log, at its end
 	sampled func() // waits until nothing samples the GPU any more; nil without a job
 
-	running            atomic.Bool // a job, as far as was told
-	strict, compatible atomic.Bool // it has made a container of this profile
+	running            atomic.Bool // a job runs, as far as reported
+	strict, compatible atomic.Bool // the job has made a container of this profile
 
-	// A job that began is watched until the agent has no process for it any more:
-	// that of its end may have been killed, or never started.
+	// A job that began is watched until the agent no longer has a process for it: the process
+	// that reports the job's end may have been killed, or never started.
 	watched atomic.Bool
-	alone   atomic.Int32 // looks in a row that found the agent without one; see endLooks
+	alone   atomic.Int32 // consecutive checks that found the agent without a job; see endLooks
 }
 
 func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
@@ -78,7 +77,7 @@ func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 			if err != nil {
 				return n, err
 			}
-			// With their containers the paths that were held for them are free.
+			// Once the containers are gone, the paths held for them are free.
 			g.own.clear()
 			return n, g.binder.clear()
 		},
@@ -90,21 +89,21 @@ func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 			if err == nil {
 				return nil
 			}
-			// So much that it cannot be given back in time is not worth keeping.
+			// Checkouts that cannot be given back in time are too large to keep.
 			g.log.Warn("checkouts deleted", "err", err)
 			return Wipe(p.WorkRoot)
 		},
 	}
 }
 
-// ready is asked by the agent's unit before it becomes the agent, again and
-// again while the slot is parked.
+// ready is called by the agent's unit before it becomes the agent, again and again while the
+// slot is parked. Like begin and end, it returns why the slot takes no jobs, or "".
 func (s *cleaner) ready(ctx context.Context, pid int) (string, error) {
 	keep, err := s.procs.above(pid)
 	if err != nil {
 		return "", err
 	}
-	if s.starts.next(pid, time.Now()) { // not the one that waits while the slot is parked
+	if s.starts.next(pid, time.Now()) { // not the process that waits while the slot is parked
 		s.swept = false
 	}
 	s.running.Store(false)
@@ -116,7 +115,7 @@ func (s *cleaner) ready(ctx context.Context, pid int) (string, error) {
 	return why, err
 }
 
-// registered notes when Buildkite took the agent, for status.
+// registered records for kbnode status when Buildkite accepted the agent.
 func (s *cleaner) registered(_ context.Context, pid int) (string, error) {
 	if _, err := s.procs.above(pid); err != nil {
 		return "", err
@@ -127,8 +126,8 @@ func (s *cleaner) registered(_ context.Context, pid int) (string, error) {
 	return "", nil
 }
 
-// begin is asked before a job. The slot is clean since the agent's start, or since the
-// guard saw that the last job was gone, unless this comes sooner.
+// begin is called before a job. The slot is clean since the agent's start, or since the guard
+// saw that the last job was gone, unless begin is called before that.
 func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 	keep, err := s.procs.above(pid)
 	if err != nil {
@@ -163,9 +162,9 @@ func (s *cleaner) begin(ctx context.Context, pid int) (string, error) {
 	return why, err
 }
 
-// end is asked after a job, so that its log can say what is left of it. Whoever asks
-// may be the job itself, which goes on: all of it is done again when the agent's
-// process for the job, or the agent, is gone.
+// end is called after a job, so that the job's log can say what is left of it. The caller may be
+// the job itself, which goes on, so all of this is done again when the agent's process for the
+// job, or the agent, is gone.
 func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
 	keep, err := s.procs.above(pid)
 	if err != nil {
@@ -181,22 +180,22 @@ func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
 	return why, err
 }
 
-// endLook looks at the GPU when the end of a job has been answered: that takes a driver
-// longer than all the rest, and the job need not wait.
+// endLook checks the GPU after the end of a job has been answered: the driver takes longer for
+// this than all the rest takes, and the job need not wait.
 func (s *cleaner) endLook(ctx context.Context) {
 	if _, err := s.look(ctx, gpuTime); err != nil {
 		s.log.Warn("gpu not looked at", "err", err)
 	}
 }
 
-// ended is all that follows a job of whose end nobody told.
+// ended does everything that follows a job whose end no one reported.
 func (s *cleaner) ended(ctx context.Context, keep func(pid int) bool) (string, error) {
 	s.swept = false
 	return s.clean(ctx, keep, engineTime)
 }
 
-// clean clears away what is left, looks at the GPU, and returns why the slot is
-// parked, if it is. The engine is asked again for so long.
+// clean removes what is left, checks the GPU, and returns why the slot is parked, or "". It
+// retries the engine for the given time.
 func (s *cleaner) clean(ctx context.Context, keep func(pid int) bool, engine time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTime)
 	defer cancel()
@@ -211,7 +210,7 @@ func (s *cleaner) clean(ctx context.Context, keep func(pid int) bool, engine tim
 	return s.look(ctx, gpuTime)
 }
 
-// clear clears away what is left, and parks the slot where it cannot.
+// clear removes what is left, and parks the slot if it cannot.
 func (s *cleaner) clear(ctx context.Context, keep func(pid int) bool, engine time.Duration) error {
 	s.running.Store(false)
 	s.swept, s.looked = false, false
@@ -221,11 +220,11 @@ func (s *cleaner) clear(ctx context.Context, keep func(pid int) bool, engine tim
 	return s.note(leftName, err)
 }
 
-// look looks at the GPU, which has so long to become idle, and returns why the slot
-// is parked, if it is.
+// look checks the GPU, which has patience to become idle, and returns why the slot is parked, or
+// "".
 func (s *cleaner) look(ctx context.Context, patience time.Duration) (string, error) {
 	if s.busy {
-		patience = 0 // that was waited for already
+		patience = 0 // an earlier check waited already
 	}
 	s.looked = false
 	if s.sampled != nil {
@@ -233,7 +232,7 @@ func (s *cleaner) look(ctx context.Context, patience time.Duration) (string, err
 	}
 	what, known := s.gpu.settle(ctx, patience)
 	s.looked = true
-	// What is not known does not park, nor does it end what was known.
+	// An unknown state neither parks the slot nor ends a known reason.
 	if known {
 		s.busy = what != ""
 		var err error
@@ -247,8 +246,8 @@ func (s *cleaner) look(ctx context.Context, patience time.Duration) (string, err
 	return s.parked()
 }
 
-// sweep ends the slot's processes but these, removes its containers, and gives
-// the checkouts back. The order matters: who could make containers goes first.
+// sweep ends the slot's processes except those to keep, removes its containers, and gives the
+// checkouts back. The order matters: processes that could create containers go first.
 func (s *cleaner) sweep(ctx context.Context, keep func(pid int) bool, engine time.Duration) error {
 	ended, err := s.procs.endWithin(ctx, keep)
 	if err != nil {
@@ -284,7 +283,7 @@ func (s *cleaner) removeContainers(ctx context.Context, patience time.Duration) 
 	}
 }
 
-// note keeps a reason to park, or removes it.
+// note records a reason to park, or removes it if why is nil.
 func (s *cleaner) note(name string, why error) error {
 	if why == nil {
 		return unpark(s.runDir, name)
@@ -296,7 +295,7 @@ func (s *cleaner) note(name string, why error) error {
 	return err
 }
 
-// parked are all reasons why the slot takes no jobs, also others' than ours.
+// parked returns all reasons why the slot takes no jobs, including those of others.
 func (s *cleaner) parked() (string, error) {
 	all, err := ReadParked(s.runDir)
 	var reasons []string

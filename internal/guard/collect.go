@@ -17,19 +17,19 @@ import (
 )
 
 const (
-	// collectEvery is the time between two looks for images that no job needs any more.
+	// collectEvery is the time between two checks for images that no job needs any more.
 	collectEvery = time.Hour
-	// idleImage is how long one that a job pulled stays after its last use.
+	// idleImage is how long to keep an image that a job pulled after its last use.
 	idleImage = 24 * time.Hour
 )
 
-// pulledImages are the images that are there because a job pulled them. Images are
-// the node's, so the guards share the record: a file for each, named by a hash, that
-// holds the image's name and was written at its last use. A reboot ends the record.
+// pulledImages records the images that are there because a job pulled them. Images belong to the
+// node, so the guards share the record: one file per image, named by a hash, that contains the
+// image's name and whose modification time is the last use. A reboot clears the record.
 type pulledImages struct {
 	dir   string
-	named func(image string) bool             // by the operator, and so kept
-	untag func(context.Context, string) error // leaves an image that a container uses
+	named func(image string) bool             // reports whether the operator named it, which keeps it
+	untag func(context.Context, string) error // fails for an image that a container uses
 }
 
 func newPulledImages(p plan.JobPolicy, engine *docker.Engine) pulledImages {
@@ -43,7 +43,7 @@ func newPulledImages(p plan.JobPolicy, engine *docker.Engine) pulledImages {
 	}
 }
 
-// file is where an image is recorded, by whichever of its names.
+// file returns the path of an image's record, the same for each of the image's names.
 func (l pulledImages) file(image string) string {
 	if full, err := docker.ParseRef(image); err == nil {
 		image = full
@@ -52,8 +52,8 @@ func (l pulledImages) file(image string) string {
 	return filepath.Join(l.dir, hex.EncodeToString(sum[:16]))
 }
 
-// used says that a job pulled an image that was not there, or used one. Only the first
-// begins a record: other images are the operator's.
+// used records that a job used an image. fresh says that the job pulled it and it was not there.
+// Only a fresh image gets a new record: other images are the operator's.
 func (l pulledImages) used(image string, fresh bool) error {
 	if !fresh || l.named(image) {
 		now := time.Now()
@@ -87,7 +87,7 @@ func (l pulledImages) collect(ctx context.Context, now time.Time) (removed []str
 			continue
 		}
 		if untagErr := l.untag(ctx, string(image)); untagErr != nil {
-			err = errors.Join(err, untagErr) // a container has it; the next look tries again
+			err = errors.Join(err, untagErr) // a container uses it; the next check tries again
 			continue
 		}
 		removed = append(removed, string(image))
@@ -97,7 +97,7 @@ func (l pulledImages) collect(ctx context.Context, now time.Time) (removed []str
 	return removed, err
 }
 
-// collectImages collects for as long as the guard runs.
+// collectImages collects images until ctx is done.
 func (g *guard) collectImages(ctx context.Context) {
 	for pause(ctx, collectEvery) == nil {
 		removed, err := g.pulled.collect(ctx, time.Now())

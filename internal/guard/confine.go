@@ -10,17 +10,16 @@ import (
 	"github.com/gpu-mode/kbnode/internal/confine"
 )
 
-// confiner keeps containers from what /sys and /proc have of other slots' devices:
-// by AppArmor where the engine uses it, else by covering each file.
+// confiner keeps containers away from what /sys and /proc have of other slots' devices: with
+// AppArmor if the engine uses it, otherwise by covering each file.
 type confiner struct {
-	armored  func(context.Context) (bool, error)   // the engine lists AppArmor
-	confines func() bool                           // an engine that does also uses it
-	ensure   func(context.Context) (string, error) // the profile's name, when the kernel has it
-	sys      string                                // where /sys is
+	armored  func(context.Context) (bool, error)   // reports whether the engine lists AppArmor
+	confines func() bool                           // reports whether an engine that lists it also uses it
+	ensure   func(context.Context) (string, error) // loads the profile if needed; returns its name
+	sys      string                                // where /sys is mounted
 }
 
-// confine adds to a container what keeps it from those files, and fails where
-// nothing would.
+// confine adds to a container what keeps it away from those files, and fails if nothing would.
 func (f *confiner) confine(ctx context.Context, h *container.HostConfig) error {
 	armored, err := f.armored(ctx)
 	switch {
@@ -38,8 +37,7 @@ func (f *confiner) confine(ctx context.Context, h *container.HostConfig) error {
 	return err
 }
 
-// check says why a container that is about to start is not confined as one that
-// is created now would be.
+// check refuses a container that is about to start if it is not confined like one created now.
 func (f *confiner) check(ctx context.Context, in inspected) error {
 	var want container.HostConfig
 	if err := f.confine(ctx, &want); err != nil {
@@ -57,7 +55,7 @@ func (f *confiner) check(ctx context.Context, in inspected) error {
 	return nil
 }
 
-// lacks is the first of want that list has not.
+// lacks returns the first element of want that list does not have, or "".
 func lacks(list, want []string) string {
 	has := map[string]bool{}
 	for _, path := range list {

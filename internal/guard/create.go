@@ -15,27 +15,27 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// slotLabel marks the containers of a slot. Only the guard can set it on a
-// container below the slot's slice, and it trusts no other.
+// slotLabel marks the containers of a slot. Only the guard can set it on a container below the
+// slot's slice, and it trusts no other.
 const slotLabel = "kbnode.slot"
 
-// profileLabel says which job profile a container was made by.
+// profileLabel names the job profile that a container was created with.
 const profileLabel = "kbnode.profile"
 
-// jobLabels are the labels that a job may set: the agent's hooks find their
+// jobLabels is the prefix of the labels that a job may set: the agent's hooks find their
 // containers by them.
 const jobLabels = "com.buildkite."
 
-// Limits of what a job may choose.
+// Limits on what a job may choose.
 const (
 	maxFiles       = 1 << 20 // open files
-	maxMounts      = 64      // tmpfs among them
+	maxMounts      = 64      // including tmpfs
 	maxStopSeconds = 60
 )
 
-// bounds are what the fields of a request may hold, in values and bytes; others
-// have usual. The engine keeps all of it in memory as long as the container is
-// there. The kernel has room for 2 MiB of environment and arguments together.
+// bounds limits what the fields of a request may hold, in values and bytes; usual applies to all
+// others. The engine keeps all of it in memory as long as the container exists. The kernel has
+// room for 2 MiB of environment and arguments together.
 var (
 	usual  = room{512, 64 << 10}
 	bounds = map[string]room{
@@ -50,24 +50,24 @@ var (
 	signalForm   = lazily(`^[A-Za-z0-9+-]{1,16}$`)
 	pathForm     = lazily(`^/`)
 	capForm      = lazily(`^[A-Za-z_]{1,40}$`)
-	// imageForm admits names, tags, digests and IDs. No component starts with a
-	// dot, so that an image is never a way through the engine's paths.
+	// imageForm accepts names, tags, digests and IDs. No component starts with a dot, so an
+	// image cannot traverse the engine's paths.
 	imageForm = lazily(`^[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9_][A-Za-z0-9._:-]*)*(@sha256:[a-f0-9]{64})?$`)
 )
 
-// facts are what a new request depends on besides policy and wish. Both are
-// functions, so that rebuilding touches no machine.
+// facts are what a new request depends on besides the policy and the job's request. What reads
+// the machine when it is called is a function, so that tests need no machine.
 type facts struct {
-	resolve func(path string) (string, error) // the real path of a file or directory below the work root, or a sentence
+	resolve func(path string) (string, error) // the real path of a file or directory below the work root; the error is a sentence
 	gids    func(nodes []string) []string     // the groups that own these device nodes, numeric
 	named   []string                          // the node's groups video and render, numeric
-	present func(nodes []string) []string     // those of these device nodes that there are
+	present func(nodes []string) []string     // those of these device nodes that exist
 	user    string                            // the slot's user, "UID:GID"
 }
 
-// rebuild makes the container-create request that the engine gets from a job's.
-// It begins with an empty one: policy fills it, and only what a rule takes is
-// added. The error is a sentence for the job's log.
+// rebuild makes the container-create request that the engine gets from a job's request. It
+// starts with an empty one: the policy fills it, and only what a rule accepts is added. The
+// error is a sentence for the job's log.
 func rebuild(p plan.JobPolicy, f facts, body []byte) (*container.CreateRequest, error) {
 	obj, err := parse(body)
 	if err != nil {
@@ -76,7 +76,7 @@ func rebuild(p plan.JobPolicy, f facts, body []byte) (*container.CreateRequest, 
 	b := &builder{policy: p, facts: f}
 	b.conf.Labels = map[string]string{}
 	b.memory, b.pids, b.shm = p.MemoryBytes, p.PidsLimit, p.ShmBytes
-	// The agent's job API socket is known by the variable beside it.
+	// A variable in the same request names the agent's job API socket.
 	b.jobAPI = jobAPISocket(obj["Env"])
 	if err := judge(obj, b.configRules()); err != nil {
 		return nil, err
@@ -122,7 +122,7 @@ func (b *builder) configRules() map[string]rule {
 		"AttachStdin":  takeBool(&c.AttachStdin),
 		"AttachStdout": takeBool(&c.AttachStdout),
 		"AttachStderr": takeBool(&c.AttachStderr),
-		"ExposedPorts": ignore, // means nothing as long as no port is published
+		"ExposedPorts": ignore, // has no effect as long as no port is published
 		"Volumes":      never("a job has no volumes; mount a directory of the checkout, or a tmpfs"),
 		"Healthcheck":  healthcheck,
 		"NetworkingConfig": func(v any) error {
@@ -155,7 +155,7 @@ func (b *builder) hostRules() map[string]rule {
 		"Tmpfs":          b.takeTmpfs,
 		"NetworkMode":    b.takeNetwork,
 
-		// What the slot decides, whatever was asked.
+		// What the slot decides, whatever was requested.
 		"CgroupParent": ignore, "CpusetCpus": ignore, "CpusetMems": ignore,
 		"NanoCpus": ignore, "CpuShares": ignore, "CpuPeriod": ignore, "CpuQuota": ignore,
 		"CpuRealtimePeriod": ignore, "CpuRealtimeRuntime": ignore,
@@ -188,7 +188,7 @@ func (b *builder) hostRules() map[string]rule {
 	}
 }
 
-// request puts policy and what was taken together.
+// request combines the policy with what the rules took.
 func (b *builder) request() (*container.CreateRequest, error) {
 	p, h := b.policy, &b.host
 	b.conf.Env = append(b.env, p.Env...)
@@ -206,16 +206,16 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	}
 	h.CgroupnsMode, h.IpcMode = "private", "private"
 	h.RestartPolicy.Name = "no"
-	// The default seccomp and AppArmor profiles stay because nothing else is said.
+	// The default seccomp and AppArmor profiles stay because nothing else is set.
 	h.SecurityOpt = []string{"no-new-privileges"}
-	// A device node made in the checkout would reach the neighbor, forged packets
-	// what is beyond the node, and audit records the node's kernel log.
+	// Otherwise a device node made in the checkout would reach the neighbor, forged packets
+	// would reach beyond the node, and audit records would reach the node's kernel log.
 	h.CapDrop = slices.Compact(slices.Sorted(slices.Values(append(h.CapDrop, "AUDIT_WRITE", "MKNOD", "NET_RAW"))))
-	// On Docker's own disk: 256 MiB for all containers of a slot.
+	// This is on Docker's own disk: 256 MiB for all containers of a slot.
 	h.LogConfig = container.LogConfig{Type: "local", Config: map[string]string{"max-size": "8m", "max-file": "2"}}
-	b.conf.Healthcheck = &container.HealthConfig{Test: []string{"NONE"}} // nor the image's
-	// By name: where the engine's default is NVIDIA's runtime, the environment
-	// of an image would choose the GPUs.
+	b.conf.Healthcheck = &container.HealthConfig{Test: []string{"NONE"}} // not the image's either
+	// Name the runtime: if the engine's default is NVIDIA's, an image's environment would choose
+	// the GPUs.
 	h.Runtime = "runc"
 	b.chooseNetwork()
 	for _, u := range defaultUlimits {
@@ -243,24 +243,24 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	return &container.CreateRequest{Config: &b.conf, HostConfig: h}, nil
 }
 
-// gpu gives the container its slot's GPUs in the one way that policy names, and
-// fails closed: a container without a GPU would only look isolated.
+// gpu gives the container its slot's GPUs in the one way that the policy names. It fails closed:
+// a container without a GPU would only look isolated.
 func (b *builder) gpu() error {
 	p, h := b.policy, &b.host
 	switch {
-	case p.Vendor == "": // a slot without any
+	case p.Vendor == "": // a slot without a GPU
 	case len(p.CDIDevices) > 0:
 		h.DeviceRequests = []container.DeviceRequest{{Driver: "cdi", DeviceIDs: p.CDIDevices}}
 	case len(p.DeviceRequests) > 0:
 		h.DeviceRequests = []container.DeviceRequest{{Driver: "nvidia", DeviceIDs: p.DeviceRequests, Capabilities: [][]string{{"gpu"}}}}
-		// NVIDIA's hook lets the container open them without systemd's knowledge, and the
-		// next daemon-reload, of whichever package's update, would take them from the job.
-		// What the hook is to make first, such as /dev/nvidia-uvm, may be missing.
+		// NVIDIA's hook lets the container open the nodes without systemd's knowledge, and the
+		// next daemon-reload, by any package's update, would take them from the job. Nodes that
+		// the hook creates first, such as /dev/nvidia-uvm, may be missing.
 		b.giveNodes(b.facts.present(p.DeviceNodes))
 	case len(p.DeviceNodes) > 0:
 		b.giveNodes(p.DeviceNodes)
-		// By number: an image need not have these names, and would not start for one
-		// that it lacks.
+		// Use numbers: an image need not have these names, and a container would not start with
+		// a name that its image lacks.
 		h.GroupAdd = slices.DeleteFunc(h.GroupAdd, func(name string) bool { return name == "video" || name == "render" })
 		h.GroupAdd = append(h.GroupAdd, b.facts.gids(p.DeviceNodes)...)
 	default:
@@ -305,7 +305,7 @@ func (b *builder) takeCapDrop(v any) error {
 	return err
 }
 
-// takeDir takes the directory in which the container's process begins.
+// takeDir takes the container's working directory.
 func (b *builder) takeDir(v any) error {
 	if err := takeString(&b.conf.WorkingDir, pathForm)(v); err != nil {
 		return err
@@ -313,8 +313,8 @@ func (b *builder) takeDir(v any) error {
 	return workingDir(b.conf.WorkingDir)
 }
 
-// workingDir refuses the kernel's file systems: by /proc/self/fd a process would
-// begin in a directory that the engine or its runtime has open.
+// workingDir refuses the kernel's file systems: through /proc/self/fd a process would start in a
+// directory that the engine or its runtime has open.
 func workingDir(dir string) error {
 	dir = path.Clean("/" + dir)
 	if kernel := below(dir, "/proc", "/sys", "/dev"); kernel != "" && below(dir, "/dev/shm") == "" {
@@ -323,7 +323,7 @@ func workingDir(dir string) error {
 	return nil
 }
 
-// below is the first of dirs that a clean path is, or is below.
+// below returns the first of dirs that contains or equals a clean path, or "".
 func below(path string, dirs ...string) string {
 	for _, dir := range dirs {
 		if path == dir || strings.HasPrefix(path, dir+"/") {
@@ -338,10 +338,10 @@ func anyStrings(v any) []string {
 	return list
 }
 
-// defaultUlimits are what a container has unless the job says otherwise. The
-// kernel counts the last three by user, for root in all containers together, and
-// compares with each process's own limit: with one, what a job takes, another
-// slot's lacks. The slot's memory bounds all three.
+// defaultUlimits are a container's limits unless the job sets them. The kernel counts the last
+// three per user, for root across all containers, and compares the count with each process's own
+// limit: with a limit, what one job takes would be missing in another slot. The slot's memory
+// bounds all three.
 var defaultUlimits = []container.Ulimit{
 	{Name: "core"}, {Name: "memlock", Soft: -1, Hard: -1}, {Name: "msgqueue", Soft: -1, Hard: -1}, {Name: "sigpending", Soft: -1, Hard: -1},
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// diskLabel tells, on a container, which directory of the slot's disk is its own.
+// diskLabel names a container's directory on the slot's disk.
 const diskLabel = "kbnode.disk"
 
 // maxVolumes bounds the volumes that an image may declare.
@@ -30,13 +30,13 @@ const maxVolumes = 64
 
 var scratchForm = lazily(`^[A-Z2-7]{26}$`)
 
-// slotDisk is the slot's file system of fixed size. What a container writes goes
-// there, in a directory of its own: Docker's own disk is everybody's.
+// slotDisk is the slot's file system of fixed size. What a container writes goes there, into its
+// own directory, because all slots share Docker's own disk.
 type slotDisk struct {
-	dir  string                            // where it is mounted; "" for a slot without one
-	home string                            // of the slot's user, by its place on it: nothing can be moved out of the mount of it
+	dir  string                            // mount point; "" for a slot without a disk
+	home string                            // the slot user's home by its path on the disk: nothing can be moved out of the mount of it
 	bind func(source, target string) error // mounts one directory on another, where the engine sees it
-	// mounted says in a sentence that it is not.
+	// mounted returns an error, a sentence, if the disk is not mounted.
 	mounted func() error
 	log     *slog.Logger
 
@@ -46,7 +46,7 @@ type slotDisk struct {
 
 func (d *slotDisk) path(scratch string) string { return filepath.Join(d.dir, "containers", scratch) }
 
-// newDisk is the disk that policy gives a slot.
+// newDisk returns the disk that the policy gives a slot.
 func newDisk(p plan.JobPolicy, log *slog.Logger) *slotDisk {
 	d := &slotDisk{log: log}
 	if p.DiskBytes > 0 {
@@ -75,9 +75,9 @@ func sameDevice(a, b string) (bool, error) {
 	return x.Dev == y.Dev, nil
 }
 
-// prepare makes the directory of a container and mounts what of it is known
-// before the container is there: the image's volumes, and the files that Docker
-// writes below /etc and would keep on its own disk.
+// prepare creates the directory of a container and adds the mounts that are known before the
+// container exists: the image's volumes, and the files that Docker writes below /etc and would
+// keep on its own disk. It returns the directory's name, "" for a slot without a disk.
 func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (scratch string, err error) {
 	if d.dir == "" {
 		return "", prepareCache(wanted.HostConfig, "")
@@ -126,7 +126,7 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (s
 			return scratch, err
 		}
 	}
-	if !h.ReadonlyRootfs { // where they are read-only too
+	if !h.ReadonlyRootfs { // otherwise they are read-only too
 		for _, name := range etcFiles {
 			if err := give("/etc/"+name, name, func(path string) error { return os.WriteFile(path, nil, 0o644) }); err != nil { //nolint:gosec // for all in the container to read
 				return scratch, err
@@ -137,13 +137,14 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (s
 	return scratch, nil
 }
 
-// openDir makes a directory for whoever the container runs as. Nobody outside of
-// it gets there.
+// openDir creates a directory that any user of the container can write to. No one outside the
+// container can reach it.
 func openDir(path string) error {
 	return errors.Join(os.Mkdir(path, 0o777), os.Chmod(path, 0o777)) //nolint:gosec // its parent is root's alone
 }
 
-// done says that a container was created, or will not be.
+// done must be called once a container was created, or will not be. It discards the directory of
+// one that was not created.
 func (d *slotDisk) done(scratch string, created bool) {
 	if scratch == "" {
 		return
@@ -187,8 +188,8 @@ func (d *slotDisk) sweep(ctx context.Context, o *owners) error {
 	return nil
 }
 
-// relieve empties the slot user's directory when the disk is more than three
-// quarters full: the next job needs room, and checks everything out again.
+// relieve empties the slot user's home if the disk is more than three quarters full: the next
+// job needs room, and checks everything out again.
 func (d *slotDisk) relieve() error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(d.dir, &st); err != nil {
@@ -204,11 +205,11 @@ func (d *slotDisk) relieve() error {
 	return nil
 }
 
-// buildsName is the directory of checkouts in the slot user's own. It stays: the
-// guard's unit has it mounted, and then it cannot be moved.
+// buildsName is the directory of checkouts in the slot user's home. It is kept because the
+// guard's unit has it mounted, so it cannot be moved.
 const buildsName = "builds"
 
-// empty discards what is in a directory of the disk.
+// empty discards what is in a directory of the disk, except but.
 func (d *slotDisk) empty(dir string, but ...string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -219,8 +220,8 @@ func (d *slotDisk) empty(dir string, but ...string) error {
 	return err
 }
 
-// discard removes a directory of the disk: at once from its place, and then as
-// long as that takes. What a stop interrupts, the next boot removes.
+// discard removes a directory of the disk: it moves it out of place at once, and deletes it in
+// the background. The next boot removes what a stop interrupts.
 func (d *slotDisk) discard(path string) {
 	trash := filepath.Join(d.dir, "trash")
 	if err := os.Mkdir(trash, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -237,7 +238,7 @@ func (d *slotDisk) discard(path string) {
 	go func() {
 		root, err := os.OpenRoot(trash)
 		if err == nil {
-			// os.RemoveAll would keep every directory open that leads to where it is.
+			// os.RemoveAll would keep every directory on the way down open.
 			err = errors.Join(RemoveTree(root, away), root.Close())
 		}
 		if err != nil {
@@ -246,21 +247,21 @@ func (d *slotDisk) discard(path string) {
 	}()
 }
 
-// imageConfig is what an image says of its containers.
+// imageConfig is what an image sets for its containers.
 type imageConfig struct {
 	User, WorkingDir string
 	Volumes          map[string]json.RawMessage
 }
 
-// configOf is an image's; empty for one that the engine has not: creating the
-// container says so.
+// configOf returns an image's configuration. It is empty if the engine does not have the image:
+// creating the container reports that.
 func (g *guard) configOf(c *call, image string) (imageConfig, error) {
 	var in struct{ Config imageConfig }
 	_, err := g.image(c, image, &in)
 	return in.Config, err
 }
 
-// image asks the engine what it knows of an image, and says whether it has it.
+// image asks the engine what it knows of an image, and reports whether the engine has it.
 func (g *guard) image(c *call, name string, v any) (has bool, err error) {
 	req := *c
 	req.method, req.path, req.query = http.MethodGet, "images/"+name+"/json", nil

@@ -11,28 +11,28 @@ import (
 )
 
 const (
-	// hookTime is what the agent has to end a job by itself whose processes were
+	// hookTime is how long the agent has to end a job by itself after the job's processes were
 	// ended: its hooks run, and artifacts are uploaded.
 	hookTime = 2 * time.Minute
-	// stopLooks in a row have to find the agent stopped: a debugger stops it for a
-	// moment.
+	// stopLooks is how many checks in a row must find the agent stopped: a debugger stops it for
+	// a moment.
 	stopLooks = 3
-	// outsidePoll is the time between two looks for processes outside of the slice.
+	// outsidePoll is the time between two checks for processes outside the slice.
 	outsidePoll = 10 * time.Second
 )
 
-// enforcer ends a job that has had its time, or that stops its agent. Its clock is the
-// life of the agent's own process for the job, which the job cannot change, as the guard
-// sees it: nothing that a job says counts.
+// enforcer ends a job that has used up its time, or that stops its agent. Its clock is the
+// lifetime, as the guard sees it, of the agent's own process for the job, which the job cannot
+// change: nothing that a job reports counts.
 type enforcer struct {
-	job     int       // the agent's process for the job, 0 before
+	job     int       // the agent's process for the job; 0 before
 	since   time.Time // when it was first seen
 	ended   time.Time // when the job's processes were ended; zero before
-	stopped int       // looks in a row that found the agent stopped
-	looked  time.Time // for processes outside of the slice
+	stopped int       // checks in a row that found the agent stopped
+	looked  time.Time // when processes outside the slice were last checked
 }
 
-// look looks at a job that runs. It comes back when the slot is cleared meanwhile.
+// look checks a running job. It returns at once while the slot is being cleared.
 func (e *enforcer) look(ctx context.Context, s *cleaner, agent int) {
 	if !s.mu.TryLock() {
 		return
@@ -71,21 +71,21 @@ func (e *enforcer) look(ctx context.Context, s *cleaner, agent int) {
 	}
 }
 
-// end ends the job, and leaves what runs it, so that its log says why.
+// end ends the job but not what runs it, so that the job's log says why.
 func (e *enforcer) end(ctx context.Context, s *cleaner, agent int, now time.Time, why string) {
 	e.ended = now
 	s.log.Warn("job ended", "reason", why)
 	s.endJob(ctx, agent, why)
 }
 
-// resume lets a stopped agent go on: it could not even be asked to end.
+// resume continues a stopped agent, which could not even be asked to end.
 func (s *cleaner) resume(agent int) {
 	if err := s.procs.signal(agent, unix.SIGCONT, s.procs.owns); err != nil {
 		s.log.Warn("agent not continued", "err", err)
 	}
 }
 
-// child is a process of the agent's own, the same as before while that is one.
+// child returns a child process of the agent: before, if it still runs or there is no other.
 func (s slotProcs) child(agent, before int) int {
 	list, _ := s.within(nil)
 	list = slices.DeleteFunc(list, func(pid int) bool { return s.parent(pid) != agent })
@@ -95,8 +95,8 @@ func (s slotProcs) child(agent, before int) int {
 	return list[0]
 }
 
-// endJob ends all of the job but the agent and what it runs the job with, so that
-// this can end well. why goes into the job's log.
+// endJob ends all of the job except the agent and what it runs the job with, so that these can
+// finish properly. why goes into the job's log.
 func (s *cleaner) endJob(ctx context.Context, agent int, why string) {
 	s.said = why
 	if agent > 0 {
@@ -110,7 +110,7 @@ func (s *cleaner) endJob(ctx context.Context, agent int, why string) {
 	}
 }
 
-// isStopped says that a process was stopped by a signal or is traced.
+// isStopped reports whether a process is stopped by a signal or traced.
 func (s slotProcs) isStopped(pid int) bool {
 	state := s.status(pid, "State:")
 	return strings.HasPrefix(state, "T") || strings.HasPrefix(state, "t")

@@ -8,16 +8,16 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 )
 
-// agentSecrets are variables that let a job act as the agent, which runs hooks
-// on the host. Existing pipelines send them without wanting to.
+// agentSecrets are variables that let a job act as the agent, which runs hooks on the host.
+// Existing pipelines send them unintentionally.
 var agentSecrets = []string{"BUILDKITE_AGENT_JOB_API_*", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN"}
 
-// profileVariable is how a step asks for a stricter profile than the node's.
+// profileVariable lets a step ask for a stricter profile than the node's.
 const profileVariable = "KBNODE_PROFILE="
 
 const jobAPIVariable = "BUILDKITE_AGENT_JOB_API_SOCKET="
 
-// takeEnv takes what policy neither sets itself nor drops.
+// takeEnv takes the variables that the policy neither sets nor drops.
 func (b *builder) takeEnv(v any) error {
 	list, err := stringList(v)
 	if err != nil {
@@ -29,7 +29,7 @@ func (b *builder) takeEnv(v any) error {
 		drop = append(drop, name)
 	}
 	for _, e := range list {
-		// Without "=" it takes the variable away that the image sets.
+		// An entry without "=" removes the variable that the image sets.
 		name, _, _ := strings.Cut(e, "=")
 		if name == "" {
 			return fmt.Errorf("%.40q has no name", e)
@@ -44,12 +44,12 @@ func (b *builder) takeEnv(v any) error {
 	return nil
 }
 
-// takeProfile lets a container ask for the strict profile, and for none that leaves
-// it more than policy does. The environment is judged first, so that every other
-// field is judged as that profile's.
+// takeProfile lets a container ask for the strict profile, but never for one that allows more
+// than the policy does. The environment is judged before every field that depends on the
+// profile.
 func (b *builder) takeProfile(e string) error {
 	switch value, asked := strings.CutPrefix(e, profileVariable); {
-	case !asked, value == "", value == config.ProfileCompatible: // what policy says stays
+	case !asked, value == "", value == config.ProfileCompatible: // the policy's profile stays
 	case value == config.ProfileStrict:
 		b.policy.Profile = config.ProfileStrict
 	default:
@@ -58,8 +58,7 @@ func (b *builder) takeProfile(e string) error {
 	return nil
 }
 
-// matches tells whether a name is in a list of names and of prefixes that end
-// in a star.
+// matches reports whether name is in list, which has names and prefixes that end in a star.
 func matches(list []string, name string) bool {
 	for _, pattern := range list {
 		prefix, isPrefix := strings.CutSuffix(pattern, "*")
@@ -70,7 +69,7 @@ func matches(list []string, name string) bool {
 	return false
 }
 
-// jobAPISocket is the socket that the environment says is the agent's job API.
+// jobAPISocket returns the agent's job API socket that the environment names, or "".
 func jobAPISocket(env any) string {
 	list, err := stringList(env)
 	if err != nil {

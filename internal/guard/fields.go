@@ -13,14 +13,13 @@ import (
 	"github.com/moby/moby/api/types/container"
 )
 
-// rule judges the value of one field: it takes it into the new request, leaves
-// it out, or says in a sentence why not.
+// rule judges the value of one field: it takes it into the new request, leaves it out, or
+// returns a sentence that says why not.
 type rule func(v any) error
 
-// judge walks one object by its rules, the keys sorted so that the answer to a
-// request is always the same. A key that only differs in case from a known one
-// is refused, since the engine would take it for that one; a key that nobody
-// here knows may only say nothing.
+// judge checks an object against its rules, with the keys sorted so that the answer to a request
+// is always the same. It refuses a key that differs only in case from a known one, since the
+// engine would take it for that one. An unknown key may only have a zero value.
 func judge(v any, rules map[string]rule) error {
 	if v == nil {
 		return nil
@@ -54,8 +53,7 @@ func judge(v any, rules map[string]rule) error {
 	return found
 }
 
-// faults are everything that is wrong with an object, each beginning with the
-// path of its field.
+// faults lists everything that is wrong with an object. Each begins with the path of its field.
 type faults []string
 
 // Error names the first few: a hostile request may have thousands.
@@ -67,7 +65,7 @@ func (f faults) Error() string {
 	return strings.Join(f, "; ")
 }
 
-// variant is the known key that the engine would take this one for.
+// variant returns the known key that the engine would take this one for, or "".
 func variant(key string, rules map[string]rule) string {
 	for name := range rules {
 		if strings.EqualFold(name, key) {
@@ -77,14 +75,14 @@ func variant(key string, rules map[string]rule) string {
 	return ""
 }
 
-// ignore is for what policy decides, whatever was asked: existing pipelines ask
+// ignore is for fields that the policy decides, whatever was requested: existing pipelines ask
 // for all GPUs and a number of CPUs, and get their slot's.
 func ignore(any) error { return nil }
 
 // room is how much a value may hold.
 type room struct{ values, bytes int }
 
-// holds takes a value's part of the room, and says whether there was enough.
+// holds subtracts a value from the room, and reports whether there was enough.
 func (r *room) holds(v any) bool {
 	switch v := v.(type) {
 	case string:
@@ -104,8 +102,8 @@ func (r *room) holds(v any) bool {
 	return r.values >= 0 && r.bytes >= 0
 }
 
-// bounded lets each rule see what fits into its field's room only, and adds rules
-// that have their own bounds.
+// bounded makes each rule refuse values that exceed its field's room, and adds rules that have
+// their own bounds.
 func bounded(rules, more map[string]rule) map[string]rule {
 	for name, next := range rules {
 		most, ok := bounds[name]
@@ -123,7 +121,7 @@ func bounded(rules, more map[string]rule) map[string]rule {
 	return rules
 }
 
-// never is for what no job gets.
+// never is for fields that no job may set.
 func never(why string) rule {
 	return func(v any) error {
 		if empty(v) {
@@ -133,8 +131,8 @@ func never(why string) rule {
 	}
 }
 
-// oneOf is for words of which only some are harmless. The new request does not
-// take them over.
+// oneOf is for fields of which only some values are harmless. The new request does not contain
+// them.
 func oneOf(why string, words ...string) rule {
 	return func(v any) error {
 		if s, ok := v.(string); zero(v) || (ok && slices.Contains(words, s)) {
@@ -161,12 +159,12 @@ func takeBool(dst *bool) rule {
 	}
 }
 
-// form is what a text must match.
+// form is the pattern that a string must match.
 type form func() *regexp.Regexp
 
 func lazily(expr string) form { return lazy.Regexp(expr) }
 
-// MatchString says whether a text has the form.
+// MatchString reports whether s has the form.
 func (f form) MatchString(s string) bool { return f().MatchString(s) }
 
 func takeString(dst *string, form form) rule {
@@ -186,9 +184,8 @@ func takeString(dst *string, form form) rule {
 	}
 }
 
-// takeStrings takes a list of strings, or one string, which the engine also
-// understands where there is a command. nil and an empty list stay apart: an
-// empty one replaces the image's.
+// takeStrings takes a list of strings, or one string, which the engine also accepts for a
+// command. nil and an empty list stay distinct: an empty one replaces the image's.
 func takeStrings(dst *[]string) rule {
 	return func(v any) error {
 		list, err := stringList(v)
@@ -251,8 +248,8 @@ func number(v any) (int64, error) {
 	return i, nil
 }
 
-// atMost takes the smaller of what policy allows and what was asked; zero and
-// less ask for nothing.
+// atMost takes the smaller of what the policy allows and what was requested. Zero and negative
+// numbers request nothing.
 func atMost(dst *int64) rule {
 	return func(v any) error {
 		n, err := number(v)
@@ -263,8 +260,8 @@ func atMost(dst *int64) rule {
 	}
 }
 
-// healthcheck admits that there is none. The engine runs one in a container whose
-// /etc/passwd is the job's by then.
+// healthcheck accepts only the absence of one. The engine would run it in a container whose
+// /etc/passwd the job controls by then.
 func healthcheck(v any) error {
 	if obj, ok := v.(map[string]any); zero(v) || ok && len(obj) == 1 && slices.Equal(anyStrings(obj["Test"]), []string{"NONE"}) {
 		return nil
@@ -282,8 +279,8 @@ func securityOpt(v any) error {
 	return err
 }
 
-// takeUlimits lowers what is above the bound. What memory, CPUs or processes
-// bound anyway is free.
+// takeUlimits lowers what is above the bound. Limits on what memory, CPUs or processes bound
+// anyway are free.
 func (b *builder) takeUlimits(v any) error {
 	list, ok := v.([]any)
 	if !ok && v != nil {
@@ -305,7 +302,7 @@ func (b *builder) takeUlimits(v any) error {
 		free := slices.Contains([]string{"memlock", "stack", "fsize", "nproc", "cpu", "data", "as", "rss"}, name)
 		switch {
 		case bounded:
-			// -1 stands for unlimited.
+			// -1 means unlimited.
 			soft, hard = lower(soft, bound), lower(hard, bound)
 		case !free:
 			return fmt.Errorf("%.40q is not a limit that a job may set; leave it out", name)

@@ -20,19 +20,19 @@ import (
 )
 
 const (
-	// gpuTime is what a GPU has to become idle after its last process: the
-	// driver frees memory a moment later.
+	// gpuTime is how long a GPU has to become idle after its last process: the driver frees
+	// memory a moment later.
 	gpuTime = 5 * time.Second
-	// gpuPoll lies between two looks.
+	// gpuPoll is the time between two checks.
 	gpuPoll = 250 * time.Millisecond
-	// GPUSlack is how much more of its memory than ever seen idle a GPU may have
-	// in use, in bytes: drivers keep a little after the first use.
+	// GPUSlack is how much more memory than when it was most idle a GPU may have in use, in
+	// bytes: drivers keep a little after the first use.
 	GPUSlack = 64 << 20
-	// IdleFile keeps that idle use, in the slot's run directory.
+	// IdleFile records that idle use, in the slot's run directory.
 	IdleFile = "gpu-idle.json"
 )
 
-// gpuWatch looks at a GPU of the slot, or at its part of one, between jobs.
+// gpuWatch checks a GPU of the slot, or the slot's part of one, between jobs.
 type gpuWatch struct {
 	name  string // for people
 	reset string // how to reset it
@@ -42,11 +42,11 @@ type gpuWatch struct {
 	log   *slog.Logger
 }
 
-// gpuWatches look at all GPUs of a slot.
+// gpuWatches checks all GPUs of a slot.
 type gpuWatches []gpuWatch
 
-// settle is that of each of them in turn: the first that is in use is what counts.
-// Without a GPU nothing is in use.
+// settle settles each GPU in turn and returns the first that is in use. Without a GPU nothing is
+// in use.
 func (all gpuWatches) settle(ctx context.Context, patience time.Duration) (busy string, known bool) {
 	known = true
 	for _, w := range all {
@@ -76,7 +76,7 @@ func newGPUWatch(vendor string, g plan.PolicyGPU, procs slotProcs, log *slog.Log
 	w := gpuWatch{
 		name: cmp.Or(name, "the GPU"), reset: "sudo nvidia-smi --gpu-reset -i " + g.UUID,
 		look: func(ctx context.Context) (inventory.Occupancy, error) {
-			_ = Trim() // what ended a job, or began the guard, is not needed beside the probe
+			_ = Trim() // pages that ended a job or started the guard are not needed beside the probe
 			if vendor == "amd" {
 				if dir, err := inventory.AMDDevice(g.Nodes); err == nil {
 					if err := sameAMD(dir, g); err != nil {
@@ -101,24 +101,24 @@ func newGPUWatch(vendor string, g plan.PolicyGPU, procs slotProcs, log *slog.Log
 	return w
 }
 
-// amdReset is how to reset a GPU of AMD's. Those that xGMI joins, and so all partitions
-// of one, are reset together, and every process that computes on any of them ends.
+// amdReset returns how to reset an AMD GPU. GPUs that xGMI joins, and so all partitions of one,
+// are reset together, and every process that computes on any of them ends.
 func amdReset(pci string) string {
 	return "sudo amd-smi reset -G -g " + pci + " when all slots are drained, as it resets all GPUs that xGMI joins"
 }
 
-// otherGPUError says that the slot's device node is another GPU's by now.
+// otherGPUError means that the slot's device node now belongs to another GPU.
 type otherGPUError struct{ text string }
 
 func (e *otherGPUError) Error() string { return e.text }
 
-// sameAMD sees whether the PCI device behind the slot's render node, a directory of
-// /sys, is still the GPU of the policy: nodes are numbered anew when the driver is
-// loaded again or a GPU is partitioned.
+// sameAMD returns an *otherGPUError if the PCI device behind the slot's render node, a directory
+// of /sys, is no longer the GPU of the policy: nodes get new numbers when the driver is loaded
+// again or a GPU is partitioned.
 func sameAMD(dir string, g plan.PolicyGPU) error {
 	text, err := os.ReadFile(filepath.Join(dir, "unique_id"))
 	if err != nil || g.UUID == "" {
-		return nil // not told; the address is all there is
+		return nil // unknown; only the address identifies it
 	}
 	unique, err := strconv.ParseUint(strings.TrimPrefix(strings.TrimSpace(string(text)), "0x"), 16, 64)
 	if now := fmt.Sprintf("GPU-%016x", unique); err == nil && unique != 0 && !strings.EqualFold(now, g.UUID) {
@@ -127,9 +127,9 @@ func sameAMD(dir string, g plan.PolicyGPU) error {
 	return nil
 }
 
-// settle waits, at most for this long, until nothing uses the GPU, and says in a
-// sentence what does. known is false where the driver does not tell: that says
-// nothing about the GPU.
+// settle waits, at most for patience, until nothing uses the GPU, and returns a sentence about
+// what does, or "". known is false if the driver does not report: that says nothing about the
+// GPU.
 func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy string, known bool) {
 	deadline := time.Now().Add(patience)
 	for {
@@ -148,8 +148,8 @@ func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy stri
 	}
 }
 
-// judge says what uses the GPU, "" for nothing. A process that is not the slot's
-// is an operator's: it is named, never killed.
+// judge returns a sentence about what uses the GPU, "" for nothing. A process that is not the
+// slot's is an operator's: it is named, never killed.
 func (w gpuWatch) judge(o inventory.Occupancy) string {
 	if len(o.Compute) > 0 {
 		p := o.Compute[0].PID
@@ -184,10 +184,10 @@ func (w gpuWatch) judge(o inventory.Occupancy) string {
 		w.name, o.UsedBytes>>20, draws, idle>>20, w.reset, w.idle)
 }
 
-// idleUse is what of its memory the GPU had in use when it was most idle, in
-// bytes. It only falls, so a job cannot raise it; the first look is before the
-// first job, as no agent starts without one. Another GPU or driver begins anew,
-// and so does the next boot, which empties the directory.
+// idleUse returns how much memory the GPU had in use when it was most idle, in bytes. It only
+// falls, so a job cannot raise it; the first check is before the first job, as no agent starts
+// without one. It starts over with another GPU or driver, and after a boot, which empties the
+// directory.
 func (w gpuWatch) idleUse(now inventory.Occupancy) (int64, error) {
 	type record struct {
 		GPU       string `json:"gpu"`
