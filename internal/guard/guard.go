@@ -1,7 +1,7 @@
-// Package guard is the Docker socket that the jobs of one slot see: it lets
-// them run and tend their own containers, each made anew from the slot's policy
-// and the little that a job may choose, and refuses everything else. It keeps
-// nothing on disk and changes nothing but its run directory and containers.
+// Package guard is the Docker socket that the jobs of one slot see. It lets them run and manage
+// their own containers, each built from the slot's policy and the few options that a job may
+// choose, and refuses everything else. It keeps nothing on disk and changes nothing but its run
+// directory and containers.
 package guard
 
 import (
@@ -29,30 +29,29 @@ import (
 const (
 	maxConnections = 128
 	maxHeader      = 64 << 10 // bytes
-	maxWhole       = 4        // requests at once whose body or answer is held in memory, here or in the engine
-	maxPulls       = 2        // pulls at once
+	maxWhole       = 4        // concurrent requests whose body or answer is held in memory, here or in the engine
+	maxPulls       = 2        // concurrent pulls
 	headerDeadline = 10 * time.Second
 	idleDeadline   = 2 * time.Minute
 )
 
-// Config is what a guard needs.
+// Config configures a guard.
 type Config struct {
 	Policy     plan.JobPolicy
 	Listener   *net.UnixListener // nil makes the run directory and listens on Policy.Socket
-	CgroupRoot string            // "" is /sys/fs/cgroup
+	CgroupRoot string            // "" means /sys/fs/cgroup
 	Log        *slog.Logger
-	// MainPID is the process of the agent's unit, 0 without one. Nil is not known.
+	// MainPID returns the process of the agent's unit, 0 without one. Nil means unknown.
 	MainPID func(context.Context) (int, error)
 
-	binder   *binder      // nil makes real mounts
-	network  *slotNetwork // nil is the node's own
-	disk     *slotDisk    // nil is the one that policy gives
-	confiner *confiner    // nil is the node's own
+	binder   *binder      // nil uses real mounts
+	network  *slotNetwork // nil uses the node's own
+	disk     *slotDisk    // nil uses the one that the policy gives
+	confiner *confiner    // nil uses the node's own
 }
 
-// Serve answers on the slot's socket until ctx is done, and then until no
-// request is in flight: a job whose output is being read is not cut off. It
-// tells systemd when it is ready.
+// Serve answers on the slot's socket until ctx is done, and then until no request is in flight,
+// so that a job whose output is being read is not cut off. It notifies systemd when it is ready.
 func Serve(ctx context.Context, c Config) error {
 	if err := checkPolicy(c.Policy); err != nil {
 		return err
@@ -115,14 +114,14 @@ func Serve(ctx context.Context, c Config) error {
 	return fmt.Errorf("serve %s: %w", listener.Addr(), err)
 }
 
-// trim keeps what the guard takes to what it is doing.
+// trim gives back memory that the guard no longer needs.
 func (g *guard) trim() {
 	if err := Trim(); err != nil {
 		g.log.Debug("memory not given back", "err", err)
 	}
 }
 
-// frugal keeps nothing mapped that only this request needed: of all, these need most.
+// frugal unmaps what only this request needed. It is for the requests that need most.
 func (g *guard) frugal(handle func(*call) error) func(*call) error {
 	return func(c *call) error {
 		defer g.trim()
@@ -130,7 +129,7 @@ func (g *guard) frugal(handle func(*call) error) func(*call) error {
 	}
 }
 
-// few lets only so many requests of a kind in at once. The others wait.
+// few bounds how many requests of a kind run at once. The others wait.
 func few(places chan struct{}, handle func(*call) error) func(*call) error {
 	return func(c *call) error {
 		select {
@@ -143,8 +142,8 @@ func few(places chan struct{}, handle func(*call) error) func(*call) error {
 	}
 }
 
-// connect makes the slot's network before its first job would have to wait for
-// it. A job makes sure of it again.
+// connect makes the slot's network, so that the first job does not wait for it. Each job checks
+// the network again.
 func (g *guard) connect(ctx context.Context) {
 	if g.policy.Network == config.NetworkNone {
 		return
@@ -154,7 +153,7 @@ func (g *guard) connect(ctx context.Context) {
 	}
 }
 
-// guard is one slot's.
+// guard serves one slot.
 type guard struct {
 	policy     plan.JobPolicy
 	facts      facts
@@ -173,8 +172,8 @@ type guard struct {
 	accounts   accounts
 	cleaner    *cleaner
 	inFlight   inFlight
-	whole      chan struct{} // a place for each of maxWhole
-	pulls      chan struct{} // and of maxPulls
+	whole      chan struct{} // maxWhole places
+	pulls      chan struct{} // maxPulls places
 }
 
 func newGuard(c Config, engine *docker.Engine) *guard {
@@ -219,7 +218,7 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 }
 
 func (g *guard) notify(state string) {
-	// Outside systemd there is nobody to tell.
+	// Outside systemd there is no one to notify.
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		g.log.Warn("systemd not notified", "err", err)
 	}
@@ -233,12 +232,12 @@ func cpuCount(p plan.JobPolicy) int {
 	return set.Len()
 }
 
-// inFlight counts requests, attached streams among them.
+// inFlight counts requests, including attached streams.
 type inFlight struct {
 	next http.Handler
 	mu   sync.Mutex
 	n    int
-	idle chan struct{} // closed when n falls to 0; nil as long as nobody waits
+	idle chan struct{} // closed when n falls to 0; nil if no one waits
 }
 
 func (f *inFlight) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -256,7 +255,7 @@ func (f *inFlight) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.next.ServeHTTP(w, r)
 }
 
-// wait returns as soon as there was a moment without a request.
+// wait returns as soon as no request is in flight.
 func (f *inFlight) wait() {
 	f.mu.Lock()
 	if f.n == 0 {

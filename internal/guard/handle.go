@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// bodyDeadline is for a client to send the body of a request.
+	// bodyDeadline is how long a client has to send the body of a request.
 	bodyDeadline = 30 * time.Second
 	// maxAuth bounds a registry's credentials, in bytes.
 	maxAuth = 8 << 10
 )
 
-// pass asks the engine the same and relays its answer.
+// pass sends the request to the engine and relays its answer.
 func (g *guard) pass(c *call) error {
 	resp, err := g.up.ask(c, nil)
 	if err != nil {
@@ -33,8 +33,8 @@ func (g *guard) pass(c *call) error {
 	return nil
 }
 
-// show relays an answer that the engine holds in memory until it has been read.
-// The size of a container is never asked for: the engine would walk its files.
+// show relays an answer that the engine holds in memory until it has been read. It never asks
+// for the size of a container: the engine would walk its files.
 func (g *guard) show(c *call) error {
 	c.query.Del("size")
 	resp, err := g.up.ask(c, nil)
@@ -47,7 +47,7 @@ func (g *guard) show(c *call) error {
 	return nil
 }
 
-// stop bounds the time that a container may take to end: -1 would be for ever.
+// stop bounds the time that a container may take to end: -1 would be forever.
 func (g *guard) stop(c *call) error {
 	if t := c.query.Get("t"); t != "" {
 		if n, err := strconv.Atoi(t); err != nil || n < 0 || n > maxStopSeconds {
@@ -72,12 +72,12 @@ func (g *guard) remove(c *call) error {
 	return nil
 }
 
-// listFilters are what a list may be narrowed by. Others, like "before", take a
-// container's name and would tell whether somebody else has it.
+// listFilters are the filters that a job may use. Others, like "before", take a container's name
+// and would reveal whether someone else has it.
 var listFilters = []string{"label", "status", "name", "id", "ancestor", "exited", "health", "is-task"}
 
-// list shows the slot's containers only: the engine is asked for those with the
-// slot's label, and what it says is compared with what is known.
+// list shows only the slot's containers: it asks the engine for those with the slot's label, and
+// compares the answer with the known ones.
 func (g *guard) list(c *call) error {
 	c.query.Del("size")
 	filters, err := parseFilters(c.query.Get("filters"), listFilters)
@@ -129,8 +129,8 @@ func (g *guard) list(c *call) error {
 	return answer(c.w, own)
 }
 
-// parseFilters reads both forms of filters: lists, and objects whose keys count
-// where the value is true. Each name must be in allowed.
+// parseFilters reads both forms of filters: lists, and objects whose keys count if the value is
+// true. Each name must be in allowed.
 func parseFilters(text string, allowed []string) (map[string][]string, error) {
 	filters := map[string][]string{}
 	if text == "" {
@@ -161,8 +161,8 @@ func parseFilters(text string, allowed []string) (map[string][]string, error) {
 	return filters, nil
 }
 
-// infoFields are what a job learns of the engine; the rest is about the node and
-// its other slots.
+// infoFields are what a job learns about the engine; the rest is about the node and its other
+// slots.
 var infoFields = []string{"ServerVersion", "OSType", "Architecture", "OperatingSystem", "KernelVersion",
 	"CgroupDriver", "CgroupVersion", "Driver", "DefaultRuntime", "IndexServerAddress"}
 
@@ -193,7 +193,7 @@ func (g *guard) info(c *call) error {
 	return answer(c.w, shown)
 }
 
-// checkPolicy says what a policy lacks. Zero would mean "no limit" to the engine.
+// checkPolicy returns what a policy lacks. Zero would mean "no limit" to the engine.
 func checkPolicy(p plan.JobPolicy) error {
 	var errs []error
 	lack := func(missing bool, what string) {

@@ -16,15 +16,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// The kernel counts many limits (pipes, inotify, keys, …) by user ID, and knows
-// only one set of IDs: a container that runs as the user of another slot or of a
-// system service uses up theirs. What an image calls its users does not matter.
+// The kernel counts many limits (pipes, inotify, keys, …) by user ID, and containers share the
+// node's IDs: a container that runs as the user of another slot or of a system service uses up
+// that user's limits. What an image calls its users does not matter.
 const (
 	firstID   = 1000    // below are system accounts
-	dynamicID = 61184   // from here on systemd's dynamic users, up to
-	nobodyID  = 65535   // nobody, and the 16-bit form of "none"
-	maxID     = 1 << 31 // more, the engine does not take
-	usersGID  = 100     // "users", the group of many images' only user
+	dynamicID = 61184   // systemd's dynamic users, up to nobodyID
+	nobodyID  = 65535   // the 16-bit form of "none"; 65534 is nobody
+	maxID     = 1 << 31 // the engine takes only smaller IDs
+	usersGID  = 100     // "users", the group of the only user of many images
 )
 
 func (b *builder) takeUser(v any) error {
@@ -34,7 +34,7 @@ func (b *builder) takeUser(v any) error {
 	return b.mayBe(b.conf.User)
 }
 
-// mayBe judges "user", "user:group" or "", as a request or an image has it.
+// mayBe checks "user", "user:group" or "", from a request or an image.
 func (b *builder) mayBe(user string) error {
 	uid, gid, _ := strings.Cut(user, ":")
 	ownUID, ownGID, _ := strings.Cut(b.facts.user, ":")
@@ -77,8 +77,8 @@ func (b *builder) gpuGroups() []string {
 	return slices.Concat(b.facts.gids(nodes), b.facts.named, []string{strconv.Itoa(usersGID)})
 }
 
-// free says whether a job may have this ID. A name has a meaning in the image
-// only, where root can become any user anyway.
+// free reports whether a job may have this ID. A name has a meaning only in the image, where
+// root can become any user anyway.
 func free(id, own string, also ...string) bool {
 	if id == "" || id == own || slices.Contains(also, id) {
 		return true
@@ -96,14 +96,14 @@ const maxIDs = 4 << 20
 // span is a range of IDs.
 type span struct{ from, count int64 }
 
-// lentOut are the IDs that the node below root has given to slots, and to anyone
-// for user namespaces.
+// lentOut returns the IDs that the node, whose root directory is root, has given to slots, and
+// to anyone for user namespaces.
 func lentOut(root string) (users, groups []span, err error) {
 	number := func(s string) int64 {
 		if n, err := strconv.ParseInt(s, 10, 64); err == nil && n >= 0 && n < maxID<<1 {
 			return n
 		}
-		return -maxID << 2 // no range that begins or counts so reaches an ID
+		return -maxID << 2 // a range with this start or count contains no ID
 	}
 	slots := strings.TrimSuffix(plan.UserName(0), "0")
 	for name, take := range map[string]func(f []string){
@@ -133,7 +133,7 @@ func lentOut(root string) (users, groups []span, err error) {
 	return users, groups, err
 }
 
-// othersIDs refuses IDs that the node has lent to others.
+// othersIDs refuses IDs that the node has given to others.
 func (b *builder) othersIDs(root, user string, more []string) error {
 	users, groups, err := lentOut(root)
 	if err != nil {

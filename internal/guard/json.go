@@ -10,19 +10,17 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of a request's JSON. Docker's own command line stays below depth 6
-// and a thousand values, and its environment, which may hold a submission, below
-// the 2 MiB that Linux allows.
+// Bounds on a request's JSON. Docker's own command line stays below depth 6 and a thousand
+// values, and its environment, which may hold a submission, below the 2 MiB that Linux allows.
 const (
 	maxBody  = 3 << 20 // bytes
 	maxDepth = 12
 	maxNodes = 50_000
 )
 
-// parse reads one JSON object into maps, slices, strings, json.Number, bool and
-// nil. The engine's own decoder takes the last of two equal keys, replaces bytes
-// that are not UTF-8 and ignores what follows the object: whatever could be read
-// in two ways is refused here.
+// parse reads one JSON object into maps, slices, strings, json.Number, bool and nil. It refuses
+// what could be read in two ways: the engine's own decoder takes the last of two equal keys,
+// replaces bytes that are not UTF-8 and ignores what follows the object.
 func parse(body []byte) (map[string]any, error) {
 	if len(body) > maxBody {
 		return nil, fmt.Errorf("the body is larger than %d bytes", maxBody)
@@ -119,8 +117,8 @@ func (p *parser) value(depth int) (any, error) {
 	return tok, nil
 }
 
-// empty tells whether v asks for nothing. An object with a key in it asks for
-// something, since the key may be the wish.
+// empty reports whether v requests nothing. An object with a key requests something, since the
+// key may be the request.
 func empty(v any) bool {
 	if obj, ok := v.(map[string]any); ok {
 		return len(obj) == 0
@@ -128,8 +126,8 @@ func empty(v any) bool {
 	return zero(v)
 }
 
-// zero tells whether v is nothing but zero values: clients send every field
-// they know, most of them so.
+// zero reports whether v has only zero values: clients send every field they know, and most are
+// zero.
 func zero(v any) bool {
 	switch v := v.(type) {
 	case nil:

@@ -24,7 +24,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 )
 
-// create makes a container from policy and the few wishes of a job.
+// create makes a container from the policy and the few options that a job may choose.
 func (g *guard) create(c *call) error {
 	rc := http.NewResponseController(c.w)
 	if err := rc.SetReadDeadline(time.Now().Add(bodyDeadline)); err != nil {
@@ -93,9 +93,9 @@ func (g *guard) create(c *call) error {
 	}
 	resp, answerBody, err := g.make(c, wanted)
 	if err == nil && unavailable(resp.StatusCode, answerBody) {
-		// The engine was started anew after the slots' CPUs became a partition,
-		// and believes that the machine has only the others. The container runs
-		// on the slot's by its slice, which was looked at just now.
+		// The engine was restarted after the slots' CPUs became a partition, and believes that
+		// the machine has only the other CPUs. The container's slice, checked just now, keeps it
+		// on the slot's CPUs.
 		g.log.Info("engine does not know the slot's cpus", "err", strings.TrimSpace(string(answerBody)))
 		wanted.HostConfig.CpusetCpus, wanted.HostConfig.CpusetMems = "", ""
 		resp, answerBody, err = g.make(c, wanted)
@@ -123,8 +123,8 @@ func (g *guard) create(c *call) error {
 	return nil
 }
 
-// suits judges what the image says of user and directory where the request does
-// not, and both by what the node has: who owns an ID, and links in the checkout.
+// suits checks the user and directory that the image sets if the request does not, and checks
+// both against the node: who owns an ID, and links in the checkout.
 func (g *guard) suits(wanted *container.CreateRequest, image imageConfig) error {
 	b := &builder{policy: g.policy, facts: g.facts}
 	user, dir := cmp.Or(wanted.User, image.User), path.Clean("/"+cmp.Or(wanted.WorkingDir, image.WorkingDir))
@@ -151,7 +151,7 @@ func (g *guard) suits(wanted *container.CreateRequest, image imageConfig) error 
 	return nil
 }
 
-// make asks the engine for a container and returns its whole answer.
+// make asks the engine for a container and returns its answer with the whole body.
 func (g *guard) make(c *call, wanted *container.CreateRequest) (*http.Response, []byte, error) {
 	data, err := json.Marshal(wanted)
 	if err != nil {
@@ -166,15 +166,15 @@ func (g *guard) make(c *call, wanted *container.CreateRequest) (*http.Response, 
 	return resp, body, err
 }
 
-// unavailable says that the engine refused a container for its CPUs or memory
-// nodes, in its own words.
+// unavailable reports whether the engine refused a container for its CPUs or memory nodes, by
+// the engine's own words.
 func unavailable(status int, answer []byte) bool {
 	text := string(answer)
 	return status == http.StatusBadRequest && strings.Contains(text, "not available") &&
 		(strings.Contains(text, "Requested CPUs") || strings.Contains(text, "Requested memory nodes"))
 }
 
-// hold puts the slot user's paths in a request out of that user's reach.
+// hold replaces the slot user's paths in a request with paths out of that user's reach.
 func (g *guard) hold(wanted *container.CreateRequest) ([]bound, error) {
 	var binds []bound
 	mounts := wanted.HostConfig.Mounts
@@ -198,10 +198,10 @@ func (g *guard) release(binds []bound) {
 	}
 }
 
-// start looks again at what may have changed since the container was made: the
-// slot's limits, and links on the way to what is mounted. It starts a container
-// once: the engine, which is root, reads /etc/passwd and /etc/group of what it
-// starts, and after the first start these may be pipes, or larger than its memory.
+// start checks again what may have changed since the container was made: the slot's limits, and
+// links on the way to what is mounted. It starts a container only once: the engine, which is
+// root, reads /etc/passwd and /etc/group of what it starts, and after the first start these may
+// be pipes, or larger than its memory.
 func (g *guard) start(c *call) error {
 	binds, first := g.own.take(c.id)
 	if !first {
@@ -209,8 +209,8 @@ func (g *guard) start(c *call) error {
 	}
 	defer g.release(binds)
 	if err := g.mayStart(c, binds); err != nil {
-		// The engine removes a container that cannot start if it is to be removed
-		// at its end, and `docker run --rm` waits for that.
+		// The engine removes a container that cannot start if it is to be removed when it ends,
+		// and `docker run --rm` waits for that.
 		g.discard(c)
 		return err
 	}
@@ -274,7 +274,7 @@ func (g *guard) discard(c *call) {
 	}
 }
 
-// ready says why no container of the slot may run now.
+// ready returns why no container of the slot may run now.
 func (g *guard) ready(c *call) error {
 	if err := CheckSlice(g.cgroupRoot, g.policy); err != nil {
 		return refusal{http.StatusServiceUnavailable, "kbnode: " + strings.ReplaceAll(err.Error(), "\n", "; ")}

@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// inspected is what the engine says of a container that is about to start.
+// inspected is what the engine reports about a container that is about to start.
 type inspected struct {
 	Image  string // its ID
 	Config struct {
@@ -31,7 +31,7 @@ type inspected struct {
 	Mounts []struct{ Type, Destination string }
 }
 
-// inspect asks the engine what it made of a container.
+// inspect asks the engine what a container is like.
 func (g *guard) inspect(c *call) (in inspected, err error) {
 	req := *c
 	req.method, req.path, req.query = http.MethodGet, "containers/"+c.id+"/json", nil
@@ -39,8 +39,7 @@ func (g *guard) inspect(c *call) (in inspected, err error) {
 	return in, err
 }
 
-// onDisk brings all that a container will write to the slot's disk, before it
-// starts.
+// onDisk makes a container write only to the slot's disk. It is called before the start.
 func (g *guard) onDisk(in inspected) error {
 	if g.disk.dir == "" {
 		return nil
@@ -59,7 +58,7 @@ func (g *guard) onDisk(in inspected) error {
 		return fmt.Errorf("write the container's files: %w", err)
 	}
 	if in.GraphDriver.Name != "overlay2" {
-		return nil // planning warns
+		return nil // kbnode plan warns
 	}
 	layer, isDiff := strings.CutSuffix(in.GraphDriver.Data["UpperDir"], "/diff")
 	if !isDiff || !filepath.IsAbs(layer) {
@@ -142,7 +141,7 @@ func copyLayer(from, to string) error {
 	})
 }
 
-// own gives a copy its original's owner and mode.
+// own gives a copy the owner and mode of its original.
 func own(root *os.Root, name string, original fs.FileInfo) error {
 	if st, ok := original.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
 		if err := root.Lchown(name, int(st.Uid), int(st.Gid)); err != nil {
@@ -155,11 +154,11 @@ func own(root *os.Root, name string, original fs.FileInfo) error {
 	return root.Chmod(name, original.Mode()&(fs.ModePerm|fs.ModeSetgid|fs.ModeSticky))
 }
 
-// etcFiles are those that Docker makes for a container and mounts writable.
+// etcFiles are the files that Docker makes for a container and mounts writable.
 var etcFiles = []string{"hosts", "hostname", "resolv.conf"}
 
-// writeEtc writes them as Docker does. Its own name leads to the container by the
-// loopback interface, as its address is not known yet.
+// writeEtc writes etcFiles as Docker does. The container's own name leads to the loopback
+// interface, as its address is not known yet.
 func writeEtc(dir string, in inspected) error {
 	host := in.Config.Hostname
 	names := host
@@ -175,15 +174,15 @@ func writeEtc(dir string, in inspected) error {
 	} {
 		path := filepath.Join(dir, name)
 		if _, gone := os.Lstat(path); errors.Is(gone, fs.ErrNotExist) {
-			continue // the job mounts one of its own
+			continue // the job mounts its own
 		}
 		err = errors.Join(err, os.WriteFile(path, []byte(text), 0o644)) //nolint:gosec // for all in the container to read
 	}
 	return err
 }
 
-// resolvConf names Docker's own resolver, which serves every network but its
-// default one, and searches the domains that the host does.
+// resolvConf names Docker's own resolver, which serves every network except the default one, and
+// the host's search domains.
 func resolvConf(network string) (string, error) {
 	data, err := os.ReadFile("/etc/resolv.conf")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

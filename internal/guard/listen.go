@@ -67,7 +67,7 @@ func listen(path string, uid, gid int) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// ownDir makes a directory, or puts one that is there right.
+// ownDir makes a directory, or corrects the mode and owner of an existing one.
 func ownDir(path string, mode fs.FileMode, uid, gid int) error {
 	if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -82,7 +82,7 @@ func ownDir(path string, mode fs.FileMode, uid, gid int) error {
 	return errors.Join(os.Chmod(path, mode), chown(path, uid, gid))
 }
 
-// chown does nothing where one is not root, as in tests.
+// chown does nothing without root, as in tests.
 func chown(path string, uid, gid int) error {
 	if os.Geteuid() != 0 {
 		return nil
@@ -90,8 +90,8 @@ func chown(path string, uid, gid int) error {
 	return os.Lchown(path, uid, gid)
 }
 
-// peers accepts connections of root and the slot's user, so many at a time. The
-// socket's mode says the same; a group that somebody joined later would not.
+// peers accepts connections of root and the slot's user, cap(slots) at a time. The socket's mode
+// allows the same, but also anyone who joins the group later.
 type peers struct {
 	*net.UnixListener
 	allowed []int
@@ -123,7 +123,7 @@ func (l *peers) Accept() (net.Conn, error) {
 	}
 }
 
-// peer is who opened a connection, as the kernel noted it.
+// peer returns the process that opened a connection, as the kernel recorded it.
 func peer(conn *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -152,7 +152,7 @@ func (c *peerConn) Close() error {
 
 type peerKey struct{}
 
-// notePeer lets a request know who sends it.
+// notePeer records in a request's context who sends it.
 func notePeer(ctx context.Context, conn net.Conn) context.Context {
 	if p, ok := conn.(*peerConn); ok {
 		return context.WithValue(ctx, peerKey{}, p)
@@ -160,8 +160,8 @@ func notePeer(ctx context.Context, conn net.Conn) context.Context {
 	return ctx
 }
 
-// policyFor is the slot's policy. The node's root may run any image, as kbnode
-// selftest does with one of its own; nothing else differs for it.
+// policyFor returns the slot's policy. The node's root may run any image, as kbnode selftest
+// does with one of its own; nothing else differs for root.
 func (g *guard) policyFor(ctx context.Context) plan.JobPolicy {
 	p := g.policy
 	if peer, ok := ctx.Value(peerKey{}).(*peerConn); ok && peer.root {

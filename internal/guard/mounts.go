@@ -18,15 +18,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// anything that is said at all; what it may be depends on the kind of mount.
+// anything matches any text; what is allowed depends on the kind of mount.
 var anything = lazily(`.`)
 
-// tmpfsForm admits the options that shape a tmpfs and nothing that another
-// file system would understand.
+// tmpfsForm accepts the options that shape a tmpfs and nothing that another file system would
+// understand.
 var tmpfsForm = lazily(`^(rw|ro|exec|noexec|suid|nosuid|dev|nodev|sync|async|noatime|(size|nr_inodes)=[0-9]{1,15}[kKmMgG%]?|mode=[0-7]{1,4}|(uid|gid)=[0-9]{1,10})$`)
 
-// bind is a mount of a host path. As a Mount it has no colons to misread, and
-// the engine makes no directory where the source is missing.
+// bind returns a mount of a host path. A Mount has no colons to misread, and the engine makes no
+// directory if the source is missing.
 func bind(source, target string, readOnly bool) mount.Mount {
 	return mount.Mount{
 		Type: mount.TypeBind, Source: source, Target: target, ReadOnly: readOnly,
@@ -34,8 +34,8 @@ func bind(source, target string, readOnly bool) mount.Mount {
 	}
 }
 
-// addBind judges one mount of a host path. The agent's job API socket and
-// kbnode itself are left out: a job must not have the one, and has the other.
+// addBind judges one mount of a host path. It leaves out the agent's job API socket, which a job
+// must not have, and kbnode itself, which a job already has.
 func (b *builder) addBind(source, target string, readOnly bool) error {
 	if !filepath.IsAbs(source) {
 		return fmt.Errorf("%.80q: a job has no volumes; mount a directory of the checkout by its absolute path", source)
@@ -78,7 +78,7 @@ func (b *builder) addBind(source, target string, readOnly bool) error {
 	return nil
 }
 
-// mountTarget is where a mount may go inside the container.
+// mountTarget returns target cleaned, or an error if a job may not mount there.
 func mountTarget(target string) (string, error) {
 	if !pathForm.MatchString(target) || len(target) > maxString || slices.Contains(strings.Split(target, "/"), "..") {
 		return "", fmt.Errorf("%.80q: the place in the container is an absolute path with no .. in it", target)
@@ -151,7 +151,7 @@ func (b *builder) takeMount(v any) error {
 				"NonRecursive":           ignore,
 				"ReadOnlyNonRecursive":   ignore,
 				"ReadOnlyForceRecursive": ignore,
-				"CreateMountpoint":       ignore, // the source must be there
+				"CreateMountpoint":       ignore, // the source must exist
 			})
 		},
 		"TmpfsOptions": func(v any) error {
@@ -197,7 +197,7 @@ func (b *builder) takeTmpfs(v any) error {
 	return nil
 }
 
-// addTmpfs needs no bound of its own: what is in it counts as the slot's memory.
+// addTmpfs needs no bound of its own: the contents count as the slot's memory.
 func (b *builder) addTmpfs(target, opts string) error {
 	target, err := mountTarget(target)
 	if err != nil {
@@ -217,9 +217,9 @@ func (b *builder) addTmpfs(target, opts string) error {
 	return nil
 }
 
-// resolver finds the real path of what a job wants mounted and refuses all that
-// does not lie below the work root, whatever links lead there. There is one
-// sentence for all that is refused: it must not tell what the node has elsewhere.
+// resolver finds the real path of what a job wants mounted and refuses everything that is not
+// below the work root, whatever links lead there. Every refusal is the same sentence, so that it
+// does not reveal what the node has elsewhere.
 func resolver(workRoot string) func(string) (string, error) {
 	return func(path string) (string, error) {
 		no := fmt.Errorf("%.80q: a job mounts only directories and files that are there below %s; leave it out", path, workRoot)
@@ -239,8 +239,8 @@ func resolver(workRoot string) func(string) (string, error) {
 	}
 }
 
-// nodeGroups are the groups that may open these device nodes, so that a
-// container that does not run as root can.
+// nodeGroups returns the groups that own these device nodes, so that a container that does not
+// run as root can open them.
 func nodeGroups(nodes []string) []string {
 	var gids []string
 	for _, node := range nodes {
@@ -256,8 +256,8 @@ func nodeGroups(nodes []string) []string {
 	return slices.Compact(gids)
 }
 
-// numbers are the IDs of the groups that the node has: pipelines name these two by
-// number, since not each image has them.
+// numbers returns the IDs of those groups that the node has: pipelines name video and render by
+// number, since not every image has them.
 func numbers(groups ...string) (ids []string) {
 	for _, name := range groups {
 		if g, err := user.LookupGroup(name); err == nil {
@@ -274,15 +274,15 @@ func nodesPresent(nodes []string) []string {
 	})
 }
 
-// linkNodes makes the links that udev has for what the kernel announces, and for NVIDIA's
-// nodes nobody has: where /dev/char/195:5 is missing, runc as Debian 12 has it does not
-// tell systemd of the device, and the next daemon-reload takes it from the container.
+// linkNodes makes the links that udev makes for what the kernel announces, and that no one makes
+// for NVIDIA's nodes: if /dev/char/195:5 is missing, Debian 12's runc does not tell systemd
+// about the device, and the next daemon-reload takes it from the container.
 func linkNodes(dir string, nodes []string) error {
 	var errs []error
 	for _, node := range nodes {
 		info, err := os.Stat(node)
 		if err != nil {
-			continue // nobody gets it
+			continue // no container gets it
 		}
 		st, ok := info.Sys().(*syscall.Stat_t)
 		if !ok || info.Mode()&os.ModeCharDevice == 0 {
@@ -294,7 +294,7 @@ func linkNodes(dir string, nodes []string) error {
 		}
 		if err := ignoreAbsent(os.Remove(link)); err != nil { // it leads nowhere
 			errs = append(errs, err)
-		} else if err := os.Symlink(node, link); err != nil && !errors.Is(err, fs.ErrExist) { // another slot's guard
+		} else if err := os.Symlink(node, link); err != nil && !errors.Is(err, fs.ErrExist) { // another slot's guard made it
 			errs = append(errs, err)
 		}
 	}

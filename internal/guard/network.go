@@ -22,7 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// The networks that a job can name. The first is the slot's own one.
+// The networks that a job can name. networkBridge is the slot's own.
 const (
 	networkBridge = "bridge"
 	networkNone   = "none"
@@ -39,8 +39,8 @@ func (b *builder) takeNetwork(v any) error {
 	return nil
 }
 
-// endpoints lets a client name the default network, as Docker's command line
-// does, and set nothing about it.
+// endpoints lets a client name the default network, as Docker's command line does, but set
+// nothing about it.
 func endpoints(v any) error {
 	rules := map[string]rule{}
 	for _, name := range []string{"default", networkBridge, networkNone} {
@@ -90,13 +90,13 @@ func networks(c *call) error {
 	return answer(c.w, list)
 }
 
-// slotNetwork is the network of the slot's containers, and the rules that keep
-// it apart. Either may be taken away at any time: by a prune, by a firewall that
-// starts anew. So both are looked at before each container.
+// slotNetwork is the network of the slot's containers and the rules that keep it apart. Either
+// may disappear at any time, by a prune or a restart of a firewall, so both are checked before
+// each container.
 type slotNetwork struct {
 	slot    int
 	ensure  func(context.Context, docker.Network) error
-	protect func() error // the rules of all slots
+	protect func() error // makes sure of the rules of all slots
 	routes  func() (io.ReadCloser, error)
 
 	mu sync.Mutex // older engines would make the same network twice
@@ -152,9 +152,8 @@ func (n *slotNetwork) ready(ctx context.Context) error {
 	return nil
 }
 
-// unrouted leaves out the subnets that the node has a way to already, by a table
-// in the form of /proc/net/route. The default route and that of the network
-// itself do not count.
+// unrouted leaves out the subnets to which the node already has a route, by a table in the form
+// of /proc/net/route. The default route and that of the network itself do not count.
 func unrouted(subnets []netip.Prefix, table io.Reader, own string) []netip.Prefix {
 	taken := slices.DeleteFunc(firewall.Routes(table), func(r firewall.Route) bool { return r.Device == own || r.To.Bits() == 0 })
 	return slices.DeleteFunc(subnets, func(p netip.Prefix) bool {

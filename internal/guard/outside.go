@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outside are processes of the slot's user that are in no slice of kbnode's: a user
-// manager, or what a service of the system started for it. No limit of the slot
-// holds them. A container that is not kbnode's may use the same number for a user of
-// its own, so those with PIDs of their own count only in the user's slice.
+// outside returns the processes of the slot's user that are in none of kbnode's slices: a user
+// manager, or what a system service started for the user. The slot's limits do not hold them. A
+// container that is not kbnode's may use the same number for a user of its own, so processes in
+// another PID namespace count only in the user's slice.
 func (s slotProcs) outside() ([]int, error) {
 	if s.uid <= 0 {
-		return nil, nil // not known
+		return nil, nil // the user is not known
 	}
 	entries, err := os.ReadDir(s.proc)
 	if err != nil {
@@ -52,7 +52,7 @@ func (s slotProcs) isOutside(pid int) bool {
 	return err1 == nil && err2 == nil && ours == its
 }
 
-// uids are the real, effective, saved and file system's user of a process.
+// uids returns the real, effective, saved and file system user IDs of a process.
 func (s slotProcs) uids(pid int) (uids []int) {
 	for field := range strings.FieldsSeq(s.status(pid, "Uid:")) {
 		if uid, err := strconv.Atoi(field); err == nil {
@@ -62,7 +62,7 @@ func (s slotProcs) uids(pid int) (uids []int) {
 	return uids
 }
 
-// status is a line of a process's status without its name, "" when it has ended.
+// status returns a line of a process's status without its name, "" if the process has ended.
 func (s slotProcs) status(pid int, name string) string {
 	text, err := os.ReadFile(filepath.Join(s.proc, strconv.Itoa(pid), "status"))
 	if err != nil {
@@ -76,7 +76,7 @@ func (s slotProcs) status(pid int, name string) string {
 	return ""
 }
 
-// endOutside kills them.
+// endOutside kills the processes that outside returns.
 func (s slotProcs) endOutside(ctx context.Context) (ended int, err error) {
 	list, err := s.outside()
 	if err != nil || len(list) == 0 {
@@ -85,8 +85,7 @@ func (s slotProcs) endOutside(ctx context.Context) (ended int, err error) {
 	return len(list), s.gone(ctx, s.outside, s.isOutside)
 }
 
-// signal sends a signal to a process that is still what it was taken for: numbers are
-// used again.
+// signal sends a signal to a process that is still what it was taken for: PIDs are used again.
 func (s slotProcs) signal(pid int, sig unix.Signal, still func(pid int) bool) error {
 	if s.send != nil {
 		return s.send(pid, sig)
@@ -108,7 +107,7 @@ func (s slotProcs) signal(pid int, sig unix.Signal, still func(pid int) bool) er
 	return nil
 }
 
-// ignoreAbsent forgives a cgroup that went away: it has no processes.
+// ignoreAbsent ignores that a file or cgroup is gone: such a cgroup has no processes.
 func ignoreAbsent(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return nil

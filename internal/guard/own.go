@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-// maxContainers is how many containers a slot has at once. Each has a shim, a log
-// and a configuration outside of the slot's limits.
+// maxContainers is how many containers a slot has at once. Each has a shim, a log and a
+// configuration outside the slot's limits.
 const maxContainers = 16
 
 // owned is a container that was made through this guard.
@@ -19,16 +19,15 @@ type owned struct {
 	name    string  // as the job gave it; "" if the engine made one up
 	binds   []bound // what it mounts, until it is started
 	disk    string  // its directory on the slot's disk; "" without one
-	started bool    // a start was tried: its files are the job's by now
+	started bool    // a start was tried: the job controls its files now
 }
 
-// owners knows the containers of the slot. It is a copy of what the engine
-// has: a container is the slot's if it is below the slot's slice and has the
-// slot's label, and only the guard can make one so. A name or ID that is not
-// known is looked up once in the engine before it is refused, which is also how
-// a guard that was restarted finds its containers again.
+// owners tracks the containers of the slot. It is a copy of what the engine has: a container is
+// the slot's if it is below the slot's slice and has the slot's label, and only the guard can
+// make such a container. An unknown name or ID is looked up once in the engine before it is
+// refused, which is also how a restarted guard finds its containers again.
 type owners struct {
-	prefix string // of names in the engine, so that slots do not take each other's
+	prefix string // of names in the engine, so that slots do not take each other's names
 	list   func(context.Context) ([]docker.Container, error)
 
 	mu      sync.Mutex
@@ -36,12 +35,12 @@ type owners struct {
 	loaded  bool // the containers of an earlier guard are in byID
 	pending int  // containers that are being created
 
-	reloading sync.Mutex // one look into the engine at a time
+	reloading sync.Mutex // one query of the engine at a time
 }
 
 var refForm = lazily(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 
-// engineName is the name in the engine of a container that a job calls name.
+// engineName returns the name in the engine of a container that a job calls name.
 func (o *owners) engineName(name string) string { return o.prefix + name }
 
 func (o *owners) add(id string, c owned) {
@@ -50,13 +49,13 @@ func (o *owners) add(id string, c owned) {
 	if o.byID == nil {
 		o.byID = map[string]owned{}
 	}
-	// It may have been found in a list and started before its creation was answered.
+	// It may have been listed and started before its creation was answered.
 	c.started = c.started || o.byID[id].started
 	o.byID[id] = c
 }
 
-// take returns what a container mounts, once: after its start it needs none of
-// it on the host. It also says whether this is the container's first start.
+// take returns what a container mounts, once: after its start it needs none of it on the host.
+// It also reports whether this is the container's first start.
 func (o *owners) take(id string) (binds []bound, first bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -67,8 +66,8 @@ func (o *owners) take(id string) (binds []bound, first bool) {
 	return c.binds, ok && !c.started
 }
 
-// reserve takes a place for a new container. The caller gives it back when the
-// container has been added, or will not be.
+// reserve takes a place for a new container. The caller calls giveBack when the container has
+// been added, or will not be.
 func (o *owners) reserve(ctx context.Context) (giveBack func(), err error) {
 	o.mu.Lock()
 	fresh := !o.loaded
@@ -104,9 +103,8 @@ func (o *owners) forget(id string) {
 	delete(o.byID, id)
 }
 
-// resolve finds the one container of the slot that has this ID, name or
-// beginning of an ID, in the order that the engine does. For any other it
-// answers as the engine does where there is none.
+// resolve finds the one container of the slot that has this ID, name or ID prefix, in the
+// engine's order. For any other it returns the error that the engine does if there is none.
 func (o *owners) resolve(ctx context.Context, ref string) (id string, c owned, err error) {
 	if !refForm.MatchString(ref) {
 		return "", owned{}, noSuchContainer(ref)
@@ -144,7 +142,7 @@ func (o *owners) find(ref string) (id string, c owned, err error) {
 	return id, o.byID[id], nil
 }
 
-// has tells whether a full ID is the slot's, without asking the engine.
+// has reports whether a full ID is the slot's, without asking the engine.
 func (o *owners) has(id string) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -156,7 +154,7 @@ func (o *owners) reload(ctx context.Context) error {
 	o.reloading.Lock()
 	defer o.reloading.Unlock()
 	o.mu.Lock()
-	gone := map[string]bool{} // of those known now: others are created while the engine makes its list
+	gone := map[string]bool{} // only those known now: others are created while the engine makes its list
 	for id := range o.byID {
 		gone[id] = true
 	}
@@ -172,9 +170,9 @@ func (o *owners) reload(ctx context.Context) error {
 	}
 	for _, c := range list {
 		delete(gone, c.ID)
-		// One without labels was known when the list was made.
+		// One without labels was already known when the list was made.
 		if _, known := o.byID[c.ID]; !known && c.Labels != nil {
-			// A name that the engine made up has no prefix and is good as it is.
+			// A name that the engine made up has no prefix and is used as it is.
 			o.byID[c.ID] = owned{name: strings.TrimPrefix(c.Name, o.prefix), disk: c.Labels[diskLabel], started: c.State != "created"}
 		}
 	}
@@ -185,7 +183,7 @@ func (o *owners) reload(ctx context.Context) error {
 	return nil
 }
 
-// disks are the directories of the slot's disk that containers use.
+// disks returns the directories of the slot's disk that containers use.
 func (o *owners) disks() map[string]bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

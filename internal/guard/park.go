@@ -16,22 +16,22 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// parkedDir lies beside a slot's socket. Each file NAME.json in it is one reason
-// why the slot takes no jobs: whoever has one keeps a file of its own there and
-// removes it when it is over. Only root can write it.
+// parkedDir is the directory beside a slot's socket in which each file NAME.json is one reason
+// why the slot takes no jobs. Its writer removes it when the reason is gone. Only root can write
+// there.
 const parkedDir = "parked"
 
 // maxReason bounds a file of parkedDir, in bytes.
 const maxReason = 16 << 10
 
-// Parked is one reason why a slot takes no jobs although it is planned to.
+// Parked is one reason why a planned slot takes no jobs.
 type Parked struct {
 	Reason string    `json:"reason"` // a sentence
 	Since  time.Time `json:"since"`
 }
 
-// ReadParked reads why a slot takes no jobs from its run directory, the oldest
-// reason first. A slot without any takes jobs.
+// ReadParked reads from a slot's run directory why it takes no jobs, oldest reason first. A slot
+// without reasons takes jobs.
 func ReadParked(runDir string) ([]Parked, error) {
 	dir := filepath.Join(runDir, parkedDir)
 	entries, err := os.ReadDir(dir)
@@ -48,7 +48,7 @@ func ReadParked(runDir string) ([]Parked, error) {
 		}
 		p, err := readReason(filepath.Join(dir, e.Name()))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // over meanwhile
+			continue // removed meanwhile
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read why the slot is parked: %w", err)
@@ -75,8 +75,8 @@ func readReason(name string) (p Parked, err error) {
 	return p, nil
 }
 
-// park writes a reason down; fresh is false for one that was there. One that only
-// changes its words keeps its time.
+// park records a reason. fresh is false if the same reason was there. A reason that only changes
+// its words keeps its time.
 func park(runDir, name, reason string) (fresh bool, err error) {
 	file := filepath.Join(runDir, parkedDir, name+".json")
 	p := Parked{Reason: reason, Since: time.Now().UTC().Truncate(time.Second)}

@@ -19,24 +19,24 @@ import (
 )
 
 const (
-	// endTime is what killed processes have to end. One in the middle of a call
-	// to a driver ends after it.
+	// endTime is how long killed processes have to end. One that is in a call to a driver ends
+	// after the call.
 	endTime = 5 * time.Second
-	// pollTime lies between two looks at what is about to end.
+	// pollTime is the time between two checks of what is about to end.
 	pollTime = 50 * time.Millisecond
 	// maxAncestors bounds the way up from a process.
 	maxAncestors = 64
 )
 
-// slotProcs are the processes of a slot as the kernel accounts for them: by the
-// cgroups of its slice, which no process of the slot can leave.
+// slotProcs finds the processes of a slot by the cgroups of its slice, which no process of the
+// slot can leave.
 type slotProcs struct {
 	root  string // where cgroups are mounted
 	proc  string // "/proc"
 	slice string // of the slot, below root
 	agent string // the cgroup of the agent's unit, below root
-	uid   int    // of the slot's user, 0 where it is not known
-	// send signals one process; nil does it for real.
+	uid   int    // of the slot's user, 0 if unknown
+	// send signals one process; nil sends a real signal.
 	send func(pid int, sig unix.Signal) error
 }
 
@@ -45,20 +45,20 @@ func newSlotProcs(cgroupRoot string, p plan.JobPolicy) slotProcs {
 	return slotProcs{root: cgroupRoot, proc: "/proc", slice: slice, agent: filepath.Join(slice, plan.AgentUnit(p.Slot))}
 }
 
-// cgroupOf is the cgroup of a process below the root, "" when it has ended.
+// cgroupOf returns the cgroup of a process below the root, "" if it has ended.
 func (s slotProcs) cgroupOf(pid int) string {
 	text, err := os.ReadFile(filepath.Join(s.proc, strconv.Itoa(pid), "cgroup"))
 	if err != nil {
 		return ""
 	}
-	_, path, _ := strings.Cut(strings.TrimSpace(string(text)), "0::/") // version 2 has the one line
+	_, path, _ := strings.Cut(strings.TrimSpace(string(text)), "0::/") // version 2 has only this line
 	return path
 }
 
-// owns says that a process is the slot's.
+// owns reports whether a process is the slot's.
 func (s slotProcs) owns(pid int) bool { return strings.HasPrefix(s.cgroupOf(pid)+"/", s.slice+"/") }
 
-// name is what a process calls itself, "" when it has ended. It may be a job's.
+// name returns what a process calls itself, "" if it has ended. A job may have chosen it.
 func (s slotProcs) name(pid int) string {
 	comm, err := os.ReadFile(filepath.Join(s.proc, strconv.Itoa(pid), "comm"))
 	if err != nil {
@@ -67,8 +67,8 @@ func (s slotProcs) name(pid int) string {
 	return text.Line(string(comm), 40)
 }
 
-// above are a process of the agent's unit and those that it descends from: the
-// agent, and between the two what runs the job.
+// above returns a function that reports whether a process is pid or one of its ancestors: the
+// agent, and what runs the job between the two. pid must be in the agent's unit.
 func (s slotProcs) above(pid int) (keep func(pid int) bool, err error) {
 	if s.cgroupOf(pid) != s.agent {
 		return nil, forbid("only the slot's own agent may ask this")
@@ -84,15 +84,15 @@ func (s slotProcs) above(pid int) (keep func(pid int) bool, err error) {
 	return nil, forbid("it has too many ancestors")
 }
 
-// ofRoot says that a process is kbnode's own or systemd's. No process of the slot's
-// user becomes root in the agent's unit, whose NoNewPrivileges= keeps it from that.
+// ofRoot reports whether a process is kbnode's own or systemd's. No process of the slot's user
+// becomes root in the agent's unit: its NoNewPrivileges= prevents that.
 func (s slotProcs) ofRoot(pid int) bool {
 	uids := s.uids(pid)
 	return len(uids) > 0 && !slices.ContainsFunc(uids, func(uid int) bool { return uid != 0 })
 }
 
-// below says whether a process is the agent or descends from it. What outlives the
-// process that runs its job does not: init has it then.
+// below reports whether a process is the agent or descends from it. A process that outlives the
+// one that runs its job does not: init is its parent then.
 func (s slotProcs) below(agent, pid int) bool {
 	for range maxAncestors {
 		if pid == agent {
@@ -106,7 +106,7 @@ func (s slotProcs) below(agent, pid int) bool {
 	return false
 }
 
-// runsJob says that the agent has a process of its own: it runs each job in one.
+// runsJob reports whether the agent has a child process: it runs each job in one.
 func (s slotProcs) runsJob(agent int) (bool, error) {
 	list, err := s.within(nil)
 	return slices.ContainsFunc(list, func(pid int) bool { return s.parent(pid) == agent }), err
@@ -117,7 +117,7 @@ func (s slotProcs) parent(pid int) int {
 	return ppid
 }
 
-// within are the processes of the agent's unit but those to keep; nil keeps none.
+// within returns the processes of the agent's unit except those to keep; nil keeps none.
 func (s slotProcs) within(keep func(pid int) bool) ([]int, error) {
 	list, err := s.members(filepath.Join(s.root, s.agent))
 	if keep != nil {
@@ -126,7 +126,7 @@ func (s slotProcs) within(keep func(pid int) bool) ([]int, error) {
 	return list, err
 }
 
-// beside are the slot's processes outside of the agent's unit.
+// beside returns the slot's processes outside the agent's unit.
 func (s slotProcs) beside() ([]int, error) {
 	var found []int
 	err := filepath.WalkDir(filepath.Join(s.root, s.slice), func(dir string, e fs.DirEntry, err error) error {
@@ -159,8 +159,8 @@ func (s slotProcs) members(dir string) ([]int, error) {
 	return list, nil
 }
 
-// endWithin kills all of the agent's unit but those to keep. A process that
-// forks would outrun that, so the whole unit stands still meanwhile.
+// endWithin kills all processes of the agent's unit except those to keep. A process that forks
+// would outrun that, so the whole unit is frozen meanwhile.
 func (s slotProcs) endWithin(ctx context.Context, keep func(pid int) bool) (ended int, err error) {
 	strays := func() ([]int, error) { return s.within(keep) }
 	if list, err := strays(); err != nil || len(list) == 0 {
@@ -175,15 +175,15 @@ func (s slotProcs) endWithin(ctx context.Context, keep func(pid int) bool) (ende
 	if err = errors.Join(err, listErr, s.thaw()); err != nil {
 		return len(list), fmt.Errorf("end what the job left: %w", err)
 	}
-	// Nothing was born meanwhile, and what is now is not what was left: when a
-	// job's command is ended, its hooks begin.
+	// Wait only for the processes in list: nothing forked meanwhile, and when a job's command is
+	// ended, its hooks begin.
 	return len(list), s.gone(ctx, func() ([]int, error) {
 		now, err := strays()
 		return slices.DeleteFunc(now, func(pid int) bool { return !slices.Contains(list, pid) }), err
 	}, s.owns)
 }
 
-// endBeside kills all that the slot runs outside of the agent's unit.
+// endBeside kills everything that the slot runs outside the agent's unit.
 func (s slotProcs) endBeside(ctx context.Context) (ended int, err error) {
 	list, err := s.beside()
 	if err != nil || len(list) == 0 {
@@ -204,7 +204,7 @@ func (s slotProcs) endBeside(ctx context.Context) (ended int, err error) {
 	return len(list), s.gone(ctx, s.beside, s.owns)
 }
 
-// gone kills what is listed, and still what it was taken for, until nothing is.
+// gone kills what is listed, and still what it was taken for, until nothing is left.
 func (s slotProcs) gone(ctx context.Context, list func() ([]int, error), still func(pid int) bool) error {
 	deadline := time.Now().Add(endTime)
 	for {
@@ -226,8 +226,8 @@ func (s slotProcs) gone(ctx context.Context, list func() ([]int, error), still f
 	}
 }
 
-// freeze stops the agent's unit. It returns when that has happened, or after a
-// second: a process that is held in the kernel is not stopped, and does not fork.
+// freeze freezes the agent's unit. It returns when that has happened, or after a second: a
+// process that is held in the kernel is not stopped, and does not fork.
 func (s slotProcs) freeze(ctx context.Context, dir string) error {
 	if err := writeControl(dir, "cgroup.freeze", "1"); err != nil {
 		return err
@@ -244,8 +244,7 @@ func (s slotProcs) freeze(ctx context.Context, dir string) error {
 	return nil
 }
 
-// thaw lets the agent's unit go on. A guard that was killed may have left it
-// standing.
+// thaw continues the agent's unit. A guard that was killed may have left it frozen.
 func (s slotProcs) thaw() error {
 	return writeControl(filepath.Join(s.root, s.agent), "cgroup.freeze", "0")
 }

@@ -13,22 +13,22 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// scratch are the work areas of a strict container, tmpfs that programs may be
-// run from: compilers of kernels put them there.
+// scratch lists the work areas of a strict container. Each is a tmpfs that programs may run
+// from, because kernel compilers put them there.
 var scratch = []string{"/tmp", "/var/tmp", "/run"}
 
-// scratchInodes bounds the files in each.
+// scratchInodes bounds the number of files in each.
 const scratchInodes = 1 << 20
 
-// strict closes what the compatible profile leaves to the pipeline. The user is
-// the slot's, to whom the checkout belongs, so that result.json can be written.
+// strict restricts what the compatible profile leaves to the pipeline. The user is the slot's,
+// who owns the checkout, so that result.json can be written.
 func (b *builder) strict() error {
 	h := &b.host
 	if b.facts.user == "" { // it would be root
 		return errors.New("the slot's user is not known: run kbnode reconcile on the node")
 	}
 	b.conf.User = b.facts.user
-	h.GroupAdd = nil // those of the GPU's nodes follow
+	h.GroupAdd = nil // gpu adds those of the GPU's nodes
 	h.ReadonlyRootfs = true
 	h.CapDrop = []string{"ALL"}
 	size := strconv.FormatInt(b.policy.MemoryBytes/4, 10)
@@ -41,14 +41,14 @@ func (b *builder) strict() error {
 		}
 		h.Tmpfs[dir] = "rw,exec,nosuid,nodev,mode=1777,size=" + size + ",nr_inodes=" + strconv.Itoa(scratchInodes)
 	}
-	// The image has no name for the user, and Python's getpass.getuser, by which torch
-	// names its caches, fails without one.
+	// The image has no name for the user, and Python's getpass.getuser, which torch uses to name
+	// its caches, fails without one.
 	b.conf.Env = append(b.conf.Env, "HOME=/tmp", "USER="+b.policy.User, "LOGNAME="+b.policy.User)
 	return nil
 }
 
-// allowImage refuses an image that the node's configuration does not list. What
-// a pipeline writes is what counts: a job can give no image another name.
+// allowImage refuses an image that the node's configuration does not list. The name in the
+// pipeline is what counts: a job cannot give an image another name.
 func allowImage(p plan.JobPolicy, image string) error {
 	if p.Images == nil {
 		return nil
@@ -65,8 +65,8 @@ func allowImage(p plan.JobPolicy, image string) error {
 	return fmt.Errorf("image %.120q is not among the images that this node runs; use one that job.allowed_images lists", image)
 }
 
-// names are an image's name as it was written, as Docker shortens it, and with
-// the tag that it has when none is written.
+// names returns an image's name as written, as Docker shortens it, and with the tag that it has
+// if none is written.
 func names(image string) []string {
 	list := []string{image}
 	for _, hub := range []string{"docker.io/library/", "docker.io/", "index.docker.io/library/", "index.docker.io/"} {
@@ -83,8 +83,7 @@ func names(image string) []string {
 	return list
 }
 
-// reference puts an image's name and its tag or digest together, as a pull
-// names them apart.
+// reference joins an image's name and its tag or digest, which a pull sends separately.
 func reference(image, tag string) string {
 	switch {
 	case tag == "":

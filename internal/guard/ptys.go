@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxPtys is how many terminals the programs of a container may make. The kernel
-// counts them for the whole machine, and charges the slot for a part of them only.
+// maxPtys is how many terminals the programs of a container may make. The kernel counts them for
+// the whole machine, and charges the slot for only a part of them.
 const maxPtys = 256
 
-// limitPtys bounds the terminals of a container that was just started: Docker has
-// no option for it. One that has ended already is fine.
+// limitPtys bounds the terminals of a container that was just started: Docker has no option for
+// it. A container that has already ended is not an error.
 func limitPtys(cgroupRoot, slice, id string) error {
 	procs, err := os.ReadFile(filepath.Join(cgroupRoot, slicePath(slice), "docker-"+id+".scope", "cgroup.procs"))
 	pid, _, _ := strings.Cut(string(procs), "\n")
@@ -29,8 +29,8 @@ func limitPtys(cgroupRoot, slice, id string) error {
 	return nil
 }
 
-// remountPts sets the most terminals of the /dev/pts that a process sees, which is
-// a file system of its own in each container, and leaves its other options.
+// remountPts sets the maximum number of terminals of the /dev/pts that a process sees, which is
+// a separate file system in each container, and keeps its other options.
 func remountPts(proc string, most int) error {
 	mounts, err := os.ReadFile(proc + "/mountinfo")
 	if errors.Is(err, unix.EINVAL) { // it has ended, and no one has waited for it yet
@@ -71,8 +71,8 @@ func remountPts(proc string, most int) error {
 	return unix.FsconfigReconfigure(fd)
 }
 
-// ptsOptions are those of /dev/pts in a mountinfo, of the last that was mounted
-// there; nil where there is none.
+// ptsOptions returns the options, other than max, of the last /dev/pts in a mountinfo; nil if
+// there is none.
 func ptsOptions(mountinfo string) (options []string) {
 	for line := range strings.Lines(mountinfo) {
 		f := strings.Fields(line)

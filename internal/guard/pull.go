@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-// pull fetches one image. The registry's credentials are the only header of a
-// client that the engine gets to see.
+// pull fetches one image. The registry's credentials are the only client header that the engine
+// sees.
 func (g *guard) pull(c *call) error {
 	image, tag := c.query.Get("fromImage"), c.query.Get("tag")
 	switch {
@@ -41,15 +41,15 @@ func (g *guard) pull(c *call) error {
 	if err != nil {
 		return err
 	}
-	// Before the pull, so that what is given up half-way is known, too.
+	// Before the pull, so that an image that is given up halfway is recorded, too.
 	if err := g.pulled.used(reference(image, tag), !has); err != nil {
 		return err
 	}
 	return g.fetch(c)
 }
 
-// kept answers a pull of the name that kbnode updates by itself: that stays what
-// it is, and jobs have what a canary ran. One that is not there is fetched.
+// kept answers a pull of the image that kbnode updates by itself without pulling it: jobs get
+// what a canary ran. If the image is absent, kept reports false and it is pulled.
 func (g *guard) kept(c *call, name string) (bool, error) {
 	if g.policy.KeptImage == "" {
 		return false, nil
@@ -65,8 +65,8 @@ func (g *guard) kept(c *call, name string) (bool, error) {
 	return true, answer(c.w, map[string]string{"status": "kbnode keeps " + name + " up to date on this node; it is not pulled (image.auto_update)"})
 }
 
-// Docker's disk is everybody's: a pull that would leave less of it free than a
-// tenth, or minFree bytes, is refused or given up.
+// All slots share Docker's disk: a pull that would leave less of it free than a tenth or minFree
+// bytes, whichever is less, is refused or given up.
 const (
 	minFree  = 10 << 30
 	pullPoll = time.Second
@@ -110,7 +110,7 @@ func (g *guard) fetch(c *call) error {
 		_, err = io.Copy(out, resp.Body)
 	}
 	if err != nil && errors.Is(context.Cause(ctx), errDiskFull) {
-		// As the engine tells of an error in the middle of a pull.
+		// This is how the engine reports an error in the middle of a pull.
 		err = json.NewEncoder(out).Encode(map[string]any{"error": errDiskFull.Error(), "errorDetail": map[string]string{"message": errDiskFull.Error()}})
 	}
 	if err != nil {
@@ -119,11 +119,11 @@ func (g *guard) fetch(c *call) error {
 	return nil
 }
 
-// lowOn says whether too little is free where a directory is.
+// lowOn reports whether too little is free on the disk of a directory.
 func lowOn(dir string) bool {
 	var st unix.Statfs_t
 	if unix.Statfs(dir, &st) != nil {
-		return false // not a disk of this machine's
+		return false // not a disk of this machine
 	}
 	return st.Bavail < min(st.Blocks/10, minFree/uint64(st.Frsize))
 }

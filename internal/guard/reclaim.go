@@ -15,16 +15,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// Bounds of Reclaim: what a job left is walked in seconds, or not to the end.
+// Bounds on Reclaim: it takes seconds to walk what a job left, or stops.
 const (
 	maxReclaimed = 1 << 20 // entries
 	reclaimTime  = 60 * time.Second
 )
 
-// Reclaim gives the slot's user everything below its checkouts. A container
-// usually runs as root and may leave directories there that the user could
-// neither read nor delete, and the next job's checkout would fail. Links are
-// not followed, and nothing outside of the directory is reached.
+// Reclaim gives the slot's user everything below its checkouts. A container usually runs as root
+// and may leave directories there that the user can neither read nor delete, and the next job's
+// checkout would fail. Reclaim does not follow links and reaches nothing outside the directory.
 func Reclaim(ctx context.Context, p plan.JobPolicy) error {
 	uid, gid, err := lookupUser(p.User)
 	if err != nil {
@@ -80,7 +79,7 @@ func reclaim(ctx context.Context, dir string, uid, gid int) error {
 	return nil
 }
 
-// openBelow opens a directory, and no other that a link in its place leads to.
+// openBelow opens a directory. It fails if a link is in its place.
 func openBelow(dir string) (*os.Root, error) {
 	above, err := os.OpenRoot(filepath.Dir(dir))
 	if err != nil {
@@ -91,7 +90,7 @@ func openBelow(dir string) (*os.Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A link that stays in the directory above would be followed.
+	// A link to something in the parent directory would be followed.
 	open, err := root.Stat(".")
 	named, nerr := above.Lstat(filepath.Base(dir))
 	if err = errors.Join(err, nerr); err == nil && !os.SameFile(open, named) {
@@ -103,8 +102,8 @@ func openBelow(dir string) (*os.Root, error) {
 	return root, nil
 }
 
-// Wipe deletes everything below a directory, but nothing that a link in its place leads
-// to. It keeps few directories open, however deep they are.
+// Wipe deletes everything below a directory. It fails if a link is in its place. It keeps few
+// directories open, however deep they are.
 func Wipe(dir string) error {
 	root, err := openBelow(dir)
 	if err != nil {
@@ -121,9 +120,9 @@ func Wipe(dir string) error {
 	return nil
 }
 
-// RemoveTree removes an entry of a directory with all below it, also what its
-// owner closed to itself. A directory in a directory is moved up first, so that
-// none is too deep, however many a job has put into each other.
+// RemoveTree removes an entry of a directory with everything below it, even what its owner
+// closed to itself. It moves nested directories up first, so that none is too deep, however many
+// a job has put into each other.
 func RemoveTree(root *os.Root, name string) error {
 	for todo := []string{name}; len(todo) > 0; {
 		name, todo = todo[len(todo)-1], todo[:len(todo)-1]
@@ -143,7 +142,8 @@ func RemoveTree(root *os.Root, name string) error {
 	return nil
 }
 
-// moveUp empties a directory: what is in its directories is still to be removed.
+// moveUp empties a directory. It moves directories that are not empty to root and appends them
+// to todo, the names still to be removed.
 func moveUp(root *os.Root, name string, todo []string) ([]string, error) {
 	for {
 		entries, err := someOf(root, name)
@@ -152,9 +152,9 @@ func moveUp(root *os.Root, name string, todo []string) ([]string, error) {
 		}
 		for _, e := range entries {
 			entry := name + "/" + e.Name()
-			// Of a directory with something in it this is refused.
+			// This fails for a directory that is not empty.
 			if err = root.Remove(entry); err != nil && e.IsDir() {
-				// Moving a directory changes it, which it may forbid.
+				// Moving a directory changes it, which its mode may forbid.
 				moved := ".kbnode-" + rand.Text()
 				if err = root.Chmod(entry, 0o700); err == nil {
 					err = root.Rename(entry, moved)

@@ -18,31 +18,31 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// RecordPath is asked when a job's command has ended and before its artifacts are
-// uploaded. The answer is 200 with the content of node.json as the message. What the
-// job left running is ended first: nothing of it can write over what is then written.
+// RecordPath is requested when a job's command has ended and before its artifacts are uploaded.
+// The answer is 200 with the content of node.json as the message. What the job left running is
+// ended first, so that it cannot overwrite what is written next.
 const RecordPath = "/kbnode/record"
 
 const (
-	// recordTime bounds it, processes that do not end included; readTime is for the
+	// recordTime bounds the request, including processes that do not end; readTime is for the
 	// counters, which take milliseconds.
 	recordTime = 15 * time.Second
 	readTime   = 3 * time.Second
-	// samplePeriod lies between two samples of the GPU.
+	// samplePeriod is the time between two samples of the GPU.
 	samplePeriod = time.Second
 )
 
-// recorder keeps the noise record of the slot's job. The cleaner's lock is its own.
+// recorder keeps the noise record of the slot's job. The cleaner's lock protects it.
 type recorder struct {
 	config noise.Config
 	run    *noise.Run // of the last job that began; nil without one
 }
 
 func newRecorder(p plan.JobPolicy, procs slotProcs) *recorder {
-	cpus, _ := cpuset.Parse(p.CPUs) // no container starts where it cannot be read
+	cpus, _ := cpuset.Parse(p.CPUs) // if it cannot be read, no container starts
 	c := noise.Config{
 		Slot: p.Name, CPUs: cpus, Cgroups: procs.root, Slice: procs.slice, Proc: procs.proc, Sys: "/sys",
-		// A job has a process beside the agent.
+		// A job has a process besides the agent.
 		Alive: func() bool {
 			list, err := procs.within(nil)
 			return err != nil || len(list) > 1
@@ -58,8 +58,7 @@ func newRecorder(p plan.JobPolicy, procs slotProcs) *recorder {
 	return &recorder{config: c}
 }
 
-// sample samples all GPUs of a slot side by side. That one is not answered for is no
-// reason to sample the others less.
+// sample samples all GPUs of a slot concurrently. An error of one does not stop the others.
 func sample(ctx context.Context, p plan.JobPolicy, each func(probe.Sample)) error {
 	errs := make([]error, len(p.GPUs))
 	var all sync.WaitGroup
@@ -82,7 +81,7 @@ func sample(ctx context.Context, p plan.JobPolicy, each func(probe.Sample)) erro
 	return errors.Join(errs...)
 }
 
-// begin begins a job's record, without waiting for anything.
+// begin begins a job's record without waiting for anything.
 func (r *recorder) begin() {
 	if r != nil {
 		r.end()
@@ -90,7 +89,7 @@ func (r *recorder) begin() {
 	}
 }
 
-// end ends sampling, and returns what waits until nothing holds the GPU any more.
+// end ends sampling, and returns a function that waits until sampling no longer holds the GPU.
 func (r *recorder) end() (wait func()) {
 	if r == nil || r.run == nil {
 		return func() {}
@@ -101,8 +100,8 @@ func (r *recorder) end() (wait func()) {
 	return run.Wait
 }
 
-// record is asked by a process of the agent's unit. It ends what the job left also
-// where there is no record: that keeps the artifacts, too.
+// record is called for a process of the agent's unit. It ends what the job left even if there is
+// no record: that protects the artifacts, too.
 func (s *cleaner) record(ctx context.Context, pid int) (rec noise.Record, err error) {
 	keep, err := s.procs.above(pid)
 	if err != nil {
@@ -130,7 +129,7 @@ func (s *cleaner) record(ctx context.Context, pid int) (rec noise.Record, err er
 	return rec, err
 }
 
-// made notes the job profile of a container that the job has made.
+// made records the job profile of a container that the job has made.
 func (s *cleaner) made(profile string) {
 	if profile == config.ProfileStrict {
 		s.strict.Store(true)
@@ -139,7 +138,8 @@ func (s *cleaner) made(profile string) {
 	}
 }
 
-// profile is that of the job's containers, the looser one if there were both.
+// profile returns the profile of the job's containers: the looser one if there were both, "" if
+// there were none.
 func (s *cleaner) profile() string {
 	switch {
 	case s.compatible.Load():

@@ -13,12 +13,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-// resolveTime bounds the look-up of a registry's addresses.
+// resolveTime bounds the lookup of a registry's addresses.
 const resolveTime = 5 * time.Second
 
-// reserved are addresses that look public and lead to the node's own network: of
-// carriers and clouds (Azure's wire server, Alibaba's metadata), of tests, the slots'
-// own, and forms of IPv6 that carry an address of IPv4.
+// reserved lists addresses that look public but lead to the node's own network: those of
+// carriers and clouds (Azure's wire server, Alibaba's metadata), of tests, the slots' own, and
+// IPv6 forms that carry an IPv4 address.
 var reserved = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("168.63.129.16/32"),
 	netip.MustParsePrefix("192.0.0.0/24"), netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("240.0.0.0/4"),
@@ -28,8 +28,8 @@ var reserved = []netip.Prefix{
 
 var nat64 = netip.MustParsePrefix("64:ff9b::/96")
 
-// registries says from where jobs may pull. The engine, which is root in the node's
-// network, sends their requests.
+// registries decides from where jobs may pull. The engine, which is root in the node's network,
+// sends their requests.
 type registries struct {
 	listed []string // by the operator: host or host:port
 	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
@@ -45,8 +45,8 @@ func newRegistries(listed []string) registries {
 	}
 }
 
-// mayPull refuses an image whose registry is not public, unless the operator lists
-// it. Docker Hub is where the engine is configured to look for it.
+// mayPull refuses an image whose registry is not public, unless the operator lists it. Docker
+// Hub is where the engine's configuration says it is.
 func (r registries) mayPull(ctx context.Context, image string) error {
 	full, err := docker.ParseRef(image)
 	if err != nil {
@@ -62,7 +62,7 @@ func (r registries) mayPull(ctx context.Context, image string) error {
 	}
 	addrs, err := r.addresses(ctx, host)
 	if _, unknown := errors.AsType[*net.DNSError](err); unknown {
-		return nil // the engine says so, too, or has a proxy that knows it
+		return nil // the engine reports this too, or has a proxy that knows it
 	}
 	if err != nil {
 		return fmt.Errorf("the registry %.255q: %w; write its name", registry, err)
@@ -79,8 +79,8 @@ func (r registries) mayPull(ctx context.Context, image string) error {
 	return nil
 }
 
-// addresses are a host's. A number that is not the usual form of an address is
-// refused: resolvers read 127.1, 0x7f000001 and 017700000001 as one.
+// addresses returns a host's addresses. It refuses a number that is not the usual form of an
+// address: resolvers read 127.1, 0x7f000001 and 017700000001 as one.
 func (r registries) addresses(ctx context.Context, host string) ([]netip.Addr, error) {
 	if a, err := netip.ParseAddr(host); err == nil {
 		return []netip.Addr{a}, nil
@@ -94,7 +94,7 @@ func (r registries) addresses(ctx context.Context, host string) ([]netip.Addr, e
 	return r.lookup(ctx, host)
 }
 
-// public says whether an address is of the Internet at large.
+// public reports whether an address is on the public Internet.
 func public(a netip.Addr) bool {
 	a = a.WithZone("").Unmap()
 	if nat64.Contains(a) {

@@ -11,11 +11,11 @@ import (
 	"strings"
 )
 
-// minVersion is the oldest minor API version that is understood, Docker 20.10.
-// What a request means below it differs from what is checked here.
+// minVersion is the oldest minor API version that the guard understands, Docker 20.10. Older
+// requests mean something else than what is checked here.
 const minVersion = 41
 
-// refusal is an answer that the engine is not asked for, in Docker's shape.
+// refusal is an error with a status and a sentence that the client gets in Docker's format.
 type refusal struct {
 	status   int
 	sentence string
@@ -23,7 +23,7 @@ type refusal struct {
 
 func (r refusal) Error() string { return r.sentence }
 
-// forbid refuses by policy.
+// forbid returns a refusal by policy, with status 403.
 func forbid(format string, args ...any) error {
 	return refusal{http.StatusForbidden, "kbnode: " + fmt.Sprintf(format, args...)}
 }
@@ -32,20 +32,20 @@ func forbid(format string, args ...any) error {
 type call struct {
 	w       http.ResponseWriter
 	r       *http.Request
-	version string // "v1.45", or "" where the client named none
+	version string // "v1.45", or "" if the client named none
 	method  string // for the engine
 	path    string // for the engine, without the version
-	id      string // the full ID of the container, where the path names one
+	id      string // the full ID of the container, if the path names one
 	own     owned
 	auth    string     // credentials for the registry
-	query   url.Values // only what the route knows, and nothing that is empty
+	query   url.Values // only parameters that the route knows, without empty ones
 }
 
-// route is one request that a job may send. What no route describes is refused.
+// route is one request that a job may send. Requests without a route are refused.
 type route struct {
 	method string
 	path   string // "{id}" is a container of the slot, "{image}" an image's name
-	params params // what the query may say
+	params params // what the query may contain
 	handle func(*call) error
 }
 
@@ -178,8 +178,8 @@ func match(rt route, method string, segments []string) (ref, image string, ok bo
 	return ref, image, len(segments) == len(want)
 }
 
-// query keeps what the route knows. Parameters that say nothing are left out;
-// any other is refused, and so is one that comes twice.
+// query keeps the parameters that the route knows. It leaves out empty ones, and refuses unknown
+// and repeated ones.
 func query(rt route, raw string) (url.Values, error) {
 	sent, err := url.ParseQuery(raw)
 	if err != nil {

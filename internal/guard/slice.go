@@ -19,8 +19,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// slicePath is a slice's directory below the cgroup root. A dash in its name
-// means a parent: buildkite-gpu0.slice lies in buildkite.slice.
+// slicePath returns a slice's directory below the cgroup root. A dash in its name means a
+// parent: buildkite-gpu0.slice is in buildkite.slice.
 func slicePath(slice string) string {
 	name := strings.TrimSuffix(slice, ".slice")
 	var dirs []string
@@ -32,14 +32,13 @@ func slicePath(slice string) string {
 	return filepath.Join(append(dirs, name+".slice")...)
 }
 
-// pageSlack is how much below the wanted limit the kernel may round one: to a
-// page, which is at most 64 KiB.
+// pageSlack is how much the kernel may round a limit down: to a page, which is at most 64 KiB.
 const pageSlack = 64 << 10
 
-// CheckSlice compares what the kernel enforces on the slot's slice below this
-// cgroup root with the policy; the error is a sentence with what to type.
-// The engine starts containers below a slice that does not exist, and systemd
-// then makes one without any limit, so this is asked before every container.
+// CheckSlice compares what the kernel enforces on the slot's slice below this cgroup root with
+// the policy; the error is a sentence with what to type. The engine starts containers below a
+// slice that does not exist, and systemd then makes one without any limit, so this is called
+// before every container.
 func CheckSlice(cgroupRoot string, p plan.JobPolicy) error {
 	dir := filepath.Join(cgroupRoot, slicePath(p.Slice))
 	err := errors.Join(
@@ -94,9 +93,9 @@ func readLine(dir, file string) (string, error) {
 	return strings.TrimSpace(string(data)), err
 }
 
-// endTogether makes the kernel end all of a container's processes when its slot
-// is out of memory. Otherwise the largest one dies and the rest go on, wrongly.
-// Docker has no option for it. A container that has ended already is fine.
+// endTogether makes the kernel end all of a container's processes when its slot is out of
+// memory. Otherwise the largest one dies and the rest go on, wrongly. Docker has no option for
+// it. A container that has already ended is not an error.
 func endTogether(cgroupRoot, slice, id string) error {
 	file := filepath.Join(cgroupRoot, slicePath(slice), "docker-"+id+".scope", "memory.oom.group")
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
@@ -110,13 +109,13 @@ func endTogether(cgroupRoot, slice, id string) error {
 	return nil
 }
 
-// engineFresh is how long the engine's answer about its cgroup driver is
-// believed: it changes with a restart of the engine only.
+// engineFresh is how long the engine's answer about its cgroup driver is trusted: it changes
+// only when the engine restarts.
 const engineFresh = 30 * time.Second
 
-// engineAsks is how often an engine that does not answer in time is asked, each time for
-// docker.Info's twenty seconds. Eight jobs that begin together keep an engine busy, and
-// waiting is better for a job than to be refused.
+// engineAsks is how often to ask an engine that does not answer in time, each time for
+// docker.Info's twenty seconds. Eight jobs that begin together keep an engine busy, and waiting
+// is better for a job than being refused.
 const engineAsks = 4
 
 // engineCheck remembers that the engine puts containers where it is told to.
@@ -124,13 +123,13 @@ type engineCheck struct {
 	ask func(context.Context) (docker.Info, error)
 
 	mu    sync.Mutex
-	until time.Time // good until then
+	until time.Time // the answer is valid until then
 	root  string    // where the engine keeps images
-	armor bool      // it gives containers AppArmor profiles
+	armor bool      // the engine lists AppArmor
 }
 
-// armored says whether the engine uses AppArmor. Where it does not, it takes the
-// name of a profile without a word.
+// armored reports whether the engine lists AppArmor. An engine that does not use it silently
+// accepts the name of a profile.
 func (c *engineCheck) armored(ctx context.Context) (bool, error) {
 	err := c.ok(ctx, time.Now())
 	c.mu.Lock()
@@ -138,7 +137,7 @@ func (c *engineCheck) armored(ctx context.Context) (bool, error) {
 	return c.armor, err
 }
 
-// low returns what tells whether the engine's disk is nearly full.
+// low returns a function that reports whether the engine's disk is nearly full.
 func (c *engineCheck) low(ctx context.Context) (func() bool, error) {
 	if err := c.ok(ctx, time.Now()); err != nil {
 		return nil, err
@@ -149,8 +148,8 @@ func (c *engineCheck) low(ctx context.Context) (func() bool, error) {
 	return func() bool { return root != "" && lowOn(root) }, nil
 }
 
-// ok says in a sentence why containers would not land below the slot's slice:
-// with the cgroupfs driver they run in the engine's own cgroup.
+// ok returns a sentence if containers would not run below the slot's slice: with the cgroupfs
+// driver they run in the engine's own cgroup.
 func (c *engineCheck) ok(ctx context.Context, now time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -6,32 +6,33 @@ import (
 )
 
 const (
-	// An agent that ends sooner than calmLife, and without a job, has failed: its
-	// token is refused, or Buildkite sends it away.
+	// calmLife is the least life of an agent that works. One that ends sooner, without a job,
+	// has failed: its token is refused, or Buildkite sends it away.
 	calmLife = time.Minute
-	// The second failure in a row waits so long, each further one twice as long.
+	// firstWait follows the second failure in a row. Each further wait is twice as long, up to
+	// longestWait.
 	firstWait   = 5 * time.Second
 	longestWait = time.Minute
 )
 
-// starts counts agents that fail one after the other. systemd cannot: it starts the
-// agent again after each job, too.
+// starts counts agents that fail in a row. systemd cannot: it also starts the agent again after
+// each job.
 type starts struct {
 	pid      int       // of the process that is about to become the agent
-	since    time.Time // when it asked first
+	since    time.Time // when it first asked
 	worked   bool      // it was given a job
 	failures int       // in a row
 	until    time.Time // the next one waits until then
 }
 
-// next notes who asks. fresh says that it did not before, so that the agent before
-// it has ended.
+// next records who asks. fresh reports whether it is a new process, so that the agent before it
+// has ended.
 func (s *starts) next(pid int, now time.Time) (fresh bool) {
 	if pid == s.pid {
 		return false
 	}
 	switch {
-	case s.pid == 0: // what was before this guard is not known
+	case s.pid == 0: // the agent before this guard is not known
 	case s.worked || now.Sub(s.since) > calmLife:
 		s.failures = 0
 	default:
@@ -43,8 +44,8 @@ func (s *starts) next(pid int, now time.Time) (fresh bool) {
 	return true
 }
 
-// wait says why the agent is not to start yet; "" lets it. The time that it waits is
-// none of its life.
+// wait returns why the agent must not start yet, or "". The time that it waits does not count as
+// its life.
 func (s *starts) wait(now time.Time) string {
 	left := s.until.Sub(now)
 	if left <= 0 {

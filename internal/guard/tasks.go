@@ -11,24 +11,24 @@ import (
 )
 
 const (
-	// taskPoll lies between two looks at how many tasks the slot has.
+	// taskPoll is the time between two checks of how many tasks the slot has.
 	taskPoll = time.Second
 	idlePoll = 5 * time.Second // without a job
-	// taskLooks in a row have to find no room before a job is ended.
+	// taskLooks is how many checks in a row must find no room before a job is ended.
 	taskLooks = 3
 	// taskRoom is what the agent needs to end a job: a shell and a hook, with
 	// the threads of both.
 	taskRoom = 32
 )
 
-// watchTasks ends a job that keeps all tasks of the slot to itself, until ctx is
-// done: the agent could not even start what ends the job, nor the next one's.
+// watchTasks ends a job that keeps all tasks of the slot to itself, until ctx is done: the agent
+// could not even start what ends the job, nor what ends the next one.
 func (s *cleaner) watchTasks(ctx context.Context) {
 	full := 0
 	for {
 		every := taskPoll
 		if full == 0 && !s.running.Load() {
-			every = idlePoll // whoever runs on the host can say that no job does
+			every = idlePoll // anything that runs on the host can report that no job does
 		}
 		if pause(ctx, every) != nil {
 			return
@@ -38,7 +38,7 @@ func (s *cleaner) watchTasks(ctx context.Context) {
 			full = 0
 			continue
 		}
-		if full++; full >= taskLooks && s.mu.TryLock() { // it is clearing away otherwise
+		if full++; full >= taskLooks && s.mu.TryLock() { // otherwise it is cleaning
 			full = 0
 			s.makeRoom(ctx, has, most)
 			s.mu.Unlock()
@@ -56,7 +56,7 @@ func (s *cleaner) makeRoom(ctx context.Context, has, most int) {
 	s.endJob(ctx, agent, fmt.Sprintf("the job was ended: it had %d of the %d processes and threads that job.tasks_max gives a slot", has, most))
 }
 
-// agentPID is the agent's process, 0 without one.
+// agentPID returns the agent's process, 0 without one.
 func (s *cleaner) agentPID(ctx context.Context) (int, error) {
 	if s.mainPID == nil {
 		return 0, nil
@@ -68,8 +68,7 @@ func (s *cleaner) agentPID(ctx context.Context) (int, error) {
 	return pid, nil
 }
 
-// tasks are how many processes and threads the slot has, and may have; 0 is no
-// limit.
+// tasks returns how many processes and threads the slot has, and may have; 0 is no limit.
 func (s slotProcs) tasks() (has, most int) {
 	read := func(file string) int {
 		text, err := os.ReadFile(filepath.Join(s.root, s.slice, file))

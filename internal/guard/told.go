@@ -6,21 +6,21 @@ import (
 	"net/http"
 )
 
-// Paths of a guard's socket that are none of Docker's: the slot's agent tells
-// where it is. The answer is 204, or 200 with a message for the job's log, or 409
-// with the reason why the slot is parked.
+// Paths of a guard's socket that are not Docker's: the slot's agent reports its progress there.
+// The answer is 204, or 200 with a message for the job's log, or 409 with the reason why the
+// slot is parked.
 const (
-	ReadyPath      = "/kbnode/ready"      // the agent is about to start; only root is believed
-	RegisteredPath = "/kbnode/registered" // Buildkite took the agent
+	ReadyPath      = "/kbnode/ready"      // the agent is about to start; only root may send this
+	RegisteredPath = "/kbnode/registered" // Buildkite accepted the agent
 	BeginPath      = "/kbnode/begin"      // a job is about to begin
 	EndPath        = "/kbnode/end"        // a job has ended
 )
 
-// RegisteredName is the file beside the socket whose time says when the slot's agent
+// RegisteredName is the file beside the socket whose modification time is when the slot's agent
 // last registered.
 const RegisteredName = "registered"
 
-// toldByRoot is sent by root alone: by agent-exec, before it becomes the agent. No
+// toldByRoot accepts reports of root only: of agent-exec, before it becomes the agent. No
 // process of the slot's user becomes root in the agent's unit.
 func (g *guard) toldByRoot(stage func(context.Context, int) (string, error)) func(*call) error {
 	told := g.told(stage, func(context.Context) {})
@@ -32,8 +32,8 @@ func (g *guard) toldByRoot(stage func(context.Context, int) (string, error)) fun
 	}
 }
 
-// told answers what the slot's agent tells, and then does what may come after the
-// answer. What was begun goes on when the agent's hook has been killed.
+// told answers a report of the slot's agent, and then calls after. What was begun goes on if the
+// agent's hook is killed.
 func (g *guard) told(stage func(context.Context, int) (string, error), after func(context.Context)) func(*call) error {
 	return func(c *call) error {
 		peer, ok := c.r.Context().Value(peerKey{}).(*peerConn)
@@ -44,7 +44,7 @@ func (g *guard) told(stage func(context.Context, int) (string, error), after fun
 		defer g.cleaner.mu.Unlock()
 		defer g.trim()
 		if err := c.r.Context().Err(); err != nil {
-			return err // it went away while it waited
+			return err // the client went away while it waited
 		}
 		ctx := context.WithoutCancel(c.r.Context())
 		why, err := stage(ctx, peer.pid)

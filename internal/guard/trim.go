@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Trim gives back the pages of kbnode's own file that were needed once: for the start,
-// or for one stage of a job. They are the page cache's, one copy for all guards, but
-// the kernel counts those that a process has mapped as this process's: most of what a
-// guard, or the daemon, seems to take. What is needed again comes back at a touch.
+// Trim gives back the pages of kbnode's own file that were needed once: for the start, or for
+// one stage of a job. They belong to the page cache, one copy for all guards, but the kernel
+// counts them for each process that has mapped them: most of what a guard, or the daemon, seems
+// to use. A page that is needed again comes back when it is touched.
 func Trim() error {
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -28,7 +28,7 @@ func Trim() error {
 		// 00400000-00c3f000 r-xp 00000000 fe:00 1234   /usr/local/bin/kbnode
 		fields := strings.Fields(lines.Text())
 		if len(fields) < 6 || strings.Join(fields[5:], " ") != self || strings.Contains(fields[1], "w") {
-			continue // what was written to would be lost
+			continue // what was written to the pages would be lost
 		}
 		var from, to uintptr
 		if _, err := fmt.Sscanf(fields[0], "%x-%x", &from, &to); err != nil {

@@ -21,12 +21,12 @@ import (
 const (
 	// maxAnswer bounds the answers that are read whole, in bytes.
 	maxAnswer = 8 << 20
-	// answerDeadline is for a client to read such an answer.
+	// answerDeadline is how long a client has to read such an answer.
 	answerDeadline = 30 * time.Second
 )
 
-// upstream is the engine's socket. Every request to it is made anew; nothing
-// of the client's is forwarded that is not named.
+// upstream is the engine's socket. Every request to it is built from scratch; nothing of the
+// client's is forwarded that is not named.
 type upstream struct {
 	socket    string
 	transport *http.Transport
@@ -48,8 +48,8 @@ func (u *upstream) dial(ctx context.Context) (net.Conn, error) {
 	return d.DialContext(ctx, "unix", u.socket)
 }
 
-// request is a request to the engine for what c asks. The path is the route's
-// with what was checked in it, never the client's text.
+// request returns the request to the engine for c. The path is the route's with checked values
+// in it, never the client's text.
 func (u *upstream) request(c *call, body io.Reader) (*http.Request, error) {
 	path := "/" + c.path
 	if c.version != "" {
@@ -70,7 +70,7 @@ func (u *upstream) request(c *call, body io.Reader) (*http.Request, error) {
 	return req, nil
 }
 
-// ask sends what c asks to the engine. The caller closes the answer's body.
+// ask sends the request of c to the engine. The caller closes the answer's body.
 func (u *upstream) ask(c *call, body io.Reader) (*http.Response, error) {
 	req, err := u.request(c, body)
 	if err != nil {
@@ -83,7 +83,7 @@ func (u *upstream) ask(c *call, body io.Reader) (*http.Response, error) {
 	return resp, nil
 }
 
-// get asks for a document of the engine. Its refusals are passed on.
+// get asks the engine for a document and decodes it into v. It passes on the engine's refusals.
 func (u *upstream) get(c *call, v any) error {
 	resp, err := u.ask(c, nil)
 	if err != nil {
@@ -103,16 +103,14 @@ func (u *upstream) get(c *call, v any) error {
 	return nil
 }
 
-// hangUp closes what was read to its end or is given up: that it cannot be
-// closed changes nothing any more.
+// hangUp closes what was read to its end or is given up, so that an error no longer matters.
 func hangUp(c io.Closer) { _ = c.Close() }
 
-// hopByHop are headers of one connection, not of the answer.
+// hopByHop lists headers of one connection, not of the answer.
 var hopByHop = []string{"Connection", "Keep-Alive", "Transfer-Encoding", "Upgrade", "Trailer", "Te", "Proxy-Connection"}
 
-// relay gives the engine's answer to the client as it comes: first the headers,
-// which `docker run` waits for before it starts the container, then each piece
-// of the body.
+// relay passes the engine's answer to the client as it comes: first the headers, which `docker
+// run` waits for before it starts the container, then each piece of the body.
 func relay(w http.ResponseWriter, resp *http.Response) {
 	out, err := relayHead(w, resp)
 	if err == nil {
@@ -147,7 +145,7 @@ func (f flusher) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// answer writes a JSON answer of the guard's own.
+// answer writes a JSON answer of the guard.
 func answer(w http.ResponseWriter, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -160,15 +158,15 @@ func answer(w http.ResponseWriter, v any) error {
 	return nil
 }
 
-// answerWithin gives a client answerDeadline to read its answer. What it returns
-// ends the deadline, which would hold for the connection's next answer, too.
+// answerWithin gives a client answerDeadline to read its answer. end lifts the deadline, which
+// would also apply to the connection's next answer.
 func answerWithin(w http.ResponseWriter) (end func()) {
 	rc := http.NewResponseController(w)
-	_ = rc.SetWriteDeadline(time.Now().Add(answerDeadline)) // not for every kind of writer
+	_ = rc.SetWriteDeadline(time.Now().Add(answerDeadline)) // not every writer supports it
 	return func() { _ = rc.SetWriteDeadline(time.Time{}) }
 }
 
-// readAll reads an answer of the engine whole.
+// readAll reads a whole answer of the engine.
 func readAll(resp *http.Response) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if err != nil {
@@ -181,18 +179,18 @@ func readAll(resp *http.Response) ([]byte, error) {
 }
 
 const (
-	// upgradeDeadline is for the engine to take up an attached stream.
+	// upgradeDeadline is how long the engine has to accept an attached stream.
 	upgradeDeadline = time.Minute
-	// linger is for the client to see the end of the stream and hang up.
+	// linger is how long the client has to see the end of the stream and hang up.
 	linger = 2 * time.Second
-	// hangupPoll is how often a stream is looked at that only gives output; the
-	// kernel tells of a client that is gone at once.
+	// hangupPoll is how often a stream that only gives output is checked for its end; the kernel
+	// reports at once that the client is gone.
 	hangupPoll = time.Second
 )
 
-// attach joins the client with a container's standard streams. Once the engine
-// has switched protocols the two connections are copied into each other; a slow
-// reader on one side holds up the writer on the other.
+// attach connects the client to a container's standard streams. Once the engine has switched
+// protocols, data is copied in both directions; a slow reader on one side holds up the writer on
+// the other.
 func (g *guard) attach(c *call) error {
 	if !strings.EqualFold(c.r.Header.Get("Upgrade"), "tcp") {
 		return refusal{http.StatusBadRequest, "kbnode: attach needs the headers Connection: Upgrade and Upgrade: tcp"}
@@ -253,16 +251,15 @@ func switchProtocols(client net.Conn, resp *http.Response) error {
 	return err
 }
 
-// join copies both ways until the engine has no more to say, or the client is
-// gone. The client closing its writing half only ends the container's standard
-// input.
+// join copies both ways until the engine has no more to send, or the client is gone. If the
+// client closes its writing half, only the container's standard input ends.
 func join(client net.Conn, clientReader *bufio.Reader, engine net.Conn, engineReader *bufio.Reader) {
 	input, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(input)
 		if err := pump(engine, client, clientReader); err != nil {
-			// What nobody takes any more is read away: closing a socket with
-			// unread data would reset it and lose the last output.
+			// Discard what no one reads any more: closing a socket with unread data would reset
+			// it and lose the last output.
 			_, _ = io.Copy(io.Discard, client)
 		}
 		// The engine keeps the stream of a container that never starts open.
@@ -270,7 +267,7 @@ func join(client net.Conn, clientReader *bufio.Reader, engine net.Conn, engineRe
 			_ = engine.Close()
 		}
 	}()
-	// The stream ends here for either side, whether the copy broke or not.
+	// The stream ends here for both sides, even if the copy failed.
 	_ = pump(client, engine, engineReader)
 	close(ended)
 	_ = client.SetReadDeadline(time.Now().Add(linger))
@@ -278,8 +275,8 @@ func join(client net.Conn, clientReader *bufio.Reader, engine net.Conn, engineRe
 	<-input
 }
 
-// awaitHangup waits until the other end of a connection has closed both halves,
-// and says whether that came before ended.
+// awaitHangup waits until the other end of a connection has closed both halves, and reports
+// whether that came before ended.
 func awaitHangup(conn net.Conn, ended <-chan struct{}) bool {
 	c, ok := conn.(syscall.Conn)
 	if !ok {
@@ -305,8 +302,8 @@ func awaitHangup(conn net.Conn, ended <-chan struct{}) bool {
 	return false
 }
 
-// pump copies what was read ahead, then the connection itself, then says that
-// no more comes.
+// pump copies what was buffered, then the rest of the connection, and then closes dst for
+// writing.
 func pump(dst, src net.Conn, ahead *bufio.Reader) error {
 	if _, err := io.CopyN(dst, ahead, int64(ahead.Buffered())); err != nil {
 		return err

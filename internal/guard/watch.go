@@ -6,22 +6,21 @@ import (
 )
 
 const (
-	// endPoll lies between two looks at whether the agent still runs a job.
+	// endPoll is the time between two checks of whether the agent still runs a job.
 	endPoll = 2 * time.Second
-	// endLooks in a row have to find that it does not, and so many more where it was
-	// not yet seen to: between the hook that tells of a job and the job itself there
-	// is a moment without a process, and a long one on a machine that has much to do.
+	// endLooks is how many checks in a row must find that it does not; startLooks more are
+	// needed before a new job was first seen. Between the hook that reports a job and the job
+	// itself there is a moment without a process, and a long one on a busy machine.
 	endLooks   = 2
 	startLooks = 13
 )
 
-// watchEnd clears away what jobs left when the agent's process for one is gone, or the
-// agent itself, until ctx is done. Whatever was told meanwhile, by hooks or by the job
-// in their place, does not end this watch. It also ends a job that takes too long, or
-// that stops its agent.
+// watchEnd cleans up after a job when the agent's process for it is gone, or the agent itself,
+// until ctx is done. No report meanwhile, by hooks or by the job in their place, ends this
+// watch. It also ends a job that takes too long, or that stops its agent.
 func (s *cleaner) watchEnd(ctx context.Context) {
 	agent := 0
-	// runs says that the agent has a process for a job, or that this is not known.
+	// runs reports whether the agent has a process for a job, or whether this is not known.
 	runs := func() bool {
 		if agent == 0 || s.procs.cgroupOf(agent) != s.procs.agent {
 			var err error
@@ -36,7 +35,7 @@ func (s *cleaner) watchEnd(ctx context.Context) {
 		return is || err != nil
 	}
 	if runs() && agent != 0 {
-		s.watched.Store(true) // a guard that was restarted heard of no begin
+		s.watched.Store(true) // a restarted guard heard of no begin
 	}
 	var e enforcer
 	for pause(ctx, endPoll) == nil {
@@ -60,8 +59,8 @@ func (s *cleaner) watchEnd(ctx context.Context) {
 	}
 }
 
-// untold ends what is left of a job that the agent does not run any more. Without an
-// agent (0), systemd ends its unit, and may start the next one at the same time.
+// untold cleans up after a job that the agent no longer runs. Without an agent (0), systemd ends
+// its unit, and may start the next one at the same time.
 func (s *cleaner) untold(ctx context.Context, agent int) {
 	keep := func(pid int) bool { return agent > 0 && s.procs.below(agent, pid) || s.procs.ofRoot(pid) }
 	within, err1 := s.procs.within(keep)
