@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// pciTree is a /sys with a GPU, a bridge without memory of its own, and a device
-// that was taken out while its link was read.
+// pciTree makes a /sys with a GPU, a bridge without memory of its own, and a device that was
+// removed while its link was read.
 func pciTree(t *testing.T) (sys string, windows []string) {
 	t.Helper()
 	sys = t.TempDir()
@@ -44,7 +44,8 @@ func write(t *testing.T, path string) {
 	}
 }
 
-// TestWindows covers what reaches a device's memory, and leaves what libraries read.
+// TestWindows checks that Windows lists what reaches a device's memory, and not what libraries
+// read.
 func TestWindows(t *testing.T) {
 	t.Parallel()
 	sys, want := pciTree(t)
@@ -57,7 +58,7 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// TestPaths keeps what Docker covers, which a list of one's own replaces.
+// TestPaths checks that Paths keeps what Docker covers, which a custom list replaces.
 func TestPaths(t *testing.T) {
 	t.Parallel()
 	sys, windows := pciTree(t)
@@ -77,8 +78,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// TestEnsure says that the kernel has the profile only where it has this one, and
-// enforces it.
+// TestEnsure checks that the kernel has the profile only if it has this one and enforces it.
 func TestEnsure(t *testing.T) {
 	t.Parallel()
 	name, text := JobProfile()
@@ -117,8 +117,8 @@ func TestEnsure(t *testing.T) {
 	}
 }
 
-// An engine that started before AppArmor's parser was there ignores profiles, and has not loaded
-// its own.
+// TestEngineConfines covers an engine that started before AppArmor's parser was there: it
+// ignores profiles, and has not loaded its own.
 func TestEngineConfines(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]bool{

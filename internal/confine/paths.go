@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// Docker's own masked and read-only paths, of all its versions, which a list of
-// one's own replaces, and what root in a container would have of the node's one
-// /proc beyond them. What a kernel lacks, Docker's runtime skips.
+// Docker's own masked and read-only paths, from all its versions, which a custom list replaces,
+// and what else root in a container would have of the node's one /proc. Docker's runtime skips
+// what a kernel lacks.
 var (
 	maskedPaths = []string{
 		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug",
@@ -26,16 +26,16 @@ var (
 	}
 )
 
-// Paths are what to mask and what to make read-only in a container that has no
-// profile, on the machine whose /sys this is.
+// Paths returns what to mask and what to make read-only in a container without a profile, on the
+// machine whose /sys this is.
 func Paths(sys string) (masked, readonly []string, err error) {
 	throttle, err := filepath.Glob(sys + "/devices/system/cpu/cpu[0-9]*/thermal_throttle")
 	windows, err2 := Windows(sys)
 	return slices.Concat(maskedPaths, throttle, windows), slices.Clone(readonlyPaths), errors.Join(err, err2)
 }
 
-// Windows are the files by which root reaches the memory, registers and
-// configuration of PCI devices, in any /sys: of all that have memory of their own.
+// Windows returns the files through which root reaches the memory, registers and configuration
+// of PCI devices, in any /sys, for all devices that have memory of their own.
 func Windows(sys string) ([]string, error) {
 	bus := sys + "/bus/pci/devices"
 	links, err := os.ReadDir(bus)

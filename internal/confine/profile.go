@@ -1,6 +1,6 @@
-// Package confine keeps root in a job's container, which is the node's user 0, from
-// what the node's one /sys and /proc have of other slots: by an AppArmor profile,
-// or by a list of files to cover. It knows no container.
+// Package confine keeps root in a job's container, which is the node's user 0, away from what
+// the node's one /sys and /proc have of other slots: with an AppArmor profile, or with a list of
+// files to cover. It knows nothing about containers.
 package confine
 
 import (
@@ -19,14 +19,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/disk"
 )
 
-// loadDeadline is for AppArmor's parser, which compiles the profile.
+// loadDeadline bounds AppArmor's parser, which compiles the profile.
 const loadDeadline = time.Minute
 
 //go:embed job.apparmor
 var profileText string
 
-// JobProfile is the AppArmor profile of the jobs' containers. Its name says which
-// rules it has: one that an older kbnode loaded is not taken for it.
+// JobProfile returns the AppArmor profile of the jobs' containers. Its name contains a hash of
+// its rules, so a profile that an older kbnode loaded is not taken for it.
 var JobProfile = sync.OnceValues(func() (name, text string) {
 	name = fmt.Sprintf("kbnode-job-%x", sha256.Sum256([]byte(profileText)))[:len("kbnode-job-")+8]
 	return name, strings.Replace(profileText, "profile kbnode-job ", "profile "+name+" ", 1)
@@ -35,14 +35,14 @@ var JobProfile = sync.OnceValues(func() (name, text string) {
 // parser compiles and loads profiles.
 const parser = "/sbin/apparmor_parser"
 
-// Kernel is where AppArmor's profiles are.
+// Kernel knows and loads AppArmor's profiles.
 type Kernel struct {
-	list string // the file that names those that are loaded
+	list string // the file that lists the loaded profiles
 	load func(ctx context.Context, text string) error
 	mu   sync.Mutex
 }
 
-// NewKernel is the running one.
+// NewKernel returns the running kernel.
 func NewKernel() *Kernel {
 	return &Kernel{list: "/sys/kernel/security/apparmor/profiles", load: load}
 }
@@ -56,14 +56,14 @@ func (k *Kernel) EngineConfines() bool {
 	return ok && err == nil
 }
 
-// has says whether the kernel has a profile and enforces it.
+// has reports whether the kernel has a profile and enforces it.
 func (k *Kernel) has(name string) (bool, error) {
 	list, err := os.ReadFile(k.list)
 	return bytes.Contains(append([]byte("\n"), list...), []byte("\n"+name+" (enforce)\n")), err
 }
 
-// Ensure loads the profile of jobs unless the kernel has it, and returns its name.
-// An error says why it has not.
+// Ensure loads the profile of jobs unless the kernel has it, and returns its name. The error
+// says why the kernel does not have it.
 func (k *Kernel) Ensure(ctx context.Context) (name string, err error) {
 	name, text := JobProfile()
 	k.mu.Lock()
@@ -83,8 +83,8 @@ func (k *Kernel) Ensure(ctx context.Context) (name string, err error) {
 	return name, nil
 }
 
-// load gives the profile to the kernel, as the engine does with its own.
-// The guard's sandbox has a /sys that cannot be written to.
+// load gives the profile to the kernel, as the engine does with its own. It runs on the host
+// because the guard's sandbox has a /sys that cannot be written to.
 func load(ctx context.Context, text string) error {
 	ctx, cancel := context.WithTimeout(ctx, loadDeadline)
 	defer cancel()

@@ -24,18 +24,18 @@ const (
 	maxAuthFile = 1 << 20 // bytes
 	maxSecret   = 64 << 10
 	helperTime  = 30 * time.Second
-	// hubKey is Docker Hub in Docker's configuration.
+	// hubKey is the key of Docker Hub in Docker's configuration.
 	hubKey = "https://index.docker.io/v1/"
 )
 
-// authFile is what is read of Docker's own config.json.
+// authFile is what kbnode reads of Docker's own config.json.
 type authFile struct {
 	Auths       map[string]registry.AuthConfig `json:"auths"`
 	CredsStore  string                         `json:"credsStore"`
 	CredHelpers map[string]string              `json:"credHelpers"`
 }
 
-// readAuthFile reads the configuration of the docker command of this user.
+// readAuthFile reads the configuration of this user's docker command. Without one it is empty.
 func readAuthFile() (f authFile, err error) {
 	dir := os.Getenv("DOCKER_CONFIG")
 	if dir == "" {
@@ -54,15 +54,15 @@ func readAuthFile() (f authFile, err error) {
 		return f, fmt.Errorf("read registry credentials: %w", err)
 	}
 	defer func() { _ = file.Close() }()
-	// What a decoder says of a text may hold some of it.
+	// A decoder's error may contain some of the text.
 	if json.NewDecoder(io.LimitReader(file, maxAuthFile)).Decode(&f) != nil {
 		return f, fmt.Errorf("read registry credentials: %s is not the JSON that docker login writes; mend it, or log in again", name)
 	}
 	return f, nil
 }
 
-// registryAuth is the header with the credentials for an image's registry; ""
-// without any.
+// registryAuth returns the header with the credentials for an image's registry, "" if there are
+// none.
 func registryAuth(ctx context.Context, ref string) (string, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
@@ -83,8 +83,8 @@ func registryAuth(ctx context.Context, ref string) (string, error) {
 	return base64.URLEncoding.EncodeToString(text), nil
 }
 
-// allAuths are the credentials of every registry that the file names: a build
-// may begin with an image of any of them.
+// allAuths returns the credentials of every registry that the file names: a build may begin with
+// an image from any of them.
 func allAuths(ctx context.Context) (map[string]registry.AuthConfig, error) {
 	f, err := readAuthFile()
 	if err != nil {
@@ -111,8 +111,8 @@ func allAuths(ctx context.Context) (map[string]registry.AuthConfig, error) {
 	return all, errors.Join(errs...)
 }
 
-// of are the credentials for a registry, as docker would choose them: of its
-// own helper, of the helper of all, of the file.
+// of returns the credentials for a registry, as docker would choose them: from the registry's
+// own helper, the helper of all, or the file.
 func (f authFile) of(ctx context.Context, host string) (registry.AuthConfig, error) {
 	key := host
 	if host == "docker.io" {
@@ -144,7 +144,7 @@ func (f authFile) of(ctx context.Context, host string) (registry.AuthConfig, err
 	return registry.AuthConfig{}, nil
 }
 
-// bareHost is a key of the file without what old versions wrote around it.
+// bareHost returns a key of the file without what old versions wrote around the host.
 func bareHost(key string) string {
 	key = strings.TrimPrefix(strings.TrimPrefix(key, "https://"), "http://")
 	host, _, _ := strings.Cut(key, "/")
@@ -153,8 +153,8 @@ func bareHost(key string) string {
 
 var helperForm = lazy.Regexp(`^[A-Za-z0-9._-]{1,64}$`)
 
-// askHelper asks a credential helper, a program of the operator's. What it says
-// on standard error may hold a secret and is not passed on.
+// askHelper asks a credential helper, a program of the operator's. Its standard error may hold a
+// secret and is not passed on.
 func askHelper(ctx context.Context, helper, server string) (registry.AuthConfig, error) {
 	if !helperForm().MatchString(helper) {
 		return registry.AuthConfig{}, fmt.Errorf("%.80q is not the name of a credential helper; mend Docker's config.json", helper)
@@ -186,7 +186,7 @@ func askHelper(ctx context.Context, helper, server string) (registry.AuthConfig,
 	return registry.AuthConfig{Username: said.Username, Password: said.Secret, ServerAddress: server}, nil
 }
 
-// limited keeps the beginning of what is written to it.
+// limited keeps the first maxSecret bytes that are written to it.
 type limited struct{ bytes.Buffer }
 
 func (l *limited) Write(p []byte) (int, error) {

@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// stopSeconds is what a container has to end by itself: killing it in the
-	// middle of a kernel leaks GPU memory on ROCm. Ten, Docker's own, would keep the
-	// slot from its next job for longer than that.
+	// stopSeconds is how long a container has to end by itself: killing it in the middle of a
+	// kernel leaks GPU memory on ROCm. Docker's default of ten would keep the slot from its next
+	// job for longer.
 	stopSeconds = 5
 	// inspectTime bounds one inspection: the engine answers in milliseconds, or
 	// hangs on something that a job put into its container.
 	inspectTime = 10 * time.Second
 	// removeDeadline bounds the removal of one container, its stop included.
 	removeDeadline = time.Minute
-	// atOnce is how many containers are inspected or removed side by side.
+	// atOnce is how many containers are inspected or removed concurrently.
 	atOnce = 8
 )
 
@@ -41,12 +41,12 @@ type Container struct {
 type Filter struct {
 	Slice string // the cgroup parent
 	Label string // "name" or "name=value"
-	// Known are containers that need no look: of these only the ID is returned.
+	// Known reports containers that need no inspection: of these only the ID is returned.
 	Known func(id string) bool
 }
 
-// Containers lists what matches, running or not. A container that goes away
-// meanwhile is left out.
+// Containers lists the containers that match, running or not, except those that disappear
+// meanwhile.
 func (e *Engine) Containers(ctx context.Context, f Filter) ([]Container, error) {
 	opts := client.ContainerListOptions{All: true}
 	if f.Label != "" {
@@ -56,7 +56,7 @@ func (e *Engine) Containers(ctx context.Context, f Filter) ([]Container, error) 
 	if err != nil {
 		return nil, e.wrap("list containers", err)
 	}
-	// The list does not tell the cgroup parent.
+	// The list does not include the cgroup parent.
 	found := make([]*Container, len(list.Items))
 	err = each(len(list.Items), func(i int) error {
 		if f.Known != nil && f.Known(list.Items[i].ID) {
@@ -108,12 +108,11 @@ func (e *Engine) inspect(ctx context.Context, id string) (Container, error) {
 	return c, nil
 }
 
-// CleanSlot removes the containers that have this label ("name=value") and whose
-// cgroup parent is this slice, with their anonymous volumes, and returns how many
-// there were. Each has five seconds to end by itself. Nothing is asked about a
-// container without the label, so one that hangs the engine's answer holds up no
-// other slot. One that has it and cannot be inspected is removed by its ID: only a
-// slot's guard sets the label.
+// CleanSlot removes the containers that have this label ("name=value") and whose cgroup parent
+// is this slice, with their anonymous volumes, and returns how many there were. Each has five
+// seconds to end by itself. It asks nothing about a container without the label, so one that
+// hangs the engine's answer holds up no other slot. It removes one that has the label and cannot
+// be inspected by its ID: only a slot's guard sets the label.
 func (e *Engine) CleanSlot(ctx context.Context, slice, label string) (int, error) {
 	name, value, _ := strings.Cut(label, "=")
 	if !strings.HasSuffix(slice, ".slice") || strings.Contains(slice, "/") || name == "" || value == "" {
@@ -144,8 +143,8 @@ func (e *Engine) CleanSlot(ctx context.Context, slice, label string) (int, error
 	return int(removed.Load()), nil
 }
 
-// remove stops, kills and removes one container. That it is gone already, or
-// on its way out because it was run with --rm, is what was wanted.
+// remove stops, kills and removes one container. It is not an error if the container is already
+// gone, or is being removed because it was run with --rm.
 func (e *Engine) remove(ctx context.Context, id string, stop bool) error {
 	ctx, cancel := context.WithTimeout(ctx, removeDeadline)
 	defer cancel()
@@ -168,7 +167,7 @@ func (e *Engine) remove(ctx context.Context, id string, stop bool) error {
 	return errors.Join(e.wrap("remove container "+id, err), stopErr)
 }
 
-// gone waits until a removal that somebody else began is through.
+// gone waits until a removal that someone else began is complete.
 func (e *Engine) gone(ctx context.Context, id string) error {
 	wait := e.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
 	select {
@@ -184,7 +183,7 @@ func (e *Engine) gone(ctx context.Context, id string) error {
 	}
 }
 
-// each calls do for 0 to n-1, a few side by side, and joins the errors.
+// each calls do for 0 to n-1, atOnce of them concurrently, and joins the errors.
 func each(n int, do func(int) error) error {
 	errs := make([]error, n)
 	slots := make(chan struct{}, atOnce)

@@ -1,6 +1,6 @@
-// Package docker is the one door to the Docker engine: what it is, which
-// containers and images it has, and the removal of a slot's containers. It
-// decides nothing about what a job may do; that is package guard.
+// Package docker is kbnode's only access to the Docker engine: what it is, which containers and
+// images it has, and the removal of a slot's containers. It does not decide what a job may do;
+// package guard does.
 package docker
 
 import (
@@ -16,27 +16,27 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// infoDeadline bounds Info: an engine that is there answers in milliseconds,
-// under heavy load in seconds, and one that hangs must not hang an inventory or a reconcile.
+// infoDeadline bounds Info: a working engine answers in milliseconds, or in seconds under heavy
+// load, and one that hangs must not hang an inventory or a reconcile.
 const infoDeadline = 20 * time.Second
 
-// ErrAbsent says that no engine answers on the socket: there is no such file,
-// or nobody listens on it.
+// ErrAbsent means that no engine answers on the socket: there is no such file, or no one listens
+// on it.
 var ErrAbsent = errors.New("no Docker engine answers")
 
-// ErrNotFound says that the engine has no such image or container.
+// ErrNotFound means that the engine has no such image or container.
 var ErrNotFound = errors.New("not found")
 
-// Engine is a Docker engine behind a unix socket. It speaks every API version
-// from 1.40 on (Docker 19.03), as the engine and the client agree on the first
-// request. It is safe for concurrent use.
+// Engine is a Docker engine behind a unix socket. It speaks every API version from 1.40 on
+// (Docker 19.03); the engine and the client agree on one at the first request. It is safe for
+// concurrent use.
 type Engine struct {
 	socket      string
 	api         *client.Client
 	inspectTime time.Duration
 }
 
-// Ping says why the engine does not answer; nil if it does.
+// Ping returns why the engine does not answer, or nil if it does.
 func (e *Engine) Ping(ctx context.Context) error {
 	if _, err := e.api.Ping(ctx, client.PingOptions{}); err != nil {
 		return e.wrap("ask the engine", err)
@@ -44,8 +44,8 @@ func (e *Engine) Ping(ctx context.Context) error {
 	return nil
 }
 
-// Runc is the version of runc that the engine names, such as "1.1.5+ds1"; "" where it
-// names none. The engine starts runc to ask it, so this is no part of Info.
+// Runc returns the version of runc that the engine reports, such as "1.1.5+ds1", or "" if it
+// reports none. The engine starts runc to find out, so this is not part of Info.
 func (e *Engine) Runc(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, infoDeadline)
 	defer cancel()
@@ -59,26 +59,26 @@ func (e *Engine) Runc(ctx context.Context) string {
 	return ""
 }
 
-// Info is what the engine says of itself.
+// Info is what the engine reports about itself.
 type Info struct {
 	Version        string   // "26.1.5"
-	Runc           string   // what Runc says; "" where it was not asked
-	APIVersion     string   // the newest it speaks, or the newest the client does: "1.45"
+	Runc           string   // the result of Engine.Runc; "" if it was not called
+	APIVersion     string   // the newest that both the engine and the client speak: "1.45"
 	CgroupDriver   string   // "systemd" or "cgroupfs"
 	CgroupVersion  string   // "2"
 	StorageDriver  string   // "overlay2"
 	RootDir        string   // "/var/lib/docker"
 	Runtimes       []string // names, sorted
 	DefaultRuntime string   // "runc"
-	CDISpecDirs    []string // nil before Docker 25, and where CDI is switched off
+	CDISpecDirs    []string // nil before Docker 25, and if CDI is switched off
 	CDIDevices     []string // "nvidia.com/gpu=GPU-…", sorted; nil before Docker 28.2
-	Snapshotter    bool     // images and layers are containerd's
+	Snapshotter    bool     // containerd stores images and layers
 	Security       []string // "name=seccomp,profile=builtin", "name=userns", …
-	Insecure       []string // registries that are asked without looking at their certificates, sorted
+	Insecure       []string // registries that are used without verifying their certificates, sorted
 	Warnings       []string // for people: "API is accessible on http://…", …
 }
 
-// New is the engine behind the unix socket at this path. Nothing is sent yet.
+// New returns the engine behind the unix socket at this path. It sends nothing yet.
 func New(socket string) (*Engine, error) {
 	api, err := client.New(client.WithHost("unix://"+socket), client.WithUserAgent("kbnode"))
 	if err != nil {
@@ -90,7 +90,7 @@ func New(socket string) (*Engine, error) {
 // Close drops the idle connections.
 func (e *Engine) Close() error { return e.api.Close() }
 
-// Info asks the engine what it is, for at most twenty seconds.
+// Info asks the engine about itself, for at most twenty seconds.
 func (e *Engine) Info(ctx context.Context) (Info, error) {
 	ctx, cancel := context.WithTimeout(ctx, infoDeadline)
 	defer cancel()
@@ -139,21 +139,21 @@ type Image struct {
 	Names   []string // "name:tag"
 	Size    int64    // bytes
 	Created time.Time
-	Arch    string // "amd64", "arm64"; "" if it does not say
+	Arch    string // "amd64", "arm64"; "" if unknown
 }
 
-// Image is the engine's image of this name, digest or ID. The error is
-// ErrNotFound where it has none.
+// Image returns the engine's image with this name, digest or ID. The error is ErrNotFound if it
+// has none.
 func (e *Engine) Image(ctx context.Context, ref string) (Image, error) {
 	res, err := e.api.ImageInspect(ctx, ref)
 	if err != nil {
 		return Image{}, e.wrap("look up image "+ref, err)
 	}
-	created, _ := time.Parse(time.RFC3339Nano, res.Created) // not every image says
+	created, _ := time.Parse(time.RFC3339Nano, res.Created) // not every image has it
 	return Image{ID: res.ID, Digests: res.RepoDigests, Names: res.RepoTags, Size: res.Size, Created: created, Arch: res.Architecture}, nil
 }
 
-// wrap says what was being done and turns the client's errors into ours.
+// wrap adds what was being done and turns the client's errors into ErrAbsent and ErrNotFound.
 func (e *Engine) wrap(doing string, err error) error {
 	switch {
 	case client.IsErrConnectionFailed(err):

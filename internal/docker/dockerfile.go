@@ -15,11 +15,11 @@ var (
 	argName   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
-// builtin are the arguments that every build takes, also in lower case.
+// builtin are the arguments that every build accepts, also in lower case.
 var builtin = []string{"ALL_PROXY", "FTP_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
 
-// BuildArgs are the arguments that a Dockerfile declares, in its order. It refuses
-// what is no Dockerfile.
+// BuildArgs returns the arguments that a Dockerfile declares, in its order. It refuses text that
+// is not a Dockerfile.
 func BuildArgs(dockerfile string) ([]string, error) {
 	text := continues.ReplaceAllString(comments.ReplaceAllString(dockerfile, ""), " ")
 	if !fromLine.MatchString(text) {
@@ -27,8 +27,8 @@ func BuildArgs(dockerfile string) ([]string, error) {
 	}
 	names := []string{}
 	for _, line := range argLine.FindAllStringSubmatch(text, -1) {
-		// A default with blanks gives names that nobody declared, which does no harm:
-		// the builder says so when it gets them.
+		// A default with blanks yields names that no one declared, which does no harm: the
+		// builder reports them if it gets them.
 		for word := range strings.FieldsSeq(line[1]) {
 			if name, _, _ := strings.Cut(word, "="); argName.MatchString(name) && !slices.Contains(names, name) {
 				names = append(names, name)
@@ -38,8 +38,8 @@ func BuildArgs(dockerfile string) ([]string, error) {
 	return names, nil
 }
 
-// TakesArg says whether a build takes an argument: one of those that its
-// Dockerfile declares, or one that none needs to.
+// TakesArg reports whether a build accepts an argument: one that its Dockerfile declares, or one
+// that needs no declaration.
 func TakesArg(declared []string, name string) bool {
 	upper := strings.ToUpper(name)
 	return slices.Contains(declared, name) || slices.Contains(builtin, upper) && (name == upper || name == strings.ToLower(name))

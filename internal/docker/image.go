@@ -21,30 +21,30 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Errors of a registry or a pull that a second try does not mend.
+// Errors of a registry or a pull that another try does not fix.
 var (
-	// ErrRefused says that the registry wants other credentials, or none has the image.
+	// ErrRefused means that the registry wants other credentials, or does not have the image.
 	ErrRefused = errors.New("the registry refuses it")
-	// ErrDiskFull says that the engine's disk has no room for it.
+	// ErrDiskFull means that the engine's disk has no room for it.
 	ErrDiskFull = errors.New("the engine's disk is full")
 )
 
 const (
 	resolveDeadline = 2 * time.Minute
-	// quietDeadline ends a pull of which nothing is heard any more. Unpacking a
-	// layer is told as it goes.
+	// quietDeadline ends a pull that reports nothing any more. The engine reports the unpacking
+	// of a layer as it goes.
 	quietDeadline = 10 * time.Minute
 )
 
-// Progress is what the engine tells of a pull, a push or a build.
+// Progress is what the engine reports about a pull, a push or a build.
 type Progress struct {
-	Layer          string // 12 hexadecimal digits; "" for what is about the whole
+	Layer          string // 12 hexadecimal digits; "" if it is about the whole
 	Status         string // "Downloading", "Pull complete", or a line of a build
-	Current, Total int64  // bytes; Total is 0 where it is not known
+	Current, Total int64  // bytes; Total is 0 if unknown
 }
 
-// ParseRef is the whole name of an image: its registry, and the tag "latest"
-// where it says no other. An ID is none.
+// ParseRef returns the whole name of an image: with its registry, and with the tag "latest" if
+// it has no other. It refuses an ID.
 func ParseRef(ref string) (string, error) {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
@@ -53,7 +53,7 @@ func ParseRef(ref string) (string, error) {
 	return reference.TagNameOnly(named).String(), nil
 }
 
-// WithDigest is the reference of one image of the repository that ref names.
+// WithDigest returns the reference of one image of the repository that ref names.
 func WithDigest(ref, digest string) (string, error) {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
@@ -67,8 +67,8 @@ func WithDigest(ref, digest string) (string, error) {
 
 var digestForm = lazy.Regexp(`^sha256:[0-9a-f]{64}$`)
 
-// Resolve asks the registry which digest an image has there now. It reads the
-// credentials of the user that runs kbnode.
+// Resolve asks the registry which digest an image has there now. It uses the credentials of the
+// user that runs kbnode.
 func (e *Engine) Resolve(ctx context.Context, ref string) (digest string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveDeadline)
 	defer cancel()
@@ -104,14 +104,14 @@ func (e *Engine) Push(ctx context.Context, ref string, tell func(Progress)) erro
 	if err != nil {
 		return err
 	}
-	auth = cmp.Or(auth, "e30=") // {}: the engine wants some
+	auth = cmp.Or(auth, "e30=") // {}: the engine requires a value
 	return e.stream(ctx, "push "+ref, tell, func(ctx context.Context) (messages, error) {
 		return e.api.ImagePush(ctx, ref, client.ImagePushOptions{RegistryAuth: auth})
 	})
 }
 
-// Build makes an image of this name out of an archive with a Dockerfile and its
-// arguments, with the engine's own builder.
+// Build builds an image of this name from an archive with a Dockerfile and its arguments, with
+// the engine's own builder.
 func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, tell func(Progress)) error {
 	auths, err := allAuths(ctx)
 	if err != nil {
@@ -132,14 +132,14 @@ func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, docke
 	})
 }
 
-// messages is what the engine says while it works.
+// messages is what the engine reports while it works.
 type messages interface {
 	io.Closer
 	JSONMessages(ctx context.Context) iter.Seq2[jsonstream.Message, error]
 }
 
-// stream begins a work and tells of it until it is done. An engine of which
-// nothing is heard any more is given up.
+// stream begins an operation and reports its progress until it is done. It gives up after
+// quietDeadline without a message.
 func (e *Engine) stream(ctx context.Context, doing string, tell func(Progress), begin func(context.Context) (messages, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -170,11 +170,11 @@ func (e *Engine) stream(ctx context.Context, doing string, tell func(Progress), 
 	return nil
 }
 
-// maxText is how many bytes of what a registry or a build says are shown.
+// maxText is how many bytes of a message of a registry or a build are shown.
 const maxText = 2000
 
-// wrapPull is wrap, and tells what a second try does not mend. Errors in the
-// middle of a pull are sentences only.
+// wrapPull is wrap, and also recognizes what another try does not fix. Errors in the middle of a
+// pull are sentences only.
 func (e *Engine) wrapPull(doing string, err error) error {
 	lower, shown := strings.ToLower(err.Error()), text.Line(err.Error(), maxText)
 	says := func(parts ...string) bool {
@@ -188,7 +188,7 @@ func (e *Engine) wrapPull(doing string, err error) error {
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 	case says("returned a non-zero code", "dockerfile parse error", "copy failed:", "add failed:"):
-		// A build's own, whatever else it says: no registry refuses anything.
+		// The build's own error, whatever else it says: no registry refuses anything.
 		return fmt.Errorf("%s: %s", doing, shown)
 	case says("no space left on device", "disk quota exceeded"):
 		return fmt.Errorf("%s: %w: %s", doing, ErrDiskFull, shown)
@@ -199,7 +199,7 @@ func (e *Engine) wrapPull(doing string, err error) error {
 	return e.wrap(doing, err)
 }
 
-// Tag gives an image another name, taking it from the one that has it.
+// Tag gives an image another name, and takes it from the image that has it.
 func (e *Engine) Tag(ctx context.Context, source, name string) error {
 	if _, err := e.api.ImageTag(ctx, client.ImageTagOptions{Source: source, Target: name}); err != nil {
 		return e.wrap("name image "+source+" "+name, err)
@@ -207,8 +207,8 @@ func (e *Engine) Tag(ctx context.Context, source, name string) error {
 	return nil
 }
 
-// Untag takes a name or a digest from its image, which goes with its last one,
-// never one that a container uses. One that is gone is what was wanted.
+// Untag removes a name or a digest from its image, and the image with its last one, but never an
+// image that a container uses. It is not an error if there is no such name.
 func (e *Engine) Untag(ctx context.Context, name string) error {
 	_, err := e.api.ImageRemove(ctx, name, client.ImageRemoveOptions{PruneChildren: true})
 	if err == nil || errdefs.IsNotFound(err) {
@@ -217,7 +217,7 @@ func (e *Engine) Untag(ctx context.Context, name string) error {
 	return e.wrap("remove image "+name, err)
 }
 
-// Names are the names of images that begin with this, with the IDs of the images.
+// Names returns the names of images that begin with prefix, with the IDs of the images.
 func (e *Engine) Names(ctx context.Context, prefix string) (map[string]string, error) {
 	list, err := e.api.ImageList(ctx, client.ImageListOptions{})
 	if err != nil {
@@ -234,7 +234,7 @@ func (e *Engine) Names(ctx context.Context, prefix string) (map[string]string, e
 	return names, nil
 }
 
-// ImagesInUse are the IDs of the images that containers are made of, running or not.
+// ImagesInUse returns the IDs of the images that containers are made of, running or not.
 func (e *Engine) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	list, err := e.api.ContainerList(ctx, client.ContainerListOptions{All: true})
 	if err != nil {
@@ -247,8 +247,8 @@ func (e *Engine) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	return used, nil
 }
 
-// Room is what is free on the engine's disk and how large that is, in bytes;
-// zero for both where it is not on this machine.
+// Room returns the free space on the engine's disk and the size of the disk, in bytes; both are
+// zero if the disk is not on this machine.
 func (e *Engine) Room(ctx context.Context) (free, total int64, err error) {
 	info, err := e.Info(ctx)
 	if err != nil {

@@ -13,10 +13,11 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// decoded are the messages of a body, for what the client hands over as it came.
+// decoded decodes the messages of a body that the client does not decode itself.
 type decoded struct{ io.ReadCloser }
 
-// JSONMessages ends with the body. A body that ends in the middle is an error.
+// JSONMessages yields messages until the body ends. A body that ends in the middle of one is an
+// error.
 func (d decoded) JSONMessages(context.Context) iter.Seq2[jsonstream.Message, error] {
 	return func(yield func(jsonstream.Message, error) bool) {
 		dec := json.NewDecoder(d)
@@ -36,13 +37,13 @@ const maxEnds = 1024
 // End is a container that has ended.
 type End struct {
 	ID       string
-	Image    string // as it was written when the container was made
+	Image    string // as written when the container was made
 	ExitCode int
 	Time     time.Time
 }
 
-// Ends are the containers with this label that ended since then and until now,
-// as far as the engine remembers, oldest first.
+// Ends returns the containers with this label that ended between since and now, as far as the
+// engine remembers, oldest first.
 func (e *Engine) Ends(ctx context.Context, label string, since time.Time) ([]End, error) {
 	ctx, cancel := context.WithTimeout(ctx, infoDeadline)
 	defer cancel()

@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// networkDeadline bounds what is asked about one network.
+	// networkDeadline bounds the requests about one network.
 	networkDeadline = 2 * time.Minute
-	// networkPoll lies between two looks at one that somebody else makes.
+	// networkPoll is the time between two checks of a network that someone else makes.
 	networkPoll = 200 * time.Millisecond
 )
 
@@ -26,16 +26,15 @@ const (
 	bridgeMTU  = "com.docker.network.driver.mtu"
 )
 
-// Network is a network of containers, by a bridge of the same name.
+// Network is a network of containers on a bridge of the same name.
 type Network struct {
 	Name    string // of the network and its interface: 15 bytes at most
 	Labels  map[string]string
-	Subnets []netip.Prefix // the first that the engine has free; else one of its own choice
+	Subnets []netip.Prefix // the first one that the engine has free; if none is, the engine chooses
 }
 
-// EnsureNetwork makes a network if it is not there as it should be. It has IPv4
-// and the MTU of the engine's default network. One that is wrong and in use is
-// an error.
+// EnsureNetwork makes a network unless it already is as it should be. It has IPv4 and the MTU of
+// the engine's default network. A wrong network that is in use is an error.
 func (e *Engine) EnsureNetwork(ctx context.Context, n Network) error {
 	ctx, cancel := context.WithTimeout(ctx, networkDeadline)
 	defer cancel()
@@ -51,8 +50,8 @@ func (e *Engine) EnsureNetwork(ctx context.Context, n Network) error {
 		case !errdefs.IsNotFound(err):
 			return e.wrap("look up network "+n.Name, err)
 		}
-		// The engine goes on with a network whose maker has gone, and does not show
-		// it before it is whole.
+		// The engine finishes a network even if its maker has gone, and does not show it before
+		// it is complete.
 		if err := e.createNetwork(ctx, n); !errdefs.IsConflict(err) {
 			return err
 		}
@@ -64,8 +63,7 @@ func (e *Engine) EnsureNetwork(ctx context.Context, n Network) error {
 	}
 }
 
-// right says whether a network is what EnsureNetwork makes. Its addresses may
-// be any.
+// right reports whether a network is what EnsureNetwork makes. Its addresses may be any.
 func right(has network.Network, name string) bool {
 	return has.Name == name && has.Driver == "bridge" && has.Options[bridgeName] == name && !has.EnableIPv6 && !has.Internal
 }
@@ -95,13 +93,13 @@ func (e *Engine) createNetwork(ctx context.Context, n Network) error {
 		}
 		errs = append(errs, e.wrap("make network "+n.Name, err))
 		if ctx.Err() != nil || errdefs.IsConflict(err) {
-			break // another subnet would do no better
+			break // another subnet would not help
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Networks are the names of the engine's networks with this label.
+// Networks returns the names of the engine's networks with this label.
 func (e *Engine) Networks(ctx context.Context, label string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, networkDeadline)
 	defer cancel()
@@ -116,7 +114,7 @@ func (e *Engine) Networks(ctx context.Context, label string) ([]string, error) {
 	return names, nil
 }
 
-// RemoveNetwork removes a network that no container uses. There may be none.
+// RemoveNetwork removes a network that no container uses. It is not an error if there is none.
 func (e *Engine) RemoveNetwork(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, networkDeadline)
 	defer cancel()

@@ -15,16 +15,16 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// maxOutput bounds what is kept of a container's output, in bytes.
+// maxOutput bounds how much of a container's output is kept, in bytes.
 const maxOutput = 1 << 20
 
-// Import makes an image of this name out of an archive of its files.
+// Import makes an image of this name from an archive of its files.
 func (e *Engine) Import(ctx context.Context, ref string, archive io.Reader) error {
 	answer, err := e.api.ImageImport(ctx, client.ImageImportSource{Source: archive, SourceName: "-"}, ref, client.ImageImportOptions{})
 	if err != nil {
 		return e.wrap("import image "+ref, err)
 	}
-	// The engine is done when it has said all.
+	// The engine is done when its answer ends.
 	_, err = io.Copy(io.Discard, answer)
 	if err = errors.Join(err, answer.Close()); err != nil {
 		return e.wrap("import image "+ref, err)
@@ -32,21 +32,21 @@ func (e *Engine) Import(ctx context.Context, ref string, archive io.Reader) erro
 	return nil
 }
 
-// Run is a container to be made.
+// Run describes a container to make.
 type Run struct {
 	Name, Image string
 	Cmd         []string
-	Entrypoint  []string // nil leaves the image's
+	Entrypoint  []string // nil keeps the image's
 	Env         []string // NAME=value
-	Network     string   // "" leaves it to the engine
+	Network     string   // "" lets the engine choose
 	Binds       []string // source:target
 	Memory      int64    // bytes; 0 sets no limit
 	Pids        int64    // 0 sets no limit
 	Labels      map[string]string
-	Slice       string // cgroup parent; "" leaves it to the engine
+	Slice       string // cgroup parent; "" lets the engine choose
 }
 
-// Create makes a container and does not start it.
+// Create makes a container but does not start it.
 func (e *Engine) Create(ctx context.Context, r Run) (id string, err error) {
 	host := &container.HostConfig{Binds: r.Binds}
 	host.Memory, host.CgroupParent, host.NetworkMode = r.Memory, r.Slice, container.NetworkMode(r.Network)
@@ -70,7 +70,7 @@ func (e *Engine) Start(ctx context.Context, id string) error {
 	return nil
 }
 
-// Ended is what came of a container.
+// Ended is the result of a container.
 type Ended struct {
 	ExitCode  int64
 	OOMKilled bool
@@ -78,7 +78,7 @@ type Ended struct {
 	Stderr    []byte
 }
 
-// Wait waits for a container's end and reads its output, up to 1 MiB of it.
+// Wait waits until a container ends and reads up to 1 MiB of its output.
 func (e *Engine) Wait(ctx context.Context, id string) (Ended, error) {
 	wait := e.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
 	select {
@@ -108,7 +108,7 @@ func (e *Engine) Wait(ctx context.Context, id string) (Ended, error) {
 	return ended, nil
 }
 
-// Inspect is all that the engine knows of a container.
+// Inspect returns all that the engine knows about a container.
 func (e *Engine) Inspect(ctx context.Context, id string) (container.InspectResponse, error) {
 	res, err := e.api.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	if err != nil {
@@ -117,8 +117,8 @@ func (e *Engine) Inspect(ctx context.Context, id string) (container.InspectRespo
 	return res.Container, nil
 }
 
-// Address is where a running container is reached from the host; the zero value
-// for one without a network.
+// Address returns the address at which the host reaches a running container; the zero value if
+// it has no network.
 func (e *Engine) Address(ctx context.Context, id string) (netip.Addr, error) {
 	in, err := e.Inspect(ctx, id)
 	if err != nil || in.NetworkSettings == nil {
@@ -132,7 +132,7 @@ func (e *Engine) Address(ctx context.Context, id string) (netip.Addr, error) {
 	return netip.Addr{}, nil
 }
 
-// Discard kills and removes a container. One that is gone is what was wanted.
+// Discard kills and removes a container. It is not an error if the container is gone.
 func (e *Engine) Discard(ctx context.Context, id string) error {
 	_, err := e.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{RemoveVolumes: true, Force: true})
 	switch {
@@ -144,14 +144,14 @@ func (e *Engine) Discard(ctx context.Context, id string) error {
 	return e.wrap("remove container "+id, err)
 }
 
-// Trace is something of the engine's that has a name.
+// Trace is an object of the engine that has a name.
 type Trace struct {
 	Kind string // "container", "image", "network", "volume"
-	ID   string // what removes it
+	ID   string // what Erase removes it by
 	Name string
 }
 
-// Traces lists everything whose name has this text in it, containers first.
+// Traces lists everything whose name contains text, containers first.
 func (e *Engine) Traces(ctx context.Context, text string) ([]Trace, error) {
 	var found []Trace
 	add := func(kind, id, name string) {
