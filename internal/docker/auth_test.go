@@ -12,8 +12,7 @@ import (
 	"github.com/moby/moby/api/types/registry"
 )
 
-// TestRegistryAuth finds credentials where docker login leaves them, and tells
-// nobody of them.
+// TestRegistryAuth finds credentials where docker login leaves them, and reveals them to no one.
 func TestRegistryAuth(t *testing.T) {
 	bin := t.TempDir()
 	helper := func(name, script string) {

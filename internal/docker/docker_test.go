@@ -22,8 +22,8 @@ type engine struct {
 	mu         sync.Mutex
 	requests   []string
 	containers map[string]string // ID to cgroup parent
-	// removing are containers whose removal somebody else has begun: it is over
-	// when it is waited for.
+	// removing has containers whose removal someone else has begun: it is complete when it is
+	// waited for.
 	removing map[string]bool
 	hung     map[string]bool   // do not answer an inspection
 	stuck    map[string]bool   // cannot be removed
@@ -83,7 +83,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		reply(http.StatusOK, info)
 	case path == "/version":
-		if e.version == "1.41" { // as of an engine that does not tell
+		if e.version == "1.41" { // as from an engine that does not report it
 			gone("page")
 			return
 		}
@@ -132,8 +132,8 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestInfo speaks to the engines of Debian 12 (20.10, API 1.41), Debian 13
-// (26.1, API 1.45) and one with CDI in its info (28.2, API 1.50).
+// TestInfo talks to the engines of Debian 12 (20.10, API 1.41), Debian 13 (26.1, API 1.45) and
+// one with CDI in its info (28.2, API 1.50).
 func TestInfo(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"1.41", "1.45", "1.50"} {
@@ -204,8 +204,8 @@ func TestContainers(t *testing.T) {
 	}
 }
 
-// TestCleanSlot removes the slot's containers and asks about no other: one that hangs
-// its inspection is its own slot's trouble.
+// TestCleanSlot removes the slot's containers and asks about no other: one that hangs its
+// inspection affects only its own slot.
 func TestCleanSlot(t *testing.T) {
 	t.Parallel()
 	const label, slice = "kbnode.slot=0", "buildkite-gpu0.slice"
@@ -237,7 +237,7 @@ func TestCleanSlot(t *testing.T) {
 	}
 }
 
-// TestCleanSlotFails: a container that cannot be removed keeps no other.
+// TestCleanSlotFails: a container that cannot be removed does not keep the others.
 func TestCleanSlotFails(t *testing.T) {
 	t.Parallel()
 	const label, slice = "kbnode.slot=0", "buildkite-gpu0.slice"

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// answering is an engine with an answer for each request, by method and path.
+// answering returns an engine with an answer for each request, by method and path.
 func answering(t *testing.T, answers map[string]http.HandlerFunc) *Engine {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -104,7 +104,7 @@ func TestPull(t *testing.T) {
 	}
 }
 
-// TestPullIsCutShort ends with the reason for which it was given up.
+// TestPullIsCutShort checks that a pull that was given up returns the reason.
 func TestPullIsCutShort(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	e := answering(t, map[string]http.HandlerFunc{"POST /images/create": func(w http.ResponseWriter, r *http.Request) {
@@ -191,7 +191,7 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// TestBuildFailures tells what the Dockerfile is to blame for from what a registry is.
+// TestBuildFailures distinguishes errors of the Dockerfile from those of a registry.
 func TestBuildFailures(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	for text, want := range map[string]error{

@@ -25,7 +25,7 @@ type networks struct {
 	list  map[string]*fakeNetwork
 	taken string // a subnet that overlaps with another one
 	inUse bool
-	made  *fakeNetwork // that somebody else makes: there after three tries to make it
+	made  *fakeNetwork // that someone else makes: there after three tries to make it
 	asked []string
 }
 
@@ -154,7 +154,7 @@ func TestEnsureNetwork(t *testing.T) {
 	}
 }
 
-// TestEnsureNetworkAnywhere: when both subnets are taken the engine chooses.
+// TestEnsureNetworkAnywhere: if both subnets are taken, the engine chooses.
 func TestEnsureNetworkAnywhere(t *testing.T) {
 	t.Parallel()
 	fake := &networks{list: map[string]*fakeNetwork{}, taken: "198.18.3.0/24"}
@@ -178,7 +178,7 @@ func TestNoNetworks(t *testing.T) {
 	}
 }
 
-// engineOf is an engine that answers as the handler does.
+// engineOf returns an engine that answers as the handler does.
 func engineOf(t *testing.T, handler http.Handler) *Engine {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "docker.sock")

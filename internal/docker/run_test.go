@@ -17,7 +17,7 @@ import (
 // stage is an engine with one container and something of every kind.
 type stage struct {
 	mu   sync.Mutex
-	body string   // of the create
+	body string   // of the create request
 	gone []string // what was removed
 }
 
@@ -125,7 +125,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestTraces finds by name what is removed then, and nothing else.
+// TestTraces finds by name what is then removed, and nothing else.
 func TestTraces(t *testing.T) {
 	t.Parallel()
 	s := &stage{}

@@ -7,13 +7,13 @@ import (
 	"testing"
 )
 
-// TestAccounts starts containers of images whose accounts the engine must not read.
+// TestAccounts starts containers of images whose account files the engine must not read.
 func TestAccounts(t *testing.T) {
 	t.Parallel()
 	const plain, link = `{"size": 1048576, "mode": 420}`, `{"size": 9, "mode": 134218239, "linkTarget": "/dev/zero"}`
 	for name, row := range map[string]struct {
 		stats map[string]string
-		want  string // of the refusal; "" for none
+		want  string // in the refusal; "" for none
 	}{
 		"plain":                      {map[string]string{"/etc/passwd": plain, "/etc/group": plain}, ""},
 		"none":                       {map[string]string{"/etc/passwd": "", "/etc/group": ""}, ""},

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// TestStartLooksAtLimits takes a slot's limit away between create and start.
+// TestStartLooksAtLimits removes a slot's limit between create and start.
 func TestStartLooksAtLimits(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -29,7 +29,7 @@ func TestStartLooksAtLimits(t *testing.T) {
 	}
 }
 
-// TestThawAtStart finds the agent's unit as a guard that was killed may leave it.
+// TestThawAtStart starts with the agent's unit as a killed guard may leave it.
 func TestThawAtStart(t *testing.T) {
 	t.Parallel()
 	var file string
@@ -53,7 +53,7 @@ func TestThawAtStart(t *testing.T) {
 	}
 }
 
-// TestConnectionsAreBounded opens as many as may be open, and one more.
+// TestConnectionsAreBounded opens as many connections as are allowed, and one more.
 func TestConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -96,7 +96,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// noted is an answer that notes its deadlines.
+// noted is a response writer that notes its deadlines.
 type noted struct {
 	*httptest.ResponseRecorder
 	reads []time.Time
@@ -104,8 +104,8 @@ type noted struct {
 
 func (n *noted) SetReadDeadline(at time.Time) error { n.reads = append(n.reads, at); return nil }
 
-// TestBodyHasATime looks at the deadlines of a request's body, half a minute being
-// too long to wait for.
+// TestBodyHasATime checks the deadlines of a request's body, because half a minute is too long
+// to wait.
 func TestBodyHasATime(t *testing.T) {
 	t.Parallel()
 	g := &guard{policy: testPolicy(), facts: testFacts()}
@@ -117,7 +117,7 @@ func TestBodyHasATime(t *testing.T) {
 	}
 }
 
-// TestEachSecretIsDropped sends each variable by which a job could act as the agent.
+// TestEachSecretIsDropped sends each variable that would let a job act as the agent.
 func TestEachSecretIsDropped(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"BUILDKITE_AGENT_TOKEN", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_JOB_API_TOKEN", "BUILDKITE_AGENT_JOB_API_SOCKET", "LD_PRELOAD", "LD_AUDIT", "CUDA_VISIBLE_DEVICES", "KERNELBOT_GPU_INDEX"} {

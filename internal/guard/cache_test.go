@@ -10,8 +10,8 @@ import (
 	"github.com/moby/moby/api/types/container"
 )
 
-// caches are the mounts that a container gets for these of a job, on a slot with
-// a disk or without: "target=what its source is below the container's directory".
+// caches returns the mounts that a container gets for these mounts of a job, on a slot with or
+// without a disk: "target=source below the container's directory".
 func caches(t *testing.T, d *slotDisk, mounts string) (got []string, h *container.HostConfig, scratch string, err error) {
 	t.Helper()
 	wanted, err := rebuild(testPolicy(), testFacts(), []byte(`{"Image":"i","HostConfig":{"ReadonlyRootfs":true,`+mounts+`}}`))
@@ -42,8 +42,8 @@ func caches(t *testing.T, d *slotDisk, mounts string) (got []string, h *containe
 	return got, h, scratch, nil
 }
 
-// TestOldCache: pipelines of the old scripts mount a directory that all jobs of a
-// node shared. Each container gets an empty one of its own.
+// TestOldCache mounts a directory that all jobs of a node shared, as pipelines of the old
+// scripts do. Each container gets an empty one of its own.
 func TestOldCache(t *testing.T) {
 	t.Parallel()
 	binds := func(list ...string) string { return `"Binds":["` + strings.Join(list, `","`) + `"]` }
@@ -81,14 +81,14 @@ func TestOldCache(t *testing.T) {
 			t.Errorf("%s: allowed: %q", mounts, got)
 		}
 	}
-	// Without a disk it is memory of the slot.
+	// Without a disk it is a tmpfs, part of the slot's memory.
 	_, h, scratch, err := caches(t, &slotDisk{}, binds("/var/lib/buildkite-agent/cache:/cache", "/var/lib/buildkite-agent/cache/pip:/pip:ro"))
 	if err != nil || scratch != "" || h.Tmpfs["/cache"] != "exec,mode=0777" || h.Tmpfs["/pip"] != "exec,mode=0777,ro" {
 		t.Errorf("without a disk: %+v, %v", h, err)
 	}
 }
 
-// TestOldCacheOfAJob: it is there before the engine is asked, and goes with the container.
+// TestOldCacheOfAJob checks that a slot without a disk mounts a tmpfs in place of the old cache.
 func TestOldCacheOfAJob(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -24,25 +24,25 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// slotRig is a cleaner over files that stand for /proc and cgroups, with made-up
-// containers and a made-up GPU. Nothing in it runs.
+// slotRig is a cleaner with files instead of /proc and cgroups, and with simulated containers
+// and a simulated GPU. Nothing in it runs.
 type slotRig struct {
 	*cleaner
 	t         *testing.T
 	main      int            // the agent's process
-	cgroups   map[int]string // of processes, below the cgroup root
+	cgroups   map[int]string // of processes, relative to the cgroup root
 	immortal  int            // a process that no signal ends
-	frozen    bool           // the agent's unit, at the last kill
+	frozen    bool           // the agent's unit was frozen at the last kill
 	killed    []int
 	continued []int
 	onKill    func(pid int)
 	removed   int
-	asked     []string // what was cleared, in order
+	asked     []string // what was cleaned, in order
 	gpu       inventory.Occupancy
 	gpuErr    error
 	looks     int
 	broken    error     // what the engine answers
-	until     time.Time // then engine and GPU are well again, if it is set
+	until     time.Time // if set, the engine and the GPU work again from then on
 }
 
 const (
@@ -111,7 +111,7 @@ func (r *slotRig) put(name, text string) {
 	}
 }
 
-// start makes a process.
+// start creates a process.
 func (r *slotRig) start(pid, parent int, cgroup string) {
 	r.t.Helper()
 	dir := filepath.Join(r.procs.proc, strconv.Itoa(pid))
@@ -134,7 +134,7 @@ func (r *slotRig) list(cgroup string) {
 	r.put(filepath.Join(r.procs.root, cgroup, "cgroup.procs"), strings.Trim(strings.ReplaceAll(fmt.Sprint(pids), " ", "\n"), "[]"))
 }
 
-// signal is what SIGKILL does.
+// signal does what SIGKILL does.
 func (r *slotRig) signal(pid int, sig unix.Signal) error {
 	if sig == unix.SIGCONT {
 		r.continued = append(r.continued, pid)
@@ -159,7 +159,7 @@ func (r *slotRig) signal(pid int, sig unix.Signal) error {
 	return os.RemoveAll(filepath.Join(r.procs.proc, strconv.Itoa(pid)))
 }
 
-// state is what the kernel says of a process.
+// state sets the state of a process that the kernel reports.
 func (r *slotRig) state(pid int, state string) {
 	r.t.Helper()
 	r.status(pid, "State:", state)
@@ -177,7 +177,7 @@ func (r *slotRig) status(pid int, name, value string) {
 	r.put(file, strings.Join(lines, "")+name+"\t"+value+"\n")
 }
 
-// agentStarts is a new agent: root's process, which asks before it becomes the agent.
+// agentStarts simulates a new agent: root's process, which asks before it becomes the agent.
 func (r *slotRig) agentStarts(pid int) string {
 	r.t.Helper()
 	for old, cgroup := range r.cgroups {
@@ -196,7 +196,7 @@ func (r *slotRig) agentStarts(pid int) string {
 	return why
 }
 
-// endAndLook is the end of a job, with what follows the answer.
+// endAndLook ends a job and does what follows the answer.
 func (r *slotRig) endAndLook(ctx context.Context, pid int) (string, error) {
 	why, err := r.end(ctx, pid)
 	if why != "" || err != nil {
@@ -206,7 +206,7 @@ func (r *slotRig) endAndLook(ctx context.Context, pid int) (string, error) {
 	return r.parked()
 }
 
-// want calls a stage and compares its answer with a piece of it; "" is clean.
+// want calls a stage and checks that its answer contains piece; "" is clean.
 func (r *slotRig) want(stage func(context.Context, int) (string, error), piece string) {
 	r.t.Helper()
 	why, err := stage(r.t.Context(), hookPID)
@@ -224,7 +224,7 @@ func TestEndClearsWhatIsLeft(t *testing.T) {
 	r := newSlotRig(t)
 	r.start(103, bootstrap, agentCgroup) // a command that goes on
 	r.start(104, 1, agentCgroup)         // a daemon
-	r.start(105, 1, jobCgroup)           // of a container that is no container any more
+	r.start(105, 1, jobCgroup)           // of a container that the engine no longer has
 	r.start(106, 1, otherCgroup)
 	r.removed = 2
 	r.want(r.end, "")
@@ -241,7 +241,8 @@ func TestEndClearsWhatIsLeft(t *testing.T) {
 	}
 }
 
-// A job does not wait for the driver: what follows its end comes before the next one.
+// TestEndAnswersFirst: a job does not wait for the driver, and what follows its end comes before
+// the next job.
 func TestEndAnswersFirst(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
@@ -257,7 +258,7 @@ func TestEndAnswersFirst(t *testing.T) {
 	}
 }
 
-// A process that forks faster than it is killed stands still meanwhile.
+// TestStraysStandStill: a process that forks faster than it is killed is frozen meanwhile.
 func TestStraysStandStill(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
@@ -293,7 +294,7 @@ func TestBegin(t *testing.T) {
 	if len(r.asked) != 0 || r.looks != 0 {
 		t.Errorf("the first job of an agent began with %v and %d looks", r.asked, r.looks)
 	}
-	// A process is there when it begins, which no cleaning saw.
+	// At its beginning there is a process that no cleanup saw.
 	r.want(r.ready, "")
 	r.killed = nil
 	r.start(104, 1, agentCgroup)
@@ -381,13 +382,13 @@ func TestGPUInUseParks(t *testing.T) {
 		if len(r.killed) > 0 {
 			t.Errorf("killed %v", r.killed)
 		}
-		r.want(r.begin, "GPU-11111111-2222-3333-4444-555555555555 is used") // a job that the agent had taken already
+		r.want(r.begin, "GPU-11111111-2222-3333-4444-555555555555 is used") // a job that the agent had already taken
 		begun = time.Now()
 		r.want(r.ready, "GPU-11111111-2222-3333-4444-555555555555 is used")
 		if d := time.Since(begun); d > time.Second {
 			t.Errorf("a second wait took %v", d)
 		}
-		// What is not known changes nothing.
+		// An unknown state changes nothing.
 		r.gpuErr = errors.New("the driver hangs")
 		r.want(r.ready, "GPU-11111111-2222-3333-4444-555555555555 is used")
 		r.gpuErr = nil
@@ -397,7 +398,7 @@ func TestGPUInUseParks(t *testing.T) {
 		r.gpuErr = errors.New("the driver hangs")
 		r.want(r.endAndLook, "")
 
-		// It ends a moment after the job.
+		// The process ends a moment after the job.
 		r.gpuErr = nil
 		r.gpu.Compute = nil
 		r.want(r.ready, "")
@@ -426,8 +427,8 @@ func TestOthersPark(t *testing.T) {
 	}
 }
 
-// TestTold goes through the socket: who asks is what the kernel says, and what
-// was begun is done although nobody waits for it.
+// TestTold goes through the socket: the kernel reports who asks, and what was begun is done even
+// if no one waits for it.
 func TestTold(t *testing.T) {
 	t.Parallel()
 	s := newSlotRig(t)
@@ -487,7 +488,8 @@ func TestTold(t *testing.T) {
 	if diff := cmp.Diff([]string{"containers", "checkouts", "containers", "checkouts"}, s.asked); diff != "" {
 		t.Errorf("cleared: %s", diff)
 	}
-	// A job's end is answered while the driver is still asked, and the next one waits.
+	// The end of a job is answered while the driver is still being asked, and the next job
+	// waits.
 	for _, said := range []string{"", "the job was ended"} {
 		asked := make(chan struct{})
 		look := s.cleaner.gpu[0].look
@@ -504,7 +506,7 @@ func TestTold(t *testing.T) {
 		close(asked)
 	}
 	s.put(filepath.Join(s.runDir, parkedDir, "operator.json"), `{"reason":"maintenance"}`)
-	// No process of the slot's user is believed to be about to become the agent.
+	// No process of the slot's user is accepted as one that is about to become the agent.
 	for root, want := range map[bool]int{true: http.StatusConflict, false: http.StatusForbidden} {
 		asRoot.Store(root)
 		if code, err := post(t.Context(), ReadyPath); code != want || err != nil {
@@ -513,7 +515,8 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// A job that takes all tasks of the slot is ended, so that its own end can start.
+// TestJobWithAllTasks: a job that takes all tasks of the slot is ended, so that its own end can
+// start.
 func TestJobWithAllTasks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -530,7 +533,7 @@ func TestJobWithAllTasks(t *testing.T) {
 		r.start(202, 1, jobCgroup)
 		r.put(slice+"/pids.current", "90\n")
 		pass := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
-		pass(2500 * time.Millisecond) // it may need them for a moment
+		pass(2500 * time.Millisecond) // it may need all tasks for a moment
 		r.put(slice+"/pids.current", "60\n")
 		pass(2500 * time.Millisecond)
 		if len(r.killed) > 0 {

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestCommandLine runs the real docker command line against the guard and the
-// fake engine, where there is one.
+// TestCommandLine runs the real docker command line, if there is one, against the guard and the
+// fake engine.
 func TestCommandLine(t *testing.T) {
 	t.Parallel()
 	docker, err := exec.LookPath("docker")
@@ -40,7 +40,7 @@ func TestCommandLine(t *testing.T) {
 		t.Parallel()
 		r := newRig(t)
 		heard := make(chan string, 1)
-		go func() { // the container: it echoes what it hears and exits with 7
+		go func() { // the container echoes its input and exits with 7
 			s := <-r.engine.attached
 			said, _ := io.ReadAll(s.r)
 			heard <- string(said)

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestCollect removes what jobs pulled and left for a day, and nothing that was there
+// TestCollect removes images that jobs pulled and did not use for a day, but none that was there
 // before, that the operator names, or that a container uses.
 func TestCollect(t *testing.T) {
 	t.Parallel()
@@ -39,7 +39,7 @@ func TestCollect(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := l.used("docker.io/library/again:1", false); err != nil { // by another name
+	if err := l.used("docker.io/library/again:1", false); err != nil { // under another name
 		t.Fatal(err)
 	}
 	removed, err := l.collect(t.Context(), time.Now())
@@ -55,7 +55,7 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// TestPullIsNoted sees which pulls begin a record.
+// TestPullIsNoted checks which pulls create a record.
 func TestPullIsNoted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

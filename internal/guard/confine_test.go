@@ -11,7 +11,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 )
 
-// TestConfine starts nothing that is not confined.
+// TestConfine checks that nothing starts unconfined.
 func TestConfine(t *testing.T) {
 	t.Parallel()
 	without := func(list *[]string, path string) {
@@ -19,7 +19,7 @@ func TestConfine(t *testing.T) {
 	}
 	for what, row := range map[string]struct {
 		armored bool
-		ignored bool  // the engine lists AppArmor and does not use it
+		ignored bool  // the engine lists AppArmor but does not use it
 		err     error // of the kernel
 		change  func(*inspected)
 		want    string // in the refusal; "" for none
@@ -61,7 +61,7 @@ func TestConfine(t *testing.T) {
 	}
 }
 
-// TestStartReadsConfinementBack asks the engine what it made.
+// TestStartReadsConfinementBack checks the container that the engine actually made.
 func TestStartReadsConfinementBack(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -75,7 +75,7 @@ func TestStartReadsConfinementBack(t *testing.T) {
 	}
 }
 
-// TestEngineUsesAppArmor: an engine that does not takes a profile's name and
+// TestEngineUsesAppArmor: an engine that does not use AppArmor accepts a profile's name and
 // gives the container none.
 func TestEngineUsesAppArmor(t *testing.T) {
 	t.Parallel()

@@ -35,7 +35,8 @@ func testPolicy() plan.JobPolicy {
 	}
 }
 
-// testFacts resolve without a file system: what is below the work root is there.
+// testFacts returns facts that resolve without a file system: everything below the work root
+// exists.
 func testFacts() facts {
 	return facts{
 		resolve: func(path string) (string, error) {
@@ -54,7 +55,7 @@ func testFacts() facts {
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// TestRebuild compares what the engine gets with testdata/create/*.txtar: the
+// TestRebuild compares what the engine gets with testdata/create/*.txtar, which contain the
 // policy's changes, the request and the rebuilt request of each case.
 func TestRebuild(t *testing.T) {
 	t.Parallel()
@@ -242,7 +243,7 @@ func many(n int, format string) string {
 	return strings.Join(list, ",")
 }
 
-// TestRebuildTakes is what a bound or a rule must not catch.
+// TestRebuildTakes sends requests that no bound or rule may refuse.
 func TestRebuildTakes(t *testing.T) {
 	t.Parallel()
 	for name, body := range map[string]string{
@@ -295,8 +296,7 @@ func TestAllowedImages(t *testing.T) {
 	}
 }
 
-// TestStrictByWish: a step may ask for less than the node's profile gives, never
-// for more.
+// TestStrictByWish: a step may ask for less than the node's profile gives, never for more.
 func TestStrictByWish(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
@@ -356,7 +356,8 @@ func TestRebuildWithoutGPU(t *testing.T) {
 	}
 }
 
-// A slot of several GPUs gives a container all of them, and one that has none no device.
+// TestRebuildShapes: a slot with several GPUs gives a container all of them, and one without
+// gives none.
 func TestRebuildShapes(t *testing.T) {
 	t.Parallel()
 	pair, none := testPolicy(), testPolicy()
@@ -379,7 +380,7 @@ func TestRebuildShapes(t *testing.T) {
 	}
 }
 
-// FuzzRebuild looks for a request that gets more than its slot's.
+// FuzzRebuild searches for a request that gets more than its slot has.
 func FuzzRebuild(f *testing.F) {
 	files, err := filepath.Glob("testdata/create/*.txtar")
 	if err != nil {
@@ -432,8 +433,8 @@ func FuzzRebuild(f *testing.F) {
 	})
 }
 
-// Forms are compiled when they are needed first. One that is malformed must not
-// wait for a job to find it.
+// TestFormsCompile compiles all forms. They are compiled on first use, so a malformed one would
+// otherwise wait for a job to find it.
 func TestFormsCompile(t *testing.T) {
 	t.Parallel()
 	for _, f := range []form{

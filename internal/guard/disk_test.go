@@ -19,7 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-// testDisk is a slot's disk in a directory. Its mounts are noted, not made.
+// testDisk returns a slot's disk in a directory. It records its mounts instead of making them.
 func testDisk(t *testing.T) (*slotDisk, *[][2]string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -119,8 +119,8 @@ func TestDiskSweep(t *testing.T) {
 	}
 }
 
-// TestDiscardDeepTree removes directories in each other, of which no more than a few
-// may be open at a time.
+// TestDiscardDeepTree removes deeply nested directories, of which only a few may be open at a
+// time.
 func TestDiscardDeepTree(t *testing.T) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -147,7 +147,7 @@ func TestDiscardDeepTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = unix.Close(fd)
-	// Not parallel: the limit is that of the process.
+	// Not parallel: the limit applies to the whole process.
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}); err != nil {
 		t.Fatal(err)
 	}
@@ -164,8 +164,8 @@ func TestDiscardDeepTree(t *testing.T) {
 	}
 }
 
-// TestDiskEmpty empties the slot user's directory, but for the directory of
-// checkouts itself, which the guard's unit has mounted.
+// TestDiskEmpty empties the slot user's home, except for the directory of checkouts itself,
+// which the guard's unit has mounted.
 func TestDiskEmpty(t *testing.T) {
 	t.Parallel()
 	d, _ := testDisk(t)
@@ -206,7 +206,7 @@ func TestCover(t *testing.T) {
 		t.Fatal(err)
 	}
 	own := filepath.Join(t.TempDir(), "layer")
-	// In a test both lie on one file system, as if it were covered already.
+	// In a test both are on one file system, as if the layer were covered already.
 	if err := d.cover(layer, own); err != nil || len(*mounts) != 0 {
 		t.Fatalf("a layer on the disk: %v, %v", *mounts, err)
 	}

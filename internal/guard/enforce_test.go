@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// A job has its time by the guard's clock, whatever it tells and stops.
+// TestEnforce: the guard's clock limits a job's time, whatever the job reports and stops.
 func TestEnforce(t *testing.T) {
 	t.Parallel()
 	const limit = 10 * time.Minute
 	for _, tt := range []struct {
 		name  string
 		limit time.Duration
-		act   func(r *slotRig) // the job, of which 110 runs the command 111
+		act   func(r *slotRig) // what the job does; its process 110 runs the command 111
 		pass  time.Duration
 		ended []int // processes that were ended
 		said  string
@@ -99,7 +99,7 @@ func TestEnforce(t *testing.T) {
 	}
 }
 
-// A limit ends one job, and not the next one that begins at once.
+// TestEnforceOnce: a limit ends one job, and not the next one, which begins at once.
 func TestEnforceOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

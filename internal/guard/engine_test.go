@@ -17,19 +17,19 @@ import (
 	"github.com/moby/moby/api/types/container"
 )
 
-// fakeEngine is a Docker engine with made-up containers, on a unix socket. It
-// records what it was asked.
+// fakeEngine is a Docker engine with simulated containers, on a unix socket. It records what it
+// was asked.
 type fakeEngine struct {
 	socket   string
 	driver   string        // cgroup driver
 	security []string      // its security options
 	exit     chan struct{} // closed: containers have exited
-	// online are the CPUs that the engine knows; "" for all.
+	// online lists the CPUs that the engine knows; "" for all.
 	online string
-	// onStart is called while a container starts, if not nil.
+	// onStart, if not nil, is called while a container starts.
 	onStart func()
 
-	// stats are files in containers, as the engine tells of them; "" for one that is not there.
+	// stats are files in containers, as the engine reports them; "" for one that is missing.
 	stats map[string]string
 
 	mu         sync.Mutex
@@ -37,8 +37,7 @@ type fakeEngine struct {
 	created    []container.CreateRequest
 	auth       string
 	containers map[string]*fakeContainer
-	// attached gets the engine's end of an attached stream, and what was read
-	// of it so far.
+	// attached gets the engine's end of an attached stream, and what was read of it so far.
 	attached chan stream
 }
 
@@ -165,7 +164,7 @@ func (e *fakeEngine) with(next func(http.ResponseWriter, *http.Request, *fakeCon
 	}
 }
 
-// add puts a container into the engine as somebody else would.
+// add puts a container into the engine that someone else made.
 func (e *fakeEngine) add(id, name, slice, slot string) {
 	c := &fakeContainer{ID: id, Name: "/" + name, Image: "sha256:" + strings.Repeat("1", 64)}
 	c.State.Status = "running"
@@ -229,12 +228,12 @@ func (e *fakeEngine) attach(w http.ResponseWriter, _ *http.Request, _ *fakeConta
 	if err != nil {
 		return
 	}
-	// The first words of the container come in one piece with the headers.
+	// The container's first output comes in one piece with the headers.
 	_, _ = io.WriteString(conn, "HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"+frame("hello\n"))
 	e.attached <- stream{conn, buf.Reader}
 }
 
-// frame is output of a container without a terminal.
+// frame returns output of a container without a terminal.
 func frame(s string) string { return "\x01\x00\x00\x00\x00\x00\x00" + string(rune(len(s))) + s }
 
 func (e *fakeEngine) seen(request string) bool {

@@ -55,7 +55,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// Nodes are numbered anew while a slot waits: what its node is now may be another's GPU.
+// TestSameAMD: nodes are renumbered while a slot waits, so its node may now be another slot's
+// GPU.
 func TestSameAMD(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct{ unique, uuid, want string }{
@@ -84,7 +85,7 @@ func TestSameAMD(t *testing.T) {
 			}
 		})
 	}
-	// It parks the slot: no job begins on a neighbour's GPU.
+	// It parks the slot: no job begins on a neighbor's GPU.
 	r := newSlotRig(t)
 	r.gpuErr = &otherGPUError{"it is another"}
 	if why, err := r.look(t.Context(), 0); err != nil || why != "it is another" {
@@ -96,8 +97,8 @@ func TestSameAMD(t *testing.T) {
 	}
 }
 
-// What to type for a GPU of AMD's names no tool of another vendor's, and says that its
-// neighbours are reset with it.
+// TestAMDReset: the command to type for an AMD GPU names no tool of another vendor, and the text
+// says that the GPU's neighbors are reset with it.
 func TestAMDReset(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
@@ -112,7 +113,7 @@ func TestAMDReset(t *testing.T) {
 	}
 }
 
-// All GPUs of a slot are looked at, each with an idle use of its own.
+// TestSeveralGPUs: all GPUs of a slot are checked, each with its own idle use.
 func TestSeveralGPUs(t *testing.T) {
 	t.Parallel()
 	r, policy := newSlotRig(t), testPolicy()
@@ -142,7 +143,7 @@ func TestSeveralGPUs(t *testing.T) {
 	}
 }
 
-// A job cannot raise what counts as idle.
+// TestIdleUseOnlyFalls: a job cannot raise what counts as idle.
 func TestIdleUseOnlyFalls(t *testing.T) {
 	t.Parallel()
 	w := newSlotRig(t).cleaner.gpu[0]

@@ -127,8 +127,7 @@ func (r *rig) limit(t testing.TB, file, value string) {
 	}
 }
 
-// ask sends one request and gives the status and the body, or the message of
-// an error.
+// ask sends one request and returns the status and the body, or the message of an error.
 func (r *rig) ask(t testing.TB, method, path, body string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, "http://docker"+path, strings.NewReader(body))
@@ -181,7 +180,7 @@ func TestRequests(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.engine.add(neighbour, "kbnode-gpu1-job", "buildkite-gpu1.slice", "1")
-	// A label alone makes nobody an owner: an image may carry it.
+	// A label alone makes no one an owner: an image may have it.
 	r.engine.add(forged, "forged", "", "0")
 	r.engine.add(earlier, "kbnode-gpu0-earlier", "buildkite-gpu0.slice", "0")
 	own := r.create(t, "job")
@@ -261,7 +260,7 @@ func TestRequests(t *testing.T) {
 				t.Errorf("the engine was asked %q, want %q", r.engine.requests, row.engine)
 			}
 			for _, asked := range r.engine.requests {
-				// Looking for a container means listing and inspecting the slot's.
+				// To look up a container is to list and inspect the slot's.
 				looking := strings.HasPrefix(asked, "GET ") || strings.HasPrefix(asked, "HEAD /_ping")
 				if row.engine == "" && !looking {
 					t.Errorf("the engine was asked %q", asked)
@@ -327,7 +326,7 @@ func TestNoContainerWithoutLimits(t *testing.T) {
 	}
 }
 
-// TestStartLooksAgain swaps what is mounted for a link between create and start.
+// TestStartLooksAgain replaces a mount's source with a link between create and start.
 func TestStartLooksAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -354,7 +353,7 @@ func TestStartLooksAgain(t *testing.T) {
 func TestStartEndsTogether(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	// A container that has ended already has none.
+	// A container that has already ended has no cgroup.
 	r.create(t, "ended")
 	if status, answer := r.ask(t, "POST", "/containers/ended/start", ""); status != http.StatusNoContent {
 		t.Fatalf("answers %d %s", status, answer)
@@ -375,7 +374,7 @@ func TestStartEndsTogether(t *testing.T) {
 	}
 }
 
-// TestBinds sees what the engine gets of a mount, and when it is there.
+// TestBinds checks what the engine gets for a mount, and when it is mounted.
 func TestBinds(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -434,7 +433,7 @@ func attachAt(t testing.TB, socket, ref, early string) (*net.UnixConn, *bufio.Re
 	if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	// What is typed early comes in one piece with the request.
+	// Early input comes in one piece with the request.
 	if _, err := io.WriteString(conn, "POST /v1.45/containers/"+ref+"/attach?stream=1&stdin=1&stdout=1 HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"+early); err != nil {
 		t.Fatal(err)
 	}
@@ -458,8 +457,8 @@ func TestAttach(t *testing.T) {
 	if err := engine.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	// The client says its last word and closes its half; the container hears all
-	// of it and answers with more than the sockets hold.
+	// The client sends its last input and closes its half. The container gets all of it and
+	// answers with more than the sockets hold.
 	if _, err := io.WriteString(client, "late"); err != nil {
 		t.Fatal(err)
 	}
@@ -514,8 +513,8 @@ func TestAttachEnds(t *testing.T) {
 	}
 }
 
-// TestAttachOfClientThatIsGone ends the stream of a container that says nothing,
-// so that it does not hold up the guard's end.
+// TestAttachOfClientThatIsGone checks that the stream of a silent container ends, so that it
+// does not hold up the guard's end.
 func TestAttachOfClientThatIsGone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -528,7 +527,7 @@ func TestAttachOfClientThatIsGone(t *testing.T) {
 	if _, err := io.ReadAll(engine.r); err != nil {
 		t.Fatal(err)
 	}
-	// Only its input has ended: output still comes through.
+	// Only the input has ended: output still comes through.
 	if _, err := io.WriteString(engine, "output"); err != nil {
 		t.Fatal(err)
 	}
@@ -563,8 +562,7 @@ func TestWaitAnswersHeadersFirst(t *testing.T) {
 	}
 }
 
-// TestStopLetsStreamsEnd checks that a guard that is told to stop does not cut
-// a job's output.
+// TestStopLetsStreamsEnd checks that a guard that is stopped does not cut off a job's output.
 func TestStopLetsStreamsEnd(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -592,8 +590,8 @@ func TestStopLetsStreamsEnd(t *testing.T) {
 	}
 }
 
-// TestCleanSlotThroughGuard is what the hooks do after a job: they run as the
-// slot's user, who has no other socket.
+// TestCleanSlotThroughGuard does what the hooks do after a job: they run as the slot's user, who
+// has no other socket.
 func TestCleanSlotThroughGuard(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -634,8 +632,8 @@ func TestServeRefusesPolicy(t *testing.T) {
 	}
 }
 
-// An engine that was started while the slots' CPUs are a partition knows the
-// others only.
+// TestCreateWithoutTheEnginesCPUs: an engine that started after the slots' CPUs became a
+// partition knows only the other CPUs.
 func TestCreateWithoutTheEnginesCPUs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest/hostile"
 )
 
-// TestHostileRequests sends what kbnode selftest sends to a live guard, and also
-// sees what the engine was asked.
+// TestHostileRequests sends what kbnode selftest sends to a live guard, and also checks what the
+// engine was asked.
 func TestHostileRequests(t *testing.T) {
 	t.Parallel()
 	requests := slices.DeleteFunc(hostile.Requests(), func(r hostile.Request) bool {
@@ -50,7 +50,7 @@ func TestHostileRequests(t *testing.T) {
 	}
 }
 
-// hostileTarget puts into the rig what the requests aim at.
+// hostileTarget puts into the rig what the requests target.
 func hostileTarget(t *testing.T, r *rig) hostile.Target {
 	t.Helper()
 	other := filepath.Join(t.TempDir(), "gpu-1")
@@ -105,15 +105,15 @@ func (r *rig) attack(t *testing.T, req hostile.Request, target hostile.Target) {
 	}
 }
 
-// TestHostileRequestsAreSeen sends the table straight to the engine: hardly any
-// of it may look refused there, or it would say nothing of a guard.
+// TestHostileRequestsAreSeen sends the table straight to the engine: if many requests looked
+// refused there, the table would prove nothing about a guard.
 func TestHostileRequestsAreSeen(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	target := hostileTarget(t, r)
 	missed := map[string]bool{}
 	for _, req := range hostile.Requests() {
-		// What is no request at all the engine refuses in the same words.
+		// The engine refuses malformed requests in the same words.
 		if req.Want == hostile.Blind && req.Name != "GET /info" || req.Group == "http" || req.Group == "slow clients" || req.Group == "paths" || req.Group == "json" {
 			continue
 		}
@@ -138,7 +138,7 @@ func TestHostileRequestsAreSeen(t *testing.T) {
 	}
 }
 
-// TestHostileFaults finds what a container of the slot must not have.
+// TestHostileFaults checks that everything is found that a container of the slot must not have.
 func TestHostileFaults(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

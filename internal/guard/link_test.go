@@ -13,7 +13,7 @@ func TestLinkNodes(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("/dev/none", filepath.Join(dir, "1:5")); err != nil { // of another driver's
+	if err := os.Symlink("/dev/none", filepath.Join(dir, "1:5")); err != nil { // another driver's
 		t.Fatal(err)
 	}
 	for range 2 {

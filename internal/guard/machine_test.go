@@ -135,8 +135,8 @@ func TestListen(t *testing.T) {
 	}
 }
 
-// TestPeers lets in nobody but the listed users: a connection of another one is
-// closed before a byte is read.
+// TestPeers admits only the listed users: a connection of any other user is closed before a byte
+// is read.
 func TestPeers(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
@@ -185,7 +185,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// TestRootRunsAnyImage holds for nobody but root, and for images only.
+// TestRootRunsAnyImage checks that only root is exempt, and only from the list of images.
 func TestRootRunsAnyImage(t *testing.T) {
 	t.Parallel()
 	g := &guard{policy: testPolicy()}

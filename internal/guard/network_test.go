@@ -16,12 +16,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-// fakeNetwork stands for the engine's networks and the kernel's rules.
+// fakeNetwork replaces the engine's networks and the kernel's rules.
 type fakeNetwork struct {
 	mu       sync.Mutex
 	made     []docker.Network
-	looked   int   // at the rules
-	rules    error // what looking at them says
+	looked   int   // how often the rules were checked
+	rules    error // what checking them returns
 	networks error
 }
 
@@ -43,7 +43,7 @@ func (f *fakeNetwork) slot() *slotNetwork {
 	}
 }
 
-// asked says that the guard has made its network, or was refused.
+// asked reports whether the guard has made its network, or was refused.
 func (f *fakeNetwork) asked() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -78,7 +78,7 @@ func TestNetworkIsThere(t *testing.T) {
 	if status, answer := r.ask(t, "POST", "/v1.45/containers/"+id+"/start", ""); status != http.StatusNoContent || r.network.looked != 3 {
 		t.Errorf("start: %d %s, after %d looks at the rules", status, answer, r.network.looked)
 	}
-	// Who wants none needs neither.
+	// A container that wants no network needs neither.
 	r.network.networks, r.network.rules = errors.New("no networks"), errors.New("no rules")
 	if status, answer := r.ask(t, "POST", "/v1.45/containers/create", `{"Image":"img","HostConfig":{"NetworkMode":"none"}}`); status != http.StatusCreated {
 		t.Errorf("without a network: %d %s", status, answer)
@@ -105,7 +105,7 @@ func TestNoContainerWithoutNetwork(t *testing.T) {
 	}
 }
 
-// TestNetworkNone: a node without networks needs nothing of the kernel.
+// TestNetworkNone: a node without networks needs nothing from the kernel.
 func TestNetworkNone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(r *rig) { r.policy.Network, r.network.rules = "none", errors.New("the kernel says no") })

@@ -13,8 +13,8 @@ import (
 	"github.com/moby/moby/api/types/mount"
 )
 
-// TestStartOnce starts a container again, in all ways that reach it: what the
-// engine reads of it is the job's after its first start.
+// TestStartOnce starts a container again, in all ways that reach it: after the first start the
+// job controls what the engine reads.
 func TestStartOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -37,7 +37,7 @@ func TestStartOnce(t *testing.T) {
 	}
 }
 
-// TestStartsTogether lets many starts of one container race.
+// TestStartsTogether starts one container many times concurrently.
 func TestStartsTogether(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -56,8 +56,8 @@ func TestStartsTogether(t *testing.T) {
 	}
 }
 
-// TestStartBeforeAnswer starts a container that a list has shown before its creation
-// was answered, and again after it.
+// TestStartBeforeAnswer starts a container that was listed before its creation was answered, and
+// again afterward.
 func TestStartBeforeAnswer(t *testing.T) {
 	t.Parallel()
 	var o owners
@@ -71,7 +71,7 @@ func TestStartBeforeAnswer(t *testing.T) {
 	}
 }
 
-// TestContainersPerSlot creates more than a slot may have, side by side, with
+// TestContainersPerSlot concurrently creates more containers than a slot may have, including
 // those of an earlier guard.
 func TestContainersPerSlot(t *testing.T) {
 	t.Parallel()
@@ -89,14 +89,14 @@ func TestContainersPerSlot(t *testing.T) {
 	if status, answer := r.ask(t, "POST", "/containers/create", `{"Image":"img"}`); status != http.StatusForbidden || !strings.Contains(answer, "docker rm") {
 		t.Errorf("one more: %d %s", status, answer)
 	}
-	// One that was run with --rm goes away by itself.
+	// A container that was run with --rm disappears by itself.
 	r.engine.mu.Lock()
 	delete(r.engine.containers, earlier)
 	r.engine.mu.Unlock()
 	r.create(t, "")
 }
 
-// TestUnknownNameIsCheap looks at what a request for an unknown name costs the engine.
+// TestUnknownNameIsCheap checks what a request for an unknown name costs the engine.
 func TestUnknownNameIsCheap(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -132,7 +132,7 @@ func TestSizeIsNotAsked(t *testing.T) {
 	}
 }
 
-// TestFew holds as many requests as may be in hand, and sees the next one wait.
+// TestFew occupies all places and checks that the next request waits.
 func TestFew(t *testing.T) {
 	t.Parallel()
 	places := make(chan struct{}, maxWhole)

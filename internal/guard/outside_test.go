@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestOutside ends what runs as the slot's user where no limit of the slot holds it,
-// and nothing of anybody else's.
+// TestOutside ends what runs as the slot's user outside the slot's limits, and nothing of anyone
+// else's.
 func TestOutside(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
@@ -50,7 +50,7 @@ func TestOutside(t *testing.T) {
 	if want := []int{301, 302, 303, 304}; !slices.Equal(r.killed, want) {
 		t.Errorf("killed %v, want %v", r.killed, want)
 	}
-	// Where the user is not known, no process counts as its, least of all one of root.
+	// If the user is unknown, no process counts as the user's, least of all one of root.
 	r.killed, r.procs.uid = nil, 0
 	if n, err := r.procs.endOutside(t.Context()); n != 0 || err != nil || len(r.killed) > 0 {
 		t.Errorf("killed %v, %v", r.killed, err)
@@ -68,7 +68,7 @@ func (r *slotRig) link(pid int, namespace string) {
 	}
 }
 
-// Such a process parks the slot where it does not end.
+// TestOutsideParks: such a process parks the slot if it does not end.
 func TestOutsideParks(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
@@ -81,7 +81,7 @@ func TestOutsideParks(t *testing.T) {
 	}
 }
 
-// TestSignalLooksAgain: between the list and the kill a number may become another's.
+// TestSignalLooksAgain: between the list and the kill a PID may become another process's.
 func TestSignalLooksAgain(t *testing.T) {
 	t.Parallel()
 	cmd := exec.CommandContext(t.Context(), "sleep", "60")

@@ -9,7 +9,7 @@ func TestPullOfKeptImage(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		kept, query string
-		engine      bool // is asked to pull
+		engine      bool // the engine is asked to pull
 	}{
 		"nothing is kept":    {"", "fromImage=a.b%2Fimg&tag=1", true},
 		"the kept one":       {"a.b/img:1", "fromImage=a.b%2Fimg&tag=1", false},

@@ -64,7 +64,7 @@ func TestReclaim(t *testing.T) {
 	}
 }
 
-// Whatever a job puts into its checkouts can be deleted in one go.
+// TestWipe: whatever a job puts into its checkouts can be deleted in one go.
 func TestWipe(t *testing.T) {
 	t.Parallel()
 	outside, dir := t.TempDir(), t.TempDir()
@@ -72,7 +72,7 @@ func TestWipe(t *testing.T) {
 	if err := os.WriteFile(secret, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// Deeper than a path can say.
+	// The tree is deeper than a path can be long.
 	at, err := os.OpenRoot(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +125,7 @@ func TestWipe(t *testing.T) {
 	}
 }
 
-// TestLinkInPlaceOfCheckouts must reach nothing outside of the user's directory.
+// TestLinkInPlaceOfCheckouts checks that nothing outside the user's directory is reached.
 func TestLinkInPlaceOfCheckouts(t *testing.T) {
 	t.Parallel()
 	for name, outside := range map[string]string{"elsewhere": t.TempDir(), "beside it": "neighbor"} {

@@ -22,7 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/noise"
 )
 
-// records gives a rig a recorder whose GPU is sampled by this.
+// records gives a rig a recorder whose GPU is sampled by samples.
 func (r *slotRig) records(samples noise.Samples) {
 	policy := testPolicy()
 	r.noise = newRecorder(policy, r.procs)
@@ -32,7 +32,7 @@ func (r *slotRig) records(samples noise.Samples) {
 	r.put(filepath.Join(r.procs.proc, "interrupts"), "  CPU0\n")
 }
 
-// sampled is a GPU that is sampled as long as somebody does.
+// sampled counts who samples the GPU.
 type sampled struct{ by atomic.Int32 }
 
 func (s *sampled) samples(ctx context.Context, each func(probe.Sample)) error {
@@ -92,8 +92,8 @@ func refuses(err error, status int, piece string) bool {
 	return ok && no.status == status && strings.Contains(no.sentence, piece)
 }
 
-// A job that ends untold, an agent that starts anew, and one that has gone: the GPU
-// is let go each time.
+// TestSamplingEnds: the GPU is released when the next job begins, when an agent starts again,
+// and when the agent no longer has a job.
 func TestSamplingEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -124,7 +124,7 @@ func TestSamplingEnds(t *testing.T) {
 	})
 }
 
-// A sampler that hangs holds up neither the job's begin nor its end for long.
+// TestSamplerHangs: a sampler that hangs delays neither the job's begin nor its end for long.
 func TestSamplerHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -149,8 +149,8 @@ func TestSamplerHangs(t *testing.T) {
 	})
 }
 
-// The record names the looser job profile of the job's containers, and none of an
-// earlier job's.
+// TestRecordProfile: the record names the looser job profile of the job's containers, and none
+// of an earlier job's.
 func TestRecordProfile(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -176,7 +176,8 @@ func TestRecordProfile(t *testing.T) {
 	})
 }
 
-// A process that does not end is told in the record, which is there all the same.
+// TestRecordBesideAProcess: the record mentions a process that does not end, and is written all
+// the same.
 func TestRecordBesideAProcess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-// TestSlowEngine: an engine with much to do is asked again, one that says no is not.
+// TestSlowEngine: a busy engine is asked again, one that refuses is not.
 func TestSlowEngine(t *testing.T) {
 	t.Parallel()
 	slow := fmt.Errorf("ask: %w", context.DeadlineExceeded)

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// TestStarts: an agent that ends after its job starts at once, one that fails waits.
+// TestStarts: the agent starts at once after one that had a job, and waits after one that
+// failed.
 func TestStarts(t *testing.T) {
 	t.Parallel()
 	type life struct {
@@ -15,7 +16,7 @@ func TestStarts(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		lives []life
-		waits time.Duration // the next one
+		waits time.Duration // how long the next one waits
 	}{
 		"the first":                 {nil, 0},
 		"jobs":                      {[]life{{time.Second, true}, {time.Second, true}, {time.Second, true}}, 0},

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// mapped is how much of files this process has mapped, in KiB.
+// mapped returns how much of files this process has mapped, in KiB.
 func mapped(t *testing.T) int {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/status")
@@ -22,7 +22,7 @@ func mapped(t *testing.T) int {
 	return n
 }
 
-func TestTrim(t *testing.T) { // alone: others would touch the pages again
+func TestTrim(t *testing.T) { // not parallel: other tests would touch the pages again
 	before := mapped(t)
 	if err := Trim(); err != nil {
 		t.Fatal(err)

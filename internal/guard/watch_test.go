@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// exit is the end of a process, whose children init takes.
+// exit ends a process, whose children init adopts.
 func (r *slotRig) exit(pid int, orphans ...int) {
 	r.t.Helper()
 	cgroup := r.cgroups[pid]
@@ -21,7 +21,7 @@ func (r *slotRig) exit(pid int, orphans ...int) {
 	r.list(cgroup)
 }
 
-// kill takes a process away without a signal.
+// kill removes a process without a signal.
 func (r *slotRig) kill(pid int) {
 	r.t.Helper()
 	killed, frozen := r.killed, r.frozen
@@ -31,7 +31,7 @@ func (r *slotRig) kill(pid int) {
 	r.killed, r.frozen = killed, frozen
 }
 
-// tells asks a stage as the socket does, and forgets what it cleared away.
+// tells calls a stage as the socket does, and forgets what it cleaned.
 func (r *slotRig) tells(stage func(context.Context, int) (string, error)) {
 	r.t.Helper()
 	r.mu.Lock()
@@ -40,8 +40,8 @@ func (r *slotRig) tells(stage func(context.Context, int) (string, error)) {
 	r.asked = nil
 }
 
-// A job whose hooks were killed, or that was killed itself, leaves nothing behind
-// although nobody tells of its end.
+// TestUntoldEnd: a job whose hooks were killed, or that was killed itself, leaves nothing behind
+// even though no one reports its end.
 func TestUntoldEnd(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -99,7 +99,7 @@ func TestUntoldEnd(t *testing.T) {
 				r.exit(hookPID)
 				r.exit(bootstrap)
 			},
-			cleared: true, // whoever told it
+			cleared: true, // whoever reported it
 		},
 		{
 			name:   "told by the job, which then starts a container",
@@ -123,7 +123,7 @@ func TestUntoldEnd(t *testing.T) {
 				r.exit(hookPID)
 				r.exit(bootstrap)
 				r.exit(agentPID)
-				r.start(200, 1, agentCgroup) // systemd says nothing of it yet
+				r.start(200, 1, agentCgroup) // systemd has not reported it yet
 				r.status(200, "Uid:", "0 0 0 0")
 				r.start(104, 1, agentCgroup)
 				r.status(104, "Uid:", "990 990 990 990")
