@@ -112,7 +112,7 @@ func allAuths(ctx context.Context) (map[string]registry.AuthConfig, error) {
 }
 
 // of returns the credentials for a registry, as docker would choose them: from the registry's
-// own helper, the helper of all, or the file.
+// own helper, the default helper, or the file.
 func (f authFile) of(ctx context.Context, host string) (registry.AuthConfig, error) {
 	key := host
 	if host == "docker.io" {

@@ -111,8 +111,8 @@ func (e *Engine) inspect(ctx context.Context, id string) (Container, error) {
 // CleanSlot removes the containers that have this label ("name=value") and whose cgroup parent
 // is this slice, with their anonymous volumes, and returns how many there were. Each has five
 // seconds to end by itself. It asks nothing about a container without the label, so one that
-// hangs the engine's answer holds up no other slot. It removes one that has the label and cannot
-// be inspected by its ID: only a slot's guard sets the label.
+// hangs the engine's answer holds up no other slot. One that has the label but cannot be
+// inspected is removed by its ID: only a slot's guard sets the label.
 func (e *Engine) CleanSlot(ctx context.Context, slice, label string) (int, error) {
 	name, value, _ := strings.Cut(label, "=")
 	if !strings.HasSuffix(slice, ".slice") || strings.Contains(slice, "/") || name == "" || value == "" {

@@ -1,6 +1,6 @@
 // Package docker is kbnode's only access to the Docker engine: what it is, which containers and
-// images it has, and the removal of a slot's containers. It does not decide what a job may do;
-// package guard does.
+// images it has, and the removal of a slot's containers. Package guard decides what a job may
+// do.
 package docker
 
 import (
@@ -28,8 +28,7 @@ var ErrAbsent = errors.New("no Docker engine answers")
 var ErrNotFound = errors.New("not found")
 
 // Engine is a Docker engine behind a unix socket. It speaks every API version from 1.40 on
-// (Docker 19.03); the engine and the client agree on one at the first request. It is safe for
-// concurrent use.
+// (Docker 19.03), agreed on with the first request. It is safe for concurrent use.
 type Engine struct {
 	socket      string
 	api         *client.Client
@@ -74,7 +73,7 @@ type Info struct {
 	CDIDevices     []string // "nvidia.com/gpu=GPU-…", sorted; nil before Docker 28.2
 	Snapshotter    bool     // containerd stores images and layers
 	Security       []string // "name=seccomp,profile=builtin", "name=userns", …
-	Insecure       []string // registries that are used without verifying their certificates, sorted
+	Insecure       []string // registries used without verifying certificates, sorted
 	Warnings       []string // for people: "API is accessible on http://…", …
 }
 

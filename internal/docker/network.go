@@ -30,11 +30,11 @@ const (
 type Network struct {
 	Name    string // of the network and its interface: 15 bytes at most
 	Labels  map[string]string
-	Subnets []netip.Prefix // the first one that the engine has free; if none is, the engine chooses
+	Subnets []netip.Prefix // the first free one is used; without one the engine chooses
 }
 
-// EnsureNetwork makes a network unless it already is as it should be. It has IPv4 and the MTU of
-// the engine's default network. A wrong network that is in use is an error.
+// EnsureNetwork makes a network unless it is as it should be. A new one has IPv4 and the MTU of
+// the engine's default network. A wrong one that is in use is an error.
 func (e *Engine) EnsureNetwork(ctx context.Context, n Network) error {
 	ctx, cancel := context.WithTimeout(ctx, networkDeadline)
 	defer cancel()

@@ -147,7 +147,7 @@ func (e *Engine) Discard(ctx context.Context, id string) error {
 // Trace is an object of the engine that has a name.
 type Trace struct {
 	Kind string // "container", "image", "network", "volume"
-	ID   string // what Erase removes it by
+	ID   string // the ID or name to remove it by
 	Name string
 }
 

@@ -28,9 +28,9 @@ const (
 )
 
 // accounts holds verdicts on images by ID: why an image cannot run, or "" if it can. When a
-// container starts, the engine, which is root, reads the image's /etc/passwd and /etc/group,
-// whatever user was requested. If one is a pipe, the engine blocks forever with the container
-// locked, and it reads a line of any length into memory.
+// container starts, the engine reads the image's /etc/passwd and /etc/group as root, whatever
+// user was requested: forever if one is a pipe, with the container locked, and a line of any
+// length into memory.
 type accounts struct {
 	mu     sync.Mutex
 	judged map[string]string
@@ -80,7 +80,7 @@ func (g *guard) lookInto(c *call, image string) (why string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("write the request: %w", err)
 	}
-	name := "kbnode-" + g.policy.Name + ".image" // no job's container has a name that begins so
+	name := "kbnode-" + g.policy.Name + ".image" // no job's container name has this prefix
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.r.Context()), lookTime)
 	defer cancel()
 	at := *c
@@ -136,7 +136,7 @@ func (g *guard) lookInto(c *call, image string) (why string, err error) {
 			return fmt.Sprintf("the image's %s has %d bytes", path, f.Size), nil
 		}
 	}
-	_, err = stat("/") // if someone removed the container, the files were missing only for that reason
+	_, err = stat("/") // a container that someone removed has no files either
 	return "", err
 }
 

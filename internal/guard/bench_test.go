@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// BenchmarkLatency alternates between a request through the guard and the same request to the
-// engine itself. It reports the medians, and what the guard adds.
+// BenchmarkLatency compares a request through the guard with the same to the engine itself, in
+// turn. It reports the medians, and what the guard adds.
 func BenchmarkLatency(b *testing.B) {
 	r := newRig(b)
 	r.create(b, "job")
@@ -46,8 +46,8 @@ func BenchmarkLatency(b *testing.B) {
 	b.ReportMetric(median(guarded)-median(engine), "added-ms")
 }
 
-// BenchmarkAttach alternates between the output of a container through the guard and from the
-// engine itself.
+// BenchmarkAttach compares the output of a container through the guard with the same from the
+// engine itself, in turn.
 func BenchmarkAttach(b *testing.B) {
 	const size = 64 << 20
 	r := newRig(b)

@@ -60,8 +60,7 @@ func (b *binder) clear() error {
 	return nil
 }
 
-// hold creates the held path of source for a container that is being created. It does not mount
-// anything.
+// hold creates the held path for a container that is being created. It mounts nothing.
 func (b *binder) hold(source string) (bound, error) {
 	info, err := os.Lstat(source)
 	if err != nil {

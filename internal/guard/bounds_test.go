@@ -96,7 +96,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// noted is a response writer that notes its deadlines.
+// noted is a response writer that records its deadlines.
 type noted struct {
 	*httptest.ResponseRecorder
 	reads []time.Time

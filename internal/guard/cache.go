@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// cacheSource is the prefix of a mount source that stands for a directory of the old scripts'
-// cache until prepareCache creates one. It is not absolute, so the engine refuses it.
+// cacheSource is the prefix of a mount source for a directory of the old scripts' cache until
+// prepareCache creates one. It is not absolute, so the engine refuses it.
 const cacheSource = "cache:"
 
 // isOldCache reports whether a clean path is the directory that the old scripts kept for all

@@ -27,8 +27,8 @@ const (
 	cleanTime = 3 * time.Minute
 	// engineTime is how long to retry an engine that does not answer: it may be restarting.
 	engineTime = 5 * time.Second
-	// beginTime is the same before a job begins: waiting is better for the job than being
-	// refused because an earlier job's containers end slowly.
+	// beginTime is engineTime before a job: waiting is better for it than being refused because
+	// an earlier job's containers end slowly.
 	beginTime = 2 * time.Minute
 )
 
@@ -40,8 +40,7 @@ type cleaner struct {
 	runDir string
 	procs  slotProcs
 	gpu    gpuWatches
-	// containers removes the slot's containers; checkouts gives the checkouts back to the slot's
-	// user.
+	// containers removes the slot's containers; checkouts gives back the checkouts.
 	containers func(context.Context) (int, error)
 	checkouts  func(context.Context) error
 	mainPID    func(context.Context) (int, error) // of the agent's unit; nil if unknown
@@ -53,15 +52,15 @@ type cleaner struct {
 	starts  starts
 	swept   bool   // nothing is left of the last job, except perhaps on the GPU
 	looked  bool   // the GPU was checked since
-	busy    bool   // the GPU was in use when last known
+	busy    bool   // the GPU was in use at the last successful check
 	said    string // for the job's log, at its end
 	sampled func() // waits until nothing samples the GPU any more; nil without a job
 
 	running            atomic.Bool // a job runs, as far as reported
 	strict, compatible atomic.Bool // the job has made a container of this profile
 
-	// A job that began is watched until the agent no longer has a process for it: the process
-	// that reports the job's end may have been killed, or never started.
+	// A job that began is watched until the agent has no process for it: the one that reports
+	// its end may have been killed, or never started.
 	watched atomic.Bool
 	alone   atomic.Int32 // consecutive checks that found the agent without a job; see endLooks
 }
@@ -180,8 +179,8 @@ func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
 	return why, err
 }
 
-// endLook checks the GPU after the end of a job has been answered: the driver takes longer for
-// this than all the rest takes, and the job need not wait.
+// endLook checks the GPU after the end of a job was answered: the driver takes longer than all
+// the rest, and the job need not wait.
 func (s *cleaner) endLook(ctx context.Context) {
 	if _, err := s.look(ctx, gpuTime); err != nil {
 		s.log.Warn("gpu not looked at", "err", err)

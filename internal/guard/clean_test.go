@@ -551,7 +551,7 @@ func TestJobWithAllTasks(t *testing.T) {
 		}
 		r.mu.Unlock()
 		pass(5 * time.Second)
-		// 102 stands for the hook; it is not there while a job runs.
+		// 102 is the hook, which is not there while a job runs.
 		if diff := cmp.Diff([]int{hookPID, 200, 201, 201, 202}, r.killed); diff != "" {
 			t.Error(diff)
 		}

@@ -19,7 +19,7 @@ import (
 const (
 	// collectEvery is the time between two checks for images that no job needs any more.
 	collectEvery = time.Hour
-	// idleImage is how long to keep an image that a job pulled after its last use.
+	// idleImage is how long an image that a job pulled is kept after its last use.
 	idleImage = 24 * time.Hour
 )
 

@@ -14,7 +14,7 @@ import (
 // AppArmor if the engine uses it, otherwise by covering each file.
 type confiner struct {
 	armored  func(context.Context) (bool, error)   // reports whether the engine lists AppArmor
-	confines func() bool                           // reports whether an engine that lists it also uses it
+	confines func() bool                           // reports whether such an engine uses it
 	ensure   func(context.Context) (string, error) // loads the profile if needed; returns its name
 	sys      string                                // where /sys is mounted
 }

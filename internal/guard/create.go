@@ -16,7 +16,7 @@ import (
 )
 
 // slotLabel marks the containers of a slot. Only the guard can set it on a container below the
-// slot's slice, and it trusts no other.
+// slot's slice, and it trusts no other container.
 const slotLabel = "kbnode.slot"
 
 // profileLabel names the job profile that a container was created with.
@@ -55,19 +55,19 @@ var (
 	imageForm = lazily(`^[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9_][A-Za-z0-9._:-]*)*(@sha256:[a-f0-9]{64})?$`)
 )
 
-// facts are what a new request depends on besides the policy and the job's request. What reads
-// the machine when it is called is a function, so that tests need no machine.
+// facts are what a new request depends on besides the policy and the job's request. Functions
+// read the machine, so that tests need none.
 type facts struct {
-	resolve func(path string) (string, error) // the real path of a file or directory below the work root; the error is a sentence
+	resolve func(path string) (string, error) // the real path below the work root; the error is a sentence
 	gids    func(nodes []string) []string     // the groups that own these device nodes, numeric
 	named   []string                          // the node's groups video and render, numeric
 	present func(nodes []string) []string     // those of these device nodes that exist
 	user    string                            // the slot's user, "UID:GID"
 }
 
-// rebuild makes the container-create request that the engine gets from a job's request. It
-// starts with an empty one: the policy fills it, and only what a rule accepts is added. The
-// error is a sentence for the job's log.
+// rebuild makes the container-create request that the engine gets from a job's. It starts empty:
+// the policy fills it, and only what a rule accepts is added. The error is a sentence for the
+// job's log.
 func rebuild(p plan.JobPolicy, f facts, body []byte) (*container.CreateRequest, error) {
 	obj, err := parse(body)
 	if err != nil {
@@ -339,9 +339,8 @@ func anyStrings(v any) []string {
 }
 
 // defaultUlimits are a container's limits unless the job sets them. The kernel counts the last
-// three per user, for root across all containers, and compares the count with each process's own
-// limit: with a limit, what one job takes would be missing in another slot. The slot's memory
-// bounds all three.
+// three per user, for root across all containers, and compares with each process's own limit:
+// with one, a job's use would count against other slots. The slot's memory bounds all three.
 var defaultUlimits = []container.Ulimit{
 	{Name: "core"}, {Name: "memlock", Soft: -1, Hard: -1}, {Name: "msgqueue", Soft: -1, Hard: -1}, {Name: "sigpending", Soft: -1, Hard: -1},
 }

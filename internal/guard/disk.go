@@ -34,7 +34,7 @@ var scratchForm = lazily(`^[A-Z2-7]{26}$`)
 // own directory, because all slots share Docker's own disk.
 type slotDisk struct {
 	dir  string                            // mount point; "" for a slot without a disk
-	home string                            // the slot user's home by its path on the disk: nothing can be moved out of the mount of it
+	home string                            // of the slot's user, as a path on the disk: nothing can be moved out of its mount
 	bind func(source, target string) error // mounts one directory on another, where the engine sees it
 	// mounted returns an error, a sentence, if the disk is not mounted.
 	mounted func() error
@@ -143,8 +143,8 @@ func openDir(path string) error {
 	return errors.Join(os.Mkdir(path, 0o777), os.Chmod(path, 0o777)) //nolint:gosec // its parent is root's alone
 }
 
-// done must be called once a container was created, or will not be. It discards the directory of
-// one that was not created.
+// done must be called after a container was created, or will not be. It discards the directory
+// of one that was not.
 func (d *slotDisk) done(scratch string, created bool) {
 	if scratch == "" {
 		return
@@ -220,8 +220,8 @@ func (d *slotDisk) empty(dir string, but ...string) error {
 	return err
 }
 
-// discard removes a directory of the disk: it moves it out of place at once, and deletes it in
-// the background. The next boot removes what a stop interrupts.
+// discard removes a directory of the disk: it moves it away at once, and deletes it in the
+// background. The next boot removes what a stop interrupts.
 func (d *slotDisk) discard(path string) {
 	trash := filepath.Join(d.dir, "trash")
 	if err := os.Mkdir(trash, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -238,7 +238,7 @@ func (d *slotDisk) discard(path string) {
 	go func() {
 		root, err := os.OpenRoot(trash)
 		if err == nil {
-			// os.RemoveAll would keep every directory on the way down open.
+			// os.RemoveAll would hold open every directory on the way down.
 			err = errors.Join(RemoveTree(root, away), root.Close())
 		}
 		if err != nil {
@@ -253,8 +253,8 @@ type imageConfig struct {
 	Volumes          map[string]json.RawMessage
 }
 
-// configOf returns an image's configuration. It is empty if the engine does not have the image:
-// creating the container reports that.
+// configOf returns an image's configuration, empty if the engine lacks the image: creating the
+// container reports that.
 func (g *guard) configOf(c *call, image string) (imageConfig, error) {
 	var in struct{ Config imageConfig }
 	_, err := g.image(c, image, &in)

@@ -25,7 +25,7 @@ const (
 	gpuTime = 5 * time.Second
 	// gpuPoll is the time between two checks.
 	gpuPoll = 250 * time.Millisecond
-	// GPUSlack is how much more memory than when it was most idle a GPU may have in use, in
+	// GPUSlack is how much more memory a GPU may have in use than when it was most idle, in
 	// bytes: drivers keep a little after the first use.
 	GPUSlack = 64 << 20
 	// IdleFile records that idle use, in the slot's run directory.
@@ -76,7 +76,7 @@ func newGPUWatch(vendor string, g plan.PolicyGPU, procs slotProcs, log *slog.Log
 	w := gpuWatch{
 		name: cmp.Or(name, "the GPU"), reset: "sudo nvidia-smi --gpu-reset -i " + g.UUID,
 		look: func(ctx context.Context) (inventory.Occupancy, error) {
-			_ = Trim() // pages that ended a job or started the guard are not needed beside the probe
+			_ = Trim() // the probe needs no pages of a job's end or the guard's start
 			if vendor == "amd" {
 				if dir, err := inventory.AMDDevice(g.Nodes); err == nil {
 					if err := sameAMD(dir, g); err != nil {
@@ -127,8 +127,8 @@ func sameAMD(dir string, g plan.PolicyGPU) error {
 	return nil
 }
 
-// settle waits, at most for patience, until nothing uses the GPU, and returns a sentence about
-// what does, or "". known is false if the driver does not report: that says nothing about the
+// settle waits, for at most patience, until nothing uses the GPU, and returns a sentence about
+// what does, or "". If known is false, the driver did not report, which says nothing about the
 // GPU.
 func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy string, known bool) {
 	deadline := time.Now().Add(patience)

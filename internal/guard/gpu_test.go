@@ -97,8 +97,8 @@ func TestSameAMD(t *testing.T) {
 	}
 }
 
-// TestAMDReset: the command to type for an AMD GPU names no tool of another vendor, and the text
-// says that the GPU's neighbors are reset with it.
+// TestAMDReset: how to reset an AMD GPU names no tool of another vendor, and says that its
+// neighbors are reset with it.
 func TestAMDReset(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)

@@ -1,7 +1,7 @@
 // Package guard is the Docker socket that the jobs of one slot see. It lets them run and manage
-// their own containers, each built from the slot's policy and the few options that a job may
-// choose, and refuses everything else. It keeps nothing on disk and changes nothing but its run
-// directory and containers.
+// their own containers, each built from the slot's policy and the few options of a job, and
+// refuses everything else. It keeps nothing on disk and changes nothing but its run directory
+// and containers.
 package guard
 
 import (
@@ -29,7 +29,7 @@ import (
 const (
 	maxConnections = 128
 	maxHeader      = 64 << 10 // bytes
-	maxWhole       = 4        // concurrent requests whose body or answer is held in memory, here or in the engine
+	maxWhole       = 4        // concurrent requests with a body or answer in memory, here or in the engine
 	maxPulls       = 2        // concurrent pulls
 	headerDeadline = 10 * time.Second
 	idleDeadline   = 2 * time.Minute

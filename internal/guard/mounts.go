@@ -294,7 +294,7 @@ func linkNodes(dir string, nodes []string) error {
 		}
 		if err := ignoreAbsent(os.Remove(link)); err != nil { // it leads nowhere
 			errs = append(errs, err)
-		} else if err := os.Symlink(node, link); err != nil && !errors.Is(err, fs.ErrExist) { // another slot's guard made it
+		} else if err := os.Symlink(node, link); err != nil && !errors.Is(err, fs.ErrExist) { // by another guard
 			errs = append(errs, err)
 		}
 	}

@@ -85,7 +85,7 @@ func (s slotProcs) endOutside(ctx context.Context) (ended int, err error) {
 	return len(list), s.gone(ctx, s.outside, s.isOutside)
 }
 
-// signal sends a signal to a process that is still what it was taken for: PIDs are used again.
+// signal sends a signal to a process that is still what it was taken for: PIDs are reused.
 func (s slotProcs) signal(pid int, sig unix.Signal, still func(pid int) bool) error {
 	if s.send != nil {
 		return s.send(pid, sig)

@@ -104,7 +104,7 @@ func (o *owners) forget(id string) {
 }
 
 // resolve finds the one container of the slot that has this ID, name or ID prefix, in the
-// engine's order. For any other it returns the error that the engine does if there is none.
+// engine's order. For any other it returns the engine's error for a missing one.
 func (o *owners) resolve(ctx context.Context, ref string) (id string, c owned, err error) {
 	if !refForm.MatchString(ref) {
 		return "", owned{}, noSuchContainer(ref)
@@ -154,7 +154,7 @@ func (o *owners) reload(ctx context.Context) error {
 	o.reloading.Lock()
 	defer o.reloading.Unlock()
 	o.mu.Lock()
-	gone := map[string]bool{} // only those known now: others are created while the engine makes its list
+	gone := map[string]bool{} // known now: others are created meanwhile
 	for id := range o.byID {
 		gone[id] = true
 	}

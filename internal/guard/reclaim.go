@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// Bounds on Reclaim: it takes seconds to walk what a job left, or stops.
+// Bounds on Reclaim, which walks what a job left in seconds or stops.
 const (
 	maxReclaimed = 1 << 20 // entries
 	reclaimTime  = 60 * time.Second

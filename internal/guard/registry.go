@@ -45,8 +45,8 @@ func newRegistries(listed []string) registries {
 	}
 }
 
-// mayPull refuses an image whose registry is not public, unless the operator lists it. Docker
-// Hub is where the engine's configuration says it is.
+// mayPull refuses an image whose registry is not public, unless the operator lists it. It allows
+// Docker Hub, which is where the engine's configuration says.
 func (r registries) mayPull(ctx context.Context, image string) error {
 	full, err := docker.ParseRef(image)
 	if err != nil {

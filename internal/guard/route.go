@@ -12,7 +12,7 @@ import (
 )
 
 // minVersion is the oldest minor API version that the guard understands, Docker 20.10. Older
-// requests mean something else than what is checked here.
+// requests mean something other than what is checked here.
 const minVersion = 41
 
 // refusal is an error with a status and a sentence that the client gets in Docker's format.

@@ -123,13 +123,13 @@ type engineCheck struct {
 	ask func(context.Context) (docker.Info, error)
 
 	mu    sync.Mutex
-	until time.Time // the answer is valid until then
+	until time.Time // valid until then
 	root  string    // where the engine keeps images
 	armor bool      // the engine lists AppArmor
 }
 
-// armored reports whether the engine lists AppArmor. An engine that does not use it silently
-// accepts the name of a profile.
+// armored reports whether the engine lists AppArmor. Otherwise it silently ignores the name of a
+// profile.
 func (c *engineCheck) armored(ctx context.Context) (bool, error) {
 	err := c.ok(ctx, time.Now())
 	c.mu.Lock()

@@ -15,12 +15,12 @@ const (
 	startLooks = 13
 )
 
-// watchEnd cleans up after a job when the agent's process for it is gone, or the agent itself,
-// until ctx is done. No report meanwhile, by hooks or by the job in their place, ends this
-// watch. It also ends a job that takes too long, or that stops its agent.
+// watchEnd cleans up after a job when the agent's process for it, or the agent, is gone, until
+// ctx is done. No report meanwhile, by hooks or by the job in their place, ends this watch. It
+// also ends a job that takes too long, or that stops its agent.
 func (s *cleaner) watchEnd(ctx context.Context) {
 	agent := 0
-	// runs reports whether the agent has a process for a job, or whether this is not known.
+	// runs reports whether the agent has a process for a job; true if unknown.
 	runs := func() bool {
 		if agent == 0 || s.procs.cgroupOf(agent) != s.procs.agent {
 			var err error

@@ -99,7 +99,7 @@ func TestUntoldEnd(t *testing.T) {
 				r.exit(hookPID)
 				r.exit(bootstrap)
 			},
-			cleared: true, // whoever reported it
+			cleared: true, // no matter who reported it
 		},
 		{
 			name:   "told by the job, which then starts a container",
