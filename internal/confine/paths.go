@@ -35,7 +35,7 @@ func Paths(sys string) (masked, readonly []string, err error) {
 }
 
 // Windows returns the files through which root reaches the memory, registers and configuration
-// of PCI devices, in any /sys, for all devices that have memory of their own.
+// of all PCI devices below sys that have memory of their own.
 func Windows(sys string) ([]string, error) {
 	bus := sys + "/bus/pci/devices"
 	links, err := os.ReadDir(bus)

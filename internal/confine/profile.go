@@ -1,6 +1,6 @@
-// Package confine keeps root in a job's container, which is the node's user 0, away from what
-// the node's one /sys and /proc have of other slots: with an AppArmor profile, or with a list of
-// files to cover. It knows nothing about containers.
+// Package confine keeps root in a job's container, which is the node's user 0, from what the
+// node's one /sys and /proc have of other slots: by an AppArmor profile, or by a list of files
+// to cover. It knows nothing about containers.
 package confine
 
 import (
@@ -26,7 +26,7 @@ const loadDeadline = time.Minute
 var profileText string
 
 // JobProfile returns the AppArmor profile of the jobs' containers. Its name contains a hash of
-// its rules, so a profile that an older kbnode loaded is not taken for it.
+// its rules, so one that an older kbnode loaded is not taken for it.
 var JobProfile = sync.OnceValues(func() (name, text string) {
 	name = fmt.Sprintf("kbnode-job-%x", sha256.Sum256([]byte(profileText)))[:len("kbnode-job-")+8]
 	return name, strings.Replace(profileText, "profile kbnode-job ", "profile "+name+" ", 1)
@@ -63,7 +63,7 @@ func (k *Kernel) has(name string) (bool, error) {
 }
 
 // Ensure loads the profile of jobs unless the kernel has it, and returns its name. The error
-// says why the kernel does not have it.
+// says why the kernel lacks it.
 func (k *Kernel) Ensure(ctx context.Context) (name string, err error) {
 	name, text := JobProfile()
 	k.mu.Lock()
@@ -84,7 +84,7 @@ func (k *Kernel) Ensure(ctx context.Context) (name string, err error) {
 }
 
 // load gives the profile to the kernel, as the engine does with its own. It runs on the host
-// because the guard's sandbox has a /sys that cannot be written to.
+// because the guard's sandbox cannot write to /sys.
 func load(ctx context.Context, text string) error {
 	ctx, cancel := context.WithTimeout(ctx, loadDeadline)
 	defer cancel()

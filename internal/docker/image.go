@@ -207,8 +207,8 @@ func (e *Engine) Tag(ctx context.Context, source, name string) error {
 	return nil
 }
 
-// Untag removes a name or a digest from its image, and the image with its last one, but never an
-// image that a container uses. It is not an error if there is no such name.
+// Untag removes a name or digest from its image, and the image with its last one, but never an
+// image that a container uses. A missing name is not an error.
 func (e *Engine) Untag(ctx context.Context, name string) error {
 	_, err := e.api.ImageRemove(ctx, name, client.ImageRemoveOptions{PruneChildren: true})
 	if err == nil || errdefs.IsNotFound(err) {

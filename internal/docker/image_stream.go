@@ -16,8 +16,7 @@ import (
 // decoded decodes the messages of a body that the client does not decode itself.
 type decoded struct{ io.ReadCloser }
 
-// JSONMessages yields messages until the body ends. A body that ends in the middle of one is an
-// error.
+// JSONMessages yields messages until the body ends. A truncated body is an error.
 func (d decoded) JSONMessages(context.Context) iter.Seq2[jsonstream.Message, error] {
 	return func(yield func(jsonstream.Message, error) bool) {
 		dec := json.NewDecoder(d)

@@ -114,7 +114,7 @@ func (e *Engine) Networks(ctx context.Context, label string) ([]string, error) {
 	return names, nil
 }
 
-// RemoveNetwork removes a network that no container uses. It is not an error if there is none.
+// RemoveNetwork removes a network that no container uses, if there is one.
 func (e *Engine) RemoveNetwork(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, networkDeadline)
 	defer cancel()

@@ -37,8 +37,7 @@ type accounts struct {
 }
 
 // judge refuses an image whose account files could harm the engine. It looks at them in a
-// container that never starts: the job's own container would show what the job mounts over them,
-// but the engine reads what is underneath.
+// container that never starts: in the job's own, mounts could hide what the engine reads.
 func (g *guard) judge(c *call, image string) error {
 	if image == "" {
 		return errors.New("the Docker engine does not say which image the container is of")

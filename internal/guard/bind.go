@@ -19,9 +19,9 @@ import (
 const mountsDir = "mounts"
 
 // bound is a path that a container mounts. The slot's user owns source and may replace any part
-// of it with a link at any time. Root owns held, which the engine gets. While the engine starts
-// the container, held is a mount of source, opened without following links. So the engine never
-// walks a path that a job can change, and nothing of it is left on the host after the start.
+// of it with a link at any time. Root owns held. The engine gets held, which is a mount of
+// source, opened without following links, while the container starts. So the engine never walks
+// a path that a job can change, and nothing of it is left on the host after the start.
 type bound struct {
 	held, source string
 }

@@ -28,9 +28,9 @@ func cacheMount(source, target string, readOnly bool) mount.Mount {
 	return bind(cacheSource+strings.TrimPrefix(source, plan.OldCacheDir), target, readOnly)
 }
 
-// prepareCache replaces mounts of the old cache with directories below top, which only root can
-// enter and which is removed with the container. Mounts of one path share one directory. If top
-// is "", each mount is a tmpfs, part of the slot's memory.
+// prepareCache gives mounts of the old cache directories below top, which only root can enter
+// and which is removed with the container. Mounts of one path share one directory. If top is "",
+// each is a tmpfs, part of the slot's memory.
 func prepareCache(h *container.HostConfig, top string) error {
 	var kept []mount.Mount
 	made := 0

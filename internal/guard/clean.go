@@ -96,7 +96,7 @@ func newCleaner(g *guard, c Config, engine *docker.Engine) *cleaner {
 }
 
 // ready is called by the agent's unit before it becomes the agent, again and again while the
-// slot is parked. Like begin and end, it returns why the slot takes no jobs, or "".
+// slot is parked. It returns why the slot takes no jobs, or "".
 func (s *cleaner) ready(ctx context.Context, pid int) (string, error) {
 	keep, err := s.procs.above(pid)
 	if err != nil {
@@ -246,7 +246,7 @@ func (s *cleaner) look(ctx context.Context, patience time.Duration) (string, err
 }
 
 // sweep ends the slot's processes except those to keep, removes its containers, and gives the
-// checkouts back. The order matters: processes that could create containers go first.
+// checkouts back. The order matters: what could make containers goes first.
 func (s *cleaner) sweep(ctx context.Context, keep func(pid int) bool, engine time.Duration) error {
 	ended, err := s.procs.endWithin(ctx, keep)
 	if err != nil {

@@ -23,12 +23,12 @@ const (
 	idleImage = 24 * time.Hour
 )
 
-// pulledImages records the images that are there because a job pulled them. Images belong to the
-// node, so the guards share the record: one file per image, named by a hash, that contains the
-// image's name and whose modification time is the last use. A reboot clears the record.
+// pulledImages records the images that jobs pulled. Images belong to the node, so the guards
+// share the record: one file per image, named by a hash, that contains the image's name and was
+// modified at its last use. A reboot clears the record.
 type pulledImages struct {
 	dir   string
-	named func(image string) bool             // reports whether the operator named it, which keeps it
+	named func(image string) bool             // by the operator, and so kept
 	untag func(context.Context, string) error // fails for an image that a container uses
 }
 
@@ -52,8 +52,8 @@ func (l pulledImages) file(image string) string {
 	return filepath.Join(l.dir, hex.EncodeToString(sum[:16]))
 }
 
-// used records that a job used an image. fresh says that the job pulled it and it was not there.
-// Only a fresh image gets a new record: other images are the operator's.
+// used records that a job used an image or, if fresh, pulled one that was not there. Only the
+// latter begins a record: other images are the operator's.
 func (l pulledImages) used(image string, fresh bool) error {
 	if !fresh || l.named(image) {
 		now := time.Now()

@@ -208,8 +208,8 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	h.RestartPolicy.Name = "no"
 	// The default seccomp and AppArmor profiles stay because nothing else is set.
 	h.SecurityOpt = []string{"no-new-privileges"}
-	// Otherwise a device node made in the checkout would reach the neighbor, forged packets
-	// would reach beyond the node, and audit records would reach the node's kernel log.
+	// Otherwise device nodes made in the checkout would reach the neighbor, forged packets what
+	// is beyond the node, and audit records the node's kernel log.
 	h.CapDrop = slices.Compact(slices.Sorted(slices.Values(append(h.CapDrop, "AUDIT_WRITE", "MKNOD", "NET_RAW"))))
 	// This is on Docker's own disk: 256 MiB for all containers of a slot.
 	h.LogConfig = container.LogConfig{Type: "local", Config: map[string]string{"max-size": "8m", "max-file": "2"}}

@@ -433,8 +433,8 @@ func FuzzRebuild(f *testing.F) {
 	})
 }
 
-// TestFormsCompile compiles all forms. They are compiled on first use, so a malformed one would
-// otherwise wait for a job to find it.
+// TestFormsCompile finds malformed forms, which are otherwise compiled when a job first needs
+// them.
 func TestFormsCompile(t *testing.T) {
 	t.Parallel()
 	for _, f := range []form{

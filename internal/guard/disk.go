@@ -75,9 +75,9 @@ func sameDevice(a, b string) (bool, error) {
 	return x.Dev == y.Dev, nil
 }
 
-// prepare creates the directory of a container and adds the mounts that are known before the
-// container exists: the image's volumes, and the files that Docker writes below /etc and would
-// keep on its own disk. It returns the directory's name, "" for a slot without a disk.
+// prepare makes a container's directory and adds the mounts known before the container exists:
+// the image's volumes, and the files that Docker writes below /etc and would keep on its own
+// disk. scratch is the directory's name, "" without a disk.
 func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (scratch string, err error) {
 	if d.dir == "" {
 		return "", prepareCache(wanted.HostConfig, "")
@@ -137,14 +137,13 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (s
 	return scratch, nil
 }
 
-// openDir creates a directory that any user of the container can write to. No one outside the
-// container can reach it.
+// openDir makes a directory that any user in the container can write to and no one outside can
+// reach.
 func openDir(path string) error {
 	return errors.Join(os.Mkdir(path, 0o777), os.Chmod(path, 0o777)) //nolint:gosec // its parent is root's alone
 }
 
-// done must be called after a container was created, or will not be. It discards the directory
-// of one that was not.
+// done ends the creation of a container. It discards the directory of one that was not created.
 func (d *slotDisk) done(scratch string, created bool) {
 	if scratch == "" {
 		return

@@ -75,8 +75,8 @@ func variant(key string, rules map[string]rule) string {
 	return ""
 }
 
-// ignore is for fields that the policy decides, whatever was requested: existing pipelines ask
-// for all GPUs and a number of CPUs, and get their slot's.
+// ignore is for what the policy decides, whatever was requested: existing pipelines ask for all
+// GPUs and a number of CPUs, and get their slot's.
 func ignore(any) error { return nil }
 
 // room is how much a value may hold.

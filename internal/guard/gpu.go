@@ -113,8 +113,8 @@ type otherGPUError struct{ text string }
 func (e *otherGPUError) Error() string { return e.text }
 
 // sameAMD returns an *otherGPUError if the PCI device behind the slot's render node, a directory
-// of /sys, is no longer the GPU of the policy: nodes get new numbers when the driver is loaded
-// again or a GPU is partitioned.
+// of /sys, is no longer the policy's GPU: reloading the driver or partitioning a GPU renumbers
+// nodes.
 func sameAMD(dir string, g plan.PolicyGPU) error {
 	text, err := os.ReadFile(filepath.Join(dir, "unique_id"))
 	if err != nil || g.UUID == "" {

@@ -632,8 +632,8 @@ func TestServeRefusesPolicy(t *testing.T) {
 	}
 }
 
-// TestCreateWithoutTheEnginesCPUs: an engine that started after the slots' CPUs became a
-// partition knows only the other CPUs.
+// TestCreateWithoutTheEnginesCPUs: an engine started while the slots' CPUs are a partition knows
+// only the others.
 func TestCreateWithoutTheEnginesCPUs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -138,7 +138,7 @@ func TestHostileRequestsAreSeen(t *testing.T) {
 	}
 }
 
-// TestHostileFaults checks that everything is found that a container of the slot must not have.
+// TestHostileFaults finds everything that a container of the slot must not have.
 func TestHostileFaults(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

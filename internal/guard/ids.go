@@ -17,8 +17,8 @@ import (
 )
 
 // The kernel counts many limits (pipes, inotify, keys, …) by user ID, and containers share the
-// node's IDs: a container that runs as the user of another slot or of a system service uses up
-// that user's limits. What an image calls its users does not matter.
+// node's IDs: one that runs as the user of another slot or of a system service uses up theirs.
+// What an image calls its users does not matter.
 const (
 	firstID   = 1000    // below are system accounts
 	dynamicID = 61184   // systemd's dynamic users, up to nobodyID
@@ -96,8 +96,8 @@ const maxIDs = 4 << 20
 // span is a range of IDs.
 type span struct{ from, count int64 }
 
-// lentOut returns the IDs that the node, whose root directory is root, has given to slots, and
-// to anyone for user namespaces.
+// lentOut returns the IDs that the node below root has given to slots, and to anyone for user
+// namespaces.
 func lentOut(root string) (users, groups []span, err error) {
 	number := func(s string) int64 {
 		if n, err := strconv.ParseInt(s, 10, 64); err == nil && n >= 0 && n < maxID<<1 {

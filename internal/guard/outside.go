@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outside returns the processes of the slot's user that are in none of kbnode's slices: a user
-// manager, or what a system service started for the user. The slot's limits do not hold them. A
-// container that is not kbnode's may use the same number for a user of its own, so processes in
-// another PID namespace count only in the user's slice.
+// outside returns the processes of the slot's user in none of kbnode's slices: a user manager,
+// or what a system service started for the user. The slot's limits do not hold them. A container
+// that is not kbnode's may use the same number for its own user, so processes in another PID
+// namespace count only in the user's slice.
 func (s slotProcs) outside() ([]int, error) {
 	if s.uid <= 0 {
 		return nil, nil // the user is not known

@@ -67,8 +67,8 @@ func (s slotProcs) name(pid int) string {
 	return text.Line(string(comm), 40)
 }
 
-// above returns a function that reports whether a process is pid or one of its ancestors: the
-// agent, and what runs the job between the two. pid must be in the agent's unit.
+// above returns a function that reports whether a process is pid, which is in the agent's unit,
+// or an ancestor: the agent, and what runs the job between the two.
 func (s slotProcs) above(pid int) (keep func(pid int) bool, err error) {
 	if s.cgroupOf(pid) != s.agent {
 		return nil, forbid("only the slot's own agent may ask this")

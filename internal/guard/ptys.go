@@ -16,7 +16,7 @@ import (
 const maxPtys = 256
 
 // limitPtys bounds the terminals of a container that was just started: Docker has no option for
-// it. A container that has already ended is not an error.
+// it. A container that has ended is not an error.
 func limitPtys(cgroupRoot, slice, id string) error {
 	procs, err := os.ReadFile(filepath.Join(cgroupRoot, slicePath(slice), "docker-"+id+".scope", "cgroup.procs"))
 	pid, _, _ := strings.Cut(string(procs), "\n")

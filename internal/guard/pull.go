@@ -48,8 +48,8 @@ func (g *guard) pull(c *call) error {
 	return g.fetch(c)
 }
 
-// kept answers a pull of the image that kbnode updates by itself without pulling it: jobs get
-// what a canary ran. If the image is absent, kept reports false and it is pulled.
+// kept answers a pull of the image that kbnode itself updates: jobs get what a canary ran. It
+// reports false if the image is absent, which is then pulled.
 func (g *guard) kept(c *call, name string) (bool, error) {
 	if g.policy.KeptImage == "" {
 		return false, nil

@@ -142,8 +142,8 @@ func RemoveTree(root *os.Root, name string) error {
 	return nil
 }
 
-// moveUp empties a directory. It moves directories that are not empty to root and appends them
-// to todo, the names still to be removed.
+// moveUp empties a directory. It moves nonempty directories in it up to root and appends them to
+// todo.
 func moveUp(root *os.Root, name string, todo []string) ([]string, error) {
 	for {
 		entries, err := someOf(root, name)

@@ -92,8 +92,8 @@ func refuses(err error, status int, piece string) bool {
 	return ok && no.status == status && strings.Contains(no.sentence, piece)
 }
 
-// TestSamplingEnds: the GPU is released when the next job begins, when an agent starts again,
-// and when the agent no longer has a job.
+// TestSamplingEnds: the GPU is released when the next job begins, an agent starts again, or the
+// agent has no job.
 func TestSamplingEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -95,7 +95,7 @@ func readLine(dir, file string) (string, error) {
 
 // endTogether makes the kernel end all of a container's processes when its slot is out of
 // memory. Otherwise the largest one dies and the rest go on, wrongly. Docker has no option for
-// it. A container that has already ended is not an error.
+// it. A container that has ended is not an error.
 func endTogether(cgroupRoot, slice, id string) error {
 	file := filepath.Join(cgroupRoot, slicePath(slice), "docker-"+id+".scope", "memory.oom.group")
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)

@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	// calmLife is the least life of an agent that works. One that ends sooner, without a job,
+	// calmLife is the shortest life of an agent that works but gets no job. One that ends sooner
 	// has failed: its token is refused, or Buildkite sends it away.
 	calmLife = time.Minute
 	// firstWait follows the second failure in a row. Each further wait is twice as long, up to
