@@ -382,7 +382,8 @@ func TestGPUInUseParks(t *testing.T) {
 		if len(r.killed) > 0 {
 			t.Errorf("killed %v", r.killed)
 		}
-		r.want(r.begin, "GPU-11111111-2222-3333-4444-555555555555 is used") // a job that the agent had already taken
+		// The agent had already taken a job.
+		r.want(r.begin, "GPU-11111111-2222-3333-4444-555555555555 is used")
 		begun = time.Now()
 		r.want(r.ready, "GPU-11111111-2222-3333-4444-555555555555 is used")
 		if d := time.Since(begun); d > time.Second {

@@ -58,11 +58,13 @@ var (
 // facts are what a new request depends on besides the policy and the job's request. Functions
 // read the machine, so that tests need none.
 type facts struct {
-	resolve func(path string) (string, error) // the real path below the work root; the error is a sentence
-	gids    func(nodes []string) []string     // the groups that own these device nodes, numeric
-	named   []string                          // the node's groups video and render, numeric
-	present func(nodes []string) []string     // those of these device nodes that exist
-	user    string                            // the slot's user, "UID:GID"
+	// resolve returns the real path of a file or directory below the work root; its error is a
+	// sentence.
+	resolve func(path string) (string, error)
+	gids    func(nodes []string) []string // the groups that own these device nodes, numeric
+	named   []string                      // the node's groups video and render, numeric
+	present func(nodes []string) []string // those of these device nodes that exist
+	user    string                        // the slot's user, "UID:GID"
 }
 
 // rebuild makes the container-create request that the engine gets from a job's. It starts empty:

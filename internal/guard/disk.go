@@ -33,8 +33,9 @@ var scratchForm = lazily(`^[A-Z2-7]{26}$`)
 // slotDisk is the slot's file system of fixed size. What a container writes goes there, into its
 // own directory, because all slots share Docker's own disk.
 type slotDisk struct {
-	dir  string                            // mount point; "" for a slot without a disk
-	home string                            // of the slot's user, as a path on the disk: nothing can be moved out of its mount
+	dir string // mount point; "" for a slot without a disk
+	// home is the slot user's, as a path on the disk: nothing can be moved out of the mount of it.
+	home string
 	bind func(source, target string) error // mounts one directory on another, where the engine sees it
 	// mounted returns an error, a sentence, if the disk is not mounted.
 	mounted func() error

@@ -29,8 +29,9 @@ import (
 const (
 	maxConnections = 128
 	maxHeader      = 64 << 10 // bytes
-	maxWhole       = 4        // concurrent requests with a body or answer in memory, here or in the engine
-	maxPulls       = 2        // concurrent pulls
+	// maxWhole bounds concurrent requests with a body or answer in memory, here or in the engine.
+	maxWhole       = 4
+	maxPulls       = 2 // concurrent pulls
 	headerDeadline = 10 * time.Second
 	idleDeadline   = 2 * time.Minute
 )
