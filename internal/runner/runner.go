@@ -76,7 +76,7 @@ func Main(ctx context.Context, o Options) int {
 	}
 	if err != nil {
 		s.log.note("open the job's directory: %v", err)
-		return 1
+		return exitNoResult
 	}
 	defer root.Close() //nolint:errcheck // a directory
 

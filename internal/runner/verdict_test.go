@@ -236,3 +236,12 @@ func TestForgedResultDoesNotStay(t *testing.T) {
 		t.Errorf("exit code %d, result %v\n%s", code, result, j.stderr.String())
 	}
 }
+
+// TestNoDirectory checks the exit code if there is nowhere to write the result.
+func TestNoDirectory(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	if code := Main(t.Context(), Options{Dir: filepath.Join(t.TempDir(), "missing"), Stderr: &log}); code != exitNoResult || !strings.Contains(log.String(), "open the job's directory") {
+		t.Errorf("exit code %d, %q", code, log.String())
+	}
+}
