@@ -41,7 +41,7 @@ type Registry struct {
 	manifests map[string]manifest // by "name digest" and "name tag"
 	uploads   map[string][]byte
 	faults    Faults
-	pulled    int // number of blobs sent in full
+	pulled    int // number of blobs whose last piece was sent
 }
 
 type manifest struct{ kind, digest string }
@@ -200,6 +200,11 @@ func (g *Registry) blob(w http.ResponseWriter, r *http.Request, digest string) {
 				panic(http.ErrAbortHandler)
 			}
 		}
+		if len(piece) == len(data) { // before the client has it all and asks for the number
+			g.mu.Lock()
+			g.pulled++
+			g.mu.Unlock()
+		}
 		if _, err := w.Write(piece); err != nil {
 			return
 		}
@@ -213,9 +218,6 @@ func (g *Registry) blob(w http.ResponseWriter, r *http.Request, digest string) {
 			}
 		}
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.pulled++
 }
 
 // manifest accepts and sends manifests, by tag and by digest.
