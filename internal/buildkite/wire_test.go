@@ -47,7 +47,7 @@ func patient(t *testing.T, s http.RoundTripper) *Client {
 }
 
 // TestPace checks that no minute of Buildkite's exceeds the limit, wherever it
-// begins, however requests come and whoever else makes some.
+// begins, however requests arrive and whatever other clients do.
 func TestPace(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {

@@ -22,7 +22,7 @@ type apiFlags struct{ org, tokenFile string }
 
 func (a *apiFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&a.org, "org", "", "organization, as in the address of its page (default: BUILDKITE_ORG)")
-	cmd.Flags().StringVar(&a.tokenFile, "token-file", "", "file with the API token, which nobody else may read (default: BUILDKITE_API_TOKEN)")
+	cmd.Flags().StringVar(&a.tokenFile, "token-file", "", "file with the API token, which no one else may read (default: BUILDKITE_API_TOKEN)")
 }
 
 // client fills in what the environment says, and connects. Failed requests are retried: log is

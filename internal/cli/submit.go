@@ -73,7 +73,7 @@ and, to see that the queue has agents, read_agents.`,
 	fl.StringVar(&f.payload, "payload", "", `file with a payload, "-" for standard input`)
 	fl.BoolVar(&f.hello, "hello", false, "a small evaluation, to see that all works")
 	fl.StringVar(&f.mode, "mode", "", "test, benchmark, leaderboard, profile or private (default: test, or that of the payload)")
-	fl.StringVar(&f.runID, "run-id", "", "name of this run (default: one that nobody has)")
+	fl.StringVar(&f.runID, "run-id", "", "name of this run (default: a new one)")
 	fl.StringVar(&f.resultFile, "result", "", "write result.json to this file, too")
 	return cmd
 }
