@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"github.com/moby/moby/api/types/container"
 	"golang.org/x/sys/unix"
@@ -39,7 +40,10 @@ type slotDisk struct {
 	bind func(source, target string) error // mounts one directory on another, where the engine sees it
 	// mounted returns an error, a sentence, if the disk is not mounted.
 	mounted func() error
+	statfs  func(path string, st *unix.Statfs_t) error
 	log     *slog.Logger
+
+	deleting atomic.Int32 // directories that discard still deletes
 
 	mu      sync.Mutex
 	pending map[string]bool // directories of containers that are being created
@@ -49,7 +53,7 @@ func (d *slotDisk) path(scratch string) string { return filepath.Join(d.dir, "co
 
 // newDisk returns the disk that the policy gives a slot.
 func newDisk(p plan.JobPolicy, log *slog.Logger) *slotDisk {
-	d := &slotDisk{log: log}
+	d := &slotDisk{statfs: unix.Statfs, log: log}
 	if p.DiskBytes > 0 {
 		d.dir = plan.DiskMount(p.Slot)
 		d.home = filepath.Join(d.dir, "home")
@@ -162,7 +166,7 @@ func (d *slotDisk) tidy(ctx context.Context, o *owners) error {
 	if d.dir == "" {
 		return nil
 	}
-	return errors.Join(d.sweep(ctx, o), d.relieve())
+	return errors.Join(d.sweep(ctx, o), d.relieve(ctx))
 }
 
 // sweep removes the directories of containers that are gone.
@@ -189,19 +193,42 @@ func (d *slotDisk) sweep(ctx context.Context, o *owners) error {
 }
 
 // relieve empties the slot user's home if the disk is more than three quarters full: the next
-// job needs room, and checks everything out again.
-func (d *slotDisk) relieve() error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(d.dir, &st); err != nil {
-		return fmt.Errorf("look at the slot's disk: %w", err)
+// job needs room, and checks everything out again. On such a disk it waits until everything that
+// was discarded is deleted.
+func (d *slotDisk) relieve(ctx context.Context) error {
+	full, err := d.full()
+	if err != nil || !full {
+		return err
 	}
-	if st.Bavail*4 > st.Blocks && st.Ffree*4 > st.Files {
-		return nil
+	if err := d.settle(ctx); err != nil {
+		return err
+	}
+	if full, err = d.full(); err != nil || !full {
+		return err
 	}
 	if err := errors.Join(d.empty(d.home, buildsName), d.empty(filepath.Join(d.home, buildsName))); err != nil {
 		return fmt.Errorf("empty the slot's disk: %w", err)
 	}
-	d.log.Info("checkouts removed from a full disk", "path", d.home, "free_bytes", int64(st.Bavail)*st.Bsize, "free_inodes", st.Ffree)
+	d.log.Info("checkouts removed from a full disk", "path", d.home)
+	return d.settle(ctx)
+}
+
+// full reports whether more than three quarters of the disk's blocks or inodes are used.
+func (d *slotDisk) full() (bool, error) {
+	var st unix.Statfs_t
+	if err := d.statfs(d.dir, &st); err != nil {
+		return false, fmt.Errorf("look at the slot's disk: %w", err)
+	}
+	return st.Bavail*4 <= st.Blocks || st.Ffree*4 <= st.Files, nil
+}
+
+// settle waits until discard has deleted everything.
+func (d *slotDisk) settle(ctx context.Context) error {
+	for d.deleting.Load() > 0 {
+		if err := pause(ctx, gpuPoll); err != nil {
+			return fmt.Errorf("empty the slot's disk: %w", err)
+		}
+	}
 	return nil
 }
 
@@ -221,25 +248,27 @@ func (d *slotDisk) empty(dir string, but ...string) error {
 }
 
 // discard removes a directory of the disk: it moves it away at once, and deletes it in the
-// background. The next boot removes what a stop interrupts.
+// background. The next boot removes what a stop interrupts. What cannot be moved, as on a disk
+// without a free block, is deleted where it is.
 func (d *slotDisk) discard(path string) {
-	trash := filepath.Join(d.dir, "trash")
-	if err := os.Mkdir(trash, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		d.log.Warn("directory left behind", "path", path, "err", err)
+	away := filepath.Join(d.dir, "trash", rand.Text())
+	err := os.Mkdir(filepath.Dir(away), 0o700)
+	if err == nil || errors.Is(err, fs.ErrExist) {
+		err = os.Rename(path, away)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	away := rand.Text()
-	if err := os.Rename(path, filepath.Join(trash, away)); err != nil {
-		if !errors.Is(err, fs.ErrNotExist) {
-			d.log.Warn("directory left behind", "path", path, "err", err)
-		}
-		return
+	if err != nil {
+		away = path
 	}
+	d.deleting.Add(1)
 	go func() {
-		root, err := os.OpenRoot(trash)
+		defer d.deleting.Add(-1)
+		root, err := os.OpenRoot(filepath.Dir(away))
 		if err == nil {
 			// os.RemoveAll would hold open every directory on the way down.
-			err = errors.Join(RemoveTree(root, away), root.Close())
+			err = errors.Join(RemoveTree(root, filepath.Base(away)), root.Close())
 		}
 		if err != nil {
 			d.log.Warn("directory left behind", "path", path, "err", err)

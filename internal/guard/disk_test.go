@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -185,6 +186,54 @@ func TestDiskEmpty(t *testing.T) {
 	builds, _ := os.ReadDir(filepath.Join(d.home, "builds"))
 	if after, err := os.Stat(filepath.Join(d.home, "builds")); err != nil || !os.SameFile(before, after) || len(left) != 1 || len(builds) != 0 {
 		t.Errorf("%v, %d entries, %d checkouts", err, len(left), len(builds))
+	}
+}
+
+// TestDiskRelieve has a job leave a full disk, on which nothing can be moved away: the next job
+// must find it empty.
+func TestDiskRelieve(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name  string
+		full  []bool // at each look
+		trash os.FileMode
+		left  int
+	}{
+		{"room enough", []bool{false}, os.ModeDir, 3},
+		{"full", []bool{true, true}, os.ModeDir, 1},
+		{"no room to move", []bool{true, true}, 0, 1},
+		{"what is being deleted was all", []bool{true, false}, os.ModeDir, 3},
+	} {
+		d, _ := testDisk(t)
+		trash := filepath.Join(d.dir, "trash")
+		if row.trash == 0 {
+			if err := os.WriteFile(trash, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, name := range []string{"builds", "plugins", "tmp"} {
+			for i := range 200 {
+				if err := os.MkdirAll(filepath.Join(d.home, name, strconv.Itoa(i), "a/b/c"), 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		d.statfs = func(_ string, st *unix.Statfs_t) error {
+			st.Blocks, st.Files, st.Bavail, st.Ffree = 100, 100, 100, 100
+			if row.full[0] {
+				st.Bavail = 0
+			}
+			row.full = row.full[1:]
+			return nil
+		}
+		if err := d.relieve(t.Context()); err != nil {
+			t.Fatal(row.name, err)
+		}
+		left, _ := os.ReadDir(d.home)
+		gone, _ := os.ReadDir(trash)
+		if len(left) != row.left || len(gone) != 0 || len(row.full) != 0 {
+			t.Errorf("%s: %d entries left, %d in the trash, %d looks too few", row.name, len(left), len(gone), len(row.full))
+		}
 	}
 }
 
