@@ -34,7 +34,7 @@ func lookAgain(ctx context.Context, s Streams, m *machine, host *reconcile.Host,
 func onlyAgreed(changes []reconcile.Change, agreed []string) error {
 	more := slices.DeleteFunc(reconcile.Conflicts(changes), func(path string) bool { return slices.Contains(agreed, path) })
 	if len(more) > 0 {
-		return fmt.Errorf("%s: was not there when you agreed, and nothing was changed; run kbnode install again", strings.Join(more, ", "))
+		return fmt.Errorf("%s: appeared after you confirmed, and nothing was changed; run kbnode install again", strings.Join(more, ", "))
 	}
 	return nil
 }
@@ -52,5 +52,5 @@ func confirmAdopt(s Streams, f *installFlags, changes []reconcile.Change) error 
 	printChanges(s.Err, adopts)
 	files := plural(len(adopts), "file", "files")
 	return s.confirm(fmt.Sprintf("Replace %d %s and keep backups?", len(adopts), files),
-		fmt.Sprintf("%d %s of an earlier setup would be replaced, with backups; add --yes to agree", len(adopts), files))
+		fmt.Sprintf("%d %s of an earlier setup would be replaced, with backups; add --yes to confirm", len(adopts), files))
 }

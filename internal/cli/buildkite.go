@@ -21,8 +21,8 @@ const maxAPIToken = 4 << 10
 type apiFlags struct{ org, tokenFile string }
 
 func (a *apiFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&a.org, "org", "", "organization, as in the address of its page (default: BUILDKITE_ORG)")
-	cmd.Flags().StringVar(&a.tokenFile, "token-file", "", "file with the API token, which no one else may read (default: BUILDKITE_API_TOKEN)")
+	cmd.Flags().StringVar(&a.org, "org", "", "organization, as in its URL (default: BUILDKITE_ORG)")
+	cmd.Flags().StringVar(&a.tokenFile, "token-file", "", "file with the API token, readable only by you (default: BUILDKITE_API_TOKEN)")
 }
 
 // client fills in what the environment says, and connects. Failed requests are retried: log is
@@ -43,7 +43,7 @@ func (a *apiFlags) client(s Streams, log func(string, time.Duration)) (*buildkit
 	}
 	if log == nil {
 		log = func(why string, pause time.Duration) {
-			s.progress("%s; asking again in %s", why, pause.Round(time.Second))
+			s.progress("%s; retrying in %s", why, pause.Round(time.Second))
 		}
 	}
 	client, err := buildkite.New(buildkite.Options{URL: os.Getenv("BUILDKITE_API_URL"), Token: token, Patient: true, Log: log})
@@ -63,15 +63,15 @@ func (a *apiFlags) token() (string, error) {
 		}
 		from, text = a.tokenFile, secret
 	} else if text == "" {
-		return "", errors.New("no API token is given; make one in Buildkite (Personal Settings, API Access Tokens) with the scopes read_agents and read_builds, " +
-			"for kbnode submit also write_builds and read_artifacts, and set BUILDKITE_API_TOKEN, or write it to a file of mode 0600 and add --token-file FILE")
+		return "", errors.New("no API token is given; create one in Buildkite (Personal Settings, API Access Tokens) with the scopes read_agents and read_builds, " +
+			"for kbnode submit also write_builds and read_artifacts, and set BUILDKITE_API_TOKEN, or write it to a file with mode 0600 and add --token-file FILE")
 	}
 	token := strings.TrimSpace(text)
 	switch {
 	case token == "" || len(token) > maxAPIToken || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
-		return "", fmt.Errorf("%s holds no API token; it is one word, such as bkua_…", from)
+		return "", fmt.Errorf("%s contains no API token; a token is one word, such as bkua_…", from)
 	case strings.HasPrefix(token, "bkct_"):
-		return "", fmt.Errorf("%s holds a token of agents; a person's is needed (Personal Settings, API Access Tokens)", from)
+		return "", fmt.Errorf("%s contains an agent token; use an API token (Personal Settings, API Access Tokens)", from)
 	}
 	return token, nil
 }
@@ -90,11 +90,11 @@ func readSecret(name string) (string, error) {
 	owner, known := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !info.Mode().IsRegular():
-		return "", fmt.Errorf("read API token: %s is no regular file", name)
+		return "", fmt.Errorf("read API token: %s is not a regular file", name)
 	case info.Mode().Perm()&0o077 != 0:
-		return "", fmt.Errorf("others may read %s (mode %04o); type chmod 600 %[1]s, and make another token if they have", name, info.Mode().Perm())
+		return "", fmt.Errorf("other users can read %s (mode %04o); type chmod 600 %[1]s, and replace the token if someone has read it", name, info.Mode().Perm())
 	case !known || int(owner.Uid) != os.Geteuid():
-		return "", fmt.Errorf("read API token: %s belongs to another user; make a copy of your own, of mode 0600", name)
+		return "", fmt.Errorf("read API token: %s belongs to another user; make your own copy with mode 0600", name)
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxAPIToken+2))
 	if err != nil {

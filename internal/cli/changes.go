@@ -91,7 +91,7 @@ func printFates(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
 		printf(w, "\n")
 	}
 	if len(gone) > 0 {
-		printf(w, "Slots that go away: %s\n", names(gone))
+		printf(w, "Slots to be removed: %s\n", names(gone))
 	}
 	for _, why := range reasons {
 		printf(w, "Later: %s, %s\n", names(waits[why]), why)
@@ -184,7 +184,7 @@ func printChange(w io.Writer, c reconcile.Change) {
 			printf(w, "    %s\n", line)
 		}
 		if more > 0 {
-			printf(w, "    … %d more lines, which --json has\n", more)
+			printf(w, "    … %d more lines; --json shows them\n", more)
 		}
 	}
 }

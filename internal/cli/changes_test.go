@@ -95,7 +95,7 @@ func TestPlanOfAnotherShape(t *testing.T) {
 	_, rest, _ = strings.Cut(rest, "\n")
 	head, _, _ := strings.Cut(rest, " changes:")
 	want := `
-Slots that go away: gpu1, gpu3, gpu5, gpu7
+Slots to be removed: gpu1, gpu3, gpu5, gpu7
 Later: gpu0, gpu1, waits for job 0192 of slot gpu1
 
 `

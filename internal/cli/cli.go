@@ -118,7 +118,7 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 				return stray
 			}
 		}
-		return usagef("%w; %s --help shows what it takes", err, cmd.CommandPath())
+		return usagef("%w; see %s --help", err, cmd.CommandPath())
 	}
 }
 
@@ -127,11 +127,11 @@ func newRoot(s Streams, hint hints) *cobra.Command {
 		Use:   "kbnode",
 		Short: "Turn a GPU server into isolated Buildkite agents, one per GPU",
 		Long: `kbnode turns a GPU server into isolated Buildkite agents, one per GPU, each
-with its even share of CPUs and memory.
+with an even share of CPUs and memory.
 
-  sudo kbnode install --queue b200     set the node up, or bring it up to date
-  sudo kbnode status                   what runs on it now
-  sudo kbnode uninstall                give it back as it was`,
+  sudo kbnode install --queue b200     set up the node, or update it
+  sudo kbnode status                   show what runs on it
+  sudo kbnode uninstall                remove kbnode and restore the machine`,
 		Version:       readVersion().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,

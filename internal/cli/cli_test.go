@@ -79,7 +79,7 @@ func TestRefusals(t *testing.T) {
 		{"unknown flag", []string{"plan", "--slices", "3"}, 2, "kbnode: unknown flag: --slices; kbnode plan --help lists the flags"},
 		{"number that is none", []string{"plan", "--cpus-per-slot", "many"}, 2, `kbnode: --cpus-per-slot: "many" is not a number`},
 		{"guard without a slot", []string{"guard"}, 2, `kbnode: required flag(s) "slot" not set`},
-		{"hook without a name", []string{"hook"}, 2, "kbnode: accepts 1 arg(s), received 0; kbnode hook --help shows what it takes"},
+		{"hook without a name", []string{"hook"}, 2, "kbnode: accepts 1 arg(s), received 0; see kbnode hook --help"},
 		{"queue with a comma", []string{"plan", "--root", root, "--queue", "b200,h100"}, 2, `kbnode: --queue: "b200,h100" is not a queue name; use letters, digits`},
 		{"queue with a blank", []string{"plan", "--root", root, "--queue", "b 200"}, 2, `kbnode: --queue: "b 200" is not a queue name`},
 		{"unknown field of a queue", []string{"plan", "--root", root, "--queue", "x-{gpus}"}, 2, "--queue: {gpus} is no field; write {vendor}, {gpu}, {shape}, {index}, {node}"},

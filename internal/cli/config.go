@@ -23,7 +23,7 @@ import (
 func newConfig(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Check a configuration file, or show what a node is configured to be",
+		Short: "Check a configuration file, or show a node's configuration",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -45,12 +45,12 @@ func newConfigCheck(s Streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check [FILE]",
-		Short: "Say what is wrong with a configuration file",
-		Long: `Say what is wrong with a configuration file, as strictly as kbnode install reads it:
-every unknown key, wrong type and bad value, with its line and what to write instead.
-FILE is ` + plan.ConfigPath + ` unless it is said, and - is standard input.
+		Short: "Check a configuration file for errors",
+		Long: `Check a configuration file as strictly as kbnode install does, and report every
+unknown key, wrong type and bad value, with its line and what to write instead.
+FILE defaults to ` + plan.ConfigPath + `, and - is standard input.
 
-Exit code 0 when the file is well, 1 when not. It needs neither root nor the machine
+Exit code 0 if the file is valid, 1 if not. It needs neither root nor the machine
 that the file is for.`,
 		Example: `  kbnode config check
   kbnode config check node.yaml
@@ -86,7 +86,7 @@ func (s Streams) configText(name string) ([]byte, error) {
 	if name != "-" {
 		f, err := os.Open(name)
 		if errors.Is(err, fs.ErrNotExist) && name == plan.ConfigPath {
-			return nil, fmt.Errorf("there is no %s; name the file to check", name)
+			return nil, fmt.Errorf("%s does not exist; name the file to check", name)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read configuration: %w", err)
@@ -124,7 +124,7 @@ func checkConfig(s Streams, name string, text []byte, asJSON bool) error {
 	case asJSON:
 		return nil
 	}
-	printf(s.Out, "%s: %d %s, well\n", name, report.Keys, plural(report.Keys, "key", "keys"))
+	printf(s.Out, "%s: OK (%d %s)\n", name, report.Keys, plural(report.Keys, "key", "keys"))
 	for _, w := range report.Warnings {
 		s.warn("%s: %s", name, w)
 	}
@@ -136,20 +136,20 @@ func newConfigShow(s Streams) *cobra.Command {
 	var asJSON, origin bool
 	cmd := &cobra.Command{
 		Use:   "show",
-		Short: "Show every key of the configuration, its value, and where that is from",
-		Long: `Show every key of the configuration, its value, and where that is from: the file, a
-variable of the environment that kbnode install would take, or the default. What it
-prints is a configuration file itself.
+		Short: "Show every configuration key, its value and its origin",
+		Long: `Show every configuration key, its value and its origin: the file, an environment
+variable that kbnode install would use, or the default. The output is itself a
+configuration file.
 
-Users, passwords and what follows ? in URLs are not shown. Where a default depends on the
-machine, kbnode plan shows what it comes to.`,
+Users, passwords and query strings in URLs are not shown. Where a default depends on the
+machine, kbnode plan shows the actual value.`,
 		Example: `  kbnode config show >node.yaml
   kbnode config show --origin | grep -v default
   kbnode config show --json | jq -r .config.queue`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if asJSON && origin {
-				return usagef("--json has the origins in it; leave --origin out")
+				return usagef("--json includes the origins; leave out --origin")
 			}
 			dir, closeRoot, err := inventory.Open(root)
 			if err != nil {
@@ -166,7 +166,7 @@ machine, kbnode plan shows what it comes to.`,
 	}
 	rootFlag(cmd, &root)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&origin, "origin", false, "print a table with the origins in a column")
+	cmd.Flags().BoolVar(&origin, "origin", false, "print a table with a column for the origins")
 	return cmd
 }
 
@@ -183,7 +183,7 @@ func showConfig(s Streams, m *machine, env func(string) string, asJSON, origin b
 	text, err := m.readFile(plan.ConfigPath)
 	missing := errors.Is(err, fs.ErrNotExist)
 	if errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("read configuration: %w; sudo would", err)
+		return fmt.Errorf("read configuration: %w; use sudo", err)
 	}
 	if err != nil && !missing {
 		return fmt.Errorf("read configuration: %w", err)
@@ -203,7 +203,7 @@ func showConfig(s Streams, m *machine, env func(string) string, asJSON, origin b
 	if missing {
 		file = ""
 	} else if !strings.Contains(firstLines(string(text), 3), plan.Marker) && !reflect.DeepEqual(config.Merge(f.Config, over), f.Config) {
-		s.warn("%s was written by hand and says otherwise than the environment; kbnode install would refuse that", plan.ConfigPath)
+		s.warn("%s was written by hand and conflicts with the environment; kbnode install would refuse it", plan.ConfigPath)
 	}
 	if asJSON {
 		return printJSON(s.Out, configJSON(file, list))
@@ -227,7 +227,7 @@ func showConfig(s Streams, m *machine, env func(string) string, asJSON, origin b
 		return err
 	}
 	if slices.ContainsFunc(list, func(v config.Setting) bool { return v.Hidden }) {
-		out += "# Secrets are xxxxx: put them in again before it is used.\n"
+		out += "# Secrets are shown as xxxxx: restore them before you use this file.\n"
 	}
 	verbatim(s.Out, seen(out+body))
 	return nil

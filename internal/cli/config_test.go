@@ -20,9 +20,9 @@ func TestConfigCheck(t *testing.T) {
 		code       int
 		out, err   string // FILE is the file
 	}{
-		{"well", "queue: b200\nnode:\nreserve: {cpus: 4, memory: 8GiB}\nagent: {}\n", 0, "FILE: 3 keys, well\n", ""},
-		{"one key", "queue: b200\n", 0, "FILE: 1 key, well\n", ""},
-		{"nothing", "# nothing\n", 0, "FILE: 0 keys, well\n", "kbnode: warning: FILE: no queue is set, and kbnode install needs one; add a line such as queue: b200\n"},
+		{"well", "queue: b200\nnode:\nreserve: {cpus: 4, memory: 8GiB}\nagent: {}\n", 0, "FILE: OK (3 keys)\n", ""},
+		{"one key", "queue: b200\n", 0, "FILE: OK (1 key)\n", ""},
+		{"nothing", "# nothing\n", 0, "FILE: OK (0 keys)\n", "kbnode: warning: FILE: no queue is set, and kbnode install needs one; add a line such as queue: b200\n"},
 		{
 			"faults", "queues: b200\ngpus: [x]\njob:\n  max_minutes: 1.5\n  profile: open\n", 1, "",
 			"kbnode: FILE:1: unknown key \"queues\"; write \"queue\"\n" +
@@ -87,7 +87,7 @@ func TestConfigRefuses(t *testing.T) {
 		{[]string{"check", "/dev/zero"}, 1, "larger than 1048576 bytes"},
 		{[]string{"sho"}, 2, "write kbnode config show"},
 		{[]string{"show", "b200"}, 2, "kbnode config show takes no argument"},
-		{[]string{"show", "--json", "--origin"}, 2, "--json has the origins in it; leave --origin out"},
+		{[]string{"show", "--json", "--origin"}, 2, "--json includes the origins; leave out --origin"},
 		{[]string{"show", "--root", bad}, 1, "kbnode: " + bad + plan.ConfigPath + `:2: unknown key "queues"`},
 		{[]string{"show", "--root", dir + "/absent"}, 1, "no such file or directory"},
 	} {
@@ -225,7 +225,7 @@ func TestConfigShowEnvironment(t *testing.T) {
 		t.Errorf("over kbnode's own: %+v", got)
 	}
 	put(t, root, plan.ConfigPath, "queue: from-file\n")
-	if got := show(env); got.code != 0 || !strings.Contains(got.err, "written by hand and says otherwise than the environment") {
+	if got := show(env); got.code != 0 || !strings.Contains(got.err, "written by hand and conflicts with the environment") {
 		t.Errorf("over one by hand: %+v", got)
 	}
 	if got := show(map[string]string{"GPU_TYPE": "from-file"}); got.err != "" {
@@ -256,7 +256,7 @@ func TestConfigShowWithoutPermission(t *testing.T) {
 	if err := os.Chmod(put(t, root, plan.ConfigPath, "queue: a\n"), 0); err != nil {
 		t.Fatal(err)
 	}
-	if got := kbnode(t, "config", "show", "--root", root); got.code != 1 || !strings.Contains(got.err, "permission denied; sudo would") {
+	if got := kbnode(t, "config", "show", "--root", root); got.code != 1 || !strings.Contains(got.err, "permission denied; use sudo") {
 		t.Errorf("%+v", got)
 	}
 }

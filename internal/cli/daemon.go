@@ -32,10 +32,10 @@ const dockerTime = 10 * time.Second
 func newDaemon(s Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "daemon",
-		Short: "Keep this node at its planned state (its service does)",
-		Long: `Keep this node at its planned state: at once where systemd says that a unit
-changed, every 30 seconds otherwise. On SIGHUP everything is read anew, as after
-systemctl reload kbnode. It never ends a job, and may be stopped at any time.`,
+		Short: "Keep this node in its planned state (run by its service)",
+		Long: `Keep this node in its planned state: at once when systemd reports that a unit
+changed, otherwise every 30 seconds. On SIGHUP, which systemctl reload kbnode sends,
+it reads everything again. It never ends a job, and you can stop it at any time.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runDaemon(cmd.Context(), s) },
 	}
@@ -81,7 +81,7 @@ func runDaemon(ctx context.Context, s Streams) error {
 				return // the next look soon needs this memory again
 			}
 			if err := guard.Trim(); err != nil {
-				s.logger().Debug("memory not given back", "err", err)
+				s.logger().Debug("memory not released", "err", err)
 			}
 		},
 	})

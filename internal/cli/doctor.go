@@ -18,15 +18,15 @@ func newDoctor(s Streams) *cobra.Command {
 	var bundle, explain string
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say whether this machine is fit to be a node, and what to type if not",
-		Long: `Say whether this machine is fit to be a node, and what to type if not.
+		Short: "Check whether this machine is fit to be a node, and say what to type if not",
+		Long: `Check whether this machine is fit to be a node, and say what to type if not.
 
-Each check tries one thing; --explain CHECK says more about it. Before kbnode
-install, --preflight says what the machine still lacks, in the order in which it is
-to be mended. Nothing is changed, and no running job is disturbed.
+Each check tests one thing; --explain CHECK describes it. Before kbnode install,
+--preflight says what the machine still lacks, in the order in which to fix it.
+Nothing is changed without --fix, and no running job is disturbed.
 
-Exit code 0 when the machine is fit, 1 when it is not, 2 when the command was
-wrong. Warnings alone do not make it unfit.`,
+Exit code 0 if the machine is fit, 1 if it is not, and 2 for wrong usage. Warnings
+alone do not make it unfit.`,
 		Example: `  sudo kbnode doctor
   sudo kbnode doctor --preflight
   sudo kbnode doctor --only docker,gpu
@@ -56,10 +56,10 @@ wrong. Warnings alone do not make it unfit.`,
 				return nil
 			}
 			if o.Limit < 0 {
-				return usagef("--timeout is how long doctor may take; write 10m")
+				return usagef("--timeout cannot be negative; write how long doctor may take, such as 10m")
 			}
 			if yes && !fix {
-				return usagef("--yes belongs to --fix")
+				return usagef("--yes needs --fix")
 			}
 			if accepts {
 				return accept(cmd.Context(), s, asJSON)
@@ -93,20 +93,20 @@ wrong. Warnings alone do not make it unfit.`,
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&o.Bare, "preflight", false, "only what can be asked before kbnode install")
-	f.StringSliceVar(&o.Only, "only", nil, "checks or groups to ask, and no others")
-	f.StringSliceVar(&o.Skip, "skip", nil, "checks or groups to leave out")
+	f.BoolVar(&o.Bare, "preflight", false, "run only checks that apply before kbnode install")
+	f.StringSliceVar(&o.Only, "only", nil, "run only these checks or groups")
+	f.StringSliceVar(&o.Skip, "skip", nil, "skip these checks or groups")
 	f.BoolVar(&o.Fast, "fast", false, "start no containers")
-	f.DurationVar(&o.Limit, "timeout", 0, "how long all together may take, such as 10m on a slow machine (default: 55s)")
-	f.StringVar(&explain, "explain", "", "say what this check looks at, and what to do; asks nothing")
-	f.BoolVar(&list, "list", false, "list the checks and ask nothing")
+	f.DurationVar(&o.Limit, "timeout", 0, "time limit for all checks together, such as 10m on a slow machine (default: 55s)")
+	f.StringVar(&explain, "explain", "", "explain this check and its fixes, and run nothing")
+	f.BoolVar(&list, "list", false, "list the checks, and run nothing")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
-	f.BoolVarP(&quiet, "quiet", "q", false, "print only what is wrong; nothing where nothing is")
-	f.BoolVarP(&verbose, "verbose", "v", false, "show what was skipped one by one")
-	f.BoolVar(&fix, "fix", false, "run the commands that mend something and end no job, after asking")
+	f.BoolVarP(&quiet, "quiet", "q", false, "print only problems, and nothing if there are none")
+	f.BoolVarP(&verbose, "verbose", "v", false, "list every skipped check")
+	f.BoolVar(&fix, "fix", false, "run the commands that fix something and end no job, after asking")
 	f.BoolVar(&yes, "yes", false, "with --fix: do not ask")
-	f.StringVar(&bundle, "bundle", "", "write a support archive, with secrets taken out, to this file")
-	f.BoolVar(&accepts, "acceptance", false, "go through the list of what a node must do before it goes live")
+	f.StringVar(&bundle, "bundle", "", "write a support archive, without secrets, to this file")
+	f.BoolVar(&accepts, "acceptance", false, "run the acceptance list, which a node must pass before it goes live")
 	return cmd
 }
 
@@ -119,13 +119,13 @@ func oneOf(cmd *cobra.Command, names ...string) error {
 		}
 	}
 	if len(given) > 1 {
-		return usagef("%s do not go together; leave one out", strings.Join(given, " and "))
+		return usagef("%s cannot be combined; leave one out", strings.Join(given, " and "))
 	}
 	return nil
 }
 
 func listChecks(w io.Writer) {
-	t := newList(w, "Group", "Check", "What is so where nothing is wrong")
+	t := newList(w, "Group", "Check", "Passes if")
 	for _, c := range doctor.All() {
 		t.row(c.Group, c.ID, c.About)
 	}

@@ -22,7 +22,7 @@ type doctorRun struct {
 
 func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("doctor looks at what only root may; type sudo kbnode doctor")
+		return nil, errors.New("doctor must run as root; type sudo kbnode doctor")
 	}
 	life, end := context.WithCancel(ctx)
 	src := &doctorSource{s: d.s, m: &machine{root: "/"}, life: life}
@@ -44,21 +44,21 @@ func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
 func (d *doctorRun) fix(ctx context.Context, report *doctor.Report, yes bool) (*doctor.Report, error) {
 	mends := report.Mends()
 	if len(mends) == 0 {
-		d.s.progress("there is nothing that --fix may mend")
+		d.s.progress("there is nothing that --fix can repair")
 		return report, nil
 	}
 	for _, m := range mends {
 		d.s.progress("to run: %s   (%s)", m.Command, strings.Join(m.Checks, ", "))
 	}
 	if !yes {
-		if err := d.s.confirm("Run them?", "nothing was changed; add --yes to run what is shown"); err != nil {
+		if err := d.s.confirm("Run them?", "nothing was changed; add --yes to run these commands"); err != nil {
 			return nil, err
 		}
 	}
 	for _, m := range mends {
 		busy, err := d.busy(ctx, m.Slots)
 		if err == nil && len(busy) > 0 {
-			err = fmt.Errorf("left: a job runs in %s %s; run kbnode doctor --fix again when it has ended", plural(len(busy), "slot", "slots"), cpuset.Of(busy...))
+			err = fmt.Errorf("skipped: a job runs in %s %s; run kbnode doctor --fix again when it has ended", plural(len(busy), "slot", "slots"), cpuset.Of(busy...))
 		}
 		if err == nil {
 			d.s.progress("running: %s", m.Command)
@@ -80,7 +80,7 @@ func (d *doctorRun) busy(ctx context.Context, slots []int) ([]int, error) {
 		return nil, nil
 	}
 	if d.m.Plan == nil {
-		return nil, errors.New("left: without a plan nobody knows whether a job runs there; see what kbnode doctor --only plan says, and leave --only out")
+		return nil, errors.New("skipped: without a plan, kbnode cannot tell whether a job runs there; see kbnode doctor --only plan, and leave out --only")
 	}
 	host, shut, err := openHost(ctx, d.s)
 	if err != nil {
@@ -110,6 +110,6 @@ func (d *doctorRun) bundle(ctx context.Context, name string, report *doctor.Repo
 	if err = errors.Join(err, f.Close()); err != nil {
 		return errors.Join(err, os.Remove(name))
 	}
-	d.s.progress("wrote %s; look into it before you send it", name)
+	d.s.progress("wrote %s; review it before you send it", name)
 	return nil
 }

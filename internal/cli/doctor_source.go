@@ -127,7 +127,7 @@ func (d *doctorSource) bus() (*reconcile.Bus, error) {
 	}
 	bus, ok := host.Systemd.(*reconcile.Bus)
 	if !ok {
-		return nil, errors.New("systemd is not there")
+		return nil, errors.New("systemd is not available")
 	}
 	return bus, nil
 }

@@ -36,17 +36,17 @@ func newDrain(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain [SLOT...]",
 		Short: "Let slots finish their jobs and take no more, until resume",
-		Long: `Let slots finish their jobs and take no more, until kbnode resume. It holds over
-reboots, and no job is ended. A slot is written gpu3 or 3.`,
+		Long: `Let slots finish their jobs and take no more, until kbnode resume. A drain survives
+reboots and ends no job. Write a slot as gpu3 or 3.`,
 		Example: `  sudo kbnode drain gpu3 --reason 'new fan' --wait
   sudo kbnode drain --all`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error { return drain(cmd.Context(), s, f, args) },
 	}
 	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")
-	cmd.Flags().StringVar(&f.reason, "reason", "", "why, for kbnode status")
-	cmd.Flags().BoolVar(&f.wait, "wait", false, "wait until their jobs are done")
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "with --wait: how long at most, such as 30m (default: as long as it takes)")
+	cmd.Flags().StringVar(&f.reason, "reason", "", "reason to show in kbnode status")
+	cmd.Flags().BoolVar(&f.wait, "wait", false, "wait until the jobs are done")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "with --wait: how long to wait, such as 30m (default: no limit)")
 	return cmd
 }
 
@@ -56,19 +56,19 @@ func newResume(s Streams) *cobra.Command {
 		Use:     "resume [SLOT...]",
 		Aliases: []string{"undrain"},
 		Short:   "Let drained slots take jobs again",
-		Long: `Let slots take jobs again that kbnode drain has drained. What a verdict about
-their health has drained comes back by itself when the cause is gone.
+		Long: `Let slots that kbnode drain drained take jobs again. A slot that a health verdict
+drained returns by itself when the cause is gone.
 
-Some drivers do not tell that a GPU was reset. With --mended it is said so: what
-the kernel's log has told of the slots' GPUs until now is over when they are seen
-to answer. What is still wrong with them holds.`,
+Some drivers do not report that a GPU was reset. --mended does: earlier messages in
+the kernel log about the slots' GPUs stop counting as soon as the GPUs answer. Other
+faults of these GPUs still count.`,
 		Example: `  sudo kbnode resume gpu3
   sudo kbnode resume gpu3 --mended`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error { return resume(cmd.Context(), s, f, args) },
 	}
 	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")
-	cmd.Flags().BoolVar(&f.mended, "mended", false, "their GPUs have been reset by hand, and nothing tells of it")
+	cmd.Flags().BoolVar(&f.mended, "mended", false, "their GPUs were reset by hand, and kbnode did not notice")
 	return cmd
 }
 
@@ -77,7 +77,7 @@ func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
 		return err
 	}
 	if f.timeout != 0 && !f.wait {
-		return usagef("--timeout says how long --wait waits; add --wait")
+		return usagef("--timeout limits --wait; add --wait")
 	}
 	now := time.Now().UTC().Truncate(time.Second)
 	p, host, err := changeDrains(ctx, s, "drain", f.all, args, func(drains []plan.Drain, slot int) []plan.Drain {
@@ -115,7 +115,7 @@ func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	for _, sl := range slots {
 		switch {
 		case sl.User == "":
-			printf(s.Out, "%s: is no slot now, and drained no more\n", sl.Name)
+			printf(s.Out, "%s: no longer a slot, and no longer drained\n", sl.Name)
 			continue
 		case sl.Parked != "":
 			printf(s.Out, "%s: still takes no jobs: %s\n", sl.Name, sl.Parked)
@@ -147,7 +147,7 @@ func checkReason(reason string) error {
 func chosenSlots(p *plan.Plan, all bool, args []string) ([]plan.Slot, error) {
 	switch {
 	case all && len(args) > 0:
-		return nil, usagef("--all is every slot; leave %s out, or leave --all out", strings.Join(args, " "))
+		return nil, usagef("--all means every slot; leave out %s or --all", strings.Join(args, " "))
 	case all:
 		return p.Slots, nil
 	case len(args) == 0:
@@ -293,7 +293,7 @@ func (h drainHost) waitDrained(ctx context.Context, s Streams, p *plan.Plan, slo
 			case busy != "":
 				now = "finishes " + strings.TrimSuffix(busy, " of slot "+sl.Name) + ", then takes no more"
 			case ss.Agent.Running():
-				now = "its agent stops"
+				now = "its agent is stopping"
 			}
 			if now != "drained" {
 				left++

@@ -32,23 +32,23 @@ func newE2E(s Streams) *cobra.Command {
 	var f e2eFlags
 	cmd := &cobra.Command{
 		Use:   "e2e [artifact|evaluation|concurrency]...",
-		Short: "Prove a queue of nodes from end to end",
-		Long: `Prove a queue of nodes from end to end, from any machine with an API token.
+		Short: "Test a queue of nodes end to end",
+		Long: `Test a queue of nodes end to end, from any machine with an API token.
 
-  artifact     a job's result.json comes back, whole. Needs no GPU and no image
+  artifact     a job's result.json comes back intact. Needs no GPU and no image
   evaluation   a problem's right submission passes; its wrong and cheating ones do not.
-               A cheating one may pass mode test, which makes one call a case
-  concurrency  as many jobs at once as the queue has agents: each runs, comes back with
-               its own result, and has an agent and a GPU of its own meanwhile
+               A cheating one may pass mode test, which makes one call per case
+  concurrency  as many jobs at once as the queue has agents: each runs, returns its own
+               result, and has its own agent and GPU while it runs
 
-Without an argument all three are tried; what fails in one does not stop the next. The
-problem is prefix_python, which needs no GPU, another of the examples by its name, or a
-directory with a task.yml and submission.*, wrong*.* and cheat*.* beside it.
+Without an argument, all three run; a failure in one does not stop the next. The problem
+is prefix_python, which needs no GPU, another example by its name, or a directory with a
+task.yml and submission.*, wrong*.* and cheat*.* beside it.
 
-With --db the right submission is stored in kernelbot's database as kernelbot would, in a
-leaderboard of its own; what was stored is compared, and removed with --cleanup.
+With --db, the right submission is stored in kernelbot's database as kernelbot would
+store it, in its own leaderboard. What was stored is compared, and removed with --cleanup.
 
-Ctrl-C cancels every build. Exit code 0 if all is as it should be, 1 if not. The API
+Ctrl-C cancels every build. Exit code 0 if every check passes, 1 if not. The API
 token needs the scopes write_builds, read_builds, read_artifacts and read_agents.`,
 		Example: `  kbnode e2e --org gpu-mode --queue b200
   kbnode e2e artifact --org gpu-mode --queue b200
@@ -59,13 +59,13 @@ token needs the scopes write_builds, read_builds, read_artifacts and read_agents
 	}
 	f.add(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&f.mode, "mode", "leaderboard", "in which submissions are evaluated: "+strings.Join(e2e.Modes, ", "))
+	fl.StringVar(&f.mode, "mode", "leaderboard", "mode in which submissions are evaluated: "+strings.Join(e2e.Modes, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("mode", values(e2e.Modes...))
 	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`NAME` of an example, or directory of a problem")
-	fl.IntVar(&f.jobs, "jobs", 0, "jobs at once (default: one for each agent that takes jobs)")
-	fl.DurationVar(&f.hold, "hold", 0, "how long each of them runs at least, such as 1m (default: by their number)")
-	fl.StringVar(&f.db, "db", "", "`DSN` of kernelbot's database without a password, or env: what KBNODE_DB has")
-	fl.BoolVar(&f.cleanup, "cleanup", false, "remove from the database what was stored")
+	fl.IntVar(&f.jobs, "jobs", 0, "jobs at once (default: one per agent that takes jobs)")
+	fl.DurationVar(&f.hold, "hold", 0, "minimum run time of each job, such as 1m (default: depends on their number)")
+	fl.StringVar(&f.db, "db", "", "`DSN` of kernelbot's database without a password, or env to use KBNODE_DB")
+	fl.BoolVar(&f.cleanup, "cleanup", false, "remove what was stored from the database")
 	return cmd
 }
 
@@ -78,7 +78,7 @@ func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
 		return f.show(s, o)
 	}
 	client, err := f.api.client(s, func(why string, pause time.Duration) {
-		s.progress("%s; asking again in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
+		s.progress("%s; retrying in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
 	})
 	if err != nil {
 		return err
@@ -119,7 +119,7 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 	}
 	for _, part := range args {
 		if !slices.Contains(e2e.Parts, part) {
-			bad("%.60q is nothing to try; write %s", part, strings.Join(e2e.Parts, ", "))
+			bad("%.60q is not a part to test; write %s", part, strings.Join(e2e.Parts, ", "))
 		}
 	}
 	if !slices.Contains(e2e.Modes, f.mode) {
@@ -133,13 +133,13 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 	}
 	switch {
 	case f.db == "" && f.cleanup:
-		bad("--cleanup goes with --db DSN")
+		bad("--cleanup needs --db DSN")
 	case f.db != "" && !slices.Contains(o.Parts, e2e.Evaluation):
-		bad("--db stores what evaluation comes to; add evaluation")
+		bad("--db stores the result of evaluation; add evaluation")
 	case f.db == "env" && os.Getenv("KBNODE_DB") == "":
 		bad("--db env: KBNODE_DB is not set; set it to the database's DSN")
 	case results.HasPassword(f.db):
-		bad("a password on the command line is seen by everybody on this machine; leave it out of --db, and set PGPASSWORD, write it to ~/.pgpass, or set KBNODE_DB to the whole DSN and write --db env")
+		bad("every user of this machine can see a password on the command line; leave it out of --db, and set PGPASSWORD, write it to ~/.pgpass, or set KBNODE_DB to the whole DSN and write --db env")
 	}
 	if errors.Join(errs...) == nil {
 		var err error
@@ -234,10 +234,10 @@ func showE2E(s Streams, r *e2e.Report, asJSON bool) error {
 	}
 	t.print()
 	if r.Stored != nil {
-		printf(s.Out, "\nLeaderboard %s is left in the database.\n", r.Stored.Name)
+		printf(s.Out, "\nLeaderboard %s remains in the database.\n", r.Stored.Name)
 	}
 	if r.OK {
-		printf(s.Out, "\nQueue %s: %d %s, all well.\n", r.Queue, len(r.Checks), plural(len(r.Checks), "check", "checks"))
+		printf(s.Out, "\nQueue %s: %d %s, all OK.\n", r.Queue, len(r.Checks), plural(len(r.Checks), "check", "checks"))
 		return nil
 	}
 	printf(s.Out, "\nQueue %s: %d of %d checks failed, %d were not tried.\n", r.Queue, count[e2e.Failed], len(r.Checks), count[e2e.Untried])

@@ -41,7 +41,7 @@ func TestE2E(t *testing.T) {
 		err  []string
 	}{
 		{"well", resultArtifact, []string{"artifact", "--queue", "b200"}, 0,
-			[]string{"ok  artifact  artifact-test  ", "n-gpu3", "/kbnode/kernelbot/builds/1", "result.json came back whole: 108 bytes of n", "Queue b200: 1 check, all well."},
+			[]string{"ok  artifact  artifact-test  ", "n-gpu3", "/kbnode/kernelbot/builds/1", "result.json came back whole: 108 bytes of n", "Queue b200: 1 check, all OK."},
 			[]string{"  artifact, artifact-test: waiting, build 1\n", "  artifact, artifact-test: passed, build 1\n"}},
 		{"not well", resultGood, []string{"artifact", "--queue", "b200"}, 1,
 			[]string{"FAIL  artifact  artifact-test", "is not what the job has written", "Queue b200: 1 of 1 checks failed, 0 were not tried."}, nil},
@@ -117,13 +117,13 @@ func TestE2EUsage(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                               "no queue is given; write --queue b200, or --gpu B200_BK",
 		"--gpu b20":                      `"b20" is no type of GPU that kbnode knows; there are B200, B300`,
-		"all --queue q":                  `"all" is nothing to try; write artifact, evaluation, concurrency`,
+		"all --queue q":                  `"all" is not a part to test; write artifact, evaluation, concurrency`,
 		"--queue q --mode profile":       `--mode "profile": write test, benchmark, leaderboard`,
 		"--queue q --jobs 1001":          "--jobs 1001: write 1 to 1000",
 		"--queue q --hold 2h":            "--hold 2h0m0s: write up to 1h",
-		"--queue q --timeout -1m":        "not below zero",
-		"--queue q --cleanup":            "--cleanup goes with --db DSN",
-		"artifact --queue q --db host=x": "--db stores what evaluation comes to; add evaluation",
+		"--queue q --timeout -1m":        "cannot be negative",
+		"--queue q --cleanup":            "--cleanup needs --db DSN",
+		"artifact --queue q --db host=x": "--db stores the result of evaluation; add evaluation",
 		"--queue q --db env":             "KBNODE_DB is not set",
 		"--queue q --db postgres://kb:hunter2@h/db": "a password on the command line is seen by everybody",
 		"--queue q --db host=h:password=hunter2":    "a password on the command line is seen by everybody",

@@ -23,9 +23,9 @@ func newEvents(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show what happened on this node: drains, health, changes, images",
-		Long: `Show what happened on this node, the oldest first: what was drained and by whom,
-what was found about its GPUs' health, what drifted and was mended. The node
-keeps some ten thousand events.`,
+		Long: `Show what happened on this node, oldest first: who drained what, what was found
+about the health of its GPUs, and what drifted and was repaired. The node keeps
+about ten thousand events.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			from := time.Time{}
@@ -61,9 +61,9 @@ keeps some ten thousand events.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, one event per line")
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with new events, until interrupted")
-	cmd.Flags().StringSliceVar(&only, "slot", nil, "only events of this slot, such as gpu3, or of the node; may be given again")
-	cmd.Flags().DurationVar(&since, "since", 0, "only the last 2h, 30m, …")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "show new events as they happen, until interrupted")
+	cmd.Flags().StringSliceVar(&only, "slot", nil, "only events of this slot, such as gpu3, or of node; may be repeated")
+	cmd.Flags().DurationVar(&since, "since", 0, "only events of the last 2h, 30m, …")
 	return cmd
 }
 

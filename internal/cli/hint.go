@@ -179,7 +179,7 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 		switch {
 		case name == "token" && cmd.Flags().Lookup("token-file") != nil:
 			// Do not repeat what followed: it may be the token.
-			return usagef("unknown flag: --token; every user of a machine can read command lines, so none takes a token; write --token-file FILE; %s", help)
+			return usagef("unknown flag: --token; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", help)
 		case i < 0:
 		default:
 			if near := nearFlag(cmd, name); near != "" {

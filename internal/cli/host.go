@@ -22,7 +22,7 @@ func needRoot(command string) error {
 func openHost(ctx context.Context, s Streams) (*reconcile.Host, func(), error) {
 	bus, err := reconcile.Connect(ctx)
 	if err != nil {
-		return nil, nil, fmt.Errorf("this machine does not run systemd, or it does not answer; kbnode runs on the host and not in a container: %w", err)
+		return nil, nil, fmt.Errorf("systemd does not run or does not answer; run kbnode on the host, not in a container: %w", err)
 	}
 	return &reconcile.Host{Root: "/", Systemd: bus, Users: reconcile.SystemUsers{Root: "/"}, Network: openNetwork(), Log: s.logger()}, bus.Close, nil
 }

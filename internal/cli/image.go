@@ -22,7 +22,7 @@ import (
 func newImage(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "image",
-		Short: "Keep the image that jobs run up to date, and go back to the one before",
+		Short: "Update the image that jobs run, or roll it back",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -79,9 +79,9 @@ func watchFirstJobs(ctx context.Context, log *slog.Logger) {
 			closeUpdater()
 		}
 		if _, locked := errors.AsType[*image.LockedError](err); err != nil && !locked && ctx.Err() == nil {
-			log.Warn("first jobs with a new image not seen", "err", err)
+			log.Warn("first jobs with a new image not checked", "err", err)
 		} else if r.Action == image.ActionBack {
-			log.Warn("image taken back", "image", r.Name, "reason", r.Reason)
+			log.Warn("image rolled back", "image", r.Name, "reason", r.Reason)
 		}
 	}
 }
@@ -111,7 +111,7 @@ func changeImages(ctx context.Context, s Streams, command string, auto, asJSON b
 		return nil
 	}
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("interrupted; jobs have the image that they had, and kbnode image %s goes on from here: %w", command, err)
+		return fmt.Errorf("interrupted; jobs keep the image that they had, and kbnode image %s continues from here: %w", command, err)
 	}
 	if err != nil {
 		return err
@@ -141,15 +141,15 @@ func imageResult(r image.Result, auto bool) string {
 		}
 		return fmt.Sprintf("Up to date: %s is %s%s.", r.Name, imageLabel(r.Current), reason)
 	case image.ActionNewer:
-		return fmt.Sprintf("Newer: %s is %s at its registry, and %s here. Type sudo kbnode image update.", r.Name, r.Newer, imageLabel(r.Current))
+		return fmt.Sprintf("Newer: %s is %s in its registry, and %s here. Type sudo kbnode image update.", r.Name, r.Newer, imageLabel(r.Current))
 	case image.ActionLater:
 		return "Not now" + reason + "; the next run tries again, and sudo kbnode image update waits for it."
 	case image.ActionSkipped:
 		return fmt.Sprintf("%s stays %s%s.", r.Name, imageLabel(r.Current), reason)
 	case image.ActionRefused:
-		return fmt.Sprintf("Not taken: %s stays %s%s.", r.Name, imageLabel(r.Current), reason)
+		return fmt.Sprintf("Refused: %s stays %s%s.", r.Name, imageLabel(r.Current), reason)
 	case image.ActionBack:
-		return fmt.Sprintf("Back: %s is %s again%s. sudo kbnode image update fetches the newest.", r.Name, imageLabel(r.Current), reason)
+		return fmt.Sprintf("Rolled back: %s is %s again%s. sudo kbnode image update fetches the newest.", r.Name, imageLabel(r.Current), reason)
 	}
 	text := fmt.Sprintf("%s is now %s%s", r.Name, imageLabel(r.Current), reason)
 	if r.Current != nil && r.Current.Canary != nil {
@@ -157,7 +157,7 @@ func imageResult(r image.Result, auto bool) string {
 	}
 	text += "."
 	if r.Previous != nil {
-		text += "\nsudo kbnode image rollback goes back to " + imageLabel(r.Previous) + "."
+		text += "\nsudo kbnode image rollback returns to " + imageLabel(r.Previous) + "."
 	}
 	return text
 }
@@ -174,7 +174,7 @@ func canaryText(c image.Canary) string {
 	if !c.Passed {
 		return fmt.Sprintf("failed in %s: %s", c.Slot, c.Reason)
 	}
-	parts := []string{fmt.Sprintf("ran well in %s", c.Slot), fmt.Sprintf("%.1f s", c.Seconds)}
+	parts := []string{fmt.Sprintf("passed in %s", c.Slot), fmt.Sprintf("%.1f s", c.Seconds)}
 	if c.GPU != "" {
 		parts = append(parts, c.GPU)
 	}
@@ -193,9 +193,9 @@ func newImageRollback(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rollback",
 		Short: "Let jobs run the previous image again",
-		Long: `Let jobs run the previous image again. Running jobs keep theirs. The image that
-is gone back from is not taken by kbnode image update --auto any more; without
---auto it is.`,
+		Long: `Let jobs run the previous image again. Running jobs keep theirs. Afterwards,
+kbnode image update --auto refuses the image that you rolled back. Without --auto,
+it accepts that image.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return changeImages(cmd.Context(), s, "rollback", false, asJSON, func(ctx context.Context, u *image.Updater) (image.Result, error) {
@@ -203,7 +203,7 @@ is gone back from is not taken by kbnode image update --auto any more; without
 			})
 		},
 	}
-	cmd.Flags().StringVar(&reason, "reason", "", "why, for kbnode image list")
+	cmd.Flags().StringVar(&reason, "reason", "", "reason to show in kbnode image list")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
@@ -227,7 +227,7 @@ func newImageList(s Streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "Show the images that kbnode keeps, and those that it does not take",
+		Short: "Show the images that kbnode keeps, and those that it refuses",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := needRoot("image list"); err != nil {
@@ -305,14 +305,14 @@ func printImages(w io.Writer, list imageList, now time.Time) {
 	}
 	switch {
 	case list.StandsFor == "":
-		printf(w, "%s %s is not here; type sudo kbnode image update\n", paint(w, text.FgYellow, "warning:"), list.Name)
+		printf(w, "%s %s is not on this node; type sudo kbnode image update\n", paint(w, text.FgYellow, "warning:"), list.Name)
 	case !known:
-		printf(w, "%s %s stands for %s, which no canary ran; type sudo kbnode image update\n", paint(w, text.FgYellow, "warning:"), list.Name, short(list.StandsFor))
+		printf(w, "%s %s is %s, which no canary has tested; type sudo kbnode image update\n", paint(w, text.FgYellow, "warning:"), list.Name, short(list.StandsFor))
 	}
 	if list.Trial != nil {
 		printf(w, "%s is on trial: %d of its first %d jobs in a row have failed.\n", list.Name, list.Trial.Failed, list.Trial.Jobs)
 	}
 	for _, r := range list.Refused {
-		printf(w, "Not taken: %s, for %s: %s\n", short(r.Digest), ago(r.Time, now), r.Reason)
+		printf(w, "Refused: %s (%s ago): %s\n", short(r.Digest), ago(r.Time, now), r.Reason)
 	}
 }

@@ -37,18 +37,18 @@ func newImageBuild(s Streams) *cobra.Command {
 	var push, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "build",
-		Short: "Build the image on this node, try it in an idle slot, and let jobs run it",
-		Long: `Build the image on this node, try it in an idle slot, and let jobs run it.
+		Short: "Build the image on this node, test it in an idle slot, and let jobs run it",
+		Long: `Build the image on this node, test it in an idle slot, and let jobs run it.
 
-Without --dockerfile it is kbnode's own image for the node's GPUs: cuda for
-NVIDIA's, rocm for AMD's, both with torch and Triton, or cpu, with numpy and g++.
-With it, everything in the Dockerfile's directory can be copied from, 1 GiB at
-most. --build-arg sets what a Dockerfile leaves open with ARG, such as the base
-and versions; it stays readable in the image, so it is no place for a secret.
+Without --dockerfile, it builds kbnode's own image for the node's GPUs: cuda for
+NVIDIA, rocm for AMD, both with torch and Triton, or cpu, with numpy and g++. With
+--dockerfile, the build can copy from the Dockerfile's directory, at most 1 GiB.
+--build-arg sets an ARG of the Dockerfile, such as the base and versions. Its value
+stays readable in the image, so do not use it for secrets.
 
-Docker's own builder is used, without BuildKit. The build needs the registries
-and package mirrors that the Dockerfile names. kbnode image update --auto leaves
-what was built here alone, unless it was pushed.`,
+The build uses Docker's own builder, without BuildKit, and needs the registries and
+package mirrors that the Dockerfile names. kbnode image update --auto leaves an
+image that was built here alone, unless it was pushed.`,
 		Example: `  sudo kbnode image build
   sudo kbnode image build --build-arg EXTRA_PIP=nvidia-cutlass-dsl==4.3.5
   sudo kbnode image build --dockerfile eval/Dockerfile --push
@@ -68,12 +68,12 @@ what was built here alone, unless it was pushed.`,
 			})
 		},
 	}
-	cmd.Flags().StringVar(&f.variant, "variant", "", strings.Join(evaluation.Variants, ", ")+" (default: what suits the node's GPUs)")
+	cmd.Flags().StringVar(&f.variant, "variant", "", strings.Join(evaluation.Variants, ", ")+" (default: the one for the node's GPUs)")
 	cmd.Flags().StringVar(&f.dockerfile, "dockerfile", "", "the Dockerfile to build (default: kbnode's own)")
 	cmd.Flags().StringArrayVar(&f.args, "build-arg", nil, "set an ARG of the Dockerfile, `NAME=VALUE`; may be repeated")
 	cmd.Flags().BoolVar(&f.print, "print", false, "only print kbnode's own Dockerfile")
-	cmd.Flags().BoolVar(&push, "push", false, "send it to its registry when it was tried, with root's docker login")
-	cmd.Flags().BoolVar(&o.Beside, "now", false, "build beside running jobs, whose timings that disturbs")
+	cmd.Flags().BoolVar(&push, "push", false, "push it to its registry once it passes, with root's docker login")
+	cmd.Flags().BoolVar(&o.Beside, "now", false, "build while jobs run, which disturbs their timings")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	_ = cmd.RegisterFlagCompletionFunc("variant", values(evaluation.Variants...))
 	return cmd
@@ -102,7 +102,7 @@ func (f *buildFlags) ownSource() (image.Source, string, error) {
 			f.variant, err = image.Variant(node.Policies)
 		}
 		if err != nil {
-			return image.Source{}, "", fmt.Errorf("choose an image: %w; or say which, with --variant %s", err, strings.Join(evaluation.Variants, ", "))
+			return image.Source{}, "", fmt.Errorf("choose an image: %w; or choose one with --variant %s", err, strings.Join(evaluation.Variants, ", "))
 		}
 	}
 	text := evaluation.Dockerfile(f.variant)
@@ -122,11 +122,11 @@ func fileSource(name string) (src image.Source, text string, err error) {
 	case err != nil:
 		return src, "", fmt.Errorf("read Dockerfile: %w", err)
 	case info.Mode().Type() == fs.ModeSymlink:
-		return src, "", usagef("--dockerfile %s is a link; name what it leads to, in whose directory the build is", name)
+		return src, "", usagef("--dockerfile %s is a symlink; name its target, whose directory the build uses", name)
 	case !info.Mode().IsRegular():
-		return src, "", usagef("--dockerfile %s is no file; name the Dockerfile itself", name)
+		return src, "", usagef("--dockerfile %s is not a file; name the Dockerfile itself", name)
 	case info.Size() > maxDockerfile:
-		return src, "", usagef("--dockerfile %s has %s, which no Dockerfile has; name the Dockerfile itself", name, bytesText(info.Size()))
+		return src, "", usagef("--dockerfile %s has %s, too much for a Dockerfile; name the Dockerfile itself", name, bytesText(info.Size()))
 	}
 	path, err := filepath.Abs(name)
 	if err != nil {
@@ -240,7 +240,7 @@ func pack(root *os.Root, t *tar.Writer, name string, d fs.DirEntry, left *int64)
 		h.Name += "/"
 	}
 	if *left -= h.Size + 1024; *left < 0 {
-		return fmt.Errorf("%s holds more than 1 GiB; put the Dockerfile into a directory of its own", root.Name())
+		return fmt.Errorf("%s has more than 1 GiB; put the Dockerfile into its own directory", root.Name())
 	}
 	if err := t.WriteHeader(h); err != nil || !info.Mode().IsRegular() {
 		return err

@@ -35,8 +35,8 @@ func TestImageBuildRefuses(t *testing.T) {
 		code int
 		want string
 	}{
-		{"--dockerfile /dev", exitUsage, "--dockerfile /dev is no file"},
-		{"--dockerfile " + dir, exitUsage, "is no file; name the Dockerfile itself"},
+		{"--dockerfile /dev", exitUsage, "--dockerfile /dev is not a file"},
+		{"--dockerfile " + dir, exitUsage, "is not a file; name the Dockerfile itself"},
 		{"--dockerfile " + link, exitUsage, "is a link; name what it leads to"},
 		{"--dockerfile " + large, exitUsage, "which no Dockerfile has"},
 		{"--dockerfile " + text, exitUsage, "it has no FROM"},
@@ -50,7 +50,7 @@ func TestImageBuildRefuses(t *testing.T) {
 		{"--variant gpu", exitUsage, `--variant "gpu": write one of cpu, cuda, rocm`},
 		{"--variant ../x", exitUsage, "write one of cpu, cuda, rocm"},
 		{"--variant cpu --build-arg TORCH_VERSION=2", exitUsage, "kbnode's cpu.Dockerfile has no ARG of that name; it has BASE, EXTRA_PACKAGES"},
-		{"--print", exitNo, "or say which, with --variant cpu, cuda, rocm"},
+		{"--print", exitNo, "or choose one with --variant cpu, cuda, rocm"},
 	} {
 		var out, errs bytes.Buffer
 		args := append([]string{"image", "build"}, strings.Fields(tt.args)...)

@@ -66,7 +66,7 @@ func (b *bars) draw() {
 			lines = append(lines, b.line(p))
 		}
 	}
-	lines = append(lines, fmt.Sprintf("  %d of %d layers are done", ready, len(b.order)))
+	lines = append(lines, fmt.Sprintf("  %d of %d layers done", ready, len(b.order)))
 	var out strings.Builder
 	if b.lines > 0 {
 		fmt.Fprintf(&out, "\x1b[%dA", b.lines)

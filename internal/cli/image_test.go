@@ -20,7 +20,7 @@ func TestImageUsage(t *testing.T) {
 	}{
 		{[]string{"image", "update", "--auto", "x:1"}, "leave x:1 out"},
 		{[]string{"image", "update", "UP:PER:x"}, "is not the name of an image"},
-		{[]string{"image", "update", "a", "b"}, "kbnode image update --help shows what it takes"},
+		{[]string{"image", "update", "a", "b"}, "see kbnode image update --help"},
 		{[]string{"image", "updat"}, `unknown command "updat"`},
 		{[]string{"plan", "--root", ".", "--auto-update", "0 3 * *"}, `--auto-update: "0 3 * *" has 4 fields`},
 	} {
@@ -44,9 +44,9 @@ func TestImageResult(t *testing.T) {
 		{image.Result{Action: image.ActionNone, Name: "x:1", Current: cur, Reason: "it was built here"}, true, ""},
 		{
 			image.Result{Action: image.ActionUpdated, Name: "x:1", Current: cur, Previous: &image.Image{ID: "sha256:00"}}, true,
-			"x:1 is now sha256:dd, which ran well in gpu3, 4.3 s, NVIDIA H100, torch 2.9.\nsudo kbnode image rollback goes back to sha256:00.",
+			"x:1 is now sha256:dd, which passed in gpu3, 4.3 s, NVIDIA H100, torch 2.9.\nsudo kbnode image rollback returns to sha256:00.",
 		},
-		{image.Result{Action: image.ActionRefused, Name: "x:1", Reason: "no GPU"}, true, "Not taken: x:1 stays not known yet: no GPU."},
+		{image.Result{Action: image.ActionRefused, Name: "x:1", Reason: "no GPU"}, true, "Refused: x:1 stays not known yet: no GPU."},
 		{image.Result{Action: image.ActionLater, Name: "x:1", Reason: "busy"}, true, "Not now: busy; the next run tries again, and sudo kbnode image update waits for it."},
 	} {
 		if d := cmp.Diff(tt.want, imageResult(tt.r, tt.auto)); d != "" {
@@ -70,16 +70,16 @@ func TestPrintImages(t *testing.T) {
 	var b bytes.Buffer
 	printImages(&b, list, now)
 	want := `IMAGE     DIGEST        ID            SIZE     HERE   CANARY
-current   dddddddddddd  111111111111  3.0 GiB  1h00m  ran well in gpu0, 2.0 s
+current   dddddddddddd  111111111111  3.0 GiB  1h00m  passed in gpu0, 2.0 s
 previous  -             222222222222  -        2d     -
 
 x:1 is on trial: 1 of its first 3 jobs in a row have failed.
-Not taken: eeeeeeeeeeee, for 0s: it fails
+Refused: eeeeeeeeeeee (0s ago): it fails
 `
 	if d := cmp.Diff(want, b.String()); d != "" {
 		t.Error(d)
 	}
-	for stands, text := range map[string]string{"": "x:1 is not here", "sha256:3": "x:1 stands for 3, which no canary ran"} {
+	for stands, text := range map[string]string{"": "x:1 is not on this node", "sha256:3": "x:1 is 3, which no canary has tested"} {
 		b.Reset()
 		list.StandsFor = stands
 		if printImages(&b, list, now); !strings.Contains(b.String(), text) {
@@ -105,9 +105,9 @@ func TestBars(t *testing.T) {
 	}
 	bars.end()
 	bars.tell(docker.Progress{Status: "Step 1/2 : FROM x "})
-	want := "\r\x1b[K  1 of 1 layers are done\n\x1b[J" +
-		"\x1b[1A\r\x1b[K  bbbbbbbbbbbb: Downloading        [=======>               \n\r\x1b[K  1 of 2 layers are done\n\x1b[J" +
-		"\x1b[2A\r\x1b[K  bbbbbbbbbbbb: Downloading        [=======>               \n\r\x1b[K  1 of 2 layers are done\n\x1b[J" +
+	want := "\r\x1b[K  1 of 1 layers done\n\x1b[J" +
+		"\x1b[1A\r\x1b[K  bbbbbbbbbbbb: Downloading        [=======>               \n\r\x1b[K  1 of 2 layers done\n\x1b[J" +
+		"\x1b[2A\r\x1b[K  bbbbbbbbbbbb: Downloading        [=======>               \n\r\x1b[K  1 of 2 layers done\n\x1b[J" +
 		"  Step 1/2 : FROM x\n"
 	if d := cmp.Diff(want, b.String()); d != "" {
 		t.Error(d)

@@ -18,23 +18,23 @@ func newImageUpdate(s Streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "update [IMAGE]",
-		Short: "Fetch the newest image, try it in an idle slot, and let jobs run it",
-		Long: `Fetch the newest image, try it in an idle slot, and let jobs run it.
+		Short: "Fetch the newest image, test it in an idle slot, and let jobs run it",
+		Long: `Fetch the newest image, test it in an idle slot, and let jobs run it.
 
-The image is the one that image.name of the configuration says, or IMAGE, which
-then stays until an update without IMAGE. It is fetched while no slot runs a
-job, and jobs run it only after it has evaluated a small submission well; else
-they go on with the image that they had. Running jobs keep theirs.
+The image is image.name of the configuration, or IMAGE, which then stays until an
+update without IMAGE. It is fetched while no slot runs a job. Jobs run it only
+after it has passed the evaluation of a small submission; otherwise they keep the
+image that they had. Running jobs keep theirs.
 
-Exit code 0 when jobs run the newest image or nothing could be done now, and 1
-when it was not taken, or when --check finds a newer one.`,
+Exit code 0 if jobs run the newest image or nothing could be done now, and 1 if it
+was refused, or if --check finds a newer one.`,
 		Example: `  sudo kbnode image update
   sudo kbnode image update ghcr.io/gpu-mode/kernelbot:v2
   sudo kbnode image update --check`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.Auto && len(args) > 0 {
-				return usagef("--auto fetches what image.name of the configuration says; leave %s out", args[0])
+				return usagef("--auto fetches image.name of the configuration; leave out %s", args[0])
 			}
 			if len(args) > 0 {
 				name, err := docker.ParseRef(args[0])
@@ -51,9 +51,9 @@ when it was not taken, or when --check finds a newer one.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&o.Auto, "auto", false, "for cron: say nothing when nothing changed, give up after an hour of busy slots, leave what was decided by hand")
-	cmd.Flags().BoolVar(&o.Check, "check", false, "only say whether there is a newer one")
-	cmd.Flags().BoolVar(&o.Beside, "now", false, "fetch it beside running jobs, whose timings that disturbs")
+	cmd.Flags().BoolVar(&o.Auto, "auto", false, "for cron: say nothing if nothing changed, give up after an hour of busy slots, respect decisions made by hand")
+	cmd.Flags().BoolVar(&o.Check, "check", false, "only check for a newer one")
+	cmd.Flags().BoolVar(&o.Beside, "now", false, "fetch it while jobs run, which disturbs their timings")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

@@ -34,13 +34,13 @@ func newInstall(s Streams) *cobra.Command {
 		Use:   "install --queue NAME",
 		Short: "Make this machine a node: one Buildkite agent for each GPU",
 		Long: `Make this machine a node: one Buildkite agent for each GPU, with its share of
-CPUs and memory. Run it again to change something or to repair: what is right
-already is left alone, and a slot that runs a job is changed when it is done.
+CPUs and memory. Run it again to change or repair the node: what is already correct
+is left alone, and a slot that runs a job changes when the job is done.
 
 The agent token comes from --token-file, BUILDKITE_AGENT_TOKEN, or the token file
 of an earlier install (` + plan.TokenPath + `). GPU_TYPE, NODE_NAME, GPU_COUNT,
-CPUS_PER_GPU and RAM_PER_GPU are read from the environment, as the setup scripts
-before kbnode did.`,
+CPUS_PER_GPU and RAM_PER_GPU are read from the environment, as the old setup
+scripts did.`,
 		Example: `  sudo kbnode install --queue b200 --token-file token.txt
   sudo BUILDKITE_AGENT_TOKEN=… kbnode install --queue 'nvidia-h100-{index}'
   sudo kbnode install --queue b200 --gpus 0,2,5 --dry-run`,
@@ -118,12 +118,12 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if err := mayWriteToken(host, token); err != nil {
 		return err
 	}
-	s.progress("asking Buildkite about the token")
+	s.progress("checking the token with Buildkite")
 	endpoint := m.cfg.WithDefaults().Agent.Endpoint
 	if err := agent.CheckToken(ctx, endpoint, token); errors.Is(err, agent.ErrTokenRefused) {
 		return err
 	} else if err != nil {
-		s.warn("%v; going on, the agents will keep trying", err)
+		s.warn("%v; continuing, because the agents will keep trying", err)
 	}
 	host.GPUs = m.inv.GPUs
 	state, err := host.Observe(ctx, m.plan)
@@ -182,7 +182,7 @@ func applyInstall(ctx context.Context, s Streams, m *machine, host *reconcile.Ho
 	result, err := host.Apply(ctx, m.plan, state, changes)
 	end()
 	if err != nil {
-		return fmt.Errorf("%w\neverything that this does not stop was changed (%s); fix it and run kbnode install again, which goes on from here", err, changeCount(len(result.Applied)))
+		return fmt.Errorf("%w\neverything else was changed (%s); fix this and run kbnode install again to continue", err, changeCount(len(result.Applied)))
 	}
 	if err := waitRegistered(ctx, s, m.plan, host, result.Deferred); err != nil {
 		return err
@@ -197,11 +197,11 @@ func usableBinary(exe string) error {
 	for dir := exe; ; dir = filepath.Dir(dir) {
 		fi, err := os.Stat(dir)
 		if err != nil {
-			return fmt.Errorf("look at kbnode's own path: %w", err)
+			return fmt.Errorf("check kbnode's own path: %w", err)
 		}
 		st, ok := fi.Sys().(*syscall.Stat_t)
 		if temporary := slices.Contains([]string{"/tmp", "/var/tmp", "/home", "/root", "/run", "/dev/shm"}, dir); !ok || st.Uid != 0 || fi.Mode().Perm()&0o022 != 0 || temporary {
-			return fmt.Errorf("kbnode runs from %s, and units need one that stays and that only root can change; type sudo install -m 755 %s %s, then sudo kbnode install again", exe, exe, unitBinary)
+			return fmt.Errorf("kbnode runs from %s, but units need a permanent path that only root can change; type sudo install -m 755 %s %s, then sudo kbnode install again", exe, exe, unitBinary)
 		}
 		if dir == "/" {
 			return nil
@@ -261,7 +261,7 @@ func installAgent(ctx context.Context, s Streams, m *machine, host *reconcile.Ho
 	case f.agentBinary != "":
 		err = installer.CopyAgent("/", f.agentBinary)
 		if v := m.agents; err == nil && (v.Version != "" || v.Roll != nil) {
-			s.progress("slots run this agent, and not what kbnode upgrade chose")
+			s.progress("slots run this agent, not the one that kbnode upgrade chose")
 			err = host.WriteAgents(plan.Agents{Releases: v.Releases}) // the daemon removes them
 		}
 	case m.inv.Software.Agent.Path != "":
@@ -280,7 +280,7 @@ func installAgent(ctx context.Context, s Streams, m *machine, host *reconcile.Ho
 		return false, err
 	}
 	if m.inv.Software.Agent.Version == "" {
-		return false, fmt.Errorf("%s does not say its version; give a buildkite-agent for this machine (%s) with --agent-binary", installer.AgentPath, runtime.GOARCH)
+		return false, fmt.Errorf("%s does not report its version; give a buildkite-agent for this machine (%s) with --agent-binary", installer.AgentPath, runtime.GOARCH)
 	}
 	return true, m.think()
 }
@@ -345,7 +345,7 @@ Next:
   The agents serve %s %s. In Buildkite, under Agents and Queues of the
   cluster, %s must exist as self-hosted, or no job is sent.
   sudo kbnode status      shows the slots
-  sudo kbnode uninstall   gives the machine back as it was
+  sudo kbnode uninstall   restores the machine
 `, plural(len(queues), "queue", "queues"), strings.Join(queues, ", "), cmp.Or(map[bool]string{true: "it"}[len(queues) == 1], "they"))
 	return nil
 }

@@ -168,7 +168,7 @@ func TestConfirmAdopt(t *testing.T) {
 		{name: "nothing of others", changes: theirs[:1]},
 		{name: "not asked for", changes: theirs, code: 1, err: "/etc/b: not written by kbnode; move it away, or use --adopt"},
 		{name: "agreed to beforehand", flags: installFlags{adopt: true, yes: true}, changes: theirs},
-		{name: "nobody to ask", flags: installFlags{adopt: true}, changes: theirs, code: 2, err: "1 file of an earlier setup would be replaced, with backups; add --yes to agree"},
+		{name: "nobody to ask", flags: installFlags{adopt: true}, changes: theirs, code: 2, err: "1 file of an earlier setup would be replaced, with backups; add --yes to confirm"},
 	} {
 		var shown strings.Builder
 		err := confirmAdopt(Streams{In: strings.NewReader("y\n"), Err: &shown}, &tt.flags, tt.changes)

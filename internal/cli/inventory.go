@@ -22,7 +22,7 @@ func newInventory(s Streams) *cobra.Command {
 		Short: "Show what GPUs, CPUs, memory and software this machine has",
 		Example: `  kbnode inventory
   kbnode inventory --capture node.txtar     for a bug report
-  kbnode inventory --root node.txtar        read one`,
+  kbnode inventory --root node.txtar        read a capture`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			dir, closeRoot, err := inventory.Open(root)
@@ -45,13 +45,13 @@ func newInventory(s Streams) *cobra.Command {
 	}
 	rootFlag(cmd, &root)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().StringVar(&capture, "capture", "", "write the machine to this file, as text that tests and bug reports can replay")
+	cmd.Flags().StringVar(&capture, "capture", "", "capture the machine to this file, as text for tests and bug reports")
 	return cmd
 }
 
 // rootFlag adds --root to a command that only reads.
 func rootFlag(cmd *cobra.Command, root *string) {
-	cmd.Flags().StringVar(root, "root", "/", "read the machine in this directory or captured file, and nothing of this one")
+	cmd.Flags().StringVar(root, "root", "/", "read the machine in this directory or captured file instead of this one")
 }
 
 func captureMachine(ctx context.Context, s Streams, root, file string) error {
@@ -66,7 +66,7 @@ func captureMachine(ctx context.Context, s Streams, root, file string) error {
 	if err := renameio.WriteFile(file, b.Bytes(), os.FileMode(0o644)); err != nil {
 		return fmt.Errorf("write capture: %w", err)
 	}
-	printf(s.Err, "wrote %s (%s); it holds no host name and no serial number, GPU UUIDs stand in it\n", file, bytesText(int64(b.Len())))
+	printf(s.Err, "wrote %s (%s); it contains GPU UUIDs, but no host name and no serial number\n", file, bytesText(int64(b.Len())))
 	return nil
 }
 

@@ -44,14 +44,14 @@ func (w *wishes) register(cmd *cobra.Command) {
 	f.StringVar(&w.cfg.Queue, "queue", "", "Buildkite queue, or a template with {vendor}, {gpu}, {shape}, {index}, {node}")
 	f.StringVar(&w.cfg.Node, "node", "", "name of this node (default: the host name)")
 	f.StringVar(&w.gpus, "gpus", "", "GPUs to use: all, none, or indices, UUIDs or PCI addresses such as 0,2,5 or 0-3")
-	f.IntVar((*int)(&w.cfg.GPUCount), "gpu-count", 0, "how many GPUs to use, the first ones (default: all)")
+	f.IntVar((*int)(&w.cfg.GPUCount), "gpu-count", 0, "number of GPUs to use, starting with the first (default: all)")
 	f.IntVar(&w.cfg.GPUsPerSlot, "gpus-per-slot", 0, "whole GPUs of each slot (default: 1)")
-	f.IntVar(&w.cfg.Slots, "slots", 0, "slots of a machine whose GPUs are none")
+	f.IntVar(&w.cfg.Slots, "slots", 0, "number of slots, with --gpus none")
 	f.IntVar(&w.cfg.CPUsPerSlot, "cpus-per-slot", 0, "hardware threads of each slot (default: an even share)")
 	f.StringVar(&w.memory, "memory-per-slot", "", "memory of each slot, such as 32GiB (default: an even share)")
-	f.IntVar((*int)(&w.cfg.Reserve.CPUs), "reserve-cpus", 0, "hardware threads that stay with the system, at least; 0 is none")
-	f.StringVar(&w.reserveMemory, "reserve-memory", "", "memory that stays with the system, at least")
-	f.StringVar(&w.cfg.Image.AutoUpdate, "auto-update", "", "when the jobs' image is updated, as cron has it, such as '0 3 * * *', or off")
+	f.IntVar((*int)(&w.cfg.Reserve.CPUs), "reserve-cpus", 0, "minimum number of hardware threads to keep for the system; 0 for none")
+	f.StringVar(&w.reserveMemory, "reserve-memory", "", "minimum memory to keep for the system")
+	f.StringVar(&w.cfg.Image.AutoUpdate, "auto-update", "", "when to update the jobs' image, as a cron schedule such as '0 3 * * *', or off")
 	f.StringVar(&w.cfg.Agent.Endpoint, "endpoint", "", "Buildkite's agent API (default: "+config.DefaultEndpoint+")")
 }
 
@@ -84,11 +84,11 @@ func (w *wishes) config() (config.Config, error) {
 		}
 	}
 	if w.flags != nil && w.flags.Changed("gpu-count") && c.GPUCount == 0 {
-		errs = append(errs, errors.New("--gpu-count: 0 is not a number of GPUs; write one above 0, or --gpus none --slots N for slots without any"))
+		errs = append(errs, errors.New("--gpu-count: 0 is not a number of GPUs; write 1 or more, or --gpus none --slots N for slots without GPUs"))
 	}
 	switch n := c.Reserve.CPUs; {
 	case n < 0:
-		errs = append(errs, fmt.Errorf("--reserve-cpus: %d is negative; write 0 for none, or a number above", n))
+		errs = append(errs, fmt.Errorf("--reserve-cpus: %d is negative; write 0 for none, or a positive number", n))
 	case n == 0 && w.flags != nil && w.flags.Changed("reserve-cpus"):
 		c.Reserve.CPUs = config.NoThreads
 	}
@@ -179,7 +179,7 @@ func (m *machine) loadConfig(w *wishes, env func(string) string) error {
 	}
 	m.wished = missing || !reflect.DeepEqual(m.cfg, base)
 	if !m.managed && m.wished {
-		return usagef("%s was written by hand and says otherwise than the flags or variables given; change the file, or leave them out", file)
+		return usagef("%s was written by hand and conflicts with the given flags or variables; change the file, or leave them out", file)
 	}
 	return nil
 }
@@ -275,7 +275,7 @@ func (m *machine) think() error {
 	in.ConfigKept = m.managed && !wished
 	if m.managed && wished {
 		var err error
-		if in.ConfigText, err = config.Render(m.cfg, plan.Marker+". Flags of kbnode install end up here; to own the file, edit it and delete this line."); err != nil {
+		if in.ConfigText, err = config.Render(m.cfg, plan.Marker+". kbnode install writes its flags here; to manage the file yourself, edit it and delete this line."); err != nil {
 			return err
 		}
 	}

@@ -34,10 +34,10 @@ func mended(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	if err := host.Systemd.Kill(ctx, plan.NodeService, false, syscall.SIGHUP); err != nil {
 		return err
 	}
-	s.progress("the daemon looks at the GPUs")
+	s.progress("waiting for the daemon to check the GPUs")
 	for end := time.Now().Add(mendedTime); daemon.Mending("/"); {
 		if time.Now().After(end) {
-			return fmt.Errorf("the daemon has not looked at the GPUs within %s, and will when it can; journalctl -u %s shows what keeps it", mendedTime, plan.NodeService)
+			return fmt.Errorf("the daemon has not checked the GPUs within %s, and will when it can; journalctl -u %s shows why", mendedTime, plan.NodeService)
 		}
 		select {
 		case <-ctx.Done():
@@ -72,7 +72,7 @@ func sayMended(ctx context.Context, s Streams, host *reconcile.Host, all bool, a
 		return err
 	}
 	if units[0].Active != "active" {
-		return errors.New("the daemon judges the GPUs, and does not run; type sudo systemctl start " + plan.NodeService)
+		return errors.New("the daemon, which checks the GPUs, does not run; type sudo systemctl start " + plan.NodeService)
 	}
 	var gpus []string
 	var happened []events.Event

@@ -16,11 +16,11 @@ import (
 func newPayload(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "payload",
-		Short: "Encode and decode what a job is sent, for debugging",
-		Long: `Encode and decode what a job is sent, for debugging.
+		Short: "Encode and decode the payload of a job, for debugging",
+		Long: `Encode and decode the payload of a job, for debugging.
 
-A payload is the base64 text of the zlib stream of a JSON object, the task and the
-submission. kbnode runner reads it.`,
+A payload is a JSON object with the task and the submission, compressed with zlib
+and encoded in base64. kbnode runner reads it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -33,10 +33,10 @@ func newPayloadEncode(s Streams) *cobra.Command {
 	var env bool
 	cmd := &cobra.Command{
 		Use:   "encode [FILE]",
-		Short: "Print the payload of a JSON file, or of standard input",
-		Long: `Print the payload of a JSON file, or of standard input.
+		Short: "Print the payload for a JSON file or standard input",
+		Long: `Print the payload for a JSON file or standard input.
 
-What kbnode runner would refuse to decode is refused here, with the reason.`,
+It refuses what kbnode runner would refuse to decode, and says why.`,
 		Example: `  kbnode payload encode task.json >payload
   kbnode payload encode --env task.json >job.env    for docker run --env-file
   kbnode payload encode task.json | kbnode runner --payload -`,
@@ -47,7 +47,7 @@ What kbnode runner would refuse to decode is refused here, with the reason.`,
 				return err
 			}
 			if in == nil {
-				return usagef("there is nothing to encode; name a JSON file, or pipe it in")
+				return usagef("nothing to encode; name a JSON file, or pipe one in")
 			}
 			defer in.Close() //nolint:errcheck // opened for reading
 			doc, err := payload.ReadJSON(in, payload.Limits{})
@@ -68,7 +68,7 @@ What kbnode runner would refuse to decode is refused here, with the reason.`,
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&env, "env", false, "print environment variables, one a line; in numbered pieces where one would be too long")
+	cmd.Flags().BoolVar(&env, "env", false, "print environment variables, one per line; in numbered pieces if one would be too long")
 	return cmd
 }
 
@@ -77,8 +77,8 @@ func newPayloadDecode(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "decode [FILE]",
 		Short: "Print the JSON text of a payload",
-		Long: `Print the JSON text of a payload: of a file, of standard input, or, when nothing is
-piped in, of the environment, where kbnode runner finds it.`,
+		Long: `Print the JSON text of a payload. It reads a file, standard input or, if nothing is
+piped in, the environment variables that kbnode runner reads.`,
 		Example: `  kbnode payload decode --indent                        in a job
   kbnode payload decode payload >task.json
   kbnode payload decode <payload | python3 -m json.tool`,
@@ -110,7 +110,7 @@ piped in, of the environment, where kbnode runner finds it.`,
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&indent, "indent", false, "spread it over lines, to be read")
+	cmd.Flags().BoolVar(&indent, "indent", false, "indent it, for reading")
 	return cmd
 }
 
@@ -149,7 +149,7 @@ func (s Streams) encoded(args []string) (string, error) {
 	}
 	text, _, err = payload.FromEnv(os.Environ())
 	if err == nil && text == "" {
-		err = usagef("there is nothing to decode; name a file, pipe a payload in, or set %s", payload.Var)
+		err = usagef("nothing to decode; name a file, pipe a payload in, or set %s", payload.Var)
 	}
 	return text, err
 }

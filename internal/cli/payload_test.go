@@ -73,7 +73,7 @@ func TestPayloadOfTheEnvironment(t *testing.T) {
 			t.Setenv(name, "")
 		}
 	}
-	const nothing = "kbnode: there is nothing to decode; name a file, pipe a payload in, or set KERNELBOT_PAYLOAD\n"
+	const nothing = "kbnode: nothing to decode; name a file, pipe a payload in, or set KERNELBOT_PAYLOAD\n"
 	if got := kbnode(t, "payload", "decode"); got.code != 2 || got.err != nothing {
 		t.Errorf("without a payload: %+v", got)
 	}
@@ -157,10 +157,10 @@ func TestPayloadRefuses(t *testing.T) {
 func TestRunnerRefuses(t *testing.T) {
 	t.Parallel()
 	for want, args := range map[string][]string{
-		"kbnode: --payload and --config are two payloads; give one of them\n":  {"--payload", "a", "--config", "-"},
-		"kbnode: --config names no file; give one, or - for standard input\n":  {"--config", ""},
-		"kbnode: --payload names no file; give one, or - for standard input\n": {"--payload="},
-		"kbnode: unknown flag: --seed; kbnode runner --help lists the flags\n": {"--seed", "3"},
+		"kbnode: --payload and --config each name a payload; give one of them\n": {"--payload", "a", "--config", "-"},
+		"kbnode: --config names no file; give one, or - for standard input\n":    {"--config", ""},
+		"kbnode: --payload names no file; give one, or - for standard input\n":   {"--payload="},
+		"kbnode: unknown flag: --seed; kbnode runner --help lists the flags\n":   {"--seed", "3"},
 	} {
 		if got := kbnode(t, append([]string{"runner"}, args...)...); got.code != 2 || got.err != want || got.out != "" {
 			t.Errorf("%v: %+v", args, got)

@@ -40,14 +40,12 @@ func newPipeline(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pipeline",
 		Short: "Print Buildkite pipelines for this node's queue and image",
-		Long: `Print Buildkite pipelines for this node's queue and image. Without another word it
-is eval.
+		Long: `Print Buildkite pipelines for this node's queue and image. The default is eval.
 
 The text is for the steps of a pipeline in Buildkite, or for buildkite-agent
-pipeline upload; the JSON has the same steps. On a machine that is no node, queue
-and image are the variables KERNELBOT_QUEUE and KERNELBOT_IMAGE of the build, the
-latter with a default.
-Nothing is written, and nobody is asked.`,
+pipeline upload; the JSON has the same steps. On a machine that is not a node,
+queue and image are the variables KERNELBOT_QUEUE and KERNELBOT_IMAGE of the build,
+the latter with a default. It writes no files and sends no requests.`,
 		Example: `  kbnode pipeline >pipeline.yml
   kbnode pipeline docker-test --gpu-index 3
   kbnode pipeline eval --queue mi300 --image rocm:latest --vendor amd --json`,
@@ -61,11 +59,11 @@ Nothing is written, and nobody is asked.`,
 	fl.StringVar(&f.timeout, "timeout", "", "time limit of the job, such as 15m, or in minutes (default: 15)")
 	fl.IntVar(&f.index, gpuIndex, -1, "only the slot with this number")
 	fl.StringArrayVar(&f.agents, "agent", nil, "only agents with the tag `KEY=VALUE`; may be repeated")
-	fl.StringVar(&f.label, "label", "", "label of the step (default: what it does, and where)")
-	fl.StringVar(&f.vendor, "vendor", "", "whose GPUs they are, nvidia, amd or none (default: this node's)")
+	fl.StringVar(&f.label, "label", "", "label of the step (default: what it does and where)")
+	fl.StringVar(&f.vendor, "vendor", "", "vendor of the GPUs: nvidia, amd or none (default: this node's)")
 	fl.StringVar(&f.profile, "profile", "", "profile of the job's container, strict or compatible (default: strict for evaluations)")
 	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
-	fl.StringVar(&f.root, "root", "/", "read the node in this directory or captured file, and nothing of this one")
+	fl.StringVar(&f.root, "root", "/", "read the node in this directory or captured file instead of this one")
 	for _, kind := range pipeline.Kinds {
 		about := pipeline.About(kind)
 		short, _, _ := strings.Cut(strings.ReplaceAll(about, "\n", " "), ". ")
@@ -134,7 +132,7 @@ func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
 	if o.Queue = f.queue; o.Queue == "" {
 		o.Queue, err = n.queue(f.index)
 		if strings.Contains(o.Queue, "$") { // only the command line may name a variable
-			err = fmt.Errorf("%.120q is not the name of a queue; correct it on the node, or add --queue NAME", o.Queue)
+			err = fmt.Errorf("%.120q is not the name of a queue; fix it on the node, or add --queue NAME", o.Queue)
 		}
 	}
 	return o, usage(err)
@@ -182,7 +180,7 @@ func (n pipelineNode) queue(index int) (string, error) {
 	first, last := n.queues[slots[0]], n.queues[slots[len(slots)-1]]
 	for _, k := range slots {
 		if n.queues[k] != first {
-			return "", fmt.Errorf("the slots of this node have queues of their own, %s to %s; add --gpu-index N or --queue NAME", first, last)
+			return "", fmt.Errorf("each slot of this node has its own queue, %s to %s; add --gpu-index N or --queue NAME", first, last)
 		}
 	}
 	return first, nil
@@ -206,7 +204,7 @@ func readPipelineNode(s Streams, root string) (n pipelineNode, err error) {
 		}
 		n.image, n.template = cfg.WithDefaults().Image.Name, cfg.Queue
 	case errors.Is(err, fs.ErrPermission):
-		s.warn("%s may not be read by you, so the image is not known; sudo would", plan.ConfigPath)
+		s.warn("you may not read %s, so the image is unknown; use sudo", plan.ConfigPath)
 	case !errors.Is(err, fs.ErrNotExist):
 		return n, fmt.Errorf("read configuration: %w", err)
 	}

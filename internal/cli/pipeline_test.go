@@ -97,8 +97,8 @@ func TestPipelineWithAQueuePerSlot(t *testing.T) {
 	printed(t, "eval", pipeline.Options{Queue: "nvidia-b200-5", Image: config.DefaultImage, Agents: map[string]string{"gpu-index": "5"}}, "--root", root, "--gpu-index", "5")
 	printed(t, "eval", pipeline.Options{Queue: "mine", Image: config.DefaultImage}, "--root", root, "--queue", "mine")
 	for want, args := range map[string][]string{
-		"the slots of this node have queues of their own, nvidia-b200-0 to nvidia-b200-7; add --gpu-index N or --queue NAME": nil,
-		"this node has no slot gpu8; it has gpu0 to gpu7":                                                                    {"--gpu-index", "8"},
+		"each slot of this node has its own queue, nvidia-b200-0 to nvidia-b200-7; add --gpu-index N or --queue NAME": nil,
+		"this node has no slot gpu8; it has gpu0 to gpu7":                                                             {"--gpu-index", "8"},
 	} {
 		got := kbnode(t, append([]string{"pipeline", "--root", root}, args...)...)
 		if got.code != exitUsage || got.out != "" || got.err != "kbnode: "+want+"\n" {

@@ -37,11 +37,11 @@ func newPlan(s Streams) *cobra.Command {
 		Short: "Show the slots this machine should have, and what would change",
 		Long: `Show the slots this machine should have, and what would change.
 
-Exit code 0 when a plan could be made, 1 when not. With --detailed-exit-code it
-is 3 when changes are pending. Nothing is written.
+Exit code 0 if a plan could be made, 1 if not. With --detailed-exit-code it is 3
+if changes are pending. Nothing is written.
 
-A change of the configuration is best seen before it is in ` + plan.ConfigPath + `,
-where kbnode.service finds it within 30 seconds: --config FILE.`,
+To preview a configuration change, use --config FILE before you change
+` + plan.ConfigPath + `, which kbnode.service reads within 30 seconds.`,
 		Example: `  kbnode plan --queue b200
   kbnode plan --config node.yaml --detailed-exit-code`,
 		Args: cobra.NoArgs,
@@ -62,9 +62,9 @@ where kbnode.service finds it within 30 seconds: --config FILE.`,
 	}
 	rootFlag(cmd, &root)
 	w.register(cmd)
-	cmd.Flags().StringVar(&file, "config", "", "plan with this configuration file, and not the machine's; - is standard input")
+	cmd.Flags().StringVar(&file, "config", "", "plan with this configuration file instead of the machine's; - is standard input")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&detailed, "detailed-exit-code", false, "exit with 3 when changes are pending")
+	cmd.Flags().BoolVar(&detailed, "detailed-exit-code", false, "exit with code 3 if changes are pending")
 	return cmd
 }
 

@@ -15,7 +15,7 @@ var doing = map[reconcile.Kind]string{
 	reconcile.Protect: "writing firewall rules", reconcile.Unprotect: "removing networks", reconcile.DelNet: "removing networks",
 	reconcile.Reload: "reloading systemd", reconcile.Start: "starting units", reconcile.Stop: "stopping units",
 	reconcile.Restart: "restarting units", reconcile.Drain: "asking agents to stop after their job",
-	reconcile.Tune: "making settings", reconcile.Untune: "putting settings back",
+	reconcile.Tune: "applying settings", reconcile.Untune: "restoring settings",
 	reconcile.Set: "setting limits", reconcile.Partition: "setting limits",
 	reconcile.Enable: "enabling units", reconcile.Disable: "disabling units",
 }

@@ -47,18 +47,18 @@ func newQueue(s Streams) *cobra.Command {
 	var asJSON, watch bool
 	cmd := &cobra.Command{
 		Use:   "queue [NAME]",
-		Short: "Show the agents of Buildkite's queues, what they run, and what waits",
+		Short: "Show the agents of Buildkite's queues, their jobs, and waiting jobs",
 		Long: `Show the agents of a queue, or of all queues: what each runs and since when, its
-GPU, node and versions; and how many jobs wait, and the oldest for how long.
+GPU, node and versions. It also shows how many jobs wait, and for how long.
 
-It asks Buildkite, from any machine, with a person's API token that has the scopes
-read_agents and read_builds. With read_clusters too, a queue without agents can be
-told from one that does not exist.
+It asks Buildkite, from any machine, with an API token that has the scopes
+read_agents and read_builds. With read_clusters too, it can tell a queue without
+agents from one that does not exist.
 
-An agent is idle, busy, paused or stopping; draining is busy, with no job after
-this one. Agents and jobs that name no queue are in the queue default.
+An agent is idle, busy, paused, stopping or draining, which means busy with its last
+job. Agents and jobs that name no queue are in the queue default.
 
-Exit code 1 where no agent is connected.`,
+Exit code 1 if no agent is connected.`,
 		Example: `  kbnode queue --org gpu-mode
   kbnode queue b200 --watch
   kbnode queue b200 --json --token-file ~/.buildkite-token`,
@@ -67,12 +67,12 @@ Exit code 1 where no agent is connected.`,
 			v := &queueView{s: s, asJSON: asJSON, name: strings.Join(args, "")}
 			switch {
 			case len(args) > 0 && v.name == "":
-				return usagef("the name of the queue is empty; leave it out for all queues")
+				return usagef("the queue name is empty; leave it out for all queues")
 			case len(v.name) > 100 || strings.ContainsFunc(v.name, func(r rune) bool { return !unicode.IsGraphic(r) }):
-				return usagef("%.40q is no name of a queue; write it as in Buildkite, such as b200", v.name)
+				return usagef("%.40q is not the name of a queue; write it as in Buildkite, such as b200", v.name)
 			}
 			if watch && cursor(s.Out) == 0 && !asJSON {
-				return usagef("--watch draws on a terminal, and standard output is none; add --json for a line at each change, or leave --watch out")
+				return usagef("--watch needs a terminal as standard output; add --json for a line per change, or leave out --watch")
 			}
 			var err error
 			if v.client, err = api.client(s, nil); err != nil {
@@ -87,7 +87,7 @@ Exit code 1 where no agent is connected.`,
 	}
 	api.add(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&watch, "watch", false, "show it again every ten seconds, until interrupted; with --json, a line at each change")
+	cmd.Flags().BoolVar(&watch, "watch", false, "refresh every ten seconds, until interrupted; with --json, print a line per change")
 	return cmd
 }
 

@@ -86,12 +86,12 @@ func queueSummary(q buildkite.Queue, now time.Time) string {
 			part = append(part, fmt.Sprintf("%d %s", c, state))
 		}
 	}
-	waits := "no job waits"
+	waits := "no jobs waiting"
 	switch w := q.Waiting; {
 	case w.Jobs == 1:
-		waits = "1 job waits, for " + ago(w.Oldest, now)
+		waits = "1 job waiting, for " + ago(w.Oldest, now)
 	case w.Jobs > 1:
-		waits = fmt.Sprintf("%d jobs wait, the oldest for %s", w.Jobs, ago(w.Oldest, now))
+		waits = fmt.Sprintf("%d jobs waiting, the oldest for %s", w.Jobs, ago(w.Oldest, now))
 	}
 	return strings.Join(part, ", ") + "; " + waits
 }

@@ -50,24 +50,24 @@ func TestQueueCommand(t *testing.T) {
 		out   string
 		err   string
 	}{
-		{args: nil, out: "b200: 1 agent, 1 idle, 0 busy; no job waits\n" +
+		{args: nil, out: "b200: 1 agent, 1 idle, 0 busy; no jobs waiting\n" +
 			"AGENT   STATE  FOR  JOB  GPU  MODEL        NODE  VERSION  KBNODE\n" +
 			"n-gpu0  idle   -    -    0    NVIDIA-B200  n     3.76.2   1.0\n\n" +
-			"h100: 1 agent, 1 idle, 0 busy; no job waits\n" +
+			"h100: 1 agent, 1 idle, 0 busy; no jobs waiting\n" +
 			"AGENT  STATE  FOR  JOB  GPU  MODEL  NODE    VERSION  KBNODE\n" +
 			"x      idle   -    -    -    -      host-x  3.76.2   -\n"},
-		{args: []string{"h100"}, out: "h100: 1 agent, 1 idle, 0 busy; no job waits\n" +
+		{args: []string{"h100"}, out: "h100: 1 agent, 1 idle, 0 busy; no jobs waiting\n" +
 			"AGENT  STATE  FOR  JOB  GPU  MODEL  NODE    VERSION  KBNODE\n" +
 			"x      idle   -    -    -    -      host-x  3.76.2   -\n"},
-		{args: []string{"h200"}, code: exitNo, out: "h200: 0 agents, 0 idle, 0 busy; no job waits\n", err: `there is no queue "h200" in kbnode; queues with agents: b200, h100`},
-		{args: []string{"empty"}, code: exitNo, out: "empty: 0 agents, 0 idle, 0 busy; no job waits\n", err: "queue empty exists, but no agent is connected in it; queues with agents: b200, h100"},
+		{args: []string{"h200"}, code: exitNo, out: "h200: 0 agents, 0 idle, 0 busy; no jobs waiting\n", err: `there is no queue "h200" in kbnode; queues with agents: b200, h100`},
+		{args: []string{"empty"}, code: exitNo, out: "empty: 0 agents, 0 idle, 0 busy; no jobs waiting\n", err: "queue empty exists, but no agent is connected in it; queues with agents: b200, h100"},
 		{args: []string{"h10"}, fault: &bktest.Fault{Route: clusters, Status: http.StatusForbidden}, code: exitNo,
-			out: "h10: 0 agents, 0 idle, 0 busy; no job waits\n", err: `no agent is connected in queue "h10"; queues with agents: h100, b200`},
+			out: "h10: 0 agents, 0 idle, 0 busy; no jobs waiting\n", err: `no agent is connected in queue "h10"; queues with agents: h100, b200`},
 		{args: []string{"--org", "gpumode"}, code: exitNo, err: "the API token reaches no organization gpumode; it reaches kbnode"},
-		{args: []string{"--watch"}, code: exitUsage, err: "--watch draws on a terminal, and standard output is none; add --json"},
+		{args: []string{"--watch"}, code: exitUsage, err: "--watch needs a terminal as standard output; add --json"},
 		{args: []string{""}, code: exitUsage, err: "the name of the queue is empty"},
-		{args: []string{"b\x1b[2J"}, code: exitUsage, err: `"b\x1b[2J" is no name of a queue`},
-		{args: []string{"a", "b"}, code: exitUsage, err: "accepts at most 1 arg(s), received 2; kbnode queue --help shows what it takes"},
+		{args: []string{"b\x1b[2J"}, code: exitUsage, err: `"b\x1b[2J" is not the name of a queue`},
+		{args: []string{"a", "b"}, code: exitUsage, err: "accepts at most 1 arg(s), received 2; see kbnode queue --help"},
 		{args: []string{"--token", "x"}, code: exitUsage, err: "unknown flag: --token"},
 		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: http.StatusForbidden}, code: exitNo, err: "give it the scope read_agents"},
 		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusForbidden}, code: exitNo, err: "give it the scope read_builds"},

@@ -16,7 +16,7 @@ import (
 func newReconcile(s Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "reconcile",
-		Short: "Bring this node to its planned state once (its service does so all the time)",
+		Short: "Bring this node to its planned state once (its service does so continuously)",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return reconcileOnce(cmd.Context(), s) },
 	}
@@ -57,7 +57,7 @@ func newUninstall(s Streams) *cobra.Command {
 	var now, dryRun bool
 	cmd := &cobra.Command{
 		Use:   "uninstall",
-		Short: "Remove everything that kbnode set up, and give the machine back as it was",
+		Short: "Remove everything that kbnode set up, and restore the machine",
 		Long: `Remove everything that kbnode set up: agents, slices, users, files, and restore
 what install --adopt replaced. Agents finish their jobs first, unless --now.`,
 		Args: cobra.NoArgs,
@@ -104,10 +104,10 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 	})
 	end()
 	if err != nil {
-		return fmt.Errorf("%w\nfix this and run kbnode uninstall again, which goes on from here", err)
+		return fmt.Errorf("%w\nfix this and run kbnode uninstall again to continue", err)
 	}
 	if len(result.Applied) == 0 {
-		printf(s.Out, "Nothing to remove: kbnode has set up nothing here.\n")
+		printf(s.Out, "Nothing to remove: kbnode set up nothing here.\n")
 		return nil
 	}
 	exe, err := os.Executable()

@@ -12,16 +12,15 @@ func newRunner(s Streams) *cobra.Command {
 	var o runner.Options
 	cmd := &cobra.Command{
 		Use:   "runner",
-		Short: "Evaluate a submission in a job's container, and leave result.json",
-		Long: `Evaluate a submission in a job's container, and leave result.json.
+		Short: "Evaluate a submission in a job's container, and write result.json",
+		Long: `Evaluate a submission in a job's container, and write result.json.
 
 The payload is read from KERNELBOT_PAYLOAD or SUBMISSION_PAYLOAD, from
-KERNELBOT_PAYLOAD_0, _1, … where it is larger than one variable may be, or from
---payload. With --config it is JSON text that is not encoded.
+KERNELBOT_PAYLOAD_0, _1, … if it is too large for one variable, or from --payload.
+With --config, it is plain JSON text.
 
-Exit code 0 when the evaluation was done, whatever its tests gave, and 1
-otherwise; result.json is left in both cases. Exit code 3 when it could not be
-written.`,
+Exit code 0 if the evaluation was done, whatever the tests found, and 1 otherwise;
+result.json is written in both cases. Exit code 3 if it could not be written.`,
 		Example: `  kbnode runner                               as a job's command
   kbnode runner --config task.json            on the command line
   kbnode payload decode | kbnode runner --config - --workdir /tmp/job`,
@@ -33,7 +32,7 @@ written.`,
 				}
 			}
 			if o.Payload != "" && o.Config != "" {
-				return usagef("--payload and --config are two payloads; give one of them")
+				return usagef("--payload and --config each name a payload; give one of them")
 			}
 			if (o.Payload == "-" || o.Config == "-") && isTerminal(s.In) {
 				printf(s.Err, "reading the payload from the terminal; end it with Ctrl-D\n")
@@ -51,7 +50,7 @@ written.`,
 	}
 	cmd.Flags().StringVar(&o.Payload, "payload", "", `file with an encoded payload, "-" for standard input`)
 	cmd.Flags().StringVar(&o.Config, "config", "", `file with a payload as JSON text, "-" for standard input`)
-	cmd.Flags().StringVar(&o.Dir, "workdir", "", "where the program runs and result.json is left (default: here)")
-	cmd.Flags().BoolVar(&o.Annotate, "annotate", false, "put the summary on the Buildkite build's page too, if the job has the agent's access token")
+	cmd.Flags().StringVar(&o.Dir, "workdir", "", "where the program runs and result.json is written (default: current directory)")
+	cmd.Flags().BoolVar(&o.Annotate, "annotate", false, "also show the summary on the build's page in Buildkite, if the job has the agent's access token")
 	return cmd
 }

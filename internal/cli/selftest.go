@@ -32,16 +32,16 @@ func newSelftest(s Streams) *cobra.Command {
 	var asJSON, verbose bool
 	cmd := &cobra.Command{
 		Use:   "selftest",
-		Short: "Try to break out of the slots, and say what did not hold",
-		Long: `Try to break out of the slots, and say what did not hold.
+		Short: "Try to break out of the slots, and report what did not hold",
+		Long: `Try to break out of the slots, and report what did not hold.
 
-Hostile requests go to each slot's Docker socket, containers and commands on the
-host try to reach other GPUs, CPUs, files and the network, and what they see is
-compared with the plan, computed anew. It can run on a live node: slots that are
-busy or parked are left out, and a job that comes meanwhile goes first.
+It sends hostile requests to each slot's Docker socket. Containers and commands on
+the host try to reach other GPUs, CPUs, files and the network. What they see is
+compared with a newly computed plan. It can run on a live node: it skips slots that
+are busy or parked, and a job that arrives meanwhile goes first.
 
-Exit code 0 when everything held that was tried, 1 when something did not or no
-slot could be tried.`,
+Exit code 0 if everything that was tried held, 1 if something did not or no slot
+could be tried.`,
 		Example: `  sudo kbnode selftest
   sudo kbnode selftest --slot 0 --slot 3 --verbose`,
 		Args: cobra.NoArgs,
@@ -64,7 +64,7 @@ slot could be tried.`,
 			return err
 		},
 	}
-	cmd.Flags().IntSliceVar(&slots, "slot", nil, "number of a slot to try, may be given again (default: all)")
+	cmd.Flags().IntSliceVar(&slots, "slot", nil, "number of a slot to try; may be repeated (default: all)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show everything that was tried")
 	return cmd
@@ -72,7 +72,7 @@ slot could be tried.`,
 
 func runSelftest(ctx context.Context, s Streams, slots []int) (*selftestOutput, error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("selftest runs containers and looks at what only root may; type sudo kbnode selftest")
+		return nil, errors.New("selftest must run as root; type sudo kbnode selftest")
 	}
 	if _, err := os.Stat(plan.BindingsPath); errors.Is(err, fs.ErrNotExist) {
 		return nil, errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
@@ -145,11 +145,11 @@ func lookLocked(ctx context.Context, s Streams, host *reconcile.Host) (*machine,
 var groups = []struct{ name, about string }{
 	{"plan", "files, units and limits, against the plan"},
 	{"files", "owners and modes"},
-	{"agent", "how the kernel holds the agent"},
+	{"agent", "how the kernel confines the agent"},
 	{"host", "commands on the host, as the slot's user"},
 	{"devices", "devices, as root in the slot's slice"},
 	{"requests", "hostile requests to the Docker socket"},
-	{"container", "containers that try to get out"},
+	{"container", "containers that try to escape"},
 	{"left behind", "what containers leave behind"},
 	{"selftest", "the test itself"},
 }
@@ -235,13 +235,13 @@ func verdict(out *selftestOutput) string {
 func newProbe(s Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:    "probe JSON",
-		Short:  "Try what no job may do, and tell what came of it (started by selftest)",
+		Short:  "Try what no job may do, and report the result (started by selftest)",
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var ask probe.Ask
 			if err := json.Unmarshal([]byte(args[0]), &ask); err != nil {
-				return usagef("the argument is not what selftest asks: %w", err)
+				return usagef("the argument is not a request of selftest: %w", err)
 			}
 			facts, err := probe.Run(cmd.Context(), ask)
 			if err != nil {

@@ -68,7 +68,7 @@ func newGuard(s Streams) *cobra.Command {
 			}
 			beFrugal()
 			if err := guard.Trim(); err != nil { // frees what the start of the program needed
-				s.logger().Debug("memory not given back", "err", err)
+				s.logger().Debug("memory not released", "err", err)
 			}
 			probe.Keep() // it looks at its GPU after each job, while the next may wait
 			return guard.Serve(cmd.Context(), guard.Config{
@@ -105,7 +105,7 @@ func readPolicy(k int) (plan.JobPolicy, error) {
 		return pol, fmt.Errorf("read policy %s: %w", plan.SlotPolicyPath(k), err)
 	}
 	if pol.Slot != k {
-		return pol, fmt.Errorf("policy %s is of slot %d; run kbnode reconcile", plan.SlotPolicyPath(k), pol.Slot)
+		return pol, fmt.Errorf("policy %s is for slot %d; run kbnode reconcile", plan.SlotPolicyPath(k), pol.Slot)
 	}
 	return pol, nil
 }
@@ -119,7 +119,7 @@ func newHook(s Streams) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			k, err := strconv.Atoi(os.Getenv("KBNODE_SLOT"))
 			if err != nil || k < 0 {
-				return usagef("KBNODE_SLOT is not set; this runs in a hook of an agent that kbnode started")
+				return usagef("KBNODE_SLOT is not set; run this only in a hook of an agent that kbnode started")
 			}
 			return agent.Hook(cmd.Context(), args[0], k, s.logger())
 		},

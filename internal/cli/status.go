@@ -56,11 +56,11 @@ func newStatus(s Streams) *cobra.Command {
 	var asJSON, watch bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show each slot, its agent and job, and what disagrees with the plan",
-		Long: `Show each slot, its agent and job, and what disagrees with the plan.
+		Short: "Show each slot, its agent and job, and what differs from the plan",
+		Long: `Show each slot, its agent and job, and what differs from the plan.
 
-Exit code 0 when every slot is as planned, 1 when something disagrees or this
-machine is not installed.`,
+Exit code 0 if every slot is as planned, 1 if something differs or this machine is
+not a node.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for {
@@ -92,7 +92,7 @@ machine is not installed.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&watch, "watch", false, "show it again every two seconds, until interrupted")
+	cmd.Flags().BoolVar(&watch, "watch", false, "refresh every two seconds, until interrupted")
 	return cmd
 }
 
@@ -107,7 +107,7 @@ func (st nodeStatus) disagrees() bool {
 
 func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
 	if os.Geteuid() != 0 {
-		return nodeStatus{}, errors.New("status reads what jobs run, which only root may; type sudo kbnode status")
+		return nodeStatus{}, errors.New("status must run as root; type sudo kbnode status")
 	}
 	m := &machine{root: "/"}
 	if _, err := os.Stat(plan.BindingsPath); errors.Is(err, fs.ErrNotExist) {
@@ -145,7 +145,7 @@ func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
 		}
 	}
 	if roll := m.agents.Roll; roll != nil {
-		st.Warnings = append(st.Warnings, fmt.Sprintf("agents change to %s: %d of %d slots have registered with it",
+		st.Warnings = append(st.Warnings, fmt.Sprintf("agents are changing to %s: %d of %d slots have registered with it",
 			versionName(m.inv.Software.Agent)(roll.To), len(roll.Registered), len(m.plan.Slots)))
 	}
 	st.Warnings = append(st.Warnings, plan.SayUnread(m.inv)...)

@@ -24,11 +24,11 @@ func agentProblem(ctx context.Context, root string, sl plan.Slot, ss reconcile.S
 		why += fmt.Sprintf("; it ended with %s, exit status %d", a.Result, a.ExitStatus)
 	}
 	if a.Restarts > 0 {
-		why += fmt.Sprintf("; started again %d times", a.Restarts)
+		why += fmt.Sprintf("; restarted %d times", a.Restarts)
 	}
 	lines, err := journal(ctx, plan.AgentUnit(sl.Index), 40)
 	if err != nil {
 		return why // it names journalctl
 	}
-	return why + "; it said last: " + cmp.Or(agent.LastWords(lines), "nothing")
+	return why + "; its last message: " + cmp.Or(agent.LastWords(lines), "nothing")
 }

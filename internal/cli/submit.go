@@ -44,20 +44,20 @@ func newSubmit(s Streams) *cobra.Command {
 	var f submitFlags
 	cmd := &cobra.Command{
 		Use:   "submit [SUBMISSION]",
-		Short: "Have a submission evaluated by the agents of a queue, and show its result",
-		Long: `Have a submission evaluated by the agents of a queue, and show its result.
+		Short: "Evaluate a submission on the agents of a queue, and show its result",
+		Long: `Evaluate a submission on the agents of a queue, and show its result.
 
-A build is created in Buildkite and followed to its end. With --eval the problem is a
-directory of kernelbot's form, and SUBMISSION a file (default: the file of the problem
-directory that has the submission's name). With --payload it is a payload as a file, as
-JSON or encoded, "-" for standard input. With --hello it is a small evaluation that every
-node passes.
+It creates a build in Buildkite and follows it to its end. With --eval, the problem is a
+directory in kernelbot's format, and SUBMISSION a file (default: the file in the problem
+directory that has the submission's name). With --payload, it sends a payload from a
+file, as JSON or encoded, "-" for standard input. With --hello, it sends a small
+evaluation that every node passes.
 
-Ctrl-C asks whether the build is cancelled. With the same --run-id again, the build that
-has it is followed, and no other is made.
+Ctrl-C asks whether to cancel the build. If a build with the same --run-id exists, it
+follows that build and creates no other.
 
-Exit code 0 if the submission has passed, 1 if not, or if there is no result; what was
-wrong is said. The API token needs the scopes write_builds, read_builds, read_artifacts
+Exit code 0 if the submission passed, 1 if it did not, or if there is no result; the
+output says why. The API token needs the scopes write_builds, read_builds, read_artifacts
 and, to see that the queue has agents, read_agents.`,
 		Example: `  kbnode submit --org gpu-mode --queue b200 --hello
   kbnode submit --org gpu-mode --gpu B200_BK --eval examples/vectoradd_triton --mode benchmark
@@ -69,12 +69,12 @@ and, to see that the queue has agents, read_agents.`,
 	f.add(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&f.eval, "eval", "", "`DIR` of a problem, with its task.yml")
-	fl.StringVar(&f.template, "template", "", "print what a submission in this language starts from, such as Python, and send nothing")
+	fl.StringVar(&f.template, "template", "", "print the template for a submission in this language, such as Python, and send nothing")
 	fl.StringVar(&f.payload, "payload", "", `file with a payload, "-" for standard input`)
-	fl.BoolVar(&f.hello, "hello", false, "a small evaluation, to see that all works")
-	fl.StringVar(&f.mode, "mode", "", "test, benchmark, leaderboard, profile or private (default: test, or that of the payload)")
+	fl.BoolVar(&f.hello, "hello", false, "a small evaluation, to check that everything works")
+	fl.StringVar(&f.mode, "mode", "", "test, benchmark, leaderboard, profile or private (default: test, or the payload's mode)")
 	fl.StringVar(&f.runID, "run-id", "", "name of this run (default: a new one)")
-	fl.StringVar(&f.resultFile, "result", "", "write result.json to this file, too")
+	fl.StringVar(&f.resultFile, "result", "", "also write result.json to this file")
 	return cmd
 }
 
@@ -133,13 +133,13 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) {
 	var errs []error
 	if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
-		errs = append(errs, errors.New("say what is to be evaluated: one of --eval DIR, --payload FILE and --hello"))
+		errs = append(errs, errors.New("say what to evaluate: one of --eval DIR, --payload FILE and --hello"))
 	}
 	if f.hello && f.mode != "" && f.mode != "test" {
-		errs = append(errs, errors.New("--hello has one mode, test; leave --mode out"))
+		errs = append(errs, errors.New("--hello has only the mode test; leave out --mode"))
 	}
 	if len(args) > 0 && f.eval == "" {
-		errs = append(errs, errors.New("a submission goes with --eval DIR"))
+		errs = append(errs, errors.New("a submission needs --eval DIR"))
 	}
 	errs = append(errs, f.resolve())
 	r := submit.Request{RunID: cmp.Or(f.runID, submit.NewRunID()), Queue: f.queue, AMD: f.amd, Image: f.image, Branch: f.branch, Inline: f.inline, Profile: f.profile}
@@ -212,7 +212,7 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 // terminal without control characters.
 func (f *submitFlags) showTemplate(s Streams) error {
 	if f.eval == "" {
-		return usagef("a template is of a problem; add --eval DIR")
+		return usagef("a template belongs to a problem; add --eval DIR")
 	}
 	t, err := task.Read(f.eval)
 	if err != nil {

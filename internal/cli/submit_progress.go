@@ -67,7 +67,7 @@ func (p *submitProgress) show(_ int, st submit.Status) {
 func (p *submitProgress) trouble(why string, pause time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.above("%s; asking again in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
+	p.above("%s; retrying in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
 	p.draw()
 }
 

@@ -146,8 +146,8 @@ func TestSubmitTemplate(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	for want, args := range map[string][]string{
-		"a template is of a problem; add --eval DIR":  {"--template", "Python"},
-		`has no template for "Triton"; it has Python`: {"--eval", dir, "--template", "Triton"},
+		"a template belongs to a problem; add --eval DIR": {"--template", "Python"},
+		`has no template for "Triton"; it has Python`:     {"--eval", dir, "--template", "Triton"},
 	} {
 		if r := kbnode(t, append([]string{"submit"}, args...)...); r.code != 2 || !strings.Contains(r.err, want) {
 			t.Errorf("%+v", r)
@@ -159,15 +159,15 @@ func TestSubmitUsage(t *testing.T) {
 	t.Setenv("BUILDKITE_API_TOKEN", "")
 	t.Setenv("BUILDKITE_ORG", "")
 	for args, want := range map[string]string{
-		"":                                                 "say what is to be evaluated",
-		"--hello --payload x --queue q":                    "say what is to be evaluated",
-		"mine.py --hello --queue q":                        "a submission goes with --eval DIR",
+		"":                                                 "say what to evaluate",
+		"--hello --payload x --queue q":                    "say what to evaluate",
+		"mine.py --hello --queue q":                        "a submission needs --eval DIR",
 		"--hello":                                          "no queue is given; write --queue b200, or --gpu B200_BK",
 		"--hello --gpu b20":                                `"b20" is no type of GPU that kbnode knows; there are B200, B300`,
 		"--hello --queue q":                                "no organization is given",
 		"--hello --queue q --org a/b":                      `"a/b" is no name of an organization`,
 		"--hello --queue q --pipeline ../x":                `"../x" is no name of a pipeline`,
-		"--hello --queue q --timeout -1m":                  "not below zero",
+		"--hello --queue q --timeout -1m":                  "cannot be negative",
 		"--eval " + "testdata" + " --queue q":              "testdata/task.yml is not there",
 		"--payload /no/such/file --queue q":                "read payload",
 		"--hello --queue q --org o --token-file /dev/null": "no regular file",

@@ -27,14 +27,14 @@ func (t *targetFlags) add(cmd *cobra.Command) {
 	t.api.add(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&t.queue, "queue", "", "Buildkite queue of the agents (default: that of --gpu)")
-	fl.StringVar(&t.gpu, "gpu", "", "type of GPU, such as B200_BK: its queue and architecture")
+	fl.StringVar(&t.gpu, "gpu", "", "type of GPU, such as B200_BK; sets queue and architecture")
 	fl.StringVar(&t.arch, "arch", "", "architecture for nvcc, such as 90a (default: that of --gpu)")
-	fl.StringVar(&t.pipeline, "pipeline", "", "pipeline, as in the address of its page (default: BUILDKITE_PIPELINE, or "+defaultPipeline+")")
+	fl.StringVar(&t.pipeline, "pipeline", "", "pipeline, as in its URL (default: BUILDKITE_PIPELINE, or "+defaultPipeline+")")
 	fl.StringVar(&t.branch, "branch", "main", "branch of the pipeline's repository")
 	fl.StringVar(&t.image, "image", "", "image of the job (default: the pipeline's)")
-	fl.BoolVar(&t.inline, "inline-steps", false, "send the evaluation's steps along, so that the pipeline needs none")
+	fl.BoolVar(&t.inline, "inline-steps", false, "send the evaluation's steps with the build, so that the pipeline needs none")
 	fl.StringVar(&t.profile, "profile", "", "with --inline-steps, profile of the job's container, strict or compatible (default: strict)")
-	fl.DurationVar(&t.timeout, "timeout", 0, "how long a job may run before it is cancelled, such as 20m (default: by what it does)")
+	fl.DurationVar(&t.timeout, "timeout", 0, "how long a job may run before it is canceled, such as 20m (default: depends on the job)")
 	fl.DurationVar(&t.queueTimeout, "queue-timeout", 30*time.Minute, "how long it may wait for an agent")
 	fl.BoolVar(&t.force, "force", false, "create builds even if no agent is in the queue")
 	fl.BoolVar(&t.dryRun, "dry-run", false, "print the requests, and send nothing")
@@ -46,7 +46,7 @@ func (t *targetFlags) add(cmd *cobra.Command) {
 func (t *targetFlags) resolve() error {
 	var errs []error
 	if t.timeout < 0 || t.queueTimeout < 0 {
-		errs = append(errs, errors.New("a time-out is not below zero"))
+		errs = append(errs, errors.New("a timeout cannot be negative; write one such as 20m"))
 	}
 	t.pipeline = cmp.Or(t.pipeline, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline)
 	errs = append(errs, buildkite.CheckSlug("a pipeline", t.pipeline))
@@ -60,7 +60,7 @@ func (t *targetFlags) resolve() error {
 		errs = append(errs, errors.New("no queue is given; write --queue b200, or --gpu B200_BK"))
 	}
 	if t.profile != "" && !t.inline {
-		errs = append(errs, errors.New("--profile goes with --inline-steps; otherwise the pipeline's steps say it"))
+		errs = append(errs, errors.New("--profile needs --inline-steps; otherwise the pipeline's steps set the profile"))
 	}
 	if t.inline {
 		t.image = cmp.Or(t.image, config.DefaultImage)

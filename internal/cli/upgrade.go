@@ -34,12 +34,12 @@ func newUpgrade(s Streams) *cobra.Command {
 		Short: "Change the slots' buildkite-agent to another version, slot by slot",
 		Long: `Change the slots' buildkite-agent to another version, newer or older.
 
-The release is fetched and checked as by install, and refused where it does not
-know what closes a slot. One idle slot runs it first. When that has registered
-with Buildkite the other slots follow, one after the other, and those that run a
-job when it is done: the daemon does so, or --wait waits for it. No job is ended.
-Where an agent does not register in time, all slots go back to the version
-before. What was cut off goes on by itself, or with the same command.`,
+The release is fetched and checked as by install, and refused if it lacks an option
+that isolation needs. One idle slot runs it first. When that agent has registered
+with Buildkite, the other slots follow one by one; slots that run a job follow when
+it is done, through the daemon, or before the command returns with --wait. No job is
+ended. If an agent does not register in time, all slots return to the previous
+version. An interrupted upgrade continues by itself, or with the same command.`,
 		Example: `  sudo kbnode upgrade --agent-version 3.100.0 --dry-run
   sudo kbnode upgrade --agent-version 3.100.0 --wait
   sudo kbnode upgrade --agent-binary ./buildkite-agent`,
@@ -58,9 +58,9 @@ before. What was cut off goes on by itself, or with the same command.`,
 func (f upgradeFlags) check() error {
 	switch {
 	case f.version != "" && f.binary != "":
-		return usagef("the version is that of --agent-binary; leave --agent-version out")
+		return usagef("--agent-binary determines the version; leave out --agent-version")
 	case f.version == "" && f.binary == "":
-		return usagef("say to which version of buildkite-agent: --agent-version %s; kbnode itself is upgraded by putting the new one in its place, with apt or dnf, or sudo install -m 755 kbnode %s; slots follow when they are idle", plan.PinnedAgentVersion, unitBinary)
+		return usagef("say which version of buildkite-agent: --agent-version %s; to upgrade kbnode itself, replace it with apt or dnf, or sudo install -m 755 kbnode %s; slots follow when they are idle", plan.PinnedAgentVersion, unitBinary)
 	case f.timeout < time.Second:
 		return usagef("--timeout %s is too short for an agent to register; write 1s or more", f.timeout)
 	case f.version != "":
@@ -122,15 +122,15 @@ func upgrade(ctx context.Context, s Streams, f upgradeFlags) error {
 	}
 	busy, err := u.Run(ctx, f.wait)
 	if err != nil && ctx.Err() != nil {
-		return errors.New("interrupted; each slot has an agent, the daemon goes on from here, and so does the same command")
+		return errors.New("interrupted; each slot has an agent, and the daemon or the same command continues from here")
 	}
 	switch {
 	case err != nil:
 		return err
 	case len(busy) > 0:
-		printf(s.Out, "Later: %s %s the new agent when %s done; kbnode status and kbnode events tell.\n", slotNames(busy), plural(len(busy), "has", "have"), plural(len(busy), "its job is", "their jobs are"))
+		printf(s.Out, "Later: %s %s the new agent when %s done; see kbnode status and kbnode events.\n", slotNames(busy), plural(len(busy), "gets", "get"), plural(len(busy), "its job is", "their jobs are"))
 	case before.Version == to && before.Roll != nil:
-		printf(s.Out, "Taken back: slots run %s again, those with a job when it is done.\n", u.Name(to))
+		printf(s.Out, "Rolled back: slots run %s again, those with a job when it is done.\n", u.Name(to))
 	case before.Version == to:
 		printf(s.Out, "Nothing to change: slots run %s.\n", u.Name(to))
 	default:
@@ -197,7 +197,7 @@ func (t *target) prove(ctx context.Context) (*plan.AgentRelease, error) {
 		return nil, err
 	}
 	if a.Version != t.version {
-		return nil, fmt.Errorf("the archive of buildkite-agent %s holds %s; look at agent.download_url", t.version, a.Version)
+		return nil, fmt.Errorf("the archive of buildkite-agent %s contains %s; check agent.download_url", t.version, a.Version)
 	}
 	return &plan.AgentRelease{Version: a.Version, Keys: a.Keys}, plan.CheckAgent(a)
 }
@@ -206,13 +206,13 @@ func (t *target) prove(ctx context.Context) (*plan.AgentRelease, error) {
 func askAgent(ctx context.Context, file string) (inventory.Agent, error) {
 	a, err := inventory.AskAgent(ctx, file)
 	if err == nil && len(a.Keys) == 0 {
-		err = errors.New("it does not say what it can be configured with")
+		err = errors.New("it does not list its options")
 	}
 	if err == nil {
 		err = plan.CheckAgentVersion(a.Version)
 	}
 	if err != nil {
-		return a, fmt.Errorf("%s is no buildkite-agent for this machine (%s): %w", file, runtime.GOARCH, err)
+		return a, fmt.Errorf("%s is not a buildkite-agent for this machine (%s): %w", file, runtime.GOARCH, err)
 	}
 	return a, nil
 }
@@ -227,19 +227,19 @@ func (t *target) dryRun(ctx context.Context) error {
 		printf(t.s.Out, "Nothing to change: slots run %s.\n", from)
 		return nil
 	case known:
-		printf(t.s.Out, "%s is here.\n", name(to))
+		printf(t.s.Out, "%s is already here.\n", name(to))
 	default:
-		printf(t.s.Out, "buildkite-agent %s would be fetched, and checked.\n", t.version)
+		printf(t.s.Out, "buildkite-agent %s would be fetched and checked.\n", t.version)
 	}
 	state, err := t.host.Observe(ctx, t.m.plan)
 	if err != nil {
 		return err
 	}
 	for _, sl := range t.m.plan.Slots {
-		what := "changes when it is its turn; the first that does has to register before the others"
+		what := "changes in its turn; the first must register before the others change"
 		switch ss := slotState(state, sl.Index); {
 		case !sl.Serves():
-			what = "takes no jobs now; it has the new agent when it does"
+			what = "takes no jobs now; gets the new agent when it does"
 		case ss.Busy() != "" || ss.Agent.Stopping():
 			what = "finishes its job first, then changes"
 		}

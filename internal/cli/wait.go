@@ -40,14 +40,14 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 	for len(wait) > 0 {
 		state, err := host.Observe(ctx, p)
 		if err != nil && ctx.Err() == nil && time.Now().Before(deadline) { // the plan was applied; only this look failed
-			s.logger().Debug("agents not looked at", "err", err)
+			s.logger().Debug("agents not checked", "err", err)
 			if err := pause(ctx); err != nil {
 				return err
 			}
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("everything is set up, but whether the agents have registered cannot be seen: %w; kbnode status shows it", err)
+			return fmt.Errorf("everything is set up, but kbnode cannot see whether the agents have registered: %w; see kbnode status", err)
 		}
 		var refused []error
 		wait = slices.DeleteFunc(wait, func(slot plan.Slot) bool {
@@ -78,7 +78,7 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 		}
 		if time.Now().After(deadline) {
 			end()
-			s.warn("%s not registered yet; kbnode status and journalctl -u %s tell more", slotNames(wait), plan.AgentUnit(wait[0].Index))
+			s.warn("%s not registered yet; kbnode status and journalctl -u %s show more", slotNames(wait), plan.AgentUnit(wait[0].Index))
 			return &exitError{code: exitNo}
 		}
 		if err := pause(ctx); err != nil {
@@ -127,7 +127,7 @@ func agentFailure(ctx context.Context, slot plan.Slot) error {
 	if err != nil {
 		return fmt.Errorf("agent of slot %s ended at once; journalctl -u %s shows why", slot.Name, unit)
 	}
-	return fmt.Errorf("agent of slot %s ended at once: %s; journalctl -u %s shows more", slot.Name, cmp.Or(agent.LastWords(lines), "it said nothing"), unit)
+	return fmt.Errorf("agent of slot %s ended at once: %s; journalctl -u %s shows more", slot.Name, cmp.Or(agent.LastWords(lines), "it logged nothing"), unit)
 }
 
 func slotNames(slots []plan.Slot) string {

@@ -83,7 +83,7 @@ func TestImage(t *testing.T) {
 
 	t.Run("a canary that fails", func(t *testing.T) {
 		newImage(m, `rm /usr/bin/python3*; printf "#!/bin/sh\nexit 3\n" >/usr/bin/python3; chmod 755 /usr/bin/python3`)
-		if r := m.Try("kbnode image update --auto"); r.Code != 1 || !strings.Contains(r.Stdout+r.Stderr, "Not taken: "+evalImage) {
+		if r := m.Try("kbnode image update --auto"); r.Code != 1 || !strings.Contains(r.Stdout+r.Stderr, "Refused: "+evalImage) {
 			t.Errorf("exit %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}
 		standsFor(t, m, now)

@@ -131,7 +131,7 @@ func TestImageBuild(t *testing.T) {
 		failing(t, "cd /root/made; kbnode image build --dockerfile Dockerfile", 1, "Step 2/3 : RUN echo looking; false", "looking", "returned a non-zero code: 1")
 		failing(t, "cd /root/made; kbnode image build --dockerfile copy", 1, "COPY failed")
 		failing(t, "cd /root/made; kbnode image build --dockerfile base", 1, "x.invalid")
-		failing(t, "truncate -s 2G /root/made/huge; cd /root/made; kbnode image build --dockerfile Dockerfile", 1, "holds more than 1 GiB")
+		failing(t, "truncate -s 2G /root/made/huge; cd /root/made; kbnode image build --dockerfile Dockerfile", 1, "has more than 1 GiB")
 		nothing(t)
 	})
 

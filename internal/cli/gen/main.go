@@ -21,11 +21,11 @@ import (
 )
 
 func main() {
-	version := flag.String("version", cli.Version(), "version of kbnode, for the foot of the pages")
-	date := flag.String("date", "", "date of that version, as RFC 3339 has it")
+	version := flag.String("version", cli.Version(), "version of kbnode, for the page footers")
+	date := flag.String("date", "", "date of that version, in RFC 3339 format")
 	flag.Parse()
 	if flag.NArg() != 1 {
-		fmt.Fprintln(os.Stderr, "gen: which directory? write gen --version VERSION --date DATE DIR")
+		fmt.Fprintln(os.Stderr, "gen: no directory is given; write gen --version VERSION --date DATE DIR")
 		os.Exit(2)
 	}
 	if err := write(flag.Arg(0), *version, *date); err != nil {
@@ -37,7 +37,7 @@ func main() {
 // changes is the changelog in Debian's format, which a .deb must have.
 const changes = `kbnode (%s) unstable; urgency=medium
 
-  * What is new says CHANGELOG.md, beside this file.
+  * See CHANGELOG.md, beside this file.
 
  -- kbnode authors <gpu-mode@users.noreply.github.com>  %s
 `
