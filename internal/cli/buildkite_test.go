@@ -33,7 +33,7 @@ func TestAPIFlags(t *testing.T) {
 		{name: "the file beats the environment", flags: apiFlags{"gpu-mode", good}, env: "two words"},
 		{name: "no token", org: "gpu-mode", err: "with the scopes read_agents and read_builds"},
 		{name: "no organization", env: token, err: "add --org NAME, such as --org gpu-mode, or set BUILDKITE_ORG"},
-		{name: "organization that is none", flags: apiFlags{org: "gpu/mode"}, env: token, err: `"gpu/mode" is no name of an organization`},
+		{name: "organization that is none", flags: apiFlags{org: "gpu/mode"}, env: token, err: `"gpu/mode" is not the name of an organization`},
 		{name: "both missing", err: "set BUILDKITE_ORG\nno API token is given"},
 		{name: "others may read it", flags: apiFlags{"o", wide}, err: "other users can read " + wide + " (mode 0640); type chmod 600 " + wide},
 		{name: "no such file", flags: apiFlags{"o", filepath.Join(dir, "none")}, err: "no such file"},

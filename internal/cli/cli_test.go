@@ -87,7 +87,7 @@ func TestRefusals(t *testing.T) {
 		{"negative reserve", []string{"plan", "--root", root, "--reserve-cpus", "-1"}, 2, "--reserve-cpus: -1 is negative"},
 		{"two wrong flags", []string{"plan", "--root", root, "--reserve-memory", "lots", "--gpus", "first"}, 2, "kbnode: --gpus: \"first\" names no GPU"},
 		{"4 GPUs or GPU 4", []string{"plan", "--root", root, "--gpus", "4"}, 2, "kbnode: --gpus 4 may mean 4 GPUs or GPU 4; write --gpu-count 4 for 4 GPUs, or --gpus 4-4 for GPU 4 alone"},
-		{"no GPUs by number", []string{"plan", "--root", root, "--gpu-count", "0"}, 2, "kbnode: --gpu-count: 0 is not a number of GPUs; write one above 0"},
+		{"no GPUs by number", []string{"plan", "--root", root, "--gpu-count", "0"}, 2, "kbnode: --gpu-count: 0 is not a number of GPUs; write 1 or more"},
 		{"a negative number of GPUs", []string{"plan", "--root", root, "--gpu-count", "-2"}, 2, "kbnode: --gpu-count: -2 is negative"},
 		{"more GPUs than there are", []string{"plan", "--root", root, "--gpu-count", "9"}, 1, "kbnode: gpu_count: 9 GPUs are asked for and this machine has 8; write at most 8 (--gpu-count)"},
 		{"two GPUs and four", []string{"plan", "--root", root, "--gpu-count", "2", "--gpus", "0-3"}, 2, "kbnode: --gpu-count: 2 and gpus, which names 4, contradict each other"},

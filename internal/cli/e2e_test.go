@@ -41,13 +41,13 @@ func TestE2E(t *testing.T) {
 		err  []string
 	}{
 		{"well", resultArtifact, []string{"artifact", "--queue", "b200"}, 0,
-			[]string{"ok  artifact  artifact-test  ", "n-gpu3", "/kbnode/kernelbot/builds/1", "result.json came back whole: 108 bytes of n", "Queue b200: 1 check, all OK."},
+			[]string{"ok  artifact  artifact-test  ", "n-gpu3", "/kbnode/kernelbot/builds/1", "result.json came back intact: 108 bytes from n", "Queue b200: 1 check, all OK."},
 			[]string{"  artifact, artifact-test: waiting, build 1\n", "  artifact, artifact-test: passed, build 1\n"}},
 		{"not well", resultGood, []string{"artifact", "--queue", "b200"}, 1,
-			[]string{"FAIL  artifact  artifact-test", "is not what the job has written", "Queue b200: 1 of 1 checks failed, 0 were not tried."}, nil},
+			[]string{"FAIL  artifact  artifact-test", "is not what the job wrote", "Queue b200: 1 of 1 checks failed, 0 were not tried."}, nil},
 		{"as JSON", strings.Replace(resultArtifact, `"hostname":"n"`, `"hostname":"\u001b[31m"`, 1), []string{"artifact", "--gpu", "b200_bk", "--json"}, 0, []string{`"run_id": "kbnode-e2e-`, `bytes of \u001b[31m"`}, nil},
 		{"escapes", strings.Replace(resultArtifact, `"hostname":"n"`, `"hostname":"\u001b[31m"`, 1), []string{"artifact", "--gpu", "b200_bk"}, 0, []string{"bytes of\n"}, nil},
-		{"no agents", resultGood, []string{"--queue", "b2000"}, 1, nil, []string{"no agent is connected in queue b2000; there are some in b200; --force"}},
+		{"no agents", resultGood, []string{"--queue", "b2000"}, 1, nil, []string{"no agent is connected in queue b2000; there are agents in b200; --force"}},
 		{"no database", resultGood, []string{"--queue", "b200", "--db", "host=/nowhere dbname=x user=y"}, 1, nil, []string{`connect to PostgreSQL at "/nowhere": no such file or directory`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestE2EUsage(t *testing.T) {
 	t.Setenv("KBNODE_DB", "")
 	for args, want := range map[string]string{
 		"":                               "no queue is given; write --queue b200, or --gpu B200_BK",
-		"--gpu b20":                      `"b20" is no type of GPU that kbnode knows; there are B200, B300`,
+		"--gpu b20":                      `"b20" is not a type of GPU that kbnode knows; it knows B200, B300`,
 		"all --queue q":                  `"all" is not a part to test; write artifact, evaluation, concurrency`,
 		"--queue q --mode profile":       `--mode "profile": write test, benchmark, leaderboard`,
 		"--queue q --jobs 1001":          "--jobs 1001: write 1 to 1000",
@@ -125,13 +125,13 @@ func TestE2EUsage(t *testing.T) {
 		"--queue q --cleanup":            "--cleanup needs --db DSN",
 		"artifact --queue q --db host=x": "--db stores the result of evaluation; add evaluation",
 		"--queue q --db env":             "KBNODE_DB is not set",
-		"--queue q --db postgres://kb:hunter2@h/db": "a password on the command line is seen by everybody",
-		"--queue q --db host=h:password=hunter2":    "a password on the command line is seen by everybody",
+		"--queue q --db postgres://kb:hunter2@h/db": "can see a password on the command line",
+		"--queue q --db host=h:password=hunter2":    "can see a password on the command line",
 		"--queue q --problem prefix_pyton":          `"prefix_pyton" is neither an example nor a directory; write identity_cuda, prefix_python`,
-		"--queue q --problem testdata":              "testdata/task.yml is not there",
+		"--queue q --problem testdata":              "testdata/task.yml does not exist",
 		"--queue q":                                 "no organization is given",
 		"--queue two.words! --dry-run":              "is not the name of a queue",
-		"--queue q --pipeline ../x":                 `"../x" is no name of a pipeline`,
+		"--queue q --pipeline ../x":                 `"../x" is not the name of a pipeline`,
 	} {
 		r := kbnode(t, append([]string{"e2e"}, strings.Fields(args)...)...)
 		if r.code != exitUsage || r.out != "" || !strings.Contains(r.err, want) || strings.Contains(r.err, "hunter2") {

@@ -37,8 +37,8 @@ func TestImageBuildRefuses(t *testing.T) {
 	}{
 		{"--dockerfile /dev", exitUsage, "--dockerfile /dev is not a file"},
 		{"--dockerfile " + dir, exitUsage, "is not a file; name the Dockerfile itself"},
-		{"--dockerfile " + link, exitUsage, "is a link; name what it leads to"},
-		{"--dockerfile " + large, exitUsage, "which no Dockerfile has"},
+		{"--dockerfile " + link, exitUsage, "is a symlink; name its target"},
+		{"--dockerfile " + large, exitUsage, "too much for a Dockerfile"},
 		{"--dockerfile " + text, exitUsage, "it has no FROM"},
 		{"--dockerfile " + good + "x", exitNo, "no such file"},
 		{"--dockerfile " + good + " --variant cpu", exitUsage, "are for kbnode's own Dockerfiles"},
@@ -120,7 +120,7 @@ func TestBuildContext(t *testing.T) {
 	if r, err = directory(dir); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = io.Copy(io.Discard, r); err == nil || !strings.Contains(err.Error(), "put the Dockerfile into a directory of its own") {
+	if _, err = io.Copy(io.Discard, r); err == nil || !strings.Contains(err.Error(), "put the Dockerfile into its own directory") {
 		t.Errorf("%v, want a refusal", err)
 	}
 }

@@ -217,7 +217,7 @@ func TestOnlyWhatWasAgreedTo(t *testing.T) {
 	if err := onlyAgreed(changes, []string{"/etc/a", "/etc/c", "/etc/gone"}); err != nil {
 		t.Error(err)
 	}
-	if err := onlyAgreed(changes, []string{"/etc/a"}); err == nil || !strings.HasPrefix(err.Error(), "/etc/c: was not there") {
+	if err := onlyAgreed(changes, []string{"/etc/a"}); err == nil || !strings.HasPrefix(err.Error(), "/etc/c: appeared after you confirmed") {
 		t.Errorf("error is %v", err)
 	}
 }

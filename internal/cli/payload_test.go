@@ -109,7 +109,7 @@ func TestPayloadOfTheEnvironment(t *testing.T) {
 	if one := fed(t, strings.NewReader("{}"), "payload", "encode", "--env"); one.out != "KERNELBOT_PAYLOAD="+payload.Encode([]byte("{}"))+"\n" {
 		t.Errorf("one variable: %+v", one)
 	}
-	if got := fed(t, null, "payload", "encode"); got.code != 2 || !strings.Contains(got.err, "there is nothing to encode; name a JSON file") {
+	if got := fed(t, null, "payload", "encode"); got.code != 2 || !strings.Contains(got.err, "nothing to encode; name a JSON file") {
 		t.Errorf("nothing to encode: %+v", got)
 	}
 }

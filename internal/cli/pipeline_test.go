@@ -144,7 +144,7 @@ func TestPipelineElsewhere(t *testing.T) {
 		{`--gpu-index -2: a slot's number is 0 or more`, exitUsage, []string{"--gpu-index", "-2"}},
 		{`--agent "x": write KEY=VALUE`, exitUsage, []string{"--agent", "x"}},
 		{`the tag "gpu-index" is both "1" and "2"`, exitUsage, []string{"--agent", "gpu-index=1", "--gpu-index", "2"}},
-		{`the tag queue is set already`, exitUsage, []string{"--agent", "queue=x"}},
+		{`the tag queue is already set`, exitUsage, []string{"--agent", "queue=x"}},
 		{`--vendor "intel": write nvidia, amd or none`, exitUsage, []string{"--vendor", "intel"}},
 		{`"a\nb" is not the name of a queue`, exitUsage, []string{"--queue", "a\nb"}},
 		{`"${X}" is not the name of an image`, exitUsage, []string{"--image", "${X}"}},

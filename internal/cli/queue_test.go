@@ -63,9 +63,9 @@ func TestQueueCommand(t *testing.T) {
 		{args: []string{"empty"}, code: exitNo, out: "empty: 0 agents, 0 idle, 0 busy; no jobs waiting\n", err: "queue empty exists, but no agent is connected in it; queues with agents: b200, h100"},
 		{args: []string{"h10"}, fault: &bktest.Fault{Route: clusters, Status: http.StatusForbidden}, code: exitNo,
 			out: "h10: 0 agents, 0 idle, 0 busy; no jobs waiting\n", err: `no agent is connected in queue "h10"; queues with agents: h100, b200`},
-		{args: []string{"--org", "gpumode"}, code: exitNo, err: "the API token reaches no organization gpumode; it reaches kbnode"},
+		{args: []string{"--org", "gpumode"}, code: exitNo, err: "the API token has no access to organization gpumode; it has access to kbnode"},
 		{args: []string{"--watch"}, code: exitUsage, err: "--watch needs a terminal as standard output; add --json"},
-		{args: []string{""}, code: exitUsage, err: "the name of the queue is empty"},
+		{args: []string{""}, code: exitUsage, err: "the queue name is empty"},
 		{args: []string{"b\x1b[2J"}, code: exitUsage, err: `"b\x1b[2J" is not the name of a queue`},
 		{args: []string{"a", "b"}, code: exitUsage, err: "accepts at most 1 arg(s), received 2; see kbnode queue --help"},
 		{args: []string{"--token", "x"}, code: exitUsage, err: "unknown flag: --token"},
@@ -107,7 +107,7 @@ func TestQueueOrganization(t *testing.T) {
 	t.Setenv("BUILDKITE_API_URL", server.URL)
 	t.Setenv("BUILDKITE_API_TOKEN", "token")
 	got := kbnode(t, "queue", "--org", "gpumode")
-	if want := "kbnode: the API token reaches no organization gpumode; it reaches gpu-mode, other\n"; got.code != exitNo || got.err != want {
+	if want := "kbnode: the API token has no access to organization gpumode; it has access to gpu-mode, other\n"; got.code != exitNo || got.err != want {
 		t.Errorf("%+v; want %s", got, want)
 	}
 }

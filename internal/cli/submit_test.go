@@ -60,9 +60,9 @@ func TestSubmit(t *testing.T) {
 			map[string]string{"KERNELBOT_QUEUE": "b200", "KERNELBOT_IMAGE": "mine:1", "KERNELBOT_RUN_ID": "r1"}},
 		{"does not compile", map[string]string{"result.json": resultBad}, []string{"--queue", "b200", "--hello"}, 1,
 			[]string{"Compilation: nvcc a.cu", "  a.cu(3): error: no such thing", "Not passed: test: does not compile"}, nil, nil},
-		{"no result", nil, []string{"--queue", "b200", "--hello"}, 1, nil, []string{"no result: the job has passed, and left no result.json; name it in the step's artifact_paths"}, nil},
-		{"another queue", nil, []string{"--queue", "b2000", "--hello"}, 1, nil, []string{"no agent is connected in queue b2000; there are some in b200"}, nil},
-		{"another organization", nil, []string{"--queue", "b200", "--org", "kbnote", "--hello"}, 1, nil, []string{"the API token reaches no organization kbnote; it reaches kbnode"}, nil},
+		{"no result", nil, []string{"--queue", "b200", "--hello"}, 1, nil, []string{"no result: the job passed but left no result.json; add it to the step's artifact_paths"}, nil},
+		{"another queue", nil, []string{"--queue", "b2000", "--hello"}, 1, nil, []string{"no agent is connected in queue b2000; there are agents in b200"}, nil},
+		{"another organization", nil, []string{"--queue", "b200", "--org", "kbnote", "--hello"}, 1, nil, []string{"the API token has no access to organization kbnote; it has access to kbnode"}, nil},
 		{"another pipeline", nil, []string{"--queue", "b200", "--pipeline", "kernalbot", "--hello"}, 1, nil, []string{"organization kbnode has no pipeline kernalbot; it has kernelbot"}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -163,14 +163,14 @@ func TestSubmitUsage(t *testing.T) {
 		"--hello --payload x --queue q":                    "say what to evaluate",
 		"mine.py --hello --queue q":                        "a submission needs --eval DIR",
 		"--hello":                                          "no queue is given; write --queue b200, or --gpu B200_BK",
-		"--hello --gpu b20":                                `"b20" is no type of GPU that kbnode knows; there are B200, B300`,
+		"--hello --gpu b20":                                `"b20" is not a type of GPU that kbnode knows; it knows B200, B300`,
 		"--hello --queue q":                                "no organization is given",
-		"--hello --queue q --org a/b":                      `"a/b" is no name of an organization`,
-		"--hello --queue q --pipeline ../x":                `"../x" is no name of a pipeline`,
+		"--hello --queue q --org a/b":                      `"a/b" is not the name of an organization`,
+		"--hello --queue q --pipeline ../x":                `"../x" is not the name of a pipeline`,
 		"--hello --queue q --timeout -1m":                  "cannot be negative",
-		"--eval " + "testdata" + " --queue q":              "testdata/task.yml is not there",
+		"--eval " + "testdata" + " --queue q":              "testdata/task.yml does not exist",
 		"--payload /no/such/file --queue q":                "read payload",
-		"--hello --queue q --org o --token-file /dev/null": "no regular file",
+		"--hello --queue q --org o --token-file /dev/null": "not a regular file",
 	} {
 		r := kbnode(t, append([]string{"submit"}, strings.Fields(args)...)...)
 		if r.code == 0 || r.out != "" || !strings.Contains(r.err, want) {

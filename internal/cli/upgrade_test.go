@@ -123,7 +123,7 @@ func TestUpgradeUsage(t *testing.T) {
 		says  string
 	}{
 		{upgradeFlags{}, "sudo install -m 755 kbnode /usr/local/bin/kbnode"},
-		{upgradeFlags{version: "3.100.0", binary: "x"}, "leave --agent-version out"},
+		{upgradeFlags{version: "3.100.0", binary: "x"}, "leave out --agent-version"},
 		{upgradeFlags{version: "latest"}, "write one such as 3.76.2"},
 		{upgradeFlags{version: "3.100.0", timeout: 1}, "too short"},
 	} {

@@ -108,7 +108,7 @@ var (
 // Build makes a pipeline of a kind. If it refuses o, its error says everything that is wrong.
 func Build(kind string, o Options) (*Pipeline, error) {
 	if !slices.Contains(Kinds, kind) {
-		return nil, fmt.Errorf("%.60q is no kind of pipeline; the kinds are %s", kind, strings.Join(Kinds, ", "))
+		return nil, fmt.Errorf("%.60q is not a kind of pipeline; write one of %s", kind, strings.Join(Kinds, ", "))
 	}
 	if err := o.check(); err != nil {
 		return nil, err
@@ -141,14 +141,14 @@ func (o Options) check() error {
 		bad("%.120q is not the name of an image; write one such as ghcr.io/gpu-mode/kernelbot:latest", o.Image)
 	}
 	if !slices.Contains([]string{"", config.ProfileStrict, config.ProfileCompatible}, o.Profile) {
-		bad("%.60q is no profile; write %s or %s", o.Profile, config.ProfileStrict, config.ProfileCompatible)
+		bad("%.60q is not a profile; write %s or %s", o.Profile, config.ProfileStrict, config.ProfileCompatible)
 	}
 	for _, k := range slices.Sorted(maps.Keys(o.Agents)) {
 		switch v := o.Agents[k]; {
 		case k == "queue":
-			bad("the tag queue is set already; give the queue as such")
+			bad("the tag queue is already set; name the queue with --queue")
 		case !keyForm().MatchString(k) || !valueForm().MatchString(v) || !utf8.ValidString(v):
-			bad("%.120q is not a tag; write key=value without blanks, commas, quotes, '$' and '\\'", k+"="+v)
+			bad("%.120q is not a tag; write key=value without spaces, commas, quotes, '$' and '\\'", k+"="+v)
 		}
 	}
 	if o.Timeout < 0 || o.Timeout > maxTimeout {

@@ -101,7 +101,7 @@ func TestBuildRefuses(t *testing.T) {
 		o    pipeline.Options
 		want []string
 	}{
-		{"evil", pipeline.Options{}, []string{`"evil" is no kind of pipeline; the kinds are eval, fast, docker-test, artifact-test`}},
+		{"evil", pipeline.Options{}, []string{`"evil" is not a kind of pipeline; write one of eval, fast, docker-test, artifact-test`}},
 		{"eval", pipeline.Options{Queue: "a\nb: c"}, []string{"not the name of a queue"}},
 		{"eval", pipeline.Options{Queue: "${X?}", Image: "a b", Timeout: -1}, []string{"not the name of a queue", "not the name of an image", "time limit of -1 minutes"}},
 		{"eval", pipeline.Options{Queue: "${X:-$(id)}"}, []string{"not the name of a queue"}},
@@ -111,9 +111,9 @@ func TestBuildRefuses(t *testing.T) {
 		{"fast", pipeline.Options{Image: "x;reboot"}, []string{"not the name of an image"}},
 		{"fast", pipeline.Options{Image: "--privileged"}, []string{"not the name of an image"}},
 		{"eval", pipeline.Options{Image: "Upper"}, []string{"not the name of an image"}},
-		{"eval", pipeline.Options{Agents: map[string]string{"queue": "x", "a b": "c", "d": "$e", "f": "\u202e", "g": "\xff"}}, []string{"tag queue is set already", `"a b=c" is not a tag`, `"d=$e" is not a tag`, `"f=\u202e" is not a tag`, `"g=\xff" is not a tag`}},
+		{"eval", pipeline.Options{Agents: map[string]string{"queue": "x", "a b": "c", "d": "$e", "f": "\u202e", "g": "\xff"}}, []string{"tag queue is already set", `"a b=c" is not a tag`, `"d=$e" is not a tag`, `"f=\u202e" is not a tag`, `"g=\xff" is not a tag`}},
 		{"eval", pipeline.Options{Timeout: 1 << 30}, []string{"out of range; give 1 to 10080"}},
-		{"eval", pipeline.Options{Profile: "Strict"}, []string{`"Strict" is no profile; write strict or compatible`}},
+		{"eval", pipeline.Options{Profile: "Strict"}, []string{`"Strict" is not a profile; write strict or compatible`}},
 		{"eval", pipeline.Options{Label: "cost: $5"}, []string{"is not a label"}},
 		{"eval", pipeline.Options{Label: "a\x1b[2J"}, []string{`"a\x1b[2J" is not a label`}},
 	} {

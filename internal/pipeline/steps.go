@@ -38,27 +38,27 @@ var infrastructure = []Rule{
 
 // retryComment is written above the rules. Like all comments in the YAML, it has no dollar sign:
 // not every reader of YAML recognizes a comment.
-const retryComment = `Only what is no submission's doing runs again: the agent was lost (-1) or stopped,
-or refused the job before it began; docker (125) or git (128) failed. Newer agents make
-process_run_error of 125. The command ends with 0, 1 or 3 whatever was submitted.`
+const retryComment = `Retry only what no submission can cause: the agent was lost (-1) or stopped,
+or refused the job before it began; docker (125) or git (128) failed. Newer agents report
+125 as process_run_error. The command ends with 0, 1 or 3, whatever was submitted.`
 
 // About returns what a kind is for, as the lines of a paragraph.
 func About(kind string) string { return abouts[kind] }
 
 var abouts = map[string]string{
-	Eval: `Evaluates the submission that a build brings along in KERNELBOT_PAYLOAD, or in its
+	Eval: `Evaluates the submission that a build carries in KERNELBOT_PAYLOAD, or in its
 pieces KERNELBOT_PAYLOAD_0, _1, …, in a container with one GPU and the strict profile:
-without root, and without a place to write but the checkout and temporary files.
+without root, and with write access only to the checkout and temporary files.
 `,
-	Fast: `Evaluates a submission as the pipeline eval does, with less before it: no plugin is
-fetched, the image's entrypoint does not run, and an image that is not on the node is
-an error instead of a pull. The repository is cloned all the same. It works on
-kbnode's nodes only, whose slots have a Docker socket of their own.
+	Fast: `Evaluates a submission like the pipeline eval, with less setup: it fetches no plugin,
+skips the image's entrypoint, and fails instead of pulling an image that is not on the
+node. It still clones the repository. It works only on kbnode's nodes, whose slots
+have their own Docker socket.
 `,
-	DockerTest: `Shows what a job's container sees of its node, and fails if that is not one GPU and
-the CPUs and the memory of its slot. It needs no payload.
+	DockerTest: `Shows what a job's container sees of its node, and fails unless that is one GPU and
+the CPUs and memory of its slot. It needs no payload.
 `,
-	ArtifactTest: `Leaves a result.json as a submission without runs would, and uploads it. It needs no
+	ArtifactTest: `Writes a result.json as a submission without runs would, and uploads it. It needs no
 GPU, no container and no payload.
 `,
 }
@@ -79,7 +79,7 @@ func fill(st *Step, kind string, o Options) (label string) {
 		return "evaluate fast"
 	case DockerTest:
 		st.Command, st.Plugins = escape(dockerScript(o.AMD)), []Plugin{{dockerPlugin: inContainer(o)}}
-		return "look around in a container"
+		return "inspect a container"
 	default:
 		st.Command, st.ArtifactPaths = escape(artifactScript), []string{"result.json"}
 		return "upload an artifact"

@@ -88,7 +88,7 @@ func payloadEnv(encoded, config, variable string, ownSteps bool) ([]string, erro
 	var text string
 	switch {
 	case encoded != "" && config != "":
-		return nil, usageError{errors.New("--payload and --config both; give one")}
+		return nil, usageError{errors.New("--payload and --config cannot be combined; give one")}
 	case encoded != "":
 		b, err := os.ReadFile(encoded)
 		if err != nil {
