@@ -11,13 +11,13 @@ func (f *follower) checkTimes() {
 	for _, r := range f.runs {
 		switch {
 		case !r.done && !r.unsure.IsZero() && r.build.Number == 0 && time.Since(r.unsure) > late && f.heard.After(r.unsure.Add(late)):
-			f.finish(r, Unknown, fmt.Sprintf("%v; it has not been seen since, look for its run id %s", r.out.Err, r.job.RunID))
+			f.finish(r, Unknown, fmt.Sprintf("%v; it has not been seen since; look for its run ID %s", r.out.Err, r.job.RunID))
 		case r.done || r.fetching || r.why != "" || r.waiting.IsZero():
 		case f.QueueTime > 0 && r.running.IsZero() && time.Since(r.waiting) > f.QueueTime:
 			r.why, r.reason = TimedOut, fmt.Sprintf("no agent took it within %s", f.QueueTime)
 			f.cancel(r)
 		case f.RunTime > 0 && !r.running.IsZero() && time.Since(r.running) > f.RunTime:
-			r.why, r.reason = TimedOut, fmt.Sprintf("it had not ended after %s", f.RunTime)
+			r.why, r.reason = TimedOut, fmt.Sprintf("it did not end within %s", f.RunTime)
 			f.cancel(r)
 		}
 	}
@@ -53,7 +53,7 @@ func (f *follower) cancel(r *run) {
 		err := f.client.Cancel(f.work, f.Org, f.Pipeline, number)
 		return func() {
 			if err != nil && !r.done {
-				f.finish(r, r.why, fmt.Sprintf("%s; it still runs, as it could not be cancelled: %v", r.reason, err))
+				f.finish(r, r.why, fmt.Sprintf("%s; it is still running because it could not be canceled: %v", r.reason, err))
 			}
 		}
 	})
@@ -66,10 +66,10 @@ func (f *follower) leave() {
 			continue
 		}
 		if r.build.Number == 0 {
-			f.finish(r, Unknown, "interrupted while it was created; look for its run id "+r.job.RunID)
+			f.finish(r, Unknown, "interrupted while it was created; look for its run ID "+r.job.RunID)
 			continue
 		}
-		f.finish(r, LeftRunning, "it goes on in Buildkite")
+		f.finish(r, LeftRunning, "it is still running in Buildkite")
 	}
 }
 
@@ -78,9 +78,9 @@ func (f *follower) giveUp(why string) {
 		if r.done {
 			continue
 		}
-		text := "how it ended is not known: " + why
+		text := "outcome unknown: " + why
 		if r.build.Number != 0 {
-			text += "; it may still run"
+			text += "; it may still be running"
 		}
 		f.finish(r, Unknown, text)
 	}

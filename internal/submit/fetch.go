@@ -120,7 +120,7 @@ func judge(b buildkite.Build, job *buildkite.Job, result *runner.Result, j Job, 
 		})
 		switch {
 		case passed && len(missing) > 0:
-			return NotPassed, fmt.Sprintf("its result has no run %s; does the pipeline evaluate what it is sent?", strings.Join(missing, ", "))
+			return NotPassed, fmt.Sprintf("its result has no run %s; check that the pipeline evaluates what it is sent", strings.Join(missing, ", "))
 		case passed && ok:
 			return Passed, sentence
 		case passed:
@@ -130,30 +130,30 @@ func judge(b buildkite.Build, job *buildkite.Job, result *runner.Result, j Job, 
 		}
 		return NotPassed, sentence
 	case j.NoResult && ok:
-		return Passed, "the job has passed"
+		return Passed, "the job passed"
 	case errors.Is(err, errNoResult):
 		if b.State == "canceled" || b.State == "canceling" {
-			return Cancelled, "the build was cancelled in Buildkite"
+			return Cancelled, "the build was canceled in Buildkite"
 		}
 		if !ok {
 			return NoResult, ended
 		}
-		return NoResult, fmt.Sprintf("the job has passed, and left no %s; name it in the step's artifact_paths", runner.ResultFile)
+		return NoResult, fmt.Sprintf("the job passed but left no %s; add it to the step's artifact_paths", runner.ResultFile)
 	default:
 		return NoResult, err.Error()
 	}
 }
 
 const noContainer = "docker could not start the container: the image is missing or its name is empty or misspelled (give one with --image), " +
-	"or the node refused an option, which a line of the job's log that begins with kbnode: names"
+	"or the node refused an option; see the line of the job's log that begins with \"kbnode:\""
 
 // exits explains exit statuses that the runner never has.
 var exits = map[int]string{
 	-1:  "the agent was lost, or the job was killed with it",
 	125: noContainer,
-	126: "the step's command cannot be executed; look at the step and at the job's log",
+	126: "the step's command cannot be executed; check the step and the job's log",
 	127: "the step's command was not found in the image; on a node of kbnode it is exec kbnode runner",
-	128: "git could not fetch the repository or the plugin; look at the job's log",
+	128: "git could not fetch the repository or the plugin; see the job's log",
 	137: "the job was killed, most likely for using more memory than its slot has",
 }
 
@@ -161,23 +161,23 @@ var exits = map[int]string{
 func ending(b buildkite.Build, job *buildkite.Job) (string, bool) {
 	switch {
 	case b.State == "blocked" || b.Blocked && b.State != "failed":
-		return "the build waits for a person, at a block step of the pipeline", false
+		return "the build is waiting for a person, at a block step of the pipeline", false
 	case b.State == "skipped" || b.State == "not_run":
-		return fmt.Sprintf("Buildkite did not run the build (%s); look at the pipeline's settings for branches", b.State), false
+		return fmt.Sprintf("Buildkite did not run the build (%s); check the pipeline's branch settings", b.State), false
 	case job == nil:
-		return "the build has run no command; look at the pipeline's steps", false
+		return "the build ran no command; check the pipeline's steps", false
 	case b.State == "passed":
-		return "the job has passed", true
+		return "the job passed", true
 	case job.SignalReason == "agent_lost" || job.SignalReason == "agent_stop":
-		return fmt.Sprintf("agent %s was lost in the middle of the job", agentOf(job)), false
+		return fmt.Sprintf("agent %s was lost during the job", agentOf(job)), false
 	case job.SignalReason == "agent_refused":
 		return fmt.Sprintf("agent %s refused the job; its log on the node says why: kbnode logs", agentOf(job)), false
 	case job.SignalReason == "process_run_error":
 		return noContainer + "; or the payload is too large for the job's environment (agents report both this way)", false
 	case job.State == "timed_out":
-		return "the job ran into the time-out of its step", false
+		return "the job exceeded the timeout of its step", false
 	case job.State == "canceled":
-		return "the job was cancelled", false
+		return "the job was canceled", false
 	case job.State == "broken", job.State == "expired":
 		return "no agent ran the job: it is " + job.State, false
 	case job.ExitStatus != nil:

@@ -110,7 +110,7 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 				}
 			})
 		case <-f.work.Done():
-			f.giveUp("it did not end in time after it was cancelled")
+			f.giveUp("it did not end in time after it was canceled")
 			return
 		case do := <-f.events:
 			do()
@@ -263,7 +263,7 @@ func (f *follower) cancelDouble(r *run, b buildkite.Build) {
 		err := f.client.Cancel(f.work, f.Org, f.Pipeline, b.Number)
 		return func() {
 			if f.cancelling--; err != nil {
-				r.also = fmt.Sprintf("; it was made twice, and build %d still runs: %v", b.Number, err)
+				r.also = fmt.Sprintf("; it was created twice, and build %d is still running: %v", b.Number, err)
 			}
 		}
 	})

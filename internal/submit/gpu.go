@@ -63,7 +63,7 @@ func GPUOf(name string) (GPU, error) {
 	for i := range names {
 		names[i] = strings.ToUpper(names[i])
 	}
-	return GPU{}, fmt.Errorf("%q is no type of GPU that kbnode knows; there are %s; for others give --queue and --arch", name, buildkite.Named(upper, names))
+	return GPU{}, fmt.Errorf("%q is not a type of GPU that kbnode knows; it knows %s; for others give --queue and --arch", name, buildkite.Named(upper, names))
 }
 
 // modelOf finds a model in archs by its short name (MI300X, RTX4090) or the driver's name

@@ -74,7 +74,7 @@ func TestGPUOf(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"", "B2000", "NVIDIA", "tpu", "nvidia-", "h100-what", "h100x", "x8", "b200_aws", "google-tpu-0", "h100\nx"} {
-		if g, err := GPUOf(name); err == nil || !strings.Contains(err.Error(), "is no type of GPU") {
+		if g, err := GPUOf(name); err == nil || !strings.Contains(err.Error(), "is not a type of GPU") {
 			t.Errorf("%q is %+v, %v", name, g, err)
 		}
 	}
@@ -125,7 +125,7 @@ func TestEnding(t *testing.T) {
 		want string
 	}{
 		{buildkite.Job{ExitStatus: status(125)}, "docker could not start the container: the image is missing or its name is empty"},
-		{buildkite.Job{ExitStatus: status(125)}, "begins with kbnode: names (exit status 125)"},
+		{buildkite.Job{ExitStatus: status(125)}, `begins with "kbnode:" (exit status 125)`},
 		{buildkite.Job{ExitStatus: status(-1), SignalReason: "process_run_error"}, "docker could not start the container"},
 		{buildkite.Job{ExitStatus: status(-1), SignalReason: "process_run_error"}, "the payload is too large"},
 		{buildkite.Job{ExitStatus: status(-1)}, "the agent was lost"},

@@ -30,7 +30,7 @@ func CheckQueue(ctx context.Context, c *buildkite.Client, org, queue string) err
 		return nil
 	}
 	if len(queues) == 0 {
-		return fmt.Errorf("no agent is connected in queue %s, nor in any other of %s; --force creates the build all the same", queue, org)
+		return fmt.Errorf("no agent is connected in queue %s or any other queue of %s; --force creates the build anyway", queue, org)
 	}
-	return fmt.Errorf("no agent is connected in queue %s; there are some in %s; --force creates the build all the same", queue, buildkite.Named(queue, slices.Collect(maps.Keys(queues))))
+	return fmt.Errorf("no agent is connected in queue %s; there are agents in %s; --force creates the build anyway", queue, buildkite.Named(queue, slices.Collect(maps.Keys(queues))))
 }

@@ -43,7 +43,7 @@ func (r Request) Job() (Job, error) {
 	maps.Copy(env, r.Env)
 	text := payload.Encode([]byte(r.Payload))
 	if len(text) > maxEnviron {
-		errs = append(errs, fmt.Errorf("the payload has %d bytes when it is encoded, and %d fit into a job's environment; make the submission or the tests smaller", len(text), maxEnviron))
+		errs = append(errs, fmt.Errorf("the encoded payload has %d bytes, and %d fit into a job's environment; make the submission or the tests smaller", len(text), maxEnviron))
 	}
 	for _, kv := range payload.Environ(text) {
 		k, v, _ := strings.Cut(kv, "=")

@@ -102,14 +102,14 @@ func TestOutcomes(t *testing.T) {
 		{name: "a failed build has a result", do: takes(20, 1, result(bad)), verdict: NotPassed, reason: "Not passed: test: does not compile"},
 		{name: "a failed build that says it passed", do: takes(20, 7, result(good)), verdict: NotPassed, reason: "its result says that it passed, but the job ended with exit status 7; see its log"},
 		{name: "the runner's own error", do: takes(1, 1, result(`{"success":false,"error":"no payload","runs":{},"system":{}}`)), verdict: NoResult, reason: "No verdict: no payload"},
-		{name: "nothing left", do: takes(1, 0, nil), verdict: NoResult, reason: "the job has passed, and left no result.json; name it in the step's artifact_paths"},
+		{name: "nothing left", do: takes(1, 0, nil), verdict: NoResult, reason: "the job passed but left no result.json; add it to the step's artifact_paths"},
 		{name: "fails with nothing left", do: takes(1, 125, nil), verdict: NoResult, reason: "docker could not start the container"},
 		{name: "no JSON", do: takes(1, 0, result("<html>")), verdict: NoResult, reason: "read result.json: invalid character '<' looking for beginning of value"},
-		{name: "too slow", do: takes(3600, 0, nil), limits: Options{RunTime: 5 * time.Minute}, verdict: TimedOut, reason: "it had not ended after 5m0s"},
+		{name: "too slow", do: takes(3600, 0, nil), limits: Options{RunTime: 5 * time.Minute}, verdict: TimedOut, reason: "it did not end within 5m0s"},
 		{name: "nobody takes it", steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "none"}}}, limits: Options{QueueTime: 10 * time.Minute}, verdict: TimedOut, reason: "no agent took it within 10m0s"},
-		{name: "the agent is lost", do: func(_ context.Context, w *bktest.Work) { w.Gone = true }, verdict: NoResult, reason: "agent n-gpu0 was lost in the middle of the job"},
-		{name: "another evaluation", do: takes(1, 0, result(good)), runs: []string{"test", "leaderboard"}, verdict: NotPassed, reason: "its result has no run leaderboard; does the pipeline evaluate what it is sent?"},
-		{name: "no such step", steps: []any{map[string]any{"wait": nil}}, verdict: NotCreated, reason: "create build: Buildkite answers 422"},
+		{name: "the agent is lost", do: func(_ context.Context, w *bktest.Work) { w.Gone = true }, verdict: NoResult, reason: "agent n-gpu0 was lost during the job"},
+		{name: "another evaluation", do: takes(1, 0, result(good)), runs: []string{"test", "leaderboard"}, verdict: NotPassed, reason: "its result has no run leaderboard; check that the pipeline evaluates what it is sent"},
+		{name: "no such step", steps: []any{map[string]any{"wait": nil}}, verdict: NotCreated, reason: "create build: Buildkite returned 422"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -274,7 +274,7 @@ func TestCancelFaults(t *testing.T) {
 				if got.Verdict != TimedOut {
 					t.Errorf("%+v", got)
 				}
-				if lasts := fault.Times < 0; strings.Contains(got.Reason, "it still runs") != lasts || (state == "running") != lasts {
+				if lasts := fault.Times < 0; strings.Contains(got.Reason, "it is still running") != lasts || (state == "running") != lasts {
 					t.Errorf("%+v, %s", got, state)
 				}
 				_ = of.Cancel(1)
@@ -301,7 +301,7 @@ func TestUnheard(t *testing.T) {
 			if took := time.Since(began); got.Verdict != want || took > silence+10*time.Minute {
 				t.Errorf("%d: %+v after %s", status, got, took)
 			}
-			if n := len(of.Builds()); want == NotCreated && n > 0 || want == Unknown && !strings.HasSuffix(got.Reason, "; it may still run") {
+			if n := len(of.Builds()); want == NotCreated && n > 0 || want == Unknown && !strings.HasSuffix(got.Reason, "; it may still be running") {
 				t.Errorf("%d: %d builds, %s", status, n, got.Reason)
 			}
 			_ = of.Cancel(1)
@@ -337,7 +337,7 @@ func TestUnsure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // it was not created
 		of := open(t, bktest.Options{}, 1, takes(30, 0, nil))
 		of.Inject(bktest.Fault{Route: createRoute, Status: 500, Times: -1})
-		if got := of.run(t.Context(), Options{}, job("a"))[0]; got.Verdict != Unknown || !strings.Contains(got.Reason, "look for its run id run-a") {
+		if got := of.run(t.Context(), Options{}, job("a"))[0]; got.Verdict != Unknown || !strings.Contains(got.Reason, "look for its run ID run-a") {
 			t.Errorf("%+v", got)
 		}
 	})
@@ -415,7 +415,7 @@ func TestHundredInterrupted(t *testing.T) {
 // do.
 func TestRefused(t *testing.T) {
 	t.Parallel()
-	for status, want := range map[int]string{401: "refuses the API token", 403: "write_builds", 404: "no such pipeline", 413: "smaller payload", 422: "no good"} {
+	for status, want := range map[int]string{401: "refuses the API token", 403: "write_builds", 404: "the pipeline does not exist", 413: "smaller payload", 422: "no good"} {
 		synctest.Test(t, func(t *testing.T) {
 			of := open(t, bktest.Options{}, 0, nil)
 			of.Inject(bktest.Fault{Route: createRoute, Status: status, Message: "no good", Times: -1})
