@@ -151,7 +151,7 @@ func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options
 	case n > 0 && err != nil:
 		free = 1 // at least
 	case err != nil:
-		together.Saw = fmt.Sprintf("how many agents there are is not known; say how many jobs with --jobs N: %v", err)
+		together.Saw = fmt.Sprintf("cannot count the agents; give the number of jobs with --jobs N: %v", err)
 	case n == 0 && serving == 0:
 		together.Saw = fmt.Sprintf("no agent in queue %s takes jobs; they are paused or stopping", o.Queue)
 	case n == 0:

@@ -102,12 +102,12 @@ func TestUnwell(t *testing.T) {
 			if kind == Right {
 				w.Files["result.json"] = evaluates(true, "")
 			}
-		}}, Options{}, map[string]string{"evaluation, submission.py": "failed: the build has passed without the run test"}},
+		}}, Options{}, map[string]string{"evaluation, submission.py": "failed: the build passed without the run test"}},
 		{"the ranked run is left out", node{do: func(w *bktest.Work, _ int, kind Kind) {
 			if kind == Right {
 				w.Files["result.json"] = evaluates(true, "", "test", "benchmark")
 			}
-		}}, Options{}, map[string]string{"evaluation, submission.py": "failed: the build has passed without the run leaderboard"}},
+		}}, Options{}, map[string]string{"evaluation, submission.py": "failed: the build passed without the run leaderboard"}},
 		{"a right one fails", node{do: func(w *bktest.Work, _ int, kind Kind) {
 			if kind == Right {
 				w.Files["result.json"] = evaluates(false, "", "test")
@@ -117,17 +117,17 @@ func TestUnwell(t *testing.T) {
 			if kind == Wrong {
 				w.Files["result.json"] = strings.ReplaceAll(evaluates(false, "", "test"), `"success":true,"passed":false`, `"success":false,"passed":false`)
 			}
-		}}, Options{}, map[string]string{"evaluation, wrong.py": "failed: it did not pass, but not for its answers: not passed: test"}},
+		}}, Options{}, map[string]string{"evaluation, wrong.py": "failed: it did not pass, but not because of its answers: not passed: test"}},
 		{"an artifact is lost", node{do: func(w *bktest.Work, _ int, kind Kind) {
 			if kind == isArtifact {
 				w.Files = nil
 			}
-		}}, Options{}, map[string]string{"artifact, artifact-test": "failed: no result: the job has passed, and left no result.json"}},
+		}}, Options{}, map[string]string{"artifact, artifact-test": "failed: no result: the job passed but left no result.json"}},
 		{"an artifact is another's", node{do: func(w *bktest.Work, _ int, kind Kind) {
 			if kind == isArtifact {
 				w.Files["result.json"] = evaluates(true, "", "test")
 			}
-		}}, Options{}, map[string]string{"artifact, artifact-test": "failed: result.json came back, and is not what the job has written"}},
+		}}, Options{}, map[string]string{"artifact, artifact-test": "failed: result.json came back, but is not what the job wrote"}},
 		{"the result of another job", node{do: func(w *bktest.Work, _ int, kind Kind) {
 			if text, _, _ := submissionOf(w.Env); kind == isWait && strings.Contains(text, `-2"`) {
 				w.Files["result.json"] = strings.Replace(w.Files["result.json"], `-2"`, `-1"`, 1)
@@ -137,7 +137,7 @@ func TestUnwell(t *testing.T) {
 			if text, _, _ := submissionOf(w.Env); kind == isWait && strings.Contains(text, `-2"`) {
 				w.Files["result.json"] = strings.Replace(w.Files["result.json"], `"gpu":"","check"`, `"gpu":"GPU-9","check"`, 1)
 			}
-		}}, Options{}, map[string]string{"concurrency, job 2": `failed: it was given the GPU "GPU-9", and its agent has "GPU-`}},
+		}}, Options{}, map[string]string{"concurrency, job 2": `failed: it was given the GPU "GPU-9", but its agent has "GPU-`}},
 		{"two agents with one GPU", node{tags: func(i int) []string {
 			return []string{"queue=b200", "node=n", fmt.Sprintf("gpu-index=%d", i), fmt.Sprintf("gpu-uuid=GPU-%d", min(i, 2))}
 		}}, Options{}, map[string]string{"concurrency, side by side": "failed: builds "}},
@@ -145,7 +145,7 @@ func TestUnwell(t *testing.T) {
 			return []string{"queue=b200", "node=n", fmt.Sprintf("gpu-index=%d", min(i, 2))}
 		}}, Options{}, map[string]string{"concurrency, side by side": "failed: builds "}},
 		{"agents of nobody's", node{tags: func(int) []string { return []string{"queue=b200"} }}, Options{Parts: []string{Concurrency}}, map[string]string{
-			"concurrency, job 1": "failed: which GPU it had is not known", "concurrency, job 2": "failed: which GPU", "concurrency, job 3": "failed: which GPU", "concurrency, job 4": "failed: which GPU",
+			"concurrency, job 1": "failed: cannot tell which GPU it had", "concurrency, job 2": "failed: cannot tell which GPU", "concurrency, job 3": "failed: cannot tell which GPU", "concurrency, job 4": "failed: cannot tell which GPU",
 		}},
 		{"an agent that takes no jobs", node{before: func(s *bktest.Server, _ *Options) {
 			// It stops asking for jobs as soon as it is connected.
@@ -182,10 +182,10 @@ func TestEnds(t *testing.T) {
 			"failed: timed out: no agent took it within 1m0s", "failed: no agent in queue b200 takes jobs",
 		}},
 		{"a lost agent", node{agents: 1, do: func(w *bktest.Work, _ int, _ Kind) { w.Gone = true }}, Options{Parts: []string{Concurrency}}, 0, []string{
-			"failed: no result: agent n-gpu0 was lost in the middle of the job", "ok: 1 of 1 jobs ran",
+			"failed: no result: agent n-gpu0 was lost during the job", "ok: 1 of 1 jobs ran",
 		}},
 		{"too slow", node{agents: 1, takes: func(int, Kind) time.Duration { return time.Hour }}, Options{Parts: []string{Artifact}, RunTime: time.Minute}, 0, []string{
-			"failed: timed out: it had not ended after 1m0s",
+			"failed: timed out: it did not end within 1m0s",
 		}},
 		{"interrupted", node{agents: 2, takes: func(_ int, kind Kind) time.Duration {
 			if kind == isArtifact {
@@ -207,7 +207,7 @@ func TestEnds(t *testing.T) {
 		}},
 		{"agents that may not be counted", node{agents: 2, before: func(s *bktest.Server, _ *Options) {
 			s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: http.StatusForbidden, Times: -1})
-		}}, Options{Parts: []string{Concurrency}}, 0, []string{"failed: how many agents there are is not known; say how many jobs with --jobs N"}},
+		}}, Options{Parts: []string{Concurrency}}, 0, []string{"failed: cannot count the agents; give the number of jobs with --jobs N"}},
 		{"and need not", node{agents: 2, before: func(s *bktest.Server, _ *Options) {
 			s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: http.StatusForbidden, Times: -1})
 		}}, Options{Parts: []string{Concurrency}, Jobs: 2}, 0, []string{"ok: its own", "ok: its own", "ok: 2 of 2 jobs ran"}},

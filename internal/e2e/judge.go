@@ -19,9 +19,9 @@ func whole(out submit.Outcome) (string, bool) {
 	case out.Verdict != submit.Passed || r == nil:
 		return unlike(out), false
 	case !r.Success || len(r.Runs) > 0 || r.System == nil || r.System.Hostname == "" || r.System.Platform == "":
-		return "result.json came back, and is not what the job has written", false
+		return "result.json came back, but is not what the job wrote", false
 	}
-	return fmt.Sprintf("result.json came back whole: %d bytes of %s", len(out.Raw), r.System.Hostname), true
+	return fmt.Sprintf("result.json came back intact: %d bytes from %s", len(out.Raw), r.System.Hostname), true
 }
 
 // evaluated lists the runs that a passing result has, by mode.
@@ -35,7 +35,7 @@ func judged(out submit.Outcome, kind Kind, mode string) (string, bool) {
 	if passed {
 		for _, name := range evaluated[mode] {
 			if run := runOf(out.Result, name); run == nil || !run.Passed {
-				return fmt.Sprintf("the build has passed without the run %s", name), false
+				return fmt.Sprintf("the build passed without the run %s", name), false
 			}
 		}
 	}
@@ -43,15 +43,15 @@ func judged(out submit.Outcome, kind Kind, mode string) (string, bool) {
 	case passed && kind == Right:
 		return out.Reason, true
 	case passed && kind == Cheat && mode == "test":
-		return "it passed, as mode test makes one call a case", true
+		return "it passed, because mode test makes one call per case", true
 	case passed:
-		return "it passed, and should not: what passes here says nothing", false
+		return "it passed and should not have: a pass here proves nothing", false
 	case kind == Right || out.Verdict != submit.NotPassed:
 		return unlike(out), false
 	case refused(out.Result):
 		return "caught: " + strings.TrimPrefix(out.Reason, "Not passed: "), true
 	}
-	return "it did not pass, but not for its answers: " + unlike(out), false
+	return "it did not pass, but not because of its answers: " + unlike(out), false
 }
 
 // refused reports whether a run completed and found the submission wrong.
@@ -82,7 +82,7 @@ func own(out submit.Outcome) (string, bool) {
 	}
 	run := runOf(out.Result, "test")
 	if run == nil || !run.Passed {
-		return "the build has passed without the run test", false
+		return "the build passed without the run test", false
 	}
 	reported := map[string]string{}
 	for _, p := range run.Result {
@@ -93,9 +93,9 @@ func own(out submit.Outcome) (string, bool) {
 	case reported["run-id"] != out.RunID:
 		return fmt.Sprintf("its result is another job's: %.100q", reported["run-id"]), false
 	case tagged != "" && uuid(given) && given != tagged:
-		return fmt.Sprintf("it was given the GPU %.100q, and its agent has %.100q", given, tagged), false
+		return fmt.Sprintf("it was given the GPU %.100q, but its agent has %.100q", given, tagged), false
 	case gpu(out) == "":
-		return "which GPU it had is not known: its agent has neither the tag gpu-uuid nor gpu-index and node, as kbnode's agents have", false
+		return "cannot tell which GPU it had: its agent has neither the tag gpu-uuid nor gpu-index and node, unlike kbnode's agents", false
 	}
 	return "its own result, on " + gpu(out), true
 }
@@ -161,7 +161,7 @@ func sideBySide(outcomes []submit.Outcome, width int) (string, bool) {
 	case len(ran) < len(outcomes):
 		return saw, false
 	case most < width:
-		return fmt.Sprintf("%s; %d agents were free. Try again when nobody else uses the queue, or with a longer --hold", saw, width), false
+		return fmt.Sprintf("%s; %d agents were free. Try again when no one else uses the queue, or with a longer --hold", saw, width), false
 	}
 	return saw, true
 }

@@ -135,7 +135,7 @@ func load(name string, t *task.Task, dir fs.FS) (*Problem, error) {
 	case n == 1:
 		return nil, fmt.Errorf("problem %s has no submission that should fail; write one to %s%s or %s%s", name, Wrong, ext, Cheat, ext)
 	case n > maxSubmissions:
-		return nil, fmt.Errorf("problem %s has %d submissions; leave %d at most", name, n, maxSubmissions)
+		return nil, fmt.Errorf("problem %s has %d submissions; keep %d at most", name, n, maxSubmissions)
 	}
 	return p, nil
 }

@@ -37,12 +37,12 @@ func (r *Report) store(ctx context.Context, o Options, out submit.Outcome) {
 		r.Stored = &stored
 	}
 	if check("stored", err, fmt.Sprintf("leaderboard %s, submission %d with %d runs", record.Leaderboard, stored.Submission, len(stored.Runs))) {
-		check("as it was stored", o.Store.Verify(ctx, stored, record), "every column is as it was sent")
+		check("as it was stored", o.Store.Verify(ctx, stored, record), "every column matches what was sent")
 	}
 	if !o.Cleanup || r.Stored == nil {
 		return
 	}
-	if check("removed", o.Store.Remove(context.WithoutCancel(ctx), stored), "nothing of it is left") {
+	if check("removed", o.Store.Remove(context.WithoutCancel(ctx), stored), "no rows are left") {
 		r.Stored = nil
 	}
 }
