@@ -33,7 +33,7 @@ func readFile(name string, most int64) (text []byte, err error) {
 	}()
 	info, err := os.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errors.New("is not there; correct the path, or add the file")
+		return nil, errors.New("does not exist; fix the path, or add the file")
 	}
 	if err == nil && !info.Mode().IsRegular() {
 		return nil, errors.New("is not a file; name a regular file")
@@ -88,7 +88,7 @@ func (d *definition) files(n *yaml.Node) {
 	const hint = `{"name": "eval.py", "source": "eval.py"}`
 	list := d.list(n, "files", hint)
 	if len(list) > maxFiles {
-		d.refuse(n.Line, "files has %d members and may have %d; write fewer", len(list), maxFiles)
+		d.refuse(n.Line, "files has %d members, and %d are allowed; write fewer", len(list), maxFiles)
 		return
 	}
 	for _, e := range list {
@@ -137,11 +137,11 @@ func (d *definition) checkName(line int, name string) {
 	hidden := func(r rune) bool { return !text.Visible(r) }
 	switch {
 	case !filepath.IsLocal(name) || slices.Contains(strings.Split(name, "/"), ".."):
-		d.refuse(line, "name %s leads out of the job's directory; write a name inside of it, such as %s", quote(name), quote(filepath.Base(name)))
+		d.refuse(line, "name %s leads out of the job's directory; write a name inside it, such as %s", quote(name), quote(filepath.Base(name)))
 	case filepath.Clean(name) != name || name == "." || strings.ContainsFunc(name, hidden):
-		d.refuse(line, "name %s is not a file's name; write one such as %s", quote(name), quote(filepath.Base(name)))
+		d.refuse(line, "name %s is not a file name; write one such as %s", quote(name), quote(filepath.Base(name)))
 	case d.has(name):
-		d.refuse(line, "name %s stands for two files; give one of them another name", quote(name))
+		d.refuse(line, "name %s is used by two files; rename one of them", quote(name))
 	}
 }
 

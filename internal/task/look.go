@@ -18,7 +18,7 @@ func (d *definition) known(members []pair, prefix string, keys []string) {
 		if slices.Contains(keys, m.key) || d.full() {
 			continue
 		}
-		text := "known here: " + strings.Join(keys, ", ")
+		text := "known keys: " + strings.Join(keys, ", ")
 		if best := near(m.key, keys); best != "" {
 			text = "write " + quote(best)
 		}

@@ -168,7 +168,7 @@ func (d *definition) config(m pair) {
 	for _, n := range headers {
 		name, ok := d.word(pair{value: n}, "config.headers")
 		if ok && slices.Contains(d.t.compiled, name) {
-			d.refuse(n.Line, "config.headers: %s is one of config.sources, too; leave it out of one", quote(name))
+			d.refuse(n.Line, "config.headers: %s is also in config.sources; remove it from one of them", quote(name))
 		} else if ok {
 			d.isFile(n.Line, "config.headers", name)
 		}
@@ -241,7 +241,7 @@ func (d *definition) cases(at map[string]pair, key string) []payload.Value {
 			d.refuse(n.Line, "%s: this is %s; write a group of keys such as {size: 1024, seed: 1}", key, shown(v))
 		}
 		if _, there := o.Get("world_size"); ok && d.t.MultiGPU && !there {
-			d.refuse(n.Line, "%s: world_size is missing, which a multi_gpu task needs everywhere; write the number of GPUs", key)
+			d.refuse(n.Line, "%s: world_size is missing, which every case of a multi_gpu task needs; write the number of GPUs", key)
 		}
 		list = append(list, v)
 	}

@@ -79,7 +79,7 @@ func Read(path string) (*Task, error) {
 		_, err = os.Stat(name)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s is not there; name a directory that has a %s", name, FileName)
+		return nil, fmt.Errorf("%s does not exist; name a directory that has a %s", name, FileName)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read task: %w", err)
@@ -104,7 +104,7 @@ func Read(path string) (*Task, error) {
 func (t *Task) Config(submission, arch, mode string) (string, error) {
 	switch {
 	case !slices.Contains(Modes, mode):
-		return "", fmt.Errorf("%s is no mode; write %s", quote(mode), strings.Join(Modes, ", "))
+		return "", fmt.Errorf("%s is not a mode; write %s", quote(mode), strings.Join(Modes, ", "))
 	case !utf8.ValidString(submission):
 		return "", errors.New("the submission is not UTF-8; save it as UTF-8")
 	case t.Benchmarks == 0 && t.RankingBy == "last" && mode != "test" && mode != "profile":

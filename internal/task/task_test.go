@@ -150,7 +150,7 @@ config: {main: a.py}
 		t.Fatal(err)
 	}
 	for want, c := range map[string][2]string{
-		`"script" is no mode; write test, benchmark, leaderboard, private, profile`:          {"", "script"},
+		`"script" is not a mode; write test, benchmark, leaderboard, private, profile`:       {"", "script"},
 		"the submission is not UTF-8; save it as UTF-8":                                      {"\xff", "test"},
 		p.Dir + "/task.yml has no benchmarks, which mode private needs; write one there, or": {"", "private"},
 		"bytes of JSON and may have 16777216; send a smaller submission":                     {strings.Repeat("\x01", 3<<20), "test"},
@@ -206,8 +206,8 @@ func TestReadRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		dir:                        dir + "/task.yml is not there; name a directory that has a task.yml",
-		filepath.Join(dir, "none"): dir + "/none is not there; name a directory that has a task.yml",
+		dir:                        dir + "/task.yml does not exist; name a directory that has a task.yml",
+		filepath.Join(dir, "none"): dir + "/none does not exist; name a directory that has a task.yml",
 		filepath.Join(dir, "odd"):  dir + "/odd/task.yml is not a file; name a regular file",
 		os.DevNull:                 os.DevNull + " is not a file; name a regular file",
 	} {

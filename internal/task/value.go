@@ -21,7 +21,7 @@ func (d *document) follow(n *yaml.Node, depth int) *yaml.Node {
 	switch {
 	case d.spent:
 	case depth > maxDepth:
-		d.refuse(line, "is nested deeper than %d, or contains itself; write it flat", maxDepth)
+		d.refuse(line, "is nested deeper than %d, or contains itself; flatten it", maxDepth)
 	case d.values > maxValues || d.text > maxText:
 		d.refuse(line, "with its aliases, the file holds more than %d values or %d bytes of text; write less", maxValues, maxText)
 	default:
@@ -57,7 +57,7 @@ func (d *document) pairs(n *yaml.Node, depth int) []pair {
 			continue
 		}
 		if first, ok := at[key]; ok {
-			d.refuse(n.Content[i].Line, "key %s stands here a second time, first in line %d; keep one", quote(key), first)
+			d.refuse(n.Content[i].Line, "key %s is already in line %d; keep one of them", quote(key), first)
 			continue
 		}
 		at[key] = n.Content[i].Line

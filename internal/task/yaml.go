@@ -67,7 +67,7 @@ func (d *document) err() error {
 // parse returns the root of the file; nil after a fault.
 func (d *document) parse(text []byte) *yaml.Node {
 	if len(text) > maxYAML {
-		d.refuse(1, "is over %d bytes, which no task needs; move what is large to a file of its own", maxYAML)
+		d.refuse(1, "is over %d bytes, which no task needs; move large parts to their own files", maxYAML)
 		return nil
 	}
 	line := 1
@@ -122,9 +122,9 @@ func (d *document) syntax(err error, text []byte) {
 		if at := regexp.MustCompile(`\*` + regexp.QuoteMeta(a[1]) + `(?:[\s,\]}]|$)`).FindIndex(text); at != nil {
 			line = 1 + bytes.Count(text[:at[0]], []byte("\n"))
 		}
-		msg = fmt.Sprintf("no anchor &%s stands before the alias *%s; add it, or put the text in quotes", a[1], a[1])
+		msg = fmt.Sprintf("no anchor &%s precedes the alias *%s; add it, or put the text in quotes", a[1], a[1])
 	} else {
-		msg = "is not YAML: " + msg + "; look at the indentation and the quotes around here"
+		msg = "is not YAML: " + msg + "; check the indentation and the quotes around here"
 	}
 	d.refuse(line, "%s", msg)
 }
