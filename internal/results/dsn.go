@@ -13,7 +13,7 @@ import (
 // errDSN is the only error for a DSN that cannot be parsed: a misplaced part may be the
 // password.
 var errDSN = errors.New("the database's DSN cannot be read; write postgres://USER@HOST:PORT/NAME or host=HOST dbname=NAME user=USER, " +
-	"with the password in PGPASSWORD or ~/.pgpass (in a URL, special characters as %XX), and a service that the service file has")
+	"with the password in PGPASSWORD or ~/.pgpass (in a URL, special characters as %XX), and a service from the service file")
 
 // parse parses a DSN. It refuses one in which a password that is not quoted may have
 // become a host, a database or a setting, which errors would show.

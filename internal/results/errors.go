@@ -20,7 +20,7 @@ import (
 var ErrExists = errors.New("the leaderboard exists")
 
 // ErrShared means that rows of others refer to what was to be removed.
-var ErrShared = errors.New("rows that kbnode did not make hang on it")
+var ErrShared = errors.New("rows that kbnode did not create refer to it")
 
 // unreachable returns an error that says why there is no connection. It does not wrap
 // the driver's errors, which contain the configuration with the password, or quote the
@@ -51,7 +51,7 @@ func (s *Store) unreachable(ctx context.Context, err error) error {
 		}
 		return fmt.Errorf("PostgreSQL at %q refuses the connection (SQLSTATE %q); see the server's log", at, refusal.Code)
 	}
-	why := "the server does not speak PostgreSQL's protocol, or refuses this sslmode; see the DSN"
+	why := "the server does not speak PostgreSQL's protocol, or refuses this sslmode; check the DSN"
 	_, unknown := errors.AsType[*net.DNSError](err)
 	_, issuer := errors.AsType[x509.UnknownAuthorityError](err)
 	_, host := errors.AsType[x509.HostnameError](err)
@@ -59,11 +59,11 @@ func (s *Store) unreachable(ctx context.Context, err error) error {
 	errno, failed := errors.AsType[syscall.Errno](err)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) || pgconn.Timeout(err):
-		why = fmt.Sprintf("no answer within %v; see the address and the firewall", s.limits.connect)
+		why = fmt.Sprintf("no answer within %v; check the address and the firewall", s.limits.connect)
 	case unknown:
-		why = "there is no host of this name"
+		why = "no host has this name"
 	case issuer || host || invalid:
-		why = "its TLS certificate is not trusted or not for this host; see sslmode and sslrootcert"
+		why = "its TLS certificate is not trusted or not for this host; check sslmode and sslrootcert"
 	case failed:
 		why = errno.Error() + "; is the server running there?"
 	}
@@ -93,21 +93,21 @@ func (s *Store) plain(ctx context.Context, err error) error {
 	message := strconv.Quote(refusal.Message)
 	switch refusal.Code {
 	case "42P01", "3F000", "42703", "42P10": // no such table, schema, column, unique column
-		return fmt.Errorf("database %q has not kernelbot's tables, or old ones (%s); apply kernelbot's migrations first", s.config.Database, message)
+		return fmt.Errorf("database %q lacks kernelbot's tables, or has old ones (%s); apply kernelbot's migrations first", s.config.Database, message)
 	case "42501":
-		return fmt.Errorf("user %q lacks a right (%s); grant it, or name another user", s.config.User, message)
+		return fmt.Errorf("user %q lacks a privilege (%s); grant it, or name another user", s.config.User, message)
 	case "25006":
-		return fmt.Errorf("database %q takes no changes (%s); name the primary server", s.config.Database, message)
+		return fmt.Errorf("database %q is read-only (%s); name the primary server", s.config.Database, message)
 	case "23503":
 		return fmt.Errorf("%w: %s", ErrShared, message)
 	case "57014":
-		return fmt.Errorf("PostgreSQL gave a statement up (%s); try again when it has less to do", message)
+		return fmt.Errorf("PostgreSQL canceled a statement (%s); try again when it is less busy", message)
 	case "55P03":
-		return fmt.Errorf("another transaction holds the rows for over %v; try again", s.limits.lock)
+		return fmt.Errorf("another transaction has locked the rows for over %v; try again", s.limits.lock)
 	case "40001", "40P01":
 		return fmt.Errorf("%w (%s); try again", errInTheWay, message)
 	case "22P05", "22021":
-		return fmt.Errorf("a text holds U+0000 or something else that PostgreSQL cannot keep (%s); remove it from the task", message)
+		return fmt.Errorf("a text contains U+0000 or something else that PostgreSQL cannot store (%s); remove it from the task", message)
 	}
 	if strings.HasPrefix(refusal.Code, "57P") || strings.HasPrefix(refusal.Code, "08") {
 		return errLost
@@ -115,7 +115,7 @@ func (s *Store) plain(ctx context.Context, err error) error {
 	return fmt.Errorf("PostgreSQL refuses: %s (SQLSTATE %q)", message, refusal.Code)
 }
 
-var errInTheWay = errors.New("another transaction was in the way")
+var errInTheWay = errors.New("another transaction conflicted with this one")
 
 var errLost = errors.New("the connection to PostgreSQL was lost; try again")
 

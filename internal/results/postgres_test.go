@@ -166,7 +166,7 @@ func TestSaveVerifyRemove(t *testing.T) {
 		}
 		same(t, "rows left", map[string]int{}, rows(t, admin))
 	}
-	says(t, s.Verify(t.Context(), st, r), `check leaderboard "kbnode-e2e-1"`, "a row is not there", "0 are stored, not 3")
+	says(t, s.Verify(t.Context(), st, r), `check leaderboard "kbnode-e2e-1"`, "a row is missing", "0 are stored, not 3")
 }
 
 // TestVerifyFinds checks that Verify finds every changed column at once.
@@ -241,7 +241,7 @@ func TestSharedRows(t *testing.T) {
 	must(t, admin, their, r.Leaderboard, "42", st.Code)
 	before := rows(t, admin)
 	err = s.Remove(t.Context(), st)
-	if says(t, err, `remove leaderboard "kbnode-e2e-1"`, "1 submissions of others", "nothing was changed"); !errors.Is(err, ErrShared) {
+	if says(t, err, `remove leaderboard "kbnode-e2e-1"`, "other submissions: 1", "nothing was changed"); !errors.Is(err, ErrShared) {
 		t.Error(err)
 	}
 	same(t, "rows after a refusal", before, rows(t, admin))

@@ -59,7 +59,7 @@ func (st *Stored) removeLeaderboard(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	if others > 0 {
-		return fmt.Errorf("%w: %d submissions of others; keep it, or delete it in kernelbot", ErrShared, others)
+		return fmt.Errorf("%w (other submissions: %d); keep it, or delete it in kernelbot", ErrShared, others)
 	}
 	for _, d := range []struct {
 		statement string

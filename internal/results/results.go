@@ -183,7 +183,7 @@ func (s *Store) begin(ctx context.Context, conn *pgx.Conn, mode pgx.TxAccessMode
 
 // ErrUnsure means that the connection was lost during the commit and that the server
 // could not be asked about the outcome.
-var ErrUnsure = errors.New("it is not known whether the database took it all or nothing")
+var ErrUnsure = errors.New("unknown whether the database stored everything or nothing")
 
 // fate asks over another connection what became of a transaction. It returns
 // "committed", "aborted", or anything else if the outcome is unknown.

@@ -105,7 +105,7 @@ func (t *localTime) UnmarshalJSON(doc []byte) error {
 		at, err = time.Parse(time.RFC3339, s)
 	}
 	if err != nil {
-		return fmt.Errorf("%.40q is no time; write YYYY-MM-DDTHH:MM:SS.ffffff", s)
+		return fmt.Errorf("%.40q is not a time; write YYYY-MM-DDTHH:MM:SS.ffffff", s)
 	}
 	*t = localTime(at.Truncate(time.Microsecond))
 	return nil
@@ -117,7 +117,7 @@ type evaluations []evaluation
 func (e *evaluations) UnmarshalJSON(doc []byte) error {
 	in := strict(doc)
 	if open, err := in.Token(); err != nil || open != json.Delim('{') {
-		return errors.Join(err, errors.New("runs is no object"))
+		return errors.Join(err, errors.New("runs is not an object"))
 	}
 	for in.More() {
 		name, err := in.Token()
@@ -126,7 +126,7 @@ func (e *evaluations) UnmarshalJSON(doc []byte) error {
 		}
 		one := evaluation{name: clean(name.(string))}
 		if one.name == "" || len(one.name) > 100 || slices.ContainsFunc(*e, func(o evaluation) bool { return o.name == one.name }) {
-			return fmt.Errorf("the run's name %.60q is empty, long or there twice", one.name)
+			return fmt.Errorf("the run's name %.60q is empty, too long or a duplicate", one.name)
 		}
 		if *e = append(*e, one); len(*e) > maxRuns {
 			return fmt.Errorf("there are more than %d runs", maxRuns)
@@ -153,17 +153,17 @@ func strict(doc []byte) *json.Decoder {
 // document is invalid or the runner reports an error.
 func RunsOf(doc []byte, mode, rankingBy, gpu string) ([]Run, error) {
 	if len(doc) > maxResult {
-		return nil, fmt.Errorf("read result.json: it has over %d bytes", maxResult)
+		return nil, fmt.Errorf("read result.json: it is over %d bytes", maxResult)
 	}
 	var d document
 	if !json.Valid(doc) {
-		return nil, errors.New("read result.json: it is not one JSON document; it may have been cut")
+		return nil, errors.New("read result.json: it is not one JSON document; it may be cut off")
 	}
 	if err := strict(doc).Decode(&d); err != nil {
 		return nil, fmt.Errorf("read result.json: %w", printable{err})
 	}
 	if !d.Success {
-		return nil, fmt.Errorf("read result.json: the runner could not do its work: %.500q", string(d.Error))
+		return nil, fmt.Errorf("read result.json: the runner failed: %.500q", string(d.Error))
 	}
 	if d.System == nil {
 		return nil, errors.New("read result.json: system is missing")
@@ -244,7 +244,7 @@ func score(reported map[string]string, rankingBy string) (float64, error) {
 	case "geom":
 		return math.Exp(logs / float64(count)), nil
 	}
-	return 0, fmt.Errorf("ranking_by %.40q is not known; write last, mean or geom", rankingBy)
+	return 0, fmt.Errorf("ranking_by %.40q is unknown; write last, mean or geom", rankingBy)
 }
 
 // printable quotes an error whose text may contain parts of the document.

@@ -39,17 +39,17 @@ func (r *Record) check() error {
 		{"user's name", r.UserName}, {"submission's file name", r.File},
 	} {
 		if t.text == "" || len(t.text) > maxName || !utf8.ValidString(t.text) || strings.ContainsFunc(t.text, func(r rune) bool { return !unicode.IsGraphic(r) }) {
-			bad = append(bad, fmt.Errorf("the %s %.60q is empty, too long or no plain text; give another", t.what, t.text))
+			bad = append(bad, fmt.Errorf("the %s %.60q is empty, too long or not plain text; give another", t.what, t.text))
 		}
 	}
 	if r.Description = strings.ToValidUTF8(strings.ReplaceAll(r.Description, "\x00", "\ufffd"), "\ufffd"); len(r.Description) > maxTask {
-		bad = append(bad, fmt.Errorf("the description has over %d bytes; shorten it", maxTask))
+		bad = append(bad, fmt.Errorf("the description is over %d bytes; shorten it", maxTask))
 	}
 	if !utf8.ValidString(r.Code) || len(r.Code) > maxCode {
-		bad = append(bad, fmt.Errorf("the submission is not UTF-8 of at most %d bytes; mend it", maxCode))
+		bad = append(bad, fmt.Errorf("the submission is not UTF-8 of at most %d bytes; fix it", maxCode))
 	}
 	if len(r.Task) > maxTask || !json.Valid(r.Task) || !strings.HasPrefix(strings.TrimLeft(string(r.Task), " \t\r\n"), "{") {
-		bad = append(bad, fmt.Errorf("the task is not a JSON object of at most %d bytes; mend it", maxTask))
+		bad = append(bad, fmt.Errorf("the task is not a JSON object of at most %d bytes; fix it", maxTask))
 	}
 	if r.Deadline.IsZero() || r.Submitted.IsZero() {
 		bad = append(bad, errors.New("the deadline or the time of submission is missing"))
@@ -131,7 +131,7 @@ func insertOrShare(ctx context.Context, tx pgx.Tx, id any, insert, find string, 
 			return false, err
 		}
 	}
-	return false, errors.New("others make and remove the same user or code; try again")
+	return false, errors.New("others are creating and removing the same user or code; try again")
 }
 
 // score returns the score as a numeric: the shortest decimal number with its value.

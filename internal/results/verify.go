@@ -25,7 +25,7 @@ func (s *Store) Verify(ctx context.Context, st Stored, r Record) error {
 			func() error { return d.runs(ctx, tx, st, &r) },
 		} {
 			if err := read(); errors.Is(err, pgx.ErrNoRows) {
-				d = append(d, errors.New("a row is not there"))
+				d = append(d, errors.New("a row is missing"))
 			} else if err != nil {
 				return err
 			}
@@ -110,7 +110,7 @@ func (d *differences) runs(ctx context.Context, tx pgx.Tx, st Stored, r *Record)
 		return err
 	}
 	if len(r.Runs) != len(st.Runs) || !slices.Equal(ids, st.Runs) {
-		*d = append(*d, fmt.Errorf("runs: %d are stored, not %d, or others than were made", len(ids), len(r.Runs)))
+		*d = append(*d, fmt.Errorf("runs: %d are stored, not %d, or they are not those that were stored", len(ids), len(r.Runs)))
 		return nil
 	}
 	for i := range r.Runs {
