@@ -137,7 +137,7 @@ func (c *Client) ClusterQueues(ctx context.Context, organization string) ([]stri
 		return nil, fmt.Errorf("list clusters: %w", plain(err, "read_clusters"))
 	}
 	if len(clusters) > maxClusters {
-		return nil, fmt.Errorf("list queues: there are %d clusters, and at most %d are asked", len(clusters), maxClusters)
+		return nil, fmt.Errorf("list queues: there are %d clusters, and kbnode asks at most %d", len(clusters), maxClusters)
 	}
 	var all []string
 	for _, cl := range clusters {

@@ -44,7 +44,7 @@ func (c *Client) Artifacts(ctx context.Context, org, pipeline string, number int
 // A link into the store is valid for a minute, so each attempt gets a new one.
 func (c *Client) Download(ctx context.Context, a Artifact, most int64) ([]byte, error) {
 	if a.Size > most {
-		return nil, fmt.Errorf("download %s: it has %d bytes, %d are read at most", text.Line(a.Path, 100), a.Size, most)
+		return nil, fmt.Errorf("download %s: it has %d bytes, and the limit is %d", text.Line(a.Path, 100), a.Size, most)
 	}
 	name := text.Line(a.Path, 100)
 	for attempt := 1; ; attempt++ {
@@ -79,7 +79,7 @@ func (c *Client) fetch(ctx context.Context, link string, a Artifact, most int64)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, link, nil)
 	if err != nil {
-		return nil, errors.New("the artifact's link is none")
+		return nil, errors.New("the artifact's link is invalid")
 	}
 	resp, err := c.store.Do(req)
 	if err != nil {
@@ -87,7 +87,7 @@ func (c *Client) fetch(ctx context.Context, link string, a Artifact, most int64)
 	}
 	defer resp.Body.Close() //nolint:errcheck // only read
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the artifact store answers %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
+		return nil, fmt.Errorf("the artifact store returned %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
 	}
 	var data bytes.Buffer
 	if _, err := io.Copy(&data, io.LimitReader(resp.Body, most+1)); err != nil {
@@ -100,7 +100,7 @@ func (c *Client) fetch(ctx context.Context, link string, a Artifact, most int64)
 	case int64(data.Len()) != a.Size:
 		return nil, fmt.Errorf("it has %d bytes, not %d", data.Len(), a.Size)
 	case a.SHA1 != "" && !strings.EqualFold(hex.EncodeToString(sum[:]), a.SHA1):
-		return nil, errors.New("its checksum is another")
+		return nil, errors.New("its checksum does not match")
 	}
 	return data.Bytes(), nil
 }
@@ -110,7 +110,7 @@ func (c *Client) fetch(ctx context.Context, link string, a Artifact, most int64)
 func (c *Client) link(ctx context.Context, a Artifact) (string, error) {
 	at, err := url.Parse(a.URL)
 	if base := c.api.BaseURL; err != nil || at.Scheme != base.Scheme || at.Host != base.Host {
-		return "", &Refusal{Status: http.StatusBadRequest, Message: "its address is not the API's"}
+		return "", &Refusal{Status: http.StatusBadRequest, Message: "its address does not belong to the API"}
 	}
 	req, err := c.api.NewRequest(ctx, http.MethodGet, a.URL, nil)
 	if err != nil {
@@ -123,7 +123,7 @@ func (c *Client) link(ctx context.Context, a Artifact) (string, error) {
 	defer resp.Body.Close() //nolint:errcheck // read already
 	to, err := resp.Location()
 	if err != nil {
-		return "", &Refusal{Status: http.StatusBadGateway, Message: "it does not say where the artifact is"}
+		return "", &Refusal{Status: http.StatusBadGateway, Message: "it has no link to the artifact"}
 	}
 	if to.Scheme != "https" && to.Scheme != at.Scheme {
 		return "", &Refusal{Status: http.StatusBadRequest, Message: "the artifact's link is not https"}

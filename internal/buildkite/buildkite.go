@@ -54,7 +54,7 @@ func New(o Options) (*Client, error) {
 		http: &http.Client{Transport: w, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		store: &http.Client{Transport: o.Network, CheckRedirect: func(_ *http.Request, via []*http.Request) error {
 			if len(via) > 3 {
-				return errors.New("the artifact store sends on and on")
+				return errors.New("the artifact store redirects too often")
 			}
 			return nil
 		}},
@@ -63,7 +63,7 @@ func New(o Options) (*Client, error) {
 	if o.URL != "" {
 		at, err := url.Parse(o.URL)
 		if err != nil || at.Host == "" || at.Scheme != "https" && at.Scheme != "http" {
-			return nil, errors.New("the address of Buildkite's API is not one; write it as https://api.buildkite.com")
+			return nil, errors.New("the address of Buildkite's API is not a URL; write it as https://api.buildkite.com")
 		}
 		options = append(options, buildkite.WithBaseURL(BaseURL(o.URL)+"/"))
 	}
@@ -93,7 +93,7 @@ func CheckSlug(what, slug string) error {
 	if slugRule().MatchString(slug) {
 		return nil
 	}
-	return fmt.Errorf("%q is no name of %s; write it as in the address of its page, such as gpu-mode", slug, what)
+	return fmt.Errorf("%q is not the name of %s; write it as in its URL, such as gpu-mode", slug, what)
 }
 
 // do makes an API request that the library has no method for. next is the
@@ -152,13 +152,13 @@ func plain(err error, scope string) error {
 	say := ""
 	switch refused.Status {
 	case http.StatusUnauthorized:
-		say = "Buildkite refuses the API token; make one in Personal Settings, API Access Tokens"
+		say = "Buildkite refuses the API token; create one in Personal Settings, API Access Tokens"
 	case http.StatusForbidden:
 		say = "the API token may not do this; give it the scope " + scope
 	case http.StatusNotFound:
-		say = "the API token does not reach this organization, or there is no such pipeline; look at the names, and at what is ticked in the token's settings"
+		say = "the API token has no access to this organization, or the pipeline does not exist; check the names and the token's settings"
 	case http.StatusRequestEntityTooLarge:
-		say = "Buildkite takes no request of this size; send a smaller payload"
+		say = "the request is too large for Buildkite; send a smaller payload"
 	default:
 		return err
 	}

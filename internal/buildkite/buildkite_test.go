@@ -78,10 +78,10 @@ func TestAgentsRefused(t *testing.T) {
 	for status, want := range map[int]string{
 		http.StatusUnauthorized: "refuses the API token",
 		http.StatusForbidden:    "read_agents",
-		http.StatusNotFound:     "does not reach this organization",
+		http.StatusNotFound:     "has no access to this organization",
 		http.StatusFound:        "302",
 
-		http.StatusTooManyRequests: "ask again in a minute",
+		http.StatusTooManyRequests: "try again in a minute",
 	} {
 		elsewhere := 0
 		mux := http.NewServeMux()

@@ -90,7 +90,7 @@ func buildsPath(org, pipeline string) string {
 }
 
 // ErrUnsure means that a build may have been created.
-var ErrUnsure = errors.New("whether it was made is not known")
+var ErrUnsure = errors.New("unknown whether it was created")
 
 // Create creates a build once. If a response is lost, it looks for a build with the
 // same run ID in its meta-data before it repeats the request. With ErrUnsure, the
@@ -101,7 +101,7 @@ func (c *Client) Create(ctx context.Context, org, pipeline string, b NewBuild) (
 		var made Build
 		_, err := c.do(ctx, http.MethodPost, buildsPath(org, pipeline), nil, b, &made)
 		if err == nil && made.Number == 0 {
-			err = errors.New("the answer names no build")
+			err = errors.New("the answer has no build number")
 		}
 		if err == nil {
 			made.Repeated = lost

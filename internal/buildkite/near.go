@@ -47,7 +47,7 @@ func (c *Client) Explain(ctx context.Context, err error, org, pipeline string) e
 		pipelines, listErr := c.Pipelines(ctx, org)
 		switch {
 		case listErr == nil && len(pipelines) == 0:
-			return fmt.Errorf("organization %s has no pipeline that the API token reaches; make one in Buildkite", org)
+			return fmt.Errorf("organization %s has no pipeline that the API token can access; create one in Buildkite", org)
 		case listErr == nil && !slices.Contains(pipelines, pipeline):
 			return fmt.Errorf("organization %s has no pipeline %s; it has %s", org, pipeline, Named(pipeline, pipelines))
 		case Refused(listErr) != http.StatusNotFound:
@@ -58,7 +58,7 @@ func (c *Client) Explain(ctx context.Context, err error, org, pipeline string) e
 	if listErr != nil || len(orgs) == 0 || slices.Contains(orgs, org) {
 		return err
 	}
-	return fmt.Errorf("the API token reaches no organization %s; it reaches %s", org, Named(org, orgs))
+	return fmt.Errorf("the API token has no access to organization %s; it has access to %s", org, Named(org, orgs))
 }
 
 // edits counts the bytes to add, remove or change (Levenshtein distance), ignoring case.

@@ -36,9 +36,9 @@ type Refusal struct {
 
 func (r *Refusal) Error() string {
 	if r.Message == "" {
-		return fmt.Sprintf("Buildkite answers %d %s", r.Status, http.StatusText(r.Status))
+		return fmt.Sprintf("Buildkite returned %d %s", r.Status, http.StatusText(r.Status))
 	}
-	return fmt.Sprintf("Buildkite answers %d %s: %s", r.Status, http.StatusText(r.Status), r.Message)
+	return fmt.Sprintf("Buildkite returned %d %s: %s", r.Status, http.StatusText(r.Status), r.Message)
 }
 
 // wire is the transport of the library's requests. It reads responses to the
@@ -71,7 +71,7 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		switch {
 		case answered && refused.Status == http.StatusTooManyRequests:
 			if w.pace == nil {
-				return nil, errors.New("the API token's rate limit is used up; ask again in a minute")
+				return nil, errors.New("the API token's rate limit is used up; try again in a minute")
 			}
 			if over++; over == maxRefused {
 				return nil, err
@@ -127,7 +127,7 @@ func (w *wire) once(r *http.Request) (*http.Response, error) {
 	case resp.StatusCode >= 400:
 		return nil, &Refusal{resp.StatusCode, message(body)}
 	case resp.StatusCode < 300 && len(body) > 0 && !json.Valid(body):
-		return nil, fmt.Errorf("the answer is no JSON: %.60q", body)
+		return nil, fmt.Errorf("the answer is not JSON: %.60q", body)
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(body))
 	return resp, nil

@@ -195,11 +195,11 @@ func TestDownload(t *testing.T) {
 		err    string
 	}{
 		{name: "whole", a: good},
-		{name: "too large", a: good, most: 3, err: "it has 16 bytes, 3 are read at most"},
+		{name: "too large", a: good, most: 3, err: "it has 16 bytes, and the limit is 3"},
 		{name: "not whole", a: short, err: "it has 16 bytes, not 17"},
-		{name: "another", a: other, err: "its checksum is another"},
-		{name: "elsewhere", a: good, url: "http://127.0.0.1:1/x", err: "its address is not the API's"},
-		{name: "expired", a: good, status: http.StatusForbidden, err: "the artifact store answers 403 Forbidden"},
+		{name: "another", a: other, err: "its checksum does not match"},
+		{name: "elsewhere", a: good, url: "http://127.0.0.1:1/x", err: "its address does not belong to the API"},
+		{name: "expired", a: good, status: http.StatusForbidden, err: "the artifact store returned 403 Forbidden"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
