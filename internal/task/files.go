@@ -127,7 +127,7 @@ func (d *definition) files(n *yaml.Node) {
 		d.t.files = append(d.t.files, f)
 	}
 	if d.t.Submission == "" && len(d.faults) == 0 {
-		d.refuse(n.Line, `files: none is the submission; write {"name": "submission.py", "source": "%s"}`, Submission)
+		d.refuse(n.Line, `files: none of them is the submission; write {"name": "submission.py", "source": "%s"}`, Submission)
 	}
 }
 

@@ -73,15 +73,15 @@ func (d *definition) word(m pair, what string) (string, bool) {
 		return "", false
 	}
 	if n.Kind != yaml.ScalarNode || tag(n) != "!!str" {
-		text := "write a text"
+		text := "write a string"
 		if n.Kind == yaml.ScalarNode && n.Value != "" {
-			text = fmt.Sprintf("write it in quotes if it is a text: %q", n.Value)
+			text = fmt.Sprintf("write it in quotes if it is a string: %q", n.Value)
 		}
 		d.refuse(m.value.Line, "%s is %s; %s", what, kind(n), text)
 		return "", false
 	}
 	if n.Value == "" {
-		d.refuse(m.value.Line, "%s is empty; write a text", what)
+		d.refuse(m.value.Line, "%s is empty; write a string", what)
 	}
 	return n.Value, n.Value != ""
 }
@@ -99,7 +99,7 @@ func shown(v payload.Value) string {
 	case nil:
 		return "empty"
 	case string:
-		return "the text " + quote(v)
+		return "the string " + quote(v)
 	}
 	text := payload.JSON(v)
 	if len(text) > 60 {
@@ -128,7 +128,7 @@ func kind(n *yaml.Node) string {
 	case "!!null":
 		return "nothing"
 	case "!!str":
-		return "the text " + quote(n.Value)
+		return "the string " + quote(n.Value)
 	}
 	return quote(n.Value)
 }

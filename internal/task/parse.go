@@ -220,7 +220,7 @@ func (d *definition) defines(n *yaml.Node) payload.Value {
 	for name, v := range o.All() {
 		switch v.(type) {
 		case []payload.Value, *payload.Object:
-			d.refuse(n.Line, "config.defines: %s is %s; write a text or a number", quote(name), shown(v))
+			d.refuse(n.Line, "config.defines: %s is %s; write a string or a number", quote(name), shown(v))
 		}
 	}
 	return o

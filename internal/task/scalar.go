@@ -80,13 +80,13 @@ func scalar(tag, s string) (payload.Value, error) {
 	case "!!value", "!!merge":
 		return nil, fmt.Errorf("%s means something else in YAML; put it in quotes", quote(s))
 	}
-	return nil, fmt.Errorf("the tag %s is for a value that a payload cannot carry; leave it out, or write a text, a number, a list or a group", quote(tag))
+	return nil, fmt.Errorf("the tag %s is for a value that a payload cannot carry; leave it out, or write a string, a number, a list or a group", quote(tag))
 }
 
 // integer reads what intForm matches: signs, _ between digits, prefixes 0b, 0x
 // and 0 for octal, and base 60 with colons.
 func integer(s string) (payload.Value, error) {
-	bad := fmt.Errorf("%s is not a whole number; put it in quotes if it is a text", quote(s))
+	bad := fmt.Errorf("%s is not a whole number; put it in quotes if it is a string", quote(s))
 	if !intForm().MatchString(s) {
 		return nil, bad
 	}
@@ -126,7 +126,7 @@ func integer(s string) (payload.Value, error) {
 // float reads what floatForm, intForm or numberForm matches, but not the
 // prefixes 0x and 0b.
 func float(s string) (payload.Value, error) {
-	bad := fmt.Errorf("%s is not a number; put it in quotes if it is a text", quote(s))
+	bad := fmt.Errorf("%s is not a number; put it in quotes if it is a string", quote(s))
 	if !floatForm().MatchString(s) && !intForm().MatchString(s) && !numberForm().MatchString(s) {
 		return nil, bad
 	}

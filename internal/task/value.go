@@ -57,7 +57,7 @@ func (d *document) pairs(n *yaml.Node, depth int) []pair {
 			continue
 		}
 		if first, ok := at[key]; ok {
-			d.refuse(n.Content[i].Line, "key %s is already in line %d; keep one of them", quote(key), first)
+			d.refuse(n.Content[i].Line, "key %s is set twice, first in line %d; keep one", quote(key), first)
 			continue
 		}
 		at[key] = n.Content[i].Line
