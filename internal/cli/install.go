@@ -310,7 +310,7 @@ func mayWriteToken(host *reconcile.Host, token string) error {
 	if have, err := agent.ParseToken(text); err == nil && have == token {
 		return nil
 	}
-	return fmt.Errorf("%s holds another token and was not written by kbnode; delete it, or use --adopt to replace it", plan.TokenPath)
+	return fmt.Errorf("%s contains a different token and was not written by kbnode; delete it, or use --adopt to replace it", plan.TokenPath)
 }
 
 // fewChanges is how many changes are worth a line each.

@@ -121,7 +121,7 @@ func TestWriteToken(t *testing.T) {
 		{name: "kbnode's own file with the same token", have: agent.RenderToken(token), want: agent.RenderToken(token)},
 		{name: "an operator's file with the same token", have: token + "\n", want: token + "\n"},
 		{name: "kbnode's own file with another token", have: agent.RenderToken("the-old-token"), wrote: true, want: agent.RenderToken(token)},
-		{name: "an operator's file with another token", have: "the-old-token\n", want: "the-old-token\n", err: plan.TokenPath + " holds another token and was not written by kbnode; delete it, or use --adopt"},
+		{name: "an operator's file with another token", have: "the-old-token\n", want: "the-old-token\n", err: plan.TokenPath + " contains a different token and was not written by kbnode; delete it, or use --adopt"},
 		{name: "an operator's file that is given up", have: "the-old-token\n", adopt: true, wrote: true, want: agent.RenderToken(token)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

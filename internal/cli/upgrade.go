@@ -239,7 +239,7 @@ func (t *target) dryRun(ctx context.Context) error {
 		what := "changes in its turn; the first must register before the others change"
 		switch ss := slotState(state, sl.Index); {
 		case !sl.Serves():
-			what = "takes no jobs now; gets the new agent when it does"
+			what = "takes no jobs now; it gets the new agent when it does"
 		case ss.Busy() != "" || ss.Agent.Stopping():
 			what = "finishes its job first, then changes"
 		}
