@@ -170,7 +170,7 @@ func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
 // printChecks shows each check in its group. Checks that were skipped for the same reason are
 // one line.
 func printChecks(w io.Writer, r *doctor.Report, all bool) {
-	t := newList(w, "Group", "Check", "", "Saw")
+	t := newList(w, "Group", "Check", "", "Found")
 	brief := 60
 	if width, ok := terminal(w); ok {
 		brief = max(roomy, min(brief, width-42)) // one line

@@ -41,7 +41,7 @@ FAIL  gpu-errors: slots 3-5: uncorrectable errors
 
 NOT FIT: 1 failed, 1 warning, 1 ok, 3 skipped.
 `
-	const table = `GROUP  CHECK             SAW
+	const table = `GROUP  CHECK             FOUND
 node   plan        ok    8 slots
 gpu    gpu-errors  FAIL  uncorrectable errors
        2 checks    skip  no AMD GPU
@@ -56,7 +56,7 @@ noise  noise-swap  WARN  swap is on swap is on swap is on swap is on swap is on 
 		{quietly, below},
 		{verbosely, strings.NewReplacer(
 			"       2 checks    skip  no AMD GPU\n", "       amd-driver      skip  no AMD GPU\n       amd-partitions  skip  no AMD GPU\n",
-			"CHECK             SAW", "CHECK                 SAW", "plan        ok ", "plan            ok ", "gpu-errors  FAIL", "gpu-errors      FAIL", "nvidia-mig  skip", "nvidia-mig      skip", "noise-swap  WARN", "noise-swap      WARN",
+			"CHECK             FOUND", "CHECK                 FOUND", "plan        ok ", "plan            ok ", "gpu-errors  FAIL", "gpu-errors      FAIL", "nvidia-mig  skip", "nvidia-mig      skip", "noise-swap  WARN", "noise-swap      WARN",
 		).Replace(table) + below},
 	} {
 		var out strings.Builder

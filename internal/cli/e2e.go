@@ -223,7 +223,7 @@ func showE2E(s Streams, r *e2e.Report, asJSON bool) error {
 		return fmt.Sprintf("%.0f s", v)
 	}
 	count := map[e2e.Verdict]int{}
-	t := newList(s.Out, "", "Part", "Check", "Queued", "Ran", "Agent", "Build", "Saw")
+	t := newList(s.Out, "", "Part", "Check", "Queued", "Ran", "Agent", "Build", "Found")
 	t.spare = []string{"Build", "Queued", "Agent", "Ran"}
 	for _, c := range r.Checks {
 		count[c.Verdict]++

@@ -158,7 +158,7 @@ var groups = []struct{ name, about string }{
 const shownFailures = 8
 
 func printSelftest(w io.Writer, out *selftestOutput, verbose bool) {
-	t := newList(w, "Slot", "Group", "Tried", "Saw")
+	t := newList(w, "Slot", "Group", "Tried", "Found")
 	for _, r := range out.Slots {
 		for _, g := range groups {
 			checks := slices.DeleteFunc(slices.Clone(r.Checks), func(c selftest.Check) bool { return c.Group != g.name })
@@ -190,7 +190,7 @@ func printSelftest(w io.Writer, out *selftestOutput, verbose bool) {
 					printf(w, "\n%s  %s: %d more of %q; kbnode selftest --verbose shows them\n", paint(w, text.FgRed, "NOT HELD"), r.Slot, len(bad)-i, g.name)
 					break
 				}
-				printf(w, "\n%s  %s, %s: %s\n  saw   %s\n", paint(w, text.FgRed, "NOT HELD"), r.Slot, c.Group, c.Tried, c.Saw)
+				printf(w, "\n%s  %s, %s: %s\n  found %s\n", paint(w, text.FgRed, "NOT HELD"), r.Slot, c.Group, c.Tried, c.Saw)
 				if c.Do != "" {
 					printCommand(w, "  type  "+c.Do)
 				}

@@ -48,7 +48,7 @@ func TestSelftestOutput(t *testing.T) {
 		"what did not hold, last and with what to type": {
 			slots: []selftest.SlotReport{node, {Slot: "gpu0", Checks: append([]selftest.Check{held}, many...)}},
 			want: []string{
-				"20 of 20 did not hold", "NOT HELD  gpu0, requests: request 0\n  saw   201\n  type  sudo kbnode reconcile\n",
+				"20 of 20 did not hold", "NOT HELD  gpu0, requests: request 0\n  found 201\n  type  sudo kbnode reconcile\n",
 				"request 7", `12 more of "requests"`, "\nNOT HELD: gpu0.\n",
 			},
 			not: []string{"request 8"},
