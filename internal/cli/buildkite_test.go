@@ -43,7 +43,7 @@ func TestAPIFlags(t *testing.T) {
 		{name: "two words", org: "o", env: token + " x", err: "BUILDKITE_API_TOKEN contains no API token"},
 		{name: "too long", flags: apiFlags{"o", put(t, dir, "long", strings.Repeat("x", 1<<20))}, err: "contains no API token"},
 		{name: "an agent's", org: "o", env: "bkct_0123456789abcdef", err: "contains an agent token"},
-		{name: "address that is none", org: "o", env: token, url: "here", err: "BUILDKITE_API_URL: the address of Buildkite's API is not one"},
+		{name: "address that is none", org: "o", env: token, url: "here", err: "BUILDKITE_API_URL: the address of Buildkite's API is not a URL"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Setenv("BUILDKITE_ORG", tt.org)

@@ -82,7 +82,7 @@ func TestConfigRefuses(t *testing.T) {
 	}{
 		{[]string{"check", dir + "/absent"}, 1, "kbnode: read configuration: open " + dir + "/absent: no such file or directory\n"},
 		{[]string{"check", dir}, 1, "is a directory"},
-		{[]string{"check", "a", "b"}, 2, "kbnode config check --help shows"},
+		{[]string{"check", "a", "b"}, 2, "see kbnode config check --help"},
 		{[]string{"check", "--strict"}, 2, "unknown flag: --strict"},
 		{[]string{"check", "/dev/zero"}, 1, "larger than 1048576 bytes"},
 		{[]string{"sho"}, 2, "write kbnode config show"},

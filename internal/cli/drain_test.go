@@ -21,7 +21,7 @@ func TestChosenSlots(t *testing.T) {
 	}{
 		{false, []string{"gpu3", "0"}, []string{"gpu3", "gpu0"}, ""},
 		{true, nil, []string{"gpu0", "gpu1", "gpu2", "gpu3"}, ""},
-		{true, []string{"gpu1"}, nil, "leave gpu1 out"},
+		{true, []string{"gpu1"}, nil, "leave out gpu1"},
 		{false, nil, nil, "write slots such as gpu3, or --all"},
 		{false, []string{"gpu4"}, nil, "it has gpu0, gpu1, gpu2, gpu3"},
 		{false, []string{"gpu"}, nil, `no slot "gpu"`},

@@ -45,8 +45,8 @@ func TestE2E(t *testing.T) {
 			[]string{"  artifact, artifact-test: waiting, build 1\n", "  artifact, artifact-test: passed, build 1\n"}},
 		{"not well", resultGood, []string{"artifact", "--queue", "b200"}, 1,
 			[]string{"FAIL  artifact  artifact-test", "is not what the job wrote", "Queue b200: 1 of 1 checks failed, 0 were not tried."}, nil},
-		{"as JSON", strings.Replace(resultArtifact, `"hostname":"n"`, `"hostname":"\u001b[31m"`, 1), []string{"artifact", "--gpu", "b200_bk", "--json"}, 0, []string{`"run_id": "kbnode-e2e-`, `bytes of \u001b[31m"`}, nil},
-		{"escapes", strings.Replace(resultArtifact, `"hostname":"n"`, `"hostname":"\u001b[31m"`, 1), []string{"artifact", "--gpu", "b200_bk"}, 0, []string{"bytes of\n"}, nil},
+		{"as JSON", strings.Replace(resultArtifact, `"hostname":"n"`, `"hostname":"\u001b[31m"`, 1), []string{"artifact", "--gpu", "b200_bk", "--json"}, 0, []string{`"run_id": "kbnode-e2e-`, `bytes from \u001b[31m"`}, nil},
+		{"escapes", strings.Replace(resultArtifact, `"hostname":"n"`, `"hostname":"\u001b[31m"`, 1), []string{"artifact", "--gpu", "b200_bk"}, 0, []string{"bytes from\n"}, nil},
 		{"no agents", resultGood, []string{"--queue", "b2000"}, 1, nil, []string{"no agent is connected in queue b2000; there are agents in b200; --force"}},
 		{"no database", resultGood, []string{"--queue", "b200", "--db", "host=/nowhere dbname=x user=y"}, 1, nil, []string{`connect to PostgreSQL at "/nowhere": no such file or directory`}},
 	} {

@@ -18,7 +18,7 @@ func TestImageUsage(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"image", "update", "--auto", "x:1"}, "leave x:1 out"},
+		{[]string{"image", "update", "--auto", "x:1"}, "leave out x:1"},
 		{[]string{"image", "update", "UP:PER:x"}, "is not the name of an image"},
 		{[]string{"image", "update", "a", "b"}, "see kbnode image update --help"},
 		{[]string{"image", "updat"}, `unknown command "updat"`},

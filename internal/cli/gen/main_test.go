@@ -61,7 +61,7 @@ func TestWrite(t *testing.T) {
 	for name, has := range map[string][]string{
 		"man/kbnode.1":            {`"Nov 2026" "kbnode 1.2.3-rc.1"`, `\fBkbnode-install(1)\fP`, ".EX\n  sudo kbnode install"},
 		"man/kbnode-e2e.1":        {"submission.*, wrong*", ".EX\n  artifact  ", "use KBNODE_DB"},
-		"man/kbnode-drain.1":      {".TP\n\\fB--all\\fP\nall slots", ".TP\n\\fB--reason\\fP=VALUE\nwhy, "},
+		"man/kbnode-drain.1":      {".TP\n\\fB--all\\fP\nall slots", ".TP\n\\fB--reason\\fP=VALUE\nreason to show "},
 		"changelog":               {"kbnode (1.2.3~rc.1) unstable;", ">  Mon, 23 Nov 2026 04:30:00 +0000\n"},
 		"completions/kbnode.bash": {"complete -o default -F __start_kbnode kbnode"},
 		"completions/_kbnode":     {"#compdef kbnode"},
