@@ -79,7 +79,7 @@ func TestReally(t *testing.T) {
 // TestUnwell breaks one thing at a time. Each fault is found, and hides nothing else.
 func TestUnwell(t *testing.T) {
 	t.Parallel()
-	passes := "failed: it passed, and should not"
+	passes := "failed: it passed and should not have"
 	for _, tt := range []struct {
 		name string
 		node node

@@ -169,7 +169,7 @@ func TestRunsOfRefuses(t *testing.T) {
 		{"a list", "[]", "cannot unmarshal"},
 		{"the runner failed", `{"success":false,"error":"python3 \u001b[31mis missing","system":{},"runs":{}}`, `"python3 \x1b[31mis missing"`},
 		{"an unknown key", strings.Replace(resultOf(fine), `"passed"`, `"\u001b[2J":1,"passed"`, 1), `unknown field`},
-		{"a run twice", resultOf(fine, fine), "twice"},
+		{"a run twice", resultOf(fine, fine), "a duplicate"},
 		{"too many runs", resultOf(many...), "more than 256"},
 		{"no system", `{"success":true,"error":"","system":null,"runs":{}}`, "system is missing"},
 		{"no runs", `{"success":true,"error":"","system":` + machine + `,"runs":[]}`, "runs is not an object"},
