@@ -14,17 +14,17 @@ import (
 var agentChecks = []Check{
 	{
 		ID: "agent-other", Group: "agent", Bare: true, Worst: Fail, Needs: []string{"system-systemd"},
-		About: "no agent besides the slots' own takes jobs",
+		About: "only the slots' own agents take jobs",
 		Run:   otherAgents,
 	},
 	{
 		ID: "agent-binary", Group: "agent", Bare: true, Worst: Fail, Needs: []string{"plan"},
-		About: "buildkite-agent is there, and runs",
+		About: "buildkite-agent is installed and runs",
 		Run:   agentBinary,
 	},
 	{
 		ID: "agent-version", Group: "agent", Bare: true, Worst: Warn, Needs: []string{"agent-binary"},
-		About: "the agent's version is one that kbnode is tested with",
+		About: "kbnode is tested with the agent's version",
 		Run:   agentVersion,
 	},
 	{
@@ -34,22 +34,22 @@ var agentChecks = []Check{
 	},
 	{
 		ID: "agent-token", Group: "agent", Worst: Fail, Needs: []string{"installed"},
-		About: "the token is there, well formed, and root's alone",
+		About: "the token exists, is well-formed, and only root can read it",
 		Run:   agentToken,
 	},
 	{
 		ID: "agent-token-elsewhere", Group: "agent", Worst: Fail, Needs: []string{"plan", "installed"},
-		About: "no other file holds a token where jobs can read it",
+		About: "no other file that jobs can read contains a token",
 		Run:   tokenElsewhere,
 	},
 	{
 		ID: "agent-token-accepted", Group: "agent", Worst: Fail, Needs: []string{"agent-token", "agent-endpoint"}, Limit: 16 * time.Second,
-		About: "Buildkite takes the token",
+		About: "Buildkite accepts the token",
 		Run:   tokenAccepted,
 	},
 	{
 		ID: "agent-keys", Group: "agent", Worst: Fail, Needs: []string{"agent-binary", "installed"},
-		About: "agents know every key of their configuration, and none is missing",
+		About: "agents know every key in their configuration, and none is missing",
 		Run:   agentKeys,
 	},
 	{
@@ -59,17 +59,17 @@ var agentChecks = []Check{
 	},
 	{
 		ID: "agent-hooks", Group: "agent", Worst: Fail, Needs: []string{"plan", "installed"},
-		About: "hooks can be executed, are root's, and are kbnode's only",
+		About: "hooks are executable, owned by root, and only kbnode's",
 		Run:   agentHooks,
 	},
 	{
 		ID: "agent-build-path", Group: "agent", Worst: Fail, Needs: []string{"plan", "installed"},
-		About: "each slot's user can write its checkouts, and nobody else",
+		About: "only the slot's user can write to its checkouts",
 		Run:   buildPaths,
 	},
 	{
 		ID: "agent-unit", Group: "agent", Worst: Fail, Needs: []string{"state"},
-		About: "agents' services are in force as planned: restart, stop, slice, token",
+		About: "agents' services run as planned: restart, stop, slice, token",
 		Run:   agentUnits,
 	},
 	{
@@ -79,7 +79,7 @@ var agentChecks = []Check{
 	},
 	{
 		ID: "agent-running", Group: "agent", Worst: Fail, Needs: []string{"state", "agent-token-accepted"},
-		About: "the agent of each slot that serves runs, and has registered",
+		About: "each serving slot's agent runs and is registered",
 		Run:   agentsRunning,
 	},
 	{

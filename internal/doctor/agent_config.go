@@ -31,7 +31,7 @@ func agentKeys(_ context.Context, m *Machine) Answer {
 	if text, err := m.read(plan.AgentsPath); err == nil {
 		kept, err := plan.ParseAgents([]byte(text))
 		if err != nil {
-			return found(fail("%s", lines(err)).advise("delete the file, or type kbnode upgrade again"))
+			return found(fail("%s", lines(err)).advise("delete the file, or run kbnode upgrade again"))
 		}
 		for _, r := range kept.Releases {
 			known[r.Version] = r.Keys
@@ -51,9 +51,9 @@ func agentKeys(_ context.Context, m *Machine) Answer {
 		missing := without(wanted, have)
 		switch {
 		case len(keys) == 0:
-			all = append(all, warn("the agent does not list the keys that it knows").of(s.Index).by("kbnode upgrade --agent-version %s", plan.PinnedAgentVersion))
+			all = append(all, warn("the agent does not list its configuration keys").of(s.Index).by("kbnode upgrade --agent-version %s", plan.PinnedAgentVersion))
 		case len(unknown) > 0:
-			all = append(all, fail("the agent does not know %.200s, and ignores it without a word", strings.Join(unknown, ", ")).of(s.Index).safely("kbnode reconcile"))
+			all = append(all, fail("the agent does not know %.200s and silently ignores it", strings.Join(unknown, ", ")).of(s.Index).safely("kbnode reconcile"))
 		case len(missing) > 0:
 			all = append(all, fail("%s is not set", strings.Join(missing, ", ")).of(s.Index).safely("kbnode reconcile"))
 		default:
@@ -79,9 +79,9 @@ func agentQueue(_ context.Context, m *Machine) Answer {
 		}
 		switch {
 		case len(queues) == 0:
-			all = append(all, fail("the agent has no queue, so it waits in the default one and not in %s", s.Queue).of(s.Index).safely("kbnode reconcile"))
+			all = append(all, fail("the agent has no queue, so it uses the default queue instead of %s", s.Queue).of(s.Index).safely("kbnode reconcile"))
 		case len(queues) > 1 || queues[0] != s.Queue:
-			all = append(all, fail("the agent waits in queue %.80s, and the slot's is %s", strings.Join(queues, " and "), s.Queue).of(s.Index).safely("kbnode reconcile"))
+			all = append(all, fail("the agent uses queue %.80s, but the slot's queue is %s", strings.Join(queues, " and "), s.Queue).of(s.Index).safely("kbnode reconcile"))
 		default:
 			all = append(all, ok("%s", s.Queue).of(s.Index))
 		}

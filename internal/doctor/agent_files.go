@@ -22,7 +22,7 @@ import (
 func agentHooks(_ context.Context, m *Machine) Answer {
 	var all []Finding
 	if uid, _, mode := owner(m.path(plan.HooksDir)); uid != root() || mode&0o022 != 0 {
-		all = append(all, fail("others than root can put hooks into %s (mode %04o)", plan.HooksDir, mode.Perm()).
+		all = append(all, fail("users other than root can add hooks to %s (mode %04o)", plan.HooksDir, mode.Perm()).
 			safely("chown root:root %[1]s && chmod 755 %[1]s", plan.HooksDir))
 	}
 	planned := 0
@@ -30,7 +30,7 @@ func agentHooks(_ context.Context, m *Machine) Answer {
 		if path.Dir(f.Path) == plan.HooksDir {
 			planned++
 			if why := hookProblem(m, f.Path); why != "" {
-				all = append(all, fail("hook %s %s, and every job runs without it", path.Base(f.Path), why).safely("kbnode reconcile"))
+				all = append(all, fail("hook %s %s, so every job runs without it", path.Base(f.Path), why).safely("kbnode reconcile"))
 			}
 		}
 	}
@@ -39,7 +39,7 @@ func agentHooks(_ context.Context, m *Machine) Answer {
 			continue
 		}
 		if _, err := os.Lstat(m.path(e.Pattern)); err == nil {
-			all = append(all, fail("hook %s is not kbnode's, and runs on the host in every job", path.Base(e.Pattern)).by("kbnode install --adopt --yes"))
+			all = append(all, fail("hook %s is not kbnode's, but runs on the host in every job", path.Base(e.Pattern)).by("kbnode install --adopt --yes"))
 		}
 	}
 	if len(all) == 0 {
@@ -55,11 +55,11 @@ func hookProblem(m *Machine, name string) string {
 	case mode == 0 && uid < 0:
 		return "is missing"
 	case !mode.IsRegular():
-		return "is no file"
+		return "is not a file"
 	case mode&0o111 != 0o111:
 		return fmt.Sprintf("is not executable (mode %04o)", mode.Perm())
 	case uid != root() || mode&0o022 != 0:
-		return fmt.Sprintf("can be changed by others than root (user %d, mode %04o)", uid, mode.Perm())
+		return fmt.Sprintf("can be changed by users other than root (user %d, mode %04o)", uid, mode.Perm())
 	}
 	text, err := m.read(name)
 	if err != nil {
@@ -72,10 +72,10 @@ func hookProblem(m *Machine, name string) string {
 	}
 	program, _, _ := strings.Cut(strings.TrimSpace(shebang), " ")
 	if strings.HasSuffix(line, "\r") {
-		return "has Windows line ends"
+		return "has Windows line endings"
 	}
 	if info, err := os.Stat(m.path(program)); err != nil || info.Mode()&0o111 == 0 {
-		return fmt.Sprintf("wants %.80q, which is not there", program)
+		return fmt.Sprintf("needs %.80q, which does not exist", program)
 	}
 	return ""
 }
@@ -88,7 +88,7 @@ func buildPaths(_ context.Context, m *Machine) Answer {
 	}
 	var all []Finding
 	for _, s := range m.Plan.Slots {
-		f := ok("root's and the slot's group, mode %04o", plan.WorkMode)
+		f := ok("owner root, the slot's group, mode %04o", plan.WorkMode)
 		u, there := users[s.User]
 		if !there {
 			f = fail("user %s does not exist", s.User).safely("kbnode reconcile")
@@ -111,18 +111,18 @@ func dirProblem(m *Machine, dir string, gid int) Finding {
 	case uid < 0:
 		return fail("%s is missing", dir).safely("kbnode reconcile")
 	case !mode.IsDir():
-		return fail("%s is no directory", dir).advise("move it away, and type sudo kbnode reconcile")
+		return fail("%s is not a directory", dir).advise("move it away and run sudo kbnode reconcile")
 	case uid != root() || g != gid || bits != plan.WorkMode:
-		return fail("%s has user %d, group %d, mode %04o, and should have root, group %d, mode %04o", dir, uid, g, bits, gid, plan.WorkMode).safely("kbnode reconcile")
+		return fail("%s has user %d, group %d, mode %04o; it must have user root, group %d, mode %04o", dir, uid, g, bits, gid, plan.WorkMode).safely("kbnode reconcile")
 	}
 	var st unix.Statfs_t
 	switch err := unix.Statfs(m.path(dir), &st); {
 	case err != nil:
-		return fail("%s: %s", dir, err).advise("see sudo dmesg, and whether its file system is well")
+		return fail("%s: %s", dir, err).advise("see sudo dmesg, and check its file system")
 	case st.Flags&unix.ST_RDONLY != 0:
-		return fail("%s is mounted read-only", dir).advise("see why: sudo dmesg | grep -i 'remount\\|I/O error'; then mount it again, or reboot")
+		return fail("%s is mounted read-only", dir).advise("find the cause with sudo dmesg | grep -i 'remount\\|I/O error', then mount it again or reboot")
 	case st.Flags&unix.ST_NOEXEC != 0:
-		return fail("%s is mounted with noexec: no job can run what it builds", dir).advise("take noexec out of its line in /etc/fstab, and mount it again")
+		return fail("%s is mounted with noexec: no job can run what it builds", dir).advise("remove noexec from its line in /etc/fstab and mount it again")
 	}
 	return Finding{}
 }

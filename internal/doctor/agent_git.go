@@ -40,7 +40,7 @@ func gitHTTPS(ctx context.Context, m *Machine) Answer {
 	argv := []string{"/bin/sh", "-c", gitScript, "sh", m.Inventory.Software.Git, repo, fmt.Sprint(gitTime)}
 	if proxy, err := proxies.ProxyFunc()(at); err == nil && proxy != nil {
 		if proxy.User != nil {
-			return none("the agents' proxy has a password, which no command line may show")
+			return none("the agents' proxy has a password, which must not appear on a command line")
 		}
 		argv = append([]string{"/usr/bin/env", "https_proxy=" + proxy.String(), "http_proxy=" + proxy.String()}, argv...)
 	}
@@ -48,7 +48,7 @@ func gitHTTPS(ctx context.Context, m *Machine) Answer {
 		Unit: "kbnode-doctor-git-" + s.Name + ".service", Slice: plan.SliceName(s.Index), User: s.User, Argv: argv, Limit: (gitTime + 2) * time.Second,
 	})
 	if err != nil {
-		return found(warn("git could not be run as %s: %s", s.User, lines(err)).of(s.Index).advise("see sudo journalctl -u kbnode-doctor-git-%s", s.Name))
+		return found(warn("cannot run git as %s: %s", s.User, lines(err)).of(s.Index).advise("see sudo journalctl -u kbnode-doctor-git-%s", s.Name))
 	}
 	f := gitAnswer(string(out), at.Host)
 	if f.Status > OK {
@@ -76,15 +76,15 @@ func gitAnswer(out, host string) Finding {
 	case status == "exit 0", has("not found", "could not read username", "authentication failed", "terminal prompts disabled") && !has("could not resolve"):
 		return ok("%s", host)
 	case status == "exit 124":
-		return warn("no answer from %s in %d s", host, gitTime).advise("see whether the firewall lets jobs' checkouts out")
+		return warn("no answer from %s in %d s", host, gitTime).advise("check that the firewall allows jobs' checkouts")
 	case has("could not resolve"):
-		return warn("the name %s is not known", host).advise("see /etc/resolv.conf, and whether the network has a proxy")
+		return warn("cannot resolve %s", host).advise("check /etc/resolv.conf, and whether the network needs a proxy")
 	case has("certificate"):
-		return warn("%s has a certificate that git does not take: %.200s", host, why).advise("update the package ca-certificates, and see the clock with timedatectl")
+		return warn("git rejects the certificate of %s: %.200s", host, why).advise("update the package ca-certificates, and check the clock with timedatectl")
 	case why != "":
-		return warn("git does not reach %s: %.200s", host, why).advise("see whether the firewall lets jobs' checkouts out")
+		return warn("git cannot reach %s: %.200s", host, why).advise("check that the firewall allows jobs' checkouts")
 	}
-	return warn("git does not reach %s (%.100q)", host, status).advise("see whether the firewall lets jobs' checkouts out")
+	return warn("git cannot reach %s (%.100q)", host, status).advise("check that the firewall allows jobs' checkouts")
 }
 
 var repositoryHost = lazy.Regexp(`https?:/+([A-Za-z0-9-]+(?:(?:\.|\\\.)[A-Za-z0-9-]+)*(?::[0-9]+)?)`)

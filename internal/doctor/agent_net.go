@@ -34,7 +34,7 @@ func agentEndpoint(ctx context.Context, m *Machine) Answer {
 	endpoint := m.Config.Agent.Endpoint
 	at, err := url.Parse(endpoint)
 	if err != nil || at.Host == "" {
-		return found(fail("agent.endpoint %.100q is no URL", endpoint).advise("correct it in %s", plan.ConfigPath))
+		return found(fail("agent.endpoint %.100q is not a URL", endpoint).advise("correct it in %s", plan.ConfigPath))
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, endpoint, nil)
 	if err != nil {
@@ -54,12 +54,12 @@ func agentEndpoint(ctx context.Context, m *Machine) Answer {
 	_ = resp.Body.Close()
 	switch {
 	case resp.StatusCode >= 500 || resp.StatusCode == http.StatusProxyAuthRequired:
-		return found(fail("%s%s says %s", at.Host, through, resp.Status).advise("see https://www.buildkitestatus.com, and who owns what is between"))
+		return found(fail("%s%s says %s", at.Host, through, resp.Status).advise("see https://www.buildkitestatus.com, and check any proxy in between"))
 	case resp.StatusCode >= 300 && resp.StatusCode < 400:
-		return found(fail("%s%s sends elsewhere, to %.100q: agents do not follow", at.Host, through, resp.Header.Get("Location")).
-			advise("something between wants a login, or agent.endpoint in %s is wrong", plan.ConfigPath))
+		return found(fail("%s%s redirects to %.100q, which agents do not follow", at.Host, through, resp.Header.Get("Location")).
+			advise("a proxy in between requires a login, or agent.endpoint in %s is wrong", plan.ConfigPath))
 	case at.Scheme == "http" && !loopback(at.Hostname()):
-		return found(warn("%s answers, without TLS: whoever listens has the token", at.Host).advise("write https:// in agent.endpoint of %s", plan.ConfigPath))
+		return found(warn("%s answers without TLS, so anyone on the network can read the token", at.Host).advise("use https:// for agent.endpoint in %s", plan.ConfigPath))
 	}
 	return found(ok("%s%s", at.Host, through))
 }
@@ -131,28 +131,28 @@ func explain(err error, at *url.URL) (what, todo string) {
 	var name x509.HostnameError
 	switch {
 	case isDNS && dns.IsNotFound:
-		return fmt.Sprintf("there is no such name as %s", dns.Name), "see /etc/resolv.conf, and agent.endpoint in " + plan.ConfigPath
+		return fmt.Sprintf("no such host: %s", dns.Name), "check /etc/resolv.conf, and agent.endpoint in " + plan.ConfigPath
 	case isDNS:
-		return fmt.Sprintf("DNS does not answer for %s (%s)", dns.Name, dns.Err), "see /etc/resolv.conf, and whether its name servers can be reached"
+		return fmt.Sprintf("DNS does not answer for %s (%s)", dns.Name, dns.Err), "check /etc/resolv.conf, and whether its name servers are reachable"
 	case isInvalid && invalid.Reason == x509.Expired && invalid.Cert != nil:
-		return fmt.Sprintf("its certificate holds from %s to %s, and this machine's clock says %s", day(invalid.Cert.NotBefore), day(invalid.Cert.NotAfter), day(time.Now())),
-			"set the clock: sudo timedatectl set-ntp true; where the clock is right, the certificate has to be renewed"
+		return fmt.Sprintf("its certificate is valid from %s to %s, but this machine's clock says %s", day(invalid.Cert.NotBefore), day(invalid.Cert.NotAfter), day(time.Now())),
+			"set the clock with sudo timedatectl set-ntp true; if the clock is right, renew the certificate"
 	case errors.As(err, &unknown):
-		return "its certificate is signed by nobody whom this machine knows", "update the package ca-certificates; where a proxy opens TLS, add its certificate (update-ca-certificates, on RHEL update-ca-trust)"
+		return "its certificate is signed by an authority that this machine does not trust", "update the package ca-certificates; if a proxy intercepts TLS, add its certificate (update-ca-certificates, on RHEL update-ca-trust)"
 	case errors.As(err, &name):
-		return "its certificate is another server's", "something between answers in its place: a proxy or a login page; or DNS is wrong"
+		return "its certificate is for another server", "a proxy or a login page answers in its place, or DNS is wrong"
 	case errors.Is(err, http.ErrSchemeMismatch):
-		return "it answers without TLS", "something between answers in its place; or agent.endpoint in " + plan.ConfigPath + " should begin with http://"
+		return "it answers without TLS", "something answers in its place, or agent.endpoint in " + plan.ConfigPath + " should begin with http://"
 	case isOp && op.Op == "proxyconnect":
-		return "the proxy cannot be reached: " + op.Err.Error(), "see HTTPS_PROXY in systemctl cat " + plan.AgentUnit(0)
+		return "cannot reach the proxy: " + op.Err.Error(), "see HTTPS_PROXY in systemctl cat " + plan.AgentUnit(0)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return "nobody listens there", "see the firewall, and agent.endpoint in " + plan.ConfigPath
+		return "connection refused", "check the firewall, and agent.endpoint in " + plan.ConfigPath
 	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH):
-		return "there is no way to it", "see ip route, the cable and the firewall"
+		return "no route to it", "check ip route, the cable and the firewall"
 	case errors.Is(err, context.DeadlineExceeded), isOp && op.Timeout():
-		return "no answer", fmt.Sprintf("the firewall has to let connections to %s, port %s out", at.Hostname(), cmp.Or(at.Port(), map[string]string{"http": "80"}[at.Scheme], "443"))
+		return "no answer", fmt.Sprintf("the firewall must allow connections to %s, port %s", at.Hostname(), cmp.Or(at.Port(), map[string]string{"http": "80"}[at.Scheme], "443"))
 	}
-	return lines(err), "see whether curl -v " + at.Scheme + "://" + at.Host + " says more"
+	return lines(err), "see the output of curl -v " + at.Scheme + "://" + at.Host
 }
 
 func day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04") }
@@ -167,9 +167,9 @@ func tokenAccepted(ctx context.Context, m *Machine) Answer {
 	account, err := agent.AskAccount(ctx, network, m.Config.Agent.Endpoint, token)
 	switch {
 	case errors.Is(err, agent.ErrTokenRefused):
-		return found(fail("%s refuses it: it was revoked, has expired, or is another organization's", m.Config.Agent.Endpoint).advise("%s", newToken))
+		return found(fail("%s refuses it: it was revoked, has expired, or belongs to another organization", m.Config.Agent.Endpoint).advise("%s", newToken))
 	case err != nil:
-		return found(warn("it could not be asked: %s", lines(err)).advise("try again; agent-running tells whether agents register"))
+		return found(warn("cannot check it: %s", lines(err)).advise("try again; agent-running says whether agents register"))
 	}
 	return Answer{
 		Findings: found(ok("organization %s", cmp.Or(account.Organization.Slug, "unnamed"))).Findings,

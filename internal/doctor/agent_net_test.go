@@ -52,7 +52,7 @@ func TestAgentEndpoint(t *testing.T) {
 	}{
 		{"nobody listens", func(w *world) { w.Config.Agent.Endpoint = "http://" + nobody + "/v3" }, nobody + ": nobody listens there"},
 		{"no URL", func(w *world) { w.Config.Agent.Endpoint = "agent.buildkite.com/v3" }, `agent.endpoint "agent.buildkite.com/v3" is no URL`},
-		{"unknown authority", func(w *world) { w.Config.Agent.Endpoint = secure.URL }, strings.TrimPrefix(secure.URL, "https://") + ": its certificate is signed by nobody whom this machine knows"},
+		{"unknown authority", func(w *world) { w.Config.Agent.Endpoint = secure.URL }, strings.TrimPrefix(secure.URL, "https://") + ": its certificate is signed by an authority that this machine does not trust"},
 		{"no TLS", func(w *world) { w.Config.Agent.Endpoint = strings.Replace(plain.URL, "http:", "https:", 1) }, strings.TrimPrefix(plain.URL, "http://") + ": it answers without TLS"},
 		{"a login page", func(w *world) { w.answers["/v3"] = "302" }, `BK sends elsewhere, to "https://login.example/": agents do not follow`},
 		{"Buildkite is down", func(w *world) { w.answers["/v3"] = "503" }, "BK says 503 Service Unavailable"},
@@ -61,7 +61,7 @@ func TestAgentEndpoint(t *testing.T) {
 			w.Config.Agent.Endpoint = "https://agent.example/v3"
 			w.f.units = []reconcile.UnitState{{Name: plan.AgentUnit(0), Active: "active", MainPID: 7}}
 			w.put("/proc/7/environ", "A=b\x00https_proxy=http://somebody:password@"+nobody+"\x00", 0o400)
-		}, "agent.example through proxy " + nobody + ": the proxy cannot be reached: dial tcp " + nobody + ": connect: connection refused"},
+		}, "agent.example through proxy " + nobody + ": cannot reach the proxy: dial tcp " + nobody + ": connect: connection refused"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -133,8 +133,8 @@ func TestExplain(t *testing.T) {
 	}{
 		{"no name", &net.DNSError{Name: "agent.example", IsNotFound: true}, "there is no such name as agent.example"},
 		{"no DNS", &net.DNSError{Name: "agent.example", Err: "i/o timeout", IsTimeout: true}, "DNS does not answer for agent.example (i/o timeout)"},
-		{"other name", x509.HostnameError{Certificate: &x509.Certificate{}, Host: "agent.example"}, "its certificate is another server's"},
-		{"no route", &net.OpError{Op: "dial", Err: syscall.ENETUNREACH}, "there is no way to it"},
+		{"other name", x509.HostnameError{Certificate: &x509.Certificate{}, Host: "agent.example"}, "its certificate is for another server"},
+		{"no route", &net.OpError{Op: "dial", Err: syscall.ENETUNREACH}, "no route to it"},
 		{"time out", &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, "no answer"},
 		{"anything", errors.New("a\nb"), "a; b"},
 	} {

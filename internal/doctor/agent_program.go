@@ -31,11 +31,11 @@ func otherAgents(ctx context.Context, m *Machine) Answer {
 			continue
 		}
 		served[u.Cgroup] = true
-		all = append(all, fail("%s runs, whose jobs have all GPUs and CPUs", u.Name).by("systemctl disable --now %s", u.Name))
+		all = append(all, fail("%s runs; its jobs get all GPUs and CPUs", u.Name).by("systemctl disable --now %s", u.Name))
 	}
 	for _, name := range atBoot(m) {
 		if !slices.ContainsFunc(all, func(f Finding) bool { return strings.HasSuffix(f.Fix, " "+name) }) {
-			all = append(all, fail("%s is stopped, and starts at the next boot", name).safely("systemctl disable %s", name))
+			all = append(all, fail("%s is stopped, but starts at the next boot", name).safely("systemctl disable %s", name))
 		}
 	}
 	names, _ := filepath.Glob(m.path("/proc/[0-9]*/comm")) // the pattern is well formed
@@ -54,8 +54,8 @@ func otherAgents(ctx context.Context, m *Machine) Answer {
 		if err != nil || strings.HasPrefix(at, "/"+plan.ParentSlice+"/") || underAny(at, served) {
 			continue
 		}
-		all = append(all, fail("a buildkite-agent runs outside of the slots: process %s in %.200q", pid, at).
-			advise("see what started it: systemctl status %s; end it when its job is done", pid))
+		all = append(all, fail("a buildkite-agent runs outside the slots: process %s in %.200q", pid, at).
+			advise("run systemctl status %s to see what started it, and end it when its job is done", pid))
 	}
 	if len(all) == 0 {
 		all = found(ok("none")).Findings
@@ -94,9 +94,9 @@ func agentBinary(_ context.Context, m *Machine) Answer {
 	installed := err == nil
 	if a.Path == "" {
 		if !installed {
-			return found(ok("none; kbnode install fetches %s", plan.PinnedAgentVersion))
+			return found(ok("not installed yet; kbnode install downloads %s", plan.PinnedAgentVersion))
 		}
-		return found(fail("buildkite-agent is gone").by("kbnode install"))
+		return found(fail("buildkite-agent is missing").by("kbnode install"))
 	}
 	if why := m.problem("buildkite-agent"); why != "" {
 		f := fail("%s does not run: %s", a.Path, why)
@@ -114,7 +114,7 @@ func agentBinary(_ context.Context, m *Machine) Answer {
 	for _, s := range m.Plan.Slots {
 		if v := s.AgentVersion; installed && v != "" {
 			if _, err := os.Stat(m.path(plan.AgentBinary(v))); errors.Is(err, fs.ErrNotExist) {
-				return found(fail("buildkite-agent %s, which slots run, is gone", v).by("kbnode upgrade --agent-version %s", v))
+				return found(fail("buildkite-agent %s, which slots run, is missing", v).by("kbnode upgrade --agent-version %s", v))
 			}
 		}
 	}
@@ -139,12 +139,12 @@ func agentVersion(_ context.Context, m *Machine) Answer {
 	for v, slots := range agentVersions(m) {
 		switch {
 		case !olderThan(v, "5.0.0"):
-			all = append(all, warn("buildkite-agent %s is newer than kbnode, which knows 3 and 4", v).of(slots...).advise("upgrade kbnode; "+Pages+"operations.md says how"))
+			all = append(all, warn("buildkite-agent %s is too new: kbnode supports 3 and 4", v).of(slots...).advise("upgrade kbnode; "+Pages+"operations.md says how"))
 		case !olderThan(v, plan.PinnedAgentVersion):
 			all = append(all, ok("%s", v).of(slots...))
 		case m.Config.Agent.Binary != "":
 			all = append(all, warn("buildkite-agent %s is older than %s", v, plan.PinnedAgentVersion).of(slots...).
-				advise("replace %s, which agent.binary in %s names; slots follow when they are idle", m.Config.Agent.Binary, plan.ConfigPath))
+				advise("replace %s (agent.binary in %s); slots switch to it when they are idle", m.Config.Agent.Binary, plan.ConfigPath))
 		default:
 			all = append(all, warn("buildkite-agent %s is older than %s", v, plan.PinnedAgentVersion).of(slots...).
 				by("kbnode upgrade --agent-version %s", plan.PinnedAgentVersion))

@@ -34,14 +34,14 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 		var f Finding
 		switch {
 		case !a.Exists():
-			f = fail("there is no %s", unit).safely("kbnode reconcile")
+			f = fail("%s is missing", unit).safely("kbnode reconcile")
 		case a.Load == "masked":
 			f = fail("%s is masked", unit).safely("systemctl unmask %s && kbnode reconcile", unit)
 		case a.Active == "failed" || a.Failing():
-			f = fail("the agent ends again and again (%s, exit status %d): %s", a.Result, a.ExitStatus, m.lastWords(ctx, unit)).
-				advise("mend what it says; it starts by itself then. journalctl -u %s shows more", unit)
+			f = fail("the agent keeps failing (%s, exit status %d): %s", a.Result, a.ExitStatus, m.lastWords(ctx, unit)).
+				advise("fix what it says; it then starts by itself. journalctl -u %s shows more", unit)
 		case a.Active == "activating":
-			f = warn("the agent is starting").advise("ask again in a minute: kbnode doctor --only agent-running")
+			f = warn("the agent is starting").advise("try again in a minute: kbnode doctor --only agent-running")
 		case a.Stopping():
 			f = ok("stops when its job is done")
 		case a.Active != "active":
@@ -51,15 +51,15 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 		case m.registered(s.Index, a.Since):
 			f = ok("registered")
 		case up < agent.RegisterTime:
-			f = warn("the agent runs since %s, and has not registered yet", up.Round(time.Second)).advise("ask again in a minute: kbnode doctor --only agent-running")
+			f = warn("the agent has been running for %s and has not registered yet", up.Round(time.Second)).advise("try again in a minute: kbnode doctor --only agent-running")
 		default:
-			f = fail("the agent runs and has not registered: %s", m.lastWords(ctx, unit)).
-				by("systemctl restart %s", unit).advise("where that does not help, journalctl -u %s shows why", unit)
+			f = fail("the agent runs but has not registered: %s", m.lastWords(ctx, unit)).
+				by("systemctl restart %s", unit).advise("if that does not help, journalctl -u %s shows why", unit)
 		}
 		all = append(all, f.of(s.Index))
 	}
 	if len(all) == 0 {
-		return none("no slot serves")
+		return none("no slot is serving")
 	}
 	return Answer{Findings: together(all)}
 }
@@ -74,9 +74,9 @@ func (m *Machine) registered(k int, since time.Time) bool {
 func (m *Machine) lastWords(ctx context.Context, unit string) string {
 	log, err := m.Source.Journal(ctx, unit)
 	if err != nil {
-		return "and its journal cannot be read"
+		return "its journal cannot be read"
 	}
-	return fmt.Sprintf("%.300s", cmp.Or(agent.LastWords(log), "it said nothing"))
+	return fmt.Sprintf("%.300s", cmp.Or(agent.LastWords(log), "it logged nothing"))
 }
 
 // guardParked returns the reasons why the guard keeps jobs out of slot k.
@@ -95,7 +95,7 @@ func drained(_ context.Context, m *Machine) Answer {
 	for _, s := range m.Plan.Slots {
 		for _, d := range s.Drains {
 			if d.By == plan.ByOperator {
-				all = append(all, warn("%s (since %s)", d, day(d.Since)).of(s.Index).advise("sudo kbnode resume %s gives it back", s.Name))
+				all = append(all, warn("%s (since %s)", d, day(d.Since)).of(s.Index).advise("sudo kbnode resume %s returns it to service", s.Name))
 			}
 		}
 	}
@@ -131,15 +131,15 @@ func oneGuard(ctx context.Context, m *Machine, s plan.Slot, gid int) Finding {
 	restart := func(f Finding) Finding { return f.by("systemctl restart %s", unit) }
 	switch {
 	case g.Active == "failed" || g.Sub == "auto-restart":
-		return fail("the guard ends again and again (%s, exit status %d): %s", g.Result, g.ExitStatus, m.lastWords(ctx, unit)).advise("see journalctl -u %s", unit)
+		return fail("the guard keeps failing (%s, exit status %d): %s", g.Result, g.ExitStatus, m.lastWords(ctx, unit)).advise("see journalctl -u %s", unit)
 	case !g.Running():
 		return fail("the guard does not run").safely("systemctl start %s", unit)
 	case uid < 0:
-		return restart(fail("its guard runs and %s is gone", socket))
+		return restart(fail("its guard runs, but %s is missing", socket))
 	case mode.Type() != fs.ModeSocket:
-		return fail("%s is no socket", socket).by("rm -r %s && systemctl restart %s", socket, unit)
+		return fail("%s is not a socket", socket).by("rm -r %s && systemctl restart %s", socket, unit)
 	case uid != root() || group != gid || mode.Perm() != 0o660:
-		return fail("%s has user %d, group %d, mode %04o, and should have root, group %d, mode 0660", socket, uid, group, mode.Perm(), gid).
+		return fail("%s has user %d, group %d, mode %04o; it must have user root, group %d, mode 0660", socket, uid, group, mode.Perm(), gid).
 			safely("chown 0:%d %s && chmod 660 %s", gid, socket, socket)
 	}
 	ctx, cancel := context.WithTimeout(ctx, pingTime)
@@ -162,5 +162,5 @@ func oneGuard(ctx context.Context, m *Machine, s plan.Slot, gid int) Finding {
 	case m.Inventory.Software.Docker.Version == "":
 		return skip("Docker does not answer")
 	}
-	return fail("%s says %s", socket, resp.Status).advise("see journalctl -u %s, and whether Docker answers: docker version", unit)
+	return fail("%s says %s", socket, resp.Status).advise("see journalctl -u %s, and check that Docker answers: docker version", unit)
 }

@@ -70,9 +70,9 @@ func TestAgentChecks(t *testing.T) {
 			w.put("/proc/10/cgroup", "0::/system.slice/kbnode.service\n", 0o644)
 			w.put("/proc/9/comm", "bash\n", 0o644)
 			w.put("/proc/9/cgroup", "0::/\n", 0o644)
-		}, `agent-other fail: a buildkite-agent runs outside of the slots: process 7 in "/user.slice/x.scope"`, ""},
+		}, `agent-other fail: a buildkite-agent runs outside the slots: process 7 in "/user.slice/x.scope"`, ""},
 
-		{"the agent is gone", func(w *world) { w.Inventory.Software.Agent = inventory.Agent{} }, "agent-binary fail: buildkite-agent is gone", "kbnode install"},
+		{"the agent is gone", func(w *world) { w.Inventory.Software.Agent = inventory.Agent{} }, "agent-binary fail: buildkite-agent is missing", "kbnode install"},
 		{"the agent is not executable", func(w *world) {
 			w.put("/usr/bin/buildkite-agent", "", 0o644)
 			w.Inventory.Problems = []inventory.Problem{{Subject: "buildkite-agent", Detail: "permission denied"}}
@@ -100,7 +100,7 @@ func TestAgentChecks(t *testing.T) {
 		{"no configuration", func(w *world) { w.must(os.Remove(w.path(cfgPath(1)))) },
 			"agent-keys fail 1: the agent's configuration cannot be read: no such file or directory", "kbnode reconcile"},
 		{"an agent that lists no keys", func(w *world) { w.Inventory.Software.Agent.Keys = nil },
-			"agent-keys warn 0-1: the agent does not list the keys that it knows", "kbnode upgrade --agent-version 3.76.2"},
+			"agent-keys warn 0-1: the agent does not list its configuration keys", "kbnode upgrade --agent-version 3.76.2"},
 		{"which agents run nobody can read", func(w *world) { w.put(plan.AgentsPath, "{", 0o644) },
 			"agent-keys fail: read agents /var/lib/kbnode/agents.json: unexpected end of JSON input; delete the file to run the installed agent in all slots", ""},
 		{"another queue", func(w *world) { w.edit(cfgPath(0), "queue=b200", "queue=h100") },
@@ -143,18 +143,18 @@ func TestAgentChecks(t *testing.T) {
 		{"no user", func(w *world) { w.edit("/etc/passwd", "kbnode-gpu1:", "x:") }, "agent-build-path fail 1: user kbnode-gpu1 does not exist", "kbnode reconcile"},
 
 		{"no restart", func(w *world) { w.dropIn(1, "Restart=no", "Restart", "no") },
-			`agent-unit fail 1: Restart is "no" and not always: an agent that Buildkite sends away stays away, says ` + dropIn, undo("Restart")},
+			`agent-unit fail 1: Restart is "no" and not always: an agent that Buildkite disconnects does not start again, says ` + dropIn, undo("Restart")},
 		{"jobs are killed", func(w *world) { w.dropIn(1, "KillMode=process", "KillMode", "process") },
 			`agent-unit fail 1: KillMode is "process" and not mixed: a stop ends jobs, or leaves their processes behind, says ` + dropIn, undo("KillMode")},
 		{"a short stop", func(w *world) { w.dropIn(1, " TimeoutStopSec=1min", "TimeoutStopUSec", uint64(60e6)) },
 			`agent-unit fail 1: TimeoutStopSec is "60" and not 3660: a stop kills jobs that take longer, says ` + dropIn, undo("TimeoutStopSec")},
 		{"another slice", func(w *world) { w.dropIn(1, "Slice=x.slice", "Slice", "x.slice") },
-			`agent-unit fail 1: Slice is "x.slice" and not buildkite-gpu1.slice: jobs' host commands run outside of the slot's limits, says ` + dropIn, undo("Slice")},
+			`agent-unit fail 1: Slice is "x.slice" and not buildkite-gpu1.slice: jobs' host commands run outside the slot's limits, says ` + dropIn, undo("Slice")},
 		{"no token", func(w *world) { w.dropIn(1, "LoadCredential=", "LoadCredential", [][]any{}) },
 			`agent-unit fail 1: LoadCredential is "" and not token:/etc/buildkite-agent/token: the agent starts without its token, says ` + dropIn, undo("LoadCredential")},
 		{"another slot", func(w *world) {
 			w.dropIn(1, "Environment=KBNODE_SLOT=0", "Environment", []string{"KBNODE_SLOT=1", "KBNODE_SLOT=0"})
-		}, `agent-unit fail 1: KBNODE_SLOT is "0" and not 1: its jobs get what is another slot's, says ` + dropIn, undo("Environment=KBNODE_SLOT")},
+		}, `agent-unit fail 1: KBNODE_SLOT is "0" and not 1: its jobs get another slot's resources, says ` + dropIn, undo("Environment=KBNODE_SLOT")},
 		{"changed by set-property", func(w *world) { w.f.props[plan.AgentUnit(1)]["KillMode"] = "none" },
 			`agent-unit fail 1: KillMode is "none" and not mixed: a stop ends jobs, or leaves their processes behind`, ""},
 
@@ -165,7 +165,7 @@ func TestAgentChecks(t *testing.T) {
 				u.Active, u.Sub, u.Result, u.ExitStatus = "activating", "auto-restart", "exit-code", 1
 			})
 			w.f.journal[plan.GuardUnit(1)] = []string{"kbnode: no policy"}
-		}, "agent-guard fail 1: the guard ends again and again (exit-code, exit status 1): kbnode: no policy", ""},
+		}, "agent-guard fail 1: the guard keeps failing (exit-code, exit status 1): kbnode: no policy", ""},
 		{"the socket is gone", func(w *world) { w.must(os.Remove(w.path(plan.SocketPath(1)))) },
 			"agent-guard fail 1: its guard runs and /run/kbnode/gpu1/docker.sock is gone", "systemctl restart kbnode-guard-gpu1.service"},
 		{"a file in the socket's place", func(w *world) {
@@ -188,7 +188,7 @@ func TestAgentChecks(t *testing.T) {
 				u.Active, u.Sub, u.Result, u.ExitStatus = "activating", "auto-restart", "exit-code", 1
 			})
 			w.f.journal[plan.AgentUnit(1)] = []string{"fatal: Could not find queue", "Stopped."}
-		}, "agent-running fail 1: the agent ends again and again (exit-code, exit status 1): fatal: Could not find queue", ""},
+		}, "agent-running fail 1: the agent keeps failing (exit-code, exit status 1): fatal: Could not find queue", ""},
 		{"an agent ended after its job", func(w *world) {
 			w.agentOf(1, func(u *reconcile.UnitState) { u.Active, u.Sub, u.Result = "activating", "auto-restart", "success" })
 		}, "agent-running warn 1: the agent is starting", ""},

@@ -14,7 +14,7 @@ import (
 )
 
 // newToken is the advice for an unusable token.
-const newToken = "copy a token from Buildkite (Agents, Agent Tokens) to a file, delete " + plan.TokenPath + " if you wrote it by hand, and type sudo kbnode install --token-file FILE"
+const newToken = "copy a token from Buildkite (Agents, Agent Tokens) to a file, delete " + plan.TokenPath + " if you wrote it by hand, and run sudo kbnode install --token-file FILE"
 
 // placeholder matches what guides write in place of a token.
 var placeholder = lazy.Regexp(`(?i)^(x{3,}|.*(your|insert|replace|change)[-_.]?(agent|bk|buildkite|token|me|here|this).*|.*token[-_.]here.*|token|secret|todo)$`)
@@ -28,11 +28,11 @@ func agentToken(_ context.Context, m *Machine) Answer {
 	text, err := m.read(plan.TokenPath)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return found(fail("there is no %s", plan.TokenPath).advise("copy a token from Buildkite (Agents, Agent Tokens) to a file, and type sudo kbnode install --token-file FILE"))
+		return found(fail("%s is missing", plan.TokenPath).advise("copy a token from Buildkite (Agents, Agent Tokens) to a file, and run sudo kbnode install --token-file FILE"))
 	case err != nil || !mode.IsRegular():
-		return found(fail("%s cannot be read, or is no file", plan.TokenPath).advise("%s", newToken))
+		return found(fail("%s cannot be read or is not a file", plan.TokenPath).advise("%s", newToken))
 	case uid != root() || mode&0o077 != 0:
-		return found(fail("%s has user %d and mode %04o: jobs may read it", plan.TokenPath, uid, mode.Perm()).
+		return found(fail("%s has user %d and mode %04o, so jobs may read it", plan.TokenPath, uid, mode.Perm()).
 			safely("chown root:root %[1]s && chmod 600 %[1]s", plan.TokenPath))
 	}
 	token, err := agent.ParseToken([]byte(text))
@@ -46,11 +46,11 @@ func agentToken(_ context.Context, m *Machine) Answer {
 	case err != nil:
 		return found(fail("%s: %s", plan.TokenPath, err).advise("%s", newToken))
 	case placeholder().MatchString(token):
-		return found(fail("%s holds a placeholder and no token", plan.TokenPath).advise("%s", newToken))
+		return found(fail("%s contains a placeholder instead of a token", plan.TokenPath).advise("%s", newToken))
 	case len(lines) != 1:
-		return found(warn("%s has %d lines, of which one counts", plan.TokenPath, len(lines)).advise("leave the one line BUILDKITE_AGENT_TOKEN=… in it"))
+		return found(warn("%s has %d lines, but only one counts", plan.TokenPath, len(lines)).advise("leave only the line BUILDKITE_AGENT_TOKEN=… in it"))
 	case lines[0] != "BUILDKITE_AGENT_TOKEN="+token && lines[0] != token:
-		return found(warn("its line is not just BUILDKITE_AGENT_TOKEN=… (quotes, blanks or Windows line ends): kbnode reads it, other programs may not").
+		return found(warn("its line is not exactly BUILDKITE_AGENT_TOKEN=… (quotes, blanks or Windows line endings): kbnode can read it, other programs may not").
 			by("%s %s", plainToken, plan.TokenPath))
 	}
 	return found(ok("mode 0600"))
@@ -86,11 +86,11 @@ func tokenElsewhere(_ context.Context, m *Machine) Answer {
 			}
 			switch unit := strings.HasPrefix(name, plan.UnitDir); {
 			case unit:
-				all = append(all, fail("%s holds a token, and systemd shows it to everybody", name).
-					advise("take the line out, type sudo systemctl daemon-reload, and make a new token in Buildkite: this one is known"))
+				all = append(all, fail("%s contains a token, and systemd shows it to everyone", name).
+					advise("remove the line, run sudo systemctl daemon-reload, and make a new token in Buildkite: this one is exposed"))
 			case ours[uid] || mode&0o004 != 0:
-				all = append(all, fail("%s holds a token, and jobs can read it (user %d, mode %04o)", name, uid, mode.Perm()).
-					by("chown root:root %[1]s && chmod 600 %[1]s", quoted(name)).advise("make a new token in Buildkite if jobs ran meanwhile: this one may be known"))
+				all = append(all, fail("%s contains a token that jobs can read (user %d, mode %04o)", name, uid, mode.Perm()).
+					by("chown root:root %[1]s && chmod 600 %[1]s", quoted(name)).advise("if jobs have run since, make a new token in Buildkite: this one may be exposed"))
 			}
 		}
 	}

@@ -16,7 +16,7 @@ func TestAgentToken(t *testing.T) {
 	const head = "# Written by kbnode\n"
 	mine := func(text string) func(*world) { return func(w *world) { w.put(plan.TokenPath, text, 0o600) } }
 	malformed := "agent-token fail: /etc/buildkite-agent/token: the agent token is malformed (a token has 6 to 1024 letters, digits and '-', '_', '.'); copy it anew from Buildkite (Agents, Agent Tokens)"
-	odd := "agent-token warn: its line is not just BUILDKITE_AGENT_TOKEN=… (quotes, blanks or Windows line ends): kbnode reads it, other programs may not"
+	odd := "agent-token warn: its line is not exactly BUILDKITE_AGENT_TOKEN=… (quotes, blanks or Windows line endings): kbnode can read it, other programs may not"
 	sed := plainToken + " " + plan.TokenPath
 	for _, tt := range []struct {
 		name string

@@ -13,13 +13,13 @@ import (
 
 // unitSettings are the settings that an agent's service must not lose, and the consequence.
 var unitSettings = []struct{ file, property, why string }{
-	{"Restart", "Restart", "an agent that Buildkite sends away stays away"},
-	{"KillMode", "KillMode", "a stop ends jobs, or leaves their processes behind"},
-	{"TimeoutStopSec", "TimeoutStopUSec", "a stop kills jobs that take longer"},
-	{"Slice", "Slice", "jobs' host commands run outside of the slot's limits"},
+	{"Restart", "Restart", "an agent that Buildkite disconnects does not start again"},
+	{"KillMode", "KillMode", "stopping it ends jobs or leaves their processes behind"},
+	{"TimeoutStopSec", "TimeoutStopUSec", "stopping it kills jobs that take longer"},
+	{"Slice", "Slice", "jobs' host commands run outside the slot's limits"},
 	{"LoadCredential", "LoadCredential", "the agent starts without its token"},
 	{"NoNewPrivileges", "NoNewPrivileges", "a job's host command can become root"},
-	{"Environment=KBNODE_SLOT", "Environment", "its jobs get what is another slot's"},
+	{"Environment=KBNODE_SLOT", "Environment", "its jobs get another slot's resources"},
 }
 
 // agentUnits compares the settings in force in systemd with the planned unit. Operators'
@@ -33,7 +33,7 @@ func agentUnits(ctx context.Context, m *Machine) Answer {
 	for _, s := range m.Plan.Slots {
 		unit := plan.AgentUnit(s.Index)
 		if u := m.State.Units[unit]; !u.Exists() || u.NeedReload {
-			all = append(all, skip("it is not loaded as it is on disk; as-planned says more").of(s.Index))
+			all = append(all, skip("the loaded unit differs from its file; see as-planned").of(s.Index))
 			continue
 		}
 		got, err := m.Source.Properties(ctx, unit, "Service", properties...)
@@ -49,7 +49,7 @@ func agentUnits(ctx context.Context, m *Machine) Answer {
 		for _, set := range unitSettings {
 			want := wanted(text, set.file)
 			if have := inForce(got[set.property], set.file); want != "" && !same(set.file, want, have) {
-				f := fail("%s is %.80q and not %s: %s", strings.TrimPrefix(set.file, "Environment="), have, want, set.why)
+				f := fail("%s is %.80q instead of %s: %s", strings.TrimPrefix(set.file, "Environment="), have, want, set.why)
 				all = append(all, m.undo(f, unit, set.file, files).of(s.Index))
 			}
 		}
@@ -72,7 +72,7 @@ func (m *Machine) undo(f Finding, unit, key string, dropIns []string) Finding {
 	if len(sets) == 0 {
 		return f.advise("see systemctl cat %s", unit)
 	}
-	f.Detail += ", says " + strings.Join(sets, ", ")
+	f.Detail += "; set in " + strings.Join(sets, ", ")
 	return f.by(`sed -i '/^[[:space:]]*%s=/d' %s && systemctl daemon-reload`, key, strings.Join(sets, " "))
 }
 

@@ -36,7 +36,7 @@ func (m *Machine) waiting() []plan.Slot {
 // queues uses the agents' own token, which sees the queues of its cluster.
 func queues(_ context.Context, m *Machine) Answer {
 	if m.Account == nil || len(m.Account.Agents.Queues) == 0 {
-		return none("Buildkite names no queues to this token")
+		return none("Buildkite shows this token no queues")
 	}
 	slots := map[string][]int{}
 	for _, s := range m.waiting() {
@@ -49,10 +49,10 @@ func queues(_ context.Context, m *Machine) Answer {
 		switch {
 		case !there:
 			all = append(all, fail("the token's cluster has no queue %s, or no agent in it", q).of(ours...).
-				advise("make it in Buildkite (Agents, the cluster, Queues, New Queue, self-hosted), or give its name to sudo kbnode install --queue"))
+				advise("create it in Buildkite (Agents, the cluster, Queues, New Queue, self-hosted), or choose another with sudo kbnode install --queue NAME"))
 		case at.Total < len(ours):
-			all = append(all, warn("queue %s has %d agents, and %d slots wait in it", q, at.Total, len(ours)).of(ours...).
-				advise("see Agents in Buildkite for who is lost; ask again in a minute"))
+			all = append(all, warn("queue %s has %d agents, but %d slots use it", q, at.Total, len(ours)).of(ours...).
+				advise("see Agents in Buildkite for the missing ones, and try again in a minute"))
 		default:
 			all = append(all, ok("%s: %d agents", q, at.Total).of(ours...))
 		}
@@ -69,7 +69,7 @@ func connected(ctx context.Context, m *Machine) Answer {
 		return none("no API token; set BUILDKITE_API_TOKEN to ask")
 	}
 	if m.Account == nil || m.Account.Organization.Slug == "" {
-		return none("Buildkite does not name the organization")
+		return none("Buildkite does not report the organization")
 	}
 	client, err := buildkite.New(buildkite.Options{URL: m.API.URL, Token: m.API.Token})
 	if err != nil {
@@ -79,7 +79,7 @@ func connected(ctx context.Context, m *Machine) Answer {
 	defer cancel()
 	list, err := client.Agents(ctx, m.Account.Organization.Slug)
 	if err != nil {
-		return found(warn("%s", lines(err)).advise("the token needs the scope read_agents, and organization %s", m.Account.Organization.Slug))
+		return found(warn("%s", lines(err)).advise("the token needs scope read_agents and access to organization %s", m.Account.Organization.Slug))
 	}
 	var all []Finding
 	for _, s := range m.waiting() {
@@ -95,18 +95,18 @@ func listed(s plan.Slot, list []buildkite.Agent) Finding {
 	named := slices.DeleteFunc(slices.Clone(list), func(a buildkite.Agent) bool { return a.Name != s.Agent })
 	switch {
 	case len(named) == 0:
-		return fail("Buildkite does not list the agent").advise("see journalctl -u %s, and type sudo systemctl restart %[1]s", plan.AgentUnit(s.Index))
+		return fail("Buildkite does not list the agent").advise("see journalctl -u %s, and run sudo systemctl restart %[1]s", plan.AgentUnit(s.Index))
 	case len(named) > 1:
 		var hosts []string
 		for _, a := range named {
 			hosts = append(hosts, fmt.Sprintf("%.60s", a.Hostname))
 		}
-		return warn("%d agents are called %s, on %s", len(named), s.Agent, strings.Join(hosts, ", ")).
-			advise("give this node a name of its own: sudo kbnode install --node NAME")
+		return warn("%d agents are named %s, on %s", len(named), s.Agent, strings.Join(hosts, ", ")).
+			advise("give this node its own name: sudo kbnode install --node NAME")
 	case named[0].Paused:
-		return warn("the agent is paused in Buildkite, and is sent no jobs: %.200s", named[0].PausedNote).advise("resume it in Buildkite, Agents")
+		return warn("the agent is paused in Buildkite and gets no jobs: %.200s", named[0].PausedNote).advise("resume it in Buildkite, Agents")
 	case !slices.Contains(named[0].Tags, "queue="+s.Queue):
-		return fail("in Buildkite the agent is not in queue %s", s.Queue).by("systemctl restart %s", plan.AgentUnit(s.Index))
+		return fail("Buildkite does not list the agent in queue %s", s.Queue).by("systemctl restart %s", plan.AgentUnit(s.Index))
 	}
 	return ok("connected")
 }

@@ -92,7 +92,7 @@ func Bundle(ctx context.Context, w io.Writer, m *Machine, r *Report, more ...Par
 		group.Go(func() {
 			text, err := p.Text(ctx)
 			if err != nil {
-				text = append(text, fmt.Sprintf("\nnot complete: %v\n", err)...)
+				text = append(text, fmt.Sprintf("\nincomplete: %v\n", err)...)
 			}
 			texts[i] = text
 		})
@@ -186,7 +186,7 @@ func (s scrubber) clean(text []byte) []byte {
 func CreateBundle(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("%s is there already; give another name", name)
+		return nil, fmt.Errorf("%s already exists; choose another name", name)
 	}
 	return f, err
 }

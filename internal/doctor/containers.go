@@ -13,7 +13,7 @@ import (
 // containerCheck runs a container in each idle slot, as a job would.
 var containerCheck = Check{
 	ID: "container", Group: "slots", Worst: Fail, Slow: true, Needs: []string{"state", "docker-engine", "slot-limits", "slot-disk"}, Limit: 45 * time.Second,
-	About: "a container of each slot gets its GPU and no other, and the planned CPUs and memory",
+	About: "each slot's container gets only its own GPU, and the planned CPUs and memory",
 	Run: func(ctx context.Context, m *Machine) Answer {
 		asking, cancel := ctx, context.CancelFunc(func() {})
 		if end, bounded := ctx.Deadline(); bounded {
@@ -24,7 +24,7 @@ var containerCheck = Check{
 		began := time.Now()
 		reports, err := m.Source.Containers(asking, m)
 		if errors.Is(err, context.DeadlineExceeded) {
-			return found(fail("the containers had not ended after %s: Docker is slow, or hangs", time.Since(began).Round(time.Second)).
+			return found(fail("the containers did not end within %s: Docker is slow or hangs", time.Since(began).Round(time.Second)).
 				advise("see sudo journalctl -u docker -n 50; with more time: sudo kbnode doctor --only container --timeout 10m"))
 		}
 		if err != nil {
@@ -58,7 +58,7 @@ func containerFindings(r selftest.SlotReport) []Finding {
 	for _, c := range r.Checks {
 		if !c.Held {
 			f := fail("%s: saw %s", c.Tried, strings.ReplaceAll(c.Saw, "\n", "; ")).of(r.Index)
-			f.Advice = fmt.Sprintf("%s; sudo kbnode selftest --slot %d tries everything in this slot", c.Do, r.Index)
+			f.Advice = fmt.Sprintf("%s; sudo kbnode selftest --slot %d runs every test in this slot", c.Do, r.Index)
 			all = append(all, f)
 		}
 	}

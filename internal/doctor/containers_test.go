@@ -21,7 +21,7 @@ func TestContainerCheck(t *testing.T) {
 	}}
 	got := answer(t, machineOf(t, f, nil), "container")
 	want := []Finding{
-		fail("its own GPU: saw []").of(1).advise("sudo kbnode reconcile; sudo kbnode selftest --slot 1 tries everything in this slot"),
+		fail("its own GPU: saw []").of(1).advise("sudo kbnode reconcile; sudo kbnode selftest --slot 1 runs every test in this slot"),
 		ok("its GPU, CPUs and memory").of(0, 3),
 		skip("it is busy with job 7").of(2),
 	}

@@ -20,40 +20,40 @@ var apiOpen = lazy.Regexp(`API is accessible on (\S+) without (encryption|TLS cl
 var dockerAccessChecks = []Check{
 	{
 		ID: "docker-api", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		About: "the engine listens on no network without certificates",
+		About: "the engine does not listen on a network without certificates",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			for _, w := range m.Docker.Warnings {
 				at := apiOpen().FindStringSubmatch(w)
 				if at == nil {
 					continue
 				}
-				f := fail("the engine answers everybody on %s: whoever reaches it, a job's host commands too, is root here", at[1])
+				f := fail("the engine answers anyone on %s: anyone who can reach it is root here, including a job's host commands", at[1])
 				if flag := readDaemon(ctx, m).flag("hosts"); strings.Contains(flag, "tcp:") {
-					return found(f.advise("dockerd is started with %s: type systemctl edit --full docker, take it out, then type systemctl restart docker", flag))
+					return found(f.advise("dockerd is started with %s: run systemctl edit --full docker, remove it, then run systemctl restart docker", flag))
 				}
-				return found(f.advise("take the tcp:// address out of hosts in %s, or of dockerd's command line (systemctl cat docker), then type systemctl restart docker", daemonJSON))
+				return found(f.advise("remove the tcp:// address from hosts in %s, or from dockerd's command line (systemctl cat docker), then run systemctl restart docker", daemonJSON))
 			}
-			return found(ok("its socket only, or with certificates"))
+			return found(ok("only its socket, or with certificates"))
 		},
 	},
 	{
 		ID: "docker-socket", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		About: "Docker's socket is closed to users outside of its group",
+		About: "Docker's socket is closed to users outside its group",
 		Run: func(_ context.Context, m *Machine) Answer {
 			name := m.Config.Docker.Socket
 			info, err := os.Stat(m.path(name))
 			switch {
 			case err != nil:
-				return found(warn("%s", err).advise("see why %s cannot be looked at", name))
+				return found(warn("%s", err).advise("find out why %s cannot be read", name))
 			case info.Mode().Perm()&0o007 != 0:
-				return found(fail("%s has mode %04o, so every user of this machine is root, and a job's host commands are", name, info.Mode().Perm()).safely("chmod 0660 %s", name))
+				return found(fail("%s has mode %04o, so every user of this machine can become root, including a job's host commands", name, info.Mode().Perm()).safely("chmod 0660 %s", name))
 			}
 			return found(ok("%s, mode %04o", name, info.Mode().Perm()))
 		},
 	},
 	{
 		ID: "docker-group", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"config"},
-		About: "no user that runs jobs may use Docker's own socket",
+		About: "no user that runs jobs can use Docker's own socket",
 		Run: func(_ context.Context, m *Machine) Answer {
 			groups, err := m.read("/etc/group")
 			users, errUsers := m.read("/etc/passwd")
@@ -65,14 +65,14 @@ var dockerAccessChecks = []Check{
 			for _, member := range socketUsers(groups, users, m.socketGroup()) {
 				switch user, group := member[0], member[1]; {
 				case user == "buildkite-agent" || strings.HasPrefix(user, "kbnode-gpu"):
-					f := fail("%s is in group %s, so what runs as that user is root by docker run -v /:/host", user, group)
+					f := fail("%s is in group %s, so anything that runs as this user can become root with docker run -v /:/host", user, group)
 					if slot, err := strconv.Atoi(strings.TrimPrefix(user, "kbnode-gpu")); err == nil {
 						f = f.of(slot)
 					}
 					if member[2] == "" { // listed, not the user's own group
 						all = append(all, f.safely("gpasswd -d %s %s", user, group))
 					} else {
-						all = append(all, f.advise("give the user a group of its own: usermod -g %s %s", user, user))
+						all = append(all, f.advise("give the user its own group: usermod -g %s %s", user, user))
 					}
 				case user != "root":
 					others = append(others, user)
@@ -84,26 +84,26 @@ var dockerAccessChecks = []Check{
 			case len(others) > 0:
 				return found(ok("operators, as good as root: %s", strings.Join(others, ", ")))
 			}
-			return found(ok("nobody but root"))
+			return found(ok("only root"))
 		},
 	},
 	{
 		ID: "docker-userns", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		About: "Docker maps no user IDs",
+		About: "Docker does not remap user IDs",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			if !slices.Contains(m.Docker.Security, "name=userns") {
-				return found(ok("it maps none"))
+				return found(ok("not remapped"))
 			}
-			f := fail("userns-remap is on, so that a job can write to no checkout")
+			f := fail("userns-remap is on, so jobs cannot write to their checkouts")
 			if flag := readDaemon(ctx, m).flag("userns-remap"); flag != "" {
-				return found(f.advise("dockerd is started with %s: type systemctl edit --full docker, take it out, then type systemctl restart docker", flag))
+				return found(f.advise("dockerd is started with %s: run systemctl edit --full docker, remove it, then run systemctl restart docker", flag))
 			}
 			return found(f.by(`sed -i 's/\("userns-remap"[[:space:]]*:[[:space:]]*\)"[^"]*"/\1""/' %s && systemctl restart docker`, daemonJSON))
 		},
 	},
 	{
 		ID: "docker-seccomp", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		About: "Docker keeps system calls from containers that they do not need",
+		About: "Docker blocks system calls that containers do not need",
 		Run: func(_ context.Context, m *Machine) Answer {
 			profile, seccomp, armor := "", false, false
 			for _, s := range m.Docker.Security {
@@ -115,18 +115,18 @@ var dockerAccessChecks = []Check{
 			on, _ := m.read("/sys/module/apparmor/parameters/enabled")
 			switch {
 			case !seccomp:
-				return found(fail("neither the kernel's nor the engine's seccomp is there, so a job may make every system call").advise("install the distribution's own kernel and Docker; both have it"))
+				return found(fail("neither the kernel's nor the engine's seccomp is there, so a job can make any system call").advise("install the distribution's own kernel and Docker; both have it"))
 			case profile == "unconfined":
-				return found(fail("the seccomp profile is unconfined, so a job may make every system call").advise("take seccomp-profile out of %s, or off dockerd's command line, then type systemctl restart docker", daemonJSON))
+				return found(fail("the seccomp profile is unconfined, so a job can make any system call").advise("remove seccomp-profile from %s, or from dockerd's command line, then run systemctl restart docker", daemonJSON))
 			case strings.TrimSpace(on) == "Y" && !armor:
-				return found(warn("the kernel has AppArmor and Docker does not use it").by("%s && systemctl restart docker", "apt-get update && apt-get install -y apparmor"))
+				return found(warn("the kernel has AppArmor, but Docker does not use it").by("%s && systemctl restart docker", "apt-get update && apt-get install -y apparmor"))
 			}
 			return found(ok("profile %s", cmp.Or(profile, "default")))
 		},
 	},
 	{
 		ID: "docker-network", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		About: "containers have a way out",
+		About: "containers can reach the network",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			if m.Config.Job.Network == config.NetworkNone {
 				return none("jobs have no network (job.network: none)")
@@ -134,8 +134,8 @@ var dockerAccessChecks = []Check{
 			c := readDaemon(ctx, m)
 			for _, key := range []string{"iptables", "ip-masq"} {
 				if c.off(key) {
-					return found(fail("%s is off in Docker, so that no packet of a job finds its way back", key).
-						advise("take it out of %s, or off dockerd's command line, and type systemctl restart docker; or set job.network: none", daemonJSON))
+					return found(fail("%s is off in Docker, so jobs get no replies from the network", key).
+						advise("remove it from %s, or from dockerd's command line, and run systemctl restart docker; or set job.network: none", daemonJSON))
 				}
 			}
 			if on, err := m.read("/proc/sys/net/ipv4/ip_forward"); err == nil && strings.TrimSpace(on) == "0" {

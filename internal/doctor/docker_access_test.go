@@ -39,14 +39,14 @@ func TestDockerDiskChecks(t *testing.T) {
 	strict.cfg = &full
 	for _, s := range []stated{
 		{"overlay2", "docker-storage-driver", engine(docker.Info{StorageDriver: "overlay2"}), nil, "ok: overlay2", ""},
-		{"containerd's store", "docker-storage-driver", store, nil, "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk bounds: a job can fill Docker's",
+		{"containerd's store", "docker-storage-driver", store, nil, "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk limits: a job can fill Docker's disk",
 			`mkdir -p /etc/docker && echo '{"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"}' >/etc/docker/daemon.json && systemctl restart docker`},
-		{"that, asked for", "docker-storage-driver", store, file(`{"features": {"containerd-snapshotter": true}}`), "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk bounds: a job can fill Docker's", ""},
-		{"the strict profile", "docker-storage-driver", strict, nil, "ok: overlayfs; the strict profile's containers write to no layer", ""},
+		{"that, asked for", "docker-storage-driver", store, file(`{"features": {"containerd-snapshotter": true}}`), "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk limits: a job can fill Docker's disk", ""},
+		{"the strict profile", "docker-storage-driver", strict, nil, "ok: overlayfs; containers of the strict profile do not write to layers", ""},
 
 		{"a disk", "docker-root", root, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:2 / /var/lib rw shared:1 - xfs /dev/sda2 rw\n31 22 0:5 / /var/lib/dock rw - tmpfs x rw\n"), "ok: /var/lib/docker, xfs", ""},
 		{"a network", "docker-root", root, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /var/lib/docker rw - nfs4 s:/x rw\n"), "fail: /var/lib/docker is on /var/lib/docker (nfs4), over a network, where overlay2 does not work and every job waits for it", ""},
-		{"a container", "docker-root", root, mounts("22 1 0:30 / / rw - overlay overlay rw\n"), "fail: /var/lib/docker is on an overlay, so this is a container or a live system, and images do not stay", ""},
+		{"a container", "docker-root", root, mounts("22 1 0:30 / / rw - overlay overlay rw\n"), "fail: /var/lib/docker is on an overlay, so this is a container or a live system and does not keep images", ""},
 		{"memory", "docker-root", root, mounts("22 1 0:30 / / rw - tmpfs tmpfs rw\n"), "warn: /var/lib/docker is in memory (tmpfs), which images take from jobs, and is empty after a reboot", ""},
 		{"garbage", "docker-root", root, mounts("\x00 - -\n - \nx"), "skip: the kernel does not say what /var/lib/docker is on", ""},
 
@@ -76,7 +76,7 @@ func TestDockerAccessChecks(t *testing.T) {
 		return files
 	}
 	for _, s := range []stated{
-		{"a socket only", "docker-api", engine(docker.Info{Warnings: []string{"WARNING: No swap limit support"}}), nil, "ok: its socket only, or with certificates", ""},
+		{"a socket only", "docker-api", engine(docker.Info{Warnings: []string{"WARNING: No swap limit support"}}), nil, "ok: only its socket, or with certificates", ""},
 		{"TCP", "docker-api", warned, nil, "fail: the engine answers everybody on http://0.0.0.0:2375: whoever reaches it, a job's host commands too, is root here", ""},
 
 		{"operators", "docker-group", &fake{}, groups("docker:x:998:ada\n"), "ok: operators, as good as root: ada, bob", ""},
@@ -86,11 +86,11 @@ func TestDockerAccessChecks(t *testing.T) {
 		{"garbage", "docker-group", &fake{}, map[string]string{"/etc/group": "docker\n:::\n", "/etc/passwd": "::\n"}, "ok: nobody but root", ""},
 
 		{"no mapping", "docker-userns", secure("name=seccomp,profile=builtin"), nil, "ok: it maps none", ""},
-		{"a mapping by a flag", "docker-userns", secure("name=userns"), file("", "--userns-remap=default"), "fail: userns-remap is on, so that a job can write to no checkout", ""},
+		{"a mapping by a flag", "docker-userns", secure("name=userns"), file("", "--userns-remap=default"), "fail: userns-remap is on, so jobs cannot write to their checkouts", ""},
 		{"a profile", "docker-seccomp", secure("name=seccomp,profile=builtin"), nil, "ok: profile builtin", ""},
-		{"no seccomp", "docker-seccomp", secure("name=cgroupns"), nil, "fail: neither the kernel's nor the engine's seccomp is there, so a job may make every system call", ""},
-		{"no profile", "docker-seccomp", secure("name=seccomp,profile=unconfined"), nil, "fail: the seccomp profile is unconfined, so a job may make every system call", ""},
-		{"AppArmor unused", "docker-seccomp", secure("name=seccomp,profile=builtin"), map[string]string{"/sys/module/apparmor/parameters/enabled": "Y\n"}, "warn: the kernel has AppArmor and Docker does not use it",
+		{"no seccomp", "docker-seccomp", secure("name=cgroupns"), nil, "fail: neither the kernel's nor the engine's seccomp is there, so a job can make any system call", ""},
+		{"no profile", "docker-seccomp", secure("name=seccomp,profile=unconfined"), nil, "fail: the seccomp profile is unconfined, so a job can make any system call", ""},
+		{"AppArmor unused", "docker-seccomp", secure("name=seccomp,profile=builtin"), map[string]string{"/sys/module/apparmor/parameters/enabled": "Y\n"}, "warn: the kernel has AppArmor, but Docker does not use it",
 			"apt-get update && apt-get install -y apparmor && systemctl restart docker"},
 		{"AppArmor", "docker-seccomp", secure("name=apparmor", "name=seccomp,profile=builtin"), map[string]string{"/sys/module/apparmor/parameters/enabled": "Y\n"}, "ok: profile builtin", ""},
 

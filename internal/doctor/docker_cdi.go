@@ -18,7 +18,7 @@ import (
 var cdiChecks = []Check{
 	{
 		ID: "docker-cdi-spec", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-cdi", "docker-toolkit"},
-		About: "each GPU is described to Docker once",
+		About: "one CDI specification describes each GPU",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			if !m.Inventory.Software.Docker.CDI {
 				return none("CDI is off")
@@ -31,14 +31,14 @@ var cdiChecks = []Check{
 			good := 0
 			for i, s := range specs {
 				if s.Err != nil {
-					all = append(all, warn("%s is passed over: %s", s.Path, lines(s.Err)).by("mv %s %[1]s.broken", word(s.Path)))
+					all = append(all, warn("%s is ignored: %s", s.Path, lines(s.Err)).by("mv %s %[1]s.broken", word(s.Path)))
 					continue
 				}
 				good++
 				all = append(all, twice(s, specs[:i])...)
 			}
 			if good == 0 {
-				f := fail("no specification of NVIDIA's GPUs in %s", strings.Join(m.Inventory.Software.Docker.CDIDirs, " or "))
+				f := fail("no CDI specification for NVIDIA GPUs in %s", strings.Join(m.Inventory.Software.Docker.CDIDirs, " or "))
 				if slices.Contains(m.Inventory.Software.Docker.Runtimes, "nvidia") {
 					f.Status = Warn // slots get their GPUs from that
 				}
@@ -52,7 +52,7 @@ var cdiChecks = []Check{
 	},
 	{
 		ID: "docker-cdi-driver", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-cdi-spec"},
-		About: "the description is of the driver that runs",
+		About: "the CDI specification is for the running driver",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			specs, err := gpuSpecs(m)
 			switch {
@@ -64,7 +64,7 @@ var cdiChecks = []Check{
 			loaded := m.Inventory.NVIDIA.DriverVersion
 			node, _ := health.ReadNode(m.Root, nil) // what it cannot read is empty
 			if node.CDIDriver != "" && loaded != "" && node.CDIDriver != loaded {
-				return found(fail("the driver %s runs, and containers get the files of %s", loaded, node.CDIDriver).safely("%s", renewCDI(ctx, m)))
+				return found(fail("driver %s runs, but containers get the files of %s", loaded, node.CDIDriver).safely("%s", renewCDI(ctx, m)))
 			}
 			for i, s := range specs {
 				if covered(s, specs[i+1:]) {
@@ -81,18 +81,18 @@ var cdiChecks = []Check{
 					renew = "nvidia-modprobe -c=0 -u -m" // creates the nodes that the driver creates late
 				}
 				if len(gone) > 0 {
-					return found(fail("%s names what is not there, and no container starts with it: %s (%d in all)", s.Path, gone[0], len(gone)).safely("%s", renew))
+					return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, gone[0], len(gone)).safely("%s", renew))
 				}
 			}
 			if node.CDIDriver == "" {
-				return found(ok("all that it names is there"))
+				return found(ok("all files that it names exist"))
 			}
 			return found(ok("%s", node.CDIDriver))
 		},
 	},
 	{
 		ID: "docker-cdi-slots", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"plan", "docker-cdi-spec"},
-		About: "each slot's GPU is described by its UUID",
+		About: "a CDI specification describes each slot's GPU by its UUID",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			d := m.Inventory.Software.Docker
 			known := m.Docker.CDIDevices // what the engine itself has loaded
@@ -123,16 +123,16 @@ var cdiChecks = []Check{
 			case renew == generateCDI && !slices.ContainsFunc(known, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=GPU-") }):
 				renew = generateCDI + " --device-name-strategy=uuid" // toolkits before 1.16 do this only if asked
 			}
-			f := fail("nvidia.com/gpu=%s is not known to Docker, so jobs get the GPU without its driver's files", first)
+			f := fail("Docker does not know nvidia.com/gpu=%s, so jobs get the GPU without its driver's files", first)
 			if slices.Contains(d.Runtimes, "nvidia") {
-				f = warn("nvidia.com/gpu=%s is not known to Docker, so the GPU comes by the NVIDIA runtime, which adds devices that systemd does not know of", first)
+				f = warn("Docker does not know nvidia.com/gpu=%s, so the GPU comes from the NVIDIA runtime, which adds devices that systemd does not know about", first)
 			}
 			return found(f.of(missing...).safely("%s", renew))
 		},
 	},
 	{
 		ID: "docker-cdi-refresh", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"docker-cdi-spec"},
-		About: "the description outlives a reboot and a new driver",
+		About: "the CDI specification survives a reboot and a driver upgrade",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			service, err := m.unit(ctx, refreshUnit)
 			watch, errWatch := m.unit(ctx, refreshPath)
@@ -144,9 +144,9 @@ var cdiChecks = []Check{
 			case err != nil:
 				return none("%s", err)
 			case !service.Exists() && stays:
-				return found(ok("in /etc/cdi; to be renewed by hand with a new driver"))
+				return found(ok("in /etc/cdi; renew it by hand after a driver upgrade"))
 			case !service.Exists():
-				return found(warn("it is in %s only, which a reboot empties, and nothing renews it", path.Dir(specs[0].Path)).safely("%s", generateCDI))
+				return found(warn("it is only in %s, which is empty after a reboot, and nothing renews it", path.Dir(specs[0].Path)).safely("%s", generateCDI))
 			case service.Active == "failed":
 				return found(warn("%s failed (%s, exit status %d)", refreshUnit, service.Result, service.ExitStatus).safely("systemctl restart %s", refreshUnit).
 					advise("if it fails again, journalctl -u %s -n 20 says why", refreshUnit))
@@ -186,13 +186,13 @@ func twice(s inventory.CDISpec, before []inventory.CDISpec) []Finding {
 				continue
 			}
 			if path.Dir(o.Path) != path.Dir(s.Path) {
-				return []Finding{warn("%s is hidden by %s, which names the same GPUs: renewing it changes nothing", o.Path, s.Path).by("mv %s %[1]s.off", word(o.Path))}
+				return []Finding{warn("%s is hidden by %s, which names the same GPUs, so renewing it has no effect", o.Path, s.Path).by("mv %s %[1]s.off", word(o.Path))}
 			}
 			extra := s.Path
 			if path.Base(s.Path) == "nvidia.yaml" {
 				extra = o.Path
 			}
-			return []Finding{fail("%s and %s both name %s, so Docker knows neither", o.Path, s.Path, name).by("mv %s %[1]s.off", word(extra))}
+			return []Finding{fail("%s and %s both name %s, so Docker ignores both", o.Path, s.Path, name).by("mv %s %[1]s.off", word(extra))}
 		}
 	}
 	return nil

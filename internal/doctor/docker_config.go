@@ -53,7 +53,7 @@ func readDaemon(ctx context.Context, m *Machine) dockerd {
 	}
 	for _, key := range slices.Sorted(maps.Keys(d.keys)) {
 		if arg := d.flag(key); arg != "" {
-			d.problem = fmt.Sprintf("%s stands in %s and as %s on dockerd's command line, and with both it does not start", key, daemonJSON, arg)
+			d.problem = fmt.Sprintf("%s is set in %s and as %s on dockerd's command line; with both, Docker does not start", key, daemonJSON, arg)
 			return d
 		}
 	}

@@ -15,23 +15,23 @@ import (
 var dockerDiskChecks = []Check{
 	{
 		ID: "docker-storage-driver", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
-		About: "what containers write is bounded by the slot's disk",
+		About: "the slot's disk limits what containers write",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			driver := m.Docker.StorageDriver
 			switch {
 			case driver == "overlay2":
 				return found(ok("overlay2"))
 			case m.Config.Job.Profile == config.ProfileStrict:
-				return found(ok("%s; the strict profile's containers write to no layer", driver))
+				return found(ok("%s; containers of the strict profile do not write to layers", driver))
 			}
 			if m.Docker.Snapshotter {
 				driver += " of the containerd image store"
 			}
-			f := warn("the storage driver is %s, whose layers no slot's disk bounds: a job can fill Docker's", cmp.Or(driver, "unknown"))
+			f := warn("the storage driver is %s, whose layers no slot's disk limits: a job can fill Docker's disk", cmp.Or(driver, "unknown"))
 			if c := readDaemon(ctx, m); c.problem == "" && !c.has("features") && !c.has("storage-driver") && c.flag("storage-driver") == "" {
 				return found(f.by(`%s && systemctl restart docker`, c.add(`"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`)))
 			}
-			return found(f.advise(`put "features": {"containerd-snapshotter": false} and "storage-driver": "overlay2" into %s and type systemctl restart docker, or set job.profile: strict`, daemonJSON))
+			return found(f.advise(`put "features": {"containerd-snapshotter": false} and "storage-driver": "overlay2" into %s and run systemctl restart docker, or set job.profile: strict`, daemonJSON))
 		},
 	},
 	{
@@ -40,16 +40,16 @@ var dockerDiskChecks = []Check{
 		Run: func(_ context.Context, m *Machine) Answer {
 			text, err := m.read("/proc/self/mountinfo")
 			mount, kind := mountOf(text, m.Docker.RootDir)
-			move := "set data-root in " + daemonJSON + " to a directory on an ext4 or XFS disk, then type systemctl restart docker; the images are fetched again"
+			move := "set data-root in " + daemonJSON + " to a directory on an ext4 or XFS disk, then run systemctl restart docker; the images are pulled again"
 			switch {
 			case err != nil || kind == "":
 				return none("the kernel does not say what %s is on", cmp.Or(m.Docker.RootDir, "it"))
 			case slices.Contains([]string{"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs", "virtiofs"}, kind) || strings.HasPrefix(kind, "fuse"):
-				return found(fail("%s is on %s (%s), over a network, where overlay2 does not work and every job waits for it", m.Docker.RootDir, mount, kind).advise("%s", move))
+				return found(fail("%s is on %s (%s), a network file system: overlay2 does not work there, and every job waits for it", m.Docker.RootDir, mount, kind).advise("%s", move))
 			case kind == "overlay":
-				return found(fail("%s is on an overlay, so this is a container or a live system, and images do not stay", m.Docker.RootDir).advise("%s", move))
+				return found(fail("%s is on an overlay, so this is a container or a live system and does not keep images", m.Docker.RootDir).advise("%s", move))
 			case kind == "tmpfs" || kind == "ramfs":
-				return found(warn("%s is in memory (%s), which images take from jobs, and is empty after a reboot", m.Docker.RootDir, kind).advise("%s", move))
+				return found(warn("%s is in memory (%s), so images take memory from jobs and are lost at a reboot", m.Docker.RootDir, kind).advise("%s", move))
 			}
 			return found(ok("%s, %s", m.Docker.RootDir, kind))
 		},
@@ -60,9 +60,9 @@ var dockerDiskChecks = []Check{
 		Run: func(_ context.Context, m *Machine) Answer {
 			d, read := m.imageDisk()
 			f := ok("%s of %s are free at %s", gib(d.FreeBytes), gib(d.TotalBytes), d.Path)
-			switch free := "docker system df shows what takes the room; docker image prune and docker builder prune free what nothing uses"; {
+			switch free := "docker system df shows what uses the space; docker image prune and docker builder prune free unused data"; {
 			case !read:
-				return none("it was not read how much is free at %s", cmp.Or(m.Docker.RootDir, "it"))
+				return none("the free space at %s is unknown", cmp.Or(m.Docker.RootDir, "it"))
 			case d.FreeBytes < min(d.TotalBytes/50, 1<<30):
 				f = fail("%s", f.Detail).advise("%s", free)
 			case d.FreeBytes < leftFree(d.TotalBytes):

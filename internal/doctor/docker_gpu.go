@@ -23,20 +23,20 @@ const (
 var dockerGPUChecks = slices.Concat([]Check{
 	{
 		ID: "docker-default-runtime", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
-		About: "no container gets a GPU that did not ask for it",
+		About: "only containers that ask for a GPU get one",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			runtime := m.Docker.DefaultRuntime
 			switch conf, _ := m.read(toolkitConf); {
 			case !strings.Contains(runtime, "nvidia"):
 				return found(ok("%s", cmp.Or(runtime, "runc")))
 			case askUnprivileged().MatchString(conf):
-				return found(ok("%s, which heeds no image's NVIDIA_VISIBLE_DEVICES", runtime))
+				return found(ok("%s, which ignores an image's NVIDIA_VISIBLE_DEVICES", runtime))
 			}
-			f := warn("the default runtime is %s: a container that somebody starts by hand gets all GPUs if its image says so, beside running jobs", runtime)
+			f := warn("the default runtime is %s: a container started by hand gets all GPUs if its image says so, even while jobs run", runtime)
 			if defaultRuntime().MatchString(readDaemon(ctx, m).text) {
 				return found(f.safely(`sed -i 's/\("default-runtime"[[:space:]]*:[[:space:]]*\)"nvidia"/\1"runc"/' %s && systemctl reload docker`, daemonJSON))
 			}
-			return found(f.advise("take default-runtime out of %s, or off dockerd's command line (systemctl cat docker), then type systemctl reload docker", daemonJSON))
+			return found(f.advise("remove default-runtime from %s, or from dockerd's command line (systemctl cat docker), then run systemctl reload docker", daemonJSON))
 		},
 	},
 	{
@@ -50,17 +50,17 @@ var dockerGPUChecks = slices.Concat([]Check{
 			case sw.Toolkit != "":
 				return found(ok("%s", sw.Toolkit))
 			}
-			f := fail("nvidia-ctk is not there, so Docker can give no GPU to a container")
+			f := fail("nvidia-ctk is missing, so Docker cannot give GPUs to containers")
 			if namesGPUs(sw.Docker.CDIDevices) || slices.Contains(sw.Docker.Runtimes, "nvidia") {
-				f = warn("nvidia-ctk is not there, so nobody renews what describes the GPUs to Docker when the driver changes")
+				f = warn("nvidia-ctk is missing, so nothing renews the CDI specification when the driver changes")
 			}
 			return found(f.by("%s", plan.PackageCommand(m.Inventory.OS.ID, "nvidia-container-toolkit")).
-				advise("if no such package is known, add NVIDIA's repository first: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"))
+				advise("if there is no such package, add NVIDIA's repository first: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"))
 		},
 	},
 	{
 		ID: "docker-toolkit-version", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-toolkit"},
-		About: "the toolkit's packages fit each other, and have no known way out of a container",
+		About: "the toolkit's packages match, and have no known container escape",
 		Run: func(_ context.Context, m *Machine) Answer {
 			list, err := m.packages(toolkitPackages)
 			switch {
@@ -87,14 +87,14 @@ var dockerGPUChecks = slices.Concat([]Check{
 			patch := 0
 			_, _ = fmt.Sscanf(list[0].version, fmt.Sprintf("%d.%d.%%d", major, minor), &patch)
 			if major < 1 || major == 1 && (minor < 17 || minor == 17 && patch < 8) {
-				return found(warn("version %s: an image can become root of the node (CVE-2025-23266, mended in 1.17.8)", list[0].version).by("%s", upgrade))
+				return found(warn("version %s: an image can become root on the node (CVE-2025-23266, fixed in 1.17.8)", list[0].version).by("%s", upgrade))
 			}
 			return found(ok("%s", list[0].version))
 		},
 	},
 	{
 		ID: "docker-cdi", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		About: "Docker gives GPUs to containers by CDI",
+		About: "Docker gives GPUs to containers through CDI",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			d := m.Inventory.Software.Docker
 			major, minor := release(d.Version)
@@ -104,20 +104,20 @@ var dockerGPUChecks = slices.Concat([]Check{
 			case d.CDI:
 				return found(ok("%s", cmp.Or(strings.Join(d.CDIDirs, ", "), "on")))
 			}
-			f := warn("CDI is off, so GPUs come by the NVIDIA runtime, which adds devices that systemd does not know of")
+			f := warn("CDI is off, so GPUs come from the NVIDIA runtime, which adds devices that systemd does not know about")
 			if !slices.Contains(d.Runtimes, "nvidia") {
 				f = fail("CDI is off and there is no NVIDIA runtime, so no container gets a GPU with its driver's files")
 			}
 			c := readDaemon(ctx, m)
 			switch {
 			case major < 25:
-				return found(f.advise("Docker has CDI from 25.0 on, and this is %s: upgrade it", d.Version))
+				return found(f.advise("Docker supports CDI from 25.0 on, and this is %s: upgrade it", d.Version))
 			case cdiOff().MatchString(c.text):
 				return found(f.by(`sed -i 's/\("cdi"[[:space:]]*:[[:space:]]*\)false/\1true/' %s && systemctl restart docker`, daemonJSON))
 			case (major < 28 || major == 28 && minor < 2) && c.problem == "" && !c.has("features"):
 				return found(f.by("%s && systemctl restart docker", c.add(`"features": {"cdi": true}`)))
 			}
-			return found(f.advise(`put "cdi": true into features of %s, then type systemctl restart docker`, daemonJSON))
+			return found(f.advise(`put "cdi": true into features of %s, then run systemctl restart docker`, daemonJSON))
 		},
 	},
 }, cdiChecks)

@@ -41,21 +41,21 @@ func TestDockerGPUChecks(t *testing.T) {
 	for _, s := range []stated{
 		{"runc", "docker-default-runtime", engine(docker.Info{DefaultRuntime: "runc"}), nil, "ok: runc", ""},
 		{"nvidia", "docker-default-runtime", engine(docker.Info{DefaultRuntime: "nvidia"}), file(`{"default-runtime": "nvidia"}`),
-			"warn: the default runtime is nvidia: a container that somebody starts by hand gets all GPUs if its image says so, beside running jobs",
+			"warn: the default runtime is nvidia: a container started by hand gets all GPUs if its image says so, even while jobs run",
 			`sed -i 's/\("default-runtime"[[:space:]]*:[[:space:]]*\)"nvidia"/\1"runc"/' /etc/docker/daemon.json && systemctl reload docker`},
 		{"nvidia by a flag", "docker-default-runtime", engine(docker.Info{DefaultRuntime: "nvidia"}), file("", "--default-runtime=nvidia"),
-			"warn: the default runtime is nvidia: a container that somebody starts by hand gets all GPUs if its image says so, beside running jobs", ""},
+			"warn: the default runtime is nvidia: a container started by hand gets all GPUs if its image says so, even while jobs run", ""},
 		{"nvidia that asks", "docker-default-runtime", engine(docker.Info{DefaultRuntime: "nvidia"}), map[string]string{toolkitConf: "#accept\naccept-nvidia-visible-devices-envvar-when-unprivileged = false\n"},
 			"ok: nvidia, which heeds no image's NVIDIA_VISIBLE_DEVICES", ""},
 
 		{"no NVIDIA", "docker-toolkit", amd, nil, "skip: no NVIDIA GPU", ""},
 		{"there", "docker-toolkit", installed, nil, "ok: /usr/bin/nvidia-ctk", ""},
-		{"missing", "docker-toolkit", nvidia(inventory.Docker{}, docker.Info{}), nil, "fail: nvidia-ctk is not there, so Docker can give no GPU to a container", "apt-get update && apt-get install -y nvidia-container-toolkit"},
+		{"missing", "docker-toolkit", nvidia(inventory.Docker{}, docker.Info{}), nil, "fail: nvidia-ctk is missing, so Docker cannot give GPUs to containers", "apt-get update && apt-get install -y nvidia-container-toolkit"},
 		{"missing, and not needed yet", "docker-toolkit", nvidia(inventory.Docker{CDIDevices: []string{"nvidia.com/gpu=0"}}, docker.Info{}), nil,
-			"warn: nvidia-ctk is not there, so nobody renews what describes the GPUs to Docker when the driver changes", "apt-get update && apt-get install -y nvidia-container-toolkit"},
+			"warn: nvidia-ctk is missing, so nothing renews the CDI specification when the driver changes", "apt-get update && apt-get install -y nvidia-container-toolkit"},
 
 		{"a good version", "docker-toolkit-version", installed, dpkg(one("bash", well, "5") + one("nvidia-container-toolkit", well, "1.18.0-1") + one("libnvidia-container1", "hold ok installed", "1.18.0-1")), "ok: 1.18.0-1", ""},
-		{"the last with the hole", "docker-toolkit-version", installed, dpkg(one("nvidia-container-toolkit", well, "1.17.7-1")), "warn: version 1.17.7-1: an image can become root of the node (CVE-2025-23266, mended in 1.17.8)", upgrade},
+		{"the last with the hole", "docker-toolkit-version", installed, dpkg(one("nvidia-container-toolkit", well, "1.17.7-1")), "warn: version 1.17.7-1: an image can become root on the node (CVE-2025-23266, fixed in 1.17.8)", upgrade},
 		{"the first without", "docker-toolkit-version", installed, dpkg(one("nvidia-container-toolkit", well, "1.17.8-1")), "ok: 1.17.8-1", ""},
 		{"two versions", "docker-toolkit-version", installed, dpkg(one("nvidia-container-toolkit", well, "1.18.0-1") + one("libnvidia-container1", well, "1.17.8-1")),
 			"warn: packages of different versions: nvidia-container-toolkit 1.18.0-1, libnvidia-container1 1.17.8-1", upgrade + " libnvidia-container1"},
@@ -65,12 +65,12 @@ func TestDockerGPUChecks(t *testing.T) {
 
 		{"on", "docker-cdi", nvidia(inventory.Docker{CDI: true, CDIDirs: []string{"/etc/cdi"}}, docker.Info{}), nil, "ok: /etc/cdi", ""},
 		{"AMD", "docker-cdi", amd, nil, "skip: no NVIDIA GPU", ""},
-		{"switched off", "docker-cdi", runtime("28.5.2"), file(`{"features": {"cdi": false}}`), "warn: CDI is off, so GPUs come by the NVIDIA runtime, which adds devices that systemd does not know of",
+		{"switched off", "docker-cdi", runtime("28.5.2"), file(`{"features": {"cdi": false}}`), "warn: CDI is off, so GPUs come from the NVIDIA runtime, which adds devices that systemd does not know about",
 			`sed -i 's/\("cdi"[[:space:]]*:[[:space:]]*\)false/\1true/' /etc/docker/daemon.json && systemctl restart docker`},
 		{"not switched on", "docker-cdi", nvidia(inventory.Docker{Version: "26.1.5"}, docker.Info{}), nil, "fail: CDI is off and there is no NVIDIA runtime, so no container gets a GPU with its driver's files",
 			`mkdir -p /etc/docker && echo '{"features": {"cdi": true}}' >/etc/docker/daemon.json && systemctl restart docker`},
 		{"other features", "docker-cdi", nvidia(inventory.Docker{Version: "26.1.5"}, docker.Info{}), file(`{"features": {"buildkit": true}}`), "fail: CDI is off and there is no NVIDIA runtime, so no container gets a GPU with its driver's files", ""},
-		{"too old", "docker-cdi", runtime("24.0.7"), nil, "warn: CDI is off, so GPUs come by the NVIDIA runtime, which adds devices that systemd does not know of", ""},
+		{"too old", "docker-cdi", runtime("24.0.7"), nil, "warn: CDI is off, so GPUs come from the NVIDIA runtime, which adds devices that systemd does not know about", ""},
 	} {
 		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
 	}
@@ -114,7 +114,7 @@ func TestCDIChecks(t *testing.T) {
 		{"no CDI", "docker-cdi-spec", nvidia(inventory.Docker{}, docker.Info{}), nil, "skip: CDI is off", ""},
 		{"one broken", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/a b.yaml", "kind: {"), "warn: /etc/cdi/a b.yaml is passed over: yaml: line 1: did not find expected node content", "mv '/etc/cdi/a b.yaml' '/etc/cdi/a b.yaml'.broken"},
 		{"twice beside each other", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/gpus.yaml", spec), "fail: /etc/cdi/gpus.yaml and /etc/cdi/nvidia.yaml both name nvidia.com/gpu=GPU-a, so Docker knows neither", "mv /etc/cdi/gpus.yaml /etc/cdi/gpus.yaml.off"},
-		{"one hidden", "docker-cdi-spec", on(), files(etc, spec, run, spec), "warn: /etc/cdi/nvidia.yaml is hidden by /var/run/cdi/nvidia.yaml, which names the same GPUs: renewing it changes nothing", "mv /etc/cdi/nvidia.yaml /etc/cdi/nvidia.yaml.off"},
+		{"one hidden", "docker-cdi-spec", on(), files(etc, spec, run, spec), "warn: /etc/cdi/nvidia.yaml is hidden by /var/run/cdi/nvidia.yaml, which names the same GPUs, so renewing it has no effect", "mv /etc/cdi/nvidia.yaml /etc/cdi/nvidia.yaml.off"},
 
 		{"fresh", "docker-cdi-driver", on(), files(etc, spec), "ok: 580.95.05", ""},
 		{"of an older driver", "docker-cdi-driver", newer, files(etc, spec), "fail: the driver 590.10 runs, and containers get the files of 580.95.05", generateCDI},
@@ -123,7 +123,7 @@ func TestCDIChecks(t *testing.T) {
 		{"a stale one beside it", "docker-cdi-driver", on(), files(etc, stale), "fail: the driver 580.95.05 runs, and containers get the files of 550.54.15", generateCDI},
 		{"a node is not made yet", "docker-cdi-driver", on(), files(etc, spec, "/dev/nvidia-uvm", "-"), "fail: /etc/cdi/nvidia.yaml names what is not there, and no container starts with it: /dev/nvidia-uvm (1 in all)", "nvidia-modprobe -c=0 -u -m"},
 
-		{"in /etc", "docker-cdi-refresh", on(), files(etc, spec), "ok: in /etc/cdi; to be renewed by hand with a new driver", ""},
+		{"in /etc", "docker-cdi-refresh", on(), files(etc, spec), "ok: in /etc/cdi; renew it by hand after a driver upgrade", ""},
 		{"gone after a reboot", "docker-cdi-refresh", on(), files(run, spec), "warn: it is in /var/run/cdi only, which a reboot empties, and nothing renews it", generateCDI},
 		{"renewed", "docker-cdi-refresh", on(service, watch), files(run, spec, wants+refreshUnit, "", wants+refreshPath, ""), "ok: nvidia-cdi-refresh.service renews it", ""},
 		{"not watched", "docker-cdi-refresh", on(service, watch), files(run, spec, wants+refreshUnit, ""), "warn: nvidia-cdi-refresh.service and nvidia-cdi-refresh.path are not both enabled, so nothing renews it",

@@ -20,7 +20,7 @@ import (
 
 var lanCheck = Check{
 	ID: "docker-lan", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"config"},
-	About: "jobs reach no private network that the node is in, and agents reach Buildkite",
+	About: "jobs cannot reach the node's private networks, and agents can reach Buildkite",
 	Run: func(ctx context.Context, m *Machine) Answer {
 		switch m.Config.Job.Network {
 		case config.NetworkNone:
@@ -33,10 +33,10 @@ var lanCheck = Check{
 			return found(skip("the node's routes cannot be read: %s", err))
 		}
 		if list := m.neighborhood(table); len(list) > 0 {
-			return found(warn("jobs reach %s, which %s", strings.Join(list, ", "), map[bool]string{true: "is a private network of the node's", false: "are private networks of the node's"}[len(list) == 1]).
-				advise("write network: internet below job: in %s, and below it allowed_networks: with what jobs and agents need there, such as [10.1.2.3:3128]; then type kbnode reconcile", plan.ConfigPath))
+			return found(warn("jobs can reach %s, which %s", strings.Join(list, ", "), map[bool]string{true: "is a private network of the node", false: "are private networks of the node"}[len(list) == 1]).
+				advise("set job.network: internet in %s, list what jobs and agents need there in job.allowed_networks, such as [10.1.2.3:3128], then run kbnode reconcile", plan.ConfigPath))
 		}
-		return found(ok("the node is in no private network"))
+		return found(ok("the node is not in a private network"))
 	},
 }
 
@@ -98,7 +98,7 @@ func (m *Machine) internetOnly(ctx context.Context) Finding {
 	}
 	at, err := url.Parse(m.Config.Agent.Endpoint)
 	if err != nil {
-		return skip("agent.endpoint is no URL: the check agent-endpoint says so")
+		return skip("agent.endpoint is not a URL; see agent-endpoint")
 	}
 	_, proxies := m.agentNetwork(ctx)
 	if proxy, err := proxies.ProxyFunc()(at); err == nil && proxy != nil {
@@ -121,12 +121,12 @@ func (m *Machine) internetOnly(ctx context.Context) Finding {
 		closed = to.String()
 	}
 	if closed != "" {
-		return fail("agents reach Buildkite by %s (%s), which is private and not allowed", at.Host, closed).
-			advise("add '%s' to job.allowed_networks in %s, then type kbnode reconcile", closed, plan.ConfigPath)
+		return fail("agents reach Buildkite through %s (%s), which is private and not allowed", at.Host, closed).
+			advise("add '%s' to job.allowed_networks in %s, then run kbnode reconcile", closed, plan.ConfigPath)
 	}
 	allowed := "public addresses only"
 	if len(n.Allowed) > 0 {
 		allowed = "public addresses, and " + strings.Join(m.Config.Job.AllowedNetworks, ", ")
 	}
-	return ok("the rules let jobs reach %s; the check as-planned says whether they are in place", allowed)
+	return ok("the rules let jobs reach %s; as-planned checks whether they are in place", allowed)
 }

@@ -42,21 +42,21 @@ func TestLAN(t *testing.T) {
 	internet := func(endpoint string, allowed ...string) *fake {
 		return with(config.Job{Network: config.NetworkInternet, AllowedNetworks: allowed}, endpoint)
 	}
-	const public = "ok: the rules let jobs reach public addresses only; the check as-planned says whether they are in place"
+	const public = "ok: the rules let jobs reach public addresses only; as-planned checks whether they are in place"
 	const closed = "fail: agents reach Buildkite by 10.1.2.3:8080 (10.1.2.3:8080), which is private and not allowed"
 	for _, s := range []stated{
-		{"a private link", "", &fake{}, routes(gateway + link + linkLocal + slot), "warn: jobs reach 10.0.0.0/16, which is a private network of the node's", ""},
-		{"a private gateway only", "", &fake{}, routes(gateway), "warn: jobs reach 10.0.0.1/32, which is a private network of the node's", ""},
-		{"two", "", &fake{}, routes(provider + many), "warn: jobs reach 10.0.0.0/16, 192.168.0.0/24, which are private networks of the node's", ""},
-		{"public only", "", &fake{}, routes(provider + linkLocal + slot), "ok: the node is in no private network", ""},
-		{"containers", "", &fake{}, bridged(provider+docker0, "lower_veth1/ifindex"), "ok: the node is in no private network", ""},
-		{"a bridge with a card", "", &fake{}, bridged(provider+docker0, "lower_eth0/device/vendor"), "warn: jobs reach 172.17.0.0/16, which is a private network of the node's", ""},
-		{"garbage", "", &fake{}, routes("x\ny z\neth0\tq\tq\t0\t0\t0\t0\tq\n"), "ok: the node is in no private network", ""},
+		{"a private link", "", &fake{}, routes(gateway + link + linkLocal + slot), "warn: jobs reach 10.0.0.0/16, which is a private network of the node", ""},
+		{"a private gateway only", "", &fake{}, routes(gateway), "warn: jobs reach 10.0.0.1/32, which is a private network of the node", ""},
+		{"two", "", &fake{}, routes(provider + many), "warn: jobs reach 10.0.0.0/16, 192.168.0.0/24, which are private networks of the node", ""},
+		{"public only", "", &fake{}, routes(provider + linkLocal + slot), "ok: the node is not in a private network", ""},
+		{"containers", "", &fake{}, bridged(provider+docker0, "lower_veth1/ifindex"), "ok: the node is not in a private network", ""},
+		{"a bridge with a card", "", &fake{}, bridged(provider+docker0, "lower_eth0/device/vendor"), "warn: jobs reach 172.17.0.0/16, which is a private network of the node", ""},
+		{"garbage", "", &fake{}, routes("x\ny z\neth0\tq\tq\t0\t0\t0\t0\tq\n"), "ok: the node is not in a private network", ""},
 		{"no routes", "", &fake{}, nil, "skip: the node's routes cannot be read", ""},
 		{"no network", "", with(config.Job{Network: config.NetworkNone}, ""), routes(link), "skip: jobs have no network (job.network: none)", ""},
 
 		{"the Internet only", "", internet("https://192.0.2.7/v3"), routes(link), public, ""},
-		{"with a list", "", internet("http://10.1.2.3:8080/v3", "10.1.0.0/16:8080"), nil, "ok: the rules let jobs reach public addresses, and 10.1.0.0/16:8080; the check as-planned says whether they are in place", ""},
+		{"with a list", "", internet("http://10.1.2.3:8080/v3", "10.1.0.0/16:8080"), nil, "ok: the rules let jobs reach public addresses, and 10.1.0.0/16:8080; as-planned checks whether they are in place", ""},
 		{"an endpoint that is closed", "", internet("http://10.1.2.3:8080/v3"), nil, closed, ""},
 		{"another port", "", internet("http://10.1.2.3:8080/v3", "10.1.0.0/16:443"), nil, closed, ""},
 		{"metadata", "", internet("http://100.100.100.200/v3", "100.64.0.0/10"), nil, "fail: agents reach Buildkite by 100.100.100.200 (100.100.100.200:80), which is private and not allowed", ""},

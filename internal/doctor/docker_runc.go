@@ -49,7 +49,7 @@ func runcHoles(version string) []string {
 
 var runcCheck = Check{
 	ID: "docker-runc", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
-	About: "runc, which starts containers, has no known way out of one",
+	About: "runc, which starts containers, has no known container escape",
 	Run: func(_ context.Context, m *Machine) Answer {
 		version := m.Docker.Runc
 		holes := runcHoles(version)
@@ -61,16 +61,16 @@ var runcCheck = Check{
 		case len(holes) == 0:
 			return found(ok("%s", version))
 		case len(left) == 0:
-			return found(ok("%s; by its changelog the distribution has closed %s", version, strings.Join(holes, " and ")))
+			return found(ok("%s; according to its changelog, the distribution has fixed %s", version, strings.Join(holes, " and ")))
 		}
 		hole := left[len(left)-1]
-		f := warn("%s: by its number a job can become root of the node (%s)", version, strings.Join(left, ", "))
+		f := warn("%s: judging by its version, a job can become root on the node (%s)", version, strings.Join(left, ", "))
 		list, _ := m.packages([]string{"containerd.io", "runc", "runc-stable"})
 		if len(list) == 0 {
-			return found(f.advise("update runc to 1.2.8, 1.3.3 or newer. A distribution may have closed it and kept the number: rpm -q --changelog runc containerd.io | grep %s", hole))
+			return found(f.advise("update runc to 1.2.8, 1.3.3 or newer. A distribution may have fixed it without changing the version: rpm -q --changelog runc containerd.io | grep %s", hole))
 		}
 		return found(f.by("apt-get update && apt-get install -y --only-upgrade %s", list[0].name).
-			advise("where that changes nothing, ask whether the distribution has closed it: apt-get changelog %s | grep %s", list[0].name, hole))
+			advise("if that changes nothing, check whether the distribution has fixed it: apt-get changelog %s | grep %s", list[0].name, hole))
 	},
 }
 

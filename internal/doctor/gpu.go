@@ -170,7 +170,7 @@ func rebooted(m *Machine, f Finding, before ...string) Finding {
 	if _, err := os.Stat(m.path(plan.BindingsPath)); err != nil {
 		return f.by("%s", strings.Join(append(before, reboot), " && "))
 	}
-	return f.by("%s", strings.Join(append(before, "kbnode drain --all --wait", reboot), " && ")).advise("after it type sudo kbnode resume --all")
+	return f.by("%s", strings.Join(append(before, "kbnode drain --all --wait", reboot), " && ")).advise("afterward run sudo kbnode resume --all")
 }
 
 // driverOf returns the kernel driver that a PCI device is bound to, or "".

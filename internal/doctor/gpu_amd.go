@@ -16,15 +16,15 @@ import (
 var amdChecks = []Check{
 	{
 		ID: "amd-partitions", Group: "gpu", Vendor: "amd", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "equal GPUs are partitioned alike, and as they were when their slots were made", Run: ofAMD(partitionModes),
+		About: "equal GPUs are partitioned the same way, as when their slots were made", Run: ofAMD(partitionModes),
 	},
 	{
 		ID: "amd-performance-level", Group: "gpu", Vendor: "amd", Bare: true, Worst: Warn, Needs: []string{"inventory"},
-		About: "the driver chooses the GPUs' clocks by itself, unless clocks are configured", Run: ofAMD(performanceLevels),
+		About: "the driver chooses the GPUs' clocks, unless clocks are configured", Run: ofAMD(performanceLevels),
 	},
 	{
 		ID: "amd-power", Group: "gpu", Vendor: "amd", Bare: true, Worst: Warn, Needs: []string{"inventory"},
-		About: "each GPU has its power limit, and equal GPUs the same limit and firmware", Run: ofAMD(amdPower),
+		About: "each GPU has its default power limit, and equal GPUs have the same limit and firmware", Run: ofAMD(amdPower),
 	},
 }
 
@@ -53,15 +53,15 @@ func partitionModes(m *Machine, f fleet) Answer {
 			most := commonest(modes)
 			for _, g := range modes {
 				if g.value != most.value {
-					wrong = append(wrong, fail("%s is partitioned as %s, and others as %s: their slots are not alike", g.where(), g.value, most.value).
+					wrong = append(wrong, fail("%s is partitioned as %s, others as %s, so their slots differ", g.where(), g.value, most.value).
 						by("%s", g.each("echo "+most.value+" >/sys/bus/pci/devices/%s/"+compute)).of(g.slots...).
-						advise("nothing may run on it meanwhile; then type sudo kbnode install, since its slots change"))
+						advise("nothing may run on it meanwhile; then run sudo kbnode install, since its slots change"))
 				}
 			}
 		}
 		if modes := kind.by(func(g inventory.GPU) string { return g.MemoryPartition }); len(modes) > 1 {
-			wrong = append(wrong, fail("equal GPUs divide their memory in different ways: %s", whoHas(modes)).
-				advise("write the same mode into %s of each below /sys/bus/pci/devices, and load amdgpu again or reboot", memory))
+			wrong = append(wrong, fail("equal GPUs divide their memory differently: %s", whoHas(modes)).
+				advise("write the same mode to %s of each GPU below /sys/bus/pci/devices, then reload amdgpu or reboot", memory))
 		}
 	}
 	g := f.gpus[0]
@@ -85,14 +85,14 @@ func lostPartitions(m *Machine, f fleet) []Finding {
 		if was == "" || was == g.ComputePartition || g.ComputePartition == "" {
 			return ""
 		}
-		return fmt.Sprintf("%s, and the slots are those of %s", g.ComputePartition, was)
+		return fmt.Sprintf("%s, but the slots were made for %s", g.ComputePartition, was)
 	})
 	var wrong []Finding
 	for _, g := range lost {
-		_, mode, _ := strings.Cut(g.value, "those of ")
+		_, mode, _ := strings.Cut(g.value, "made for ")
 		wrong = append(wrong, fail("the mode is %s (%s)", g.value, g.where()).of(g.slots...).
 			by("%s", g.each("echo "+mode+" >/sys/bus/pci/devices/%s/current_compute_partition")).
-			advise("nothing may run on it meanwhile. A reboot, and loading amdgpu again, take the mode back: let a unit with Before=kbnode.service write it. If the slots are to be others now, type sudo kbnode install"))
+			advise("nothing may run on it meanwhile. A reboot or reloading amdgpu resets the mode: let a unit with Before=kbnode.service write it. To change the slots instead, run sudo kbnode install"))
 	}
 	return wrong
 }
@@ -127,21 +127,21 @@ func amdPower(m *Machine, f fleet) Answer {
 		})
 		for _, g := range low {
 			watts, _, _ := strings.Cut(g.value, " ")
-			wrong = append(wrong, warn("the power limit is %s, and by default %s (%s)", limit(g.gpus[0]), g.value, g.where()).of(g.slots...).
+			wrong = append(wrong, warn("the power limit is %s instead of the default %s (%s)", limit(g.gpus[0]), g.value, g.where()).of(g.slots...).
 				safely("%s", g.each("echo "+watts+"000000 | tee /sys/bus/pci/devices/%s/hwmon/hwmon*/power1_cap")))
 		}
 		if all := kind.by(limit); len(low) == 0 && len(all) > 1 {
 			wrong = append(wrong, warn("equal GPUs have different power limits: %s", whoHas(all)).
-				advise("write the same into power1_cap of each, below /sys/bus/pci/devices; scores of these slots do not compare"))
+				advise("write the same value to power1_cap of each, below /sys/bus/pci/devices; scores of these slots cannot be compared"))
 		}
 		if all := kind.by(firmware); len(all) > 1 {
 			wrong = append(wrong, warn("equal GPUs have different firmware: %s", whoHas(all)).
-				advise("have the older ones upgraded; clocks and limits may differ, so that scores of these slots do not compare"))
+				advise("upgrade the older ones; clocks and limits may differ, so scores of these slots cannot be compared"))
 		}
 	}
 	all := f.by(limit)
 	if len(all) == 0 && len(wrong) == 0 {
-		return none("amdgpu does not say")
+		return none("amdgpu does not report it")
 	}
 	if len(wrong) > 0 {
 		return found(wrong...)
@@ -166,14 +166,14 @@ func performanceLevels(m *Machine, f fleet) Answer {
 	levels := f.by(func(g inventory.GPU) string { return g.PerformanceLevel })
 	switch h := m.Config.Hygiene; {
 	case len(levels) == 0:
-		return none("amdgpu does not say")
+		return none("amdgpu does not report it")
 	case !h.Disabled && h.Clocks != config.ClocksDefault:
 		return none("hygiene.clocks sets it")
 	}
 	var wrong []Finding
 	for _, g := range levels {
 		if g.value != "auto" {
-			wrong = append(wrong, warn("somebody has set it to %s (%s)", g.value, g.where()).of(g.slots...).
+			wrong = append(wrong, warn("someone set it to %s (%s)", g.value, g.where()).of(g.slots...).
 				safely("%s", g.each("echo auto >/sys/bus/pci/devices/%s/power_dpm_force_performance_level")))
 		}
 	}

@@ -39,12 +39,12 @@ var driverChecks = []Check{
 	},
 	{
 		ID: "nvidia-library", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
-		About: "the driver's library is of the same version as the loaded module",
+		About: "the driver's library and the loaded module have the same version",
 		Run: func(_ context.Context, m *Machine) Answer {
 			nv := m.Inventory.NVIDIA
 			switch {
 			case nv.NVMLCode == nvmlMismatch:
-				is := "of another"
+				is := "another version"
 				if v := libraryVersion(m); v != "" && v != nv.DriverVersion {
 					is = v
 				}
@@ -62,23 +62,23 @@ var driverChecks = []Check{
 			nv := m.Inventory.NVIDIA
 			switch {
 			case nv.NVMLCode == nvmlMismatch:
-				return none("the check nvidia-library says why it does not")
+				return none("see nvidia-library")
 			case nv.NVMLCode == nvmlNoLibrary:
-				return found(fail("%s", nv.NVMLError).advise("install the libraries of the driver, of exactly version %s; on Ubuntu they are libnvidia-compute and nvidia-utils of its series", nv.DriverVersion))
+				return found(fail("%s", nv.NVMLError).advise("install the driver's libraries in exactly version %s; on Ubuntu they are libnvidia-compute and nvidia-utils of its series", nv.DriverVersion))
 			case nv.Source != "nvml":
 				why := nv.NVMLError
 				if why == "" {
-					why = "it was not asked"
+					why = "it was not queried"
 				}
-				return found(warn("%s; the GPUs were read from %s, which says less", why, map[string]string{"proc": "/proc/driver/nvidia", "pci": "the PCI bus"}[nv.Source]).
-					advise("type sudo nvidia-smi; if it hangs, sudo dmesg names the GPU that does, and a reboot is needed"))
+				return found(warn("%s; the GPUs were read from %s, which has less information", why, map[string]string{"proc": "/proc/driver/nvidia", "pci": "the PCI bus"}[nv.Source]).
+					advise("run sudo nvidia-smi; if it hangs, sudo dmesg names the GPU that hangs, and the machine needs a reboot"))
 			}
 			return found(ok("CUDA %s", nv.CUDAVersion))
 		},
 	},
 	{
 		ID: "nvidia-uvm", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
-		About: "NVIDIA's module for unified memory is loaded, without which CUDA does not start",
+		About: "NVIDIA's module for unified memory, which CUDA needs, is loaded",
 		Run: func(_ context.Context, m *Machine) Answer {
 			if m.Inventory.NVIDIA.UVMMajor == 0 {
 				return found(fail("the module nvidia-uvm is not loaded").safely("modprobe nvidia-uvm && echo nvidia-uvm >/etc/modules-load.d/nvidia-uvm.conf"))
@@ -88,7 +88,7 @@ var driverChecks = []Check{
 	},
 	{
 		ID: "amd-driver", Group: "gpu", Vendor: "amd", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "the kernel module amdgpu is loaded, with its part for computing (KFD)",
+		About: "the kernel module amdgpu is loaded, with its compute driver (KFD)",
 		Run: func(_ context.Context, m *Machine) Answer {
 			amd := m.Inventory.AMD
 			if amd == nil {
@@ -99,8 +99,8 @@ var driverChecks = []Check{
 				return found(fail("the module amdgpu is not loaded").safely("modprobe amdgpu"))
 			}
 			if !amd.KFD {
-				return found(fail("amdgpu is loaded, and has no part for computing (KFD)").
-					advise("see what sudo dmesg says of kfd; a kernel without CONFIG_HSA_AMD needs AMD's own driver: install amdgpu-dkms"))
+				return found(fail("amdgpu is loaded without its compute driver (KFD)").
+					advise("see what sudo dmesg says about kfd; a kernel without CONFIG_HSA_AMD needs AMD's own driver: install amdgpu-dkms"))
 			}
 			if version == "" {
 				version = "of the kernel " + m.Inventory.Kernel
@@ -116,20 +116,20 @@ func moduleMissing(m *Machine) Finding {
 	built := kernelsWith(m, "*")
 	switch {
 	case kernel != "" && slices.Contains(built, kernel):
-		f := fail("the module nvidia is installed and not loaded").safely("modprobe nvidia && modprobe nvidia-uvm")
+		f := fail("the module nvidia is installed but not loaded").safely("modprobe nvidia && modprobe nvidia-uvm")
 		if hasSecureBoot(m) {
-			f = f.advise("if that says Key was rejected: Secure Boot is on, so sign the module (mokutil), or turn Secure Boot off")
+			f = f.advise("if that says \"Key was rejected\", Secure Boot is on: sign the module (mokutil), or turn Secure Boot off")
 		}
 		return f
 	case len(built) > 0:
-		f := fail("the module nvidia is installed for the kernel %s, and %s runs", strings.Join(built, ", "), kernel).
+		f := fail("the module nvidia is installed for kernel %s, but %s is running", strings.Join(built, ", "), kernel).
 			advise("boot that kernel, or install the module for this one")
 		if dkms, _ := filepath.Glob(m.path("/var/lib/dkms/nvidia*")); len(dkms) > 0 && (m.Inventory.OS.ID == "ubuntu" || m.Inventory.OS.ID == "debian") {
 			f = f.by("apt-get update && apt-get install -y linux-headers-%[1]s && dkms autoinstall -k %[1]s && modprobe nvidia && modprobe nvidia-uvm", kernel)
 		}
 		return f
 	}
-	return fail("NVIDIA's driver is not installed").advise("install NVIDIA's data centre driver and reboot; on Ubuntu type sudo ubuntu-drivers install --gpgpu")
+	return fail("NVIDIA's driver is not installed").advise("install NVIDIA's data center driver and reboot; on Ubuntu run sudo ubuntu-drivers install --gpgpu")
 }
 
 // kernelsWith returns the kernels below /lib/modules that have NVIDIA's module.

@@ -16,7 +16,7 @@ const fabricUnit = "nvidia-fabricmanager.service"
 var fabricChecks = []Check{
 	{
 		ID: "nvidia-fabricmanager", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
-		About: "the fabric manager runs where there are NVSwitches, in the driver's own version",
+		About: "on machines with NVSwitches, the fabric manager runs in the driver's version",
 		Run:   fabricManager,
 	},
 	{
@@ -38,7 +38,7 @@ func fabricManager(ctx context.Context, m *Machine) Answer {
 	runs := u.Running() && u.Sub != "auto-restart"
 	switch {
 	case runs && !wanted:
-		return found(warn("it runs, and will not after a reboot").safely("systemctl enable %s", fabricUnit))
+		return found(warn("it runs, but will not start after a reboot").safely("systemctl enable %s", fabricUnit))
 	case runs:
 		return found(ok("running"))
 	case switches == 0 && waiting == 0 && joined > 0 && !wanted:
@@ -48,14 +48,14 @@ func fabricManager(ctx context.Context, m *Machine) Answer {
 	case switches == 0 && waiting == 0 && joined == 0 && m.Inventory.NVIDIA.Source == "nvml":
 		return none("no NVSwitch") // an image for several kinds of machines enables it everywhere
 	case !u.Exists():
-		return found(fail("the GPUs are on NVSwitches, and there is no fabric manager: no CUDA program starts").
-			advise("install the package nvidia-fabricmanager of exactly version %s (with a B200 or newer nvlsm, too), and type sudo systemctl enable --now nvidia-fabricmanager", driver))
+		return found(fail("the GPUs use NVSwitches, but there is no fabric manager, so no CUDA program starts").
+			advise("install the package nvidia-fabricmanager in exactly version %s (from B200 on, also nvlsm), and run sudo systemctl enable --now nvidia-fabricmanager", driver))
 	case u.Active == "failed" || u.Sub == "auto-restart":
 		if other := fabricVersion(m, driver); other != "" {
-			return found(fail("the fabric manager is version %s and the driver %s: they have to be the same, and no CUDA program starts", other, driver).
-				advise("install nvidia-fabricmanager of version %s, and type sudo systemctl restart nvidia-fabricmanager", driver))
+			return found(fail("the fabric manager is version %s, but the driver is %s: without the same version, no CUDA program starts", other, driver).
+				advise("install nvidia-fabricmanager version %s, and run sudo systemctl restart nvidia-fabricmanager", driver))
 		}
-		return found(fail("it ends at once (%s, exit status %d)", u.Result, u.ExitStatus).
+		return found(fail("it exits immediately (%s, exit status %d)", u.Result, u.ExitStatus).
 			advise("see sudo journalctl -b -u nvidia-fabricmanager, and /var/log/fabricmanager.log"))
 	}
 	return found(fail("it is %s", u.Active).safely("systemctl enable --now %s", fabricUnit))

@@ -15,12 +15,12 @@ import (
 var judgedChecks = []Check{
 	{
 		ID: "gpu-errors", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "since the boot no GPU was lost, and none had an error of its own",
+		About: "since boot, no GPU was lost or had an error that jobs do not cause",
 		Run:   judged("gpu.recovery", "gpu.lost", "gpu.xid", "gpu.reset", "node.nvswitch"),
 	},
 	{
 		ID: "gpu-memory", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "the GPUs' memory has no uncorrectable errors, and spare rows",
+		About: "the GPUs' memory has spare rows and no uncorrectable errors",
 		Run:   judged("gpu.ecc", "gpu.remap", "gpu.retired", "gpu.ras"),
 	},
 	{
@@ -57,7 +57,7 @@ func judged(checks ...string) func(context.Context, *Machine) Answer {
 			}
 		}
 		if watched && len(wrong) == 0 {
-			return none("kbnode.service watches it, and the check health has what it saw")
+			return none("kbnode.service watches this; see health")
 		}
 		return otherwise(wrong, ok("%d GPUs", len(f.gpus)))
 	}

@@ -19,7 +19,7 @@ var modeChecks = []Check{
 	},
 	{
 		ID: "nvidia-compute-mode", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "several processes of a job may use its GPU", Run: ofNVIDIA(computeModes),
+		About: "several processes of a job can use its GPU", Run: ofNVIDIA(computeModes),
 	},
 	{
 		ID: "nvidia-persistence", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
@@ -27,15 +27,15 @@ var modeChecks = []Check{
 	},
 	{
 		ID: "nvidia-ecc", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
-		About: "ECC is on, on all GPUs", Run: ofNVIDIA(eccModes),
+		About: "ECC is on for all GPUs", Run: ofNVIDIA(eccModes),
 	},
 	{
 		ID: "nvidia-clocks", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
-		About: "equal GPUs have equal clocks, and nobody but kbnode holds them down", Run: ofNVIDIA(gpuClocks),
+		About: "equal GPUs have equal clocks, and only kbnode limits them", Run: ofNVIDIA(gpuClocks),
 	},
 	{
 		ID: "nvidia-power", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
-		About: "each GPU has its power limit, and equal GPUs the same", Run: ofNVIDIA(powerLimits),
+		About: "each GPU has its default power limit, and equal GPUs have the same", Run: ofNVIDIA(powerLimits),
 	},
 }
 
@@ -48,7 +48,7 @@ func ofNVIDIA(ask func(*Machine, fleet) Answer) func(context.Context, *Machine) 
 		f := fleetOf(m, "nvidia")
 		f.gpus = slices.DeleteFunc(f.gpus, func(g inventory.GPU) bool { return g.NVML == nil || !g.Healthy })
 		if len(f.gpus) == 0 {
-			return none("NVML says nothing of them")
+			return none("NVML reports nothing about them")
 		}
 		return ask(m, f)
 	}
@@ -80,7 +80,7 @@ func migModes(m *Machine, f fleet) Answer {
 		switch g.value {
 		case "on":
 			wrong = append(wrong, fail("MIG mode is on, without instances (%s)", at).by("%s", g.each(off)).of(g.slots...).
-				advise("or make instances with nvidia-smi mig -cgi, and type sudo kbnode install"))
+				advise("or make instances with nvidia-smi mig -cgi, and run sudo kbnode install"))
 		case "leaving":
 			wrong = append(wrong, rebooted(m, fail("MIG mode is on until the next reset (%s)", at).of(g.slots...)))
 		case "entering":
@@ -131,12 +131,12 @@ func persistenceModes(m *Machine, f fleet) Answer {
 		case g.value != "off":
 			continue
 		case m.Config.Hygiene.Disabled:
-			return found(warn("it is off (%s): a job waits for its GPU to start, and limits and clocks are forgotten between jobs", g.where()).of(g.slots...).
-				safely("%s", g.each("nvidia-smi -i %s -pm 1")).advise("sudo systemctl enable --now nvidia-persistenced makes it last"))
+			return found(warn("it is off (%s): a job waits for its GPU to start, and limits and clocks are lost between jobs", g.where()).of(g.slots...).
+				safely("%s", g.each("nvidia-smi -i %s -pm 1")).advise("sudo systemctl enable --now nvidia-persistenced makes it permanent"))
 		case len(slotBindings(m)) > 0:
-			return found(warn("it is off (%s), and kbnode would have it on", g.where()).of(g.slots...).safely("kbnode reconcile"))
+			return found(warn("it is off (%s), but kbnode should have turned it on", g.where()).of(g.slots...).safely("kbnode reconcile"))
 		}
-		return found(ok("off, and kbnode turns it on"))
+		return found(ok("off; kbnode turns it on"))
 	}
 	return found(ok("on"))
 }
@@ -155,9 +155,9 @@ func eccModes(m *Machine, f fleet) Answer {
 			switch g.value {
 			case "on":
 			case "off":
-				why := "errors of its memory go unseen"
+				why := "so memory errors go unnoticed"
 				if !g.all {
-					why = "and on on others: its memory is of another size and speed"
+					why = "but on for others: its memory differs in size and speed"
 				}
 				wrong = append(wrong, rebooted(m, warn("ECC is off (%s), %s", g.where(), why), g.each("nvidia-smi -i %s -e 1")).of(g.slots...))
 			default:
@@ -176,8 +176,8 @@ func gpuClocks(m *Machine, f fleet) Answer {
 	fastest := int64(0)
 	for _, kind := range f.kinds() {
 		if all := kind.by(func(g inventory.GPU) string { return inUnits(g.MaxSMClockMHz, "MHz") }); len(all) > 1 {
-			wrong = append(wrong, warn("equal GPUs have different highest clocks: %s", whoHas(all)).
-				advise("compare their firmware (nvidia-smi -q, VBIOS Version) and their boards; scores of these slots do not compare"))
+			wrong = append(wrong, warn("equal GPUs have different maximum clocks: %s", whoHas(all)).
+				advise("compare their firmware (nvidia-smi -q, VBIOS Version) and their boards; scores of these slots cannot be compared"))
 		}
 		for _, g := range kind.gpus {
 			fastest = max(fastest, g.MaxSMClockMHz)
@@ -192,7 +192,7 @@ func gpuClocks(m *Machine, f fleet) Answer {
 	}
 	if h := m.Config.Hygiene; h.Disabled || h.Clocks == config.ClocksDefault {
 		for _, g := range f.by(held) {
-			wrong = append(wrong, warn("somebody has set clocks, and they hold it down (%s)", g.where()).
+			wrong = append(wrong, warn("someone set clocks that limit it (%s)", g.where()).
 				safely("%s", g.each("nvidia-smi -i %[1]s -rgc; nvidia-smi -i %[1]s -rac")).of(g.slots...))
 		}
 	}
@@ -211,12 +211,12 @@ func powerLimits(_ *Machine, f fleet) Answer {
 			return strconv.Itoa(int(*p.Default / 1000))
 		})
 		for _, g := range low {
-			wrong = append(wrong, warn("the power limit is %s, and by default %s W (%s)", limit(g.gpus[0]), g.value, g.where()).
+			wrong = append(wrong, warn("the power limit is %s instead of the default %s W (%s)", limit(g.gpus[0]), g.value, g.where()).
 				safely("%s", g.each("nvidia-smi -i %s -pl "+g.value)).of(g.slots...))
 		}
 		if all := kind.by(limit); len(low) == 0 && len(all) > 1 {
 			wrong = append(wrong, warn("equal GPUs have different power limits: %s", whoHas(all)).
-				advise("set them alike with sudo nvidia-smi -i GPU -pl WATTS; scores of these slots do not compare"))
+				advise("set the same limit with sudo nvidia-smi -i GPU -pl WATTS; scores of these slots cannot be compared"))
 		}
 		for _, g := range kind.by(func(g inventory.GPU) string {
 			p := g.NVML.Power
@@ -225,13 +225,13 @@ func powerLimits(_ *Machine, f fleet) Answer {
 			}
 			return strconv.Itoa(int(*p.Enforced / 1000))
 		}) {
-			wrong = append(wrong, warn("something holds it to %s W, below its limit of %s (%s)", g.value, limit(g.gpus[0]), g.where()).of(g.slots...).
-				advise("look at the power cap of the chassis (its BMC) and the power supplies"))
+			wrong = append(wrong, warn("something limits it to %s W, below its limit of %s (%s)", g.value, limit(g.gpus[0]), g.where()).of(g.slots...).
+				advise("check the chassis power cap (BMC) and the power supplies"))
 		}
 	}
 	all := f.by(limit)
 	if len(all) == 0 {
-		return none("NVML does not say")
+		return none("NVML does not report it")
 	}
 	return otherwise(wrong, ok("%s", cmp.Or(all[0].value, "?")))
 }

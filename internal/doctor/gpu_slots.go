@@ -23,7 +23,7 @@ import (
 var slotGPUChecks = []Check{
 	{
 		ID: "gpu-present", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "the GPU of each slot is there, by its UUID",
+		About: "each slot's GPU is present, by its UUID",
 		Run: func(_ context.Context, m *Machine) Answer {
 			bound := slotBindings(m)
 			switch {
@@ -41,7 +41,7 @@ var slotGPUChecks = []Check{
 					continue
 				}
 				wrong = append(wrong, fail("GPU %s at %s is missing", l.UUID, l.PCI).of(l.Slot).
-					advise("look for it with lspci and sudo dmesg, and reboot; if it was taken out for good, move /var/lib/kbnode/slots.json away and type sudo kbnode install"))
+					advise("look for it with lspci and sudo dmesg, and reboot; if it was removed for good, move /var/lib/kbnode/slots.json away and run sudo kbnode install"))
 			}
 			for _, r := range replaced {
 				wrong = append(wrong, warn("%s", r.Why).of(r.Slot).safely("kbnode reconcile"))
@@ -51,7 +51,7 @@ var slotGPUChecks = []Check{
 	},
 	{
 		ID: "gpu-answers", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "each GPU is driven by its vendor's driver, and answers it",
+		About: "each GPU uses its vendor's driver, and answers it",
 		Run: func(_ context.Context, m *Machine) Answer {
 			f := fleetOf(m, "")
 			if len(f.gpus) == 0 {
@@ -67,14 +67,14 @@ var slotGPUChecks = []Check{
 			for _, g := range f.gpus {
 				switch {
 				case dead[g.PCI].Dead || g.NVML != nil && g.NVML.Code == nvmlLost:
-					all = append(all, rebooted(m, fail("the GPU at %s is lost: %s", g.PCI, cmp.Or(g.Error, "its PCI configuration reads as ones"))).of(f.slots[g.PCI]...))
+					all = append(all, rebooted(m, fail("the GPU at %s is lost: %s", g.PCI, cmp.Or(g.Error, "its PCI configuration reads as all ones"))).of(f.slots[g.PCI]...))
 				case g.NVML != nil && g.NVML.Code == nvmlReset:
 					all = append(all, reset(g, f.slots[g.PCI]))
 				case !g.Healthy:
 					all = append(all, silent(m, g).of(f.slots[g.PCI]...))
 				case g.NVML != nil && len(g.NVML.Unread) > 0:
-					all = append(all, warn("the GPU at %s does not answer all that NVML asks: %s", g.PCI, g.NVML.Unread[0]).of(f.slots[g.PCI]...).
-						advise("see what sudo dmesg says of it; the other values of it may be wrong, too"))
+					all = append(all, warn("the GPU at %s does not answer all NVML queries: %s", g.PCI, g.NVML.Unread[0]).of(f.slots[g.PCI]...).
+						advise("see what sudo dmesg says about it; its other values may be wrong, too"))
 				default:
 					answer++
 				}
@@ -87,7 +87,7 @@ var slotGPUChecks = []Check{
 	},
 	{
 		ID: "gpu-devices", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"plan"},
-		About: "the device files of each slot's GPU are there",
+		About: "the device files of each slot's GPU exist",
 		Run: func(_ context.Context, m *Machine) Answer {
 			slots := map[string][]int{} // slots, by file
 			var names []string
@@ -139,19 +139,19 @@ func silent(m *Machine, g inventory.GPU) Finding {
 	_, err := os.Stat(m.path(at))
 	switch driver := driverOf(m, g.PCI); {
 	case strings.Contains(g.Error, "NVreg_ExcludedGpus"):
-		return f.advise("take NVreg_ExcludedGpus out of /etc/modprobe.d and of the kernel's command line, and reboot")
+		return f.advise("remove NVreg_ExcludedGpus from /etc/modprobe.d and the kernel command line, and reboot")
 	case err == nil && driver == "" && g.Vendor == "amd":
 		return f.safely("echo %s >/sys/bus/pci/drivers_probe", g.PCI)
 	case driver != "" && driver != want && path.Base(driver) == driver:
 		return f.by("echo %s >%s/driver_override && echo %s >/sys/bus/pci/drivers/%s/unbind && echo %s >/sys/bus/pci/drivers_probe", want, at, g.PCI, driver, g.PCI)
 	}
-	return f.advise("see what sudo dmesg says of it; a reboot brings most of them back, and if not, have its seat and its power checked")
+	return f.advise("see what sudo dmesg says about it, and reboot; if that does not help, check its seat and power")
 }
 
 // reset returns the finding and fix for a GPU that needs a reset.
 func reset(g inventory.GPU, slots []int) Finding {
-	f := fail("the GPU at %s wants to be reset: %s", g.PCI, g.Error).of(slots...).
-		advise("if that says that it is in use, stop nvidia-persistenced meanwhile; on machines with NVSwitches reboot instead")
+	f := fail("the GPU at %s needs a reset: %s", g.PCI, g.Error).of(slots...).
+		advise("if that says that the GPU is in use, stop nvidia-persistenced first; on machines with NVSwitches, reboot instead")
 	if len(slots) != 1 {
 		return f.by("nvidia-smi -r -i %s", g.PCI)
 	}
@@ -165,7 +165,7 @@ func badDevice(m *Machine, name string) (Finding, bool) {
 	mend := func(f Finding) (Finding, bool) {
 		switch {
 		case major < 0:
-			return f.advise("see ls -l %s, and load the driver again or reboot", name), true
+			return f.advise("see ls -l %s, then reload the driver or reboot", name), true
 		case strings.HasPrefix(name, "/dev/nvidia"):
 			return f.safely("%s && mknod -m 666 %s c %d %d", clear, name, major, minor), true
 		}
@@ -174,18 +174,18 @@ func badDevice(m *Machine, name string) (Finding, bool) {
 	fi, err := os.Stat(m.path(name))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return mend(fail("%s is not there", name))
+		return mend(fail("%s is missing", name))
 	case err != nil:
 		return fail("%s", err).advise("see ls -l %s", name), true
 	case fi.IsDir():
 		clear = "rmdir " + name
 		return mend(fail("%s is a directory", name))
 	case fi.Mode()&fs.ModeCharDevice == 0:
-		return mend(fail("%s is a file and no device", name))
+		return mend(fail("%s is a file, not a device", name))
 	}
 	if st, is := fi.Sys().(*syscall.Stat_t); is && major >= 0 {
 		if a, b := int(unix.Major(st.Rdev)), int(unix.Minor(st.Rdev)); a != major || b != minor {
-			return mend(fail("%s is the device %d:%d, and the driver has %d:%d", name, a, b, major, minor))
+			return mend(fail("%s is device %d:%d, but the driver uses %d:%d", name, a, b, major, minor))
 		}
 	}
 	return Finding{}, false
@@ -205,9 +205,9 @@ func closedDevice(m *Machine, name string) (Finding, bool) {
 	if !is || openToJobs(fi.Mode().Perm(), st.Gid) {
 		return Finding{}, false
 	}
-	return warn("%s is of mode %04o and group %d: only jobs that are root in their container can open it", name, fi.Mode().Perm(), st.Gid).
+	return warn("%s has mode %04o and group %d: only jobs that are root in their container can open it", name, fi.Mode().Perm(), st.Gid).
 		safely("groupadd -rf render && chgrp render %[1]s && chmod 660 %[1]s", name).
-		advise("if it comes back after a reboot, look for a rule below /etc/udev/rules.d that takes it away from the group render"), true
+		advise("if this comes back after a reboot, look below /etc/udev/rules.d for a rule that takes it from the group render"), true
 }
 
 // openToJobs reports whether everyone may read and write a file, or a group other than

@@ -139,7 +139,7 @@ func TestDriverChecks(t *testing.T) {
 		{name: "loaded", id: "nvidia-driver", inv: h100s(1), want: "ok: 570.86.15"},
 		{name: "not installed", id: "nvidia-driver", inv: unloaded, want: "fail: NVIDIA's driver is not installed"},
 		{name: "not loaded", id: "nvidia-driver", inv: unloaded, files: map[string]string{module: ""},
-			want: "fail: the module nvidia is installed and not loaded", fix: "modprobe nvidia && modprobe nvidia-uvm"},
+			want: "fail: the module nvidia is installed but not loaded", fix: "modprobe nvidia && modprobe nvidia-uvm"},
 		{name: "for another kernel", id: "nvidia-driver", inv: unloaded,
 			files: map[string]string{"/lib/modules/6.8.0-31-generic/kernel/nvidia-570/bits/nvidia.ko": ""},
 			want:  "fail: the module nvidia is installed for the kernel 6.8.0-31-generic, and 6.8.0-40-generic runs"},
@@ -170,7 +170,7 @@ func TestDriverChecks(t *testing.T) {
 		{name: "no amdgpu", id: "amd-driver", inv: changed(mi300s(1), func(inv *inventory.Inventory) { *inv.AMD = inventory.AMD{} }),
 			want: "fail: the module amdgpu is not loaded", fix: "modprobe amdgpu"},
 		{name: "no KFD", id: "amd-driver", inv: changed(mi300s(1), func(inv *inventory.Inventory) { inv.AMD.KFD = false }),
-			want: "fail: amdgpu is loaded, and has no part for computing (KFD)"},
+			want: "fail: amdgpu is loaded without its compute driver (KFD)"},
 	} {
 		t.Run(tt.name, tt.run)
 	}
@@ -215,7 +215,7 @@ func TestSlotGPUChecks(t *testing.T) {
 		{name: "lost", id: "gpu-answers", inv: changed(sick(1, "GPU is lost"), func(inv *inventory.Inventory) { inv.GPUs[1].NVML.Code = 15 }), files: boundSlots(2), slots: []int{1},
 			want: "fail: the GPU at 0000:1b:00.0 is lost: GPU is lost", fix: "kbnode drain --all --wait && systemctl reboot"},
 		{name: "its bus is dead", id: "gpu-answers", inv: h100s(2), slots: []int{1},
-			want: "fail: the GPU at 0000:1b:00.0 is lost: its PCI configuration reads as ones", fix: "kbnode drain --all --wait && systemctl reboot",
+			want: "fail: the GPU at 0000:1b:00.0 is lost: its PCI configuration reads as all ones", fix: "kbnode drain --all --wait && systemctl reboot",
 			files: andFiles(boundSlots(2), "/sys/bus/pci/devices/"+pciOf(1)+"/config", "\xff\xff\xff\xff")},
 		{name: "wants a reset", id: "gpu-answers", inv: changed(sick(1, "GPU requires reset"), func(inv *inventory.Inventory) { inv.GPUs[1].NVML.Code = 16 }), files: boundSlots(2), slots: []int{1},
 			want: "fail: the GPU at 0000:1b:00.0 wants to be reset: GPU requires reset", fix: "kbnode drain 1 --wait && nvidia-smi -r -i 0000:1b:00.0 && kbnode resume 1"},

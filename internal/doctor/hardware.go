@@ -26,7 +26,7 @@ const (
 var hardwareChecks = []Check{
 	{
 		ID: "hardware-memory", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
-		About: "there is memory enough for each slot",
+		About: "there is enough memory for each slot",
 		Run: func(_ context.Context, m *Machine) Answer {
 			_, least, _ := plan.TooSmall(m.Inventory, m.Plan)
 			return enough(least, m.Inventory.Memory.TotalBytes/int64(len(m.Plan.Slots)), goodMemory, func(n int64) string { return fmt.Sprintf("%d GB of memory", n/1e9) })
@@ -34,7 +34,7 @@ var hardwareChecks = []Check{
 	},
 	{
 		ID: "hardware-cores", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
-		About: "there are CPU cores enough for each slot",
+		About: "there are enough CPU cores for each slot",
 		Run: func(_ context.Context, m *Machine) Answer {
 			least, _, _ := plan.TooSmall(m.Inventory, m.Plan)
 			return enough(least, int64(len(m.Inventory.CPU.List)/len(m.Plan.Slots)), goodCPUs, func(n int64) string { return strconv.FormatInt(n, 10) + " CPUs" })
@@ -42,12 +42,12 @@ var hardwareChecks = []Check{
 	},
 	{
 		ID: "hardware-disk", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
-		About: "there is disk enough for each slot",
+		About: "there is enough disk for each slot",
 		Run: func(_ context.Context, m *Machine) Answer {
 			_, _, least := plan.TooSmall(m.Inventory, m.Plan)
 			bytes := diskBytes(m.Inventory.Disks)
 			if bytes == 0 {
-				return none("the size of the disks is not known")
+				return none("the size of the disks is unknown")
 			}
 			return enough(least, bytes/int64(len(m.Plan.Slots)), goodDisk, func(n int64) string { return fmt.Sprintf("%d GB of disk", n/1e9) })
 		},
@@ -61,14 +61,14 @@ var hardwareChecks = []Check{
 
 // enough returns what a slot lacks, or its share of the machine.
 func enough(least string, share, good int64, name func(int64) string) Answer {
-	const advice = "use fewer of the GPUs (gpus in the configuration, or kbnode install --gpus), or add to the machine"
+	const advice = "use fewer GPUs (gpus in the configuration, or kbnode install --gpus), or upgrade the machine"
 	switch {
 	case least != "":
 		return found(warn("%s", least).advise(advice))
 	case share < good:
-		return found(warn("for each slot there are %s; %s are recommended", name(share), name(good)).advise(advice))
+		return found(warn("%s per slot; %s recommended", name(share), name(good)).advise(advice))
 	}
-	return found(ok("%s for each slot", name(share)))
+	return found(ok("%s per slot", name(share)))
 }
 
 // diskBytes sums the sizes of the file systems that slots and Docker write to. It counts
@@ -92,14 +92,14 @@ func (m *Machine) network() Answer {
 	text, err := m.read("/sys/class/net/" + dev + "/speed")
 	speed, errNum := strconv.Atoi(strings.TrimSpace(text))
 	if err != nil || errNum != nil || speed <= 0 {
-		return none("%s does not tell how fast it is", dev) // virtual, wireless, or without a link
+		return none("%s does not report its speed", dev) // virtual, wireless, or without a link
 	}
 	saw := fmt.Sprintf("%s has %d Mbit/s", dev, speed)
 	switch {
 	case speed < minNetwork:
-		return found(warn("%s; %d are the minimum", saw, minNetwork).advise("see sudo ethtool %s, the cable and the switch", dev))
+		return found(warn("%s; the minimum is %d", saw, minNetwork).advise("see sudo ethtool %s, the cable and the switch", dev))
 	case speed < goodNetwork:
-		return found(warn("%s; %d are recommended", saw, goodNetwork).advise("see sudo ethtool %s, the cable and the switch", dev))
+		return found(warn("%s; %d is recommended", saw, goodNetwork).advise("see sudo ethtool %s, the cable and the switch", dev))
 	}
 	return found(ok("%s", saw))
 }

@@ -52,7 +52,7 @@ func TestHardwareChecks(t *testing.T) {
 		{"as the guide has it", "hardware-disk", node, nil, nil, "ok: 100 GB of disk for each slot", ""},
 		{"less than recommended", "hardware-disk", of(0, 799*gb, 64, good), nil, nil, "warn: for each slot there are 99 GB of disk; 100 GB of disk are recommended", ""},
 		{"less than the minimum", "hardware-disk", of(0, 800*gb, 64, plan.Slot{DiskBytes: 40 * gib}), nil, nil, "warn: each slot has 40GiB of disk; 50GiB are the minimum", ""},
-		{"of unknown size", "hardware-disk", of(0, 0, 64, good), nil, nil, "skip: the size of the disks is not known", ""},
+		{"of unknown size", "hardware-disk", of(0, 0, 64, good), nil, nil, "skip: the size of the disks is unknown", ""},
 
 		{"10 Gbit/s", "hardware-network", node, with("10000\n", route("eno1", 100)), nil, "ok: eno1 has 10000 Mbit/s", ""},
 		{"the better route counts", "hardware-network", node, with("10000\n", route("wlan0", 600), route("eno1", 100)), nil, "ok: eno1 has 10000 Mbit/s", ""},

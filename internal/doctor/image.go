@@ -25,7 +25,7 @@ const (
 var imageChecks = []Check{
 	{
 		ID: "image-state", Group: "image", Worst: Warn, Needs: []string{"installed"},
-		About: "what kbnode knows of the images can be read",
+		About: "kbnode's record of images can be read",
 		Run: func(_ context.Context, m *Machine) Answer {
 			s, err := image.Read(m.path(plan.ImageDir))
 			if err != nil {
@@ -37,25 +37,25 @@ var imageChecks = []Check{
 	},
 	{
 		ID: "image-present", Group: "image", Worst: Fail, Needs: []string{"installed", "docker-engine"},
-		About: "the image that jobs run is here",
+		About: "the jobs' image is on the node",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			name := m.Config.Image.Name
 			i, err := m.Source.Image(ctx, name)
 			switch {
 			case errors.Is(err, docker.ErrNotFound):
-				return found(warn("%s is not here, so the first job waits until it is pulled, and no canary ran it", name).by(updateImage))
+				return found(warn("%s is not on the node, so the first job waits until it is pulled, and no canary has run it", name).by(updateImage))
 			case err != nil:
 				return found(warn("%s", lines(err)).advise("see what docker image inspect %s says", name))
 			case i.Arch != "" && m.Inventory.Arch != "" && i.Arch != m.Inventory.Arch:
-				return found(fail("%s is for %s and this machine is %s, so nothing in it starts", name, i.Arch, m.Inventory.Arch).
-					advise("build it for %s too, or set image.name to one that is, then type %s", m.Inventory.Arch, updateImage))
+				return found(fail("%s is for %s, but this machine is %s, so nothing in it starts", name, i.Arch, m.Inventory.Arch).
+					advise("build it for %s too, or set image.name to one that is, then run %s", m.Inventory.Arch, updateImage))
 			}
 			return found(ok("%s, %s%s", label(i), gib(i.Size), age(m.Now, i.Created)))
 		},
 	},
 	{
 		ID: "image-registry", Group: "image", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
-		About: "Docker looks at the certificate of the image's registry",
+		About: "Docker verifies the certificate of the image's registry",
 		Run: func(_ context.Context, m *Machine) Answer {
 			name, err := docker.ParseRef(m.Config.Image.Name)
 			if err != nil {
@@ -63,8 +63,8 @@ var imageChecks = []Check{
 			}
 			registry, _, _ := strings.Cut(name, "/")
 			if host, _, _ := strings.Cut(registry, ":"); slices.Contains(m.Docker.Insecure, registry) && host != "localhost" && !strings.HasPrefix(host, "127.") {
-				return found(warn("%s is one of Docker's insecure registries, so whoever stands in between chooses what jobs run in", registry).
-					advise("give it a certificate (its authority goes to /etc/docker/certs.d/%s/ca.crt), take it out of insecure-registries in %s, and type systemctl reload docker", registry, daemonJSON))
+				return found(warn("%s is one of Docker's insecure registries, so anyone in between can replace the jobs' image", registry).
+					advise("give it a certificate (put its CA certificate into /etc/docker/certs.d/%s/ca.crt), remove it from insecure-registries in %s, and run systemctl reload docker", registry, daemonJSON))
 			}
 			return found(ok("%s", registry))
 		},
@@ -81,24 +81,24 @@ var imageChecks = []Check{
 			case err != nil || s.Current == nil && !auto:
 				return none("kbnode does not update it (image.auto_update)")
 			case s.Name != m.Config.Image.Name && s.Name != "":
-				return found(warn("image.name is now %s, and kbnode knows %s only", m.Config.Image.Name, s.Name).by(updateImage))
+				return found(warn("image.name is now %s, but kbnode only knows %s", m.Config.Image.Name, s.Name).by(updateImage))
 			case s.Current == nil:
-				return found(warn("no update was made yet, so no canary ran it").by(updateImage))
+				return found(warn("no update has run yet, so no canary has run it").by(updateImage))
 			case s.Moving:
-				return found(warn("an update was cut off just before the name went to %s", short(s.Current.Digest, s.Current.ID)).by(updateImage))
+				return found(warn("an update was interrupted just before it moved the name to %s", short(s.Current.Digest, s.Current.ID)).by(updateImage))
 			case now.ID != s.Current.ID:
-				return found(warn("the name stands for %s, and kbnode chose %s: somebody pulled or tagged it past the canary", short("", now.ID), short("", s.Current.ID)).by(updateImage))
+				return found(warn("the name refers to %s, but kbnode chose %s: someone pulled or tagged it without a canary", short("", now.ID), short("", s.Current.ID)).by(updateImage))
 			case s.Current.Canary == nil:
 				return found(ok("chosen before any canary"))
 			case s.Trial != nil:
-				return found(ok("canary in %s; of its first %d jobs %d failed so far", s.Current.Canary.Slot, s.Trial.Jobs, s.Trial.Failed))
+				return found(ok("canary in %s; of its first %d jobs, %d failed so far", s.Current.Canary.Slot, s.Trial.Jobs, s.Trial.Failed))
 			}
 			return found(ok("canary in %s%s", s.Current.Canary.Slot, ago(m.Now, s.Current.Canary.Time)))
 		},
 	},
 	{
 		ID: "image-update", Group: "image", Worst: Warn, Needs: []string{"image-state"},
-		About: "the last update of the image went through",
+		About: "the last image update succeeded",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			s, err := image.Read(m.path(plan.ImageDir))
 			if err != nil {
@@ -111,18 +111,18 @@ var imageChecks = []Check{
 			}
 			if len(s.Refused) > 0 && s.Refused[0].Time.After(since) {
 				r := s.Refused[0]
-				all = append(all, warn("%s was not taken%s: %s", short(r.Digest, ""), ago(m.Now, r.Time), r.Reason).
-					advise("mend the image and push it; cron takes the next one by itself, and %s tries this one again", updateImage))
+				all = append(all, warn("%s was refused%s: %s", short(r.Digest, ""), ago(m.Now, r.Time), r.Reason).
+					advise("fix the image and push it; cron tries the next one, and %s tries this one again", updateImage))
 			}
 			if c := s.Candidate; c != nil && m.Now.Sub(c.Since) > onItsWay {
-				all = append(all, warn("%s is on its way since %s", short(c.Digest, c.ID), c.Since.Format(time.DateOnly)).by(updateImage))
+				all = append(all, warn("the update to %s has not finished since %s", short(c.Digest, c.ID), c.Since.Format(time.DateOnly)).by(updateImage))
 			}
 			if u, err := m.unit(ctx, plan.ImageService); err == nil && u.Active == "failed" {
 				all = append(all, warn("%s failed (%s, exit status %d)", plan.ImageService, u.Result, u.ExitStatus).by(updateImage).
 					advise("journalctl -u kbnode-image -n 20 says why"))
 			}
 			if len(all) == 0 {
-				all = []Finding{ok("nothing refused since, nothing on its way")}
+				all = []Finding{ok("none refused since, none pending")}
 			}
 			return Answer{Findings: all}
 		},
@@ -134,7 +134,7 @@ var imageChecks = []Check{
 			i, err := m.Source.Image(ctx, m.Config.Image.Name)
 			switch {
 			case err != nil:
-				return none("there is no image yet whose size would tell")
+				return none("there is no image yet to estimate the size from")
 			case !m.Config.Image.Updates():
 				return none("kbnode does not update it (image.auto_update)")
 			}
@@ -149,24 +149,24 @@ var imageChecks = []Check{
 			need := leftFree(d.TotalBytes) + i.Size*3/2
 			switch {
 			case !read:
-				return none("it was not read how much is free at %s", m.Docker.RootDir)
+				return none("the free space at %s is unknown", m.Docker.RootDir)
 			case d.FreeBytes < leftFree(d.TotalBytes):
-				return none("docker-space says so")
+				return none("see docker-space")
 			case d.FreeBytes < need:
-				return found(warn("%s are free, and an image of %s needs about %s; images kept from before take up to %s", gib(d.FreeBytes), gib(i.Size), gib(need), gib(old)).
-					advise("docker system df shows what takes the room; docker image prune and docker builder prune free some, and image.keep says how many images stay"))
+				return found(warn("%s is free, but an image of %s needs about %s; earlier images take up to %s", gib(d.FreeBytes), gib(i.Size), gib(need), gib(old)).
+					advise("docker system df shows what uses the space; docker image prune and docker builder prune free some, and image.keep sets how many images stay"))
 			}
-			return found(ok("%s free, about %s needed; images from before take up to %s", gib(d.FreeBytes), gib(need), gib(old)))
+			return found(ok("%s free, about %s needed; earlier images take up to %s", gib(d.FreeBytes), gib(need), gib(old)))
 		},
 	},
 	{
 		ID: "image-schedule", Group: "image", Worst: Warn, Needs: []string{"state"},
-		About: "something runs the update at the times of image.auto_update",
+		About: "something runs the update at the times in image.auto_update",
 		Run:   checkSchedule,
 	},
 	{
 		ID: "image-others", Group: "image", Worst: Warn, Needs: []string{"installed"},
-		About: "nobody else's cron job pulls images beside jobs, or removes them",
+		About: "no other cron job pulls images while jobs run, or removes them",
 		Run:   checkOtherCron,
 	},
 }

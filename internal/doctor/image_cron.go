@@ -24,12 +24,12 @@ func checkSchedule(ctx context.Context, m *Machine) Answer {
 	at := slices.IndexFunc(m.Plan.Files, func(f plan.File) bool { return f.Path == plan.CronPath })
 	if at < 0 {
 		if !m.State.Units[plan.ImageTimer].Running() {
-			return found(skip("%s does not run: as-planned says so", plan.ImageTimer))
+			return found(skip("%s does not run; see as-planned", plan.ImageTimer))
 		}
 		return found(ok("%s", plan.ImageTimer))
 	}
 	if text, err := m.read(plan.CronPath); err != nil || text != m.Plan.Files[at].Content {
-		return found(skip("%s is not as planned: as-planned says so", plan.CronPath))
+		return found(skip("%s is not as planned; see as-planned", plan.CronPath))
 	}
 	there := ""
 	for _, name := range []string{"cron.service", "crond.service", "cronie.service", "cron.target"} {
@@ -39,7 +39,7 @@ func checkSchedule(ctx context.Context, m *Machine) Answer {
 		}
 		if u.Running() {
 			if !m.linked(name) {
-				return found(warn("%s runs, and will not after a reboot", name).safely("systemctl enable %s", name))
+				return found(warn("%s runs, but will not start after a reboot", name).safely("systemctl enable %s", name))
 			}
 			return found(ok("%s, by %s", m.Config.Image.AutoUpdate, name))
 		}
@@ -47,7 +47,7 @@ func checkSchedule(ctx context.Context, m *Machine) Answer {
 			there = name
 		}
 	}
-	f := warn("no cron runs, so %s does nothing and the image is never updated", plan.CronPath)
+	f := warn("cron does not run, so %s does nothing and the image is never updated", plan.CronPath)
 	if there != "" {
 		return found(f.safely("systemctl enable --now %s", there))
 	}
@@ -82,7 +82,7 @@ func checkOtherCron(_ context.Context, m *Machine) Answer {
 			if whole {
 				f = f.by("mv %s /root/", word(name))
 			} else {
-				f = f.advise("take the line out of %s; image.auto_update does it, when no job runs", name)
+				f = f.advise("remove the line from %s; image.auto_update does it when no job runs", name)
 			}
 			all = append(all, f)
 			return

@@ -66,21 +66,21 @@ func TestImageChecks(t *testing.T) {
 		{"an engine that hangs", "image-present", broken, nil, "warn: no answer", ""},
 
 		{"a registry with a certificate", "image-registry", byHand, nil, "ok: ghcr.io", ""},
-		{"one without", "image-registry", insecure, nil, "warn: ghcr.io is one of Docker's insecure registries, so whoever stands in between chooses what jobs run in", ""},
+		{"one without", "image-registry", insecure, nil, "warn: ghcr.io is one of Docker's insecure registries, so anyone in between can replace the jobs' image", ""},
 		{"one on this machine", "image-registry", local, nil, "ok: 127.0.0.1:5000", ""},
 
 		{"chosen", "image-proven", updated(here), state(chosen), "ok: canary in gpu0 24 hours ago", ""},
 		{"chosen by hand", "image-proven", byHand, nil, "skip: kbnode does not update it (image.auto_update)", ""},
-		{"never updated", "image-proven", updated(here), nil, "warn: no update was made yet, so no canary ran it", "kbnode image update"},
+		{"never updated", "image-proven", updated(here), nil, "warn: no update has run yet, so no canary has run it", "kbnode image update"},
 		{"cut off", "image-proven", updated(here), state(chosen + `, "moving": true`), "warn: an update was cut off just before the name went to sha256:aaaaaaaaaaaa", "kbnode image update"},
 		{"pulled past it", "image-proven", updated(here), state(current("sha256:2222", canary)),
 			"warn: the name stands for sha256:111111111111, and kbnode chose sha256:2222: somebody pulled or tagged it past the canary", "kbnode image update"},
 		{"another name", "image-proven", updated(here), map[string]string{plan.ImageDir + "/images.json": `{"schema": 1, "name": "x:1"}`}, "warn: image.name is now " + name + ", and kbnode knows x:1 only", "kbnode image update"},
 		{"on trial", "image-proven", updated(here), state(chosen + `, "trial": {"jobs": 3, "failed": 1}`), "ok: canary in gpu0; of its first 3 jobs 1 failed so far", ""},
 
-		{"went through", "image-update", updated(here), state(chosen + `, "refused": [{"digest": "sha256:bbbb", "reason": "old", "time": "2026-11-01T12:00:00Z"}]`), "ok: nothing refused since, nothing on its way", ""},
+		{"went through", "image-update", updated(here), state(chosen + `, "refused": [{"digest": "sha256:bbbb", "reason": "old", "time": "2026-11-01T12:00:00Z"}]`), "ok: none refused since, none pending", ""},
 		{"refused", "image-update", updated(here), state(chosen + `, "refused": [{"digest": "sha256:bbbb", "reason": "torch sees no GPU", "time": "2026-11-21T03:00:00Z"}]`), "warn: sha256:bbbb was not taken 9 hours ago: torch sees no GPU", ""},
-		{"on its way", "image-update", updated(here), state(chosen + `, "candidate": {"digest": "sha256:bbbb", "since": "2026-11-21T03:00:00Z"}`), "ok: nothing refused since, nothing on its way", ""},
+		{"on its way", "image-update", updated(here), state(chosen + `, "candidate": {"digest": "sha256:bbbb", "since": "2026-11-21T03:00:00Z"}`), "ok: none refused since, none pending", ""},
 		{"stuck", "image-update", updated(here), state(chosen + `, "candidate": {"digest": "sha256:bbbb", "since": "2026-11-18T03:00:00Z"}`), "warn: sha256:bbbb is on its way since 2026-11-18", "kbnode image update"},
 		{"the timer's run failed", "image-update", failed, state(chosen), "warn: kbnode-image.service failed (exit-code, exit status 1)", "kbnode image update"},
 

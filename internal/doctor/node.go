@@ -23,7 +23,7 @@ const readTime = 45 * time.Second
 var nodeChecks = []Check{
 	{
 		ID: "config", Group: "node", Bare: true, Worst: Fail,
-		About: "the configuration file is one that kbnode understands",
+		About: "kbnode understands the configuration file",
 		Run: func(_ context.Context, m *Machine) Answer {
 			cfg, err := m.Source.Config()
 			if err != nil {
@@ -31,14 +31,14 @@ var nodeChecks = []Check{
 			}
 			text := plan.ConfigPath
 			if _, err := os.Stat(m.path(plan.ConfigPath)); errors.Is(err, fs.ErrNotExist) {
-				text = "no file, so all is as it is without one"
+				text = "no file, so the defaults apply"
 			}
 			return Answer{Findings: []Finding{ok("%s", text)}, Keep: func(m *Machine) { m.Config = cfg }}
 		},
 	},
 	{
 		ID: "inventory", Group: "node", Bare: true, Worst: Fail, Needs: []string{"config"}, Limit: readTime,
-		About: "the machine can be read",
+		About: "kbnode can read the machine",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			inv, err := m.Source.Inventory(ctx)
 			if err != nil {
@@ -52,7 +52,7 @@ var nodeChecks = []Check{
 	},
 	{
 		ID: "plan", Group: "node", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		About: "the machine can be split into slots",
+		About: "kbnode can split the machine into slots",
 		Run: func(_ context.Context, m *Machine) Answer {
 			p, err := m.Source.Plan()
 			if err != nil {
@@ -76,14 +76,14 @@ var nodeChecks = []Check{
 				if !errors.Is(err, fs.ErrNotExist) {
 					return found(fail("%s", err).advise("see why %s cannot be read", plan.BindingsPath))
 				}
-				return found(fail("it was never installed").advise("sudo kbnode doctor --preflight says what is missing, then type sudo kbnode install --queue NAME"))
+				return found(fail("kbnode install has not run here").advise("sudo kbnode doctor --preflight says what is missing; then run sudo kbnode install --queue NAME"))
 			}
 			return found(ok("%s", plan.BindingsPath))
 		},
 	},
 	{
 		ID: "state", Group: "node", Worst: Fail, Needs: []string{"plan", "installed"}, Limit: readTime,
-		About: "systemd and the kernel say what is",
+		About: "systemd and the kernel report their state",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			s, err := m.Source.Observe(ctx)
 			if err != nil {
@@ -105,7 +105,7 @@ var nodeChecks = []Check{
 		About: "files, users, units and limits are as planned",
 		Run: func(_ context.Context, m *Machine) Answer {
 			if m.problem("docker") != "" { // reconcile refuses, too
-				return none("without Docker's word the plan is not whole")
+				return none("the plan is incomplete while Docker does not answer")
 			}
 			var all []Finding
 			for _, c := range m.Changes {
@@ -117,7 +117,7 @@ var nodeChecks = []Check{
 				}
 				f := fail("%s", c).safely("kbnode reconcile")
 				if c.Deferred != "" {
-					f = warn("%s", c).advise("it is done then, by itself")
+					f = warn("%s", c).advise("it is then done automatically")
 				}
 				if c.Slot >= 0 {
 					f = f.of(c.Slot)
@@ -137,11 +137,11 @@ var nodeChecks = []Check{
 			u := m.State.Units[plan.NodeService]
 			switch {
 			case u.Active == "failed" || u.Sub == "auto-restart":
-				return found(fail("it ends again and again (%s, exit status %d)", u.Result, u.ExitStatus).safely("systemctl restart %s", plan.NodeService))
+				return found(fail("it keeps failing (%s, exit status %d)", u.Result, u.ExitStatus).safely("systemctl restart %s", plan.NodeService))
 			case !u.Running():
 				return found(fail("it is %s", u.Active).safely("systemctl start %s", plan.NodeService))
 			case !u.Enabled:
-				return found(warn("it runs, and will not after a reboot").safely("systemctl enable %s", plan.NodeService))
+				return found(warn("it runs, but will not start after a reboot").safely("systemctl enable %s", plan.NodeService))
 			}
 			return found(ok("since %s", u.Since.UTC().Format(time.RFC3339)))
 		},

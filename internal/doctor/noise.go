@@ -15,11 +15,11 @@ import (
 // noiseChecks look for what makes a job's timings depend on anything but the job. None of
 // it makes a node unfit.
 var noiseChecks = []Check{
-	settingCheck("noise-governor", "the slots' CPUs are kept at full speed", "cpufreq/"),
+	settingCheck("noise-governor", "the slots' CPUs run at full speed", "cpufreq/"),
 	settingCheck("noise-hugepages", "nothing moves memory into huge pages while jobs run", "transparent_hugepage/"),
 	settingCheck("noise-ksm", "the kernel does not merge pages of different jobs", "/ksm/"),
 	settingCheck("noise-numa-balancing", "the kernel does not move pages between NUMA nodes", "numa_balancing"),
-	settingCheck("noise-interrupts", "devices interrupt the reserved CPUs only", "/proc/irq/"),
+	settingCheck("noise-interrupts", "devices interrupt only the reserved CPUs", "/proc/irq/"),
 	settingCheck("noise-workqueues", "the kernel does its own work on the reserved CPUs", "/workqueue/"),
 	{
 		ID: "noise-irqbalance", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"system-systemd", "plan"},
@@ -33,20 +33,20 @@ var noiseChecks = []Check{
 			text, _ := m.read("/sys/devices/system/cpu/isolated")
 			isolated, _ := cpuset.Parse(text)
 			if both := slotsCPUs(m.Plan).Intersect(isolated); both.Len() > 0 {
-				return found(warn("CPUs %s are isolated (isolcpus), and all threads of a job pile up on one of them", both).
-					advise("take isolcpus= and the like from the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot"))
+				return found(warn("CPUs %s are isolated (isolcpus), so all threads of a job run on one of them", both).
+					advise("remove isolcpus= and similar options from the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot"))
 			}
 			return found(ok("no CPU is isolated"))
 		},
 	},
 	{
 		ID: "noise-timers", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"system-systemd"},
-		About: "no timer of the system starts heavy work at any time",
+		About: "no system timer starts heavy work",
 		Run:   func(ctx context.Context, m *Machine) Answer { return m.timers(ctx) },
 	},
 	{
 		ID: "noise-upgrades", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"system-systemd"},
-		About: "packages are not upgraded by themselves",
+		About: "packages do not upgrade automatically",
 		Run:   func(ctx context.Context, m *Machine) Answer { return m.upgrades(ctx) },
 	},
 	{
@@ -56,26 +56,26 @@ var noiseChecks = []Check{
 	},
 	{
 		ID: "noise-turbo", Group: "noise", Bare: true, Worst: Warn,
-		About: "whether CPUs go beyond their nominal clock is known",
+		About: "for information: whether CPUs exceed their nominal clock",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.turbo() },
 	},
 	{
 		ID: "noise-idle-states", Group: "noise", Bare: true, Worst: Warn,
-		About: "how long idle CPUs need to wake up is known",
+		About: "for information: how long idle CPUs take to wake up",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.idleStates() },
 	},
 	{
 		ID: "noise-smt", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"inventory"},
-		About: "how many threads a core has is known",
+		About: "for information: threads per core",
 		Run: func(_ context.Context, m *Machine) Answer {
 			cores := map[int]bool{}
 			for _, c := range m.Inventory.CPU.List {
 				cores[c.Core] = true
 			}
 			if len(cores) == 0 {
-				return none("the machine does not tell")
+				return none("the machine does not report it")
 			}
-			return found(ok("%d CPUs on %d cores, each core whole in a slot or the system's", len(m.Inventory.CPU.List), len(cores)))
+			return found(ok("%d CPUs on %d cores; slots and the system share none", len(m.Inventory.CPU.List), len(cores)))
 		},
 	},
 }
@@ -107,7 +107,7 @@ func settingCheck(id, about, part string) Check {
 			}
 			switch {
 			case len(values) == 0:
-				return none("this kernel has nothing of it to set")
+				return none("this kernel has no such setting")
 			case len(all) == 0:
 				all = []Finding{ok("%s", strings.Join(values, ", "))}
 			}
@@ -139,9 +139,9 @@ func (m *Machine) whoChanges(ctx context.Context) string {
 			run = append(run, name)
 		}
 	}
-	who := "find out who changes it"
+	who := "find out what changes it"
 	if len(run) > 0 {
-		who = "type systemctl disable --now " + strings.Join(run, " ") + " if it is that which changes it"
+		who = "run systemctl disable --now " + strings.Join(run, " ") + " if that is what changes it"
 	}
 	return who + "; " + Pages + "configuration.md under \"Where it does not work\" says how to try again"
 }
@@ -164,11 +164,11 @@ func irqbalance(ctx context.Context, m *Machine) Answer {
 		for line := range strings.Lines(text) {
 			value, is := strings.CutPrefix(strings.TrimSpace(line), "IRQBALANCE_BANNED_CPULIST=")
 			if banned, err := cpuset.Parse(strings.Trim(value, `"'`)); is && err == nil && slotsCPUs(m.Plan).Difference(banned).Len() == 0 {
-				return found(ok("irqbalance runs, and is told to leave the slots' CPUs alone"))
+				return found(ok("irqbalance runs, but leaves the slots' CPUs alone"))
 			}
 		}
 	}
-	return found(warn("irqbalance runs, and moves interrupts to the slots' CPUs").by("systemctl disable --now irqbalance.service"))
+	return found(warn("irqbalance runs and moves interrupts to the slots' CPUs").by("systemctl disable --now irqbalance.service"))
 }
 
 // turbo informs people: scores made with different settings do not compare.
@@ -184,7 +184,7 @@ func (m *Machine) turbo() Answer {
 		state := map[bool]string{true: "on", false: "off"}[strings.TrimSpace(text) == f.on]
 		return found(ok("%s (%s)", state, path.Base(f.path)))
 	}
-	return none("the kernel does not tell")
+	return none("the kernel does not report it")
 }
 
 // idleStates looks at the first CPU; all CPUs of a machine are alike.
@@ -203,7 +203,7 @@ func (m *Machine) idleStates() Answer {
 		name, longest = strings.TrimSpace(label), n
 	}
 	if longest < 0 {
-		return none("the kernel does not tell")
+		return none("the kernel does not report it")
 	}
 	return found(ok("up to %d µs (%s)", longest, name))
 }

@@ -58,14 +58,14 @@ func (m *Machine) upgrades(ctx context.Context) Answer {
 		snaps, _ := filepath.Glob(m.path("/var/lib/snapd/snaps/*.snap"))
 		held := m.holds("/var/lib/snapd/state.json", `"hold":"forever"`)
 		if run = slices.Delete(run, i, i+1); len(run) == 0 && len(snaps) > 0 && !held {
-			return found(warn("snapd refreshes its snaps by itself").by("snap set system refresh.hold=forever"))
+			return found(warn("snapd refreshes its snaps automatically").by("snap set system refresh.hold=forever"))
 		}
 	}
 	if len(run) > 0 {
-		return found(warn("%s upgrades packages by itself: a new driver beside the loaded one stops all jobs, and the work disturbs them", strings.Join(run, ", ")).
+		return found(warn("%s upgrades packages automatically: a new driver stops all jobs until a reboot, and the work disturbs them", strings.Join(run, ", ")).
 			by("systemctl disable --now %s", strings.Join(run, " ")))
 	}
-	return found(ok("nothing upgrades packages by itself"))
+	return found(ok("nothing upgrades packages automatically"))
 }
 
 // holds reports whether a file, which may be one long line, contains a text.
@@ -115,6 +115,6 @@ func (m *Machine) swap() Answer {
 	if len(areas) == 0 {
 		return found(ok("no swap"))
 	}
-	return found(warn("the system swaps to %s, which makes the beginning and end of a job slow now and then; jobs themselves have no swap", strings.Join(areas, ", ")).
-		by("swapoff -a").advise("take it from /etc/fstab, too, or the next boot brings it back"))
+	return found(warn("the system swaps to %s, which sometimes slows the beginning and end of a job; jobs themselves have no swap", strings.Join(areas, ", ")).
+		by("swapoff -a").advise("remove it from /etc/fstab, too, or it comes back at the next boot"))
 }

@@ -38,7 +38,7 @@ const (
 type UnknownError struct{ Name string }
 
 func (e *UnknownError) Error() string {
-	return fmt.Sprintf("there is no check and no group %q; kbnode doctor --list shows them", e.Name)
+	return fmt.Sprintf("there is no check or group %q; kbnode doctor --list shows them", e.Name)
 }
 
 // ErrNothingLeft means that the options exclude every check.
@@ -223,7 +223,7 @@ func (r *run) ask(ctx context.Context, a asked) {
 		defer func() {
 			if p := recover(); p != nil {
 				r.log.Error("check panicked", "check", a.ID, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-				answers <- found(fail("kbnode itself went wrong here: %v", p).advise("report it, with the file that sudo kbnode doctor --bundle FILE writes"))
+				answers <- found(fail("kbnode crashed in this check: %v", p).advise("report it, with the file that sudo kbnode doctor --bundle FILE writes"))
 			}
 		}()
 		answers <- a.Run(ctx, r.m)
@@ -257,7 +257,7 @@ func (r *run) ask(ctx context.Context, a asked) {
 }
 
 func hanging(c Check) string {
-	return fmt.Sprintf("what it asks hangs; try again, and see sudo dmesg and sudo journalctl -b -p err (kbnode doctor --only %s asks it alone)", c.ID)
+	return fmt.Sprintf("something that it reads hangs; try again, and see sudo dmesg and sudo journalctl -b -p err (kbnode doctor --only %s runs it alone)", c.ID)
 }
 
 func skipped(c Check, why string) *Result {

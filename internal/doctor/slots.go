@@ -25,47 +25,47 @@ var slotChecks = []Check{
 	},
 	{
 		ID: "slot-partition", Group: "slots", Worst: Warn, Needs: []string{"state"},
-		About: "nothing but the slots runs on their CPUs",
+		About: "only the slots run on their CPUs",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.partition() },
 	},
 	{
 		ID: "slot-cores", Group: "slots", Worst: Fail, Needs: []string{"slot-limits"},
-		About: "no two slots share a core, and none has one of the system's",
+		About: "slots share no cores with each other or the system",
 		Run:   func(_ context.Context, m *Machine) Answer { return found(m.sharedCores()...) },
 	},
 	{
 		ID: "slot-memory", Group: "slots", Worst: Fail, Needs: []string{"slot-limits"},
-		About: "the memory of all slots together is there, on NUMA nodes with CPUs",
+		About: "the machine has the memory of all slots, on NUMA nodes with CPUs",
 		Run:   func(_ context.Context, m *Machine) Answer { return found(m.sharedMemory()...) },
 	},
 	{
 		ID: "slot-disk", Group: "slots", Worst: Fail, Needs: []string{"state"},
-		About: "each slot's disk is mounted, has its size and has room",
+		About: "each slot's disk is mounted, has the planned size, and has free space",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.disks() },
 	},
 	{
 		ID: "slot-parked", Group: "slots", Worst: Fail, Needs: []string{"plan", "installed"},
-		About: "no slot is kept from jobs by what an earlier one left",
+		About: "no slot is parked because of what an earlier job left",
 		Run:   func(_ context.Context, m *Machine) Answer { return found(m.parked()...) },
 	},
 	{
 		ID: "slot-containers", Group: "slots", Worst: Fail, Needs: []string{"state"},
-		About: "no container runs in a slot without a job, and none beside its slice",
+		About: "no container runs in an idle slot, or outside its slice",
 		Run:   func(ctx context.Context, m *Machine) Answer { return found(m.leftContainers(ctx)...) },
 	},
 	{
 		ID: "slot-processes", Group: "slots", Worst: Warn, Needs: []string{"state"},
-		About: "no process runs in a slot without a job, and none of its user's beside its slice",
+		About: "no process runs in an idle slot, or as its user outside its slice",
 		Run:   func(ctx context.Context, m *Machine) Answer { return m.leftProcesses(ctx) },
 	},
 	{
 		ID: "slot-gpu-processes", Group: "slots", Worst: Fail, Needs: []string{"plan"}, Bare: true,
-		About: "nobody but a slot computes on its GPU",
+		About: "only the slot uses its GPU",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.gpuProcesses() },
 	},
 	{
 		ID: "slot-gpu-memory", Group: "slots", Worst: Warn, Needs: []string{"state"},
-		About: "the GPU of an idle slot has its memory free",
+		About: "an idle slot's GPU memory is free",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.gpuMemory() },
 	},
 }
@@ -95,7 +95,7 @@ func (m *Machine) limits() []Finding {
 		}
 		f := fail("%s", why).safely("kbnode reconcile")
 		if c.Deferred != "" {
-			f = warn("%s, %s", why, c.Deferred).advise("it is done then, by itself")
+			f = warn("%s, %s", why, c.Deferred).advise("it is then done automatically")
 		}
 		if c.Slot >= 0 {
 			f = f.of(c.Slot)
@@ -180,7 +180,7 @@ func (m *Machine) sharedCores() []Finding {
 	}
 	slices.SortFunc(all, func(a, b Finding) int { return strings.Compare(a.Detail, b.Detail) })
 	for i := range all {
-		all[i] = all[i].advise("see what kbnode plan says, and report it with what sudo kbnode inventory --capture node.txtar writes")
+		all[i] = all[i].advise("see what kbnode plan says, and report it with the file that sudo kbnode inventory --capture node.txtar writes")
 	}
 	if len(all) == 0 {
 		all = []Finding{ok("%d slots, CPUs %s for the system", len(cpus), m.Plan.Reserved.CPUs)}
@@ -189,7 +189,7 @@ func (m *Machine) sharedCores() []Finding {
 }
 
 func (m *Machine) sharedMemory() []Finding {
-	const advice = "see what kbnode plan says; memory_per_slot in the configuration sets less"
+	const advice = "see what kbnode plan says, and lower memory_per_slot in the configuration"
 	var all []Finding
 	var sum int64
 	var alone = map[string]int64{} // of slots with one NUMA node, by node

@@ -126,7 +126,7 @@ func (m *Machine) leftContainers(ctx context.Context) []Finding {
 		for _, dir := range dirs {
 			group := strings.TrimPrefix(dir, m.path(cgroupRoot))
 			if k, ok := plan.OwnsUnit(path.Base(group)); ok && path.Dir(group) != "/"+plan.ParentSlice && len(m.processes(ctx, group)) > 0 {
-				all = append(all, fail("containers run in %s, where no limit of the slot holds", group).of(k).
+				all = append(all, fail("containers run in %s, where the slot's limits do not apply", group).of(k).
 					advise("end them (docker ps, docker rm -f), and see docker-cgroup-driver above"))
 			}
 		}
@@ -179,7 +179,7 @@ func (m *Machine) leftProcesses(ctx context.Context) Answer {
 		}
 	}
 	for _, k := range slices.Sorted(maps.Keys(outside)) {
-		all = append(all, ofProcesses(outside[k], fmt.Sprintf("of user %s runs outside of the slot's slice, without its limits", plan.UserName(k))).of(k))
+		all = append(all, ofProcesses(outside[k], fmt.Sprintf("of user %s runs outside the slot's slice, without its limits", plan.UserName(k))).of(k))
 	}
 	if len(all) == 0 {
 		all = []Finding{ok("none")}

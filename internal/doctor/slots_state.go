@@ -22,7 +22,7 @@ import (
 func (m *Machine) partition() Answer {
 	i := slices.IndexFunc(m.Plan.Slices, func(s plan.Slice) bool { return s.Partition })
 	if i < 0 {
-		return none("no slice is to be a partition")
+		return none("no partition is planned")
 	}
 	const again = "rm -f /run/kbnode/partition-refused && kbnode reconcile"
 	want := m.Plan.Slices[i]
@@ -33,7 +33,7 @@ func (m *Machine) partition() Answer {
 	case now == "root":
 		return found(ok("CPUs %s", want.CPUs))
 	case !has:
-		return found(warn("this kernel has no cpuset partitions, so other programs can run on the slots' CPUs").advise("use a newer kernel, 6.1 at least"))
+		return found(warn("this kernel has no cpuset partitions, so other programs can run on the slots' CPUs").advise("boot kernel 6.1 or newer"))
 	}
 	cpus, _ := cpuset.Parse(want.CPUs)
 	groups, _ := filepath.Glob(m.path("/sys/fs/cgroup/*/cpuset.cpus"))
@@ -42,8 +42,8 @@ func (m *Machine) partition() Answer {
 		text, err := m.read("/sys/fs/cgroup/" + name + "/cpuset.cpus")
 		set, errParse := cpuset.Parse(text)
 		if err == nil && errParse == nil && name != want.Unit && !set.Disjoint(cpus) {
-			return found(warn("%s is set to CPUs %s, so the kernel cannot keep the slots' CPUs for them (%q)", name, set, now).
-				advise("take AllowedCPUs from it (systemctl cat %s shows where it stands), then type %s", name, again))
+			return found(warn("%s is set to CPUs %s, so the kernel cannot reserve the slots' CPUs for them (%q)", name, set, now).
+				advise("remove AllowedCPUs from it (systemctl cat %s shows where it is set), then run %s", name, again))
 		}
 	}
 	why := fmt.Sprintf("cpuset.cpus.partition of %s is %q", want.Unit, now)
@@ -89,7 +89,7 @@ func (m *Machine) disks() Answer {
 	}
 	switch {
 	case planned == 0:
-		return none("slots have no disk of their own (job.disk)")
+		return none("slots have no disks of their own (job.disk)")
 	case len(all) == 0:
 		all = []Finding{ok("%d disks of %s", planned, config.Size(m.Plan.Slots[0].DiskBytes))}
 	}
@@ -131,11 +131,11 @@ func (d slotDisk) judge() Finding {
 	case d.mount.device == "" || d.mount.device != d.home.device:
 		return fail("its disk is not mounted, so no container starts").safely("systemctl restart %s", plan.GuardUnit(k))
 	case d.mount.readOnly || d.home.readOnly:
-		return fail("its disk has become read-only; the kernel's log says why").by("%s", anew)
+		return fail("its disk has become read-only; the kernel log says why").by("%s", anew)
 	case d.bytes != d.slot.DiskBytes && d.busy != "":
-		return warn("its disk has %s, planned are %s; it waits for %s", config.Size(d.bytes), config.Size(d.slot.DiskBytes), d.busy).advise("it is made anew then, by itself")
+		return warn("its disk has %s instead of the planned %s; the change waits for %s", config.Size(d.bytes), config.Size(d.slot.DiskBytes), d.busy).advise("it is then recreated automatically")
 	case d.bytes != d.slot.DiskBytes:
-		return warn("its disk has %s, planned are %s", config.Size(d.bytes), config.Size(d.slot.DiskBytes)).by("%s", anew)
+		return warn("its disk has %s instead of the planned %s", config.Size(d.bytes), config.Size(d.slot.DiskBytes)).by("%s", anew)
 	case d.busy == "" && (d.use.Bavail < d.use.Blocks/10 || d.use.Ffree < d.use.Files/10):
 		return warn("its disk is nearly full, although no job runs").by("%s", anew)
 	}
@@ -150,7 +150,7 @@ func (m *Machine) parked() []Finding {
 			all = append(all, warn("%s", err).of(s.Index).advise("see what is in %s/parked", plan.RunDir(s.Index)))
 		}
 		for _, r := range reasons {
-			all = append(all, fail("%s", r.Reason).of(s.Index).advise("do what the sentence says; the slot goes on by itself when that is over"))
+			all = append(all, fail("%s", r.Reason).of(s.Index).advise("do what the message says; the slot then returns by itself"))
 		}
 	}
 	if len(all) == 0 {

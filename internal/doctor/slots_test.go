@@ -142,11 +142,11 @@ func TestSlotState(t *testing.T) {
 		{"not mounted", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), nil, "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
 		{"of a parked slot", "slot-disk", node(func(f *fake) { f.plan.Slots[0].Parked = "its GPU is lost" }), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), nil, "ok: 1 disks of 1MiB", ""},
 		{"not where checkouts are", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "7:0 /home", "8:1 /home"), mega), nil, "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
-		{"read-only", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "/dev/loop0 rw", "/dev/loop0 ro"), mega), nil, "fail: its disk has become read-only; the kernel's log says why", anew},
+		{"read-only", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "/dev/loop0 rw", "/dev/loop0 ro"), mega), nil, "fail: its disk has become read-only; the kernel log says why", anew},
 		{"of another size", "slot-disk", node(nil), disks(mounts, mega[:1<<19]), nil, "warn: its disk has 512KiB, planned are 1MiB", anew},
 		{"of another size while a job runs", "slot-disk", node(func(f *fake) { f.state.Slots[0].Job = &agent.Job{ID: "7"} }), disks(mounts, mega[:1<<19]), nil,
 			"warn: its disk has 512KiB, planned are 1MiB; it waits for job 7 of slot gpu0", ""},
-		{"none", "slot-disk", node(func(f *fake) { f.plan.Slots[0].DiskBytes, f.plan.Slots[1].DiskBytes = 0, 0 }), disks(mounts, mega), nil, "skip: slots have no disk of their own (job.disk)", ""},
+		{"none", "slot-disk", node(func(f *fake) { f.plan.Slots[0].DiskBytes, f.plan.Slots[1].DiskBytes = 0, 0 }), disks(mounts, mega), nil, "skip: slots have no disks of their own (job.disk)", ""},
 
 		{"none", "slot-parked", node(nil), nil, nil, "ok: none", ""},
 		{"by the guard", "slot-parked", node(nil), map[string]string{"/run/kbnode/gpu1/parked/gpu.json": `{"reason":"GPU-1 is held by process 7, which does not end; reboot","since":"2026-11-21T10:00:00Z"}`}, nil,
@@ -224,7 +224,7 @@ func TestSlotLeftovers(t *testing.T) {
 		{"one that has ended", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), nil, nil,
 			"ok: 2 GPUs", ""},
 
-		{"not told", "slot-gpu-memory", node(nil), nil, nil, "skip: no driver tells what GPUs use when they are idle", ""},
+		{"not told", "slot-gpu-memory", node(nil), nil, nil, "skip: no driver reports how much memory idle GPUs use", ""},
 		{"free", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 600 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
 		{"a little more", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 660 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
 		{"in use by a process, which health tells", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.inv.GPUs[0].Processes = 700<<20, 1 }),

@@ -51,7 +51,7 @@ func (v volume) readOnly(name string) (Finding, bool) {
 		return Finding{}, false
 	}
 	return fail("%s is mounted read-only", name).
-		advise("see sudo dmesg: the kernel does that when a disk fails. If it does not, type mount -o remount,rw $(findmnt -no TARGET -T %s), and correct /etc/fstab", name), true
+		advise("see sudo dmesg: the kernel does that when a disk fails. If no disk failed, run mount -o remount,rw $(findmnt -no TARGET -T %s), and correct /etc/fstab", name), true
 }
 
 func (m *Machine) space() []Finding {
@@ -77,7 +77,7 @@ func (m *Machine) space() []Finding {
 		}
 	}
 	if len(all) == 0 {
-		all = []Finding{ok("file systems with room: %d", len(seen))}
+		all = []Finding{ok("file systems with free space: %d", len(seen))}
 	}
 	return all
 }
@@ -87,16 +87,16 @@ func (v volume) judge() Finding {
 	size := uint64(v.Frsize)
 	total, free := v.Blocks*size, v.Bavail*size
 	none, low := min(total/50, 1<<30), min(total/10, 20<<30)
-	const look = "see what takes it: docker system df; sudo du -xh -d2 / | sort -h | tail -30"
-	const count = "see what takes them: sudo du --inodes -x -d2 / | sort -n | tail -30"
+	const look = "see what uses the space: docker system df; sudo du -xh -d2 / | sort -h | tail -30"
+	const count = "see what uses them: sudo du --inodes -x -d2 / | sort -n | tail -30"
 	switch {
 	case v.Flags&unix.ST_RDONLY != 0: // as a system image is
 	case v.Files > 0 && v.Ffree < v.Files/100:
-		return fail("%s has no room for more files: less than a hundredth of its inodes are free", v.path).advise(count)
+		return fail("%s has no room for more files: less than 1%% of its inodes are free", v.path).advise(count)
 	case free < none:
 		return fail("%s is full: less than %d MiB are free", v.path, none>>20).advise(look)
 	case v.Files > 0 && v.Ffree < v.Files/20:
-		return warn("%s has little room for more files: less than a twentieth of its inodes are free", v.path).advise(count)
+		return warn("%s has little room for more files: less than 5%% of its inodes are free", v.path).advise(count)
 	case free < low:
 		return warn("%s is nearly full: less than %d MiB are free", v.path, low>>20).advise(look)
 	}

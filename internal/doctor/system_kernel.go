@@ -27,7 +27,7 @@ const maxLong = 16 << 20
 
 func (m *Machine) modules() Answer {
 	if _, err := os.Stat(m.path("/proc/modules")); err != nil {
-		return none("this kernel loads no modules, and does not tell what it has")
+		return none("this kernel loads no modules and does not report what it has")
 	}
 	filesystems, _ := m.read("/proc/filesystems")
 	dir := "/lib/modules/" + m.Inventory.Kernel
@@ -50,8 +50,8 @@ func (m *Machine) modules() Answer {
 		}) || there
 	}
 	if !there {
-		return found(warn("not loaded: %s, and %s is not there: the kernel was upgraded since the last boot, or has them built in", strings.Join(absent, ", "), dir).
-			advise("reboot, unless modprobe %s says nothing", absent[0]))
+		return found(warn("not loaded: %s, and %s is missing: the kernel was upgraded since the last boot, or has them built in", strings.Join(absent, ", "), dir).
+			advise("reboot, unless modprobe %s succeeds", absent[0]))
 	}
 	var all []Finding
 	for _, f := range features {
@@ -92,7 +92,7 @@ func (m *Machine) eachLine(name string, line func(string)) (there bool) {
 func (m *Machine) corePattern() Answer {
 	text, err := m.read("/proc/sys/kernel/core_pattern")
 	if err != nil {
-		return none("the kernel does not tell")
+		return none("the kernel does not report it")
 	}
 	pattern := strings.TrimSpace(text)
 	program, piped := strings.CutPrefix(pattern, "|")
@@ -100,9 +100,9 @@ func (m *Machine) corePattern() Answer {
 	case !piped:
 		return found(ok("%.60q, and the limit of jobs is 0", pattern))
 	case strings.Contains(program, "systemd-coredump"):
-		return found(ok("systemd-coredump, which keeps nothing where the limit is 0"))
+		return found(ok("systemd-coredump, which keeps nothing if the limit is 0"))
 	}
-	f := warn("the memory of a job that crashes goes to %.80q, outside of the slot", program)
+	f := warn("a crashed job's memory goes to %.80q, outside the slot", program)
 	if strings.Contains(program, "/apport") {
 		return found(f.by("systemctl disable --now apport.service && sysctl -w kernel.core_pattern=core"))
 	}
@@ -132,13 +132,13 @@ func (m *Machine) pids() Answer {
 		}
 		if n < sum+spare {
 			file := "/etc/sysctl.d/99-" + strings.TrimPrefix(strings.ReplaceAll(name, "_", "-"), "kernel.") + ".conf"
-			all = append(all, warn("all slots together may have %d processes and threads, and %s is %d", sum, name, n).
+			all = append(all, warn("all slots together may have %d processes and threads, but %s is %d", sum, name, n).
 				by("echo %s=%d > %s && sysctl -p %s", name, 2*(sum+spare), file, file))
 		}
 	}
 	switch {
 	case least == 0:
-		return none("the kernel does not tell")
+		return none("the kernel does not report it")
 	case len(all) == 0:
 		all = []Finding{ok("%d for the slots, of %d", sum, least)}
 	}
@@ -148,7 +148,7 @@ func (m *Machine) pids() Answer {
 // sandbox checks the kernel. The check docker-seccomp covers what Docker makes of it.
 func (m *Machine) sandbox() Finding {
 	if _, err := os.Stat(m.path("/proc/sys/kernel/seccomp/actions_avail")); err != nil {
-		return fail("this kernel has no seccomp, so containers may call all of it").advise("boot the distribution's standard kernel")
+		return fail("this kernel has no seccomp, so containers can make any system call").advise("boot the distribution's standard kernel")
 	}
 	lsm, _ := m.read("/sys/kernel/security/lsm")
 	has := strings.Split(strings.TrimSpace(lsm), ",")
@@ -159,8 +159,8 @@ func (m *Machine) sandbox() Finding {
 	case slices.Contains(has, "apparmor") || strings.TrimSpace(enabled) == "Y":
 		return ok("seccomp, AppArmor")
 	}
-	return warn("the kernel has neither AppArmor nor SELinux on; seccomp and capabilities alone confine containers").
-		advise("boot with security=apparmor on the kernel command line where the distribution has it")
+	return warn("neither AppArmor nor SELinux is on; only seccomp and capabilities confine containers").
+		advise("boot with security=apparmor on the kernel command line if the distribution has it")
 }
 
 func (m *Machine) users() []Finding {
@@ -191,12 +191,12 @@ func (m *Machine) users() []Finding {
 			continue // as-planned reports it, or an install creates it
 		}
 		if others := slices.DeleteFunc(slices.Clone(names[id]), func(n string) bool { return n == s.User }); len(others) > 0 {
-			all = append(all, fail("user %s has the ID %s, which is also that of %s", s.User, id, strings.Join(others, ", ")).of(s.Index).
-				advise("give the other user an ID of its own (usermod -u), or delete user %s and type kbnode reconcile", s.User))
+			all = append(all, fail("user %s shares the ID %s with %s", s.User, id, strings.Join(others, ", ")).of(s.Index).
+				advise("give the other user its own ID (usermod -u), or delete user %s and run kbnode reconcile", s.User))
 		}
 		for _, g := range members[s.User] {
 			if slices.Contains(powerful, g) {
-				all = append(all, fail("user %s is in group %s, which gives a job's commands the host", s.User, g).of(s.Index).
+				all = append(all, fail("user %s is in group %s, which gives a job's commands control of the host", s.User, g).of(s.Index).
 					safely("gpasswd -d %s %s && systemctl try-restart %s", s.User, g, plan.AgentUnit(s.Index)))
 			}
 		}

@@ -52,17 +52,17 @@ func TestSystemChecks(t *testing.T) {
 		}), nil, nil, "fail: systemd does not say its version: not booted with it", ""},
 
 		{"good", "system-cgroup", of(nil), file(controllers, "cpuset cpu io memory pids\n"), nil, "ok: v2 with cpuset, cpu, io, memory, pids", ""},
-		{"version 1", "system-cgroup", of(func(i *inventory.Inventory) { i.Software.CgroupV2 = false }), nil, nil, "fail: cgroup v2 is not mounted at /sys/fs/cgroup, and under version 1 no limit of a slot holds", ""},
+		{"version 1", "system-cgroup", of(func(i *inventory.Inventory) { i.Software.CgroupV2 = false }), nil, nil, "fail: cgroup v2 is not mounted at /sys/fs/cgroup, and with version 1 slots' limits do not work", ""},
 		{"without memory", "system-cgroup", of(nil), file(controllers, "cpuset cpu io pids\n"), nil, "fail: the cgroup controllers memory are not there, so slots have no such limits", ""},
 		{"without io", "system-cgroup", of(nil), file(controllers, "cpuset cpu memory pids\n"), nil, "warn: the cgroup controllers io are not there, so less is known of a job", ""},
 
 		{"good", "system-kernel", of(nil), file(lsm, "lockdown,capability,landlock,yama,apparmor\n"), nil, "ok: 6.12.0-13-amd64", ""},
-		{"Ubuntu 22.04", "system-kernel", kernel("5.15.0-91-generic"), nil, nil, "warn: Linux 5.15 cannot: keep the payload from a submission without root (Landlock); " +
-			"keep other programs off the slots' CPUs for certain (cpuset partitions); keep the CPUs that a thread chose while limits change", ""},
+		{"Ubuntu 22.04", "system-kernel", kernel("5.15.0-91-generic"), nil, nil, "warn: Linux 5.15 cannot: hide the payload from a non-root submission (Landlock); " +
+			"reliably keep other programs off the slots' CPUs (cpuset partitions); keep the CPUs that a thread chose while limits change", ""},
 		{"new enough", "system-kernel", kernel("6.2.0-1-generic"), nil, nil, "ok: 6.2.0-1-generic", ""},
 		{"RHEL 9", "system-kernel", kernel("5.14.0-503.el9.x86_64"), file("/sys/fs/cgroup/init.scope/cgroup.kill", ""), nil, "ok: 5.14.0-503.el9.x86_64", ""},
 		{"before cgroup.kill", "system-kernel", kernel("5.10.0-1.el9"), nil, nil, "warn: Linux 5.10 cannot: end all processes of a job at once", ""},
-		{"Landlock is off", "system-kernel", of(nil), file(lsm, "capability,yama\n"), nil, "warn: Landlock is off (capability,yama), so a submission without root can read the payload of its job", ""},
+		{"Landlock is off", "system-kernel", of(nil), file(lsm, "capability,yama\n"), nil, "warn: Landlock is off (capability,yama), so a non-root submission can read its job's payload", ""},
 		{"odd version", "system-kernel", kernel("custom"), nil, nil, `skip: the kernel calls itself "custom"`, ""},
 
 		{"loaded", "system-modules", of(nil), with(loaded, "/sys/module/veth/x", ""), nil, "ok: all are loaded", ""},
@@ -71,7 +71,7 @@ func TestSystemChecks(t *testing.T) {
 		{"missing", "system-modules", of(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.builtin", "kernel/x.ko\n"), nil, "fail: the kernel has no veth, which the slots' networks need", ""},
 		{"missing on Ubuntu", "system-modules", of(func(i *inventory.Inventory) { i.OS.ID = "ubuntu" }), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", ""), nil,
 			"fail: the kernel has no veth, which the slots' networks need", "apt-get update && apt-get install -y linux-modules-extra-6.12.0-13-amd64"},
-		{"no modules", "system-modules", of(nil), nil, nil, "skip: this kernel loads no modules, and does not tell what it has", ""},
+		{"no modules", "system-modules", of(nil), nil, nil, "skip: this kernel loads no modules and does not report what it has", ""},
 
 		{"good", "system-git", of(nil), nil, nil, "ok: /usr/bin/git", ""},
 		{"none", "system-git", of(func(i *inventory.Inventory) { i.Software.Git = "" }), nil, nil, "fail: git is not installed", "apt-get update && apt-get install -y git"},
@@ -80,18 +80,18 @@ func TestSystemChecks(t *testing.T) {
 
 		{"good", "system-users", of(nil), file("/etc/passwd", passwd, "/etc/group", "docker:x:9:alice\n"), nil, "ok: 2 users", ""},
 		{"in a group of roots", "system-users", of(nil), file("/etc/passwd", passwd, "/etc/group", "video:x:8:kbnode-gpu1\nsudo:x:9:alice,kbnode-gpu1\ndocker:x:10:kbnode-gpu1\n"), nil,
-			"fail: user kbnode-gpu1 is in group sudo, which gives a job's commands the host", "gpasswd -d kbnode-gpu1 sudo && systemctl try-restart buildkite-agent-gpu1.service"},
+			"fail: user kbnode-gpu1 is in group sudo, which gives a job's commands control of the host", "gpasswd -d kbnode-gpu1 sudo && systemctl try-restart buildkite-agent-gpu1.service"},
 		{"a shared ID", "system-users", of(nil), file("/etc/passwd", passwd+"alice:x:990:990::/:\n"), nil, "fail: user kbnode-gpu0 has the ID 990, which is also that of alice", ""},
 		{"root by another name", "system-users", of(nil), file("/etc/passwd", "root:x:0:0::/:\nkbnode-gpu0:x:0:0::/:\n"), nil, "fail: user kbnode-gpu0 has the ID 0, which is also that of root", ""},
 
 		{"good", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability,apparmor\n"), nil, "ok: seccomp, AppArmor", ""},
 		{"SELinux", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability,selinux\n"), nil, "ok: seccomp, SELinux", ""},
 		{"no list of modules", "system-sandbox", of(nil), file(seccomp, "", "/sys/module/apparmor/parameters/enabled", "Y\n"), nil, "ok: seccomp, AppArmor", ""},
-		{"neither", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability\n"), nil, "warn: the kernel has neither AppArmor nor SELinux on; seccomp and capabilities alone confine containers", ""},
-		{"no seccomp", "system-sandbox", of(nil), nil, nil, "fail: this kernel has no seccomp, so containers may call all of it", ""},
+		{"neither", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability\n"), nil, "warn: neither AppArmor nor SELinux is on; only seccomp and capabilities confine containers", ""},
+		{"no seccomp", "system-sandbox", of(nil), nil, nil, "fail: this kernel has no seccomp, so containers can make any system call", ""},
 
 		{"a file", "system-core-pattern", of(nil), file(core, "core\n"), nil, `ok: "core", and the limit of jobs is 0`, ""},
-		{"systemd", "system-core-pattern", of(nil), file(core, "|/usr/lib/systemd/systemd-coredump %P\n"), nil, "ok: systemd-coredump, which keeps nothing where the limit is 0", ""},
+		{"systemd", "system-core-pattern", of(nil), file(core, "|/usr/lib/systemd/systemd-coredump %P\n"), nil, "ok: systemd-coredump, which keeps nothing if the limit is 0", ""},
 		{"apport", "system-core-pattern", of(nil), file(core, "|/usr/share/apport/apport -p%p\n"), nil, `warn: the memory of a job that crashes goes to "/usr/share/apport/apport -p%p", outside of the slot`,
 			"systemctl disable --now apport.service && sysctl -w kernel.core_pattern=core"},
 		{"another program", "system-core-pattern", of(nil), file(core, "|/usr/libexec/abrt-hook-ccpp\n"), nil, `warn: the memory of a job that crashes goes to "/usr/libexec/abrt-hook-ccpp", outside of the slot`,
@@ -118,7 +118,7 @@ func TestClock(t *testing.T) {
 		{"kept right", chrony, health.ClockSynchronised, false, "ok chrony.service", ""},
 		{"by somebody unknown", &fake{}, health.ClockSynchronised, false, "ok synchronised", ""},
 		{"not yet", chrony, health.ClockAdrift, false, "warn chrony.service runs, and has not set the clock yet", ""},
-		{"by nobody", &fake{}, health.ClockAdrift, false, "warn nothing keeps the clock right: a wrong one makes Buildkite and registries refuse the node", "timedatectl set-ntp true"},
+		{"by nobody", &fake{}, health.ClockAdrift, false, "warn nothing sets the clock: if it is wrong, Buildkite and registries refuse the node", "timedatectl set-ntp true"},
 		{"the daemon looks", &fake{}, health.ClockAdrift, true, " it is not; kbnode.service looks at it all the time, and health says so after ten minutes", ""},
 		{"unknown", &fake{}, health.ClockUnknown, false, " the kernel does not tell", ""},
 	} {
