@@ -50,11 +50,11 @@ func TestAgentEndpoint(t *testing.T) {
 		do   func(*world)
 		want string
 	}{
-		{"nobody listens", func(w *world) { w.Config.Agent.Endpoint = "http://" + nobody + "/v3" }, nobody + ": nobody listens there"},
-		{"no URL", func(w *world) { w.Config.Agent.Endpoint = "agent.buildkite.com/v3" }, `agent.endpoint "agent.buildkite.com/v3" is no URL`},
+		{"nobody listens", func(w *world) { w.Config.Agent.Endpoint = "http://" + nobody + "/v3" }, nobody + ": connection refused"},
+		{"no URL", func(w *world) { w.Config.Agent.Endpoint = "agent.buildkite.com/v3" }, `agent.endpoint "agent.buildkite.com/v3" is not a URL`},
 		{"unknown authority", func(w *world) { w.Config.Agent.Endpoint = secure.URL }, strings.TrimPrefix(secure.URL, "https://") + ": its certificate is signed by an authority that this machine does not trust"},
 		{"no TLS", func(w *world) { w.Config.Agent.Endpoint = strings.Replace(plain.URL, "http:", "https:", 1) }, strings.TrimPrefix(plain.URL, "http://") + ": it answers without TLS"},
-		{"a login page", func(w *world) { w.answers["/v3"] = "302" }, `BK sends elsewhere, to "https://login.example/": agents do not follow`},
+		{"a login page", func(w *world) { w.answers["/v3"] = "302" }, `BK redirects to "https://login.example/", which agents do not follow`},
 		{"Buildkite is down", func(w *world) { w.answers["/v3"] = "503" }, "BK says 503 Service Unavailable"},
 		{"a proxy that wants a password", func(w *world) { w.answers["/v3"] = "407" }, "BK says 407 Proxy Authentication Required"},
 		{"the agents' proxy is gone", func(w *world) {
@@ -93,7 +93,7 @@ func TestAgentChecksOfBareMachine(t *testing.T) {
 		}
 	}
 	want := map[string]string{
-		"agent-other": "ok: none", "agent-binary": "ok: none; kbnode install fetches " + plan.PinnedAgentVersion, "agent-version": "skip: no agent is installed",
+		"agent-other": "ok: none", "agent-binary": "ok: not installed yet; kbnode install downloads " + plan.PinnedAgentVersion, "agent-version": "skip: no agent is installed",
 		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"),
 	}
 	if diff := cmp.Diff(want, bare); diff != "" {
@@ -131,7 +131,7 @@ func TestExplain(t *testing.T) {
 		err  error
 		want string
 	}{
-		{"no name", &net.DNSError{Name: "agent.example", IsNotFound: true}, "there is no such name as agent.example"},
+		{"no name", &net.DNSError{Name: "agent.example", IsNotFound: true}, "no such host: agent.example"},
 		{"no DNS", &net.DNSError{Name: "agent.example", Err: "i/o timeout", IsTimeout: true}, "DNS does not answer for agent.example (i/o timeout)"},
 		{"other name", x509.HostnameError{Certificate: &x509.Certificate{}, Host: "agent.example"}, "its certificate is for another server"},
 		{"no route", &net.OpError{Op: "dial", Err: syscall.ENETUNREACH}, "no route to it"},
@@ -166,7 +166,7 @@ func TestExplainExpired(t *testing.T) {
 	t.Cleanup(server.Close)
 	full := config.Config{Agent: config.Agent{Endpoint: server.URL}}.WithDefaults()
 	got := answer(t, machineOf(t, &fake{cfg: &full}, nil), "agent-endpoint")
-	if want := "its certificate holds from 2020-01-01 00:00 to 2021-01-01 00:00, and this machine's clock says "; got.Status != Fail || !strings.Contains(got.Summary(), want) {
+	if want := "its certificate is valid from 2020-01-01 00:00 to 2021-01-01 00:00, but this machine's clock says "; got.Status != Fail || !strings.Contains(got.Summary(), want) {
 		t.Errorf("%s", got.Summary())
 	}
 }

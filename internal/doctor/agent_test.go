@@ -26,7 +26,7 @@ func TestAgentChecksOfHealthyNode(t *testing.T) {
 		"agent-other": "ok: none", "agent-binary": "ok: /usr/bin/buildkite-agent", "agent-version": "ok: 3.76.2",
 		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"), "agent-token": "ok: mode 0600", "agent-token-elsewhere": "ok: none",
 		"agent-token-accepted": "ok: organization kbnode", "agent-keys": "ok: 21 keys", "agent-queue": "ok: b200", "agent-hooks": "ok: 5 hooks",
-		"agent-build-path": "ok: root's and the slot's group, mode 1770", "agent-unit": "ok: 0 drop-ins", "agent-guard": "ok: answers",
+		"agent-build-path": "ok: owner root, the slot's group, mode 1770", "agent-unit": "ok: 0 drop-ins", "agent-guard": "ok: answers",
 		"agent-running": "ok: registered", "agent-drained": "ok: 2 slots", "agent-git-https": "ok: github.com",
 		"buildkite-queue": "ok: b200: 2 agents", "buildkite-agents": "ok: connected",
 	}
@@ -54,10 +54,10 @@ func TestAgentChecks(t *testing.T) {
 			w.put("/proc/7/cmdline", "/usr/bin/buildkite-agent\x00start\x00", 0o644)
 			w.put("/proc/7/cgroup", "0::/system.slice/buildkite-agent.service\n", 0o644)
 			w.put(plan.UnitDir+"/multi-user.target.wants/buildkite-agent.service", "", 0o644)
-		}, "agent-other fail: buildkite-agent.service runs, whose jobs have all GPUs and CPUs", "systemctl disable --now buildkite-agent.service"},
+		}, "agent-other fail: buildkite-agent.service runs; its jobs get all GPUs and CPUs", "systemctl disable --now buildkite-agent.service"},
 		{"it will run after a reboot", func(w *world) {
 			w.put(plan.UnitDir+"/multi-user.target.wants/buildkite-agent.service", "", 0o644)
-		}, "agent-other fail: buildkite-agent.service is stopped, and starts at the next boot", "systemctl disable buildkite-agent.service"},
+		}, "agent-other fail: buildkite-agent.service is stopped, but starts at the next boot", "systemctl disable buildkite-agent.service"},
 		{"somebody started one by hand", func(w *world) {
 			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
 			w.put("/proc/7/cmdline", "/usr/bin/buildkite-agent\x00start\x00", 0o644)
@@ -86,16 +86,16 @@ func TestAgentChecks(t *testing.T) {
 		}, "agent-binary fail: /usr/local/libexec/kbnode/dist/buildkite-agent does not run: exec format error",
 			"rm /usr/local/libexec/kbnode/dist/buildkite-agent && kbnode install"},
 		{"a release is gone", func(w *world) { w.Plan.Slots[1].AgentVersion = "3.100.0" },
-			"agent-binary fail: buildkite-agent 3.100.0, which slots run, is gone", "kbnode upgrade --agent-version 3.100.0"},
+			"agent-binary fail: buildkite-agent 3.100.0, which slots run, is missing", "kbnode upgrade --agent-version 3.100.0"},
 		{"an old agent", func(w *world) { w.Inventory.Software.Agent.Version = "3.60.1" },
 			"agent-version warn 0-1: buildkite-agent 3.60.1 is older than 3.76.2", "kbnode upgrade --agent-version 3.76.2"},
 		{"an old agent of the operator's", func(w *world) { w.Inventory.Software.Agent.Version, w.Config.Agent.Binary = "3.60.1", "/opt/bk" },
 			"agent-version warn 0-1: buildkite-agent 3.60.1 is older than 3.76.2", ""},
 		{"an agent of the future", func(w *world) { w.Inventory.Software.Agent.Version = "5.0.0" },
-			"agent-version warn 0-1: buildkite-agent 5.0.0 is newer than kbnode, which knows 3 and 4", ""},
+			"agent-version warn 0-1: buildkite-agent 5.0.0 is too new: kbnode supports 3 and 4", ""},
 
 		{"a key that nobody knows", func(w *world) { w.edit(cfgPath(1), "no-plugins=", "no-pluginz=") },
-			"agent-keys fail 1: the agent does not know no-pluginz, and ignores it without a word", "kbnode reconcile"},
+			"agent-keys fail 1: the agent does not know no-pluginz and silently ignores it", "kbnode reconcile"},
 		{"a key is missing", func(w *world) { w.edit(cfgPath(1), "no-ssh-keyscan=", "#") }, "agent-keys fail 1: no-ssh-keyscan is not set", "kbnode reconcile"},
 		{"no configuration", func(w *world) { w.must(os.Remove(w.path(cfgPath(1)))) },
 			"agent-keys fail 1: the agent's configuration cannot be read: no such file or directory", "kbnode reconcile"},
@@ -104,32 +104,32 @@ func TestAgentChecks(t *testing.T) {
 		{"which agents run nobody can read", func(w *world) { w.put(plan.AgentsPath, "{", 0o644) },
 			"agent-keys fail: read agents /var/lib/kbnode/agents.json: unexpected end of JSON input; delete the file to run the installed agent in all slots", ""},
 		{"another queue", func(w *world) { w.edit(cfgPath(0), "queue=b200", "queue=h100") },
-			"agent-queue fail 0: the agent waits in queue h100, and the slot's is b200", "kbnode reconcile"},
+			"agent-queue fail 0: the agent uses queue h100, but the slot's queue is b200", "kbnode reconcile"},
 		{"no queue", func(w *world) { w.edit(cfgPath(0), "queue=b200,", "") },
-			"agent-queue fail 0: the agent has no queue, so it waits in the default one and not in b200", "kbnode reconcile"},
+			"agent-queue fail 0: the agent has no queue, so it uses the default queue instead of b200", "kbnode reconcile"},
 
 		{"a hook is not executable", func(w *world) { w.must(os.Chmod(w.path(plan.HooksDir+"/pre-exit"), 0o644)) },
-			"agent-hooks fail: hook pre-exit is not executable (mode 0644), and every job runs without it", "kbnode reconcile"},
+			"agent-hooks fail: hook pre-exit is not executable (mode 0644), so every job runs without it", "kbnode reconcile"},
 		{"a hook is gone", func(w *world) { w.must(os.Remove(w.path(plan.HooksDir + "/pre-exit"))) },
-			"agent-hooks fail: hook pre-exit is missing, and every job runs without it", "kbnode reconcile"},
+			"agent-hooks fail: hook pre-exit is missing, so every job runs without it", "kbnode reconcile"},
 		{"a hook is a directory", func(w *world) {
 			w.must(os.Remove(w.path(plan.HooksDir + "/pre-exit")))
 			w.must(os.Mkdir(w.path(plan.HooksDir+"/pre-exit"), 0o755))
-		}, "agent-hooks fail: hook pre-exit is no file, and every job runs without it", "kbnode reconcile"},
+		}, "agent-hooks fail: hook pre-exit is not a file, so every job runs without it", "kbnode reconcile"},
 		{"all may write a hook", func(w *world) { w.must(os.Chmod(w.path(plan.HooksDir+"/pre-exit"), 0o777)) },
-			fmt.Sprintf("agent-hooks fail: hook pre-exit can be changed by others than root (user %d, mode 0777), and every job runs without it", root()), "kbnode reconcile"},
+			fmt.Sprintf("agent-hooks fail: hook pre-exit can be changed by users other than root (user %d, mode 0777), so every job runs without it", root()), "kbnode reconcile"},
 		{"a hook without a #! line", func(w *world) { w.edit(plan.HooksDir+"/environment", "#!/bin/bash\n", "") },
-			"agent-hooks fail: hook environment has no #! line, and every job runs without it", "kbnode reconcile"},
+			"agent-hooks fail: hook environment has no #! line, so every job runs without it", "kbnode reconcile"},
 		{"a hook from Windows", func(w *world) { w.edit(plan.HooksDir+"/environment", "\n", "\r\n") },
-			"agent-hooks fail: hook environment has Windows line ends, and every job runs without it", "kbnode reconcile"},
+			"agent-hooks fail: hook environment has Windows line endings, so every job runs without it", "kbnode reconcile"},
 		{"a hook of no shell", func(w *world) { w.edit(plan.HooksDir+"/environment", "#!/bin/bash", "#! /bin/zsh -e") },
-			`agent-hooks fail: hook environment wants "/bin/zsh", which is not there, and every job runs without it`, "kbnode reconcile"},
+			`agent-hooks fail: hook environment wants "/bin/zsh", which is missing, and every job runs without it`, "kbnode reconcile"},
 		{"a foreign hook", func(w *world) {
 			w.put(plan.HooksDir+"/command", "#!/bin/bash\n", 0o755)
 			w.put(plan.HooksDir+"/command.sample", "", 0o755)
-		}, "agent-hooks fail: hook command is not kbnode's, and runs on the host in every job", "kbnode install --adopt --yes"},
+		}, "agent-hooks fail: hook command is not kbnode's, but runs on the host in every job", "kbnode install --adopt --yes"},
 		{"all may add hooks", func(w *world) { w.must(os.Chmod(w.path(plan.HooksDir), 0o777)) },
-			"agent-hooks fail: others than root can put hooks into /etc/buildkite-agent/hooks (mode 0777)",
+			"agent-hooks fail: users other than root can add hooks to /etc/buildkite-agent/hooks (mode 0777)",
 			"chown root:root /etc/buildkite-agent/hooks && chmod 755 /etc/buildkite-agent/hooks"},
 
 		{"no builds", func(w *world) { w.must(os.RemoveAll(w.path(plan.BuildsDir(1)))) },
@@ -137,26 +137,26 @@ func TestAgentChecks(t *testing.T) {
 		{"a file in its place", func(w *world) {
 			w.must(os.RemoveAll(w.path(plan.BuildsDir(1))))
 			w.put(plan.BuildsDir(1), "", 0o644)
-		}, "agent-build-path fail 1: /var/lib/buildkite-agent/gpu-1/builds is no directory", ""},
+		}, "agent-build-path fail 1: /var/lib/buildkite-agent/gpu-1/builds is not a directory", ""},
 		{"builds that others may write", func(w *world) { w.must(os.Chmod(w.path(plan.BuildsDir(0)), 0o777)) },
-			fmt.Sprintf("agent-build-path fail 0: /var/lib/buildkite-agent/gpu-0/builds has user %d, group %d, mode 0777, and should have root, group %[2]d, mode 1770", root(), os.Getgid()), "kbnode reconcile"},
+			fmt.Sprintf("agent-build-path fail 0: /var/lib/buildkite-agent/gpu-0/builds has user %d, group %d, mode 0777; it must have user root, group %[2]d, mode 1770", root(), os.Getgid()), "kbnode reconcile"},
 		{"no user", func(w *world) { w.edit("/etc/passwd", "kbnode-gpu1:", "x:") }, "agent-build-path fail 1: user kbnode-gpu1 does not exist", "kbnode reconcile"},
 
 		{"no restart", func(w *world) { w.dropIn(1, "Restart=no", "Restart", "no") },
-			`agent-unit fail 1: Restart is "no" and not always: an agent that Buildkite disconnects does not start again, says ` + dropIn, undo("Restart")},
+			`agent-unit fail 1: Restart is "no" instead of always: an agent that Buildkite disconnects does not start again; set in ` + dropIn, undo("Restart")},
 		{"jobs are killed", func(w *world) { w.dropIn(1, "KillMode=process", "KillMode", "process") },
-			`agent-unit fail 1: KillMode is "process" and not mixed: a stop ends jobs, or leaves their processes behind, says ` + dropIn, undo("KillMode")},
+			`agent-unit fail 1: KillMode is "process" instead of mixed: stopping it ends jobs or leaves their processes behind; set in ` + dropIn, undo("KillMode")},
 		{"a short stop", func(w *world) { w.dropIn(1, " TimeoutStopSec=1min", "TimeoutStopUSec", uint64(60e6)) },
-			`agent-unit fail 1: TimeoutStopSec is "60" and not 3660: a stop kills jobs that take longer, says ` + dropIn, undo("TimeoutStopSec")},
+			`agent-unit fail 1: TimeoutStopSec is "60" instead of 3660: stopping it kills jobs that take longer; set in ` + dropIn, undo("TimeoutStopSec")},
 		{"another slice", func(w *world) { w.dropIn(1, "Slice=x.slice", "Slice", "x.slice") },
-			`agent-unit fail 1: Slice is "x.slice" and not buildkite-gpu1.slice: jobs' host commands run outside the slot's limits, says ` + dropIn, undo("Slice")},
+			`agent-unit fail 1: Slice is "x.slice" instead of buildkite-gpu1.slice: jobs' host commands run outside the slot's limits; set in ` + dropIn, undo("Slice")},
 		{"no token", func(w *world) { w.dropIn(1, "LoadCredential=", "LoadCredential", [][]any{}) },
-			`agent-unit fail 1: LoadCredential is "" and not token:/etc/buildkite-agent/token: the agent starts without its token, says ` + dropIn, undo("LoadCredential")},
+			`agent-unit fail 1: LoadCredential is "" instead of token:/etc/buildkite-agent/token: the agent starts without its token; set in ` + dropIn, undo("LoadCredential")},
 		{"another slot", func(w *world) {
 			w.dropIn(1, "Environment=KBNODE_SLOT=0", "Environment", []string{"KBNODE_SLOT=1", "KBNODE_SLOT=0"})
-		}, `agent-unit fail 1: KBNODE_SLOT is "0" and not 1: its jobs get another slot's resources, says ` + dropIn, undo("Environment=KBNODE_SLOT")},
+		}, `agent-unit fail 1: KBNODE_SLOT is "0" instead of 1: its jobs get another slot's resources; set in ` + dropIn, undo("Environment=KBNODE_SLOT")},
 		{"changed by set-property", func(w *world) { w.f.props[plan.AgentUnit(1)]["KillMode"] = "none" },
-			`agent-unit fail 1: KillMode is "none" and not mixed: a stop ends jobs, or leaves their processes behind`, ""},
+			`agent-unit fail 1: KillMode is "none" instead of mixed: stopping it ends jobs or leaves their processes behind`, ""},
 
 		{"the guard is stopped", func(w *world) { w.guardOf(1, func(u *reconcile.UnitState) { u.Active = "inactive" }) },
 			"agent-guard fail 1: the guard does not run", "systemctl start kbnode-guard-gpu1.service"},
@@ -167,13 +167,13 @@ func TestAgentChecks(t *testing.T) {
 			w.f.journal[plan.GuardUnit(1)] = []string{"kbnode: no policy"}
 		}, "agent-guard fail 1: the guard keeps failing (exit-code, exit status 1): kbnode: no policy", ""},
 		{"the socket is gone", func(w *world) { w.must(os.Remove(w.path(plan.SocketPath(1)))) },
-			"agent-guard fail 1: its guard runs and /run/kbnode/gpu1/docker.sock is gone", "systemctl restart kbnode-guard-gpu1.service"},
+			"agent-guard fail 1: its guard runs, but /run/kbnode/gpu1/docker.sock is missing", "systemctl restart kbnode-guard-gpu1.service"},
 		{"a file in the socket's place", func(w *world) {
 			w.must(os.Remove(w.path(plan.SocketPath(1))))
 			w.put(plan.SocketPath(1), "", 0o660)
-		}, "agent-guard fail 1: /run/kbnode/gpu1/docker.sock is no socket", "rm -r /run/kbnode/gpu1/docker.sock && systemctl restart kbnode-guard-gpu1.service"},
+		}, "agent-guard fail 1: /run/kbnode/gpu1/docker.sock is not a socket", "rm -r /run/kbnode/gpu1/docker.sock && systemctl restart kbnode-guard-gpu1.service"},
 		{"a socket for all", func(w *world) { w.must(os.Chmod(w.path(plan.SocketPath(1)), 0o666)) },
-			fmt.Sprintf("agent-guard fail 1: /run/kbnode/gpu1/docker.sock has user %d, group %d, mode 0666, and should have root, group %[2]d, mode 0660", root(), os.Getgid()),
+			fmt.Sprintf("agent-guard fail 1: /run/kbnode/gpu1/docker.sock has user %d, group %d, mode 0666; it must have user root, group %[2]d, mode 0660", root(), os.Getgid()),
 			fmt.Sprintf("chown 0:%d /run/kbnode/gpu1/docker.sock && chmod 660 /run/kbnode/gpu1/docker.sock", os.Getgid())},
 		{"a socket that nobody serves", func(w *world) {
 			w.must(os.Remove(w.path(plan.SocketPath(1))))
@@ -201,11 +201,11 @@ func TestAgentChecks(t *testing.T) {
 		{"an agent has not registered", func(w *world) {
 			w.must(os.Remove(w.path(agent.RegisteredMarker(1))))
 			w.f.journal[plan.AgentUnit(1)] = []string{"error: x509: certificate has expired"}
-		}, "agent-running fail 1: the agent runs and has not registered: error: x509: certificate has expired", "systemctl restart buildkite-agent-gpu1.service"},
+		}, "agent-running fail 1: the agent runs but has not registered: error: x509: certificate has expired", "systemctl restart buildkite-agent-gpu1.service"},
 		{"an agent has just started", func(w *world) {
 			w.must(os.Chtimes(w.path(agent.RegisteredMarker(1)), time.Time{}, w.Now.Add(-time.Hour)))
 			w.agentOf(1, func(u *reconcile.UnitState) { u.Since = w.Now.Add(-30 * time.Second) })
-		}, "agent-running warn 1: the agent runs since 30s, and has not registered yet", ""},
+		}, "agent-running warn 1: the agent has been running for 30s and has not registered yet", ""},
 		{"an agent after nine jobs", func(w *world) {
 			w.agentOf(1, func(u *reconcile.UnitState) { u.Since, u.Restarts = w.Now.Add(-time.Second), 9 })
 		}, "", ""},
@@ -229,7 +229,7 @@ func TestAgentChecks(t *testing.T) {
 			w.f.program = func(reconcile.Program) ([]byte, error) {
 				return []byte("fatal: unable to access 'https://github.com/': Could not resolve host: github.com\nexit 128\n"), nil
 			}
-		}, "agent-git-https warn 0: the name github.com is not known", ""},
+		}, "agent-git-https warn 0: cannot resolve github.com", ""},
 		{"git's server wants a login", func(w *world) {
 			w.f.program = func(reconcile.Program) ([]byte, error) {
 				return []byte("fatal: could not read Username for 'https://github.com': terminal prompts disabled\nexit 128\n"), nil
@@ -245,7 +245,7 @@ func TestAgentChecks(t *testing.T) {
 		}, "agent-git-https warn 0: github.com has a certificate that git does not take: server certificate verification failed", ""},
 		{"git cannot be run", func(w *world) {
 			w.f.program = func(reconcile.Program) ([]byte, error) { return nil, errOfTests }
-		}, "agent-git-https warn 0: git could not be run as kbnode-gpu0: systemd is dead", ""},
+		}, "agent-git-https warn 0: cannot run git as kbnode-gpu0: systemd is dead", ""},
 		{"all slots are busy", func(w *world) {
 			for k := range w.State.Slots {
 				w.State.Slots[k].Job = &agent.Job{ID: "1"}
@@ -259,13 +259,13 @@ func TestAgentChecks(t *testing.T) {
 		{"an agent is lost", func(w *world) {
 			w.answers["/v3/metrics"] = `{"organization":{"slug":"kbnode"},"agents":{"queues":{"b200":{"total":1}}}}`
 			w.answers["/v2/organizations/kbnode/agents"] = `[{"name":"node1-gpu0","meta_data":["queue=b200"]}]`
-		}, "buildkite-queue warn 0-1: queue b200 has 1 agents, and 2 slots wait in it\nbuildkite-agents fail 1: Buildkite does not list the agent", ""},
+		}, "buildkite-queue warn 0-1: queue b200 has 1 agents, but 2 slots use it\nbuildkite-agents fail 1: Buildkite does not list the agent", ""},
 		{"agents of other names", func(w *world) {
 			w.answers["/v2/organizations/kbnode/agents"] = `[{"name":"node1-gpu0","meta_data":["queue=x"]},{"name":"node1-gpu1","hostname":"a"},{"name":"node1-gpu1","hostname":"b"}]`
-		}, "buildkite-agents fail 0: in Buildkite the agent is not in queue b200\nbuildkite-agents warn 1: 2 agents are called node1-gpu1, on a, b", "systemctl restart buildkite-agent-gpu0.service"},
+		}, "buildkite-agents fail 0: Buildkite does not list the agent in queue b200\nbuildkite-agents warn 1: 2 agents are named node1-gpu1, on a, b", "systemctl restart buildkite-agent-gpu0.service"},
 		{"a paused agent", func(w *world) {
 			w.answers["/v2/organizations/kbnode/agents"] = `[{"name":"node1-gpu0","meta_data":["queue=b200"]},{"name":"node1-gpu1","paused":true,"paused_note":"night"}]`
-		}, "buildkite-agents warn 1: the agent is paused in Buildkite, and is sent no jobs: night", ""},
+		}, "buildkite-agents warn 1: the agent is paused in Buildkite and gets no jobs: night", ""},
 		{"an API token of no use", func(w *world) { w.answers["/v2/organizations/kbnode/agents"] = fmt.Sprint(http.StatusForbidden) },
 			"buildkite-agents warn: list agents: the API token may not do this; give it the scope read_agents", ""},
 	} {

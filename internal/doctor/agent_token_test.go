@@ -25,27 +25,27 @@ func TestAgentToken(t *testing.T) {
 		fix  string
 	}{
 		{"nothing but the token", mine(agentTokenOfTests + "\n"), "", ""},
-		{"there is none", func(w *world) { w.must(os.Remove(w.path(plan.TokenPath))) }, "agent-token fail: there is no /etc/buildkite-agent/token", ""},
+		{"there is none", func(w *world) { w.must(os.Remove(w.path(plan.TokenPath))) }, "agent-token fail: /etc/buildkite-agent/token is missing", ""},
 		{"a directory", func(w *world) {
 			w.must(os.Remove(w.path(plan.TokenPath)))
 			w.must(os.Mkdir(w.path(plan.TokenPath), 0o700))
-		}, "agent-token fail: /etc/buildkite-agent/token cannot be read, or is no file", ""},
+		}, "agent-token fail: /etc/buildkite-agent/token cannot be read or is not a file", ""},
 		{"all may read it", func(w *world) { w.must(os.Chmod(w.path(plan.TokenPath), 0o644)) },
-			fmt.Sprintf("agent-token fail: /etc/buildkite-agent/token has user %d and mode 0644: jobs may read it", root()),
+			fmt.Sprintf("agent-token fail: /etc/buildkite-agent/token has user %d and mode 0644, so jobs may read it", root()),
 			"chown root:root /etc/buildkite-agent/token && chmod 600 /etc/buildkite-agent/token"},
 		{"empty", mine(""), "agent-token fail: /etc/buildkite-agent/token: no agent token found; write a line BUILDKITE_AGENT_TOKEN=… with the token from Buildkite (Agents, Agent Tokens)", ""},
 		{"garbage", mine("BUILDKITE_AGENT_TOKEN=\x00\xff\xfe"), malformed, ""},
 		{"xxx", mine("BUILDKITE_AGENT_TOKEN=xxx"), malformed, ""},
-		{"a placeholder", mine(head + "BUILDKITE_AGENT_TOKEN=your-agent-token-here\n"), "agent-token fail: /etc/buildkite-agent/token holds a placeholder and no token", ""},
-		{"a placeholder in brackets", mine("BUILDKITE_AGENT_TOKEN=INSERT_TOKEN\n"), "agent-token fail: /etc/buildkite-agent/token holds a placeholder and no token", ""},
+		{"a placeholder", mine(head + "BUILDKITE_AGENT_TOKEN=your-agent-token-here\n"), "agent-token fail: /etc/buildkite-agent/token contains a placeholder instead of a token", ""},
+		{"a placeholder in brackets", mine("BUILDKITE_AGENT_TOKEN=INSERT_TOKEN\n"), "agent-token fail: /etc/buildkite-agent/token contains a placeholder instead of a token", ""},
 		{"quotes", mine(head + `BUILDKITE_AGENT_TOKEN="` + agentTokenOfTests + "\"\n"), odd, sed},
 		{"from Windows", mine("BUILDKITE_AGENT_TOKEN=" + agentTokenOfTests + "\r\n"), odd, sed},
 		{"of an agent's configuration", mine(`token = "` + agentTokenOfTests + `"`), odd, sed},
-		{"two", mine("BUILDKITE_AGENT_TOKEN=" + agentTokenOfTests + "\nBUILDKITE_AGENT_TOKEN=other-token\n"), "agent-token warn: /etc/buildkite-agent/token has 2 lines, of which one counts", ""},
+		{"two", mine("BUILDKITE_AGENT_TOKEN=" + agentTokenOfTests + "\nBUILDKITE_AGENT_TOKEN=other-token\n"), "agent-token warn: /etc/buildkite-agent/token has 2 lines, but only one counts", ""},
 
 		{"a cfg of the package", func(w *world) {
 			w.put("/etc/buildkite-agent/buildkite-agent.cfg", "# The token\ntoken=\"0123456789abcdef\"\nname=\"x\"\n", 0o644)
-		}, fmt.Sprintf("agent-token-elsewhere fail: /etc/buildkite-agent/buildkite-agent.cfg holds a token, and jobs can read it (user %d, mode 0644)", root()),
+		}, fmt.Sprintf("agent-token-elsewhere fail: /etc/buildkite-agent/buildkite-agent.cfg contains a token that jobs can read (user %d, mode 0644)", root()),
 			"chown root:root /etc/buildkite-agent/buildkite-agent.cfg && chmod 600 /etc/buildkite-agent/buildkite-agent.cfg"},
 		{"a cfg with a placeholder, one that is closed, and a comment", func(w *world) {
 			w.put("/etc/buildkite-agent/buildkite-agent.cfg", "token=\"xxxxxx\"\n", 0o644)
@@ -55,17 +55,17 @@ func TestAgentToken(t *testing.T) {
 		{"a backup with a blank in its name", func(w *world) {
 			w.put("/etc/buildkite-agent/token of yesterday", "BUILDKITE_AGENT_TOKEN=0123456789abcdef", 0o640|0o004)
 		},
-			fmt.Sprintf("agent-token-elsewhere fail: /etc/buildkite-agent/token of yesterday holds a token, and jobs can read it (user %d, mode 0644)", root()),
+			fmt.Sprintf("agent-token-elsewhere fail: /etc/buildkite-agent/token of yesterday contains a token that jobs can read (user %d, mode 0644)", root()),
 			"chown root:root '/etc/buildkite-agent/token of yesterday' && chmod 600 '/etc/buildkite-agent/token of yesterday'"},
 		{"in a unit", func(w *world) {
 			w.put(plan.UnitDir+"/buildkite-agent@.service", "[Service]\nEnvironment=BUILDKITE_AGENT_TOKEN=0123456789abcdef\n", 0o600)
-		}, "agent-token-elsewhere fail: /etc/systemd/system/buildkite-agent@.service holds a token, and systemd shows it to everybody", ""},
+		}, "agent-token-elsewhere fail: /etc/systemd/system/buildkite-agent@.service contains a token, and systemd shows it to everyone", ""},
 
-		{"refused", mine("BUILDKITE_AGENT_TOKEN=other-token\n"), "agent-token-accepted fail: ENDPOINT refuses it: it was revoked, has expired, or is another organization's", ""},
+		{"refused", mine("BUILDKITE_AGENT_TOKEN=other-token\n"), "agent-token-accepted fail: ENDPOINT refuses it: it was revoked, has expired, or belongs to another organization", ""},
 		{"not asked", func(w *world) { w.answers["/v3/metrics"] = "500" },
-			"agent-token-accepted warn: it could not be asked: check agent token: ENDPOINT says 500 Internal Server Error", ""},
+			"agent-token-accepted warn: cannot check it: check agent token: ENDPOINT says 500 Internal Server Error", ""},
 		{"a login page", func(w *world) { w.answers["/v3/metrics"] = "<html>" },
-			"agent-token-accepted warn: it could not be asked: check agent token: ENDPOINT does not answer as Buildkite does: invalid character '<' looking for beginning of value", ""},
+			"agent-token-accepted warn: cannot check it: check agent token: ENDPOINT does not answer as Buildkite does: invalid character '<' looking for beginning of value", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

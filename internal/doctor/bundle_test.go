@@ -62,7 +62,7 @@ func TestBundle(t *testing.T) {
 		"files/etc/kbnode/config.yaml": "queue: b200\n# it was (hidden) once\n# and (hidden)\n",
 		"files/etc/docker/daemon.json": `{"proxies": {"http-proxy": "http://(hidden)proxy:3128"}}`,
 		"files/proc/cmdline":           "quiet",
-		"broken.txt":                   "half\nnot complete: no more\n",
+		"broken.txt":                   "half\nincomplete: no more\n",
 	} {
 		if diff := cmp.Diff(want, files["kbnode-doctor/"+name]); diff != "" {
 			t.Errorf("%s: %s", name, diff)

@@ -33,7 +33,7 @@ func TestContainerCheck(t *testing.T) {
 		t.Errorf("all busy: %+v", got)
 	}
 	f.err = errors.Join(context.DeadlineExceeded, context.DeadlineExceeded)
-	if got := answer(t, machineOf(t, f, nil), "container"); got.Status != Fail || got.Summary() != "the containers had not ended after 0s: Docker is slow, or hangs" {
+	if got := answer(t, machineOf(t, f, nil), "container"); got.Status != Fail || got.Summary() != "the containers did not end within 0s: Docker is slow or hangs" {
 		t.Errorf("slow: %+v", got)
 	}
 	f.err = errors.New("no engine")

@@ -45,15 +45,15 @@ func TestDockerDiskChecks(t *testing.T) {
 		{"the strict profile", "docker-storage-driver", strict, nil, "ok: overlayfs; containers of the strict profile do not write to layers", ""},
 
 		{"a disk", "docker-root", root, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:2 / /var/lib rw shared:1 - xfs /dev/sda2 rw\n31 22 0:5 / /var/lib/dock rw - tmpfs x rw\n"), "ok: /var/lib/docker, xfs", ""},
-		{"a network", "docker-root", root, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /var/lib/docker rw - nfs4 s:/x rw\n"), "fail: /var/lib/docker is on /var/lib/docker (nfs4), over a network, where overlay2 does not work and every job waits for it", ""},
+		{"a network", "docker-root", root, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /var/lib/docker rw - nfs4 s:/x rw\n"), "fail: /var/lib/docker is on /var/lib/docker (nfs4), a network file system: overlay2 does not work there, and every job waits for it", ""},
 		{"a container", "docker-root", root, mounts("22 1 0:30 / / rw - overlay overlay rw\n"), "fail: /var/lib/docker is on an overlay, so this is a container or a live system and does not keep images", ""},
-		{"memory", "docker-root", root, mounts("22 1 0:30 / / rw - tmpfs tmpfs rw\n"), "warn: /var/lib/docker is in memory (tmpfs), which images take from jobs, and is empty after a reboot", ""},
+		{"memory", "docker-root", root, mounts("22 1 0:30 / / rw - tmpfs tmpfs rw\n"), "warn: /var/lib/docker is in memory (tmpfs), so images take memory from jobs and are lost at a reboot", ""},
 		{"garbage", "docker-root", root, mounts("\x00 - -\n - \nx"), "skip: the kernel does not say what /var/lib/docker is on", ""},
 
 		{"room", "docker-space", roomy(500<<30, 1000<<30), nil, "ok: 500.0 GiB of 1000.0 GiB are free at /var/lib/docker", ""},
 		{"little room", "docker-space", roomy(9<<30, 1000<<30), nil, "warn: 9.0 GiB of 1000.0 GiB are free at /var/lib/docker; with less than 10.0 GiB, jobs and updates pull no images", ""},
 		{"no room", "docker-space", roomy(1<<29, 1000<<30), nil, "fail: 0.5 GiB of 1000.0 GiB are free at /var/lib/docker", ""},
-		{"not read", "docker-space", root, nil, "skip: it was not read how much is free at /var/lib/docker", ""},
+		{"not read", "docker-space", root, nil, "skip: the free space at /var/lib/docker is unknown", ""},
 	} {
 		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
 	}
@@ -77,15 +77,15 @@ func TestDockerAccessChecks(t *testing.T) {
 	}
 	for _, s := range []stated{
 		{"a socket only", "docker-api", engine(docker.Info{Warnings: []string{"WARNING: No swap limit support"}}), nil, "ok: only its socket, or with certificates", ""},
-		{"TCP", "docker-api", warned, nil, "fail: the engine answers everybody on http://0.0.0.0:2375: whoever reaches it, a job's host commands too, is root here", ""},
+		{"TCP", "docker-api", warned, nil, "fail: the engine answers anyone on http://0.0.0.0:2375: anyone who can reach it is root here, including a job's host commands", ""},
 
 		{"operators", "docker-group", &fake{}, groups("docker:x:998:ada\n"), "ok: operators, as good as root: ada, bob", ""},
-		{"nobody", "docker-group", &fake{}, groups("docker:x:997:\n"), "ok: nobody but root", ""},
-		{"an agent of old", "docker-group", &fake{}, groups("docker:x:998:ada,buildkite-agent\n"), "fail: buildkite-agent is in group docker, so what runs as that user is root by docker run -v /:/host", "gpasswd -d buildkite-agent docker"},
-		{"a slot's user", "docker-group", &fake{}, groups("docker:x:998:kbnode-gpu3\n"), "fail: kbnode-gpu3 is in group docker, so what runs as that user is root by docker run -v /:/host", "gpasswd -d kbnode-gpu3 docker"},
-		{"garbage", "docker-group", &fake{}, map[string]string{"/etc/group": "docker\n:::\n", "/etc/passwd": "::\n"}, "ok: nobody but root", ""},
+		{"nobody", "docker-group", &fake{}, groups("docker:x:997:\n"), "ok: only root", ""},
+		{"an agent of old", "docker-group", &fake{}, groups("docker:x:998:ada,buildkite-agent\n"), "fail: buildkite-agent is in group docker, so anything that runs as this user can become root with docker run -v /:/host", "gpasswd -d buildkite-agent docker"},
+		{"a slot's user", "docker-group", &fake{}, groups("docker:x:998:kbnode-gpu3\n"), "fail: kbnode-gpu3 is in group docker, so anything that runs as this user can become root with docker run -v /:/host", "gpasswd -d kbnode-gpu3 docker"},
+		{"garbage", "docker-group", &fake{}, map[string]string{"/etc/group": "docker\n:::\n", "/etc/passwd": "::\n"}, "ok: only root", ""},
 
-		{"no mapping", "docker-userns", secure("name=seccomp,profile=builtin"), nil, "ok: it maps none", ""},
+		{"no mapping", "docker-userns", secure("name=seccomp,profile=builtin"), nil, "ok: not remapped", ""},
 		{"a mapping by a flag", "docker-userns", secure("name=userns"), file("", "--userns-remap=default"), "fail: userns-remap is on, so jobs cannot write to their checkouts", ""},
 		{"a profile", "docker-seccomp", secure("name=seccomp,profile=builtin"), nil, "ok: profile builtin", ""},
 		{"no seccomp", "docker-seccomp", secure("name=cgroupns"), nil, "fail: neither the kernel's nor the engine's seccomp is there, so a job can make any system call", ""},
@@ -96,8 +96,8 @@ func TestDockerAccessChecks(t *testing.T) {
 
 		{"a way out", "docker-network", engine(docker.Info{}), forward("1\n", ""), "ok: forwarded and masqueraded", ""},
 		{"no forwarding", "docker-network", engine(docker.Info{}), forward("0\n", ""), "fail: net.ipv4.ip_forward is 0, so jobs reach nothing", "sysctl -w net.ipv4.ip_forward=1"},
-		{"no iptables", "docker-network", engine(docker.Info{}), forward("1\n", `{"iptables": false}`), "fail: iptables is off in Docker, so that no packet of a job finds its way back", ""},
-		{"no masquerade", "docker-network", engine(docker.Info{}), file("", "--ip-masq=false"), "fail: ip-masq is off in Docker, so that no packet of a job finds its way back", ""},
+		{"no iptables", "docker-network", engine(docker.Info{}), forward("1\n", `{"iptables": false}`), "fail: iptables is off in Docker, so jobs get no replies from the network", ""},
+		{"no masquerade", "docker-network", engine(docker.Info{}), file("", "--ip-masq=false"), "fail: ip-masq is off in Docker, so jobs get no replies from the network", ""},
 		{"no network wanted", "docker-network", none, forward("0\n", ""), "skip: jobs have no network (job.network: none)", ""},
 	} {
 		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
@@ -115,7 +115,7 @@ func TestDockerSocket(t *testing.T) {
 	}
 	files := map[string]string{config.DefaultDockerSocket: ""}
 	stated{"", "docker-socket", &fake{}, files, "ok: /var/run/docker.sock, mode 0660", ""}.run(t, mode(0o660))
-	stated{"", "docker-socket", &fake{}, files, "fail: /var/run/docker.sock has mode 0666, so every user of this machine is root, and a job's host commands are", "chmod 0660 /var/run/docker.sock"}.run(t, mode(0o666))
+	stated{"", "docker-socket", &fake{}, files, "fail: /var/run/docker.sock has mode 0666, so every user of this machine can become root, including a job's host commands", "chmod 0660 /var/run/docker.sock"}.run(t, mode(0o666))
 }
 
 // TestSocketUsers tests that the socket's own group counts, whatever its name, except

@@ -46,7 +46,7 @@ func TestDockerGPUChecks(t *testing.T) {
 		{"nvidia by a flag", "docker-default-runtime", engine(docker.Info{DefaultRuntime: "nvidia"}), file("", "--default-runtime=nvidia"),
 			"warn: the default runtime is nvidia: a container started by hand gets all GPUs if its image says so, even while jobs run", ""},
 		{"nvidia that asks", "docker-default-runtime", engine(docker.Info{DefaultRuntime: "nvidia"}), map[string]string{toolkitConf: "#accept\naccept-nvidia-visible-devices-envvar-when-unprivileged = false\n"},
-			"ok: nvidia, which heeds no image's NVIDIA_VISIBLE_DEVICES", ""},
+			"ok: nvidia, which ignores an image's NVIDIA_VISIBLE_DEVICES", ""},
 
 		{"no NVIDIA", "docker-toolkit", amd, nil, "skip: no NVIDIA GPU", ""},
 		{"there", "docker-toolkit", installed, nil, "ok: /usr/bin/nvidia-ctk", ""},
@@ -108,23 +108,23 @@ func TestCDIChecks(t *testing.T) {
 	newer.inv.NVIDIA = &inventory.NVIDIA{DriverVersion: "590.10"}
 	for _, s := range []stated{
 		{"one", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/nic.json", other), "ok: /etc/cdi/nvidia.yaml", ""},
-		{"none", "docker-cdi-spec", on(), files("/etc/cdi/nic.json", other), "fail: no specification of NVIDIA's GPUs in /etc/cdi or /var/run/cdi", generateCDI},
-		{"none, with the service", "docker-cdi-spec", on(service), nil, "fail: no specification of NVIDIA's GPUs in /etc/cdi or /var/run/cdi", restart},
-		{"none, and the runtime gives GPUs", "docker-cdi-spec", byRuntime, nil, "warn: no specification of NVIDIA's GPUs in /etc/cdi or /var/run/cdi", generateCDI},
+		{"none", "docker-cdi-spec", on(), files("/etc/cdi/nic.json", other), "fail: no CDI specification for NVIDIA GPUs in /etc/cdi or /var/run/cdi", generateCDI},
+		{"none, with the service", "docker-cdi-spec", on(service), nil, "fail: no CDI specification for NVIDIA GPUs in /etc/cdi or /var/run/cdi", restart},
+		{"none, and the runtime gives GPUs", "docker-cdi-spec", byRuntime, nil, "warn: no CDI specification for NVIDIA GPUs in /etc/cdi or /var/run/cdi", generateCDI},
 		{"no CDI", "docker-cdi-spec", nvidia(inventory.Docker{}, docker.Info{}), nil, "skip: CDI is off", ""},
-		{"one broken", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/a b.yaml", "kind: {"), "warn: /etc/cdi/a b.yaml is passed over: yaml: line 1: did not find expected node content", "mv '/etc/cdi/a b.yaml' '/etc/cdi/a b.yaml'.broken"},
-		{"twice beside each other", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/gpus.yaml", spec), "fail: /etc/cdi/gpus.yaml and /etc/cdi/nvidia.yaml both name nvidia.com/gpu=GPU-a, so Docker knows neither", "mv /etc/cdi/gpus.yaml /etc/cdi/gpus.yaml.off"},
+		{"one broken", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/a b.yaml", "kind: {"), "warn: /etc/cdi/a b.yaml is ignored: yaml: line 1: did not find expected node content", "mv '/etc/cdi/a b.yaml' '/etc/cdi/a b.yaml'.broken"},
+		{"twice beside each other", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/gpus.yaml", spec), "fail: /etc/cdi/gpus.yaml and /etc/cdi/nvidia.yaml both name nvidia.com/gpu=GPU-a, so Docker ignores both", "mv /etc/cdi/gpus.yaml /etc/cdi/gpus.yaml.off"},
 		{"one hidden", "docker-cdi-spec", on(), files(etc, spec, run, spec), "warn: /etc/cdi/nvidia.yaml is hidden by /var/run/cdi/nvidia.yaml, which names the same GPUs, so renewing it has no effect", "mv /etc/cdi/nvidia.yaml /etc/cdi/nvidia.yaml.off"},
 
 		{"fresh", "docker-cdi-driver", on(), files(etc, spec), "ok: 580.95.05", ""},
-		{"of an older driver", "docker-cdi-driver", newer, files(etc, spec), "fail: the driver 590.10 runs, and containers get the files of 580.95.05", generateCDI},
-		{"a file is gone", "docker-cdi-driver", on(service), files(run, spec, "/usr/bin/nvidia-cdi-hook", "-"), "fail: /var/run/cdi/nvidia.yaml names what is not there, and no container starts with it: /usr/bin/nvidia-cdi-hook (1 in all)", restart},
+		{"of an older driver", "docker-cdi-driver", newer, files(etc, spec), "fail: driver 590.10 runs, but containers get the files of 580.95.05", generateCDI},
+		{"a file is gone", "docker-cdi-driver", on(service), files(run, spec, "/usr/bin/nvidia-cdi-hook", "-"), "fail: /var/run/cdi/nvidia.yaml names missing files, so no container starts with it: /usr/bin/nvidia-cdi-hook (1 in all)", restart},
 		{"a stale one is hidden", "docker-cdi-driver", on(service), files(etc, stale, run, spec, "/run/cdi/nvidia.yaml", spec), "ok: 580.95.05", ""},
-		{"a stale one beside it", "docker-cdi-driver", on(), files(etc, stale), "fail: the driver 580.95.05 runs, and containers get the files of 550.54.15", generateCDI},
-		{"a node is not made yet", "docker-cdi-driver", on(), files(etc, spec, "/dev/nvidia-uvm", "-"), "fail: /etc/cdi/nvidia.yaml names what is not there, and no container starts with it: /dev/nvidia-uvm (1 in all)", "nvidia-modprobe -c=0 -u -m"},
+		{"a stale one beside it", "docker-cdi-driver", on(), files(etc, stale), "fail: driver 580.95.05 runs, but containers get the files of 550.54.15", generateCDI},
+		{"a node is not made yet", "docker-cdi-driver", on(), files(etc, spec, "/dev/nvidia-uvm", "-"), "fail: /etc/cdi/nvidia.yaml names missing files, so no container starts with it: /dev/nvidia-uvm (1 in all)", "nvidia-modprobe -c=0 -u -m"},
 
 		{"in /etc", "docker-cdi-refresh", on(), files(etc, spec), "ok: in /etc/cdi; renew it by hand after a driver upgrade", ""},
-		{"gone after a reboot", "docker-cdi-refresh", on(), files(run, spec), "warn: it is in /var/run/cdi only, which a reboot empties, and nothing renews it", generateCDI},
+		{"gone after a reboot", "docker-cdi-refresh", on(), files(run, spec), "warn: it is only in /var/run/cdi, which is empty after a reboot, and nothing renews it", generateCDI},
 		{"renewed", "docker-cdi-refresh", on(service, watch), files(run, spec, wants+refreshUnit, "", wants+refreshPath, ""), "ok: nvidia-cdi-refresh.service renews it", ""},
 		{"not watched", "docker-cdi-refresh", on(service, watch), files(run, spec, wants+refreshUnit, ""), "warn: nvidia-cdi-refresh.service and nvidia-cdi-refresh.path are not both enabled, so nothing renews it",
 			"systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service"},
@@ -156,10 +156,10 @@ func TestCDISlots(t *testing.T) {
 	}{
 		{"all", both, nil, nil, slots("GPU-a", "GPU-b"), "ok: 2 GPUs", "", nil},
 		{"one lost and parked", both[:1], nil, nil, parked, "ok: 1 GPUs", "", nil},
-		{"one new", both[:1], nil, nil, slots("GPU-a", "GPU-b"), "fail: nvidia.com/gpu=GPU-b is not known to Docker, so jobs get the GPU without its driver's files", generateCDI, []int{1}},
-		{"not taken by the engine", both, both[:1], nil, slots("GPU-a", "GPU-b"), "fail: nvidia.com/gpu=GPU-b is not known to Docker, so jobs get the GPU without its driver's files", generateCDI, []int{1}},
+		{"one new", both[:1], nil, nil, slots("GPU-a", "GPU-b"), "fail: Docker does not know nvidia.com/gpu=GPU-b, so jobs get the GPU without its driver's files", generateCDI, []int{1}},
+		{"not taken by the engine", both, both[:1], nil, slots("GPU-a", "GPU-b"), "fail: Docker does not know nvidia.com/gpu=GPU-b, so jobs get the GPU without its driver's files", generateCDI, []int{1}},
 		{"by index only", index, index, []string{"nvidia"}, slots("GPU-a", "GPU-b"),
-			"warn: nvidia.com/gpu=GPU-a is not known to Docker, so the GPU comes by the NVIDIA runtime, which adds devices that systemd does not know of", generateCDI + " --device-name-strategy=uuid", []int{0, 1}},
+			"warn: Docker does not know nvidia.com/gpu=GPU-a, so the GPU comes from the NVIDIA runtime, which adds devices that systemd does not know about", generateCDI + " --device-name-strategy=uuid", []int{0, 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

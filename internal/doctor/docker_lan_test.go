@@ -43,14 +43,14 @@ func TestLAN(t *testing.T) {
 		return with(config.Job{Network: config.NetworkInternet, AllowedNetworks: allowed}, endpoint)
 	}
 	const public = "ok: the rules let jobs reach public addresses only; as-planned checks whether they are in place"
-	const closed = "fail: agents reach Buildkite by 10.1.2.3:8080 (10.1.2.3:8080), which is private and not allowed"
+	const closed = "fail: agents reach Buildkite through 10.1.2.3:8080 (10.1.2.3:8080), which is private and not allowed"
 	for _, s := range []stated{
-		{"a private link", "", &fake{}, routes(gateway + link + linkLocal + slot), "warn: jobs reach 10.0.0.0/16, which is a private network of the node", ""},
-		{"a private gateway only", "", &fake{}, routes(gateway), "warn: jobs reach 10.0.0.1/32, which is a private network of the node", ""},
-		{"two", "", &fake{}, routes(provider + many), "warn: jobs reach 10.0.0.0/16, 192.168.0.0/24, which are private networks of the node", ""},
+		{"a private link", "", &fake{}, routes(gateway + link + linkLocal + slot), "warn: jobs can reach 10.0.0.0/16, which is a private network of the node", ""},
+		{"a private gateway only", "", &fake{}, routes(gateway), "warn: jobs can reach 10.0.0.1/32, which is a private network of the node", ""},
+		{"two", "", &fake{}, routes(provider + many), "warn: jobs can reach 10.0.0.0/16, 192.168.0.0/24, which are private networks of the node", ""},
 		{"public only", "", &fake{}, routes(provider + linkLocal + slot), "ok: the node is not in a private network", ""},
 		{"containers", "", &fake{}, bridged(provider+docker0, "lower_veth1/ifindex"), "ok: the node is not in a private network", ""},
-		{"a bridge with a card", "", &fake{}, bridged(provider+docker0, "lower_eth0/device/vendor"), "warn: jobs reach 172.17.0.0/16, which is a private network of the node", ""},
+		{"a bridge with a card", "", &fake{}, bridged(provider+docker0, "lower_eth0/device/vendor"), "warn: jobs can reach 172.17.0.0/16, which is a private network of the node", ""},
 		{"garbage", "", &fake{}, routes("x\ny z\neth0\tq\tq\t0\t0\t0\t0\tq\n"), "ok: the node is not in a private network", ""},
 		{"no routes", "", &fake{}, nil, "skip: the node's routes cannot be read", ""},
 		{"no network", "", with(config.Job{Network: config.NetworkNone}, ""), routes(link), "skip: jobs have no network (job.network: none)", ""},
@@ -59,7 +59,7 @@ func TestLAN(t *testing.T) {
 		{"with a list", "", internet("http://10.1.2.3:8080/v3", "10.1.0.0/16:8080"), nil, "ok: the rules let jobs reach public addresses, and 10.1.0.0/16:8080; as-planned checks whether they are in place", ""},
 		{"an endpoint that is closed", "", internet("http://10.1.2.3:8080/v3"), nil, closed, ""},
 		{"another port", "", internet("http://10.1.2.3:8080/v3", "10.1.0.0/16:443"), nil, closed, ""},
-		{"metadata", "", internet("http://100.100.100.200/v3", "100.64.0.0/10"), nil, "fail: agents reach Buildkite by 100.100.100.200 (100.100.100.200:80), which is private and not allowed", ""},
+		{"metadata", "", internet("http://100.100.100.200/v3", "100.64.0.0/10"), nil, "fail: agents reach Buildkite through 100.100.100.200 (100.100.100.200:80), which is private and not allowed", ""},
 		{"this machine", "", internet("http://127.0.0.1:8899/v3"), nil, public, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
@@ -105,12 +105,12 @@ func TestRunc(t *testing.T) {
 	const upgrade = "apt-get update && apt-get install -y --only-upgrade "
 	for _, s := range []stated{
 		{"good", "", of("1.3.3"), nil, "ok: 1.3.3", ""},
-		{"untold", "", of(""), nil, "skip: the engine names no version of runc", ""},
-		{"old", "", of("1.1.5"), files(debian, ""), "warn: 1.1.5: by its number a job can become root of the node (CVE-2024-21626, CVE-2025-31133)", upgrade + "runc"},
-		{"one is closed", "", of("1.1.5+ds1"), files(debian, "  * CVE-2024-21626: several\n"), "warn: 1.1.5+ds1: by its number a job can become root of the node (CVE-2025-31133)", upgrade + "runc"},
-		{"all are", "", of("1.1.5+ds1"), files(debian, "  * CVE-2024-21626\n * CVE-2025-31133\n"), "ok: 1.1.5+ds1; by its changelog the distribution has closed CVE-2024-21626 and CVE-2025-31133", ""},
-		{"Docker's own", "", of("1.2.5"), files(theirs, ""), "warn: 1.2.5: by its number a job can become root of the node (CVE-2025-31133)", upgrade + "containerd.io"},
-		{"no dpkg", "", of("1.2.5"), nil, "warn: 1.2.5: by its number a job can become root of the node (CVE-2025-31133)", ""},
+		{"untold", "", of(""), nil, "skip: the engine does not report the version of runc", ""},
+		{"old", "", of("1.1.5"), files(debian, ""), "warn: 1.1.5: judging by its version, a job can become root on the node (CVE-2024-21626, CVE-2025-31133)", upgrade + "runc"},
+		{"one is closed", "", of("1.1.5+ds1"), files(debian, "  * CVE-2024-21626: several\n"), "warn: 1.1.5+ds1: judging by its version, a job can become root on the node (CVE-2025-31133)", upgrade + "runc"},
+		{"all are", "", of("1.1.5+ds1"), files(debian, "  * CVE-2024-21626\n * CVE-2025-31133\n"), "ok: 1.1.5+ds1; according to its changelog, the distribution has fixed CVE-2024-21626 and CVE-2025-31133", ""},
+		{"Docker's own", "", of("1.2.5"), files(theirs, ""), "warn: 1.2.5: judging by its version, a job can become root on the node (CVE-2025-31133)", upgrade + "containerd.io"},
+		{"no dpkg", "", of("1.2.5"), nil, "warn: 1.2.5: judging by its version, a job can become root on the node (CVE-2025-31133)", ""},
 	} {
 		t.Run(s.name, func(t *testing.T) { t.Parallel(); s.id = "docker-runc"; s.run(t, nil) })
 	}

@@ -57,7 +57,7 @@ var runcCheck = Check{
 		left := slices.DeleteFunc(slices.Clone(holes), func(hole string) bool { return strings.Contains(log, hole) })
 		switch {
 		case version == "":
-			return none("the engine names no version of runc")
+			return none("the engine does not report the version of runc")
 		case len(holes) == 0:
 			return found(ok("%s", version))
 		case len(left) == 0:

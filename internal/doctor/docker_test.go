@@ -106,15 +106,15 @@ func TestEngineChecks(t *testing.T) {
 		{"cut off", "docker-config", engine(docker.Info{}), file(`{"debug"`), "fail: /etc/docker/daemon.json is not JSON: line 1: unexpected end of JSON input", ""},
 		{"a list", "docker-config", engine(docker.Info{}), file(`[]`), "fail: /etc/docker/daemon.json is not a JSON object: json: cannot unmarshal array into Go value of type map[string]json.RawMessage", ""},
 		{"hosts twice", "docker-config", engine(docker.Info{}), file(`{"hosts": ["unix:///run/docker.sock"]}`, "-H", "fd://"),
-			"fail: hosts stands in /etc/docker/daemon.json and as -H fd:// on dockerd's command line, and with both it does not start", ""},
+			"fail: hosts is set in /etc/docker/daemon.json and as -H fd:// on dockerd's command line; with both, Docker does not start", ""},
 		{"hosts twice, and it is down", "docker-config", dead(reconcile.UnitState{Load: "loaded", Active: "failed"}, ""),
 			map[string]string{daemonJSON: `{"hosts": []}`, "/usr/lib/systemd/system/docker.service": "[Service]\nExecStart=/usr/bin/dockerd -H fd:// --containerd=/run/containerd/containerd.sock\n"},
-			"fail: hosts stands in /etc/docker/daemon.json and as -H fd:// on dockerd's command line, and with both it does not start", ""},
+			"fail: hosts is set in /etc/docker/daemon.json and as -H fd:// on dockerd's command line; with both, Docker does not start", ""},
 		{"hosts once, by a drop-in", "docker-config", dead(reconcile.UnitState{Load: "loaded", Active: "failed"}, ""),
 			map[string]string{daemonJSON: `{"hosts": []}`, "/usr/lib/systemd/system/docker.service": "ExecStart=/usr/bin/dockerd -H fd://\n",
 				"/etc/systemd/system/docker.service.d/x.conf": "[Service]\nExecStart=\nExecStart=/usr/bin/dockerd\n"}, "ok: 1 key", ""},
 		{"a list that has a flag for each", "docker-config", engine(docker.Info{}), file(`{"insecure-registries": []}`, "--insecure-registry=x"),
-			"fail: insecure-registries stands in /etc/docker/daemon.json and as --insecure-registry=x on dockerd's command line, and with both it does not start", ""},
+			"fail: insecure-registries is set in /etc/docker/daemon.json and as --insecure-registry=x on dockerd's command line; with both, Docker does not start", ""},
 
 		{"it answers", "docker-engine", engine(docker.Info{}), nil, "ok: 28.5.2", ""},
 		{"not installed", "docker-engine", dead(reconcile.UnitState{}, ""), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io && systemctl enable --now docker"},
@@ -123,35 +123,35 @@ func TestEngineChecks(t *testing.T) {
 		{"no answer from systemd either", "docker-engine", deaf(dead(reconcile.UnitState{}, "refused")), nil, "fail: refused", ""},
 		{"masked", "docker-engine", dead(reconcile.UnitState{Load: "masked", Active: "inactive"}, "refused"), nil, "fail: docker.service is masked", "systemctl unmask docker.service docker.socket && systemctl enable --now docker"},
 		{"failed", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}, "refused"), nil,
-			"fail: docker.service ends again and again (exit-code, exit status 1)", "systemctl reset-failed docker && systemctl start docker"},
+			"fail: docker.service keeps failing (exit-code, exit status 1)", "systemctl reset-failed docker && systemctl start docker"},
 		{"failed for its file", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "failed"}, "refused"), file("{"), "skip: it does not answer and cannot start; see docker-config", ""},
 		{"stopped", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "inactive"}, "refused"), nil, "fail: docker.service is inactive", "systemctl start docker"},
 		{"hanging", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "active"}, "ask Docker for its info: deadline exceeded"), socket, "fail: ask Docker for its info: deadline exceeded", "systemctl restart docker"},
 		{"without its socket", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "active"}, "refused"), nil,
-			"fail: docker.service runs, and /var/run/docker.sock is not there", "systemctl restart docker.socket docker.service"},
+			"fail: docker.service runs, but /var/run/docker.sock is missing", "systemctl restart docker.socket docker.service"},
 
 		{"enabled", "docker-boot", engine(docker.Info{}), map[string]string{"/etc/systemd/system/multi-user.target.wants/docker.service": ""}, "ok: docker.service is enabled", ""},
-		{"not enabled", "docker-boot", engine(docker.Info{}), nil, "warn: docker.service is not enabled, so that after a reboot it starts when somebody asks for it, or never", "systemctl enable docker"},
+		{"not enabled", "docker-boot", engine(docker.Info{}), nil, "warn: docker.service is not enabled, so after a reboot it starts only on demand, or never", "systemctl enable docker"},
 		{"another unit", "docker-boot", &fake{}, nil, "skip: there is no docker.service; something else starts the engine", ""},
 
 		{"a version that works", "docker-version", engine(docker.Info{Version: "20.10.24+dfsg1", APIVersion: "1.41"}), nil, "ok: 20.10.24+dfsg1, API 1.41", ""},
-		{"an old one", "docker-version", engine(docker.Info{Version: "19.03.15"}), nil, "fail: 19.03.15 is too old for cgroup v2, or is no Docker; 20.10 is the oldest that works", ""},
-		{"no number", "docker-version", engine(docker.Info{Version: "dev"}), nil, "fail: dev is too old for cgroup v2, or is no Docker; 20.10 is the oldest that works", ""},
+		{"an old one", "docker-version", engine(docker.Info{Version: "19.03.15"}), nil, "fail: 19.03.15 is too old for cgroup v2, or is not Docker; the oldest supported version is 20.10", ""},
+		{"no number", "docker-version", engine(docker.Info{Version: "dev"}), nil, "fail: dev is too old for cgroup v2, or is not Docker; the oldest supported version is 20.10", ""},
 		{"rootless", "docker-version", engine(docker.Info{Security: []string{"name=rootless"}}), nil, "fail: it runs without root, so no container can be placed in a slot's slice", ""},
 		{"the snap", "docker-version", engine(docker.Info{RootDir: "/var/snap/docker/common/var-lib-docker"}), nil, "fail: it is the snap, which can read neither the slots' files nor CDI specifications",
 			"snap remove docker && apt-get update && apt-get install -y docker.io && systemctl enable --now docker"},
 
 		{"cgroup v2", "docker-cgroup-version", engine(docker.Info{CgroupVersion: "2"}), nil, "ok: version 2", ""},
-		{"cgroup v1", "docker-cgroup-version", engine(docker.Info{CgroupVersion: "1"}), nil, "fail: it uses version 1, under which a slice has no CPUs and no memory nodes of its own", ""},
+		{"cgroup v1", "docker-cgroup-version", engine(docker.Info{CgroupVersion: "1"}), nil, "fail: it uses version 1, where a slice cannot have its own CPUs and memory nodes", ""},
 		{"the driver systemd", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "systemd"}), nil, "ok: systemd", ""},
 		{"cgroupfs by the file", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "cgroupfs"}), file(`{"exec-opts": ["native.cgroupdriver=cgroupfs"]}`),
-			"fail: it uses the driver cgroupfs, under which no slice limits a container", "sed -i 's/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/' /etc/docker/daemon.json && systemctl restart docker"},
-		{"cgroupfs by a flag", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "cgroupfs"}), file("", "--exec-opt", "native.cgroupdriver=cgroupfs"), "fail: it uses the driver cgroupfs, under which no slice limits a container", ""},
+			"fail: it uses the driver cgroupfs, with which slices do not limit containers", "sed -i 's/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/' /etc/docker/daemon.json && systemctl restart docker"},
+		{"cgroupfs by a flag", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "cgroupfs"}), file("", "--exec-opt", "native.cgroupdriver=cgroupfs"), "fail: it uses the driver cgroupfs, with which slices do not limit containers", ""},
 		{"cgroupfs by itself", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "cgroupfs"}), nil,
-			"fail: it uses the driver cgroupfs, under which no slice limits a container",
+			"fail: it uses the driver cgroupfs, with which slices do not limit containers",
 			`mkdir -p /etc/docker && echo '{"exec-opts": ["native.cgroupdriver=systemd"]}' >/etc/docker/daemon.json && systemctl restart docker`},
 		{"cgroupfs beside others", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "cgroupfs"}), file(`{"debug": true}`),
-			"fail: it uses the driver cgroupfs, under which no slice limits a container",
+			"fail: it uses the driver cgroupfs, with which slices do not limit containers",
 			`sed -i '0,/{/s//{"exec-opts": ["native.cgroupdriver=systemd"], /' /etc/docker/daemon.json && systemctl restart docker`},
 	} {
 		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
@@ -167,7 +167,7 @@ func (hangingEngine) Docker(context.Context) (docker.Info, error) {
 
 func TestEngineStopsAnswering(t *testing.T) {
 	t.Parallel()
-	stated{"", "docker-engine", engine(docker.Info{}), nil, "fail: it has answered before, and does not now: deadline exceeded", "systemctl restart docker"}.
+	stated{"", "docker-engine", engine(docker.Info{}), nil, "fail: it answered before, but does not now: deadline exceeded", "systemctl restart docker"}.
 		run(t, func(m *Machine) { m.Source = hangingEngine{engine(docker.Info{})} })
 }
 

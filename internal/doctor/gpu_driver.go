@@ -48,7 +48,7 @@ var driverChecks = []Check{
 				if v := libraryVersion(m); v != "" && v != nv.DriverVersion {
 					is = v
 				}
-				return found(rebooted(m, fail("the loaded module is %s and the library %s: the driver was upgraded, so no CUDA program starts", nv.DriverVersion, is)))
+				return found(rebooted(m, fail("the loaded module is %s, but the library is %s: the driver was upgraded, so no CUDA program starts", nv.DriverVersion, is)))
 			case nv.Source != "nvml":
 				return none("NVML does not answer")
 			}

@@ -141,7 +141,7 @@ func TestFabricManager(t *testing.T) {
 		{name: "installed and not needed", id: id, inv: h100s(1), units: unit(reconcile.UnitState{Active: "inactive"}), want: "skip: no NVSwitch"},
 		{name: "runs", id: id, inv: fabric("completed"), files: andFiles(switches, boot, ""), units: unit(reconcile.UnitState{Active: "active"}), want: "ok: running"},
 		{name: "not at the next boot", id: id, inv: h100s(2), files: switches, units: unit(reconcile.UnitState{Active: "active"}),
-			want: "warn: it runs, and will not after a reboot", fix: "systemctl enable nvidia-fabricmanager.service"},
+			want: "warn: it runs, but will not start after a reboot", fix: "systemctl enable nvidia-fabricmanager.service"},
 		{name: "elsewhere", id: id, inv: fabric("completed"), want: "ok: not needed: the fabric is managed elsewhere"},
 		{name: "not installed", id: id, inv: h100s(2), files: switches, want: "fail: the GPUs use NVSwitches, but there is no fabric manager, so no CUDA program starts"},
 		{name: "not installed, and its switches are not on the bus", id: id, inv: fabric("not started"), want: "fail: the GPUs use NVSwitches, but there is no fabric manager, so no CUDA program starts"},
@@ -150,12 +150,12 @@ func TestFabricManager(t *testing.T) {
 		{name: "enabled by an image, and nothing to do", id: id, inv: h100s(1), files: map[string]string{boot: ""}, units: unit(failed), want: "skip: no NVSwitch"},
 		{name: "stopped, and the fabric is up still", id: id, inv: fabric("completed"), files: map[string]string{boot: ""}, units: unit(reconcile.UnitState{Active: "inactive"}),
 			want: "fail: it is inactive", fix: "systemctl enable --now nvidia-fabricmanager.service"},
-		{name: "ends", id: id, inv: h100s(2), files: switches, units: unit(failed), want: "fail: it ends at once (exit-code, exit status 1)"},
+		{name: "ends", id: id, inv: h100s(2), files: switches, units: unit(failed), want: "fail: it exits immediately (exit-code, exit status 1)"},
 		{name: "of another version", id: id, inv: h100s(2), units: unit(failed),
 			files: andFiles(switches, "/var/log/fabricmanager.log", strings.Repeat("x", 300<<10)+"\n"+fmt.Sprintf(log, "550.54.15", "550.90.07")+fmt.Sprintf(log, "580.95.05", loaded)),
-			want:  "fail: the fabric manager is version 580.95.05 and the driver 570.86.15: they have to be the same, and no CUDA program starts"},
+			want:  "fail: the fabric manager is version 580.95.05, but the driver is 570.86.15: without the same version, no CUDA program starts"},
 		{name: "it was of another version", id: id, inv: h100s(2), units: unit(failed),
-			files: andFiles(switches, "/var/log/syslog", fmt.Sprintf(log, "550.54.15", "550.90.07")), want: "fail: it ends at once (exit-code, exit status 1)"},
+			files: andFiles(switches, "/var/log/syslog", fmt.Sprintf(log, "550.54.15", "550.90.07")), want: "fail: it exits immediately (exit-code, exit status 1)"},
 	} {
 		t.Run(tt.name, tt.run)
 	}

@@ -142,25 +142,25 @@ func TestDriverChecks(t *testing.T) {
 			want: "fail: the module nvidia is installed but not loaded", fix: "modprobe nvidia && modprobe nvidia-uvm"},
 		{name: "for another kernel", id: "nvidia-driver", inv: unloaded,
 			files: map[string]string{"/lib/modules/6.8.0-31-generic/kernel/nvidia-570/bits/nvidia.ko": ""},
-			want:  "fail: the module nvidia is installed for the kernel 6.8.0-31-generic, and 6.8.0-40-generic runs"},
+			want:  "fail: the module nvidia is installed for kernel 6.8.0-31-generic, but 6.8.0-40-generic is running"},
 		{name: "for another kernel, with DKMS", id: "nvidia-driver", inv: unloaded,
 			files: map[string]string{"/lib/modules/6.8.0-31-generic/updates/dkms/nvidia.ko": "", "/var/lib/dkms/nvidia/570.86.15/source": ""},
-			want:  "fail: the module nvidia is installed for the kernel 6.8.0-31-generic, and 6.8.0-40-generic runs",
+			want:  "fail: the module nvidia is installed for kernel 6.8.0-31-generic, but 6.8.0-40-generic is running",
 			fix:   "apt-get update && apt-get install -y linux-headers-6.8.0-40-generic && dkms autoinstall -k 6.8.0-40-generic && modprobe nvidia && modprobe nvidia-uvm"},
 		{name: "the same", id: "nvidia-library", inv: h100s(1), want: "ok: 570.86.15"},
 		{name: "upgraded", id: "nvidia-library", inv: mismatch, files: map[string]string{"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05": "", "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": ""},
-			want: "fail: the loaded module is 570.86.15 and the library 580.95.05: the driver was upgraded, so no CUDA program starts", fix: "systemctl reboot"},
+			want: "fail: the loaded module is 570.86.15, but the library is 580.95.05: the driver was upgraded, so no CUDA program starts", fix: "systemctl reboot"},
 		{name: "upgraded under slots", id: "nvidia-library", inv: mismatch, files: boundSlots(2),
-			want: "fail: the loaded module is 570.86.15 and the library of another: the driver was upgraded, so no CUDA program starts",
+			want: "fail: the loaded module is 570.86.15, but the library is another version: the driver was upgraded, so no CUDA program starts",
 			fix:  "kbnode drain --all --wait && systemctl reboot"},
 		{name: "nobody knows", id: "nvidia-library", inv: nv(func(nv *inventory.NVIDIA) { nv.Source, nv.NVMLError = "proc", "no answer after 20s" }), want: "skip: NVML does not answer"},
 		{name: "NVML answers", id: "nvidia-nvml", inv: h100s(1), want: "ok: CUDA 12.8"},
 		{name: "NVML hangs", id: "nvidia-nvml", inv: nv(func(nv *inventory.NVIDIA) { nv.Source, nv.NVMLError = "proc", "no answer after 20s" }),
-			want: "warn: no answer after 20s; the GPUs were read from /proc/driver/nvidia, which says less"},
+			want: "warn: no answer after 20s; the GPUs were read from /proc/driver/nvidia, which has less information"},
 		{name: "no library", id: "nvidia-nvml", inv: nv(func(nv *inventory.NVIDIA) {
 			nv.Source, nv.NVMLCode, nv.NVMLError = "proc", 12, "no libnvidia-ml.so.1"
 		}), want: "fail: no libnvidia-ml.so.1"},
-		{name: "another library", id: "nvidia-nvml", inv: mismatch, want: "skip: the check nvidia-library says why it does not"},
+		{name: "another library", id: "nvidia-nvml", inv: mismatch, want: "skip: see nvidia-library"},
 		{name: "UVM", id: "nvidia-uvm", inv: h100s(1), want: "ok: loaded"},
 		{name: "no UVM", id: "nvidia-uvm", inv: nv(func(nv *inventory.NVIDIA) { nv.UVMMajor = 0 }),
 			want: "fail: the module nvidia-uvm is not loaded", fix: "modprobe nvidia-uvm && echo nvidia-uvm >/etc/modules-load.d/nvidia-uvm.conf"},
@@ -218,11 +218,11 @@ func TestSlotGPUChecks(t *testing.T) {
 			want: "fail: the GPU at 0000:1b:00.0 is lost: its PCI configuration reads as all ones", fix: "kbnode drain --all --wait && systemctl reboot",
 			files: andFiles(boundSlots(2), "/sys/bus/pci/devices/"+pciOf(1)+"/config", "\xff\xff\xff\xff")},
 		{name: "wants a reset", id: "gpu-answers", inv: changed(sick(1, "GPU requires reset"), func(inv *inventory.Inventory) { inv.GPUs[1].NVML.Code = 16 }), files: boundSlots(2), slots: []int{1},
-			want: "fail: the GPU at 0000:1b:00.0 wants to be reset: GPU requires reset", fix: "kbnode drain 1 --wait && nvidia-smi -r -i 0000:1b:00.0 && kbnode resume 1"},
+			want: "fail: the GPU at 0000:1b:00.0 needs a reset: GPU requires reset", fix: "kbnode drain 1 --wait && nvidia-smi -r -i 0000:1b:00.0 && kbnode resume 1"},
 		{name: "a query fails", id: "gpu-answers", inv: changed(h100s(2), func(inv *inventory.Inventory) {
 			inv.GPUs[1].NVML.Unread = []string{"nvmlDeviceGetEccMode: Unknown Error"}
 		}), files: boundSlots(2),
-			want: "warn: the GPU at 0000:1b:00.0 does not answer all that NVML asks: nvmlDeviceGetEccMode: Unknown Error", slots: []int{1}},
+			want: "warn: the GPU at 0000:1b:00.0 does not answer all NVML queries: nvmlDeviceGetEccMode: Unknown Error", slots: []int{1}},
 	} {
 		t.Run(tt.name, tt.run)
 	}
@@ -239,21 +239,21 @@ func TestGPUDevices(t *testing.T) {
 	drm := map[string]string{"/sys/class/drm/renderD128/dev": "226:128\n", "/sys/class/kfd/kfd/dev": "234:0\n"}
 	for _, tt := range []gpuCase{
 		{name: "no GPU's", id: "gpu-devices", inv: h100s(2), plan: slots("no driver"), want: "skip: no slot's GPU has device files"},
-		{name: "one is gone", id: "gpu-devices", inv: h100s(2), plan: slots(""), want: "fail: /dev/nvidia1 is not there", slots: []int{1},
+		{name: "one is gone", id: "gpu-devices", inv: h100s(2), plan: slots(""), want: "fail: /dev/nvidia1 is missing", slots: []int{1},
 			fix: "mkdir -p /dev && rm -f /dev/nvidia1 && mknod -m 666 /dev/nvidia1 c 195 1"},
 		{name: "one of all is gone", id: "gpu-devices", inv: h100s(2), plan: slots("", "/dev/nvidia-uvm"), files: map[string]string{},
-			want: "fail: /dev/nvidia-uvm is not there (and 1 more)", slots: []int{0, 1},
+			want: "fail: /dev/nvidia-uvm is missing (and 1 more)", slots: []int{0, 1},
 			fix: "mkdir -p /dev && rm -f /dev/nvidia-uvm && mknod -m 666 /dev/nvidia-uvm c 510 0"},
 		{name: "UVM is not loaded", id: "gpu-devices", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.NVIDIA.UVMMajor = 0 }), plan: slots("parked", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
 			want: "skip: no slot's GPU has device files"},
 		{name: "a file that somebody left", id: "gpu-devices", inv: h100s(2), plan: slots("parked", "/dev/nvidiactl"), files: map[string]string{"/dev/nvidiactl": ""},
-			want: "fail: /dev/nvidiactl is a file and no device", slots: []int{0}, fix: "mkdir -p /dev && rm -f /dev/nvidiactl && mknod -m 666 /dev/nvidiactl c 195 255"},
+			want: "fail: /dev/nvidiactl is a file, not a device", slots: []int{0}, fix: "mkdir -p /dev && rm -f /dev/nvidiactl && mknod -m 666 /dev/nvidiactl c 195 255"},
 		{name: "a directory of Docker's", id: "gpu-devices", inv: h100s(1), plan: slots("parked", "/dev/nvidia0"), files: map[string]string{"/dev/nvidia0/x": ""},
 			want: "fail: /dev/nvidia0 is a directory", slots: []int{0}, fix: "rmdir /dev/nvidia0 && mknod -m 666 /dev/nvidia0 c 195 0"},
 		{name: "AMD's", id: "gpu-devices", inv: mi300s(1), plan: slots("parked", "/dev/dri/renderD128"), files: drm,
-			want: "fail: /dev/dri/renderD128 is not there", slots: []int{0}, fix: "mkdir -p /dev/dri && rm -f /dev/dri/renderD128 && mknod -m 660 /dev/dri/renderD128 c 226 128 && udevadm trigger --name-match=/dev/dri/renderD128"},
+			want: "fail: /dev/dri/renderD128 is missing", slots: []int{0}, fix: "mkdir -p /dev/dri && rm -f /dev/dri/renderD128 && mknod -m 660 /dev/dri/renderD128 c 226 128 && udevadm trigger --name-match=/dev/dri/renderD128"},
 		{name: "AMD's, and nothing tells", id: "gpu-devices", inv: mi300s(1), plan: slots("parked", "/dev/dri/renderD129"), files: drm,
-			want: "fail: /dev/dri/renderD129 is not there", slots: []int{0}},
+			want: "fail: /dev/dri/renderD129 is missing", slots: []int{0}},
 	} {
 		t.Run(tt.name, tt.run)
 	}

@@ -60,8 +60,8 @@ func TestImageChecks(t *testing.T) {
 	for _, s := range []stated{
 		{"none yet", "image-state", updated(here), nil, "ok: 0 previous, 0 refused", ""},
 		{"here", "image-present", updated(here), nil, "ok: sha256:aaaaaaaaaaaa, 10.0 GiB, built 10 days ago", ""},
-		{"not here", "image-present", updated(docker.Image{}), nil, "warn: " + name + " is not here, so the first job waits until it is pulled, and no canary ran it", "kbnode image update"},
-		{"for other machines", "image-present", updated(arm), nil, "fail: " + name + " is for arm64 and this machine is amd64, so nothing in it starts", ""},
+		{"not here", "image-present", updated(docker.Image{}), nil, "warn: " + name + " is not on the node, so the first job waits until it is pulled, and no canary has run it", "kbnode image update"},
+		{"for other machines", "image-present", updated(arm), nil, "fail: " + name + " is for arm64, but this machine is amd64, so nothing in it starts", ""},
 		{"that says little", "image-present", updated(old), nil, "ok: sha256:111111111111, 10.0 GiB", ""},
 		{"an engine that hangs", "image-present", broken, nil, "warn: no answer", ""},
 
@@ -72,21 +72,21 @@ func TestImageChecks(t *testing.T) {
 		{"chosen", "image-proven", updated(here), state(chosen), "ok: canary in gpu0 24 hours ago", ""},
 		{"chosen by hand", "image-proven", byHand, nil, "skip: kbnode does not update it (image.auto_update)", ""},
 		{"never updated", "image-proven", updated(here), nil, "warn: no update has run yet, so no canary has run it", "kbnode image update"},
-		{"cut off", "image-proven", updated(here), state(chosen + `, "moving": true`), "warn: an update was cut off just before the name went to sha256:aaaaaaaaaaaa", "kbnode image update"},
+		{"cut off", "image-proven", updated(here), state(chosen + `, "moving": true`), "warn: an update was interrupted just before it moved the name to sha256:aaaaaaaaaaaa", "kbnode image update"},
 		{"pulled past it", "image-proven", updated(here), state(current("sha256:2222", canary)),
-			"warn: the name stands for sha256:111111111111, and kbnode chose sha256:2222: somebody pulled or tagged it past the canary", "kbnode image update"},
+			"warn: the name refers to sha256:111111111111, but kbnode chose sha256:2222: someone pulled or tagged it without a canary", "kbnode image update"},
 		{"another name", "image-proven", updated(here), map[string]string{plan.ImageDir + "/images.json": `{"schema": 1, "name": "x:1"}`}, "warn: image.name is now " + name + ", and kbnode knows x:1 only", "kbnode image update"},
-		{"on trial", "image-proven", updated(here), state(chosen + `, "trial": {"jobs": 3, "failed": 1}`), "ok: canary in gpu0; of its first 3 jobs 1 failed so far", ""},
+		{"on trial", "image-proven", updated(here), state(chosen + `, "trial": {"jobs": 3, "failed": 1}`), "ok: canary in gpu0; of its first 3 jobs, 1 failed so far", ""},
 
 		{"went through", "image-update", updated(here), state(chosen + `, "refused": [{"digest": "sha256:bbbb", "reason": "old", "time": "2026-11-01T12:00:00Z"}]`), "ok: none refused since, none pending", ""},
-		{"refused", "image-update", updated(here), state(chosen + `, "refused": [{"digest": "sha256:bbbb", "reason": "torch sees no GPU", "time": "2026-11-21T03:00:00Z"}]`), "warn: sha256:bbbb was not taken 9 hours ago: torch sees no GPU", ""},
+		{"refused", "image-update", updated(here), state(chosen + `, "refused": [{"digest": "sha256:bbbb", "reason": "torch sees no GPU", "time": "2026-11-21T03:00:00Z"}]`), "warn: sha256:bbbb was refused 9 hours ago: torch sees no GPU", ""},
 		{"on its way", "image-update", updated(here), state(chosen + `, "candidate": {"digest": "sha256:bbbb", "since": "2026-11-21T03:00:00Z"}`), "ok: none refused since, none pending", ""},
 		{"stuck", "image-update", updated(here), state(chosen + `, "candidate": {"digest": "sha256:bbbb", "since": "2026-11-18T03:00:00Z"}`), "warn: sha256:bbbb is on its way since 2026-11-18", "kbnode image update"},
 		{"the timer's run failed", "image-update", failed, state(chosen), "warn: kbnode-image.service failed (exit-code, exit status 1)", "kbnode image update"},
 
-		{"room", "image-space", room(100 << 30), state(kept), "ok: 100.0 GiB free, about 25.0 GiB needed; images from before take up to 8.0 GiB", ""},
-		{"no room", "image-space", room(20 << 30), state(kept), "warn: 20.0 GiB are free, and an image of 10.0 GiB needs about 25.0 GiB; images kept from before take up to 8.0 GiB", ""},
-		{"none at all", "image-space", room(1 << 30), state(kept), "skip: docker-space says so", ""},
+		{"room", "image-space", room(100 << 30), state(kept), "ok: 100.0 GiB free, about 25.0 GiB needed; earlier images take up to 8.0 GiB", ""},
+		{"no room", "image-space", room(20 << 30), state(kept), "warn: 20.0 GiB is free, but an image of 10.0 GiB needs about 25.0 GiB; earlier images take up to 8.0 GiB", ""},
+		{"none at all", "image-space", room(1 << 30), state(kept), "skip: see docker-space", ""},
 		{"no update", "image-space", byHand, nil, "skip: kbnode does not update it (image.auto_update)", ""},
 
 		{"nothing of others", "image-others", &fake{}, map[string]string{"/etc/cron.d/x": "# docker pull x\n0 3 * * * root docker image prune -f\n", plan.CronPath: "0 3 * * * root kbnode image update --auto\n"}, "ok: none", ""},
@@ -130,16 +130,16 @@ func TestImageSchedule(t *testing.T) {
 	unit := func(name, active string) reconcile.UnitState {
 		return reconcile.UnitState{Name: name, Load: "loaded", Active: active}
 	}
-	const dead = "warn: no cron runs, so /etc/cron.d/kbnode does nothing and the image is never updated"
+	const dead = "warn: cron does not run, so /etc/cron.d/kbnode does nothing and the image is never updated"
 	for _, s := range []stated{
 		{"cron", id, cron(unit("cron.service", "active")), written, "ok: 0 3 * * *, by cron.service", ""},
-		{"crond, until a reboot", id, cron(unit("crond.service", "active")), written, "warn: crond.service runs, and will not after a reboot", "systemctl enable crond.service"},
+		{"crond, until a reboot", id, cron(unit("crond.service", "active")), written, "warn: crond.service runs, but will not start after a reboot", "systemctl enable crond.service"},
 		{"stopped", id, cron(unit("crond.service", "inactive")), written, dead, "systemctl enable --now crond.service"},
 		{"not installed", id, cron(reconcile.UnitState{}), written, dead, "apt-get update && apt-get install -y cron && systemctl enable --now cron"},
 		{"not installed on Rocky", id, red, written, dead, "dnf install -y cronie && systemctl enable --now crond"},
-		{"the file is gone", id, cron(unit("cron.service", "active")), nil, "skip: /etc/cron.d/kbnode is not as planned: as-planned says so", ""},
+		{"the file is gone", id, cron(unit("cron.service", "active")), nil, "skip: /etc/cron.d/kbnode is not as planned; see as-planned", ""},
 		{"a timer", id, timer("active"), nil, "ok: kbnode-image.timer", ""},
-		{"no timer", id, timer("inactive"), nil, "skip: kbnode-image.timer does not run: as-planned says so", ""},
+		{"no timer", id, timer("inactive"), nil, "skip: kbnode-image.timer does not run; see as-planned", ""},
 		{"by hand", id, &fake{}, nil, "skip: kbnode does not update the image (image.auto_update)", ""},
 	} {
 		t.Run(s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })

@@ -76,7 +76,7 @@ func TestNoiseChecks(t *testing.T) {
 
 		{"none", "noise-upgrades", of(nil), daily, nil, "ok: nothing upgrades packages automatically", ""},
 		{"unattended", "noise-upgrades", of(nil, "apt-daily-upgrade.timer"), daily, nil,
-			"warn: apt-daily-upgrade.timer upgrades packages by itself: a new driver beside the loaded one stops all jobs, and the work disturbs them", "systemctl disable --now apt-daily-upgrade.timer"},
+			"warn: apt-daily-upgrade.timer upgrades packages automatically: a new driver stops all jobs until a reboot, and the work disturbs them", "systemctl disable --now apt-daily-upgrade.timer"},
 		{"the timer alone", "noise-upgrades", of(nil, "apt-daily-upgrade.timer"), nil, nil, "ok: nothing upgrades packages automatically", ""},
 		{"switched off later", "noise-upgrades", of(nil, "apt-daily-upgrade.timer"), map[string]string{
 			"/etc/apt/apt.conf.d/20auto-upgrades": daily["/etc/apt/apt.conf.d/20auto-upgrades"], "/etc/apt/apt.conf.d/99ours": "APT::Periodic::Unattended-Upgrade \"0\";",
@@ -96,13 +96,13 @@ func TestNoiseChecks(t *testing.T) {
 
 		{"on, Intel", "noise-turbo", of(nil), map[string]string{"/sys/devices/system/cpu/intel_pstate/no_turbo": "0\n"}, nil, "ok: on (no_turbo)", ""},
 		{"off, AMD", "noise-turbo", of(nil), map[string]string{"/sys/devices/system/cpu/cpufreq/boost": "0\n"}, nil, "ok: off (boost)", ""},
-		{"not told", "noise-turbo", of(nil), nil, nil, "skip: the kernel does not tell", ""},
+		{"not told", "noise-turbo", of(nil), nil, nil, "skip: the kernel does not report it", ""},
 
 		{"deep", "noise-idle-states", of(nil), both, nil, "ok: up to 290 µs (C6)", ""},
 		{"switched off", "noise-idle-states", of(nil), deep, nil, "ok: up to 2 µs (C1)", ""},
-		{"not told", "noise-idle-states", of(nil), nil, nil, "skip: the kernel does not tell", ""},
+		{"not told", "noise-idle-states", of(nil), nil, nil, "skip: the kernel does not report it", ""},
 
-		{"two threads", "noise-smt", of(nil), nil, nil, "ok: 2 CPUs on 1 cores, each core whole in a slot or the system's", ""},
+		{"two threads", "noise-smt", of(nil), nil, nil, "ok: 2 CPUs on 1 cores; slots and the system share none", ""},
 	})
 }
 
@@ -110,7 +110,7 @@ func TestNoiseChecks(t *testing.T) {
 func TestWhoChanges(t *testing.T) {
 	t.Parallel()
 	m := machineOf(t, &fake{units: []reconcile.UnitState{{Name: "tuned.service", Active: "active"}, {Name: "thermald.service", Active: "inactive"}}}, nil)
-	const want = `type systemctl disable --now tuned.service if it is that which changes it; ` + Pages + `configuration.md under "Where it does not work" says how to try again`
+	const want = `run systemctl disable --now tuned.service if that is what changes it; ` + Pages + `configuration.md under "Where it does not work" says how to try again`
 	if got := m.whoChanges(t.Context()); got != want {
 		t.Error(got)
 	}

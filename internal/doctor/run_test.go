@@ -67,7 +67,7 @@ func TestRun(t *testing.T) {
 		{"all hang", Options{Checks: []Check{{ID: "h1", Worst: Fail, Run: hangs.Run}, {ID: "h2", Worst: Fail, Run: hangs.Run, Needs: []string{"h1"}}}, Limit: 20 * time.Millisecond},
 			map[string]string{"h1": "fail: no answer after 0s", "h2": "skip: h1 failed"}, true},
 		{"one that panics", Options{Checks: []Check{panics, fast}},
-			map[string]string{"c2": "fail: kbnode itself went wrong here: runtime error: invalid memory address or nil pointer dereference", "c3": "ok: fast"}, true},
+			map[string]string{"c2": "fail: kbnode crashed in this check: runtime error: invalid memory address or nil pointer dereference", "c3": "ok: fast"}, true},
 		{"a chain of needs", Options{Checks: []Check{says("a2", ok("-"), "a3"), says("a3", ok("-"), "a4"), says("a4", fail("broken"))}},
 			map[string]string{"a2": "skip: a4 failed", "a3": "skip: a4 failed", "a4": "fail: broken"}, true},
 		{"what does not arise", Options{Checks: []Check{none, says("e1", ok("-"), "d4")}}, map[string]string{"d4": "skip: no GPU of this kind", "e1": "skip: no GPU of this kind"}, false},

@@ -100,7 +100,7 @@ func TestSlotLimits(t *testing.T) {
 			"warn: other programs can run on the slots' CPUs: the kernel refuses it: cpuset.cpus.partition: invalid argument", again},
 		{"another has them", "slot-partition", part("root invalid (Cpu list in cpuset.cpus not exclusive)"), map[string]string{
 			"/sys/fs/cgroup/buildkite.slice/cpuset.cpus": "1-2,5-6,9-10,13-14\n", "/sys/fs/cgroup/init.scope/cpuset.cpus": "0\n", "/sys/fs/cgroup/machine.slice/cpuset.cpus": "8-15\n",
-		}, nil, `warn: machine.slice is set to CPUs 8-15, so the kernel cannot keep the slots' CPUs for them ("root invalid (Cpu list in cpuset.cpus not exclusive)")`, ""},
+		}, nil, `warn: machine.slice is set to CPUs 8-15, so the kernel cannot reserve the slots' CPUs for them ("root invalid (Cpu list in cpuset.cpus not exclusive)")`, ""},
 		{"old kernel", "slot-partition", node(func(f *fake) { delete(f.state.Slices["buildkite.slice"].Files, "cpuset.cpus.partition") }), nil, nil,
 			"warn: this kernel has no cpuset partitions, so other programs can run on the slots' CPUs", ""},
 		{"does not run", "slot-partition", node(func(f *fake) { delete(f.state.Units, "buildkite.slice") }), nil, nil, "skip: buildkite.slice does not run", ""},
@@ -143,9 +143,9 @@ func TestSlotState(t *testing.T) {
 		{"of a parked slot", "slot-disk", node(func(f *fake) { f.plan.Slots[0].Parked = "its GPU is lost" }), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), nil, "ok: 1 disks of 1MiB", ""},
 		{"not where checkouts are", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "7:0 /home", "8:1 /home"), mega), nil, "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
 		{"read-only", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "/dev/loop0 rw", "/dev/loop0 ro"), mega), nil, "fail: its disk has become read-only; the kernel log says why", anew},
-		{"of another size", "slot-disk", node(nil), disks(mounts, mega[:1<<19]), nil, "warn: its disk has 512KiB, planned are 1MiB", anew},
+		{"of another size", "slot-disk", node(nil), disks(mounts, mega[:1<<19]), nil, "warn: its disk has 512KiB instead of the planned 1MiB", anew},
 		{"of another size while a job runs", "slot-disk", node(func(f *fake) { f.state.Slots[0].Job = &agent.Job{ID: "7"} }), disks(mounts, mega[:1<<19]), nil,
-			"warn: its disk has 512KiB, planned are 1MiB; it waits for job 7 of slot gpu0", ""},
+			"warn: its disk has 512KiB instead of the planned 1MiB; the change waits for job 7 of slot gpu0", ""},
 		{"none", "slot-disk", node(func(f *fake) { f.plan.Slots[0].DiskBytes, f.plan.Slots[1].DiskBytes = 0, 0 }), disks(mounts, mega), nil, "skip: slots have no disks of their own (job.disk)", ""},
 
 		{"none", "slot-parked", node(nil), nil, nil, "ok: none", ""},
@@ -198,7 +198,7 @@ func TestSlotLeftovers(t *testing.T) {
 		{"of a job that has just ended", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 995), nil, "ok: 1, of running jobs", ""},
 		{"left", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 400), nil, "warn: container aaaabbbbcccc runs without a job", "docker rm -f aaaabbbbcccc"},
 		{"of the cgroupfs driver", "slot-containers", node(nil), in("/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/"+id, 200, 10), nil,
-			"fail: containers run in /system.slice/buildkite-gpu1.slice, where no limit of the slot holds", ""},
+			"fail: containers run in /system.slice/buildkite-gpu1.slice, where the slot's limits do not apply", ""},
 		{"an empty directory of it", "slot-containers", node(nil), map[string]string{"/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/cgroup.procs": ""}, nil, "ok: 0, of running jobs", ""},
 
 		{"none", "slot-processes", node(nil), proc(nil, 1, "systemd", 0, 0), nil, "ok: none", ""},
@@ -208,7 +208,7 @@ func TestSlotLeftovers(t *testing.T) {
 		{"of a container", "slot-processes", with(nil), in(slice+"docker-"+id+".scope", 200, 10), nil, "ok: none", ""},
 		{"left in the agent's unit", "slot-processes", node(nil), in(slice+"buildkite-agent-gpu0.service", 200, 10), nil, "warn: process 200 (python3) runs without a job", "kill -9 200"},
 		{"two", "slot-processes", node(nil), many, nil, "warn: process 200 (python3) runs without a job, and 1 more", "kill -9 200 201"},
-		{"of the user elsewhere", "slot-processes", with(&agent.Job{ID: "7"}), proc(nil, 300, "bash", 10, 991), nil, "warn: process 300 (bash) of user kbnode-gpu1 runs outside of the slot's slice, without its limits", "kill -9 300"},
+		{"of the user elsewhere", "slot-processes", with(&agent.Job{ID: "7"}), proc(nil, 300, "bash", 10, 991), nil, "warn: process 300 (bash) of user kbnode-gpu1 runs outside the slot's slice, without its limits", "kill -9 300"},
 
 		{"good", "slot-gpu-processes", node(nil), nil, nil, "ok: 2 GPUs", ""},
 		{"a server", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), proc(nil, 300, "vllm", 10, 0), nil,
@@ -230,7 +230,7 @@ func TestSlotLeftovers(t *testing.T) {
 		{"in use by a process, which health tells", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.inv.GPUs[0].Processes = 700<<20, 1 }),
 			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
 		{"in use", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 700 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil,
-			"warn: 700 MiB of its GPU's memory are in use without a process, 600 MiB were when it was idle", ""},
+			"warn: 700 MiB of its GPU's memory are in use without a process; 600 MiB were in use when it was idle", ""},
 		{"in use by a job", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.state.Slots[0].Job = 700<<20, &agent.Job{ID: "7"} }),
 			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
 	})

@@ -46,15 +46,15 @@ func TestSystemChecks(t *testing.T) {
 	}
 	play(t, []scene{
 		{"good", "system-systemd", of(nil), nil, nil, "ok: 257", ""},
-		{"old", "system-systemd", of(func(i *inventory.Inventory) { i.Software.Systemd = "247" }), nil, nil, "fail: systemd 247; limits of slices and credentials of units need 249", ""},
+		{"old", "system-systemd", of(func(i *inventory.Inventory) { i.Software.Systemd = "247" }), nil, nil, "fail: systemd 247; slice limits and unit credentials need 249", ""},
 		{"in a container", "system-systemd", of(func(i *inventory.Inventory) {
 			i.Software.Systemd, i.Problems = "", []inventory.Problem{{Subject: "systemd", Detail: "not booted with it"}}
-		}), nil, nil, "fail: systemd does not say its version: not booted with it", ""},
+		}), nil, nil, "fail: systemd does not report its version: not booted with it", ""},
 
 		{"good", "system-cgroup", of(nil), file(controllers, "cpuset cpu io memory pids\n"), nil, "ok: v2 with cpuset, cpu, io, memory, pids", ""},
 		{"version 1", "system-cgroup", of(func(i *inventory.Inventory) { i.Software.CgroupV2 = false }), nil, nil, "fail: cgroup v2 is not mounted at /sys/fs/cgroup, and with version 1 slots' limits do not work", ""},
-		{"without memory", "system-cgroup", of(nil), file(controllers, "cpuset cpu io pids\n"), nil, "fail: the cgroup controllers memory are not there, so slots have no such limits", ""},
-		{"without io", "system-cgroup", of(nil), file(controllers, "cpuset cpu memory pids\n"), nil, "warn: the cgroup controllers io are not there, so less is known of a job", ""},
+		{"without memory", "system-cgroup", of(nil), file(controllers, "cpuset cpu io pids\n"), nil, "fail: the cgroup controllers memory are missing, so slots have no such limits", ""},
+		{"without io", "system-cgroup", of(nil), file(controllers, "cpuset cpu memory pids\n"), nil, "warn: the cgroup controllers io are missing, so less is known about a job", ""},
 
 		{"good", "system-kernel", of(nil), file(lsm, "lockdown,capability,landlock,yama,apparmor\n"), nil, "ok: 6.12.0-13-amd64", ""},
 		{"Ubuntu 22.04", "system-kernel", kernel("5.15.0-91-generic"), nil, nil, "warn: Linux 5.15 cannot: hide the payload from a non-root submission (Landlock); " +
@@ -63,11 +63,11 @@ func TestSystemChecks(t *testing.T) {
 		{"RHEL 9", "system-kernel", kernel("5.14.0-503.el9.x86_64"), file("/sys/fs/cgroup/init.scope/cgroup.kill", ""), nil, "ok: 5.14.0-503.el9.x86_64", ""},
 		{"before cgroup.kill", "system-kernel", kernel("5.10.0-1.el9"), nil, nil, "warn: Linux 5.10 cannot: end all processes of a job at once", ""},
 		{"Landlock is off", "system-kernel", of(nil), file(lsm, "capability,yama\n"), nil, "warn: Landlock is off (capability,yama), so a non-root submission can read its job's payload", ""},
-		{"odd version", "system-kernel", kernel("custom"), nil, nil, `skip: the kernel calls itself "custom"`, ""},
+		{"odd version", "system-kernel", kernel("custom"), nil, nil, `skip: unknown kernel version "custom"`, ""},
 
 		{"loaded", "system-modules", of(nil), with(loaded, "/sys/module/veth/x", ""), nil, "ok: all are loaded", ""},
 		{"can be loaded", "system-modules", of(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", "kernel/drivers/net/veth.ko.xz:\n"), nil, "ok: loaded when needed: veth", ""},
-		{"upgraded", "system-modules", of(nil), loaded, nil, "warn: not loaded: veth, and /lib/modules/6.12.0-13-amd64 is not there: the kernel was upgraded since the last boot, or has them built in", ""},
+		{"upgraded", "system-modules", of(nil), loaded, nil, "warn: not loaded: veth, and /lib/modules/6.12.0-13-amd64 is missing: the kernel was upgraded since the last boot, or has them built in", ""},
 		{"missing", "system-modules", of(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.builtin", "kernel/x.ko\n"), nil, "fail: the kernel has no veth, which the slots' networks need", ""},
 		{"missing on Ubuntu", "system-modules", of(func(i *inventory.Inventory) { i.OS.ID = "ubuntu" }), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", ""), nil,
 			"fail: the kernel has no veth, which the slots' networks need", "apt-get update && apt-get install -y linux-modules-extra-6.12.0-13-amd64"},
@@ -81,8 +81,8 @@ func TestSystemChecks(t *testing.T) {
 		{"good", "system-users", of(nil), file("/etc/passwd", passwd, "/etc/group", "docker:x:9:alice\n"), nil, "ok: 2 users", ""},
 		{"in a group of roots", "system-users", of(nil), file("/etc/passwd", passwd, "/etc/group", "video:x:8:kbnode-gpu1\nsudo:x:9:alice,kbnode-gpu1\ndocker:x:10:kbnode-gpu1\n"), nil,
 			"fail: user kbnode-gpu1 is in group sudo, which gives a job's commands control of the host", "gpasswd -d kbnode-gpu1 sudo && systemctl try-restart buildkite-agent-gpu1.service"},
-		{"a shared ID", "system-users", of(nil), file("/etc/passwd", passwd+"alice:x:990:990::/:\n"), nil, "fail: user kbnode-gpu0 has the ID 990, which is also that of alice", ""},
-		{"root by another name", "system-users", of(nil), file("/etc/passwd", "root:x:0:0::/:\nkbnode-gpu0:x:0:0::/:\n"), nil, "fail: user kbnode-gpu0 has the ID 0, which is also that of root", ""},
+		{"a shared ID", "system-users", of(nil), file("/etc/passwd", passwd+"alice:x:990:990::/:\n"), nil, "fail: user kbnode-gpu0 shares the ID 990 with alice", ""},
+		{"root by another name", "system-users", of(nil), file("/etc/passwd", "root:x:0:0::/:\nkbnode-gpu0:x:0:0::/:\n"), nil, "fail: user kbnode-gpu0 shares the ID 0 with root", ""},
 
 		{"good", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability,apparmor\n"), nil, "ok: seccomp, AppArmor", ""},
 		{"SELinux", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability,selinux\n"), nil, "ok: seccomp, SELinux", ""},
@@ -98,9 +98,9 @@ func TestSystemChecks(t *testing.T) {
 			"echo kernel.core_pattern=core > /etc/sysctl.d/99-core-pattern.conf && sysctl -p /etc/sysctl.d/99-core-pattern.conf"},
 
 		{"good", "system-pids", of(nil), file("/proc/sys/kernel/pid_max", "4194304\n", "/proc/sys/kernel/threads-max", "126000\n"), nil, "ok: 16384 for the slots, of 126000", ""},
-		{"few", "system-pids", of(nil), file("/proc/sys/kernel/pid_max", "16384\n", "/proc/sys/kernel/threads-max", "126000\n"), nil, "warn: all slots together may have 16384 processes and threads, and kernel.pid_max is 16384",
+		{"few", "system-pids", of(nil), file("/proc/sys/kernel/pid_max", "16384\n", "/proc/sys/kernel/threads-max", "126000\n"), nil, "warn: all slots together may have 16384 processes and threads, but kernel.pid_max is 16384",
 			"echo kernel.pid_max=49152 > /etc/sysctl.d/99-pid-max.conf && sysctl -p /etc/sysctl.d/99-pid-max.conf"},
-		{"not told", "system-pids", of(nil), nil, nil, "skip: the kernel does not tell", ""},
+		{"not told", "system-pids", of(nil), nil, nil, "skip: the kernel does not report it", ""},
 	})
 }
 
@@ -116,11 +116,11 @@ func TestClock(t *testing.T) {
 		fix       string
 	}{
 		{"kept right", chrony, health.ClockSynchronised, false, "ok chrony.service", ""},
-		{"by somebody unknown", &fake{}, health.ClockSynchronised, false, "ok synchronised", ""},
-		{"not yet", chrony, health.ClockAdrift, false, "warn chrony.service runs, and has not set the clock yet", ""},
+		{"by somebody unknown", &fake{}, health.ClockSynchronised, false, "ok synchronized", ""},
+		{"not yet", chrony, health.ClockAdrift, false, "warn chrony.service runs, but has not set the clock yet", ""},
 		{"by nobody", &fake{}, health.ClockAdrift, false, "warn nothing sets the clock: if it is wrong, Buildkite and registries refuse the node", "timedatectl set-ntp true"},
-		{"the daemon looks", &fake{}, health.ClockAdrift, true, " it is not; kbnode.service looks at it all the time, and health says so after ten minutes", ""},
-		{"unknown", &fake{}, health.ClockUnknown, false, " the kernel does not tell", ""},
+		{"the daemon looks", &fake{}, health.ClockAdrift, true, " it is not synchronized; kbnode.service watches it, and health reports it after ten minutes", ""},
+		{"unknown", &fake{}, health.ClockUnknown, false, " the kernel does not report it", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
