@@ -137,7 +137,7 @@ func TestNotStrict(t *testing.T) {
 	w := well()
 	w.alone[1].Profile, w.alone[1].NotStrict = "compatible", "no python3"
 	_, all := w.walk(t)
-	if got, want := all["evaluation"].Saw, "2 passed in profile compatible and strict, in 3.0 to 4.5 s; print pipelines with --profile compatible, as in the strict one the image fails in gpu1: no python3"; got != want {
+	if got, want := all["evaluation"].Saw, "2 passed in profile compatible and strict, in 3.0 to 4.5 s; print pipelines with --profile compatible, because the image fails in the strict one in gpu1: no python3"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
@@ -152,10 +152,10 @@ func TestNotAccepted(t *testing.T) {
 		want  map[string]string // all that do not pass
 		yet   bool              // accepted anyway
 	}{
-		{"an image that was loaded", func(w *world) { w.pullErr = image.ErrNoRegistry }, map[string]string{"image": "by hand: it was made or loaded here: it comes from no registry"}, true},
+		{"an image that was loaded", func(w *world) { w.pullErr = image.ErrNoRegistry }, map[string]string{"image": "by hand: it was made or loaded here: it does not come from a registry"}, true},
 		{"a registry that is gone", func(w *world) { w.pullErr = fmt.Errorf("pull: %w", docker.ErrRefused) }, map[string]string{"image": "failed: pull: " + docker.ErrRefused.Error()}, false},
 		{"no doctor", func(w *world) { w.doctorErr = errors.New("no systemd") }, map[string]string{
-			"doctor": "failed: no systemd", "agents": "not tried: kbnode doctor could not be run", "limits": "not tried: kbnode doctor could not be run",
+			"doctor": "failed: no systemd", "agents": "not tried: cannot run kbnode doctor", "limits": "not tried: cannot run kbnode doctor",
 		}, false},
 		{"a slot's limits", func(w *world) {
 			w.checks[4] = doctor.Result{ID: "slot-limits", Status: doctor.Fail, Findings: []doctor.Finding{{Status: doctor.Fail, Detail: "memory.max is max"}}}
@@ -184,7 +184,7 @@ func TestNotAccepted(t *testing.T) {
 					all[i].Torch = ""
 				}
 			}
-		}, map[string]string{"gpu": "by hand: the image has no torch that computes on GPUs"}, true},
+		}, map[string]string{"gpu": "by hand: the image has no torch that uses GPUs"}, true},
 		{"torch that sees no GPU in one slot", func(w *world) { w.all[1].GPU = "" }, map[string]string{"gpu": "failed: torch saw no GPU in gpu1"}, false},
 		{"two kinds of GPU", func(w *world) { w.alone[1].GPU = "NVIDIA L4" }, map[string]string{"gpu": "failed: the slots are not alike: 1 x NVIDIA L4, torch 2.9; 3 x NVIDIA B200, torch 2.9"}, false},
 		{"no evaluation", func(w *world) { w.alone, w.all, w.evalErr = nil, nil, docker.ErrNotFound }, map[string]string{

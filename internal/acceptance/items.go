@@ -27,17 +27,17 @@ const (
 // items are in the order in which they are tried: quick ones first, and the one that ends
 // an agent last.
 var items = []item{
-	{"image", "the image that jobs run can be pulled", pull},
+	{"image", "the jobs' image can be pulled", pull},
 	{"doctor", "kbnode doctor finds the node fit", fit},
 	{"agents", "the agent of each slot is connected", agents},
 	{"limits", "each slot's container gets its CPUs, its memory and one GPU", limits},
-	{"isolation", "nothing gets out of a slot", isolation},
+	{"isolation", "nothing escapes from a slot", isolation},
 	{"evaluation", "an evaluation passes in each slot, one after the other", oneByOne},
 	{"together", "evaluations pass in all slots at once", together},
 	{"gpu", "the image computes on each slot's GPU", gpu},
 	{"artifacts", "each evaluation left a result that the agent can upload", artifacts},
-	{"restart", "an agent that is killed is back within 10 s", restart},
-	{"build", "a build from Buildkite ends well, and its artifacts are there", build},
+	{"restart", "a killed agent is back within 10 s", restart},
+	{"build", "a build from Buildkite passes and has its artifacts", build},
 }
 
 func pull(ctx context.Context, r *run) Item {
@@ -66,14 +66,14 @@ func fit(ctx context.Context, r *run) Item {
 		}
 		return failed("sudo kbnode doctor", "%s", some(wrong))
 	}
-	return passed("%d checks are well, %d warn", report.Count(doctor.OK), report.Count(doctor.Warn))
+	return passed("%d checks are OK, %d warn", report.Count(doctor.OK), report.Count(doctor.Warn))
 }
 
 // checks sums up some of doctor's checks. At least one must be OK, and the first of them in
 // all slots.
 func (r *run) checks(do string, ids ...string) Item {
 	if r.fit == nil {
-		return untried("sudo kbnode doctor", "kbnode doctor could not be run")
+		return untried("sudo kbnode doctor", "cannot run kbnode doctor")
 	}
 	var well, wrong, left []string
 	for n, id := range ids {
@@ -100,7 +100,7 @@ func (r *run) checks(do string, ids ...string) Item {
 	case len(wrong) > 0:
 		return failed(do, "%s", some(wrong))
 	case len(left) > 0 || len(well) == 0:
-		return untried(typeAgain, "%s", cmp.Or(some(left), "it was not looked at"))
+		return untried(typeAgain, "%s", cmp.Or(some(left), "it was not checked"))
 	}
 	return passed("%s", strings.Join(well, "; "))
 }
@@ -136,7 +136,7 @@ func isolation(ctx context.Context, r *run) Item {
 	case len(left) > 0 || tried == 0:
 		return untried(typeAgain, "%s", cmp.Or(some(left), "there is no slot"))
 	}
-	return passed("%d things were tried, and held", tried)
+	return passed("%d attempts, all blocked", tried)
 }
 
 func oneByOne(ctx context.Context, r *run) Item {
@@ -178,7 +178,7 @@ func evaluated(all []image.Evaluation, err error) Item {
 	}
 	saw := fmt.Sprintf("%d passed in profile %s, in %.1f to %.1f s", len(all), strings.Join(slices.Compact(slices.Sorted(slices.Values(profiles))), " and "), slices.Min(took), slices.Max(took))
 	if len(loose) > 0 {
-		saw += "; print pipelines with --profile compatible, as in the strict one the image fails in " + some(loose)
+		saw += "; print pipelines with --profile compatible, because the image fails in the strict one in " + some(loose)
 	}
 	return passed("%s", saw)
 }
@@ -202,7 +202,7 @@ func gpu(_ context.Context, r *run) Item {
 	case len(r.evaluations) == 0:
 		return untried("see the evaluations", "nothing was evaluated")
 	case len(seen) == 0:
-		return byHand("set image.name to the image that jobs are to run", "the image has no torch that computes on GPUs")
+		return byHand("set image.name to the jobs' image", "the image has no torch that uses GPUs")
 	case len(none) > 0:
 		return failed("sudo kbnode doctor --only gpu,docker", "torch saw no GPU in %s", some(none))
 	case len(seen) > 1:
@@ -211,7 +211,7 @@ func gpu(_ context.Context, r *run) Item {
 			kinds = append(kinds, fmt.Sprintf("%d x %s", n, kind))
 		}
 		slices.Sort(kinds)
-		return failed("sudo kbnode inventory", "the slots are not alike: %s", some(kinds))
+		return failed("sudo kbnode inventory", "the slots differ: %s", some(kinds))
 	}
 	for kind, n := range seen {
 		return passed("%d x %s", n, kind)
@@ -232,16 +232,16 @@ func artifacts(_ context.Context, r *run) Item {
 	}
 	switch {
 	case len(wrong) > 0:
-		return failed("sudo kbnode doctor --only slots,image", "no result that can be uploaded was left in %s", some(wrong))
+		return failed("sudo kbnode doctor --only slots,image", "no result to upload in %s", some(wrong))
 	case n == 0:
 		return untried("see the evaluations", "nothing was evaluated")
 	}
-	return passed("%d of %d result.json are whole, and the agent may read them", n, n)
+	return passed("%d of %d result.json are complete, and the agent can read them", n, n)
 }
 
 // build is a check for Buildkite: an agent token cannot start a build.
 func build(context.Context, *run) Item {
-	return byHand("type kbnode e2e --org ORG --queue QUEUE where there is an API token; it starts builds in this queue, and looks at what they leave", "an agent's token cannot start one")
+	return byHand("run kbnode e2e --org ORG --queue QUEUE where there is an API token; it starts builds in this queue and checks their results", "an agent's token cannot start one")
 }
 
 // some returns a few of the texts, and how many more there are.

@@ -50,7 +50,7 @@ func restart(ctx context.Context, r *run) Item {
 			}
 			return failed(logs, "the agent of %s is not back after %s", name, r.back)
 		case since > r.register:
-			return failed(logs, "the agent of %s was back after %.1f s, and has not registered", name, back.Seconds())
+			return failed(logs, "the agent of %s was back after %.1f s, but has not registered", name, back.Seconds())
 		}
 		select {
 		case <-ctx.Done():

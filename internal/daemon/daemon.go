@@ -138,7 +138,7 @@ func newDaemon(o Options) *daemonLoop {
 	}
 	doctor, err := newDoctor(o.Root)
 	if err != nil {
-		o.Log.Warn("health begins anew", "err", err)
+		o.Log.Warn("health state not read; starting without it", "err", err)
 	}
 	return &daemonLoop{Options: o, changed: make(chan string, 1), doctor: doctor}
 }
@@ -150,7 +150,7 @@ func (d *daemonLoop) loop(ctx context.Context) {
 	for {
 		d.Notify(daemon.SdNotifyWatchdog)
 		if d.Replaced != nil && d.Replaced() {
-			d.Log.Info("kbnode was replaced, and starts anew")
+			d.Log.Info("kbnode was replaced; restarting")
 			return
 		}
 		d.watch(ctx)
@@ -184,7 +184,7 @@ func (d *daemonLoop) wait(ctx context.Context, longest time.Duration) (whole boo
 	case <-timer.C:
 		return false
 	case <-d.Wake:
-		d.Log.Info("asked to read everything anew")
+		d.Log.Info("asked to read everything again")
 		return true
 	case unit := <-d.changed:
 		d.Log.Debug("woken", "by", unit)
@@ -214,7 +214,7 @@ func (d *daemonLoop) watch(ctx context.Context) {
 	alive, err := d.Node.Watch(watchCtx, d.wake)
 	if err != nil {
 		cancel()
-		d.Log.Warn("systemd not listened to", "err", err)
+		d.Log.Warn("cannot subscribe to systemd", "err", err)
 		return
 	}
 	d.alive, d.unwatch = alive, cancel
@@ -244,15 +244,15 @@ func (d *daemonLoop) tell(err error) {
 	var locked *reconcile.LockedError
 	switch {
 	case errors.As(err, &locked):
-		d.Log.Debug("pass put off", "err", err)
+		d.Log.Debug("pass postponed", "err", err)
 		return
 	case now == d.said:
 	case now == "":
-		d.Log.Info("node can be brought to its plan again")
-		d.event(events.Event{Kind: "mended", Slot: -1, Text: "the node can be brought to its plan again"})
+		d.Log.Info("node can be reconciled again")
+		d.event(events.Event{Kind: "mended", Slot: -1, Text: "the node can be reconciled again"})
 		d.Notify("STATUS=the node is as planned")
 	default:
-		d.Log.Error("node not brought to its plan", "err", err)
+		d.Log.Error("node not reconciled", "err", err)
 		d.event(events.Event{Kind: "error", Slot: -1, Text: strings.ReplaceAll(now, "\n", "; ")})
 		d.Notify("STATUS=" + strings.ReplaceAll(now, "\n", "; "))
 	}

@@ -110,12 +110,12 @@ func (d *daemonLoop) listen(ctx context.Context, kmsg health.Kmsg) {
 	for ctx.Err() == nil {
 		err := kmsg.Run(ctx, func(f health.Fact) {
 			d.doctor.hear(f)
-			d.wake("the kernel's log")
+			d.wake("the kernel log")
 		})
 		if ctx.Err() != nil || err == nil { // a recorded log ends
 			return
 		}
-		d.Log.Warn("kernel's log not read", "err", err)
+		d.Log.Warn("kernel log not read", "err", err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(kernelRetry):
@@ -190,7 +190,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []
 	}
 	if l.gpus != nil {
 		if in.Mended, err = readMended(host.Root); err != nil {
-			d.Log.Warn("operator's word not heard", "err", err)
+			d.Log.Warn("repaired GPUs not read", "err", err)
 		}
 	}
 	if l.node {
@@ -206,7 +206,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []
 		return drains // on a full disk, the next pass tries again
 	}
 	if err := heard(host.Root, in.Mended); err != nil {
-		d.Log.Warn("operator's word not removed", "err", err)
+		d.Log.Warn("list of repaired GPUs not removed", "err", err)
 	}
 	return drains
 }
@@ -326,7 +326,7 @@ func Disconnected(root string, sl plan.Slot, ss reconcile.SlotState, now time.Ti
 	unit := plan.AgentUnit(sl.Index)
 	switch a := ss.Agent; {
 	case a.Active == "failed" || a.Failing():
-		return fmt.Sprintf("its agent ends again and again; journalctl -u %s shows why", unit)
+		return fmt.Sprintf("its agent keeps failing; journalctl -u %s shows why", unit)
 	case a.Active != "active" || now.Sub(a.Since) < agent.RegisterTime:
 		return ""
 	}
@@ -336,7 +336,7 @@ func Disconnected(root string, sl plan.Slot, ss reconcile.SlotState, now time.Ti
 	}
 	fi, err := os.Lstat(filepath.Join(root, agent.RegisteredMarker(sl.Index))) // the slot's user can make it a link
 	if err != nil || fi.ModTime().Before(ss.Agent.Since.Add(-time.Second)) {
-		return fmt.Sprintf("its agent runs and has not registered; journalctl -u %s shows why", unit)
+		return fmt.Sprintf("its agent runs but has not registered; journalctl -u %s shows why", unit)
 	}
 	return ""
 }

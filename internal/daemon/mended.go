@@ -32,7 +32,7 @@ func Mend(root string, gpus []string, at time.Duration) error {
 		err = renameio.WriteFile(filepath.Join(root, mendedPath), text, 0o600)
 	}
 	if err != nil {
-		return fmt.Errorf("leave word of the GPUs: %w", err)
+		return fmt.Errorf("report repaired GPUs: %w", err)
 	}
 	return nil
 }
@@ -53,7 +53,7 @@ func readMended(root string) (map[string]time.Duration, error) {
 		err = json.Unmarshal(text, &all)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read which GPUs were mended: %w", err)
+		return nil, fmt.Errorf("read repaired GPUs: %w", err)
 	}
 	return all, nil
 }

@@ -22,7 +22,7 @@ import (
 // Health comes first, judged by the last good plan: a later failure, such as a typo in the
 // configuration or an engine that hangs, must not keep a sick slot in service.
 func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, passTime, fmt.Errorf("nothing more in %s", passTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, passTime, fmt.Errorf("nothing more within %s", passTime))
 	defer cancel()
 	host, closeHost, err := d.Node.Host(ctx)
 	if err != nil { // verdicts are made and stored anyway
@@ -83,7 +83,7 @@ func (d *daemonLoop) observe(ctx context.Context, host *reconcile.Host, p *plan.
 func (d *daemonLoop) stampOf(p *plan.Plan) string {
 	stamp, err := bounded(d, "stamp", stampTime, func() (string, error) { return d.Node.Stamp(p), nil })
 	if err != nil {
-		d.Log.Warn("files of the plan not looked at", "err", err)
+		d.Log.Warn("files of the plan not checked", "err", err)
 	}
 	return stamp
 }

@@ -90,7 +90,7 @@ var systemChecks = []Check{
 	},
 	{
 		ID: "system-clock", Group: "system", Bare: true, Worst: Warn, Needs: []string{"system-systemd"},
-		About: "something sets the clock",
+		About: "something synchronizes the clock",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			node, _ := health.ReadNode(m.Root, nil) // its error is about other parts
 			return m.clock(ctx, node.Clock)
@@ -189,5 +189,5 @@ func (m *Machine) clock(ctx context.Context, state health.Clock) Answer {
 		return found(warn("%s runs, but has not set the clock yet", strings.Join(run, ", ")).
 			advise("wait a few minutes; then see journalctl -u %s, and check that outgoing UDP port 123 is open", run[0]))
 	}
-	return found(warn("nothing sets the clock: if it is wrong, Buildkite and registries refuse the node").by("timedatectl set-ntp true"))
+	return found(warn("nothing synchronizes the clock: if it is wrong, Buildkite and registries refuse the node").by("timedatectl set-ntp true"))
 }

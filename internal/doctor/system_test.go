@@ -118,7 +118,7 @@ func TestClock(t *testing.T) {
 		{"kept right", chrony, health.ClockSynchronised, false, "ok chrony.service", ""},
 		{"by somebody unknown", &fake{}, health.ClockSynchronised, false, "ok synchronized", ""},
 		{"not yet", chrony, health.ClockAdrift, false, "warn chrony.service runs, but has not set the clock yet", ""},
-		{"by nobody", &fake{}, health.ClockAdrift, false, "warn nothing sets the clock: if it is wrong, Buildkite and registries refuse the node", "timedatectl set-ntp true"},
+		{"by nobody", &fake{}, health.ClockAdrift, false, "warn nothing synchronizes the clock: if it is wrong, Buildkite and registries refuse the node", "timedatectl set-ntp true"},
 		{"the daemon looks", &fake{}, health.ClockAdrift, true, " it is not synchronized; kbnode.service watches it, and health reports it after ten minutes", ""},
 		{"unknown", &fake{}, health.ClockUnknown, false, " the kernel does not report it", ""},
 	} {

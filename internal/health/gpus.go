@@ -50,7 +50,7 @@ func (j *judge) gpus() {
 		j.see(about(checkMissing, id), !seen[id], Mark{
 			Level: Fatal, Effect: Park,
 			Reason: fmt.Sprintf("GPU %s at %s is missing", id, s.PCI),
-			Fix:    "look for it with lspci and sudo dmesg; else " + fixReboot,
+			Fix:    "look for it with lspci and sudo dmesg; otherwise " + fixReboot,
 		})
 		if !seen[id] {
 			j.gpu(id, s.PCI).Away = true
@@ -114,7 +114,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	if reset || g.Healthy && n != nil && n.RecoveryAction == nil {
 		j.see(about(checkRecovery, id), reset, Mark{
 			Level: Fatal, Effect: Drain,
-			Reason: "the driver wants the GPU at " + g.PCI + " reset (NVML)", Fix: fixReset(g.PCI),
+			Reason: "the driver requests a reset of the GPU at " + g.PCI + " (NVML)", Fix: fixReset(g.PCI),
 		})
 	}
 	st.Away = st.Away || code == isLost || reset
@@ -148,7 +148,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 
 func lostWhy(bus Bus, said string) string {
 	if bus.Dead {
-		return "its PCI configuration reads as ones"
+		return "its PCI configuration reads as all ones"
 	}
 	return said
 }
@@ -161,20 +161,20 @@ func (j *judge) memory(id string, n *probe.GPU) {
 		j.see(k, bad, Mark{Level: level, Effect: effect, Reason: reason, Fix: fix})
 	}
 	pci := j.at(id)
-	const replace = "have the GPU replaced"
+	const replace = "replace the GPU"
 	if e := n.ECC; e != nil {
 		if c := e.VolatileUncorrected; c != nil {
 			see(checkECC, "volatile", *c > 0, Fatal, Drain, fmt.Sprintf("the memory of the GPU at %s had %d uncorrectable errors since its driver started", pci, *c),
 				fixReset(pci)+"; if it comes back, "+replace)
 		}
 		if t := e.SRAMThreshold; t != nil {
-			see(checkECC, "sram", *t, Fatal, Drain, "the GPU at "+pci+" had more errors of its caches than NVIDIA allows", replace)
+			see(checkECC, "sram", *t, Fatal, Drain, "the GPU at "+pci+" had more cache errors than NVIDIA allows", replace)
 		}
 	}
 	if r := n.RemappedRows; r != nil {
 		see(checkRemap, "failed", r.Failed, Fatal, Drain, "a memory row of the GPU at "+pci+" could not be remapped", replace)
 		see(checkRemap, "pending", r.Pending, Degraded, Drain, "a memory row of the GPU at "+pci+" waits to be remapped", fixReset(pci))
-		see(checkRemap, "many", r.Uncorrectable >= 512, Warn, None, fmt.Sprintf("%d memory rows of the GPU at %s were remapped for uncorrectable errors", r.Uncorrectable, pci), replace)
+		see(checkRemap, "many", r.Uncorrectable >= 512, Warn, None, fmt.Sprintf("%d memory rows of the GPU at %s were remapped because of uncorrectable errors", r.Uncorrectable, pci), replace)
 		if b := r.Banks; b != nil {
 			see(checkRemap, "spare", b.None > 0, Warn, None, fmt.Sprintf("%d memory banks of the GPU at %s have no spare rows left", b.None, pci), replace)
 		}
@@ -213,21 +213,21 @@ func (j *judge) speed(id string, n *probe.GPU) {
 		j.see(about(checkThrottle, id), len(why) > 0, Mark{
 			Level: Degraded, After: throttleAfter, Quiet: throttleQuiet,
 			Reason: "the GPU at " + pci + " is slowed down: " + strings.Join(why, ", "),
-			Fix:    "check the power supply and the power limit of the rack; distrust timings from this time",
+			Fix:    "check the power supply and the power limit of the rack; do not trust timings from this time",
 		})
 		k := about(checkThrottle, id)
 		k.Detail = "cap"
 		j.see(k, *r&0x4 != 0, Mark{
 			Level:  Info,
 			Reason: "the GPU at " + pci + " is at its power limit",
-			Fix:    "nothing: this is normal under load",
+			Fix:    "nothing; this is normal under load",
 		})
 	}
 	hot := n.ClockReasons != nil && *n.ClockReasons&0x60 != 0
 	reason := "the GPU at " + pci + " is slowed down by heat"
 	if t := n.Temperature; t != nil {
 		if t.Margin != nil && *t.Margin > 0 && *t.Margin <= 5 { // 0 or less: not measured
-			hot, reason = true, fmt.Sprintf("%s, or about to be: %d °C are left", reason, *t.Margin)
+			hot, reason = true, fmt.Sprintf("%s, or soon will be: %d °C left", reason, *t.Margin)
 		}
 		if t.GPU != nil {
 			reason += fmt.Sprintf(" (%d °C)", *t.GPU)
@@ -236,7 +236,7 @@ func (j *judge) speed(id string, n *probe.GPU) {
 	if n.ClockReasons != nil || n.Temperature != nil {
 		j.see(about(checkThermal, id), hot, Mark{
 			Level: Degraded, After: throttleAfter, Quiet: throttleQuiet, Reason: reason,
-			Fix: "check fans, filters and the room; distrust timings from this time",
+			Fix: "check fans, filters and the room; do not trust timings from this time",
 		})
 	}
 }
@@ -273,7 +273,7 @@ func (j *judge) links(id string, g *inventory.GPU) {
 		}
 		j.see(about(checkNVLink, id), *up < want, Mark{
 			Level: Fatal, Effect: Drain, After: throttleAfter,
-			Reason: fmt.Sprintf("of the GPU at %s only %d of %d NVLinks are up", pci, *up, want),
+			Reason: fmt.Sprintf("only %d of %d NVLinks of the GPU at %s are up", *up, want, pci),
 			Fix:    fixReset(pci) + "; if it comes back, have the board checked",
 		})
 	}
@@ -289,7 +289,7 @@ func fabricHealth(mask uint32) string {
 	for _, f := range []struct {
 		shift int
 		words string
-	}{{0, "less bandwidth"}, {2, "a route is recovering"}, {4, "a route is unhealthy"}, {6, "recovering from a time-out"}} {
+	}{{0, "less bandwidth"}, {2, "a route is recovering"}, {4, "a route is unhealthy"}, {6, "recovering from a timeout"}} {
 		if mask>>f.shift&3 == 1 {
 			why = append(why, f.words)
 		}
@@ -322,7 +322,7 @@ func (j *judge) link(id string, l Link) {
 	st := j.gpu(id, pci)
 	if since := j.in.GPUs.Started - st.Read; st.Replays != nil && since > 0 {
 		rate := float64(*l.Replays-*st.Replays) / since.Minutes()
-		j.seeLink(id, "replays", rate > replayRate, fmt.Sprintf("the PCIe link of the GPU at %s repeats %.0f packets a minute", pci, rate))
+		j.seeLink(id, "replays", rate > replayRate, fmt.Sprintf("the PCIe link of the GPU at %s resends %.0f packets per minute", pci, rate))
 	}
 	r := *l.Replays
 	st.Replays, st.Read = &r, j.in.GPUs.Started
@@ -362,8 +362,8 @@ func (j *judge) use(id string, n *probe.GPU) {
 	}
 	j.see(about(checkDirty, id), idle && len(pids) > 0, Mark{
 		Level: Warn, After: time.Minute,
-		Reason: "no job runs on the GPU at " + j.at(id) + ", and these processes compute on it: " + strings.Join(pids, " "),
-		Fix:    "ps -fp " + strings.Join(pids, ",") + "; the slot's guard lets no job begin beside them",
+		Reason: "no job runs on the GPU at " + j.at(id) + ", but these processes use it: " + strings.Join(pids, " "),
+		Fix:    "ps -fp " + strings.Join(pids, ",") + "; the slot's guard lets no job begin while they run",
 	})
 }
 
@@ -391,9 +391,9 @@ func (j *judge) ras(id string, bus Bus) {
 	waits := about(checkRetired, id)
 	waits.Detail = "pending"
 	j.see(waits, bus.Waiting > 0, Mark{
-		Level: Warn, Reason: fmt.Sprintf("%d bad memory pages of the GPU at %s are in use still", bus.Waiting, j.at(id)), Fix: fixAMDReset(j.at(id)),
+		Level: Warn, Reason: fmt.Sprintf("%d bad memory pages of the GPU at %s are still in use", bus.Waiting, j.at(id)), Fix: fixAMDReset(j.at(id)),
 	})
 	j.see(about(checkRetired, id), bus.BadPages > 0 && bus.Waiting == 0, Mark{
-		Level: Info, Reason: fmt.Sprintf("%d memory pages of the GPU at %s are retired", bus.BadPages, j.at(id)), Fix: "nothing: they are not used any more",
+		Level: Info, Reason: fmt.Sprintf("%d memory pages of the GPU at %s are retired", bus.BadPages, j.at(id)), Fix: "nothing; they are no longer used",
 	})
 }

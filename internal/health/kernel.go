@@ -105,7 +105,7 @@ func (j *judge) kernel(f Fact) {
 		}
 	case KindResetBegin:
 		e.Check = checkReset
-		reboot.Reason = "the reset of the GPU at " + j.at(id) + " does not end"
+		reboot.Reason = "the reset of the GPU at " + j.at(id) + " does not finish"
 		reboot.After = resetLimit
 		j.latch(about(checkReset, id), f.Up, reboot)
 	case KindResetDone:
@@ -187,7 +187,7 @@ func by(f Fact, slot int, job string, w who) string {
 	case w == ofJob:
 		return "; by a process of the slot"
 	case w == outside:
-		return fmt.Sprintf("; by process %d, which is of no slot", f.PID)
+		return fmt.Sprintf("; by process %d, which belongs to no slot", f.PID)
 	case w == nobody:
 		return "; while no job ran"
 	}
@@ -221,19 +221,19 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 		if w == ofJob {
 			return Warn
 		}
-		m.Level, m.Quiet, m.Fix = Warn, idleQuiet, "see what NVIDIA's Xid catalogue says of it"
+		m.Level, m.Quiet, m.Fix = Warn, idleQuiet, "see what NVIDIA's Xid catalog says about it"
 	case XidLost:
 		k = about(checkLost, id)
 		m.Level, m.Effect, m.Reason = Fatal, Park, "the GPU at "+j.at(id)+" has fallen off the bus (Xid 79)"
 		m.Fix = fixReboot
 	case XidMemory:
-		m.Level, m.Effect, m.Fix = Fatal, Drain, fixReset(j.at(id))+"; if it comes back, have the GPU replaced"
+		m.Level, m.Effect, m.Fix = Fatal, Drain, fixReset(j.at(id))+"; if it comes back, replace the GPU"
 	case XidReset:
 		m.Level, m.Effect, m.Fix = Fatal, Drain, fixReset(j.at(id))
 	case XidDegraded:
 		m.Level, m.Quiet, m.Fix = Degraded, idleQuiet, fixReset(j.at(id))
 	case XidPower:
-		m.Level, m.Quiet, m.Fix = Degraded, idleQuiet, "have the power supply of the GPU checked"
+		m.Level, m.Quiet, m.Fix = Degraded, idleQuiet, "check the power supply of the GPU"
 	}
 	j.latch(k, f.Up, m)
 	return m.Level
@@ -262,24 +262,24 @@ func (j *judge) recovery(id string, action int, at time.Duration, source string)
 		// Only a change means that something was done. None by itself does not end an Xid
 		// that the table calls fatal.
 		if old != nil || source == "Xid 154" {
-			j.clear(k, "the driver wants nothing done any more")
+			j.clear(k, "the driver no longer requests anything")
 			g := j.gpu(id, "")
 			g.Reset = max(g.Reset, at)
 		}
 		return Info
 	case 1, 4:
-		m.Reason = "the driver wants the GPU at " + j.at(id) + " reset"
+		m.Reason = "the driver requests a reset of the GPU at " + j.at(id)
 	case 2, 7:
-		m.Reason = "the driver wants the node rebooted for the GPU at " + j.at(id)
+		m.Reason = "the driver requests a reboot for the GPU at " + j.at(id)
 		m.Effect, m.Fix = Park, fixReboot
 	case 3:
-		m.Level, m.Reason = Degraded, "the driver wants no traffic between the GPU at "+j.at(id)+" and others"
-		m.Fix = "it goes away when the jobs of all slots have ended; else " + m.Fix
+		m.Level, m.Reason = Degraded, "the driver requests no traffic between the GPU at "+j.at(id)+" and others"
+		m.Fix = "this clears when the jobs of all slots have ended; otherwise " + m.Fix
 	case 5:
-		m.Level, m.Reason = Degraded, "the driver wants the IMEX domain of the GPU at "+j.at(id)+" recovered"
+		m.Level, m.Reason = Degraded, "the driver requests a recovery of the IMEX domain of the GPU at "+j.at(id)
 		m.Fix = "sudo systemctl restart nvidia-imex"
 	default:
-		m.Reason = fmt.Sprintf("the driver wants recovery action %d for the GPU at %s", action, j.at(id))
+		m.Reason = fmt.Sprintf("the driver requests recovery action %d for the GPU at %s", action, j.at(id))
 	}
 	m.Reason += " (" + source + ")"
 	j.latch(k, at, m)
@@ -290,16 +290,16 @@ func (j *judge) recovery(id string, action int, at time.Duration, source string)
 // away, because one submission could then take the node down.
 func (j *judge) application(f Fact, id, job string, w who) {
 	k := about(checkXid, id)
-	m := Mark{Level: Degraded, Fix: "run a known good job in this slot; if that fails too, " + fixReset(j.at(id))}
+	m := Mark{Level: Degraded, Fix: "run a known-good job in this slot; if that fails too, " + fixReset(j.at(id))}
 	if g := j.gpu(id, f.PCI); g.Vendor == "amd" {
-		m.Fix = "run a known good job in this slot; if that fails too, " + fixAMDReset(j.at(id))
+		m.Fix = "run a known-good job in this slot; if that fails too, " + fixAMDReset(j.at(id))
 	}
 	switch w {
 	case past, outside:
 		return
 	case nobody:
 		k.Detail, m.Quiet = "idle", idleQuiet
-		m.Reason = fmt.Sprintf("an error that jobs cause came while no job ran on the GPU at %s: %s", j.at(id), f.Text)
+		m.Reason = fmt.Sprintf("an error that jobs cause occurred while no job ran on the GPU at %s: %s", j.at(id), f.Text)
 	case ofJob:
 		g := j.gpu(id, f.PCI)
 		g.Apps = slices.DeleteFunc(g.Apps, func(a app) bool { return f.Up-a.At > appWindow || a.Job == job })
@@ -323,4 +323,4 @@ func fixAMDReset(pci string) string {
 	return "sudo kbnode drain --all --wait; sudo amd-smi reset -G -g " + pci + "; sudo kbnode resume --all"
 }
 
-const fixReboot = "sudo kbnode drain --all --wait; sudo systemctl reboot; after it sudo kbnode resume --all"
+const fixReboot = "sudo kbnode drain --all --wait; sudo systemctl reboot; then sudo kbnode resume --all"

@@ -34,12 +34,12 @@ type Kmsg struct {
 func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 	f, live, err := openKmsg(k.Path)
 	if err != nil {
-		return fmt.Errorf("read the kernel's log: %w", err)
+		return fmt.Errorf("read kernel log: %w", err)
 	}
 	defer f.Close() //nolint:errcheck // nothing was written
 	raw, err := f.SyscallConn()
 	if err != nil {
-		return fmt.Errorf("read the kernel's log: %w", err)
+		return fmt.Errorf("read kernel log: %w", err)
 	}
 	var overrun bool
 	var told time.Duration                                                            // of the last overrun
@@ -67,7 +67,7 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
-			return fmt.Errorf("read the kernel's log: %w", err)
+			return fmt.Errorf("read kernel log: %w", err)
 		case errors.Is(cause, unix.EINTR):
 			continue
 		case k.Once && errors.Is(cause, unix.EAGAIN):
@@ -76,11 +76,11 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 			// The next read continues with the oldest line that is left.
 			if up, err := uptime(); err == nil && (!overrun || up-told > time.Minute) {
 				overrun, told = true, up
-				each(Fact{Up: up, Kind: KindOverrun, Text: "lines of the kernel's log were lost: there were more than could be read"})
+				each(Fact{Up: up, Kind: KindOverrun, Text: "lines of the kernel log were lost: there were too many to read"})
 			}
 			continue
 		case cause != nil:
-			return fmt.Errorf("read the kernel's log: %w", cause)
+			return fmt.Errorf("read kernel log: %w", cause)
 		case n == 0:
 			return nil
 		}

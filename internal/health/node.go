@@ -44,7 +44,7 @@ func (j *judge) node() {
 	}
 	for _, m := range j.s.Marks {
 		if m.Check == checkDisk && !seen[m.Detail] {
-			defer j.clear(m.key, "it is not looked at any more")
+			defer j.clear(m.key, "it is no longer checked")
 		}
 	}
 	if !seen[CheckDocker] {
@@ -60,20 +60,20 @@ func (j *judge) node() {
 	if n.Clock != ClockUnknown {
 		j.see(ofNode(checkClock, ""), n.Clock == ClockAdrift, Mark{
 			Level: Warn, After: clockAfter,
-			Reason: "nothing keeps the clock right", Fix: "sudo timedatectl set-ntp true",
+			Reason: "nothing synchronizes the clock", Fix: "sudo timedatectl set-ntp true",
 		})
 	}
 	if !seen[CheckUnit] {
 		j.see(ofNode(CheckUnit, ""), len(n.Down) > 0, Mark{
 			Level: Warn, After: time.Minute,
-			Reason: "services that should run do not: " + strings.Join(n.Down, ", "), Fix: "sudo systemctl start " + strings.Join(n.Down, " "),
+			Reason: "services do not run: " + strings.Join(n.Down, ", "), Fix: "sudo systemctl start " + strings.Join(n.Down, " "),
 		})
 	}
 	if nv := j.in.GPUs; !seen[checkDriver] && nv != nil && nv.NVIDIA != nil && nv.NVIDIA.DriverVersion != "" {
 		loaded := nv.NVIDIA.DriverVersion
 		j.see(ofNode(checkDriver, "cdi"), n.CDIDriver != "" && n.CDIDriver != loaded, Mark{
 			Level: Fatal, Effect: Park, After: time.Minute,
-			Reason: fmt.Sprintf("the driver %s is loaded, and Docker would give containers the files of %s", loaded, n.CDIDriver),
+			Reason: fmt.Sprintf("driver %s is loaded, but Docker gives containers the files of %s", loaded, n.CDIDriver),
 			Fix:    "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
 		})
 	}
@@ -92,8 +92,8 @@ func (j *judge) driver() {
 	})
 	j.see(ofNode(checkNVML, ""), nv.NVMLError != "" && nv.NVMLCode != mismatch, Mark{
 		Level: Warn, After: 2 * time.Minute,
-		Reason: "NVML does not answer, and less is known of the GPUs: " + nv.NVMLError,
-		Fix:    "nvidia-smi; if it hangs, see dmesg for the GPU that does",
+		Reason: "NVML does not answer, so less is known about the GPUs: " + nv.NVMLError,
+		Fix:    "nvidia-smi; if it hangs, see dmesg for the GPU that hangs",
 	})
 	var off []string
 	read := false
@@ -106,7 +106,7 @@ func (j *judge) driver() {
 	if read {
 		j.see(ofNode(checkPersistence, ""), len(off) > 0, Mark{
 			Level:  Warn,
-			Reason: "persistence mode is off, so that clocks and limits are lost and jobs start slowly: " + strings.Join(off, ", "),
+			Reason: "persistence mode is off, so clocks and limits are lost and jobs start slowly: " + strings.Join(off, ", "),
 			Fix:    "sudo systemctl enable --now nvidia-persistenced, or until the next boot: sudo nvidia-smi -pm 1",
 		})
 	}

@@ -35,7 +35,7 @@ func Now() (Moment, error) {
 	}
 	id, err := bootID()
 	if err != nil {
-		return Moment{}, fmt.Errorf("read the boot's ID: %w", err)
+		return Moment{}, fmt.Errorf("read boot ID: %w", err)
 	}
 	return Moment{Now: time.Now().UTC().Round(0), Up: up, Boot: id}, nil
 }
@@ -57,7 +57,7 @@ func bootID() (string, error) {
 func uptime() (time.Duration, error) {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0, fmt.Errorf("read the clock: %w", err)
+		return 0, fmt.Errorf("read clock: %w", err)
 	}
 	return time.Duration(ts.Nano()), nil
 }

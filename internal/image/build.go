@@ -37,7 +37,7 @@ func Variant(slots []plan.JobPolicy) (string, error) {
 	case 1:
 		return all[0], nil
 	default:
-		return "", fmt.Errorf("its slots want different ones: %s", strings.Join(all, ", "))
+		return "", fmt.Errorf("its slots need different ones: %s", strings.Join(all, ", "))
 	}
 }
 
@@ -64,7 +64,7 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 				return err
 			}
 			defer func() { _ = archive.Close() }()
-			u.say("building %s out of %s", u.Name, src.Name)
+			u.say("building %s from %s", u.Name, src.Name)
 			return u.Engine.Build(ctx, building, archive, src.Dockerfile, src.Args, u.tell)
 		})
 	}
@@ -77,7 +77,7 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 	}
 	var r Result
 	if cur := u.state.Current; cur.passed() && cur.ID == have.ID && tagged != nil && tagged.ID == cur.ID {
-		r = u.result(ActionNone, "what was built is the current image")
+		r = u.result(ActionNone, "the current image is the same")
 		if err := u.prune(ctx); err != nil {
 			return r, err
 		}
@@ -99,7 +99,7 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 		return r, nil
 	}
 	if err := u.push(ctx); err != nil {
-		return r, fmt.Errorf("%s stands for what was built, and nobody else has it: %w", u.Name, err)
+		return r, fmt.Errorf("%s now refers to the new image, which is only on this node: %w", u.Name, err)
 	}
 	r.Current = u.state.Current
 	return r, nil

@@ -10,7 +10,7 @@ import (
 )
 
 // ErrNoRegistry means that the image that jobs run was built or loaded on this node.
-var ErrNoRegistry = errors.New("it comes from no registry")
+var ErrNoRegistry = errors.New("it does not come from a registry")
 
 // Again pulls the image that jobs run by its digest, as a machine without it would, and
 // returns the digest. Layers that are already here are not sent again, and no name moves.
@@ -82,7 +82,7 @@ func (u *Updater) evaluate(ctx context.Context, slot Slot, id string) Evaluation
 		var err error
 		switch e.Canary, err = u.tryIn(ctx, slot, id); {
 		case errors.Is(err, errJob):
-			e.Missed = "a job came, and went first"
+			e.Missed = "a job started and went first"
 		case err != nil:
 			e.Missed = fmt.Sprint(err)
 		}

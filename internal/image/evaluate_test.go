@@ -32,7 +32,7 @@ func TestEvaluate(t *testing.T) {
 		{Canary: Canary{Passed: true, Slot: "gpu0"}},
 		{Index: 1, Canary: Canary{Slot: "gpu1"}, Missed: "it is parked: dirty"},
 		{Index: 2, Canary: Canary{Slot: "gpu2"}, Missed: "job 7 runs in it"},
-		{Index: 3, Canary: Canary{Slot: "gpu3"}, Missed: "a job came, and went first"},
+		{Index: 3, Canary: Canary{Slot: "gpu3"}, Missed: "a job started and went first"},
 	}
 	for _, atOnce := range []bool{false, true} {
 		w.job(3, "")

@@ -113,7 +113,7 @@ const (
 )
 
 // ErrNoPrevious means that there is no image to go back to.
-var ErrNoPrevious = errors.New("no previous image is kept; kbnode image list shows those that are")
+var ErrNoPrevious = errors.New("no previous image is kept; kbnode image list shows the kept images")
 
 // open takes the lock, reads the state, and continues what was interrupted.
 func (u *Updater) open(ctx context.Context) (release func(), err error) {
@@ -224,7 +224,7 @@ func (u *Updater) rollback(ctx context.Context, reason string) (Result, error) {
 	if err := u.move(ctx); err != nil {
 		return Result{}, err
 	}
-	u.note("%s goes back to %s: %s", u.Name, u.state.Current.label(), reason)
+	u.note("%s rolled back to %s: %s", u.Name, u.state.Current.label(), reason)
 	r := u.result(ActionBack, reason)
 	r.Previous = bad
 	return r, u.prune(ctx)

@@ -47,7 +47,7 @@ const (
 )
 
 // ErrNoNode means that there are no slots.
-var ErrNoNode = errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
+var ErrNoNode = errors.New("this machine is not set up as a node; run sudo kbnode install --queue NAME")
 
 // Machine is the node that kbnode runs on.
 type Machine struct {
@@ -116,7 +116,7 @@ func (m *Machine) Slots(context.Context) ([]Slot, error) {
 		} else if len(parked) > 0 {
 			s.Away = "it is parked: " + parked[0].Reason
 		} else if _, err := os.Stat(p.Socket); err != nil {
-			s.Away = "its Docker socket is not there; systemctl status " + plan.GuardUnit(p.Slot) + " says why"
+			s.Away = "its Docker socket is missing; systemctl status " + plan.GuardUnit(p.Slot) + " says why"
 		}
 		list = append(list, s)
 	}
@@ -190,7 +190,7 @@ func (m *Machine) evaluate(ctx context.Context, p plan.JobPolicy, imageID, profi
 	text := readResult(root)
 	c.Uploadable = len(text) > 0 && readable(root, p.User)
 	if c, err = judge(c, end, text); c.Passed && !c.Uploadable {
-		c.Passed, c.Reason = false, "it leaves a result.json that the agent may not read, and so not upload"
+		c.Passed, c.Reason = false, "it leaves a result.json that the agent cannot read and upload"
 	}
 	return c, err
 }
@@ -206,7 +206,7 @@ func Smoke() ([]byte, error) {
 		"test_timeout": int(canaryTime.Seconds()) / 2,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("write the canary's payload: %w", err)
+		return nil, fmt.Errorf("write canary payload: %w", err)
 	}
 	return doc, nil
 }
@@ -317,7 +317,7 @@ func judge(c Canary, end docker.Ended, result []byte) (Canary, error) {
 		case end.ExitCode == 137:
 			return c, ErrKilled
 		default:
-			c.Reason = fmt.Sprintf("it left no result and ended with %d: %s", end.ExitCode, lastLine(string(bytes.TrimSpace(end.Stderr))))
+			c.Reason = fmt.Sprintf("it left no result and exited with %d: %s", end.ExitCode, lastLine(string(bytes.TrimSpace(end.Stderr))))
 		}
 		c.Reason = text.Line(c.Reason, maxReason)
 		return c, nil
@@ -326,13 +326,13 @@ func judge(c Canary, end docker.Ended, result []byte) (Canary, error) {
 	run := r.Runs["test"].Run
 	switch {
 	case !r.Success:
-		c.Reason = cmp.Or(r.Error, "the runner says neither success nor why not")
+		c.Reason = cmp.Or(r.Error, "the runner reports neither success nor an error")
 	case run == nil:
 		c.Reason = "nothing was run"
 	case run.Passed && end.ExitCode == 0:
 		c.Passed = true
 	default:
-		c.Reason = cmp.Or(run.Result["test.0.error"], lastLine(strings.TrimSpace(run.Stderr)), fmt.Sprintf("the submission ended with %d", run.ExitCode))
+		c.Reason = cmp.Or(run.Result["test.0.error"], lastLine(strings.TrimSpace(run.Stderr)), fmt.Sprintf("the submission exited with %d", run.ExitCode))
 	}
 	c.Reason = text.Line(c.Reason, maxReason)
 	return c, nil

@@ -117,7 +117,7 @@ func TestCanary(t *testing.T) {
 		{name: "one that needs root on a strict node", node: "strict", s: stage{result: good, loose: true, mode: 0o644, exit: "0"}, want: Canary{
 			Profile: "strict", Slot: "gpu77", Reason: "it left no result and ended with 0:",
 		}},
-		{name: "one whose result stays its own", s: stage{result: good, mode: 0o600, exit: "0"}, want: Canary{Profile: "compatible", Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "it leaves a result.json that the agent may not read, and so not upload"}},
+		{name: "one whose result stays its own", s: stage{result: good, mode: 0o600, exit: "0"}, want: Canary{Profile: "compatible", Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "it leaves a result.json that the agent cannot read and upload"}},
 		{name: "one that says so and fails", s: stage{result: good, mode: 0o600, exit: "1"}, want: Canary{Profile: "compatible", Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "the submission ended with 0"}},
 		{name: "one without a result", s: stage{exit: "127"}, want: Canary{Profile: "compatible", Slot: "gpu77", Reason: "it left no result and ended with 127:"}},
 		{name: "cleared away by a job", s: stage{gone: true}, err: ErrKilled},

@@ -118,7 +118,7 @@ func TestJudge(t *testing.T) {
 		{name: "out of memory", end: docker.Ended{ExitCode: 137, OOMKilled: true}, reason: "it ran out of the slot's memory"},
 		{name: "cut off", text: `{"success": tr`, reason: "it left no result and ended with 0:"},
 		{name: "an error", text: `{"success": false, "error": "python3 is not there", "runs": {}}`, end: docker.Ended{ExitCode: 1}, reason: "python3 is not there"},
-		{name: "an error without words", text: `{}`, reason: "the runner says neither success nor why not"},
+		{name: "an error without words", text: `{}`, reason: "the runner reports neither success nor an error"},
 		{name: "nothing run", text: `{"success": true, "runs": {}}`, reason: "nothing was run"},
 		{name: "not passed", text: `{"success": true, "runs": {"test": {"run": {"passed": false, "exit_code": 1, "stderr": "x\nboom\n"}}}}`, reason: "boom"},
 		{name: "control characters", text: `{"success": false, "error": "a\u001b[2Jb"}`, reason: "ab"},

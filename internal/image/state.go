@@ -105,10 +105,10 @@ func Read(dir string) (State, error) {
 		err = json.Unmarshal(text, &s)
 	}
 	if err != nil {
-		return s, fmt.Errorf("read images %s: %w; move the file away to begin anew", name, err)
+		return s, fmt.Errorf("read images %s: %w; move the file away to start over", name, err)
 	}
 	if s.Schema != schema {
-		return s, fmt.Errorf("read images %s: it was written by another version of kbnode; move the file away to begin anew", name)
+		return s, fmt.Errorf("read images %s: it was written by another version of kbnode; move the file away to start over", name)
 	}
 	return s, nil
 }
@@ -157,7 +157,7 @@ func (s State) chosen() string {
 	case s.Current.From == "":
 		return "it was built here; kbnode image update fetches it from its registry again"
 	}
-	return s.Current.From + " was chosen by hand; kbnode image update without an image goes back to " + s.Name
+	return s.Current.From + " was chosen by hand; kbnode image update without an image returns to " + s.Name
 }
 
 // refused returns why an image is not used again unattended; nil if it may be.

@@ -100,7 +100,7 @@ func (u *Updater) isCurrent(ctx context.Context, from string) (Result, error) {
 
 // again points the name back to the current image.
 func (u *Updater) again(ctx context.Context) (Result, error) {
-	u.say("%s stands for another image than kbnode chose; taking it back", u.Name)
+	u.say("%s refers to a different image than kbnode chose; restoring it", u.Name)
 	s := u.state
 	s.Moving = true
 	if err := u.save(s); err != nil {
@@ -110,9 +110,9 @@ func (u *Updater) again(ctx context.Context) (Result, error) {
 		return Result{}, err
 	}
 	if u.state.Current == nil {
-		return Result{}, errors.New("the image that kbnode chose is gone; run kbnode image update again")
+		return Result{}, errors.New("the image that kbnode chose is missing; run kbnode image update again")
 	}
-	return u.result(ActionUpdated, "its name had gone to another image"), u.prune(ctx)
+	return u.result(ActionUpdated, "its name had moved to another image"), u.prune(ctx)
 }
 
 // tagged returns what the name points to; nil for nothing.
@@ -186,7 +186,7 @@ func (u *Updater) pull(ctx context.Context, ref string) error {
 		if left == 0 {
 			return err
 		}
-		u.say("the pull was cut off (%v); again in %s", err, wait)
+		u.say("the pull was interrupted (%v); trying again in %s", err, wait)
 		if err := sleep(ctx, wait); err != nil {
 			return err
 		}
@@ -230,7 +230,7 @@ func room(free, total int64, layers map[string]docker.Progress) error {
 	if free >= need {
 		return nil
 	}
-	return fmt.Errorf("%w: %d GiB are free, and the image and what jobs need take %d GiB; docker image prune frees some", docker.ErrDiskFull, free>>30, need>>30+1)
+	return fmt.Errorf("%w: %d GiB are free, but the image and jobs need %d GiB; docker image prune frees some", docker.ErrDiskFull, free>>30, need>>30+1)
 }
 
 // prove runs the candidate's canary and points the name to it if that passes.
@@ -279,12 +279,12 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 // someone pulled it by name, the name goes back to the current image.
 func (u *Updater) stay(ctx context.Context, tagged *docker.Image, reason string) (Result, error) {
 	bad := u.state.Drop[len(u.state.Drop)-1]
-	u.note("%s is not taken for %s: %s", bad.label(), u.Name, reason)
+	u.note("%s was refused for %s: %s", bad.label(), u.Name, reason)
 	if cur := u.state.Current; tagged != nil && tagged.ID == bad.ID && cur.passed() && cur.ID != bad.ID {
 		if _, err := u.again(ctx); err != nil {
 			return Result{}, err
 		}
-		reason += "; its name is taken back from it"
+		reason += "; its name was moved back"
 	}
 	return u.result(ActionRefused, reason), u.prune(ctx)
 }

@@ -276,7 +276,7 @@ func TestUpdate(t *testing.T) {
 		},
 		{
 			name: "the name was given to another image", change: func(w *world) { w.names[name] = id(5) }, o: auto,
-			action: ActionUpdated, reason: "its name had gone to another image", stands: 1,
+			action: ActionUpdated, reason: "its name had moved to another image", stands: 1,
 		},
 		{
 			name: "the name went to what fails, by a pull", change: func(w *world) {

@@ -10,7 +10,7 @@ import (
 )
 
 // errJob interrupts what must not go on when a job begins.
-var errJob = errors.New("a job came")
+var errJob = errors.New("a job started")
 
 // busyError means that the node was busy for the whole wait.
 type busyError struct{ why string }
@@ -58,14 +58,14 @@ func (u *Updater) quietly(ctx context.Context, o Options, what string, do func(c
 		return ""
 	}
 	for end := u.deadline(o); ; {
-		if err := u.await(ctx, end, idle, "; --now does it beside them"); err != nil {
+		if err := u.await(ctx, end, idle, "; --now does not wait for them"); err != nil {
 			return err
 		}
 		err := u.unless(ctx, func(slots []Slot) bool { return idle(slots) != "" }, do)
 		if !errors.Is(err, errJob) {
 			return err
 		}
-		u.say("a job came and goes first; %s goes on after it", what)
+		u.say("a job started and goes first; %s continues after it", what)
 	}
 }
 
@@ -135,7 +135,7 @@ const (
 )
 
 // ErrKilled means that a canary was killed before it gave a result.
-var ErrKilled = errors.New("it was killed before it said anything")
+var ErrKilled = errors.New("it was killed before it reported anything")
 
 // canary runs the candidate in one idle slot. If it fails, it runs once more, and then the
 // current image does. If that fails too, the slot is unfit, and another one is tried.
@@ -151,7 +151,7 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 		verdict, err := u.tryIn(ctx, slot, id)
 		switch {
 		case errors.Is(err, errJob):
-			u.say("a job came to slot %s and goes first; the image is tried again", slot.Name)
+			u.say("a job started in slot %s and goes first; the image is tried again", slot.Name)
 			continue
 		case ctx.Err() != nil:
 			return Canary{}, context.Cause(ctx)
@@ -168,7 +168,7 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 		}
 		if !failed {
 			failed = true
-			u.say("it failed in slot %s (%s); once more", slot.Name, verdict.Reason)
+			u.say("it failed in slot %s (%s); trying again", slot.Name, verdict.Reason)
 			continue
 		}
 		cur := u.state.Current
@@ -182,7 +182,7 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 		if err != nil || control.Passed {
 			return verdict, nil
 		}
-		unfit[slot.Index], failed = "the current image fails there as well: "+verdict.Reason, false
+		unfit[slot.Index], failed = "the current image fails there, too: "+verdict.Reason, false
 	}
 }
 
@@ -228,11 +228,11 @@ func (u *Updater) idleSlot(ctx context.Context, end time.Time, unfit map[int]str
 			return "" // waiting does not help
 		}
 		return "no slot is idle to try the image in; " + strings.Join(busy, ", ") + plural(len(busy), " runs a job", " run jobs")
-	}, "; kbnode drain keeps the next job away from one")
+	}, "; kbnode drain keeps the next job off a slot")
 	if err == nil && reasons != "" {
 		err = errors.New("no slot can try the image; " + reasons)
 	} else if err == nil && found.Name == "" {
-		err = errors.New("this node has no slot to try the image in; type sudo kbnode install --queue NAME")
+		err = errors.New("this node has no slot to try the image in; run sudo kbnode install --queue NAME")
 	}
 	return found, err
 }

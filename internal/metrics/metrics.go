@@ -79,24 +79,24 @@ func New(o Options) *Exporter {
 		WithLabelValues(o.Version, o.Commit, runtime.Version()).Set(1)
 
 	e.slotInfo = gauge("kbnode_slot_info", "A slot and its GPU; always 1.", "slot", "gpu_uuid", "gpu_model", "queue")
-	e.slotState = gauge("kbnode_slot_state", "Whether a slot is in this state, as kbnode status says.", "slot", "state")
-	e.slotDrained = gauge("kbnode_slot_drained", "Who wants a slot to take no jobs; 1 where somebody does.", "slot", "by")
+	e.slotState = gauge("kbnode_slot_state", "Whether a slot is in this state, as kbnode status shows it.", "slot", "state")
+	e.slotDrained = gauge("kbnode_slot_drained", "Who drained a slot; 1 if someone did.", "slot", "by")
 	e.verdicts = gauge("kbnode_health_verdicts", "Verdicts about the health of a slot, or of the node where slot is empty.", "check", "level", "slot")
-	e.jobsStarted = counter("kbnode_jobs_started_total", "Jobs that a look has seen.", "slot")
-	e.jobSeconds = histogram("kbnode_job_duration_seconds", "How long the jobs that have ended took, to within half of the time between two looks.",
+	e.jobsStarted = counter("kbnode_jobs_started_total", "Jobs that the daemon has seen.", "slot")
+	e.jobSeconds = histogram("kbnode_job_duration_seconds", "How long finished jobs took, to within half of the time between two looks.",
 		[]float64{10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200}, "slot")
 
-	e.imageInfo = gauge("kbnode_image_info", "The jobs' image that is in use; always 1.", "name", "digest")
-	e.imageSince = gauge("kbnode_image_since_timestamp_seconds", "When the image in use came to this node.")
-	e.imageOnTrial = gauge("kbnode_image_on_trial", "Whether the image in use is taken back if its first jobs fail.")
+	e.imageInfo = gauge("kbnode_image_info", "The jobs' image in use; always 1.", "name", "digest")
+	e.imageSince = gauge("kbnode_image_since_timestamp_seconds", "When the image in use arrived on this node.")
+	e.imageOnTrial = gauge("kbnode_image_on_trial", "Whether the image in use is rolled back if its first jobs fail.")
 
 	e.passes = counter("kbnode_passes_total", "Passes of the daemon over the node.", "kind", "result")
 	e.passSeconds = histogram("kbnode_pass_duration_seconds", "How long passes took.",
 		[]float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 300}, "kind")
 	e.changes = counter("kbnode_changes_total", "Changes that passes made to the node.", "kind")
-	e.waiting = gauge("kbnode_changes_waiting", "Changes that wait for the end of a job.").WithLabelValues()
+	e.waiting = gauge("kbnode_changes_waiting", "Changes that wait for a job to end.").WithLabelValues()
 	e.lastPass = gauge("kbnode_last_pass_timestamp_seconds", "When the last pass began.").WithLabelValues()
-	e.lastGood = gauge("kbnode_last_good_pass_timestamp_seconds", "When the last pass began that could be made; 0 before.").WithLabelValues()
+	e.lastGood = gauge("kbnode_last_good_pass_timestamp_seconds", "When the last successful pass began; 0 if there is none.").WithLabelValues()
 	for _, kind := range []string{"look", "whole"} {
 		for _, result := range []string{"ok", "error", "locked"} {
 			e.passes.WithLabelValues(kind, result)

@@ -62,7 +62,7 @@ func (e *Exporter) serve(address string) {
 func (e *Exporter) listen(address string) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
-		return fmt.Errorf("serve metrics: %w; free the port, or write another metrics.listen", err)
+		return fmt.Errorf("serve metrics: %w; free the port, or set another metrics.listen", err)
 	}
 	var open atomic.Int64
 	e.server = &http.Server{
@@ -89,7 +89,7 @@ func (e *Exporter) listen(address string) error {
 	go func(s *http.Server) {
 		defer close(ended)
 		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			e.Log.Warn("metrics served no more", "err", err)
+			e.Log.Warn("metrics no longer served", "err", err)
 		}
 	}(e.server)
 	return nil

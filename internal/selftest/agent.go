@@ -28,11 +28,11 @@ func (s *slot) agent(context.Context) ([]Check, error) {
 	proc := "/proc/" + strconv.Itoa(pid)
 	status, err := os.ReadFile(proc + "/status")
 	if err != nil {
-		return nil, fmt.Errorf("look at the agent: %w", err)
+		return nil, fmt.Errorf("inspect agent: %w", err)
 	}
 	mounts, err := os.ReadFile(proc + "/mountinfo")
 	if err != nil {
-		return nil, fmt.Errorf("look at the agent: %w", err)
+		return nil, fmt.Errorf("inspect agent: %w", err)
 	}
 	checks := judgeStatus(string(status), user, do)
 	homes := slices.DeleteFunc([]string{"/home", "/root"}, func(dir string) bool { _, err := os.Stat(dir); return err != nil })
@@ -123,7 +123,7 @@ func judgeMounts(mountinfo string, homes []string, do string) []Check {
 
 func covered(yes bool) string {
 	if yes {
-		return "covered by a directory of its own"
+		return "covered by its own directory"
 	}
 	return "the host's own directory"
 }

@@ -78,12 +78,12 @@ func (s *slot) containers(ctx context.Context) ([]Check, error) {
 	ask := s.containerAsk(hostAddresses(l.Addr()), target)
 	end, id, err := s.run(ctx, "probe", ask, probeMemory)
 	if err != nil {
-		return []Check{s.refused("a container that tries to get out", err)}, nil
+		return []Check{s.refused("a container that tries to escape", err)}, nil
 	}
 	checks := s.gone(ctx, id)
 	f, err := readFacts(end.Stdout)
 	if err != nil || end.ExitCode != 0 {
-		return append(checks, s.refused("a container that tries to get out", fmt.Errorf("it ended with %d: %s", end.ExitCode, bytes.TrimSpace(end.Stderr)))), nil
+		return append(checks, s.refused("a container that tries to escape", fmt.Errorf("it exited with %d: %s", end.ExitCode, bytes.TrimSpace(end.Stderr)))), nil
 	}
 	checks = append(checks, judgeContainer(s.plan, s.policy, ask, probeMemory, target, f)...)
 	end, id, err = s.run(ctx, "memory", probe.Ask{Allocate: 8 * bombMemory}, bombMemory)
@@ -111,7 +111,7 @@ func (s *slot) plain(ctx context.Context) ([]Check, error) {
 	}
 	f, err := readFacts(end.Stdout)
 	if err != nil || end.ExitCode != 0 {
-		return []Check{s.refused(tried, fmt.Errorf("it ended with %d: %s", end.ExitCode, bytes.TrimSpace(end.Stderr)))}, nil
+		return []Check{s.refused(tried, fmt.Errorf("it exited with %d: %s", end.ExitCode, bytes.TrimSpace(end.Stderr)))}, nil
 	}
 	return judgeContainer(s.plan, s.policy, probe.Ask{}, memory, "", f), nil
 }
@@ -154,9 +154,9 @@ func (s *slot) run(ctx context.Context, what string, ask probe.Ask, memory int64
 		return docker.Ended{}, "", err
 	}
 	if len(faults) > 0 {
-		s.add(Check{Group: "container", Tried: "what it is made with", Saw: strings.Join(faults, "; "), Do: s.hint()})
+		s.add(Check{Group: "container", Tried: "its configuration", Saw: strings.Join(faults, "; "), Do: s.hint()})
 	} else {
-		s.add(Check{Group: "container", Tried: "what it is made with", Saw: "the slot's policy", Held: true})
+		s.add(Check{Group: "container", Tried: "its configuration", Saw: "the slot's policy", Held: true})
 	}
 	if err := guarded.Start(ctx, id); err != nil {
 		return docker.Ended{}, "", err

@@ -128,7 +128,7 @@ func (s *slot) program(ctx context.Context, what, user string, ask probe.Ask) (*
 func readFacts(text []byte) (*probe.Facts, error) {
 	f := &probe.Facts{}
 	if err := json.Unmarshal(text, f); err != nil {
-		return nil, fmt.Errorf("read what a probe saw: %w", err)
+		return nil, fmt.Errorf("read probe's result: %w", err)
 	}
 	return f, nil
 }

@@ -35,7 +35,7 @@ func judgeHost(s plan.Slot, p plan.JobPolicy, user reconcile.UserState, ask prob
 		case try.What == plan.TokenPath:
 			c.Do = "sudo chmod 600 " + plan.TokenPath + "; then revoke the token in Buildkite"
 		case try.Kind == "unix" && (try.What == p.DockerSocket || strings.HasPrefix(try.What, "/run/docker") || strings.HasPrefix(try.What, "/run/containerd")):
-			c.Do = fmt.Sprintf("look at ls -l %s and id %s; the socket must be of mode 0660, and the user in no group but its own (sudo gpasswd -d %[2]s docker)", try.What, s.User)
+			c.Do = fmt.Sprintf("look at ls -l %s and id %s; the socket must have mode 0660, and the user must be in no group but its own (sudo gpasswd -d %[2]s docker)", try.What, s.User)
 		default:
 			c.Do = fmt.Sprintf("look at ls -ld %s; sudo kbnode reconcile", try.What)
 		}
@@ -69,7 +69,7 @@ func judgeDevices(s plan.Slot, ask probe.Ask, f *probe.Facts) []Check {
 // judgeDisk checks that writes to a directory fill the slot's disk, not the node's.
 func judgeDisk(group, dir string, planned, size int64) Check {
 	return Check{
-		Group: group, Tried: "filling the disk below " + dir, Saw: fmt.Sprintf("%d MiB in all, planned are %d", size>>20, planned>>20),
+		Group: group, Tried: "filling the disk below " + dir, Saw: fmt.Sprintf("%d MiB in all, planned: %d", size>>20, planned>>20),
 		Held: size > 0 && size <= planned, Do: "sudo kbnode reconcile, and restart the slot's guard",
 	}
 }

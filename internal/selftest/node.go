@@ -84,7 +84,7 @@ func (s *slot) listener() Check {
 		c.Saw = err.Error()
 	case int(cred.Pid) != s.state.Guard.MainPID:
 		comm, _ := os.ReadFile("/proc/" + strconv.Itoa(int(cred.Pid)) + "/comm")
-		c.Saw = fmt.Sprintf("process %d (%s), and the guard is process %d", cred.Pid, strings.TrimSpace(string(comm)), s.state.Guard.MainPID)
+		c.Saw = fmt.Sprintf("process %d (%s), but the guard is process %d", cred.Pid, strings.TrimSpace(string(comm)), s.state.Guard.MainPID)
 	default:
 		c.Saw, c.Held, c.Do = "the slot's guard", true, ""
 	}

@@ -123,9 +123,9 @@ func (s *slot) rebuilt(ctx context.Context, r hostile.Request, target hostile.Ta
 		return s.check(r, err.Error(), false)
 	}
 	if len(faults) > 0 {
-		return s.check(r, "a container was made: "+strings.Join(faults, "; "), false)
+		return s.check(r, "a container was created: "+strings.Join(faults, "; "), false)
 	}
-	return s.check(r, "a container with the slot's policy, whatever was asked", held)
+	return s.check(r, "a container with the slot's policy, regardless of the request", held)
 }
 
 // faults compares a container, as the engine has it, with the plan.
@@ -135,7 +135,7 @@ func (s *slot) faults(ctx context.Context, id string) ([]string, error) {
 		return nil, err
 	}
 	if in.Config == nil || in.HostConfig == nil {
-		return nil, fmt.Errorf("the engine does not tell what container %s is made with", id)
+		return nil, fmt.Errorf("the engine does not report the configuration of container %s", id)
 	}
 	return hostile.Faults(s.policy, in.Config, in.HostConfig), nil
 }
@@ -218,13 +218,13 @@ func (s *slot) madeByRefused(ctx context.Context, target hostile.Target) ([]Chec
 			strange = append(strange, tr.Kind+" "+tr.Name)
 		}
 	}
-	const group, tried = "requests", "anything that a refused request made"
+	const group, tried = "requests", "leftovers of refused requests"
 	checks := []Check{{Group: group, Tried: tried, Saw: "nothing", Held: true}}
 	if len(strange) > 0 {
 		checks[0] = Check{Group: group, Tried: tried, Saw: strings.Join(strange, ", "), Do: s.hint()}
 	}
-	for what, id := range map[string]string{"its own container": target.Own, "a container of another": target.Other} {
-		c := Check{Group: group, Tried: what + ", afterwards", Saw: "as it was", Held: true}
+	for what, id := range map[string]string{"its own container": target.Own, "another slot's container": target.Other} {
+		c := Check{Group: group, Tried: what + ", afterwards", Saw: "unchanged", Held: true}
 		in, err := s.t.engine.Inspect(ctx, id)
 		switch {
 		case errors.Is(err, docker.ErrNotFound):

@@ -52,7 +52,7 @@ func (s *slot) away() string {
 }
 
 // errJob ends the test of a slot whose agent gets a job.
-var errJob = errors.New("a job came")
+var errJob = errors.New("a job started")
 
 // try runs all steps in one slot. A job that comes in the meantime goes first and ends the
 // current step.
@@ -67,10 +67,10 @@ func (s *slot) try(ctx context.Context) error {
 	}
 	steps := []step{
 		{"comparing it with the plan", s.planned},
-		{"looking at its agent", s.agent},
+		{"checking its agent", s.agent},
 		{"trying commands on the host", s.host},
 		{"sending hostile requests", s.requests},
-		{"running containers that try to get out", s.containers},
+		{"running containers that try to escape", s.containers},
 	}
 	if s.t.Quick {
 		steps = []step{{"running a container", s.plain}}
@@ -80,7 +80,7 @@ func (s *slot) try(ctx context.Context) error {
 		checks, err := step.try(ctx)
 		if errors.Is(context.Cause(ctx), errJob) {
 			s.mu.Lock()
-			s.report.Skipped = "a job came, and goes first; run kbnode selftest again when it is done"
+			s.report.Skipped = "a job started and goes first; run kbnode selftest again when it is done"
 			s.mu.Unlock()
 			return nil
 		}

@@ -49,7 +49,7 @@ func texts() []Request {
 		"an unknown field", host(`"Teleport":"host"`),
 		"an unknown field at the top", `{"Image":"{image}","Spec":{"Privileged":true}}`,
 		"an unknown field deep down", host(`"Teleport":{"a":[0,{"b":"x"}]}`),
-		"5000 lists in each other", `{"Image":"{image}","X":`+strings.Repeat("[", 5000)+strings.Repeat("]", 5000)+`}`,
+		"5000 nested lists", `{"Image":"{image}","X":`+strings.Repeat("[", 5000)+strings.Repeat("]", 5000)+`}`,
 		"60000 values", `{"Image":"{image}","Cmd":[`+strings.Repeat(`"",`, 60000)+`""]}`,
 		"four megabytes", `{"Image":"{image}","Cmd":["`+strings.Repeat("a", 4<<20)+`"]}`,
 		"two objects", `{"Image":"{image}"}{"Image":"{image}","HostConfig":{"Privileged":true}}`,
@@ -61,7 +61,7 @@ func texts() []Request {
 		"a number for true", host(`"Privileged":1`),
 		"a text for true", host(`"Privileged":"true"`),
 		"a list for HostConfig", `{"Image":"{image}","HostConfig":[{"Privileged":true}]}`,
-		"an end that is missing", `{"Image":"{image}","HostConfig":{"Privileged":true}`,
+		"a missing end", `{"Image":"{image}","HostConfig":{"Privileged":true}`,
 	)
 }
 
@@ -72,9 +72,9 @@ func privileges() []Request {
 		"CapAdd ALL", `"CapAdd":["ALL"]`,
 		"CapAdd SYS_ADMIN", `"CapAdd":["CAP_SYS_ADMIN"]`,
 		"CapAdd MKNOD", `"CapAdd":["MKNOD"],"CapDrop":[]`,
-		"Capabilities of old", `"Capabilities":["CAP_SYS_ADMIN"]`,
+		"the old field Capabilities", `"Capabilities":["CAP_SYS_ADMIN"]`,
 		"seccomp unconfined", `"SecurityOpt":["seccomp=unconfined"]`,
-		"seccomp of one's own", `"SecurityOpt":["seccomp={\"defaultAction\":\"SCMP_ACT_ALLOW\"}"]`,
+		"a custom seccomp profile", `"SecurityOpt":["seccomp={\"defaultAction\":\"SCMP_ACT_ALLOW\"}"]`,
 		"AppArmor unconfined", `"SecurityOpt":["apparmor=unconfined"]`,
 		"system paths unconfined", `"SecurityOpt":["systempaths=unconfined"]`,
 		"cgroups writable", `"SecurityOpt":["writable-cgroups=true"]`,
@@ -130,7 +130,7 @@ func mounts() []Request {
 		"a named volume", bind("{name}"),
 		"nothing on the host", bind("/{name}/not/there"),
 		"shared propagation", `"Binds":["{checkout}:/x:rshared"]`,
-		"options of the kernel", `"Binds":["{checkout}:/x:suid,dev"]`,
+		"kernel options", `"Binds":["{checkout}:/x:suid,dev"]`,
 		"too many colons", `"Binds":["{checkout}:/x:ro:/y"]`,
 		"over /proc", `"Binds":["{checkout}:/proc/sys"]`,
 		"over /dev by dots", `"Binds":["{checkout}:/x/../dev"]`,
@@ -169,7 +169,7 @@ func namespaces() []Request {
 		"NetworkMode host", `"NetworkMode":"host"`,
 		"NetworkMode of another container", `"NetworkMode":"container:{other}"`,
 		"NetworkMode of the slot's own container", `"NetworkMode":"container:{own}"`,
-		"a network of somebody", `"NetworkMode":"{name}"`,
+		"another network", `"NetworkMode":"{name}"`,
 		"links to another container", `"Links":["{otherName}:x"]`,
 		"isolation of another system", `"Isolation":"hyperv"`,
 	)
@@ -191,22 +191,22 @@ func limits() []Request {
 		"a thousand CPUs", `"NanoCpus":1000000000000`,
 		"CPU shares and quota", `"CpuShares":262144,"CpuPeriod":1000000,"CpuQuota":-1`,
 		"more memory than there is", `"Memory":4611686018427387904,"MemoryReservation":4611686018427387904`,
-		"swap without end", `"Memory":67108864,"MemorySwap":-1,"MemorySwappiness":100`,
-		"processes without end", `"PidsLimit":-1`,
+		"unlimited swap", `"Memory":67108864,"MemorySwap":-1,"MemorySwappiness":100`,
+		"unlimited processes", `"PidsLimit":-1`,
 		"a million processes", `"PidsLimit":1000000`,
 		"a terabyte of shared memory", `"ShmSize":1099511627776`,
 		"never killed first", `"OomScoreAdj":-1000`,
-		"open files and processes without end", `"Ulimits":[{"Name":"nofile","Soft":-1,"Hard":-1},{"Name":"nproc","Soft":-1,"Hard":-1},{"Name":"core","Soft":-1,"Hard":-1}]`,
-		"restarted for ever", `"RestartPolicy":{"Name":"always","MaximumRetryCount":0}`,
+		"unlimited open files and processes", `"Ulimits":[{"Name":"nofile","Soft":-1,"Hard":-1},{"Name":"nproc","Soft":-1,"Hard":-1},{"Name":"core","Soft":-1,"Hard":-1}]`,
+		"restarted forever", `"RestartPolicy":{"Name":"always","MaximumRetryCount":0}`,
 		"logs to an address", `"LogConfig":{"Type":"gelf","Config":{"gelf-address":"udp://169.254.169.254:12201"}}`,
 		"logs to the host's syslog", `"LogConfig":{"Type":"syslog","Config":{"syslog-address":"unixgram:///dev/log"}}`,
-		"logs without end", `"LogConfig":{"Type":"json-file","Config":{"max-size":"-1"}}`,
+		"unlimited logs", `"LogConfig":{"Type":"json-file","Config":{"max-size":"-1"}}`,
 		"a file on the host", `"ContainerIDFile":"/etc/cron.d/evil"`,
 	), fields(group, Refused,
 		"no end by the OOM killer", `"OomKillDisable":true`,
 		"real-time priority", `"Ulimits":[{"Name":"rtprio","Soft":99,"Hard":99}]`,
 		"a larger layer", `"StorageOpt":{"size":"1T"}`,
-		"memory of the kernel", `"KernelMemory":1`,
+		"kernel memory", `"KernelMemory":1`,
 	)...)
 }
 
@@ -248,8 +248,8 @@ func extras() []Request {
 		fmt.Fprintf(&variables, `,"A%d=1"`, i)
 	}
 	list = append(list, bodies(group, Refused,
-		"labels without end", `{"Image":"{image}","Labels":{"a":""`+labels.String()+`}}`,
-		"variables without end", `{"Image":"{image}","Env":["A=1"`+variables.String()+`]}`,
+		"too many labels", `{"Image":"{image}","Labels":{"a":""`+labels.String()+`}}`,
+		"too many variables", `{"Image":"{image}","Env":["A=1"`+variables.String()+`]}`,
 	)...)
 	list = append(list, fields(group, Refused, "groups of system accounts", `"GroupAdd":["4","998"]`)...)
 	return append(list, name, platform, unknown)

@@ -79,7 +79,7 @@ func Faults(p plan.JobPolicy, c *container.Config, h *container.HostConfig) []st
 		name, _, _ := strings.Cut(e, "=")
 		not(matches(p.DropEnv, name) && !slices.Contains(p.Env, e), "it gets the variable %s", name)
 	}
-	not(c.Labels["kbnode.slot"] != strconv.Itoa(p.Slot), "its label is of slot %q", c.Labels["kbnode.slot"])
+	not(c.Labels["kbnode.slot"] != strconv.Itoa(p.Slot), "its label names slot %q", c.Labels["kbnode.slot"])
 	return found
 }
 

@@ -106,7 +106,7 @@ func wire() []Request {
 		raw("no host", "POST /containers/create HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"),
 		raw("two hosts", "POST /containers/create HTTP/1.1\r\nHost: a\r\nHost: b\r\nContent-Length: 2\r\n\r\n{}"),
 		raw("a host with a blank", "GET /volumes HTTP/1.1\r\nHost: a b\r\n\r\n"),
-		raw("a host that is another", "GET /volumes HTTP/1.1\r\nHost: 169.254.169.254\r\nConnection: close\r\n\r\n"),
+		raw("another host", "GET /volumes HTTP/1.1\r\nHost: 169.254.169.254\r\nConnection: close\r\n\r\n"),
 		raw("HTTP/0.9", "GET /volumes\r\n\r\n"),
 		raw("HTTP/1.0", "GET /volumes HTTP/1.0\r\n\r\n"),
 		raw("HTTP/1.0 that is kept alive", "GET /volumes HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"),
@@ -143,10 +143,10 @@ func clients() []Request {
 	return []Request{
 		{Group: "slow clients", Name: "half a header", Raw: "GET /volumes HTTP/1.1\r\nHost: doc", Patience: header},
 		{Group: "slow clients", Name: "a header that never ends", Raw: "GET /volumes HTTP/1.1\r\nHost: docker\r\nX-A: ", Drip: "a", Patience: header},
-		{Group: "slow clients", Name: "headers without end", Raw: "GET /volumes HTTP/1.1\r\nHost: docker\r\n", Drip: "X: y\r\n", Patience: header},
+		{Group: "slow clients", Name: "endless headers", Raw: "GET /volumes HTTP/1.1\r\nHost: docker\r\n", Drip: "X: y\r\n", Patience: header},
 		{Group: "slow clients", Name: "half a body", Raw: begun, Patience: body},
 		{Group: "slow clients", Name: "a body that never ends", Raw: begun, Drip: " ", Patience: body},
-		{Group: "slow clients", Name: "chunks without end", Patience: body, Drip: "1\r\n \r\n",
+		{Group: "slow clients", Name: "endless chunks", Patience: body, Drip: "1\r\n \r\n",
 			Raw: "POST /containers/create?name={name}-attack HTTP/1.1\r\nHost: docker\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"},
 	}
 }

@@ -28,11 +28,11 @@ var calls = []struct {
 	{"bpf", func() error { return call(unix.SYS_BPF, 0, 0) }},
 	{"perf events", func() error { return call(unix.SYS_PERF_EVENT_OPEN, 0, 0) }},
 	{"the kernel's keys", func() error { return call(unix.SYS_KEYCTL, 0, uintptr(0xfffffffd)) }},
-	{"the kernel's log", func() error { return call(unix.SYS_SYSLOG, 10, 0) }},
+	{"the kernel log", func() error { return call(unix.SYS_SYSLOG, 10, 0) }},
 	{"a file by its handle", handle},
 	{"the clock", func() error { return unix.ClockSettime(unix.CLOCK_REALTIME, &unix.Timespec{Nsec: -1}) }},
 	{"the host's name", hostname},
-	{"packets of one's own", func() error { return socket(unix.AF_PACKET, unix.SOCK_RAW, 0) }},
+	{"packet sockets", func() error { return socket(unix.AF_PACKET, unix.SOCK_RAW, 0) }},
 	{"raw sockets", func() error { return socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP) }},
 	{"real-time priority", func() error {
 		return unix.SchedSetAttr(0, &unix.SchedAttr{Policy: unix.SCHED_FIFO, Priority: 1}, 0)

@@ -125,7 +125,7 @@ func TestCalls(t *testing.T) {
 	}
 	f := run(t, Ask{Calls: true, Numbers: []Number{{Name: "mem", Major: 1, Minor: 1}}, Write: []string{"/etc/passwd", "/etc"}},
 		&syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}})
-	for _, name := range []string{"mount", "umount", "a mount namespace", "a kernel module", "reboot", "a file by its handle", "the host's name", "packets of one's own", "root", "real-time priority", "another kernel"} {
+	for _, name := range []string{"mount", "umount", "a mount namespace", "a kernel module", "reboot", "a file by its handle", "the host's name", "packet sockets", "root", "real-time priority", "another kernel"} {
 		if got := f.Saw("call", name); got != "EPERM" && got != "ENOSYS" {
 			t.Errorf("%s: %s", name, got)
 		}
