@@ -119,10 +119,10 @@ func TestAccepted(t *testing.T) {
 		got[id] = string(i.Verdict) + ": " + i.Saw
 	}
 	want := map[string]string{
-		"image": "passed: sha256:abc", "doctor": "passed: 4 checks are well, 1 warn", "agents": "passed: agent-running: registered; buildkite-queue: b200: 2 agents",
-		"limits": "passed: container: its GPU, CPUs and memory; slot-limits: as planned", "isolation": "passed: 3 things were tried, and held",
+		"image": "passed: sha256:abc", "doctor": "passed: 4 checks are OK, 1 warn", "agents": "passed: agent-running: registered; buildkite-queue: b200: 2 agents",
+		"limits": "passed: container: its GPU, CPUs and memory; slot-limits: as planned", "isolation": "passed: 3 attempts, all blocked",
 		"evaluation": "passed: 2 passed in profile strict, in 3.0 to 4.5 s", "together": "passed: 2 passed in profile strict, in 3.0 to 4.5 s", "gpu": "passed: 4 x NVIDIA B200, torch 2.9",
-		"artifacts": "passed: 4 of 4 result.json are whole, and the agent may read them", "restart": "passed: gpu1: back after N s, registered after N s",
+		"artifacts": "passed: 4 of 4 result.json are complete, and the agent can read them", "restart": "passed: gpu1: back after N s, registered after N s",
 		"build": "by hand: an agent's token cannot start one",
 	}
 	if diff := gocmp.Diff(want, got); diff != "" || !r.Accepted {
@@ -176,7 +176,7 @@ func TestNotAccepted(t *testing.T) {
 		{"slots that disturb each other", func(w *world) {
 			w.all[0].Passed, w.all[0].Uploadable, w.all[0].Reason = false, false, "it ran out of the slot's memory"
 		}, map[string]string{
-			"together": "failed: gpu0: it ran out of the slot's memory", "gpu": "not tried: not every evaluation passed", "artifacts": "failed: no result that can be uploaded was left in gpu0",
+			"together": "failed: gpu0: it ran out of the slot's memory", "gpu": "not tried: not every evaluation passed", "artifacts": "failed: no result to upload in gpu0",
 		}, false},
 		{"no torch", func(w *world) {
 			for _, all := range [][]image.Evaluation{w.alone, w.all} {
@@ -186,14 +186,14 @@ func TestNotAccepted(t *testing.T) {
 			}
 		}, map[string]string{"gpu": "by hand: the image has no torch that uses GPUs"}, true},
 		{"torch that sees no GPU in one slot", func(w *world) { w.all[1].GPU = "" }, map[string]string{"gpu": "failed: torch saw no GPU in gpu1"}, false},
-		{"two kinds of GPU", func(w *world) { w.alone[1].GPU = "NVIDIA L4" }, map[string]string{"gpu": "failed: the slots are not alike: 1 x NVIDIA L4, torch 2.9; 3 x NVIDIA B200, torch 2.9"}, false},
+		{"two kinds of GPU", func(w *world) { w.alone[1].GPU = "NVIDIA L4" }, map[string]string{"gpu": "failed: the slots differ: 1 x NVIDIA L4, torch 2.9; 3 x NVIDIA B200, torch 2.9"}, false},
 		{"no evaluation", func(w *world) { w.alone, w.all, w.evalErr = nil, nil, docker.ErrNotFound }, map[string]string{
 			"evaluation": "failed: " + docker.ErrNotFound.Error(), "together": "failed: " + docker.ErrNotFound.Error(),
 			"gpu": "not tried: nothing was evaluated", "artifacts": "not tried: nothing was evaluated",
 		}, false},
 		{"no idle slot", func(w *world) { w.busy = true }, map[string]string{"restart": "not tried: no slot is idle"}, false},
 		{"an agent that stays away", func(w *world) { w.back, w.limits[0] = -1, 60*time.Millisecond }, map[string]string{"restart": "failed: the agent of gpu1 is not back after 60ms"}, false},
-		{"an agent that does not register", func(w *world) { w.ready, w.limits[1] = -1, 60*time.Millisecond }, map[string]string{"restart": "failed: the agent of gpu1 was back after N s, and has not registered"}, false},
+		{"an agent that does not register", func(w *world) { w.ready, w.limits[1] = -1, 60*time.Millisecond }, map[string]string{"restart": "failed: the agent of gpu1 was back after N s, but has not registered"}, false},
 		{"an agent that cannot be killed", func(w *world) { w.killErr = errors.New("kill: gone") }, map[string]string{"restart": "failed: kill: gone"}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -123,7 +123,7 @@ func TestAgentChecks(t *testing.T) {
 		{"a hook from Windows", func(w *world) { w.edit(plan.HooksDir+"/environment", "\n", "\r\n") },
 			"agent-hooks fail: hook environment has Windows line endings, so every job runs without it", "kbnode reconcile"},
 		{"a hook of no shell", func(w *world) { w.edit(plan.HooksDir+"/environment", "#!/bin/bash", "#! /bin/zsh -e") },
-			`agent-hooks fail: hook environment wants "/bin/zsh", which is missing, and every job runs without it`, "kbnode reconcile"},
+			`agent-hooks fail: hook environment needs "/bin/zsh", which does not exist, so every job runs without it`, "kbnode reconcile"},
 		{"a foreign hook", func(w *world) {
 			w.put(plan.HooksDir+"/command", "#!/bin/bash\n", 0o755)
 			w.put(plan.HooksDir+"/command.sample", "", 0o755)
@@ -242,7 +242,7 @@ func TestAgentChecks(t *testing.T) {
 			w.f.program = func(reconcile.Program) ([]byte, error) {
 				return []byte("fatal: server certificate verification failed\nexit 128\n"), nil
 			}
-		}, "agent-git-https warn 0: github.com has a certificate that git does not take: server certificate verification failed", ""},
+		}, "agent-git-https warn 0: git rejects the certificate of github.com: server certificate verification failed", ""},
 		{"git cannot be run", func(w *world) {
 			w.f.program = func(reconcile.Program) ([]byte, error) { return nil, errOfTests }
 		}, "agent-git-https warn 0: cannot run git as kbnode-gpu0: systemd is dead", ""},

@@ -38,7 +38,7 @@ func TestJudgedChecks(t *testing.T) {
 	ecc := ill(func(g *probe.GPU) { g.ECC.VolatileUncorrected = &two })
 	for _, tt := range []gpuCase{
 		{name: "a quiet log", id: "gpu-errors", inv: h100s(2), files: slots(kernelLog("Linux version 6.8.0")), want: "ok: 2 GPUs"},
-		{name: "no log", id: "gpu-errors", inv: h100s(2), want: "warn: read the kernel's log: stat /dev/kmsg: no such file"},
+		{name: "no log", id: "gpu-errors", inv: h100s(2), want: "warn: read kernel log: stat /dev/kmsg: no such file"},
 		{name: "garbage", id: "gpu-errors", inv: h100s(2), files: map[string]string{"/dev/kmsg": strings.Repeat("\x00;NVRM: Xid (\n;;,\xff", 5000)}, want: "ok: 2 GPUs"},
 		{name: "errors of jobs", id: "gpu-errors", inv: h100s(2), want: "ok: 2 GPUs",
 			files: slots(kernelLog("NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python3, MMU Fault", "NVRM: Xid (PCI:0000:1b:00): 109, pid=7, name=python3, CTX SWITCH TIMEOUT", "amdgpu 0000:1b:00.0: amdgpu: [gfxhub0] page fault (src_id:0)"))},
@@ -57,7 +57,7 @@ func TestJudgedChecks(t *testing.T) {
 		}), files: slots(kernelLog("")), want: "ok: 2 GPUs"}, // gpu-answers reports it
 		{name: "its bus is dead", id: "gpu-errors", inv: h100s(2), files: andFiles(slots(kernelLog("")), "/sys/bus/pci/devices/"+pciOf(1)+"/config", "\xff\xff\xff\xff"), want: "ok: 2 GPUs"},
 		{name: "the driver wants it reset, and it answers", id: "gpu-errors", inv: ill(func(g *probe.GPU) { action := int64(1); g.RecoveryAction = &action }),
-			files: slots(kernelLog("")), want: "fail: gpu.recovery: the driver wants the GPU at 0000:1b:00.0 reset (NVML)", slots: []int{1}},
+			files: slots(kernelLog("")), want: "fail: gpu.recovery: the driver requests a reset of the GPU at 0000:1b:00.0 (NVML)", slots: []int{1}},
 		{name: "the daemon watches", id: "gpu-errors", inv: h100s(2), files: daemon(slots(kernelLog("NVRM: Xid (PCI:0000:1a:00): 48, pid=9, name=x, error"))),
 			want: "skip: kbnode.service watches this; see health"},
 		{name: "what the daemon has not seen yet", id: "gpu-memory", inv: ecc, files: daemon(boundSlots(2)), slots: []int{1},
@@ -92,7 +92,7 @@ func TestJudgedChecks(t *testing.T) {
 		{name: "half of the lanes", id: "gpu-links", inv: ill(func(g *probe.GPU) { *g.PCIe.Width = 8 }), files: boundSlots(2), slots: []int{1},
 			want: "warn: gpu.pcie: the GPU at 0000:1b:00.0 has 8 of 16 PCIe lanes"},
 		{name: "an NVLink is down", id: "gpu-links", inv: ill(func(g *probe.GPU) { *g.NVLinksUp = 17 }), files: boundSlots(2), slots: []int{1},
-			want: "fail: gpu.nvlink: of the GPU at 0000:1b:00.0 only 17 of 18 NVLinks are up"},
+			want: "fail: gpu.nvlink: only 17 of 18 NVLinks of the GPU at 0000:1b:00.0 are up"},
 		{name: "cool", id: "gpu-throttle", inv: h100s(2), want: "ok: 2 GPUs"},
 		{name: "the power brake", id: "gpu-throttle", inv: ill(func(g *probe.GPU) { r := uint64(0x80); g.ClockReasons = &r }), files: boundSlots(2), slots: []int{1},
 			want: "warn: gpu.throttle: the GPU at 0000:1b:00.0 is slowed down: power brake"},
@@ -106,7 +106,7 @@ func TestJudgedChecks(t *testing.T) {
 			if tt.name == "no log" { // its detail has the test's own path
 				t.Parallel()
 				got := answer(t, machineOf(t, &fake{inv: tt.inv}, nil), tt.id)
-				if got.Status != Warn || !strings.HasPrefix(got.Summary(), "read the kernel's log: ") {
+				if got.Status != Warn || !strings.HasPrefix(got.Summary(), "read kernel log: ") {
 					t.Errorf("%s: %s", got.Status, got.Summary())
 				}
 				return

@@ -273,7 +273,7 @@ func TestGPUDevices(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(m.Root, "sys/class/kfd/kfd/dev"), []byte(number), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := answer(t, m, "gpu-devices"); got.Summary() != "/dev/kfd is the device 1:3, and the driver has "+number {
+		if got := answer(t, m, "gpu-devices"); got.Summary() != "/dev/kfd is device 1:3, but the driver uses "+number {
 			t.Errorf("%s: %s", got.Status, got.Summary())
 		}
 	}

@@ -92,9 +92,9 @@ func TestSystemChecks(t *testing.T) {
 
 		{"a file", "system-core-pattern", of(nil), file(core, "core\n"), nil, `ok: "core", and the limit of jobs is 0`, ""},
 		{"systemd", "system-core-pattern", of(nil), file(core, "|/usr/lib/systemd/systemd-coredump %P\n"), nil, "ok: systemd-coredump, which keeps nothing if the limit is 0", ""},
-		{"apport", "system-core-pattern", of(nil), file(core, "|/usr/share/apport/apport -p%p\n"), nil, `warn: the memory of a job that crashes goes to "/usr/share/apport/apport -p%p", outside of the slot`,
+		{"apport", "system-core-pattern", of(nil), file(core, "|/usr/share/apport/apport -p%p\n"), nil, `warn: a crashed job's memory goes to "/usr/share/apport/apport -p%p", outside the slot`,
 			"systemctl disable --now apport.service && sysctl -w kernel.core_pattern=core"},
-		{"another program", "system-core-pattern", of(nil), file(core, "|/usr/libexec/abrt-hook-ccpp\n"), nil, `warn: the memory of a job that crashes goes to "/usr/libexec/abrt-hook-ccpp", outside of the slot`,
+		{"another program", "system-core-pattern", of(nil), file(core, "|/usr/libexec/abrt-hook-ccpp\n"), nil, `warn: a crashed job's memory goes to "/usr/libexec/abrt-hook-ccpp", outside the slot`,
 			"echo kernel.core_pattern=core > /etc/sysctl.d/99-core-pattern.conf && sysctl -p /etc/sysctl.d/99-core-pattern.conf"},
 
 		{"good", "system-pids", of(nil), file("/proc/sys/kernel/pid_max", "4194304\n", "/proc/sys/kernel/threads-max", "126000\n"), nil, "ok: 16384 for the slots, of 126000", ""},

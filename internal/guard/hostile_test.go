@@ -155,7 +155,7 @@ func TestHostileFaults(t *testing.T) {
 		"less memory":  {func(p *plan.JobPolicy) { p.MemoryBytes /= 2 }, "its memory is"},
 		"no network":   {func(p *plan.JobPolicy) { p.Network = "none" }, "its network is"},
 		"strict":       {func(p *plan.JobPolicy) { p.Profile = "strict" }, "its root is writable"},
-		"another slot": {func(p *plan.JobPolicy) { p.Slot = 3 }, "its label is of slot"},
+		"another slot": {func(p *plan.JobPolicy) { p.Slot = 3 }, "its label names slot"},
 		"other slice":  {func(p *plan.JobPolicy) { p.Slice = "x.slice" }, "it is below"},
 		"other binary": {func(p *plan.JobPolicy) { p.Binary = "/opt/kbnode" }, "it mounts bind /usr/bin/kbnode"},
 	} {

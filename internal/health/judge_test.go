@@ -33,7 +33,7 @@ func TestReadings(t *testing.T) {
 		quiet  time.Duration // after the cause is gone
 		says   string
 	}{
-		{name: "recovery action reset", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(1)) }), want: "gpu.recovery fatal drain [3]", says: "reset (NVML)"},
+		{name: "recovery action reset", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(1)) }), want: "gpu.recovery fatal drain [3]", says: "requests a reset"},
 		{name: "recovery action reboot", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(2)) }), want: "gpu.recovery fatal park [3]", says: "rebooted"},
 		{name: "recovery action drain P2P", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(3)) }), want: "gpu.recovery degraded drain [3]"},
 		{name: "recovery action drain and reset", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(4)) }), want: "gpu.recovery fatal drain [3]"},
@@ -294,7 +294,7 @@ func TestApplicationErrors(t *testing.T) {
 		says, want string
 	}{
 		{&Owner{Slot: 3}, "; by job job-1", ""},
-		{&Owner{Slot: -1}, "by process 4711, which is of no slot", ""},
+		{&Owner{Slot: -1}, "by process 4711, which belongs to no slot", ""},
 	} {
 		n = newNode(t, machine(8))
 		n.in.Slots[3].Job = "job-1"

@@ -112,14 +112,14 @@ func TestCanary(t *testing.T) {
 	}{
 		{name: "a good image", s: stage{result: good, mode: 0o644, exit: "0"}, want: Canary{Passed: true, Profile: "strict", Uploadable: true, Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9"}},
 		{name: "one that needs root", s: stage{result: good, loose: true, mode: 0o644, exit: "0"}, want: Canary{
-			Passed: true, Profile: "compatible", NotStrict: "it left no result and ended with 0:", Uploadable: true, Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9",
+			Passed: true, Profile: "compatible", NotStrict: "it left no result and exited with 0:", Uploadable: true, Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9",
 		}},
 		{name: "one that needs root on a strict node", node: "strict", s: stage{result: good, loose: true, mode: 0o644, exit: "0"}, want: Canary{
-			Profile: "strict", Slot: "gpu77", Reason: "it left no result and ended with 0:",
+			Profile: "strict", Slot: "gpu77", Reason: "it left no result and exited with 0:",
 		}},
 		{name: "one whose result stays its own", s: stage{result: good, mode: 0o600, exit: "0"}, want: Canary{Profile: "compatible", Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "it leaves a result.json that the agent cannot read and upload"}},
-		{name: "one that says so and fails", s: stage{result: good, mode: 0o600, exit: "1"}, want: Canary{Profile: "compatible", Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "the submission ended with 0"}},
-		{name: "one without a result", s: stage{exit: "127"}, want: Canary{Profile: "compatible", Slot: "gpu77", Reason: "it left no result and ended with 127:"}},
+		{name: "one that says so and fails", s: stage{result: good, mode: 0o600, exit: "1"}, want: Canary{Profile: "compatible", Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "the submission exited with 0"}},
+		{name: "one without a result", s: stage{exit: "127"}, want: Canary{Profile: "compatible", Slot: "gpu77", Reason: "it left no result and exited with 127:"}},
 		{name: "cleared away by a job", s: stage{gone: true}, err: ErrKilled},
 		{name: "killed", s: stage{exit: "137"}, err: ErrKilled},
 	} {
@@ -186,7 +186,7 @@ func TestVariant(t *testing.T) {
 	t.Parallel()
 	for want, vendors := range map[string][]string{
 		"cuda": {"nvidia", "nvidia"}, "rocm": {"amd"}, "cpu": {""},
-		"its slots want different ones: cuda, rocm": {"nvidia", "amd", "nvidia"},
+		"its slots need different ones: cuda, rocm": {"nvidia", "amd", "nvidia"},
 		ErrNoNode.Error(): nil,
 	} {
 		var slots []plan.JobPolicy

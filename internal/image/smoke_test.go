@@ -113,10 +113,10 @@ func TestJudge(t *testing.T) {
 		reason string
 		err    error
 	}{
-		{name: "nothing at all", end: docker.Ended{ExitCode: 127, Stderr: []byte("a\nexec: no python3\n")}, reason: "it left no result and ended with 127: exec: no python3"},
+		{name: "nothing at all", end: docker.Ended{ExitCode: 127, Stderr: []byte("a\nexec: no python3\n")}, reason: "it left no result and exited with 127: exec: no python3"},
 		{name: "killed", end: docker.Ended{ExitCode: 137}, err: ErrKilled},
 		{name: "out of memory", end: docker.Ended{ExitCode: 137, OOMKilled: true}, reason: "it ran out of the slot's memory"},
-		{name: "cut off", text: `{"success": tr`, reason: "it left no result and ended with 0:"},
+		{name: "cut off", text: `{"success": tr`, reason: "it left no result and exited with 0:"},
 		{name: "an error", text: `{"success": false, "error": "python3 is not there", "runs": {}}`, end: docker.Ended{ExitCode: 1}, reason: "python3 is not there"},
 		{name: "an error without words", text: `{}`, reason: "the runner reports neither success nor an error"},
 		{name: "nothing run", text: `{"success": true, "runs": {}}`, reason: "nothing was run"},

@@ -90,7 +90,7 @@ func TestImage(t *testing.T) {
 		if r := m.Try("kbnode image update --auto"); r.Code != 0 {
 			t.Errorf("the next night: exit %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}
-		if got := m.Sh("kbnode events"); !strings.Contains(got, "is not taken for "+evalImage) {
+		if got := m.Sh("kbnode events"); !strings.Contains(got, "was refused for "+evalImage) {
 			t.Errorf("events: %s", got)
 		}
 	})

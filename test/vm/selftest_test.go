@@ -229,7 +229,7 @@ done`
 	m.Sh(`printf 'job:\n  profile: strict\n  allowed_images: ["^busybox:test$"]\n' >>/etc/kbnode/config.yaml; kbnode reconcile`)
 	m.Sh("bkstub wait-agents --count 8 --timeout 3m; " + guardUp)
 	takeAway(t, m, 1, []taken{
-		{"the strict profile", edit(`.profile = "compatible"`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json", "gpu1, container: what it is made with: ", "its root is writable"}},
+		{"the strict profile", edit(`.profile = "compatible"`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json", "gpu1, container: its configuration: ", "its root is writable"}},
 		{"no network", edit(`.network = "bridge"`), reconcile, []string{"its network is"}},
 	})
 }
