@@ -27,7 +27,7 @@ var dockerAccessChecks = []Check{
 				if at == nil {
 					continue
 				}
-				f := fail("the engine answers anyone on %s: anyone who can reach it is root here, including a job's host commands", at[1])
+				f := fail("the engine is open on %s: anyone who can reach it, including a job's host commands, is root here", at[1])
 				if flag := readDaemon(ctx, m).flag("hosts"); strings.Contains(flag, "tcp:") {
 					return found(f.advise("dockerd is started with %s: run systemctl edit --full docker, remove it, then run systemctl restart docker", flag))
 				}
@@ -44,9 +44,9 @@ var dockerAccessChecks = []Check{
 			info, err := os.Stat(m.path(name))
 			switch {
 			case err != nil:
-				return found(warn("%s", err).advise("find out why %s cannot be read", name))
+				return found(warn("%s", err).advise("check why %s cannot be read", name))
 			case info.Mode().Perm()&0o007 != 0:
-				return found(fail("%s has mode %04o, so every user of this machine can become root, including a job's host commands", name, info.Mode().Perm()).safely("chmod 0660 %s", name))
+				return found(fail("%s has mode %04o, so any user of this machine, and any host command of a job, can become root", name, info.Mode().Perm()).safely("chmod 0660 %s", name))
 			}
 			return found(ok("%s, mode %04o", name, info.Mode().Perm()))
 		},
@@ -58,7 +58,7 @@ var dockerAccessChecks = []Check{
 			groups, err := m.read("/etc/group")
 			users, errUsers := m.read("/etc/passwd")
 			if err = cmp.Or(err, errUsers); err != nil {
-				return found(warn("%s", err).advise("see why it cannot be read"))
+				return found(warn("%s", err).advise("check why it cannot be read"))
 			}
 			var all []Finding
 			var others []string
@@ -115,7 +115,7 @@ var dockerAccessChecks = []Check{
 			on, _ := m.read("/sys/module/apparmor/parameters/enabled")
 			switch {
 			case !seccomp:
-				return found(fail("neither the kernel's nor the engine's seccomp is there, so a job can make any system call").advise("install the distribution's own kernel and Docker; both have it"))
+				return found(fail("the kernel or the engine has no seccomp, so a job can make any system call").advise("install the distribution's own kernel and Docker; both have it"))
 			case profile == "unconfined":
 				return found(fail("the seccomp profile is unconfined, so a job can make any system call").advise("remove seccomp-profile from %s, or from dockerd's command line, then run systemctl restart docker", daemonJSON))
 			case strings.TrimSpace(on) == "Y" && !armor:

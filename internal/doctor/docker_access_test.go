@@ -77,7 +77,7 @@ func TestDockerAccessChecks(t *testing.T) {
 	}
 	for _, s := range []stated{
 		{"a socket only", "docker-api", engine(docker.Info{Warnings: []string{"WARNING: No swap limit support"}}), nil, "ok: only its socket, or with certificates", ""},
-		{"TCP", "docker-api", warned, nil, "fail: the engine answers anyone on http://0.0.0.0:2375: anyone who can reach it is root here, including a job's host commands", ""},
+		{"TCP", "docker-api", warned, nil, "fail: the engine is open on http://0.0.0.0:2375: anyone who can reach it, including a job's host commands, is root here", ""},
 
 		{"operators", "docker-group", &fake{}, groups("docker:x:998:ada\n"), "ok: operators, as good as root: ada, bob", ""},
 		{"nobody", "docker-group", &fake{}, groups("docker:x:997:\n"), "ok: only root", ""},
@@ -88,7 +88,7 @@ func TestDockerAccessChecks(t *testing.T) {
 		{"no mapping", "docker-userns", secure("name=seccomp,profile=builtin"), nil, "ok: not remapped", ""},
 		{"a mapping by a flag", "docker-userns", secure("name=userns"), file("", "--userns-remap=default"), "fail: userns-remap is on, so jobs cannot write to their checkouts", ""},
 		{"a profile", "docker-seccomp", secure("name=seccomp,profile=builtin"), nil, "ok: profile builtin", ""},
-		{"no seccomp", "docker-seccomp", secure("name=cgroupns"), nil, "fail: neither the kernel's nor the engine's seccomp is there, so a job can make any system call", ""},
+		{"no seccomp", "docker-seccomp", secure("name=cgroupns"), nil, "fail: the kernel or the engine has no seccomp, so a job can make any system call", ""},
 		{"no profile", "docker-seccomp", secure("name=seccomp,profile=unconfined"), nil, "fail: the seccomp profile is unconfined, so a job can make any system call", ""},
 		{"AppArmor unused", "docker-seccomp", secure("name=seccomp,profile=builtin"), map[string]string{"/sys/module/apparmor/parameters/enabled": "Y\n"}, "warn: the kernel has AppArmor, but Docker does not use it",
 			"apt-get update && apt-get install -y apparmor && systemctl restart docker"},
@@ -115,7 +115,7 @@ func TestDockerSocket(t *testing.T) {
 	}
 	files := map[string]string{config.DefaultDockerSocket: ""}
 	stated{"", "docker-socket", &fake{}, files, "ok: /var/run/docker.sock, mode 0660", ""}.run(t, mode(0o660))
-	stated{"", "docker-socket", &fake{}, files, "fail: /var/run/docker.sock has mode 0666, so every user of this machine can become root, including a job's host commands", "chmod 0660 /var/run/docker.sock"}.run(t, mode(0o666))
+	stated{"", "docker-socket", &fake{}, files, "fail: /var/run/docker.sock has mode 0666, so any user of this machine, and any host command of a job, can become root", "chmod 0660 /var/run/docker.sock"}.run(t, mode(0o666))
 }
 
 // TestSocketUsers tests that the socket's own group counts, whatever its name, except

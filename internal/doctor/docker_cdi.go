@@ -25,7 +25,7 @@ var cdiChecks = []Check{
 			}
 			specs, err := gpuSpecs(m)
 			if err != nil {
-				return found(fail("%s", err).advise("see why %s cannot be read", strings.Join(m.Inventory.Software.Docker.CDIDirs, " and ")))
+				return found(fail("%s", err).advise("check why %s cannot be read", strings.Join(m.Inventory.Software.Docker.CDIDirs, " and ")))
 			}
 			var all []Finding
 			good := 0

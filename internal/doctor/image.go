@@ -25,7 +25,7 @@ const (
 var imageChecks = []Check{
 	{
 		ID: "image-state", Group: "image", Worst: Warn, Needs: []string{"installed"},
-		About: "kbnode's record of images can be read",
+		About: "kbnode can read its record of images",
 		Run: func(_ context.Context, m *Machine) Answer {
 			s, err := image.Read(m.path(plan.ImageDir))
 			if err != nil {

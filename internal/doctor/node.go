@@ -74,7 +74,7 @@ var nodeChecks = []Check{
 		Run: func(_ context.Context, m *Machine) Answer {
 			if _, err := os.Stat(m.path(plan.BindingsPath)); err != nil {
 				if !errors.Is(err, fs.ErrNotExist) {
-					return found(fail("%s", err).advise("see why %s cannot be read", plan.BindingsPath))
+					return found(fail("%s", err).advise("check why %s cannot be read", plan.BindingsPath))
 				}
 				return found(fail("kbnode install has not run here").advise("sudo kbnode doctor --preflight says what is missing; then run sudo kbnode install --queue NAME"))
 			}

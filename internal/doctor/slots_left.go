@@ -140,7 +140,7 @@ func (m *Machine) leftContainers(ctx context.Context) []Finding {
 func (m *Machine) leftProcesses(ctx context.Context) Answer {
 	users, err := reconcile.ReadUsers(m.Root)
 	if err != nil {
-		return found(warn("%s", err).advise("see why /etc/passwd cannot be read"))
+		return found(warn("%s", err).advise("check why /etc/passwd cannot be read"))
 	}
 	inside, slotOf := map[int]bool{}, map[string]int{} // by PID, by user ID
 	left := map[int][]process{}
@@ -167,7 +167,7 @@ func (m *Machine) leftProcesses(ctx context.Context) Answer {
 	outside := map[int][]process{}
 	entries, err := os.ReadDir(m.path("/proc"))
 	if err != nil {
-		return found(warn("%s", err).advise("see why /proc cannot be read"))
+		return found(warn("%s", err).advise("check why /proc cannot be read"))
 	}
 	for _, e := range entries[:min(len(entries), maxProcesses)] {
 		pid, err := strconv.Atoi(e.Name())

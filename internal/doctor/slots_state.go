@@ -67,7 +67,7 @@ func (m *Machine) slotState(k int) reconcile.SlotState {
 func (m *Machine) disks() Answer {
 	mounts := map[string]mounted{} // by mount point; the last one is on top
 	if !m.eachLine("/proc/1/mountinfo", func(line string) { addMount(mounts, line) }) {
-		return found(warn("/proc/1/mountinfo cannot be read").advise("see why, as root"))
+		return found(warn("/proc/1/mountinfo cannot be read").advise("check why, as root"))
 	}
 	var all []Finding
 	planned := 0

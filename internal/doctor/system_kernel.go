@@ -167,7 +167,7 @@ func (m *Machine) users() []Finding {
 	var all []Finding
 	passwd, err := m.read("/etc/passwd")
 	if err != nil {
-		return []Finding{fail("%s", err).advise("see why it cannot be read")}
+		return []Finding{fail("%s", err).advise("check why it cannot be read")}
 	}
 	names, ids := map[string][]string{}, map[string]string{} // by user ID; by name
 	for line := range strings.Lines(passwd) {

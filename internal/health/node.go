@@ -66,7 +66,7 @@ func (j *judge) node() {
 	if !seen[CheckUnit] {
 		j.see(ofNode(CheckUnit, ""), len(n.Down) > 0, Mark{
 			Level: Warn, After: time.Minute,
-			Reason: "services do not run: " + strings.Join(n.Down, ", "), Fix: "sudo systemctl start " + strings.Join(n.Down, " "),
+			Reason: "services are down: " + strings.Join(n.Down, ", "), Fix: "sudo systemctl start " + strings.Join(n.Down, " "),
 		})
 	}
 	if nv := j.in.GPUs; !seen[checkDriver] && nv != nil && nv.NVIDIA != nil && nv.NVIDIA.DriverVersion != "" {

@@ -16,7 +16,7 @@ import (
 // host. A drop-in of the unit could have changed it.
 func (s *slot) agent(context.Context) ([]Check, error) {
 	unit := plan.AgentUnit(s.plan.Index)
-	do := fmt.Sprintf("look at systemctl cat %[1]s; sudo systemctl revert %[1]s && sudo kbnode reconcile && sudo systemctl restart %[1]s", unit)
+	do := fmt.Sprintf("see systemctl cat %[1]s; sudo systemctl revert %[1]s && sudo kbnode reconcile && sudo systemctl restart %[1]s", unit)
 	pid := s.state.Agent.MainPID
 	if pid == 0 || s.state.Agent.Active != "active" {
 		return []Check{{Group: "agent", Tried: "the agent's process", Saw: "the agent does not run", Do: "sudo kbnode reconcile; journalctl -u " + unit + " shows why it ended"}}, nil

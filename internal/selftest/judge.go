@@ -35,16 +35,16 @@ func judgeHost(s plan.Slot, p plan.JobPolicy, user reconcile.UserState, ask prob
 		case try.What == plan.TokenPath:
 			c.Do = "sudo chmod 600 " + plan.TokenPath + "; then revoke the token in Buildkite"
 		case try.Kind == "unix" && (try.What == p.DockerSocket || strings.HasPrefix(try.What, "/run/docker") || strings.HasPrefix(try.What, "/run/containerd")):
-			c.Do = fmt.Sprintf("look at ls -l %s and id %s; the socket must have mode 0660, and the user must be in no group but its own (sudo gpasswd -d %[2]s docker)", try.What, s.User)
+			c.Do = fmt.Sprintf("see ls -l %s and id %s; the socket must have mode 0660, and the user must be in no group but its own (sudo gpasswd -d %[2]s docker)", try.What, s.User)
 		default:
-			c.Do = fmt.Sprintf("look at ls -ld %s; sudo kbnode reconcile", try.What)
+			c.Do = fmt.Sprintf("see ls -ld %s; sudo kbnode reconcile", try.What)
 		}
 		checks = append(checks, c)
 	}
 	foreign := slices.DeleteFunc(slices.Clone(f.Groups), func(g int) bool { return g == user.GID })
 	checks = append(checks,
 		Check{Group: group, Tried: "its user", Saw: fmt.Sprintf("user %d", f.UID), Held: f.UID == user.UID && f.UID != 0, Do: "sudo kbnode reconcile"},
-		Check{Group: group, Tried: "its groups", Saw: fmt.Sprintf("groups %v", f.Groups), Held: len(foreign) == 0, Do: fmt.Sprintf("look at id %[1]s; sudo gpasswd -d %[1]s GROUP for each but its own, such as docker", s.User)},
+		Check{Group: group, Tried: "its groups", Saw: fmt.Sprintf("groups %v", f.Groups), Held: len(foreign) == 0, Do: fmt.Sprintf("see id %[1]s; sudo gpasswd -d %[1]s GROUP for each but its own, such as docker", s.User)},
 		Check{Group: group, Tried: "all CPUs", Saw: "CPUs " + f.CPUs, Held: sameCPUs(f.CPUs, p.CPUs), Do: "sudo kbnode reconcile"},
 	)
 	for _, dir := range ask.Disks {
@@ -60,7 +60,7 @@ func judgeDevices(s plan.Slot, ask probe.Ask, f *probe.Facts) []Check {
 		saw := f.Saw("open", path)
 		checks = append(checks, Check{
 			Group: "devices", Tried: "open " + path, Saw: saw, Held: saw == "EPERM" || saw == "ENOENT",
-			Do: fmt.Sprintf("sudo kbnode reconcile; look at systemctl show -p DevicePolicy,DeviceAllow %s", plan.SliceName(s.Index)),
+			Do: fmt.Sprintf("sudo kbnode reconcile; see systemctl show -p DevicePolicy,DeviceAllow %s", plan.SliceName(s.Index)),
 		})
 	}
 	return tidyChecks(checks)
