@@ -120,7 +120,7 @@ func TestCreateBundle(t *testing.T) {
 		t.Errorf("%v, %v", fi.Mode(), err)
 	}
 	_ = f.Close()
-	if _, err := CreateBundle(name); err == nil || !strings.Contains(err.Error(), "is there already") {
+	if _, err := CreateBundle(name); err == nil || !strings.Contains(err.Error(), "already exists") {
 		t.Errorf("%v", err)
 	}
 	link := filepath.Join(t.TempDir(), "link")

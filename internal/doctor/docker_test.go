@@ -132,7 +132,7 @@ func TestEngineChecks(t *testing.T) {
 
 		{"enabled", "docker-boot", engine(docker.Info{}), map[string]string{"/etc/systemd/system/multi-user.target.wants/docker.service": ""}, "ok: docker.service is enabled", ""},
 		{"not enabled", "docker-boot", engine(docker.Info{}), nil, "warn: docker.service is not enabled, so after a reboot it starts only on demand, or never", "systemctl enable docker"},
-		{"another unit", "docker-boot", &fake{}, nil, "skip: there is no docker.service; something else starts the engine", ""},
+		{"another unit", "docker-boot", &fake{}, nil, "skip: docker.service does not exist; something else starts the engine", ""},
 
 		{"a version that works", "docker-version", engine(docker.Info{Version: "20.10.24+dfsg1", APIVersion: "1.41"}), nil, "ok: 20.10.24+dfsg1, API 1.41", ""},
 		{"an old one", "docker-version", engine(docker.Info{Version: "19.03.15"}), nil, "fail: 19.03.15 is too old for cgroup v2, or is not Docker; the oldest supported version is 20.10", ""},
