@@ -34,7 +34,7 @@ func TestReadings(t *testing.T) {
 		says   string
 	}{
 		{name: "recovery action reset", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(1)) }), want: "gpu.recovery fatal drain [3]", says: "requests a reset"},
-		{name: "recovery action reboot", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(2)) }), want: "gpu.recovery fatal park [3]", says: "rebooted"},
+		{name: "recovery action reboot", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(2)) }), want: "gpu.recovery fatal park [3]", says: "requests a reboot"},
 		{name: "recovery action drain P2P", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(3)) }), want: "gpu.recovery degraded drain [3]"},
 		{name: "recovery action drain and reset", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(4)) }), want: "gpu.recovery fatal drain [3]"},
 		{name: "recovery action IMEX", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(5)) }), want: "gpu.recovery degraded drain [3]"},

@@ -266,13 +266,13 @@ func TestUpdate(t *testing.T) {
 			name: "a canary that is killed always", change: func(w *world) {
 				w.registry[name] = digest(2)
 				w.onCanary = func(context.Context, Slot) error { return ErrKilled }
-			}, o: auto, err: "killed before it said anything", stands: 1,
+			}, o: auto, err: "killed before it reported anything", stands: 1,
 		},
 		{
 			name: "all images fail, so the slots are sick", change: func(w *world) {
 				w.registry[name] = digest(2)
 				w.bad[id(1)], w.bad[id(2)] = true, true
-			}, o: auto, err: "the current image fails there as well", stands: 1,
+			}, o: auto, err: "the current image fails there, too", stands: 1,
 		},
 		{
 			name: "the name was given to another image", change: func(w *world) { w.names[name] = id(5) }, o: auto,
@@ -282,7 +282,7 @@ func TestUpdate(t *testing.T) {
 			name: "the name went to what fails, by a pull", change: func(w *world) {
 				w.registry[name], w.names[name], w.digests[ref(2)] = digest(2), id(2), id(2)
 				w.bad[id(2)] = true
-			}, o: auto, action: ActionRefused, reason: "taken back", stands: 1,
+			}, o: auto, action: ActionRefused, reason: "moved back", stands: 1,
 		},
 		{name: "another by hand", change: func(w *world) { w.registry["reg.example/eval:v3"] = digest(3) }, o: Options{From: "reg.example/eval:v3"}, action: ActionUpdated, stands: 3},
 		{
