@@ -75,7 +75,7 @@ func TestHost(t *testing.T) {
 		"held":          {saw: "EACCES"},
 		"token is read": {saw: "ok", want: "open " + plan.TokenPath},
 		"no program":    {fail: errors.New("start unit: no"), want: "start unit: no"},
-		"no facts":      {out: "{", want: "read what a probe saw"},
+		"no facts":      {out: "{", want: "read probe's result"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
