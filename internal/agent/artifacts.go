@@ -181,7 +181,7 @@ func (w *walk) entry(at *os.Root, path string, e fs.DirEntry) (gone bool, err er
 		name = path + "/" + name
 	}
 	if err := at.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, fmt.Errorf("%s/%s is no file of the checkout: %w", path, e.Name(), err)
+		return false, fmt.Errorf("%s/%s is not a file in the checkout: %w", path, e.Name(), err)
 	}
 	w.removed++
 	return true, nil

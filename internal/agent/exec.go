@@ -52,7 +52,7 @@ func ParseToken(text []byte) (string, error) {
 func checkToken(t string) (string, error) {
 	bad := strings.ContainsFunc(t, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"'\$`, r) })
 	if len(t) < 6 || len(t) > 1024 || bad {
-		return "", errors.New("the agent token is malformed (a token has 6 to 1024 letters, digits and '-', '_', '.'); copy it anew from Buildkite (Agents, Agent Tokens)")
+		return "", errors.New("the agent token is malformed (a token has 6 to 1024 letters, digits and '-', '_', '.'); copy it again from Buildkite (Agents, Agent Tokens)")
 	}
 	return t, nil
 }
@@ -124,7 +124,7 @@ func undumpable(binary string) error {
 		return fmt.Errorf("find agent: %w", err)
 	}
 	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || st.Uid != 0 || fi.Mode().Perm()&0o066 != 0 {
-		return fmt.Errorf("%s must belong to root with mode 0711, so that no job reads the token from the agent; run kbnode reconcile", binary)
+		return fmt.Errorf("%s must belong to root and have mode 0711, so that no job can read the token from the agent; run kbnode reconcile", binary)
 	}
 	return nil
 }

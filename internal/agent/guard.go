@@ -95,7 +95,7 @@ func tryTell(ctx context.Context, socket, path string) (string, error) {
 		err = json.Unmarshal(text, &says)
 	}
 	if err != nil {
-		return "", fmt.Errorf("ask the slot's guard: it says %s: %w", resp.Status, err)
+		return "", fmt.Errorf("ask the slot's guard: %s: %w", resp.Status, err)
 	}
 	switch resp.StatusCode {
 	case http.StatusOK:
@@ -103,5 +103,5 @@ func tryTell(ctx context.Context, socket, path string) (string, error) {
 	case http.StatusConflict:
 		return "", &parkedError{says.Message}
 	}
-	return "", fmt.Errorf("ask the slot's guard: it says %s: %s", resp.Status, says.Message)
+	return "", fmt.Errorf("ask the slot's guard: %s: %s", resp.Status, says.Message)
 }

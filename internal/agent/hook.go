@@ -43,7 +43,7 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 		rec, recErr := record(ctx, plan.SocketPath(k))
 		n, err := artifacts(ctx, k, checkout, os.Getenv("BUILDKITE_ARTIFACT_PATHS"))
 		if n > 0 {
-			log.Warn("links and the like removed from the checkout", "slot", plan.SlotName(k), "count", n)
+			log.Warn("links and special files removed from the checkout", "slot", plan.SlotName(k), "count", n)
 		}
 		if err == nil {
 			err = finished(k, checkout, log)
@@ -59,7 +59,7 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 		end(ctx, k, log)
 		return nil
 	default:
-		return fmt.Errorf("%q is no hook; kbnode has agent-startup, pre-bootstrap, pre-artifact and pre-exit", name)
+		return fmt.Errorf("%q is not a hook; use agent-startup, pre-bootstrap, pre-artifact or pre-exit", name)
 	}
 }
 
@@ -69,7 +69,7 @@ func begin(ctx context.Context, k int, envFile string) error {
 	ctx, cancel := context.WithTimeout(ctx, beginTime)
 	defer cancel()
 	if _, err := tell(ctx, plan.SocketPath(k), guard.BeginPath); err != nil {
-		return fmt.Errorf("the job is refused, slot %s is not fit for it: %w", plan.SlotName(k), err)
+		return fmt.Errorf("the job is refused: slot %s cannot run it: %w", plan.SlotName(k), err)
 	}
 	// Only now is no one left who could write more.
 	if err := leftovers(k, os.Getuid(), false).remove(); err != nil {
@@ -85,12 +85,12 @@ func end(ctx context.Context, k int, log *slog.Logger) {
 	defer cancel()
 	says, err := tell(ctx, plan.SocketPath(k), guard.EndPath)
 	if says != "" {
-		log.Warn("job did not end by itself", "slot", plan.SlotName(k), "reason", says)
+		log.Warn("job did not end on its own", "slot", plan.SlotName(k), "reason", says)
 	}
 	if parked, ok := errors.AsType[*parkedError](err); ok {
 		log.Warn("slot takes no more jobs", "slot", plan.SlotName(k), "reason", parked.reason)
 	} else if err != nil {
-		log.Warn("slot not seen clean; it will be before the next job", "slot", plan.SlotName(k), "err", err)
+		log.Warn("slot may not be clean; it will be before the next job", "slot", plan.SlotName(k), "err", err)
 	}
 	if err := leftovers(k, os.Getuid(), true).remove(); err != nil {
 		log.Warn("files left behind", "slot", plan.SlotName(k), "err", err)

@@ -62,7 +62,7 @@ func leftovers(k, uid int, within bool) left {
 // remove removes all of it.
 func (l left) remove() error {
 	if l.uid == 0 {
-		return errors.New("remove leftovers: refuse as root; this is for a slot's user")
+		return errors.New("remove leftovers: refused for root; run as a slot's user")
 	}
 	var errs []error
 	for _, d := range l.dirs {

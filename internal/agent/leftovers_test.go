@@ -56,7 +56,7 @@ func TestObjectsOfOneUser(t *testing.T) {
 	if err := l.remove(); err == nil || !strings.Contains(err.Error(), "remove shm 5: operation not permitted") {
 		t.Errorf("what cannot be removed: %v", err)
 	}
-	if err := (left{uid: 0}).remove(); err == nil || !strings.Contains(err.Error(), "refuse as root") {
+	if err := (left{uid: 0}).remove(); err == nil || !strings.Contains(err.Error(), "refused for root") {
 		t.Errorf("as root: %v", err)
 	}
 }

@@ -54,7 +54,7 @@ func unfinished(checkout, status string, cancelled bool) (bool, error) {
 		return false, nil
 	}
 	if err := root.RemoveAll(runner.ResultFile); err != nil {
-		return false, fmt.Errorf("remove a %s that no runner finished: %w", runner.ResultFile, err)
+		return false, fmt.Errorf("remove unfinished %s: %w", runner.ResultFile, err)
 	}
 	return true, nil
 }
@@ -67,7 +67,7 @@ func resultFields(root *os.Root) (map[string]json.RawMessage, error) {
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
 	if info, err := f.Stat(); err != nil || info.Size() > runner.MaxResult {
-		return nil, errors.Join(err, errors.New("is no file that a runner leaves"))
+		return nil, errors.Join(err, errors.New("not a file that a runner writes"))
 	}
 	text, err := io.ReadAll(io.LimitReader(f, runner.MaxResult))
 	if err != nil {

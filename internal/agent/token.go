@@ -56,7 +56,7 @@ func AskAccount(ctx context.Context, network http.RoundTripper, endpoint, token 
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return nil, fmt.Errorf("%w: %s says %s; copy it anew from Agents, Agent Tokens, and give it with --token-file", ErrTokenRefused, endpoint, resp.Status)
+		return nil, fmt.Errorf("%w: %s says %s; copy it again from Agents, Agent Tokens, and pass it with --token-file", ErrTokenRefused, endpoint, resp.Status)
 	default:
 		return nil, fmt.Errorf("check agent token: %s says %s", endpoint, resp.Status)
 	}
@@ -65,7 +65,7 @@ func AskAccount(ctx context.Context, network http.RoundTripper, endpoint, token 
 		err = json.Unmarshal(text, account)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("check agent token: %s does not answer as Buildkite does: %w", endpoint, err)
+		return nil, fmt.Errorf("check agent token: %s does not respond like Buildkite: %w", endpoint, err)
 	}
 	return account, nil
 }

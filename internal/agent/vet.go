@@ -100,7 +100,7 @@ func vet(env map[string]string, allowed []*regexp.Regexp) []string {
 		case "KERNELBOT_IMAGE":
 			// A step without the plugin passes it to docker run.
 			if strings.HasPrefix(strings.TrimSpace(value), "-") {
-				refuse(name, "is an option of docker run and no image")
+				refuse(name, "is an option of docker run, not an image")
 			}
 		case "BUILDKITE_ARTIFACT_PATHS":
 			for p := range strings.SplitSeq(value, ";") {
@@ -123,9 +123,9 @@ func vetName(name string, allowed []*regexp.Regexp) string {
 	ofBuildkite := strings.HasPrefix(upper, "BUILDKITE")
 	switch {
 	case strings.HasPrefix(upper, "BUILDKITE_PLUGIN_"):
-		return "is the agent's to make of the pipeline's plugins; take it out of the build"
+		return "is set by the agent from the pipeline's plugins; remove it from the build"
 	case !variableName().MatchString(name), onList(hostVariables, upper):
-		return "changes what runs on the host; take it out of the build"
+		return "changes what runs on the host; remove it from the build"
 	case onList(serverVariables, name):
 		return ""
 	}
@@ -135,7 +135,7 @@ func vetName(name string, allowed []*regexp.Regexp) string {
 			return ""
 		}
 	}
-	return "is on no list of what a build may set; take it out of the build, or add ^NAME$ to agent.allowed_environment"
+	return "is not a variable that a build may set; remove it from the build, or add ^NAME$ to agent.allowed_environment"
 }
 
 // vetValue returns what is wrong with a value, whatever it is for. The docker plugin
@@ -144,9 +144,9 @@ func vetName(name string, allowed []*regexp.Regexp) string {
 func vetValue(value string) string {
 	switch {
 	case strings.ContainsRune(value, 0):
-		return "holds a NUL"
+		return "contains a NUL"
 	case strings.Contains(value, "\nBUILDKITE_PLUGIN_"):
-		return "has a line that begins with BUILDKITE_PLUGIN_, which the docker plugin takes for a setting"
+		return "has a line that begins with BUILDKITE_PLUGIN_, which the docker plugin would take for a setting"
 	}
 	return ""
 }
@@ -187,7 +187,7 @@ func jobEnv(file string) (map[string]string, error) {
 		return nil, fmt.Errorf("read the job's variables: %w", err)
 	}
 	if n, err := f.Seek(0, io.SeekCurrent); err != nil || n >= maxJobEnv {
-		return nil, errors.Join(err, fmt.Errorf("read the job's variables: there are more than %d bytes", maxJobEnv))
+		return nil, errors.Join(err, fmt.Errorf("read the job's variables: more than %d bytes", maxJobEnv))
 	}
 	return env, nil
 }

@@ -21,11 +21,11 @@ var artifactClass = lazy.Regexp(`\[[!^]?([A-Za-z0-9_]|[A-Z]-[A-Z]|[a-z]-[a-z]|[0
 func vetArtifact(p string) string {
 	plain := artifactClass().ReplaceAllString(p, "x")
 	if i := strings.IndexAny(plain, "\\$!()[]`\"'"); i >= 0 {
-		return fmt.Sprintf("has %q in it; write paths with * ? and {a,b} only", plain[i])
+		return fmt.Sprintf("contains %q; write paths with only * ? and {a,b}", plain[i])
 	}
 	paths, ok := expandBraces(plain)
 	if !ok {
-		return fmt.Sprintf("has braces that do not match, or that stand for more than %d paths", maxAlternatives)
+		return fmt.Sprintf("has braces that do not match or that expand to more than %d paths", maxAlternatives)
 	}
 	for _, p := range paths {
 		if path.IsAbs(p) || strings.HasPrefix(p, "~") || slices.Contains(strings.Split(p, "/"), "..") {

@@ -88,7 +88,7 @@ func collect(into map[string][]string, name string, v any) (bad []string) {
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(v)) {
 			if !settingKey().MatchString(key) {
-				bad = append(bad, fmt.Sprintf("has a setting %.60q; a name is letters, digits and dashes", key))
+				bad = append(bad, fmt.Sprintf("has a setting %.60q; use only letters, digits and dashes in its name", key))
 				continue
 			}
 			bad = append(bad, collect(into, add(key), v[key])...)
@@ -134,13 +134,13 @@ func vetSetting(name, value string, images, volumes bool, env map[string]string)
 	case onList(textSettings, name):
 		return ""
 	case substitution().MatchString(plainReference().ReplaceAllString(value, "")):
-		return "a shell on the host could run; write it out, or as $NAME"
+		return "a shell on the host could run; write the value itself, or $NAME"
 	case expands && !evaluated().MatchString(value):
 		return "a shell on the host evaluates; use letters, digits, _./:@,=+%~- and $NAME"
 	case expands && strings.Contains(strings.ToUpper(strings.Join(plainReference().FindAllString(value, -1), " ")), "TOKEN"):
 		return "names a secret"
 	case name == "PULL_RETRIES" && !retryCount().MatchString(value):
-		return "is no number"
+		return "is not a number"
 	case name == "ENV_PROPAGATION_LIST" && !variableName().MatchString(value):
 		return "is not the name of a variable"
 	case onList([]string{"ENV_FILE", "ENV_FILE_*"}, name) && (path.IsAbs(value) || slices.Contains(strings.Split(value, "/"), "..")):
@@ -151,7 +151,7 @@ func vetSetting(name, value string, images, volumes bool, env map[string]string)
 		}
 		// Docker's command line would read --env-file=/etc/passwd, for example.
 		if strings.HasPrefix(strings.TrimSpace(value), "-") {
-			return "is an option of docker run and no image"
+			return "is an option of docker run, not an image"
 		}
 	}
 	return ""

@@ -97,7 +97,7 @@ func TestVetNames(t *testing.T) {
 	}
 	for name := range strings.FieldsSeq(`FOO AWS_PROFILE KERNELBOT KERNELBOT_x BUILDKITE_WHATEVER BUILDKITE_NO_HTTP2 BUILDKITE_PTY
 		BUILDKITE_AGENT_DISABLE_WARNINGS_FOR BUILDKITE_USE_GITHUB_APP_GIT_CREDENTIALS BUILDKITE_COMMAND_EXIT_STATUS BUILDKITE_CANCEL_GRACE_PERIOD`) {
-		refused(t, name, "x", "is on no list of what a build may set", defaults(t))
+		refused(t, name, "x", "is not a variable that a build may set", defaults(t))
 	}
 	refused(t, "BUILDKITE_WHATEVER", "x", "is on no list", all)
 	env := ordinary()

@@ -32,10 +32,10 @@ type Setting struct {
 
 // decided describes what applies for each key whose default is no value.
 var decided = map[string]string{
-	"queue":                  "from what a slot is: b200, b200x4, b200-1g-23gb, mi300-cpx",
+	"queue":                  "from the slot's shape: b200, b200x4, b200-1g-23gb, mi300-cpx",
 	"node":                   "the host name",
 	"gpus":                   "the first gpu_count",
-	"gpu_count":              "as many as gpus names",
+	"gpu_count":              "as many as gpus lists",
 	"groups":                 "none",
 	"slots":                  "none",
 	"cpus_per_slot":          "an even share",

@@ -25,7 +25,7 @@ func FromEnv(get func(string) string) (Config, error) {
 		}
 		n, err := strconv.Atoi(s)
 		if err != nil || n < 1 {
-			errs = append(errs, fmt.Errorf("%s=%s is not a number above 0; write one or unset it", name, s))
+			errs = append(errs, fmt.Errorf("%s=%s is not a number above 0; write one, or unset it", name, s))
 		}
 		return n
 	}

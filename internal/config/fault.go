@@ -91,7 +91,7 @@ func kindName(goType string) string {
 	case goType == "bool":
 		return "true or false"
 	case goType == "string":
-		return "a text"
+		return "a string"
 	case strings.HasPrefix(goType, "[]"):
 		return "a list"
 	default:
@@ -115,5 +115,5 @@ func (s suggestion) String() string {
 			return fmt.Sprintf("write %q", k)
 		}
 	}
-	return "known here: " + strings.Join(slices.Sorted(slices.Values(s.known)), ", ")
+	return "known keys: " + strings.Join(slices.Sorted(slices.Values(s.known)), ", ")
 }

@@ -34,7 +34,7 @@ func (h Hygiene) problem() string {
 		return ""
 	}
 	if n, err := strconv.Atoi(h.Clocks); err != nil || n < minClock || n > maxClock || strconv.Itoa(n) != h.Clocks {
-		return fmt.Sprintf("%q is no clock; write %s, %s or a number of MHz such as 1410", h.Clocks, ClocksDefault, ClocksBase)
+		return fmt.Sprintf("%q is not a clock setting; write %s, %s or a number of MHz such as 1410", h.Clocks, ClocksDefault, ClocksBase)
 	}
 	return ""
 }

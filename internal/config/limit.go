@@ -31,7 +31,7 @@ func (j Job) Limit() (seconds int64, err error) {
 		}
 	}
 	if seconds < 60 || seconds > maxLimit {
-		return 0, fmt.Errorf("%q is not a time limit; write one such as 90m, 2h or 1h30m, of a minute or more, or %s", j.TimeLimit, NoLimit)
+		return 0, fmt.Errorf("%q is not a time limit; write at least a minute, such as 90m, 2h or 1h30m, or %s", j.TimeLimit, NoLimit)
 	}
 	return seconds, nil
 }

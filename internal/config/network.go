@@ -58,9 +58,9 @@ func ParseDestination(s string) (Destination, error) {
 	case err != nil:
 		return d, errors.New("not an address or CIDR")
 	case d.Prefix.Bits() == 0:
-		return d, errors.New("all addresses, which is what job.network: bridge reaches")
+		return d, errors.New("all addresses, which job.network: bridge already allows")
 	case d.Prefix.Addr().Is4In6():
-		return d, errors.New("IPv4 in the form of IPv6")
+		return d, errors.New("an IPv4-mapped IPv6 address")
 	}
 	d.Prefix = d.Prefix.Masked()
 	return d, nil
@@ -72,12 +72,12 @@ func validateNetworks(j Job, bad func(key, format string, args ...any)) {
 	for _, s := range j.AllowedNetworks {
 		switch d, err := ParseDestination(s); {
 		case err != nil:
-			bad(key, "%.80q: %v; write an address or CIDR, with a port or without, such as 10.1.2.0/24 or 10.1.2.3:5000", s, err)
+			bad(key, "%.80q: %v; write an address or CIDR, with or without a port, such as 10.1.2.0/24 or 10.1.2.3:5000", s, err)
 		case d.Prefix.Addr().IsLoopback() || d.Prefix.Addr().IsLinkLocalUnicast():
-			bad(key, "%s is closed to jobs whatever is listed; leave it out, and name ports of this machine in agent.proxies", s)
+			bad(key, "%s is always closed to jobs; leave it out, and list ports of this machine in agent.proxies", s)
 		}
 	}
 	if len(j.AllowedNetworks) > maxDestinations {
-		bad(key, "%d entries are more than %d; write larger networks", len(j.AllowedNetworks), maxDestinations)
+		bad(key, "%d entries are too many; write at most %d, with larger networks", len(j.AllowedNetworks), maxDestinations)
 	}
 }

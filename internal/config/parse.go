@@ -44,7 +44,7 @@ func Read(name string, text []byte) (File, error) {
 	var root yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	if len(text) > maxBytes {
-		r.fault(0, "larger than %d bytes, which no configuration is", maxBytes)
+		r.fault(0, "is larger than %d bytes, too large for a configuration", maxBytes)
 	} else if err := dec.Decode(&root); err == nil {
 		r.look(root.Content[0], reflect.TypeFor[Config](), "")
 		r.told(root.Decode(&c))
@@ -57,14 +57,14 @@ func Read(name string, text []byte) (File, error) {
 	} else if !errors.Is(err, io.EOF) {
 		r.told(err)
 	} else if text != nil && len(bytes.TrimSpace(text)) == 0 {
-		r.fault(0, "is empty, which a disk that was full leaves; write it again, or remove it for the defaults")
+		r.fault(0, "is empty, perhaps because the disk was full; write it again, or remove it to use the defaults")
 	}
 	if len(r.faults) == 0 {
 		return File{c, r.lines, r.notes}, nil
 	}
 	slices.SortStableFunc(r.faults, func(a, b Fault) int { return cmp.Compare(a.Line, b.Line) })
 	if r.more > 0 {
-		r.faults = append(r.faults, Fault{Text: fmt.Sprintf("and %d faults more", r.more)})
+		r.faults = append(r.faults, Fault{Text: fmt.Sprintf("and %d more errors", r.more)})
 	}
 	return File{}, &Faults{name, r.faults}
 }
@@ -110,7 +110,7 @@ func (r *reader) look(n *yaml.Node, t reflect.Type, prefix string) {
 			r.fault(key.Line, "unknown key %s; %s", quoted(key.Value), suggestion{key.Value, names})
 			continue
 		case before > 0:
-			r.fault(key.Line, "key %q stands here a second time, first in line %d", key.Value, before)
+			r.fault(key.Line, "key %q is set twice, first in line %d", key.Value, before)
 			continue
 		}
 		first[key.Value] = key.Line
@@ -136,10 +136,10 @@ func (r *reader) oldCount(key, value *yaml.Node) {
 	switch {
 	case err != nil || v < 0:
 	case value.ShortTag() == "!!str":
-		r.notes = append(r.notes, fmt.Sprintf("gpus: '%d' is GPU %[1]d alone; write gpus: [%[1]d], or gpu_count: %[1]d for the first %[1]d GPUs", v))
+		r.notes = append(r.notes, fmt.Sprintf("gpus: '%d' means only GPU %[1]d; write gpus: [%[1]d], or gpu_count: %[1]d for the first %[1]d GPUs", v))
 	case v > 0:
 		key.Value = "gpu_count"
-		r.notes = append(r.notes, fmt.Sprintf("gpus: %d is read as the first %[1]d GPUs; write gpu_count: %[1]d for that, or gpus: [%[1]d] for GPU %[1]d alone", v))
+		r.notes = append(r.notes, fmt.Sprintf("gpus: %d is read as the first %[1]d GPUs; write gpu_count: %[1]d for that, or gpus: [%[1]d] for only GPU %[1]d", v))
 	}
 }
 

@@ -45,12 +45,12 @@ func ParseSchedule(text string) (Schedule, error) {
 	if len(words) == 1 && strings.HasPrefix(words[0], "@") {
 		long, ok := cronWords[words[0]]
 		if !ok {
-			return s, fmt.Errorf("%.40q names no time of day; write one such as '0 3 * * *', or @daily", text)
+			return s, fmt.Errorf("%.40q has no time of day; write a schedule such as '0 3 * * *', or @daily", text)
 		}
 		words = strings.Fields(long)
 	}
 	if len(words) != len(s.Fields) {
-		return s, fmt.Errorf("%.80q has %d fields and cron's lines have 5 (minute, hour, day of month, month, day of week); write one such as '0 3 * * *', or @daily", text, len(words))
+		return s, fmt.Errorf("%.80q has %d fields, but a cron schedule has 5 (minute, hour, day of month, month, day of week); write one such as '0 3 * * *', or @daily", text, len(words))
 	}
 	for i, word := range words {
 		values, err := cronValues(i, word)
@@ -66,7 +66,7 @@ func ParseSchedule(text string) (Schedule, error) {
 func cronValues(field int, word string) ([]int, error) {
 	f := cronFields[field]
 	bad := func() error {
-		return fmt.Errorf("%.40q is no %s; write *, or numbers from %d to %d such as %d, %d-%d or */2", word, f.name, f.low, f.top, f.low+1, f.low+1, f.low+3)
+		return fmt.Errorf("%.40q cannot be the %s; write *, or numbers from %d to %d such as %d, %d-%d or */2", word, f.name, f.low, f.top, f.low+1, f.low+1, f.low+3)
 	}
 	var values []int
 	for part := range strings.SplitSeq(word, ",") {
@@ -130,7 +130,7 @@ func cronValue(field int, text string) (int, bool) {
 // cron runs on either, which systemd cannot express.
 func (s Schedule) Calendar() (string, error) {
 	if s.Fields[2] != nil && s.Fields[4] != nil {
-		return "", fmt.Errorf("%q names days of the month and of the week, and this machine has no cron but systemd's timers, which know no either-or; name one of them", s.Text)
+		return "", fmt.Errorf("%q sets days of the month and of the week; cron runs on either, but this machine has only systemd timers, which cannot; set one of them", s.Text)
 	}
 	list := func(field int) string {
 		if s.Fields[field] == nil {

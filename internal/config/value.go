@@ -57,7 +57,7 @@ func ParseGPUs(s string) (GPUs, error) {
 		}
 		for _, name := range names {
 			if slices.Contains(g.List, name) {
-				return GPUs{}, fmt.Errorf("GPU %s is named twice; name each once", name)
+				return GPUs{}, fmt.Errorf("GPU %s is listed twice; list each GPU once", name)
 			}
 			g.List = append(g.List, name)
 		}
@@ -70,7 +70,7 @@ func expand(part string) (names []string, err error) {
 	ends := gpuRange().FindStringSubmatch(part)
 	if ends == nil {
 		if !gpuName().MatchString(part) {
-			return nil, fmt.Errorf("%q names no GPU; write all, none, or indices, UUIDs or PCI addresses such as 0,2,5", part)
+			return nil, fmt.Errorf("%q is not a GPU; write all, none, or indices, UUIDs or PCI addresses such as 0,2,5", part)
 		}
 		return []string{part}, nil
 	}
@@ -80,7 +80,7 @@ func expand(part string) (names []string, err error) {
 	case first > last:
 		return nil, fmt.Errorf("%q runs backward; write %d-%d", part, last, first)
 	case last-first >= maxSlots:
-		return nil, fmt.Errorf("%q names more GPUs than a machine has; write at most %d", part, maxSlots)
+		return nil, fmt.Errorf("%q lists more GPUs than a machine has; write at most %d", part, maxSlots)
 	}
 	for k := first; k <= last; k++ {
 		names = append(names, strconv.Itoa(k))
@@ -163,26 +163,26 @@ const maxSlots = 256
 func validateShape(c Config, bad func(key, format string, args ...any)) {
 	switch {
 	case c.GPUCount > 0 && c.GPUs.None:
-		bad("gpu_count", "%d and gpus: none contradict each other; leave one of them out", c.GPUCount)
+		bad("gpu_count", "%d and gpus: none contradict each other; leave out one of them", c.GPUCount)
 	case c.GPUCount > 0 && len(c.GPUs.List) > 0 && len(c.GPUs.List) != int(c.GPUCount) && !slices.ContainsFunc(c.GPUs.List, notIndex):
-		bad("gpu_count", "%d and gpus, which names %d, contradict each other; leave out one of them", c.GPUCount, len(c.GPUs.List))
+		bad("gpu_count", "%d and gpus, which lists %d, contradict each other; leave out one of them", c.GPUCount, len(c.GPUs.List))
 	case c.GPUs.None && c.Slots == 0:
-		bad("slots", "a machine without GPUs has no number of slots; write one (--slots)")
+		bad("slots", "gpus: none needs a number of slots; write one (--slots)")
 	case c.GPUs.None && (c.GPUsPerSlot > 0 || len(c.Groups) > 0):
-		bad("gpus", "none leaves nothing for gpus_per_slot and groups; leave them out")
+		bad("gpus", "none cannot be combined with gpus_per_slot or groups; leave them out")
 	case c.Slots > maxSlots:
-		bad("slots", "%d slots are more than a machine has; write at most %d", c.Slots, maxSlots)
+		bad("slots", "%d slots are too many; write at most %d", c.Slots, maxSlots)
 	case c.GPUsPerSlot > maxSlots:
 		bad("gpus_per_slot", "%d GPUs are more than a machine has; write at most %d", c.GPUsPerSlot, maxSlots)
 	}
 	seen := map[string]bool{}
 	for _, group := range c.Groups {
 		if len(group) < 2 {
-			bad("groups", "a group of %d is none; write at least two GPUs for each, such as [0, 1]", len(group))
+			bad("groups", "a group of %d is too small; write at least two GPUs for each, such as [0, 1]", len(group))
 		}
 		for _, name := range group {
 			if seen[strings.ToLower(name)] {
-				bad("groups", "GPU %s is in two places; name each GPU once", name)
+				bad("groups", "GPU %s is listed twice; list each GPU once", name)
 			}
 			seen[strings.ToLower(name)] = true
 		}
@@ -205,7 +205,7 @@ func Validate(c Config) []Problem {
 	if c.Queue != "" {
 		for _, f := range field().FindAllString(c.Queue, -1) {
 			if !slices.Contains(QueueFields, strings.Trim(f, "{}")) {
-				bad("queue", "%s is no field; write {%s}", f, strings.Join(QueueFields, "}, {"))
+				bad("queue", "%s is not a field; write {%s}", f, strings.Join(QueueFields, "}, {"))
 			}
 		}
 		if !queueForm().MatchString(field().ReplaceAllString(c.Queue, "x")) {
@@ -233,10 +233,10 @@ func Validate(c Config) []Problem {
 		bad("job.tasks_max", "%d is too few for an agent and a job; write 64 or more", c.Job.TasksMax)
 	}
 	if c.Job.Disk > 0 && c.Job.Disk < 256<<20 {
-		bad("job.disk", "%s are too few for a checkout; write 256MiB or more", c.Job.Disk)
+		bad("job.disk", "%s is too little for a checkout; write 256MiB or more", c.Job.Disk)
 	}
 	if n := c.Image.Name; n != "" && (!imageForm().MatchString(n) || len(n) > 255) {
-		bad("image.name", "%q is not the name of an image with its tag; write one such as %s", n, DefaultImage)
+		bad("image.name", "%q is not an image name with a tag; write one such as %s", n, DefaultImage)
 	}
 	if c.Image.Updates() {
 		if _, err := ParseSchedule(c.Image.AutoUpdate); err != nil {
@@ -253,9 +253,9 @@ func Validate(c Config) []Problem {
 	}
 	for _, t := range c.Agent.Tags {
 		if !tagForm().MatchString(t) {
-			bad("agent.tags", "%q is not a tag; write key=value without blanks, commas and quotes", t)
+			bad("agent.tags", "%q is not a tag; write key=value without spaces, commas or quotes", t)
 		} else if key, _, _ := strings.Cut(t, "="); slices.Contains(ownTags, key) {
-			bad("agent.tags", "the tag %q is set by kbnode; choose another key", key)
+			bad("agent.tags", "kbnode sets the tag %q; choose another key", key)
 		}
 	}
 	for key, list := range map[string]Patterns{
@@ -268,7 +268,7 @@ func Validate(c Config) []Problem {
 			if _, err := regexp.Compile(re); err != nil {
 				bad(key, "%q is not a regular expression: %v", hidePattern(re), hidePattern(err.Error()))
 			} else if strings.ContainsAny(re, ",\n\"") {
-				bad(key, "%q has a comma, quote or line break, which the agent's list cannot carry; write it without", hidePattern(re))
+				bad(key, "%q has a comma, quote or line break, which the agent's list cannot contain; leave it out", hidePattern(re))
 			} else if !strings.HasPrefix(re, "^") || !strings.HasSuffix(re, "$") {
 				bad(key, "%q matches anywhere in a name; write %q", hidePattern(re), "^"+strings.Trim(hidePattern(re), "^$")+"$")
 			}
@@ -291,11 +291,11 @@ func Validate(c Config) []Problem {
 		bad("agent.download_sha256", "%.80q is not a SHA-256; write its 64 hex digits", s)
 	}
 	if c.Agent.DownloadURL != "" && c.Agent.DownloadSHA256 == "" {
-		bad("agent.download_url", "has no agent.download_sha256 beside it; add the archive's checksum")
+		bad("agent.download_url", "needs agent.download_sha256; add the archive's checksum")
 	}
 	choice := func(key, v string, words ...string) {
 		if v != "" && !slices.Contains(words, v) {
-			bad(key, "%q is not known; write %s", v, strings.Join(words, " or "))
+			bad(key, "%q is not valid; write %s", v, strings.Join(words, " or "))
 		}
 	}
 	choice("job.profile", c.Job.Profile, ProfileCompatible, ProfileStrict)

@@ -96,7 +96,7 @@ func (g *Groups) UnmarshalYAML(n *yaml.Node) error {
 		}
 		list, err := ParseGPUs(joined(item))
 		if err != nil || list.List == nil {
-			return mistake(item, "groups: %v", cmp.Or(err, errors.New("name the GPUs of a group, such as [0, 1]")))
+			return mistake(item, "groups: %v", cmp.Or(err, errors.New("list the GPUs of each group, such as [0, 1]")))
 		}
 		groups = append(groups, list.List)
 	}
@@ -123,7 +123,7 @@ func (t *Threads) UnmarshalYAML(n *yaml.Node) error {
 		return mistake(n, "reserve.cpus: %.80q is not a whole number", n.Value)
 	}
 	if v < 0 {
-		return mistake(n, "reserve.cpus: %d is negative; write 0 for none, a number above, or leave the key out", v)
+		return mistake(n, "reserve.cpus: %d is negative; write 0 for none, a positive number, or leave the key out", v)
 	}
 	*t = Threads(v)
 	if v == 0 {

@@ -72,14 +72,14 @@ func (d Disk) Ensure(ctx context.Context) error {
 	} else if err != nil {
 		return err
 	}
-	err = wrap(d.make(ctx), "make the disk "+d.image())
+	err = wrap(d.make(ctx), "create disk "+d.image())
 	if err == nil {
-		err = wrap(d.attach(), "mount the disk "+d.image())
+		err = wrap(d.attach(), "mount disk "+d.image())
 	}
 	if d.note(err); err != nil {
 		return err
 	}
-	d.Log.Info("disk made", "path", d.mount(), "bytes", d.Bytes)
+	d.Log.Info("disk created", "path", d.mount(), "bytes", d.Bytes)
 	return nil
 }
 
@@ -90,7 +90,7 @@ func (d Disk) mounted() (bool, error) {
 		if err := unix.Lstat(path, st); errors.Is(err, unix.ENOENT) {
 			return false, nil
 		} else if err != nil {
-			return false, fmt.Errorf("look at %s: %w", path, err)
+			return false, fmt.Errorf("check %s: %w", path, err)
 		}
 	}
 	return dir.Dev != mnt.Dev && mnt.Dev == home.Dev, nil
@@ -125,10 +125,10 @@ func (d Disk) make(ctx context.Context) error {
 	// Trying would fill the host's file system, if only for a moment.
 	var st unix.Statfs_t
 	if err := unix.Statfs(d.Dir, &st); err != nil {
-		return fmt.Errorf("look at the free space: %w", err)
+		return fmt.Errorf("check free space: %w", err)
 	}
 	if free := int64(st.Bavail) * st.Bsize; free-d.Bytes/64 < d.Bytes { // keep some free for the node
-		return d.full(fmt.Errorf("%d MiB are free: %w", free>>20, unix.ENOSPC))
+		return d.full(fmt.Errorf("only %d MiB are free: %w", free>>20, unix.ENOSPC))
 	}
 	f, err := os.OpenFile(d.image(), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
@@ -136,7 +136,7 @@ func (d Disk) make(ctx context.Context) error {
 	}
 	err = unix.Fallocate(int(f.Fd()), 0, 0, d.Bytes)
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		d.Log.Warn("file system sets no space aside; the disk may run out of it", "path", d.Dir)
+		d.Log.Warn("file system cannot reserve space; the disk may run out of it", "path", d.Dir)
 		err = f.Truncate(d.Bytes)
 	}
 	if errors.Is(err, unix.ENOSPC) {
@@ -152,7 +152,7 @@ func (d Disk) make(ctx context.Context) error {
 }
 
 func (d Disk) full(err error) error {
-	return fmt.Errorf("%d MiB do not fit; free some space, or set job.disk to less in %s and run kbnode reconcile: %w", d.Bytes>>20, plan.ConfigPath, err)
+	return fmt.Errorf("%d MiB do not fit; free some space, or lower job.disk in %s and run kbnode reconcile: %w", d.Bytes>>20, plan.ConfigPath, err)
 }
 
 // pause waits if the last try failed a short time ago: systemd starts a guard again every
@@ -166,7 +166,7 @@ func (d Disk) pause(ctx context.Context) error {
 	if age < 0 || age > retryTime {
 		return nil
 	}
-	d.Log.Info("disk waits before it is made again", "path", d.mount(), "wait", retryTime-age)
+	d.Log.Info("disk waits before it is created again", "path", d.mount(), "wait", retryTime-age)
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
@@ -183,7 +183,7 @@ func (d Disk) note(err error) {
 		err = os.WriteFile(d.failed(), nil, 0o600)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		d.Log.Debug("failure not noted", "path", d.failed(), "err", err)
+		d.Log.Debug("failure not recorded", "path", d.failed(), "err", err)
 	}
 }
 
@@ -254,7 +254,7 @@ func attachLoop(image string) (*os.File, error) {
 	defer func() { _ = f.Close() }()
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
-		return nil, fmt.Errorf("find a loop device (is the kernel module loop there?): %w", err)
+		return nil, fmt.Errorf("find a loop device (is the kernel module loop loaded?): %w", err)
 	}
 	defer func() { _ = control.Close() }()
 	for try := 0; ; try++ {

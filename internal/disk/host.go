@@ -24,10 +24,10 @@ func OnHost(f func() error) error {
 			defer func() { _ = host.Close() }()
 			// Threads share a root and a current directory, which setns changes.
 			if err := unix.Unshare(unix.CLONE_FS); err != nil {
-				return fmt.Errorf("leave the other threads: %w", err)
+				return fmt.Errorf("separate from other threads: %w", err)
 			}
 			if err := unix.Setns(int(host.Fd()), unix.CLONE_NEWNS); err != nil {
-				return fmt.Errorf("enter the host's mounts: %w", err)
+				return fmt.Errorf("enter the host's mount namespace: %w", err)
 			}
 			return f()
 		}()

@@ -15,7 +15,7 @@ func TestAgentToken(t *testing.T) {
 	t.Parallel()
 	const head = "# Written by kbnode\n"
 	mine := func(text string) func(*world) { return func(w *world) { w.put(plan.TokenPath, text, 0o600) } }
-	malformed := "agent-token fail: /etc/buildkite-agent/token: the agent token is malformed (a token has 6 to 1024 letters, digits and '-', '_', '.'); copy it anew from Buildkite (Agents, Agent Tokens)"
+	malformed := "agent-token fail: /etc/buildkite-agent/token: the agent token is malformed (a token has 6 to 1024 letters, digits and '-', '_', '.'); copy it again from Buildkite (Agents, Agent Tokens)"
 	odd := "agent-token warn: its line is not exactly BUILDKITE_AGENT_TOKEN=… (quotes, blanks or Windows line endings): kbnode can read it, other programs may not"
 	sed := plainToken + " " + plan.TokenPath
 	for _, tt := range []struct {
@@ -65,7 +65,7 @@ func TestAgentToken(t *testing.T) {
 		{"not asked", func(w *world) { w.answers["/v3/metrics"] = "500" },
 			"agent-token-accepted warn: cannot check it: check agent token: ENDPOINT says 500 Internal Server Error", ""},
 		{"a login page", func(w *world) { w.answers["/v3/metrics"] = "<html>" },
-			"agent-token-accepted warn: cannot check it: check agent token: ENDPOINT does not answer as Buildkite does: invalid character '<' looking for beginning of value", ""},
+			"agent-token-accepted warn: cannot check it: check agent token: ENDPOINT does not respond like Buildkite: invalid character '<' looking for beginning of value", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

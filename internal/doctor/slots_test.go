@@ -216,7 +216,7 @@ func TestSlotLeftovers(t *testing.T) {
 		{"a server on AMD's", "slot-gpu-processes", amdNode(), proc(kfd(300, 1001, "queues/0/gpuid", "1001\n"), 300, "vllm", 10, 0), nil,
 			"fail: process 300 (vllm) computes on 0000:01:00.0", "kill -9 300"},
 		{"a server on another partition", "slot-gpu-processes", amdNode(), proc(kfd(300, 1005, "vram_1005", "4096\n"), 300, "vllm", 10, 0), nil, "ok: 2 GPUs", ""},
-		{"AMD's, and it does not tell", "slot-gpu-processes", amdNode(), kfd(0, 0), nil, "skip: look at the GPU: the compute driver (KFD) does not list its processes (and 1 more)", ""},
+		{"AMD's, and it does not tell", "slot-gpu-processes", amdNode(), kfd(0, 0), nil, "skip: check the GPU: the compute driver (KFD) does not list its processes (and 1 more)", ""},
 		{"the slot's own", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }),
 			proc(map[string]string{"/proc/300/cgroup": "0::/buildkite.slice/buildkite-gpu1.slice/docker-1.scope\n"}, 300, "python3", 10, 0), nil, "ok: 2 GPUs", ""},
 		{"a neighbour's", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }),

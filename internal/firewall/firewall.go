@@ -125,7 +125,7 @@ func (n Node) Set() error {
 		}
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("write the nftables table inet %s: %w; the kernel needs nf_tables: type modprobe -a nf_tables nft_ct nft_reject_inet", Name, err)
+		return fmt.Errorf("write the nftables table inet %s: %w; the kernel needs nf_tables; run modprobe -a nf_tables nft_ct nft_reject_inet", Name, err)
 	}
 	return nil
 }

@@ -86,7 +86,7 @@ func readSlots(root string) ([]Slot, error) {
 		}
 		uid, err := strconv.ParseUint(fields[2], 10, 32)
 		if err != nil || uid == 0 {
-			return nil, fmt.Errorf("user %s has the ID %.20q", fields[0], fields[2])
+			return nil, fmt.Errorf("user %s has the invalid ID %.20q", fields[0], fields[2])
 		}
 		list = append(list, Slot{Bridge: plan.NetworkName(k), UID: uint32(uid)})
 	}

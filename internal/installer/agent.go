@@ -90,7 +90,7 @@ func fetchAgent(ctx context.Context, dest string, mode fs.FileMode, r AgentRelea
 		return offline(err)
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != want {
-		return fmt.Errorf("the archive %s has SHA-256 %s and %s was expected; nothing was installed, fetch it by hand and give it with --agent-binary", url, got, want)
+		return fmt.Errorf("the archive %s has SHA-256 %s, not %s; nothing was installed; download it by hand and pass the binary with --agent-binary", url, got, want)
 	}
 	if _, err := archive.Seek(0, io.SeekStart); err != nil {
 		return fmt.Errorf("read download: %w", err)
@@ -100,7 +100,7 @@ func fetchAgent(ctx context.Context, dest string, mode fs.FileMode, r AgentRelea
 
 // offline adds to err what to do on a machine that cannot reach the release archive.
 func offline(err error) error {
-	return fmt.Errorf("install buildkite-agent: %w; on a machine without internet, give a binary with --agent-binary PATH or a mirror with agent.download_url and agent.download_sha256", err)
+	return fmt.Errorf("install buildkite-agent: %w; on a machine without Internet access, pass a binary with --agent-binary PATH, or set a mirror with agent.download_url and agent.download_sha256", err)
 }
 
 func fetchSum(ctx context.Context, url, name string) (string, error) {
@@ -113,7 +113,7 @@ func fetchSum(ctx context.Context, url, name string) (string, error) {
 			return strings.ToLower(f[0]), nil
 		}
 	}
-	return "", fmt.Errorf("%s has no checksum of %s", url, name)
+	return "", fmt.Errorf("%s has no checksum for %s", url, name)
 }
 
 func fetch(ctx context.Context, url string, limit int64, w io.Writer) error {
@@ -149,7 +149,7 @@ func unpackAgent(r io.Reader, dest string, mode fs.FileMode) error {
 	for {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
-			return errors.New("unpack agent archive: it holds no file named buildkite-agent")
+			return errors.New("unpack agent archive: it contains no file named buildkite-agent")
 		}
 		if err != nil {
 			return fmt.Errorf("unpack agent archive: %w", err)
@@ -198,7 +198,7 @@ func copyAgent(dest string, mode fs.FileMode, from string) error {
 	}
 	defer func() { _ = src.Close() }()
 	if fi, err := src.Stat(); err != nil || !fi.Mode().IsRegular() || fi.Mode().Perm()&0o111 == 0 {
-		return fmt.Errorf("%s is not an executable file; give the buildkite-agent binary itself with --agent-binary", from)
+		return fmt.Errorf("%s is not an executable file; pass the buildkite-agent binary itself with --agent-binary", from)
 	}
 	return place(src, dest, mode)
 }

@@ -115,9 +115,9 @@ func TestAgentFromTheReleaseArchive(t *testing.T) {
 	}{
 		{name: "right sum", sums: sumOf([]byte("other")) + "  buildkite-agent-linux-arm64-3.76.2.tar.gz\n" + sumOf(good) + "  " + name + "\n"},
 		{name: "sum of a binary file, in capitals", sums: strings.ToUpper(sumOf(good)) + " *" + name + "\n"},
-		{name: "wrong sum", sums: sumOf([]byte("other")) + "  " + name + "\n", err: "has SHA-256 " + sumOf(good) + " and " + sumOf([]byte("other")) + " was expected; nothing was installed"},
-		{name: "no sum of this archive", sums: sumOf(good) + "  x" + name + "\n", err: "has no checksum of " + name},
-		{name: "no list", err: "404 Not Found; on a machine without internet, give a binary with --agent-binary PATH"},
+		{name: "wrong sum", sums: sumOf([]byte("other")) + "  " + name + "\n", err: "has SHA-256 " + sumOf(good) + ", not " + sumOf([]byte("other")) + "; nothing was installed"},
+		{name: "no sum of this archive", sums: sumOf(good) + "  x" + name + "\n", err: "has no checksum for " + name},
+		{name: "no list", err: "404 Not Found; on a machine without Internet access, pass a binary with --agent-binary PATH"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -224,9 +224,9 @@ func TestUnpackAgent(t *testing.T) {
 		{name: "a path that leads out", data: archive(t, entry{name: "../../../../etc/passwd", text: "x"}, entry{name: "../../bin/buildkite-agent", text: binary})},
 		{name: "an absolute path", data: archive(t, entry{name: "/usr/bin/buildkite-agent", text: binary})},
 		{name: "a link of its name", data: archive(t, entry{name: "buildkite-agent", link: "/bin/sh"}, good)},
-		{name: "nothing but a link", data: archive(t, entry{name: "buildkite-agent", link: "/bin/sh"}), err: "it holds no file named buildkite-agent"},
-		{name: "another program", data: archive(t, entry{name: "buildkite-agent.sh", text: binary}), err: "it holds no file named buildkite-agent"},
-		{name: "empty", data: archive(t), err: "it holds no file named buildkite-agent"},
+		{name: "nothing but a link", data: archive(t, entry{name: "buildkite-agent", link: "/bin/sh"}), err: "it contains no file named buildkite-agent"},
+		{name: "another program", data: archive(t, entry{name: "buildkite-agent.sh", text: binary}), err: "it contains no file named buildkite-agent"},
+		{name: "empty", data: archive(t), err: "it contains no file named buildkite-agent"},
 		{name: "too large", data: archive(t, entry{name: "buildkite-agent", text: "x", size: maxArchive + 1}), err: "is larger than"},
 		{name: "cut off", data: archive(t, entry{name: "buildkite-agent", text: "x", size: 100}), err: "unexpected EOF"},
 		{name: "not compressed", data: []byte("<html>"), err: "unpack agent archive"},

@@ -55,12 +55,12 @@ func Packages(inv *inventory.Inventory, manager string) ([]Step, error) {
 		why := "install " + strings.Join(names, ", ")
 		switch manager {
 		case "apt-get":
-			add("read the package lists", "apt-get", "update")
+			add("update the package lists", "apt-get", "update")
 			add(why, append([]string{"apt-get", "install", "-y", "--no-install-recommends"}, names...)...)
 		case "dnf":
 			add(why, append([]string{"dnf", "install", "-y"}, names...)...)
 		default:
-			return nil, fmt.Errorf("not installed: %s; this machine has neither apt-get nor dnf, so install it by hand", strings.Join(names, ", "))
+			return nil, fmt.Errorf("not installed: %s; this machine has neither apt-get nor dnf, so install by hand", strings.Join(names, ", "))
 		}
 	}
 	if sw.Docker.Version == "" {
@@ -70,8 +70,8 @@ func Packages(inv *inventory.Inventory, manager string) ([]Step, error) {
 	case gpus && sw.Docker.CDI:
 		add("describe the GPUs to Docker", "nvidia-ctk", "cdi", "generate", "--output=/etc/cdi/nvidia.yaml")
 	case gpus: // engines before 28 have CDI off by default, and all have runtimes
-		add("give Docker the NVIDIA runtime", "nvidia-ctk", "runtime", "configure", "--runtime=docker")
-		add("make Docker read its configuration", "systemctl", "reload", "docker")
+		add("add the NVIDIA runtime to Docker", "nvidia-ctk", "runtime", "configure", "--runtime=docker")
+		add("reload Docker's configuration", "systemctl", "reload", "docker")
 	}
 	return steps, nil
 }

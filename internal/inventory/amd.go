@@ -58,7 +58,7 @@ func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 			gpu.RenderMinor = node.render
 		}
 		if gpu.RenderMinor < 0 && parts[node.pci] > 1 {
-			gpu.Healthy, gpu.Error = false, "the compute driver (KFD) names no render node for it"
+			gpu.Healthy, gpu.Error = false, "the compute driver (KFD) lists no render node for it"
 			problems = append(problems, Problem{fmt.Sprintf("gpu %s/%d", node.pci, node.partition), gpu.Error})
 		}
 		if gpu.UUID == "" {
@@ -105,9 +105,9 @@ func amdWithoutKFD(t tree, pci string, kfd bool) (healthy bool, reason string) {
 	case err != nil:
 		return true, ""
 	case driver != "amdgpu":
-		return false, "is not driven by amdgpu (driver: " + cmp.Or(driver, "none") + "); load it with: modprobe amdgpu"
+		return false, "does not use the amdgpu driver (driver: " + cmp.Or(driver, "none") + "); load it with: modprobe amdgpu"
 	}
-	return false, "is driven by amdgpu, but the kernel has no compute driver (KFD) for it"
+	return false, "uses the amdgpu driver, but the kernel has no compute driver (KFD) for it"
 }
 
 // amdDevices returns the PCI addresses of AMD's GPUs: display controllers (VGA, 3D, other)

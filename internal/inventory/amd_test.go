@@ -50,8 +50,8 @@ func TestReadAMD(t *testing.T) {
 			},
 			want: []string{
 				"amd {DriverVersion: KFD:false}",
-				`gpu 0000:05:00.0/0 amd 1002:74a1 "AMD Instinct MI300X" "" index -1 node 0 memory node -1 minor -1 render -1 arch "" 0 MiB / UNHEALTHY: is not driven by amdgpu (driver: none); load it with: modprobe amdgpu`,
-				"problem gpu 0000:05:00.0: is not driven by amdgpu (driver: none); load it with: modprobe amdgpu",
+				`gpu 0000:05:00.0/0 amd 1002:74a1 "AMD Instinct MI300X" "" index -1 node 0 memory node -1 minor -1 render -1 arch "" 0 MiB / UNHEALTHY: does not use the amdgpu driver (driver: none); load it with: modprobe amdgpu`,
+				"problem gpu 0000:05:00.0: does not use the amdgpu driver (driver: none); load it with: modprobe amdgpu",
 			},
 		},
 		{
@@ -129,8 +129,8 @@ func TestReadAMD(t *testing.T) {
 				"amd {DriverVersion: KFD:true}",
 				`gpu 0000:05:00.0/0 amd  "AMD GPU" "GPU-0123456789abcdef" index 0 node -1 memory node -1 minor -1 render 128 arch "gfx950" 0 MiB /`,
 				`gpu 0000:05:00.0/1 amd  "AMD GPU" "GPU-0123456789abcdef" index 1 node -1 memory node -1 minor -1 render 129 arch "gfx950" 0 MiB /`,
-				`gpu 0000:05:00.0/2 amd  "AMD GPU" "GPU-0123456789abcdef" index 2 node -1 memory node -1 minor -1 render -1 arch "gfx950" 0 MiB / UNHEALTHY: the compute driver (KFD) names no render node for it`,
-				"problem gpu 0000:05:00.0/2: the compute driver (KFD) names no render node for it",
+				`gpu 0000:05:00.0/2 amd  "AMD GPU" "GPU-0123456789abcdef" index 2 node -1 memory node -1 minor -1 render -1 arch "gfx950" 0 MiB / UNHEALTHY: the compute driver (KFD) lists no render node for it`,
+				"problem gpu 0000:05:00.0/2: the compute driver (KFD) lists no render node for it",
 			},
 		},
 		{

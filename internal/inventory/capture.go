@@ -123,11 +123,11 @@ func writeArchive(w io.Writer, files map[string]string) error {
 		text := files[name]
 		for line := range strings.Lines(text) {
 			if strings.HasPrefix(line, "-- ") && strings.HasSuffix(strings.TrimSpace(line), " --") {
-				return fmt.Errorf("capture %s: it holds a line that an archive cannot: %q", name, strings.TrimSpace(line))
+				return fmt.Errorf("capture %s: an archive cannot contain its line %q", name, strings.TrimSpace(line))
 			}
 		}
 		if strings.ContainsAny(name, "\r\n") {
-			return fmt.Errorf("capture %q: an archive cannot hold a file of this name", name)
+			return fmt.Errorf("capture %q: an archive cannot contain a file with this name", name)
 		}
 		archive.Files = append(archive.Files, txtar.File{Name: name, Data: []byte(text)})
 	}

@@ -93,7 +93,7 @@ func (s *CDISpec) parse(text string) {
 		return
 	}
 	if spec.Kind == "" {
-		s.Err = errors.New("it names no kind")
+		s.Err = errors.New("it has no kind")
 		return
 	}
 	s.need(spec.Edits)

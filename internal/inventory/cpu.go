@@ -111,7 +111,7 @@ func allowedCPUs(t tree, online cpuset.Set) (cpuset.Set, []Problem) {
 	}
 	allowed := set.Intersect(online)
 	if allowed.Len() == 0 {
-		return online, []Problem{{"cpuset", "the root cgroup's cpuset " + set.String() + " has no CPU that is online; it is not heeded"}}
+		return online, []Problem{{"cpuset", "the root cgroup's cpuset " + set.String() + " has no online CPU; it is ignored"}}
 	}
 	return allowed, nil
 }

@@ -133,7 +133,7 @@ func withoutNVML(t tree, nv *NVIDIA, devices map[string]nvidiaDevice) []GPU {
 		case listed && !d.listed && !t.failedBelow(nvidiaProc+"/gpus"):
 			g.Error = "the NVIDIA driver does not list it"
 		case onBus && !d.onBus && !t.failedBelow(pciDir+"/"+d.pci):
-			g.Error = "it is gone from the PCI bus"
+			g.Error = "it is missing from the PCI bus"
 		case known && nv.DriverVersion == "" && !t.failedBelow(nvidiaProc+"/version") && !t.failedBelow(nvidiaModule):
 			g.Error = "the NVIDIA driver is not loaded"
 		}
@@ -158,7 +158,7 @@ func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]
 			nameless = append(nameless, n)
 			continue
 		case !ok || seen[pci]:
-			problems = append(problems, Problem{SubjectNVML, fmt.Sprintf("GPU %d has the PCI address %q", n.Index, printable(n.PCI))})
+			problems = append(problems, Problem{SubjectNVML, fmt.Sprintf("GPU %d has the unusable PCI address %q", n.Index, printable(n.PCI))})
 			continue
 		}
 		seen[pci] = true
@@ -179,7 +179,7 @@ func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]
 		case len(nameless) == len(lost):
 			g = nvmlGPU(d, nameless[i])
 		default:
-			g.Error = "NVML does not show it; it may have fallen off the bus"
+			g.Error = "NVML does not list it; it may have fallen off the bus"
 		}
 		g.Healthy = false
 		gpus = append(gpus, g)
@@ -198,7 +198,7 @@ func nvmlGPU(d nvidiaDevice, n probe.GPU) GPU {
 	g.NVML, g.Index = &n, n.Index
 	g.Error = printable(n.Error)
 	if g.Error == "" && !validUUID(n.UUID) {
-		g.Error = "NVML gives no UUID"
+		g.Error = "NVML reports no UUID"
 	}
 	g.Healthy = g.Error == ""
 	if validUUID(n.UUID) {

@@ -156,7 +156,7 @@ func (d *nvidiaDevice) gpu() GPU {
 	}
 	switch {
 	case d.excluded:
-		g.Error = "the NVIDIA driver was told to exclude it (NVreg_ExcludedGpus)"
+		g.Error = "the NVIDIA driver is configured to exclude it (NVreg_ExcludedGpus)"
 	case d.driver != "" && d.driver != "nvidia" && !d.listed && strings.HasPrefix(d.id, "10de:"):
 		g.Error = fmt.Sprintf("it is bound to the driver %s, not nvidia", d.driver)
 	}

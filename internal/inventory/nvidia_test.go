@@ -117,7 +117,7 @@ gpu 0000:1a:00.0: the NVIDIA driver does not list it
 			source: "proc",
 			want: `healthy 0000:1a:00.0 GPU-b2000000-0000-4000-8000-000000000000 [NVIDIA B200] 10de:2901 node 0/-1 minor 0 sm_100
 broken 0000:9a:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200]  node -1/-1 minor 1 
-gpu 0000:9a:00.0: it is gone from the PCI bus
+gpu 0000:9a:00.0: it is missing from the PCI bus
 `,
 		},
 		{
@@ -135,7 +135,7 @@ gpu 0000:9a:00.0: it is gone from the PCI bus
 				"-- proc/driver/nvidia/gpus/0000:1a:00.0/information --\nModel: NVIDIA B200\nGPU Excluded:\t Yes\n",
 			source: "proc",
 			want: `broken 0000:1a:00.0  [NVIDIA B200] 10de:2901 node 0/-1 minor -1 sm_100
-gpu 0000:1a:00.0: the NVIDIA driver was told to exclude it (NVreg_ExcludedGpus)
+gpu 0000:1a:00.0: the NVIDIA driver is configured to exclude it (NVreg_ExcludedGpus)
 `,
 		},
 		{
@@ -273,7 +273,7 @@ healthy 0000:9a:00.0 GPU-b2000000-0000-4000-8000-000000000002 [NVIDIA B200] 10de
 			name: "NVML forgot a lost GPU", files: files,
 			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), answer(2, "0000:9a:00.0")},
 			want: lost("broken 0000:3b:00.0  [NVIDIA B200] 10de:2901 node 0/-1 minor -1 sm_100") +
-				"gpu 0000:3b:00.0: NVML does not show it; it may have fallen off the bus\n",
+				"gpu 0000:3b:00.0: NVML does not list it; it may have fallen off the bus\n",
 		},
 		{
 			name: "a lost GPU has neither address nor PCI device", files: pciGPU("0000:1a:00.0", "2901", "0") + pciGPU("0000:9a:00.0", "2901", "1"),
@@ -284,7 +284,7 @@ healthy 0000:9a:00.0 GPU-b2000000-0000-4000-8000-000000000002 [NVIDIA B200] 10de
 			name: "the same address twice, and no address", files: files,
 			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), answer(2, "0000:9a:00.0"), answer(2, "0000:9a:00.0"), answer(1, "../etc"), answer(1, "0000:3b:00.0")},
 			want: lost("healthy 0000:3b:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200] 10de:2901 node 0/-1 minor 1 sm_100") +
-				"nvml: GPU 2 has the PCI address \"0000:9a:00.0\"\nnvml: GPU 1 has the PCI address \"../etc\"\n",
+				"nvml: GPU 2 has the unusable PCI address \"0000:9a:00.0\"\nnvml: GPU 1 has the unusable PCI address \"../etc\"\n",
 		},
 		{
 			// The machine of the tests: NVML's addresses belong to other devices.
@@ -303,7 +303,7 @@ healthy 0000:1b:00.0 GPU-2 [NVIDIA GB200]  node -1/-1 minor -1
 		},
 		{
 			name: "hostile names", gpus: []probe.GPU{{PCI: "0000:1a:00.0", UUID: "GPU-1\nx", Name: "a\x1b]0;b\x07c"}},
-			want: "broken 0000:1a:00.0  [ac]  node -1/-1 minor -1 \ngpu 0000:1a:00.0: NVML gives no UUID\n",
+			want: "broken 0000:1a:00.0  [ac]  node -1/-1 minor -1 \ngpu 0000:1a:00.0: NVML reports no UUID\n",
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {

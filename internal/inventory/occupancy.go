@@ -37,7 +37,7 @@ func Occupied(ctx context.Context, vendor, uuid string, nodes []string) (Occupan
 		return AMDOccupied("/", nodes)
 	}
 	if !validUUID(uuid) {
-		return Occupancy{}, errors.New("look at the GPU: its UUID is not known")
+		return Occupancy{}, errors.New("check the GPU: its UUID is unknown")
 	}
 	return nvidiaUse(ctx, probe.Options{GPU: uuid, Timeout: useTimeout})
 }
@@ -55,14 +55,14 @@ func AMDOccupied(root string, nodes []string) (Occupancy, error) {
 func nvidiaUse(ctx context.Context, opts probe.Options) (Occupancy, error) {
 	report, err := probe.Run(ctx, opts)
 	if err != nil {
-		return Occupancy{}, fmt.Errorf("look at %s: %w", opts.GPU, err)
+		return Occupancy{}, fmt.Errorf("check %s: %w", opts.GPU, err)
 	}
 	if len(report.GPUs) != 1 || report.GPUs[0].UUID != opts.GPU {
-		return Occupancy{}, fmt.Errorf("look at %s: the NVML probe answers for another GPU", opts.GPU)
+		return Occupancy{}, fmt.Errorf("check %s: the NVML probe reports another GPU", opts.GPU)
 	}
 	g := report.GPUs[0]
 	if g.Error != "" {
-		return Occupancy{}, fmt.Errorf("look at %s: %s", opts.GPU, printable(g.Error))
+		return Occupancy{}, fmt.Errorf("check %s: %s", opts.GPU, printable(g.Error))
 	}
 	o := Occupancy{Driver: printable(report.Driver), Compute: onGPU(g.Processes), Graphics: onGPU(g.Graphics), UsedBytes: -1}
 	// The memory of a GPU that is a NUMA node belongs to the kernel, which also keeps other
@@ -87,7 +87,7 @@ func onGPU(list []probe.Process) []GPUProcess {
 func amdUse(t tree, nodes []string) (Occupancy, error) {
 	gpu, err := amdNode(t, nodes)
 	if err != nil {
-		return Occupancy{}, fmt.Errorf("look at the GPU: %w", err)
+		return Occupancy{}, fmt.Errorf("check the GPU: %w", err)
 	}
 	o := Occupancy{Driver: printable(t.text("sys/module/amdgpu/version")), UsedBytes: -1}
 	if used, ok := t.number(pciDir + "/" + gpu.pci + "/mem_info_vram_used"); ok && gpu.alone {
@@ -95,7 +95,7 @@ func amdUse(t tree, nodes []string) (Occupancy, error) {
 	}
 	procs := path.Join(path.Dir(path.Dir(gpu.dir)), "proc")
 	if !t.exists(procs) {
-		return Occupancy{}, errors.New("look at the GPU: the compute driver (KFD) does not list its processes")
+		return Occupancy{}, errors.New("check the GPU: the compute driver (KFD) does not list its processes")
 	}
 	for _, pid := range t.numbered(procs, "") {
 		dir := procs + "/" + strconv.Itoa(pid)
@@ -127,7 +127,7 @@ func amdNode(t tree, nodes []string) (amdGPU, error) {
 		}
 	}
 	if render == "" {
-		return amdGPU{}, errors.New("its render node is not known")
+		return amdGPU{}, errors.New("its render node is unknown")
 	}
 	gpu := amdGPU{dir: kfdDir}
 	if !t.exists(gpu.dir) {

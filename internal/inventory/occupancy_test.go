@@ -35,8 +35,8 @@ func TestNVIDIAUse(t *testing.T) {
 			"its memory is a NUMA node", `{"index":-1,"uuid":"` + id + `","memory_node":4,"memory":{"used_bytes":1}}`,
 			Occupancy{Driver: "580.1", UsedBytes: -1}, "",
 		},
-		{"lost", `{"index":-1,"uuid":"` + id + `","error":"GPU is lost","code":15}`, Occupancy{}, "look at " + id + ": GPU is lost"},
-		{"another one", `{"index":0,"uuid":"GPU-x"}`, Occupancy{}, "answers for another GPU"},
+		{"lost", `{"index":-1,"uuid":"` + id + `","error":"GPU is lost","code":15}`, Occupancy{}, "check " + id + ": GPU is lost"},
+		{"another one", `{"index":0,"uuid":"GPU-x"}`, Occupancy{}, "reports another GPU"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -124,7 +124,7 @@ func TestAMDUse(t *testing.T) {
 			Occupancy{Driver: "6.12.12", UsedBytes: -1}, "",
 		},
 		{"no such GPU", 1, nil, []string{"/dev/dri/renderD99"}, Occupancy{}, "does not list renderD99"},
-		{"no render node", 1, nil, []string{"/dev/kfd"}, Occupancy{}, "render node is not known"},
+		{"no render node", 1, nil, []string{"/dev/kfd"}, Occupancy{}, "render node is unknown"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()

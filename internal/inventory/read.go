@@ -129,10 +129,10 @@ func readLive(ctx context.Context, t tree, opts Options) Live {
 		err = json.Unmarshal([]byte(text), &live)
 	}
 	if err == nil && controls().MatchString(text) {
-		err = errors.New("it holds control characters")
+		err = errors.New("it contains control characters")
 	}
 	if err == nil && live.Schema != Schema {
-		err = fmt.Errorf("it has schema %d, this kbnode reads %d", live.Schema, Schema)
+		err = fmt.Errorf("it has schema %d, but this kbnode reads %d", live.Schema, Schema)
 	}
 	if err != nil {
 		return Live{Software: installed(t), Problems: []Problem{{livePath, err.Error()}}}

@@ -119,7 +119,7 @@ func choose(pool []resolved, want config.GPUs, count int) ([]resolved, error) {
 	all := numbers(chosen)
 	switch {
 	case !want.IsZero() && count != len(all):
-		return nil, fmt.Errorf("gpu_count: %d and gpus, which names %d, contradict each other; leave out one of them (--gpu-count, --gpus)", count, len(all))
+		return nil, fmt.Errorf("gpu_count: %d and gpus, which lists %d, contradict each other; leave out one of them (--gpu-count, --gpus)", count, len(all))
 	case count < 0 || count > len(all):
 		return nil, fmt.Errorf("gpu_count: %d GPUs are asked for and this machine has %d; write at most %[2]d (--gpu-count), or leave it out for all", count, len(all))
 	}
@@ -138,7 +138,7 @@ func chooseNamed(pool []resolved, want config.GPUs) ([]resolved, error) {
 		}
 		for _, i := range of {
 			if taken[i] {
-				return nil, fmt.Errorf("GPU %s is chosen twice; name each GPU once in --gpus", name)
+				return nil, fmt.Errorf("GPU %s is listed twice; list each GPU once in --gpus", name)
 			}
 			taken[i] = true
 		}

@@ -31,7 +31,7 @@ func group(members []resolved, cfg config.Config, kept []Binding) ([][]resolved,
 			}
 			for _, i := range found {
 				if taken[i] || slices.Contains(of, i) {
-					return nil, fmt.Errorf("groups: GPU %s is in two places; name each GPU once", name)
+					return nil, fmt.Errorf("groups: GPU %s is listed twice; list each GPU once", name)
 				}
 				of = append(of, i)
 			}

@@ -265,11 +265,11 @@ func TestBindings(t *testing.T) {
 		{name: "too many", gpus: []inventory.GPU{gpu("A", "0")}, count: 2, err: "gpu_count: 2 GPUs are asked for and this machine has 1; write at most 1 (--gpu-count)"},
 		{name: "as many as chosen", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1"), gpu("C", "2")}, count: 2, want: config.GPUs{List: []string{"2", "b"}}, is: "1=B 2=C"},
 		{name: "all, and that many", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, count: 2, want: config.GPUs{All: true}, is: "0=A 1=B"},
-		{name: "all, and fewer", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, count: 1, want: config.GPUs{All: true}, err: "gpu_count: 1 and gpus, which names 2, contradict each other"},
+		{name: "all, and fewer", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, count: 1, want: config.GPUs{All: true}, err: "gpu_count: 1 and gpus, which lists 2, contradict each other"},
 		{name: "fewer than chosen", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, count: 1, want: config.GPUs{List: []string{"A", "B"}}, err: "contradict each other"},
 		{name: "a negative number", gpus: []inventory.GPU{gpu("A", "0")}, count: -1, err: "gpu_count: -1 GPUs"},
 		{name: "the first of which is away", gpus: []inventory.GPU{gpu("B", "1"), gpu("C", "2")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, count: 2, is: "[0=A] 1=B"},
-		{name: "one GPU named twice", gpus: []inventory.GPU{gpu("A", "0")}, want: config.GPUs{List: []string{"0", "A"}}, err: "GPU A is chosen twice"},
+		{name: "one GPU named twice", gpus: []inventory.GPU{gpu("A", "0")}, want: config.GPUs{List: []string{"0", "A"}}, err: "GPU A is listed twice"},
 		{name: "no GPU", err: "no GPU that kbnode can see"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

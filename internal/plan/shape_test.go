@@ -212,7 +212,7 @@ func TestShapeRefusals(t *testing.T) {
 		"not shared out":  {b200, config.Config{GPUsPerSlot: 3}, "gpus_per_slot: 8 GPUs cannot be shared out by 3"},
 		"two models":      {&mixed, config.Config{Groups: config.Groups{{"6", "7"}}}, "groups: GPU 6 is NVIDIA B200 and GPU 7 is NVIDIA H100 NVL; put GPUs of one kind together"},
 		"no such GPU":     {b200, config.Config{Groups: config.Groups{{"6", "8"}}}, "groups: GPU 8 does not exist: this machine has GPUs 0 to 7"},
-		"two names":       {b200, config.Config{Groups: config.Groups{{"6", b200.GPUs[6].PCI}}}, "is in two places"},
+		"two names":       {b200, config.Config{Groups: config.Groups{{"6", b200.GPUs[6].PCI}}}, "is listed twice"},
 		"an instance":     {divided(b200, 1, map[int][]int{6: {1, 1}}), config.Config{Groups: config.Groups{{"6:0", "7"}}}, "groups: GPU 6 is in MIG mode"},
 		"no such part":    {divided(b200, 1, map[int][]int{6: {1, 1}}), config.Config{GPUs: config.GPUs{List: []string{"6:2"}}}, "GPU 6 has no part 2: it has 2"},
 		"a part of all":   {b200, config.Config{GPUs: config.GPUs{List: []string{"6:0"}}}, "GPU 6 has no part 0"},

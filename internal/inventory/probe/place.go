@@ -180,7 +180,7 @@ var running = make(chan struct{}, 1)
 // /run/kbnode.
 func acquire(ctx context.Context, lockPath string) (release func(), lock *os.File, err error) {
 	busy := func() error {
-		return fmt.Errorf("another NVML probe is still running; a GPU may hang in the driver: %w", ctx.Err())
+		return fmt.Errorf("another NVML probe is still running; a GPU may be hung in the driver: %w", ctx.Err())
 	}
 	select {
 	case running <- struct{}{}:

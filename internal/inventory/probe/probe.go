@@ -180,7 +180,7 @@ func (c *child) wait(ctx context.Context) (*Report, error) {
 		}
 		return nil, fmt.Errorf("the NVML probe did not answer and was killed: %w", ctx.Err())
 	case <-time.After(killGrace):
-		return nil, fmt.Errorf("the NVML probe (process %d) does not even die: a GPU hangs in the driver: %w", pid, ctx.Err())
+		return nil, fmt.Errorf("the NVML probe (process %d) cannot be killed: a GPU is hung in the driver: %w", pid, ctx.Err())
 	}
 }
 
@@ -204,7 +204,7 @@ func (c *child) report(exit error) (*Report, error) {
 		return nil, err
 	}
 	if r.OK != (code == 0) {
-		return nil, fmt.Errorf("the NVML probe ended with %d but reports ok=%t", code, r.OK)
+		return nil, fmt.Errorf("the NVML probe exited with %d but reports ok=%t", code, r.OK)
 	}
 	if !r.OK {
 		return r, &Error{Code: r.Code, Text: r.Error, Absent: r.Absent}
@@ -233,7 +233,7 @@ func Parse(data []byte) (*Report, error) {
 		return nil, fmt.Errorf("read NVML report: %w", err)
 	}
 	if r.Schema != Schema {
-		return nil, fmt.Errorf("read NVML report: it has schema %d, this kbnode reads %d", r.Schema, Schema)
+		return nil, fmt.Errorf("read NVML report: it has schema %d, but this kbnode reads %d", r.Schema, Schema)
 	}
 	return &r, nil
 }

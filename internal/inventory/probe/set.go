@@ -82,7 +82,7 @@ func Set(ctx context.Context, opts Options, s Setting) error {
 		return err
 	}
 	if len(r.GPUs) != 1 || r.GPUs[0].UUID != s.GPU {
-		return errors.New("the NVML probe does not say what became of the GPU")
+		return errors.New("the NVML probe reports no result for the GPU")
 	}
 	if why := r.GPUs[0].Error; why != "" {
 		return errors.New(text.Line(why, 300))

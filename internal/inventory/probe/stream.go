@@ -91,7 +91,7 @@ func lockSampler(path string) (*os.File, error) {
 		return nil, nil //nolint:nilerr // best effort
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, errors.Join(errors.New("an earlier sampler of this GPU has not ended; the GPU may hang in the driver"), f.Close())
+		return nil, errors.Join(errors.New("an earlier sampler of this GPU has not ended; the GPU may be hung in the driver"), f.Close())
 	}
 	return f, nil
 }
@@ -160,7 +160,7 @@ func (s *sampler) follow(ctx context.Context, patience time.Duration, each func(
 				return s.why(err)
 			}
 		case <-silence.C:
-			return errors.Join(fmt.Errorf("the NVML probe gave no sample for %v and was ended", patience), s.end(stop))
+			return errors.Join(fmt.Errorf("the NVML probe sent no sample for %v and was stopped", patience), s.end(stop))
 		case <-ctx.Done():
 			return s.end(stop)
 		}
@@ -183,7 +183,7 @@ func (s *sampler) end(stop func()) error {
 	case <-s.exited: //nolint:errcheck // it was ended, however that went
 		return nil
 	case <-time.After(killGrace):
-		return fmt.Errorf("the NVML probe (process %d) does not even die: the GPU hangs in the driver", pid)
+		return fmt.Errorf("the NVML probe (process %d) cannot be killed: the GPU is hung in the driver", pid)
 	}
 }
 
@@ -195,7 +195,7 @@ func (s *sampler) why(exit error) error {
 	if exit != nil {
 		return fmt.Errorf("run the NVML probe: %w", exit)
 	}
-	return errors.New("the NVML probe ended by itself")
+	return errors.New("the NVML probe exited on its own")
 }
 
 // sampleWriter parses samples from the child's output.

@@ -127,12 +127,12 @@ func TestStreamEnds(t *testing.T) {
 	}{
 		{"crashes", "echo '" + line + "'; echo \"$0: symbol lookup error: nvmlNew\" >&2; exit 127", 1, "the NVML probe crashed: symbol lookup error: nvmlNew (exit status 127)"},
 		{"ends", "echo '" + line + "'", 1, "ended by itself"},
-		{"is silent", "exec sleep 1000", 0, "gave no sample for 300ms and was ended"},
-		{"becomes silent", "echo '" + line + "'; trap '' TERM; sleep 1000", 1, "gave no sample for 300ms and was ended"},
+		{"is silent", "exec sleep 1000", 0, "sent no sample for 300ms and was stopped"},
+		{"becomes silent", "echo '" + line + "'; trap '' TERM; sleep 1000", 1, "sent no sample for 300ms and was stopped"},
 		{"prints garbage", "echo oops; exec sleep 1000", 0, "read a sample: invalid character"},
 		{"prints a line without end", "exec tr '\\0' ' ' </dev/zero", 0, "a line of more than 4096 bytes"},
 		{"is told of a lost GPU", `echo '{"error":"nvmlInit: GPU is\u001b[31m lost"}'; exit 3`, 0, "nvmlInit: GPU is lost"},
-		{"closes its output", "exec >&-; exec sleep 1000", 0, "gave no sample"},
+		{"closes its output", "exec >&-; exec sleep 1000", 0, "sent no sample"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
