@@ -73,14 +73,14 @@ func TestSlotLimits(t *testing.T) {
 	const again = "rm -f /run/kbnode/partition-refused && kbnode reconcile"
 	play(t, []scene{
 		{"good", "slot-limits", node(nil), nil, nil, "ok: 3 slices", ""},
-		{"two alike", "slot-limits", kernelSays("memory.max", "max", 0, 1), nil, []reconcile.Change{set(0, ""), set(1, "")}, "fail: memory.max is max, planned is 17179869184", "kbnode reconcile"},
+		{"two alike", "slot-limits", kernelSays("memory.max", "max", 0, 1), nil, []reconcile.Change{set(0, ""), set(1, "")}, "fail: memory.max is max, should be 17179869184", "kbnode reconcile"},
 		{"several files", "slot-limits", node(func(f *fake) {
 			files := f.state.Slices[plan.SliceName(1)].Files
 			files["pids.max"], files["memory.swap.max"], files["cpuset.cpus.effective"], files["cpuset.mems.effective"] = "max", "max", "0-15", "0-1"
 		}), nil, []reconcile.Change{set(1, "")},
-			"fail: cpuset.cpus.effective is 0-15, planned is 5-6,13-14; cpuset.mems.effective is 0-1, planned is 1; memory.swap.max is max, planned is 0; pids.max is max, planned is 8192", "kbnode reconcile"},
+			"fail: cpuset.cpus.effective is 0-15, should be 5-6,13-14; cpuset.mems.effective is 0-1, should be 1; memory.swap.max is max, should be 0; pids.max is max, should be 8192", "kbnode reconcile"},
 		{"the device policy", "slot-limits", node(nil), nil, []reconcile.Change{set(0, "")}, "fail: its unit file changed", "kbnode reconcile"},
-		{"while a job runs", "slot-limits", kernelSays("memory.max", "1", 0), nil, []reconcile.Change{set(0, "waits for job 7")}, "warn: memory.max is 1, planned is 17179869184, waits for job 7", ""},
+		{"while a job runs", "slot-limits", kernelSays("memory.max", "1", 0), nil, []reconcile.Change{set(0, "waits for job 7")}, "warn: memory.max is 1, should be 17179869184, waits for job 7", ""},
 		{"a slice that does not run", "slot-limits", node(func(f *fake) { delete(f.state.Units, plan.SliceName(0)) }), nil, []reconcile.Change{set(0, "")}, "ok: 3 slices", ""},
 		{"not again", "as-planned", node(nil), nil, []reconcile.Change{set(0, ""), {Kind: reconcile.Partition, Subject: "buildkite.slice", Slot: -1}}, "ok: 0 files, 0 units", ""},
 
@@ -92,7 +92,7 @@ func TestSlotLimits(t *testing.T) {
 			f.state.Warnings = []string{"/proc/sys/kernel/pty/max is not set: y"}
 			f.plan.Tunables = []plan.Tunable{{Name: "/proc/sys/kernel/pty/max", Form: plan.Least}}
 		}), nil, nil, "warn: /proc/sys/kernel/pty/max is not set: y", ""},
-		{"its own", "state", node(func(f *fake) { f.state.Warnings = []string{"slot gpu0 is taken as busy: z"} }), nil, nil, "warn: slot gpu0 is taken as busy: z", ""},
+		{"its own", "state", node(func(f *fake) { f.state.Warnings = []string{"slot gpu0 is treated as busy: z"} }), nil, nil, "warn: slot gpu0 is treated as busy: z", ""},
 
 		{"good", "slot-partition", node(nil), nil, nil, "ok: CPUs 1-2,5-6,9-10,13-14", ""},
 		{"taken away", "slot-partition", part("member"), nil, nil, `warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"`, again},

@@ -104,7 +104,7 @@ func agentKeysFor(agent inventory.Agent) ([]agentKey, error) {
 		}
 	}
 	if len(missing) > 0 {
-		return nil, fmt.Errorf("buildkite-agent %s at %s does not know %s, without which a slot is not closed; upgrade it to %s or newer, or move it away and let kbnode install it",
+		return nil, fmt.Errorf("buildkite-agent %s at %s does not support %s, which isolation needs; upgrade it to %s or newer, or move it away and let kbnode install it",
 			agent.Version, agent.Path, strings.Join(missing, ", "), PinnedAgentVersion)
 	}
 	return keys, nil

@@ -34,7 +34,7 @@ var agentVersion = lazy.Regexp(`^[0-9]{1,9}(\.[0-9]{1,9}){2}(-[0-9A-Za-z]{1,32}(
 // CheckAgentVersion returns an error if v is not the version of a release.
 func CheckAgentVersion(v string) error {
 	if !agentVersion().MatchString(v) {
-		return fmt.Errorf("%.80q is no version of buildkite-agent; write one such as %s", v, PinnedAgentVersion)
+		return fmt.Errorf("%.80q is not a version of buildkite-agent; write one such as %s", v, PinnedAgentVersion)
 	}
 	return nil
 }

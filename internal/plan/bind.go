@@ -63,18 +63,18 @@ func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool)
 		return slots, nil, nil
 	}
 	if cfg.Slots > 0 {
-		return nil, nil, fmt.Errorf("slots: %d are asked for, and the number of GPUs decides that; write gpus: none as well (--gpus none) for slots without a GPU, or leave slots out", cfg.Slots)
+		return nil, nil, fmt.Errorf("slots: %d is set, but the GPUs decide how many slots there are; also write gpus: none (--gpus none) for slots without a GPU, or leave slots out", cfg.Slots)
 	}
 	kept = slices.DeleteFunc(slices.Clone(kept), func(b Binding) bool { return b.Vendor == "" })
 	if len(gpus) == 0 && len(kept) == 0 {
-		return nil, nil, errors.New("this machine has no GPU that kbnode can see; check that the driver is loaded (nvidia-smi, or ls /sys/class/kfd for AMD), then run kbnode inventory; slots without a GPU are made with --gpus none --slots N")
+		return nil, nil, errors.New("this machine has no GPU that kbnode can see; check that the driver is loaded (nvidia-smi, or ls /sys/class/kfd for AMD), then run kbnode inventory; for slots without a GPU, use --gpus none --slots N")
 	}
 	pool, replaced := findMembers(gpus, kept, reshape)
 	var warnings []string
 	for _, g := range undivided(gpus, pool) {
-		why := fmt.Sprintf("how GPU %s is divided could not be read", cmp.Or(g.UUID, g.PCI))
+		why := fmt.Sprintf("the partitioning of GPU %s could not be read", cmp.Or(g.UUID, g.PCI))
 		if len(kept) == 0 {
-			return nil, nil, errors.New(why + ", so no slots can be made of it; see kbnode inventory, and install again when it can be read")
+			return nil, nil, errors.New(why + ", so it cannot become a slot; see kbnode inventory, and install again when it can be read")
 		}
 		warnings = append(warnings, why+"; it becomes a slot when it can be read")
 	}
@@ -121,7 +121,7 @@ func choose(pool []resolved, want config.GPUs, count int) ([]resolved, error) {
 	case !want.IsZero() && count != len(all):
 		return nil, fmt.Errorf("gpu_count: %d and gpus, which lists %d, contradict each other; leave out one of them (--gpu-count, --gpus)", count, len(all))
 	case count < 0 || count > len(all):
-		return nil, fmt.Errorf("gpu_count: %d GPUs are asked for and this machine has %d; write at most %[2]d (--gpu-count), or leave it out for all", count, len(all))
+		return nil, fmt.Errorf("gpu_count: %d GPUs are requested, but this machine has %d; write at most %[2]d (--gpu-count), or leave it out for all", count, len(all))
 	}
 	return slices.DeleteFunc(slices.Clone(chosen), func(u resolved) bool { return !slices.Contains(all[:count], u.GPU) }), nil
 }
@@ -134,7 +134,7 @@ func chooseNamed(pool []resolved, want config.GPUs) ([]resolved, error) {
 	for _, name := range want.List {
 		of, err := named(pool, name)
 		if err != nil {
-			return nil, fmt.Errorf("%w; name one of them with --gpus", err)
+			return nil, fmt.Errorf("%w; choose one of them with --gpus", err)
 		}
 		for _, i := range of {
 			if taken[i] {
@@ -239,7 +239,7 @@ func parkedWhy(s bound) string {
 		case !u.gpu.Healthy:
 			why = append(why, fmt.Sprintf("GPU at %s does not answer: %s", u.PCI, u.gpu.Error))
 		case u.mig != nil && !u.nodesKept && (u.mig.GPUCap < 0 || u.mig.ComputeCap < 0):
-			why = append(why, fmt.Sprintf("the driver does not tell which devices are those of %s; see /proc/driver/nvidia-caps/mig-minors", u.describe()))
+			why = append(why, fmt.Sprintf("the driver does not report the devices of %s; see /proc/driver/nvidia-caps/mig-minors", u.describe()))
 		}
 	}
 	return strings.Join(slices.Compact(why), "; ")

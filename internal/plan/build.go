@@ -29,7 +29,7 @@ func Build(in Input) (*Plan, error) {
 	}
 	in.Inventory = inv
 	if why := unlisted(inv); why != "" && len(in.Bindings) == 0 && !cfg.GPUs.None {
-		return nil, fmt.Errorf("which GPUs there are could not be read, so no slots can be made of them; install again when it can be (%s)", why)
+		return nil, fmt.Errorf("the list of GPUs could not be read, so no slots can be planned; install again when it can be read (%s)", why)
 	}
 	slots, warnings, err := bind(inv.GPUs, cfg, in.Bindings, in.Reshape)
 	if err != nil {
@@ -37,7 +37,7 @@ func Build(in Input) (*Plan, error) {
 	}
 	node := cmp.Or(cfg.Node, inv.Hostname, "node")
 	if cfg.Node == "" && inv.Hostname == "" && slices.Contains(inv.Unread, inventory.SubjectHost) {
-		return nil, fmt.Errorf("this machine does not say its name (%s), and agents are called by it; give one with --node (node)", inv.WhyUnread(inventory.SubjectHost))
+		return nil, fmt.Errorf("the host name could not be read (%s), and agents are named after it; set one with --node (node)", inv.WhyUnread(inventory.SubjectHost))
 	}
 	split, err := chooseSplit(inv, cfg, slots, in.Bindings)
 	if err != nil {
@@ -93,7 +93,7 @@ func Build(in Input) (*Plan, error) {
 		p.Slots = append(p.Slots, s)
 		for _, g := range s.GPUs {
 			if s.Parked == "" && g.UUID == "" {
-				p.Warnings = append(p.Warnings, fmt.Sprintf("slot %s: no driver names the GPU at %s, so it is known by its address only", s.Name, g.PCI))
+				p.Warnings = append(p.Warnings, fmt.Sprintf("slot %s: no driver reports a UUID for the GPU at %s, so it is known only by its address", s.Name, g.PCI))
 			}
 		}
 		if err := p.addSlot(in, cfg, program.Version, keys[s.AgentVersion], s); err != nil {
@@ -115,7 +115,7 @@ func Build(in Input) (*Plan, error) {
 	}
 	p.Warnings = append(p.Warnings, unboundDisks(inv, cfg, slots)...)
 	if len(cfg.Job.AllowedNetworks) > 0 && cfg.Job.Network == config.NetworkBridge {
-		p.Warnings = append(p.Warnings, "job.allowed_networks closes nothing by itself: jobs reach all that the node reaches; set job.network: internet")
+		p.Warnings = append(p.Warnings, "job.allowed_networks has no effect by itself: jobs reach everything that the node reaches; set job.network: internet")
 	}
 	p.Warnings = append(p.Warnings, p.withoutSlot(in.Drains)...)
 	p.sort()
@@ -134,11 +134,11 @@ func (p *Plan) chooseQueue(cfg *config.Config, slots []bound) {
 	list := strings.Join(shapes, ", ")
 	switch {
 	case cfg.Queue == "" && len(shapes) == 1:
-		p.Warnings = append(p.Warnings, fmt.Sprintf("no queue is given; %q is taken from the GPU's model, --queue sets another", shapes[0]))
+		p.Warnings = append(p.Warnings, fmt.Sprintf("no queue is set; using %q, from the GPU's model (--queue sets another)", shapes[0]))
 	case cfg.Queue == "":
-		p.Warnings = append(p.Warnings, fmt.Sprintf("no queue is given; slots have one of their shape each (%s), --queue sets others", list))
+		p.Warnings = append(p.Warnings, fmt.Sprintf("no queue is set; each slot uses one for its shape: %s (--queue sets others)", list))
 	case len(shapes) > 1 && !strings.Contains(cfg.Queue, "{"):
-		p.Warnings = append(p.Warnings, fmt.Sprintf("slots of different shapes (%s) take jobs of one queue, %s; give each shape its own with --queue '%s-{shape}'", list, cfg.Queue, cfg.Queue))
+		p.Warnings = append(p.Warnings, fmt.Sprintf("slots of different shapes (%s) take jobs from one queue, %s; give each shape its own with --queue '%s-{shape}'", list, cfg.Queue, cfg.Queue))
 	}
 	cfg.Queue = cmp.Or(cfg.Queue, "{shape}")
 }
@@ -182,13 +182,13 @@ func TooSmall(inv *inventory.Inventory, p *Plan) (cores, memory, disk string) {
 		}
 	}
 	if n := len(whole); n < minSlotCores {
-		cores = fmt.Sprintf("%s has %d %s; %d are the minimum for fair timings", who, n, map[bool]string{true: "core", false: "cores"}[n == 1], minSlotCores)
+		cores = fmt.Sprintf("%s has %d %s; %d is the minimum for fair timings", who, n, map[bool]string{true: "core", false: "cores"}[n == 1], minSlotCores)
 	}
 	if s.MemoryBytes < minSlotMemory {
-		memory = fmt.Sprintf("%s has %s of memory; %s are the minimum", who, config.Size(s.MemoryBytes), config.Size(minSlotMemory))
+		memory = fmt.Sprintf("%s has %s of memory; %s is the minimum", who, config.Size(s.MemoryBytes), config.Size(minSlotMemory))
 	}
 	if s.DiskBytes > 0 && s.DiskBytes < minSlotDisk {
-		disk = fmt.Sprintf("%s has %s of disk; %s are the minimum", who, config.Size(s.DiskBytes), config.Size(minSlotDisk))
+		disk = fmt.Sprintf("%s has %s of disk; %s is the minimum", who, config.Size(s.DiskBytes), config.Size(minSlotDisk))
 	}
 	return cores, memory, disk
 }
@@ -233,12 +233,12 @@ func ParseBindings(text []byte) ([]Binding, error) {
 		return nil, fmt.Errorf("read slot bindings %s: %w", BindingsPath, err)
 	}
 	if f.Schema != Schema {
-		return nil, errors.New("the slot bindings in " + BindingsPath + " were written by another version of kbnode; move the file away to bind the GPUs anew")
+		return nil, errors.New("the slot bindings in " + BindingsPath + " were written by another version of kbnode; move the file away to bind the GPUs again")
 	}
 	seen := map[int]bool{}
 	for _, b := range f.Slots {
 		if b.Slot < 0 || b.Slot > 4095 || seen[b.Slot] {
-			return nil, fmt.Errorf("the slot bindings in %s name slot %d twice or out of range; move the file away to bind the GPUs anew", BindingsPath, b.Slot)
+			return nil, fmt.Errorf("the slot bindings in %s list slot %d twice or out of range; move the file away to bind the GPUs again", BindingsPath, b.Slot)
 		}
 		seen[b.Slot] = true
 	}

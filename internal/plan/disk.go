@@ -38,7 +38,7 @@ func chooseDisks(inv *inventory.Inventory, cfg config.Config, slots []bound) err
 		s := &slots[i]
 		switch s.disk = int64(cfg.Job.Disk); {
 		case unread && s.last == nil:
-			return fmt.Errorf("the size of %s could not be read (%s), so slot %s cannot have a disk of its own; set its size with job.disk, or try again", agentsDir, inv.Problems[at].Detail, SlotName(s.Slot))
+			return fmt.Errorf("the size of %s could not be read (%s), so slot %s cannot have its own disk; set its size with job.disk, or try again", agentsDir, inv.Problems[at].Detail, SlotName(s.Slot))
 		case unread:
 			s.disk = s.last.DiskBytes
 		case s.disk == 0:
@@ -53,10 +53,10 @@ func unboundDisks(inv *inventory.Inventory, cfg config.Config, slots []bound) []
 	size, driver := slots[0].disk, inv.Software.Docker.StorageDriver
 	var warnings []string
 	if len(inv.Disks) > 0 && size == 0 {
-		warnings = append(warnings, fmt.Sprintf("the size of %s is not known, so slots have no disk of their own and a job can fill the node's; set job.disk", agentsDir))
+		warnings = append(warnings, fmt.Sprintf("the size of %s is unknown, so slots have no disks of their own and a job can fill the node's; set job.disk", agentsDir))
 	}
 	if driver != "" && driver != "overlay2" && cfg.Job.Profile != config.ProfileStrict {
-		warnings = append(warnings, fmt.Sprintf("what containers write is not bounded with Docker's storage driver %s: a job can fill Docker's disk; put {\"features\": {\"containerd-snapshotter\": false}, \"storage-driver\": \"overlay2\"} into /etc/docker/daemon.json, or set job.profile: strict", driver))
+		warnings = append(warnings, fmt.Sprintf("Docker's storage driver %s does not limit what containers write: a job can fill Docker's disk; put {\"features\": {\"containerd-snapshotter\": false}, \"storage-driver\": \"overlay2\"} into /etc/docker/daemon.json, or set job.profile: strict", driver))
 	}
 	return warnings
 }

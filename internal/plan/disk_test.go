@@ -44,7 +44,7 @@ func TestDisk(t *testing.T) {
 	}{
 		"by default":             {func(*inventory.Inventory) {}, config.Job{}, 50 << 30, ""},
 		"as configured":          {func(*inventory.Inventory) {}, config.Job{Disk: 100 << 30}, 100 << 30, ""},
-		"small":                  {func(*inventory.Inventory) {}, config.Job{Disk: 1 << 30}, 1 << 30, "1GiB of disk; 50GiB are the minimum"},
+		"small":                  {func(*inventory.Inventory) {}, config.Job{Disk: 1 << 30}, 1 << 30, "1GiB of disk; 50GiB is the minimum"},
 		"unknown":                {func(i *inventory.Inventory) { i.Disks = i.Disks[1:] }, config.Job{}, 0, "set job.disk"},
 		"containerd's store":     {func(i *inventory.Inventory) { i.Software.Docker.StorageDriver = "overlayfs" }, config.Job{}, 50 << 30, "containerd-snapshotter"},
 		"the same, but strictly": {func(i *inventory.Inventory) { i.Software.Docker.StorageDriver = "overlayfs" }, config.Job{Profile: config.ProfileStrict}, 50 << 30, ""},

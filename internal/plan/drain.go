@@ -45,7 +45,7 @@ type drainsFile struct {
 func ParseDrains(text []byte) ([]Drain, error) {
 	var f drainsFile
 	if err := json.Unmarshal(text, &f); err != nil {
-		return nil, fmt.Errorf("read drained slots %s: %w; delete the file to drain none", DrainsPath, err)
+		return nil, fmt.Errorf("read drained slots %s: %w; delete the file to drain no slots", DrainsPath, err)
 	}
 	if f.Schema != Schema {
 		return nil, errors.New("the drained slots in " + DrainsPath + " were written by another version of kbnode; delete the file and drain them again")
@@ -109,7 +109,7 @@ func rankBy(d Drain) int {
 func (p *Plan) withoutSlot(drains []Drain) (warnings []string) {
 	for _, d := range SlotlessDrains(p.Slots, drains) {
 		name := SlotName(d.Slot)
-		warnings = append(warnings, fmt.Sprintf("%s is %s, and is no slot now; a later %s will be drained unless kbnode resume %s comes first", name, d, name, name))
+		warnings = append(warnings, fmt.Sprintf("%s is %s, but does not exist now; a later %s will be drained unless you run kbnode resume %s first", name, d, name, name))
 	}
 	return warnings
 }

@@ -61,7 +61,7 @@ func group(members []resolved, cfg config.Config, kept []Binding) ([][]resolved,
 	for _, model := range models {
 		free := kinds[model]
 		if len(free)%size != 0 {
-			return nil, fmt.Errorf("gpus_per_slot: %s cannot be shared out by %d; write a number that divides them (--gpus-per-slot), choose others with --gpus, or name groups in %s",
+			return nil, fmt.Errorf("gpus_per_slot: %s cannot be divided into groups of %d; write a number that divides them (--gpus-per-slot), choose others with --gpus, or name groups in %s",
 				counted(len(free), "GPU"), size, ConfigPath)
 		}
 		for _, b := range kept {
@@ -93,9 +93,9 @@ func oneKind(members []resolved, of []int) error {
 	for _, i := range of {
 		switch u := members[i]; {
 		case u.MIG != nil:
-			return fmt.Errorf("groups: GPU %d is in MIG mode, and a program sees one instance at most; leave it out of groups, or turn MIG off", u.GPU)
+			return fmt.Errorf("groups: GPU %d is in MIG mode, and a program can use at most one instance; leave it out of groups, or turn MIG off", u.GPU)
 		case u.Vendor != first.Vendor || u.Model != first.Model || u.Part() != first.Part():
-			return fmt.Errorf("groups: GPU %d is %s and GPU %d is %s; put GPUs of one kind together", first.GPU, title(first.Member), u.GPU, title(u.Member))
+			return fmt.Errorf("groups: GPU %d is %s and GPU %d is %s; group GPUs of the same kind", first.GPU, title(first.Member), u.GPU, title(u.Member))
 		}
 	}
 	return nil

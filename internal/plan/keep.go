@@ -60,7 +60,7 @@ func Recall(inv *inventory.Inventory, kept []Binding) (*inventory.Inventory, err
 	if sw.Agent.Path == "" && slices.Contains(inv.Unread, inventory.SubjectFiles) || sw.Agent.Path != "" && (sw.Agent.Version == "" || agent != "") {
 		sw.Agent = last.Software.Agent
 		if sw.Agent.Version == "" && inv.Software.Agent.Path != "" {
-			return nil, fmt.Errorf("%s does not say its version (%s), and what it understands decides how closed a slot is; run it with --version, fix it or move it away, and try again",
+			return nil, fmt.Errorf("%s does not report its version (%s), which decides how well slots are isolated; run it with --version, fix it or move it away, and try again",
 				inv.Software.Agent.Path, agent)
 		}
 	}
@@ -124,7 +124,7 @@ func withUnreadGPUs(inv *inventory.Inventory, kept []Binding) []inventory.GPU {
 // SayUnread returns a warning for everything that could not be read.
 func SayUnread(inv *inventory.Inventory) (warnings []string) {
 	for _, subject := range inv.Unread {
-		warnings = append(warnings, fmt.Sprintf("%s: could not be read, so what was planned from it stays as it was: %s", subject, inv.WhyUnread(subject)))
+		warnings = append(warnings, fmt.Sprintf("%s: could not be read, so its part of the plan stays as it was: %s", subject, inv.WhyUnread(subject)))
 	}
 	return warnings
 }
@@ -142,14 +142,14 @@ func lastSplit(slots []bound, node *LastNode, total int64, why string) (splitRes
 	var all cpuset.Set
 	for _, s := range slots {
 		var cpus, mems cpuset.Set
-		err := errors.New("it had none")
+		err := errors.New("no earlier CPUs")
 		if s.last != nil && node != nil && s.last.MemoryBytes >= minMemory {
 			if cpus, err = cpuset.Parse(s.last.CPUs); err == nil {
 				mems, err = cpuset.Parse(s.last.MemoryNodes)
 			}
 		}
 		if err != nil || cpus.Len() == 0 || !cpus.Disjoint(all) {
-			return splitResult{}, fmt.Errorf("the machine cannot be split, since its CPUs and memory could not be read (%s), and slot %s has no CPUs to keep; try again when they can be read", why, SlotName(s.Slot))
+			return splitResult{}, fmt.Errorf("the machine cannot be split, because its CPUs and memory could not be read (%s) and slot %s has no CPUs to keep; try again when they can be read", why, SlotName(s.Slot))
 		}
 		all = all.Union(cpus)
 		res.Blocks = append(res.Blocks, block{CPUs: cpus, MemoryNodes: mems, MemoryBytes: s.last.MemoryBytes})

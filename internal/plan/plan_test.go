@@ -262,7 +262,7 @@ func TestBindings(t *testing.T) {
 		{name: "chosen by UUID and address", gpus: []inventory.GPU{gpu("A", "0000:01:00.0"), gpu("B", "0000:02:00.0"), gpu("C", "0000:03:00.0")}, want: config.GPUs{List: []string{"b", "03:00.0"}}, is: "1=B 2=C"},
 		{name: "the first two", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1"), gpu("C", "2")}, count: 2, is: "0=A 1=B"},
 		{name: "no such index", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, want: config.GPUs{List: []string{"9"}}, err: "GPU 9 does not exist: this machine has GPUs 0 to 1"},
-		{name: "too many", gpus: []inventory.GPU{gpu("A", "0")}, count: 2, err: "gpu_count: 2 GPUs are asked for and this machine has 1; write at most 1 (--gpu-count)"},
+		{name: "too many", gpus: []inventory.GPU{gpu("A", "0")}, count: 2, err: "gpu_count: 2 GPUs are requested, but this machine has 1; write at most 1 (--gpu-count)"},
 		{name: "as many as chosen", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1"), gpu("C", "2")}, count: 2, want: config.GPUs{List: []string{"2", "b"}}, is: "1=B 2=C"},
 		{name: "all, and that many", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, count: 2, want: config.GPUs{All: true}, is: "0=A 1=B"},
 		{name: "all, and fewer", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, count: 1, want: config.GPUs{All: true}, err: "gpu_count: 1 and gpus, which lists 2, contradict each other"},
@@ -429,7 +429,7 @@ func TestPreflight(t *testing.T) {
 		spoil func(*inventory.Inventory)
 		want  string
 	}{
-		"no systemd":      {func(i *inventory.Inventory) { i.Software.Systemd = "" }, "systemd does not say its version"},
+		"no systemd":      {func(i *inventory.Inventory) { i.Software.Systemd = "" }, "systemd does not report its version"},
 		"old systemd":     {func(i *inventory.Inventory) { i.Software.Systemd = "245.4-4ubuntu3" }, "needs 249"},
 		"cgroup v1":       {func(i *inventory.Inventory) { i.Software.CgroupV2 = false }, "systemd.unified_cgroup_hierarchy=1"},
 		"no Docker":       {func(i *inventory.Inventory) { i.Software.Docker = inventory.Docker{} }, "apt-get install -y docker.io"},

@@ -56,7 +56,7 @@ func recall(u resolved) resolved {
 	case u.Devices == "",
 		g.UUID != "" && u.UUID != "" && !strings.EqualFold(g.UUID, u.UUID),
 		g.Vendor == "nvidia" && g.Minor >= 0 && !slices.Contains(strings.Split(u.Devices, ","), node):
-		u.lost = fmt.Sprintf("%s cannot be told, since how GPU %s is divided could not be read; see kbnode inventory", u.describe(), name)
+		u.lost = fmt.Sprintf("%s cannot be identified, because the partitioning of GPU %s could not be read; see kbnode inventory", u.describe(), name)
 	default:
 		u.recalled = true
 	}
@@ -94,7 +94,7 @@ func giveNodes(pool []resolved) {
 		u.nodes = strings.Split(u.Devices, ",")
 		for _, n := range u.nodes {
 			if who := owner[n]; who != "" && who != u.claim(n) {
-				u.lost = fmt.Sprintf("which device files %s has could not be read, and %s is another's now", u.describe(), n)
+				u.lost = fmt.Sprintf("the device files of %s could not be read, and %s belongs to another GPU or instance now", u.describe(), n)
 			}
 			owner[n] = cmp.Or(owner[n], u.claim(n))
 		}

@@ -250,7 +250,7 @@ func Preflight(inv *inventory.Inventory) []string {
 	say := func(format string, args ...any) { missing = append(missing, fmt.Sprintf(format, args...)) }
 	sw := inv.Software
 	if sw.Systemd == "" {
-		say("systemd does not say its version (%s); kbnode needs it, so run it on the host and not in a container", problem(inv, "systemd"))
+		say("systemd does not report its version (%s); kbnode needs systemd, so run kbnode on the host, not in a container", problem(inv, "systemd"))
 	} else if v, err := strconv.Atoi(strings.TrimFunc(strings.SplitN(sw.Systemd, ".", 2)[0], func(r rune) bool { return r < '0' || r > '9' })); err == nil && v < MinSystemd {
 		say("systemd is version %s; kbnode needs %d or newer (Ubuntu 22.04, Debian 12, RHEL 9)", sw.Systemd, MinSystemd)
 	}
@@ -260,7 +260,7 @@ func Preflight(inv *inventory.Inventory) []string {
 	if sw.Docker.Version == "" {
 		say("Docker does not answer (%s); %s", problem(inv, "docker"), dockerHint(inv.OS.ID))
 	} else if sw.Docker.CgroupDriver != "systemd" {
-		say("Docker uses the %s cgroup driver, under which no slice limits a container; put {\"exec-opts\": [\"native.cgroupdriver=systemd\"]} into /etc/docker/daemon.json and run systemctl restart docker", cmp.Or(sw.Docker.CgroupDriver, "unknown"))
+		say("Docker uses the %s cgroup driver, with which slices do not limit containers; put {\"exec-opts\": [\"native.cgroupdriver=systemd\"]} into /etc/docker/daemon.json and run systemctl restart docker", cmp.Or(sw.Docker.CgroupDriver, "unknown"))
 	}
 	if sw.Git == "" {
 		say("git is not installed; %s", packageHint(inv.OS.ID, "git"))
@@ -269,7 +269,7 @@ func Preflight(inv *inventory.Inventory) []string {
 		say("mkfs.ext4 is not installed; %s", packageHint(inv.OS.ID, "e2fsprogs"))
 	}
 	if inv.NVIDIA != nil && sw.Docker.Version != "" && !hasGPUAccess(sw.Docker) {
-		say("Docker can give no NVIDIA GPU to a container; %s", toolkitHint(inv.OS.ID))
+		say("Docker cannot give NVIDIA GPUs to containers; %s", toolkitHint(inv.OS.ID))
 	}
 	return missing
 }
@@ -281,7 +281,7 @@ func problem(inv *inventory.Inventory, subject string) string {
 			return p.Detail
 		}
 	}
-	return "it is not there"
+	return "not found"
 }
 
 func hasGPUAccess(d inventory.Docker) bool {

@@ -209,8 +209,8 @@ func TestShapeRefusals(t *testing.T) {
 		cfg config.Config
 		err string
 	}{
-		"not shared out":  {b200, config.Config{GPUsPerSlot: 3}, "gpus_per_slot: 8 GPUs cannot be shared out by 3"},
-		"two models":      {&mixed, config.Config{Groups: config.Groups{{"6", "7"}}}, "groups: GPU 6 is NVIDIA B200 and GPU 7 is NVIDIA H100 NVL; put GPUs of one kind together"},
+		"not shared out":  {b200, config.Config{GPUsPerSlot: 3}, "gpus_per_slot: 8 GPUs cannot be divided into groups of 3"},
+		"two models":      {&mixed, config.Config{Groups: config.Groups{{"6", "7"}}}, "groups: GPU 6 is NVIDIA B200 and GPU 7 is NVIDIA H100 NVL; group GPUs of the same kind"},
 		"no such GPU":     {b200, config.Config{Groups: config.Groups{{"6", "8"}}}, "groups: GPU 8 does not exist: this machine has GPUs 0 to 7"},
 		"two names":       {b200, config.Config{Groups: config.Groups{{"6", b200.GPUs[6].PCI}}}, "is listed twice"},
 		"an instance":     {divided(b200, 1, map[int][]int{6: {1, 1}}), config.Config{Groups: config.Groups{{"6:0", "7"}}}, "groups: GPU 6 is in MIG mode"},
@@ -321,9 +321,9 @@ func TestReshape(t *testing.T) {
 	dead.GPUs[1].Healthy, dead.GPUs[1].Error, dead.GPUs[1].MIGMode = false, "lost", ""
 	const uuid = "GPU-29010000-0000-4000-8000-000000000002"
 	kept := "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200 2\ngpu3 b200 3\ngpu4 b200-3g-69gb 1/MIG-1-1-1\n"
-	now := "GPU " + uuid + " is in MIG mode now; turn it off with nvidia-smi -i " + uuid + " -mig 0, or run kbnode install to make slots of its instances"
+	now := "GPU " + uuid + " is in MIG mode now; turn it off with nvidia-smi -i " + uuid + " -mig 0, or run kbnode install to make slots from its instances"
 	missing := func(profile string, start int) string {
-		return fmt.Sprintf(" parked: MIG instance %s at memory slice %d of GPU %s is missing; make it again, or run kbnode install to make slots of what there is", profile, start, uuid)
+		return fmt.Sprintf(" parked: MIG instance %s at memory slice %d of GPU %s is missing; create it again, or run kbnode install to make slots from what there is", profile, start, uuid)
 	}
 	away := " parked: GPU " + uuid + " at 0000:43:00.0 is missing"
 	for name, steps := range map[string][]struct {
@@ -418,7 +418,7 @@ func TestMixedModels(t *testing.T) {
 	warned := func(cfg config.Config, text string) bool {
 		return slices.ContainsFunc(build(t, inv, cfg, nil, false).Warnings, func(w string) bool { return strings.Contains(w, text) })
 	}
-	const mixed = "slots of different shapes (b200, h100) take jobs of one queue"
+	const mixed = "slots of different shapes (b200, h100) take jobs from one queue"
 	if !warned(config.Config{Queue: "fast"}, mixed) || warned(config.Config{Queue: "{gpu}"}, mixed) || warned(config.Config{}, mixed) {
 		t.Error("a queue for different GPUs is not warned of, or another is")
 	}

@@ -110,9 +110,9 @@ func (s *splitter) run() error {
 	gpus := len(s.in.GPUs)
 	switch {
 	case gpus > maxSlots:
-		return fmt.Errorf("%d GPUs are more than kbnode can split a machine for; choose at most %d with --gpu-count (gpu_count)", gpus, maxSlots)
+		return fmt.Errorf("%d GPUs are more than kbnode supports; choose at most %d with --gpu-count (gpu_count)", gpus, maxSlots)
 	case gpus > s.total:
-		return fmt.Errorf("%d GPUs but only %s that a slot can have, and every slot needs a core of its own; choose at most %d GPUs with --gpu-count (gpu_count)",
+		return fmt.Errorf("%d GPUs but only %s for slots, and every slot needs its own core; choose at most %d GPUs with --gpu-count (gpu_count)",
 			gpus, s.describe(s.total), s.total)
 	}
 	s.findHomes()
@@ -209,7 +209,7 @@ func (s *splitter) asAdvised(k, keep, reserve int, local bool) (cores, kept int)
 		}
 	}
 	if s.fits(minSlotCores, 0, 0, local) {
-		s.unreserved = fmt.Sprintf("without a reserve for the system each slot has %d cores; write reserve.cpus: 0 (--reserve-cpus 0) to let it run on the slots' CPUs", minSlotCores)
+		s.unreserved = fmt.Sprintf("with no CPUs reserved for the system, each slot would have %d cores; write reserve.cpus: 0 (--reserve-cpus 0) to let the system run on the slots' CPUs", minSlotCores)
 	}
 	return k, keep
 }
@@ -346,9 +346,9 @@ func (s *splitter) warnReserve(left int) {
 	switch {
 	case left >= want || s.in.ReserveCPUs != 0 || len(s.in.GPUs) == 0:
 	case left == 0:
-		s.warn("the slots take every CPU and the system has to run on theirs; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)")
+		s.warn("the slots take every CPU, so the system has to run on theirs; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)")
 	default:
-		s.warn("only %s left for the system, %d are advised; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)",
+		s.warn("only %s left for the system; %d are recommended; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)",
 			plural(left, "CPU is", "CPUs are"), want)
 	}
 }

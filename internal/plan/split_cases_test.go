@@ -93,12 +93,12 @@ func TestSplitCases(t *testing.T) {
 		{
 			name: "GPUs without a node are spread evenly", machine: onTwo(4, -1, -1, -1, -1),
 			cpus: []string{"2,10", "3,11", "6,14", "7,15"}, reserved: "0-1,4-5,8-9,12-13",
-			warnings: []string{"does not tell the NUMA node of the GPU of slot gpu0, slot gpu1, slot gpu2, slot gpu3"},
+			warnings: []string{"does not report the NUMA node of the GPU of slot gpu0, slot gpu1, slot gpu2, slot gpu3"},
 		},
 		{
 			name: "one GPU without a node goes where there is room", machine: onTwo(4, 0, -1, 0),
 			cpus: []string{"0-1,8-9", "6-7,14-15", "2-3,10-11"}, reserved: "4-5,12-13",
-			warnings: []string{"does not tell the NUMA node of the GPU of slot gpu1;"},
+			warnings: []string{"does not report the NUMA node of the GPU of slot gpu1;"},
 		},
 		{
 			name: "no warning about nodes where there is one", machine: machine{packages: 1, nodesPerPackage: 1, coresPerNode: 8, smt: 1, gpuNodes: []int{-1}},
@@ -107,7 +107,7 @@ func TestSplitCases(t *testing.T) {
 		{
 			name: "a GPU on a node that does not exist", machine: onTwo(4, 0, 5),
 			cpus: []string{"1-3,9-11", "5-7,13-15"}, reserved: "0,4,8,12",
-			warnings: []string{"does not tell the NUMA node of the GPU of slot gpu1"},
+			warnings: []string{"does not report the NUMA node of the GPU of slot gpu1"},
 		},
 		{
 			name: "a GPU's package has no allowed CPUs", machine: machine{packages: 3, nodesPerPackage: 1, coresPerNode: 4, smt: 1, gpuNodes: []int{1, 2}},
@@ -118,7 +118,7 @@ func TestSplitCases(t *testing.T) {
 				in.Memory.Nodes[1].Distances = []int{32, 10, 16}
 			},
 			cpus: []string{"8-9", "10-11"}, reserved: "0-3", mems: []string{"2", "2"},
-			warnings: []string{"the NUMA node of the GPU of slot gpu0 has no CPUs that a slot can have; the nearest package"},
+			warnings: []string{"the NUMA node of the GPU of slot gpu0 has no CPUs for slots; they come from the nearest package"},
 		},
 		{
 			name: "a GPU's node has no allowed CPUs but its package has", machine: machine{packages: 2, nodesPerPackage: 2, coresPerNode: 4, smt: 1, gpuNodes: []int{1, 3}},
@@ -176,7 +176,7 @@ func TestSplitCases(t *testing.T) {
 			name: "much less memory on one node", machine: onTwo(4, 0, 1),
 			change: func(in *splitInput) { in.Memory.Nodes[1].MemoryBytes = 8 << 30 },
 			cpus:   []string{"1-3,9-11", "5-7,13-15"}, reserved: "0,4,8,12", mems: []string{"0", "1"}, memory: 7782,
-			warnings: []string{"each slot has 7GiB of memory, an even share would be 34GiB: NUMA node 1, where the CPUs of slot gpu1 are"},
+			warnings: []string{"each slot has 7GiB of memory, although an even share would be 34GiB: NUMA node 1, where the CPUs of slot gpu1 are"},
 		},
 		{
 			name: "huge pages", machine: onTwo(4, 0, 1),
@@ -221,7 +221,7 @@ func TestSplitCases(t *testing.T) {
 				}
 			},
 			cpus: []string{"0-2,6-8"}, reserved: "3,9",
-			warnings: []string{"only 2 CPUs are left for the system, 4 are advised"},
+			warnings: []string{"only 2 CPUs are left for the system; 4 are recommended"},
 		},
 		{name: "no GPU", machine: onTwo(2), cpus: []string{}, reserved: "0-7"},
 	} {
@@ -310,11 +310,11 @@ func TestSplitRefusals(t *testing.T) {
 	}{
 		{
 			"more slots than cores", onTwo(2, gpusAt(0, 8)...), nil,
-			"8 GPUs but only 4 cores (8 CPUs) that a slot can have, and every slot needs a core of its own; choose at most 4 GPUs with --gpu-count (gpu_count)",
+			"8 GPUs but only 4 cores (8 CPUs) for slots, and every slot needs its own core; choose at most 4 GPUs with --gpu-count (gpu_count)",
 		},
 		{
 			"more slots than anybody has", onTwo(512, gpusAt(0, 257)...), nil,
-			"257 GPUs are more than kbnode can split a machine for; choose at most 256 with --gpu-count (gpu_count)",
+			"257 GPUs are more than kbnode supports; choose at most 256 with --gpu-count (gpu_count)",
 		},
 		{
 			"half a core", eight,
@@ -344,12 +344,12 @@ func TestSplitRefusals(t *testing.T) {
 		{
 			"more memory than there is", eight,
 			func(in *splitInput) { in.MemoryPerSlot = 32 << 30 },
-			"memory_per_slot: 32GiB for each of 8 slots do not fit: slot gpu0 has 15GiB on NUMA node 0; write at most 15GiB (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
+			"memory_per_slot: 32GiB for each of 8 slots does not fit: slot gpu0 has 15GiB on NUMA node 0; write at most 15GiB (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
 		},
 		{
 			"a reserve of all memory", eight,
 			func(in *splitInput) { in.ReserveMemory = 128 << 30 },
-			"reserve.memory: 128GiB leave nothing of the machine's 128GiB for slots; write less (--reserve-memory)",
+			"reserve.memory: 128GiB leaves nothing of the machine's 128GiB for slots; write less (--reserve-memory)",
 		},
 		{
 			"a reserve of nearly all memory", eight,
@@ -359,7 +359,7 @@ func TestSplitRefusals(t *testing.T) {
 		{
 			"too little memory for a job", eight,
 			func(in *splitInput) { in.MemoryPerSlot = 64 << 20 },
-			"memory_per_slot: 64MiB are too little for a job; write at least 128MiB (--memory-per-slot)",
+			"memory_per_slot: 64MiB is too little for a job; write at least 128MiB (--memory-per-slot)",
 		},
 		{
 			"a machine with too little memory", eight,
@@ -379,7 +379,7 @@ func TestSplitRefusals(t *testing.T) {
 		{
 			"no memory known", eight,
 			func(in *splitInput) { in.Memory = inventory.Memory{} },
-			"the machine does not tell how much memory it has",
+			"the machine does not report how much memory it has",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -192,7 +192,7 @@ func TestSplitNonsense(t *testing.T) {
 // checkRefusal checks that a machine is refused for a reason and with advice.
 func checkRefusal(t *testing.T, in splitInput, err error) {
 	t.Helper()
-	for _, advice := range []string{"--gpus", "--gpu-count", "--cpus-per-slot", "--memory-per-slot", "--reserve-memory", "bring CPUs online", "look at /proc/meminfo"} {
+	for _, advice := range []string{"--gpus", "--gpu-count", "--cpus-per-slot", "--memory-per-slot", "--reserve-memory", "bring CPUs online", "check /proc/meminfo"} {
 		if strings.Contains(err.Error(), advice) {
 			return
 		}

@@ -110,7 +110,7 @@ func (s *splitter) chooseReserve(ram []ramNode) (reserve, most int64, err error)
 	}
 	switch {
 	case reserve >= all && reserve > 0:
-		return 0, 0, fmt.Errorf("reserve.memory: %s leave nothing of the machine's %s for slots; write less (--reserve-memory)",
+		return 0, 0, fmt.Errorf("reserve.memory: %s leaves nothing of the machine's %s for slots; write less (--reserve-memory)",
 			config.Size(s.in.ReserveMemory), readable(all))
 	case reserve > 0:
 		return reserve, 0, nil
@@ -153,7 +153,7 @@ func (s *splitter) shareMemory(res *splitResult) error {
 		return nil
 	}
 	if len(s.ram) == 0 {
-		return errors.New("the machine does not tell how much memory it has; look at /proc/meminfo and /sys/devices/system/node/node*/meminfo")
+		return errors.New("the machine does not report how much memory it has; check /proc/meminfo and /sys/devices/system/node/node*/meminfo")
 	}
 	ram := s.ram
 	s.said = len(s.warnings)
@@ -171,21 +171,21 @@ func (s *splitter) shareMemory(res *splitResult) error {
 	perSlot := least
 	switch {
 	case want > least && least*mib >= minMemory && (near(want, least) || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
-		s.clamped = fmt.Sprintf("memory_per_slot: %s are a little more than fit; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
+		s.clamped = fmt.Sprintf("memory_per_slot: %s is slightly more than fits; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
 	case want > least:
-		return fmt.Errorf("memory_per_slot: %s for each of %s do not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
+		return fmt.Errorf("memory_per_slot: %s for each of %s does not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
 			config.Size(s.in.MemoryPerSlot), counted(len(shares), "slot"), s.in.GPUs[poor].Name, readable(least),
 			s.nodesOf(weights[poor]), readable(least))
 	case want > 0 || s.in.MemoryPerSlot > 0:
 		if perSlot = want; want*mib < minMemory {
-			return fmt.Errorf("memory_per_slot: %s are too little for a job; write at least %s (--memory-per-slot)",
+			return fmt.Errorf("memory_per_slot: %s is too little for a job; write at least %s (--memory-per-slot)",
 				config.Size(s.in.MemoryPerSlot), config.Size(minMemory))
 		}
 	case least*mib < minMemory:
 		return fmt.Errorf("the memory of NUMA node %s gives each of %s %s, and a job needs at least %s; choose fewer GPUs with --gpus (gpus) or lower reserve.memory (--reserve-memory)",
 			s.nodesOf(weights[poor]), counted(len(shares), "slot"), readable(least), config.Size(minMemory))
 	case least < fair*45/100:
-		s.warn("each slot has %s of memory, an even share would be %s: NUMA node %s, where the CPUs of %s are, has no more",
+		s.warn("each slot has %s of memory, although an even share would be %s: NUMA node %s, where the CPUs of %s are, has no more",
 			readable(least), readable(fair), s.nodesOf(weights[poor]), s.in.GPUs[poor].Name)
 	}
 	for i := range res.Blocks {

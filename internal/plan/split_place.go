@@ -42,11 +42,11 @@ func (s *splitter) findHomes() {
 		s.homes, s.away = append(s.homes, home), append(s.away, away)
 	}
 	if len(unknown) > 0 && (len(s.packages) > 1 || len(s.ram) > 1) {
-		s.warn("the firmware does not tell the NUMA node of the GPU of %s; spread evenly over %s",
+		s.warn("the firmware does not report the NUMA node of the GPU of %s; spread evenly over %s",
 			s.names(unknown), counted(len(s.packages), s.packageWord()))
 	}
 	if len(moved) > 0 {
-		s.warn("the NUMA node of the GPU of %s has no CPUs that a slot can have; the nearest %s gives them", s.names(moved), s.packageWord())
+		s.warn("the NUMA node of the GPU of %s has no CPUs for slots; they come from the nearest %s", s.names(moved), s.packageWord())
 	}
 }
 
@@ -83,7 +83,7 @@ func (s *splitter) assignPackages(k, keep int, local bool) {
 		}
 	}
 	if len(remote) > 0 {
-		s.warn("%s: the CPUs are on another %s than its GPU, which slows copies to it, because there are too few cores beside it; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)",
+		s.warn("%s: the CPUs are on a different %s than the GPU, which slows copies to it, because there are too few cores near it; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)",
 			s.names(remote), s.packageWord())
 	}
 }

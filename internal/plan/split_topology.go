@@ -195,7 +195,7 @@ func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU) []physCore {
 		t.warn("CPUs %s stay with the system: another thread of their core is offline or not allowed", cpuset.Of(broken...))
 	}
 	if len(other) > 0 {
-		t.warn("CPUs %s stay with the system: their cores are of another kind than most", cpuset.Of(other...))
+		t.warn("CPUs %s stay with the system: their cores differ from most", cpuset.Of(other...))
 	}
 	t.width = max(best.width, 1)
 	return kinds[best]

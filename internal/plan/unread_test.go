@@ -110,17 +110,17 @@ func TestUnread(t *testing.T) {
 	software := map[string]damage{
 		"the agent's version": {silenced("buildkite-agent", "signal: killed", func(live map[string]any) {
 			object(live["software"])["agent"] = map[string]any{"path": "/usr/bin/buildkite-agent"}
-		}), "buildkite-agent: could not be read", "/usr/bin/buildkite-agent does not say its version (signal: killed)"},
+		}), "buildkite-agent: could not be read", "/usr/bin/buildkite-agent does not report its version (signal: killed)"},
 		"the agent's keys": {silenced("buildkite-agent", "signal: killed", func(live map[string]any) {
 			object(live["software"])["agent"] = map[string]any{"path": "/usr/bin/buildkite-agent", "version": "4.1.0"}
-		}), "buildkite-agent: could not be read", "/usr/bin/buildkite-agent does not say its version"},
+		}), "buildkite-agent: could not be read", "/usr/bin/buildkite-agent does not report its version"},
 		"Docker": {silenced("docker", "timeout", func(live map[string]any) { delete(object(live["software"]), "docker") }), "docker: could not be read", ""},
 		"systemd": {silenced("systemd", "timeout", func(live map[string]any) { delete(object(live["software"]), "systemd") }),
 			"systemd: could not be read", ""},
 		"the size of the disk": {silenced("disk "+agentsDir, "input/output error", func(live map[string]any) { delete(live, "disks") }),
 			"disk " + agentsDir + ": could not be read", "the size of " + agentsDir + " could not be read (input/output error)"},
 		"the host's name": {silenced("hostname", "input/output error", func(live map[string]any) { delete(live, "hostname") }),
-			"hostname: could not be read", "this machine does not say its name"},
+			"hostname: could not be read", "the host name could not be read"},
 	}
 	topology := map[string]damage{}
 	for _, name := range []string{
@@ -134,7 +134,7 @@ func TestUnread(t *testing.T) {
 		topology[name] = damage{file(name), "memory: could not be read", noCPUs}
 	}
 	gpu := "sys/bus/pci/devices/0000:1b:00.0/"
-	undivided := "is divided could not be read, so no slots can be made of it"
+	undivided := "could not be read, so it cannot become a slot"
 	nvidia := map[string]damage{
 		"NVML": {func(m tree) func() {
 			return m.edit("kbnode/nvml.json", func(v map[string]any) {
@@ -158,13 +158,13 @@ func TestUnread(t *testing.T) {
 		"the MIG capabilities":        {file("proc/driver/nvidia-caps/mig-minors"), "driver: could not be read", ""},
 		"the driver's version":        {file("proc/driver/nvidia/version"), "driver: could not be read", ""},
 		"a GPU's PCI class":           {file(gpu + "class"), "gpu 0000:1b:00.0: could not be read", undivided},
-		"the list of PCI devices":     {file("sys/bus/pci/devices"), "gpus: could not be read", "which GPUs there are could not be read"},
+		"the list of PCI devices":     {file("sys/bus/pci/devices"), "gpus: could not be read", "the list of GPUs could not be read"},
 		"what the driver says of one": {file("proc/driver/nvidia/gpus/0000:1b:00.0/information"), "gpu 0000:1b:00.0: could not be read", undivided},
 		"a GPU's NUMA node":           {file(gpu + "numa_node"), "gpu 0000:1b:00.0: could not be read", undivided},
 	}
 	amd := map[string]damage{}
 	for _, name := range []string{"sys/class/kfd/kfd/topology/nodes/3/properties", "sys/class/kfd/kfd/topology/nodes"} {
-		amd[name] = damage{file(name), "gpus: could not be read", "which GPUs there are could not be read"}
+		amd[name] = damage{file(name), "gpus: could not be read", "the list of GPUs could not be read"}
 	}
 	amdGPU := "sys/bus/pci/devices/" + machinetest.MI300XCPX().AMD[1].PCI + "/"
 	for _, name := range []string{"current_compute_partition", "vendor", "class", "unique_id", "numa_node"} {

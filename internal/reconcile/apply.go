@@ -139,7 +139,7 @@ func (a *applier) wait(c Change) string {
 		return c.Deferred
 	}
 	if a.h.Systemd == nil && !c.files() {
-		return "waits for systemd, which does not run in this tree"
+		return "waits for systemd, which is not running in this tree"
 	}
 	if c.Subject == plan.ParentSlice {
 		return a.parent
@@ -245,7 +245,7 @@ func (a *applier) makeDir(c Change) error {
 	name := strings.TrimSuffix(c.Subject, "/")
 	i := slices.IndexFunc(a.p.Dirs, func(d plan.Dir) bool { return d.Path == name })
 	if i < 0 {
-		return errors.New("no plan has it")
+		return errors.New("it is not in the plan")
 	}
 	own, err := wantedOwner(a.s.users, a.p.Dirs[i].Owner)
 	if err != nil {
@@ -263,7 +263,7 @@ func (a *applier) writeFile(c Change) error {
 	}
 	f, ok := a.wantFiles[c.Subject]
 	if !ok {
-		return errors.New("no plan has it")
+		return errors.New("it is not in the plan")
 	}
 	own, err := wantedOwner(a.s.users, f.Owner)
 	if err != nil {
@@ -296,7 +296,7 @@ func (a *applier) writeFile(c Change) error {
 func (a *applier) addUser(ctx context.Context, name string) error {
 	i := slices.IndexFunc(a.p.Users, func(u plan.User) bool { return u.Name == name })
 	if i < 0 {
-		return fmt.Errorf("add user %s: no plan has it", name)
+		return fmt.Errorf("add user %s: it is not in the plan", name)
 	}
 	if err := a.h.before("adduser", name); err != nil {
 		return err

@@ -73,7 +73,7 @@ func (a *applier) adopts(unit string) bool {
 }
 
 // errLate means that an agent took a job after it was seen idle.
-var errLate = errors.New("took a job meanwhile")
+var errLate = errors.New("took a job in the meantime")
 
 // stop stops a unit. An agent that takes longer to stop than one without a job is left to
 // finish its job.

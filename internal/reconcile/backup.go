@@ -143,7 +143,7 @@ func (h *Host) copyFile(from, to string) error {
 		return err
 	}
 	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is not a file any more", from)
+		return fmt.Errorf("%s is no longer a file", from)
 	}
 	return h.write(to, modeBits(info.Mode()), ownerOf(info), f, info)
 }

@@ -114,7 +114,7 @@ func (d *differ) retire() {
 	for _, name := range stale {
 		u := d.s.Units[name]
 		slot, _ := plan.OwnsUnit(name)
-		why := "not planned any more"
+		why := "no longer planned"
 		if d.uninstall {
 			why = "" // that is what was asked for
 		}
@@ -202,7 +202,7 @@ func (d *differ) slices() {
 		case d.written[w.Unit]:
 			why = "its unit file changed"
 		case !sameDevices(w, got):
-			why = "the device policy that was set is not the planned one"
+			why = "its device policy differs from the plan"
 		default:
 			continue
 		}

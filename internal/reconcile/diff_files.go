@@ -47,7 +47,7 @@ func (d *differ) dir(w plan.Dir) {
 	case !ok:
 		c.Diff = describe(w.Mode, w.Owner)
 	case got.err != nil:
-		c.Kind, c.Why, c.fault, c.inert = Update, "what is there cannot be read", got.err, false
+		c.Kind, c.Why, c.fault, c.inert = Update, "what exists there cannot be read", got.err, false
 	case got.kind != directory:
 		c.Kind, c.Why, c.agreed, c.inert = Adopt, "something else is in the way", false, false
 	case d.differs(got, w.Mode, w.Owner):
@@ -101,7 +101,7 @@ func (d *differ) file(f plan.File) {
 		c.Kind = Create
 		c.Diff = lineDiff("", f.Content)
 	case got.err != nil:
-		c.Kind, c.Why, c.fault = Update, "what is there cannot be read", got.err
+		c.Kind, c.Why, c.fault = Update, "what exists there cannot be read", got.err
 	case got.kind != regular, !got.marked && !same && f.Source == "" && !cut(got.content, f.Content):
 		// A file that someone else wrote may contain a secret: it is not shown.
 		c.Kind, c.Why, c.agreed = Adopt, "not written by kbnode", got.backedUp
@@ -202,7 +202,7 @@ func (d *differ) removals() {
 			continue
 		}
 		if !d.uninstall && c.Why == "" {
-			c.Why = "not planned any more"
+			c.Why = "no longer planned"
 		}
 		d.gone[name] = true
 		d.add(phaseDelete, c)

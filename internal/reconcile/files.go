@@ -106,7 +106,7 @@ func (h *Host) noPlantedLink(name string) error {
 		if sys, ok := info.Sys().(*syscall.Stat_t); ok && (sys.Uid == 0 || int(sys.Uid) == os.Geteuid()) {
 			continue
 		}
-		return fmt.Errorf("%s is a symbolic link that root did not make; remove it", dir)
+		return fmt.Errorf("%s is a symbolic link that root did not create; remove it", dir)
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func TestPlantedLink(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	if err == nil || !strings.Contains(err.Error(), "a symbolic link that root did not make") {
+	if err == nil || !strings.Contains(err.Error(), "a symbolic link that root did not create") {
 		t.Errorf("error is %v", err)
 	}
 	if left, _ := os.ReadDir(elsewhere); len(left) > 0 {

@@ -114,7 +114,7 @@ func (h *Host) lock(file string) (release func(), err error) {
 			continue
 		}
 		if err := errors.Join(f.Truncate(0), writeAt(f, fmt.Sprintln(os.Getpid()))); err != nil {
-			h.log().Warn("lock does not name its holder", "path", name, "err", err) // a full disk must not keep us out
+			h.log().Warn("lock holder not recorded", "path", name, "err", err) // a full disk must not keep us out
 		}
 		return func() {
 			_ = os.Remove(name)

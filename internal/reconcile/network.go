@@ -113,7 +113,7 @@ func (o *observer) network(ctx context.Context) error {
 	}
 	state, err := o.h.Network.Look(ctx)
 	if err != nil {
-		err = fmt.Errorf("look at the slots' networks: %w", err)
+		err = fmt.Errorf("check the slots' networks: %w", err)
 		if empty(o.p) {
 			return err // an uninstall must know what is left
 		}

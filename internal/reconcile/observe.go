@@ -241,7 +241,7 @@ func (o *observer) stat(name string) (*pathState, error) {
 		return nil, nil //nolint:nilnil // nothing there is an answer
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look at %s: %w", name, err)
+		return nil, fmt.Errorf("check %s: %w", name, err)
 	}
 	state := &pathState{kind: other, mode: modeBits(info.Mode()), slot: -1}
 	switch {

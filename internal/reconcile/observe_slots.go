@@ -70,7 +70,7 @@ func (h *Host) cutOff(guard UnitState) string {
 		return plan.SocketPath(k) + " is gone"
 	case err != nil: // unknown
 	case info.Mode().Type() != fs.ModeSocket, !guard.Since.IsZero() && info.ModTime().After(guard.Since.Add(bindTime)):
-		return plan.SocketPath(k) + " is not the guard's"
+		return plan.SocketPath(k) + " does not belong to the guard"
 	}
 	return ""
 }
@@ -91,7 +91,7 @@ func (h *Host) runs(slot SlotState) (SlotState, error) {
 	})
 	if slot.Job, slot.Containers = found.Job, found.Containers; err != nil {
 		slot.Job = &agent.Job{ID: "unknown"}
-		return slot, fmt.Errorf("slot %s is taken as busy: %w", slot.Name, err)
+		return slot, fmt.Errorf("slot %s is treated as busy: %w", slot.Name, err)
 	}
 	return slot, nil
 }

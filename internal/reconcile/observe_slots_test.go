@@ -42,7 +42,7 @@ func TestProcessesThatHang(t *testing.T) {
 	for range 2 {
 		began := time.Now()
 		state, err = m.h.Observe(t.Context(), p)
-		if err != nil || state.Slots[0].Busy() == "" || state.Slots[1].Busy() != "" || len(state.Warnings) != 1 || !strings.Contains(state.Warnings[0], "slot gpu0 is taken as busy") {
+		if err != nil || state.Slots[0].Busy() == "" || state.Slots[1].Busy() != "" || len(state.Warnings) != 1 || !strings.Contains(state.Warnings[0], "slot gpu0 is treated as busy") {
 			t.Errorf("%+v, %v", state, err)
 		}
 		states, err := m.h.Slots(t.Context(), p.Slots)

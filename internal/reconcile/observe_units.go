@@ -72,7 +72,7 @@ func (o *observer) units(ctx context.Context) error {
 				u.Generation = unknown
 			case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH):
 				u.Generation = unknown
-				o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("what %s was started with is unknown: %v", u.Name, err))
+				o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("the configuration that %s was started with is unknown: %v", u.Name, err))
 			}
 		}
 		u.Enabled = enabled[u.Name]

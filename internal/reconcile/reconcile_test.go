@@ -248,7 +248,7 @@ func TestLimitThatTheKernelDoesNotTake(t *testing.T) {
 	w := slots(2)
 	w.first = 125 // the machine ends at 127
 	err := m.try(w.plan(t))
-	if err == nil || !strings.Contains(err.Error(), "slice buildkite-gpu1.slice: /sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus.effective is 127, planned is 127-128, although it was set") {
+	if err == nil || !strings.Contains(err.Error(), "slice buildkite-gpu1.slice: /sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus.effective is 127, should be 127-128, although it was set") {
 		t.Errorf("error is %v", err)
 	}
 	words := m.sd.Words()

@@ -61,9 +61,9 @@ type Mismatch struct {
 
 func (m Mismatch) String() string {
 	if m.Effective == "" {
-		return fmt.Sprintf("%s does not exist, planned is %s", m.File, m.Planned)
+		return fmt.Sprintf("%s does not exist, should be %s", m.File, m.Planned)
 	}
-	return fmt.Sprintf("%s is %s, planned is %s", m.File, m.Effective, m.Planned)
+	return fmt.Sprintf("%s is %s, should be %s", m.File, m.Effective, m.Planned)
 }
 
 // Compare returns where a slice differs from its plan, as far as the kernel's files show.

@@ -34,7 +34,7 @@ func (b *Bus) RunProgram(ctx context.Context, p Program) ([]byte, error) {
 	out := os.NewFile(uintptr(fd), p.Unit)
 	defer func() { _ = out.Close() }()
 	props := []sddbus.Property{
-		sddbus.PropDescription("kbnode looks at what a job could reach"),
+		sddbus.PropDescription("kbnode checks what a job can reach"),
 		sddbus.PropType("oneshot"),
 		sddbus.PropSlice(p.Slice),
 		sddbus.PropExecStart(p.Argv, false),
@@ -63,7 +63,7 @@ func (b *Bus) RunProgram(ctx context.Context, p Program) ([]byte, error) {
 	}
 	text, err := io.ReadAll(io.NewSectionReader(out, 0, maxProgramOutput))
 	if err != nil {
-		return nil, fmt.Errorf("read what %s wrote: %w", p.Unit, err)
+		return nil, fmt.Errorf("read output of %s: %w", p.Unit, err)
 	}
 	return text, nil
 }

@@ -71,7 +71,7 @@ func (o *observer) tunables(context.Context) error {
 		old, err = parseRecord(text)
 	}
 	if t.exists && err != nil {
-		o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("settings of the machine are left alone: %s cannot be read (%v); delete it to begin anew", plan.TunablesPath, err))
+		o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("the machine's settings are left alone: %s cannot be read (%v); delete it to start over", plan.TunablesPath, err))
 		return nil
 	}
 	boot, _ := readSmall(o.h.path(bootIDPath)) // it is missing only in a tree
@@ -233,7 +233,7 @@ func (h *Host) writable(name string) bool {
 }
 
 // errNotTaken means that the kernel made something else of a value.
-var errNotTaken = errors.New("the kernel does not take it")
+var errNotTaken = errors.New("the kernel does not accept it")
 
 // writeSetting writes a value and checks whether the kernel took it.
 func (h *Host) writeSetting(name string, form plan.Form, value string) error {

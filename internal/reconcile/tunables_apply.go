@@ -80,7 +80,7 @@ func (a *applier) refused(r *record, t tuned, err error) {
 		}
 	}
 	if f.Why != "" {
-		a.h.log().Warn("setting not made", "path", t.Name, "value", t.Value, "err", err)
+		a.h.log().Warn("setting not applied", "path", t.Name, "value", t.Value, "err", err)
 		a.result.Warnings = append(a.result.Warnings, t.Name+" is not set: "+f.Why)
 	}
 	i := slices.IndexFunc(r.Refused, func(old refusal) bool { return old.Name == t.Name })
@@ -119,11 +119,11 @@ func (a *applier) untune(ctx context.Context, c Change) error {
 				err = a.h.setting(ctx, t.Tunable)
 			}
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				a.h.log().Warn("setting not put back", "path", t.Name, "value", t.Value, "err", err)
-				a.result.Warnings = append(a.result.Warnings, t.Name+" is not put back to "+t.Value+": "+reason(err))
+				a.h.log().Warn("setting not restored", "path", t.Name, "value", t.Value, "err", err)
+				a.result.Warnings = append(a.result.Warnings, t.Name+" is not restored to "+t.Value+": "+reason(err))
 			}
 		case theirs:
-			a.h.log().Warn("setting left as somebody else has made it", "path", t.Name, "value", t.now, "was", t.Value)
+			a.h.log().Warn("setting left as another program set it", "path", t.Name, "value", t.now, "was", t.Value)
 		case asItWas, forgotten:
 		}
 		r.forget(t.Name)

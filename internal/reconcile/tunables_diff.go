@@ -25,7 +25,7 @@ func (d *differ) tune() {
 	d.tuneAll(phaseUntune, Untune, t.back)
 	if t.exists && len(d.p.Tunables) == 0 && len(t.back) == 0 && len(t.record.Settings) == 0 {
 		// It is of an earlier boot, or only lists what could not be set.
-		d.add(phaseUntune, Change{Kind: Untune, Subject: settings, Slot: -1, Why: "none is changed any more"})
+		d.add(phaseUntune, Change{Kind: Untune, Subject: settings, Slot: -1, Why: "kbnode no longer changes any"})
 	}
 }
 
@@ -52,7 +52,7 @@ func (d *differ) tuneAll(phase phase, kind Kind, list []tuned) {
 			c.Diff = strings.Join(lines, "\n") + "\n"
 		}
 		if others != "" {
-			c.Why = strings.TrimPrefix(c.Why+"; left as somebody else has made it: "+others, "; ")
+			c.Why = strings.TrimPrefix(c.Why+"; left as another program set it: "+others, "; ")
 		}
 		switch {
 		case len(slots) == 1:

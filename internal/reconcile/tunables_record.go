@@ -125,7 +125,7 @@ func parseRecord(text []byte) (record, error) {
 	for _, k := range r.Settings {
 		_, _, gpu := plan.Tunable{Name: k.Name}.GPU()
 		if file := strings.HasPrefix(k.Name, "/proc/") || strings.HasPrefix(k.Name, "/sys/"); !gpu && !file || path.Clean(k.Name) != k.Name {
-			return r, fmt.Errorf("%.100q is no setting", k.Name)
+			return r, fmt.Errorf("%.100q is not a setting", k.Name)
 		}
 		if len(k.Set) == 0 {
 			return r, errors.New("it does not say what was set")

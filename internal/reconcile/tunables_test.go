@@ -153,7 +153,7 @@ func TestUninstallPutsSettingsBack(t *testing.T) {
 		}
 		equal(t, "settings", want, m.settings())
 		i := slices.IndexFunc(r.Applied, func(c reconcile.Change) bool { return c.Kind == reconcile.Untune })
-		if why := r.Applied[i].Why; !strings.HasSuffix(why, "; left as somebody else has made it: /proc/irq/*/smp_affinity_list") {
+		if why := r.Applied[i].Why; !strings.HasSuffix(why, "; left as another program set it: /proc/irq/*/smp_affinity_list") {
 			t.Errorf("why is %q", why)
 		}
 		if m.exists("/var/lib/kbnode") {
@@ -304,7 +304,7 @@ func TestTuneAfterReboot(t *testing.T) {
 	m.apply(tuned(t, 1))
 	m.write(bootID, "boot-3\n")
 	r, _ = m.apply(slots(1).plan(t))
-	equal(t, "applied", []string{"untune settings of the machine (none is changed any more)"}, []string{r.Applied[0].String()})
+	equal(t, "applied", []string{"untune settings of the machine (kbnode no longer changes any)"}, []string{r.Applied[0].String()})
 	equal(t, "governor", "performance", m.read(governor))
 	if _, changes := m.diff(slots(1).plan(t)); len(changes) > 0 || m.exists(plan.TunablesPath) {
 		t.Errorf("left: %v", changes)
@@ -402,13 +402,13 @@ func TestUnreadableRecord(t *testing.T) {
 	for text, want := range map[string]string{
 		"{": "unexpected end of JSON input", `{"schema": 2}`: "another version of kbnode wrote it",
 		`{"schema": 1, "settings": [{"name": "/proc/a"}]}`:                           "it does not say what was set",
-		`{"schema": 1, "settings": [{"name": "/etc/shadow", "set": ["a"]}]}`:         `"/etc/shadow" is no setting`,
-		`{"schema": 1, "settings": [{"name": "/proc/../etc/shadow", "set": ["a"]}]}`: `"/proc/../etc/shadow" is no setting`,
+		`{"schema": 1, "settings": [{"name": "/etc/shadow", "set": ["a"]}]}`:         `"/etc/shadow" is not a setting`,
+		`{"schema": 1, "settings": [{"name": "/proc/../etc/shadow", "set": ["a"]}]}`: `"/proc/../etc/shadow" is not a setting`,
 	} {
 		m.write(plan.TunablesPath, text)
 		s, changes := m.diff(tuned(t, 1))
 		equal(t, "changes", nil, changes)
-		equal(t, "warnings", []string{"settings of the machine are left alone: " + plan.TunablesPath + " cannot be read (" + want + "); delete it to begin anew"}, s.Warnings)
+		equal(t, "warnings", []string{"the machine's settings are left alone: " + plan.TunablesPath + " cannot be read (" + want + "); delete it to start over"}, s.Warnings)
 	}
 }
 

@@ -43,7 +43,7 @@ func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Resu
 		}
 		if len(r.Deferred) == 0 {
 			if len(r.Applied) == 0 {
-				return all, fmt.Errorf("uninstall does not end: %s", changes[0])
+				return all, fmt.Errorf("uninstall does not finish: %s", changes[0])
 			}
 			continue // what systemd reports now may leave more to do
 		}

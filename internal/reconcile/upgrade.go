@@ -160,7 +160,7 @@ func (u *Upgrade) Run(ctx context.Context, wait bool) (busy []plan.Slot, err err
 // lists the slots that have not registered with that version yet.
 func (u *Upgrade) back(ctx context.Context, bad plan.Slot) error {
 	roll := *u.agents.Roll
-	e := &RollbackError{Slot: bad.Name, To: u.Name(roll.To), Back: u.Name(u.agents.Version), Why: "nothing was heard of it within " + roll.Timeout.String()}
+	e := &RollbackError{Slot: bad.Name, To: u.Name(roll.To), Back: u.Name(u.agents.Version), Why: "no sign of it within " + roll.Timeout.String()}
 	if err := u.broken[bad.Index]; err != nil {
 		e.Why = err.Error()
 	} else if why := u.Why(ctx, bad); why != "" {
@@ -243,7 +243,7 @@ func (u *Upgrade) converge(ctx context.Context, next *plan.Agents) error {
 func (u *Upgrade) unchanged() error {
 	kept, err := u.Host.ReadAgents()
 	if err == nil && !reflect.DeepEqual(kept, u.agents) {
-		err = errors.New("another command has chosen the slots' agent meanwhile; sudo kbnode status shows what runs")
+		err = errors.New("another command has changed the slots' agent in the meantime; sudo kbnode status shows what is running")
 	}
 	return err
 }
@@ -306,7 +306,7 @@ func (u *Upgrade) say(slot int, text string) {
 func (u *Upgrade) note(slot int, format string, args ...any) {
 	e := events.Event{Kind: "upgrade", Slot: slot, Text: fmt.Sprintf(format, args...)}
 	if err := u.Events.Add(e); err != nil {
-		u.Host.log().Warn("event not kept", "err", err)
+		u.Host.log().Warn("event not recorded", "err", err)
 	}
 }
 

@@ -35,7 +35,7 @@ func (u *Upgrade) step(ctx context.Context, s *State) (next *plan.Agents, busy [
 			return nil, nil, err
 		case slices.Contains(roll.Registered, sl.Index):
 		case !sl.Serves() || len(parked) > 0:
-			u.say(sl.Index, "takes no jobs now; it has the new agent when it does")
+			u.say(sl.Index, "takes no jobs now; it gets the new agent when it does")
 		case !on && (ss.Busy() != "" || ss.Agent.Stopping()):
 			full = append(full, sl)
 		case !on && u.registered(sl.Index, ss):

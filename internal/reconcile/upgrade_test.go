@@ -235,7 +235,7 @@ func TestUpgradeGoesBack(t *testing.T) {
 			if !ok {
 				t.Fatal(err)
 			}
-			want := fmt.Sprintf("gpu%d did not register with agent 3.100.0: nothing was heard of it within 300ms: it said so; all slots are back at agent ", bad)
+			want := fmt.Sprintf("gpu%d did not register with agent 3.100.0: no sign of it within 300ms: it said so; all slots are back at agent ", bad)
 			equal(t, "error", want, back.Error())
 			equal(t, "agents", all(3, ""), f.running())
 			equal(t, "kept", plan.Agents{Releases: []plan.AgentRelease{}}, f.kept())

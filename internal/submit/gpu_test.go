@@ -29,7 +29,7 @@ func TestGPUOfMachines(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(string(text), "warning: no queue is given") {
+		if !strings.Contains(string(text), "warning: no queue is set") {
 			continue // its operator chose another, or it has no GPU
 		}
 		for _, m := range tags.FindAllStringSubmatch(string(text), -1) {
