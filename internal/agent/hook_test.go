@@ -16,7 +16,7 @@ import (
 func TestHookNames(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"", "environment", "post-exit", "../pre-exit"} {
-		if err := Hook(t.Context(), name, 0, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "kbnode has agent-startup, pre-bootstrap, pre-artifact and pre-exit") {
+		if err := Hook(t.Context(), name, 0, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "use agent-startup, pre-bootstrap, pre-artifact or pre-exit") {
 			t.Errorf("hook %q: %v", name, err)
 		}
 	}

@@ -27,7 +27,7 @@ func record(ctx context.Context, socket string) (string, error) {
 	defer cancel()
 	text, err := tryTell(ctx, socket, guard.RecordPath)
 	if err == nil && (text == "" || len(text) > maxRecord) {
-		err = fmt.Errorf("ask the slot's guard: unexpected record of %d bytes", len(text))
+		err = fmt.Errorf("ask the slot's guard: it sent a record of %d bytes", len(text))
 	}
 	return text, err
 }

@@ -207,7 +207,7 @@ func TestOldCounts(t *testing.T) {
 		Config
 		note string
 	}{
-		"gpus: 4\n":            {Config{GPUCount: 4}, "gpus: 4 is read as the first 4 GPUs; write gpu_count: 4 for that, or gpus: [4] for GPU 4 alone"},
+		"gpus: 4\n":            {Config{GPUCount: 4}, "gpus: 4 is read as the first 4 GPUs; write gpu_count: 4 for that, or gpus: [4] for only GPU 4"},
 		"gpus: &n 2\n":         {Config{GPUCount: 2}, "write gpu_count: 2"},
 		"gpus: '4'\n":          {Config{GPUs: GPUs{List: []string{"4"}}}, "gpus: '4' means only GPU 4; write gpus: [4], or gpu_count: 4"},
 		"gpus: [4]\n":          {Config{GPUs: GPUs{List: []string{"4"}}}, ""},

@@ -69,7 +69,7 @@ func TestSchedule(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := s.Calendar(); err == nil || !strings.Contains(err.Error(), "name one of them") {
+	if got, err := s.Calendar(); err == nil || !strings.Contains(err.Error(), "set one of them") {
 		t.Errorf("%q, %v; want a refusal", got, err)
 	}
 }

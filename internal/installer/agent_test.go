@@ -268,7 +268,7 @@ func TestCopyAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := CopyAgent(root, from)
-		if (err == nil) != tt.ok || err != nil && !strings.Contains(err.Error(), "is not an executable file; give the buildkite-agent binary itself") {
+		if (err == nil) != tt.ok || err != nil && !strings.Contains(err.Error(), "is not an executable file; pass the buildkite-agent binary itself") {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}

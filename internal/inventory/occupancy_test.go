@@ -54,7 +54,7 @@ func TestNVIDIAUse(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Occupied(t.Context(), "nvidia", "", nil); err == nil || !strings.Contains(err.Error(), "UUID is not known") {
+	if _, err := Occupied(t.Context(), "nvidia", "", nil); err == nil || !strings.Contains(err.Error(), "UUID is unknown") {
 		t.Errorf("without a UUID: %v", err)
 	}
 }

@@ -53,7 +53,7 @@ func TestGuideMachines(t *testing.T) {
 		"less than the least":          {smt, config.Config{}, 14, 30 * gib, "with no CPUs reserved for the system, each slot would have 8 cores; write reserve.cpus: 0 (--reserve-cpus 0)"},
 		"two L40S":                     {l40s, config.Config{}, 7, 135 * gib, "with no CPUs reserved for the system, each slot would have 8 cores"},
 		"two L40S, no reserve":         {l40s, config.Config{Reserve: config.Reserve{CPUs: config.NoThreads}}, 8, 135 * gib, ""},
-		"two L40S, by variables":       {l40s, config.Config{CPUsPerSlot: 8, MemoryPerSlot: 144 * gib}, 8, 135 * gib, "memory_per_slot: 144GiB are a little more"},
+		"two L40S, by variables":       {l40s, config.Config{CPUsPerSlot: 8, MemoryPerSlot: 144 * gib}, 8, 135 * gib, "memory_per_slot: 144GiB is slightly more"},
 		"one core more than advised":   {odd, config.Config{}, 16, 30 * gib, ""},
 		"one core more than the least": {least, config.Config{}, 8, 135 * gib, ""},
 	} {
@@ -67,7 +67,7 @@ func TestGuideMachines(t *testing.T) {
 				}
 			}
 			text := strings.Join(p.Warnings, "\n")
-			if !strings.Contains(text, tt.says) || tt.says == "" && strings.Contains(text, "reserve for the system") {
+			if !strings.Contains(text, tt.says) || tt.says == "" && strings.Contains(text, "reserved for the system") {
 				t.Errorf("%q is not said: %s", tt.says, text)
 			}
 			if p.Reserved.MemoryBytes < 2*gib {

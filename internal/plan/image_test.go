@@ -37,7 +37,7 @@ func TestAutoUpdate(t *testing.T) {
 		{name: "cron", when: " 0 3  * * 1-5", cron: true, line: `0 3 * * 1-5 root /opt/100\%/kbnode image update --auto`},
 		{name: "a word", when: "@daily", cron: true, line: `@daily root /opt/100\%/kbnode image update --auto`},
 		{name: "no cron", when: "0 3 * * 1", calendar: "OnCalendar=Mon *-*-* 03:00:00"},
-		{name: "what a timer cannot say", when: "0 3 1 * 1", err: "name one of them"},
+		{name: "what a timer cannot say", when: "0 3 1 * 1", err: "set one of them"},
 		{name: "what cron can", when: "0 3 1 * 1", cron: true, line: `0 3 1 * 1 root /opt/100\%/kbnode image update --auto`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

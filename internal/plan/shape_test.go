@@ -217,7 +217,7 @@ func TestShapeRefusals(t *testing.T) {
 		"no such part":    {divided(b200, 1, map[int][]int{6: {1, 1}}), config.Config{GPUs: config.GPUs{List: []string{"6:2"}}}, "GPU 6 has no part 2: it has 2"},
 		"a part of all":   {b200, config.Config{GPUs: config.GPUs{List: []string{"6:0"}}}, "GPU 6 has no part 0"},
 		"too many parts":  {divided(b200, 1, map[int][]int{6: slices.Repeat([]int{1}, 64)}), config.Config{}, "GPU 6 is divided into more instances than it has cores"},
-		"slots with GPUs": {b200, config.Config{Slots: 4}, "write gpus: none as well"},
+		"slots with GPUs": {b200, config.Config{Slots: 4}, "also write gpus: none"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

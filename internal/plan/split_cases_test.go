@@ -46,7 +46,7 @@ func TestSplitCases(t *testing.T) {
 			name: "an offline sibling", machine: small,
 			change: func(in *splitInput) { takeOffline(in, 15); setThreads(in, 7, 0) },
 			cpus:   []string{"2,10", "3,11", "5,13", "6,14"}, reserved: "0-1,4,7-9,12",
-			warnings: []string{"CPUs 7 stay with the system: their cores are of another kind"},
+			warnings: []string{"CPUs 7 stay with the system: their cores differ from most"},
 		},
 		{
 			name: "an offline sibling that the kernel still counts", machine: small,
@@ -84,7 +84,7 @@ func TestSplitCases(t *testing.T) {
 			},
 			// The 4 fast cores are reserve enough, but one of the others stays free.
 			cpus: []string{"6-8", "9-11"}, reserved: "0-5",
-			warnings: []string{"CPUs 0-3 stay with the system: their cores are of another kind"},
+			warnings: []string{"CPUs 0-3 stay with the system: their cores differ from most"},
 		},
 		{
 			name: "one GPU gets cores of its package only", machine: onTwo(4, 1),
@@ -137,7 +137,7 @@ func TestSplitCases(t *testing.T) {
 				}
 			},
 			cpus: []string{"1-2,13-14", "6-7,18-19", "8-9,20-21", "10-11,22-23"}, reserved: "0,12,15-17",
-			warnings: []string{"CPUs 15-17 stay with the system", "slot gpu1, slot gpu2, slot gpu3: the CPUs are on another package"},
+			warnings: []string{"CPUs 15-17 stay with the system", "slot gpu1, slot gpu2, slot gpu3: the CPUs are on a different package"},
 		},
 		{
 			name: "a virtual machine without a topology", machine: machine{packages: 16, nodesPerPackage: 1, coresPerNode: 1, smt: 1, gpuNodes: gpusAt(-1, 2), virt: true},
@@ -283,7 +283,7 @@ func TestSplitRemote(t *testing.T) {
 		far         string
 	}{
 		{cores: 8, want: 1},
-		{cores: 12, want: 2, far: "slot gpu5, slot gpu6, slot gpu7: the CPUs are on another package"},
+		{cores: 12, want: 2, far: "slot gpu5, slot gpu6, slot gpu7: the CPUs are on a different package"},
 		{cores: 17, want: 2},
 	} {
 		t.Run(fmt.Sprintf("8 GPUs on one of two packages of %d cores", tt.cores), func(t *testing.T) {

@@ -126,7 +126,7 @@ func TestStreamEnds(t *testing.T) {
 		want         string // in the error
 	}{
 		{"crashes", "echo '" + line + "'; echo \"$0: symbol lookup error: nvmlNew\" >&2; exit 127", 1, "the NVML probe crashed: symbol lookup error: nvmlNew (exit status 127)"},
-		{"ends", "echo '" + line + "'", 1, "ended by itself"},
+		{"ends", "echo '" + line + "'", 1, "exited on its own"},
 		{"is silent", "exec sleep 1000", 0, "sent no sample for 300ms and was stopped"},
 		{"becomes silent", "echo '" + line + "'; trap '' TERM; sleep 1000", 1, "sent no sample for 300ms and was stopped"},
 		{"prints garbage", "echo oops; exec sleep 1000", 0, "read a sample: invalid character"},
