@@ -52,7 +52,7 @@ var parseCases = []struct {
 	{name: "negative", text: "cpus_per_slot: -1\n", err: "f.yaml:1: cpus_per_slot: -1 is negative"},
 	{name: "unanchored pattern", text: "agent:\n  allowed_repositories: ['github.com/x']\n", err: `f.yaml:2: agent.allowed_repositories: "github.com/x" matches anywhere in a name; write "^github.com/x$"`},
 	{name: "pattern with a comma", text: "agent:\n  allowed_plugins: ['^a{1,2}$']\n", err: "has a comma"},
-	{name: "own tag", text: "agent:\n  tags: [queue=x]\n", err: `the tag "queue" is set by kbnode`},
+	{name: "own tag", text: "agent:\n  tags: [queue=x]\n", err: `kbnode sets the tag "queue"`},
 	{name: "image without a tag", text: "image:\n  name: ghcr.io/a/b\n", err: `f.yaml:2: image.name: "ghcr.io/a/b" is not an image name with a tag`},
 	{name: "image by digest", text: "image: {name: 'a/b@sha256:00'}\n", err: "is not an image name with a tag"},
 	{name: "update that never comes", text: "image: {auto_update: '0 25 * * *'}\n", err: `image.auto_update: "25" cannot be the hour`},
@@ -67,7 +67,7 @@ var parseCases = []struct {
 	{name: "clocks by another word", text: "hygiene:\n  clocks: max\n", err: `f.yaml:2: hygiene.clocks: "max" is not a clock setting; write default, base or a number of MHz such as 1410`},
 	{name: "clocks in GHz", text: "hygiene: {clocks: 1.4}\n", err: `"1.4" is not a clock setting`},
 	{name: "clocks in octal", text: "hygiene: {clocks: 01410}\n", err: `"01410" is not a clock setting`},
-	{name: "download without checksum", text: "agent:\n  download_url: https://mirror.example/a.tgz\n", err: "has no agent.download_sha256"},
+	{name: "download without checksum", text: "agent:\n  download_url: https://mirror.example/a.tgz\n", err: "needs agent.download_sha256"},
 	{name: "all errors at once", text: "queue: a b\ncpus_per_slot: -1\n", err: "f.yaml:1: queue: \"a b\" is not a queue name; use letters, digits, '-', '_' and '.', such as b200 or nvidia-h100-{index}"},
 }
 

@@ -287,7 +287,7 @@ func checkInvariants(t *testing.T, in splitInput, r splitResult) {
 		nodes cpuset.Set
 		bytes int64
 	}
-	told := slices.ContainsFunc(r.Warnings, func(w string) bool { return strings.Contains(w, "than its GPU") })
+	told := slices.ContainsFunc(r.Warnings, func(w string) bool { return strings.Contains(w, "than the GPU") })
 	var taken cpuset.Set
 	var demands []reach
 	for i, b := range r.Blocks {
