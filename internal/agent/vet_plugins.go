@@ -50,7 +50,7 @@ func vetPlugins(text string, env map[string]string) []string {
 	decoder := json.NewDecoder(strings.NewReader(text))
 	decoder.UseNumber()
 	if err := decoder.Decode(&list); err != nil {
-		return []string{"is no list of plugins"}
+		return []string{"is not a list of plugins"}
 	}
 	var bad []string
 	for _, e := range list {

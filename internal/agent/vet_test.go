@@ -171,7 +171,7 @@ func TestVetPlugins(t *testing.T) {
 	}
 	refused(t, "BUILDKITE_PLUGINS", strings.Repeat(`[{"a":`, maxPlugins/6+1), "is larger than a variable may be", defaults(t))
 	for _, text := range []string{"{", "{}", `"x"`, "1"} {
-		refused(t, "BUILDKITE_PLUGINS", text, "is no list of plugins", defaults(t))
+		refused(t, "BUILDKITE_PLUGINS", text, "is not a list of plugins", defaults(t))
 	}
 	env := ordinary()
 	env["BUILDKITE_PLUGINS"] = `["docker#v5.11.0", {"other#v1": {"run": "$(x)"}}]`

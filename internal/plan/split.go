@@ -241,7 +241,7 @@ func (s *splitter) wantedCores(fits func(k int) bool) (int, error) {
 func (s *splitter) tooMany(most int) error {
 	besides, lower := "", ""
 	if s.in.ReserveCPUs > 0 {
-		besides = fmt.Sprintf(" besides the reserve of %d CPUs", s.in.ReserveCPUs)
+		besides = fmt.Sprintf(" in addition to the reserve of %d CPUs", s.in.ReserveCPUs)
 		lower = ", lower reserve.cpus (--reserve-cpus)"
 	}
 	return fmt.Errorf("cpus_per_slot: %d CPUs for each of %s do not fit on %s of %s%s; write at most %d (--cpus-per-slot)%s or choose fewer GPUs with --gpus (gpus)",

@@ -334,7 +334,7 @@ func TestSplitRefusals(t *testing.T) {
 		{
 			"CPUs beside a reserve", eight,
 			func(in *splitInput) { in.CPUsPerSlot, in.ReserveCPUs = 10, 40 },
-			"cpus_per_slot: 10 CPUs for each of 8 slots do not fit on 48 cores (96 CPUs) of 2 packages besides the reserve of 40 CPUs; write at most 6 (--cpus-per-slot), lower reserve.cpus (--reserve-cpus) or choose fewer GPUs with --gpus (gpus)",
+			"cpus_per_slot: 10 CPUs for each of 8 slots do not fit on 48 cores (96 CPUs) of 2 packages in addition to the reserve of 40 CPUs; write at most 6 (--cpus-per-slot), lower reserve.cpus (--reserve-cpus) or choose fewer GPUs with --gpus (gpus)",
 		},
 		{
 			"a reserve of too many CPUs", eight,

@@ -287,7 +287,7 @@ func (u *Upgrade) tidy(ctx context.Context) error {
 	if len(u.agents.Releases) == 0 {
 		err = errors.Join(err, u.Host.remove(plan.AgentsDir, false))
 	}
-	return wrap(err, "remove agents that no slot runs")
+	return wrap(err, "remove unused agents")
 }
 
 func (u *Upgrade) sleep(ctx context.Context) error {
