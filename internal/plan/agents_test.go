@@ -60,7 +60,7 @@ func TestAgentPerSlot(t *testing.T) {
 	}
 
 	in.Agents.Releases[0].Keys = keys[1:]
-	if _, err := Build(in); err == nil || !strings.Contains(err.Error(), "does not know name") {
+	if _, err := Build(in); err == nil || !strings.Contains(err.Error(), "does not support name") {
 		t.Errorf("a release that does not close a slot: %v", err)
 	}
 	in.Config.Agent.Binary = "/opt/agent"

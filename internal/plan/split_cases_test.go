@@ -292,7 +292,7 @@ func TestSplitRemote(t *testing.T) {
 			got := mustSplit(t, in)
 			checkInvariants(t, in, got)
 			text := strings.Join(got.Warnings, "\n")
-			if n := got.Blocks[0].CPUs.Len() / 2; n != tt.want || strings.Contains(text, "another package") != (tt.far != "") || !strings.Contains(text, tt.far) {
+			if n := got.Blocks[0].CPUs.Len() / 2; n != tt.want || strings.Contains(text, "different package") != (tt.far != "") || !strings.Contains(text, tt.far) {
 				t.Errorf("%d cores, want %d\n%s", n, tt.want, render(got))
 			}
 		})
