@@ -40,7 +40,7 @@ func TestWhatAProbeMayDo(t *testing.T) {
 		{"prints nothing", "true", "read NVML report: unexpected end of JSON input"},
 		{"prints garbage", "echo oops", "read NVML report: invalid character"},
 		{"speaks another schema", `echo '{"schema":2,"ok":true}'`, "it has schema 2, but this kbnode reads 1"},
-		{"contradicts itself", `echo '{"schema":1,"ok":false}'`, "ended with 0 but reports ok=false"},
+		{"contradicts itself", `echo '{"schema":1,"ok":false}'`, "exited with 0 but reports ok=false"},
 		{"refuses", `echo '{"schema":1,"ok":false,"code":9,"error":"x"}'; exit 3`, "the NVIDIA driver is not loaded"},
 		{"prints without end", "exec yes", "printed more than 8388608 bytes"},
 		{"complains without end", "yes >&2; echo '" + empty + "'", "run the NVML probe: more than 65536 bytes"},
