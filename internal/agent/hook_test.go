@@ -51,9 +51,9 @@ func TestTell(t *testing.T) {
 		want          string
 	}{
 		{"clean", "", http.StatusNoContent, false, ""},
-		{"clean, with a message", "the job was ended", http.StatusOK, false, ""},
+		{"clean, with a message", "the job was terminated", http.StatusOK, false, ""},
 		{"parked", "the GPU is in use", http.StatusConflict, true, "the GPU is in use"},
-		{"refused", "kbnode: only the slot's own agent may ask this", http.StatusForbidden, false, "403 Forbidden: kbnode: only"},
+		{"refused", "kbnode: only the slot's own agent may do this", http.StatusForbidden, false, "403 Forbidden: kbnode: only"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()

@@ -100,7 +100,7 @@ func TestRecordFails(t *testing.T) {
 	}{
 		{"a record", `{"schema":1}`, http.StatusOK, ""},
 		{"an older guard", "kbnode: POST /kbnode/record is nothing that a job may ask", http.StatusForbidden, "403 Forbidden: kbnode: POST"},
-		{"one that was told of no job", "kbnode: there is no record", http.StatusNotFound, "404 Not Found: kbnode: there is no record"},
+		{"one that was told of no job", "kbnode: no record", http.StatusNotFound, "404 Not Found: kbnode: no record"},
 		{"no answer", "", http.StatusNoContent, "a record of 0 bytes"},
 		{"too long", strings.Repeat("x", maxRecord+1), http.StatusOK, "a record of 16385 bytes"},
 	} {

@@ -111,7 +111,7 @@ func TestStatusOfADrain(t *testing.T) {
 func TestStatusOfWhatAJobLeft(t *testing.T) {
 	t.Parallel()
 	job := &agent.Job{ID: "0190", Since: taken}
-	parked := map[int][]guard.Parked{0: {{Reason: "its GPU is used by process 7 (x), which is not of a job; end it", Since: taken}}}
+	parked := map[int][]guard.Parked{0: {{Reason: "its GPU is used by process 7 (x), which does not belong to a job; stop it", Since: taken}}}
 	for _, tt := range []struct {
 		name  string
 		state reconcile.SlotState

@@ -149,8 +149,8 @@ func TestSlotState(t *testing.T) {
 		{"none", "slot-disk", node(func(f *fake) { f.plan.Slots[0].DiskBytes, f.plan.Slots[1].DiskBytes = 0, 0 }), disks(mounts, mega), nil, "skip: slots have no disks of their own (job.disk)", ""},
 
 		{"none", "slot-parked", node(nil), nil, nil, "ok: none", ""},
-		{"by the guard", "slot-parked", node(nil), map[string]string{"/run/kbnode/gpu1/parked/gpu.json": `{"reason":"GPU-1 is held by process 7, which does not end; reboot","since":"2026-11-21T10:00:00Z"}`}, nil,
-			"fail: GPU-1 is held by process 7, which does not end; reboot", ""},
+		{"by the guard", "slot-parked", node(nil), map[string]string{"/run/kbnode/gpu1/parked/gpu.json": `{"reason":"GPU-1 is held by process 7, which does not exit; reboot","since":"2026-11-21T10:00:00Z"}`}, nil,
+			"fail: GPU-1 is held by process 7, which does not exit; reboot", ""},
 	})
 	// Only a file system can be full, and no directory of a test is one.
 	full := slotDisk{slot: plan.Slot{DiskBytes: 1}, bytes: 1, mount: mounted{device: "7:0"}, home: mounted{device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}

@@ -40,7 +40,7 @@ type accounts struct {
 // container that never starts: in the job's own, mounts could hide what the engine reads.
 func (g *guard) judge(c *call, image string) error {
 	if image == "" {
-		return errors.New("the Docker engine does not say which image the container is of")
+		return errors.New("the Docker engine does not report the container's image")
 	}
 	a := &g.accounts
 	a.mu.Lock()
@@ -49,7 +49,7 @@ func (g *guard) judge(c *call, image string) error {
 	if !known {
 		var err error
 		if why, err = g.lookInto(c, image); err != nil {
-			return fmt.Errorf("look at the image's accounts: %w", err)
+			return fmt.Errorf("check the image's accounts: %w", err)
 		}
 		if a.judged == nil || len(a.judged) >= maxJudged {
 			a.judged = map[string]string{}
@@ -57,7 +57,7 @@ func (g *guard) judge(c *call, image string) error {
 		a.judged[image] = why
 	}
 	if why != "" {
-		return forbid("%s, and Docker reads it as root; use an image in which it is a file of 1 MiB at most", why)
+		return forbid("%s, and Docker reads it as root; use an image where it is a regular file of at most 1 MiB", why)
 	}
 	return nil
 }
@@ -110,7 +110,7 @@ func (g *guard) lookInto(c *call, image string) (why string, err error) {
 		ID string `json:"Id"`
 	}
 	if err := json.Unmarshal(answer, &made); err != nil || resp.StatusCode != http.StatusCreated || made.ID == "" {
-		return "", fmt.Errorf("the Docker engine makes no container of it: %.200q", answer)
+		return "", fmt.Errorf("the Docker engine does not create a container from it: %.200q", answer)
 	}
 	defer func() { err = errors.Join(err, remove(made.ID)) }()
 	stat := func(path string) (file, error) {
@@ -130,7 +130,7 @@ func (g *guard) lookInto(c *call, image string) (why string, err error) {
 		case err != nil:
 			return "", err
 		case !f.Mode.IsRegular():
-			return fmt.Sprintf("the image's %s is no regular file", path), nil
+			return fmt.Sprintf("the image's %s is not a regular file", path), nil
 		case f.Size > maxAccounts:
 			return fmt.Sprintf("the image's %s has %d bytes", path, f.Size), nil
 		}

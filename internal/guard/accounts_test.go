@@ -19,14 +19,14 @@ func TestAccounts(t *testing.T) {
 		"none":                       {map[string]string{"/etc/passwd": "", "/etc/group": ""}, ""},
 		"a link to a file":           {map[string]string{"/etc/passwd": link, "/dev/zero": plain, "/etc/group": ""}, ""},
 		"a link to nothing":          {map[string]string{"/etc/passwd": link, "/dev/zero": "", "/etc/group": ""}, ""},
-		"a FIFO":                     {map[string]string{"/etc/passwd": `{"size": 0, "mode": 33554852}`}, "the image's /etc/passwd is no regular file"},
-		"a directory":                {map[string]string{"/etc/passwd": `{"mode": 2147484141}`}, "the image's /etc/passwd is no regular file"},
-		"a device":                   {map[string]string{"/etc/group": `{"mode": 69206436}`}, "the image's /etc/group is no regular file"},
-		"a link to a device":         {map[string]string{"/etc/passwd": link, "/dev/zero": `{"mode": 69206436}`}, "the image's /etc/passwd is no regular file"},
-		"a link to a link":           {map[string]string{"/etc/group": link, "/dev/zero": link}, "the image's /etc/group is no regular file"},
+		"a FIFO":                     {map[string]string{"/etc/passwd": `{"size": 0, "mode": 33554852}`}, "the image's /etc/passwd is not a regular file"},
+		"a directory":                {map[string]string{"/etc/passwd": `{"mode": 2147484141}`}, "the image's /etc/passwd is not a regular file"},
+		"a device":                   {map[string]string{"/etc/group": `{"mode": 69206436}`}, "the image's /etc/group is not a regular file"},
+		"a link to a device":         {map[string]string{"/etc/passwd": link, "/dev/zero": `{"mode": 69206436}`}, "the image's /etc/passwd is not a regular file"},
+		"a link to a link":           {map[string]string{"/etc/group": link, "/dev/zero": link}, "the image's /etc/group is not a regular file"},
 		"a large file":               {map[string]string{"/etc/group": `{"size": 1048577, "mode": 420}`}, "the image's /etc/group has 1048577 bytes"},
 		"no answer":                  {map[string]string{"/etc/group": "x"}, "read Docker's answer"},
-		"a container that went away": {map[string]string{"/etc/passwd": "", "/etc/group": "", "/": ""}, "look at the image's accounts"},
+		"a container that went away": {map[string]string{"/etc/passwd": "", "/etc/group": "", "/": ""}, "check the image's accounts"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

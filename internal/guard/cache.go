@@ -39,7 +39,7 @@ func prepareCache(h *container.HostConfig, top string) error {
 		switch {
 		case !ok:
 		case made == maxVolumes:
-			return forbid("a job mounts no more than %d directories of %s", maxVolumes, plan.OldCacheDir)
+			return forbid("a job can mount at most %d directories of %s", maxVolumes, plan.OldCacheDir)
 		case top == "":
 			if h.Tmpfs == nil {
 				h.Tmpfs = map[string]string{}

@@ -120,7 +120,7 @@ func (s *cleaner) registered(_ context.Context, pid int) (string, error) {
 		return "", err
 	}
 	if err := os.WriteFile(filepath.Join(s.runDir, RegisteredName), nil, 0o644); err != nil { //nolint:gosec // an empty file that status reads
-		return "", fmt.Errorf("note registration: %w", err)
+		return "", fmt.Errorf("record registration: %w", err)
 	}
 	return "", nil
 }
@@ -183,7 +183,7 @@ func (s *cleaner) end(ctx context.Context, pid int) (string, error) {
 // the rest, and the job need not wait.
 func (s *cleaner) endLook(ctx context.Context) {
 	if _, err := s.look(ctx, gpuTime); err != nil {
-		s.log.Warn("gpu not looked at", "err", err)
+		s.log.Warn("gpu not checked", "err", err)
 	}
 }
 
@@ -265,7 +265,7 @@ func (s *cleaner) sweep(ctx context.Context, keep func(pid int) bool, engine tim
 		return err
 	}
 	if ended += beside + outside; ended+removed > 0 {
-		s.log.Info("leftovers cleared", "processes", ended, "containers", removed)
+		s.log.Info("leftovers removed", "processes", ended, "containers", removed)
 	}
 	return s.checkouts(ctx)
 }

@@ -332,11 +332,11 @@ func TestWhatCannotBeClearedParks(t *testing.T) {
 			r.start(104, 1, agentCgroup)
 			r.immortal = 104
 			begun := time.Now()
-			r.want(r.end, "process 104 (p104) of a job does not end")
+			r.want(r.end, "process 104 (p104) of a job still runs after SIGKILL")
 			if d := time.Since(begun); d > 6*time.Second {
 				t.Errorf("it took %v", d)
 			}
-			r.want(r.begin, "process 104 (p104) of a job does not end")
+			r.want(r.begin, "process 104 (p104) of a job still runs after SIGKILL")
 			r.immortal = 0
 			r.want(r.ready, "")
 		})
@@ -375,7 +375,7 @@ func TestGPUInUseParks(t *testing.T) {
 		r.start(500, 1, otherCgroup)
 		r.gpu.Compute = []inventory.GPUProcess{{PID: 500, UsedBytes: 1}}
 		begun := time.Now()
-		r.want(r.endAndLook, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500), which is not of a job; end it")
+		r.want(r.endAndLook, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500), which does not belong to a job; stop it")
 		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
 			t.Errorf("it waited %v", d)
 		}
@@ -491,7 +491,7 @@ func TestTold(t *testing.T) {
 	}
 	// The end of a job is answered while the driver is still being asked, and the next job
 	// waits.
-	for _, said := range []string{"", "the job was ended"} {
+	for _, said := range []string{"", "the job was terminated"} {
 		asked := make(chan struct{})
 		look := s.cleaner.gpu[0].look
 		s.mu.Lock()
@@ -559,7 +559,7 @@ func TestJobWithAllTasks(t *testing.T) {
 		r.put(slice+"/pids.current", "2\n")
 		r.start(hookPID, bootstrap, agentCgroup)
 		r.want(r.end, "")
-		if want := "it had 90 of the 100 processes and threads that job.tasks_max gives a slot"; !strings.Contains(r.said, want) {
+		if want := "it had 90 of the 100 processes and threads that job.tasks_max allows a slot"; !strings.Contains(r.said, want) {
 			t.Errorf("the job is told %q", r.said)
 		}
 		cancel()

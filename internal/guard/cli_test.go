@@ -73,8 +73,8 @@ func TestCommandLine(t *testing.T) {
 		out  string // on stdout or stderr
 		code int
 	}{
-		"run --privileged": {[]string{"run", "--rm", "--privileged", "img"}, "a job's container is never privileged", 125},
-		"run with a mount": {[]string{"run", "--rm", "-v", "/:/host", "img"}, "a job mounts only", 125},
+		"run --privileged": {[]string{"run", "--rm", "--privileged", "img"}, "a job's container cannot be privileged", 125},
+		"run with a mount": {[]string{"run", "--rm", "-v", "/:/host", "img"}, "a job can mount only", 125},
 		"pull":             {[]string{"pull", "img:1"}, "img:1", 0},
 		"ps":               {[]string{"ps", "-q", "--filter", "label=com.buildkite.job-id=1"}, own[:12], 0},
 		"inspect":          {[]string{"inspect", "--format", "{{.Id}}", "job"}, own, 0},
@@ -86,10 +86,10 @@ func TestCommandLine(t *testing.T) {
 		"image inspect":    {[]string{"image", "inspect", "--format", "{{.Id}}", "img"}, "sha256:1", 0},
 		"stop a neighbour": {[]string{"stop", neighbour}, "No such container", 1},
 		"rm a neighbour":   {[]string{"rm", "-f", "kbnode-gpu1-job"}, "No such container", anyCode},
-		"exec":             {[]string{"exec", "job", "ls"}, "nothing that a job may ask", 1},
-		"volume create":    {[]string{"volume", "create", "x"}, "nothing that a job may ask", 1},
-		"cp":               {[]string{"cp", "job:/etc/passwd", "-"}, "nothing that a job may ask", 1},
-		"update":           {[]string{"update", "--cpus", "64", "job"}, "nothing that a job may ask", 1},
+		"exec":             {[]string{"exec", "job", "ls"}, "is not available to jobs", 1},
+		"volume create":    {[]string{"volume", "create", "x"}, "is not available to jobs", 1},
+		"cp":               {[]string{"cp", "job:/etc/passwd", "-"}, "is not available to jobs", 1},
+		"update":           {[]string{"update", "--cpus", "64", "job"}, "is not available to jobs", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, errs, code := run(t, r, row.args...)

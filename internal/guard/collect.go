@@ -64,7 +64,7 @@ func (l pulledImages) used(image string, fresh bool) error {
 		err = os.WriteFile(l.file(image), []byte(image), 0o600)
 	}
 	if err != nil {
-		return fmt.Errorf("note the image %.120q: %w", image, err)
+		return fmt.Errorf("record the use of image %.120q: %w", image, err)
 	}
 	return nil
 }
@@ -102,10 +102,10 @@ func (g *guard) collectImages(ctx context.Context) {
 	for pause(ctx, collectEvery) == nil {
 		removed, err := g.pulled.collect(ctx, time.Now())
 		if len(removed) > 0 {
-			g.log.Info("images of jobs removed", "images", removed)
+			g.log.Info("job images removed", "images", removed)
 		}
 		if err != nil && ctx.Err() == nil {
-			g.log.Info("images of jobs kept", "err", err)
+			g.log.Info("job images not removed", "err", err)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func (f *confiner) confine(ctx context.Context, h *container.HostConfig) error {
 	case armored && f.confines():
 		name, err := f.ensure(ctx)
 		if err != nil {
-			return refusal{http.StatusServiceUnavailable, "kbnode: no job may run: " + err.Error()}
+			return refusal{http.StatusServiceUnavailable, "kbnode: jobs cannot run: " + err.Error()}
 		}
 		h.SecurityOpt = append(h.SecurityOpt, "apparmor="+name)
 		return nil
@@ -44,13 +44,13 @@ func (f *confiner) check(ctx context.Context, in inspected) error {
 		return err
 	}
 	if got := in.AppArmorProfile; len(want.SecurityOpt) > 0 && !slices.Contains(want.SecurityOpt, "apparmor="+got) {
-		return forbid("the container has the AppArmor profile %.60q, not that of jobs; create it again", got)
+		return forbid("the container has the AppArmor profile %.60q, not that of jobs; create the container again", got)
 	}
 	if path := lacks(in.HostConfig.MaskedPaths, want.MaskedPaths); path != "" {
-		return forbid("%s is not covered in the container; create it again", path)
+		return forbid("%s is not masked in the container; create the container again", path)
 	}
 	if path := lacks(in.HostConfig.ReadonlyPaths, want.ReadonlyPaths); path != "" {
-		return forbid("%s is not read-only in the container; create it again", path)
+		return forbid("%s is not read-only in the container; create the container again", path)
 	}
 	return nil
 }

@@ -25,14 +25,14 @@ func TestConfine(t *testing.T) {
 		want    string // in the refusal; "" for none
 	}{
 		"profile loaded":             {armored: true},
-		"not loaded":                 {armored: true, err: errors.New("load AppArmor profile x"), want: "no job may run: load AppArmor profile x"},
-		"made with Docker's profile": {armored: true, change: func(in *inspected) { in.AppArmorProfile = "docker-default" }, want: "create it again"},
-		"made without AppArmor":      {armored: true, change: func(in *inspected) { in.AppArmorProfile = "" }, want: "create it again"},
+		"not loaded":                 {armored: true, err: errors.New("load AppArmor profile x"), want: "jobs cannot run: load AppArmor profile x"},
+		"made with Docker's profile": {armored: true, change: func(in *inspected) { in.AppArmorProfile = "docker-default" }, want: "create the container again"},
+		"made without AppArmor":      {armored: true, change: func(in *inspected) { in.AppArmorProfile = "" }, want: "create the container again"},
 		"listed and not used":        {armored: true, ignored: true, err: errors.New("asked to load")},
-		"not used, nothing covered":  {armored: true, ignored: true, change: func(in *inspected) { in.HostConfig.MaskedPaths = nil }, want: "is not covered"},
+		"not used, nothing covered":  {armored: true, ignored: true, change: func(in *inspected) { in.HostConfig.MaskedPaths = nil }, want: "is not masked"},
 		"covered":                    {},
-		"nothing covered":            {change: func(in *inspected) { in.HostConfig.MaskedPaths = nil }, want: "is not covered"},
-		"one not covered":            {change: func(in *inspected) { without(&in.HostConfig.MaskedPaths, "/proc/kpageflags") }, want: "/proc/kpageflags is not covered"},
+		"nothing covered":            {change: func(in *inspected) { in.HostConfig.MaskedPaths = nil }, want: "is not masked"},
+		"one not covered":            {change: func(in *inspected) { without(&in.HostConfig.MaskedPaths, "/proc/kpageflags") }, want: "/proc/kpageflags is not masked"},
 		"drivers writable":           {change: func(in *inspected) { without(&in.HostConfig.ReadonlyPaths, "/proc/driver") }, want: "/proc/driver is not read-only"},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -70,7 +70,7 @@ func TestStartReadsConfinementBack(t *testing.T) {
 	r.engine.containers[id].HostConfig.MaskedPaths = []string{}
 	r.engine.mu.Unlock()
 	status, answer := r.ask(t, http.MethodPost, "/containers/"+id+"/start", "")
-	if status != http.StatusForbidden || !strings.Contains(answer, "is not covered") || r.engine.seen("POST /containers/"+id+"/start") {
+	if status != http.StatusForbidden || !strings.Contains(answer, "is not masked") || r.engine.seen("POST /containers/"+id+"/start") {
 		t.Errorf("started: %d %s", status, answer)
 	}
 }
@@ -85,7 +85,7 @@ func TestEngineUsesAppArmor(t *testing.T) {
 			r.confiner = &confiner{sys: t.TempDir(), confines: func() bool { return true }, ensure: func(context.Context) (string, error) { return "", errors.New("no parser") }}
 		})
 		status, answer := r.ask(t, http.MethodPost, "/containers/create", `{"Image":"img"}`)
-		if armored := len(security) > 1; armored != (status == http.StatusServiceUnavailable) || armored && !strings.Contains(answer, "no job may run: no parser") {
+		if armored := len(security) > 1; armored != (status == http.StatusServiceUnavailable) || armored && !strings.Contains(answer, "jobs cannot run: no parser") {
 			t.Errorf("%q: %d %s", security, status, answer)
 		}
 	}

@@ -125,7 +125,7 @@ func (b *builder) configRules() map[string]rule {
 		"AttachStdout": takeBool(&c.AttachStdout),
 		"AttachStderr": takeBool(&c.AttachStderr),
 		"ExposedPorts": ignore, // has no effect as long as no port is published
-		"Volumes":      never("a job has no volumes; mount a directory of the checkout, or a tmpfs"),
+		"Volumes":      never("a job cannot have volumes; mount a directory of the checkout or a tmpfs"),
 		"Healthcheck":  healthcheck,
 		"NetworkingConfig": func(v any) error {
 			return judge(v, map[string]rule{"EndpointsConfig": endpoints})
@@ -138,8 +138,8 @@ func (b *builder) configRules() map[string]rule {
 func (b *builder) hostRules() map[string]rule {
 	h := &b.host
 	const (
-		namespace = "a job does not share a namespace with anyone; leave it out"
-		ports     = "a job publishes no ports; leave it out"
+		namespace = "a job cannot share a namespace; leave it out"
+		ports     = "a job cannot publish ports; leave it out"
 	)
 	return map[string]rule{
 		// What a job may choose, or lower.
@@ -168,12 +168,12 @@ func (b *builder) hostRules() map[string]rule {
 		"MaskedPaths": ignore, "ReadonlyPaths": ignore, // the engine's own lists stay
 
 		// What no job gets.
-		"Privileged":        never("a job's container is never privileged; leave it out"),
-		"CapAdd":            never("a job gets no more capabilities; leave it out"),
+		"Privileged":        never("a job's container cannot be privileged; leave it out"),
+		"CapAdd":            never("a job cannot add capabilities; leave it out"),
 		"SecurityOpt":       securityOpt,
-		"DeviceCgroupRules": never("a job opens its own GPU only; leave it out"),
-		"VolumesFrom":       never("a job mounts nothing from other containers; leave it out"),
-		"VolumeDriver":      oneOf("a job has no volumes; leave it out", "local"),
+		"DeviceCgroupRules": never("a job can open only its own GPU; leave it out"),
+		"VolumesFrom":       never("a job cannot mount volumes of other containers; leave it out"),
+		"VolumeDriver":      oneOf("a job cannot have volumes; leave it out", "local"),
 		"PidMode":           never(namespace),
 		"UTSMode":           never(namespace),
 		"UsernsMode":        never(namespace),
@@ -182,9 +182,9 @@ func (b *builder) hostRules() map[string]rule {
 		"Cgroup":            never(namespace),
 		"PortBindings":      never(ports),
 		"PublishAllPorts":   never(ports),
-		"Links":             never("a job is linked to no other container; leave it out"),
-		"Sysctls":           never("a job sets no kernel parameters; leave it out"),
-		"StorageOpt":        never("a job sets no storage options; leave it out"),
+		"Links":             never("a job cannot link to other containers; leave it out"),
+		"Sysctls":           never("a job cannot set kernel parameters; leave it out"),
+		"StorageOpt":        never("a job cannot set storage options; leave it out"),
 		"OomKillDisable":    never("a job that runs out of memory is killed; leave it out"),
 		"Isolation":         oneOf("this is Linux; leave it out", "default"),
 	}
@@ -239,7 +239,7 @@ func (b *builder) request() (*container.CreateRequest, error) {
 		}
 	}
 	if len(b.mounts)+len(h.Tmpfs) > maxMounts {
-		return nil, fmt.Errorf("a job mounts at most %d directories and files", maxMounts)
+		return nil, fmt.Errorf("a job can mount at most %d directories and files", maxMounts)
 	}
 	h.Mounts = b.mounts
 	return &container.CreateRequest{Config: &b.conf, HostConfig: h}, nil
@@ -320,7 +320,7 @@ func (b *builder) takeDir(v any) error {
 func workingDir(dir string) error {
 	dir = path.Clean("/" + dir)
 	if kernel := below(dir, "/proc", "/sys", "/dev"); kernel != "" && below(dir, "/dev/shm") == "" {
-		return fmt.Errorf("%.80q: a job does not begin below %s; choose another directory", dir, kernel)
+		return fmt.Errorf("%.80q: a job cannot start below %s; choose another directory", dir, kernel)
 	}
 	return nil
 }

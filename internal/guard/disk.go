@@ -64,7 +64,7 @@ func newDisk(p plan.JobPolicy, log *slog.Logger) *slotDisk {
 			above, err1 := sameDevice(d.dir, filepath.Dir(d.dir))
 			home, err2 := sameDevice(d.dir, plan.WorkDir(p.Slot))
 			if err := errors.Join(err1, err2); err != nil || above || !home {
-				return errors.Join(fmt.Errorf("the disk of slot %s is not mounted, so no job may run; run systemctl restart %s on the node", p.Name, plan.GuardUnit(p.Slot)), err)
+				return errors.Join(fmt.Errorf("the disk of slot %s is not mounted, so jobs cannot run; run systemctl restart %s on the node", p.Name, plan.GuardUnit(p.Slot)), err)
 			}
 			return nil
 		}
@@ -217,7 +217,7 @@ func (d *slotDisk) relieve(ctx context.Context) error {
 func (d *slotDisk) full() (bool, error) {
 	var st unix.Statfs_t
 	if err := d.statfs(d.dir, &st); err != nil {
-		return false, fmt.Errorf("look at the slot's disk: %w", err)
+		return false, fmt.Errorf("check the slot's disk: %w", err)
 	}
 	return st.Bavail*4 <= st.Blocks || st.Ffree*4 <= st.Files, nil
 }

@@ -51,8 +51,8 @@ func TestDiskPrepare(t *testing.T) {
 		"the job's own file": {func(r *container.CreateRequest) { r.HostConfig.Mounts = []mount.Mount{{Target: "/etc/hosts"}} }, nil, "/etc/hostname /etc/resolv.conf"},
 		"a tmpfs there":      {func(r *container.CreateRequest) { r.HostConfig.Tmpfs = map[string]string{"/data": ""} }, []string{"/data"}, "/etc/hosts /etc/hostname /etc/resolv.conf"},
 		"a volume over /":    {func(*container.CreateRequest) {}, []string{"/"}, "over the container's root"},
-		"a volume over proc": {func(*container.CreateRequest) {}, []string{"/proc/x"}, "mounts nothing over /proc"},
-		"a volume upwards":   {func(*container.CreateRequest) {}, []string{"/a/../../b"}, "no .. in it"},
+		"a volume over proc": {func(*container.CreateRequest) {}, []string{"/proc/x"}, "cannot mount over /proc"},
+		"a volume upwards":   {func(*container.CreateRequest) {}, []string{"/a/../../b"}, "must be an absolute path without .."},
 		"too many":           {func(*container.CreateRequest) {}, strings.Fields(strings.Repeat("/v ", 65)), "more than 64 volumes"},
 	} {
 		d, _ := testDisk(t)

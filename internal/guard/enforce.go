@@ -45,7 +45,7 @@ func (e *enforcer) look(ctx context.Context, s *cleaner, agent int) {
 	if now.Sub(e.looked) > outsidePoll {
 		e.looked = now
 		if n, err := s.procs.endOutside(ctx); n > 0 || err != nil {
-			s.log.Warn("processes of the slot's user ended outside of its slice", "processes", n, "err", err)
+			s.log.Warn("processes of the slot's user killed outside its slice", "processes", n, "err", err)
 		}
 	}
 	if e.stopped++; !s.procs.isStopped(agent) {
@@ -56,15 +56,15 @@ func (e *enforcer) look(ctx context.Context, s *cleaner, agent int) {
 	case !e.ended.IsZero():
 		if now.Sub(e.ended) > hookTime {
 			e.ended = now
-			s.log.Warn("job goes on, what runs it is ended")
+			s.log.Warn("job still running; killing the processes that run it")
 			if _, err := s.procs.endWithin(ctx, func(pid int) bool { return pid == agent }); err != nil {
-				s.log.Warn("processes of the agent's unit not ended", "err", err)
+				s.log.Warn("processes of the agent's unit not killed", "err", err)
 			}
 		}
 	case e.stopped >= stopLooks:
-		e.end(ctx, s, agent, now, "the job was ended: it stopped the slot's agent")
+		e.end(ctx, s, agent, now, "the job was terminated: it stopped the slot's agent")
 	case s.limit > 0 && now.Sub(e.since) > s.limit:
-		e.end(ctx, s, agent, now, fmt.Sprintf("the job was ended: it ran longer than the %s that job.time_limit gives it", s.limit))
+		e.end(ctx, s, agent, now, fmt.Sprintf("the job was terminated: it ran longer than the %s that job.time_limit allows", s.limit))
 	}
 	if e.stopped >= stopLooks {
 		s.resume(agent)
@@ -74,14 +74,14 @@ func (e *enforcer) look(ctx context.Context, s *cleaner, agent int) {
 // end ends the job but not what runs it, so that the job's log says why.
 func (e *enforcer) end(ctx context.Context, s *cleaner, agent int, now time.Time, why string) {
 	e.ended = now
-	s.log.Warn("job ended", "reason", why)
+	s.log.Warn("job terminated", "reason", why)
 	s.endJob(ctx, agent, why)
 }
 
 // resume continues a stopped agent, which could not even be asked to end.
 func (s *cleaner) resume(agent int) {
 	if err := s.procs.signal(agent, unix.SIGCONT, s.procs.owns); err != nil {
-		s.log.Warn("agent not continued", "err", err)
+		s.log.Warn("agent not resumed", "err", err)
 	}
 }
 
@@ -102,11 +102,11 @@ func (s *cleaner) endJob(ctx context.Context, agent int, why string) {
 	if agent > 0 {
 		_, err := s.procs.endWithin(ctx, func(pid int) bool { return pid == agent || s.procs.parent(pid) == agent })
 		if err != nil {
-			s.log.Warn("processes of the agent's unit not ended", "err", err)
+			s.log.Warn("processes of the agent's unit not killed", "err", err)
 		}
 	}
 	if _, err := s.procs.endBeside(ctx); err != nil {
-		s.log.Warn("containers not ended", "err", err)
+		s.log.Warn("containers not killed", "err", err)
 	}
 }
 

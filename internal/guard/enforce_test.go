@@ -24,7 +24,7 @@ func TestEnforce(t *testing.T) {
 	}{
 		{name: "in time", limit: limit, pass: limit - time.Minute},
 		{name: "no limit", pass: 100 * time.Hour},
-		{name: "too long", limit: limit, pass: limit + time.Minute, ended: []int{111, 113}, said: "longer than the 10m0s that job.time_limit gives it"},
+		{name: "too long", limit: limit, pass: limit + time.Minute, ended: []int{111, 113}, said: "longer than the 10m0s that job.time_limit allows"},
 		{name: "with another begin", limit: limit, pass: limit/2 + time.Minute, ended: []int{111, 113}, said: "longer than", act: func(r *slotRig) {
 			time.Sleep(limit / 2)
 			r.start(114, 111, agentCgroup)

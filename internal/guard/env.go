@@ -53,7 +53,7 @@ func (b *builder) takeProfile(e string) error {
 	case value == config.ProfileStrict:
 		b.policy.Profile = config.ProfileStrict
 	default:
-		return fmt.Errorf("%s%.40q is no profile; write %[1]s%[3]s, or leave it out", profileVariable, value, config.ProfileStrict)
+		return fmt.Errorf("%s%.40q is not a profile; write %[1]s%[3]s, or leave it out", profileVariable, value, config.ProfileStrict)
 	}
 	return nil
 }

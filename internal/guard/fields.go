@@ -112,7 +112,7 @@ func bounded(rules, more map[string]rule) map[string]rule {
 		}
 		rules[name] = func(v any) error {
 			if left := most; !left.holds(v) {
-				return fmt.Errorf("a job's has at most %d values and %d bytes", most.values, most.bytes)
+				return fmt.Errorf("a job can have at most %d values and %d bytes", most.values, most.bytes)
 			}
 			return next(v)
 		}
@@ -177,7 +177,7 @@ func takeString(dst *string, form form) rule {
 			return errors.New("not a string")
 		}
 		if s != "" && (len(s) > maxString || !form.MatchString(s)) {
-			return fmt.Errorf("%.80q does not look like one", s)
+			return fmt.Errorf("%.80q is not valid", s)
 		}
 		*dst = s
 		return nil

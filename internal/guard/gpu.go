@@ -96,7 +96,7 @@ func newGPUWatch(vendor string, g plan.PolicyGPU, procs slotProcs, log *slog.Log
 		}
 		w.reset = amdReset(pci)
 	case g.Instance != "":
-		w.reset += " when all slots of that GPU are drained, as they share it, and make its instances again"
+		w.reset += " after draining all slots of that GPU, which share it, and then create its instances again"
 	}
 	return w
 }
@@ -104,7 +104,7 @@ func newGPUWatch(vendor string, g plan.PolicyGPU, procs slotProcs, log *slog.Log
 // amdReset returns how to reset an AMD GPU. GPUs that xGMI joins, and so all partitions of one,
 // are reset together, and every process that computes on any of them ends.
 func amdReset(pci string) string {
-	return "sudo amd-smi reset -G -g " + pci + " when all slots are drained, as it resets all GPUs that xGMI joins"
+	return "sudo amd-smi reset -G -g " + pci + " after draining all slots, because it resets all GPUs connected by xGMI"
 }
 
 // otherGPUError means that the slot's device node now belongs to another GPU.
@@ -122,7 +122,7 @@ func sameAMD(dir string, g plan.PolicyGPU) error {
 	}
 	unique, err := strconv.ParseUint(strings.TrimPrefix(strings.TrimSpace(string(text)), "0x"), 16, 64)
 	if now := fmt.Sprintf("GPU-%016x", unique); err == nil && unique != 0 && !strings.EqualFold(now, g.UUID) {
-		return &otherGPUError{fmt.Sprintf("%s is now the node of %s, and not of %s: run sudo kbnode reconcile", strings.Join(g.Nodes, " "), now, g.UUID)}
+		return &otherGPUError{fmt.Sprintf("%s now belongs to %s, not %s; run sudo kbnode reconcile", strings.Join(g.Nodes, " "), now, g.UUID)}
 	}
 	return nil
 }
@@ -138,7 +138,7 @@ func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy stri
 			return other.text, true
 		}
 		if err != nil {
-			w.log.Warn("gpu not looked at", "err", err)
+			w.log.Warn("gpu not checked", "err", err)
 			return busy, known
 		}
 		busy, known = w.judge(o), true
@@ -159,11 +159,11 @@ func (w gpuWatch) judge(o inventory.Occupancy) string {
 		}
 		switch name := w.procs.name(p); {
 		case name == "":
-			return fmt.Sprintf("%s is held by process %d%s, which has ended; reset it (%s) or reboot", w.name, p, more, w.reset)
+			return fmt.Sprintf("%s is held by process %d%s, which has exited; reset it (%s) or reboot", w.name, p, more, w.reset)
 		case w.procs.owns(p):
-			return fmt.Sprintf("%s is held by process %d (%s)%s of a job, which does not end; reboot", w.name, p, name, more)
+			return fmt.Sprintf("%s is held by process %d (%s)%s of a job, which does not exit; reboot", w.name, p, name, more)
 		default:
-			return fmt.Sprintf("%s is used by process %d (%s)%s, which is not of a job; end it", w.name, p, name, more)
+			return fmt.Sprintf("%s is used by process %d (%s)%s, which does not belong to a job; stop it", w.name, p, name, more)
 		}
 	}
 	if o.UsedBytes < 0 {
@@ -171,16 +171,16 @@ func (w gpuWatch) judge(o inventory.Occupancy) string {
 	}
 	idle, err := w.idleUse(o)
 	if err != nil {
-		w.log.Warn("idle memory of the gpu not kept", "err", err)
+		w.log.Warn("idle memory of the gpu not recorded", "err", err)
 	}
 	if o.UsedBytes <= idle+GPUSlack {
 		return ""
 	}
 	draws := ""
 	if len(o.Graphics) > 0 {
-		draws = fmt.Sprintf(", process %d (%s) draws on it", o.Graphics[0].PID, w.procs.name(o.Graphics[0].PID))
+		draws = fmt.Sprintf(", process %d (%s) uses it for graphics", o.Graphics[0].PID, w.procs.name(o.Graphics[0].PID))
 	}
-	return fmt.Sprintf("%s has %d MiB in use without a process that computes%s, and %d MiB when idle; reset it (%s), or delete %s if that is its idle state now",
+	return fmt.Sprintf("%s has %d MiB in use without a compute process%s, and %d MiB when idle; reset it (%s), or delete %s if this is now its idle state",
 		w.name, o.UsedBytes>>20, draws, idle>>20, w.reset, w.idle)
 }
 

@@ -39,12 +39,12 @@ func TestJudge(t *testing.T) {
 		"idle":                   {inventory.Occupancy{UsedBytes: 64 << 20}, ""},
 		"memory not known":       {inventory.Occupancy{UsedBytes: -1}, ""},
 		"a desktop":              {inventory.Occupancy{UsedBytes: 1 << 20, Graphics: on(500)}, ""},
-		"an operator's process":  {inventory.Occupancy{Compute: on(500, 501)}, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500) and 1 more, which is not of a job; end it"},
-		"a job's process":        {inventory.Occupancy{Compute: on(501)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 501 (py) of a job, which does not end; reboot"},
-		"a process that is gone": {inventory.Occupancy{Compute: on(502)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 502, which has ended; reset it (" + reset + ") or reboot"},
+		"an operator's process":  {inventory.Occupancy{Compute: on(500, 501)}, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500) and 1 more, which does not belong to a job; stop it"},
+		"a job's process":        {inventory.Occupancy{Compute: on(501)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 501 (py) of a job, which does not exit; reboot"},
+		"a process that is gone": {inventory.Occupancy{Compute: on(502)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 502, which has exited; reset it (" + reset + ") or reboot"},
 		"memory without a process": {
 			inventory.Occupancy{UsedBytes: 65 << 20, Graphics: on(500)},
-			"GPU-11111111-2222-3333-4444-555555555555 has 65 MiB in use without a process that computes, process 500 (p500) draws on it, and 0 MiB when idle; reset it (" + reset + "), or delete " + r.cleaner.gpu[0].idle + " if that is its idle state now",
+			"GPU-11111111-2222-3333-4444-555555555555 has 65 MiB in use without a compute process, process 500 (p500) uses it for graphics, and 0 MiB when idle; reset it (" + reset + "), or delete " + r.cleaner.gpu[0].idle + " if this is now its idle state",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -62,7 +62,7 @@ func TestSameAMD(t *testing.T) {
 	for name, row := range map[string]struct{ unique, uuid, want string }{
 		"the same":            {"3b1f0a0e64b40000\n", "GPU-3b1f0a0e64b40000", ""},
 		"the same, short":     {"1f0a0e64b40000", "GPU-001F0A0E64B40000", ""},
-		"another":             {"3b1f0a0e64b40001\n", "GPU-3b1f0a0e64b40000", "/dev/kfd /dev/dri/renderD129 is now the node of GPU-3b1f0a0e64b40001, and not of GPU-3b1f0a0e64b40000: run sudo kbnode reconcile"},
+		"another":             {"3b1f0a0e64b40001\n", "GPU-3b1f0a0e64b40000", "/dev/kfd /dev/dri/renderD129 now belongs to GPU-3b1f0a0e64b40001, not GPU-3b1f0a0e64b40000; run sudo kbnode reconcile"},
 		"it does not tell":    {"0\n", "GPU-3b1f0a0e64b40000", ""},
 		"rubbish":             {"\x1b[2Jx", "GPU-3b1f0a0e64b40000", ""},
 		"no UUID in policy":   {"3b1f0a0e64b40001", "", ""},
@@ -104,7 +104,7 @@ func TestAMDReset(t *testing.T) {
 	r := newSlotRig(t)
 	w := newGPUWatch("amd", plan.PolicyGPU{UUID: "GPU-3b1f0a0e64b40000", Nodes: []string{"/dev/kfd", "/dev/dri/renderD4095"}}, r.procs, r.log)
 	said := w.judge(inventory.Occupancy{Compute: []inventory.GPUProcess{{PID: 502}}})
-	want := "GPU-3b1f0a0e64b40000 is held by process 502, which has ended; reset it (sudo amd-smi reset -G -g GPU when all slots are drained, as it resets all GPUs that xGMI joins) or reboot"
+	want := "GPU-3b1f0a0e64b40000 is held by process 502, which has exited; reset it (sudo amd-smi reset -G -g GPU after draining all slots, because it resets all GPUs connected by xGMI) or reboot"
 	if diff := cmp.Diff(want, said); diff != "" {
 		t.Error(diff)
 	}

@@ -118,7 +118,7 @@ func Serve(ctx context.Context, c Config) error {
 // trim gives back memory that the guard no longer needs.
 func (g *guard) trim() {
 	if err := Trim(); err != nil {
-		g.log.Debug("memory not given back", "err", err)
+		g.log.Debug("memory not returned", "err", err)
 	}
 }
 
@@ -150,7 +150,7 @@ func (g *guard) connect(ctx context.Context) {
 		return
 	}
 	if err := g.network.ready(ctx); err != nil && ctx.Err() == nil {
-		g.log.Warn("network not made; the next job tries again", "err", err)
+		g.log.Warn("network not created; the next job tries again", "err", err)
 	}
 }
 

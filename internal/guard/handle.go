@@ -142,7 +142,7 @@ func parseFilters(text string, allowed []string) (map[string][]string, error) {
 	}
 	for name, v := range obj {
 		if !slices.Contains(allowed, name) {
-			return nil, forbid("filters: %.40q is none that a job may use; use one of %s", name, strings.Join(allowed, ", "))
+			return nil, forbid("filters: a job cannot use %.40q; use one of %s", name, strings.Join(allowed, ", "))
 		}
 		list, err := stringList(v)
 		if set, ok := v.(map[string]any); ok {

@@ -144,7 +144,7 @@ func (b *builder) othersIDs(root, user string, more []string) error {
 	check := func(id, own string, lent []span) {
 		n, notNumber := strconv.ParseInt(id, 10, 64)
 		if notNumber == nil && id != own && slices.ContainsFunc(lent, func(s span) bool { return n >= s.from && n < s.from+s.count }) {
-			err = fmt.Errorf("the node has given the ID %s to another slot or account; use another number", id)
+			err = fmt.Errorf("ID %s belongs to another slot or account on the node; use another number", id)
 		}
 	}
 	check(uid, ownUID, users)

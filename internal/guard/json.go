@@ -42,7 +42,7 @@ func parse(body []byte) (map[string]any, error) {
 		return nil, err
 	}
 	if _, err := p.dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("something follows the JSON object")
+		return nil, errors.New("unexpected data after the JSON object")
 	}
 	return obj, nil
 }
@@ -61,10 +61,10 @@ func (p *parser) object(depth int) (map[string]any, error) {
 		}
 		key, _ := tok.(string)
 		if strings.ContainsRune(key, 0) {
-			return nil, errors.New("a key has a NUL in it")
+			return nil, errors.New("a key contains a NUL byte")
 		}
 		if _, twice := obj[key]; twice {
-			return nil, fmt.Errorf("the key %.40q comes twice", key)
+			return nil, fmt.Errorf("duplicate key %.40q", key)
 		}
 		if obj[key], err = p.value(depth); err != nil {
 			return nil, err
@@ -103,7 +103,7 @@ func (p *parser) value(depth int) (any, error) {
 	switch t := tok.(type) {
 	case json.Delim:
 		if depth >= maxDepth {
-			return nil, fmt.Errorf("the body is nested more than %d deep", maxDepth)
+			return nil, fmt.Errorf("the body is nested more than %d levels deep", maxDepth)
 		}
 		if t == '{' {
 			return p.object(depth + 1)
@@ -111,7 +111,7 @@ func (p *parser) value(depth int) (any, error) {
 		return p.array(depth + 1)
 	case string:
 		if strings.ContainsRune(t, 0) {
-			return nil, errors.New("a string has a NUL in it")
+			return nil, errors.New("a string contains a NUL byte")
 		}
 	}
 	return tok, nil

@@ -108,13 +108,13 @@ func (g *guard) create(c *call) error {
 			ID string `json:"Id"`
 		}
 		if err := json.Unmarshal(answerBody, &created); err != nil || created.ID == "" {
-			return errors.New("the Docker engine did not tell the new container's ID")
+			return errors.New("the Docker engine did not report the new container's ID")
 		}
 		made = true
 		g.own.add(created.ID, owned{name: name, binds: binds, disk: scratch})
 		g.cleaner.made(wanted.Labels[profileLabel])
 		if err := g.pulled.used(wanted.Image, false); err != nil {
-			g.log.Warn("use of the image not noted", "err", err)
+			g.log.Warn("use of the image not recorded", "err", err)
 		}
 		g.log.Info("container created", "id", created.ID, "image", wanted.Image)
 	}
@@ -144,7 +144,7 @@ func (g *guard) suits(wanted *container.CreateRequest, image imageConfig) error 
 		for step := range strings.SplitSeq(strings.TrimPrefix(strings.TrimPrefix(dir, m.Target), "/"), "/") {
 			at = filepath.Join(at, step)
 			if info, err := os.Lstat(at); err == nil && info.Mode().Type() == fs.ModeSymlink {
-				return fmt.Errorf("WorkingDir: %.80q goes through a link of the checkout; write where it leads", dir)
+				return fmt.Errorf("WorkingDir: %.80q goes through a symbolic link in the checkout; write its target", dir)
 			}
 		}
 	}
@@ -205,7 +205,7 @@ func (g *guard) release(binds []bound) {
 func (g *guard) start(c *call) error {
 	binds, first := g.own.take(c.id)
 	if !first {
-		return forbid("container %.12s was started before; a container runs once here, so create another one (docker run)", c.id)
+		return forbid("container %.12s has already run; a container runs only once here, so create another one (docker run)", c.id)
 	}
 	defer g.release(binds)
 	if err := g.mayStart(c, binds); err != nil {
@@ -224,7 +224,7 @@ func (g *guard) start(c *call) error {
 			g.log.Warn("container may outlive its memory limit", "id", c.id, "err", err)
 		}
 		if err := limitPtys(g.cgroupRoot, g.policy.Slice, c.id); err != nil {
-			g.log.Warn("container may take many terminals", "id", c.id, "err", err)
+			g.log.Warn("container may open many terminals", "id", c.id, "err", err)
 		}
 	}
 	relay(c.w, resp)
@@ -243,7 +243,7 @@ func (g *guard) mayStart(c *call, binds []bound) error {
 	for _, b := range binds {
 		if err := g.binder.mount(b.source, b.held); err != nil {
 			g.log.Warn("mount refused", "id", c.id, "err", err)
-			return forbid("%.80q is not what it was when the container was created; create it again", b.source)
+			return forbid("%.80q changed after the container was created; create the container again", b.source)
 		}
 	}
 	in, err := g.inspect(c)

@@ -46,7 +46,7 @@ func (g *guard) onDisk(in inspected) error {
 	}
 	for _, m := range in.Mounts {
 		if m.Type == "volume" {
-			return forbid("the image declares a volume at %.80q that it had not when the container was created; run it again", m.Destination)
+			return forbid("the image declares a volume at %.80q that was not there when the container was created; create the container again", m.Destination)
 		}
 	}
 	scratch := in.Config.Labels[diskLabel]

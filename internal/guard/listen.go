@@ -41,17 +41,17 @@ func lookupUser(name string) (uid, gid int, err error) {
 func listen(path string, uid, gid int) (*net.UnixListener, error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil { //nolint:gosec // the parent of all slots' directories holds no secret
-		return nil, fmt.Errorf("make the run directory: %w", err)
+		return nil, fmt.Errorf("create the run directory: %w", err)
 	}
 	err := errors.Join(
 		ownDir(dir, 0o711, 0, 0),
 		ownDir(filepath.Join(dir, AgentDir), 0o700, uid, gid),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("make the run directory: %w", err)
+		return nil, fmt.Errorf("create the run directory: %w", err)
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
-		return nil, fmt.Errorf("listen on %s: there is something that is no socket; remove it", path)
+		return nil, fmt.Errorf("listen on %s: it is not a socket; remove it", path)
 	}
 	// A guard that was killed leaves its socket behind.
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -130,7 +130,7 @@ func TestListen(t *testing.T) {
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := listen(path, uid, gid); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err := listen(path, uid, gid); err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("listens over a file: %v", err)
 	}
 }

@@ -38,10 +38,10 @@ func bind(source, target string, readOnly bool) mount.Mount {
 // must not have, and kbnode itself, which a job already has.
 func (b *builder) addBind(source, target string, readOnly bool) error {
 	if !filepath.IsAbs(source) {
-		return fmt.Errorf("%.80q: a job has no volumes; mount a directory of the checkout by its absolute path", source)
+		return fmt.Errorf("%.80q: a job cannot have volumes; mount a directory of the checkout by its absolute path", source)
 	}
 	if slices.Contains(strings.Split(source, "/"), "..") {
-		return fmt.Errorf("%.80q: write the path without .. in it", source)
+		return fmt.Errorf("%.80q: write the path without ..", source)
 	}
 	source = filepath.Clean(source)
 	if source == b.jobAPI || (strings.Contains(source, "/job-api/") && strings.HasSuffix(source, ".sock")) {
@@ -55,7 +55,7 @@ func (b *builder) addBind(source, target string, readOnly bool) error {
 		if source == b.policy.Binary {
 			return nil
 		}
-		return fmt.Errorf("%s: kbnode is mounted there; choose another place", target)
+		return fmt.Errorf("%s: kbnode is mounted there; choose another target", target)
 	}
 	if source == b.policy.Binary {
 		b.mounts = append(b.mounts, bind(source, target, true))
@@ -81,14 +81,14 @@ func (b *builder) addBind(source, target string, readOnly bool) error {
 // mountTarget returns target cleaned, or an error if a job may not mount there.
 func mountTarget(target string) (string, error) {
 	if !pathForm.MatchString(target) || len(target) > maxString || slices.Contains(strings.Split(target, "/"), "..") {
-		return "", fmt.Errorf("%.80q: the place in the container is an absolute path with no .. in it", target)
+		return "", fmt.Errorf("%.80q: the target must be an absolute path without ..", target)
 	}
 	target = filepath.Clean(target)
 	if kernel := below(target, "/proc", "/sys", "/dev"); kernel != "" && !strings.HasPrefix(target, "/dev/shm/") {
-		return "", fmt.Errorf("%.80q: a job mounts nothing over %s", target, kernel)
+		return "", fmt.Errorf("%.80q: a job cannot mount over %s", target, kernel)
 	}
 	if target == "/" {
-		return "", errors.New("a job mounts nothing over the container's root")
+		return "", errors.New("a job cannot mount over the container's root")
 	}
 	return target, nil
 }
@@ -111,7 +111,7 @@ func (b *builder) takeBinds(v any) error {
 			case "ro":
 				readOnly = true
 			default:
-				return fmt.Errorf(`%.80q: the mode is "ro" or "rw"`, spec)
+				return fmt.Errorf(`%.80q: the mode must be "ro" or "rw"`, spec)
 			}
 		}
 		if err := b.addBind(parts[0], parts[1], readOnly); err != nil {
@@ -181,7 +181,7 @@ func (b *builder) takeMount(v any) error {
 		}
 		return b.addTmpfs(target, strings.Join(opts, ","))
 	}
-	return fmt.Errorf(`%.20q is not a kind of mount that a job may have; "bind" and "tmpfs" are`, kind)
+	return fmt.Errorf(`a job cannot use mounts of type %.20q; use "bind" or "tmpfs"`, kind)
 }
 
 func (b *builder) takeTmpfs(v any) error {
@@ -206,7 +206,7 @@ func (b *builder) addTmpfs(target, opts string) error {
 	if opts != "" {
 		for opt := range strings.SplitSeq(opts, ",") {
 			if !tmpfsForm.MatchString(opt) {
-				return fmt.Errorf("%.40q is not an option of a tmpfs that a job may set", opt)
+				return fmt.Errorf("%.40q is not a tmpfs option that a job may set", opt)
 			}
 		}
 	}
@@ -222,7 +222,7 @@ func (b *builder) addTmpfs(target, opts string) error {
 // does not reveal what the node has elsewhere.
 func resolver(workRoot string) func(string) (string, error) {
 	return func(path string) (string, error) {
-		no := fmt.Errorf("%.80q: a job mounts only directories and files that are there below %s; leave it out", path, workRoot)
+		no := fmt.Errorf("%.80q: a job can mount only directories and files that exist below %s; leave it out", path, workRoot)
 		root, err := filepath.EvalSymlinks(workRoot)
 		if err != nil {
 			return "", no

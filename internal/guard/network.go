@@ -34,7 +34,7 @@ func (b *builder) takeNetwork(v any) error {
 	case networkNone:
 		b.host.NetworkMode = networkNone
 	default:
-		return errors.New(`a job's network is "bridge" or "none"`)
+		return errors.New(`a job's network must be "bridge" or "none"`)
 	}
 	return nil
 }
@@ -48,7 +48,7 @@ func endpoints(v any) error {
 			if zero(v) {
 				return nil
 			}
-			return errors.New("a job sets no address or alias; leave it out")
+			return errors.New("a job cannot set addresses or aliases; leave it out")
 		}
 	}
 	obj, ok := v.(map[string]any)
@@ -57,7 +57,7 @@ func endpoints(v any) error {
 	}
 	for name := range maps.Keys(obj) {
 		if _, ok := rules[name]; !ok {
-			return fmt.Errorf(`%.40q: a job's network is "bridge" or "none"`, name)
+			return fmt.Errorf(`%.40q: a job's network must be "bridge" or "none"`, name)
 		}
 	}
 	return judge(v, rules)
@@ -122,7 +122,7 @@ func (n *slotNetwork) apart() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := n.protect(); err != nil {
-		return refusal{http.StatusServiceUnavailable, fmt.Sprintf("kbnode: slot %s cannot be kept apart on the network, so no container may start; with job.network: none one could: %v",
+		return refusal{http.StatusServiceUnavailable, fmt.Sprintf("kbnode: cannot isolate the network of slot %s, so containers start only with job.network: none: %v",
 			plan.SlotName(n.slot), err)}
 	}
 	return nil

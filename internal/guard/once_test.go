@@ -25,7 +25,7 @@ func TestStartOnce(t *testing.T) {
 	}
 	for _, path := range []string{"/containers/job/start", "/v1.45/containers/" + id + "/start", "/containers/" + id[:63] + "/start", "/containers/kbnode-gpu0-job/start", "/containers/earlier/start"} {
 		r.engine.requests = nil
-		if status, answer := r.ask(t, "POST", path, ""); status != http.StatusForbidden || !strings.Contains(answer, "was started before") {
+		if status, answer := r.ask(t, "POST", path, ""); status != http.StatusForbidden || !strings.Contains(answer, "has already run") {
 			t.Errorf("%s: %d %s", path, status, answer)
 		}
 		if r.engine.seen("POST") || r.engine.seen("DELETE") {
@@ -167,10 +167,10 @@ func TestSuits(t *testing.T) {
 		"nothing":                     {"", "", imageConfig{}, ""},
 		"an image's account":          {"", "", imageConfig{User: "33"}, `image "i": "33" is a system account`},
 		"an image's, replaced":        {"0", "", imageConfig{User: "33"}, ""},
-		"an image's directory":        {"", "", imageConfig{WorkingDir: "/proc/self/fd/7"}, "does not begin below /proc"},
-		"an image's, by dots":         {"", "", imageConfig{WorkingDir: "x/../../sys"}, "does not begin below /sys"},
-		"a link in the checkout":      {"", "/w/link", imageConfig{}, "goes through a link"},
-		"below a link":                {"", "", imageConfig{WorkingDir: "/w/link/x"}, "goes through a link"},
+		"an image's directory":        {"", "", imageConfig{WorkingDir: "/proc/self/fd/7"}, "cannot start below /proc"},
+		"an image's, by dots":         {"", "", imageConfig{WorkingDir: "x/../../sys"}, "cannot start below /sys"},
+		"a link in the checkout":      {"", "/w/link", imageConfig{}, "goes through a symbolic link"},
+		"below a link":                {"", "", imageConfig{WorkingDir: "/w/link/x"}, "goes through a symbolic link"},
 		"a directory of the checkout": {"", "/w/none/x", imageConfig{}, ""},
 	} {
 		wanted := &container.CreateRequest{Config: &container.Config{Image: "i", User: row.user, WorkingDir: row.dir},

@@ -90,7 +90,7 @@ func (o *owners) reserve(ctx context.Context) (giveBack func(), err error) {
 			}, nil
 		}
 		if fresh {
-			return nil, forbid("the slot has %d containers already; remove one (docker rm), or run them with --rm", maxContainers)
+			return nil, forbid("the slot already has %d containers; remove one (docker rm), or run them with --rm", maxContainers)
 		}
 		fresh = true
 	}

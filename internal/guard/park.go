@@ -70,7 +70,7 @@ func readReason(name string) (p Parked, err error) {
 		err = json.Unmarshal(text, &p)
 	}
 	if err != nil {
-		return p, fmt.Errorf("%s: %w; delete it if nobody knows it", name, err)
+		return p, fmt.Errorf("%s: %w; delete the file if no one knows it", name, err)
 	}
 	return p, nil
 }

@@ -71,7 +71,7 @@ func (s slotProcs) name(pid int) string {
 // or an ancestor: the agent, and what runs the job between the two.
 func (s slotProcs) above(pid int) (keep func(pid int) bool, err error) {
 	if s.cgroupOf(pid) != s.agent {
-		return nil, forbid("only the slot's own agent may ask this")
+		return nil, forbid("only the slot's own agent may do this")
 	}
 	var line []int
 	for range maxAncestors {
@@ -81,7 +81,7 @@ func (s slotProcs) above(pid int) (keep func(pid int) bool, err error) {
 		line = append(line, pid)
 		pid = s.parent(pid)
 	}
-	return nil, forbid("it has too many ancestors")
+	return nil, forbid("the caller has too many ancestor processes")
 }
 
 // ofRoot reports whether a process is kbnode's own or systemd's. No process of the slot's user
@@ -173,7 +173,7 @@ func (s slotProcs) endWithin(ctx context.Context, keep func(pid int) bool) (ende
 		err = errors.Join(err, s.signal(pid, unix.SIGKILL, s.owns))
 	}
 	if err = errors.Join(err, listErr, s.thaw()); err != nil {
-		return len(list), fmt.Errorf("end what the job left: %w", err)
+		return len(list), fmt.Errorf("kill what the job left: %w", err)
 	}
 	// Wait only for the processes in list: nothing forked meanwhile, and when a job's command is
 	// ended, its hooks begin.
@@ -191,7 +191,7 @@ func (s slotProcs) endBeside(ctx context.Context) (ended int, err error) {
 	}
 	children, err := os.ReadDir(filepath.Join(s.root, s.slice))
 	if err != nil {
-		return 0, fmt.Errorf("end what the job left: %w", err)
+		return 0, fmt.Errorf("kill what the job left: %w", err)
 	}
 	for _, c := range children {
 		if dir := filepath.Join(s.root, s.slice, c.Name()); c.IsDir() && dir != filepath.Join(s.root, s.agent) {
@@ -199,7 +199,7 @@ func (s slotProcs) endBeside(ctx context.Context) (ended int, err error) {
 		}
 	}
 	if err != nil {
-		return len(list), fmt.Errorf("end what the job left: %w", err)
+		return len(list), fmt.Errorf("kill what the job left: %w", err)
 	}
 	return len(list), s.gone(ctx, s.beside, s.owns)
 }
@@ -213,7 +213,7 @@ func (s slotProcs) gone(ctx context.Context, list func() ([]int, error), still f
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("process %d (%s) of a job does not end although it was killed; if a driver holds it, only a reboot frees it", left[0], s.name(left[0]))
+			return fmt.Errorf("process %d (%s) of a job still runs after SIGKILL; if a driver holds it, only a reboot frees it", left[0], s.name(left[0]))
 		}
 		for _, pid := range left {
 			if err := s.signal(pid, unix.SIGKILL, still); err != nil {

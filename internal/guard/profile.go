@@ -25,7 +25,7 @@ const scratchInodes = 1 << 20
 func (b *builder) strict() error {
 	h := &b.host
 	if b.facts.user == "" { // it would be root
-		return errors.New("the slot's user is not known: run kbnode reconcile on the node")
+		return errors.New("the slot's user is unknown; run kbnode reconcile on the node")
 	}
 	b.conf.User = b.facts.user
 	h.GroupAdd = nil // gpu adds those of the GPU's nodes

@@ -21,9 +21,9 @@ func (g *guard) pull(c *call) error {
 	image, tag := c.query.Get("fromImage"), c.query.Get("tag")
 	switch {
 	case image == "":
-		return forbid("POST /images/create: a job pulls images and imports none; say fromImage")
+		return forbid("POST /images/create: a job can pull images but not import them; set fromImage")
 	case tag == "" && !strings.Contains(image, "@") && !strings.Contains(filepath.Base(image), ":"):
-		return forbid("POST /images/create: say which tag of %s; a job does not pull all of them", image)
+		return forbid("POST /images/create: set the tag of %s; a job cannot pull all tags", image)
 	}
 	if err := allowImage(g.policy, reference(image, tag)); err != nil {
 		return forbid("%s", err)
@@ -72,7 +72,7 @@ const (
 	pullPoll = time.Second
 )
 
-var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs pull no images; tell the node's operator (docker image prune frees some)")
+var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs cannot pull images; tell the node's operator (docker image prune frees space)")
 
 // fetch relays a pull as long as there is room for it.
 func (g *guard) fetch(c *call) error {

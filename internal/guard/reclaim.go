@@ -38,7 +38,7 @@ func reclaim(ctx context.Context, dir string, uid, gid int) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("take back the checkouts: %w", err)
+		return fmt.Errorf("reclaim the checkouts: %w", err)
 	}
 	defer func() { _ = root.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, reclaimTime)
@@ -74,7 +74,7 @@ func reclaim(ctx context.Context, dir string, uid, gid int) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("take back the checkouts in %s: %w", dir, err)
+		return fmt.Errorf("reclaim the checkouts in %s: %w", dir, err)
 	}
 	return nil
 }

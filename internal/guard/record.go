@@ -110,7 +110,7 @@ func (s *cleaner) record(ctx context.Context, pid int) (rec noise.Record, err er
 	ctx, cancel := context.WithTimeout(ctx, recordTime)
 	defer cancel()
 	if s.noise == nil || s.noise.run == nil {
-		err = refusal{http.StatusNotFound, "kbnode: there is no record: this guard was told of no job's begin, it may have started after it"}
+		err = refusal{http.StatusNotFound, "kbnode: no record: the guard did not see a job begin; it may have started later"}
 	} else {
 		reading, cancel := context.WithTimeout(ctx, readTime)
 		defer cancel()
@@ -124,7 +124,7 @@ func (s *cleaner) record(ctx context.Context, pid int) (rec noise.Record, err er
 	}
 	if left := errors.Join(err1, err2); left != nil {
 		s.log.Warn("processes not ended before the upload", "err", left)
-		rec.Notes = append(rec.Notes, "a process of the job was still there when this was written, and may have written over files: "+text.Line(left.Error(), 500))
+		rec.Notes = append(rec.Notes, "a process of the job was still running when this was written and may have overwritten files: "+text.Line(left.Error(), 500))
 	}
 	return rec, err
 }
@@ -154,7 +154,7 @@ func (s *cleaner) profile() string {
 func (g *guard) tellRecord(c *call) error {
 	peer, ok := c.r.Context().Value(peerKey{}).(*peerConn)
 	if !ok {
-		return errors.New("the kernel does not tell who asks")
+		return errors.New("cannot identify the caller")
 	}
 	g.cleaner.mu.Lock()
 	defer g.cleaner.mu.Unlock()

@@ -52,7 +52,7 @@ func TestRecord(t *testing.T) {
 		ask := func() (noise.Record, error) { return r.record(t.Context(), hookPID) }
 
 		r.start(99, 1, agentCgroup)
-		if _, err := ask(); !refuses(err, http.StatusNotFound, "told of no job's begin") || len(r.killed) != 1 {
+		if _, err := ask(); !refuses(err, http.StatusNotFound, "did not see a job begin") || len(r.killed) != 1 {
 			t.Errorf("before a job: %v, killed %v", err, r.killed)
 		}
 		r.killed = nil
@@ -81,7 +81,7 @@ func TestRecord(t *testing.T) {
 		if gpu.by.Load() != 0 {
 			t.Error("the GPU is sampled after the job")
 		}
-		if _, err := ask(); !refuses(err, http.StatusNotFound, "told of no job's begin") {
+		if _, err := ask(); !refuses(err, http.StatusNotFound, "did not see a job begin") {
 			t.Errorf("after the job: %v", err)
 		}
 	})
@@ -187,7 +187,7 @@ func TestRecordBesideAProcess(t *testing.T) {
 		r.start(104, 1, agentCgroup)
 		r.immortal = 104
 		rec, err := r.record(t.Context(), hookPID)
-		if all := strings.Join(rec.Notes, "\n"); err != nil || !strings.Contains(all, "a process of the job was still there when this was written, and may have written over files: process 104 (p104)") {
+		if all := strings.Join(rec.Notes, "\n"); err != nil || !strings.Contains(all, "a process of the job was still running when this was written and may have overwritten files: process 104 (p104)") {
 			t.Errorf("notes %q, %v", all, err)
 		}
 		r.immortal = 0
@@ -233,7 +233,7 @@ func TestTellRecord(t *testing.T) {
 		}
 		return resp.StatusCode, says.Message
 	}
-	if code, says := post(RecordPath); code != http.StatusNotFound || !strings.Contains(says, "there is no record") {
+	if code, says := post(RecordPath); code != http.StatusNotFound || !strings.Contains(says, "no record") {
 		t.Errorf("before a job: %d %q", code, says)
 	}
 	if code, says := post(BeginPath); code != http.StatusNoContent {

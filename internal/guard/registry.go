@@ -87,7 +87,7 @@ func (r registries) addresses(ctx context.Context, host string) ([]netip.Addr, e
 	}
 	last := strings.ToLower(host[strings.LastIndexByte(host, '.')+1:])
 	if hex, ok := strings.CutPrefix(last, "0x"); ok && strings.Trim(hex, "0123456789abcdef") == "" || strings.Trim(last, "0123456789") == "" {
-		return nil, fmt.Errorf("%.255q is a number and not an address", host)
+		return nil, fmt.Errorf("%.255q is a number, not an address", host)
 	}
 	ctx, cancel := context.WithTimeout(ctx, resolveTime)
 	defer cancel()

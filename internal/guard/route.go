@@ -122,7 +122,7 @@ func (g *guard) dispatch(w http.ResponseWriter, r *http.Request) error {
 	segments := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	if m := versionForm().FindStringSubmatch(segments[0]); m != nil {
 		if minor, _ := strconv.Atoi(m[1]); minor < minVersion {
-			return refusal{http.StatusBadRequest, fmt.Sprintf("kbnode: client version 1.%d is too old; the oldest that is understood is 1.%d (Docker 20.10)", minor, minVersion)}
+			return refusal{http.StatusBadRequest, fmt.Sprintf("kbnode: client version 1.%d is too old; the oldest supported version is 1.%d (Docker 20.10)", minor, minVersion)}
 		}
 		c.version, segments = segments[0], segments[1:]
 	}
@@ -146,7 +146,7 @@ func (g *guard) dispatch(w http.ResponseWriter, r *http.Request) error {
 		}
 		return rt.handle(c)
 	}
-	return forbid("%s %s is nothing that a job may ask of Docker; it may pull images, and run, list, attach to, stop and remove its own containers",
+	return forbid("%s %s is not available to jobs; a job can pull images, and run, list, attach to, stop and remove its own containers",
 		r.Method, shorten(r.URL.Path))
 }
 
@@ -190,10 +190,10 @@ func query(rt route, raw string) (url.Values, error) {
 		form, known := rt.params[name]
 		switch {
 		case len(values) != 1:
-			return nil, forbid("the parameter %.40q comes twice", name)
+			return nil, forbid("the parameter %.40q is set twice", name)
 		case values[0] == "":
 		case !known:
-			return nil, forbid("%s %s: the parameter %.40q is none that a job may set; leave it out", rt.method, rt.path, name)
+			return nil, forbid("%s %s: a job cannot set the parameter %.40q; leave it out", rt.method, rt.path, name)
 		case len(values[0]) > maxString || !form.MatchString(values[0]):
 			return nil, forbid("%s %s: the parameter %s cannot be %.80q", rt.method, rt.path, name, values[0])
 		default:

@@ -48,7 +48,7 @@ func CheckSlice(cgroupRoot string, p plan.JobPolicy) error {
 		checkBytes(dir, "memory.swap.max", 0, 0),
 	)
 	if err != nil {
-		return fmt.Errorf("slot %s does not have its limits, so no job may run; run kbnode reconcile on the node: %w", p.Name, err)
+		return fmt.Errorf("slot %s does not have its limits, so jobs cannot run; run kbnode reconcile on the node: %w", p.Name, err)
 	}
 	return nil
 }

@@ -52,5 +52,5 @@ func (s *starts) wait(now time.Time) string {
 		return ""
 	}
 	s.since = now
-	return fmt.Sprintf("the agent ended %d times in a row without a job; it starts again in %s", s.failures, left.Round(time.Second))
+	return fmt.Sprintf("the agent exited %d times in a row without a job; it starts again in %s", s.failures, left.Round(time.Second))
 }

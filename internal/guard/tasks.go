@@ -48,12 +48,12 @@ func (s *cleaner) watchTasks(ctx context.Context) {
 
 // makeRoom ends a job that has all tasks.
 func (s *cleaner) makeRoom(ctx context.Context, has, most int) {
-	s.log.Warn("job ended, it had all tasks", "tasks", has, "limit", most)
+	s.log.Warn("job terminated; it used all tasks", "tasks", has, "limit", most)
 	agent, err := s.agentPID(ctx)
 	if err != nil {
 		s.log.Warn("agent not found", "err", err)
 	}
-	s.endJob(ctx, agent, fmt.Sprintf("the job was ended: it had %d of the %d processes and threads that job.tasks_max gives a slot", has, most))
+	s.endJob(ctx, agent, fmt.Sprintf("the job was terminated: it had %d of the %d processes and threads that job.tasks_max allows a slot", has, most))
 }
 
 // agentPID returns the agent's process, 0 without one.

@@ -26,7 +26,7 @@ func (g *guard) toldByRoot(stage func(context.Context, int) (string, error)) fun
 	told := g.told(stage, func(context.Context) {})
 	return func(c *call) error {
 		if peer, ok := c.r.Context().Value(peerKey{}).(*peerConn); ok && !peer.root {
-			return forbid("only the agent's unit may ask this, before the agent starts")
+			return forbid("only the agent's unit may do this, before the agent starts")
 		}
 		return told(c)
 	}
@@ -38,7 +38,7 @@ func (g *guard) told(stage func(context.Context, int) (string, error), after fun
 	return func(c *call) error {
 		peer, ok := c.r.Context().Value(peerKey{}).(*peerConn)
 		if !ok {
-			return errors.New("the kernel does not tell who asks")
+			return errors.New("cannot identify the caller")
 		}
 		g.cleaner.mu.Lock()
 		defer g.cleaner.mu.Unlock()

@@ -66,13 +66,13 @@ func (s *cleaner) untold(ctx context.Context, agent int) {
 	within, err1 := s.procs.within(keep)
 	beside, err2 := s.procs.beside()
 	if n := len(within) + len(beside); n > 0 || err1 != nil || err2 != nil {
-		s.log.Warn("job ended without a word", "processes", n)
+		s.log.Warn("job ended without a report", "processes", n)
 	}
 	if agent > 0 && s.procs.isStopped(agent) {
 		s.resume(agent)
 	}
 	if why, err := s.ended(ctx, keep); err != nil {
-		s.log.Warn("slot not cleared", "err", err)
+		s.log.Warn("slot not cleaned up", "err", err)
 	} else if why != "" {
 		s.log.Warn("slot takes no jobs", "reason", why)
 	}

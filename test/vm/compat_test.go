@@ -98,8 +98,8 @@ cp /bin/busybox /scratch/true && /scratch/true && echo :: runs; test "$(cat /sys
 		attack{name: "command and entrypoint", option: `, entrypoint: /bin/sh, command: ["-c", "echo :: $$(pwd)"], shell: false, mount-checkout: false, workdir: /somewhere`, wants: []string{"/somewhere"}, code: "0"},
 		attack{name: "all that is refused", script: "echo :: it ran", code: "1", not: []string{"it ran"},
 			option: `, privileged: true, add-caps: [SYS_ADMIN], security-opts: ["seccomp=unconfined"], sysctls: ["net.core.somaxconn=1"], publish: ["80:80"], pid: host, volumes: ["/etc:/host"]`,
-			check: says("kbnode: HostConfig.Binds: ", "a job mounts only directories and files that are there below", "HostConfig.CapAdd: a job gets no more capabilities; leave it out",
-				"HostConfig.Privileged: a job's container is never privileged; leave it out", "HostConfig.SecurityOpt: ", "HostConfig.Sysctls: ", "HostConfig.PortBindings: ", "HostConfig.PidMode: ")},
+			check: says("kbnode: HostConfig.Binds: ", "a job can mount only directories and files that exist below", "HostConfig.CapAdd: a job cannot add capabilities; leave it out",
+				"HostConfig.Privileged: a job's container cannot be privileged; leave it out", "HostConfig.SecurityOpt: ", "HostConfig.Sysctls: ", "HostConfig.PortBindings: ", "HostConfig.PidMode: ")},
 		attack{name: "client", host: true, script: "bash /srv/attack/client.sh", code: "0", wants: []string{"done"}, check: clientSays},
 	)
 }

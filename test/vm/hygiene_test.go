@@ -184,7 +184,7 @@ exit 0`))
 			t.Errorf("exit code %d\n%s", r.Code, r.Stdout)
 		}
 		begun := time.Now()
-		slotIs(t, m, 5, "parked", "process "+pid+" (sleep), which is not of a job")
+		slotIs(t, m, 5, "parked", "process "+pid+" (sleep), which does not belong to a job")
 		t.Logf("the slot is parked %v after the job's end", time.Since(begun).Round(time.Second))
 		idle(t, m, 4)
 		m.Sh("kbnode reconcile")
@@ -199,7 +199,7 @@ exit 0`))
 		if r := runStep(m, 6, step(6, "busybox:test", "echo a job", "")); r.Code != 0 {
 			t.Errorf("exit code %d\n%s", r.Code, r.Stdout)
 		}
-		slotIs(t, m, 6, "parked", "512 MiB in use without a process that computes, and 0 MiB when idle")
+		slotIs(t, m, 6, "parked", "512 MiB in use without a compute process, and 0 MiB when idle")
 		m.Sh("echo 'gpu.6.used_mib = 60' >>/etc/fake-nvml.conf")
 		slotIs(t, m, 6, "idle", "")
 		idle(t, m, 6)
