@@ -93,8 +93,8 @@ func TestEnsure(t *testing.T) {
 		"loaded":                  {before: "docker-default (enforce)\n" + name + " (enforce)", after: "not again"},
 		"loaded now":              {after: name + " (enforce)"},
 		"an older one":            {before: "kbnode-job-00000000 (enforce)", after: name + " (enforce)"},
-		"one that only complains": {before: name + " (complain)", after: name + " (complain)", want: "does not have it"},
-		"one of a longer name":    {before: "x" + name + " (enforce)", after: "x" + name + " (enforce)", want: "does not have it"},
+		"one that only complains": {before: name + " (complain)", after: name + " (complain)", want: "does not list it"},
+		"one of a longer name":    {before: "x" + name + " (enforce)", after: "x" + name + " (enforce)", want: "does not list it"},
 		"no parser":               {err: errors.New("apparmor_parser: not found"), want: "apparmor_parser: not found"},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -75,7 +75,7 @@ func (k *Kernel) Ensure(ctx context.Context) (name string, err error) {
 		}
 	}
 	if err == nil && !ok {
-		err = errors.New("the kernel does not have it after it was loaded")
+		err = errors.New("the kernel does not list it after loading")
 	}
 	if err != nil {
 		return "", fmt.Errorf("load AppArmor profile %s: %w", name, err)

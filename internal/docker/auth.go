@@ -56,7 +56,7 @@ func readAuthFile() (f authFile, err error) {
 	defer func() { _ = file.Close() }()
 	// A decoder's error may contain some of the text.
 	if json.NewDecoder(io.LimitReader(file, maxAuthFile)).Decode(&f) != nil {
-		return f, fmt.Errorf("read registry credentials: %s is not the JSON that docker login writes; mend it, or log in again", name)
+		return f, fmt.Errorf("read registry credentials: %s is not the JSON that docker login writes; fix it, or log in again", name)
 	}
 	return f, nil
 }
@@ -157,7 +157,7 @@ var helperForm = lazy.Regexp(`^[A-Za-z0-9._-]{1,64}$`)
 // secret and is not passed on.
 func askHelper(ctx context.Context, helper, server string) (registry.AuthConfig, error) {
 	if !helperForm().MatchString(helper) {
-		return registry.AuthConfig{}, fmt.Errorf("%.80q is not the name of a credential helper; mend Docker's config.json", helper)
+		return registry.AuthConfig{}, fmt.Errorf("%.80q is not the name of a credential helper; fix Docker's config.json", helper)
 	}
 	ctx, cancel := context.WithTimeout(ctx, helperTime)
 	defer cancel()
@@ -172,7 +172,7 @@ func askHelper(ctx context.Context, helper, server string) (registry.AuthConfig,
 			return registry.AuthConfig{}, nil
 		}
 		if exit, ok := errors.AsType[*exec.ExitError](err); ok && ctx.Err() == nil {
-			err = fmt.Errorf("it ended with %d", exit.ExitCode())
+			err = fmt.Errorf("exit status %d", exit.ExitCode())
 		}
 		return registry.AuthConfig{}, fmt.Errorf("ask docker-credential-%s for %s: %w", helper, server, err)
 	}

@@ -41,7 +41,7 @@ func TestRegistryAuth(t *testing.T) {
 		{name: "a helper of its own", config: `{"credHelpers":{"r.example":"good"},"credsStore":"broken"}`, ref: "r.example/x", want: registry.AuthConfig{Username: "u", Password: "s3cret-r.example", ServerAddress: "r.example"}},
 		{name: "a helper of all", config: `{"credsStore":"token"}`, ref: "r.example/x", want: registry.AuthConfig{IdentityToken: "t0ken", ServerAddress: "r.example"}},
 		{name: "a helper that knows none", config: `{"credsStore":"none"}`, ref: "r.example/x"},
-		{name: "a helper that fails", config: `{"credsStore":"broken"}`, ref: "r.example/x", err: "docker-credential-broken for r.example: it ended with 3"},
+		{name: "a helper that fails", config: `{"credsStore":"broken"}`, ref: "r.example/x", err: "docker-credential-broken for r.example: exit status 3"},
 		{name: "a helper that talks", config: `{"credsStore":"nojson"}`, ref: "r.example/x", err: "its answer is not JSON"},
 		{name: "a helper that is not there", config: `{"credsStore":"nowhere"}`, ref: "r.example/x", err: "docker-credential-nowhere"},
 		{name: "a helper that is a path", config: `{"credsStore":"../../evil"}`, ref: "r.example/x", err: "is not the name of a credential helper"},

@@ -23,7 +23,7 @@ var builtin = []string{"ALL_PROXY", "FTP_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "N
 func BuildArgs(dockerfile string) ([]string, error) {
 	text := continues.ReplaceAllString(comments.ReplaceAllString(dockerfile, ""), " ")
 	if !fromLine.MatchString(text) {
-		return nil, errors.New("it has no FROM, so it is no Dockerfile")
+		return nil, errors.New("it has no FROM, so it is not a Dockerfile")
 	}
 	names := []string{}
 	for _, line := range argLine.FindAllStringSubmatch(text, -1) {

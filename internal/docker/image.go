@@ -143,7 +143,7 @@ type messages interface {
 func (e *Engine) stream(ctx context.Context, doing string, tell func(Progress), begin func(context.Context) (messages, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	quiet := time.AfterFunc(quietDeadline, func() { cancel(fmt.Errorf("nothing was heard of it for %s", quietDeadline)) })
+	quiet := time.AfterFunc(quietDeadline, func() { cancel(fmt.Errorf("no progress for %s", quietDeadline)) })
 	defer quiet.Stop()
 	from, err := begin(ctx)
 	if err != nil {
@@ -202,7 +202,7 @@ func (e *Engine) wrapPull(doing string, err error) error {
 // Tag gives an image another name, and takes it from the image that has it.
 func (e *Engine) Tag(ctx context.Context, source, name string) error {
 	if _, err := e.api.ImageTag(ctx, client.ImageTagOptions{Source: source, Target: name}); err != nil {
-		return e.wrap("name image "+source+" "+name, err)
+		return e.wrap("tag image "+source+" as "+name, err)
 	}
 	return nil
 }

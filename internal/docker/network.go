@@ -45,7 +45,7 @@ func (e *Engine) EnsureNetwork(ctx context.Context, n Network) error {
 			return nil
 		case err == nil:
 			if err := e.RemoveNetwork(ctx, res.Network.ID); err != nil {
-				return fmt.Errorf("replace network %s, which somebody else made: %w", n.Name, err)
+				return fmt.Errorf("replace network %s, which someone else created: %w", n.Name, err)
 			}
 		case !errdefs.IsNotFound(err):
 			return e.wrap("look up network "+n.Name, err)
@@ -57,7 +57,7 @@ func (e *Engine) EnsureNetwork(ctx context.Context, n Network) error {
 		}
 		select {
 		case <-ctx.Done():
-			return e.wrap("wait for network "+n.Name+", which somebody else makes", ctx.Err())
+			return e.wrap("wait for network "+n.Name+", which someone else is creating", ctx.Err())
 		case <-time.After(networkPoll):
 		}
 	}
@@ -91,7 +91,7 @@ func (e *Engine) createNetwork(ctx context.Context, n Network) error {
 		if err == nil {
 			return nil
 		}
-		errs = append(errs, e.wrap("make network "+n.Name, err))
+		errs = append(errs, e.wrap("create network "+n.Name, err))
 		if ctx.Err() != nil || errdefs.IsConflict(err) {
 			break // another subnet would not help
 		}

@@ -207,7 +207,7 @@ func (e *Engine) Erase(ctx context.Context, t Trace) error {
 	case "volume":
 		_, err = e.api.VolumeRemove(ctx, t.ID, client.VolumeRemoveOptions{Force: true})
 	default:
-		err = fmt.Errorf("%q is no kind of trace", t.Kind)
+		err = fmt.Errorf("%q is not a kind of trace", t.Kind)
 	}
 	if err == nil || errdefs.IsNotFound(err) {
 		return nil

@@ -57,7 +57,7 @@ func (g *gpuRun) add(s probe.Sample) {
 func (g *gpuRun) ended(err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	verb := "sampled no longer: "
+	verb := "sampling stopped: "
 	if g.all == 0 {
 		verb = "not sampled: "
 	}
@@ -69,7 +69,7 @@ func (g *gpuRun) record(id string) GPU {
 	defer g.mu.Unlock()
 	out := GPU{ID: id, Error: g.err, Samples: g.all, Busy: g.busy, Clock: g.clock.spread(), Temperature: g.temperature.spread(), Power: g.power.spread(), Margin: g.margin}
 	if g.all == 0 && g.err == "" {
-		out.Error = "not sampled: the driver has not answered by now"
+		out.Error = "not sampled: the driver has not answered yet"
 	}
 	if out.Clock != nil {
 		out.LowClock = g.clock.below(out.Clock.Median * LowClock)

@@ -47,8 +47,8 @@ var clockReasons = [64]struct {
 	0: {name: "gpu_idle"}, 1: {name: "applications_clocks_setting"}, 2: {name: "sw_power_cap"},
 	3: {"hw_slowdown", "the hardware slowed the GPU down"},
 	4: {name: "sync_boost"},
-	5: {"sw_thermal_slowdown", "the driver slowed the GPU down, it was too hot"},
-	6: {"hw_thermal_slowdown", "the hardware slowed the GPU down, it was too hot"},
+	5: {"sw_thermal_slowdown", "the driver slowed the GPU down because it was too hot,"},
+	6: {"hw_thermal_slowdown", "the hardware slowed the GPU down because it was too hot,"},
 	7: {"hw_power_brake_slowdown", "the power supply slowed the GPU down (power brake)"},
 	8: {name: "display_clock_setting"},
 }
@@ -58,7 +58,7 @@ var clockReasons = [64]struct {
 func Judge(r Record) (noisy bool, why []string) {
 	say := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
 	if r.SharedGPU != "" {
-		say("the slot has a part of its GPU (%s): the other parts' jobs share its power, heat and memory system, and the samples are of the whole", r.SharedGPU)
+		say("the slot has part of a GPU (%s): jobs on the other parts share its power, heat and memory system, and the samples cover the whole GPU", r.SharedGPU)
 	}
 	for _, reason := range clockReasons {
 		if n := r.GPU.Reasons[reason.name]; n > 0 && reason.says != "" {
@@ -70,7 +70,7 @@ func Judge(r Record) (noisy bool, why []string) {
 			c.Min, c.Median, LowClock, r.GPU.LowClock, r.GPU.Busy)
 	}
 	if m := r.GPU.Margin; m != nil && *m <= lowMargin {
-		say("the GPU was hot: %d °C were left to where it is slowed down", *m)
+		say("the GPU was hot: its margin to the slowdown temperature was %d °C", *m)
 	}
 	if n := r.CPU.Heat; n != nil && *n > heatLimit {
 		say("the slot's CPUs were slowed down by heat %d times", *n)
@@ -81,9 +81,9 @@ func Judge(r Record) (noisy bool, why []string) {
 				say(sentence+"; more than %v %% is noise", *v, limit)
 			}
 		}
-		above(r.CPU.Others, othersLimit, "others than the slot used %v %% of its CPUs' time")
-		above(r.CPU.Steal, stealLimit, "the hypervisor kept %v %% of the CPUs' time")
-		above(r.CPU.Throttled, throttledLimit, "the slot's CPU quota held it back for %v %% of the time")
+		above(r.CPU.Others, othersLimit, "processes outside the slot used %v %% of its CPUs' time")
+		above(r.CPU.Steal, stealLimit, "the hypervisor took %v %% of the CPUs' time")
+		above(r.CPU.Throttled, throttledLimit, "the slot's CPU quota throttled it for %v %% of the time")
 		above(r.Pressure.CPU, cpuLimit, "tasks of the slot waited for a CPU for %v %% of the time")
 		above(r.Pressure.Memory, memoryLimit, "tasks of the slot waited for memory for %v %% of the time")
 		above(r.Pressure.IO, ioLimit, "tasks of the slot waited for the disk for %v %% of the time")
@@ -92,7 +92,7 @@ func Judge(r Record) (noisy bool, why []string) {
 		}
 	}
 	if n := r.Memory.Kills; n != nil && *n > 0 {
-		say("the slot ran out of memory and %d of its processes were ended", *n)
+		say("the slot ran out of memory and %d of its processes were killed", *n)
 	}
 	return len(why) > 0, why
 }
@@ -109,7 +109,7 @@ func notes(r Record) (all []string) {
 		all = append(all, fmt.Sprintf("the job was shorter than %d s, so CPUs and pressure were not judged", shortest))
 	}
 	if p := r.Pressure; p.CPU == nil && p.Memory == nil && p.IO == nil {
-		all = append(all, "the kernel does not tell pressure (psi=1 on its command line)")
+		all = append(all, "the kernel does not report pressure (needs psi=1 on its command line)")
 	}
 	return slices.Clip(all)
 }

@@ -27,24 +27,24 @@ func TestJudge(t *testing.T) {
 	}{
 		{"quiet, with busy neighbours and at its power limit", func(*Record) {}, nil},
 		{"nothing is known", func(r *Record) { *r = Record{Seconds: 60} }, nil},
-		{"a partition", func(r *Record) { r.SharedGPU = "CPX" }, []string{"the slot has a part of its GPU (CPX): the other parts' jobs share its power, heat and memory system, and the samples are of the whole"}},
+		{"a partition", func(r *Record) { r.SharedGPU = "CPX" }, []string{"the slot has part of a GPU (CPX): jobs on the other parts share its power, heat and memory system, and the samples cover the whole GPU"}},
 		{"hardware slowdown", func(r *Record) { r.GPU.Reasons["hw_slowdown"] = 1 }, []string{"hw_slowdown: the hardware slowed the GPU down in 1 of 60 samples"}},
-		{"heat, by the driver", func(r *Record) { r.GPU.Reasons["sw_thermal_slowdown"] = 2 }, []string{"sw_thermal_slowdown: the driver slowed the GPU down, it was too hot in 2 of 60 samples"}},
+		{"heat, by the driver", func(r *Record) { r.GPU.Reasons["sw_thermal_slowdown"] = 2 }, []string{"sw_thermal_slowdown: the driver slowed the GPU down because it was too hot, in 2 of 60 samples"}},
 		{
 			"heat and power brake", func(r *Record) {
 				r.GPU.Reasons["hw_power_brake_slowdown"], r.GPU.Reasons["hw_thermal_slowdown"] = 3, 4
 			},
 			[]string{
-				"hw_thermal_slowdown: the hardware slowed the GPU down, it was too hot in 4 of 60 samples",
+				"hw_thermal_slowdown: the hardware slowed the GPU down because it was too hot, in 4 of 60 samples",
 				"hw_power_brake_slowdown: the power supply slowed the GPU down (power brake) in 3 of 60 samples",
 			},
 		},
 		{"a clock that fell", func(r *Record) { r.GPU.LowClock, r.GPU.Clock.Min = 2, 1200 }, []string{"the GPU's clock fell to 1200 MHz, with a median of 1965 MHz; it was below 75 % of that in 2 of 40 samples"}},
-		{"hot", func(r *Record) { r.GPU.Margin = new(5) }, []string{"the GPU was hot: 5 °C were left to where it is slowed down"}},
+		{"hot", func(r *Record) { r.GPU.Margin = new(5) }, []string{"the GPU was hot: its margin to the slowdown temperature was 5 °C"}},
 		{"hot CPUs", func(r *Record) { r.CPU.Heat = new(1) }, []string{"the slot's CPUs were slowed down by heat 1 times"}},
-		{"others on its CPUs", func(r *Record) { r.CPU.Others = new(5.01) }, []string{"others than the slot used 5.01 % of its CPUs' time; more than 5 % is noise"}},
-		{"a hypervisor", func(r *Record) { r.CPU.Steal = new(1.5) }, []string{"the hypervisor kept 1.5 % of the CPUs' time; more than 1 % is noise"}},
-		{"a quota", func(r *Record) { r.CPU.Throttled = new(2.0) }, []string{"the slot's CPU quota held it back for 2 % of the time; more than 1 % is noise"}},
+		{"others on its CPUs", func(r *Record) { r.CPU.Others = new(5.01) }, []string{"processes outside the slot used 5.01 % of its CPUs' time; more than 5 % is noise"}},
+		{"a hypervisor", func(r *Record) { r.CPU.Steal = new(1.5) }, []string{"the hypervisor took 1.5 % of the CPUs' time; more than 1 % is noise"}},
+		{"a quota", func(r *Record) { r.CPU.Throttled = new(2.0) }, []string{"the slot's CPU quota throttled it for 2 % of the time; more than 1 % is noise"}},
 		{"interrupts", func(r *Record) { r.CPU.Interrupts.Busiest = 2000.5 }, []string{"devices interrupted one of the slot's CPUs 2000.5 times per second; more than 2000 is noise"}},
 		{
 			"pressure", func(r *Record) { r.Pressure = Pressure{new(25.1), new(5.1), new(25.1)} },
@@ -54,7 +54,7 @@ func TestJudge(t *testing.T) {
 				"tasks of the slot waited for the disk for 25.1 % of the time; more than 25 % is noise",
 			},
 		},
-		{"out of memory", func(r *Record) { r.Memory.Kills = new(2) }, []string{"the slot ran out of memory and 2 of its processes were ended"}},
+		{"out of memory", func(r *Record) { r.Memory.Kills = new(2) }, []string{"the slot ran out of memory and 2 of its processes were killed"}},
 		{
 			"too short for rates, not for the GPU", func(r *Record) {
 				r.Seconds, r.CPU.Others, r.Pressure.CPU, r.CPU.Interrupts.Busiest = 1.9, new(90.0), new(90.0), 1e6
@@ -85,7 +85,7 @@ func TestNotes(t *testing.T) {
 		"sw_power_cap: the GPU was at its power limit in 4 of 9 samples",
 		"gpu: not sampled: x",
 		"the job was shorter than 2 s, so CPUs and pressure were not judged",
-		"the kernel does not tell pressure (psi=1 on its command line)",
+		"the kernel does not report pressure (needs psi=1 on its command line)",
 	}
 	if diff := cmp.Diff(want, notes(r)); diff != "" {
 		t.Error(diff)

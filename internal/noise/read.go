@@ -83,7 +83,7 @@ func (c Config) metrics(group string, what cgroup2.StatMask) (*stats.Metrics, er
 func times(ctx context.Context) (map[int]cpu.TimesStat, error) {
 	list, err := cpu.TimesWithContext(ctx, true)
 	if err == nil && len(list) == 0 {
-		err = errors.New("no CPU in it")
+		err = errors.New("no CPU found")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read /proc/stat: %w", err)
@@ -177,7 +177,7 @@ func (c Config) header(line string) ([]int, error) {
 	for name := range strings.FieldsSeq(line) {
 		id, err := strconv.Atoi(strings.TrimPrefix(name, "CPU"))
 		if err != nil {
-			return nil, fmt.Errorf("read interrupts: %q is no CPU", name)
+			return nil, fmt.Errorf("read interrupts: %q is not a CPU", name)
 		}
 		if !c.CPUs.Contains(id) {
 			id = -1
@@ -185,7 +185,7 @@ func (c Config) header(line string) ([]int, error) {
 		columns = append(columns, id)
 	}
 	if slices.Max(append(columns, -1)) < 0 {
-		return nil, fmt.Errorf("read interrupts: none of the slot's CPUs is in it")
+		return nil, fmt.Errorf("read interrupts: none of the slot's CPUs found")
 	}
 	return columns, nil
 }

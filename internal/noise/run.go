@@ -117,7 +117,7 @@ func (r *Run) Record(ctx context.Context) (Record, error) {
 	rec.Notes = notes(rec)
 	for _, err := range []error{r.err, err} {
 		if err != nil {
-			rec.Notes = append(rec.Notes, "not all could be read: "+text.Line(err.Error(), 500))
+			rec.Notes = append(rec.Notes, "some facts could not be read: "+text.Line(err.Error(), 500))
 			break
 		}
 	}

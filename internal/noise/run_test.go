@@ -161,13 +161,13 @@ func TestRun(t *testing.T) {
 		want := Record{
 			Schema: 1, Noisy: true, Slot: "gpu0", Seconds: 10, Begin: time.Now().Add(-10 * time.Second).UTC(),
 			Why: []string{
-				"hw_thermal_slowdown: the hardware slowed the GPU down, it was too hot in 2 of 6 samples",
+				"hw_thermal_slowdown: the hardware slowed the GPU down because it was too hot, in 2 of 6 samples",
 				"the slot's CPUs were slowed down by heat 4 times",
-				"others than the slot used 6.5 % of its CPUs' time; more than 5 % is noise",
-				"the slot's CPU quota held it back for 10 % of the time; more than 1 % is noise",
+				"processes outside the slot used 6.5 % of its CPUs' time; more than 5 % is noise",
+				"the slot's CPU quota throttled it for 10 % of the time; more than 1 % is noise",
 				"tasks of the slot waited for memory for 20 % of the time; more than 5 % is noise",
 				"tasks of the slot waited for the disk for 30 % of the time; more than 25 % is noise",
-				"the slot ran out of memory and 2 of its processes were ended",
+				"the slot ran out of memory and 2 of its processes were killed",
 			},
 			Notes: []string{"sw_power_cap: the GPU was at its power limit in 2 of 6 samples"},
 			GPU: GPU{
@@ -209,10 +209,10 @@ func TestSamplesLost(t *testing.T) {
 			"no more", func(_ context.Context, each func(probe.Sample)) error {
 				each(probe.Sample{})
 				return errors.New("the probe\x1b[31m crashed" + strings.Repeat("x", 1000))
-			}, "sampled no longer: the probe crashed" + strings.Repeat("x", 500-len("the probe crashed…")) + "…", 1,
+			}, "sampling stopped: the probe crashed" + strings.Repeat("x", 500-len("the probe crashed…")) + "…", 1,
 		},
-		{"hangs", func(context.Context, func(probe.Sample)) error { time.Sleep(time.Hour); return nil }, "not sampled: the driver has not answered by now", 0},
-		{"no sampler", nil, "not sampled: the driver has not answered by now", 0},
+		{"hangs", func(context.Context, func(probe.Sample)) error { time.Sleep(time.Hour); return nil }, "not sampled: the driver has not answered yet", 0},
+		{"no sampler", nil, "not sampled: the driver has not answered yet", 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -285,23 +285,23 @@ func TestUnreadable(t *testing.T) {
 			for _, f := range []string{"cpu", "memory", "io"} {
 				_ = os.Remove(filepath.Join(n.dir, "cgroup", slice, f+".pressure"))
 			}
-		}, func(r Record) bool { return r.Pressure == Pressure{} && r.CPU.Slot != nil }, "the kernel does not tell pressure"},
+		}, func(r Record) bool { return r.Pressure == Pressure{} && r.CPU.Slot != nil }, "the kernel does not report pressure"},
 		{"no slice", func(n node) { _ = os.RemoveAll(filepath.Join(n.dir, "cgroup", slice)) },
 			func(r Record) bool {
 				return r.CPU.Slot == nil && r.CPU.Others == nil && r.Neighbours.Slots == 1 && r.CPU.Steal != nil
-			}, "not all could be read: read cgroup: stat "},
+			}, "some facts could not be read: read cgroup: stat "},
 		{"no /proc/stat", func(n node) { n.put("proc/stat", "") },
-			func(r Record) bool { return r.CPU.Others == nil && r.CPU.Steal == nil && r.CPU.Slot != nil }, "read /proc/stat: no CPU in it"},
+			func(r Record) bool { return r.CPU.Others == nil && r.CPU.Steal == nil && r.CPU.Slot != nil }, "read /proc/stat: no CPU found"},
 		{"a CPU of the slot is offline", func(n node) { n.put("proc/stat", "cpu  1\ncpu1 1 0 0 0 0 0 0 0 0 0\n") },
 			func(r Record) bool { return r.CPU.Others == nil && r.CPU.Steal == nil }, ""},
 		{"interrupts of another machine", func(n node) { n.put("proc/interrupts", "  CPU7\n 1: 5\n") },
-			func(r Record) bool { return r.CPU.Interrupts == nil }, "none of the slot's CPUs is in it"},
+			func(r Record) bool { return r.CPU.Interrupts == nil }, "none of the slot's CPUs found"},
 		{"interrupts that are none", func(n node) { n.put("proc/interrupts", "rubbish\n") },
-			func(r Record) bool { return r.CPU.Interrupts == nil }, `"rubbish" is no CPU`},
+			func(r Record) bool { return r.CPU.Interrupts == nil }, `"rubbish" is not a CPU`},
 		{"a line without end", func(n node) { n.put("proc/interrupts", strings.Repeat(" CPU1", 100_000)) },
 			func(r Record) bool { return r.CPU.Interrupts == nil }, "token too long"},
 		{"a counter that is none", func(n node) { n.put("cgroup/"+slice+"/cpu.stat", "usage_usec -\n") },
-			func(r Record) bool { return r.CPU.Slot == nil }, "not all could be read: read cgroup " + slice},
+			func(r Record) bool { return r.CPU.Slot == nil }, "some facts could not be read: read cgroup " + slice},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()

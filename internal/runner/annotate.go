@@ -56,7 +56,7 @@ func (a agentAPI) annotate(ctx context.Context, body, style string) error {
 	}
 	base, err := url.Parse(a.endpoint)
 	if err != nil || base.Host == "" || base.Scheme != "https" && base.Scheme != "http" {
-		return errors.New("BUILDKITE_AGENT_ENDPOINT is not an address of HTTP")
+		return errors.New("BUILDKITE_AGENT_ENDPOINT is not an HTTP URL")
 	}
 	doc, err := json.Marshal(map[string]any{"body": body, "style": style, "context": "kbnode-" + a.jobID, "append": false})
 	if err != nil {
@@ -151,7 +151,7 @@ func annotation(r *Result, list []*evalSummary) (body, style string) {
 		m.more(s.failedMore, "failed")
 	}
 	if m.over {
-		m.text = append(m.text, "\n… and more; result.json has all\n"...)
+		m.text = append(m.text, "\n… and more; see result.json for all\n"...)
 	}
 	return string(m.text), style
 }

@@ -113,9 +113,9 @@ func TestAnnotate(t *testing.T) {
 		{"nobody listens", t.Context(), whole, "connection refused"},
 		{"no time", ended, agentAPI{whole.endpoint, whole.jobID, whole.token, time.Hour}, "context canceled"},
 		{"no token", t.Context(), agentAPI{endpoint: whole.endpoint, jobID: whole.jobID}, "BUILDKITE_AGENT_ACCESS_TOKEN is not set"},
-		{"no endpoint", t.Context(), agentAPI{jobID: whole.jobID, token: whole.token}, "not an address of HTTP"},
+		{"no endpoint", t.Context(), agentAPI{jobID: whole.jobID, token: whole.token}, "not an HTTP URL"},
 		{"no job", t.Context(), agentAPI{endpoint: whole.endpoint, token: whole.token}, "BUILDKITE_JOB_ID is not set"},
-		{"a file", t.Context(), agentAPI{endpoint: "file:///etc", jobID: whole.jobID, token: whole.token}, "not an address of HTTP"},
+		{"a file", t.Context(), agentAPI{endpoint: "file:///etc", jobID: whole.jobID, token: whole.token}, "not an HTTP URL"},
 	} {
 		err := c.api.annotate(c.ctx, "body", "success")
 		if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -286,7 +286,7 @@ func TestAnnotationIsBounded(t *testing.T) {
 	}
 	list := told(t, &buildLog{out: io.Discard}, r)
 	body, _ := annotation(r, list)
-	if len(body) > 64<<10 || !strings.HasSuffix(body, "\n… and more; result.json has all\n") {
+	if len(body) > 64<<10 || !strings.HasSuffix(body, "\n… and more; see result.json for all\n") {
 		t.Errorf("%d bytes, ending in %q", len(body), body[max(0, len(body)-100):])
 	}
 }

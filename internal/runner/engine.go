@@ -256,7 +256,7 @@ func (e *engine) report(p program, o *outcome) *Run {
 	if over || o.popcorn.over {
 		// The omitted part may contain a check that takes back this one.
 		run.Passed = false
-		e.note("the program reported more than %d bytes or %d keys; the rest is left out and it does not pass", popcornLimit, popcornKeys)
+		e.note("the program reported more than %d bytes or %d keys; the rest is ignored, and the run does not pass", popcornLimit, popcornKeys)
 	}
 	return run
 }

@@ -53,7 +53,7 @@ o("check: pass\n")
 for i in range(20): o("k%d: " % i + "x" * 1_000_000 + "\n")
 o("check: fail\n")`})
 	run := at(result, "runs", "test", "run")
-	if at(run, "passed") != false || at(run, "success") != true || !strings.Contains(j.stderr.String(), "left out") {
+	if at(run, "passed") != false || at(run, "success") != true || !strings.Contains(j.stderr.String(), "the rest is ignored") {
 		t.Errorf("passed %v, success %v, log %s", at(run, "passed"), at(run, "success"), j.stderr.String())
 	}
 }

@@ -110,7 +110,7 @@ func (l *buildLog) compilation(c *Compilation) {
 // more writes that a list goes on.
 func (l *buildLog) more(n int, what string) {
 	if n > 0 {
-		l.line("… and %d more %s; result.json has all", n, what)
+		l.line("… and %d more %s; see result.json for all", n, what)
 	}
 }
 
@@ -131,7 +131,7 @@ func (l *buildLog) quote(s string, runes, lines int) {
 		b.WriteString("  " + strings.TrimRight(line, " \t\n") + "\n")
 	}
 	if cut || most < len(s) {
-		b.WriteString("  […] cut here; result.json has the whole\n")
+		b.WriteString("  […] truncated; see result.json for the rest\n")
 	}
 	_, _ = io.WriteString(l.out, b.String())
 }

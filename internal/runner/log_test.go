@@ -59,7 +59,7 @@ func TestLongTextsAreCut(t *testing.T) {
 	}
 	var b bytes.Buffer
 	(&buildLog{out: &b}).quote(strings.Repeat("x", 8<<20), 100, 10)
-	if want := "  " + strings.Repeat("x", 100) + "\n  […] cut here; result.json has the whole\n"; b.String() != want {
+	if want := "  " + strings.Repeat("x", 100) + "\n  […] truncated; see result.json for the rest\n"; b.String() != want {
 		t.Errorf("got %.400q", b.String())
 	}
 }

@@ -270,7 +270,7 @@ func (e *engine) deliver(r recording, room int64) (int64, error) {
 	})
 	for _, f := range files {
 		if f.size > room {
-			e.note("%s is left out: %s holds %d bytes at most", filepath.Base(f.to), ProfileDir, profileLimit)
+			e.note("%s is omitted: %s holds at most %d bytes", filepath.Base(f.to), ProfileDir, profileLimit)
 			continue
 		}
 		room -= f.size

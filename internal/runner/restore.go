@@ -172,7 +172,7 @@ func (e *engine) putBack() error {
 				return fmt.Errorf("a program changed %s, which those after it trust; a submission must leave it", name)
 			}
 			if removed++; !isCache(name) && removed <= maxFaults {
-				e.note("%s, made by a program, is removed before the next one", strings.TrimPrefix(name, e.dir+"/"))
+				e.note("%s was created by a program; removing it before the next one runs", strings.TrimPrefix(name, e.dir+"/"))
 			}
 			if err := os.RemoveAll(name); err != nil {
 				return fmt.Errorf("remove what a program left: %w", err)

@@ -97,11 +97,11 @@ func summarise(ctx context.Context, name string, ev *Evaluation) *evalSummary {
 	case ctx.Err() != nil && signalled:
 		s.verdict, s.reason = wasCancelled, "the job was cancelled"
 	case run.ExitCode == exitTimeout && len(run.Result) == 0:
-		s.verdict, s.reason = outOfTime, "ran into its time limit of "+oneLine(string(run.Duration), 16)+" s"
+		s.verdict, s.reason = outOfTime, "exceeded its time limit of "+oneLine(string(run.Duration), 16)+" s"
 	case signalled:
 		s.reason = "ended by " + name
 	case check == "pass":
-		s.reason = "reported more than a program may"
+		s.reason = "reported more than a program is allowed to"
 	case failures != "":
 		s.reason = failures
 	case run.ExitCode == 110:
@@ -256,7 +256,7 @@ func verdictOf(r *Result, list []*evalSummary) (sentence string, ok bool) {
 	case !r.Success:
 		return "No verdict: " + oneLine(r.Error, lineRunes), false
 	case len(list) == 0:
-		return "Nothing was run, as the task has no benchmarks", true
+		return "Nothing ran, because the task has no benchmarks", true
 	}
 	var names []string
 	for _, s := range list {
@@ -306,7 +306,7 @@ func (l *buildLog) end(r *Result, list []*evalSummary) {
 			return // the error says it all
 		}
 		if !r.Success {
-			sentence = "What was done before the error:"
+			sentence = "Completed before the error:"
 		}
 		l.line("")
 	}

@@ -48,10 +48,10 @@ func TestSummarise(t *testing.T) {
 		{"wrong results", nil, &Run{ExitCode: 112, Duration: "1"}, tests, "not passed|1 of 3 tests failed|2 of 3 tests|1.00 s"},
 		{"a crash after a wrong result", nil, &Run{ExitCode: -6, Duration: "1"}, tests, "not passed|ended by SIGABRT|2 of 3 tests|1.00 s"},
 		{"a signal without a name", nil, &Run{ExitCode: -40, Duration: "1"}, nil, "not passed|ended by signal 40||1.00 s"},
-		{"a limit", nil, &Run{ExitCode: 114, Duration: "180"}, nil, "out of time|ran into its time limit of 180 s||180.00 s"},
+		{"a limit", nil, &Run{ExitCode: 114, Duration: "180"}, nil, "out of time|exceeded its time limit of 180 s||180.00 s"},
 		{"an own 114", nil, &Run{ExitCode: 114, Duration: "3"}, []string{"check: fail"}, "not passed|ended with exit code 114||3.00 s"},
 		{"cancelled", cancelled, &Run{ExitCode: -9, Duration: "3"}, nil, "cancelled|the job was cancelled||3.00 s"},
-		{"too much reported", nil, &Run{Duration: "3"}, []string{"check: pass"}, "not passed|reported more than a program may||3.00 s"},
+		{"too much reported", nil, &Run{Duration: "3"}, []string{"check: pass"}, "not passed|reported more than a program is allowed to||3.00 s"},
 		{"CUDA failed", nil, &Run{ExitCode: 110, Duration: "3"}, nil, "not passed|CUDA reported an error (exit code 110)||3.00 s"},
 		{"no report", nil, &Run{ExitCode: 111, Duration: "3"}, nil, "not passed|could not write its report (exit code 111)||3.00 s"},
 		{"wrong, not said where", nil, &Run{ExitCode: 112, Duration: "3"}, nil, "not passed|the results are wrong (exit code 112)||3.00 s"},
@@ -65,7 +65,7 @@ func TestSummarise(t *testing.T) {
 		{"a count that is none", nil, &Run{Passed: true, Duration: "3"}, []string{"test-count: 1e9", "benchmark-count: -4"}, "passed|||3.00 s"},
 		{"a count without end", nil, &Run{Passed: true, Duration: "3"}, []string{"test-count: 2000000000"}, "passed||0 of 2000000000 tests|3.00 s"},
 		{"a limit that is no time", nil, &Run{ExitCode: 114, Duration: "12345678901234567890"}, nil,
-			"out of time|ran into its time limit of 123456789012345… s||123456789012345… s"},
+			"out of time|exceeded its time limit of 123456789012345… s||123456789012345… s"},
 		{"not compiled", nil, nil, nil, "compile error|does not compile||"},
 		{"no compiler", nil, nil, nil, "no compiler|nvcc was not found||"},
 	} {
@@ -149,10 +149,10 @@ on 2 × NVIDIA B200, CUDA, torch 2.9.0+cu130
 			{"test", &Evaluation{Run: &Run{ExitCode: 112, Duration: "0.5", Result: result(t, "test-count: 1", "test.0.status: fail")}}},
 		}}, "\nNot passed: test: 1 of 1 test failed\non no GPU\n\n  test  not passed  0 of 1 test  0.50 s\n"},
 		{"no evaluation to be done", true, &Result{Success: true, System: &System{}},
-			"+++ :white_check_mark: Nothing was run, as the task has no benchmarks\non no GPU\n"},
+			"+++ :white_check_mark: Nothing ran, because the task has no benchmarks\non no GPU\n"},
 		{"an error after the tests", false, &Result{Error: "the disk is full", Runs: Pairs[*Evaluation]{
 			{"test", &Evaluation{Run: &Run{Passed: true, Duration: "0.5"}}},
-		}}, "\nWhat was done before the error:\n\n  test  passed    0.50 s\n"},
+		}}, "\nCompleted before the error:\n\n  test  passed    0.50 s\n"},
 		{"an error at once", false, &Result{Error: "no payload"}, ""},
 		{"an error at once, in Buildkite", true, &Result{Error: "no payload"}, "+++ :x: No verdict: no payload\n"},
 	} {
@@ -182,7 +182,7 @@ func TestSummaryIsBounded(t *testing.T) {
 	s := summarise(context.Background(), "test", ev)
 	l.done(s, ev)
 	l.end(&Result{Success: true}, []*evalSummary{s})
-	for _, want := range []string{"… and 950 more failed; result.json has all\n", "… and 950 more benchmarks; result.json has all\n"} {
+	for _, want := range []string{"… and 950 more failed; see result.json for all\n", "… and 950 more benchmarks; see result.json for all\n"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%q is not in the log", want)
 		}
