@@ -3,13 +3,13 @@
 #
 #   sudo sh install.sh [VERSION]       1.2.3; without it, the latest release
 #
-# What is fetched must be what the release's SHA256SUMS says, or nothing is changed.
-# That finds what was cut off or changed on the way. Whoever can change both files on
-# the server is not found; for that, compare SHA256SUMS with one from elsewhere.
+# The download must match the release's SHA256SUMS, or nothing is changed. This detects
+# truncated and modified downloads, but not someone who can change both files on the
+# server; for that, compare SHA256SUMS with a copy from elsewhere.
 #
 # Variables:
-#   KBNODE_FROM   directory of SHA256SUMS and the archives, as URL, such as a mirror's
-#   KBNODE_TO     where kbnode is put instead of /usr/local/bin
+#   KBNODE_FROM   URL of the directory with SHA256SUMS and the archives, such as a mirror's
+#   KBNODE_TO     directory to install kbnode into instead of /usr/local/bin
 set -eu
 
 releases=https://github.com/gpu-mode/kbnode/releases
@@ -21,7 +21,7 @@ die() {
 	exit 1
 }
 
-# fetch URL FILE BYTES: at most so many. Where the URL says https, it stays at that.
+# fetch URL FILE BYTES: downloads at most BYTES. An https URL never falls back to http.
 fetch() {
 	if command -v curl >/dev/null; then
 		case $1 in
@@ -34,7 +34,7 @@ fetch() {
 	elif command -v wget >/dev/null; then
 		wget -q -T 60 -t 3 -O "$2" -- "$1"
 	else
-		die "curl or wget is needed; type apt install curl"
+		die "curl or wget is required; type apt install curl"
 	fi || die "cannot fetch ${url:-$1}; nothing was changed"
 }
 
@@ -53,7 +53,7 @@ main() {
 	version=${1:-}
 	version=${version#v}
 	case $version in
-	-* | *[!0-9A-Za-z.+~-]*) die "'$version' is no version; write one such as 1.2.3" ;;
+	-* | *[!0-9A-Za-z.+~-]*) die "'$version' is not a version; write one such as 1.2.3" ;;
 	esac
 	[ $# -le 1 ] || die "give one version, such as 1.2.3"
 	to=${KBNODE_TO:-/usr/local/bin}
@@ -68,7 +68,7 @@ main() {
 	case $(uname -m) in
 	x86_64 | amd64) arch=amd64 ;;
 	aarch64 | arm64) arch=arm64 ;;
-	*) die "there is no kbnode for $(uname -m), only for x86_64 and aarch64" ;;
+	*) die "kbnode does not support $(uname -m), only x86_64 and aarch64" ;;
 	esac
 	{ [ -d "$to" ] && [ -w "$to" ]; } || die "cannot write to $to; type sudo sh $0 $version"
 	umask 077
@@ -80,26 +80,26 @@ main() {
 	fetch "$from/SHA256SUMS" "$work/SHA256SUMS" 1000000
 	found=$(sum_of "$version" "$arch" "$work/SHA256SUMS")
 	case $found in
-	'') die "$from/SHA256SUMS names no kbnode${version:+ $version} for $arch; nothing was changed" ;;
+	'') die "$from/SHA256SUMS lists no kbnode${version:+ $version} for $arch; nothing was changed" ;;
 	*"
-"*) die "$from/SHA256SUMS names several versions; say which: sh $0 VERSION" ;;
+"*) die "$from/SHA256SUMS lists several versions; choose one: sh $0 VERSION" ;;
 	esac
 	want=${found% *}
 	archive=${found#* }
 	fetch "$from/$archive" "$work/archive" 200000000
 	has=$(sha256sum "$work/archive")
 	has=${has%% *}
-	[ "$has" = "$want" ] || die "$archive is not what SHA256SUMS says (sha256 $has, not $want); nothing was changed"
+	[ "$has" = "$want" ] || die "$archive does not match SHA256SUMS (sha256 $has, not $want); nothing was changed"
 
-	# Beside its place, and then into it at once: what runs there goes on undisturbed.
+	# Write a new file beside the old one and rename it, so a running kbnode is not disturbed.
 	new=$(mktemp "$to/.kbnode.XXXXXX")
-	tar -xzOf "$work/archive" kbnode >"$new" || die "$archive has no kbnode in it; nothing was changed"
+	tar -xzOf "$work/archive" kbnode >"$new" || die "$archive does not contain kbnode; nothing was changed"
 	chmod 755 "$new"
-	said=$("$new" version) || die "$archive has a kbnode that does not run here; nothing was changed"
+	said=$("$new" version) || die "the kbnode in $archive does not run here; nothing was changed"
 	mv -f "$new" "$to/kbnode"
 	say "$to/kbnode is $said"
 	if [ "$to" = /usr/local/bin ] && [ -e /usr/bin/kbnode ]; then
-		say "a package has /usr/bin/kbnode too; keep one of them: the one in /usr/local/bin comes first"
+		say "a package also installed /usr/bin/kbnode; keep only one: /usr/local/bin comes first"
 	fi
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the licenses of what is compiled into a release, as they ask for.
+# Prints the licenses of everything compiled into a release, as they require.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,7 +24,7 @@ done | sort -u | while read -r path version dir; do
 		show "$path $version" "$file"
 	done
 	if [ -z "$found" ]; then
-		echo "licenses: $path $version has no license that is found" >&2
+		echo "licenses: no license found in $path $version" >&2
 		exit 1
 	fi
 done

@@ -21,11 +21,11 @@ import (
 
 func main() {
 	version := flag.String("version", "", "version of the release")
-	date := flag.String("date", "", "date of the release, as RFC 3339 has it")
+	date := flag.String("date", "", "date of the release, in RFC 3339 format")
 	out := flag.String("out", "", "`FILE` to write")
 	flag.Parse()
 	if flag.NArg() == 0 || *version == "" || *date == "" || *out == "" {
-		fmt.Fprintln(os.Stderr, "sbom: write sbom --version VERSION --date DATE --out FILE PROGRAM...")
+		fmt.Fprintln(os.Stderr, "usage: sbom --version VERSION --date DATE --out FILE PROGRAM...")
 		os.Exit(2)
 	}
 	if err := write(*out, *version, *date, flag.Args()); err != nil {

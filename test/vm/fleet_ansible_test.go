@@ -162,7 +162,7 @@ func TestAnsible(t *testing.T) {
 		}
 		for wrong, says := range map[string]string{
 			`{"kbnode_config": {"queue": "b200", "queues": "b200"}}`: `unknown key \"queues\"; write \"queue\"`,
-			`{"kbnode_config": {"node": "b200-1"}}`:                  "kbnode_config names no queue",
+			`{"kbnode_config": {"node": "b200-1"}}`:                  "kbnode_config has no queue",
 			`{"kbnode_state": "gone"}`:                               "value of kbnode_state must be one of: present, absent, got: gone",
 		} {
 			if out, changed, failed := c.play(t, "-e", wrong); changed != 0 || failed != 1 || !strings.Contains(out, says) {
