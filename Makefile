@@ -1,4 +1,4 @@
-# kbnode. `make help` lists what there is; nothing needs to be set up by hand.
+# kbnode. `make help` lists the targets. No manual setup is needed.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -44,14 +44,14 @@ include test/postgres/postgres.mk
 # ---- build ----------------------------------------------------------------
 
 .PHONY: build
-build: build/kbnode-linux-amd64 build/kbnode-linux-arm64 ## static binaries for amd64 and arm64, in build/
+build: build/kbnode-linux-amd64 build/kbnode-linux-arm64 ## build static binaries for amd64 and arm64 in build/
 	@ln -sf kbnode-linux-$(HOST_ARCH) build/kbnode
 	@file build/kbnode-linux-* 2>/dev/null || true
 
 SOURCES := $(shell git ls-files -co --exclude-standard -- '*.go' go.mod go.sum 'hooks/*' 'systemd/*' 'packaging/image/*' 2>/dev/null)
 
-# The NVML probe is the one cgo program; kbnode carries it inside, compressed.
-# -z lazy: go-nvml leaves symbols open that an older driver does not have.
+# The NVML probe is the only cgo program; kbnode embeds it, compressed.
+# -z lazy: go-nvml has undefined symbols that older drivers lack.
 $(PROBE)/%/kbnode-nvml.gz: $(wildcard cmd/kbnode-nvml/*.go internal/inventory/probe/*.go) go.mod | deps-build
 	mkdir -p build/probe
 	CGO_ENABLED=1 GOOS=linux GOARCH=$* CC=$(CC_$*) go build -trimpath -ldflags '-s -w -extldflags=-Wl,-z,lazy' -o build/probe/kbnode-nvml-$* ./cmd/kbnode-nvml
@@ -65,23 +65,23 @@ $(BKSTUB): $(SOURCES)
 
 # ---- packages -------------------------------------------------------------
 
-# Without a remote goreleaser takes no commit from git.
+# Without a remote, goreleaser reads no commit from git.
 REMOTE = $(if $(shell git remote),,GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=remote.origin.url GIT_CONFIG_VALUE_0=https://github.com/gpu-mode/kbnode)
 
-# SNAPSHOT=0.2.0-rc.1 is another version than the default, which grows with the commits.
+# SNAPSHOT=0.2.0-rc.1 replaces the default version, which increases with each commit.
 .PHONY: snapshot
-snapshot: $(GORELEASER) ## archives, .deb and .rpm of what lies here, in dist/; SNAPSHOT=VERSION
+snapshot: $(GORELEASER) ## build archives, .deb and .rpm of the working tree in dist/; SNAPSHOT=VERSION
 	$(if $(SNAPSHOT),KBNODE_SNAPSHOT=$(SNAPSHOT)) $(REMOTE) $(GORELEASER) release --snapshot --clean --parallelism 2
 
 .PHONY: packages-check
-packages-check: $(GORELEASER) | deps-build deps-check ## the packages of this commit: two builds byte for byte, lintian, rpm, their content
+packages-check: $(GORELEASER) | deps-build deps-check ## check the packages of this commit: reproducible builds, lintian, rpm, content
 	$(call need,lintian,lintian)
 	$(call need,rpm,rpm)
 	$(call need,cpio,cpio)
 	packaging/check.sh $(GORELEASER)
 
-# Two versions of the .deb for the scenarios, the cheap way: this architecture alone, and
-# neither archive nor .rpm nor SBOM. They are of what lies here, committed or not.
+# Two versions of the .deb for the scenarios, the cheap way: only this architecture, and
+# no archive, .rpm or SBOM. They contain the working tree, committed or not.
 DEBS := build/debs/old.deb build/debs/new.deb
 PACKAGED := .goreleaser.yaml CHANGELOG.md LICENSE $(shell git ls-files -co --exclude-standard -- packaging 2>/dev/null)
 build/debs/old.deb: DEB_VERSION := 0.0.1-scenario.1
@@ -89,7 +89,7 @@ build/debs/new.deb: DEB_VERSION := 0.0.1-scenario.2
 build/debs/new.deb: | build/debs/old.deb
 
 .PHONY: debs
-debs: $(DEBS) ## an older and a newer .deb for the scenarios, in build/debs
+debs: $(DEBS) ## build an older and a newer .deb for the scenarios in build/debs
 
 build/debs/%.deb: $(filter-out %_test.go test/%,$(SOURCES)) $(filter-out %_test.go,$(PACKAGED)) | $(GORELEASER)
 	@mkdir -p $(@D)
@@ -99,7 +99,7 @@ build/debs/%.deb: $(filter-out %_test.go test/%,$(SOURCES)) $(filter-out %_test.
 	mv $(@D)/dist/kbnode_*.deb $@
 	@touch $@ # its time is the commit's
 
-# What packages have besides the binary. goreleaser says which version of when.
+# What packages contain besides the binary. goreleaser passes version and date.
 PACKAGE_ARCHES ?= amd64 arm64
 .PHONY: package-files
 package-files: $(PACKAGE_ARCHES:%=$(PROBE)/%/kbnode-nvml.gz)
@@ -114,10 +114,10 @@ package-files: $(PACKAGE_ARCHES:%=$(PROBE)/%/kbnode-nvml.gz)
 # ---- test -----------------------------------------------------------------
 
 .PHONY: test
-test: check test-long test-db test-vm ## everything: check and what it leaves out for time, the results database, then the scenarios in the virtual machine
+test: check test-long test-db test-vm ## run everything: check, the tests that check skips to save time, the results database, and the scenarios in the virtual machine
 
 .PHONY: check
-check: lint hooks-lint spell unit ## lint, spelling, unit tests under the race detector
+check: lint hooks-lint spell unit ## run linters, the spell check, and unit tests under the race detector
 
 .PHONY: lint
 lint: $(LINT)
@@ -127,11 +127,11 @@ lint: $(LINT)
 hooks-lint: | deps-check
 	shellcheck -x hooks/environment hooks/pre-bootstrap hooks/pre-artifact hooks/pre-exit hooks/agent-startup .ci/run packaging/scripts/* $$(git ls-files -co --exclude-standard -- '*.sh')
 
-# Names and deliberate typos that look like a word misspelt. Test data is what it is.
+# Names and deliberate typos that look like misspelled words. Test data is not checked.
 SPELT := ane,debgu,frmo,inflight,inforce,nce,nd,passtime,renderd,te,ue,ues,updat,chek,instal,queu
 
 .PHONY: spell
-spell: | deps-check ## misspelt words in documents, comments and messages
+spell: | deps-check ## find misspelled words in documents, comments and messages
 	git ls-files -co --exclude-standard -- . ':!:go.sum' ':!:*/testdata/*' ':!:*.svg' | xargs -d '\n' codespell --ignore-words-list $(SPELT)
 
 .PHONY: unit
@@ -139,23 +139,23 @@ unit: $(AGENT) | deps-build deps-check
 	KBNODE_TEST_AGENT=$(AGENT) go test -race -short ./...
 
 .PHONY: test-long
-test-long: | deps-check ## the examples whose submissions are compiled, and a thousand nodes at Buildkite's stand-in
+test-long: | deps-check ## test the examples with compiled submissions, and a thousand nodes against the fake Buildkite
 	$(call need,g++,g++)
 	go test ./examples ./internal/bktest
 
 .PHONY: simulate
-simulate: ## what a thousand nodes of eight agents ask of Buildkite, and where its limits bite
+simulate: ## show the load of a thousand nodes of eight agents on Buildkite, and where its limits apply
 	go test -count=1 -v -run TestFleet ./internal/bktest
 
-# Cases of the evaluation engine: those in the repository, the shared ones where
-# they lie beside it, and those in the directory that KBNODE_RUNNER_CASES names.
+# Cases of the evaluation engine: those in the repository, the shared ones if they are
+# beside it, and those in the directory that KBNODE_RUNNER_CASES names.
 .PHONY: test-runner
-test-runner: | deps-check ## the evaluation engine against recorded runs of the Python one
+test-runner: | deps-check ## test the evaluation engine against recorded runs of the Python one
 	KBNODE_RUNNER_CASES=$(if $(KBNODE_RUNNER_CASES),$(abspath $(KBNODE_RUNNER_CASES))) go test -count=1 -v -run 'Cases$$' ./internal/runner | \
 		awk '/^ *=== /{next} /^    --- PASS/{n++; next} /^--- PASS/{next} /^    --- FAIL/{bad++} {print} END{print n+bad " cases, " bad+0 " failed"}'
 
 .PHONY: bench
-bench: ## speed: split, inventory, install, plan and no-op reconcile for up to 64 slots; what the runner and the guard cost
+bench: ## measure split, inventory, install, plan and no-op reconcile for up to 64 slots, and the cost of the runner and the guard
 	go test -run '^$$' -bench . -benchmem ./internal/...
 
 .PHONY: golden
@@ -167,7 +167,7 @@ golden: ## write the golden files again; review the diff
 	go test ./internal -update
 
 .PHONY: fuzz
-fuzz: ## fuzz what reads hostile input, a minute each
+fuzz: ## fuzz the parsers of hostile input, a minute each
 	go test ./internal/config -fuzz FuzzParse -fuzztime 60s
 	go test ./internal/cpuset -fuzz FuzzParse -fuzztime 60s
 	go test ./internal/results -run '^$$' -fuzz FuzzRunsOf -fuzztime 60s -fuzzminimizetime 5x
@@ -188,7 +188,7 @@ $(GORELEASER):
 $(AGENT):
 	GOBIN=$(@D) CGO_ENABLED=0 go install -ldflags='-s -w' github.com/buildkite/agent/v3@v$(AGENT_VERSION)
 
-# need COMMAND, PACKAGES: install packages where a command is missing.
+# need COMMAND, PACKAGES: install packages if a command is missing.
 
 define need
 	@command -v $(1) >/dev/null || { $(SUDO) apt-get update -qq; DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $(2) >/dev/null; }
@@ -206,5 +206,5 @@ deps-check:
 	$(call need,python3,python3)
 
 .PHONY: clean
-clean: ## remove what was built here (caches in $(CACHE) stay)
+clean: ## remove build outputs (caches in $(CACHE) stay)
 	rm -rf build dist $(PROBE)/*/*.gz

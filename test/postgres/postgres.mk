@@ -1,8 +1,8 @@
-# The results database against a real PostgreSQL; included by the top Makefile,
-# which says what SUDO is.
+# Tests the results database against a real PostgreSQL; included by the top Makefile,
+# which defines SUDO.
 
-# Debian's package makes and starts a server of its own, which nothing here needs:
-# the tests start theirs. A machine that has PostgreSQL is left as it is.
+# Debian's package creates and starts its own server, which nothing here needs: the
+# tests start theirs. A machine that has PostgreSQL is not changed.
 .PHONY: db-deps
 db-deps:
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || { \
@@ -14,5 +14,5 @@ db-deps:
 		DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends postgresql >/dev/null; }
 
 .PHONY: test-db
-test-db: | db-deps ## what is stored in kernelbot's database, with a real PostgreSQL
+test-db: | db-deps ## test the results database with a real PostgreSQL
 	go test -tags postgres -count=1 -timeout 10m ./test/postgres ./internal/results ./internal/e2e

@@ -1,5 +1,5 @@
-# The virtual machine rig; included by the top Makefile, which says what BIN,
-# BKSTUB, AGENT and SUDO are. test/vm/README.md tells more.
+# The virtual machine rig; included by the top Makefile, which defines BIN, BKSTUB,
+# AGENT and SUDO. See test/vm/README.md.
 
 VM_RUN      ?= $(or $(RUN),.)
 VM_TIMEOUT  ?= 180m
@@ -14,7 +14,7 @@ $(VM_NVML): $(wildcard test/nvml/*) go.mod | deps-build
 	@mkdir -p $(@D)
 	test/nvml/build.sh $@
 
-# What tests and people need: the machine's own packages, and what goes into it.
+# What tests and people need: packages on this machine, and files for the virtual one.
 .PHONY: vm-ready
 vm-ready: $(AGENT) $(BIN) $(BKSTUB) $(VM_NVML) | vm-deps
 
@@ -31,7 +31,7 @@ vm-deps:
 		DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
 	fi
 
-# The long scenarios, which test-vm leaves out: test/vm/groups has them in groups.
+# The long scenarios, which test-vm skips. test/vm/groups lists them in groups.
 VM_GROUPS  := $(shell sed -nE 's/^[0-9]+ //p' test/vm/groups)
 VM_ATTACKS := ^($(shell sed -nE 's/^([0-9]+|-) //p' test/vm/groups | grep -oE 'Test[A-Za-z0-9]+' | sort -u | paste -sd'|'))$$
 # The group whose turn it is at this commit.
@@ -39,53 +39,53 @@ VM_TURN = $(shell set -- $(foreach g,$(VM_GROUPS),'$(g)'); shift $$(( $$(git rev
 VM_PACKAGED := TestCloudInit TestPackage TestTutorial # they install the .deb
 
 .PHONY: test-vm
-test-vm: vm-ready ## scenarios in the virtual machine; RUN=regex for some of them
+test-vm: vm-ready ## run the scenarios in the virtual machine; RUN=regex selects some
 	$(if $(findstring TestAnsible,$(VM_RUN)),$(call need,ansible-playbook,ansible-core))
 	$(VM_ENV) test/vm/run.sh -tags vm -count=1 -v -timeout $(VM_TIMEOUT) -parallel $(VM_PARALLEL) -run '$(VM_RUN)' $(if $(RUN),,-skip '$(VM_ATTACKS)') ./test/vm
 
 .PHONY: test-attacks
-test-attacks: debs ansible-lint ## the long scenarios: hostile jobs, the network, the self-test, the daemon, doctor, pipelines of every shape
+test-attacks: debs ansible-lint ## run the long scenarios: hostile jobs, the network, the self-test, the daemon, doctor, pipelines of every shape
 	$(MAKE) test-vm RUN='$(VM_ATTACKS)'
 
 .PHONY: test-turn
-test-turn: ## the group of long scenarios whose turn it is at this commit; .ci/run adds it to make test
+test-turn: ## run the group of long scenarios that is next at this commit; .ci/run adds it to make test
 	@echo "long scenarios of this turn: $(VM_TURN)"
 	$(if $(strip $(foreach t,$(VM_PACKAGED),$(findstring $t,$(VM_TURN)))),$(MAKE) debs)
 	$(MAKE) test-vm RUN='$(VM_TURN)'
 
 .PHONY: test-all
-test-all: test test-attacks test-nvcc ## make test and every long scenario, which takes some six hours
+test-all: test test-attacks test-nvcc ## run make test and every long scenario, in about six hours
 
 .PHONY: test-packages
-test-packages: debs ## the .deb in the virtual machine, installed, upgraded and removed beside jobs, and the documents' commands
+test-packages: debs ## install, upgrade and remove the .deb beside jobs in the virtual machine, and run the documents' commands
 	$(MAKE) test-vm RUN='^(TestPackage|TestTutorial)$$'
 
-# Of Debian's python3, whichever is first in PATH.
+# Needs Debian's python3, even if PATH has another one first.
 .PHONY: screenshots
-screenshots: ## how kbnode looks in a terminal: real sessions in the virtual machine, drawn to docs/screens
+screenshots: ## draw real terminal sessions in the virtual machine to docs/screens
 	@/usr/bin/python3 -c 'import pyte' 2>/dev/null || { $(SUDO) apt-get update -qq; DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends python3-pyte >/dev/null; }
 	$(MAKE) test-vm RUN='^TestScreens$$'
 	/usr/bin/python3 test/vm/screens.py build/screens docs/screens
 
 .PHONY: ansible-lint
-ansible-lint: ## the Ansible role and its example, as strictly as the linter can
+ansible-lint: ## lint the Ansible role and its example with the strictest profile
 	$(call need,ansible-lint,ansible-lint)
 	cd packaging/ansible && ansible-lint --offline --profile production site.yml roles/kbnode
 
 .PHONY: bench-vm
-bench-vm: vm-ready ## what hooks, the guard and the daemon at rest cost, in the virtual machine
+bench-vm: vm-ready ## measure the cost of hooks, the guard and the idle daemon in the virtual machine
 	$(VM_ENV) go test -tags vm -run '^$$' -bench '$(or $(RUN),.)' -benchtime 1x -timeout 30m ./test/vm
 
 .PHONY: vm-image
-vm-image: vm-ready ## make the virtual machine's template, if it is not cached
+vm-image: vm-ready ## build the virtual machine's template if it is not cached
 	$(VM_ENV) go run ./test/vm/kbvm image
 
 .PHONY: vm-shell
-vm-shell: vm-ready ## a prompt in a virtual machine with kbnode installed
+vm-shell: vm-ready ## open a prompt in a virtual machine with kbnode installed
 	@$(VM_ENV) go run ./test/vm/kbvm shell
 
 .PHONY: vm-tutorial
-vm-tutorial: vm-ready debs ## a prompt in a virtual machine that has only kbnode's package, for docs/tutorial.md
+vm-tutorial: vm-ready debs ## open a prompt in a virtual machine that has only kbnode's package, for docs/tutorial.md
 	@$(VM_ENV) go run ./test/vm/kbvm tutorial
 
 .PHONY: demo
