@@ -55,7 +55,7 @@ func prepareCache(h *container.HostConfig, top string) error {
 			for step := range strings.SplitSeq(below, "/") {
 				m.Source = filepath.Join(m.Source, step)
 				if err := openDir(m.Source); err != nil && !errors.Is(err, fs.ErrExist) {
-					return fmt.Errorf("make room on the slot's disk: %w", err)
+					return fmt.Errorf("prepare the slot's disk: %w", err)
 				}
 			}
 			made++

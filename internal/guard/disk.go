@@ -96,7 +96,7 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (s
 	d.mu.Unlock()
 	top := d.path(scratch)
 	if err := os.Mkdir(top, 0o700); err != nil {
-		return scratch, fmt.Errorf("make room on the slot's disk: %w", err)
+		return scratch, fmt.Errorf("prepare the slot's disk: %w", err)
 	}
 	h := wanted.HostConfig
 	if err := prepareCache(h, top); err != nil {
@@ -115,7 +115,7 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (s
 		}
 		source := filepath.Join(top, name)
 		if err := make(source); err != nil {
-			return fmt.Errorf("make room on the slot's disk: %w", err)
+			return fmt.Errorf("prepare the slot's disk: %w", err)
 		}
 		h.Mounts = append(h.Mounts, bind(source, target, false))
 		return nil

@@ -79,7 +79,7 @@ func (d *slotDisk) cover(layer, own string) error {
 		return nil // it was started before
 	}
 	if err := errors.Join(os.RemoveAll(own), os.Mkdir(own, 0o700)); err != nil {
-		return fmt.Errorf("make room on the slot's disk: %w", err)
+		return fmt.Errorf("prepare the slot's disk: %w", err)
 	}
 	if err := copyLayer(layer, own); err != nil {
 		return fmt.Errorf("copy the container's layer: %w", err)
