@@ -28,7 +28,7 @@ func TestAgentProblem(t *testing.T) {
 		journal func(context.Context, string, int) ([]string, error)
 		want    []string // nil means no problem
 	}{
-		{"a loop", loop, plan.Slot{}, words, []string{"ends again and again", "exit-code, exit status 1", "12 times", "fatal: invalid token", "journalctl -u buildkite-agent-gpu0"}},
+		{"a loop", loop, plan.Slot{}, words, []string{"keeps failing", "exit-code, exit status 1", "12 times", "fatal: invalid token", "journalctl -u buildkite-agent-gpu0"}},
 		{"no journal", loop, plan.Slot{}, says(nil, errors.New("no journalctl")), []string{"exit status 1", "12 times"}},
 		{"an empty journal", loop, plan.Slot{}, says(nil, nil), []string{"its last message: nothing"}},
 		{"not registered", reconcile.UnitState{Active: "active", Result: "success", Since: now.Add(-time.Hour)}, plan.Slot{}, words, []string{"has not registered", "invalid token"}},

@@ -43,15 +43,15 @@ func TestHardwareChecks(t *testing.T) {
 	play(t, []scene{
 		{"as the guide has it", "hardware-memory", node, nil, nil, "ok: 34 GB of memory per slot", ""},
 		{"less than recommended", "hardware-memory", of(200*gib, 0, 64, good), nil, nil, "warn: 26 GB of memory per slot; 32 GB of memory recommended", ""},
-		{"less than the minimum", "hardware-memory", of(256*gib, 0, 64, plan.Slot{MemoryBytes: 15 * gib}), nil, nil, "warn: each slot has 15GiB of memory; 16GiB are the minimum", ""},
+		{"less than the minimum", "hardware-memory", of(256*gib, 0, 64, plan.Slot{MemoryBytes: 15 * gib}), nil, nil, "warn: each slot has 15GiB of memory; 16GiB is the minimum", ""},
 
 		{"as the guide has it", "hardware-cores", node, nil, nil, "ok: 16 CPUs per slot", ""},
 		{"less than recommended", "hardware-cores", of(0, 0, 60, good), nil, nil, "warn: 15 CPUs per slot; 16 CPUs recommended", ""},
-		{"less than the minimum", "hardware-cores", of(0, 0, 64, plan.Slot{CPUs: "0-3,64-67"}), nil, nil, "warn: each slot has 4 cores; 8 are the minimum for fair timings", ""},
+		{"less than the minimum", "hardware-cores", of(0, 0, 64, plan.Slot{CPUs: "0-3,64-67"}), nil, nil, "warn: each slot has 4 cores; 8 is the minimum for fair timings", ""},
 
 		{"as the guide has it", "hardware-disk", node, nil, nil, "ok: 100 GB of disk per slot", ""},
 		{"less than recommended", "hardware-disk", of(0, 799*gb, 64, good), nil, nil, "warn: 99 GB of disk per slot; 100 GB of disk recommended", ""},
-		{"less than the minimum", "hardware-disk", of(0, 800*gb, 64, plan.Slot{DiskBytes: 40 * gib}), nil, nil, "warn: each slot has 40GiB of disk; 50GiB are the minimum", ""},
+		{"less than the minimum", "hardware-disk", of(0, 800*gb, 64, plan.Slot{DiskBytes: 40 * gib}), nil, nil, "warn: each slot has 40GiB of disk; 50GiB is the minimum", ""},
 		{"of unknown size", "hardware-disk", of(0, 0, 64, good), nil, nil, "skip: the size of the disks is unknown", ""},
 
 		{"10 Gbit/s", "hardware-network", node, with("10000\n", route("eno1", 100)), nil, "ok: eno1 has 10000 Mbit/s", ""},
