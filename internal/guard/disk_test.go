@@ -52,7 +52,7 @@ func TestDiskPrepare(t *testing.T) {
 		"a tmpfs there":      {func(r *container.CreateRequest) { r.HostConfig.Tmpfs = map[string]string{"/data": ""} }, []string{"/data"}, "/etc/hosts /etc/hostname /etc/resolv.conf"},
 		"a volume over /":    {func(*container.CreateRequest) {}, []string{"/"}, "over the container's root"},
 		"a volume over proc": {func(*container.CreateRequest) {}, []string{"/proc/x"}, "cannot mount over /proc"},
-		"a volume upwards":   {func(*container.CreateRequest) {}, []string{"/a/../../b"}, "must be an absolute path without .."},
+		"a volume upwards":   {func(*container.CreateRequest) {}, []string{"/a/../../b"}, "must be an absolute path and contain no .. elements"},
 		"too many":           {func(*container.CreateRequest) {}, strings.Fields(strings.Repeat("/v ", 65)), "more than 64 volumes"},
 	} {
 		d, _ := testDisk(t)

@@ -41,7 +41,7 @@ func (b *builder) addBind(source, target string, readOnly bool) error {
 		return fmt.Errorf("%.80q: a job cannot have volumes; mount a directory of the checkout by its absolute path", source)
 	}
 	if slices.Contains(strings.Split(source, "/"), "..") {
-		return fmt.Errorf("%.80q: write the path without ..", source)
+		return fmt.Errorf("%.80q: the path must not contain .. elements", source)
 	}
 	source = filepath.Clean(source)
 	if source == b.jobAPI || (strings.Contains(source, "/job-api/") && strings.HasSuffix(source, ".sock")) {
@@ -81,7 +81,7 @@ func (b *builder) addBind(source, target string, readOnly bool) error {
 // mountTarget returns target cleaned, or an error if a job may not mount there.
 func mountTarget(target string) (string, error) {
 	if !pathForm.MatchString(target) || len(target) > maxString || slices.Contains(strings.Split(target, "/"), "..") {
-		return "", fmt.Errorf("%.80q: the target must be an absolute path without ..", target)
+		return "", fmt.Errorf("%.80q: the target must be an absolute path and contain no .. elements", target)
 	}
 	target = filepath.Clean(target)
 	if kernel := below(target, "/proc", "/sys", "/dev"); kernel != "" && !strings.HasPrefix(target, "/dev/shm/") {
