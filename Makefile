@@ -141,11 +141,11 @@ unit: $(AGENT) | deps-build deps-check
 .PHONY: test-long
 test-long: | deps-check ## test the examples with compiled submissions, and a thousand nodes against the fake Buildkite
 	$(call need,g++,g++)
-	go test ./examples ./internal/bktest
+	go test ./examples ./test/bktest
 
 .PHONY: simulate
 simulate: ## show the load of a thousand nodes of eight agents on Buildkite, and where its limits apply
-	go test -count=1 -v -run TestFleet ./internal/bktest
+	go test -count=1 -v -run TestFleet ./test/bktest
 
 # Cases of the evaluation engine: those in the repository, the shared ones if they are
 # beside it, and those in the directory that KBNODE_RUNNER_CASES names.

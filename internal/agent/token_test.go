@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 func TestParseToken(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 // TestQueues lists agents of the stand-in, busy and idle, and jobs that wait for one.

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 // slotCounts are the sizes of node that benchmarks compare: one GPU, a usual server, and more

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 const resultArtifact = `{"success":true,"error":"","system":{"gpu":"","device_count":0,"platform":"Linux","hostname":"n"},"runs":{}}`

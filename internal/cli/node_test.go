@@ -19,12 +19,12 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 const agentBinary = "/usr/bin/buildkite-agent"

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jedib0t/go-pretty/v6/text"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 // office returns a fake Buildkite with these agents and tags, which work until the test ends.

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 const (

@@ -15,9 +15,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 // TestWell checks a good queue in each mode: every job runs once, and every check is OK.

@@ -14,11 +14,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 // work runs the tests, or `kbnode runner` if KBNODE_TEST_RUNNER is set.

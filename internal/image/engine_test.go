@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/registrytest"
+	"github.com/gpu-mode/kbnode/test/registrytest"
 )
 
 // TestEngine updates images in a real Docker engine, whose socket is in KBNODE_TEST_DOCKER

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/tools/txtar"
 	"gopkg.in/yaml.v3"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 var update = flag.Bool("update", false, "write testdata anew")

@@ -15,10 +15,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 // command returns what an agent gets to run, after the server substituted variables.

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 // waitFlags are those of the commands that wait for a build.

@@ -12,7 +12,7 @@ import (
 	"regexp"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 // maxAnswer bounds what is read of one answer, in bytes.

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 func main() {

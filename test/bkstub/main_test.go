@@ -18,8 +18,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 func listen(t *testing.T, o bktest.Options) *bktest.Server {

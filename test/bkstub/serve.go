@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 func serve(ctx context.Context, c *cli, args []string) error {

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/registrytest"
+	"github.com/gpu-mode/kbnode/test/registrytest"
 )
 
 func main() {

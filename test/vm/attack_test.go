@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/examples"
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/e2e"
+	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 // pipelines are jobs of what kbnode pipeline prints on the node itself.

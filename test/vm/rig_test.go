@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 

@@ -18,8 +18,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpu-mode/kbnode/examples"
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/doctest"
 	"github.com/gpu-mode/kbnode/test/vm"
 )

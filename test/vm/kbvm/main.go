@@ -10,7 +10,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 

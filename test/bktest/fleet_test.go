@@ -12,9 +12,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 // TestFleet runs a thousand nodes of eight agents each, in simulated time, and an operator

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/bktest"
+	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 // listen starts a server with its store on another port.
