@@ -11,7 +11,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
-	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // foreignWords match what only NVIDIA has.
@@ -59,7 +58,7 @@ func TestAMDNodeNeedsNothingOfNVIDIA(t *testing.T) {
 		t.Fatal(err)
 	}
 	inv.Software = inventory.Software{}
-	said := plan.Preflight(inv)
+	said := installer.Preflight(inv)
 	for _, manager := range []string{"apt-get", "dnf"} {
 		steps, err := installer.Packages(inv, manager)
 		if err != nil || len(steps) == 0 {

@@ -51,7 +51,7 @@ scripts did.`,
 	fl := cmd.Flags()
 	fl.StringVar(&f.tokenFile, "token-file", "", "file with the Buildkite agent token")
 	fl.StringVar(&f.agentBinary, "agent-binary", "", "buildkite-agent to use, for machines without internet")
-	fl.BoolVar(&f.installDeps, "install-deps", false, "install missing packages (Docker, git, container toolkit) with apt or dnf")
+	fl.BoolVar(&f.installDeps, "install-deps", false, "install missing packages (Docker, git, e2fsprogs, container toolkit) with apt or dnf")
 	fl.BoolVar(&f.adopt, "adopt", false, "replace files of an earlier setup that kbnode did not write, keeping backups")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "show what would change, and change nothing")
 	fl.BoolVarP(&f.yes, "yes", "y", false, "do not ask before replacing files with --adopt")
@@ -95,7 +95,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if err := installPackages(ctx, s, m, f); err != nil {
 		return err
 	}
-	if missing := plan.Preflight(m.inv); len(missing) > 0 {
+	if missing := installer.Preflight(m.inv); len(missing) > 0 {
 		return errors.New(strings.Join(missing, "\n"))
 	}
 	if f.agentBinary != "" && m.inv.WhyUnread(inventory.SubjectAgent) != "" {

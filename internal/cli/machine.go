@@ -233,7 +233,7 @@ func (m *machine) missing() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return plan.Preflight(inv), nil
+	return installer.Preflight(inv), nil
 }
 
 // think builds the plan.

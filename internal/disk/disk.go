@@ -196,7 +196,7 @@ func (d Disk) format(ctx context.Context) error {
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) {
-		return errors.New("mkfs.ext4 is not installed; install the package e2fsprogs")
+		return errors.New("mkfs.ext4 is not installed; type kbnode doctor to see how to install it")
 	}
 	if err != nil {
 		return fmt.Errorf("mkfs.ext4: %w: %s", err, strings.TrimSpace(string(out)))

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -83,7 +84,7 @@ var engineChecks = []Check{
 				return found(fail("it runs without root, so no container can be placed in a slot's slice").advise("set docker.socket to the socket of an engine that runs as root; " + Pages + "configuration.md has the key"))
 			case strings.HasPrefix(m.Docker.RootDir, "/var/snap/"):
 				return found(fail("it is the snap, which can read neither the slots' files nor CDI specifications").
-					by("snap remove docker && %s", plan.DockerCommand(m.Inventory.OS.ID)))
+					by("snap remove docker && %s", installer.Docker.Command(m.Inventory.OS)))
 			case major < 20 || major == 20 && minor < 10:
 				return found(fail("%s is too old for cgroup v2, or is not Docker; the oldest supported version is 20.10", m.Docker.Version).advise("install a newer one; Debian 12 and Ubuntu 22.04 have it as docker.io"))
 			}
@@ -129,7 +130,7 @@ func engineDown(ctx context.Context, m *Machine) Finding {
 	_, noSocket := os.Stat(m.path(m.Config.Docker.Socket))
 	switch {
 	case why == "" && !u.Exists(): // the inventory finds neither a socket nor dockerd
-		return fail("Docker is not installed").by("%s", plan.DockerCommand(m.Inventory.OS.ID)).
+		return fail("Docker is not installed").by("%s", installer.Docker.Command(m.Inventory.OS)).
 			advise("if there is no such package, add Docker's repository first: https://docs.docker.com/engine/install/")
 	case err != nil || !u.Exists():
 		return fail("%s", cmp.Or(why, "no engine answers on "+m.Config.Docker.Socket)).advise("check that an engine listens on %s, or set docker.socket in %s", m.Config.Docker.Socket, plan.ConfigPath)

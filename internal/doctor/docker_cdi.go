@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
@@ -120,8 +121,8 @@ var cdiChecks = []Check{
 				return none("no slot has an NVIDIA GPU")
 			case len(missing) == 0:
 				return found(ok("%d GPUs", len(named)))
-			case renew == generateCDI && !slices.ContainsFunc(known, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=GPU-") }):
-				renew = generateCDI + " --device-name-strategy=uuid" // toolkits before 1.16 do this only if asked
+			case renew == installer.GenerateCDI && !slices.ContainsFunc(known, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=GPU-") }):
+				renew = installer.GenerateCDI + " --device-name-strategy=uuid" // toolkits before 1.16 do this only if asked
 			}
 			f := fail("Docker does not know nvidia.com/gpu=%s, so jobs get the GPU without its driver's files", first)
 			if slices.Contains(d.Runtimes, "nvidia") {
@@ -146,7 +147,7 @@ var cdiChecks = []Check{
 			case !service.Exists() && stays:
 				return found(ok("in /etc/cdi; renew it by hand after a driver upgrade"))
 			case !service.Exists():
-				return found(warn("it is only in %s, which is empty after a reboot, and nothing renews it", path.Dir(specs[0].Path)).safely("%s", generateCDI))
+				return found(warn("it is only in %s, which is empty after a reboot, and nothing renews it", path.Dir(specs[0].Path)).safely("%s", installer.GenerateCDI))
 			case service.Active == "failed":
 				return found(warn("%s failed (%s, exit status %d)", refreshUnit, service.Result, service.ExitStatus).safely("systemctl restart %s", refreshUnit).
 					advise("if it fails again, journalctl -u %s -n 20 says why", refreshUnit))
@@ -164,7 +165,7 @@ func renewCDI(ctx context.Context, m *Machine) string {
 	if u, err := m.unit(ctx, refreshUnit); err == nil && u.Exists() && u.Load != "masked" {
 		return "systemctl restart " + refreshUnit
 	}
-	return generateCDI
+	return installer.GenerateCDI
 }
 
 // gpuSpecs returns the CDI specifications that name NVIDIA GPUs, and the broken ones.

@@ -7,12 +7,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/lazy"
-	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 const (
-	generateCDI = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
 	refreshUnit = "nvidia-cdi-refresh.service"
 	refreshPath = "nvidia-cdi-refresh.path"
 	toolkitConf = "/etc/nvidia-container-runtime/config.toml"
@@ -54,7 +53,7 @@ var dockerGPUChecks = slices.Concat([]Check{
 			if namesGPUs(sw.Docker.CDIDevices) || slices.Contains(sw.Docker.Runtimes, "nvidia") {
 				f = warn("nvidia-ctk is missing, so nothing renews the CDI specification when the driver changes")
 			}
-			return found(f.by("%s", plan.PackageCommand(m.Inventory.OS.ID, "nvidia-container-toolkit")).
+			return found(f.by("%s", installer.Toolkit.Command(m.Inventory.OS)).
 				advise("if there is no such package, add NVIDIA's repository first: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"))
 		},
 	},

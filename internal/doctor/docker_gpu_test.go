@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -108,23 +109,23 @@ func TestCDIChecks(t *testing.T) {
 	newer.inv.NVIDIA = &inventory.NVIDIA{DriverVersion: "590.10"}
 	for _, s := range []stated{
 		{"one", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/nic.json", other), "ok: /etc/cdi/nvidia.yaml", ""},
-		{"none", "docker-cdi-spec", on(), files("/etc/cdi/nic.json", other), "fail: no CDI specification for NVIDIA GPUs in /etc/cdi or /var/run/cdi", generateCDI},
+		{"none", "docker-cdi-spec", on(), files("/etc/cdi/nic.json", other), "fail: no CDI specification for NVIDIA GPUs in /etc/cdi or /var/run/cdi", installer.GenerateCDI},
 		{"none, with the service", "docker-cdi-spec", on(service), nil, "fail: no CDI specification for NVIDIA GPUs in /etc/cdi or /var/run/cdi", restart},
-		{"none, and the runtime gives GPUs", "docker-cdi-spec", byRuntime, nil, "warn: no CDI specification for NVIDIA GPUs in /etc/cdi or /var/run/cdi", generateCDI},
+		{"none, and the runtime gives GPUs", "docker-cdi-spec", byRuntime, nil, "warn: no CDI specification for NVIDIA GPUs in /etc/cdi or /var/run/cdi", installer.GenerateCDI},
 		{"no CDI", "docker-cdi-spec", nvidia(inventory.Docker{}, docker.Info{}), nil, "skip: CDI is off", ""},
 		{"one broken", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/a b.yaml", "kind: {"), "warn: /etc/cdi/a b.yaml is ignored: yaml: line 1: did not find expected node content", "mv '/etc/cdi/a b.yaml' '/etc/cdi/a b.yaml'.broken"},
 		{"twice beside each other", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/gpus.yaml", spec), "fail: /etc/cdi/gpus.yaml and /etc/cdi/nvidia.yaml both name nvidia.com/gpu=GPU-a, so Docker ignores both", "mv /etc/cdi/gpus.yaml /etc/cdi/gpus.yaml.off"},
 		{"one hidden", "docker-cdi-spec", on(), files(etc, spec, run, spec), "warn: /etc/cdi/nvidia.yaml is hidden by /var/run/cdi/nvidia.yaml, which names the same GPUs, so renewing it has no effect", "mv /etc/cdi/nvidia.yaml /etc/cdi/nvidia.yaml.off"},
 
 		{"fresh", "docker-cdi-driver", on(), files(etc, spec), "ok: 580.95.05", ""},
-		{"of an older driver", "docker-cdi-driver", newer, files(etc, spec), "fail: driver 590.10 runs, but containers get the files of 580.95.05", generateCDI},
+		{"of an older driver", "docker-cdi-driver", newer, files(etc, spec), "fail: driver 590.10 runs, but containers get the files of 580.95.05", installer.GenerateCDI},
 		{"a file is gone", "docker-cdi-driver", on(service), files(run, spec, "/usr/bin/nvidia-cdi-hook", "-"), "fail: /var/run/cdi/nvidia.yaml names missing files, so no container starts with it: /usr/bin/nvidia-cdi-hook (1 in all)", restart},
 		{"a stale one is hidden", "docker-cdi-driver", on(service), files(etc, stale, run, spec, "/run/cdi/nvidia.yaml", spec), "ok: 580.95.05", ""},
-		{"a stale one beside it", "docker-cdi-driver", on(), files(etc, stale), "fail: driver 580.95.05 runs, but containers get the files of 550.54.15", generateCDI},
+		{"a stale one beside it", "docker-cdi-driver", on(), files(etc, stale), "fail: driver 580.95.05 runs, but containers get the files of 550.54.15", installer.GenerateCDI},
 		{"a node is not made yet", "docker-cdi-driver", on(), files(etc, spec, "/dev/nvidia-uvm", "-"), "fail: /etc/cdi/nvidia.yaml names missing files, so no container starts with it: /dev/nvidia-uvm (1 in all)", "nvidia-modprobe -c=0 -u -m"},
 
 		{"in /etc", "docker-cdi-refresh", on(), files(etc, spec), "ok: in /etc/cdi; renew it by hand after a driver upgrade", ""},
-		{"gone after a reboot", "docker-cdi-refresh", on(), files(run, spec), "warn: it is only in /var/run/cdi, which is empty after a reboot, and nothing renews it", generateCDI},
+		{"gone after a reboot", "docker-cdi-refresh", on(), files(run, spec), "warn: it is only in /var/run/cdi, which is empty after a reboot, and nothing renews it", installer.GenerateCDI},
 		{"renewed", "docker-cdi-refresh", on(service, watch), files(run, spec, wants+refreshUnit, "", wants+refreshPath, ""), "ok: nvidia-cdi-refresh.service renews it", ""},
 		{"not watched", "docker-cdi-refresh", on(service, watch), files(run, spec, wants+refreshUnit, ""), "warn: nvidia-cdi-refresh.service and nvidia-cdi-refresh.path are not both enabled, so nothing renews it",
 			"systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service"},
@@ -156,10 +157,10 @@ func TestCDISlots(t *testing.T) {
 	}{
 		{"all", both, nil, nil, slots("GPU-a", "GPU-b"), "ok: 2 GPUs", "", nil},
 		{"one lost and parked", both[:1], nil, nil, parked, "ok: 1 GPUs", "", nil},
-		{"one new", both[:1], nil, nil, slots("GPU-a", "GPU-b"), "fail: Docker does not know nvidia.com/gpu=GPU-b, so jobs get the GPU without its driver's files", generateCDI, []int{1}},
-		{"not taken by the engine", both, both[:1], nil, slots("GPU-a", "GPU-b"), "fail: Docker does not know nvidia.com/gpu=GPU-b, so jobs get the GPU without its driver's files", generateCDI, []int{1}},
+		{"one new", both[:1], nil, nil, slots("GPU-a", "GPU-b"), "fail: Docker does not know nvidia.com/gpu=GPU-b, so jobs get the GPU without its driver's files", installer.GenerateCDI, []int{1}},
+		{"not taken by the engine", both, both[:1], nil, slots("GPU-a", "GPU-b"), "fail: Docker does not know nvidia.com/gpu=GPU-b, so jobs get the GPU without its driver's files", installer.GenerateCDI, []int{1}},
 		{"by index only", index, index, []string{"nvidia"}, slots("GPU-a", "GPU-b"),
-			"warn: Docker does not know nvidia.com/gpu=GPU-a, so the GPU comes from the NVIDIA runtime, which adds devices that systemd does not know about", generateCDI + " --device-name-strategy=uuid", []int{0, 1}},
+			"warn: Docker does not know nvidia.com/gpu=GPU-a, so the GPU comes from the NVIDIA runtime, which adds devices that systemd does not know about", installer.GenerateCDI + " --device-name-strategy=uuid", []int{0, 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

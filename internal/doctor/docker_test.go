@@ -117,9 +117,9 @@ func TestEngineChecks(t *testing.T) {
 			"fail: insecure-registries is set in /etc/docker/daemon.json and as --insecure-registry=x on dockerd's command line; with both, Docker does not start", ""},
 
 		{"it answers", "docker-engine", engine(docker.Info{}), nil, "ok: 28.5.2", ""},
-		{"not installed", "docker-engine", dead(reconcile.UnitState{}, ""), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io && systemctl enable --now docker"},
+		{"not installed", "docker-engine", dead(reconcile.UnitState{}, ""), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
 		{"elsewhere", "docker-engine", dead(reconcile.UnitState{}, "no such file"), nil, "fail: no such file", ""},
-		{"not installed, and systemd is dead", "docker-engine", deaf(dead(reconcile.UnitState{}, "")), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io && systemctl enable --now docker"},
+		{"not installed, and systemd is dead", "docker-engine", deaf(dead(reconcile.UnitState{}, "")), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
 		{"no answer from systemd either", "docker-engine", deaf(dead(reconcile.UnitState{}, "refused")), nil, "fail: refused", ""},
 		{"masked", "docker-engine", dead(reconcile.UnitState{Load: "masked", Active: "inactive"}, "refused"), nil, "fail: docker.service is masked", "systemctl unmask docker.service docker.socket && systemctl enable --now docker"},
 		{"failed", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}, "refused"), nil,
@@ -139,7 +139,7 @@ func TestEngineChecks(t *testing.T) {
 		{"no number", "docker-version", engine(docker.Info{Version: "dev"}), nil, "fail: dev is too old for cgroup v2, or is not Docker; the oldest supported version is 20.10", ""},
 		{"rootless", "docker-version", engine(docker.Info{Security: []string{"name=rootless"}}), nil, "fail: it runs without root, so no container can be placed in a slot's slice", ""},
 		{"the snap", "docker-version", engine(docker.Info{RootDir: "/var/snap/docker/common/var-lib-docker"}), nil, "fail: it is the snap, which can read neither the slots' files nor CDI specifications",
-			"snap remove docker && apt-get update && apt-get install -y docker.io && systemctl enable --now docker"},
+			"snap remove docker && apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
 
 		{"cgroup v2", "docker-cgroup-version", engine(docker.Info{CgroupVersion: "2"}), nil, "ok: version 2", ""},
 		{"cgroup v1", "docker-cgroup-version", engine(docker.Info{CgroupVersion: "1"}), nil, "fail: it uses version 1, where a slice cannot have its own CPUs and memory nodes", ""},

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -51,11 +52,7 @@ func checkSchedule(ctx context.Context, m *Machine) Answer {
 	if there != "" {
 		return found(f.safely("systemctl enable --now %s", there))
 	}
-	install := plan.PackageCommand(m.Inventory.OS.ID, "cron") + " && systemctl enable --now cron"
-	if strings.HasPrefix(install, "dnf ") {
-		install = plan.PackageCommand(m.Inventory.OS.ID, "cronie") + " && systemctl enable --now crond"
-	}
-	return found(f.by("%s", install))
+	return found(f.by("%s", installer.Cron.Command(m.Inventory.OS)))
 }
 
 // imageCommands match what others do to images. kbnode's own update pulls when no job runs,

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -23,8 +24,8 @@ var systemChecks = []Check{
 			switch v, err := strconv.Atoi(version); {
 			case err != nil:
 				return found(fail("systemd does not report its version: %s", cmp.Or(m.problem("systemd"), "it is missing")).advise("run kbnode on the host, not in a container; see systemctl is-system-running"))
-			case v < plan.MinSystemd:
-				return found(fail("systemd %d; slice limits and unit credentials need %d", v, plan.MinSystemd).advise("upgrade to Ubuntu 22.04, Debian 12, RHEL 9 or newer"))
+			case v < installer.MinSystemd:
+				return found(fail("systemd %d; slice limits and unit credentials need %d", v, installer.MinSystemd).advise("upgrade to Ubuntu 22.04, Debian 12, RHEL 9 or newer"))
 			}
 			return found(ok("%s", version))
 		},
@@ -58,14 +59,14 @@ var systemChecks = []Check{
 		ID: "system-git", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
 		About: "git is installed; agents fetch repositories and plugins with it",
 		Run: func(_ context.Context, m *Machine) Answer {
-			return found(installed(m.Inventory.Software.Git, plan.PackageCommand(m.Inventory.OS.ID, "git"), "git"))
+			return found(installed(m.Inventory.Software.Git, installer.Git.Command(m.Inventory.OS), "git"))
 		},
 	},
 	{
 		ID: "system-mkfs", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
 		About: "mkfs.ext4 is installed; it makes the slots' disks",
 		Run: func(_ context.Context, m *Machine) Answer {
-			return found(installed(m.Inventory.Software.MkfsExt4, plan.PackageCommand(m.Inventory.OS.ID, "e2fsprogs"), "mkfs.ext4"))
+			return found(installed(m.Inventory.Software.MkfsExt4, installer.MkfsExt4.Command(m.Inventory.OS), "mkfs.ext4"))
 		},
 	},
 	{

@@ -1,14 +1,13 @@
 package installer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -40,14 +39,18 @@ func Packages(inv *inventory.Inventory, manager string) ([]Step, error) {
 	sw := inv.Software
 	gpus := inv.NVIDIA != nil && !givesGPUs(sw.Docker)
 	var names []string
-	if sw.Docker.Version == "" {
-		names = append(names, dockerPackages(inv.OS, manager)...)
-	}
-	if sw.Git == "" {
-		names = append(names, "git")
-	}
-	if gpus && sw.Toolkit == "" {
-		names = append(names, "nvidia-container-toolkit")
+	for _, p := range []struct {
+		Prerequisite
+		missing bool
+	}{
+		{Docker, sw.Docker.Version == ""},
+		{Git, sw.Git == ""},
+		{MkfsExt4, sw.MkfsExt4 == ""},
+		{Toolkit, gpus && sw.Toolkit == ""},
+	} {
+		if p.missing {
+			names = append(names, strings.Fields(find(p.packages, inv.OS, cmp.Or(manager, "apt-get")))...)
+		}
 	}
 	var steps []Step
 	add := func(why string, args ...string) { steps = append(steps, Step{Args: args, Why: why}) }
@@ -68,30 +71,12 @@ func Packages(inv *inventory.Inventory, manager string) ([]Step, error) {
 	}
 	switch {
 	case gpus && sw.Docker.CDI:
-		add("describe the GPUs to Docker", "nvidia-ctk", "cdi", "generate", "--output=/etc/cdi/nvidia.yaml")
+		add("describe the GPUs to Docker", strings.Fields(GenerateCDI)...)
 	case gpus: // engines before 28 have CDI off by default, and all have runtimes
 		add("add the NVIDIA runtime to Docker", "nvidia-ctk", "runtime", "configure", "--runtime=docker")
 		add("reload Docker's configuration", "systemctl", "reload", "docker")
 	}
 	return steps, nil
-}
-
-// givesGPUs reports whether an engine can give an NVIDIA GPU to a container.
-func givesGPUs(d inventory.Docker) bool {
-	return slices.Contains(d.Runtimes, "nvidia") ||
-		d.CDI && slices.ContainsFunc(d.CDIDevices, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=") })
-}
-
-// dockerPackages returns the packages of the engine and its command line.
-func dockerPackages(os inventory.OS, manager string) []string {
-	if manager == "dnf" {
-		return []string{"docker-ce"}
-	}
-	// In Debian 13 the command line became a separate package.
-	if v, err := strconv.Atoi(os.VersionID); os.ID == "debian" && (err != nil || v >= 13) {
-		return []string{"docker.io", "docker-cli"}
-	}
-	return []string{"docker.io"}
 }
 
 // Run runs the steps in order with their output to w, and stops at the first that fails.

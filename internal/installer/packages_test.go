@@ -34,21 +34,22 @@ func TestPackages(t *testing.T) {
 		want    []string
 		err     string
 	}{
-		{name: "nothing missing", inv: machine("debian", "13", inventory.Software{Docker: described, Git: "/usr/bin/git", Toolkit: "/usr/bin/nvidia-ctk"}), manager: "apt-get"},
-		{name: "nothing missing, by the runtime", inv: machine("rhel", "9.5", inventory.Software{Docker: inventory.Docker{Version: "20.10", Runtimes: []string{"nvidia"}}, Git: "/usr/bin/git"}), manager: "dnf"},
-		{name: "nothing missing and no package manager", inv: machine("arch", "", inventory.Software{Docker: described, Git: "/usr/bin/git"})},
-		{name: "no NVIDIA GPU", inv: &inventory.Inventory{Software: inventory.Software{Docker: engine, Git: "/usr/bin/git"}}, manager: "apt-get"},
-		{name: "bare Debian 12", inv: machine("debian", "12", inventory.Software{}), manager: "apt-get", want: []string{aptUpdate, apt + "docker.io git nvidia-container-toolkit", start, runtime, reload}},
-		{name: "bare Debian 13", inv: machine("debian", "13", inventory.Software{}), manager: "apt-get", want: []string{aptUpdate, apt + "docker.io docker-cli git nvidia-container-toolkit", start, runtime, reload}},
-		{name: "Debian before 10", inv: machine("debian", "9", inventory.Software{Git: "/usr/bin/git", Toolkit: "/usr/bin/nvidia-ctk"}), manager: "apt-get", want: []string{aptUpdate, apt + "docker.io", start, runtime, reload}},
-		{name: "Debian testing", inv: &inventory.Inventory{OS: inventory.OS{ID: "debian"}, Software: inventory.Software{Git: "/usr/bin/git"}}, manager: "apt-get", want: []string{aptUpdate, apt + "docker.io docker-cli", start}},
-		{name: "bare Ubuntu", inv: machine("ubuntu", "24.04", inventory.Software{}), manager: "apt-get", want: []string{aptUpdate, apt + "docker.io git nvidia-container-toolkit", start, runtime, reload}},
-		{name: "bare RHEL", inv: machine("rhel", "9.5", inventory.Software{}), manager: "dnf", want: []string{"dnf install -y docker-ce git nvidia-container-toolkit", start, runtime, reload}},
-		{name: "Git only", inv: machine("ubuntu", "24.04", inventory.Software{Docker: described}), manager: "apt-get", want: []string{aptUpdate, apt + "git"}},
-		{name: "toolkit only", inv: machine("ubuntu", "24.04", inventory.Software{Docker: engine, Git: "/usr/bin/git"}), manager: "apt-get", want: []string{aptUpdate, apt + "nvidia-container-toolkit", cdi}},
-		{name: "GPUs not described to an engine with CDI", inv: machine("arch", "", inventory.Software{Docker: engine, Git: "/usr/bin/git", Toolkit: "/usr/bin/nvidia-ctk"}), want: []string{cdi}},
-		{name: "GPUs described to an engine without CDI", inv: machine("debian", "12", inventory.Software{Docker: inventory.Docker{Version: "20.10", CDIDevices: described.CDIDevices}, Git: "/usr/bin/git", Toolkit: "/usr/bin/nvidia-ctk"}), manager: "apt-get", want: []string{runtime, reload}},
-		{name: "no package manager", inv: machine("arch", "", inventory.Software{Docker: described}), err: "not installed: git; this machine has neither apt-get nor dnf"},
+		{name: "nothing missing", inv: machine("debian", "13", inventory.Software{Docker: described, Git: "/usr/bin/git", MkfsExt4: "/sbin/mkfs.ext4", Toolkit: "/usr/bin/nvidia-ctk"}), manager: "apt-get"},
+		{name: "nothing missing, by the runtime", inv: machine("rhel", "9.5", inventory.Software{Docker: inventory.Docker{Version: "20.10", Runtimes: []string{"nvidia"}}, Git: "/usr/bin/git", MkfsExt4: "/sbin/mkfs.ext4"}), manager: "dnf"},
+		{name: "nothing missing and no package manager", inv: machine("arch", "", inventory.Software{Docker: described, Git: "/usr/bin/git", MkfsExt4: "/sbin/mkfs.ext4"})},
+		{name: "no NVIDIA GPU", inv: &inventory.Inventory{Software: inventory.Software{Docker: engine, Git: "/usr/bin/git", MkfsExt4: "/sbin/mkfs.ext4"}}, manager: "apt-get"},
+		{name: "bare Debian 12", inv: machine("debian", "12", inventory.Software{}), manager: "apt-get", want: []string{aptUpdate, apt + "docker.io git e2fsprogs nvidia-container-toolkit", start, runtime, reload}},
+		{name: "bare Debian 13", inv: machine("debian", "13", inventory.Software{}), manager: "apt-get", want: []string{aptUpdate, apt + "docker.io docker-cli git e2fsprogs nvidia-container-toolkit", start, runtime, reload}},
+		{name: "Debian testing", inv: &inventory.Inventory{OS: inventory.OS{ID: "debian"}, Software: inventory.Software{Git: "/usr/bin/git", MkfsExt4: "/sbin/mkfs.ext4"}}, manager: "apt-get", want: []string{aptUpdate, apt + "docker.io docker-cli", start}},
+		{name: "bare Ubuntu", inv: machine("ubuntu", "24.04", inventory.Software{}), manager: "apt-get", want: []string{aptUpdate, apt + "docker.io git e2fsprogs nvidia-container-toolkit", start, runtime, reload}},
+		{name: "bare RHEL", inv: machine("rhel", "9.5", inventory.Software{}), manager: "dnf", want: []string{"dnf install -y docker-ce git e2fsprogs nvidia-container-toolkit", start, runtime, reload}},
+		{name: "bare Amazon Linux", inv: machine("amzn", "2023", inventory.Software{}), manager: "dnf", want: []string{"dnf install -y docker git e2fsprogs nvidia-container-toolkit", start, runtime, reload}},
+		{name: "Git only", inv: machine("ubuntu", "24.04", inventory.Software{Docker: described, MkfsExt4: "/sbin/mkfs.ext4"}), manager: "apt-get", want: []string{aptUpdate, apt + "git"}},
+		{name: "mkfs.ext4 only", inv: machine("fedora", "41", inventory.Software{Docker: described, Git: "/usr/bin/git"}), manager: "dnf", want: []string{"dnf install -y e2fsprogs"}},
+		{name: "toolkit only", inv: machine("ubuntu", "24.04", inventory.Software{Docker: engine, Git: "/usr/bin/git", MkfsExt4: "/sbin/mkfs.ext4"}), manager: "apt-get", want: []string{aptUpdate, apt + "nvidia-container-toolkit", cdi}},
+		{name: "GPUs not described to an engine with CDI", inv: machine("arch", "", inventory.Software{Docker: engine, Git: "/usr/bin/git", MkfsExt4: "/sbin/mkfs.ext4", Toolkit: "/usr/bin/nvidia-ctk"}), want: []string{cdi}},
+		{name: "GPUs described to an engine without CDI", inv: machine("debian", "12", inventory.Software{Docker: inventory.Docker{Version: "20.10", CDIDevices: described.CDIDevices}, Git: "/usr/bin/git", MkfsExt4: "/sbin/mkfs.ext4", Toolkit: "/usr/bin/nvidia-ctk"}), manager: "apt-get", want: []string{runtime, reload}},
+		{name: "no package manager", inv: machine("arch", "", inventory.Software{Docker: described, MkfsExt4: "/sbin/mkfs.ext4"}), err: "not installed: git; this machine has neither apt-get nor dnf"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -2,12 +2,10 @@ package plan
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"text/template"
@@ -15,7 +13,6 @@ import (
 	"github.com/gpu-mode/kbnode/hooks"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/systemd"
 )
 
@@ -239,90 +236,3 @@ func slotEnv(s Slot) []string {
 
 // cdiName returns the CDI name of a GPU, or of a part of one.
 func cdiName(g SlotGPU) string { return "nvidia.com/gpu=" + g.Name() }
-
-// MinSystemd is the oldest systemd that supports what units and slices need.
-const MinSystemd = 249
-
-// Preflight lists what keeps this machine from being a node, each with what to
-// type. It checks what Build does not need.
-func Preflight(inv *inventory.Inventory) []string {
-	var missing []string
-	say := func(format string, args ...any) { missing = append(missing, fmt.Sprintf(format, args...)) }
-	sw := inv.Software
-	if sw.Systemd == "" {
-		say("systemd does not report its version (%s); kbnode needs systemd, so run kbnode on the host, not in a container", problem(inv, "systemd"))
-	} else if v, err := strconv.Atoi(strings.TrimFunc(strings.SplitN(sw.Systemd, ".", 2)[0], func(r rune) bool { return r < '0' || r > '9' })); err == nil && v < MinSystemd {
-		say("systemd is version %s; kbnode needs %d or newer (Ubuntu 22.04, Debian 12, RHEL 9)", sw.Systemd, MinSystemd)
-	}
-	if !sw.CgroupV2 {
-		say("cgroup v1 is mounted at /sys/fs/cgroup; boot with systemd.unified_cgroup_hierarchy=1 on the kernel command line")
-	}
-	if sw.Docker.Version == "" {
-		say("Docker does not answer (%s); %s", problem(inv, "docker"), dockerHint(inv.OS.ID))
-	} else if sw.Docker.CgroupDriver != "systemd" {
-		say("Docker uses the %s cgroup driver, with which slices do not limit containers; put {\"exec-opts\": [\"native.cgroupdriver=systemd\"]} into /etc/docker/daemon.json and run systemctl restart docker", cmp.Or(sw.Docker.CgroupDriver, "unknown"))
-	}
-	if sw.Git == "" {
-		say("git is not installed; %s", packageHint(inv.OS.ID, "git"))
-	}
-	if sw.MkfsExt4 == "" {
-		say("mkfs.ext4 is not installed; %s", packageHint(inv.OS.ID, "e2fsprogs"))
-	}
-	if inv.NVIDIA != nil && sw.Docker.Version != "" && !hasGPUAccess(sw.Docker) {
-		say("Docker cannot give NVIDIA GPUs to containers; %s", toolkitHint(inv.OS.ID))
-	}
-	return missing
-}
-
-// problem returns what the inventory says about a subject that it could not read.
-func problem(inv *inventory.Inventory, subject string) string {
-	for _, p := range inv.Problems {
-		if p.Subject == subject {
-			return p.Detail
-		}
-	}
-	return "not found"
-}
-
-func hasGPUAccess(d inventory.Docker) bool {
-	return slices.Contains(d.Runtimes, "nvidia") ||
-		d.CDI && slices.ContainsFunc(d.CDIDevices, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=") })
-}
-
-func usesDNF(id string) bool {
-	return slices.Contains([]string{"rhel", "centos", "rocky", "almalinux", "fedora", "ol", "amzn"}, id)
-}
-
-// PackageCommand returns the command for a root shell that installs a package of the
-// distribution.
-func PackageCommand(osID, pkg string) string {
-	if usesDNF(osID) {
-		return "dnf install -y " + pkg
-	}
-	return "apt-get update && apt-get install -y " + pkg
-}
-
-// DockerCommand returns the command for a root shell that installs and starts the engine.
-func DockerCommand(osID string) string {
-	pkg := "docker.io"
-	switch {
-	case osID == "amzn":
-		pkg = "docker"
-	case usesDNF(osID):
-		pkg = "docker-ce"
-	}
-	return PackageCommand(osID, pkg) + " && systemctl enable --now docker"
-}
-
-func packageHint(osID, pkg string) string { return "run: " + withSudo(PackageCommand(osID, pkg)) }
-
-// withSudo adds sudo to a command for a root shell.
-func withSudo(command string) string { return "sudo " + strings.ReplaceAll(command, "&& ", "&& sudo ") }
-
-func dockerHint(osID string) string {
-	return "run: " + withSudo(DockerCommand(osID)) + " (or kbnode install --install-deps)"
-}
-
-func toolkitHint(osID string) string {
-	return packageHint(osID, "nvidia-container-toolkit") + " && sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml (or kbnode install --install-deps)"
-}
