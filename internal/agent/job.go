@@ -22,7 +22,7 @@ const (
 	maxProcs    = 4096      // processes of a unit that are examined
 	maxEnviron  = 4 << 20   // bytes; Linux limits arguments and environment to 6 MiB at most
 	maxProcFile = 256 << 10 // bytes of any other file of /proc or /sys/fs/cgroup
-	maxField    = 512       // bytes of a value that is shown
+	maxField    = 512       // characters of a value that is shown
 )
 
 // userHz is the unit of process start times in /proc, the same on every

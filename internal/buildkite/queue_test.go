@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -132,7 +133,7 @@ func TestQueuesOfOthers(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	text := fmt.Sprintf("%+v %+v", got, *got[0].Agents[0].Job)
-	if strings.ContainsAny(text, "\x1b\x07\u202e\u009b\n") || len(text) > 3000 {
+	if strings.ContainsAny(text, "\x1b\x07\u202e\u009b\n") || utf8.RuneCountInString(text) > 3000 {
 		t.Errorf("%q", text)
 	}
 }

@@ -10,13 +10,13 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // maxDrainReason is the maximum length of an operator's reason, in characters: a table shows it.
@@ -137,7 +137,7 @@ func checkReason(reason string) error {
 	if n := len([]rune(reason)); n > maxDrainReason {
 		return usagef("--reason has %d characters; write at most %d", n, maxDrainReason)
 	}
-	if strings.ContainsFunc(reason, func(r rune) bool { return !unicode.IsPrint(r) }) {
+	if !text.Plain(reason) {
 		return usagef("--reason is shown in a table; write one line, without control characters")
 	}
 	return nil

@@ -10,11 +10,11 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -68,7 +68,7 @@ Exit code 1 if no agent is connected.`,
 			switch {
 			case len(args) > 0 && v.name == "":
 				return usagef("the queue name is empty; leave it out for all queues")
-			case len(v.name) > 100 || strings.ContainsFunc(v.name, func(r rune) bool { return !unicode.IsGraphic(r) }):
+			case len(v.name) > 100 || !text.Plain(v.name):
 				return usagef("%.40q is not the name of a queue; write it as in Buildkite, such as b200", v.name)
 			}
 			if watch && cursor(s.Out) == 0 && !asJSON {

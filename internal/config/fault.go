@@ -6,10 +6,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
+
+	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
-	"gopkg.in/yaml.v3"
 )
 
 // Fault is an error in a configuration file.
@@ -35,20 +35,6 @@ func (f *Faults) Error() string {
 		lines = append(lines, at+": "+fault.Text)
 	}
 	return strings.Join(lines, "\n")
-}
-
-// visible escapes what a terminal would act on. The library quotes words of the
-// file as they are.
-func visible(s string) string {
-	var b strings.Builder
-	for _, c := range s {
-		if unicode.IsGraphic(c) {
-			b.WriteRune(c)
-		} else {
-			b.WriteString(strings.Trim(strconv.QuoteRuneToASCII(c), "'"))
-		}
-	}
-	return b.String()
 }
 
 // quoted formats a word of the file, truncated for a message.

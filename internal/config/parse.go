@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Bounds of a configuration file, and of the faults reported in one. A real file
@@ -19,6 +21,7 @@ import (
 const (
 	maxBytes  = 1 << 20
 	maxFaults = 100
+	maxFault  = 500 // characters
 )
 
 // File is the content of a configuration file.
@@ -82,7 +85,7 @@ func (r *reader) fault(line int, format string, args ...any) {
 		r.more++
 		return
 	}
-	r.faults = append(r.faults, Fault{line, visible(fmt.Sprintf(format, args...))})
+	r.faults = append(r.faults, Fault{line, text.Line(fmt.Sprintf(format, args...), maxFault)})
 }
 
 // look checks the keys of a group of type t. It finds what decoding would ignore

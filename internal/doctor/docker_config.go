@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -82,7 +83,7 @@ func startProblem(ctx context.Context, m *Machine, check string) string {
 		return ""
 	}
 	why, _, _ = strings.Cut(why, "\n")
-	return strings.ToValidUTF8(why[:min(len(why), 300)], "")
+	return text.Line(why, 300)
 }
 
 // dockerdArgs returns the command line of the running dockerd, or else of its unit.

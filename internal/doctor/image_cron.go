@@ -9,6 +9,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -62,20 +63,17 @@ var imageCommands = lazy.Regexp(`update-image\.sh|\bdocker\s+(image\s+)?pull\s|\
 func checkOtherCron(_ context.Context, m *Machine) Answer {
 	var all []Finding
 	look := func(name string, whole bool) {
-		text, err := m.read(name)
+		crontab, err := m.read(name)
 		if err != nil {
 			return
 		}
-		for line := range strings.Lines(text) {
+		for line := range strings.Lines(crontab) {
 			// The rest of the line may hold a password.
 			command := strings.TrimSpace(imageCommands().FindString(line))
 			if strings.HasPrefix(strings.TrimSpace(line), "#") || command == "" {
 				continue
 			}
-			if r := []rune(command); len(r) > maxShown {
-				command = string(r[:maxShown]) + "…"
-			}
-			f := warn("%s runs %s", name, command)
+			f := warn("%s runs %s", name, text.Line(command, maxShown))
 			if whole {
 				f = f.by("mv %s /root/", word(name))
 			} else {

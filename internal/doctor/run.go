@@ -31,7 +31,7 @@ type Options struct {
 const (
 	wholeTime = 55 * time.Second
 	checkTime = 10 * time.Second
-	maxText   = 2 << 10 // bytes of a sentence
+	maxText   = 2 << 10 // characters of a sentence
 )
 
 // UnknownError means that a name is neither a check nor a group.

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Path is a node's file of events.
@@ -23,7 +25,7 @@ const Path = "/var/lib/kbnode/events.jsonl"
 const (
 	maxFile = 1 << 20  // bytes; with the previous file, about ten thousand events
 	maxLine = 16 << 10 // bytes
-	maxText = 4 << 10  // bytes of a sentence
+	maxText = 2 << 10  // characters of a sentence
 	poll    = 500 * time.Millisecond
 	// lockTime bounds the wait for another writer: anyone who may read the file can lock
 	// it, and must not block the daemon.
@@ -50,19 +52,19 @@ func (l Log) Add(events ...Event) error {
 	if l.File == "" || len(events) == 0 {
 		return nil
 	}
-	var text []byte
+	var lines []byte
 	for _, e := range events {
 		if e.Time.IsZero() {
 			e.Time = l.now()
 		}
-		e.Text = clip(e.Text)
+		e.Text = text.Line(e.Text, maxText)
 		line, err := json.Marshal(e)
 		if err != nil {
 			return fmt.Errorf("write event: %w", err)
 		}
-		text = append(append(text, line...), '\n')
+		lines = append(append(lines, line...), '\n')
 	}
-	if err := l.append(text); err != nil {
+	if err := l.append(lines); err != nil {
 		return fmt.Errorf("write event: %w", err)
 	}
 	return nil
@@ -73,13 +75,6 @@ func (l Log) now() time.Time {
 		return l.Now()
 	}
 	return time.Now().UTC().Truncate(time.Millisecond)
-}
-
-func clip(s string) string {
-	if len(s) > maxText {
-		return s[:maxText] + "…"
-	}
-	return s
 }
 
 // append adds text to the file in one write. It starts a new file when the old one is full.

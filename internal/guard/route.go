@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // minVersion is the oldest minor API version that the guard understands, Docker 20.10. Older
@@ -108,7 +110,7 @@ func (g *guard) serve(w http.ResponseWriter, r *http.Request) {
 	if !errors.As(err, &no) {
 		no = refusal{http.StatusBadGateway, "kbnode: " + err.Error()}
 	}
-	g.log.Info("request refused", "method", r.Method, "path", shorten(r.URL.Path), "status", no.status, "err", no.sentence)
+	g.log.Info("request refused", "method", r.Method, "path", text.Line(r.URL.Path, 200), "status", no.status, "err", no.sentence)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(no.status)
 	if r.Method != http.MethodHead {
@@ -147,7 +149,7 @@ func (g *guard) dispatch(w http.ResponseWriter, r *http.Request) error {
 		return rt.handle(c)
 	}
 	return forbid("%s %s is not available to jobs; a job can pull images, and run, list, attach to, stop and remove its own containers",
-		r.Method, shorten(r.URL.Path))
+		r.Method, text.Line(r.URL.Path, 200))
 }
 
 // match compares a path with a route's. An image's name may have slashes in it.
@@ -201,11 +203,4 @@ func query(rt route, raw string) (url.Values, error) {
 		}
 	}
 	return kept, nil
-}
-
-func shorten(path string) string {
-	if len(path) > 200 {
-		return path[:200] + "…"
-	}
-	return path
 }

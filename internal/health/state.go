@@ -17,7 +17,7 @@ const (
 	maxGPUs  = 64      //
 	maxApps  = 32      // application errors remembered per GPU
 	maxState = 1 << 20 // bytes of JSON
-	maxText  = 300     // bytes of text from the kernel or a driver
+	maxText  = 300     // characters of text from the kernel or a driver
 	jobGrace = 2 * time.Minute
 )
 

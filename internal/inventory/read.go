@@ -142,7 +142,7 @@ func readLive(ctx context.Context, t tree, opts Options) Live {
 
 // controls matches characters, as JSON may write them, that a terminal acts on. A capture
 // comes from someone else, and its content is printed.
-var controls = lazy.Regexp(`(?i)\\u00[01]|\\u007f|\\u00[89]|[\x7f\x{80}-\x{9f}]`)
+var controls = lazy.Regexp(`(?i)\\u(00[01]|007f|00[89]|200[b-f]|202[a-e]|206)|[\x7f\x{80}-\x{9f}\p{Cf}]`)
 
 // readOS reads os-release and whether the machine runs under a hypervisor.
 func readOS(t tree, cpuinfo string) OS {

@@ -32,7 +32,7 @@ func described(t *testing.T) map[string]string {
 	e := New(Options{Images: images})
 	e.Publish(full())
 	types := map[string]string{}
-	for _, m := range regexp.MustCompile(`(?m)^# TYPE (\w+) (\w+)$`).FindAllStringSubmatch(text(t, e), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^# TYPE (\w+) (\w+)$`).FindAllStringSubmatch(scrape(t, e), -1) {
 		types[m[1]] = m[2]
 	}
 	descs := make(chan *prometheus.Desc)

@@ -18,9 +18,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// maxLabel bounds the value of a label, in bytes.
+// maxLabel bounds the value of a label, in characters.
 const maxLabel = 256
 
 // Options are what an Exporter needs.
@@ -231,8 +232,6 @@ func (e *Exporter) image(s image.State) {
 }
 
 // label makes a text valid as the value of a label: the client panics on invalid UTF-8.
-func label(text string) string {
-	return strings.ToValidUTF8(text[:min(len(text), maxLabel)], "")
-}
+func label(s string) string { return text.Line(s, maxLabel) }
 
 func seconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }

@@ -27,8 +27,8 @@ var update = flag.Bool("update", false, "write testdata anew")
 
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// text returns what Prometheus reads, without values that depend on the build or run.
-func text(t *testing.T, e *Exporter) string {
+// scrape returns what Prometheus reads, without values that depend on the build or run.
+func scrape(t *testing.T, e *Exporter) string {
 	t.Helper()
 	w := httptest.NewRecorder()
 	e.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
@@ -43,7 +43,7 @@ func text(t *testing.T, e *Exporter) string {
 func samples(t *testing.T, e *Exporter, names string) []string {
 	t.Helper()
 	var list []string
-	for line := range strings.Lines(text(t, e)) {
+	for line := range strings.Lines(scrape(t, e)) {
 		if regexp.MustCompile(`^(` + names + `)[{ ]`).MatchString(line) {
 			list = append(list, strings.TrimSpace(line))
 		}
@@ -107,7 +107,7 @@ func TestText(t *testing.T) {
 	look.Began, look.Duration, look.Whole, look.Applied = noon.Add(30*time.Second), 20*time.Millisecond, false, nil
 	look.State.Slots[0].Job = nil
 	e.Publish(look)
-	got := text(t, e)
+	got := scrape(t, e)
 	for _, secret := range []string{"job-a", "a new fan"} {
 		if strings.Contains(got, secret) {
 			t.Errorf("%q is told", secret)

@@ -4,7 +4,8 @@ import (
 	"bufio"
 	"fmt"
 	"strings"
-	"unicode"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // indentDepth bounds the indentation, so that the text for nested lists does not grow
@@ -74,7 +75,7 @@ func EscapeInvisible(doc string) string {
 	var b strings.Builder
 	for _, r := range doc {
 		switch {
-		case r == '\n' || r == '\t' || r == '\r' || unicode.IsGraphic(r):
+		case r == '\n' || r == '\t' || r == '\r' || text.Visible(r):
 			b.WriteRune(r)
 		case r > 0xffff:
 			fmt.Fprintf(&b, `\u%04x\u%04x`, 0xd800+(r-0x10000)>>10, 0xdc00+(r-0x10000)&0x3ff)

@@ -8,11 +8,11 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Kinds of pipelines, in the order in which to present them.
@@ -154,7 +154,7 @@ func (o Options) check() error {
 	if o.Timeout < 0 || o.Timeout > maxTimeout {
 		bad("a time limit of %d minutes is out of range; give 1 to %d", o.Timeout, maxTimeout)
 	}
-	if len(o.Label) > 200 || !utf8.ValidString(o.Label) || strings.ContainsAny(o.Label, `$\`) || strings.ContainsFunc(o.Label, func(r rune) bool { return !unicode.IsPrint(r) }) {
+	if len(o.Label) > 200 || !utf8.ValidString(o.Label) || strings.ContainsAny(o.Label, `$\`) || !text.Plain(o.Label) {
 		bad("%.120q is not a label; write printable text without '$' and '\\', 200 bytes at most", o.Label)
 	}
 	return errors.Join(errs...)

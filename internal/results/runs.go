@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Limits on a result.json for RunsOf: a profile's trace has 32 MiB, in base64, and
@@ -21,13 +23,13 @@ const (
 	maxNames  = 65536 // reported by the task's program in one run, as in docs/results.md
 )
 
-// text is a string for PostgreSQL. U+FFFD replaces U+0000, which neither its text nor
+// pgText is a string for PostgreSQL. U+FFFD replaces U+0000, which neither its text nor
 // its jsonb can hold. (Decoding has already done this to bytes that are not UTF-8.)
-type text string
+type pgText string
 
-func (t *text) UnmarshalJSON(doc []byte) error {
+func (t *pgText) UnmarshalJSON(doc []byte) error {
 	err := json.Unmarshal(doc, (*string)(t))
-	*t = text(clean(string(*t)))
+	*t = pgText(clean(string(*t)))
 	return err
 }
 
@@ -37,29 +39,29 @@ func clean(s string) string { return strings.ReplaceAll(s, "\x00", "\ufffd") }
 // refuses objects with other keys.
 type document struct {
 	Success bool        `json:"success"`
-	Error   text        `json:"error"`
+	Error   pgText      `json:"error"`
 	System  *system     `json:"system"`
 	Runs    evaluations `json:"runs"`
 }
 
 type system struct {
-	GPU         text `json:"gpu"`
-	DeviceCount int  `json:"device_count"`
-	CPU         text `json:"cpu"`
-	Runtime     text `json:"runtime"`
-	Platform    text `json:"platform"`
-	Torch       text `json:"torch"`
-	Hostname    text `json:"hostname"`
+	GPU         pgText `json:"gpu"`
+	DeviceCount int    `json:"device_count"`
+	CPU         pgText `json:"cpu"`
+	Runtime     pgText `json:"runtime"`
+	Platform    pgText `json:"platform"`
+	Torch       pgText `json:"torch"`
+	Hostname    pgText `json:"hostname"`
 }
 
 type compilation struct {
-	NvccFound   bool `json:"nvcc_found"`
-	NvccVersion text `json:"nvcc_version"`
-	Success     bool `json:"success"`
-	Command     text `json:"command"`
-	Stdout      text `json:"stdout"`
-	Stderr      text `json:"stderr"`
-	ExitCode    int  `json:"exit_code"`
+	NvccFound   bool   `json:"nvcc_found"`
+	NvccVersion pgText `json:"nvcc_version"`
+	Success     bool   `json:"success"`
+	Command     pgText `json:"command"`
+	Stdout      pgText `json:"stdout"`
+	Stderr      pgText `json:"stderr"`
+	ExitCode    int    `json:"exit_code"`
 }
 
 type evaluation struct {
@@ -77,11 +79,11 @@ func (ignored) UnmarshalJSON([]byte) error { return nil }
 
 // meta is the content of column meta.
 type meta struct {
-	Stdout   text    `json:"stdout"`
-	Stderr   text    `json:"stderr"`
+	Stdout   pgText  `json:"stdout"`
+	Stderr   pgText  `json:"stderr"`
 	Success  bool    `json:"success"`
 	ExitCode int     `json:"exit_code"`
-	Command  text    `json:"command"`
+	Command  pgText  `json:"command"`
 	Duration float64 `json:"duration"` // seconds
 }
 
@@ -160,7 +162,7 @@ func RunsOf(doc []byte, mode, rankingBy, gpu string) ([]Run, error) {
 		return nil, errors.New("read result.json: it is not one JSON document; it may be cut off")
 	}
 	if err := strict(doc).Decode(&d); err != nil {
-		return nil, fmt.Errorf("read result.json: %w", printable{err})
+		return nil, fmt.Errorf("read result.json: %s", text.Line(err.Error(), 500))
 	}
 	if !d.Success {
 		return nil, fmt.Errorf("read result.json: the runner failed: %.500q", string(d.Error))
@@ -245,12 +247,4 @@ func score(reported map[string]string, rankingBy string) (float64, error) {
 		return math.Exp(logs / float64(count)), nil
 	}
 	return 0, fmt.Errorf("ranking_by %.40q is unknown; write last, mean or geom", rankingBy)
-}
-
-// printable quotes an error whose text may contain parts of the document.
-type printable struct{ error }
-
-func (p printable) Error() string {
-	s := strconv.QuoteToGraphic(fmt.Sprintf("%.500s", p.error.Error()))
-	return s[1 : len(s)-1]
 }

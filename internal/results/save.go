@@ -9,11 +9,12 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // maxName and maxCode bound the fields of a Record, in bytes; maxTask is the limit of a
@@ -38,7 +39,7 @@ func (r *Record) check() error {
 		{"leaderboard's name", r.Leaderboard}, {"GPU type", r.GPU}, {"user's id", r.UserID},
 		{"user's name", r.UserName}, {"submission's file name", r.File},
 	} {
-		if t.text == "" || len(t.text) > maxName || !utf8.ValidString(t.text) || strings.ContainsFunc(t.text, func(r rune) bool { return !unicode.IsGraphic(r) }) {
+		if t.text == "" || len(t.text) > maxName || !utf8.ValidString(t.text) || !text.Plain(t.text) {
 			bad = append(bad, fmt.Errorf("the %s %.60q is empty, too long or not plain text; give another", t.what, t.text))
 		}
 	}

@@ -101,12 +101,12 @@ func (a agentAPI) post(ctx context.Context, target string, doc []byte) (again bo
 		return false, nil
 	}
 	var answer struct{ Message string }
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
-	if err != nil || json.Unmarshal(text, &answer) != nil {
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	if err != nil || json.Unmarshal(body, &answer) != nil {
 		answer.Message = ""
 	}
 	again = resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500
-	return again, fmt.Errorf("ask agent API: it answered %s", oneLine(strings.TrimSpace(resp.Status+" "+answer.Message), lineRunes))
+	return again, fmt.Errorf("ask agent API: it answered %s", text.Line(strings.TrimSpace(resp.Status+" "+answer.Message), lineRunes))
 }
 
 // markdown is an annotation of limited size.
@@ -183,7 +183,7 @@ func tableRow(cells ...string) string { return "| " + strings.Join(cells, " | ")
 // it: unchanged if it consists of letters, digits and harmless characters, else as
 // code.
 func plain(s string) string {
-	s = oneLine(s, lineRunes)
+	s = text.Line(s, lineRunes)
 	for i, r := range s {
 		colon := r == ':' && (i+1 == len(s) || s[i+1] == ' ') // not part of an emoji or an address
 		if !colon && !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune(` .,;%/=+-±×…()'"`, r) {
@@ -199,7 +199,7 @@ func plain(s string) string {
 // code renders a line as a code span. A span ends only at its own number of backquotes
 // or, in a table, at a bar, so bars are replaced.
 func code(s string) string {
-	s = strings.ReplaceAll(oneLine(s, lineRunes), "|", "¦")
+	s = strings.ReplaceAll(text.Line(s, lineRunes), "|", "¦")
 	if s == "" {
 		return ""
 	}
@@ -215,7 +215,7 @@ func code(s string) string {
 
 // codeBlock renders a text unchanged, between fences that are longer than any in it.
 func codeBlock(s string) string {
-	s, cut := bound(text.Block(s), messageRunes, messageLines)
+	s, cut := text.Cut(text.Block(s), messageRunes, messageLines)
 	if s = strings.TrimRight(s, " \t\n"); s == "" {
 		return ""
 	}

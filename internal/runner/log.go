@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -39,7 +38,7 @@ func (l *buildLog) line(format string, args ...any) {
 
 // note writes a line about a problem.
 func (l *buildLog) note(format string, args ...any) {
-	_, _ = fmt.Fprintf(l.err, "kbnode runner: %s\n", oneLine(fmt.Sprintf(format, args...), errorLimit))
+	_, _ = fmt.Fprintf(l.err, "kbnode runner: %s\n", text.Line(fmt.Sprintf(format, args...), errorLimit))
 }
 
 // group opens a group. Outside Buildkite its title is an ordinary line.
@@ -86,7 +85,7 @@ func (l *buildLog) done(s *evalSummary, ev *Evaluation) {
 	if run == nil {
 		return
 	}
-	l.line("Command: %s", oneLine(run.Command, lineRunes))
+	l.line("Command: %s", text.Line(run.Command, lineRunes))
 	l.line("Exit code %d after %s", run.ExitCode, s.seconds)
 	for _, c := range s.failed {
 		l.line("Failed: %s", c.title())
@@ -101,7 +100,7 @@ func (l *buildLog) compilation(c *Compilation) {
 	if c == nil {
 		return
 	}
-	l.line("Compilation: %s", oneLine(c.Command, 5*lineRunes))
+	l.line("Compilation: %s", text.Line(c.Command, 5*lineRunes))
 	l.line("Exit code %d", c.ExitCode)
 	l.text("Standard error", c.Stderr)
 	l.text("Standard output", c.Stdout)
@@ -125,7 +124,7 @@ func (l *buildLog) text(title, s string) {
 // quote writes a program's text, bounded and with each line indented.
 func (l *buildLog) quote(s string, runes, lines int) {
 	most := min(len(s), 64*runes)
-	shown, cut := bound(text.Block(s[:most]), runes, lines)
+	shown, cut := text.Cut(text.Block(s[:most]), runes, lines)
 	var b strings.Builder
 	for line := range strings.Lines(strings.TrimRight(shown, "\n")) {
 		b.WriteString("  " + strings.TrimRight(line, " \t\n") + "\n")
@@ -134,29 +133,4 @@ func (l *buildLog) quote(s string, runes, lines int) {
 		b.WriteString("  […] truncated; see result.json for the rest\n")
 	}
 	_, _ = io.WriteString(l.out, b.String())
-}
-
-// bound cuts a text to at most that many characters and lines.
-func bound(s string, runes, lines int) (text string, cut bool) {
-	for i, r := range s {
-		if runes == 0 || lines == 0 {
-			return s[:i], true
-		}
-		if runes--; r == '\n' {
-			lines--
-		}
-	}
-	return s, false
-}
-
-// oneLine joins a program's text into one line and cuts it to that many characters.
-func oneLine(s string, runes int) string {
-	// Cut a text of megabytes before looking at it.
-	most := min(len(s), 64*runes)
-	line := strings.Join(strings.Fields(text.Block(s[:most])), " ")
-	if most < len(s) || utf8.RuneCountInString(line) > runes {
-		line, _ = bound(line, runes-1, 1)
-		return strings.TrimRight(line, " ") + "…"
-	}
-	return line
 }

@@ -33,7 +33,7 @@ func FuzzClean(f *testing.F) {
 		if again := text.Block(got); again != got || len(got) > 3*len(s) {
 			t.Errorf("%q became %q, and then %q", s, got, again)
 		}
-		if line := oneLine(s, runes); utf8.RuneCountInString(line) > runes || strings.ContainsAny(line, "\n\t") {
+		if line := text.Line(s, runes); utf8.RuneCountInString(line) > runes || strings.ContainsAny(line, "\n\t") {
 			t.Errorf("%q as a line of %d characters is %q", s, runes, line)
 		}
 		var b bytes.Buffer
@@ -54,7 +54,7 @@ func FuzzClean(f *testing.F) {
 func TestLongTextsAreCut(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("\x1b]", 4<<20)
-	if line := oneLine(long+"text", 10); line != "…" {
+	if line := text.Line(long+"text", 10); line != "…" {
 		t.Errorf("got %.40q", line)
 	}
 	var b bytes.Buffer

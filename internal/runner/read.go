@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // MaxResult bounds a result.json, in bytes: the traces of profiles are part of it.
@@ -33,7 +35,7 @@ func ReadResult(data []byte) (*Result, error) {
 	}
 	for _, run := range r.Runs {
 		if run.Value == nil {
-			return nil, fmt.Errorf("read %s: run %s is null", ResultFile, oneLine(run.Key, lineRunes))
+			return nil, fmt.Errorf("read %s: run %s is null", ResultFile, text.Line(run.Key, lineRunes))
 		}
 	}
 	return r, nil

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Options configure Main.
@@ -91,7 +92,7 @@ func Main(ctx context.Context, o Options) int {
 	}
 	err = errors.Join(err, endTree())
 	if r.Success = err == nil; err != nil {
-		r.Error = oneLine(strings.ReplaceAll(err.Error(), "\n", "; "), errorLimit)
+		r.Error = text.Line(strings.ReplaceAll(err.Error(), "\n", "; "), errorLimit)
 	}
 	werr := r.write(root)
 	s.tell(ctx, r)

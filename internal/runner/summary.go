@@ -11,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Verdicts on an evaluation, as shown to people.
@@ -73,7 +75,7 @@ func (s *evalSummary) numbers() string {
 // summarise summarizes an evaluation. The program's report may break the task's
 // protocol.
 func summarise(ctx context.Context, name string, ev *Evaluation) *evalSummary {
-	s := &evalSummary{name: oneLine(name, lineRunes)}
+	s := &evalSummary{name: text.Line(name, lineRunes)}
 	run := ev.Run
 	if run == nil {
 		s.verdict, s.reason = compileError, "does not compile"
@@ -97,7 +99,7 @@ func summarise(ctx context.Context, name string, ev *Evaluation) *evalSummary {
 	case ctx.Err() != nil && signalled:
 		s.verdict, s.reason = wasCancelled, "the job was cancelled"
 	case run.ExitCode == exitTimeout && len(run.Result) == 0:
-		s.verdict, s.reason = outOfTime, "exceeded its time limit of "+oneLine(string(run.Duration), 16)+" s"
+		s.verdict, s.reason = outOfTime, "exceeded its time limit of "+text.Line(string(run.Duration), 16)+" s"
 	case signalled:
 		s.reason = "ended by " + name
 	case check == "pass":
@@ -115,7 +117,7 @@ func summarise(ctx context.Context, name string, ev *Evaluation) *evalSummary {
 	case run.ExitCode != 0:
 		s.reason = fmt.Sprintf("ended with exit code %d", run.ExitCode)
 	case checked:
-		s.reason = "reported check: " + oneLine(check, 40)
+		s.reason = "reported check: " + text.Line(check, 40)
 	default:
 		s.reason = "reported no verdict"
 	}
@@ -138,8 +140,8 @@ func signalName(code int) (string, bool) {
 func (s *evalSummary) read(report map[string]string) (failures string) {
 	var counts, failed []string
 	for _, kind := range []string{"test", "benchmark"} {
-		text, ok := report[kind+"-count"]
-		n, err := strconv.Atoi(text)
+		count, ok := report[kind+"-count"]
+		n, err := strconv.Atoi(count)
 		if !ok || err != nil || n < 0 {
 			continue
 		}
@@ -166,7 +168,7 @@ func (s *evalSummary) read(report map[string]string) (failures string) {
 		}
 		if kind == "benchmark" && good+bad == 0 && n > 0 {
 			// A profile: its cases have no times.
-			counts = append(counts, oneLine(report["benchmark.0.spec"], 40))
+			counts = append(counts, text.Line(report["benchmark.0.spec"], 40))
 			continue
 		}
 		counts = append(counts, fmt.Sprintf("%d of %s", good, plural(n, kind)))
@@ -195,13 +197,13 @@ func keep(list []reportedCase, more int, c reportedCase) ([]reportedCase, int) {
 
 func readCase(report map[string]string, kind string, i int) reportedCase {
 	get := func(key string) string { return report[fmt.Sprintf("%s.%d.%s", kind, i, key)] }
-	c := reportedCase{kind: kind, index: i, spec: oneLine(get("spec"), lineRunes)}
+	c := reportedCase{kind: kind, index: i, spec: text.Line(get("spec"), lineRunes)}
 	if status := get("status"); status != "" && status != "pass" {
 		c.failed = true
 		for _, key := range []string{"error", "message"} {
-			if text := get(key); text != "" {
-				text, _ = bound(text, messageRunes, messageLines)
-				c.message += text + "\n"
+			if message := get(key); message != "" {
+				message, _ = text.Cut(message, messageRunes, messageLines)
+				c.message += message + "\n"
 			}
 		}
 	}
@@ -216,10 +218,10 @@ func readCase(report map[string]string, kind string, i int) reportedCase {
 
 // timeText formats nanoseconds with that many digits: "4.096 ms". Other texts are only
 // shortened.
-func timeText(text string, digits int) string {
-	ns, err := strconv.ParseFloat(text, 64)
+func timeText(s string, digits int) string {
+	ns, err := strconv.ParseFloat(s, 64)
 	if err != nil || math.IsNaN(ns) || ns < 0 || ns > 1e18 {
-		return oneLine(text, 16)
+		return text.Line(s, 16)
 	}
 	if ns == 0 {
 		return "0 ns"
@@ -227,7 +229,7 @@ func timeText(text string, digits int) string {
 	// Round first, so that 999.96 µs becomes 1.000 ms.
 	ns, err = strconv.ParseFloat(strconv.FormatFloat(ns, 'e', digits-1, 64), 64)
 	if err != nil {
-		return oneLine(text, 16)
+		return text.Line(s, 16)
 	}
 	unit := "ns"
 	for _, next := range []string{"µs", "ms", "s"} {
@@ -243,18 +245,18 @@ func timeText(text string, digits int) string {
 	return strconv.FormatFloat(ns, 'f', places, 64) + " " + unit
 }
 
-func secondsText(text string) string {
-	if f, err := strconv.ParseFloat(text, 64); err == nil && math.Abs(f) < 1e6 {
+func secondsText(s string) string {
+	if f, err := strconv.ParseFloat(s, 64); err == nil && math.Abs(f) < 1e6 {
 		return strconv.FormatFloat(f, 'f', 2, 64) + " s"
 	}
-	return oneLine(text, 16) + " s"
+	return text.Line(s, 16) + " s"
 }
 
 // verdictOf returns a sentence on how the job went, and whether the submission passed.
 func verdictOf(r *Result, list []*evalSummary) (sentence string, ok bool) {
 	switch {
 	case !r.Success:
-		return "No verdict: " + oneLine(r.Error, lineRunes), false
+		return "No verdict: " + text.Line(r.Error, lineRunes), false
 	case len(list) == 0:
 		return "Nothing ran, because the task has no benchmarks", true
 	}
@@ -279,17 +281,17 @@ func machine(sys *System) string {
 		return ""
 	}
 	gpu, _, _ := strings.Cut(sys.GPU, "\n")
-	if gpu = oneLine(gpu, 60); gpu == "" {
+	if gpu = text.Line(gpu, 60); gpu == "" {
 		gpu = "no GPU"
 	} else if sys.DeviceCount > 1 {
 		gpu = fmt.Sprintf("%d × %s", sys.DeviceCount, gpu)
 	}
 	parts := []string{gpu}
 	if sys.Runtime != "" {
-		parts = append(parts, oneLine(sys.Runtime, 20))
+		parts = append(parts, text.Line(sys.Runtime, 20))
 	}
 	if sys.Torch != "" {
-		parts = append(parts, "torch "+oneLine(sys.Torch, 40))
+		parts = append(parts, "torch "+text.Line(sys.Torch, 40))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -337,7 +339,7 @@ func (l *buildLog) tables(r *Result, list []*evalSummary) {
 			lines := wrap(c.spec, 36, 4)
 			if c.failed {
 				message, _, _ := strings.Cut(c.message, "\n")
-				rows = append(rows, []string{lines[0], "failed: " + oneLine(message, 32)})
+				rows = append(rows, []string{lines[0], "failed: " + text.Line(message, 32)})
 			} else {
 				rows = append(rows, []string{lines[0], c.mean, c.best, c.worst})
 			}
@@ -385,7 +387,7 @@ func wrap(s string, width, most int) []string {
 	var lines []string
 	line := ""
 	for word := range strings.FieldsSeq(s) {
-		word = oneLine(word, width)
+		word = text.Line(word, width)
 		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
 			lines, line = append(lines, line), ""
 		}

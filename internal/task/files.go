@@ -134,11 +134,10 @@ func (d *definition) files(n *yaml.Node) {
 // checkName refuses a name that is not that of a file in the job's directory,
 // or is already taken.
 func (d *definition) checkName(line int, name string) {
-	hidden := func(r rune) bool { return !text.Visible(r) }
 	switch {
 	case !filepath.IsLocal(name) || slices.Contains(strings.Split(name, "/"), ".."):
 		d.refuse(line, "name %s leads out of the job's directory; write a name inside it, such as %s", quote(name), quote(filepath.Base(name)))
-	case filepath.Clean(name) != name || name == "." || strings.ContainsFunc(name, hidden):
+	case filepath.Clean(name) != name || name == "." || !text.Plain(name):
 		d.refuse(line, "name %s is not a file name; write one such as %s", quote(name), quote(filepath.Base(name)))
 	case d.has(name):
 		d.refuse(line, "name %s is used by two files; rename one of them", quote(name))

@@ -3,13 +3,12 @@ package task
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // known refuses keys that no one reads, which are mostly typos.
@@ -101,20 +100,11 @@ func shown(v payload.Value) string {
 	case string:
 		return "the string " + quote(v)
 	}
-	text := payload.JSON(v)
-	if len(text) > 60 {
-		text = text[:60] + "…"
-	}
-	return text
+	return text.Line(payload.JSON(v), 60)
 }
 
-// quote formats a text of the file for an error, truncated, without control characters.
-func quote(s string) string {
-	if utf8.RuneCountInString(s) > 60 {
-		s = string([]rune(s)[:60]) + "…"
-	}
-	return strconv.Quote(s)
-}
+// quote formats a text of the file for an error.
+func quote(s string) string { return fmt.Sprintf("%.60q", s) }
 
 // kind names a node's type for people.
 func kind(n *yaml.Node) string {

@@ -12,7 +12,12 @@ import (
 // change the writing direction, and those without width do not.
 func Visible(r rune) bool { return unicode.IsGraphic(r) }
 
-// Line makes one line of a text and cuts it to that many bytes. It removes escape
+// Plain reports whether all characters of a text are visible. Newlines and tabs are not.
+func Plain(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return !Visible(r) })
+}
+
+// Line makes one line of a text and cuts it to that many characters. It removes escape
 // sequences and invisible characters, replaces white space with single blanks, and ends
 // a cut line with "…".
 func Line(s string, most int) string {
@@ -22,12 +27,24 @@ func Line(s string, most int) string {
 		s = s[:longest]
 	}
 	s = strings.Join(strings.Fields(Block(s)), " ")
-	if !cut && len(s) <= most {
+	if !cut && utf8.RuneCountInString(s) <= most {
 		return s
 	}
-	const end = "…"
-	s = strings.ToValidUTF8(s[:max(0, min(len(s), most-len(end)))], "")
-	return strings.TrimRight(s, " ") + end
+	s, _ = Cut(s, most-1, 1)
+	return strings.TrimRight(s, " ") + "…"
+}
+
+// Cut cuts a text to at most that many characters and lines.
+func Cut(s string, characters, lines int) (head string, cut bool) {
+	for i, r := range s {
+		if characters <= 0 || lines <= 0 {
+			return s[:i], true
+		}
+		if characters--; r == '\n' {
+			lines--
+		}
+	}
+	return s, false
 }
 
 // Block removes escape sequences and invisible characters from a text. It keeps

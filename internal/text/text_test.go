@@ -43,13 +43,24 @@ func TestLine(t *testing.T) {
 		{"a\u202egpj.exe\u2066 \u200bb", 100, "agpj.exe b"},
 		{"\x1b]0;title\a\x1b[2Jred", 100, "red"},
 		{"abcdef", 6, "abcdef"},
-		{"abcdefg", 6, "abc…"},
-		{"äöüß", 6, "ä…"},
+		{"abcdefg", 6, "abcde…"},
+		{"äöüß", 4, "äöüß"},
+		{"äöüß", 3, "äö…"},
 		{" a " + strings.Repeat("\x00", 1<<20), 10, "a…"},
+		{"abc", 0, "…"},
 		{"", 10, ""},
 	} {
 		if got := Line(c.in, c.most); got != c.want || !utf8.ValidString(got) {
 			t.Errorf("Line(%.20q, %d) = %q, want %q", c.in, c.most, got, c.want)
+		}
+	}
+}
+
+func TestPlain(t *testing.T) {
+	t.Parallel()
+	for s, want := range map[string]bool{"": true, "naïve 3": true, "a\nb": false, "a\u202eb": false, "\x1b[m": false} {
+		if got := Plain(s); got != want {
+			t.Errorf("Plain(%q) = %v", s, got)
 		}
 	}
 }

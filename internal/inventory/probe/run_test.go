@@ -268,7 +268,7 @@ func FuzzParse(f *testing.F) {
 		if (r == nil) == (err == nil) {
 			t.Errorf("report %v, error %v", r, err)
 		}
-		if p := text.Line(string(data), 40); len(p) > 40 || strings.ContainsAny(p, "\x00\x1b\n\r") {
+		if p := text.Line(string(data), 40); len(p) > 4*40 || strings.ContainsAny(p, "\x00\x1b\n\r") {
 			t.Errorf("%q is not printable", p)
 		}
 	})
