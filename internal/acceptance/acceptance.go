@@ -9,10 +9,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/selftest"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // Verdict is the outcome of an item.
@@ -96,7 +96,7 @@ type item struct {
 
 // Run tries all items. It returns early only when ctx ends.
 func Run(ctx context.Context, node Node, progress func(text string)) (*Report, error) {
-	return walk(ctx, &run{Node: node, back: backTime, register: agent.RegisterTime, poll: pollTime}, progress)
+	return walk(ctx, &run{Node: node, back: backTime, register: slot.RegisterTime, poll: pollTime}, progress)
 }
 
 func walk(ctx context.Context, r *run, progress func(text string)) (*Report, error) {

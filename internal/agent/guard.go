@@ -11,8 +11,8 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 const (
@@ -34,7 +34,7 @@ func (e *parkedError) Error() string { return e.reason }
 func Ready(ctx context.Context, k int, log *slog.Logger) error {
 	said := ""
 	for {
-		_, err := tell(ctx, plan.SocketPath(k), guard.ReadyPath)
+		_, err := tell(ctx, plan.SocketPath(k), slot.ReadyPath)
 		parked, ok := errors.AsType[*parkedError](err)
 		if !ok {
 			return err
@@ -51,7 +51,7 @@ func Ready(ctx context.Context, k int, log *slog.Logger) error {
 	}
 }
 
-// tell reports a step of the agent, such as guard.BeginPath, to the slot's guard, which
+// tell reports a step of the agent, such as slot.BeginPath, to the slot's guard, which
 // runs as root, and returns the guard's message for the job's log. The error is a
 // *parkedError if the slot is parked.
 func tell(ctx context.Context, socket, path string) (says string, err error) {

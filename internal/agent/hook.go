@@ -8,8 +8,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // How long a hook waits for the guard. The hook that ends a canceled job is killed with
@@ -19,19 +19,12 @@ const (
 	endTime   = 25 * time.Second
 )
 
-// RegisterTime is how long an agent has to register with Buildkite after its start.
-const RegisterTime = 2 * time.Minute
-
-// RegisteredMarker returns the file whose modification time is when a slot's agent last
-// registered with Buildkite. The slot's guard writes it when the agent reports that.
-func RegisteredMarker(k int) string { return plan.RunDir(k) + "/" + guard.RegisteredName }
-
 // Hook runs a hook as the slot's user, inside the agent's job.
 func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 	switch name {
 	case "agent-startup":
 		// If this hook failed, the agent would exit although it can work.
-		if _, err := tell(ctx, plan.SocketPath(k), guard.RegisteredPath); err != nil {
+		if _, err := tell(ctx, plan.SocketPath(k), slot.RegisteredPath); err != nil {
 			log.Warn("registration not noted; status shows the agent as not registered", "slot", plan.SlotName(k), "err", err)
 		}
 		return nil
@@ -68,7 +61,7 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 func begin(ctx context.Context, k int, envFile string) error {
 	ctx, cancel := context.WithTimeout(ctx, beginTime)
 	defer cancel()
-	if _, err := tell(ctx, plan.SocketPath(k), guard.BeginPath); err != nil {
+	if _, err := tell(ctx, plan.SocketPath(k), slot.BeginPath); err != nil {
 		return fmt.Errorf("the job is refused: slot %s cannot run it: %w", plan.SlotName(k), err)
 	}
 	// Only now is no one left who could write more.
@@ -83,7 +76,7 @@ func begin(ctx context.Context, k int, envFile string) error {
 func end(ctx context.Context, k int, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
-	says, err := tell(ctx, plan.SocketPath(k), guard.EndPath)
+	says, err := tell(ctx, plan.SocketPath(k), slot.EndPath)
 	if says != "" {
 		log.Warn("job did not end on its own", "slot", plan.SlotName(k), "reason", says)
 	}

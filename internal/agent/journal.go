@@ -25,12 +25,15 @@ func Journal(ctx context.Context, unit string, lines int) ([]string, error) {
 	return journalLines(string(out)), nil
 }
 
+// maxLine bounds a line of a log that is shown, in bytes.
+const maxLine = 512
+
 // journalLines returns the lines of a log without anything that could control a terminal:
 // what an agent logs may come from a job or the network.
 func journalLines(log string) []string {
 	var lines []string
 	for line := range strings.Lines(log) {
-		if line = text.Line(line, maxField); line != "" {
+		if line = text.Line(line, maxLine); line != "" {
 			lines = append(lines, line)
 		}
 	}

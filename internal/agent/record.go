@@ -8,7 +8,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 const (
@@ -25,7 +25,7 @@ const (
 func record(ctx context.Context, socket string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTime)
 	defer cancel()
-	text, err := tryTell(ctx, socket, guard.RecordPath)
+	text, err := tryTell(ctx, socket, slot.RecordPath)
 	if err == nil && (text == "" || len(text) > maxRecord) {
 		err = fmt.Errorf("ask the slot's guard: it sent a record of %d bytes", len(text))
 	}

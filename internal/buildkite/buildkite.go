@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/buildkite/go-buildkite/v4"
+
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 

@@ -111,7 +111,7 @@ func (n *acceptedNode) Idle(ctx context.Context) (int, bool, error) {
 		return 0, false, err
 	}
 	for _, slot := range n.m.plan.Slots {
-		if ss := slotState(state, slot.Index); slot.Serves() && ss.Busy() == "" && ss.Agent.Active == "active" {
+		if ss := state.Slot(slot.Index); slot.Serves() && ss.Busy() == "" && ss.Agent.Active == "active" {
 			return slot.Index, true, nil
 		}
 	}
@@ -123,8 +123,8 @@ func (n *acceptedNode) Agent(ctx context.Context, slot int) (acceptance.Agent, e
 	if err != nil {
 		return acceptance.Agent{}, err
 	}
-	ss := slotState(state, slot)
-	a := acceptance.Agent{Registered: registered(n.host.Root, slot, ss)}
+	ss := state.Slot(slot)
+	a := acceptance.Agent{Registered: registered(ss)}
 	if ss.Agent.Active == "active" {
 		a.PID = ss.Agent.MainPID
 	}
@@ -136,7 +136,7 @@ func (n *acceptedNode) Kill(ctx context.Context, slot int) error {
 	if err != nil {
 		return err
 	}
-	ss := slotState(state, slot)
+	ss := state.Slot(slot)
 	if busy := ss.Busy(); busy != "" { // a job may have started since
 		return fmt.Errorf("kill %s: it is busy with %s", plan.AgentUnit(slot), busy)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 func newDisk(s Streams) *cobra.Command {
@@ -19,7 +20,7 @@ func newDisk(s Streams) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			pol, err := readPolicy(k)
+			pol, err := slot.ReadPolicy("/", k)
 			if err != nil || pol.DiskBytes == 0 {
 				return err
 			}

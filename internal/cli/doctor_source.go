@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // journalLines is how many lines of an agent's journal are searched for its last words.
@@ -85,7 +86,7 @@ func (d *doctorSource) Observe(ctx context.Context) (*reconcile.State, error) {
 	return host.Observe(ctx, d.m.plan)
 }
 
-func (d *doctorSource) Units(ctx context.Context, pattern string) ([]reconcile.UnitState, error) {
+func (d *doctorSource) Units(ctx context.Context, pattern string) ([]slot.Unit, error) {
 	host, err := d.connect()
 	if err != nil {
 		return nil, err

@@ -287,7 +287,7 @@ func (h drainHost) waitDrained(ctx context.Context, s Streams, p *plan.Plan, slo
 		}
 		left := 0
 		for _, sl := range slots {
-			ss := slotState(state, sl.Index)
+			ss := state.Slot(sl.Index)
 			now := "drained"
 			switch busy := ss.Busy(); {
 			case busy != "":

@@ -24,6 +24,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
@@ -167,7 +168,7 @@ func (f *fleet) connect(k int) error {
 		return err
 	}
 	// The hook agent-startup does this.
-	if err := os.WriteFile(filepath.Join(f.root, agent.RegisteredMarker(k)), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(f.root, slot.RegisteredMarker(k)), nil, 0o600); err != nil {
 		return err
 	}
 	return post(cfg["endpoint"]+"/connect", registered.Token, map[string]any{}, nil)
@@ -248,7 +249,7 @@ func TestInstallOnATree(t *testing.T) {
 	if err != nil || len(changes) > 0 || len(n.sd.Words()) > 0 {
 		t.Errorf("after an install %d changes are left, %v: %v", len(changes), err, changes)
 	}
-	if st := statusOf(p, state, nil, changes); st.disagrees() || st.Slots[3].Agent != "idle" {
+	if st := statusOf(p, state, changes); st.disagrees() || st.Slots[3].Agent != "idle" {
 		t.Errorf("status: %+v", st)
 	}
 	if err := waitRegistered(t.Context(), Streams{Err: &said}, p, n.host, nil); err != nil || said.String() != "  4 of 4 agents registered\n" {
@@ -267,11 +268,11 @@ func TestInstallOnATree(t *testing.T) {
 	if err := waitRegistered(t.Context(), Streams{Err: &said}, p, n.host, nil); err == nil || !strings.Contains(err.Error(), "agent of slot gpu2 ended at once") || strings.Contains(err.Error(), "gpu1") {
 		t.Errorf("refused: %v", err)
 	}
-	if err := errors.Join(n.sd.Start(t.Context(), plan.AgentUnit(2)), os.Remove(filepath.Join(n.root, agent.RegisteredMarker(1)))); err != nil {
+	if err := errors.Join(n.sd.Start(t.Context(), plan.AgentUnit(2)), os.Remove(filepath.Join(n.root, slot.RegisteredMarker(1)))); err != nil {
 		t.Fatal(err)
 	}
 	now := time.Now() // it registers again
-	if err := os.Chtimes(filepath.Join(n.root, agent.RegisteredMarker(2)), now, now); err != nil {
+	if err := os.Chtimes(filepath.Join(n.root, slot.RegisteredMarker(2)), now, now); err != nil {
 		t.Fatal(err)
 	}
 	said.Reset()

@@ -2,12 +2,10 @@ package cli
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
-	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -20,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // gpuIndex is the tag that distinguishes the slots of a node.
@@ -208,36 +207,18 @@ func readPipelineNode(s Streams, root string) (n pipelineNode, err error) {
 	case !errors.Is(err, fs.ErrNotExist):
 		return n, fmt.Errorf("read configuration: %w", err)
 	}
-	slots, err := m.open(path.Dir(plan.SlotPolicyPath(0)))
-	if errors.Is(err, fs.ErrNotExist) {
-		return n, nil
-	}
-	if err != nil {
-		return n, fmt.Errorf("list slots: %w", err)
-	}
-	defer func() { _ = slots.Close() }()
-	names, err := slots.Readdirnames(-1)
-	if err != nil {
-		return n, fmt.Errorf("list slots: %w", err)
+	policies, err := slot.ReadPolicies(m.root)
+	if err != nil || policies == nil {
+		return n, err
 	}
 	n.queues = map[int]string{}
-	for _, name := range names {
-		if path.Ext(name) != ".json" {
-			continue
-		}
-		var pol plan.JobPolicy
-		text, err := m.readFile(path.Join(path.Dir(plan.SlotPolicyPath(0)), name))
-		if err == nil {
-			err = json.Unmarshal(text, &pol)
-		}
-		if err == nil && path.Base(plan.SlotPolicyPath(pol.Slot)) == name {
-			n.vendor = cmp.Or(pol.Vendor, noGPU)
-			text, err = m.readFile(plan.AgentDir(pol.Slot) + "/buildkite-agent.cfg")
-			n.queues[pol.Slot] = agentQueue(string(text))
-		}
+	for _, pol := range policies {
+		n.vendor = cmp.Or(pol.Vendor, noGPU)
+		text, err = m.readFile(plan.AgentDir(pol.Slot) + "/buildkite-agent.cfg")
 		if err != nil {
-			return n, fmt.Errorf("read slot %s: %w", name, err)
+			return n, fmt.Errorf("read slot %s: %w", plan.SlotName(pol.Slot), err)
 		}
+		n.queues[pol.Slot] = agentQueue(string(text))
 	}
 	return n, nil
 }

@@ -151,7 +151,7 @@ func TestPipelineElsewhere(t *testing.T) {
 		{`the queue h100-{index} is a template, and there are no agents yet; add --queue NAME`, exitUsage, []string{"--root", template}},
 		{`unknown key "queues"; write "queue"`, exitUsage, []string{"--root", broken}},
 		{`"${HOME}" is not the name of a queue`, exitUsage, []string{"--root", hostile}},
-		{`read slot gpu0.json: unexpected end of JSON input`, exitNo, []string{"--root", cut}},
+		{`read policy /etc/kbnode/slots/gpu0.json: unexpected end of JSON input`, exitNo, []string{"--root", cut}},
 	} {
 		got := kbnode(t, append([]string{"pipeline", "--root", none}, tt.args...)...)
 		if got.code != tt.code || got.out != "" || !strings.Contains(got.err, tt.want) {

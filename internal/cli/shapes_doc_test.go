@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // example is a machine, a configuration, and the table that kbnode status prints.
@@ -71,9 +72,9 @@ func statusTable(t *testing.T, machine, text string) string {
 	}
 	state := &reconcile.State{}
 	for _, s := range p.Slots {
-		state.Slots = append(state.Slots, reconcile.SlotState{Index: s.Index, Agent: agentAt("active", "running")})
+		state.Slots = append(state.Slots, slot.State{Index: s.Index, Agent: agentAt("active", "running")})
 	}
-	st := statusOf(p, state, nil, nil)
+	st := statusOf(p, state, nil)
 	var b strings.Builder
 	printStatus(&b, st, taken)
 	lines := strings.SplitAfter(strings.TrimSuffix(b.String(), "\n"), "\n")

@@ -2,8 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"os"
 	"strconv"
 
@@ -14,6 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // Units and hooks start the commands of this file, not people.
@@ -32,7 +31,7 @@ func newAgentExec(s Streams) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			pol, err := readPolicy(k)
+			pol, err := slot.ReadPolicy("/", k)
 			if err != nil {
 				return err
 			}
@@ -62,7 +61,7 @@ func newGuard(s Streams) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			pol, err := readPolicy(k)
+			pol, err := slot.ReadPolicy("/", k)
 			if err != nil {
 				return err
 			}
@@ -93,21 +92,6 @@ func mainPID(ctx context.Context, unit string) (int, error) {
 		return 0, err
 	}
 	return units[0].MainPID, nil
-}
-
-func readPolicy(k int) (plan.JobPolicy, error) {
-	var pol plan.JobPolicy
-	text, err := os.ReadFile(plan.SlotPolicyPath(k))
-	if err != nil {
-		return pol, fmt.Errorf("read policy of slot %s: %w", plan.SlotName(k), err)
-	}
-	if err := json.Unmarshal(text, &pol); err != nil {
-		return pol, fmt.Errorf("read policy %s: %w", plan.SlotPolicyPath(k), err)
-	}
-	if pol.Slot != k {
-		return pol, fmt.Errorf("policy %s is for slot %d; run kbnode reconcile", plan.SlotPolicyPath(k), pol.Slot)
-	}
-	return pol, nil
 }
 
 func newHook(s Streams) *cobra.Command {

@@ -16,10 +16,10 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/daemon"
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // watchPeriod is how often --watch looks.
@@ -36,9 +36,9 @@ type slotStatus struct {
 	Queue       string       `json:"queue"`
 	CPUs        string       `json:"cpus"`
 	MemoryBytes int64        `json:"memory_bytes"`
-	Agent       string       `json:"agent"` // one of daemon.SlotWords
+	Agent       string       `json:"agent"` // one of slot.Words
 	Since       time.Time    `json:"since,omitzero"`
-	Job         *agent.Job   `json:"job,omitempty"`
+	Job         *slot.Job    `json:"job,omitempty"`
 	Drains      []plan.Drain `json:"drains,omitempty"` // who wants the slot to take no jobs
 	Problems    []string     `json:"problems"`         // what disagrees with the plan
 }
@@ -132,15 +132,9 @@ func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
 	if err != nil {
 		return nodeStatus{}, err
 	}
-	parked := map[int][]guard.Parked{}
-	for _, sl := range m.plan.Slots {
-		if parked[sl.Index], err = guard.ReadParked(plan.RunDir(sl.Index)); err != nil {
-			state.Warnings = append(state.Warnings, err.Error())
-		}
-	}
-	st := statusOf(m.plan, state, parked, reconcile.Diff(m.plan, state))
+	st := statusOf(m.plan, state, reconcile.Diff(m.plan, state))
 	for i, sl := range m.plan.Slots {
-		if why := agentProblem(ctx, "/", sl, slotState(state, sl.Index), time.Now(), agent.Journal); why != "" {
+		if why := agentProblem(ctx, sl, state.Slot(sl.Index), time.Now(), agent.Journal); why != "" {
 			st.Slots[i].Problems = append(st.Slots[i].Problems, why)
 		}
 	}
@@ -173,21 +167,16 @@ func (st nodeStatus) withHealth(verdicts []health.Verdict) nodeStatus {
 	return st
 }
 
-// statusOf returns the status of what was read. parked has reasons, by slot, that only a running
-// node shows.
-func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parked, changes []reconcile.Change) nodeStatus {
+// statusOf returns the status of what was read.
+func statusOf(p *plan.Plan, state *reconcile.State, changes []reconcile.Change) nodeStatus {
 	st := nodeStatus{Node: p.Node, Slots: []slotStatus{}, Health: []health.Verdict{}, Warnings: append([]string{}, state.Warnings...), Changes: append([]reconcile.Change{}, changes...)}
-	at := map[int]reconcile.SlotState{}
-	for _, ss := range state.Slots {
-		at[ss.Index] = ss
-	}
 	for _, s := range p.Slots {
-		ss := at[s.Index]
+		ss := state.Slot(s.Index)
 		row := slotStatus{
 			Slot: s.Name, Index: s.Index, GPU: s.Model(), UUID: strings.Join(s.Each(plan.SlotGPU.Name), ","), PCI: strings.Join(s.Each(pciOf), ","),
 			Shape: s.Shape, Queue: s.Queue,
 			CPUs: s.CPUs, MemoryBytes: s.MemoryBytes,
-			Agent: daemon.SlotWord(s, ss, len(parked[s.Index]) > 0), Since: ss.Agent.Since, Job: ss.Job, Problems: []string{},
+			Agent: ss.Word(s), Since: ss.Agent.Since, Job: ss.Job, Problems: []string{},
 		}
 		if ss.Job != nil {
 			row.Since = ss.Job.Since
@@ -204,7 +193,7 @@ func statusOf(p *plan.Plan, state *reconcile.State, parked map[int][]guard.Parke
 		if s.Parked != "" {
 			row.Problems = append(row.Problems, s.Parked)
 		}
-		for _, why := range parked[s.Index] {
+		for _, why := range ss.Parked {
 			row.Problems = append(row.Problems, why.Reason)
 			if row.Agent == "parked" {
 				row.Since = why.Since

@@ -7,15 +7,14 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // agentProblem returns why a slot's agent does not come up: how its last run ended, how often
 // systemd has restarted it, and what it said last. It returns "" if nothing is wrong.
-func agentProblem(ctx context.Context, root string, sl plan.Slot, ss reconcile.SlotState, now time.Time, journal func(context.Context, string, int) ([]string, error)) string {
-	why := daemon.Disconnected(root, sl, ss, now)
+func agentProblem(ctx context.Context, sl plan.Slot, ss slot.State, now time.Time, journal func(context.Context, string, int) ([]string, error)) string {
+	why := ss.Disconnected(sl, now)
 	if why == "" {
 		return ""
 	}

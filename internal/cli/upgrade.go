@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 type upgradeFlags struct {
@@ -49,7 +50,7 @@ version. An interrupted upgrade continues by itself, or with the same command.`,
 	fl := cmd.Flags()
 	fl.StringVar(&f.version, "agent-version", "", "the version to change to, such as "+plan.PinnedAgentVersion)
 	fl.StringVar(&f.binary, "agent-binary", "", "buildkite-agent to change to, for machines without internet")
-	fl.DurationVar(&f.timeout, "timeout", agent.RegisterTime, "how long an agent has to register with Buildkite")
+	fl.DurationVar(&f.timeout, "timeout", slot.RegisterTime, "how long an agent has to register with Buildkite")
 	fl.BoolVar(&f.wait, "wait", false, "wait until slots that run a job have changed too")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "show what would be done, and change nothing")
 	return cmd
@@ -237,7 +238,7 @@ func (t *target) dryRun(ctx context.Context) error {
 	}
 	for _, sl := range t.m.plan.Slots {
 		what := "changes in its turn; the first must register before the others change"
-		switch ss := slotState(state, sl.Index); {
+		switch ss := state.Slot(sl.Index); {
 		case !sl.Serves():
 			what = "takes no jobs now; it gets the new agent when it does"
 		case ss.Busy() != "" || ss.Agent.Stopping():

@@ -5,16 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // waitRegistered waits until every agent that should run has registered with Buildkite, except
@@ -36,7 +34,7 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 		}
 	}
 	defer end()
-	deadline := time.Now().Add(agent.RegisterTime)
+	deadline := time.Now().Add(slot.RegisterTime)
 	for len(wait) > 0 {
 		state, err := host.Observe(ctx, p)
 		if err != nil && ctx.Err() == nil && time.Now().Before(deadline) { // the plan was applied; only this look failed
@@ -51,17 +49,17 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 		}
 		var refused []error
 		wait = slices.DeleteFunc(wait, func(slot plan.Slot) bool {
-			ss := slotState(state, slot.Index)
+			ss := state.Slot(slot.Index)
 			if failedToStart(ss) {
 				refused = append(refused, agentFailure(ctx, slot))
 			}
-			if parked, err := guard.ReadParked(filepath.Join(host.Root, plan.RunDir(slot.Index))); err == nil && len(parked) > 0 {
+			if len(ss.Parked) > 0 {
 				end()
-				s.warn("slot %s is parked: %s", slot.Name, parked[0].Reason)
+				s.warn("slot %s is parked: %s", slot.Name, ss.Parked[0].Reason)
 				total--
 				return true
 			}
-			return registered(host.Root, slot.Index, ss)
+			return registered(ss)
 		})
 		if len(refused) > 0 {
 			return errors.Join(refused...)
@@ -97,26 +95,11 @@ func pause(ctx context.Context) error {
 	}
 }
 
-func slotState(state *reconcile.State, index int) reconcile.SlotState {
-	for _, ss := range state.Slots {
-		if ss.Index == index {
-			return ss
-		}
-	}
-	return reconcile.SlotState{}
-}
-
 // registered reports whether the running agent has registered, or will when it has finished its
 // job.
-func registered(root string, k int, ss reconcile.SlotState) bool {
-	if ss.Agent.Stopping() || ss.Job != nil {
-		return true
-	}
-	fi, err := os.Stat(filepath.Join(root, agent.RegisteredMarker(k)))
-	return err == nil && ss.Agent.Active == "active" && !fi.ModTime().Before(ss.Agent.Since.Add(-time.Second))
-}
+func registered(ss slot.State) bool { return ss.Agent.Stopping() || ss.Job != nil || ss.Registered }
 
-func failedToStart(ss reconcile.SlotState) bool {
+func failedToStart(ss slot.State) bool {
 	return ss.Agent.Active == "failed" || ss.Agent.Failing() && ss.Agent.ExitStatus != 0
 }
 

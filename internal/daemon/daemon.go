@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // Node is the machine, as the daemon sees it.
@@ -107,12 +108,12 @@ type daemonLoop struct {
 	gpusAt  time.Time
 	alive   func() bool // of the watch; nil if there is none
 	unwatch context.CancelFunc
-	changed chan string           // units that systemd reported
-	slots   []reconcile.SlotState // as last read
-	asked   map[int]bool          // slots whose agents were asked to stop for their health
-	said    string                // the last error that was logged
-	address string                // Reading.Listen
-	seen    Snapshot              // of the current pass
+	changed chan string  // units that systemd reported
+	slots   []slot.State // as last read
+	asked   map[int]bool // slots whose agents were asked to stop for their health
+	said    string       // the last error that was logged
+	address string       // Reading.Listen
+	seen    Snapshot     // of the current pass
 	doctor  *doctor
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 const (
@@ -173,7 +174,7 @@ type systemd struct {
 	n *fakeNode
 }
 
-func (s systemd) Units(ctx context.Context, names ...string) ([]reconcile.UnitState, error) {
+func (s systemd) Units(ctx context.Context, names ...string) ([]slot.Unit, error) {
 	s.n.mu.Lock()
 	defer s.n.mu.Unlock()
 	if s.n.unitsErr != nil {
@@ -528,8 +529,8 @@ func TestPublish(t *testing.T) {
 		if count, s = last(); count < 2 || s.Whole || s.Err != nil || s.State == nil || len(s.Applied) != 0 || s.Listen != n.listen {
 			t.Errorf("%d after a look: %+v", count, s)
 		}
-		if diff := cmp.Diff(map[int]bool{0: false, 1: true}, s.Parked); diff != "" {
-			t.Error(diff)
+		if got := s.State.Slots; len(got) != 2 || len(got[0].Parked) != 0 || len(got[1].Parked) != 1 {
+			t.Errorf("parked: %+v", got)
 		}
 
 		n.set(func() { n.err, n.listen = errors.New("a key that nobody knows"), "" })

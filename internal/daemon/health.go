@@ -16,13 +16,12 @@ import (
 
 	"github.com/google/renameio/v2"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/events"
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // HealthPath stores the verdicts about a node and the state behind them.
@@ -184,7 +183,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []
 		return drainsOf(d.doctor.verdicts, l.plan, d.doctor.state.Now)
 	}
 	states, unread := d.slotStates(ctx, host, l)
-	in := health.Signals{Moment: moment, Slots: healthSlots(host.Root, l.plan, states, l.changes, moment.Now), Kernel: d.doctor.take(), GPUs: l.gpus}
+	in := health.Signals{Moment: moment, Slots: healthSlots(l.plan, states, l.changes, moment.Now), Kernel: d.doctor.take(), GPUs: l.gpus}
 	for i := range in.Slots {
 		in.Slots[i].Unread = unread
 	}
@@ -213,7 +212,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []
 
 // slotStates returns what the slots run: as observed, else as read separately, else as last
 // known. unread lists the checks that these states cannot answer.
-func (d *daemonLoop) slotStates(ctx context.Context, host *reconcile.Host, l look) (states []reconcile.SlotState, unread []string) {
+func (d *daemonLoop) slotStates(ctx context.Context, host *reconcile.Host, l look) (states []slot.State, unread []string) {
 	if l.state != nil {
 		d.slots = l.state.Slots
 		return d.slots, nil
@@ -288,8 +287,8 @@ func (d *daemonLoop) save() error {
 }
 
 // healthSlots converts the plan's slots to what health needs.
-func healthSlots(root string, p *plan.Plan, states []reconcile.SlotState, changes []reconcile.Change, now time.Time) []health.Slot {
-	at := map[int]reconcile.SlotState{}
+func healthSlots(p *plan.Plan, states []slot.State, changes []reconcile.Change, now time.Time) []health.Slot {
+	at := map[int]slot.State{}
 	for _, ss := range states {
 		at[ss.Index] = ss
 	}
@@ -300,7 +299,7 @@ func healthSlots(root string, p *plan.Plan, states []reconcile.SlotState, change
 		if ss.Job != nil {
 			one.Job = ss.Job.ID
 		}
-		one.Agent = Disconnected(root, sl, ss, now)
+		one.Agent = ss.Disconnected(sl, now)
 		for _, c := range changes {
 			if c.Kind == reconcile.Set && c.Slot == sl.Index {
 				one.Limits = c.Why
@@ -315,30 +314,6 @@ func healthSlots(root string, p *plan.Plan, states []reconcile.SlotState, change
 		}
 	}
 	return list
-}
-
-// Disconnected returns why an agent that should wait for jobs does not; "" if it does, or
-// need not.
-func Disconnected(root string, sl plan.Slot, ss reconcile.SlotState, now time.Time) string {
-	if !sl.Serves() || ss.Job != nil || ss.Agent.Stopping() {
-		return ""
-	}
-	unit := plan.AgentUnit(sl.Index)
-	switch a := ss.Agent; {
-	case a.Active == "failed" || a.Failing():
-		return fmt.Sprintf("its agent keeps failing; journalctl -u %s shows why", unit)
-	case a.Active != "active" || now.Sub(a.Since) < agent.RegisterTime:
-		return ""
-	}
-	run := filepath.Join(root, plan.RunDir(sl.Index))
-	if parked, err := guard.ReadParked(run); err == nil && len(parked) > 0 {
-		return "" // it waits, and reports why
-	}
-	fi, err := os.Lstat(filepath.Join(root, agent.RegisteredMarker(sl.Index))) // the slot's user can make it a link
-	if err != nil || fi.ModTime().Before(ss.Agent.Since.Add(-time.Second)) {
-		return fmt.Sprintf("its agent runs but has not registered; journalctl -u %s shows why", unit)
-	}
-	return ""
 }
 
 // downUnits returns the GPUs' own services that should run but do not. read is false if

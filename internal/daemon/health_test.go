@@ -231,7 +231,7 @@ func TestLimitsReachHealth(t *testing.T) {
 		{Kind: reconcile.Start, Subject: plan.AgentUnit(0), Slot: 0, Why: "it failed"},
 		{Kind: reconcile.Set, Subject: plan.SliceName(1), Slot: 1, Why: "memory.max is max"},
 	}
-	slots := healthSlots(t.TempDir(), p, nil, changes, time.Time{})
+	slots := healthSlots(p, nil, changes, time.Time{})
 	if slots[0].Limits != "" || slots[1].Limits != "memory.max is max" {
 		t.Errorf("%+v", slots)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // drainsOf returns the drains that verdicts require, the strongest one of each slot.
@@ -53,12 +54,12 @@ func sameDrains(a, b []plan.Drain) bool {
 // hold asks the agents of drained slots to stop, once each, as a drain does: they finish
 // their jobs first. It needs no plan, lock or disk, so that no other failure keeps a sick
 // slot in service. unread means that states are old.
-func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []reconcile.SlotState, unread bool, drains []plan.Drain) {
+func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []slot.State, unread bool, drains []plan.Drain) {
 	asked := map[int]bool{}
 	var made []reconcile.Change
 	for _, drain := range drains {
 		asked[drain.Slot] = d.asked[drain.Slot]
-		i := slices.IndexFunc(states, func(s reconcile.SlotState) bool { return s.Index == drain.Slot })
+		i := slices.IndexFunc(states, func(s slot.State) bool { return s.Index == drain.Slot })
 		serves := i >= 0 && states[i].Agent.Running() && !states[i].Agent.Stopping()
 		if unread {
 			serves = !asked[drain.Slot] // as far as is known

@@ -12,9 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // watchdogTime is the watchdog interval in the daemon's unit.
@@ -123,64 +121,4 @@ func TestPassHasADeadline(t *testing.T) {
 			t.Errorf("events %q", kinds(t, log))
 		}
 	})
-}
-
-// TestSlotWord checks the words; an agent that is stopping is not idle.
-func TestSlotWord(t *testing.T) {
-	t.Parallel()
-	drained := []plan.Drain{{By: plan.ByOperator}}
-	unit := func(active, sub string) reconcile.UnitState { return reconcile.UnitState{Active: active, Sub: sub} }
-	for _, row := range []struct {
-		slot   plan.Slot
-		agent  reconcile.UnitState
-		job    bool
-		parked bool
-		want   string
-	}{
-		{want: "idle", agent: unit("active", "running")},
-		{want: "busy", agent: unit("active", "running"), job: true},
-		{want: "draining", agent: unit("deactivating", "stop-sigterm"), job: true},
-		{want: "draining", slot: plan.Slot{Drains: drained}, agent: unit("active", "running"), job: true},
-		{want: "draining", agent: unit("active", "running"), job: true, parked: true},
-		{want: "stopping", agent: unit("deactivating", "stop-sigterm")},
-		{want: "parked", agent: unit("active", "running"), parked: true},
-		{want: "parked", slot: plan.Slot{Parked: "away"}, agent: unit("inactive", "dead")},
-		{want: "drained", slot: plan.Slot{Drains: drained}, agent: unit("inactive", "dead")},
-		{want: "failed", agent: unit("failed", "failed")},
-		{want: "starting", agent: unit("activating", "start")},
-		{want: "down", agent: unit("inactive", "dead")},
-	} {
-		ss := reconcile.SlotState{Agent: row.agent}
-		if row.job {
-			ss.Job = &agent.Job{ID: "1"}
-		}
-		if got := SlotWord(row.slot, ss, row.parked); got != row.want || !slices.Contains(SlotWords, got) {
-			t.Errorf("%+v: %s, want %s", row, got, row.want)
-		}
-	}
-}
-
-// TestDisconnected distinguishes an agent that stops or works from one that does not come
-// up.
-func TestDisconnected(t *testing.T) {
-	t.Parallel()
-	root, now := t.TempDir(), time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC)
-	old := now.Add(-time.Hour)
-	for _, row := range []struct {
-		name  string
-		slot  plan.Slot
-		state reconcile.SlotState
-		want  bool
-	}{
-		{"not registered", plan.Slot{}, reconcile.SlotState{Agent: reconcile.UnitState{Active: "active", Since: old}}, true},
-		{"failed", plan.Slot{}, reconcile.SlotState{Agent: reconcile.UnitState{Active: "failed"}}, true},
-		{"just started", plan.Slot{}, reconcile.SlotState{Agent: reconcile.UnitState{Active: "active", Since: now}}, false},
-		{"stopping", plan.Slot{}, reconcile.SlotState{Agent: reconcile.UnitState{Active: "deactivating", Sub: "auto-restart", Since: old}}, false},
-		{"at work", plan.Slot{}, reconcile.SlotState{Job: &agent.Job{ID: "1"}, Agent: reconcile.UnitState{Active: "active", Since: old}}, false},
-		{"drained", plan.Slot{Drains: []plan.Drain{{}}}, reconcile.SlotState{Agent: reconcile.UnitState{Active: "failed"}}, false},
-	} {
-		if got := Disconnected(root, row.slot, row.state, now); (got != "") != row.want {
-			t.Errorf("%s: %q", row.name, got)
-		}
-	}
 }

@@ -24,8 +24,8 @@ echo "exit $?"`
 // gitHTTPS connects to a repository's server as the user of an idle slot.
 func gitHTTPS(ctx context.Context, m *Machine) Answer {
 	i := slices.IndexFunc(m.Plan.Slots, func(s plan.Slot) bool {
-		ss, there := m.stateOf(s.Index)
-		return there && ss.Busy() == "" && ss.Slice.Cgroup != ""
+		ss := m.State.Slot(s.Index)
+		return ss.Busy() == "" && ss.Slice.Cgroup != ""
 	})
 	if i < 0 {
 		return none("no slot is idle")
@@ -109,13 +109,4 @@ func repository(patterns []string) string {
 		}
 	}
 	return "https://github.com/gpu-mode/kernelbot"
-}
-
-// stateOf returns the current state of slot k, and false if there is none.
-func (m *Machine) stateOf(k int) (reconcile.SlotState, bool) {
-	i := slices.IndexFunc(m.State.Slots, func(s reconcile.SlotState) bool { return s.Index == k })
-	if i < 0 {
-		return reconcile.SlotState{}, false
-	}
-	return m.State.Slots[i], true
 }

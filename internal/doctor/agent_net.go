@@ -17,7 +17,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // answerTime limits the request to Buildkite, and systemTime the query for the agents'
@@ -91,10 +91,10 @@ func (m *Machine) agentNetwork(ctx context.Context) (*http.Transport, *httpproxy
 
 // agentUnits asks systemd for at most systemTime. If systemd does not answer, other checks
 // report it.
-func (m *Machine) agentUnits(ctx context.Context) []reconcile.UnitState {
+func (m *Machine) agentUnits(ctx context.Context) []slot.Unit {
 	ctx, cancel := context.WithTimeout(ctx, systemTime)
 	defer cancel()
-	answer := make(chan []reconcile.UnitState, 1)
+	answer := make(chan []slot.Unit, 1)
 	go func() {
 		units, _ := m.Source.Units(ctx, "buildkite-agent-gpu*.service")
 		answer <- units

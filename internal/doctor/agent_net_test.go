@@ -25,6 +25,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // closed returns an address that nothing listens on.
@@ -59,7 +60,7 @@ func TestAgentEndpoint(t *testing.T) {
 		{"a proxy that wants a password", func(w *world) { w.answers["/v3"] = "407" }, "BK says 407 Proxy Authentication Required"},
 		{"the agents' proxy is gone", func(w *world) {
 			w.Config.Agent.Endpoint = "https://agent.example/v3"
-			w.f.units = []reconcile.UnitState{{Name: plan.AgentUnit(0), Active: "active", MainPID: 7}}
+			w.f.units = []slot.Unit{{Name: plan.AgentUnit(0), Active: "active", MainPID: 7}}
 			w.put("/proc/7/environ", "A=b\x00https_proxy=http://somebody:password@"+nobody+"\x00", 0o400)
 		}, "agent.example through proxy " + nobody + ": cannot reach the proxy: dial tcp " + nobody + ": connect: connection refused"},
 	} {
@@ -201,7 +202,7 @@ func TestGitProgram(t *testing.T) {
 		ran = append(ran, p)
 		return []byte("exit 0\n"), nil
 	}
-	w.f.units = []reconcile.UnitState{{Name: plan.AgentUnit(0), Active: "active", MainPID: 7}}
+	w.f.units = []slot.Unit{{Name: plan.AgentUnit(0), Active: "active", MainPID: 7}}
 	w.State.Slots[0].Containers = []string{"busy"}
 	for _, environ := range []string{"", "HTTPS_PROXY=http://proxy:3128\x00", "HTTPS_PROXY=http://me:secret@proxy:3128\x00"} {
 		w.put("/proc/7/environ", environ, 0o600)

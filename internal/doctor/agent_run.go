@@ -7,14 +7,13 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // pingTime is the time limit of a ping of a guard's socket.
@@ -24,9 +23,9 @@ const pingTime = 5 * time.Second
 func agentsRunning(ctx context.Context, m *Machine) Answer {
 	var all []Finding
 	for _, s := range m.Plan.Slots {
-		ss, _ := m.stateOf(s.Index)
+		ss := m.State.Slot(s.Index)
 		unit := plan.AgentUnit(s.Index)
-		if !s.Serves() || len(m.guardParked(s.Index)) > 0 {
+		if !s.Serves() || len(ss.Parked) > 0 {
 			continue // agent-drained or slot-parked says why
 		}
 		a := ss.Agent
@@ -48,9 +47,9 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 			f = fail("the agent is %s", a.Active).safely("systemctl start %s", unit)
 		case ss.Job != nil:
 			f = ok("runs a job")
-		case m.registered(s.Index, a.Since):
+		case ss.Registered:
 			f = ok("registered")
-		case up < agent.RegisterTime:
+		case up < slot.RegisterTime:
 			f = warn("the agent has been running for %s and has not registered yet", up.Round(time.Second)).advise("try again in a minute: kbnode doctor --only agent-running")
 		default:
 			f = fail("the agent runs but has not registered: %s", m.lastWords(ctx, unit)).
@@ -64,12 +63,6 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 	return Answer{Findings: together(all)}
 }
 
-// registered reports whether the agent has registered since it was started.
-func (m *Machine) registered(k int, since time.Time) bool {
-	info, err := os.Stat(m.path(agent.RegisteredMarker(k)))
-	return err == nil && !info.ModTime().Before(since.Add(-time.Second))
-}
-
 // lastWords returns the log lines that tell why an agent gave up.
 func (m *Machine) lastWords(ctx context.Context, unit string) string {
 	log, err := m.Source.Journal(ctx, unit)
@@ -77,15 +70,6 @@ func (m *Machine) lastWords(ctx context.Context, unit string) string {
 		return "its journal cannot be read"
 	}
 	return fmt.Sprintf("%.300s", cmp.Or(agent.LastWords(log), "it logged nothing"))
-}
-
-// guardParked returns the reasons why the guard keeps jobs out of slot k.
-func (m *Machine) guardParked(k int) []guard.Parked {
-	reasons, err := guard.ReadParked(m.path(plan.RunDir(k)))
-	if err != nil {
-		return []guard.Parked{{Reason: lines(err)}}
-	}
-	return reasons
 }
 
 // drained lists the slots that take no jobs because an operator drained them, or because

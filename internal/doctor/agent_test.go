@@ -10,11 +10,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // TestAgentChecksOfHealthyNode tests that nothing is wrong on a healthy node.
@@ -49,7 +49,7 @@ func TestAgentChecks(t *testing.T) {
 		fix  string // "" if there is advice
 	}{
 		{"the package's service runs", func(w *world) {
-			w.f.units = []reconcile.UnitState{{Name: "buildkite-agent.service", Active: "active", Cgroup: "/system.slice/buildkite-agent.service"}, {Name: "buildkite-agent-gpu0.service", Active: "active"}}
+			w.f.units = []slot.Unit{{Name: "buildkite-agent.service", Active: "active", Cgroup: "/system.slice/buildkite-agent.service"}, {Name: "buildkite-agent-gpu0.service", Active: "active"}}
 			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
 			w.put("/proc/7/cmdline", "/usr/bin/buildkite-agent\x00start\x00", 0o644)
 			w.put("/proc/7/cgroup", "0::/system.slice/buildkite-agent.service\n", 0o644)
@@ -158,10 +158,10 @@ func TestAgentChecks(t *testing.T) {
 		{"changed by set-property", func(w *world) { w.f.props[plan.AgentUnit(1)]["KillMode"] = "none" },
 			`agent-unit fail 1: KillMode is "none" instead of mixed: stopping it ends jobs or leaves their processes behind`, ""},
 
-		{"the guard is stopped", func(w *world) { w.guardOf(1, func(u *reconcile.UnitState) { u.Active = "inactive" }) },
+		{"the guard is stopped", func(w *world) { w.guardOf(1, func(u *slot.Unit) { u.Active = "inactive" }) },
 			"agent-guard fail 1: the guard does not run", "systemctl start kbnode-guard-gpu1.service"},
 		{"the guard ends", func(w *world) {
-			w.guardOf(1, func(u *reconcile.UnitState) {
+			w.guardOf(1, func(u *slot.Unit) {
 				u.Active, u.Sub, u.Result, u.ExitStatus = "activating", "auto-restart", "exit-code", 1
 			})
 			w.f.journal[plan.GuardUnit(1)] = []string{"kbnode: no policy"}
@@ -184,45 +184,45 @@ func TestAgentChecks(t *testing.T) {
 		{"Docker does not answer", func(w *world) { w.answers["guard"], w.Inventory.Software.Docker.Version = "502", "" }, "", ""},
 
 		{"an agent ends again and again", func(w *world) {
-			w.agentOf(1, func(u *reconcile.UnitState) {
+			w.agentOf(1, func(u *slot.Unit) {
 				u.Active, u.Sub, u.Result, u.ExitStatus = "activating", "auto-restart", "exit-code", 1
 			})
 			w.f.journal[plan.AgentUnit(1)] = []string{"fatal: Could not find queue", "Stopped."}
 		}, "agent-running fail 1: the agent keeps failing (exit-code, exit status 1): fatal: Could not find queue", ""},
 		{"an agent ended after its job", func(w *world) {
-			w.agentOf(1, func(u *reconcile.UnitState) { u.Active, u.Sub, u.Result = "activating", "auto-restart", "success" })
+			w.agentOf(1, func(u *slot.Unit) { u.Active, u.Sub, u.Result = "activating", "auto-restart", "success" })
 		}, "agent-running warn 1: the agent is starting", ""},
-		{"an agent starts", func(w *world) { w.agentOf(1, func(u *reconcile.UnitState) { u.Active, u.Sub = "activating", "start" }) },
+		{"an agent starts", func(w *world) { w.agentOf(1, func(u *slot.Unit) { u.Active, u.Sub = "activating", "start" }) },
 			"agent-running warn 1: the agent is starting", ""},
-		{"an agent is stopped", func(w *world) { w.agentOf(1, func(u *reconcile.UnitState) { u.Active = "inactive" }) },
+		{"an agent is stopped", func(w *world) { w.agentOf(1, func(u *slot.Unit) { u.Active = "inactive" }) },
 			"agent-running fail 1: the agent is inactive", "systemctl start buildkite-agent-gpu1.service"},
-		{"an agent's unit is masked", func(w *world) { w.agentOf(1, func(u *reconcile.UnitState) { u.Load, u.Active = "masked", "inactive" }) },
+		{"an agent's unit is masked", func(w *world) { w.agentOf(1, func(u *slot.Unit) { u.Load, u.Active = "masked", "inactive" }) },
 			"agent-running fail 1: buildkite-agent-gpu1.service is masked", "systemctl unmask buildkite-agent-gpu1.service && kbnode reconcile"},
 		{"an agent has not registered", func(w *world) {
-			w.must(os.Remove(w.path(agent.RegisteredMarker(1))))
+			w.must(os.Remove(w.path(slot.RegisteredMarker(1))))
 			w.f.journal[plan.AgentUnit(1)] = []string{"error: x509: certificate has expired"}
 		}, "agent-running fail 1: the agent runs but has not registered: error: x509: certificate has expired", "systemctl restart buildkite-agent-gpu1.service"},
 		{"an agent has just started", func(w *world) {
-			w.must(os.Chtimes(w.path(agent.RegisteredMarker(1)), time.Time{}, w.Now.Add(-time.Hour)))
-			w.agentOf(1, func(u *reconcile.UnitState) { u.Since = w.Now.Add(-30 * time.Second) })
+			w.must(os.Chtimes(w.path(slot.RegisteredMarker(1)), time.Time{}, w.Now.Add(-time.Hour)))
+			w.agentOf(1, func(u *slot.Unit) { u.Since = w.Now.Add(-30 * time.Second) })
 		}, "agent-running warn 1: the agent has been running for 30s and has not registered yet", ""},
 		{"an agent after nine jobs", func(w *world) {
-			w.agentOf(1, func(u *reconcile.UnitState) { u.Since, u.Restarts = w.Now.Add(-time.Second), 9 })
+			w.agentOf(1, func(u *slot.Unit) { u.Since, u.Restarts = w.Now.Add(-time.Second), 9 })
 		}, "", ""},
-		{"an agent that waits for its job", func(w *world) { w.agentOf(1, func(u *reconcile.UnitState) { u.Active = "deactivating" }) }, "", ""},
+		{"an agent that waits for its job", func(w *world) { w.agentOf(1, func(u *slot.Unit) { u.Active = "deactivating" }) }, "", ""},
 		{"a job that began before the reinstallation", func(w *world) {
-			w.must(os.Remove(w.path(agent.RegisteredMarker(1))))
-			w.State.Slots[1].Job = &agent.Job{ID: "1"}
+			w.must(os.Remove(w.path(slot.RegisteredMarker(1))))
+			w.State.Slots[1].Job = &slot.Job{ID: "1"}
 		}, "", ""},
 
 		{"a drained slot", func(w *world) {
 			w.Plan.Slots[1].Drains = []plan.Drain{{Slot: 1, By: plan.ByOperator, Reason: "new fan", Since: time.Unix(0, 0)}}
-			w.agentOf(1, func(u *reconcile.UnitState) { u.Active = "inactive" })
+			w.agentOf(1, func(u *slot.Unit) { u.Active = "inactive" })
 		}, "agent-drained warn 1: drained by operator: new fan (since 1970-01-01 00:00)", ""},
 		{"a slot that its health drains", func(w *world) { w.Plan.Slots[1].Drains = []plan.Drain{{Slot: 1, By: "gpu.ecc"}} }, "", ""},
 		{"a slot that the guard parked", func(w *world) {
 			w.put(plan.RunDir(1)+"/parked/clean.json", `{"reason":"process 7 does not end"}`, 0o644)
-			w.must(os.Remove(w.path(agent.RegisteredMarker(1))))
+			w.must(os.Remove(w.path(slot.RegisteredMarker(1))))
 		}, "", ""},
 
 		{"git is refused", func(w *world) {
@@ -248,7 +248,7 @@ func TestAgentChecks(t *testing.T) {
 		}, "agent-git-https warn 0: cannot run git as kbnode-gpu0: systemd is dead", ""},
 		{"all slots are busy", func(w *world) {
 			for k := range w.State.Slots {
-				w.State.Slots[k].Job = &agent.Job{ID: "1"}
+				w.State.Slots[k].Job = &slot.Job{ID: "1"}
 			}
 			w.f.program = nil
 		}, "", ""},

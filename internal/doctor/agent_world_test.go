@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // world is a node of two slots in a directory, with everything that the agents' checks look
@@ -138,16 +139,16 @@ func (w *world) install() {
 	w.put("/usr/bin/buildkite-agent", "", 0o755)
 	w.put(plan.BindingsPath, "", 0o644)
 	passwd := ""
-	w.State = &reconcile.State{Units: map[string]reconcile.UnitState{}}
+	w.State = &reconcile.State{Units: map[string]slot.Unit{}}
 	for _, s := range w.Plan.Slots {
 		passwd += fmt.Sprintf("%s:x:%d:%d::/:/\n", s.User, 990+s.Index, os.Getgid())
 		for _, name := range []string{plan.AgentUnit(s.Index), plan.GuardUnit(s.Index)} {
-			w.State.Units[name] = reconcile.UnitState{Name: name, Load: "loaded", Active: "active", Sub: "running", Since: w.Now.Add(-time.Hour)}
+			w.State.Units[name] = slot.Unit{Name: name, Load: "loaded", Active: "active", Sub: "running", Since: w.Now.Add(-time.Hour)}
 		}
-		w.State.Slots = append(w.State.Slots, reconcile.SlotState{
-			Index: s.Index, Name: s.Name, Agent: w.State.Units[plan.AgentUnit(s.Index)], Slice: reconcile.SliceState{Cgroup: "/x"},
+		w.State.Slots = append(w.State.Slots, slot.State{
+			Index: s.Index, Name: s.Name, Agent: w.State.Units[plan.AgentUnit(s.Index)], Slice: slot.Slice{Cgroup: "/x"},
 		})
-		w.put(agent.RegisteredMarker(s.Index), "", 0o644)
+		w.put(slot.RegisteredMarker(s.Index), "", 0o644)
 		w.f.props[plan.AgentUnit(s.Index)] = map[string]any{
 			"Restart": "always", "KillMode": "mixed", "TimeoutStopUSec": uint64(61 * 60 * 1e6), "Slice": plan.SliceName(s.Index),
 			"LoadCredential": [][]any{{"token", plan.TokenPath}}, "NoNewPrivileges": true,
@@ -202,14 +203,14 @@ func (w *world) edit(name, old, replacement string) {
 }
 
 // agentOf changes the agent of a slot as systemd sees it.
-func (w *world) agentOf(k int, change func(*reconcile.UnitState)) {
+func (w *world) agentOf(k int, change func(*slot.Unit)) {
 	name := plan.AgentUnit(k)
 	u := w.State.Units[name]
 	change(&u)
 	w.State.Units[name], w.State.Slots[k].Agent = u, u
 }
 
-func (w *world) guardOf(k int, change func(*reconcile.UnitState)) {
+func (w *world) guardOf(k int, change func(*slot.Unit)) {
 	u := w.State.Units[plan.GuardUnit(k)]
 	change(&u)
 	w.State.Units[plan.GuardUnit(k)] = u
@@ -233,6 +234,7 @@ func (w *world) ask() *Report {
 			return !slices.ContainsFunc(checks, func(c Check) bool { return c.ID == id })
 		})
 	}
+	observe(w.Machine)
 	r, err := Run(w.t.Context(), w.Machine, Options{Checks: checks})
 	w.must(err)
 	return r

@@ -28,8 +28,8 @@ var buildkiteChecks = []Check{
 // waiting returns the slots whose agents should be connected now.
 func (m *Machine) waiting() []plan.Slot {
 	return slices.DeleteFunc(slices.Clone(m.Plan.Slots), func(s plan.Slot) bool {
-		ss, _ := m.stateOf(s.Index)
-		return !s.Serves() || len(m.guardParked(s.Index)) > 0 || ss.Agent.Active != "active" || !m.registered(s.Index, ss.Agent.Since)
+		ss := m.State.Slot(s.Index)
+		return !s.Serves() || len(ss.Parked) > 0 || !ss.Registered
 	})
 }
 

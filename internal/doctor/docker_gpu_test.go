@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // nvidia returns an engine of a version, on a machine with NVIDIA GPUs.
@@ -92,14 +92,14 @@ func TestCDIChecks(t *testing.T) {
 		}
 		return all
 	}
-	on := func(units ...reconcile.UnitState) *fake {
+	on := func(units ...slot.Unit) *fake {
 		f := nvidia(inventory.Docker{CDI: true, CDIDirs: inventory.DefaultCDIDirs()}, docker.Info{})
 		f.units = append(f.units, units...)
 		return f
 	}
-	service := reconcile.UnitState{Name: refreshUnit, Load: "loaded", Active: "inactive"}
-	failed := reconcile.UnitState{Name: refreshUnit, Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}
-	watch := reconcile.UnitState{Name: refreshPath, Load: "loaded", Active: "active"}
+	service := slot.Unit{Name: refreshUnit, Load: "loaded", Active: "inactive"}
+	failed := slot.Unit{Name: refreshUnit, Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}
+	watch := slot.Unit{Name: refreshPath, Load: "loaded", Active: "active"}
 	const restart = "systemctl restart nvidia-cdi-refresh.service"
 	wants := "/etc/systemd/system/multi-user.target.wants/"
 	byRuntime := on()

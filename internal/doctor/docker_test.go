@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // stated is a state of a machine, and what a check says about it.
@@ -72,19 +73,19 @@ func engine(info docker.Info) *fake {
 	return &fake{
 		docker: info,
 		inv:    &inventory.Inventory{OS: inventory.OS{ID: "debian"}, Software: inventory.Software{Docker: inventory.Docker{Version: info.Version, RootDir: info.RootDir}}},
-		units:  []reconcile.UnitState{{Name: dockerUnit, Load: "loaded", Active: "active", Sub: "running", MainPID: 7}},
+		units:  []slot.Unit{{Name: dockerUnit, Load: "loaded", Active: "active", Sub: "running", MainPID: 7}},
 	}
 }
 
 // dead returns a machine without an engine that answers.
-func dead(u reconcile.UnitState, problem string) *fake {
+func dead(u slot.Unit, problem string) *fake {
 	f := &fake{inv: &inventory.Inventory{OS: inventory.OS{ID: "debian"}}}
 	if problem != "" {
 		f.inv.Problems = []inventory.Problem{{Subject: "docker", Detail: problem}}
 	}
 	if u.Load != "" {
 		u.Name = dockerUnit
-		f.units = []reconcile.UnitState{u}
+		f.units = []slot.Unit{u}
 	}
 	return f
 }
@@ -107,27 +108,27 @@ func TestEngineChecks(t *testing.T) {
 		{"a list", "docker-config", engine(docker.Info{}), file(`[]`), "fail: /etc/docker/daemon.json is not a JSON object: json: cannot unmarshal array into Go value of type map[string]json.RawMessage", ""},
 		{"hosts twice", "docker-config", engine(docker.Info{}), file(`{"hosts": ["unix:///run/docker.sock"]}`, "-H", "fd://"),
 			"fail: hosts is set in /etc/docker/daemon.json and as -H fd:// on dockerd's command line; with both, Docker does not start", ""},
-		{"hosts twice, and it is down", "docker-config", dead(reconcile.UnitState{Load: "loaded", Active: "failed"}, ""),
+		{"hosts twice, and it is down", "docker-config", dead(slot.Unit{Load: "loaded", Active: "failed"}, ""),
 			map[string]string{daemonJSON: `{"hosts": []}`, "/usr/lib/systemd/system/docker.service": "[Service]\nExecStart=/usr/bin/dockerd -H fd:// --containerd=/run/containerd/containerd.sock\n"},
 			"fail: hosts is set in /etc/docker/daemon.json and as -H fd:// on dockerd's command line; with both, Docker does not start", ""},
-		{"hosts once, by a drop-in", "docker-config", dead(reconcile.UnitState{Load: "loaded", Active: "failed"}, ""),
+		{"hosts once, by a drop-in", "docker-config", dead(slot.Unit{Load: "loaded", Active: "failed"}, ""),
 			map[string]string{daemonJSON: `{"hosts": []}`, "/usr/lib/systemd/system/docker.service": "ExecStart=/usr/bin/dockerd -H fd://\n",
 				"/etc/systemd/system/docker.service.d/x.conf": "[Service]\nExecStart=\nExecStart=/usr/bin/dockerd\n"}, "ok: 1 key", ""},
 		{"a list that has a flag for each", "docker-config", engine(docker.Info{}), file(`{"insecure-registries": []}`, "--insecure-registry=x"),
 			"fail: insecure-registries is set in /etc/docker/daemon.json and as --insecure-registry=x on dockerd's command line; with both, Docker does not start", ""},
 
 		{"it answers", "docker-engine", engine(docker.Info{}), nil, "ok: 28.5.2", ""},
-		{"not installed", "docker-engine", dead(reconcile.UnitState{}, ""), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
-		{"elsewhere", "docker-engine", dead(reconcile.UnitState{}, "no such file"), nil, "fail: no such file", ""},
-		{"not installed, and systemd is dead", "docker-engine", deaf(dead(reconcile.UnitState{}, "")), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
-		{"no answer from systemd either", "docker-engine", deaf(dead(reconcile.UnitState{}, "refused")), nil, "fail: refused", ""},
-		{"masked", "docker-engine", dead(reconcile.UnitState{Load: "masked", Active: "inactive"}, "refused"), nil, "fail: docker.service is masked", "systemctl unmask docker.service docker.socket && systemctl enable --now docker"},
-		{"failed", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}, "refused"), nil,
+		{"not installed", "docker-engine", dead(slot.Unit{}, ""), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
+		{"elsewhere", "docker-engine", dead(slot.Unit{}, "no such file"), nil, "fail: no such file", ""},
+		{"not installed, and systemd is dead", "docker-engine", deaf(dead(slot.Unit{}, "")), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
+		{"no answer from systemd either", "docker-engine", deaf(dead(slot.Unit{}, "refused")), nil, "fail: refused", ""},
+		{"masked", "docker-engine", dead(slot.Unit{Load: "masked", Active: "inactive"}, "refused"), nil, "fail: docker.service is masked", "systemctl unmask docker.service docker.socket && systemctl enable --now docker"},
+		{"failed", "docker-engine", dead(slot.Unit{Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}, "refused"), nil,
 			"fail: docker.service keeps failing (exit-code, exit status 1)", "systemctl reset-failed docker && systemctl start docker"},
-		{"failed for its file", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "failed"}, "refused"), file("{"), "skip: it does not answer and cannot start; see docker-config", ""},
-		{"stopped", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "inactive"}, "refused"), nil, "fail: docker.service is inactive", "systemctl start docker"},
-		{"hanging", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "active"}, "ask Docker for its info: deadline exceeded"), socket, "fail: ask Docker for its info: deadline exceeded", "systemctl restart docker"},
-		{"without its socket", "docker-engine", dead(reconcile.UnitState{Load: "loaded", Active: "active"}, "refused"), nil,
+		{"failed for its file", "docker-engine", dead(slot.Unit{Load: "loaded", Active: "failed"}, "refused"), file("{"), "skip: it does not answer and cannot start; see docker-config", ""},
+		{"stopped", "docker-engine", dead(slot.Unit{Load: "loaded", Active: "inactive"}, "refused"), nil, "fail: docker.service is inactive", "systemctl start docker"},
+		{"hanging", "docker-engine", dead(slot.Unit{Load: "loaded", Active: "active"}, "ask Docker for its info: deadline exceeded"), socket, "fail: ask Docker for its info: deadline exceeded", "systemctl restart docker"},
+		{"without its socket", "docker-engine", dead(slot.Unit{Load: "loaded", Active: "active"}, "refused"), nil,
 			"fail: docker.service runs, but /var/run/docker.sock is missing", "systemctl restart docker.socket docker.service"},
 
 		{"enabled", "docker-boot", engine(docker.Info{}), map[string]string{"/etc/systemd/system/multi-user.target.wants/docker.service": ""}, "ok: docker.service is enabled", ""},

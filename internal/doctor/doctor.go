@@ -24,6 +24,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // Pages is where readers who have only a package find the documents.
@@ -111,7 +112,7 @@ type Source interface {
 	// Observe reads the state of what the plan covers.
 	Observe(ctx context.Context) (*reconcile.State, error)
 	// Units lists the systemd units that match a pattern.
-	Units(ctx context.Context, pattern string) ([]reconcile.UnitState, error)
+	Units(ctx context.Context, pattern string) ([]slot.Unit, error)
 	// Properties reads settings of a unit that are in force. kind is "Unit", or "Service"
 	// for settings that only services have.
 	Properties(ctx context.Context, unit, kind string, names ...string) (map[string]any, error)
@@ -217,10 +218,10 @@ func (m *Machine) read(name string) (string, error) {
 }
 
 // unit reads one systemd unit. A missing unit is not an error.
-func (m *Machine) unit(ctx context.Context, name string) (reconcile.UnitState, error) {
+func (m *Machine) unit(ctx context.Context, name string) (slot.Unit, error) {
 	units, err := m.Source.Units(ctx, name)
 	if err != nil || len(units) == 0 {
-		return reconcile.UnitState{Name: name, Load: "not-found"}, err
+		return slot.Unit{Name: name, Load: "not-found"}, err
 	}
 	return units[0], nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // fake is a Source that returns what a test wants.
@@ -24,7 +25,7 @@ type fake struct {
 	inv     *inventory.Inventory
 	plan    *plan.Plan
 	state   *reconcile.State
-	units   []reconcile.UnitState
+	units   []slot.Unit
 	program func(reconcile.Program) ([]byte, error)
 	slots   []selftest.SlotReport
 	docker  docker.Info
@@ -70,8 +71,8 @@ func (f *fake) Journal(_ context.Context, unit string) ([]string, error) {
 	return f.journal[unit], f.err
 }
 
-func (f *fake) Units(_ context.Context, pattern string) ([]reconcile.UnitState, error) {
-	return slices.DeleteFunc(slices.Clone(f.units), func(u reconcile.UnitState) bool {
+func (f *fake) Units(_ context.Context, pattern string) ([]slot.Unit, error) {
+	return slices.DeleteFunc(slices.Clone(f.units), func(u slot.Unit) bool {
 		is, _ := path.Match(pattern, u.Name)
 		return !is
 	}), f.err

@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // kernelLog returns a kernel log with these lines, one per second of uptime.
@@ -118,9 +118,9 @@ func TestJudgedChecks(t *testing.T) {
 
 func TestFabricManager(t *testing.T) {
 	t.Parallel()
-	unit := func(u reconcile.UnitState) []reconcile.UnitState {
+	unit := func(u slot.Unit) []slot.Unit {
 		u.Name, u.Load = fabricUnit, "loaded"
-		return []reconcile.UnitState{u}
+		return []slot.Unit{u}
 	}
 	at := "/sys/bus/pci/devices/0000:c1:00.0/"
 	switches := map[string]string{at + "vendor": "0x10de\n", at + "class": "0x068000\n"}
@@ -132,23 +132,23 @@ func TestFabricManager(t *testing.T) {
 		})
 	}
 	log := "fabric manager NVIDIA GPU driver interface version %s don't match with driver version %s. Please update with matching NVIDIA driver package.\n"
-	failed := reconcile.UnitState{Active: "failed", Result: "exit-code", ExitStatus: 1}
+	failed := slot.Unit{Active: "failed", Result: "exit-code", ExitStatus: 1}
 	const id = "nvidia-fabricmanager"
 	const boot = "/etc/systemd/system/multi-user.target.wants/" + fabricUnit
 	for _, tt := range []gpuCase{
 		{name: "no switch", id: id, inv: h100s(1), want: "skip: no NVSwitch"},
 		{name: "somebody else's bridge", id: id, inv: h100s(1), files: andFiles(switches, at+"vendor", "0x8086"), want: "skip: no NVSwitch"},
-		{name: "installed and not needed", id: id, inv: h100s(1), units: unit(reconcile.UnitState{Active: "inactive"}), want: "skip: no NVSwitch"},
-		{name: "runs", id: id, inv: fabric("completed"), files: andFiles(switches, boot, ""), units: unit(reconcile.UnitState{Active: "active"}), want: "ok: running"},
-		{name: "not at the next boot", id: id, inv: h100s(2), files: switches, units: unit(reconcile.UnitState{Active: "active"}),
+		{name: "installed and not needed", id: id, inv: h100s(1), units: unit(slot.Unit{Active: "inactive"}), want: "skip: no NVSwitch"},
+		{name: "runs", id: id, inv: fabric("completed"), files: andFiles(switches, boot, ""), units: unit(slot.Unit{Active: "active"}), want: "ok: running"},
+		{name: "not at the next boot", id: id, inv: h100s(2), files: switches, units: unit(slot.Unit{Active: "active"}),
 			want: "warn: it runs, but will not start after a reboot", fix: "systemctl enable nvidia-fabricmanager.service"},
 		{name: "elsewhere", id: id, inv: fabric("completed"), want: "ok: not needed: the fabric is managed elsewhere"},
 		{name: "not installed", id: id, inv: h100s(2), files: switches, want: "fail: the GPUs use NVSwitches, but there is no fabric manager, so no CUDA program starts"},
 		{name: "not installed, and its switches are not on the bus", id: id, inv: fabric("not started"), want: "fail: the GPUs use NVSwitches, but there is no fabric manager, so no CUDA program starts"},
-		{name: "stopped", id: id, inv: h100s(2), files: andFiles(switches, boot, ""), units: unit(reconcile.UnitState{Active: "inactive"}),
+		{name: "stopped", id: id, inv: h100s(2), files: andFiles(switches, boot, ""), units: unit(slot.Unit{Active: "inactive"}),
 			want: "fail: it is inactive", fix: "systemctl enable --now nvidia-fabricmanager.service"},
 		{name: "enabled by an image, and nothing to do", id: id, inv: h100s(1), files: map[string]string{boot: ""}, units: unit(failed), want: "skip: no NVSwitch"},
-		{name: "stopped, and the fabric is up still", id: id, inv: fabric("completed"), files: map[string]string{boot: ""}, units: unit(reconcile.UnitState{Active: "inactive"}),
+		{name: "stopped, and the fabric is up still", id: id, inv: fabric("completed"), files: map[string]string{boot: ""}, units: unit(slot.Unit{Active: "inactive"}),
 			want: "fail: it is inactive", fix: "systemctl enable --now nvidia-fabricmanager.service"},
 		{name: "ends", id: id, inv: h100s(2), files: switches, units: unit(failed), want: "fail: it exits immediately (exit-code, exit status 1)"},
 		{name: "of another version", id: id, inv: h100s(2), units: unit(failed),

@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 const loaded = "570.86.15"
@@ -86,7 +86,7 @@ type gpuCase struct {
 	name, id string
 	inv      *inventory.Inventory
 	files    map[string]string
-	units    []reconcile.UnitState
+	units    []slot.Unit
 	cfg      *config.Config
 	plan     *plan.Plan
 	want     string // status: summary

@@ -10,6 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // updated returns a machine with this image, which is updated at night.
@@ -42,7 +43,7 @@ func TestImageChecks(t *testing.T) {
 	broken := updated(here)
 	broken.err = errors.New("no answer")
 	failed := updated(here)
-	failed.units = []reconcile.UnitState{{Name: plan.ImageService, Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}}
+	failed.units = []slot.Unit{{Name: plan.ImageService, Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}}
 	state := func(more string) map[string]string {
 		return map[string]string{plan.ImageDir + "/images.json": `{"written_by": "kbnode", "schema": 1, "name": "` + name + `"` + more + `}`}
 	}
@@ -112,30 +113,30 @@ func TestImageSchedule(t *testing.T) {
 	t.Parallel()
 	const id, line = "image-schedule", "0 3 * * * root kbnode image update --auto\n"
 	written := map[string]string{plan.CronPath: line, "/etc/systemd/system/multi-user.target.wants/cron.service": ""}
-	cron := func(u reconcile.UnitState) *fake {
+	cron := func(u slot.Unit) *fake {
 		f := updated(docker.Image{})
 		f.plan = &plan.Plan{Files: []plan.File{{Path: plan.CronPath, Content: line}}}
 		f.state = &reconcile.State{}
-		f.units = []reconcile.UnitState{u}
+		f.units = []slot.Unit{u}
 		return f
 	}
 	timer := func(active string) *fake {
-		f := cron(reconcile.UnitState{})
+		f := cron(slot.Unit{})
 		f.plan = &plan.Plan{}
-		f.state = &reconcile.State{Units: map[string]reconcile.UnitState{plan.ImageTimer: {Active: active}}}
+		f.state = &reconcile.State{Units: map[string]slot.Unit{plan.ImageTimer: {Active: active}}}
 		return f
 	}
-	red := cron(reconcile.UnitState{})
+	red := cron(slot.Unit{})
 	red.inv = &inventory.Inventory{OS: inventory.OS{ID: "rocky"}}
-	unit := func(name, active string) reconcile.UnitState {
-		return reconcile.UnitState{Name: name, Load: "loaded", Active: active}
+	unit := func(name, active string) slot.Unit {
+		return slot.Unit{Name: name, Load: "loaded", Active: active}
 	}
 	const dead = "warn: cron does not run, so /etc/cron.d/kbnode does nothing and the image is never updated"
 	for _, s := range []stated{
 		{"cron", id, cron(unit("cron.service", "active")), written, "ok: 0 3 * * *, by cron.service", ""},
 		{"crond, until a reboot", id, cron(unit("crond.service", "active")), written, "warn: crond.service runs, but will not start after a reboot", "systemctl enable crond.service"},
 		{"stopped", id, cron(unit("crond.service", "inactive")), written, dead, "systemctl enable --now crond.service"},
-		{"not installed", id, cron(reconcile.UnitState{}), written, dead, "apt-get update && apt-get install -y cron && systemctl enable --now cron"},
+		{"not installed", id, cron(slot.Unit{}), written, dead, "apt-get update && apt-get install -y cron && systemctl enable --now cron"},
 		{"not installed on Rocky", id, red, written, dead, "dnf install -y cronie && systemctl enable --now crond"},
 		{"the file is gone", id, cron(unit("cron.service", "active")), nil, "skip: /etc/cron.d/kbnode is not as planned; see as-planned", ""},
 		{"a timer", id, timer("active"), nil, "ok: kbnode-image.timer", ""},

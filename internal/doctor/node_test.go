@@ -9,13 +9,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 func TestNodeChecks(t *testing.T) {
 	t.Parallel()
-	unit := func(u reconcile.UnitState) *fake {
+	unit := func(u slot.Unit) *fake {
 		u.Name = plan.NodeService
-		return &fake{state: &reconcile.State{Units: map[string]reconcile.UnitState{u.Name: u}}}
+		return &fake{state: &reconcile.State{Units: map[string]slot.Unit{u.Name: u}}}
 	}
 	verdict := func(text string) map[string]string { return map[string]string{"/var/lib/kbnode/health.json": text} }
 	for _, tt := range []struct {
@@ -39,10 +40,10 @@ func TestNodeChecks(t *testing.T) {
 		{"drift that waits", "as-planned", &fake{}, nil, []reconcile.Change{{Kind: reconcile.Update, Subject: "/etc/x", Slot: 2, Deferred: "waits for job 1"}}, "warn: update /etc/x, waits for job 1", ""},
 		{"what was planned without Docker", "as-planned", &fake{inv: &inventory.Inventory{Problems: []inventory.Problem{{Subject: "docker", Detail: "connection refused"}}}}, nil,
 			[]reconcile.Change{{Kind: reconcile.Update, Subject: "/etc/kbnode/slots/gpu0.json", Slot: 0}}, "skip: the plan is incomplete while Docker does not answer", ""},
-		{"the daemon fails", "daemon", unit(reconcile.UnitState{Active: "failed", Result: "exit-code", ExitStatus: 1}), nil, nil,
+		{"the daemon fails", "daemon", unit(slot.Unit{Active: "failed", Result: "exit-code", ExitStatus: 1}), nil, nil,
 			"fail: it keeps failing (exit-code, exit status 1)", "systemctl restart kbnode.service"},
-		{"the daemon is stopped", "daemon", unit(reconcile.UnitState{Active: "inactive"}), nil, nil, "fail: it is inactive", "systemctl start kbnode.service"},
-		{"the daemon is not enabled", "daemon", unit(reconcile.UnitState{Active: "active"}), nil, nil, "warn: it runs, but will not start after a reboot", "systemctl enable kbnode.service"},
+		{"the daemon is stopped", "daemon", unit(slot.Unit{Active: "inactive"}), nil, nil, "fail: it is inactive", "systemctl start kbnode.service"},
+		{"the daemon is not enabled", "daemon", unit(slot.Unit{Active: "active"}), nil, nil, "warn: it runs, but will not start after a reboot", "systemctl enable kbnode.service"},
 		{"a GPU is drained", "health", &fake{}, verdict(`{"verdicts":[{"check":"gpu.ecc","slots":[3],"level":"fatal","effect":"drain","reason":"2 errors","fix":"reset it"}]}`), nil, "fail: gpu.ecc: 2 errors", ""},
 		{"a GPU is hot", "health", &fake{}, verdict(`{"verdicts":[{"check":"gpu.thermal","slots":[3],"level":"degraded","effect":"none","reason":"hot","fix":"cool it"}]}`), nil, "warn: gpu.thermal: hot", ""},
 		{"what is normal", "health", &fake{}, verdict(`{"verdicts":[{"check":"gpu.throttle","level":"info","effect":"none","reason":"power limit"}]}`), nil, "ok: no verdicts", ""},

@@ -9,6 +9,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 func TestNoiseChecks(t *testing.T) {
@@ -30,7 +31,7 @@ func TestNoiseChecks(t *testing.T) {
 			state: &reconcile.State{Warnings: warnings},
 		}
 		for _, name := range running {
-			f.units = append(f.units, reconcile.UnitState{Name: name, Load: "loaded", Active: "active"})
+			f.units = append(f.units, slot.Unit{Name: name, Load: "loaded", Active: "active"})
 		}
 		return f
 	}
@@ -109,7 +110,7 @@ func TestNoiseChecks(t *testing.T) {
 // TestWhoChanges tests that only running programs are named.
 func TestWhoChanges(t *testing.T) {
 	t.Parallel()
-	m := machineOf(t, &fake{units: []reconcile.UnitState{{Name: "tuned.service", Active: "active"}, {Name: "thermald.service", Active: "inactive"}}}, nil)
+	m := machineOf(t, &fake{units: []slot.Unit{{Name: "tuned.service", Active: "active"}, {Name: "thermald.service", Active: "inactive"}}}, nil)
 	const want = `run systemctl disable --now tuned.service if that is what changes it; ` + Pages + `configuration.md under "Where it does not work" says how to try again`
 	if got := m.whoChanges(t.Context()); got != want {
 		t.Error(got)

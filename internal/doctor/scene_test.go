@@ -18,6 +18,17 @@ type scene struct {
 	fix      string // of the last finding
 }
 
+// observe reads the slots' run directories, as reconcile does.
+func observe(m *Machine) {
+	if m.State == nil {
+		return
+	}
+	for i, ss := range m.State.Slots {
+		now, _ := ss.Look(m.Root)
+		m.State.Slots[i].Registered, m.State.Slots[i].Parked = now.Registered, now.Parked
+	}
+}
+
 func play(t *testing.T, scenes []scene) {
 	t.Helper()
 	seen := map[string]bool{}
@@ -25,6 +36,7 @@ func play(t *testing.T, scenes []scene) {
 		t.Run(s.id+", "+s.name, func(t *testing.T) {
 			t.Parallel()
 			m := machineOf(t, s.f, s.files)
+			observe(m)
 			m.Changes = s.changes
 			got := answer(t, m, s.id)
 			if diff := cmp.Diff(s.want, got.Status.String()+": "+got.Summary()); diff != "" {
@@ -58,6 +70,7 @@ func play(t *testing.T, scenes []scene) {
 					files[name] = "\x00\xff:,|[]- \n99999999999999999999 -1 - \n\n::::\n"
 				}
 				m := machineOf(t, s.f, files)
+				observe(m)
 				m.Changes = s.changes
 				got := answer(t, m, id)
 				for _, f := range got.Findings {

@@ -107,7 +107,7 @@ func (m *Machine) gpuMemory() Answer {
 		}
 		g := m.Inventory.GPUs[i]
 		looked++
-		if m.slotState(s.Index).Busy() == "" && g.Processes == 0 && g.MemoryUsedBytes > idle.UsedBytes+guard.GPUSlack {
+		if m.State.Slot(s.Index).Busy() == "" && g.Processes == 0 && g.MemoryUsedBytes > idle.UsedBytes+guard.GPUSlack {
 			all = append(all, warn("%d MiB of its GPU's memory are in use without a process; %d MiB were in use when it was idle", g.MemoryUsedBytes>>20, idle.UsedBytes>>20).of(s.Index).
 				advise("reset the GPU as "+Pages+"health.md says under \"Resetting a GPU\", or delete %s/%s if that is its idle state now", run, guard.IdleFile))
 		}

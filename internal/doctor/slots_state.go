@@ -12,9 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -55,15 +53,6 @@ func (m *Machine) partition() Answer {
 	return found(warn("other programs can run on the slots' CPUs: %s", why).by(again))
 }
 
-// slotState returns a slot's state, or one with only Index set if it is unknown.
-func (m *Machine) slotState(k int) reconcile.SlotState {
-	i := slices.IndexFunc(m.State.Slots, func(s reconcile.SlotState) bool { return s.Index == k })
-	if i < 0 {
-		return reconcile.SlotState{Index: k}
-	}
-	return m.State.Slots[i]
-}
-
 func (m *Machine) disks() Answer {
 	mounts := map[string]mounted{} // by mount point; the last one is on top
 	if !m.eachLine("/proc/1/mountinfo", func(line string) { addMount(mounts, line) }) {
@@ -76,7 +65,7 @@ func (m *Machine) disks() Answer {
 			continue
 		}
 		planned++
-		d := slotDisk{slot: s, busy: m.slotState(s.Index).Busy(), mount: mounts[plan.DiskMount(s.Index)], home: mounts[plan.WorkDir(s.Index)]}
+		d := slotDisk{slot: s, busy: m.State.Slot(s.Index).Busy(), mount: mounts[plan.DiskMount(s.Index)], home: mounts[plan.WorkDir(s.Index)]}
 		if info, err := os.Stat(m.path(plan.DiskDir(s.Index) + "/image")); err == nil {
 			d.bytes = info.Size()
 		}
@@ -145,11 +134,7 @@ func (d slotDisk) judge() Finding {
 func (m *Machine) parked() []Finding {
 	var all []Finding
 	for _, s := range m.Plan.Slots {
-		reasons, err := guard.ReadParked(m.path(plan.RunDir(s.Index)))
-		if err != nil {
-			all = append(all, warn("%s", err).of(s.Index).advise("see what is in %s/parked", plan.RunDir(s.Index)))
-		}
-		for _, r := range reasons {
+		for _, r := range m.State.Slot(s.Index).Parked {
 			all = append(all, fail("%s", r.Reason).of(s.Index).advise("do what the message says; the slot then returns by itself"))
 		}
 	}

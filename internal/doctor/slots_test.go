@@ -8,11 +8,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 const giB = 1 << 30
@@ -27,7 +27,7 @@ func node(change func(*fake)) *fake {
 			Reserved: plan.Reserved{CPUs: "0,4,8,12"},
 			Slices:   []plan.Slice{{Unit: "buildkite.slice", Slot: -1, CPUs: "1-2,5-6,9-10,13-14", Partition: true}},
 		},
-		state: &reconcile.State{Units: map[string]reconcile.UnitState{}, Slices: map[string]reconcile.SliceState{}},
+		state: &reconcile.State{Units: map[string]slot.Unit{}, Slices: map[string]slot.Slice{}},
 	}
 	for id := range 16 {
 		f.inv.CPU.List = append(f.inv.CPU.List, inventory.LogicalCPU{ID: id, Core: id % 8})
@@ -37,15 +37,15 @@ func node(change func(*fake)) *fake {
 		f.inv.GPUs = append(f.inv.GPUs, inventory.GPU{PCI: pci, UUID: "GPU-" + pci, MemoryNode: -1})
 		f.plan.Slots = append(f.plan.Slots, plan.Slot{Index: k, User: plan.UserName(k), CPUs: cpus, DiskBytes: 1 << 20, GPUs: []plan.SlotGPU{{PCI: pci, UUID: "GPU-" + pci}}})
 		f.plan.Slices = append(f.plan.Slices, plan.Slice{Unit: unit, Slot: k, CPUs: cpus, MemoryNodes: fmt.Sprint(k), MemoryBytes: 16 * giB, TasksMax: 8192})
-		slice := reconcile.SliceState{Unit: unit, Slot: k, Cgroup: "/buildkite.slice/" + unit, Files: map[string]string{
+		slice := slot.Slice{Unit: unit, Slot: k, Cgroup: "/buildkite.slice/" + unit, Files: map[string]string{
 			"cpuset.cpus.effective": cpus, "cpuset.mems.effective": fmt.Sprint(k), "memory.max": fmt.Sprint(16 * giB), "memory.swap.max": "0", "pids.max": "8192",
 		}}
 		f.state.Slices[unit] = slice
-		f.state.Slots = append(f.state.Slots, reconcile.SlotState{Index: k, Name: plan.SlotName(k), Slice: slice, Agent: reconcile.UnitState{MainPID: 100 + k}})
+		f.state.Slots = append(f.state.Slots, slot.State{Index: k, Name: plan.SlotName(k), Slice: slice, Agent: slot.Unit{MainPID: 100 + k}})
 	}
-	f.state.Slices["buildkite.slice"] = reconcile.SliceState{Unit: "buildkite.slice", Files: map[string]string{"cpuset.cpus.partition": "root"}}
+	f.state.Slices["buildkite.slice"] = slot.Slice{Unit: "buildkite.slice", Files: map[string]string{"cpuset.cpus.partition": "root"}}
 	for unit := range f.state.Slices {
-		f.state.Units[unit] = reconcile.UnitState{Name: unit, Active: "active"}
+		f.state.Units[unit] = slot.Unit{Name: unit, Active: "active"}
 	}
 	if change != nil {
 		change(f)
@@ -144,7 +144,7 @@ func TestSlotState(t *testing.T) {
 		{"not where checkouts are", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "7:0 /home", "8:1 /home"), mega), nil, "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
 		{"read-only", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "/dev/loop0 rw", "/dev/loop0 ro"), mega), nil, "fail: its disk has become read-only; the kernel log says why", anew},
 		{"of another size", "slot-disk", node(nil), disks(mounts, mega[:1<<19]), nil, "warn: its disk has 512KiB instead of the planned 1MiB", anew},
-		{"of another size while a job runs", "slot-disk", node(func(f *fake) { f.state.Slots[0].Job = &agent.Job{ID: "7"} }), disks(mounts, mega[:1<<19]), nil,
+		{"of another size while a job runs", "slot-disk", node(func(f *fake) { f.state.Slots[0].Job = &slot.Job{ID: "7"} }), disks(mounts, mega[:1<<19]), nil,
 			"warn: its disk has 512KiB instead of the planned 1MiB; the change waits for job 7 of slot gpu0", ""},
 		{"none", "slot-disk", node(func(f *fake) { f.plan.Slots[0].DiskBytes, f.plan.Slots[1].DiskBytes = 0, 0 }), disks(mounts, mega), nil, "skip: slots have no disks of their own (job.disk)", ""},
 
@@ -183,7 +183,7 @@ func TestSlotLeftovers(t *testing.T) {
 	in := func(group string, pid, began int) map[string]string {
 		return proc(map[string]string{group + "/cgroup.procs": fmt.Sprintf("%d\n", pid)}, pid, "python3", began, 990)
 	}
-	with := func(job *agent.Job) *fake {
+	with := func(job *slot.Job) *fake {
 		return node(func(f *fake) {
 			f.state.Slots[0].Job = job
 			f.state.Slots[0].Containers = []string{"docker-" + id + ".scope"}
@@ -194,7 +194,7 @@ func TestSlotLeftovers(t *testing.T) {
 	many[slice+"x.service/cgroup.procs"] = "200\n201\n"
 	play(t, []scene{
 		{"none", "slot-containers", node(nil), nil, nil, "ok: 0, of running jobs", ""},
-		{"a job's", "slot-containers", with(&agent.Job{ID: "7"}), in(slice+"docker-"+id+".scope", 200, 10), nil, "ok: 1, of running jobs", ""},
+		{"a job's", "slot-containers", with(&slot.Job{ID: "7"}), in(slice+"docker-"+id+".scope", 200, 10), nil, "ok: 1, of running jobs", ""},
 		{"of a job that has just ended", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 995), nil, "ok: 1, of running jobs", ""},
 		{"left", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 400), nil, "warn: container aaaabbbbcccc runs without a job", "docker rm -f aaaabbbbcccc"},
 		{"of the cgroupfs driver", "slot-containers", node(nil), in("/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/"+id, 200, 10), nil,
@@ -204,11 +204,11 @@ func TestSlotLeftovers(t *testing.T) {
 		{"none", "slot-processes", node(nil), proc(nil, 1, "systemd", 0, 0), nil, "ok: none", ""},
 		{"the agent", "slot-processes", node(nil), in(slice+"buildkite-agent-gpu0.service", 100, 10), nil, "ok: none", ""},
 		{"kbnode's own", "slot-processes", node(nil), in(slice+"kbnode-selftest-gpu0-x.service", 200, 10), nil, "ok: none", ""},
-		{"of a job", "slot-processes", with(&agent.Job{ID: "7"}), in(slice+"buildkite-agent-gpu0.service", 200, 10), nil, "ok: none", ""},
+		{"of a job", "slot-processes", with(&slot.Job{ID: "7"}), in(slice+"buildkite-agent-gpu0.service", 200, 10), nil, "ok: none", ""},
 		{"of a container", "slot-processes", with(nil), in(slice+"docker-"+id+".scope", 200, 10), nil, "ok: none", ""},
 		{"left in the agent's unit", "slot-processes", node(nil), in(slice+"buildkite-agent-gpu0.service", 200, 10), nil, "warn: process 200 (python3) runs without a job", "kill -9 200"},
 		{"two", "slot-processes", node(nil), many, nil, "warn: process 200 (python3) runs without a job, and 1 more", "kill -9 200 201"},
-		{"of the user elsewhere", "slot-processes", with(&agent.Job{ID: "7"}), proc(nil, 300, "bash", 10, 991), nil, "warn: process 300 (bash) of user kbnode-gpu1 runs outside the slot's slice, without its limits", "kill -9 300"},
+		{"of the user elsewhere", "slot-processes", with(&slot.Job{ID: "7"}), proc(nil, 300, "bash", 10, 991), nil, "warn: process 300 (bash) of user kbnode-gpu1 runs outside the slot's slice, without its limits", "kill -9 300"},
 
 		{"good", "slot-gpu-processes", node(nil), nil, nil, "ok: 2 GPUs", ""},
 		{"a server", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), proc(nil, 300, "vllm", 10, 0), nil,
@@ -231,7 +231,7 @@ func TestSlotLeftovers(t *testing.T) {
 			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
 		{"in use", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 700 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil,
 			"warn: 700 MiB of its GPU's memory are in use without a process; 600 MiB were in use when it was idle", ""},
-		{"in use by a job", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.state.Slots[0].Job = 700<<20, &agent.Job{ID: "7"} }),
+		{"in use by a job", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.state.Slots[0].Job = 700<<20, &slot.Job{ID: "7"} }),
 			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
 	})
 }

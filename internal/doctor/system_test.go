@@ -9,7 +9,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 func TestSystemChecks(t *testing.T) {
@@ -106,7 +106,7 @@ func TestSystemChecks(t *testing.T) {
 
 func TestClock(t *testing.T) {
 	t.Parallel()
-	chrony := &fake{units: []reconcile.UnitState{{Name: "chrony.service", Load: "loaded", Active: "active"}}}
+	chrony := &fake{units: []slot.Unit{{Name: "chrony.service", Load: "loaded", Active: "active"}}}
 	for _, tt := range []struct {
 		name      string
 		f         *fake

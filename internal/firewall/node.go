@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // Node is what the rules of a machine depend on.
@@ -102,9 +103,8 @@ func (n *Node) readPolicy(root string, s *Slot) {
 	if err != nil {
 		return
 	}
-	data, err := readFile(root, plan.SlotPolicyPath(k), maxFile)
-	var policy plan.JobPolicy
-	if err != nil || json.Unmarshal(data, &policy) != nil {
+	policy, err := slot.ReadPolicy(root, k)
+	if err != nil {
 		return
 	}
 	s.Internet = policy.Network == config.NetworkInternet

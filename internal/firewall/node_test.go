@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -78,7 +79,7 @@ func TestRead(t *testing.T) {
 		"", // no file
 	} {
 		if text != "" {
-			put(t, root, plan.SlotPolicyPath(k), text)
+			put(t, root, plan.SlotPolicyPath(k), fmt.Sprintf(`{"slot": %d, %s`, k, text[1:]))
 		}
 		users += plan.UserName(k) + ":x:990:990::/:/bin/sh\n"
 	}

@@ -14,9 +14,10 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// The guard's files in parkedDir.
+// The guard's files in slot.ParkedDir.
 const (
 	leftName = "left" // what a job left
 	gpuName  = "gpu"  // what uses the GPU
@@ -119,7 +120,7 @@ func (s *cleaner) registered(_ context.Context, pid int) (string, error) {
 	if _, err := s.procs.above(pid); err != nil {
 		return "", err
 	}
-	if err := os.WriteFile(filepath.Join(s.runDir, RegisteredName), nil, 0o644); err != nil { //nolint:gosec // an empty file that status reads
+	if err := os.WriteFile(filepath.Join(s.runDir, slot.RegisteredName), nil, 0o644); err != nil { //nolint:gosec // an empty file that status reads
 		return "", fmt.Errorf("record registration: %w", err)
 	}
 	return "", nil
@@ -296,7 +297,7 @@ func (s *cleaner) note(name string, why error) error {
 
 // parked returns all reasons why the slot takes no jobs, including those of others.
 func (s *cleaner) parked() (string, error) {
-	all, err := ReadParked(s.runDir)
+	all, err := slot.ReadParked(s.runDir)
 	var reasons []string
 	for _, p := range all {
 		reasons = append(reasons, p.Reason)

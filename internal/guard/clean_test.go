@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // slotRig is a cleaner with files instead of /proc and cgroups, and with simulated containers
@@ -414,15 +415,15 @@ func TestOthersPark(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
 	r.want(r.ready, "")
-	r.put(filepath.Join(r.runDir, parkedDir, "operator.json"), `{"reason":"maintenance","since":"2026-03-01T12:00:00Z"}`)
-	r.put(filepath.Join(r.runDir, parkedDir, ".operator.json123"), "half")
+	r.put(filepath.Join(r.runDir, slot.ParkedDir, "operator.json"), `{"reason":"maintenance","since":"2026-03-01T12:00:00Z"}`)
+	r.put(filepath.Join(r.runDir, slot.ParkedDir, ".operator.json123"), "half")
 	r.want(r.begin, "maintenance")
 	r.want(r.ready, "maintenance")
-	if err := os.Remove(filepath.Join(r.runDir, parkedDir, "operator.json")); err != nil {
+	if err := os.Remove(filepath.Join(r.runDir, slot.ParkedDir, "operator.json")); err != nil {
 		t.Fatal(err)
 	}
 	r.want(r.ready, "")
-	r.put(filepath.Join(r.runDir, parkedDir, "x.json"), "rubbish")
+	r.put(filepath.Join(r.runDir, slot.ParkedDir, "x.json"), "rubbish")
 	if why, err := r.ready(t.Context(), hookPID); err == nil || !strings.Contains(err.Error(), "x.json") {
 		t.Errorf("a reason that is none: %q, %v", why, err)
 	}
@@ -478,12 +479,12 @@ func TestTold(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-entered; cancel() }()
-	if _, err := post(ctx, EndPath); !errors.Is(err, context.Canceled) {
+	if _, err := post(ctx, slot.EndPath); !errors.Is(err, context.Canceled) {
 		t.Errorf("a hook that is killed: %v", err)
 	}
 	close(leave)
 	s.containers = containers
-	if code, err := post(t.Context(), BeginPath); code != http.StatusNoContent || err != nil {
+	if code, err := post(t.Context(), slot.BeginPath); code != http.StatusNoContent || err != nil {
 		t.Errorf("the next job: %d, %v", code, err)
 	}
 	if diff := cmp.Diff([]string{"containers", "checkouts", "containers", "checkouts"}, s.asked); diff != "" {
@@ -498,7 +499,7 @@ func TestTold(t *testing.T) {
 		s.said = said
 		s.cleaner.gpu[0].look = func(ctx context.Context) (inventory.Occupancy, error) { <-asked; return look(ctx) }
 		s.mu.Unlock()
-		if code, err := post(t.Context(), EndPath); err != nil || (code == http.StatusNoContent) != (said == "") {
+		if code, err := post(t.Context(), slot.EndPath); err != nil || (code == http.StatusNoContent) != (said == "") {
 			t.Errorf("the end: %d, %v", code, err)
 		}
 		if s.mu.TryLock() {
@@ -506,11 +507,11 @@ func TestTold(t *testing.T) {
 		}
 		close(asked)
 	}
-	s.put(filepath.Join(s.runDir, parkedDir, "operator.json"), `{"reason":"maintenance"}`)
+	s.put(filepath.Join(s.runDir, slot.ParkedDir, "operator.json"), `{"reason":"maintenance"}`)
 	// No process of the slot's user is accepted as one that is about to become the agent.
 	for root, want := range map[bool]int{true: http.StatusConflict, false: http.StatusForbidden} {
 		asRoot.Store(root)
-		if code, err := post(t.Context(), ReadyPath); code != want || err != nil {
+		if code, err := post(t.Context(), slot.ReadyPath); code != want || err != nil {
 			t.Errorf("a parked slot, asked by root %v: %d, %v", root, code, err)
 		}
 	}

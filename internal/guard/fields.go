@@ -9,8 +9,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/moby/moby/api/types/container"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // rule judges the value of one field: it takes it into the new request, leaves it out, or

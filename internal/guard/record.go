@@ -18,11 +18,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// RecordPath is requested when a job's command has ended and before its artifacts are uploaded.
-// The answer is 200 with the content of node.json as the message. What the job left running is
-// ended first, so that it cannot overwrite what is written next.
-const RecordPath = "/kbnode/record"
-
 const (
 	// recordTime bounds the request, including processes that do not end; readTime is for the
 	// counters, which take milliseconds.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // records gives a rig a recorder whose GPU is sampled by samples.
@@ -233,18 +234,18 @@ func TestTellRecord(t *testing.T) {
 		}
 		return resp.StatusCode, says.Message
 	}
-	if code, says := post(RecordPath); code != http.StatusNotFound || !strings.Contains(says, "no record") {
+	if code, says := post(slot.RecordPath); code != http.StatusNotFound || !strings.Contains(says, "no record") {
 		t.Errorf("before a job: %d %q", code, says)
 	}
-	if code, says := post(BeginPath); code != http.StatusNoContent {
+	if code, says := post(slot.BeginPath); code != http.StatusNoContent {
 		t.Fatalf("begin: %d %q", code, says)
 	}
-	code, says := post(RecordPath)
+	code, says := post(slot.RecordPath)
 	var rec noise.Record
 	if err := json.Unmarshal([]byte(says), &rec); err != nil || code != http.StatusOK || rec.Schema != noise.Schema || !strings.HasSuffix(says, "}\n") {
 		t.Errorf("the record: %d %q, %v", code, says, err)
 	}
-	if code, says := post(EndPath); code != http.StatusNoContent {
+	if code, says := post(slot.EndPath); code != http.StatusNoContent {
 		t.Errorf("end: %d %q", code, says)
 	}
 }

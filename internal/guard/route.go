@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -92,11 +93,11 @@ func (g *guard) routes() []route {
 		{"POST", "containers/{id}/stop", params{"t": intForm, "signal": signalForm}, g.stop},
 		{"DELETE", "containers/{id}", params{"force": flagForm, "v": flagForm, "link": offForm}, g.remove},
 
-		{"POST", strings.TrimPrefix(ReadyPath, "/"), nil, g.toldByRoot(g.cleaner.ready)},
-		{"POST", strings.TrimPrefix(RegisteredPath, "/"), nil, g.told(g.cleaner.registered, func(context.Context) {})},
-		{"POST", strings.TrimPrefix(BeginPath, "/"), nil, g.told(g.cleaner.begin, func(context.Context) {})},
-		{"POST", strings.TrimPrefix(EndPath, "/"), nil, g.told(g.cleaner.end, g.cleaner.endLook)},
-		{"POST", strings.TrimPrefix(RecordPath, "/"), nil, g.frugal(g.tellRecord)},
+		{"POST", strings.TrimPrefix(slot.ReadyPath, "/"), nil, g.toldByRoot(g.cleaner.ready)},
+		{"POST", strings.TrimPrefix(slot.RegisteredPath, "/"), nil, g.told(g.cleaner.registered, func(context.Context) {})},
+		{"POST", strings.TrimPrefix(slot.BeginPath, "/"), nil, g.told(g.cleaner.begin, func(context.Context) {})},
+		{"POST", strings.TrimPrefix(slot.EndPath, "/"), nil, g.told(g.cleaner.end, g.cleaner.endLook)},
+		{"POST", strings.TrimPrefix(slot.RecordPath, "/"), nil, g.frugal(g.tellRecord)},
 	}
 }
 

@@ -6,20 +6,6 @@ import (
 	"net/http"
 )
 
-// Paths of a guard's socket that are not Docker's: the slot's agent reports its progress there.
-// The answer is 204, or 200 with a message for the job's log, or 409 with the reason why the
-// slot is parked.
-const (
-	ReadyPath      = "/kbnode/ready"      // the agent is about to start; only root may send this
-	RegisteredPath = "/kbnode/registered" // Buildkite accepted the agent
-	BeginPath      = "/kbnode/begin"      // a job is about to begin
-	EndPath        = "/kbnode/end"        // a job has ended
-)
-
-// RegisteredName is the file beside the socket whose modification time is when the slot's agent
-// last registered.
-const RegisteredName = "registered"
-
 // toldByRoot accepts reports of root only: of agent-exec, before it becomes the agent. No
 // process of the slot's user becomes root in the agent's unit.
 func (g *guard) toldByRoot(stage func(context.Context, int) (string, error)) func(*call) error {

@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"os"
 	"os/user"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,13 +19,13 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -60,24 +59,11 @@ type Machine struct {
 
 // OpenMachine reads this machine's slots from the policies of their guards.
 func OpenMachine(engine *docker.Engine) (*Machine, error) {
-	m := &Machine{Engine: engine}
-	names, err := filepath.Glob(filepath.Dir(plan.SlotPolicyPath(0)) + "/gpu*.json")
+	policies, err := slot.ReadPolicies("/")
 	if err != nil {
-		return nil, fmt.Errorf("list slots: %w", err)
+		return nil, err
 	}
-	for _, name := range names {
-		var p plan.JobPolicy
-		text, err := os.ReadFile(name)
-		if err == nil {
-			err = json.Unmarshal(text, &p)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read slot %s: %w", filepath.Base(name), err)
-		}
-		m.Policies = append(m.Policies, p)
-	}
-	slices.SortFunc(m.Policies, func(a, b plan.JobPolicy) int { return a.Slot - b.Slot })
-	return m, nil
+	return &Machine{Engine: engine, Policies: policies}, nil
 }
 
 // Slots returns the state of all slots of the machine.
@@ -90,31 +76,25 @@ func (m *Machine) Slots(context.Context) ([]Slot, error) {
 	for _, p := range m.Policies {
 		s := Slot{Index: p.Slot, Name: p.Name}
 		slice := "/" + plan.ParentSlice + "/" + p.Slice
-		job, err := agent.CurrentJob("/", slice+"/"+plan.AgentUnit(p.Slot), 0)
-		if err != nil {
-			return nil, err
-		}
-		containers, err := agent.Containers("/", slice)
+		now, err := slot.State{
+			Index: p.Slot, Agent: slot.Unit{Cgroup: slice + "/" + plan.AgentUnit(p.Slot)}, Slice: slot.Slice{Cgroup: slice},
+		}.Look("/")
 		if err != nil {
 			return nil, err
 		}
 		own := m.canaryOf(p.Slot)
-		containers = slices.DeleteFunc(containers, func(c string) bool { return c == own })
+		containers := slices.DeleteFunc(now.Containers, func(c string) bool { return c == own })
 		switch {
-		case job != nil:
-			s.Job = "job " + job.ID
+		case now.Job != nil:
+			s.Job = "job " + now.Job.ID
 		case len(containers) > 0:
 			s.Job = "container " + containers[0]
-		}
-		parked, err := guard.ReadParked(plan.RunDir(p.Slot))
-		if err != nil {
-			return nil, err
 		}
 		if i := slices.IndexFunc(drains, func(d plan.Drain) bool { return d.Slot == p.Slot && d.By != plan.ByOperator }); i >= 0 {
 			// A slot that an operator drained may be used; canaries may be the reason.
 			s.Away = drains[i].String()
-		} else if len(parked) > 0 {
-			s.Away = "it is parked: " + parked[0].Reason
+		} else if len(now.Parked) > 0 {
+			s.Away = "it is parked: " + now.Parked[0].Reason
 		} else if _, err := os.Stat(p.Socket); err != nil {
 			s.Away = "its Docker socket is missing; systemctl status " + plan.GuardUnit(p.Slot) + " says why"
 		}

@@ -14,7 +14,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/daemon"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 func repository(t *testing.T, name string) string {
@@ -63,7 +63,7 @@ func TestPage(t *testing.T) {
 		t.Errorf("docs/metrics.md has other rows than there are metrics: %s", diff)
 	}
 	exist(t, "docs/metrics.md", page)
-	for _, word := range daemon.SlotWords {
+	for _, word := range slot.Words {
 		if !strings.Contains(page, "`"+word+"`") {
 			t.Errorf("docs/metrics.md does not name the state %s", word)
 		}
@@ -137,14 +137,14 @@ func TestDashboard(t *testing.T) {
 	if found < 20 {
 		t.Errorf("%s names %d metrics; are its panels gone?", name, found)
 	}
-	for _, word := range daemon.SlotWords {
+	for _, word := range slot.Words {
 		if !slices.Contains(words, word) {
 			t.Errorf("%s does not show the state %s", name, word)
 		}
 	}
 	for _, m := range regexp.MustCompile(`state=~?"([a-z|]+)"`).FindAllStringSubmatch(strings.Join(exprs, "\n"), -1) {
 		for word := range strings.SplitSeq(m[1], "|") {
-			if !slices.Contains(daemon.SlotWords, word) {
+			if !slices.Contains(slot.Words, word) {
 				t.Errorf("%s asks for the state %s, and there is none", name, word)
 			}
 		}

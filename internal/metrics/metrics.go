@@ -13,11 +13,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -162,7 +162,7 @@ func (e *Exporter) slots(s daemon.Snapshot) {
 	if s.State == nil {
 		return
 	}
-	at := map[int]reconcile.SlotState{}
+	at := map[int]slot.State{}
 	for _, ss := range s.State.Slots {
 		at[ss.Index] = ss
 	}
@@ -174,8 +174,8 @@ func (e *Exporter) slots(s daemon.Snapshot) {
 		ss := at[sl.Index]
 		uuids := sl.Each(func(g plan.SlotGPU) string { return g.UUID })
 		e.slotInfo.WithLabelValues(sl.Name, label(strings.Join(uuids, ",")), label(sl.Model()), label(sl.Queue)).Set(1)
-		is := daemon.SlotWord(sl, ss, s.Parked[sl.Index])
-		for _, word := range daemon.SlotWords {
+		is := ss.Word(sl)
+		for _, word := range slot.Words {
 			v := 0.0
 			if word == is {
 				v = 1
@@ -193,7 +193,7 @@ func (e *Exporter) slots(s daemon.Snapshot) {
 }
 
 // job compares the job of a slot with the one seen before.
-func (e *Exporter) job(slot string, before job, is *agent.Job, now time.Time) job {
+func (e *Exporter) job(slot string, before job, is *slot.Job, now time.Time) job {
 	started, ended := e.jobsStarted.WithLabelValues(slot), e.jobSeconds.WithLabelValues(slot)
 	if is != nil && is.ID == before.id {
 		before.seen = now

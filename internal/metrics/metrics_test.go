@@ -15,12 +15,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 var update = flag.Bool("update", false, "write testdata anew")
@@ -62,10 +62,10 @@ func slots(n int) []plan.Slot {
 	return list
 }
 
-func running(k int, job string, since time.Time) reconcile.SlotState {
-	s := reconcile.SlotState{Index: k, Name: plan.SlotName(k), Agent: reconcile.UnitState{Active: "active", Sub: "running"}}
+func running(k int, job string, since time.Time) slot.State {
+	s := slot.State{Index: k, Name: plan.SlotName(k), Agent: slot.Unit{Active: "active", Sub: "running"}}
 	if job != "" {
-		s.Job = &agent.Job{ID: job, Pipeline: "p", Since: since}
+		s.Job = &slot.Job{ID: job, Pipeline: "p", Since: since}
 	}
 	return s
 }
@@ -75,12 +75,13 @@ func full() daemon.Snapshot {
 	p := &plan.Plan{Slots: slots(4)}
 	p.Slots[1].Drains = []plan.Drain{{Slot: 1, By: plan.ByOperator, Reason: "a new fan"}, {Slot: 1, By: "gpu.ecc"}, {Slot: 1, By: "gpu.ecc"}}
 	p.Slots[3].Queue = "by \"name\"\n\xff"
+	parked := running(3, "", time.Time{})
+	parked.Parked = []slot.Parked{{Reason: "its GPU is in use"}}
 	return daemon.Snapshot{
 		Began: noon, Duration: 1200 * time.Millisecond, Whole: true, Plan: p, Waiting: 2,
-		State: &reconcile.State{Slots: []reconcile.SlotState{
-			running(0, "job-a", noon.Add(-time.Minute)), {Index: 1, Agent: reconcile.UnitState{Active: "inactive"}}, running(2, "", time.Time{}), running(3, "", time.Time{}),
+		State: &reconcile.State{Slots: []slot.State{
+			running(0, "job-a", noon.Add(-time.Minute)), {Index: 1, Agent: slot.Unit{Active: "inactive"}}, running(2, "", time.Time{}), parked,
 		}},
-		Parked: map[int]bool{3: true},
 		Verdicts: []health.Verdict{
 			{Check: "gpu.ecc", GPU: "GPU-1", Slots: []int{1}, Level: health.Fatal, Effect: health.Drain},
 			{Check: "gpu.nvlink", GPU: "GPU-x", Slots: []int{0, 2}, Level: health.Warn},
@@ -136,7 +137,7 @@ func TestJobs(t *testing.T) {
 		if since < 0 {
 			start = time.Time{} // unreadable
 		}
-		s.State.Slots = []reconcile.SlotState{running(0, job, start)}
+		s.State.Slots = []slot.State{running(0, job, start)}
 		return s
 	}
 	blind := daemon.Snapshot{Began: noon.Add(time.Minute), Err: errors.New("no bus"), Plan: &plan.Plan{Slots: slots(1)}}

@@ -14,6 +14,8 @@ import (
 
 	sddbus "github.com/coreos/go-systemd/v22/dbus"
 	"github.com/godbus/dbus/v5"
+
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // callTimeout bounds one call to systemd. jobTimeout bounds the start of a unit; it is
@@ -111,7 +113,7 @@ func lost(err error) bool {
 
 // Units implements Systemd. It reads properties one by one: a service has some 300, and
 // systemd searches directories for a few of them.
-func (b *Bus) Units(ctx context.Context, names ...string) ([]UnitState, error) {
+func (b *Bus) Units(ctx context.Context, names ...string) ([]slot.Unit, error) {
 	if len(names) == 0 {
 		return nil, nil
 	}
@@ -123,9 +125,9 @@ func (b *Bus) Units(ctx context.Context, names ...string) ([]UnitState, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read units: %w", err)
 	}
-	units := make([]UnitState, len(names))
+	units := make([]slot.Unit, len(names))
 	for i, name := range names {
-		units[i] = UnitState{Name: name, Load: "not-found", Active: "inactive", Sub: "dead"}
+		units[i] = slot.Unit{Name: name, Load: "not-found", Active: "inactive", Sub: "dead"}
 		at := slices.IndexFunc(listed, func(l sddbus.UnitStatus) bool { return l.Name == name })
 		if at < 0 {
 			continue
@@ -140,7 +142,7 @@ func (b *Bus) Units(ctx context.Context, names ...string) ([]UnitState, error) {
 }
 
 // details adds what is not in the list of units.
-func (b *Bus) details(ctx context.Context, u *UnitState) error {
+func (b *Bus) details(ctx context.Context, u *slot.Unit) error {
 	var errs []error
 	get := func(kind, property string) any {
 		value, err := b.property(ctx, u.Name, kind, property)

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // Diff returns what has to change for a machine to be as planned, in the order of
@@ -182,7 +183,7 @@ func (d *differ) planned() []plan.Unit {
 
 // outdated reports whether a running unit was started with something other than what is
 // planned now.
-func outdated(w plan.Unit, u UnitState) bool {
+func outdated(w plan.Unit, u slot.Unit) bool {
 	return w.Generation != "" && u.MainPID > 0 && u.Generation != w.Generation && u.Generation != unknown
 }
 
@@ -243,12 +244,12 @@ func (d *differ) starts() {
 
 // restarts returns why a running unit has to start again; "" if it need not. An agent has
 // its slot's run directory mounted, so it starts again with the guard.
-func (d *differ) restarts(w plan.Unit, u UnitState) string {
+func (d *differ) restarts(w plan.Unit, u slot.Unit) string {
 	switch {
 	case outdated(w, u):
 		return "its configuration changed"
 	case w.Slot >= 0:
-		return d.s.slot(w.Slot).cutOff
+		return d.s.Slot(w.Slot).CutOff
 	}
 	return ""
 }

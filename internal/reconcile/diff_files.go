@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // files brings users, directories and files to their planned state: users
@@ -121,7 +122,7 @@ func (d *differ) file(f plan.File) {
 	if path.Dir(f.Path) == plan.UnitDir && c.Kind != Chmod {
 		d.written[path.Base(f.Path)] = true
 	}
-	if path.Dir(f.Path) == plan.HooksDir && slices.ContainsFunc(d.s.Slots, func(s SlotState) bool { return earlierAgent(s.Agent) }) {
+	if path.Dir(f.Path) == plan.HooksDir && slices.ContainsFunc(d.s.Slots, func(s slot.State) bool { return earlierAgent(s.Agent) }) {
 		d.add(phaseHooks, c) // an agent without a slot cannot run them
 		return
 	}

@@ -1,6 +1,10 @@
 package reconcile
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
 
 // Memory caches what systemd reported of units, for the daemon, which asks repeatedly
 // over short-lived connections. What it holds changes only with a unit's state, and so
@@ -8,12 +12,12 @@ import "sync"
 // instead of seven.
 type Memory struct {
 	mu    sync.Mutex
-	units map[string]UnitState
+	units map[string]slot.Unit
 }
 
 // recall fills in what is known of a unit in this state since this time, and reports
 // whether anything is.
-func (m *Memory) recall(u *UnitState) bool {
+func (m *Memory) recall(u *slot.Unit) bool {
 	if m == nil || u.Since.IsZero() {
 		return false
 	}
@@ -27,14 +31,14 @@ func (m *Memory) recall(u *UnitState) bool {
 	return true
 }
 
-func (m *Memory) keep(u UnitState) {
+func (m *Memory) keep(u slot.Unit) {
 	if m == nil || u.Since.IsZero() {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.units == nil {
-		m.units = map[string]UnitState{}
+		m.units = map[string]slot.Unit{}
 	}
 	m.units[u.Name] = u
 }

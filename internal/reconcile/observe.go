@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // refusedPath holds the CPUs for which the kernel refused a cpuset partition, so that
@@ -26,8 +27,8 @@ var runtimeDirs = plan.OwnedDir{Pattern: runtimeDir + "/*.slice.d"}
 func (h *Host) Observe(ctx context.Context, p *plan.Plan) (*State, error) {
 	o := &observer{h: h, p: p, s: &State{
 		Offline: h.Systemd == nil,
-		Units:   map[string]UnitState{},
-		Slices:  map[string]SliceState{},
+		Units:   map[string]slot.Unit{},
+		Slices:  map[string]slot.Slice{},
 		paths:   map[string]pathState{},
 		backups: map[string]int{},
 		chown:   canChown(),

@@ -10,9 +10,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/overdue"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // runsTime bounds the look at one slot's processes. A job can make its memory, and so its
@@ -31,7 +31,7 @@ func (o *observer) slots(context.Context) error {
 		}
 	}
 	for _, k := range slices.Sorted(maps.Keys(indexes)) {
-		slot, err := o.h.runs(SlotState{
+		now, err := o.h.look(slot.State{
 			Index: k, Name: plan.SlotName(k),
 			Agent: o.s.Units[plan.AgentUnit(k)],
 			Guard: o.s.Units[plan.GuardUnit(k)],
@@ -41,9 +41,9 @@ func (o *observer) slots(context.Context) error {
 			o.s.Warnings = append(o.s.Warnings, err.Error())
 		}
 		if o.h.Root == "/" || o.h.sockets {
-			slot.cutOff = o.h.cutOff(slot.Guard)
+			now.CutOff = o.h.cutOff(now.Guard)
 		}
-		o.s.Slots = append(o.s.Slots, slot)
+		o.s.Slots = append(o.s.Slots, now)
 	}
 	return nil
 }
@@ -54,7 +54,7 @@ const bindTime = 2 * time.Second
 
 // cutOff returns why jobs cannot reach a running guard; "" if they can. A socket made
 // after the guard's start is another program's.
-func (h *Host) cutOff(guard UnitState) string {
+func (h *Host) cutOff(guard slot.Unit) string {
 	k, ok := plan.OwnsUnit(guard.Name)
 	if !ok || guard.Active != "active" {
 		return ""
@@ -75,30 +75,20 @@ func (h *Host) cutOff(guard UnitState) string {
 	return ""
 }
 
-// runs adds what a slot runs. On an error the slot counts as busy: what cannot be seen
+// look adds what a slot does. On an error the slot counts as busy: what cannot be seen
 // may be a job, and a job is not touched.
-func (h *Host) runs(slot SlotState) (SlotState, error) {
-	found, err := overdue.Call("processes of slot "+slot.Name+" below "+h.Root, runsTime, func() (found SlotState, err error) {
-		if slot.Agent.Cgroup != "" {
-			if found.Job, err = agent.CurrentJob(h.Root, slot.Agent.Cgroup, slot.Agent.MainPID); err != nil {
-				return found, err
-			}
-		}
-		if slot.Slice.Cgroup != "" {
-			found.Containers, err = agent.Containers(h.Root, slot.Slice.Cgroup)
-		}
-		return found, err
-	})
-	if slot.Job, slot.Containers = found.Job, found.Containers; err != nil {
-		slot.Job = &agent.Job{ID: "unknown"}
-		return slot, fmt.Errorf("slot %s is treated as busy: %w", slot.Name, err)
+func (h *Host) look(s slot.State) (slot.State, error) {
+	found, err := overdue.Call("processes of slot "+s.Name+" below "+h.Root, runsTime, func() (slot.State, error) { return s.Look(h.Root) })
+	if err != nil {
+		s.Registered, s.Parked, s.Job = found.Registered, found.Parked, &slot.Job{ID: "unknown"}
+		return s, fmt.Errorf("slot %s is treated as busy: %w", s.Name, err)
 	}
-	return slot, nil
+	return found, nil
 }
 
 // Slots reads only the agents and jobs of slots, for when Observe cannot read the rest. A
 // slot whose processes cannot be read counts as busy.
-func (h *Host) Slots(ctx context.Context, of []plan.Slot) ([]SlotState, error) {
+func (h *Host) Slots(ctx context.Context, of []plan.Slot) ([]slot.State, error) {
 	names := make([]string, len(of))
 	for i, sl := range of {
 		names[i] = plan.AgentUnit(sl.Index)
@@ -107,9 +97,9 @@ func (h *Host) Slots(ctx context.Context, of []plan.Slot) ([]SlotState, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := make([]SlotState, len(of))
+	all := make([]slot.State, len(of))
 	for i, sl := range of {
-		all[i], _ = h.runs(SlotState{Index: sl.Index, Name: plan.SlotName(sl.Index), Agent: units[i]})
+		all[i], _ = h.look(slot.State{Index: sl.Index, Name: plan.SlotName(sl.Index), Agent: units[i]})
 	}
 	return all, nil
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // A job whose processes cannot be read, for a minute or forever, leaves its slot busy and
@@ -46,7 +46,7 @@ func TestProcessesThatHang(t *testing.T) {
 			t.Errorf("%+v, %v", state, err)
 		}
 		states, err := m.h.Slots(t.Context(), p.Slots)
-		if err != nil || len(states) != 2 || !states[0].Agent.Running() || states[0].Job == nil || states[1].Job != nil || *states[0].Job != (agent.Job{ID: "unknown"}) {
+		if err != nil || len(states) != 2 || !states[0].Agent.Running() || states[0].Job == nil || states[1].Job != nil || *states[0].Job != (slot.Job{ID: "unknown"}) {
 			t.Errorf("by themselves: %+v, %v", states, err)
 		}
 		if time.Since(began) > 30*time.Second {

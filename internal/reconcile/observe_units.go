@@ -11,8 +11,8 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // unknown is the generation of a process whose environment cannot be read:
@@ -66,7 +66,7 @@ func (o *observer) units(ctx context.Context) error {
 	}
 	for _, u := range units {
 		if u.MainPID > 0 {
-			env, err := agent.Environ(o.h.Root, u.MainPID)
+			env, err := slot.Environ(o.h.Root, u.MainPID)
 			switch u.Generation = env["KBNODE_GENERATION"]; {
 			case errors.Is(err, fs.ErrPermission), err == nil && env == nil:
 				u.Generation = unknown

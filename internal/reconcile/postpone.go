@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // postpone defers changes that would touch a running job. While a slot is busy, only its
@@ -106,7 +107,7 @@ func (d *differ) spread(waits map[int]string) {
 }
 
 // postponeBusy defers the changes of one busy slot.
-func (d *differ) postponeBusy(slot SlotState, why string) {
+func (d *differ) postponeBusy(slot slot.State, why string) {
 	mine := func(c Change) bool { return c.Slot == slot.Index && !c.inert }
 	if !slices.ContainsFunc(d.out, func(c Change) bool { return mine(c) && c.Kind != Start }) {
 		// Nothing changes except that something does not run. An agent that was killed
@@ -133,7 +134,7 @@ func (d *differ) postponeBusy(slot SlotState, why string) {
 }
 
 // earlierAgent reports whether an agent runs that kbnode did not start.
-func earlierAgent(u UnitState) bool { return u.Running() && u.MainPID > 0 && u.Generation == "" }
+func earlierAgent(u slot.Unit) bool { return u.Running() && u.MainPID > 0 && u.Generation == "" }
 
 // postponeOwners leaves the node's directories to the user of an earlier setup while one
 // of its jobs runs: one of them is the user's home, where jobs write. Modes change at

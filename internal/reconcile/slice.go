@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // The files of a slice's cgroup that are read. They are what counts: systemd's view of a
@@ -39,19 +40,6 @@ const runtimeDir = "/run/systemd/system.control"
 // runtimeNames are the properties that kbnode sets on a slice.
 var runtimeNames = []string{"AllowedCPUs", "AllowedMemoryNodes", "MemoryMax", "MemorySwapMax", "TasksMax", "DevicePolicy", "DeviceAllow"}
 
-// SliceState is the kernel's state of a slice.
-type SliceState struct {
-	Unit   string `json:"unit"`
-	Slot   int    `json:"slot"` // -1 for the slice above all slots
-	Cgroup string `json:"cgroup,omitempty"`
-	// Files maps files of the cgroup to their contents, without the newline. A file that
-	// the kernel does not have is absent.
-	Files map[string]string `json:"files"`
-	// Devices is the device policy that was last set on the running slice: the policy,
-	// then sorted lines. The kernel's own copy is a program that cannot be read back.
-	Devices []string `json:"devices"`
-}
-
 // Mismatch is a limit that differs from the plan.
 type Mismatch struct {
 	File      string `json:"file"` // below /sys, or "DeviceAllow"
@@ -67,7 +55,7 @@ func (m Mismatch) String() string {
 }
 
 // Compare returns where a slice differs from its plan, as far as the kernel's files show.
-func Compare(want plan.Slice, got SliceState) []Mismatch {
+func Compare(want plan.Slice, got slot.Slice) []Mismatch {
 	var out []Mismatch
 	add := func(file, planned string, same func(string) bool) {
 		if value := got.Files[file]; !same(value) {
@@ -111,7 +99,7 @@ func sameSet(planned string) func(string) bool {
 
 // sameDevices reports whether the device policy that was last set is the planned one. A
 // slice without devices needs none.
-func sameDevices(want plan.Slice, got SliceState) bool {
+func sameDevices(want plan.Slice, got slot.Slice) bool {
 	if len(want.Devices) == 0 {
 		return len(got.Devices) == 0 || slices.Equal(got.Devices, []string{"auto"})
 	}
@@ -176,9 +164,9 @@ func properties(want plan.Slice) ([]Property, error) {
 }
 
 // readSlice reads the cgroup of a slice and what was set on it at run time.
-func (h *Host) readSlice(unit, cgroup string) (SliceState, error) {
-	slot, _ := plan.OwnsUnit(unit)
-	s := SliceState{Unit: unit, Slot: slot, Cgroup: cgroup, Files: map[string]string{}}
+func (h *Host) readSlice(unit, cgroup string) (slot.Slice, error) {
+	k, _ := plan.OwnsUnit(unit)
+	s := slot.Slice{Unit: unit, Slot: k, Cgroup: cgroup, Files: map[string]string{}}
 	if cgroup != "" {
 		for _, name := range sliceFiles {
 			data, err := readSmall(h.path("/sys/fs/cgroup", cgroup, name))

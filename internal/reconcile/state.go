@@ -2,21 +2,20 @@ package reconcile
 
 import (
 	"encoding/json"
-	"fmt"
 	"path"
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // State is the actual state of a machine, as far as a plan could change it.
 type State struct {
 	Offline  bool                  `json:"offline,omitempty"` // a tree without a running system
-	Slots    []SlotState           `json:"slots"`             // planned and left over, by index
-	Units    map[string]UnitState  `json:"units"`             // planned and left over, by name
-	Slices   map[string]SliceState `json:"slices"`            // by unit
+	Slots    []slot.State          `json:"slots"`             // planned and left over, by index
+	Units    map[string]slot.Unit  `json:"units"`             // planned and left over, by name
+	Slices   map[string]slot.Slice `json:"slices"`            // by unit
 	Warnings []string              `json:"warnings,omitempty"`
 
 	users   map[string]UserState // by name
@@ -34,28 +33,14 @@ type State struct {
 	now   bool // Host.Now
 }
 
-// SlotState is one slot: its units, its limits and what it runs.
-type SlotState struct {
-	Index      int        `json:"index"`
-	Name       string     `json:"name"`
-	Agent      UnitState  `json:"agent"`
-	Guard      UnitState  `json:"guard"`
-	Slice      SliceState `json:"slice"`
-	Job        *agent.Job `json:"job,omitempty"`
-	Containers []string   `json:"containers,omitempty"` // running below the slice
-
-	cutOff string // why its agent cannot reach its running guard; "" if it can
-}
-
-// Busy returns what a slot is busy with, as in "waits for …"; "" if it is idle.
-func (s SlotState) Busy() string {
-	switch {
-	case s.Job != nil:
-		return fmt.Sprintf("job %s of slot %s", s.Job.ID, s.Name)
-	case len(s.Containers) > 0:
-		return fmt.Sprintf("container %s of slot %s", s.Containers[0], s.Name)
+// Slot returns the state of slot k; only its Index is set if it is unknown.
+func (s *State) Slot(k int) slot.State {
+	for _, ss := range s.Slots {
+		if ss.Index == k {
+			return ss
+		}
 	}
-	return ""
+	return slot.State{Index: k}
 }
 
 // pathState is what is at a path.

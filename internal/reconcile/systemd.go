@@ -3,7 +3,8 @@ package reconcile
 import (
 	"context"
 	"syscall"
-	"time"
+
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // Systemd is the part of the service manager that kbnode uses. Connect returns the real
@@ -11,7 +12,7 @@ import (
 type Systemd interface {
 	// Units reads the state of units, in the order given. A unit that does not exist has
 	// Load "not-found".
-	Units(ctx context.Context, names ...string) ([]UnitState, error)
+	Units(ctx context.Context, names ...string) ([]slot.Unit, error)
 	// Loaded lists the units in memory that match patterns of fnmatch(3).
 	Loaded(ctx context.Context, patterns ...string) ([]string, error)
 	// Reload makes the manager read all unit files again.
@@ -48,37 +49,3 @@ type DeviceAllow struct {
 	Path string
 	Perm string
 }
-
-// UnitState is a systemd unit as the manager reports it.
-type UnitState struct {
-	Name       string    `json:"name"`
-	Load       string    `json:"load"`           // "loaded", "not-found", "masked", …
-	Active     string    `json:"active"`         // "active", "activating", "deactivating", "inactive", "failed"
-	Sub        string    `json:"sub"`            // "running", "auto-restart", …
-	Enabled    bool      `json:"enabled"`        // linked from a target in /etc
-	Since      time.Time `json:"since,omitzero"` // when its state last changed
-	MainPID    int       `json:"main_pid,omitempty"`
-	Restarts   int       `json:"restarts,omitempty"`   // by Restart=, since it was started
-	Result     string    `json:"result,omitempty"`     // "success", "exit-code", … of a service
-	ExitStatus int       `json:"exit_status"`          // of the last main process
-	Cgroup     string    `json:"cgroup,omitempty"`     // below /sys/fs/cgroup
-	NeedReload bool      `json:"need_reload"`          // the unit file on disk is newer
-	Generation string    `json:"generation,omitempty"` // KBNODE_GENERATION of the main process
-}
-
-// Exists reports whether systemd knows a file for the unit.
-func (u UnitState) Exists() bool { return u.Load != "" && u.Load != "not-found" }
-
-// Running reports whether the unit is up, or on its way up or down.
-func (u UnitState) Running() bool {
-	return u.Active == "active" || u.Active == "activating" || u.Active == "deactivating" || u.Active == "reloading"
-}
-
-// Failing reports whether the unit's process ended with an error and is about to be
-// started again. An agent that ends after its job is not failing.
-func (u UnitState) Failing() bool {
-	return u.Result != "success" && (u.Sub == "auto-restart" || u.Sub == "auto-restart-queued" || u.Sub == "stop-post")
-}
-
-// Stopping reports whether the unit was asked to stop and has not stopped yet.
-func (u UnitState) Stopping() bool { return u.Active == "deactivating" }

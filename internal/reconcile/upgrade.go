@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // Upgrade changes the agents of a node to another version, slot by slot, and back if one
@@ -189,8 +190,8 @@ func (u *Upgrade) settle(ctx context.Context, roll plan.AgentRoll, e *RollbackEr
 		}
 		e.Missing = nil
 		for _, sl := range u.plan.Slots {
-			ss := s.slot(sl.Index)
-			there := u.current(ss) && u.registered(sl.Index, ss)
+			ss := s.Slot(sl.Index)
+			there := u.current(ss) && ss.Registered
 			if slices.Contains(roll.Slots, sl.Index) && sl.Serves() && ss.Busy() == "" && !there {
 				e.Missing = append(e.Missing, sl.Name)
 			}
@@ -264,7 +265,7 @@ func (u *Upgrade) tidy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(s.Slots, func(ss SlotState) bool { return ss.Agent.Running() && (ss.Agent.Stopping() || !u.current(ss)) }) {
+	if slices.ContainsFunc(s.Slots, func(ss slot.State) bool { return ss.Agent.Running() && (ss.Agent.Stopping() || !u.current(ss)) }) {
 		return nil
 	}
 	if used, unused := u.agents.Used(); unused {
@@ -308,16 +309,6 @@ func (u *Upgrade) note(slot int, format string, args ...any) {
 	if err := u.Events.Add(e); err != nil {
 		u.Host.log().Warn("event not recorded", "err", err)
 	}
-}
-
-// slot returns a slot's state; the zero value if there is no such slot.
-func (s *State) slot(k int) SlotState {
-	for _, ss := range s.Slots {
-		if ss.Index == k {
-			return ss
-		}
-	}
-	return SlotState{}
 }
 
 // DropRelease removes a release that no slot runs, after it was refused.

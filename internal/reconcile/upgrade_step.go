@@ -2,13 +2,11 @@ package reconcile
 
 import (
 	"context"
-	"os"
 	"slices"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // pending reports whether an agent of these slots could be changed now.
@@ -28,21 +26,18 @@ func (u *Upgrade) step(ctx context.Context, s *State) (next *plan.Agents, busy [
 	}
 	var starting, free, doubtful, full []plan.Slot
 	for _, sl := range u.plan.Slots {
-		ss := s.slot(sl.Index)
-		parked, err := guard.ReadParked(u.Host.path(plan.RunDir(sl.Index)))
+		ss := s.Slot(sl.Index)
 		switch on := slices.Contains(roll.Slots, sl.Index); {
-		case err != nil:
-			return nil, nil, err
 		case slices.Contains(roll.Registered, sl.Index):
-		case !sl.Serves() || len(parked) > 0:
+		case !sl.Serves() || len(ss.Parked) > 0:
 			u.say(sl.Index, "takes no jobs now; it gets the new agent when it does")
 		case !on && (ss.Busy() != "" || ss.Agent.Stopping()):
 			full = append(full, sl)
-		case !on && u.registered(sl.Index, ss):
+		case !on && ss.Registered:
 			free = append(free, sl)
 		case !on:
 			doubtful = append(doubtful, sl) // its agent is away: a failure may be the slot's or the version's
-		case u.current(ss) && u.registered(sl.Index, ss):
+		case u.current(ss) && ss.Registered:
 			u.note(sl.Index, "%s runs %s, which has registered", sl.Name, u.Name(roll.To))
 			u.say(sl.Index, "registered with "+u.Name(roll.To))
 			roll.Registered = append(slices.Clone(roll.Registered), sl.Index)
@@ -100,13 +95,7 @@ func (u *Upgrade) with(roll plan.AgentRoll, more []plan.Slot) *plan.Agents {
 }
 
 // current reports whether a slot's agent was started as it is planned now.
-func (u *Upgrade) current(ss SlotState) bool {
+func (u *Upgrade) current(ss slot.State) bool {
 	i := slices.IndexFunc(u.plan.Units, func(w plan.Unit) bool { return w.Name == ss.Agent.Name })
 	return i >= 0 && ss.Agent.Generation == u.plan.Units[i].Generation
-}
-
-// registered reports whether the agent that runs now has registered with Buildkite.
-func (u *Upgrade) registered(k int, ss SlotState) bool {
-	fi, err := os.Lstat(u.Host.path(agent.RegisteredMarker(k)))
-	return err == nil && ss.Agent.Active == "active" && fi.ModTime().After(ss.Agent.Since)
 }

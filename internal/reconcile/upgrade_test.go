@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 const newAgent = "3.100.0"
@@ -117,13 +117,13 @@ func (f *fleet) running() []string {
 // register makes Buildkite register every running agent that can be.
 func (f *fleet) register() {
 	for k, v := range f.running() {
-		file := filepath.Join(f.h.Root, agent.RegisteredMarker(k))
+		file := filepath.Join(f.h.Root, slot.RegisteredMarker(k))
 		fi, err := os.Stat(file)
 		s, _ := f.diff(f.plan())
 		if v == "none" || v == newAgent && f.bad[k] || err == nil && fi.ModTime().After(s.Slots[k].Agent.Since) {
 			continue
 		}
-		f.write(agent.RegisteredMarker(k), "")
+		f.write(slot.RegisteredMarker(k), "")
 		now := time.Now()
 		if err := os.Chtimes(file, now, now); err != nil {
 			f.t.Fatal(err)
@@ -136,7 +136,7 @@ func (f *fleet) mostDown() {
 	s, _ := f.diff(f.plan())
 	down := 0
 	for _, ss := range s.Slots {
-		fi, err := os.Stat(filepath.Join(f.h.Root, agent.RegisteredMarker(ss.Index)))
+		fi, err := os.Stat(filepath.Join(f.h.Root, slot.RegisteredMarker(ss.Index)))
 		if ss.Job == nil && (err != nil || !fi.ModTime().After(ss.Agent.Since)) {
 			down++
 		}

@@ -12,10 +12,11 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // testedSlot returns slot 1 of two.
-func testedSlot() *slot {
+func testedSlot() *trial {
 	p, pol := testSlot()
 	text, _ := json.Marshal(pol)
 	t := &tester{machine: machine{users: map[string]reconcile.UserState{"kbnode-gpu1": {UID: 2001, GID: 2001}}}}
@@ -23,8 +24,8 @@ func testedSlot() *slot {
 		Slots: []plan.Slot{p, {Index: 2, Name: "gpu2"}},
 		Files: []plan.File{{Path: plan.SlotPolicyPath(1), Content: string(text), Slot: 1}, {Path: "/etc/buildkite-agent/agent-2/x", Slot: 2}, {Path: plan.TokenPath, Slot: -1}},
 	}
-	t.State = &reconcile.State{Slots: []reconcile.SlotState{{Index: 1, Slice: reconcile.SliceState{Cgroup: "/buildkite.slice/buildkite-gpu1.slice"}}}}
-	return &slot{t: t, plan: p, policy: pol, state: t.stateOf(1)}
+	t.State = &reconcile.State{Slots: []slot.State{{Index: 1, Slice: slot.Slice{Cgroup: "/buildkite.slice/buildkite-gpu1.slice"}}}}
+	return &trial{t: t, plan: p, policy: pol, state: t.State.Slot(1)}
 }
 
 // TestAsks tests that the probe tries what belongs to other slots, the node and Docker, and
@@ -123,7 +124,7 @@ func TestOfThePlan(t *testing.T) {
 	if _, err := policyOf(s.t.Plan, 2); err == nil || !strings.Contains(err.Error(), "no policy for slot gpu2") {
 		t.Errorf("got %v", err)
 	}
-	if got := s.t.stateOf(2); got.Slice.Cgroup != "" {
+	if got := s.t.State.Slot(2); got.Slice.Cgroup != "" {
 		t.Errorf("state is %+v", got)
 	}
 	if o := s.otherSlot(); o == nil || o.Index != 2 {
@@ -142,7 +143,7 @@ func TestOfThePlan(t *testing.T) {
 		t.Errorf("report is %+v", s.report)
 	}
 	for want, p := range map[string]plan.Slot{"it is parked: its GPU is lost": {Index: 4095, Parked: "its GPU is lost"}, "": {Index: 4095}} {
-		if got := (&slot{t: s.t, plan: p}).away(); got != want {
+		if got := (&trial{t: s.t, plan: p}).away(); got != want {
 			t.Errorf("away: %q, want %q", got, want)
 		}
 	}

@@ -55,7 +55,7 @@ func emptyRoot() (io.Reader, error) {
 
 // containers runs probes as jobs: one that tries everything, and one that takes more memory
 // than it has.
-func (s *slot) containers(ctx context.Context) ([]Check, error) {
+func (s *trial) containers(ctx context.Context) ([]Check, error) {
 	target, stopNeighbour, err := s.neighbour(ctx)
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func (s *slot) containers(ctx context.Context) ([]Check, error) {
 }
 
 // plain runs a container that asks for everything that a job may have, and tries nothing.
-func (s *slot) plain(ctx context.Context) ([]Check, error) {
+func (s *trial) plain(ctx context.Context) ([]Check, error) {
 	const tried = "a container"
 	memory := s.policy.MemoryBytes
 	if _, err := s.checkout("/"); err != nil {
@@ -117,13 +117,13 @@ func (s *slot) plain(ctx context.Context) ([]Check, error) {
 }
 
 // refused is the check for a container that could not run.
-func (s *slot) refused(tried string, err error) Check {
+func (s *trial) refused(tried string, err error) Check {
 	return Check{Group: "container", Tried: tried, Saw: err.Error(), Do: s.hint()}
 }
 
 // run runs a probe through the slot's guard to its end, and checks what the engine made of
 // it.
-func (s *slot) run(ctx context.Context, what string, ask probe.Ask, memory int64) (docker.Ended, string, error) {
+func (s *trial) run(ctx context.Context, what string, ask probe.Ask, memory int64) (docker.Ended, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, containerTime)
 	defer cancel()
 	text, err := json.Marshal(ask)
@@ -167,7 +167,7 @@ func (s *slot) run(ctx context.Context, what string, ask probe.Ask, memory int64
 
 // gone checks that nothing of a container is left. The probe leaves a process behind that
 // survives its parents.
-func (s *slot) gone(ctx context.Context, id string) []Check {
+func (s *trial) gone(ctx context.Context, id string) []Check {
 	scope := filepath.Join("/sys/fs/cgroup", s.state.Slice.Cgroup, "docker-"+id+".scope")
 	c := Check{Group: "left behind", Tried: "processes of a container that has ended", Do: "sudo systemctl stop docker-" + id + ".scope"}
 	for deadline := time.Now().Add(goneTime); ; {
@@ -191,9 +191,9 @@ func (s *slot) gone(ctx context.Context, id string) []Check {
 
 // neighbour runs a container that listens in another idle slot, and returns its address, or
 // "" if there is no such slot.
-func (s *slot) neighbour(ctx context.Context) (address string, stop func(), err error) {
+func (s *trial) neighbour(ctx context.Context) (address string, stop func(), err error) {
 	stop = func() {}
-	i := slices.IndexFunc(s.t.idle, func(o *slot) bool { return o.plan.Index == s.plan.Index })
+	i := slices.IndexFunc(s.t.idle, func(o *trial) bool { return o.plan.Index == s.plan.Index })
 	other := s.t.idle[(i+1)%len(s.t.idle)]
 	pol := other.policy
 	if other.plan.Index == s.plan.Index || pol.Network == config.NetworkNone || other.hasJob() {
@@ -271,7 +271,7 @@ func windows(sys string) []string {
 const metadata = "169.254.169.254:80"
 
 // containerAsk returns what a hostile submission would try.
-func (s *slot) containerAsk(host []string, neighbour string) probe.Ask {
+func (s *trial) containerAsk(host []string, neighbour string) probe.Ask {
 	k := s.plan.Index
 	ask := probe.Ask{
 		Calls: true, Daemon: true, Forks: 4 * probePids, Proc: true,

@@ -83,7 +83,7 @@ func numbers(paths []string) []probe.Number {
 // host runs two probes in the slot's slice, where commands of jobs run: one as the slot's
 // user, with all groups that the system gives it, and one as root, whom only the slice
 // keeps from a device.
-func (s *slot) host(ctx context.Context) ([]Check, error) {
+func (s *trial) host(ctx context.Context) ([]Check, error) {
 	ask := s.hostAsk()
 	user, err := s.program(ctx, "user", s.plan.User, ask)
 	if err != nil {
@@ -110,7 +110,7 @@ func userOf(m machine, name string) (reconcile.UserState, error) {
 }
 
 // program runs a probe in the slot's slice.
-func (s *slot) program(ctx context.Context, what, user string, ask probe.Ask) (*probe.Facts, error) {
+func (s *trial) program(ctx context.Context, what, user string, ask probe.Ask) (*probe.Facts, error) {
 	text, err := json.Marshal(ask)
 	if err != nil {
 		return nil, fmt.Errorf("ask a probe: %w", err)
@@ -134,7 +134,7 @@ func readFacts(text []byte) (*probe.Facts, error) {
 }
 
 // hostAsk returns what a hostile command of a job on the host would try.
-func (s *slot) hostAsk() probe.Ask {
+func (s *trial) hostAsk() probe.Ask {
 	k, agent := s.plan.Index, strconv.Itoa(s.state.Agent.MainPID)
 	ask := probe.Ask{
 		Open: []string{

@@ -66,7 +66,7 @@ func owned(path string, never fs.FileMode, do string) Check {
 
 // listener checks that the slot's guard answers on its socket. The kernel tells which
 // process listens.
-func (s *slot) listener() Check {
+func (s *trial) listener() Check {
 	c := Check{Group: "requests", Tried: "who listens on " + s.policy.Socket, Do: s.hint()}
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: s.policy.Socket})
 	if err != nil {

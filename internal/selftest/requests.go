@@ -24,7 +24,7 @@ func slow(r hostile.Request) bool { return r.Patience >= 30*time.Second }
 
 // slowClients sends what a guard must cut off after a while. These requests need no
 // container, so they run in all slots at once, before anything else.
-func (s *slot) slowClients(ctx context.Context) <-chan []Check {
+func (s *trial) slowClients(ctx context.Context) <-chan []Check {
 	done := make(chan []Check, 1)
 	var group sync.WaitGroup
 	var mu sync.Mutex
@@ -50,7 +50,7 @@ func (s *slot) slowClients(ctx context.Context) <-chan []Check {
 }
 
 // requests sends the whole table to the slot's guard.
-func (s *slot) requests(ctx context.Context) ([]Check, error) {
+func (s *trial) requests(ctx context.Context) ([]Check, error) {
 	s.add(s.listener())
 	target, err := s.target(ctx)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *slot) requests(ctx context.Context) ([]Check, error) {
 	return append(checks, made...), err
 }
 
-func (s *slot) check(r hostile.Request, saw string, held bool) Check {
+func (s *trial) check(r hostile.Request, saw string, held bool) Check {
 	c := Check{Group: "requests", Tried: r.Group + ": " + r.Name, Saw: saw, Held: held}
 	if !held {
 		c.Do = s.hint()
@@ -92,7 +92,7 @@ func (s *slot) check(r hostile.Request, saw string, held bool) Check {
 	return c
 }
 
-func (s *slot) send(ctx context.Context, r hostile.Request, target hostile.Target) Check {
+func (s *trial) send(ctx context.Context, r hostile.Request, target hostile.Target) Check {
 	answer, err := r.Send(ctx, s.policy.Socket, target)
 	if err != nil {
 		return s.check(r, err.Error(), false)
@@ -108,7 +108,7 @@ func (s *slot) send(ctx context.Context, r hostile.Request, target hostile.Targe
 }
 
 // rebuilt sends a request for a container, and checks what the engine made.
-func (s *slot) rebuilt(ctx context.Context, r hostile.Request, target hostile.Target) Check {
+func (s *trial) rebuilt(ctx context.Context, r hostile.Request, target hostile.Target) Check {
 	answer, err := r.Send(ctx, s.policy.Socket, target)
 	if err != nil {
 		return s.check(r, err.Error(), false)
@@ -129,7 +129,7 @@ func (s *slot) rebuilt(ctx context.Context, r hostile.Request, target hostile.Ta
 }
 
 // faults compares a container, as the engine has it, with the plan.
-func (s *slot) faults(ctx context.Context, id string) ([]string, error) {
+func (s *trial) faults(ctx context.Context, id string) ([]string, error) {
 	in, err := s.t.engine.Inspect(ctx, id)
 	if err != nil {
 		return nil, err
@@ -141,14 +141,14 @@ func (s *slot) faults(ctx context.Context, id string) ([]string, error) {
 }
 
 // name returns the name of a container of this slot in the engine.
-func (s *slot) name(what string) string { return hostile.Name + "-" + s.plan.Name + "-" + what }
+func (s *trial) name(what string) string { return hostile.Name + "-" + s.plan.Name + "-" + what }
 
 // prefix is what the slot's guard puts before the names of containers.
-func (s *slot) prefix() string { return "kbnode-" + s.plan.Name + "-" }
+func (s *trial) prefix() string { return "kbnode-" + s.plan.Name + "-" }
 
 // target creates what the requests aim at: a container of the slot, one of no slot with a
 // label that claims the slot, and a directory with links out of it.
-func (s *slot) target(ctx context.Context) (hostile.Target, error) {
+func (s *trial) target(ctx context.Context) (hostile.Target, error) {
 	t := hostile.Target{
 		Image: image, OtherName: s.name("other"), OtherGPU: "GPU-00000000-0000-0000-0000-000000000000",
 		OtherSlice: "system.slice", OtherWork: "/var/lib/kbnode",
@@ -183,7 +183,7 @@ func (s *slot) target(ctx context.Context) (hostile.Target, error) {
 }
 
 // guarded returns the engine as the slot's jobs see it.
-func (s *slot) guarded() (*docker.Engine, func(), error) {
+func (s *trial) guarded() (*docker.Engine, func(), error) {
 	e, err := docker.New(s.policy.Socket)
 	if err != nil {
 		return nil, nil, err
@@ -192,7 +192,7 @@ func (s *slot) guarded() (*docker.Engine, func(), error) {
 }
 
 // otherSlot returns the next slot, wrapping around, or nil if there is only one.
-func (s *slot) otherSlot() *plan.Slot {
+func (s *trial) otherSlot() *plan.Slot {
 	all := s.t.Plan.Slots
 	if len(all) < 2 {
 		return nil
@@ -203,7 +203,7 @@ func (s *slot) otherSlot() *plan.Slot {
 
 // madeByRefused looks for what refused requests created, and checks that the target's two
 // containers still exist and were never started.
-func (s *slot) madeByRefused(ctx context.Context, target hostile.Target) ([]Check, error) {
+func (s *trial) madeByRefused(ctx context.Context, target hostile.Target) ([]Check, error) {
 	traces, err := s.t.engine.Traces(ctx, hostile.Name)
 	if err != nil {
 		return nil, err
@@ -241,7 +241,7 @@ func (s *slot) madeByRefused(ctx context.Context, target hostile.Target) ([]Chec
 
 // checkout makes a directory among the slot's checkouts, with links that lead out of it. It
 // follows no links, because the slot's user could replace any part of the path.
-func (s *slot) checkout(other string) (string, error) {
+func (s *trial) checkout(other string) (string, error) {
 	root, err := os.OpenRoot(s.policy.WorkRoot)
 	if err != nil {
 		return "", fmt.Errorf("make a checkout: %w", err)
@@ -260,7 +260,7 @@ func (s *slot) checkout(other string) (string, error) {
 }
 
 // tidy removes what this slot's part has created, so that a job finds none of it.
-func (s *slot) tidy(ctx context.Context) {
+func (s *trial) tidy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 	defer cancel()
 	traces, err := s.t.engine.Traces(ctx, hostile.Name)

@@ -99,7 +99,7 @@ type tester struct {
 	policies map[int]plan.JobPolicy
 	engine   *docker.Engine
 	machine  machine
-	idle     []*slot // including those that Options.Slots leaves out
+	idle     []*trial // including those that Options.Slots leaves out
 }
 
 func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
@@ -107,10 +107,10 @@ func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
 	if !t.Quick {
 		reports = append(reports, SlotReport{Slot: "node", Index: -1, Checks: t.node()})
 	}
-	var slots []*slot
+	var slots []*trial
 	tried := false
 	for _, s := range t.Plan.Slots {
-		sl := &slot{t: t, plan: s, policy: t.policies[s.Index], state: t.stateOf(s.Index)}
+		sl := &trial{t: t, plan: s, policy: t.policies[s.Index], state: t.State.Slot(s.Index)}
 		sl.report = SlotReport{Slot: s.Name, Index: s.Index, Checks: []Check{}, Skipped: sl.away()}
 		if sl.report.Skipped == "" {
 			t.idle = append(t.idle, sl)
@@ -136,7 +136,7 @@ func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
 
 // slots tries the idle slots, a few at a time. Steps that only take time start in all of
 // them at once.
-func (t *tester) slots(ctx context.Context, slots []*slot) error {
+func (t *tester) slots(ctx context.Context, slots []*trial) error {
 	errs := make([]error, len(slots))
 	places := make(chan struct{}, atOnce)
 	if t.Quick {
@@ -197,15 +197,6 @@ func (t *tester) erase(ctx context.Context) error {
 		err = errors.Join(err, t.engine.Erase(ctx, trace))
 	}
 	return err
-}
-
-func (t *tester) stateOf(k int) reconcile.SlotState {
-	for _, s := range t.State.Slots {
-		if s.Index == k {
-			return s
-		}
-	}
-	return reconcile.SlotState{}
 }
 
 // policyOf returns a slot's policy as planned.

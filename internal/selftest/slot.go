@@ -7,43 +7,32 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// slot is one slot's part of a run.
-type slot struct {
+// trial is one slot's part of a run.
+type trial struct {
 	t      *tester
 	plan   plan.Slot
 	policy plan.JobPolicy
-	state  reconcile.SlotState
+	state  slot.State
 
 	mu     sync.Mutex
 	report SlotReport
 }
 
-func (s *slot) add(checks ...Check) {
+func (s *trial) add(checks ...Check) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.report.Checks = append(s.report.Checks, checks...)
 }
 
 // away returns why a slot is not tried, or "" if it is.
-func (s *slot) away() string {
-	if s.plan.Parked != "" {
-		return "it is parked: " + s.plan.Parked
-	}
-	if !s.plan.Serves() {
-		return "it is " + s.plan.Drains[0].String()
-	}
-	parked, err := guard.ReadParked(plan.RunDir(s.plan.Index))
-	if err != nil {
-		return err.Error()
-	}
-	if len(parked) > 0 {
-		return "it is parked: " + parked[0].Reason
+func (s *trial) away() string {
+	if why := s.state.Away(s.plan); why != "" {
+		return why
 	}
 	if busy := s.state.Busy(); busy != "" {
 		return "it is busy with " + busy
@@ -56,7 +45,7 @@ var errJob = errors.New("a job started")
 
 // try runs all steps in one slot. A job that comes in the meantime goes first and ends the
 // current step.
-func (s *slot) try(ctx context.Context) error {
+func (s *trial) try(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	go s.watch(ctx, stop)
@@ -96,7 +85,7 @@ func (s *slot) try(ctx context.Context) error {
 }
 
 // watch ends the test when the slot's agent has a job.
-func (s *slot) watch(ctx context.Context, stop context.CancelCauseFunc) {
+func (s *trial) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(jobPoll)
 	defer tick.Stop()
 	for {
@@ -113,22 +102,22 @@ func (s *slot) watch(ctx context.Context, stop context.CancelCauseFunc) {
 }
 
 // hasJob reports whether the slot's agent runs a job now.
-func (s *slot) hasJob() bool {
+func (s *trial) hasJob() bool {
 	if s.state.Agent.Cgroup == "" {
 		return false
 	}
-	job, err := agent.CurrentJob("/", s.state.Agent.Cgroup, s.state.Agent.MainPID)
+	job, err := slot.CurrentJob("/", s.state.Agent.Cgroup, s.state.Agent.MainPID)
 	return err == nil && job != nil
 }
 
 // hint returns what to type if nothing better is known.
-func (s *slot) hint() string {
+func (s *trial) hint() string {
 	k := s.plan.Index
 	return fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; until it holds, keep jobs away: sudo systemctl stop %s", plan.GuardUnit(k), plan.AgentUnit(k))
 }
 
 // planned returns the differences that kbnode reconcile would fix.
-func (s *slot) planned(context.Context) ([]Check, error) {
+func (s *trial) planned(context.Context) ([]Check, error) {
 	return comparison(s.t.Changes, s.plan.Index, "the slot's files, units and limits"), nil
 }
 

@@ -45,7 +45,7 @@ func TestEmptyRoot(t *testing.T) {
 // put something else in its place.
 func TestCheckout(t *testing.T) {
 	t.Parallel()
-	s := &slot{t: &tester{}, plan: plan.Slot{User: "kbnode-gpu1"}, policy: plan.JobPolicy{WorkRoot: t.TempDir()}}
+	s := &trial{t: &tester{}, plan: plan.Slot{User: "kbnode-gpu1"}, policy: plan.JobPolicy{WorkRoot: t.TempDir()}}
 	if _, err := s.checkout("/x"); err == nil || !strings.Contains(err.Error(), "kbnode-gpu1 does not exist") {
 		t.Errorf("without a user: %v", err)
 	}
@@ -73,7 +73,7 @@ func TestCheckout(t *testing.T) {
 func TestListener(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "s")
-	s := &slot{plan: plan.Slot{Name: "gpu1", Index: 1}, policy: plan.JobPolicy{Socket: path}}
+	s := &trial{plan: plan.Slot{Name: "gpu1", Index: 1}, policy: plan.JobPolicy{Socket: path}}
 	if c := s.listener(); c.Held || c.Do == "" {
 		t.Errorf("nobody listens: %+v", c)
 	}

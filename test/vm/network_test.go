@@ -289,7 +289,8 @@ func TestNetwork(t *testing.T) {
 		blocked(t)
 	})
 	t.Run("Docker starts anew", func(t *testing.T) {
-		m.Sh("systemctl restart docker; docker start theirs")
+		m.Sh("systemctl restart docker")
+		m.Wait("their container", "docker start theirs") // the one before may still be ending
 		m.Try("docker rm -f kbnode-gpu0-server kbnode-gpu1-server")
 		address[0], address[1] = n.serve(0), n.serve(1)
 		theirs = m.Sh("docker inspect -f '{{.NetworkSettings.IPAddress}}' theirs")

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // Systemd is a recording reconcile.Systemd for one tree.
@@ -99,13 +100,13 @@ func (s *Systemd) say(parts ...string) error {
 }
 
 // Units implements reconcile.Systemd.
-func (s *Systemd) Units(_ context.Context, names ...string) ([]reconcile.UnitState, error) {
+func (s *Systemd) Units(_ context.Context, names ...string) ([]slot.Unit, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]reconcile.UnitState, len(names))
+	out := make([]slot.Unit, len(names))
 	for i, name := range names {
 		text, onDisk := s.file(name)
-		state := reconcile.UnitState{Name: name, Load: "not-found", Active: "inactive", Sub: "dead"}
+		state := slot.Unit{Name: name, Load: "not-found", Active: "inactive", Sub: "dead"}
 		if onDisk {
 			state.Load, state.NeedReload = "loaded", s.outdated
 		}

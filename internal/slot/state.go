@@ -1,0 +1,152 @@
+// Package slot knows what a slot is now: its policy, its units and the job they run, whether its
+// agent has registered with Buildkite, why it takes no jobs, and its state in one word.
+package slot
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// RegisterTime is how long an agent has to register with Buildkite after its start.
+const RegisterTime = 2 * time.Minute
+
+// State is one slot: its units, its limits and what it runs.
+type State struct {
+	Index      int      `json:"index"`
+	Name       string   `json:"name"`
+	Agent      Unit     `json:"agent"`
+	Guard      Unit     `json:"guard"`
+	Slice      Slice    `json:"slice"`
+	Job        *Job     `json:"job,omitempty"`
+	Containers []string `json:"containers,omitempty"` // running below the slice
+	Registered bool     `json:"registered,omitempty"` // the agent that runs now, with Buildkite
+	Parked     []Parked `json:"parked,omitempty"`     // why it takes no jobs, oldest reason first
+
+	// CutOff is why its agent cannot reach its running guard; "" if it can.
+	CutOff string `json:"-"`
+}
+
+// Slice is the kernel's state of a slice.
+type Slice struct {
+	Unit   string `json:"unit"`
+	Slot   int    `json:"slot"` // -1 for the slice above all slots
+	Cgroup string `json:"cgroup,omitempty"`
+	// Files maps files of the cgroup to their contents, without the newline. A file that
+	// the kernel does not have is absent.
+	Files map[string]string `json:"files"`
+	// Devices is the device policy that was last set on the running slice: the policy,
+	// then sorted lines. The kernel's own copy is a program that cannot be read back.
+	Devices []string `json:"devices"`
+}
+
+// Look adds what the slot runs, whether its agent has registered, and why it takes no jobs. The
+// units must be known. On an error, what the slot runs is unknown.
+func (s State) Look(root string) (State, error) {
+	parked, err := ReadParked(filepath.Join(root, plan.RunDir(s.Index)))
+	if err != nil { // the guard parks the slot too
+		parked = []Parked{{Reason: err.Error()}}
+	}
+	s.Parked = parked
+	s.Registered = s.Agent.Active == "active" && registered(root, s.Index, s.Agent.Since)
+	if s.Agent.Cgroup != "" {
+		if s.Job, err = CurrentJob(root, s.Agent.Cgroup, s.Agent.MainPID); err != nil {
+			return s, err
+		}
+	}
+	if s.Slice.Cgroup != "" {
+		if s.Containers, err = Containers(root, s.Slice.Cgroup); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// RegisteredMarker returns the file whose modification time is when a slot's agent last
+// registered with Buildkite. The slot's guard writes it when the agent reports that.
+func RegisteredMarker(k int) string { return plan.RunDir(k) + "/" + RegisteredName }
+
+// RegisteredName is the name of that file in the slot's run directory.
+const RegisteredName = "registered"
+
+// registered reports whether a slot's agent has registered since it was started. Each agent runs
+// one job, so an older marker is another agent's.
+func registered(root string, k int, since time.Time) bool {
+	info, err := os.Lstat(filepath.Join(root, RegisteredMarker(k))) // a link is not the guard's
+	return err == nil && !info.ModTime().Before(since)
+}
+
+// Busy returns what a slot is busy with, as in "waits for …"; "" if it is idle.
+func (s State) Busy() string {
+	switch {
+	case s.Job != nil:
+		return fmt.Sprintf("job %s of slot %s", s.Job.ID, s.Name)
+	case len(s.Containers) > 0:
+		return fmt.Sprintf("container %s of slot %s", s.Containers[0], s.Name)
+	}
+	return ""
+}
+
+// Away returns why a planned slot takes no jobs, whatever it runs; "" if it takes them.
+func (s State) Away(p plan.Slot) string {
+	switch {
+	case p.Parked != "":
+		return "it is parked: " + p.Parked
+	case len(p.Drains) > 0:
+		return "it is " + p.Drains[0].String()
+	case len(s.Parked) > 0:
+		return "it is parked: " + s.Parked[0].Reason
+	}
+	return ""
+}
+
+// Failed reports whether the agent has given up, or ends with an error again and again.
+func (s State) Failed() bool { return s.Agent.Active == "failed" || s.Agent.Failing() }
+
+// Disconnected returns why an agent that should wait for jobs does not; "" if it does, or
+// need not.
+func (s State) Disconnected(p plan.Slot, now time.Time) string {
+	unit := plan.AgentUnit(s.Index)
+	switch {
+	case !p.Serves() || s.Job != nil || s.Agent.Stopping():
+		return ""
+	case s.Failed():
+		return fmt.Sprintf("its agent keeps failing; journalctl -u %s shows why", unit)
+	case s.Agent.Active != "active" || now.Sub(s.Agent.Since) < RegisterTime || s.Registered:
+		return ""
+	case len(s.Parked) > 0:
+		return "" // it waits, and reports why
+	}
+	return fmt.Sprintf("its agent runs but has not registered; journalctl -u %s shows why", unit)
+}
+
+// Words are all results of Word.
+var Words = []string{"idle", "busy", "draining", "drained", "parked", "starting", "stopping", "failed", "down"}
+
+// Word returns the state of a planned slot in one word.
+func (s State) Word(p plan.Slot) string {
+	parked := len(s.Parked) > 0
+	switch {
+	case s.Job != nil && (parked || len(p.Drains) > 0 || s.Agent.Stopping()):
+		return "draining"
+	case s.Job != nil:
+		return "busy"
+	case parked || p.Parked != "":
+		return "parked"
+	case s.Failed():
+		return "failed"
+	case s.Agent.Stopping():
+		return "stopping"
+	case len(p.Drains) > 0 && !s.Agent.Running():
+		return "drained"
+	case s.Agent.Active == "active":
+		return "idle"
+	case s.Agent.Running():
+		return "starting"
+	default:
+		return "down"
+	}
+}
