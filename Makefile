@@ -32,6 +32,8 @@ PROBE  := internal/inventory/probe/bin
 
 CC_amd64 := $(if $(filter amd64,$(HOST_ARCH)),gcc,x86_64-linux-gnu-gcc)
 CC_arm64 := $(if $(filter arm64,$(HOST_ARCH)),gcc,aarch64-linux-gnu-gcc)
+DEPS_amd64 := $(if $(filter amd64,$(HOST_ARCH)),gcc libc6-dev,gcc-x86-64-linux-gnu libc6-dev-amd64-cross)
+DEPS_arm64 := $(if $(filter arm64,$(HOST_ARCH)),gcc libc6-dev,gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
 
 .PHONY: help
 help: ## list the targets
@@ -44,15 +46,17 @@ include test/postgres/postgres.mk
 # ---- build ----------------------------------------------------------------
 
 .PHONY: build
-build: build/kbnode-linux-amd64 build/kbnode-linux-arm64 ## build static binaries for amd64 and arm64 in build/
-	@ln -sf kbnode-linux-$(HOST_ARCH) build/kbnode
-	@file build/kbnode-linux-* 2>/dev/null || true
+build: $(BIN) ## build a static binary for this machine in build/
+	@ln -sf $(notdir $(BIN)) build/kbnode
+
+.PHONY: build-all
+build-all: build build/kbnode-linux-amd64 build/kbnode-linux-arm64 ## build static binaries for amd64 and arm64 in build/
 
 SOURCES := $(shell git ls-files -co --exclude-standard -- '*.go' go.mod go.sum 'hooks/*' 'systemd/*' 'packaging/image/*' 2>/dev/null)
 
 # The NVML probe is the only cgo program; kbnode embeds it, compressed.
 # -z lazy: go-nvml has undefined symbols that older drivers lack.
-$(PROBE)/%/kbnode-nvml.gz: $(wildcard cmd/kbnode-nvml/*.go internal/inventory/probe/*.go) go.mod | deps-build
+$(PROBE)/%/kbnode-nvml.gz: $(wildcard cmd/kbnode-nvml/*.go internal/inventory/probe/*.go) go.mod | deps-%
 	mkdir -p build/probe
 	CGO_ENABLED=1 GOOS=linux GOARCH=$* CC=$(CC_$*) go build -trimpath -ldflags '-s -w -extldflags=-Wl,-z,lazy' -o build/probe/kbnode-nvml-$* ./cmd/kbnode-nvml
 	gzip -9 -n -c build/probe/kbnode-nvml-$* >$@
@@ -74,7 +78,7 @@ snapshot: $(GORELEASER) ## build archives, .deb and .rpm of the working tree in 
 	$(if $(SNAPSHOT),KBNODE_SNAPSHOT=$(SNAPSHOT)) $(REMOTE) $(GORELEASER) release --snapshot --clean --parallelism 2
 
 .PHONY: packages-check
-packages-check: $(GORELEASER) | deps-build deps-check ## check the packages of this commit: reproducible builds, lintian, rpm, content
+packages-check: $(GORELEASER) | deps-check ## check the packages of this commit: reproducible builds, lintian, rpm, content
 	$(call need,lintian,lintian)
 	$(call need,rpm,rpm)
 	$(call need,cpio,cpio)
@@ -114,10 +118,10 @@ package-files: $(PACKAGE_ARCHES:%=$(PROBE)/%/kbnode-nvml.gz)
 # ---- test -----------------------------------------------------------------
 
 .PHONY: test
-test: check test-long test-db test-vm ## run everything: check, the tests that check skips to save time, the results database, and the scenarios in the virtual machine
+test: lint hooks-lint spell race test-long test-db test-vm ## run everything: what check runs, under the race detector, the tests that check skips to save time, the results database, and the scenarios in the virtual machine
 
 .PHONY: check
-check: lint hooks-lint spell unit ## run linters, the spell check, and unit tests under the race detector
+check: lint hooks-lint spell unit ## run linters, the spell check, and unit tests
 
 .PHONY: lint
 lint: $(LINT)
@@ -127,16 +131,15 @@ lint: $(LINT)
 hooks-lint: | deps-check
 	shellcheck -x hooks/environment hooks/pre-bootstrap hooks/pre-artifact hooks/pre-exit hooks/agent-startup .ci/run packaging/scripts/* $$(git ls-files -co --exclude-standard -- '*.sh')
 
-# Names and deliberate typos that look like misspelled words. Test data is not checked.
-SPELT := ane,debgu,frmo,inflight,inforce,nce,nd,passtime,renderd,te,ue,ues,updat,chek,instal,queu
-
+# .codespellrc lists words that only look misspelled. Test data is not checked.
 .PHONY: spell
 spell: | deps-check ## find misspelled words in documents, comments and messages
-	git ls-files -co --exclude-standard -- . ':!:go.sum' ':!:*/testdata/*' ':!:*.svg' | xargs -d '\n' codespell --ignore-words-list $(SPELT)
+	git ls-files -co --exclude-standard -- . ':!:go.sum' ':!:*/testdata/*' ':!:*.svg' | xargs -d '\n' codespell
 
-.PHONY: unit
-unit: $(AGENT) | deps-build deps-check
-	KBNODE_TEST_AGENT=$(AGENT) go test -race -short ./...
+# The linters run go vet.
+.PHONY: unit race
+unit race: $(AGENT) | deps-$(HOST_ARCH) deps-check
+	KBNODE_TEST_AGENT=$(AGENT) go test $(if $(filter race,$@),-race) -vet=off -short ./...
 
 .PHONY: test-long
 test-long: | deps-check ## test the examples with compiled submissions, and a thousand nodes against the fake Buildkite
@@ -194,10 +197,9 @@ define need
 	@command -v $(1) >/dev/null || { $(SUDO) apt-get update -qq; DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $(2) >/dev/null; }
 endef
 
-.PHONY: deps-build
-deps-build:
-	$(call need,$(CC_$(HOST_ARCH)),gcc libc6-dev)
-	$(if $(filter amd64,$(HOST_ARCH)),$(call need,aarch64-linux-gnu-gcc,gcc-aarch64-linux-gnu libc6-dev-arm64-cross))
+.PHONY: deps-amd64 deps-arm64
+deps-amd64 deps-arm64: deps-%:
+	$(call need,$(CC_$*),$(DEPS_$*))
 
 .PHONY: deps-check
 deps-check:

@@ -27,10 +27,10 @@ func TestAMDNodeReadsNothingOfNVIDIA(t *testing.T) {
 	for _, m := range []machinetest.Machine{machinetest.MI300X(), machinetest.MI300XCPX(), driverless, dead} {
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
-			root := nodeTree(t, m, config.Config{Queue: "mi300"}, "queue: mi300\n")
+			root, bare := nodeTree(t, m, config.Config{Queue: "mi300"}, "queue: mi300\n"), m.Dir(t)
 			commands := [][]string{
 				{"inventory", "--root", root}, {"inventory", "--root", root, "--json"},
-				{"plan", "--root", m.Dir(t), "--queue", "mi300"}, {"plan", "--root", m.Dir(t)},
+				{"plan", "--root", bare, "--queue", "mi300"}, {"plan", "--root", bare},
 			}
 			for _, kind := range pipeline.Kinds {
 				commands = append(commands, []string{"pipeline", kind, "--root", root}, []string{"pipeline", kind, "--root", root, "--json"})

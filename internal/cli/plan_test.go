@@ -30,11 +30,12 @@ func TestPlanText(t *testing.T) {
 // TestPlanSaysHowManyGPUs checks that a vendor who lends some of the GPUs sees how many.
 func TestPlanSaysHowManyGPUs(t *testing.T) {
 	t.Parallel()
+	root := machinetest.B200x8().Dir(t)
 	for args, want := range map[string]string{
 		"--gpu-count 4": "\n4 of 8 GPUs used\n", "--gpus 0,2-3": "\n3 of 8 GPUs used\n", "--gpus 4-4": "\n1 of 8 GPUs used\n",
 		"--gpus none --slots 2": "\n0 of 8 GPUs used\n", "--gpus all": "", "--gpu-count 8 --gpus all": "",
 	} {
-		got := kbnode(t, append([]string{"plan", "--root", machinetest.B200x8().Dir(t), "--queue", "q"}, strings.Fields(args)...)...)
+		got := kbnode(t, append([]string{"plan", "--root", root, "--queue", "q"}, strings.Fields(args)...)...)
 		if got.code != 0 || !strings.Contains(got.out, want) || want == "" && strings.Contains(got.out, "GPUs used") {
 			t.Errorf("%s: code %d, %q in\n%s%s", args, got.code, want, got.out, got.err)
 		}

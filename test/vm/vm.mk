@@ -10,7 +10,7 @@ VM_ENV = AGENT=$(abspath $(AGENT)) KBNODE_BIN=$(abspath $(BIN)) BKSTUB_BIN=$(abs
 	NVML_LIB=$(abspath $(VM_NVML)) KBNODE_VM_LOGS=$(abspath build/vm-logs) \
 	KBNODE_DEBS=$(abspath build/debs) KBNODE_SCREENS=$(abspath build/screens)
 
-$(VM_NVML): $(wildcard test/nvml/*) go.mod | deps-build
+$(VM_NVML): $(wildcard test/nvml/*) go.mod | deps-$(HOST_ARCH)
 	@mkdir -p $(@D)
 	test/nvml/build.sh $@
 
