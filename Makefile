@@ -15,8 +15,10 @@ TOOLS     := $(CACHE)/tools
 
 LINT_VERSION  := 2.15.0
 AGENT_VERSION := 3.76.2
+VALE_VERSION  := 3.21.0
 LINT  := $(TOOLS)/golangci-lint-$(LINT_VERSION)/golangci-lint
 AGENT := $(TOOLS)/agent-$(AGENT_VERSION)/agent
+VALE  := $(TOOLS)/vale-$(VALE_VERSION)/vale
 GORELEASER_VERSION := 2.13.0
 GORELEASER := $(TOOLS)/goreleaser-$(GORELEASER_VERSION)/goreleaser
 
@@ -118,10 +120,10 @@ package-files: $(PACKAGE_ARCHES:%=$(PROBE)/%/kbnode-nvml.gz)
 # ---- test -----------------------------------------------------------------
 
 .PHONY: test
-test: lint hooks-lint spell race test-long test-db test-vm ## run everything: what check runs, under the race detector, the tests that check skips to save time, the results database, and the scenarios in the virtual machine
+test: lint hooks-lint spell prose race test-long test-db test-vm ## run everything: what check runs, under the race detector, the tests that check skips to save time, the results database, and the scenarios in the virtual machine
 
 .PHONY: check
-check: lint hooks-lint spell unit ## run linters, the spell check, and unit tests
+check: lint hooks-lint spell prose unit ## run linters, the checks of spelling and words, and unit tests
 
 .PHONY: lint
 lint: $(LINT)
@@ -135,6 +137,10 @@ hooks-lint: | deps-check
 .PHONY: spell
 spell: | deps-check ## find misspelled words in documents, comments and messages
 	git ls-files -co --exclude-standard -- . ':!:go.sum' ':!:*/testdata/*' ':!:*.svg' | xargs -d '\n' codespell
+
+.PHONY: prose
+prose: $(VALE) ## check the words of documents against .vale/kbnode
+	git ls-files -co --exclude-standard -- '*.md' ':!:*/testdata/*' | xargs -d '\n' $(VALE) --output=line
 
 # The linters run go vet.
 .PHONY: unit race
@@ -184,6 +190,11 @@ fuzz: ## fuzz the parsers of hostile input, a minute each
 
 $(LINT):
 	GOBIN=$(@D) CGO_ENABLED=0 go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(LINT_VERSION)
+
+# Vale reads Go through C parsers.
+$(VALE): | deps-$(HOST_ARCH)
+	$(call need,g++,g++)
+	GOBIN=$(@D) CGO_ENABLED=1 CGO_CFLAGS='-O0 -w' CGO_CXXFLAGS='-O0 -w' go install -trimpath -ldflags='-s -w' github.com/vale-cli/vale/v3/cmd/vale@v$(VALE_VERSION)
 
 $(GORELEASER):
 	GOBIN=$(@D) CGO_ENABLED=0 go install -trimpath -ldflags='-s -w' github.com/goreleaser/goreleaser/v2@v$(GORELEASER_VERSION)
