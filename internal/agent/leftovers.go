@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -108,7 +108,7 @@ func (d leftDir) empty(uid int) error {
 			continue
 		}
 		if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) == uid {
-			errs = append(errs, guard.RemoveTree(root, e.Name()))
+			errs = append(errs, disk.RemoveTree(root, e.Name()))
 		}
 	}
 	return errors.Join(errs...)

@@ -17,10 +17,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/events"
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/metrics"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -80,7 +80,7 @@ func runDaemon(ctx context.Context, s Streams) error {
 			if !seen.Whole {
 				return // the next look soon needs this memory again
 			}
-			if err := guard.Trim(); err != nil {
+			if err := lazy.Trim(); err != nil {
 				s.logger().Debug("memory not released", "err", err)
 			}
 		},

@@ -10,6 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
@@ -37,7 +38,7 @@ func newAgentExec(s Streams) *cobra.Command {
 			}
 			// A slice without its unit limits nothing, so an agent that started outside of its
 			// plan must not take a job.
-			if err := guard.CheckSlice("/sys/fs/cgroup", pol); err != nil {
+			if err := slot.CheckLimits("/sys/fs/cgroup", pol); err != nil {
 				return err
 			}
 			if err := agent.Ready(cmd.Context(), k, s.logger()); cmd.Context().Err() != nil {
@@ -66,7 +67,7 @@ func newGuard(s Streams) *cobra.Command {
 				return err
 			}
 			beFrugal()
-			if err := guard.Trim(); err != nil { // frees what the start of the program needed
+			if err := lazy.Trim(); err != nil { // frees what the start of the program needed
 				s.logger().Debug("memory not released", "err", err)
 			}
 			probe.Keep() // it looks at its GPU after each job, while the next may wait

@@ -6,9 +6,9 @@ import (
 	"os"
 	"slices"
 
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/keeper"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -99,7 +99,7 @@ func (m *Machine) gpuMemory() Answer {
 		var idle struct {
 			UsedBytes int64 `json:"used_bytes"`
 		}
-		text, err := m.read(run + "/" + guard.IdleFile)
+		text, err := m.read(run + "/" + keeper.IdleFile)
 		// The memory of a GPU that is a NUMA node belongs to the kernel. All partitions
 		// share the GPU's memory.
 		if i < 0 || s.GPUs[0].Part != "" || err != nil || json.Unmarshal([]byte(text), &idle) != nil || m.Inventory.GPUs[i].MemoryNode >= 0 {
@@ -107,9 +107,9 @@ func (m *Machine) gpuMemory() Answer {
 		}
 		g := m.Inventory.GPUs[i]
 		looked++
-		if m.State.Slot(s.Index).Busy() == "" && g.Processes == 0 && g.MemoryUsedBytes > idle.UsedBytes+guard.GPUSlack {
+		if m.State.Slot(s.Index).Busy() == "" && g.Processes == 0 && g.MemoryUsedBytes > idle.UsedBytes+keeper.GPUSlack {
 			all = append(all, warn("%d MiB of its GPU's memory are in use without a process; %d MiB were in use when it was idle", g.MemoryUsedBytes>>20, idle.UsedBytes>>20).of(s.Index).
-				advise("reset the GPU as "+Pages+"health.md says under \"Resetting a GPU\", or delete %s/%s if that is its idle state now", run, guard.IdleFile))
+				advise("reset the GPU as "+Pages+"health.md says under \"Resetting a GPU\", or delete %s/%s if that is its idle state now", run, keeper.IdleFile))
 		}
 	}
 	switch {

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"golang.org/x/sys/unix"
@@ -25,6 +26,9 @@ import (
 
 // diskLabel names a container's directory on the slot's disk.
 const diskLabel = "kbnode.disk"
+
+// trashPoll is the time between two checks of whether what was discarded is deleted.
+const trashPoll = 250 * time.Millisecond
 
 // maxVolumes bounds the volumes that an image may declare.
 const maxVolumes = 64
@@ -225,7 +229,7 @@ func (d *slotDisk) full() (bool, error) {
 // settle waits until discard has deleted everything.
 func (d *slotDisk) settle(ctx context.Context) error {
 	for d.deleting.Load() > 0 {
-		if err := pause(ctx, gpuPoll); err != nil {
+		if err := pause(ctx, trashPoll); err != nil {
 			return fmt.Errorf("empty the slot's disk: %w", err)
 		}
 	}
@@ -268,7 +272,7 @@ func (d *slotDisk) discard(path string) {
 		root, err := os.OpenRoot(filepath.Dir(away))
 		if err == nil {
 			// os.RemoveAll would hold open every directory on the way down.
-			err = errors.Join(RemoveTree(root, filepath.Base(away)), root.Close())
+			err = errors.Join(disk.RemoveTree(root, filepath.Base(away)), root.Close())
 		}
 		if err != nil {
 			d.log.Warn("directory left behind", "path", path, "err", err)

@@ -22,6 +22,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/keeper"
+	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -49,6 +52,7 @@ type Config struct {
 	network  *slotNetwork // nil uses the node's own
 	disk     *slotDisk    // nil uses the one that the policy gives
 	confiner *confiner    // nil uses the node's own
+	uid, gid int          // of the slot's user, 0 if unknown
 }
 
 // Serve answers on the slot's socket until ctx is done, and then until no request is in flight,
@@ -62,22 +66,21 @@ func Serve(ctx context.Context, c Config) error {
 		return err
 	}
 	defer hangUp(engine)
-	g := newGuard(c, engine)
-	defer g.up.transport.CloseIdleConnections()
-
 	uid, gid, err := lookupUser(c.Policy.User)
 	if err != nil {
 		return err
 	}
+	c.uid, c.gid = uid, gid
+	g := newGuard(c, engine)
+	defer g.up.transport.CloseIdleConnections()
 	g.facts.user = fmt.Sprintf("%d:%d", uid, gid)
-	g.cleaner.procs.uid = uid
 	listener := c.Listener
 	if listener == nil {
 		if listener, err = listen(c.Policy.Socket, uid, gid); err != nil {
 			return err
 		}
 	}
-	if err := errors.Join(g.binder.clear(), g.cleaner.procs.thaw()); err != nil {
+	if err := errors.Join(g.binder.clear(), g.keeper.Thaw()); err != nil {
 		return err
 	}
 	server := &http.Server{
@@ -98,8 +101,7 @@ func Serve(ctx context.Context, c Config) error {
 			g.log.Debug("server closed", "err", err)
 		}
 	})
-	go g.cleaner.watchTasks(ctx)
-	go g.cleaner.watchEnd(ctx)
+	go g.keeper.Watch(ctx)
 	go g.connect(ctx)
 	go g.collectImages(ctx)
 	g.log.Info("guard ready", "path", listener.Addr().String())
@@ -117,7 +119,7 @@ func Serve(ctx context.Context, c Config) error {
 
 // trim gives back memory that the guard no longer needs.
 func (g *guard) trim() {
-	if err := Trim(); err != nil {
+	if err := lazy.Trim(); err != nil {
 		g.log.Debug("memory not returned", "err", err)
 	}
 }
@@ -154,6 +156,15 @@ func (g *guard) connect(ctx context.Context) {
 	}
 }
 
+// slotKeeper clears away what the slot's jobs leave: a *keeper.Keeper, except in tests.
+type slotKeeper interface {
+	Report(ctx context.Context, report string, pid int, answer func(message string)) (parked string, err error)
+	Record(ctx context.Context, pid int) (noise.Record, error)
+	Made(profile string)
+	Watch(ctx context.Context)
+	Thaw() error
+}
+
 // guard serves one slot.
 type guard struct {
 	policy     plan.JobPolicy
@@ -171,7 +182,7 @@ type guard struct {
 	registries registries
 	pulled     pulledImages
 	accounts   accounts
-	cleaner    *cleaner
+	keeper     slotKeeper
 	inFlight   inFlight
 	whole      chan struct{} // maxWhole places
 	pulls      chan struct{} // maxPulls places
@@ -213,7 +224,19 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 	g.own.list = func(ctx context.Context) ([]docker.Container, error) {
 		return engine.Containers(ctx, docker.Filter{Slice: p.Slice, Label: slotLabel + "=" + strconv.Itoa(p.Slot), Known: g.own.has})
 	}
-	g.cleaner = newCleaner(g, c, engine)
+	g.keeper = keeper.New(keeper.Config{
+		Policy: p, UID: c.uid, GID: c.gid, CgroupRoot: g.cgroupRoot, Log: g.log, MainPID: c.MainPID,
+		Containers: func(ctx context.Context) (int, error) {
+			n, err := engine.CleanSlot(ctx, p.Slice, slotLabel+"="+strconv.Itoa(p.Slot))
+			if err != nil {
+				return n, err
+			}
+			// Once the containers are gone, the paths held for them are free.
+			g.own.clear()
+			return n, g.binder.clear()
+		},
+		Tidy: func(ctx context.Context) error { return g.disk.tidy(ctx, &g.own) },
+	})
 	g.table = g.routes()
 	return g
 }

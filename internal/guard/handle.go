@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 const (
@@ -206,7 +207,7 @@ func checkPolicy(p plan.JobPolicy) error {
 	lack(!strings.HasSuffix(p.Slice, ".slice") || strings.Contains(p.Slice, "/"), "slice")
 	lack(p.CPUs == "", "cpus")
 	lack(p.MemoryNodes == "", "memory_nodes")
-	lack(p.MemoryBytes <= pageSlack, "memory_bytes")
+	lack(p.MemoryBytes <= slot.PageSlack, "memory_bytes")
 	lack(p.PidsLimit <= 0, "pids_limit")
 	lack(p.ShmBytes <= 0, "shm_bytes")
 	lack(!filepath.IsAbs(p.WorkRoot) || filepath.Clean(p.WorkRoot) == "/", "work_root")

@@ -22,6 +22,7 @@ import (
 	"github.com/moby/moby/api/types/mount"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // create makes a container from the policy and the few options that a job may choose.
@@ -112,7 +113,7 @@ func (g *guard) create(c *call) error {
 		}
 		made = true
 		g.own.add(created.ID, owned{name: name, binds: binds, disk: scratch})
-		g.cleaner.made(wanted.Labels[profileLabel])
+		g.keeper.Made(wanted.Labels[profileLabel])
 		if err := g.pulled.used(wanted.Image, false); err != nil {
 			g.log.Warn("use of the image not recorded", "err", err)
 		}
@@ -276,7 +277,7 @@ func (g *guard) discard(c *call) {
 
 // ready returns why no container of the slot may run now.
 func (g *guard) ready(c *call) error {
-	if err := CheckSlice(g.cgroupRoot, g.policy); err != nil {
+	if err := slot.CheckLimits(g.cgroupRoot, g.policy); err != nil {
 		return refusal{http.StatusServiceUnavailable, "kbnode: " + strings.ReplaceAll(err.Error(), "\n", "; ")}
 	}
 	if g.disk.mounted != nil {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 func TestResolver(t *testing.T) {
@@ -88,7 +90,7 @@ func TestSlicePath(t *testing.T) {
 		"buildkite-gpu0.slice": "buildkite.slice/buildkite-gpu0.slice",
 		"a-b-c.slice":          "a.slice/a-b.slice/a-b-c.slice",
 	} {
-		if got := slicePath(slice); got != want {
+		if got := plan.SliceCgroup(slice); got != want {
 			t.Errorf("%s is at %s, want %s", slice, got, want)
 		}
 	}

@@ -197,3 +197,10 @@ func (o *owners) disks() map[string]bool {
 func noSuchContainer(ref string) error {
 	return refusal{http.StatusNotFound, fmt.Sprintf("No such container: %.128s", ref)}
 }
+
+// clear forgets all containers.
+func (o *owners) clear() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.byID = nil
+}

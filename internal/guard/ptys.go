@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // maxPtys is how many terminals the programs of a container may make. The kernel counts them for
@@ -18,7 +20,7 @@ const maxPtys = 256
 // limitPtys bounds the terminals of a container that was just started: Docker has no option for
 // it. A container that has ended is not an error.
 func limitPtys(cgroupRoot, slice, id string) error {
-	procs, err := os.ReadFile(filepath.Join(cgroupRoot, slicePath(slice), "docker-"+id+".scope", "cgroup.procs"))
+	procs, err := os.ReadFile(filepath.Join(cgroupRoot, plan.SliceCgroup(slice), "docker-"+id+".scope", "cgroup.procs"))
 	pid, _, _ := strings.Cut(string(procs), "\n")
 	if err == nil && pid != "" {
 		err = remountPts("/proc/"+pid, maxPtys)

@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -93,11 +92,11 @@ func (g *guard) routes() []route {
 		{"POST", "containers/{id}/stop", params{"t": intForm, "signal": signalForm}, g.stop},
 		{"DELETE", "containers/{id}", params{"force": flagForm, "v": flagForm, "link": offForm}, g.remove},
 
-		{"POST", strings.TrimPrefix(slot.ReadyPath, "/"), nil, g.toldByRoot(g.cleaner.ready)},
-		{"POST", strings.TrimPrefix(slot.RegisteredPath, "/"), nil, g.told(g.cleaner.registered, func(context.Context) {})},
-		{"POST", strings.TrimPrefix(slot.BeginPath, "/"), nil, g.told(g.cleaner.begin, func(context.Context) {})},
-		{"POST", strings.TrimPrefix(slot.EndPath, "/"), nil, g.told(g.cleaner.end, g.cleaner.endLook)},
-		{"POST", strings.TrimPrefix(slot.RecordPath, "/"), nil, g.frugal(g.tellRecord)},
+		{"POST", strings.TrimPrefix(slot.ReadyPath, "/"), nil, g.report(slot.ReadyPath)},
+		{"POST", strings.TrimPrefix(slot.RegisteredPath, "/"), nil, g.report(slot.RegisteredPath)},
+		{"POST", strings.TrimPrefix(slot.BeginPath, "/"), nil, g.report(slot.BeginPath)},
+		{"POST", strings.TrimPrefix(slot.EndPath, "/"), nil, g.report(slot.EndPath)},
+		{"POST", strings.TrimPrefix(slot.RecordPath, "/"), nil, g.frugal(g.record)},
 	}
 }
 

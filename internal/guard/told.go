@@ -2,54 +2,77 @@ package guard
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
+
+	"github.com/gpu-mode/kbnode/internal/keeper"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// toldByRoot accepts reports of root only: of agent-exec, before it becomes the agent. No
-// process of the slot's user becomes root in the agent's unit.
-func (g *guard) toldByRoot(stage func(context.Context, int) (string, error)) func(*call) error {
-	told := g.told(stage, func(context.Context) {})
-	return func(c *call) error {
-		if peer, ok := c.r.Context().Value(peerKey{}).(*peerConn); ok && !peer.root {
-			return forbid("only the agent's unit may do this, before the agent starts")
-		}
-		return told(c)
+// caller returns the process that sends a request.
+func caller(c *call) (*peerConn, error) {
+	peer, ok := c.r.Context().Value(peerKey{}).(*peerConn)
+	if !ok {
+		return nil, errors.New("cannot identify the caller")
 	}
+	return peer, nil
 }
 
-// told answers a report of the slot's agent, and then calls after. What was begun goes on if the
-// agent's hook is killed.
-func (g *guard) told(stage func(context.Context, int) (string, error), after func(context.Context)) func(*call) error {
+// report answers a report of the slot's agent. Only root may report that the agent is about to
+// start: no process of the slot's user becomes root in the agent's unit.
+func (g *guard) report(path string) func(*call) error {
 	return func(c *call) error {
-		peer, ok := c.r.Context().Value(peerKey{}).(*peerConn)
-		if !ok {
-			return errors.New("cannot identify the caller")
-		}
-		g.cleaner.mu.Lock()
-		defer g.cleaner.mu.Unlock()
-		defer g.trim()
-		if err := c.r.Context().Err(); err != nil {
-			return err // the client went away while it waited
-		}
-		ctx := context.WithoutCancel(c.r.Context())
-		why, err := stage(ctx, peer.pid)
+		peer, err := caller(c)
 		if err != nil {
 			return err
 		}
-		if why != "" {
-			return refusal{http.StatusConflict, why}
+		if path == slot.ReadyPath && !peer.root {
+			return forbid("only the agent's unit may do this, before the agent starts")
 		}
-		if said := g.cleaner.said; said != "" {
-			g.cleaner.said = ""
-			err = answer(c.w, map[string]string{"message": said})
-		} else {
-			c.w.WriteHeader(http.StatusNoContent)
+		defer g.trim()
+		parked, err := g.keeper.Report(c.r.Context(), path, peer.pid, func(message string) {
+			var err error
+			if message != "" {
+				err = answer(c.w, map[string]string{"message": message})
+			} else {
+				c.w.WriteHeader(http.StatusNoContent)
+			}
+			if err = errors.Join(err, http.NewResponseController(c.w).Flush()); err != nil {
+				g.log.Debug("answer not sent", "err", err)
+			}
+		})
+		if parked != "" {
+			return refusal{http.StatusConflict, parked}
 		}
-		if err = errors.Join(err, http.NewResponseController(c.w).Flush()); err != nil {
-			g.log.Debug("answer not sent", "err", err)
-		}
-		after(ctx)
-		return nil
+		return refused(err)
 	}
+}
+
+// record answers a request for the job's noise record.
+func (g *guard) record(c *call) error {
+	peer, err := caller(c)
+	if err != nil {
+		return err
+	}
+	rec, err := g.keeper.Record(context.WithoutCancel(c.r.Context()), peer.pid)
+	if err != nil {
+		return refused(err)
+	}
+	text, err := json.MarshalIndent(rec, "", "  ")
+	if err != nil {
+		return err
+	}
+	return answer(c.w, map[string]string{"message": string(text) + "\n"})
+}
+
+// refused returns the refusal that an error of the keeper means.
+func refused(err error) error {
+	if wrong, ok := errors.AsType[*keeper.CallerError](err); ok {
+		return forbid("%s", wrong.Text)
+	}
+	if errors.Is(err, keeper.ErrNoRecord) {
+		return refusal{http.StatusNotFound, "kbnode: " + err.Error()}
+	}
+	return err
 }

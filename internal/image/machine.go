@@ -20,8 +20,8 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/runner"
@@ -351,7 +351,7 @@ func (m *Machine) tidy(ctx context.Context, p plan.JobPolicy) error {
 		return err
 	}
 	if openErr == nil {
-		openErr = errors.Join(guard.RemoveTree(root, canaryName), root.Close())
+		openErr = errors.Join(disk.RemoveTree(root, canaryName), root.Close())
 	}
 	if err = errors.Join(err, openErr); err != nil {
 		return fmt.Errorf("tidy slot %s: %w", p.Name, err)

@@ -1,6 +1,10 @@
 package plan
 
-import "strconv"
+import (
+	"path"
+	"strconv"
+	"strings"
+)
 
 // Paths and names that other programs rely on. All are absolute on the target
 // machine; Host.Root is prepended where a tree is read or written.
@@ -75,3 +79,16 @@ func SocketPath(k int) string { return RunDir(k) + "/docker.sock" }
 
 // SlotPolicyPath is the file of the slot's JobPolicy.
 func SlotPolicyPath(k int) string { return "/etc/kbnode/slots/" + SlotName(k) + ".json" }
+
+// SliceCgroup returns a slice's directory below the cgroup root. A dash in its name means a
+// parent: buildkite-gpu0.slice is in buildkite.slice.
+func SliceCgroup(slice string) string {
+	name := strings.TrimSuffix(slice, ".slice")
+	var dirs []string
+	for i, r := range name {
+		if r == '-' {
+			dirs = append(dirs, name[:i]+".slice")
+		}
+	}
+	return path.Join(append(dirs, name+".slice")...)
+}

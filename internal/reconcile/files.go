@@ -15,7 +15,7 @@ import (
 	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/guard"
+	"github.com/gpu-mode/kbnode/internal/disk"
 )
 
 // owner is the owner of a new file. -1 leaves it as it is created.
@@ -169,7 +169,7 @@ func (h *Host) remove(name string, all bool) error {
 			return err
 		}
 		// It may be a file, or what a job may have made: endlessly nested directories.
-		if err := guard.Wipe(target); err != nil && !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, fs.ErrNotExist) {
+		if err := disk.Wipe(target); err != nil && !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

@@ -1,4 +1,4 @@
-package guard
+package keeper
 
 import (
 	"context"
@@ -41,7 +41,7 @@ type slotProcs struct {
 }
 
 func newSlotProcs(cgroupRoot string, p plan.JobPolicy) slotProcs {
-	slice := slicePath(p.Slice)
+	slice := plan.SliceCgroup(p.Slice)
 	return slotProcs{root: cgroupRoot, proc: "/proc", slice: slice, agent: filepath.Join(slice, plan.AgentUnit(p.Slot))}
 }
 
@@ -71,7 +71,7 @@ func (s slotProcs) name(pid int) string {
 // or an ancestor: the agent, and what runs the job between the two.
 func (s slotProcs) above(pid int) (keep func(pid int) bool, err error) {
 	if s.cgroupOf(pid) != s.agent {
-		return nil, forbid("only the slot's own agent may do this")
+		return nil, &CallerError{"only the slot's own agent may do this"}
 	}
 	var line []int
 	for range maxAncestors {
@@ -81,7 +81,7 @@ func (s slotProcs) above(pid int) (keep func(pid int) bool, err error) {
 		line = append(line, pid)
 		pid = s.parent(pid)
 	}
-	return nil, forbid("the caller has too many ancestor processes")
+	return nil, &CallerError{"the caller has too many ancestor processes"}
 }
 
 // ofRoot reports whether a process is kbnode's own or systemd's. No process of the slot's user

@@ -1,4 +1,4 @@
-package guard
+package keeper
 
 import (
 	"cmp"
@@ -16,6 +16,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -76,7 +77,7 @@ func newGPUWatch(vendor string, g plan.PolicyGPU, procs slotProcs, log *slog.Log
 	w := gpuWatch{
 		name: cmp.Or(name, "the GPU"), reset: "sudo nvidia-smi --gpu-reset -i " + g.UUID,
 		look: func(ctx context.Context) (inventory.Occupancy, error) {
-			_ = Trim() // the probe needs no pages of a job's end or the guard's start
+			_ = lazy.Trim() // the probe needs no pages of a job's end or the guard's start
 			if vendor == "amd" {
 				if dir, err := inventory.AMDDevice(g.Nodes); err == nil {
 					if err := sameAMD(dir, g); err != nil {

@@ -1,19 +1,15 @@
-package guard
+package keeper
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,13 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // slotRig is a cleaner with files instead of /proc and cgroups, and with simulated containers
 // and a simulated GPU. Nothing in it runs.
 type slotRig struct {
-	*cleaner
+	*Keeper
 	t         *testing.T
 	main      int            // the agent's process
 	cgroups   map[int]string // of processes, relative to the cgroup root
@@ -55,6 +52,14 @@ const (
 	hookPID     = 102
 )
 
+func testPolicy() plan.JobPolicy {
+	return plan.JobPolicy{
+		Name: "gpu0", User: "kbnode-gpu0", Slice: "buildkite-gpu0.slice", CPUs: "2-3,10-11",
+		Vendor: "nvidia", GPUs: []plan.PolicyGPU{{UUID: "GPU-11111111-2222-3333-4444-555555555555", PCI: "0000:1b:00.0"}},
+		Socket: "/run/kbnode/gpu0/docker.sock",
+	}
+}
+
 func newSlotRig(t *testing.T) *slotRig {
 	t.Helper()
 	r := &slotRig{t: t, main: agentPID, cgroups: map[int]string{}, gpu: inventory.Occupancy{Driver: "580.1", UsedBytes: 4 << 20}}
@@ -73,7 +78,7 @@ func newSlotRig(t *testing.T) *slotRig {
 		}
 		return r.gpu, r.gpuErr
 	}
-	r.cleaner = &cleaner{
+	r.Keeper = &Keeper{
 		runDir: filepath.Dir(policy.Socket), procs: procs, gpu: gpuWatches{watch}, log: log,
 		containers: func(context.Context) (int, error) {
 			r.asked = append(r.asked, "containers")
@@ -314,8 +319,7 @@ func TestOnlyTheAgentAsks(t *testing.T) {
 	r.start(105, 105, agentCgroup) // its own parent
 	for _, pid := range []int{0, 1, 99, 103, 104, 105} {
 		for name, stage := range map[string]func(context.Context, int) (string, error){"ready": r.ready, "begin": r.begin, "end": r.end} {
-			var no refusal
-			if _, err := stage(t.Context(), pid); !errors.As(err, &no) || no.status != http.StatusForbidden {
+			if _, err := stage(t.Context(), pid); !wrongCaller(err) {
 				t.Errorf("process %d asks %s: %v", pid, name, err)
 			}
 		}
@@ -429,91 +433,75 @@ func TestOthersPark(t *testing.T) {
 	}
 }
 
-// TestTold goes through the socket: the kernel reports who asks, and what was begun is done even
-// if no one waits for it.
-func TestTold(t *testing.T) {
+// TestReport: what was begun is done even if no one waits for it, and one report at a time.
+func TestReport(t *testing.T) {
 	t.Parallel()
-	s := newSlotRig(t)
-	s.start(os.Getpid(), bootstrap, agentCgroup)
-	s.start(103, bootstrap, agentCgroup)
+	r := newSlotRig(t)
 	entered, leave := make(chan struct{}), make(chan struct{})
-	containers := s.containers
-	s.containers = func(ctx context.Context) (int, error) {
+	containers := r.containers
+	r.containers = func(ctx context.Context) (int, error) {
 		close(entered)
 		<-leave
 		return containers(ctx)
 	}
-	policy := testPolicy()
-	socket := filepath.Join(t.TempDir(), "s")
-	policy.Socket = socket
-	l, err := listen(socket, os.Getuid(), os.Getgid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := newGuard(Config{Policy: policy, Log: slog.New(slog.DiscardHandler)}, nil)
-	g.cleaner = s.cleaner
-	g.table = g.routes()
-	var asRoot atomic.Bool
-	server := &http.Server{Handler: http.HandlerFunc(g.serve), ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
-		if p, ok := conn.(*peerConn); ok {
-			p.root = asRoot.Load()
-		}
-		return notePeer(ctx, conn)
-	}}
-	go func() {
-		_ = server.Serve(&peers{UnixListener: l, allowed: []int{os.Getuid()}, slots: make(chan struct{}, 8), log: g.log})
-	}()
-	t.Cleanup(func() { _ = server.Close() })
-	post := func(ctx context.Context, path string) (int, error) {
-		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", socket) }}}
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guard"+path, nil)
-		if err != nil {
-			return 0, err
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			return 0, err
-		}
-		_, err = io.Copy(io.Discard, resp.Body)
-		return resp.StatusCode, errors.Join(err, resp.Body.Close())
-	}
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() { <-entered; cancel() }()
-	if _, err := post(ctx, slot.EndPath); !errors.Is(err, context.Canceled) {
+	killed := make(chan error)
+	go func() {
+		_, err := r.Report(ctx, slot.EndPath, hookPID, func(string) {})
+		killed <- err
+	}()
+	<-entered
+	late := make(chan error)
+	go func() {
+		_, err := r.Report(ctx, slot.EndPath, hookPID, func(string) { t.Error("a reporter that is gone is answered") })
+		late <- err
+	}()
+	cancel()
+	close(leave)
+	if err := <-killed; err != nil {
 		t.Errorf("a hook that is killed: %v", err)
 	}
-	close(leave)
-	s.containers = containers
-	if code, err := post(t.Context(), slot.BeginPath); code != http.StatusNoContent || err != nil {
-		t.Errorf("the next job: %d, %v", code, err)
+	if err := <-late; !errors.Is(err, context.Canceled) {
+		t.Errorf("a hook that is killed while it waits: %v", err)
 	}
-	if diff := cmp.Diff([]string{"containers", "checkouts", "containers", "checkouts"}, s.asked); diff != "" {
+	r.containers = containers
+	answered := 0
+	if parked, err := r.Report(t.Context(), slot.BeginPath, hookPID, func(string) { answered++ }); parked != "" || err != nil || answered != 1 {
+		t.Errorf("the next job: %q, %v, %d answers", parked, err, answered)
+	}
+	if diff := cmp.Diff([]string{"containers", "checkouts", "containers", "checkouts"}, r.asked); diff != "" {
 		t.Errorf("cleared: %s", diff)
 	}
 	// The end of a job is answered while the driver is still being asked, and the next job
 	// waits.
 	for _, said := range []string{"", "the job was terminated"} {
-		asked := make(chan struct{})
-		look := s.cleaner.gpu[0].look
-		s.mu.Lock()
-		s.said = said
-		s.cleaner.gpu[0].look = func(ctx context.Context) (inventory.Occupancy, error) { <-asked; return look(ctx) }
-		s.mu.Unlock()
-		if code, err := post(t.Context(), slot.EndPath); err != nil || (code == http.StatusNoContent) != (said == "") {
-			t.Errorf("the end: %d, %v", code, err)
+		asked, done := make(chan struct{}), make(chan struct{})
+		look := r.Keeper.gpu[0].look
+		r.said = said
+		r.Keeper.gpu[0].look = func(ctx context.Context) (inventory.Occupancy, error) { <-asked; return look(ctx) }
+		message := make(chan string)
+		go func() {
+			defer close(done)
+			if parked, err := r.Report(t.Context(), slot.EndPath, hookPID, func(m string) { message <- m }); parked != "" || err != nil {
+				t.Errorf("the end: %q, %v", parked, err)
+			}
+		}()
+		if got := <-message; got != said {
+			t.Errorf("the job's log has %q, want %q", got, said)
 		}
-		if s.mu.TryLock() {
+		if r.mu.TryLock() {
 			t.Error("the next job could begin unlooked")
 		}
 		close(asked)
+		<-done
+		r.Keeper.gpu[0].look = look
 	}
-	s.put(filepath.Join(s.runDir, slot.ParkedDir, "operator.json"), `{"reason":"maintenance"}`)
-	// No process of the slot's user is accepted as one that is about to become the agent.
-	for root, want := range map[bool]int{true: http.StatusConflict, false: http.StatusForbidden} {
-		asRoot.Store(root)
-		if code, err := post(t.Context(), slot.ReadyPath); code != want || err != nil {
-			t.Errorf("a parked slot, asked by root %v: %d, %v", root, code, err)
-		}
+	r.put(filepath.Join(r.runDir, slot.ParkedDir, "operator.json"), `{"reason":"maintenance"}`)
+	if parked, err := r.Report(t.Context(), slot.ReadyPath, hookPID, func(string) { t.Error("a parked slot is ready") }); parked != "maintenance" || err != nil {
+		t.Errorf("a parked slot: %q, %v", parked, err)
+	}
+	if _, err := r.Report(t.Context(), "/_ping", hookPID, func(string) {}); err == nil {
+		t.Error("Docker's path is a report")
 	}
 }
 

@@ -1,14 +1,8 @@
-package guard
+package keeper
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"io"
-	"log/slog"
-	"net"
-	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -20,7 +14,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
-	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // records gives a rig a recorder whose GPU is sampled by samples.
@@ -50,10 +43,10 @@ func TestRecord(t *testing.T) {
 		r := newSlotRig(t)
 		gpu := &sampled{}
 		r.records(gpu.samples)
-		ask := func() (noise.Record, error) { return r.record(t.Context(), hookPID) }
+		ask := func() (noise.Record, error) { return r.Record(t.Context(), hookPID) }
 
 		r.start(99, 1, agentCgroup)
-		if _, err := ask(); !refuses(err, http.StatusNotFound, "did not see a job begin") || len(r.killed) != 1 {
+		if _, err := ask(); !errors.Is(err, ErrNoRecord) || len(r.killed) != 1 {
 			t.Errorf("before a job: %v, killed %v", err, r.killed)
 		}
 		r.killed = nil
@@ -61,7 +54,7 @@ func TestRecord(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		r.start(103, bootstrap, agentCgroup)
 		r.start(104, 1, jobCgroup)
-		if _, err := r.record(t.Context(), 104); !refuses(err, http.StatusForbidden, "only the slot's own agent") || len(r.killed) > 0 {
+		if _, err := r.Record(t.Context(), 104); !wrongCaller(err) || len(r.killed) > 0 {
 			t.Errorf("asked by the job: %v, killed %v", err, r.killed)
 		}
 		rec, err := ask()
@@ -82,15 +75,15 @@ func TestRecord(t *testing.T) {
 		if gpu.by.Load() != 0 {
 			t.Error("the GPU is sampled after the job")
 		}
-		if _, err := ask(); !refuses(err, http.StatusNotFound, "did not see a job begin") {
+		if _, err := ask(); !errors.Is(err, ErrNoRecord) {
 			t.Errorf("after the job: %v", err)
 		}
 	})
 }
 
-func refuses(err error, status int, piece string) bool {
-	no, ok := errors.AsType[refusal](err)
-	return ok && no.status == status && strings.Contains(no.sentence, piece)
+func wrongCaller(err error) bool {
+	_, ok := errors.AsType[*CallerError](err)
+	return ok
 }
 
 // TestSamplingEnds: the GPU is released when the next job begins, an agent starts again, or the
@@ -137,7 +130,7 @@ func TestSamplerHangs(t *testing.T) {
 			t.Errorf("the begin took %v", d)
 		}
 		time.Sleep(time.Minute)
-		rec, err := r.record(t.Context(), hookPID)
+		rec, err := r.Record(t.Context(), hookPID)
 		if err != nil || !strings.HasPrefix(rec.GPU.Error, "not sampled: ") || rec.Noisy {
 			t.Errorf("it says %+v, %v", rec, err)
 		}
@@ -167,9 +160,9 @@ func TestRecordProfile(t *testing.T) {
 		} {
 			r.want(r.begin, "")
 			for _, profile := range row.made {
-				r.made(profile)
+				r.Made(profile)
 			}
-			if rec, err := r.record(t.Context(), hookPID); err != nil || rec.Profile != row.want {
+			if rec, err := r.Record(t.Context(), hookPID); err != nil || rec.Profile != row.want {
 				t.Errorf("after %q: %q, %v", row.made, rec.Profile, err)
 			}
 			r.want(r.end, "")
@@ -187,65 +180,11 @@ func TestRecordBesideAProcess(t *testing.T) {
 		r.want(r.begin, "")
 		r.start(104, 1, agentCgroup)
 		r.immortal = 104
-		rec, err := r.record(t.Context(), hookPID)
+		rec, err := r.Record(t.Context(), hookPID)
 		if all := strings.Join(rec.Notes, "\n"); err != nil || !strings.Contains(all, "a process of the job was still running when this was written and may have overwritten files: process 104 (p104)") {
 			t.Errorf("notes %q, %v", all, err)
 		}
 		r.immortal = 0
 		r.want(r.end, "")
 	})
-}
-
-// TestTellRecord goes through the socket.
-func TestTellRecord(t *testing.T) {
-	t.Parallel()
-	s := newSlotRig(t)
-	s.records(new(sampled).samples)
-	s.start(os.Getpid(), bootstrap, agentCgroup)
-	policy := testPolicy()
-	policy.Socket = filepath.Join(t.TempDir(), "s")
-	l, err := listen(policy.Socket, os.Getuid(), os.Getgid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := newGuard(Config{Policy: policy, Log: slog.New(slog.DiscardHandler)}, nil)
-	g.cleaner = s.cleaner
-	g.table = g.routes()
-	server := &http.Server{Handler: http.HandlerFunc(g.serve), ConnContext: notePeer}
-	go func() {
-		_ = server.Serve(&peers{UnixListener: l, allowed: []int{os.Getuid()}, slots: make(chan struct{}, 8), log: g.log})
-	}()
-	t.Cleanup(func() { _ = server.Close() })
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", policy.Socket) }}}
-	post := func(path string) (int, string) {
-		resp, err := client.Post("http://guard"+path, "", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(resp.Body)
-		if err = errors.Join(err, resp.Body.Close()); err != nil {
-			t.Fatal(err)
-		}
-		var says struct{ Message string }
-		if len(text) > 0 {
-			if err := json.Unmarshal(text, &says); err != nil {
-				t.Fatal(err)
-			}
-		}
-		return resp.StatusCode, says.Message
-	}
-	if code, says := post(slot.RecordPath); code != http.StatusNotFound || !strings.Contains(says, "no record") {
-		t.Errorf("before a job: %d %q", code, says)
-	}
-	if code, says := post(slot.BeginPath); code != http.StatusNoContent {
-		t.Fatalf("begin: %d %q", code, says)
-	}
-	code, says := post(slot.RecordPath)
-	var rec noise.Record
-	if err := json.Unmarshal([]byte(says), &rec); err != nil || code != http.StatusOK || rec.Schema != noise.Schema || !strings.HasSuffix(says, "}\n") {
-		t.Errorf("the record: %d %q, %v", code, says, err)
-	}
-	if code, says := post(slot.EndPath); code != http.StatusNoContent {
-		t.Errorf("end: %d %q", code, says)
-	}
 }

@@ -1,4 +1,4 @@
-package guard
+package keeper
 
 import (
 	"os"

@@ -1,4 +1,4 @@
-package guard
+package lazy
 
 import (
 	"os"

@@ -1,4 +1,4 @@
-package guard
+package keeper
 
 import (
 	"context"
@@ -33,22 +33,22 @@ type enforcer struct {
 }
 
 // look checks a running job. It returns at once while the slot is being cleared.
-func (e *enforcer) look(ctx context.Context, s *cleaner, agent int) {
-	if !s.mu.TryLock() {
+func (e *enforcer) look(ctx context.Context, k *Keeper, agent int) {
+	if !k.mu.TryLock() {
 		return
 	}
-	defer s.mu.Unlock()
+	defer k.mu.Unlock()
 	now := time.Now()
-	if job := s.procs.child(agent, e.job); job != e.job {
+	if job := k.procs.child(agent, e.job); job != e.job {
 		*e = enforcer{job: job, since: now, looked: e.looked}
 	}
 	if now.Sub(e.looked) > outsidePoll {
 		e.looked = now
-		if n, err := s.procs.endOutside(ctx); n > 0 || err != nil {
-			s.log.Warn("processes of the slot's user killed outside its slice", "processes", n, "err", err)
+		if n, err := k.procs.endOutside(ctx); n > 0 || err != nil {
+			k.log.Warn("processes of the slot's user killed outside its slice", "processes", n, "err", err)
 		}
 	}
-	if e.stopped++; !s.procs.isStopped(agent) {
+	if e.stopped++; !k.procs.isStopped(agent) {
 		e.stopped = 0
 	}
 	switch {
@@ -56,32 +56,32 @@ func (e *enforcer) look(ctx context.Context, s *cleaner, agent int) {
 	case !e.ended.IsZero():
 		if now.Sub(e.ended) > hookTime {
 			e.ended = now
-			s.log.Warn("job still running; killing the processes that run it")
-			if _, err := s.procs.endWithin(ctx, func(pid int) bool { return pid == agent }); err != nil {
-				s.log.Warn("processes of the agent's unit not killed", "err", err)
+			k.log.Warn("job still running; killing the processes that run it")
+			if _, err := k.procs.endWithin(ctx, func(pid int) bool { return pid == agent }); err != nil {
+				k.log.Warn("processes of the agent's unit not killed", "err", err)
 			}
 		}
 	case e.stopped >= stopLooks:
-		e.end(ctx, s, agent, now, "the job was terminated: it stopped the slot's agent")
-	case s.limit > 0 && now.Sub(e.since) > s.limit:
-		e.end(ctx, s, agent, now, fmt.Sprintf("the job was terminated: it ran longer than the %s that job.time_limit allows", s.limit))
+		e.end(ctx, k, agent, now, "the job was terminated: it stopped the slot's agent")
+	case k.limit > 0 && now.Sub(e.since) > k.limit:
+		e.end(ctx, k, agent, now, fmt.Sprintf("the job was terminated: it ran longer than the %s that job.time_limit allows", k.limit))
 	}
 	if e.stopped >= stopLooks {
-		s.resume(agent)
+		k.resume(agent)
 	}
 }
 
 // end ends the job but not what runs it, so that the job's log says why.
-func (e *enforcer) end(ctx context.Context, s *cleaner, agent int, now time.Time, why string) {
+func (e *enforcer) end(ctx context.Context, k *Keeper, agent int, now time.Time, why string) {
 	e.ended = now
-	s.log.Warn("job terminated", "reason", why)
-	s.endJob(ctx, agent, why)
+	k.log.Warn("job terminated", "reason", why)
+	k.endJob(ctx, agent, why)
 }
 
 // resume continues a stopped agent, which could not even be asked to end.
-func (s *cleaner) resume(agent int) {
-	if err := s.procs.signal(agent, unix.SIGCONT, s.procs.owns); err != nil {
-		s.log.Warn("agent not resumed", "err", err)
+func (k *Keeper) resume(agent int) {
+	if err := k.procs.signal(agent, unix.SIGCONT, k.procs.owns); err != nil {
+		k.log.Warn("agent not resumed", "err", err)
 	}
 }
 
@@ -97,16 +97,16 @@ func (s slotProcs) child(agent, before int) int {
 
 // endJob ends all of the job except the agent and what it runs the job with, so that these can
 // finish properly. why goes into the job's log.
-func (s *cleaner) endJob(ctx context.Context, agent int, why string) {
-	s.said = why
+func (k *Keeper) endJob(ctx context.Context, agent int, why string) {
+	k.said = why
 	if agent > 0 {
-		_, err := s.procs.endWithin(ctx, func(pid int) bool { return pid == agent || s.procs.parent(pid) == agent })
+		_, err := k.procs.endWithin(ctx, func(pid int) bool { return pid == agent || k.procs.parent(pid) == agent })
 		if err != nil {
-			s.log.Warn("processes of the agent's unit not killed", "err", err)
+			k.log.Warn("processes of the agent's unit not killed", "err", err)
 		}
 	}
-	if _, err := s.procs.endBeside(ctx); err != nil {
-		s.log.Warn("containers not killed", "err", err)
+	if _, err := k.procs.endBeside(ctx); err != nil {
+		k.log.Warn("containers not killed", "err", err)
 	}
 }
 

@@ -1,4 +1,4 @@
-package guard
+package disk
 
 import (
 	"os"
@@ -36,7 +36,7 @@ func TestReclaim(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := reclaim(t.Context(), dir, uid, gid); err != nil {
+	if err := Reclaim(t.Context(), dir, uid, gid); err != nil {
 		t.Fatal(err)
 	}
 	owner := func(name string) (uint32, uint32) {
@@ -59,7 +59,7 @@ func TestReclaim(t *testing.T) {
 			t.Errorf("%s, outside of what was given back, belongs to %d", name, got)
 		}
 	}
-	if err := reclaim(t.Context(), filepath.Join(dir, "absent"), uid, gid); err != nil {
+	if err := Reclaim(t.Context(), filepath.Join(dir, "absent"), uid, gid); err != nil {
 		t.Errorf("a slot that never had a checkout: %v", err)
 	}
 }
@@ -153,7 +153,7 @@ func linkInPlace(t *testing.T, link string) {
 	if err := os.Symlink(link, builds); err != nil {
 		t.Fatal(err)
 	}
-	if err := reclaim(t.Context(), builds, 54321, 54322); err == nil {
+	if err := Reclaim(t.Context(), builds, 54321, 54322); err == nil {
 		t.Error("the link was followed to give back")
 	}
 	if err := Wipe(builds); err == nil {

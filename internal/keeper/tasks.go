@@ -1,4 +1,4 @@
-package guard
+package keeper
 
 import (
 	"context"
@@ -23,46 +23,46 @@ const (
 
 // watchTasks ends a job that keeps all tasks of the slot to itself, until ctx is done: the agent
 // could not even start what ends the job, nor what ends the next one.
-func (s *cleaner) watchTasks(ctx context.Context) {
+func (k *Keeper) watchTasks(ctx context.Context) {
 	full := 0
 	for {
 		every := taskPoll
-		if full == 0 && !s.running.Load() {
+		if full == 0 && !k.running.Load() {
 			every = idlePoll // anything that runs on the host can report that no job does
 		}
 		if pause(ctx, every) != nil {
 			return
 		}
-		has, most := s.procs.tasks()
+		has, most := k.procs.tasks()
 		if most == 0 || has+taskRoom <= most {
 			full = 0
 			continue
 		}
-		if full++; full >= taskLooks && s.mu.TryLock() { // otherwise it is cleaning
+		if full++; full >= taskLooks && k.mu.TryLock() { // otherwise it is cleaning
 			full = 0
-			s.makeRoom(ctx, has, most)
-			s.mu.Unlock()
+			k.makeRoom(ctx, has, most)
+			k.mu.Unlock()
 		}
 	}
 }
 
 // makeRoom ends a job that has all tasks.
-func (s *cleaner) makeRoom(ctx context.Context, has, most int) {
-	s.log.Warn("job terminated; it used all tasks", "tasks", has, "limit", most)
-	agent, err := s.agentPID(ctx)
+func (k *Keeper) makeRoom(ctx context.Context, has, most int) {
+	k.log.Warn("job terminated; it used all tasks", "tasks", has, "limit", most)
+	agent, err := k.agentPID(ctx)
 	if err != nil {
-		s.log.Warn("agent not found", "err", err)
+		k.log.Warn("agent not found", "err", err)
 	}
-	s.endJob(ctx, agent, fmt.Sprintf("the job was terminated: it had %d of the %d processes and threads that job.tasks_max allows a slot", has, most))
+	k.endJob(ctx, agent, fmt.Sprintf("the job was terminated: it had %d of the %d processes and threads that job.tasks_max allows a slot", has, most))
 }
 
 // agentPID returns the agent's process, 0 without one.
-func (s *cleaner) agentPID(ctx context.Context) (int, error) {
-	if s.mainPID == nil {
+func (k *Keeper) agentPID(ctx context.Context) (int, error) {
+	if k.mainPID == nil {
 		return 0, nil
 	}
-	pid, err := s.mainPID(ctx)
-	if err != nil || s.procs.cgroupOf(pid) != s.procs.agent {
+	pid, err := k.mainPID(ctx)
+	if err != nil || k.procs.cgroupOf(pid) != k.procs.agent {
 		return 0, err
 	}
 	return pid, nil

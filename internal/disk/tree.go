@@ -1,4 +1,4 @@
-package guard
+package disk
 
 import (
 	"context"
@@ -11,8 +11,6 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
-
-	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // Bounds on Reclaim, which walks what a job left in seconds or stops.
@@ -21,18 +19,10 @@ const (
 	reclaimTime  = 60 * time.Second
 )
 
-// Reclaim gives the slot's user everything below its checkouts. A container usually runs as root
+// Reclaim gives a user everything below the checkouts in dir. A container usually runs as root
 // and may leave directories there that the user can neither read nor delete, and the next job's
 // checkout would fail. Reclaim does not follow links and reaches nothing outside the directory.
-func Reclaim(ctx context.Context, p plan.JobPolicy) error {
-	uid, gid, err := lookupUser(p.User)
-	if err != nil {
-		return err
-	}
-	return reclaim(ctx, p.WorkRoot, uid, gid)
-}
-
-func reclaim(ctx context.Context, dir string, uid, gid int) error {
+func Reclaim(ctx context.Context, dir string, uid, gid int) error {
 	root, err := openBelow(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -85,7 +75,7 @@ func openBelow(dir string) (*os.Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer hangUp(above)
+	defer func() { _ = above.Close() }()
 	root, err := above.OpenRoot(filepath.Base(dir))
 	if err != nil {
 		return nil, err
@@ -109,7 +99,7 @@ func Wipe(dir string) error {
 	if err != nil {
 		return fmt.Errorf("empty %s: %w", dir, err)
 	}
-	defer hangUp(root)
+	defer func() { _ = root.Close() }()
 	entries, err := fs.ReadDir(root.FS(), ".")
 	for _, e := range entries {
 		err = errors.Join(err, RemoveTree(root, e.Name()))
@@ -173,7 +163,7 @@ func someOf(root *os.Root, name string) ([]fs.DirEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer hangUp(dir)
+	defer func() { _ = dir.Close() }()
 	entries, err := dir.ReadDir(1024)
 	if errors.Is(err, io.EOF) {
 		err = nil

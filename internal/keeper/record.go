@@ -1,10 +1,8 @@
-package guard
+package keeper
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -13,6 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -68,7 +67,7 @@ func sample(ctx context.Context, p plan.JobPolicy, each func(probe.Sample)) erro
 				return
 			}
 			// Unpacking the probe maps a megabyte that nothing else needs.
-			unpacked := sync.OnceFunc(func() { _ = Trim() })
+			unpacked := sync.OnceFunc(func() { _ = lazy.Trim() })
 			errs[i] = probe.Stream(ctx, probe.Options{GPU: g.UUID}, samplePeriod, func(s probe.Sample) { unpacked(); each(s) })
 		})
 	}
@@ -95,71 +94,54 @@ func (r *recorder) end() (wait func()) {
 	return run.Wait
 }
 
-// record is called for a process of the agent's unit. It ends what the job left even if there is
-// no record: that protects the artifacts, too.
-func (s *cleaner) record(ctx context.Context, pid int) (rec noise.Record, err error) {
-	keep, err := s.procs.above(pid)
+// Record returns the noise record of the job, for a process of the agent's unit. It ends what the
+// job left even if there is no record (ErrNoRecord): that protects the artifacts, too.
+func (k *Keeper) Record(ctx context.Context, pid int) (rec noise.Record, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	keep, err := k.procs.above(pid)
 	if err != nil {
 		return rec, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, recordTime)
 	defer cancel()
-	if s.noise == nil || s.noise.run == nil {
-		err = refusal{http.StatusNotFound, "kbnode: no record: the guard did not see a job begin; it may have started later"}
+	if k.noise == nil || k.noise.run == nil {
+		err = ErrNoRecord
 	} else {
 		reading, cancel := context.WithTimeout(ctx, readTime)
 		defer cancel()
-		rec, err = s.noise.run.Record(reading)
-		rec.Profile = s.profile()
+		rec, err = k.noise.run.Record(reading)
+		rec.Profile = k.profile()
 	}
-	within, err1 := s.procs.endWithin(ctx, keep)
-	beside, err2 := s.procs.endBeside(ctx)
+	within, err1 := k.procs.endWithin(ctx, keep)
+	beside, err2 := k.procs.endBeside(ctx)
 	if within+beside > 0 {
-		s.log.Info("processes ended before the upload", "processes", within+beside)
+		k.log.Info("processes ended before the upload", "processes", within+beside)
 	}
 	if left := errors.Join(err1, err2); left != nil {
-		s.log.Warn("processes not ended before the upload", "err", left)
+		k.log.Warn("processes not ended before the upload", "err", left)
 		rec.Notes = append(rec.Notes, "a process of the job was still running when this was written and may have overwritten files: "+text.Line(left.Error(), 500))
 	}
 	return rec, err
 }
 
-// made records the job profile of a container that the job has made.
-func (s *cleaner) made(profile string) {
+// Made records the job profile of a container that the job has made.
+func (k *Keeper) Made(profile string) {
 	if profile == config.ProfileStrict {
-		s.strict.Store(true)
+		k.strict.Store(true)
 	} else {
-		s.compatible.Store(true)
+		k.compatible.Store(true)
 	}
 }
 
 // profile returns the profile of the job's containers: the looser one if there were both, "" if
 // there were none.
-func (s *cleaner) profile() string {
+func (k *Keeper) profile() string {
 	switch {
-	case s.compatible.Load():
+	case k.compatible.Load():
 		return config.ProfileCompatible
-	case s.strict.Load():
+	case k.strict.Load():
 		return config.ProfileStrict
 	}
 	return ""
-}
-
-// tellRecord answers a request for the record.
-func (g *guard) tellRecord(c *call) error {
-	peer, ok := c.r.Context().Value(peerKey{}).(*peerConn)
-	if !ok {
-		return errors.New("cannot identify the caller")
-	}
-	g.cleaner.mu.Lock()
-	defer g.cleaner.mu.Unlock()
-	rec, err := g.cleaner.record(context.WithoutCancel(c.r.Context()), peer.pid)
-	if err != nil {
-		return err
-	}
-	text, err := json.MarshalIndent(rec, "", "  ")
-	if err != nil {
-		return err
-	}
-	return answer(c.w, map[string]string{"message": string(text) + "\n"})
 }

@@ -1,4 +1,4 @@
-package guard
+package keeper
 
 import (
 	"encoding/json"
@@ -27,7 +27,7 @@ func park(runDir, name, reason string) (fresh bool, err error) {
 	}
 	text, err := json.Marshal(p)
 	if err == nil {
-		err = ownDir(filepath.Dir(file), 0o755, 0, 0)
+		err = openDir(filepath.Dir(file))
 	}
 	if err == nil {
 		err = renameio.WriteFile(file, append(text, '\n'), 0o644)
@@ -36,6 +36,14 @@ func park(runDir, name, reason string) (fresh bool, err error) {
 		return false, fmt.Errorf("write why the slot is parked: %w", err)
 	}
 	return true, nil
+}
+
+// openDir makes a directory that everyone can read, as status does without root.
+func openDir(dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // see above
+		return err
+	}
+	return os.Chmod(dir, 0o755) //nolint:gosec // see above
 }
 
 // unpark removes a reason.

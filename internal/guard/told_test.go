@@ -1,0 +1,112 @@
+package guard
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/keeper"
+	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+// fakeKeeper answers as it is told to, and records who reports.
+type fakeKeeper struct {
+	slotKeeper
+	parked, message string
+	err             error
+	reports         []string
+	pids            []int
+}
+
+func (f *fakeKeeper) Report(_ context.Context, report string, pid int, answer func(string)) (string, error) {
+	f.reports, f.pids = append(f.reports, report), append(f.pids, pid)
+	if f.parked == "" && f.err == nil {
+		answer(f.message)
+	}
+	return f.parked, f.err
+}
+
+func (f *fakeKeeper) Record(_ context.Context, pid int) (noise.Record, error) {
+	f.pids = append(f.pids, pid)
+	return noise.Record{Schema: noise.Schema}, f.err
+}
+
+// TestReports goes through the socket: the kernel reports who asks.
+func TestReports(t *testing.T) {
+	t.Parallel()
+	policy := testPolicy()
+	policy.Socket = filepath.Join(t.TempDir(), "s")
+	l, err := listen(policy.Socket, os.Getuid(), os.Getgid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGuard(Config{Policy: policy, Log: slog.New(slog.DiscardHandler)}, nil)
+	var asRoot atomic.Bool
+	server := &http.Server{Handler: http.HandlerFunc(g.serve), ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+		if p, ok := conn.(*peerConn); ok {
+			p.root = asRoot.Load()
+		}
+		return notePeer(ctx, conn)
+	}}
+	go func() {
+		_ = server.Serve(&peers{UnixListener: l, allowed: []int{os.Getuid()}, slots: make(chan struct{}, 8), log: g.log})
+	}()
+	t.Cleanup(func() { _ = server.Close() })
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", policy.Socket) }}}
+	for _, row := range []struct {
+		name, path string
+		keeper     fakeKeeper
+		root       bool
+		code       int
+		message    string
+		asked      bool
+	}{
+		{"begin", slot.BeginPath, fakeKeeper{}, false, http.StatusNoContent, "", true},
+		{"end", slot.EndPath, fakeKeeper{message: "the job was terminated"}, false, http.StatusOK, "the job was terminated", true},
+		{"registered", slot.RegisteredPath, fakeKeeper{}, false, http.StatusNoContent, "", true},
+		{"ready", slot.ReadyPath, fakeKeeper{}, true, http.StatusNoContent, "", true},
+		// No process of the slot's user is accepted as one that is about to become the agent.
+		{"ready, says the slot's user", slot.ReadyPath, fakeKeeper{}, false, http.StatusForbidden, "kbnode: only the agent's unit may do this, before the agent starts", false},
+		{"parked", slot.BeginPath, fakeKeeper{parked: "maintenance"}, false, http.StatusConflict, "maintenance", true},
+		{"not the agent", slot.EndPath, fakeKeeper{err: &keeper.CallerError{Text: "only the slot's own agent may do this"}}, false, http.StatusForbidden, "kbnode: only the slot's own agent may do this", true},
+		{"a failure", slot.EndPath, fakeKeeper{err: errors.New("read /proc: broken")}, false, http.StatusBadGateway, "kbnode: read /proc: broken", true},
+		{"record", slot.RecordPath, fakeKeeper{}, false, http.StatusOK, "{\n  \"schema\": ", true},
+		{"no record", slot.RecordPath, fakeKeeper{err: keeper.ErrNoRecord}, false, http.StatusNotFound, "kbnode: no record", true},
+	} {
+		asRoot.Store(row.root)
+		g.keeper = &row.keeper
+		resp, err := client.Post("http://guard"+row.path, "", nil)
+		if err != nil {
+			t.Fatal(row.name, err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		if err = errors.Join(err, resp.Body.Close()); err != nil {
+			t.Fatal(row.name, err)
+		}
+		var says struct{ Message string }
+		if len(text) > 0 {
+			if err := json.Unmarshal(text, &says); err != nil {
+				t.Fatal(row.name, err)
+			}
+		}
+		if resp.StatusCode != row.code || !strings.HasPrefix(says.Message, row.message) || (says.Message == "") != (row.message == "") {
+			t.Errorf("%s: %d %q, want %d %q", row.name, resp.StatusCode, says.Message, row.code, row.message)
+		}
+		if asked := len(row.keeper.pids) == 1 && row.keeper.pids[0] == os.Getpid(); asked != row.asked {
+			t.Errorf("%s: asked for processes %v", row.name, row.keeper.pids)
+		}
+		if row.asked && row.path != slot.RecordPath && (len(row.keeper.reports) != 1 || row.keeper.reports[0] != row.path) {
+			t.Errorf("%s: reported %q", row.name, row.keeper.reports)
+		}
+	}
+}

@@ -1,0 +1,238 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+// The guard's files in slot.ParkedDir.
+const (
+	leftName = "left" // what a job left
+	gpuName  = "gpu"  // what uses the GPU
+)
+
+const (
+	// cleanTime bounds one cleanup; containers have five seconds to stop.
+	cleanTime = 3 * time.Minute
+	// engineTime is how long to retry an engine that does not answer: it may be restarting.
+	engineTime = 5 * time.Second
+	// beginTime is engineTime before a job: waiting is better for it than being refused because
+	// an earlier job's containers end slowly.
+	beginTime = 2 * time.Minute
+)
+
+// ready is called by the agent's unit before it becomes the agent, again and again while the
+// slot is parked. It returns why the slot takes no jobs, or "".
+func (k *Keeper) ready(ctx context.Context, pid int) (string, error) {
+	keep, err := k.procs.above(pid)
+	if err != nil {
+		return "", err
+	}
+	if k.starts.next(pid, time.Now()) { // not the process that waits while the slot is parked
+		k.swept = false
+	}
+	k.running.Store(false)
+	k.watched.Store(false)
+	why, err := k.clean(ctx, keep, engineTime)
+	if why == "" && err == nil {
+		why = k.starts.wait(time.Now())
+	}
+	return why, err
+}
+
+// registered records for kbnode status when Buildkite accepted the agent.
+func (k *Keeper) registered(_ context.Context, pid int) (string, error) {
+	if _, err := k.procs.above(pid); err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(filepath.Join(k.runDir, slot.RegisteredName), nil, 0o644); err != nil { //nolint:gosec // an empty file that status reads
+		return "", fmt.Errorf("record registration: %w", err)
+	}
+	return "", nil
+}
+
+// begin is called before a job. The slot is clean since the agent's start, or since the guard
+// saw that the last job was gone, unless begin is called before that.
+func (k *Keeper) begin(ctx context.Context, pid int) (string, error) {
+	keep, err := k.procs.above(pid)
+	if err != nil {
+		return "", err
+	}
+	within, err1 := k.procs.within(keep)
+	beside, err2 := k.procs.beside()
+	outside, err3 := k.procs.outside()
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return "", err
+	}
+	if n := len(within) + len(beside) + len(outside); n > 0 {
+		k.log.Warn("processes outlived their job", "count", n)
+		k.swept = false
+	}
+	why := ""
+	if k.swept && k.looked {
+		why, err = k.parked()
+	} else {
+		why, err = k.clean(ctx, keep, beginTime)
+	}
+	if why == "" && err == nil {
+		k.swept, k.looked, k.said = false, false, ""
+		k.starts.worked = true
+		k.running.Store(true)
+		k.alone.Store(-startLooks)
+		k.watched.Store(true)
+		k.strict.Store(false)
+		k.compatible.Store(false)
+		k.noise.begin()
+	}
+	return why, err
+}
+
+// end is called after a job, so that the job's log can say what is left of it. The caller may be
+// the job itself, which goes on, so all of this is done again when the agent's process for the
+// job, or the agent, is gone.
+func (k *Keeper) end(ctx context.Context, pid int) (string, error) {
+	keep, err := k.procs.above(pid)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cleanTime)
+	defer cancel()
+	why, err := "", k.clear(ctx, keep, engineTime)
+	k.swept = false
+	if err == nil {
+		why, err = k.parked()
+	}
+	return why, err
+}
+
+// endLook checks the GPU after the end of a job was answered: the driver takes longer than all
+// the rest, and the job need not wait.
+func (k *Keeper) endLook(ctx context.Context) {
+	if _, err := k.look(ctx, gpuTime); err != nil {
+		k.log.Warn("gpu not checked", "err", err)
+	}
+}
+
+// ended does everything that follows a job whose end no one reported.
+func (k *Keeper) ended(ctx context.Context, keep func(pid int) bool) (string, error) {
+	k.swept = false
+	return k.clean(ctx, keep, engineTime)
+}
+
+// clean removes what is left, checks the GPU, and returns why the slot is parked, or "". It
+// retries the engine for the given time.
+func (k *Keeper) clean(ctx context.Context, keep func(pid int) bool, engine time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, cleanTime)
+	defer cancel()
+	if !k.swept {
+		if err := k.clear(ctx, keep, engine); err != nil {
+			return "", err
+		}
+	}
+	if !k.swept {
+		return k.parked()
+	}
+	return k.look(ctx, gpuTime)
+}
+
+// clear removes what is left, and parks the slot if it cannot.
+func (k *Keeper) clear(ctx context.Context, keep func(pid int) bool, engine time.Duration) error {
+	k.running.Store(false)
+	k.swept, k.looked = false, false
+	k.sampled = k.noise.end()
+	err := k.sweep(ctx, keep, engine)
+	k.swept = err == nil
+	return k.note(leftName, err)
+}
+
+// look checks the GPU, which has patience to become idle, and returns why the slot is parked, or
+// "".
+func (k *Keeper) look(ctx context.Context, patience time.Duration) (string, error) {
+	if k.busy {
+		patience = 0 // an earlier check waited already
+	}
+	k.looked = false
+	if k.sampled != nil {
+		k.sampled()
+	}
+	what, known := k.gpu.settle(ctx, patience)
+	k.looked = true
+	// An unknown state neither parks the slot nor ends a known reason.
+	if known {
+		k.busy = what != ""
+		var err error
+		if k.busy {
+			err = errors.New(what)
+		}
+		if err := k.note(gpuName, err); err != nil {
+			return "", err
+		}
+	}
+	return k.parked()
+}
+
+// sweep ends the slot's processes except those to keep, removes its containers, and gives the
+// checkouts back. The order matters: what could make containers goes first.
+func (k *Keeper) sweep(ctx context.Context, keep func(pid int) bool, engine time.Duration) error {
+	ended, err := k.procs.endWithin(ctx, keep)
+	if err != nil {
+		return err
+	}
+	removed, err := k.removeContainers(ctx, engine)
+	if err != nil {
+		return fmt.Errorf("its containers cannot be removed: %w", err)
+	}
+	beside, err := k.procs.endBeside(ctx)
+	if err != nil {
+		return err
+	}
+	outside, err := k.procs.endOutside(ctx)
+	if err != nil {
+		return err
+	}
+	if ended += beside + outside; ended+removed > 0 {
+		k.log.Info("leftovers removed", "processes", ended, "containers", removed)
+	}
+	return k.checkouts(ctx)
+}
+
+func (k *Keeper) removeContainers(ctx context.Context, patience time.Duration) (n int, err error) {
+	deadline := time.Now().Add(patience)
+	for {
+		if n, err = k.containers(ctx); err == nil || time.Now().After(deadline) {
+			return n, err
+		}
+		if err := pause(ctx, gpuPoll); err != nil {
+			return n, err
+		}
+	}
+}
+
+// note records a reason to park, or removes it if why is nil.
+func (k *Keeper) note(name string, why error) error {
+	if why == nil {
+		return unpark(k.runDir, name)
+	}
+	fresh, err := park(k.runDir, name, why.Error())
+	if fresh {
+		k.log.Warn("slot parked", "reason", why)
+	}
+	return err
+}
+
+// parked returns all reasons why the slot takes no jobs, including those of others.
+func (k *Keeper) parked() (string, error) {
+	all, err := slot.ReadParked(k.runDir)
+	var reasons []string
+	for _, p := range all {
+		reasons = append(reasons, p.Reason)
+	}
+	return strings.Join(reasons, "; "), err
+}
