@@ -237,6 +237,7 @@ func (w *world) ask() *Report {
 	observe(w.Machine)
 	r, err := Run(w.t.Context(), w.Machine, Options{Checks: checks})
 	w.must(err)
+	played(r.Checks...)
 	return r
 }
 

@@ -113,5 +113,6 @@ func answer(t *testing.T, m *Machine, id string) *Result {
 	if err != nil {
 		t.Fatal(err)
 	}
+	played(r.Checks...)
 	return &r.Checks[0]
 }

@@ -37,6 +37,8 @@ func TestNoiseChecks(t *testing.T) {
 	}
 	off := of([]string{"/proc/sys/kernel/numa_balancing is not set: no"})
 	off.cfg = &config.Config{Hygiene: config.Hygiene{Disabled: true}}
+	ksm := of([]string{"/sys/kernel/mm/ksm/run is not set: no"})
+	ksm.plan.Tunables = []plan.Tunable{{Name: "/sys/kernel/mm/ksm/run", Value: "0", Form: plan.Word}}
 	nothing := of(nil)
 	nothing.plan = &plan.Plan{Slots: []plan.Slot{{CPUs: "2-3"}}}
 	daily := map[string]string{"/etc/apt/apt.conf.d/20auto-upgrades": "APT::Periodic::Update-Package-Lists \"1\";\nAPT::Periodic::Unattended-Upgrade \"1\";\n"}
@@ -56,11 +58,14 @@ func TestNoiseChecks(t *testing.T) {
 		{"switched off", "noise-numa-balancing", off, nil, nil, "skip: hygiene.disabled leaves it alone", ""},
 		{"refused", "noise-numa-balancing", of([]string{"/proc/sys/kernel/numa_balancing is not set: permission denied"}), nil, nil, "warn: /proc/sys/kernel/numa_balancing is not set: permission denied", ""},
 		{"good", "noise-hugepages", of(nil), nil, nil, "ok: madvise, 0", ""},
+		{"refused", "noise-hugepages", of([]string{"/sys/kernel/mm/transparent_hugepage/khugepaged/defrag is not set: no"}), nil, nil, "warn: /sys/kernel/mm/transparent_hugepage/khugepaged/defrag is not set: no", ""},
+		{"refused", "noise-ksm", ksm, nil, nil, "warn: /sys/kernel/mm/ksm/run is not set: no", ""},
 		{"not in this kernel", "noise-ksm", of(nil), nil, nil, "skip: this kernel has no such setting", ""},
 		{"good", "noise-interrupts", of(nil), nil, nil, "ok: 0-1", ""},
 		{"refused", "noise-interrupts", of([]string{"/proc/irq/*/smp_affinity_list is not set: no space left on device (3 times)"}), nil, nil,
 			"warn: /proc/irq/*/smp_affinity_list is not set: no space left on device (3 times)", ""},
 		{"good", "noise-workqueues", of([]string{"/proc/irq/*/smp_affinity_list is not set: x"}), nil, nil, "ok: 0-1", ""},
+		{"refused", "noise-workqueues", of([]string{"/sys/devices/virtual/workqueue/cpumask is not set: no"}), nil, nil, "warn: /sys/devices/virtual/workqueue/cpumask is not set: no", ""},
 
 		{"does not run", "noise-irqbalance", of(nil), nil, nil, "ok: irqbalance does not run", ""},
 		{"runs", "noise-irqbalance", of(nil, "irqbalance.service"), nil, nil, "warn: irqbalance runs and moves interrupts to the slots' CPUs", "systemctl disable --now irqbalance.service"},
