@@ -139,8 +139,8 @@ spell: | deps-check ## find misspelled words in documents, comments and messages
 	git ls-files -co --exclude-standard -- . ':!:go.sum' ':!:*/testdata/*' ':!:*.svg' | xargs -d '\n' codespell
 
 .PHONY: prose
-prose: $(VALE) ## check the words of documents against .vale/kbnode
-	git ls-files -co --exclude-standard -- '*.md' ':!:*/testdata/*' | xargs -d '\n' $(VALE) --output=line
+prose: $(VALE) ## check the words of documents, comments and messages against .vale/kbnode
+	git ls-files -co --exclude-standard -- '*.go' '*.md' ':!:*/testdata/*' | xargs -d '\n' $(VALE) --output=line
 
 # The linters run go vet.
 .PHONY: unit race

@@ -21,7 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/task"
 )
 
-// TestMain lets the test binary stand in for `kbnode runner`, which takes over
+// TestMain lets the test binary run as `kbnode runner`, which takes over
 // the process that it runs in.
 func TestMain(m *testing.M) {
 	if os.Getenv("KBNODE_TEST_RUNNER") != "" {

@@ -117,7 +117,7 @@ func keys(t reflect.Type, prefix string) []string {
 	return list
 }
 
-// commentedKey is a line of packaging/config.yaml that a key or value stands in;
+// commentedKey is a line of packaging/config.yaml with a key or a value;
 // text has exactly one blank after its comment mark.
 var commentedKey = regexp.MustCompile(`(?m)^#((?:  )*(?:[a-z0-9_]+:|- ).*)$`)
 
@@ -210,7 +210,7 @@ func TestCommandPage(t *testing.T) {
 // code finds code in a page: fenced and indented blocks, and spans.
 var code = regexp.MustCompile("(?s)```[a-z]*\n.*?```|`[^`\n]+`|(?m:^    [^\n]*$)")
 
-// command is kbnode with a command, where somebody would type it.
+// command is kbnode with a command, where someone would type it.
 var command = regexp.MustCompile("(?m)(?:^ *|[`=;|&] *|sudo (?:[A-Z_]+=\\S+ )*|command: |# )kbnode ([a-z][a-z0-9-]*)([^\n`|;]*)")
 
 // TestCommandsExist keeps the documentation from telling people to type what

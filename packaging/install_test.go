@@ -58,7 +58,7 @@ func TestInstall(t *testing.T) {
 		files      map[string][]byte
 		cut        string // file that ends early
 		args       []string
-		says, now  string // version that lies there afterwards
+		says, now  string // version that is installed afterward
 	}{
 		{name: "the latest", sums: sums, files: packed, says: "is kbnode 1.2.3", now: "1.2.3"},
 		{name: "a version of two", sums: both, files: packed, args: []string{"v1.3.0"}, says: "is kbnode 1.3.0", now: "1.3.0"},

@@ -31,7 +31,7 @@ func (d *device) links() {
 				continue
 			}
 			up++
-			if pci := d.neighbour(i); pci != "" && !slices.Contains(g.NVLinkGPUs, pci) {
+			if pci := d.peer(i); pci != "" && !slices.Contains(g.NVLinkGPUs, pci) {
 				g.NVLinkGPUs = append(g.NVLinkGPUs, pci)
 			}
 		}
@@ -52,9 +52,9 @@ func (d *device) links() {
 	}
 }
 
-// neighbour returns the PCI address of the GPU at the other end of a link, "" if it is
+// peer returns the PCI address of the GPU at the other end of a link, "" if it is
 // something else, such as a switch.
-func (d *device) neighbour(link int) string {
+func (d *device) peer(link int) string {
 	kind := ask(d, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (nvml.IntNvLinkDeviceType, nvml.Return) {
 		return d.GetNvLinkRemoteDeviceType(link)
 	})

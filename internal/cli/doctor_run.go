@@ -42,12 +42,12 @@ func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
 
 // fix runs the repairs that end no job, and runs all checks again.
 func (d *doctorRun) fix(ctx context.Context, report *doctor.Report, yes bool) (*doctor.Report, error) {
-	mends := report.Mends()
-	if len(mends) == 0 {
+	repairs := report.Repairs()
+	if len(repairs) == 0 {
 		d.s.progress("there is nothing that --fix can repair")
 		return report, nil
 	}
-	for _, m := range mends {
+	for _, m := range repairs {
 		d.s.progress("to run: %s   (%s)", m.Command, strings.Join(m.Checks, ", "))
 	}
 	if !yes {
@@ -55,7 +55,7 @@ func (d *doctorRun) fix(ctx context.Context, report *doctor.Report, yes bool) (*
 			return nil, err
 		}
 	}
-	for _, m := range mends {
+	for _, m := range repairs {
 		busy, err := d.busy(ctx, m.Slots)
 		if err == nil && len(busy) > 0 {
 			err = fmt.Errorf("skipped: a job runs in %s %s; run kbnode doctor --fix again when it has ended", plural(len(busy), "slot", "slots"), cpuset.Of(busy...))

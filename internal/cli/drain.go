@@ -28,7 +28,7 @@ type drainFlags struct {
 	reason  string
 	wait    bool
 	timeout time.Duration
-	mended  bool
+	reset   bool
 }
 
 func newDrain(s Streams) *cobra.Command {
@@ -68,7 +68,7 @@ faults of these GPUs still count.`,
 		RunE: func(cmd *cobra.Command, args []string) error { return resume(cmd.Context(), s, f, args) },
 	}
 	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")
-	cmd.Flags().BoolVar(&f.mended, "mended", false, "their GPUs were reset by hand, and kbnode did not notice")
+	cmd.Flags().BoolVar(&f.reset, "mended", false, "their GPUs were reset by hand, and kbnode did not notice")
 	return cmd
 }
 
@@ -95,8 +95,8 @@ func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
 }
 
 func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
-	if f.mended {
-		if err := mended(ctx, s, f, args); err != nil {
+	if f.reset {
+		if err := reportResets(ctx, s, f, args); err != nil {
 			return err
 		}
 	}

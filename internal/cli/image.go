@@ -193,7 +193,7 @@ func newImageRollback(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rollback",
 		Short: "Let jobs run the previous image again",
-		Long: `Let jobs run the previous image again. Running jobs keep theirs. Afterwards,
+		Long: `Let jobs run the previous image again. Running jobs keep theirs. Afterward,
 kbnode image update --auto refuses the image that you rolled back. Without --auto,
 it accepts that image.`,
 		Args: cobra.NoArgs,

@@ -73,7 +73,7 @@ func (s Streams) confirm(question, otherwise string) error {
 
 // paint colors a word on a terminal.
 func paint(w io.Writer, c text.Color, word string) string {
-	if !colour(w) {
+	if !colored(w) {
 		return word
 	}
 	return c.Sprint(word)

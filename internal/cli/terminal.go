@@ -48,8 +48,8 @@ func cursor(w io.Writer) int {
 	return width
 }
 
-// colour reports whether to color what is written to w.
-func colour(w io.Writer) bool { return cursor(w) > 0 && os.Getenv("NO_COLOR") == "" }
+// colored reports whether to color what is written to w.
+func colored(w io.Writer) bool { return cursor(w) > 0 && os.Getenv("NO_COLOR") == "" }
 
 // isTerminal reports whether r is a terminal, at which a person types.
 func isTerminal(r io.Reader) bool {
@@ -132,8 +132,8 @@ func isUTF8(env func(string) string) bool {
 	return charset == "utf-8" || charset == "utf8" || env("BUILDKITE") == "true"
 }
 
-// spelt maps the characters that kbnode writes to ASCII.
-var spelt = map[rune]string{
+// asciiOf maps the characters that kbnode writes to ASCII.
+var asciiOf = map[rune]string{
 	'…': "...", '±': "+/-", '×': "x", '°': "", 'µ': "u", 'μ': "u", '¦': "|",
 	'–': "-", '—': "-", '→': "->", '·': ".", '•': "*", '≤': "<=", '≥': ">=", '\u00a0': " ",
 	'‘': "'", '’': "'", '“': `"`, '”': `"`,
@@ -149,7 +149,7 @@ func toASCII(s string) string {
 	for _, r := range s {
 		if r < utf8.RuneSelf {
 			b.WriteRune(r)
-		} else if as, known := spelt[r]; known {
+		} else if as, known := asciiOf[r]; known {
 			b.WriteString(as)
 		} else {
 			b.WriteByte('?')

@@ -221,7 +221,7 @@ func TestSpelt(t *testing.T) {
 				t.Error(err)
 			}
 			for _, r := range s {
-				if _, known := spelt[r]; r >= utf8.RuneSelf && r != utf8.RuneError && !known {
+				if _, known := asciiOf[r]; r >= utf8.RuneSelf && r != utf8.RuneError && !known {
 					t.Errorf("%s: %q in %.60q", set.Position(lit.Pos()), r, s)
 				}
 			}
@@ -232,9 +232,9 @@ func TestSpelt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for r, as := range spelt {
+	for r, as := range asciiOf {
 		if !isASCII(as) {
-			t.Errorf("%q is spelt %q", r, as)
+			t.Errorf("%q is spelled %q", r, as)
 		}
 	}
 }

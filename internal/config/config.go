@@ -129,7 +129,7 @@ type Docker struct {
 
 // Metrics are what monitoring reads from the daemon.
 type Metrics struct {
-	// Listen is an IP address and a port. Default: nobody is listened to.
+	// Listen is an IP address and a port. Default: the daemon serves none.
 	Listen string `yaml:"listen,omitempty"`
 }
 

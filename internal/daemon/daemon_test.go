@@ -265,7 +265,7 @@ func kinds(t *testing.T, l events.Log) (all []string) {
 	return all
 }
 
-func TestDriftIsMended(t *testing.T) {
+func TestDriftIsRepaired(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := newFakeNode(t)

@@ -188,7 +188,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []
 		in.Slots[i].Unread = unread
 	}
 	if l.gpus != nil {
-		if in.Mended, err = readMended(host.Root); err != nil {
+		if in.ResetByHand, err = readResets(host.Root); err != nil {
 			d.Log.Warn("repaired GPUs not read", "err", err)
 		}
 	}
@@ -200,11 +200,11 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []
 	drains := drainsOf(verdicts, l.plan, moment.Now)
 	d.hold(ctx, host, states, slices.Contains(unread, health.CheckAgent), drains)
 	d.tellHealth(told)
-	d.doctor.unsaved = d.doctor.unsaved || len(told) > 0 || len(in.Mended) > 0
+	d.doctor.unsaved = d.doctor.unsaved || len(told) > 0 || len(in.ResetByHand) > 0
 	if !d.doctor.unsaved || d.save() != nil {
 		return drains // on a full disk, the next pass tries again
 	}
-	if err := heard(host.Root, in.Mended); err != nil {
+	if err := heard(host.Root, in.ResetByHand); err != nil {
 		d.Log.Warn("list of repaired GPUs not removed", "err", err)
 	}
 	return drains

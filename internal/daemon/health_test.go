@@ -113,12 +113,12 @@ func TestOperatorsWord(t *testing.T) {
 			want    []int
 		}{{false, []int{1}}, {true, []int{0, 1}}} {
 			n.set(func() { n.gpus[0].Healthy = step.healthy })
-			if err := Mend(n.root, []string{"GPU-a"}, 2*time.Second); err != nil {
+			if err := ReportReset(n.root, []string{"GPU-a"}, 2*time.Second); err != nil {
 				t.Fatal(err)
 			}
 			wake <- struct{}{}
 			synctest.Wait()
-			if Mending(n.root) {
+			if ResetPending(n.root) {
 				t.Error("nobody has heard it")
 			}
 			if diff := cmp.Diff(step.want, n.serving(t)); diff != "" {

@@ -88,7 +88,7 @@ func TestJudgedWhateverFails(t *testing.T) {
 		"no drains.json":            file(plan.DrainsPath),
 		"no health.json":            file(HealthPath),
 		"no events":                 file("var/lib/kbnode/events.jsonl"),
-		"no mended.json":            file(mendedPath),
+		"no mended.json":            file(resetsPath),
 		"no directory for the lock": file(plan.LockPath),
 		"a machine whose reading hangs": func(t *testing.T, n *fakeNode) func() {
 			n.set(func() { n.stamp = "other" })

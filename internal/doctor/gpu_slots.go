@@ -162,7 +162,7 @@ func reset(g inventory.GPU, slots []int) Finding {
 func badDevice(m *Machine, name string) (Finding, bool) {
 	major, minor := deviceNumber(m, name)
 	clear := fmt.Sprintf("mkdir -p %s && rm -f %s", path.Dir(name), name)
-	mend := func(f Finding) (Finding, bool) {
+	repaired := func(f Finding) (Finding, bool) {
 		switch {
 		case major < 0:
 			return f.advise("see ls -l %s, then reload the driver or reboot", name), true
@@ -174,18 +174,18 @@ func badDevice(m *Machine, name string) (Finding, bool) {
 	fi, err := os.Stat(m.path(name))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return mend(fail("%s is missing", name))
+		return repaired(fail("%s is missing", name))
 	case err != nil:
 		return fail("%s", err).advise("see ls -l %s", name), true
 	case fi.IsDir():
 		clear = "rmdir " + name
-		return mend(fail("%s is a directory", name))
+		return repaired(fail("%s is a directory", name))
 	case fi.Mode()&fs.ModeCharDevice == 0:
-		return mend(fail("%s is a file, not a device", name))
+		return repaired(fail("%s is a file, not a device", name))
 	}
 	if st, is := fi.Sys().(*syscall.Stat_t); is && major >= 0 {
 		if a, b := int(unix.Major(st.Rdev)), int(unix.Minor(st.Rdev)); a != major || b != minor {
-			return mend(fail("%s is device %d:%d, but the driver uses %d:%d", name, a, b, major, minor))
+			return repaired(fail("%s is device %d:%d, but the driver uses %d:%d", name, a, b, major, minor))
 		}
 	}
 	return Finding{}, false

@@ -22,7 +22,7 @@ import (
 const (
 	firstID   = 1000    // below are system accounts
 	dynamicID = 61184   // systemd's dynamic users, up to nobodyID
-	nobodyID  = 65535   // the 16-bit form of "none"; 65534 is nobody
+	nobodyID  = 65535   // the 16-bit form of "none"; 65534 is the user "nobody"
 	maxID     = 1 << 31 // the engine takes only smaller IDs
 	usersGID  = 100     // "users", the group of the only user of many images
 )

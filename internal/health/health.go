@@ -95,9 +95,9 @@ type Signals struct {
 	Kernel []Fact // since the last call, in order; facts that were already judged are skipped
 	GPUs   *GPUs  // nil: not read this time
 	Node   *Node  // nil: not read this time
-	// Mended maps GPUs, by UUID or PCI address, that an operator reports as reset, when
+	// ResetByHand maps GPUs, by UUID or PCI address, that an operator reports as reset, when
 	// no signal shows it, to the time of the reset by Moment.Up.
-	Mended map[string]time.Duration
+	ResetByHand map[string]time.Duration
 }
 
 // Slot is a slot as far as health needs it. A slot with several GPUs is listed once for

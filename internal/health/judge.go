@@ -27,7 +27,7 @@ func Judge(prev State, in Signals) (State, []Verdict, []Event) {
 	j := &judge{in: in, s: prev.clone()}
 	j.begin()
 	j.name()
-	j.mended()
+	j.resetByHand()
 	for _, f := range in.Kernel {
 		if f.Kind == KindOverrun {
 			j.tell(Event{Kind: "kernel", Check: checkXid, Slot: -1, Level: Warn, Text: f.Text})
@@ -287,10 +287,10 @@ func (j *judge) release(id string, reset time.Duration) {
 	})
 }
 
-// mended records resets that an operator reported. Like any other reset, one clears
+// resetByHand records resets that an operator reported. Like any other reset, one clears
 // earlier marks once the GPU answers, and nothing that readings still show.
-func (j *judge) mended() {
-	for id, at := range j.in.Mended {
+func (j *judge) resetByHand() {
+	for id, at := range j.in.ResetByHand {
 		if pci := normalPCI(id); pci != "" {
 			id = cmp.Or(j.byPCI[pci], pci)
 		}

@@ -414,24 +414,26 @@ func TestClearing(t *testing.T) {
 			return n.look(time.Minute, nil)
 		}, true},
 		{"an operator's word", func(n *node) []Verdict {
-			return n.look(time.Second, func(in *Signals) { in.Mended = map[string]time.Duration{strings.ToUpper(pci(3)): in.Up} })
+			return n.look(time.Second, func(in *Signals) { in.ResetByHand = map[string]time.Duration{strings.ToUpper(pci(3)): in.Up} })
 		}, true},
 		{"an operator's word, and it answers later", func(n *node) []Verdict {
-			n.look(time.Second, func(in *Signals) { in.GPUs, in.Mended = nil, map[string]time.Duration{uuid(3): in.Up} })
+			n.look(time.Second, func(in *Signals) { in.GPUs, in.ResetByHand = nil, map[string]time.Duration{uuid(3): in.Up} })
 			return n.look(time.Second, nil)
 		}, true},
 		{"an operator's word for another", func(n *node) []Verdict {
-			return n.look(time.Second, func(in *Signals) { in.Mended = map[string]time.Duration{uuid(4): in.Up} })
+			return n.look(time.Second, func(in *Signals) { in.ResetByHand = map[string]time.Duration{uuid(4): in.Up} })
 		}, false},
 		{"an operator's word from before it", func(n *node) []Verdict {
-			return n.look(time.Minute, func(in *Signals) { in.Mended = map[string]time.Duration{uuid(3): in.Up - time.Minute - time.Second} })
+			return n.look(time.Minute, func(in *Signals) {
+				in.ResetByHand = map[string]time.Duration{uuid(3): in.Up - time.Minute - time.Second}
+			})
 		}, false},
 		{"an operator's word, and nobody looks", func(n *node) []Verdict {
-			return n.look(time.Second, func(in *Signals) { in.GPUs, in.Mended = nil, map[string]time.Duration{uuid(3): in.Up} })
+			return n.look(time.Second, func(in *Signals) { in.GPUs, in.ResetByHand = nil, map[string]time.Duration{uuid(3): in.Up} })
 		}, false},
 		{"an operator's word, and NVML is silent", func(n *node) []Verdict {
 			return n.look(time.Second, func(in *Signals) {
-				in.GPUs.List[3].NVML, in.Mended = nil, map[string]time.Duration{uuid(3): in.Up}
+				in.GPUs.List[3].NVML, in.ResetByHand = nil, map[string]time.Duration{uuid(3): in.Up}
 			})
 		}, false},
 	} {
@@ -493,12 +495,12 @@ func TestAMDKernel(t *testing.T) {
 	n.want(n.look(time.Second, nil))
 	n.in.GPUs.Bus[pci(3)] = Bus{RAS: map[string]RAS{"umc": {Uncorrected: 2}}}
 	n.want(n.look(time.Second, nil), "gpu.ras fatal drain [3]")
-	n.want(n.look(time.Second, func(in *Signals) { in.Mended = map[string]time.Duration{uuid(3): in.Up} }))
+	n.want(n.look(time.Second, func(in *Signals) { in.ResetByHand = map[string]time.Duration{uuid(3): in.Up} }))
 	n.want(n.lines(time.Second, line("device lost from bus!")), "gpu.lost fatal park [3]")
 }
 
 // An operator's report ends nothing that is still seen.
-func TestMendedAndNotWell(t *testing.T) {
+func TestResetByHandAndUnhealthy(t *testing.T) {
 	t.Parallel()
 	errors := uint64(3)
 	reset := int64(1)
@@ -517,7 +519,7 @@ func TestMendedAndNotWell(t *testing.T) {
 			for range 3 {
 				n.want(n.look(time.Second, func(in *Signals) {
 					row.change(&in.GPUs.List[3])
-					in.Mended = map[string]time.Duration{uuid(3): in.Up}
+					in.ResetByHand = map[string]time.Duration{uuid(3): in.Up}
 				}), row.want)
 			}
 		})

@@ -41,9 +41,9 @@ func TestSwitch(t *testing.T) {
 	const bad = "node.nvswitch fatal drain [0 1 2 3 4 5 6 7]"
 	word := func(gpus int) func(in *Signals) {
 		return func(in *Signals) {
-			in.Mended = map[string]time.Duration{}
+			in.ResetByHand = map[string]time.Duration{}
 			for i := range gpus {
-				in.Mended[uuid(i)] = in.Up
+				in.ResetByHand[uuid(i)] = in.Up
 			}
 		}
 	}

@@ -212,7 +212,7 @@ func TestUpdate(t *testing.T) {
 		action string
 		reason string // in it
 		err    string
-		stands int // what the name points to afterwards
+		stands int // what the name points to afterward
 	}{
 		{name: "nothing new", o: auto, action: ActionNone, stands: 1},
 		{name: "something new", change: func(w *world) { w.registry[name] = digest(2) }, o: auto, action: ActionUpdated, stands: 2},

@@ -14,10 +14,10 @@ func TestJudge(t *testing.T) {
 			Seconds: 60,
 			GPU: GPU{Samples: 60, Busy: 40, Clock: &Spread{1800, 1965, 1980}, LowClock: 1, Margin: new(20),
 				Reasons: map[string]int{"gpu_idle": 20, "sw_power_cap": 30, "applications_clocks_setting": 60, "0x200": 1}},
-			CPU:        CPU{Slot: new(90.0), Others: new(5.0), Steal: new(1.0), Throttled: new(1.0), Heat: new(0), Interrupts: &Interrupts{5000, 2000, 90000}},
-			Pressure:   Pressure{CPU: new(25.0), Memory: new(5.0), IO: new(25.0)},
-			Memory:     Memory{AtLimit: new(3), Kills: new(0)},
-			Neighbours: Neighbours{Slots: 7, CPU: new(100.0), Busiest: new(100.0)},
+			CPU:       CPU{Slot: new(90.0), Others: new(5.0), Steal: new(1.0), Throttled: new(1.0), Heat: new(0), Interrupts: &Interrupts{5000, 2000, 90000}},
+			Pressure:  Pressure{CPU: new(25.0), Memory: new(5.0), IO: new(25.0)},
+			Memory:    Memory{AtLimit: new(3), Kills: new(0)},
+			Neighbors: Neighbors{Slots: 7, CPU: new(100.0), Busiest: new(100.0)},
 		}
 	}
 	for _, row := range []struct {
@@ -25,7 +25,7 @@ func TestJudge(t *testing.T) {
 		change func(*Record)
 		want   []string
 	}{
-		{"quiet, with busy neighbours and at its power limit", func(*Record) {}, nil},
+		{"quiet, with busy neighbors and at its power limit", func(*Record) {}, nil},
 		{"nothing is known", func(r *Record) { *r = Record{Seconds: 60} }, nil},
 		{"a partition", func(r *Record) { r.SharedGPU = "CPX" }, []string{"the slot has part of a GPU (CPX): jobs on the other parts share its power, heat and memory system, and the samples cover the whole GPU"}},
 		{"hardware slowdown", func(r *Record) { r.GPU.Reasons["hw_slowdown"] = 1 }, []string{"hw_slowdown: the hardware slowed the GPU down in 1 of 60 samples"}},

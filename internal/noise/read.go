@@ -32,17 +32,17 @@ const (
 // reading holds the counters of a slot and its neighbors at one moment. It lacks parts
 // that could not be read.
 type reading struct {
-	at         time.Time
-	slot       *stats.Metrics
-	times      map[int]cpu.TimesStat // by CPU
-	heat       map[int]int           // throttle counts by CPU
-	devices    map[int]uint32        // interrupts by CPU
-	local      map[int]uint32
-	neighbours map[string]neighbour
-	load1      *float64
+	at        time.Time
+	slot      *stats.Metrics
+	times     map[int]cpu.TimesStat // by CPU
+	heat      map[int]int           // throttle counts by CPU
+	devices   map[int]uint32        // interrupts by CPU
+	local     map[int]uint32
+	neighbors map[string]neighbor
+	load1     *float64
 }
 
-type neighbour struct {
+type neighbor struct {
 	usage uint64 // microseconds
 	cpus  int
 }
@@ -54,7 +54,7 @@ func (c Config) read(ctx context.Context) (reading, error) {
 	var errs [4]error
 	r.slot, errs[0] = c.metrics(c.Slice, cgroup2.StatCPU|cgroup2.StatMemory|cgroup2.StatMemoryEvents|cgroup2.StatIO)
 	r.times, errs[1] = times(ctx)
-	r.neighbours, errs[2] = c.siblings()
+	r.neighbors, errs[2] = c.siblings()
 	r.devices, r.local, errs[3] = c.interrupts()
 	r.heat = c.throttles()
 	if avg, err := load.AvgWithContext(ctx); err == nil {
@@ -98,13 +98,13 @@ func times(ctx context.Context) (map[int]cpu.TimesStat, error) {
 }
 
 // siblings returns the slices beside the slot's.
-func (c Config) siblings() (map[string]neighbour, error) {
+func (c Config) siblings() (map[string]neighbor, error) {
 	parent := filepath.Dir(c.Slice)
 	entries, err := os.ReadDir(filepath.Join(c.Cgroups, parent))
 	if err != nil {
 		return nil, fmt.Errorf("list the slots: %w", err)
 	}
-	all := map[string]neighbour{}
+	all := map[string]neighbor{}
 	for _, e := range entries {
 		if !e.IsDir() || !strings.HasSuffix(e.Name(), ".slice") || e.Name() == filepath.Base(c.Slice) || len(all) == maxNeighbours {
 			continue
@@ -113,7 +113,7 @@ func (c Config) siblings() (map[string]neighbour, error) {
 		if err != nil {
 			continue // it is gone
 		}
-		n := neighbour{usage: s.GetCPU().GetUsageUsec()}
+		n := neighbor{usage: s.GetCPU().GetUsageUsec()}
 		if text, err := os.ReadFile(filepath.Join(c.Cgroups, parent, e.Name(), "cpuset.cpus.effective")); err == nil {
 			if set, err := cpuset.Parse(strings.TrimSpace(string(text))); err == nil {
 				n.cpus = set.Len()

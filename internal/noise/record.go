@@ -28,12 +28,12 @@ type Record struct {
 	Begin   time.Time `json:"begin"`   // of the job
 	Seconds float64   `json:"seconds"` // from there to the record
 
-	GPU        GPU        `json:"gpu"`
-	CPU        CPU        `json:"cpu"`
-	Pressure   Pressure   `json:"pressure"`
-	Memory     Memory     `json:"memory"`
-	Neighbours Neighbours `json:"neighbours"`
-	Load1      *float64   `json:"load1,omitempty"` // the whole node's load average over the last minute
+	GPU       GPU       `json:"gpu"`
+	CPU       CPU       `json:"cpu"`
+	Pressure  Pressure  `json:"pressure"`
+	Memory    Memory    `json:"memory"`
+	Neighbors Neighbors `json:"neighbours"`
+	Load1     *float64  `json:"load1,omitempty"` // the whole node's load average over the last minute
 }
 
 // GPU summarizes the samples of the slot's GPU.
@@ -95,9 +95,9 @@ type Memory struct {
 	Kills   *int `json:"oom_kills,omitempty"` // processes killed for lack of memory
 }
 
-// Neighbours are the node's other slots together. They are only information: what they
+// Neighbors are the node's other slots together. They are only information: what they
 // do makes no timing noisy.
-type Neighbours struct {
+type Neighbors struct {
 	Slots   int      `json:"slots"`
 	CPU     *float64 `json:"cpu_percent,omitempty"`     // of all their CPUs' time
 	Busiest *float64 `json:"busiest_percent,omitempty"` // the busiest slot's, of its own CPUs' time

@@ -87,7 +87,7 @@ func (r *Run) watch(ctx context.Context) {
 	r.stop()
 }
 
-// Stop ends sampling. It may be called again, and Record may be called afterwards.
+// Stop ends sampling. It may be called again, and Record may be called afterward.
 func (r *Run) Stop() { r.stop() }
 
 // Wait returns when sampling has ended, after at most five seconds.
@@ -135,7 +135,7 @@ func (b between) fill(rec *Record, cpus cpuset.Set) {
 	}
 	b.usage(rec, seconds, cpus)
 	b.interrupts(rec, seconds)
-	b.neighbours(rec, seconds)
+	b.neighbors(rec, seconds)
 	for id, n := range b.to.heat {
 		if before, ok := b.from.heat[id]; ok {
 			sum := max(n-before, 0)
@@ -205,22 +205,22 @@ func (b between) interrupts(rec *Record, seconds float64) {
 	rec.CPU.Interrupts = &Interrupts{round(i.Devices / seconds), round(i.Busiest / seconds), round(i.Local / seconds)}
 }
 
-func (b between) neighbours(rec *Record, seconds float64) {
+func (b between) neighbors(rec *Record, seconds float64) {
 	var used, has float64
-	for name, to := range b.to.neighbours {
-		from, ok := b.from.neighbours[name]
+	for name, to := range b.to.neighbors {
+		from, ok := b.from.neighbors[name]
 		if !ok || to.cpus == 0 {
 			continue
 		}
-		rec.Neighbours.Slots++
+		rec.Neighbors.Slots++
 		own, cpus := micro(from.usage, to.usage), seconds*float64(to.cpus)
 		used, has = used+own, has+cpus
-		if p := percent(own, cpus); rec.Neighbours.Busiest == nil || *p > *rec.Neighbours.Busiest {
-			rec.Neighbours.Busiest = p
+		if p := percent(own, cpus); rec.Neighbors.Busiest == nil || *p > *rec.Neighbors.Busiest {
+			rec.Neighbors.Busiest = p
 		}
 	}
 	if has > 0 {
-		rec.Neighbours.CPU = percent(used, has)
+		rec.Neighbors.CPU = percent(used, has)
 	}
 }
 

@@ -178,10 +178,10 @@ func TestRun(t *testing.T) {
 				CPUs: "1-2", Slot: new(60.0), Others: new(6.5), Steal: new(1.0), Throttled: new(10.0), Heat: new(4),
 				Interrupts: &Interrupts{Devices: 20, Busiest: 10, Local: 400},
 			},
-			Pressure:   Pressure{CPU: new(10.0), Memory: new(20.0), IO: new(30.0)},
-			Memory:     Memory{AtLimit: new(20), Kills: new(2)},
-			Neighbours: Neighbours{Slots: 1, CPU: new(75.0), Busiest: new(75.0)},
-			Load1:      new(3.25),
+			Pressure:  Pressure{CPU: new(10.0), Memory: new(20.0), IO: new(30.0)},
+			Memory:    Memory{AtLimit: new(20), Kills: new(2)},
+			Neighbors: Neighbors{Slots: 1, CPU: new(75.0), Busiest: new(75.0)},
+			Load1:     new(3.25),
 		}
 		if diff := cmp.Diff(want, record(t, r)); diff != "" {
 			t.Error(diff)
@@ -288,7 +288,7 @@ func TestUnreadable(t *testing.T) {
 		}, func(r Record) bool { return r.Pressure == Pressure{} && r.CPU.Slot != nil }, "the kernel does not report pressure"},
 		{"no slice", func(n node) { _ = os.RemoveAll(filepath.Join(n.dir, "cgroup", slice)) },
 			func(r Record) bool {
-				return r.CPU.Slot == nil && r.CPU.Others == nil && r.Neighbours.Slots == 1 && r.CPU.Steal != nil
+				return r.CPU.Slot == nil && r.CPU.Others == nil && r.Neighbors.Slots == 1 && r.CPU.Steal != nil
 			}, "some facts could not be read: read cgroup: stat "},
 		{"no /proc/stat", func(n node) { n.put("proc/stat", "") },
 			func(r Record) bool { return r.CPU.Others == nil && r.CPU.Steal == nil && r.CPU.Slot != nil }, "read /proc/stat: no CPU found"},

@@ -80,7 +80,7 @@ func group(members []resolved, cfg config.Config, kept []Binding) ([][]resolved,
 			if len(free) == 0 {
 				break
 			}
-			take(neighbours(members, free, size))
+			take(nearest(members, free, size))
 		}
 	}
 	slices.SortStableFunc(groups, func(a, b []resolved) int { return compareMembers(a[0].Member, b[0].Member) })
@@ -101,9 +101,9 @@ func oneKind(members []resolved, of []int) error {
 	return nil
 }
 
-// neighbours chooses the first free GPU and those nearest to it and to each other:
+// nearest chooses the first free GPU and those nearest to it and to each other:
 // by direct links, then on the same NUMA node, then by number.
-func neighbours(members []resolved, free []int, size int) []int {
+func nearest(members []resolved, free []int, size int) []int {
 	of := []int{free[0]}
 	for len(of) < size {
 		near := func(i int) (links, nodes int) {

@@ -34,7 +34,7 @@ var landlockVersion = func() int {
 // descriptor. A program in the domain cannot look into a process outside (whose
 // environment holds the payload), cannot signal one (since Linux 6.12), and writes only
 // below the given directories. This applies to root too. Without Landlock, the engine
-// looks for changes afterwards.
+// looks for changes afterward.
 func landlockRules(version int, writable []string) (int, error) {
 	const write = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
 		unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG |

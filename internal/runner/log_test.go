@@ -187,7 +187,7 @@ func TestLogOfCompilation(t *testing.T) {
 	} {
 		var b bytes.Buffer
 		l := &buildLog{out: &b, err: &b, groups: true}
-		l.done(summarise(context.Background(), "test", &c.ev), &c.ev)
+		l.done(summarize(context.Background(), "test", &c.ev), &c.ev)
 		if d := cmp.Diff(c.want, b.String()); d != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, d)
 		}

@@ -65,7 +65,7 @@ func (r *Result) Report(w io.Writer) {
 func (r *Result) summaries() []*evalSummary {
 	var list []*evalSummary
 	for _, run := range r.Runs {
-		list = append(list, summarise(context.Background(), run.Key, run.Value))
+		list = append(list, summarize(context.Background(), run.Key, run.Value))
 	}
 	return list
 }

@@ -165,7 +165,7 @@ func cancelled(ctx context.Context) error {
 func (s *session) evaluate(ctx context.Context, root *os.Root, r *Result) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("kbnode has a fault, please report it: %v", p)
+			err = fmt.Errorf("kbnode has a fault; report it: %v", p)
 			_, _ = s.Stderr.Write(debug.Stack())
 		}
 	}()
@@ -217,7 +217,7 @@ func (s *session) evaluate(ctx context.Context, root *os.Root, r *Result) (err e
 	e.runtime = r.System.Runtime
 	return e.runAll(ctx, func(name string, ev *Evaluation) {
 		r.Runs = append(r.Runs, Pair[*Evaluation]{name, ev})
-		sum := summarise(ctx, name, ev)
+		sum := summarize(ctx, name, ev)
 		s.told = append(s.told, sum)
 		s.log.done(sum, ev)
 	})

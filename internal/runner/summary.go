@@ -72,9 +72,9 @@ func (s *evalSummary) numbers() string {
 	return s.counts
 }
 
-// summarise summarizes an evaluation. The program's report may break the task's
+// summarize summarizes an evaluation. The program's report may break the task's
 // protocol.
-func summarise(ctx context.Context, name string, ev *Evaluation) *evalSummary {
+func summarize(ctx context.Context, name string, ev *Evaluation) *evalSummary {
 	s := &evalSummary{name: text.Line(name, lineRunes)}
 	run := ev.Run
 	if run == nil {

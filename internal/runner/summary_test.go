@@ -77,7 +77,7 @@ func TestSummarise(t *testing.T) {
 		if ctx == nil {
 			ctx = context.Background()
 		}
-		s := summarise(ctx, "test", ev)
+		s := summarize(ctx, "test", ev)
 		if got := strings.Join([]string{s.verdict, s.reason, s.counts, s.seconds}, "|"); got != c.want {
 			t.Errorf("%s: got %s, want %s", c.name, got, c.want)
 		}
@@ -105,7 +105,7 @@ func TestTimeText(t *testing.T) {
 func told(t *testing.T, l *buildLog, r *Result) (list []*evalSummary) {
 	t.Helper()
 	for _, p := range r.Runs {
-		list = append(list, summarise(context.Background(), p.Key, p.Value))
+		list = append(list, summarize(context.Background(), p.Key, p.Value))
 	}
 	l.end(r, list)
 	return list
@@ -179,7 +179,7 @@ func TestSummaryIsBounded(t *testing.T) {
 	ev := &Evaluation{Run: &Run{ExitCode: 112, Duration: "1", Result: result(t, lines...)}}
 	var b bytes.Buffer
 	l := &buildLog{out: &b, groups: true}
-	s := summarise(context.Background(), "test", ev)
+	s := summarize(context.Background(), "test", ev)
 	l.done(s, ev)
 	l.end(&Result{Success: true}, []*evalSummary{s})
 	for _, want := range []string{"… and 950 more failed; see result.json for all\n", "… and 950 more benchmarks; see result.json for all\n"} {

@@ -56,11 +56,11 @@ func emptyRoot() (io.Reader, error) {
 // containers runs probes as jobs: one that tries everything, and one that takes more memory
 // than it has.
 func (s *trial) containers(ctx context.Context) ([]Check, error) {
-	target, stopNeighbour, err := s.neighbour(ctx)
+	target, stopNeighbor, err := s.neighbor(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer stopNeighbour()
+	defer stopNeighbor()
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", ":0")
 	if err != nil {
 		return nil, fmt.Errorf("listen for probes: %w", err)
@@ -189,9 +189,9 @@ func (s *trial) gone(ctx context.Context, id string) []Check {
 	return tidyChecks([]Check{c, m})
 }
 
-// neighbour runs a container that listens in another idle slot, and returns its address, or
+// neighbor runs a container that listens in another idle slot, and returns its address, or
 // "" if there is no such slot.
-func (s *trial) neighbour(ctx context.Context) (address string, stop func(), err error) {
+func (s *trial) neighbor(ctx context.Context) (address string, stop func(), err error) {
 	stop = func() {}
 	i := slices.IndexFunc(s.t.idle, func(o *trial) bool { return o.plan.Index == s.plan.Index })
 	other := s.t.idle[(i+1)%len(s.t.idle)]
@@ -271,7 +271,7 @@ func windows(sys string) []string {
 const metadata = "169.254.169.254:80"
 
 // containerAsk returns what a hostile submission would try.
-func (s *trial) containerAsk(host []string, neighbour string) probe.Ask {
+func (s *trial) containerAsk(host []string, neighbor string) probe.Ask {
 	k := s.plan.Index
 	ask := probe.Ask{
 		Calls: true, Daemon: true, Forks: 4 * probePids, Proc: true,
@@ -291,8 +291,8 @@ func (s *trial) containerAsk(host []string, neighbour string) probe.Ask {
 		Unix: []string{"/var/run/docker.sock", "/run/docker.sock", s.policy.DockerSocket, s.policy.Socket, "/run/containerd/containerd.sock", "/work/out" + s.policy.DockerSocket},
 		TCP:  append(slices.Clone(host), metadata),
 	}
-	if neighbour != "" {
-		ask.TCP = append(ask.TCP, neighbour)
+	if neighbor != "" {
+		ask.TCP = append(ask.TCP, neighbor)
 	}
 	if s.policy.DiskBytes > 0 {
 		ask.Disks = []string{"/work"}

@@ -82,7 +82,7 @@ func sameCPUs(a, b string) bool {
 
 // judgeContainer compares what a container saw with what a container of its slot should
 // see. memory is the memory that the container asked for, in bytes.
-func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, neighbour string, f *probe.Facts) []Check {
+func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, neighbor string, f *probe.Facts) []Check {
 	const group = "container"
 	strict := p.Profile == config.ProfileStrict
 	hint := fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; the engine's own version and configuration may have changed, too", plan.GuardUnit(s.Index))
@@ -103,7 +103,7 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, 
 		case try.Kind == "tcp":
 			held = try.Saw != "ok"
 			tried = "connect to " + try.What
-			if try.What == neighbour {
+			if try.What == neighbor {
 				tried += ", a container of another slot"
 			}
 		case try.Kind == "number":

@@ -224,7 +224,7 @@ func (s *trial) madeByRefused(ctx context.Context, target hostile.Target) ([]Che
 		checks[0] = Check{Group: group, Tried: tried, Saw: strings.Join(strange, ", "), Do: s.hint()}
 	}
 	for what, id := range map[string]string{"its own container": target.Own, "another slot's container": target.Other} {
-		c := Check{Group: group, Tried: what + ", afterwards", Saw: "unchanged", Held: true}
+		c := Check{Group: group, Tried: what + ", afterward", Saw: "unchanged", Held: true}
 		in, err := s.t.engine.Inspect(ctx, id)
 		switch {
 		case errors.Is(err, docker.ErrNotFound):

@@ -11,7 +11,7 @@ import (
 // empty where it is.
 //
 // A line … stands for any lines, also for none, and … in a line for any text. Blanks
-// compare as one, since columns are as wide as what stands in them, and lines without
+// compare as one, since columns are as wide as their content, and lines without
 // anything do not count. Days, times of day, durations and identifiers are not the same
 // twice: one stands for another of its form.
 func Differ(want, got string) string {

@@ -1,5 +1,5 @@
 // Package postgres gives tests a PostgreSQL of their own: on a socket in a
-// directory of its own, with no port, no service and nothing left afterwards, also
+// directory of its own, with no port, no service and nothing left afterward, also
 // when the test is killed.
 package postgres
 
@@ -65,7 +65,7 @@ func Start() (s *Server, err error) {
 	// A group of its own: a Ctrl-C is for the test, whose end the script sees.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if os.Getuid() == 0 { // PostgreSQL refuses to run as root
-		if cmd.SysProcAttr.Credential, err = nobody(); err != nil {
+		if cmd.SysProcAttr.Credential, err = unprivileged(); err != nil {
 			return nil, err
 		}
 		if err := os.Chown(dir, int(cmd.SysProcAttr.Credential.Uid), int(cmd.SysProcAttr.Credential.Gid)); err != nil {
@@ -91,8 +91,8 @@ func Start() (s *Server, err error) {
 	return &Server{dir, stdin, cmd}, nil
 }
 
-// nobody is a user that may run PostgreSQL.
-func nobody() (*syscall.Credential, error) {
+// unprivileged returns a user that may run PostgreSQL.
+func unprivileged() (*syscall.Credential, error) {
 	u, err := user.Lookup("postgres")
 	if err != nil {
 		u, err = user.Lookup("nobody")

@@ -41,7 +41,7 @@ dd if=/dev/zero of=/dev/shm/left-by-a-job bs=1M count=2000; echo :: shm
 dd if=/dev/zero of=/tmp/big bs=1M count=2000; echo :: tmp; rm -f /dev/shm/left-by-a-job /tmp/big
 dd if=/dev/zero of=big bs=1M count=1000 || echo ":: checkout is full"; rm big
 ` + forkBomb
-	// What git would run, as whoever uses the checkout.
+	// What git would run, as the user of the checkout.
 	gitTraps = `cd /workdir
 mkdir -p .git/hooks evil-hooks
 for hook in post-checkout pre-commit post-merge reference-transaction post-index-change fsmonitor-watchman; do

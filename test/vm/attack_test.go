@@ -37,7 +37,7 @@ type attack struct {
 
 	code  string // "0" or "1" or "lost"; "" if it does not matter
 	wants []string
-	not   []string // may not stand in the log or in what during said
+	not   []string // may not be in the log or in what during said
 	later bool     // cleaned up by what comes next, not at the end of the job itself
 	check func(t *testing.T, m *vm.Machine, r outcome)
 }
@@ -157,7 +157,7 @@ func attackAll(t *testing.T, m *vm.Machine, lanes [][]attack) map[string]outcome
 				build: text("build"), code: text("code"), log: timestamp.ReplaceAllString(files[file+".log"], ""), said: text("said"), left: text("left"),
 				clean: seconds(text("clean")), usable: -1,
 			}
-			began := seconds(text("started")) // of a job that was cancelled before its program began
+			began := seconds(text("started")) // of a job that was canceled before its program began
 			for _, mark := range r.marks() {
 				if at, ok := strings.CutPrefix(mark, "began "); ok {
 					began = seconds(at)

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 )
 
-// Bare makes a machine with the tools what somebody has who begins: one without
+// Bare makes a machine of the tools as a new user has it: without
 // kbnode, but for its package in root's home directory. KBNODE_DEBS names the
 // directory on the host in which make debs has left new.deb.
 func (m *VM) Bare(ctx context.Context) error {

@@ -123,9 +123,9 @@ func BenchmarkOutput(b *testing.B) {
 	}
 }
 
-// mends prints how many seconds it takes until a limit is back that was changed over
-// systemd, which tells of it.
-const mends = `
+// restores prints how many seconds the daemon takes to restore a limit that was changed through
+// systemd, which signals it.
+const restores = `
 limit=/sys/fs/cgroup/buildkite.slice/buildkite-gpu2.slice/memory.max
 planned=$(cat $limit)
 for i in 1 2 3; do
@@ -161,7 +161,7 @@ func BenchmarkRest(b *testing.B) {
 		b.ReportMetric(factor, "times-slower")
 		b.ReportMetric(after[2]-before[2], "B-written")
 		b.ReportMetric(after[3]/1024, "MiB-RSS")
-		drift := slices.Min(numbers(b, m.Sh(mends)))
+		drift := slices.Min(numbers(b, m.Sh(restores)))
 		b.ReportMetric(drift, "s-drift-emulated")
 		b.ReportMetric(drift/factor, "s-drift")
 	}

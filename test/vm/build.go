@@ -202,7 +202,7 @@ func (b *builder) prepare(ctx context.Context, m *VM, state string) error {
 	return m.freeze(ctx, state)
 }
 
-// asRoot runs a program as root, through sudo where this is somebody else. The
+// asRoot runs a program as root, through sudo where this is someone else. The
 // scripts give what they make to OWNER.
 func asRoot(ctx context.Context, argv ...string) error {
 	argv = append([]string{"env", fmt.Sprintf("OWNER=%d:%d", os.Getuid(), os.Getgid())}, argv...)

@@ -131,7 +131,7 @@ func touch(dir string) error {
 func removeUnused(dir string) error {
 	f, err := os.Open(filepath.Join(dir, "state"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return os.RemoveAll(dir) // trees: whoever uses them holds the cache's lock
+		return os.RemoveAll(dir) // trees: their user holds the cache's lock
 	}
 	if err != nil {
 		return err

@@ -25,7 +25,7 @@ func allIdle(t *testing.T, m *vm.Machine, slots ...int) {
 	}
 }
 
-// TestDaemon spoils a node in many ways, and nobody types a command to mend it.
+// TestDaemon breaks a node in many ways; the daemon fixes it without a command.
 func TestDaemon(t *testing.T) {
 	t.Parallel()
 	m := installed(t)

@@ -25,15 +25,15 @@ type breakage struct {
 	breaks string   // by hand, as root
 	check  string   // that says so
 	also   []string // checks that may say so too
-	// mends is typed where the check names no command; otherwise its own is.
-	mends string
+	// fix is typed if the check names no command.
+	fix   string
 	after string // what a test has to put back beside it
 }
 
-// The daemon stands still meanwhile: it would mend much of this by itself.
+// The daemon is stopped meanwhile: it would fix much of this itself.
 var breakages = []breakage{
-	{name: "an unknown key", breaks: "echo 'colour: red' >>/etc/kbnode/config.yaml", check: "config", mends: "sed -i /colour/d /etc/kbnode/config.yaml"},
-	{name: "half a file of bindings", breaks: "cp /var/lib/kbnode/slots.json /root/slots; echo '{\"slo' >/var/lib/kbnode/slots.json", check: "plan", mends: "cp /root/slots /var/lib/kbnode/slots.json"},
+	{name: "an unknown key", breaks: "echo 'colour: red' >>/etc/kbnode/config.yaml", check: "config", fix: "sed -i /colour/d /etc/kbnode/config.yaml"},
+	{name: "half a file of bindings", breaks: "cp /var/lib/kbnode/slots.json /root/slots; echo '{\"slo' >/var/lib/kbnode/slots.json", check: "plan", fix: "cp /root/slots /var/lib/kbnode/slots.json"},
 	{name: "a unit edited by hand", breaks: "echo '# by hand' >>/etc/systemd/system/kbnode-guard-gpu1.service", check: "as-planned"},
 	{name: "a hook that is gone", breaks: "rm /etc/buildkite-agent/hooks/pre-exit", check: "as-planned", also: []string{"agent-hooks"}},
 	{name: "a stopped guard", breaks: "systemctl stop kbnode-guard-gpu4", check: "agent-guard", also: []string{"as-planned"}},
@@ -42,38 +42,38 @@ var breakages = []breakage{
 	{name: "cpuset.cpus by hand", breaks: "cat /sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/cpuset.cpus >/sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus", check: "slot-limits", also: []string{"slot-cores"}},
 	{name: "a unit's own limits", breaks: "mkdir -p /etc/systemd/system/buildkite-agent-gpu3.service.d; printf '[Service]\nRestart=no\n' >/etc/systemd/system/buildkite-agent-gpu3.service.d/x.conf; systemctl daemon-reload", check: "agent-unit", after: "rm -rf /etc/systemd/system/buildkite-agent-gpu3.service.d; systemctl daemon-reload"},
 	{name: "a token for all to read", breaks: "chmod 644 /etc/buildkite-agent/token", check: "agent-token", also: []string{"as-planned"}},
-	{name: "no token", breaks: "mv /etc/buildkite-agent/token /root/token", check: "agent-token", also: []string{"as-planned"}, mends: "mv /root/token /etc/buildkite-agent/token"},
-	{name: "a token in quotes", breaks: "cp -p /etc/buildkite-agent/token /root/token; sed -i 's/=\\(.*\\)/=\"\\1/' /etc/buildkite-agent/token", check: "agent-token", mends: "cp -p /root/token /etc/buildkite-agent/token"},
+	{name: "no token", breaks: "mv /etc/buildkite-agent/token /root/token", check: "agent-token", also: []string{"as-planned"}, fix: "mv /root/token /etc/buildkite-agent/token"},
+	{name: "a token in quotes", breaks: "cp -p /etc/buildkite-agent/token /root/token; sed -i 's/=\\(.*\\)/=\"\\1/' /etc/buildkite-agent/token", check: "agent-token", fix: "cp -p /root/token /etc/buildkite-agent/token"},
 	{name: "a hook without a shebang", breaks: "sed -i 1d /etc/buildkite-agent/hooks/environment", check: "agent-hooks", also: []string{"as-planned"}},
-	{name: "somebody else's hook", breaks: "printf '#!/bin/sh\n' >/etc/buildkite-agent/hooks/pre-command; chmod 755 /etc/buildkite-agent/hooks/pre-command", check: "agent-hooks", also: []string{"as-planned"}, mends: "rm /etc/buildkite-agent/hooks/pre-command"},
+	{name: "somebody else's hook", breaks: "printf '#!/bin/sh\n' >/etc/buildkite-agent/hooks/pre-command; chmod 755 /etc/buildkite-agent/hooks/pre-command", check: "agent-hooks", also: []string{"as-planned"}, fix: "rm /etc/buildkite-agent/hooks/pre-command"},
 	{name: "checkouts of another user", breaks: "chown nobody /var/lib/buildkite-agent/gpu-1/builds", check: "agent-build-path", also: []string{"as-planned"}},
 	{name: "a second agent", breaks: "printf '[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n' >/etc/systemd/system/buildkite-agent.service; systemctl daemon-reload; systemctl enable -q --now buildkite-agent", check: "agent-other", after: "systemctl disable -q --now buildkite-agent || true; rm -f /etc/systemd/system/buildkite-agent.service; systemctl daemon-reload"},
 	{name: "an agent that is not executable", breaks: "chmod 644 $(readlink -f /usr/bin/buildkite-agent)", check: "agent-binary", also: []string{"as-planned", "agent-version", "agent-keys"}},
 	{name: "the slots' copy of it neither", breaks: "chmod 644 /usr/local/libexec/kbnode/buildkite-agent", check: "as-planned"},
-	{name: "no endpoint", breaks: "systemctl stop bkstub", check: "agent-endpoint", mends: "systemctl start bkstub"},
-	{name: "no git", breaks: "mv /usr/bin/git /usr/bin/git.away", check: "system-git", mends: "mv /usr/bin/git.away /usr/bin/git"},
-	{name: "no mkfs", breaks: "mv /usr/sbin/mkfs.ext4 /usr/sbin/mkfs.away", check: "system-mkfs", mends: "mv /usr/sbin/mkfs.away /usr/sbin/mkfs.ext4"},
+	{name: "no endpoint", breaks: "systemctl stop bkstub", check: "agent-endpoint", fix: "systemctl start bkstub"},
+	{name: "no git", breaks: "mv /usr/bin/git /usr/bin/git.away", check: "system-git", fix: "mv /usr/bin/git.away /usr/bin/git"},
+	{name: "no mkfs", breaks: "mv /usr/sbin/mkfs.ext4 /usr/sbin/mkfs.away", check: "system-mkfs", fix: "mv /usr/sbin/mkfs.away /usr/sbin/mkfs.ext4"},
 	{name: "no engine", breaks: "systemctl stop docker.socket docker", check: "docker-engine"},
 	{name: "an engine that is not started at boot", breaks: "systemctl disable -q docker", check: "docker-boot"},
 	{name: "a masked engine", breaks: "systemctl stop docker.socket docker; systemctl mask -q docker", check: "docker-engine", also: []string{"docker-boot"}},
-	{name: "a daemon.json that is none", breaks: "cp /etc/docker/daemon.json /root/daemon.json; sed -i '1s/{/{,/' /etc/docker/daemon.json", check: "docker-config", mends: "cp /root/daemon.json /etc/docker/daemon.json"},
+	{name: "a daemon.json that is none", breaks: "cp /etc/docker/daemon.json /root/daemon.json; sed -i '1s/{/{,/' /etc/docker/daemon.json", check: "docker-config", fix: "cp /root/daemon.json /etc/docker/daemon.json"},
 	{name: "an agent's user in group docker", breaks: "usermod -aG docker kbnode-gpu0", check: "docker-group"},
 	{name: "a socket for everybody", breaks: "chmod 666 /run/docker.sock", check: "docker-socket"},
 	{name: "no forwarding", breaks: "sysctl -qw net.ipv4.ip_forward=0", check: "docker-network"},
-	{name: "a specification of another driver", breaks: "cp /etc/cdi/nvidia.yaml /root/cdi; echo '# /usr/lib/x86_64-linux-gnu/libcuda.so.570.10.10' >>/etc/cdi/nvidia.yaml", check: "docker-cdi-driver", mends: "cp /root/cdi /etc/cdi/nvidia.yaml"},
-	{name: "a GPU that the driver lost", breaks: "echo 'gpu.3.handle = 15' >>/etc/fake-nvml.conf", check: "gpu-answers", also: []string{"gpu-present", "plan", "as-planned", "docker-cdi-slots"}, mends: "sed -i '$d' /etc/fake-nvml.conf"},
-	{name: "a library of another version", breaks: "echo 'init = 18' >>/etc/fake-nvml.conf", check: "nvidia-library", mends: "sed -i '$d' /etc/fake-nvml.conf", also: []string{"nvidia-nvml", "plan", "as-planned"}},
-	{name: "a driver that hangs", breaks: "echo 'hang = 100' >>/etc/fake-nvml.conf", check: "nvidia-nvml", mends: "sed -i '$d' /etc/fake-nvml.conf", also: []string{"plan", "as-planned"}},
+	{name: "a specification of another driver", breaks: "cp /etc/cdi/nvidia.yaml /root/cdi; echo '# /usr/lib/x86_64-linux-gnu/libcuda.so.570.10.10' >>/etc/cdi/nvidia.yaml", check: "docker-cdi-driver", fix: "cp /root/cdi /etc/cdi/nvidia.yaml"},
+	{name: "a GPU that the driver lost", breaks: "echo 'gpu.3.handle = 15' >>/etc/fake-nvml.conf", check: "gpu-answers", also: []string{"gpu-present", "plan", "as-planned", "docker-cdi-slots"}, fix: "sed -i '$d' /etc/fake-nvml.conf"},
+	{name: "a library of another version", breaks: "echo 'init = 18' >>/etc/fake-nvml.conf", check: "nvidia-library", fix: "sed -i '$d' /etc/fake-nvml.conf", also: []string{"nvidia-nvml", "plan", "as-planned"}},
+	{name: "a driver that hangs", breaks: "echo 'hang = 100' >>/etc/fake-nvml.conf", check: "nvidia-nvml", fix: "sed -i '$d' /etc/fake-nvml.conf", also: []string{"plan", "as-planned"}},
 	{name: "no persistence", breaks: "echo 'gpu.2.persistence = 0' >>/etc/fake-nvml.conf", check: "nvidia-persistence", also: []string{"as-planned"}, after: "sed -i '/gpu.2.persistence = 0/d' /etc/fake-nvml.conf"},
-	{name: "a slot that is drained", breaks: "kbnode drain 5 --reason test", check: "agent-drained", mends: "kbnode resume 5"},
-	{name: "a slot that is parked", breaks: `mkdir -p /run/kbnode/gpu6/parked; echo '{"reason":"maintenance","since":"2026-03-01T12:00:00Z"}' >/run/kbnode/gpu6/parked/operator.json`, check: "slot-parked", mends: "rm /run/kbnode/gpu6/parked/operator.json"},
+	{name: "a slot that is drained", breaks: "kbnode drain 5 --reason test", check: "agent-drained", fix: "kbnode resume 5"},
+	{name: "a slot that is parked", breaks: `mkdir -p /run/kbnode/gpu6/parked; echo '{"reason":"maintenance","since":"2026-03-01T12:00:00Z"}' >/run/kbnode/gpu6/parked/operator.json`, check: "slot-parked", fix: "rm /run/kbnode/gpu6/parked/operator.json"},
 	{name: "a process beside the jobs", breaks: "systemd-run -q --unit left --slice buildkite-gpu3.slice sleep 10000; sleep 12", check: "slot-processes", after: "systemctl stop left || true"},
 	{name: "a container without a job", breaks: "docker run -d --rm --name left --cgroup-parent buildkite-gpu2.slice kernelbot-test:latest sleep 10000 >/dev/null; sleep 12", check: "slot-containers", also: []string{"slot-processes"}, after: "docker rm -f left >/dev/null 2>&1 || true"},
-	{name: "somebody else on a GPU", breaks: "sleep 10000 & echo \"gpu.5.processes = $!:1048576\" >>/etc/fake-nvml.conf", check: "slot-gpu-processes", mends: "pkill -x sleep; sed -i '$d' /etc/fake-nvml.conf"},
+	{name: "somebody else on a GPU", breaks: "sleep 10000 & echo \"gpu.5.processes = $!:1048576\" >>/etc/fake-nvml.conf", check: "slot-gpu-processes", fix: "pkill -x sleep; sed -i '$d' /etc/fake-nvml.conf"},
 	{name: "swap", breaks: "fallocate -l 64M /swap; chmod 600 /swap; mkswap -q /swap; swapon /swap", check: "noise-swap", after: "swapoff /swap 2>/dev/null || true; rm -f /swap"},
 	{name: "a core pattern that pipes", breaks: "sysctl -qw kernel.core_pattern='|/bin/false'", check: "system-core-pattern", after: "sysctl -qw kernel.core_pattern=core"},
 	{name: "few process numbers", breaks: "sysctl -qw kernel.pid_max=4096", check: "system-pids", after: "sysctl -qw kernel.pid_max=4194304"},
-	{name: "a full disk", breaks: "fallocate -l $(($(df --output=avail -B1 / | tail -n 1) - 200000000)) /full", check: "system-space", also: []string{"docker-space", "image-space", "slot-disk", "hardware-disk"}, mends: "rm -f /full"},
+	{name: "a full disk", breaks: "fallocate -l $(($(df --output=avail -B1 / | tail -n 1) - 200000000)) /full", check: "system-space", also: []string{"docker-space", "image-space", "slot-disk", "hardware-disk"}, fix: "rm -f /full"},
 }
 
 // timed runs a command, and says by the machine's own clock how long it took.
@@ -132,7 +132,7 @@ func settled(t *testing.T, m *vm.Machine, before map[string]doctor.Result) map[s
 }
 
 // TestDoctor breaks a node in many ways, one at a time: the right check says so, and
-// what it says to type mends it.
+// what it says to type fixes it.
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	m := installed(t)
@@ -167,20 +167,20 @@ func TestDoctor(t *testing.T) {
 					t.Errorf("it is none of the business of %s: %s", id, text)
 				}
 			}
-			mends := b.mends
+			fix := b.fix
 			for _, f := range now[b.check].Findings {
-				if mends == "" && f.Status > doctor.Skip {
-					mends = f.Fix
+				if fix == "" && f.Status > doctor.Skip {
+					fix = f.Fix
 				}
 			}
-			t.Logf("%s; type %s", said[b.check], mends)
-			if mends == "" {
+			t.Logf("%s; type %s", said[b.check], fix)
+			if fix == "" {
 				t.Error("it says nothing to type")
-			} else if r := m.Try(mends); r.Code != 0 {
-				t.Errorf("%s: exit code %d: %s", mends, r.Code, r.Stderr)
+			} else if r := m.Try(fix); r.Code != 0 {
+				t.Errorf("%s: exit code %d: %s", fix, r.Code, r.Stderr)
 			}
 			if left := settled(t, m, quiet); len(left) > 0 {
-				t.Errorf("after %s: %v", mends, left)
+				t.Errorf("after %s: %v", fix, left)
 			}
 			if b.after != "" {
 				m.Sh(b.after)
@@ -198,7 +198,7 @@ func TestDoctor(t *testing.T) {
 		}
 	})
 
-	t.Run("mends and packs", func(t *testing.T) {
+	t.Run("fixes and packs", func(t *testing.T) {
 		m.Sh("rm /etc/buildkite-agent/hooks/pre-exit; systemctl stop kbnode-guard-gpu1")
 		if r := m.Try("kbnode doctor --fast --fix </dev/null"); r.Code != 2 || !strings.Contains(r.Stderr, "add --yes") {
 			t.Errorf("nobody agreed: %d, %s", r.Code, r.Stderr)

@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
-// proven has nobody in particular type kbnode e2e, from where it reaches the API only.
+// proven runs kbnode e2e as the user "nobody", from where it reaches only the API.
 func proven(t *testing.T, m *vm.Machine, args string) (r e2e.Report, code int) {
 	t.Helper()
 	m.Put("/root/api.env", 0o600, "BUILDKITE_API_URL=http://127.0.0.1:8899\nBUILDKITE_ORG=kbnode\nBUILDKITE_API_TOKEN="+bktest.DefaultAPIToken+"\n")

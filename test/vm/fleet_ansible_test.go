@@ -21,7 +21,7 @@ import (
 )
 
 // asSSH is this program when Ansible runs it in ssh's place. The commands are kept,
-// since whoever lists processes on a node sees them.
+// since everyone who lists processes on a node sees them.
 func asSSH(socket string) int {
 	if log, err := os.OpenFile(socket+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err == nil {
 		_, _ = fmt.Fprintln(log, os.Args[1:])

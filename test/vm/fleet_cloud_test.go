@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
-// mirror stands in for what a cloud's server fetches from: files, and a secret store that
+// mirror replaces what a cloud's server fetches from: files, and a secret store that
 // unwraps a ticket once.
 const mirror = `import http.server, json, os
 os.chdir("/srv/mirror")
@@ -119,7 +119,7 @@ func TestCloudInit(t *testing.T) {
 		if got := m.Sh("grep -rlFf /root/pattern --exclude=image /etc /run /var/lib/cloud /var/lib/kbnode /var/log /tmp /var/tmp 2>/dev/null || true; journalctl -b -o cat | grep -cFf /root/pattern || true"); !strings.HasPrefix(got, "/etc/buildkite-agent/token\n") || strings.Contains(got, "cloud") || !strings.HasSuffix(got, "\n0") {
 			t.Errorf("the token stands in: %s", got)
 		}
-		// The ticket stands in what others may come to read, and is spent.
+		// Others may read the ticket, and it is spent.
 		if r := m.Try("curl -fsS -X POST -H 'X-Vault-Token: hvs.once' http://127.0.0.1:8200/v1/sys/wrapping/unwrap"); r.Code == 0 {
 			t.Errorf("the ticket is good twice: %s", r.Stdout)
 		}

@@ -66,7 +66,7 @@ func (g *guest) hello(ctx context.Context, not string) (boot string, err error) 
 	defer tick.Stop()
 	nonce := strconv.FormatInt(time.Now().UnixNano(), 36)
 	for {
-		// While nobody reads in the guest the socket fills up; that is no error.
+		// While no one reads in the guest the socket fills up; that is no error.
 		if err := g.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
 			return "", err
 		}
@@ -111,7 +111,7 @@ func (g *guest) read() {
 			if json.Unmarshal(f.Payload, &h) == nil {
 				select {
 				case g.hellos <- h:
-				default: // nobody is greeting
+				default: // no one is greeting
 				}
 			}
 			continue

@@ -224,7 +224,7 @@ exit 0`))
 		script := hostStep(1, "(setsid "+bomb+" >/dev/null 2>&1 </dev/null &)\n"+bomb)
 		r := runStep(m, 1, script)
 		// The agent is a Go program: one that needs a thread in the seconds before the
-		// guard makes room ends, and systemd starts it anew. The job's log is lost then.
+		// guard makes room ends, and systemd starts it again. The job's log is lost then.
 		if m.Try("journalctl -b -o cat -u buildkite-agent-gpu1 | grep -q 'failed to create new OS thread'").Code == 0 {
 			t.Log("the agent had no thread left")
 			looksClean(t, m, 1)

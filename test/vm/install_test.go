@@ -47,7 +47,7 @@ const looking = `steps:
           environment: [NVIDIA_VISIBLE_DEVICES=all, CUDA_VISIBLE_DEVICES, KERNELBOT_GPU_INDEX, KERNELBOT_CPUSET, KERNELBOT_CPUS, KERNELBOT_MEMORY]
 `
 
-// sleeping is a job that ends well when nobody kills it.
+// sleeping is a job that succeeds unless it is killed.
 const sleeping = `steps:
   - command: for i in $$(seq %d); do sleep 1; done; echo slept well
     agents: {queue: b200, gpu-index: "%d"}

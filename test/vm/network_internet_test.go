@@ -10,7 +10,7 @@ import (
 )
 
 // lan is a private network beyond the one of outside: the node's name server, a
-// mirror, a server that is nobody's business, and one of the Internet.
+// mirror, a private server, and one of the Internet.
 const lan = `
 docker rm -f kbnode-gpu0-server kbnode-gpu1-server
 for a in 10.77.0.53 10.77.0.80 10.77.0.81 100.64.1.1 8.8.4.4; do ip netns exec outside ip addr add $a/32 dev lo; done

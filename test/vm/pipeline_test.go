@@ -16,7 +16,7 @@ import (
 // pipelines are jobs of what kbnode pipeline prints on the node itself.
 type pipelines struct{ evaluations }
 
-// submit has nobody in particular print a pipeline for a slot, and starts a
+// submit has the user "nobody" print a pipeline for a slot, and starts a
 // build of it.
 func (p pipelines) submit(slot int, kind, flags string, config []byte) string {
 	file := fmt.Sprintf("/root/%s-%d.yml", kind, slot)
@@ -172,7 +172,7 @@ func TestPipelines(t *testing.T) {
 		}
 	})
 
-	// What ends with 25 seconds of grace comes when nobody else uses the machine.
+	// What ends with 25 seconds of grace comes when no one else uses the machine.
 	t.Run("a job of a stopped agent runs again", func(t *testing.T) {
 		build := p.submit(7, pipeline.Fast, image, config(t, "sleeper.py", nil))
 		m.Wait("the program's child", "pgrep -x sleep")

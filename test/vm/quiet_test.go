@@ -15,7 +15,7 @@ import (
 )
 
 // settings prints what timings depend on and kbnode sets, but for the interrupts
-// that nobody can move.
+// that no one can move.
 const settings = `for f in /proc/irq/default_smp_affinity /sys/devices/virtual/workqueue/cpumask /sys/devices/virtual/workqueue/writeback/cpumask \
 	/sys/kernel/mm/transparent_hugepage/enabled /sys/kernel/mm/transparent_hugepage/khugepaged/defrag /sys/kernel/mm/ksm/run /proc/sys/kernel/numa_balancing; do
 	[ -e $f ] && echo "$f $(cat $f)"

@@ -45,7 +45,7 @@ func hold(m *vm.Machine, queue string, slot int, node, option string) *holder {
 }
 
 // end lets the job go on, which nothing may have touched. Whether it may still open what is
-// gone, and is so for the driver, too, nobody asks.
+// gone, for the driver, too, no one asks.
 func (h *holder) end(t *testing.T, gone bool) {
 	t.Helper()
 	opens := map[bool]int{false: 2, true: 1}[gone]

@@ -92,7 +92,7 @@ func fits(t *testing.T, what, text string, cols int) {
 }
 
 // screen shows what a command prints at 80 and at 160 columns, and holds it to what
-// terminals are promised: colour and moving lines where they are wanted, ASCII where the
+// terminals are promised: color and moving lines where they are wanted, ASCII where the
 // locale is, all of it in a pipe.
 func screen(t *testing.T, m *vm.Machine, name, command string) {
 	t.Run(name, func(t *testing.T) {
@@ -125,7 +125,7 @@ func plain(t *testing.T, m *vm.Machine, command string) {
 }
 
 // ready is a machine on which nothing is installed yet. The configuration is as an
-// earlier install left it, so that no address stands in what is typed.
+// earlier install left it, so that what is typed has no address.
 func ready(t *testing.T) *vm.Machine {
 	t.Helper()
 	m := forked(t)

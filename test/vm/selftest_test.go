@@ -193,7 +193,7 @@ done`
 		nothingLeft(t, m)
 	})
 
-	// The daemon would mend what follows.
+	// The daemon would fix what follows.
 	m.Sh("mkdir -p /run/systemd/system/kbnode.service.d; printf '[Service]\nType=simple\nWatchdogSec=0\nExecStart=\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/kbnode.service.d/off.conf; systemctl daemon-reload; systemctl restart kbnode")
 	m.Sh("kbnode reconcile")
 	const guardUp = "systemctl restart kbnode-guard-gpu1; until docker -H unix:///run/kbnode/gpu1/docker.sock version >/dev/null 2>&1; do sleep 1; done; "

@@ -19,7 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
-// migLayout leaves GPUs 2, 3, 5, 6 and 7 whole. Of GPU 1, nobody is given any.
+// migLayout leaves GPUs 2, 3, 5, 6 and 7 whole. GPU 1 gives its instances to no one.
 var migLayout = []string{"0:4g.90gb,3g.90gb", "1:1g.23gb,1g.23gb,1g.23gb,1g.23gb,1g.23gb,1g.23gb,1g.23gb", "4:3g.90gb,3g.90gb"}
 
 // opening is a job that tries each device node of a GPU that its container has.
@@ -115,11 +115,11 @@ func answers(text string) map[string]string {
 	return said
 }
 
-// The node is there and has no driver behind it: whoever may open it gets ENXIO, or ENODEV
+// The node is there and has no driver behind it: a process that may open it gets ENXIO, or ENODEV
 // where the kernel has DRM.
 func mayOpen(said string) bool { return strings.HasPrefix(said, "No such device") }
 
-// visible is how a job on a slot is told of its GPUs.
+// visible is how a job on a slot learns of its GPUs.
 func visible(s plan.Slot) string {
 	switch s.Vendor() {
 	case "nvidia":
@@ -226,7 +226,7 @@ func TestShapes(t *testing.T) {
 			}
 		}
 
-		// Instances made anew in the same places have other UUIDs, and are the same slots.
+		// Instances made again in the same places have other UUIDs, and are the same slots.
 		m.Shape(vm.MIG(migLayout...))
 		m.Sh("kbnode reconcile; bkstub wait-agents --count 5 --timeout 3m")
 		anew := planned(t, m, "")

@@ -28,7 +28,7 @@ var bookwormFS embed.FS
 // scripts differs, and files of its own lie over those of image/.
 type suite struct {
 	name    string
-	instead []string // what stands in image/'s scripts and in warmUp, and what for
+	instead []string // text in image/'s scripts and in warmUp, and its replacement
 	own     fs.FS
 }
 

@@ -114,7 +114,7 @@ func (m *VM) resume(ctx context.Context, state string) error {
 	return m.Ready(ctx)
 }
 
-// freeze writes everything but the RAM, which lies in its files already.
+// freeze writes everything but the RAM, which is in its files already.
 func (m *VM) freeze(ctx context.Context, state string) error {
 	if _, err := m.qmp.call(ctx, "stop", nil); err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
-// typed runs a block as somebody types it who is root's shell: variables that he
+// typed runs a block as a user types it in root's shell: variables that he
 // exports stay, and what goes wrong shows.
 const typed = `exec 2>&1 </dev/null
 [ ! -e /run/typed ] || . /run/typed

@@ -272,7 +272,7 @@ func (m *VM) Reset(ctx context.Context) error {
 const bootPatience = 4 * time.Minute
 
 // comeBack waits for the guest's next boot. In the emulator a kernel sometimes
-// loses a timer while it boots and waits for it for ever: then it is reset.
+// loses a timer while it boots and waits for it forever: then it is reset.
 func (m *VM) comeBack(ctx context.Context) error {
 	for {
 		once, cancel := context.WithTimeout(ctx, bootPatience)

@@ -140,7 +140,7 @@ func TestLock(t *testing.T) {
 	}
 	// The child has the lock itself: its own attempt to lock it fails.
 	path = script(t, "flock -n "+dir+"/"+lockName("")+" true && exit 9; flock -n 3 || exit 8; echo '"+empty+"'")
-	for range 2 { // and it is free again afterwards
+	for range 2 { // and it is free again afterward
 		if _, err := Run(t.Context(), Options{Path: path, Timeout: time.Minute, runDir: dir}); err != nil {
 			t.Error(err)
 		}

@@ -47,7 +47,7 @@ func openPort(name string) (*os.File, error) {
 				continue
 			}
 			// Blocking on purpose: with the host away, a poll on the port
-			// returns at once, for ever.
+			// returns at once, forever.
 			fd, err := unix.Open("/dev/"+filepath.Base(filepath.Dir(n)), unix.O_RDWR|unix.O_CLOEXEC, 0)
 			if err != nil {
 				return nil, fmt.Errorf("open port %s: %w", name, err)

@@ -51,7 +51,7 @@ func prompt(ctx context.Context, m *vm.VM, greeting string) (code int, err error
 	}
 	defer func() { err = errors.Join(err, term.Restore(fd, before)) }()
 	_, err = m.Terminal(ctx, os.Stdin, os.Stdout, sizes(ctx, fd), "bash", "--login")
-	return 0, err // with what the last command ended is nobody's concern
+	return 0, err // the last command's status does not matter
 }
 
 // sizes tells the size of the terminal now and whenever it changes.

@@ -11,28 +11,28 @@ import (
 	"time"
 )
 
-// Mend is a command that fixes something and ends no job.
-type Mend struct {
+// Repair is a command that fixes something and ends no job.
+type Repair struct {
 	Command string
 	Checks  []string // whose findings it fixes
 	Slots   []int    // that must be idle
 }
 
-// mendTime limits one command. Starting eight agents takes the longest.
-const mendTime = 10 * time.Minute
+// repairTime limits one command. Starting eight agents takes the longest.
+const repairTime = 10 * time.Minute
 
-// Mends returns the commands that --fix may run, each once, in the order of the checks.
-func (r *Report) Mends() []Mend {
-	var all []Mend
+// Repairs returns the commands that --fix may run, each once, in the order of the checks.
+func (r *Report) Repairs() []Repair {
+	var all []Repair
 	for _, c := range r.Checks {
 		for _, f := range c.Findings {
 			if f.Status <= Skip || !f.Safe {
 				continue
 			}
-			i := slices.IndexFunc(all, func(m Mend) bool { return m.Command == f.Fix })
+			i := slices.IndexFunc(all, func(m Repair) bool { return m.Command == f.Fix })
 			if i < 0 {
 				i = len(all)
-				all = append(all, Mend{Command: f.Fix})
+				all = append(all, Repair{Command: f.Fix})
 			}
 			m := &all[i]
 			m.Checks = append(m.Checks, c.ID)
@@ -48,8 +48,8 @@ func (r *Report) Mends() []Mend {
 }
 
 // Run runs the command as shown and writes its output to out.
-func (m Mend) Run(ctx context.Context, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, mendTime)
+func (m Repair) Run(ctx context.Context, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, repairTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", m.Command)
 	// Neither cron nor every sudo has the directories of kbnode and modprobe in PATH.

@@ -15,19 +15,19 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// mendedTime is how long the daemon has to read the operator's message: a pass may be under way,
+// resetTime is how long the daemon has to read the operator's message: a pass may be under way,
 // and a GPU may not answer.
-const mendedTime = 2 * time.Minute
+const resetTime = 2 * time.Minute
 
-// mended tells the daemon that the GPUs of slots were reset by hand, and waits until it has
+// reportResets tells the daemon that the GPUs of slots were reset by hand, and waits until it has
 // judged them again.
-func mended(ctx context.Context, s Streams, f drainFlags, args []string) error {
+func reportResets(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	host, closeHost, err := rootHost(ctx, s, "resume")
 	if err != nil {
 		return err
 	}
 	defer closeHost()
-	if err := sayMended(ctx, s, host, f.all, args); err != nil {
+	if err := reportEach(ctx, s, host, f.all, args); err != nil {
 		return err
 	}
 	// The daemon then reads everything again, including the GPUs.
@@ -35,9 +35,9 @@ func mended(ctx context.Context, s Streams, f drainFlags, args []string) error {
 		return err
 	}
 	s.progress("waiting for the daemon to check the GPUs")
-	for end := time.Now().Add(mendedTime); daemon.Mending("/"); {
+	for end := time.Now().Add(resetTime); daemon.ResetPending("/"); {
 		if time.Now().After(end) {
-			return fmt.Errorf("the daemon has not checked the GPUs within %s, and will when it can; journalctl -u %s shows why", mendedTime, plan.NodeService)
+			return fmt.Errorf("the daemon has not checked the GPUs within %s, and will when it can; journalctl -u %s shows why", resetTime, plan.NodeService)
 		}
 		select {
 		case <-ctx.Done():
@@ -48,8 +48,8 @@ func mended(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	return nil
 }
 
-// sayMended leaves the message for the daemon, which must be running.
-func sayMended(ctx context.Context, s Streams, host *reconcile.Host, all bool, args []string) error {
+// reportEach leaves the message for the daemon, which must be running.
+func reportEach(ctx context.Context, s Streams, host *reconcile.Host, all bool, args []string) error {
 	now, err := health.Now()
 	if err != nil {
 		return err
@@ -85,5 +85,5 @@ func sayMended(ctx context.Context, s Streams, host *reconcile.Host, all bool, a
 	if err := (events.Log{File: events.Path}).Add(happened...); err != nil {
 		s.warn("%v", err)
 	}
-	return daemon.Mend("/", gpus, now.Up)
+	return daemon.ReportReset("/", gpus, now.Up)
 }

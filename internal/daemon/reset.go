@@ -13,14 +13,14 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// mendedPath stores an operator's report that GPUs were reset, until the daemon has judged
+// resetsPath stores an operator's report that GPUs were reset, until the daemon has judged
 // by it. Like the resets, it does not outlive the boot.
-const mendedPath = "/run/kbnode/mended.json"
+const resetsPath = "/run/kbnode/mended.json"
 
-// Mend reports to the daemon that GPUs, by UUID or PCI address, were reset by hand at a
+// ReportReset reports to the daemon that GPUs, by UUID or PCI address, were reset by hand at a
 // time, by health.Moment.Up. The caller must hold the node's lock.
-func Mend(root string, gpus []string, at time.Duration) error {
-	all, err := readMended(root)
+func ReportReset(root string, gpus []string, at time.Duration) error {
+	all, err := readResets(root)
 	if err != nil || all == nil {
 		all = map[string]time.Duration{} // reports that cannot be read are replaced
 	}
@@ -29,7 +29,7 @@ func Mend(root string, gpus []string, at time.Duration) error {
 	}
 	text, err := json.Marshal(all)
 	if err == nil {
-		err = renameio.WriteFile(filepath.Join(root, mendedPath), text, 0o600)
+		err = renameio.WriteFile(filepath.Join(root, resetsPath), text, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("report repaired GPUs: %w", err)
@@ -37,14 +37,14 @@ func Mend(root string, gpus []string, at time.Duration) error {
 	return nil
 }
 
-// Mending reports whether the daemon has yet to judge by a report of Mend.
-func Mending(root string) bool {
-	_, err := os.Stat(filepath.Join(root, mendedPath))
+// ResetPending reports whether the daemon has yet to judge by a report of ReportReset.
+func ResetPending(root string) bool {
+	_, err := os.Stat(filepath.Join(root, resetsPath))
 	return err == nil
 }
 
-func readMended(root string) (map[string]time.Duration, error) {
-	text, err := os.ReadFile(filepath.Join(root, mendedPath))
+func readResets(root string) (map[string]time.Duration, error) {
+	text, err := os.ReadFile(filepath.Join(root, resetsPath))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -60,9 +60,9 @@ func readMended(root string) (map[string]time.Duration, error) {
 
 // heard removes the reports that were judged, unless there are new ones.
 func heard(root string, judged map[string]time.Duration) error {
-	now, err := readMended(root)
+	now, err := readResets(root)
 	if err != nil || len(judged) == 0 || !maps.Equal(now, judged) {
 		return err
 	}
-	return os.Remove(filepath.Join(root, mendedPath))
+	return os.Remove(filepath.Join(root, resetsPath))
 }

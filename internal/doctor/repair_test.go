@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestMends(t *testing.T) {
+func TestRepairs(t *testing.T) {
 	t.Parallel()
 	r := &Report{Checks: []Result{
 		{ID: "a", Findings: []Finding{fail("drift").safely("kbnode reconcile").of(3), fail("drift").safely("kbnode reconcile").of(1), fail("old").by("reboot")}},
@@ -15,19 +15,19 @@ func TestMends(t *testing.T) {
 		{ID: "c", Findings: []Finding{fail("drift").safely("kbnode reconcile").of(3), warn("hot").advise("cool it")}},
 		{ID: "d", Findings: []Finding{{Status: OK, Fix: "echo never", Safe: true}, {Status: Skip, Fix: "echo never", Safe: true}}},
 	}}
-	want := []Mend{{"kbnode reconcile", []string{"a", "c"}, []int{1, 3}}, {"echo on", []string{"b"}, nil}}
-	if diff := cmp.Diff(want, r.Mends()); diff != "" {
+	want := []Repair{{"kbnode reconcile", []string{"a", "c"}, []int{1, 3}}, {"echo on", []string{"b"}, nil}}
+	if diff := cmp.Diff(want, r.Repairs()); diff != "" {
 		t.Error(diff)
 	}
 }
 
-func TestMendRuns(t *testing.T) {
+func TestRepairRuns(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
-	if err := (Mend{Command: "echo $((40 + 2)) && echo odd >&2"}).Run(t.Context(), &out); err != nil || out.String() != "42\nodd\n" {
+	if err := (Repair{Command: "echo $((40 + 2)) && echo odd >&2"}).Run(t.Context(), &out); err != nil || out.String() != "42\nodd\n" {
 		t.Errorf("%q, %v", out.String(), err)
 	}
-	err := (Mend{Command: "exit 3"}).Run(t.Context(), &out)
+	err := (Repair{Command: "exit 3"}).Run(t.Context(), &out)
 	if err == nil || err.Error() != "run exit 3: exit status 3" {
 		t.Errorf("%v", err)
 	}
