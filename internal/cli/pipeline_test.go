@@ -160,23 +160,6 @@ func TestPipelineElsewhere(t *testing.T) {
 	}
 }
 
-// TestPipelineDocument checks that the page shows what the command prints.
-func TestPipelineDocument(t *testing.T) {
-	t.Parallel()
-	page, err := os.ReadFile("../../docs/pipelines.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := "```yaml\n" + kbnode(t, "pipeline", "--root", t.TempDir()).out + "```\n"; !strings.Contains(string(page), want) {
-		t.Errorf("docs/pipelines.md does not show\n%s", want)
-	}
-	for _, kind := range pipeline.Kinds {
-		if !strings.Contains(string(page), "| `kbnode pipeline "+kind+"` |") {
-			t.Errorf("docs/pipelines.md has no row for %s", kind)
-		}
-	}
-}
-
 // TestPipelineOfReadme checks that the job in README.md, which TestTutorial of test/vm runs, is
 // what the command prints.
 func TestPipelineOfReadme(t *testing.T) {
