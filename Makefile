@@ -183,8 +183,10 @@ fuzz: ## fuzz the parsers of hostile input, a minute each
 	go test ./internal/guard -fuzz FuzzRebuild -fuzztime 60s -fuzzminimizetime 5x
 	for f in FuzzInflate FuzzParseObject; do \
 	  go test ./internal/payload -run '^$$' -fuzz "$$f$$" -fuzztime 60s -fuzzminimizetime 5x; done
-	for f in FuzzParsePopcorn FuzzCapture FuzzDecode FuzzClean FuzzMarkdown; do \
+	for f in FuzzParsePopcorn FuzzCapture FuzzDecode; do \
 	  go test ./internal/runner -run '^$$' -fuzz "$$f$$" -fuzztime 60s -fuzzminimizetime 5x; done
+	for f in FuzzRead FuzzClean FuzzMarkdown; do \
+	  go test ./internal/result -run '^$$' -fuzz "$$f$$" -fuzztime 60s -fuzzminimizetime 5x; done
 
 # ---- tools ----------------------------------------------------------------
 

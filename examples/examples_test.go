@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/internal/task"
 )
@@ -118,7 +119,7 @@ func evaluate(t *testing.T, p *task.Task, submission, mode string) *verdict {
 		t.Fatal(err)
 	}
 	var v verdict
-	text, err := os.ReadFile(filepath.Join(cmd.Dir, runner.ResultFile))
+	text, err := os.ReadFile(filepath.Join(cmd.Dir, result.File))
 	if err == nil {
 		err = json.NewDecoder(bytes.NewReader(text)).Decode(&v)
 	}

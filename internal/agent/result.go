@@ -4,13 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // finished makes sure that a slot's job uploads no result that it did not finish.
@@ -44,35 +43,21 @@ func unfinished(checkout, status string, cancelled bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	defer root.Close() //nolint:errcheck // a directory
-	fields, err := resultFields(root)
-	if errors.Is(err, fs.ErrNotExist) {
+	defer root.Close()                    //nolint:errcheck // a directory
+	var fields map[string]json.RawMessage // by their exact names
+	text, err := result.ReadFile(root, result.File)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
+	case err == nil:
+		err = json.Unmarshal(text, &fields)
 	}
 	_, isResult := fields["runs"]
 	if err == nil && (!isResult || string(fields["success"]) == "false" && (status == "1" || cancelled)) {
 		return false, nil
 	}
-	if err := root.RemoveAll(runner.ResultFile); err != nil {
-		return false, fmt.Errorf("remove unfinished %s: %w", runner.ResultFile, err)
+	if err := root.RemoveAll(result.File); err != nil {
+		return false, fmt.Errorf("remove unfinished %s: %w", result.File, err)
 	}
 	return true, nil
-}
-
-// resultFields reads the members of a result.json, by their exact names.
-func resultFields(root *os.Root) (map[string]json.RawMessage, error) {
-	f, err := runner.OpenFile(root, runner.ResultFile)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close() //nolint:errcheck // opened for reading
-	if info, err := f.Stat(); err != nil || info.Size() > runner.MaxResult {
-		return nil, errors.Join(err, errors.New("not a file that a runner writes"))
-	}
-	text, err := io.ReadAll(io.LimitReader(f, runner.MaxResult))
-	if err != nil {
-		return nil, err
-	}
-	var fields map[string]json.RawMessage
-	return fields, json.Unmarshal(text, &fields)
 }

@@ -9,7 +9,6 @@ import (
 	pretty "github.com/jedib0t/go-pretty/v6/text"
 
 	"github.com/gpu-mode/kbnode/internal/noise"
-	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -19,13 +18,16 @@ func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
 	if asJSON {
 		return printJSON(s.Out, out)
 	}
+	said := ""
 	if out.Result != nil {
+		var passed bool
+		said, passed = out.Result.Verdict()
 		if _, ok := terminal(s.Err); ok {
 			printf(s.Err, "\n") // between the progress and the result
 		}
 		var report strings.Builder
 		out.Result.Report(&report)
-		printf(s.Out, "%s\n", paintReport(s.Out, report.String(), out.Result))
+		printf(s.Out, "%s\n", paintReport(s.Out, report.String(), said, passed))
 	}
 	var node noise.Record
 	if json.Unmarshal(out.Node, &node) == nil && node.Noisy {
@@ -37,10 +39,6 @@ func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
 	if out.Verdict != submit.Passed {
 		to = s.Err
 	}
-	said := ""
-	if out.Result != nil {
-		said, _ = out.Result.Verdict()
-	}
 	if said != out.Reason {
 		printf(to, "%s: %s\n", out.Verdict, text.Line(out.Reason, 1000))
 	}
@@ -51,8 +49,7 @@ func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
 }
 
 // paintReport colors the verdict in a report.
-func paintReport(w io.Writer, report string, r *runner.Result) string {
-	said, passed := r.Verdict()
+func paintReport(w io.Writer, report, said string, passed bool) string {
 	word, _, _ := strings.Cut(said, ":")
 	c := pretty.FgRed
 	if passed {

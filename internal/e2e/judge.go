@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/submit"
 )
 
@@ -55,17 +55,15 @@ func judged(out submit.Outcome, kind Kind, mode string) (string, bool) {
 }
 
 // refused reports whether a run completed and found the submission wrong.
-func refused(r *runner.Result) bool {
-	return r != nil && slices.ContainsFunc(r.Runs, func(e runner.Pair[*runner.Evaluation]) bool {
+func refused(r *result.Result) bool {
+	return r != nil && slices.ContainsFunc(r.Runs, func(e result.Pair[*result.Evaluation]) bool {
 		return e.Value.Run != nil && e.Value.Run.Success && !e.Value.Run.Passed
 	})
 }
 
-func runOf(r *runner.Result, name string) *runner.Run {
-	for _, e := range r.Runs {
-		if e.Key == name {
-			return e.Value.Run
-		}
+func runOf(r *result.Result, name string) *result.Run {
+	if ev := r.Runs.Get(name); ev != nil {
+		return ev.Run
 	}
 	return nil
 }
@@ -84,14 +82,10 @@ func own(out submit.Outcome) (string, bool) {
 	if run == nil || !run.Passed {
 		return "the build passed without the run test", false
 	}
-	reported := map[string]string{}
-	for _, p := range run.Result {
-		reported[p.Key] = p.Value
-	}
-	given, tagged := reported["gpu"], tag(out, "gpu-uuid")
+	given, tagged := run.Result.Get("gpu"), tag(out, "gpu-uuid")
 	switch {
-	case reported["run-id"] != out.RunID:
-		return fmt.Sprintf("its result is another job's: %.100q", reported["run-id"]), false
+	case run.Result.Get("run-id") != out.RunID:
+		return fmt.Sprintf("its result is another job's: %.100q", run.Result.Get("run-id")), false
 	case tagged != "" && uuid(given) && given != tagged:
 		return fmt.Sprintf("it was given the GPU %.100q, but its agent has %.100q", given, tagged), false
 	case gpu(out) == "":

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
@@ -143,7 +144,7 @@ func evaluateReally(t *testing.T) func(w *bktest.Work) {
 		} else if err != nil {
 			t.Error(err)
 		}
-		text, err := os.ReadFile(filepath.Join(cmd.Dir, runner.ResultFile))
+		text, err := os.ReadFile(filepath.Join(cmd.Dir, result.File))
 		if err != nil {
 			t.Errorf("%v\n%s", err, out)
 		}

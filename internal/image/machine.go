@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/user"
@@ -24,7 +23,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -167,9 +166,10 @@ func (m *Machine) evaluate(ctx context.Context, p plan.JobPolicy, imageID, profi
 		return c, err
 	}
 	c.Seconds = time.Since(c.Time).Round(time.Millisecond).Seconds()
-	text := readResult(root)
-	c.Uploadable = len(text) > 0 && readable(root, p.User)
-	if c, err = judge(c, end, text); c.Passed && !c.Uploadable {
+	// The container could have put anything there.
+	doc, err := result.ReadFile(root, canaryName+"/"+result.File)
+	c.Uploadable = err == nil && len(doc) > 0 && readable(root, p.User)
+	if c, err = judge(c, end, doc); c.Passed && !c.Uploadable {
 		c.Passed, c.Reason = false, "it leaves a result.json that the agent cannot read and upload"
 	}
 	return c, err
@@ -242,25 +242,10 @@ func (m *Machine) canaryOf(slot int) string {
 	return m.own[slot]
 }
 
-// readResult reads the result that the container left; nil if there is no readable one. The
-// container could have put anything there.
-func readResult(root *os.Root) []byte {
-	f, err := runner.OpenFile(root, canaryName+"/"+runner.ResultFile)
-	if err != nil {
-		return nil
-	}
-	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxResult+1))
-	if err != nil || len(text) > maxResult {
-		return nil
-	}
-	return text
-}
-
 // readable reports whether the agent can upload the result: until a job ends, its files
 // belong to the user of the container.
 func readable(root *os.Root, agentUser string) bool {
-	info, err := root.Lstat(canaryName + "/result.json")
+	info, err := root.Lstat(canaryName + "/" + result.File)
 	if err != nil {
 		return false
 	}
@@ -273,24 +258,9 @@ func readable(root *os.Root, agentUser string) bool {
 }
 
 // judge judges what a canary's container did and left.
-func judge(c Canary, end docker.Ended, result []byte) (Canary, error) {
-	var r struct {
-		Success bool   `json:"success"`
-		Error   string `json:"error"`
-		System  struct {
-			GPU   string `json:"gpu"`
-			Torch string `json:"torch"`
-		} `json:"system"`
-		Runs map[string]struct {
-			Run *struct {
-				Passed   bool              `json:"passed"`
-				ExitCode int               `json:"exit_code"`
-				Stderr   string            `json:"stderr"`
-				Result   map[string]string `json:"result"`
-			} `json:"run"`
-		} `json:"runs"`
-	}
-	if len(result) == 0 || json.Unmarshal(result, &r) != nil {
+func judge(c Canary, end docker.Ended, doc []byte) (Canary, error) {
+	r, err := result.Read(doc)
+	if err != nil {
 		switch {
 		case end.OOMKilled:
 			c.Reason = "it ran out of the slot's memory"
@@ -302,8 +272,13 @@ func judge(c Canary, end docker.Ended, result []byte) (Canary, error) {
 		c.Reason = text.Line(c.Reason, maxReason)
 		return c, nil
 	}
-	c.GPU, c.Torch = text.Line(r.System.GPU, maxReason), text.Line(r.System.Torch, maxReason)
-	run := r.Runs["test"].Run
+	if r.System != nil {
+		c.GPU, c.Torch = text.Line(r.System.GPU, maxReason), text.Line(r.System.Torch, maxReason)
+	}
+	var run *result.Run
+	if ev := r.Runs.Get("test"); ev != nil {
+		run = ev.Run
+	}
 	switch {
 	case !r.Success:
 		c.Reason = cmp.Or(r.Error, "the runner reports neither success nor an error")
@@ -312,7 +287,7 @@ func judge(c Canary, end docker.Ended, result []byte) (Canary, error) {
 	case run.Passed && end.ExitCode == 0:
 		c.Passed = true
 	default:
-		c.Reason = cmp.Or(run.Result["test.0.error"], lastLine(strings.TrimSpace(run.Stderr)), fmt.Sprintf("the submission exited with %d", run.ExitCode))
+		c.Reason = cmp.Or(run.Result.Get("test.0.error"), lastLine(strings.TrimSpace(run.Stderr)), fmt.Sprintf("the submission exited with %d", run.ExitCode))
 	}
 	c.Reason = text.Line(c.Reason, maxReason)
 	return c, nil

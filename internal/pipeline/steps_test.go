@@ -17,7 +17,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
-	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
@@ -53,7 +53,7 @@ func TestArtifactScript(t *testing.T) {
 	defer f.Close() //nolint:errcheck // opened for reading
 	// The runner's own type, except runs, which it only writes.
 	var got struct {
-		runner.Result
+		result.Result
 		Runs map[string]any `json:"runs"`
 	}
 	dec := json.NewDecoder(f)

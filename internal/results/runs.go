@@ -2,148 +2,29 @@ package results
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Limits on a result.json for RunsOf: a profile's trace has 32 MiB, in base64, and
-// there is one for each benchmark.
-const (
-	maxResult = 256 << 20 // bytes
-	maxRuns   = 256
-	maxNames  = 65536 // reported by the task's program in one run, as in docs/results.md
-)
-
-// pgText is a string for PostgreSQL. U+FFFD replaces U+0000, which neither its text nor
-// its jsonb can hold. (Decoding has already done this to bytes that are not UTF-8.)
-type pgText string
-
-func (t *pgText) UnmarshalJSON(doc []byte) error {
-	err := json.Unmarshal(doc, (*string)(t))
-	*t = pgText(clean(string(*t)))
-	return err
-}
-
-func clean(s string) string { return strings.ReplaceAll(s, "\x00", "\ufffd") }
-
-// document is result.json, as docs/results.md describes it. Like kernelbot, RunsOf
-// refuses objects with other keys.
-type document struct {
-	Success bool        `json:"success"`
-	Error   pgText      `json:"error"`
-	System  *system     `json:"system"`
-	Runs    evaluations `json:"runs"`
-}
-
-type system struct {
-	GPU         pgText `json:"gpu"`
-	DeviceCount int    `json:"device_count"`
-	CPU         pgText `json:"cpu"`
-	Runtime     pgText `json:"runtime"`
-	Platform    pgText `json:"platform"`
-	Torch       pgText `json:"torch"`
-	Hostname    pgText `json:"hostname"`
-}
-
-type compilation struct {
-	NvccFound   bool   `json:"nvcc_found"`
-	NvccVersion pgText `json:"nvcc_version"`
-	Success     bool   `json:"success"`
-	Command     pgText `json:"command"`
-	Stdout      pgText `json:"stdout"`
-	Stderr      pgText `json:"stderr"`
-	ExitCode    int    `json:"exit_code"`
-}
-
-type evaluation struct {
-	name        string
-	Start       localTime    `json:"start"`
-	End         localTime    `json:"end"`
-	Compilation *compilation `json:"compilation"`
-	Run         *run         `json:"run"`
-	Profile     ignored      `json:"profile"` // up to 43 MiB, not stored in the database
-}
-
-type ignored struct{}
-
-func (ignored) UnmarshalJSON([]byte) error { return nil }
+const maxRuns = 256 // in one result.json
 
 // meta is the content of column meta.
 type meta struct {
-	Stdout   pgText  `json:"stdout"`
-	Stderr   pgText  `json:"stderr"`
+	Stdout   string  `json:"stdout"`
+	Stderr   string  `json:"stderr"`
 	Success  bool    `json:"success"`
 	ExitCode int     `json:"exit_code"`
-	Command  pgText  `json:"command"`
+	Command  string  `json:"command"`
 	Duration float64 `json:"duration"` // seconds
-}
-
-type run struct {
-	meta
-	Passed bool              `json:"passed"`
-	Result map[string]string `json:"result"`
-}
-
-// localTime is a time without a zone. The database takes it as UTC, which most
-// containers use. A time that has a zone keeps it.
-type localTime time.Time
-
-func (t *localTime) UnmarshalJSON(doc []byte) error {
-	var s string
-	if err := json.Unmarshal(doc, &s); err != nil {
-		return err
-	}
-	at, err := time.Parse("2006-01-02T15:04:05", s) // accepts a fraction too
-	if err != nil {
-		at, err = time.Parse(time.RFC3339, s)
-	}
-	if err != nil {
-		return fmt.Errorf("%.40q is not a time; write YYYY-MM-DDTHH:MM:SS.ffffff", s)
-	}
-	*t = localTime(at.Truncate(time.Microsecond))
-	return nil
-}
-
-// evaluations are the members of runs, in order.
-type evaluations []evaluation
-
-func (e *evaluations) UnmarshalJSON(doc []byte) error {
-	in := strict(doc)
-	if open, err := in.Token(); err != nil || open != json.Delim('{') {
-		return errors.Join(err, errors.New("runs is not an object"))
-	}
-	for in.More() {
-		name, err := in.Token()
-		if err != nil {
-			return err
-		}
-		one := evaluation{name: clean(name.(string))}
-		if one.name == "" || len(one.name) > 100 || slices.ContainsFunc(*e, func(o evaluation) bool { return o.name == one.name }) {
-			return fmt.Errorf("the run's name %.60q is empty, too long or a duplicate", one.name)
-		}
-		if *e = append(*e, one); len(*e) > maxRuns {
-			return fmt.Errorf("there are more than %d runs", maxRuns)
-		}
-		if err := in.Decode(&(*e)[len(*e)-1]); err != nil {
-			return fmt.Errorf("run %.60q: %w", one.name, err)
-		}
-	}
-	return nil
-}
-
-func strict(doc []byte) *json.Decoder {
-	in := json.NewDecoder(bytes.NewReader(doc))
-	in.DisallowUnknownFields()
-	return in
 }
 
 // RunsOf converts the evaluations of a result.json to rows, as kernelbot's backend
@@ -154,35 +35,25 @@ func strict(doc []byte) *json.Decoder {
 // evaluation leaderboard, if it succeeded and passed. RunsOf returns an error if the
 // document is invalid or the runner reports an error.
 func RunsOf(doc []byte, mode, rankingBy, gpu string) ([]Run, error) {
-	if len(doc) > maxResult {
-		return nil, fmt.Errorf("read result.json: it is over %d bytes", maxResult)
-	}
-	var d document
-	if !json.Valid(doc) {
-		return nil, errors.New("read result.json: it is not one JSON document; it may be cut off")
-	}
-	if err := strict(doc).Decode(&d); err != nil {
-		return nil, fmt.Errorf("read result.json: %s", text.Line(err.Error(), 500))
-	}
-	if !d.Success {
-		return nil, fmt.Errorf("read result.json: the runner failed: %.500q", string(d.Error))
-	}
-	if d.System == nil {
-		return nil, errors.New("read result.json: system is missing")
+	d, err := result.ReadStrict(withoutNUL(doc))
+	switch {
+	case err != nil:
+		return nil, err
+	case !d.Success:
+		return nil, fmt.Errorf("read %s: the runner failed: %s", result.File, text.Line(d.Error, 500))
+	case d.System == nil:
+		return nil, fmt.Errorf("read %s: system is missing", result.File)
+	case len(d.Runs) > maxRuns:
+		return nil, fmt.Errorf("read %s: there are more than %d runs", result.File, maxRuns)
 	}
 	var runs []Run
 	for _, e := range d.Runs {
-		if e.Run == nil {
+		if e.Value.Run == nil {
 			continue
 		}
-		r, err := e.row(d.System)
-		if err == nil && e.name == "leaderboard" && e.Run.Success && e.Run.Passed {
-			var seconds float64
-			seconds, err = score(e.Run.Result, rankingBy)
-			r.Score = &seconds
-		}
+		r, err := rowOf(e.Key, e.Value, d.System, rankingBy)
 		if err != nil {
-			return nil, fmt.Errorf("read result.json: run %q: %w", e.name, err)
+			return nil, fmt.Errorf("read %s: run %.60q: %w", result.File, e.Key, err)
 		}
 		r.Secret, r.Runner = mode == "private", gpu
 		runs = append(runs, r)
@@ -190,22 +61,54 @@ func RunsOf(doc []byte, mode, rankingBy, gpu string) ([]Run, error) {
 	return runs, nil
 }
 
-func (e *evaluation) row(machine *system) (r Run, err error) {
-	if time.Time(e.Start).IsZero() || time.Time(e.End).IsZero() {
-		return r, errors.New("start or end is missing")
+// withoutNUL returns a copy of a JSON text with U+FFFD in place of U+0000, which neither text
+// nor jsonb can hold in PostgreSQL. JSON writes U+0000 only in this way.
+func withoutNUL(doc []byte) []byte {
+	doc = bytes.Clone(doc)
+	for i := 0; i < len(doc); i++ {
+		if doc[i] != '\\' {
+			continue
+		}
+		if bytes.HasPrefix(doc[i:], []byte(`\u0000`)) {
+			copy(doc[i:], `\ufffd`)
+		}
+		i++ // of the escaped character
 	}
-	if len(e.Run.Result) > maxNames {
-		return r, fmt.Errorf("it reports more than %d names", maxNames)
+	return doc
+}
+
+func rowOf(name string, e *result.Evaluation, machine *result.System, rankingBy string) (r Run, err error) {
+	start, end := time.Time(e.Start).Truncate(time.Microsecond), time.Time(e.End).Truncate(time.Microsecond)
+	seconds, err := strconv.ParseFloat(cmp.Or(string(e.Run.Duration), "0"), 64)
+	switch {
+	case err != nil:
+		return r, errors.New("duration is not a number of seconds")
+	case name == "" || len(name) > 100:
+		return r, errors.New("its name is empty or too long")
+	case start.IsZero() || end.IsZero():
+		return r, errors.New("start or end is missing or not a time; write YYYY-MM-DDTHH:MM:SS.ffffff")
+	case len(e.Run.Result) > result.MaxNames:
+		return r, fmt.Errorf("it reports more than %d names", result.MaxNames)
 	}
 	reported := make(map[string]string, len(e.Run.Result))
-	for _, name := range slices.Sorted(maps.Keys(e.Run.Result)) { // sorted, because two may become one
-		reported[clean(name)] = clean(e.Run.Result[name])
+	for _, p := range e.Run.Result {
+		reported[p.Key] = p.Value
 	}
-	r = Run{Mode: e.name, Start: time.Time(e.Start), End: time.Time(e.End), Passed: e.Run.Passed}
+	r = Run{Mode: name, Start: start, End: end, Passed: e.Run.Passed}
+	if name == "leaderboard" && e.Run.Success && e.Run.Passed {
+		ranked, err := score(reported, rankingBy)
+		if err != nil {
+			return r, err
+		}
+		r.Score = &ranked
+	}
 	for _, column := range []struct {
 		to   *json.RawMessage
 		from any
-	}{{&r.Meta, e.Run.meta}, {&r.Result, reported}, {&r.System, machine}} {
+	}{
+		{&r.Meta, meta{e.Run.Stdout, e.Run.Stderr, e.Run.Success, e.Run.ExitCode, e.Run.Command, seconds}},
+		{&r.Result, reported}, {&r.System, machine},
+	} {
 		*column.to, err = json.Marshal(column.from)
 		if err != nil {
 			return r, err

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // showAdopted calls adopt, then prints what the kernel shows of this process.
@@ -81,7 +82,7 @@ func TestKilledRunnerLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
-	write(t, filepath.Join(j.cmd.Dir, ResultFile), "{}")
+	write(t, filepath.Join(j.cmd.Dir, result.File), "{}")
 	if err := j.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -8,13 +8,14 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // annotations is a fake of the agent API that takes annotations.
@@ -146,7 +147,7 @@ o("test-count: 1\ntest.0.status: pass\ncheck: pass\ntoken: %s\n" % ("BUILDKITE_A
 		"BUILDKITE_JOB_ID=0190-job", "BUILDKITE_AGENT_ACCESS_TOKEN=bkaj-123456789"}
 	dir := t.TempDir()
 	a.seen = func(*http.Request) {
-		if _, err := os.Stat(filepath.Join(dir, ResultFile)); err != nil {
+		if _, err := os.Stat(filepath.Join(dir, result.File)); err != nil {
 			t.Errorf("asked before the result was there: %v", err)
 		}
 	}
@@ -182,111 +183,5 @@ o("test-count: 1\ntest.0.status: pass\ncheck: pass\ntoken: %s\n" % ("BUILDKITE_A
 		if said := strings.Contains(j.stderr.String(), "kbnode runner: no annotation: "); said != (len(c.answers) > 0) {
 			t.Errorf("%s: the log says %q", c.name, j.stderr.String())
 		}
-	}
-}
-
-func TestAnnotation(t *testing.T) {
-	t.Parallel()
-	r := &Result{Success: true, System: &System{GPU: "NVIDIA B200", DeviceCount: 1, Runtime: "CUDA"}, Runs: Pairs[*Evaluation]{
-		{"test", &Evaluation{Run: &Run{Passed: true, Duration: "12.071", Result: result(t, "test-count: 1", "test.0.status: pass")}}},
-		{"benchmark", &Evaluation{Run: &Run{ExitCode: 112, Duration: "1.5", Result: result(t, "benchmark-count: 2",
-			"benchmark.0.spec: size: 1024", "benchmark.0.mean: 4096000.0", "benchmark.0.err: 256000.0", "benchmark.0.best: 4000000", "benchmark.0.worst: 5000000",
-			"benchmark.1.spec: size: 1", "benchmark.1.status: fail", "benchmark.1.error: got 3")}}},
-	}}
-	list := told(t, &buildLog{out: io.Discard}, r)
-	body, style := annotation(r, list)
-	want := strings.ReplaceAll(`**Not passed: benchmark: 1 of 2 benchmarks failed**
-
-on NVIDIA B200, CUDA
-
-| evaluation | verdict | | time |
-|---|---|---|---:|
-| test | passed | 1 of 1 test | 12.07 s |
-| benchmark | not passed | 1 of 2 benchmarks | 1.50 s |
-
-| benchmark | mean ± error | best | worst |
-|---|---:|---:|---:|
-| 'size: 1024' | 4.096 ms ± 256 µs | 4.000 ms | 5.000 ms |
-| 'size: 1' | failed |  |  |
-
-'benchmark 1: size: 1'
-
-'''
-got 3
-'''
-`, "'", "`")
-	if d := cmp.Diff(want, body); d != "" || style != "warning" {
-		t.Errorf("style %s (-want +got):\n%s", style, d)
-	}
-}
-
-// TestAnnotationCannotBeForged checks that any text from a program leaves the
-// Markdown's lines and cells the same and adds no markup outside code.
-func TestAnnotationCannotBeForged(t *testing.T) {
-	t.Parallel()
-	var tables [2]string
-	for i, text := range []string{"harmless words that are as long as the others", "</code>|`x``|\\| <b>\n--- [a](javascript:1) :x: @all **b** &lt;"} {
-		r := &Result{Success: true, System: &System{GPU: text, Torch: text, Runtime: text}, Runs: Pairs[*Evaluation]{
-			{"test", &Evaluation{Run: &Run{Passed: true, Duration: "1", Result: result(t, "check: "+text, "benchmark-count: 2",
-				"benchmark.0.spec: "+text, "benchmark.0.mean: "+text, "benchmark.0.err: "+text, "benchmark.0.best: "+text, "benchmark.0.worst: "+text,
-				"benchmark.1.status: fail", "benchmark.1.spec: "+text)}}},
-			{"benchmark", &Evaluation{Run: &Run{Duration: "1", Result: result(t, "check: "+text)}}},
-		}}
-		list := told(t, &buildLog{out: io.Discard}, r)
-		body, _ := annotation(r, list)
-		for line := range strings.Lines(body) {
-			tables[i] += strings.Repeat("|", strings.Count(line, "|")) + "\n"
-			if strings.HasPrefix(line, "|---") {
-				continue
-			}
-			// Without its code spans, a line has only our own characters.
-			if rest := codeSpan.ReplaceAllString(line, ""); strings.ContainsAny(strings.ReplaceAll(rest, "**", ""), "<>`[]\\*&@") || strings.Contains(rest, ":x") {
-				t.Errorf("%s", line)
-			}
-		}
-	}
-	if d := cmp.Diff(tables[0], tables[1]); d != "" {
-		t.Errorf("other lines or cells: %s", d)
-	}
-}
-
-// codeSpan matches a code span with one to three backquotes.
-var codeSpan = regexp.MustCompile("```[^`].*?[^`]```|``[^`].*?[^`]``|`[^`]+`")
-
-func TestMarkdown(t *testing.T) {
-	t.Parallel()
-	for _, s := range []string{"", "12.50 s", "1.024 ms ± 64.0 µs", `main: "gone.py" is not there; add it`, "torch 2.9.0+cu130 (CUDA)"} {
-		if got := plain(s); got != s {
-			t.Errorf("%q became %q", s, got)
-		}
-	}
-	for in, want := range map[string]string{
-		"a|b": "`a¦b`", "`": "`` ` ``", "a``b`": "``` a``b` ```", "a\nb<": "`a b<`", "https://x.example": "`https://x.example`",
-		"www.x": "`www.x`", ":x:": "`:x:`", "a_b": "`a_b`", "\x1b[1m*": "`*`",
-	} {
-		if got := plain(in); got != want {
-			t.Errorf("%q: got %s, want %s", in, got, want)
-		}
-	}
-	block := codeBlock("a\n```\n</code>\n````x\n~~~\n")
-	if want := "\n`````\na\n```\n</code>\n````x\n~~~\n`````\n"; block != want {
-		t.Errorf("got %s", block)
-	}
-	if got := codeBlock(" \n"); got != "" {
-		t.Errorf("nothing became %s", got)
-	}
-}
-
-func TestAnnotationIsBounded(t *testing.T) {
-	t.Parallel()
-	r := &Result{Success: true, System: &System{}}
-	for i := range 200 {
-		name := "profile." + strings.Repeat("9", i)
-		r.Runs = append(r.Runs, Pair[*Evaluation]{name, &Evaluation{Run: &Run{Duration: "1", Result: result(t, timings(100, strings.Repeat("|", 500)+"%d")...)}}})
-	}
-	list := told(t, &buildLog{out: io.Discard}, r)
-	body, _ := annotation(r, list)
-	if len(body) > 64<<10 || !strings.HasSuffix(body, "\n… and more; see result.json for all\n") {
-		t.Errorf("%d bytes, ending in %q", len(body), body[max(0, len(body)-100):])
 	}
 }

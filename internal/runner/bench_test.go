@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // benchProgram is a task's program. It prints output, in MB, then reports the peak
@@ -153,7 +154,7 @@ func (l *least) add(c cost) {
 // peak returns the peak memory of the last engine, in MiB, as seen by its program.
 func (j *benchJob) peak(b *testing.B) float64 {
 	b.Helper()
-	text, err := os.ReadFile(filepath.Join(j.dir, ResultFile))
+	text, err := os.ReadFile(filepath.Join(j.dir, result.File))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -5,19 +5,19 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 const (
-	textLimit  = 16384 // characters of stdout and of stderr in result.json
-	textMargin = 100   // of them, reserved for the note on omitted lines
+	textLimit  = result.MaxText
+	textMargin = 100 // of them, reserved for the note on omitted lines
 
 	// headLimit is how many bytes of an output are kept. They always contain the text
 	// up to textLimit, because a character takes at most 4 bytes.
 	headLimit = 8 * textLimit
 
-	// popcornLimit and popcornKeys bound what a program may report.
-	popcornLimit = 8 << 20
-	popcornKeys  = 1 << 16
+	popcornLimit = 8 << 20 // bytes that a program may report
 )
 
 // capture takes output of any length and keeps what its truncated text depends on: the
@@ -100,7 +100,7 @@ func (b *bounded) Write(p []byte) (int, error) {
 
 // parsePopcorn reads what a program wrote to POPCORN_FD: one "key: value" per line. The
 // last of equal keys counts. It sets over if it left keys out.
-func parsePopcorn(b []byte) (result Pairs[string], over bool) {
+func parsePopcorn(b []byte) (reported result.Pairs[string], over bool) {
 	at := map[string]int{}
 	for _, line := range splitLines(newlines(decode(b))) {
 		k, v, _ := strings.Cut(chomp(line), ":")
@@ -109,15 +109,15 @@ func parsePopcorn(b []byte) (result Pairs[string], over bool) {
 		}
 		k, v = strip(k), strip(v)
 		if i, ok := at[k]; ok {
-			result[i].Value = v
+			reported[i].Value = v
 			continue
 		}
-		if len(result) == popcornKeys {
+		if len(reported) == result.MaxNames {
 			over = true
 			continue
 		}
-		at[k] = len(result)
-		result = append(result, Pair[string]{k, v})
+		at[k] = len(reported)
+		reported = append(reported, result.Pair[string]{Key: k, Value: v})
 	}
-	return result, over
+	return reported, over
 }

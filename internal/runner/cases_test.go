@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // caseLimit is how long one case may take.
@@ -129,16 +130,16 @@ func runCase(t *testing.T, text string) {
 	before := j.files(t)
 
 	timer := time.AfterFunc(caseLimit, func() { _ = j.cmd.Process.Kill() })
-	code, result := j.run(t)
+	code, got := j.run(t)
 	if !timer.Stop() {
 		t.Errorf("did not end within %s", caseLimit)
 	}
-	c.compare(t, j, code, result)
+	c.compare(t, j, code, got)
 
 	var kind struct{ Mode string }
 	_ = json.Unmarshal(c.Config, &kind) // the config may be invalid
 	left := slices.DeleteFunc(j.files(t), func(name string) bool {
-		return name == ResultFile || slices.Contains(before, name) || slices.Contains(c.Leaves, name) ||
+		return name == result.File || slices.Contains(before, name) || slices.Contains(c.Leaves, name) ||
 			kind.Mode == "profile" && (name == ProfileDir || strings.HasPrefix(name, ProfileDir+"/"))
 	})
 	if len(left) > 0 {
@@ -173,10 +174,10 @@ func (c *engineCase) encoded(t *testing.T) string {
 	return ""
 }
 
-func (c *engineCase) compare(t *testing.T, j *job, code int, result map[string]any) {
+func (c *engineCase) compare(t *testing.T, j *job, code int, got map[string]any) {
 	if bytes.Equal(c.Python.Result, []byte("null")) || len(c.Python.Result) == 0 {
-		if message, _ := at(result, "error").(string); code != 1 || at(result, "success") != false || message == "" {
-			t.Errorf("exit code %d, result %v; want an error", code, result)
+		if message, _ := at(got, "error").(string); code != 1 || at(got, "success") != false || message == "" {
+			t.Errorf("exit code %d, result %v; want an error", code, got)
 		}
 		return
 	}
@@ -188,7 +189,7 @@ func (c *engineCase) compare(t *testing.T, j *job, code int, result map[string]a
 		t.Fatal(err)
 	}
 	pairs := []string{j.dir, "<BASE>"}
-	runs, _ := at(result, "runs").(map[string]any)
+	runs, _ := at(got, "runs").(map[string]any)
 	for name, ev := range runs {
 		command, _ := at(ev, "run", "command").(string)
 		if path := regexp.MustCompile(`/\S*/tmp[a-z0-9_]{8}$`).FindString(command); path != "" {
@@ -210,10 +211,10 @@ func (c *engineCase) compare(t *testing.T, j *job, code int, result map[string]a
 			at(ev, "profile").(map[string]any)["trace"] = trace
 		}
 	}
-	for _, d := range differences("result", want, any(result), strings.NewReplacer(pairs...)) {
+	for _, d := range differences("result", want, any(got), strings.NewReplacer(pairs...)) {
 		t.Error(d)
 	}
-	text, err := os.ReadFile(filepath.Join(j.cmd.Dir, ResultFile))
+	text, err := os.ReadFile(filepath.Join(j.cmd.Dir, result.File))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // config holds the values of a payload that the engine uses, checked. Lines and texts
@@ -15,12 +16,12 @@ import (
 type config struct {
 	lang       string
 	mode       string
-	main       string        // py: the program
-	sources    Pairs[string] // cu: in the order in which they are compiled
-	headers    Pairs[string] // cu: written, not compiled
-	flags      []string      // cu: of the compiler, after its own
-	includes   []string      // cu: directories that must exist
-	arch       string        // cu: the flag that names the architecture
+	main       string               // py: the program
+	sources    result.Pairs[string] // cu: in the order in which they are compiled
+	headers    result.Pairs[string] // cu: written, not compiled
+	flags      []string             // cu: of the compiler, after its own
+	includes   []string             // cu: directories that must exist
+	arch       string               // cu: the flag that names the architecture
 	tests      string
 	benchmarks string
 	last       bool   // only the last benchmark line counts
@@ -98,7 +99,7 @@ func parseConfig(o *payload.Object) (*config, error) {
 		f.cuda(c)
 	case "py":
 		c.main = f.text("main")
-		if c.main != "" && !c.sources.has(c.main) {
+		if c.main != "" && !c.sources.Has(c.main) {
 			f.refuse("main: %q is not among the sources; add it there or name another", c.main)
 		}
 	}
@@ -109,15 +110,6 @@ func parseConfig(o *payload.Object) (*config, error) {
 		return nil, errors.Join(f.errs...)
 	}
 	return c, nil
-}
-
-func (p Pairs[T]) has(key string) bool {
-	for _, m := range p {
-		if m.Key == key {
-			return true
-		}
-	}
-	return false
 }
 
 // member returns a required member.
@@ -159,13 +151,13 @@ func (f *fields) choice(key string, words ...string) string {
 }
 
 // texts returns an object of names and file contents.
-func (f *fields) texts(key string, v payload.Value) Pairs[string] {
+func (f *fields) texts(key string, v payload.Value) result.Pairs[string] {
 	o, ok := v.(*payload.Object)
 	if !ok {
 		f.refuse("%s: is a %s; it must be an object of file names and texts", key, payload.TypeName(v))
 		return nil
 	}
-	var files Pairs[string]
+	var files result.Pairs[string]
 	for name, v := range o.All() {
 		text, ok := v.(string)
 		switch {
@@ -176,7 +168,7 @@ func (f *fields) texts(key string, v payload.Value) Pairs[string] {
 		case payload.HasSurrogate(text):
 			f.refuse("%s: %q holds half of a surrogate pair", key, name)
 		}
-		files = append(files, Pair[string]{name, text})
+		files = append(files, result.Pair[string]{Key: name, Value: text})
 	}
 	return files
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // evalProgram is the program that is compiled from the sources of a task in lang cu.
@@ -156,7 +157,7 @@ func (e *engine) checkIncludes() error {
 
 // compileCUDA writes the sources, compiles them and removes them, so that the program
 // cannot read them. If ok is false, there is no program and c says why.
-func (e *engine) compileCUDA(ctx context.Context) (c *Compilation, ok bool, err error) {
+func (e *engine) compileCUDA(ctx context.Context) (c *result.Compilation, ok bool, err error) {
 	// An earlier run's program must not be mistaken for this one's.
 	if err := ignoreMissing(e.src.root.RemoveAll(evalProgram)); err != nil {
 		return nil, false, fmt.Errorf("remove old %s: %w", evalProgram, err)
@@ -167,7 +168,7 @@ func (e *engine) compileCUDA(ctx context.Context) (c *Compilation, ok bool, err 
 	}
 	nvcc, err := lookPath(e.env, "nvcc")
 	if err != nil {
-		return &Compilation{Command: "which nvcc", ExitCode: 1}, false, nil
+		return &result.Compilation{Command: "which nvcc", ExitCode: 1}, false, nil
 	}
 	version, o, err := e.compiler(ctx, seconds(toolLimit), "nvcc", "--version")
 	if err != nil || version.ExitCode != 0 {
@@ -189,7 +190,7 @@ func (e *engine) compileCUDA(ctx context.Context) (c *Compilation, ok bool, err 
 		return c, false, nil
 	}
 	if info, err := e.src.root.Lstat(evalProgram); err != nil || !info.Mode().IsRegular() {
-		c.fail("the compiler left no program (" + evalProgram + ")")
+		fail(c, "the compiler left no program ("+evalProgram+")")
 		return c, false, nil
 	}
 	return c, true, nil
@@ -203,7 +204,7 @@ func (e *engine) removeProgram() {
 }
 
 // compiler runs a compiler and reports how it ended.
-func (e *engine) compiler(ctx context.Context, l limit, argv ...string) (*Compilation, *outcome, error) {
+func (e *engine) compiler(ctx context.Context, l limit, argv ...string) (*result.Compilation, *outcome, error) {
 	own, err := e.space()
 	if err != nil {
 		return nil, nil, err
@@ -216,17 +217,17 @@ func (e *engine) compiler(ctx context.Context, l limit, argv ...string) (*Compil
 	if o.cancelled {
 		return nil, nil, cancelled(ctx)
 	}
-	c := &Compilation{Command: quote(argv), ExitCode: o.exitCode}
+	c := &result.Compilation{Command: quote(argv), ExitCode: o.exitCode}
 	c.Stdout, c.Stderr = o.texts()
 	if o.timedOut {
-		c.ExitCode = exitTimeout
-		c.fail("stopped after its limit of " + l.text + " s")
+		c.ExitCode = result.ExitTimeout
+		fail(c, "stopped after its limit of "+l.text+" s")
 	}
 	return c, o, nil
 }
 
 // fail marks a compilation as failed and says why.
-func (c *Compilation) fail(why string) {
+func fail(c *result.Compilation, why string) {
 	c.Success = false
 	if c.Stderr != "" && !strings.HasSuffix(c.Stderr, "\n") {
 		c.Stderr += "\n"

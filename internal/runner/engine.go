@@ -9,12 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
-)
 
-// Exit codes of the protocol between the engine and a task's program.
-const (
-	exitValidate = 112 // the submission's results are wrong
-	exitTimeout  = 114 // the program exceeded its time limit
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // preRunProgram runs once before the task's program, so that what it compiles on import
@@ -73,7 +69,7 @@ func (e *engine) steps() []step {
 
 // runAll runs the evaluations in order and calls done after each. It stops after the
 // first that does not pass, except for profiles, which do not depend on each other.
-func (e *engine) runAll(ctx context.Context, done func(name string, ev *Evaluation)) error {
+func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.Evaluation)) error {
 	steps := e.steps()
 	if err := e.check(steps); err != nil {
 		return err
@@ -116,9 +112,9 @@ func (e *engine) check(steps []step) error {
 
 // evaluate runs one step. It writes the files and removes them again. It returns a nil
 // Evaluation with an error, or if the job was canceled before the task's program ran.
-func (e *engine) evaluate(ctx context.Context, s step) (*Evaluation, error) {
+func (e *engine) evaluate(ctx context.Context, s step) (*result.Evaluation, error) {
 	start := time.Now()
-	ev := &Evaluation{Start: localTime(start)}
+	ev := &result.Evaluation{Start: result.Time(start)}
 	var err error
 	call, ok := []string{"./" + evalProgram}, true
 	e.begin("compile", s.name)
@@ -137,7 +133,7 @@ func (e *engine) evaluate(ctx context.Context, s step) (*Evaluation, error) {
 		e.begin("run", s.name)
 		ev.Run, ev.Profile, err = e.run(ctx, s, call)
 		if err != nil && e.lang == "cu" && cannotExecute(err) {
-			ev.Compilation.fail("what the compiler left cannot be executed (" + err.Error() + ")")
+			fail(ev.Compilation, "what the compiler left cannot be executed ("+err.Error()+")")
 			err = nil
 		}
 	}
@@ -145,7 +141,7 @@ func (e *engine) evaluate(ctx context.Context, s step) (*Evaluation, error) {
 		return nil, err
 	}
 	// Use the monotonic clock, so that the end is not before the start.
-	ev.End = localTime(start.Add(max(time.Since(start), time.Microsecond)))
+	ev.End = result.Time(start.Add(max(time.Since(start), time.Microsecond)))
 	return ev, nil
 }
 
@@ -158,7 +154,7 @@ func (e *engine) removeSources() {
 }
 
 // preparePython writes the files and runs the submission once by itself.
-func (e *engine) preparePython(ctx context.Context) (*Compilation, error) {
+func (e *engine) preparePython(ctx context.Context) (*result.Compilation, error) {
 	if err := e.src.put(); err != nil {
 		return nil, err
 	}
@@ -176,7 +172,7 @@ func (e *engine) preparePython(ctx context.Context) (*Compilation, error) {
 
 // preRun runs the submission by itself and ignores its failure. It returns a
 // Compilation only if the submission compiled an extension.
-func (e *engine) preRun(ctx context.Context) (*Compilation, error) {
+func (e *engine) preRun(ctx context.Context) (*result.Compilation, error) {
 	own, err := e.space()
 	if err != nil {
 		return nil, err
@@ -195,16 +191,16 @@ func (e *engine) preRun(ctx context.Context) (*Compilation, error) {
 		return nil, nil
 	}
 	if o.timedOut {
-		o.exitCode = exitTimeout
+		o.exitCode = result.ExitTimeout
 	}
-	return &Compilation{
+	return &result.Compilation{
 		NvccFound: true, Success: true, Command: quote(p.argv),
 		Stdout: stdout, Stderr: stderr, ExitCode: o.exitCode,
 	}, nil
 }
 
 // run runs the task's program, under a profiler in mode profile.
-func (e *engine) run(ctx context.Context, s step, call []string) (*Run, *Profile, error) {
+func (e *engine) run(ctx context.Context, s step, call []string) (*result.Run, *result.Profile, error) {
 	own, err := e.space()
 	if err != nil {
 		return nil, nil, err
@@ -236,27 +232,27 @@ func (e *engine) run(ctx context.Context, s step, call []string) (*Run, *Profile
 }
 
 // report converts the outcome of a program to a Run.
-func (e *engine) report(p program, o *outcome) *Run {
-	run := &Run{
+func (e *engine) report(p program, o *outcome) *result.Run {
+	run := &result.Run{
 		Command: quote(p.argv), ExitCode: o.exitCode,
 		Duration: json.Number(strconv.FormatFloat(o.duration.Seconds(), 'f', -1, 64)),
 	}
 	run.Stdout, run.Stderr = o.texts()
 	if o.timedOut {
-		run.ExitCode, run.Duration = exitTimeout, json.Number(p.limit.text)
+		run.ExitCode, run.Duration = result.ExitTimeout, json.Number(p.limit.text)
 		return run
 	}
 	if o.cancelled {
 		return run
 	}
-	result, over := parsePopcorn(o.popcorn.buf)
-	run.Result = result
-	run.Success = o.exitCode == 0 || o.exitCode == exitValidate
-	run.Passed = result.get("check") == "pass"
+	reported, over := parsePopcorn(o.popcorn.buf)
+	run.Result = reported
+	run.Success = o.exitCode == 0 || o.exitCode == result.ExitWrong
+	run.Passed = reported.Get("check") == "pass"
 	if over || o.popcorn.over {
 		// The omitted part may contain a check that takes back this one.
 		run.Passed = false
-		e.note("the program reported more than %d bytes or %d keys; the rest is ignored, and the run does not pass", popcornLimit, popcornKeys)
+		e.note("the program reported more than %d bytes or %d keys; the rest is ignored, and the run does not pass", popcornLimit, result.MaxNames)
 	}
 	return run
 }

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -9,15 +10,15 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // sources are a task's files in the job's directory. All access goes through the
 // os.Root, so that no name and no link made by a program leads out of it.
 type sources struct {
 	root  *os.Root
-	files Pairs[string]  // by name in root
-	at    map[string]int // the index in files of each name
+	files result.Pairs[string] // by name in root
+	at    map[string]int       // the index in files of each name
 }
 
 // newSources returns an error for every name that does not lead to a file in the
@@ -27,7 +28,7 @@ func newSources(root *os.Root, c *config) (*sources, error) {
 	return s, errors.Join(s.add("sources", c.sources), s.add("headers", c.headers))
 }
 
-func (s *sources) add(key string, files Pairs[string]) error {
+func (s *sources) add(key string, files result.Pairs[string]) error {
 	var errs []error
 	for _, f := range files {
 		name, err := s.check(f.Key)
@@ -41,7 +42,7 @@ func (s *sources) add(key string, files Pairs[string]) error {
 			continue
 		}
 		s.at[name] = len(s.files)
-		s.files = append(s.files, Pair[string]{name, f.Value})
+		s.files = append(s.files, result.Pair[string]{Key: name, Value: f.Value})
 	}
 	return errors.Join(errs...)
 }
@@ -91,24 +92,6 @@ func (s *sources) check(name string) (string, error) {
 	return name, nil
 }
 
-// OpenFile opens a regular file for reading. It returns an error for a link, a pipe or
-// a device. An os.Root alone follows links that stay inside it, even with O_NOFOLLOW.
-func OpenFile(root *os.Root, name string) (*os.File, error) {
-	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	open, err := f.Stat()
-	named, nerr := root.Lstat(name)
-	if err = errors.Join(err, nerr); err == nil && (!named.Mode().IsRegular() || !os.SameFile(open, named)) {
-		err = fmt.Errorf("%s is not a file", name)
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
 func kind(info fs.FileInfo) string {
 	if info.IsDir() {
 		return "directory"
@@ -136,18 +119,12 @@ func (s *sources) put() error {
 }
 
 func (s *sources) intact(name, text string) bool {
-	// Do not follow a link or block on a pipe that a program left. An os.Root follows
-	// links below it, whatever the flags; no program that could make one is running.
-	if info, err := s.root.Lstat(name); err != nil || !info.Mode().IsRegular() {
-		return false
-	}
-	f, err := s.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err := result.OpenFile(s.root, name) // a program may have left a link or a pipe
 	if err != nil {
 		return false
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
-	info, err := f.Stat()
-	if err != nil || !info.Mode().IsRegular() || info.Size() != int64(len(text)) {
+	if info, err := f.Stat(); err != nil || info.Size() != int64(len(text)) {
 		return false
 	}
 	got, err := io.ReadAll(io.LimitReader(f, int64(len(text))+1))
@@ -182,4 +159,43 @@ func (s *sources) remove() error {
 		return fmt.Errorf("remove sources: %w", err)
 	}
 	return nil
+}
+
+// writeFile creates a file. If the name exists, even as a link, it returns an error.
+func writeFile(root *os.Root, name string, text []byte, mode fs.FileMode) error {
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	return errors.Join(err, f.Close())
+}
+
+// writeResult writes the result into the directory atomically. It replaces anything that
+// a program left under that name, even a directory or a link.
+func writeResult(root *os.Root, r *result.Result) error {
+	text, err := r.Encode()
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", result.File, err)
+	}
+	tmp := "." + result.File + "." + rand.Text()
+	err = writeFile(root, tmp, text, 0o644)
+	if err == nil {
+		if info, lerr := root.Lstat(result.File); lerr == nil && info.IsDir() {
+			err = root.RemoveAll(result.File)
+		}
+		err = errors.Join(err, root.Rename(tmp, result.File))
+	}
+	if err != nil {
+		// A file that now has the name is not the runner's.
+		return errors.Join(fmt.Errorf("write %s: %w", result.File, err), ignoreMissing(root.Remove(tmp)), ignoreMissing(root.RemoveAll(result.File)))
+	}
+	return nil
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }

@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // These tests compare the functions that read programs' output with simple ones that
@@ -38,7 +40,7 @@ func FuzzParsePopcorn(f *testing.F) {
 }
 
 // plainPopcorn follows section 6 of the specification literally.
-func plainPopcorn(text string) Pairs[string] {
+func plainPopcorn(text string) result.Pairs[string] {
 	blank := func(r rune) bool { return unicode.Is(unicode.White_Space, r) || r >= 0x1c && r <= 0x1f }
 	for _, end := range []string{"\r\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\u0085", "\u2028", "\u2029"} {
 		text = strings.ReplaceAll(text, end, "\n")
@@ -56,9 +58,9 @@ func plainPopcorn(text string) Pairs[string] {
 		}
 		values[key] = value
 	}
-	var pairs Pairs[string]
+	var pairs result.Pairs[string]
 	for _, k := range keys {
-		pairs = append(pairs, Pair[string]{k, values[k]})
+		pairs = append(pairs, result.Pair[string]{Key: k, Value: values[k]})
 	}
 	return pairs
 }
@@ -67,13 +69,13 @@ func plainPopcorn(text string) Pairs[string] {
 func TestParsePopcornIsBounded(t *testing.T) {
 	t.Parallel()
 	var text strings.Builder
-	for i := range popcornKeys {
+	for i := range result.MaxNames {
 		fmt.Fprintf(&text, "%d: a\n", i)
 	}
-	if got, over := parsePopcorn([]byte(text.String() + "0: b\n")); over || len(got) != popcornKeys || got.get("0") != "b" {
-		t.Errorf("%d keys: over %v, %d kept", popcornKeys, over, len(got))
+	if got, over := parsePopcorn([]byte(text.String() + "0: b\n")); over || len(got) != result.MaxNames || got.Get("0") != "b" {
+		t.Errorf("%d keys: over %v, %d kept", result.MaxNames, over, len(got))
 	}
-	if got, over := parsePopcorn([]byte(text.String() + "check: pass\n0: b\n")); !over || got.has("check") || got.get("0") != "b" {
+	if got, over := parsePopcorn([]byte(text.String() + "check: pass\n0: b\n")); !over || got.Has("check") || got.Get("0") != "b" {
 		t.Errorf("one key more: over %v, %d kept", over, len(got))
 	}
 }
@@ -187,34 +189,4 @@ func couldBegin(b []byte) bool {
 		}
 	}
 	return false
-}
-
-// FuzzMarkdown checks that a text stays inside its code.
-func FuzzMarkdown(f *testing.F) {
-	for _, s := range []string{"size: 3", "`", "a``b`", "|\\|", "```\nx\n````", "~~~", "    x", "</code>", "\x1b[m`", "\r\n```\r", "www.x", ":x:"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		line := plain(s)
-		if strings.ContainsAny(line, "|\n\r") {
-			t.Errorf("%q became %q", s, line)
-		}
-		if inner := strings.Trim(line, "`"); strings.HasPrefix(line, "`") {
-			fence := line[:strings.Index(line, inner)]
-			if inner == "" || line != fence+inner+fence || strings.Contains(inner, fence) {
-				t.Errorf("%q became %q", s, line)
-			}
-		} else if strings.ContainsAny(line, "`<>&[]*_\\$~@#!{}^") || strings.Contains(line, "://") {
-			t.Errorf("%q became %q", s, line)
-		}
-		block := codeBlock(s)
-		if block == "" {
-			return
-		}
-		lines := strings.Split(block, "\n")
-		fence := lines[1]
-		if lines[0] != "" || strings.Trim(fence, "`") != "" || len(fence) < 3 || strings.Count(block, fence) != 2 || !strings.HasSuffix(block, "\n"+fence+"\n") {
-			t.Errorf("%q became %q", s, block)
-		}
-	})
 }

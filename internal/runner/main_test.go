@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // TestMain lets the test binary run as `kbnode runner`, which takes over its process.
@@ -104,7 +105,7 @@ func (j *job) wait(t *testing.T) (int, map[string]any) {
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(filepath.Join(j.cmd.Dir, ResultFile))
+	text, err := os.ReadFile(filepath.Join(j.cmd.Dir, result.File))
 	if errors.Is(err, os.ErrNotExist) {
 		return j.cmd.ProcessState.ExitCode(), nil
 	}
@@ -146,18 +147,18 @@ func runConfig(t *testing.T, config map[string]any, env ...string) (*job, map[st
 		t.Fatal(err)
 	}
 	j := newJob(t, append(env, "KERNELBOT_PAYLOAD="+payload.Encode(text))...)
-	if code, result := j.run(t); code != 0 || result == nil {
-		t.Fatalf("exit code %d, result %v\n%s", code, result, j.stderr.String())
+	if code, got := j.run(t); code != 0 || got == nil {
+		t.Fatalf("exit code %d, result %v\n%s", code, got, j.stderr.String())
 	}
-	var result map[string]any
-	raw, err := os.ReadFile(filepath.Join(j.cmd.Dir, ResultFile))
+	var got map[string]any
+	raw, err := os.ReadFile(filepath.Join(j.cmd.Dir, result.File))
 	if err == nil {
-		err = json.Unmarshal(raw, &result)
+		err = json.Unmarshal(raw, &got)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	return j, result
+	return j, got
 }
 
 // at walks down a decoded JSON document: at(result, "runs", "test", "run").

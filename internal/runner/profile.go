@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // ProfileDir is the directory beside result.json where the profiler's files are left
@@ -52,7 +54,7 @@ func (e *engine) checkProfiler() error {
 }
 
 // profile runs the task's program under the vendor's profiler.
-func (e *engine) profile(ctx context.Context, name string, p program) (*Run, *Profile, error) {
+func (e *engine) profile(ctx context.Context, name string, p program) (*result.Run, *result.Profile, error) {
 	r := recording{name, tempName()}
 	e.recorded = append(e.recorded, r)
 	root := e.src.root
@@ -65,7 +67,7 @@ func (e *engine) profile(ctx context.Context, name string, p program) (*Run, *Pr
 	return e.ncu(ctx, r, p)
 }
 
-func (e *engine) ncu(ctx context.Context, r recording, p program) (*Run, *Profile, error) {
+func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, *result.Profile, error) {
 	file := path.Join(r.dir(), ncuReport)
 	p.argv = append([]string{"ncu", "--set", "full", "--nvtx", "--nvtx-include", "custom_kernel/",
 		"--import-source", "1", "-c", "10", "-o", file, "--"}, p.argv...)
@@ -93,7 +95,7 @@ func (e *engine) ncu(ctx context.Context, r recording, p program) (*Run, *Profil
 	}
 	if printed.exitCode == 0 && !printed.timedOut && !printed.cancelled {
 		report := filterReport(newlines(decode(text.buf)))
-		run.Result.set("benchmark.0.report", base64.StdEncoding.EncodeToString([]byte(report)))
+		run.Result.Set("benchmark.0.report", base64.StdEncoding.EncodeToString([]byte(report)))
 	}
 	if !run.Success {
 		return run, nil, nil
@@ -101,7 +103,7 @@ func (e *engine) ncu(ctx context.Context, r recording, p program) (*Run, *Profil
 	return run, e.trace(r, "Nsight-Compute"), nil
 }
 
-func (e *engine) rocprof(ctx context.Context, r recording, p program) (*Run, *Profile, error) {
+func (e *engine) rocprof(ctx context.Context, r recording, p program) (*result.Run, *result.Profile, error) {
 	p.argv = append([]string{"rocprofv3", "--log-level", "fatal", "--hip-trace", "--kernel-trace", "--rccl-trace",
 		"--marker-trace", "--hip-trace", "--memory-copy-trace", "--scratch-memory-trace",
 		"--output-format", "pftrace", "csv", "-d", r.dir(), "-o", "%pid%", "--"}, p.argv...)
@@ -158,7 +160,7 @@ func (e *engine) takeCodeObjects(r recording) error {
 // copyFile copies a regular file to w. It returns errFull if the file has more than
 // limit bytes.
 func (e *engine) copyFile(w io.Writer, name string, limit int64) (int64, error) {
-	f, err := OpenFile(e.src.root, name)
+	f, err := result.OpenFile(e.src.root, name)
 	if err != nil {
 		return 0, err
 	}
@@ -173,7 +175,7 @@ func (e *engine) copyFile(w io.Writer, name string, limit int64) (int64, error) 
 var errFull = errors.New("is over the limit")
 
 // trace packs a profiler's files for the result. If they do not fit, Trace is empty.
-func (e *engine) trace(r recording, profiler string) *Profile {
+func (e *engine) trace(r recording, profiler string) *result.Profile {
 	archive := &bounded{limit: traceLimit}
 	z := zip.NewWriter(archive)
 	err := e.walk(r.dir(), func(name string, _ int64) error {
@@ -186,9 +188,9 @@ func (e *engine) trace(r recording, profiler string) *Profile {
 		}
 		return err
 	})
-	p := &Profile{Profiler: profiler}
+	p := &result.Profile{Profiler: profiler}
 	if err = errors.Join(err, z.Close()); err != nil || archive.over {
-		e.note("%s: the profile is not in %s, only in %s: it is over %d bytes or cannot be read (%v)", r.name, ResultFile, ProfileDir, traceLimit, err)
+		e.note("%s: the profile is not in %s, only in %s: it is over %d bytes or cannot be read (%v)", r.name, result.File, ProfileDir, traceLimit, err)
 		return p
 	}
 	p.Trace = base64.StdEncoding.EncodeToString(archive.buf)

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 const (
@@ -111,14 +112,14 @@ if not os.path.exists("profile_data"): os.mkdir("profile_data")
 open("profile_data/planted", "w").write("x")
 `)
 	j.standIn(t, "ncu", ncu)
-	code, result := j.run(t)
+	code, doc := j.run(t)
 	if code != 0 {
 		t.Fatalf("exit code %d\n%s", code, j.stderr.String())
 	}
 	delivered := map[string]string{}
 	for i := range 12 {
 		name := fmt.Sprintf("profile.%d", i)
-		ev := at(result, "runs", name)
+		ev := at(doc, "runs", name)
 		recorded := "  kernel (1,1)\n    Table Name : GPU Throughput\n    eval.py\n"
 		text, err := base64.StdEncoding.DecodeString(at(ev, "run", "result", "benchmark.0.report").(string))
 		if want := "  kernel (1,1)\n\n    Table Name : GPU Throughput\n    eval.py\n"; err != nil || string(text) != want {
@@ -143,7 +144,7 @@ open("profile_data/planted", "w").write("x")
 	if diff := cmp.Diff(delivered, files(t, filepath.Join(j.cmd.Dir, ProfileDir))); diff != "" {
 		t.Errorf("delivered (-want +got):\n%s", diff)
 	}
-	text, err := os.ReadFile(filepath.Join(j.cmd.Dir, ResultFile))
+	text, err := os.ReadFile(filepath.Join(j.cmd.Dir, result.File))
 	if err != nil || bytes.Index(text, []byte(`"profile.10"`)) < bytes.Index(text, []byte(`"profile.9"`)) {
 		t.Error("profile.10 comes before profile.9")
 	}

@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // maxEntries bounds the files of one area.
@@ -214,7 +216,7 @@ func (e *engine) harmless(a *area, name string, mode fs.FileMode) bool {
 		return true
 	}
 	base := path.Base(rel)
-	return e.lang == "py" && mode.IsRegular() && mode.Perm()&0o111 == 0 && base != ResultFile &&
+	return e.lang == "py" && mode.IsRegular() && mode.Perm()&0o111 == 0 && base != result.File &&
 		!strings.HasPrefix(base, ".") && slices.Contains(data, strings.ToLower(path.Ext(base)))
 }
 

@@ -11,7 +11,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -66,7 +66,7 @@ func Main(ctx context.Context, o Options) int {
 	defer stop()
 	runtime.GOMAXPROCS(min(maxProcs, runtime.GOMAXPROCS(0)))
 
-	s := &session{Options: o, landlock: landlockVersion(), log: &buildLog{out: o.Stdout, err: o.Stderr, groups: getenv(o.Env, "BUILDKITE") == "true"}}
+	s := &session{Options: o, landlock: landlockVersion(), log: &buildLog{result.Log{W: o.Stdout, Groups: getenv(o.Env, "BUILDKITE") == "true"}, o.Stderr}}
 	dir, err := filepath.Abs(o.Dir)
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
@@ -81,10 +81,10 @@ func Main(ctx context.Context, o Options) int {
 	}
 	defer root.Close() //nolint:errcheck // a directory
 
-	r := &Result{}
+	r := &result.Result{}
 	err = s.evaluate(ctx, root, r)
 	if errors.Is(err, errNoJob) {
-		s.log.line("kbnode runner: %v", err)
+		s.log.Line("kbnode runner: %v", err)
 		return 0
 	}
 	if err == nil && ctx.Err() != nil {
@@ -92,9 +92,9 @@ func Main(ctx context.Context, o Options) int {
 	}
 	err = errors.Join(err, endTree())
 	if r.Success = err == nil; err != nil {
-		r.Error = text.Line(strings.ReplaceAll(err.Error(), "\n", "; "), errorLimit)
+		r.Error = text.Line(strings.ReplaceAll(err.Error(), "\n", "; "), maxError)
 	}
-	werr := r.write(root)
+	werr := writeResult(root, r)
 	s.tell(ctx, r)
 	if werr != nil {
 		s.log.note("%v", werr)
@@ -112,7 +112,7 @@ type session struct {
 	landlock int
 	log      *buildLog
 	api      agentAPI
-	told     []*evalSummary
+	told     []*result.Summary
 }
 
 // catchSignals returns a context that is canceled by a signal that asks the process to
@@ -138,8 +138,8 @@ func catchSignals(ctx context.Context) (context.Context, func()) {
 }
 
 // tell ends the log and, if s.Annotate is set, annotates the build.
-func (s *session) tell(ctx context.Context, r *Result) {
-	s.log.end(r, s.told)
+func (s *session) tell(ctx context.Context, r *result.Result) {
+	s.log.End(r, s.told)
 	if !r.Success {
 		// If the build failed, some readers see only its log.
 		s.log.note("%s", r.Error)
@@ -147,7 +147,7 @@ func (s *session) tell(ctx context.Context, r *Result) {
 	if !s.Annotate || ctx.Err() != nil { // a canceled job has no time left
 		return
 	}
-	body, style := annotation(r, s.told)
+	body, style := result.Markdown(r, s.told)
 	if err := s.api.annotate(ctx, body, style); err != nil {
 		s.log.note("no annotation: %v", err)
 	}
@@ -162,11 +162,12 @@ func cancelled(ctx context.Context) error {
 }
 
 // evaluate fills in the result as far as it gets.
-func (s *session) evaluate(ctx context.Context, root *os.Root, r *Result) (err error) {
+func (s *session) evaluate(ctx context.Context, root *os.Root, r *result.Result) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("kbnode has a fault; report it: %v", p)
-			_, _ = s.Stderr.Write(debug.Stack())
+			stack := make([]byte, 64<<10)
+			_, _ = s.Stderr.Write(stack[:runtime.Stack(stack, false)])
 		}
 	}()
 	public, private, err := shed(s.Env, "/proc/self/mem")
@@ -181,8 +182,8 @@ func (s *session) evaluate(ctx context.Context, root *os.Root, r *Result) (err e
 		return err
 	}
 	// An earlier job's result must not be mistaken for this one's.
-	if rerr := ignoreMissing(root.RemoveAll(ResultFile)); rerr != nil {
-		err = errors.Join(err, fmt.Errorf("remove old %s: %w", ResultFile, rerr))
+	if rerr := ignoreMissing(root.RemoveAll(result.File)); rerr != nil {
+		err = errors.Join(err, fmt.Errorf("remove old %s: %w", result.File, rerr))
 	}
 	if err != nil {
 		return err
@@ -215,11 +216,11 @@ func (s *session) evaluate(ctx context.Context, root *os.Root, r *Result) (err e
 	}
 	r.System, e.gpus = e.system(ctx)
 	e.runtime = r.System.Runtime
-	return e.runAll(ctx, func(name string, ev *Evaluation) {
-		r.Runs = append(r.Runs, Pair[*Evaluation]{name, ev})
-		sum := summarize(ctx, name, ev)
+	return e.runAll(ctx, func(name string, ev *result.Evaluation) {
+		r.Runs = append(r.Runs, result.Pair[*result.Evaluation]{Key: name, Value: ev})
+		sum := result.Summarize(name, ev, ctx.Err() != nil)
 		s.told = append(s.told, sum)
-		s.log.done(sum, ev)
+		s.log.Evaluation(sum, ev)
 	})
 }
 

@@ -12,13 +12,15 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // system describes the machine, and returns the number of GPUs that torch counts. If
 // torch is installed for the CPU only, it asks no vendor's tool. It never runs torch
 // itself: importing it takes about a second and initializes CUDA.
-func (e *engine) system(ctx context.Context) (*System, int) {
-	s := &System{CPU: cpuModel("/proc/cpuinfo"), Platform: platform(), DeviceCount: 1}
+func (e *engine) system(ctx context.Context) (*result.System, int) {
+	s := &result.System{CPU: cpuModel("/proc/cpuinfo"), Platform: platform(), DeviceCount: 1}
 	s.Hostname, _ = os.Hostname()
 	torch, ok := e.findTorch(ctx)
 	if !ok {

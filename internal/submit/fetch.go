@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
-	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -69,7 +69,7 @@ func scriptOf(b buildkite.Build) *buildkite.Job {
 
 // files fetches result.json and node.json of a build's jobs, never those of a job that was
 // retried.
-func (f *follower) files(ctx context.Context, b buildkite.Build) (result, node []byte, err error) {
+func (f *follower) files(ctx context.Context, b buildkite.Build) (doc, node []byte, err error) {
 	scripts := b.Scripts()
 	file := func(path string, most int64) ([]byte, error) {
 		list, err := f.client.Artifacts(ctx, f.Org, f.Pipeline, b.Number, path)
@@ -88,18 +88,18 @@ func (f *follower) files(ctx context.Context, b buildkite.Build) (result, node [
 		}
 		return f.client.Download(ctx, list[best], most)
 	}
-	result, err = file(runner.ResultFile, runner.MaxResult)
+	doc, err = file(result.File, result.MaxBytes)
 	if err == nil && f.Node {
 		node, _ = file(NodeFile, maxNodeFile) // the result is good without it
 	}
-	return result, node, err
+	return doc, node, err
 }
 
 // conclude finishes a run with the verdict on what was fetched.
 func (f *follower) conclude(r *run, job *buildkite.Job, text []byte, err error) {
 	r.out.Raw = text
 	if err == nil {
-		r.out.Result, err = runner.ReadResult(text)
+		r.out.Result, err = result.Read(text)
 	}
 	verdict, reason := judge(r.build, job, r.out.Result, r.job, err)
 	if r.why != "" && verdict != Passed { // it may have passed before it was canceled
@@ -110,14 +110,12 @@ func (f *follower) conclude(r *run, job *buildkite.Job, text []byte, err error) 
 
 // judge returns the verdict on a build and the reason. A build never passes unless Buildkite
 // says that it passed.
-func judge(b buildkite.Build, job *buildkite.Job, result *runner.Result, j Job, err error) (Verdict, string) {
+func judge(b buildkite.Build, job *buildkite.Job, r *result.Result, j Job, err error) (Verdict, string) {
 	ended, ok := ending(b, job)
 	switch {
-	case result != nil:
-		sentence, passed := result.Verdict()
-		missing := slices.DeleteFunc(slices.Clone(j.Runs), func(name string) bool {
-			return slices.ContainsFunc(result.Runs, func(r runner.Pair[*runner.Evaluation]) bool { return r.Key == name })
-		})
+	case r != nil:
+		sentence, passed := r.Verdict()
+		missing := slices.DeleteFunc(slices.Clone(j.Runs), r.Runs.Has)
 		switch {
 		case passed && len(missing) > 0:
 			return NotPassed, fmt.Sprintf("its result has no run %s; check that the pipeline evaluates what it is sent", strings.Join(missing, ", "))
@@ -125,7 +123,7 @@ func judge(b buildkite.Build, job *buildkite.Job, result *runner.Result, j Job, 
 			return Passed, sentence
 		case passed:
 			return NotPassed, "its result says that it passed, but " + ended
-		case !result.Success:
+		case !r.Success:
 			return NoResult, sentence
 		}
 		return NotPassed, sentence
@@ -138,7 +136,7 @@ func judge(b buildkite.Build, job *buildkite.Job, result *runner.Result, j Job, 
 		if !ok {
 			return NoResult, ended
 		}
-		return NoResult, fmt.Sprintf("the job passed but left no %s; add it to the step's artifact_paths", runner.ResultFile)
+		return NoResult, fmt.Sprintf("the job passed but left no %s; add it to the step's artifact_paths", result.File)
 	default:
 		return NoResult, err.Error()
 	}

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
-	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -28,7 +28,7 @@ const (
 )
 
 var (
-	errNoResult = errors.New("no " + runner.ResultFile)
+	errNoResult = errors.New("no " + result.File)
 	errNotBegun = errors.New("interrupted before it was created")
 )
 

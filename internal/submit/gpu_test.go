@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
-	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/result"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 )
@@ -139,7 +139,7 @@ func TestEnding(t *testing.T) {
 			t.Errorf("%+v: %q, want %q", row.job, got, row.want)
 		}
 	}
-	if verdict, why := judge(buildkite.Build{State: "failed"}, &buildkite.Job{ExitStatus: status(125)}, (*runner.Result)(nil), Job{}, errNoResult); verdict != NoResult || !strings.Contains(why, "docker could not start") {
+	if verdict, why := judge(buildkite.Build{State: "failed"}, &buildkite.Job{ExitStatus: status(125)}, (*result.Result)(nil), Job{}, errNoResult); verdict != NoResult || !strings.Contains(why, "docker could not start") {
 		t.Errorf("%s, %s", verdict, why)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
-	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // Verdict is how a job came out.
@@ -89,7 +89,7 @@ type Outcome struct {
 	Raw     []byte         `json:"-"`                     // result.json as fetched
 	Node    []byte         `json:"-"`                     // node.json, if there is one
 	Err     error          `json:"-"`                     // why the build was not created
-	Result  *runner.Result `json:"result,omitempty"`
+	Result  *result.Result `json:"result,omitempty"`
 }
 
 // Run runs jobs concurrently until they end. When ctx ends, it cancels their builds and waits

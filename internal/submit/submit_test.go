@@ -104,7 +104,7 @@ func TestOutcomes(t *testing.T) {
 		{name: "the runner's own error", do: takes(1, 1, result(`{"success":false,"error":"no payload","runs":{},"system":{}}`)), verdict: NoResult, reason: "No verdict: no payload"},
 		{name: "nothing left", do: takes(1, 0, nil), verdict: NoResult, reason: "the job passed but left no result.json; add it to the step's artifact_paths"},
 		{name: "fails with nothing left", do: takes(1, 125, nil), verdict: NoResult, reason: "docker could not start the container"},
-		{name: "no JSON", do: takes(1, 0, result("<html>")), verdict: NoResult, reason: "read result.json: invalid character '<' looking for beginning of value"},
+		{name: "no JSON", do: takes(1, 0, result("<html>")), verdict: NoResult, reason: "read result.json: it is not one JSON document; it may be cut off"},
 		{name: "too slow", do: takes(3600, 0, nil), limits: Options{RunTime: 5 * time.Minute}, verdict: TimedOut, reason: "it did not end within 5m0s"},
 		{name: "nobody takes it", steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "none"}}}, limits: Options{QueueTime: 10 * time.Minute}, verdict: TimedOut, reason: "no agent took it within 10m0s"},
 		{name: "the agent is lost", do: func(_ context.Context, w *bktest.Work) { w.Gone = true }, verdict: NoResult, reason: "agent n-gpu0 was lost during the job"},

@@ -1,7 +1,5 @@
 //go:build nvcc
 
-// Package nvcc holds the runner to a real CUDA compiler: the kbnode binary
-// evaluates a task in a Debian 13 with nvidia-cuda-toolkit 12.4, where no GPU is.
 package nvcc
 
 import (
@@ -19,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
-	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 //go:embed task
@@ -128,7 +126,7 @@ func config(t *testing.T, change map[string]any) []byte {
 
 // evaluation is what result.json says of one run.
 type evaluation struct {
-	Compilation *runner.Compilation
+	Compilation *result.Compilation
 	Run         *struct {
 		Success, Passed bool
 		ExitCode        int `json:"exit_code"`
@@ -137,14 +135,14 @@ type evaluation struct {
 	}
 }
 
-type result struct {
+type outcome struct {
 	Success bool
 	Error   string
 	System  struct{ Platform string }
 	Runs    map[string]evaluation
 }
 
-func (j job) run(t *testing.T, change map[string]any) result {
+func (j job) run(t *testing.T, change map[string]any) outcome {
 	t.Helper()
 	// nvcc names its files by its process id, which another job's may have too.
 	env := append([]string{"TMPDIR=" + filepath.Dir(j.kbnode), "KERNELBOT_PAYLOAD=" + payload.Encode(config(t, change))}, path...)
@@ -156,7 +154,7 @@ func (j job) run(t *testing.T, change map[string]any) result {
 	if err != nil {
 		t.Fatalf("%v\n%s%s", err, stdout, stderr)
 	}
-	var r result
+	var r outcome
 	if err := json.Unmarshal(b, &r); err != nil {
 		t.Fatalf("%v in %s", err, b)
 	}

@@ -1,4 +1,4 @@
-package runner
+package result
 
 import (
 	"bytes"
@@ -11,9 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestReadResultAgain checks that every result of the shared cases and of our own is
+// TestReadAgain checks that every result of the shared cases and of our own is
 // read back as it was written.
-func TestReadResultAgain(t *testing.T) {
+func TestReadAgain(t *testing.T) {
 	t.Parallel()
 	r := &Result{Success: true, System: &System{GPU: "NVIDIA L40S", DeviceCount: 1}, Runs: Pairs[*Evaluation]{
 		{"test", &Evaluation{Run: &Run{Success: true, Passed: true, Duration: "0.25", Result: Pairs[string]{{"test-count", "1"}, {"test.0.status", "pass"}, {"check", "pass"}}}}},
@@ -23,7 +23,7 @@ func TestReadResultAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := ReadResult(text)
+	again, err := Read(text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,19 +46,19 @@ func TestReadResultAgain(t *testing.T) {
 	}
 }
 
-func TestReadResultRefused(t *testing.T) {
+func TestReadRefused(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "null", "[]", "<html>", `{"runs": []}`, `{"runs": {"test": null}}`, `{"runs": {"test": 3}}`, `{"success": "yes"}`, `{"runs": {"test": {}}} more`, `{"runs": {"test": {"run": {"result": {"a": 1}}}}}`} {
-		if r, err := ReadResult([]byte(text)); err == nil {
+		if r, err := Read([]byte(text)); err == nil {
 			t.Errorf("%q is %+v", text, r)
 		}
 	}
 }
 
-// FuzzReadResult checks that a hostile job's result does no harm and reaches a terminal
+// FuzzRead checks that a hostile job's result does no harm and reaches a terminal
 // only cleaned.
-func FuzzReadResult(f *testing.F) {
-	files, err := filepath.Glob("testdata/*/*.json")
+func FuzzRead(f *testing.F) {
+	files, err := filepath.Glob("../runner/testdata/*/*.json")
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func FuzzReadResult(f *testing.F) {
 	}
 	f.Add([]byte(`{"success":true,"system":{},"runs":{"a\u001b[31m":{"start":"2026-01-01T00:00:00.5","run":{"passed":true,"duration":1e999,"result":{"test-count":"99999999999","benchmark-count":"3","benchmark.0.mean":"\u009b"}}},"a":{"compilation":{"nvcc_found":true,"stderr":"\u001b]0;x\u0007"}}}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		r, err := ReadResult(text)
+		r, err := Read(text)
 		if err != nil {
 			return
 		}

@@ -1,18 +1,27 @@
-package runner
+// Package result is result.json: its types, its reader, and what people see of it. A result
+// comes from a job, so its texts may be anyone's.
+package result
 
 import (
 	"bytes"
-	"crypto/rand"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
 	"time"
 )
 
-// ResultFile is the name of the file that holds the Result.
-const ResultFile = "result.json"
+// File is the name of the file that holds the Result.
+const File = "result.json"
+
+// Bounds on what a runner writes.
+const (
+	MaxText  = 16384   // characters of stdout and of stderr
+	MaxNames = 1 << 16 // that the task's program reports in one run
+)
+
+// Exit codes of the task's program with a meaning.
+const (
+	ExitWrong   = 112 // the submission's results are wrong
+	ExitTimeout = 114 // the program exceeded its time limit
+)
 
 // Result is the content of result.json; docs/results.md describes every field. Do not
 // add fields to System, Evaluation, Compilation, Run or Profile: consumers refuse keys
@@ -37,8 +46,8 @@ type System struct {
 
 // Evaluation is one run of the task's program and what preceded it.
 type Evaluation struct {
-	Start       localTime    `json:"start"`
-	End         localTime    `json:"end"`
+	Start       Time         `json:"start"`
+	End         Time         `json:"end"`
 	Compilation *Compilation `json:"compilation"`
 	Run         *Run         `json:"run"`
 	Profile     *Profile     `json:"profile"`
@@ -106,8 +115,8 @@ func (p Pairs[T]) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// get returns the value of a key, or the zero value.
-func (p Pairs[T]) get(key string) (v T) {
+// Get returns the value of a key, or the zero value.
+func (p Pairs[T]) Get(key string) (v T) {
 	for _, m := range p {
 		if m.Key == key {
 			return m.Value
@@ -116,8 +125,18 @@ func (p Pairs[T]) get(key string) (v T) {
 	return v
 }
 
-// set sets the value of a key, which may be new.
-func (p *Pairs[T]) set(key string, v T) {
+// Has reports whether p has a key.
+func (p Pairs[T]) Has(key string) bool {
+	for _, m := range p {
+		if m.Key == key {
+			return true
+		}
+	}
+	return false
+}
+
+// Set sets the value of a key, which may be new.
+func (p *Pairs[T]) Set(key string, v T) {
 	for i := range *p {
 		if (*p)[i].Key == key {
 			(*p)[i].Value = v
@@ -127,17 +146,17 @@ func (p *Pairs[T]) set(key string, v T) {
 	*p = append(*p, Pair[T]{key, v})
 }
 
-// localTime is a time that is written like Python's naive datetime.isoformat: local
-// time without a zone.
-type localTime time.Time
+// Time is a time that is written like Python's naive datetime.isoformat: without a zone. One
+// that was read without a zone is in UTC, which most containers use.
+type Time time.Time
 
 // MarshalJSON writes the fraction with six digits, or none when it is zero.
-func (t localTime) MarshalJSON() ([]byte, error) {
+func (t Time) MarshalJSON() ([]byte, error) {
 	layout := "2006-01-02T15:04:05.000000"
 	if time.Time(t).Nanosecond()/1000 == 0 {
 		layout = "2006-01-02T15:04:05"
 	}
-	return json.Marshal(time.Time(t).Local().Format(layout))
+	return json.Marshal(time.Time(t).Format(layout))
 }
 
 // MarshalJSON writes a nil System as an empty object.
@@ -152,6 +171,12 @@ func (r *Result) MarshalJSON() ([]byte, error) {
 	}{plain: (*plain)(r)})
 }
 
+// Encode returns the content of result.json.
+func (r *Result) Encode() ([]byte, error) {
+	text, err := marshal(r)
+	return append(text, '\n'), err
+}
+
 // marshal is json.Marshal without escapes for HTML.
 func marshal(v any) ([]byte, error) {
 	var b bytes.Buffer
@@ -161,43 +186,4 @@ func marshal(v any) ([]byte, error) {
 		return nil, err
 	}
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
-}
-
-// write writes the result into the directory atomically. It replaces anything that a
-// program left under that name, even a directory or a link.
-func (r *Result) write(root *os.Root) error {
-	text, err := marshal(r)
-	if err != nil {
-		return fmt.Errorf("encode %s: %w", ResultFile, err)
-	}
-	tmp := "." + ResultFile + "." + rand.Text()
-	err = writeFile(root, tmp, append(text, '\n'), 0o644)
-	if err == nil {
-		if info, lerr := root.Lstat(ResultFile); lerr == nil && info.IsDir() {
-			err = root.RemoveAll(ResultFile)
-		}
-		err = errors.Join(err, root.Rename(tmp, ResultFile))
-	}
-	if err != nil {
-		// A file that now has the name is not the runner's.
-		return errors.Join(fmt.Errorf("write %s: %w", ResultFile, err), ignoreMissing(root.Remove(tmp)), ignoreMissing(root.RemoveAll(ResultFile)))
-	}
-	return nil
-}
-
-// writeFile creates a file. If the name exists, even as a link, it returns an error.
-func writeFile(root *os.Root, name string, text []byte, mode fs.FileMode) error {
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	return errors.Join(err, f.Close())
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }

@@ -1,18 +1,24 @@
-package runner
+package result
 
 import (
-	"context"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/text"
+)
+
+// Bounds, in characters, on what people see of texts by others.
+const (
+	outputRunes  = MaxText // stdout, stderr: as much as result.json holds
+	messageRunes = 2000    // a test's message
+	messageLines = 30
+	maxLine      = 200 // of a text on one of our lines
+	maxRows      = 50  // tests or benchmarks in one list
 )
 
 // Verdicts on an evaluation, as shown to people.
@@ -25,22 +31,22 @@ const (
 	wasCancelled = "cancelled"
 )
 
-// evalSummary is what people see of an evaluation. Its texts are safe to print.
-type evalSummary struct {
+// Summary is what people see of an evaluation. Its texts are safe to print.
+type Summary struct {
 	name    string
 	verdict string
 	reason  string // what went wrong; empty if it passed
 	counts  string // "16 of 17 tests"
 	seconds string // "0.07 s"; empty if it did not run
 
-	failed      []reportedCase
+	failed      []testCase
 	failedMore  int
-	timings     []reportedCase
+	timings     []testCase
 	timingsMore int
 }
 
-// reportedCase is a test or a benchmark of an evaluation.
-type reportedCase struct {
+// testCase is a test or a benchmark of an evaluation.
+type testCase struct {
 	kind    string // test or benchmark
 	index   int
 	spec    string
@@ -50,10 +56,10 @@ type reportedCase struct {
 	mean, best, worst string // "4.096 ms"; the mean with its error
 }
 
-func (c *reportedCase) title() string { return fmt.Sprintf("%s %d: %s", c.kind, c.index, c.spec) }
+func (c *testCase) title() string { return fmt.Sprintf("%s %d: %s", c.kind, c.index, c.spec) }
 
 // outcome returns the verdict and the numbers on one line.
-func (s *evalSummary) outcome() string {
+func (s *Summary) outcome() string {
 	parts := []string{s.verdict}
 	for _, p := range []string{s.counts, s.seconds} {
 		if p != "" {
@@ -65,17 +71,17 @@ func (s *evalSummary) outcome() string {
 
 // numbers returns how many cases passed or, without a count, why the evaluation did not
 // pass.
-func (s *evalSummary) numbers() string {
+func (s *Summary) numbers() string {
 	if s.counts == "" && s.verdict == notPassed {
 		return s.reason
 	}
 	return s.counts
 }
 
-// summarize summarizes an evaluation. The program's report may break the task's
-// protocol.
-func summarize(ctx context.Context, name string, ev *Evaluation) *evalSummary {
-	s := &evalSummary{name: text.Line(name, lineRunes)}
+// Summarize summarizes an evaluation, which may have ended because its job was canceled. The
+// program's report may break the task's protocol.
+func Summarize(name string, ev *Evaluation, cancelled bool) *Summary {
+	s := &Summary{name: text.Line(name, maxLine)}
 	run := ev.Run
 	if run == nil {
 		s.verdict, s.reason = compileError, "does not compile"
@@ -96,9 +102,9 @@ func summarize(ctx context.Context, name string, ev *Evaluation) *evalSummary {
 	switch {
 	case run.Passed:
 		s.verdict = passed
-	case ctx.Err() != nil && signalled:
+	case cancelled && signalled:
 		s.verdict, s.reason = wasCancelled, "the job was cancelled"
-	case run.ExitCode == exitTimeout && len(run.Result) == 0:
+	case run.ExitCode == ExitTimeout && len(run.Result) == 0:
 		s.verdict, s.reason = outOfTime, "exceeded its time limit of "+text.Line(string(run.Duration), 16)+" s"
 	case signalled:
 		s.reason = "ended by " + name
@@ -110,7 +116,7 @@ func summarize(ctx context.Context, name string, ev *Evaluation) *evalSummary {
 		s.reason = "CUDA reported an error (exit code 110)"
 	case run.ExitCode == 111:
 		s.reason = "could not write its report (exit code 111)"
-	case run.ExitCode == exitValidate:
+	case run.ExitCode == ExitWrong:
 		s.reason = "the results are wrong (exit code 112)"
 	case run.ExitCode == 113:
 		s.reason = "could not read the tests (exit code 113)"
@@ -137,7 +143,7 @@ func signalName(code int) (string, bool) {
 
 // read takes tests and benchmarks from a report and returns how many failed, "" for
 // none.
-func (s *evalSummary) read(report map[string]string) (failures string) {
+func (s *Summary) read(report map[string]string) (failures string) {
 	var counts, failed []string
 	for _, kind := range []string{"test", "benchmark"} {
 		count, ok := report[kind+"-count"]
@@ -147,7 +153,7 @@ func (s *evalSummary) read(report map[string]string) (failures string) {
 		}
 		good, bad := 0, 0
 		// No report has more cases than it has keys.
-		for i := range min(n, popcornKeys) {
+		for i := range min(n, MaxNames) {
 			c := readCase(report, kind, i)
 			if c.failed {
 				bad++
@@ -188,16 +194,16 @@ func plural(n int, what string) string {
 }
 
 // keep appends up to maxRows cases and counts the others.
-func keep(list []reportedCase, more int, c reportedCase) ([]reportedCase, int) {
+func keep(list []testCase, more int, c testCase) ([]testCase, int) {
 	if len(list) < maxRows {
 		return append(list, c), more
 	}
 	return list, more + 1
 }
 
-func readCase(report map[string]string, kind string, i int) reportedCase {
+func readCase(report map[string]string, kind string, i int) testCase {
 	get := func(key string) string { return report[fmt.Sprintf("%s.%d.%s", kind, i, key)] }
-	c := reportedCase{kind: kind, index: i, spec: text.Line(get("spec"), lineRunes)}
+	c := testCase{kind: kind, index: i, spec: text.Line(get("spec"), maxLine)}
 	if status := get("status"); status != "" && status != "pass" {
 		c.failed = true
 		for _, key := range []string{"error", "message"} {
@@ -218,10 +224,10 @@ func readCase(report map[string]string, kind string, i int) reportedCase {
 
 // timeText formats nanoseconds with that many digits: "4.096 ms". Other texts are only
 // shortened.
-func timeText(s string, digits int) string {
-	ns, err := strconv.ParseFloat(s, 64)
+func timeText(value string, digits int) string {
+	ns, err := strconv.ParseFloat(value, 64)
 	if err != nil || math.IsNaN(ns) || ns < 0 || ns > 1e18 {
-		return text.Line(s, 16)
+		return text.Line(value, 16)
 	}
 	if ns == 0 {
 		return "0 ns"
@@ -229,7 +235,7 @@ func timeText(s string, digits int) string {
 	// Round first, so that 999.96 µs becomes 1.000 ms.
 	ns, err = strconv.ParseFloat(strconv.FormatFloat(ns, 'e', digits-1, 64), 64)
 	if err != nil {
-		return text.Line(s, 16)
+		return text.Line(value, 16)
 	}
 	unit := "ns"
 	for _, next := range []string{"µs", "ms", "s"} {
@@ -245,18 +251,18 @@ func timeText(s string, digits int) string {
 	return strconv.FormatFloat(ns, 'f', places, 64) + " " + unit
 }
 
-func secondsText(s string) string {
-	if f, err := strconv.ParseFloat(s, 64); err == nil && math.Abs(f) < 1e6 {
+func secondsText(value string) string {
+	if f, err := strconv.ParseFloat(value, 64); err == nil && math.Abs(f) < 1e6 {
 		return strconv.FormatFloat(f, 'f', 2, 64) + " s"
 	}
-	return text.Line(s, 16) + " s"
+	return text.Line(value, 16) + " s"
 }
 
 // verdictOf returns a sentence on how the job went, and whether the submission passed.
-func verdictOf(r *Result, list []*evalSummary) (sentence string, ok bool) {
+func verdictOf(r *Result, list []*Summary) (sentence string, ok bool) {
 	switch {
 	case !r.Success:
-		return "No verdict: " + text.Line(r.Error, lineRunes), false
+		return "No verdict: " + text.Line(r.Error, maxLine), false
 	case len(list) == 0:
 		return "Nothing ran, because the task has no benchmarks", true
 	}
@@ -294,108 +300,4 @@ func machine(sys *System) string {
 		parts = append(parts, "torch "+text.Line(sys.Torch, 40))
 	}
 	return strings.Join(parts, ", ")
-}
-
-// end writes the summary of the job.
-func (l *buildLog) end(r *Result, list []*evalSummary) {
-	sentence, ok := verdictOf(r, list)
-	icon := ":x:"
-	if ok {
-		icon = ":white_check_mark:"
-	}
-	if !l.groups {
-		if !r.Success && len(list) == 0 {
-			return // the error says it all
-		}
-		if !r.Success {
-			sentence = "Completed before the error:"
-		}
-		l.line("")
-	}
-	l.group("+++", icon, sentence)
-	l.tables(r, list)
-}
-
-// tables writes what the job ran on, its evaluations and its benchmarks.
-func (l *buildLog) tables(r *Result, list []*evalSummary) {
-	if text := machine(r.System); text != "" {
-		l.line("on %s", text)
-	}
-	var rows [][]string
-	for _, s := range list {
-		rows = append(rows, []string{s.name, s.verdict, s.numbers(), s.seconds})
-	}
-	if len(rows) > 0 {
-		l.line("")
-	}
-	l.table(rows, 3)
-	for _, s := range list {
-		if len(s.timings) == 0 {
-			continue
-		}
-		rows := [][]string{{s.name, "mean ± error", "best", "worst"}}
-		for _, c := range s.timings {
-			// Make the table fit in 80 columns.
-			lines := wrap(c.spec, 36, 4)
-			if c.failed {
-				message, _, _ := strings.Cut(c.message, "\n")
-				rows = append(rows, []string{lines[0], "failed: " + text.Line(message, 32)})
-			} else {
-				rows = append(rows, []string{lines[0], c.mean, c.best, c.worst})
-			}
-			for _, line := range lines[1:] {
-				rows = append(rows, []string{line, ""})
-			}
-		}
-		l.line("")
-		l.table(rows, 1, 2, 3)
-		l.more(s.timingsMore, "benchmarks")
-	}
-}
-
-// table writes rows in indented columns and aligns the columns in right to the right.
-// The last cell of a row that is shorter than the first row does not widen its column.
-func (l *buildLog) table(rows [][]string, right ...int) {
-	var widths []int
-	for _, row := range rows {
-		for i, cell := range row {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			if i == 0 || len(row) == len(rows[0]) {
-				widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-			}
-		}
-	}
-	for _, row := range rows {
-		var b strings.Builder
-		for i, cell := range row {
-			pad := strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(cell)))
-			if slices.Contains(right, i) && len(row) == len(rows[0]) {
-				cell = pad + cell
-			} else {
-				cell += pad
-			}
-			b.WriteString("  " + cell)
-		}
-		l.line("%s", strings.TrimRight(b.String(), " "))
-	}
-}
-
-// wrap breaks words into one to most lines of at most width characters.
-func wrap(s string, width, most int) []string {
-	var lines []string
-	line := ""
-	for word := range strings.FieldsSeq(s) {
-		word = text.Line(word, width)
-		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
-			lines, line = append(lines, line), ""
-		}
-		line = strings.TrimPrefix(line+" "+word, " ")
-	}
-	lines = append(lines, line)
-	if len(lines) > most {
-		lines = append(lines[:most-1], "…")
-	}
-	return lines
 }

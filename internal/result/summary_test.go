@@ -1,9 +1,7 @@
-package runner
+package result
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -12,14 +10,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// result returns a program's report with these lines.
-func result(t *testing.T, lines ...string) Pairs[string] {
-	t.Helper()
-	p, over := parsePopcorn([]byte(strings.Join(lines, "\n")))
-	if over {
-		t.Fatal("the report is too long")
+// reported returns a program's report with these lines.
+func reported(lines ...string) (all Pairs[string]) {
+	for _, line := range lines {
+		k, v, _ := strings.Cut(line, ": ")
+		all.Set(k, v)
 	}
-	return p
+	return all
 }
 
 // timings returns a report of n benchmarks.
@@ -34,50 +31,43 @@ func timings(n int, spec string) []string {
 
 func TestSummarise(t *testing.T) {
 	t.Parallel()
-	cancelled, cancel := context.WithCancelCause(context.Background())
-	cancel(errors.New("told to"))
 	tests := []string{"test-count: 3", "test.0.status: pass", "test.1.status: fail", "test.1.error: bad", "test.2.status: pass"}
 	for _, c := range []struct {
 		name   string
-		ctx    context.Context
 		run    *Run
 		report []string
 		want   string // verdict | reason | counts | seconds
 	}{
-		{"passed", nil, &Run{Passed: true, Duration: "0.0712"}, []string{"test-count: 1", "test.0.status: pass"}, "passed||1 of 1 test|0.07 s"},
-		{"wrong results", nil, &Run{ExitCode: 112, Duration: "1"}, tests, "not passed|1 of 3 tests failed|2 of 3 tests|1.00 s"},
-		{"a crash after a wrong result", nil, &Run{ExitCode: -6, Duration: "1"}, tests, "not passed|ended by SIGABRT|2 of 3 tests|1.00 s"},
-		{"a signal without a name", nil, &Run{ExitCode: -40, Duration: "1"}, nil, "not passed|ended by signal 40||1.00 s"},
-		{"a limit", nil, &Run{ExitCode: 114, Duration: "180"}, nil, "out of time|exceeded its time limit of 180 s||180.00 s"},
-		{"an own 114", nil, &Run{ExitCode: 114, Duration: "3"}, []string{"check: fail"}, "not passed|ended with exit code 114||3.00 s"},
-		{"cancelled", cancelled, &Run{ExitCode: -9, Duration: "3"}, nil, "cancelled|the job was cancelled||3.00 s"},
-		{"too much reported", nil, &Run{Duration: "3"}, []string{"check: pass"}, "not passed|reported more than a program is allowed to||3.00 s"},
-		{"CUDA failed", nil, &Run{ExitCode: 110, Duration: "3"}, nil, "not passed|CUDA reported an error (exit code 110)||3.00 s"},
-		{"no report", nil, &Run{ExitCode: 111, Duration: "3"}, nil, "not passed|could not write its report (exit code 111)||3.00 s"},
-		{"wrong, not said where", nil, &Run{ExitCode: 112, Duration: "3"}, nil, "not passed|the results are wrong (exit code 112)||3.00 s"},
-		{"tests not understood", nil, &Run{ExitCode: 113, Duration: "3"}, nil, "not passed|could not read the tests (exit code 113)||3.00 s"},
-		{"no verdict", nil, &Run{Duration: "3"}, nil, "not passed|reported no verdict||3.00 s"},
-		{"another verdict", nil, &Run{Duration: "3"}, []string{"check: \x1b[1mmaybe"}, "not passed|reported check: maybe||3.00 s"},
-		{"benchmarks", nil, &Run{Passed: true, Duration: "3"}, timings(2, "size: %d"), "passed||2 of 2 benchmarks|3.00 s"},
-		{"a failed benchmark", nil, &Run{ExitCode: 112, Duration: "3"}, []string{"benchmark-count: 2", "benchmark.0.status: fail", "benchmark.1.mean: 5"},
+		{"passed", &Run{Passed: true, Duration: "0.0712"}, []string{"test-count: 1", "test.0.status: pass"}, "passed||1 of 1 test|0.07 s"},
+		{"wrong results", &Run{ExitCode: 112, Duration: "1"}, tests, "not passed|1 of 3 tests failed|2 of 3 tests|1.00 s"},
+		{"a crash after a wrong result", &Run{ExitCode: -6, Duration: "1"}, tests, "not passed|ended by SIGABRT|2 of 3 tests|1.00 s"},
+		{"a signal without a name", &Run{ExitCode: -40, Duration: "1"}, nil, "not passed|ended by signal 40||1.00 s"},
+		{"a limit", &Run{ExitCode: 114, Duration: "180"}, nil, "out of time|exceeded its time limit of 180 s||180.00 s"},
+		{"an own 114", &Run{ExitCode: 114, Duration: "3"}, []string{"check: fail"}, "not passed|ended with exit code 114||3.00 s"},
+		{"cancelled", &Run{ExitCode: -9, Duration: "3"}, nil, "cancelled|the job was cancelled||3.00 s"},
+		{"too much reported", &Run{Duration: "3"}, []string{"check: pass"}, "not passed|reported more than a program is allowed to||3.00 s"},
+		{"CUDA failed", &Run{ExitCode: 110, Duration: "3"}, nil, "not passed|CUDA reported an error (exit code 110)||3.00 s"},
+		{"no report", &Run{ExitCode: 111, Duration: "3"}, nil, "not passed|could not write its report (exit code 111)||3.00 s"},
+		{"wrong, not said where", &Run{ExitCode: 112, Duration: "3"}, nil, "not passed|the results are wrong (exit code 112)||3.00 s"},
+		{"tests not understood", &Run{ExitCode: 113, Duration: "3"}, nil, "not passed|could not read the tests (exit code 113)||3.00 s"},
+		{"no verdict", &Run{Duration: "3"}, nil, "not passed|reported no verdict||3.00 s"},
+		{"another verdict", &Run{Duration: "3"}, []string{"check: \x1b[1mmaybe"}, "not passed|reported check: maybe||3.00 s"},
+		{"benchmarks", &Run{Passed: true, Duration: "3"}, timings(2, "size: %d"), "passed||2 of 2 benchmarks|3.00 s"},
+		{"a failed benchmark", &Run{ExitCode: 112, Duration: "3"}, []string{"benchmark-count: 2", "benchmark.0.status: fail", "benchmark.1.mean: 5"},
 			"not passed|1 of 2 benchmarks failed|1 of 2 benchmarks|3.00 s"},
-		{"a profile", nil, &Run{Passed: true, Duration: "3"}, []string{"benchmark-count: 1", "benchmark.0.spec: size: 3"}, "passed||size: 3|3.00 s"},
-		{"a count that is none", nil, &Run{Passed: true, Duration: "3"}, []string{"test-count: 1e9", "benchmark-count: -4"}, "passed|||3.00 s"},
-		{"a count without end", nil, &Run{Passed: true, Duration: "3"}, []string{"test-count: 2000000000"}, "passed||0 of 2000000000 tests|3.00 s"},
-		{"a limit that is no time", nil, &Run{ExitCode: 114, Duration: "12345678901234567890"}, nil,
+		{"a profile", &Run{Passed: true, Duration: "3"}, []string{"benchmark-count: 1", "benchmark.0.spec: size: 3"}, "passed||size: 3|3.00 s"},
+		{"a count that is none", &Run{Passed: true, Duration: "3"}, []string{"test-count: 1e9", "benchmark-count: -4"}, "passed|||3.00 s"},
+		{"a count without end", &Run{Passed: true, Duration: "3"}, []string{"test-count: 2000000000"}, "passed||0 of 2000000000 tests|3.00 s"},
+		{"a limit that is no time", &Run{ExitCode: 114, Duration: "12345678901234567890"}, nil,
 			"out of time|exceeded its time limit of 123456789012345… s||123456789012345… s"},
-		{"not compiled", nil, nil, nil, "compile error|does not compile||"},
-		{"no compiler", nil, nil, nil, "no compiler|nvcc was not found||"},
+		{"not compiled", nil, nil, "compile error|does not compile||"},
+		{"no compiler", nil, nil, "no compiler|nvcc was not found||"},
 	} {
 		ev := &Evaluation{Run: c.run, Compilation: &Compilation{NvccFound: c.name != "no compiler"}}
 		if c.run != nil {
-			c.run.Result = result(t, c.report...)
+			c.run.Result = reported(c.report...)
 		}
-		ctx := c.ctx
-		if ctx == nil {
-			ctx = context.Background()
-		}
-		s := summarize(ctx, "test", ev)
+		s := Summarize("test", ev, c.name == "cancelled")
 		if got := strings.Join([]string{s.verdict, s.reason, s.counts, s.seconds}, "|"); got != c.want {
 			t.Errorf("%s: got %s, want %s", c.name, got, c.want)
 		}
@@ -102,12 +92,11 @@ func TestTimeText(t *testing.T) {
 }
 
 // told summarizes a job with these evaluations.
-func told(t *testing.T, l *buildLog, r *Result) (list []*evalSummary) {
-	t.Helper()
+func told(l *Log, r *Result) (list []*Summary) {
 	for _, p := range r.Runs {
-		list = append(list, summarize(context.Background(), p.Key, p.Value))
+		list = append(list, Summarize(p.Key, p.Value, false))
 	}
-	l.end(r, list)
+	l.End(r, list)
 	return list
 }
 
@@ -122,9 +111,9 @@ func TestSummary(t *testing.T) {
 		{"a leaderboard run", true, &Result{
 			Success: true, System: &System{GPU: "NVIDIA B200\nNVIDIA B200\n", DeviceCount: 2, Runtime: "CUDA", Torch: "2.9.0+cu130"},
 			Runs: Pairs[*Evaluation]{
-				{"test", &Evaluation{Run: &Run{Passed: true, Duration: "12.071", Result: result(t, "test-count: 1", "test.0.status: pass")}}},
-				{"benchmark", &Evaluation{Run: &Run{Passed: true, Duration: "1.5", Result: result(t, timings(1, "size: %d; seed: 6256")...)}}},
-				{"leaderboard", &Evaluation{Run: &Run{Passed: true, Duration: "3", Result: result(t,
+				{"test", &Evaluation{Run: &Run{Passed: true, Duration: "12.071", Result: reported("test-count: 1", "test.0.status: pass")}}},
+				{"benchmark", &Evaluation{Run: &Run{Passed: true, Duration: "1.5", Result: reported(timings(1, "size: %d; seed: 6256")...)}}},
+				{"leaderboard", &Evaluation{Run: &Run{Passed: true, Duration: "3", Result: reported(
 					"benchmark-count: 2", "benchmark.0.spec: batch: 128; heads: 32; sequence: 4096; dimension: 128; causal: yes; seed: 54352",
 					"benchmark.0.mean: 4096000.0", "benchmark.0.err: 256000.0", "benchmark.0.best: 4000000", "benchmark.0.worst: 5000000",
 					"benchmark.1.spec: size: 1", "benchmark.1.status: fail", "benchmark.1.error: got 3, want 4, at the index 17 of 4096 of them")}}},
@@ -146,7 +135,7 @@ on 2 × NVIDIA B200, CUDA, torch 2.9.0+cu130
   size: 1                             failed: got 3, want 4, at the index 17…
 `},
 		{"a failed test on the command line", false, &Result{Success: true, System: &System{DeviceCount: 1}, Runs: Pairs[*Evaluation]{
-			{"test", &Evaluation{Run: &Run{ExitCode: 112, Duration: "0.5", Result: result(t, "test-count: 1", "test.0.status: fail")}}},
+			{"test", &Evaluation{Run: &Run{ExitCode: 112, Duration: "0.5", Result: reported("test-count: 1", "test.0.status: fail")}}},
 		}}, "\nNot passed: test: 1 of 1 test failed\non no GPU\n\n  test  not passed  0 of 1 test  0.50 s\n"},
 		{"no evaluation to be done", true, &Result{Success: true, System: &System{}},
 			"+++ :white_check_mark: Nothing ran, because the task has no benchmarks\non no GPU\n"},
@@ -157,7 +146,7 @@ on 2 × NVIDIA B200, CUDA, torch 2.9.0+cu130
 		{"an error at once, in Buildkite", true, &Result{Error: "no payload"}, "+++ :x: No verdict: no payload\n"},
 	} {
 		var b bytes.Buffer
-		told(t, &buildLog{out: &b, groups: c.groups}, c.r)
+		told(&Log{&b, c.groups}, c.r)
 		if d := cmp.Diff(c.want, b.String()); d != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, d)
 		}
@@ -176,12 +165,12 @@ func TestSummaryIsBounded(t *testing.T) {
 		lines = append(lines, fmt.Sprintf("test.%d.status: fail", i), fmt.Sprintf("test.%d.error: %s", i, strings.Repeat("+++ ", 1000)))
 	}
 	lines = append(append(lines, "test-count: 1000"), timings(1000, "size: %d")...)
-	ev := &Evaluation{Run: &Run{ExitCode: 112, Duration: "1", Result: result(t, lines...)}}
+	ev := &Evaluation{Run: &Run{ExitCode: 112, Duration: "1", Result: reported(lines...)}}
 	var b bytes.Buffer
-	l := &buildLog{out: &b, groups: true}
-	s := summarize(context.Background(), "test", ev)
-	l.done(s, ev)
-	l.end(&Result{Success: true}, []*evalSummary{s})
+	l := &Log{&b, true}
+	s := Summarize("test", ev, false)
+	l.Evaluation(s, ev)
+	l.End(&Result{Success: true}, []*Summary{s})
 	for _, want := range []string{"… and 950 more failed; see result.json for all\n", "… and 950 more benchmarks; see result.json for all\n"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%q is not in the log", want)

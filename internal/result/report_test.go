@@ -1,0 +1,79 @@
+package result
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/text"
+)
+
+func FuzzClean(f *testing.F) {
+	for _, s := range []string{"\x1b[1;31mred\r\n--- x", "\x1b]8;;u\x1b\\t\u009d\u009c", "\x1b_bk;t=1\a+++\u202e\xff", "\x1b", "\x1b(", "\u009b12"} {
+		f.Add(s, 20, 3)
+	}
+	f.Fuzz(func(t *testing.T, s string, runes, lines int) {
+		runes, lines = min(max(runes, 1), 1000), min(max(lines, 1), 100)
+		got := text.Block(s)
+		for _, r := range got {
+			if r != '\n' && r != '\t' && !unicode.IsGraphic(r) {
+				t.Fatalf("%q: %U is left", s, r)
+			}
+		}
+		if again := text.Block(got); again != got || len(got) > 3*len(s) {
+			t.Errorf("%q became %q, and then %q", s, got, again)
+		}
+		var b bytes.Buffer
+		(&Log{W: &b}).quote(s, runes, lines)
+		quoted := b.String()
+		if n := strings.Count(quoted, "\n"); n > lines+1 || utf8.RuneCountInString(quoted) > runes+3*n+60 {
+			t.Errorf("%q within %d characters and %d lines is %q", s, runes, lines, quoted)
+		}
+		for line := range strings.Lines(quoted) {
+			if !strings.HasPrefix(line, "  ") || !strings.HasSuffix(line, "\n") {
+				t.Errorf("%q is quoted as %q", s, quoted)
+			}
+		}
+	})
+}
+
+// A text of megabytes is read only as far as it is shown.
+func TestLongTextsAreCut(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	(&Log{W: &b}).quote(strings.Repeat("x", 8<<20), 100, 10)
+	if want := "  " + strings.Repeat("x", 100) + "\n  […] truncated; see result.json for the rest\n"; b.String() != want {
+		t.Errorf("got %.400q", b.String())
+	}
+}
+
+func TestLogOfCompilation(t *testing.T) {
+	t.Parallel()
+	stderr := "a.cu(1): error: --- expected a \x1b[31m;\x1b[0m\n+++ more\n"
+	for _, c := range []struct {
+		name string
+		ev   Evaluation
+		want string
+	}{
+		{"does not compile", Evaluation{Compilation: &Compilation{NvccFound: true, Command: "nvcc a.cu", ExitCode: 2, Stderr: stderr}},
+			"+++ :x: test: does not compile\nCompilation: nvcc a.cu\nExit code 2\nStandard error:\n  a.cu(1): error: --- expected a ;\n  +++ more\n"},
+		{"no compiler", Evaluation{Compilation: &Compilation{Command: "which nvcc", ExitCode: 1}},
+			"+++ :x: test: nvcc was not found\nCompilation: which nvcc\nExit code 1\n"},
+		{"an extension that did not compile", Evaluation{
+			Compilation: &Compilation{NvccFound: true, Success: true, Command: "python3 submission.py", ExitCode: 1, Stdout: "broken"},
+			Run:         &Run{ExitCode: 1, Duration: "2.5", Command: "python3 eval.py", Stderr: "ImportError"},
+		}, "+++ :x: test: ended with exit code 1\nCompilation: python3 submission.py\nExit code 1\nStandard output:\n  broken\n" +
+			"Command: python3 eval.py\nExit code 1 after 2.50 s\nStandard error:\n  ImportError\n"},
+	} {
+		var b bytes.Buffer
+		l := &Log{&b, true}
+		l.Evaluation(Summarize("test", &c.ev, false), &c.ev)
+		if d := cmp.Diff(c.want, b.String()); d != "" {
+			t.Errorf("%s (-want +got):\n%s", c.name, d)
+		}
+	}
+}
