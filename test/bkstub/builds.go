@@ -6,13 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
@@ -46,10 +46,10 @@ func submit(ctx context.Context, c *cli, args []string) error {
 		return usageError{errors.New("no queue; add --queue, such as --queue b200")}
 	}
 	runID := "run-" + strings.ToLower(rand.Text()[:12])
-	nb := bktest.NewBuild{
+	nb := buildkite.NewBuild{
 		Commit: "HEAD", Branch: "main", Message: "Submitted by bkstub",
 		Env:      map[string]string{"KERNELBOT_QUEUE": *queue, "KERNELBOT_RUN_ID": runID},
-		MetaData: map[string]string{"run_id": runID},
+		MetaData: map[string]string{buildkite.RunIDKey: runID},
 	}
 	if *steps != "" {
 		text, err := os.ReadFile(*steps)
@@ -69,12 +69,12 @@ func submit(ctx context.Context, c *cli, args []string) error {
 		}
 		nb.Env[k] = v
 	}
-	var b bktest.Build
-	if _, err := c.api.do(ctx, http.MethodPost, strings.TrimSuffix(c.api.buildPath(c.pipeline, ""), "/"), nb, &b); err != nil {
-		return fmt.Errorf("submit build: %w", err)
+	b, err := c.api.Create(ctx, c.api.org, c.api.pipeline, nb)
+	if err != nil {
+		return err
 	}
 	if *waits {
-		return follow(ctx, c, strconv.Itoa(b.Number), w)
+		return follow(ctx, c, b.Number, w)
 	}
 	if w.asJSON {
 		return c.printJSON(b)
@@ -123,23 +123,23 @@ func wait(ctx context.Context, c *cli, args []string) error {
 	var w waitFlags
 	c.clientFlags()
 	w.register(c)
-	rest, err := c.parse(args, 1)
+	number, _, err := c.parseNumber(args, 1)
 	if err != nil {
 		return err
 	}
-	return follow(ctx, c, rest[0], w)
+	return follow(ctx, c, number, w)
 }
 
 // follow reports a build's progress until it has finished, and then what came
 // of it. The time-out ends the waiting, never a request: the last look at the
 // build is what the message tells.
-func follow(ctx context.Context, c *cli, number string, w waitFlags) error {
+func follow(ctx context.Context, c *cli, number int, w waitFlags) error {
 	timeout := time.After(w.timeout)
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
 	var said string
 	for {
-		b, err := c.api.build(ctx, c.pipeline, number)
+		b, err := c.api.build(ctx, number)
 		if err != nil {
 			return err
 		}
@@ -147,23 +147,23 @@ func follow(ctx context.Context, c *cli, number string, w waitFlags) error {
 			c.sayf("%s\n", now)
 			said = now
 		}
-		if b.Finished() {
+		if b.Ended() {
 			return c.outcome(ctx, b, w)
 		}
 		select {
 		case <-timeout:
-			return fmt.Errorf("build %s is still %s after %s", number, b.State, w.timeout)
+			return fmt.Errorf("build %d is still %s after %s", number, b.State, w.timeout)
 		case <-tick.C:
 		}
 	}
 }
 
-func progress(b bktest.Build) string {
+func progress(b buildkite.Build) string {
 	parts := []string{fmt.Sprintf("build %d: %s", b.Number, b.State)}
 	for _, j := range b.Jobs {
 		switch {
 		case j.Agent == nil:
-			parts = append(parts, "waits for an agent with "+strings.Join(j.AgentQueryRules, ", "))
+			parts = append(parts, "waits for an agent with "+strings.Join(j.Rules, ", "))
 		case j.ExitStatus != nil:
 			parts = append(parts, fmt.Sprintf("job %s on %s with exit status %d", j.State, j.Agent.Name, *j.ExitStatus))
 		default:
@@ -173,23 +173,22 @@ func progress(b bktest.Build) string {
 	return strings.Join(parts, "; ")
 }
 
-func (c *cli) outcome(ctx context.Context, b bktest.Build, w waitFlags) error {
-	number := strconv.Itoa(b.Number)
+func (c *cli) outcome(ctx context.Context, b buildkite.Build, w waitFlags) error {
 	log, err := c.logs(ctx, b)
 	if err != nil {
 		return err
 	}
-	result, err := c.api.artifact(ctx, c.pipeline, number, "result.json")
+	doc, err := c.api.artifact(ctx, b.Number, result.File)
 	if err != nil && !errors.Is(err, errNoArtifact) {
 		return err
 	}
 	if w.asJSON {
 		out := struct {
-			Build  bktest.Build    `json:"build"`
+			Build  buildkite.Build `json:"build"`
 			Log    string          `json:"log"`
 			Result json.RawMessage `json:"result"`
-		}{b, log, result}
-		if !json.Valid(result) {
+		}{b, log, doc}
+		if !json.Valid(doc) {
 			out.Result = nil
 		}
 		if err := c.printJSON(out); err != nil {
@@ -197,8 +196,8 @@ func (c *cli) outcome(ctx context.Context, b bktest.Build, w waitFlags) error {
 		}
 	} else {
 		c.printf("%s", log)
-		if result != nil {
-			c.printf("--- result.json\n%s\n", strings.TrimSpace(string(result)))
+		if doc != nil {
+			c.printf("--- %s\n%s\n", result.File, strings.TrimSpace(string(doc)))
 		}
 	}
 	if b.State != "passed" {
@@ -208,17 +207,17 @@ func (c *cli) outcome(ctx context.Context, b bktest.Build, w waitFlags) error {
 }
 
 // logs joins the logs of a build's jobs, with a heading where there are several.
-func (c *cli) logs(ctx context.Context, b bktest.Build) (string, error) {
+func (c *cli) logs(ctx context.Context, b buildkite.Build) (string, error) {
 	var all strings.Builder
 	for _, j := range b.Jobs {
-		log, err := c.api.log(ctx, c.pipeline, strconv.Itoa(b.Number), j.ID)
+		log, err := c.api.Log(ctx, c.api.org, c.api.pipeline, b.Number, j.ID)
 		if err != nil {
 			return "", err
 		}
 		if len(b.Jobs) > 1 {
 			_, _ = fmt.Fprintf(&all, "=== %s (%s)\n", j.Name, j.State)
 		}
-		all.WriteString(strings.ReplaceAll(log, "\r\n", "\n"))
+		all.WriteString(strings.ReplaceAll(bktest.Plain(log), "\r\n", "\n"))
 	}
 	return all.String(), nil
 }

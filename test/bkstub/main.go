@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -93,7 +94,6 @@ type cli struct {
 	stdout, stderr io.Writer
 	flags          *flag.FlagSet
 	api            client
-	pipeline       string
 }
 
 func (c *cli) sayf(format string, args ...any)   { _, _ = fmt.Fprintf(c.stderr, format, args...) }
@@ -118,7 +118,22 @@ func (c *cli) parse(args []string, want int) ([]string, error) {
 	if len(rest) != want {
 		return nil, usageError{fmt.Errorf("%d arguments; see %s --help", len(rest), c.flags.Name())}
 	}
-	return rest, nil
+	if c.api.url == "" { // it serves
+		return rest, nil
+	}
+	return rest, c.api.connect()
+}
+
+// parseNumber is parse for a build's number and other arguments.
+func (c *cli) parseNumber(args []string, want int) (number int, rest []string, err error) {
+	rest, err = c.parse(args, want)
+	if err != nil {
+		return 0, nil, err
+	}
+	if number, err = strconv.Atoi(rest[0]); err != nil {
+		return 0, nil, usageError{fmt.Errorf("%q is not the number of a build", rest[0])}
+	}
+	return number, rest[1:], nil
 }
 
 // clientFlags are those of every command that talks to a server.
@@ -132,7 +147,7 @@ func (c *cli) clientFlags() {
 	c.flags.StringVar(&c.api.url, "url", env("BKSTUB_URL", "http://127.0.0.1:8899"), "where bkstub serves (or BKSTUB_URL)")
 	c.flags.StringVar(&c.api.token, "api-token", env("BKSTUB_API_TOKEN", bktest.DefaultAPIToken), "token for REST (or BKSTUB_API_TOKEN)")
 	c.flags.StringVar(&c.api.org, "org", "kbnode", "organization")
-	c.flags.StringVar(&c.pipeline, "pipeline", "kernelbot", "pipeline of the build")
+	c.flags.StringVar(&c.api.pipeline, "pipeline", "kernelbot", "pipeline of the build")
 }
 
 // list collects a flag that may be given several times.

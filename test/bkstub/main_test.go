@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"os"
 	"os/exec"
@@ -63,11 +64,12 @@ func register(t *testing.T, s *bktest.Server, name, queue string) {
 			t.Fatal(err)
 		}
 		req.Header.Set("Authorization", "Token "+token)
-		resp, text, err := fetch(req)
+		resp, err := http.DefaultClient.Do(req)
 		if err != nil || resp.StatusCode != http.StatusOK {
-			t.Fatalf("%s: %v %s", path, err, text)
+			t.Fatalf("%s: %v, %v", path, resp, err)
 		}
-		if err := json.Unmarshal(text, &answer); err != nil {
+		err = errors.Join(json.NewDecoder(resp.Body).Decode(&answer), resp.Body.Close())
+		if err != nil {
 			t.Fatal(err)
 		}
 		return answer
@@ -164,8 +166,9 @@ func TestRefusals(t *testing.T) {
 		"a missing file":     {[]string{"submit", "--queue", "q", "--steps", "/nonexistent"}, 1, "/nonexistent"},
 		"no such flag":       {[]string{"agents", "--nope"}, 2, "-nope"},
 		"no number":          {[]string{"wait"}, 2, "see bkstub wait --help"},
-		"no such build":      {[]string{"log", "7"}, 1, "No build found"},
-		"a wrong token":      {[]string{"agents", "--api-token", "x"}, 1, "401 Unauthorized"},
+		"odd number":         {[]string{"log", "x"}, 2, `"x" is not the number`},
+		"no such build":      {[]string{"log", "7"}, 1, "read build 7: the API token has no access"},
+		"a wrong token":      {[]string{"agents", "--api-token", "x"}, 1, "refuses the API token"},
 		"no steps to run":    {[]string{"submit", "--queue", "q"}, 1, "no list of steps"},
 		"an unknown command": {[]string{"nope"}, 2, "want one of serve, submit"},
 	} {

@@ -1,23 +1,25 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/buildkite"
 )
 
 func showLog(ctx context.Context, c *cli, args []string) error {
 	c.clientFlags()
-	rest, err := c.parse(args, 1)
+	number, _, err := c.parseNumber(args, 1)
 	if err != nil {
 		return err
 	}
-	b, err := c.api.build(ctx, c.pipeline, rest[0])
+	b, err := c.api.build(ctx, number)
 	if err != nil {
 		return err
 	}
@@ -28,11 +30,11 @@ func showLog(ctx context.Context, c *cli, args []string) error {
 
 func artifact(ctx context.Context, c *cli, args []string) error {
 	c.clientFlags()
-	rest, err := c.parse(args, 2)
+	number, rest, err := c.parseNumber(args, 2)
 	if err != nil {
 		return err
 	}
-	data, err := c.api.artifact(ctx, c.pipeline, rest[0], rest[1])
+	data, err := c.api.artifact(ctx, number, rest[0])
 	if err != nil {
 		return err
 	}
@@ -42,12 +44,11 @@ func artifact(ctx context.Context, c *cli, args []string) error {
 
 func cancel(ctx context.Context, c *cli, args []string) error {
 	c.clientFlags()
-	rest, err := c.parse(args, 1)
+	number, _, err := c.parseNumber(args, 1)
 	if err != nil {
 		return err
 	}
-	_, err = c.api.do(ctx, http.MethodPut, c.api.buildPath(c.pipeline, rest[0])+"/cancel", nil, nil)
-	return err
+	return c.api.Cancel(ctx, c.api.org, c.api.pipeline, number)
 }
 
 // agentLine is what `bkstub agents --json` says of one agent.
@@ -61,14 +62,12 @@ type agentLine struct {
 }
 
 func (c *cli) agentLines(ctx context.Context, queue string) ([]agentLine, error) {
-	all, err := c.api.agents(ctx)
+	all, err := c.api.Agents(ctx, c.api.org)
 	lines := []agentLine{}
 	for _, a := range all {
-		l := agentLine{Name: a.Name, Queue: "default", State: a.ConnectionState, Busy: a.Job != nil, Tags: a.MetaData}
-		for _, t := range a.MetaData {
-			if q, ok := strings.CutPrefix(t, "queue="); ok {
-				l.Queue = q
-			}
+		l := agentLine{Name: a.Name, Queue: cmp.Or(a.Tag("queue"), buildkite.DefaultQueue), State: "connected", Busy: a.Job != nil, Tags: a.Tags}
+		if a.Stopping {
+			l.State = "stopping"
 		}
 		if a.Job != nil {
 			l.Job = a.Job.ID
