@@ -193,7 +193,7 @@ func TestUpgradeSlotBySlot(t *testing.T) {
 		"gpu2 starts agent 3.100.0", "gpu2 registered with agent 3.100.0",
 	}, f.lines)
 	equal(t, "events", []string{
-		"agents change from agent  to agent 3.100.0",
+		"agents change from agent to agent 3.100.0",
 		"gpu0 runs agent 3.100.0, which has registered", "gpu1 runs agent 3.100.0, which has registered",
 		"gpu2 runs agent 3.100.0, which has registered", "all slots run agent 3.100.0",
 	}, f.told())
@@ -240,7 +240,7 @@ func TestUpgradeGoesBack(t *testing.T) {
 			equal(t, "agents", all(3, ""), f.running())
 			equal(t, "kept", plan.Agents{Releases: []plan.AgentRelease{}}, f.kept())
 			told := f.told()
-			equal(t, "event", strings.Replace(want, "are back at", "go back to", 1), told[len(told)-1])
+			equal(t, "event", strings.TrimSpace(strings.Replace(want, "are back at", "go back to", 1)), told[len(told)-1])
 			restarts := 0
 			for _, w := range f.sd.Words() {
 				if strings.HasPrefix(w, "stop buildkite-agent") {
