@@ -209,7 +209,7 @@ func TestSamplesLost(t *testing.T) {
 			"no more", func(_ context.Context, each func(probe.Sample)) error {
 				each(probe.Sample{})
 				return errors.New("the probe\x1b[31m crashed" + strings.Repeat("x", 1000))
-			}, "sampling stopped: the probe crashed" + strings.Repeat("x", 500-len("the probe crashed…")) + "…", 1,
+			}, "sampling stopped: the probe crashed" + strings.Repeat("x", 500-len("the probe crashed")-1) + "…", 1,
 		},
 		{"hangs", func(context.Context, func(probe.Sample)) error { time.Sleep(time.Hour); return nil }, "not sampled: the driver has not answered yet", 0},
 		{"no sampler", nil, "not sampled: the driver has not answered yet", 0},
