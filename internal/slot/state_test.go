@@ -95,7 +95,8 @@ func TestLook(t *testing.T) {
 	}{
 		{name: "registered since it started", active: "active", marker: time.Second, want: true},
 		{name: "registered at once", active: "active", marker: 1, want: true},
-		{name: "the marker is of the agent before", active: "active", marker: -time.Millisecond},
+		{name: "registered at once, by a clock that lags", active: "active", marker: -tick, want: true},
+		{name: "the marker is of the agent before", active: "active", marker: -100 * time.Millisecond},
 		{name: "no marker yet", active: "active"},
 		{name: "registered and ended", active: "failed", marker: time.Second},
 		{name: "a link to another file", active: "active", marker: -time.Hour, link: true},

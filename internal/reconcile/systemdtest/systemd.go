@@ -38,6 +38,7 @@ type Systemd struct {
 	killed []string
 	units  map[string]*unit // those that run, stop or failed
 	pid    int
+	asked  time.Time // when the last word was said: what Hook does comes after that
 	// outdated is set by Enable and Disable: systemd then reports that all units need a
 	// reload.
 	outdated bool
@@ -90,6 +91,7 @@ func (s *Systemd) Killed() []string {
 // say records a word. The caller holds mu.
 func (s *Systemd) say(parts ...string) error {
 	word := strings.Join(parts, " ")
+	s.asked = time.Now()
 	if s.Hook != nil {
 		if err := s.Hook(word); err != nil {
 			return err
@@ -177,7 +179,7 @@ func (s *Systemd) start(name string) error {
 	if !ok && !isSlice {
 		return fmt.Errorf("unit %s not found", name)
 	}
-	u := &unit{text: text, active: "active", since: time.Now()}
+	u := &unit{text: text, active: "active", since: s.asked}
 	if isSlice {
 		parent := ""
 		if i := strings.LastIndex(strings.TrimSuffix(name, ".slice"), "-"); i > 0 {
