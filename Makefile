@@ -31,6 +31,7 @@ LDFLAGS := -s -w -X $(CLI).version=$(VERSION) -X $(CLI).commit=$(COMMIT) -X $(CL
 BIN    := build/kbnode-linux-$(HOST_ARCH)
 BKSTUB := build/bkstub
 PROBE  := internal/inventory/probe/bin
+RUNNER := internal/runner/program/bin
 
 CC_amd64 := $(if $(filter amd64,$(HOST_ARCH)),gcc,x86_64-linux-gnu-gcc)
 CC_arm64 := $(if $(filter arm64,$(HOST_ARCH)),gcc,aarch64-linux-gnu-gcc)
@@ -63,7 +64,14 @@ $(PROBE)/%/kbnode-nvml.gz: $(wildcard cmd/kbnode-nvml/*.go internal/inventory/pr
 	CGO_ENABLED=1 GOOS=linux GOARCH=$* CC=$(CC_$*) go build -trimpath -ldflags '-s -w -extldflags=-Wl,-z,lazy' -o build/probe/kbnode-nvml-$* ./cmd/kbnode-nvml
 	gzip -9 -n -c build/probe/kbnode-nvml-$* >$@
 
-build/kbnode-linux-%: $(PROBE)/%/kbnode-nvml.gz $(SOURCES)
+# kbnode embeds the program that jobs run, compressed. Its bytes depend on its sources alone.
+$(RUNNER)/%/kbnode-runner.gz: $(SOURCES)
+	mkdir -p build/runner
+	CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -buildvcs=false -ldflags '-s -w' -o build/runner/kbnode-runner-$* ./cmd/kbnode-runner
+	sha256sum <build/runner/kbnode-runner-$* >$(@D)/kbnode-runner.sha256
+	gzip -9 -n -c build/runner/kbnode-runner-$* >$@
+
+build/kbnode-linux-%: $(PROBE)/%/kbnode-nvml.gz $(RUNNER)/%/kbnode-runner.gz $(SOURCES)
 	CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/kbnode
 
 $(BKSTUB): $(SOURCES)
@@ -108,10 +116,12 @@ build/debs/%.deb: $(filter-out %_test.go test/%,$(SOURCES)) $(filter-out %_test.
 # What packages contain besides the binary. goreleaser passes version and date.
 PACKAGE_ARCHES ?= amd64 arm64
 .PHONY: package-files
-package-files: $(PACKAGE_ARCHES:%=$(PROBE)/%/kbnode-nvml.gz)
+package-files: $(PACKAGE_ARCHES:%=$(PROBE)/%/kbnode-nvml.gz) $(PACKAGE_ARCHES:%=$(RUNNER)/%/kbnode-runner.gz)
 	rm -rf build/package
 	mkdir -p build/package
-	for arch in $(PACKAGE_ARCHES); do gunzip -c $(PROBE)/$$arch/kbnode-nvml.gz >build/package/kbnode-nvml-$$arch; done
+	for arch in $(PACKAGE_ARCHES); do \
+	  gunzip -c $(PROBE)/$$arch/kbnode-nvml.gz >build/package/kbnode-nvml-$$arch; \
+	  gunzip -c $(RUNNER)/$$arch/kbnode-runner.gz >build/package/kbnode-runner-$$arch; done
 	go run ./internal/cli/gen --version $(VERSION) --date $(DATE) build/package
 	packaging/licenses.sh >build/package/third-party-licenses.txt
 	gzip -9nc CHANGELOG.md >build/package/CHANGELOG.md.gz
@@ -222,4 +232,4 @@ deps-check:
 
 .PHONY: clean
 clean: ## remove build outputs (caches in $(CACHE) stay)
-	rm -rf build dist $(PROBE)/*/*.gz
+	rm -rf build dist $(PROBE)/*/*.gz $(RUNNER)/*/kbnode-runner.*

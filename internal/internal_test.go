@@ -24,10 +24,11 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cli"
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-var update = flag.Bool("update", false, "update docs/cli.md")
+var update = flag.Bool("update", false, "update docs/cli.md and docs/doctor.md")
 
 // root is the repository, seen from this directory.
 const root = ".."
@@ -195,15 +196,29 @@ func TestConfigurationPage(t *testing.T) {
 
 func TestCommandPage(t *testing.T) {
 	t.Parallel()
-	const name = "docs/cli.md"
-	want := cli.Reference()
+	generated(t, "docs/cli.md", cli.Reference())
+}
+
+func TestDoctorPage(t *testing.T) {
+	t.Parallel()
+	const name = "docs/doctor.md"
+	introduction, _, found := strings.Cut(read(t, name), "\n## Node\n")
+	if !found {
+		t.Fatalf("%s has no chapter on the group node", name)
+	}
+	generated(t, name, introduction+doctor.Reference())
+}
+
+// generated compares a page with what a program says, or writes it.
+func generated(t *testing.T, name, want string) {
+	t.Helper()
 	if *update {
 		if err := os.WriteFile(filepath.Join(root, name), []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if diff := cmp.Diff(want, read(t, name)); diff != "" {
-		t.Errorf("%s is not what the commands say; run go test ./internal -update: %s", name, diff)
+		t.Errorf("%s is not what the program says; run go test ./internal -update: %s", name, diff)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -52,10 +53,8 @@ func restart(ctx context.Context, r *run) Item {
 		case since > r.register:
 			return failed(logs, "the agent of %s was back after %.1f s, but has not registered", name, back.Seconds())
 		}
-		select {
-		case <-ctx.Done():
+		if limit.Sleep(ctx, r.poll) != nil {
 			return Item{}
-		case <-time.After(r.poll):
 		}
 	}
 	if back > r.back {

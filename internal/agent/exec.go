@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -59,14 +59,9 @@ func checkToken(t string) (string, error) {
 
 // ReadToken reads a token file.
 func ReadToken(path string) (string, error) {
-	f, err := os.Open(path)
+	text, err := limit.ReadFile(path, maxToken)
 	if err != nil {
 		return "", fmt.Errorf("read agent token: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxToken))
-	if err != nil {
-		return "", fmt.Errorf("read agent token %s: %w", path, err)
 	}
 	t, err := ParseToken(text)
 	if err != nil {

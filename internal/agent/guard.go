@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -43,10 +44,8 @@ func Ready(ctx context.Context, k int, log *slog.Logger) error {
 			log.Warn("slot parked", "slot", plan.SlotName(k), "reason", parked.reason)
 			said = parked.reason
 		}
-		select {
-		case <-ctx.Done():
+		if limit.Sleep(ctx, parkedPoll) != nil {
 			return ctx.Err()
-		case <-time.After(parkedPoll):
 		}
 	}
 }
@@ -61,12 +60,10 @@ func tell(ctx context.Context, socket, path string) (says string, err error) {
 		if op, ok := errors.AsType[*net.OpError](err); !ok || op.Op != "dial" || time.Now().After(deadline) {
 			return says, err
 		}
-		select {
-		case <-ctx.Done():
+		if limit.Sleep(ctx, 200*time.Millisecond) != nil {
 			return "", err
-		case <-time.After(200 * time.Millisecond):
-			says, err = tryTell(ctx, socket, path)
 		}
+		says, err = tryTell(ctx, socket, path)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -66,10 +67,8 @@ func (c *Client) Download(ctx context.Context, a Artifact, most int64) ([]byte, 
 		if c.log != nil {
 			c.log(err.Error(), pause)
 		}
-		select {
-		case <-ctx.Done():
+		if limit.Sleep(ctx, pause) != nil {
 			return nil, fmt.Errorf("download %s: %w", name, err)
-		case <-time.After(pause):
 		}
 	}
 }

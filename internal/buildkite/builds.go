@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"strconv"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 // RunIDKey is the meta-data key that identifies a build if the response to its
@@ -140,10 +142,8 @@ func (c *Client) lookTwice(ctx context.Context, org, pipeline, runID string, att
 		if c.log != nil {
 			c.log(plain(lost, "").Error(), pause)
 		}
-		select {
-		case <-ctx.Done():
+		if limit.Sleep(ctx, pause) != nil {
 			return nil, ctx.Err()
-		case <-time.After(pause):
 		}
 		if unsent(lost) {
 			return nil, nil

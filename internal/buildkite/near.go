@@ -11,21 +11,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Near returns names sorted by similarity to a word, the most similar first.
-func Near(word string, names []string) []string {
-	names = slices.Clone(names)
-	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(edits(word, a), edits(word, b)), cmp.Compare(a, b))
-	})
-	return names
-}
-
 // maxNamed bounds the names in a message.
 const maxNamed = 8
 
 // Named formats names for a message, those most like word first.
 func Named(word string, names []string) string {
-	names = Near(word, names)
+	names = slices.Clone(names)
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(text.Edits(word, a), text.Edits(word, b)), cmp.Compare(a, b))
+	})
 	more := ""
 	if len(names) > maxNamed {
 		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", len(names)-maxNamed)
@@ -59,26 +53,4 @@ func (c *Client) Explain(ctx context.Context, err error, org, pipeline string) e
 		return err
 	}
 	return fmt.Errorf("the API token has no access to organization %s; it has access to %s", org, Named(org, orgs))
-}
-
-// edits counts the bytes to add, remove or change (Levenshtein distance), ignoring case.
-func edits(a, b string) int {
-	a, b = strings.ToLower(a), strings.ToLower(b)
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		last := row[0]
-		row[0]++
-		for j := range len(b) {
-			change := last
-			if a[i] != b[j] {
-				change++
-			}
-			last = row[j+1]
-			row[j+1] = min(change, row[j]+1, last+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 const (
@@ -45,10 +47,8 @@ func (p *pace) begin(ctx context.Context, log func(string, time.Duration)) error
 		if wait > worthTelling && log != nil {
 			log("the API token's rate limit is used up", wait)
 		}
-		select {
-		case <-ctx.Done():
+		if limit.Sleep(ctx, wait) != nil {
 			return ctx.Err()
-		case <-time.After(wait):
 		}
 	}
 }

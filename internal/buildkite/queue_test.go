@@ -161,7 +161,7 @@ func TestNear(t *testing.T) {
 	for word, want := range map[string][]string{
 		"B20O": {"b200", "h100", "mi300"}, "mi300x": {"mi300", "b200", "h100"}, "": {"b200", "h100", "mi300"},
 	} {
-		if diff := cmp.Diff(want, Near(word, []string{"mi300", "h100", "b200"})); diff != "" {
+		if diff := cmp.Diff(strings.Join(want, ", "), Named(word, []string{"mi300", "h100", "b200"})); diff != "" {
 			t.Errorf("%s: %s", word, diff)
 		}
 	}

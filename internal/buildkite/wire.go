@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -84,10 +85,8 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		if w.log != nil {
 			w.log(err.Error(), pause)
 		}
-		select {
-		case <-ctx.Done():
+		if limit.Sleep(ctx, pause) != nil {
 			return nil, err
-		case <-time.After(pause):
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -13,15 +12,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 
 	"github.com/gpu-mode/kbnode/internal/acceptance"
-	"github.com/gpu-mode/kbnode/internal/doctor"
-	"github.com/gpu-mode/kbnode/internal/image"
-	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/selftest"
 )
-
-// acceptTime is how long doctor may take for the acceptance: no one waits at a screen.
-const acceptTime = 5 * time.Minute
 
 // acceptanceOutput is the JSON of kbnode doctor --acceptance; docs/install.md
 // describes it.
@@ -39,28 +30,13 @@ func accept(ctx context.Context, s Streams, asJSON bool) error {
 	if err := needRoot("doctor --acceptance"); err != nil {
 		return err
 	}
-	host, closeHost, err := openHost(ctx, s)
+	n := here(s)
+	report, image, err := n.Accept(ctx, buildkiteAPI(), func(text string) { s.progress("%s", text) })
 	if err != nil {
 		return err
 	}
-	defer closeHost()
-	u, closeUpdater, err := openUpdater()
-	if err != nil {
-		return err
-	}
-	defer closeUpdater()
-	m, _, err := lookLocked(ctx, s, host)
-	if err != nil {
-		return err
-	}
-	quiet := s
-	quiet.Err = io.Discard // the steps' own progress
-	report, err := acceptance.Run(ctx, &acceptedNode{s: quiet, host: host, m: m, images: u}, func(text string) { s.progress("%s", text) })
-	if err != nil {
-		return err
-	}
-	out := acceptanceOutput{Node: m.plan.Node, Kbnode: readVersion().Version, Image: u.Name, Report: report}
-	for _, slot := range m.plan.Slots {
+	out := acceptanceOutput{Node: n.Plan.Node, Kbnode: readVersion().Version, Image: image, Report: report}
+	for _, slot := range n.Plan.Slots {
 		for _, g := range slot.GPUs {
 			out.GPUs = append(out.GPUs, slot.Name+": "+g.Model+", "+g.UUID)
 		}
@@ -77,77 +53,6 @@ func accept(ctx context.Context, s Streams, asJSON bool) error {
 		return &exitError{code: exitNo}
 	}
 	return err
-}
-
-// acceptedNode is this machine.
-type acceptedNode struct {
-	s      Streams
-	host   *reconcile.Host
-	m      *machine
-	images *image.Updater
-}
-
-func (n *acceptedNode) Doctor(ctx context.Context) (*doctor.Report, error) {
-	return (&doctorRun{s: n.s, o: doctor.Options{Limit: acceptTime}}).ask(ctx)
-}
-
-func (n *acceptedNode) Selftest(ctx context.Context) ([]selftest.SlotReport, error) {
-	out, err := runSelftest(ctx, n.s, nil)
-	if err != nil {
-		return nil, err
-	}
-	return out.Slots, nil
-}
-
-func (n *acceptedNode) Pull(ctx context.Context) (string, error) { return n.images.Again(ctx) }
-
-func (n *acceptedNode) Evaluate(ctx context.Context, atOnce bool) ([]image.Evaluation, error) {
-	return n.images.Evaluate(ctx, atOnce)
-}
-
-func (n *acceptedNode) Idle(ctx context.Context) (int, bool, error) {
-	state, err := n.host.Observe(ctx, n.m.plan)
-	if err != nil {
-		return 0, false, err
-	}
-	for _, slot := range n.m.plan.Slots {
-		if ss := state.Slot(slot.Index); slot.Serves() && ss.Busy() == "" && ss.Agent.Active == "active" {
-			return slot.Index, true, nil
-		}
-	}
-	return 0, false, nil
-}
-
-func (n *acceptedNode) Agent(ctx context.Context, slot int) (acceptance.Agent, error) {
-	state, err := n.host.Observe(ctx, n.m.plan)
-	if err != nil {
-		return acceptance.Agent{}, err
-	}
-	ss := state.Slot(slot)
-	a := acceptance.Agent{Registered: registered(ss)}
-	if ss.Agent.Active == "active" {
-		a.PID = ss.Agent.MainPID
-	}
-	return a, nil
-}
-
-func (n *acceptedNode) Kill(ctx context.Context, slot int) error {
-	state, err := n.host.Observe(ctx, n.m.plan)
-	if err != nil {
-		return err
-	}
-	ss := state.Slot(slot)
-	if busy := ss.Busy(); busy != "" { // a job may have started since
-		return fmt.Errorf("kill %s: it is busy with %s", plan.AgentUnit(slot), busy)
-	}
-	p, err := os.FindProcess(ss.Agent.MainPID)
-	if err == nil {
-		err = p.Kill()
-	}
-	if err != nil {
-		return fmt.Errorf("kill %s: %w", plan.AgentUnit(slot), err)
-	}
-	return nil
 }
 
 // printAcceptance prints a report plain enough for a letter: the label comes first.

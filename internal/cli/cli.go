@@ -14,6 +14,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Exit codes of every command.
@@ -63,8 +66,8 @@ func Main(args []string, s Streams) int {
 }
 
 func run(ctx context.Context, args []string, s Streams) int {
-	if !isUTF8(os.Getenv) {
-		s.Out, s.Err = &asciiText{to: s.Out}, &asciiText{to: s.Err}
+	if !text.IsUTF8(os.Getenv) {
+		s.Out, s.Err = &text.ASCIIWriter{To: s.Out}, &text.ASCIIWriter{To: s.Err}
 	}
 	out := &answer{to: s.Out}
 	s.Out = out
@@ -84,7 +87,7 @@ func run(ctx context.Context, args []string, s Streams) int {
 	code := exitNo
 	if exit, ok := errors.AsType[*exitError](err); ok {
 		code = exit.code
-	} else if isUsage(err) {
+	} else if input, ok := errors.AsType[*config.InputError](err); ok && input != nil || isUsage(err) {
 		code = exitUsage
 	}
 	if msg := err.Error(); msg != "" {

@@ -16,8 +16,10 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 func newConfig(s Streams) *cobra.Command {
@@ -32,26 +34,15 @@ func newConfig(s Streams) *cobra.Command {
 	return cmd
 }
 
-// configCheck is the JSON of kbnode config check; docs/configuration.md describes it.
-type configCheck struct {
-	File     string         `json:"file"`
-	OK       bool           `json:"ok"`
-	Keys     int            `json:"keys"`
-	Faults   []config.Fault `json:"faults"`
-	Warnings []string       `json:"warnings"`
-}
-
 func newConfigCheck(s Streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Check a configuration file for errors",
 		Long: `Check a configuration file as strictly as kbnode install does, and report every
-unknown key, wrong type and bad value, with its line and what to write instead.
-FILE defaults to ` + plan.ConfigPath + `, and - is standard input.
-
-Exit code 0 if the file is valid, 1 if not. It needs neither root nor the machine
-that the file is for.`,
+error with its line and what to write instead. FILE defaults to
+` + plan.ConfigPath + `, and - is standard input. It needs neither root
+nor the machine that the file is for.`,
 		Example: `  kbnode config check
   kbnode config check node.yaml
   render-node b200-17 | kbnode config check --json -`,
@@ -94,23 +85,15 @@ func (s Streams) configText(name string) ([]byte, error) {
 		defer func() { _ = f.Close() }()
 		in = f
 	}
-	text, err := io.ReadAll(io.LimitReader(in, maxInput))
+	text, err := io.ReadAll(io.LimitReader(in, node.MaxInput))
 	if err != nil {
 		return nil, fmt.Errorf("read configuration: %w", err)
 	}
 	return text, nil
 }
 
-func checkConfig(s Streams, name string, text []byte, asJSON bool) error {
-	f, err := config.Read(name, text)
-	report := configCheck{File: name, OK: err == nil, Keys: len(f.Lines), Faults: []config.Fault{}, Warnings: []string{}}
-	if faults, ok := errors.AsType[*config.Faults](err); ok {
-		report.Faults = faults.List
-	}
-	report.Warnings = append(report.Warnings, f.Notes...)
-	if err == nil && f.Config.Queue == "" {
-		report.Warnings = append(report.Warnings, "no queue is set, and kbnode install needs one; add a line such as queue: b200")
-	}
+func checkConfig(s Streams, name string, doc []byte, asJSON bool) error {
+	report, err := config.CheckFile(name, doc)
 	if asJSON {
 		if err := printJSON(s.Out, report); err != nil {
 			return err
@@ -124,7 +107,7 @@ func checkConfig(s Streams, name string, text []byte, asJSON bool) error {
 	case asJSON:
 		return nil
 	}
-	printf(s.Out, "%s: OK (%d %s)\n", name, report.Keys, plural(report.Keys, "key", "keys"))
+	printf(s.Out, "%s: OK (%d %s)\n", name, report.Keys, text.Plural(report.Keys, "key", "keys"))
 	for _, w := range report.Warnings {
 		s.warn("%s: %s", name, w)
 	}
@@ -156,12 +139,12 @@ machine, kbnode plan shows the actual value.`,
 				return err
 			}
 			defer func() { _ = closeRoot() }()
-			m := &machine{root: filepath.Clean(dir), name: root}
+			n := &node.Node{Root: filepath.Clean(dir), Name: root}
 			env := os.Getenv
-			if !m.live() {
+			if !n.Live() {
 				env = func(string) string { return "" } // the variables are this machine's
 			}
-			return showConfig(s, m, env, asJSON, origin)
+			return showConfig(s, n, env, asJSON, origin)
 		},
 	}
 	rootFlag(cmd, &root)
@@ -170,17 +153,9 @@ machine, kbnode plan shows the actual value.`,
 	return cmd
 }
 
-// configShow is the JSON of kbnode config show; docs/configuration.md describes it.
-type configShow struct {
-	File   string                   `json:"file"` // "" without one
-	Config map[string]any           `json:"config"`
-	Origin map[string]config.Origin `json:"origin"` // by dotted path
-	Hidden []string                 `json:"hidden"`
-}
-
-func showConfig(s Streams, m *machine, env func(string) string, asJSON, origin bool) error {
-	file := filepath.Join(cmp.Or(m.name, m.root), plan.ConfigPath)
-	text, err := m.readFile(plan.ConfigPath)
+func showConfig(s Streams, n *node.Node, env func(string) string, asJSON, origin bool) error {
+	file := filepath.Join(cmp.Or(n.Name, n.Root), plan.ConfigPath)
+	text, err := n.ReadFile(plan.ConfigPath)
 	missing := errors.Is(err, fs.ErrNotExist)
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("read configuration: %w; use sudo", err)
@@ -202,11 +177,11 @@ func showConfig(s Streams, m *machine, env func(string) string, asJSON, origin b
 	}
 	if missing {
 		file = ""
-	} else if !strings.Contains(firstLines(string(text), 3), plan.Marker) && !reflect.DeepEqual(config.Merge(f.Config, over), f.Config) {
+	} else if !node.Marked(text) && !reflect.DeepEqual(config.Merge(f.Config, over), f.Config) {
 		s.warn("%s was written by hand and conflicts with the environment; kbnode install would refuse it", plan.ConfigPath)
 	}
 	if asJSON {
-		return printJSON(s.Out, configJSON(file, list))
+		return printJSON(s.Out, config.Show(file, list))
 	}
 	seen := func(text string) string { return text }
 	if _, ok := terminal(s.Out); ok {
@@ -231,28 +206,6 @@ func showConfig(s Streams, m *machine, env func(string) string, asJSON, origin b
 	}
 	verbatim(s.Out, seen(out+body))
 	return nil
-}
-
-func configJSON(file string, list []config.Setting) configShow {
-	v := configShow{File: file, Config: map[string]any{}, Origin: map[string]config.Origin{}, Hidden: []string{}}
-	for _, s := range list {
-		v.Origin[s.Key] = s.Origin
-		if s.Hidden {
-			v.Hidden = append(v.Hidden, s.Key)
-		}
-		if s.Value == nil {
-			continue
-		}
-		into, key := v.Config, s.Key
-		if group, name, nested := strings.Cut(s.Key, "."); nested {
-			if v.Config[group] == nil {
-				v.Config[group] = map[string]any{}
-			}
-			into, key = v.Config[group].(map[string]any), name
-		}
-		into[key] = s.Value
-	}
-	return v
 }
 
 // valueText returns a value for a cell of a table.

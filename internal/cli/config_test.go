@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -204,7 +205,7 @@ func TestConfigShowEnvironment(t *testing.T) {
 	show := func(env map[string]string) result {
 		var out, err strings.Builder
 		code := 0
-		if e := showConfig(Streams{Out: &out, Err: &err}, &machine{root: root}, func(k string) string { return env[k] }, false, false); e != nil {
+		if e := showConfig(Streams{Out: &out, Err: &err}, &node.Node{Root: root}, func(k string) string { return env[k] }, false, false); e != nil {
 			code = 1
 			err.WriteString(e.Error())
 		}
@@ -235,10 +236,10 @@ func TestConfigShowEnvironment(t *testing.T) {
 	if got := show(map[string]string{"GPU_COUNT": "4"}); !strings.Contains(squeeze(got.out), "gpu_count: 4 # environment (GPU_COUNT)\n") || !strings.Contains(squeeze(got.out), "#gpus: # default: the first gpu_count\n") {
 		t.Errorf("the old variable: %+v", got)
 	}
-	m := &machine{root: root}
+	m := &node.Node{Root: root}
 	for flag, want := range map[string]string{"": "GPU_COUNT=4 is read as the first 4 GPUs; write --gpu-count 4", "6-7": ""} {
-		if err := m.loadConfig(&wishes{gpus: flag}, func(k string) string { return map[string]string{"GPU_COUNT": "4"}[k] }); err != nil || strings.Join(m.notes, " ") != want {
-			t.Errorf("with --gpus %q: %q, %v", flag, m.notes, err)
+		if err := (&wishes{gpus: flag}).load(m, func(k string) string { return map[string]string{"GPU_COUNT": "4"}[k] }); err != nil || strings.Join(m.Notes, " ") != want {
+			t.Errorf("with --gpus %q: %q, %v", flag, m.Notes, err)
 		}
 	}
 	if got := show(map[string]string{"GPU_COUNT": "many"}); got.code != 1 || !strings.Contains(got.err, "GPU_COUNT=many is not a number") {

@@ -5,11 +5,12 @@ import (
 	"io"
 	"strings"
 
-	"github.com/jedib0t/go-pretty/v6/text"
+	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 func newDoctor(s Streams) *cobra.Command {
@@ -21,12 +22,12 @@ func newDoctor(s Streams) *cobra.Command {
 		Short: "Check whether this machine is fit to be a node, and say what to type if not",
 		Long: `Check whether this machine is fit to be a node, and say what to type if not.
 
-Each check tests one thing; --explain CHECK describes it. Before kbnode install,
---preflight says what the machine still lacks, in the order in which to fix it.
-Nothing is changed without --fix, and no running job is disturbed.
+Before kbnode install, --preflight says what the machine still lacks, in the order
+in which to fix it. Nothing is changed without --fix, and no running job is
+disturbed.
 
-Exit code 0 if the machine is fit, 1 if it is not, and 2 for wrong usage. Warnings
-alone do not make it unfit.`,
+Exit code 0 if the machine is fit, 1 if it is not. Warnings alone do not make it
+unfit.`,
 		Example: `  sudo kbnode doctor
   sudo kbnode doctor --preflight
   sudo kbnode doctor --only docker,gpu
@@ -159,12 +160,12 @@ func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
 	if how == quietly && r.Count(doctor.Warn)+r.Count(doctor.Fail) == 0 {
 		return
 	}
-	verdict := paint(w, text.FgGreen, "FIT")
+	verdict := paint(w, pretty.FgGreen, "FIT")
 	if !r.Fit {
-		verdict = paint(w, text.FgRed, "NOT FIT")
+		verdict = paint(w, pretty.FgRed, "NOT FIT")
 	}
 	printf(w, "\n%s: %d failed, %d %s, %d ok, %d skipped.\n", verdict, r.Count(doctor.Fail),
-		r.Count(doctor.Warn), plural(r.Count(doctor.Warn), "warning", "warnings"), r.Count(doctor.OK), r.Count(doctor.Skip))
+		r.Count(doctor.Warn), text.Plural(r.Count(doctor.Warn), "warning", "warnings"), r.Count(doctor.OK), r.Count(doctor.Skip))
 }
 
 // printChecks shows each check in its group. Checks that were skipped for the same reason are
@@ -215,7 +216,7 @@ func printChecks(w io.Writer, r *doctor.Report, all bool) {
 func printFinding(w io.Writer, c doctor.Result, f doctor.Finding) {
 	where := ""
 	if len(f.Slots) > 0 {
-		where = fmt.Sprintf("%s %s: ", plural(len(f.Slots), "slot", "slots"), cpuset.Of(f.Slots...))
+		where = fmt.Sprintf("%s %s: ", text.Plural(len(f.Slots), "slot", "slots"), cpuset.Of(f.Slots...))
 	}
 	printf(w, "\n%s  %s: %s%s\n", paintStatus(w, f.Status), c.ID, where, f.Detail)
 	if f.Fix != "" {
@@ -229,11 +230,11 @@ func printFinding(w io.Writer, c doctor.Result, f doctor.Finding) {
 func paintStatus(w io.Writer, s doctor.Status) string {
 	switch s {
 	case doctor.OK:
-		return paint(w, text.FgGreen, "ok")
+		return paint(w, pretty.FgGreen, "ok")
 	case doctor.Warn:
-		return paint(w, text.FgYellow, "WARN")
+		return paint(w, pretty.FgYellow, "WARN")
 	case doctor.Fail:
-		return paint(w, text.FgRed, "FAIL")
+		return paint(w, pretty.FgRed, "FAIL")
 	default:
 		return s.String()
 	}

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
-	"time"
 
+	"github.com/gpu-mode/kbnode/internal/bundle"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // doctorRun is one run of kbnode doctor.
@@ -21,23 +21,20 @@ type doctorRun struct {
 }
 
 func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
-	if os.Geteuid() != 0 {
-		return nil, errors.New("doctor must run as root; type sudo kbnode doctor")
+	if err := toRead("doctor"); err != nil {
+		return nil, err
 	}
-	life, end := context.WithCancel(ctx)
-	src := &doctorSource{s: d.s, m: &machine{root: "/"}, life: life}
-	defer src.close()
-	defer end() // a check may still wait for systemd
-	d.o.Log = d.s.logger()
-	d.m = &doctor.Machine{
-		Root: "/", Source: src, Now: time.Now(),
-		API: doctor.API{Token: os.Getenv("BUILDKITE_API_TOKEN"), URL: os.Getenv("BUILDKITE_API_URL")},
-	}
-	report, err := doctor.Run(ctx, d.m, d.o)
+	report, m, err := here(d.s).Doctor(ctx, d.o, buildkiteAPI())
+	d.m = m
 	if _, unknown := errors.AsType[*doctor.UnknownError](err); unknown || errors.Is(err, doctor.ErrNothingLeft) {
 		return nil, usage(err)
 	}
 	return report, err
+}
+
+// buildkiteAPI returns what the environment says of Buildkite's REST API.
+func buildkiteAPI() doctor.API {
+	return doctor.API{Token: os.Getenv("BUILDKITE_API_TOKEN"), URL: os.Getenv("BUILDKITE_API_URL")}
 }
 
 // fix runs the repairs that end no job, and runs all checks again.
@@ -58,7 +55,7 @@ func (d *doctorRun) fix(ctx context.Context, report *doctor.Report, yes bool) (*
 	for _, m := range repairs {
 		busy, err := d.busy(ctx, m.Slots)
 		if err == nil && len(busy) > 0 {
-			err = fmt.Errorf("skipped: a job runs in %s %s; run kbnode doctor --fix again when it has ended", plural(len(busy), "slot", "slots"), cpuset.Of(busy...))
+			err = fmt.Errorf("skipped: a job runs in %s %s; run kbnode doctor --fix again when it has ended", text.Plural(len(busy), "slot", "slots"), cpuset.Of(busy...))
 		}
 		if err == nil {
 			d.s.progress("running: %s", m.Command)
@@ -82,31 +79,16 @@ func (d *doctorRun) busy(ctx context.Context, slots []int) ([]int, error) {
 	if d.m.Plan == nil {
 		return nil, errors.New("skipped: without a plan, kbnode cannot tell whether a job runs there; see kbnode doctor --only plan, and leave out --only")
 	}
-	host, shut, err := openHost(ctx, d.s)
-	if err != nil {
-		return nil, err
-	}
-	defer shut()
-	state, err := host.Observe(ctx, d.m.Plan)
-	if err != nil {
-		return nil, err
-	}
-	var busy []int
-	for _, ss := range state.Slots {
-		if ss.Busy() != "" && slices.Contains(slots, ss.Index) {
-			busy = append(busy, ss.Index)
-		}
-	}
-	return busy, nil
+	return here(d.s).Busy(ctx, d.m.Plan, slots)
 }
 
 // bundle writes the support archive. It deletes a truncated file, which is of no use.
 func (d *doctorRun) bundle(ctx context.Context, name string, report *doctor.Report) error {
-	f, err := doctor.CreateBundle(name)
+	f, err := bundle.Create(name)
 	if err != nil {
 		return fmt.Errorf("write bundle: %w", err)
 	}
-	err = doctor.Bundle(ctx, f, d.m, report, doctor.Value("version.json", func() any { return readVersion() }))
+	err = bundle.Write(ctx, f, d.m, report, bundle.Value("version.json", func() any { return readVersion() }))
 	if err = errors.Join(err, f.Close()); err != nil {
 		return errors.Join(err, os.Remove(name))
 	}

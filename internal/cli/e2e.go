@@ -41,15 +41,14 @@ func newE2E(s Streams) *cobra.Command {
   concurrency  as many jobs at once as the queue has agents: each runs, returns its own
                result, and has its own agent and GPU while it runs
 
-Without an argument, all three run; a failure in one does not stop the next. The problem
-is prefix_python, which needs no GPU, another example by its name, or a directory with a
-task.yml and submission.*, wrong*.* and cheat*.* beside it.
+Without an argument, all three run. The problem is prefix_python, which needs no GPU,
+another example by its name, or a directory with a task.yml and submission.*, wrong*.*
+and cheat*.* beside it.
 
 With --db, the right submission is stored in kernelbot's database as kernelbot would
-store it, in its own leaderboard. What was stored is compared, and removed with --cleanup.
+store it, in its own leaderboard, and compared.
 
-Ctrl-C cancels every build. Exit code 0 if every check passes, 1 if not. The API
-token needs the scopes write_builds, read_builds, read_artifacts and read_agents.`,
+Ctrl-C cancels every build. The API token needs the scopes write_builds, read_builds, read_artifacts and read_agents.`,
 		Example: `  kbnode e2e --org gpu-mode --queue b200
   kbnode e2e artifact --org gpu-mode --queue b200
   kbnode e2e evaluation --org gpu-mode --gpu B200_BK --problem vectoradd_triton --mode benchmark
@@ -237,7 +236,7 @@ func showE2E(s Streams, r *e2e.Report, asJSON bool) error {
 		printf(s.Out, "\nLeaderboard %s remains in the database.\n", r.Stored.Name)
 	}
 	if r.OK {
-		printf(s.Out, "\nQueue %s: %d %s, all OK.\n", r.Queue, len(r.Checks), plural(len(r.Checks), "check", "checks"))
+		printf(s.Out, "\nQueue %s: %d %s, all OK.\n", r.Queue, len(r.Checks), text.Plural(len(r.Checks), "check", "checks"))
 		return nil
 	}
 	printf(s.Out, "\nQueue %s: %d of %d checks failed, %d were not tried.\n", r.Queue, count[e2e.Failed], len(r.Checks), count[e2e.Untried])

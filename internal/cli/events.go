@@ -23,9 +23,8 @@ func newEvents(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show what happened on this node: drains, health, changes, images",
-		Long: `Show what happened on this node, oldest first: who drained what, what was found
-about the health of its GPUs, and what drifted and was repaired. The node keeps
-about ten thousand events.`,
+		Long: `Show what happened on this node, oldest first: drains, health verdicts, repairs. The
+node keeps about ten thousand events.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			from := time.Time{}

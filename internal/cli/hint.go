@@ -119,9 +119,9 @@ func nearCommands(all []*cobra.Command, word string) []*cobra.Command {
 		if c.Hidden || !c.IsAvailableCommand() {
 			continue
 		}
-		d := len(word) + 64
+		d := len(word) + 128
 		for _, name := range append([]string{c.Name()}, c.Aliases...) {
-			d = min(d, distance(name, word))
+			d = min(d, text.Edits(name, word))
 			if len(word) > 2 && strings.HasPrefix(name, word) {
 				d = min(d, 1)
 			}
@@ -141,34 +141,6 @@ func nearCommands(all []*cobra.Command, word string) []*cobra.Command {
 
 // farthest returns the largest distance of a typo from what was meant.
 func farthest(word string) int { return max(1, len(word)/3) }
-
-// distance returns how many characters must be inserted, removed, replaced or swapped with the
-// next one to turn a into b. It is 64 for words of more than 64 bytes.
-func distance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return 64
-	}
-	rows := make([][]int, len(a)+1)
-	for i := range rows {
-		rows[i] = make([]int, len(b)+1)
-		rows[i][0] = i
-		for j := 1; j <= len(b); j++ {
-			if i == 0 {
-				rows[i][j] = j
-				continue
-			}
-			change := rows[i-1][j-1]
-			if a[i-1] != b[j-1] {
-				change++
-			}
-			rows[i][j] = min(rows[i-1][j]+1, rows[i][j-1]+1, change)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
-			}
-		}
-	}
-	return rows[len(a)][len(b)]
-}
 
 // flag explains an error in the flags, with the corrected line if there is one.
 func (h hints) flag(cmd *cobra.Command, err error) error {
@@ -248,7 +220,7 @@ func explainValue(kind, value string) (says, better string) {
 func nearFlag(cmd *cobra.Command, name string) string {
 	near, best := "", farthest(name)+1
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		d := distance(f.Name, name)
+		d := text.Edits(f.Name, name)
 		if len(name) > 2 && (strings.HasPrefix(f.Name, name) || strings.HasPrefix(name, f.Name)) {
 			d = min(d, 1)
 		}

@@ -6,17 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"strings"
 	"time"
 
-	"github.com/jedib0t/go-pretty/v6/text"
+	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/image"
-	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 func newImage(s Streams) *cobra.Command {
@@ -32,66 +30,12 @@ func newImage(s Streams) *cobra.Command {
 	return cmd
 }
 
-// openUpdater returns the updater of the node's images, and a function that closes it.
-func openUpdater() (*image.Updater, func(), error) {
-	m := &machine{root: "/"}
-	if err := m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
-		return nil, nil, err
-	}
-	cfg := m.cfg.WithDefaults()
-	engine, err := docker.New(cfg.Docker.Socket)
-	if err != nil {
-		return nil, nil, err
-	}
-	node, err := image.OpenMachine(engine)
-	if err == nil && len(node.Policies) == 0 {
-		err = image.ErrNoNode
-	}
-	if err != nil {
-		_ = engine.Close()
-		return nil, nil, err
-	}
-	return &image.Updater{
-		Engine: engine, Node: node, Dir: plan.ImageDir, Name: cfg.Image.Name, Keep: cfg.Image.Keep, FirstJobs: cfg.Image.FirstJobs,
-		Events: events.Log{File: events.Path},
-	}, func() { _ = engine.Close() }, nil
-}
-
-// trialPoll is the time between looks at how the first jobs with a new image ended.
-const trialPoll = 30 * time.Second
-
-// watchFirstJobs rolls a new image back if its first jobs fail, until ctx ends. If none is on
-// trial, it reads one small file.
-func watchFirstJobs(ctx context.Context, log *slog.Logger) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(trialPoll):
-		}
-		if st, err := image.Read(plan.ImageDir); err != nil || st.Trial == nil {
-			continue // an update reports what is wrong with it
-		}
-		u, closeUpdater, err := openUpdater()
-		var r image.Result
-		if err == nil {
-			r, err = u.Watch(ctx)
-			closeUpdater()
-		}
-		if _, locked := errors.AsType[*image.LockedError](err); err != nil && !locked && ctx.Err() == nil {
-			log.Warn("first jobs with a new image not checked", "err", err)
-		} else if r.Action == image.ActionBack {
-			log.Warn("image rolled back", "image", r.Name, "reason", r.Reason)
-		}
-	}
-}
-
 // changeImages runs a command that changes the node's images, and prints the result.
 func changeImages(ctx context.Context, s Streams, command string, auto, asJSON bool, do func(context.Context, *image.Updater) (image.Result, error)) error {
 	if err := needRoot("image " + command); err != nil {
 		return err
 	}
-	u, closeUpdater, err := openUpdater()
+	u, closeUpdater, err := node.Images()
 	if err != nil {
 		return err
 	}
@@ -194,8 +138,7 @@ func newImageRollback(s Streams) *cobra.Command {
 		Use:   "rollback",
 		Short: "Let jobs run the previous image again",
 		Long: `Let jobs run the previous image again. Running jobs keep theirs. Afterward,
-kbnode image update --auto refuses the image that you rolled back. Without --auto,
-it accepts that image.`,
+kbnode image update --auto refuses the image that you rolled back.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return changeImages(cmd.Context(), s, "rollback", false, asJSON, func(ctx context.Context, u *image.Updater) (image.Result, error) {
@@ -208,21 +151,6 @@ it accepts that image.`,
 	return cmd
 }
 
-// imageRow is one image in the JSON of kbnode image list.
-type imageRow struct {
-	Role string `json:"role"` // "current", "previous", "candidate", "dropped"
-	image.Image
-}
-
-// imageList is the JSON of kbnode image list.
-type imageList struct {
-	Name      string          `json:"name"`
-	StandsFor string          `json:"stands_for"` // the ID of the image that jobs get now; "" for none
-	Images    []imageRow      `json:"images"`
-	Refused   []image.Refusal `json:"refused"`
-	Trial     *image.Trial    `json:"trial,omitempty"`
-}
-
 func newImageList(s Streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -233,12 +161,12 @@ func newImageList(s Streams) *cobra.Command {
 			if err := needRoot("image list"); err != nil {
 				return err
 			}
-			u, closeUpdater, err := openUpdater()
+			u, closeUpdater, err := node.Images()
 			if err != nil {
 				return err
 			}
 			defer closeUpdater()
-			list, err := listImages(cmd.Context(), u)
+			list, err := u.List(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -253,35 +181,7 @@ func newImageList(s Streams) *cobra.Command {
 	return cmd
 }
 
-func listImages(ctx context.Context, u *image.Updater) (imageList, error) {
-	st, err := image.Read(u.Dir)
-	if err != nil {
-		return imageList{}, err
-	}
-	list := imageList{Name: u.Name, Images: []imageRow{}, Refused: st.Refused, Trial: st.Trial}
-	switch have, err := u.Engine.Image(ctx, u.Name); {
-	case err == nil:
-		list.StandsFor = have.ID
-	case !errors.Is(err, docker.ErrNotFound):
-		return imageList{}, err
-	}
-	for _, i := range []struct {
-		role string
-		*image.Image
-	}{{"current", st.Current}, {"candidate", st.Candidate}} {
-		if i.Image != nil {
-			list.Images = append(list.Images, imageRow{i.role, *i.Image})
-		}
-	}
-	for role, images := range map[string][]image.Image{"previous": st.Previous, "dropped": st.Drop} {
-		for _, i := range images {
-			list.Images = append(list.Images, imageRow{role, i})
-		}
-	}
-	return list, nil
-}
-
-func printImages(w io.Writer, list imageList, now time.Time) {
+func printImages(w io.Writer, list image.List, now time.Time) {
 	t := newList(w, "Image", "Digest", "ID", "Size", "Here", "Canary")
 	t.spare = []string{"ID", "Size"}
 	short := func(sum string) string {
@@ -295,7 +195,7 @@ func printImages(w io.Writer, list imageList, now time.Time) {
 		if i.Canary != nil {
 			verdict = canaryText(*i.Canary)
 		}
-		t.row(i.Role, short(i.Digest), short(i.ID), bytesText(i.Size), ago(i.Since, now), verdict)
+		t.row(i.Role, short(i.Digest), short(i.ID), text.Bytes(i.Size), ago(i.Since, now), verdict)
 	}
 	if len(list.Images) > 0 {
 		t.print()
@@ -305,9 +205,9 @@ func printImages(w io.Writer, list imageList, now time.Time) {
 	}
 	switch {
 	case list.StandsFor == "":
-		printf(w, "%s %s is not on this node; type sudo kbnode image update\n", paint(w, text.FgYellow, "warning:"), list.Name)
+		printf(w, "%s %s is not on this node; type sudo kbnode image update\n", paint(w, pretty.FgYellow, "warning:"), list.Name)
 	case !known:
-		printf(w, "%s %s is %s, which no canary has tested; type sudo kbnode image update\n", paint(w, text.FgYellow, "warning:"), list.Name, short(list.StandsFor))
+		printf(w, "%s %s is %s, which no canary has tested; type sudo kbnode image update\n", paint(w, pretty.FgYellow, "warning:"), list.Name, short(list.StandsFor))
 	}
 	if list.Trial != nil {
 		printf(w, "%s is on trial: %d of its first %d jobs in a row have failed.\n", list.Name, list.Trial.Failed, list.Trial.Jobs)

@@ -1,16 +1,12 @@
 package cli
 
 import (
-	"archive/tar"
 	"bytes"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	evaluation "github.com/gpu-mode/kbnode/packaging/image"
 )
@@ -24,7 +20,7 @@ func TestImageBuildRefuses(t *testing.T) {
 	err := errors.Join(
 		os.WriteFile(good, []byte("ARG BASE=x\nFROM $BASE\nARG NUMPY\n"), 0o600),
 		os.WriteFile(text, []byte("steps:\n"), 0o600),
-		os.WriteFile(large, nil, 0o600), os.Truncate(large, maxDockerfile+1),
+		os.WriteFile(large, nil, 0o600), os.Truncate(large, 1<<20+1),
 		os.Symlink(good, link),
 	)
 	if err != nil {
@@ -62,65 +58,5 @@ func TestImageBuildRefuses(t *testing.T) {
 	args := []string{"image", "build", "--variant", "rocm", "--print", "--build-arg", "TORCH_VERSION=2", "--build-arg", "http_proxy="}
 	if code := run(t.Context(), args, Streams{In: strings.NewReader(""), Out: &out, Err: &errs}); code != exitDone || out.String() != evaluation.Dockerfile("rocm") {
 		t.Errorf("exit %d: %s%s", code, out.String(), errs.String())
-	}
-}
-
-// TestBuildContext packs a Dockerfile's directory, and nothing that a link in it points to.
-func TestBuildContext(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	err := errors.Join(
-		os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte("FROM x"), 0o600),
-		os.MkdirAll(filepath.Join(dir, ".git/objects"), 0o755),
-		os.MkdirAll(filepath.Join(dir, "sub"), 0o755),
-		os.WriteFile(filepath.Join(dir, "sub/run.sh"), []byte("#!"), 0o755),
-		os.Symlink("/etc/passwd", filepath.Join(dir, "link")),
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
-	src, _, err := fileSource(filepath.Join(dir, "Dockerfile"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	read := func(r io.ReadCloser) []string {
-		var got []string
-		for in := tar.NewReader(r); ; {
-			h, err := in.Next()
-			if errors.Is(err, io.EOF) {
-				return got
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			text, err := io.ReadAll(in)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got = append(got, h.Name+" "+h.Linkname+" "+string(text))
-		}
-	}
-	r, err := src.Archive()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff([]string{"Dockerfile  FROM x", "link /etc/passwd ", "sub/  ", "sub/run.sh  #!"}, read(r)); d != "" {
-		t.Error(d)
-	}
-	if d := cmp.Diff([]string{"D  FROM y"}, read(oneFile("D", "FROM y"))); d != "" {
-		t.Error(d)
-	}
-	f, err := os.Create(filepath.Join(dir, "huge"))
-	if err == nil {
-		err = errors.Join(f.Truncate(maxContext+1), f.Close())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r, err = directory(dir); err != nil {
-		t.Fatal(err)
-	}
-	if _, err = io.Copy(io.Discard, r); err == nil || !strings.Contains(err.Error(), "put the Dockerfile into its own directory") {
-		t.Errorf("%v, want a refusal", err)
 	}
 }

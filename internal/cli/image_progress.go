@@ -6,7 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/image"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -22,16 +23,16 @@ type bars struct {
 	s      Streams
 	width  int // of the terminal; 0 if there is none
 	order  []string
-	layers map[string]docker.Progress
+	layers map[string]image.Progress
 	lines  int // on the screen
 	drawn  time.Time
 }
 
 func newBars(s Streams) *bars {
-	return &bars{s: s, width: cursor(s.Err), layers: map[string]docker.Progress{}}
+	return &bars{s: s, width: cursor(s.Err), layers: map[string]image.Progress{}}
 }
 
-func (b *bars) tell(p docker.Progress) {
+func (b *bars) tell(p image.Progress) {
 	switch {
 	case p.Layer == "" && p.Status != "" && !strings.HasPrefix(p.Status, "Digest:") && !strings.HasPrefix(p.Status, "Status:"):
 		b.end()
@@ -82,17 +83,17 @@ func (b *bars) draw() {
 	b.lines, b.drawn = len(lines), time.Now()
 }
 
-func (b *bars) line(p docker.Progress) string {
-	text := fmt.Sprintf("  %s: %-18s", p.Layer, p.Status)
+func (b *bars) line(p image.Progress) string {
+	head := fmt.Sprintf("  %s: %-18s", p.Layer, p.Status)
 	if p.Total <= 0 {
-		return text
+		return head
 	}
 	full := int(float64(barWidth) * min(1, float64(p.Current)/float64(p.Total)))
 	bar := strings.Repeat("=", full)
 	if full < barWidth {
 		bar += ">" + strings.Repeat(" ", barWidth-full-1)
 	}
-	return fmt.Sprintf("%s [%s] %s/%s", text, bar, bytesText(p.Current), bytesText(p.Total))
+	return fmt.Sprintf("%s [%s] %s/%s", head, bar, text.Bytes(p.Current), text.Bytes(p.Total))
 }
 
 // end leaves the last state on the screen; later output goes below.
@@ -100,5 +101,5 @@ func (b *bars) end() {
 	if len(b.order) > 0 {
 		b.draw()
 	}
-	b.order, b.layers, b.lines = nil, map[string]docker.Progress{}, 0
+	b.order, b.layers, b.lines = nil, map[string]image.Progress{}, 0
 }

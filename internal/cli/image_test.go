@@ -8,7 +8,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/image"
 )
 
@@ -58,11 +57,11 @@ func TestImageResult(t *testing.T) {
 func TestPrintImages(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	list := imageList{
+	list := image.List{
 		Name: "x:1", StandsFor: "sha256:1111111111111111",
-		Images: []imageRow{
-			{"current", image.Image{ID: "sha256:1111111111111111", Digest: "sha256:ddddddddddddddddd", Size: 3 << 30, Since: now.Add(-time.Hour), Canary: &image.Canary{Passed: true, Slot: "gpu0", Seconds: 2}}},
-			{"previous", image.Image{ID: "sha256:2222222222222222", Since: now.Add(-50 * time.Hour)}},
+		Images: []image.Row{
+			{Role: "current", Image: image.Image{ID: "sha256:1111111111111111", Digest: "sha256:ddddddddddddddddd", Size: 3 << 30, Since: now.Add(-time.Hour), Canary: &image.Canary{Passed: true, Slot: "gpu0", Seconds: 2}}},
+			{Role: "previous", Image: image.Image{ID: "sha256:2222222222222222", Since: now.Add(-50 * time.Hour)}},
 		},
 		Refused: []image.Refusal{{Digest: "sha256:eeeeeeeeeeeeeeeee", Reason: "it fails", Time: now}},
 		Trial:   &image.Trial{Jobs: 3, Failed: 1},
@@ -94,7 +93,7 @@ func TestBars(t *testing.T) {
 	var b bytes.Buffer
 	bars := newBars(Streams{Err: &b})
 	bars.width = 60
-	for _, p := range []docker.Progress{
+	for _, p := range []image.Progress{
 		{Layer: "latest", Status: "Pulling from x"},
 		{Layer: "aaaaaaaaaaaa", Status: "Already exists"},
 		{Layer: "bbbbbbbbbbbb", Status: "Downloading", Current: 1 << 20, Total: 4 << 20},
@@ -104,7 +103,7 @@ func TestBars(t *testing.T) {
 		bars.tell(p)
 	}
 	bars.end()
-	bars.tell(docker.Progress{Status: "Step 1/2 : FROM x "})
+	bars.tell(image.Progress{Status: "Step 1/2 : FROM x "})
 	want := "\r\x1b[K  1 of 1 layers done\n\x1b[J" +
 		"\x1b[1A\r\x1b[K  bbbbbbbbbbbb: Downloading        [=======>               \n\r\x1b[K  1 of 2 layers done\n\x1b[J" +
 		"\x1b[2A\r\x1b[K  bbbbbbbbbbbb: Downloading        [=======>               \n\r\x1b[K  1 of 2 layers done\n\x1b[J" +
@@ -115,7 +114,7 @@ func TestBars(t *testing.T) {
 
 	b.Reset()
 	quiet := newBars(Streams{Err: &b})
-	quiet.tell(docker.Progress{Layer: "bbbbbbbbbbbb", Status: "Downloading", Current: 1, Total: 4})
+	quiet.tell(image.Progress{Layer: "bbbbbbbbbbbb", Status: "Downloading", Current: 1, Total: 4})
 	quiet.end()
 	if b.Len() > 0 {
 		t.Errorf("without a terminal it says %q", b.String())

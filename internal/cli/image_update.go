@@ -6,7 +6,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/image"
 )
 
@@ -23,8 +22,7 @@ func newImageUpdate(s Streams) *cobra.Command {
 
 The image is image.name of the configuration, or IMAGE, which then stays until an
 update without IMAGE. It is fetched while no slot runs a job. Jobs run it only
-after it has passed the evaluation of a small submission; otherwise they keep the
-image that they had. Running jobs keep theirs.
+after it has passed the evaluation of a small submission. Running jobs keep theirs.
 
 Exit code 0 if jobs run the newest image or nothing could be done now, and 1 if it
 was refused, or if --check finds a newer one.`,
@@ -37,7 +35,7 @@ was refused, or if --check finds a newer one.`,
 				return usagef("--auto fetches image.name of the configuration; leave out %s", args[0])
 			}
 			if len(args) > 0 {
-				name, err := docker.ParseRef(args[0])
+				name, err := image.ParseName(args[0])
 				if err != nil {
 					return usage(err)
 				}

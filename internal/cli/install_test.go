@@ -6,32 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
-
-func TestUsableBinary(t *testing.T) {
-	t.Parallel()
-	// A program of the distribution is where kbnode should be.
-	shell, err := filepath.EvalSymlinks("/bin/sh")
-	if err != nil {
-		t.Skip("no /bin/sh here")
-	}
-	if err := usableBinary(shell); err != nil {
-		t.Errorf("%s: %v", shell, err)
-	}
-	temporary := put(t, t.TempDir(), "kbnode", "")
-	err = usableBinary(temporary)
-	if want := "type sudo install -m 755 " + temporary + " /usr/local/bin/kbnode, then sudo kbnode install again"; err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("%v; want %q", err, want)
-	}
-	if err := usableBinary(temporary + "-gone"); err == nil {
-		t.Error("a binary that is not there is taken")
-	}
-}
 
 func TestWhatStays(t *testing.T) {
 	t.Parallel()
@@ -53,105 +30,6 @@ func TestWhatStays(t *testing.T) {
 	}
 }
 
-func TestFindToken(t *testing.T) {
-	t.Parallel()
-	const fromFile, fromEnv, kept, old, older = "token-from-file", "token-from-env", "token-kept", "token-old", "token-older"
-	for _, tt := range []struct {
-		name      string
-		file, env bool
-		adopt     bool
-		tree      map[string]string
-		want, err string
-	}{
-		{name: "the file before all", file: true, env: true, tree: map[string]string{plan.TokenPath: kept}, want: fromFile},
-		{name: "the environment before the machine", env: true, tree: map[string]string{plan.TokenPath: kept}, want: fromEnv},
-		{name: "an earlier install", adopt: true, tree: map[string]string{plan.TokenPath: agent.RenderToken(kept), "/etc/buildkite-agent/buildkite-agent-gpu0.cfg": "token=\"" + old + "\"\n"}, want: kept},
-		{name: "what is adopted", adopt: true, tree: map[string]string{
-			"/etc/buildkite-agent/buildkite-agent-gpu0.cfg":    "# agent\nname=\"a-%hostname\"\ntoken=\"" + old + "\"\ntags=\"queue=x\"\n",
-			"/etc/buildkite-agent/agent-1/buildkite-agent.cfg": "token=\"" + older + "\"\n",
-		}, want: old},
-		{name: "what is adopted, in the other scripts' place", adopt: true, tree: map[string]string{
-			"/etc/buildkite-agent/buildkite-agent.cfg":         "token=\"xxx\"\n", // as the package installs it
-			"/etc/buildkite-agent/agent-1/buildkite-agent.cfg": "token=\"" + older + "\"\n",
-		}, want: older},
-		{name: "an old setup without --adopt", tree: map[string]string{"/etc/buildkite-agent/buildkite-agent-gpu0.cfg": "token=\"" + old + "\"\n"}, err: "no agent token is given"},
-		{name: "a broken file of an earlier install", adopt: true, tree: map[string]string{plan.TokenPath: "\n", "/etc/buildkite-agent/buildkite-agent-gpu0.cfg": "token=\"" + old + "\"\n"}, err: "no agent token found"},
-		{name: "none at all", err: "add --token-file FILE, or set BUILDKITE_AGENT_TOKEN"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			root := t.TempDir()
-			for name, text := range tt.tree {
-				put(t, root, name, text)
-			}
-			f := installFlags{adopt: tt.adopt}
-			if tt.file {
-				f.tokenFile = put(t, t.TempDir(), "token", fromFile+"\n")
-			}
-			env := func(name string) string {
-				if tt.env && name == "BUILDKITE_AGENT_TOKEN" {
-					return fromEnv
-				}
-				return ""
-			}
-			got, err := findToken(root, env, &f)
-			if got != tt.want || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
-				t.Errorf("got %q, %v; want %q, %q", got, err, tt.want, tt.err)
-			}
-			if err != nil && strings.Contains(err.Error(), old) {
-				t.Errorf("the error tells a token: %v", err)
-			}
-		})
-	}
-}
-
-func TestWriteToken(t *testing.T) {
-	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("gives the file to root")
-	}
-	const token = "the-new-token"
-	for _, tt := range []struct {
-		name, have string
-		adopt      bool
-		wrote      bool
-		want, err  string
-	}{
-		{name: "a new machine", wrote: true, want: agent.RenderToken(token)},
-		{name: "kbnode's own file with the same token", have: agent.RenderToken(token), want: agent.RenderToken(token)},
-		{name: "an operator's file with the same token", have: token + "\n", want: token + "\n"},
-		{name: "kbnode's own file with another token", have: agent.RenderToken("the-old-token"), wrote: true, want: agent.RenderToken(token)},
-		{name: "an operator's file with another token", have: "the-old-token\n", want: "the-old-token\n", err: plan.TokenPath + " contains a different token and was not written by kbnode; delete it, or use --adopt"},
-		{name: "an operator's file that is given up", have: "the-old-token\n", adopt: true, wrote: true, want: agent.RenderToken(token)},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			root := t.TempDir()
-			file := filepath.Join(root, plan.TokenPath)
-			if tt.have != "" {
-				put(t, root, plan.TokenPath, tt.have)
-				if err := os.Chmod(file, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			wrote, err := writeToken(&reconcile.Host{Root: root, Adopt: tt.adopt}, token)
-			if wrote != tt.wrote || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
-				t.Errorf("wrote %t, %v; want %t, %q", wrote, err, tt.wrote, tt.err)
-			}
-			got, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, string(got)); diff != "" {
-				t.Error(diff)
-			}
-			if fi, err := os.Stat(file); tt.err == "" && (err != nil || fi.Mode() != 0o600) {
-				t.Errorf("mode %v, %v; want 0600", fi.Mode(), err)
-			}
-		})
-	}
-}
-
 func TestConfirmAdopt(t *testing.T) {
 	t.Parallel()
 	theirs := []reconcile.Change{
@@ -168,7 +46,7 @@ func TestConfirmAdopt(t *testing.T) {
 		{name: "nothing of others", changes: theirs[:1]},
 		{name: "not asked for", changes: theirs, code: 1, err: "/etc/b: not written by kbnode; move it away, or use --adopt"},
 		{name: "agreed to beforehand", flags: installFlags{adopt: true, yes: true}, changes: theirs},
-		{name: "nobody to ask", flags: installFlags{adopt: true}, changes: theirs, code: 2, err: "1 file of an earlier setup would be replaced, with backups; add --yes to confirm"},
+		{name: "no one to ask", flags: installFlags{adopt: true}, changes: theirs, code: 2, err: "1 file of an earlier setup would be replaced, with backups; add --yes to confirm"},
 	} {
 		var shown strings.Builder
 		err := confirmAdopt(Streams{In: strings.NewReader("y\n"), Err: &shown}, &tt.flags, tt.changes)
@@ -206,18 +84,5 @@ func TestNextSteps(t *testing.T) {
 	slots[1].Queue = "other"
 	if got := say(reconcile.Result{}, true); !strings.Contains(got, "queues b200, other.") || !strings.Contains(got, "they must exist") || strings.HasPrefix(got, "Nothing") {
 		t.Errorf("two queues and a new token: %q", got)
-	}
-}
-
-// TestOnlyWhatWasAgreedTo checks that a file that appears while a person is asked is not
-// replaced.
-func TestOnlyWhatWasAgreedTo(t *testing.T) {
-	t.Parallel()
-	changes := []reconcile.Change{{Kind: reconcile.Adopt, Subject: "/etc/a"}, {Kind: reconcile.Create, Subject: "/etc/b"}, {Kind: reconcile.Adopt, Subject: "/etc/c"}}
-	if err := onlyAgreed(changes, []string{"/etc/a", "/etc/c", "/etc/gone"}); err != nil {
-		t.Error(err)
-	}
-	if err := onlyAgreed(changes, []string{"/etc/a"}); err == nil || !strings.HasPrefix(err.Error(), "/etc/c: appeared after you confirmed") {
-		t.Errorf("error is %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 func newInventory(s Streams) *cobra.Command {
@@ -66,7 +67,7 @@ func captureMachine(ctx context.Context, s Streams, root, file string) error {
 	if err := renameio.WriteFile(file, b.Bytes(), os.FileMode(0o644)); err != nil {
 		return fmt.Errorf("write capture: %w", err)
 	}
-	printf(s.Err, "wrote %s (%s); it contains GPU UUIDs, but no host name and no serial number\n", file, bytesText(int64(b.Len())))
+	printf(s.Err, "wrote %s (%s); it contains GPU UUIDs, but no host name and no serial number\n", file, text.Bytes(int64(b.Len())))
 	return nil
 }
 
@@ -82,10 +83,10 @@ func printInventory(s Streams, inv *inventory.Inventory) error {
 	if inv.CPU.Allowed != inv.CPU.Online {
 		allowed = ", allowed " + inv.CPU.Allowed
 	}
-	printf(w, "CPU     %s: %d %s, %d cores, %d threads online (%s)%s\n", cmp.Or(inv.CPU.Model, "unknown model"), len(packages), plural(len(packages), "package", "packages"), len(cores), len(inv.CPU.List), inv.CPU.Online, allowed)
-	printf(w, "Memory  %s\n", bytesText(inv.Memory.TotalBytes))
+	printf(w, "CPU     %s: %d %s, %d cores, %d threads online (%s)%s\n", cmp.Or(inv.CPU.Model, "unknown model"), len(packages), text.Plural(len(packages), "package", "packages"), len(cores), len(inv.CPU.List), inv.CPU.Online, allowed)
+	printf(w, "Memory  %s\n", text.Bytes(inv.Memory.TotalBytes))
 	for _, n := range inv.Memory.Nodes {
-		printf(w, "  NUMA node %d: %s, CPUs %s%s\n", n.ID, bytesText(n.MemoryBytes), cmp.Or(n.CPUs, "none"), suffix(", memory of GPU ", n.GPU))
+		printf(w, "  NUMA node %d: %s, CPUs %s%s\n", n.ID, text.Bytes(n.MemoryBytes), cmp.Or(n.CPUs, "none"), suffix(", memory of GPU ", n.GPU))
 	}
 	if n := inv.NVIDIA; n != nil {
 		printf(w, "NVIDIA  driver %s, CUDA %s, read from %s\n", cmp.Or(n.DriverVersion, "not loaded"), cmp.Or(n.CUDAVersion, "unknown"), n.Source)
@@ -104,7 +105,7 @@ func printInventory(s Streams, inv *inventory.Inventory) error {
 		t := newList(w, "GPU", "Model", "PCI", "UUID", "Memory", "NUMA", "State")
 		t.spare = []string{"UUID", "PCI"}
 		for i, g := range inv.GPUs {
-			t.row(i, g.Model, g.PCI, cmp.Or(g.UUID, "-"), bytesText(g.MemoryBytes), nodeText(g.NUMANode), gpuState(g))
+			t.row(i, g.Model, g.PCI, cmp.Or(g.UUID, "-"), text.Bytes(g.MemoryBytes), nodeText(g.NUMANode), gpuState(g))
 		}
 		t.print()
 	}

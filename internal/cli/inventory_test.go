@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 func TestInventoryText(t *testing.T) {
@@ -61,16 +61,5 @@ func TestInventoryJSON(t *testing.T) {
 				t.Error("gpus is null; want a list")
 			}
 		})
-	}
-}
-
-func TestBytesText(t *testing.T) {
-	t.Parallel()
-	for n, want := range map[int64]string{
-		-1: "-", 0: "-", 2048: "2 KiB", 512 << 20: "512 MiB", 3 << 29: "1.5 GiB", 180 << 30: "180 GiB", 2 << 40: "2048 GiB",
-	} {
-		if got := bytesText(n); got != want {
-			t.Errorf("bytesText(%d) = %q, want %q", n, got, want)
-		}
 	}
 }

@@ -20,12 +20,13 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 const agentBinary = "/usr/bin/buildkite-agent"
@@ -47,64 +48,64 @@ func serverOf(n int) machinetest.Machine {
 	return m
 }
 
-// node is a server in memory with a systemd that records its calls.
-type node struct {
+// testNode is a server in memory with a systemd that records its calls.
+type testNode struct {
 	root string
 	sd   *systemdtest.Systemd
 	host *reconcile.Host
 }
 
-func newNode(tb testing.TB, slots int) *node {
+func newNode(tb testing.TB, slots int) *testNode {
 	tb.Helper()
 	root, err := os.MkdirTemp("/dev/shm", "kbnode-bench-") //nolint:usetesting // tb.TempDir is on a disk
 	if err != nil {
 		root = tb.TempDir()
 	}
 	serverOf(slots).Write(tb, root)
-	m := &machine{root: root}
-	if err := m.read(tb.Context(), Streams{Err: tb.Output()}.logger()); err != nil {
+	m := &node.Node{Root: root, Log: Streams{Err: tb.Output()}.logger()}
+	if err := m.Read(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}
-	sd, err := systemdtest.New(root, m.inv.CPU.Online, "0-1")
+	sd, err := systemdtest.New(root, m.Inventory.CPU.Online, "0-1")
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return &node{root, sd, &reconcile.Host{Root: root, Systemd: sd, Users: systemdtest.Users{Root: root}}}
+	return &testNode{root, sd, &reconcile.Host{Root: root, Systemd: sd, Users: systemdtest.Users{Root: root}}}
 }
 
-func (n *node) remove(tb testing.TB) {
+func (n *testNode) remove(tb testing.TB) {
 	if err := os.RemoveAll(n.root); err != nil {
 		tb.Error(err)
 	}
 }
 
 // think reads the machine and plans it, as every command does.
-func (n *node) think(ctx context.Context, w wishes) (*plan.Plan, *reconcile.State, []reconcile.Change, error) {
-	m := &machine{root: n.root}
-	if err := m.loadConfig(&w, func(string) string { return "" }); err != nil {
+func (n *testNode) think(ctx context.Context, w wishes) (*plan.Plan, *reconcile.State, []reconcile.Change, error) {
+	m := &node.Node{Root: n.root}
+	if err := w.load(m, func(string) string { return "" }); err != nil {
 		return nil, nil, nil, err
 	}
-	if err := m.read(ctx, nil); err != nil {
+	if err := m.Read(ctx); err != nil {
 		return nil, nil, nil, err
 	}
-	if err := m.think(); err != nil {
+	if err := m.MakePlan(); err != nil {
 		return nil, nil, nil, err
 	}
-	state, err := n.host.Observe(ctx, m.plan)
+	state, err := n.host.Observe(ctx, m.Plan)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	return m.plan, state, reconcile.Diff(m.plan, state), nil
+	return m.Plan, state, reconcile.Diff(m.Plan, state), nil
 }
 
 // install changes the node as kbnode install would.
-func (n *node) install(ctx context.Context, endpoint, token string) error {
+func (n *testNode) install(ctx context.Context, endpoint, token string) error {
 	w := wishes{cfg: config.Config{Queue: "b200", Node: "bench", Agent: config.Agent{Endpoint: endpoint}}}
 	p, state, changes, err := n.think(ctx, w)
 	if err != nil {
 		return err
 	}
-	if _, err := writeToken(n.host, token); err != nil {
+	if _, err := node.WriteToken(n.host, token); err != nil {
 		return err
 	}
 	_, err = n.host.Apply(ctx, p, state, changes)
@@ -199,7 +200,7 @@ func post(url, token string, body, answer any) error {
 }
 
 // serve starts a fake Buildkite for the agents of a node.
-func (n *node) serve(tb testing.TB) (*fleet, *bktest.Server) {
+func (n *testNode) serve(tb testing.TB) (*fleet, *bktest.Server) {
 	tb.Helper()
 	f := &fleet{root: n.root}
 	n.sd.Hook = f.said
@@ -249,7 +250,7 @@ func TestInstallOnATree(t *testing.T) {
 	if err != nil || len(changes) > 0 || len(n.sd.Words()) > 0 {
 		t.Errorf("after an install %d changes are left, %v: %v", len(changes), err, changes)
 	}
-	if st := statusOf(p, state, changes); st.disagrees() || st.Slots[3].Agent != "idle" {
+	if st := node.StatusOf(p, state, changes); st.Disagrees() || st.Slots[3].Agent != "idle" {
 		t.Errorf("status: %+v", st)
 	}
 	if err := waitRegistered(t.Context(), Streams{Err: &said}, p, n.host, nil); err != nil || said.String() != "  4 of 4 agents registered\n" {

@@ -8,7 +8,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/jedib0t/go-pretty/v6/text"
+	pretty "github.com/jedib0t/go-pretty/v6/text"
 )
 
 // answer is a command's standard output. It keeps the first error, so that no one mistakes a
@@ -72,26 +72,9 @@ func (s Streams) confirm(question, otherwise string) error {
 }
 
 // paint colors a word on a terminal.
-func paint(w io.Writer, c text.Color, word string) string {
+func paint(w io.Writer, c pretty.Color, word string) string {
 	if !colored(w) {
 		return word
 	}
 	return c.Sprint(word)
-}
-
-// bytesText returns a size for people to compare: "180 GiB", "512 MiB".
-func bytesText(n int64) string {
-	const unit = 1024
-	switch {
-	case n <= 0:
-		return "-"
-	case n < unit*unit:
-		return fmt.Sprintf("%d KiB", n/unit)
-	case n < unit*unit*unit:
-		return fmt.Sprintf("%d MiB", n/(unit*unit))
-	case n < 10*unit*unit*unit:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(unit*unit*unit))
-	default:
-		return fmt.Sprintf("%d GiB", n/(unit*unit*unit))
-	}
 }

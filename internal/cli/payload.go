@@ -34,9 +34,7 @@ func newPayloadEncode(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "encode [FILE]",
 		Short: "Print the payload for a JSON file or standard input",
-		Long: `Print the payload for a JSON file or standard input.
-
-It refuses what kbnode runner would refuse to decode, and says why.`,
+		Long:  `Print the payload for a JSON file or standard input.`,
 		Example: `  kbnode payload encode task.json >payload
   kbnode payload encode --env task.json >job.env    for docker run --env-file
   kbnode payload encode task.json | kbnode runner --payload -`,

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -14,11 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // gpuIndex is the tag that distinguishes the slots of a node.
@@ -41,10 +38,8 @@ func newPipeline(s Streams) *cobra.Command {
 		Short: "Print Buildkite pipelines for this node's queue and image",
 		Long: `Print Buildkite pipelines for this node's queue and image. The default is eval.
 
-The text is for the steps of a pipeline in Buildkite, or for buildkite-agent
-pipeline upload; the JSON has the same steps. On a machine that is not a node,
-queue and image are the variables KERNELBOT_QUEUE and KERNELBOT_IMAGE of the build,
-the latter with a default. It writes no files and sends no requests.`,
+On a machine that is not a node, queue and image are the variables KERNELBOT_QUEUE
+and KERNELBOT_IMAGE of the build, the latter with a default.`,
 		Example: `  kbnode pipeline >pipeline.yml
   kbnode pipeline docker-test --gpu-index 3
   kbnode pipeline eval --queue mi300 --image rocm:latest --vendor amd --json`,
@@ -121,15 +116,23 @@ func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
 	if err := errors.Join(errs...); err != nil {
 		return o, usage(err)
 	}
-	n, err := readPipelineNode(s, f.root)
+	dir, closeRoot, err := inventory.Open(f.root)
 	if err != nil {
 		return o, err
 	}
-	vendor := cmp.Or(f.vendor, n.vendor)
+	defer func() { _ = closeRoot() }()
+	n, err := (&node.Node{Root: filepath.Clean(dir), Name: f.root}).Serves()
+	if err != nil {
+		return o, err
+	}
+	if n.Unread != nil {
+		s.warn("you may not read %s, so the image is unknown; use sudo", plan.ConfigPath)
+	}
+	vendor := cmp.Or(f.vendor, n.Vendor)
 	o.AMD = vendor == "amd" || vendor == noGPU // in either case nothing of NVIDIA's is needed
-	o.Image = cmp.Or(f.image, n.image)
+	o.Image = cmp.Or(f.image, n.Image)
 	if o.Queue = f.queue; o.Queue == "" {
-		o.Queue, err = n.queue(f.index)
+		o.Queue, err = n.Queue(f.index)
 		if strings.Contains(o.Queue, "$") { // only the command line may name a variable
 			err = fmt.Errorf("%.120q is not the name of a queue; fix it on the node, or add --queue NAME", o.Queue)
 		}
@@ -150,88 +153,4 @@ func wholeMinutes(text string) (int, error) {
 		return 0, fmt.Errorf("--timeout %q: write whole minutes, such as 15m", text)
 	}
 	return int(d / time.Minute), nil
-}
-
-// pipelineNode is what pipelines need to know about a node. The zero value is a machine that is
-// not a node.
-type pipelineNode struct {
-	image, vendor string         // "" if unknown
-	template      string         // queue in the configuration
-	queues        map[int]string // by slot, as the agents have them
-}
-
-// queue returns the queue of a slot, or of all slots if index is -1.
-func (n pipelineNode) queue(index int) (string, error) {
-	slots := slices.Sorted(maps.Keys(n.queues))
-	if len(slots) == 0 {
-		if strings.Contains(n.template, "{") {
-			return "", fmt.Errorf("the queue %s is a template, and there are no agents yet; add --queue NAME", n.template)
-		}
-		return n.template, nil
-	}
-	if index >= 0 {
-		q, ok := n.queues[index]
-		if !ok {
-			return "", fmt.Errorf("this node has no slot %s; it has %s to %s", plan.SlotName(index), plan.SlotName(slots[0]), plan.SlotName(slots[len(slots)-1]))
-		}
-		return q, nil
-	}
-	first, last := n.queues[slots[0]], n.queues[slots[len(slots)-1]]
-	for _, k := range slots {
-		if n.queues[k] != first {
-			return "", fmt.Errorf("each slot of this node has its own queue, %s to %s; add --gpu-index N or --queue NAME", first, last)
-		}
-	}
-	return first, nil
-}
-
-// readPipelineNode reads a node's files, with the rights of the user. Queues come from the
-// agents' configuration, which is what Buildkite knows.
-func readPipelineNode(s Streams, root string) (n pipelineNode, err error) {
-	dir, closeRoot, err := inventory.Open(root)
-	if err != nil {
-		return n, err
-	}
-	defer func() { _ = closeRoot() }()
-	m := &machine{root: filepath.Clean(dir), name: root}
-	text, err := m.readFile(plan.ConfigPath)
-	switch {
-	case err == nil:
-		cfg, err := config.Parse(plan.ConfigPath, text)
-		if err != nil {
-			return n, usage(err)
-		}
-		n.image, n.template = cfg.WithDefaults().Image.Name, cfg.Queue
-	case errors.Is(err, fs.ErrPermission):
-		s.warn("you may not read %s, so the image is unknown; use sudo", plan.ConfigPath)
-	case !errors.Is(err, fs.ErrNotExist):
-		return n, fmt.Errorf("read configuration: %w", err)
-	}
-	policies, err := slot.ReadPolicies(m.root)
-	if err != nil || policies == nil {
-		return n, err
-	}
-	n.queues = map[int]string{}
-	for _, pol := range policies {
-		n.vendor = cmp.Or(pol.Vendor, noGPU)
-		text, err = m.readFile(plan.AgentDir(pol.Slot) + "/buildkite-agent.cfg")
-		if err != nil {
-			return n, fmt.Errorf("read slot %s: %w", plan.SlotName(pol.Slot), err)
-		}
-		n.queues[pol.Slot] = agentQueue(string(text))
-	}
-	return n, nil
-}
-
-// agentQueue returns the queue among the tags of an agent's configuration.
-func agentQueue(cfg string) string {
-	for line := range strings.Lines(cfg) {
-		tags, ok := strings.CutPrefix(strings.TrimSpace(line), `tags="`)
-		for tag := range strings.SplitSeq(strings.TrimSuffix(tags, `"`), ",") {
-			if q, isQueue := strings.CutPrefix(tag, "queue="); ok && isQueue {
-				return q
-			}
-		}
-	}
-	return ""
 }

@@ -11,24 +11,25 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/doctest"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 // nodeTree returns a machine with the files of a node: its configuration and planned files.
 func nodeTree(t *testing.T, m machinetest.Machine, cfg config.Config, text string) string {
 	t.Helper()
 	root := m.Dir(t)
-	node := &machine{root: root, cfg: cfg}
-	if err := node.read(t.Context(), Streams{Err: t.Output()}.logger()); err != nil {
+	n := &node.Node{Root: root, Config: cfg.WithDefaults(), Log: Streams{Err: t.Output()}.logger()}
+	if err := n.Read(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := node.think(); err != nil {
+	if err := n.MakePlan(); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range node.plan.Files {
+	for _, f := range n.Plan.Files {
 		put(t, root, f.Path, f.Content)
 	}
 	put(t, root, plan.ConfigPath, text)

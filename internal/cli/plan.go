@@ -11,12 +11,14 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/jedib0t/go-pretty/v6/text"
+	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // exitChanges is the exit code of --detailed-exit-code if changes are pending.
@@ -37,11 +39,9 @@ func newPlan(s Streams) *cobra.Command {
 		Short: "Show the slots this machine should have, and what would change",
 		Long: `Show the slots this machine should have, and what would change.
 
-Exit code 0 if a plan could be made, 1 if not. With --detailed-exit-code it is 3
-if changes are pending. Nothing is written.
-
-To preview a configuration change, use --config FILE before you change
-` + plan.ConfigPath + `, which kbnode.service reads within 30 seconds.`,
+Exit code 0 if a plan could be made, 1 if not. Nothing is written. To preview a
+configuration change, use --config FILE before you change
+` + plan.ConfigPath + `.`,
 		Example: `  kbnode plan --queue b200
   kbnode plan --config node.yaml --detailed-exit-code`,
 		Args: cobra.NoArgs,
@@ -87,9 +87,10 @@ func makePlan(ctx context.Context, s Streams, root, file string, w *wishes) (*pl
 		return nil, nil, err
 	}
 	defer func() { _ = closeRoot() }()
-	m := &machine{root: filepath.Clean(dir), name: root}
+	n := here(s)
+	n.Root, n.Name = filepath.Clean(dir), root
 	env := os.Getenv
-	if !m.live() {
+	if !n.Live() {
 		env = func(string) string { return "" } // the variables are this machine's
 	}
 	if file != "" {
@@ -97,31 +98,20 @@ func makePlan(ctx context.Context, s Streams, root, file string, w *wishes) (*pl
 		if err != nil {
 			return nil, nil, err
 		}
-		m.asked = &configText{name: configName(file), text: text}
+		n.Asked = &node.ConfigText{Name: configName(file), Text: text}
 	}
-	if err := m.loadConfig(w, env); err != nil {
+	if err := w.load(n, env); err != nil {
 		return nil, nil, err
 	}
-	if err := m.read(ctx, s.logger()); err != nil {
+	if err := n.Read(ctx); err != nil {
 		return nil, nil, err
 	}
-	m.reshape = true // as install will
-	if err := m.think(); err != nil {
+	n.Reshape = true // as install will
+	if err := n.MakePlan(); err != nil {
 		return nil, nil, err
 	}
-	host := &reconcile.Host{Root: m.root, Users: reconcile.SystemUsers{Root: m.root}, GPUs: m.inv.GPUs}
-	if m.live() {
-		conn, err := reconcile.Connect(ctx)
-		if err == nil {
-			defer conn.Close()
-			host.Systemd, host.Network = conn, openNetwork()
-		}
-	}
-	state, err := host.Observe(ctx, m.plan)
-	if err != nil {
-		return nil, nil, err
-	}
-	return m.plan, reconcile.Diff(m.plan, state), nil
+	changes, err := n.Preview(ctx)
+	return n.Plan, changes, err
 }
 
 func printPlan(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
@@ -130,7 +120,7 @@ func printPlan(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
 		printf(w, "\n")
 	}
 	for _, warning := range p.Warnings {
-		printf(w, "%s %s\n", paint(w, text.FgYellow, "warning:"), warning)
+		printf(w, "%s %s\n", paint(w, pretty.FgYellow, "warning:"), warning)
 	}
 	if len(changes) == 0 {
 		printf(w, "\nNothing to change.\n")
@@ -145,9 +135,9 @@ func printSlots(w io.Writer, p *plan.Plan) {
 	t := newList(w, "Slot", "GPU", "PCI", "NUMA", "Queue", "CPUs", "Memory nodes", "Memory")
 	t.spare = []string{"Memory nodes", "PCI", "NUMA"}
 	for _, s := range p.Slots {
-		t.row(s.Name, cmp.Or(s.Model(), "-"), gpuText(s.Each(pciOf)), gpuText(s.Each(numaOf)), s.Queue, s.CPUs, s.MemoryNodes, bytesText(s.MemoryBytes))
+		t.row(s.Name, cmp.Or(s.Model(), "-"), gpuText(s.Each(pciOf)), gpuText(s.Each(numaOf)), s.Queue, s.CPUs, s.MemoryNodes, text.Bytes(s.MemoryBytes))
 	}
-	t.row("system", "", "", "", "", cmp.Or(p.Reserved.CPUs, "-"), "", bytesText(p.Reserved.MemoryBytes))
+	t.row("system", "", "", "", "", cmp.Or(p.Reserved.CPUs, "-"), "", text.Bytes(p.Reserved.MemoryBytes))
 	t.print()
 	if used := p.UsedGPUs(); used < p.GPUs {
 		printf(w, "%d of %d GPUs used\n", used, p.GPUs)

@@ -7,9 +7,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jedib0t/go-pretty/v6/text"
+	pretty "github.com/jedib0t/go-pretty/v6/text"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // queueMost is the maximum length of names on a terminal, in characters.
@@ -53,7 +54,7 @@ var queueColumns = []struct {
 // queueSpare are the columns to omit on a narrow terminal, first to last.
 var queueSpare = []string{"Node", "kbnode", "Version", "Model"}
 
-func (v *queueView) print(report queueReport) {
+func (v *queueView) print(report buildkite.QueueReport) {
 	for i, q := range report.Queues {
 		if i > 0 {
 			printf(v.s.Out, "\n")
@@ -68,8 +69,8 @@ func (v *queueView) print(report queueReport) {
 			}
 		}
 		if n := q.Waiting.Unmatched; n > 0 && len(q.Agents) > 0 {
-			printf(v.s.Out, "%s %d waiting %s for tags that no agent here has: %s\n", paint(v.s.Out, text.FgYellow, "warning:"),
-				n, plural(n, "job asks", "jobs ask"), strings.Join(q.Waiting.Missing, ", "))
+			printf(v.s.Out, "%s %d waiting %s for tags that no agent here has: %s\n", paint(v.s.Out, pretty.FgYellow, "warning:"),
+				n, text.Plural(n, "job asks", "jobs ask"), strings.Join(q.Waiting.Missing, ", "))
 		}
 	}
 }
@@ -77,7 +78,7 @@ func (v *queueView) print(report queueReport) {
 // queueSummary returns a queue in one line.
 func queueSummary(q buildkite.Queue, now time.Time) string {
 	busy, n := q.Count(buildkite.Busy, buildkite.Draining), len(q.Agents)
-	part := []string{fmt.Sprintf("%s: %d %s", q.Name, n, plural(n, "agent", "agents")), fmt.Sprintf("%d idle", q.Count(buildkite.Idle)), fmt.Sprintf("%d busy", busy)}
+	part := []string{fmt.Sprintf("%s: %d %s", q.Name, n, text.Plural(n, "agent", "agents")), fmt.Sprintf("%d idle", q.Count(buildkite.Idle)), fmt.Sprintf("%d busy", busy)}
 	if d := q.Count(buildkite.Draining); d > 0 {
 		part[2] += fmt.Sprintf(" (%d draining)", d)
 	}

@@ -81,7 +81,7 @@ func TestQueueCommand(t *testing.T) {
 		}
 	}
 
-	var report queueReport
+	var report buildkite.QueueReport
 	got := kbnode(t, "queue", "none", "--json")
 	if err := json.Unmarshal([]byte(got.out), &report); err != nil || got.code != exitNo || report.Organization != "kbnode" || len(report.Queues) != 1 || report.Queues[0].Agents == nil {
 		t.Errorf("%+v, %v", got, err)
@@ -123,7 +123,7 @@ func TestQueueWatch(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, stderr bytes.Buffer
-		v := &queueView{s: Streams{Out: &out, Err: &stderr}, client: client, org: "kbnode", name: "b200", asJSON: true}
+		v := newQueueView(Streams{Out: &out, Err: &stderr}, client, "kbnode", "b200", true)
 		ctx, interrupt := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- v.watch(ctx) }()
@@ -143,7 +143,7 @@ func TestQueueWatch(t *testing.T) {
 		}
 		var seen []string
 		for line := range strings.Lines(out.String()) {
-			var r queueReport
+			var r buildkite.QueueReport
 			if err := json.Unmarshal([]byte(line), &r); err != nil || len(r.Queues) != 1 {
 				t.Fatal(err, line)
 			}
@@ -173,7 +173,7 @@ func TestQueueWatchDraws(t *testing.T) {
 		}
 		for name, want := range map[string]string{"b200": "b200: 1 agent, 1 idle", "h100": `there is no queue "h100" in kbnode; queues with agents: b200`} {
 			var out bytes.Buffer
-			v := &queueView{s: Streams{Out: &out, Err: t.Output()}, client: client, org: "kbnode", name: name}
+			v := newQueueView(Streams{Out: &out, Err: t.Output()}, client, "kbnode", name, false)
 			ctx, interrupt := context.WithCancel(t.Context())
 			ended := make(chan error)
 			go func() { ended <- v.watch(ctx) }()
@@ -204,7 +204,7 @@ func TestQueueWatchRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v := &queueView{s: Streams{Out: t.Output(), Err: t.Output()}, client: client, org: "kbnode"}
+		v := newQueueView(Streams{Out: t.Output(), Err: t.Output()}, client, "kbnode", "", false)
 		if err := v.watch(t.Context()); err == nil || !strings.Contains(err.Error(), "refuses the API token") {
 			t.Error(err)
 		}
@@ -233,7 +233,7 @@ func TestQueueTable(t *testing.T) {
 	}}})[0]
 	var out bytes.Buffer
 	v := &queueView{s: Streams{Out: &out}}
-	v.print(queueReport{Time: now, Queues: []buildkite.Queue{queue}})
+	v.print(buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}})
 	golden(t, "queue.txt", out.String())
 	for _, width := range []int{80, 70, 40} {
 		drawn := v.table(queue, now).draw(width)

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -23,24 +24,23 @@ func newReconcile(s Streams) *cobra.Command {
 }
 
 func reconcileOnce(ctx context.Context, s Streams) error {
-	host, closeHost, err := rootHost(ctx, s, "reconcile")
+	n, host, err := change(ctx, s, "reconcile")
 	if err != nil {
 		return err
 	}
-	defer closeHost()
-	release, err := lock(ctx, s, host)
+	defer host.Close()
+	release, err := n.Lock(ctx, host.Host)
 	if err != nil {
 		return err
 	}
 	defer release()
 	// Not earlier: the kbnode that held the lock may have written other wishes, or removed
 	// everything.
-	m, err := readNode(ctx, s)
-	if err != nil {
+	if err := n.Refresh(ctx); err != nil {
 		return err
 	}
-	host.GPUs = m.inv.GPUs
-	result, err := converge(ctx, host, m.plan)
+	host.GPUs = n.Inventory.GPUs
+	result, err := node.Converge(ctx, host.Host, n.Plan)
 	if err != nil {
 		return err
 	}
@@ -72,13 +72,13 @@ what install --adopt replaced. Agents finish their jobs first, unless --now.`,
 }
 
 func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
-	host, closeHost, err := rootHost(ctx, s, "uninstall")
+	n, host, err := change(ctx, s, "uninstall")
 	if err != nil {
 		return err
 	}
-	defer closeHost()
+	defer host.Close()
 	host.Now = now
-	release, err := lock(ctx, s, host)
+	release, err := n.Lock(ctx, host.Host)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 		printf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
 		return nil
 	}
-	end := showProgress(s, host)
+	end := showProgress(s, host.Host)
 	result, err := host.Uninstall(ctx, func(jobs []string) {
 		end()
 		s.progress("waiting for %s; kbnode uninstall --now ends it", strings.Join(jobs, ", "))

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"flag"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -26,13 +27,8 @@ result.json is written in both cases. Exit code 3 if it could not be written.`,
   kbnode payload decode | kbnode runner --config - --workdir /tmp/job`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, flag := range []string{"payload", "config"} {
-				if f := cmd.Flags().Lookup(flag); f.Changed && f.Value.String() == "" {
-					return usagef("--%s names no file; give one, or - for standard input", flag)
-				}
-			}
-			if o.Payload != "" && o.Config != "" {
-				return usagef("--payload and --config each name a payload; give one of them")
+			if err := o.Check(cmd.Flags().Changed); err != nil {
+				return usage(err)
 			}
 			if (o.Payload == "-" || o.Config == "-") && isTerminal(s.In) {
 				printf(s.Err, "reading the payload from the terminal; end it with Ctrl-D\n")
@@ -48,9 +44,8 @@ result.json is written in both cases. Exit code 3 if it could not be written.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&o.Payload, "payload", "", `file with an encoded payload, "-" for standard input`)
-	cmd.Flags().StringVar(&o.Config, "config", "", `file with a payload as JSON text, "-" for standard input`)
-	cmd.Flags().StringVar(&o.Dir, "workdir", "", "where the program runs and result.json is written (default: current directory)")
-	cmd.Flags().BoolVar(&o.Annotate, "annotate", false, "also show the summary on the build's page in Buildkite, if the job has the agent's access token")
+	fl := flag.NewFlagSet("runner", flag.ContinueOnError)
+	o.Flags(fl)
+	cmd.Flags().AddGoFlagSet(fl)
 	return cmd
 }

@@ -11,13 +11,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
 func TestSelftestOutput(t *testing.T) {
 	t.Parallel()
 	held := selftest.Check{Group: "plan", Tried: "everything", Saw: "as planned", Held: true}
-	node := selftest.SlotReport{Slot: "node", Index: -1, Checks: []selftest.Check{held}}
+	itself := selftest.SlotReport{Slot: "node", Index: -1, Checks: []selftest.Check{held}}
 	var many []selftest.Check
 	for i := range 20 {
 		many = append(many, selftest.Check{Group: "requests", Tried: fmt.Sprintf("request %d", i), Saw: "201", Do: "sudo kbnode reconcile"})
@@ -29,24 +30,24 @@ func TestSelftestOutput(t *testing.T) {
 		not   []string
 	}{
 		"all held": {
-			slots: []selftest.SlotReport{node, {Slot: "gpu0", Checks: []selftest.Check{held, held}}},
+			slots: []selftest.SlotReport{itself, {Slot: "gpu0", Checks: []selftest.Check{held, held}}},
 			want:  []string{"gpu0  plan", "2 held", "\nEverything held in 1 slot.\n"},
 			not:   []string{"NOT HELD", "as planned"},
 		},
 		"in full": {
-			slots: []selftest.SlotReport{node, {Slot: "gpu0", Checks: []selftest.Check{held}}}, flags: true,
+			slots: []selftest.SlotReport{itself, {Slot: "gpu0", Checks: []selftest.Check{held}}}, flags: true,
 			want: []string{"everything", "held: as planned"},
 		},
 		"a busy slot": {
-			slots: []selftest.SlotReport{node, {Slot: "gpu0", Checks: []selftest.Check{held}}, {Slot: "gpu1", Index: 1, Skipped: "it is busy with job x"}},
+			slots: []selftest.SlotReport{itself, {Slot: "gpu0", Checks: []selftest.Check{held}}, {Slot: "gpu1", Index: 1, Skipped: "it is busy with job x"}},
 			want:  []string{"skipped: it is busy with job x", "Everything held in 1 slot; 1 slot was skipped."},
 		},
 		"nothing to try": {
-			slots: []selftest.SlotReport{node, {Slot: "gpu0", Skipped: "it is parked: away"}},
+			slots: []selftest.SlotReport{itself, {Slot: "gpu0", Skipped: "it is parked: away"}},
 			want:  []string{"No slot could be tried, all are busy or parked"},
 		},
 		"what did not hold, last and with what to type": {
-			slots: []selftest.SlotReport{node, {Slot: "gpu0", Checks: append([]selftest.Check{held}, many...)}},
+			slots: []selftest.SlotReport{itself, {Slot: "gpu0", Checks: append([]selftest.Check{held}, many...)}},
 			want: []string{
 				"20 of 20 did not hold", "NOT HELD  gpu0, requests: request 0\n  found 201\n  type  sudo kbnode reconcile\n",
 				"request 7", `12 more of "requests"`, "\nNOT HELD: gpu0.\n",
@@ -61,7 +62,7 @@ func TestSelftestOutput(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var b bytes.Buffer
-			printSelftest(&b, &selftestOutput{Slots: row.slots}, row.flags)
+			printSelftest(&b, &node.SelftestReport{Slots: row.slots}, row.flags)
 			for _, want := range row.want {
 				if !strings.Contains(b.String(), want) {
 					t.Errorf("does not say %q:\n%s", want, b.String())
@@ -104,10 +105,10 @@ func TestSelftestDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	var documented, coded []string
-	for _, m := range regexp.MustCompile("(?m)^\\| `([a-zA-Z_.\\[\\]]+)` \\| ([^|]+) \\| [^|]+ \\|$").FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile("(?m)^- `([a-zA-Z_.\\[\\]]+)` \\(([^)]+)\\): .+$").FindAllStringSubmatch(string(text), -1) {
 		documented = append(documented, m[1]+" "+m[2])
 	}
-	fieldsOf(reflect.TypeFor[selftestOutput](), "", &coded)
+	fieldsOf(reflect.TypeFor[node.SelftestReport](), "", &coded)
 	if d := cmp.Diff(coded, documented); d != "" {
 		t.Errorf("docs/security.md (+) differs from the code (-):\n%s", d)
 	}

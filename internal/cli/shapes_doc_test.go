@@ -11,10 +11,11 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 // example is a machine, a configuration, and the table that kbnode status prints.
@@ -66,6 +67,7 @@ func statusTable(t *testing.T, machine, text string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	cfg = cfg.WithDefaults()
 	p, err := plan.Build(plan.Input{Inventory: inv, Config: &cfg, Binary: "/usr/bin/kbnode", Version: "1.2.3"})
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +76,7 @@ func statusTable(t *testing.T, machine, text string) string {
 	for _, s := range p.Slots {
 		state.Slots = append(state.Slots, slot.State{Index: s.Index, Agent: agentAt("active", "running")})
 	}
-	st := statusOf(p, state, nil)
+	st := node.StatusOf(p, state, nil)
 	var b strings.Builder
 	printStatus(&b, st, taken)
 	lines := strings.SplitAfter(strings.TrimSuffix(b.String(), "\n"), "\n")

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -38,7 +38,7 @@ func newAgentExec(s Streams) *cobra.Command {
 			}
 			// A slice without its unit limits nothing, so an agent that started outside of its
 			// plan must not take a job.
-			if err := slot.CheckLimits("/sys/fs/cgroup", pol); err != nil {
+			if err := slot.CheckLimits(slot.CgroupRoot, pol); err != nil {
 				return err
 			}
 			if err := agent.Ready(cmd.Context(), k, s.logger()); cmd.Context().Err() != nil {
@@ -73,26 +73,12 @@ func newGuard(s Streams) *cobra.Command {
 			probe.Keep() // it looks at its GPU after each job, while the next may wait
 			return guard.Serve(cmd.Context(), guard.Config{
 				Policy: pol, Log: s.logger(),
-				MainPID: func(ctx context.Context) (int, error) { return mainPID(ctx, plan.AgentUnit(k)) },
+				MainPID: func(ctx context.Context) (int, error) { return node.MainPID(ctx, plan.AgentUnit(k)) },
 			})
 		},
 	}
 	slotFlag(cmd, &k)
 	return cmd
-}
-
-// mainPID returns the main process of a unit of this machine, or 0.
-func mainPID(ctx context.Context, unit string) (int, error) {
-	bus, err := reconcile.Connect(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer bus.Close()
-	units, err := bus.Units(ctx, unit)
-	if err != nil {
-		return 0, err
-	}
-	return units[0].MainPID, nil
 }
 
 func newHook(s Streams) *cobra.Command {

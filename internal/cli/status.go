@@ -2,55 +2,20 @@ package cli
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"strings"
 	"time"
 
-	"github.com/jedib0t/go-pretty/v6/text"
+	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/daemon"
-	"github.com/gpu-mode/kbnode/internal/health"
-	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // watchPeriod is how often --watch looks.
 const watchPeriod = 2 * time.Second
-
-// slotStatus is one slot in the JSON of kbnode status.
-type slotStatus struct {
-	Slot        string       `json:"slot"`
-	Index       int          `json:"index"`
-	GPU         string       `json:"gpu"`
-	UUID        string       `json:"uuid"`
-	PCI         string       `json:"pci"`
-	Shape       string       `json:"shape"` // as plan.Slot has it
-	Queue       string       `json:"queue"`
-	CPUs        string       `json:"cpus"`
-	MemoryBytes int64        `json:"memory_bytes"`
-	Agent       string       `json:"agent"` // one of slot.Words
-	Since       time.Time    `json:"since,omitzero"`
-	Job         *slot.Job    `json:"job,omitempty"`
-	Drains      []plan.Drain `json:"drains,omitempty"` // who wants the slot to take no jobs
-	Problems    []string     `json:"problems"`         // what disagrees with the plan
-}
-
-// nodeStatus is the JSON of kbnode status.
-type nodeStatus struct {
-	Node     string             `json:"node"`
-	Slots    []slotStatus       `json:"slots"`
-	Health   []health.Verdict   `json:"health"` // of the daemon's last pass
-	Warnings []string           `json:"warnings"`
-	Changes  []reconcile.Change `json:"changes"`
-}
 
 func newStatus(s Streams) *cobra.Command {
 	var asJSON, watch bool
@@ -63,8 +28,11 @@ Exit code 0 if every slot is as planned, 1 if something differs or this machine 
 not a node.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := toRead("status"); err != nil {
+				return err
+			}
 			for {
-				st, err := readStatus(cmd.Context(), s)
+				st, err := here(s).ReadStatus(cmd.Context())
 				if err != nil {
 					return err
 				}
@@ -78,15 +46,13 @@ not a node.`,
 					printStatus(s.Out, st, time.Now())
 				}
 				if err != nil || !watch {
-					if err == nil && st.disagrees() {
+					if err == nil && st.Disagrees() {
 						return &exitError{code: exitNo}
 					}
 					return err
 				}
-				select {
-				case <-cmd.Context().Done():
+				if limit.Sleep(cmd.Context(), watchPeriod) != nil {
 					return nil
-				case <-time.After(watchPeriod):
 				}
 			}
 		},
@@ -96,125 +62,7 @@ not a node.`,
 	return cmd
 }
 
-func (st nodeStatus) disagrees() bool {
-	for _, s := range st.Slots {
-		if len(s.Problems) > 0 {
-			return true
-		}
-	}
-	return len(st.Changes) > 0
-}
-
-func readStatus(ctx context.Context, s Streams) (nodeStatus, error) {
-	if os.Geteuid() != 0 {
-		return nodeStatus{}, errors.New("status must run as root; type sudo kbnode status")
-	}
-	m := &machine{root: "/"}
-	if _, err := os.Stat(plan.BindingsPath); errors.Is(err, fs.ErrNotExist) {
-		return nodeStatus{}, errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
-	}
-	if err := m.loadConfig(&wishes{}, func(string) string { return "" }); err != nil {
-		return nodeStatus{}, err
-	}
-	if err := m.read(ctx, s.logger()); err != nil {
-		return nodeStatus{}, err
-	}
-	if err := m.think(); err != nil {
-		return nodeStatus{}, err
-	}
-	host, closeHost, err := openHost(ctx, s)
-	if err != nil {
-		return nodeStatus{}, err
-	}
-	defer closeHost()
-	host.GPUs = m.inv.GPUs
-	state, err := host.Observe(ctx, m.plan)
-	if err != nil {
-		return nodeStatus{}, err
-	}
-	st := statusOf(m.plan, state, reconcile.Diff(m.plan, state))
-	for i, sl := range m.plan.Slots {
-		if why := agentProblem(ctx, sl, state.Slot(sl.Index), time.Now(), agent.Journal); why != "" {
-			st.Slots[i].Problems = append(st.Slots[i].Problems, why)
-		}
-	}
-	if roll := m.agents.Roll; roll != nil {
-		st.Warnings = append(st.Warnings, fmt.Sprintf("agents are changing to %s: %d of %d slots have registered with it",
-			versionName(m.inv.Software.Agent)(roll.To), len(roll.Registered), len(m.plan.Slots)))
-	}
-	st.Warnings = append(st.Warnings, plan.SayUnread(m.inv)...)
-	kept, err := daemon.ReadHealth("/")
-	if err != nil {
-		st.Warnings = append(st.Warnings, err.Error())
-	}
-	return st.withHealth(kept.Verdicts), nil
-}
-
-// withHealth adds verdicts. Those that drain a slot are already in its status.
-func (st nodeStatus) withHealth(verdicts []health.Verdict) nodeStatus {
-	st.Health = append(st.Health, verdicts...)
-	for _, v := range verdicts {
-		if v.Level < health.Warn || v.Effect != health.None {
-			continue
-		}
-		var about []string
-		for _, k := range v.Slots {
-			about = append(about, plan.SlotName(k))
-		}
-		about = append(about, fmt.Sprintf("%s: %s; %s", v.Check, v.Reason, v.Fix))
-		st.Warnings = append(st.Warnings, strings.Join(about, ", "))
-	}
-	return st
-}
-
-// statusOf returns the status of what was read.
-func statusOf(p *plan.Plan, state *reconcile.State, changes []reconcile.Change) nodeStatus {
-	st := nodeStatus{Node: p.Node, Slots: []slotStatus{}, Health: []health.Verdict{}, Warnings: append([]string{}, state.Warnings...), Changes: append([]reconcile.Change{}, changes...)}
-	for _, s := range p.Slots {
-		ss := state.Slot(s.Index)
-		row := slotStatus{
-			Slot: s.Name, Index: s.Index, GPU: s.Model(), UUID: strings.Join(s.Each(plan.SlotGPU.Name), ","), PCI: strings.Join(s.Each(pciOf), ","),
-			Shape: s.Shape, Queue: s.Queue,
-			CPUs: s.CPUs, MemoryBytes: s.MemoryBytes,
-			Agent: ss.Word(s), Since: ss.Agent.Since, Job: ss.Job, Problems: []string{},
-		}
-		if ss.Job != nil {
-			row.Since = ss.Job.Since
-		}
-		row.Drains = s.Drains
-		for _, d := range s.Drains {
-			if d.By != plan.ByOperator { // an operator's drain is wanted
-				row.Problems = append(row.Problems, d.String())
-			}
-		}
-		if row.Agent == "drained" {
-			row.Since = s.Drains[0].Since
-		}
-		if s.Parked != "" {
-			row.Problems = append(row.Problems, s.Parked)
-		}
-		for _, why := range ss.Parked {
-			row.Problems = append(row.Problems, why.Reason)
-			if row.Agent == "parked" {
-				row.Since = why.Since
-			}
-		}
-		for _, c := range changes {
-			if c.Slot == s.Index {
-				row.Problems = append(row.Problems, c.String())
-			}
-		}
-		st.Slots = append(st.Slots, row)
-	}
-	for _, c := range changes {
-		if c.Slot < 0 {
-			st.Warnings = append(st.Warnings, c.String())
-		}
-	}
-	return st
-}
-
-func printStatus(w io.Writer, st nodeStatus, now time.Time) {
+func printStatus(w io.Writer, st node.Status, now time.Time) {
 	t := newList(w, "Slot", "GPU", "Queue", "CPUs", "Memory", "Agent", "Job", "Since", "Problem")
 	t.spare = []string{"Memory", "CPUs", "GPU", "Queue"}
 	for _, s := range st.Slots {
@@ -234,25 +82,25 @@ func printStatus(w io.Writer, st nodeStatus, now time.Time) {
 		} else if len(s.Drains) > 0 {
 			problem = s.Drains[0].String()
 		}
-		t.row(s.Slot, cmp.Or(s.GPU, "-"), s.Queue, s.CPUs, bytesText(s.MemoryBytes), paintAgent(w, s.Agent), job, ago(s.Since, now), problem)
+		t.row(s.Slot, cmp.Or(s.GPU, "-"), s.Queue, s.CPUs, text.Bytes(s.MemoryBytes), paintAgent(w, s.Agent), job, ago(s.Since, now), problem)
 	}
 	t.print()
 	if len(st.Warnings) > 0 {
 		printf(w, "\n")
 	}
 	for _, warning := range st.Warnings {
-		printf(w, "%s %s\n", paint(w, text.FgYellow, "warning:"), warning)
+		printf(w, "%s %s\n", paint(w, pretty.FgYellow, "warning:"), warning)
 	}
 }
 
 func paintAgent(w io.Writer, word string) string {
 	switch word {
 	case "idle":
-		return paint(w, text.FgGreen, word)
+		return paint(w, pretty.FgGreen, word)
 	case "busy", "draining", "drained", "starting", "stopping":
-		return paint(w, text.FgYellow, word)
+		return paint(w, pretty.FgYellow, word)
 	default:
-		return paint(w, text.FgRed, word)
+		return paint(w, pretty.FgRed, word)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -25,12 +24,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-const (
-	// overhead is the time that a job needs besides its evaluations: a first pull of the image.
-	overhead       = 10 * time.Minute
-	maxSubmission  = 8 << 20
-	defaultRunTime = time.Hour // of a payload, whose time limits are not known
-)
+const defaultRunTime = time.Hour // of a payload, whose time limits are not known
 
 type submitFlags struct {
 	targetFlags
@@ -54,10 +48,9 @@ file, as JSON or encoded, "-" for standard input. With --hello, it sends a small
 evaluation that every node passes.
 
 Ctrl-C asks whether to cancel the build. If a build with the same --run-id exists, it
-follows that build and creates no other.
+follows that build.
 
-Exit code 0 if the submission passed, 1 if it did not, or if there is no result; the
-output says why. The API token needs the scopes write_builds, read_builds, read_artifacts
+Exit code 0 if the submission passed, and 1 otherwise. The API token needs the scopes write_builds, read_builds, read_artifacts
 and, to see that the queue has agents, read_agents.`,
 		Example: `  kbnode submit --org gpu-mode --queue b200 --hello
   kbnode submit --org gpu-mode --gpu B200_BK --eval examples/vectoradd_triton --mode benchmark
@@ -152,7 +145,7 @@ func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) 
 		var doc []byte
 		doc, err = image.Smoke()
 		r.Payload, r.Message = string(doc), "kbnode submit --hello"
-		f.runs = runsOf("test")
+		f.runs = task.Runs("test")
 	case f.payload != "":
 		r.Payload, err = f.readPayload(s)
 		r.Message = "kbnode submit: a payload"
@@ -176,7 +169,7 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 	if len(args) > 0 {
 		name = args[0]
 	}
-	text, err := readText(name, maxSubmission)
+	text, err := task.ReadSubmission(os.DirFS(filepath.Dir(name)), filepath.Base(name))
 	if err != nil {
 		return fmt.Errorf("read submission: %w", err)
 	}
@@ -187,23 +180,10 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 	if r.Payload, err = t.Config(text, f.arch, mode); err != nil {
 		return usage(err)
 	}
-	f.runs = runsOf(mode)
+	f.runs = task.Runs(mode)
 	r.Message = fmt.Sprintf("kbnode submit: %s, %s", filepath.Base(t.Dir), mode)
 	if f.timeout == 0 {
-		switch mode {
-		case "test":
-			f.timeout = t.TestTimeout
-		case "benchmark":
-			f.timeout = t.BenchmarkTimeout
-		case "profile":
-			f.timeout = t.BenchmarkTimeout * time.Duration(max(1, t.Benchmarks))
-		default:
-			f.timeout = t.TestTimeout + t.BenchmarkTimeout + t.RankedTimeout
-		}
-		f.timeout += overhead
-		if t.Lang == task.CUDA {
-			f.timeout += 6 * time.Minute // the compiler may run three times
-		}
+		f.timeout = t.RunTime(mode)
 	}
 	return nil
 }
@@ -231,18 +211,6 @@ func (f *submitFlags) showTemplate(s Streams) error {
 		return usagef("%s has no templates", filepath.Join(t.Dir, task.FileName))
 	}
 	return usagef("%s has no template for %.40q; it has %s", filepath.Join(t.Dir, task.FileName), f.template, strings.Join(slices.Sorted(maps.Keys(t.Templates)), ", "))
-}
-
-// runsOf returns the evaluations that the result of a mode contains. It returns nil for mode
-// profile, whose evaluations depend on the benchmarks.
-func runsOf(mode string) []string {
-	switch mode {
-	case "test", "benchmark":
-		return []string{mode}
-	case "leaderboard", "private":
-		return []string{"test", "benchmark", "leaderboard"}
-	}
-	return nil
 }
 
 // readPayload reads a payload in either form. --mode replaces its mode.
@@ -273,22 +241,8 @@ func (f *submitFlags) readPayload(s Streams) (string, error) {
 		text = payload.JSON(o)
 	}
 	mode, _ := o.Get("mode")
-	f.runs = runsOf(fmt.Sprint(mode))
+	f.runs = task.Runs(fmt.Sprint(mode))
 	return text, nil
-}
-
-// readText reads a user's file of at most so many bytes.
-func readText(name string, most int64) (string, error) {
-	file, err := os.Open(name)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = file.Close() }()
-	text, err := io.ReadAll(io.LimitReader(file, most+1))
-	if err == nil && int64(len(text)) > most {
-		err = fmt.Errorf("%s has more than %d bytes", name, most)
-	}
-	return string(text), err
 }
 
 // requestOf returns the request that would be sent.

@@ -1,15 +1,15 @@
 package cli
 
 import (
-	"cmp"
 	"io"
 	"os"
 	"strings"
-	"sync"
 	"unicode/utf8"
 
-	"github.com/jedib0t/go-pretty/v6/text"
+	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"golang.org/x/term"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // terminal reports whether w is a terminal, and returns its width in columns.
@@ -31,8 +31,8 @@ func bottom(w io.Writer) io.Writer {
 		switch v := w.(type) {
 		case *answer:
 			w = v.to
-		case *asciiText:
-			w = v.to
+		case *text.ASCIIWriter:
+			w = v.To
 		default:
 			return w
 		}
@@ -90,13 +90,13 @@ func commands(s string, width int) string {
 // fold breaks a line between words into lines of at most width columns. All but the last end
 // with end, and all but the first are indented. If end is not empty, quoted text is not broken.
 func fold(line, end string, width, indent int) string {
-	if text.StringWidthWithoutEscSequences(line) <= width {
+	if pretty.StringWidthWithoutEscSequences(line) <= width {
 		return line
 	}
 	var b strings.Builder
 	at, begun, quotes := 0, false, 0
 	for i, word := range strings.Split(line, " ") {
-		n := text.StringWidthWithoutEscSequences(word)
+		n := pretty.StringWidthWithoutEscSequences(word)
 		switch {
 		case i == 0:
 		case begun && at > indent && at+1+n+len(end) > width && (end == "" || quotes%2 == 0):
@@ -115,7 +115,7 @@ func fold(line, end string, width, indent int) string {
 }
 
 func hang(line string, width int) int {
-	seen := []rune(text.StripEscape(line))
+	seen := []rune(pretty.StripEscape(line))
 	lead := len(seen) - len([]rune(strings.TrimLeft(string(seen), " ")))
 	head := string(seen[:min(width/2, len(seen))])
 	if i := strings.LastIndex(head, "  "); i >= lead {
@@ -124,80 +124,13 @@ func hang(line string, width int) int {
 	return min(lead+2, width/2)
 }
 
-// isUTF8 reports whether people read UTF-8 here, by the C library's rules. People who read the
-// log of a Buildkite job do, whatever the container's locale.
-func isUTF8(env func(string) string) bool {
-	_, charset, _ := strings.Cut(cmp.Or(env("LC_ALL"), env("LC_CTYPE"), env("LANG")), ".")
-	charset, _, _ = strings.Cut(strings.ToLower(charset), "@")
-	return charset == "utf-8" || charset == "utf8" || env("BUILDKITE") == "true"
-}
-
-// asciiOf maps the characters that kbnode writes to ASCII.
-var asciiOf = map[rune]string{
-	'…': "...", '±': "+/-", '×': "x", '°': "", 'µ': "u", 'μ': "u", '¦': "|",
-	'–': "-", '—': "-", '→': "->", '·': ".", '•': "*", '≤': "<=", '≥': ">=", '\u00a0': " ",
-	'‘': "'", '’': "'", '“': `"`, '”': `"`,
-}
-
-// toASCII spells a text in ASCII. It replaces each character that kbnode does not write itself
-// with a question mark.
-func toASCII(s string) string {
-	if isASCII(s) {
-		return s
-	}
-	var b strings.Builder
-	for _, r := range s {
-		if r < utf8.RuneSelf {
-			b.WriteRune(r)
-		} else if as, known := asciiOf[r]; known {
-			b.WriteString(as)
-		} else {
-			b.WriteByte('?')
-		}
-	}
-	return b.String()
-}
-
-func isASCII[T string | []byte](s T) bool {
-	for i := range len(s) {
-		if s[i] >= utf8.RuneSelf {
-			return false
-		}
-	}
-	return true
-}
-
-// asciiText is a writer for people who read only ASCII.
-type asciiText struct {
-	to   io.Writer
-	mu   sync.Mutex
-	part []byte // the beginning of a character that is not complete yet
-}
-
-func (a *asciiText) Write(p []byte) (int, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	all := append(a.part, p...)
-	end := len(all)
-	for i := max(0, end-utf8.UTFMax+1); i < end; i++ {
-		if utf8.RuneStart(all[i]) && !utf8.FullRune(all[i:]) {
-			end = i
-		}
-	}
-	a.part = append([]byte{}, all[end:]...)
-	if _, err := io.WriteString(a.to, toASCII(string(all[:end]))); err != nil {
-		return 0, err
-	}
-	return len(p), nil
-}
-
 // spell returns a text as w will show it.
 func spell(w io.Writer, s string) string {
 	if a, ok := w.(*answer); ok {
 		w = a.to
 	}
-	if _, ok := w.(*asciiText); ok {
-		return toASCII(s)
+	if _, ok := w.(*text.ASCIIWriter); ok {
+		return text.ToASCII(s)
 	}
 	return s
 }

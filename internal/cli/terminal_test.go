@@ -16,12 +16,13 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/jedib0t/go-pretty/v6/text"
+	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"golang.org/x/sys/unix"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 // TestMain gives all tests the same locale and terminal.
@@ -99,7 +100,7 @@ func TestWidth(t *testing.T) {
 		for _, cols := range []uint16{80, 160} {
 			for line := range strings.Lines(onTerminal(t, cols, args...)) {
 				line = strings.TrimRight(line, "\n")
-				if n := text.StringWidthWithoutEscSequences(line); n > int(cols) && strings.Contains(strings.TrimSpace(line), " ") {
+				if n := pretty.StringWidthWithoutEscSequences(line); n > int(cols) && strings.Contains(strings.TrimSpace(line), " ") {
 					t.Errorf("%v: %d of %d columns: %q", args, n, cols, line)
 				}
 			}
@@ -143,38 +144,13 @@ func TestDumbTerminal(t *testing.T) {
 	}
 }
 
-func TestLocale(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		env  map[string]string
-		want bool
-	}{
-		{nil, false},
-		{map[string]string{"LANG": "C.UTF-8"}, true},
-		{map[string]string{"LANG": "de_DE.utf8"}, true},
-		{map[string]string{"LANG": "de_DE.UTF-8@euro"}, true},
-		{map[string]string{"LANG": "de_DE"}, false},
-		{map[string]string{"LANG": "de_DE.ISO-8859-1"}, false},
-		{map[string]string{"LANG": "C.UTF-8", "LC_ALL": "C"}, false},
-		{map[string]string{"LANG": "C.UTF-8", "LC_CTYPE": "POSIX"}, false},
-		{map[string]string{"LANG": "C", "LC_CTYPE": "C.UTF-8"}, true},
-		{map[string]string{"LC_CTYPE": "C.UTF-8", "LC_ALL": "C"}, false},
-		{map[string]string{"LANG": "C.UTF-8", "LC_ALL": ""}, true},
-		{map[string]string{"BUILDKITE": "true"}, true},
-	} {
-		if got := isUTF8(func(name string) string { return tt.env[name] }); got != tt.want {
-			t.Errorf("%v: %t", tt.env, got)
-		}
-	}
-}
-
 // TestASCII checks that no command writes anything but ASCII if the locale is not UTF-8.
 func TestASCII(t *testing.T) {
 	t.Setenv("LC_ALL", "C")
 	for _, args := range everything(t) {
 		got := kbnode(t, args...)
 		for _, s := range []string{got.out, got.err, onTerminal(t, 80, args...)} {
-			if !isASCII(s) {
+			if text.ToASCII(s) != s {
 				t.Errorf("%v: %q", args, s)
 			}
 		}
@@ -190,11 +166,11 @@ func TestASCIIKeepsDocuments(t *testing.T) {
 	if got := kbnode(t, "payload", "decode", payload); got.out != doc+"\n" {
 		t.Errorf("%q, %s", got.out, got.err)
 	}
-	if got := onTerminal(t, 80, "payload", "decode", payload); got != strings.ReplaceAll(doc, "ö", "?")+"\n" && !isASCII(got) {
+	if got := onTerminal(t, 80, "payload", "decode", payload); got != strings.ReplaceAll(doc, "ö", "?")+"\n" && text.ToASCII(got) != got {
 		t.Errorf("%q", got)
 	}
 	var b bytes.Buffer
-	if err := printJSON(&answer{to: &asciiText{to: &b}}, "Größe …"); err != nil || b.String() != "\"Größe …\"\n" {
+	if err := printJSON(&answer{to: &text.ASCIIWriter{To: &b}}, "Größe …"); err != nil || b.String() != "\"Größe …\"\n" {
 		t.Errorf("%v: %q", err, b.String())
 	}
 }
@@ -221,7 +197,7 @@ func TestSpelt(t *testing.T) {
 				t.Error(err)
 			}
 			for _, r := range s {
-				if _, known := asciiOf[r]; r >= utf8.RuneSelf && r != utf8.RuneError && !known {
+				if r != utf8.RuneError && r != '?' && text.ToASCII(string(r)) == "?" {
 					t.Errorf("%s: %q in %.60q", set.Position(lit.Pos()), r, s)
 				}
 			}
@@ -231,32 +207,6 @@ func TestSpelt(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
-	}
-	for r, as := range asciiOf {
-		if !isASCII(as) {
-			t.Errorf("%q is spelled %q", r, as)
-		}
-	}
-}
-
-func TestASCIIText(t *testing.T) {
-	t.Parallel()
-	const in, want = "12 °C … über \xff 日本 ±1\n", "12 C ... ?ber ? ?? +/-1\n"
-	for size := 1; size <= len(in); size++ { // characters come in pieces
-		var b bytes.Buffer
-		a := &asciiText{to: &b}
-		for at := 0; at < len(in); at += size {
-			piece := in[at:min(at+size, len(in))]
-			if n, err := a.Write([]byte(piece)); err != nil || n != len(piece) {
-				t.Fatal(n, err)
-			}
-		}
-		if b.String() != want {
-			t.Errorf("in pieces of %d: %q", size, b.String())
-		}
-	}
-	if _, err := (&asciiText{to: full{}}).Write([]byte("…")); err == nil {
-		t.Error("an error is lost")
 	}
 }
 

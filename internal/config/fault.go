@@ -103,3 +103,15 @@ func (s suggestion) String() string {
 	}
 	return "known keys: " + strings.Join(slices.Sorted(slices.Values(s.known)), ", ")
 }
+
+// InputError means that the user has to change what was given: the configuration file, a variable
+// or a flag.
+type InputError struct{ Err error }
+
+func (e *InputError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *InputError) Unwrap() error { return e.Err }
+
+// BadInput returns an InputError.
+func BadInput(format string, args ...any) error { return &InputError{fmt.Errorf(format, args...)} }

@@ -16,7 +16,7 @@ import (
 	"github.com/invopop/jsonschema"
 )
 
-var update = flag.Bool("update", false, "write packaging/config.schema.json anew")
+var update = flag.Bool("update", false, "write packaging/config.schema.json again")
 
 const (
 	schemaFile  = "../../packaging/config.schema.json"

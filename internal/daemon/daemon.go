@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
@@ -28,6 +29,9 @@ type Node interface {
 	GPUs(ctx context.Context) (*health.GPUs, error)
 	// Docker returns why the engine behind a socket does not answer; nil if it does.
 	Docker(ctx context.Context, socket string) error
+	// Signals reads what files and system calls report about the node, with the space on
+	// some disks. What it could not read is listed in the result, and in the error.
+	Signals(root string, disks []string) (health.Node, error)
 	// Stamp is cheap and changes when Read may return something else: it covers the files
 	// that Read reads and the GPUs' addresses on the bus.
 	Stamp(p *plan.Plan) string
@@ -191,10 +195,7 @@ func (d *daemonLoop) wait(ctx context.Context, longest time.Duration) (whole boo
 		d.Log.Debug("woken", "by", unit)
 	}
 	// More signals follow: a restart is several.
-	select {
-	case <-ctx.Done():
-	case <-time.After(d.Settle):
-	}
+	_ = limit.Sleep(ctx, d.Settle)
 	select {
 	case <-d.changed:
 	default:

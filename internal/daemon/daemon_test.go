@@ -20,8 +20,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 const (
@@ -149,6 +149,14 @@ func (n *fakeNode) Docker(context.Context, string) error {
 	return n.docker
 }
 
+// Signals reads the fake's tree. The space on disks and the clock are not the tree's but the
+// test machine's, so they are left out.
+func (n *fakeNode) Signals(root string, _ []string) (health.Node, error) {
+	node, err := health.ReadNode(root, nil)
+	node.Clock = health.ClockUnknown
+	return node, err
+}
+
 func (n *fakeNode) Stamp(*plan.Plan) string {
 	n.wait("Stamp")
 	n.mu.Lock()
@@ -165,16 +173,16 @@ func (n *fakeNode) Host(context.Context) (*reconcile.Host, func(), error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.hosts++
-	return &reconcile.Host{Root: n.root, Systemd: systemd{n.sd, n}, Users: users{systemdtest.Users{Root: n.root}, n}}, func() {}, n.hostErr
+	return &reconcile.Host{Root: n.root, Systemd: manager{n.sd, n}, Users: users{systemdtest.Users{Root: n.root}, n}}, func() {}, n.hostErr
 }
 
-// systemd may refuse to report its units.
-type systemd struct {
+// manager may refuse to report its units.
+type manager struct {
 	*systemdtest.Systemd
 	n *fakeNode
 }
 
-func (s systemd) Units(ctx context.Context, names ...string) ([]slot.Unit, error) {
+func (s manager) Units(ctx context.Context, names ...string) ([]slot.Unit, error) {
 	s.n.mu.Lock()
 	defer s.n.mu.Unlock()
 	if s.n.unitsErr != nil {

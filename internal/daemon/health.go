@@ -19,9 +19,11 @@ import (
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // HealthPath stores the verdicts about a node and the state behind them.
@@ -115,10 +117,7 @@ func (d *daemonLoop) listen(ctx context.Context, kmsg health.Kmsg) {
 			return
 		}
 		d.Log.Warn("kernel log not read", "err", err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(kernelRetry):
-		}
+		_ = limit.Sleep(ctx, kernelRetry) // Run ends with the context
 	}
 }
 
@@ -230,7 +229,7 @@ func (d *daemonLoop) slotStates(ctx context.Context, host *reconcile.Host, l loo
 
 // node reads the node's signals.
 func (d *daemonLoop) node(ctx context.Context, host *reconcile.Host) *health.Node {
-	node, err := health.ReadNode(host.Root, []string{"/", d.doctor.engine, "/var/lib/buildkite-agent"})
+	node, err := d.Node.Signals(host.Root, []string{"/", d.doctor.engine, "/var/lib/buildkite-agent"})
 	if err != nil {
 		d.Log.Debug("node's signals not read", "err", err)
 	}
@@ -318,7 +317,7 @@ func healthSlots(p *plan.Plan, states []slot.State, changes []reconcile.Change, 
 
 // downUnits returns the GPUs' own services that should run but do not. read is false if
 // systemd did not answer.
-func downUnits(ctx context.Context, sd reconcile.Systemd) (down []string, read bool) {
+func downUnits(ctx context.Context, sd systemd.Manager) (down []string, read bool) {
 	if sd == nil {
 		return nil, false
 	}

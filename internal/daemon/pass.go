@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/health"
-	"github.com/gpu-mode/kbnode/internal/overdue"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -72,7 +72,7 @@ func (d *daemonLoop) converge(ctx context.Context, host *reconcile.Host, l look,
 // after the call, so that the calls do not add up.
 func bounded[T any](d *daemonLoop, name string, within time.Duration, f func() (T, error)) (T, error) {
 	defer d.Notify(daemon.SdNotifyWatchdog)
-	return overdue.Call(name+" below "+d.Root, within, f)
+	return limit.Call(name+" below "+d.Root, within, f)
 }
 
 func (d *daemonLoop) observe(ctx context.Context, host *reconcile.Host, p *plan.Plan) (*reconcile.State, error) {

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -167,12 +168,7 @@ func (d Disk) pause(ctx context.Context) error {
 		return nil
 	}
 	d.Log.Info("disk waits before it is created again", "path", d.mount(), "wait", retryTime-age)
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(retryTime - age):
-		return nil
-	}
+	return limit.Sleep(ctx, retryTime-age)
 }
 
 // note records for pause whether the disk could be made.

@@ -11,6 +11,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 const (
@@ -55,10 +57,8 @@ func (e *Engine) EnsureNetwork(ctx context.Context, n Network) error {
 		if err := e.createNetwork(ctx, n); !errdefs.IsConflict(err) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if limit.Sleep(ctx, networkPoll) != nil {
 			return e.wrap("wait for network "+n.Name+", which someone else is creating", ctx.Err())
-		case <-time.After(networkPoll):
 		}
 	}
 }

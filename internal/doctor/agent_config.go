@@ -28,47 +28,40 @@ func settings(text string) (keys []string, values map[string]string) {
 // not know, and the slot is open.
 func agentKeys(_ context.Context, m *Machine) Answer {
 	known := map[string][]string{"": m.Inventory.Software.Agent.Keys}
-	if text, err := m.read(plan.AgentsPath); err == nil {
+	if text, err := m.Read(plan.AgentsPath); err == nil {
 		kept, err := plan.ParseAgents([]byte(text))
 		if err != nil {
-			return found(fail("%s", lines(err)).advise("delete the file, or run kbnode upgrade again"))
+			return found(fail("%s", lines(err)).Advise("delete the file, or run kbnode upgrade again"))
 		}
 		for _, r := range kept.Releases {
 			known[r.Version] = r.Keys
 		}
 	}
-	var all []Finding
-	for _, s := range m.Plan.Slots {
+	return found(m.eachSlot(func(s plan.Slot) Finding {
 		name, keys := cfgPath(s.Index), known[s.AgentVersion]
-		text, err := m.read(name)
-		if err != nil {
-			all = append(all, fail("the agent's configuration cannot be read: %s", because(err)).of(s.Index).safely("kbnode reconcile"))
-			continue
-		}
+		text, err := m.Read(name)
 		have, _ := settings(text)
 		wanted, _ := settings(m.planned(name))
-		unknown := without(have, keys)
-		missing := without(wanted, have)
+		unknown, missing := without(have, keys), without(wanted, have)
 		switch {
+		case err != nil:
+			return fail("the agent's configuration cannot be read: %s", because(err)).Safely("kbnode reconcile")
 		case len(keys) == 0:
-			all = append(all, warn("the agent does not list its configuration keys").of(s.Index).by("kbnode upgrade --agent-version %s", plan.PinnedAgentVersion))
+			return warn("the agent does not list its configuration keys").By("kbnode upgrade --agent-version %s", plan.PinnedAgentVersion)
 		case len(unknown) > 0:
-			all = append(all, fail("the agent does not know %.200s and silently ignores it", strings.Join(unknown, ", ")).of(s.Index).safely("kbnode reconcile"))
+			return fail("the agent does not know %.200s and silently ignores it", strings.Join(unknown, ", ")).Safely("kbnode reconcile")
 		case len(missing) > 0:
-			all = append(all, fail("%s is not set", strings.Join(missing, ", ")).of(s.Index).safely("kbnode reconcile"))
-		default:
-			all = append(all, ok("%d keys", len(have)).of(s.Index))
+			return fail("%s is not set", strings.Join(missing, ", ")).Safely("kbnode reconcile")
 		}
-	}
-	return Answer{Findings: together(all)}
+		return ok("%d keys", len(have))
+	})...)
 }
 
 func agentQueue(_ context.Context, m *Machine) Answer {
-	var all []Finding
-	for _, s := range m.Plan.Slots {
-		text, err := m.read(cfgPath(s.Index))
+	return found(m.eachSlot(func(s plan.Slot) Finding {
+		text, err := m.Read(cfgPath(s.Index))
 		if err != nil {
-			continue // agent-keys reports it
+			return Finding{} // agent-keys reports it
 		}
 		_, values := settings(text)
 		var queues []string
@@ -79,12 +72,10 @@ func agentQueue(_ context.Context, m *Machine) Answer {
 		}
 		switch {
 		case len(queues) == 0:
-			all = append(all, fail("the agent has no queue, so it uses the default queue instead of %s", s.Queue).of(s.Index).safely("kbnode reconcile"))
+			return fail("the agent has no queue, so it uses the default queue instead of %s", s.Queue).Safely("kbnode reconcile")
 		case len(queues) > 1 || queues[0] != s.Queue:
-			all = append(all, fail("the agent uses queue %.80s, but the slot's queue is %s", strings.Join(queues, " and "), s.Queue).of(s.Index).safely("kbnode reconcile"))
-		default:
-			all = append(all, ok("%s", s.Queue).of(s.Index))
+			return fail("the agent uses queue %.80s, but the slot's queue is %s", strings.Join(queues, " and "), s.Queue).Safely("kbnode reconcile")
 		}
-	}
-	return Answer{Findings: together(all)}
+		return ok("%s", s.Queue)
+	})...)
 }

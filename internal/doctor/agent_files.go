@@ -6,10 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -21,16 +19,16 @@ import (
 // a hook that it cannot execute.
 func agentHooks(_ context.Context, m *Machine) Answer {
 	var all []Finding
-	if uid, _, mode := owner(m.path(plan.HooksDir)); uid != root() || mode&0o022 != 0 {
+	if uid, _, mode := m.Owner(plan.HooksDir); uid != root() || mode&0o022 != 0 {
 		all = append(all, fail("users other than root can add hooks to %s (mode %04o)", plan.HooksDir, mode.Perm()).
-			safely("chown root:root %[1]s && chmod 755 %[1]s", plan.HooksDir))
+			Safely("chown root:root %[1]s && chmod 755 %[1]s", plan.HooksDir))
 	}
 	planned := 0
 	for _, f := range m.Plan.Files {
 		if path.Dir(f.Path) == plan.HooksDir {
 			planned++
 			if why := hookProblem(m, f.Path); why != "" {
-				all = append(all, fail("hook %s %s, so every job runs without it", path.Base(f.Path), why).safely("kbnode reconcile"))
+				all = append(all, fail("hook %s %s, so every job runs without it", path.Base(f.Path), why).Safely("kbnode reconcile"))
 			}
 		}
 	}
@@ -38,19 +36,16 @@ func agentHooks(_ context.Context, m *Machine) Answer {
 		if path.Dir(e.Pattern) != plan.HooksDir || slices.ContainsFunc(m.Plan.Files, func(f plan.File) bool { return f.Path == e.Pattern }) {
 			continue
 		}
-		if _, err := os.Lstat(m.path(e.Pattern)); err == nil {
-			all = append(all, fail("hook %s is not kbnode's, but runs on the host in every job", path.Base(e.Pattern)).by("kbnode install --adopt --yes"))
+		if _, err := os.Lstat(m.Path(e.Pattern)); err == nil {
+			all = append(all, fail("hook %s is not kbnode's, but runs on the host in every job", path.Base(e.Pattern)).By("kbnode install --adopt --yes"))
 		}
 	}
-	if len(all) == 0 {
-		all = found(ok("%d hooks", planned)).Findings
-	}
-	return Answer{Findings: all}
+	return otherwise(all, ok("%d hooks", planned))
 }
 
 // hookProblem returns why the agent skips a hook or fails with it.
 func hookProblem(m *Machine, name string) string {
-	uid, _, mode := owner(m.path(name))
+	uid, _, mode := m.Owner(name)
 	switch {
 	case mode == 0 && uid < 0:
 		return "is missing"
@@ -61,7 +56,7 @@ func hookProblem(m *Machine, name string) string {
 	case uid != root() || mode&0o022 != 0:
 		return fmt.Sprintf("can be changed by users other than root (user %d, mode %04o)", uid, mode.Perm())
 	}
-	text, err := m.read(name)
+	text, err := m.Read(name)
 	if err != nil {
 		return "cannot be read: " + because(err)
 	}
@@ -74,7 +69,7 @@ func hookProblem(m *Machine, name string) string {
 	if strings.HasSuffix(line, "\r") {
 		return "has Windows line endings"
 	}
-	if info, err := os.Stat(m.path(program)); err != nil || info.Mode()&0o111 == 0 {
+	if info, err := os.Stat(m.Path(program)); err != nil || info.Mode()&0o111 == 0 {
 		return fmt.Sprintf("needs %.80q, which does not exist", program)
 	}
 	return ""
@@ -84,73 +79,43 @@ func hookProblem(m *Machine, name string) string {
 func buildPaths(_ context.Context, m *Machine) Answer {
 	users, err := reconcile.ReadUsers(m.Root)
 	if err != nil {
-		return found(fail("%s", lines(err)).advise("see /etc/passwd"))
+		return found(fail("%s", lines(err)).Advise("see /etc/passwd"))
 	}
-	var all []Finding
-	for _, s := range m.Plan.Slots {
-		f := ok("owner root, the slot's group, mode %04o", plan.WorkMode)
+	return found(m.eachSlot(func(s plan.Slot) Finding {
 		u, there := users[s.User]
 		if !there {
-			f = fail("user %s does not exist", s.User).safely("kbnode reconcile")
-		} else {
-			for _, dir := range []string{plan.WorkDir(s.Index), plan.BuildsDir(s.Index)} {
-				if bad := dirProblem(m, dir, u.GID); bad.Status > OK {
-					f = bad
-					break
-				}
+			return fail("user %s does not exist", s.User).Safely("kbnode reconcile")
+		}
+		for _, dir := range []string{plan.WorkDir(s.Index), plan.BuildsDir(s.Index)} {
+			if bad := dirProblem(m, dir, u.GID); bad.Status > OK {
+				return bad
 			}
 		}
-		all = append(all, f.of(s.Index))
-	}
-	return Answer{Findings: together(all)}
+		return ok("owner root, the slot's group, mode %04o", plan.WorkMode)
+	})...)
 }
 
 func dirProblem(m *Machine, dir string, gid int) Finding {
-	uid, g, mode := owner(m.path(dir))
+	uid, g, mode := m.Owner(dir)
 	switch bits := uint32(mode.Perm()) | uint32((mode&fs.ModeSticky)/fs.ModeSticky)<<9; {
 	case uid < 0:
-		return fail("%s is missing", dir).safely("kbnode reconcile")
+		return fail("%s is missing", dir).Safely("kbnode reconcile")
 	case !mode.IsDir():
-		return fail("%s is not a directory", dir).advise("move it away and run sudo kbnode reconcile")
+		return fail("%s is not a directory", dir).Advise("move it away and run sudo kbnode reconcile")
 	case uid != root() || g != gid || bits != plan.WorkMode:
-		return fail("%s has user %d, group %d, mode %04o; it must have user root, group %d, mode %04o", dir, uid, g, bits, gid, plan.WorkMode).safely("kbnode reconcile")
+		return fail("%s has user %d, group %d, mode %04o; it must have user root, group %d, mode %04o", dir, uid, g, bits, gid, plan.WorkMode).Safely("kbnode reconcile")
 	}
 	var st unix.Statfs_t
-	switch err := unix.Statfs(m.path(dir), &st); {
+	switch err := unix.Statfs(m.Path(dir), &st); {
 	case err != nil:
-		return fail("%s: %s", dir, err).advise("see sudo dmesg, and check its file system")
+		return fail("%s: %s", dir, err).Advise("see sudo dmesg, and check its file system")
 	case st.Flags&unix.ST_RDONLY != 0:
-		return fail("%s is mounted read-only", dir).advise("find the cause with sudo dmesg | grep -i 'remount\\|I/O error', then mount it again or reboot")
+		return fail("%s is mounted read-only", dir).Advise("find the cause with sudo dmesg | grep -i 'remount\\|I/O error', then mount it again or reboot")
 	case st.Flags&unix.ST_NOEXEC != 0:
-		return fail("%s is mounted with noexec: no job can run what it builds", dir).advise("remove noexec from its line in /etc/fstab and mount it again")
+		return fail("%s is mounted with noexec: no job can run what it builds", dir).Advise("remove noexec from its line in /etc/fstab and mount it again")
 	}
 	return Finding{}
 }
 
-// owner returns the owner, group and mode of a path, or -1, -1 and 0 if lstat fails. It
-// does not follow links.
-func owner(name string) (uid, gid int, mode fs.FileMode) {
-	info, err := os.Lstat(name)
-	if err != nil {
-		return -1, -1, 0
-	}
-	if st, is := info.Sys().(*syscall.Stat_t); is {
-		uid, gid = int(st.Uid), int(st.Gid)
-	}
-	return uid, gid, info.Mode()
-}
-
 // root returns the user who owns the machine's files: root, or the user who runs a test.
 func root() int { return os.Geteuid() }
-
-// list returns the names of the machine's files that match a pattern.
-func (m *Machine) list(pattern string) []string {
-	names, _ := filepath.Glob(m.path(pattern)) // the patterns are well formed
-	for i, name := range names {
-		rel, err := filepath.Rel(m.Root, name)
-		if names[i] = "/" + rel; err != nil {
-			names[i] = name
-		}
-	}
-	return names
-}

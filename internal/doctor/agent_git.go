@@ -10,7 +10,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // gitTime is the time limit of git, in seconds.
@@ -44,15 +44,15 @@ func gitHTTPS(ctx context.Context, m *Machine) Answer {
 		}
 		argv = append([]string{"/usr/bin/env", "https_proxy=" + proxy.String(), "http_proxy=" + proxy.String()}, argv...)
 	}
-	out, err := m.Source.Program(ctx, reconcile.Program{
+	out, err := m.Source.Program(ctx, systemd.Program{
 		Unit: "kbnode-doctor-git-" + s.Name + ".service", Slice: plan.SliceName(s.Index), User: s.User, Argv: argv, Limit: (gitTime + 2) * time.Second,
 	})
 	if err != nil {
-		return found(warn("cannot run git as %s: %s", s.User, lines(err)).of(s.Index).advise("see sudo journalctl -u kbnode-doctor-git-%s", s.Name))
+		return found(warn("cannot run git as %s: %s", s.User, lines(err)).Of(s.Index).Advise("see sudo journalctl -u kbnode-doctor-git-%s", s.Name))
 	}
 	f := gitAnswer(string(out), at.Host)
 	if f.Status > OK {
-		f = f.of(s.Index).advise("%s", f.Advice+"; try sudo -u "+s.User+" git ls-remote "+repo)
+		f = f.Of(s.Index).Advise("%s", f.Advice+"; try sudo -u "+s.User+" git ls-remote "+repo)
 	}
 	return found(f)
 }
@@ -76,15 +76,15 @@ func gitAnswer(out, host string) Finding {
 	case status == "exit 0", has("not found", "could not read username", "authentication failed", "terminal prompts disabled") && !has("could not resolve"):
 		return ok("%s", host)
 	case status == "exit 124":
-		return warn("no answer from %s in %d s", host, gitTime).advise("check that the firewall allows jobs' checkouts")
+		return warn("no answer from %s in %d s", host, gitTime).Advise("check that the firewall allows jobs' checkouts")
 	case has("could not resolve"):
-		return warn("cannot resolve %s", host).advise("check /etc/resolv.conf, and whether the network needs a proxy")
+		return warn("cannot resolve %s", host).Advise("check /etc/resolv.conf, and whether the network needs a proxy")
 	case has("certificate"):
-		return warn("git rejects the certificate of %s: %.200s", host, why).advise("update the package ca-certificates, and check the clock with timedatectl")
+		return warn("git rejects the certificate of %s: %.200s", host, why).Advise("update the package ca-certificates, and check the clock with timedatectl")
 	case why != "":
-		return warn("git cannot reach %s: %.200s", host, why).advise("check that the firewall allows jobs' checkouts")
+		return warn("git cannot reach %s: %.200s", host, why).Advise("check that the firewall allows jobs' checkouts")
 	}
-	return warn("git cannot reach %s (%.100q)", host, status).advise("check that the firewall allows jobs' checkouts")
+	return warn("git cannot reach %s (%.100q)", host, status).Advise("check that the firewall allows jobs' checkouts")
 }
 
 var repositoryHost = lazy.Regexp(`https?:/+([A-Za-z0-9-]+(?:(?:\.|\\\.)[A-Za-z0-9-]+)*(?::[0-9]+)?)`)

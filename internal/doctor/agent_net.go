@@ -34,11 +34,11 @@ func agentEndpoint(ctx context.Context, m *Machine) Answer {
 	endpoint := m.Config.Agent.Endpoint
 	at, err := url.Parse(endpoint)
 	if err != nil || at.Host == "" {
-		return found(fail("agent.endpoint %.100q is not a URL", endpoint).advise("correct it in %s", plan.ConfigPath))
+		return found(fail("agent.endpoint %.100q is not a URL", endpoint).Advise("correct it in %s", plan.ConfigPath))
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, endpoint, nil)
 	if err != nil {
-		return found(fail("agent.endpoint: %s", err).advise("correct it in %s", plan.ConfigPath))
+		return found(fail("agent.endpoint: %s", err).Advise("correct it in %s", plan.ConfigPath))
 	}
 	network, proxies := m.agentNetwork(ctx)
 	through := ""
@@ -49,17 +49,17 @@ func agentEndpoint(ctx context.Context, m *Machine) Answer {
 	resp, err := client.Do(req)
 	if err != nil {
 		what, todo := explain(err, at)
-		return found(fail("%s%s: %s", at.Host, through, what).advise("%s", todo))
+		return found(fail("%s%s: %s", at.Host, through, what).Advise("%s", todo))
 	}
 	_ = resp.Body.Close()
 	switch {
 	case resp.StatusCode >= 500 || resp.StatusCode == http.StatusProxyAuthRequired:
-		return found(fail("%s%s says %s", at.Host, through, resp.Status).advise("see https://www.buildkitestatus.com, and check any proxy in between"))
+		return found(fail("%s%s says %s", at.Host, through, resp.Status).Advise("see https://www.buildkitestatus.com, and check any proxy in between"))
 	case resp.StatusCode >= 300 && resp.StatusCode < 400:
 		return found(fail("%s%s redirects to %.100q, which agents do not follow", at.Host, through, resp.Header.Get("Location")).
-			advise("a proxy in between requires a login, or agent.endpoint in %s is wrong", plan.ConfigPath))
+			Advise("a proxy in between requires a login, or agent.endpoint in %s is wrong", plan.ConfigPath))
 	case at.Scheme == "http" && !loopback(at.Hostname()):
-		return found(warn("%s answers without TLS, so anyone on the network can read the token", at.Host).advise("use https:// for agent.endpoint in %s", plan.ConfigPath))
+		return found(warn("%s answers without TLS, so anyone on the network can read the token", at.Host).Advise("use https:// for agent.endpoint in %s", plan.ConfigPath))
 	}
 	return found(ok("%s%s", at.Host, through))
 }
@@ -74,7 +74,7 @@ func loopback(host string) bool {
 func (m *Machine) agentNetwork(ctx context.Context) (*http.Transport, *httpproxy.Config) {
 	proxies := httpproxy.FromEnvironment()
 	for _, u := range m.agentUnits(ctx) {
-		env, err := m.read(fmt.Sprintf("/proc/%d/environ", u.MainPID))
+		env, err := m.Read(fmt.Sprintf("/proc/%d/environ", u.MainPID))
 		if u.MainPID <= 0 || err != nil {
 			continue
 		}
@@ -159,20 +159,20 @@ func day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04") }
 
 // tokenAccepted sends the token to Buildkite without registering an agent.
 func tokenAccepted(ctx context.Context, m *Machine) Answer {
-	token, err := agent.ReadToken(m.path(plan.TokenPath))
+	token, err := agent.ReadToken(m.Path(plan.TokenPath))
 	if err != nil {
-		return found(fail("%s", lines(err)).advise("%s", newToken))
+		return found(fail("%s", lines(err)).Advise("%s", newToken))
 	}
 	network, _ := m.agentNetwork(ctx)
 	account, err := agent.AskAccount(ctx, network, m.Config.Agent.Endpoint, token)
 	switch {
 	case errors.Is(err, agent.ErrTokenRefused):
-		return found(fail("%s refuses it: it was revoked, has expired, or belongs to another organization", m.Config.Agent.Endpoint).advise("%s", newToken))
+		return found(fail("%s refuses it: it was revoked, has expired, or belongs to another organization", m.Config.Agent.Endpoint).Advise("%s", newToken))
 	case err != nil:
-		return found(warn("cannot check it: %s", lines(err)).advise("try again; agent-running says whether agents register"))
+		return found(warn("cannot check it: %s", lines(err)).Advise("try again; agent-running says whether agents register"))
 	}
 	return Answer{
-		Findings: found(ok("organization %s", cmp.Or(account.Organization.Slug, "unnamed"))).Findings,
+		Findings: []Finding{ok("organization %s", cmp.Or(account.Organization.Slug, "unnamed"))},
 		Keep:     func(m *Machine) { m.Account = account },
 	}
 }

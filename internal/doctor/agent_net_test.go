@@ -26,6 +26,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // closed returns an address that nothing listens on.
@@ -197,8 +198,8 @@ func TestRepository(t *testing.T) {
 func TestGitProgram(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	var ran []reconcile.Program
-	w.f.program = func(p reconcile.Program) ([]byte, error) {
+	var ran []systemd.Program
+	w.f.program = func(p systemd.Program) ([]byte, error) {
 		ran = append(ran, p)
 		return []byte("exit 0\n"), nil
 	}

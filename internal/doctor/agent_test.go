@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // TestAgentChecksOfHealthyNode tests that nothing is wrong on a healthy node.
@@ -97,7 +97,7 @@ func TestAgentChecks(t *testing.T) {
 		{"a key that nobody knows", func(w *world) { w.edit(cfgPath(1), "no-plugins=", "no-pluginz=") },
 			"agent-keys fail 1: the agent does not know no-pluginz and silently ignores it", "kbnode reconcile"},
 		{"a key is missing", func(w *world) { w.edit(cfgPath(1), "no-ssh-keyscan=", "#") }, "agent-keys fail 1: no-ssh-keyscan is not set", "kbnode reconcile"},
-		{"no configuration", func(w *world) { w.must(os.Remove(w.path(cfgPath(1)))) },
+		{"no configuration", func(w *world) { w.must(os.Remove(w.Path(cfgPath(1)))) },
 			"agent-keys fail 1: the agent's configuration cannot be read: no such file or directory", "kbnode reconcile"},
 		{"an agent that lists no keys", func(w *world) { w.Inventory.Software.Agent.Keys = nil },
 			"agent-keys warn 0-1: the agent does not list its configuration keys", "kbnode upgrade --agent-version 3.76.2"},
@@ -108,15 +108,15 @@ func TestAgentChecks(t *testing.T) {
 		{"no queue", func(w *world) { w.edit(cfgPath(0), "queue=b200,", "") },
 			"agent-queue fail 0: the agent has no queue, so it uses the default queue instead of b200", "kbnode reconcile"},
 
-		{"a hook is not executable", func(w *world) { w.must(os.Chmod(w.path(plan.HooksDir+"/pre-exit"), 0o644)) },
+		{"a hook is not executable", func(w *world) { w.must(os.Chmod(w.Path(plan.HooksDir+"/pre-exit"), 0o644)) },
 			"agent-hooks fail: hook pre-exit is not executable (mode 0644), so every job runs without it", "kbnode reconcile"},
-		{"a hook is gone", func(w *world) { w.must(os.Remove(w.path(plan.HooksDir + "/pre-exit"))) },
+		{"a hook is gone", func(w *world) { w.must(os.Remove(w.Path(plan.HooksDir + "/pre-exit"))) },
 			"agent-hooks fail: hook pre-exit is missing, so every job runs without it", "kbnode reconcile"},
 		{"a hook is a directory", func(w *world) {
-			w.must(os.Remove(w.path(plan.HooksDir + "/pre-exit")))
-			w.must(os.Mkdir(w.path(plan.HooksDir+"/pre-exit"), 0o755))
+			w.must(os.Remove(w.Path(plan.HooksDir + "/pre-exit")))
+			w.must(os.Mkdir(w.Path(plan.HooksDir+"/pre-exit"), 0o755))
 		}, "agent-hooks fail: hook pre-exit is not a file, so every job runs without it", "kbnode reconcile"},
-		{"all may write a hook", func(w *world) { w.must(os.Chmod(w.path(plan.HooksDir+"/pre-exit"), 0o777)) },
+		{"all may write a hook", func(w *world) { w.must(os.Chmod(w.Path(plan.HooksDir+"/pre-exit"), 0o777)) },
 			fmt.Sprintf("agent-hooks fail: hook pre-exit can be changed by users other than root (user %d, mode 0777), so every job runs without it", root()), "kbnode reconcile"},
 		{"a hook without a #! line", func(w *world) { w.edit(plan.HooksDir+"/environment", "#!/bin/bash\n", "") },
 			"agent-hooks fail: hook environment has no #! line, so every job runs without it", "kbnode reconcile"},
@@ -128,17 +128,17 @@ func TestAgentChecks(t *testing.T) {
 			w.put(plan.HooksDir+"/command", "#!/bin/bash\n", 0o755)
 			w.put(plan.HooksDir+"/command.sample", "", 0o755)
 		}, "agent-hooks fail: hook command is not kbnode's, but runs on the host in every job", "kbnode install --adopt --yes"},
-		{"all may add hooks", func(w *world) { w.must(os.Chmod(w.path(plan.HooksDir), 0o777)) },
+		{"all may add hooks", func(w *world) { w.must(os.Chmod(w.Path(plan.HooksDir), 0o777)) },
 			"agent-hooks fail: users other than root can add hooks to /etc/buildkite-agent/hooks (mode 0777)",
 			"chown root:root /etc/buildkite-agent/hooks && chmod 755 /etc/buildkite-agent/hooks"},
 
-		{"no builds", func(w *world) { w.must(os.RemoveAll(w.path(plan.BuildsDir(1)))) },
+		{"no builds", func(w *world) { w.must(os.RemoveAll(w.Path(plan.BuildsDir(1)))) },
 			"agent-build-path fail 1: /var/lib/buildkite-agent/gpu-1/builds is missing", "kbnode reconcile"},
 		{"a file in its place", func(w *world) {
-			w.must(os.RemoveAll(w.path(plan.BuildsDir(1))))
+			w.must(os.RemoveAll(w.Path(plan.BuildsDir(1))))
 			w.put(plan.BuildsDir(1), "", 0o644)
 		}, "agent-build-path fail 1: /var/lib/buildkite-agent/gpu-1/builds is not a directory", ""},
-		{"builds that others may write", func(w *world) { w.must(os.Chmod(w.path(plan.BuildsDir(0)), 0o777)) },
+		{"builds that others may write", func(w *world) { w.must(os.Chmod(w.Path(plan.BuildsDir(0)), 0o777)) },
 			fmt.Sprintf("agent-build-path fail 0: /var/lib/buildkite-agent/gpu-0/builds has user %d, group %d, mode 0777; it must have user root, group %[2]d, mode 1770", root(), os.Getgid()), "kbnode reconcile"},
 		{"no user", func(w *world) { w.edit("/etc/passwd", "kbnode-gpu1:", "x:") }, "agent-build-path fail 1: user kbnode-gpu1 does not exist", "kbnode reconcile"},
 
@@ -166,17 +166,17 @@ func TestAgentChecks(t *testing.T) {
 			})
 			w.f.journal[plan.GuardUnit(1)] = []string{"kbnode: no policy"}
 		}, "agent-guard fail 1: the guard keeps failing (exit-code, exit status 1): kbnode: no policy", ""},
-		{"the socket is gone", func(w *world) { w.must(os.Remove(w.path(plan.SocketPath(1)))) },
+		{"the socket is gone", func(w *world) { w.must(os.Remove(w.Path(plan.SocketPath(1)))) },
 			"agent-guard fail 1: its guard runs, but /run/kbnode/gpu1/docker.sock is missing", "systemctl restart kbnode-guard-gpu1.service"},
 		{"a file in the socket's place", func(w *world) {
-			w.must(os.Remove(w.path(plan.SocketPath(1))))
+			w.must(os.Remove(w.Path(plan.SocketPath(1))))
 			w.put(plan.SocketPath(1), "", 0o660)
 		}, "agent-guard fail 1: /run/kbnode/gpu1/docker.sock is not a socket", "rm -r /run/kbnode/gpu1/docker.sock && systemctl restart kbnode-guard-gpu1.service"},
-		{"a socket for all", func(w *world) { w.must(os.Chmod(w.path(plan.SocketPath(1)), 0o666)) },
+		{"a socket for all", func(w *world) { w.must(os.Chmod(w.Path(plan.SocketPath(1)), 0o666)) },
 			fmt.Sprintf("agent-guard fail 1: /run/kbnode/gpu1/docker.sock has user %d, group %d, mode 0666; it must have user root, group %[2]d, mode 0660", root(), os.Getgid()),
 			fmt.Sprintf("chown 0:%d /run/kbnode/gpu1/docker.sock && chmod 660 /run/kbnode/gpu1/docker.sock", os.Getgid())},
 		{"a socket that nobody serves", func(w *world) {
-			w.must(os.Remove(w.path(plan.SocketPath(1))))
+			w.must(os.Remove(w.Path(plan.SocketPath(1))))
 			w.deaf(1)
 		}, "agent-guard fail 1: /run/kbnode/gpu1/docker.sock does not answer: dial unix " + "ROOT/run/kbnode/gpu1/docker.sock: connect: connection refused", "systemctl restart kbnode-guard-gpu1.service"},
 		{"a guard that refuses", func(w *world) { w.answers["guard"] = "403" },
@@ -199,11 +199,11 @@ func TestAgentChecks(t *testing.T) {
 		{"an agent's unit is masked", func(w *world) { w.agentOf(1, func(u *slot.Unit) { u.Load, u.Active = "masked", "inactive" }) },
 			"agent-running fail 1: buildkite-agent-gpu1.service is masked", "systemctl unmask buildkite-agent-gpu1.service && kbnode reconcile"},
 		{"an agent has not registered", func(w *world) {
-			w.must(os.Remove(w.path(slot.RegisteredMarker(1))))
+			w.must(os.Remove(w.Path(slot.RegisteredMarker(1))))
 			w.f.journal[plan.AgentUnit(1)] = []string{"error: x509: certificate has expired"}
 		}, "agent-running fail 1: the agent runs but has not registered: error: x509: certificate has expired", "systemctl restart buildkite-agent-gpu1.service"},
 		{"an agent has just started", func(w *world) {
-			w.must(os.Chtimes(w.path(slot.RegisteredMarker(1)), time.Time{}, w.Now.Add(-time.Hour)))
+			w.must(os.Chtimes(w.Path(slot.RegisteredMarker(1)), time.Time{}, w.Now.Add(-time.Hour)))
 			w.agentOf(1, func(u *slot.Unit) { u.Since = w.Now.Add(-30 * time.Second) })
 		}, "agent-running warn 1: the agent has been running for 30s and has not registered yet", ""},
 		{"an agent after nine jobs", func(w *world) {
@@ -211,7 +211,7 @@ func TestAgentChecks(t *testing.T) {
 		}, "", ""},
 		{"an agent that waits for its job", func(w *world) { w.agentOf(1, func(u *slot.Unit) { u.Active = "deactivating" }) }, "", ""},
 		{"a job that began before the reinstallation", func(w *world) {
-			w.must(os.Remove(w.path(slot.RegisteredMarker(1))))
+			w.must(os.Remove(w.Path(slot.RegisteredMarker(1))))
 			w.State.Slots[1].Job = &slot.Job{ID: "1"}
 		}, "", ""},
 
@@ -222,29 +222,29 @@ func TestAgentChecks(t *testing.T) {
 		{"a slot that its health drains", func(w *world) { w.Plan.Slots[1].Drains = []plan.Drain{{Slot: 1, By: "gpu.ecc"}} }, "", ""},
 		{"a slot that the guard parked", func(w *world) {
 			w.put(plan.RunDir(1)+"/parked/clean.json", `{"reason":"process 7 does not end"}`, 0o644)
-			w.must(os.Remove(w.path(slot.RegisteredMarker(1))))
+			w.must(os.Remove(w.Path(slot.RegisteredMarker(1))))
 		}, "", ""},
 
 		{"git is refused", func(w *world) {
-			w.f.program = func(reconcile.Program) ([]byte, error) {
+			w.f.program = func(systemd.Program) ([]byte, error) {
 				return []byte("fatal: unable to access 'https://github.com/': Could not resolve host: github.com\nexit 128\n"), nil
 			}
 		}, "agent-git-https warn 0: cannot resolve github.com", ""},
 		{"git's server wants a login", func(w *world) {
-			w.f.program = func(reconcile.Program) ([]byte, error) {
+			w.f.program = func(systemd.Program) ([]byte, error) {
 				return []byte("fatal: could not read Username for 'https://github.com': terminal prompts disabled\nexit 128\n"), nil
 			}
 		}, "", ""},
 		{"git hangs", func(w *world) {
-			w.f.program = func(reconcile.Program) ([]byte, error) { return []byte("exit 124\n"), nil }
+			w.f.program = func(systemd.Program) ([]byte, error) { return []byte("exit 124\n"), nil }
 		}, "agent-git-https warn 0: no answer from github.com in 8 s", ""},
 		{"git's certificate", func(w *world) {
-			w.f.program = func(reconcile.Program) ([]byte, error) {
+			w.f.program = func(systemd.Program) ([]byte, error) {
 				return []byte("fatal: server certificate verification failed\nexit 128\n"), nil
 			}
 		}, "agent-git-https warn 0: git rejects the certificate of github.com: server certificate verification failed", ""},
 		{"git cannot be run", func(w *world) {
-			w.f.program = func(reconcile.Program) ([]byte, error) { return nil, errOfTests }
+			w.f.program = func(systemd.Program) ([]byte, error) { return nil, errOfTests }
 		}, "agent-git-https warn 0: cannot run git as kbnode-gpu0: systemd is dead", ""},
 		{"all slots are busy", func(w *world) {
 			for k := range w.State.Slots {

@@ -24,16 +24,16 @@ const plainToken = `sed -i -E 's/^(export )?[[:space:]]*(token|BUILDKITE_AGENT_T
 
 // agentToken checks the token's file, and never shows its content.
 func agentToken(_ context.Context, m *Machine) Answer {
-	uid, _, mode := owner(m.path(plan.TokenPath))
-	text, err := m.read(plan.TokenPath)
+	uid, _, mode := m.Owner(plan.TokenPath)
+	text, err := m.Read(plan.TokenPath)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return found(fail("%s is missing", plan.TokenPath).advise("copy a token from Buildkite (Agents, Agent Tokens) to a file, and run sudo kbnode install --token-file FILE"))
+		return found(fail("%s is missing", plan.TokenPath).Advise("copy a token from Buildkite (Agents, Agent Tokens) to a file, and run sudo kbnode install --token-file FILE"))
 	case err != nil || !mode.IsRegular():
-		return found(fail("%s cannot be read or is not a file", plan.TokenPath).advise("%s", newToken))
+		return found(fail("%s cannot be read or is not a file", plan.TokenPath).Advise("%s", newToken))
 	case uid != root() || mode&0o077 != 0:
 		return found(fail("%s has user %d and mode %04o, so jobs may read it", plan.TokenPath, uid, mode.Perm()).
-			safely("chown root:root %[1]s && chmod 600 %[1]s", plan.TokenPath))
+			Safely("chown root:root %[1]s && chmod 600 %[1]s", plan.TokenPath))
 	}
 	token, err := agent.ParseToken([]byte(text))
 	var lines []string
@@ -44,14 +44,14 @@ func agentToken(_ context.Context, m *Machine) Answer {
 	}
 	switch {
 	case err != nil:
-		return found(fail("%s: %s", plan.TokenPath, err).advise("%s", newToken))
+		return found(fail("%s: %s", plan.TokenPath, err).Advise("%s", newToken))
 	case placeholder().MatchString(token):
-		return found(fail("%s contains a placeholder instead of a token", plan.TokenPath).advise("%s", newToken))
+		return found(fail("%s contains a placeholder instead of a token", plan.TokenPath).Advise("%s", newToken))
 	case len(lines) != 1:
-		return found(warn("%s has %d lines, but only one counts", plan.TokenPath, len(lines)).advise("leave only the line BUILDKITE_AGENT_TOKEN=… in it"))
+		return found(warn("%s has %d lines, but only one counts", plan.TokenPath, len(lines)).Advise("leave only the line BUILDKITE_AGENT_TOKEN=… in it"))
 	case lines[0] != "BUILDKITE_AGENT_TOKEN="+token && lines[0] != token:
 		return found(warn("its line is not exactly BUILDKITE_AGENT_TOKEN=… (quotes, blanks or Windows line endings): kbnode can read it, other programs may not").
-			by("%s %s", plainToken, plan.TokenPath))
+			By("%s %s", plainToken, plan.TokenPath))
 	}
 	return found(ok("mode 0600"))
 }
@@ -67,7 +67,7 @@ var tokenLine = lazy.Regexp(`(?m)^[^#\n]*\b(?:token|BUILDKITE_AGENT_TOKEN)\s*=\s
 func tokenElsewhere(_ context.Context, m *Machine) Answer {
 	users, err := reconcile.ReadUsers(m.Root)
 	if err != nil {
-		return found(fail("%s", lines(err)).advise("see /etc/passwd"))
+		return found(fail("%s", lines(err)).Advise("see /etc/passwd"))
 	}
 	ours := map[int]bool{}
 	for _, s := range m.Plan.Slots {
@@ -77,35 +77,22 @@ func tokenElsewhere(_ context.Context, m *Machine) Answer {
 	}
 	var all []Finding
 	for _, pattern := range tokenPlaces {
-		for _, name := range m.list(pattern) {
-			text, err := m.read(name)
+		for _, name := range m.List(pattern) {
+			text, err := m.Read(name)
 			got := tokenLine().FindStringSubmatch(text)
-			uid, _, mode := owner(m.path(name))
+			uid, _, mode := m.Owner(name)
 			if err != nil || got == nil || placeholder().MatchString(got[1]) {
 				continue
 			}
 			switch unit := strings.HasPrefix(name, plan.UnitDir); {
 			case unit:
 				all = append(all, fail("%s contains a token, and systemd shows it to everyone", name).
-					advise("remove the line, run sudo systemctl daemon-reload, and make a new token in Buildkite: this one is exposed"))
+					Advise("remove the line, run sudo systemctl daemon-reload, and make a new token in Buildkite: this one is exposed"))
 			case ours[uid] || mode&0o004 != 0:
 				all = append(all, fail("%s contains a token that jobs can read (user %d, mode %04o)", name, uid, mode.Perm()).
-					by("chown root:root %[1]s && chmod 600 %[1]s", quoted(name)).advise("if jobs have run since, make a new token in Buildkite: this one may be exposed"))
+					By("chown root:root %[1]s && chmod 600 %[1]s", word(name)).Advise("if jobs have run since, make a new token in Buildkite: this one may be exposed"))
 			}
 		}
 	}
-	if len(all) == 0 {
-		all = found(ok("none")).Findings
-	}
-	return Answer{Findings: slices.CompactFunc(all, func(a, b Finding) bool { return a.Detail == b.Detail })}
+	return otherwise(slices.CompactFunc(all, func(a, b Finding) bool { return a.Detail == b.Detail }), ok("none"))
 }
-
-// quoted quotes a word for a shell's command line if needed.
-func quoted(s string) string {
-	if unquoted().MatchString(s) {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}
-
-var unquoted = lazy.Regexp(`^[A-Za-z0-9@%+=:,./_-]+$`)

@@ -25,12 +25,12 @@ func TestAgentToken(t *testing.T) {
 		fix  string
 	}{
 		{"nothing but the token", mine(agentTokenOfTests + "\n"), "", ""},
-		{"there is none", func(w *world) { w.must(os.Remove(w.path(plan.TokenPath))) }, "agent-token fail: /etc/buildkite-agent/token is missing", ""},
+		{"there is none", func(w *world) { w.must(os.Remove(w.Path(plan.TokenPath))) }, "agent-token fail: /etc/buildkite-agent/token is missing", ""},
 		{"a directory", func(w *world) {
-			w.must(os.Remove(w.path(plan.TokenPath)))
-			w.must(os.Mkdir(w.path(plan.TokenPath), 0o700))
+			w.must(os.Remove(w.Path(plan.TokenPath)))
+			w.must(os.Mkdir(w.Path(plan.TokenPath), 0o700))
 		}, "agent-token fail: /etc/buildkite-agent/token cannot be read or is not a file", ""},
-		{"all may read it", func(w *world) { w.must(os.Chmod(w.path(plan.TokenPath), 0o644)) },
+		{"all may read it", func(w *world) { w.must(os.Chmod(w.Path(plan.TokenPath), 0o644)) },
 			fmt.Sprintf("agent-token fail: /etc/buildkite-agent/token has user %d and mode 0644, so jobs may read it", root()),
 			"chown root:root /etc/buildkite-agent/token && chmod 600 /etc/buildkite-agent/token"},
 		{"empty", mine(""), "agent-token fail: /etc/buildkite-agent/token: no agent token found; write a line BUILDKITE_AGENT_TOKEN=… with the token from Buildkite (Agents, Agent Tokens)", ""},
@@ -105,10 +105,10 @@ func TestAgentFixes(t *testing.T) {
 		{"from Windows", odd("BUILDKITE_AGENT_TOKEN=" + agentTokenOfTests + "\r")},
 		{"the token alone, from Windows", odd(agentTokenOfTests + "\r")},
 		{"an agent's line", odd(`token = "` + agentTokenOfTests + `"`)},
-		{"all may read the token", func(w *world) { w.must(os.Chmod(w.path(plan.TokenPath), 0o644)) }},
+		{"all may read the token", func(w *world) { w.must(os.Chmod(w.Path(plan.TokenPath), 0o644)) }},
 		{"all may read another token", func(w *world) { w.put("/etc/buildkite-agent/token of yesterday", "token=0123456789abcdef", 0o644) }},
-		{"all may add hooks", func(w *world) { w.must(os.Chmod(w.path(plan.HooksDir), 0o777)) }},
-		{"all may use a socket", func(w *world) { w.must(os.Chmod(w.path(plan.SocketPath(1)), 0o666)) }},
+		{"all may add hooks", func(w *world) { w.must(os.Chmod(w.Path(plan.HooksDir), 0o777)) }},
+		{"all may use a socket", func(w *world) { w.must(os.Chmod(w.Path(plan.SocketPath(1)), 0o666)) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -137,7 +137,7 @@ func TestDropInFix(t *testing.T) {
 		for _, fix := range w.fixes() {
 			w.run(fix)
 		}
-		text, err := w.read(plan.UnitDir + "/" + plan.AgentUnit(1) + ".d/mine.conf")
+		text, err := w.Read(plan.UnitDir + "/" + plan.AgentUnit(1) + ".d/mine.conf")
 		if err != nil || text != "[Service]\nEnvironment=HTTPS_PROXY=http://proxy\n\n" && text != "[Service]\nEnvironment=HTTPS_PROXY=http://proxy\n" {
 			t.Errorf("%s: %q, %v", line, text, err)
 		}
@@ -163,7 +163,7 @@ func (w *world) run(command string) {
 	w.put("/bin/systemctl", "#!/bin/sh\n", 0o755)
 	command = regexp.MustCompile(`([ '])/(etc|run|usr)/`).ReplaceAllString(command, "${1}"+w.Root+"/$2/")
 	cmd := exec.CommandContext(w.t.Context(), "/bin/sh", "-c", command)
-	cmd.Env = []string{"PATH=" + w.path("/bin") + ":/usr/sbin:/usr/bin:/sbin:/bin"}
+	cmd.Env = []string{"PATH=" + w.Path("/bin") + ":/usr/sbin:/usr/bin:/sbin:/bin"}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		w.t.Fatalf("%s: %v: %s", command, err, out)
 	}

@@ -33,16 +33,16 @@ func agentUnits(ctx context.Context, m *Machine) Answer {
 	for _, s := range m.Plan.Slots {
 		unit := plan.AgentUnit(s.Index)
 		if u := m.State.Units[unit]; !u.Exists() || u.NeedReload {
-			all = append(all, skip("the loaded unit differs from its file; see as-planned").of(s.Index))
+			all = append(all, skip("the loaded unit differs from its file; see as-planned").Of(s.Index))
 			continue
 		}
 		got, err := m.Source.Properties(ctx, unit, "Service", properties...)
 		if err != nil {
-			return found(warn("%s", lines(err)).advise("see systemctl status %s", unit))
+			return found(warn("%s", lines(err)).Advise("see systemctl status %s", unit))
 		}
 		dropIns, err := m.Source.Properties(ctx, unit, "Unit", "DropInPaths")
 		if err != nil {
-			return found(warn("%s", lines(err)).advise("see systemctl status %s", unit))
+			return found(warn("%s", lines(err)).Advise("see systemctl status %s", unit))
 		}
 		files, _ := dropIns["DropInPaths"].([]string)
 		text, before := m.planned(plan.UnitDir+"/"+unit), len(all)
@@ -50,30 +50,30 @@ func agentUnits(ctx context.Context, m *Machine) Answer {
 			want := wanted(text, set.file)
 			if have := inForce(got[set.property], set.file); want != "" && !same(set.file, want, have) {
 				f := fail("%s is %.80q instead of %s: %s", strings.TrimPrefix(set.file, "Environment="), have, want, set.why)
-				all = append(all, m.undo(f, unit, set.file, files).of(s.Index))
+				all = append(all, m.undo(f, unit, set.file, files).Of(s.Index))
 			}
 		}
 		if len(all) == before {
-			all = append(all, ok("%d drop-ins", len(files)).of(s.Index))
+			all = append(all, ok("%d drop-ins", len(files)).Of(s.Index))
 		}
 	}
-	return Answer{Findings: together(all)}
+	return found(together(all)...)
 }
 
 // undo adds the command that removes a setting from operators' drop-ins.
 func (m *Machine) undo(f Finding, unit, key string, dropIns []string) Finding {
 	var sets []string
 	for _, name := range dropIns {
-		text, err := m.read(name)
+		text, err := m.Read(name)
 		if err == nil && slices.ContainsFunc(strings.Split(text, "\n"), func(l string) bool { return strings.HasPrefix(strings.TrimSpace(l), key+"=") }) {
-			sets = append(sets, quoted(name))
+			sets = append(sets, word(name))
 		}
 	}
 	if len(sets) == 0 {
-		return f.advise("see systemctl cat %s", unit)
+		return f.Advise("see systemctl cat %s", unit)
 	}
 	f.Detail += "; set in " + strings.Join(sets, ", ")
-	return f.by(`sed -i '/^[[:space:]]*%s=/d' %s && systemctl daemon-reload`, key, strings.Join(sets, " "))
+	return f.By(`sed -i '/^[[:space:]]*%s=/d' %s && systemctl daemon-reload`, key, strings.Join(sets, " "))
 }
 
 // wanted returns the last value of a setting in a unit file, or "".

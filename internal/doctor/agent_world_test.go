@@ -19,11 +19,13 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/systemd"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 // world is a node of two slots in a directory, with everything that the agents' checks look
@@ -62,7 +64,7 @@ func newWorld(t *testing.T) *world {
 	full := config.Config{Queue: "b200", Agent: config.Agent{Endpoint: w.bk.URL + "/v3"}}.WithDefaults()
 	w.f = &fake{cfg: &full, inv: inv, props: map[string]map[string]any{}, journal: map[string][]string{}}
 	w.Machine = &Machine{
-		Root: root, Source: w.f, Now: time.Now(), Config: &full, Inventory: inv,
+		Tree: host.Tree{Root: root}, Source: w.f, Now: time.Now(), Config: &full, Inventory: inv,
 		API: API{Token: "an-api-token", URL: w.bk.URL},
 	}
 	w.replan(plan.Input{})
@@ -122,12 +124,12 @@ func (w *world) replan(in plan.Input) {
 // install writes the planned files, and makes everything run.
 func (w *world) install() {
 	for _, d := range w.Plan.Dirs {
-		w.must(os.MkdirAll(w.path(d.Path), 0o755))
+		w.must(os.MkdirAll(w.Path(d.Path), 0o755))
 		mode := fs.FileMode(d.Mode & 0o777)
 		if d.Mode&0o1000 != 0 {
 			mode |= fs.ModeSticky
 		}
-		w.must(os.Chmod(w.path(d.Path), mode))
+		w.must(os.Chmod(w.Path(d.Path), mode))
 	}
 	for _, f := range w.Plan.Files {
 		if f.Source == "" && strings.HasPrefix(f.Path, "/etc/buildkite-agent/") {
@@ -157,15 +159,15 @@ func (w *world) install() {
 		w.listen(s.Index)
 	}
 	w.put("/etc/passwd", passwd, 0o644)
-	w.f.program = func(reconcile.Program) ([]byte, error) { return []byte("0123456789\tHEAD\nexit 0\n"), nil }
+	w.f.program = func(systemd.Program) ([]byte, error) { return []byte("0123456789\tHEAD\nexit 0\n"), nil }
 }
 
 // listen answers in place of a slot's guard.
 func (w *world) listen(k int) {
 	w.t.Helper()
-	l, err := net.Listen("unix", w.path(plan.SocketPath(k)))
+	l, err := net.Listen("unix", w.Path(plan.SocketPath(k)))
 	w.must(err)
-	w.must(os.Chmod(w.path(plan.SocketPath(k)), 0o660))
+	w.must(os.Chmod(w.Path(plan.SocketPath(k)), 0o660))
 	s := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if status, err := strconv.Atoi(w.answers["guard"]); err == nil || r.URL.Path != "/_ping" {
 			rw.WriteHeader(cmp.Or(status, http.StatusForbidden))
@@ -184,20 +186,20 @@ func (w *world) must(err error) {
 
 func (w *world) put(name, text string, mode fs.FileMode) {
 	w.t.Helper()
-	w.must(os.MkdirAll(filepath.Dir(w.path(name)), 0o755))
-	w.must(os.WriteFile(w.path(name), []byte(text), mode))
-	w.must(os.Chmod(w.path(name), mode))
+	w.must(os.MkdirAll(filepath.Dir(w.Path(name)), 0o755))
+	w.must(os.WriteFile(w.Path(name), []byte(text), mode))
+	w.must(os.Chmod(w.Path(name), mode))
 }
 
 // edit changes a file of the machine.
 func (w *world) edit(name, old, replacement string) {
 	w.t.Helper()
-	text, err := w.read(name)
+	text, err := w.Read(name)
 	w.must(err)
 	if !strings.Contains(text, old) {
 		w.t.Fatalf("%s has no %q", name, old)
 	}
-	info, err := os.Stat(w.path(name))
+	info, err := os.Stat(w.Path(name))
 	w.must(err)
 	w.put(name, strings.ReplaceAll(text, old, replacement), info.Mode().Perm())
 }
@@ -246,9 +248,9 @@ var errOfTests = errors.New("systemd is dead")
 // deaf makes a socket that nothing listens on anymore.
 func (w *world) deaf(k int) {
 	w.t.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: w.path(plan.SocketPath(k)), Net: "unix"})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: w.Path(plan.SocketPath(k)), Net: "unix"})
 	w.must(err)
 	l.SetUnlinkOnClose(false)
 	w.must(l.Close())
-	w.must(os.Chmod(w.path(plan.SocketPath(k)), 0o660))
+	w.must(os.Chmod(w.Path(plan.SocketPath(k)), 0o660))
 }

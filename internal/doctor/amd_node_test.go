@@ -9,9 +9,10 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 // TestAMDNodeIsToldNothingOfNVIDIA tests that nothing on a node with AMD GPUs mentions
@@ -36,7 +37,7 @@ func TestAMDNodeIsToldNothingOfNVIDIA(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, bare := range []bool{true, false} {
-				r, err := Run(t.Context(), &Machine{Root: root, Source: f}, Options{Bare: bare})
+				r, err := Run(t.Context(), &Machine{Tree: host.Tree{Root: root}, Source: f}, Options{Bare: bare})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -15,22 +15,22 @@ import (
 var buildkiteChecks = []Check{
 	{
 		ID: "buildkite-queue", Group: "buildkite", Worst: Fail, Needs: []string{"agent-running"},
+		Doc:   "Make a missing queue (Agents, the cluster, Queues, New Queue, self-hosted), or use the right cluster's token.",
 		About: "the slots' queues exist in Buildkite, with their agents in them",
 		Run:   queues,
 	},
 	{
 		ID: "buildkite-agents", Group: "buildkite", Worst: Fail, Needs: []string{"agent-running"},
+		Doc:   "Each must be listed once, in its queue and not paused. This needs an API token with scope `read_agents`: `sudo --preserve-env=BUILDKITE_API_TOKEN kbnode doctor`. For duplicate names, run `sudo kbnode install --node NAME`. `BUILDKITE_API_URL` replaces `https://api.buildkite.com`.",
 		About: "Buildkite's API lists the agent of each slot as connected",
 		Run:   connected,
 	},
 }
 
-// waiting returns the slots whose agents should be connected now.
-func (m *Machine) waiting() []plan.Slot {
-	return slices.DeleteFunc(slices.Clone(m.Plan.Slots), func(s plan.Slot) bool {
-		ss := m.State.Slot(s.Index)
-		return !s.Serves() || len(ss.Parked) > 0 || !ss.Registered
-	})
+// waits reports whether a slot's agent should be connected now.
+func (m *Machine) waits(s plan.Slot) bool {
+	ss := m.State.Slot(s.Index)
+	return s.Serves() && len(ss.Parked) == 0 && ss.Registered
 }
 
 // queues uses the agents' own token, which sees the queues of its cluster.
@@ -39,8 +39,10 @@ func queues(_ context.Context, m *Machine) Answer {
 		return none("Buildkite shows this token no queues")
 	}
 	slots := map[string][]int{}
-	for _, s := range m.waiting() {
-		slots[s.Queue] = append(slots[s.Queue], s.Index)
+	for _, s := range m.Plan.Slots {
+		if m.waits(s) {
+			slots[s.Queue] = append(slots[s.Queue], s.Index)
+		}
 	}
 	var all []Finding
 	for _, q := range slices.Sorted(maps.Keys(slots)) {
@@ -48,19 +50,19 @@ func queues(_ context.Context, m *Machine) Answer {
 		at, there := m.Account.Agents.Queues[q]
 		switch {
 		case !there:
-			all = append(all, fail("the token's cluster has no queue %s, or no agent in it", q).of(ours...).
-				advise("create it in Buildkite (Agents, the cluster, Queues, New Queue, self-hosted), or choose another with sudo kbnode install --queue NAME"))
+			all = append(all, fail("the token's cluster has no queue %s, or no agent in it", q).Of(ours...).
+				Advise("create it in Buildkite (Agents, the cluster, Queues, New Queue, self-hosted), or choose another with sudo kbnode install --queue NAME"))
 		case at.Total < len(ours):
-			all = append(all, warn("queue %s has %d agents, but %d slots use it", q, at.Total, len(ours)).of(ours...).
-				advise("see Agents in Buildkite for the missing ones, and try again in a minute"))
+			all = append(all, warn("queue %s has %d agents, but %d slots use it", q, at.Total, len(ours)).Of(ours...).
+				Advise("see Agents in Buildkite for the missing ones, and try again in a minute"))
 		default:
-			all = append(all, ok("%s: %d agents", q, at.Total).of(ours...))
+			all = append(all, ok("%s: %d agents", q, at.Total).Of(ours...))
 		}
 	}
 	if len(all) == 0 {
 		return none("no slot waits for jobs")
 	}
-	return Answer{Findings: all}
+	return found(all...)
 }
 
 // connected uses the REST API, which needs a user's token.
@@ -73,40 +75,42 @@ func connected(ctx context.Context, m *Machine) Answer {
 	}
 	client, err := buildkite.New(buildkite.Options{URL: m.API.URL, Token: m.API.Token})
 	if err != nil {
-		return found(warn("%s", lines(err)).advise("see BUILDKITE_API_URL"))
+		return found(warn("%s", lines(err)).Advise("see BUILDKITE_API_URL"))
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	list, err := client.Agents(ctx, m.Account.Organization.Slug)
 	if err != nil {
-		return found(warn("%s", lines(err)).advise("the token needs scope read_agents and access to organization %s", m.Account.Organization.Slug))
+		return found(warn("%s", lines(err)).Advise("the token needs scope read_agents and access to organization %s", m.Account.Organization.Slug))
 	}
-	var all []Finding
-	for _, s := range m.waiting() {
-		all = append(all, listed(s, list).of(s.Index))
-	}
+	all := m.eachSlot(func(s plan.Slot) Finding {
+		if !m.waits(s) {
+			return Finding{}
+		}
+		return listed(s, list)
+	})
 	if len(all) == 0 {
 		return none("no slot waits for jobs")
 	}
-	return Answer{Findings: together(all)}
+	return found(all...)
 }
 
 func listed(s plan.Slot, list []buildkite.Agent) Finding {
 	named := slices.DeleteFunc(slices.Clone(list), func(a buildkite.Agent) bool { return a.Name != s.Agent })
 	switch {
 	case len(named) == 0:
-		return fail("Buildkite does not list the agent").advise("see journalctl -u %s, and run sudo systemctl restart %[1]s", plan.AgentUnit(s.Index))
+		return fail("Buildkite does not list the agent").Advise("see journalctl -u %s, and run sudo systemctl restart %[1]s", plan.AgentUnit(s.Index))
 	case len(named) > 1:
 		var hosts []string
 		for _, a := range named {
 			hosts = append(hosts, fmt.Sprintf("%.60s", a.Hostname))
 		}
 		return warn("%d agents are named %s, on %s", len(named), s.Agent, strings.Join(hosts, ", ")).
-			advise("give this node its own name: sudo kbnode install --node NAME")
+			Advise("give this node its own name: sudo kbnode install --node NAME")
 	case named[0].Paused:
-		return warn("the agent is paused in Buildkite and gets no jobs: %.200s", named[0].PausedNote).advise("resume it in Buildkite, Agents")
+		return warn("the agent is paused in Buildkite and gets no jobs: %.200s", named[0].PausedNote).Advise("resume it in Buildkite, Agents")
 	case !slices.Contains(named[0].Tags, "queue="+s.Queue):
-		return fail("Buildkite does not list the agent in queue %s", s.Queue).by("systemctl restart %s", plan.AgentUnit(s.Index))
+		return fail("Buildkite does not list the agent in queue %s", s.Queue).By("systemctl restart %s", plan.AgentUnit(s.Index))
 	}
 	return ok("connected")
 }

@@ -13,6 +13,7 @@ import (
 // containerCheck runs a container in each idle slot, as a job would.
 var containerCheck = Check{
 	ID: "container", Group: "slots", Worst: Fail, Slow: true, Needs: []string{"state", "docker-engine", "slot-limits", "slot-disk"}, Limit: 45 * time.Second,
+	Doc:   "Each idle slot runs one. It also gets no variables of the agent. If it fails, run `sudo kbnode selftest`.",
 	About: "each slot's container gets only its own GPU, and the planned CPUs and memory",
 	Run: func(ctx context.Context, m *Machine) Answer {
 		asking, cancel := ctx, context.CancelFunc(func() {})
@@ -25,10 +26,10 @@ var containerCheck = Check{
 		reports, err := m.Source.Containers(asking, m)
 		if errors.Is(err, context.DeadlineExceeded) {
 			return found(fail("the containers did not end within %s: Docker is slow or hangs", time.Since(began).Round(time.Second)).
-				advise("see sudo journalctl -u docker -n 50; with more time: sudo kbnode doctor --only container --timeout 10m"))
+				Advise("see sudo journalctl -u docker -n 50; with more time: sudo kbnode doctor --only container --timeout 10m"))
 		}
 		if err != nil {
-			return found(fail("%s", lines(err)).advise("see sudo journalctl -u docker -n 50"))
+			return found(fail("%s", lines(err)).Advise("see sudo journalctl -u docker -n 50"))
 		}
 		var all []Finding
 		var well, left []int
@@ -44,10 +45,10 @@ var containerCheck = Check{
 			all = append(all, containerFindings(r)...)
 		}
 		if len(well) > 0 {
-			all = append(all, ok("its GPU, CPUs and memory").of(well...))
+			all = append(all, ok("its GPU, CPUs and memory").Of(well...))
 		}
 		if len(left) > 0 {
-			all = append(all, skip("%s", why).of(left...))
+			all = append(all, skip("%s", why).Of(left...))
 		}
 		return Answer{Findings: all, Detail: "there is no slot"}
 	},
@@ -57,7 +58,7 @@ func containerFindings(r selftest.SlotReport) []Finding {
 	var all []Finding
 	for _, c := range r.Checks {
 		if !c.Held {
-			f := fail("%s: saw %s", c.Tried, strings.ReplaceAll(c.Saw, "\n", "; ")).of(r.Index)
+			f := fail("%s: saw %s", c.Tried, strings.ReplaceAll(c.Saw, "\n", "; ")).Of(r.Index)
 			f.Advice = fmt.Sprintf("%s; sudo kbnode selftest --slot %d runs every test in this slot", c.Do, r.Index)
 			all = append(all, f)
 		}

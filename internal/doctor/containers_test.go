@@ -21,9 +21,9 @@ func TestContainerCheck(t *testing.T) {
 	}}
 	got := answer(t, machineOf(t, f, nil), "container")
 	want := []Finding{
-		fail("its own GPU: saw []").of(1).advise("sudo kbnode reconcile; sudo kbnode selftest --slot 1 runs every test in this slot"),
-		ok("its GPU, CPUs and memory").of(0, 3),
-		skip("it is busy with job 7").of(2),
+		fail("its own GPU: saw []").Of(1).Advise("sudo kbnode reconcile; sudo kbnode selftest --slot 1 runs every test in this slot"),
+		ok("its GPU, CPUs and memory").Of(0, 3),
+		skip("it is busy with job 7").Of(2),
 	}
 	if diff := cmp.Diff(want, got.Findings); diff != "" || got.Status != Fail {
 		t.Errorf("%s: %s", got.Status, diff)

@@ -2,14 +2,15 @@ package doctor
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // roomy returns an engine whose disk has free of total bytes free.
@@ -108,7 +109,7 @@ func TestDockerSocket(t *testing.T) {
 	t.Parallel()
 	mode := func(mode os.FileMode) func(*Machine) {
 		return func(m *Machine) {
-			if err := os.Chmod(m.path(config.DefaultDockerSocket), mode); err != nil {
+			if err := os.Chmod(m.Path(config.DefaultDockerSocket), mode); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -122,12 +123,13 @@ func TestDockerSocket(t *testing.T) {
 // root's.
 func TestSocketUsers(t *testing.T) {
 	t.Parallel()
-	got := socketUsers("root:x:0:eve\ndocker:x:9:ada\nweb:x:33:bob\n", "carl:x:5:33::/:/bin/sh\n", 33)
-	want := [][3]string{{"ada", "docker", ""}, {"bob", "web", ""}, {"carl", "web", "own"}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
+	groups := []host.Group{{Name: "root", GID: "0", Members: []string{"eve"}}, {Name: "docker", GID: "9", Members: []string{"ada"}}, {Name: "web", GID: "33", Members: []string{"bob"}}}
+	got := socketUsers(groups, map[string]reconcile.UserState{"carl": {UID: 5, GID: 33}}, 33)
+	want := []socketUser{{"ada", "docker", false}, {"bob", "web", false}, {"carl", "web", true}}
+	if !slices.Equal(want, got) {
+		t.Errorf("%v, want %v", got, want)
 	}
-	if got := socketUsers("root:x:0:eve\n", "root:x:0:0::/:/bin/sh\n", 0); len(got) > 0 {
+	if got := socketUsers(groups[:1], map[string]reconcile.UserState{"root": {}}, 0); len(got) > 0 {
 		t.Error(got)
 	}
 }

@@ -1,11 +1,8 @@
 package doctor
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"io/fs"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -19,6 +16,7 @@ import (
 var cdiChecks = []Check{
 	{
 		ID: "docker-cdi-spec", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-cdi", "docker-toolkit"},
+		Doc:   "`/var/run/cdi` wins over `/etc/cdi`, so renewing the latter has no effect. Two files of one directory for one GPU cancel each other. See `nvidia-ctk cdi list`.",
 		About: "one CDI specification describes each GPU",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			if !m.Inventory.Software.Docker.CDI {
@@ -26,13 +24,13 @@ var cdiChecks = []Check{
 			}
 			specs, err := gpuSpecs(m)
 			if err != nil {
-				return found(fail("%s", err).advise("check why %s cannot be read", strings.Join(m.Inventory.Software.Docker.CDIDirs, " and ")))
+				return found(fail("%s", err).Advise("check why %s cannot be read", strings.Join(m.Inventory.Software.Docker.CDIDirs, " and ")))
 			}
 			var all []Finding
 			good := 0
 			for i, s := range specs {
 				if s.Err != nil {
-					all = append(all, warn("%s is ignored: %s", s.Path, lines(s.Err)).by("mv %s %[1]s.broken", word(s.Path)))
+					all = append(all, warn("%s is ignored: %s", s.Path, lines(s.Err)).By("mv %s %[1]s.broken", word(s.Path)))
 					continue
 				}
 				good++
@@ -43,16 +41,17 @@ var cdiChecks = []Check{
 				if slices.Contains(m.Inventory.Software.Docker.Runtimes, "nvidia") {
 					f.Status = Warn // slots get their GPUs from that
 				}
-				all = append(all, f.safely("%s", renewCDI(ctx, m)))
+				all = append(all, f.Safely("%s", renewCDI(ctx, m)))
 			}
-			if len(all) == 0 {
-				all = []Finding{ok("%s", specs[len(specs)-1].Path)}
+			if len(all) > 0 {
+				return found(all...)
 			}
-			return Answer{Findings: all}
+			return found(ok("%s", specs[len(specs)-1].Path))
 		},
 	},
 	{
 		ID: "docker-cdi-driver", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-cdi-spec"},
+		Doc:   "With another driver's files, containers do not start, or get old files. `nvidia-modprobe` creates missing device nodes; `nvidia-persistenced` does at boot.",
 		About: "the CDI specification is for the running driver",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			specs, err := gpuSpecs(m)
@@ -65,7 +64,7 @@ var cdiChecks = []Check{
 			loaded := m.Inventory.NVIDIA.DriverVersion
 			node, _ := health.ReadNode(m.Root, nil) // what it cannot read is empty
 			if node.CDIDriver != "" && loaded != "" && node.CDIDriver != loaded {
-				return found(fail("driver %s runs, but containers get the files of %s", loaded, node.CDIDriver).safely("%s", renewCDI(ctx, m)))
+				return found(fail("driver %s runs, but containers get the files of %s", loaded, node.CDIDriver).Safely("%s", renewCDI(ctx, m)))
 			}
 			for i, s := range specs {
 				if covered(s, specs[i+1:]) {
@@ -73,7 +72,7 @@ var cdiChecks = []Check{
 				}
 				var gone []string
 				for _, name := range s.Needs[:min(len(s.Needs), 1000)] {
-					if _, err := os.Stat(m.path(name)); errors.Is(err, fs.ErrNotExist) {
+					if _, _, mode := m.Owner(name); mode == 0 {
 						gone = append(gone, name)
 					}
 				}
@@ -82,7 +81,7 @@ var cdiChecks = []Check{
 					renew = "nvidia-modprobe -c=0 -u -m" // creates the nodes that the driver creates late
 				}
 				if len(gone) > 0 {
-					return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, gone[0], len(gone)).safely("%s", renew))
+					return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, gone[0], len(gone)).Safely("%s", renew))
 				}
 			}
 			if node.CDIDriver == "" {
@@ -93,6 +92,7 @@ var cdiChecks = []Check{
 	},
 	{
 		ID: "docker-cdi-slots", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"plan", "docker-cdi-spec"},
+		Doc:   "The GPU or its MIG mode is new, or the toolkit is older than 1.16. The daemon uses a new specification within 30 seconds. See `nvidia-ctk cdi list`.",
 		About: "a CDI specification describes each slot's GPU by its UUID",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			d := m.Inventory.Software.Docker
@@ -128,11 +128,12 @@ var cdiChecks = []Check{
 			if slices.Contains(d.Runtimes, "nvidia") {
 				f = warn("Docker does not know nvidia.com/gpu=%s, so the GPU comes from the NVIDIA runtime, which adds devices that systemd does not know about", first)
 			}
-			return found(f.of(missing...).safely("%s", renew))
+			return found(f.Of(missing...).Safely("%s", renew))
 		},
 	},
 	{
 		ID: "docker-cdi-refresh", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"docker-cdi-spec"},
+		Doc:   "`nvidia-cdi-refresh.service` and `.path` (toolkit 1.18) renew it. Without them, write it to `/etc/cdi` after each driver upgrade: `/var/run/cdi` is empty after a reboot.",
 		About: "the CDI specification survives a reboot and a driver upgrade",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			service, err := m.unit(ctx, refreshUnit)
@@ -147,12 +148,12 @@ var cdiChecks = []Check{
 			case !service.Exists() && stays:
 				return found(ok("in /etc/cdi; renew it by hand after a driver upgrade"))
 			case !service.Exists():
-				return found(warn("it is only in %s, which is empty after a reboot, and nothing renews it", path.Dir(specs[0].Path)).safely("%s", installer.GenerateCDI))
+				return found(warn("it is only in %s, which is empty after a reboot, and nothing renews it", path.Dir(specs[0].Path)).Safely("%s", installer.GenerateCDI))
 			case service.Active == "failed":
-				return found(warn("%s failed (%s, exit status %d)", refreshUnit, service.Result, service.ExitStatus).safely("systemctl restart %s", refreshUnit).
-					advise("if it fails again, journalctl -u %s -n 20 says why", refreshUnit))
-			case !m.linked(refreshUnit) || !m.linked(refreshPath) || !watch.Running():
-				return found(warn("%s and %s are not both enabled, so nothing renews it", refreshUnit, refreshPath).safely("systemctl enable --now %s %s", refreshPath, refreshUnit))
+				return found(warn("%s failed (%s, exit status %d)", refreshUnit, service.Result, service.ExitStatus).Safely("systemctl restart %s", refreshUnit).
+					Advise("if it fails again, journalctl -u %s -n 20 says why", refreshUnit))
+			case !m.StartsAtBoot(refreshUnit) || !m.StartsAtBoot(refreshPath) || !watch.Running():
+				return found(warn("%s and %s are not both enabled, so nothing renews it", refreshUnit, refreshPath).Safely("systemctl enable --now %s %s", refreshPath, refreshUnit))
 			}
 			return found(ok("%s renews it", refreshUnit))
 		},
@@ -187,13 +188,13 @@ func twice(s inventory.CDISpec, before []inventory.CDISpec) []Finding {
 				continue
 			}
 			if path.Dir(o.Path) != path.Dir(s.Path) {
-				return []Finding{warn("%s is hidden by %s, which names the same GPUs, so renewing it has no effect", o.Path, s.Path).by("mv %s %[1]s.off", word(o.Path))}
+				return []Finding{warn("%s is hidden by %s, which names the same GPUs, so renewing it has no effect", o.Path, s.Path).By("mv %s %[1]s.off", word(o.Path))}
 			}
 			extra := s.Path
 			if path.Base(s.Path) == "nvidia.yaml" {
 				extra = o.Path
 			}
-			return []Finding{fail("%s and %s both name %s, so Docker ignores both", o.Path, s.Path, name).by("mv %s %[1]s.off", word(extra))}
+			return []Finding{fail("%s and %s both name %s, so Docker ignores both", o.Path, s.Path, name).By("mv %s %[1]s.off", word(extra))}
 		}
 	}
 	return nil
@@ -206,41 +207,4 @@ func covered(s inventory.CDISpec, later []inventory.CDISpec) bool {
 		return o.Err == nil && path.Dir(o.Path) != path.Dir(s.Path) &&
 			slices.ContainsFunc(s.Devices, func(name string) bool { return slices.Contains(o.Devices, name) })
 	})
-}
-
-// pkg is a dpkg package.
-type pkg struct{ name, version, state string }
-
-// packages returns the named packages that dpkg knows.
-func (m *Machine) packages(names []string) ([]pkg, error) {
-	f, err := os.Open(m.path("/var/lib/dpkg/status"))
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	var list []pkg
-	var p pkg
-	end := func() {
-		left := strings.HasSuffix(p.state, " config-files") || strings.HasSuffix(p.state, " not-installed")
-		if slices.Contains(names, p.name) && p.version != "" && !left {
-			list = append(list, p)
-		}
-		p = pkg{}
-	}
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, maxFile)
-	for lines.Scan() {
-		switch key, value, _ := strings.Cut(lines.Text(), ": "); key {
-		case "":
-			end()
-		case "Package":
-			p.name = value
-		case "Version":
-			p.version = value
-		case "Status":
-			p.state = value
-		}
-	}
-	end()
-	return list, lines.Err()
 }

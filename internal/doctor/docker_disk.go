@@ -3,11 +3,11 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"path"
 	"slices"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
@@ -15,6 +15,7 @@ import (
 var dockerDiskChecks = []Check{
 	{
 		ID: "docker-storage-driver", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
+		Doc:   "Without `overlay2`, as with the containerd image store (default of new Docker 29 installations), a job can fill Docker's disk. After the change, run `kbnode image update`. With `job.profile: strict`, any driver works.",
 		About: "the slot's disk limits what containers write",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			driver := m.Docker.StorageDriver
@@ -28,34 +29,35 @@ var dockerDiskChecks = []Check{
 				driver += " of the containerd image store"
 			}
 			f := warn("the storage driver is %s, whose layers no slot's disk limits: a job can fill Docker's disk", cmp.Or(driver, "unknown"))
-			if c := readDaemon(ctx, m); c.problem == "" && !c.has("features") && !c.has("storage-driver") && c.flag("storage-driver") == "" {
-				return found(f.by(`%s && systemctl restart docker`, c.add(`"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`)))
+			if c := readDaemon(ctx, m); c.Problem == "" && !c.Has("features") && !c.Has("storage-driver") && c.Flag("storage-driver") == "" {
+				return found(f.By(`%s && systemctl restart docker`, addKeys(c, `"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`)))
 			}
-			return found(f.advise(`put "features": {"containerd-snapshotter": false} and "storage-driver": "overlay2" into %s and run systemctl restart docker, or set job.profile: strict`, daemonJSON))
+			return found(f.Advise(`put "features": {"containerd-snapshotter": false} and "storage-driver": "overlay2" into %s and run systemctl restart docker, or set job.profile: strict`, host.DaemonJSON))
 		},
 	},
 	{
 		ID: "docker-root", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
+		Doc:   "It must be local ext4 or XFS; see `findmnt -T /var/lib/docker`. Set `data-root` in `/etc/docker/daemon.json`, run `systemctl restart docker`, then `kbnode image update`.",
 		About: "Docker's directory is on a disk of this machine",
 		Run: func(_ context.Context, m *Machine) Answer {
-			text, err := m.read("/proc/self/mountinfo")
-			mount, kind := mountOf(text, m.Docker.RootDir)
-			move := "set data-root in " + daemonJSON + " to a directory on an ext4 or XFS disk, then run systemctl restart docker; the images are pulled again"
+			mount, kind := m.mountOf(m.Docker.RootDir)
+			move := "set data-root in " + host.DaemonJSON + " to a directory on an ext4 or XFS disk, then run systemctl restart docker; the images are pulled again"
 			switch {
-			case err != nil || kind == "":
+			case kind == "":
 				return none("the kernel does not say what %s is on", cmp.Or(m.Docker.RootDir, "it"))
 			case slices.Contains([]string{"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs", "virtiofs"}, kind) || strings.HasPrefix(kind, "fuse"):
-				return found(fail("%s is on %s (%s), a network file system: overlay2 does not work there, and every job waits for it", m.Docker.RootDir, mount, kind).advise("%s", move))
+				return found(fail("%s is on %s (%s), a network file system: overlay2 does not work there, and every job waits for it", m.Docker.RootDir, mount, kind).Advise("%s", move))
 			case kind == "overlay":
-				return found(fail("%s is on an overlay, so this is a container or a live system and does not keep images", m.Docker.RootDir).advise("%s", move))
+				return found(fail("%s is on an overlay, so this is a container or a live system and does not keep images", m.Docker.RootDir).Advise("%s", move))
 			case kind == "tmpfs" || kind == "ramfs":
-				return found(warn("%s is in memory (%s), so images take memory from jobs and are lost at a reboot", m.Docker.RootDir, kind).advise("%s", move))
+				return found(warn("%s is in memory (%s), so images take memory from jobs and are lost at a reboot", m.Docker.RootDir, kind).Advise("%s", move))
 			}
 			return found(ok("%s, %s", m.Docker.RootDir, kind))
 		},
 	},
 	{
 		ID: "docker-space", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
+		Doc:   "With less than 10 GiB or a tenth free, whichever is less, nothing is pulled; with almost none, jobs fail. See `docker system df`. `docker image prune` and `docker builder prune` spare kbnode's images.",
 		About: "Docker's disk has room for images",
 		Run: func(_ context.Context, m *Machine) Answer {
 			d, read := m.imageDisk()
@@ -64,9 +66,9 @@ var dockerDiskChecks = []Check{
 			case !read:
 				return none("the free space at %s is unknown", cmp.Or(m.Docker.RootDir, "it"))
 			case d.FreeBytes < min(d.TotalBytes/50, 1<<30):
-				f = fail("%s", f.Detail).advise("%s", free)
+				f = fail("%s", f.Detail).Advise("%s", free)
 			case d.FreeBytes < leftFree(d.TotalBytes):
-				f = warn("%s; with less than %s, jobs and updates pull no images", f.Detail, gib(leftFree(d.TotalBytes))).advise("%s", free)
+				f = warn("%s; with less than %s, jobs and updates pull no images", f.Detail, gib(leftFree(d.TotalBytes))).Advise("%s", free)
 			}
 			return found(f)
 		},
@@ -80,7 +82,7 @@ const containerdRoot = "/var/lib/containerd"
 // imageDisk returns the disk that holds images and layers, and false if it was not read.
 func (m *Machine) imageDisk() (inventory.DiskFree, bool) {
 	if m.Docker.Snapshotter {
-		v, err := m.volume(containerdRoot)
+		v, err := m.Volume(containerdRoot)
 		return inventory.DiskFree{Path: containerdRoot, FreeBytes: int64(v.Bavail) * v.Bsize, TotalBytes: int64(v.Blocks) * v.Bsize}, err == nil
 	}
 	i := slices.IndexFunc(m.Inventory.Disks, func(d inventory.DiskFree) bool { return d.Path == m.Docker.RootDir })
@@ -93,20 +95,14 @@ func (m *Machine) imageDisk() (inventory.DiskFree, bool) {
 // leftFree returns what pulls leave free on Docker's disk, in bytes.
 func leftFree(total int64) int64 { return min(10<<30, total/10) }
 
-// mountOf returns where the file system of a directory is mounted, and its type, from the
-// text of a mountinfo. The last of several mounts at one place is on top.
-func mountOf(text, dir string) (point, kind string) {
-	for line := range strings.Lines(text) {
-		before, after, _ := strings.Cut(line, " - ")
-		left, right := strings.Fields(before), strings.Fields(after)
-		if len(left) < 5 || len(right) == 0 {
-			continue
+// mountOf returns where the file system of a directory is mounted, and its type. The last of
+// several mounts at one place is on top.
+func (m *Machine) mountOf(dir string) (point, kind string) {
+	mounts, _ := m.Mounts("self")
+	for _, at := range mounts {
+		if below := at.Point == "/" || at.Point == dir || strings.HasPrefix(dir, at.Point+"/"); below && len(at.Point) >= len(point) {
+			point, kind = at.Point, at.Kind
 		}
-		p := path.Clean(strings.ReplaceAll(left[4], `\040`, " "))
-		if p != "/" && p != dir && !strings.HasPrefix(dir, p+"/") || len(p) < len(point) {
-			continue
-		}
-		point, kind = p, right[0]
 	}
 	return point, kind
 }

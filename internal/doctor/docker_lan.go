@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +19,7 @@ import (
 
 var lanCheck = Check{
 	ID: "docker-lan", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"config"},
+	Doc:   "With `job.network: bridge`, the default, jobs reach them. [`internet`](security.md#the-internet-only) limits jobs and agents to public addresses and `job.allowed_networks`, such as `['10.1.9.7:3128']`. List a private proxy or `agent.endpoint` there.",
 	About: "jobs cannot reach the node's private networks, and agents can reach Buildkite",
 	Run: func(ctx context.Context, m *Machine) Answer {
 		switch m.Config.Job.Network {
@@ -28,13 +28,13 @@ var lanCheck = Check{
 		case config.NetworkInternet:
 			return found(m.internetOnly(ctx))
 		}
-		table, err := m.read("/proc/net/route")
+		table, err := m.Read("/proc/net/route")
 		if err != nil {
 			return found(skip("the node's routes cannot be read: %s", err))
 		}
 		if list := m.neighborhood(table); len(list) > 0 {
 			return found(warn("jobs can reach %s, which %s", strings.Join(list, ", "), map[bool]string{true: "is a private network of the node", false: "are private networks of the node"}[len(list) == 1]).
-				advise("set job.network: internet in %s, list what jobs and agents need there in job.allowed_networks, such as [10.1.2.3:3128], then run kbnode reconcile", plan.ConfigPath))
+				Advise("set job.network: internet in %s, list what jobs and agents need there in job.allowed_networks, such as [10.1.2.3:3128], then run kbnode reconcile", plan.ConfigPath))
 		}
 		return found(ok("the node is not in a private network"))
 	},
@@ -75,13 +75,10 @@ func (m *Machine) neighborhood(table string) (list []string) {
 
 // inside reports whether a device is a bridge without a network card.
 func (m *Machine) inside(device string) bool {
-	dir := m.path("/sys/class/net/" + filepath.Base(device))
-	if bridge, _ := filepath.Glob(dir + "/bridge"); bridge == nil {
-		return strings.HasPrefix(device, strings.TrimSuffix(plan.NetworkName(0), "0"))
+	if is, connected := m.IsBridge(device); is {
+		return !connected
 	}
-	cards, _ := filepath.Glob(dir + "/lower_*/device")
-	bonds, _ := filepath.Glob(dir + "/lower_*/lower_*")
-	return len(cards)+len(bonds) == 0
+	return strings.HasPrefix(device, strings.TrimSuffix(plan.NetworkName(0), "0"))
 }
 
 // lookupTime limits the lookup of a name.
@@ -122,7 +119,7 @@ func (m *Machine) internetOnly(ctx context.Context) Finding {
 	}
 	if closed != "" {
 		return fail("agents reach Buildkite through %s (%s), which is private and not allowed", at.Host, closed).
-			advise("add '%s' to job.allowed_networks in %s, then run kbnode reconcile", closed, plan.ConfigPath)
+			Advise("add '%s' to job.allowed_networks in %s, then run kbnode reconcile", closed, plan.ConfigPath)
 	}
 	allowed := "public addresses only"
 	if len(n.Allowed) > 0 {

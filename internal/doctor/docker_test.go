@@ -15,10 +15,12 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // stated is a state of a machine, and what a check says about it.
@@ -60,7 +62,7 @@ func file(text string, words ...string) map[string]string {
 	args := "/usr/bin/dockerd\x00" + strings.Join(words, "\x00") + "\x00"
 	files := map[string]string{"/proc/7/cmdline": args}
 	if text != "" {
-		files[daemonJSON] = text
+		files[host.DaemonJSON] = text
 	}
 	return files
 }
@@ -109,10 +111,10 @@ func TestEngineChecks(t *testing.T) {
 		{"hosts twice", "docker-config", engine(docker.Info{}), file(`{"hosts": ["unix:///run/docker.sock"]}`, "-H", "fd://"),
 			"fail: hosts is set in /etc/docker/daemon.json and as -H fd:// on dockerd's command line; with both, Docker does not start", ""},
 		{"hosts twice, and it is down", "docker-config", dead(slot.Unit{Load: "loaded", Active: "failed"}, ""),
-			map[string]string{daemonJSON: `{"hosts": []}`, "/usr/lib/systemd/system/docker.service": "[Service]\nExecStart=/usr/bin/dockerd -H fd:// --containerd=/run/containerd/containerd.sock\n"},
+			map[string]string{host.DaemonJSON: `{"hosts": []}`, "/usr/lib/systemd/system/docker.service": "[Service]\nExecStart=/usr/bin/dockerd -H fd:// --containerd=/run/containerd/containerd.sock\n"},
 			"fail: hosts is set in /etc/docker/daemon.json and as -H fd:// on dockerd's command line; with both, Docker does not start", ""},
 		{"hosts once, by a drop-in", "docker-config", dead(slot.Unit{Load: "loaded", Active: "failed"}, ""),
-			map[string]string{daemonJSON: `{"hosts": []}`, "/usr/lib/systemd/system/docker.service": "ExecStart=/usr/bin/dockerd -H fd://\n",
+			map[string]string{host.DaemonJSON: `{"hosts": []}`, "/usr/lib/systemd/system/docker.service": "ExecStart=/usr/bin/dockerd -H fd://\n",
 				"/etc/systemd/system/docker.service.d/x.conf": "[Service]\nExecStart=\nExecStart=/usr/bin/dockerd\n"}, "ok: 1 key", ""},
 		{"a list that has a flag for each", "docker-config", engine(docker.Info{}), file(`{"insecure-registries": []}`, "--insecure-registry=x"),
 			"fail: insecure-registries is set in /etc/docker/daemon.json and as --insecure-registry=x on dockerd's command line; with both, Docker does not start", ""},
@@ -193,7 +195,7 @@ func TestValidate(t *testing.T) {
 			f := engine(docker.Info{})
 			f.units[0].Since = tt.since
 			asked := false
-			f.program = func(p reconcile.Program) ([]byte, error) {
+			f.program = func(p systemd.Program) ([]byte, error) {
 				asked = strings.Contains(strings.Join(p.Argv, " "), "dockerd --validate")
 				return []byte(tt.says), nil
 			}
@@ -228,11 +230,11 @@ func TestDaemonEdits(t *testing.T) {
 			if !cut {
 				t.Fatalf("type %q", fix)
 			}
-			edit = strings.ReplaceAll(edit, "/etc/docker", m.path("/etc/docker"))
+			edit = strings.ReplaceAll(edit, "/etc/docker", m.Path("/etc/docker"))
 			if out, err := exec.Command("sh", "-ec", edit).CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
-			got, err := os.ReadFile(m.path(daemonJSON))
+			got, err := os.ReadFile(m.Path(host.DaemonJSON))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -248,7 +250,7 @@ func TestGarbage(t *testing.T) {
 	t.Parallel()
 	files := map[string]string{}
 	for _, name := range []string{
-		daemonJSON, "/etc/group", "/etc/passwd", "/etc/cron.d/x", "/etc/crontab", "/proc/self/mountinfo", "/proc/7/cmdline", "/etc/cdi/nvidia.yaml", "/var/run/cdi/x.json",
+		host.DaemonJSON, "/etc/group", "/etc/passwd", "/etc/cron.d/x", "/etc/crontab", "/proc/self/mountinfo", "/proc/7/cmdline", "/etc/cdi/nvidia.yaml", "/var/run/cdi/x.json",
 		"/var/lib/dpkg/status", "/var/lib/kbnode/images.json", plan.CronPath, toolkitConf, "/proc/sys/net/ipv4/ip_forward", config.DefaultDockerSocket,
 	} {
 		files[name] = "\x00{[:::\n\xff: \xfe\n - \n\n" + strings.Repeat("a", 70000) + "\n"

@@ -8,95 +8,66 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/check"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // Pages is where readers who have only a package find the documents.
 const Pages = "https://github.com/gpu-mode/kbnode/blob/main/docs/"
 
-// Status is the outcome of a check.
-type Status int
+type (
+	// Check is one question about a machine.
+	Check = check.Check[*Machine]
+	// Answer is what a check found.
+	Answer = check.Answer[*Machine]
+	// Options select the checks.
+	Options = check.Options[*Machine]
+	// Finding is one thing that a check found.
+	Finding = check.Finding
+	// Status is the outcome of a check.
+	Status = check.Status
+	// Result is the outcome of one check.
+	Result = check.Result
+	// Report is the outcome of a run.
+	Report = check.Report
+	// UnknownError means that a name is neither a check nor a group.
+	UnknownError = check.UnknownError
+)
 
 // The statuses, in order.
 const (
-	OK   Status = iota
-	Skip        // not checked; the detail says why
-	Warn        // the node works; someone should look
-	Fail        // the node is not fit
+	OK   = check.OK
+	Skip = check.Skip
+	Warn = check.Warn
+	Fail = check.Fail
 )
 
-var statuses = []string{"ok", "skip", "warn", "fail"}
+// ErrNothingLeft means that the options exclude every check.
+var ErrNothingLeft = check.ErrNothingLeft
 
-func (s Status) String() string { return statuses[s] }
-
-// MarshalText encodes a status as its name.
-func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// UnmarshalText decodes the name of a status.
-func (s *Status) UnmarshalText(text []byte) error {
-	i := slices.Index(statuses, string(text))
-	if i < 0 {
-		return fmt.Errorf("read report: unknown status %.20q", text)
+// Run runs the selected checks, of All unless the options have others.
+func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
+	if o.Checks == nil {
+		o.Checks = All()
 	}
-	*s = Status(i)
-	return nil
-}
-
-// Finding is one thing that a check found.
-type Finding struct {
-	Status Status `json:"status"`
-	Slots  []int  `json:"slots,omitempty"` // affected slots; none for the node
-	Detail string `json:"detail"`
-	Fix    string `json:"fix,omitempty"`    // a command line for a root shell that fixes it
-	Advice string `json:"advice,omitempty"` // what to do if no command does it
-	// Safe means that --fix may run the command: it can be undone, and ends no job, at
-	// least while the Slots are idle.
-	Safe bool `json:"safe,omitempty"`
-}
-
-// Check is one question about a machine.
-type Check struct {
-	ID    string   // stable, such as "docker-cgroup-driver"; a heading of docs/doctor.md
-	Group string   // one of Groups
-	About string   // a sentence: what is true if nothing is wrong
-	Needs []string // IDs of checks that must run first, and neither fail nor skip
-	Worst Status   // the worst possible status: Warn or Fail
-	// Vendor is the vendor of the GPUs that the check is about, "nvidia" or "amd", or ""
-	// for any. The report on a machine that has only the other vendor's GPUs omits the
-	// check, unless Options.Only names it.
-	Vendor string
-	// Bare means that the check can run before kbnode install.
-	Bare bool
-	// Slow means that the check runs containers.
-	Slow  bool
-	Limit time.Duration // 0 means ten seconds
-	// Run runs the check. It must not write to the machine. It passes what it has read for
-	// other checks to Answer.Keep.
-	Run func(context.Context, *Machine) Answer
-}
-
-// Answer is what a check found. No findings means that the check does not apply to this
-// machine, and Detail says why.
-type Answer struct {
-	Findings []Finding
-	Detail   string         // why there are no findings
-	Keep     func(*Machine) // called before the checks that need this one run
+	return check.Run(ctx, m, o)
 }
 
 // Groups are the groups of checks, in the order in which they are shown.
@@ -119,7 +90,7 @@ type Source interface {
 	// Journal returns the end of a unit's log, newest last.
 	Journal(ctx context.Context, unit string) ([]string, error)
 	// Program runs a program as a systemd service, with the user and limits that p names.
-	Program(ctx context.Context, p reconcile.Program) ([]byte, error)
+	Program(ctx context.Context, p systemd.Program) ([]byte, error)
 	// Containers runs a container in each idle slot and reports what it got.
 	Containers(ctx context.Context, m *Machine) ([]selftest.SlotReport, error)
 	// Docker asks the engine about itself, and Image about one of its images.
@@ -130,7 +101,7 @@ type Source interface {
 // Machine is the machine being checked. The checks of group node fill in what they read;
 // other checks name those in their Needs.
 type Machine struct {
-	Root   string // "/", or a directory with a machine's tree
+	host.Tree
 	Source Source
 	Now    time.Time
 	API    API
@@ -150,71 +121,13 @@ type API struct {
 	URL   string // "" means Buildkite's own
 }
 
-// Result is the outcome of one check.
-type Result struct {
-	ID       string        `json:"id"`
-	Group    string        `json:"group"`
-	About    string        `json:"about"`
-	Status   Status        `json:"status"` // the worst of the findings
-	Detail   string        `json:"detail,omitempty"`
-	Findings []Finding     `json:"findings"`
-	Took     time.Duration `json:"took_ns"`
-}
-
-// Summary returns the worst finding and how many others have the same status.
-func (r Result) Summary() string {
-	same, first := 0, ""
-	for _, f := range r.Findings {
-		if f.Status == r.Status {
-			if same++; same == 1 {
-				first = f.Detail
-			}
-		}
+// Lacks reports whether the machine has GPUs, but none of a vendor.
+func (m *Machine) Lacks(vendor string) bool {
+	if m.Inventory == nil {
+		return false
 	}
-	switch {
-	case same == 0:
-		return r.Detail
-	case same > 1:
-		return fmt.Sprintf("%s (and %d more)", first, same-1)
-	}
-	return first
-}
-
-// Report is the outcome of a run.
-type Report struct {
-	Schema int      `json:"schema"`
-	Fit    bool     `json:"fit"` // nothing failed
-	Checks []Result `json:"checks"`
-}
-
-// Schema is the version of the JSON that Report marshals to.
-const Schema = 1
-
-// Count returns how many checks have a status.
-func (r *Report) Count(s Status) (n int) {
-	for _, c := range r.Checks {
-		if c.Status == s {
-			n++
-		}
-	}
-	return n
-}
-
-// path returns the path of a file of the machine below Root.
-func (m *Machine) path(name string) string { return filepath.Join(m.Root, name) }
-
-// maxFile limits a file that a check reads, in bytes.
-const maxFile = 1 << 20
-
-// read reads a file of the machine, at most maxFile bytes.
-func (m *Machine) read(name string) (string, error) {
-	f, err := os.Open(m.path(name))
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxFile))
-	return string(text), err
+	nvidia, amd := m.Inventory.NVIDIA != nil, m.Inventory.AMD != nil
+	return vendor == "nvidia" && amd && !nvidia || vendor == "amd" && nvidia && !amd
 }
 
 // unit reads one systemd unit. A missing unit is not an error.
@@ -238,6 +151,25 @@ func (m *Machine) problem(subject string) string {
 
 func found(all ...Finding) Answer { return Answer{Findings: all} }
 
+// otherwise returns the findings in wrong, or else well.
+func otherwise(wrong []Finding, well Finding) Answer {
+	if len(wrong) > 0 {
+		return found(wrong...)
+	}
+	return found(well)
+}
+
+// eachSlot asks about each slot. It leaves out findings without a detail, and merges those
+// that differ only in their slots.
+func (m *Machine) eachSlot(ask func(plan.Slot) Finding) (all []Finding) {
+	for _, s := range m.Plan.Slots {
+		if f := ask(s); f.Detail != "" {
+			all = append(all, f.Of(s.Index))
+		}
+	}
+	return together(all)
+}
+
 // none returns the answer of a check that does not apply.
 func none(format string, args ...any) Answer { return Answer{Detail: fmt.Sprintf(format, args...)} }
 
@@ -257,41 +189,47 @@ func fail(format string, args ...any) Finding {
 	return Finding{Status: Fail, Detail: fmt.Sprintf(format, args...)}
 }
 
-// by sets the command that fixes it.
-func (f Finding) by(format string, args ...any) Finding {
-	f.Fix = fmt.Sprintf(format, args...)
-	return f
-}
-
-// safely sets the command that fixes it, which --fix may run.
-func (f Finding) safely(format string, args ...any) Finding {
-	f.Safe = true
-	return f.by(format, args...)
-}
-
-// advise says what to do if no command fixes it.
-func (f Finding) advise(format string, args ...any) Finding {
-	f.Advice = fmt.Sprintf(format, args...)
-	return f
-}
-
-// of sets the affected slots.
-func (f Finding) of(slots ...int) Finding {
-	f.Slots = slots
-	return f
-}
-
-// worst returns the worst status of all findings. Skip counts only if all were skipped.
-func worst(all []Finding) Status {
-	if len(all) == 0 {
-		return Skip
+// together merges findings that differ only in their slots.
+func together(all []Finding) (out []Finding) {
+	for _, f := range all {
+		i := slices.IndexFunc(out, func(o Finding) bool {
+			return o.Status == f.Status && o.Detail == f.Detail && o.Fix == f.Fix && o.Advice == f.Advice && len(o.Slots) > 0 && len(f.Slots) > 0
+		})
+		if i < 0 {
+			out = append(out, f)
+		} else {
+			out[i].Slots = slices.Concat(out[i].Slots, f.Slots)
+		}
 	}
-	return slices.MaxFunc(all, func(a, b Finding) int { return cmp.Compare(rank(a.Status), rank(b.Status)) }).Status
+	return out
 }
 
-func rank(s Status) int {
-	if s == Skip {
-		return -1
-	}
-	return int(s)
+// older reports whether a version is before another, which has only numbers.
+func older(version, than string) bool {
+	return slices.Compare(numbers(version), numbers(than)) < 0
 }
+
+// numbers returns the numbers of a version, such as 28, 5 and 2 of "28.5.2".
+func numbers(version string) (list []int) {
+	for n := range strings.FieldsFuncSeq(version, func(r rune) bool { return r < '0' || r > '9' }) {
+		i, _ := strconv.Atoi(n)
+		list = append(list, i)
+	}
+	return list
+}
+
+// gib formats a size for people.
+func gib(bytes int64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }
+
+// word quotes a word for a shell's command line if needed.
+func word(s string) string {
+	if plainWord().MatchString(s) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+var plainWord = lazy.Regexp(`^[A-Za-z0-9@%+=:,./_-]+$`)
+
+// lines joins the lines of an error.
+func lines(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -1,31 +1,65 @@
 package doctor
 
 import (
+	"regexp"
+	"slices"
 	"strings"
-
-	"github.com/gpu-mode/kbnode/docs"
+	"unicode/utf8"
 )
 
-// Explain returns the chapter of the documents on a check. For names of groups and unknown
-// words it returns an *UnknownError.
+// Explain returns what is true if a check passes, what it means otherwise, and what to do. For
+// names of groups and unknown words it returns an *UnknownError.
 func Explain(id string) (string, error) {
-	var chapter strings.Builder
-	within := false
-	for line := range strings.Lines(docs.Doctor) {
-		heading, is := strings.CutPrefix(line, "### ")
-		switch {
-		case is && !within:
-			within = strings.TrimSpace(heading) == id
-		case is, within && strings.HasPrefix(line, "## "):
-			if within {
-				return strings.TrimSpace(chapter.String()) + "\n", nil
+	checks := All()
+	i := slices.IndexFunc(checks, func(c Check) bool { return c.ID == id })
+	if i < 0 {
+		return "", &UnknownError{Name: id}
+	}
+	return checks[i].About + "\n\n" + folded(checks[i].Doc), nil
+}
+
+// Reference returns the generated part of docs/doctor.md: a chapter on each check, by group.
+func Reference() string {
+	var b strings.Builder
+	group := ""
+	for _, c := range All() {
+		if c.Group != group {
+			group = c.Group
+			title := strings.ToUpper(group[:1]) + group[1:]
+			if group == "gpu" {
+				title = "GPU"
 			}
-		case within:
-			chapter.WriteString(line)
+			b.WriteString("\n## " + title + "\n")
 		}
+		b.WriteString("\n### " + c.ID + "\n\n*" + c.About + "*\n\n" + folded(c.Doc))
 	}
-	if chapter.Len() == 0 {
-		return "", &UnknownError{id}
+	return b.String()
+}
+
+// span matches a word, or words of code, which are not broken.
+var span = regexp.MustCompile("(?:[^\\s`]|`[^`]*`)+")
+
+// folded breaks paragraphs into lines of at most 100 characters.
+func folded(s string) string {
+	const most = 100
+	var b strings.Builder
+	for line := range strings.SplitSeq(s, "\n") {
+		width := 0
+		for i, word := range span.FindAllString(line, -1) {
+			n := utf8.RuneCountInString(word)
+			switch {
+			case i == 0:
+			case width+1+n > most:
+				b.WriteByte('\n')
+				width = 0
+			default:
+				b.WriteByte(' ')
+				width++
+			}
+			b.WriteString(word)
+			width += n
+		}
+		b.WriteByte('\n')
 	}
-	return strings.TrimSpace(chapter.String()) + "\n", nil
+	return b.String()
 }

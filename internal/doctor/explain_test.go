@@ -4,13 +4,17 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/check"
 )
 
-// TestExplainEach tests that the program alone can explain every check.
+// TestExplainEach tests that every check says what it means and what to do.
 func TestExplainEach(t *testing.T) {
 	t.Parallel()
 	for _, c := range All() {
-		if text, err := Explain(c.ID); err != nil || len(text) < 40 || strings.Contains(text, "\n#") {
+		text, err := Explain(c.ID)
+		about, doc, _ := strings.Cut(text, "\n\n")
+		if err != nil || about != c.About || len(doc) < 20 || strings.Contains(doc, "\n#") {
 			t.Errorf("%s: %v: %q", c.ID, err, text)
 		}
 	}
@@ -23,12 +27,12 @@ func TestExplainEach(t *testing.T) {
 func TestNothingLeft(t *testing.T) {
 	t.Parallel()
 	for _, o := range []Options{
-		{Only: []string{"gpu"}, Skip: []string{"gpu"}},
-		{Only: []string{"config"}, Skip: []string{"node"}},
-		{Skip: Groups},
+		{Checks: All(), Only: []string{"gpu"}, Skip: []string{"gpu"}},
+		{Checks: All(), Only: []string{"config"}, Skip: []string{"node"}},
+		{Checks: All(), Skip: Groups},
 	} {
-		if ids, err := o.choose(All()); !errors.Is(err, ErrNothingLeft) {
-			t.Errorf("%+v leaves %v, %v", o, ids, err)
+		if ids, err := o.Choose(); !errors.Is(err, check.ErrNothingLeft) {
+			t.Errorf("%v without %v leaves %v, %v", o.Only, o.Skip, ids, err)
 		}
 	}
 }

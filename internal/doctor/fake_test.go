@@ -12,11 +12,13 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // fake is a Source that returns what a test wants.
@@ -26,7 +28,7 @@ type fake struct {
 	plan    *plan.Plan
 	state   *reconcile.State
 	units   []slot.Unit
-	program func(reconcile.Program) ([]byte, error)
+	program func(systemd.Program) ([]byte, error)
 	slots   []selftest.SlotReport
 	docker  docker.Info
 	image   docker.Image // the only one in the engine; the zero value means none
@@ -48,7 +50,7 @@ func (f *fake) Image(context.Context, string) (docker.Image, error) {
 	return f.image, f.err
 }
 
-func (f *fake) Program(_ context.Context, p reconcile.Program) ([]byte, error) {
+func (f *fake) Program(_ context.Context, p systemd.Program) ([]byte, error) {
 	if f.program == nil {
 		return nil, errors.New("no program runs in this test")
 	}
@@ -91,7 +93,7 @@ func machineOf(t *testing.T, f *fake, files map[string]string) *Machine {
 			t.Fatal(err)
 		}
 	}
-	m := &Machine{Root: root, Source: f, Now: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Config: f.cfg, Inventory: f.inv, Plan: f.plan, State: f.state, Docker: &f.docker}
+	m := &Machine{Tree: host.Tree{Root: root}, Source: f, Now: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Config: f.cfg, Inventory: f.inv, Plan: f.plan, State: f.state, Docker: &f.docker}
 	if m.Config == nil {
 		full := config.Config{}.WithDefaults()
 		m.Config = &full

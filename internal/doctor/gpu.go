@@ -3,7 +3,6 @@ package doctor
 import (
 	"cmp"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
@@ -70,7 +69,7 @@ func fleetOf(m *Machine, vendor string) fleet {
 // slotBindings returns the recorded GPUs of the slots, or none before the install. The plan
 // reports a broken file.
 func slotBindings(m *Machine) []plan.Binding {
-	text, err := m.read(plan.BindingsPath)
+	text, err := m.Read(plan.BindingsPath)
 	if err != nil {
 		return nil
 	}
@@ -86,9 +85,9 @@ type gpuGroup struct {
 	all   bool // there are no others
 }
 
-// by groups the GPUs by a value, in their order. It leaves out GPUs with the unknown value
+// group groups the GPUs by a value, in their order. It leaves out GPUs with the unknown value
 // "".
-func (f fleet) by(value func(inventory.GPU) string) []gpuGroup {
+func (f fleet) group(value func(inventory.GPU) string) []gpuGroup {
 	var groups []gpuGroup
 	for _, g := range f.gpus {
 		v := value(g)
@@ -112,7 +111,7 @@ func (f fleet) by(value func(inventory.GPU) string) []gpuGroup {
 // kinds groups the GPUs by model.
 func (f fleet) kinds() []fleet {
 	var kinds []fleet
-	for _, g := range f.by(func(g inventory.GPU) string { return cmp.Or(g.Model, "?") }) {
+	for _, g := range f.group(func(g inventory.GPU) string { return cmp.Or(g.Model, "?") }) {
 		kinds = append(kinds, fleet{g.gpus, f.slots})
 	}
 	return kinds
@@ -156,30 +155,11 @@ func whoHas(groups []gpuGroup) string {
 	return strings.Join(list, ", ")
 }
 
-// otherwise returns the findings in wrong, or else well.
-func otherwise(wrong []Finding, well Finding) Answer {
-	if len(wrong) > 0 {
-		return found(wrong...)
-	}
-	return found(well)
-}
-
 // rebooted adds a reboot as the fix of a finding.
 func rebooted(m *Machine, f Finding, before ...string) Finding {
 	const reboot = "systemctl reboot"
-	if _, err := os.Stat(m.path(plan.BindingsPath)); err != nil {
-		return f.by("%s", strings.Join(append(before, reboot), " && "))
+	if !m.Exists(plan.BindingsPath) {
+		return f.By("%s", strings.Join(append(before, reboot), " && "))
 	}
-	return f.by("%s", strings.Join(append(before, "kbnode drain --all --wait", reboot), " && ")).advise("afterward run sudo kbnode resume --all")
-}
-
-// driverOf returns the kernel driver that a PCI device is bound to, or "".
-func driverOf(m *Machine, pci string) string {
-	text, _ := m.read("/sys/bus/pci/devices/" + pci + "/uevent")
-	for line := range strings.Lines(text) {
-		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "DRIVER="); ok {
-			return name
-		}
-	}
-	return ""
+	return f.By("%s", strings.Join(append(before, "kbnode drain --all --wait", reboot), " && ")).Advise("afterward run sudo kbnode resume --all")
 }

@@ -4,26 +4,29 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 var amdChecks = []Check{
 	{
 		ID: "amd-partitions", Group: "gpu", Vendor: "amd", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		Doc:   "While nothing runs on GPUs that differ, the command changes the odd ones; then run `sudo kbnode install`. Memory modes need a reload of amdgpu.\n\nIf a mode changed, the GPU's slots are parked. Reboots and reloads reset it: write it from a unit with `Before=kbnode.service`. To keep the new mode, run `sudo kbnode install`.",
 		About: "equal GPUs are partitioned the same way, as when their slots were made", Run: ofAMD(partitionModes),
 	},
 	{
 		ID: "amd-performance-level", Group: "gpu", Vendor: "amd", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		Doc:   "If it changes back, look for `rocm-smi --setperflevel`, `amd-smi set --perf-level` or tuned. To set clocks, use [`hygiene.clocks`](configuration.md#clocks).",
 		About: "the driver chooses the GPUs' clocks, unless clocks are configured", Run: ofAMD(performanceLevels),
 	},
 	{
 		ID: "amd-power", Group: "gpu", Vendor: "amd", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		Doc:   "Slots do not compare. The fix lasts until the driver is reloaded.",
 		About: "each GPU has its default power limit, and equal GPUs have the same limit and firmware", Run: ofAMD(amdPower),
 	},
 }
@@ -49,19 +52,19 @@ func partitionModes(m *Machine, f fleet) Answer {
 		return found(wrong...) // then they are not alike either
 	}
 	for _, kind := range f.kinds() {
-		if modes := kind.by(func(g inventory.GPU) string { return g.ComputePartition }); len(modes) > 1 {
+		if modes := kind.group(func(g inventory.GPU) string { return g.ComputePartition }); len(modes) > 1 {
 			most := commonest(modes)
 			for _, g := range modes {
 				if g.value != most.value {
 					wrong = append(wrong, fail("%s is partitioned as %s, others as %s, so their slots differ", g.where(), g.value, most.value).
-						by("%s", g.each("echo "+most.value+" >/sys/bus/pci/devices/%s/"+compute)).of(g.slots...).
-						advise("nothing may run on it meanwhile; then run sudo kbnode install, since its slots change"))
+						By("%s", g.each("echo "+most.value+" >/sys/bus/pci/devices/%s/"+compute)).Of(g.slots...).
+						Advise("nothing may run on it meanwhile; then run sudo kbnode install, since its slots change"))
 				}
 			}
 		}
-		if modes := kind.by(func(g inventory.GPU) string { return g.MemoryPartition }); len(modes) > 1 {
+		if modes := kind.group(func(g inventory.GPU) string { return g.MemoryPartition }); len(modes) > 1 {
 			wrong = append(wrong, fail("equal GPUs divide their memory differently: %s", whoHas(modes)).
-				advise("write the same mode to %s of each GPU below /sys/bus/pci/devices, then reload amdgpu or reboot", memory))
+				Advise("write the same mode to %s of each GPU below /sys/bus/pci/devices, then reload amdgpu or reboot", memory))
 		}
 	}
 	g := f.gpus[0]
@@ -80,7 +83,7 @@ func lostPartitions(m *Machine, f fleet) []Finding {
 			then[cmp.Or(of.UUID, of.PCI)] = of.Mode
 		}
 	}
-	lost := f.by(func(g inventory.GPU) string {
+	lost := f.group(func(g inventory.GPU) string {
 		was := then[cmp.Or(g.UUID, g.PCI)]
 		if was == "" || was == g.ComputePartition || g.ComputePartition == "" {
 			return ""
@@ -90,9 +93,9 @@ func lostPartitions(m *Machine, f fleet) []Finding {
 	var wrong []Finding
 	for _, g := range lost {
 		_, mode, _ := strings.Cut(g.value, "made for ")
-		wrong = append(wrong, fail("the mode is %s (%s)", g.value, g.where()).of(g.slots...).
-			by("%s", g.each("echo "+mode+" >/sys/bus/pci/devices/%s/current_compute_partition")).
-			advise("nothing may run on it meanwhile. A reboot or reloading amdgpu resets the mode: let a unit with Before=kbnode.service write it. To change the slots instead, run sudo kbnode install"))
+		wrong = append(wrong, fail("the mode is %s (%s)", g.value, g.where()).Of(g.slots...).
+			By("%s", g.each("echo "+mode+" >/sys/bus/pci/devices/%s/current_compute_partition")).
+			Advise("nothing may run on it meanwhile. A reboot or reloading amdgpu resets the mode: let a unit with Before=kbnode.service write it. To change the slots instead, run sudo kbnode install"))
 	}
 	return wrong
 }
@@ -101,25 +104,17 @@ func lostPartitions(m *Machine, f fleet) []Finding {
 // firmware that enforces them.
 func amdPower(m *Machine, f fleet) Answer {
 	monitor := func(g inventory.GPU, name string) string {
-		files, _ := filepath.Glob(m.path("/sys/bus/pci/devices/" + g.PCI + "/hwmon/hwmon*/" + name)) // an address has no pattern
-		if len(files) == 0 {
-			return ""
+		for _, file := range m.List(host.PCI(g.PCI) + "/hwmon/hwmon*/" + name) {
+			n, _ := strconv.ParseInt(m.Value(file), 10, 64)
+			return inUnits(n/1_000_000, "W")
 		}
-		text, _ := m.read(strings.TrimPrefix(files[0], strings.TrimSuffix(m.Root, "/")))
-		n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-		if err != nil {
-			return ""
-		}
-		return inUnits(n/1_000_000, "W")
+		return ""
 	}
 	limit := func(g inventory.GPU) string { return monitor(g, "power1_cap") }
-	firmware := func(g inventory.GPU) string {
-		text, _ := m.read("/sys/bus/pci/devices/" + g.PCI + "/vbios_version")
-		return strings.TrimSpace(text)
-	}
+	firmware := func(g inventory.GPU) string { return m.Value(host.PCI(g.PCI) + "/vbios_version") }
 	var wrong []Finding
 	for _, kind := range f.kinds() {
-		low := kind.by(func(g inventory.GPU) string {
+		low := kind.group(func(g inventory.GPU) string {
 			if is, normal := limit(g), monitor(g, "power1_cap_default"); is != normal && is != "" {
 				return normal
 			}
@@ -127,26 +122,23 @@ func amdPower(m *Machine, f fleet) Answer {
 		})
 		for _, g := range low {
 			watts, _, _ := strings.Cut(g.value, " ")
-			wrong = append(wrong, warn("the power limit is %s instead of the default %s (%s)", limit(g.gpus[0]), g.value, g.where()).of(g.slots...).
-				safely("%s", g.each("echo "+watts+"000000 | tee /sys/bus/pci/devices/%s/hwmon/hwmon*/power1_cap")))
+			wrong = append(wrong, warn("the power limit is %s instead of the default %s (%s)", limit(g.gpus[0]), g.value, g.where()).Of(g.slots...).
+				Safely("%s", g.each("echo "+watts+"000000 | tee /sys/bus/pci/devices/%s/hwmon/hwmon*/power1_cap")))
 		}
-		if all := kind.by(limit); len(low) == 0 && len(all) > 1 {
+		if all := kind.group(limit); len(low) == 0 && len(all) > 1 {
 			wrong = append(wrong, warn("equal GPUs have different power limits: %s", whoHas(all)).
-				advise("write the same value to power1_cap of each, below /sys/bus/pci/devices; scores of these slots cannot be compared"))
+				Advise("write the same value to power1_cap of each, below /sys/bus/pci/devices; scores of these slots cannot be compared"))
 		}
-		if all := kind.by(firmware); len(all) > 1 {
+		if all := kind.group(firmware); len(all) > 1 {
 			wrong = append(wrong, warn("equal GPUs have different firmware: %s", whoHas(all)).
-				advise("upgrade the older ones; clocks and limits may differ, so scores of these slots cannot be compared"))
+				Advise("upgrade the older ones; clocks and limits may differ, so scores of these slots cannot be compared"))
 		}
 	}
-	all := f.by(limit)
+	all := f.group(limit)
 	if len(all) == 0 && len(wrong) == 0 {
 		return none("amdgpu does not report it")
 	}
-	if len(wrong) > 0 {
-		return found(wrong...)
-	}
-	return found(ok("%s", all[0].value))
+	return otherwise(wrong, ok("%s", append(all, gpuGroup{})[0].value))
 }
 
 // commonest returns the group with the most GPUs. On a tie, it prefers whole GPUs.
@@ -163,7 +155,7 @@ func commonest(groups []gpuGroup) gpuGroup {
 }
 
 func performanceLevels(m *Machine, f fleet) Answer {
-	levels := f.by(func(g inventory.GPU) string { return g.PerformanceLevel })
+	levels := f.group(func(g inventory.GPU) string { return g.PerformanceLevel })
 	switch h := m.Config.Hygiene; {
 	case len(levels) == 0:
 		return none("amdgpu does not report it")
@@ -173,8 +165,8 @@ func performanceLevels(m *Machine, f fleet) Answer {
 	var wrong []Finding
 	for _, g := range levels {
 		if g.value != "auto" {
-			wrong = append(wrong, warn("someone set it to %s (%s)", g.value, g.where()).of(g.slots...).
-				safely("%s", g.each("echo auto >/sys/bus/pci/devices/%s/power_dpm_force_performance_level")))
+			wrong = append(wrong, warn("someone set it to %s (%s)", g.value, g.where()).Of(g.slots...).
+				Safely("%s", g.each("echo auto >/sys/bus/pci/devices/%s/power_dpm_force_performance_level")))
 		}
 	}
 	return otherwise(wrong, ok("auto"))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -15,21 +16,25 @@ import (
 var judgedChecks = []Check{
 	{
 		ID: "gpu-errors", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		Doc:   "[Reset the GPU](health.md#resetting-a-gpu) or reboot; if the error ([Xid](health.md#xids)) comes back, replace the GPU. This check and the next three leave out what [health](#health) shows.",
 		About: "since boot, no GPU was lost or had an error that jobs do not cause",
 		Run:   judged("gpu.recovery", "gpu.lost", "gpu.xid", "gpu.reset", "node.nvswitch"),
 	},
 	{
 		ID: "gpu-memory", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		Doc:   "Results may be wrong. [Reset the GPU](health.md#resetting-a-gpu). If that does not help, or a remap failed, replace it.",
 		About: "the GPUs' memory has spare rows and no uncorrectable errors",
 		Run:   judged("gpu.ecc", "gpu.remap", "gpu.retired", "gpu.ras"),
 	},
 	{
 		ID: "gpu-links", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		Doc:   "Copies are slow. Reseat the GPU or its riser. `sudo lspci -vv -s 1a:00.0` shows LnkCap and LnkSta.",
 		About: "each GPU has all its PCIe lanes, and its links to the others",
 		Run:   judged("gpu.nvlink", "gpu.pcie"),
 	},
 	{
 		ID: "gpu-throttle", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		Doc:   "Timings are wrong. Check fans, filters, room and power supplies; `nvidia-smi -q -d PERFORMANCE,TEMPERATURE` shows the cause.",
 		About: "no GPU is slowed down by heat or a lack of power",
 		Run:   judged("gpu.throttle", "gpu.thermal"),
 	},
@@ -44,12 +49,11 @@ func judged(checks ...string) func(context.Context, *Machine) Answer {
 			return none("no GPU")
 		}
 		// The daemon's cgroup tells whether it runs, even if systemd does not answer.
-		procs, _ := m.read("/sys/fs/cgroup/system.slice/" + plan.NodeService + "/cgroup.procs")
-		watched := procs != ""
+		watched := m.Value(host.CgroupRoot+"/system.slice/"+plan.NodeService+"/cgroup.procs") != ""
 		verdicts, unread := verdictsNow(ctx, m, f, watched)
 		var wrong []Finding
 		if unread != nil && slices.Contains(checks, "gpu.xid") {
-			wrong = append(wrong, warn("%s", unread).advise("see whether sudo dmesg names a GPU"))
+			wrong = append(wrong, warn("%s", unread).Advise("see whether sudo dmesg names a GPU"))
 		}
 		for _, v := range verdicts {
 			if v.Level >= health.Warn && slices.Contains(checks, v.Check) && !isOwn(m, v) {
@@ -97,7 +101,7 @@ func verdictsNow(ctx context.Context, m *Machine, f fleet, watched bool) ([]heal
 			return v.Check == "gpu.ras" || slices.ContainsFunc(kept.Verdicts, func(k health.Verdict) bool { return k.Check == v.Check && k.GPU == v.GPU })
 		}), nil
 	}
-	log := health.Kmsg{Path: m.path("/dev/kmsg"), Once: true}
+	log := health.Kmsg{Path: m.Path("/dev/kmsg"), Once: true}
 	err = log.Run(ctx, func(fact health.Fact) {
 		// Errors that jobs cause are no fault of the GPU, and the job can no longer be
 		// determined.

@@ -15,26 +15,32 @@ import (
 var modeChecks = []Check{
 	{
 		ID: "nvidia-mig", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		Doc:   "Without instances, a GPU has [no slots](shapes.md#mig-instances). To leave MIG mode, run `sudo kbnode drain 3 --wait`, then the command. If it says \"in use by another client\", run `sudo systemctl stop nvidia-persistenced`. Ampere also needs a reset.",
 		About: "each GPU in MIG mode has instances, which are slots", Run: ofNVIDIA(migModes),
 	},
 	{
 		ID: "nvidia-compute-mode", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		Doc:   "Jobs fail with \"all CUDA-capable devices are busy or unavailable\". The fix lasts until the driver is reloaded.",
 		About: "several processes of a job can use its GPU", Run: ofNVIDIA(computeModes),
 	},
 	{
 		ID: "nvidia-persistence", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		Doc:   "Idle GPUs shut down: jobs start slowly, and clocks and limits are lost. kbnode [turns it on](configuration.md#benchmark-hygiene) unless `hygiene.disabled` is set.",
 		About: "persistence mode is on", Run: ofNVIDIA(persistenceModes),
 	},
 	{
 		ID: "nvidia-ecc", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		Doc:   "Memory errors silently become wrong results. On GDDR boards ECC costs memory and speed, so mixed slots do not compare. The command reboots.",
 		About: "ECC is on for all GPUs", Run: ofNVIDIA(eccModes),
 	},
 	{
 		ID: "nvidia-clocks", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		Doc:   "Boards or firmware differ, or someone used `nvidia-smi -lgc` or `-ac`, so slots do not compare. Use [`hygiene.clocks`](configuration.md#clocks) instead.",
 		About: "equal GPUs have equal clocks, and only kbnode limits them", Run: ofNVIDIA(gpuClocks),
 	},
 	{
 		ID: "nvidia-power", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		Doc:   "Slots do not compare. The fix lasts until the driver is reloaded. If the limit changes back, look for `nvidia-smi -pl`, DCGM, or the chassis's power cap.",
 		About: "each GPU has its default power limit, and equal GPUs have the same", Run: ofNVIDIA(powerLimits),
 	},
 }
@@ -57,7 +63,7 @@ func ofNVIDIA(ask func(*Machine, fleet) Answer) func(context.Context, *Machine) 
 func migModes(m *Machine, f fleet) Answer {
 	var wrong []Finding
 	var layouts []string
-	for _, g := range f.by(func(g inventory.GPU) string {
+	for _, g := range f.group(func(g inventory.GPU) string {
 		pending := g.MIGMode
 		if g.NVML.MIGMode != nil {
 			pending = g.NVML.MIGMode.Pending
@@ -79,12 +85,12 @@ func migModes(m *Machine, f fleet) Answer {
 		}
 		switch g.value {
 		case "on":
-			wrong = append(wrong, fail("MIG mode is on, without instances (%s)", at).by("%s", g.each(off)).of(g.slots...).
-				advise("or make instances with nvidia-smi mig -cgi, and run sudo kbnode install"))
+			wrong = append(wrong, fail("MIG mode is on, without instances (%s)", at).By("%s", g.each(off)).Of(g.slots...).
+				Advise("or make instances with nvidia-smi mig -cgi, and run sudo kbnode install"))
 		case "leaving":
-			wrong = append(wrong, rebooted(m, fail("MIG mode is on until the next reset (%s)", at).of(g.slots...)))
+			wrong = append(wrong, rebooted(m, fail("MIG mode is on until the next reset (%s)", at).Of(g.slots...)))
 		case "entering":
-			wrong = append(wrong, warn("MIG mode will be on after the next reset (%s)", at).by("%s", g.each(off)).of(g.slots...))
+			wrong = append(wrong, warn("MIG mode will be on after the next reset (%s)", at).By("%s", g.each(off)).Of(g.slots...))
 		}
 	}
 	return otherwise(wrong, ok("%s", cmp.Or(strings.Join(layouts, "; "), "off")))
@@ -110,7 +116,7 @@ func migLayout(instances []inventory.MIG) string {
 
 func computeModes(_ *Machine, f fleet) Answer {
 	var wrong []Finding
-	for _, g := range f.by(func(g inventory.GPU) string { return g.ComputeMode }) {
+	for _, g := range f.group(func(g inventory.GPU) string { return g.ComputeMode }) {
 		switch g.value {
 		case "default":
 			continue
@@ -120,21 +126,21 @@ func computeModes(_ *Machine, f fleet) Answer {
 			wrong = append(wrong, fail("the compute mode is %s: a job's second process gets no GPU (%s)", g.value, g.where()))
 		}
 		last := &wrong[len(wrong)-1]
-		*last = last.safely("%s", g.each("nvidia-smi -i %s -c 0")).of(g.slots...)
+		*last = last.Safely("%s", g.each("nvidia-smi -i %s -c 0")).Of(g.slots...)
 	}
 	return otherwise(wrong, ok("default"))
 }
 
 func persistenceModes(m *Machine, f fleet) Answer {
-	for _, g := range f.by(func(g inventory.GPU) string { return g.PersistenceMode }) {
+	for _, g := range f.group(func(g inventory.GPU) string { return g.PersistenceMode }) {
 		switch {
 		case g.value != "off":
 			continue
 		case m.Config.Hygiene.Disabled:
-			return found(warn("it is off (%s): a job waits for its GPU to start, and limits and clocks are lost between jobs", g.where()).of(g.slots...).
-				safely("%s", g.each("nvidia-smi -i %s -pm 1")).advise("sudo systemctl enable --now nvidia-persistenced makes it permanent"))
+			return found(warn("it is off (%s): a job waits for its GPU to start, and limits and clocks are lost between jobs", g.where()).Of(g.slots...).
+				Safely("%s", g.each("nvidia-smi -i %s -pm 1")).Advise("sudo systemctl enable --now nvidia-persistenced makes it permanent"))
 		case len(slotBindings(m)) > 0:
-			return found(warn("it is off (%s), but kbnode should have turned it on", g.where()).of(g.slots...).safely("kbnode reconcile"))
+			return found(warn("it is off (%s), but kbnode should have turned it on", g.where()).Of(g.slots...).Safely("kbnode reconcile"))
 		}
 		return found(ok("off; kbnode turns it on"))
 	}
@@ -145,7 +151,7 @@ func eccModes(m *Machine, f fleet) Answer {
 	var wrong []Finding
 	known := false
 	for _, kind := range f.kinds() {
-		for _, g := range kind.by(func(g inventory.GPU) string {
+		for _, g := range kind.group(func(g inventory.GPU) string {
 			if e := g.NVML.ECCMode; e != nil && e.Pending != e.Current {
 				return "now " + e.Current + ", and " + e.Pending + " after the next reset"
 			}
@@ -159,9 +165,9 @@ func eccModes(m *Machine, f fleet) Answer {
 				if !g.all {
 					why = "but on for others: its memory differs in size and speed"
 				}
-				wrong = append(wrong, rebooted(m, warn("ECC is off (%s), %s", g.where(), why), g.each("nvidia-smi -i %s -e 1")).of(g.slots...))
+				wrong = append(wrong, rebooted(m, warn("ECC is off (%s), %s", g.where(), why), g.each("nvidia-smi -i %s -e 1")).Of(g.slots...))
 			default:
-				wrong = append(wrong, rebooted(m, warn("ECC is %s (%s)", g.value, g.where())).of(g.slots...))
+				wrong = append(wrong, rebooted(m, warn("ECC is %s (%s)", g.value, g.where())).Of(g.slots...))
 			}
 		}
 	}
@@ -175,9 +181,9 @@ func gpuClocks(m *Machine, f fleet) Answer {
 	var wrong []Finding
 	fastest := int64(0)
 	for _, kind := range f.kinds() {
-		if all := kind.by(func(g inventory.GPU) string { return inUnits(g.MaxSMClockMHz, "MHz") }); len(all) > 1 {
+		if all := kind.group(func(g inventory.GPU) string { return inUnits(g.MaxSMClockMHz, "MHz") }); len(all) > 1 {
 			wrong = append(wrong, warn("equal GPUs have different maximum clocks: %s", whoHas(all)).
-				advise("compare their firmware (nvidia-smi -q, VBIOS Version) and their boards; scores of these slots cannot be compared"))
+				Advise("compare their firmware (nvidia-smi -q, VBIOS Version) and their boards; scores of these slots cannot be compared"))
 		}
 		for _, g := range kind.gpus {
 			fastest = max(fastest, g.MaxSMClockMHz)
@@ -191,9 +197,9 @@ func gpuClocks(m *Machine, f fleet) Answer {
 		return "held"
 	}
 	if h := m.Config.Hygiene; h.Disabled || h.Clocks == config.ClocksDefault {
-		for _, g := range f.by(held) {
+		for _, g := range f.group(held) {
 			wrong = append(wrong, warn("someone set clocks that limit it (%s)", g.where()).
-				safely("%s", g.each("nvidia-smi -i %[1]s -rgc; nvidia-smi -i %[1]s -rac")).of(g.slots...))
+				Safely("%s", g.each("nvidia-smi -i %[1]s -rgc; nvidia-smi -i %[1]s -rac")).Of(g.slots...))
 		}
 	}
 	return otherwise(wrong, ok("up to %d MHz", fastest))
@@ -203,7 +209,7 @@ func powerLimits(_ *Machine, f fleet) Answer {
 	var wrong []Finding
 	limit := func(g inventory.GPU) string { return inUnits(g.PowerLimitMilliwatts/1000, "W") }
 	for _, kind := range f.kinds() {
-		low := kind.by(func(g inventory.GPU) string {
+		low := kind.group(func(g inventory.GPU) string {
 			p := g.NVML.Power
 			if p == nil || p.Limit == nil || p.Default == nil || *p.Limit >= *p.Default {
 				return ""
@@ -212,24 +218,24 @@ func powerLimits(_ *Machine, f fleet) Answer {
 		})
 		for _, g := range low {
 			wrong = append(wrong, warn("the power limit is %s instead of the default %s W (%s)", limit(g.gpus[0]), g.value, g.where()).
-				safely("%s", g.each("nvidia-smi -i %s -pl "+g.value)).of(g.slots...))
+				Safely("%s", g.each("nvidia-smi -i %s -pl "+g.value)).Of(g.slots...))
 		}
-		if all := kind.by(limit); len(low) == 0 && len(all) > 1 {
+		if all := kind.group(limit); len(low) == 0 && len(all) > 1 {
 			wrong = append(wrong, warn("equal GPUs have different power limits: %s", whoHas(all)).
-				advise("set the same limit with sudo nvidia-smi -i GPU -pl WATTS; scores of these slots cannot be compared"))
+				Advise("set the same limit with sudo nvidia-smi -i GPU -pl WATTS; scores of these slots cannot be compared"))
 		}
-		for _, g := range kind.by(func(g inventory.GPU) string {
+		for _, g := range kind.group(func(g inventory.GPU) string {
 			p := g.NVML.Power
 			if p == nil || p.Limit == nil || p.Enforced == nil || *p.Enforced+1000 >= *p.Limit {
 				return ""
 			}
 			return strconv.Itoa(int(*p.Enforced / 1000))
 		}) {
-			wrong = append(wrong, warn("something limits it to %s W, below its limit of %s (%s)", g.value, limit(g.gpus[0]), g.where()).of(g.slots...).
-				advise("check the chassis power cap (BMC) and the power supplies"))
+			wrong = append(wrong, warn("something limits it to %s W, below its limit of %s (%s)", g.value, limit(g.gpus[0]), g.where()).Of(g.slots...).
+				Advise("check the chassis power cap (BMC) and the power supplies"))
 		}
 	}
-	all := f.by(limit)
+	all := f.group(limit)
 	if len(all) == 0 {
 		return none("NVML does not report it")
 	}

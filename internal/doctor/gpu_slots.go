@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -23,6 +24,7 @@ import (
 var slotGPUChecks = []Check{
 	{
 		ID: "gpu-present", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		Doc:   "The slot takes no jobs. `echo 1 | sudo tee /sys/bus/pci/rescan` finds a GPU that software removed. Otherwise reboot, and check seat and power. A replacement takes the slot at the next `kbnode reconcile`.",
 		About: "each slot's GPU is present, by its UUID",
 		Run: func(_ context.Context, m *Machine) Answer {
 			bound := slotBindings(m)
@@ -37,20 +39,21 @@ var slotGPUChecks = []Check{
 			for _, l := range lost {
 				if l.Why != "" {
 					now, do, _ := strings.Cut(l.Why, "; ")
-					wrong = append(wrong, fail("%s", now).of(l.Slot).advise("%s", do))
+					wrong = append(wrong, fail("%s", now).Of(l.Slot).Advise("%s", do))
 					continue
 				}
-				wrong = append(wrong, fail("GPU %s at %s is missing", l.UUID, l.PCI).of(l.Slot).
-					advise("look for it with lspci and sudo dmesg, and reboot; if it was removed for good, move /var/lib/kbnode/slots.json away and run sudo kbnode install"))
+				wrong = append(wrong, fail("GPU %s at %s is missing", l.UUID, l.PCI).Of(l.Slot).
+					Advise("look for it with lspci and sudo dmesg, and reboot; if it was removed for good, move /var/lib/kbnode/slots.json away and run sudo kbnode install"))
 			}
 			for _, r := range replaced {
-				wrong = append(wrong, warn("%s", r.Why).of(r.Slot).safely("kbnode reconcile"))
+				wrong = append(wrong, warn("%s", r.Why).Of(r.Slot).Safely("kbnode reconcile"))
 			}
 			return otherwise(wrong, ok("%d GPUs in %d slots", len(m.Inventory.GPUs), len(bound)))
 		},
 	},
 	{
 		ID: "gpu-answers", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
+		Doc:   "Reboot; if that does not help, check seat, power and GPU. If another driver holds it, the command takes it back until the next boot. To make that permanent, remove its ID from `vfio-pci.ids=` on the kernel command line, or write `blacklist nouveau` into `/etc/modprobe.d/nouveau.conf` and run `sudo update-initramfs -u`.",
 		About: "each GPU uses its vendor's driver, and answers it",
 		Run: func(_ context.Context, m *Machine) Answer {
 			f := fleetOf(m, "")
@@ -67,14 +70,14 @@ var slotGPUChecks = []Check{
 			for _, g := range f.gpus {
 				switch {
 				case dead[g.PCI].Dead || g.NVML != nil && g.NVML.Code == nvmlLost:
-					all = append(all, rebooted(m, fail("the GPU at %s is lost: %s", g.PCI, cmp.Or(g.Error, "its PCI configuration reads as all ones"))).of(f.slots[g.PCI]...))
+					all = append(all, rebooted(m, fail("the GPU at %s is lost: %s", g.PCI, cmp.Or(g.Error, "its PCI configuration reads as all ones"))).Of(f.slots[g.PCI]...))
 				case g.NVML != nil && g.NVML.Code == nvmlReset:
 					all = append(all, reset(g, f.slots[g.PCI]))
 				case !g.Healthy:
-					all = append(all, silent(m, g).of(f.slots[g.PCI]...))
+					all = append(all, silent(m, g).Of(f.slots[g.PCI]...))
 				case g.NVML != nil && len(g.NVML.Unread) > 0:
-					all = append(all, warn("the GPU at %s does not answer all NVML queries: %s", g.PCI, g.NVML.Unread[0]).of(f.slots[g.PCI]...).
-						advise("see what sudo dmesg says about it; its other values may be wrong, too"))
+					all = append(all, warn("the GPU at %s does not answer all NVML queries: %s", g.PCI, g.NVML.Unread[0]).Of(f.slots[g.PCI]...).
+						Advise("see what sudo dmesg says about it; its other values may be wrong, too"))
 				default:
 					answer++
 				}
@@ -87,6 +90,7 @@ var slotGPUChecks = []Check{
 	},
 	{
 		ID: "gpu-devices", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"plan"},
+		Doc:   "Jobs find no GPU. If `sudo kbnode selftest` fails after the command, reboot. On AMD, non-root jobs cannot open `/dev/kfd` or a render node that is only root's.",
 		About: "the device files of each slot's GPU exist",
 		Run: func(_ context.Context, m *Machine) Answer {
 			slots := map[string][]int{} // slots, by file
@@ -115,7 +119,7 @@ var slotGPUChecks = []Check{
 					f, bad = closedDevice(m, name)
 				}
 				if bad {
-					all = append(all, f.of(slots[name]...))
+					all = append(all, f.Of(slots[name]...))
 				}
 			}
 			return otherwise(all, ok("%d device files", len(names)))
@@ -135,27 +139,26 @@ func driverless(inv *inventory.Inventory, g inventory.GPU) bool {
 func silent(m *Machine, g inventory.GPU) Finding {
 	f := fail("the GPU at %s: %s", g.PCI, g.Error)
 	want := map[string]string{"nvidia": "nvidia", "amd": "amdgpu"}[g.Vendor]
-	at := "/sys/bus/pci/devices/" + g.PCI
-	_, err := os.Stat(m.path(at))
-	switch driver := driverOf(m, g.PCI); {
+	at := host.PCI(g.PCI)
+	switch driver := m.PCIDriver(g.PCI); {
 	case strings.Contains(g.Error, "NVreg_ExcludedGpus"):
-		return f.advise("remove NVreg_ExcludedGpus from /etc/modprobe.d and the kernel command line, and reboot")
-	case err == nil && driver == "" && g.Vendor == "amd":
-		return f.safely("echo %s >/sys/bus/pci/drivers_probe", g.PCI)
+		return f.Advise("remove NVreg_ExcludedGpus from /etc/modprobe.d and the kernel command line, and reboot")
+	case m.Exists(at) && driver == "" && g.Vendor == "amd":
+		return f.Safely("echo %s >/sys/bus/pci/drivers_probe", g.PCI)
 	case driver != "" && driver != want && path.Base(driver) == driver:
-		return f.by("echo %s >%s/driver_override && echo %s >/sys/bus/pci/drivers/%s/unbind && echo %s >/sys/bus/pci/drivers_probe", want, at, g.PCI, driver, g.PCI)
+		return f.By("echo %s >%s/driver_override && echo %s >/sys/bus/pci/drivers/%s/unbind && echo %s >/sys/bus/pci/drivers_probe", want, at, g.PCI, driver, g.PCI)
 	}
-	return f.advise("see what sudo dmesg says about it, and reboot; if that does not help, check its seat and power")
+	return f.Advise("see what sudo dmesg says about it, and reboot; if that does not help, check its seat and power")
 }
 
 // reset returns the finding and fix for a GPU that needs a reset.
 func reset(g inventory.GPU, slots []int) Finding {
-	f := fail("the GPU at %s needs a reset: %s", g.PCI, g.Error).of(slots...).
-		advise("if that says that the GPU is in use, stop nvidia-persistenced first; on machines with NVSwitches, reboot instead")
+	f := fail("the GPU at %s needs a reset: %s", g.PCI, g.Error).Of(slots...).
+		Advise("if that says that the GPU is in use, stop nvidia-persistenced first; on machines with NVSwitches, reboot instead")
 	if len(slots) != 1 {
-		return f.by("nvidia-smi -r -i %s", g.PCI)
+		return f.By("nvidia-smi -r -i %s", g.PCI)
 	}
-	return f.by("kbnode drain %[1]d --wait && nvidia-smi -r -i %[2]s && kbnode resume %[1]d", slots[0], g.PCI)
+	return f.By("kbnode drain %[1]d --wait && nvidia-smi -r -i %[2]s && kbnode resume %[1]d", slots[0], g.PCI)
 }
 
 // badDevice returns what is wrong with a device file, and false if nothing is.
@@ -165,18 +168,18 @@ func badDevice(m *Machine, name string) (Finding, bool) {
 	repaired := func(f Finding) (Finding, bool) {
 		switch {
 		case major < 0:
-			return f.advise("see ls -l %s, then reload the driver or reboot", name), true
+			return f.Advise("see ls -l %s, then reload the driver or reboot", name), true
 		case strings.HasPrefix(name, "/dev/nvidia"):
-			return f.safely("%s && mknod -m 666 %s c %d %d", clear, name, major, minor), true
+			return f.Safely("%s && mknod -m 666 %s c %d %d", clear, name, major, minor), true
 		}
-		return f.safely("%s && mknod -m 660 %s c %d %d && udevadm trigger --name-match=%s", clear, name, major, minor, name), true
+		return f.Safely("%s && mknod -m 660 %s c %d %d && udevadm trigger --name-match=%s", clear, name, major, minor, name), true
 	}
-	fi, err := os.Stat(m.path(name))
+	fi, err := os.Stat(m.Path(name))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return repaired(fail("%s is missing", name))
 	case err != nil:
-		return fail("%s", err).advise("see ls -l %s", name), true
+		return fail("%s", err).Advise("see ls -l %s", name), true
 	case fi.IsDir():
 		clear = "rmdir " + name
 		return repaired(fail("%s is a directory", name))
@@ -197,22 +200,18 @@ func closedDevice(m *Machine, name string) (Finding, bool) {
 	if name != "/dev/kfd" && !strings.HasPrefix(name, "/dev/dri/") {
 		return Finding{}, false
 	}
-	fi, err := os.Stat(m.path(name))
-	if err != nil {
+	_, gid, mode := m.TargetOwner(name)
+	if mode == 0 || openToJobs(mode, gid) {
 		return Finding{}, false
 	}
-	st, is := fi.Sys().(*syscall.Stat_t)
-	if !is || openToJobs(fi.Mode().Perm(), st.Gid) {
-		return Finding{}, false
-	}
-	return warn("%s has mode %04o and group %d: only jobs that are root in their container can open it", name, fi.Mode().Perm(), st.Gid).
-		safely("groupadd -rf render && chgrp render %[1]s && chmod 660 %[1]s", name).
-		advise("if this comes back after a reboot, look below /etc/udev/rules.d for a rule that takes it from the group render"), true
+	return warn("%s has mode %04o and group %d: only jobs that are root in their container can open it", name, mode.Perm(), gid).
+		Safely("groupadd -rf render && chgrp render %[1]s && chmod 660 %[1]s", name).
+		Advise("if this comes back after a reboot, look below /etc/udev/rules.d for a rule that takes it from the group render"), true
 }
 
 // openToJobs reports whether everyone may read and write a file, or a group other than
 // root's.
-func openToJobs(mode fs.FileMode, gid uint32) bool {
+func openToJobs(mode fs.FileMode, gid int) bool {
 	return mode&0o006 == 0o006 || mode&0o060 == 0o060 && gid != 0
 }
 
@@ -220,7 +219,7 @@ func openToJobs(mode fs.FileMode, gid uint32) bool {
 func deviceNumber(m *Machine, name string) (major, minor int) {
 	major, minor = -1, -1
 	known := func(number string) {
-		if a, b, is := strings.Cut(strings.TrimSpace(number), ":"); is {
+		if a, b, is := strings.Cut(number, ":"); is {
 			x, errX := strconv.Atoi(a)
 			y, errY := strconv.Atoi(b)
 			if errX == nil && errY == nil && x > 0 && y >= 0 {
@@ -244,11 +243,9 @@ func deviceNumber(m *Machine, name string) (major, minor int) {
 	case strings.HasPrefix(name, "/dev/nvidia"):
 		known("195:" + strings.TrimPrefix(base, "nvidia"))
 	case name == "/dev/kfd":
-		number, _ := m.read("/sys/class/kfd/kfd/dev")
-		known(number)
+		known(m.Value("/sys/class/kfd/kfd/dev"))
 	case strings.HasPrefix(name, "/dev/dri/"):
-		number, _ := m.read("/sys/class/drm/" + base + "/dev")
-		known(number)
+		known(m.Value("/sys/class/drm/" + base + "/dev"))
 	}
 	return major, minor
 }

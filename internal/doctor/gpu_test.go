@@ -14,11 +14,12 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 const loaded = "570.86.15"
@@ -283,7 +284,7 @@ func TestOpenToJobs(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		mode fs.FileMode
-		gid  uint32
+		gid  int
 		want bool
 	}{{0o666, 0, true}, {0o660, 993, true}, {0o660, 0, false}, {0o600, 993, false}, {0o640, 993, false}, {0o664, 0, false}} {
 		if got := openToJobs(row.mode, row.gid); got != row.want {
@@ -311,11 +312,11 @@ func TestGroups(t *testing.T) {
 		1: "few (GPU 0000:1a:00.0), many (6 GPUs, 0000:1b:00.0 and others)",
 		3: "few (GPUs 0000:1a:00.0, 0000:1b:00.0, 0000:1c:00.0), many (GPUs 0000:1d:00.0, 0000:1e:00.0, 0000:1f:00.0, 0000:20:00.0)",
 	} {
-		if diff := cmp.Diff(want, whoHas(f.by(odd(n)))); diff != "" {
+		if diff := cmp.Diff(want, whoHas(f.group(odd(n)))); diff != "" {
 			t.Error(diff)
 		}
 	}
-	if got := f.by(odd(2))[0].each("x -i %[1]s && y %[1]s"); got != "for g in 0000:1a:00.0 0000:1b:00.0; do x -i $g && y $g; done" {
+	if got := f.group(odd(2))[0].each("x -i %[1]s && y %[1]s"); got != "for g in 0000:1a:00.0 0000:1b:00.0; do x -i $g && y $g; done" {
 		t.Error(got)
 	}
 }
@@ -358,7 +359,7 @@ func TestPublishedMachines(t *testing.T) {
 			if f.plan, err = plan.Build(plan.Input{Inventory: inv, Config: &cfg}); err != nil {
 				f.plan = &plan.Plan{}
 			}
-			r, err := Run(t.Context(), &Machine{Root: root, Source: f}, Options{Only: []string{"gpu"}, Skip: []string{"gpu-devices", "nvidia-nvml", "gpu-errors"}, Bare: true})
+			r, err := Run(t.Context(), &Machine{Tree: host.Tree{Root: root}, Source: f}, Options{Only: []string{"gpu"}, Skip: []string{"gpu-devices", "nvidia-nvml", "gpu-errors"}, Bare: true})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -26,6 +25,7 @@ const (
 var hardwareChecks = []Check{
 	{
 		ID: "hardware-memory", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
+		Doc:   "Minimum 16 GB per slot, recommended 32 GB per GPU. Jobs with too little are killed.",
 		About: "there is enough memory for each slot",
 		Run: func(_ context.Context, m *Machine) Answer {
 			_, least, _ := plan.TooSmall(m.Inventory, m.Plan)
@@ -34,6 +34,7 @@ var hardwareChecks = []Check{
 	},
 	{
 		ID: "hardware-cores", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
+		Doc:   "Minimum 8 cores per slot, recommended 16 CPUs per GPU as `nproc` counts, or compiling is slow. If the system's reserve is why, set `reserve.cpus: 0`.",
 		About: "there are enough CPU cores for each slot",
 		Run: func(_ context.Context, m *Machine) Answer {
 			least, _, _ := plan.TooSmall(m.Inventory, m.Plan)
@@ -42,6 +43,7 @@ var hardwareChecks = []Check{
 	},
 	{
 		ID: "hardware-disk", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
+		Doc:   "Minimum 50 GB per slot, recommended 100 GB per GPU, for `/var/lib/buildkite-agent` and Docker together. Slots' disks take half, at most 50 GiB each; see `job.disk`.",
 		About: "there is enough disk for each slot",
 		Run: func(_ context.Context, m *Machine) Answer {
 			_, _, least := plan.TooSmall(m.Inventory, m.Plan)
@@ -54,6 +56,7 @@ var hardwareChecks = []Check{
 	},
 	{
 		ID: "hardware-network", Group: "hardware", Bare: true, Worst: Warn,
+		Doc:   "Minimum 100 Mbit/s, recommended 1 Gbit/s, or images take hours. See `ethtool DEVICE`; suspect the cable.",
 		About: "the network is fast enough for images and artifacts",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.network() },
 	},
@@ -64,9 +67,9 @@ func enough(least string, share, good int64, name func(int64) string) Answer {
 	const advice = "use fewer GPUs (gpus in the configuration, or kbnode install --gpus), or upgrade the machine"
 	switch {
 	case least != "":
-		return found(warn("%s", least).advise(advice))
+		return found(warn("%s", least).Advise(advice))
 	case share < good:
-		return found(warn("%s per slot; %s recommended", name(share), name(good)).advise(advice))
+		return found(warn("%s per slot; %s recommended", name(share), name(good)).Advise(advice))
 	}
 	return found(ok("%s per slot", name(share)))
 }
@@ -85,52 +88,22 @@ func diskBytes(disks []inventory.DiskFree) (sum int64) {
 }
 
 func (m *Machine) network() Answer {
-	dev := m.defaultDevice()
+	dev := m.DefaultDevice()
 	if dev == "" {
 		return none("there is no default route")
 	}
-	text, err := m.read("/sys/class/net/" + dev + "/speed")
-	speed, errNum := strconv.Atoi(strings.TrimSpace(text))
-	if err != nil || errNum != nil || speed <= 0 {
+	speed, err := strconv.Atoi(m.Value("/sys/class/net/" + dev + "/speed"))
+	if err != nil || speed <= 0 {
 		return none("%s does not report its speed", dev) // virtual, wireless, or without a link
 	}
 	saw := fmt.Sprintf("%s has %d Mbit/s", dev, speed)
 	switch {
 	case speed < minNetwork:
-		return found(warn("%s; the minimum is %d", saw, minNetwork).advise("see sudo ethtool %s, the cable and the switch", dev))
+		return found(warn("%s; the minimum is %d", saw, minNetwork).Advise("see sudo ethtool %s, the cable and the switch", dev))
 	case speed < goodNetwork:
-		return found(warn("%s; %d is recommended", saw, goodNetwork).advise("see sudo ethtool %s, the cable and the switch", dev))
+		return found(warn("%s; %d is recommended", saw, goodNetwork).Advise("see sudo ethtool %s, the cable and the switch", dev))
 	}
 	return found(ok("%s", saw))
-}
-
-// defaultDevice returns the device of the default route, or "".
-func (m *Machine) defaultDevice() string {
-	const up = 1
-	name, best := "", -1
-	text, _ := m.read("/proc/net/route")
-	for line := range strings.Lines(text) {
-		f := strings.Fields(line) // Iface Destination Gateway Flags RefCnt Use Metric Mask …
-		if len(f) < 8 || f[1] != "00000000" || f[7] != "00000000" {
-			continue
-		}
-		flags, err := strconv.ParseInt(f[3], 16, 64)
-		metric, errMetric := strconv.Atoi(f[6])
-		if err == nil && errMetric == nil && flags&up != 0 && (best < 0 || metric < best) {
-			name, best = f[0], metric
-		}
-	}
-	if name == "" {
-		text, _ = m.read("/proc/net/ipv6_route")
-		for line := range strings.Lines(text) {
-			f := strings.Fields(line) // …, the prefix length second, the device last
-			if len(f) == 10 && f[0] == strings.Repeat("0", 32) && f[1] == "00" && f[9] != "lo" {
-				name = f[9]
-				break
-			}
-		}
-	}
-	return name
 }
 
 // slotsCPUs returns the planned CPUs of all slots.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -25,36 +26,39 @@ const (
 var imageChecks = []Check{
 	{
 		ID: "image-state", Group: "image", Worst: Warn, Needs: []string{"installed"},
+		Doc:   "With a broken `/var/lib/kbnode/images.json`, updates fail. The command moves it aside; rollbacks to earlier images are lost.",
 		About: "kbnode can read its record of images",
 		Run: func(_ context.Context, m *Machine) Answer {
-			s, err := image.Read(m.path(plan.ImageDir))
+			s, err := image.Read(m.Path(plan.ImageDir))
 			if err != nil {
 				name := plan.ImageDir + "/images.json"
-				return found(warn("%s", lines(err)).by("mv %s %[1]s.broken && %s", name, updateImage))
+				return found(warn("%s", lines(err)).By("mv %s %[1]s.broken && %s", name, updateImage))
 			}
 			return found(ok("%d previous, %d refused", len(s.Previous), len(s.Refused)))
 		},
 	},
 	{
 		ID: "image-present", Group: "image", Worst: Fail, Needs: []string{"installed", "docker-engine"},
+		Doc:   "The first job would pull it, or it is for another processor. `kbnode image update` fetches it and runs a canary.",
 		About: "the jobs' image is on the node",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			name := m.Config.Image.Name
 			i, err := m.Source.Image(ctx, name)
 			switch {
 			case errors.Is(err, docker.ErrNotFound):
-				return found(warn("%s is not on the node, so the first job waits until it is pulled, and no canary has run it", name).by(updateImage))
+				return found(warn("%s is not on the node, so the first job waits until it is pulled, and no canary has run it", name).By(updateImage))
 			case err != nil:
-				return found(warn("%s", lines(err)).advise("see what docker image inspect %s says", name))
+				return found(warn("%s", lines(err)).Advise("see what docker image inspect %s says", name))
 			case i.Arch != "" && m.Inventory.Arch != "" && i.Arch != m.Inventory.Arch:
 				return found(fail("%s is for %s, but this machine is %s, so nothing in it starts", name, i.Arch, m.Inventory.Arch).
-					advise("build it for %s too, or set image.name to one that is, then run %s", m.Inventory.Arch, updateImage))
+					Advise("build it for %s too, or set image.name to one that is, then run %s", m.Inventory.Arch, updateImage))
 			}
 			return found(ok("%s, %s%s", label(i), gib(i.Size), age(m.Now, i.Created)))
 		},
 	},
 	{
 		ID: "image-registry", Group: "image", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
+		Doc:   "Put its CA certificate into `/etc/docker/certs.d/HOST:PORT/ca.crt`, and remove the registry from `insecure-registries` in `/etc/docker/daemon.json`.",
 		About: "Docker verifies the certificate of the image's registry",
 		Run: func(_ context.Context, m *Machine) Answer {
 			name, err := docker.ParseRef(m.Config.Image.Name)
@@ -62,18 +66,19 @@ var imageChecks = []Check{
 				return none("%s", err)
 			}
 			registry, _, _ := strings.Cut(name, "/")
-			if host, _, _ := strings.Cut(registry, ":"); slices.Contains(m.Docker.Insecure, registry) && host != "localhost" && !strings.HasPrefix(host, "127.") {
+			if name, _, _ := strings.Cut(registry, ":"); slices.Contains(m.Docker.Insecure, registry) && name != "localhost" && !strings.HasPrefix(name, "127.") {
 				return found(warn("%s is one of Docker's insecure registries, so anyone in between can replace the jobs' image", registry).
-					advise("give it a certificate (put its CA certificate into /etc/docker/certs.d/%s/ca.crt), remove it from insecure-registries in %s, and run systemctl reload docker", registry, daemonJSON))
+					Advise("give it a certificate (put its CA certificate into /etc/docker/certs.d/%s/ca.crt), remove it from insecure-registries in %s, and run systemctl reload docker", registry, host.DaemonJSON))
 			}
 			return found(ok("%s", registry))
 		},
 	},
 	{
 		ID: "image-proven", Group: "image", Worst: Warn, Needs: []string{"image-state", "image-present"},
+		Doc:   "No update finished, or someone pulled or tagged another image. Run [`kbnode image update`](operations.md#a-new-image); `kbnode image list` shows all.",
 		About: "jobs run the image that kbnode chose, after a canary",
 		Run: func(ctx context.Context, m *Machine) Answer {
-			s, err := image.Read(m.path(plan.ImageDir))
+			s, err := image.Read(m.Path(plan.ImageDir))
 			now, errNow := m.Source.Image(ctx, m.Config.Image.Name)
 			switch auto := m.Config.Image.Updates(); {
 			case errNow != nil:
@@ -81,13 +86,13 @@ var imageChecks = []Check{
 			case err != nil || s.Current == nil && !auto:
 				return none("kbnode does not update it (image.auto_update)")
 			case s.Name != m.Config.Image.Name && s.Name != "":
-				return found(warn("image.name is now %s, but kbnode only knows %s", m.Config.Image.Name, s.Name).by(updateImage))
+				return found(warn("image.name is now %s, but kbnode only knows %s", m.Config.Image.Name, s.Name).By(updateImage))
 			case s.Current == nil:
-				return found(warn("no update has run yet, so no canary has run it").by(updateImage))
+				return found(warn("no update has run yet, so no canary has run it").By(updateImage))
 			case s.Moving:
-				return found(warn("an update was interrupted just before it moved the name to %s", short(s.Current.Digest, s.Current.ID)).by(updateImage))
+				return found(warn("an update was interrupted just before it moved the name to %s", short(s.Current.Digest, s.Current.ID)).By(updateImage))
 			case now.ID != s.Current.ID:
-				return found(warn("the name refers to %s, but kbnode chose %s: someone pulled or tagged it without a canary", short("", now.ID), short("", s.Current.ID)).by(updateImage))
+				return found(warn("the name refers to %s, but kbnode chose %s: someone pulled or tagged it without a canary", short("", now.ID), short("", s.Current.ID)).By(updateImage))
 			case s.Current.Canary == nil:
 				return found(ok("chosen before any canary"))
 			case s.Trial != nil:
@@ -98,9 +103,10 @@ var imageChecks = []Check{
 	},
 	{
 		ID: "image-update", Group: "image", Worst: Warn, Needs: []string{"image-state"},
+		Doc:   "Jobs keep the previous image. `kbnode image list` says why. Fix and push the new one. `kbnode drain gpu0` makes room for a canary.",
 		About: "the last image update succeeded",
 		Run: func(ctx context.Context, m *Machine) Answer {
-			s, err := image.Read(m.path(plan.ImageDir))
+			s, err := image.Read(m.Path(plan.ImageDir))
 			if err != nil {
 				return none("%s", lines(err))
 			}
@@ -112,23 +118,21 @@ var imageChecks = []Check{
 			if len(s.Refused) > 0 && s.Refused[0].Time.After(since) {
 				r := s.Refused[0]
 				all = append(all, warn("%s was refused%s: %s", short(r.Digest, ""), ago(m.Now, r.Time), r.Reason).
-					advise("fix the image and push it; cron tries the next one, and %s tries this one again", updateImage))
+					Advise("fix the image and push it; cron tries the next one, and %s tries this one again", updateImage))
 			}
 			if c := s.Candidate; c != nil && m.Now.Sub(c.Since) > onItsWay {
-				all = append(all, warn("the update to %s has not finished since %s", short(c.Digest, c.ID), c.Since.Format(time.DateOnly)).by(updateImage))
+				all = append(all, warn("the update to %s has not finished since %s", short(c.Digest, c.ID), c.Since.Format(time.DateOnly)).By(updateImage))
 			}
 			if u, err := m.unit(ctx, plan.ImageService); err == nil && u.Active == "failed" {
-				all = append(all, warn("%s failed (%s, exit status %d)", plan.ImageService, u.Result, u.ExitStatus).by(updateImage).
-					advise("journalctl -u kbnode-image -n 20 says why"))
+				all = append(all, warn("%s failed (%s, exit status %d)", plan.ImageService, u.Result, u.ExitStatus).By(updateImage).
+					Advise("journalctl -u kbnode-image -n 20 says why"))
 			}
-			if len(all) == 0 {
-				all = []Finding{ok("none refused since, none pending")}
-			}
-			return Answer{Findings: all}
+			return otherwise(all, ok("none refused since, none pending"))
 		},
 	},
 	{
 		ID: "image-space", Group: "image", Worst: Warn, Needs: []string{"image-present", "docker-space"},
+		Doc:   "An update needs three times its download, plus the 10 GiB or tenth (the smaller) that stays free. Run `docker image prune` and `docker builder prune`, or lower `image.keep`.",
 		About: "the next image fits on Docker's disk",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			i, err := m.Source.Image(ctx, m.Config.Image.Name)
@@ -138,7 +142,7 @@ var imageChecks = []Check{
 			case !m.Config.Image.Updates():
 				return none("kbnode does not update it (image.auto_update)")
 			}
-			s, _ := image.Read(m.path(plan.ImageDir)) // image-state reports what is wrong with it
+			s, _ := image.Read(m.Path(plan.ImageDir)) // image-state reports what is wrong with it
 			var old int64
 			for _, p := range append(s.Previous, s.Drop...) {
 				old += p.Size
@@ -154,18 +158,20 @@ var imageChecks = []Check{
 				return none("see docker-space")
 			case d.FreeBytes < need:
 				return found(warn("%s is free, but an image of %s needs about %s; earlier images take up to %s", gib(d.FreeBytes), gib(i.Size), gib(need), gib(old)).
-					advise("docker system df shows what uses the space; docker image prune and docker builder prune free some, and image.keep sets how many images stay"))
+					Advise("docker system df shows what uses the space; docker image prune and docker builder prune free some, and image.keep sets how many images stay"))
 			}
 			return found(ok("%s free, about %s needed; earlier images take up to %s", gib(d.FreeBytes), gib(need), gib(old)))
 		},
 	},
 	{
 		ID: "image-schedule", Group: "image", Worst: Warn, Needs: []string{"state"},
+		Doc:   "No cron reads `/etc/cron.d`. Install or start cron, or run `kbnode image update`.",
 		About: "something runs the update at the times in image.auto_update",
 		Run:   checkSchedule,
 	},
 	{
 		ID: "image-others", Group: "image", Worst: Warn, Needs: []string{"installed"},
+		Doc:   "Look for scripts such as `update-image.sh`. Use `image.auto_update` instead.",
 		About: "no other cron job pulls images while jobs run, or removes them",
 		Run:   checkOtherCron,
 	},

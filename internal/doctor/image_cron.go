@@ -30,7 +30,7 @@ func checkSchedule(ctx context.Context, m *Machine) Answer {
 		}
 		return found(ok("%s", plan.ImageTimer))
 	}
-	if text, err := m.read(plan.CronPath); err != nil || text != m.Plan.Files[at].Content {
+	if text, err := m.Read(plan.CronPath); err != nil || text != m.Plan.Files[at].Content {
 		return found(skip("%s is not as planned; see as-planned", plan.CronPath))
 	}
 	there := ""
@@ -40,8 +40,8 @@ func checkSchedule(ctx context.Context, m *Machine) Answer {
 			return none("systemd does not answer: %s", lines(err))
 		}
 		if u.Running() {
-			if !m.linked(name) {
-				return found(warn("%s runs, but will not start after a reboot", name).safely("systemctl enable %s", name))
+			if !m.StartsAtBoot(name) {
+				return found(warn("%s runs, but will not start after a reboot", name).Safely("systemctl enable %s", name))
 			}
 			return found(ok("%s, by %s", m.Config.Image.AutoUpdate, name))
 		}
@@ -51,9 +51,9 @@ func checkSchedule(ctx context.Context, m *Machine) Answer {
 	}
 	f := warn("cron does not run, so %s does nothing and the image is never updated", plan.CronPath)
 	if there != "" {
-		return found(f.safely("systemctl enable --now %s", there))
+		return found(f.Safely("systemctl enable --now %s", there))
 	}
-	return found(f.by("%s", installer.Cron.Command(m.Inventory.OS)))
+	return found(f.By("%s", installer.Cron.Command(m.Inventory.OS)))
 }
 
 // imageCommands match what others do to images. kbnode's own update pulls when no job runs,
@@ -63,7 +63,7 @@ var imageCommands = lazy.Regexp(`update-image\.sh|\bdocker\s+(image\s+)?pull\s|\
 func checkOtherCron(_ context.Context, m *Machine) Answer {
 	var all []Finding
 	look := func(name string, whole bool) {
-		crontab, err := m.read(name)
+		crontab, err := m.Read(name)
 		if err != nil {
 			return
 		}
@@ -75,16 +75,16 @@ func checkOtherCron(_ context.Context, m *Machine) Answer {
 			}
 			f := warn("%s runs %s", name, text.Line(command, maxShown))
 			if whole {
-				f = f.by("mv %s /root/", word(name))
+				f = f.By("mv %s /root/", word(name))
 			} else {
-				f = f.advise("remove the line from %s; image.auto_update does it when no job runs", name)
+				f = f.Advise("remove the line from %s; image.auto_update does it when no job runs", name)
 			}
 			all = append(all, f)
 			return
 		}
 	}
 	for _, dir := range []string{"/etc/cron.d", "/etc/cron.hourly", "/etc/cron.daily", "/etc/cron.weekly", "/etc/cron.monthly", "/var/spool/cron", "/var/spool/cron/crontabs"} {
-		entries, err := os.ReadDir(m.path(dir))
+		entries, err := os.ReadDir(m.Path(dir))
 		if err != nil {
 			continue
 		}
@@ -95,8 +95,5 @@ func checkOtherCron(_ context.Context, m *Machine) Answer {
 		}
 	}
 	look("/etc/crontab", false)
-	if len(all) == 0 {
-		all = []Finding{ok("none")}
-	}
-	return Answer{Findings: all}
+	return otherwise(all, ok("none"))
 }

@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"path"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,49 +22,56 @@ var noiseChecks = []Check{
 	settingCheck("noise-workqueues", "the kernel does its own work on the reserved CPUs", "/workqueue/"),
 	{
 		ID: "noise-irqbalance", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"system-systemd", "plan"},
+		Doc:   "Stop irqbalance, or list these CPUs in `IRQBALANCE_BANNED_CPULIST=` in `/etc/default/irqbalance` (RHEL: `/etc/sysconfig/irqbalance`).",
 		About: "no other program moves interrupts to the slots' CPUs",
 		Run:   irqbalance,
 	},
 	{
 		ID: "noise-isolated", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"plan"},
+		Doc:   "`isolcpus=` puts all threads of a job on one CPU. Remove it; the cpuset partition replaces it.",
 		About: "the kernel spreads threads over the slots' CPUs",
 		Run: func(_ context.Context, m *Machine) Answer {
-			text, _ := m.read("/sys/devices/system/cpu/isolated")
-			isolated, _ := cpuset.Parse(text)
+			isolated, _ := cpuset.Parse(m.Value("/sys/devices/system/cpu/isolated"))
 			if both := slotsCPUs(m.Plan).Intersect(isolated); both.Len() > 0 {
 				return found(warn("CPUs %s are isolated (isolcpus), so all threads of a job run on one of them", both).
-					advise("remove isolcpus= and similar options from the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot"))
+					Advise("remove isolcpus= and similar options from the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot"))
 			}
 			return found(ok("no CPU is isolated"))
 		},
 	},
 	{
 		ID: "noise-timers", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"system-systemd"},
+		Doc:   "Disable timers that read the disk or start a package manager, or expect some slow jobs.",
 		About: "no system timer starts heavy work",
 		Run:   func(ctx context.Context, m *Machine) Answer { return m.timers(ctx) },
 	},
 	{
 		ID: "noise-upgrades", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"system-systemd"},
+		Doc:   "Upgrading the driver stops jobs until a reboot; upgrading Docker ends them. Upgrade by hand with the slots drained, or exclude `nvidia` and `docker` in `/etc/apt/apt.conf.d/50unattended-upgrades`, which this check does not see.",
 		About: "packages do not upgrade automatically",
 		Run:   func(ctx context.Context, m *Machine) Answer { return m.upgrades(ctx) },
 	},
 	{
 		ID: "noise-swap", Group: "noise", Bare: true, Worst: Warn,
+		Doc:   "Swap delays kbnode and Docker, not jobs. Run `swapoff -a`, which takes a while, and edit `/etc/fstab`. If memory is short, raise `reserve.memory`.",
 		About: "the system has no swap on a disk",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.swap() },
 	},
 	{
 		ID: "noise-turbo", Group: "noise", Bare: true, Worst: Warn,
+		Doc:   "Scores of nodes that differ do not compare.",
 		About: "for information: whether CPUs exceed their nominal clock",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.turbo() },
 	},
 	{
 		ID: "noise-idle-states", Group: "noise", Bare: true, Worst: Warn,
+		Doc:   "Change it in the BIOS, or until the next boot with `cpupower idle-set -D 10`.",
 		About: "for information: how long idle CPUs take to wake up",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.idleStates() },
 	},
 	{
 		ID: "noise-smt", Group: "noise", Bare: true, Worst: Warn, Needs: []string{"inventory"},
+		Doc:   "Slots never share cores.",
 		About: "for information: threads per core",
 		Run: func(_ context.Context, m *Machine) Answer {
 			cores := map[int]bool{}
@@ -86,6 +92,7 @@ var noiseChecks = []Check{
 func settingCheck(id, about, part string) Check {
 	return Check{
 		ID: id, Group: "noise", Worst: Warn, About: about, Needs: []string{"as-planned"},
+		Doc: "The kernel refused the setting, or another program changed it 20 times and kbnode gave up. See [where it does not work](configuration.md#where-it-does-not-work).",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			if m.Config.Hygiene.Disabled {
 				return none("hygiene.disabled leaves it alone")
@@ -101,17 +108,14 @@ func settingCheck(id, about, part string) Check {
 				}
 				for _, w := range m.State.Warnings {
 					if ofTunable(t, w) {
-						all = append(all, warn("%s", w).advise("%s", m.whoChanges(ctx)))
+						all = append(all, warn("%s", w).Advise("%s", m.whoChanges(ctx)))
 					}
 				}
 			}
-			switch {
-			case len(values) == 0:
+			if len(values) == 0 {
 				return none("this kernel has no such setting")
-			case len(all) == 0:
-				all = []Finding{ok("%s", strings.Join(values, ", "))}
 			}
-			return Answer{Findings: all}
+			return otherwise(all, ok("%s", strings.Join(values, ", ")))
 		},
 	}
 }
@@ -133,12 +137,7 @@ func shown(t plan.Tunable) string {
 
 // whoChanges names running programs that are known to change the same settings.
 func (m *Machine) whoChanges(ctx context.Context) string {
-	var run []string
-	for _, name := range []string{"tuned.service", "power-profiles-daemon.service", "thermald.service", "irqbalance.service", "cpufrequtils.service", "auto-cpufreq.service", "tlp.service"} {
-		if u, err := m.unit(ctx, name); err == nil && u.Running() {
-			run = append(run, name)
-		}
-	}
+	run, _ := m.running(ctx, "tuned.service", "power-profiles-daemon.service", "thermald.service", "irqbalance.service", "cpufrequtils.service", "auto-cpufreq.service", "tlp.service")
 	who := "find out what changes it"
 	if len(run) > 0 {
 		who = "run systemctl disable --now " + strings.Join(run, " ") + " if that is what changes it"
@@ -160,15 +159,14 @@ func irqbalance(ctx context.Context, m *Machine) Answer {
 		return found(ok("irqbalance does not run"))
 	}
 	for _, file := range []string{"/etc/default/irqbalance", "/etc/sysconfig/irqbalance"} {
-		text, _ := m.read(file)
-		for line := range strings.Lines(text) {
+		for line := range strings.Lines(m.Value(file)) {
 			value, is := strings.CutPrefix(strings.TrimSpace(line), "IRQBALANCE_BANNED_CPULIST=")
 			if banned, err := cpuset.Parse(strings.Trim(value, `"'`)); is && err == nil && slotsCPUs(m.Plan).Difference(banned).Len() == 0 {
 				return found(ok("irqbalance runs, but leaves the slots' CPUs alone"))
 			}
 		}
 	}
-	return found(warn("irqbalance runs and moves interrupts to the slots' CPUs").by("systemctl disable --now irqbalance.service"))
+	return found(warn("irqbalance runs and moves interrupts to the slots' CPUs").By("systemctl disable --now irqbalance.service"))
 }
 
 // turbo informs people: scores made with different settings do not compare.
@@ -177,12 +175,9 @@ func (m *Machine) turbo() Answer {
 		{"/sys/devices/system/cpu/intel_pstate/no_turbo", "0"},
 		{"/sys/devices/system/cpu/cpufreq/boost", "1"},
 	} {
-		text, err := m.read(f.path)
-		if err != nil {
-			continue
+		if v := m.Value(f.path); v != "" {
+			return found(ok("%s (%s)", map[bool]string{true: "on", false: "off"}[v == f.on], path.Base(f.path)))
 		}
-		state := map[bool]string{true: "on", false: "off"}[strings.TrimSpace(text) == f.on]
-		return found(ok("%s (%s)", state, path.Base(f.path)))
 	}
 	return none("the kernel does not report it")
 }
@@ -190,17 +185,10 @@ func (m *Machine) turbo() Answer {
 // idleStates looks at the first CPU; all CPUs of a machine are alike.
 func (m *Machine) idleStates() Answer {
 	name, longest := "", -1
-	dirs, _ := filepath.Glob(m.path("/sys/devices/system/cpu/cpu0/cpuidle/state*"))
-	for _, dir := range dirs {
-		at := "/sys/devices/system/cpu/cpu0/cpuidle/" + path.Base(dir)
-		disabled, _ := m.read(at + "/disable")
-		text, _ := m.read(at + "/latency")
-		n, err := strconv.Atoi(strings.TrimSpace(text))
-		if err != nil || strings.TrimSpace(disabled) == "1" || n <= longest {
-			continue
+	for _, dir := range m.List("/sys/devices/system/cpu/cpu0/cpuidle/state*") {
+		if n, err := strconv.Atoi(m.Value(dir + "/latency")); err == nil && m.Value(dir+"/disable") != "1" && n > longest {
+			name, longest = m.Value(dir+"/name"), n
 		}
-		label, _ := m.read(at + "/name")
-		name, longest = strings.TrimSpace(label), n
 	}
 	if longest < 0 {
 		return none("the kernel does not report it")

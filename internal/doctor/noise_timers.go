@@ -2,9 +2,6 @@ package doctor
 
 import (
 	"context"
-	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -25,7 +22,7 @@ func (m *Machine) timers(ctx context.Context) Answer {
 		return found(skip("%s", err))
 	case len(run) > 0:
 		list := strings.Join(run, " ")
-		return found(warn("%s may start while a job is timed", strings.Join(run, ", ")).by("systemctl disable --now %s", list))
+		return found(warn("%s may start while a job is timed", strings.Join(run, ", ")).By("systemctl disable --now %s", list))
 	}
 	return found(ok("none"))
 }
@@ -55,37 +52,23 @@ func (m *Machine) upgrades(ctx context.Context) Answer {
 		run = slices.Delete(run, i, i+1)
 	}
 	if i := slices.Index(run, "snapd.service"); i >= 0 {
-		snaps, _ := filepath.Glob(m.path("/var/lib/snapd/snaps/*.snap"))
-		held := m.holds("/var/lib/snapd/state.json", `"hold":"forever"`)
-		if run = slices.Delete(run, i, i+1); len(run) == 0 && len(snaps) > 0 && !held {
-			return found(warn("snapd refreshes its snaps automatically").by("snap set system refresh.hold=forever"))
+		held := m.Contains("/var/lib/snapd/state.json", `"hold":"forever"`)
+		if run = slices.Delete(run, i, i+1); len(run) == 0 && len(m.List("/var/lib/snapd/snaps/*.snap")) > 0 && !held {
+			return found(warn("snapd refreshes its snaps automatically").By("snap set system refresh.hold=forever"))
 		}
 	}
 	if len(run) > 0 {
 		return found(warn("%s upgrades packages automatically: a new driver stops all jobs until a reboot, and the work disturbs them", strings.Join(run, ", ")).
-			by("systemctl disable --now %s", strings.Join(run, " ")))
+			By("systemctl disable --now %s", strings.Join(run, " ")))
 	}
 	return found(ok("nothing upgrades packages automatically"))
 }
 
-// holds reports whether a file, which may be one long line, contains a text.
-func (m *Machine) holds(name, text string) bool {
-	f, err := os.Open(m.path(name))
-	if err != nil {
-		return false
-	}
-	defer func() { _ = f.Close() }()
-	all, err := io.ReadAll(io.LimitReader(f, maxLong))
-	return err == nil && strings.Contains(string(all), text)
-}
-
 // unattended reads APT's configuration as APT does: the last file wins.
 func (m *Machine) unattended() bool {
-	files, _ := filepath.Glob(m.path("/etc/apt/apt.conf.d/*"))
 	on, periodic := false, true
-	for _, file := range files {
-		conf, _ := m.read("/etc/apt/apt.conf.d/" + filepath.Base(file))
-		for line := range strings.Lines(conf) {
+	for _, file := range m.List("/etc/apt/apt.conf.d/*") {
+		for line := range strings.Lines(m.Value(file)) {
 			value, ok := strings.CutPrefix(strings.TrimSpace(line), "APT::Periodic::Unattended-Upgrade")
 			if ok {
 				value = strings.Trim(value, " \t\";")
@@ -102,7 +85,7 @@ func (m *Machine) unattended() bool {
 // swap looks for swap on disks. Jobs have none, but it slows what starts and ends them.
 // Swap in memory (zram) does not count.
 func (m *Machine) swap() Answer {
-	swaps, err := m.read("/proc/swaps")
+	swaps, err := m.Read("/proc/swaps")
 	if err != nil {
 		return none("this kernel has no swap")
 	}
@@ -116,5 +99,5 @@ func (m *Machine) swap() Answer {
 		return found(ok("no swap"))
 	}
 	return found(warn("the system swaps to %s, which sometimes slows the beginning and end of a job; jobs themselves have no swap", strings.Join(areas, ", ")).
-		by("swapoff -a").advise("remove it from /etc/fstab, too, or it comes back at the next boot"))
+		By("swapoff -a").Advise("remove it from /etc/fstab, too, or it comes back at the next boot"))
 }

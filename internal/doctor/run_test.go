@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/check"
 	"github.com/gpu-mode/kbnode/internal/config"
 )
 
@@ -118,7 +119,7 @@ func TestChecks(t *testing.T) {
 			t.Errorf("%s stands there twice", c.ID)
 		}
 		byID[c.ID] = c
-		if !slices.Contains(Groups, c.Group) || c.About == "" || strings.HasSuffix(c.About, ".") || c.Run == nil || c.Worst < Warn || c.Limit > wholeTime {
+		if !slices.Contains(Groups, c.Group) || c.About == "" || strings.HasSuffix(c.About, ".") || c.Run == nil || c.Worst < Warn || c.Limit > check.DefaultLimit {
 			t.Errorf("%s is not whole: %+v", c.ID, c)
 		}
 		if slices.Contains(Groups, c.ID) && c.ID != c.Group {
@@ -134,8 +135,8 @@ func TestChecks(t *testing.T) {
 				t.Errorf("%s needs %s, which there is not", c.ID, need)
 			}
 		}
-		for _, id := range withNeeds(all, []string{c.ID})[1:] {
-			if id == c.ID || slices.Contains(withNeeds(all, []string{id})[1:], c.ID) {
+		for _, id := range check.WithNeeds(all, []string{c.ID})[1:] {
+			if id == c.ID || slices.Contains(check.WithNeeds(all, []string{id})[1:], c.ID) {
 				t.Errorf("%s and %s need each other", c.ID, id)
 			}
 			if c.Bare && !byID[id].Bare {
@@ -148,7 +149,7 @@ func TestChecks(t *testing.T) {
 // TestReportJSON tests that a report survives JSON, which other programs read.
 func TestReportJSON(t *testing.T) {
 	t.Parallel()
-	r := &Report{Schema: Schema, Checks: []Result{{ID: "a", Group: "gpu", About: "it works", Status: Fail, Findings: []Finding{fail("it does not").by("make it").of(3)}}}}
+	r := &Report{Schema: check.Schema, Checks: []Result{{ID: "a", Group: "gpu", About: "it works", Status: Fail, Findings: []Finding{fail("it does not").By("make it").Of(3)}}}}
 	text, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,15 +19,19 @@ type scene struct {
 	fix      string // of the last finding
 }
 
-// observe reads the slots' run directories, as reconcile does.
+// observe reads the slots' run directories, as reconcile does, into a state of the
+// machine's own: a scene and its garbage run at the same time on one fake.
 func observe(m *Machine) {
 	if m.State == nil {
 		return
 	}
-	for i, ss := range m.State.Slots {
-		now, _ := ss.Look(m.Root)
-		m.State.Slots[i].Registered, m.State.Slots[i].Parked = now.Registered, now.Parked
+	state := *m.State
+	state.Slots = slices.Clone(state.Slots)
+	for i := range state.Slots {
+		now := state.Slots[i].Look(m.Root)
+		state.Slots[i].Registered, state.Slots[i].Parked = now.Registered, now.Parked
 	}
+	m.State = &state
 }
 
 func play(t *testing.T, scenes []scene) {

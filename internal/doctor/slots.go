@@ -20,51 +20,61 @@ import (
 var slotChecks = []Check{
 	{
 		ID: "slot-limits", Group: "slots", Worst: Fail, Needs: []string{"state"},
+		Doc:   "Someone used `systemctl set-property` or wrote to `/sys/fs/cgroup`. No job starts until `kbnode reconcile` or, within 30 seconds, the daemon fixes it.",
 		About: "the kernel has the planned limits for each slot",
-		Run:   func(_ context.Context, m *Machine) Answer { return found(m.limits()...) },
+		Run:   func(_ context.Context, m *Machine) Answer { return m.limits() },
 	},
 	{
 		ID: "slot-partition", Group: "slots", Worst: Warn, Needs: []string{"state"},
+		Doc:   "If the message names a cgroup, remove its `AllowedCPUs=`. kbnode asks the kernel once per boot and plan; the command asks again.",
 		About: "only the slots run on their CPUs",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.partition() },
 	},
 	{
 		ID: "slot-cores", Group: "slots", Worst: Fail, Needs: []string{"slot-limits"},
+		Doc:   "Cores changed in the BIOS or virtual machine, or are offline. Compare `lscpu -e` with `kbnode plan`; report it.",
 		About: "slots share no cores with each other or the system",
-		Run:   func(_ context.Context, m *Machine) Answer { return found(m.sharedCores()...) },
+		Run:   func(_ context.Context, m *Machine) Answer { return m.sharedCores() },
 	},
 	{
 		ID: "slot-memory", Group: "slots", Worst: Fail, Needs: []string{"slot-limits"},
+		Doc:   "A NUMA node without CPUs must be the slot's GPU's own. See `kbnode plan`, and lower `memory_per_slot`.",
 		About: "the machine has the memory of all slots, on NUMA nodes with CPUs",
-		Run:   func(_ context.Context, m *Machine) Answer { return found(m.sharedMemory()...) },
+		Run:   func(_ context.Context, m *Machine) Answer { return m.sharedMemory() },
 	},
 	{
 		ID: "slot-disk", Group: "slots", Worst: Fail, Needs: []string{"state"},
+		Doc:   "The command recreates a slot's [disk](security.md#disk), empty. If that fails, see `journalctl -u kbnode-guard-gpu0`; for lack of space, lower `job.disk`.",
 		About: "each slot's disk is mounted, has the planned size, and has free space",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.disks() },
 	},
 	{
 		ID: "slot-parked", Group: "slots", Worst: Fail, Needs: []string{"plan", "installed"},
+		Doc:   "Do what the message says about what cannot be [cleared away](security.md#between-two-jobs), such as reset the GPU; the slot then returns by itself.",
 		About: "no slot is parked because of what an earlier job left",
-		Run:   func(_ context.Context, m *Machine) Answer { return found(m.parked()...) },
+		Run:   func(_ context.Context, m *Machine) Answer { return m.parked() },
 	},
 	{
 		ID: "slot-containers", Group: "slots", Worst: Fail, Needs: []string{"state"},
+		Doc:   "The guard removes one that has stayed for over ten seconds before the next job; the command removes it now. In other paths, such as `/system.slice/buildkite-gpu0.slice`, containers have no limits: look for `cgroupfs` and `--cgroup-parent`.",
 		About: "no container runs in an idle slot, or outside its slice",
-		Run:   func(ctx context.Context, m *Machine) Answer { return found(m.leftContainers(ctx)...) },
+		Run:   func(ctx context.Context, m *Machine) Answer { return m.leftContainers(ctx) },
 	},
 	{
 		ID: "slot-processes", Group: "slots", Worst: Warn, Needs: []string{"state"},
+		Doc:   "The guard ends one that has stayed for over ten seconds before the next job. Elsewhere it has no limits: look at sudo, cron and at. If `kill -9` fails, reboot.",
 		About: "no process runs in an idle slot, or as its user outside its slice",
 		Run:   func(ctx context.Context, m *Machine) Answer { return m.leftProcesses(ctx) },
 	},
 	{
 		ID: "slot-gpu-processes", Group: "slots", Worst: Fail, Needs: []string{"plan"}, Bare: true,
+		Doc:   "No job begins. End the process, or leave the GPU out with `gpus`. If `kill -9` fails, [reset the GPU](health.md#resetting-a-gpu) or reboot.",
 		About: "only the slot uses its GPU",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.gpuProcesses() },
 	},
 	{
 		ID: "slot-gpu-memory", Group: "slots", Worst: Warn, Needs: []string{"state"},
+		Doc:   "No job begins while memory is in use that no process holds. [Reset the GPU](health.md#resetting-a-gpu). If a new service, such as a GPU monitor, uses it, delete the file that the message names to accept that.",
 		About: "an idle slot's GPU memory is free",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.gpuMemory() },
 	},
@@ -76,7 +86,7 @@ func (m *Machine) ofLimits(c reconcile.Change) bool {
 	return (c.Kind == reconcile.Set || c.Kind == reconcile.Partition) && m.State.Units[c.Subject].Running()
 }
 
-func (m *Machine) limits() []Finding {
+func (m *Machine) limits() Answer {
 	var all []Finding
 	for _, c := range m.Changes {
 		if c.Kind != reconcile.Set || !m.ofLimits(c) {
@@ -93,37 +103,18 @@ func (m *Machine) limits() []Finding {
 				why = strings.Join(lines, "; ")
 			}
 		}
-		f := fail("%s", why).safely("kbnode reconcile")
+		f := fail("%s", why).Safely("kbnode reconcile")
 		if c.Deferred != "" {
-			f = warn("%s, %s", why, c.Deferred).advise("it is then done automatically")
+			f = warn("%s, %s", why, c.Deferred).Advise("it is then done automatically")
 		}
 		if c.Slot >= 0 {
-			f = f.of(c.Slot)
+			f = f.Of(c.Slot)
 		} else {
 			f.Detail = c.Subject + ": " + f.Detail
 		}
 		all = append(all, f)
 	}
-	if len(all) == 0 {
-		all = []Finding{ok("%d slices", len(m.Plan.Slices))}
-	}
-	return together(all)
-}
-
-// together merges findings that differ only in their slots.
-func together(all []Finding) []Finding {
-	var out []Finding
-	for _, f := range all {
-		i := slices.IndexFunc(out, func(o Finding) bool {
-			return o.Status == f.Status && o.Detail == f.Detail && o.Fix == f.Fix && o.Advice == f.Advice && len(o.Slots) > 0 && len(f.Slots) > 0
-		})
-		if i < 0 {
-			out = append(out, f)
-		} else {
-			out[i].Slots = append(slices.Clone(out[i].Slots), f.Slots...)
-		}
-	}
-	return out
+	return otherwise(together(all), ok("%d slices", len(m.Plan.Slices)))
 }
 
 // slotCPUs returns the CPUs that the kernel lets each slot use.
@@ -138,7 +129,7 @@ func (m *Machine) slotCPUs() map[int]cpuset.Set {
 	return all
 }
 
-func (m *Machine) sharedCores() []Finding {
+func (m *Machine) sharedCores() Answer {
 	cpus := m.slotCPUs()
 	reserved, _ := cpuset.Parse(m.Plan.Reserved.CPUs)
 	var all []Finding
@@ -159,7 +150,7 @@ func (m *Machine) sharedCores() []Finding {
 	}
 	for _, s := range m.Plan.Slots {
 		if both := cpus[s.Index].Intersect(reserved); both.Len() > 0 {
-			all = append(all, fail("CPUs %s are reserved for the system", both).of(s.Index))
+			all = append(all, fail("CPUs %s are reserved for the system", both).Of(s.Index))
 		}
 	}
 	shared := map[string]cpuset.Set{}
@@ -173,22 +164,19 @@ func (m *Machine) sharedCores() []Finding {
 	for _, cores := range shared {
 		slots := core[cores.Ints()[0]]
 		if slots[0] < 0 {
-			all = append(all, fail("the cores of CPUs %s are shared with the system", cores).of(slots[1:]...))
+			all = append(all, fail("the cores of CPUs %s are shared with the system", cores).Of(slots[1:]...))
 		} else {
-			all = append(all, fail("the cores of CPUs %s are shared", cores).of(slots...))
+			all = append(all, fail("the cores of CPUs %s are shared", cores).Of(slots...))
 		}
 	}
 	slices.SortFunc(all, func(a, b Finding) int { return strings.Compare(a.Detail, b.Detail) })
 	for i := range all {
-		all[i] = all[i].advise("see what kbnode plan says, and report it with the file that sudo kbnode inventory --capture node.txtar writes")
+		all[i] = all[i].Advise("see what kbnode plan says, and report it with the file that sudo kbnode inventory --capture node.txtar writes")
 	}
-	if len(all) == 0 {
-		all = []Finding{ok("%d slots, CPUs %s for the system", len(cpus), m.Plan.Reserved.CPUs)}
-	}
-	return all
+	return otherwise(all, ok("%d slots, CPUs %s for the system", len(cpus), m.Plan.Reserved.CPUs))
 }
 
-func (m *Machine) sharedMemory() []Finding {
+func (m *Machine) sharedMemory() Answer {
 	const advice = "see what kbnode plan says, and lower memory_per_slot in the configuration"
 	var all []Finding
 	var sum int64
@@ -205,23 +193,20 @@ func (m *Machine) sharedMemory() []Finding {
 		}
 		for _, n := range m.Inventory.Memory.Nodes {
 			if nodes.Contains(n.ID) && n.CPUs == "" && n.MemoryBytes > 0 && !ownMemory(m.Inventory, s, n) {
-				all = append(all, fail("it may use the memory of NUMA node %d, which has no CPUs", n.ID).of(s.Index).advise(advice))
+				all = append(all, fail("it may use the memory of NUMA node %d, which has no CPUs", n.ID).Of(s.Index).Advise(advice))
 			}
 		}
 	}
 	for _, n := range m.Inventory.Memory.Nodes {
 		id := strconv.Itoa(n.ID)
 		if alone[id] > n.MemoryBytes {
-			all = append(all, fail("together they may use %s of NUMA node %d, which has %s", config.Size(alone[id]), n.ID, config.Size(n.MemoryBytes)).of(of[id]...).advise(advice))
+			all = append(all, fail("together they may use %s of NUMA node %d, which has %s", config.Size(alone[id]), n.ID, config.Size(n.MemoryBytes)).Of(of[id]...).Advise(advice))
 		}
 	}
 	if total := m.Inventory.Memory.TotalBytes; sum > total && len(all) == 0 {
-		all = append(all, fail("all slots together may use %s, and the machine has %s", config.Size(sum), config.Size(total)).advise(advice))
+		all = append(all, fail("all slots together may use %s, and the machine has %s", config.Size(sum), config.Size(total)).Advise(advice))
 	}
-	if len(all) == 0 {
-		all = []Finding{ok("%s of %s", config.Size(sum), config.Size(m.Inventory.Memory.TotalBytes))}
-	}
-	return together(all)
+	return otherwise(together(all), ok("%s of %s", config.Size(sum), config.Size(m.Inventory.Memory.TotalBytes)))
 }
 
 // ownMemory reports whether a NUMA node is the memory of the slot's own GPU.

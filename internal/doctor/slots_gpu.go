@@ -3,10 +3,10 @@ package doctor
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"slices"
 
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/keeper"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -26,27 +26,23 @@ func (m *Machine) gpuProcesses() Answer {
 		looked++
 		pids, err := m.computeOn(g)
 		if err != nil {
-			all = append(all, skip("%s", err).of(slots...))
+			all = append(all, skip("%s", err).Of(slots...))
 		}
-		var list []process
+		var list []host.Process
 		for _, pid := range pids {
-			switch who, name := owner(pid), m.comm(pid); {
-			case who != nil && slices.Contains(slots, who.Slot):
-			case name == "": // it has ended; if the GPU is still held, the guard parks the slot
-			default:
-				list = append(list, process{pid: pid, name: name})
+			// If a process that has ended still holds the GPU, the guard parks the slot.
+			who, p := owner(pid), m.Process(pid)
+			if p.Name != "" && (who == nil || !slices.Contains(slots, who.Slot)) {
+				list = append(list, p)
 			}
 		}
 		if len(list) > 0 {
 			found := ofProcesses(list, "computes on "+g.PCI)
 			found.Status = Fail
-			all = append(all, found.of(slots...))
+			all = append(all, found.Of(slots...))
 		}
 	}
-	if len(all) == 0 {
-		all = []Finding{ok("%d GPUs", looked)}
-	}
-	return Answer{Findings: all}
+	return otherwise(all, ok("%d GPUs", looked))
 }
 
 // computeOn returns the processes that compute on a GPU or partition, as far as its driver
@@ -65,11 +61,6 @@ func (m *Machine) computeOn(g inventory.GPU) (pids []int, err error) {
 		}
 	}
 	return pids, nil
-}
-
-func (m *Machine) wasInstalled() bool {
-	_, err := os.Stat(m.path(plan.BindingsPath))
-	return err == nil
 }
 
 // slotsOn returns the slots that have a GPU, a partition or MIG instances of it.
@@ -99,7 +90,7 @@ func (m *Machine) gpuMemory() Answer {
 		var idle struct {
 			UsedBytes int64 `json:"used_bytes"`
 		}
-		text, err := m.read(run + "/" + keeper.IdleFile)
+		text, err := m.Read(run + "/" + keeper.IdleFile)
 		// The memory of a GPU that is a NUMA node belongs to the kernel. All partitions
 		// share the GPU's memory.
 		if i < 0 || s.GPUs[0].Part != "" || err != nil || json.Unmarshal([]byte(text), &idle) != nil || m.Inventory.GPUs[i].MemoryNode >= 0 {
@@ -108,15 +99,12 @@ func (m *Machine) gpuMemory() Answer {
 		g := m.Inventory.GPUs[i]
 		looked++
 		if m.State.Slot(s.Index).Busy() == "" && g.Processes == 0 && g.MemoryUsedBytes > idle.UsedBytes+keeper.GPUSlack {
-			all = append(all, warn("%d MiB of its GPU's memory are in use without a process; %d MiB were in use when it was idle", g.MemoryUsedBytes>>20, idle.UsedBytes>>20).of(s.Index).
-				advise("reset the GPU as "+Pages+"health.md says under \"Resetting a GPU\", or delete %s/%s if that is its idle state now", run, keeper.IdleFile))
+			all = append(all, warn("%d MiB of its GPU's memory are in use without a process; %d MiB were in use when it was idle", g.MemoryUsedBytes>>20, idle.UsedBytes>>20).Of(s.Index).
+				Advise("reset the GPU as "+Pages+"health.md says under \"Resetting a GPU\", or delete %s/%s if that is its idle state now", run, keeper.IdleFile))
 		}
 	}
-	switch {
-	case looked == 0:
+	if looked == 0 {
 		return none("no driver reports how much memory idle GPUs use")
-	case len(all) == 0:
-		all = []Finding{ok("%d GPUs", looked)}
 	}
-	return Answer{Findings: all}
+	return otherwise(all, ok("%d GPUs", looked))
 }

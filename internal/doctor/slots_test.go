@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -136,14 +137,14 @@ func TestSlotState(t *testing.T) {
 			"/proc/1/mountinfo": mounts, "/var/lib/buildkite-agent/disks/gpu0/image": image, "/var/lib/buildkite-agent/disks/gpu1/image": mega,
 		}
 	}
-	const anew = "kbnode drain 0 --wait && umount /var/lib/buildkite-agent/gpu-0 /var/lib/buildkite-agent/disks/gpu0/mnt && systemctl restart kbnode-guard-gpu0.service && kbnode resume 0"
+	const recreate = "kbnode drain 0 --wait && umount /var/lib/buildkite-agent/gpu-0 /var/lib/buildkite-agent/disks/gpu0/mnt && systemctl restart kbnode-guard-gpu0.service && kbnode resume 0"
 	play(t, []scene{
 		{"good", "slot-disk", node(nil), disks(mounts, mega), nil, "ok: 2 disks of 1MiB", ""},
 		{"not mounted", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), nil, "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
 		{"of a parked slot", "slot-disk", node(func(f *fake) { f.plan.Slots[0].Parked = "its GPU is lost" }), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), nil, "ok: 1 disks of 1MiB", ""},
 		{"not where checkouts are", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "7:0 /home", "8:1 /home"), mega), nil, "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
-		{"read-only", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "/dev/loop0 rw", "/dev/loop0 ro"), mega), nil, "fail: its disk has become read-only; the kernel log says why", anew},
-		{"of another size", "slot-disk", node(nil), disks(mounts, mega[:1<<19]), nil, "warn: its disk has 512KiB instead of the planned 1MiB", anew},
+		{"read-only", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "/dev/loop0 rw", "/dev/loop0 ro"), mega), nil, "fail: its disk has become read-only; the kernel log says why", recreate},
+		{"of another size", "slot-disk", node(nil), disks(mounts, mega[:1<<19]), nil, "warn: its disk has 512KiB instead of the planned 1MiB", recreate},
 		{"of another size while a job runs", "slot-disk", node(func(f *fake) { f.state.Slots[0].Job = &slot.Job{ID: "7"} }), disks(mounts, mega[:1<<19]), nil,
 			"warn: its disk has 512KiB instead of the planned 1MiB; the change waits for job 7 of slot gpu0", ""},
 		{"none", "slot-disk", node(func(f *fake) { f.plan.Slots[0].DiskBytes, f.plan.Slots[1].DiskBytes = 0, 0 }), disks(mounts, mega), nil, "skip: slots have no disks of their own (job.disk)", ""},
@@ -153,8 +154,8 @@ func TestSlotState(t *testing.T) {
 			"fail: GPU-1 is held by process 7, which does not exit; reboot", ""},
 	})
 	// Only a file system can be full, and no directory of a test is one.
-	full := slotDisk{slot: plan.Slot{DiskBytes: 1}, bytes: 1, mount: mounted{device: "7:0"}, home: mounted{device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
-	if f := full.judge(); f.Detail != "its disk is nearly full, although no job runs" || f.Fix != anew {
+	full := slotDisk{slot: plan.Slot{DiskBytes: 1}, bytes: 1, mount: host.Mount{Device: "7:0"}, home: host.Mount{Device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
+	if f := full.judge(); f.Detail != "its disk is nearly full, although no job runs" || f.Fix != recreate {
 		t.Errorf("%+v", f)
 	}
 	full.use.Bavail, full.use.Ffree = 50, 9

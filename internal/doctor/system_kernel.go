@@ -1,14 +1,13 @@
 package doctor
 
 import (
-	"bufio"
-	"io"
-	"os"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // features are the kernel features that slots need.
@@ -21,37 +20,24 @@ var features = []struct{ module, why string }{
 	{"veth", "the slots' networks"},
 }
 
-// maxLong limits a file that is read by lines, in bytes. modules.dep of a large kernel has
-// 1 MiB.
-const maxLong = 16 << 20
-
 func (m *Machine) modules() Answer {
-	if _, err := os.Stat(m.path("/proc/modules")); err != nil {
+	if !m.Exists("/proc/modules") {
 		return none("this kernel loads no modules and does not report what it has")
 	}
-	filesystems, _ := m.read("/proc/filesystems")
-	dir := "/lib/modules/" + m.Inventory.Kernel
+	filesystems := strings.Fields(m.Value("/proc/filesystems"))
 	var absent []string
 	for _, f := range features {
-		if _, err := os.Stat(m.path("/sys/module/" + f.module)); err != nil && !slices.Contains(strings.Fields(filesystems), f.module) {
+		if !m.Exists("/sys/module/"+f.module) && !slices.Contains(filesystems, f.module) {
 			absent = append(absent, f.module)
 		}
 	}
 	if len(absent) == 0 {
 		return found(ok("all are loaded"))
 	}
-	known := map[string]bool{}
-	there := false
-	for _, file := range []string{"/modules.dep", "/modules.builtin"} {
-		there = m.eachLine(dir+file, func(line string) {
-			name, _, _ := strings.Cut(line, ":")
-			name, _, _ = strings.Cut(name[strings.LastIndexByte(name, '/')+1:], ".ko")
-			known[strings.ReplaceAll(name, "-", "_")] = true
-		}) || there
-	}
+	known, there := m.Modules(m.Inventory.Kernel)
 	if !there {
-		return found(warn("not loaded: %s, and %s is missing: the kernel was upgraded since the last boot, or has them built in", strings.Join(absent, ", "), dir).
-			advise("reboot, unless modprobe %s succeeds", absent[0]))
+		return found(warn("not loaded: %s, and %s is missing: the kernel was upgraded since the last boot, or has them built in", strings.Join(absent, ", "), "/lib/modules/"+m.Inventory.Kernel).
+			Advise("reboot, unless modprobe %s succeeds", absent[0]))
 	}
 	var all []Finding
 	for _, f := range features {
@@ -60,37 +46,19 @@ func (m *Machine) modules() Answer {
 		}
 		finding := fail("the kernel has no %s, which %s need", f.module, f.why)
 		if m.Inventory.OS.ID == "ubuntu" {
-			finding = finding.by("apt-get update && apt-get install -y linux-modules-extra-%s", m.Inventory.Kernel)
+			finding = finding.By("apt-get update && apt-get install -y linux-modules-extra-%s", m.Inventory.Kernel)
 		} else {
-			finding = finding.advise("boot the distribution's standard kernel")
+			finding = finding.Advise("boot the distribution's standard kernel")
 		}
 		all = append(all, finding)
 	}
-	if len(all) == 0 {
-		all = []Finding{ok("loaded when needed: %s", strings.Join(absent, ", "))}
-	}
-	return Answer{Findings: all}
-}
-
-// eachLine calls line for each line of a large file. It returns false if the file cannot be
-// read.
-func (m *Machine) eachLine(name string, line func(string)) (there bool) {
-	f, err := os.Open(m.path(name))
-	if err != nil {
-		return false
-	}
-	defer func() { _ = f.Close() }()
-	lines := bufio.NewScanner(io.LimitReader(f, maxLong))
-	for lines.Scan() {
-		line(lines.Text())
-	}
-	return true
+	return otherwise(all, ok("loaded when needed: %s", strings.Join(absent, ", ")))
 }
 
 // corePattern checks for a core-dump program. The limit on core files, which is 0 for jobs,
 // keeps the kernel from writing files, not from calling a program.
 func (m *Machine) corePattern() Answer {
-	text, err := m.read("/proc/sys/kernel/core_pattern")
+	text, err := m.Read("/proc/sys/kernel/core_pattern")
 	if err != nil {
 		return none("the kernel does not report it")
 	}
@@ -104,9 +72,9 @@ func (m *Machine) corePattern() Answer {
 	}
 	f := warn("a crashed job's memory goes to %.80q, outside the slot", program)
 	if strings.Contains(program, "/apport") {
-		return found(f.by("systemctl disable --now apport.service && sysctl -w kernel.core_pattern=core"))
+		return found(f.By("systemctl disable --now apport.service && sysctl -w kernel.core_pattern=core"))
 	}
-	return found(f.by("echo kernel.core_pattern=core > /etc/sysctl.d/99-core-pattern.conf && sysctl -p /etc/sysctl.d/99-core-pattern.conf"))
+	return found(f.By("echo kernel.core_pattern=core > /etc/sysctl.d/99-core-pattern.conf && sysctl -p /etc/sysctl.d/99-core-pattern.conf"))
 }
 
 // pids compares the limits of all slots with what there is. A job that uses all of its own
@@ -122,9 +90,8 @@ func (m *Machine) pids() Answer {
 	var all []Finding
 	least := int64(0)
 	for _, name := range []string{"kernel.pid_max", "kernel.threads-max"} {
-		text, err := m.read("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))
-		n, errNum := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-		if err != nil || errNum != nil {
+		n, err := strconv.ParseInt(m.Value("/proc/sys/"+strings.ReplaceAll(name, ".", "/")), 10, 64)
+		if err != nil {
 			continue
 		}
 		if least == 0 || n < least {
@@ -133,78 +100,61 @@ func (m *Machine) pids() Answer {
 		if n < sum+spare {
 			file := "/etc/sysctl.d/99-" + strings.TrimPrefix(strings.ReplaceAll(name, "_", "-"), "kernel.") + ".conf"
 			all = append(all, warn("all slots together may have %d processes and threads, but %s is %d", sum, name, n).
-				by("echo %s=%d > %s && sysctl -p %s", name, 2*(sum+spare), file, file))
+				By("echo %s=%d > %s && sysctl -p %s", name, 2*(sum+spare), file, file))
 		}
 	}
-	switch {
-	case least == 0:
+	if least == 0 {
 		return none("the kernel does not report it")
-	case len(all) == 0:
-		all = []Finding{ok("%d for the slots, of %d", sum, least)}
 	}
-	return Answer{Findings: all}
+	return otherwise(all, ok("%d for the slots, of %d", sum, least))
 }
 
 // sandbox checks the kernel. The check docker-seccomp covers what Docker makes of it.
 func (m *Machine) sandbox() Finding {
-	if _, err := os.Stat(m.path("/proc/sys/kernel/seccomp/actions_avail")); err != nil {
-		return fail("this kernel has no seccomp, so containers can make any system call").advise("boot the distribution's standard kernel")
+	if !m.Exists("/proc/sys/kernel/seccomp/actions_avail") {
+		return fail("this kernel has no seccomp, so containers can make any system call").Advise("boot the distribution's standard kernel")
 	}
-	lsm, _ := m.read("/sys/kernel/security/lsm")
-	has := strings.Split(strings.TrimSpace(lsm), ",")
-	enabled, _ := m.read("/sys/module/apparmor/parameters/enabled")
+	has := strings.Split(m.Value("/sys/kernel/security/lsm"), ",")
 	switch {
 	case slices.Contains(has, "selinux"):
 		return ok("seccomp, SELinux")
-	case slices.Contains(has, "apparmor") || strings.TrimSpace(enabled) == "Y":
+	case slices.Contains(has, "apparmor") || m.Value("/sys/module/apparmor/parameters/enabled") == "Y":
 		return ok("seccomp, AppArmor")
 	}
 	return warn("neither AppArmor nor SELinux is on; only seccomp and capabilities confine containers").
-		advise("boot with security=apparmor on the kernel command line if the distribution has it")
+		Advise("boot with security=apparmor on the kernel command line if the distribution has it")
 }
 
-func (m *Machine) users() []Finding {
+func (m *Machine) users() Answer {
+	users, err := reconcile.ReadUsers(m.Root)
+	groups, _ := m.Groups()
+	if err != nil || len(users) == 0 {
+		return found(fail("/etc/passwd cannot be read").Advise("check why it cannot be read"))
+	}
 	var all []Finding
-	passwd, err := m.read("/etc/passwd")
-	if err != nil {
-		return []Finding{fail("%s", err).advise("check why it cannot be read")}
-	}
-	names, ids := map[string][]string{}, map[string]string{} // by user ID; by name
-	for line := range strings.Lines(passwd) {
-		if f := strings.Split(line, ":"); len(f) >= 4 {
-			names[f[2]] = append(names[f[2]], f[0])
-			ids[f[0]] = f[2]
-		}
-	}
-	members := map[string][]string{} // groups, by user
-	group, _ := m.read("/etc/group")
-	for line := range strings.Lines(group) {
-		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) >= 4 {
-			for user := range strings.SplitSeq(f[3], ",") {
-				members[user] = append(members[user], f[0])
-			}
-		}
-	}
 	for _, s := range m.Plan.Slots {
-		id, there := ids[s.User]
+		u, there := users[s.User]
 		if !there {
 			continue // as-planned reports it, or an install creates it
 		}
-		if others := slices.DeleteFunc(slices.Clone(names[id]), func(n string) bool { return n == s.User }); len(others) > 0 {
-			all = append(all, fail("user %s shares the ID %s with %s", s.User, id, strings.Join(others, ", ")).of(s.Index).
-				advise("give the other user its own ID (usermod -u), or delete user %s and run kbnode reconcile", s.User))
+		var others []string
+		for _, name := range slices.Sorted(maps.Keys(users)) {
+			if name != s.User && users[name].UID == u.UID {
+				others = append(others, name)
+			}
 		}
-		for _, g := range members[s.User] {
-			if slices.Contains(powerful, g) {
-				all = append(all, fail("user %s is in group %s, which gives a job's commands control of the host", s.User, g).of(s.Index).
-					safely("gpasswd -d %s %s && systemctl try-restart %s", s.User, g, plan.AgentUnit(s.Index)))
+		if len(others) > 0 {
+			all = append(all, fail("user %s shares the ID %d with %s", s.User, u.UID, strings.Join(others, ", ")).Of(s.Index).
+				Advise("give the other user its own ID (usermod -u), or delete user %s and run kbnode reconcile", s.User))
+		}
+		for _, g := range groups {
+			if slices.Contains(g.Members, s.User) && slices.Contains(powerful, g.Name) {
+				all = append(all, fail("user %s is in group %s, which gives a job's commands control of the host", s.User, g.Name).Of(s.Index).
+					Safely("gpasswd -d %s %s && systemctl try-restart %s", s.User, g.Name, plan.AgentUnit(s.Index)))
 			}
 		}
 	}
-	if len(all) == 0 {
-		all = []Finding{ok("%d users", len(m.Plan.Slots))}
-	}
-	return all
+	return otherwise(all, ok("%d users", len(m.Plan.Slots)))
 }
 
 // powerful are groups whose members are as good as root, except docker, which docker-group

@@ -143,12 +143,12 @@ func TestClock(t *testing.T) {
 
 func TestVolume(t *testing.T) {
 	t.Parallel()
-	of := func(blocks, free, files, filesFree uint64, flags int64) volume {
-		return volume{path: "/var", Statfs_t: unix.Statfs_t{Frsize: 4096, Blocks: blocks, Bavail: free, Files: files, Ffree: filesFree, Flags: flags}}
+	of := func(blocks, free, files, filesFree uint64, flags int64) unix.Statfs_t {
+		return unix.Statfs_t{Frsize: 4096, Blocks: blocks, Bavail: free, Files: files, Ffree: filesFree, Flags: flags}
 	}
 	for _, tt := range []struct {
 		name string
-		v    volume
+		v    unix.Statfs_t
 		want string
 	}{
 		{"room", of(100<<20, 50<<20, 1000, 900, 0), "ok"},
@@ -159,18 +159,18 @@ func TestVolume(t *testing.T) {
 		{"no inodes", of(100<<20, 50<<20, 1000, 9, 0), "fail"},
 		{"read-only, and so always full", of(100<<20, 0, 1000, 0, unix.ST_RDONLY), "ok"},
 	} {
-		f := tt.v.judge()
+		f := full("/var", tt.v)
 		played(Result{ID: "system-space", Status: f.Status})
 		if f.Status.String() != tt.want || f.Status > OK && f.Advice == "" {
 			t.Errorf("%s: %+v, want %s", tt.name, f, tt.want)
 		}
 	}
-	f, bad := of(1, 1, 1, 1, unix.ST_RDONLY).readOnly("/var/lib")
+	f := readOnly("/var/lib", of(1, 1, 1, 1, unix.ST_RDONLY))
 	played(Result{ID: "system-read-only", Status: f.Status})
-	if !bad || f.Status != Fail || f.Detail != "/var/lib is mounted read-only" {
+	if f.Status != Fail || f.Detail != "/var/lib is mounted read-only" {
 		t.Errorf("read-only: %+v", f)
 	}
-	if _, bad := of(1, 1, 1, 1, 0).readOnly("/var/lib"); bad {
+	if f := readOnly("/var/lib", of(1, 1, 1, 1, 0)); f.Status > OK {
 		t.Error("a disk that can be written to is read-only")
 	}
 	m := machineOf(t, &fake{inv: &inventory.Inventory{}}, nil)

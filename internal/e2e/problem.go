@@ -2,9 +2,7 @@ package e2e
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -18,11 +16,8 @@ import (
 // DefaultProblem is the example that needs no GPU.
 const DefaultProblem = "prefix_python"
 
-// Limits of a problem's submissions: the bytes of one, and their number.
-const (
-	maxSubmission  = 8 << 20
-	maxSubmissions = 32
-)
+// maxSubmissions bounds a problem's submissions.
+const maxSubmissions = 32
 
 // Kind is the kind of a submission, which decides how it should come out.
 type Kind string
@@ -119,7 +114,7 @@ func load(name string, t *task.Task, dir fs.FS) (*Problem, error) {
 		default:
 			continue
 		}
-		text, err := readText(dir, e.Name())
+		text, err := task.ReadSubmission(dir, e.Name())
 		if err != nil {
 			return nil, fmt.Errorf("read submission: %w", err)
 		}
@@ -138,16 +133,4 @@ func load(name string, t *task.Task, dir fs.FS) (*Problem, error) {
 		return nil, fmt.Errorf("problem %s has %d submissions; keep %d at most", name, n, maxSubmissions)
 	}
 	return p, nil
-}
-
-func readText(dir fs.FS, name string) (string, error) {
-	f, err := dir.Open(name)
-	if err != nil {
-		return "", err
-	}
-	text, err := io.ReadAll(io.LimitReader(f, maxSubmission+1))
-	if err == nil && len(text) > maxSubmission {
-		err = fmt.Errorf("%s has more than %d bytes", name, maxSubmission)
-	}
-	return string(text), errors.Join(err, f.Close())
 }

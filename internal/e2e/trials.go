@@ -12,9 +12,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/task"
 )
 
-// overhead is the time that a job needs besides its evaluations: a first pull of the image.
-const overhead = 10 * time.Minute
-
 // waiting is the problem that concurrent jobs run.
 //
 //go:embed wait
@@ -33,16 +30,11 @@ func (o Options) runTime(part string) time.Duration {
 	case o.RunTime > 0:
 		return o.RunTime
 	case part == Concurrency:
-		return overhead + o.Hold
+		return task.Overhead + o.Hold
 	case part == Evaluation:
-		t := o.Problem.Task
-		limit := overhead + t.TestTimeout + t.BenchmarkTimeout + t.RankedTimeout
-		if t.Lang == task.CUDA {
-			limit += 6 * time.Minute // the compiler may run three times
-		}
-		return limit
+		return o.Problem.Task.RunTime("leaderboard")
 	}
-	return overhead
+	return task.Overhead
 }
 
 func minutes(d time.Duration) int { return int((d + time.Minute - 1) / time.Minute) }

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -231,10 +232,8 @@ func (l Log) Follow(ctx context.Context, fn func(Event)) error {
 				continue
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if limit.Sleep(ctx, poll) != nil {
 			return nil
-		case <-time.After(poll):
 		}
 	}
 }

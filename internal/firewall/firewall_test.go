@@ -22,7 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 )
 
-var update = flag.Bool("update", false, "write testdata anew")
+var update = flag.Bool("update", false, "write testdata again")
 
 func TestText(t *testing.T) {
 	t.Parallel()

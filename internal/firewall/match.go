@@ -52,14 +52,6 @@ func (r rule) exprs() []expr.Any {
 	return all
 }
 
-func (r rule) text() string {
-	words := make([]string, len(r))
-	for i, p := range r {
-		words[i] = p.nft
-	}
-	return strings.Join(words, " ")
-}
-
 // ifname returns the name of an interface as the kernel stores it.
 func ifname(name string) []byte {
 	b := make([]byte, unix.IFNAMSIZ)

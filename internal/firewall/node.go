@@ -5,16 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -71,7 +70,7 @@ func Read(root string) (Node, error) {
 }
 
 func readSlots(root string) ([]Slot, error) {
-	data, err := readFile(root, "etc/passwd", maxPasswd)
+	data, err := limit.ReadFile(filepath.Join(root, "etc/passwd"), maxPasswd)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -121,7 +120,7 @@ func (n *Node) readPolicy(root string, s *Slot) {
 func resolvers(root string) []netip.Addr {
 	var names []string
 	for _, name := range []string{"etc/resolv.conf", "run/systemd/resolve/resolv.conf"} {
-		data, _ := readFile(root, name, maxFile)
+		data, _ := limit.ReadFile(filepath.Join(root, name), maxFile)
 		for line := range strings.Lines(string(data)) {
 			if f := strings.Fields(line); len(f) > 1 && f[0] == "nameserver" {
 				names = append(names, f[1])
@@ -131,7 +130,7 @@ func resolvers(root string) []netip.Addr {
 	var daemon struct {
 		DNS []string `json:"dns"`
 	}
-	if data, err := readFile(root, "etc/docker/daemon.json", maxFile); err == nil && json.Unmarshal(data, &daemon) == nil {
+	if data, err := limit.ReadFile(filepath.Join(root, "etc/docker/daemon.json"), maxFile); err == nil && json.Unmarshal(data, &daemon) == nil {
 		names = append(names, daemon.DNS...)
 	}
 	var list []netip.Addr
@@ -143,13 +142,4 @@ func resolvers(root string) []netip.Addr {
 	slices.SortFunc(list, netip.Addr.Compare)
 	list = slices.Compact(list)
 	return list[:min(len(list), maxResolvers)]
-}
-
-func readFile(root, name string, most int64) ([]byte, error) {
-	f, err := os.Open(filepath.Join(root, name))
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	return io.ReadAll(io.LimitReader(f, most))
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -99,7 +100,7 @@ func (l pulledImages) collect(ctx context.Context, now time.Time) (removed []str
 
 // collectImages collects images until ctx is done.
 func (g *guard) collectImages(ctx context.Context) {
-	for pause(ctx, collectEvery) == nil {
+	for limit.Sleep(ctx, collectEvery) == nil {
 		removed, err := g.pulled.collect(ctx, time.Now())
 		if len(removed) > 0 {
 			g.log.Info("job images removed", "images", removed)
@@ -107,15 +108,6 @@ func (g *guard) collectImages(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			g.log.Info("job images not removed", "err", err)
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }
 

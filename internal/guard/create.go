@@ -235,7 +235,7 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	}
 	for _, target := range slices.Compact([]string{p.Binary, plan.ContainerBinary}) {
 		if p.Binary != "" {
-			b.mounts = append(b.mounts, bind(p.Binary, target, true))
+			b.mounts = append(b.mounts, bind(p.Program(), target, true))
 		}
 	}
 	if len(b.mounts)+len(h.Tmpfs) > maxMounts {

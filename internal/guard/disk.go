@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/disk"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -229,7 +230,7 @@ func (d *slotDisk) full() (bool, error) {
 // settle waits until discard has deleted everything.
 func (d *slotDisk) settle(ctx context.Context) error {
 	for d.deleting.Load() > 0 {
-		if err := pause(ctx, trashPoll); err != nil {
+		if err := limit.Sleep(ctx, trashPoll); err != nil {
 			return fmt.Errorf("empty the slot's disk: %w", err)
 		}
 	}

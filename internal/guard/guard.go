@@ -26,6 +26,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // Bounds on what clients can hold open.
@@ -218,7 +219,7 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 	}
 	g.confiner.armored = g.engine.armored
 	if g.cgroupRoot == "" {
-		g.cgroupRoot = "/sys/fs/cgroup"
+		g.cgroupRoot = slot.CgroupRoot
 	}
 	g.own.prefix = "kbnode-" + p.Name + "-"
 	g.own.list = func(ctx context.Context) ([]docker.Container, error) {

@@ -180,7 +180,7 @@ func (g *guard) hold(wanted *container.CreateRequest) ([]bound, error) {
 	var binds []bound
 	mounts := wanted.HostConfig.Mounts
 	for i, m := range mounts {
-		if m.Type != mount.TypeBind || m.Source == g.policy.Binary || strings.HasPrefix(m.Source, cacheSource) {
+		if m.Type != mount.TypeBind || m.Source == g.policy.Program() || strings.HasPrefix(m.Source, cacheSource) {
 			continue
 		}
 		b, err := g.binder.hold(m.Source)

@@ -52,13 +52,13 @@ func (b *builder) addBind(source, target string, readOnly bool) error {
 		return err
 	}
 	if target == plan.ContainerBinary || target == b.policy.Binary {
-		if source == b.policy.Binary {
+		if source == b.policy.Binary || source == b.policy.Program() {
 			return nil
 		}
 		return fmt.Errorf("%s: kbnode is mounted there; choose another target", target)
 	}
 	if source == b.policy.Binary {
-		b.mounts = append(b.mounts, bind(source, target, true))
+		b.mounts = append(b.mounts, bind(b.policy.Program(), target, true))
 		return nil
 	}
 	if isOldCache(source) {

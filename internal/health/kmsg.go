@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 const (
@@ -87,9 +89,7 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 		live = live || waited
 		r.add(n)
 		if waited {
-			select {
-			case <-time.After(kmsgGather):
-			case <-ctx.Done():
+			if limit.Sleep(ctx, kmsgGather) != nil {
 				return nil
 			}
 		}

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/overdue"
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 // maxRead bounds one file, in bytes. NVIDIA's CDI specification for eight GPUs has about
@@ -90,7 +90,7 @@ func ReadBus(root string, gpus []inventory.GPU) map[string]Bus {
 			list[g.PCI] = Bus{}
 			group.Go(func() {
 				dir := filepath.Join(root, "sys/bus/pci/devices", g.PCI)
-				b, err := overdue.Call(dir, readTime, func() (Bus, error) {
+				b, err := limit.Call(dir, readTime, func() (Bus, error) {
 					b := readBus(dir)
 					if g.Vendor == "amd" { // NVML reports NVIDIA's
 						b.Link = readLink(dir)
@@ -185,7 +185,7 @@ func ReadNode(root string, disks []string) (Node, error) {
 	var errs []error
 	for _, path := range disks {
 		name := filepath.Join(root, path)
-		st, err := overdue.Call("statfs "+name, readTime, func() (st unix.Statfs_t, err error) {
+		st, err := limit.Call("statfs "+name, readTime, func() (st unix.Statfs_t, err error) {
 			err = unix.Statfs(name, &st)
 			return st, err
 		})
@@ -205,11 +205,11 @@ func ReadNode(root string, disks []string) (Node, error) {
 		errs = append(errs, fmt.Errorf("adjtimex: %w", err))
 	}
 	n.Clock = clockState(state, tx.Status, err)
-	n.CDIDriver, err = overdue.Call("CDI specification below "+root, readTime, func() (string, error) { return cdiDriver(root) })
+	n.CDIDriver, err = limit.Call("CDI specification below "+root, readTime, func() (string, error) { return cdiDriver(root) })
 	if err != nil {
 		n.Unread = append(n.Unread, checkDriver)
 	}
-	n.Overdue = overdue.Calls(root)
+	n.Overdue = limit.Calls(root)
 	return n, errors.Join(append(errs, err)...)
 }
 
@@ -272,11 +272,6 @@ func OwnerOf(root string) func(pid int) *Owner {
 
 // readFile returns the first maxRead bytes of a file without surrounding white space.
 func readFile(name string) (string, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close() //nolint:errcheck // nothing was written
-	data, err := io.ReadAll(io.LimitReader(f, maxRead))
+	data, err := limit.ReadFile(name, maxRead)
 	return strings.TrimSpace(string(data)), err
 }

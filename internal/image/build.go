@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -15,14 +14,6 @@ import (
 
 // building names an image between its build and its adoption.
 const building = ownNames + "building"
-
-// Source is what an image is built from.
-type Source struct {
-	Name       string                        // description, for messages
-	Dockerfile string                        // its path in the archive
-	Args       map[string]string             // build arguments that the Dockerfile declares
-	Archive    func() (io.ReadCloser, error) // opens a tar archive at its beginning
-}
 
 // Variant returns which of kbnode's own images suits the GPUs of a node's slots: "cuda",
 // "rocm" or "cpu".

@@ -27,13 +27,19 @@ func ownName(id string) string {
 	return ownNames + id[:min(12, len(id))]
 }
 
+// Progress is what the engine reports of one layer of a pull or a push, or of a build.
+type Progress = docker.Progress
+
+// ParseName returns the whole name of an image: docker.io/library/python:3 for python:3.
+func ParseName(name string) (string, error) { return docker.ParseRef(name) }
+
 // Engine is the part of Docker that updates need.
 type Engine interface {
 	Image(ctx context.Context, ref string) (docker.Image, error)
 	Resolve(ctx context.Context, ref string) (digest string, err error)
-	Pull(ctx context.Context, ref string, tell func(docker.Progress)) error
-	Push(ctx context.Context, ref string, tell func(docker.Progress)) error
-	Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, tell func(docker.Progress)) error
+	Pull(ctx context.Context, ref string, tell func(Progress)) error
+	Push(ctx context.Context, ref string, tell func(Progress)) error
+	Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, tell func(Progress)) error
 	Tag(ctx context.Context, source, name string) error
 	Untag(ctx context.Context, name string) error
 	Names(ctx context.Context, prefix string) (map[string]string, error)
@@ -69,8 +75,8 @@ type Updater struct {
 	Keep      int    // how many previous images to keep, at least 1
 	FirstJobs int    // number of jobs that must all fail before the image is rolled back
 
-	Say  func(string)          // receives what is being done, in words
-	Tell func(docker.Progress) // receives the progress of a pull, a push or a build
+	Say  func(string)   // receives what is being done, in words
+	Tell func(Progress) // receives the progress of a pull, a push or a build
 	// Pause is the time between two looks at the slots; a first retry waits twice as long. 0 means
 	// a second.
 	Pause time.Duration
@@ -322,7 +328,7 @@ func (u *Updater) note(format string, args ...any) {
 	}
 }
 
-func (u *Updater) tell(p docker.Progress) {
+func (u *Updater) tell(p Progress) {
 	if u.Tell != nil {
 		u.Tell(p)
 	}

@@ -5,17 +5,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/google/renameio/v2"
-	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 const (
@@ -92,15 +91,10 @@ type State struct {
 func Read(dir string) (State, error) {
 	s := State{WrittenBy: "kbnode", Schema: schema, Previous: []Image{}, Drop: []Image{}, Refused: []Refusal{}}
 	name := filepath.Join(dir, stateName)
-	f, err := os.Open(name)
+	text, err := limit.ReadFile(name, maxState)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
 	}
-	if err != nil {
-		return s, fmt.Errorf("read images: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxState))
 	if err == nil {
 		err = json.Unmarshal(text, &s)
 	}
@@ -250,21 +244,9 @@ func (e *LockedError) Error() string {
 
 // lock excludes all other updaters until release.
 func lock(dir string) (release func(), err error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock images: %w", err)
+	release, err = reconcile.LockFile(filepath.Join(dir, lockName))
+	if locked, ok := errors.AsType[*reconcile.LockedError](err); ok {
+		err = &LockedError{PID: locked.PID}
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		text, _ := io.ReadAll(io.LimitReader(f, 32))
-		_ = f.Close()
-		return nil, &LockedError{PID: strings.TrimSpace(string(text))}
-	}
-	if err := f.Truncate(0); err == nil {
-		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
-	}
-	return func() {
-		// A child that has not executed its program yet also holds the file for a moment.
-		_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
-		_ = f.Close()
-	}, nil
+	return release, err
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 // pulls is how often a pull is tried without progress.
@@ -187,8 +188,8 @@ func (u *Updater) pull(ctx context.Context, ref string) error {
 			return err
 		}
 		u.say("the pull was interrupted (%v); trying again in %s", err, wait)
-		if err := sleep(ctx, wait); err != nil {
-			return err
+		if limit.Sleep(ctx, wait) != nil {
+			return context.Cause(ctx)
 		}
 		wait = min(2*wait, time.Minute)
 	}

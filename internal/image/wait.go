@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // errJob interrupts what must not go on when a job begins.
@@ -22,15 +25,6 @@ func (u *Updater) pause() time.Duration {
 		return u.Pause
 	}
 	return time.Second
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
-	}
 }
 
 // jobs returns the slots that run something. Only the jobs know whether they are timed, so
@@ -95,8 +89,8 @@ func (u *Updater) await(ctx context.Context, end time.Time, why func([]Slot) str
 			u.say("waiting: %s%s", text, hint)
 			said = text
 		}
-		if err := sleep(ctx, u.pause()); err != nil {
-			return err
+		if limit.Sleep(ctx, u.pause()) != nil {
+			return context.Cause(ctx)
 		}
 	}
 }
@@ -108,7 +102,7 @@ func (u *Updater) unless(ctx context.Context, over func([]Slot) bool, do func(co
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		for sleep(ctx, u.pause()) == nil {
+		for limit.Sleep(ctx, u.pause()) == nil {
 			if slots, err := u.Node.Slots(ctx); err == nil && over(slots) {
 				cancel(errJob)
 			}
@@ -227,7 +221,7 @@ func (u *Updater) idleSlot(ctx context.Context, end time.Time, unfit map[int]str
 			reasons = strings.Join(away, "; ")
 			return "" // waiting does not help
 		}
-		return "no slot is idle to try the image in; " + strings.Join(busy, ", ") + plural(len(busy), " runs a job", " run jobs")
+		return "no slot is idle to try the image in; " + strings.Join(busy, ", ") + text.Plural(len(busy), " runs a job", " run jobs")
 	}, "; kbnode drain keeps the next job off a slot")
 	if err == nil && reasons != "" {
 		err = errors.New("no slot can try the image; " + reasons)
@@ -235,11 +229,4 @@ func (u *Updater) idleSlot(ctx context.Context, end time.Time, unfit map[int]str
 		err = errors.New("this node has no slot to try the image in; run sudo kbnode install --queue NAME")
 	}
 	return found, err
-}
-
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return one
-	}
-	return many
 }

@@ -6,7 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 // amdMachine has the first GPUs of the server with eight MI300X, and few CPUs.

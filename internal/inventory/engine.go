@@ -9,18 +9,16 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-const (
-	defaultDockerSocket = "/run/docker.sock"
-	dockerConfig        = "etc/docker/daemon.json"
-)
+const dockerConfig = "etc/docker/daemon.json"
 
 // askDocker asks the engine about itself. A missing engine is not an error if Docker is not
 // installed.
 func askDocker(ctx context.Context, t tree, socket string) (Docker, error) {
-	socket = cmp.Or(socket, defaultDockerSocket)
+	socket = cmp.Or(socket, config.DefaultDockerSocket)
 	engine, err := docker.New(socket)
 	if err != nil {
 		return Docker{}, err

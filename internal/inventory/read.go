@@ -24,7 +24,7 @@ type Options struct {
 	// drivers or daemons.
 	Root         string
 	AgentPath    string       // buildkite-agent; "" searches the directories of packages, then PATH
-	DockerSocket string       // "" is /run/docker.sock
+	DockerSocket string       // "" is config.DefaultDockerSocket
 	KeepNames    bool         // Capture also writes the host name and serial numbers
 	Log          *slog.Logger // nil logs nothing
 }

@@ -14,10 +14,10 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "write the golden files again")
 
 // read reads the tree of a machine.
 func read(tb testing.TB, root string) *inventory.Inventory {

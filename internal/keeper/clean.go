@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -209,7 +210,7 @@ func (k *Keeper) removeContainers(ctx context.Context, patience time.Duration) (
 		if n, err = k.containers(ctx); err == nil || time.Now().After(deadline) {
 			return n, err
 		}
-		if err := pause(ctx, gpuPoll); err != nil {
+		if err := limit.Sleep(ctx, gpuPoll); err != nil {
 			return n, err
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -143,7 +144,7 @@ func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy stri
 			return busy, known
 		}
 		busy, known = w.judge(o), true
-		if busy == "" || time.Now().After(deadline) || pause(ctx, gpuPoll) != nil {
+		if busy == "" || time.Now().After(deadline) || limit.Sleep(ctx, gpuPoll) != nil {
 			return busy, known
 		}
 	}

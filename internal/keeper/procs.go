@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -220,7 +221,7 @@ func (s slotProcs) gone(ctx context.Context, list func() ([]int, error), still f
 				return err
 			}
 		}
-		if err := pause(ctx, pollTime); err != nil {
+		if err := limit.Sleep(ctx, pollTime); err != nil {
 			return err
 		}
 	}
@@ -237,7 +238,7 @@ func (s slotProcs) freeze(ctx context.Context, dir string) error {
 		if err != nil || strings.Contains(string(events), "frozen 1") {
 			return ignoreAbsent(err)
 		}
-		if err := pause(ctx, pollTime); err != nil {
+		if err := limit.Sleep(ctx, pollTime); err != nil {
 			return err
 		}
 	}
@@ -256,13 +257,4 @@ func writeControl(dir, file, value string) error {
 		err = errors.Join(err, f.Close())
 	}
 	return ignoreAbsent(err)
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
 }

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 const (
@@ -30,7 +32,7 @@ func (k *Keeper) watchTasks(ctx context.Context) {
 		if full == 0 && !k.running.Load() {
 			every = idlePoll // anything that runs on the host can report that no job does
 		}
-		if pause(ctx, every) != nil {
+		if limit.Sleep(ctx, every) != nil {
 			return
 		}
 		has, most := k.procs.tasks()

@@ -3,6 +3,8 @@ package keeper
 import (
 	"context"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 const (
@@ -38,7 +40,7 @@ func (k *Keeper) watchEnd(ctx context.Context) {
 		k.watched.Store(true) // a restarted guard heard of no begin
 	}
 	var e enforcer
-	for pause(ctx, endPoll) == nil {
+	for limit.Sleep(ctx, endPoll) == nil {
 		if !k.watched.Load() {
 			continue
 		}

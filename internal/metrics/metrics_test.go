@@ -23,7 +23,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-var update = flag.Bool("update", false, "write testdata anew")
+var update = flag.Bool("update", false, "write testdata again")
 
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 

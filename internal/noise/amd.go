@@ -5,14 +5,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 // AMD samples an AMD GPU at this interval. It reads the files of its PCI device in
@@ -141,11 +140,6 @@ func number(path string, unit uint64) *uint32 {
 }
 
 func read(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close() //nolint:errcheck // only read
-	text, err := io.ReadAll(io.LimitReader(f, 16<<10))
+	text, err := limit.ReadFile(path, 16<<10)
 	return string(text), err
 }

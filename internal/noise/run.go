@@ -9,6 +9,7 @@ import (
 	"github.com/shirou/gopsutil/v3/cpu"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -75,10 +76,8 @@ func Start(c Config) *Run {
 // sampling holds the GPU.
 func (r *Run) watch(ctx context.Context) {
 	for gone := 0; gone < 2; {
-		select {
-		case <-ctx.Done():
+		if limit.Sleep(ctx, alivePoll) != nil {
 			return
-		case <-time.After(alivePoll):
 		}
 		if gone++; r.c.Alive() {
 			gone = 0

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
-var update = flag.Bool("update", false, "write testdata anew")
+var update = flag.Bool("update", false, "write testdata again")
 
 // cases are the pipelines of testdata/pipelines.txtar.
 var cases = []struct {

@@ -22,7 +22,7 @@ const (
 // Build computes what should be true of a machine. An error is a refusal that
 // says what to change.
 func Build(in Input) (*Plan, error) {
-	read, cfg := in.Inventory, in.Config.WithDefaults()
+	read, cfg := in.Inventory, *in.Config
 	inv, err := Recall(read, in.Bindings)
 	if err != nil {
 		return nil, err

@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 // booted returns inv with some MiB more or less on its nodes.

@@ -5,7 +5,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 // TestKindsOfCores gives a machine of 12 cores other capacities and microarchitectures. Cores

@@ -38,10 +38,11 @@ var OwnedInputs = []string{
 	TunablesPath,
 }
 
-// OwnedCopies are copies of other files of the machine. They contain no marker
-// and are kbnode's own by their path. Only uninstall deletes them.
+// OwnedCopies are copies of other files of the machine, and a program that is embedded in
+// kbnode. They contain no marker and are kbnode's own by their path. Only uninstall deletes them.
 var OwnedCopies = []string{
-	"/usr/local/libexec/kbnode/buildkite-agent",
+	AgentCopy,
+	RunnerCopy,
 }
 
 // EarlierFile is a file of an earlier setup that is in the way although no plan

@@ -19,12 +19,13 @@ const Schema = 1
 // Input is everything that Build depends on.
 type Input struct {
 	Inventory *inventory.Inventory
-	Config    *config.Config
-	Bindings  []Binding // as kept on the machine; nil on a new one
-	Drains    []Drain   // as kept on the machine
-	Agents    Agents    // as kept on the machine
-	Binary    string    // absolute path of kbnode on the machine
-	Version   string    // of kbnode
+	Config    *config.Config // with defaults
+	Bindings  []Binding      // as kept on the machine; nil on a new one
+	Drains    []Drain        // as kept on the machine
+	Agents    Agents         // as kept on the machine
+	Binary    string         // absolute path of kbnode on the machine
+	Version   string         // of kbnode
+	Runner    string         // SHA-256 of the program that jobs get; "" gives them kbnode itself, in a tree
 	// ConfigText is the configuration file to write; "" leaves the existing one.
 	ConfigText string
 	// ConfigKept is set if the existing configuration file is kbnode's own and states
@@ -177,6 +178,9 @@ type File struct {
 	// Source is a file of the machine to copy instead of writing Content. Copies
 	// keep the modification time: same size and time, same file.
 	Source string `json:"source,omitempty"`
+	// SHA256 is the checksum of a program that is embedded in kbnode, to write instead of
+	// Content.
+	SHA256 string `json:"checksum,omitempty"`
 	// Kept leaves the content to the file's author. Only the mode and owner are
 	// planned, and only if the file exists.
 	Kept bool `json:"kept,omitempty"`

@@ -20,10 +20,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "write the golden files again")
 
 // machines caches inventories by the description of their machine: writing a
 // machine to disk takes a hundred times as long as planning it.
@@ -46,6 +46,7 @@ func readMachine(t testing.TB, m machinetest.Machine) *inventory.Inventory {
 }
 
 func input(inv *inventory.Inventory, cfg config.Config) Input {
+	cfg = cfg.WithDefaults()
 	return Input{Inventory: inv, Config: &cfg, Binary: "/usr/local/bin/kbnode", Version: "1.2.3", ConfigText: "# " + Marker + "\nqueue: x\n"}
 }
 
@@ -408,6 +409,28 @@ func TestJobPolicyChoosesTheGPU(t *testing.T) {
 		}
 		if !tt.want(pol) {
 			t.Errorf("%s: policy is %+v", tt.name, pol)
+		}
+	}
+}
+
+// TestRunner checks that slots get the program for jobs if kbnode contains it.
+func TestRunner(t *testing.T) {
+	t.Parallel()
+	in := input(readMachine(t, machinetest.B200x8()), config.Config{Queue: "b200"})
+	for _, digest := range []string{"", "abc"} {
+		in.Runner = digest
+		p, err := Build(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == RunnerCopy })
+		if (i >= 0) != (digest != "") || i >= 0 && p.Files[i].SHA256 != digest {
+			t.Errorf("%q: file %d", digest, i)
+		}
+		for _, f := range p.Files {
+			if strings.Contains(f.Content, `"runner"`) != (digest != "" && strings.Contains(f.Content, `"work_root"`)) {
+				t.Errorf("%q: %s", digest, f.Path)
+			}
 		}
 	}
 }

@@ -60,10 +60,11 @@ type JobPolicy struct {
 	// DeviceRequests, whose hook makes changes that systemd would undo.
 	DeviceNodes []string `json:"device_nodes"`
 
-	Env          []string `json:"env"`       // NAME=value, set in every container
-	DropEnv      []string `json:"drop_env"`  // names (or prefixes that end in *) that no container gets
-	WorkRoot     string   `json:"work_root"` // mounts must be below it: the checkouts, not the plugins that run on the host
-	Binary       string   `json:"binary"`    // mounted read-only at its own path and at ContainerBinary
+	Env          []string `json:"env"`              // NAME=value, set in every container
+	DropEnv      []string `json:"drop_env"`         // names (or prefixes that end in *) that no container gets
+	WorkRoot     string   `json:"work_root"`        // mounts must be below it: the checkouts, not the plugins that run on the host
+	Binary       string   `json:"binary"`           // of kbnode on the node
+	Runner       string   `json:"runner,omitempty"` // what containers get in place of Binary; see Program
 	DockerSocket string   `json:"docker_socket"`
 	Socket       string   `json:"socket"` // where the guard listens
 }
@@ -77,6 +78,10 @@ type PolicyGPU struct {
 	Partition int      `json:"partition,omitempty"` // AMD: number within the GPU
 	Nodes     []string `json:"nodes"`               // its device nodes, by path
 }
+
+// Program returns the file that is mounted read-only at ContainerBinary, and at the path that
+// kbnode has on the node.
+func (p JobPolicy) Program() string { return cmp.Or(p.Runner, p.Binary) }
 
 // ContainerBinary is the path of kbnode in a job's container.
 const ContainerBinary = "/usr/local/bin/kbnode"
@@ -108,6 +113,9 @@ func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
 		WorkRoot: BuildsDir(s.Index), Binary: in.Binary, DockerSocket: cfg.Docker.Socket, Socket: SocketPath(s.Index),
 		DeviceNodes: []string{},
 		Registries:  registries(cfg), LocalPorts: localPorts(cfg.Agent), NodeImage: cfg.Image.Name,
+	}
+	if in.Runner != "" {
+		pol.Runner = RunnerCopy
 	}
 	if cfg.Image.Updates() {
 		pol.KeptImage = cfg.Image.Name

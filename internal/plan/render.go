@@ -23,6 +23,9 @@ const header = "# " + Marker + ". Changes are overwritten; edit " + ConfigPath +
 // token from /proc/<pid>/environ.
 const AgentCopy = "/usr/local/libexec/kbnode/buildkite-agent"
 
+// RunnerCopy is what containers get as kbnode: its commands for jobs, a quarter of its size.
+const RunnerCopy = "/usr/local/libexec/kbnode/kbnode-runner"
+
 // gitConfig makes git use HTTPS for GitHub, for the slots' users only.
 const gitConfig = header + `[url "https://github.com/"]
 	insteadOf = git@github.com:
@@ -75,6 +78,9 @@ func (p *Plan) addNode(in Input, agentKnown bool) error {
 		p.Files = append(p.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", Source: src, Slot: -1})
 	default: // an agent that does not report its version replaces no other
 		p.Files = append(p.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", Kept: true, Slot: -1})
+	}
+	if in.Runner != "" {
+		p.Files = append(p.Files, File{Path: RunnerCopy, Mode: 0o755, Owner: "root", SHA256: in.Runner, Slot: -1})
 	}
 	scripts, err := hooks.Scripts.ReadDir(".")
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -348,8 +349,8 @@ func (s *splitter) warnReserve(left int) {
 	case left == 0:
 		s.warn("the slots take every CPU, so the system has to run on theirs; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)")
 	default:
-		s.warn("only %s left for the system; %d are recommended; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)",
-			plural(left, "CPU is", "CPUs are"), want)
+		s.warn("only %d %s left for the system; %d are recommended; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)",
+			left, text.Plural(left, "CPU is", "CPUs are"), want)
 	}
 }
 
@@ -358,13 +359,8 @@ func (s *splitter) describe(k int) string {
 	return fmt.Sprintf("%s (%s)", counted(k, "core"), counted(k*s.width, "CPU"))
 }
 
-func counted(n int, word string) string { return plural(n, word, word+"s") }
-
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
+func counted(n int, word string) string {
+	return fmt.Sprintf("%d %s", n, text.Plural(n, word, word+"s"))
 }
 
 // names lists GPUs for a message.

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/runner/program"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // Result is what Apply did.
@@ -163,21 +165,11 @@ func failedUnits(err error) []string {
 		for _, e := range joined.Unwrap() {
 			units = append(units, failedUnits(e)...)
 		}
-	} else if one, ok := errors.AsType[*UnitError](err); ok {
+	} else if one, ok := errors.AsType[*systemd.UnitError](err); ok {
 		units = append(units, one.Unit)
 	}
 	return units
 }
-
-// UnitError is a unit's failure to do what it was asked to.
-type UnitError struct {
-	Unit string
-	Verb string // "start", "restart", "stop"
-	Err  error
-}
-
-func (e *UnitError) Error() string { return e.Verb + " " + e.Unit + ": " + e.Err.Error() }
-func (e *UnitError) Unwrap() error { return e.Err }
 
 // apply makes a change. A group of more than one consists of starts.
 func (a *applier) apply(ctx context.Context, group []Change) error {
@@ -275,6 +267,13 @@ func (a *applier) writeFile(c Change) error {
 	if err := os.MkdirAll(a.h.path(path.Dir(f.Path)), 0o755); err != nil { //nolint:gosec // system directories are for all to read
 		return err
 	}
+	if f.SHA256 != "" {
+		src, err := program.Open()
+		if err != nil {
+			return err
+		}
+		return errors.Join(a.h.write(f.Path, f.Mode, own, src, nil), src.Close())
+	}
 	if f.Source == "" {
 		return a.h.write(f.Path, f.Mode, own, strings.NewReader(f.Content), nil)
 	}
@@ -310,4 +309,11 @@ func (a *applier) addUser(ctx context.Context, name string) error {
 	}
 	a.s.users = users
 	return nil
+}
+
+func wrap(err error, doing string) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", doing, err)
 }

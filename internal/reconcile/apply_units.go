@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // systemd makes a group of changes through systemd.
@@ -79,7 +80,7 @@ var errLate = errors.New("took a job in the meantime")
 // finish its job.
 func (a *applier) stop(ctx context.Context, c Change) error {
 	if !isAgent(c.Subject, c.Slot) {
-		stopCtx, cancel := context.WithTimeout(ctx, jobTimeout)
+		stopCtx, cancel := context.WithTimeout(ctx, systemd.JobTimeout)
 		defer cancel()
 		err := a.h.Systemd.Stop(stopCtx, c.Subject)
 		return errors.Join(err, a.forget(ctx, c.Subject))
@@ -113,7 +114,7 @@ func (a *applier) kill(ctx context.Context, unit string) error {
 		if err := sd.Kill(ctx, unit, true, syscall.SIGKILL); err != nil {
 			return err
 		}
-		killCtx, cancel := context.WithTimeout(ctx, jobTimeout)
+		killCtx, cancel := context.WithTimeout(ctx, systemd.JobTimeout)
 		defer cancel()
 		err = sd.Stop(killCtx, unit)
 	}

@@ -8,9 +8,9 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 // BenchmarkSlots measures a plan, and a reconcile that finds nothing to do, for one
@@ -25,7 +25,7 @@ func BenchmarkSlots(b *testing.B) {
 	inv.Software.Agent.Path = "" // the tree has none to copy
 	counts := []int{8, 16, 32, 64}
 	input := func(slots int, kept []plan.Binding) plan.Input {
-		cfg := config.Config{Queue: "q"}
+		cfg := config.Config{Queue: "q"}.WithDefaults()
 		for gpu := range slots / 8 {
 			cfg.GPUs.List = append(cfg.GPUs.List, strconv.Itoa(gpu))
 		}

@@ -89,7 +89,7 @@ func (d *differ) file(f plan.File) {
 	c := Change{Subject: f.Path, Slot: f.Slot, inert: f.Slot >= 0 && inert(f.Path, f.Slot)}
 	got, ok := d.s.paths[f.Path]
 	same := got.kind == regular && got.content == f.Content
-	if f.Source != "" {
+	if f.Source != "" || f.SHA256 != "" {
 		same = got.kind == regular && got.copied
 	}
 	if f.Kept {
@@ -103,7 +103,7 @@ func (d *differ) file(f plan.File) {
 		c.Diff = lineDiff("", f.Content)
 	case got.err != nil:
 		c.Kind, c.Why, c.fault = Update, "what exists there cannot be read", got.err
-	case got.kind != regular, !got.marked && !same && f.Source == "" && !cut(got.content, f.Content):
+	case got.kind != regular, !got.marked && !same && f.Source == "" && f.SHA256 == "" && !cut(got.content, f.Content):
 		// A file that someone else wrote may contain a secret: it is not shown.
 		c.Kind, c.Why, c.agreed = Adopt, "not written by kbnode", got.backedUp
 		c.Diff = lineDiff("", f.Content)
@@ -118,6 +118,9 @@ func (d *differ) file(f plan.File) {
 	}
 	if f.Source != "" {
 		c.Diff = "copy of " + f.Source + "\n"
+	}
+	if f.SHA256 != "" {
+		c.Diff = "program with SHA-256 " + f.SHA256 + "\n"
 	}
 	if path.Dir(f.Path) == plan.UnitDir && c.Kind != Chmod {
 		d.written[path.Base(f.Path)] = true

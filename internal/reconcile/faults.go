@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // SlotError is a failure of one slot. The others got their changes.
@@ -31,7 +32,7 @@ func EachSlot(err error, f func(slot int, err error)) (rest error) {
 	slot := -1
 	if of, ok := errors.AsType[*SlotError](err); ok {
 		slot = of.Slot
-	} else if unit, ok := errors.AsType[*UnitError](err); ok {
+	} else if unit, ok := errors.AsType[*systemd.UnitError](err); ok {
 		slot, _ = plan.OwnsUnit(unit.Unit)
 	}
 	if slot < 0 {

@@ -1,7 +1,10 @@
 package reconcile_test
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +16,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/runner/program"
 )
 
 // applyAfter applies a plan to a machine that changes after it was observed.
@@ -204,4 +208,36 @@ func TestStoppingAgentIsBusy(t *testing.T) {
 	r, words := m.apply(next.plan(t))
 	equal(t, "words", []string{"reload"}, words)
 	equal(t, "why", map[string]bool{"waits for the agent of slot gpu0 to stop": true}, deferred(r.Deferred, 0))
+}
+
+// TestEmbeddedProgram checks that kbnode's program for jobs is written, and restored if its
+// content changes.
+func TestEmbeddedProgram(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	p := slots(1).plan(t)
+	p.Files = append(p.Files, plan.File{Path: plan.RunnerCopy, Mode: 0o755, Owner: "root", SHA256: program.Digest(), Slot: -1})
+	if program.Digest() == program.Missing { // make build embeds it
+		err := m.try(p)
+		if err == nil || !strings.Contains(err.Error(), "built without the program") {
+			t.Error(err)
+		}
+		return
+	}
+	m.apply(p)
+	name := filepath.Join(m.h.Root, plan.RunnerCopy)
+	want, err := os.ReadFile(name)
+	if err != nil || fmt.Sprintf("%x", sha256.Sum256(want)) != program.Digest() {
+		t.Fatalf("%d bytes, %v", len(want), err)
+	}
+	if _, changes := m.diff(p); len(changes) > 0 {
+		t.Errorf("changes nothing needs: %v", changes)
+	}
+	if err := os.WriteFile(name, append([]byte{0}, want[1:]...), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	m.apply(p)
+	if got, err := os.ReadFile(name); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
 }

@@ -20,12 +20,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // Host is the machine that is observed and changed.
 type Host struct {
-	Root    string  // "/", or a directory that holds a machine's tree
-	Systemd Systemd // nil: a tree without a running system, in which no unit exists
+	Root    string          // "/", or a directory that holds a machine's tree
+	Systemd systemd.Manager // nil: a tree without a running system, in which no unit exists
 	Users   Users
 	Network Network      // nil: networks are left alone
 	Log     *slog.Logger // nil logs nothing
@@ -87,7 +88,16 @@ func canChown() bool { return os.Geteuid() == 0 }
 func (h *Host) Lock() (release func(), err error) { return h.lock(plan.LockPath) }
 
 func (h *Host) lock(file string) (release func(), err error) {
-	name := h.path(file)
+	return lockFile(h.path(file), func() error { return h.before("flock", file) })
+}
+
+// LockFile keeps other processes out until release is called or this process ends. The
+// error is a *LockedError if another process holds the lock.
+func LockFile(name string) (release func(), err error) {
+	return lockFile(name, func() error { return nil })
+}
+
+func lockFile(name string, opened func() error) (release func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // /run is for all to read
 		return nil, fmt.Errorf("lock: %w", err)
 	}
@@ -96,14 +106,14 @@ func (h *Host) lock(file string) (release func(), err error) {
 		if err != nil {
 			return nil, fmt.Errorf("lock: %w", err)
 		}
-		if err := h.before("flock", file); err != nil {
+		if err := opened(); err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			holder, _ := io.ReadAll(io.LimitReader(f, 32))
 			_ = f.Close()
 			if !errors.Is(err, unix.EWOULDBLOCK) {
-				return nil, fmt.Errorf("lock %s: %w", file, err)
+				return nil, fmt.Errorf("lock %s: %w", name, err)
 			}
 			return nil, &LockedError{PID: strings.TrimSpace(string(holder))}
 		}
@@ -113,11 +123,13 @@ func (h *Host) lock(file string) (release func(), err error) {
 			_ = f.Close()
 			continue
 		}
-		if err := errors.Join(f.Truncate(0), writeAt(f, fmt.Sprintln(os.Getpid()))); err != nil {
-			h.log().Warn("lock holder not recorded", "path", name, "err", err) // a full disk must not keep us out
+		if f.Truncate(0) == nil { // a full disk must not keep us out
+			_, _ = f.WriteAt([]byte(fmt.Sprintln(os.Getpid())), 0)
 		}
 		return func() {
 			_ = os.Remove(name)
+			// A child that has not executed its program yet also holds the file for a moment.
+			_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
 			_ = f.Close()
 		}, nil
 	}
@@ -127,11 +139,6 @@ func sameFile(f *os.File, name string) bool {
 	a, errA := f.Stat()
 	b, errB := os.Lstat(name)
 	return errA == nil && errB == nil && os.SameFile(a, b)
-}
-
-func writeAt(f *os.File, text string) error {
-	_, err := f.WriteAt([]byte(text), 0)
-	return err
 }
 
 // LockedError means that another kbnode is changing the machine.

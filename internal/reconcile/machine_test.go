@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 // want is what a test plans: slots of width CPUs each, starting with CPU first.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/firewall"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -99,10 +100,8 @@ func (s SystemNetwork) Remove(ctx context.Context, name string) error {
 		if err == nil || errors.Is(err, docker.ErrAbsent) || time.Now().After(deadline) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if limit.Sleep(ctx, detachPoll) != nil {
 			return errors.Join(err, ctx.Err())
-		case <-time.After(detachPoll):
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/firewall"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 // fakeNetwork has rules for the users that existed when the rules were written.

@@ -2,8 +2,11 @@ package reconcile
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -120,7 +123,7 @@ func (o *observer) match(pattern string, found func(name string, slot int, lefto
 func (o *observer) files(context.Context) error {
 	var errs []error
 	for _, f := range o.p.Files {
-		if f.Source != "" {
+		if f.Source != "" || f.SHA256 != "" {
 			errs = append(errs, o.copy(f))
 		} else {
 			errs = append(errs, o.file(f.Path, f.Slot, regular))
@@ -220,19 +223,39 @@ func (o *observer) unreadable(name string, slot int, err error) error {
 	return nil
 }
 
-// copy compares a planned copy with its source by size and time.
+// copy compares a planned copy with its source by size and time, or with its checksum.
 func (o *observer) copy(f plan.File) error {
 	state, err := o.stat(f.Path)
 	if err != nil || state == nil {
 		return err
 	}
 	state.slot = f.Slot
+	if f.SHA256 != "" {
+		state.copied = state.kind == regular && o.sum(f.Path) == f.SHA256
+		o.s.paths[f.Path] = *state
+		return nil
+	}
 	a, errA := os.Stat(o.h.path(f.Source))
 	b, errB := os.Lstat(o.h.path(f.Path))
 	// If one cannot be read, copying it again reports why.
 	state.copied = errA == nil && errB == nil && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 	o.s.paths[f.Path] = *state
 	return nil
+}
+
+// sum returns the SHA-256 checksum of a file, or "" if it cannot be read; writing it again
+// reports why.
+func (o *observer) sum(name string) string {
+	f, err := os.Open(o.h.path(name))
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = f.Close() }()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return ""
+	}
+	return hex.EncodeToString(sum.Sum(nil))
 }
 
 // stat returns nil if nothing is at a path.

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/overdue"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -78,9 +78,10 @@ func (h *Host) cutOff(guard slot.Unit) string {
 // look adds what a slot does. On an error the slot counts as busy: what cannot be seen
 // may be a job, and a job is not touched.
 func (h *Host) look(s slot.State) (slot.State, error) {
-	found, err := overdue.Call("processes of slot "+s.Name+" below "+h.Root, runsTime, func() (slot.State, error) { return s.Look(h.Root) })
+	s = s.Look(h.Root)
+	found, err := limit.Call("processes of slot "+s.Name+" below "+h.Root, runsTime, func() (slot.State, error) { return s.Runs(h.Root) })
 	if err != nil {
-		s.Registered, s.Parked, s.Job = found.Registered, found.Parked, &slot.Job{ID: "unknown"}
+		s.Job = &slot.Job{ID: "unknown"}
 		return s, fmt.Errorf("slot %s is treated as busy: %w", s.Name, err)
 	}
 	return found, nil

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -39,6 +40,13 @@ func TestProcessesThatHang(t *testing.T) {
 			_ = f.Close()
 		}
 	})
+	parked := filepath.Join(m.h.Root, plan.RunDir(0), slot.ParkedDir)
+	if err := os.MkdirAll(parked, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(parked, "gpu.json"), []byte(`{"reason": "its GPU is in use"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for range 2 {
 		began := time.Now()
 		state, err = m.h.Observe(t.Context(), p)
@@ -48,6 +56,8 @@ func TestProcessesThatHang(t *testing.T) {
 		states, err := m.h.Slots(t.Context(), p.Slots)
 		if err != nil || len(states) != 2 || !states[0].Agent.Running() || states[0].Job == nil || states[1].Job != nil || *states[0].Job != (slot.Job{ID: "unknown"}) {
 			t.Errorf("by themselves: %+v, %v", states, err)
+		} else if len(states[0].Parked) != 1 {
+			t.Errorf("the job hides why its slot takes no other: %+v", states[0])
 		}
 		if time.Since(began) > 30*time.Second {
 			t.Error("it waits for what hangs again and again")

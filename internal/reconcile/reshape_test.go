@@ -19,10 +19,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/reconcile/systemdtest"
+	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 // server is a machine with eight GPUs and real plans.
@@ -78,6 +78,7 @@ func (s *server) divide(gpu, instances, serial int) {
 // plan returns what kbnode plans with the bindings on the machine.
 func (s *server) plan(cfg config.Config) *plan.Plan {
 	s.t.Helper()
+	cfg = cfg.WithDefaults()
 	in := plan.Input{Inventory: s.inv, Config: &cfg, Binary: "/usr/local/bin/kbnode", Version: "1.2.3", Reshape: true}
 	text, err := os.ReadFile(filepath.Join(s.h.Root, plan.BindingsPath))
 	if err == nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // The files of a slice's cgroup that are read. They are what counts: systemd's view of a
@@ -127,8 +128,8 @@ func permissions(perm string) string {
 
 // properties returns all limits of a slice. The full set is sent each time: anything left
 // out would keep the value of an older plan.
-func properties(want plan.Slice) ([]Property, error) {
-	var props []Property
+func properties(want plan.Slice) ([]systemd.Property, error) {
+	var props []systemd.Property
 	for _, set := range []struct{ name, list string }{{"AllowedCPUs", want.CPUs}, {"AllowedMemoryNodes", want.MemoryNodes}} {
 		if set.list == "" {
 			continue // an empty value clears nothing in the kernel (systemd#43846)
@@ -137,7 +138,7 @@ func properties(want plan.Slice) ([]Property, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s of %s: %w", set.name, want.Unit, err)
 		}
-		props = append(props, Property{set.name, s.Bytes()})
+		props = append(props, systemd.Property{Name: set.name, Value: s.Bytes()})
 	}
 	memory, swap, tasks := uint64(math.MaxUint64), uint64(math.MaxUint64), uint64(math.MaxUint64)
 	if want.MemoryBytes > 0 {
@@ -146,19 +147,19 @@ func properties(want plan.Slice) ([]Property, error) {
 	if want.TasksMax > 0 {
 		tasks = uint64(want.TasksMax)
 	}
-	policy, allow := "auto", []DeviceAllow{}
+	policy, allow := "auto", []systemd.DeviceAllow{}
 	for _, d := range want.Devices {
 		policy = "closed"
-		allow = append(allow, DeviceAllow{d.Path, permissions(d.Perm)})
+		allow = append(allow, systemd.DeviceAllow{Path: d.Path, Perm: permissions(d.Perm)})
 	}
 	props = append(props,
-		Property{"MemoryMax", memory}, Property{"MemorySwapMax", swap}, Property{"TasksMax", tasks},
-		Property{"DevicePolicy", policy},
+		systemd.Property{Name: "MemoryMax", Value: memory}, systemd.Property{Name: "MemorySwapMax", Value: swap}, systemd.Property{Name: "TasksMax", Value: tasks},
+		systemd.Property{Name: "DevicePolicy", Value: policy},
 		// Lines are added to the existing ones; the empty list clears them.
-		Property{"DeviceAllow", []DeviceAllow{}},
+		systemd.Property{Name: "DeviceAllow", Value: []systemd.DeviceAllow{}},
 	)
 	if len(allow) > 0 {
-		props = append(props, Property{"DeviceAllow", allow})
+		props = append(props, systemd.Property{Name: "DeviceAllow", Value: allow})
 	}
 	return props, nil
 }

@@ -50,7 +50,7 @@ type pathState struct {
 	uid, gid int
 	content  string // of a regular file, up to 1 MiB; not kept for an input or foreign file
 	marked   bool   // kbnode wrote it
-	copied   bool   // same size and time as the source of a planned copy
+	copied   bool   // same as the source or the checksum of a planned copy
 	backedUp bool   // the newest backup has the same content, so replacing it was agreed to
 	slot     int    // by its name; -1 for the node
 	err      error  // why it cannot be read; what is there is unknown

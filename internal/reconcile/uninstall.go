@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -70,10 +71,5 @@ func (h *Host) sleep(ctx context.Context, d time.Duration) error {
 	if h.Sleep != nil {
 		return h.Sleep(ctx, d)
 	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
+	return limit.Sleep(ctx, d)
 }

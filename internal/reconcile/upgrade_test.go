@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 const newAgent = "3.100.0"
@@ -259,7 +260,7 @@ func TestUpgradeToWhatDoesNotStart(t *testing.T) {
 	f := newFleet(t, 2)
 	f.sd.Hook = func(word string) error {
 		if word == "start "+plan.AgentUnit(0) && f.kept().Of(0) == newAgent {
-			return &reconcile.UnitError{Unit: plan.AgentUnit(0), Verb: "start", Err: errors.New("exec format error")}
+			return &systemd.UnitError{Unit: plan.AgentUnit(0), Verb: "start", Err: errors.New("exec format error")}
 		}
 		return nil
 	}
@@ -279,7 +280,7 @@ func TestUpgradeBesideABrokenSlot(t *testing.T) {
 	}
 	f.sd.Hook = func(word string) error {
 		if strings.Contains(word, "start "+plan.AgentUnit(1)) {
-			return &reconcile.UnitError{Unit: plan.AgentUnit(1), Verb: "start", Err: errors.New("no such disk")}
+			return &systemd.UnitError{Unit: plan.AgentUnit(1), Verb: "start", Err: errors.New("no such disk")}
 		}
 		return nil
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestResultDocument compares the table of docs/results.md with the types: the same
+// TestResultDocument compares the list of docs/results.md with the types: the same
 // fields, in the same order, with the same JSON types, each with a meaning.
 func TestResultDocument(t *testing.T) {
 	t.Parallel()
@@ -19,7 +19,7 @@ func TestResultDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	var documented []string
-	row := regexp.MustCompile("(?m)^\\| `([a-zA-Z_.]+)` \\| ([^|]+) \\| [^|]+ \\|$")
+	row := regexp.MustCompile("(?m)^- `([a-zA-Z_.]+)` \\(([^)]+)\\): .+$")
 	for _, m := range row.FindAllStringSubmatch(string(text), -1) {
 		documented = append(documented, m[1]+" "+m[2])
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 // Bounds on the time that a server that does not answer, or the way to it, may cost.
@@ -204,10 +206,8 @@ func (s *Store) fate(ctx context.Context, id int64) string {
 		if *fate != "in progress" {
 			return *fate
 		}
-		select {
-		case <-ctx.Done():
+		if limit.Sleep(ctx, 100*time.Millisecond) != nil {
 			return ""
-		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }

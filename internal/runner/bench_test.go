@@ -31,7 +31,7 @@ os.write(int(os.environ["POPCORN_FD"]), b"check: pass\npeak: %%s\n" %% peak.enco
 // them equally, and the shortest time of each counts, which is the least disturbed.
 func BenchmarkOwnCost(b *testing.B) {
 	binary := filepath.Join(b.TempDir(), "kbnode")
-	build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "../../cmd/kbnode")
+	build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "../../cmd/kbnode-runner")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		b.Fatalf("build kbnode: %v\n%s", err, out)

@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // testedSlot returns slot 1 of two.
@@ -82,7 +83,7 @@ func TestHost(t *testing.T) {
 			t.Parallel()
 			s := testedSlot()
 			var ran []string
-			s.t.Program = func(_ context.Context, p reconcile.Program) ([]byte, error) {
+			s.t.Program = func(_ context.Context, p systemd.Program) ([]byte, error) {
 				ran = append(ran, p.Unit+" "+p.Slice+" "+p.User)
 				if row.out != "" {
 					return []byte(row.out), nil

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // programTime limits a probe on the host.
@@ -115,7 +116,7 @@ func (s *trial) program(ctx context.Context, what, user string, ask probe.Ask) (
 	if err != nil {
 		return nil, fmt.Errorf("ask a probe: %w", err)
 	}
-	out, err := s.t.Program(ctx, reconcile.Program{
+	out, err := s.t.Program(ctx, systemd.Program{
 		Unit: fmt.Sprintf("kbnode-selftest-%s-%s.service", s.plan.Name, what), Slice: s.policy.Slice, User: user,
 		Argv: []string{s.t.Binary, "probe", string(text)}, Limit: programTime,
 	})

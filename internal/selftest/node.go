@@ -28,6 +28,7 @@ func (t *tester) node() []Check {
 		{t.engineSocket(), 0o117, "sudo chmod 660 FILE"},
 		{t.Binary, 0o6022, "sudo chown root: FILE && sudo chmod 755 FILE"},
 		{plan.AgentCopy, 0o6066, "sudo kbnode reconcile"},
+		{plan.RunnerCopy, 0o6022, "sudo kbnode reconcile"},
 		{plan.HooksDir, 0o022, "sudo kbnode reconcile"},
 	} {
 		checks = append(checks, owned(f.path, f.never, strings.ReplaceAll(f.do, "FILE", f.path)))

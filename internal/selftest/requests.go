@@ -69,7 +69,7 @@ func (s *trial) requests(ctx context.Context) ([]Check, error) {
 		if slow(r) || ctx.Err() != nil {
 			continue
 		}
-		if r.Want == hostile.Rebuilt {
+		if r.Want == hostile.Rebuilt || r.Want == hostile.Contained {
 			keep(s.rebuilt(ctx, r, target))
 			continue
 		}

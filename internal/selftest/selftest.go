@@ -10,18 +10,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest/hostile"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // Check is one thing that was tried.
@@ -57,7 +54,7 @@ type Options struct {
 	Quick  bool
 	Binary string // absolute path of kbnode
 	// Program runs a program as a systemd service.
-	Program func(context.Context, reconcile.Program) ([]byte, error)
+	Program func(context.Context, systemd.Program) ([]byte, error)
 	// Progress is called with a slot, "" for the node, and what is being done there.
 	Progress func(slot, doing string)
 	Log      *slog.Logger
@@ -212,16 +209,9 @@ func policyOf(p *plan.Plan, k int) (pol plan.JobPolicy, err error) {
 
 // lock keeps a second self-test from running: the two would remove each other's containers.
 func lock() (release func(), err error) {
-	if err := os.MkdirAll(filepath.Dir(lockPath), 0o755); err != nil { //nolint:gosec // the parent of all slots' directories
-		return nil, fmt.Errorf("lock: %w", err)
+	release, err = reconcile.LockFile(lockPath)
+	if _, locked := errors.AsType[*reconcile.LockedError](err); locked {
+		err = errors.New("another kbnode selftest runs on this machine; try again when it is done")
 	}
-	f, err := os.OpenFile(lockPath, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock: %w", err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = f.Close()
-		return nil, errors.New("another kbnode selftest runs on this machine; try again when it is done")
-	}
-	return func() { _ = f.Close() }, nil
+	return release, err
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -14,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -44,7 +44,7 @@ type Job struct {
 // unit, other than the agent itself, that has a BUILDKITE_JOB_ID. It returns nil if there
 // is none. The cgroup is a path as in systemd's ControlGroup.
 func CurrentJob(root, cgroup string, mainPID int) (*Job, error) {
-	procs, err := readBounded(filepath.Join(root, "sys/fs/cgroup", cgroup, "cgroup.procs"), maxProcFile)
+	procs, err := limit.ReadFile(filepath.Join(root, "sys/fs/cgroup", cgroup, "cgroup.procs"), maxProcFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // the unit is not running
 	}
@@ -105,7 +105,7 @@ func Containers(root, slice string) ([]string, error) {
 		if ok, _ := path.Match("docker-*.scope", e.Name()); !ok || !e.IsDir() {
 			continue
 		}
-		events, err := readBounded(filepath.Join(dir, e.Name(), "cgroup.events"), maxProcFile)
+		events, err := limit.ReadFile(filepath.Join(dir, e.Name(), "cgroup.events"), maxProcFile)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -124,7 +124,7 @@ func Containers(root, slice string) ([]string, error) {
 // and KBNODE_, and no token. The map is nil for a process that is about to run its
 // program, which has no environment.
 func Environ(root string, pid int) (map[string]string, error) {
-	data, err := readBounded(filepath.Join(root, "proc", strconv.Itoa(pid), "environ"), maxEnviron)
+	data, err := limit.ReadFile(filepath.Join(root, "proc", strconv.Itoa(pid), "environ"), maxEnviron)
 	if err != nil {
 		return nil, fmt.Errorf("read environment of process %d: %w", pid, err)
 	}
@@ -146,7 +146,7 @@ func Environ(root string, pid int) (map[string]string, error) {
 
 // startTicks returns when a process was started, in ticks after boot.
 func startTicks(root string, pid int) (uint64, error) {
-	stat, err := readBounded(filepath.Join(root, "proc", strconv.Itoa(pid), "stat"), maxProcFile)
+	stat, err := limit.ReadFile(filepath.Join(root, "proc", strconv.Itoa(pid), "stat"), maxProcFile)
 	if err != nil {
 		return 0, fmt.Errorf("read start time of process %d: %w", pid, err)
 	}
@@ -160,7 +160,7 @@ func startTicks(root string, pid int) (uint64, error) {
 }
 
 func sinceBoot(root string, ticks uint64) time.Time {
-	stat, err := readBounded(filepath.Join(root, "proc/stat"), 4<<20)
+	stat, err := limit.ReadFile(filepath.Join(root, "proc/stat"), 4<<20)
 	if err != nil {
 		return time.Time{}
 	}
@@ -174,13 +174,4 @@ func sinceBoot(root string, ticks uint64) time.Time {
 		}
 	}
 	return time.Time{}
-}
-
-func readBounded(name string, limit int64) ([]byte, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	return io.ReadAll(io.LimitReader(f, limit))
 }

@@ -12,6 +12,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
+// CgroupRoot is where cgroup v2 is mounted.
+const CgroupRoot = "/sys/fs/cgroup"
+
 // PageSlack is how much the kernel may round a limit down: to a page, which is at most 64 KiB.
 const PageSlack = 64 << 10
 

@@ -21,6 +21,7 @@ import (
 const (
 	maxFile  = 8 << 20
 	maxFiles = 1000
+	maxText  = 16 << 20 // bytes of all files
 )
 
 // readFile reads a regular file of at most that many bytes. It neither blocks on a

@@ -25,17 +25,13 @@ func (d *definition) known(members []pair, prefix string, keys []string) {
 	}
 }
 
-// resolved returns the node that an alias refers to.
-func (d *definition) resolved(n *yaml.Node) *yaml.Node { return d.follow(n, 1) }
-
 // group returns the members of a mapping.
 func (d *definition) group(n *yaml.Node, what, hint string) ([]pair, bool) {
-	line := n.Line
-	if n = d.resolved(n); n == nil {
+	if !d.readable(n, 1) {
 		return nil, false
 	}
-	if n.Kind != yaml.MappingNode || tag(n) != "!!map" {
-		d.refuse(line, "%s: this is %s; write a group of keys such as %s", what, kind(n), hint)
+	if n.Kind != yaml.MappingNode {
+		d.refuse(n.Line, "%s: this is %s; write a group of keys such as %s", what, kind(n), hint)
 		return nil, false
 	}
 	return d.pairs(n, 1), true
@@ -43,12 +39,11 @@ func (d *definition) group(n *yaml.Node, what, hint string) ([]pair, bool) {
 
 // list returns the members of a sequence.
 func (d *definition) list(n *yaml.Node, what, hint string) []*yaml.Node {
-	line := n.Line
-	if n = d.resolved(n); n == nil {
+	if !d.readable(n, 1) {
 		return nil
 	}
-	if n.Kind != yaml.SequenceNode || tag(n) != "!!seq" {
-		d.refuse(line, "%s: this is %s; write a list with a dash before each member, such as - %s", what, kind(n), hint)
+	if n.Kind != yaml.SequenceNode {
+		d.refuse(n.Line, "%s: this is %s; write a list with a dash before each member, such as - %s", what, kind(n), hint)
 		return nil
 	}
 	return n.Content
@@ -67,29 +62,39 @@ func (d *definition) words(n *yaml.Node, what, hint string) []string {
 
 // word returns a text that is not empty.
 func (d *definition) word(m pair, what string) (string, bool) {
-	n := d.resolved(m.value)
-	if n == nil {
+	n := m.value
+	if !d.readable(n, 1) {
 		return "", false
 	}
-	if n.Kind != yaml.ScalarNode || tag(n) != "!!str" {
+	if !isText(n) {
 		text := "write a string"
 		if n.Kind == yaml.ScalarNode && n.Value != "" {
 			text = fmt.Sprintf("write it in quotes if it is a string: %q", n.Value)
 		}
-		d.refuse(m.value.Line, "%s is %s; %s", what, kind(n), text)
+		d.refuse(n.Line, "%s is %s; %s", what, kind(n), text)
 		return "", false
 	}
 	if n.Value == "" {
-		d.refuse(m.value.Line, "%s is empty; write a string", what)
+		d.refuse(n.Line, "%s is empty; write a string", what)
 	}
 	return n.Value, n.Value != ""
 }
 
 func isNull(n *yaml.Node) bool {
-	for n.Kind == yaml.AliasNode {
-		n = n.Alias
+	if n.Kind != yaml.ScalarNode {
+		return false
 	}
-	return n.Kind == yaml.ScalarNode && tag(n) == "!!null"
+	v, err := scalar(n)
+	return v == nil && err == nil
+}
+
+func isText(n *yaml.Node) bool {
+	if n.Kind != yaml.ScalarNode {
+		return false
+	}
+	v, _ := scalar(n)
+	_, ok := v.(string)
+	return ok
 }
 
 // shown formats a value for an error.
@@ -114,10 +119,10 @@ func kind(n *yaml.Node) string {
 	case yaml.MappingNode:
 		return "a group of keys"
 	}
-	switch tag(n) {
-	case "!!null":
+	switch {
+	case isNull(n):
 		return "nothing"
-	case "!!str":
+	case isText(n):
 		return "the string " + quote(n.Value)
 	}
 	return quote(n.Value)
@@ -127,33 +132,9 @@ func kind(n *yaml.Node) string {
 func near(word string, known []string) string {
 	best, distance := "", 3
 	for _, k := range known {
-		if n := edits(strings.ToLower(word), strings.ToLower(k)); n < distance && n < len(k) {
+		if n := text.Edits(word, k); n < distance && n < len(k) {
 			best, distance = k, n
 		}
 	}
 	return best
-}
-
-// edits counts the letters to add, remove or change (Levenshtein distance).
-func edits(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return 64
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
-				change++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -177,15 +177,14 @@ func (d *definition) config(m pair) {
 
 // arch reads the architecture for which nvcc compiles if no GPU is given.
 func (d *definition) arch(n *yaml.Node) {
-	r := d.resolved(n)
-	if r == nil || isNull(r) {
+	if !d.readable(n, 1) || isNull(n) {
 		return
 	}
-	if r.Kind != yaml.ScalarNode || !archForm().MatchString(r.Value) {
-		d.refuse(n.Line, "config.arch is %s; write it without sm_, such as 90a", kind(r))
+	if n.Kind != yaml.ScalarNode || !archForm().MatchString(n.Value) {
+		d.refuse(n.Line, "config.arch is %s; write it without sm_, such as 90a", kind(n))
 		return
 	}
-	d.t.Arch = r.Value
+	d.t.Arch = n.Value
 }
 
 func (d *definition) set(key string, v payload.Value) {

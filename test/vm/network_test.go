@@ -52,6 +52,13 @@ def serve(name, dns, addresses):
             if s.type == socket.SOCK_STREAM:
                 c, peer = s.accept()
                 c.sendall(('HTTP/1.0 200 OK\r\n\r\n%s sees %s\n' % (name, peer[0])).encode())
+                c.shutdown(socket.SHUT_WR)
+                c.settimeout(2)
+                try:
+                    while c.recv(2000):  # a connection that is closed with an unread request is reset
+                        pass
+                except OSError:
+                    pass
                 c.close()
                 continue
             data, peer = s.recvfrom(2000)

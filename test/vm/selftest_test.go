@@ -177,7 +177,7 @@ done`
 		if out := runStep(m, 6, step(6, "busybox:test", "echo it ran", "")); out.Code != 0 || !strings.Contains(out.Stdout, "it ran") {
 			t.Errorf("the job: %s", out.Stdout)
 		}
-		if r := test.Wait(); r.Code != 1 || !strings.Contains(r.Stdout, "a job came") {
+		if r := test.Wait(); r.Code != 1 || !strings.Contains(r.Stdout, "a job started") {
 			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}
 		idle(t, m, 6)
@@ -208,7 +208,7 @@ done`
 		{"memory", "systemctl set-property --runtime buildkite-gpu1.slice MemoryMax=infinity", "", []string{"memory.max is max"}},
 		{"the docker group", "usermod -aG docker kbnode-gpu1", "gpasswd -d kbnode-gpu1 docker", []string{"gpu1, host: unix /run/docker.sock: ok", "gpu1, host: its groups"}},
 		{"the engine's socket", "chmod 0666 /run/docker.sock", "chmod 0660 /run/docker.sock", []string{"node, files: /run/docker.sock", "gpu1, host: unix /run/docker.sock: ok"}},
-		{"the policy's GPU", edit(`.cdi_device = "nvidia.com/gpu=all"`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json", "it gets the devices [nvidia.com/gpu=all]"}},
+		{"the policy's GPU", edit(`.cdi_devices = ["nvidia.com/gpu=all"]`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json", "it gets the devices [nvidia.com/gpu=all]"}},
 		{"the policy's directory", edit(`.work_root = "/etc"`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json", "gpu1, container: "}},
 		{"the policy's memory", edit(`.memory_bytes = 99999999999 | .pids_limit = 999999`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json"}},
 		{"a hook", "chmod 0777 /etc/buildkite-agent/hooks/pre-exit", "", []string{"node, plan: /etc/buildkite-agent/hooks/pre-exit", "gpu1, host: write /etc/buildkite-agent/hooks/pre-exit: ok"}},

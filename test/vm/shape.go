@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 //go:embed shape/sim-shape

@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/machinetest"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 // TestInstallPlansAnotherMachine reads an AMD machine on one with NVIDIA GPUs:

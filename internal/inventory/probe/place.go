@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 const (
@@ -200,9 +202,7 @@ func acquire(ctx context.Context, lockPath string) (release func(), lock *os.Fil
 			_ = f.Close()
 			return func() { <-running }, nil, nil
 		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
+		if limit.Sleep(ctx, 50*time.Millisecond) != nil {
 			_ = f.Close()
 			<-running
 			return nil, nil, busy()

@@ -225,11 +225,14 @@ func extras() []Request {
 		"an image that is a path", `{"Image":"../../volumes"}`,
 		"an image of another kind", `{"Image":"file:///etc/passwd"}`,
 		"a user with a line break", `{"Image":"{image}","User":"root\nx"}`,
-		"a system account", `{"Image":"{image}","User":"1"}`,
-		"another slot's user by name", `{"Image":"{image}","User":"kbnode-gpu4095"}`,
 		"a directory of the runtime's", `{"Image":"{image}","WorkingDir":"/proc/self/fd/8"}`,
 		"a directory of the kernel's by dots", `{"Image":"{image}","WorkingDir":"/tmp/../sys/fs"}`,
 		"a variable without a name", `{"Image":"{image}","Env":["=x"]}`,
+	)...)
+	list = append(list, bodies(group, Contained, // the strict profile sets its own user and groups
+		"a system account", `{"Image":"{image}","Cmd":["true"],"User":"1"}`,
+		"another slot's user by name", `{"Image":"{image}","Cmd":["true"],"User":"kbnode-gpu4095"}`,
+		"groups of system accounts", host(`"GroupAdd":["4","5"]`),
 	)...)
 	list = append(list, bodies(group, Rebuilt,
 		"another slot's label", `{"Image":"{image}","Cmd":["true"],"Labels":{"kbnode.slot":"4095","com.docker.compose.project":"x"}}`,
@@ -251,6 +254,5 @@ func extras() []Request {
 		"too many labels", `{"Image":"{image}","Labels":{"a":""`+labels.String()+`}}`,
 		"too many variables", `{"Image":"{image}","Env":["A=1"`+variables.String()+`]}`,
 	)...)
-	list = append(list, fields(group, Refused, "groups of system accounts", `"GroupAdd":["4","998"]`)...)
 	return append(list, name, platform, unknown)
 }

@@ -42,6 +42,8 @@ func Faults(p plan.JobPolicy, c *container.Config, h *container.HostConfig) []st
 	not(len(h.Sysctls) > 0, "kernel parameters are set: %v", h.Sysctls)
 	not(strict && !h.ReadonlyRootfs, "its root is writable")
 	not(strict && (c.User == "" || c.User == "root" || c.User == "0" || strings.HasPrefix(c.User, "0:")), "it runs as root")
+	not(c.User == "1" || strings.HasPrefix(c.User, "kbnode-gpu") && c.User != plan.UserName(p.Slot), "it runs as the account %q", c.User)
+	not(slices.Contains(h.GroupAdd, "4") || slices.Contains(h.GroupAdd, "5"), "it has groups of system accounts: %s", h.GroupAdd)
 
 	not(h.PidMode != "", "its processes are those of %s", h.PidMode)
 	not(h.IpcMode != "private", "its IPC is %q", h.IpcMode)
@@ -116,7 +118,7 @@ func mountFaults(p plan.JobPolicy, c *container.Config, h *container.HostConfig)
 	for _, m := range h.Mounts {
 		held := strings.HasPrefix(m.Source, filepath.Dir(p.Socket)+"/mounts/") ||
 			p.DiskBytes > 0 && strings.HasPrefix(m.Source, plan.DiskMount(p.Slot)+"/containers/")
-		if m.Type != mount.TypeBind || !held && (m.Source != p.Binary || !m.ReadOnly) {
+		if m.Type != mount.TypeBind || !held && (m.Source != p.Program() || !m.ReadOnly) {
 			found = append(found, fmt.Sprintf("it mounts %s %s on %s", m.Type, m.Source, m.Target))
 		}
 	}

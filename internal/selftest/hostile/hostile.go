@@ -26,6 +26,8 @@ const (
 	// Rebuilt is a container that has what the policy gives and not what was asked: Faults
 	// finds nothing.
 	Rebuilt
+	// Contained is one of the two, as the slot's profile has it.
+	Contained
 	// Blind is an answer that reveals nothing of other slots.
 	Blind
 )
@@ -149,7 +151,7 @@ func (r Request) Check(a Answer, t Target) (saw string, held bool) {
 		switch {
 		case resp.refusal():
 			continue
-		case r.Want == Rebuilt && resp.Status == http.StatusCreated:
+		case (r.Want == Rebuilt || r.Want == Contained) && resp.Status == http.StatusCreated:
 			continue
 		case r.Want == Blind && resp.Status != http.StatusSwitchingProtocols && !resp.tells(t):
 			continue

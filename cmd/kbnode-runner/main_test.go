@@ -1,0 +1,26 @@
+package main
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestLinks holds what the program is linked from: each container gets it, and each job starts it.
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const own = "github.com/gpu-mode/kbnode/"
+	want := []string{
+		own + "internal/text", own + "internal/payload", "golang.org/x/sys/unix", own + "internal/result",
+		own + "internal/runner", own + "internal/cpuset", own + "internal/selftest/probe", own + "cmd/kbnode-runner",
+	}
+	if diff := cmp.Diff(want, strings.Fields(string(out))); diff != "" {
+		t.Errorf("what is linked (-want +got):\n%s", diff)
+	}
+}

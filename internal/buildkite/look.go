@@ -1,0 +1,84 @@
+package buildkite
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+)
+
+// QueueReport is the JSON of kbnode queue.
+type QueueReport struct {
+	Time         time.Time `json:"time"` // of the answer
+	Organization string    `json:"organization"`
+	Queues       []Queue   `json:"queues"`
+
+	others []string // all queues with agents
+}
+
+// QueueLook reads the queues of an organization repeatedly.
+type QueueLook struct {
+	Client *Client
+	Org    string
+	Name   string      // of the queue; "" means all
+	Warn   func(error) // hears why the queues of the clusters are not known
+
+	exists []string // the queues of the clusters; nil if not asked or not known
+	asked  bool
+}
+
+// Ask reads the queues.
+func (l *QueueLook) Ask(ctx context.Context) (QueueReport, error) {
+	agents, err := l.Client.Agents(ctx, l.Org)
+	if err != nil {
+		return QueueReport{}, l.Client.Explain(ctx, err, l.Org, "")
+	}
+	builds, err := l.Client.Unfinished(ctx, l.Org)
+	if err != nil {
+		return QueueReport{}, err
+	}
+	r := QueueReport{Time: time.Now().UTC().Truncate(time.Second), Organization: l.Org, Queues: []Queue{}}
+	for _, q := range Queues(agents, builds) {
+		if len(q.Agents) > 0 {
+			r.others = append(r.others, q.Name)
+		}
+		if l.Name == "" || q.Name == l.Name {
+			r.Queues = append(r.Queues, q)
+		}
+	}
+	if l.Name != "" && len(r.Queues) == 0 {
+		r.Queues = append(r.Queues, Queue{Name: l.Name, Agents: []QueueAgent{}})
+	}
+	return r, nil
+}
+
+// Empty says why a report has no agent. It returns "" if it has one.
+func (l *QueueLook) Empty(ctx context.Context, r QueueReport) string {
+	if len(r.others) > 0 && (l.Name == "" || slices.Contains(r.others, l.Name)) {
+		return ""
+	}
+	there := "no agent is connected in any queue of " + l.Org
+	if len(r.others) > 0 {
+		there = "queues with agents: " + Named(l.Name, r.others)
+	}
+	if l.Name == "" {
+		return there
+	}
+	if !l.asked {
+		l.asked = true
+		names, err := l.Client.ClusterQueues(ctx, l.Org)
+		if err == nil {
+			l.exists = append([]string{}, names...)
+		} else if Refused(err) != http.StatusForbidden {
+			l.Warn(err)
+		}
+	}
+	switch {
+	case slices.Contains(l.exists, l.Name):
+		return fmt.Sprintf("queue %s exists, but no agent is connected in it; %s", l.Name, there)
+	case l.exists != nil:
+		return fmt.Sprintf("there is no queue %q in %s; %s", l.Name, l.Org, there)
+	}
+	return fmt.Sprintf("no agent is connected in queue %q; %s", l.Name, there)
+}

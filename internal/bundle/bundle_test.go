@@ -1,0 +1,143 @@
+package bundle
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/host"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+func unpacked(t *testing.T, archive []byte) map[string]string {
+	t.Helper()
+	zip, err := gzip.NewReader(bytes.NewReader(archive))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for r := tar.NewReader(zip); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[h.Name] = string(text)
+	}
+}
+
+func TestWrite(t *testing.T) {
+	t.Parallel()
+	m := &doctor.Machine{Tree: host.Tree{Root: t.TempDir()}}
+	for name, text := range map[string]string{
+		plan.TokenPath:               "BUILDKITE_AGENT_TOKEN=plain-looking-words\n",
+		plan.ConfigPath:              "queue: b200\n# it was plain-looking-words once\n# and a-persons-own\n",
+		"/etc/docker/daemon.json":    `{"proxies": {"http-proxy": "http://me:pa55@proxy:3128"}}`,
+		"/proc/cmdline":              "quiet",
+		"/var/lib/kbnode/slots.json": "{}",
+	} {
+		if err := os.MkdirAll(filepath.Dir(m.Path(name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(m.Path(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.API.Token = "a-persons-own"
+	var out bytes.Buffer
+	err := Write(t.Context(), &out, m, &doctor.Report{Schema: 1, Checks: []doctor.Result{{ID: "a", Findings: []doctor.Finding{{Detail: "token=abcdefgh was refused"}}}}},
+		Part{"broken.txt", func(context.Context) ([]byte, error) { return []byte("half"), errors.New("no more") }},
+		Part{"long.txt", func(context.Context) ([]byte, error) { return bytes.Repeat([]byte("x\n"), maxPart), nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := unpacked(t, out.Bytes())
+	for name, want := range map[string]string{
+		"files/etc/kbnode/config.yaml": "queue: b200\n# it was (hidden) once\n# and (hidden)\n",
+		"files/etc/docker/daemon.json": `{"proxies": {"http-proxy": "http://(hidden)proxy:3128"}}`,
+		"files/proc/cmdline":           "quiet",
+		"broken.txt":                   "half\nincomplete: no more\n",
+	} {
+		if diff := cmp.Diff(want, files["kbnode-doctor/"+name]); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+	if got := files["kbnode-doctor/doctor.json"]; !strings.Contains(got, "token=(hidden) was refused") {
+		t.Errorf("doctor.json: %s", got)
+	}
+	if n := len(files["kbnode-doctor/long.txt"]); n != maxPart {
+		t.Errorf("a long part has %d bytes", n)
+	}
+	if strings.Contains(out.String(), "plain-looking-words") {
+		t.Error("the token is in it")
+	}
+}
+
+func TestScrubber(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"bkua_0123456789abcdef0123456789abcdef01234567 ":                            "(hidden) ",
+		"bkct_ABCDEFGHabcdefgh1234":                                                 "(hidden)",
+		"ghp_ABCDEFGHIJKLMNOPQRSTuvwx":                                              "(hidden)",
+		"BUILDKITE_AGENT_TOKEN=abcd1234efgh next":                                   "BUILDKITE_AGENT_TOKEN=(hidden) next",
+		`"BUILDKITE_API_TOKEN": "abcd1234",`:                                        `"BUILDKITE_API_TOKEN": "(hidden)",`,
+		"Authorization: Bearer abcdefgh":                                            "Authorization: Bearer (hidden)",
+		"Authorization: Token token=abcdefgh":                                       "Authorization: Token (hidden)",
+		`{"auths":{"ghcr.io":{"auth":"dXNlcjpwYXNz"}}}`:                             `{"auths":{"ghcr.io":{"auth":"(hidden)"}}}`,
+		"https://user:pass@github.com/x":                                            "https://(hidden)github.com/x",
+		"git clone https://github.com/gpu-mode/kbnode":                              "git clone https://github.com/gpu-mode/kbnode",
+		"eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.abc-def_x":                               "(hidden)",
+		"-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----\nrest": "(hidden)\nrest",
+		"AWS_SECRET_ACCESS_KEY=abcdEFGH":                                            "AWS_SECRET_ACCESS_KEY=(hidden)",
+		`err="no: token=\"0123abcd\" refused"`:                                      `err="no: token=\"(hidden)\" refused"`,
+		`"content": "token=\"0123abcd\"\n"`:                                         `"content": "token=\"(hidden)\"\n"`,
+		"start --token 0123abcd --spawn 1":                                          "start --token (hidden) --spawn 1",
+		"private_key: 0123abcd":                                                     "private_key: (hidden)",
+		"http://user:p@ss@host/x":                                                   "http://(hidden)host/x",
+		"token-file: /etc/buildkite-agent/token":                                    "token-file: /etc/buildkite-agent/token",
+		"GPU-11111111-2222-3333-4444-555555555555":                                  "GPU-11111111-2222-3333-4444-555555555555",
+	} {
+		if diff := cmp.Diff(want, string(scrubber{}.clean([]byte(text)))); diff != "" {
+			t.Errorf("%s: %s", text, diff)
+		}
+	}
+}
+
+func TestCreate(t *testing.T) {
+	t.Parallel()
+	name := filepath.Join(t.TempDir(), "b.tar.gz")
+	f, err := Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fi, err := f.Stat(); err != nil || fi.Mode() != 0o600 {
+		t.Errorf("%v, %v", fi.Mode(), err)
+	}
+	_ = f.Close()
+	if _, err := Create(name); err == nil || !strings.Contains(err.Error(), "already exists") {
+		t.Errorf("%v", err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink("/nowhere", link); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Create(link); err == nil {
+		t.Error("a link was followed")
+	}
+}

@@ -1,0 +1,59 @@
+package config
+
+import (
+	"errors"
+	"strings"
+)
+
+// Checked is the JSON of kbnode config check; docs/configuration.md describes it.
+type Checked struct {
+	File     string   `json:"file"`
+	OK       bool     `json:"ok"`
+	Keys     int      `json:"keys"`
+	Faults   []Fault  `json:"faults"`
+	Warnings []string `json:"warnings"`
+}
+
+// CheckFile checks a file as strictly as kbnode install does.
+func CheckFile(name string, doc []byte) (Checked, error) {
+	f, err := Read(name, doc)
+	report := Checked{File: name, OK: err == nil, Keys: len(f.Lines), Faults: []Fault{}, Warnings: append([]string{}, f.Notes...)}
+	if faults, ok := errors.AsType[*Faults](err); ok {
+		report.Faults = faults.List
+	}
+	if err == nil && f.Config.Queue == "" {
+		report.Warnings = append(report.Warnings, "no queue is set, and kbnode install needs one; add a line such as queue: b200")
+	}
+	return report, err
+}
+
+// Shown is the JSON of kbnode config show; docs/configuration.md describes it.
+type Shown struct {
+	File   string            `json:"file"` // "" without one
+	Config map[string]any    `json:"config"`
+	Origin map[string]Origin `json:"origin"` // by dotted path
+	Hidden []string          `json:"hidden"`
+}
+
+// Show returns settings and their origins; file is "" without one.
+func Show(file string, list []Setting) Shown {
+	v := Shown{File: file, Config: map[string]any{}, Origin: map[string]Origin{}, Hidden: []string{}}
+	for _, s := range list {
+		v.Origin[s.Key] = s.Origin
+		if s.Hidden {
+			v.Hidden = append(v.Hidden, s.Key)
+		}
+		if s.Value == nil {
+			continue
+		}
+		into, key := v.Config, s.Key
+		if group, name, nested := strings.Cut(s.Key, "."); nested {
+			if v.Config[group] == nil {
+				v.Config[group] = map[string]any{}
+			}
+			into, key = v.Config[group].(map[string]any), name
+		}
+		into[key] = s.Value
+	}
+	return v
+}

@@ -1,0 +1,61 @@
+package host
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func tree(t *testing.T, files map[string]string) Tree {
+	t.Helper()
+	root := Tree{t.TempDir()}
+	for name, text := range files {
+		if err := os.MkdirAll(filepath.Dir(root.Path(name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(root.Path(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+func TestMounts(t *testing.T) {
+	t.Parallel()
+	root := tree(t, map[string]string{"/proc/7/mountinfo": "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n" +
+		"23 22 7:0 / /a\\040b ro,nosuid - ext4 /dev/loop0 rw\n24 22 7:1 / /c rw - xfs /dev/loop1 errors=ro-mount,ro\n25 22 7:2 / /d rw - ext4 /dev/loop2 rw,errors=remount-ro\ngarbage - \n"})
+	want := []Mount{{"/", "8:1", "ext4", false}, {"/a b", "7:0", "ext4", true}, {"/c", "7:1", "xfs", true}, {"/d", "7:2", "ext4", false}}
+	got, ok := root.Mounts("7")
+	if diff := cmp.Diff(want, got); diff != "" || !ok {
+		t.Error(ok, diff)
+	}
+	if _, ok := root.Mounts("8"); ok {
+		t.Error("a process that has ended has mounts")
+	}
+}
+
+// TestList tests that names are absolute and without the root.
+func TestList(t *testing.T) {
+	t.Parallel()
+	root := tree(t, map[string]string{"/a/1.conf": "", "/a/2.conf": "", "/a/3": ""})
+	if diff := cmp.Diff([]string{"/a/1.conf", "/a/2.conf"}, root.List("/a/*.conf")); diff != "" {
+		t.Error(diff)
+	}
+	if got := (Tree{"/"}).List("/proc/self"); len(got) != 1 || got[0] != "/proc/self" {
+		t.Error(got)
+	}
+}
+
+func TestEnd(t *testing.T) {
+	t.Parallel()
+	root := tree(t, map[string]string{"/log": "old\n" + strings.Repeat("x", maxEnd-4) + "new\n", "/short": "all"})
+	if got := root.End("/log"); len(got) != maxEnd || !strings.HasSuffix(got, "xnew\n") || strings.Contains(got, "old") {
+		t.Errorf("%d bytes, …%s", len(got), got[max(0, len(got)-8):])
+	}
+	if got := root.End("/short") + root.End("/missing") + root.End("/"); got != "all" {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,66 @@
+package node
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"reflect"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// ConfigText is a configuration before parsing.
+type ConfigText struct {
+	Name string
+	Text []byte
+}
+
+// LoadStored loads the configuration file alone.
+func (n *Node) LoadStored() error {
+	return n.Load(func(string) string { return "" }, config.Config{})
+}
+
+// Load loads the configuration file, then the environment's variables, then the flags. Later ones
+// override earlier ones, but must not contradict a file that was written by hand.
+func (n *Node) Load(env func(string) string, flags config.Config) error {
+	n.Config = config.Config{}.WithDefaults() // also if the file is wrong
+	file := filepath.Join(cmp.Or(n.Name, n.Root), plan.ConfigPath)
+	text, err := n.ReadFile(plan.ConfigPath)
+	if n.Asked != nil {
+		file, text, err = n.Asked.Name, n.Asked.Text, nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read configuration: %w", err)
+	}
+	missing := err != nil
+	n.managed = missing || Marked(text)
+	read, err := config.Read(file, text)
+	if err != nil {
+		return &config.InputError{Err: err}
+	}
+	over, err := config.FromEnv(env)
+	if err != nil {
+		return &config.InputError{Err: err}
+	}
+	n.written = config.Merge(config.Merge(read.Config, over), flags)
+	n.Config = n.written.WithDefaults()
+	n.Notes, n.old = read.Notes, len(read.Notes) > 0
+	if c := over.GPUCount; c > 0 && flags.GPUs.IsZero() && flags.GPUCount == 0 {
+		n.Notes = append(n.Notes, fmt.Sprintf("GPU_COUNT=%d is read as the first %[1]d GPUs; write --gpu-count %[1]d", c))
+	}
+	n.wished = missing || !reflect.DeepEqual(n.written, read.Config)
+	if !n.managed && n.wished {
+		return config.BadInput("%s was written by hand and conflicts with the given flags or variables; change the file, or leave them out", file)
+	}
+	return nil
+}
+
+// Marked reports whether kbnode wrote a file.
+func Marked(text []byte) bool {
+	lines := strings.SplitAfterN(string(text), "\n", 4)
+	return strings.Contains(strings.Join(lines[:min(3, len(lines))], ""), plan.Marker)
+}

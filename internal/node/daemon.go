@@ -1,0 +1,158 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/daemon"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/systemd"
+)
+
+// dockerTime is how long Docker has to answer a ping.
+const dockerTime = 10 * time.Second
+
+// Daemon returns this machine for the daemon. It says nothing to people.
+func Daemon(version string, log *slog.Logger) daemon.Node { return &live{version: version, log: log} }
+
+// live is this machine for the daemon.
+type live struct {
+	version string
+	log     *slog.Logger
+	units   systemd.Memory
+}
+
+// Read implements daemon.Node.
+func (l *live) Read(ctx context.Context) (*daemon.Reading, error) {
+	began, err := health.Now()
+	if err != nil {
+		return nil, err
+	}
+	n := l.node()
+	if err := n.Refresh(ctx); err != nil {
+		return nil, err
+	}
+	return &daemon.Reading{
+		Plan: n.Plan, Inventory: n.Inventory, Drains: n.Drains, Started: began.Up,
+		Listen: n.Config.Metrics.Listen, Socket: n.Config.Docker.Socket,
+		Replan: func(drains []plan.Drain) (*plan.Plan, error) {
+			n.Others = &drains
+			err := n.MakePlan()
+			return n.Plan, err
+		},
+	}, nil
+}
+
+// GPUs implements daemon.Node.
+func (l *live) GPUs(ctx context.Context) (*health.GPUs, error) { return health.ReadGPUs(ctx, "/") }
+
+// Docker implements daemon.Node.
+func (l *live) Docker(ctx context.Context, socket string) error {
+	engine, err := docker.New(socket)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = engine.Close() }()
+	ctx, cancel := context.WithTimeout(ctx, dockerTime)
+	defer cancel()
+	return engine.Ping(ctx)
+}
+
+// Signals implements daemon.Node.
+func (l *live) Signals(root string, disks []string) (health.Node, error) {
+	return health.ReadNode(root, disks)
+}
+
+// Stamp implements daemon.Node.
+func (l *live) Stamp(p *plan.Plan) string {
+	var b strings.Builder
+	file := func(path string) {
+		fi, err := os.Stat(path)
+		if err != nil {
+			fmt.Fprintln(&b, path, "-")
+			return
+		}
+		ino := uint64(0)
+		if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+			ino = st.Ino
+		}
+		if fi.IsDir() { // in sysfs, which keeps no times
+			fmt.Fprintln(&b, path)
+			return
+		}
+		fmt.Fprintln(&b, path, ino, fi.Size(), fi.ModTime().UnixNano())
+	}
+	// Anyone who divides a GPU again must also write its description for Docker again.
+	for _, path := range []string{plan.ConfigPath, plan.BindingsPath, plan.DrainsPath, plan.AgentsPath, "/etc/cdi/nvidia.yaml", "/run/cdi/nvidia.yaml"} {
+		file(path)
+	}
+	for _, f := range p.Files {
+		if f.Source != "" {
+			file(f.Source)
+		}
+	}
+	texts := []string{"/sys/module/nvidia/version", "/sys/module/amdgpu/version"}
+	var gpus []string
+	for _, s := range p.Slots {
+		gpus = append(gpus, s.Each(func(g plan.SlotGPU) string { return g.PCI })...)
+	}
+	slices.Sort(gpus)
+	for _, pci := range slices.Compact(gpus) { // parts of a GPU have its address
+		file("/sys/bus/pci/devices/" + pci)
+		file("/sys/bus/pci/devices/" + pci + "/driver")
+		texts = append(texts, "/sys/bus/pci/devices/"+pci+"/current_compute_partition")
+	}
+	for _, path := range texts {
+		if text, err := os.ReadFile(path); err == nil {
+			b.Write(text)
+		}
+	}
+	return b.String()
+}
+
+// Host implements daemon.Node.
+func (l *live) Host(ctx context.Context) (*reconcile.Host, func(), error) {
+	host, err := l.node().Open(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	host.Bus.Memory = &l.units
+	return host.Host, host.Close, nil
+}
+
+// Watch implements daemon.Node.
+func (l *live) Watch(ctx context.Context, changed func(unit string)) (alive func() bool, err error) {
+	bus, err := systemd.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	bus.Watch(ctx, changed)
+	context.AfterFunc(ctx, bus.Close)
+	return bus.Alive, nil
+}
+
+func (l *live) node() *Node { return &Node{Root: "/", Version: l.version, Log: l.log} }
+
+// Replaced reports whether another file is now where this program was started from.
+func Replaced() bool {
+	exe, err := os.Executable()
+	if err != nil {
+		return false
+	}
+	exe = strings.TrimSuffix(exe, " (deleted)")
+	there, err := os.Stat(exe)
+	if err != nil {
+		return false // it is gone, so no one could start it
+	}
+	running, err := os.Stat("/proc/self/exe")
+	return err == nil && !os.SameFile(there, running)
+}

@@ -1,0 +1,109 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/text"
+)
+
+// Choose returns the slots of the plan that the arguments name.
+func Choose(p *plan.Plan, all bool, args []string) ([]plan.Slot, error) {
+	switch {
+	case all && len(args) > 0:
+		return nil, config.BadInput("--all means every slot; leave out %s or --all", strings.Join(args, " "))
+	case all:
+		return p.Slots, nil
+	case len(args) == 0:
+		return nil, config.BadInput("no slot is named; write slots such as gpu3, or --all")
+	}
+	var chosen []plan.Slot
+	for _, arg := range args {
+		k, err := strconv.Atoi(strings.TrimPrefix(arg, "gpu"))
+		i := slices.IndexFunc(p.Slots, func(s plan.Slot) bool { return s.Index == k })
+		if err != nil || i < 0 {
+			names := make([]string, len(p.Slots))
+			for i, s := range p.Slots {
+				names[i] = s.Name
+			}
+			return nil, config.BadInput("this node has no slot %q; it has %s", arg, strings.Join(names, ", "))
+		}
+		chosen = append(chosen, p.Slots[i])
+	}
+	return chosen, nil
+}
+
+// WaitDrained tells how far each slot is whenever that changes. With wait it returns when all are
+// drained, or when ctx ends; without, after one look.
+func WaitDrained(ctx context.Context, host *reconcile.Host, p *plan.Plan, slots []plan.Slot, wait bool, say func(slot plan.Slot, now string)) error {
+	const drained = "drained"
+	said := map[int]string{}
+	for {
+		left := 0
+		state, err := host.Observe(ctx, p)
+		for _, sl := range slots {
+			now := said[sl.Index]
+			if err == nil {
+				now = drainWord(sl, state.Slot(sl.Index))
+			}
+			if now != drained && now != "" {
+				left++
+			}
+			if said[sl.Index] != now {
+				say(sl, now)
+				said[sl.Index] = now
+			}
+		}
+		if err == nil && (left == 0 || !wait) {
+			return nil
+		}
+		if err == nil && limit.Sleep(ctx, time.Second) == nil {
+			continue
+		}
+		if ctx.Err() != nil {
+			err = errors.Join(err, fmt.Errorf("%w: %d %s not drained yet, and will be when their jobs are done; kbnode status shows them", context.Cause(ctx), left, text.Plural(left, "slot is", "slots are")))
+		}
+		return err
+	}
+}
+
+// drainWord returns how far a slot is that takes no more jobs.
+func drainWord(sl plan.Slot, ss slot.State) string {
+	switch busy := ss.Busy(); {
+	case busy != "":
+		return "finishes " + strings.TrimSuffix(busy, " of slot "+sl.Name) + ", then takes no more"
+	case ss.Agent.Running():
+		return "its agent is stopping"
+	}
+	return "drained"
+}
+
+// Busy returns which of these slots run a job now.
+func (n *Node) Busy(ctx context.Context, p *plan.Plan, slots []int) ([]int, error) {
+	host, err := n.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	state, err := host.Observe(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	var busy []int
+	for _, ss := range state.Slots {
+		if ss.Busy() != "" && slices.Contains(slots, ss.Index) {
+			busy = append(busy, ss.Index)
+		}
+	}
+	return busy, nil
+}

@@ -1,0 +1,43 @@
+package node
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+func TestChoose(t *testing.T) {
+	t.Parallel()
+	p := &plan.Plan{Slots: wantedSlots(4)}
+	for _, tt := range []struct {
+		all  bool
+		args []string
+		want []string
+		says string
+	}{
+		{false, []string{"gpu3", "0"}, []string{"gpu3", "gpu0"}, ""},
+		{true, nil, []string{"gpu0", "gpu1", "gpu2", "gpu3"}, ""},
+		{true, []string{"gpu1"}, nil, "leave out gpu1"},
+		{false, nil, nil, "write slots such as gpu3, or --all"},
+		{false, []string{"gpu4"}, nil, "it has gpu0, gpu1, gpu2, gpu3"},
+		{false, []string{"gpu"}, nil, `no slot "gpu"`},
+		{false, []string{"-1"}, nil, `no slot "-1"`},
+	} {
+		slots, err := Choose(p, tt.all, tt.args)
+		var got []string
+		for _, s := range slots {
+			got = append(got, s.Name)
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%v: %s", tt.args, diff)
+		}
+		if _, input := errors.AsType[*config.InputError](err); tt.says != "" && (!input || !strings.Contains(err.Error(), tt.says)) {
+			t.Errorf("%v: %v, want %q", tt.args, err, tt.says)
+		}
+	}
+}

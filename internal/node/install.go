@@ -1,0 +1,122 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"syscall"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/installer"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+)
+
+// UsableBinary refuses to write units that start a kbnode that others could replace, or that may
+// soon be gone.
+func UsableBinary(exe string) error {
+	for dir := exe; ; dir = filepath.Dir(dir) {
+		fi, err := os.Stat(dir)
+		if err != nil {
+			return fmt.Errorf("check kbnode's own path: %w", err)
+		}
+		st, ok := fi.Sys().(*syscall.Stat_t)
+		if temporary := slices.Contains([]string{"/tmp", "/var/tmp", "/home", "/root", "/run", "/dev/shm"}, dir); !ok || st.Uid != 0 || fi.Mode().Perm()&0o022 != 0 || temporary {
+			return fmt.Errorf("kbnode runs from %s, but units need a permanent path that only root can change; type sudo install -m 755 %s %s, then sudo kbnode install again", exe, exe, Binary)
+		}
+		if dir == "/" {
+			return nil
+		}
+	}
+}
+
+// FindToken returns the agent token in tokenFile, or else of the environment, of an earlier
+// install, or of what --adopt takes over, in this order.
+func FindToken(root string, env func(string) string, tokenFile string, adopt bool) (string, error) {
+	if tokenFile != "" {
+		return agent.ReadToken(tokenFile)
+	}
+	if v := env("BUILDKITE_AGENT_TOKEN"); v != "" {
+		return agent.ParseToken([]byte(v))
+	}
+	token, err := agent.ReadToken(filepath.Join(root, plan.TokenPath))
+	if err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return token, err
+	}
+	if adopt {
+		old, _ := filepath.Glob(filepath.Join(root, "/etc/buildkite-agent/buildkite-agent*.cfg"))
+		older, _ := filepath.Glob(filepath.Join(root, "/etc/buildkite-agent/agent-*/buildkite-agent.cfg"))
+		for _, file := range append(old, older...) {
+			if token, err := agent.ReadToken(file); err == nil {
+				return token, nil
+			}
+		}
+	}
+	return "", config.BadInput("no agent token is given; write the token from Buildkite (Agents, Agent Tokens) to a file and add --token-file FILE, or set BUILDKITE_AGENT_TOKEN")
+}
+
+// WriteToken writes the token where the agents' units read it. It keeps an operator's token file
+// that has the same token.
+func WriteToken(host *reconcile.Host, token string) (wrote bool, err error) {
+	if err := MayWriteToken(host, token); err != nil {
+		return false, err
+	}
+	file := filepath.Join(host.Root, plan.TokenPath)
+	if have, err := agent.ReadToken(file); err != nil || have != token {
+		return true, host.WriteInput(plan.TokenPath, agent.RenderToken(token))
+	}
+	if err := os.Chmod(file, 0o600); err != nil {
+		return false, fmt.Errorf("close token file: %w", err)
+	}
+	return false, nil
+}
+
+// MayWriteToken refuses to replace an operator's token file that has another token.
+func MayWriteToken(host *reconcile.Host, token string) error {
+	text, err := os.ReadFile(filepath.Join(host.Root, plan.TokenPath))
+	if errors.Is(err, fs.ErrNotExist) || host.Adopt || Marked(text) {
+		return nil
+	}
+	if have, err := agent.ParseToken(text); err == nil && have == token {
+		return nil
+	}
+	return fmt.Errorf("%s contains a different token and was not written by kbnode; delete it, or use --adopt to replace it", plan.TokenPath)
+}
+
+// InstallAgent makes sure that there is a buildkite-agent: the given binary, the one that is
+// there, or the pinned release. If it installed one, it reads and plans the machine again with
+// what that agent understands.
+func (n *Node) InstallAgent(ctx context.Context, host *reconcile.Host, binary string) (fetched bool, err error) {
+	switch {
+	case binary != "":
+		err = installer.CopyAgent("/", binary)
+		if v := n.Agents; err == nil && (v.Version != "" || v.Roll != nil) {
+			n.say("slots run this agent, not the one that kbnode upgrade chose")
+			err = host.WriteAgents(plan.Agents{Releases: v.Releases}) // the daemon removes them
+		}
+	case n.Inventory.Software.Agent.Path != "":
+		return false, nil
+	default:
+		n.say("fetching buildkite-agent %s", plan.PinnedAgentVersion)
+		err = installer.Agent(ctx, "/", installer.AgentRelease{
+			Version: plan.PinnedAgentVersion, Arch: runtime.GOARCH,
+			URL: n.Config.Agent.DownloadURL, SHA256: n.Config.Agent.DownloadSHA256,
+		})
+	}
+	if err == nil {
+		err = n.Read(ctx)
+	}
+	if err != nil {
+		return false, err
+	}
+	if n.Inventory.Software.Agent.Version == "" {
+		return false, fmt.Errorf("%s does not report its version; give a buildkite-agent for this machine (%s) with --agent-binary", installer.AgentPath, runtime.GOARCH)
+	}
+	return true, n.MakePlan()
+}

@@ -1,0 +1,208 @@
+// Package node is this machine down the pipe: configured, read, planned, observed and changed, by
+// one kbnode at a time. It also continues what a command began and the daemon must finish.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/installer"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/runner/program"
+)
+
+// Binary is kbnode's path in the units of a tree that is not this machine.
+const Binary = "/usr/local/bin/kbnode"
+
+// ErrNone means that this machine is not set up as a node.
+var ErrNone = errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
+
+// Node is a machine with what has been read and planned of it so far.
+type Node struct {
+	Root    string // "/", or a tree
+	Name    string // of the root, in messages; "" means Root itself
+	Version string // of this kbnode
+	Log     *slog.Logger
+	Say     func(format string, args ...any) // what people wait for; nil says nothing
+	Asked   *ConfigText                      // a configuration to use instead of the machine's
+	Reshape bool                             // make slots of the instances and partitions that exist now
+	Others  *[]plan.Drain                    // to plan with instead of Drains
+
+	Config    config.Config // with defaults
+	Inventory *inventory.Inventory
+	Drains    []plan.Drain // as stored
+	Agents    plan.Agents  // as stored
+	Plan      *plan.Plan
+	Notes     []string // about old spellings
+
+	written config.Config // without defaults
+	old     bool          // the configuration file has old spellings
+	managed bool          // the configuration file is kbnode's own, or there is none
+	wished  bool          // the file is missing, or lacks something that was asked for
+}
+
+// Live reports whether this is the machine that kbnode runs on.
+func (n *Node) Live() bool { return n.Root == "/" }
+
+func (n *Node) say(format string, args ...any) {
+	if n.Say != nil {
+		n.Say(format, args...)
+	}
+}
+
+// open opens a file of the machine. Below any root but "/", links cannot lead out of the tree.
+func (n *Node) open(path string) (*os.File, error) {
+	if n.Live() {
+		return os.Open(path)
+	}
+	return os.OpenInRoot(n.Root, strings.TrimPrefix(path, "/"))
+}
+
+// MaxInput is the maximum size of a file that the plan is made from, in bytes.
+const MaxInput = 4 << 20
+
+// ReadFile returns a file of the machine, at most 4 MiB of it.
+func (n *Node) ReadFile(path string) ([]byte, error) {
+	f, err := n.open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, MaxInput))
+}
+
+// Read reads the machine. The configuration must be loaded.
+func (n *Node) Read(ctx context.Context) error {
+	agentPath := n.Config.Agent.Binary
+	if agentPath == "" {
+		f, err := n.open(installer.AgentPath)
+		if err == nil {
+			_ = f.Close()
+		}
+		if !errors.Is(err, fs.ErrNotExist) { // also if it cannot be read: it is still the agent to ask
+			agentPath = installer.AgentPath
+		}
+	}
+	inv, err := inventory.Read(ctx, inventory.Options{
+		Root: n.Root, AgentPath: agentPath, DockerSocket: n.Config.Docker.Socket, Log: n.Log,
+	})
+	if err != nil {
+		return err
+	}
+	n.Inventory = inv
+	return nil
+}
+
+// stored passes a file of kbnode's state to parse, unless there is none.
+func (n *Node) stored(path, what string, parse func([]byte) error) error {
+	text, err := n.ReadFile(path)
+	switch {
+	case err == nil:
+		return parse(text)
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("read %s: %w", what, err)
+	}
+	return nil
+}
+
+// bindings returns the stored bindings of slots, or nil on a new machine.
+func (n *Node) bindings() (all []plan.Binding, err error) {
+	err = n.stored(plan.BindingsPath, "slot bindings", func(text []byte) (err error) { all, err = plan.ParseBindings(text); return err })
+	return all, err
+}
+
+// missing returns what keeps the machine from being a node. What cannot be read now counts as it
+// was last planned.
+func (n *Node) missing() ([]string, error) {
+	kept, err := n.bindings()
+	if err != nil {
+		return nil, err
+	}
+	inv, err := plan.Recall(n.Inventory, kept)
+	if err != nil {
+		return nil, err
+	}
+	return installer.Preflight(inv), nil
+}
+
+// MakePlan plans the machine as it was read, with the stored drains and agents.
+func (n *Node) MakePlan() error {
+	bindings, err := n.bindings()
+	if err != nil {
+		return err
+	}
+	n.Drains, n.Agents = nil, plan.Agents{}
+	if err := n.stored(plan.DrainsPath, "drained slots", func(text []byte) (err error) { n.Drains, err = plan.ParseDrains(text); return err }); err != nil {
+		return err
+	}
+	if err := n.stored(plan.AgentsPath, "agents", func(text []byte) (err error) { n.Agents, err = plan.ParseAgents(text); return err }); err != nil {
+		return err
+	}
+	if n.Others != nil {
+		n.Drains = *n.Others
+	}
+	in := plan.Input{Inventory: n.Inventory, Config: &n.Config, Bindings: bindings, Drains: n.Drains, Agents: n.Agents, Binary: Binary, Version: n.Version, Reshape: n.Reshape}
+	if n.Live() {
+		if in.Binary, err = os.Executable(); err != nil {
+			return fmt.Errorf("find kbnode's own path: %w", err)
+		}
+		in.Runner = program.Digest()
+	}
+	wished := n.wished || n.Reshape && n.old // an install writes the new spelling
+	in.ConfigKept = n.managed && !wished
+	if n.managed && wished {
+		if in.ConfigText, err = config.Render(n.written, plan.Marker+". kbnode install writes its flags here; to manage the file yourself, edit it and delete this line."); err != nil {
+			return err
+		}
+	}
+	p, err := plan.Build(in)
+	if err != nil {
+		return err
+	}
+	p.Warnings = append(append([]string{}, n.Notes...), p.Warnings...)
+	n.Plan = p
+	return nil
+}
+
+// Refresh loads, reads and plans this machine, which must be a node. It fails if anything is
+// missing: that may be back in a moment, and a plan without it would remove what running jobs
+// need.
+func (n *Node) Refresh(ctx context.Context) error {
+	if err := n.load(ctx); err != nil {
+		return err
+	}
+	missing, err := n.missing()
+	if err != nil {
+		return err
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("nothing was changed: %s", strings.Join(missing, "\n"))
+	}
+	return n.MakePlan()
+}
+
+// Look is Refresh for those who change nothing: it plans whatever is there.
+func (n *Node) Look(ctx context.Context) error {
+	if err := n.load(ctx); err != nil {
+		return err
+	}
+	return n.MakePlan()
+}
+
+func (n *Node) load(ctx context.Context) error {
+	if _, err := os.Stat(plan.BindingsPath); errors.Is(err, fs.ErrNotExist) {
+		return ErrNone
+	}
+	if err := n.LoadStored(); err != nil {
+		return err
+	}
+	return n.Read(ctx)
+}

@@ -1,0 +1,180 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/host"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/selftest"
+	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/systemd"
+)
+
+// Doctor runs doctor's checks on this machine. It returns what they have read, too.
+func (n *Node) Doctor(ctx context.Context, o doctor.Options, api doctor.API) (*doctor.Report, *doctor.Machine, error) {
+	life, end := context.WithCancel(ctx)
+	src := &source{n: n, life: life}
+	defer src.close()
+	defer end() // a check may still wait for systemd
+	o.Log = n.Log
+	m := &doctor.Machine{Tree: host.Tree{Root: "/"}, Source: src, Now: time.Now(), API: api}
+	report, err := doctor.Run(ctx, m, o)
+	return report, m, err
+}
+
+// journalLines is how many lines of an agent's journal are searched for its last words.
+const journalLines = 40
+
+// source is this machine for doctor.
+type source struct {
+	n *Node
+	// life is the context of the whole run: a connection ends with the context that made it, and
+	// a check's context ends with the check.
+	life context.Context
+
+	mu   sync.Mutex
+	host *Host
+}
+
+// connect connects to systemd once, for all checks.
+func (d *source) connect() (*Host, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.host == nil {
+		host, err := d.n.Open(d.life)
+		if err != nil {
+			return nil, err
+		}
+		d.host = &host
+	}
+	return d.host, nil
+}
+
+// close closes what the checks have opened.
+func (d *source) close() {
+	if !d.mu.TryLock() {
+		return // a check still waits for systemd; the end of life closes what it opens
+	}
+	defer d.mu.Unlock()
+	if d.host != nil {
+		d.host.Close()
+	}
+}
+
+func (d *source) Config() (*config.Config, error) {
+	if err := d.n.LoadStored(); err != nil {
+		return nil, err
+	}
+	cfg := d.n.Config
+	return &cfg, nil
+}
+
+func (d *source) Inventory(ctx context.Context) (*inventory.Inventory, error) {
+	err := d.n.Read(ctx)
+	return d.n.Inventory, err
+}
+
+func (d *source) Plan() (*plan.Plan, error) {
+	err := d.n.MakePlan()
+	return d.n.Plan, err
+}
+
+func (d *source) Observe(ctx context.Context) (*reconcile.State, error) {
+	host, err := d.connect()
+	if err != nil {
+		return nil, err
+	}
+	host.GPUs = d.n.Inventory.GPUs
+	return host.Observe(ctx, d.n.Plan)
+}
+
+func (d *source) Units(ctx context.Context, pattern string) ([]slot.Unit, error) {
+	host, err := d.connect()
+	if err != nil {
+		return nil, err
+	}
+	names, err := host.Systemd.Loaded(ctx, pattern)
+	if err != nil {
+		return nil, err
+	}
+	if len(names) == 0 && !strings.ContainsAny(pattern, "*?[") {
+		names = []string{pattern} // not loaded, but perhaps on disk
+	}
+	return host.Systemd.Units(ctx, names...)
+}
+
+func (d *source) Properties(ctx context.Context, unit, kind string, names ...string) (map[string]any, error) {
+	bus, err := d.bus()
+	if err != nil {
+		return nil, err
+	}
+	return bus.Properties(ctx, unit, kind, names...)
+}
+
+func (d *source) Journal(ctx context.Context, unit string) ([]string, error) {
+	return agent.Journal(ctx, unit, journalLines)
+}
+
+func (d *source) Program(ctx context.Context, p systemd.Program) ([]byte, error) {
+	bus, err := d.bus()
+	if err != nil {
+		return nil, err
+	}
+	return bus.RunProgram(ctx, p)
+}
+
+func (d *source) bus() (*systemd.Bus, error) {
+	host, err := d.connect()
+	if err != nil {
+		return nil, err
+	}
+	return host.Bus, nil
+}
+
+func (d *source) Containers(ctx context.Context, m *doctor.Machine) ([]selftest.SlotReport, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find kbnode's own path: %w", err)
+	}
+	return selftest.Run(ctx, selftest.Options{
+		Plan: m.Plan, State: m.State, Binary: exe, Quick: true, Log: d.n.Log, Progress: func(string, string) {},
+	})
+}
+
+// engine connects for each question, so that no connection stays open.
+func (d *source) engine() (*docker.Engine, error) {
+	return docker.New(d.n.Config.Docker.Socket)
+}
+
+func (d *source) Docker(ctx context.Context) (docker.Info, error) {
+	e, err := d.engine()
+	if err != nil {
+		return docker.Info{}, err
+	}
+	defer func() { _ = e.Close() }()
+	info, err := e.Info(ctx)
+	if err == nil {
+		info.Runc = e.Runc(ctx)
+	}
+	return info, err
+}
+
+func (d *source) Image(ctx context.Context, ref string) (docker.Image, error) {
+	e, err := d.engine()
+	if err != nil {
+		return docker.Image{}, err
+	}
+	defer func() { _ = e.Close() }()
+	return e.Image(ctx, ref)
+}

@@ -1,0 +1,114 @@
+package node
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/machinetest"
+)
+
+// agentProgram is a program that answers like a buildkite-agent.
+func agentProgram(version string, keys []string) string {
+	return "#!/bin/sh\nif [ \"$1\" = --version ]; then echo buildkite-agent version " + version + "+build.1; else cat <<END\n   --" +
+		strings.Join(keys, " value\n   --") + " value\nEND\nfi\n"
+}
+
+// serveAgent serves a mirror with one release, which contains a program.
+func serveAgent(t *testing.T, program string) config.Agent {
+	t.Helper()
+	var b bytes.Buffer
+	gz := gzip.NewWriter(&b)
+	w := tar.NewWriter(gz)
+	if err := w.WriteHeader(&tar.Header{Name: "buildkite-agent", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(program))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(w, program); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Close(), gz.Close()); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/3.100.0.tgz" {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = w.Write(b.Bytes())
+	}))
+	t.Cleanup(server.Close)
+	sum := sha256.Sum256(b.Bytes())
+	return config.Agent{DownloadURL: server.URL + "/{version}.tgz", DownloadSHA256: hex.EncodeToString(sum[:])}
+}
+
+// TestUpgradeFetches installs a release that can close a slot, and leaves nothing of one that
+// cannot.
+func TestUpgradeFetches(t *testing.T) {
+	t.Parallel()
+	keys := machinetest.AgentKeys()
+	for _, tt := range []struct {
+		name, program, says string
+		sum                 string
+	}{
+		{name: "good", program: agentProgram("3.100.0", keys)},
+		{name: "a key is missing", program: agentProgram("3.100.0", []string{"name", "tags"}), says: "does not support endpoint"},
+		{name: "another version", program: agentProgram("3.99.0", keys), says: "contains 3.99.0"},
+		{name: "no agent", program: "#!/bin/sh\nexit 3\n", says: "is not a buildkite-agent for this machine"},
+		{name: "for another machine", program: "\x7fELF", says: "is not a buildkite-agent for this machine"},
+		{name: "wrong sum", program: agentProgram("3.100.0", keys), sum: strings.Repeat("0", 64), says: ", not 0000"},
+	} {
+		t.Run(tt.name, func(t *testing.T) { // not parallel: it executes what was just written
+			n := &Node{Inventory: &inventory.Inventory{}, Config: config.Config{Agent: serveAgent(t, tt.program)}}
+			if tt.sum != "" {
+				n.Config.Agent.DownloadSHA256 = tt.sum
+			}
+			root := t.TempDir()
+			target := &Target{n: n, host: &reconcile.Host{Root: root}, Version: "3.100.0"}
+			to, release, err := target.Get(t.Context(), "")
+			entries, _ := os.ReadDir(filepath.Join(root, plan.AgentsDir))
+			if tt.says != "" {
+				if err == nil || !strings.Contains(err.Error(), "nothing was changed") || !strings.Contains(err.Error(), tt.says) || len(entries) > 0 {
+					t.Errorf("%v, want %q; left: %v", err, tt.says, entries)
+				}
+				return
+			}
+			if err != nil || to != "3.100.0" || release == nil || len(release.Keys) != len(keys) {
+				t.Errorf("%q, %+v, %v", to, release, err)
+			}
+			// A kept release is not fetched again, not even without a mirror.
+			n.Agents.Releases, n.Config.Agent.DownloadURL = []plan.AgentRelease{*release}, "http://127.0.0.1:1/"
+			if to, release, err := target.Get(t.Context(), ""); err != nil || to != "3.100.0" || release != nil {
+				t.Errorf("again: %q, %v, %v", to, release, err)
+			}
+		})
+	}
+}
+
+// TestUpgradeToTheInstalledOne checks that the installed version is not fetched.
+func TestUpgradeToTheInstalledOne(t *testing.T) {
+	t.Parallel()
+	n := &Node{Inventory: &inventory.Inventory{}}
+	n.Inventory.Software.Agent = inventory.Agent{Path: "/usr/bin/buildkite-agent", Version: "3.76.2", Keys: machinetest.AgentKeys()}
+	target := &Target{n: n, host: &reconcile.Host{Root: t.TempDir()}, Version: "3.76.2"}
+	if to, release, err := target.Get(t.Context(), ""); err != nil || to != "" || release != nil {
+		t.Errorf("%q, %v, %v", to, release, err)
+	}
+	n.Inventory.Software.Agent.Keys = []string{"name"}
+	if _, _, err := target.Get(t.Context(), ""); err == nil {
+		t.Error("an installed agent that closes nothing is taken")
+	}
+}

@@ -1,0 +1,244 @@
+package systemd
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	sddbus "github.com/coreos/go-systemd/v22/dbus"
+	"github.com/godbus/dbus/v5"
+)
+
+// fakeBus answers like systemd, in D-Bus's wire format. answer gets the member of each
+// call and returns a body, the name of an error, or "hang up".
+type fakeBus struct {
+	answer func(member string, nth int, body []any) (reply []any, fault string)
+
+	mu     sync.Mutex
+	calls  []string
+	conns  []net.Conn
+	result string // of jobs; "" is none
+}
+
+func (f *fakeBus) dial() (*sddbus.Conn, error) {
+	return sddbus.NewConnection(func() (*dbus.Conn, error) {
+		ours, theirs := net.Pipe()
+		f.mu.Lock()
+		f.conns = append(f.conns, theirs)
+		f.mu.Unlock()
+		go f.serve(theirs)
+		conn, err := dbus.NewConn(ours)
+		if err != nil {
+			return nil, err
+		}
+		return conn, conn.Auth([]dbus.Auth{dbus.AuthExternal("0")})
+	})
+}
+
+func (f *fakeBus) serve(c net.Conn) {
+	r := bufio.NewReader(c)
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return
+		}
+		switch line = strings.TrimLeft(strings.TrimSpace(line), "\x00"); {
+		case line == "AUTH":
+			_, err = io.WriteString(c, "REJECTED EXTERNAL\r\n")
+		case strings.HasPrefix(line, "AUTH "):
+			_, err = io.WriteString(c, "OK 1234deadbeef\r\n")
+		case line == "NEGOTIATE_UNIX_FD":
+			_, err = io.WriteString(c, "ERROR\r\n")
+		case line == "BEGIN":
+			for err == nil {
+				err = f.message(c, r)
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (f *fakeBus) message(c net.Conn, r io.Reader) error {
+	m, err := dbus.DecodeMessage(r)
+	if err != nil || m.Type != dbus.TypeMethodCall {
+		return err
+	}
+	member, _ := m.Headers[dbus.FieldMember].Value().(string)
+	f.mu.Lock()
+	nth := 0
+	for _, call := range f.calls {
+		if call == member {
+			nth++
+		}
+	}
+	f.calls = append(f.calls, member)
+	f.mu.Unlock()
+	reply, fault := []any(nil), ""
+	if member != "AddMatch" && member != "Subscribe" {
+		reply, fault = f.answer(member, nth, m.Body)
+	}
+	out := &dbus.Message{Type: dbus.TypeMethodReply, Headers: map[dbus.HeaderField]dbus.Variant{dbus.FieldReplySerial: dbus.MakeVariant(m.Serial())}, Body: reply}
+	switch fault {
+	case "":
+	case "hang up":
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, conn := range f.conns {
+			_ = conn.Close()
+		}
+		return io.EOF
+	default:
+		out.Type, out.Headers[dbus.FieldErrorName] = dbus.TypeError, dbus.MakeVariant(fault)
+	}
+	if err := send(c, out); err != nil || !strings.HasSuffix(member, "Unit") || f.result == "" {
+		return err
+	}
+	// The end of a job is signaled on the other connection.
+	signal := &dbus.Message{Type: dbus.TypeSignal, Headers: map[dbus.HeaderField]dbus.Variant{
+		dbus.FieldPath:      dbus.MakeVariant(dbus.ObjectPath("/org/freedesktop/systemd1")),
+		dbus.FieldInterface: dbus.MakeVariant("org.freedesktop.systemd1.Manager"), dbus.FieldMember: dbus.MakeVariant("JobRemoved"),
+	}, Body: []any{uint32(7), dbus.ObjectPath("/job/7"), "a.service", f.result}}
+	f.mu.Lock()
+	other := f.conns[len(f.conns)-1]
+	f.mu.Unlock()
+	return send(other, signal)
+}
+
+func send(c net.Conn, m *dbus.Message) error {
+	if len(m.Body) > 0 {
+		m.Headers[dbus.FieldSignature] = dbus.MakeVariant(dbus.SignatureOf(m.Body...))
+	}
+	var wire bytes.Buffer
+	// A server's message needs a serial, which EncodeTo takes from the message.
+	if err := m.EncodeTo(&wire, binary.LittleEndian); err != nil {
+		return err
+	}
+	data := wire.Bytes()
+	if binary.LittleEndian.Uint32(data[8:12]) == 0 {
+		binary.LittleEndian.PutUint32(data[8:12], 1)
+	}
+	_, err := c.Write(data)
+	return err
+}
+
+// unitRow is a unit in the form in which systemd lists it.
+type unitRow struct {
+	Name, Description, Load, Active, Sub, Followed string
+	Path                                           dbus.ObjectPath
+	JobID                                          uint32
+	JobType                                        string
+	JobPath                                        dbus.ObjectPath
+}
+
+func unitsAnswer(active string) func(string, []any) ([]any, string) {
+	return func(member string, body []any) ([]any, string) {
+		switch member {
+		case "ListUnitsByNames":
+			return []any{[]unitRow{{Name: "a.service", Load: "loaded", Active: active, Sub: "running", Path: "/u", JobPath: "/"}}}, ""
+		case "StartUnit", "StopUnit", "RestartUnit":
+			return []any{dbus.ObjectPath("/job/7")}, ""
+		case "Get":
+			switch body[1] {
+			case "NeedDaemonReload":
+				return []any{dbus.MakeVariant(false)}, ""
+			case "StateChangeTimestamp":
+				return []any{dbus.MakeVariant(uint64(1e15))}, ""
+			case "ControlGroup", "Result":
+				return []any{dbus.MakeVariant("/x")}, ""
+			case "MainPID", "NRestarts":
+				return []any{dbus.MakeVariant(uint32(1))}, ""
+			}
+			return []any{dbus.MakeVariant(int32(0))}, ""
+		}
+		return nil, ""
+	}
+}
+
+// A read whose answer is lost is repeated, on a new connection if the old one is gone. A
+// call that systemd refuses is not.
+func TestLostReadIsRepeated(t *testing.T) {
+	t.Parallel()
+	for fault, want := range map[string]int{
+		"org.freedesktop.DBus.Error.NoReply":      2,
+		"org.freedesktop.DBus.Error.Disconnected": 2,
+		"hang up": 2,
+		"org.freedesktop.DBus.Error.AccessDenied": 1,
+	} {
+		t.Run(fault, func(t *testing.T) {
+			t.Parallel()
+			units := unitsAnswer("active")
+			f := &fakeBus{answer: func(member string, nth int, body []any) ([]any, string) {
+				if nth == 0 && member == "ListUnitsByNames" {
+					return nil, fault
+				}
+				return units(member, body)
+			}}
+			b, err := connect(f.dial)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer b.Close()
+			got, err := b.Units(t.Context(), "a.service")
+			if (err == nil) != (want == 2) || err == nil && (got[0].Active != "active" || got[0].Cgroup != "/x") {
+				t.Errorf("%+v, %v", got, err)
+			}
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			asked := slices.DeleteFunc(slices.Clone(f.calls), func(m string) bool { return m != "ListUnitsByNames" })
+			if len(asked) != want {
+				t.Errorf("asked %d times", len(asked))
+			}
+		})
+	}
+}
+
+// A failed job is an error. If the end of a job is not reported, the state of its unit
+// decides.
+func TestJobs(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		result, active string
+		call           func(context.Context, *Bus) error
+		err            string
+	}{
+		"done":            {"done", "active", start, ""},
+		"failed":          {"failed", "failed", start, "start a.service: job failed (/x, exit status 0)"},
+		"timeout":         {"timeout", "activating", start, "job timeout"},
+		"not told of":     {"", "active", start, ""},
+		"not told, down":  {"", "inactive", start, "deadline"},
+		"stop not told":   {"", "inactive", stop, ""},
+		"stops still":     {"", "deactivating", stop, "deadline"},
+		"stopped, failed": {"failed", "failed", stop, "job failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			units := unitsAnswer(row.active)
+			f := &fakeBus{result: row.result, answer: func(member string, _ int, body []any) ([]any, string) { return units(member, body) }}
+			b, err := connect(f.dial)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer b.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			err = row.call(ctx, b)
+			if (err == nil) != (row.err == "") || err != nil && !strings.Contains(err.Error(), row.err) {
+				t.Errorf("error is %v", err)
+			}
+		})
+	}
+}
+
+func start(ctx context.Context, b *Bus) error { return b.Start(ctx, "a.service") }
+
+func stop(ctx context.Context, b *Bus) error { return b.Stop(ctx, "a.service") }

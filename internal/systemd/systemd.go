@@ -1,0 +1,63 @@
+// Package systemd speaks to this machine's systemd over D-Bus. It bounds each call in time, and
+// repeats those whose answer was lost.
+package systemd
+
+import (
+	"context"
+	"syscall"
+
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+// Manager is the part of the service manager that kbnode uses. Connect returns the real
+// one; test/systemdtest has one that records.
+type Manager interface {
+	// Units reads the state of units, in the order given. A unit that does not exist has
+	// Load "not-found".
+	Units(ctx context.Context, names ...string) ([]slot.Unit, error)
+	// Loaded lists the units in memory that match patterns of fnmatch(3).
+	Loaded(ctx context.Context, patterns ...string) ([]string, error)
+	// Reload makes the manager read all unit files again.
+	Reload(ctx context.Context) error
+	// Start starts units at the same time and waits for all of them.
+	Start(ctx context.Context, names ...string) error
+	// Restart is Start for units that may be running.
+	Restart(ctx context.Context, names ...string) error
+	// Stop asks units to stop and waits until they have. At the deadline of ctx it
+	// returns context.DeadlineExceeded, and they continue to stop.
+	Stop(ctx context.Context, names ...string) error
+	// Drain asks units to stop and does not wait.
+	Drain(ctx context.Context, names ...string) error
+	// Kill sends a signal to the main process of a unit, or to all of them.
+	Kill(ctx context.Context, name string, all bool, signal syscall.Signal) error
+	// ResetFailed clears the failed state of a unit.
+	ResetFailed(ctx context.Context, name string) error
+	// Enable and Disable set whether units start at boot.
+	Enable(ctx context.Context, names ...string) error
+	Disable(ctx context.Context, names ...string) error
+	// SetProperties changes a running unit until the next boot.
+	SetProperties(ctx context.Context, name string, properties ...Property) error
+}
+
+// Property is one property of a unit, by its D-Bus name. The value is a string (s),
+// uint64 (t), []byte (ay) or []DeviceAllow (a(ss)).
+type Property struct {
+	Name  string
+	Value any
+}
+
+// DeviceAllow is one line of a device policy, as on D-Bus.
+type DeviceAllow struct {
+	Path string
+	Perm string
+}
+
+// UnitError is a unit's failure to do what it was asked to.
+type UnitError struct {
+	Unit string
+	Verb string // "start", "restart", "stop"
+	Err  error
+}
+
+func (e *UnitError) Error() string { return e.Verb + " " + e.Unit + ": " + e.Err.Error() }
+func (e *UnitError) Unwrap() error { return e.Err }

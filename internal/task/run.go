@@ -1,0 +1,59 @@
+package task
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"time"
+)
+
+// Overhead is the time that a job needs besides its evaluations: a first pull of the image.
+const Overhead = 10 * time.Minute
+
+// maxSubmission bounds a submission, in bytes.
+const maxSubmission = 8 << 20
+
+// Runs returns the evaluations that the result of a mode contains. It returns nil for mode
+// profile, whose evaluations depend on the benchmarks.
+func Runs(mode string) []string {
+	switch mode {
+	case "test", "benchmark":
+		return []string{mode}
+	case "leaderboard", "private":
+		return []string{"test", "benchmark", "leaderboard"}
+	}
+	return nil
+}
+
+// RunTime returns how long a job of a mode may run.
+func (t *Task) RunTime(mode string) time.Duration {
+	limit := Overhead
+	switch mode {
+	case "test":
+		limit += t.TestTimeout
+	case "benchmark":
+		limit += t.BenchmarkTimeout
+	case "profile":
+		limit += t.BenchmarkTimeout * time.Duration(max(1, t.Benchmarks))
+	default:
+		limit += t.TestTimeout + t.BenchmarkTimeout + t.RankedTimeout
+	}
+	if t.Lang == CUDA {
+		limit += 6 * time.Minute // the compiler may run three times
+	}
+	return limit
+}
+
+// ReadSubmission reads a file of a problem's directory.
+func ReadSubmission(dir fs.FS, name string) (string, error) {
+	f, err := dir.Open(name)
+	if err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxSubmission+1))
+	if err == nil && len(text) > maxSubmission {
+		err = fmt.Errorf("%s has more than %d bytes", name, maxSubmission)
+	}
+	return string(text), errors.Join(err, f.Close())
+}
