@@ -16,7 +16,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/config"
@@ -168,8 +167,8 @@ func (f *fleet) connect(k int) error {
 	if err := post(cfg["endpoint"]+"/register", token, request, &registered); err != nil {
 		return err
 	}
-	// The hook agent-startup does this.
-	if err := os.WriteFile(filepath.Join(f.root, slot.RegisteredMarker(k)), nil, 0o600); err != nil {
+	// The slot's guard does this.
+	if err := slot.Register(filepath.Join(f.root, plan.RunDir(k))); err != nil {
 		return err
 	}
 	return post(cfg["endpoint"]+"/connect", registered.Token, map[string]any{}, nil)
@@ -272,8 +271,7 @@ func TestInstallOnATree(t *testing.T) {
 	if err := errors.Join(n.sd.Start(t.Context(), plan.AgentUnit(2)), os.Remove(filepath.Join(n.root, slot.RegisteredMarker(1)))); err != nil {
 		t.Fatal(err)
 	}
-	now := time.Now() // it registers again
-	if err := os.Chtimes(filepath.Join(n.root, slot.RegisteredMarker(2)), now, now); err != nil {
+	if err := slot.Register(filepath.Join(n.root, plan.RunDir(2))); err != nil { // again
 		t.Fatal(err)
 	}
 	said.Reset()

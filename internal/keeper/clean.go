@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -53,10 +51,7 @@ func (k *Keeper) registered(_ context.Context, pid int) (string, error) {
 	if _, err := k.procs.above(pid); err != nil {
 		return "", err
 	}
-	if err := os.WriteFile(filepath.Join(k.runDir, slot.RegisteredName), nil, 0o644); err != nil { //nolint:gosec // an empty file that status reads
-		return "", fmt.Errorf("record registration: %w", err)
-	}
-	return "", nil
+	return "", slot.Register(k.runDir)
 }
 
 // begin is called before a job. The slot is clean since the agent's start, or since the guard

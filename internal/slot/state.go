@@ -78,15 +78,26 @@ func RegisteredMarker(k int) string { return plan.RunDir(k) + "/" + RegisteredNa
 // RegisteredName is the name of that file in the slot's run directory.
 const RegisteredName = "registered"
 
-// tick is how much a file's time may lag behind the clock: the kernel updates it 100 to 1000 times
-// a second. An agent starts at least 100 ms after the one before it has ended.
-const tick = 10 * time.Millisecond
+// Register records in a slot's run directory that its agent has registered now.
+func Register(runDir string) error {
+	name := filepath.Join(runDir, RegisteredName)
+	err := os.WriteFile(name, nil, 0o644) //nolint:gosec // an empty file that status reads
+	if err == nil {
+		// The kernel's time for a file lags behind the clock, by which systemd says when a unit started.
+		now := time.Now()
+		err = os.Chtimes(name, now, now)
+	}
+	if err != nil {
+		return fmt.Errorf("record registration: %w", err)
+	}
+	return nil
+}
 
 // registered reports whether a slot's agent has registered since it was started. Each agent runs
 // one job, so an older marker is another agent's.
 func registered(root string, k int, since time.Time) bool {
 	info, err := os.Lstat(filepath.Join(root, RegisteredMarker(k))) // a link is not the guard's
-	return err == nil && !info.ModTime().Before(since.Add(-tick))
+	return err == nil && !info.ModTime().Before(since)
 }
 
 // Busy returns what a slot is busy with, as in "waits for …"; "" if it is idle.

@@ -95,8 +95,7 @@ func TestLook(t *testing.T) {
 	}{
 		{name: "registered since it started", active: "active", marker: time.Second, want: true},
 		{name: "registered at once", active: "active", marker: 1, want: true},
-		{name: "registered at once, by a clock that lags", active: "active", marker: -tick, want: true},
-		{name: "the marker is of the agent before", active: "active", marker: -100 * time.Millisecond},
+		{name: "the marker is of the agent before", active: "active", marker: -time.Microsecond},
 		{name: "no marker yet", active: "active"},
 		{name: "registered and ended", active: "failed", marker: time.Second},
 		{name: "a link to another file", active: "active", marker: -time.Hour, link: true},
@@ -178,6 +177,32 @@ func TestPolicies(t *testing.T) {
 		}
 		if err != nil || len(got) == 0 || got[0].Slot != 2 || (len(got) == 2) != (row.name == "gpu10.json") {
 			t.Errorf("%s: %v, %v", row.name, got, err)
+		}
+	}
+}
+
+// TestRegister compares with the clock, not with the kernel's coarse time for files.
+func TestRegister(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	run := filepath.Join(root, filepath.Dir(RegisteredMarker(3)))
+	if err := Register(run); err == nil {
+		t.Fatal("registered without a run directory")
+	}
+	if err := os.MkdirAll(run, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		before := time.Now()
+		if err := Register(run); err != nil {
+			t.Fatal(err)
+		}
+		after := time.Now()
+		if !registered(root, 3, before) {
+			t.Fatal("an agent that was started just before has not registered")
+		}
+		if registered(root, 3, after) {
+			t.Fatal("the agent that is started next has registered")
 		}
 	}
 }

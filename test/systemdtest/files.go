@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -63,12 +62,4 @@ func (s *Systemd) listen(slot int) error {
 		return err
 	}
 	return unix.Mknod(socket, unix.S_IFSOCK|0o660, 0)
-}
-
-// age makes a file at least 100 ms old, as what an agent leaves is when the next one starts.
-func (s *Systemd) age(file string) {
-	name, old := filepath.Join(s.Root, file), s.asked.Add(-100*time.Millisecond)
-	if info, err := os.Stat(name); err == nil && info.ModTime().After(old) {
-		_ = os.Chtimes(name, old, old)
-	}
 }

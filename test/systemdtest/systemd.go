@@ -92,11 +92,6 @@ func (s *Systemd) Killed() []string {
 func (s *Systemd) say(parts ...string) error {
 	word := strings.Join(parts, " ")
 	s.asked = time.Now()
-	for _, name := range parts[1:] {
-		if k, ok := plan.OwnsUnit(name); ok && k >= 0 && slices.Contains([]string{"stop", "drain", "restart"}, parts[0]) {
-			s.age(slot.RegisteredMarker(k))
-		}
-	}
 	if s.Hook != nil {
 		if err := s.Hook(word); err != nil {
 			return err
