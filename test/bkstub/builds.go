@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -130,11 +131,20 @@ func wait(ctx context.Context, c *cli, args []string) error {
 	return follow(ctx, c, number, w)
 }
 
+// patient multiplies a limit by BKSTUB_SLOWNESS, which the virtual machine's rig sets: how many times
+// slower the machine is than the one that limits are written for.
+func patient(limit time.Duration) time.Duration {
+	if slow, err := strconv.ParseFloat(os.Getenv("BKSTUB_SLOWNESS"), 64); err == nil && slow > 1 && slow < 100 {
+		limit = time.Duration(float64(limit) * slow)
+	}
+	return limit
+}
+
 // follow reports a build's progress until it has finished, and then what came
 // of it. The time-out ends the waiting, never a request: the last look at the
 // build is what the message tells.
 func follow(ctx context.Context, c *cli, number int, w waitFlags) error {
-	timeout := time.After(w.timeout)
+	timeout := time.After(patient(w.timeout))
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
 	var said string
@@ -152,7 +162,7 @@ func follow(ctx context.Context, c *cli, number int, w waitFlags) error {
 		}
 		select {
 		case <-timeout:
-			return fmt.Errorf("build %d is still %s after %s", number, b.State, w.timeout)
+			return fmt.Errorf("build %d is still %s after %s", number, b.State, patient(w.timeout))
 		case <-tick.C:
 		}
 	}

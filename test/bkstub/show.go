@@ -119,7 +119,7 @@ func waitAgents(ctx context.Context, c *cli, args []string) error {
 	if _, err := c.parse(args, 0); err != nil {
 		return err
 	}
-	ctx, stop := context.WithTimeout(ctx, *timeout)
+	ctx, stop := context.WithTimeout(ctx, patient(*timeout))
 	defer stop()
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
@@ -139,7 +139,7 @@ func waitAgents(ctx context.Context, c *cli, args []string) error {
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("%d of %d agents connected after %s", max(said, 0), *count, *timeout), err)
+			return errors.Join(fmt.Errorf("%d of %d agents connected after %s", max(said, 0), *count, patient(*timeout)), err)
 		case <-tick.C:
 		}
 	}

@@ -134,7 +134,7 @@ func attackAll(t *testing.T, m *vm.Machine, lanes [][]attack) map[string]outcome
 		m.Start("bash", "/srv/attack/lane.sh", strconv.Itoa(slot), bktest.DefaultAPIToken)
 	}
 	// What there is at the deadline tells more than that it has passed.
-	for deadline := time.Now().Add(lanesIn); m.Try("pgrep -f /srv/attack/[l]ane.sh").Code == 0; time.Sleep(time.Second) {
+	for deadline := time.Now().Add(m.Limit(lanesIn)); m.Try("pgrep -f /srv/attack/[l]ane.sh").Code == 0; time.Sleep(time.Second) {
 		if time.Now().After(deadline) {
 			t.Errorf("the jobs took more than %s", lanesIn)
 			break
@@ -216,7 +216,7 @@ func (a attack) judge(t *testing.T, m *vm.Machine, r outcome, first int) {
 			t.Errorf("it says %q", bad)
 		}
 	}
-	if r.left != "" && !a.later && r.clean > max(cleanIn, first) {
+	if r.left != "" && !a.later && r.clean > max(int(m.Limit(cleanIn*time.Second).Seconds()), first) {
 		t.Errorf("it left, for %d s\n%s", r.clean, r.left)
 	}
 	if a.check != nil {
@@ -226,7 +226,7 @@ func (a attack) judge(t *testing.T, m *vm.Machine, r outcome, first int) {
 	case a.name == "next":
 	case r.usable < 0:
 		t.Error("the slot took no other job")
-	case r.usable > first+max(usableIn, 2*first):
+	case r.usable > first+max(int(m.Limit(usableIn*time.Second).Seconds()), 2*first):
 		t.Errorf("the slot was usable again after %d s; a first job begins after %d", r.usable, first)
 	}
 	t.Logf("clean %d s and the next job's program %d s after its end; a first job begins after %d s", r.clean, r.usable, first)

@@ -97,7 +97,7 @@ func asked(t testing.TB, m *vm.Machine, flags string) map[string]doctor.Result {
 	if err := json.Unmarshal([]byte(r.Stdout), &report); err != nil || r.Code > 1 {
 		t.Fatalf("exit code %d, %v: %s%s", r.Code, err, r.Stdout, r.Stderr)
 	}
-	if took > time.Minute && !strings.Contains(flags, "--timeout") {
+	if took > m.Limit(time.Minute) && !strings.Contains(flags, "--timeout") {
 		t.Errorf("it took %v", took)
 	}
 	all := map[string]doctor.Result{}
@@ -220,7 +220,7 @@ func TestDoctor(t *testing.T) {
 			for d in /etc/kbnode /etc/buildkite-agent /var/lib/kbnode /etc/docker /etc/cdi; do mkdir -p /root/away/$d; cp -a $d/. /root/away/$d; done
 			find /etc/kbnode /etc/buildkite-agent /var/lib/kbnode /etc/docker /etc/cdi -xdev -type f -size -1M | while read -r f; do head -c 4000 /dev/urandom >"$f"; done`)
 		took, r := timed(t, m, "env -i PATH=/nowhere /usr/local/bin/kbnode doctor --fast")
-		if took > time.Minute || r.Code != 1 || !strings.Contains(r.Stdout, "NOT FIT") || strings.Contains(r.Stderr, "goroutine") {
+		if took > m.Limit(time.Minute) || r.Code != 1 || !strings.Contains(r.Stdout, "NOT FIT") || strings.Contains(r.Stderr, "goroutine") {
 			t.Errorf("%v, exit code %d: %s%s", took, r.Code, r.Stdout, r.Stderr)
 		}
 		m.Sh("for d in /etc/kbnode /etc/buildkite-agent /var/lib/kbnode /etc/docker /etc/cdi; do cp -a /root/away/$d/. $d; done; systemctl start kbnode")
@@ -230,7 +230,7 @@ func TestDoctor(t *testing.T) {
 	t.Run("nothing answers", func(t *testing.T) {
 		m.Sh("systemctl stop kbnode; echo 'hang = 100' >>/etc/fake-nvml.conf; kill -STOP $(pidof dockerd) $(pidof dbus-daemon)")
 		took, r := timed(t, m, "kbnode doctor")
-		if took > time.Minute || r.Code != 1 || !strings.Contains(r.Stdout, "NOT FIT") {
+		if took > m.Limit(time.Minute) || r.Code != 1 || !strings.Contains(r.Stdout, "NOT FIT") {
 			t.Errorf("%v, exit code %d: %s%s", took, r.Code, r.Stdout, r.Stderr)
 		}
 		m.Sh("kill -CONT $(pidof dockerd) $(pidof dbus-daemon); sed -i '$d' /etc/fake-nvml.conf; systemctl start kbnode")

@@ -49,12 +49,13 @@ canary:
 // control is a machine that runs Ansible.
 type control struct {
 	t           *testing.T
+	m           *vm.Machine
 	dir, socket string
 }
 
 func controlOf(t *testing.T, m *vm.Machine) *control {
 	t.Helper()
-	c := &control{t: t, dir: t.TempDir()}
+	c := &control{t: t, m: m, dir: t.TempDir()}
 	c.socket = filepath.Join(m.VM.Dir, "share.sock") // short enough for a socket's name
 	if err := m.VM.Share(t.Context(), c.socket); err != nil {
 		t.Fatal(err)
@@ -79,7 +80,7 @@ var recap = regexp.MustCompile(`(?m)^guest .* changed=(\d+) .* failed=(\d+) `)
 // play runs the example playbook; failed tasks are the caller's business.
 func (c *control) play(t *testing.T, args ...string) (out string, changed, failed int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), vm.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), c.m.Limit(vm.Patience))
 	defer cancel()
 	self, err := os.Executable()
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -27,6 +28,7 @@ var (
 type guest struct {
 	conn   net.Conn
 	out    *wire.Writer
+	env    []string // of every command
 	hellos chan wire.Greeting
 
 	mu       sync.Mutex
@@ -167,6 +169,7 @@ func (g *guest) start(c wire.Command, stdout, stderr io.Writer) (*session, error
 	s := &session{id: g.next, g: g, stdout: stdout, stderr: stderr, done: make(chan struct{})}
 	g.sessions[s.id] = s
 	g.mu.Unlock()
+	c.Env = append(slices.Clone(g.env), c.Env...)
 	b, err := json.Marshal(c)
 	if err != nil {
 		return nil, err

@@ -41,7 +41,7 @@ func looksClean(t *testing.T, m *vm.Machine, slot int) {
 // slotIs waits until status says so of a slot, with this in its problems.
 func slotIs(t *testing.T, m *vm.Machine, slot int, word, problem string) {
 	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
+	deadline := time.Now().Add(m.Limit(2 * time.Minute))
 	for {
 		s := status(t, m).Slots[slot]
 		has := strings.Join(s.Problems, "; ")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -16,8 +17,8 @@ import (
 	"github.com/gpu-mode/kbnode/test/vm/wire"
 )
 
-// Patience is how long the helpers of Machine wait for one thing. Emulated, on
-// a host that also compiles, a boot takes two minutes and Docker ten seconds.
+// Patience is how long the helpers of Machine wait for one thing on the reference: emulated, a boot
+// takes a minute and Docker ten seconds. On a slower machine they wait longer.
 const Patience = 6 * time.Minute
 
 // Machine is a fork that belongs to a test, which fails where it cannot reach
@@ -61,11 +62,18 @@ func ForkOn(t testing.TB, debian string) *Machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &Machine{VM: v, t: t}
-	t.Cleanup(m.end)
+	m := newMachine(t, v)
 	if err := v.InstallTools(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	return m
+}
+
+func newMachine(t testing.TB, v *VM) *Machine {
+	t.Helper()
+	m := &Machine{VM: v, t: t}
+	t.Cleanup(m.end)
+	t.Logf("limits are multiplied by %.1f", v.slow)
 	return m
 }
 
@@ -102,7 +110,7 @@ func (m *VM) InstallTools(ctx context.Context) error {
 // Run runs one command and returns what came of it, whatever that is.
 func (m *Machine) Run(ctx context.Context, argv ...string) Result {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, Patience)
+	ctx, cancel := context.WithTimeout(ctx, m.Limit(Patience))
 	defer cancel()
 	ctx, died := context.WithCancelCause(ctx)
 	defer died(nil)
@@ -158,13 +166,13 @@ func (m *Machine) Sh(script string) string {
 // Wait runs a bash script until it succeeds; what says what is waited for.
 func (m *Machine) Wait(what, script string) {
 	m.t.Helper()
-	for deadline := time.Now().Add(Patience); ; {
+	for deadline := time.Now().Add(m.Limit(Patience)); ; {
 		r := m.Try(script)
 		if r.Code == 0 {
 			return
 		}
 		if time.Now().After(deadline) {
-			m.t.Fatalf("waited %s for %s; at last: exit %d\n%s%s", Patience, what, r.Code, r.Stdout, r.Stderr)
+			m.t.Fatalf("waited %s for %s; at last: exit %d\n%s%s", m.Limit(Patience), what, r.Code, r.Stdout, r.Stderr)
 		}
 		select {
 		case <-m.t.Context().Done():
@@ -232,10 +240,10 @@ func (p *Process) Wait() Result {
 	return p.WaitFor(Patience)
 }
 
-// WaitFor is Wait for what takes long.
+// WaitFor is Wait for what takes longer than Patience.
 func (p *Process) WaitFor(patience time.Duration) Result {
 	p.m.t.Helper()
-	ctx, cancel := context.WithTimeout(p.m.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(p.m.t.Context(), p.m.Limit(patience))
 	defer cancel()
 	st, err := p.session.wait(ctx)
 	if err != nil {
@@ -260,7 +268,7 @@ func (m *Machine) Reset() {
 
 func (m *Machine) back(how func(context.Context) error) {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(m.t.Context(), 2*Patience)
+	ctx, cancel := context.WithTimeout(m.t.Context(), m.Limit(2*Patience))
 	defer cancel()
 	err := how(ctx)
 	for n := 0; err == nil; n++ {
@@ -314,6 +322,10 @@ func (m *Machine) end() {
 }
 
 func (m *Machine) keepLogs(dir string) error {
+	// The logs of a test's first run stay when it runs once more.
+	if err := os.Rename(dir, dir+".first"); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ var debs string
 // in the cache.
 func (m *Machine) InstallPackages(names ...string) {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(m.t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(m.t.Context(), m.Limit(Patience))
 	defer cancel()
 	if err := m.VM.installPackages(ctx, names); err != nil {
 		m.t.Fatalf("install %s: %v", strings.Join(names, ", "), err)

@@ -67,7 +67,7 @@ func typeCommand(t *testing.T, m *vm.Machine, r *recording, cols int, env, comma
 	sizes := make(chan [2]uint16, 1)
 	sizes <- [2]uint16{50, uint16(cols)}
 	close(sizes)
-	ctx, cancel := context.WithTimeout(t.Context(), vm.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), m.Limit(vm.Patience))
 	defer cancel()
 	if _, err := m.VM.Terminal(ctx, strings.NewReader(""), r, sizes, "bash", "-c", "cd /root; export TERM=xterm-256color LANG=C.UTF-8 "+api+env+"; "+command); err != nil {
 		t.Error(err)

@@ -62,9 +62,7 @@ func ForkOf(t testing.TB, from *Template) *Machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &Machine{VM: v, t: t}
-	t.Cleanup(m.end)
-	return m
+	return newMachine(t, v)
 }
 
 // Base is the template that Fork uses.

@@ -111,7 +111,10 @@ func (m *VM) resume(ctx context.Context, state string) error {
 	if _, err := m.qmp.call(ctx, "cont", nil); err != nil {
 		return err
 	}
-	return m.Ready(ctx)
+	if err := m.Ready(ctx); err != nil {
+		return err
+	}
+	return m.measurePace(ctx)
 }
 
 // freeze writes everything but the RAM, which is in its files already.

@@ -94,7 +94,7 @@ var patient = strings.NewReplacer("kbnode doctor\n", "kbnode doctor --timeout 10
 // retype runs a block, again and again where its reader would.
 func retype(t *testing.T, m *vm.Machine, page string, b doctest.Block) {
 	t.Helper()
-	for deadline := time.Now().Add(vm.Patience); ; time.Sleep(2 * time.Second) {
+	for deadline := time.Now().Add(m.Limit(vm.Patience)); ; time.Sleep(2 * time.Second) {
 		r := m.Run(t.Context(), "bash", "-c", typed+patient.Replace(b.Text))
 		differs := ""
 		if b.Output != nil {

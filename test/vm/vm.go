@@ -103,6 +103,7 @@ type VM struct {
 	qmp   *qmp
 	guest *guest
 	boot  string
+	slow  float64 // how many times the reference's time things take; 0 until it is measured
 }
 
 // start runs QEMU in a fresh directory, which prepare may fill. It dies with
@@ -275,7 +276,7 @@ const bootPatience = 4 * time.Minute
 // loses a timer while it boots and waits for it forever: then it is reset.
 func (m *VM) comeBack(ctx context.Context) error {
 	for {
-		once, cancel := context.WithTimeout(ctx, bootPatience)
+		once, cancel := context.WithTimeout(ctx, m.Limit(bootPatience))
 		boot, err := m.guest.hello(once, m.boot)
 		cancel()
 		if err == nil {
