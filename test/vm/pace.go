@@ -10,8 +10,8 @@ import (
 // paceLoop is a loop in the guest's shell, and paceTime how long it takes on an idle machine with two
 // cores, the reference for every limit of the rig and of bkstub.
 const (
-	paceLoop = `for ((i = 0; i < 300000; i++)); do :; done`
-	paceTime = 2 * time.Second
+	paceLoop = `for ((i = 0; i < 100000; i++)); do :; done`
+	paceTime = 1800 * time.Millisecond
 )
 
 // measurePace compares the guest with the reference.

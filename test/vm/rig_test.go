@@ -14,9 +14,22 @@ import (
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
-// The rig's own promises: what the scenarios take for granted.
+// TestRig tests the rig itself: what the scenarios take for granted.
+func TestRig(t *testing.T) {
+	for name, part := range map[string]func(*testing.T){
+		"Topology":           rigTopology,
+		"ForksAreClean":      rigForksAreClean,
+		"Commands":           rigCommands,
+		"SimulatedGPUs":      rigSimulatedGPUs,
+		"DockerUnderSlice":   rigDockerUnderSlice,
+		"AgentRunsDockerJob": rigAgentRunsDockerJob,
+		"Reboot":             rigReboot,
+	} {
+		t.Run(name, part)
+	}
+}
 
-func TestRigTopology(t *testing.T) {
+func rigTopology(t *testing.T) {
 	t.Parallel()
 	m := vm.Fork(t)
 	var want, got []string
@@ -46,7 +59,7 @@ func TestRigTopology(t *testing.T) {
 	}
 }
 
-func TestRigForksAreClean(t *testing.T) {
+func rigForksAreClean(t *testing.T) {
 	t.Parallel()
 	a := vm.Fork(t)
 	a.Put("/root/dir/mark", 0o640, "a")
@@ -62,7 +75,7 @@ func TestRigForksAreClean(t *testing.T) {
 	}
 }
 
-func TestRigCommands(t *testing.T) {
+func rigCommands(t *testing.T) {
 	t.Parallel()
 	m := vm.Fork(t)
 	if diff := cmp.Diff(vm.Result{Stdout: "out\n", Stderr: "err\n", Code: 3}, m.Try("echo out; echo err >&2; exit 3")); diff != "" {
@@ -84,7 +97,7 @@ func TestRigCommands(t *testing.T) {
 	}
 }
 
-func TestRigSimulatedGPUs(t *testing.T) {
+func rigSimulatedGPUs(t *testing.T) {
 	t.Parallel()
 	m := vm.Fork(t)
 	open := func(k int) string { return m.Try(fmt.Sprintf("exec 3<>/dev/nvidia%d", k)).Stderr }
@@ -111,7 +124,7 @@ func TestRigSimulatedGPUs(t *testing.T) {
 	}
 }
 
-func TestRigDockerUnderSlice(t *testing.T) {
+func rigDockerUnderSlice(t *testing.T) {
 	t.Parallel()
 	m := vm.Fork(t)
 	m.Put("/etc/systemd/system/buildkite-gpu0.slice", 0o644, `[Slice]
@@ -147,7 +160,7 @@ DeviceAllow=char-pts rw
 	}
 }
 
-func TestRigAgentRunsDockerJob(t *testing.T) {
+func rigAgentRunsDockerJob(t *testing.T) {
 	t.Parallel()
 	m := vm.Fork(t)
 	m.Put("/root/agent.cfg", 0o600, `name="rig"
@@ -176,7 +189,7 @@ hooks-path="/var/tmp/hooks"
 	}
 }
 
-func TestRigReboot(t *testing.T) {
+func rigReboot(t *testing.T) {
 	t.Parallel()
 	m := vm.Fork(t)
 	boot := m.Sh("cat /proc/sys/kernel/random/boot_id")

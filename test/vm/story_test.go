@@ -1,0 +1,251 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/vm"
+)
+
+// lookAround is a job on each of eight slots, all in one build, that says what its container has.
+func lookAround() string {
+	var b strings.Builder
+	b.WriteString("steps:\n")
+	for k := range 8 {
+		script := `ls /dev/nvidia? | tr '\n' ' '; echo "= devices $$KERNELBOT_GPU_INDEX"
+    echo "$$CUDA_VISIBLE_DEVICES = GPU $$KERNELBOT_GPU_INDEX"
+    echo "$$(sed -n 's/^Cpus_allowed_list:\t//p' /proc/self/status) = CPUs $$KERNELBOT_GPU_INDEX"
+    echo "$$(sed -n 's/^Mems_allowed_list:\t//p' /proc/self/status) = nodes $$KERNELBOT_GPU_INDEX"
+    echo "$$(cat /sys/fs/cgroup/memory.max) = memory $$KERNELBOT_GPU_INDEX"
+    env | grep ^BUILDKITE_AGENT || true`
+		b.WriteString(strings.TrimPrefix(step(k, "busybox:test", strings.ReplaceAll(script, "\n    ", "\n"), ", environment: [KERNELBOT_GPU_INDEX]"), "steps:\n"))
+	}
+	return b.String()
+}
+
+// intruder is a job, root in its container, that reaches for what is not its own.
+const intruder = `set +e
+mknod /gpu0 c 195 0 2>&1; (exec 3<>/dev/nvidia1) 2>&1
+mount -t proc proc /mnt 2>&1; echo 0 >/proc/sys/kernel/panic; echo max >/sys/fs/cgroup/memory.max
+for f in /var/run/docker.sock /run/kbnode /etc/buildkite-agent /var/lib/buildkite-agent /root/token; do if [ -e $$f ]; then echo "reached $$f"; fi; done
+if wget -q -T 5 -O /dev/null http://127.0.0.1:8899/v3/metrics; then echo reached Buildkite; fi
+(setsid sleep 4444 &); mkdir -p left/deep; touch left/deep/file; chmod 0 left
+tail /dev/zero
+echo went on`
+
+// TestStory is a node's life on one machine that boots once: what must hold at every commit. Each
+// part takes the node as the one before left it.
+func TestStory(t *testing.T) {
+	m := forked(t)
+	var p plan.Plan
+	part := func(name string, do func(t *testing.T)) {
+		t.Helper()
+		if !t.Run(name, do) {
+			t.FailNow()
+		}
+	}
+	planned := func(slots int) {
+		t.Helper()
+		p = plan.Plan{}
+		if err := json.Unmarshal([]byte(m.Sh("kbnode plan --json")), &p); err != nil || len(p.Slots) != slots {
+			t.Fatalf("%d slots are planned, want %d (%v)", len(p.Slots), slots, err)
+		}
+	}
+	before := m.Sh(machineState)
+
+	part("install", func(t *testing.T) {
+		m.Sh(installCommand + "; bkstub wait-agents --count 8 --timeout 5m")
+		if r := m.Try("systemd-analyze verify /etc/systemd/system/*kbnode* /etc/systemd/system/buildkite* 2>&1"); r.Code != 0 || r.Stdout != "" {
+			t.Errorf("units are not sound: exit code %d: %s", r.Code, r.Stdout)
+		}
+		m.Wait("the daemon's first look", "test -e /var/lib/kbnode/health.json && kbnode status")
+		state := m.Sh(writes)
+		if out := m.Sh(installCommand); !strings.Contains(out, "Nothing to change") {
+			t.Errorf("a second install says %s", out)
+		}
+		if diff := cmp.Diff(state, m.Sh(writes)); diff != "" {
+			t.Errorf("a second install changes: %s", diff)
+		}
+		planned(8)
+	})
+
+	part("shares", func(t *testing.T) {
+		for _, s := range p.Slots {
+			got := m.Sh(fmt.Sprintf("cd /sys/fs/cgroup/buildkite.slice/buildkite-%s.slice; cat cpuset.cpus.effective cpuset.mems.effective memory.max memory.swap.max", s.Name))
+			if diff := cmp.Diff(fmt.Sprintf("%s\n%s\n%d\n0", s.CPUs, s.MemoryNodes, s.MemoryBytes), got); diff != "" {
+				t.Errorf("%s: %s", s.Name, diff)
+			}
+		}
+		if got := m.Sh("cat /sys/fs/cgroup/system.slice/cpuset.cpus.effective"); got != p.Reserved.CPUs {
+			t.Errorf("system.slice has CPUs %s, want %s", got, p.Reserved.CPUs)
+		}
+		separate(t, m, p)
+	})
+
+	part("token", func(t *testing.T) {
+		for what, script := range map[string]string{
+			"its file":                "cat /etc/buildkite-agent/token",
+			"the unit's credential":   "cat /run/credentials/buildkite-agent-gpu3.service/token",
+			"the agent's environment": "cat /proc/$(systemctl show -P MainPID buildkite-agent-gpu3)/environ",
+			"the agent's memory":      "head -c1 /proc/$(systemctl show -P MainPID buildkite-agent-gpu3)/mem",
+		} {
+			if r := m.Try("runuser -u kbnode-gpu3 -- bash -c '" + script + "'"); r.Code == 0 || strings.Contains(r.Stdout, "bktest") {
+				t.Errorf("the slot's user reads the token from %s: %s", what, r.Stdout)
+			}
+		}
+		if got := m.Sh("cut -d= -f2 /root/token >/root/pattern; t='-f /root/pattern'; grep -rl --exclude=image $t /etc /run/systemd /var/lib/kbnode /var/lib/buildkite-agent 2>/dev/null; journalctl -b | grep -c $t || true; cat /proc/[0-9]*/cmdline 2>/dev/null | grep -c $t || true; rm /root/pattern"); got != "/etc/buildkite-agent/token\n0\n0" {
+			t.Errorf("the token is in: %s", got)
+		}
+	})
+
+	part("eight slots serve", func(t *testing.T) {
+		m.Put("/root/look.yml", 0o600, lookAround())
+		r := m.Try("bkstub submit --queue b200 --steps /root/look.yml --wait 2>&1")
+		if r.Code != 0 {
+			t.Errorf("exit code %d", r.Code)
+		}
+		for k, s := range p.Slots {
+			for _, want := range []string{
+				fmt.Sprintf("/dev/nvidia%d = devices %d", k, k), fmt.Sprintf("%s = GPU %d", s.GPUs[0].UUID, k),
+				fmt.Sprintf("%s = CPUs %d", s.CPUs, k), fmt.Sprintf("%s = nodes %d", s.MemoryNodes, k), fmt.Sprintf("%d = memory %d", s.MemoryBytes, k),
+			} {
+				if !regexp.MustCompile(`(?m)(^|[^0-9/a-z])` + regexp.QuoteMeta(want) + `\r?$`).MatchString(r.Stdout) {
+					t.Errorf("a job did not see %q", want)
+				}
+			}
+		}
+		for _, leak := range []string{"BUILDKITE_AGENT_ACCESS_TOKEN=", "BUILDKITE_AGENT_JOB_API_TOKEN=", "bktest-agent-token"} {
+			if strings.Contains(r.Stdout, leak) {
+				t.Errorf("a job saw %s", leak)
+			}
+		}
+		if t.Failed() {
+			t.Log(r.Stdout)
+		}
+	})
+
+	part("a hostile job", func(t *testing.T) {
+		log := runStep(m, 5, step(5, "busybox:test", intruder, "")).Stdout
+		for _, want := range []string{"mknod: /gpu0: Operation not permitted", "panic: Read-only file system", "memory.max: Read-only file system"} {
+			if !strings.Contains(log, want) {
+				t.Errorf("the job did not see %q", want)
+			}
+		}
+		for _, bad := range []string{"reached", "went on", "/dev/nvidia1: No such device or address"} {
+			if strings.Contains(log, bad) {
+				t.Errorf("the job saw %q", bad)
+			}
+		}
+		if t.Failed() {
+			t.Log(log)
+		}
+		if got := m.Try("pgrep -f 'sleep 4444'").Stdout; got != "" {
+			t.Errorf("processes of the job are left: %s", got)
+		}
+		idle(t, m, 5)
+		log = m.Try(`docker run --rm --privileged --cgroup-parent buildkite-gpu5.slice busybox:test sh -c '
+			for k in 0 1 2 3 4 5 6 7; do mknod /gpu$k c 195 $k; (exec 3<>/gpu$k) 2>&1; done'`).Stdout
+		for k := range 8 {
+			says := regexp.MustCompile(fmt.Sprintf(`/gpu%d: (.*)`, k)).FindString(log)
+			if want := map[bool]string{true: "No such device or address", false: "Operation not permitted"}[k == 5]; !strings.Contains(says, want) {
+				t.Errorf("opening GPU %d in a privileged container of slot 5 says %q, want %q", k, says, want)
+			}
+		}
+	})
+
+	part("a change that waits for a job", func(t *testing.T) {
+		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 40, 2))
+		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
+		m.Wait("the job's container", "docker ps -q | grep -q .")
+		runs := m.Sh("docker ps -q; systemctl show -P MainPID buildkite-agent-gpu2")
+		// From here on, two slots: the emulator pays for each agent.
+		if out := m.Sh(installCommand + " --gpu-count 2"); !strings.Contains(out, "later: ") || !strings.Contains(out, "waits for job") {
+			t.Errorf("a changed install during a job says %s", out)
+		}
+		if diff := cmp.Diff(runs, m.Sh("docker ps -q; systemctl show -P MainPID buildkite-agent-gpu2")); diff != "" {
+			t.Errorf("the job's container or agent changed: %s", diff)
+		}
+		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
+			t.Fatalf("the job ended with %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		// The daemon continues by itself.
+		m.Wait("two slots", "kbnode status && ! ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu[2-7].slice 2>/dev/null")
+		m.Sh("bkstub wait-agents --count 2 --timeout 5m")
+		planned(2)
+		separate(t, m, p)
+	})
+
+	part("drain and resume", func(t *testing.T) {
+		if out := m.Sh("kbnode drain gpu1 --reason 'new fan' --wait"); !strings.Contains(out, "gpu1: drained") {
+			t.Errorf("drain says %s", out)
+		}
+		slotIs(t, m, 1, "drained", "")
+		m.Sh("kbnode resume gpu1; bkstub wait-agents --count 2 --timeout 5m")
+		idle(t, m, 1)
+	})
+
+	part("a GPU lost and back", func(t *testing.T) {
+		m.Sh("sim-gpu lose 1")
+		slotIs(t, m, 1, "parked", "missing")
+		slotIs(t, m, 0, "idle", "")
+		m.Sh("sim-gpu restore 1; bkstub wait-agents --count 2 --timeout 5m")
+		slotIs(t, m, 1, "idle", "")
+	})
+
+	part("reboot", func(t *testing.T) {
+		m.Reboot()
+		m.Sh("bkstub wait-agents --count 2 --timeout 5m")
+		m.Wait("all slots as planned", "kbnode status")
+		if out := m.Sh("bkstub submit --queue b200 --wait --json"); !regexp.MustCompile(`"success": ?true`).MatchString(out) {
+			t.Errorf("an evaluation: %s", out)
+		}
+	})
+
+	part("uninstall", func(t *testing.T) {
+		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 30, 1))
+		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
+		m.Wait("the job's container", "docker ps -q | grep -q .")
+		if out := m.Sh("kbnode uninstall 2>&1"); !strings.Contains(out, "waiting for job") {
+			t.Errorf("uninstall with a running job says %s", out)
+		}
+		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
+			t.Errorf("the job ended with %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		m.Sh("rm -f /root/*.yml")
+		if diff := cmp.Diff(before, m.Sh(machineState)); diff != "" {
+			t.Errorf("uninstall left: %s", diff)
+		}
+	})
+}
+
+// separate says that no two slots share a CPU or a core.
+func separate(t *testing.T, m *vm.Machine, p plan.Plan) {
+	t.Helper()
+	siblings := strings.Split(m.Sh("cat $(ls -v /sys/devices/system/cpu/cpu*/topology/thread_siblings_list)"), "\n")
+	var taken cpuset.Set
+	for _, s := range p.Slots {
+		cpus, err := cpuset.Parse(s.CPUs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !cpus.Difference(taken).Equal(cpus) {
+			t.Errorf("%s shares CPUs %s with another slot", s.Name, cpus)
+		}
+		taken = taken.Union(cpus)
+		for _, cpu := range cpus.Ints() {
+			core, err := cpuset.Parse(siblings[cpu])
+			if err != nil || !core.Difference(cpus).Equal(cpuset.Set{}) {
+				t.Errorf("%s has CPU %d and not all of its siblings %s (%v)", s.Name, cpu, core, err)
+			}
+		}
+	}
+}
