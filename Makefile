@@ -21,6 +21,8 @@ AGENT := $(TOOLS)/agent-$(AGENT_VERSION)/agent
 VALE  := $(TOOLS)/vale-$(VALE_VERSION)/vale
 GORELEASER_VERSION := 2.13.0
 GORELEASER := $(TOOLS)/goreleaser-$(GORELEASER_VERSION)/goreleaser
+GOTESTSUM_VERSION := 1.13.0
+export GOTESTSUM := $(TOOLS)/gotestsum-$(GOTESTSUM_VERSION)/gotestsum
 
 VERSION ?= $(shell git describe --tags --always --match 'v*' 2>/dev/null | sed 's/^v//')
 COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
@@ -55,7 +57,7 @@ build: $(BIN) ## build a static binary for this machine in build/
 .PHONY: build-all
 build-all: build build/kbnode-linux-amd64 build/kbnode-linux-arm64 ## build static binaries for amd64 and arm64 in build/
 
-SOURCES := $(shell git ls-files -co --exclude-standard -- '*.go' go.mod go.sum 'hooks/*' 'systemd/*' 'packaging/image/*' 2>/dev/null)
+SOURCES := $(wildcard $(shell git ls-files -co --exclude-standard -- '*.go' go.mod go.sum 'hooks/*' 'systemd/*' 'packaging/image/*' 2>/dev/null))
 
 # The NVML probe is the only cgo program; kbnode embeds it, compressed.
 # -z lazy: go-nvml has undefined symbols that older drivers lack.
@@ -130,7 +132,8 @@ package-files: $(PACKAGE_ARCHES:%=$(PROBE)/%/kbnode-nvml.gz) $(PACKAGE_ARCHES:%=
 # ---- test -----------------------------------------------------------------
 
 .PHONY: test
-test: lint hooks-lint spell prose race test-long test-db test-vm ## run everything: what check runs, under the race detector, the tests that check skips to save time, the results database, and the scenarios in the virtual machine
+test: ## run what must hold at every commit: what check runs, under the race detector, slower tests, the results database, and one story in the virtual machine
+	@test/stages.sh lint hooks-lint spell prose race test-long test-db test-story
 
 .PHONY: check
 check: lint hooks-lint spell prose unit ## run linters, the checks of spelling and words, and unit tests
@@ -154,13 +157,13 @@ prose: $(VALE) ## check the words of documents, comments and messages against .v
 
 # The linters run go vet.
 .PHONY: unit race
-unit race: $(AGENT) | deps-$(HOST_ARCH) deps-check
-	KBNODE_TEST_AGENT=$(AGENT) go test $(if $(filter race,$@),-race) -vet=off -short ./...
+unit race: $(AGENT) $(GOTESTSUM) | deps-$(HOST_ARCH) deps-check
+	KBNODE_TEST_AGENT=$(AGENT) test/retest.sh $@ ./... $(if $(filter race,$@),-race) -vet=off -short
 
 .PHONY: test-long
-test-long: | deps-check ## test the examples with compiled submissions, and a thousand nodes against the fake Buildkite
+test-long: $(GOTESTSUM) | deps-check ## test the examples with compiled submissions, and a thousand nodes against the fake Buildkite
 	$(call need,g++,g++)
-	go test ./examples ./test/bktest
+	test/retest.sh long './examples ./test/bktest'
 
 .PHONY: simulate
 simulate: ## show the load of a thousand nodes of eight agents on Buildkite, and where its limits apply
@@ -210,6 +213,9 @@ $(VALE): | deps-$(HOST_ARCH)
 
 $(GORELEASER):
 	GOBIN=$(@D) CGO_ENABLED=0 go install -trimpath -ldflags='-s -w' github.com/goreleaser/goreleaser/v2@v$(GORELEASER_VERSION)
+
+$(GOTESTSUM):
+	GOBIN=$(@D) CGO_ENABLED=0 go install -ldflags='-s -w' gotest.tools/gotestsum@v$(GOTESTSUM_VERSION)
 
 $(AGENT):
 	GOBIN=$(@D) CGO_ENABLED=0 go install -ldflags='-s -w' github.com/buildkite/agent/v3@v$(AGENT_VERSION)

@@ -14,5 +14,5 @@ db-deps:
 		DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends postgresql >/dev/null; }
 
 .PHONY: test-db
-test-db: | db-deps ## test the results database with a real PostgreSQL
-	go test -tags postgres -count=1 -timeout 10m ./test/postgres ./internal/results ./internal/e2e
+test-db: $(GOTESTSUM) | db-deps ## test the results database with a real PostgreSQL
+	test/retest.sh db './test/postgres ./internal/results ./internal/e2e' -tags postgres -count=1 -timeout 10m

@@ -38,7 +38,7 @@ func packaged(t *testing.T, debian string) *vm.Machine {
 	for _, name := range []string{"old.deb", "new.deb"} {
 		text, err := os.ReadFile(filepath.Join(os.Getenv("KBNODE_DEBS"), name))
 		if err != nil {
-			t.Fatalf("%v; type make test-packages, which makes it", err)
+			t.Fatalf("%v; type make test-scenarios RUN=TestPackage, which makes it", err)
 		}
 		texts[name] = string(text)
 	}

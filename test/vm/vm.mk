@@ -1,7 +1,6 @@
 # The virtual machine rig; included by the top Makefile, which defines BIN, BKSTUB,
 # AGENT and SUDO. See test/vm/README.md.
 
-VM_RUN      ?= $(or $(RUN),.)
 VM_TIMEOUT  ?= 180m
 VM_PARALLEL ?= $(shell n=$$(( $$(nproc) / 2 )); echo $$(( n > 1 ? n : 1 )))
 VM_NVML     := build/libnvidia-ml.so.1
@@ -31,40 +30,30 @@ vm-deps:
 		DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
 	fi
 
-# The long scenarios, which test-vm skips. test/vm/groups lists them in groups.
-VM_GROUPS  := $(shell sed -nE 's/^[0-9]+ //p' test/vm/groups)
-VM_ATTACKS := ^($(shell sed -nE 's/^([0-9]+|-) //p' test/vm/groups | grep -oE 'Test[A-Za-z0-9]+' | sort -u | paste -sd'|'))$$
-# The group whose turn it is at this commit.
-VM_TURN = $(shell set -- $(foreach g,$(VM_GROUPS),'$(g)'); shift $$(( $$(git rev-list --count HEAD) % $$# )); printf %s "$$1")
-VM_PACKAGED := TestCloudInit TestPackage TestTutorial # they install the .deb
+VM_TEST = rm -rf build/vm-logs; $(VM_ENV) TEST_FORMAT=standard-verbose test/retest.sh
 
-.PHONY: test-vm
-test-vm: vm-ready ## run the scenarios in the virtual machine; RUN=regex selects some
-	$(if $(findstring TestAnsible,$(VM_RUN)),$(call need,ansible-playbook,ansible-core))
-	$(VM_ENV) test/vm/run.sh -tags vm -count=1 -v -timeout $(VM_TIMEOUT) -parallel $(VM_PARALLEL) -run '$(VM_RUN)' $(if $(RUN),,-skip '$(VM_ATTACKS)') ./test/vm
+.PHONY: test-story
+test-story: vm-ready $(GOTESTSUM) ## run the story of a node in the virtual machine, from install to uninstall
+	$(VM_TEST) story ./test/vm -tags vm -count=1 -timeout $(VM_TIMEOUT) -run '^TestStory$$'
 
-.PHONY: test-attacks
-test-attacks: debs ansible-lint ## run the long scenarios: hostile jobs, the network, the self-test, the daemon, doctor, pipelines of every shape
-	$(MAKE) test-vm RUN='$(VM_ATTACKS)'
+# selects WORD …: not empty if RUN selects scenarios with one of these words in their names.
+selects = $(if $(RUN),$(strip $(foreach word,$(1),$(findstring $(word),$(RUN)))),all)
 
-.PHONY: test-turn
-test-turn: ## run the group of long scenarios that is next at this commit; .ci/run adds it to make test
-	@echo "long scenarios of this turn: $(VM_TURN)"
-	$(if $(strip $(foreach t,$(VM_PACKAGED),$(findstring $t,$(VM_TURN)))),$(MAKE) debs)
-	$(MAKE) test-vm RUN='$(VM_TURN)'
+.PHONY: test-scenarios
+test-scenarios: vm-ready $(GOTESTSUM) ## run all scenarios in the virtual machine, in about six hours; RUN=regex selects some
+	$(if $(call selects,Package Tutorial CloudInit),$(MAKE) debs)
+	$(if $(call selects,Ansible),$(call need,ansible-playbook,ansible-core))
+	$(VM_TEST) scenarios ./test/vm -tags vm -count=1 -timeout 600m -parallel $(VM_PARALLEL) -run '$(or $(RUN),.)'
 
-.PHONY: test-all
-test-all: test test-attacks test-nvcc ## run make test and every long scenario, in about six hours
-
-.PHONY: test-packages
-test-packages: debs ## install, upgrade and remove the .deb beside jobs in the virtual machine, and run the documents' commands
-	$(MAKE) test-vm RUN='^(TestPackage|TestTutorial)$$'
+.PHONY: stale
+stale: ## list the scenarios whose files have changed since they were last green
+	@go run ./test/vm/kbvm stale test/vm/README.md test/vm/scenarios
 
 # Needs Debian's python3, even if PATH has another one first.
 .PHONY: screenshots
 screenshots: ## draw real terminal sessions in the virtual machine to docs/screens
 	@/usr/bin/python3 -c 'import pyte' 2>/dev/null || { $(SUDO) apt-get update -qq; DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends python3-pyte >/dev/null; }
-	$(MAKE) test-vm RUN='^TestScreens$$'
+	$(MAKE) test-scenarios RUN='^TestScreens$$'
 	/usr/bin/python3 test/vm/screens.py build/screens docs/screens
 
 .PHONY: ansible-lint

@@ -35,12 +35,15 @@ func run(ctx context.Context, args []string) (code int, err error) {
 	if len(args) > 0 && args[0] == "record" {
 		return record(args[1:])
 	}
+	if len(args) > 0 && args[0] == "stale" {
+		return stale(args[1:], os.Stdout)
+	}
 	if len(args) != 1 {
-		return 2, errors.New("write kbvm image, shell, tutorial, demo or record")
+		return 2, errors.New("write kbvm image, shell, tutorial, demo, record or stale")
 	}
 	command, ok := commands[args[0]]
 	if !ok {
-		return 2, fmt.Errorf("unknown command %q; write image, shell, tutorial, demo or record", args[0])
+		return 2, fmt.Errorf("unknown command %q; write image, shell, tutorial, demo, record or stale", args[0])
 	}
 	t, err := vm.Ensure(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)), vm.Trixie)
 	if err != nil || command == nil {

@@ -6,40 +6,52 @@ import (
 )
 
 func TestRecorded(t *testing.T) {
+	t.Parallel()
 	page := "text\n" + tableStart + tableHead +
-		"| TestDaemon | aaa | 2026-01-01 | 20.0 | 1 |\n| TestDisk | bbb | 2026-01-02 | 3.0 | 0 |\n" + tableEnd + "more\n"
-	log := `=== RUN   TestDaemon
---- PASS: TestDaemon (1500.00s)
-    --- PASS: TestDaemon/rest (60.00s)
---- FAIL: TestImage (900.00s)
-    --- PASS: TestImage/the_first (60.00s)
---- PASS: TestCpioArchive (0.00s)
-`
-	got, err := recorded(page, log, "ccc", "2026-02-03", false, []string{"TestDaemon"})
+		"| TestDaemon | aaa | 2026-01-01 | 20.0 | 1 |\n| TestDisk | bbb | 2026-01-02 | 3.0 | 0 |\n| TestOld | ccc | 2026-01-02 | 3.0 | 0 |\n" + tableEnd + "more\n"
+	scenarios := []scenario{{name: "TestDaemon"}, {name: "TestDisk"}, {name: "TestImage"}}
+	results, err := readResults(strings.NewReader(`{"Action":"run","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestDaemon"}
+{"Action":"pass","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestDaemon/rest","Elapsed":60}
+{"Action":"fail","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestDaemon","Elapsed":1000}
+{"Action":"pass","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestImage/first","Elapsed":60}
+{"Action":"fail","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestImage","Elapsed":900}
+{"Action":"fail","Package":"github.com/gpu-mode/kbnode/test/vm","Elapsed":1900}
+{"Action":"pass","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestCpioArchive","Elapsed":0}
+{"Action":"fail","Package":"github.com/gpu-mode/kbnode/internal/guard","Test":"TestStop","Elapsed":9}
+{"Action":"pass","Package":"github.com/gpu-mode/kbnode/internal/guard","Test":"TestStop","Elapsed":6}
+{"Action":"pass","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestDaemon","Elapsed":1500}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := recorded(page, scenarios, results, "ccc", "2026-02-03", false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := "text\n" + tableStart + tableHead +
-		"| TestDaemon | ccc | 2026-02-03 | 25.0 | 2 |\n| TestDisk | bbb | 2026-01-02 | 3.0 | 0 |\n" + tableEnd + "more\n"
+		"| TestDaemon | ccc | 2026-02-03 | 25.0 | 2 |\n| TestDisk | bbb | 2026-01-02 | 3.0 | 0 |\n| internal/guard.TestStop | ccc | 2026-02-03 | 0.1 | 1 |\n" + tableEnd + "more\n"
 	if got != want {
 		t.Errorf("whole tests:\n%s\nwant:\n%s", got, want)
 	}
-	again, err := recorded(got, "", "ddd", "2026-02-04", false, nil)
+	again, err := recorded(got, scenarios, nil, "ddd", "2026-02-04", false)
 	if err != nil || again != got {
 		t.Errorf("a run without a green test changes the page: %v\n%s", err, again)
 	}
 
 	// A run of parts says nothing of the whole test, even though go test calls it passed.
-	got, err = recorded(page, log, "ccc", "2026-02-03", true, nil)
+	got, err = recorded(page, scenarios, results, "ccc", "2026-02-03", true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, row := range []string{"| TestDaemon | aaa |", "| TestDaemon/rest | ccc | 2026-02-03 | 1.0 | 0 |", "| TestImage/the_first | ccc |"} {
-		if !strings.Contains(got, row) {
-			t.Errorf("parts: no %q in\n%s", row, got)
+	for _, line := range []string{"| TestDaemon | aaa |", "| TestDaemon/rest | ccc | 2026-02-03 | 1.0 | 0 |", "| TestImage/first | ccc |"} {
+		if !strings.Contains(got, line) {
+			t.Errorf("parts: no %q in\n%s", line, got)
 		}
 	}
-	if _, err := recorded("no table\n", log, "c", "d", false, nil); err == nil {
+	if _, err := recorded("no table\n", scenarios, results, "c", "d", false); err == nil {
 		t.Error("a page without a table is accepted")
+	}
+	if _, err := readResults(strings.NewReader("ok\n")); err == nil {
+		t.Error("a log that is not JSON is accepted")
 	}
 }

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestScenarios compares the list with the tests of the virtual machine.
+func TestScenarios(t *testing.T) {
+	t.Parallel()
+	scenarios, err := readScenarios("../scenarios")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := map[string]scenario{}
+	for _, s := range scenarios {
+		if _, ok := listed[s.name]; ok {
+			t.Errorf("%s is listed twice", s.name)
+		}
+		listed[s.name] = s
+		for _, c := range s.covers {
+			if _, err := os.Stat("../../../" + c); err != nil {
+				t.Errorf("%s covers %s: %v", s.name, c, err)
+			}
+		}
+	}
+	files, err := filepath.Glob("../*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(string(text), "//go:build vm\n") {
+			continue
+		}
+		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`).FindAllStringSubmatch(string(text), -1) {
+			found++
+			own := "test/vm/" + filepath.Base(file)
+			if s, ok := listed[m[1]]; !ok || !s.covered(own) {
+				t.Errorf("test/vm/scenarios does not list %s with %s", m[1], own)
+			}
+		}
+	}
+	if found != len(scenarios) {
+		t.Errorf("%d scenarios are listed, %d exist", len(scenarios), found)
+	}
+}
+
+func TestStale(t *testing.T) {
+	t.Parallel()
+	s := scenario{name: "TestDisk", covers: []string{"internal/disk", "test/vm/disk_test.go"}}
+	rows := []row{{name: "TestDisk", commit: "aaa+"}, {name: "TestImage", commit: "bbb"}}
+	for _, tt := range []struct {
+		name string
+		rows []row
+		diff []string
+		err  error
+		want string
+	}{
+		{name: "never green", rows: rows[1:], want: "has not been green"},
+		{name: "nothing changed", rows: rows},
+		{name: "something else changed", rows: rows, diff: []string{"internal/disk.go", "internal/disks/a.go", "internal/disk/disk_test.go", "internal/disk/README.md", "internal/disk/testdata/a.go"}},
+		{name: "a file changed", rows: rows, diff: []string{"go.mod", "internal/disk/mkfs.go"}, want: "internal/disk/mkfs.go changed since aaa+"},
+		{name: "its own file changed", rows: rows, diff: []string{"test/vm/disk_test.go"}, want: "test/vm/disk_test.go changed since aaa+"},
+		{name: "many changed", rows: rows, diff: []string{"internal/disk/a.go", "internal/disk/b/c.go", "internal/disk/d.go"}, want: "internal/disk/a.go and 2 more changed since aaa+"},
+		{name: "a commit that was rebased", rows: rows, err: errNoCommit, want: "was green at aaa+, which this repository does not have"},
+	} {
+		got, err := s.stale(tt.rows, func(commit string) ([]string, error) {
+			if commit != "aaa" {
+				t.Errorf("%s: looks at %s", tt.name, commit)
+			}
+			return tt.diff, tt.err
+		})
+		if err != nil || got != tt.want {
+			t.Errorf("%s: %q, %v; want %q", tt.name, got, err, tt.want)
+		}
+	}
+}
