@@ -101,7 +101,7 @@ func Exec(k int, binary string) error {
 		return fmt.Errorf("enter work directory: %w", err)
 	}
 	syscall.Umask(0o022)
-	if err := errors.Join(syscall.Setgroups([]int{gid}), syscall.Setgid(gid), syscall.Setuid(uid)); err != nil {
+	if err := become(uid, gid); err != nil {
 		return fmt.Errorf("become user %s: %w", u.Username, err)
 	}
 	argv := []string{"buildkite-agent", "start", "--config", plan.AgentDir(k) + "/buildkite-agent.cfg"}
@@ -109,6 +109,11 @@ func Exec(k int, binary string) error {
 		return fmt.Errorf("execute %s: %w", binary, err)
 	}
 	return nil
+}
+
+// become gives this process the ids of a user, and no group but the given one.
+func become(uid, gid int) error {
+	return errors.Join(syscall.Setgroups([]int{gid}), syscall.Setgid(gid), syscall.Setuid(uid))
 }
 
 // undumpable refuses an agent that its user could read: the kernel would then let every

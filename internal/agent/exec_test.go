@@ -1,9 +1,12 @@
 package agent
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -68,6 +71,35 @@ func TestUndumpable(t *testing.T) {
 		if err != nil && !strings.Contains(err.Error(), "mode 0711") {
 			t.Errorf("%s: %q does not say what to do", tt.name, err)
 		}
+	}
+}
+
+// TestBecome runs this test again in a process with a supplementary group, such as one that
+// may use the Docker socket, and reads what is left.
+func TestBecome(t *testing.T) {
+	const variable = "KBNODE_TEST_BECOME"
+	if os.Getenv(variable) != "" {
+		if err := become(65533, 65532); err != nil {
+			t.Fatal(err)
+		}
+		groups, err := os.Getgroups()
+		fmt.Println(os.Getuid(), os.Geteuid(), os.Getgid(), os.Getegid(), groups, err)
+		return
+	}
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("becomes another user")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := exec.CommandContext(t.Context(), self, "-test.run=^TestBecome$")
+	child.Env = append(os.Environ(), variable+"=1")
+	child.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Groups: []uint32{12345}}}
+	out, err := child.CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "65533 65533 65532 65532 [65532] <nil>\n") {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 

@@ -409,10 +409,15 @@ func TestLockedNodeIsPutOff(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := newFakeNode(t)
-		release, err := (&reconcile.Host{Root: n.root}).Lock()
-		if err != nil {
-			t.Fatal(err)
+		lock := func() (release func()) {
+			t.Helper()
+			release, err := (&reconcile.Host{Root: n.root}).Lock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return release
 		}
+		release := lock()
 		log, _ := running(t, n, Options{})
 		time.Sleep(time.Minute)
 		if got := kinds(t, log); len(got) > 0 {
@@ -423,6 +428,21 @@ func TestLockedNodeIsPutOff(t *testing.T) {
 		synctest.Wait()
 		if n.unit(t) != unitText {
 			t.Errorf("after that: %q", n.unit(t))
+		}
+
+		// A drift may be what the other kbnode is about to write.
+		release = lock()
+		n.spoil(t)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n.unit(t) == unitText {
+			t.Error("a drift is repaired while another kbnode works")
+		}
+		release()
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		if n.unit(t) != unitText {
+			t.Errorf("a drift after that: %q", n.unit(t))
 		}
 	})
 }

@@ -438,6 +438,25 @@ func TestEarlierBindings(t *testing.T) {
 	}
 }
 
+// TestBindingsRefused reads a slots.json that no kbnode wrote.
+func TestBindingsRefused(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct{ text, want string }{
+		"a slot twice":    {`{"schema": 1, "slots": [{"slot": 1, "uuid": "GPU-a"}, {"slot": 2, "uuid": "GPU-b"}, {"slot": 1, "uuid": "GPU-c"}]}`, "list slot 1 twice or out of range"},
+		"below all slots": {`{"schema": 1, "slots": [{"slot": -1}]}`, "list slot -1 twice or out of range"},
+		"above all slots": {`{"schema": 1, "slots": [{"slot": 4096}]}`, "list slot 4096 twice or out of range"},
+		"another schema":  {`{"schema": 2, "slots": []}`, "were written by another version of kbnode"},
+		"no JSON":         {`slots`, "read slot bindings " + BindingsPath},
+	} {
+		if list, err := ParseBindings([]byte(row.text)); err == nil || !strings.Contains(err.Error(), row.want) {
+			t.Errorf("%s: %v, %v", name, list, err)
+		}
+	}
+	if _, err := ParseBindings([]byte(`{"schema": 1, "slots": [{"slot": 0}, {"slot": 4095}]}`)); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestShapesHold divides and groups machines at random.
 func TestShapesHold(t *testing.T) {
 	t.Parallel()

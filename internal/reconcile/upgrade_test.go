@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/systemd"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 const newAgent = "3.100.0"
@@ -350,6 +351,33 @@ func TestUpgradeWaitsForJobs(t *testing.T) {
 			}
 		})
 	}
+}
+
+// stopping is a systemd in which all agents stop, and no job runs.
+type stopping struct{ *systemdtest.Systemd }
+
+func (s stopping) Units(ctx context.Context, names ...string) ([]slot.Unit, error) {
+	units, err := s.Systemd.Units(ctx, names...)
+	for i := range units {
+		if strings.HasPrefix(units[i].Name, "buildkite-agent-") {
+			units[i].Active = "deactivating"
+		}
+	}
+	return units, err
+}
+
+// An agent that stops is not idle: one slot tries the new version, and the others wait.
+func TestUpgradeOfStoppingAgents(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2)
+	f.h.Systemd = stopping{f.sd}
+	left, err := f.upgrade(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "slots left", 2, len(left))
+	equal(t, "slots that try it", []int{0}, f.kept().Roll.Slots)
+	equal(t, "lines", []string{"gpu0 changes when its job is done"}, f.lines)
 }
 
 // A drained slot has no agent that could register: it is left out, and has the new
