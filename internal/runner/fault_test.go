@@ -514,3 +514,17 @@ func TestNoPython(t *testing.T) {
 		t.Errorf("left behind: %v, %v", entries, err)
 	}
 }
+
+// TestThreadsAreReady counts the runner's threads while a program runs: one that then takes all
+// processes of the container must not keep Go from making a thread, because Go would exit.
+func TestThreadsAreReady(t *testing.T) {
+	t.Parallel()
+	_, got := runPy(t, map[string]string{"eval.py": `import os
+print("check: pass", file=os.fdopen(int(os.environ["POPCORN_FD"]), "w"), flush=True)
+print([l for l in open(f"/proc/{os.getppid()}/status") if l.startswith("Threads:")][0].split()[1])
+`}, "GOMAXPROCS=1")
+	out, _ := at(got, "runs", "test", "run", "stdout").(string)
+	if n, err := strconv.Atoi(strings.TrimSpace(out)); err != nil || n < 11 {
+		t.Errorf("the runner has %q threads, want 8 spare ones besides those that it needs", out)
+	}
+}
