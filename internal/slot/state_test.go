@@ -36,8 +36,13 @@ func TestWord(t *testing.T) {
 		{want: "parked", slot: plan.Slot{Parked: "away"}, agent: unit("inactive", "dead")},
 		{want: "drained", slot: plan.Slot{Drains: drained}, agent: unit("inactive", "dead")},
 		{want: "failed", agent: unit("failed", "failed")},
+		{want: "failed", agent: unit("activating", "auto-restart")},
+		{want: "parked", agent: unit("activating", "auto-restart"), parked: true},
+		{want: "busy", slot: plan.Slot{Parked: "away"}, agent: unit("active", "running"), job: true},
+		{want: "stopping", slot: plan.Slot{Drains: drained}, agent: unit("deactivating", "stop-sigterm")},
 		{want: "starting", agent: unit("activating", "start")},
 		{want: "down", agent: unit("inactive", "dead")},
+		{want: "down"},
 	} {
 		ss := State{Agent: row.agent}
 		if row.job {
