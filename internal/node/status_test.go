@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,101 +40,43 @@ func wantedSlots(n int) []plan.Slot {
 	return slots
 }
 
-func TestAgentWords(t *testing.T) {
-	t.Parallel()
-	job := &slot.Job{ID: "0190", Since: taken}
-	for _, tt := range []struct {
-		name   string
-		parked string
-		state  slot.State
-		want   string
-		since  time.Time
-	}{
-		{"waits for a job", "", slot.State{Agent: agentAt("active", "running")}, "idle", started},
-		{"runs a job", "", slot.State{Agent: agentAt("active", "running"), Job: job}, "busy", taken},
-		{"finishes its job and stops", "", slot.State{Agent: agentAt("deactivating", "stop-sigterm"), Job: job}, "draining", taken},
-		{"stops without a job", "", slot.State{Agent: agentAt("deactivating", "stop-sigterm")}, "stopping", started},
-		{"comes up", "", slot.State{Agent: agentAt("activating", "start")}, "starting", started},
-		{"gave up", "", slot.State{Agent: agentAt("failed", "failed")}, "failed", started},
-		{"ends again and again", "", slot.State{Agent: agentAt("activating", "auto-restart")}, "failed", started},
-		{"stopped", "", slot.State{Agent: agentAt("inactive", "dead")}, "down", started},
-		{"systemd knows nothing of it", "", slot.State{}, "down", time.Time{}},
-		{"its GPU is away", "its GPU is away", slot.State{Agent: agentAt("inactive", "dead")}, "parked", started},
-		{"its GPU went away under a job", "its GPU is away", slot.State{Agent: agentAt("active", "running"), Job: job}, "busy", taken},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			slots := wantedSlots(2)
-			slots[1].Parked = tt.parked
-			tt.state.Index = 1
-			st := StatusOf(&plan.Plan{Node: "n", Slots: slots}, &reconcile.State{Slots: []slot.State{tt.state}}, nil)
-			got := st.Slots[1]
-			if got.Agent != tt.want || !got.Since.Equal(tt.since) || got.Job != tt.state.Job {
-				t.Errorf("agent %s since %s with job %v; want %s since %s", got.Agent, got.Since, got.Job, tt.want, tt.since)
-			}
-			if disagrees := tt.parked != ""; st.Disagrees() != disagrees {
-				t.Errorf("disagrees: %t, want %t", st.Disagrees(), disagrees)
-			}
-		})
-	}
-}
-
-func TestStatusOfADrain(t *testing.T) {
+// TestStatusOfSlots checks since when a slot is as it is, and what is wrong with it. Which word
+// says how it is, slot.State decides.
+func TestStatusOfSlots(t *testing.T) {
 	t.Parallel()
 	job := &slot.Job{ID: "0190", Since: taken}
 	operator := plan.Drain{By: plan.ByOperator, Reason: "new fan", Since: drainedAt}
-	health := plan.Drain{By: "gpu.lost", Reason: "it fell off the bus", Since: taken}
+	verdict := plan.Drain{By: "gpu.lost", Reason: "it fell off the bus", Since: taken}
+	left := []slot.Parked{{Reason: "its GPU is used by process 7", Since: taken}}
+	running, stopped := agentAt("active", "running"), agentAt("inactive", "dead")
 	for _, tt := range []struct {
-		name   string
-		drains []plan.Drain
-		state  slot.State
-		want   string
-		since  time.Time
-		wrong  bool
+		name     string
+		slot     plan.Slot
+		state    slot.State
+		want     string
+		since    time.Time
+		problems []string
 	}{
-		{"finishes its job", []plan.Drain{operator}, slot.State{Agent: agentAt("deactivating", "stop-sigterm"), Job: job}, "draining", taken, false},
-		{"stops", []plan.Drain{operator}, slot.State{Agent: agentAt("deactivating", "stop-sigterm")}, "stopping", started, false},
-		{"done", []plan.Drain{operator}, slot.State{Agent: agentAt("inactive", "dead")}, "drained", drainedAt, false},
-		{"by its health", []plan.Drain{health}, slot.State{Agent: agentAt("inactive", "dead")}, "drained", taken, true},
-		{"by both", []plan.Drain{operator, health}, slot.State{Agent: agentAt("inactive", "dead")}, "drained", drainedAt, true},
+		{"waits for a job", plan.Slot{}, slot.State{Agent: running}, "idle", started, nil},
+		{"runs a job", plan.Slot{}, slot.State{Agent: running, Job: job}, "busy", taken, nil},
+		{"systemd knows nothing of it", plan.Slot{}, slot.State{}, "down", time.Time{}, nil},
+		{"drained", plan.Slot{Drains: []plan.Drain{operator}}, slot.State{Agent: stopped}, "drained", drainedAt, nil},
+		{"drained by its health", plan.Slot{Drains: []plan.Drain{verdict}}, slot.State{Agent: stopped}, "drained", taken, []string{verdict.String()}},
+		{"drained by both", plan.Slot{Drains: []plan.Drain{operator, verdict}}, slot.State{Agent: stopped}, "drained", drainedAt, []string{verdict.String()}},
+		{"its GPU is away", plan.Slot{Parked: "away"}, slot.State{Agent: stopped}, "parked", started, []string{"away"}},
+		{"a job left something", plan.Slot{}, slot.State{Agent: running, Parked: left}, "parked", taken, []string{left[0].Reason}},
+		{"its job is about to end", plan.Slot{}, slot.State{Agent: running, Job: &slot.Job{Since: drainedAt}, Parked: left}, "draining", drainedAt, []string{left[0].Reason}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			slots := wantedSlots(1)
-			slots[0].Drains = tt.drains
-			st := StatusOf(&plan.Plan{Node: "n", Slots: slots}, &reconcile.State{Slots: []slot.State{tt.state}}, nil)
-			if got := st.Slots[0]; got.Agent != tt.want || !got.Since.Equal(tt.since) || st.Disagrees() != tt.wrong {
-				t.Errorf("%s since %s, want %s since %s; disagrees: %t", got.Agent, got.Since, tt.want, tt.since, st.Disagrees())
-			}
-		})
-	}
-}
-
-func TestStatusOfWhatAJobLeft(t *testing.T) {
-	t.Parallel()
-	job := &slot.Job{ID: "0190", Since: taken}
-	parked := []slot.Parked{{Reason: "its GPU is used by process 7 (x), which does not belong to a job; stop it", Since: taken}}
-	for _, tt := range []struct {
-		name  string
-		state slot.State
-		want  string
-		since time.Time
-	}{
-		{"its agent waits to start", slot.State{Agent: agentAt("active", "running")}, "parked", taken},
-		{"its agent starts again", slot.State{Agent: agentAt("activating", "auto-restart")}, "parked", taken},
-		{"its job is about to end", slot.State{Agent: agentAt("active", "running"), Job: job}, "draining", taken},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			tt.state.Parked = parked
-			st := StatusOf(&plan.Plan{Node: "n", Slots: wantedSlots(2)}, &reconcile.State{Slots: []slot.State{tt.state}}, nil)
-			if got := st.Slots[0]; got.Agent != tt.want || !got.Since.Equal(tt.since) || !st.Disagrees() {
-				t.Errorf("%s since %s, want %s since %s; disagrees: %t", got.Agent, got.Since, tt.want, tt.since, st.Disagrees())
-			}
-			if diff := cmp.Diff([]string{parked[0].Reason}, st.Slots[0].Problems); diff != "" || len(st.Slots[1].Problems) > 0 {
-				t.Errorf("problems of the neighbour: %v; %s", st.Slots[1].Problems, diff)
-			}
-		})
+		slots := wantedSlots(2)
+		slots[1].Drains, slots[1].Parked, tt.state.Index = tt.slot.Drains, tt.slot.Parked, 1
+		st := StatusOf(&plan.Plan{Node: "n", Slots: slots}, &reconcile.State{Slots: []slot.State{tt.state}}, nil)
+		got := st.Slots[1]
+		if got.Agent != tt.want || !got.Since.Equal(tt.since) || got.Job != tt.state.Job || st.Disagrees() != (tt.problems != nil) {
+			t.Errorf("%s: %+v, disagrees: %t", tt.name, got, st.Disagrees())
+		}
+		if !slices.Equal(tt.problems, got.Problems) || len(st.Slots[0].Problems) > 0 {
+			t.Errorf("%s: problems %q, of the neighbor %q", tt.name, got.Problems, st.Slots[0].Problems)
+		}
 	}
 }
 
