@@ -415,6 +415,24 @@ func TestGPUInUseParks(t *testing.T) {
 	})
 }
 
+// TestRegistered: the agent's hook leaves a mark, and a process that is not below the agent leaves none.
+func TestRegistered(t *testing.T) {
+	t.Parallel()
+	r := newSlotRig(t)
+	r.start(990, 1, "user.slice")
+	if _, err := r.registered(t.Context(), 990); err == nil {
+		t.Error("a process of nobody registers the agent")
+	}
+	mark := filepath.Join(r.runDir, slot.RegisteredName)
+	if _, err := os.Stat(mark); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("before the agent has registered: %v", err)
+	}
+	r.want(r.registered, "")
+	if _, err := os.Stat(mark); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestOthersPark(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
