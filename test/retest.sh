@@ -15,6 +15,10 @@ status=0
   --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race --rerun-fails-report "$rerun" \
   --packages "$packages" -- "$@" || status=$?
 
+if [ $status = 0 ] && ! grep -q '"Action":"run"' "$results"; then
+  echo "no test ran; test/vm/scenarios has the names of the scenarios" >&2
+  status=1
+fi
 if [ -s "$rerun" ]; then
   sed -nE 's/^(.*): 2 runs, 1 failures$/UNSTABLE \1/p' "$rerun"
 fi

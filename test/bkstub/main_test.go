@@ -265,3 +265,12 @@ steps:
 		t.Errorf("serve: exit %d %s", code, served.String())
 	}
 }
+
+func TestPatient(t *testing.T) {
+	for slow, want := range map[string]time.Duration{"": time.Minute, "0.5": time.Minute, "2.50": 150 * time.Second, "much": time.Minute} {
+		t.Setenv("BKSTUB_SLOWNESS", slow)
+		if got := patient(time.Minute); got != want {
+			t.Errorf("BKSTUB_SLOWNESS=%s: %v, want %v", slow, got, want)
+		}
+	}
+}

@@ -135,7 +135,7 @@ func start(args []string, prepare func(dir string) error) (*VM, error) {
 		err := cmd.Start()
 		started <- err
 		if err == nil {
-			// What run.sh looks for: a fault of the emulator leaves nothing else.
+			// A fault of the emulator leaves nothing else.
 			_, _ = fmt.Fprintf(logFile, "QEMU ended: %v\n", cmd.Wait())
 			close(m.ended)
 		}

@@ -1,7 +1,6 @@
 # The virtual machine rig; included by the top Makefile, which defines BIN, BKSTUB,
 # AGENT and SUDO. See test/vm/README.md.
 
-VM_TIMEOUT  ?= 180m
 VM_PARALLEL ?= $(shell n=$$(( $$(nproc) / 2 )); echo $$(( n > 1 ? n : 1 )))
 VM_NVML     := build/libnvidia-ml.so.1
 
@@ -34,7 +33,7 @@ VM_TEST = rm -rf build/vm-logs; $(VM_ENV) TEST_FORMAT=standard-verbose test/rete
 
 .PHONY: test-story
 test-story: vm-ready $(GOTESTSUM) ## run the story of a node in the virtual machine, from install to uninstall
-	$(VM_TEST) story ./test/vm -tags vm -count=1 -timeout $(VM_TIMEOUT) -run '^TestStory$$'
+	$(VM_TEST) story ./test/vm -tags vm -count=1 -timeout 60m -run '^TestStory$$'
 
 # selects WORD …: not empty if RUN selects scenarios with one of these words in their names.
 selects = $(if $(RUN),$(strip $(foreach word,$(1),$(findstring $(word),$(RUN)))),all)
@@ -42,6 +41,7 @@ selects = $(if $(RUN),$(strip $(foreach word,$(1),$(findstring $(word),$(RUN))))
 .PHONY: test-scenarios
 test-scenarios: vm-ready $(GOTESTSUM) ## run all scenarios in the virtual machine, in about six hours; RUN=regex selects some
 	$(if $(call selects,Package Tutorial CloudInit),$(MAKE) debs)
+	$(if $(call selects,Ansible),$(MAKE) ansible-lint)
 	$(if $(call selects,Ansible),$(call need,ansible-playbook,ansible-core))
 	$(VM_TEST) scenarios ./test/vm -tags vm -count=1 -timeout 600m -parallel $(VM_PARALLEL) -run '$(or $(RUN),.)'
 
