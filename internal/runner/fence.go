@@ -63,25 +63,33 @@ func landlockRules(version int, writable []string) (int, error) {
 	return int(fd), nil
 }
 
-// restrict applies rules to this process, -1 for none. It runs between fork and exec.
+// restrict applies rules to this process, -1 for none, and a filter unless it is nil. It runs between
+// fork and exec.
 // Without Landlock, root's programs cannot look into a process that has a capability
 // which they lack (ptrace(2)), so they lose one that they do not need and that a job's
 // container has. Other users have none to lose: for them the runner must be process 1.
 //
 //go:norace
 //go:nosplit
-func restrict(rules int) unix.Errno {
+func restrict(rules int, filter *unix.SockFprog) unix.Errno {
 	if rules < 0 {
-		if _, _, errno := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_SETFCAP, 0); errno != unix.EPERM {
+		if _, _, errno := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_SETFCAP, 0); errno != 0 && errno != unix.EPERM {
 			return errno
 		}
-		return 0
 	}
 	// Programs gain no privileges.
 	if _, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
 		return errno
 	}
-	_, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(rules), 0, 0)
+	if rules >= 0 {
+		if _, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(rules), 0, 0); errno != 0 {
+			return errno
+		}
+	}
+	if filter == nil {
+		return 0
+	}
+	_, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(filter))) //nolint:gosec // an argument of the kernel
 	return errno
 }
 

@@ -61,6 +61,10 @@ func (p program) fork(path string, files []uintptr, rules int) (int, error) {
 		return 0, err
 	}
 	c := child{file: file, dir: dir, argv: &argv[0], env: &env[0], parent: os.Getpid(), rules: rules, open: fileLimit()}
+	if canFilter() {
+		f := programFilter(c.parent)
+		c.filter = &unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
+	}
 	// High numbers, so that the child's dup3 to 0, 1, … overwrites none of them.
 	for _, fd := range files {
 		high, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 16)
@@ -114,6 +118,7 @@ type child struct {
 	files         []int
 	parent, rules int // process ID; Landlock rules, -1 for none
 	report        int // pipe for the error
+	filter        *unix.SockFprog
 	open          unix.Rlimit
 }
 
@@ -148,7 +153,11 @@ func (c *child) exec() unix.Errno {
 			return errno
 		}
 	}
-	if errno := restrict(c.rules); errno != 0 {
+	// A group of its own, which the filter keeps together.
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETPGID, 0, 0, 0); errno != 0 {
+		return errno
+	}
+	if errno := restrict(c.rules, c.filter); errno != 0 {
 		return errno
 	}
 	if _, _, errno := unix.RawSyscall(unix.SYS_CHDIR, uintptr(unsafe.Pointer(c.dir)), 0, 0); errno != 0 { //nolint:gosec // likewise

@@ -96,7 +96,7 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	// Compare the clock too: a program may have stopped this process until after the
 	// limit.
 	o.timedOut = o.timedOut || !o.cancelled && o.duration.Seconds() >= p.limit.seconds
-	return o, errors.Join(err, pipes.drain())
+	return o, errors.Join(err, pipes.drain(pid))
 }
 
 // spareThreads makes Go create the threads that it may need while a program uses up all
@@ -143,7 +143,7 @@ func (o *outcome) wait(ctx context.Context, pid int, l limit) error {
 	giveUp := time.NewTimer(endLimit)
 	defer giveUp.Stop()
 	for {
-		killDescendants()
+		killGroup(pid)
 		select {
 		case err := <-exited:
 			return err
@@ -232,8 +232,9 @@ type onlyReader struct{ io.Reader }
 
 // drain waits for the end of all pipes, kills what is left of the program, and gives up
 // on pipes that a process out of its reach keeps open.
-func (p *pipes) drain() error {
+func (p *pipes) drain(group int) error {
 	open := p.await(len(p.ends), drainLimit)
+	killGroup(group)
 	err := endTree()
 	if open = p.await(open, drainLimit); open > 0 {
 		for _, end := range p.ends {
