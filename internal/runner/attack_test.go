@@ -153,6 +153,7 @@ tries("nice of the user", lambda: os.setpriority(os.PRIO_USER, 0, os.getpriority
 tries("nice of the group", lambda: os.setpriority(os.PRIO_PGRP, os.getpgid(judge), os.getpriority(os.PRIO_PGRP, os.getpgid(judge))), 1)
 tries("signal", lambda: os.kill(judge, 0), 1)
 tries("signal all", lambda: os.kill(-1, 0), 1)
+tries("signal a group", lambda: os.killpg(os.getpgid(0), 0), 1)
 tries("pidfd", lambda: os.pidfd_open(judge), 1)
 after = [os.sched_getaffinity(t) for t in tids], [os.sched_getscheduler(t) for t in tids], [os.getpriority(os.PRIO_PROCESS, t) for t in tids]
 o(f"judge: {'as it was' if before == after else (before, after)}\n")
@@ -162,7 +163,7 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); resource.getrlimit(resource.RL
 o("check: pass\n")
 `, func(t *testing.T, _ *job, _ int, result map[string]any) {
 		said, _ := at(result, "runs", "test", "run", "result").(map[string]any)
-		for _, what := range []string{"scheduler", "nice", "limit", "nice of the user", "nice of the group", "signal", "signal all", "pidfd"} {
+		for _, what := range []string{"scheduler", "nice", "limit", "nice of the user", "nice of the group", "signal", "signal all", "signal a group", "pidfd"} {
 			if said[what] != "as it should" {
 				t.Errorf("%s: %v", what, said[what])
 			}

@@ -120,19 +120,18 @@ func programFilter(judge int) filter {
 	const ioprioUser = 3 // IOPRIO_WHO_USER of linux/ioprio.h
 	f.on(unix.SYS_IOPRIO_SET, own(ioprioUser))
 
-	not := func(pids ...int) func(*filter) {
-		return func(f *filter) {
-			f.loadArg(0)
-			for _, pid := range pids {
-				f.unless(uint32(pid), 1)
-				f.fail(unix.EPERM)
-			}
-			f.allow()
-		}
+	other := func(f *filter) {
+		f.loadArg(0)
+		f.unless(uint32(judge), 1)
+		f.fail(unix.EPERM)
+		// A group is more than its members think, since setsid and setpgid have no effect.
+		f.add(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, 1<<31, 1, 0)
+		f.unless(0, 1)
+		f.fail(unix.EPERM)
+		f.allow()
 	}
-	f.on(unix.SYS_KILL, not(judge, -1, -unix.Getpgrp()))
-	for _, number := range []uint32{unix.SYS_TGKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO, unix.SYS_PIDFD_OPEN} {
-		f.on(number, not(judge))
+	for _, number := range []uint32{unix.SYS_KILL, unix.SYS_TGKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO, unix.SYS_PIDFD_OPEN} {
+		f.on(number, other)
 	}
 	f.allow()
 	return f
