@@ -248,7 +248,7 @@ func (e *engine) report(p program, o *outcome) *result.Run {
 	reported, over := parsePopcorn(o.popcorn.buf)
 	run.Result = reported
 	run.Success = o.exitCode == 0 || o.exitCode == result.ExitWrong
-	run.Passed = reported.Get("check") == "pass"
+	run.Passed = o.exitCode == 0 && reported.Get("check") == "pass"
 	if over || o.popcorn.over {
 		// The omitted part may contain a check that takes back this one.
 		run.Passed = false

@@ -153,8 +153,8 @@ func (c *child) exec() unix.Errno {
 			return errno
 		}
 	}
-	// A group of its own, which the filter keeps together.
-	if _, _, errno := unix.RawSyscall(unix.SYS_SETPGID, 0, 0, 0); errno != 0 {
+	// A session and a group of its own, away from a terminal, which the filter keeps together.
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETSID, 0, 0, 0); errno != 0 {
 		return errno
 	}
 	if errno := restrict(c.rules, c.filter); errno != 0 {
