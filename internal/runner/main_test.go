@@ -54,6 +54,8 @@ type job struct {
 	cmd    *exec.Cmd
 	stdout bytes.Buffer
 	stderr bytes.Buffer
+
+	terminal int // the file that shows what is on the runner's terminal
 }
 
 func newJob(t *testing.T, env ...string) *job {

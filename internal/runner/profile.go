@@ -47,8 +47,8 @@ func (e *engine) checkProfiler() error {
 	case e.runtime == runtimeCUDA && e.multiGPU:
 		return errors.New(`mode "profile" with multi_gpu is not possible under ncu; profile one GPU`)
 	}
-	if _, err := lookPath(e.env, tool); err != nil {
-		return hint(err)
+	if e.programs[tool] == "" {
+		return hint(fmt.Errorf("%s %w", tool, errNoProgram))
 	}
 	return nil
 }
@@ -67,10 +67,18 @@ func (e *engine) profile(ctx context.Context, name string, p program) (*result.R
 	return e.ncu(ctx, r, p)
 }
 
+// under returns p as the child of a profiler.
+func (e *engine) under(p program, profiler string, options ...string) program {
+	p.argv = slices.Concat([]string{profiler}, options, p.argv)
+	p.exec = slices.Concat([]string{e.programs[profiler]}, options, p.exec)
+	p.wrapped = true
+	return p
+}
+
 func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, *result.Profile, error) {
 	file := path.Join(r.dir(), ncuReport)
-	p.argv = append([]string{"ncu", "--set", "full", "--nvtx", "--nvtx-include", "custom_kernel/",
-		"--import-source", "1", "-c", "10", "-o", file, "--"}, p.argv...)
+	p = e.under(p, "ncu", "--set", "full", "--nvtx", "--nvtx-include", "custom_kernel/",
+		"--import-source", "1", "-c", "10", "-o", file, "--")
 	p.env = setenv(p.env, "POPCORN_NCU", "1")
 	o, err := p.run(ctx)
 	if err != nil {
@@ -104,9 +112,9 @@ func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, 
 }
 
 func (e *engine) rocprof(ctx context.Context, r recording, p program) (*result.Run, *result.Profile, error) {
-	p.argv = append([]string{"rocprofv3", "--log-level", "fatal", "--hip-trace", "--kernel-trace", "--rccl-trace",
+	p = e.under(p, "rocprofv3", "--log-level", "fatal", "--hip-trace", "--kernel-trace", "--rccl-trace",
 		"--marker-trace", "--hip-trace", "--memory-copy-trace", "--scratch-memory-trace",
-		"--output-format", "pftrace", "csv", "-d", r.dir(), "-o", "%pid%", "--"}, p.argv...)
+		"--output-format", "pftrace", "csv", "-d", r.dir(), "-o", "%pid%", "--")
 	p.env = setenv(p.env, "GPU_DUMP_CODE_OBJECT", "1")
 	o, err := p.run(ctx)
 	if err != nil {
@@ -294,7 +302,7 @@ func filterReport(text string) string {
 	)
 	var out bytes.Buffer
 	kernels, lines, collect := 0, 0, false
-	for _, line := range splitLines(text) {
+	for line := range splitLines(text) {
 		line = chomp(line)
 		if startsKernel(line) {
 			if kernels++; kernels > 1 {

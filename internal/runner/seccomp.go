@@ -51,10 +51,19 @@ func (f *filter) on(number uint32, decide func(*filter)) {
 	*f = append(*f, inner...)
 }
 
-// programFilter returns the filter for programs that the process judges. Its user may do to it what
-// a user may do to any process of his: change its priority, stop it, or look into it. And a process
-// that leaves its group by setsid or setpgid outlives the group's end, so these have no effect.
-func programFilter(judge int) filter {
+// oneOf skips the instructions that follow up to skip unless the loaded value is one of ks.
+func (f *filter) oneOf(ks []uint32, skip int) {
+	for i, k := range ks {
+		f.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, k, len(ks)-i, 0)
+	}
+	f.add(unix.BPF_JMP|unix.BPF_JA, uint32(skip), 0, 0)
+}
+
+// programFilter returns the filter for programs that this process judges, which has the given
+// threads. Its user may do to it what a user may do to any process of his: change its priority, stop
+// it, or look into it. And a process that leaves its group by setsid or setpgid outlives the group's
+// end, so these have no effect. landlock is the kernel's version, 0 for none.
+func programFilter(judge []uint32, landlock int) filter {
 	var f filter
 	f.load(atArch)
 	f.unless(auditArch(), 0)
@@ -76,6 +85,16 @@ func programFilter(judge int) filter {
 		unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL,
 	} {
 		f.on(number, denied)
+	}
+	// So does System V shared memory. Kernels without it answer in this way.
+	for _, number := range []uint32{unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET} {
+		f.on(number, func(f *filter) { f.fail(unix.ENOSYS) })
+	}
+	// A file's owner gets signals, any signal with F_SETSIG.
+	f.on(unix.SYS_FCNTL, deny(1, unix.F_SETOWN, unix.F_SETOWN_EX))
+	f.on(unix.SYS_IOCTL, deny(1, fioSetOwn, sioSetOwn))
+	if landlock == landlockRefer {
+		f.truncations()
 	}
 	f.on(unix.SYS_SETSID, func(f *filter) { f.fail(0) })
 	f.on(unix.SYS_SETPGID, func(f *filter) { f.fail(0) })
@@ -122,7 +141,7 @@ func programFilter(judge int) filter {
 
 	other := func(f *filter) {
 		f.loadArg(0)
-		f.unless(uint32(judge), 1)
+		f.oneOf(judge, 1)
 		f.fail(unix.EPERM)
 		// A group is more than its members think, since setsid and setpgid have no effect.
 		f.add(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, 1<<31, 1, 0)
@@ -135,6 +154,39 @@ func programFilter(judge int) filter {
 	}
 	f.allow()
 	return f
+}
+
+// The commands of ioctl that set a file's owner (asm-generic/sockios.h).
+const fioSetOwn, sioSetOwn = 0x8901, 0x8902
+
+// deny refuses a call if an argument is one of these values.
+func deny(arg uint32, values ...uint32) func(*filter) {
+	return func(f *filter) {
+		f.loadArg(arg)
+		f.oneOf(values, 1)
+		f.fail(unix.EPERM)
+		f.allow()
+	}
+}
+
+// truncations refuses what Landlock only rules since its third version: to empty a file that the
+// program did not open for writing.
+func (f *filter) truncations() {
+	f.on(unix.SYS_TRUNCATE, func(f *filter) { f.fail(unix.EPERM) })
+	f.on(unix.SYS_OPENAT2, func(f *filter) { f.fail(unix.ENOSYS) }) // its flags are in memory
+	open := func(flags uint32) func(*filter) {
+		return func(f *filter) {
+			f.loadArg(flags)
+			f.add(unix.BPF_ALU|unix.BPF_AND|unix.BPF_K, unix.O_TRUNC|unix.O_ACCMODE, 0, 0)
+			f.unless(unix.O_TRUNC|unix.O_RDONLY, 1)
+			f.fail(unix.EPERM)
+			f.allow()
+		}
+	}
+	f.on(unix.SYS_OPENAT, open(2))
+	if sysOpen != 0 {
+		f.on(sysOpen, open(1))
+	}
 }
 
 func auditArch() uint32 {
