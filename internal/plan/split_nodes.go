@@ -112,18 +112,26 @@ func joinNodes(in splitInput) (splitInput, joints, []string) {
 	for i := range in.GPUs {
 		in.GPUs[i].NUMANode = j.root(in.GPUs[i].NUMANode)
 	}
-	in.Memory.Nodes = j.merge(in.Memory.Nodes)
+	in.Memory.Nodes = j.merge(in.Memory)
 	return in, j, warnings
 }
 
-// merge returns nodes with those that are taken as one as one.
-func (j joints) merge(nodes []inventory.NUMANode) []inventory.NUMANode {
-	distance := distances(nodes)
+// merge returns the nodes of a machine with those that are taken as one as one. Together they
+// have no more memory than the machine: nodes that share CPUs may also list the same memory.
+func (j joints) merge(m inventory.Memory) []inventory.NUMANode {
+	nodes, distance := m.Nodes, distances(m.Nodes)
 	var out []inventory.NUMANode
+	over, shared := -m.TotalBytes, int64(0)
 	at := map[int]int{}
 	for _, n := range nodes {
 		n.ID, n.Distances = j.root(n.ID), nil
 		n.MemoryBytes, n.HugepagesBytes = min(n.MemoryBytes, maxMemory), min(n.HugepagesBytes, maxMemory)
+		if n.GPU == "" {
+			over += max(n.MemoryBytes, 0)
+		}
+		if j.all().Contains(n.ID) {
+			shared += max(n.MemoryBytes, 0)
+		}
 		i, ok := at[n.ID]
 		if !ok {
 			at[n.ID] = len(out)
@@ -137,7 +145,11 @@ func (j joints) merge(nodes []inventory.NUMANode) []inventory.NUMANode {
 		one.MemoryBytes, one.HugepagesBytes = one.MemoryBytes+n.MemoryBytes, one.HugepagesBytes+n.HugepagesBytes
 	}
 	for i := range out {
-		out[i].Distances = make([]int, len(out))
+		n := &out[i]
+		n.Distances = make([]int, len(out))
+		if m.TotalBytes > 0 && over > 0 && n.MemoryBytes > 0 && j.all().Contains(n.ID) {
+			n.MemoryBytes -= share(min(over, shared), n.MemoryBytes, shared, true)
+		}
 	}
 	for _, a := range nodes {
 		for _, b := range nodes {

@@ -51,6 +51,7 @@ func TestSplitNodes(t *testing.T) {
 		onNode   bool   // all slots have only CPUs of their GPU's node
 		mems     string // of all slots; "" for the node of its GPU
 		memory   int64  // GiB of each slot, at least
+		most     int64  // GiB of each slot; 0 for any
 		packages bool   // each slot is within a package
 		warning  string
 	}{
@@ -114,6 +115,11 @@ func TestSplitNodes(t *testing.T) {
 			cores:  1, mems: "1", memory: 1, warning: "in several of NUMA nodes 0-1",
 		},
 		{
+			name: "two nodes with the same CPUs and the same memory", machine: machine{packages: 1, nodesPerPackage: 1, coresPerNode: 16, smt: 1, gpuNodes: fourEach()},
+			change: func(in *splitInput) { onNodes(16, "0-15", "0-15")(in); in.Memory.TotalBytes /= 2 },
+			cores:  1, mems: "0-1", memory: 1, most: 2, warning: "in several of NUMA nodes 0-1",
+		},
+		{
 			name: "nodes that overlap in CPUs that do not run", machine: onTwo(16, fourEach()...), change: onNodes(64, "0-15,32-47,64", "16-31,48-63,64"),
 			cores: 3, onNode: true, memory: 14, packages: true,
 		},
@@ -141,6 +147,9 @@ func TestSplitNodes(t *testing.T) {
 				}
 				if b.MemoryBytes < tt.memory<<30 {
 					t.Errorf("slot %d has %d bytes, want %d GiB", i, b.MemoryBytes, tt.memory)
+				}
+				if tt.most > 0 && b.MemoryBytes > tt.most<<30 {
+					t.Errorf("slot %d has %d bytes, want at most %d GiB", i, b.MemoryBytes, tt.most)
 				}
 				want := tt.mems
 				if tt.onNode {
