@@ -164,15 +164,17 @@ func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU, author string) []ph
 		for _, thread := range threads {
 			core.cpus = append(core.cpus, thread.ID)
 		}
-		nodes := nodesOfCore(threads)
-		if len(nodes) > 1 {
-			between = append(between, core.cpus...)
-			continue
+		left := &broken
+		switch nodes := nodesOfCore(threads); {
+		case len(nodes) > 1:
+			left = &between
+		case len(nodes) == 1:
+			core.node = nodes[0]
 		}
-		if !complete(threads, core.cpus) {
+		if left == &between || !complete(threads, core.cpus) {
 			for _, thread := range threads {
 				if thread.Allowed {
-					broken = append(broken, thread.ID)
+					*left = append(*left, thread.ID)
 				}
 			}
 			continue
