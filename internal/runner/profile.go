@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -263,28 +262,35 @@ func (e *engine) claimProfileData() func() {
 // expects. With several evaluations, file names begin with the name of theirs.
 func (e *engine) deliver(r recording, room int64) (int64, error) {
 	type file struct {
-		from, to string
-		size     int64
+		name string
+		size int64
 	}
 	var files []file
 	err := e.walk(r.dir(), func(name string, size int64) error {
 		if strings.HasSuffix(name, "/") {
 			return nil
 		}
-		to := strings.ReplaceAll(name, "/", "-")
+		files = append(files, file{name, size})
+		return nil
+	})
+	// Files at the top keep their names, and others do not replace them: a-b and a/b.
+	slices.SortStableFunc(files, func(a, b file) int { return strings.Count(a.name, "/") - strings.Count(b.name, "/") })
+	taken := map[string]bool{}
+	for _, f := range files {
+		to := strings.ReplaceAll(f.name, "/", "-")
+		for n, base := 2, to; taken[to]; n++ {
+			to = fmt.Sprintf("%d-%s", n, base)
+		}
+		taken[to] = true
 		if len(e.recorded) > 1 {
 			to = r.name + "-" + to
 		}
-		files = append(files, file{path.Join(r.dir(), name), path.Join(ProfileDir, to), size})
-		return nil
-	})
-	for _, f := range files {
 		if f.size > room {
-			e.note("%s is omitted: %s holds at most %d bytes", filepath.Base(f.to), ProfileDir, profileLimit)
+			e.note("%s is omitted: %s holds at most %d bytes", to, ProfileDir, profileLimit)
 			continue
 		}
 		room -= f.size
-		err = errors.Join(err, e.src.root.Rename(f.from, f.to))
+		err = errors.Join(err, e.src.root.Rename(path.Join(r.dir(), f.name), path.Join(ProfileDir, to)))
 	}
 	return room, err
 }
