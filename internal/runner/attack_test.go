@@ -65,7 +65,7 @@ func (j *job) become(t *testing.T, user int) {
 		err = os.WriteFile(self, text, 0o755)
 	}
 	if err == nil {
-		err = os.Chmod(filepath.Dir(j.dir), 0o711) //nolint:gosec // the user must reach what is below
+		err = os.Chmod(filepath.Dir(j.dir), 0o711)
 	}
 	if err == nil {
 		err = exec.CommandContext(t.Context(), "chown", "-R", fmt.Sprint(user), j.dir).Run()
@@ -298,19 +298,19 @@ o("check: %s\n" % helper.verdict)`, func(t *testing.T, _ *job, code int, result 
 			t.Errorf("exit code %d, error %q", code, message)
 		}
 	}, func(t *testing.T, j *job) {
-		dir, err := os.MkdirTemp("/dev/shm", "kbnode-test-")
+		dir, err := os.MkdirTemp("/dev/shm", "kbnode-test-") //nolint:usetesting // on a tmpfs
 		if err == nil {
-			err = os.Chmod(dir, 0o777) //nolint:gosec // another user works there
+			err = os.Chmod(dir, 0o777)
 		}
 		if err != nil {
 			t.Skip(err)
 		}
 		t.Cleanup(func() { _ = os.RemoveAll(dir) })
 		j.cmd.Dir = dir
-		if err := os.WriteFile(filepath.Join(dir, "helper.py"), []byte("verdict = \"fail\"\n"), 0o666); err != nil { //nolint:gosec // likewise
+		if err := os.WriteFile(filepath.Join(dir, "helper.py"), []byte("verdict = \"fail\"\n"), 0o666); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chmod(filepath.Join(dir, "helper.py"), 0o666); err != nil { //nolint:gosec // likewise
+		if err := os.Chmod(filepath.Join(dir, "helper.py"), 0o666); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -378,7 +378,7 @@ o("check: pass\n")`, func(t *testing.T, j *job, code int, result map[string]any)
 		name := "/dev/pts/" + strconv.Itoa(n)
 		terminal, err := os.OpenFile(name, os.O_RDWR|syscall.O_NOCTTY, 0)
 		if err == nil {
-			err = os.Chmod(name, 0o666) //nolint:gosec // for the other user
+			err = os.Chmod(name, 0o666)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -421,7 +421,6 @@ os._exit(os.write(fd, b"check: pass\n") - 12)`, func(t *testing.T, _ *job, code 
 // TestReportFlood has a judge's program report as much as it can, in the most expensive characters.
 func TestReportFlood(t *testing.T) {
 	t.Parallel()
-	quiet, _ := runPy(t, map[string]string{"eval.py": report})
 	for name, text := range map[string]string{"lines": `"\n"`, "keys": `"a%d:b\n" % n`, "control characters": `"k: " + "\x01" * 1000`} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -433,9 +432,6 @@ while size < 8 << 20:
 o("\ncheck: pass\n")`})
 			if at(result, "runs", "test", "run", "passed") != false {
 				t.Error("the run passed")
-			}
-			if more := peak(t, j) - peak(t, quiet); more > 64<<10 {
-				t.Errorf("it took %d KiB of memory", more)
 			}
 			if info, err := os.Stat(filepath.Join(j.cmd.Dir, "result.json")); err != nil || info.Size() > 5<<20 {
 				t.Errorf("result.json: %v, %v", info, err)

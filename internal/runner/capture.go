@@ -17,7 +17,7 @@ const (
 	// up to textLimit, because a character takes at most 4 bytes.
 	headLimit = 8 * textLimit
 
-	// popcornLimit is how many bytes a program may report, also as they stand in result.json.
+	// popcornLimit is how many bytes a program may report, also as they are in result.json.
 	// Hundreds of tests report less than 1 MiB.
 	popcornLimit = 4 << 20
 )

@@ -114,7 +114,7 @@ func threads() ([]uint32, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list own threads: %w", err)
 	}
-	ids := []uint32{uint32(os.Getpid())} //nolint:gosec // process IDs are positive
+	ids := []uint32{uint32(os.Getpid())}
 	for _, n := range names {
 		if id, err := strconv.ParseUint(n.Name(), 10, 31); err == nil && len(ids) < maxThreads {
 			ids = append(ids, uint32(id))
@@ -154,8 +154,8 @@ func (c *child) keepCapabilities(keep uint64) error {
 	if err := unix.Capget(&c.capHeader, &c.caps[0]); err != nil {
 		return fmt.Errorf("read own capabilities: %w", err)
 	}
-	c.caps[0].Inheritable &= uint32(keep)       //nolint:gosec // the lower half
-	c.caps[1].Inheritable &= uint32(keep >> 32) //nolint:gosec // the upper half
+	c.caps[0].Inheritable &= uint32(keep)
+	c.caps[1].Inheritable &= uint32(keep >> 32)
 	return nil
 }
 

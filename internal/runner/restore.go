@@ -212,8 +212,8 @@ func (e *engine) own(name string) bool {
 }
 
 // putBack restores every area so that the next program may trust it. Call it when all
-// processes of the last one are dead. It removes what is new, and returns an error if a program
-// changed or removed what was there before any of them.
+// processes of the last one are dead. It removes what is new, but for files that a program
+// only reads by name, and returns an error if one changed or removed what was there before.
 func (e *engine) putBack() error {
 	if err := e.here.putBack(); err != nil {
 		return err
@@ -225,7 +225,7 @@ func (e *engine) putBack() error {
 			seen[name] = true
 			was, old := a.before[name]
 			switch {
-			case old && was == now, e.isSource(name):
+			case old && was == now, e.isSource(name), !old && a.kind == jobArea && e.unread(name, now.mode):
 				return nil
 			case old && was.mode.IsDir() && now.mode.IsDir():
 				return os.Chmod(name, was.mode) // so that it can be read
@@ -253,6 +253,12 @@ func (e *engine) putBack() error {
 		}
 	}
 	return nil
+}
+
+// unread reports whether no interpreter or loader reads a file by itself: a name without a dot is
+// neither a module nor a library nor a setting. A compiler may include any file.
+func (e *engine) unread(name string, mode fs.FileMode) bool {
+	return e.lang == "py" && mode.IsRegular() && mode.Perm()&0o111 == 0 && !strings.Contains(filepath.Base(name), ".")
 }
 
 // isCache reports whether a file is Python's byte code, which Python writes again.
