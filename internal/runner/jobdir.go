@@ -115,15 +115,17 @@ func (d *jobDir) write(r *result.Result) error {
 
 // fill creates a file, in the reserved space if there is some.
 func (d *jobDir) fill(name string, text []byte) error {
-	if d.room == nil {
-		return writeFile(d.root, name, text, 0o644)
+	if d.room != nil {
+		_, err := d.room.WriteAt(text, 0)
+		if err == nil {
+			err = d.room.Truncate(int64(len(text)))
+		}
+		if err == nil {
+			err = unix.Linkat(unix.AT_FDCWD, d.self(d.room), int(d.file.Fd()), name, unix.AT_SYMLINK_FOLLOW)
+		}
+		if err == nil {
+			return nil
+		}
 	}
-	_, err := d.room.WriteAt(text, 0)
-	if err == nil {
-		err = d.room.Truncate(int64(len(text)))
-	}
-	if err == nil {
-		err = unix.Linkat(unix.AT_FDCWD, d.self(d.room), int(d.file.Fd()), name, unix.AT_SYMLINK_FOLLOW)
-	}
-	return err
+	return writeFile(d.root, name, text, 0o644)
 }

@@ -135,8 +135,11 @@ func (e *engine) walkArea(a *area, f func(name string, s stamp) error) error {
 		if errors.Is(err, fs.ErrNotExist) || name == a.dir && err == nil && a.kind != foreignArea {
 			return nil
 		}
-		if err != nil && (a.kind != foreignArea || d == nil) {
+		if err != nil && a.kind != foreignArea {
 			return err
+		}
+		if d == nil {
+			return nil // this user cannot see it, so programs cannot either
 		}
 		if d.IsDir() && e.own(name) {
 			return fs.SkipDir
