@@ -208,6 +208,8 @@ func TestXids(t *testing.T) {
 	n := newNode(t, machine(8))
 	n.want(n.lines(time.Second, xidLineOf(3, 149, "NETIR_LINK_EVT  Fatal   XC0 i0 Link 10 (0x0)")), "gpu.xid fatal drain [3]")
 	n = newNode(t, machine(8))
+	n.want(n.lines(time.Second, xidLineOf(3, 145, "pid=4711, name=ray::WorkerDict, RLW_SRC_TRACK Fatal XC0 i0 Link 13 (0x0)")), "gpu.xid fatal drain [3]")
+	n = newNode(t, machine(8))
 	n.want(n.lines(time.Second, xidLineOf(3, 999, "something")), "gpu.xid warn none [3]")
 }
 
