@@ -130,7 +130,7 @@ func TestSeverity(t *testing.T) {
 	t.Parallel()
 	names := []string{
 		"ray::WorkerDict", "python3", "<unknown>", "", ",", ", Nonfatal", ", Fatal XC0 i0", "Fatal XC0 i0 Li", "Nonfatal XC0 i0", "a, Fatal XC1 i1",
-		"x) Fatal (0x0)", "Nonfatal, Fatal", " Fatal XC0 i0 L", "145, pid=1, nam", "): 149, pid=1, ", ", name=Fatal XC", "Link 13 (0x1)", `\x5cx0aFatal`, `\xff\xfe\x0a`,
+		"x) Fatal (0x0)", "Nonfatal, Fatal", " Fatal XC0 i0 L", "145, pid=1, na", "): 149, pid=1, ", ", name=Fatal XC", "Link 13 (0x1)", `\x5cx0aFatal`, `\xff\xfe\x0a`,
 	}
 	for _, row := range []struct{ message, want string }{
 		{"RLW_SRC_TRACK Fatal XC0 i0 Link 13 (0x00000007 0x00000001 0x00000000 0x00000000 0x00000000 0x00000000)", "Fatal"},
