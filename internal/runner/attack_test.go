@@ -281,6 +281,36 @@ o("check: pass\n")`, "true"},
 	}
 }
 
+// TestDeepDirectories has programs make trees that are deeper than there may be open files, with
+// directories that no one may read.
+func TestDeepDirectories(t *testing.T) {
+	t.Parallel()
+	deep := `
+import os
+def deep(base):
+    at = os.open(base, os.O_RDONLY)
+    for n in range(400):
+        os.mkdir("d" * 200, dir_fd=at); os.close(os.open("f", os.O_CREAT, dir_fd=at))
+        next = os.open("d" * 200, os.O_RDONLY, dir_fd=at)
+        if n % 100 == 99: os.fchmod(at, 0)
+        os.close(at); at = next
+    os.close(at)
+deep(os.environ["TMPDIR"])
+`
+	attacks(t, deep+`os.mkdir("deep"); deep("deep")`, deep+`
+o("left: %s\n" % os.path.exists("deep"))
+os.mkdir("result.json"); deep("result.json")
+o("check: pass\n")`, func(t *testing.T, j *job, code int, result map[string]any) {
+		run := at(result, "runs", "test", "run")
+		if code != 0 || at(run, "passed") != true || at(run, "result", "left") != "False" {
+			t.Errorf("exit code %d, run %v", code, run)
+		}
+		if left, err := os.ReadDir(filepath.Join(j.dir, "tmp")); err != nil || len(left) > 0 {
+			t.Errorf("left: %v, %v", left, err)
+		}
+	}, func(_ *testing.T, j *job) { j.cmd.Env = append(j.cmd.Env, "KBNODE_TEST_FILES=100") })
+}
+
 // TestMappedMemory has the pre-run change a file of a tmpfs without changing its times.
 func TestMappedMemory(t *testing.T) {
 	t.Parallel()

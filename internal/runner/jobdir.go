@@ -73,7 +73,7 @@ func (d *jobDir) putBack() error {
 	}
 	moved, err := os.Readlink(d.self(d.file))
 	if err == nil {
-		err = os.RemoveAll(path)
+		err = removeAll(path)
 	}
 	if err == nil {
 		err = os.Rename(moved, path)
@@ -101,7 +101,7 @@ func (d *jobDir) write(r *result.Result) error {
 	}
 	if err == nil {
 		if info, lerr := d.root.Lstat(result.File); lerr == nil && info.IsDir() {
-			err = d.root.RemoveAll(result.File)
+			err = removeFrom(d.file, result.File)
 		}
 		err = errors.Join(err, d.root.Rename(tmp, result.File))
 	}

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
 )
@@ -24,6 +26,11 @@ func TestMain(m *testing.M) {
 	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
 		if os.Getenv("KBNODE_TEST_LANDLOCK") == "0" {
 			landlockVersion = func() int { return 0 }
+		}
+		if n, err := strconv.ParseUint(os.Getenv("KBNODE_TEST_FILES"), 10, 32); err == nil {
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}); err != nil {
+				panic(err)
+			}
 		}
 		o := Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 		o.Compile, _ = strconv.ParseFloat(os.Getenv("KBNODE_TEST_COMPILE"), 64)

@@ -205,7 +205,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 		return err
 	}
 	defer func() {
-		if rerr := os.RemoveAll(e.scratch); rerr != nil {
+		if rerr := removeAll(e.scratch); rerr != nil {
 			s.log.note("remove temporary files: %v", rerr)
 		}
 	}()
