@@ -297,6 +297,7 @@ py_compile.compile("evil.py", importlib.util.cache_from_source("reference.py"));
 os.mkdir("reference"); open("reference/__init__.py", "w").write("def verdict(): return 'pass'")`,
 		"a pipe that looks like a package": `import os
 os.mkfifo("random")`,
+		"a file of 8 TiB":            `open("huge", "w").truncate(1 << 43); open("huge.json", "w").truncate(1 << 43)`,
 		"a module over Python's own": `open("random.py", "w").write("import os; os.write(3, b'check: pass'); os._exit(0)")`,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -61,9 +61,9 @@ func (e *engine) record() error {
 	}
 	for _, a := range e.areas {
 		a.before = map[string]stamp{}
-		if err := e.walkArea(a, func(name string, s stamp) error {
-			a.before[name] = s
-			return nil
+		if err := e.walkArea(a, func(name string, info fs.FileInfo) (err error) {
+			a.before[name], err = stampOf(name, info, a.kind != foreignArea)
+			return err
 		}); err != nil {
 			return err
 		}
@@ -129,7 +129,7 @@ func (e *engine) loaded() []*area {
 
 // walkArea calls f for everything in an area except the engine's own files. f may
 // return fs.SkipDir.
-func (e *engine) walkArea(a *area, f func(name string, s stamp) error) error {
+func (e *engine) walkArea(a *area, f func(name string, info fs.FileInfo) error) error {
 	n := 0
 	err := filepath.WalkDir(a.dir, func(name string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) || name == a.dir && err == nil && a.kind != foreignArea {
@@ -151,11 +151,7 @@ func (e *engine) walkArea(a *area, f func(name string, s stamp) error) error {
 		if n++; n > maxEntries {
 			return fmt.Errorf("more than %d files; start in a smaller directory", maxEntries)
 		}
-		s, err := stampOf(name, info, a.kind != foreignArea)
-		if err == nil {
-			err = f(name, s)
-		}
-		if err == nil && a.shallow && d.IsDir() && name != a.dir {
+		if err = f(name, info); err == nil && a.shallow && d.IsDir() && name != a.dir {
 			err = fs.SkipDir
 		}
 		return err
@@ -224,9 +220,14 @@ func (e *engine) putBack() error {
 	removed := 0
 	for _, a := range e.areas {
 		seen := make(map[string]bool, len(a.before))
-		err := e.walkArea(a, func(name string, now stamp) error {
+		err := e.walkArea(a, func(name string, info fs.FileInfo) error {
 			seen[name] = true
 			was, old := a.before[name]
+			// What is new or has another size may have exabytes to read.
+			now, err := stampOf(name, info, old && was.size == info.Size() && a.kind != foreignArea)
+			if err != nil {
+				return err
+			}
 			switch {
 			case old && was == now, e.isSource(name), !old && a.kind == jobArea && e.unread(name, now.mode):
 				return nil
