@@ -124,9 +124,14 @@ if os.fork() == 0:
 `
 	attacks(t, "#"+mark+chains, `subprocess.Popen([sys.executable, "-c", """`+chains+`""", "`+mark+`"])
 time.sleep(0.3)
+# How many chains escape a search depends on the processors. None leaves the group that is ended at once.
+leave = "import os\nfor f in (os.setsid, lambda: os.setpgid(0, 0)):\n    try: f()\n    except OSError: pass\nprint(os.getpgid(0))"
+groups = {int(subprocess.run([sys.executable, "-c", leave], capture_output=True, start_new_session=True).stdout)}
+o("groups: %s\n" % (groups == {os.getpgid(0)}))
 o("check: pass\n")
 `, func(t *testing.T, j *job, code int, result map[string]any) {
-		if code != 0 || result["forged"] != nil || at(result, "runs", "test", "run", "passed") != true {
+		run := at(result, "runs", "test", "run")
+		if code != 0 || result["forged"] != nil || at(run, "passed") != true || at(run, "result", "groups") != "True" {
 			t.Errorf("exit code %d, result %v", code, result)
 		}
 		time.Sleep(100 * time.Millisecond) // what is left would write again
@@ -309,6 +314,28 @@ o("check: pass\n")`, func(t *testing.T, j *job, code int, result map[string]any)
 			t.Errorf("left: %v, %v", left, err)
 		}
 	}, func(_ *testing.T, j *job) { j.cmd.Env = append(j.cmd.Env, "KBNODE_TEST_FILES=100") })
+}
+
+// TestTruncation has a judge's program empty a file that it may not write to, on a kernel whose
+// Landlock does not rule that.
+func TestTruncation(t *testing.T) {
+	t.Parallel()
+	if landlockVersion() < landlockRefer {
+		t.Skip("this kernel has no Landlock")
+	}
+	outside := filepath.Join(t.TempDir(), "outside")
+	write(t, outside, "content")
+	j, result := runPy(t, map[string]string{"eval.py": report + `
+outside = os.environ["OUTSIDE"]
+for f in (lambda: os.truncate(outside, 0), lambda: os.open(outside, os.O_RDONLY | os.O_TRUNC), lambda: os.open(outside, os.O_WRONLY | os.O_TRUNC)):
+    try: f(); o("truncated: yes\n")
+    except OSError: pass
+own = os.open("own", os.O_RDWR | os.O_CREAT | os.O_TRUNC); os.ftruncate(own, 8)
+o("own: %d\ncheck: pass\n" % len(open("own").read()))`}, "KBNODE_TEST_LANDLOCK=2", "OUTSIDE="+outside)
+	run := at(result, "runs", "test", "run")
+	if at(run, "passed") != true || at(run, "result", "own") != "8" || at(run, "result", "truncated") != nil {
+		t.Errorf("run %v\n%s", run, j.stderr.String())
+	}
 }
 
 // TestMappedMemory has the pre-run change a file of a tmpfs without changing its times.

@@ -71,7 +71,7 @@ func (d *jobDir) putBack() error {
 	if there, err := os.Lstat(path); err == nil && os.SameFile(there, d.was) {
 		return nil
 	}
-	moved, err := os.Readlink(d.self(d.file))
+	moved, err := os.Readlink(self(d.file))
 	if err == nil {
 		err = removeAll(path)
 	}
@@ -85,7 +85,7 @@ func (d *jobDir) putBack() error {
 }
 
 // self is the name of an open file of this process.
-func (*jobDir) self(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
+func self(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
 // write writes the result into the directory atomically. It replaces anything that a program left
 // under that name, even a directory or a link.
@@ -121,7 +121,7 @@ func (d *jobDir) fill(name string, text []byte) error {
 			err = d.room.Truncate(int64(len(text)))
 		}
 		if err == nil {
-			err = unix.Linkat(unix.AT_FDCWD, d.self(d.room), int(d.file.Fd()), name, unix.AT_SYMLINK_FOLLOW)
+			err = unix.Linkat(unix.AT_FDCWD, self(d.room), int(d.file.Fd()), name, unix.AT_SYMLINK_FOLLOW)
 		}
 		if err == nil {
 			return nil

@@ -24,8 +24,8 @@ import (
 // TestMain lets the test binary run as `kbnode runner`, which takes over its process.
 func TestMain(m *testing.M) {
 	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
-		if os.Getenv("KBNODE_TEST_LANDLOCK") == "0" {
-			landlockVersion = func() int { return 0 }
+		if version, err := strconv.Atoi(os.Getenv("KBNODE_TEST_LANDLOCK")); err == nil {
+			landlockVersion = func() int { return version }
 		}
 		if n, err := strconv.ParseUint(os.Getenv("KBNODE_TEST_FILES"), 10, 32); err == nil {
 			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}); err != nil {

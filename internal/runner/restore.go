@@ -36,15 +36,15 @@ const (
 	foreignArea                   // programs should not be able to write there
 )
 
-// stamp tells a file from a changed one. Its content does, or else the time of its last change,
-// which no program without CAP_SYS_TIME can set. (On a tmpfs, writing to mapped memory does not
-// always change that.)
+// stamp tells a file from a changed one. The time of its last change does, which no program without
+// CAP_SYS_TIME can set, and on a tmpfs its content: there, writing to mapped memory does not always
+// change the time.
 type stamp struct {
 	mode   fs.FileMode
 	size   int64
-	sum    [sha256.Size]byte
 	inode  uint64
 	change syscall.Timespec
+	sum    [sha256.Size]byte // on a tmpfs
 }
 
 // record records what every area holds. Call it before any program of the submission runs.
@@ -52,7 +52,7 @@ func (e *engine) record() error {
 	if err := e.findTemporary(); err != nil {
 		return err
 	}
-	e.areas = []*area{{dir: e.dir}}
+	e.areas, e.tmpfs = []*area{{dir: e.dir}}, map[uint64]bool{}
 	for _, dir := range e.temporary {
 		e.areas = append(e.areas, &area{dir: dir, kind: temporaryArea})
 	}
@@ -62,7 +62,7 @@ func (e *engine) record() error {
 	for _, a := range e.areas {
 		a.before = map[string]stamp{}
 		if err := e.walkArea(a, func(name string, info fs.FileInfo) (err error) {
-			a.before[name], err = stampOf(name, info, a.kind != foreignArea)
+			a.before[name], err = e.stampOf(name, info, a.kind != foreignArea)
 			return err
 		}); err != nil {
 			return err
@@ -162,29 +162,33 @@ func (e *engine) walkArea(a *area, f func(name string, info fs.FileInfo) error) 
 	return nil
 }
 
-// stampOf looks at a file, and at its content if content is set.
-func stampOf(name string, info fs.FileInfo, content bool) (stamp, error) {
+// stampOf looks at a file, and at its content if content is set and it is on a tmpfs.
+func (e *engine) stampOf(name string, info fs.FileInfo, content bool) (stamp, error) {
 	s := stamp{mode: info.Mode()}
-	if info.IsDir() {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if info.IsDir() || !ok {
 		return s, nil
 	}
-	s.size = info.Size()
+	s.size, s.inode, s.change = info.Size(), st.Ino, st.Ctim
+	if !content || !info.Mode().IsRegular() || !e.onTmpfs(name, st.Dev) {
+		return s, nil
+	}
 	var err error
-	switch {
-	case content && info.Mode().IsRegular():
-		s.sum, err = sumOf(name)
-	case content && info.Mode()&fs.ModeSymlink != 0:
-		var to string
-		to, err = os.Readlink(name)
-		s.sum = sha256.Sum256([]byte(to))
+	if s.sum, err = sumOf(name); errors.Is(err, fs.ErrPermission) {
+		err = nil // programs, which are the same user, cannot map it either
 	}
-	if err != nil && !errors.Is(err, fs.ErrPermission) {
-		return s, err
+	return s, err
+}
+
+// onTmpfs reports whether a file's device is a tmpfs.
+func (e *engine) onTmpfs(name string, device uint64) bool {
+	on, ok := e.tmpfs[device]
+	if !ok {
+		var st unix.Statfs_t
+		on = unix.Statfs(name, &st) != nil || st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC
+		e.tmpfs[device] = on
 	}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && s.sum == [sha256.Size]byte{} {
-		s.inode, s.change = st.Ino, st.Ctim
-	}
-	return s, nil
+	return on
 }
 
 // sumOf hashes a regular file.
@@ -224,7 +228,7 @@ func (e *engine) putBack() error {
 			seen[name] = true
 			was, old := a.before[name]
 			// What is new or has another size may have exabytes to read.
-			now, err := stampOf(name, info, old && was.size == info.Size() && a.kind != foreignArea)
+			now, err := e.stampOf(name, info, old && was.size == info.Size() && a.kind != foreignArea)
 			if err != nil {
 				return err
 			}
