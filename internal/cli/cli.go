@@ -30,6 +30,8 @@ const (
 type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
+
+	typed []string // the arguments of the command line
 }
 
 // exitError ends a command with its own exit code. An empty message means that everything was
@@ -70,8 +72,8 @@ func run(ctx context.Context, args []string, s Streams) int {
 		s.Out, s.Err = &text.ASCIIWriter{To: s.Out}, &text.ASCIIWriter{To: s.Err}
 	}
 	out := &answer{to: s.Out}
-	s.Out = out
-	hint := hints{args}
+	s.Out, s.typed = out, args
+	hint := hints{args: args}
 	root := newRoot(s, hint)
 	root.SetArgs(append([]string{}, args...)) // nil would mean this process's own
 	err := hint.command(root)
@@ -83,6 +85,9 @@ func run(ctx context.Context, args []string, s Streams) int {
 	}
 	if err == nil {
 		return exitDone
+	}
+	if root, ok := errors.AsType[*rootError](err); ok {
+		err = fmt.Errorf("%w; type %s", root, s.again())
 	}
 	code := exitNo
 	if exit, ok := errors.AsType[*exitError](err); ok {
@@ -127,14 +132,9 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 
 func newRoot(s Streams, hint hints) *cobra.Command {
 	root := &cobra.Command{
-		Use:   "kbnode",
-		Short: "Turn a GPU server into isolated Buildkite agents, one per GPU",
-		Long: `kbnode turns a GPU server into isolated Buildkite agents, one per GPU, each
-with an even share of CPUs and memory.
-
-  sudo kbnode install --queue b200     set up the node, or update it
-  sudo kbnode status                   show what runs on it
-  sudo kbnode uninstall                remove kbnode and restore the machine`,
+		Use:           "kbnode",
+		Short:         "Turn a GPU server into isolated Buildkite agents, one per GPU",
+		Long:          "kbnode turns a GPU server into isolated Buildkite agents, one per GPU.",
 		Version:       readVersion().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -146,15 +146,17 @@ with an even share of CPUs and memory.
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
 	root.SetFlagErrorFunc(hint.flag)
-	root.AddCommand(
-		newInventory(s), newConfig(s), newPlan(s), newInstall(s), newReconcile(s), newUninstall(s), newStatus(s),
-		newDrain(s), newResume(s), newUpgrade(s), newEvents(s), newDaemon(s),
-		newSelftest(s), newDoctor(s), newImage(s), newRunner(s), newPayload(s), newPipeline(s),
-		newSubmit(s), newE2E(s), newQueue(s), newVersion(s),
-		newAgentExec(s), newGuard(s), newDisk(s), newHook(s), newProbe(s),
-	)
+	addGroup(root, "Set up", newInstall(s), newDoctor(s), newPlan(s), newInventory(s), newConfig(s), newSelftest(s), newUninstall(s))
+	addGroup(root, "Operate", newStatus(s), newDrain(s), newResume(s), newLogs(s), newEvents(s), newImage(s), newUpgrade(s))
+	addGroup(root, "Competition", newSubmit(s), newQueue(s), newE2E(s), newPipeline(s))
+	addGroup(root, "In jobs", newRunner(s), newPayload(s))
+	addGroup(root, plumbing, newReconcile(s), newDaemon(s), newVersion(s))
+	root.AddCommand(newAgentExec(s), newGuard(s), newDisk(s), newHook(s), newProbe(s))
+	root.SetHelpCommandGroupID(plumbing)
+	root.SetCompletionCommandGroupID(plumbing)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
+	root.SetUsageTemplate(rootUsage + root.UsageTemplate() + "{{end}}")
 	checkArgs(root, hint)
 	complete(root)
 	if width, ok := terminal(s.Out); ok {

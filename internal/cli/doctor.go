@@ -16,10 +16,11 @@ import (
 func newDoctor(s Streams) *cobra.Command {
 	var o doctor.Options
 	var asJSON, quiet, verbose, list, fix, yes, accepts bool
-	var bundle, explain string
+	var bundle string
+	var explain []string
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Check whether this machine is fit to be a node, and say what to type if not",
+		Short: "Check whether this machine is fit, and say what to type if not",
 		Long: `Check whether this machine is fit to be a node, and say what to type if not.
 
 Before kbnode install, --preflight says what the machine still lacks, in the order
@@ -45,12 +46,8 @@ unfit.`,
 					return err
 				}
 			}
-			if explain != "" {
-				chapter, err := doctor.Explain(explain)
-				if err == nil {
-					verbatim(s.Out, chapter)
-				}
-				return usage(err)
+			if cmd.Flags().Changed("explain") {
+				return explainChecks(s, explain)
 			}
 			if list {
 				listChecks(s.Out)
@@ -99,7 +96,7 @@ unfit.`,
 	f.StringSliceVar(&o.Skip, "skip", nil, "skip these checks or groups")
 	f.BoolVar(&o.Fast, "fast", false, "start no containers")
 	f.DurationVar(&o.Limit, "timeout", 0, "time limit for all checks together, such as 10m on a slow machine (default: 55s)")
-	f.StringVar(&explain, "explain", "", "explain this check and its fixes, and run nothing")
+	f.StringSliceVar(&explain, "explain", nil, "explain these checks or groups and their fixes, and run nothing")
 	f.BoolVar(&list, "list", false, "list the checks, and run nothing")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	f.BoolVarP(&quiet, "quiet", "q", false, "print only problems, and nothing if there are none")
@@ -109,6 +106,22 @@ unfit.`,
 	f.StringVar(&bundle, "bundle", "", "write a support archive, without secrets, to this file")
 	f.BoolVar(&accepts, "acceptance", false, "run the acceptance list, which a node must pass before it goes live")
 	return cmd
+}
+
+func explainChecks(s Streams, names []string) error {
+	if len(names) == 0 {
+		return usagef("--explain needs the name of a check or a group; kbnode doctor --list shows them")
+	}
+	var chapters []string
+	for _, name := range names {
+		chapter, err := doctor.Explain(name)
+		if err != nil {
+			return usage(err)
+		}
+		chapters = append(chapters, chapter)
+	}
+	verbatim(s.Out, strings.Join(chapters, "\n"))
+	return nil
 }
 
 // oneOf refuses flags that exclude each other.

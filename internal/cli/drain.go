@@ -72,6 +72,9 @@ func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	if f.timeout != 0 && !f.wait {
 		return usagef("--timeout limits --wait; add --wait")
 	}
+	if err := node.CheckSlots(f.all, args); err != nil {
+		return err
+	}
 	now := time.Now().UTC().Truncate(time.Second)
 	p, host, err := changeDrains(ctx, s, "drain", f.all, args, func(drains []plan.Drain, slot int) []plan.Drain {
 		return plan.AddDrain(drains, plan.Drain{Slot: slot, By: plan.ByOperator, Reason: f.reason, Since: now})
@@ -88,6 +91,9 @@ func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
 }
 
 func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
+	if err := node.CheckSlots(f.all, args); err != nil {
+		return err
+	}
 	if f.reset {
 		n, host, err := change(ctx, s, "resume")
 		if err != nil {

@@ -6,13 +6,12 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -74,11 +73,11 @@ func eventSlots(names []string) ([]int, error) {
 			all = append(all, -1)
 			continue
 		}
-		k, err := strconv.ParseUint(strings.TrimPrefix(name, "gpu"), 10, 16)
-		if err != nil {
+		k, ok := node.SlotNumber(name)
+		if !ok {
 			return nil, usagef("%.60q is not a slot; write gpu3, or node for events of the node itself", name)
 		}
-		all = append(all, int(k))
+		all = append(all, k)
 	}
 	return all, nil
 }

@@ -2,7 +2,8 @@ package cli
 
 import (
 	"context"
-	"fmt"
+	"errors"
+	"io/fs"
 	"os"
 
 	"github.com/gpu-mode/kbnode/internal/node"
@@ -11,7 +12,7 @@ import (
 // needRoot returns an error unless the user is root.
 func needRoot(command string) error {
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("%s changes the system and must run as root; type sudo kbnode %s", command, command)
+		return &rootError{command + " changes the system and must run as root"}
 	}
 	return nil
 }
@@ -19,7 +20,18 @@ func needRoot(command string) error {
 // toRead is needRoot for a command that changes nothing.
 func toRead(command string) error {
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("%s must run as root; type sudo kbnode %[1]s", command)
+		return &rootError{command + " must run as root"}
+	}
+	return nil
+}
+
+// checkFile refuses a flag whose file does not exist.
+func checkFile(flag, name string) error {
+	if name == "" {
+		return nil
+	}
+	if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
+		return usagef("%s: %s does not exist; name a file that does", flag, name)
 	}
 	return nil
 }

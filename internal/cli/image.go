@@ -55,7 +55,7 @@ func changeImages(ctx context.Context, s Streams, command string, auto, asJSON b
 		return nil
 	}
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("interrupted; jobs keep the image that they had, and kbnode image %s continues from here: %w", command, err)
+		return fmt.Errorf("interrupted; jobs keep the image that they had, and %s continues from here: %w", s.again(), err)
 	}
 	if err != nil {
 		return err

@@ -167,6 +167,6 @@ func tryInstall(ctx context.Context, s Streams, f *installFlags) error {
 	if err := showPlan(s, p, changes, false, false); err != nil {
 		return err
 	}
-	s.warn("without root, the token, units and limits were not read; sudo kbnode install --dry-run compares everything")
+	s.warn("without root, the token, units and limits were not read; %s compares everything", s.again())
 	return nil
 }
