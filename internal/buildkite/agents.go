@@ -146,7 +146,7 @@ func (c *Client) ClusterQueues(ctx context.Context, organization string) ([]stri
 			return nil, fmt.Errorf("list queues: %w", plain(err, "read_clusters"))
 		}
 		for _, q := range queues {
-			all = append(all, text.Line(q.Key, maxText))
+			all = append(all, queueLine(q.Key))
 		}
 	}
 	return all, nil

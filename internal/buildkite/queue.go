@@ -2,6 +2,8 @@ package buildkite
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"fmt"
 	"net/url"
 	"slices"
 	"strconv"
@@ -79,7 +81,7 @@ type QueueJob struct {
 func Queues(agents []Agent, builds []Build) []Queue {
 	found := map[string]*Queue{}
 	at := func(name string) *Queue {
-		name = cmp.Or(text.Line(name, maxText), DefaultQueue)
+		name = cmp.Or(queueLine(name), DefaultQueue)
 		if found[name] == nil {
 			found[name] = &Queue{Name: name, Agents: []QueueAgent{}}
 		}
@@ -122,6 +124,17 @@ func Queues(agents []Agent, builds []Build) []Queue {
 	}
 	slices.SortFunc(all, func(a, b Queue) int { return cmp.Compare(a.Name, b.Name) })
 	return all
+}
+
+// queueLine returns the name of a queue for display. One that cannot be shown as it is gets a
+// checksum, so that its agents and jobs do not count for the queue that it looks like.
+func queueLine(name string) string {
+	shown := text.Line(name, maxText)
+	if shown == name {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	return strings.TrimSpace(fmt.Sprintf("%s (%x)", shown, sum[:8]))
 }
 
 // queuesOf returns the queues that an agent's tags or a job's rules name.

@@ -138,6 +138,30 @@ func TestQueuesOfOthers(t *testing.T) {
 	}
 }
 
+// TestQueuesThatLookAlike keeps agents out of queues that only look like theirs.
+func TestQueuesThatLookAlike(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("q", 120)
+	names := []string{"b200", "b200\u200b", "b200\u200b\u200b", "b200 ", "b200\x1b[0m", "\u200b", long, long + "x"}
+	var agents []Agent
+	for _, n := range names {
+		agents = append(agents, Agent{Tags: []string{"queue=" + n}})
+	}
+	got := Queues(agents, nil)
+	shown := 0
+	for _, q := range got {
+		if len(q.Agents) != 1 {
+			t.Errorf("queue %s has %d agents", q.Name, len(q.Agents))
+		}
+		if q.Name == "b200" {
+			shown++
+		}
+	}
+	if len(got) != len(names) || shown != 1 {
+		t.Errorf("%d queues of %d, of which %d are b200", len(got), len(names), shown)
+	}
+}
+
 func TestBuildOf(t *testing.T) {
 	t.Parallel()
 	for page, want := range map[string]string{

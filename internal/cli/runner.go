@@ -2,7 +2,6 @@ package cli
 
 import (
 	"flag"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -37,7 +36,7 @@ result.json is written in both cases. Exit code 3 if it could not be written.`,
 			if a, ok := s.Out.(*answer); ok {
 				o.Stdout = a.to // the answer is result.json, so errors in writing the summary do not count
 			}
-			o.Stdin, _ = s.In.(*os.File)
+			o.Stdin = s.In
 			if code := runner.Main(cmd.Context(), o); code != exitDone {
 				return &exitError{code: code}
 			}

@@ -80,6 +80,12 @@ var cdiChecks = []Check{
 				if slices.ContainsFunc(gone, func(n string) bool { return strings.HasPrefix(n, "/dev/nvidia-") }) {
 					renew = "nvidia-modprobe -c=0 -u -m" // creates the nodes that the driver creates late
 				}
+				if len(gone) > 0 && path.Base(gone[0]) == "socket" { // such as /run/nvidia-persistenced/socket
+					daemon := path.Base(path.Dir(gone[0])) + ".service"
+					if u, err := m.unit(ctx, daemon); err == nil && u.Exists() {
+						renew = "systemctl restart " + word(daemon)
+					}
+				}
 				if len(gone) > 0 {
 					return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, gone[0], len(gone)).Safely("%s", renew))
 				}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/daemon"
@@ -16,7 +18,7 @@ import (
 var judgedChecks = []Check{
 	{
 		ID: "gpu-errors", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "[Reset the GPU](health.md#resetting-a-gpu) or reboot; if the error ([Xid](health.md#xids)) comes back, replace the GPU. This check and the next three leave out what [health](#health) shows.",
+		Doc:   fmt.Sprintf("[Reset the GPU](health.md#resetting-a-gpu) or reboot; if the error ([Xid](health.md#xids), of the catalog of driver r%d) comes back, replace the GPU. This check and the next three leave out what [health](#health) shows.", health.XidBranch),
 		About: "since boot, no GPU was lost or had an error that jobs do not cause",
 		Run:   judged("gpu.recovery", "gpu.lost", "gpu.xid", "gpu.reset", "node.nvswitch"),
 	},
@@ -60,11 +62,29 @@ func judged(checks ...string) func(context.Context, *Machine) Answer {
 				wrong = append(wrong, verdictFinding(v))
 			}
 		}
-		if watched && len(wrong) == 0 {
-			return none("kbnode.service watches this; see health")
+		newer := ""
+		if slices.Contains(checks, "gpu.xid") {
+			newer = newerThanCatalog(m)
 		}
-		return otherwise(wrong, ok("%d GPUs", len(f.gpus)))
+		if watched && len(wrong) == 0 {
+			return none("kbnode.service watches this; see health%s", newer)
+		}
+		return otherwise(wrong, ok("%d GPUs%s", len(f.gpus), newer))
 	}
+}
+
+// newerThanCatalog says that the node's driver may have Xids that kbnode does not know, and
+// "" if it has none.
+func newerThanCatalog(m *Machine) string {
+	if m.Inventory.NVIDIA == nil {
+		return ""
+	}
+	version := m.Inventory.NVIDIA.DriverVersion
+	major, _, _ := strings.Cut(version, ".")
+	if branch, err := strconv.Atoi(major); err != nil || branch <= health.XidBranch {
+		return ""
+	}
+	return fmt.Sprintf("; driver %s may have Xids above %d, where the catalog of r%d ends", version, health.XidLast, health.XidBranch)
 }
 
 // verdictFinding converts a verdict to a finding.

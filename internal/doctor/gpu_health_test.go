@@ -71,6 +71,12 @@ func TestJudgedChecks(t *testing.T) {
 		{name: "counters that the daemon knows better", id: "gpu-memory", inv: mi300s(2),
 			files: daemon(nil, "/sys/bus/pci/devices/"+pciOf(1)+"/ras/umc_err_count", "ue: 3\nce: 0\n"),
 			want:  "skip: kbnode.service watches this; see health"},
+		{name: "a driver newer than the catalog", id: "gpu-errors", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.NVIDIA.DriverVersion = "595.58.03" }), files: slots(kernelLog("")),
+			want: "ok: 2 GPUs; driver 595.58.03 may have Xids above 172, where the catalog of r580 ends"},
+		{name: "and the daemon watches", id: "gpu-errors", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.NVIDIA.DriverVersion = "610.10" }), files: daemon(slots(kernelLog(""))),
+			want: "skip: kbnode.service watches this; see health; driver 610.10 may have Xids above 172, where the catalog of r580 ends"},
+		{name: "an Xid above the catalog", id: "gpu-errors", inv: h100s(2), files: slots(kernelLog("NVRM: Xid (PCI:0000:1a:00): 177, Bank remapping event")),
+			want: "warn: gpu.xid: Xid 177, newer than the catalog of r580, which ends at 172, on the GPU at 0000:1a:00.0", slots: []int{0}},
 		{name: "no GPU", id: "gpu-errors", inv: &inventory.Inventory{}, want: "skip: no GPU"},
 
 		{name: "memory without errors", id: "gpu-memory", inv: h100s(2), want: "ok: 2 GPUs"},

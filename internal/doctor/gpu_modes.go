@@ -15,7 +15,7 @@ import (
 var modeChecks = []Check{
 	{
 		ID: "nvidia-mig", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "Without instances, a GPU has [no slots](shapes.md#mig-instances). To leave MIG mode, run `sudo kbnode drain 3 --wait`, then the command. If it says \"in use by another client\", run `sudo systemctl stop nvidia-persistenced`. Ampere also needs a reset.",
+		Doc:   "Without instances, a GPU has [no slots](shapes.md#mig-instances). To leave MIG mode, run `sudo kbnode drain 3 --wait`, then the command. If it says \"in use by another client\", run `sudo nvidia-smi -pm 0 -i 3` first. Ampere also needs a [reset](health.md#resetting-a-gpu).",
 		About: "each GPU in MIG mode has instances, which are slots", Run: ofNVIDIA(migModes),
 	},
 	{

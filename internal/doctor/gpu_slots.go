@@ -151,14 +151,16 @@ func silent(m *Machine, g inventory.GPU) Finding {
 	return f.Advise("see what sudo dmesg says about it, and reboot; if that does not help, check its seat and power")
 }
 
-// reset returns the finding and fix for a GPU that needs a reset.
+// reset returns the finding and fix for a GPU that needs a reset. nvidia-persistenced keeps
+// running, because CDI specifications mount its socket; it frees this GPU when asked to.
 func reset(g inventory.GPU, slots []int) Finding {
 	f := fail("the GPU at %s needs a reset: %s", g.PCI, g.Error).Of(slots...).
-		Advise("if that says that the GPU is in use, stop nvidia-persistenced first; on machines with NVSwitches, reboot instead")
+		Advise("if that says that the GPU is in use, stop what monitors it, but not nvidia-persistenced, without whose socket no slot starts a container; on machines with NVSwitches, reboot instead")
+	steps := fmt.Sprintf("nvidia-smi -pm 0 -i %[1]s && nvidia-smi -r -i %[1]s && nvidia-smi -pm 1 -i %[1]s", g.PCI)
 	if len(slots) != 1 {
-		return f.By("nvidia-smi -r -i %s", g.PCI)
+		return f.By("%s", steps)
 	}
-	return f.By("kbnode drain %[1]d --wait && nvidia-smi -r -i %[2]s && kbnode resume %[1]d", slots[0], g.PCI)
+	return f.By("kbnode drain %[1]d --wait && %[2]s && kbnode resume %[1]d", slots[0], steps)
 }
 
 // badDevice returns what is wrong with a device file, and false if nothing is.

@@ -219,7 +219,7 @@ func TestSlotGPUChecks(t *testing.T) {
 			want: "fail: the GPU at 0000:1b:00.0 is lost: its PCI configuration reads as all ones", fix: "kbnode drain --all --wait && systemctl reboot",
 			files: andFiles(boundSlots(2), "/sys/bus/pci/devices/"+pciOf(1)+"/config", "\xff\xff\xff\xff")},
 		{name: "wants a reset", id: "gpu-answers", inv: changed(sick(1, "GPU requires reset"), func(inv *inventory.Inventory) { inv.GPUs[1].NVML.Code = 16 }), files: boundSlots(2), slots: []int{1},
-			want: "fail: the GPU at 0000:1b:00.0 needs a reset: GPU requires reset", fix: "kbnode drain 1 --wait && nvidia-smi -r -i 0000:1b:00.0 && kbnode resume 1"},
+			want: "fail: the GPU at 0000:1b:00.0 needs a reset: GPU requires reset", fix: "kbnode drain 1 --wait && nvidia-smi -pm 0 -i 0000:1b:00.0 && nvidia-smi -r -i 0000:1b:00.0 && nvidia-smi -pm 1 -i 0000:1b:00.0 && kbnode resume 1"},
 		{name: "a query fails", id: "gpu-answers", inv: changed(h100s(2), func(inv *inventory.Inventory) {
 			inv.GPUs[1].NVML.Unread = []string{"nvmlDeviceGetEccMode: Unknown Error"}
 		}), files: boundSlots(2),

@@ -49,7 +49,7 @@ var slotChecks = []Check{
 		Run:   func(_ context.Context, m *Machine) Answer { return m.disks() },
 	},
 	{
-		ID: "slot-parked", Group: "slots", Worst: Fail, Needs: []string{"plan", "installed"},
+		ID: "slot-parked", Group: "slots", Worst: Fail, Needs: []string{"state"},
 		Doc:   "Do what the message says about what cannot be [cleared away](security.md#between-two-jobs), such as reset the GPU; the slot then returns by itself.",
 		About: "no slot is parked because of what an earlier job left",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.parked() },

@@ -173,8 +173,8 @@ func TestXids(t *testing.T) {
 		XidDegraded: "gpu.xid degraded none [3]", XidPower: "gpu.xid degraded none [3]",
 		XidLink: "gpu.xid degraded none [3]",
 	}
-	if len(Xids) < 60 {
-		t.Fatalf("%d Xids", len(Xids))
+	if len(Xids) < 60 || Xids[len(Xids)-1].Number != XidLast {
+		t.Fatalf("%d Xids, the last not %d", len(Xids), XidLast)
 	}
 	for i, x := range Xids {
 		if i > 0 && Xids[i-1].Number >= x.Number {
@@ -207,6 +207,17 @@ func TestXids(t *testing.T) {
 	}
 	n := newNode(t, machine(8))
 	n.want(n.lines(time.Second, xidLineOf(3, 149, "NETIR_LINK_EVT  Fatal   XC0 i0 Link 10 (0x0)")), "gpu.xid fatal drain [3]")
+	n = newNode(t, machine(8))
+	n.want(n.lines(time.Second, xidLineOf(3, 145, "pid=4711, name=ray::WorkerDict, RLW_SRC_TRACK Fatal XC0 i0 Link 13 (0x0)")), "gpu.xid fatal drain [3]")
+	for number, says := range map[int]string{
+		118: "Xid 118, undefined in the catalog of r580, on", 172: "Xid 172, uncorrectable SRAM error, on", 173: "Xid 173, newer than the catalog of r580, which ends at 172, on",
+		999: "Xid 999, newer than the catalog of r580, which ends at 172, on", 163: "Xid 163, power smoothing is off, on",
+	} {
+		n = newNode(t, machine(8))
+		if got := n.lines(time.Second, xidLineOf(3, number, "something")); len(got) != 1 || !strings.HasPrefix(got[0].Reason, says) {
+			t.Errorf("%+v, want %q", got, says)
+		}
+	}
 	n = newNode(t, machine(8))
 	n.want(n.lines(time.Second, xidLineOf(3, 999, "something")), "gpu.xid warn none [3]")
 }

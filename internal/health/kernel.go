@@ -221,7 +221,10 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 		if w == ofJob {
 			return Warn
 		}
-		m.Level, m.Quiet, m.Fix = Warn, idleQuiet, "see what NVIDIA's Xid catalog says about it"
+		m.Level, m.Quiet, m.Fix = Warn, idleQuiet, "report it to NVIDIA"
+		if f.Xid > XidLast {
+			m.Fix = "see what NVIDIA's Xid catalog says about it"
+		}
 	case XidLost:
 		k = about(checkLost, id)
 		m.Level, m.Effect, m.Reason = Fatal, Park, "the GPU at "+j.at(id)+" has fallen off the bus (Xid 79)"
@@ -233,7 +236,7 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 	case XidDegraded:
 		m.Level, m.Quiet, m.Fix = Degraded, idleQuiet, fixReset(j.at(id))
 	case XidPower:
-		m.Level, m.Quiet, m.Fix = Degraded, idleQuiet, "check the power supply of the GPU"
+		m.Level, m.Quiet, m.Fix = Degraded, idleQuiet, "check the GPU's power supply and cooling"
 	}
 	j.latch(k, f.Up, m)
 	return m.Level
@@ -313,8 +316,10 @@ func (j *judge) application(f Fact, id, job string, w who) {
 	j.latch(k, f.Up, m)
 }
 
+// fixReset turns persistence mode off for this GPU only. To stop nvidia-persistenced would
+// remove its socket, which CDI specifications mount, and no slot could start a container.
 func fixReset(pci string) string {
-	return "when its slot is idle: sudo nvidia-smi -r -i " + pci
+	return fmt.Sprintf("with its slots drained: sudo nvidia-smi -pm 0 -i %[1]s && sudo nvidia-smi -r -i %[1]s; sudo nvidia-smi -pm 1 -i %[1]s", pci)
 }
 
 // fixAMDReset drains all slots: a reset also resets the GPUs that xGMI joins to this one,

@@ -2,10 +2,12 @@ package health
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -55,8 +57,8 @@ type Parser struct {
 
 // Parse parses one record of /dev/kmsg, "6,1234,5140900,-;NVRM: Xid …". It trusts only
 // lines that the kernel itself wrote (facility 0): what root writes to /dev/kmsg has
-// another facility. The patterns are anchored and never look past the name of a process,
-// which its owner chooses.
+// another facility. The patterns match only what the driver itself writes before or after
+// the text of others: a process's name (15 bytes), the version that a client claims.
 func (p *Parser) Parse(record []byte) (Fact, bool) {
 	// Nearly all lines end here, and must cost no more than this.
 	head, body, ok := bytes.Cut(record, []byte(";"))
@@ -118,23 +120,34 @@ func (p *Parser) nvidia(said string, f *Fact) bool {
 		f.Kind = KindLoaded
 		return true
 	}
-	pci := findPCI(said)
+	// Only lines that begin with the driver's own words: a client of another version is
+	// logged with the 63 bytes that it calls its version.
+	lost := strings.Contains(said, "fallen off the bus")
+	begins := strings.HasPrefix(said, "The NVIDIA GPU ")
 	switch {
-	case strings.Contains(said, "fallen off the bus"):
-		if f.Kind, f.PCI = KindFallen, pci; pci == "" && p.left > 0 {
+	case lost && (begins || strings.HasPrefix(said, "GPU ")):
+		f.Kind, f.PCI, p.left = KindFallen, findPCI(said), 0
+		return true
+	case begins:
+		// "…0000:1a:00.0", "(PCI ID: 10de:2901) installed in this system has" and
+		// "fallen off the bus and is not responding" may be two or three records.
+		p.pci, p.left = findPCI(said), 3
+	case lost && startsWith(said, "fallen off the bus", "system has ", "installed in ", "(PCI ID: "):
+		if f.Kind = KindFallen; p.left > 0 {
 			f.PCI = p.pci
 		}
 		p.left = 0
 		return true
-	case strings.HasPrefix(said, "The NVIDIA GPU "):
-		// "…0000:1a:00.0", "(PCI ID: 10de:2901) installed in this system has" and
-		// "fallen off the bus and is not responding" may be three records.
-		p.pci, p.left = pci, 3
 	case p.left > 0:
 		p.left--
 	}
 	return false
 }
+
+// severity matches how an NVLink Xid ends: "RLW_SRC_TRACK Nonfatal XC0 i0 Link 08 (0x…".
+// "Fatal XC0 i0 Link" has 17 bytes. Linux keeps at most 15 of a process's name
+// (TASK_COMM_LEN), and the driver writes ", " behind it, so no name makes a match.
+var severity = lazy.Regexp(`.*[ ,](Fatal|Nonfatal) XC[0-9]+ i[0-9]+ Link `)
 
 // xidLine parses what follows "Xid (": "PCI:0000:1a:00): 31, pid=1234, name=python3, …".
 // A MIG instance follows the address: "PCI:0000:1a:00 GPU-I:02".
@@ -175,10 +188,9 @@ func xidLine(said string, f *Fact) bool {
 				}
 			}
 		}
-	case f.PID == 0 && LookupXid(f.Xid).Class == XidLink:
-		// ", RLW_SRC_TRACK Nonfatal XC0 i0 Link 08 (0x…"
-		if words := strings.Fields(strings.TrimPrefix(rest, ",")); len(words) > 1 && (words[1] == "Fatal" || words[1] == "Nonfatal") {
-			f.Severity = words[1]
+	case LookupXid(f.Xid).Class == XidLink:
+		if m := severity().FindStringSubmatch(rest); m != nil {
+			f.Severity = m[1]
 		}
 	}
 	return true
@@ -252,6 +264,10 @@ func leadingNumber(text string) (n int, rest string) {
 	}
 	n, _ = strconv.Atoi(text[:end])
 	return n, text[end:]
+}
+
+func startsWith(text string, prefixes ...string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(text, p) })
 }
 
 // findPCI returns the first address in a text, "" if there is none.

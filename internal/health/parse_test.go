@@ -93,6 +93,9 @@ func TestForgedLines(t *testing.T) {
 		{"a continuation", ` NVRM: Xid (PCI:0000:1d:00): 79, x`},
 		{"no record", `NVRM: Xid (PCI:0000:1d:00): 79, x`},
 		{"a process called GPU reset begin", `6,9,1,-;amdgpu 0000:1d:00.0: amdgpu:  Process GPU reset begin pid 5 thread ring timeout pid 5`},
+		{"the version of a client", `3,9,1,-;NVRM: API mismatch: the client has the version GPU 0000:1d:00.0: GPU has fallen off the bus., but\x0aNVRM: this kernel module has the version 580.95.05.`},
+		{"the version of a client, with a line feed", `3,9,1,-;NVRM: API mismatch: the client has the version \x0aNVRM: GPU at 0000:1d:00.0 has fallen off the bus., but`},
+		{"the version of a client, named", `3,9,1,-;NVRM: API mismatch: the client 'PCI:0000:1d:00' (pid 1)\x0aNVRM: has the version fallen off the bus and is not responding, but`},
 		{"no address", `3,9,1,-;NVRM: Xid (PCI:0000:1d): 79, x`},
 		{"no number", `3,9,1,-;NVRM: Xid (PCI:0000:1d:00): abc, pid=1`},
 		{"a number too large", `3,9,1,-;NVRM: Xid (PCI:0000:1d:00): 12345678901, pid=1`},
@@ -103,6 +106,13 @@ func TestForgedLines(t *testing.T) {
 			t.Errorf("%s: believed as %+v", row.name, f)
 		}
 	}
+	// Nor behind the true beginning of such a line.
+	var p Parser
+	for i, line := range []string{"The NVIDIA GPU 0000:1f:00.0", "API mismatch: the client has the version fallen off the bus, but"} {
+		if f, ok := p.Parse(fmt.Appendf(nil, "3,%d,1,-;NVRM: %s", i, line)); ok {
+			t.Errorf("believed as %+v", f)
+		}
+	}
 	// A name within a genuine line changes nothing.
 	f, ok := new(Parser).Parse([]byte(`3,9,1,-;NVRM: Xid (PCI:0000:1d:00): 31, pid=7, name=): 79, pid=1, Ch 00000008`))
 	if !ok || f.Xid != 31 || f.PID != 7 {
@@ -111,6 +121,40 @@ func TestForgedLines(t *testing.T) {
 	f, ok = new(Parser).Parse([]byte(`3,9,1,-;amdgpu 0000:1d:00.0: amdgpu: [gfxhub0] no-retry page fault (src_id:0 ring:24, for process a pid 99 pid 5 thread b pid 99 pid 6)`))
 	if !ok || f.PID != 6 {
 		t.Errorf("got %+v", f)
+	}
+}
+
+// The severity of an NVLink Xid is the one that ends the line, whatever a process is
+// called.
+func TestSeverity(t *testing.T) {
+	t.Parallel()
+	names := []string{
+		"ray::WorkerDict", "python3", "<unknown>", "", ",", ", Nonfatal", ", Fatal XC0 i0", "Fatal XC0 i0 Li", "Nonfatal XC0 i0", "a, Fatal XC1 i1",
+		"x) Fatal (0x0)", "Nonfatal, Fatal", " Fatal XC0 i0 L", "145, pid=1, na", "): 149, pid=1, ", ", name=Fatal XC", "Link 13 (0x1)", `\x5cx0aFatal`, `\xff\xfe\x0a`,
+	}
+	for _, row := range []struct{ message, want string }{
+		{"RLW_SRC_TRACK Fatal XC0 i0 Link 13 (0x00000007 0x00000001 0x00000000 0x00000000 0x00000000 0x00000000)", "Fatal"},
+		{"RLW_REMAP Nonfatal XC1 i0 Link -1 (0x00000082 0x00000040 0x00000000 0x00000000 0x00000000 0x00000000)", "Nonfatal"},
+		{"NETIR_INT  Fatal   XC0 i0 Link -1", "Fatal"},
+		{`MSE degraded Nonfatal XC0 i1 Link 02 (0x0 0x0 0x0 0x0 0x0 0x0)\x0a`, "Nonfatal"},
+		{"NVLINK_SW_DEFINED_ERROR  Fatal   XC0 i0 Link 02 : Link Down While Active.", "Fatal"},
+		{"a message of another form", ""},
+		{"Link 13 (0x0)", ""},
+		{"", ""},
+	} {
+		for _, name := range names {
+			for _, process := range []string{"pid=4711, name=" + name + ", ", "pid='4711', name='" + name + "', "} {
+				f, ok := new(Parser).Parse([]byte("3,9,1,-;NVRM: Xid (PCI:0000:1d:00): 145, " + process + row.message))
+				if !ok || f.Xid != 145 || f.PCI != "0000:1d:00.0" || f.PID != 4711 || f.Severity != row.want {
+					t.Errorf("%q of %q: %+v, want %q", row.message, name, f, row.want)
+				}
+			}
+			change := "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+			f, _ := new(Parser).Parse([]byte("3,9,1,-;NVRM: Xid (PCI:0000:1d:00): 154, pid=4711, name=" + name + ", " + change))
+			if f.Xid != 154 || f.To != 2 {
+				t.Errorf("%q: %+v", name, f)
+			}
+		}
 	}
 }
 

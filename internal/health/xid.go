@@ -1,5 +1,7 @@
 package health
 
+import "fmt"
+
 // XidClass is what an Xid means for a slot.
 type XidClass string
 
@@ -9,8 +11,8 @@ const (
 	XidMemory      XidClass = "memory"      // fatal: its memory; reset, and replace it if that recurs
 	XidReset       XidClass = "reset"       // fatal until the GPU is reset
 	XidLink        XidClass = "link"        // NVLink 5: the line says whether it is fatal
-	XidDegraded    XidClass = "degraded"    // NVLink 5: the line states whether it is fatal
-	XidPower       XidClass = "power"       // still works; reset it at the next opportunity
+	XidDegraded    XidClass = "degraded"    // still works; reset it at the next opportunity
+	XidPower       XidClass = "power"       // still works, but its power is low or no longer smoothed
 	XidApplication XidClass = "application" // jobs can cause it at will: not the GPU's fault
 	XidRecovery    XidClass = "recovery"    // the driver reports which action it wants
 	XidIgnored     XidClass = "ignored"     // recorded, without any effect
@@ -24,16 +26,25 @@ type Xid struct {
 	Words  string
 }
 
-// Xids are the errors that mean something to kbnode, by number. The words are those of
-// NVIDIA's catalog, https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html.
-// So are the classes, with two exceptions: errors that jobs provoke (13, 31, 32, 43, 45,
-// 69, 109, …) are attributed to the jobs, although catalogs disagree (DCGM, gpud and the
-// NVIDIA device plugin each have their own list), and contained memory errors (94) drain
-// nothing.
+// The edition of NVIDIA's catalog that Xids has:
+// https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, as read on 2026-11-25.
+const (
+	XidBranch = 580 // of the driver
+	XidLast   = 172 // the largest number in it
+)
+
+// Xids are the errors that the catalog has for GPUs since A100, by number; all others up to
+// XidLast are unused there. So are the classes, with these exceptions: errors that jobs
+// provoke (13, 31, 32, 43, 45, 69, 109, …) are attributed to the jobs, although catalogs
+// disagree (DCGM, gpud and the NVIDIA device plugin each have their own list), contained
+// memory errors (94) drain nothing, and for 162 to 172, for which the catalog has no
+// action, the classes follow from its words: 169 is to SEC2 what 62 is to the PMU, and 171
+// and 172 say where the error of a 48 is.
 var Xids = []Xid{
 	{8, XidApplication, "GPU stopped processing"},
 	{11, XidApplication, "invalid or corrupted push buffer stream"},
 	{13, XidApplication, "graphics engine exception"},
+	{14, XidIgnored, "fake error, injected by a program"},
 	{25, XidApplication, "invalid or illegal push buffer stream"},
 	{31, XidApplication, "GPU memory page fault"},
 	{32, XidApplication, "invalid or corrupted push buffer stream"},
@@ -63,6 +74,7 @@ var Xids = []Xid{
 	{75, XidApplication, "copy engine exception"},
 	{76, XidApplication, "copy engine exception"},
 	{77, XidApplication, "copy engine exception"},
+	{78, XidIgnored, "vGPU start error"},
 	{79, XidLost, "GPU has fallen off the bus"},
 	{80, XidApplication, "corrupted data sent to GPU"},
 	{82, XidApplication, "JPEG engine error"},
@@ -88,6 +100,7 @@ var Xids = []Xid{
 	{105, XidApplication, "JPEG engine error"},
 	{106, XidIgnored, "SMBPBI test message"},
 	{107, XidIgnored, "SMBPBI test message"},
+	{108, XidDegraded, "NVLink remote translation error"},
 	{109, XidApplication, "context switch timeout"}, // XidReset if no job can have caused it
 	{110, XidReset, "security fault"},
 	{119, XidReset, "GSP RPC timeout"},
@@ -108,6 +121,7 @@ var Xids = []Xid{
 	{139, XidApplication, "optical flow accelerator error"},
 	{140, XidMemory, "unrecovered ECC error"},
 	{141, XidIgnored, "CUDA fast path error"},
+	{142, XidApplication, "video encoder error"},
 	{143, XidReset, "GPU initialization error"},
 	{144, XidLink, "NVLink SAW error"},
 	{145, XidLink, "NVLink RLW error"},
@@ -116,6 +130,7 @@ var Xids = []Xid{
 	{148, XidLink, "NVLink NVLPW_CTRL error"},
 	{149, XidLink, "NVLink NETIR error"},
 	{150, XidLink, "NVLink MSE error"},
+	{151, XidReset, "key rotation error"},
 	{152, XidIgnored, "DLA SMMU error"},
 	{153, XidIgnored, "DLA timeout error"},
 	{154, XidRecovery, "GPU recovery action changed"},
@@ -123,16 +138,32 @@ var Xids = []Xid{
 	{156, XidReset, "resource retirement event"},
 	{157, XidDegraded, "resource retirement failure"},
 	{158, XidReset, "GPU fatal timeout"},
+	{159, XidReset, "CHI non-data error"}, // fatal with unified memory, which CUDA uses
 	{160, XidDegraded, "channel retirement event"},
 	{161, XidDegraded, "channel retirement failure"},
+	{162, XidIgnored, "power smoothing is active again"},
+	{163, XidPower, "power smoothing is off"},
+	{164, XidPower, "power smoothing is nearly worn out"},
+	{165, XidPower, "power smoothing is worn out"},
+	{166, XidDegraded, "NVLink traffic before its encryption was configured"},
+	{167, XidReset, "PCIe fatal timeout"},
+	{168, XidDegraded, "reduced GPU memory capacity"},
+	{169, XidReset, "SEC2 micro-controller halt"},
+	{170, XidDegraded, "NVLink interrupt in confidential computing mode"},
+	{171, XidMemory, "uncorrectable DRAM error"},
+	{172, XidMemory, "uncorrectable SRAM error"},
 }
 
-// LookupXid returns the entry of an Xid, with class XidUnknown if there is none.
+// LookupXid returns the entry of an Xid. If there is none, the class is XidUnknown, and the
+// words tell an Xid of a newer driver from an undefined one.
 func LookupXid(number int) Xid {
 	for _, x := range Xids {
 		if x.Number == number {
 			return x
 		}
 	}
-	return Xid{number, XidUnknown, "not known to this kbnode"}
+	if number > XidLast {
+		return Xid{number, XidUnknown, fmt.Sprintf("newer than the catalog of r%d, which ends at %d", XidBranch, XidLast)}
+	}
+	return Xid{number, XidUnknown, fmt.Sprintf("undefined in the catalog of r%d", XidBranch)}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
@@ -253,5 +254,34 @@ func TestReadMemory(t *testing.T) {
 		if want := 8 - 8*c.Package; c.NUMANode != want {
 			t.Errorf("cpu %d of package %d is on node %d, want %d", c.ID, c.Package, c.NUMANode, want)
 		}
+	}
+}
+
+func TestReadOverlappingNodes(t *testing.T) {
+	t.Parallel()
+	inv := read(t, tree(t, `
+-- sys/devices/system/cpu/online --
+0-7
+-- sys/devices/system/node/node0/cpulist --
+0-3
+-- sys/devices/system/node/node1/cpulist --
+2-3,99
+-- sys/devices/system/node/node2/cpulist --
+4-7,99
+-- proc/meminfo --
+MemTotal: 16777216 kB
+-- sys/bus/pci/devices/0000:03:00.0/vendor --
+0x1002
+-- sys/bus/pci/devices/0000:03:00.0/class --
+0x120000
+-- sys/bus/pci/devices/0000:03:00.0/local_cpus --
+0f
+`))
+	want := []inventory.Problem{{Subject: "numa node 1", Detail: "has CPUs 2-3, which node 0 also has"}}
+	if diff := cmp.Diff(want, inv.Problems); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+	if len(inv.GPUs) != 1 || inv.GPUs[0].NUMANode != 0 {
+		t.Errorf("GPUs %+v, want one on node 0, the first of those with its CPUs", inv.GPUs)
 	}
 }

@@ -52,8 +52,9 @@ func (g *GPU) PartsUnread() bool {
 }
 
 // migName matches NVML's name of an instance: the model, then the profile. With +me or +gfx
-// the instance has engines that the others lack, with -me it lacks them.
-var migName = lazy.Regexp(` MIG ((?:\d{1,2}c\.)?\d{1,2}g\.\d{1,4}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8})?){0,4})$`)
+// the instance has engines that the others lack, with -me it lacks them. What else a profile
+// may end in distinguishes it from others, too.
+var migName = lazy.Regexp(` MIG ((?:\d{1,2}c\.)?\d{1,2}g\.\d{1,4}gb[\w.+-]{0,40})$`)
 
 // migProfile returns an instance's profile: the one in its name, or else one derived from
 // its size, in which memory is counted in eighths of the GPU's.

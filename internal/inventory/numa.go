@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,8 +34,15 @@ func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
 			node.Distances = nil
 		}
 		cpus, _ := cpuset.Parse(node.CPUs) // as readNode printed it
+		both := map[int][]int{}            // CPUs, by an earlier node that lists them
 		for _, c := range cpus.Ints() {
+			if other, ok := of[c]; ok {
+				both[other] = append(both[other], c)
+			}
 			of[c] = id
+		}
+		for _, other := range slices.Sorted(maps.Keys(both)) {
+			problems = append(problems, Problem{fmt.Sprintf("numa node %d", id), fmt.Sprintf("has CPUs %s, which node %d also has", cpuset.Of(both[other]...), other)})
 		}
 		sum += node.MemoryBytes
 		memory.Nodes = append(memory.Nodes, node)
@@ -137,7 +145,8 @@ func placeGPUs(t tree, inv *Inventory) {
 	}
 }
 
-// nearNode returns the node that has all CPUs near a PCI device, -1 if there is none.
+// nearNode returns the node that has all CPUs near a PCI device, -1 if there is none. Of nodes
+// that share CPUs, it is the first.
 func nearNode(t tree, pci string, nodes []NUMANode) int {
 	dir := "sys/bus/pci/devices/" + pci
 	near, ok := t.cpus(dir+"/local_cpulist", dir+"/local_cpus")
@@ -145,15 +154,18 @@ func nearNode(t tree, pci string, nodes []NUMANode) int {
 		return -1
 	}
 	found := -1
+	var all cpuset.Set
 	for _, node := range nodes {
 		cpus, _ := cpuset.Parse(node.CPUs) // as readNode printed it
-		if cpus.Disjoint(near) {
-			continue
-		}
-		if found >= 0 {
+		switch {
+		case cpus.Disjoint(near):
+		case found < 0:
+			found, all = node.ID, cpus
+		case cpus.Disjoint(all):
 			return -1
+		default:
+			all = all.Union(cpus)
 		}
-		found = node.ID
 	}
 	return found
 }

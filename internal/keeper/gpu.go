@@ -76,7 +76,7 @@ func newGPUWatches(p plan.JobPolicy, procs slotProcs, log *slog.Logger) (all gpu
 func newGPUWatch(vendor string, g plan.PolicyGPU, procs slotProcs, log *slog.Logger) gpuWatch {
 	name := cmp.Or(g.Instance, g.UUID)
 	w := gpuWatch{
-		name: cmp.Or(name, "the GPU"), reset: "sudo nvidia-smi --gpu-reset -i " + g.UUID,
+		name: cmp.Or(name, "the GPU"), reset: fmt.Sprintf("sudo nvidia-smi -pm 0 -i %[1]s && sudo nvidia-smi -r -i %[1]s", g.UUID),
 		look: func(ctx context.Context) (inventory.Occupancy, error) {
 			_ = lazy.Trim() // the probe needs no pages of a job's end or the guard's start
 			if vendor == "amd" {

@@ -31,7 +31,7 @@ func TestJudge(t *testing.T) {
 	if why := r.Keeper.gpu[0].judge(inventory.Occupancy{UsedBytes: 0}); why != "" {
 		t.Fatal(why)
 	}
-	const reset = "sudo nvidia-smi --gpu-reset -i GPU-11111111-2222-3333-4444-555555555555"
+	const reset = "sudo nvidia-smi -pm 0 -i GPU-11111111-2222-3333-4444-555555555555 && sudo nvidia-smi -r -i GPU-11111111-2222-3333-4444-555555555555"
 	for name, row := range map[string]struct {
 		seen inventory.Occupancy
 		want string

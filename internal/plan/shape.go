@@ -23,7 +23,7 @@ func shapeKey(s bound) string {
 	first := s.members[0].Member
 	key := GPUKey(first.Model)
 	if part := first.Part(); part != "" {
-		key += "-" + safeName(strings.ToLower(strings.NewReplacer(".", "-", "+", "-").Replace(part)))
+		key += "-" + partKey(part)
 	}
 	if n := len(s.members); n > 1 {
 		key = fmt.Sprintf("%sx%d", key, n)

@@ -64,10 +64,14 @@ type splitResult struct {
 // allows. It depends only on its input, not on the input's order, so an unchanged
 // machine gets the same split again. An error is a refusal that says what to change.
 func split(in splitInput) (splitResult, error) {
+	in.CPU.List = cleanCPUs(in)
+	nodes := in.Memory.Nodes
+	in, joined, warnings := joinNodes(in)
 	t, err := newTopology(in)
 	if err != nil {
 		return splitResult{}, err
 	}
+	t.members, t.warnings = joined.members(nodes), append(warnings, t.warnings...)
 	s := &splitter{topology: t, in: in}
 	if len(in.GPUs) > 0 {
 		if err := s.run(); err != nil {

@@ -34,6 +34,10 @@ type ramNode struct {
 	free  int64 // MiB that are not huge pages; in splitter.ram, what slots share
 }
 
+// maxMemory is the most that a NUMA node is believed to have, in bytes. It keeps sums over all
+// nodes within an int64.
+const maxMemory = 1 << 48
+
 // ramNodes returns the nodes with both CPUs and memory. A node without CPUs is
 // a GPU's memory, or slow memory that would make timings depend on luck.
 func ramNodes(m inventory.Memory, cpus []inventory.LogicalCPU) []ramNode {
@@ -43,14 +47,13 @@ func ramNodes(m inventory.Memory, cpus []inventory.LogicalCPU) []ramNode {
 			withCPUs[c.NUMANode] = true
 		}
 	}
-	const most = 1 << 48 // keeps sums over all nodes within an int64
 	var out []ramNode
 	told := false
 	for id := range withCPUs {
 		n := ramNode{id: id}
 		for _, node := range m.Nodes {
 			if node.ID == id {
-				n.bytes = min(max(node.MemoryBytes, 0), most)
+				n.bytes = min(max(node.MemoryBytes, 0), maxMemory)
 				n.free = max(n.bytes-max(node.HugepagesBytes, 0), 0) / mib
 			}
 		}
@@ -59,7 +62,7 @@ func ramNodes(m inventory.Memory, cpus []inventory.LogicalCPU) []ramNode {
 	}
 	if !told { // only the sum is known
 		for i := range out {
-			out[i].bytes = min(max(m.TotalBytes, 0), most) / int64(len(out))
+			out[i].bytes = min(max(m.TotalBytes, 0), maxMemory) / int64(len(out))
 			out[i].free = out[i].bytes / mib
 		}
 	}
@@ -285,14 +288,15 @@ func (s *splitter) nearestRAM(node int) int {
 	return best
 }
 
-func (s *splitter) nodesOf(weights []int64) cpuset.Set {
-	var ids []int
+func (s *splitter) nodesOf(weights []int64) (nodes cpuset.Set) {
 	for n, w := range weights {
-		if w > 0 {
-			ids = append(ids, s.ram[n].id)
+		if id := s.ram[n].id; w > 0 && s.members[id].Len() > 0 {
+			nodes = nodes.Union(s.members[id])
+		} else if w > 0 {
+			nodes = nodes.Union(cpuset.Of(id))
 		}
 	}
-	return cpuset.Of(ids...)
+	return nodes
 }
 
 // hasMemory reports whether a NUMA node exists and has memory: the kernel

@@ -96,10 +96,10 @@ func (s *splitter) place(p *cpuPackage, slots []int, k int) {
 	// memory, and from a node's end, which leaves its first cores (the
 	// machine's CPU 0) to the system.
 	rank := make([]int64, len(blocks))
-	onNode := map[int]int64{}
+	onNode := map[[3]int]int64{}
 	for j := len(blocks) - 1; j >= 0; j-- {
 		blocks[j] = blocks[j][len(blocks[j])-k:]
-		node := blocks[j][0].node
+		node := nodeKey(blocks[j][0])
 		rank[j] = onNode[node]
 		onNode[node]++
 	}
@@ -158,8 +158,8 @@ func (p *cpuPackage) shape(n, k, least int) (blocks [][]physCore, size int) {
 	return carve(p.cores, k), k
 }
 
-func nodeKey(c physCore) [2]int  { return [2]int{c.node} }
-func cacheKey(c physCore) [2]int { return [2]int{c.node, c.l3} }
+func nodeKey(c physCore) [3]int  { return [3]int{c.node, c.socket} }
+func cacheKey(c physCore) [3]int { return [3]int{c.node, c.socket, c.l3} }
 
 // groupCaches joins neighboring caches, m to a group: within their nodes if
 // that makes n groups, else across.
@@ -172,7 +172,7 @@ func groupCaches(caches [][]physCore, m, n int) [][]physCore {
 	}
 	for start := 0; start < len(caches); {
 		end := start
-		for end < len(caches) && caches[end][0].node == caches[start][0].node {
+		for end < len(caches) && nodeKey(caches[end][0]) == nodeKey(caches[start][0]) {
 			end++
 		}
 		join(caches[start:end])

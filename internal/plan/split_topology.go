@@ -15,13 +15,14 @@ import (
 type physCore struct {
 	cpus               []int // ascending
 	pkg, node, die, l3 int   // -1 where unknown
+	socket             int   // the package, where pkg is a NUMA node with cores of several; else 0
 	// pair is equal for cores that must not go to different slots: the lowest CPU
 	// of the core, or of the two CPUs that a hypervisor may have put on one core.
 	pair int
 }
 
-// cpuPackage is a package (a NUMA node if packages are unknown) with at least
-// one core. Cores that share a node or a cache are adjacent.
+// cpuPackage is a package (a NUMA node if packages are unknown or nodes cut them) with at
+// least one core. Cores that share a node or a cache are adjacent.
 type cpuPackage struct {
 	id    int
 	cores []physCore
@@ -40,6 +41,7 @@ type topology struct {
 	present  map[int]bool // NUMA nodes with CPUs or memory
 	beside   map[int][]int
 	distance func(a, b int) int
+	members  map[int]cpuset.Set // NUMA nodes with memory that are taken as one, by the lowest of them
 	warnings []string
 }
 
@@ -54,9 +56,10 @@ func (t *topology) warn(format string, args ...any) {
 	t.warnings = append(t.warnings, fmt.Sprintf(format, args...))
 }
 
+// newTopology needs clean CPUs.
 func newTopology(in splitInput) (*topology, error) {
 	t := &topology{distance: distances(in.Memory.Nodes), present: map[int]bool{}, beside: map[int][]int{}}
-	cpus := cleanCPUs(in)
+	cpus := in.CPU.List
 	t.ram = ramNodes(in.Memory, cpus)
 	for _, n := range in.Memory.Nodes {
 		t.present[n.ID] = true
@@ -71,11 +74,19 @@ func newTopology(in splitInput) (*topology, error) {
 		}
 	}
 	t.allowed = cpuset.Of(allowed...)
-	cores := t.wholeCoresOf(cpus)
+	cores := t.wholeCoresOf(cpus, in.topologyAuthor())
 	if len(cores) == 0 {
 		return nil, errors.New("no core has all its threads online and allowed; bring CPUs online (/sys/devices/system/cpu/cpu*/online) or widen the root cgroup's cpuset")
 	}
 	t.byNode = packagesUnknown(cores, in.Virt)
+	if node, packages, ok := cutPackage(cores); ok && !t.byNode {
+		t.byNode = true
+		t.warn("%s gives NUMA node %d cores of packages %s, and these packages cores of other nodes, too; slots follow the NUMA nodes",
+			in.topologyAuthor(), node, packages)
+		for i := range cores {
+			cores[i].socket = cores[i].pkg
+		}
+	}
 	packageOf := func(pkg, node int) int {
 		if t.byNode {
 			return node
@@ -89,10 +100,10 @@ func newTopology(in splitInput) (*topology, error) {
 		t.paired = pairUp(cores)
 	}
 	slices.SortFunc(cores, func(a, b physCore) int {
-		return cmp.Or(a.pkg-b.pkg, a.node-b.node, a.die-b.die, a.l3-b.l3, a.cpus[0]-b.cpus[0])
+		return cmp.Or(a.pkg-b.pkg, a.node-b.node, a.socket-b.socket, a.die-b.die, a.l3-b.l3, a.cpus[0]-b.cpus[0])
 	})
 	t.total = len(cores)
-	for _, run := range runs(cores, func(c physCore) [2]int { return [2]int{c.pkg} }) {
+	for _, run := range runs(cores, func(c physCore) [3]int { return [3]int{c.pkg} }) {
 		p := cpuPackage{id: run[0].pkg, cores: run}
 		for _, c := range run {
 			p.nodes = append(p.nodes, c.node)
@@ -144,33 +155,26 @@ func cleanCPUs(in splitInput) []inventory.LogicalCPU {
 
 // wholeCoresOf returns the cores that can go to slots: complete ones of the
 // most common kind, or the fastest of equally common ones. It sets the width.
-func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU) []physCore {
-	groups := map[int][]inventory.LogicalCPU{}
-	for _, c := range cpus {
-		key := c.ID
-		if c.Core >= 0 {
-			key = c.Core
-		}
-		groups[key] = append(groups[key], c)
-	}
+func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU, author string) []physCore {
 	kinds, capacity := map[coreKind][]physCore{}, capacities(cpus)
-	var broken, other []int
-	for _, c := range cpus {
-		threads, ok := groups[c.ID]
-		if c.Core >= 0 {
-			threads, ok = groups[c.Core]
-		}
-		if !ok || threads[0].ID != c.ID {
-			continue // once per core
-		}
+	var broken, other, between []int
+	for _, threads := range byCore(cpus) {
+		c := threads[0]
 		core := physCore{pkg: c.Package, node: c.NUMANode, die: c.Die, l3: c.L3, pair: c.ID}
 		for _, thread := range threads {
 			core.cpus = append(core.cpus, thread.ID)
 		}
-		if !complete(threads, core.cpus) {
+		left := &broken
+		switch nodes := nodesOfCore(threads); {
+		case len(nodes) > 1:
+			left = &between
+		case len(nodes) == 1:
+			core.node = nodes[0]
+		}
+		if left == &between || !complete(threads, core.cpus) {
 			for _, thread := range threads {
 				if thread.Allowed {
-					broken = append(broken, thread.ID)
+					*left = append(*left, thread.ID)
 				}
 			}
 			continue
@@ -193,6 +197,9 @@ func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU) []physCore {
 	}
 	if len(broken) > 0 {
 		t.warn("CPUs %s stay with the system: another thread of their core is offline or not allowed", cpuset.Of(broken...))
+	}
+	if len(between) > 0 {
+		t.warn("CPUs %s stay with the system: %s puts the threads of their cores on different NUMA nodes", cpuset.Of(between...), author)
 	}
 	if len(other) > 0 {
 		t.warn("CPUs %s stay with the system: their cores differ from most", cpuset.Of(other...))
@@ -265,7 +272,7 @@ func pairUp(cores []physCore) bool {
 		if !ok || c.cpus[0]%2 == 0 {
 			continue
 		}
-		if o := cores[j]; o.pkg == c.pkg && o.node == c.node && o.die == c.die && o.l3 == c.l3 {
+		if o := cores[j]; o.pkg == c.pkg && o.node == c.node && o.die == c.die && o.l3 == c.l3 && o.socket == c.socket {
 			c.pair, paired = o.pair, true
 		}
 	}
@@ -306,7 +313,7 @@ func distances(nodes []inventory.NUMANode) func(a, b int) int {
 }
 
 // runs cuts a list of cores where key changes.
-func runs(cores []physCore, key func(physCore) [2]int) [][]physCore {
+func runs(cores []physCore, key func(physCore) [3]int) [][]physCore {
 	var out [][]physCore
 	for start := 0; start < len(cores); {
 		end := start + 1

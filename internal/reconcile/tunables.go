@@ -118,6 +118,9 @@ func (o *observer) drift(t *tuning) error {
 			d := tuned{Tunable: p, group: p.Name}
 			d.Name = name
 			if uuid, setting, ok := p.GPU(); ok {
+				if mode, _ := o.h.persistence(uuid); mode == "off" && o.outOfService(p.PCI) {
+					continue // an operator may have turned it off to reset the GPU
+				}
 				d.session = o.h.session(p.PCI)
 				d.now = o.h.gpuSetting(&t.record, d, uuid, setting)
 			} else {
@@ -129,6 +132,13 @@ func (o *observer) drift(t *tuning) error {
 		}
 	}
 	return nil
+}
+
+// outOfService reports whether none of a GPU's slots takes jobs.
+func (o *observer) outOfService(pci string) bool {
+	return !slices.ContainsFunc(o.p.Slots, func(s plan.Slot) bool {
+		return s.Serves() && slices.ContainsFunc(s.GPUs, func(g plan.SlotGPU) bool { return g.PCI == pci })
+	})
 }
 
 // back returns what happens to a setting that is no longer planned; ok is false if that

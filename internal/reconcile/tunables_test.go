@@ -451,6 +451,7 @@ func (g *gpus) load() {
 func clocked(t testing.TB, clocks string) *plan.Plan {
 	t.Helper()
 	p := slots(1).plan(t)
+	p.Slots[0].GPUs = []plan.SlotGPU{{UUID: gpu0, PCI: gpu0PCI}}
 	p.Tunables = []plan.Tunable{{Name: plan.GPUTunable(gpu0, plan.Persistence), Value: "on", Form: plan.Word, PCI: gpu0PCI}}
 	if clocks != "" {
 		p.Tunables = append(p.Tunables, plan.Tunable{Name: plan.GPUTunable(gpu0, plan.Clocks), Value: clocks, Form: plan.Word, PCI: gpu0PCI, Slots: []int{0}})
@@ -480,6 +481,12 @@ func TestSettingsOfGPUs(t *testing.T) {
 	expect("again", clocked(t, "1410"))
 	g.mode = "off"
 	expect("it was reset", clocked(t, "1410"), "persistence=on", "clocks=1410")
+	g.mode = "off"
+	p := clocked(t, "1410")
+	p.Slots[0].Drains = []plan.Drain{{By: plan.ByOperator}}
+	expect("an operator resets it", p)
+	p.Slots[0].Drains = nil
+	expect("it was resumed", p, "persistence=on", "clocks=1410")
 	g.load()
 	expect("the driver was loaded again", clocked(t, "1410"), "persistence=on", "clocks=1410")
 	expect("another clock", clocked(t, "base"), "clocks=base")
@@ -497,7 +504,7 @@ func TestSettingsOfGPUs(t *testing.T) {
 	// from starting.
 	g.mode, g.err = "off", errors.New("GPU is lost")
 	g.read()
-	p := clocked(t, "base")
+	p = clocked(t, "base")
 	if err := m.sd.Fail(plan.AgentUnit(0)); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -240,6 +241,6 @@ func (c *config) benchmarkLines() string {
 	if !c.last {
 		return c.benchmarks
 	}
-	lines := splitLines(c.benchmarks)
+	lines := slices.Collect(splitLines(c.benchmarks))
 	return lines[len(lines)-1] // parseConfig checked that there is one
 }

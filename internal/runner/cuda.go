@@ -166,8 +166,8 @@ func (e *engine) compileCUDA(ctx context.Context) (c *result.Compilation, ok boo
 	if err := e.src.put(); err != nil {
 		return nil, false, err
 	}
-	nvcc, err := lookPath(e.env, "nvcc")
-	if err != nil {
+	nvcc := e.programs["nvcc"]
+	if nvcc == "" {
 		return &result.Compilation{Command: "which nvcc", ExitCode: 1}, false, nil
 	}
 	version, o, err := e.compiler(ctx, seconds(toolLimit), "nvcc", "--version")
@@ -210,7 +210,7 @@ func (e *engine) compiler(ctx context.Context, l limit, argv ...string) (*result
 		return nil, nil, err
 	}
 	defer e.drop(own)
-	o, err := e.place(program{argv: argv, env: e.env, dir: e.dir, stdin: e.stdin, limit: l}, own).run(ctx)
+	o, err := e.place(program{argv: argv, env: e.env, dir: e.dir, limit: l}, own).run(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

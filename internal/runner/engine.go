@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -13,29 +12,32 @@ import (
 	"github.com/gpu-mode/kbnode/internal/result"
 )
 
-// preRunProgram runs once before the task's program, so that what it compiles on import
-// is already compiled.
+// preRunProgram runs once before the task's program, which shows what it compiles on import.
+// Nothing that it leaves reaches the task's program, which compiles again: it may be anything.
 const preRunProgram = "submission.py"
 
 // engine runs the evaluations of one job.
 type engine struct {
 	*config
 	src     *sources
-	dir     string
+	here    *jobDir
+	dir     string   // its path
 	env     []string // of every program, without POPCORN_ variables
-	stdin   *os.File
-	gpus    int    // GPUs that torch would count
-	runtime string // CUDA, ROCm or empty
-	compile limit  // of the compiler and of the pre-run
+	gpus    int      // GPUs that torch would count
+	runtime string   // CUDA, ROCm or empty
+	compile limit    // of the compiler and of the pre-run
 	note    func(format string, args ...any)
 	begin   func(what, name string) // called before each step: what is "compile" or "run"
 
-	landlock  int      // version; 0 for none
-	scratch   string   // the directory of the spaces
-	builds    string   // where torch and Triton keep what they compile; "" if nothing is kept
-	temporary []string // other directories where programs may write
+	landlock  int               // version; 0 for none
+	programs  map[string]string // paths by name; none if it is not installed
+	scratch   string            // the directory of the spaces
+	temporary []string          // other directories where programs may write
 	areas     []*area
-	recorded  []recording // profilers' files, to be delivered
+	tmpfs     map[uint64]bool     // which devices of theirs are one
+	recorded  []recording         // profilers' files, to be delivered
+	preRan    bool                // by preRun
+	compiled  *result.Compilation // its outcome
 }
 
 // step is one evaluation: its name, the mode of the task's program, its cases and its
@@ -54,8 +56,8 @@ func (e *engine) steps() []step {
 		return []step{test}
 	case "profile":
 		var steps []step
-		for i, line := range splitLines(e.benchmarks) {
-			steps = append(steps, step{"profile." + strconv.Itoa(i), "profile", chomp(line), e.benchmark})
+		for line := range splitLines(e.benchmarks) {
+			steps = append(steps, step{"profile." + strconv.Itoa(len(steps)), "profile", chomp(line), e.benchmark})
 		}
 		return steps
 	}
@@ -75,7 +77,7 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.E
 		return err
 	}
 	defer e.claimProfileData()()
-	if err := errors.Join(e.keepBuilds(), e.record()); err != nil {
+	if err := e.record(); err != nil {
 		return err
 	}
 	for i, s := range steps {
@@ -153,15 +155,16 @@ func (e *engine) removeSources() {
 	}
 }
 
-// preparePython writes the files and runs the submission once by itself.
+// preparePython writes the files and, once in a job, runs the submission by itself.
 func (e *engine) preparePython(ctx context.Context) (*result.Compilation, error) {
-	if err := e.src.put(); err != nil {
-		return nil, err
+	if err := e.src.put(); err != nil || e.preRan {
+		return e.compiled, err
 	}
 	c, err := e.preRun(ctx)
 	if err != nil || ctx.Err() != nil {
 		return nil, err
 	}
+	e.compiled, e.preRan = c, true
 	// The pre-run ran the submission's code. Anything that it left in place of a
 	// source, or ahead of one on a search path, must not judge the submission.
 	if err := e.putBack(); err != nil {
@@ -180,7 +183,7 @@ func (e *engine) preRun(ctx context.Context) (*result.Compilation, error) {
 	defer e.drop(own)
 	p := e.place(program{
 		argv: []string{"python3", preRunProgram}, env: setenv(e.env, "POPCORN_SEED", "1"),
-		dir: e.dir, stdin: e.stdin, limit: e.compile, popcorn: true,
+		dir: e.dir, limit: e.compile, popcorn: true,
 	}, own)
 	o, err := p.run(ctx)
 	if err != nil {
@@ -219,7 +222,7 @@ func (e *engine) run(ctx context.Context, s step, call []string) (*result.Run, *
 	}
 	p := e.place(program{
 		argv: append(call, s.mode, cases), env: env,
-		dir: e.dir, stdin: e.stdin, limit: s.limit, popcorn: true,
+		dir: e.dir, limit: s.limit, popcorn: true,
 	}, own)
 	if s.mode == "profile" {
 		return e.profile(ctx, s.name, p)
@@ -248,7 +251,10 @@ func (e *engine) report(p program, o *outcome) *result.Run {
 	reported, over := parsePopcorn(o.popcorn.buf)
 	run.Result = reported
 	run.Success = o.exitCode == 0 || o.exitCode == result.ExitWrong
-	run.Passed = reported.Get("check") == "pass"
+	run.Passed = o.exitCode == 0 && reported.Get("check") == "pass"
+	if o.popcorn.foreign > 0 {
+		e.note("%d bytes of POPCORN_FD are ignored: a process other than the task's program wrote them", o.popcorn.foreign)
+	}
 	if over || o.popcorn.over {
 		// The omitted part may contain a check that takes back this one.
 		run.Passed = false

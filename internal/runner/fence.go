@@ -4,6 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -16,8 +20,13 @@ const (
 	landlockScopes   = 6 // 6.12: no signals to processes outside
 )
 
-// devices is the directory whose files every program may use.
+// devices is the directory whose files every program may use, except for terminals: one may be the
+// job's log.
 const devices = "/dev"
+
+func isTerminal(device string) bool {
+	return device == "pts" || device == "ptmx" || device == "console" || strings.HasPrefix(device, "tty") || strings.HasPrefix(device, "vcs")
+}
 
 // landlockVersion returns this kernel's Landlock version. It returns 0 if the kernel
 // has none, or a version that prevents renames into another directory, which compilers'
@@ -51,47 +60,65 @@ func landlockRules(version int, writable []string) (int, error) {
 	if errno != 0 {
 		return 0, fmt.Errorf("make Landlock rules: %w", errno)
 	}
-	for _, dir := range writable {
-		access := rules.Handled_access_fs
-		if dir == devices { // may be used, not replaced
-			access &= unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE
-		}
-		if err := allow(int(fd), dir, access); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return 0, errors.Join(fmt.Errorf("let programs write to %s: %w", dir, err), unix.Close(int(fd)))
+	for path, access := range accesses(writable, rules.Handled_access_fs) {
+		if err := allow(int(fd), path, access); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return 0, errors.Join(fmt.Errorf("let programs write to %s: %w", path, err), unix.Close(int(fd)))
 		}
 	}
 	return int(fd), nil
 }
 
-// restrict applies rules to this process, -1 for none. It runs between fork and exec.
-// Without Landlock, root's programs cannot look into a process that has a capability
-// which they lack (ptrace(2)), so they lose one that they do not need and that a job's
-// container has. Other users have none to lose: for them the runner must be process 1.
+// accesses returns what a program may do below which directories, and with which devices.
+func accesses(writable []string, all uint64) iter.Seq2[string, uint64] {
+	return func(yield func(string, uint64) bool) {
+		for _, dir := range writable {
+			if dir != devices {
+				if !yield(dir, all) {
+					return
+				}
+				continue
+			}
+			entries, _ := os.ReadDir(devices) // none: the program cannot write to what cannot be listed
+			for _, d := range entries {
+				// A link leads to another device, or to a file of this process.
+				if d.Type()&fs.ModeSymlink == 0 && !isTerminal(d.Name()) &&
+					!yield(filepath.Join(devices, d.Name()), all&(unix.LANDLOCK_ACCESS_FS_WRITE_FILE|unix.LANDLOCK_ACCESS_FS_TRUNCATE)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// restrict applies rules to this process, -1 for none, and a filter unless it is nil. It runs between
+// fork and exec.
 //
 //go:norace
 //go:nosplit
-func restrict(rules int) unix.Errno {
-	if rules < 0 {
-		if _, _, errno := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_SETFCAP, 0); errno != unix.EPERM {
-			return errno
-		}
-		return 0
-	}
+func restrict(rules int, filter *unix.SockFprog) unix.Errno {
 	// Programs gain no privileges.
 	if _, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
 		return errno
 	}
-	_, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(rules), 0, 0)
+	if rules >= 0 {
+		if _, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(rules), 0, 0); errno != 0 {
+			return errno
+		}
+	}
+	if filter == nil {
+		return 0
+	}
+	_, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(filter))) //nolint:gosec // an argument of the kernel
 	return errno
 }
 
-// allow adds a directory and everything below it to a set of rules.
-func allow(rules int, dir string, access uint64) error {
-	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// allow adds a device, or a directory and everything below it, to a set of rules.
+func allow(rules int, path string, access uint64) error {
+	at, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(at) //nolint:errcheck // a directory
+	defer unix.Close(at) //nolint:errcheck // nothing was written
 	beneath := unix.LandlockPathBeneathAttr{Allowed_access: access, Parent_fd: int32(at)}
 	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(rules), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&beneath)), 0, 0, 0); errno != 0 { //nolint:gosec // an argument of the kernel
 		return errno

@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -169,28 +168,6 @@ func writeFile(root *os.Root, name string, text []byte, mode fs.FileMode) error 
 	}
 	_, err = f.Write(text)
 	return errors.Join(err, f.Close())
-}
-
-// writeResult writes the result into the directory atomically. It replaces anything that
-// a program left under that name, even a directory or a link.
-func writeResult(root *os.Root, r *result.Result) error {
-	text, err := r.Encode()
-	if err != nil {
-		return fmt.Errorf("encode %s: %w", result.File, err)
-	}
-	tmp := "." + result.File + "." + rand.Text()
-	err = writeFile(root, tmp, text, 0o644)
-	if err == nil {
-		if info, lerr := root.Lstat(result.File); lerr == nil && info.IsDir() {
-			err = root.RemoveAll(result.File)
-		}
-		err = errors.Join(err, root.Rename(tmp, result.File))
-	}
-	if err != nil {
-		// A file that now has the name is not the runner's.
-		return errors.Join(fmt.Errorf("write %s: %w", result.File, err), ignoreMissing(root.Remove(tmp)), ignoreMissing(root.RemoveAll(result.File)))
-	}
-	return nil
 }
 
 func ignoreMissing(err error) error {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"strconv"
 	"syscall"
 	"unsafe"
 
@@ -55,12 +56,23 @@ func (p program) start(path string, files []uintptr) (pid int, release func(), e
 func (p program) fork(path string, files []uintptr, rules int) (int, error) {
 	file, err := unix.BytePtrFromString(path)
 	dir, derr := unix.BytePtrFromString(p.dir)
-	argv, aerr := syscall.SlicePtrFromStrings(p.argv)
+	argv, aerr := syscall.SlicePtrFromStrings(p.exec)
 	env, eerr := syscall.SlicePtrFromStrings(p.env)
 	if err = errors.Join(err, derr, aerr, eerr); err != nil {
 		return 0, err
 	}
 	c := child{file: file, dir: dir, argv: &argv[0], env: &env[0], parent: os.Getpid(), rules: rules, open: fileLimit()}
+	if canFilter() {
+		judge, err := threads()
+		if err != nil {
+			return 0, err
+		}
+		f := programFilter(judge, p.landlock)
+		c.filter = &unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
+	}
+	if err := c.keepCapabilities(p.capabilities()); err != nil {
+		return 0, err
+	}
 	// High numbers, so that the child's dup3 to 0, 1, … overwrites none of them.
 	for _, fd := range files {
 		high, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 16)
@@ -95,6 +107,79 @@ func (p program) fork(path string, files []uintptr, rules int) (int, error) {
 	return 0, unix.Errno(*(*uint32)(unsafe.Pointer(&failed))) //nolint:gosec // as the child wrote it
 }
 
+// threads lists the threads of this process. A program is told from them by its filter, so
+// spareThreads made those that it may need in the meantime.
+func threads() ([]uint32, error) {
+	names, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return nil, fmt.Errorf("list own threads: %w", err)
+	}
+	ids := []uint32{uint32(os.Getpid())}
+	for _, n := range names {
+		if id, err := strconv.ParseUint(n.Name(), 10, 31); err == nil && len(ids) < maxThreads {
+			ids = append(ids, uint32(id))
+		}
+	}
+	return ids, nil
+}
+
+// maxThreads bounds the threads that a filter knows.
+const maxThreads = 128
+
+// containerCapabilities are those of root in a container of Docker, and the right to lock memory.
+// Others let a program forge its process ID, run before all others, or look into the runner.
+const containerCapabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID | 1<<unix.CAP_KILL |
+	1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP | 1<<unix.CAP_NET_BIND_SERVICE | 1<<unix.CAP_NET_RAW |
+	1<<unix.CAP_SYS_CHROOT | 1<<unix.CAP_MKNOD | 1<<unix.CAP_AUDIT_WRITE | 1<<unix.CAP_SETFCAP | 1<<unix.CAP_IPC_LOCK
+
+// capabilities returns those that root's program may have.
+func (p program) capabilities() uint64 {
+	keep := uint64(containerCapabilities)
+	if p.wrapped {
+		keep = math.MaxUint64 // a profiler may need more, and nothing depends on what it reports
+	}
+	if p.landlock == 0 {
+		// Root's programs cannot look into a process that has a capability which they lack
+		// (ptrace(2)), so they lose one that they do not need. Other users have none to lose: for
+		// them the runner must be process 1.
+		keep &^= 1 << unix.CAP_SETFCAP
+	}
+	return keep
+}
+
+// keepCapabilities prepares to take capabilities away. On exec, root's program gets those that the
+// bounding set has and those that are inheritable (capabilities(7)).
+func (c *child) keepCapabilities(keep uint64) error {
+	c.keep, c.capHeader = keep, unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	if err := unix.Capget(&c.capHeader, &c.caps[0]); err != nil {
+		return fmt.Errorf("read own capabilities: %w", err)
+	}
+	c.caps[0].Inheritable &= uint32(keep)
+	c.caps[1].Inheritable &= uint32(keep >> 32)
+	return nil
+}
+
+// dropCapabilities runs between fork and exec.
+//
+//go:norace
+//go:nosplit
+func (c *child) dropCapabilities() unix.Errno {
+	for n := range uintptr(64) {
+		if c.keep>>n&1 != 0 {
+			continue
+		}
+		_, _, errno := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, n, 0)
+		if errno == unix.EINVAL || errno == unix.EPERM {
+			break // the kernel has no more, or the process has no right to, as few users need it
+		}
+		if errno != 0 {
+			return errno
+		}
+	}
+	_, _, errno := unix.RawSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&c.capHeader)), uintptr(unsafe.Pointer(&c.caps)), 0) //nolint:gosec // arguments of the kernel
+	return errno
+}
+
 // fileLimit returns the limit of open files for programs. It is that of the parent
 // process, because Go raises its own at startup. The zero value leaves the limit as it
 // is.
@@ -114,7 +199,11 @@ type child struct {
 	files         []int
 	parent, rules int // process ID; Landlock rules, -1 for none
 	report        int // pipe for the error
+	filter        *unix.SockFprog
 	open          unix.Rlimit
+	keep          uint64 // capabilities
+	capHeader     unix.CapUserHeader
+	caps          [2]unix.CapUserData
 }
 
 //go:norace
@@ -148,7 +237,14 @@ func (c *child) exec() unix.Errno {
 			return errno
 		}
 	}
-	if errno := restrict(c.rules); errno != 0 {
+	// A session and a group of its own, away from a terminal, which the filter keeps together.
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETSID, 0, 0, 0); errno != 0 {
+		return errno
+	}
+	if errno := c.dropCapabilities(); errno != 0 {
+		return errno
+	}
+	if errno := restrict(c.rules, c.filter); errno != 0 {
 		return errno
 	}
 	if _, _, errno := unix.RawSyscall(unix.SYS_CHDIR, uintptr(unsafe.Pointer(c.dir)), 0, 0); errno != 0 { //nolint:gosec // likewise

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
 )
@@ -22,8 +24,13 @@ import (
 // TestMain lets the test binary run as `kbnode runner`, which takes over its process.
 func TestMain(m *testing.M) {
 	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
-		if os.Getenv("KBNODE_TEST_LANDLOCK") == "0" {
-			landlockVersion = func() int { return 0 }
+		if version, err := strconv.Atoi(os.Getenv("KBNODE_TEST_LANDLOCK")); err == nil {
+			landlockVersion = func() int { return version }
+		}
+		if n, err := strconv.ParseUint(os.Getenv("KBNODE_TEST_FILES"), 10, 32); err == nil {
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}); err != nil {
+				panic(err)
+			}
 		}
 		o := Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 		o.Compile, _ = strconv.ParseFloat(os.Getenv("KBNODE_TEST_COMPILE"), 64)
@@ -54,6 +61,8 @@ type job struct {
 	cmd    *exec.Cmd
 	stdout bytes.Buffer
 	stderr bytes.Buffer
+
+	terminal int // the file that shows what is on the runner's terminal
 }
 
 func newJob(t *testing.T, env ...string) *job {

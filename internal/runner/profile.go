@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -47,8 +46,8 @@ func (e *engine) checkProfiler() error {
 	case e.runtime == runtimeCUDA && e.multiGPU:
 		return errors.New(`mode "profile" with multi_gpu is not possible under ncu; profile one GPU`)
 	}
-	if _, err := lookPath(e.env, tool); err != nil {
-		return hint(err)
+	if e.programs[tool] == "" {
+		return hint(fmt.Errorf("%s %w", tool, errNoProgram))
 	}
 	return nil
 }
@@ -67,10 +66,18 @@ func (e *engine) profile(ctx context.Context, name string, p program) (*result.R
 	return e.ncu(ctx, r, p)
 }
 
+// under returns p as the child of a profiler.
+func (e *engine) under(p program, profiler string, options ...string) program {
+	p.argv = slices.Concat([]string{profiler}, options, p.argv)
+	p.exec = slices.Concat([]string{e.programs[profiler]}, options, p.exec)
+	p.wrapped = true
+	return p
+}
+
 func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, *result.Profile, error) {
 	file := path.Join(r.dir(), ncuReport)
-	p.argv = append([]string{"ncu", "--set", "full", "--nvtx", "--nvtx-include", "custom_kernel/",
-		"--import-source", "1", "-c", "10", "-o", file, "--"}, p.argv...)
+	p = e.under(p, "ncu", "--set", "full", "--nvtx", "--nvtx-include", "custom_kernel/",
+		"--import-source", "1", "-c", "10", "-o", file, "--")
 	p.env = setenv(p.env, "POPCORN_NCU", "1")
 	o, err := p.run(ctx)
 	if err != nil {
@@ -104,9 +111,9 @@ func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, 
 }
 
 func (e *engine) rocprof(ctx context.Context, r recording, p program) (*result.Run, *result.Profile, error) {
-	p.argv = append([]string{"rocprofv3", "--log-level", "fatal", "--hip-trace", "--kernel-trace", "--rccl-trace",
+	p = e.under(p, "rocprofv3", "--log-level", "fatal", "--hip-trace", "--kernel-trace", "--rccl-trace",
 		"--marker-trace", "--hip-trace", "--memory-copy-trace", "--scratch-memory-trace",
-		"--output-format", "pftrace", "csv", "-d", r.dir(), "-o", "%pid%", "--"}, p.argv...)
+		"--output-format", "pftrace", "csv", "-d", r.dir(), "-o", "%pid%", "--")
 	p.env = setenv(p.env, "GPU_DUMP_CODE_OBJECT", "1")
 	o, err := p.run(ctx)
 	if err != nil {
@@ -255,28 +262,35 @@ func (e *engine) claimProfileData() func() {
 // expects. With several evaluations, file names begin with the name of theirs.
 func (e *engine) deliver(r recording, room int64) (int64, error) {
 	type file struct {
-		from, to string
-		size     int64
+		name string
+		size int64
 	}
 	var files []file
 	err := e.walk(r.dir(), func(name string, size int64) error {
 		if strings.HasSuffix(name, "/") {
 			return nil
 		}
-		to := strings.ReplaceAll(name, "/", "-")
+		files = append(files, file{name, size})
+		return nil
+	})
+	// Files at the top keep their names, and others do not replace them: a-b and a/b.
+	slices.SortStableFunc(files, func(a, b file) int { return strings.Count(a.name, "/") - strings.Count(b.name, "/") })
+	taken := map[string]bool{}
+	for _, f := range files {
+		to := strings.ReplaceAll(f.name, "/", "-")
+		for n, base := 2, to; taken[to]; n++ {
+			to = fmt.Sprintf("%d-%s", n, base)
+		}
+		taken[to] = true
 		if len(e.recorded) > 1 {
 			to = r.name + "-" + to
 		}
-		files = append(files, file{path.Join(r.dir(), name), path.Join(ProfileDir, to), size})
-		return nil
-	})
-	for _, f := range files {
 		if f.size > room {
-			e.note("%s is omitted: %s holds at most %d bytes", filepath.Base(f.to), ProfileDir, profileLimit)
+			e.note("%s is omitted: %s holds at most %d bytes", to, ProfileDir, profileLimit)
 			continue
 		}
 		room -= f.size
-		err = errors.Join(err, e.src.root.Rename(f.from, f.to))
+		err = errors.Join(err, e.src.root.Rename(path.Join(r.dir(), f.name), path.Join(ProfileDir, to)))
 	}
 	return room, err
 }
@@ -294,7 +308,7 @@ func filterReport(text string) string {
 	)
 	var out bytes.Buffer
 	kernels, lines, collect := 0, 0, false
-	for _, line := range splitLines(text) {
+	for line := range splitLines(text) {
 		line = chomp(line)
 		if startsKernel(line) {
 			if kernels++; kernels > 1 {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,12 +23,13 @@ const drainLimit = 250 * time.Millisecond
 
 // program is a child process to run to its end.
 type program struct {
-	argv    []string
+	argv    []string // as it is reported
+	exec    []string // as it is executed, if not nil: with paths instead of names
 	env     []string
 	dir     string
-	stdin   *os.File // nil for /dev/null
 	limit   limit
 	popcorn bool      // give it a POPCORN_FD
+	wrapped bool      // the judge is a child of this program, a profiler
 	stdout  io.Writer // receives standard output instead of the outcome, if not nil
 
 	landlock int      // its version, 0 for none
@@ -42,7 +44,7 @@ type outcome struct {
 	cancelled bool
 	stdout    capture
 	stderr    capture
-	popcorn   bounded
+	popcorn   reports
 	duration  time.Duration
 }
 
@@ -58,26 +60,28 @@ var errNoProgram = errors.New("is not on the PATH")
 // run runs a program and returns when it and everything it started are gone. It reaps
 // every child of this process, so only one program may run at a time.
 func (p program) run(ctx context.Context) (*outcome, error) {
-	path, err := lookPath(p.env, p.argv[0])
+	if p.exec == nil {
+		p.exec = p.argv
+	}
+	path, err := lookPath(p.env, p.exec[0])
 	if err != nil {
 		return nil, err
 	}
-	o := &outcome{popcorn: bounded{limit: popcornLimit}}
+	o := &outcome{popcorn: reports{bounded: bounded{limit: popcornLimit}}}
 	stdout := p.stdout
 	if stdout == nil {
 		stdout = &o.stdout
 	}
 	pipes := newPipes(stdout, &o.stderr)
 	defer pipes.close()
-	stdin := p.stdin
-	if stdin == nil {
-		if stdin, err = os.Open(os.DevNull); err != nil {
-			return nil, fmt.Errorf("run %s: %w", p.argv[0], err)
-		}
-		defer stdin.Close() //nolint:errcheck // opened for reading
+	// Never the job's own, which may be a terminal: what is written there is in the log.
+	stdin, err := os.Open(os.DevNull)
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", p.argv[0], err)
 	}
+	defer stdin.Close() //nolint:errcheck // opened for reading
 	if p.popcorn {
-		pipes.add(&o.popcorn)
+		pipes.addReports(&o.popcorn)
 		p.env = setenv(p.env, "POPCORN_FD", "3")
 	}
 	if pipes.err != nil {
@@ -90,13 +94,16 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", p.argv[0], err)
 	}
+	if !p.wrapped {
+		o.popcorn.judge = pid
+	}
 	pipes.read()
 	err = o.wait(ctx, pid, p.limit)
 	o.duration = time.Since(start)
 	// Compare the clock too: a program may have stopped this process until after the
 	// limit.
 	o.timedOut = o.timedOut || !o.cancelled && o.duration.Seconds() >= p.limit.seconds
-	return o, errors.Join(err, pipes.drain())
+	return o, errors.Join(err, pipes.drain(func() error { return o.end(pid) }))
 }
 
 // spareThreads makes Go create the threads that it may need while a program uses up all
@@ -119,7 +126,7 @@ func spareThreads() {
 // wait waits for the program to end. It kills it at its limit or when ctx is done.
 func (o *outcome) wait(ctx context.Context, pid int, l limit) error {
 	exited := make(chan error, 1)
-	go func() { exited <- o.reap(pid) }()
+	go func() { exited <- awaitExit(pid) }()
 	var expired <-chan time.Time
 	if l.seconds <= 0 {
 		now := make(chan time.Time)
@@ -143,7 +150,7 @@ func (o *outcome) wait(ctx context.Context, pid int, l limit) error {
 	giveUp := time.NewTimer(endLimit)
 	defer giveUp.Stop()
 	for {
-		killDescendants()
+		killGroup(pid)
 		select {
 		case err := <-exited:
 			return err
@@ -154,119 +161,78 @@ func (o *outcome) wait(ctx context.Context, pid int, l limit) error {
 	}
 }
 
-// reap waits for the program, and reaps orphans that end in the meantime.
-func (o *outcome) reap(pid int) error {
+// awaitExit returns when a child has ended, and leaves it to be reaped: until then, its process ID
+// names no other process and no other group. It reaps orphans that end in the meantime.
+func awaitExit(pid int) error {
 	for {
-		var status unix.WaitStatus
-		got, err := unix.Wait4(-1, &status, 0, nil)
+		var info unix.Siginfo
+		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil)
+		// The union of siginfo_t begins with the process ID (waitid(2)).
+		ended := int(*(*int32)(unsafe.Add(unsafe.Pointer(&info), unsafe.Sizeof(info)-112))) //nolint:gosec // as the kernel wrote it
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return fmt.Errorf("wait for process %d: %w", pid, err)
-		case got == pid && status.Signaled():
-			o.exitCode = -int(status.Signal())
+		case ended == pid:
 			return nil
-		case got == pid:
-			o.exitCode = status.ExitStatus()
-			return nil
+		default:
+			_, _ = unix.Wait4(ended, nil, unix.WNOHANG, nil)
 		}
 	}
 }
 
-// pipes copy a child's output to writers while it runs.
-type pipes struct {
-	ends    []*os.File // ours
-	child   []int      // the child's, open until read
-	writers []io.Writer
-	done    chan struct{} // one value for each pipe that has ended
-	err     error
+// end kills what is left of a program and reaps all of it.
+func (o *outcome) end(pid int) error {
+	killGroup(pid)
+	var status unix.WaitStatus
+	got, err := unix.Wait4(pid, &status, unix.WNOHANG, nil)
+	for errors.Is(err, unix.EINTR) {
+		got, err = unix.Wait4(pid, &status, unix.WNOHANG, nil)
+	}
+	switch {
+	case err != nil:
+		err = fmt.Errorf("reap process %d: %w", pid, err)
+	case got == 0: // it hangs in the kernel, and endTree says so
+	case status.Signaled():
+		o.exitCode = -int(status.Signal())
+	default:
+		o.exitCode = status.ExitStatus()
+	}
+	return errors.Join(err, endTree())
 }
 
-func newPipes(writers ...io.Writer) *pipes {
-	p := &pipes{}
-	for _, w := range writers {
-		p.add(w)
-	}
-	return p
-}
+// tools are the programs that the engine starts by name.
+var tools = []string{"python3", "nvcc", "ncu", "rocprofv3"}
 
-func (p *pipes) add(w io.Writer) {
-	var fds [2]int
-	err := unix.Pipe2(fds[:], unix.O_CLOEXEC)
-	if err == nil {
-		// Only our end: with a deadline, it can give up a pipe that someone keeps open.
-		err = unix.SetNonblock(fds[0], true)
-		p.ends = append(p.ends, os.NewFile(uintptr(fds[0]), "pipe"))
-		p.child = append(p.child, fds[1])
-		p.writers = append(p.writers, w)
-	}
-	p.err = errors.Join(p.err, err)
-}
-
-func (p *pipes) childEnds() []uintptr {
-	var fds []uintptr
-	for _, fd := range p.child {
-		fds = append(fds, uintptr(fd))
-	}
-	return fds
-}
-
-// read closes the child's ends and starts to read ours.
-func (p *pipes) read() {
-	for _, fd := range p.child {
-		_ = unix.Close(fd)
-	}
-	p.child = nil
-	p.done = make(chan struct{}, len(p.ends))
-	for i, end := range p.ends {
-		go func() {
-			// The copy ends at end of file or at a deadline. Neither is an error here.
-			_, _ = io.CopyBuffer(p.writers[i], onlyReader{end}, make([]byte, 32<<10))
-			p.done <- struct{}{}
-		}()
-	}
-}
-
-// onlyReader hides os.File's WriteTo, which would allocate its own buffer.
-type onlyReader struct{ io.Reader }
-
-// drain waits for the end of all pipes, kills what is left of the program, and gives up
-// on pipes that a process out of its reach keeps open.
-func (p *pipes) drain() error {
-	open := p.await(len(p.ends), drainLimit)
-	err := endTree()
-	if open = p.await(open, drainLimit); open > 0 {
-		for _, end := range p.ends {
-			err = errors.Join(err, end.SetReadDeadline(time.Now()))
-		}
-		for range open {
-			<-p.done
+// findPrograms looks for the tools before a program of the submission can put another one ahead of
+// them on the PATH.
+func (e *engine) findPrograms(ctx context.Context) {
+	e.programs = map[string]string{}
+	for _, name := range tools {
+		if path, err := lookPath(e.env, name); err == nil {
+			e.programs[name] = path
 		}
 	}
-	return err
+	if !isScript(e.programs["python3"]) {
+		return
+	}
+	// Such a script selects an interpreter whenever it runs.
+	out, ok := e.tool(ctx, "python3", "-c", "import sys; print(sys.executable)")
+	if path := strings.TrimSuffix(out, "\n"); ok && filepath.IsAbs(path) {
+		e.programs["python3"] = path
+	}
 }
 
-// await waits for n pipes to end and returns how many have not ended after atMost.
-func (p *pipes) await(n int, atMost time.Duration) int {
-	t := time.NewTimer(atMost)
-	defer t.Stop()
-	for ; n > 0; n-- {
-		select {
-		case <-p.done:
-		case <-t.C:
-			return n
-		}
+// isScript reports whether a program is run by another one.
+func isScript(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
 	}
-	return 0
-}
-
-func (p *pipes) close() {
-	for _, end := range p.ends {
-		_ = end.Close()
-	}
-	for _, fd := range p.child {
-		_ = unix.Close(fd)
-	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	mark := make([]byte, 2)
+	_, err = io.ReadFull(f, mark)
+	return err == nil && string(mark) == "#!"
 }
 
 // lookPath finds a program on the PATH of an environment. It ignores relative entries,

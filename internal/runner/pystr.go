@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"iter"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -70,25 +71,27 @@ func newlines(s string) string {
 
 // splitLines is str.splitlines(keepends=True): it splits after every line
 // boundary of Python and leaves no empty last piece.
-func splitLines(s string) []string {
-	var lines []string
-	start := 0
-	for i := 0; i < len(s); {
-		r, n := utf8.DecodeRuneInString(s[i:])
-		i += n
-		if !isBoundary(r) {
-			continue
+func splitLines(s string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		start := 0
+		for i := 0; i < len(s); {
+			r, n := utf8.DecodeRuneInString(s[i:])
+			i += n
+			if !isBoundary(r) {
+				continue
+			}
+			if r == '\r' && strings.HasPrefix(s[i:], "\n") {
+				i++
+			}
+			if !yield(s[start:i]) {
+				return
+			}
+			start = i
 		}
-		if r == '\r' && strings.HasPrefix(s[i:], "\n") {
-			i++
+		if start < len(s) {
+			yield(s[start:])
 		}
-		lines = append(lines, s[start:i])
-		start = i
 	}
-	if start < len(s) {
-		lines = append(lines, s[start:])
-	}
-	return lines
 }
 
 // chomp removes the line boundary at the end of a line.

@@ -1,11 +1,12 @@
 package runner
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -13,49 +14,56 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // maxEntries bounds the files of one area.
 const maxEntries = 1 << 18
 
-// area is a directory that programs may write to or, if foreign is set, should not be
-// able to write to. Its contents are recorded before the first program runs.
+// area is a directory whose contents are recorded before the first program runs, and restored
+// before each that follows.
 type area struct {
 	dir     string
-	foreign bool
+	kind    areaKind
+	shallow bool // without what is in its directories
 	before  map[string]stamp
 }
 
-// stamp tells a file from a changed one: no program without CAP_SYS_TIME can set the
-// time of a change.
+type areaKind int
+
+const (
+	jobArea       areaKind = iota // what was there must stay as it was; what is new is removed
+	temporaryArea                 // what is new or changed is removed
+	foreignArea                   // programs should not be able to write there
+)
+
+// stamp tells a file from a changed one. The time of its last change does, which no program without
+// CAP_SYS_TIME can set, and on a tmpfs its content: there, writing to mapped memory does not always
+// change the time.
 type stamp struct {
 	mode   fs.FileMode
-	inode  uint64
 	size   int64
+	inode  uint64
 	change syscall.Timespec
+	sum    [sha256.Size]byte // on a tmpfs
 }
 
-// record records what every area holds. Call it before any program runs.
+// record records what every area holds. Call it before any program of the submission runs.
 func (e *engine) record() error {
 	if err := e.findTemporary(); err != nil {
 		return err
 	}
-	e.areas = []*area{{dir: e.dir}}
+	e.areas, e.tmpfs = []*area{{dir: e.dir}}, map[uint64]bool{}
 	for _, dir := range e.temporary {
-		e.areas = append(e.areas, &area{dir: dir})
+		e.areas = append(e.areas, &area{dir: dir, kind: temporaryArea})
 	}
 	if e.landlock == 0 {
-		for _, dir := range e.loaded() {
-			e.areas = append(e.areas, &area{dir: dir, foreign: true})
-		}
+		e.areas = append(e.areas, e.loaded()...)
 	}
 	for _, a := range e.areas {
 		a.before = map[string]stamp{}
-		if err := e.walkArea(a, func(name string, s stamp) error {
-			a.before[name] = s
-			return nil
+		if err := e.walkArea(a, func(name string, info fs.FileInfo) (err error) {
+			a.before[name], err = e.stampOf(name, info, a.kind != foreignArea)
+			return err
 		}); err != nil {
 			return err
 		}
@@ -86,36 +94,52 @@ func (e *engine) findTemporary() error {
 	return nil
 }
 
-// loaded returns the directories that a later interpreter or loader reads from. It is
-// for kernels on which programs may write there.
-func (e *engine) loaded() []string {
-	dirs := []string{"/etc"}
-	if python, err := lookPath(e.env, "python3"); err == nil {
-		found, _ := pythonDirs(e.env, python)
+// loaded returns the directories that a later interpreter, loader or shell reads from. It is for
+// kernels on which programs may write there.
+func (e *engine) loaded() []*area {
+	areas := []*area{{dir: "/etc", kind: foreignArea}}
+	add := func(dir string, shallow bool) {
+		// Through links, and also if it is not there: a program may create it.
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			dir = real
+		}
+		if filepath.IsAbs(dir) && !slices.ContainsFunc(areas, func(a *area) bool { return a.dir == dir && (shallow || !a.shallow) }) {
+			areas = append(areas, &area{dir: dir, kind: foreignArea, shallow: shallow})
+		}
+	}
+	for _, dir := range filepath.SplitList(getenv(e.env, "PATH")) {
+		add(dir, true)
+	}
+	libraries, _ := filepath.Glob("/usr/lib/*-linux-gnu") // the pattern is valid
+	for _, dir := range append(libraries, "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib") {
+		add(dir, true)
+	}
+	if python := e.programs["python3"]; python != "" {
+		dirs, _ := pythonDirs(e.env, python)
 		if real, err := filepath.EvalSymlinks(python); err == nil {
-			found = append(found, filepath.Join(filepath.Dir(filepath.Dir(real)), "lib", filepath.Base(real)))
+			add(filepath.Dir(real), true)
+			dirs = append(dirs, filepath.Join(filepath.Dir(filepath.Dir(real)), "lib", filepath.Base(real)))
 		}
-		dirs = append(dirs, found...)
-	}
-	var real []string
-	for _, dir := range dirs {
-		if dir, err := filepath.EvalSymlinks(dir); err == nil && isDir(dir) && !slices.Contains(real, dir) {
-			real = append(real, dir)
+		for _, dir := range dirs {
+			add(dir, false)
 		}
 	}
-	return real
+	return areas
 }
 
 // walkArea calls f for everything in an area except the engine's own files. f may
 // return fs.SkipDir.
-func (e *engine) walkArea(a *area, f func(name string, s stamp) error) error {
+func (e *engine) walkArea(a *area, f func(name string, info fs.FileInfo) error) error {
 	n := 0
 	err := filepath.WalkDir(a.dir, func(name string, d fs.DirEntry, err error) error {
-		if name == a.dir || errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) || name == a.dir && err == nil && a.kind != foreignArea {
+			return nil
+		}
+		if err != nil && a.kind != foreignArea {
 			return err
 		}
-		if err != nil && !a.foreign {
-			return err
+		if d == nil {
+			return nil // this user cannot see it, so programs cannot either
 		}
 		if d.IsDir() && e.own(name) {
 			return fs.SkipDir
@@ -127,16 +151,58 @@ func (e *engine) walkArea(a *area, f func(name string, s stamp) error) error {
 		if n++; n > maxEntries {
 			return fmt.Errorf("more than %d files; start in a smaller directory", maxEntries)
 		}
-		s := stamp{mode: info.Mode(), size: info.Size()}
-		if st, ok := info.Sys().(*syscall.Stat_t); ok {
-			s.inode, s.change = st.Ino, st.Ctim
+		if err = f(name, info); err == nil && a.shallow && d.IsDir() && name != a.dir {
+			err = fs.SkipDir
 		}
-		return f(name, s)
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("look at the files in %s: %w", a.dir, err)
 	}
 	return nil
+}
+
+// stampOf looks at a file, and at its content if content is set and it is on a tmpfs.
+func (e *engine) stampOf(name string, info fs.FileInfo, content bool) (stamp, error) {
+	s := stamp{mode: info.Mode()}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if info.IsDir() || !ok {
+		return s, nil
+	}
+	s.size, s.inode, s.change = info.Size(), st.Ino, st.Ctim
+	if !content || !info.Mode().IsRegular() || !e.onTmpfs(name, st.Dev) {
+		return s, nil
+	}
+	var err error
+	if s.sum, err = sumOf(name); errors.Is(err, fs.ErrPermission) {
+		err = nil // programs, which are the same user, cannot map it either
+	}
+	return s, err
+}
+
+// onTmpfs reports whether a file's device is a tmpfs.
+func (e *engine) onTmpfs(name string, device uint64) bool {
+	on, ok := e.tmpfs[device]
+	if !ok {
+		var st unix.Statfs_t
+		on = unix.Statfs(name, &st) != nil || st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC
+		e.tmpfs[device] = on
+	}
+	return on
+}
+
+// sumOf hashes a regular file.
+func sumOf(name string) (sum [sha256.Size]byte, err error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return sum, err
+	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return sum, err
+	}
+	return [sha256.Size]byte(h.Sum(nil)), nil
 }
 
 // own reports whether the engine itself looks after the file or directory with this
@@ -149,45 +215,47 @@ func (e *engine) own(name string) bool {
 }
 
 // putBack restores every area so that the next program may trust it. Call it when all
-// processes of the last one are dead. It removes new files, except plain data in the
-// job's directory, and returns an error if a program changed or removed anything but
-// data.
+// processes of the last one are dead. It removes what is new, but for files that a program
+// only reads by name, and returns an error if one changed or removed what was there before.
 func (e *engine) putBack() error {
-	here, err := os.Stat(e.dir)
-	was, werr := e.src.root.Stat(".")
-	if err = errors.Join(err, werr); err == nil && !os.SameFile(here, was) {
-		err = fmt.Errorf("a program put another directory in the place of %s", e.dir)
-	}
-	if err != nil {
+	if err := e.here.putBack(); err != nil {
 		return err
 	}
 	removed := 0
 	for _, a := range e.areas {
 		seen := make(map[string]bool, len(a.before))
-		if err := e.walkArea(a, func(name string, now stamp) error {
+		err := e.walkArea(a, func(name string, info fs.FileInfo) error {
 			seen[name] = true
 			was, old := a.before[name]
-			if old && was.mode.Type() == now.mode.Type() && (now.mode.IsDir() || was == now) || e.harmless(a, name, now.mode) && (!old || e.harmless(a, name, was.mode)) {
-				return nil
+			// What is new or has another size may have exabytes to read.
+			now, err := e.stampOf(name, info, old && was.size == info.Size() && a.kind != foreignArea)
+			if err != nil {
+				return err
 			}
-			if (old && a.dir == e.dir || a.foreign) && !isCache(name) {
+			switch {
+			case old && was == now, e.isSource(name), !old && a.kind == jobArea && e.unread(name, now.mode):
+				return nil
+			case old && was.mode.IsDir() && now.mode.IsDir():
+				return os.Chmod(name, was.mode) // so that it can be read
+			case (a.kind == foreignArea || old && a.kind == jobArea) && !isCache(name):
 				return fmt.Errorf("a program changed %s, which those after it trust; a submission must leave it", name)
 			}
 			if removed++; !isCache(name) && removed <= maxFaults {
 				e.note("%s was created by a program; removing it before the next one runs", strings.TrimPrefix(name, e.dir+"/"))
 			}
-			if err := os.RemoveAll(name); err != nil {
+			if err := removeAll(name); err != nil {
 				return fmt.Errorf("remove what a program left: %w", err)
 			}
 			if now.mode.IsDir() {
 				return fs.SkipDir
 			}
 			return nil
-		}); err != nil {
+		})
+		if err != nil {
 			return err
 		}
-		for name, was := range a.before {
-			if !seen[name] && (a.dir == e.dir || a.foreign) && !isCache(name) && !e.harmless(a, name, was.mode) {
+		for name := range a.before {
+			if !seen[name] && a.kind != temporaryArea && !isCache(name) && !e.isSource(name) {
 				return fmt.Errorf("a program removed %s, which those after it trust; a submission must leave it", name)
 			}
 		}
@@ -195,29 +263,20 @@ func (e *engine) putBack() error {
 	return nil
 }
 
+// unread reports whether no interpreter or loader reads a file by itself: a name without a dot is
+// neither a module nor a library nor a setting. A compiler may include any file.
+func (e *engine) unread(name string, mode fs.FileMode) bool {
+	return e.lang == "py" && mode.IsRegular() && mode.Perm()&0o111 == 0 && !strings.Contains(filepath.Base(name), ".")
+}
+
 // isCache reports whether a file is Python's byte code, which Python writes again.
 func isCache(name string) bool { return strings.Contains(name+"/", "/__pycache__/") }
 
-// data are the extensions of files that are loaded only by name.
-var data = []string{
-	"", ".txt", ".log", ".md", ".csv", ".tsv", ".json", ".jsonl", ".bin", ".dat", ".npy", ".npz", ".pt", ".safetensors",
-	".out", ".err", ".png", ".svg", ".html", ".o",
-}
-
-// harmless reports whether a program may have changed a file in the job's directory:
-// plain data, or a source, which the engine writes before each use. In lang cu nothing
-// counts as plain data, because the compiler can read every file.
-func (e *engine) harmless(a *area, name string, mode fs.FileMode) bool {
+// isSource reports whether a path is that of a source, which the engine writes before each use.
+func (e *engine) isSource(name string) bool {
 	rel, err := filepath.Rel(e.dir, name)
-	if err != nil || a.dir != e.dir {
-		return false
-	}
-	if _, source := e.src.at[rel]; source {
-		return true
-	}
-	base := path.Base(rel)
-	return e.lang == "py" && mode.IsRegular() && mode.Perm()&0o111 == 0 && base != result.File &&
-		!strings.HasPrefix(base, ".") && slices.Contains(data, strings.ToLower(path.Ext(base)))
+	_, source := e.src.at[rel]
+	return err == nil && source
 }
 
 // alone reports whether this process shares its process table only with its parents and

@@ -15,8 +15,6 @@ import (
 	"strings"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -28,7 +26,7 @@ type Options struct {
 	Dir     string    // where programs run and result.json is written; "" is the current directory
 	Payload string    // file with an encoded payload, "-" for Stdin; "" means that Env has it
 	Config  string    // payload file that is not encoded, "-" for Stdin; overrides Payload
-	Stdin   *os.File  // for programs, unless the payload is read from it; nil means /dev/null
+	Stdin   io.Reader // with the payload, if Payload or Config says so; programs never get it
 	Stdout  io.Writer // the log and the summary; nil discards them
 	Stderr  io.Writer // errors; nil discards them
 	Limits  payload.Limits
@@ -71,18 +69,18 @@ func Main(ctx context.Context, o Options) int {
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
 	}
-	var root *os.Root
+	var here *jobDir
 	if err == nil {
-		root, err = os.OpenRoot(dir)
+		here, err = openJobDir(dir)
 	}
 	if err != nil {
 		s.log.note("open the job's directory: %v", err)
 		return exitNoResult
 	}
-	defer root.Close() //nolint:errcheck // a directory
+	defer here.close() //nolint:errcheck // written and linked
 
 	r := &result.Result{}
-	err = s.evaluate(ctx, root, r)
+	err = s.evaluate(ctx, here, r)
 	if errors.Is(err, errNoJob) {
 		s.log.Line("kbnode runner: %v", err)
 		return 0
@@ -94,7 +92,7 @@ func Main(ctx context.Context, o Options) int {
 	if r.Success = err == nil; err != nil {
 		r.Error = text.Line(strings.ReplaceAll(err.Error(), "\n", "; "), maxError)
 	}
-	werr := writeResult(root, r)
+	werr := here.write(r)
 	s.tell(ctx, r)
 	if werr != nil {
 		s.log.note("%v", werr)
@@ -162,7 +160,7 @@ func cancelled(ctx context.Context) error {
 }
 
 // evaluate fills in the result as far as it gets.
-func (s *session) evaluate(ctx context.Context, root *os.Root, r *result.Result) (err error) {
+func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("kbnode has a fault; report it: %v", p)
@@ -182,7 +180,7 @@ func (s *session) evaluate(ctx context.Context, root *os.Root, r *result.Result)
 		return err
 	}
 	// An earlier job's result must not be mistaken for this one's.
-	if rerr := ignoreMissing(root.RemoveAll(result.File)); rerr != nil {
+	if rerr := ignoreMissing(here.root.RemoveAll(result.File)); rerr != nil {
 		err = errors.Join(err, fmt.Errorf("remove old %s: %w", result.File, rerr))
 	}
 	if err != nil {
@@ -192,7 +190,7 @@ func (s *session) evaluate(ctx context.Context, root *os.Root, r *result.Result)
 	if err != nil {
 		return err
 	}
-	src, err := newSources(root, c)
+	src, err := newSources(here.root, c)
 	if err != nil {
 		return err
 	}
@@ -200,20 +198,21 @@ func (s *session) evaluate(ctx context.Context, root *os.Root, r *result.Result)
 		return err
 	}
 	e := &engine{
-		config: c, src: src, dir: root.Name(), env: homeless(childEnv(public, localeDir)), stdin: s.Stdin, note: s.log.note,
+		config: c, src: src, here: here, dir: here.root.Name(), env: homeless(childEnv(public, localeDir)), note: s.log.note,
 		compile: seconds(compileLimit), begin: s.log.begin, landlock: s.landlock,
 	}
 	if e.scratch, err = newScratch(public, e.dir); err != nil {
 		return err
 	}
 	defer func() {
-		if rerr := os.RemoveAll(e.scratch); rerr != nil {
+		if rerr := removeAll(e.scratch); rerr != nil {
 			s.log.note("remove temporary files: %v", rerr)
 		}
 	}()
 	if s.Compile > 0 {
 		e.compile = limit{s.Compile, strconv.FormatFloat(s.Compile, 'f', -1, 64)}
 	}
+	e.findPrograms(ctx)
 	r.System, e.gpus = e.system(ctx)
 	e.runtime = r.System.Runtime
 	return e.runAll(ctx, func(name string, ev *result.Evaluation) {
@@ -259,24 +258,15 @@ func (s *session) object(public, private []string) (*payload.Object, error) {
 		payload.Var, payload.OldVar, payload.Var)
 }
 
-// read reads a file, or standard input if name is "-". It then replaces standard input
-// with /dev/null, because a program could read a redirected file again.
+// read reads a file, or standard input if name is "-".
 func (s *session) read(name string, read func(io.Reader, payload.Limits) (string, error)) (string, error) {
-	if name != "-" || s.Stdin == nil {
-		f, err := os.Open(name)
-		if err != nil {
-			return "", fmt.Errorf("read payload: %w", err)
-		}
-		defer f.Close() //nolint:errcheck // opened for reading
-		return read(f, s.Limits)
+	if name == "-" && s.Stdin != nil {
+		return read(s.Stdin, s.Limits)
 	}
-	text, err := read(s.Stdin, s.Limits)
-	null, nerr := os.Open(os.DevNull)
-	if nerr == nil {
-		nerr = errors.Join(unix.Dup3(int(null.Fd()), int(s.Stdin.Fd()), 0), null.Close())
+	f, err := os.Open(name)
+	if err != nil {
+		return "", fmt.Errorf("read payload: %w", err)
 	}
-	if nerr != nil {
-		return "", fmt.Errorf("hide standard input from the submission: %w", nerr)
-	}
-	return text, err
+	defer f.Close() //nolint:errcheck // opened for reading
+	return read(f, s.Limits)
 }

@@ -28,15 +28,6 @@ var cacheVars = []string{
 // job's directory, where a submission may leave a library or a module for its judge.
 var searchPaths = []string{"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
 
-// submissionBuilds are the caches in which torch and Triton keep what they compile for
-// a submission. Compiling takes minutes; the pre-run does it for the runs after it.
-var submissionBuilds = map[string]string{
-	"TORCH_EXTENSIONS_DIR": "torch_extensions", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
-}
-
-// buildWords show that a source uses those caches.
-var buildWords = []string{"cpp_extension", "load_inline", "torch_extensions", "extensions_dir", "triton", "inductor", "compile("}
-
 // newScratch creates the directory for the spaces of a job where Python would put
 // temporary files: in TMPDIR, TEMP or TMP, or in one of the usual places.
 func newScratch(env []string, dir string) (string, error) {
@@ -70,7 +61,7 @@ func (e *engine) space() (*space, error) {
 
 // drop removes a space and what its program left there.
 func (e *engine) drop(s *space) {
-	if err := os.RemoveAll(filepath.Dir(s.home)); err != nil {
+	if err := removeAll(filepath.Dir(s.home)); err != nil {
 		e.note("remove a program's home: %v", err)
 	}
 }
@@ -79,28 +70,11 @@ func (e *engine) drop(s *space) {
 func (e *engine) place(p program, s *space) program {
 	p.env = setenv(setenv(p.env, "HOME", s.home), "TMPDIR", s.tmp)
 	p.landlock, p.writable = e.landlock, append([]string{e.dir, filepath.Dir(s.home), devices, "/dev/shm"}, e.temporary...)
-	if e.builds == "" {
-		return p
-	}
-	p.writable = append(p.writable, e.builds)
-	for name, sub := range submissionBuilds {
-		p.env = setenv(p.env, name, filepath.Join(e.builds, sub))
+	p.exec = slices.Clone(p.argv)
+	if path := e.programs[p.argv[0]]; path != "" {
+		p.exec[0] = path
 	}
 	return p
-}
-
-// keepBuilds gives the runs of a job one directory for what torch and Triton compile,
-// unless a file of the task itself uses these caches: the submission could leave
-// something there for the judge to load.
-func (e *engine) keepBuilds() error {
-	for _, f := range e.src.files {
-		text := strings.ToLower(f.Value)
-		if f.Key != preRunProgram && slices.ContainsFunc(buildWords, func(w string) bool { return strings.Contains(text, w) }) {
-			return nil
-		}
-	}
-	e.builds = filepath.Join(e.scratch, "builds")
-	return os.Mkdir(e.builds, 0o700)
 }
 
 // homeless returns an environment, for programs with their own home, without variables

@@ -131,8 +131,8 @@ type torchVersion struct{ version, cuda, hip string }
 
 // findTorch looks for torch where python3 would.
 func (e *engine) findTorch(ctx context.Context) (torchVersion, bool) {
-	python, err := lookPath(e.env, "python3")
-	if err != nil {
+	python := e.programs["python3"]
+	if python == "" {
 		return torchVersion{}, false
 	}
 	dirs, sure := pythonDirs(e.env, python)

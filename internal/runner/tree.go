@@ -52,6 +52,12 @@ func closeOnExec() error {
 	return nil
 }
 
+// killGroup sends SIGKILL to every process of a program's group. No process can fork its way out: the
+// kernel signals all of a group at once, and a fork with a fatal signal pending fails.
+func killGroup(group int) {
+	_ = unix.Kill(-group, unix.SIGKILL) // an error means that none is left, or that the caller sees what is
+}
+
 // endTree kills and reaps every descendant. A process that double-forks falls to the
 // subreaper, so a process with no child left has no descendant left. The usual case,
 // none, costs one system call.

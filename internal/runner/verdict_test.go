@@ -36,7 +36,7 @@ for home in (os.environ["HOME"], os.environ["ROOT"] + "/home"):
         put(home + "/" + name)
 put(tempfile.gettempdir() + "/planted")
 if not os.environ["KBNODE_TEST_LANDLOCK"]: put("/tmp/kbnode-test-planted"); put("/var/tmp/kbnode-test-planted")
-for name in ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH"):
+for name in ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH"):
     put(os.environ.get(name, os.environ["HOME"]) + "/planted")
 `
 
@@ -44,7 +44,7 @@ for name in ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA
 const search = `
 import glob, os, sys, tempfile
 from importlib import metadata
-for d in (os.environ["HOME"], tempfile.gettempdir()) + tuple(os.environ.get(n, "/nowhere") for n in ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")):
+for d in (os.environ["HOME"], tempfile.gettempdir()) + tuple(os.environ.get(n, "/nowhere") for n in ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")):
     for at, dirs, files in os.walk(d):
         for f in files:
             if os.path.join(at, f) != sys.argv[2]: o("forged: " + f + "\n")
@@ -57,7 +57,6 @@ try:
 except ImportError:
     pass
 if metadata.entry_points().select(group="judge"): o("forged: entry point\n")
-# torch_extensions, triton: this judge reads those caches.
 o("check: pass\n")
 `
 
@@ -116,7 +115,7 @@ func TestChangedFilesAreRefused(t *testing.T) {
 		"made executable":      {`import os; os.chmod("notes.txt", 0o755)`, "changed"},
 		"removed":              {`import os; os.remove("lib/module.py")`, "removed"},
 		"its directory, too":   {`import shutil; shutil.rmtree("lib")`, "removed"},
-		"data may be changed":  {`open("notes.txt", "a").write("x")`, ""},
+		"data":                 {`open("notes.txt", "a").write("x")`, "changed"},
 		"bytecode may be made": {`import sys; sys.dont_write_bytecode = False; import lib.module`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -136,22 +135,6 @@ func TestChangedFilesAreRefused(t *testing.T) {
 				t.Errorf("error %q, want %q; result %v\n%s", message, c.want, result, j.stderr.String())
 			}
 		})
-	}
-}
-
-// TestBuildsAreKept checks that what torch and Triton compile for a submission is
-// compiled once, unless the judge reads the same caches.
-func TestBuildsAreKept(t *testing.T) {
-	t.Parallel()
-	for judge, want := range map[string]string{"": "True", "# import triton": "False", "# torch.compile(f)": "False", "# load_inline()": "False"} {
-		_, result := runPy(t, map[string]string{
-			"submission.py": "import os\nfor n in ('TORCH_EXTENSIONS_DIR', 'TRITON_CACHE_DIR'):\n    d = os.environ.get(n, os.environ['HOME'] + '/' + n); os.makedirs(d, exist_ok=True); open(d + '/x', 'w')",
-			"eval.py": report + judge + "\no('kept: %s\\n' % all(os.path.exists(os.environ.get(n, os.environ['HOME'] + '/' + n) + '/x')" +
-				" for n in ('TORCH_EXTENS' + 'IONS_DIR', 'TRI' + 'TON_CACHE_DIR')))",
-		})
-		if got := at(result, "runs", "test", "run", "result", "kept"); got != want {
-			t.Errorf("%q: kept is %v, want %s", judge, got, want)
-		}
 	}
 }
 

@@ -36,7 +36,7 @@ var (
 	vendorName = lazy.Regexp(`^(?:NVIDIA|AMD|NEBIUS)[-_]([A-Z0-9]+)(?:-\d{1,3})?$`)
 	// shapeName splits the name of a slot that is not a whole GPU into model and shape:
 	// b200-1g-23gb, mi300-cpx, b200x4.
-	shapeName = lazy.Regexp(`^(.+?)((?:-\d+G(?:-[A-Z0-9]+)*|-[SDTQC]PX)?(?:X\d{1,2})?)$`)
+	shapeName = lazy.Regexp(`^(.+?)((?:-\d+G(?:--?[A-Z0-9]+)*|-[SDTQC]PX)?(?:X\d{1,2})?)$`)
 )
 
 // GPUOf finds a type of GPU by its name in kernelbot, in any case, with or without _BK, or by

@@ -67,7 +67,8 @@ func TestGPUOf(t *testing.T) {
 		// models, as people and drivers name them
 		"MI300X": {"mi300", ""}, "MI325X": {"mi325", ""}, "mi250x": {"mi250", ""}, "AMD Instinct MI355X": {"mi355", ""}, "NVIDIA H100 80GB HBM3": {"h100", "90a"},
 		"RTX 4090": {"rtx-4090", "89"}, "RTX4090": {"rtx-4090", "89"}, "GB200": {"gb200", "100"}, "b200-1g-23gb": {"b200-1g-23gb", "100"}, "MI300-CPX": {"mi300-cpx", ""},
-		"b200-1g-23gbx2": {"b200-1g-23gbx2", "100"},
+		"b200-1g-23gbx2": {"b200-1g-23gbx2", "100"}, "b200-1g-23gb-no-me": {"b200-1g-23gb-no-me", "100"},
+		"b200-1g-23gb-x--0123456789abcdef": {"b200-1g-23gb-x--0123456789abcdef", "100"},
 	} {
 		if got, err := GPUOf(name); err != nil || got != want {
 			t.Errorf("%s is %+v, %v, want %+v", name, got, err, want)

@@ -1,0 +1,260 @@
+package plan
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
+)
+
+// onNodes puts the CPUs of a machine on these NUMA nodes instead of its own.
+func onNodes(gib int64, lists ...string) func(*splitInput) {
+	return func(in *splitInput) {
+		in.Memory = inventory.Memory{}
+		for id, list := range lists {
+			n := inventory.NUMANode{ID: id, CPUs: list, MemoryBytes: gib << 30}
+			for other := range lists {
+				n.Distances = append(n.Distances, map[bool]int{true: 10, false: 20}[id == other])
+			}
+			in.Memory.Nodes = append(in.Memory.Nodes, n)
+			in.Memory.TotalBytes += n.MemoryBytes
+			cpus, _ := cpuset.Parse(list)
+			for i := range in.CPU.List {
+				if cpus.Contains(in.CPU.List[i].ID) {
+					in.CPU.List[i].NUMANode = id
+				}
+			}
+		}
+	}
+}
+
+// adjacent is a machine whose siblings are numbered in a row, as hypervisors do.
+func adjacent(packages, cores int, gpuNodes ...int) machine {
+	return machine{packages: packages, nodesPerPackage: 1, coresPerNode: cores, smt: 2, numbering: siblingsAdjacent, gpuNodes: gpuNodes, virt: true}
+}
+
+func fourEach() []int { return []int{0, 0, 0, 0, 1, 1, 1, 1} }
+
+// TestSplitNodes splits machines whose NUMA nodes contradict their packages, their cores or
+// each other.
+func TestSplitNodes(t *testing.T) {
+	t.Parallel()
+	physical := func(m machine) machine { m.virt = false; return m }
+	for _, tt := range []struct {
+		name     string
+		machine  machine
+		change   func(*splitInput)
+		cores    int
+		onNode   bool   // all slots have only CPUs of their GPU's node
+		mems     string // of all slots; "" for the node of its GPU
+		memory   int64  // GiB of each slot, at least
+		most     int64  // GiB of each slot; 0 for any
+		packages bool   // each slot is within a package
+		warning  string
+	}{
+		{ // hwloc#712: a KVM guest
+			name: "nodes that cut sockets", machine: adjacent(2, 32, fourEach()...), change: onNodes(350, "0-31,64-95", "32-63,96-127"),
+			cores: 7, onNode: true, memory: 80, packages: true,
+			warning: "the hypervisor gives NUMA node 0 cores of packages 0-1",
+		},
+		{
+			name: "nodes that cut sockets, for every CPU", machine: adjacent(2, 32, fourEach()...),
+			change: func(in *splitInput) { onNodes(350, "0-31,64-95", "32-63,96-127")(in); in.CPUsPerSlot = 16 },
+			cores:  8, onNode: true, memory: 80, packages: true, warning: "cores of packages 0-1",
+		},
+		{
+			name: "nodes that cut sockets unevenly", machine: physical(adjacent(2, 32, fourEach()...)), change: onNodes(350, "0-79", "80-127"),
+			cores: 5, onNode: true, memory: 80, packages: true, warning: "the firmware gives NUMA node 0 cores of packages 0-1",
+		},
+		{
+			name: "three slots for two parts of a node", machine: adjacent(2, 32, 0, 0, 0, 1, 1, 1), change: onNodes(350, "0-31,64-95", "32-63,96-127"),
+			cores: 8, onNode: true, memory: 100, packages: true, warning: "cores of packages 0-1",
+		},
+		{
+			name: "one slot for two parts of a node", machine: adjacent(2, 32, 1), change: onNodes(350, "0-31,64-95", "32-63,96-127"),
+			cores: 31, onNode: true, memory: 300, warning: "cores of packages 0-1",
+		},
+		{
+			name: "four nodes across two sockets", machine: adjacent(2, 32, 0, 0, 1, 1, 2, 2, 3, 3), change: onNodes(175, "0-15,64-79", "16-31,80-95", "32-47,96-111", "48-63,112-127"),
+			cores: 7, onNode: true, memory: 80, packages: true, warning: "cores of packages 0-1",
+		},
+		{
+			name: "siblings on different nodes", machine: adjacent(2, 16, fourEach()...), change: onNodes(64, evenCPUs(0, 64), evenCPUs(1, 64)),
+			cores: 3, mems: "0-1", memory: 14, packages: true,
+			warning: "the hypervisor puts the threads of a core on different NUMA nodes (0-1)",
+		},
+		{
+			name: "second threads on a node of their own", machine: physical(onTwo(16, fourEach()...)), change: onNodes(64, "0-31", "32-63"),
+			cores: 3, mems: "0-1", memory: 14, packages: true,
+			warning: "the firmware puts the threads of a core on different NUMA nodes (0-1)",
+		},
+		{
+			name: "one core between two nodes", machine: adjacent(2, 16, fourEach()...), change: onNodes(64, "0-32", "33-63"),
+			cores: 3, onNode: true, memory: 14, packages: true,
+			warning: "CPUs 32-33 stay with the system: the hypervisor puts the threads of their cores on different NUMA nodes",
+		},
+		{
+			name: "two nodes with the same CPUs", machine: machine{packages: 1, nodesPerPackage: 1, coresPerNode: 16, smt: 1, gpuNodes: fourEach()}, change: onNodes(8, "0-15", "0-15"),
+			cores: 1, mems: "0-1", memory: 1,
+			warning: "the firmware lists CPUs 0-15 in several of NUMA nodes 0-1",
+		},
+		{
+			name: "a node within another", machine: machine{packages: 1, nodesPerPackage: 1, coresPerNode: 16, smt: 1, gpuNodes: fourEach()}, change: onNodes(8, "0-15", "15"),
+			cores: 1, mems: "0-1", memory: 1, warning: "lists CPUs 15 in several of NUMA nodes 0-1",
+		},
+		{
+			name: "nodes that overlap in a chain", machine: onTwo(16, 0, 0, 1, 1, 2, 2, 3, 3), change: onNodes(32, "0-8,32-40", "8-15,40-47", "16-24,48-56", "24-31,56-63"),
+			cores: 3, memory: 14, packages: true, warning: "lists CPUs 8,24,40,56 in several of NUMA nodes 0-3",
+		},
+		{
+			name: "of two overlapping nodes one has no memory", machine: machine{packages: 1, nodesPerPackage: 1, coresPerNode: 16, smt: 1, gpuNodes: fourEach()},
+			change: func(in *splitInput) { onNodes(16, "0-15", "0-15")(in); in.Memory.Nodes[0].MemoryBytes = 0 },
+			cores:  1, mems: "1", memory: 1, warning: "in several of NUMA nodes 0-1",
+		},
+		{
+			name: "two nodes with the same CPUs and the same memory", machine: machine{packages: 1, nodesPerPackage: 1, coresPerNode: 16, smt: 1, gpuNodes: fourEach()},
+			change: func(in *splitInput) { onNodes(16, "0-15", "0-15")(in); in.Memory.TotalBytes /= 2 },
+			cores:  1, mems: "0-1", memory: 1, most: 2, warning: "in several of NUMA nodes 0-1",
+		},
+		{
+			name: "nodes that overlap in CPUs that do not run", machine: onTwo(16, fourEach()...), change: onNodes(64, "0-15,32-47,64", "16-31,48-63,64"),
+			cores: 3, onNode: true, memory: 14, packages: true,
+		},
+		{
+			name: "a GPU's memory that lists CPUs", machine: onTwo(16, fourEach()...),
+			change: func(in *splitInput) {
+				in.Memory.Nodes = append(in.Memory.Nodes, inventory.NUMANode{ID: 5, CPUs: "0-3", MemoryBytes: 96 << 30, GPU: "0000:01:00.0"})
+			},
+			cores: 3, onNode: true, memory: 14, packages: true,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			in := tt.machine.input()
+			tt.change(&in)
+			got := mustSplit(t, in)
+			warnings := strings.Join(got.Warnings, "\n")
+			if !strings.Contains(warnings, tt.warning) || tt.warning == "" && warnings != "" {
+				t.Errorf("warnings are %q, want %q", warnings, tt.warning)
+			}
+			checkNodes(t, in, got, tt.onNode, tt.packages)
+			for i, b := range got.Blocks {
+				if n := b.CPUs.Len() / tt.machine.smt; n != tt.cores {
+					t.Errorf("slot %d has %d cores, want %d", i, n, tt.cores)
+				}
+				if b.MemoryBytes < tt.memory<<30 {
+					t.Errorf("slot %d has %d bytes, want %d GiB", i, b.MemoryBytes, tt.memory)
+				}
+				if tt.most > 0 && b.MemoryBytes > tt.most<<30 {
+					t.Errorf("slot %d has %d bytes, want at most %d GiB", i, b.MemoryBytes, tt.most)
+				}
+				want := tt.mems
+				if tt.onNode {
+					want = cpuset.Of(in.GPUs[i].NUMANode).String()
+				}
+				if want != "" && b.MemoryNodes.String() != want {
+					t.Errorf("slot %d has memory of nodes %s, want %s", i, b.MemoryNodes, want)
+				}
+			}
+			if t.Failed() {
+				t.Log(render(got))
+			}
+		})
+	}
+}
+
+// evenCPUs lists every second of n CPUs.
+func evenCPUs(from, n int) string {
+	var ids []int
+	for id := from; id < n; id += 2 {
+		ids = append(ids, id)
+	}
+	return cpuset.Of(ids...).String()
+}
+
+// checkNodes checks what a split must be on any machine, and that slots are on the nodes of
+// their GPUs and within a package.
+func checkNodes(t *testing.T, in splitInput, got splitResult, onNode, packages bool) {
+	t.Helper()
+	byID := map[int]inventory.LogicalCPU{}
+	for _, c := range in.CPU.List {
+		byID[c.ID] = c
+	}
+	taken := got.ReservedCPUs
+	for i, b := range got.Blocks {
+		if !taken.Disjoint(b.CPUs) || b.CPUs.Len() == 0 || b.CPUs.Len() != got.Blocks[0].CPUs.Len() {
+			t.Errorf("slot %d has CPUs %s", i, b.CPUs)
+		}
+		taken = taken.Union(b.CPUs)
+		on := map[int]bool{}
+		for _, id := range b.CPUs.Ints() {
+			c := byID[id]
+			on[c.Package] = true
+			if onNode && c.NUMANode != in.GPUs[i].NUMANode {
+				t.Errorf("slot %d has CPU %d of node %d", i, id, c.NUMANode)
+			}
+			if !slices.ContainsFunc(c.Siblings, b.CPUs.Contains) || b.CPUs.Intersect(cpuset.Of(c.Siblings...)).Len() != len(c.Siblings) {
+				t.Errorf("slot %d has CPU %d without a sibling", i, id)
+			}
+		}
+		if packages && len(on) != 1 {
+			t.Errorf("slot %d is on packages %v", i, on)
+		}
+	}
+}
+
+// TestSplitAnyNodes deals whole cores to any nodes, across packages: slots are on the nodes of
+// their GPUs, or a warning says that they are not.
+func TestSplitAnyNodes(t *testing.T) {
+	t.Parallel()
+	done := 0
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		nodes := 2 + r.IntN(3)
+		m := machine{packages: 1 + r.IntN(4), nodesPerPackage: 1, coresPerNode: 4 + r.IntN(29), smt: 1 + r.IntN(2), numbering: r.IntN(3)}
+		for range 1 + r.IntN(8) {
+			m.gpuNodes = append(m.gpuNodes, r.IntN(nodes))
+		}
+		in := m.input()
+		lists, part := make([][]int, nodes), 1+r.IntN(8)
+		for _, c := range in.CPU.List {
+			n := c.Core / part % nodes
+			lists[n] = append(lists[n], c.ID)
+		}
+		texts := make([]string, nodes)
+		for n, list := range lists {
+			texts[n] = cpuset.Of(list...).String()
+		}
+		onNodes(64, texts...)(&in)
+		got, err := split(in)
+		if err != nil {
+			continue
+		}
+		done++
+		told := strings.Contains(strings.Join(got.Warnings, "\n"), "than the GPU") || strings.Contains(strings.Join(got.Warnings, "\n"), "has no CPUs for slots")
+		if _, _, cut := cutPackage(physCores(in)); cut {
+			checkNodes(t, in, got, !told, false)
+		}
+		again, _ := split(shuffled(r, in))
+		if render(again) != render(got) {
+			t.Errorf("another order of the input gives another split:\n%s", render(again))
+		}
+		if t.Failed() {
+			t.Fatalf("seed %d:\n%s", seed, render(got))
+		}
+	}
+	if done < 200 {
+		t.Errorf("only %d machines were split", done)
+	}
+}
+
+func physCores(in splitInput) []physCore {
+	var out []physCore
+	for _, c := range in.CPU.List {
+		out = append(out, physCore{cpus: []int{c.ID}, pkg: c.Package, node: c.NUMANode})
+	}
+	return out
+}

@@ -1,0 +1,520 @@
+package runner
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// attacks runs a test as root and as another user, with Landlock and without. The judge's program
+// begins with report.
+func attacks(t *testing.T, submission, judge string, check func(t *testing.T, j *job, code int, result map[string]any), prepare ...func(t *testing.T, j *job)) {
+	t.Helper()
+	text, err := json.Marshal(map[string]any{
+		"lang": "py", "mode": "test", "main": "eval.py", "test_timeout": 20,
+		"sources": map[string]string{"submission.py": submission, "eval.py": report + judge},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, user := range []int{0, 65534} {
+		for _, landlock := range []string{"", "0"} {
+			t.Run(fmt.Sprintf("user=%d,landlock=%s", user, landlock), func(t *testing.T) {
+				t.Parallel()
+				j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text), "KBNODE_TEST_LANDLOCK="+landlock)
+				for _, f := range prepare {
+					f(t, j)
+				}
+				if user != 0 {
+					j.become(t, user)
+				}
+				code, result := j.run(t)
+				check(t, j, code, result)
+				if t.Failed() {
+					t.Logf("exit code %d: %v\n%s", code, result, j.stderr.String())
+				}
+			})
+		}
+	}
+}
+
+// become makes a job another user's.
+func (j *job) become(t *testing.T, user int) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("becomes another user")
+	}
+	if err := exec.CommandContext(t.Context(), "/usr/bin/python3", "-c", "").Run(); err != nil {
+		t.Skip("no python3 that every user may run: ", err)
+	}
+	self := filepath.Join(j.dir, "runner")
+	text, err := os.ReadFile(j.cmd.Path)
+	if err == nil {
+		err = os.WriteFile(self, text, 0o755)
+	}
+	if err == nil {
+		err = os.Chmod(filepath.Dir(j.dir), 0o711)
+	}
+	if err == nil {
+		err = exec.CommandContext(t.Context(), "chown", "-R", fmt.Sprint(user), j.dir).Run()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.cmd.Path, j.cmd.Args[0] = self, self
+	if path := getenvLast(j.cmd.Env, "PATH"); !strings.HasPrefix(path, j.dir) {
+		j.cmd.Env = append(j.cmd.Env, "PATH=/usr/bin:/bin")
+	}
+	j.cmd.Env = append(j.cmd.Env, "HOME="+j.dir)
+	if j.cmd.SysProcAttr == nil {
+		j.cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	j.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
+}
+
+// processesWith returns the processes with this in their command line.
+func processesWith(t *testing.T, text string) (found []string) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if line, err := os.ReadFile(f); err == nil && strings.Contains(string(line), text) {
+			found = append(found, f+" "+strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return found
+}
+
+// TestForkChains has processes that fork and exit, in sessions of their own, so that none lives long
+// enough to be found and killed.
+func TestForkChains(t *testing.T) {
+	t.Parallel()
+	mark := fmt.Sprintf("chain-of-%d", os.Getpid())
+	chains := `
+import ctypes, os, sys, time
+if os.fork() == 0:
+    for n in range(8):
+        if os.fork() == 0: break
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            if os.fork() != 0: os._exit(0)
+            os.setsid()
+        except OSError:
+            pass
+        try:
+            with open("result.json", "w") as f: f.write('{"success": true, "forged": true}')
+        except OSError:
+            pass
+    os._exit(0)
+`
+	attacks(t, "#"+mark+chains, `subprocess.Popen([sys.executable, "-c", """`+chains+`""", "`+mark+`"])
+time.sleep(0.3)
+# How many chains escape a search depends on the processors. None leaves the group that is ended at once.
+leave = "import os\nfor f in (os.setsid, lambda: os.setpgid(0, 0)):\n    try: f()\n    except OSError: pass\nprint(os.getpgid(0))"
+groups = {int(subprocess.run([sys.executable, "-c", leave], capture_output=True, start_new_session=True).stdout)}
+o("groups: %s\n" % (groups == {os.getpgid(0)}))
+o("check: pass\n")
+`, func(t *testing.T, j *job, code int, result map[string]any) {
+		run := at(result, "runs", "test", "run")
+		if code != 0 || result["forged"] != nil || at(run, "passed") != true || at(run, "result", "groups") != "True" {
+			t.Errorf("exit code %d, result %v", code, result)
+		}
+		time.Sleep(100 * time.Millisecond) // what is left would write again
+		if text, err := os.ReadFile(filepath.Join(j.cmd.Dir, "result.json")); err != nil || strings.Contains(string(text), "forged") {
+			t.Errorf("%v: %s", err, text)
+		}
+		if left := processesWith(t, j.dir); left != nil {
+			t.Errorf("left: %v", left)
+		}
+	})
+	if left := processesWith(t, mark); left != nil {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// TestPriority has a program reach for the priority, the processors and the limits of its judge.
+func TestPriority(t *testing.T) {
+	t.Parallel()
+	attacks(t, "", `
+import fcntl, resource, socket
+judge = os.getppid()
+def tries(what, f, want):
+    try:
+        f()
+    except OSError as e:
+        o(what + ": " + ("as it should" if want in (e.errno, "error") else str(e)) + "\n")
+    else:
+        o(what + ": done\n")
+tids = [judge] + [int(t) for t in os.listdir(f"/proc/{judge}/task")]
+before = [os.sched_getaffinity(t) for t in tids], [os.sched_getscheduler(t) for t in tids], [os.getpriority(os.PRIO_PROCESS, t) for t in tids]
+for t in tids:
+    tries("scheduler", lambda: os.sched_setscheduler(t, os.SCHED_IDLE, os.sched_param(0)), 1)
+    tries("nice", lambda: os.setpriority(os.PRIO_PROCESS, t, 19), 1)
+    tries("limit", lambda: resource.prlimit(t, resource.RLIMIT_CPU, (1, 1)), 1)
+    tries("signal", lambda: os.kill(t, 0), 1)
+    tries("signal of a file", lambda: fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, t), 1)
+    tries("signal of a socket", lambda: fcntl.ioctl(socket.socketpair()[0], 0x8901, t.to_bytes(4, "little")), 1)
+    os.sched_setaffinity(t, {0})
+# Not as root, whose processes are all of this machine.
+if os.getuid() != 0: tries("nice of the user", lambda: os.setpriority(os.PRIO_USER, 0, 19), 1)
+else: o("nice of the user: as it should\n")
+tries("nice of the group", lambda: os.setpriority(os.PRIO_PGRP, os.getpgid(judge), os.getpriority(os.PRIO_PROCESS, judge)), 1)
+tries("signal all", lambda: os.kill(-1, 0), 1)
+tries("signal a group", lambda: os.killpg(os.getpgid(0), 0), 1)
+tries("pidfd", lambda: os.pidfd_open(judge), 1)
+after = [os.sched_getaffinity(t) for t in tids], [os.sched_getscheduler(t) for t in tids], [os.getpriority(os.PRIO_PROCESS, t) for t in tids]
+o(f"judge: {'as it was' if before == after else (before, after)}\n")
+# Its own it may change.
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); os.nice(3)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); resource.getrlimit(resource.RLIMIT_NPROC)
+o("check: pass\n")
+`, func(t *testing.T, _ *job, _ int, result map[string]any) {
+		said, _ := at(result, "runs", "test", "run", "result").(map[string]any)
+		for _, what := range []string{"scheduler", "nice", "limit", "nice of the user", "nice of the group", "signal", "signal of a file", "signal of a socket", "signal all", "signal a group", "pidfd"} {
+			if said[what] != "as it should" {
+				t.Errorf("%s: %v", what, said[what])
+			}
+		}
+		if said["judge"] != "as it was" || said["check"] != "pass" {
+			t.Errorf("%v", said)
+		}
+	})
+}
+
+// TestReportsOfOthers has processes that the judge started report that the submission passed.
+func TestReportsOfOthers(t *testing.T) {
+	t.Parallel()
+	for name, judge := range map[string]string{
+		"through proc": `
+code = "import os, sys, time\nwhile True:\n  try: os.write(os.open('/proc/' + sys.argv[1] + '/fd/3', os.O_WRONLY), b'check: pass\\n')\n  except OSError: pass\n  time.sleep(0.001)"
+subprocess.Popen([sys.executable, "-c", code, str(os.getpid())])
+o("check: fail\n"); time.sleep(0.3)
+`,
+		"through an inherited descriptor": `
+o("check: fail\n")
+subprocess.run([sys.executable, "-c", "import os; os.write(3, b'check: pass\\n')"], pass_fds=[3])
+`,
+		"in the judge's name": `
+o("check: fail\n")
+code = """import os, socket, struct, sys
+s = socket.socket(fileno=3)
+try: s.sendmsg([b'check: pass\\n'], [(socket.SOL_SOCKET, 2, struct.pack('iII', int(sys.argv[1]), os.getuid(), os.getgid()))])
+except OSError: pass"""
+subprocess.run([sys.executable, "-c", code, str(os.getpid())], pass_fds=[3])
+`,
+		"after the judge": `
+o("check: fail\n")
+subprocess.Popen([sys.executable, "-c", "import os, time; time.sleep(0.1); os.write(3, b'check: pass\\n')"], pass_fds=[3])
+`,
+		"with an exit code": `o("check: pass\n"); sys.exit(112)`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			attacks(t, "", judge, func(t *testing.T, _ *job, code int, result map[string]any) {
+				if code != 0 || at(result, "runs", "test", "run", "passed") != false {
+					t.Errorf("exit code %d, run %v", code, at(result, "runs", "test", "run"))
+				}
+			})
+		})
+	}
+}
+
+// TestPlantedInterpreter has the pre-run write a python3 ahead of the one that it ran with.
+func TestPlantedInterpreter(t *testing.T) {
+	t.Parallel()
+	attacks(t, `
+import os
+for dir in os.environ["PATH"].split(":")[:2]:
+    try:
+        os.makedirs(dir, exist_ok=True)
+        with open(dir + "/python3", "w") as f: f.write("#!/bin/sh\necho check: pass >&3\n")
+        os.chmod(dir + "/python3", 0o755)
+        with open(os.path.dirname(dir) + "/pyvenv.cfg", "w") as f: f.write("home = /nowhere\n")
+    except OSError:
+        pass
+`, `o("check: fail\n")`, func(t *testing.T, j *job, code int, result map[string]any) {
+		if at(result, "runs", "test", "run", "passed") == true {
+			t.Errorf("exit code %d, run %v", code, at(result, "runs", "test", "run"))
+		}
+		if getenvLast(j.cmd.Env, "KBNODE_TEST_LANDLOCK") == "" && at(result, "runs", "test", "run", "result", "check") != "fail" {
+			t.Errorf("with Landlock, the judge did not run: %v", result)
+		}
+	}, func(t *testing.T, j *job) {
+		j.cmd.Env = append(j.cmd.Env, "PATH="+j.dir+"/early/bin:"+j.dir+"/tools:/usr/bin:/bin")
+		_ = os.Mkdir(filepath.Join(j.dir, "tools"), 0o755)
+	})
+}
+
+// TestDirectoryIsReplaced has the judge's program put another directory, with a result, in the
+// place of the job's, or take away the right to write there.
+func TestDirectoryIsReplaced(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ judge, want string }{
+		"renamed": {`
+here = os.getcwd()
+try:
+    os.rename(here, here + "-old"); os.mkdir(here)
+    with open(here + "/result.json", "w") as f: f.write('{"success": true, "forged": true}')
+except OSError:
+    pass
+o("check: pass\n")`, "true"},
+		"without a right": {`os.chmod(".", 0); o("check: pass\n")`, "true"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			attacks(t, "", c.judge, func(t *testing.T, _ *job, code int, result map[string]any) {
+				if code != 0 || result["forged"] != nil || at(result, "runs", "test", "run", "passed") != true {
+					t.Errorf("exit code %d, result %v", code, result)
+				}
+			})
+		})
+	}
+}
+
+// TestDeepDirectories has programs make trees that are deeper than there may be open files, with
+// directories that no one may read.
+func TestDeepDirectories(t *testing.T) {
+	t.Parallel()
+	deep := `
+import os
+def deep(base):
+    at = os.open(base, os.O_RDONLY)
+    for n in range(400):
+        os.mkdir("d" * 200, dir_fd=at); os.close(os.open("f", os.O_CREAT, dir_fd=at))
+        next = os.open("d" * 200, os.O_RDONLY, dir_fd=at)
+        if n % 100 == 99: os.fchmod(at, 0)
+        os.close(at); at = next
+    os.close(at)
+deep(os.environ["TMPDIR"])
+`
+	attacks(t, deep+`os.mkdir("deep"); deep("deep")`, deep+`
+o("left: %s\n" % os.path.exists("deep"))
+os.mkdir("result.json"); deep("result.json")
+o("check: pass\n")`, func(t *testing.T, j *job, code int, result map[string]any) {
+		run := at(result, "runs", "test", "run")
+		if code != 0 || at(run, "passed") != true || at(run, "result", "left") != "False" {
+			t.Errorf("exit code %d, run %v", code, run)
+		}
+		if left, err := os.ReadDir(filepath.Join(j.dir, "tmp")); err != nil || len(left) > 0 {
+			t.Errorf("left: %v, %v", left, err)
+		}
+	}, func(_ *testing.T, j *job) { j.cmd.Env = append(j.cmd.Env, "KBNODE_TEST_FILES=100") })
+}
+
+// TestTruncation has a judge's program empty a file that it may not write to, on a kernel whose
+// Landlock does not rule that.
+func TestTruncation(t *testing.T) {
+	t.Parallel()
+	if landlockVersion() < landlockRefer {
+		t.Skip("this kernel has no Landlock")
+	}
+	outside := filepath.Join(t.TempDir(), "outside")
+	write(t, outside, "content")
+	j, result := runPy(t, map[string]string{"eval.py": report + `
+outside = os.environ["OUTSIDE"]
+for f in (lambda: os.truncate(outside, 0), lambda: os.open(outside, os.O_RDONLY | os.O_TRUNC), lambda: os.open(outside, os.O_WRONLY | os.O_TRUNC)):
+    try: f(); o("truncated: yes\n")
+    except OSError: pass
+own = os.open("own", os.O_RDWR | os.O_CREAT | os.O_TRUNC); os.ftruncate(own, 8)
+o("own: %d\ncheck: pass\n" % len(open("own").read()))`}, "KBNODE_TEST_LANDLOCK=2", "OUTSIDE="+outside)
+	run := at(result, "runs", "test", "run")
+	if at(run, "passed") != true || at(run, "result", "own") != "8" || at(run, "result", "truncated") != nil {
+		t.Errorf("run %v\n%s", run, j.stderr.String())
+	}
+}
+
+// TestMappedMemory has the pre-run change a file of a tmpfs without changing its times.
+func TestMappedMemory(t *testing.T) {
+	t.Parallel()
+	attacks(t, `
+import mmap
+f = open("helper.py", "r+b")
+m = mmap.mmap(f.fileno(), 0)
+m[0]
+m[12:16] = b"pass"
+`, `
+import helper
+o("check: %s\n" % helper.verdict)`, func(t *testing.T, _ *job, code int, result map[string]any) {
+		message, _ := at(result, "error").(string)
+		if code != 1 || !strings.Contains(message, "a program changed") {
+			t.Errorf("exit code %d, error %q", code, message)
+		}
+	}, func(t *testing.T, j *job) {
+		dir, err := os.MkdirTemp("/dev/shm", "kbnode-test-") //nolint:usetesting // on a tmpfs
+		if err == nil {
+			err = os.Chmod(dir, 0o777)
+		}
+		if err != nil {
+			t.Skip(err)
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		j.cmd.Dir = dir
+		if err := os.WriteFile(filepath.Join(dir, "helper.py"), []byte("verdict = \"fail\"\n"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(filepath.Join(dir, "helper.py"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestNothingOutlivesAProgram has the pre-run leave what is in no directory.
+func TestNothingOutlivesAProgram(t *testing.T) {
+	t.Parallel()
+	leave := `
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+def tries(name, *args):
+    got = getattr(libc, name)(*args)
+    return os.strerror(ctypes.get_errno()) if got == -1 else "done"
+said = [tries("shmget", 4711, 4096, 0o1666), tries("semget", 4711, 1, 0o1666), tries("msgget", 4711, 0o1666), tries("syscall", 248, b"user", b"x", b"y", 1, -4)]
+`
+	if runtime.GOARCH != "amd64" {
+		leave = strings.Replace(leave, "248", "217", 1) // add_key
+	}
+	attacks(t, leave, leave+`
+for i, s in enumerate(said): o("%d: %s\n" % (i, s))
+o("check: pass\n")
+`, func(t *testing.T, _ *job, _ int, result map[string]any) {
+		for i, want := range []string{"Function not implemented", "Function not implemented", "Function not implemented", "Operation not permitted"} {
+			if got := at(result, "runs", "test", "run", "result", strconv.Itoa(i)); got != want {
+				t.Errorf("%d: %v, want %s", i, got, want)
+			}
+		}
+	})
+}
+
+// TestCachesAreNew has the pre-run leave something in each cache that torch, Triton and CUDA read. No
+// word of the judge's text says that it reads one, as with a bare @torch.compile.
+func TestCachesAreNew(t *testing.T) {
+	t.Parallel()
+	caches := `
+import os, tempfile
+base = [os.environ.get(n.replace("-", "_"), "") for n in ("TORCH-EXTEN" "SIONS-DIR", "TRI" "TON-CACHE-DIR", "TORCHIN" "DUCTOR-CACHE-DIR", "CUDA-CACHE-PATH", "XDG-CACHE-HOME")]
+base += [os.path.expanduser(d) for d in ("~/.cache", "~/.tri" "ton/cache", "~/.nv/ComputeCache")] + [tempfile.gettempdir() + "/torchin" "ductor-root"]
+`
+	attacks(t, caches+`
+for d in filter(None, base):
+    os.makedirs(d, exist_ok=True)
+    open(d + "/planted", "w").close()
+`, caches+`
+o("planted: %s\n" % [d for d in base if os.path.exists(d + "/planted")])
+o("check: pass\n")`, func(t *testing.T, _ *job, _ int, result map[string]any) {
+		if got := at(result, "runs", "test", "run", "result", "planted"); got != "[]" {
+			t.Errorf("the judge finds %v", got)
+		}
+	})
+}
+
+// TestTerminalIsOutOfReach has programs write to the terminal that the runner was started on.
+func TestTerminalIsOutOfReach(t *testing.T) {
+	t.Parallel()
+	write := `
+import os, sys, glob
+for path in ["/dev/stdin", "/dev/tty", "/dev/console", "/proc/self/fd/0", "/proc/%d/fd/0" % os.getppid(), os.environ["TERMINAL"]]:
+    try: os.write(os.open(path, os.O_WRONLY), b"forged")
+    except OSError: pass
+`
+	attacks(t, write, write+`
+o("stdin: %s\n" % os.readlink("/proc/self/fd/0"))
+o("check: pass\n")`, func(t *testing.T, j *job, code int, result map[string]any) {
+		if code != 0 || at(result, "runs", "test", "run", "result", "stdin") != "/dev/null" {
+			t.Errorf("exit code %d, run %v", code, at(result, "runs", "test", "run"))
+		}
+		seen := make([]byte, 64)
+		n, _ := unix.Read(j.terminal, seen) // an error means that nothing was written
+		if n > 0 && getenvLast(j.cmd.Env, "KBNODE_TEST_LANDLOCK") == "" {
+			t.Errorf("the terminal shows %q", seen[:n])
+		}
+	}, func(t *testing.T, j *job) {
+		master, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Skip(err)
+		}
+		t.Cleanup(func() { _ = unix.Close(master) })
+		if err := unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0); err != nil {
+			t.Fatal(err)
+		}
+		n, err := unix.IoctlGetInt(master, unix.TIOCGPTN)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := "/dev/pts/" + strconv.Itoa(n)
+		terminal, err := os.OpenFile(name, os.O_RDWR|syscall.O_NOCTTY, 0)
+		if err == nil {
+			err = os.Chmod(name, 0o666)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = terminal.Close() })
+		j.terminal, j.cmd.Stdin = master, terminal
+		j.cmd.Env = append(j.cmd.Env, "TERMINAL="+name)
+		j.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	})
+}
+
+// TestFullDisk has the judge's program take the space of the sources and all that is left.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("mounts a file system")
+	}
+	attacks(t, "", `
+for name in ("submission.py", "eval.py"): os.remove(name)
+full = os.open("full", os.O_WRONLY | os.O_CREAT)
+try:
+    while True: os.write(full, b"x" * 4096)
+except OSError: pass
+try:
+    for n in range(100000): open("f%d" % n, "w").close()
+except OSError: pass
+os._exit(os.write(fd, b"check: pass\n") - 12)`, func(t *testing.T, _ *job, code int, result map[string]any) {
+		if code != 0 || at(result, "runs", "test", "run", "passed") != true {
+			t.Errorf("exit code %d, result %v", code, result)
+		}
+	}, func(t *testing.T, j *job) {
+		if out, err := exec.CommandContext(t.Context(), "mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=1k,mode=777", "tmpfs", j.cmd.Dir).CombinedOutput(); err != nil {
+			t.Skipf("mount: %v\n%s", err, out)
+		}
+		dir := j.cmd.Dir
+		t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	})
+}
+
+// TestReportFlood has a judge's program report as much as it can, in the most expensive characters.
+func TestReportFlood(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{"lines": `"\n"`, "keys": `"a%d:b\n" % n`, "control characters": `"k: " + "\x01" * 1000`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j, result := runPy(t, map[string]string{"eval.py": report + `
+n, size = 0, 0
+while size < 8 << 20:
+    text = "".join(` + text + ` for n in range(n, n + 10000)); n += 10000
+    o(text); size += len(text)
+o("\ncheck: pass\n")`})
+			if at(result, "runs", "test", "run", "passed") != false {
+				t.Error("the run passed")
+			}
+			if info, err := os.Stat(filepath.Join(j.cmd.Dir, "result.json")); err != nil || info.Size() > 5<<20 {
+				t.Errorf("result.json: %v, %v", info, err)
+			}
+		})
+	}
+}

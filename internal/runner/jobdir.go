@@ -1,0 +1,131 @@
+package runner
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/result"
+)
+
+// resultRoom is how many bytes are reserved for result.json, which takes less than 300 KiB unless
+// programs report a lot.
+const resultRoom = 1 << 20
+
+// jobDir is the job's directory, held open: programs may change its mode, rename it and put another
+// one in its place.
+type jobDir struct {
+	root *os.Root
+	file *os.File
+	was  fs.FileInfo
+	// room is a file without a name, so that no program can remove it, and with space, so that the
+	// result can be written when no more is left. It is nil where there are no such files.
+	room *os.File
+}
+
+func openJobDir(path string) (*jobDir, error) {
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return nil, err
+	}
+	d := &jobDir{root: root}
+	if d.file, err = root.Open("."); err == nil {
+		d.was, err = d.file.Stat()
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.close())
+	}
+	fd, err := unix.Openat(int(d.file.Fd()), ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o644)
+	if err == nil {
+		d.room = os.NewFile(uintptr(fd), result.File)
+		_ = unix.Fallocate(fd, 0, 0, resultRoom) // an error means that the space is taken when it is needed
+	}
+	return d, nil
+}
+
+func (d *jobDir) close() error {
+	err := d.root.Close()
+	for _, f := range []*os.File{d.file, d.room} {
+		if f != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}
+	return err
+}
+
+// putBack gives the directory its mode and its place again. Call it when all programs are dead.
+func (d *jobDir) putBack() error {
+	path := d.root.Name()
+	if now, err := d.file.Stat(); err != nil {
+		return fmt.Errorf("look at the job's directory: %w", err)
+	} else if now.Mode() != d.was.Mode() {
+		if err := d.file.Chmod(d.was.Mode()); err != nil {
+			return fmt.Errorf("put back the mode of the job's directory: %w", err)
+		}
+	}
+	if there, err := os.Lstat(path); err == nil && os.SameFile(there, d.was) {
+		return nil
+	}
+	moved, err := os.Readlink(self(d.file))
+	if err == nil {
+		err = removeAll(path)
+	}
+	if err == nil {
+		err = os.Rename(moved, path)
+	}
+	if err != nil {
+		return fmt.Errorf("put back the job's directory, which a program moved away from %s: %w", path, err)
+	}
+	return nil
+}
+
+// self is the name of an open file of this process.
+func self(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
+
+// write writes the result into the directory atomically. It replaces anything that a program left
+// under that name, even a directory or a link.
+func (d *jobDir) write(r *result.Result) error {
+	text, err := r.Encode()
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", result.File, err)
+	}
+	err = d.putBack()
+	tmp := "." + result.File + "." + rand.Text()
+	if err == nil {
+		err = d.fill(tmp, text)
+	}
+	if err == nil {
+		if info, lerr := d.root.Lstat(result.File); lerr == nil && info.IsDir() {
+			err = removeFrom(d.file, result.File)
+		}
+		err = errors.Join(err, d.root.Rename(tmp, result.File))
+	}
+	if err != nil {
+		// A file that now has the name is not the runner's.
+		return errors.Join(fmt.Errorf("write %s: %w", result.File, err), ignoreMissing(d.root.Remove(tmp)),
+			ignoreMissing(d.root.RemoveAll(result.File)), ignoreMissing(os.RemoveAll(d.root.Name()+"/"+result.File)))
+	}
+	return nil
+}
+
+// fill creates a file, in the reserved space if there is some.
+func (d *jobDir) fill(name string, text []byte) error {
+	if d.room != nil {
+		_, err := d.room.WriteAt(text, 0)
+		if err == nil {
+			err = d.room.Truncate(int64(len(text)))
+		}
+		if err == nil {
+			err = unix.Linkat(unix.AT_FDCWD, self(d.room), int(d.file.Fd()), name, unix.AT_SYMLINK_FOLLOW)
+		}
+		if err == nil {
+			return nil
+		}
+	}
+	return writeFile(d.root, name, text, 0o644)
+}

@@ -1,0 +1,204 @@
+package runner
+
+import (
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The offsets of struct seccomp_data (seccomp(2)) that filters read. Arguments are 64 bits wide; on
+// amd64 and arm64 the lower half comes first.
+const (
+	atNumber = 0
+	atArch   = 4
+	atArgs   = 16
+)
+
+// x32 marks calls of amd64's third calling convention, which have numbers of their own.
+const x32 = 0x40000000
+
+// filter builds a seccomp program: a list of instructions that decides on each system call.
+type filter []unix.SockFilter
+
+func (f *filter) add(code uint16, k uint32, jt, jf int) {
+	*f = append(*f, unix.SockFilter{Code: code, Jt: uint8(jt), Jf: uint8(jf), K: k})
+}
+
+func (f *filter) load(offset uint32) { f.add(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS, offset, 0, 0) }
+
+// loadArg loads the lower half of an argument, which is all of an int.
+func (f *filter) loadArg(n uint32) { f.load(atArgs + 8*n) }
+
+// unless skips as many instructions if the loaded value is not k.
+func (f *filter) unless(k uint32, skip int) {
+	f.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, k, 0, skip)
+}
+
+func (f *filter) allow() { f.add(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW, 0, 0) }
+
+// fail makes the call return an error, or 0 without having done anything.
+func (f *filter) fail(errno unix.Errno) {
+	f.add(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ERRNO|uint32(errno), 0, 0)
+}
+
+// on adds what decides about one system call. What decides ends with allow or fail.
+func (f *filter) on(number uint32, decide func(*filter)) {
+	var inner filter
+	decide(&inner)
+	f.unless(number, len(inner))
+	*f = append(*f, inner...)
+}
+
+// oneOf skips the instructions that follow up to skip unless the loaded value is one of ks.
+func (f *filter) oneOf(ks []uint32, skip int) {
+	for i, k := range ks {
+		f.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, k, len(ks)-i, 0)
+	}
+	f.add(unix.BPF_JMP|unix.BPF_JA, uint32(skip), 0, 0)
+}
+
+// programFilter returns the filter for programs that this process judges, which has the given
+// threads. Its user may do to it what a user may do to any process of his: change its priority, stop
+// it, or look into it. And a process that leaves its group by setsid or setpgid outlives the group's
+// end, so these have no effect. landlock is the kernel's version, 0 for none.
+func programFilter(judge []uint32, landlock int) filter {
+	var f filter
+	f.load(atArch)
+	f.unless(auditArch(), 0)
+	f[len(f)-1].Jt, f[len(f)-1].Jf = 1, 0
+	f.fail(unix.ENOSYS)
+	f.load(atNumber)
+	f.add(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, x32, 0, 1)
+	f.fail(unix.ENOSYS)
+
+	denied := func(f *filter) { f.fail(unix.EPERM) }
+	for _, number := range []uint32{
+		// into other processes
+		unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD, unix.SYS_KCMP,
+		unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_MRELEASE, unix.SYS_MIGRATE_PAGES, unix.SYS_MOVE_PAGES,
+		unix.SYS_PIDFD_SEND_SIGNAL, // takes a directory of /proc, too
+		// past this filter
+		unix.SYS_IO_URING_SETUP,
+		// keys outlive a program
+		unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL,
+	} {
+		f.on(number, denied)
+	}
+	// So does System V shared memory. Kernels without it answer in this way.
+	for _, number := range []uint32{unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET} {
+		f.on(number, func(f *filter) { f.fail(unix.ENOSYS) })
+	}
+	// A file's owner gets signals, any signal with F_SETSIG.
+	f.on(unix.SYS_FCNTL, deny(1, unix.F_SETOWN, unix.F_SETOWN_EX))
+	f.on(unix.SYS_IOCTL, deny(1, fioSetOwn, sioSetOwn))
+	if landlock == landlockRefer {
+		f.truncations()
+	}
+	f.on(unix.SYS_SETSID, func(f *filter) { f.fail(0) })
+	f.on(unix.SYS_SETPGID, func(f *filter) { f.fail(0) })
+
+	self := func(errno unix.Errno) func(*filter) {
+		return func(f *filter) {
+			f.loadArg(0)
+			f.unless(0, 1)
+			f.allow()
+			f.fail(errno)
+		}
+	}
+	for _, number := range []uint32{unix.SYS_SCHED_SETSCHEDULER, unix.SYS_SCHED_SETPARAM, unix.SYS_SCHED_SETATTR} {
+		f.on(number, self(unix.EPERM))
+	}
+	// Threads that are made with an affinity are not made if this fails.
+	f.on(unix.SYS_SCHED_SETAFFINITY, self(0))
+	f.on(unix.SYS_PRLIMIT64, func(f *filter) { // its third argument is the new limit
+		f.loadArg(0)
+		f.unless(0, 1)
+		f.allow()
+		f.loadArg(2)
+		f.unless(0, 3)
+		f.load(atArgs + 8*2 + 4)
+		f.unless(0, 1)
+		f.allow()
+		f.fail(unix.EPERM)
+	})
+	// Of the user, that is, of the judge, too.
+	own := func(user uint32) func(*filter) {
+		return func(f *filter) {
+			f.loadArg(0)
+			f.unless(user, 1)
+			f.fail(unix.EPERM)
+			f.loadArg(1)
+			f.unless(0, 1)
+			f.allow()
+			f.fail(unix.EPERM)
+		}
+	}
+	f.on(unix.SYS_SETPRIORITY, own(unix.PRIO_USER))
+	const ioprioUser = 3 // IOPRIO_WHO_USER of linux/ioprio.h
+	f.on(unix.SYS_IOPRIO_SET, own(ioprioUser))
+
+	other := func(f *filter) {
+		f.loadArg(0)
+		f.oneOf(judge, 1)
+		f.fail(unix.EPERM)
+		// A group is more than its members think, since setsid and setpgid have no effect.
+		f.add(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, 1<<31, 1, 0)
+		f.unless(0, 1)
+		f.fail(unix.EPERM)
+		f.allow()
+	}
+	for _, number := range []uint32{unix.SYS_KILL, unix.SYS_TKILL, unix.SYS_TGKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO, unix.SYS_PIDFD_OPEN} {
+		f.on(number, other)
+	}
+	f.allow()
+	return f
+}
+
+// The commands of ioctl that set a file's owner (asm-generic/sockios.h).
+const fioSetOwn, sioSetOwn = 0x8901, 0x8902
+
+// deny refuses a call if an argument is one of these values.
+func deny(arg uint32, values ...uint32) func(*filter) {
+	return func(f *filter) {
+		f.loadArg(arg)
+		f.oneOf(values, 1)
+		f.fail(unix.EPERM)
+		f.allow()
+	}
+}
+
+// truncations refuses what Landlock only rules since its third version: to empty a file that the
+// program did not open for writing.
+func (f *filter) truncations() {
+	f.on(unix.SYS_TRUNCATE, func(f *filter) { f.fail(unix.EPERM) })
+	f.on(unix.SYS_OPENAT2, func(f *filter) { f.fail(unix.ENOSYS) }) // its flags are in memory
+	open := func(flags uint32) func(*filter) {
+		return func(f *filter) {
+			f.loadArg(flags)
+			f.add(unix.BPF_ALU|unix.BPF_AND|unix.BPF_K, unix.O_TRUNC|unix.O_ACCMODE, 0, 0)
+			f.unless(unix.O_TRUNC|unix.O_RDONLY, 1)
+			f.fail(unix.EPERM)
+			f.allow()
+		}
+	}
+	f.on(unix.SYS_OPENAT, open(2))
+	if sysOpen != 0 {
+		f.on(sysOpen, open(1))
+	}
+}
+
+func auditArch() uint32 {
+	if runtime.GOARCH == "arm64" {
+		return unix.AUDIT_ARCH_AARCH64
+	}
+	return unix.AUDIT_ARCH_X86_64
+}
+
+// canFilter reports whether this kernel has seccomp filters. Emulators such as qemu-user do not.
+var canFilter = sync.OnceValue(func() bool {
+	action := uint32(unix.SECCOMP_RET_ERRNO)
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_GET_ACTION_AVAIL, 0, uintptr(unsafe.Pointer(&action))) //nolint:gosec // an argument of the kernel
+	return errno == 0
+})
