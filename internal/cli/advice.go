@@ -1,13 +1,12 @@
 package cli
 
 import (
-	"errors"
-	"fmt"
-	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -20,23 +19,24 @@ var rootVariables = map[string][]string{
 	"doctor":  {"BUILDKITE_API_TOKEN", "BUILDKITE_API_URL"},
 }
 
-// maxLine bounds a command line that is repeated, in bytes of an argument.
-const maxLine = 4096
+// maxWord bounds an argument that is repeated, in bytes.
+const maxWord = 4096
 
-// line returns a command line with its arguments, quoted for a shell.
+// line returns a command line, quoted for a shell. It hides secrets.
 func line(args []string) string {
-	words := []string{"kbnode"}
+	words := []string{program()}
 	i := slices.IndexFunc(args, func(a string) bool { return !strings.HasPrefix(a, "-") })
 	if i >= 0 && slices.Contains(rootCommands, args[i]) {
-		words = []string{"sudo", "kbnode"}
+		words = slices.Insert(words, 0, "sudo")
 		keep := slices.DeleteFunc(slices.Clone(rootVariables[args[i]]), func(name string) bool { return os.Getenv(name) == "" })
 		if len(keep) > 0 {
 			words = slices.Insert(words, 1, "--preserve-env="+strings.Join(keep, ","))
 		}
 	}
+	known := secrets(args)
 	for _, a := range args {
-		if !text.Plain(a) || len(a) > maxLine {
-			a = text.Line(a, maxLine)
+		if a = hide(a, known); !text.Plain(a) || len(a) > maxWord {
+			a = text.Line(a, maxWord)
 		}
 		if a == "" || strings.ContainsAny(a, " $`\"\\*?[]{}()<>|&;#~!'") {
 			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
@@ -46,65 +46,63 @@ func line(args []string) string {
 	return strings.Join(words, " ")
 }
 
+// program returns how to start this kbnode again: sudo finds none that is outside of its PATH.
+func program() string {
+	if name := os.Args[0]; filepath.Base(name) == "kbnode" && strings.ContainsRune(name, filepath.Separator) {
+		return name
+	}
+	return "kbnode"
+}
+
 // again returns what was typed, to type it again as root.
 func (s Streams) again() string { return line(s.typed) }
 
-// rootError is the refusal of a command that needs root.
-type rootError struct{ says string }
+// secretNames are how names of flags and variables end whose value is a secret. A mistyped --token
+// counts, too.
+const secretNames = `(?:^-*|[-_=])(?:tok(?:en?)?|secret|passw(?:or)?d|(?:api|private)[-_]?key)`
 
-func (e *rootError) Error() string { return e.says }
+var (
+	secretName = lazy.Regexp(`(?i)` + secretNames + `$`)
+	// secretValue matches a word with a secret: NAME=VALUE, a token of Buildkite, or the login and
+	// password in the address of a server or a database.
+	secretValue = lazy.Regexp(`(?i)` + secretNames + `\s*=\s*(\S+)|(\bbk[a-z]{2,3}_[^\s'",;]+)|://([^/\s]+)@`)
+)
 
-// advice is the refusal of a command line, with the lines that may be meant.
-type advice struct {
-	error
-	lines [][]string // arguments
+// shortest is the length of the shortest secret, in bytes: a shorter one would garble a message.
+const shortest = 4
+
+// secrets returns what must not be repeated of a command line, because people log and paste it.
+func secrets(args []string) []string {
+	var found []string
+	for i, a := range args {
+		if i > 0 && strings.HasPrefix(args[i-1], "-") && secretName().MatchString(args[i-1]) {
+			found = append(found, a)
+		}
+		for _, groups := range secretValue().FindAllStringSubmatch(a, -1) {
+			found = append(found, groups[1:]...)
+		}
+	}
+	return slices.DeleteFunc(found, func(s string) bool { return len(s) < shortest })
+}
+
+// hide replaces secrets in a text.
+func hide(s string, secrets []string) string {
+	for _, secret := range secrets {
+		s = strings.ReplaceAll(s, secret, "…")
+	}
+	return s
 }
 
 // hints holds the typed words, to repeat them corrected.
-type hints struct {
-	args []string
-	deep int // how many corrections led to these words
-}
+type hints struct{ args []string }
 
-// maxDeep bounds the corrections of one line.
-const maxDeep = 8
-
-// write advises to type one of these lines instead, with everything else in them corrected, too.
+// write advises to type one of these lines instead.
 func (h hints) write(says string, lines ...[]string) error {
 	var shown []string
-	for i := range lines {
-		lines[i] = h.settle(lines[i])
-		shown = append(shown, line(lines[i]))
+	for _, args := range lines {
+		shown = append(shown, line(args))
 	}
-	return usage(&advice{fmt.Errorf("%s; write %s", says, strings.Join(shown, ", or ")), lines})
-}
-
-// settle corrects a line until kbnode takes its words, or does not know what they mean.
-func (h hints) settle(args []string) []string {
-	if h.deep < maxDeep {
-		err := hints{args, h.deep + 1}.refuse()
-		if a, ok := errors.AsType[*advice](err); ok && len(a.lines) == 1 {
-			return a.lines[0]
-		}
-	}
-	return args
-}
-
-// refuse returns what is wrong with the words themselves, and runs nothing.
-func (h hints) refuse() error {
-	root := newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}, h)
-	if err := h.command(root); err != nil {
-		return err
-	}
-	cmd, words, err := root.Find(h.args)
-	if err != nil {
-		return err
-	}
-	cmd.InitDefaultHelpFlag()
-	if err := cmd.ParseFlags(words); err != nil {
-		return cmd.FlagErrorFunc()(cmd, err)
-	}
-	return cmd.ValidateArgs(cmd.Flags().Args())
+	return usagef("%s; write %s", says, strings.Join(shown, ", or "))
 }
 
 // with returns the typed words with word i replaced, or removed if words is empty.

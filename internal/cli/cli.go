@@ -32,6 +32,7 @@ type Streams struct {
 	Out, Err io.Writer
 
 	typed []string // the arguments of the command line
+	root  bool     // the user is root
 }
 
 // exitError ends a command with its own exit code. An empty message means that everything was
@@ -64,6 +65,7 @@ func usagef(format string, args ...any) error { return usage(fmt.Errorf(format, 
 func Main(args []string, s Streams) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	s.root = os.Geteuid() == 0
 	return run(ctx, args, s)
 }
 
@@ -73,7 +75,7 @@ func run(ctx context.Context, args []string, s Streams) int {
 	}
 	out := &answer{to: s.Out}
 	s.Out, s.typed = out, args
-	hint := hints{args: args}
+	hint := hints{args}
 	root := newRoot(s, hint)
 	root.SetArgs(append([]string{}, args...)) // nil would mean this process's own
 	err := hint.command(root)
@@ -86,16 +88,13 @@ func run(ctx context.Context, args []string, s Streams) int {
 	if err == nil {
 		return exitDone
 	}
-	if root, ok := errors.AsType[*rootError](err); ok {
-		err = fmt.Errorf("%w; type %s", root, s.again())
-	}
 	code := exitNo
 	if exit, ok := errors.AsType[*exitError](err); ok {
 		code = exit.code
 	} else if input, ok := errors.AsType[*config.InputError](err); ok && input != nil || isUsage(err) {
 		code = exitUsage
 	}
-	if msg := err.Error(); msg != "" {
+	if msg := hide(err.Error(), secrets(args)); msg != "" {
 		for line := range strings.Lines(msg) {
 			printf(s.Err, "kbnode: %s\n", strings.TrimRight(line, "\n"))
 		}
@@ -152,6 +151,9 @@ func newRoot(s Streams, hint hints) *cobra.Command {
 	addGroup(root, "In jobs", newRunner(s), newPayload(s))
 	addGroup(root, plumbing, newReconcile(s), newDaemon(s), newVersion(s))
 	root.AddCommand(newAgentExec(s), newGuard(s), newDisk(s), newHook(s), newProbe(s))
+	for _, cmd := range root.Commands() {
+		cmd.SuggestFor = synonyms[cmd.Name()]
+	}
 	root.SetHelpCommandGroupID(plumbing)
 	root.SetCompletionCommandGroupID(plumbing)
 	root.InitDefaultHelpCmd()

@@ -59,6 +59,9 @@ unfit.`,
 			if yes && !fix {
 				return usagef("--yes needs --fix")
 			}
+			if err := checkNew("--bundle", bundle); err != nil {
+				return err
+			}
 			if accepts {
 				return accept(cmd.Context(), s, asJSON)
 			}

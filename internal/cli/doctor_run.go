@@ -24,7 +24,7 @@ func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	if err := toRead("doctor"); err != nil {
+	if err := d.s.toRead("doctor"); err != nil {
 		return nil, err
 	}
 	report, m, err := here(d.s).Doctor(ctx, d.o, buildkiteAPI())

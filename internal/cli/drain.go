@@ -69,7 +69,10 @@ func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	if err := checkReason(f.reason); err != nil {
 		return err
 	}
-	if f.timeout != 0 && !f.wait {
+	switch {
+	case f.timeout < 0:
+		return usagef("--timeout cannot be negative; write how long to wait, such as 30m")
+	case f.timeout != 0 && !f.wait:
 		return usagef("--timeout limits --wait; add --wait")
 	}
 	if err := node.CheckSlots(f.all, args); err != nil {

@@ -26,6 +26,9 @@ func newEvents(s Streams) *cobra.Command {
 node keeps about ten thousand events.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if since < 0 {
+				return usagef("--since cannot be negative; write how long ago, such as 2h")
+			}
 			from := time.Time{}
 			if since > 0 {
 				from = time.Now().Add(-since)

@@ -19,7 +19,7 @@ import (
 var synonyms = map[string][]string{
 	"install": {"setup", "init"}, "uninstall": {"remove", "delete", "purge"}, "reconcile": {"apply", "sync"},
 	"drain": {"cordon", "pause", "disable", "stop"}, "resume": {"uncordon", "unpause", "enable", "start"},
-	"status": {"ps", "ls", "list"}, "doctor": {"check", "diagnose"}, "logs": {"log", "journal"}, "events": {"history"}, "version": {"ver"},
+	"status": {"ps", "ls", "list"}, "doctor": {"check", "diagnose"}, "logs": {"journal"}, "events": {"history"},
 }
 
 // strayFlags names, by command, the flag that a word without one means.
@@ -59,8 +59,8 @@ func (h hints) command(root *cobra.Command) error {
 			return nil
 		}
 		var lines [][]string
-		for _, c := range nearCommands(subs, word) {
-			lines = append(lines, h.with(i, c.Name()))
+		for _, name := range nearCommands(at, word) {
+			lines = append(lines, h.with(i, name))
 		}
 		says := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), at.CommandPath())
 		switch {
@@ -80,37 +80,26 @@ func (h hints) command(root *cobra.Command) error {
 	return nil
 }
 
-// nearCommands returns the commands nearest to a mistyped word. It returns all that are equally
-// near: kbnode must not choose between install and uninstall.
-func nearCommands(all []*cobra.Command, word string) []*cobra.Command {
-	var near []*cobra.Command
-	best := farthest(word) + 1
-	for _, c := range all {
-		if c.Hidden || !c.IsAvailableCommand() {
-			continue
-		}
-		d := len(word) + 128
-		for _, name := range append([]string{c.Name()}, c.Aliases...) {
-			d = min(d, text.Edits(name, word))
-			if len(word) > 2 && strings.HasPrefix(name, word) {
-				d = min(d, 1)
-			}
-		}
-		if slices.Contains(synonyms[c.Name()], word) {
-			d = 0
-		}
-		switch {
-		case d < best:
-			near, best = []*cobra.Command{c}, d
-		case d == best && len(near) > 0:
-			near = append(near, c)
+// nearCommands returns all commands that a mistyped word may mean: kbnode must not choose between
+// install and uninstall.
+func nearCommands(at *cobra.Command, word string) []string {
+	at.SuggestionsMinimumDistance = farthest(word)
+	near := at.SuggestionsFor(word)
+	for _, c := range at.Commands() { // cobra compares no aliases
+		if slices.ContainsFunc(c.Aliases, func(alias string) bool { return text.Edits(alias, word) <= farthest(word) }) {
+			near = append(near, c.Name())
 		}
 	}
-	return near
+	return slices.Compact(near)
 }
 
 // farthest returns the largest distance of a typo from what was meant.
-func farthest(word string) int { return max(1, len(word)/3) }
+func farthest(word string) int {
+	if len(word) < 5 {
+		return 1
+	}
+	return 2
+}
 
 // flag explains an error in the flags, with the corrected line if there is one.
 func (h hints) flag(cmd *cobra.Command, err error) error {
@@ -119,9 +108,9 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 		name := unknown.GetSpecifiedName()
 		i := h.find("--"+name, "")
 		switch {
-		case name == "token" && cmd.Flags().Lookup("token-file") != nil:
+		case secretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil:
 			// Do not repeat what followed: it may be the token.
-			return usagef("unknown flag: --token; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", help)
+			return usagef("unknown flag: --%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", text.Line(name, 60), help)
 		case i < 0:
 		default:
 			if near := nearFlag(cmd, name); near != "" {

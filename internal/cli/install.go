@@ -75,7 +75,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	if err := needRoot("install"); err != nil {
+	if err := s.needRoot("install"); err != nil {
 		if !f.dryRun {
 			return err
 		}
@@ -125,7 +125,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if exe, err := os.Executable(); err != nil {
 		return fmt.Errorf("find kbnode's own path: %w", err)
 	} else if err := node.UsableBinary(exe); err != nil && !f.dryRun {
-		return fmt.Errorf("%w: %s", err, s.again())
+		return fmt.Errorf("%w, then %s", err, strings.Replace(s.again(), program(), "kbnode", 1))
 	}
 	token, err := node.FindToken("/", os.Getenv, f.tokenFile, f.adopt)
 	if err != nil {

@@ -26,7 +26,7 @@ as gpu3 or 3. Without SLOT, show those of all slots, and of kbnode's own service
 			if err := node.CheckSlots(len(args) == 0, args); err != nil {
 				return err
 			}
-			if err := toRead("logs"); err != nil {
+			if err := s.toRead("logs"); err != nil {
 				return err
 			}
 			units, err := logUnits(slots(plan.UnitDir, plan.SlotName), args)

@@ -82,6 +82,9 @@ func showPlan(s Streams, p *plan.Plan, changes []reconcile.Change, asJSON, detai
 }
 
 func makePlan(ctx context.Context, s Streams, root, file string, w *wishes) (*plan.Plan, []reconcile.Change, error) {
+	if _, err := w.config(); err != nil {
+		return nil, nil, err
+	}
 	dir, closeRoot, err := inventory.Open(root)
 	if err != nil {
 		return nil, nil, err

@@ -34,7 +34,7 @@ Exit code 1 also means that no slot could be tried.`,
 			if i := slices.IndexFunc(slots, func(k int) bool { return k < 0 }); i >= 0 {
 				return usagef("--slot %d: slots are numbered from 0", slots[i])
 			}
-			if err := toRead("selftest"); err != nil {
+			if err := s.toRead("selftest"); err != nil {
 				return err
 			}
 			out, err := here(s).Selftest(cmd.Context(), slots)

@@ -79,6 +79,9 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	if err != nil {
 		return err
 	}
+	if err := checkFolder("--result", f.resultFile); err != nil {
+		return err
+	}
 	j, err := req.Job()
 	if err != nil {
 		return usage(err)
@@ -126,7 +129,7 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) {
 	var errs []error
 	if len(args) > 0 && f.eval == "" {
-		errs = append(errs, errors.New("a submission needs its problem; write --eval DIR"))
+		errs = append(errs, errors.New("a submission needs --eval DIR"))
 	} else if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
 		errs = append(errs, errors.New("say what to evaluate: one of --eval DIR, --payload FILE and --hello"))
 	}
