@@ -38,12 +38,17 @@ func line(args []string) string {
 		if a = hide(a, known); !text.Plain(a) || len(a) > maxWord {
 			a = text.Line(a, maxWord)
 		}
-		if a == "" || strings.ContainsAny(a, " $`\"\\*?[]{}()<>|&;#~!'") {
-			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
-		}
-		words = append(words, a)
+		words = append(words, quoted(a))
 	}
 	return strings.Join(words, " ")
+}
+
+// quoted returns a word as a shell reads it.
+func quoted(word string) string {
+	if word == "" || strings.ContainsAny(word, " $`\"\\*?[]{}()<>|&;#~!'") {
+		return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	}
+	return word
 }
 
 // program returns how to start this kbnode again: sudo finds none that is outside of its PATH.

@@ -52,8 +52,9 @@ func (l *list) draw(width int) string {
 	if l.wraps != "" {
 		at = slices.Index(l.header, l.wraps)
 	}
+	word := l.longestWord(at)
 	for _, title := range l.spare {
-		if width == 0 || wide-room[at]+min(room[at], roomy) <= width {
+		if width == 0 || wide-room[at]+min(room[at], max(roomy, word)) <= width {
 			break
 		}
 		hidden[slices.Index(l.header, title)] = true
@@ -79,19 +80,29 @@ func (l *list) draw(width int) string {
 			}
 		}
 		t.SetColumnConfigs([]table.ColumnConfig{{
-			Number: n, WidthMax: max(width-(wide-room[at]), roomy/2), WidthMaxEnforcer: wrapCell,
+			Number: n, WidthMax: max(width-(wide-room[at]), roomy/2, word), WidthMaxEnforcer: wrapCell,
 		}})
 	}
 	return t.Render()
 }
 
-// wrapCell breaks a cell between words, and breaks words that are longer than a line.
+// longestWord returns the width of the longest word in a column's cells, such as a UUID or a URL,
+// which nobody could copy if it were broken.
+func (l *list) longestWord(column int) int {
+	most := 0
+	for _, row := range l.rows {
+		for word := range strings.FieldsSeq(row[column]) {
+			most = max(most, text.StringWidthWithoutEscSequences(word))
+		}
+	}
+	return most
+}
+
+// wrapCell breaks a cell between words.
 func wrapCell(s string, width int) string {
 	var lines []string
 	for line := range strings.SplitSeq(s, "\n") {
-		for part := range strings.SplitSeq(fold(line, "", width, 0), "\n") {
-			lines = append(lines, text.WrapHard(part, width))
-		}
+		lines = append(lines, fold(line, "", width, 0))
 	}
 	return strings.Join(lines, "\n")
 }

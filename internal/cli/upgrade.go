@@ -24,7 +24,7 @@ func newUpgrade(s Streams) *cobra.Command {
 	var f upgradeFlags
 	cmd := &cobra.Command{
 		Use:   "upgrade --agent-version VERSION",
-		Short: "Change the slots' buildkite-agent to another version, slot by slot",
+		Short: "Change buildkite-agent to another version, slot by slot",
 		Long: `Change the slots' buildkite-agent to another version, newer or older.
 
 One idle slot runs it first. When that agent has registered with Buildkite, the other
