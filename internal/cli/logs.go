@@ -33,7 +33,15 @@ as gpu3 or 3. Without SLOT, show those of all slots, and of kbnode's own service
 			if err != nil {
 				return err
 			}
-			return agent.Log(cmd.Context(), units, follow, func(line string) { printf(s.Out, "%s\n", line) })
+			some := false
+			err = agent.Log(cmd.Context(), units, follow, func(line string) {
+				some = true
+				printf(s.Out, "%s\n", line)
+			})
+			if err == nil && !some && !follow {
+				s.progress("the journal has no line of these units: %s", strings.Join(units, ", "))
+			}
+			return err
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "show new lines as they come, until interrupted")
