@@ -131,9 +131,12 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 
 func newRoot(s Streams, hint hints) *cobra.Command {
 	root := &cobra.Command{
-		Use:           "kbnode",
-		Short:         "Turn a GPU server into isolated Buildkite agents, one per GPU",
-		Long:          "kbnode turns a GPU server into isolated Buildkite agents, one per GPU.",
+		Use:   "kbnode",
+		Short: "Turn a GPU server into isolated Buildkite agents, one per GPU",
+		Long:  "kbnode turns a GPU server into isolated Buildkite agents, one per GPU.",
+		Example: `  sudo kbnode install --queue b200     set up the node, or update it
+  sudo kbnode status                   show what runs on it
+  sudo kbnode uninstall                remove kbnode and restore the machine`, // for the manual page
 		Version:       readVersion().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
