@@ -64,8 +64,11 @@ func (f *installFlags) check() error {
 		return err
 	}
 	if f.tokenFile != "" {
-		if _, err := agent.ReadToken(f.tokenFile); err != nil && !errors.Is(err, fs.ErrPermission) {
+		switch _, err := agent.ReadToken(f.tokenFile); {
+		case errors.Is(err, fs.ErrNotExist):
 			return usagef("--token-file: %w; write the token from Buildkite (Agents, Agent Tokens) to a file, and name it", err)
+		case err != nil && !errors.Is(err, fs.ErrPermission):
+			return err
 		}
 	}
 	return checkFile("--agent-binary", f.agentBinary)
