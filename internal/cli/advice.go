@@ -22,7 +22,10 @@ var rootVariables = map[string][]string{
 // maxWord bounds an argument that is repeated, in bytes.
 const maxWord = 4096
 
-// line returns a command line, quoted for a shell. It hides secrets.
+// unbroken is a blank at which printf breaks no line: a command that is cut in two cannot be pasted.
+const unbroken = "\u00a0"
+
+// line returns a command line for printf, quoted for a shell. It hides secrets.
 func line(args []string) string {
 	words := []string{program()}
 	i := slices.IndexFunc(args, func(a string) bool { return !strings.HasPrefix(a, "-") })
@@ -40,7 +43,7 @@ func line(args []string) string {
 		}
 		words = append(words, quoted(a))
 	}
-	return strings.Join(words, " ")
+	return strings.ReplaceAll(strings.Join(words, " "), " ", unbroken)
 }
 
 // quoted returns a word as a shell reads it.

@@ -83,6 +83,11 @@ func TestAdviceForRoot(t *testing.T) {
 			t.Errorf("exit code %d, %q; want %q", got.code, got.err, want)
 		}
 	}
+	t.Setenv("LANG", "C")
+	const pasted = "sudo kbnode drain gpu3 --reason 'a new fan, and a longer one' --wait --timeout 30m"
+	if screen := onTerminal(t, 60, "drain", "gpu3", "--reason", "a new fan, and a longer one", "--wait", "--timeout", "30m"); !strings.HasSuffix(screen, "\n  "+pasted+"\n") {
+		t.Errorf("the command is cut: %s", screen)
+	}
 	t.Setenv("BUILDKITE_AGENT_TOKEN", "bkct_secret")
 	t.Setenv("GPU_TYPE", "b200")
 	want := "type sudo --preserve-env=BUILDKITE_AGENT_TOKEN,GPU_TYPE kbnode install\n"

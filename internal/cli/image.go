@@ -161,7 +161,7 @@ func newImageList(s Streams) *cobra.Command {
 		Short: "Show the images that kbnode keeps, and those that it refuses",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := s.needRoot("image list"); err != nil {
+			if err := s.toRead("image list"); err != nil {
 				return err
 			}
 			u, closeUpdater, err := node.Images()
