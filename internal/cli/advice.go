@@ -65,15 +65,15 @@ func program() string {
 // again returns what was typed, to type it again as root.
 func (s Streams) again() string { return line(s.typed) }
 
-// secretNames are how names of flags and variables end whose value is a secret. A mistyped --token
+// hiddenNames are how names of flags and variables end whose value is a secret. A mistyped --token
 // counts, too.
-const secretNames = `(?:^-*|[-_=])(?:tok(?:en?)?|secret|passw(?:or)?d|(?:api|private)[-_]?key)`
+const hiddenNames = `(?:^-*|[-_=])(?:tok(?:en?)?|secret|passw(?:or)?d|(?:api|private)[-_]?key)`
 
 var (
-	secretName = lazy.Regexp(`(?i)` + secretNames + `$`)
+	secretName = lazy.Regexp(`(?i)` + hiddenNames + `$`)
 	// secretValue matches a word with a secret: NAME=VALUE, a token of Buildkite, or the login and
 	// password in the address of a server or a database.
-	secretValue = lazy.Regexp(`(?i)` + secretNames + `\s*=\s*(\S+)|(\bbk[a-z]{2,3}_[^\s'",;]+)|://([^/\s]+)@`)
+	secretValue = lazy.Regexp(`(?i)` + hiddenNames + `\s*=\s*(\S+)|(\bbk[a-z]{2,3}_[^\s'",;]+)|://([^/\s]+)@`)
 )
 
 // shortest is the length of the shortest secret, in bytes: a shorter one would garble a message.

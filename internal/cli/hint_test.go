@@ -96,7 +96,7 @@ func TestAdviceForRoot(t *testing.T) {
 	}
 }
 
-// TestUsageBeforeMachine checks that a wrong command line is refused as such, whoever types it
+// TestUsageBeforeMachine checks that a wrong command line is refused as such, also without root,
 // and wherever.
 func TestUsageBeforeMachine(t *testing.T) {
 	t.Parallel()

@@ -80,14 +80,14 @@ func (l *list) draw(width int) string {
 			}
 		}
 		t.SetColumnConfigs([]table.ColumnConfig{{
-			Number: n, WidthMax: max(width-(wide-room[at]), roomy/2, word), WidthMaxEnforcer: wrapCell,
+			Number: n, WidthMax: max(width-(wide-room[at]), roomy/2), WidthMaxEnforcer: wrapCell,
 		}})
 	}
 	return t.Render()
 }
 
 // longestWord returns the width of the longest word in a column's cells, such as a UUID or a URL,
-// which nobody could copy if it were broken.
+// which no one could copy if it were broken.
 func (l *list) longestWord(column int) int {
 	most := 0
 	for _, row := range l.rows {

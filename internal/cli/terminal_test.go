@@ -271,8 +271,8 @@ func TestHelpFitsAScreen(t *testing.T) {
 		t.Errorf("%d lines", n)
 	}
 	at := 0
-	for _, title := range []string{"\nSet up:\n", "\nOperate:\n", "\nCompetition:\n", "\nIn jobs:\n", "\nPlumbing:\n"} {
-		i := strings.Index(help[at:], title)
+	for _, title := range []string{"Set up", "Operate", "Competition", "In jobs", plumbing} {
+		i := strings.Index(help[at:], "\n"+title+":\n")
 		if i < 0 {
 			t.Fatalf("%q is not where it belongs in:\n%s", title, help)
 		}
