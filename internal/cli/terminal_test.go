@@ -255,7 +255,7 @@ func TestList(t *testing.T) {
 		l.spare = []string{"Model"}
 		l.row("gpu3", "NVIDIA B200", "see "+word+" there")
 		long := "SLOT  PROBLEM\ngpu3  see\n      " + word + "\n      there\n"
-		for _, width := range []int{36, len(word) + 6} {
+		for _, width := range []int{len(word), len(word) + 6} {
 			if diff := cmp.Diff(long, l.draw(width)+"\n"); diff != "" {
 				t.Errorf("%d columns: %s", width, diff)
 			}
