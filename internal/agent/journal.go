@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"bufio"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"slices"
@@ -23,6 +25,45 @@ func Journal(ctx context.Context, unit string, lines int) ([]string, error) {
 		return nil, fmt.Errorf("read journal of %s: %w", unit, err)
 	}
 	return journalLines(string(out)), nil
+}
+
+// logLines is how many lines Log shows of what was logged before.
+const logLines = "200"
+
+// Log calls show with the last lines that units logged, oldest first, and with follow also with
+// new ones, until ctx ends. A slice's lines are those of everything in it.
+func Log(ctx context.Context, units []string, follow bool, show func(line string)) error {
+	args := []string{"--lines", logLines, "--output", "short-iso", "--no-pager", "--quiet"}
+	if follow {
+		args = append(args, "--follow")
+	}
+	for _, unit := range units {
+		args = append(args, "--unit", unit)
+	}
+	cmd := exec.CommandContext(ctx, "journalctl", args...)
+	var says strings.Builder
+	cmd.Stderr = &says
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return fmt.Errorf("read journal: %w", err)
+	}
+	lines := bufio.NewReader(out)
+	for err == nil {
+		var line []byte
+		if line, err = lines.ReadSlice('\n'); len(line) > 0 {
+			show(text.Line(string(line), maxLine))
+		}
+		for errors.Is(err, bufio.ErrBufferFull) { // the rest of a line that is longer than any that is shown
+			_, err = lines.ReadSlice('\n')
+		}
+	}
+	if err = cmd.Wait(); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("read journal: %w: %s", err, text.Line(says.String(), maxLine))
+	}
+	return nil
 }
 
 // maxLine bounds a line of a log that is shown, in bytes.

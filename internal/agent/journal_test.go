@@ -1,6 +1,13 @@
 package agent
 
-import "testing"
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
 
 func TestLastWords(t *testing.T) {
 	t.Parallel()
@@ -17,5 +24,34 @@ func TestLastWords(t *testing.T) {
 		if got := LastWords(tt.lines); got != tt.want {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}
+	}
+}
+
+// TestLog checks what journalctl is asked for, and that nothing that a job logs controls a terminal.
+func TestLog(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir+":/usr/bin:/bin")
+	journal := func(script string) {
+		if err := os.WriteFile(filepath.Join(dir, "journalctl"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(follow bool) (lines []string, err error) {
+		err = Log(t.Context(), []string{"a.service", "b.slice"}, follow, func(line string) { lines = append(lines, line) })
+		return lines, err
+	}
+	journal(`echo "$@"; printf '\033[2Jx\n'; head -c 100000 /dev/zero | tr '\0' y; echo; printf last`)
+	lines, err := read(true)
+	want := []string{"--lines 200 --output short-iso --no-pager --quiet --follow --unit a.service --unit b.slice", `\x1b[2Jx`, strings.Repeat("y", maxLine-1) + "…", "last"}
+	if err != nil || !strings.Contains(lines[1], "x") || strings.Contains(lines[1], "\x1b") {
+		t.Errorf("%v, %q", err, lines)
+	}
+	want[1] = lines[1]
+	if diff := cmp.Diff(want, lines); diff != "" {
+		t.Error(diff)
+	}
+	journal("echo 'no journal files' >&2; exit 1")
+	if lines, err := read(false); err == nil || !strings.Contains(err.Error(), "no journal files") || len(lines) > 0 {
+		t.Errorf("%q, %v", lines, err)
 	}
 }

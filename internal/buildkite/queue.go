@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -38,6 +39,15 @@ type Queue struct {
 	Name    string       `json:"queue"`
 	Agents  []QueueAgent `json:"agents"` // by node, GPU and name
 	Waiting Waiting      `json:"waiting"`
+	// Lacking are the nodes with fewer agents than slots in this queue.
+	Lacking []QueueNode `json:"lacking,omitempty"`
+}
+
+// QueueNode is a node, as its agents' tags describe it.
+type QueueNode struct {
+	Node   string `json:"node"`
+	Agents int    `json:"agents"` // connected
+	Slots  int    `json:"slots"`  // of the node in this queue, by the tag slots
 }
 
 // Waiting are the jobs that no agent has taken yet.
@@ -118,12 +128,35 @@ func Queues(agents []Agent, builds []Build) []Queue {
 		slices.SortFunc(q.Agents, func(a, b QueueAgent) int {
 			return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.index(), b.index()), cmp.Compare(a.Name, b.Name))
 		})
+		q.Lacking = lacking(there[q.Name])
 		slices.Sort(q.Waiting.Missing)
 		q.Waiting.Missing = q.Waiting.Missing[:min(len(q.Waiting.Missing), maxMissing)]
 		all = append(all, *q)
 	}
 	slices.SortFunc(all, func(a, b Queue) int { return cmp.Compare(a.Name, b.Name) })
 	return all
+}
+
+// lacking returns the nodes with fewer agents than slots, by name. Nodes whose agents do not say
+// how many slots there are, or that are gone as a whole, are not known.
+func lacking(agents []Agent) []QueueNode {
+	nodes := map[string]QueueNode{}
+	for _, a := range agents {
+		n := QueueNode{Node: a.inQueue().Node, Agents: 1}
+		if slots, err := strconv.ParseUint(a.Tag("slots"), 10, 16); err == nil {
+			n.Slots = int(slots)
+		}
+		n.Agents += nodes[n.Node].Agents
+		n.Slots = max(n.Slots, nodes[n.Node].Slots) // they may differ while it changes
+		nodes[n.Node] = n
+	}
+	var short []QueueNode
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		if n := nodes[name]; n.Agents < n.Slots {
+			short = append(short, n)
+		}
+	}
+	return short
 }
 
 // queueLine returns the name of a queue for display. One that cannot be shown as it is gets a

@@ -24,9 +24,9 @@ func TestQueues(t *testing.T) {
 		t.Cleanup(func() { stop(); synctest.Wait() })
 		work := func(ctx context.Context, _ *bktest.Work) { <-ctx.Done() }
 		for _, w := range []bktest.Worker{
-			{Name: "n-gpu1", Tags: []string{"queue=b200", "gpu=b200", "gpu-index=1", "node=n", "gpu-uuid=GPU-1", "gpu-model=NVIDIA-B200", "numa=0", "kbnode=1.2.3"}},
-			{Name: "n-gpu0", Tags: []string{"queue=b200", "gpu=b200", "gpu-index=0", "node=n"}},
-			{Name: "other"},
+			{Name: "n-gpu1", Tags: []string{"queue=b200", "gpu=b200", "gpu-index=1", "node=n", "gpu-uuid=GPU-1", "gpu-model=NVIDIA-B200", "numa=0", "kbnode=1.2.3", "slots=3"}},
+			{Name: "n-gpu0", Tags: []string{"queue=b200", "gpu=b200", "gpu-index=0", "node=n", "slots=2"}},
+			{Name: "other", Tags: []string{"queue=default", "slots=1"}},
 		} {
 			w.Do = work
 			if err := s.Employ(ctx, w); err != nil {
@@ -74,6 +74,7 @@ func TestQueues(t *testing.T) {
 						Job: &QueueJob{ID: job.ID, Name: "evaluate", State: "running", URL: "http://buildkite.test/kbnode/kernelbot/builds/1#" + job.ID, Pipeline: "kernelbot", Build: 1, Started: begin.Add(time.Second / 2)},
 					},
 				},
+				Lacking: []QueueNode{{Node: "n", Agents: 2, Slots: 3}},
 				Waiting: Waiting{Jobs: 3, Oldest: begin.Add(5 * time.Second), Unmatched: 2, Missing: []string{"gpu-index=9", "spin=up"}},
 			},
 			{Name: "default", Agents: []QueueAgent{{Name: "other", State: Idle, Node: "host-other", AgentVersion: "3.76.2"}}},

@@ -27,7 +27,7 @@ type acceptanceOutput struct {
 
 // accept runs the acceptance and prints its report.
 func accept(ctx context.Context, s Streams, asJSON bool) error {
-	if err := needRoot("doctor --acceptance"); err != nil {
+	if err := s.needRoot("doctor --acceptance"); err != nil {
 		return err
 	}
 	n := here(s)

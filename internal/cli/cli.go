@@ -30,6 +30,9 @@ const (
 type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
+
+	typed []string // the arguments of the command line
+	root  bool     // the user is root
 }
 
 // exitError ends a command with its own exit code. An empty message means that everything was
@@ -62,6 +65,7 @@ func usagef(format string, args ...any) error { return usage(fmt.Errorf(format, 
 func Main(args []string, s Streams) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	s.root = os.Geteuid() == 0
 	return run(ctx, args, s)
 }
 
@@ -70,7 +74,7 @@ func run(ctx context.Context, args []string, s Streams) int {
 		s.Out, s.Err = &text.ASCIIWriter{To: s.Out}, &text.ASCIIWriter{To: s.Err}
 	}
 	out := &answer{to: s.Out}
-	s.Out = out
+	s.Out, s.typed = out, args
 	hint := hints{args}
 	root := newRoot(s, hint)
 	root.SetArgs(append([]string{}, args...)) // nil would mean this process's own
@@ -90,7 +94,7 @@ func run(ctx context.Context, args []string, s Streams) int {
 	} else if input, ok := errors.AsType[*config.InputError](err); ok && input != nil || isUsage(err) {
 		code = exitUsage
 	}
-	if msg := err.Error(); msg != "" {
+	if msg := hide(err.Error(), secrets(args)); msg != "" {
 		for line := range strings.Lines(msg) {
 			printf(s.Err, "kbnode: %s\n", strings.TrimRight(line, "\n"))
 		}
@@ -129,12 +133,10 @@ func newRoot(s Streams, hint hints) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kbnode",
 		Short: "Turn a GPU server into isolated Buildkite agents, one per GPU",
-		Long: `kbnode turns a GPU server into isolated Buildkite agents, one per GPU, each
-with an even share of CPUs and memory.
-
-  sudo kbnode install --queue b200     set up the node, or update it
+		Long:  "kbnode turns a GPU server into isolated Buildkite agents, one per GPU.",
+		Example: `  sudo kbnode install --queue b200     set up the node, or update it
   sudo kbnode status                   show what runs on it
-  sudo kbnode uninstall                remove kbnode and restore the machine`,
+  sudo kbnode uninstall                remove kbnode and restore the machine`, // for the manual page
 		Version:       readVersion().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -146,15 +148,20 @@ with an even share of CPUs and memory.
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
 	root.SetFlagErrorFunc(hint.flag)
-	root.AddCommand(
-		newInventory(s), newConfig(s), newPlan(s), newInstall(s), newReconcile(s), newUninstall(s), newStatus(s),
-		newDrain(s), newResume(s), newUpgrade(s), newEvents(s), newDaemon(s),
-		newSelftest(s), newDoctor(s), newImage(s), newRunner(s), newPayload(s), newPipeline(s),
-		newSubmit(s), newE2E(s), newQueue(s), newVersion(s),
-		newAgentExec(s), newGuard(s), newDisk(s), newHook(s), newProbe(s),
-	)
+	addGroup(root, "Set up", newInstall(s), newDoctor(s), newPlan(s), newInventory(s), newConfig(s), newSelftest(s), newUninstall(s))
+	addGroup(root, "Operate", newStatus(s), newDrain(s), newResume(s), newLogs(s), newEvents(s), newImage(s), newUpgrade(s))
+	addGroup(root, "Competition", newSubmit(s), newQueue(s), newE2E(s), newPipeline(s))
+	addGroup(root, "In jobs", newRunner(s), newPayload(s))
+	addGroup(root, plumbing, newReconcile(s), newDaemon(s), newVersion(s))
+	root.AddCommand(newAgentExec(s), newGuard(s), newDisk(s), newHook(s), newProbe(s))
+	for _, cmd := range root.Commands() {
+		cmd.SuggestFor = synonyms[cmd.Name()]
+	}
+	root.SetHelpCommandGroupID(plumbing)
+	root.SetCompletionCommandGroupID(plumbing)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
+	root.SetUsageTemplate(rootUsage + root.UsageTemplate() + "{{end}}")
 	checkArgs(root, hint)
 	complete(root)
 	if width, ok := terminal(s.Out); ok {

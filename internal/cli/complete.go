@@ -24,7 +24,7 @@ var flagValues = map[string]cobra.CompletionFunc{
 
 // argValues complete the arguments of commands.
 var argValues = map[string]cobra.CompletionFunc{
-	"drain": nameValues, "resume": nameValues, "e2e": values(e2e.Parts...),
+	"drain": nameValues, "resume": nameValues, "logs": nameValues, "e2e": values(e2e.Parts...),
 	"submit": fileValues, "encode": fileValues, "decode": fileValues,
 }
 

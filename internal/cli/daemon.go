@@ -34,7 +34,7 @@ ends a job, and you can stop it at any time.`,
 }
 
 func runDaemon(ctx context.Context, s Streams) error {
-	if err := needRoot("daemon"); err != nil {
+	if err := s.needRoot("daemon"); err != nil {
 		return err
 	}
 	fewThreads()

@@ -26,7 +26,7 @@ func newDisk(s Streams) *cobra.Command {
 			}
 			u, err := user.Lookup(pol.User)
 			if err != nil {
-				return fmt.Errorf("look up the slot's user: %w; run kbnode reconcile", err)
+				return fmt.Errorf("look up the slot's user: %w; run sudo kbnode reconcile", err)
 			}
 			d := disk.Disk{Dir: plan.DiskDir(k), Home: plan.WorkDir(k), Bytes: pol.DiskBytes, Log: s.logger()}
 			if d.GID, err = strconv.Atoi(u.Gid); err != nil {

@@ -1,25 +1,23 @@
 package cli
 
 import (
-	"fmt"
 	"io"
 	"strings"
 
 	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/doctor"
-	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 func newDoctor(s Streams) *cobra.Command {
 	var o doctor.Options
 	var asJSON, quiet, verbose, list, fix, yes, accepts bool
-	var bundle, explain string
+	var bundle string
+	var explain []string
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Check whether this machine is fit to be a node, and say what to type if not",
+		Short: "Check whether this machine is fit, and say what to type if not",
 		Long: `Check whether this machine is fit to be a node, and say what to type if not.
 
 Before kbnode install, --preflight says what the machine still lacks, in the order
@@ -45,12 +43,8 @@ unfit.`,
 					return err
 				}
 			}
-			if explain != "" {
-				chapter, err := doctor.Explain(explain)
-				if err == nil {
-					verbatim(s.Out, chapter)
-				}
-				return usage(err)
+			if cmd.Flags().Changed("explain") {
+				return explainChecks(s, explain)
 			}
 			if list {
 				listChecks(s.Out)
@@ -61,6 +55,9 @@ unfit.`,
 			}
 			if yes && !fix {
 				return usagef("--yes needs --fix")
+			}
+			if err := checkNew("--bundle", bundle); err != nil {
+				return err
 			}
 			if accepts {
 				return accept(cmd.Context(), s, asJSON)
@@ -99,16 +96,32 @@ unfit.`,
 	f.StringSliceVar(&o.Skip, "skip", nil, "skip these checks or groups")
 	f.BoolVar(&o.Fast, "fast", false, "start no containers")
 	f.DurationVar(&o.Limit, "timeout", 0, "time limit for all checks together, such as 10m on a slow machine (default: 55s)")
-	f.StringVar(&explain, "explain", "", "explain this check and its fixes, and run nothing")
+	f.StringSliceVar(&explain, "explain", nil, "explain these checks or groups and their fixes, and run nothing")
 	f.BoolVar(&list, "list", false, "list the checks, and run nothing")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	f.BoolVarP(&quiet, "quiet", "q", false, "print only problems, and nothing if there are none")
-	f.BoolVarP(&verbose, "verbose", "v", false, "list every skipped check")
+	f.BoolVarP(&verbose, "verbose", "v", false, "list every check that passed or was skipped")
 	f.BoolVar(&fix, "fix", false, "run the commands that fix something and end no job, after asking")
 	f.BoolVar(&yes, "yes", false, "with --fix: do not ask")
 	f.StringVar(&bundle, "bundle", "", "write a support archive, without secrets, to this file")
 	f.BoolVar(&accepts, "acceptance", false, "run the acceptance list, which a node must pass before it goes live")
 	return cmd
+}
+
+func explainChecks(s Streams, names []string) error {
+	if len(names) == 0 {
+		return usagef("--explain needs the name of a check or a group; kbnode doctor --list shows them")
+	}
+	var chapters []string
+	for _, name := range names {
+		chapter, err := doctor.Explain(name)
+		if err != nil {
+			return usage(err)
+		}
+		chapters = append(chapters, chapter)
+	}
+	verbatim(s.Out, strings.Join(chapters, "\n"))
+	return nil
 }
 
 // oneOf refuses flags that exclude each other.
@@ -131,100 +144,6 @@ func listChecks(w io.Writer) {
 		t.row(c.Group, c.ID, c.About)
 	}
 	t.print()
-}
-
-// verbosity is how much of a report is shown.
-type verbosity int
-
-const (
-	plainly   verbosity = iota
-	quietly             // only what is wrong
-	verbosely           // also each check that was skipped
-)
-
-// printDoctor shows what is OK as a table. Below it is everything that is not, the worst last,
-// because that stays on the screen.
-func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
-	if how != quietly {
-		printChecks(w, r, how == verbosely)
-	}
-	for _, status := range []doctor.Status{doctor.Warn, doctor.Fail} {
-		for _, c := range r.Checks {
-			for _, f := range c.Findings {
-				if f.Status == status {
-					printFinding(w, c, f)
-				}
-			}
-		}
-	}
-	if how == quietly && r.Count(doctor.Warn)+r.Count(doctor.Fail) == 0 {
-		return
-	}
-	verdict := paint(w, pretty.FgGreen, "FIT")
-	if !r.Fit {
-		verdict = paint(w, pretty.FgRed, "NOT FIT")
-	}
-	printf(w, "\n%s: %d failed, %d %s, %d ok, %d skipped.\n", verdict, r.Count(doctor.Fail),
-		r.Count(doctor.Warn), text.Plural(r.Count(doctor.Warn), "warning", "warnings"), r.Count(doctor.OK), r.Count(doctor.Skip))
-}
-
-// printChecks shows each check in its group. Checks that were skipped for the same reason are
-// one line.
-func printChecks(w io.Writer, r *doctor.Report, all bool) {
-	t := newList(w, "Group", "Check", "", "Found")
-	brief := 60
-	if width, ok := terminal(w); ok {
-		brief = max(roomy, min(brief, width-42)) // one line
-	}
-	for _, group := range doctor.Groups {
-		shown := group
-		row := func(check string, status doctor.Status, saw string) {
-			t.row(shown, check, paintStatus(w, status), saw)
-			shown = ""
-		}
-		var reasons []string
-		skipped := map[string][]string{}
-		for _, c := range r.Checks {
-			switch saw := c.Summary(); {
-			case c.Group != group:
-			case c.Status == doctor.Skip && !all:
-				if skipped[saw] == nil {
-					reasons = append(reasons, saw)
-				}
-				skipped[saw] = append(skipped[saw], c.ID)
-			case c.Status > doctor.Skip:
-				first, _, cut := strings.Cut(fold(saw, "", brief-1, 0), "\n")
-				if cut {
-					first += "…" // below it is complete
-				}
-				row(c.ID, c.Status, first)
-			default:
-				row(c.ID, c.Status, saw)
-			}
-		}
-		for _, why := range reasons {
-			name := skipped[why][0]
-			if n := len(skipped[why]); n > 1 {
-				name = fmt.Sprintf("%d checks", n)
-			}
-			row(name, doctor.Skip, why)
-		}
-	}
-	t.print()
-}
-
-func printFinding(w io.Writer, c doctor.Result, f doctor.Finding) {
-	where := ""
-	if len(f.Slots) > 0 {
-		where = fmt.Sprintf("%s %s: ", text.Plural(len(f.Slots), "slot", "slots"), cpuset.Of(f.Slots...))
-	}
-	printf(w, "\n%s  %s: %s%s\n", paintStatus(w, f.Status), c.ID, where, f.Detail)
-	if f.Fix != "" {
-		printCommand(w, "      type  "+f.Fix)
-	}
-	if f.Advice != "" {
-		printf(w, "      do    %s\n", f.Advice)
-	}
 }
 
 func paintStatus(w io.Writer, s doctor.Status) string {

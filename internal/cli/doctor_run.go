@@ -21,15 +21,23 @@ type doctorRun struct {
 }
 
 func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
-	if err := toRead("doctor"); err != nil {
+	if err := d.check(); err != nil {
+		return nil, err
+	}
+	if err := d.s.toRead("doctor"); err != nil {
 		return nil, err
 	}
 	report, m, err := here(d.s).Doctor(ctx, d.o, buildkiteAPI())
 	d.m = m
-	if _, unknown := errors.AsType[*doctor.UnknownError](err); unknown || errors.Is(err, doctor.ErrNothingLeft) {
-		return nil, usage(err)
-	}
 	return report, err
+}
+
+// check returns what is wrong with the options, before anything is asked of the machine.
+func (d *doctorRun) check() error {
+	o := d.o
+	o.Checks = doctor.All()
+	_, err := o.Choose()
+	return usage(err)
 }
 
 // buildkiteAPI returns what the environment says of Buildkite's REST API.
@@ -55,7 +63,7 @@ func (d *doctorRun) fix(ctx context.Context, report *doctor.Report, yes bool) (*
 	for _, m := range repairs {
 		busy, err := d.busy(ctx, m.Slots)
 		if err == nil && len(busy) > 0 {
-			err = fmt.Errorf("skipped: a job runs in %s %s; run kbnode doctor --fix again when it has ended", text.Plural(len(busy), "slot", "slots"), cpuset.Of(busy...))
+			err = fmt.Errorf("skipped: a job runs in %s %s; type %s when it has ended", text.Plural(len(busy), "slot", "slots"), cpuset.Of(busy...), d.s.again())
 		}
 		if err == nil {
 			d.s.progress("running: %s", m.Command)
@@ -77,7 +85,7 @@ func (d *doctorRun) busy(ctx context.Context, slots []int) ([]int, error) {
 		return nil, nil
 	}
 	if d.m.Plan == nil {
-		return nil, errors.New("skipped: without a plan, kbnode cannot tell whether a job runs there; see kbnode doctor --only plan, and leave out --only")
+		return nil, errors.New("skipped: without a plan, kbnode cannot tell whether a job runs there; see sudo kbnode doctor --only plan, and leave out --only")
 	}
 	return here(d.s).Busy(ctx, d.m.Plan, slots)
 }

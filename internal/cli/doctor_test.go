@@ -20,41 +20,54 @@ func TestPrintDoctor(t *testing.T) {
 	one := func(id, group string, f ...doctor.Finding) doctor.Result {
 		return doctor.Result{ID: id, Group: group, Status: f[0].Status, Findings: f}
 	}
+	const uuid = "GPU-6c1d4f0a-93b2-4e57-8a1c-0d5e7f2a3b03"
+	guard := func(slot int, why string) doctor.Finding {
+		return doctor.Finding{Status: doctor.Fail, Slots: []int{slot}, Detail: why, Fix: "kbnode reconcile"}
+	}
 	bad := &doctor.Report{Checks: []doctor.Result{
+		one("config", "node", doctor.Finding{Status: doctor.OK, Detail: "no file"}),
 		one("plan", "node", doctor.Finding{Status: doctor.OK, Detail: "8 slots"}),
-		one("gpu-errors", "gpu", doctor.Finding{Status: doctor.Fail, Slots: []int{3, 4, 5}, Detail: "uncorrectable errors", Advice: "reset them"}, doctor.Finding{Status: doctor.OK, Detail: "none"}),
+		one("gpu-present", "gpu", doctor.Finding{Status: doctor.Fail, Slots: []int{3}, Detail: "GPU " + uuid + " at 0000:82:00.0 is missing", Advice: "reboot"}, doctor.Finding{Status: doctor.OK, Detail: "7 GPUs"}),
 		skip("amd-driver", "gpu", "no AMD GPU"),
 		skip("amd-partitions", "gpu", "no AMD GPU"),
 		skip("nvidia-mig", "gpu", "no MIG"),
-		one("noise-swap", "noise", doctor.Finding{Status: doctor.Warn, Detail: strings.Repeat("swap is on ", 7), Fix: "swapoff -a"}),
+		one("agent-hooks", "agent", guard(0, "no hook"), guard(4, "no hook"), guard(5, "old hook")),
+		one("agent-guard", "agent", guard(5, "no socket")),
+		one("noise-swap", "noise", doctor.Finding{Status: doctor.Warn, Detail: strings.Repeat("swap is on ", 7) + "again", Fix: "swapoff -a && echo 0 >/x"}),
+		one("noise-smt", "noise", doctor.Finding{Status: doctor.OK, Detail: "none"}),
 	}}
-	const below = `
-WARN  noise-swap: swap is on swap is on swap is on swap is on swap is on swap is on swap is on ` + `
-      type  swapoff -a
+	below := `
+WARN  noise-swap: ` + strings.Repeat("swap is on ", 7) + `again
+      type  sudo sh -c 'swapoff -a && echo 0 >/x'
 
-FAIL  gpu-errors: slots 3-5: uncorrectable errors
-      do    reset them
+FAIL  gpu-present: slot 3: GPU ` + uuid + ` at 0000:82:00.0 is missing
+      do    reboot
 
-NOT FIT: 1 failed, 1 warning, 1 ok, 3 skipped.
+FAIL  agent-hooks: slots 0,4: no hook
+FAIL  agent-hooks: slot 5: old hook
+FAIL  agent-guard: slot 5: no socket
+      type  sudo kbnode reconcile
+
+NOT FIT: 3 failed, 1 warning, 3 ok, 3 skipped.
 `
 	const table = `GROUP  CHECK             FOUND
-node   plan        ok    8 slots
-gpu    gpu-errors  FAIL  uncorrectable errors
-       2 checks    skip  no AMD GPU
+node   2 checks    ok
+gpu    2 checks    skip  no AMD GPU
        nvidia-mig  skip  no MIG
-noise  noise-swap  WARN  swap is on swap is on swap is on swap is on swap is on swap…
+noise  noise-smt   ok    none
+`
+	const all = `GROUP  CHECK                 FOUND
+node   config          ok    no file
+       plan            ok    8 slots
+gpu    amd-driver      skip  no AMD GPU
+       amd-partitions  skip  no AMD GPU
+       nvidia-mig      skip  no MIG
+noise  noise-smt       ok    none
 `
 	for _, tt := range []struct {
 		how  verbosity
 		want string
-	}{
-		{plainly, table + below},
-		{quietly, below},
-		{verbosely, strings.NewReplacer(
-			"       2 checks    skip  no AMD GPU\n", "       amd-driver      skip  no AMD GPU\n       amd-partitions  skip  no AMD GPU\n",
-			"CHECK             FOUND", "CHECK                 FOUND", "plan        ok ", "plan            ok ", "gpu-errors  FAIL", "gpu-errors      FAIL", "nvidia-mig  skip", "nvidia-mig      skip", "noise-swap  WARN", "noise-swap      WARN",
-		).Replace(table) + below},
-	} {
+	}{{plainly, table + below}, {quietly, below}, {verbosely, all + below}} {
 		var out strings.Builder
 		printDoctor(&out, bad, tt.how)
 		if diff := cmp.Diff(tt.want, out.String()); diff != "" {
@@ -69,6 +82,23 @@ noise  noise-swap  WARN  swap is on swap is on swap is on swap is on swap is on 
 	printDoctor(&out, &doctor.Report{Fit: true, Checks: bad.Checks[:1]}, plainly)
 	if !strings.HasSuffix(out.String(), "\nFIT: 0 failed, 0 warnings, 1 ok, 0 skipped.\n") {
 		t.Error(out.String())
+	}
+}
+
+func TestAsRoot(t *testing.T) {
+	t.Parallel()
+	for command, want := range map[string]string{
+		"kbnode reconcile":                                      "sudo kbnode reconcile",
+		"apt-get update && apt-get install -y git":              "sudo apt-get update && sudo apt-get install -y git",
+		"sudo dmesg; nvidia-smi":                                "sudo dmesg; sudo nvidia-smi",
+		"sed -i 's/a && b;c/$x/' /etc/x && systemctl restart x": "sudo sed -i 's/a && b;c/$x/' /etc/x && sudo systemctl restart x",
+		"echo 'a' >/etc/x":                                      `sudo sh -c 'echo '\''a'\'' >/etc/x'`,
+		"for g in 1 2; do nvidia-smi -i $g; done":               "sudo sh -c 'for g in 1 2; do nvidia-smi -i $g; done'",
+		"echo 1 | tee /sys/x":                                   "sudo sh -c 'echo 1 | tee /sys/x'",
+	} {
+		if got := asRoot(command); got != want {
+			t.Errorf("%s: %s; want %s", command, got, want)
+		}
 	}
 }
 

@@ -69,8 +69,14 @@ func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	if err := checkReason(f.reason); err != nil {
 		return err
 	}
-	if f.timeout != 0 && !f.wait {
+	switch {
+	case f.timeout < 0:
+		return usagef("--timeout cannot be negative; write how long to wait, such as 30m")
+	case f.timeout != 0 && !f.wait:
 		return usagef("--timeout limits --wait; add --wait")
+	}
+	if err := node.CheckSlots(f.all, args); err != nil {
+		return err
 	}
 	now := time.Now().UTC().Truncate(time.Second)
 	p, host, err := changeDrains(ctx, s, "drain", f.all, args, func(drains []plan.Drain, slot int) []plan.Drain {
@@ -88,6 +94,9 @@ func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
 }
 
 func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
+	if err := node.CheckSlots(f.all, args); err != nil {
+		return err
+	}
 	if f.reset {
 		n, host, err := change(ctx, s, "resume")
 		if err != nil {

@@ -6,13 +6,12 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -27,6 +26,9 @@ func newEvents(s Streams) *cobra.Command {
 node keeps about ten thousand events.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if since < 0 {
+				return usagef("--since cannot be negative; write how long ago, such as 2h")
+			}
 			from := time.Time{}
 			if since > 0 {
 				from = time.Now().Add(-since)
@@ -74,11 +76,11 @@ func eventSlots(names []string) ([]int, error) {
 			all = append(all, -1)
 			continue
 		}
-		k, err := strconv.ParseUint(strings.TrimPrefix(name, "gpu"), 10, 16)
-		if err != nil {
+		k, ok := node.SlotNumber(name)
+		if !ok {
 			return nil, usagef("%.60q is not a slot; write gpu3, or node for events of the node itself", name)
 		}
-		all = append(all, int(k))
+		all = append(all, k)
 	}
 	return all, nil
 }

@@ -15,46 +15,16 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// rootCommands are the commands that only root can complete. Hints write sudo before them.
-var rootCommands = []string{"install", "reconcile", "uninstall", "status", "drain", "resume", "upgrade", "daemon", "selftest", "doctor", "image"}
-
 // synonyms are other tools' words for a command.
 var synonyms = map[string][]string{
 	"install": {"setup", "init"}, "uninstall": {"remove", "delete", "purge"}, "reconcile": {"apply", "sync"},
 	"drain": {"cordon", "pause", "disable", "stop"}, "resume": {"uncordon", "unpause", "enable", "start"},
-	"status": {"ps", "ls", "list"}, "doctor": {"check", "diagnose"}, "events": {"log", "logs", "history"}, "version": {"ver"},
+	"status": {"ps", "ls", "list"}, "doctor": {"check", "diagnose"}, "logs": {"journal"}, "events": {"history"},
 }
 
 // strayFlags names, by command, the flag that a word without one means.
 var strayFlags = map[string]string{
 	"install": "queue", "plan": "queue", "upgrade": "agent-version", "doctor": "only", "selftest": "slot", "events": "slot",
-}
-
-// hints holds the typed words, to repeat them corrected.
-type hints struct{ args []string }
-
-// line returns the command line of cmd with args, quoted for a shell.
-func line(cmd *cobra.Command, args []string) string {
-	words := []string{"kbnode"}
-	for _, a := range args {
-		if a = text.Line(a, 200); a == "" || strings.ContainsAny(a, " $`\"\\*?[]{}()<>|&;#~!'") {
-			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
-		}
-		words = append(words, a)
-	}
-	for top := cmd; top != nil; top = top.Parent() {
-		if slices.Contains(rootCommands, top.Name()) && args[0] != "help" {
-			words = slices.Insert(words, 0, "sudo")
-			break
-		}
-	}
-	return strings.Join(words, " ")
-}
-
-// with returns the typed line with word i replaced, or removed if words is empty.
-func (h hints) with(cmd *cobra.Command, i int, words ...string) string {
-	args := slices.Replace(slices.Clone(h.args), i, i+1, words...)
-	return line(cmd, args)
 }
 
 // command finds an unknown word where a command is expected. Cobra checks the flags first, and
@@ -88,14 +58,14 @@ func (h hints) command(root *cobra.Command) error {
 		if strings.HasPrefix(word, cobra.ShellCompRequestCmd) {
 			return nil
 		}
-		var lines []string
-		for _, c := range nearCommands(subs, word) {
-			lines = append(lines, h.with(c, i, c.Name()))
+		var lines [][]string
+		for _, name := range nearCommands(at, word) {
+			lines = append(lines, h.with(i, name))
 		}
 		says := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), at.CommandPath())
 		switch {
 		case len(lines) > 0:
-			return usagef("%s; write %s", says, strings.Join(lines, ", or "))
+			return h.write(says, lines...)
 		case at == root:
 			return usagef("%s; kbnode --help lists the commands", says)
 		}
@@ -110,52 +80,41 @@ func (h hints) command(root *cobra.Command) error {
 	return nil
 }
 
-// nearCommands returns the commands nearest to a mistyped word. It returns all that are equally
-// near: kbnode must not choose between install and uninstall.
-func nearCommands(all []*cobra.Command, word string) []*cobra.Command {
-	var near []*cobra.Command
-	best := farthest(word) + 1
-	for _, c := range all {
-		if c.Hidden || !c.IsAvailableCommand() {
-			continue
-		}
-		d := len(word) + 128
-		for _, name := range append([]string{c.Name()}, c.Aliases...) {
-			d = min(d, text.Edits(name, word))
-			if len(word) > 2 && strings.HasPrefix(name, word) {
-				d = min(d, 1)
-			}
-		}
-		if slices.Contains(synonyms[c.Name()], word) {
-			d = 0
-		}
-		switch {
-		case d < best:
-			near, best = []*cobra.Command{c}, d
-		case d == best && len(near) > 0:
-			near = append(near, c)
+// nearCommands returns all commands that a mistyped word may mean: kbnode must not choose between
+// install and uninstall.
+func nearCommands(at *cobra.Command, word string) []string {
+	at.SuggestionsMinimumDistance = farthest(word)
+	near := at.SuggestionsFor(word)
+	for _, c := range at.Commands() { // cobra compares no aliases
+		if slices.ContainsFunc(c.Aliases, func(alias string) bool { return text.Edits(alias, word) <= farthest(word) }) {
+			near = append(near, c.Name())
 		}
 	}
-	return near
+	return slices.Compact(near)
 }
 
 // farthest returns the largest distance of a typo from what was meant.
-func farthest(word string) int { return max(1, len(word)/3) }
+func farthest(word string) int {
+	if len(word) < 5 {
+		return 1
+	}
+	return 2
+}
 
 // flag explains an error in the flags, with the corrected line if there is one.
 func (h hints) flag(cmd *cobra.Command, err error) error {
 	help := cmd.CommandPath() + " --help lists the flags"
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		name := unknown.GetSpecifiedName()
-		i := h.find("--" + name)
+		i := h.find("--"+name, "")
 		switch {
-		case name == "token" && cmd.Flags().Lookup("token-file") != nil:
+		case secretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil:
 			// Do not repeat what followed: it may be the token.
-			return usagef("unknown flag: --token; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", help)
+			return usagef("unknown flag: --%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", text.Line(name, 60), help)
 		case i < 0:
 		default:
 			if near := nearFlag(cmd, name); near != "" {
-				return usagef("unknown flag: --%s; write %s", text.Line(name, 60), h.with(cmd, i, strings.Replace(h.args[i], name, near, 1)))
+				return h.write("unknown flag: --"+text.Line(name, 60), h.with(i, strings.Replace(h.args[i], name, near, 1)))
 			}
 		}
 	}
@@ -166,24 +125,19 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 			return usagef("%w; %s", err, help)
 		}
 		says = fmt.Sprintf("--%s: %s", f.Name, says)
-		if i := h.find("--" + f.Name); i >= 0 && better != value {
+		if i := h.find("--"+f.Name, value); i >= 0 && better != value {
 			switch {
 			case f.Value.Type() == "bool":
-				return usagef("%s; write %s", says, h.with(cmd, i, "--"+f.Name))
+				return h.write(says, h.with(i, "--"+f.Name))
 			case strings.Contains(h.args[i], "="):
-				return usagef("%s; write %s", says, h.with(cmd, i, "--"+f.Name+"="+better))
+				return h.write(says, h.with(i, "--"+f.Name+"="+better))
 			case i+1 < len(h.args):
-				return usagef("%s; write %s", says, h.with(cmd, i+1, better))
+				return h.write(says, h.with(i+1, better))
 			}
 		}
 		return usagef("%s; %s", says, help)
 	}
 	return usagef("%w; %s", err, help)
-}
-
-// find returns the index of a flag in the typed words, or -1.
-func (h hints) find(flag string) int {
-	return slices.IndexFunc(h.args, func(a string) bool { return a == flag || strings.HasPrefix(a, flag+"=") })
 }
 
 var (
@@ -239,12 +193,13 @@ func (h hints) stray(cmd *cobra.Command, arg string) error {
 	}
 	says := fmt.Sprintf("%s takes no argument %q", cmd.CommandPath(), text.Line(arg, 60))
 	name := strayFlags[cmd.Name()]
-	if name == "" || cmd.Flags().Changed(name) || strings.Contains(arg, "=") {
-		return usagef("%s; write %s", says, h.with(cmd, i))
+	f := cmd.Flags().Lookup(name)
+	if f == nil || f.Changed && !strings.HasSuffix(f.Value.Type(), "Slice") || strings.Contains(arg, "=") {
+		return h.write(says, h.with(i))
 	}
 	value := arg
-	if f := cmd.Flags().Lookup(name); f != nil && f.Value.Type() == "intSlice" {
+	if f.Value.Type() == "intSlice" {
 		value = cmp.Or(strings.TrimPrefix(arg, "gpu"), arg)
 	}
-	return usagef("%s; write %s", says, h.with(cmd, i, "--"+name, value))
+	return h.write(says, h.with(i, "--"+name, value))
 }

@@ -54,6 +54,7 @@ func TestHints(t *testing.T) {
 		{"events --slot gpux", "write gpu3, or node for"},
 		{"queue $(reboot) b200", "see kbnode queue --help\n"},
 		{"instal '", `write sudo kbnode install ''\'''` + "\n"},
+		{"instal $(reboot)", "write sudo kbnode install '$(reboot)'\n"},
 		{"instal \u202eb", "write sudo kbnode install b\n"},
 	} {
 		got := kbnode(t, strings.Fields(tt.typed)...)
@@ -63,16 +64,107 @@ func TestHints(t *testing.T) {
 	}
 }
 
-// TestHintsHideTokens checks that a token on the command line, which the process list already
-// shows, is not logged too.
-func TestHintsHideTokens(t *testing.T) {
-	t.Parallel()
+// TestAdviceForRoot checks that each command that needs root repeats everything that was typed.
+func TestAdviceForRoot(t *testing.T) {
+	t.Setenv("BUILDKITE_AGENT_TOKEN", "")
+	t.Setenv("GPU_TYPE", "")
+	file := put(t, t.TempDir(), "buildkite-agent", "")
+	quoted := strings.NewReplacer("new fan; it's loud", `'new fan; it'\''s loud'`, "x-{index}", "'x-{index}'")
 	for _, args := range [][]string{
-		{"install", "--token", "bkct_secret"}, {"install", "--token=bkct_secret"}, {"submit", "--token", "bkct_secret"},
+		{"install", "--queue", "b200"}, {"install", "--queue=b200", "--gpus", "0,2"}, {"install", "--queue", "x-{index}"}, {"install", "--queue", "b200", "--agent-binary", file},
+		{"reconcile"}, {"uninstall", "--now", "--dry-run"}, {"status", "--json"}, {"daemon"},
+		{"drain", "gpu3", "--reason", "new fan; it's loud", "--wait"}, {"drain", "--all"}, {"resume", "3", "--mended"}, {"undrain", "gpu3"},
+		{"upgrade", "--agent-version", "3.100.0"}, {"selftest", "--slot", "3", "-v"}, {"logs"}, {"logs", "gpu3", "-f"},
+		{"doctor"}, {"doctor", "--only", "docker,gpu", "-v"}, {"doctor", "--acceptance", "--json"},
+		{"image", "update", "--check"}, {"image", "list"}, {"image", "rollback", "--reason", "slow"}, {"image", "build", "--variant", "cpu"},
 	} {
-		got := kbnode(t, args...)
-		if got.code != exitUsage || strings.Contains(got.err, "secret") || !strings.Contains(got.err, "write --token-file FILE") {
-			t.Errorf("kbnode %q: exit code %d, %q", args, got.code, got.err)
+		want := "must run as root; type sudo kbnode " + quoted.Replace(strings.Join(args, " ")) + "\n"
+		if got := kbnode(t, args...); got.code != exitNo || got.out != "" || !strings.HasSuffix(got.err, want) {
+			t.Errorf("exit code %d, %q; want %q", got.code, got.err, want)
+		}
+	}
+	t.Setenv("LANG", "C")
+	const pasted = "sudo kbnode drain gpu3 --reason 'a new fan, and a longer one' --wait --timeout 30m"
+	if screen := onTerminal(t, 60, "drain", "gpu3", "--reason", "a new fan, and a longer one", "--wait", "--timeout", "30m"); !strings.HasSuffix(screen, "\n  "+pasted+"\n") {
+		t.Errorf("the command is cut: %s", screen)
+	}
+	t.Setenv("BUILDKITE_AGENT_TOKEN", "bkct_secret")
+	t.Setenv("GPU_TYPE", "b200")
+	want := "type sudo --preserve-env=BUILDKITE_AGENT_TOKEN,GPU_TYPE kbnode install\n"
+	if got := kbnode(t, "install"); !strings.HasSuffix(got.err, want) {
+		t.Errorf("%q; want %q", got.err, want)
+	}
+}
+
+// TestUsageBeforeMachine checks that a wrong command line is refused as such, also without root,
+// and wherever.
+func TestUsageBeforeMachine(t *testing.T) {
+	t.Parallel()
+	file := put(t, t.TempDir(), "token", "")
+	for typed, want := range map[string]string{
+		"drain":                           "no slot is named",
+		"drain gpu3 --all":                "leave out gpu3 or --all",
+		"drain slot3":                     `there is no slot "slot3"; write slots such as gpu3`,
+		"drain gpu3 --timeout 5m":         "add --wait",
+		"drain gpu3 --wait --timeout=-5m": "cannot be negative",
+		"resume":                          "no slot is named",
+		"resume gpu-1":                    `there is no slot "gpu-1"`,
+		"resume --mended":                 "no slot is named",
+		"logs nonsense":                   `there is no slot "nonsense"`,
+		"logs gpu1 gpu2":                  "accepts at most 1 arg(s)",
+		"events --since=-2h":              "cannot be negative",
+		"install --token-file nofile":     "nofile: no such file or directory; write the token from Buildkite",
+		"install --agent-binary nofile":   "--agent-binary: nofile does not exist",
+		"install --queue a,b":             "--queue:",
+		"install --memory-per-slot lots --token-file x": "--memory-per-slot",
+		"upgrade":                            "--agent-version",
+		"upgrade --agent-binary nofile":      "--agent-binary: nofile does not exist",
+		"doctor --only nonsense":             `"nonsense"`,
+		"doctor --skip nonsense":             `"nonsense"`,
+		"doctor --bundle " + file:            "already exists; choose another name",
+		"doctor --bundle /no/dir/bundle.tgz": "the directory /no/dir does not exist",
+		"doctor --explain nonsense":          `"nonsense"`,
+		"selftest --slot=-1":                 "slots are numbered from 0",
+		"image update A:B:C":                 "A:B:C",
+		"image rollback --reason " + strings.Repeat("x", maxDrainReason+1): "write at most",
+		"inventory --json --capture x":                                     "--capture and --json cannot be combined",
+		"plan --root /nowhere --queue a,b":                                 "--queue:",
+		"submit --hello --queue q --result /no/dir/x":                      "the directory /no/dir does not exist",
+		"submit mine.py --queue b200":                                      "a submission needs --eval DIR",
+		"pipeline artifact-test --root /nowhere --timeout x":               "write whole minutes",
+		"queue --watch": "--watch needs a terminal",
+	} {
+		got := kbnode(t, strings.Fields(typed)...)
+		if got.code != exitUsage || got.out != "" || !strings.Contains(got.err, want) || strings.Count(got.err, "\n") != 1 {
+			t.Errorf("kbnode %s: exit code %d, %q; want 2 and one line with %q", typed, got.code, got.err, want)
+		}
+	}
+}
+
+// TestHintsHideSecrets checks that a secret on the command line, which the process list already
+// shows, is not logged too.
+func TestHintsHideSecrets(t *testing.T) {
+	t.Parallel()
+	for typed, want := range map[string]string{
+		"install --token bkct_secret":                          "write --token-file FILE",
+		"install --token=bkct_secret":                          "write --token-file FILE",
+		"install --tok my-secret --queue b200":                 "write --token-file FILE",
+		"submit --token my-secret":                             "write --token-file FILE",
+		"instal --token my-secret --queue b200":                "write sudo kbnode install --token … --queue b200\n",
+		"instal --token=my-secret":                             "write sudo kbnode install --token=…\n",
+		"bkct_secret":                                          `unknown command "…"`,
+		"install bkct_secret":                                  "write sudo kbnode install --queue …\n",
+		"install BUILDKITE_AGENT_TOKEN=my-secret":              `no argument "BUILDKITE_AGENT_TOKEN=…"; write sudo kbnode install`,
+		"install --token-file bkct_secret":                     "open …: no such file",
+		"statsu --db postgres://kernel:my-secret@db/x":         "postgres://…@db/x",
+		"imag build --build-arg HF_TOKEN=my-secret":            "write sudo kbnode image build --build-arg HF_TOKEN=…\n",
+		"imag build --build-arg=HF_TOKEN=my-secret":            "write sudo kbnode image build --build-arg=HF_TOKEN=…\n",
+		"drain gpu3 --reason bkua_my-secret":                   "type sudo kbnode drain gpu3 --reason …\n",
+		"install --queue b200 --endpoint http://u:secret@h/v3": "type sudo kbnode install --queue b200 --endpoint http://…@h/v3\n",
+	} {
+		got := kbnode(t, strings.Fields(typed)...)
+		if got.code == exitDone || strings.Contains(got.out+got.err, "secret") || !strings.Contains(got.err, strings.ReplaceAll(want, "…", "...")) && !strings.Contains(got.err, want) {
+			t.Errorf("kbnode %s: exit code %d, %q; want %q", typed, got.code, got.err, want)
 		}
 	}
 }

@@ -32,7 +32,7 @@ func newImage(s Streams) *cobra.Command {
 
 // changeImages runs a command that changes the node's images, and prints the result.
 func changeImages(ctx context.Context, s Streams, command string, auto, asJSON bool, do func(context.Context, *image.Updater) (image.Result, error)) error {
-	if err := needRoot("image " + command); err != nil {
+	if err := s.needRoot("image " + command); err != nil {
 		return err
 	}
 	u, closeUpdater, err := node.Images()
@@ -55,7 +55,7 @@ func changeImages(ctx context.Context, s Streams, command string, auto, asJSON b
 		return nil
 	}
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("interrupted; jobs keep the image that they had, and kbnode image %s continues from here: %w", command, err)
+		return fmt.Errorf("interrupted; jobs keep the image that they had, and %s continues from here: %w", s.again(), err)
 	}
 	if err != nil {
 		return err
@@ -141,6 +141,9 @@ func newImageRollback(s Streams) *cobra.Command {
 kbnode image update --auto refuses the image that you rolled back.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkReason(reason); err != nil {
+				return err
+			}
 			return changeImages(cmd.Context(), s, "rollback", false, asJSON, func(ctx context.Context, u *image.Updater) (image.Result, error) {
 				return u.Rollback(ctx, cmp.Or(reason, "rolled back by an operator"))
 			})
@@ -158,7 +161,7 @@ func newImageList(s Streams) *cobra.Command {
 		Short: "Show the images that kbnode keeps, and those that it refuses",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := needRoot("image list"); err != nil {
+			if err := s.toRead("image list"); err != nil {
 				return err
 			}
 			u, closeUpdater, err := node.Images()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -56,8 +57,28 @@ scripts did.`,
 	return cmd
 }
 
+// check returns what is wrong with the flags, before anything is asked of the machine. What only
+// root may read is left for root.
+func (f *installFlags) check() error {
+	if _, err := f.config(); err != nil {
+		return err
+	}
+	if f.tokenFile != "" {
+		switch _, err := agent.ReadToken(f.tokenFile); {
+		case errors.Is(err, fs.ErrNotExist):
+			return usagef("--token-file: %w; write the token from Buildkite (Agents, Agent Tokens) to a file, and name it", err)
+		case err != nil && !errors.Is(err, fs.ErrPermission):
+			return err
+		}
+	}
+	return checkFile("--agent-binary", f.agentBinary)
+}
+
 func install(ctx context.Context, s Streams, f *installFlags) error {
-	if err := needRoot("install"); err != nil {
+	if err := f.check(); err != nil {
+		return err
+	}
+	if err := s.needRoot("install"); err != nil {
 		if !f.dryRun {
 			return err
 		}
@@ -107,7 +128,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if exe, err := os.Executable(); err != nil {
 		return fmt.Errorf("find kbnode's own path: %w", err)
 	} else if err := node.UsableBinary(exe); err != nil && !f.dryRun {
-		return err
+		return fmt.Errorf("%w, then %s", err, strings.Replace(s.again(), program(), "kbnode", 1))
 	}
 	token, err := node.FindToken("/", os.Getenv, f.tokenFile, f.adopt)
 	if err != nil {
@@ -180,7 +201,7 @@ func applyInstall(ctx context.Context, s Streams, p *plan.Plan, host *reconcile.
 	result, err := host.Apply(ctx, p, state, changes)
 	end()
 	if err != nil {
-		return fmt.Errorf("%w\neverything else was changed (%s); fix this and run kbnode install again to continue", err, changeCount(len(result.Applied)))
+		return fmt.Errorf("%w\neverything else was changed (%s); fix this and type %s to continue", err, changeCount(len(result.Applied)), s.again())
 	}
 	if err := waitRegistered(ctx, s, p, host, result.Deferred); err != nil {
 		return err

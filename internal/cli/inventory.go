@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -26,6 +27,9 @@ func newInventory(s Streams) *cobra.Command {
   kbnode inventory --root node.txtar        read a capture`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := errors.Join(oneOf(cmd, "capture", "json"), checkFolder("--capture", capture)); err != nil {
+				return err
+			}
 			dir, closeRoot, err := inventory.Open(root)
 			if err != nil {
 				return err

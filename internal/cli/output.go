@@ -29,11 +29,15 @@ func (a *answer) Write(p []byte) (int, error) {
 // printf writes text for people, on a terminal without breaking words. It ignores errors: an
 // answer keeps them, and those of standard error have nowhere else to go.
 func printf(w io.Writer, format string, args ...any) {
-	s := spell(w, fmt.Sprintf(format, args...))
+	parts := strings.Split(fmt.Sprintf(format, args...), unbroken)
+	for i, part := range parts {
+		parts[i] = spell(w, part)
+	}
+	s := strings.Join(parts, unbroken)
 	if width, ok := terminal(w); ok && !strings.Contains(s, "\r") {
 		s = wrap(s, width)
 	}
-	_, _ = io.WriteString(w, s)
+	_, _ = io.WriteString(w, strings.ReplaceAll(s, unbroken, " "))
 }
 
 // verbatim writes a text that people save as often as they read it, without wrapping.

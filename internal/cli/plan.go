@@ -82,6 +82,9 @@ func showPlan(s Streams, p *plan.Plan, changes []reconcile.Change, asJSON, detai
 }
 
 func makePlan(ctx context.Context, s Streams, root, file string, w *wishes) (*plan.Plan, []reconcile.Change, error) {
+	if _, err := w.config(); err != nil {
+		return nil, nil, err
+	}
 	dir, closeRoot, err := inventory.Open(root)
 	if err != nil {
 		return nil, nil, err
@@ -167,6 +170,6 @@ func tryInstall(ctx context.Context, s Streams, f *installFlags) error {
 	if err := showPlan(s, p, changes, false, false); err != nil {
 		return err
 	}
-	s.warn("without root, the token, units and limits were not read; sudo kbnode install --dry-run compares everything")
+	s.warn("without root, the token, units and limits were not read; %s compares everything", s.again())
 	return nil
 }

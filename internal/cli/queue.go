@@ -37,7 +37,7 @@ func newQueue(s Streams) *cobra.Command {
 	var asJSON, watch bool
 	cmd := &cobra.Command{
 		Use:   "queue [NAME]",
-		Short: "Show the agents of Buildkite's queues, their jobs, and waiting jobs",
+		Short: "Show the agents of Buildkite's queues, their jobs, and what waits",
 		Long: `Show the agents of a queue, or of all queues, what each runs, and how many jobs wait.
 
 The API token needs the scopes read_agents and read_builds. With read_clusters too,

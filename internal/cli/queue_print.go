@@ -68,6 +68,10 @@ func (v *queueView) print(report buildkite.QueueReport) {
 				printf(v.s.Out, "%s is paused: %s\n", a.Name, a.Note)
 			}
 		}
+		for _, n := range q.Lacking {
+			printf(v.s.Out, "%s %d of the %d slots of %s have an agent; sudo kbnode status there says why: drained, parked, failed, or between two jobs\n",
+				paint(v.s.Out, pretty.FgYellow, "warning:"), n.Agents, n.Slots, n.Node)
+		}
 		if n := q.Waiting.Unmatched; n > 0 && len(q.Agents) > 0 {
 			printf(v.s.Out, "%s %d waiting %s for tags that no agent here has: %s\n", paint(v.s.Out, pretty.FgYellow, "warning:"),
 				n, text.Plural(n, "job asks", "jobs ask"), strings.Join(q.Waiting.Missing, ", "))

@@ -216,7 +216,7 @@ func TestQueueTable(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	tags := func(k int) []string {
-		return []string{"queue=b200", fmt.Sprintf("gpu-index=%d", k), "gpu-model=NVIDIA-B200", "node=b200-node-07", "kbnode=1.4.0"}
+		return []string{"queue=b200", fmt.Sprintf("gpu-index=%d", k), "gpu-model=NVIDIA-B200", "node=b200-node-07", "kbnode=1.4.0", "slots=8"}
 	}
 	job := func(n int) *buildkite.Job {
 		return &buildkite.Job{ID: "j", State: "running", URL: fmt.Sprintf("https://buildkite.com/o/kernelbot/builds/%d#j", n), Started: now.Add(-70 * time.Minute)}

@@ -17,7 +17,7 @@ import (
 func newReconcile(s Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "reconcile",
-		Short: "Bring this node to its planned state once (its service does so continuously)",
+		Short: "Bring this node to its planned state once, as its service does",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return reconcileOnce(cmd.Context(), s) },
 	}
@@ -100,11 +100,11 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 	end := showProgress(s, host.Host)
 	result, err := host.Uninstall(ctx, func(jobs []string) {
 		end()
-		s.progress("waiting for %s; kbnode uninstall --now ends it", strings.Join(jobs, ", "))
+		s.progress("waiting for %s; sudo kbnode uninstall --now ends it", strings.Join(jobs, ", "))
 	})
 	end()
 	if err != nil {
-		return fmt.Errorf("%w\nfix this and run kbnode uninstall again to continue", err)
+		return fmt.Errorf("%w\nfix this and type %s to continue", err, s.again())
 	}
 	if len(result.Applied) == 0 {
 		printf(s.Out, "Nothing to remove: kbnode set up nothing here.\n")

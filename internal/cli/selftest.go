@@ -34,7 +34,7 @@ Exit code 1 also means that no slot could be tried.`,
 			if i := slices.IndexFunc(slots, func(k int) bool { return k < 0 }); i >= 0 {
 				return usagef("--slot %d: slots are numbered from 0", slots[i])
 			}
-			if err := toRead("selftest"); err != nil {
+			if err := s.toRead("selftest"); err != nil {
 				return err
 			}
 			out, err := here(s).Selftest(cmd.Context(), slots)
@@ -104,7 +104,7 @@ func printSelftest(w io.Writer, out *node.SelftestReport, verbose bool) {
 			bad := failures(slices.DeleteFunc(slices.Clone(r.Checks), func(c selftest.Check) bool { return c.Group != g.name }))
 			for i, c := range bad {
 				if i == shownFailures && len(bad) > shownFailures+1 {
-					printf(w, "\n%s  %s: %d more of %q; kbnode selftest --verbose shows them\n", paint(w, pretty.FgRed, "NOT HELD"), r.Slot, len(bad)-i, g.name)
+					printf(w, "\n%s  %s: %d more of %q; sudo kbnode selftest --verbose shows them\n", paint(w, pretty.FgRed, "NOT HELD"), r.Slot, len(bad)-i, g.name)
 					break
 				}
 				printf(w, "\n%s  %s, %s: %s\n  found %s\n", paint(w, pretty.FgRed, "NOT HELD"), r.Slot, c.Group, c.Tried, c.Saw)

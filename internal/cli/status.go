@@ -28,7 +28,7 @@ Exit code 0 if every slot is as planned, 1 if something differs or this machine 
 not a node.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := toRead("status"); err != nil {
+			if err := s.toRead("status"); err != nil {
 				return err
 			}
 			for {

@@ -38,7 +38,7 @@ func newSubmit(s Streams) *cobra.Command {
 	var f submitFlags
 	cmd := &cobra.Command{
 		Use:   "submit [SUBMISSION]",
-		Short: "Evaluate a submission on the agents of a queue, and show its result",
+		Short: "Evaluate a submission on a queue's agents, and show its result",
 		Long: `Evaluate a submission on the agents of a queue, and show its result.
 
 It creates a build in Buildkite and follows it to its end. With --eval, the problem is a
@@ -77,6 +77,9 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	}
 	req, err := f.request(s, args)
 	if err != nil {
+		return err
+	}
+	if err := checkFolder("--result", f.resultFile); err != nil {
 		return err
 	}
 	j, err := req.Job()
@@ -125,14 +128,13 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 // request returns what the flags ask for. Its error says everything that is wrong with them.
 func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) {
 	var errs []error
-	if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
+	if len(args) > 0 && f.eval == "" {
+		errs = append(errs, errors.New("a submission needs --eval DIR"))
+	} else if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
 		errs = append(errs, errors.New("say what to evaluate: one of --eval DIR, --payload FILE and --hello"))
 	}
 	if f.hello && f.mode != "" && f.mode != "test" {
 		errs = append(errs, errors.New("--hello has only the mode test; leave out --mode"))
-	}
-	if len(args) > 0 && f.eval == "" {
-		errs = append(errs, errors.New("a submission needs --eval DIR"))
 	}
 	errs = append(errs, f.resolve())
 	r := submit.Request{RunID: cmp.Or(f.runID, submit.NewRunID()), Queue: f.queue, AMD: f.amd, Image: f.image, Branch: f.branch, Inline: f.inline, Profile: f.profile}

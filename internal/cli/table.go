@@ -52,8 +52,9 @@ func (l *list) draw(width int) string {
 	if l.wraps != "" {
 		at = slices.Index(l.header, l.wraps)
 	}
+	word := l.longestWord(at, width)
 	for _, title := range l.spare {
-		if width == 0 || wide-room[at]+min(room[at], roomy) <= width {
+		if width == 0 || wide-room[at]+min(room[at], max(roomy, word)) <= width {
 			break
 		}
 		hidden[slices.Index(l.header, title)] = true
@@ -79,21 +80,41 @@ func (l *list) draw(width int) string {
 			}
 		}
 		t.SetColumnConfigs([]table.ColumnConfig{{
-			Number: n, WidthMax: max(width-(wide-room[at]), roomy/2), WidthMaxEnforcer: wrapCell,
+			Number: n, WidthMax: max(width-(wide-room[at]), roomy/2), WidthMaxEnforcer: wrapCell(width),
 		}})
 	}
 	return t.Render()
 }
 
-// wrapCell breaks a cell between words, and breaks words that are longer than a line.
-func wrapCell(s string, width int) string {
-	var lines []string
-	for line := range strings.SplitSeq(s, "\n") {
-		for part := range strings.SplitSeq(fold(line, "", width, 0), "\n") {
-			lines = append(lines, text.WrapHard(part, width))
+// longestWord returns the width of the longest word in a column's cells that fits into width columns,
+// such as a UUID or a URL, which no one could copy if it were broken.
+func (l *list) longestWord(column, width int) int {
+	most := 0
+	for _, row := range l.rows {
+		for word := range strings.FieldsSeq(row[column]) {
+			if n := text.StringWidthWithoutEscSequences(word); n <= width {
+				most = max(most, n)
+			}
 		}
 	}
-	return strings.Join(lines, "\n")
+	return most
+}
+
+// wrapCell returns a function that breaks a cell between words, and words that are wider than the
+// terminal.
+func wrapCell(terminal int) func(s string, width int) string {
+	return func(s string, width int) string {
+		var lines []string
+		for line := range strings.SplitSeq(s, "\n") {
+			for part := range strings.SplitSeq(fold(line, "", width, 0), "\n") {
+				if text.StringWidthWithoutEscSequences(part) > terminal {
+					part = text.WrapHard(part, width)
+				}
+				lines = append(lines, part)
+			}
+		}
+		return strings.Join(lines, "\n")
+	}
 }
 
 func (l *list) shorten() {

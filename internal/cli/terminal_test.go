@@ -250,11 +250,38 @@ func TestList(t *testing.T) {
 		t.Error(diff)
 	}
 	const uuid = "GPU-6c1d4f0a-93b2-4e57-8a1c-0d5e7f2a3b03"
-	l = newList(&b, "Slot", "Problem")
-	l.row("gpu3", "GPU "+uuid+" is missing")
-	long := "SLOT  PROBLEM\ngpu3  GPU\n      " + uuid[:30] + "\n      " + uuid[30:] + "\n      is missing\n"
-	if diff := cmp.Diff(long, l.draw(36)+"\n"); diff != "" {
-		t.Error(diff)
+	for _, word := range []string{uuid, "https://buildkite.com/gpu-mode/kernelbot/builds/1234"} { // must stay whole, to be copied
+		l = newList(&b, "Slot", "Model", "Problem")
+		l.spare = []string{"Model"}
+		l.row("gpu3", "NVIDIA B200", "see "+word+" there")
+		long := "SLOT  PROBLEM\ngpu3  see\n      " + word + "\n      there\n"
+		for _, width := range []int{len(word), len(word) + 6} {
+			if diff := cmp.Diff(long, l.draw(width)+"\n"); diff != "" {
+				t.Errorf("%d columns: %s", width, diff)
+			}
+		}
+	}
+}
+
+// TestHelpFitsAScreen checks the first thing that people type.
+func TestHelpFitsAScreen(t *testing.T) {
+	t.Parallel()
+	help := onTerminal(t, 80, "--help")
+	if n := strings.Count(help, "\n"); n > 40 {
+		t.Errorf("%d lines", n)
+	}
+	at := 0
+	for _, title := range []string{"Set up", "Operate", "Competition", "In jobs", plumbing} {
+		i := strings.Index(help[at:], "\n"+title+":\n")
+		if i < 0 {
+			t.Fatalf("%q is not where it belongs in:\n%s", title, help)
+		}
+		at += i
+	}
+	for _, cmd := range Commands().Commands() {
+		if !cmd.Hidden && strings.Count(help, "\n  "+cmd.Name()+" ") != 1 {
+			t.Errorf("%s is not there once:\n%s", cmd.Name(), help)
+		}
 	}
 }
 

@@ -24,7 +24,7 @@ func newUpgrade(s Streams) *cobra.Command {
 	var f upgradeFlags
 	cmd := &cobra.Command{
 		Use:   "upgrade --agent-version VERSION",
-		Short: "Change the slots' buildkite-agent to another version, slot by slot",
+		Short: "Change buildkite-agent to another version, slot by slot",
 		Long: `Change the slots' buildkite-agent to another version, newer or older.
 
 One idle slot runs it first. When that agent has registered with Buildkite, the other
@@ -57,7 +57,7 @@ func (f upgradeFlags) check() error {
 	case f.version != "":
 		return usage(plan.CheckAgentVersion(f.version))
 	}
-	return nil
+	return checkFile("--agent-binary", f.binary)
 }
 
 func upgrade(ctx context.Context, s Streams, f upgradeFlags) error {
@@ -111,7 +111,7 @@ func upgrade(ctx context.Context, s Streams, f upgradeFlags) error {
 	case err != nil:
 		return err
 	case len(busy) > 0:
-		printf(s.Out, "Later: %s %s the new agent when %s done; see kbnode status and kbnode events.\n", slotNames(busy), text.Plural(len(busy), "gets", "get"), text.Plural(len(busy), "its job is", "their jobs are"))
+		printf(s.Out, "Later: %s %s the new agent when %s done; see sudo kbnode status and kbnode events.\n", slotNames(busy), text.Plural(len(busy), "gets", "get"), text.Plural(len(busy), "its job is", "their jobs are"))
 	case before.Version == to && before.Roll != nil:
 		printf(s.Out, "Rolled back: slots run %s again, those with a job when it is done.\n", u.Name(to))
 	case before.Version == to:

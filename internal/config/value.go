@@ -311,4 +311,4 @@ func Validate(c Config) []Problem {
 }
 
 // ownTags are the agent tags that kbnode sets itself.
-var ownTags = []string{"queue", "gpu", "gpu-index", "node", "gpu-uuid", "gpu-model", "gpu-part", "gpus", "numa", "kbnode"}
+var ownTags = []string{"queue", "gpu", "gpu-index", "node", "gpu-uuid", "gpu-model", "gpu-part", "gpus", "numa", "kbnode", "slots"}

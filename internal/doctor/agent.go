@@ -14,19 +14,19 @@ import (
 var agentChecks = []Check{
 	{
 		ID: "agent-other", Group: "agent", Bare: true, Worst: Fail, Needs: []string{"system-systemd"},
-		Doc:   "Another agent's jobs get all GPUs and CPUs. When it is idle, run `systemctl disable --now buildkite-agent.service`. `systemctl status PID` says what started a process.",
+		Doc:   "Another agent's jobs get all GPUs and CPUs. When it is idle, run `sudo systemctl disable --now buildkite-agent.service`. `systemctl status PID` says what started a process.",
 		About: "only the slots' own agents take jobs",
 		Run:   otherAgents,
 	},
 	{
 		ID: "agent-binary", Group: "agent", Bare: true, Worst: Fail, Needs: []string{"plan"},
-		Doc:   "`kbnode install` downloads it; offline, use `sudo kbnode install --agent-binary ./buildkite-agent`.",
+		Doc:   "`sudo kbnode install` downloads it; offline, use `sudo kbnode install --agent-binary ./buildkite-agent`.",
 		About: "buildkite-agent is installed and runs",
 		Run:   agentBinary,
 	},
 	{
 		ID: "agent-version", Group: "agent", Bare: true, Worst: Warn, Needs: []string{"agent-binary"},
-		Doc:   "`kbnode upgrade --agent-version VERSION` [changes it](operations.md#a-new-agent), ending no job.",
+		Doc:   "`sudo kbnode upgrade --agent-version VERSION` [changes it](operations.md#a-new-agent), ending no job.",
 		About: "kbnode is tested with the agent's version",
 		Run:   agentVersion,
 	},
@@ -56,25 +56,25 @@ var agentChecks = []Check{
 	},
 	{
 		ID: "agent-keys", Group: "agent", Worst: Fail, Needs: []string{"agent-binary", "installed"},
-		Doc:   "Agents silently ignore unknown keys in `buildkite-agent.cfg`, so the slot may not be isolated. `kbnode reconcile` rewrites it.",
+		Doc:   "Agents silently ignore unknown keys in `buildkite-agent.cfg`, so the slot may not be isolated. `sudo kbnode reconcile` rewrites it.",
 		About: "agents know every key in their configuration, and none is missing",
 		Run:   agentKeys,
 	},
 	{
 		ID: "agent-queue", Group: "agent", Worst: Fail, Needs: []string{"plan", "installed"},
-		Doc:   "With the wrong queue in `buildkite-agent.cfg`, jobs wait forever. `kbnode reconcile` rewrites it; `sudo kbnode install --queue NAME` changes the queue.",
+		Doc:   "With the wrong queue in `buildkite-agent.cfg`, jobs wait forever. `sudo kbnode reconcile` rewrites it; `sudo kbnode install --queue NAME` changes the queue.",
 		About: "agents are tagged with the queue of their slot",
 		Run:   agentQueue,
 	},
 	{
 		ID: "agent-hooks", Group: "agent", Worst: Fail, Needs: []string{"plan", "installed"},
-		Doc:   "Agents silently skip hooks without mode 0755, owner root and a valid `#!` line; `kbnode reconcile` fixes that. Other hooks run on the host in every job; `kbnode install --adopt --yes` moves them to a backup.",
+		Doc:   "Agents silently skip hooks without mode 0755, owner root and a valid `#!` line; `sudo kbnode reconcile` fixes that. Other hooks run on the host in every job; `sudo kbnode install --adopt --yes` moves them to a backup.",
 		About: "hooks are executable, owned by root, and only kbnode's",
 		Run:   agentHooks,
 	},
 	{
 		ID: "agent-build-path", Group: "agent", Worst: Fail, Needs: []string{"plan", "installed"},
-		Doc:   "`/var/lib/buildkite-agent/gpu-0` and its `builds` need owner root, the slot's group and mode 1770, or jobs cannot write or can plant links. `kbnode reconcile` fixes that. For a read-only disk see `sudo dmesg`.",
+		Doc:   "`/var/lib/buildkite-agent/gpu-0` and its `builds` need owner root, the slot's group and mode 1770, or jobs cannot write or can plant links. `sudo kbnode reconcile` fixes that. For a read-only disk see `sudo dmesg`.",
 		About: "only the slot's user can write to its checkouts",
 		Run:   buildPaths,
 	},
@@ -86,20 +86,20 @@ var agentChecks = []Check{
 	},
 	{
 		ID: "agent-guard", Group: "agent", Worst: Fail, Needs: []string{"state"},
-		Doc:   "See `journalctl -u kbnode-guard-gpu0` for the socket `/run/kbnode/gpu0/docker.sock`. Restarting the guard waits for its job.",
+		Doc:   "See `sudo journalctl -u kbnode-guard-gpu0` for the socket `/run/kbnode/gpu0/docker.sock`. Restarting the guard waits for its job.",
 		About: "each slot's Docker socket answers, and only its user may use it",
 		Run:   guards,
 	},
 	{
 		ID: "agent-running", Group: "agent", Worst: Fail, Needs: []string{"state", "agent-token-accepted"},
-		Doc:   "Make a missing queue in Buildkite (Agents, the cluster, Queues), or replace a refused [token](#agent-token-accepted). See `journalctl -u buildkite-agent-gpu0`.",
+		Doc:   "Make a missing queue in Buildkite (Agents, the cluster, Queues), or replace a refused [token](#agent-token-accepted). See `sudo journalctl -u buildkite-agent-gpu0`.",
 		About: "each serving slot's agent runs and is registered",
 		Run:   agentsRunning,
 	},
 	{
 		ID: "agent-drained", Group: "agent", Worst: Warn, Needs: []string{"state"},
 		Doc:   "`sudo kbnode resume gpu0` gives the slot back.",
-		About: "no slot is drained or parked",
+		About: "no slot is drained",
 		Run:   drained,
 	},
 	{

@@ -31,7 +31,7 @@ func agentKeys(_ context.Context, m *Machine) Answer {
 	if text, err := m.Read(plan.AgentsPath); err == nil {
 		kept, err := plan.ParseAgents([]byte(text))
 		if err != nil {
-			return found(fail("%s", lines(err)).Advise("delete the file, or run kbnode upgrade again"))
+			return found(fail("%s", lines(err)).Advise("delete the file, or run sudo kbnode upgrade again"))
 		}
 		for _, r := range kept.Releases {
 			known[r.Version] = r.Keys

@@ -18,7 +18,7 @@ import (
 func otherAgents(ctx context.Context, m *Machine) Answer {
 	units, err := m.Source.Units(ctx, "buildkite-agent*.service")
 	if err != nil {
-		return found(warn("%s", lines(err)).Advise("see why systemd does not answer: journalctl -b -u dbus"))
+		return found(warn("%s", lines(err)).Advise("see why systemd does not answer: sudo journalctl -b -u dbus"))
 	}
 	var all []Finding
 	served := map[string]bool{} // by cgroup

@@ -34,9 +34,9 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 			return fail("%s is masked", unit).Safely("systemctl unmask %s && kbnode reconcile", unit)
 		case a.Active == "failed" || a.Failing():
 			return fail("the agent keeps failing (%s, exit status %d): %s", a.Result, a.ExitStatus, m.lastWords(ctx, unit)).
-				Advise("fix what it says; it then starts by itself. journalctl -u %s shows more", unit)
+				Advise("fix what it says; it then starts by itself. sudo journalctl -u %s shows more", unit)
 		case a.Active == "activating":
-			return warn("the agent is starting").Advise("try again in a minute: kbnode doctor --only agent-running")
+			return warn("the agent is starting").Advise("try again in a minute: sudo kbnode doctor --only agent-running")
 		case a.Stopping():
 			return ok("stops when its job is done")
 		case a.Active != "active":
@@ -46,10 +46,10 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 		case ss.Registered:
 			return ok("registered")
 		case up < slot.RegisterTime:
-			return warn("the agent has been running for %s and has not registered yet", up.Round(time.Second)).Advise("try again in a minute: kbnode doctor --only agent-running")
+			return warn("the agent has been running for %s and has not registered yet", up.Round(time.Second)).Advise("try again in a minute: sudo kbnode doctor --only agent-running")
 		}
 		return fail("the agent runs but has not registered: %s", m.lastWords(ctx, unit)).
-			By("systemctl restart %s", unit).Advise("if that does not help, journalctl -u %s shows why", unit)
+			By("systemctl restart %s", unit).Advise("if that does not help, sudo journalctl -u %s shows why", unit)
 	})
 	if len(all) == 0 {
 		return none("no slot is serving")
@@ -66,8 +66,8 @@ func (m *Machine) lastWords(ctx context.Context, unit string) string {
 	return fmt.Sprintf("%.300s", cmp.Or(agent.LastWords(log), "it logged nothing"))
 }
 
-// drained lists the slots that take no jobs because an operator drained them, or because
-// the guard found something that it cannot clear. The check health reports health verdicts.
+// drained lists the slots that take no jobs because an operator drained them. The check health
+// reports health verdicts.
 func drained(_ context.Context, m *Machine) Answer {
 	var all []Finding
 	for _, s := range m.Plan.Slots {
@@ -106,7 +106,7 @@ func oneGuard(ctx context.Context, m *Machine, s plan.Slot, gid int) Finding {
 	restart := func(f Finding) Finding { return f.By("systemctl restart %s", unit) }
 	switch {
 	case g.Active == "failed" || g.Sub == "auto-restart":
-		return fail("the guard keeps failing (%s, exit status %d): %s", g.Result, g.ExitStatus, m.lastWords(ctx, unit)).Advise("see journalctl -u %s", unit)
+		return fail("the guard keeps failing (%s, exit status %d): %s", g.Result, g.ExitStatus, m.lastWords(ctx, unit)).Advise("see sudo journalctl -u %s", unit)
 	case !g.Running():
 		return fail("the guard does not run").Safely("systemctl start %s", unit)
 	case uid < 0:
@@ -137,5 +137,5 @@ func oneGuard(ctx context.Context, m *Machine, s plan.Slot, gid int) Finding {
 	case m.Inventory.Software.Docker.Version == "":
 		return skip("Docker does not answer")
 	}
-	return fail("%s says %s", socket, resp.Status).Advise("see journalctl -u %s, and check that Docker answers: docker version", unit)
+	return fail("%s says %s", socket, resp.Status).Advise("see sudo journalctl -u %s, and check that Docker answers: sudo docker version", unit)
 }

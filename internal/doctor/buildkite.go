@@ -99,7 +99,7 @@ func listed(s plan.Slot, list []buildkite.Agent) Finding {
 	named := slices.DeleteFunc(slices.Clone(list), func(a buildkite.Agent) bool { return a.Name != s.Agent })
 	switch {
 	case len(named) == 0:
-		return fail("Buildkite does not list the agent").Advise("see journalctl -u %s, and run sudo systemctl restart %[1]s", plan.AgentUnit(s.Index))
+		return fail("Buildkite does not list the agent").Advise("see sudo journalctl -u %s, and run sudo systemctl restart %[1]s", plan.AgentUnit(s.Index))
 	case len(named) > 1:
 		var hosts []string
 		for _, a := range named {

@@ -27,7 +27,7 @@ var engineChecks = []Check{
 		About: "Docker can start with its daemon.json",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			if why := startProblem(ctx, m, "docker-config"); why != "" {
-				return found(fail("%s", why).Advise("correct %s (check it with dockerd --validate --config-file %s), then run systemctl restart docker, which ends jobs", host.DaemonJSON, host.DaemonJSON))
+				return found(fail("%s", why).Advise("correct %s (check it with dockerd --validate --config-file %s), then run sudo systemctl restart docker, which ends jobs", host.DaemonJSON, host.DaemonJSON))
 			}
 			c := readDaemon(ctx, m)
 			if c.Text == "" {
@@ -38,7 +38,7 @@ var engineChecks = []Check{
 	},
 	{
 		ID: "docker-engine", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "Restarting one that hangs ends all jobs, even with `live-restore`. See `journalctl -u docker -n 50`.",
+		Doc:   "Restarting one that hangs ends all jobs, even with `live-restore`. See `sudo journalctl -u docker -n 50`.",
 		About: "the Docker engine answers",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			if m.Inventory.Software.Docker.Version == "" {
@@ -56,7 +56,7 @@ var engineChecks = []Check{
 	},
 	{
 		ID: "docker-boot", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
-		Doc:   "It starts on demand or never. Run `systemctl enable docker`.",
+		Doc:   "It starts on demand or never. Run `sudo systemctl enable docker`.",
 		About: "Docker starts at boot",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			u, err := m.unit(ctx, dockerUnit)
@@ -78,7 +78,7 @@ var engineChecks = []Check{
 		Run: func(_ context.Context, m *Machine) Answer {
 			switch {
 			case m.Docker.Version == "":
-				return found(warn("the engine does not report its version").Advise("see docker version"))
+				return found(warn("the engine does not report its version").Advise("see sudo docker version"))
 			case slices.ContainsFunc(m.Docker.Security, func(s string) bool { return strings.HasPrefix(s, "name=rootless") }):
 				return found(fail("it runs without root, so no container can be placed in a slot's slice").Advise("set docker.socket to the socket of an engine that runs as root; " + Pages + "configuration.md has the key"))
 			case strings.HasPrefix(m.Docker.RootDir, "/var/snap/"):
@@ -97,14 +97,14 @@ var engineChecks = []Check{
 		Run: func(_ context.Context, m *Machine) Answer {
 			if v := m.Docker.CgroupVersion; v != "2" {
 				return found(fail("it uses version %s, where a slice cannot have its own CPUs and memory nodes", cmp.Or(v, "1")).
-					Advise("boot with systemd.unified_cgroup_hierarchy=1 on the kernel command line: GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub (RHEL: grubby --update-kernel=ALL --args=…) and reboot"))
+					Advise("boot with systemd.unified_cgroup_hierarchy=1 on the kernel command line: GRUB_CMDLINE_LINUX in /etc/default/grub, then sudo update-grub (RHEL: sudo grubby --update-kernel=ALL --args=…) and reboot"))
 			}
 			return found(ok("version 2"))
 		},
 	},
 	{
 		ID: "docker-cgroup-driver", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-cgroup-version"},
-		Doc:   "With `cgroupfs`, containers silently run without limits. If dockerd's command line sets it, use `systemctl edit --full docker`. If a guide set it against lost GPUs, use CDI instead.",
+		Doc:   "With `cgroupfs`, containers silently run without limits. If dockerd's command line sets it, use `sudo systemctl edit --full docker`. If a guide set it against lost GPUs, use CDI instead.",
 		About: "Docker puts containers into systemd slices",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			if m.Docker.CgroupDriver == "systemd" {
@@ -119,9 +119,20 @@ var engineChecks = []Check{
 			case c.Problem == "" && !c.Has("exec-opts"):
 				return found(f.By("%s && systemctl restart docker", addKeys(c, `"exec-opts": ["native.cgroupdriver=systemd"]`)))
 			}
-			return found(f.Advise(`put "native.cgroupdriver=systemd" into exec-opts of %s, then run systemctl restart docker`, host.DaemonJSON))
+			return found(f.Advise(`put "native.cgroupdriver=systemd" into exec-opts of %s, then run sudo systemctl restart docker`, host.DaemonJSON))
 		},
 	},
+}
+
+// client returns the path of Docker's command-line client, which distributions package without the
+// engine, or "".
+func (m *Machine) client() string {
+	for _, name := range []string{"/usr/bin/docker", "/usr/local/bin/docker"} {
+		if _, err := os.Stat(m.Path(name)); err == nil {
+			return name
+		}
+	}
+	return ""
 }
 
 // engineDown returns why no engine answers.
@@ -131,7 +142,11 @@ func engineDown(ctx context.Context, m *Machine) Finding {
 	_, noSocket := os.Stat(m.Path(m.Config.Docker.Socket))
 	switch {
 	case why == "" && !u.Exists(): // the inventory finds neither a socket nor dockerd
-		return fail("Docker is not installed").By("%s", installer.Docker.Command(m.Inventory.OS)).
+		what := "Docker is not installed"
+		if name := m.client(); name != "" {
+			what = "the engine is not installed, only its client " + name
+		}
+		return fail("%s", what).By("%s", installer.Docker.Command(m.Inventory.OS)).
 			Advise("if there is no such package, add Docker's repository first: https://docs.docker.com/engine/install/")
 	case err != nil || !u.Exists():
 		return fail("%s", cmp.Or(why, "no engine answers on "+m.Config.Docker.Socket)).Advise("check that an engine listens on %s, or set docker.socket in %s", m.Config.Docker.Socket, plan.ConfigPath)
@@ -139,12 +154,12 @@ func engineDown(ctx context.Context, m *Machine) Finding {
 		return fail("%s is masked", dockerUnit).By("systemctl unmask docker.service docker.socket && systemctl enable --now docker")
 	case u.Active == "failed" || u.Sub == "auto-restart":
 		return fail("%s keeps failing (%s, exit status %d)", dockerUnit, u.Result, u.ExitStatus).
-			Safely("systemctl reset-failed docker && systemctl start docker").Advise("if that fails too, journalctl -u docker -n 30 says why")
+			Safely("systemctl reset-failed docker && systemctl start docker").Advise("if that fails too, sudo journalctl -u docker -n 30 says why")
 	case !u.Running():
 		return fail("%s is %s", dockerUnit, u.Active).Safely("systemctl start docker")
 	case errors.Is(noSocket, fs.ErrNotExist):
 		return fail("%s runs, but %s is missing", dockerUnit, m.Config.Docker.Socket).By("systemctl restart docker.socket docker.service")
 	}
 	return fail("%s", cmp.Or(why, "it does not answer")).By("systemctl restart docker").
-		Advise("that ends all jobs; journalctl -u docker -n 50 says what it hangs on")
+		Advise("that ends all jobs; sudo journalctl -u docker -n 50 says what it hangs on")
 }

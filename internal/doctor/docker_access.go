@@ -22,7 +22,7 @@ var apiOpen = lazy.Regexp(`API is accessible on (\S+) without (encryption|TLS cl
 var dockerAccessChecks = []Check{
 	{
 		ID: "docker-api", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		Doc:   "Anyone who reaches its TCP port is root here. Remove `tcp://` from `hosts` in `/etc/docker/daemon.json` or dockerd's command line, and run `systemctl restart docker`.",
+		Doc:   "Anyone who reaches its TCP port is root here. Remove `tcp://` from `hosts` in `/etc/docker/daemon.json` or dockerd's command line, and run `sudo systemctl restart docker`.",
 		About: "the engine does not listen on a network without certificates",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			for _, w := range m.Docker.Warnings {
@@ -34,7 +34,7 @@ var dockerAccessChecks = []Check{
 				if flag := readDaemon(ctx, m).Flag("hosts"); strings.Contains(flag, "tcp:") {
 					return found(withoutFlag(f, flag))
 				}
-				return found(f.Advise("remove the tcp:// address from hosts in %s, or from dockerd's command line (systemctl cat docker), then run systemctl restart docker", host.DaemonJSON))
+				return found(f.Advise("remove the tcp:// address from hosts in %s, or from dockerd's command line (systemctl cat docker), then run sudo systemctl restart docker", host.DaemonJSON))
 			}
 			return found(ok("only its socket, or with certificates"))
 		},
@@ -76,7 +76,7 @@ var dockerAccessChecks = []Check{
 						f = f.Of(slot)
 					}
 					if u.own {
-						all = append(all, f.Advise("give the user its own group: usermod -g %s %[1]s", u.name))
+						all = append(all, f.Advise("give the user its own group: sudo usermod -g %s %[1]s", u.name))
 					} else {
 						all = append(all, f.Safely("gpasswd -d %s %s", u.name, u.group))
 					}
@@ -95,7 +95,7 @@ var dockerAccessChecks = []Check{
 	},
 	{
 		ID: "docker-userns", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		Doc:   "With `userns-remap`, no job can write its result. Remove it from `/etc/docker/daemon.json`, run `systemctl restart docker`, then `kbnode image update`.",
+		Doc:   "With `userns-remap`, no job can write its result. Remove it from `/etc/docker/daemon.json`, run `sudo systemctl restart docker`, then `sudo kbnode image update`.",
 		About: "Docker does not remap user IDs",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			if !slices.Contains(m.Docker.Security, "name=userns") {
@@ -110,7 +110,7 @@ var dockerAccessChecks = []Check{
 	},
 	{
 		ID: "docker-seccomp", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		Doc:   "Docker's seccomp profile or AppArmor is off. Remove `seccomp-profile` from `/etc/docker/daemon.json` and run `systemctl restart docker`.",
+		Doc:   "Docker's seccomp profile or AppArmor is off. Remove `seccomp-profile` from `/etc/docker/daemon.json` and run `sudo systemctl restart docker`.",
 		About: "Docker blocks system calls that containers do not need",
 		Run: func(_ context.Context, m *Machine) Answer {
 			profile, seccomp, armor := "", false, false
@@ -124,7 +124,7 @@ var dockerAccessChecks = []Check{
 			case !seccomp:
 				return found(fail("the kernel or the engine has no seccomp, so a job can make any system call").Advise("install the distribution's own kernel and Docker; both have it"))
 			case profile == "unconfined":
-				return found(fail("the seccomp profile is unconfined, so a job can make any system call").Advise("remove seccomp-profile from %s, or from dockerd's command line, then run systemctl restart docker", host.DaemonJSON))
+				return found(fail("the seccomp profile is unconfined, so a job can make any system call").Advise("remove seccomp-profile from %s, or from dockerd's command line, then run sudo systemctl restart docker", host.DaemonJSON))
 			case m.Value("/sys/module/apparmor/parameters/enabled") == "Y" && !armor:
 				return found(warn("the kernel has AppArmor, but Docker does not use it").By("%s && systemctl restart docker", "apt-get update && apt-get install -y apparmor"))
 			}
@@ -143,7 +143,7 @@ var dockerAccessChecks = []Check{
 			for _, key := range []string{"iptables", "ip-masq"} {
 				if c.Off(key) {
 					return found(fail("%s is off in Docker, so jobs get no replies from the network", key).
-						Advise("remove it from %s, or from dockerd's command line, and run systemctl restart docker; or set job.network: none", host.DaemonJSON))
+						Advise("remove it from %s, or from dockerd's command line, and run sudo systemctl restart docker; or set job.network: none", host.DaemonJSON))
 				}
 			}
 			if m.Value("/proc/sys/net/ipv4/ip_forward") == "0" {

@@ -157,7 +157,7 @@ var cdiChecks = []Check{
 				return found(warn("it is only in %s, which is empty after a reboot, and nothing renews it", path.Dir(specs[0].Path)).Safely("%s", installer.GenerateCDI))
 			case service.Active == "failed":
 				return found(warn("%s failed (%s, exit status %d)", refreshUnit, service.Result, service.ExitStatus).Safely("systemctl restart %s", refreshUnit).
-					Advise("if it fails again, journalctl -u %s -n 20 says why", refreshUnit))
+					Advise("if it fails again, sudo journalctl -u %s -n 20 says why", refreshUnit))
 			case !m.StartsAtBoot(refreshUnit) || !m.StartsAtBoot(refreshPath) || !watch.Running():
 				return found(warn("%s and %s are not both enabled, so nothing renews it", refreshUnit, refreshPath).Safely("systemctl enable --now %s %s", refreshPath, refreshUnit))
 			}

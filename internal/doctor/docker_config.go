@@ -57,5 +57,5 @@ func addKeys(d host.Dockerd, members string) string {
 
 // withoutFlag says how to remove an argument of dockerd.
 func withoutFlag(f Finding, arg string) Finding {
-	return f.Advise("dockerd is started with %s: run systemctl edit --full docker, remove it, then run systemctl restart docker", arg)
+	return f.Advise("dockerd is started with %s: run sudo systemctl edit --full docker, remove it, then run sudo systemctl restart docker", arg)
 }

@@ -15,7 +15,7 @@ import (
 var dockerDiskChecks = []Check{
 	{
 		ID: "docker-storage-driver", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
-		Doc:   "Without `overlay2`, as with the containerd image store (default of new Docker 29 installations), a job can fill Docker's disk. After the change, run `kbnode image update`. With `job.profile: strict`, any driver works.",
+		Doc:   "Without `overlay2`, as with the containerd image store (default of new Docker 29 installations), a job can fill Docker's disk. After the change, run `sudo kbnode image update`. With `job.profile: strict`, any driver works.",
 		About: "the slot's disk limits what containers write",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			driver := m.Docker.StorageDriver
@@ -32,16 +32,16 @@ var dockerDiskChecks = []Check{
 			if c := readDaemon(ctx, m); c.Problem == "" && !c.Has("features") && !c.Has("storage-driver") && c.Flag("storage-driver") == "" {
 				return found(f.By(`%s && systemctl restart docker`, addKeys(c, `"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`)))
 			}
-			return found(f.Advise(`put "features": {"containerd-snapshotter": false} and "storage-driver": "overlay2" into %s and run systemctl restart docker, or set job.profile: strict`, host.DaemonJSON))
+			return found(f.Advise(`put "features": {"containerd-snapshotter": false} and "storage-driver": "overlay2" into %s and run sudo systemctl restart docker, or set job.profile: strict`, host.DaemonJSON))
 		},
 	},
 	{
 		ID: "docker-root", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		Doc:   "It must be local ext4 or XFS; see `findmnt -T /var/lib/docker`. Set `data-root` in `/etc/docker/daemon.json`, run `systemctl restart docker`, then `kbnode image update`.",
+		Doc:   "It must be local ext4 or XFS; see `findmnt -T /var/lib/docker`. Set `data-root` in `/etc/docker/daemon.json`, run `sudo systemctl restart docker`, then `sudo kbnode image update`.",
 		About: "Docker's directory is on a disk of this machine",
 		Run: func(_ context.Context, m *Machine) Answer {
 			mount, kind := m.mountOf(m.Docker.RootDir)
-			move := "set data-root in " + host.DaemonJSON + " to a directory on an ext4 or XFS disk, then run systemctl restart docker; the images are pulled again"
+			move := "set data-root in " + host.DaemonJSON + " to a directory on an ext4 or XFS disk, then run sudo systemctl restart docker; the images are pulled again"
 			switch {
 			case kind == "":
 				return none("the kernel does not say what %s is on", cmp.Or(m.Docker.RootDir, "it"))
@@ -57,12 +57,12 @@ var dockerDiskChecks = []Check{
 	},
 	{
 		ID: "docker-space", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		Doc:   "With less than 10 GiB or a tenth free, whichever is less, nothing is pulled; with almost none, jobs fail. See `docker system df`. `docker image prune` and `docker builder prune` spare kbnode's images.",
+		Doc:   "With less than 10 GiB or a tenth free, whichever is less, nothing is pulled; with almost none, jobs fail. See `sudo docker system df`. `sudo docker image prune` and `sudo docker builder prune` spare kbnode's images.",
 		About: "Docker's disk has room for images",
 		Run: func(_ context.Context, m *Machine) Answer {
 			d, read := m.imageDisk()
 			f := ok("%s of %s are free at %s", gib(d.FreeBytes), gib(d.TotalBytes), d.Path)
-			switch free := "docker system df shows what uses the space; docker image prune and docker builder prune free unused data"; {
+			switch free := "sudo docker system df shows what uses the space; sudo docker image prune and sudo docker builder prune free unused data"; {
 			case !read:
 				return none("the free space at %s is unknown", cmp.Or(m.Docker.RootDir, "it"))
 			case d.FreeBytes < min(d.TotalBytes/50, 1<<30):

@@ -22,7 +22,7 @@ const (
 var dockerGPUChecks = slices.Concat([]Check{
 	{
 		ID: "docker-default-runtime", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
-		Doc:   "With NVIDIA's runtime as default, containers started by hand disturb jobs. Set `default-runtime` to `runc` and run `systemctl reload docker`, which ends nothing.",
+		Doc:   "With NVIDIA's runtime as default, containers started by hand disturb jobs. Set `default-runtime` to `runc` and run `sudo systemctl reload docker`, which ends nothing.",
 		About: "only containers that ask for a GPU get one",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			runtime := m.Docker.DefaultRuntime
@@ -36,7 +36,7 @@ var dockerGPUChecks = slices.Concat([]Check{
 			if defaultRuntime().MatchString(readDaemon(ctx, m).Text) {
 				return found(f.Safely(`sed -i 's/\("default-runtime"[[:space:]]*:[[:space:]]*\)"nvidia"/\1"runc"/' %s && systemctl reload docker`, host.DaemonJSON))
 			}
-			return found(f.Advise("remove default-runtime from %s, or from dockerd's command line (systemctl cat docker), then run systemctl reload docker", host.DaemonJSON))
+			return found(f.Advise("remove default-runtime from %s, or from dockerd's command line (systemctl cat docker), then run sudo systemctl reload docker", host.DaemonJSON))
 		},
 	},
 	{
@@ -113,7 +113,7 @@ var dockerGPUChecks = slices.Concat([]Check{
 			case older(d.Version, "28.2") && c.Problem == "" && !c.Has("features"):
 				return found(f.By("%s && systemctl restart docker", addKeys(c, `"features": {"cdi": true}`)))
 			}
-			return found(f.Advise(`put "cdi": true into features of %s, then run systemctl restart docker`, host.DaemonJSON))
+			return found(f.Advise(`put "cdi": true into features of %s, then run sudo systemctl restart docker`, host.DaemonJSON))
 		},
 	},
 }, cdiChecks)

@@ -34,7 +34,7 @@ var lanCheck = Check{
 		}
 		if list := m.neighborhood(table); len(list) > 0 {
 			return found(warn("jobs can reach %s, which %s", strings.Join(list, ", "), map[bool]string{true: "is a private network of the node", false: "are private networks of the node"}[len(list) == 1]).
-				Advise("set job.network: internet in %s, list what jobs and agents need there in job.allowed_networks, such as [10.1.2.3:3128], then run kbnode reconcile", plan.ConfigPath))
+				Advise("set job.network: internet in %s, list what jobs and agents need there in job.allowed_networks, such as [10.1.2.3:3128], then run sudo kbnode reconcile", plan.ConfigPath))
 		}
 		return found(ok("the node is not in a private network"))
 	},
@@ -119,7 +119,7 @@ func (m *Machine) internetOnly(ctx context.Context) Finding {
 	}
 	if closed != "" {
 		return fail("agents reach Buildkite through %s (%s), which is private and not allowed", at.Host, closed).
-			Advise("add '%s' to job.allowed_networks in %s, then run kbnode reconcile", closed, plan.ConfigPath)
+			Advise("add '%s' to job.allowed_networks in %s, then run sudo kbnode reconcile", closed, plan.ConfigPath)
 	}
 	allowed := "public addresses only"
 	if len(n.Allowed) > 0 {

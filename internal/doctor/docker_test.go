@@ -121,6 +121,7 @@ func TestEngineChecks(t *testing.T) {
 
 		{"it answers", "docker-engine", engine(docker.Info{}), nil, "ok: 28.5.2", ""},
 		{"not installed", "docker-engine", dead(slot.Unit{}, ""), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
+		{"only the client", "docker-engine", dead(slot.Unit{}, ""), map[string]string{"/usr/bin/docker": ""}, "fail: the engine is not installed, only its client /usr/bin/docker", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
 		{"elsewhere", "docker-engine", dead(slot.Unit{}, "no such file"), nil, "fail: no such file", ""},
 		{"not installed, and systemd is dead", "docker-engine", deaf(dead(slot.Unit{}, "")), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
 		{"no answer from systemd either", "docker-engine", deaf(dead(slot.Unit{}, "refused")), nil, "fail: refused", ""},

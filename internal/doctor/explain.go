@@ -7,15 +7,24 @@ import (
 	"unicode/utf8"
 )
 
-// Explain returns what is true if a check passes, what it means otherwise, and what to do. For
-// names of groups and unknown words it returns an *UnknownError.
-func Explain(id string) (string, error) {
+// Explain returns what is true if a check passes, what it means otherwise, and what to do. For a
+// group it returns that of each of its checks, below the check's name. For unknown words it
+// returns an *UnknownError.
+func Explain(name string) (string, error) {
 	checks := All()
-	i := slices.IndexFunc(checks, func(c Check) bool { return c.ID == id })
-	if i < 0 {
-		return "", &UnknownError{Name: id}
+	if i := slices.IndexFunc(checks, func(c Check) bool { return c.ID == name }); i >= 0 {
+		return checks[i].About + "\n\n" + folded(checks[i].Doc), nil
 	}
-	return checks[i].About + "\n\n" + folded(checks[i].Doc), nil
+	var chapters []string
+	for _, c := range checks {
+		if c.Group == name {
+			chapters = append(chapters, c.ID+"\n\n"+c.About+"\n\n"+folded(c.Doc))
+		}
+	}
+	if chapters == nil {
+		return "", &UnknownError{Name: name}
+	}
+	return strings.Join(chapters, "\n"), nil
 }
 
 // Reference returns the generated part of docs/doctor.md: a chapter on each check, by group.

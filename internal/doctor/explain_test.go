@@ -17,6 +17,9 @@ func TestExplainEach(t *testing.T) {
 		if err != nil || about != c.About || len(doc) < 20 || strings.Contains(doc, "\n#") {
 			t.Errorf("%s: %v: %q", c.ID, err, text)
 		}
+		if group, err := Explain(c.Group); err != nil || !strings.Contains(group, c.ID+"\n\n"+text) {
+			t.Errorf("the chapter on %s is not in that on %s (%v)", c.ID, c.Group, err)
+		}
 	}
 	var unknown *UnknownError
 	if _, err := Explain("nonsense"); !errors.As(err, &unknown) {

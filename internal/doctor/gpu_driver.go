@@ -23,7 +23,7 @@ const (
 var driverChecks = []Check{
 	{
 		ID: "nvidia-driver", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "If `modprobe nvidia` fails, see `sudo dmesg | tail`: usually Secure Boot or nouveau. After a kernel upgrade, install its headers and run `dkms autoinstall`.",
+		Doc:   "If `sudo modprobe nvidia` fails, see `sudo dmesg | tail`: usually Secure Boot or nouveau. After a kernel upgrade, install its headers and run `sudo dkms autoinstall`.",
 		About: "NVIDIA's kernel module is loaded",
 		Run: func(_ context.Context, m *Machine) Answer {
 			switch nv := m.Inventory.NVIDIA; {

@@ -86,7 +86,7 @@ func migModes(m *Machine, f fleet) Answer {
 		switch g.value {
 		case "on":
 			wrong = append(wrong, fail("MIG mode is on, without instances (%s)", at).By("%s", g.each(off)).Of(g.slots...).
-				Advise("or make instances with nvidia-smi mig -cgi, and run sudo kbnode install"))
+				Advise("or make instances with sudo nvidia-smi mig -cgi, and run sudo kbnode install"))
 		case "leaving":
 			wrong = append(wrong, rebooted(m, fail("MIG mode is on until the next reset (%s)", at).Of(g.slots...)))
 		case "entering":

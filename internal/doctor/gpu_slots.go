@@ -24,7 +24,7 @@ import (
 var slotGPUChecks = []Check{
 	{
 		ID: "gpu-present", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "The slot takes no jobs. `echo 1 | sudo tee /sys/bus/pci/rescan` finds a GPU that software removed. Otherwise reboot, and check seat and power. A replacement takes the slot at the next `kbnode reconcile`.",
+		Doc:   "The slot takes no jobs. `echo 1 | sudo tee /sys/bus/pci/rescan` finds a GPU that software removed. Otherwise reboot, and check seat and power. A replacement takes the slot at the next `sudo kbnode reconcile`.",
 		About: "each slot's GPU is present, by its UUID",
 		Run: func(_ context.Context, m *Machine) Answer {
 			bound := slotBindings(m)

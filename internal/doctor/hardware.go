@@ -64,7 +64,7 @@ var hardwareChecks = []Check{
 
 // enough returns what a slot lacks, or its share of the machine.
 func enough(least string, share, good int64, name func(int64) string) Answer {
-	const advice = "use fewer GPUs (gpus in the configuration, or kbnode install --gpus), or upgrade the machine"
+	const advice = "use fewer GPUs (gpus in the configuration, or sudo kbnode install --gpus), or upgrade the machine"
 	switch {
 	case least != "":
 		return found(warn("%s", least).Advise(advice))

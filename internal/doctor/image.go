@@ -39,7 +39,7 @@ var imageChecks = []Check{
 	},
 	{
 		ID: "image-present", Group: "image", Worst: Fail, Needs: []string{"installed", "docker-engine"},
-		Doc:   "The first job would pull it, or it is for another processor. `kbnode image update` fetches it and runs a canary.",
+		Doc:   "The first job would pull it, or it is for another processor. `sudo kbnode image update` fetches it and runs a canary.",
 		About: "the jobs' image is on the node",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			name := m.Config.Image.Name
@@ -48,10 +48,10 @@ var imageChecks = []Check{
 			case errors.Is(err, docker.ErrNotFound):
 				return found(warn("%s is not on the node, so the first job waits until it is pulled, and no canary has run it", name).By(updateImage))
 			case err != nil:
-				return found(warn("%s", lines(err)).Advise("see what docker image inspect %s says", name))
+				return found(warn("%s", lines(err)).Advise("see what sudo docker image inspect %s says", name))
 			case i.Arch != "" && m.Inventory.Arch != "" && i.Arch != m.Inventory.Arch:
 				return found(fail("%s is for %s, but this machine is %s, so nothing in it starts", name, i.Arch, m.Inventory.Arch).
-					Advise("build it for %s too, or set image.name to one that is, then run %s", m.Inventory.Arch, updateImage))
+					Advise("build it for %s too, or set image.name to one that is, then run sudo %s", m.Inventory.Arch, updateImage))
 			}
 			return found(ok("%s, %s%s", label(i), gib(i.Size), age(m.Now, i.Created)))
 		},
@@ -68,14 +68,14 @@ var imageChecks = []Check{
 			registry, _, _ := strings.Cut(name, "/")
 			if name, _, _ := strings.Cut(registry, ":"); slices.Contains(m.Docker.Insecure, registry) && name != "localhost" && !strings.HasPrefix(name, "127.") {
 				return found(warn("%s is one of Docker's insecure registries, so anyone in between can replace the jobs' image", registry).
-					Advise("give it a certificate (put its CA certificate into /etc/docker/certs.d/%s/ca.crt), remove it from insecure-registries in %s, and run systemctl reload docker", registry, host.DaemonJSON))
+					Advise("give it a certificate (put its CA certificate into /etc/docker/certs.d/%s/ca.crt), remove it from insecure-registries in %s, and run sudo systemctl reload docker", registry, host.DaemonJSON))
 			}
 			return found(ok("%s", registry))
 		},
 	},
 	{
 		ID: "image-proven", Group: "image", Worst: Warn, Needs: []string{"image-state", "image-present"},
-		Doc:   "No update finished, or someone pulled or tagged another image. Run [`kbnode image update`](operations.md#a-new-image); `kbnode image list` shows all.",
+		Doc:   "No update finished, or someone pulled or tagged another image. Run [`sudo kbnode image update`](operations.md#a-new-image); `sudo kbnode image list` shows all.",
 		About: "jobs run the image that kbnode chose, after a canary",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			s, err := image.Read(m.Path(plan.ImageDir))
@@ -103,7 +103,7 @@ var imageChecks = []Check{
 	},
 	{
 		ID: "image-update", Group: "image", Worst: Warn, Needs: []string{"image-state"},
-		Doc:   "Jobs keep the previous image. `kbnode image list` says why. Fix and push the new one. `kbnode drain gpu0` makes room for a canary.",
+		Doc:   "Jobs keep the previous image. `sudo kbnode image list` says why. Fix and push the new one. `sudo kbnode drain gpu0` makes room for a canary.",
 		About: "the last image update succeeded",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			s, err := image.Read(m.Path(plan.ImageDir))
@@ -118,21 +118,21 @@ var imageChecks = []Check{
 			if len(s.Refused) > 0 && s.Refused[0].Time.After(since) {
 				r := s.Refused[0]
 				all = append(all, warn("%s was refused%s: %s", short(r.Digest, ""), ago(m.Now, r.Time), r.Reason).
-					Advise("fix the image and push it; cron tries the next one, and %s tries this one again", updateImage))
+					Advise("fix the image and push it; cron tries the next one, and sudo %s tries this one again", updateImage))
 			}
 			if c := s.Candidate; c != nil && m.Now.Sub(c.Since) > onItsWay {
 				all = append(all, warn("the update to %s has not finished since %s", short(c.Digest, c.ID), c.Since.Format(time.DateOnly)).By(updateImage))
 			}
 			if u, err := m.unit(ctx, plan.ImageService); err == nil && u.Active == "failed" {
 				all = append(all, warn("%s failed (%s, exit status %d)", plan.ImageService, u.Result, u.ExitStatus).By(updateImage).
-					Advise("journalctl -u kbnode-image -n 20 says why"))
+					Advise("sudo journalctl -u kbnode-image -n 20 says why"))
 			}
 			return otherwise(all, ok("none refused since, none pending"))
 		},
 	},
 	{
 		ID: "image-space", Group: "image", Worst: Warn, Needs: []string{"image-present", "docker-space"},
-		Doc:   "An update needs three times its download, plus the 10 GiB or tenth (the smaller) that stays free. Run `docker image prune` and `docker builder prune`, or lower `image.keep`.",
+		Doc:   "An update needs three times its download, plus the 10 GiB or tenth (the smaller) that stays free. Run `sudo docker image prune` and `sudo docker builder prune`, or lower `image.keep`.",
 		About: "the next image fits on Docker's disk",
 		Run: func(ctx context.Context, m *Machine) Answer {
 			i, err := m.Source.Image(ctx, m.Config.Image.Name)
@@ -158,14 +158,14 @@ var imageChecks = []Check{
 				return none("see docker-space")
 			case d.FreeBytes < need:
 				return found(warn("%s is free, but an image of %s needs about %s; earlier images take up to %s", gib(d.FreeBytes), gib(i.Size), gib(need), gib(old)).
-					Advise("docker system df shows what uses the space; docker image prune and docker builder prune free some, and image.keep sets how many images stay"))
+					Advise("sudo docker system df shows what uses the space; sudo docker image prune and sudo docker builder prune free some, and image.keep sets how many images stay"))
 			}
 			return found(ok("%s free, about %s needed; earlier images take up to %s", gib(d.FreeBytes), gib(need), gib(old)))
 		},
 	},
 	{
 		ID: "image-schedule", Group: "image", Worst: Warn, Needs: []string{"state"},
-		Doc:   "No cron reads `/etc/cron.d`. Install or start cron, or run `kbnode image update`.",
+		Doc:   "No cron reads `/etc/cron.d`. Install or start cron, or run `sudo kbnode image update`.",
 		About: "something runs the update at the times in image.auto_update",
 		Run:   checkSchedule,
 	},

@@ -64,7 +64,8 @@ var nodeChecks = []Check{
 			all := []Finding{ok("%d slots", len(p.Slots))}
 			cores, memory, disk := plan.TooSmall(m.Inventory, p)
 			for _, w := range p.Warnings {
-				if w != cores && w != memory && w != disk { // group hardware reports these
+				parked := slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Parked != "" && w == s.ParkedWarning() })
+				if !parked && w != cores && w != memory && w != disk { // slot-parked and group hardware report these
 					all = append(all, warn("%s", w).Advise("see what kbnode plan says"))
 				}
 			}
@@ -107,7 +108,7 @@ var nodeChecks = []Check{
 	},
 	{
 		ID: "as-planned", Group: "node", Worst: Fail, Needs: []string{"state"},
-		Doc:   "`kbnode reconcile` fixes it; the daemon does within 30 seconds. Changes that wait for a job are warnings.",
+		Doc:   "`sudo kbnode reconcile` fixes it; the daemon does within 30 seconds. Changes that wait for a job are warnings.",
 		About: "files, users, units and limits are as planned",
 		Run: func(_ context.Context, m *Machine) Answer {
 			if m.problem("docker") != "" { // reconcile refuses, too
@@ -135,7 +136,7 @@ var nodeChecks = []Check{
 	},
 	{
 		ID: "daemon", Group: "node", Worst: Fail, Needs: []string{"state"},
-		Doc:   "Without it, nothing fixes drift or watches GPUs. Jobs go on. See `journalctl -u kbnode`.",
+		Doc:   "Without it, nothing fixes drift or watches GPUs. Jobs go on. See `sudo journalctl -u kbnode`.",
 		About: "kbnode.service runs, and keeps the node as planned",
 		Run: func(_ context.Context, m *Machine) Answer {
 			u := m.State.Units[plan.NodeService]

@@ -53,7 +53,7 @@ var noiseChecks = []Check{
 	},
 	{
 		ID: "noise-swap", Group: "noise", Bare: true, Worst: Warn,
-		Doc:   "Swap delays kbnode and Docker, not jobs. Run `swapoff -a`, which takes a while, and edit `/etc/fstab`. If memory is short, raise `reserve.memory`.",
+		Doc:   "Swap delays kbnode and Docker, not jobs. Run `sudo swapoff -a`, which takes a while, and edit `/etc/fstab`. If memory is short, raise `reserve.memory`.",
 		About: "the system has no swap on a disk",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.swap() },
 	},
@@ -140,7 +140,7 @@ func (m *Machine) whoChanges(ctx context.Context) string {
 	run, _ := m.running(ctx, "tuned.service", "power-profiles-daemon.service", "thermald.service", "irqbalance.service", "cpufrequtils.service", "auto-cpufreq.service", "tlp.service")
 	who := "find out what changes it"
 	if len(run) > 0 {
-		who = "run systemctl disable --now " + strings.Join(run, " ") + " if that is what changes it"
+		who = "run sudo systemctl disable --now " + strings.Join(run, " ") + " if that is what changes it"
 	}
 	return who + "; " + Pages + "configuration.md under \"Where it does not work\" says how to try again"
 }

@@ -116,7 +116,7 @@ func TestNoiseChecks(t *testing.T) {
 func TestWhoChanges(t *testing.T) {
 	t.Parallel()
 	m := machineOf(t, &fake{units: []slot.Unit{{Name: "tuned.service", Active: "active"}, {Name: "thermald.service", Active: "inactive"}}}, nil)
-	const want = `run systemctl disable --now tuned.service if that is what changes it; ` + Pages + `configuration.md under "Where it does not work" says how to try again`
+	const want = `run sudo systemctl disable --now tuned.service if that is what changes it; ` + Pages + `configuration.md under "Where it does not work" says how to try again`
 	if got := m.whoChanges(t.Context()); got != want {
 		t.Error(got)
 	}

@@ -20,7 +20,7 @@ import (
 var slotChecks = []Check{
 	{
 		ID: "slot-limits", Group: "slots", Worst: Fail, Needs: []string{"state"},
-		Doc:   "Someone used `systemctl set-property` or wrote to `/sys/fs/cgroup`. No job starts until `kbnode reconcile` or, within 30 seconds, the daemon fixes it.",
+		Doc:   "Someone used `systemctl set-property` or wrote to `/sys/fs/cgroup`. No job starts until `sudo kbnode reconcile` or, within 30 seconds, the daemon fixes it.",
 		About: "the kernel has the planned limits for each slot",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.limits() },
 	},
@@ -44,14 +44,14 @@ var slotChecks = []Check{
 	},
 	{
 		ID: "slot-disk", Group: "slots", Worst: Fail, Needs: []string{"state"},
-		Doc:   "The command recreates a slot's [disk](security.md#disk), empty. If that fails, see `journalctl -u kbnode-guard-gpu0`; for lack of space, lower `job.disk`.",
+		Doc:   "The command recreates a slot's [disk](security.md#disk), empty. If that fails, see `sudo journalctl -u kbnode-guard-gpu0`; for lack of space, lower `job.disk`.",
 		About: "each slot's disk is mounted, has the planned size, and has free space",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.disks() },
 	},
 	{
 		ID: "slot-parked", Group: "slots", Worst: Fail, Needs: []string{"state"},
-		Doc:   "Do what the message says about what cannot be [cleared away](security.md#between-two-jobs), such as reset the GPU; the slot then returns by itself.",
-		About: "no slot is parked because of what an earlier job left",
+		Doc:   "Do what the message says about what cannot be [cleared away](security.md#between-two-jobs), such as reset the GPU; the slot then returns by itself. For a slot that is parked because of its GPU, see [gpu-present](#gpu-present) and [gpu-answers](#gpu-answers).",
+		About: "no slot is parked",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.parked() },
 	},
 	{

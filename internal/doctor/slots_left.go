@@ -48,7 +48,7 @@ func (m *Machine) leftContainers(ctx context.Context) Answer {
 			group := strings.TrimPrefix(dir, host.CgroupRoot)
 			if k, ok := plan.OwnsUnit(path.Base(group)); ok && path.Dir(group) != "/"+plan.ParentSlice && len(m.Processes(ctx, group)) > 0 {
 				all = append(all, fail("containers run in %s, where the slot's limits do not apply", group).Of(k).
-					Advise("end them (docker ps, docker rm -f), and see docker-cgroup-driver above"))
+					Advise("end them (sudo docker ps, sudo docker rm -f), and see docker-cgroup-driver above"))
 			}
 		}
 	}

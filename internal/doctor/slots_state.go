@@ -39,7 +39,7 @@ func (m *Machine) partition() Answer {
 		set, err := cpuset.Parse(m.Value(file))
 		if err == nil && name != want.Unit && !set.Disjoint(cpus) {
 			return found(warn("%s is set to CPUs %s, so the kernel cannot reserve the slots' CPUs for them (%q)", name, set, now).
-				Advise("remove AllowedCPUs from it (systemctl cat %s shows where it is set), then run %s", name, again))
+				Advise("remove AllowedCPUs from it (systemctl cat %s shows where it is set), then run sudo %s", name, strings.ReplaceAll(again, "&& ", "&& sudo ")))
 		}
 	}
 	why := fmt.Sprintf("cpuset.cpus.partition of %s is %q", want.Unit, now)
@@ -111,6 +111,9 @@ func (d slotDisk) judge() Finding {
 func (m *Machine) parked() Answer {
 	var all []Finding
 	for _, s := range m.Plan.Slots {
+		if s.Parked != "" { // the checks of GPUs say more
+			all = append(all, warn("it takes no jobs because of its GPU").Of(s.Index).Advise("sudo kbnode status says why; the slot returns by itself when its GPU does"))
+		}
 		for _, r := range m.State.Slot(s.Index).Parked {
 			all = append(all, fail("%s", r.Reason).Of(s.Index).Advise("do what the message says; the slot then returns by itself"))
 		}

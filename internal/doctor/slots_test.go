@@ -152,6 +152,7 @@ func TestSlotState(t *testing.T) {
 		{"none", "slot-parked", node(nil), nil, nil, "ok: none", ""},
 		{"by the guard", "slot-parked", node(nil), map[string]string{"/run/kbnode/gpu1/parked/gpu.json": `{"reason":"GPU-1 is held by process 7, which does not exit; reboot","since":"2026-11-21T10:00:00Z"}`}, nil,
 			"fail: GPU-1 is held by process 7, which does not exit; reboot", ""},
+		{"because of its GPU", "slot-parked", node(func(f *fake) { f.plan.Slots[1].Parked = "GPU 1 is missing" }), nil, nil, "warn: it takes no jobs because of its GPU", ""},
 	})
 	// Only a file system can be full, and no directory of a test is one.
 	full := slotDisk{slot: plan.Slot{DiskBytes: 1}, bytes: 1, mount: host.Mount{Device: "7:0"}, home: host.Mount{Device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}

@@ -44,7 +44,7 @@ var systemChecks = []Check{
 	},
 	{
 		ID: "system-modules", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "After a kernel upgrade, reboot. Cloud kernels may lack some. `modprobe nf_tables` says why one does not load.",
+		Doc:   "After a kernel upgrade, reboot. Cloud kernels may lack some. `sudo modprobe nf_tables` says why one does not load.",
 		About: "the kernel has the file systems and the firewall that slots need",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.modules() },
 	},
@@ -193,7 +193,7 @@ func (m *Machine) clock(ctx context.Context, state health.Clock) Answer {
 		return found(skip("%s", err))
 	case len(run) > 0:
 		return found(warn("%s runs, but has not set the clock yet", strings.Join(run, ", ")).
-			Advise("wait a few minutes; then see journalctl -u %s, and check that outgoing UDP port 123 is open", run[0]))
+			Advise("wait a few minutes; then see sudo journalctl -u %s, and check that outgoing UDP port 123 is open", run[0]))
 	}
 	return found(warn("nothing synchronizes the clock: if it is wrong, Buildkite and registries refuse the node").By("timedatectl set-ntp true"))
 }

@@ -25,7 +25,7 @@ func readOnly(name string, v unix.Statfs_t) Finding {
 		return Finding{}
 	}
 	return fail("%s is mounted read-only", name).
-		Advise("see sudo dmesg: the kernel does that when a disk fails. If no disk failed, run mount -o remount,rw $(findmnt -no TARGET -T %s), and correct /etc/fstab", name)
+		Advise("see sudo dmesg: the kernel does that when a disk fails. If no disk failed, run sudo mount -o remount,rw $(findmnt -no TARGET -T %s), and correct /etc/fstab", name)
 }
 
 func (m *Machine) space() Answer {
@@ -53,7 +53,7 @@ func full(name string, v unix.Statfs_t) Finding {
 	size := uint64(v.Frsize)
 	total, free := v.Blocks*size, v.Bavail*size
 	none, low := min(total/50, 1<<30), min(total/10, 20<<30)
-	const look = "see what uses the space: docker system df; sudo du -xh -d2 / | sort -h | tail -30"
+	const look = "see what uses the space: sudo docker system df; sudo du -xh -d2 / | sort -h | tail -30"
 	const count = "see what uses them: sudo du --inodes -x -d2 / | sort -n | tail -30"
 	switch {
 	case v.Flags&unix.ST_RDONLY != 0: // as a system image is

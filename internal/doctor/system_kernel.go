@@ -37,7 +37,7 @@ func (m *Machine) modules() Answer {
 	known, there := m.Modules(m.Inventory.Kernel)
 	if !there {
 		return found(warn("not loaded: %s, and %s is missing: the kernel was upgraded since the last boot, or has them built in", strings.Join(absent, ", "), "/lib/modules/"+m.Inventory.Kernel).
-			Advise("reboot, unless modprobe %s succeeds", absent[0]))
+			Advise("reboot, unless sudo modprobe %s succeeds", absent[0]))
 	}
 	var all []Finding
 	for _, f := range features {
@@ -145,7 +145,7 @@ func (m *Machine) users() Answer {
 		}
 		if len(others) > 0 {
 			all = append(all, fail("user %s shares the ID %d with %s", s.User, u.UID, strings.Join(others, ", ")).Of(s.Index).
-				Advise("give the other user its own ID (usermod -u), or delete user %s and run kbnode reconcile", s.User))
+				Advise("give the other user its own ID (sudo usermod -u), or delete user %s and run sudo kbnode reconcile", s.User))
 		}
 		for _, g := range groups {
 			if slices.Contains(g.Members, s.User) && slices.Contains(powerful, g.Name) {

@@ -345,7 +345,7 @@ func (j *judge) slots() {
 			j.see(key{Check: CheckAgent, Slot: s.Index}, s.Agent != "", Mark{
 				Level: Warn, After: 5 * time.Minute,
 				Reason: "the slot's agent is not connected: " + s.Agent,
-				Fix:    fmt.Sprintf("journalctl -u buildkite-agent-gpu%d", s.Index),
+				Fix:    fmt.Sprintf("sudo journalctl -u buildkite-agent-gpu%d", s.Index),
 			})
 		}
 		if !slices.Contains(s.Unread, CheckLimits) {

@@ -35,7 +35,7 @@ func (j *judge) node() {
 		m := Mark{
 			Level:  Warn,
 			Reason: fmt.Sprintf("less than %d MiB are free at %s", low>>20, d.Path), // without a number that changes all the time
-			Fix:    "docker system df; sudo du -xsh " + strings.TrimSuffix(d.Path, "/") + "/*",
+			Fix:    "sudo docker system df; sudo du -xsh " + strings.TrimSuffix(d.Path, "/") + "/*",
 		}
 		if d.FreeBytes < none {
 			m.Level, m.Effect, m.Reason = Fatal, Drain, fmt.Sprintf("less than %d MiB are free at %s", none>>20, d.Path)
@@ -50,7 +50,7 @@ func (j *judge) node() {
 	if !seen[CheckDocker] {
 		j.see(ofNode(CheckDocker, ""), n.Docker != "", Mark{
 			Level: Fatal, Effect: Drain, After: dockerAfter,
-			Reason: "the Docker engine does not answer: " + n.Docker, Fix: "systemctl status docker; journalctl -u docker -n 50",
+			Reason: "the Docker engine does not answer: " + n.Docker, Fix: "systemctl status docker; sudo journalctl -u docker -n 50",
 		})
 	}
 	j.see(ofNode(checkOverdue, ""), len(n.Overdue) > 0, Mark{

@@ -19,19 +19,17 @@ import (
 
 // Choose returns the slots of the plan that the arguments name.
 func Choose(p *plan.Plan, all bool, args []string) ([]plan.Slot, error) {
-	switch {
-	case all && len(args) > 0:
-		return nil, config.BadInput("--all means every slot; leave out %s or --all", strings.Join(args, " "))
-	case all:
+	if err := CheckSlots(all, args); err != nil {
+		return nil, err
+	}
+	if all {
 		return p.Slots, nil
-	case len(args) == 0:
-		return nil, config.BadInput("no slot is named; write slots such as gpu3, or --all")
 	}
 	var chosen []plan.Slot
 	for _, arg := range args {
-		k, err := strconv.Atoi(strings.TrimPrefix(arg, "gpu"))
+		k, ok := SlotNumber(arg)
 		i := slices.IndexFunc(p.Slots, func(s plan.Slot) bool { return s.Index == k })
-		if err != nil || i < 0 {
+		if !ok || i < 0 {
 			names := make([]string, len(p.Slots))
 			for i, s := range p.Slots {
 				names[i] = s.Name
@@ -41,6 +39,28 @@ func Choose(p *plan.Plan, all bool, args []string) ([]plan.Slot, error) {
 		chosen = append(chosen, p.Slots[i])
 	}
 	return chosen, nil
+}
+
+// SlotNumber returns the number of a slot that people write as gpu3 or 3.
+func SlotNumber(name string) (k int, ok bool) {
+	n, err := strconv.ParseUint(strings.TrimPrefix(name, "gpu"), 10, 16)
+	return int(n), err == nil
+}
+
+// CheckSlots returns what is wrong with names of slots, or with their lack, on any node.
+func CheckSlots(all bool, args []string) error {
+	switch {
+	case all && len(args) > 0:
+		return config.BadInput("--all means every slot; leave out %s or --all", strings.Join(args, " "))
+	case !all && len(args) == 0:
+		return config.BadInput("no slot is named; write slots such as gpu3, or --all")
+	}
+	for _, arg := range args {
+		if _, ok := SlotNumber(arg); !ok {
+			return config.BadInput("there is no slot %.60q; write slots such as gpu3", arg)
+		}
+	}
+	return nil
 }
 
 // WaitDrained tells how far each slot is whenever that changes. With wait it returns when all are

@@ -28,7 +28,7 @@ func UsableBinary(exe string) error {
 		}
 		st, ok := fi.Sys().(*syscall.Stat_t)
 		if temporary := slices.Contains([]string{"/tmp", "/var/tmp", "/home", "/root", "/run", "/dev/shm"}, dir); !ok || st.Uid != 0 || fi.Mode().Perm()&0o022 != 0 || temporary {
-			return fmt.Errorf("kbnode runs from %s, but units need a permanent path that only root can change; type sudo install -m 755 %s %s, then sudo kbnode install again", exe, exe, Binary)
+			return fmt.Errorf("kbnode runs from %s, but units need a permanent path that only root can change; type sudo install -m 755 %s %s", exe, exe, Binary)
 		}
 		if dir == "/" {
 			return nil

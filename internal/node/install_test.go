@@ -38,7 +38,7 @@ func TestUsableBinary(t *testing.T) {
 	}
 	temporary := put(t, t.TempDir(), "kbnode", "")
 	err = UsableBinary(temporary)
-	if want := "type sudo install -m 755 " + temporary + " /usr/local/bin/kbnode, then sudo kbnode install again"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "type sudo install -m 755 " + temporary + " /usr/local/bin/kbnode"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v; want %q", err, want)
 	}
 	if err := UsableBinary(temporary + "-gone"); err == nil {

@@ -93,7 +93,7 @@ func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool)
 	for i := range slots {
 		slots[i].parked, slots[i].last = parkedWhy(slots[i]), lastOf(kept, slots[i].Slot)
 		if slots[i].parked != "" {
-			warnings = append(warnings, fmt.Sprintf("slot %s is parked: %s", SlotName(slots[i].Slot), slots[i].parked))
+			warnings = append(warnings, Slot{Name: SlotName(slots[i].Slot), Parked: slots[i].parked}.ParkedWarning())
 		}
 	}
 	return slots, warnings, nil

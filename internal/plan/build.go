@@ -78,10 +78,15 @@ func Build(in Input) (*Plan, error) {
 		return nil, err
 	}
 	var all cpuset.Set
+	queued := map[string]int{} // slots, by queue
+	for _, b := range slots {
+		queued[queueName(cfg.Queue, b, p.Node)]++
+	}
 	for i, b := range slots {
 		blk := split.Blocks[i]
 		all = all.Union(blk.CPUs)
 		s := newSlot(b, blk, cfg, p.Node, in.Version)
+		s.Tags = append(s.Tags, fmt.Sprintf("slots=%d", queued[s.Queue])) // tells kbnode queue how many agents are missing
 		s.Drains = drained(in.Drains, s.Index)
 		s.AgentVersion = agents.Of(s.Index)
 		program := agents.program(s.AgentVersion, inv.Software.Agent)

@@ -109,7 +109,7 @@ func rankBy(d Drain) int {
 func (p *Plan) withoutSlot(drains []Drain) (warnings []string) {
 	for _, d := range SlotlessDrains(p.Slots, drains) {
 		name := SlotName(d.Slot)
-		warnings = append(warnings, fmt.Sprintf("%s is %s, but does not exist now; a later %s will be drained unless you run kbnode resume %s first", name, d, name, name))
+		warnings = append(warnings, fmt.Sprintf("%s is %s, but does not exist now; a later %s will be drained unless you run sudo kbnode resume %s first", name, d, name, name))
 	}
 	return warnings
 }

@@ -35,7 +35,7 @@ func TestDrainedSlot(t *testing.T) {
 			want.Units[i].Active = false
 		}
 	}
-	want.Warnings = append(want.Warnings, "gpu42 is drained by operator, but does not exist now; a later gpu42 will be drained unless you run kbnode resume gpu42 first")
+	want.Warnings = append(want.Warnings, "gpu42 is drained by operator, but does not exist now; a later gpu42 will be drained unless you run sudo kbnode resume gpu42 first")
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

@@ -138,7 +138,7 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 			if at := slices.IndexFunc(seen, func(s resolved) bool { return overlap(s.Member, m) }); at >= 0 {
 				if !reshape && seen[at].slot != b.Slot {
 					twice, u.twice = true, true
-					u.lost = fmt.Sprintf("%s is also in slot %s; run kbnode install to keep it only there, or fix %s", m.describe(), SlotName(seen[at].slot), BindingsPath)
+					u.lost = fmt.Sprintf("%s is also in slot %s; run sudo kbnode install to keep it only there, or fix %s", m.describe(), SlotName(seen[at].slot), BindingsPath)
 					pool = append(pool, u)
 				}
 				continue
@@ -231,15 +231,15 @@ func (d *device) find(u resolved) resolved {
 	name := cmp.Or(g.UUID, g.PCI)
 	switch {
 	case old.MIG != nil:
-		u.lost = old.describe() + " is missing; create it again, or run kbnode install to make slots from what there is"
+		u.lost = old.describe() + " is missing; create it again, or run sudo kbnode install to make slots from what there is"
 	case g.Vendor == "amd":
-		u.lost = fmt.Sprintf("GPU %s is in %s mode and was in %s; set it back, or run kbnode install to make slots from what there is",
+		u.lost = fmt.Sprintf("GPU %s is in %s mode and was in %s; set it back, or run sudo kbnode install to make slots from what there is",
 			name, cmp.Or(g.ComputePartition, "another"), old.Mode)
 		if old.Mode == "" || old.Mode == g.ComputePartition {
-			u.lost = fmt.Sprintf("GPU %s has no partition %d; set its mode back, or run kbnode install to make slots from what there is", name, old.Partition)
+			u.lost = fmt.Sprintf("GPU %s has no partition %d; set its mode back, or run sudo kbnode install to make slots from what there is", name, old.Partition)
 		}
 	case len(g.MIG) > 0:
-		u.lost = fmt.Sprintf("GPU %s is in MIG mode now; turn it off with nvidia-smi -i %s -mig 0, or run kbnode install to make slots from its instances", name, name)
+		u.lost = fmt.Sprintf("GPU %s is in MIG mode now; turn it off with sudo nvidia-smi -i %s -mig 0, or run sudo kbnode install to make slots from its instances", name, name)
 	default:
 		u.lost = withoutInstances(g)
 	}
@@ -268,7 +268,7 @@ func Losses(gpus []inventory.GPU, kept []Binding) (lost, replaced []Loss) {
 
 func withoutInstances(g *inventory.GPU) string {
 	name := cmp.Or(g.UUID, g.PCI)
-	return fmt.Sprintf("GPU %s is in MIG mode and has no instances; create some with nvidia-smi mig -i %s -cgi, or turn it off with nvidia-smi -i %s -mig 0", name, name, name)
+	return fmt.Sprintf("GPU %s is in MIG mode and has no instances; create some with nvidia-smi mig -i %s -cgi, or turn it off with sudo nvidia-smi -i %s -mig 0", name, name, name)
 }
 
 // offers returns what a device has for slots: its MIG instances, its

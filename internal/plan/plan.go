@@ -89,6 +89,9 @@ func (p *Plan) UsedGPUs() int {
 // Serves reports whether the slot's agent should run.
 func (s Slot) Serves() bool { return s.Parked == "" && len(s.Drains) == 0 }
 
+// ParkedWarning returns the plan's warning about a parked slot.
+func (s Slot) ParkedWarning() string { return fmt.Sprintf("slot %s is parked: %s", s.Name, s.Parked) }
+
 // Model returns the slot's GPU model for display: "NVIDIA B200", "4 × NVIDIA
 // B200", "NVIDIA B200 1g.23gb"; "" if it has no GPU.
 func (s Slot) Model() string {

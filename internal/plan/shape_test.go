@@ -321,9 +321,9 @@ func TestReshape(t *testing.T) {
 	dead.GPUs[1].Healthy, dead.GPUs[1].Error, dead.GPUs[1].MIGMode = false, "lost", ""
 	const uuid = "GPU-29010000-0000-4000-8000-000000000002"
 	kept := "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200 2\ngpu3 b200 3\ngpu4 b200-3g-69gb 1/MIG-1-1-1\n"
-	now := "GPU " + uuid + " is in MIG mode now; turn it off with nvidia-smi -i " + uuid + " -mig 0, or run kbnode install to make slots from its instances"
+	now := "GPU " + uuid + " is in MIG mode now; turn it off with sudo nvidia-smi -i " + uuid + " -mig 0, or run sudo kbnode install to make slots from its instances"
 	missing := func(profile string, start int) string {
-		return fmt.Sprintf(" parked: MIG instance %s at memory slice %d of GPU %s is missing; create it again, or run kbnode install to make slots from what there is", profile, start, uuid)
+		return fmt.Sprintf(" parked: MIG instance %s at memory slice %d of GPU %s is missing; create it again, or run sudo kbnode install to make slots from what there is", profile, start, uuid)
 	}
 	away := " parked: GPU " + uuid + " at 0000:43:00.0 is missing"
 	for name, steps := range map[string][]struct {

@@ -135,13 +135,13 @@ func (s State) Disconnected(p plan.Slot, now time.Time) string {
 	case !p.Serves() || s.Job != nil || s.Agent.Stopping():
 		return ""
 	case s.Failed():
-		return fmt.Sprintf("its agent keeps failing; journalctl -u %s shows why", unit)
+		return fmt.Sprintf("its agent keeps failing; sudo journalctl -u %s shows why", unit)
 	case s.Agent.Active != "active" || now.Sub(s.Agent.Since) < RegisterTime || s.Registered:
 		return ""
 	case len(s.Parked) > 0:
 		return "" // it waits, and reports why
 	}
-	return fmt.Sprintf("its agent runs but has not registered; journalctl -u %s shows why", unit)
+	return fmt.Sprintf("its agent runs but has not registered; sudo journalctl -u %s shows why", unit)
 }
 
 // Words are all results of Word.

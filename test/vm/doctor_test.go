@@ -62,7 +62,7 @@ var breakages = []breakage{
 	{name: "a socket for everybody", breaks: "chmod 666 /run/docker.sock", check: "docker-socket"},
 	{name: "no forwarding", breaks: "sysctl -qw net.ipv4.ip_forward=0", check: "docker-network"},
 	{name: "a specification of another driver", breaks: "cp /etc/cdi/nvidia.yaml /root/cdi; echo '# /usr/lib/x86_64-linux-gnu/libcuda.so.570.10.10' >>/etc/cdi/nvidia.yaml", check: "docker-cdi-driver", fix: "cp /root/cdi /etc/cdi/nvidia.yaml"},
-	{name: "a GPU that the driver lost", breaks: "echo 'gpu.3.handle = 15' >>/etc/fake-nvml.conf", check: "gpu-answers", also: []string{"gpu-present", "plan", "as-planned", "docker-cdi-slots"}, fix: "sed -i '$d' /etc/fake-nvml.conf"},
+	{name: "a GPU that the driver lost", breaks: "echo 'gpu.3.handle = 15' >>/etc/fake-nvml.conf", check: "gpu-answers", also: []string{"gpu-present", "plan", "slot-parked", "as-planned", "docker-cdi-slots"}, fix: "sed -i '$d' /etc/fake-nvml.conf"},
 	{name: "a library of another version", breaks: "echo 'init = 18' >>/etc/fake-nvml.conf", check: "nvidia-library", fix: "sed -i '$d' /etc/fake-nvml.conf", also: []string{"nvidia-nvml", "plan", "as-planned"}},
 	{name: "a driver that hangs", breaks: "echo 'hang = 100' >>/etc/fake-nvml.conf", check: "nvidia-nvml", fix: "sed -i '$d' /etc/fake-nvml.conf", also: []string{"plan", "as-planned"}},
 	{name: "no persistence", breaks: "echo 'gpu.2.persistence = 0' >>/etc/fake-nvml.conf", check: "nvidia-persistence", also: []string{"as-planned"}, after: "sed -i '/gpu.2.persistence = 0/d' /etc/fake-nvml.conf"},

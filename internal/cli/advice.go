@@ -1,0 +1,138 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/text"
+)
+
+// rootCommands are the commands that only root can complete. Advice writes sudo before them.
+var rootCommands = []string{"install", "reconcile", "uninstall", "status", "drain", "resume", "undrain", "upgrade", "daemon", "selftest", "doctor", "image", "logs"}
+
+// rootVariables are the variables that a command reads, by command. sudo drops them unless told.
+var rootVariables = map[string][]string{
+	"install": {"BUILDKITE_AGENT_TOKEN", "GPU_TYPE", "NODE_NAME", "GPU_COUNT", "CPUS_PER_GPU", "RAM_PER_GPU"},
+	"doctor":  {"BUILDKITE_API_TOKEN", "BUILDKITE_API_URL"},
+}
+
+// maxWord bounds an argument that is repeated, in bytes.
+const maxWord = 4096
+
+// unbroken is a blank at which printf breaks no line: a command that is cut in two cannot be pasted.
+const unbroken = "\u00a0"
+
+// line returns a command line for printf, quoted for a shell. It hides secrets.
+func line(args []string) string {
+	words := []string{program()}
+	i := slices.IndexFunc(args, func(a string) bool { return !strings.HasPrefix(a, "-") })
+	if i >= 0 && slices.Contains(rootCommands, args[i]) {
+		words = slices.Insert(words, 0, "sudo")
+		keep := slices.DeleteFunc(slices.Clone(rootVariables[args[i]]), func(name string) bool { return os.Getenv(name) == "" })
+		if len(keep) > 0 {
+			words = slices.Insert(words, 1, "--preserve-env="+strings.Join(keep, ","))
+		}
+	}
+	known := secrets(args)
+	for _, a := range args {
+		if a = hide(a, known); !text.Plain(a) || len(a) > maxWord {
+			a = text.Line(a, maxWord)
+		}
+		words = append(words, quoted(a))
+	}
+	return strings.ReplaceAll(strings.Join(words, " "), " ", unbroken)
+}
+
+// quoted returns a word as a shell reads it.
+func quoted(word string) string {
+	if word == "" || strings.ContainsAny(word, " $`\"\\*?[]{}()<>|&;#~!'") {
+		return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	}
+	return word
+}
+
+// program returns how to start this kbnode again: sudo finds none that is outside of its PATH.
+func program() string {
+	if name := os.Args[0]; filepath.Base(name) == "kbnode" && strings.ContainsRune(name, filepath.Separator) {
+		return name
+	}
+	return "kbnode"
+}
+
+// again returns what was typed, to type it again as root.
+func (s Streams) again() string { return line(s.typed) }
+
+// hiddenNames are how names of flags and variables end whose value is a secret. A mistyped --token
+// counts, too.
+const hiddenNames = `(?:^-*|[-_=])(?:tok(?:en?)?|secret|passw(?:or)?d|(?:api|private)[-_]?key)`
+
+var (
+	secretName = lazy.Regexp(`(?i)` + hiddenNames + `$`)
+	// secretValue matches a word with a secret: NAME=VALUE, a token of Buildkite, or the login and
+	// password in the address of a server or a database.
+	secretValue = lazy.Regexp(`(?i)` + hiddenNames + `\s*=\s*(\S+)|(\bbk[a-z]{2,3}_[^\s'",;]+)|://([^/\s]+)@`)
+)
+
+// shortest is the length of the shortest secret, in bytes: a shorter one would garble a message.
+const shortest = 4
+
+// secrets returns what must not be repeated of a command line, because people log and paste it.
+func secrets(args []string) []string {
+	var found []string
+	for i, a := range args {
+		if i > 0 && strings.HasPrefix(args[i-1], "-") && secretName().MatchString(args[i-1]) {
+			found = append(found, a)
+		}
+		for _, groups := range secretValue().FindAllStringSubmatch(a, -1) {
+			found = append(found, groups[1:]...)
+		}
+	}
+	return slices.DeleteFunc(found, func(s string) bool { return len(s) < shortest })
+}
+
+// hide replaces secrets in a text.
+func hide(s string, secrets []string) string {
+	for _, secret := range secrets {
+		s = strings.ReplaceAll(s, secret, "…")
+	}
+	return s
+}
+
+// hints holds the typed words, to repeat them corrected.
+type hints struct{ args []string }
+
+// write advises to type one of these lines instead.
+func (h hints) write(says string, lines ...[]string) error {
+	var shown []string
+	for _, args := range lines {
+		shown = append(shown, line(args))
+	}
+	return usagef("%s; write %s", says, strings.Join(shown, ", or "))
+}
+
+// with returns the typed words with word i replaced, or removed if words is empty.
+func (h hints) with(i int, words ...string) []string {
+	return slices.Replace(slices.Clone(h.args), i, i+1, words...)
+}
+
+// find returns the index of a flag in the typed words that has this value, or of its first use,
+// or -1.
+func (h hints) find(flag, value string) int {
+	first := -1
+	for i, a := range h.args {
+		name, given, is := strings.Cut(a, "=")
+		if name != flag {
+			continue
+		}
+		if first < 0 {
+			first = i
+		}
+		if is && given == value || !is && i+1 < len(h.args) && h.args[i+1] == value {
+			return i
+		}
+	}
+	return first
+}

@@ -1,0 +1,168 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	pretty "github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/text"
+)
+
+// verbosity is how much of a report is shown.
+type verbosity int
+
+const (
+	plainly   verbosity = iota
+	quietly             // only what is wrong
+	verbosely           // also each check that passed or was skipped
+)
+
+// printDoctor shows what is OK or was skipped as a table. Below it is everything that is wrong, the
+// worst last, because that stays on the screen.
+func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
+	if how != quietly {
+		printChecks(w, r, how == verbosely)
+	}
+	for _, status := range []doctor.Status{doctor.Warn, doctor.Fail} {
+		for _, a := range advised(r, status) {
+			a.print(w, status)
+		}
+	}
+	if how == quietly && r.Count(doctor.Warn)+r.Count(doctor.Fail) == 0 {
+		return
+	}
+	verdict := paint(w, pretty.FgGreen, "FIT")
+	if !r.Fit {
+		verdict = paint(w, pretty.FgRed, "NOT FIT")
+	}
+	printf(w, "\n%s: %d failed, %d %s, %d ok, %d skipped.\n", verdict, r.Count(doctor.Fail),
+		r.Count(doctor.Warn), text.Plural(r.Count(doctor.Warn), "warning", "warnings"), r.Count(doctor.OK), r.Count(doctor.Skip))
+}
+
+// printChecks shows the checks that passed or were skipped, by group. Unless all are to be listed,
+// those that passed are one line, and so are those that were skipped for the same reason.
+func printChecks(w io.Writer, r *doctor.Report, all bool) {
+	t := newList(w, "Group", "Check", "", "Found")
+	for _, group := range doctor.Groups {
+		shown := group
+		for _, status := range []doctor.Status{doctor.OK, doctor.Skip} {
+			var reasons []string
+			checks := map[string][]doctor.Result{} // by what is one line
+			for _, c := range r.Checks {
+				if c.Group != group || c.Status != status {
+					continue
+				}
+				why := ""
+				if all {
+					why = c.ID
+				} else if status == doctor.Skip {
+					why = c.Summary()
+				}
+				if checks[why] == nil {
+					reasons = append(reasons, why)
+				}
+				checks[why] = append(checks[why], c)
+			}
+			for _, why := range reasons {
+				name, saw := checks[why][0].ID, checks[why][0].Summary()
+				if n := len(checks[why]); n > 1 {
+					name, saw = fmt.Sprintf("%d checks", n), why
+				}
+				t.row(shown, name, paintStatus(w, status), saw)
+				shown = ""
+			}
+		}
+	}
+	if len(t.rows) > 0 {
+		t.print()
+	}
+}
+
+// advice is what to do about findings.
+type advice struct {
+	findings []string // with their checks and slots
+	fix      string
+	more     []string // what to do besides, or instead
+}
+
+// advised returns all findings of a status. Those with the same fix are together, and the same
+// finding of several slots is one.
+func advised(r *doctor.Report, status doctor.Status) []*advice {
+	var all []*advice
+	for _, c := range r.Checks {
+		slots := map[string][]int{} // by detail and advice
+		for _, f := range c.Findings {
+			slots[f.Detail+f.Fix+f.Advice] = append(slots[f.Detail+f.Fix+f.Advice], f.Slots...)
+		}
+		for _, f := range c.Findings {
+			if f.Status != status {
+				continue
+			}
+			where := ""
+			if on := slots[f.Detail+f.Fix+f.Advice]; len(on) > 0 {
+				where = fmt.Sprintf("%s %s: ", text.Plural(len(on), "slot", "slots"), cpuset.Of(on...))
+			}
+			says := fmt.Sprintf("%s: %s%s", c.ID, where, f.Detail)
+			i := slices.IndexFunc(all, func(a *advice) bool {
+				return a.fix == f.Fix && (f.Fix != "" || f.Advice != "" && slices.Contains(a.more, f.Advice))
+			})
+			if i < 0 {
+				i = len(all)
+				all = append(all, &advice{fix: f.Fix})
+			}
+			a := all[i]
+			if !slices.Contains(a.findings, says) {
+				a.findings = append(a.findings, says)
+			}
+			if f.Advice != "" && !slices.Contains(a.more, f.Advice) {
+				a.more = append(a.more, f.Advice)
+			}
+		}
+	}
+	return all
+}
+
+func (a *advice) print(w io.Writer, status doctor.Status) {
+	printf(w, "\n")
+	for _, says := range a.findings {
+		printf(w, "%s  %s\n", paintStatus(w, status), says)
+	}
+	if a.fix != "" {
+		printCommand(w, "      type  "+asRoot(a.fix))
+	}
+	for _, more := range a.more {
+		printf(w, "      do    %s\n", more)
+	}
+}
+
+// asRoot returns a command line for a root shell as others can type it.
+func asRoot(command string) string {
+	var b strings.Builder
+	quote, begins := rune(0), true
+	for i, r := range command {
+		if begins && !strings.ContainsRune(" &;", r) {
+			if begins = false; !strings.HasPrefix(command[i:], "sudo ") {
+				b.WriteString("sudo ")
+			}
+		}
+		switch {
+		case quote != 0:
+			if r == quote {
+				quote = 0
+			}
+		case r == '\'' || r == '"':
+			quote = r
+		case strings.ContainsRune("<>|*$`(", r): // the shell itself must be root's
+			return "sudo sh -c " + quoted(command)
+		case r == '&' || r == ';':
+			begins = true
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
