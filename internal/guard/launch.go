@@ -224,6 +224,7 @@ func (g *guard) start(c *call) error {
 		if err := endTogether(g.cgroupRoot, g.policy.Slice, c.id); err != nil {
 			g.log.Warn("container may outlive its memory limit", "id", c.id, "err", err)
 		}
+		g.keeper.Started(c.id)
 		if err := limitPtys(g.cgroupRoot, g.policy.Slice, c.id); err != nil {
 			g.log.Warn("container may open many terminals", "id", c.id, "err", err)
 		}
