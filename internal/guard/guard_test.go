@@ -385,9 +385,8 @@ func TestStartEndsTogether(t *testing.T) {
 	if got, err := os.ReadFile(file); err != nil || string(got) != "1" {
 		t.Errorf("memory.oom.group is %q, %v", got, err)
 	}
-	<-k.started // that of the first
-	if got := <-k.started; got != id {
-		t.Errorf("container %s is recorded, want %s", got, id)
+	if n := len(k.started); n != 2 || <-k.started == id || <-k.started != id {
+		t.Errorf("%d starts are recorded, want that of %s as the second of two", n, id)
 	}
 }
 
