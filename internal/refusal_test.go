@@ -25,7 +25,7 @@ func TestRefusals(t *testing.T) {
 	sentences := []string{"Errorf", "New", "forbid", "never", "oneOf", "fault", "mistake", "bad", "BadInput", "refuse"}
 	seen := 0
 	for _, pattern := range []string{
-		"guard/create.go", "guard/env.go", "guard/fields.go", "guard/ids.go", "guard/mounts.go", "guard/network.go", "guard/profile.go", "guard/registry.go", "guard/route.go",
+		"guard/*.go", "guard/create.go", "guard/env.go", "guard/fields.go", "guard/ids.go", "guard/mounts.go", "guard/network.go", "guard/profile.go", "guard/registry.go", "guard/route.go",
 		"agent/vet*.go", "agent/hook.go", "agent/exec.go", "plan/*.go", "config/*.go",
 	} {
 		files, err := filepath.Glob(pattern)
@@ -62,7 +62,8 @@ func TestRefusals(t *testing.T) {
 						name = f.Sel.Name
 					}
 					for _, arg := range n.Args {
-						if slices.Contains(sentences, name) {
+						// Elsewhere in the guard, only what it forbids is for a job's author.
+						if slices.Contains(sentences, name) && (pattern != "guard/*.go" || name == "forbid") {
 							judge(arg)
 						}
 					}

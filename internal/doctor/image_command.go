@@ -33,6 +33,7 @@ var imageWorks = []imageWork{
 	{composers, "compose down", isRMI},
 	{engines, "run/create", isPullOrUpdater},
 	{engines, "container run/create", isPullOrUpdater},
+	{engines, "start/restart", isUpdater},
 	{engines, "build", isPull},
 	{engines, "image/buildx build/bake", isPull},
 	{engines + " crictl buildah", "pull/rmi", nil}, // the last, because "image" may look like an option's value
@@ -41,8 +42,8 @@ var imageWorks = []imageWork{
 // imagePrograms do nothing but such work. update-image.sh is the script of old nodes.
 var imagePrograms = []string{"update-image.sh", "watchtower", "docker-gc", "docker-prune", "docker-cleanup", "dockcheck.sh"}
 
-// updaterImages match images that replace or remove images, whoever publishes them.
-var updaterImages = lazy.Regexp(`(^|/)(watchtower|ouroboros|docker-gc|docker-gc-cron|docker-cleanup|docker-prune)(:[^/]*)?(@[^/]*)?$`)
+// updaterImages match images that replace or remove images, by any publisher.
+var updaterImages = lazy.Regexp(`(^|/)([a-z0-9.]+-)?(watchtower(-(arm|arm64|amd64|armhf|dev|fork))?|ouroboros|docker-gc|docker-gc-cron|docker-cleanup|docker-prune)(:[^/]*)?(@[^/]*)?$`)
 
 // talkers only mention what follows them, or run it on another machine.
 var talkers = []string{"echo", "printf", "logger", "wall", "ssh", "cat", "ls", "chmod", "chown", "cp", "mv", "rm", "test", "[", "grep", "which", "type"}
@@ -58,12 +59,16 @@ func isRMI(word string) bool { return word == "--rmi" || strings.HasPrefix(word,
 func isPull(word string) bool {
 	return (word == "--pull" || strings.HasPrefix(word, "--pull=") || strings.HasPrefix(word, "--pull ")) && !noPull().MatchString(word)
 }
-func isPullOrUpdater(word string) bool { return isPull(word) || updaterImages().MatchString(word) }
+func isUpdater(word string) bool       { return updaterImages().MatchString(word) }
+func isPullOrUpdater(word string) bool { return isPull(word) || isUpdater(word) }
+
+// lookedUp matches a program that a script looks for to run it, such as $(which docker).
+var lookedUp = lazy.Regexp("(\\$\\(|`)\\s*(?:which|command -v|type -p)\\s+([\\w./-]+)\\s*(?:\\)|`)")
 
 // imageCommand returns the first command in a script that pulls or removes images, without the
 // words that may hold a password, or "".
 func imageCommand(script string) string {
-	for _, command := range shellCommands(script) {
+	for _, command := range shellCommands(lookedUp().ReplaceAllString(script, "$2")) {
 		engine := false
 		for i, word := range command {
 			tool := toolOf(word)

@@ -198,6 +198,7 @@ func (o *others) unitLines(unit, prefix string) (values []string, read bool) {
 		}
 	}
 	read = len(files) > 0
+	var keys []string // of the values
 	slices.SortFunc(dropIns, func(a, b string) int { return strings.Compare(path.Base(a), path.Base(b)) })
 	for _, file := range append(files, dropIns...) {
 		text, err := o.Read(file)
@@ -207,10 +208,14 @@ func (o *others) unitLines(unit, prefix string) (values []string, read bool) {
 			key, value, is := strings.Cut(line, "=")
 			switch key, value = strings.TrimSpace(key), strings.TrimSpace(value); {
 			case !is || !strings.HasPrefix(key+"=", prefix):
-			case value == "":
-				values = nil // the earlier ones do not count; nearly always all of them are of one key
+			case value == "": // the earlier ones of this key do not count
+				for i := len(keys) - 1; i >= 0; i-- {
+					if keys[i] == key {
+						keys, values = slices.Delete(keys, i, i+1), slices.Delete(values, i, i+1)
+					}
+				}
 			default:
-				values = append(values, value)
+				keys, values = append(keys, key), append(values, value)
 			}
 		}
 	}

@@ -206,7 +206,7 @@ func (g *guard) release(binds []bound) {
 func (g *guard) start(c *call) error {
 	binds, first := g.own.take(c.id)
 	if !first {
-		return forbid("container %.12s has already run; a container runs only once here, so create another one (docker run)", c.id)
+		return forbid("container %.12s has already run; a container runs only once here; create another one (docker run)", c.id)
 	}
 	defer g.release(binds)
 	if err := g.mayStart(c, binds); err != nil {
