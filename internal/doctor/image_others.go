@@ -198,7 +198,8 @@ func (o *others) unitLines(unit, prefix string) (values []string, read bool) {
 		}
 	}
 	read = len(files) > 0
-	var keys []string // of the values
+	type setting struct{ key, value string }
+	var settings []setting
 	slices.SortFunc(dropIns, func(a, b string) int { return strings.Compare(path.Base(a), path.Base(b)) })
 	for _, file := range append(files, dropIns...) {
 		text, err := o.Read(file)
@@ -209,15 +210,14 @@ func (o *others) unitLines(unit, prefix string) (values []string, read bool) {
 			switch key, value = strings.TrimSpace(key), strings.TrimSpace(value); {
 			case !is || !strings.HasPrefix(key+"=", prefix):
 			case value == "": // the earlier ones of this key do not count
-				for i := len(keys) - 1; i >= 0; i-- {
-					if keys[i] == key {
-						keys, values = slices.Delete(keys, i, i+1), slices.Delete(values, i, i+1)
-					}
-				}
+				settings = slices.DeleteFunc(settings, func(s setting) bool { return s.key == key })
 			default:
-				keys, values = append(keys, key), append(values, value)
+				settings = append(settings, setting{key, value})
 			}
 		}
+	}
+	for _, s := range settings {
+		values = append(values, s.value)
 	}
 	return values, read
 }

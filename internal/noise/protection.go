@@ -73,11 +73,11 @@ func ReadContainer(proc, cgroup string) Container {
 			}
 		}
 	}
-	return Container{Error: "its first process had ended"}
+	return Container{Error: "its first process was not found"}
 }
 
 // parseStatus reads a process's status (proc_pid_status(5)). first reports whether the process
-// is the first of its PID namespace.
+// is the first of a container's PID namespace.
 func parseStatus(status string) (c Container, first bool) {
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")
@@ -90,8 +90,8 @@ func parseStatus(status string) (c Container, first bool) {
 			if n, err := strconv.Atoi(f[min(1, len(f)-1)]); err == nil {
 				c.UID = &n
 			}
-		case "NSpid": // in each namespace, the node's first
-			first = f[len(f)-1] == "1"
+		case "NSpid": // in each namespace, the node's first; deeper ones are of the container's making
+			first = len(f) == 2 && f[1] == "1"
 			c.PIDs = new(len(f) > 1)
 		case "CapEff":
 			c.Capabilities = f[0]

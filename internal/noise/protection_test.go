@@ -47,9 +47,11 @@ func TestReadContainer(t *testing.T) {
 	}{
 		{"the first process", "70\n", map[string]string{"70": init}, full},
 		{"behind others", "69\n71\n70\n", map[string]string{"71": "Uid:\t0\t0\t0\t0\nNSpid:\t71\t2\nSeccomp:\t2\n", "70": init}, full},
-		{"on the node's own", "70\n", map[string]string{"70": "Uid:\t0\nNSpid:\t1\nSeccomp:\t1\n"}, Container{UID: new(0), Seccomp: new(false), PIDs: new(false)}},
-		{"ended", "70\n71\n", map[string]string{"71": "NSpid:\t71\t2\n"}, Container{Error: "its first process had ended"}},
-		{"an empty status", "70\n", map[string]string{"70": ""}, Container{Error: "its first process had ended"}},
+		{"before that of a namespace in the container", "71\n70\n", map[string]string{"71": "Uid:\t0\t0\t0\t0\nNSpid:\t71\t2\t1\nSeccomp:\t2\n", "70": init}, full},
+		{"in the node's namespace", "70\n", map[string]string{"70": "Uid:\t0\nNSpid:\t70\nSeccomp:\t2\n"}, Container{Error: "its first process was not found"}},
+		{"a value that is none", "70\n", map[string]string{"70": "Uid:\tx\nNSpid:\t70\t1\nSeccomp:\t1\n"}, Container{Seccomp: new(false), PIDs: new(true)}},
+		{"ended", "70\n71\n", map[string]string{"71": "NSpid:\t71\t2\n"}, Container{Error: "its first process was not found"}},
+		{"an empty status", "70\n", map[string]string{"70": ""}, Container{Error: "its first process was not found"}},
 		{"no cgroup", "", nil, Container{Error: "it had ended"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
